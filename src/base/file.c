@@ -1,0 +1,204 @@
+/* File access as file.h states it. The list of unfinished outputs is the one piece of shared state:
+ * a fixed table of paths that a signal handler can walk without locks. */
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+enum { MAX_UNFINISHED = 16 };
+static _Atomic(char *) unfinished[MAX_UNFINISHED];
+
+struct so_out_file {
+    FILE *f;
+    char *path, *tmp;
+    uint64_t n_written;
+    int slot; /* in `unfinished`, or -1 */
+};
+
+static int check_regular(const struct stat *st, const char *path, so_err *err) {
+    if (S_ISDIR(st->st_mode))
+        return so_err_set(err, SO_EINVAL, "%s: is a directory, not a file", path);
+    if (!S_ISREG(st->st_mode))
+        return so_err_set(err, SO_EINVAL, "%s: is not a regular file", path);
+    if (st->st_size == 0)
+        return so_err_set(err, SO_EFORMAT, "%s: file is empty", path);
+    return SO_OK;
+}
+
+int so_file_map(const char *path, so_map_file *out, so_err *err) {
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC), rc;
+    if (fd < 0)
+        return so_err_set(err, errno == ENOENT ? SO_ENOTFOUND : SO_EIO, "%s: %s", path,
+                          strerror(errno));
+    if (fstat(fd, &st) != 0)
+        rc = so_err_set(err, SO_EIO, "%s: %s", path, strerror(errno));
+    else
+        rc = check_regular(&st, path, err);
+    if (rc == SO_OK) {
+        void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        if (p == MAP_FAILED)
+            rc = so_err_set(err, SO_EIO, "%s: cannot map: %s", path, strerror(errno));
+        else
+            *out = (so_map_file){p, (size_t)st.st_size, so_strdup(path)};
+    }
+    close(fd);
+    return rc;
+}
+
+void so_file_unmap(so_map_file *m) {
+    if (m->data)
+        munmap((void *)(uintptr_t)m->data, m->len);
+    free(m->path);
+    *m = (so_map_file){0};
+}
+
+int so_file_read(const char *path, size_t max_bytes, so_buf *out, so_err *err) {
+    bool is_stdin = strcmp(path, "-") == 0;
+    if (!is_stdin && so_file_is_dir(path))
+        return so_err_set(err, SO_EINVAL, "%s: is a directory, not a file", path);
+    FILE *f = is_stdin ? stdin : fopen(path, "rbe");
+    if (!f)
+        return so_err_set(err, errno == ENOENT ? SO_ENOTFOUND : SO_EIO, "%s: %s", path,
+                          strerror(errno));
+    char chunk[65536];
+    size_t n, total = 0;
+    int rc = SO_OK;
+    while ((n = fread(chunk, 1, sizeof chunk, f)) > 0) {
+        if (n > max_bytes - total) {
+            rc = so_err_set(err, SO_ELIMIT, "%s: larger than the limit of %zu bytes", path,
+                            max_bytes);
+            break;
+        }
+        total += n;
+        so_buf_append(out, chunk, n);
+    }
+    if (rc == SO_OK && ferror(f))
+        rc = so_err_set(err, SO_EIO, "%s: %s", path, strerror(errno));
+    if (rc == SO_OK && out->full)
+        rc = so_err_set(err, SO_ELIMIT, "%s: too large", path);
+    if (!is_stdin)
+        fclose(f);
+    return rc;
+}
+
+bool so_file_is_dir(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+bool so_file_exists(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+char *so_path_join(const char *dir, const char *name) {
+    so_buf b = {0};
+    so_buf_append_c(&b, dir);
+    if (b.len && b.data[b.len - 1] != '/')
+        so_buf_append_char(&b, '/');
+    so_buf_append_c(&b, name);
+    return b.data;
+}
+
+int so_dir_create(const char *path, so_err *err) {
+    char *p = so_strdup(path);
+    int rc = SO_OK;
+    for (char *s = p + 1; rc == SO_OK; s++) {
+        if (*s != '/' && *s != '\0')
+            continue;
+        char keep = *s;
+        *s = '\0';
+        if (mkdir(p, 0777) != 0 && errno != EEXIST)
+            rc = so_err_set(err, SO_EIO, "%s: cannot create folder: %s", p, strerror(errno));
+        *s = keep;
+        if (keep == '\0')
+            break;
+    }
+    free(p);
+    return rc;
+}
+
+static int remember(char *tmp) {
+    for (int i = 0; i < MAX_UNFINISHED; i++) {
+        char *expected = NULL;
+        if (atomic_compare_exchange_strong(&unfinished[i], &expected, tmp))
+            return i;
+    }
+    return -1;
+}
+
+int so_out_begin(const char *path, so_out_file **out, so_err *err) {
+    if (so_file_is_dir(path))
+        return so_err_set(err, SO_EINVAL, "%s: is a directory, cannot write a file there", path);
+    so_buf tmp = {0};
+    so_buf_printf(&tmp, "%s.partial-%ld", path, (long)getpid());
+    FILE *f = fopen(tmp.data, "wbe");
+    if (!f) {
+        int rc = so_err_set(err, SO_EIO, "%s: cannot write: %s", path, strerror(errno));
+        so_buf_free(&tmp);
+        return rc;
+    }
+    so_out_file *o = SO_NEW(so_out_file);
+    o->f = f;
+    o->path = so_strdup(path);
+    o->tmp = tmp.data;
+    o->slot = remember(o->tmp);
+    *out = o;
+    return SO_OK;
+}
+
+int so_out_write(so_out_file *o, const void *p, size_t len, so_err *err) {
+    if (len && fwrite(p, 1, len, o->f) != len)
+        return so_err_set(err, SO_EIO, "%s: write failed: %s", o->path, strerror(errno));
+    o->n_written += len;
+    return SO_OK;
+}
+
+uint64_t so_out_tell(const so_out_file *o) { return o->n_written; }
+
+static void out_free(so_out_file *o) {
+    if (o->slot >= 0)
+        atomic_store(&unfinished[o->slot], NULL);
+    free(o->path);
+    free(o->tmp);
+    free(o);
+}
+
+int so_out_commit(so_out_file *o, so_err *err) {
+    int rc = SO_OK;
+    if (fflush(o->f) != 0 || fsync(fileno(o->f)) != 0)
+        rc = so_err_set(err, SO_EIO, "%s: write failed: %s", o->path, strerror(errno));
+    if (fclose(o->f) != 0 && rc == SO_OK)
+        rc = so_err_set(err, SO_EIO, "%s: write failed: %s", o->path, strerror(errno));
+    if (rc == SO_OK && rename(o->tmp, o->path) != 0)
+        rc = so_err_set(err, SO_EIO, "%s: cannot rename into place: %s", o->path, strerror(errno));
+    if (rc != SO_OK)
+        unlink(o->tmp);
+    out_free(o);
+    return rc;
+}
+
+void so_out_abort(so_out_file *o) {
+    if (!o)
+        return;
+    fclose(o->f);
+    unlink(o->tmp);
+    out_free(o);
+}
+
+void so_out_cleanup_on_signal(void) {
+    for (int i = 0; i < MAX_UNFINISHED; i++) {
+        char *tmp = atomic_load(&unfinished[i]);
+        if (tmp)
+            unlink(tmp);
+    }
+}

@@ -1,0 +1,53 @@
+/* 16-bit floats in plain C: IEEE half (F16) and bfloat16. Exact, round to nearest even, the same bits
+ * as the hardware conversions (vcvtps2ph and vcvtph2ps), so a kernel may use either. */
+#ifndef SO_BASE_HALF_H
+#define SO_BASE_HALF_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline float so_bits_f32(uint32_t u) {
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+static inline uint32_t so_f32_bits(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+static inline float so_f16_to_f32(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = (h >> 10) & 31u, man = h & 0x3FFu;
+    if (exp == 31)
+        return so_bits_f32(sign | 0x7F800000u | man << 13 | (man ? 0x400000u : 0));
+    if (exp == 0) /* zero or subnormal: man · 2^-24 is exact */
+        return so_bits_f32(sign | so_f32_bits((float)man * 0x1p-24f));
+    return so_bits_f32(sign | (exp + 112) << 23 | man << 13);
+}
+
+static inline uint16_t so_f32_to_f16(float f) {
+    uint32_t u = so_f32_bits(f), sign = u >> 16 & 0x8000u, a = u & 0x7FFFFFFFu;
+    if (a > 0x7F800000u) /* NaN, made quiet */
+        return (uint16_t)(sign | 0x7E00u | (a >> 13 & 0x3FFu));
+    if (a >= 0x477FF000u) /* rounds past the largest half: infinity */
+        return (uint16_t)(sign | 0x7C00u);
+    if (a < 0x38800000u) { /* subnormal half: adding 0.5 lets the hardware round at bit 2^-24 */
+        float r = so_bits_f32(a) + 0.5f;
+        return (uint16_t)(sign | (so_f32_bits(r) - 0x3F000000u));
+    }
+    uint32_t odd = a >> 13 & 1;
+    return (uint16_t)(sign | (a - 0x38000000u + 0xFFFu + odd) >> 13);
+}
+
+static inline float so_bf16_to_f32(uint16_t h) { return so_bits_f32((uint32_t)h << 16); }
+
+static inline uint16_t so_f32_to_bf16(float f) {
+    uint32_t u = so_f32_bits(f);
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u)
+        return (uint16_t)(u >> 16 | 0x40u);
+    return (uint16_t)((u + 0x7FFFu + (u >> 16 & 1)) >> 16);
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* A model on disk, whatever its form: one table of tensors and the metadata beside it.
+ *
+ *   GGUF file (or the first of a split)      so_checkpoint_gguf() is set
+ *   Hugging Face folder                      config(), tokenizer_json(), … are set, tensors come from
+ *                                            model.safetensors or model.safetensors.index.json
+ *
+ * Tensor names are the file's own; the model layer maps them. Refuses: to convert, to load lazily from
+ * a network, to guess a format from its name (the first bytes decide). */
+#ifndef SO_FORMAT_CHECKPOINT_H
+#define SO_FORMAT_CHECKPOINT_H
+
+#include <jansson.h>
+
+#include "format/gguf.h"
+
+typedef struct so_checkpoint so_checkpoint;
+
+typedef enum so_checkpoint_need {
+    SO_CHECKPOINT_ALL,       /* tensors and, for a folder, config.json are required */
+    SO_CHECKPOINT_TOKENIZER, /* a vocabulary-only GGUF, a folder with only tokenizer.json, or a
+                                tokenizer.json itself will do */
+} so_checkpoint_need;
+
+int so_checkpoint_open(const char *path, so_checkpoint_need need, so_checkpoint **out, so_err *err);
+void so_checkpoint_close(so_checkpoint *c);
+
+const char *so_checkpoint_path(const so_checkpoint *c);
+size_t so_checkpoint_bytes(const so_checkpoint *c); /* of all weight files */
+const so_gguf *so_checkpoint_gguf(const so_checkpoint *c); /* NULL for a folder */
+
+/* Parsed JSON of a folder, NULL where the file is absent (and for GGUF). */
+const json_t *so_checkpoint_config(const so_checkpoint *c);            /* config.json */
+const json_t *so_checkpoint_generation_config(const so_checkpoint *c); /* generation_config.json */
+const json_t *so_checkpoint_tokenizer(const so_checkpoint *c);         /* tokenizer.json */
+const json_t *so_checkpoint_tokenizer_config(const so_checkpoint *c);  /* tokenizer_config.json */
+/* chat_template.jinja where it lies beside the config, else empty. */
+so_str so_checkpoint_template_file(const so_checkpoint *c);
+
+size_t so_checkpoint_n_tensors(const so_checkpoint *c);
+const so_tensor *so_checkpoint_tensor_at(const so_checkpoint *c, size_t i);
+const so_tensor *so_checkpoint_tensor(const so_checkpoint *c, const char *name);
+
+#endif

@@ -1,0 +1,23 @@
+/* Messages to prompt text: the model's own template with the variables that templates expect
+ * (messages, tools, documents, add_generation_prompt, bos_token, eos_token, …). */
+#ifndef SO_TOKEN_CHAT_H
+#define SO_TOKEN_CHAT_H
+
+#include "token/template.h"
+#include "token/tokenizer.h"
+
+typedef struct so_chat so_chat;
+
+/* SO_ENOTFOUND when the tokenizer carries no template. */
+int so_chat_create(const so_tokenizer *t, so_chat **out, so_err *err);
+void so_chat_free(so_chat *c);
+
+/* messages: array of {"role","content",…}. extra: object with further variables (tools, documents,
+ * enable_thinking, …) or NULL. Appends the prompt text; encode it with SO_ENCODE_PARSE_SPECIAL and
+ * without ADD_SPECIAL if it starts with BOS (so_chat_encode does this). */
+int so_chat_render(const so_chat *c, const json_t *messages, const json_t *extra,
+                   bool add_generation_prompt, so_buf *out, so_err *err);
+int so_chat_encode(const so_chat *c, const json_t *messages, const json_t *extra, so_tokens *out,
+                   so_err *err);
+
+#endif

@@ -1,0 +1,44 @@
+/* What every test shares: cmocka in the right order, skips with a reason, fixtures, scratch folders. */
+#ifndef SO_TEST_H
+#define SO_TEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/err.h"
+#include "base/str.h"
+
+/* Prints "skip: reason" and leaves the test. */
+#define SO_SKIP(...)                                                                               \
+    do {                                                                                           \
+        so_test_note_skip(__VA_ARGS__);                                                            \
+        skip();                                                                                    \
+    } while (0)
+
+/* rc must be 0; prints the error's message where it is not. */
+#define SO_OK_OR_FAIL(rc, err)                                                                     \
+    do {                                                                                           \
+        if ((rc) != 0)                                                                             \
+            fail_msg("%s gave %d: %s", #rc, (err).code, (err).msg);                                \
+    } while (0)
+
+void so_test_note_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* Path of a file in the shared material beside the checkout (SOOTH_SHARED or ../shared), or NULL
+ * where it is absent. Static storage, valid until the next call. */
+const char *so_test_shared(const char *name);
+/* Path of a file under tests/ (SOOTH_TESTS or ./tests). Static storage. */
+const char *so_test_data(const char *name);
+/* A pulled model's file (SOOTH_MODELS or the user's cache), or NULL. */
+const char *so_test_model(const char *name);
+/* A fresh folder, removed with its content by so_test_tmp_free. */
+char *so_test_tmp(void);
+void so_test_tmp_free(char *dir);
+/* Unpacks FILE.xz of the shared material into dir; the new path, or NULL where it is absent. */
+char *so_test_unxz(const char *shared_name, const char *dir);
+
+#endif
