@@ -11,6 +11,8 @@ static inline int64_t so_clock_ns(void) {
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-static inline double so_clock_ms_since(int64_t t_ns) { return (double)(so_clock_ns() - t_ns) * 1e-6; }
+static inline double so_clock_ms_since(int64_t t_ns) {
+    return (double)(so_clock_ns() - t_ns) * 1e-6;
+}
 
 #endif

@@ -1,4 +1,5 @@
-/* The error table, messages, and the way out for bugs. Any thread may call; nothing here allocates. */
+/* The error table, messages, and the way out for bugs. Any thread may call; nothing here allocates.
+ */
 #include "base/err.h"
 
 #include <stdarg.h>
@@ -52,8 +53,8 @@ int so_err_prefix(so_err *err, const char *fmt, ...) {
 
 const char *so_err_text(int code) {
     switch (code) {
-#define X(name, value, text)                                                                       \
-    case name:                                                                                     \
+#define X(name, value, text) \
+    case name:               \
         return text;
         SO_ERR_TABLE(X)
 #undef X

@@ -1,25 +1,25 @@
 /* Errors that come from outside (files, flags, requests) travel as a negative code and a message.
  *
- * A function that can fail for an outside reason returns 0 or one of the codes below and fills `err`
- * with a message that names the thing, the value and, where there is one, the remedy. `err` may be
- * NULL. Bugs do not travel: SO_ASSERT prints and aborts. */
+ * A function that can fail for an outside reason returns 0 or one of the codes below and fills
+ * `err` with a message that names the thing, the value and, where there is one, the remedy. `err`
+ * may be NULL. Bugs do not travel: SO_ASSERT prints and aborts. */
 #ifndef SO_BASE_ERR_H
 #define SO_BASE_ERR_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#define SO_ERR_TABLE(X)                                                                            \
-    X(SO_OK, 0, "ok")                                                                              \
-    X(SO_ENOMEM, -1, "out of memory")                                                              \
-    X(SO_EIO, -2, "input or output failed")                                                        \
-    X(SO_EFORMAT, -3, "malformed data")                                                            \
-    X(SO_EUNSUPPORTED, -4, "not supported")                                                        \
-    X(SO_ERANGE, -5, "value out of range")                                                         \
-    X(SO_EINVAL, -6, "bad argument")                                                               \
-    X(SO_ENOTFOUND, -7, "not found")                                                               \
-    X(SO_ELIMIT, -8, "limit reached")                                                              \
-    X(SO_ECANCELLED, -9, "cancelled")                                                              \
+#define SO_ERR_TABLE(X)                     \
+    X(SO_OK, 0, "ok")                       \
+    X(SO_ENOMEM, -1, "out of memory")       \
+    X(SO_EIO, -2, "input or output failed") \
+    X(SO_EFORMAT, -3, "malformed data")     \
+    X(SO_EUNSUPPORTED, -4, "not supported") \
+    X(SO_ERANGE, -5, "value out of range")  \
+    X(SO_EINVAL, -6, "bad argument")        \
+    X(SO_ENOTFOUND, -7, "not found")        \
+    X(SO_ELIMIT, -8, "limit reached")       \
+    X(SO_ECANCELLED, -9, "cancelled")       \
     X(SO_EMISMATCH, -10, "parts do not fit together")
 
 enum so_code {
@@ -45,19 +45,19 @@ const char *so_err_text(int code);
 _Noreturn void so_panic(const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-#define SO_ASSERT(cond)                                                                            \
-    do {                                                                                           \
-        if (__builtin_expect(!(cond), 0))                                                          \
-            so_panic(__FILE__, __LINE__, "assertion failed: %s", #cond);                           \
+#define SO_ASSERT(cond)                                                  \
+    do {                                                                 \
+        if (__builtin_expect(!(cond), 0))                                \
+            so_panic(__FILE__, __LINE__, "assertion failed: %s", #cond); \
     } while (0)
 
 /* Compares two integers and prints both values when they break the relation. */
-#define SO_ASSERT_OP(a, op, b)                                                                     \
-    do {                                                                                           \
-        long long so_a_ = (long long)(a), so_b_ = (long long)(b);                                  \
-        if (__builtin_expect(!(so_a_ op so_b_), 0))                                                \
-            so_panic(__FILE__, __LINE__, "assertion failed: %s %s %s (%lld and %lld)", #a, #op,    \
-                     #b, so_a_, so_b_);                                                            \
+#define SO_ASSERT_OP(a, op, b)                                                                  \
+    do {                                                                                        \
+        long long so_a_ = (long long)(a), so_b_ = (long long)(b);                               \
+        if (__builtin_expect(!(so_a_ op so_b_), 0))                                             \
+            so_panic(__FILE__, __LINE__, "assertion failed: %s %s %s (%lld and %lld)", #a, #op, \
+                     #b, so_a_, so_b_);                                                         \
     } while (0)
 
 #endif

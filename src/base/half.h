@@ -1,5 +1,5 @@
-/* 16-bit floats in plain C: IEEE half (F16) and bfloat16. Exact, round to nearest even, the same bits
- * as the hardware conversions (vcvtps2ph and vcvtph2ps), so a kernel may use either. */
+/* 16-bit floats in plain C: IEEE half (F16) and bfloat16. Exact, round to nearest even, the same
+ * bits as the hardware conversions (vcvtps2ph and vcvtph2ps), so a kernel may use either. */
 #ifndef SO_BASE_HALF_H
 #define SO_BASE_HALF_H
 

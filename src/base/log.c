@@ -1,4 +1,5 @@
-/* Log lines are formatted whole and written with one call, so that lines of two threads never mix. */
+/* Log lines are formatted whole and written with one call, so that lines of two threads never mix.
+ */
 #include "base/log.h"
 
 #include <stdarg.h>

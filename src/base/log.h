@@ -1,4 +1,5 @@
-/* One line per event on stderr, filtered by a level. The level is one of the two mutable globals. */
+/* One line per event on stderr, filtered by a level. The level is one of the two mutable globals.
+ */
 #ifndef SO_BASE_LOG_H
 #define SO_BASE_LOG_H
 

@@ -1,5 +1,5 @@
-/* Hash maps with open addressing: bytes → int64 and uint64 → int64. Built once, read often; there is
- * no removal. Reading is safe from many threads once writing has ended. */
+/* Hash maps with open addressing: bytes → int64 and uint64 → int64. Built once, read often; there
+ * is no removal. Reading is safe from many threads once writing has ended. */
 #ifndef SO_BASE_MAP_H
 #define SO_BASE_MAP_H
 

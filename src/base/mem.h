@@ -1,6 +1,6 @@
 /* Memory, two rules: sizes we choose abort when there is none (so_alloc), sizes that the outside
- * chooses are tried and may fail (so_try_alloc). Products and sums of outside numbers go through the
- * checked helpers. An arena owns many small things that die together. */
+ * chooses are tried and may fail (so_try_alloc). Products and sums of outside numbers go through
+ * the checked helpers. An arena owns many small things that die together. */
 #ifndef SO_BASE_MEM_H
 #define SO_BASE_MEM_H
 

@@ -1,5 +1,5 @@
-/* Philox-4x32-10. The 128-bit counter holds (index, position, choice, purpose and round), the 64-bit
- * key holds the seed, so every field reaches the output through ten full rounds. */
+/* Philox-4x32-10. The 128-bit counter holds (index, position, choice, purpose and round), the
+ * 64-bit key holds the seed, so every field reaches the output through ten full rounds. */
 #include "base/rng.h"
 
 #include <stdio.h>

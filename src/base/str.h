@@ -1,4 +1,5 @@
-/* Bytes with a length (so_str, borrowed) and bytes that grow up to a stated maximum (so_buf, owned). */
+/* Bytes with a length (so_str, borrowed) and bytes that grow up to a stated maximum (so_buf,
+ * owned). */
 #ifndef SO_BASE_STR_H
 #define SO_BASE_STR_H
 
@@ -29,9 +30,9 @@ static inline bool so_str_starts(so_str s, so_str prefix) {
 /* FNV-1a, 64 bit. */
 uint64_t so_hash_bytes(const void *p, size_t len);
 
-/* A growing buffer. Zero-initialise; `max` 0 means 1 GiB. An append that would pass the maximum adds
- * nothing and sets `full`, which stays set: check it once at the end. data is NUL-terminated once
- * something was appended. */
+/* A growing buffer. Zero-initialise; `max` 0 means 1 GiB. An append that would pass the maximum
+ * adds nothing and sets `full`, which stays set: check it once at the end. data is NUL-terminated
+ * once something was appended. */
 typedef struct so_buf {
     char *data;
     size_t len, cap, max;
@@ -45,7 +46,9 @@ void so_buf_append_char(so_buf *b, char c);
 void so_buf_printf(so_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void so_buf_clear(so_buf *b); /* keeps the memory */
 void so_buf_free(so_buf *b);
-static inline so_str so_buf_str(const so_buf *b) { return (so_str){b->data ? b->data : "", b->len}; }
+static inline so_str so_buf_str(const so_buf *b) {
+    return (so_str){b->data ? b->data : "", b->len};
+}
 
 /* A growing list of token ids. */
 typedef struct so_tokens {

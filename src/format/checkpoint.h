@@ -1,11 +1,11 @@
 /* A model on disk, whatever its form: one table of tensors and the metadata beside it.
  *
  *   GGUF file (or the first of a split)      so_checkpoint_gguf() is set
- *   Hugging Face folder                      config(), tokenizer_json(), … are set, tensors come from
- *                                            model.safetensors or model.safetensors.index.json
+ *   Hugging Face folder                      config(), tokenizer_json(), … are set, tensors come
+ * from model.safetensors or model.safetensors.index.json
  *
- * Tensor names are the file's own; the model layer maps them. Refuses: to convert, to load lazily from
- * a network, to guess a format from its name (the first bytes decide). */
+ * Tensor names are the file's own; the model layer maps them. Refuses: to convert, to load lazily
+ * from a network, to guess a format from its name (the first bytes decide). */
 #ifndef SO_FORMAT_CHECKPOINT_H
 #define SO_FORMAT_CHECKPOINT_H
 
@@ -25,7 +25,7 @@ int so_checkpoint_open(const char *path, so_checkpoint_need need, so_checkpoint 
 void so_checkpoint_close(so_checkpoint *c);
 
 const char *so_checkpoint_path(const so_checkpoint *c);
-size_t so_checkpoint_bytes(const so_checkpoint *c); /* of all weight files */
+size_t so_checkpoint_bytes(const so_checkpoint *c);        /* of all weight files */
 const so_gguf *so_checkpoint_gguf(const so_checkpoint *c); /* NULL for a folder */
 
 /* Parsed JSON of a folder, NULL where the file is absent (and for GGUF). */

@@ -1,8 +1,8 @@
 /* GGUF files (v2 and v3, little-endian), single or split, memory-mapped.
  *
- * Everything is checked at open: counts against the file's size, every length, every tensor's range,
- * type, alignment and overlap, duplicate keys and names. After so_gguf_open succeeds, every pointer
- * below points at bytes that exist. The layout byte by byte is in docs/formats.md. */
+ * Everything is checked at open: counts against the file's size, every length, every tensor's
+ * range, type, alignment and overlap, duplicate keys and names. After so_gguf_open succeeds, every
+ * pointer below points at bytes that exist. The layout byte by byte is in docs/formats.md. */
 #ifndef SO_FORMAT_GGUF_H
 #define SO_FORMAT_GGUF_H
 
@@ -25,7 +25,8 @@ typedef enum so_gguf_type {
     SO_GGUF_F64 = 12,
 } so_gguf_type;
 
-/* One metadata entry. A scalar has n = 1 and elem = type. An array of arrays is kept as opaque bytes. */
+/* One metadata entry. A scalar has n = 1 and elem = type. An array of arrays is kept as opaque
+ * bytes. */
 typedef struct so_gguf_kv {
     so_str key;
     so_gguf_type type; /* SO_GGUF_ARRAY for arrays */

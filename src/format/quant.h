@@ -1,5 +1,5 @@
-/* Rows of weights to float and back: the scalar, obviously right version of every dtype. Kernels are
- * checked against it. Deterministic, no allocation, any thread. */
+/* Rows of weights to float and back: the scalar, obviously right version of every dtype. Kernels
+ * are checked against it. Deterministic, no allocation, any thread. */
 #ifndef SO_FORMAT_QUANT_H
 #define SO_FORMAT_QUANT_H
 

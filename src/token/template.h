@@ -16,9 +16,10 @@ typedef struct so_template so_template;
 int so_template_compile(so_str source, so_template **out, so_err *err);
 void so_template_free(so_template *t);
 
-/* Renders with the members of the object `vars` as global variables; appends to out. trim_blocks and
- * lstrip_blocks are on, as transformers sets them. raise_exception() in a template gives SO_EINVAL
- * with its message. strftime_now uses `now` (seconds, local time); 0 means the present. */
+/* Renders with the members of the object `vars` as global variables; appends to out. trim_blocks
+ * and lstrip_blocks are on, as transformers sets them. raise_exception() in a template gives
+ * SO_EINVAL with its message. strftime_now uses `now` (seconds, local time); 0 means the present.
+ */
 int so_template_render(const so_template *t, const json_t *vars, int64_t now, so_buf *out,
                        so_err *err);
 

@@ -33,14 +33,14 @@ void so_tokenizer_free(so_tokenizer *t);
 int so_tokenizer_encode(const so_tokenizer *t, so_str text, unsigned flags, so_tokens *out,
                         so_err *err);
 
-/* Appends the text of ids. Control tokens are left out unless `special`. The result may hold invalid
- * UTF-8 where the ids do. */
+/* Appends the text of ids. Control tokens are left out unless `special`. The result may hold
+ * invalid UTF-8 where the ids do. */
 void so_tokenizer_decode(const so_tokenizer *t, const int32_t *ids, size_t n, bool special,
                          so_buf *out);
 
 int32_t so_tokenizer_n_vocab(const so_tokenizer *t);
-so_str so_tokenizer_piece(const so_tokenizer *t, int32_t id); /* the vocabulary's own spelling */
-unsigned so_tokenizer_kind(const so_tokenizer *t, int32_t id); /* SO_TOKEN_… bits */
+so_str so_tokenizer_piece(const so_tokenizer *t, int32_t id);   /* the vocabulary's own spelling */
+unsigned so_tokenizer_kind(const so_tokenizer *t, int32_t id);  /* SO_TOKEN_… bits */
 int32_t so_tokenizer_find(const so_tokenizer *t, so_str piece); /* SO_TOKEN_NONE if absent */
 int32_t so_tokenizer_bos(const so_tokenizer *t); /* SO_TOKEN_NONE if the model has none */
 int32_t so_tokenizer_eos(const so_tokenizer *t);

@@ -94,7 +94,8 @@ static void maps_grow(void **state) {
     free(keys);
 }
 
-/* Every half goes to float and back to itself; every float between two halves goes to the nearer. */
+/* Every half goes to float and back to itself; every float between two halves goes to the nearer.
+ */
 static void halves(void **state) {
     (void)state;
     for (uint32_t h = 0; h < 0x10000; h++) {

@@ -25,7 +25,9 @@ static const char *in_dir(const char *env, const char *fallback, const char *nam
     return !must || so_file_exists(path) ? path : NULL;
 }
 
-const char *so_test_shared(const char *name) { return in_dir("SOOTH_SHARED", "../shared", name, true); }
+const char *so_test_shared(const char *name) {
+    return in_dir("SOOTH_SHARED", "../shared", name, true);
+}
 const char *so_test_data(const char *name) { return in_dir("SOOTH_TESTS", "tests", name, false); }
 
 const char *so_test_model(const char *name) {

@@ -1,4 +1,5 @@
-/* What every test shares: cmocka in the right order, skips with a reason, fixtures, scratch folders. */
+/* What every test shares: cmocka in the right order, skips with a reason, fixtures, scratch
+ * folders. */
 #ifndef SO_TEST_H
 #define SO_TEST_H
 
@@ -13,17 +14,17 @@
 #include "base/str.h"
 
 /* Prints "skip: reason" and leaves the test. */
-#define SO_SKIP(...)                                                                               \
-    do {                                                                                           \
-        so_test_note_skip(__VA_ARGS__);                                                            \
-        skip();                                                                                    \
+#define SO_SKIP(...)                    \
+    do {                                \
+        so_test_note_skip(__VA_ARGS__); \
+        skip();                         \
     } while (0)
 
 /* rc must be 0; prints the error's message where it is not. */
-#define SO_OK_OR_FAIL(rc, err)                                                                     \
-    do {                                                                                           \
-        if ((rc) != 0)                                                                             \
-            fail_msg("%s gave %d: %s", #rc, (err).code, (err).msg);                                \
+#define SO_OK_OR_FAIL(rc, err)                                      \
+    do {                                                            \
+        if ((rc) != 0)                                              \
+            fail_msg("%s gave %d: %s", #rc, (err).code, (err).msg); \
     } while (0)
 
 void so_test_note_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -1,0 +1,191 @@
+/* The seam between models and machines: opaque buffers, a short list of operations, explicit sync.
+ *
+ *   model code                     backend
+ *   ───────────                    ───────────────────────────────────────────
+ *   submit(op) submit(op) …   →    queued, in order; nothing has happened yet
+ *   sync()                    →    all of it has happened; downloads are filled
+ *
+ * Only the backend may look behind a buffer, a weight or a KV store. Host data goes in through
+ * SO_OP_UPLOAD, whose bytes are copied at submit, and comes out through SO_OP_DOWNLOAD, whose
+ * target is valid after sync. There is no graph language: an operation is a plain struct, and a
+ * pass is the list of them in program order. A GPU may run ahead or capture the list; the CPU
+ * backend runs the whole list with one wake-up of its threads; the deferred backend keeps it until
+ * sync, with the buffers unreadable in between, so that tests catch code that relies on anything
+ * else.
+ *
+ * Row invariance, the promise every operation keeps: an output row is a function of its own input
+ * row (and of the KV positions it sees), with a reduction order fixed by index alone. How many rows
+ * ride along, in which order, and how many threads work must not change a bit.
+ *
+ * Activations are float32, row-major, [n][d] unless said otherwise. One thread at a time. */
+#ifndef SO_BACKEND_BACKEND_H
+#define SO_BACKEND_BACKEND_H
+
+#include "base/err.h"
+#include "format/dtype.h"
+
+typedef struct so_backend so_backend;
+typedef struct so_buffer so_buffer;     /* bytes on the device */
+typedef struct so_weight so_weight;     /* a matrix [n_rows][n_cols] of some dtype, in any layout */
+typedef struct so_kv_store so_kv_store; /* the pages of one KV cache, all layers, in any layout */
+
+/* Elements from byte `off` of a buffer on. */
+typedef struct so_view {
+    so_buffer *buf;
+    size_t off;
+} so_view;
+
+enum { SO_KV_PAGE = 32 }; /* positions per page, and per attention block */
+
+typedef struct so_kv_shape {
+    int n_layers, n_heads_kv, head_dim;
+    int n_pages;
+    so_dtype dtype; /* SO_DTYPE_F16 or SO_DTYPE_F32 */
+} so_kv_shape;
+
+/* What one row sees in attention. A sequence keeps its entries in slots; slot s of a sequence lies
+ * in page pages[page_off + s / SO_KV_PAGE] at place s % SO_KV_PAGE. The row at logical position
+ * `pos` sees positions 0 … pos, its own included, in logical order:
+ *
+ *   positions 0 … n_prefix-1     lie in slots 0 … n_prefix-1
+ *   positions n_prefix … pos     lie in slots tails[tail_off + 0 …]   (a branch of a token tree)
+ *
+ * A chain (and every prompt) has n_prefix = pos + 1 and no tail. The result is a function of the
+ * logical order alone: a tree row gives the bits that its path gives when run as a chain. */
+typedef struct so_attn_row {
+    int32_t pos, n_prefix, page_off, tail_off;
+} so_attn_row;
+
+/* Where a row's K and V go: slot `slot` of the sequence whose table starts at page_off. */
+typedef struct so_kv_slot {
+    int32_t page, place;
+} so_kv_slot;
+
+typedef enum so_op_kind {
+    SO_OP_UPLOAD,
+    SO_OP_DOWNLOAD,
+    SO_OP_EMBED,
+    SO_OP_GATHER,
+    SO_OP_RMS_NORM,
+    SO_OP_LAYER_NORM,
+    SO_OP_MATMUL,
+    SO_OP_ADD,
+    SO_OP_SILU_MUL,
+    SO_OP_GELU_MUL,
+    SO_OP_GELU,
+    SO_OP_ROPE,
+    SO_OP_KV_STORE,
+    SO_OP_KV_COPY,
+    SO_OP_ATTENTION,
+    SO_OP_ARGMAX,
+    SO_OP_COUNT,
+} so_op_kind;
+
+typedef struct so_op {
+    so_op_kind kind;
+    int n; /* rows */
+    union {
+        struct {
+            so_view dst;
+            const void *src; /* copied at submit */
+            size_t n_bytes;
+        } upload;
+        struct {
+            so_view src;
+            void *dst; /* filled at sync */
+            size_t n_bytes;
+        } download;
+        struct {              /* out[n][d] = w[ids[i]] · scale */
+            so_view out, ids; /* ids: int32[n], each below w's row count (checked by the caller) */
+            const so_weight *w;
+            float scale;
+        } embed;
+        struct {                  /* out[n][d] = x[rows[i]][d] */
+            so_view out, x, rows; /* rows: int32[n] */
+            int d;
+        } gather;
+        struct { /* out = x / rms(x) · weight, or (x − mean)/σ · weight + bias; out may be x */
+            so_view out, x, weight, bias; /* weight, bias: float32[d]; bias only for LAYER_NORM */
+            int d;
+            float eps;
+        } norm;
+        struct { /* out[n][m] = x[n][k] · wᵀ (+ bias[m], where bias.buf is not NULL) */
+            so_view out, x, bias;
+            const so_weight *w;
+        } matmul;
+        struct { /* ADD: out = a + b. SILU_MUL: out = silu(a)·b. GELU_MUL: gelu(a)·b. GELU: gelu(a).
+                    gelu is the tanh form. out may be a or b. */
+            so_view out, a, b;
+            int d;
+        } eltwise;
+        struct { /* rotates x[n][n_heads][head_dim] in place by table[n][head_dim/2] of (cos, sin)
+                  */
+            so_view x, table;
+            int n_heads, head_dim;
+            bool halves; /* pairs (i, i + head_dim/2), else (2i, 2i + 1) */
+        } rope;
+        struct { /* rounds k and v [n][n_heads_kv][head_dim] to the store's dtype and writes them */
+            so_kv_store *store;
+            int layer;
+            so_view k, v, slots; /* slots: so_kv_slot[n] */
+        } kv_store;
+        struct { /* copies n entries, all layers, one after the other in the given order */
+            so_kv_store *store;
+            so_view from, to; /* so_kv_slot[n] */
+        } kv_copy;
+        struct { /* out[n][n_heads][head_dim] = softmax(q·kᵀ · scale over what the row sees) · v */
+            so_kv_store *store;
+            int layer, n_heads;
+            so_view out, q, rows, pages, tails; /* so_attn_row[n], int32[], int32[] */
+            float scale;
+            int window; /* 0, or only positions > pos − window are seen */
+        } attention;
+        struct { /* out int32[n]: index of the largest of x[n][d], lowest index on ties, NaN never
+                  */
+            so_view out, x;
+            int d;
+        } argmax;
+    };
+} so_op;
+
+/* All entries are required. */
+typedef struct so_backend_vt {
+    const char *name;
+    void (*free)(so_backend *b);
+    int (*buffer_create)(so_backend *b, size_t n_bytes, so_buffer **out, so_err *err); /* zeroed */
+    void (*buffer_free)(so_backend *b, so_buffer *buf);
+    /* The tensor's bytes are borrowed and must outlive the weight. */
+    int (*weight_create)(so_backend *b, const so_tensor *t, so_weight **out, so_err *err);
+    void (*weight_free)(so_backend *b, so_weight *w);
+    int (*kv_create)(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_err *err);
+    void (*kv_free)(so_backend *b, so_kv_store *s);
+    void (*submit)(so_backend *b, const so_op *op);
+    int (*sync)(so_backend *b, so_err *err);
+} so_backend_vt;
+
+struct so_backend {
+    const so_backend_vt *vt;
+};
+
+/* Instruction levels of the CPU backend. All levels give the same bits (tested with ==). */
+typedef enum so_cpu_level {
+    SO_CPU_AUTO = -1,
+    SO_CPU_SCALAR = 0,
+    SO_CPU_AVX2 = 1,
+    SO_CPU_AVX512 = 2, /* with VNNI */
+} so_cpu_level;
+
+so_cpu_level so_cpu_best_level(void);
+const char *so_cpu_level_name(so_cpu_level level);
+bool so_cpu_level_parse(const char *name, so_cpu_level *out); /* scalar avx2 avx512 auto */
+
+/* n_threads 0: one per core this process may use. A level the CPU lacks is an error naming both. */
+int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, so_err *err);
+/* For tests: runs a CPU backend only at sync; its buffers cannot be read in between. */
+int so_backend_deferred_create(int n_threads, so_cpu_level level, so_backend **out, so_err *err);
+
+/* Shorthands. */
+void so_backend_free(so_backend *b);
+static inline void so_submit(so_backend *b, const so_op *op) { b->vt->submit(b, op); }
+
+#endif

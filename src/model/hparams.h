@@ -1,0 +1,45 @@
+/* The shape of a model, read from GGUF metadata or config.json, every number checked against a
+ * range before anything is allocated from it. */
+#ifndef SO_MODEL_HPARAMS_H
+#define SO_MODEL_HPARAMS_H
+
+#include "format/checkpoint.h"
+
+typedef enum so_arch {
+    SO_ARCH_LLAMA,  /* Llama 1 to 3.2, Mistral, SmolLM2 */
+    SO_ARCH_QWEN2,  /* Llama with biases on q, k, v */
+    SO_ARCH_QWEN3,  /* Llama with a norm on each head of q and k */
+    SO_ARCH_GEMMA3, /* sandwich norms, GELU, sliding and full layers with their own rope bases */
+    SO_ARCH_GPT2,   /* learned positions, layer norm, biases everywhere */
+} so_arch;
+
+typedef enum so_rope_scaling {
+    SO_ROPE_SCALING_NONE,
+    SO_ROPE_SCALING_LINEAR,
+    SO_ROPE_SCALING_LLAMA3,
+    SO_ROPE_SCALING_YARN,
+} so_rope_scaling;
+
+typedef struct so_hparams {
+    so_arch arch;
+    char arch_name[32]; /* as the file states it */
+    int n_layers, d_model, n_heads, n_heads_kv, head_dim, d_ff, n_vocab, n_ctx_train;
+    float norm_eps;
+    float attn_scale; /* what q·k is multiplied with */
+    float embed_scale;
+    bool tied;          /* the output matrix is the embedding */
+    int window;         /* 0: none */
+    int window_pattern; /* with a window: every window_pattern-th layer is full; 0: none is */
+    bool rope_halves;   /* see SO_OP_ROPE; false for GGUF's permuted Llama weights */
+    float rope_base, rope_base_local; /* local: layers with a window (Gemma 3) */
+    int rope_dim;                     /* rotated part of a head */
+    so_rope_scaling rope_scaling;
+    float rope_factor, rope_low, rope_high; /* llama3: low_freq_factor, high_freq_factor */
+    float rope_attn_factor, rope_beta_fast, rope_beta_slow; /* yarn */
+    int rope_ctx_orig;
+} so_hparams;
+
+int so_hparams_read(const so_checkpoint *ck, so_hparams *out, so_err *err);
+int64_t so_hparams_kv_bytes_per_token(const so_hparams *hp, so_dtype kv_dtype);
+
+#endif

@@ -1,0 +1,63 @@
+/* A loaded model (weights, immutable) and a pass (the scratch memory of forward passes, one per
+ * thread of control). Forward code is straight-line, one file per family, over so_submit. */
+#ifndef SO_MODEL_MODEL_H
+#define SO_MODEL_MODEL_H
+
+#include "backend/backend.h"
+#include "kv/kv.h"
+#include "model/hparams.h"
+
+typedef struct so_model so_model;
+typedef struct so_pass so_pass;
+
+typedef struct so_model_opts {
+    bool quantize; /* round 2-D weights to `dtype` at load */
+    so_dtype dtype;
+    /* Called with 0 … 1 while loading takes long; may be NULL. */
+    void (*progress)(void *user, double done);
+    void *user;
+} so_model_opts;
+
+/* The checkpoint stays open (its mapping holds the weights) until the model is freed. */
+int so_model_load(so_checkpoint *ck, so_backend *b, const so_model_opts *opts, so_model **out,
+                  so_err *err);
+void so_model_free(so_model *m);
+const so_hparams *so_model_hparams(const so_model *m);
+so_backend *so_model_backend(const so_model *m);
+size_t so_model_weight_bytes(const so_model *m);
+int64_t so_model_n_params(const so_model *m);
+
+/* One row of a batch. The k-th row of a sequence (in batch order) is written to slot len + k.
+ * pos = len + depth in the tree. parent: index, within the batch, of the row this one follows; −1
+ * where it follows the committed context. A parent stands before its children, in the same
+ * sequence. */
+typedef struct so_row {
+    int32_t token, pos, seq, parent;
+    bool want_logits;
+} so_row;
+
+typedef struct so_batch {
+    const so_row *rows;
+    int n_rows;
+    so_seq *const
+        *seqs; /* rows[i].seq indexes this; each has an open speculation of its row count */
+    int n_seqs;
+} so_batch;
+
+enum { SO_PASS_LOGITS = 1, SO_PASS_ARGMAX = 2, SO_PASS_HIDDEN = 4 };
+
+/* max_rows: the widest batch; max_logits: the most rows that want logits at once. */
+int so_pass_create(const so_model *m, so_kv *kv, int max_rows, int max_logits, so_pass **out,
+                   so_err *err);
+void so_pass_free(so_pass *p);
+
+/* Runs the batch and syncs. Rows, tokens, positions and parents are checked (SO_EINVAL names the
+ * row). want: SO_PASS_… bits, for the rows with want_logits. */
+int so_pass_run(so_pass *p, const so_batch *batch, unsigned want, so_err *err);
+
+/* Results of the last run for the i-th row that wanted logits; valid until the next run. */
+const float *so_pass_logits(const so_pass *p, int i); /* [n_vocab] */
+int32_t so_pass_argmax(const so_pass *p, int i);
+const float *so_pass_hidden(const so_pass *p, int i); /* [d_model], after the last norm */
+
+#endif

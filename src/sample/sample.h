@@ -1,0 +1,51 @@
+/* Logits to a token: bias, penalties, temperature, top-k, top-p, min-p, in that order, then a draw.
+ *
+ * The draw is argmax(logit/T + Gumbel noise keyed by seed and position) over the tokens left: the
+ * same distribution as sampling from the softmax, and the same token for the same seed whatever ran
+ * beside it. Temperature 0 is the argmax, lowest id on ties. Pure functions over scratch memory
+ * that the caller owns; no models, no KV, any thread with its own sampler. */
+#ifndef SO_SAMPLE_SAMPLE_H
+#define SO_SAMPLE_SAMPLE_H
+
+#include "base/err.h"
+#include "base/rng.h"
+
+typedef struct so_bias {
+    int32_t token;
+    float bias;
+} so_bias;
+
+typedef struct so_sample_params {
+    float temp;
+    int top_k;                                                 /* 0: off */
+    float top_p, min_p;                                        /* 1 and 0: off */
+    float repeat_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0: off */
+    int repeat_last_n;                                         /* −1: whole context; 0: off */
+    const so_bias *bias;
+    int n_bias;
+    uint64_t seed;
+    uint32_t choice;
+} so_sample_params;
+
+void so_sample_defaults(so_sample_params *p);
+/* Ranges; the message names the flag. */
+int so_sample_check(const so_sample_params *p, int n_vocab, so_err *err);
+
+typedef struct so_sampler so_sampler;
+so_sampler *so_sampler_create(int n_vocab);
+void so_sampler_free(so_sampler *s);
+
+/* The context a position is sampled in: everything before it. Repetition looks at prompt and
+ * output, presence and frequency at the output only. */
+typedef struct so_sample_context {
+    const int32_t *tokens;
+    int n_tokens, n_prompt;
+} so_sample_context;
+
+/* Draws the token of position ctx->n_tokens. SO_EINVAL when no logit is finite. */
+int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logits,
+                    const so_sample_context *ctx, int32_t *out, so_err *err);
+/* log-softmax of one token before any transform. */
+double so_sample_logprob(const float *logits, int n_vocab, int32_t token);
+
+#endif
