@@ -4,8 +4,9 @@
  *   Hugging Face folder                      config(), tokenizer_json(), … are set, tensors come
  * from model.safetensors or model.safetensors.index.json
  *
- * Tensor names are the file's own; the model layer maps them. Refuses: to convert, to load lazily
- * from a network, to guess a format from its name (the first bytes decide). */
+ * Tensor names are the file's own; the model layer maps them. Tensor data of a folder is aligned to
+ * one byte only (safetensors promises nothing): copy elements out. Refuses: to convert, to load
+ * lazily from a network, to guess a format from its name (the first bytes decide). */
 #ifndef SO_FORMAT_CHECKPOINT_H
 #define SO_FORMAT_CHECKPOINT_H
 
@@ -16,7 +17,9 @@
 typedef struct so_checkpoint so_checkpoint;
 
 typedef enum so_checkpoint_need {
-    SO_CHECKPOINT_ALL,       /* tensors and, for a folder, config.json are required */
+    SO_CHECKPOINT_ALL,    /* tensors and, for a folder, config.json are required */
+    SO_CHECKPOINT_CONFIG, /* the shape of a model: a GGUF's metadata, or a folder with config.json;
+                             tensors are there if the files are */
     SO_CHECKPOINT_TOKENIZER, /* a vocabulary-only GGUF, a folder with only tokenizer.json, or a
                                 tokenizer.json itself will do */
 } so_checkpoint_need;
@@ -39,5 +42,9 @@ so_str so_checkpoint_template_file(const so_checkpoint *c);
 size_t so_checkpoint_n_tensors(const so_checkpoint *c);
 const so_tensor *so_checkpoint_tensor_at(const so_checkpoint *c, size_t i);
 const so_tensor *so_checkpoint_tensor(const so_checkpoint *c, const char *name);
+/* The same with an error that tells a missing tensor from one whose dtype or shape we do not read.
+ */
+int so_checkpoint_require(const so_checkpoint *c, const char *name, const so_tensor **out,
+                          so_err *err);
 
 #endif
