@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""How far quantised inference strays from the float32 model, for sooth and for llama.cpp, on one file.
+
+usage: kl_llamacpp.py -m FILE.gguf -f TEXT [--positions 1000] [--ctx 500] [--sooth build/sooth]
+needs: numpy, llama-cpp-python (pip install numpy llama-cpp-python)
+
+The reference is the same file with every weight dequantised to float32 (`sooth quantize FILE OUT F32`), run with a
+float32 cache by both engines; their two references are compared with each other first. Then KL(reference || engine)
+of the next-token distributions, mean over the positions, for each engine as users run it (F16 cache), against each
+reference. Prints one JSON object.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+
+def sooth_logits(sooth, model, tokens, ctx, extra, folder):
+    """float32 [n][vocab] from `sooth bench logits`, one context of `ctx` tokens after the other."""
+    ids, out = os.path.join(folder, "ids.json"), os.path.join(folder, "logits.bin")
+    json.dump({"tokens": tokens}, open(ids, "w"))
+    subprocess.run([sooth, "bench", "logits", "-m", model, "-f", ids, "--ctx", str(ctx), "--out", out, *extra], check=True,
+                   stdout=subprocess.DEVNULL)
+    return np.fromfile(out, dtype=np.float32).reshape(len(tokens), -1)
+
+
+def peer_logits(model, tokens, ctx, f32_cache):
+    from llama_cpp import Llama
+    kind = {"type_k": 0, "type_v": 0} if f32_cache else {}
+    llm = Llama(model_path=model, n_ctx=ctx, n_batch=ctx, n_threads=2, logits_all=True, verbose=False, **kind)
+    rows = []
+    for start in range(0, len(tokens), ctx):
+        part = tokens[start:start + ctx]
+        llm.reset()
+        llm.eval(part)
+        rows.append(np.array(llm.scores[:len(part)], dtype=np.float32))
+    llm.close()
+    return np.concatenate(rows)
+
+
+def log_softmax(x):
+    x = x.astype(np.float64)
+    x -= x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def kl(ref, other):
+    """Mean and standard error of KL(ref || other), and how often the argmax agrees."""
+    values, same = [], 0
+    for a, b in zip(ref, other):
+        n = min(len(a), len(b))
+        p, q = log_softmax(a[:n]), log_softmax(b[:n])
+        values.append(float((np.exp(p) * (p - q)).sum()))
+        same += int(a[:n].argmax() == b[:n].argmax())
+    values = np.array(values)
+    return {"kl": values.mean(), "error": values.std() / len(values) ** 0.5, "top1": same / len(values)}
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("-m", required=True)
+    ap.add_argument("-f", required=True)
+    ap.add_argument("--positions", type=int, default=1000)
+    ap.add_argument("--ctx", type=int, default=500)
+    ap.add_argument("--sooth", default="build/sooth")
+    a = ap.parse_args()
+    text = open(a.f, encoding="utf-8").read()[:a.positions * 40]
+    with tempfile.TemporaryDirectory() as folder:
+        part, f32 = os.path.join(folder, "text"), os.path.join(folder, "f32.gguf")
+        open(part, "w", encoding="utf-8").write(text)
+        out = subprocess.run([a.sooth, "tokenize", "-m", a.m, "-f", part, "--json"], check=True, stdout=subprocess.PIPE)
+        tokens = json.loads(out.stdout)["tokens"][:a.positions]
+        assert len(tokens) == a.positions, "text too short"
+        subprocess.run([a.sooth, "quantize", a.m, f32, "F32"], check=True, stdout=subprocess.DEVNULL)
+        ours = sooth_logits(a.sooth, a.m, tokens, a.ctx, [], folder)
+        ref_ours = sooth_logits(a.sooth, f32, tokens, a.ctx, ["--kv-type", "f32"], folder)
+        peer = peer_logits(a.m, tokens, a.ctx, False)
+        ref_peer = peer_logits(f32, tokens, a.ctx, True)
+    result = {"model": os.path.basename(a.m), "positions": a.positions, "references": kl(ref_ours, ref_peer)}
+    for name, ref in (("sooth_f32", ref_ours), ("llamacpp_f32", ref_peer)):
+        s, p = kl(ref, ours), kl(ref, peer)
+        result[name] = {"sooth": s, "llamacpp": p, "ratio": s["kl"] / p["kl"]}
+    json.dump(result, sys.stdout, indent=1)
+    print()
+
+
+main()
