@@ -35,12 +35,14 @@ static inline int so_kv_pages_for(int n) { return (n + SO_KV_PAGE - 1) / SO_KV_P
 
 so_seq *so_seq_create(so_kv *kv);
 void so_seq_free(so_seq *s); /* NULL is fine; aborts an open speculation */
+so_kv *so_seq_kv(const so_seq *s);
 int so_seq_len(const so_seq *s);
 const int32_t *so_seq_pages(const so_seq *s, int *n_pages); /* reserved ones included */
 
 /* A new sequence that shares the first `len` positions of s. s must have no open speculation. */
 so_seq *so_seq_fork(so_seq *s, int len);
-/* Forgets positions from new_len on; frees pages that start at or past it; never extends. */
+/* Forgets positions from new_len on; frees pages that start at or past it; never extends. s must
+ * have no open speculation. */
 void so_seq_truncate_to(so_seq *s, int new_len);
 
 /* SO_ELIMIT, nothing changed, when fewer pages are free than needed. */

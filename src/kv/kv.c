@@ -1,0 +1,334 @@
+/* Page numbers, reference counts and sequences of the KV cache.
+ *
+ * Owns: which page belongs to whom, the free list, and the order in which entries are copied. The
+ * entries lie behind the backend; this file only ever submits SO_OP_KV_COPY for them. Refuses to
+ * know tokens, trees or models: a speculation is a count of nodes, a path is a list of numbers.
+ *
+ * Invariants (so_kv_check walks them):
+ *   1. a page's count is the number of tables that hold it; a page with count 0 is in the free list
+ *      once, and no other page is;
+ *   2. a table has exactly the pages of len + open positions;
+ *   3. while a speculation is open, every page with a slot at or past len has count 1. Begin makes
+ *      it so (by copying), fork refuses to run, so writes never reach another sequence.
+ *
+ * A page that is freed may be read by work still queued and handed out again at once: the backend
+ * runs operations in the order they were submitted, so the reader comes first.
+ *
+ * One thread owns a cache and all its sequences. After a sequence's table has grown to its longest,
+ * begin, commit, abort and truncate allocate nothing. */
+#include "kv/kv.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+/* Copies per operation: a tree has at most 256 nodes, a partly filled page at most 31 entries. A
+ * longer list goes out in several operations, which changes nothing (they run in order). */
+enum { COPY_CAP = 256 };
+
+struct so_kv {
+    so_backend *backend;
+    so_kv_shape shape;
+    so_kv_store *store;
+    so_buffer *copies;   /* so_kv_slot from[COPY_CAP], to[COPY_CAP] */
+    int32_t *refs;       /* [n_pages] */
+    int32_t *free_pages; /* [n_pages], a stack; the first n_free count */
+    int n_free;
+    so_seq *seqs;
+    int n_pending; /* copies collected and not yet submitted */
+    so_kv_slot from[COPY_CAP], to[COPY_CAP];
+};
+
+struct so_seq {
+    so_kv *kv;
+    so_seq *prev, *next;
+    int32_t *pages;
+    int n_pages, pages_cap;
+    int len;
+    int open; /* nodes of the open speculation */
+};
+
+static int check_shape(const so_kv_shape *s, so_err *err) {
+    if (s->dtype != SO_DTYPE_F16 && s->dtype != SO_DTYPE_F32)
+        return so_err_set(err, SO_EINVAL, "KV cache type %d: only F16 and F32 are supported",
+                          (int)s->dtype);
+    if (s->n_layers < 1 || s->n_heads_kv < 1 || s->head_dim < 1)
+        return so_err_set(err, SO_EINVAL, "KV cache of %d layers, %d heads, head size %d",
+                          s->n_layers, s->n_heads_kv, s->head_dim);
+    if (s->n_pages < 1 || s->n_pages > INT32_MAX / SO_KV_PAGE)
+        return so_err_set(err, SO_ERANGE, "KV cache of %d pages; 1 to %d are possible", s->n_pages,
+                          INT32_MAX / SO_KV_PAGE);
+    return 0;
+}
+
+int so_kv_create(so_backend *b, const so_kv_shape *shape, so_kv **out, so_err *err) {
+    int rc = check_shape(shape, err);
+    if (rc != 0)
+        return rc;
+    so_kv *kv = SO_NEW(so_kv);
+    kv->backend = b;
+    kv->shape = *shape;
+    kv->refs = so_try_alloc((size_t)shape->n_pages, sizeof *kv->refs);
+    kv->free_pages = so_try_alloc((size_t)shape->n_pages, sizeof *kv->free_pages);
+    if (!kv->refs || !kv->free_pages) {
+        rc = so_err_set(err, SO_ENOMEM, "no memory for the tables of %d KV pages", shape->n_pages);
+        goto fail;
+    }
+    rc = b->vt->kv_create(b, shape, &kv->store, err);
+    if (rc != 0)
+        goto fail;
+    rc = b->vt->buffer_create(b, sizeof kv->from + sizeof kv->to, &kv->copies, err);
+    if (rc != 0)
+        goto fail;
+    /* page 0 on top: a fresh cache hands out ascending pages */
+    for (int i = 0; i < shape->n_pages; i++)
+        kv->free_pages[i] = shape->n_pages - 1 - i;
+    kv->n_free = shape->n_pages;
+    *out = kv;
+    return 0;
+fail:
+    so_kv_free(kv);
+    return rc;
+}
+
+void so_kv_free(so_kv *kv) {
+    if (!kv)
+        return;
+    SO_ASSERT(kv->seqs == NULL);
+    if (kv->copies)
+        kv->backend->vt->buffer_free(kv->backend, kv->copies);
+    if (kv->store)
+        kv->backend->vt->kv_free(kv->backend, kv->store);
+    free(kv->refs);
+    free(kv->free_pages);
+    free(kv);
+}
+
+so_kv_store *so_kv_backing(so_kv *kv) { return kv->store; }
+const so_kv_shape *so_kv_get_shape(const so_kv *kv) { return &kv->shape; }
+int so_kv_free_pages(const so_kv *kv) { return kv->n_free; }
+
+size_t so_kv_bytes_per_token(const so_kv_shape *s) {
+    return 2 * (size_t)s->n_layers * (size_t)s->n_heads_kv *
+           so_dtype_row_bytes(s->dtype, s->head_dim);
+}
+
+/* Pages. */
+
+static int32_t page_acquire(so_kv *kv) {
+    SO_ASSERT_OP(kv->n_free, >, 0);
+    int32_t page = kv->free_pages[--kv->n_free];
+    SO_ASSERT_OP(kv->refs[page], ==, 0);
+    kv->refs[page] = 1;
+    return page;
+}
+
+static void page_release(so_kv *kv, int32_t page) {
+    SO_ASSERT_OP(kv->refs[page], >, 0);
+    if (--kv->refs[page] == 0)
+        kv->free_pages[kv->n_free++] = page;
+}
+
+/* Copies of entries. */
+
+static so_kv_slot slot_at(const so_seq *s, int slot) {
+    return (so_kv_slot){s->pages[slot / SO_KV_PAGE], slot % SO_KV_PAGE};
+}
+
+static void copies_flush(so_kv *kv) {
+    if (kv->n_pending == 0)
+        return;
+    size_t n_bytes = (size_t)kv->n_pending * sizeof(so_kv_slot);
+    so_view from = {kv->copies, 0}, to = {kv->copies, sizeof kv->from};
+    so_submit(kv->backend, &(so_op){.kind = SO_OP_UPLOAD, .upload = {from, kv->from, n_bytes}});
+    so_submit(kv->backend, &(so_op){.kind = SO_OP_UPLOAD, .upload = {to, kv->to, n_bytes}});
+    so_submit(
+        kv->backend,
+        &(so_op){.kind = SO_OP_KV_COPY, .n = kv->n_pending, .kv_copy = {kv->store, from, to}});
+    kv->n_pending = 0;
+}
+
+static void copies_add(so_kv *kv, so_kv_slot from, so_kv_slot to) {
+    kv->from[kv->n_pending] = from;
+    kv->to[kv->n_pending] = to;
+    if (++kv->n_pending == COPY_CAP)
+        copies_flush(kv);
+}
+
+/* Sequences. */
+
+static void table_reserve(so_seq *s, int n) {
+    if (n <= s->pages_cap)
+        return;
+    int cap = SO_MAX(n, s->pages_cap * 2);
+    s->pages = so_realloc(s->pages, (size_t)cap * sizeof *s->pages);
+    s->pages_cap = cap;
+}
+
+/* Sets the length and gives back the pages that start at or past it. */
+static void table_shrink(so_seq *s, int len) {
+    int keep = so_kv_pages_for(len);
+    while (s->n_pages > keep)
+        page_release(s->kv, s->pages[--s->n_pages]);
+    s->len = len;
+}
+
+so_seq *so_seq_create(so_kv *kv) {
+    so_seq *s = SO_NEW(so_seq);
+    s->kv = kv;
+    s->next = kv->seqs;
+    if (s->next)
+        s->next->prev = s;
+    kv->seqs = s;
+    return s;
+}
+
+void so_seq_free(so_seq *s) {
+    if (!s)
+        return;
+    table_shrink(s, 0);
+    if (s->prev)
+        s->prev->next = s->next;
+    else
+        s->kv->seqs = s->next;
+    if (s->next)
+        s->next->prev = s->prev;
+    free(s->pages);
+    free(s);
+}
+
+so_kv *so_seq_kv(const so_seq *s) { return s->kv; }
+int so_seq_len(const so_seq *s) { return s->len; }
+int so_seq_open_nodes(const so_seq *s) { return s->open; }
+
+const int32_t *so_seq_pages(const so_seq *s, int *n_pages) {
+    *n_pages = s->n_pages;
+    return s->pages;
+}
+
+so_seq *so_seq_fork(so_seq *s, int len) {
+    SO_ASSERT_OP(s->open, ==, 0);
+    SO_ASSERT_OP(len, >=, 0);
+    SO_ASSERT_OP(len, <=, s->len);
+    so_seq *f = so_seq_create(s->kv);
+    f->len = len;
+    f->n_pages = so_kv_pages_for(len);
+    table_reserve(f, f->n_pages);
+    for (int i = 0; i < f->n_pages; i++) {
+        f->pages[i] = s->pages[i];
+        s->kv->refs[f->pages[i]]++;
+    }
+    return f;
+}
+
+void so_seq_truncate_to(so_seq *s, int new_len) {
+    SO_ASSERT_OP(s->open, ==, 0);
+    SO_ASSERT_OP(new_len, >=, 0);
+    if (new_len < s->len)
+        table_shrink(s, new_len);
+}
+
+/* Speculation. */
+
+static bool last_page_shared(const so_seq *s) {
+    return s->len % SO_KV_PAGE != 0 && s->kv->refs[s->pages[s->len / SO_KV_PAGE]] > 1;
+}
+
+/* Gives s a page of its own for its partly filled last one. */
+static void last_page_unshare(so_seq *s) {
+    so_kv *kv = s->kv;
+    int last = s->len / SO_KV_PAGE;
+    int32_t old = s->pages[last], fresh = page_acquire(kv);
+    for (int i = 0; i < s->len % SO_KV_PAGE; i++)
+        copies_add(kv, (so_kv_slot){old, i}, (so_kv_slot){fresh, i});
+    copies_flush(kv);
+    s->pages[last] = fresh;
+    page_release(kv, old);
+}
+
+int so_seq_begin(so_seq *s, int n_nodes, so_err *err) {
+    so_kv *kv = s->kv;
+    SO_ASSERT_OP(s->open, ==, 0);
+    SO_ASSERT_OP(n_nodes, >, 0);
+    int64_t end = (int64_t)s->len + n_nodes;
+    int64_t pages = (end + SO_KV_PAGE - 1) / SO_KV_PAGE;
+    bool unshare = last_page_shared(s);
+    int64_t need = pages - s->n_pages + unshare;
+    if (need > kv->n_free)
+        return so_err_set(err, SO_ELIMIT,
+                          "KV cache is full: %d more positions after %d need %lld pages of %d, and "
+                          "%d of %d are free",
+                          n_nodes, s->len, (long long)need, SO_KV_PAGE, kv->n_free,
+                          kv->shape.n_pages);
+    if (unshare)
+        last_page_unshare(s);
+    table_reserve(s, (int)pages);
+    while (s->n_pages < pages)
+        s->pages[s->n_pages++] = page_acquire(kv);
+    s->open = n_nodes;
+    return 0;
+}
+
+void so_seq_commit(so_seq *s, const int32_t *path, int n_path) {
+    SO_ASSERT_OP(n_path, <=, s->open);
+    int32_t before = -1;
+    for (int i = 0; i < n_path; i++) {
+        SO_ASSERT_OP(path[i], >, before);
+        SO_ASSERT_OP(path[i], <, s->open);
+        before = path[i];
+        if (path[i] != i)
+            copies_add(s->kv, slot_at(s, s->len + path[i]), slot_at(s, s->len + i));
+    }
+    copies_flush(s->kv);
+    s->open = 0;
+    table_shrink(s, s->len + n_path);
+}
+
+void so_seq_commit_chain(so_seq *s, int n) {
+    SO_ASSERT_OP(n, >=, 0);
+    SO_ASSERT_OP(n, <=, s->open);
+    s->open = 0;
+    table_shrink(s, s->len + n);
+}
+
+void so_seq_abort(so_seq *s) { so_seq_commit_chain(s, 0); }
+
+/* The walker. */
+
+static void check_seq(const so_kv *kv, const so_seq *s, int32_t *counts) {
+    SO_ASSERT(s->kv == kv);
+    SO_ASSERT(s->prev ? s->prev->next == s : kv->seqs == s);
+    SO_ASSERT_OP(s->len, >=, 0);
+    SO_ASSERT_OP(s->open, >=, 0);
+    SO_ASSERT_OP(s->n_pages, ==, so_kv_pages_for(s->len + s->open));
+    for (int i = 0; i < s->n_pages; i++) {
+        SO_ASSERT_OP(s->pages[i], >=, 0);
+        SO_ASSERT_OP(s->pages[i], <, kv->shape.n_pages);
+        counts[s->pages[i]]++;
+        if (s->open > 0 && (i + 1) * SO_KV_PAGE > s->len)
+            SO_ASSERT_OP(kv->refs[s->pages[i]], ==, 1);
+    }
+}
+
+void so_kv_check(const so_kv *kv) {
+    int n = kv->shape.n_pages;
+    int32_t *counts = SO_NEW_N(int32_t, n);
+    SO_ASSERT_OP(kv->n_pending, ==, 0);
+    for (const so_seq *s = kv->seqs; s; s = s->next)
+        check_seq(kv, s, counts);
+    int n_unused = 0;
+    for (int i = 0; i < n; i++) {
+        SO_ASSERT_OP(kv->refs[i], ==, counts[i]);
+        n_unused += counts[i] == 0;
+    }
+    SO_ASSERT_OP(kv->n_free, ==, n_unused);
+    for (int i = 0; i < kv->n_free; i++) {
+        int32_t page = kv->free_pages[i];
+        SO_ASSERT_OP(page, >=, 0);
+        SO_ASSERT_OP(page, <, n);
+        SO_ASSERT_OP(counts[page], ==, 0); /* marked below: a page twice in the list fails here */
+        counts[page] = -1;
+    }
+    free(counts);
+}

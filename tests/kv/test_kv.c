@@ -1,0 +1,387 @@
+/* The KV cache against a model that is obviously right: a list of values per sequence. The backend
+ * is a fake whose store holds one number per entry, so every test sees what attention would see. */
+#include "so_test.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "kv/kv.h"
+
+/* The fake backend. */
+
+struct so_buffer {
+    unsigned char *data;
+};
+struct so_kv_store {
+    int64_t *entries; /* [n_pages][SO_KV_PAGE] */
+};
+typedef struct fake {
+    so_backend base;
+    int n_copies, n_copy_ops;
+} fake;
+
+static int fake_buffer_create(so_backend *b, size_t n, so_buffer **out, so_err *err) {
+    (void)b;
+    (void)err;
+    *out = SO_NEW(so_buffer);
+    (*out)->data = so_calloc(n, 1);
+    return 0;
+}
+static void fake_buffer_free(so_backend *b, so_buffer *buf) {
+    (void)b;
+    free(buf->data);
+    free(buf);
+}
+static int fake_kv_create(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_err *err) {
+    (void)b;
+    if (s->n_layers == 666)
+        return so_err_set(err, SO_ENOMEM, "no memory for the store");
+    *out = SO_NEW(so_kv_store);
+    (*out)->entries = SO_NEW_N(int64_t, s->n_pages * SO_KV_PAGE);
+    memset((*out)->entries, 0xAA, (size_t)s->n_pages * SO_KV_PAGE * sizeof(int64_t));
+    return 0;
+}
+static void fake_kv_free(so_backend *b, so_kv_store *s) {
+    (void)b;
+    free(s->entries);
+    free(s);
+}
+static int64_t *entry(so_kv_store *s, so_kv_slot at) {
+    return &s->entries[at.page * SO_KV_PAGE + at.place];
+}
+static void fake_submit(so_backend *b, const so_op *op) {
+    fake *f = (fake *)b;
+    if (op->kind == SO_OP_UPLOAD) {
+        memcpy(op->upload.dst.buf->data + op->upload.dst.off, op->upload.src, op->upload.n_bytes);
+        return;
+    }
+    assert_int_equal(op->kind, SO_OP_KV_COPY);
+    const so_kv_slot *from = (void *)(op->kv_copy.from.buf->data + op->kv_copy.from.off);
+    const so_kv_slot *to = (void *)(op->kv_copy.to.buf->data + op->kv_copy.to.off);
+    for (int i = 0; i < op->n; i++)
+        *entry(op->kv_copy.store, to[i]) = *entry(op->kv_copy.store, from[i]);
+    f->n_copies += op->n;
+    f->n_copy_ops++;
+}
+static const so_backend_vt FAKE_VT = {
+    .name = "fake",
+    .buffer_create = fake_buffer_create,
+    .buffer_free = fake_buffer_free,
+    .kv_create = fake_kv_create,
+    .kv_free = fake_kv_free,
+    .submit = fake_submit,
+};
+
+/* A sequence and what it ought to hold. */
+
+enum { MAX_SEQS = 12, MAX_LEN = 300, N_PAGES = 16, MAX_NODES = 90 };
+typedef struct twin {
+    so_seq *seq;
+    int64_t want[MAX_LEN + MAX_NODES];
+    int len;
+} twin;
+typedef struct world {
+    fake backend;
+    so_kv *kv;
+    twin twins[MAX_SEQS];
+    int n;
+    int64_t next_value;
+    uint32_t draws;
+    uint64_t seed;
+    int n_full; /* begins refused for want of pages */
+} world;
+
+static int draw(world *w, int n) { /* 0 … n-1 */
+    so_rng_key key = {.seed = w->seed, .purpose = SO_RNG_TEST};
+    return (int)(so_rng_uniform(&key, w->draws++) * n);
+}
+
+static int64_t *slot_entry(world *w, so_seq *s, int slot) {
+    int n_pages;
+    const int32_t *pages = so_seq_pages(s, &n_pages);
+    assert_true(slot / SO_KV_PAGE < n_pages);
+    return entry(so_kv_backing(w->kv), (so_kv_slot){pages[slot / SO_KV_PAGE], slot % SO_KV_PAGE});
+}
+
+static void check_all(world *w) {
+    so_kv_check(w->kv);
+    for (int i = 0; i < w->n; i++) {
+        twin *t = &w->twins[i];
+        assert_int_equal(so_seq_len(t->seq), t->len);
+        for (int k = 0; k < t->len; k++)
+            assert_int_equal(*slot_entry(w, t->seq, k), t->want[k]);
+    }
+}
+
+static void world_init(world *w, uint64_t seed, int n_pages) {
+    memset(w, 0, sizeof *w);
+    w->backend.base.vt = &FAKE_VT;
+    w->seed = seed;
+    so_err err = {0};
+    so_kv_shape shape = {2, 3, 8, n_pages, SO_DTYPE_F16};
+    SO_OK_OR_FAIL(so_kv_create(&w->backend.base, &shape, &w->kv, &err), err);
+}
+
+static twin *world_add(world *w) {
+    twin *t = &w->twins[w->n++];
+    t->seq = so_seq_create(w->kv);
+    t->len = 0;
+    return t;
+}
+
+static void world_drop(world *w, int i) {
+    so_seq_free(w->twins[i].seq);
+    w->twins[i] = w->twins[--w->n];
+}
+
+static void world_deinit(world *w) {
+    while (w->n > 0)
+        world_drop(w, w->n - 1);
+    so_kv_check(w->kv);
+    assert_int_equal(so_kv_free_pages(w->kv), so_kv_get_shape(w->kv)->n_pages);
+    so_kv_free(w->kv);
+}
+
+/* One speculation of n nodes, written as a forward pass would, kept along a random path. */
+static void speculate(world *w, twin *t, int n) {
+    so_err err = {0};
+    int before = so_kv_free_pages(w->kv);
+    if (so_seq_begin(t->seq, n, &err) != 0) {
+        assert_int_equal(err.code, SO_ELIMIT);
+        assert_int_equal(so_kv_free_pages(w->kv), before);
+        w->n_full++;
+        return;
+    }
+    assert_int_equal(so_seq_open_nodes(t->seq), n);
+    so_kv_check(w->kv);
+    int64_t written[MAX_NODES];
+    for (int k = 0; k < n; k++)
+        *slot_entry(w, t->seq, t->len + k) = written[k] = ++w->next_value;
+    int kind = draw(w, 4), n_path = 0;
+    int32_t path[MAX_NODES];
+    for (int k = 0; k < n; k++)
+        if (kind != 0 && (kind == 1 || draw(w, 3) == 0))
+            path[n_path++] = k;
+    if (kind == 0)
+        so_seq_abort(t->seq);
+    else if (kind == 1 && draw(w, 2))
+        so_seq_commit_chain(t->seq, n_path);
+    else
+        so_seq_commit(t->seq, path, n_path);
+    for (int k = 0; k < n_path; k++)
+        t->want[t->len++] = written[path[k]];
+    assert_int_equal(so_seq_open_nodes(t->seq), 0);
+}
+
+static void fork_random(world *w) {
+    twin *from = &w->twins[draw(w, w->n)], *t = &w->twins[w->n];
+    t->len = draw(w, from->len + 1);
+    t->seq = so_seq_fork(from->seq, t->len);
+    memcpy(t->want, from->want, sizeof t->want);
+    w->n++;
+}
+
+static void random_operation(world *w) {
+    int what = draw(w, 20);
+    if (w->n == 0 || (what == 0 && w->n < MAX_SEQS)) {
+        world_add(w);
+    } else if (what <= 2 && w->n < MAX_SEQS) {
+        fork_random(w);
+    } else if (what <= 3) {
+        world_drop(w, draw(w, w->n));
+    } else if (what <= 5) {
+        twin *t = &w->twins[draw(w, w->n)];
+        int to = draw(w, t->len + 40);
+        so_seq_truncate_to(t->seq, to);
+        t->len = SO_MIN(t->len, to);
+    } else {
+        twin *t = &w->twins[draw(w, w->n)];
+        int n = 1 + draw(w, draw(w, 4) ? 8 : MAX_NODES);
+        if (t->len + n <= MAX_LEN)
+            speculate(w, t, n);
+    }
+}
+
+static void random_operations(void **state) {
+    (void)state;
+    int n_full = 0, n_copies = 0;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        world *w = SO_NEW(world);
+        world_init(w, seed, N_PAGES);
+        for (int i = 0; i < 4000; i++) {
+            random_operation(w);
+            check_all(w);
+        }
+        n_full += w->n_full;
+        n_copies += w->backend.n_copies;
+        world_deinit(w);
+        free(w);
+    }
+    /* the walk must have met what it is for */
+    assert_true(n_full > 10);
+    assert_true(n_copies > 1000);
+}
+
+static void append(world *w, twin *t, int n) {
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_seq_begin(t->seq, n, &err), err);
+    for (int k = 0; k < n; k++)
+        t->want[t->len + k] = *slot_entry(w, t->seq, t->len + k) = ++w->next_value;
+    so_seq_commit_chain(t->seq, n);
+    t->len += n;
+}
+
+static void chain_moves_nothing(void **state) {
+    (void)state;
+    world w;
+    world_init(&w, 1, 8);
+    twin *t = world_add(&w);
+    append(&w, t, 70);
+    assert_int_equal(so_kv_free_pages(w.kv), 5);
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_seq_begin(t->seq, 40, &err), err);
+    assert_int_equal(so_kv_free_pages(w.kv), 4);
+    so_seq_commit(t->seq, (int32_t[]){0, 1, 2}, 3);
+    assert_int_equal(w.backend.n_copy_ops, 0);
+    assert_int_equal(so_kv_free_pages(w.kv), 5);
+    t->len += 3;
+    so_kv_check(w.kv);
+    world_deinit(&w);
+}
+
+static void truncate_frees_page_at_border(void **state) {
+    (void)state;
+    world w;
+    world_init(&w, 1, 8);
+    twin *t = world_add(&w);
+    append(&w, t, 65);
+    assert_int_equal(so_kv_free_pages(w.kv), 5);
+    so_seq_truncate_to(t->seq, 64); /* page 2 starts exactly at 64 */
+    assert_int_equal(so_kv_free_pages(w.kv), 6);
+    so_seq_truncate_to(t->seq, 1000); /* never extends */
+    assert_int_equal(so_seq_len(t->seq), 64);
+    t->len = 64;
+    check_all(&w);
+    world_deinit(&w);
+}
+
+static void fork_copies_on_write(void **state) {
+    (void)state;
+    world w;
+    world_init(&w, 1, 8);
+    twin *a = world_add(&w);
+    append(&w, a, 70);
+    twin *b = &w.twins[w.n++];
+    *b = *a;
+    b->len = 50;
+    b->seq = so_seq_fork(a->seq, 50);
+    assert_int_equal(so_kv_free_pages(w.kv), 5); /* shared until written */
+    append(&w, b, 3);
+    assert_int_equal(w.backend.n_copies, 18);
+    assert_int_equal(so_kv_free_pages(w.kv), 4);
+    append(&w, a, 3); /* page 9 of a is a's alone again: nothing is copied */
+    assert_int_equal(w.backend.n_copies, 18);
+    check_all(&w);
+    /* a fork at a page's border shares whole pages and never copies */
+    twin *c = &w.twins[w.n++];
+    *c = *a;
+    c->len = 64;
+    c->seq = so_seq_fork(a->seq, 64);
+    append(&w, c, 3);
+    assert_int_equal(w.backend.n_copies, 18);
+    check_all(&w);
+    world_deinit(&w);
+}
+
+static void full_changes_nothing(void **state) {
+    (void)state;
+    world w;
+    world_init(&w, 1, 3);
+    twin *a = world_add(&w);
+    append(&w, a, 40);
+    so_seq *b = so_seq_fork(a->seq, 40);
+    so_err err = {0};
+    /* one page is free; b needs it for its copy of the last page and one more for position 64 */
+    assert_int_equal(so_seq_begin(b, 25, &err), SO_ELIMIT);
+    assert_non_null(strstr(err.msg, "25 more positions after 40 need 2 pages"));
+    assert_int_equal(so_seq_open_nodes(b), 0);
+    so_kv_check(w.kv);
+    assert_int_equal(so_seq_begin(b, INT32_MAX, &err), SO_ELIMIT);
+    SO_OK_OR_FAIL(so_seq_begin(b, 24, &err), err);
+    so_seq_free(b); /* aborts the open speculation */
+    check_all(&w);
+    world_deinit(&w);
+}
+
+static void long_paths_go_out_in_order(void **state) {
+    (void)state;
+    world w;
+    world_init(&w, 1, 40);
+    twin *t = world_add(&w);
+    append(&w, t, 5);
+    so_err err = {0};
+    enum { N = 900 };
+    SO_OK_OR_FAIL(so_seq_begin(t->seq, N, &err), err);
+    int64_t first = w.next_value + 1;
+    for (int k = 0; k < N; k++)
+        *slot_entry(&w, t->seq, 5 + k) = ++w.next_value;
+    int32_t path[N];
+    for (int k = 0; k < N - 1; k++)
+        path[k] = k + 1;
+    so_seq_commit(t->seq, path, N - 1);
+    assert_int_equal(w.backend.n_copies, N - 1);
+    assert_true(w.backend.n_copy_ops > 1);
+    for (int k = 0; k < N - 1; k++)
+        assert_int_equal(*slot_entry(&w, t->seq, 5 + k), first + k + 1);
+    t->len = 5; /* the rest was checked here */
+    so_seq_truncate_to(t->seq, 5);
+    check_all(&w);
+    world_deinit(&w);
+}
+
+static void bad_shapes(void **state) {
+    (void)state;
+    fake f = {.base.vt = &FAKE_VT};
+    so_kv *kv = NULL;
+    so_err err = {0};
+    so_kv_shape good = {2, 3, 8, 4, SO_DTYPE_F16}, s;
+    s = good, s.dtype = SO_DTYPE_Q8_0;
+    assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_EINVAL);
+    s = good, s.n_heads_kv = 0;
+    assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_EINVAL);
+    s = good, s.n_pages = 0;
+    assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_ERANGE);
+    s = good, s.n_pages = INT32_MAX / 2;
+    assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_ERANGE);
+    s = good, s.n_layers = 666; /* the backend has no memory */
+    assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_ENOMEM);
+    assert_null(kv);
+    so_kv_free(NULL);
+}
+
+/* The table of the first seed document: Llama-3.2-1B and 3B in F16. */
+static void bytes_per_token(void **state) {
+    (void)state;
+    assert_int_equal(so_kv_bytes_per_token(&(so_kv_shape){16, 8, 64, 1, SO_DTYPE_F16}), 32768);
+    assert_int_equal(so_kv_bytes_per_token(&(so_kv_shape){28, 8, 128, 1, SO_DTYPE_F16}), 114688);
+    assert_int_equal(so_kv_bytes_per_token(&(so_kv_shape){16, 8, 64, 1, SO_DTYPE_F32}), 65536);
+    assert_int_equal(so_kv_pages_for(0), 0);
+    assert_int_equal(so_kv_pages_for(32), 1);
+    assert_int_equal(so_kv_pages_for(33), 2);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_operations),
+        cmocka_unit_test(chain_moves_nothing),
+        cmocka_unit_test(truncate_frees_page_at_border),
+        cmocka_unit_test(fork_copies_on_write),
+        cmocka_unit_test(full_changes_nothing),
+        cmocka_unit_test(long_paths_go_out_in_order),
+        cmocka_unit_test(bad_shapes),
+        cmocka_unit_test(bytes_per_token),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
