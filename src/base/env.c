@@ -1,0 +1,27 @@
+/* See env.h. An empty variable counts as unset everywhere, as the XDG specification asks. */
+#include "base/env.h"
+
+#include <stdlib.h>
+
+#include "base/file.h"
+
+static const char *lookup(const char *name) {
+    const char *v = getenv(name);
+    return v && *v ? v : NULL;
+}
+
+bool so_env_no_color(void) { return lookup("NO_COLOR") != NULL; }
+
+char *so_env_cache_dir(void) {
+    const char *xdg = lookup("XDG_CACHE_HOME"), *home = lookup("HOME");
+    if (xdg)
+        return so_path_join(xdg, "sooth");
+    return home ? so_path_join(home, ".cache/sooth") : NULL;
+}
+
+const char *so_env_models_dir(void) { return lookup("SOOTH_MODELS"); }
+
+const char *so_env_python(void) {
+    const char *v = lookup("SOOTH_PYTHON");
+    return v ? v : "python3";
+}

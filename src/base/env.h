@@ -1,0 +1,20 @@
+/* The environment variables sooth reads, all of them; no other file calls getenv.
+ *
+ *   NO_COLOR         any value but the empty one: no colour, ever
+ *   XDG_CACHE_HOME   where pulled models lie (sooth/models under it); default ~/.cache
+ *   SOOTH_MODELS     a folder of NAME.gguf files, looked at before the cache
+ *   SOOTH_PYTHON     the Python that runs pip for `pull`; default python3 */
+#ifndef SO_BASE_ENV_H
+#define SO_BASE_ENV_H
+
+#include <stdbool.h>
+
+bool so_env_no_color(void);
+/* The folder for cached files, without a trailing slash; NULL where neither XDG_CACHE_HOME nor
+ * HOME is set. Caller frees. */
+char *so_env_cache_dir(void);
+/* NULL where unset or empty; belongs to the environment. */
+const char *so_env_models_dir(void);
+const char *so_env_python(void); /* never NULL */
+
+#endif

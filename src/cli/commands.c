@@ -1,0 +1,29 @@
+/* The table of subcommands, in the order `sooth --help` lists them. */
+#include "cli/commands.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+static const so_command table[] = {
+    {SO_CMD_PULL, "pull", so_cmd_pull, "[NAME]", "fetch a model by name; without a name, list them",
+     0, 1},
+};
+
+const so_command *so_command_at(int i) {
+    return i >= 0 && i < (int)SO_LEN(table) ? &table[i] : NULL;
+}
+
+const so_command *so_command_find(const char *name) {
+    for (size_t i = 0; i < SO_LEN(table); i++)
+        if (strcmp(table[i].name, name) == 0)
+            return &table[i];
+    return NULL;
+}
+
+const so_command *so_command_by_bit(int bit) {
+    for (size_t i = 0; i < SO_LEN(table); i++)
+        if (table[i].bit == bit)
+            return &table[i];
+    return NULL;
+}

@@ -1,0 +1,36 @@
+/* The subcommands: one row each in commands.c, one function each in a file of its own. */
+#ifndef SO_CLI_COMMANDS_H
+#define SO_CLI_COMMANDS_H
+
+/* Which subcommands take an option (bits in the option table). */
+enum {
+    SO_CMD_RUN = 1 << 0,
+    SO_CMD_PULL = 1 << 1,
+    SO_CMD_BENCH = 1 << 2,
+    SO_CMD_INSPECT = 1 << 3,
+    SO_CMD_QUANTIZE = 1 << 4,
+    SO_CMD_TOKENIZE = 1 << 5,
+    SO_CMD_ALL = ~0,
+};
+
+typedef struct so_command {
+    int bit; /* SO_CMD_… */
+    const char *name;
+    int (*run)(int argc, char **argv); /* argv[0] is the subcommand; returns the exit status */
+    const char *usage;                 /* what follows the name; '\n' begins another form */
+    const char *summary;
+    int min_pos, max_pos; /* how many arguments beside options */
+} so_command;
+
+const so_command *so_command_at(int i); /* NULL past the end */
+const so_command *so_command_find(const char *name);
+const so_command *so_command_by_bit(int bit);
+
+int so_cmd_run(int argc, char **argv);
+int so_cmd_pull(int argc, char **argv);
+int so_cmd_bench(int argc, char **argv);
+int so_cmd_inspect(int argc, char **argv);
+int so_cmd_quantize(int argc, char **argv);
+int so_cmd_tokenize(int argc, char **argv);
+
+#endif

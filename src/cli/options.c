@@ -1,0 +1,453 @@
+/* The table of all options and the one parser over it.
+ *
+ * Adding an option is a row here and an id in options.h. A row says which subcommands take it, so
+ * an option of another subcommand is refused with a message that says where it belongs. The parser
+ * knows nothing of what options mean; ranges that depend on a model are checked where the model is
+ * known. Printing to stderr and stdout is allowed here, as everywhere in cli/. */
+#include "cli/options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/str.h"
+
+typedef enum opt_type { FLAG, TEXT, LIST, CHOICE, INT, FLOAT, SEED } opt_type;
+
+typedef struct opt_row {
+    const char *group, *name, *shrt;
+    const char *aliases; /* further long names, separated by spaces */
+    opt_type type;
+    double min, max;   /* INT, FLOAT */
+    const char *value; /* what the value is called; CHOICE: the choices, a|b|c */
+    const char *deflt; /* in words, or NULL */
+    const char *help;
+    int cmds;
+} opt_row;
+
+#define LOADS (SO_CMD_RUN | SO_CMD_BENCH)
+#define WITH_MODEL (LOADS | SO_CMD_INSPECT | SO_CMD_TOKENIZE)
+
+static const opt_row table[SO_OPT_COUNT] = {
+    [SO_OPT_MODEL] = {"Model", "model", "m", NULL, TEXT, 0, 0, "FILE|FOLDER|NAME", NULL,
+                      "a GGUF file, a Hugging Face folder, or the name of a pulled model",
+                      WITH_MODEL},
+    [SO_OPT_DRAFT_MODEL] = {"Model", "draft-model", "md", "model-draft spec-draft-model", TEXT, 0,
+                            0, "FILE|FOLDER|NAME", NULL, "the draft model", SO_CMD_INSPECT},
+    [SO_OPT_QUANTIZE] = {"Model", "quantize", NULL, NULL, TEXT, 0, 0, "TYPE", "as in the file",
+                         "round the weights to this type at load (Q8_0, Q4_K, …)", LOADS},
+    [SO_OPT_CTX] = {"Model", "ctx-size", "c", "ctx context", INT, 0, 1 << 24, "N",
+                    "the model's, at most 4096", "context length in tokens; 0: all the model has",
+                    LOADS | SO_CMD_INSPECT},
+    [SO_OPT_KV_TYPE] = {"Model", "kv-type", NULL, "cache-type cache-type-k", CHOICE, 0, 0,
+                        "f16|f32", "f16", "type of the KV cache", LOADS | SO_CMD_INSPECT},
+    [SO_OPT_THREADS] = {"Model", "threads", "t", NULL, INT, 0, 256, "N", "all cores",
+                        "threads to compute with; 0: one per core", LOADS | SO_CMD_QUANTIZE},
+    [SO_OPT_CPU_LEVEL] = {"Model", "cpu-level", NULL, NULL, CHOICE, 0, 0, "auto|scalar|avx2|avx512",
+                          "auto", "instruction set of the CPU kernels", LOADS},
+    [SO_OPT_BATCH] = {"Model", "batch-size", "b", "ubatch-size", INT, 1, 4096, "N", "256",
+                      "most prompt tokens in one forward pass; never changes the output", LOADS},
+
+    [SO_OPT_PROMPT] = {"Prompt", "prompt", "p", NULL, TEXT, 0, 0, "TEXT", NULL, "the prompt",
+                       SO_CMD_RUN},
+    [SO_OPT_FILE] = {"Prompt", "file", "f", NULL, TEXT, 0, 0, "FILE", NULL,
+                     "read the text from a file; - is standard input",
+                     SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_TOKENIZE},
+    [SO_OPT_SYSTEM] = {"Prompt", "system", "sys", "system-prompt", TEXT, 0, 0, "TEXT", NULL,
+                       "system message put before the prompt", SO_CMD_RUN},
+    [SO_OPT_RAW] = {"Prompt", "raw", NULL, NULL, FLAG, 0, 0, NULL, NULL,
+                    "continue the text as it is, without the model's chat format", SO_CMD_RUN},
+    [SO_OPT_PROMPTS] = {"Prompt", "prompts", NULL, NULL, TEXT, 0, 0, "FILE.jsonl", NULL,
+                        "answer every line of a file: {\"id\",\"turns\":[…]} or {\"prompt\":…}",
+                        SO_CMD_RUN},
+    [SO_OPT_PARALLEL] = {"Prompt", "parallel", "np", NULL, INT, 1, 64, "N", "1",
+                         "how many sequences run at once", SO_CMD_RUN | SO_CMD_INSPECT},
+
+    [SO_OPT_PREDICT] = {"Output", "predict", "n", "n-predict max-tokens", INT, -1, 1 << 24, "N",
+                        "until the model ends or the context is full", "most tokens to generate",
+                        LOADS},
+    [SO_OPT_STOP] = {"Output", "stop", "r", "reverse-prompt", LIST, 0, 0, "TEXT", NULL,
+                     "end before this text; may be given several times", SO_CMD_RUN},
+    [SO_OPT_IGNORE_EOS] = {"Output", "ignore-eos", NULL, NULL, FLAG, 0, 0, NULL, NULL,
+                           "go on after the model's end token", SO_CMD_RUN},
+
+    [SO_OPT_SEED] = {"Sampling", "seed", "s", NULL, SEED, 0, 0, "N", "random, reported",
+                     "seed of the noise; the same seed gives the same text", SO_CMD_RUN},
+    [SO_OPT_TEMP] = {"Sampling", "temp", NULL, "temperature", FLOAT, 0, 100, "T",
+                     "the model's own, else 0.8", "temperature; 0 takes the likeliest token",
+                     SO_CMD_RUN},
+    [SO_OPT_TOP_K] = {"Sampling", "top-k", NULL, NULL, INT, 0, 1 << 24, "K",
+                      "the model's own, else 0", "keep the K likeliest tokens; 0: all", SO_CMD_RUN},
+    [SO_OPT_TOP_P] = {"Sampling", "top-p", NULL, NULL, FLOAT, 0, 1, "P", "the model's own, else 1",
+                      "keep the likeliest tokens that together reach P; 1: all", SO_CMD_RUN},
+    [SO_OPT_MIN_P] = {"Sampling", "min-p", NULL, NULL, FLOAT, 0, 1, "P", "the model's own, else 0",
+                      "keep tokens at least P times as likely as the likeliest; 0: all",
+                      SO_CMD_RUN},
+    [SO_OPT_REPEAT_PENALTY] = {"Sampling", "repeat-penalty", NULL, "repetition-penalty", FLOAT,
+                               0.01, 100, "R", "the model's own, else 1",
+                               "divide the logits of tokens seen before; 1: off", SO_CMD_RUN},
+    [SO_OPT_REPEAT_LAST_N] = {"Sampling", "repeat-last-n", NULL, NULL, INT, -1, 1 << 24, "N", "64",
+                              "how far back the penalties look; -1: whole context, 0: off",
+                              SO_CMD_RUN},
+    [SO_OPT_PRESENCE_PENALTY] = {"Sampling", "presence-penalty", NULL, NULL, FLOAT, -100, 100, "A",
+                                 "0", "taken off the logit of every token already in the output",
+                                 SO_CMD_RUN},
+    [SO_OPT_FREQUENCY_PENALTY] = {"Sampling", "frequency-penalty", NULL, NULL, FLOAT, -100, 100,
+                                  "A", "0", "the same, times how often the output has it",
+                                  SO_CMD_RUN},
+    [SO_OPT_LOGIT_BIAS] = {"Sampling", "logit-bias", "l", NULL, LIST, 0, 0, "ID=BIAS", NULL,
+                           "add to a token's logit, -inf bans it (also ID+BIAS, ID-BIAS)",
+                           SO_CMD_RUN},
+
+    [SO_OPT_REPEATS] = {"Measuring", "repeats", NULL, "repetitions", INT, 1, 10000, "N", "9",
+                        "timed runs of each kind", SO_CMD_BENCH},
+
+    [SO_OPT_JSON] = {"General", "json", NULL, NULL, FLAG, 0, 0, NULL, NULL,
+                     "print JSON and nothing else on standard output", SO_CMD_ALL},
+    [SO_OPT_VERBOSE] = {"General", "verbose", "v", NULL, FLAG, 0, 0, NULL, NULL,
+                        "say more on standard error; twice: debug", SO_CMD_ALL},
+    [SO_OPT_NO_COLOR] = {"General", "no-color", NULL, "no-colour", FLAG, 0, 0, NULL, NULL,
+                         "no colour (also: NO_COLOR in the environment)", SO_CMD_ALL},
+    [SO_OPT_HELP] = {"General", "help", "h", NULL, FLAG, 0, 0, NULL, NULL, "show this help",
+                     SO_CMD_ALL},
+};
+
+/* --- messages --- */
+
+static int edit_distance(const char *a, const char *b) {
+    enum { MAX = 40 };
+    int la = (int)strlen(a), lb = (int)strlen(b), row[MAX + 1];
+    if (la > MAX || lb > MAX)
+        return MAX;
+    for (int j = 0; j <= lb; j++)
+        row[j] = j;
+    for (int i = 1; i <= la; i++) {
+        int diag = row[0];
+        row[0] = i;
+        for (int j = 1; j <= lb; j++) {
+            int sub = diag + (a[i - 1] != b[j - 1]);
+            diag = row[j];
+            row[j] = SO_MIN(sub, SO_MIN(row[j], row[j - 1]) + 1);
+        }
+    }
+    return row[lb];
+}
+
+const char *so_near_miss(const char *word, const char *const *candidates, int n) {
+    const char *best = NULL;
+    int best_d = 3; /* two typing errors */
+    for (int i = 0; i < n; i++) {
+        int d = edit_distance(word, candidates[i]);
+        if (strlen(word) >= 3 && strncmp(word, candidates[i], strlen(word)) == 0)
+            d = SO_MIN(d, 1); /* an abbreviation */
+        if (d < best_d && d < (int)strlen(candidates[i])) {
+            best_d = d;
+            best = candidates[i];
+        }
+    }
+    return best;
+}
+
+int so_args_bad(const so_args *a, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    fprintf(stderr, "sooth %s: ", a->cmd->name);
+    vfprintf(stderr, fmt, ap);
+    fprintf(stderr, "\n`sooth help %s` shows the options.\n", a->cmd->name);
+    va_end(ap);
+    return 2;
+}
+
+int so_args_fail(const so_args *a, const so_err *err) {
+    fprintf(stderr, "sooth %s: %s\n", a->cmd->name, err->msg);
+    return 1;
+}
+
+/* --- looking up --- */
+
+static bool alias_matches(const char *aliases, so_str name) {
+    while (aliases && *aliases) {
+        size_t len = strcspn(aliases, " ");
+        if (so_str_eq((so_str){aliases, len}, name))
+            return true;
+        aliases += len + (aliases[len] == ' ');
+    }
+    return false;
+}
+
+/* The row of "--name" or "-name" (without its value), or −1. */
+static int find_row(so_str flag) {
+    bool is_long = so_str_starts(flag, SO_STR("--"));
+    so_str name = {flag.ptr + (is_long ? 2 : 1), flag.len - (is_long ? 2 : 1)};
+    for (int i = 0; i < SO_OPT_COUNT; i++) {
+        const opt_row *o = &table[i];
+        if (is_long ? so_str_eq_c(name, o->name) || alias_matches(o->aliases, name)
+                    : o->shrt && so_str_eq_c(name, o->shrt))
+            return i;
+    }
+    return -1;
+}
+
+static bool bad_flag(so_args *a, so_str flag) {
+    const char *names[SO_OPT_COUNT];
+    int n = 0;
+    char word[64];
+    while (flag.len && *flag.ptr == '-')
+        flag.ptr++, flag.len--;
+    snprintf(word, sizeof word, "%.*s", SO_STR_ARG(flag));
+    for (char *p = word; *p; p++)
+        *p = *p == '_' ? '-' : (char)tolower((unsigned char)*p);
+    for (int i = 0; i < SO_OPT_COUNT; i++)
+        if (table[i].cmds & a->cmd->bit)
+            names[n++] = table[i].name;
+    const char *near = so_near_miss(word, names, n);
+    a->status = near ? so_args_bad(a, "unknown option '%s%.*s'; did you mean --%s?",
+                                   flag.len == 1 ? "-" : "--", SO_STR_ARG(flag), near)
+                     : so_args_bad(a, "unknown option '%s%.*s'", flag.len == 1 ? "-" : "--",
+                                   SO_STR_ARG(flag));
+    return false;
+}
+
+static bool wrong_command(so_args *a, const opt_row *o) {
+    so_buf who = {0};
+    for (int i = 0; so_command_at(i); i++)
+        if (so_command_at(i)->bit & o->cmds)
+            so_buf_printf(&who, "%s%s", who.len ? ", " : "", so_command_at(i)->name);
+    a->status = so_args_bad(a, "--%s is no option of this command (it belongs to: %s)", o->name,
+                            who.len ? who.data : "none");
+    so_buf_free(&who);
+    return false;
+}
+
+/* --- values --- */
+
+static bool bad_value(so_args *a, const opt_row *o, const char *text) {
+    const char *kind = o->type == INT ? "a whole number" : "a number";
+    if (o->type == CHOICE)
+        a->status = so_args_bad(a, "--%s '%.80s': must be one of %s", o->name, text, o->value);
+    else if (o->type == SEED)
+        a->status = so_args_bad(a,
+                                "--%s '%.80s': must be a whole number from 0 to %llu, or -1 for "
+                                "a random one",
+                                o->name, text, (unsigned long long)UINT64_MAX);
+    else
+        a->status = so_args_bad(a, "--%s '%.80s': must be %s from %g to %.10g", o->name, text, kind,
+                                o->min, o->max);
+    return false;
+}
+
+static bool is_choice(const char *choices, const char *text) {
+    size_t len = strlen(text);
+    for (const char *c = choices; *c;) {
+        size_t n = strcspn(c, "|");
+        if (n == len && strncasecmp(c, text, n) == 0)
+            return true;
+        c += n + (c[n] == '|');
+    }
+    return false;
+}
+
+static bool starts_number(const char *text) {
+    const char *p = text + (*text == '-' || *text == '+');
+    return isdigit((unsigned char)*p) || (*p == '.' && isdigit((unsigned char)p[1]));
+}
+
+static bool parse_value(so_args *a, int id, const char *text) {
+    const opt_row *o = &table[id];
+    char *end = NULL;
+    errno = 0;
+    switch (o->type) {
+    case FLAG:
+    case TEXT:
+    case LIST:
+        break;
+    case CHOICE:
+        if (!is_choice(o->value, text))
+            return bad_value(a, o, text);
+        break;
+    case INT:
+        a->val[id].i = strtoll(text, &end, 10);
+        if (!starts_number(text) || *end || errno || (double)a->val[id].i < o->min ||
+            (double)a->val[id].i > o->max)
+            return bad_value(a, o, text);
+        break;
+    case FLOAT:
+        a->val[id].f = strtod(text, &end);
+        if (!starts_number(text) || *end || !isfinite(a->val[id].f) || a->val[id].f < o->min ||
+            a->val[id].f > o->max)
+            return bad_value(a, o, text);
+        break;
+    case SEED: /* kept as the bits of an unsigned number; −1 counts as not given */
+        a->val[id].i = (int64_t)strtoull(text, &end, 10);
+        if (!starts_number(text) || *end || errno || (*text == '-' && strcmp(text, "-1") != 0))
+            return bad_value(a, o, text);
+        break;
+    }
+    return true;
+}
+
+static void take(so_args *a, int id, const char *text) {
+    int n = ++a->val[id].n_given;
+    a->val[id].text = text;
+    if (table[id].type == LIST) {
+        a->val[id].items = so_realloc(a->val[id].items, (size_t)n * sizeof *a->val[id].items);
+        a->val[id].items[n - 1] = text;
+    }
+    if (table[id].type == SEED && strcmp(text, "-1") == 0)
+        a->val[id].n_given = 0;
+}
+
+/* One option at argv[*i]; moves *i onto its value where that is an argument of its own. */
+static bool parse_option(so_args *a, int argc, char **argv, int *i) {
+    const char *arg = argv[*i], *eq = strchr(arg, '=');
+    so_str flag = {arg, eq ? (size_t)(eq - arg) : strlen(arg)};
+    int id = find_row(flag);
+    if (id < 0)
+        return bad_flag(a, flag);
+    const opt_row *o = &table[id];
+    if (!(o->cmds & a->cmd->bit))
+        return wrong_command(a, o);
+    const char *text = eq ? eq + 1 : NULL;
+    if (o->type == FLAG && text) {
+        a->status = so_args_bad(a, "--%s takes no value, got '%.80s'", o->name, text);
+        return false;
+    }
+    if (o->type != FLAG && !text) {
+        if (*i + 1 >= argc) {
+            a->status = so_args_bad(a, "--%s needs a value (%s)", o->name, o->value);
+            return false;
+        }
+        text = argv[++*i];
+    }
+    if (!parse_value(a, id, text))
+        return false;
+    take(a, id, text);
+    return true;
+}
+
+static bool check_positionals(so_args *a) {
+    if (a->n_pos > a->cmd->max_pos) {
+        a->status = so_args_bad(a, "unexpected argument '%.80s'", a->pos[a->cmd->max_pos]);
+        return false;
+    }
+    if (a->n_pos < a->cmd->min_pos) {
+        a->status = so_args_bad(a, "too few arguments; usage: sooth %s %.*s", a->cmd->name,
+                                (int)strcspn(a->cmd->usage, "\n"), a->cmd->usage);
+        return false;
+    }
+    return true;
+}
+
+bool so_args_parse(so_args *a, int cmd_bit, int argc, char **argv) {
+    *a = (so_args){.cmd = so_command_by_bit(cmd_bit), .pos = SO_NEW_N(const char *, argc)};
+    SO_ASSERT(a->cmd != NULL);
+    bool ok = true, only_args = false;
+    for (int i = 1; i < argc && ok; i++) {
+        if (!only_args && strcmp(argv[i], "--") == 0)
+            only_args = true;
+        else if (!only_args && argv[i][0] == '-' && argv[i][1] != '\0')
+            ok = parse_option(a, argc, argv, &i);
+        else
+            a->pos[a->n_pos++] = argv[i];
+    }
+    if (ok && a->val[SO_OPT_HELP].n_given) {
+        so_help_command(a->cmd);
+        a->status = 0;
+        ok = false;
+    }
+    ok = ok && check_positionals(a);
+    if (ok && a->val[SO_OPT_VERBOSE].n_given)
+        so_log_set_level(a->val[SO_OPT_VERBOSE].n_given > 1 ? SO_LOG_DEBUG : SO_LOG_INFO);
+    if (!ok)
+        so_args_free(a);
+    return ok;
+}
+
+void so_args_free(so_args *a) {
+    for (int i = 0; i < SO_OPT_COUNT; i++) {
+        free(a->val[i].items);
+        a->val[i].items = NULL;
+    }
+    free(a->pos);
+    a->pos = NULL;
+}
+
+bool so_args_has(const so_args *a, so_opt id) { return a->val[id].n_given > 0; }
+
+const char *so_args_str(const so_args *a, so_opt id, const char *fallback) {
+    return so_args_has(a, id) ? a->val[id].text : fallback;
+}
+
+int64_t so_args_int(const so_args *a, so_opt id, int64_t fallback) {
+    return so_args_has(a, id) ? a->val[id].i : fallback;
+}
+
+double so_args_float(const so_args *a, so_opt id, double fallback) {
+    return so_args_has(a, id) ? a->val[id].f : fallback;
+}
+
+/* --- help --- */
+
+enum { HELP_COLUMN = 30, HELP_WIDTH = 100 };
+
+/* Words of `text` from column HELP_COLUMN on, wrapped. */
+static void print_wrapped(const char *text, int column) {
+    while (*text) {
+        int len = (int)strcspn(text, " ");
+        if (column + len + 1 > HELP_WIDTH) {
+            printf("\n%*s", HELP_COLUMN, "");
+            column = HELP_COLUMN;
+        }
+        printf(" %.*s", len, text);
+        column += len + 1;
+        text += len + (text[len] == ' ');
+    }
+    putchar('\n');
+}
+
+static void print_option(const opt_row *o) {
+    so_buf left = {0}, right = {0};
+    if (o->shrt)
+        so_buf_printf(&left, "  -%s, --%s", o->shrt, o->name);
+    else
+        so_buf_printf(&left, "      --%s", o->name);
+    if (o->value)
+        so_buf_printf(&left, " %s", o->value);
+    so_buf_append_c(&right, o->help);
+    if (o->deflt)
+        so_buf_printf(&right, " (default: %s)", o->deflt);
+    printf("%-*s", HELP_COLUMN, left.data);
+    if (left.len >= HELP_COLUMN)
+        printf("\n%*s", HELP_COLUMN, "");
+    print_wrapped(right.data, HELP_COLUMN);
+    so_buf_free(&left);
+    so_buf_free(&right);
+}
+
+void so_help_command(const so_command *cmd) {
+    bool color = isatty(STDOUT_FILENO) == 1 && !so_env_no_color();
+    for (const char *u = cmd->usage, *lead = "Usage:"; *u; lead = "      ") {
+        size_t len = strcspn(u, "\n");
+        printf("%s sooth %s %.*s\n", lead, cmd->name, (int)len, u);
+        u += len + (u[len] == '\n');
+    }
+    printf("\n%c%s.\n", toupper((unsigned char)cmd->summary[0]), cmd->summary + 1);
+    const char *group = "";
+    for (int i = 0; i < SO_OPT_COUNT; i++) {
+        const opt_row *o = &table[i];
+        if (!(o->cmds & cmd->bit))
+            continue;
+        if (strcmp(group, o->group) != 0)
+            printf("\n%s%s:%s\n", color ? "\033[1m" : "", o->group, color ? "\033[0m" : "");
+        group = o->group;
+        print_option(o);
+    }
+}

@@ -1,0 +1,92 @@
+/* Command-line options: one table (options.c), one parser, for all subcommands.
+ *
+ *   int so_cmd_x(int argc, char **argv) {
+ *       so_args a;
+ *       if (!so_args_parse(&a, SO_CMD_X, argc, argv))
+ *           return a.status;                      help was shown (0) or the usage was bad (2)
+ *       const char *model = so_args_str(&a, SO_OPT_MODEL, NULL);
+ *       …
+ *       so_args_free(&a);
+ *
+ * The parser accepts `--opt value`, `--opt=value`, `-o value` and, after `--`, only arguments.
+ * Every value is checked against its type and range here; a message names the flag, the value and
+ * what is allowed. An option given twice takes the last value, but for lists. Defaults are the
+ * command's business: the table only states them in words. Values borrow argv. */
+#ifndef SO_CLI_OPTIONS_H
+#define SO_CLI_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "cli/commands.h"
+
+typedef enum so_opt {
+    SO_OPT_MODEL,
+    SO_OPT_DRAFT_MODEL,
+    SO_OPT_QUANTIZE,
+    SO_OPT_CTX,
+    SO_OPT_KV_TYPE,
+    SO_OPT_THREADS,
+    SO_OPT_CPU_LEVEL,
+    SO_OPT_BATCH,
+    SO_OPT_PROMPT,
+    SO_OPT_FILE,
+    SO_OPT_SYSTEM,
+    SO_OPT_RAW,
+    SO_OPT_PROMPTS,
+    SO_OPT_PARALLEL,
+    SO_OPT_PREDICT,
+    SO_OPT_STOP,
+    SO_OPT_IGNORE_EOS,
+    SO_OPT_SEED,
+    SO_OPT_TEMP,
+    SO_OPT_TOP_K,
+    SO_OPT_TOP_P,
+    SO_OPT_MIN_P,
+    SO_OPT_REPEAT_PENALTY,
+    SO_OPT_REPEAT_LAST_N,
+    SO_OPT_PRESENCE_PENALTY,
+    SO_OPT_FREQUENCY_PENALTY,
+    SO_OPT_LOGIT_BIAS,
+    SO_OPT_REPEATS,
+    SO_OPT_JSON,
+    SO_OPT_VERBOSE,
+    SO_OPT_NO_COLOR,
+    SO_OPT_HELP,
+    SO_OPT_COUNT,
+} so_opt;
+
+typedef struct so_args {
+    const so_command *cmd;
+    int status; /* the exit status when parsing returned false */
+    struct {
+        int n_given;
+        const char *text; /* of the last one */
+        int64_t i;
+        double f;
+        const char **items; /* lists: all of them */
+    } val[SO_OPT_COUNT];
+    const char **pos;
+    int n_pos;
+} so_args;
+
+bool so_args_parse(so_args *a, int cmd_bit, int argc, char **argv);
+void so_args_free(so_args *a);
+
+bool so_args_has(const so_args *a, so_opt id);
+const char *so_args_str(const so_args *a, so_opt id, const char *fallback);
+int64_t so_args_int(const so_args *a, so_opt id, int64_t fallback);
+double so_args_float(const so_args *a, so_opt id, double fallback);
+
+/* Prints "sooth CMD: message" and where to read more; returns 2. */
+int so_args_bad(const so_args *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Prints "sooth CMD: message" of err; returns 1. */
+int so_args_fail(const so_args *a, const so_err *err);
+
+/* Usage, summary and options of one command, on stdout. */
+void so_help_command(const so_command *cmd);
+/* The candidate nearest to `word`, or NULL where none is near. */
+const char *so_near_miss(const char *word, const char *const *candidates, int n);
+
+#endif
