@@ -1,0 +1,52 @@
+/* Verification: given a tree of guesses and the target's view of every node, which guesses stand,
+ * and which token follows. Pure functions: no KV, no models, no threads, no clock. The proof that
+ * the output is the target's own stands beside each function in its .c file.
+ *
+ * Levels (design.md section 2):  match   the target's own token at each node decides (greedy is
+ * match with an argmax); bit for bit the plain text reject  the output is distributed exactly as p
+ *                                lenient lossy, and named so: no outcome is likelier than p/L */
+#ifndef SO_VERIFY_VERIFY_H
+#define SO_VERIFY_VERIFY_H
+
+#include "base/rng.h"
+#include "token/tree.h"
+
+typedef struct so_verdict {
+    int n_accepted;
+    int16_t path[SO_TREE_MAX];             /* accepted nodes below the root, in order */
+    int32_t token;                         /* one more, after the last accepted node */
+    bool bonus;                            /* no proposal was tested after the last accepted one */
+    int n_tested;                          /* proposals whose test ran, in order … */
+    int16_t tested[SO_TREE_MAX_PROPOSALS]; /* … the last of each node's run may be accepted */
+} so_verdict;
+
+/* The target's token after `node`: an argmax, or the draw keyed by seed and position. */
+typedef int32_t so_verify_choose(void *user, int node);
+void so_verify_match(const so_tree *t, so_verify_choose *choose, void *user, so_verdict *out);
+
+/* Chance, so that tests can enumerate what production draws. */
+typedef struct so_chance so_chance;
+struct so_chance {
+    /* True with probability min(1, p/q). position: of the token being decided; index: of the test
+     * among those at this position. */
+    bool (*accept)(so_chance *c, uint32_t position, uint32_t index, double p, double q);
+    /* An index with probability weight[i]/Σ weight; total > 0 is Σ weight. */
+    int32_t (*draw)(so_chance *c, uint32_t position, const float *weight, int n, double total);
+};
+
+/* Draws keyed by (seed, choice, position, purpose, index): SO_RNG_ACCEPT and SO_RNG_RESIDUAL. */
+typedef struct so_chance_keyed {
+    so_chance base;
+    uint64_t seed;
+    uint32_t choice;
+} so_chance_keyed;
+void so_chance_keyed_init(so_chance_keyed *c, uint64_t seed, uint32_t choice);
+
+/* The target's distribution after `node`, [n_vocab], sum 1 up to rounding; the verifier overwrites
+ * it. */
+typedef float *so_verify_row(void *user, int node);
+/* lenience 1 is exact; in (0,1) it is `lenient`. scratch: [n_vocab] for SO_Q_ROW_SET. */
+void so_verify_reject(const so_tree *t, so_verify_row *row, void *user, so_chance *chance,
+                      double lenience, float *scratch, so_verdict *out);
+
+#endif
