@@ -67,8 +67,9 @@ bool so_gguf_elem_i64(const so_gguf_kv *kv, uint64_t i, int64_t *out);
 
 const char *so_gguf_type_name(so_gguf_type t);
 
-/* Writing: collect metadata and tensor headers, then begin, then the data of each tensor in order.
- * Alignment is 32. Built on so_out_file: nothing is left behind on failure or abort. */
+/* Writing: collect metadata and tensor headers, then begin, then the data of each tensor in order,
+ * in one piece or several. Alignment is 32. Built on so_out_file: nothing is left behind on failure
+ * or abort. */
 typedef struct so_gguf_writer so_gguf_writer;
 so_gguf_writer *so_gguf_writer_create(void);
 void so_gguf_writer_free(so_gguf_writer *w); /* aborts an unfinished file */
