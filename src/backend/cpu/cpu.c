@@ -1,0 +1,324 @@
+/* The CPU backend: buffers, weights and KV stores in plain memory, and the list of operations.
+ *
+ * submit() copies the operation (and an upload's bytes) to a list; sync(), or a full list, lets the
+ * thread pool walk the whole list at once. Every thread takes its share of every task, and the team
+ * meets only before a task that touches memory which a task since the last meeting has touched too
+ * (at least one of them writing). A matmul with quantised weights is two tasks: activations are
+ * rounded into the scratch once, and the next matmul over the same rows (q, k, v; gate, up) uses
+ * them again.
+ *
+ * Nothing is allocated by submit or sync once the upload and scratch memory have grown to the size
+ * of the largest pass. Weights are borrowed, never copied. One caller at a time; refuses nothing at
+ * submit that is not a bug (views outside their buffer abort). */
+#include "backend/cpu/cpu.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+enum { UPLOADS_MAX = 16 << 20 };
+
+static so_cpu *cpu_of(so_backend *b) { return (so_cpu *)b; }
+
+/* ---- memory ---- */
+
+static int map_pages(so_buffer *buf, size_t n_bytes, const char *what, so_err *err) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), padded;
+    errno = ENOMEM;
+    if (so_add_size(n_bytes ? n_bytes : 1, page - 1, &padded)) {
+        padded &= ~(page - 1);
+        void *p = mmap(NULL, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p != MAP_FAILED) {
+            *buf = (so_buffer){.data = p, .n_bytes = n_bytes, .map_bytes = padded};
+            return 0;
+        }
+    }
+    return so_err_set(err, SO_ENOMEM, "no memory for %s of %zu bytes: %s", what, n_bytes,
+                      strerror(errno));
+}
+
+static void unmap_pages(so_buffer *buf) {
+    if (buf->data)
+        munmap(buf->data, buf->map_bytes);
+}
+
+static int buffer_create(so_backend *b, size_t n_bytes, so_buffer **out, so_err *err) {
+    (void)b;
+    so_buffer buf;
+    int rc = map_pages(&buf, n_bytes, "a buffer", err);
+    if (rc != 0)
+        return rc;
+    *out = SO_NEW(so_buffer);
+    **out = buf;
+    return 0;
+}
+
+static void flush(so_cpu *b);
+
+static void buffer_free(so_backend *b, so_buffer *buf) {
+    if (!buf)
+        return;
+    flush(cpu_of(b)); /* work in the list may still use it */
+    unmap_pages(buf);
+    free(buf);
+}
+
+static int weight_create(so_backend *b, const so_tensor *t, so_weight **out, so_err *err) {
+    (void)b;
+    const so_dtype_info *info = so_dtype_get((int)t->dtype);
+    if (!info || !so_kernels_scalar.matmul[t->dtype])
+        return so_err_set(err, SO_EUNSUPPORTED, "tensor %.*s: type %d has no kernel",
+                          SO_STR_ARG(t->name), (int)t->dtype);
+    int64_t n_cols = t->dims[0], n_rows = so_tensor_rows(t);
+    if (n_cols < 1 || n_cols > 1 << 24 || n_rows < 1 || n_rows > INT32_MAX)
+        return so_err_set(err, SO_ERANGE, "tensor %.*s: a matrix of %lld by %lld is out of range",
+                          SO_STR_ARG(t->name), (long long)n_rows, (long long)n_cols);
+    if (n_cols % info->block_len != 0)
+        return so_err_set(err, SO_EFORMAT,
+                          "tensor %.*s: rows of %lld elements are no multiple of %s's block of %d",
+                          SO_STR_ARG(t->name), (long long)n_cols, info->name, info->block_len);
+    size_t row_bytes = so_dtype_row_bytes(t->dtype, n_cols), bytes;
+    if (!so_mul_size(row_bytes, (size_t)n_rows, &bytes) || bytes > t->n_bytes || !t->data)
+        return so_err_set(err, SO_EFORMAT, "tensor %.*s: %zu bytes are too few for its shape",
+                          SO_STR_ARG(t->name), t->n_bytes);
+    so_weight *w = SO_NEW(so_weight);
+    *w = (so_weight){.dtype = t->dtype,
+                     .n_cols = (int)n_cols,
+                     .n_rows = (long)n_rows,
+                     .row_bytes = row_bytes,
+                     .data = t->data};
+    *out = w;
+    return 0;
+}
+
+static void weight_free(so_backend *b, so_weight *w) {
+    if (!w)
+        return;
+    flush(cpu_of(b)); /* work in the list may still use it */
+    free(w);
+}
+
+static bool shape_ok(const so_kv_shape *s) {
+    return s->n_layers > 0 && s->n_layers <= 1 << 16 && s->n_heads_kv > 0 &&
+           s->n_heads_kv <= 1 << 16 && s->head_dim > 0 && s->head_dim <= SO_HEAD_DIM_MAX &&
+           s->n_pages > 0 && (s->dtype == SO_DTYPE_F16 || s->dtype == SO_DTYPE_F32);
+}
+
+static int kv_create(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_err *err) {
+    (void)b;
+    if (!shape_ok(s))
+        return so_err_set(
+            err, SO_ERANGE,
+            "KV cache of %d layers, %d heads of %d, %d pages, type %d is out of range", s->n_layers,
+            s->n_heads_kv, s->head_dim, s->n_pages, (int)s->dtype);
+    so_kv_store *store = SO_NEW(so_kv_store);
+    store->shape = *s;
+    store->entry_bytes = (size_t)s->head_dim * (s->dtype == SO_DTYPE_F16 ? 2 : 4);
+    size_t bytes = store->entry_bytes * SO_KV_PAGE * (size_t)s->n_heads_kv;
+    if (!so_mul_size(bytes, (size_t)s->n_layers, &bytes) ||
+        !so_mul_size(bytes, (size_t)s->n_pages, &bytes))
+        bytes = SIZE_MAX;
+    int rc = map_pages(&store->k, bytes, "the K cache", err);
+    if (rc == 0)
+        rc = map_pages(&store->v, bytes, "the V cache", err);
+    if (rc != 0) {
+        unmap_pages(&store->k);
+        free(store);
+        return rc;
+    }
+    *out = store;
+    return 0;
+}
+
+static void kv_free(so_backend *b, so_kv_store *s) {
+    if (!s)
+        return;
+    flush(cpu_of(b)); /* work in the list may still use it */
+    unmap_pages(&s->k);
+    unmap_pages(&s->v);
+    free(s);
+}
+
+/* ---- the list ---- */
+
+static void walk(void *arg, int index, int count) {
+    const so_cpu *b = arg;
+    for (int i = 0; i < b->n_tasks; i++) {
+        if (b->tasks[i].barrier)
+            so_pool_barrier(b->pool);
+        b->tasks[i].fn(b, &b->ops[b->tasks[i].op], index, count);
+    }
+}
+
+static bool grow_scratch(so_cpu *b) {
+    if (b->scratch_need <= b->scratch_bytes)
+        return true;
+    free(b->scratch);
+    b->scratch = so_try_aligned(b->scratch_need);
+    b->scratch_bytes = b->scratch ? b->scratch_need : 0;
+    if (!b->scratch)
+        so_err_set(&b->err, SO_ENOMEM, "no memory for %zu bytes of quantised activations",
+                   b->scratch_need);
+    return b->scratch != NULL;
+}
+
+static void flush(so_cpu *b) {
+    if (b->n_tasks > 0 && b->err.code == 0 && grow_scratch(b))
+        so_pool_run(b->pool, walk, b);
+    b->n_ops = b->n_tasks = b->n_open = 0;
+    b->uploads_len = 0;
+    b->scratch_need = 0;
+    b->quantized.owner = NULL;
+}
+
+static bool overlap(const so_range *a, const so_range *b) {
+    return a->owner == b->owner && a->begin < b->end && b->begin < a->end;
+}
+
+static bool conflicts(const so_cpu *b, const so_range *ranges, int n) {
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < b->n_open; j++)
+            if ((ranges[i].write || b->open[j].write) && overlap(&ranges[i], &b->open[j]))
+                return true;
+    return false;
+}
+
+static void push(so_cpu *b, so_task_fn *fn, const so_range *ranges, int n) {
+    bool barrier = b->n_open + n > SO_RANGES_MAX || conflicts(b, ranges, n);
+    if (barrier)
+        b->n_open = 0;
+    memcpy(b->open + b->n_open, ranges, (size_t)n * sizeof ranges[0]);
+    b->n_open += n;
+    b->tasks[b->n_tasks++] = (so_task){.fn = fn, .op = b->n_ops - 1, .barrier = barrier};
+}
+
+/* ranges: of the operation, x's the second; room for one more. Gives their new number. */
+static int push_quantize(so_cpu *b, const so_op *op, so_range *ranges, int n) {
+    int block = so_dtype_get((int)op->matmul.w->dtype)->block_len;
+    if (block == 1)
+        return n;
+    so_range scratch = {.owner = b, .begin = 0, .end = 1, .write = true}, x = ranges[1];
+    size_t need = so_cpu_scratch_bytes(op->matmul.w, op->n);
+    b->scratch_need = SO_MAX(b->scratch_need, need);
+    bool reuse = b->quantized.owner == x.owner && b->quantized.begin == x.begin &&
+                 b->quantized.end == x.end && b->quantized_n == op->n &&
+                 b->quantized_block == block;
+    if (!reuse) {
+        so_range both[2] = {scratch, x};
+        push(b, so_cpu_quantize, both, 2);
+        b->quantized = x;
+        b->quantized_n = op->n;
+        b->quantized_block = block;
+    }
+    scratch.write = false;
+    ranges[n] = scratch;
+    return n + 1;
+}
+
+/* Quantised activations are stale once their source is written. */
+static void forget_stale(so_cpu *b, const so_range *ranges, int n) {
+    for (int i = 0; i < n; i++)
+        if (ranges[i].write && b->quantized.owner && overlap(&ranges[i], &b->quantized))
+            b->quantized.owner = NULL;
+}
+
+/* The bytes of an upload: into place at once where nothing stands before it, else kept. False: it
+ * is done. */
+static bool keep_upload(so_cpu *b, so_op *op) {
+    size_t n_bytes = op->upload.n_bytes;
+    if (n_bytes > UPLOADS_MAX - b->uploads_len)
+        flush(b);
+    if (b->n_tasks == 0) {
+        memcpy(op->upload.dst.buf->data + op->upload.dst.off, op->upload.src, n_bytes);
+        return false;
+    }
+    size_t need = b->uploads_len + n_bytes;
+    if (need > b->uploads_cap) {
+        b->uploads_cap = SO_MAX(need, 2 * b->uploads_cap);
+        b->uploads = so_realloc(b->uploads, b->uploads_cap);
+    }
+    memcpy(b->uploads + b->uploads_len, op->upload.src, n_bytes);
+    op->upload.src = (const void *)(uintptr_t)b->uploads_len;
+    b->uploads_len = need;
+    return true;
+}
+
+static void submit(so_backend *base, const so_op *given) {
+    so_cpu *b = cpu_of(base);
+    so_range ranges[SO_OP_RANGES + 1];
+    int n = so_cpu_ranges(given, ranges);
+    if (b->n_ops == SO_OPS_MAX)
+        flush(b);
+    so_op op = *given;
+    if (op.kind == SO_OP_UPLOAD ? op.upload.n_bytes == 0 : op.n == 0 && op.kind != SO_OP_DOWNLOAD)
+        return;
+    if (op.kind == SO_OP_UPLOAD && !keep_upload(b, &op))
+        return;
+    b->ops[b->n_ops++] = op;
+    if (op.kind == SO_OP_MATMUL)
+        n = push_quantize(b, &op, ranges, n);
+    push(b, so_cpu_tasks[op.kind], ranges, n);
+    forget_stale(b, ranges, n);
+}
+
+static int cpu_sync(so_backend *base, so_err *err) {
+    so_cpu *b = cpu_of(base);
+    flush(b);
+    int code = b->err.code;
+    if (code != 0 && err)
+        *err = b->err;
+    b->err.code = 0;
+    return code;
+}
+
+static void cpu_free(so_backend *base) {
+    so_cpu *b = cpu_of(base);
+    so_pool_free(b->pool);
+    free(b->ops);
+    free(b->tasks);
+    free(b->uploads);
+    free(b->scratch);
+    free(b);
+}
+
+static const so_backend_vt cpu_vt = {
+    .name = "cpu",
+    .free = cpu_free,
+    .buffer_create = buffer_create,
+    .buffer_free = buffer_free,
+    .weight_create = weight_create,
+    .weight_free = weight_free,
+    .kv_create = kv_create,
+    .kv_free = kv_free,
+    .submit = submit,
+    .sync = cpu_sync,
+};
+
+int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, so_err *err) {
+    so_cpu_level best = so_cpu_best_level();
+    const so_kernels *kernels = so_cpu_kernels(level == SO_CPU_AUTO ? best : level);
+    if (!kernels)
+        return so_err_set(err, SO_EUNSUPPORTED, "this CPU cannot run level %s; its best is %s",
+                          so_cpu_level_name(level), so_cpu_level_name(best));
+    so_pool *pool = NULL;
+    int rc = so_pool_create(n_threads == 0 ? so_cpu_count() : n_threads, &pool, err);
+    if (rc != 0)
+        return rc;
+    so_cpu *b = SO_NEW(so_cpu);
+    b->base.vt = &cpu_vt;
+    b->kernels = kernels;
+    b->pool = pool;
+    b->ops = SO_NEW_N(so_op, SO_OPS_MAX);
+    b->tasks = SO_NEW_N(so_task, SO_TASKS_MAX);
+    *out = &b->base;
+    return 0;
+}
+
+void so_backend_free(so_backend *b) {
+    if (b)
+        b->vt->free(b);
+}

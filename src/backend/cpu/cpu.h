@@ -1,0 +1,94 @@
+/* What the files of the CPU backend share: the objects behind the opaque handles, and the list of
+ * tasks that one pass of the threads walks. Only src/backend may include this. */
+#ifndef SO_BACKEND_CPU_CPU_H
+#define SO_BACKEND_CPU_CPU_H
+
+#include "backend/backend.h"
+#include "backend/cpu/kernels.h"
+#include "base/pool.h"
+
+/* Zeroed pages from the kernel, touched when first written. */
+struct so_buffer {
+    unsigned char *data;
+    size_t n_bytes;
+    size_t map_bytes; /* n_bytes rounded up to pages */
+};
+
+struct so_weight {
+    so_dtype dtype;
+    int n_cols;
+    long n_rows;
+    size_t row_bytes;
+    const uint8_t *data; /* borrowed */
+};
+
+/* K and V, each [n_layers][n_pages][n_heads_kv][SO_KV_PAGE][head_dim]. */
+struct so_kv_store {
+    so_kv_shape shape;
+    size_t entry_bytes; /* one head of one position */
+    so_buffer k, v;
+};
+
+/* Byte offset of one entry in k or v. */
+static inline size_t so_kv_entry(const so_kv_store *s, int layer, int page, int head, int place) {
+    size_t i = (size_t)layer * (size_t)s->shape.n_pages + (size_t)page;
+    i = i * (size_t)s->shape.n_heads_kv + (size_t)head;
+    return (i * SO_KV_PAGE + (size_t)place) * s->entry_bytes;
+}
+
+enum { SO_HEAD_DIM_MAX = 1024 };
+
+typedef struct so_cpu so_cpu;
+typedef void so_task_fn(const so_cpu *b, const so_op *op, int index, int count);
+
+typedef struct so_task {
+    so_task_fn *fn;
+    int op;       /* index into ops */
+    bool barrier; /* the team meets before this task */
+} so_task;
+
+/* A stretch of memory that a task reads or writes. `owner` is a buffer, a KV store or the scratch;
+ * two ranges of different owners never overlap. */
+typedef struct so_range {
+    const void *owner;
+    size_t begin, end;
+    bool write;
+} so_range;
+
+enum { SO_OPS_MAX = 4096, SO_TASKS_MAX = 2 * SO_OPS_MAX, SO_RANGES_MAX = 64, SO_OP_RANGES = 6 };
+
+struct so_cpu {
+    so_backend base;
+    const so_kernels *kernels;
+    so_pool *pool;
+    so_op *ops;     /* [SO_OPS_MAX] */
+    so_task *tasks; /* [SO_TASKS_MAX] */
+    int n_ops, n_tasks;
+    /* What the tasks since the last barrier touch. */
+    so_range open[SO_RANGES_MAX];
+    int n_open;
+    /* Bytes of the uploads in the list, copied at submit. */
+    unsigned char *uploads;
+    size_t uploads_len, uploads_cap;
+    /* Quantised activations of one matmul at a time; what they were made from. */
+    unsigned char *scratch;
+    size_t scratch_bytes, scratch_need;
+    so_range quantized; /* owner NULL: nothing to reuse */
+    int quantized_n, quantized_block;
+    so_err err; /* first failure since the last sync */
+};
+
+/* ops.c */
+extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT];
+so_task_fn so_cpu_quantize;
+/* Bytes of scratch a matmul needs; 0 for float weights, SIZE_MAX where it does not fit. */
+size_t so_cpu_scratch_bytes(const so_weight *w, int n);
+
+/* ranges.c */
+/* The memory op touches, checked to lie inside its buffers (a breach aborts); how many ranges. */
+int so_cpu_ranges(const so_op *op, so_range *out);
+
+/* level.c */
+const so_kernels *so_cpu_kernels(so_cpu_level level); /* NULL where the CPU lacks it */
+
+#endif

@@ -1,0 +1,150 @@
+/* The kernels of the CPU backend: one table per instruction level, and the arithmetic they share.
+ *
+ * THE CANON. Every level computes the same bits, whatever the number of rows, the batch around a
+ * row, or the thread count. So the order of every float operation is fixed here, and each level is
+ * a way to run it. `lane16(v)` means sixteen partial sums, element i going to lane i mod 16 by
+ * acc = fma(a, b, acc) (or acc + a) in ascending i, a lane that has no element left staying as it
+ * is (a select, never + 0·x), joined as
+ *
+ *     for width = 8, 4, 2, 1:  lane[i] += lane[i + width], i < width;   the sum is lane[0]
+ *
+ *   activations   Blocks of 32 (Q4_0 … Q8_0) or 256 (K types). a = max |x|;
+ *                 d = a / 127, q = nearest even of x · (127 / a), within ±127: −128 never occurs.
+ *                 a < 2^-100 gives d = 0, q = 0; a block with NaN or infinity gives d = NaN, q = 0.
+ *   Q4_0 … Q8_0   per block, ascending: acc = fma(d_w · d_x, (float)isum, acc), isum the exact
+ *                 integer Σ q_w q_x; Q4_1 and Q5_1 then acc = fma(m_w, d_x · (float)Σ q_x, acc).
+ *   K types       per block of 256, ascending: acc = fma(d_w · d_x, (float)isum, acc), isum the
+ *                 exact Σ_j s_j Σ q_w q_x over its sub-blocks; where the type has minima
+ *                 acc = fma(−(dmin_w · d_x), (float)Σ_j m_j Σ q_x, acc).
+ *                 |isum| ≤ 128 · 63 · 127 · 256 fits 32 bits.
+ *   F32 F16 BF16  lane16 over k of the weight made float (exact) times the float activation.
+ *   bias          added last, one float addition.
+ *   norms         lane16 sums; r = 1 / sqrt(sum / d + eps); x · r · w, or fma((x − mean) · r, w, b)
+ *   exp           so_expf below, operation by operation.
+ *   silu, gelu    x / (1 + exp(−x)); gelu (tanh form) = x / (1 + exp(−2u)),
+ *                 u = √(2/π) · fma(0.044715 · x², x, x)
+ *   attention     blocks of 32 logical positions, ascending, from the block of the first position
+ *                 seen. Per block: score = lane16(q · k) · scale, −inf for positions not seen;
+ *                 m' = max(m, scores); p = exp(score − m'); c = exp(m − m');
+ *                 l = fma(l, c, lane16(p)); o = o · c, then o = fma(p, v, o) over the positions
+ *                 seen, ascending. At the end o · (1 / l). Positions not seen are not read: their
+ *                 memory may hold NaN.
+ *
+ * Packed or interleaved copies of a weight must keep to this. Adding a level means one more file
+ * with a table and passing tests/backend; nothing else may know intrinsics. */
+#ifndef SO_BACKEND_CPU_KERNELS_H
+#define SO_BACKEND_CPU_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backend/backend.h"
+#include "format/blocks.h"
+
+/* What a block of quantised activations carries beside its int8 values. */
+typedef struct so_q32 {
+    float d, s; /* s = d · (float)sum */
+    int32_t sum;
+} so_q32;
+
+typedef struct so_q256 {
+    float d;
+    int16_t sum16[16], sum32[8]; /* of each 16 and each 32 values */
+} so_q256;
+
+/* Activations of one matmul: x for float weights, q and one of the tables for quantised ones. */
+typedef struct so_act {
+    int n, k;
+    const float *x;     /* [n][k] */
+    int8_t *q;          /* [n][k] */
+    so_q32 *blocks32;   /* [n][k / 32] */
+    so_q256 *blocks256; /* [n][k / 256] */
+} so_act;
+
+/* out[n][m] = act · wᵀ + bias, rows `begin` to `end` of w. */
+typedef struct so_mm {
+    so_act act;
+    const uint8_t *w; /* [m] rows of row_bytes, any alignment */
+    size_t row_bytes;
+    long m;
+    const float *bias; /* [m] or NULL */
+    float *out;
+} so_mm;
+typedef void so_mm_fn(const so_mm *a, long begin, long end);
+
+/* The dtypes with a matmul; X(name, dtype). */
+#define SO_MM_DTYPES(X)    \
+    X(f32, SO_DTYPE_F32)   \
+    X(f16, SO_DTYPE_F16)   \
+    X(bf16, SO_DTYPE_BF16) \
+    X(q4_0, SO_DTYPE_Q4_0) \
+    X(q4_1, SO_DTYPE_Q4_1) \
+    X(q5_0, SO_DTYPE_Q5_0) \
+    X(q5_1, SO_DTYPE_Q5_1) \
+    X(q8_0, SO_DTYPE_Q8_0) \
+    X(q2_k, SO_DTYPE_Q2_K) \
+    X(q3_k, SO_DTYPE_Q3_K) \
+    X(q4_k, SO_DTYPE_Q4_K) \
+    X(q5_k, SO_DTYPE_Q5_K) \
+    X(q6_k, SO_DTYPE_Q6_K)
+
+/* One block of 32 positions of one head: k and v point at the entries of the positions seen,
+ * lo … hi-1 of the block; the others must not be read. */
+typedef struct so_attn_block {
+    const void *k[SO_KV_PAGE], *v[SO_KV_PAGE];
+    int lo, hi;
+} so_attn_block;
+
+typedef struct so_attn_fns {
+    /* s[lo … hi-1] = lane16(q · k) · scale, the rest −inf; gives the largest of them and m */
+    float (*scores)(const so_attn_block *b, const float *q, int d, float scale, float m, float *s);
+    /* o[d] = o · c, then + p · v */
+    void (*values)(const so_attn_block *b, const float *p, float c, int d, float *o);
+} so_attn_fns;
+
+typedef struct so_kernels {
+    so_cpu_level level;
+    so_mm_fn *matmul[SO_DTYPE_COUNT];
+    /* k values into k / 32 or k / 256 blocks */
+    void (*quantize32)(const float *x, int k, int8_t *q, so_q32 *blocks);
+    void (*quantize256)(const float *x, int k, int8_t *q, so_q256 *blocks);
+    void (*rms_norm)(float *out, const float *x, const float *w, int d, float eps);
+    void (*layer_norm)(float *out, const float *x, const float *w, const float *b, int d,
+                       float eps);
+    void (*add)(float *out, const float *a, const float *b, long n);
+    void (*silu_mul)(float *out, const float *a, const float *b, long n);
+    void (*gelu_mul)(float *out, const float *a, const float *b, long n);
+    void (*gelu)(float *out, const float *a, long n);
+    void (*exp)(float *out, const float *x, long n); /* what the others use; for tests */
+    void (*to_f16)(uint16_t *out, const float *x, long n);
+    int32_t (*argmax)(const float *x, int d);
+    so_attn_fns attn_f16, attn_f32;
+    float (*softmax)(float *s, float m); /* s[32] = exp(s − m); gives lane16(s) */
+} so_kernels;
+
+extern const so_kernels so_kernels_scalar;
+#if defined(__x86_64__)
+extern const so_kernels so_kernels_avx2, so_kernels_avx512;
+#endif
+
+/* exp(x), within 1 ulp: x = n·ln 2 + r, |r| ≤ ln 2 / 2; 2^n · (1 + r + r²·P(r)); P has a relative
+ * error of 3e-9 (fitted by least squares reweighted toward the maximum). n comes from the bits of
+ * x·log2(e) + 1.5·2^23, and 2^n is applied in two factors so that results may be subnormal. */
+#define SO_EXP_MIN (-104.0f) /* below: 0 */
+#define SO_EXP_MAX 89.0f     /* above: infinity */
+#define SO_EXP_LOG2E 0x1.715476p+0f
+#define SO_EXP_MAGIC 0x1.8p23f
+#define SO_EXP_LN2_HI 0x1.62e43p-1f
+#define SO_EXP_LN2_LO -0x1.05c61p-29f
+#define SO_EXP_C2 0x1.fffffcp-2f
+#define SO_EXP_C3 0x1.555492p-3f
+#define SO_EXP_C4 0x1.5558f2p-5f
+#define SO_EXP_C5 0x1.123a2p-7f
+#define SO_EXP_C6 0x1.6a23dp-10f
+
+#define SO_GELU_CUBIC 0.044715f
+#define SO_GELU_SCALE -0x1.988454p+0f /* −2·√(2/π) */
+
+#define SO_ACT_TINY 0x1p-100f /* blocks whose largest value is below this count as zero */
+
+#endif

@@ -1,0 +1,228 @@
+/* The scalar twin of every kernel but the matrix products (matmul_scalar.c): kernels.h in plain C.
+ *
+ * Written to be read and compared with, not to be fast. Fused operations are fmaf and nothing else
+ * (the build forbids contraction), so these bits are the same on every machine. No state; any
+ * thread. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/matmul_scalar.h"
+#include "base/half.h"
+
+static float join16(float *lane) {
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++)
+            lane[i] += lane[i + width];
+    return lane[0];
+}
+
+static float expf_canon(float x) {
+    x = SO_EXP_MIN > x ? SO_EXP_MIN : x; /* NaN stays */
+    x = SO_EXP_MAX < x ? SO_EXP_MAX : x;
+    float t = fmaf(x, SO_EXP_LOG2E, SO_EXP_MAGIC);
+    float nf = t - SO_EXP_MAGIC;
+    int32_t n = (int32_t)(so_f32_bits(t) - so_f32_bits(SO_EXP_MAGIC));
+    float r = fmaf(nf, -SO_EXP_LN2_HI, x);
+    r = fmaf(nf, -SO_EXP_LN2_LO, r);
+    float p = SO_EXP_C6;
+    p = fmaf(p, r, SO_EXP_C5);
+    p = fmaf(p, r, SO_EXP_C4);
+    p = fmaf(p, r, SO_EXP_C3);
+    p = fmaf(p, r, SO_EXP_C2);
+    p = fmaf(p, r, 1.0f);
+    p = fmaf(p, r, 1.0f);
+    int32_t n1 = n >> 1, n2 = n - n1;
+    p *= so_bits_f32((uint32_t)(n1 + 127) << 23);
+    return p * so_bits_f32((uint32_t)(n2 + 127) << 23);
+}
+
+static int8_t round_to_int8(float v) {
+    v = v > 127.0f ? 127.0f : v;
+    v = v < -127.0f ? -127.0f : v;
+    return (int8_t)(int32_t)(so_f32_bits(v + SO_EXP_MAGIC) - so_f32_bits(SO_EXP_MAGIC));
+}
+
+/* Quantises one block; gives its scale. */
+static float quantize(const float *x, int len, int8_t *q) {
+    uint32_t max = 0;
+    for (int i = 0; i < len; i++) {
+        uint32_t a = so_f32_bits(x[i]) & 0x7FFFFFFFu;
+        max = a > max ? a : max;
+    }
+    float amax = so_bits_f32(max);
+    if (max >= 0x7F800000u || amax < SO_ACT_TINY) {
+        memset(q, 0, (size_t)len);
+        return max >= 0x7F800000u ? NAN : 0.0f;
+    }
+    float inverse = 127.0f / amax;
+    for (int i = 0; i < len; i++)
+        q[i] = round_to_int8(x[i] * inverse);
+    return amax / 127.0f;
+}
+
+static int32_t sum_of(const int8_t *q, int len) {
+    int32_t sum = 0;
+    for (int i = 0; i < len; i++)
+        sum += q[i];
+    return sum;
+}
+
+static void quantize32(const float *x, int k, int8_t *q, so_q32 *blocks) {
+    for (int b = 0; b < k / 32; b++) {
+        float d = quantize(x + 32 * b, 32, q + 32 * b);
+        int32_t sum = sum_of(q + 32 * b, 32);
+        blocks[b] = (so_q32){.d = d, .s = d * (float)sum, .sum = sum};
+    }
+}
+
+static void quantize256(const float *x, int k, int8_t *q, so_q256 *blocks) {
+    for (int b = 0; b < k / 256; b++) {
+        blocks[b].d = quantize(x + 256 * b, 256, q + 256 * b);
+        for (int j = 0; j < 16; j++)
+            blocks[b].sum16[j] = (int16_t)sum_of(q + 256 * b + 16 * j, 16);
+        for (int j = 0; j < 8; j++)
+            blocks[b].sum32[j] = (int16_t)(blocks[b].sum16[2 * j] + blocks[b].sum16[2 * j + 1]);
+    }
+}
+
+static void rms_norm(float *out, const float *x, const float *w, int d, float eps) {
+    float lane[16] = {0};
+    for (int i = 0; i < d; i++)
+        lane[i % 16] = fmaf(x[i], x[i], lane[i % 16]);
+    float r = 1.0f / sqrtf(join16(lane) / (float)d + eps);
+    for (int i = 0; i < d; i++)
+        out[i] = x[i] * r * w[i];
+}
+
+static void layer_norm(float *out, const float *x, const float *w, const float *b, int d,
+                       float eps) {
+    float lane[16] = {0}, square[16] = {0};
+    for (int i = 0; i < d; i++)
+        lane[i % 16] += x[i];
+    float mean = join16(lane) / (float)d;
+    for (int i = 0; i < d; i++)
+        square[i % 16] = fmaf(x[i] - mean, x[i] - mean, square[i % 16]);
+    float r = 1.0f / sqrtf(join16(square) / (float)d + eps);
+    for (int i = 0; i < d; i++)
+        out[i] = fmaf((x[i] - mean) * r, w[i], b[i]);
+}
+
+static void add(float *out, const float *a, const float *b, long n) {
+    for (long i = 0; i < n; i++)
+        out[i] = a[i] + b[i];
+}
+
+static float silu1(float x) { return x / (1.0f + expf_canon(-x)); }
+
+static float gelu1(float x) {
+    float u = fmaf(SO_GELU_CUBIC * x * x, x, x);
+    return x / (1.0f + expf_canon(SO_GELU_SCALE * u));
+}
+
+static void silu_mul(float *out, const float *a, const float *b, long n) {
+    for (long i = 0; i < n; i++)
+        out[i] = silu1(a[i]) * b[i];
+}
+
+static void gelu_mul(float *out, const float *a, const float *b, long n) {
+    for (long i = 0; i < n; i++)
+        out[i] = gelu1(a[i]) * b[i];
+}
+
+static void gelu(float *out, const float *a, long n) {
+    for (long i = 0; i < n; i++)
+        out[i] = gelu1(a[i]);
+}
+
+static void exp_row(float *out, const float *x, long n) {
+    for (long i = 0; i < n; i++)
+        out[i] = expf_canon(x[i]);
+}
+
+static void to_f16(uint16_t *out, const float *x, long n) {
+    for (long i = 0; i < n; i++)
+        out[i] = so_f32_to_f16(x[i]);
+}
+
+static int32_t argmax(const float *x, int d) {
+    int best = -1;
+    for (int i = 0; i < d; i++)
+        if (x[i] == x[i] && (best < 0 || x[i] > x[best]))
+            best = i;
+    return best < 0 ? 0 : best;
+}
+
+static inline float entry(const void *p, int i, bool half) {
+    return half ? so_f16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+
+static inline float scores(const so_attn_block *b, const float *q, int d, float scale, float m,
+                           float *s, bool half) {
+    for (int j = 0; j < SO_KV_PAGE; j++) {
+        if (j < b->lo || j >= b->hi) {
+            s[j] = -INFINITY;
+            continue;
+        }
+        float lane[16] = {0};
+        for (int i = 0; i < d; i++)
+            lane[i % 16] = fmaf(q[i], entry(b->k[j], i, half), lane[i % 16]);
+        s[j] = join16(lane) * scale;
+        m = s[j] > m ? s[j] : m;
+    }
+    return m;
+}
+
+static inline void values(const so_attn_block *b, const float *p, float c, int d, float *o,
+                          bool half) {
+    for (int i = 0; i < d; i++) {
+        float sum = o[i] * c;
+        for (int j = b->lo; j < b->hi; j++)
+            sum = fmaf(p[j], entry(b->v[j], i, half), sum);
+        o[i] = sum;
+    }
+}
+
+static float scores_f16(const so_attn_block *b, const float *q, int d, float scale, float m,
+                        float *s) {
+    return scores(b, q, d, scale, m, s, true);
+}
+static float scores_f32(const so_attn_block *b, const float *q, int d, float scale, float m,
+                        float *s) {
+    return scores(b, q, d, scale, m, s, false);
+}
+static void values_f16(const so_attn_block *b, const float *p, float c, int d, float *o) {
+    values(b, p, c, d, o, true);
+}
+static void values_f32(const so_attn_block *b, const float *p, float c, int d, float *o) {
+    values(b, p, c, d, o, false);
+}
+
+static float softmax(float *s, float m) {
+    float lane[16] = {0};
+    for (int i = 0; i < SO_KV_PAGE; i++) {
+        s[i] = expf_canon(s[i] - m);
+        lane[i % 16] += s[i];
+    }
+    return join16(lane);
+}
+
+#define ENTRY(name, dtype) [dtype] = so_mm_scalar_##name,
+const so_kernels so_kernels_scalar = {
+    .level = SO_CPU_SCALAR,
+    .matmul = {SO_MM_DTYPES(ENTRY)},
+    .quantize32 = quantize32,
+    .quantize256 = quantize256,
+    .rms_norm = rms_norm,
+    .layer_norm = layer_norm,
+    .add = add,
+    .silu_mul = silu_mul,
+    .gelu_mul = gelu_mul,
+    .gelu = gelu,
+    .exp = exp_row,
+    .to_f16 = to_f16,
+    .argmax = argmax,
+    .attn_f16 = {scores_f16, values_f16},
+    .attn_f32 = {scores_f32, values_f32},
+    .softmax = softmax,
+};

@@ -1,0 +1,327 @@
+/* The operations of the CPU backend: how each is split over the threads.
+ *
+ * Work is split by output element only (rows, heads, bytes), never inside a reduction, and the
+ * arithmetic is in the kernel table; so no result depends on the number of threads. Every function
+ * here runs on all threads at once, each taking its share.
+ *
+ * Views were checked at submit (ranges.c). Numbers that lie in device memory (ids, slots, pages)
+ * are looked at here for the first time, and one out of range aborts: it is a bug above the seam.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/cpu.h"
+#include "base/mem.h"
+#include "format/quant.h"
+
+static inline void *at(so_view v) { return v.buf->data + v.off; }
+static inline float *f32(so_view v) { return at(v); }
+static inline const int32_t *i32(so_view v) { return at(v); }
+
+/* ---- data movement ---- */
+
+static void copy_bytes(unsigned char *dst, const unsigned char *src, size_t n, int index,
+                       int count) {
+    long begin, end;
+    so_split((long)n, 4096, index, count, &begin, &end);
+    memcpy(dst + begin, src + begin, (size_t)(end - begin));
+}
+
+static void upload(const so_cpu *b, const so_op *op, int index, int count) {
+    /* src holds an offset: the bytes were copied at submit, and their home may have moved since */
+    const unsigned char *src = b->uploads + (uintptr_t)op->upload.src;
+    copy_bytes(at(op->upload.dst), src, op->upload.n_bytes, index, count);
+}
+
+static void download(const so_cpu *b, const so_op *op, int index, int count) {
+    (void)b;
+    copy_bytes(op->download.dst, at(op->download.src), op->download.n_bytes, index, count);
+}
+
+static void embed(const so_cpu *b, const so_op *op, int index, int count) {
+    (void)b;
+    const so_weight *w = op->embed.w;
+    long begin, end;
+    so_split(op->n, 1, index, count, &begin, &end);
+    for (long i = begin; i < end; i++) {
+        int32_t id = i32(op->embed.ids)[i];
+        SO_ASSERT_OP(id, >=, 0);
+        SO_ASSERT_OP(id, <, w->n_rows);
+        float *out = f32(op->embed.out) + i * w->n_cols;
+        so_dequantize_row(w->dtype, w->data + (size_t)id * w->row_bytes, out, w->n_cols);
+        for (int j = 0; j < w->n_cols; j++)
+            out[j] *= op->embed.scale;
+    }
+}
+
+static void gather(const so_cpu *b, const so_op *op, int index, int count) {
+    (void)b;
+    size_t d = (size_t)op->gather.d;
+    size_t n_rows = (op->gather.x.buf->n_bytes - op->gather.x.off) / (d * sizeof(float));
+    long begin, end;
+    so_split(op->n, 1, index, count, &begin, &end);
+    for (long i = begin; i < end; i++) {
+        int32_t row = i32(op->gather.rows)[i];
+        SO_ASSERT(row >= 0 && (size_t)row < n_rows);
+        memcpy(f32(op->gather.out) + (size_t)i * d, f32(op->gather.x) + (size_t)row * d,
+               d * sizeof(float));
+    }
+}
+
+/* ---- rows ---- */
+
+static void norm(const so_cpu *b, const so_op *op, int index, int count) {
+    size_t d = (size_t)op->norm.d;
+    const float *w = f32(op->norm.weight);
+    long begin, end;
+    so_split(op->n, 1, index, count, &begin, &end);
+    for (long i = begin; i < end; i++) {
+        float *out = f32(op->norm.out) + (size_t)i * d;
+        const float *x = f32(op->norm.x) + (size_t)i * d;
+        if (op->kind == SO_OP_RMS_NORM)
+            b->kernels->rms_norm(out, x, w, op->norm.d, op->norm.eps);
+        else
+            b->kernels->layer_norm(out, x, w, f32(op->norm.bias), op->norm.d, op->norm.eps);
+    }
+}
+
+static void eltwise(const so_cpu *b, const so_op *op, int index, int count) {
+    long begin, end;
+    so_split((long)op->n * op->eltwise.d, 16, index, count, &begin, &end);
+    float *out = f32(op->eltwise.out) + begin;
+    const float *x = f32(op->eltwise.a) + begin;
+    const float *y = op->kind == SO_OP_GELU ? NULL : f32(op->eltwise.b) + begin;
+    switch (op->kind) {
+    case SO_OP_ADD:
+        b->kernels->add(out, x, y, end - begin);
+        break;
+    case SO_OP_SILU_MUL:
+        b->kernels->silu_mul(out, x, y, end - begin);
+        break;
+    case SO_OP_GELU_MUL:
+        b->kernels->gelu_mul(out, x, y, end - begin);
+        break;
+    default:
+        b->kernels->gelu(out, x, end - begin);
+    }
+}
+
+/* (x, y) → (x·cos − y·sin, x·sin + y·cos), every product rounded: the same at all levels without
+ * a kernel of its own. */
+static inline void rotate(float *x, float *y, const float *cos_sin) {
+    float a = *x, b = *y, c = cos_sin[0], s = cos_sin[1];
+    *x = a * c - b * s;
+    *y = a * s + b * c;
+}
+
+static void rope(const so_cpu *b, const so_op *op, int index, int count) {
+    (void)b;
+    int n_heads = op->rope.n_heads, d = op->rope.head_dim;
+    long begin, end;
+    so_split((long)op->n * n_heads, 1, index, count, &begin, &end);
+    for (long i = begin; i < end; i++) {
+        float *x = f32(op->rope.x) + i * d;
+        const float *table = f32(op->rope.table) + i / n_heads * d;
+        if (op->rope.halves)
+            for (int j = 0; j < d / 2; j++)
+                rotate(x + j, x + j + d / 2, table + 2 * j);
+        else
+            for (int j = 0; j < d / 2; j++)
+                rotate(x + 2 * j, x + 2 * j + 1, table + 2 * j);
+    }
+}
+
+static void argmax(const so_cpu *b, const so_op *op, int index, int count) {
+    long begin, end;
+    so_split(op->n, 1, index, count, &begin, &end);
+    for (long i = begin; i < end; i++)
+        ((int32_t *)at(op->argmax.out))[i] =
+            b->kernels->argmax(f32(op->argmax.x) + i * op->argmax.d, op->argmax.d);
+}
+
+/* ---- matmul ---- */
+
+size_t so_cpu_scratch_bytes(const so_weight *w, int n) {
+    int block = so_dtype_get((int)w->dtype)->block_len;
+    if (block == 1)
+        return 0;
+    size_t per_block = block == 32 ? 32 + sizeof(so_q32) : 256 + sizeof(so_q256), bytes;
+    if (!so_mul_size(per_block, (size_t)(w->n_cols / block), &bytes) ||
+        !so_mul_size(bytes, (size_t)n, &bytes))
+        return SIZE_MAX;
+    return bytes;
+}
+
+static so_act activations(const so_cpu *b, const so_op *op) {
+    const so_weight *w = op->matmul.w;
+    so_act act = {.n = op->n, .k = w->n_cols, .x = f32(op->matmul.x)};
+    size_t q_bytes = (size_t)op->n * (size_t)w->n_cols; /* a multiple of 32 */
+    if (so_dtype_is_float(w->dtype))
+        return act;
+    act.q = (int8_t *)b->scratch;
+    if (so_dtype_get((int)w->dtype)->block_len == 32)
+        act.blocks32 = (so_q32 *)(b->scratch + q_bytes);
+    else
+        act.blocks256 = (so_q256 *)(b->scratch + q_bytes);
+    return act;
+}
+
+/* The first half of a matmul: blocks of all rows, split evenly whatever the number of rows. */
+void so_cpu_quantize(const so_cpu *b, const so_op *op, int index, int count) {
+    so_act act = activations(b, op);
+    int len = act.blocks32 ? 32 : 256;
+    long begin, end;
+    so_split((long)act.n * act.k / len, 1, index, count, &begin, &end);
+    size_t first = (size_t)begin * (size_t)len, n = (size_t)(end - begin) * (size_t)len;
+    /* rows follow each other without a gap, so a run of blocks may cross from one to the next */
+    const size_t step = (size_t)1 << 20;
+    for (size_t done = 0; done < n; done += step) {
+        int part = (int)SO_MIN(step, n - done);
+        size_t i = first + done;
+        if (len == 32)
+            b->kernels->quantize32(act.x + i, part, act.q + i, act.blocks32 + i / 32);
+        else
+            b->kernels->quantize256(act.x + i, part, act.q + i, act.blocks256 + i / 256);
+    }
+}
+
+static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
+    const so_weight *w = op->matmul.w;
+    so_mm mm = {
+        .act = activations(b, op),
+        .w = w->data,
+        .row_bytes = w->row_bytes,
+        .m = w->n_rows,
+        .bias = op->matmul.bias.buf ? f32(op->matmul.bias) : NULL,
+        .out = f32(op->matmul.out),
+    };
+    long begin, end;
+    so_split(w->n_rows, 16, index, count, &begin, &end);
+    if (begin < end)
+        b->kernels->matmul[w->dtype](&mm, begin, end);
+}
+
+/* ---- KV ---- */
+
+static void check_slot(const so_kv_store *s, so_kv_slot slot) {
+    SO_ASSERT(slot.page >= 0 && slot.page < s->shape.n_pages);
+    SO_ASSERT(slot.place >= 0 && slot.place < SO_KV_PAGE);
+}
+
+static void kv_store(const so_cpu *b, const so_op *op, int index, int count) {
+    const so_kv_store *s = op->kv_store.store;
+    int n_heads = s->shape.n_heads_kv, d = s->shape.head_dim;
+    const so_kv_slot *slots = at(op->kv_store.slots);
+    long begin, end;
+    so_split((long)op->n * n_heads, 1, index, count, &begin, &end);
+    for (long i = begin; i < end; i++) {
+        so_kv_slot slot = slots[i / n_heads];
+        check_slot(s, slot);
+        size_t to = so_kv_entry(s, op->kv_store.layer, slot.page, (int)(i % n_heads), slot.place);
+        const float *k = f32(op->kv_store.k) + i * d, *v = f32(op->kv_store.v) + i * d;
+        if (s->shape.dtype == SO_DTYPE_F16) {
+            b->kernels->to_f16((uint16_t *)(s->k.data + to), k, d);
+            b->kernels->to_f16((uint16_t *)(s->v.data + to), v, d);
+        } else {
+            memcpy(s->k.data + to, k, s->entry_bytes);
+            memcpy(s->v.data + to, v, s->entry_bytes);
+        }
+    }
+}
+
+/* Copies may read what an earlier one wrote, but only within a layer and head: those are split. */
+static void kv_copy(const so_cpu *b, const so_op *op, int index, int count) {
+    (void)b;
+    const so_kv_store *s = op->kv_copy.store;
+    const so_kv_slot *from = at(op->kv_copy.from), *to = at(op->kv_copy.to);
+    int n_heads = s->shape.n_heads_kv;
+    long begin, end;
+    so_split((long)s->shape.n_layers * n_heads, 1, index, count, &begin, &end);
+    for (long i = begin; i < end; i++)
+        for (int j = 0; j < op->n; j++) {
+            check_slot(s, from[j]);
+            check_slot(s, to[j]);
+            int layer = (int)(i / n_heads), head = (int)(i % n_heads);
+            size_t src = so_kv_entry(s, layer, from[j].page, head, from[j].place);
+            size_t dst = so_kv_entry(s, layer, to[j].page, head, to[j].place);
+            memmove(s->k.data + dst, s->k.data + src, s->entry_bytes);
+            memmove(s->v.data + dst, s->v.data + src, s->entry_bytes);
+        }
+}
+
+/* Element i of an int32 array that runs to its buffer's end. */
+static int32_t element(so_view v, int64_t i) {
+    SO_ASSERT(v.buf && i >= 0 && (size_t)i < (v.buf->n_bytes - v.off) / sizeof(int32_t));
+    return i32(v)[i];
+}
+
+/* Points the block at its entries: positions first … first+31, of which lo … hi-1 are seen. */
+static void find_block(const so_op *op, const so_attn_row *row, int head_kv, int first,
+                       so_attn_block *block) {
+    const so_kv_store *s = op->attention.store;
+    int known = -1; /* page slot last looked up */
+    size_t base = 0;
+    for (int j = block->lo; j < block->hi; j++) {
+        int slot = first + j;
+        if (slot >= row->n_prefix)
+            slot = element(op->attention.tails, (int64_t)row->tail_off + slot - row->n_prefix);
+        if (slot / SO_KV_PAGE != known) {
+            known = slot / SO_KV_PAGE;
+            int page = element(op->attention.pages, (int64_t)row->page_off + known);
+            SO_ASSERT(page >= 0 && page < s->shape.n_pages);
+            base = so_kv_entry(s, op->attention.layer, page, head_kv, 0);
+        }
+        SO_ASSERT_OP(slot, >=, 0);
+        size_t entry = base + (size_t)(slot % SO_KV_PAGE) * s->entry_bytes;
+        block->k[j] = s->k.data + entry;
+        block->v[j] = s->v.data + entry;
+    }
+}
+
+static void attend(const so_cpu *b, const so_op *op, const so_attn_row *row, int head, float *out,
+                   const float *q) {
+    const so_kv_store *s = op->attention.store;
+    const so_attn_fns *fns =
+        s->shape.dtype == SO_DTYPE_F16 ? &b->kernels->attn_f16 : &b->kernels->attn_f32;
+    int d = s->shape.head_dim, head_kv = head / (op->attention.n_heads / s->shape.n_heads_kv);
+    int window = op->attention.window;
+    int begin = window > 0 && row->pos >= window ? row->pos - window + 1 : 0;
+    float o[SO_HEAD_DIM_MAX], p[SO_KV_PAGE], m = -INFINITY, l = 0;
+    memset(o, 0, (size_t)d * sizeof o[0]);
+    for (int first = begin / SO_KV_PAGE * SO_KV_PAGE; first <= row->pos; first += SO_KV_PAGE) {
+        so_attn_block block;
+        block.lo = SO_MAX(begin - first, 0);
+        block.hi = SO_MIN(row->pos - first + 1, SO_KV_PAGE);
+        find_block(op, row, head_kv, first, &block);
+        float m_new = fns->scores(&block, q, d, op->attention.scale, m, p), c;
+        float sum = b->kernels->softmax(p, m_new), gap = m - m_new;
+        b->kernels->exp(&c, &gap, 1);
+        l = fmaf(l, c, sum);
+        fns->values(&block, p, c, d, o);
+        m = m_new;
+    }
+    float inverse = 1.0f / l;
+    for (int i = 0; i < d; i++)
+        out[i] = o[i] * inverse;
+}
+
+/* (row, head) pairs are dealt out in turn: later rows see more, so runs would be uneven. */
+static void attention(const so_cpu *b, const so_op *op, int index, int count) {
+    int n_heads = op->attention.n_heads, d = op->attention.store->shape.head_dim;
+    const so_attn_row *rows = at(op->attention.rows);
+    for (long i = index; i < (long)op->n * n_heads; i += count) {
+        const so_attn_row *row = &rows[i / n_heads];
+        SO_ASSERT(row->pos >= 0 && row->n_prefix >= 0 && row->page_off >= 0 && row->tail_off >= 0);
+        attend(b, op, row, (int)(i % n_heads), f32(op->attention.out) + i * d,
+               f32(op->attention.q) + i * d);
+    }
+}
+
+so_task_fn *const so_cpu_tasks[SO_OP_COUNT] = {
+    [SO_OP_UPLOAD] = upload,     [SO_OP_DOWNLOAD] = download, [SO_OP_EMBED] = embed,
+    [SO_OP_GATHER] = gather,     [SO_OP_RMS_NORM] = norm,     [SO_OP_LAYER_NORM] = norm,
+    [SO_OP_MATMUL] = matmul,     [SO_OP_ADD] = eltwise,       [SO_OP_SILU_MUL] = eltwise,
+    [SO_OP_GELU_MUL] = eltwise,  [SO_OP_GELU] = eltwise,      [SO_OP_ROPE] = rope,
+    [SO_OP_KV_STORE] = kv_store, [SO_OP_KV_COPY] = kv_copy,   [SO_OP_ATTENTION] = attention,
+    [SO_OP_ARGMAX] = argmax,
+};

@@ -1,0 +1,145 @@
+/* What memory an operation touches, stated once: so_cpu_ranges proves at submit that every view
+ * lies inside its buffer (a breach is a bug above the seam and aborts), and the list uses the same
+ * ranges to leave out barriers between operations that do not meet. A range may be larger than what
+ * is touched, never smaller. */
+#include "backend/cpu/cpu.h"
+#include "base/mem.h"
+
+typedef struct list {
+    so_range *out;
+    int n;
+} list;
+
+static void put(list *l, so_view v, size_t n_bytes, bool write) {
+    SO_ASSERT(v.buf != NULL);
+    SO_ASSERT(v.off % sizeof(float) == 0);
+    if (!so_in_range(v.off, n_bytes, v.buf->n_bytes))
+        so_panic(__FILE__, __LINE__, "view of %zu bytes at %zu in a buffer of %zu", n_bytes, v.off,
+                 v.buf->n_bytes);
+    SO_ASSERT_OP(l->n, <, SO_OP_RANGES);
+    l->out[l->n++] = (so_range){v.buf, v.off, v.off + n_bytes, write};
+}
+
+/* n rows of d four-byte elements */
+static void put_rows(list *l, so_view v, long n, long d, bool write) {
+    size_t bytes;
+    SO_ASSERT(n >= 0 && d > 0);
+    SO_ASSERT(so_mul_size((size_t)n, (size_t)d, &bytes) && so_mul_size(bytes, 4, &bytes));
+    put(l, v, bytes, write);
+}
+
+/* From the view to the buffer's end: for arrays whose length the operation does not state. */
+static void put_rest(list *l, so_view v) {
+    SO_ASSERT(v.buf != NULL);
+    SO_ASSERT_OP(v.off, <=, v.buf->n_bytes);
+    put(l, v, v.buf->n_bytes - v.off, false);
+}
+
+static void put_store(list *l, const so_kv_store *s, bool write) {
+    SO_ASSERT(s != NULL);
+    SO_ASSERT_OP(l->n, <, SO_OP_RANGES);
+    l->out[l->n++] = (so_range){s, 0, SIZE_MAX, write};
+}
+
+static void matmul_ranges(list *l, const so_op *op) {
+    const so_weight *w = op->matmul.w;
+    SO_ASSERT(w != NULL);
+    put_rows(l, op->matmul.out, op->n, w->n_rows, true);
+    put_rows(l, op->matmul.x, op->n, w->n_cols, false);
+    if (op->matmul.bias.buf)
+        put_rows(l, op->matmul.bias, 1, w->n_rows, false);
+    /* out is written while others still read x */
+    const so_range *out = &l->out[0], *x = &l->out[1];
+    SO_ASSERT(out->owner != x->owner || out->end <= x->begin || x->end <= out->begin);
+}
+
+static void attention_ranges(list *l, const so_op *op) {
+    const so_kv_store *s = op->attention.store;
+    put_store(l, s, false);
+    SO_ASSERT_OP(op->attention.n_heads % s->shape.n_heads_kv, ==, 0);
+    SO_ASSERT(op->attention.layer >= 0 && op->attention.layer < s->shape.n_layers);
+    long d = (long)op->attention.n_heads * s->shape.head_dim;
+    put_rows(l, op->attention.out, op->n, d, true);
+    put_rows(l, op->attention.q, op->n, d, false);
+    put(l, op->attention.rows, (size_t)op->n * sizeof(so_attn_row), false);
+    put_rest(l, op->attention.pages);
+    if (op->attention.tails.buf) /* chains need none */
+        put_rest(l, op->attention.tails);
+}
+
+static void kv_ranges(list *l, const so_op *op) {
+    if (op->kind == SO_OP_KV_COPY) {
+        put_store(l, op->kv_copy.store, true);
+        put(l, op->kv_copy.from, (size_t)op->n * sizeof(so_kv_slot), false);
+        put(l, op->kv_copy.to, (size_t)op->n * sizeof(so_kv_slot), false);
+        return;
+    }
+    const so_kv_store *s = op->kv_store.store;
+    put_store(l, s, true);
+    SO_ASSERT(op->kv_store.layer >= 0 && op->kv_store.layer < s->shape.n_layers);
+    long d = (long)s->shape.n_heads_kv * s->shape.head_dim;
+    put_rows(l, op->kv_store.k, op->n, d, false);
+    put_rows(l, op->kv_store.v, op->n, d, false);
+    put(l, op->kv_store.slots, (size_t)op->n * sizeof(so_kv_slot), false);
+}
+
+int so_cpu_ranges(const so_op *op, so_range *out) {
+    list l = {out, 0};
+    SO_ASSERT_OP(op->n, >=, 0);
+    switch (op->kind) {
+    case SO_OP_UPLOAD:
+        put(&l, op->upload.dst, op->upload.n_bytes, true);
+        break;
+    case SO_OP_DOWNLOAD:
+        put(&l, op->download.src, op->download.n_bytes, false);
+        break;
+    case SO_OP_EMBED:
+        put_rows(&l, op->embed.out, op->n, op->embed.w->n_cols, true);
+        put_rows(&l, op->embed.ids, op->n, 1, false);
+        break;
+    case SO_OP_GATHER:
+        put_rows(&l, op->gather.out, op->n, op->gather.d, true);
+        put_rest(&l, op->gather.x);
+        put_rows(&l, op->gather.rows, op->n, 1, false);
+        break;
+    case SO_OP_LAYER_NORM:
+        put_rows(&l, op->norm.bias, 1, op->norm.d, false);
+        __attribute__((fallthrough));
+    case SO_OP_RMS_NORM:
+        put_rows(&l, op->norm.out, op->n, op->norm.d, true);
+        put_rows(&l, op->norm.x, op->n, op->norm.d, false);
+        put_rows(&l, op->norm.weight, 1, op->norm.d, false);
+        break;
+    case SO_OP_MATMUL:
+        matmul_ranges(&l, op);
+        break;
+    case SO_OP_ADD:
+    case SO_OP_SILU_MUL:
+    case SO_OP_GELU_MUL:
+        put_rows(&l, op->eltwise.b, op->n, op->eltwise.d, false);
+        __attribute__((fallthrough));
+    case SO_OP_GELU:
+        put_rows(&l, op->eltwise.out, op->n, op->eltwise.d, true);
+        put_rows(&l, op->eltwise.a, op->n, op->eltwise.d, false);
+        break;
+    case SO_OP_ROPE:
+        SO_ASSERT_OP(op->rope.head_dim % 2, ==, 0);
+        put_rows(&l, op->rope.x, op->n, (long)op->rope.n_heads * op->rope.head_dim, true);
+        put_rows(&l, op->rope.table, op->n, op->rope.head_dim, false);
+        break;
+    case SO_OP_KV_STORE:
+    case SO_OP_KV_COPY:
+        kv_ranges(&l, op);
+        break;
+    case SO_OP_ATTENTION:
+        attention_ranges(&l, op);
+        break;
+    case SO_OP_ARGMAX:
+        put_rows(&l, op->argmax.out, op->n, 1, true);
+        put_rows(&l, op->argmax.x, op->n, op->argmax.d, false);
+        break;
+    case SO_OP_COUNT:
+        so_panic(__FILE__, __LINE__, "no such operation");
+    }
+    return l.n;
+}
