@@ -84,13 +84,16 @@ static int take_str(cursor *c, so_str *out, const char *what, so_str name) {
     return SO_OK;
 }
 
-/* A key or tensor name: not empty and not absurdly long. */
+/* A key or tensor name: not empty, not absurdly long, and fit to be a C string. */
 static int take_name(cursor *c, so_str *out, const char *what) {
     size_t at = c->off;
     int rc = take_str(c, out, what, SO_STR(""));
     if (rc == SO_OK && (out->len == 0 || out->len > MAX_NAME))
         rc = so_err_set(c->err, SO_EFORMAT, "%s: %s at offset %zu: length %zu is not in 1…%d",
                         c->path, what, at, out->len, MAX_NAME);
+    if (rc == SO_OK && memchr(out->ptr, '\0', out->len))
+        rc = so_err_set(c->err, SO_EFORMAT, "%s: %s at offset %zu holds a zero byte", c->path, what,
+                        at);
     return rc;
 }
 

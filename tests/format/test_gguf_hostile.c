@@ -177,6 +177,11 @@ static void absurd_counts(void **state) {
     g_str(&b, "");
     g_data(&b, 1, 32);
     refused(&b, "length 0");
+    g_head(&b, 3, 0, 1);
+    g_u64(&b, 3);
+    so_buf_append(&b, "a\0b", 3);
+    g_data(&b, 1, 32);
+    refused(&b, "metadata key at offset 24 holds a zero byte");
 }
 
 static void bad_values(void **state) {
