@@ -27,19 +27,31 @@ typedef struct so_hparams {
     float norm_eps;
     float attn_scale; /* what q·k is multiplied with */
     float embed_scale;
-    bool tied;          /* the output matrix is the embedding */
-    int window;         /* 0: none */
+    bool tied;                         /* the output matrix is the embedding */
+    bool bias_qkv, bias_out, bias_mlp; /* of q, k, v; of the attention's output; of the mlp */
+    bool qk_norm;                      /* an RMS norm on each head of q and k */
+    int window;                        /* 0: none */
     int window_pattern; /* with a window: every window_pattern-th layer is full; 0: none is */
     bool rope_halves;   /* see SO_OP_ROPE; false for GGUF's permuted Llama weights */
-    float rope_base, rope_base_local; /* local: layers with a window (Gemma 3) */
-    int rope_dim;                     /* rotated part of a head */
+    float rope_base;
+    float rope_base_local; /* Gemma 3: layers with a window rotate with this base and no scaling;
+                              0: they rotate like the others */
+    int rope_dim;          /* rotated part of a head; 0: learned positions instead */
     so_rope_scaling rope_scaling;
     float rope_factor, rope_low, rope_high; /* llama3: low_freq_factor, high_freq_factor */
     float rope_attn_factor, rope_beta_fast, rope_beta_slow; /* yarn */
     int rope_ctx_orig;
 } so_hparams;
 
+/* Whether a layer sees only the last `window` positions. */
+static inline bool so_hparams_layer_local(const so_hparams *hp, int layer) {
+    return hp->window > 0 && (hp->window_pattern == 0 || (layer + 1) % hp->window_pattern != 0);
+}
+
 int so_hparams_read(const so_checkpoint *ck, so_hparams *out, so_err *err);
+/* The two sources by themselves. `file` names the JSON in messages. */
+int so_hparams_from_gguf(const so_gguf *g, so_hparams *out, so_err *err);
+int so_hparams_from_json(const json_t *config, const char *file, so_hparams *out, so_err *err);
 int64_t so_hparams_kv_bytes_per_token(const so_hparams *hp, so_dtype kv_dtype);
 
 #endif

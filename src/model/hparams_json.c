@@ -1,0 +1,340 @@
+/* The shape of a model from a Hugging Face config.json.
+ *
+ * Owns the mapping of keys, old and new: rope_theta with rope_scaling (transformers 4) and
+ * rope_parameters (transformers 5, per kind of layer for Gemma 3), a text model inside a
+ * multimodal one (text_config), class defaults that files leave out. Options that would change the
+ * result and that we do not run are refused by name. Any thread. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/fields.h"
+
+/* "LlamaForCausalLM" for files without model_type. */
+static bool arch_by_class(so_str name, so_arch *out) {
+    static const struct {
+        const char *prefix;
+        so_arch arch;
+    } table[] = {
+        {"LlamaForCausalLM", SO_ARCH_LLAMA},   {"MistralForCausalLM", SO_ARCH_LLAMA},
+        {"Qwen2ForCausalLM", SO_ARCH_QWEN2},   {"Qwen3ForCausalLM", SO_ARCH_QWEN3},
+        {"Gemma3ForCausalLM", SO_ARCH_GEMMA3}, {"GPT2LMHeadModel", SO_ARCH_GPT2},
+    };
+    for (size_t i = 0; i < SO_LEN(table); i++)
+        if (so_str_eq_c(name, table[i].prefix)) {
+            *out = table[i].arch;
+            return true;
+        }
+    return false;
+}
+
+static void read_arch(so_fields *f, so_hparams *hp) {
+    so_str name = so_fields_str(f, "model_type");
+    const json_t *class_name = json_array_get(json_object_get(f->json, "architectures"), 0);
+    const char *key = "model_type";
+    bool known;
+    if (name.len == 0 && json_is_string(class_name)) {
+        name = (so_str){json_string_value(class_name), json_string_length(class_name)};
+        key = "architectures";
+        known = arch_by_class(name, &hp->arch);
+    } else {
+        known = so_arch_by_name(name, &hp->arch);
+    }
+    if (f->rc == 0 && name.len == 0)
+        so_fields_fail(f, SO_EFORMAT, "%smodel_type is missing", f->prefix);
+    else if (!known)
+        so_fields_fail(f, SO_EUNSUPPORTED,
+                       "architecture '%.*s' (%s%s) is not supported; supported are " SO_ARCH_NAMES,
+                       SO_STR_ARG(name), f->prefix, key);
+    snprintf(hp->arch_name, sizeof hp->arch_name, "%.*s", (int)SO_MIN(name.len, 31), name.ptr);
+}
+
+static void require_str(so_fields *f, const char *key, const char *want, const char *also) {
+    so_str s = so_fields_str(f, key);
+    if (s.len > 0 && !so_str_eq_c(s, want) && !(also && so_str_eq_c(s, also)))
+        so_fields_fail(f, SO_EUNSUPPORTED, "%s%s '%.*s' is not supported; '%s' is", f->prefix, key,
+                       SO_STR_ARG(s), want);
+}
+
+static void refuse_unknown(so_fields *f, so_arch arch) {
+    static const char *const experts[] = {"num_experts", "num_local_experts", "n_routed_experts"};
+    for (size_t i = 0; i < SO_LEN(experts); i++)
+        so_fields_refuse(f, experts[i], "a mixture of experts");
+    so_fields_refuse(f, "attn_logit_softcapping", "capping of attention scores");
+    so_fields_refuse(f, "final_logit_softcapping", "capping of logits");
+    so_fields_refuse(f, "use_bidirectional_attention", "attention to later tokens");
+    so_fields_refuse(f, "add_cross_attention", "cross attention");
+    so_fields_refuse(f, "is_encoder_decoder", "an encoder");
+    so_fields_refuse(f, "scale_attn_by_inverse_layer_idx",
+                     "attention scaled by the layer's number");
+    if (json_object_get(f->json, "quantization_config"))
+        so_fields_fail(f, SO_EUNSUPPORTED,
+                       "%squantization_config: folders with weights quantised by other tools are "
+                       "not supported; use the original weights or a GGUF file",
+                       f->prefix);
+    if (arch == SO_ARCH_GPT2 && !so_fields_flag(f, "scale_attn_weights", true))
+        so_fields_fail(f, SO_EUNSUPPORTED, "%sscale_attn_weights is false, which is not supported",
+                       f->prefix);
+    if (so_fields_num(f, "partial_rotary_factor", 0, 1, 1) != 1)
+        so_fields_fail(f, SO_EUNSUPPORTED,
+                       "%spartial_rotary_factor is not 1: partial rotary embedding is not "
+                       "supported",
+                       f->prefix);
+}
+
+/* Gemma's text_config holds only what differs from the class, so the class's values stand in; other
+ * files state their dimensions. */
+static void read_dims(so_fields *f, so_hparams *hp) {
+    bool gemma = hp->arch == SO_ARCH_GEMMA3;
+    const int64_t req = SO_FIELD_REQUIRED;
+    hp->n_vocab = (int)so_fields_int(f, "vocab_size", 1, SO_MAX_VOCAB, gemma ? 262208 : req);
+    hp->d_model = (int)so_fields_int(f, "hidden_size", 1, SO_MAX_WIDTH, gemma ? 2304 : req);
+    hp->d_ff = (int)so_fields_int(f, "intermediate_size", 1, SO_MAX_FF, gemma ? 9216 : req);
+    hp->n_layers = (int)so_fields_int(f, "num_hidden_layers", 1, SO_MAX_LAYERS, gemma ? 26 : req);
+    hp->n_heads = (int)so_fields_int(f, "num_attention_heads", 1, SO_MAX_HEADS, gemma ? 8 : req);
+    hp->n_heads_kv = (int)so_fields_int(f, "num_key_value_heads", 1, hp->n_heads,
+                                        gemma ? SO_MIN(4, hp->n_heads) : hp->n_heads);
+    hp->n_ctx_train =
+        (int)so_fields_int(f, "max_position_embeddings", 1, SO_MAX_CTX, gemma ? 131072 : 2048);
+    int64_t head_dim = gemma ? 256 : hp->arch == SO_ARCH_QWEN3 ? 128 : 0;
+    if (head_dim == 0 && f->rc == 0 && !so_fields_has(f, "head_dim")) {
+        if (hp->d_model % hp->n_heads != 0)
+            so_fields_fail(f, SO_EFORMAT,
+                           "%shidden_size %d is no multiple of %snum_attention_heads %d", f->prefix,
+                           hp->d_model, f->prefix, hp->n_heads);
+        head_dim = hp->d_model / hp->n_heads;
+    }
+    hp->head_dim = (int)so_fields_int(f, "head_dim", 1, SO_MAX_HEAD_DIM, head_dim);
+    if (f->rc == 0 && hp->head_dim > SO_MAX_HEAD_DIM)
+        so_fields_fail(f, SO_ERANGE, "head size %d; at most %d is supported", hp->head_dim,
+                       SO_MAX_HEAD_DIM);
+    hp->norm_eps = (float)so_fields_num(f, "rms_norm_eps", 0, 1, 1e-6);
+}
+
+/* Rope. */
+
+static void read_yarn(so_fields *rope, so_hparams *hp) {
+    double factor = (double)hp->rope_factor, derived = 1 + 0.1 * log(SO_MAX(1.0, factor));
+    double mscale = so_fields_num(rope, "mscale", -1e-9, 1e3, 0);
+    double mscale_all = so_fields_num(rope, "mscale_all_dim", -1e-9, 1e3, 0);
+    if (mscale != 0 && mscale_all != 0 && factor > 1)
+        derived = (1 + 0.1 * mscale * log(factor)) / (1 + 0.1 * mscale_all * log(factor));
+    hp->rope_attn_factor = (float)so_fields_num(rope, "attention_factor", 0, 1e6, derived);
+    hp->rope_beta_fast = (float)so_fields_num(rope, "beta_fast", 0, 1e6, 32);
+    hp->rope_beta_slow = (float)so_fields_num(rope, "beta_slow", 0, 1e6, 1);
+    if (!so_fields_flag(rope, "truncate", true))
+        so_fields_fail(rope, SO_EUNSUPPORTED, "%struncate is false, which is not supported",
+                       rope->prefix);
+}
+
+/* rope holds rope_scaling or rope_parameters; factor and type as both spell them. */
+static void read_scaling(so_fields *rope, so_hparams *hp) {
+    so_str type = so_fields_str(rope, "rope_type");
+    if (type.len == 0)
+        type = so_fields_str(rope, "type");
+    if (type.len == 0 || so_str_eq_c(type, "default"))
+        return;
+    if (so_str_eq_c(type, "linear"))
+        hp->rope_scaling = SO_ROPE_SCALING_LINEAR;
+    else if (so_str_eq_c(type, "llama3"))
+        hp->rope_scaling = SO_ROPE_SCALING_LLAMA3;
+    else if (so_str_eq_c(type, "yarn"))
+        hp->rope_scaling = SO_ROPE_SCALING_YARN;
+    else
+        so_fields_fail(rope, SO_EUNSUPPORTED,
+                       "%srope_type '%.*s' is not supported; supported are default, linear, "
+                       "llama3, yarn",
+                       rope->prefix, SO_STR_ARG(type));
+    hp->rope_ctx_orig = (int)so_fields_int(rope, "original_max_position_embeddings", 1, SO_MAX_CTX,
+                                           hp->rope_ctx_orig);
+    bool yarn = hp->rope_scaling == SO_ROPE_SCALING_YARN;
+    hp->rope_factor = (float)so_fields_num(
+        rope, "factor", 0, 1e6, yarn ? (double)hp->n_ctx_train / hp->rope_ctx_orig : NAN);
+    if (hp->rope_scaling == SO_ROPE_SCALING_LLAMA3) {
+        hp->rope_low = (float)so_fields_num(rope, "low_freq_factor", 0, 1e6, NAN);
+        hp->rope_high = (float)so_fields_num(rope, "high_freq_factor", 0, 1e6, NAN);
+    }
+    if (yarn)
+        read_yarn(rope, hp);
+}
+
+/* The object `key` of f as fields of its own; false where there is none. */
+static bool sub_fields(so_fields *f, const json_t *parent, const char *key, const char *prefix,
+                       so_fields *out) {
+    const json_t *o = json_object_get(parent, key);
+    if (f->rc != 0 || !o || json_is_null(o))
+        return false;
+    if (!json_is_object(o)) {
+        so_fields_fail(f, SO_EFORMAT, "%s is not an object", prefix);
+        return false;
+    }
+    *out = (so_fields){.file = f->file, .prefix = prefix, .json = o, .err = f->err};
+    return true;
+}
+
+static void read_rope_object(so_fields *f, so_fields *rope, so_hparams *hp, double base) {
+    hp->rope_base = (float)so_fields_num(rope, "rope_theta", 1, 1e12, base);
+    if (so_fields_num(rope, "partial_rotary_factor", 0, 1, 1) != 1)
+        so_fields_fail(rope, SO_EUNSUPPORTED,
+                       "%spartial_rotary_factor is not 1: partial rotary embedding is not "
+                       "supported",
+                       rope->prefix);
+    read_scaling(rope, hp);
+    f->rc = rope->rc;
+}
+
+/* Gemma 3, new form: one object per kind of layer. */
+static void read_rope_by_layer(so_fields *f, so_hparams *hp, const json_t *params, double base) {
+    so_fields rope;
+    if (sub_fields(f, params, "full_attention", "rope_parameters.full_attention.", &rope))
+        read_rope_object(f, &rope, hp, base);
+    if (sub_fields(f, params, "sliding_attention", "rope_parameters.sliding_attention.", &rope)) {
+        hp->rope_base_local =
+            (float)so_fields_num(&rope, "rope_theta", 1, 1e12, (double)hp->rope_base_local);
+        require_str(&rope, "rope_type", "default", NULL);
+        f->rc = rope.rc;
+    }
+}
+
+static void read_rope(so_fields *f, so_hparams *hp) {
+    bool gemma = hp->arch == SO_ARCH_GEMMA3;
+    hp->rope_halves = true;
+    hp->rope_dim = hp->head_dim;
+    hp->rope_factor = hp->rope_attn_factor = 1;
+    hp->rope_ctx_orig =
+        (int)so_fields_int(f, "original_max_position_embeddings", 1, SO_MAX_CTX, hp->n_ctx_train);
+    double base = so_fields_num(f, "rope_theta", 1, 1e12, gemma ? 1e6 : 1e4);
+    hp->rope_base = (float)base;
+    if (gemma)
+        hp->rope_base_local = (float)so_fields_num(f, "rope_local_base_freq", 1, 1e12, 1e4);
+    const json_t *params = json_object_get(f->json, "rope_parameters");
+    bool nested =
+        json_object_get(params, "full_attention") || json_object_get(params, "sliding_attention");
+    so_fields rope;
+    if (nested && !gemma)
+        so_fields_fail(f, SO_EUNSUPPORTED,
+                       "%srope_parameters per kind of layer is not supported for '%s'", f->prefix,
+                       hp->arch_name);
+    else if (nested)
+        read_rope_by_layer(f, hp, params, base);
+    else if (sub_fields(f, f->json, "rope_parameters", "rope_parameters.", &rope) ||
+             sub_fields(f, f->json, "rope_scaling", "rope_scaling.", &rope))
+        read_rope_object(f, &rope, hp, base);
+}
+
+/* Windows. */
+
+static bool read_layer_types(so_fields *f, so_hparams *hp) {
+    const json_t *list = json_object_get(f->json, "layer_types");
+    if (f->rc != 0 || !list || json_is_null(list))
+        return false;
+    if (!json_is_array(list) || json_array_size(list) != (size_t)hp->n_layers) {
+        so_fields_fail(f, SO_EFORMAT, "%slayer_types must be a list of %d entries", f->prefix,
+                       hp->n_layers);
+        return true;
+    }
+    bool full[SO_MAX_LAYERS];
+    for (int i = 0; i < hp->n_layers; i++) {
+        const char *s = json_string_value(json_array_get(list, (size_t)i));
+        full[i] = s && strcmp(s, "full_attention") == 0;
+        if (!full[i] && (!s || strcmp(s, "sliding_attention") != 0)) {
+            so_fields_fail(f, SO_EUNSUPPORTED,
+                           "%slayer_types[%d] is '%s'; full_attention and sliding_attention are "
+                           "supported",
+                           f->prefix, i, s ? s : "no string");
+            return true;
+        }
+    }
+    so_hparams_set_pattern(f, hp, full);
+    return true;
+}
+
+static void read_window(so_fields *f, so_hparams *hp) {
+    bool gemma = hp->arch == SO_ARCH_GEMMA3;
+    bool qwen = hp->arch == SO_ARCH_QWEN2 || hp->arch == SO_ARCH_QWEN3;
+    if (qwen && !so_fields_flag(f, "use_sliding_window", false))
+        return;
+    hp->window = (int)so_fields_int(f, "sliding_window", 0, INT32_MAX, gemma ? 4096 : 0);
+    if (hp->window == 0 || read_layer_types(f, hp) || f->rc != 0)
+        return;
+    if (gemma) {
+        int64_t fallback = so_fields_int(f, "_sliding_window_pattern", 1, SO_MAX_LAYERS, 6);
+        hp->window_pattern =
+            (int)so_fields_int(f, "sliding_window_pattern", 1, SO_MAX_LAYERS, fallback);
+        if (hp->window_pattern == 1)
+            hp->window = 0;
+    } else if (qwen) { /* the first max_window_layers layers are full */
+        bool full[SO_MAX_LAYERS];
+        int64_t n_full = so_fields_int(f, "max_window_layers", 0, INT32_MAX, 28);
+        for (int i = 0; i < hp->n_layers; i++)
+            full[i] = i < n_full;
+        so_hparams_set_pattern(f, hp, full);
+    }
+}
+
+static void read_llama_like(so_fields *f, so_hparams *hp) {
+    bool gemma = hp->arch == SO_ARCH_GEMMA3;
+    read_dims(f, hp);
+    read_rope(f, hp);
+    read_window(f, hp);
+    if (gemma) {
+        require_str(f, "hidden_activation", "gelu_pytorch_tanh", NULL);
+        double scalar = so_fields_num(f, "query_pre_attn_scalar", 0, 1e9, 256);
+        hp->attn_scale = (float)(1 / sqrt(scalar));
+    } else {
+        require_str(f, "hidden_act", "silu", "swish");
+    }
+    bool bias = so_fields_flag(f, "attention_bias", false);
+    hp->bias_qkv = bias || hp->arch == SO_ARCH_QWEN2;
+    hp->bias_out = bias && hp->arch != SO_ARCH_QWEN2;
+    hp->bias_mlp = so_fields_flag(f, "mlp_bias", false);
+    hp->qk_norm = hp->arch == SO_ARCH_QWEN3 || gemma;
+}
+
+static void read_gpt2(so_fields *f, so_hparams *hp) {
+    hp->n_vocab = (int)so_fields_int(f, "vocab_size", 1, SO_MAX_VOCAB, SO_FIELD_REQUIRED);
+    hp->d_model = (int)so_fields_int(f, "n_embd", 1, SO_MAX_WIDTH, SO_FIELD_REQUIRED);
+    hp->n_layers = (int)so_fields_int(f, "n_layer", 1, SO_MAX_LAYERS, SO_FIELD_REQUIRED);
+    hp->n_heads = (int)so_fields_int(f, "n_head", 1, SO_MAX_HEADS, SO_FIELD_REQUIRED);
+    hp->n_heads_kv = hp->n_heads;
+    hp->d_ff = (int)so_fields_int(f, "n_inner", 1, SO_MAX_FF, 4 * (int64_t)hp->d_model);
+    hp->n_ctx_train = (int)so_fields_int(f, "n_positions", 1, SO_MAX_CTX, 1024);
+    hp->norm_eps = (float)so_fields_num(f, "layer_norm_epsilon", 0, 1, 1e-5);
+    if (hp->d_model % hp->n_heads != 0)
+        so_fields_fail(f, SO_EFORMAT, "%sn_embd %d is no multiple of %sn_head %d", f->prefix,
+                       hp->d_model, f->prefix, hp->n_heads);
+    hp->head_dim = hp->d_model / hp->n_heads;
+    if (hp->head_dim > SO_MAX_HEAD_DIM)
+        so_fields_fail(f, SO_ERANGE, "head size %d; at most %d is supported", hp->head_dim,
+                       SO_MAX_HEAD_DIM);
+    require_str(f, "activation_function", "gelu_new", "gelu_pytorch_tanh");
+    hp->bias_qkv = hp->bias_out = hp->bias_mlp = true;
+}
+
+int so_hparams_from_json(const json_t *config, const char *file, so_hparams *out, so_err *err) {
+    so_hparams hp = {0};
+    so_fields f = {.file = file, .prefix = "", .json = config, .err = err};
+    so_fields text;
+    if (!json_is_object(config))
+        return so_err_set(err, SO_EFORMAT, "%s: the file is not a JSON object", file);
+    /* Gemma 3 and Mistral 3 keep the language model's shape one level down, beside the eyes. */
+    bool tied_above = so_fields_flag(&f, "tie_word_embeddings", false);
+    bool above = so_fields_has(&f, "tie_word_embeddings");
+    if (sub_fields(&f, config, "text_config", "text_config.", &text))
+        f = text;
+    read_arch(&f, &hp);
+    if (f.rc == 0) {
+        refuse_unknown(&f, hp.arch);
+        if (hp.arch == SO_ARCH_GPT2)
+            read_gpt2(&f, &hp);
+        else
+            read_llama_like(&f, &hp);
+        bool by_class = hp.arch == SO_ARCH_GEMMA3 || hp.arch == SO_ARCH_GPT2;
+        hp.tied = so_fields_flag(&f, "tie_word_embeddings", above ? tied_above : by_class);
+        so_hparams_finish(&f, &hp);
+    }
+    if (f.rc == 0)
+        *out = hp;
+    return f.rc;
+}
