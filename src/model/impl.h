@@ -1,0 +1,165 @@
+/* What the files of src/model share: the loaded model, the pass, and one-line submits, so that a
+ * forward pass reads like the drawing of its architecture. Private to src/model. */
+#ifndef SO_MODEL_IMPL_H
+#define SO_MODEL_IMPL_H
+
+#include "model/model.h"
+
+/* y = W x + bias; bias.buf is NULL where there is none. */
+typedef struct so_linear {
+    so_weight *w;
+    so_view bias;
+} so_linear;
+
+typedef struct so_norm {
+    so_view weight, bias; /* bias only for layer norm */
+} so_norm;
+
+typedef struct so_layer {
+    so_norm attn_norm, ffn_norm;
+    so_norm q_norm, k_norm;                /* [head_dim]; Qwen3, Gemma 3 */
+    so_norm attn_post_norm, ffn_post_norm; /* Gemma 3 */
+    so_linear q, k, v, o;
+    so_linear gate, up, down; /* GPT-2 has no gate */
+    int window;               /* 0: sees everything */
+    bool local_rope;
+} so_layer;
+
+struct so_model {
+    so_checkpoint *ck;
+    so_backend *backend;
+    so_hparams hp;
+    so_weight *embed, *pos_embed; /* pos_embed: GPT-2 */
+    so_linear output;             /* w is `embed` where tied */
+    so_norm out_norm;
+    so_layer *layers;  /* [n_layers] */
+    so_buffer *consts; /* norm weights and biases, float32 */
+    float *inv_freq;   /* [rope_dim/2]; NULL without rope */
+    float *inv_freq_local;
+    size_t weight_bytes;
+    int64_t n_params;
+    so_weight **weights; /* everything to be freed, each once */
+    int n_weights, weights_cap;
+    void **memory; /* weights made at load: transposed or rounded */
+    int n_memory, memory_cap;
+};
+
+struct so_pass {
+    const so_model *model;
+    so_backend *backend;
+    so_kv *kv;
+    int max_rows, max_logits;
+
+    /* Device. Activations are [max_rows][…]. */
+    so_view x, h, q, k, v, att, gate, up;
+    so_view ids, positions, slots, rows, pages, tails, rope, rope_local;
+    so_view out_rows, out_x, hidden, logits, argmax; /* [max_logits][…] */
+
+    /* Host, filled per run. */
+    int n, n_out;
+    unsigned want;
+    int32_t *h_ids, *h_positions, *h_out_rows;
+    so_kv_slot *h_slots;
+    so_attn_row *h_rows;
+    int32_t *h_pages, *h_tails;
+    int n_pages, pages_cap, n_tails, tails_cap;
+    float *h_rope;
+    int32_t *seq_n, *seq_page_off; /* [max_rows], per sequence of the batch */
+    float *h_logits, *h_hidden;
+    int32_t *h_argmax;
+};
+
+/* inv_freq[rope_dim/2] of the full or the local layers. factors: GGUF's rope_freqs, may be NULL. */
+void so_rope_inv_freq(const so_hparams *hp, bool local, const float *factors, float *inv_freq);
+/* table[n][2] = (cos, sin) of position pos. */
+void so_rope_fill(const float *inv_freq, int n, float scale, int32_t pos, float *table);
+
+/* The architectures. Each submits embedding, layers and so_pass_output. */
+void so_forward_llama(so_pass *p);
+void so_forward_gemma3(so_pass *p);
+void so_forward_gpt2(so_pass *p);
+
+/* One line per operation of the drawing. n is the batch's row count. */
+static inline void so_do_embed(so_pass *p, so_view out, so_view ids, const so_weight *w,
+                               float scale) {
+    so_submit(p->backend, &(so_op){.kind = SO_OP_EMBED, .n = p->n, .embed = {out, ids, w, scale}});
+}
+
+static inline void so_do_rms_norm(so_pass *p, so_view out, so_view x, const so_norm *w) {
+    const so_hparams *hp = &p->model->hp;
+    so_submit(
+        p->backend,
+        &(so_op){
+            .kind = SO_OP_RMS_NORM,
+            .n = p->n,
+            .norm = {
+                .out = out, .x = x, .weight = w->weight, .d = hp->d_model, .eps = hp->norm_eps}});
+}
+
+/* Each head of x[n][n_heads][head_dim] by itself. */
+static inline void so_do_head_norm(so_pass *p, so_view x, int n_heads, const so_norm *w) {
+    const so_hparams *hp = &p->model->hp;
+    so_submit(
+        p->backend,
+        &(so_op){
+            .kind = SO_OP_RMS_NORM,
+            .n = p->n * n_heads,
+            .norm = {
+                .out = x, .x = x, .weight = w->weight, .d = hp->head_dim, .eps = hp->norm_eps}});
+}
+
+static inline void so_do_layer_norm(so_pass *p, so_view out, so_view x, const so_norm *w) {
+    const so_hparams *hp = &p->model->hp;
+    so_submit(p->backend,
+              &(so_op){.kind = SO_OP_LAYER_NORM,
+                       .n = p->n,
+                       .norm = {out, x, w->weight, w->bias, hp->d_model, hp->norm_eps}});
+}
+
+static inline void so_do_linear(so_pass *p, so_view out, so_view x, const so_linear *w) {
+    so_submit(p->backend,
+              &(so_op){.kind = SO_OP_MATMUL, .n = p->n, .matmul = {out, x, w->bias, w->w}});
+}
+
+static inline void so_do_eltwise(so_pass *p, so_op_kind kind, so_view out, so_view a, so_view b,
+                                 int d) {
+    so_submit(p->backend, &(so_op){.kind = kind, .n = p->n, .eltwise = {out, a, b, d}});
+}
+
+static inline void so_do_add(so_pass *p, so_view x, so_view y) { /* x += y */
+    so_do_eltwise(p, SO_OP_ADD, x, x, y, p->model->hp.d_model);
+}
+
+static inline void so_do_rope(so_pass *p, so_view x, int n_heads, const so_layer *w) {
+    const so_hparams *hp = &p->model->hp;
+    so_view table = w->local_rope ? p->rope_local : p->rope;
+    so_submit(p->backend, &(so_op){.kind = SO_OP_ROPE,
+                                   .n = p->n,
+                                   .rope = {x, table, n_heads, hp->head_dim, hp->rope_halves}});
+}
+
+/* Writes k and v of this pass, then att = attention of q over what each row sees. */
+static inline void so_do_attention(so_pass *p, int layer) {
+    const so_hparams *hp = &p->model->hp;
+    so_kv_store *store = so_kv_backing(p->kv);
+    so_submit(p->backend, &(so_op){.kind = SO_OP_KV_STORE,
+                                   .n = p->n,
+                                   .kv_store = {store, layer, p->k, p->v, p->slots}});
+    so_submit(p->backend, &(so_op){.kind = SO_OP_ATTENTION,
+                                   .n = p->n,
+                                   .attention = {.store = store,
+                                                 .layer = layer,
+                                                 .n_heads = hp->n_heads,
+                                                 .out = p->att,
+                                                 .q = p->q,
+                                                 .rows = p->rows,
+                                                 .pages = p->pages,
+                                                 .tails = p->tails,
+                                                 .scale = hp->attn_scale,
+                                                 .window = p->model->layers[layer].window}});
+}
+
+/* The last norm and the output matrix, for the rows that want them. */
+void so_pass_output(so_pass *p);
+
+#endif

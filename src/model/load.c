@@ -1,0 +1,424 @@
+/* From a checkpoint to a model: finds every tensor under its GGUF name, checks its shape, hands
+ * matrices to the backend as they lie in the file, and vectors (norms, biases) as float32.
+ *
+ * Refuses: a tensor that is missing or has another shape than the hparams say; a tensor that the
+ * architecture has no place for, because ignoring it would run a different model; NaN or infinity
+ * in a vector. Matrices are too large to be read at load: a NaN in one shows in the first logits
+ * (so_pass_run). Errors are sticky in the loader, so that the list of a layer's tensors reads from
+ * top to bottom. One thread. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/map.h"
+#include "base/mem.h"
+#include "format/quant.h"
+#include "model/impl.h"
+#include "model/names.h"
+#include "model/weights.h"
+
+typedef struct loader {
+    so_model *m;
+    const so_model_opts *opts;
+    so_names names;
+    so_map *used;  /* names of the tensors that have found their place */
+    so_pool *pool; /* only for rounding */
+    /* Vectors are collected on the host and uploaded as one buffer at the end; fix lists the views
+     * that still lack it. */
+    float *host;
+    size_t n_host, host_cap;
+    so_view **fix;
+    int n_fix, fix_cap;
+    so_err *err;
+    int rc;
+} loader;
+
+/* Room for one more element. */
+#define GROW(array, n, cap)                                                 \
+    do {                                                                    \
+        if ((n) == (cap)) {                                                 \
+            (cap) = SO_MAX(64, (cap)*2);                                    \
+            (array) = so_realloc((array), (size_t)(cap) * sizeof *(array)); \
+        }                                                                   \
+    } while (0)
+
+/* "[576, 1536]" in the order in which the file's own tools print it. */
+static const char *shape_text(const loader *ld, const int64_t *dims, int n, char *buf, size_t cap) {
+    bool reversed = so_checkpoint_gguf(ld->m->ck) == NULL;
+    size_t len = (size_t)snprintf(buf, cap, "[");
+    for (int i = 0; i < n && len < cap; i++)
+        len += (size_t)snprintf(buf + len, cap - len, "%s%lld", i ? ", " : "",
+                                (long long)dims[reversed ? n - 1 - i : i]);
+    if (len < cap)
+        snprintf(buf + len, cap - len, "]");
+    return buf;
+}
+
+static void check_shape(loader *ld, const so_tensor *t, const int64_t *want, int n_want) {
+    bool same = true;
+    for (int i = 0; i < SO_MAX_DIMS; i++)
+        same = same && t->dims[i] == (i < n_want ? want[i] : 1);
+    char found[96], expected[96];
+    if (!same)
+        ld->rc = so_err_set(ld->err, SO_EFORMAT, "%s: tensor %.*s has shape %s; %s is expected",
+                            so_checkpoint_path(ld->m->ck), SO_STR_ARG(t->name),
+                            shape_text(ld, t->dims, t->n_dims, found, sizeof found),
+                            shape_text(ld, want, n_want, expected, sizeof expected));
+}
+
+/* The tensor under a GGUF name, its shape checked: k inputs, m outputs; m 0 for a vector of k. */
+static const so_tensor *find(loader *ld, const char *gguf, int layer, int64_t k, int64_t m,
+                             unsigned *flags) {
+    char name[SO_NAME_CAP];
+    const so_tensor *t = NULL;
+    if (ld->rc != 0)
+        return NULL;
+    const so_name_pair *pair = so_names_resolve(&ld->names, gguf, layer, name);
+    SO_ASSERT(pair != NULL);
+    ld->rc = so_checkpoint_require(ld->m->ck, name, &t, ld->err);
+    if (ld->rc != 0)
+        return NULL;
+    *flags = so_checkpoint_gguf(ld->m->ck) ? 0 : pair->flags;
+    bool flip = (*flags & SO_NAME_TRANSPOSED) != 0;
+    check_shape(ld, t, (int64_t[]){flip ? m : k, flip ? k : m}, m ? 2 : 1);
+    so_map_add(ld->used, t->name, 1);
+    ld->m->n_params += so_tensor_count(t);
+    return ld->rc == 0 ? t : NULL;
+}
+
+/* Vectors. */
+
+static void check_finite(loader *ld, const so_tensor *t, const float *x, int64_t n) {
+    int64_t bad = so_weights_nonfinite(x, n);
+    if (bad >= 0)
+        ld->rc =
+            so_err_set(ld->err, SO_EFORMAT, "%s: tensor %.*s holds NaN or infinity at element %lld",
+                       so_checkpoint_path(ld->m->ck), SO_STR_ARG(t->name), (long long)bad);
+}
+
+/* n float32 of the vector part, aligned to 64 bytes; the view gets its buffer at the end. */
+static float *reserve(loader *ld, int64_t n, so_view *view) {
+    size_t start = (ld->n_host + 15) / 16 * 16, end = start + (size_t)n;
+    if (end > ld->host_cap) {
+        ld->host_cap = SO_MAX(end, ld->host_cap * 2);
+        ld->host = so_realloc(ld->host, ld->host_cap * sizeof *ld->host);
+    }
+    memset(ld->host + ld->n_host, 0, (start - ld->n_host) * sizeof *ld->host);
+    ld->n_host = end;
+    view->off = start * sizeof *ld->host;
+    GROW(ld->fix, ld->n_fix, ld->fix_cap);
+    ld->fix[ld->n_fix++] = view;
+    return ld->host + start;
+}
+
+static void vector(loader *ld, const char *gguf, int layer, int64_t n, so_view *out) {
+    unsigned flags;
+    const so_tensor *t = find(ld, gguf, layer, n, 0, &flags);
+    if (!t)
+        return;
+    float *x = reserve(ld, n, out);
+    so_dequantize_row(t->dtype, t->data, x, n);
+    if (flags & SO_NAME_ADD_ONE)
+        for (int64_t i = 0; i < n; i++)
+            x[i] += 1;
+    check_finite(ld, t, x, n);
+    ld->m->weight_bytes += t->n_bytes;
+}
+
+static void upload_vectors(loader *ld) {
+    so_backend *b = ld->m->backend;
+    if (ld->rc != 0 || ld->n_host == 0)
+        return;
+    size_t n_bytes = ld->n_host * sizeof *ld->host;
+    ld->rc = b->vt->buffer_create(b, n_bytes, &ld->m->consts, ld->err);
+    if (ld->rc != 0)
+        return;
+    for (int i = 0; i < ld->n_fix; i++)
+        ld->fix[i]->buf = ld->m->consts;
+    so_submit(b, &(so_op){.kind = SO_OP_UPLOAD, .upload = {{ld->m->consts, 0}, ld->host, n_bytes}});
+    ld->rc = b->vt->sync(b, ld->err);
+}
+
+/* Matrices. */
+
+static void keep_memory(so_model *m, void *memory) {
+    GROW(m->memory, m->n_memory, m->memory_cap);
+    m->memory[m->n_memory++] = memory;
+}
+
+static void make_weight(loader *ld, so_tensor t, bool may_round, so_weight **out) {
+    so_model *m = ld->m;
+    so_dtype dtype = t.dtype;
+    if (ld->rc == 0 && may_round && ld->opts->quantize)
+        dtype = so_weights_fit(ld->opts->dtype, t.dims[0]);
+    if (ld->rc == 0 && dtype != t.dtype) {
+        so_tensor rounded;
+        void *memory = NULL;
+        ld->rc = so_weights_round(&t, dtype, ld->pool, &rounded, &memory, ld->err);
+        if (ld->rc != 0) {
+            so_err_prefix(ld->err, "%s", so_checkpoint_path(m->ck));
+            return;
+        }
+        keep_memory(m, memory);
+        t = rounded;
+    }
+    if (ld->rc == 0)
+        ld->rc = m->backend->vt->weight_create(m->backend, &t, out, ld->err);
+    if (ld->rc != 0)
+        return;
+    GROW(m->weights, m->n_weights, m->weights_cap);
+    m->weights[m->n_weights++] = *out;
+    m->weight_bytes += t.n_bytes;
+}
+
+/* A matrix as the file holds it, or turned around. */
+static bool find_matrix(loader *ld, const char *gguf, int layer, int64_t k, int64_t m,
+                        so_tensor *out) {
+    unsigned flags;
+    const so_tensor *t = find(ld, gguf, layer, k, m, &flags);
+    if (!t)
+        return false;
+    *out = *t;
+    if (!(flags & SO_NAME_TRANSPOSED))
+        return true;
+    void *memory = NULL;
+    ld->rc = so_weights_transpose(t, out, &memory, ld->err);
+    if (ld->rc == 0)
+        keep_memory(ld->m, memory);
+    return ld->rc == 0;
+}
+
+static void matrix(loader *ld, const char *gguf, int layer, int64_t k, int64_t m, so_weight **out) {
+    so_tensor t;
+    if (find_matrix(ld, gguf, layer, k, m, &t))
+        make_weight(ld, t, true, out);
+}
+
+/* name: without ".weight"; the bias is looked for where the hparams promise one. */
+static void linear(loader *ld, const char *name, int layer, int64_t k, int64_t m, bool bias,
+                   so_linear *out) {
+    char full[64];
+    snprintf(full, sizeof full, "%s.weight", name);
+    matrix(ld, full, layer, k, m, &out->w);
+    snprintf(full, sizeof full, "%s.bias", name);
+    if (bias)
+        vector(ld, full, layer, m, &out->bias);
+}
+
+/* GPT-2 keeps q, k and v in one matrix: three runs of rows, each a matrix of its own. */
+static void load_qkv(loader *ld, int layer, so_layer *w) {
+    int64_t d = ld->m->hp.d_model;
+    so_linear *parts[] = {&w->q, &w->k, &w->v};
+    so_tensor t;
+    so_view bias = {0};
+    if (!find_matrix(ld, "attn_qkv.weight", layer, d, 3 * d, &t))
+        return;
+    for (int i = 0; i < 3; i++) {
+        so_tensor part = t;
+        part.dims[1] = d;
+        part.n_bytes = so_dtype_row_bytes(t.dtype, d) * (size_t)d;
+        part.data = (const char *)t.data + (size_t)i * part.n_bytes;
+        make_weight(ld, part, true, &parts[i]->w);
+    }
+    vector(ld, "attn_qkv.bias", layer, 3 * d, &w->q.bias);
+    bias = w->q.bias;
+    for (int i = 1; i < 3 && ld->rc == 0; i++) {
+        parts[i]->bias.off = bias.off + (size_t)(i * d) * sizeof(float);
+        GROW(ld->fix, ld->n_fix, ld->fix_cap);
+        ld->fix[ld->n_fix++] = &parts[i]->bias;
+    }
+}
+
+/* Layers. */
+
+static void load_attention(loader *ld, int l, so_layer *w) {
+    const so_hparams *hp = &ld->m->hp;
+    int64_t d = hp->d_model, d_q = (int64_t)hp->n_heads * hp->head_dim;
+    int64_t d_kv = (int64_t)hp->n_heads_kv * hp->head_dim;
+    vector(ld, "attn_norm.weight", l, d, &w->attn_norm.weight);
+    linear(ld, "attn_q", l, d, d_q, hp->bias_qkv, &w->q);
+    linear(ld, "attn_k", l, d, d_kv, hp->bias_qkv, &w->k);
+    linear(ld, "attn_v", l, d, d_kv, hp->bias_qkv, &w->v);
+    if (hp->qk_norm) {
+        vector(ld, "attn_q_norm.weight", l, hp->head_dim, &w->q_norm.weight);
+        vector(ld, "attn_k_norm.weight", l, hp->head_dim, &w->k_norm.weight);
+    }
+    linear(ld, "attn_output", l, d_q, d, hp->bias_out, &w->o);
+    if (hp->arch == SO_ARCH_GEMMA3)
+        vector(ld, "post_attention_norm.weight", l, d, &w->attn_post_norm.weight);
+}
+
+static void load_mlp(loader *ld, int l, so_layer *w) {
+    const so_hparams *hp = &ld->m->hp;
+    int64_t d = hp->d_model, d_ff = hp->d_ff;
+    vector(ld, "ffn_norm.weight", l, d, &w->ffn_norm.weight);
+    linear(ld, "ffn_gate", l, d, d_ff, hp->bias_mlp, &w->gate);
+    linear(ld, "ffn_up", l, d, d_ff, hp->bias_mlp, &w->up);
+    linear(ld, "ffn_down", l, d_ff, d, hp->bias_mlp, &w->down);
+    if (hp->arch == SO_ARCH_GEMMA3)
+        vector(ld, "post_ffw_norm.weight", l, d, &w->ffn_post_norm.weight);
+}
+
+static void load_gpt2_layer(loader *ld, int l, so_layer *w) {
+    int64_t d = ld->m->hp.d_model, d_ff = ld->m->hp.d_ff;
+    vector(ld, "attn_norm.weight", l, d, &w->attn_norm.weight);
+    vector(ld, "attn_norm.bias", l, d, &w->attn_norm.bias);
+    load_qkv(ld, l, w);
+    linear(ld, "attn_output", l, d, d, true, &w->o);
+    vector(ld, "ffn_norm.weight", l, d, &w->ffn_norm.weight);
+    vector(ld, "ffn_norm.bias", l, d, &w->ffn_norm.bias);
+    linear(ld, "ffn_up", l, d, d_ff, true, &w->up);
+    linear(ld, "ffn_down", l, d_ff, d, true, &w->down);
+}
+
+static void load_layers(loader *ld) {
+    so_model *m = ld->m;
+    m->layers = SO_NEW_N(so_layer, m->hp.n_layers);
+    for (int l = 0; l < m->hp.n_layers && ld->rc == 0; l++) {
+        so_layer *w = &m->layers[l];
+        bool local = so_hparams_layer_local(&m->hp, l);
+        w->window = local ? m->hp.window : 0;
+        w->local_rope = local && m->hp.rope_base_local > 0;
+        if (m->hp.arch == SO_ARCH_GPT2) {
+            load_gpt2_layer(ld, l, w);
+        } else {
+            load_attention(ld, l, w);
+            load_mlp(ld, l, w);
+        }
+        if (ld->opts->progress)
+            ld->opts->progress(ld->opts->user, (l + 1.0) / (m->hp.n_layers + 1.0));
+    }
+}
+
+static void load_ends(loader *ld) {
+    so_model *m = ld->m;
+    int64_t d = m->hp.d_model;
+    so_tensor t;
+    matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &m->embed);
+    if (m->hp.arch == SO_ARCH_GPT2) {
+        /* a lookup that is added once; rounding it would save nothing */
+        if (find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t))
+            make_weight(ld, t, false, &m->pos_embed);
+        vector(ld, "output_norm.bias", -1, d, &m->out_norm.bias);
+    }
+    vector(ld, "output_norm.weight", -1, d, &m->out_norm.weight);
+    if (m->hp.tied)
+        m->output.w = m->embed;
+    else
+        matrix(ld, "output.weight", -1, d, m->hp.n_vocab, &m->output.w);
+}
+
+/* Rope. GGUF files of Llama 3 state what each frequency is divided by. */
+static const float *load_rope_factors(loader *ld, float *buf) {
+    const so_tensor *t = so_checkpoint_tensor(ld->m->ck, "rope_freqs.weight");
+    int64_t n = ld->m->hp.rope_dim / 2;
+    if (!t || ld->rc != 0)
+        return NULL;
+    so_map_add(ld->used, t->name, 1);
+    check_shape(ld, t, &n, 1);
+    if (ld->rc != 0)
+        return NULL;
+    so_dequantize_row(t->dtype, t->data, buf, n);
+    check_finite(ld, t, buf, n);
+    for (int64_t i = 0; i < n && ld->rc == 0; i++)
+        if (!(buf[i] > 0))
+            ld->rc = so_err_set(ld->err, SO_ERANGE,
+                                "%s: rope_freqs.weight[%lld] is %g; more than 0 is expected",
+                                so_checkpoint_path(ld->m->ck), (long long)i, (double)buf[i]);
+    return buf;
+}
+
+static void load_rope(loader *ld) {
+    so_model *m = ld->m;
+    int n = m->hp.rope_dim / 2;
+    if (n == 0 || ld->rc != 0)
+        return;
+    float *buf = SO_NEW_N(float, n);
+    const float *factors = load_rope_factors(ld, buf);
+    m->inv_freq = SO_NEW_N(float, n);
+    so_rope_inv_freq(&m->hp, false, factors, m->inv_freq);
+    if (m->hp.rope_base_local > 0) {
+        m->inv_freq_local = SO_NEW_N(float, n);
+        so_rope_inv_freq(&m->hp, true, NULL, m->inv_freq_local);
+    }
+    free(buf);
+}
+
+/* A tensor without a place means that the file's model is not the one its metadata claims. */
+static void check_leftovers(loader *ld) {
+    const so_checkpoint *ck = ld->m->ck;
+    for (size_t i = 0; i < so_checkpoint_n_tensors(ck) && ld->rc == 0; i++) {
+        so_str name = so_checkpoint_tensor_at(ck, i)->name;
+        int64_t seen;
+        if (so_map_get(ld->used, name, &seen) || so_names_ignored(name))
+            continue;
+        if (ld->m->hp.tied && (so_str_eq_c(name, "lm_head.weight") ||
+                               so_str_eq_c(name, "language_model.lm_head.weight")))
+            continue; /* a copy of the embedding */
+        ld->rc = so_err_set(ld->err, SO_EUNSUPPORTED,
+                            "%s: tensor %.*s has no place in architecture '%s' as this version "
+                            "knows it",
+                            so_checkpoint_path(ck), SO_STR_ARG(name), ld->m->hp.arch_name);
+    }
+}
+
+static void loader_run(loader *ld) {
+    if (ld->opts->quantize)
+        ld->rc = so_pool_create(so_cpu_count(), &ld->pool, ld->err);
+    if (ld->rc == 0)
+        load_layers(ld);
+    load_ends(ld);
+    load_rope(ld);
+    check_leftovers(ld);
+    upload_vectors(ld);
+    if (ld->rc == 0 && ld->opts->progress)
+        ld->opts->progress(ld->opts->user, 1);
+}
+
+int so_model_load(so_checkpoint *ck, so_backend *b, const so_model_opts *opts, so_model **out,
+                  so_err *err) {
+    static const so_model_opts none = {0};
+    so_model *m = SO_NEW(so_model);
+    m->ck = ck;
+    m->backend = b;
+    int rc = so_hparams_read(ck, &m->hp, err);
+    if (rc == 0) {
+        loader ld = {.m = m, .opts = opts ? opts : &none, .err = err};
+        ld.used = so_map_create(so_checkpoint_n_tensors(ck));
+        so_names_init(&ld.names, ck, &m->hp);
+        loader_run(&ld);
+        rc = ld.rc;
+        so_map_free(ld.used);
+        so_pool_free(ld.pool);
+        free(ld.host);
+        free(ld.fix);
+    }
+    if (rc != 0)
+        so_model_free(m);
+    else
+        *out = m;
+    return rc;
+}
+
+void so_model_free(so_model *m) {
+    if (!m)
+        return;
+    so_backend *b = m->backend;
+    for (int i = 0; i < m->n_weights; i++)
+        b->vt->weight_free(b, m->weights[i]);
+    if (m->consts)
+        b->vt->buffer_free(b, m->consts);
+    for (int i = 0; i < m->n_memory; i++)
+        free(m->memory[i]);
+    free(m->memory);
+    free(m->weights);
+    free(m->layers);
+    free(m->inv_freq);
+    free(m->inv_freq_local);
+    free(m);
+}
+
+const so_hparams *so_model_hparams(const so_model *m) { return &m->hp; }
+so_backend *so_model_backend(const so_model *m) { return m->backend; }
+size_t so_model_weight_bytes(const so_model *m) { return m->weight_bytes; }
+int64_t so_model_n_params(const so_model *m) { return m->n_params; }

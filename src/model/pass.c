@@ -1,0 +1,451 @@
+/* One forward pass: checks the batch, lays out what the operations need to know of each row,
+ * submits the architecture's operations, and brings the results back with one sync.
+ *
+ * Owns the scratch memory, all of it made at create; only the tables of pages and branch slots may
+ * grow later, when a batch is wider than any before (doubling, so a warm engine allocates nothing).
+ * Refuses a batch whose rows contradict their sequences: a wrong slot would corrupt the cache
+ * silently, and the check costs nothing beside a pass.
+ *
+ * What a row sees, from its parents:
+ *
+ *   row        0   1   2   3        len 10, tree   0 ─┬─ 1 ── 3
+ *   parent    −1   0   0   1                          └─ 2
+ *   slot      10  11  12  13
+ *   pos       10  11  11  12
+ *   prefix    11  12  11  12      positions 0 … prefix−1 lie in the slots of the same number
+ *   tail       –   –  12  13      the rest of the path, slot by slot
+ *
+ * A row extends its parent's prefix while slot and position agree, and its tail from then on. One
+ * thread at a time; the model may be shared, its backend may not. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/impl.h"
+#include "model/weights.h"
+
+/* Creation. */
+
+typedef struct maker {
+    so_backend *backend;
+    so_err *err;
+    int rc;
+} maker;
+
+static so_view device(maker *mk, size_t n, size_t width, size_t size) {
+    so_view v = {0};
+    size_t n_bytes;
+    if (mk->rc != 0)
+        return v;
+    if (!so_mul_size(n, width, &n_bytes) || !so_mul_size(n_bytes, size, &n_bytes))
+        mk->rc =
+            so_err_set(mk->err, SO_ENOMEM, "a buffer of %zu rows of %zu is too large", n, width);
+    else
+        mk->rc = mk->backend->vt->buffer_create(mk->backend, SO_MAX(n_bytes, 64), &v.buf, mk->err);
+    return v;
+}
+
+static void *host(maker *mk, size_t n, size_t width, size_t size) {
+    size_t count;
+    void *p = NULL;
+    if (mk->rc != 0)
+        return NULL;
+    if (so_mul_size(n, width, &count))
+        p = so_try_alloc(SO_MAX(count, 1), size);
+    if (!p)
+        mk->rc = so_err_set(mk->err, SO_ENOMEM, "no memory for %zu rows of %zu results", n, width);
+    return p;
+}
+
+static void make_device(maker *mk, so_pass *p) {
+    const so_hparams *hp = &p->model->hp;
+    size_t n = (size_t)p->max_rows, n_out = (size_t)p->max_logits, f = sizeof(float);
+    size_t d = (size_t)hp->d_model, d_ff = (size_t)hp->d_ff;
+    size_t d_q = (size_t)hp->n_heads * (size_t)hp->head_dim;
+    size_t d_kv = (size_t)hp->n_heads_kv * (size_t)hp->head_dim;
+    p->x = device(mk, n, d, f);
+    p->h = device(mk, n, d, f);
+    p->q = device(mk, n, d_q, f);
+    p->k = device(mk, n, d_kv, f);
+    p->v = device(mk, n, d_kv, f);
+    p->att = device(mk, n, d_q, f);
+    p->gate = device(mk, n, d_ff, f);
+    p->up = device(mk, n, d_ff, f);
+    p->ids = device(mk, n, 1, sizeof(int32_t));
+    p->positions = device(mk, n, 1, sizeof(int32_t));
+    p->slots = device(mk, n, 1, sizeof(so_kv_slot));
+    p->rows = device(mk, n, 1, sizeof(so_attn_row));
+    p->pages = device(mk, (size_t)p->pages_cap, 1, sizeof(int32_t));
+    p->tails = device(mk, (size_t)p->tails_cap, 1, sizeof(int32_t));
+    p->rope = device(mk, n, (size_t)hp->rope_dim, f);
+    p->rope_local = device(mk, n, (size_t)hp->rope_dim, f);
+    p->out_rows = device(mk, n_out, 1, sizeof(int32_t));
+    p->out_x = device(mk, n_out, d, f);
+    p->hidden = device(mk, n_out, d, f);
+    p->logits = device(mk, n_out, (size_t)hp->n_vocab, f);
+    p->argmax = device(mk, n_out, 1, sizeof(int32_t));
+}
+
+static void make_host(maker *mk, so_pass *p) {
+    const so_hparams *hp = &p->model->hp;
+    size_t n = (size_t)p->max_rows, n_out = (size_t)p->max_logits;
+    p->h_ids = host(mk, n, 1, sizeof(int32_t));
+    p->h_positions = host(mk, n, 1, sizeof(int32_t));
+    p->h_out_rows = host(mk, n_out, 1, sizeof(int32_t));
+    p->h_slots = host(mk, n, 1, sizeof(so_kv_slot));
+    p->h_rows = host(mk, n, 1, sizeof(so_attn_row));
+    p->h_pages = host(mk, (size_t)p->pages_cap, 1, sizeof(int32_t));
+    p->h_tails = host(mk, (size_t)p->tails_cap, 1, sizeof(int32_t));
+    p->h_rope = host(mk, n, (size_t)hp->rope_dim, sizeof(float));
+    p->seq_n = host(mk, n, 1, sizeof(int32_t));
+    p->seq_page_off = host(mk, n, 1, sizeof(int32_t));
+    p->h_logits = host(mk, n_out, (size_t)hp->n_vocab, sizeof(float));
+    p->h_hidden = host(mk, n_out, (size_t)hp->d_model, sizeof(float));
+    p->h_argmax = host(mk, n_out, 1, sizeof(int32_t));
+}
+
+static int check_fit(const so_model *m, so_kv *kv, int max_rows, int max_logits, so_err *err) {
+    const so_kv_shape *s = so_kv_get_shape(kv);
+    const so_hparams *hp = &m->hp;
+    if (s->n_layers != hp->n_layers || s->n_heads_kv != hp->n_heads_kv ||
+        s->head_dim != hp->head_dim)
+        return so_err_set(
+            err, SO_EMISMATCH, "KV cache of %d layers, %d heads of %d; the model has %d, %d of %d",
+            s->n_layers, s->n_heads_kv, s->head_dim, hp->n_layers, hp->n_heads_kv, hp->head_dim);
+    if (max_rows < 1 || max_rows > 1 << 20 || max_logits < 0 || max_logits > max_rows)
+        return so_err_set(err, SO_EINVAL, "a pass of %d rows, %d with logits", max_rows,
+                          max_logits);
+    return 0;
+}
+
+int so_pass_create(const so_model *m, so_kv *kv, int max_rows, int max_logits, so_pass **out,
+                   so_err *err) {
+    int rc = check_fit(m, kv, max_rows, max_logits, err);
+    if (rc != 0)
+        return rc;
+    so_pass *p = SO_NEW(so_pass);
+    *p = (so_pass){.model = m,
+                   .backend = m->backend,
+                   .kv = kv,
+                   .max_rows = max_rows,
+                   .max_logits = max_logits,
+                   .pages_cap = so_kv_get_shape(kv)->n_pages + max_rows,
+                   .tails_cap = 8 * max_rows};
+    maker mk = {.backend = m->backend, .err = err};
+    make_device(&mk, p);
+    make_host(&mk, p);
+    if (mk.rc != 0)
+        so_pass_free(p);
+    else
+        *out = p;
+    return mk.rc;
+}
+
+void so_pass_free(so_pass *p) {
+    if (!p)
+        return;
+    so_view views[] = {p->x,      p->h,      p->q,     p->k,          p->v,        p->att,
+                       p->gate,   p->up,     p->ids,   p->positions,  p->slots,    p->rows,
+                       p->pages,  p->tails,  p->rope,  p->rope_local, p->out_rows, p->out_x,
+                       p->hidden, p->logits, p->argmax};
+    for (size_t i = 0; i < SO_LEN(views); i++)
+        if (views[i].buf)
+            p->backend->vt->buffer_free(p->backend, views[i].buf);
+    void *memory[] = {p->h_ids,    p->h_positions, p->h_out_rows, p->h_slots, p->h_rows,
+                      p->h_pages,  p->h_tails,     p->h_rope,     p->seq_n,   p->seq_page_off,
+                      p->h_logits, p->h_hidden,    p->h_argmax};
+    for (size_t i = 0; i < SO_LEN(memory); i++)
+        free(memory[i]);
+    free(p);
+}
+
+/* Doubles a table that lies on both sides until it holds n. The device side is empty between runs.
+ */
+static int table_reserve(so_pass *p, int n, int32_t **table, int *cap, so_view *view, so_err *err) {
+    if (n <= *cap)
+        return 0;
+    int new_cap = *cap;
+    while (new_cap < n)
+        new_cap = new_cap > INT32_MAX / 2 ? INT32_MAX : new_cap * 2;
+    so_buffer *buf;
+    so_backend *b = p->backend;
+    int rc = b->vt->buffer_create(b, (size_t)new_cap * sizeof(int32_t), &buf, err);
+    if (rc != 0)
+        return rc;
+    b->vt->buffer_free(b, view->buf);
+    view->buf = buf;
+    *table = so_realloc(*table, (size_t)new_cap * sizeof **table);
+    *cap = new_cap;
+    return 0;
+}
+
+/* The batch. */
+
+static int check_row(const so_pass *p, const so_batch *b, int i, so_err *err) {
+    const so_hparams *hp = &p->model->hp;
+    const so_row *r = &b->rows[i];
+    if (r->seq < 0 || r->seq >= b->n_seqs)
+        return so_err_set(err, SO_EINVAL, "row %d: sequence %d of %d", i, r->seq, b->n_seqs);
+    if (r->token < 0 || r->token >= hp->n_vocab)
+        return so_err_set(err, SO_EINVAL, "row %d: token %d is outside the vocabulary of %d", i,
+                          r->token, hp->n_vocab);
+    if (r->parent < -1 || r->parent >= i)
+        return so_err_set(err, SO_EINVAL, "row %d: parent %d does not stand before it", i,
+                          r->parent);
+    if (r->parent >= 0 && b->rows[r->parent].seq != r->seq)
+        return so_err_set(err, SO_EINVAL, "row %d: parent %d is of another sequence", i, r->parent);
+    int pos = r->parent >= 0 ? b->rows[r->parent].pos + 1 : so_seq_len(b->seqs[r->seq]);
+    if (r->pos != pos)
+        return so_err_set(err, SO_EINVAL, "row %d: position %d does not follow its parent; %d does",
+                          i, r->pos, pos);
+    if (hp->arch == SO_ARCH_GPT2 && r->pos >= hp->n_ctx_train)
+        return so_err_set(err, SO_ERANGE,
+                          "row %d: position %d is past the %d positions this model has learned", i,
+                          r->pos, hp->n_ctx_train);
+    return 0;
+}
+
+static int check_seqs(so_pass *p, const so_batch *b, so_err *err) {
+    for (int s = 0; s < b->n_seqs; s++) {
+        if (so_seq_kv(b->seqs[s]) != p->kv)
+            return so_err_set(err, SO_EINVAL, "sequence %d lives in another KV cache", s);
+        for (int other = 0; other < s; other++)
+            if (b->seqs[other] == b->seqs[s])
+                return so_err_set(err, SO_EINVAL, "sequences %d and %d are the same", other, s);
+        if (so_seq_open_nodes(b->seqs[s]) != p->seq_n[s])
+            return so_err_set(err, SO_EINVAL,
+                              "sequence %d has %d rows; its open speculation has %d nodes", s,
+                              p->seq_n[s], so_seq_open_nodes(b->seqs[s]));
+    }
+    return 0;
+}
+
+static int check_batch(so_pass *p, const so_batch *b, so_err *err) {
+    if (b->n_rows < 1 || b->n_rows > p->max_rows || b->n_seqs < 1 || b->n_seqs > p->max_rows)
+        return so_err_set(err, SO_EINVAL,
+                          "a batch of %d rows and %d sequences; 1 to %d are possible", b->n_rows,
+                          b->n_seqs, p->max_rows);
+    memset(p->seq_n, 0, (size_t)b->n_seqs * sizeof *p->seq_n);
+    int n_out = 0;
+    for (int i = 0; i < b->n_rows; i++) {
+        int rc = check_row(p, b, i, err);
+        if (rc != 0)
+            return rc;
+        p->seq_n[b->rows[i].seq]++;
+        n_out += b->rows[i].want_logits;
+    }
+    if (n_out > p->max_logits)
+        return so_err_set(err, SO_EINVAL, "%d rows want logits; at most %d can have them", n_out,
+                          p->max_logits);
+    return check_seqs(p, b, err);
+}
+
+static int lay_out_pages(so_pass *p, const so_batch *b, so_err *err) {
+    int64_t total = 0;
+    for (int s = 0; s < b->n_seqs; s++) {
+        int n;
+        so_seq_pages(b->seqs[s], &n);
+        total += n;
+    }
+    if (total > INT32_MAX)
+        return so_err_set(err, SO_ELIMIT, "the batch's sequences have %lld pages",
+                          (long long)total);
+    int rc = table_reserve(p, (int)total, &p->h_pages, &p->pages_cap, &p->pages, err);
+    if (rc != 0)
+        return rc;
+    p->n_pages = 0;
+    for (int s = 0; s < b->n_seqs; s++) {
+        int n;
+        const int32_t *pages = so_seq_pages(b->seqs[s], &n);
+        p->seq_page_off[s] = p->n_pages;
+        if (n > 0)
+            memcpy(p->h_pages + p->n_pages, pages, (size_t)n * sizeof *pages);
+        p->n_pages += n;
+    }
+    return 0;
+}
+
+/* See the drawing at the top. */
+static int lay_out_view(so_pass *p, const so_batch *b, int i, int slot, so_err *err) {
+    const so_row *r = &b->rows[i];
+    int n_prefix = so_seq_len(b->seqs[r->seq]), n_parent_tail = 0;
+    const so_attn_row *parent = NULL;
+    if (r->parent >= 0) {
+        parent = &p->h_rows[r->parent];
+        n_prefix = parent->n_prefix;
+        n_parent_tail = parent->pos + 1 - n_prefix;
+    }
+    bool chain = n_parent_tail == 0 && slot == r->pos;
+    p->h_rows[i] = (so_attn_row){.pos = r->pos,
+                                 .n_prefix = chain ? r->pos + 1 : n_prefix,
+                                 .page_off = p->seq_page_off[r->seq],
+                                 .tail_off = p->n_tails};
+    if (chain)
+        return 0;
+    if (p->n_tails > INT32_MAX - n_parent_tail - 1)
+        return so_err_set(err, SO_ELIMIT, "row %d: the batch's branches are too long", i);
+    int rc = table_reserve(p, p->n_tails + n_parent_tail + 1, &p->h_tails, &p->tails_cap, &p->tails,
+                           err);
+    if (rc != 0)
+        return rc;
+    if (n_parent_tail > 0)
+        memcpy(p->h_tails + p->n_tails, p->h_tails + parent->tail_off,
+               (size_t)n_parent_tail * sizeof *p->h_tails);
+    p->n_tails += n_parent_tail;
+    p->h_tails[p->n_tails++] = slot;
+    return 0;
+}
+
+static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
+    memset(p->seq_n, 0, (size_t)b->n_seqs * sizeof *p->seq_n);
+    p->n = b->n_rows;
+    p->n_out = p->n_tails = 0;
+    for (int i = 0; i < b->n_rows; i++) {
+        const so_row *r = &b->rows[i];
+        int slot = so_seq_len(b->seqs[r->seq]) + p->seq_n[r->seq]++;
+        p->h_ids[i] = r->token;
+        p->h_positions[i] = r->pos;
+        p->h_slots[i] = (so_kv_slot){p->h_pages[p->seq_page_off[r->seq] + slot / SO_KV_PAGE],
+                                     slot % SO_KV_PAGE};
+        if (r->want_logits)
+            p->h_out_rows[p->n_out++] = i;
+        int rc = lay_out_view(p, b, i, slot, err);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* Submitting. */
+
+static void upload(so_pass *p, so_view dst, const void *src, size_t n_bytes) {
+    if (n_bytes > 0)
+        so_submit(p->backend, &(so_op){.kind = SO_OP_UPLOAD, .upload = {dst, src, n_bytes}});
+}
+
+static void download(so_pass *p, void *dst, so_view src, size_t n_bytes) {
+    so_submit(p->backend, &(so_op){.kind = SO_OP_DOWNLOAD, .download = {src, dst, n_bytes}});
+}
+
+static void upload_rope(so_pass *p, so_view dst, const float *inv_freq, float scale) {
+    int d = p->model->hp.rope_dim;
+    if (!inv_freq)
+        return;
+    for (int i = 0; i < p->n; i++)
+        so_rope_fill(inv_freq, d / 2, scale, p->h_positions[i], p->h_rope + (size_t)i * (size_t)d);
+    upload(p, dst, p->h_rope, (size_t)p->n * (size_t)d * sizeof(float));
+}
+
+static void upload_batch(so_pass *p) {
+    const so_model *m = p->model;
+    size_t n = (size_t)p->n;
+    upload(p, p->ids, p->h_ids, n * sizeof *p->h_ids);
+    upload(p, p->slots, p->h_slots, n * sizeof *p->h_slots);
+    upload(p, p->rows, p->h_rows, n * sizeof *p->h_rows);
+    upload(p, p->pages, p->h_pages, (size_t)p->n_pages * sizeof *p->h_pages);
+    upload(p, p->tails, p->h_tails, (size_t)p->n_tails * sizeof *p->h_tails);
+    upload(p, p->out_rows, p->h_out_rows, (size_t)p->n_out * sizeof *p->h_out_rows);
+    if (m->pos_embed)
+        upload(p, p->positions, p->h_positions, n * sizeof *p->h_positions);
+    upload_rope(p, p->rope, m->inv_freq, m->hp.rope_attn_factor);
+    upload_rope(p, p->rope_local, m->inv_freq_local, 1);
+}
+
+void so_pass_output(so_pass *p) {
+    const so_model *m = p->model;
+    const so_hparams *hp = &m->hp;
+    if (p->n_out == 0)
+        return;
+    so_submit(p->backend, &(so_op){.kind = SO_OP_GATHER,
+                                   .n = p->n_out,
+                                   .gather = {p->out_x, p->x, p->out_rows, hp->d_model}});
+    so_submit(p->backend,
+              &(so_op){.kind = hp->arch == SO_ARCH_GPT2 ? SO_OP_LAYER_NORM : SO_OP_RMS_NORM,
+                       .n = p->n_out,
+                       .norm = {p->hidden, p->out_x, m->out_norm.weight, m->out_norm.bias,
+                                hp->d_model, hp->norm_eps}});
+    if (!(p->want & (SO_PASS_LOGITS | SO_PASS_ARGMAX)))
+        return;
+    so_submit(p->backend, &(so_op){.kind = SO_OP_MATMUL,
+                                   .n = p->n_out,
+                                   .matmul = {p->logits, p->hidden, m->output.bias, m->output.w}});
+    if (p->want & SO_PASS_ARGMAX)
+        so_submit(p->backend, &(so_op){.kind = SO_OP_ARGMAX,
+                                       .n = p->n_out,
+                                       .argmax = {p->argmax, p->logits, hp->n_vocab}});
+}
+
+static void submit_downloads(so_pass *p) {
+    const so_hparams *hp = &p->model->hp;
+    size_t n = (size_t)p->n_out;
+    if (n == 0)
+        return;
+    /* always, whoever wants them: they show whether the weights were finite */
+    download(p, p->h_hidden, p->hidden, n * (size_t)hp->d_model * sizeof(float));
+    if (p->want & SO_PASS_LOGITS)
+        download(p, p->h_logits, p->logits, n * (size_t)hp->n_vocab * sizeof(float));
+    if (p->want & SO_PASS_ARGMAX)
+        download(p, p->h_argmax, p->argmax, n * sizeof(int32_t));
+}
+
+static int check_results(const so_pass *p, so_err *err) {
+    const so_hparams *hp = &p->model->hp;
+    int64_t n = p->n_out;
+    bool bad = so_weights_nonfinite(p->h_hidden, n * hp->d_model) >= 0;
+    if (!bad && (p->want & SO_PASS_LOGITS))
+        bad = so_weights_nonfinite(p->h_logits, n * hp->n_vocab) >= 0;
+    if (!bad)
+        return 0;
+    return so_err_set(err, SO_EFORMAT,
+                      "logits are not finite; the weights of %s hold NaN or infinity, or values "
+                      "past the range of the KV cache's type",
+                      so_checkpoint_path(p->model->ck));
+}
+
+int so_pass_run(so_pass *p, const so_batch *batch, unsigned want, so_err *err) {
+    p->n_out = 0; /* nothing to be had from a failed run */
+    int rc = check_batch(p, batch, err);
+    if (rc == 0)
+        rc = lay_out_pages(p, batch, err);
+    if (rc == 0)
+        rc = lay_out_rows(p, batch, err);
+    if (rc != 0)
+        return rc;
+    p->want = want;
+    upload_batch(p);
+    switch (p->model->hp.arch) {
+    case SO_ARCH_LLAMA:
+    case SO_ARCH_QWEN2:
+    case SO_ARCH_QWEN3:
+        so_forward_llama(p);
+        break;
+    case SO_ARCH_GEMMA3:
+        so_forward_gemma3(p);
+        break;
+    case SO_ARCH_GPT2:
+        so_forward_gpt2(p);
+        break;
+    }
+    submit_downloads(p);
+    rc = p->backend->vt->sync(p->backend, err);
+    return rc != 0 ? rc : check_results(p, err);
+}
+
+static size_t result(const so_pass *p, int i, unsigned need) {
+    SO_ASSERT_OP(i, >=, 0);
+    SO_ASSERT_OP(i, <, p->n_out);
+    SO_ASSERT(p->want & need);
+    return (size_t)i;
+}
+
+const float *so_pass_logits(const so_pass *p, int i) {
+    return p->h_logits + result(p, i, SO_PASS_LOGITS) * (size_t)p->model->hp.n_vocab;
+}
+
+int32_t so_pass_argmax(const so_pass *p, int i) {
+    return p->h_argmax[result(p, i, SO_PASS_ARGMAX)];
+}
+
+const float *so_pass_hidden(const so_pass *p, int i) {
+    return p->h_hidden + result(p, i, SO_PASS_HIDDEN) * (size_t)p->model->hp.d_model;
+}
