@@ -45,6 +45,12 @@ typedef struct so_sample_context {
 /* Draws the token of position ctx->n_tokens. SO_EINVAL when no logit is finite. */
 int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logits,
                     const so_sample_context *ctx, int32_t *out, so_err *err);
+/* The whole distribution of that position after all transforms, probs[n_vocab]: what
+ * so_sample_token draws from, up to rounding. Temperature 0 is a point mass. */
+int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float *logits,
+                           const so_sample_context *ctx, float *probs, so_err *err);
+/* The Gumbel noise of one token at one position. */
+double so_sample_noise(const so_sample_params *p, int position, int32_t token);
 /* log-softmax of one token before any transform. */
 double so_sample_logprob(const float *logits, int n_vocab, int32_t token);
 

@@ -1,0 +1,409 @@
+/* Sampling against a plain reference: every step with sorts and full sums, no bins, no bounds. The
+ * statistical tests have fixed seeds; their thresholds are the chi-square values whose false-alarm
+ * rate is 1e-6. */
+#include "so_test.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "sample/sample.h"
+
+enum { MAX_N = 3000 };
+
+static float noise_f(uint64_t seed, uint32_t i) {
+    so_rng_key key = {.seed = seed, .purpose = SO_RNG_TEST};
+    return (float)so_rng_uniform(&key, i);
+}
+
+/* A row shaped like a model's: most tokens far below a few good ones. */
+static void make_row(uint64_t seed, int n, float *out) {
+    for (int i = 0; i < n; i++)
+        out[i] = -8 * logf(noise_f(seed, (uint32_t)i)) * (i % 3 ? -0.3f : 0.4f);
+}
+
+/* --- the reference --- */
+
+typedef struct ref {
+    int id;
+    double y;
+} ref;
+
+static int by_y_then_id(const void *a, const void *b) {
+    const ref *x = a, *y = b;
+    if (x->y != y->y)
+        return x->y > y->y ? -1 : 1;
+    return x->id - y->id;
+}
+
+/* Support of the row in order; returns its size. */
+static int ref_support(const so_sample_params *p, const float *logits, int n, ref *out) {
+    int m = 0;
+    float top = -INFINITY;
+    for (int i = 0; i < n; i++)
+        if (logits[i] > top)
+            top = logits[i];
+    for (int i = 0; i < n; i++)
+        if (isfinite(logits[i]))
+            out[m++] = (ref){i, (float)(((double)logits[i] - (double)top) / (double)p->temp)};
+    qsort(out, (size_t)m, sizeof *out, by_y_then_id);
+    if (p->top_k > 0 && p->top_k < m)
+        m = p->top_k;
+    if (p->top_p < 1) {
+        double total = 0, sum = 0;
+        int kept = 0;
+        for (int i = 0; i < m; i++)
+            total += exp(out[i].y);
+        while (kept < m && (kept == 0 || sum < (double)p->top_p * total))
+            sum += exp(out[kept++].y);
+        m = kept;
+    }
+    if (p->min_p > 0) {
+        int kept = 0;
+        while (kept < m && exp(out[kept].y) >= (double)p->min_p * (1 - 1e-12))
+            kept++;
+        m = kept;
+    }
+    return m;
+}
+
+static int ref_draw(const so_sample_params *p, const ref *sup, int m, int position) {
+    int best = -1;
+    double top = 0;
+    for (int i = 0; i < m; i++) {
+        double score = sup[i].y + so_sample_noise(p, position, sup[i].id);
+        if (best < 0 || score > top || (score == top && sup[i].id < best)) {
+            best = sup[i].id;
+            top = score;
+        }
+    }
+    return best;
+}
+
+static const so_sample_context EMPTY = {0};
+
+static so_sample_params plain(float temp) {
+    so_sample_params p;
+    so_sample_defaults(&p);
+    p.temp = temp;
+    return p;
+}
+
+static int32_t sample(so_sampler *s, const so_sample_params *p, const float *row,
+                      const so_sample_context *ctx) {
+    so_err err = {0};
+    int32_t id = -1;
+    SO_OK_OR_FAIL(so_sample_token(s, p, row, ctx, &id, &err), err);
+    return id;
+}
+
+/* --- tests --- */
+
+static void test_draw_equals_reference(void **state) {
+    (void)state;
+    static const float temps[] = {0.05f, 0.7f, 1, 3, 50};
+    static const int ks[] = {0, 1, 2, 40, 999, MAX_N};
+    static const float ps[] = {1, 0.95f, 0.3f, 0}, mins[] = {0, 0.05f, 1};
+    float row[MAX_N];
+    static ref sup[MAX_N];
+    so_sampler *s = so_sampler_create(MAX_N);
+    int position = 0;
+    for (size_t t = 0; t < SO_LEN(temps); t++)
+        for (size_t k = 0; k < SO_LEN(ks); k++)
+            for (size_t a = 0; a < SO_LEN(ps) * SO_LEN(mins); a++) {
+                so_sample_params p = plain(temps[t]);
+                p.top_k = ks[k];
+                p.top_p = ps[a / SO_LEN(mins)];
+                p.min_p = mins[a % SO_LEN(mins)];
+                p.seed = 7 + (uint64_t)a;
+                make_row(t * 100 + k, MAX_N, row);
+                int m = ref_support(&p, row, MAX_N, sup);
+                for (int rep = 0; rep < 3; rep++, position++) {
+                    so_sample_context ctx = {NULL, position, 0};
+                    p.repeat_last_n = 0;
+                    assert_int_equal(sample(s, &p, row, &ctx), ref_draw(&p, sup, m, position));
+                }
+            }
+    so_sampler_free(s);
+}
+
+static void test_distribution_equals_reference(void **state) {
+    (void)state;
+    enum { N = 500 };
+    float row[N], probs[N];
+    ref sup[N];
+    so_sampler *s = so_sampler_create(N);
+    for (int c = 0; c < 60; c++) {
+        so_sample_params p = plain(0.3f + 0.1f * (float)(c % 10));
+        so_err err = {0};
+        p.top_k = c % 4 ? c * 5 : 0;
+        p.top_p = c % 3 ? 0.8f : 1;
+        p.min_p = c % 5 ? 0 : 0.02f;
+        make_row((uint64_t)c, N, row);
+        int m = ref_support(&p, row, N, sup);
+        double total = 0, sum = 0;
+        for (int i = 0; i < m; i++)
+            total += exp(sup[i].y);
+        SO_OK_OR_FAIL(so_sample_distribution(s, &p, row, &EMPTY, probs, &err), err);
+        for (int i = 0; i < N; i++)
+            sum += (double)probs[i];
+        assert_true(fabs(sum - 1) < 1e-5);
+        int n_positive = 0;
+        for (int i = 0; i < N; i++)
+            n_positive += probs[i] > 0;
+        assert_int_equal(n_positive, m);
+        for (int i = 0; i < m; i++)
+            assert_true(fabs((double)probs[sup[i].id] - exp(sup[i].y) / total) < 1e-6);
+    }
+    so_sampler_free(s);
+}
+
+/* 16 tokens, 400,000 draws at consecutive positions. */
+static void chi_square(const so_sample_params *p, const float *row, double threshold) {
+    enum { N = 16, DRAWS = 400000 };
+    so_sampler *s = so_sampler_create(N);
+    float probs[N];
+    int counts[N] = {0};
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_sample_distribution(s, p, row, &EMPTY, probs, &err), err);
+    for (int i = 0; i < DRAWS; i++) {
+        so_sample_context ctx = {NULL, i, i};
+        counts[sample(s, p, row, &ctx)]++;
+    }
+    double chi2 = 0;
+    for (int i = 0; i < N; i++) {
+        double want = (double)probs[i] * DRAWS;
+        if (want == 0)
+            assert_int_equal(counts[i], 0);
+        else
+            chi2 += (counts[i] - want) * (counts[i] - want) / want;
+    }
+    if (chi2 > threshold)
+        fail_msg("chi-square %g above %g", chi2, threshold);
+    so_sampler_free(s);
+}
+
+static void test_chi_square_against_softmax(void **state) {
+    (void)state;
+    float row[16];
+    for (int i = 0; i < 16; i++)
+        row[i] = 0.35f * (float)((i * 7) % 16);
+    so_sample_params p = plain(1);
+    p.seed = 12345;
+    p.repeat_last_n = 0;
+    chi_square(&p, row, 56.5); /* 15 degrees of freedom */
+    p.temp = 0.6f;
+    p.choice = 3;
+    chi_square(&p, row, 56.5);
+    p.top_k = 6;
+    chi_square(&p, row, 36.0); /* at most 5 */
+    p.top_k = 0;
+    p.top_p = 0.7f;
+    chi_square(&p, row, 56.5);
+}
+
+static void test_keys_are_independent(void **state) {
+    (void)state;
+    enum { N = 64, DRAWS = 20000 };
+    float row[N] = {0};
+    so_sampler *s = so_sampler_create(N);
+    so_sample_params a = plain(1), b = plain(1), c = plain(1);
+    a.repeat_last_n = b.repeat_last_n = c.repeat_last_n = 0;
+    b.choice = 1;
+    c.seed = 1;
+    int same_b = 0, same_c = 0;
+    for (int i = 0; i < DRAWS; i++) {
+        so_sample_context ctx = {NULL, i, 0};
+        int32_t t = sample(s, &a, row, &ctx);
+        assert_int_equal(t, sample(s, &a, row, &ctx));
+        same_b += t == sample(s, &b, row, &ctx);
+        same_c += t == sample(s, &c, row, &ctx);
+    }
+    double want = (double)DRAWS / N, sigma = sqrt(want); /* 5 sigma: false alarm under 1e-6 */
+    assert_true(fabs(same_b - want) < 5 * sigma);
+    assert_true(fabs(same_c - want) < 5 * sigma);
+    so_sampler_free(s);
+}
+
+static void test_greedy_ties_and_nan(void **state) {
+    (void)state;
+    so_sampler *s = so_sampler_create(5);
+    so_sample_params p = plain(0);
+    const float ties[] = {1, 3, 3, 3, 2}, nan_row[] = {NAN, -INFINITY, 2, NAN, 1};
+    const float inf_row[] = {0, INFINITY, 5, INFINITY, 1};
+    assert_int_equal(sample(s, &p, ties, &EMPTY), 1);
+    assert_int_equal(sample(s, &p, nan_row, &EMPTY), 2);
+    assert_int_equal(sample(s, &p, inf_row, &EMPTY), 1);
+    p.temp = 1;
+    for (int i = 0; i < 200; i++) {
+        so_sample_context ctx = {NULL, i, i};
+        int32_t a = sample(s, &p, nan_row, &ctx), b = sample(s, &p, inf_row, &ctx);
+        assert_true(a == 2 || a == 4);
+        assert_true(b == 1 || b == 3);
+    }
+    const float none[] = {NAN, NAN, INFINITY, -INFINITY, NAN};
+    so_err err = {0};
+    int32_t id = 77;
+    assert_int_equal(so_sample_token(s, &p, none, &EMPTY, &id, &err), SO_EINVAL);
+    assert_int_equal(id, 77);
+    so_sampler_free(s);
+}
+
+static void test_cut_ties_go_to_lowest_ids(void **state) {
+    (void)state;
+    enum { N = 100 };
+    float row[N] = {0}, probs[N];
+    so_sampler *s = so_sampler_create(N);
+    so_sample_params p = plain(1);
+    so_err err = {0};
+    p.top_k = 7;
+    SO_OK_OR_FAIL(so_sample_distribution(s, &p, row, &EMPTY, probs, &err), err);
+    for (int i = 0; i < N; i++)
+        assert_true((probs[i] > 0) == (i < 7));
+    p.top_k = 0;
+    p.top_p = 0.105f; /* ten of a hundred are not enough, eleven are */
+    SO_OK_OR_FAIL(so_sample_distribution(s, &p, row, &EMPTY, probs, &err), err);
+    for (int i = 0; i < N; i++)
+        assert_true((probs[i] > 0) == (i < 11));
+    p.top_p = 0;
+    SO_OK_OR_FAIL(so_sample_distribution(s, &p, row, &EMPTY, probs, &err), err);
+    assert_true(probs[0] == 1);
+    so_sampler_free(s);
+}
+
+/* Each row tells two orders of the steps apart. */
+static void test_order_of_transforms(void **state) {
+    (void)state;
+    so_sampler *s = so_sampler_create(4);
+    float probs[4];
+    so_err err = {0};
+    /* Temperature before top-p: at T = 1 the first token alone holds 0.95, at T = 2 it does not. */
+    const float row[] = {3, 0, 0, -40};
+    so_sample_params p = plain(1);
+    p.top_p = 0.9f;
+    SO_OK_OR_FAIL(so_sample_distribution(s, &p, row, &EMPTY, probs, &err), err);
+    assert_true(probs[0] == 1);
+    p.temp = 2;
+    SO_OK_OR_FAIL(so_sample_distribution(s, &p, row, &EMPTY, probs, &err), err);
+    assert_true(probs[1] > 0);
+    /* top-k before top-p: of two equal tokens left by k = 2, p = 0.5 keeps one; of four, two. */
+    const float flat[] = {0, 0, 0, 0};
+    p = plain(1);
+    p.top_k = 2;
+    p.top_p = 0.5f;
+    SO_OK_OR_FAIL(so_sample_distribution(s, &p, flat, &EMPTY, probs, &err), err);
+    assert_true(probs[0] == 1);
+    /* Bias before penalties: 1 + 1 halved is 1; halved first it would be 1.5. */
+    const float one[] = {1, 1.2f, -50, -50};
+    const so_bias bias[] = {{0, 1}};
+    const int32_t said[] = {0};
+    so_sample_context ctx = {said, 1, 1};
+    p = plain(0);
+    p.bias = bias;
+    p.n_bias = 1;
+    p.repeat_penalty = 2;
+    assert_int_equal(sample(s, &p, one, &ctx), 1);
+    so_sampler_free(s);
+}
+
+static double ratio_after(const so_sample_params *p, const float *row, const int32_t *tokens, int n,
+                          int n_prompt) {
+    float probs[3];
+    so_err err = {0};
+    so_sampler *s = so_sampler_create(3);
+    so_sample_context ctx = {tokens, n, n_prompt};
+    SO_OK_OR_FAIL(so_sample_distribution(s, p, row, &ctx, probs, &err), err);
+    so_sampler_free(s);
+    return log((double)probs[0] / (double)probs[2]);
+}
+
+static void test_penalties(void **state) {
+    (void)state;
+    const float pos[] = {2, 0, 0}, neg[] = {-2, 0, 0};
+    const int32_t prompt[] = {0, 1, 1}, output[] = {1, 0, 0};
+    so_sample_params p = plain(1);
+    p.repeat_penalty = 2;
+    assert_true(fabs(ratio_after(&p, pos, prompt, 3, 3) - 1) < 1e-5);
+    assert_true(fabs(ratio_after(&p, neg, prompt, 3, 3) + 4) < 1e-5);
+    p.repeat_last_n = 2; /* the token has left the window */
+    assert_true(fabs(ratio_after(&p, pos, prompt, 3, 3) - 2) < 1e-5);
+    p.repeat_last_n = 0;
+    assert_true(fabs(ratio_after(&p, pos, prompt, 3, 3) - 2) < 1e-5);
+    p = plain(1);
+    p.repeat_last_n = -1;
+    p.presence_penalty = 0.5f;
+    p.frequency_penalty = 0.25f;
+    assert_true(fabs(ratio_after(&p, pos, prompt, 3, 3) - 2) < 1e-5); /* the prompt is free */
+    assert_true(fabs(ratio_after(&p, pos, output, 3, 1) - (2 - 0.5 - 2 * 0.25)) < 1e-5);
+    p.repeat_last_n = 1;
+    assert_true(fabs(ratio_after(&p, pos, output, 3, 1) - (2 - 0.5 - 0.25)) < 1e-5);
+}
+
+static void test_bias_bans_and_check_names_flags(void **state) {
+    (void)state;
+    const float row[] = {5, 1, 0};
+    const so_bias ban[] = {{0, -INFINITY}},
+                  all[] = {{0, -INFINITY}, {1, -INFINITY}, {2, -INFINITY}};
+    const so_bias far[] = {{3, 1}};
+    so_sampler *s = so_sampler_create(3);
+    so_sample_params p = plain(0);
+    so_err err = {0};
+    int32_t id;
+    p.bias = ban;
+    p.n_bias = 1;
+    SO_OK_OR_FAIL(so_sample_check(&p, 3, &err), err);
+    assert_int_equal(sample(s, &p, row, &EMPTY), 1);
+    p.bias = all;
+    p.n_bias = 3;
+    assert_int_equal(so_sample_token(s, &p, row, &EMPTY, &id, &err), SO_EINVAL);
+    p.bias = far;
+    p.n_bias = 1;
+    assert_int_equal(so_sample_check(&p, 3, &err), SO_ERANGE);
+    p = plain(NAN);
+    assert_int_equal(so_sample_check(&p, 3, &err), SO_ERANGE);
+    assert_non_null(strstr(err.msg, "--temp"));
+    p = plain(1);
+    p.top_p = 1.5f;
+    assert_int_equal(so_sample_check(&p, 3, &err), SO_ERANGE);
+    assert_non_null(strstr(err.msg, "--top-p"));
+    so_sampler_free(s);
+}
+
+static void test_extreme_temperatures(void **state) {
+    (void)state;
+    const float row[] = {-FLT_MAX, 1, 1.0001f, FLT_MAX};
+    so_sampler *s = so_sampler_create(4);
+    so_sample_params p = plain(1e-30f);
+    assert_int_equal(sample(s, &p, row, &EMPTY), 3);
+    p.temp = 100;
+    assert_int_equal(sample(s, &p, row, &EMPTY), 3);
+    so_sampler_free(s);
+}
+
+static void test_logprob(void **state) {
+    (void)state;
+    const float row[] = {1, 2, NAN, -INFINITY};
+    double z = log(exp(1) + exp(2));
+    assert_true(fabs(so_sample_logprob(row, 4, 0) - (1 - z)) < 1e-12);
+    assert_true(fabs(so_sample_logprob(row, 4, 1) - (2 - z)) < 1e-12);
+    assert_true(so_sample_logprob(row, 4, 2) == -INFINITY);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_draw_equals_reference),
+        cmocka_unit_test(test_distribution_equals_reference),
+        cmocka_unit_test(test_chi_square_against_softmax),
+        cmocka_unit_test(test_keys_are_independent),
+        cmocka_unit_test(test_greedy_ties_and_nan),
+        cmocka_unit_test(test_cut_ties_go_to_lowest_ids),
+        cmocka_unit_test(test_order_of_transforms),
+        cmocka_unit_test(test_penalties),
+        cmocka_unit_test(test_bias_bans_and_check_names_flags),
+        cmocka_unit_test(test_extreme_temperatures),
+        cmocka_unit_test(test_logprob),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
