@@ -8,6 +8,10 @@
 static const so_command table[] = {
     {SO_CMD_PULL, "pull", so_cmd_pull, "[NAME]", "fetch a model by name; without a name, list them",
      0, 1},
+    {SO_CMD_INSPECT, "inspect", so_cmd_inspect, "FILE|FOLDER|NAME", "show what a model file holds",
+     0, 1},
+    {SO_CMD_QUANTIZE, "quantize", so_cmd_quantize, "IN OUT TYPE",
+     "write a model as GGUF with its weights rounded to a type", 3, 3},
 };
 
 const so_command *so_command_at(int i) {

@@ -14,6 +14,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "format/quant.h"
 
 /* Elements of one piece: 4 MiB of floats keep two cores busy between writes. */
@@ -24,6 +25,7 @@ typedef struct job {
     const so_convert_opts *opts;
     so_recipe recipe;
     so_gguf_writer *w;
+    so_pool *pool;
     so_convert_report report;
     uint64_t n_done, n_total; /* elements */
 } job;
@@ -106,6 +108,20 @@ static int piece_alloc(piece *p, const job *j, const so_convert_tensor *t, so_dt
     return SO_OK;
 }
 
+typedef struct team_work {
+    const piece *p;
+    so_dtype to;
+    int64_t n_rows;
+} team_work;
+
+static void quantize_share(void *arg, int index, int count) {
+    const team_work *k = arg;
+    long begin, end;
+    so_split((long)k->n_rows, 1, index, count, &begin, &end);
+    so_quantize_row(k->to, k->p->x + begin * k->p->row_len,
+                    k->p->q + (size_t)begin * k->p->row_bytes, (end - begin) * k->p->row_len);
+}
+
 static int convert_piece(job *j, size_t index, so_dtype to, piece *p, int64_t first, int64_t n,
                          so_err *err) {
     const so_convert_source *s = j->src;
@@ -119,7 +135,7 @@ static int convert_piece(job *j, size_t index, so_dtype to, piece *p, int64_t fi
     if (t->data && t->dtype == to)
         bytes = (const unsigned char *)t->data + (size_t)first * p->row_bytes;
     else
-        so_quantize_row(to, p->x, p->q, n * p->row_len);
+        so_pool_run(j->pool, quantize_share, &(team_work){p, to, n});
     rc = so_gguf_writer_data(j->w, bytes, (size_t)n * p->row_bytes, err);
     j->n_done += (uint64_t)(n * p->row_len);
     if (j->opts->progress)
@@ -164,9 +180,13 @@ int so_convert(const so_convert_source *src, const so_recipe *recipe, const char
     if (same_file(src->path, out_path))
         return so_err_set(err, SO_EINVAL, "%s: input and output are the same file", out_path);
     job j = {.src = src, .opts = opts ? opts : &none, .recipe = *recipe};
+    int rc = so_pool_create(SO_MAX(j.opts->n_threads, 1), &j.pool, err);
+    if (rc != SO_OK)
+        return rc;
     j.w = so_gguf_writer_create();
-    int rc = write_all(&j, out_path, err);
+    rc = write_all(&j, out_path, err);
     so_gguf_writer_free(j.w);
+    so_pool_free(j.pool);
     if (rc == SO_OK && report)
         *report = j.report;
     else

@@ -4,8 +4,6 @@
 #ifndef SO_FORMAT_FIT_H
 #define SO_FORMAT_FIT_H
 
-enum { SO_FIT_MAX = 32 }; /* elements of one group */
-
 /* The scale s that minimises Σ w·(x − s·q)² with q integers in [−levels, levels−1]. It may be
  * negative: the code range reaches one further below zero, and the largest element should have that
  * code. */
@@ -18,8 +16,8 @@ void so_fit_affine(const float *x, const float *w, int n, int q_max, int m_not_p
 
 /* Nearest integer to x (ties to even), clamped to [lo, hi]. */
 static inline float so_round_to(float x, float lo, float hi) {
-    x = x < lo ? lo : x;
-    x = x > hi ? hi : x;
+    x = x > lo ? x : lo; /* a NaN becomes lo */
+    x = x < hi ? x : hi;
     /* adding 1.5·2^23 leaves no fraction bits; exact and branch-free for |x| < 2^22 */
     return (x + 12582912.0f) - 12582912.0f;
 }

@@ -122,18 +122,23 @@ static void write_model(const char *path, size_t bad, float value) {
     so_gguf_writer_free(w);
 }
 
-static int convert(const char *in, const char *out, const char *recipe, so_convert_report *report,
-                   so_err *err) {
+static int convert_with(const char *in, const char *out, const char *recipe,
+                        const so_convert_opts *opts, so_convert_report *report, so_err *err) {
     so_gguf *g;
     so_convert_source src;
     so_recipe r;
     SO_OK_OR_FAIL(so_gguf_open(in, &g, err), *err);
     assert_true(so_recipe_parse(recipe, &r));
     so_convert_from_gguf(g, &src);
-    int rc = so_convert(&src, &r, out, NULL, report, err);
+    int rc = so_convert(&src, &r, out, opts, report, err);
     so_convert_source_free(&src);
     so_gguf_close(g);
     return rc;
+}
+
+static int convert(const char *in, const char *out, const char *recipe, so_convert_report *report,
+                   so_err *err) {
+    return convert_with(in, out, recipe, NULL, report, err);
 }
 
 static void converts(void **state) {
@@ -195,6 +200,36 @@ static void converts(void **state) {
     so_test_tmp_free(dir);
 }
 
+static void last_progress(void *user, double done) {
+    double *at = user;
+    assert_true(done >= *at && done <= 1);
+    *at = done;
+}
+
+static void same_bytes_with_threads(void **state) {
+    (void)state;
+    char *dir = so_test_tmp(), *in = so_path_join(dir, "in.gguf"),
+         *one = so_path_join(dir, "one.gguf"), *many = so_path_join(dir, "many.gguf");
+    so_err err;
+    double at = 0;
+    so_convert_opts opts = {.n_threads = 3, .progress = last_progress, .user = &at};
+    write_model(in, SIZE_MAX, 0);
+    SO_OK_OR_FAIL(convert(in, one, "Q5_K", NULL, &err), err);
+    SO_OK_OR_FAIL(convert_with(in, many, "Q5_K", &opts, NULL, &err), err);
+    assert_true(at == 1);
+    so_buf p = {0}, q = {0};
+    SO_OK_OR_FAIL(so_file_read(one, 1 << 20, &p, &err), err);
+    SO_OK_OR_FAIL(so_file_read(many, 1 << 20, &q, &err), err);
+    assert_int_equal(p.len, q.len);
+    assert_memory_equal(p.data, q.data, p.len);
+    so_buf_free(&p);
+    so_buf_free(&q);
+    free(in);
+    free(one);
+    free(many);
+    so_test_tmp_free(dir);
+}
+
 static void refuses(void **state) {
     (void)state;
     char *dir = so_test_tmp(), *in = so_path_join(dir, "in.gguf"),
@@ -233,9 +268,8 @@ static void refuses(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rule),
-        cmocka_unit_test(names),
-        cmocka_unit_test(converts),
+        cmocka_unit_test(rule),     cmocka_unit_test(names),
+        cmocka_unit_test(converts), cmocka_unit_test(same_bytes_with_threads),
         cmocka_unit_test(refuses),
     };
     return cmocka_run_group_tests_name("convert", tests, NULL, NULL);

@@ -1,0 +1,132 @@
+/* `sooth inspect`: what a model file holds. The description itself is made in format/describe.c;
+ * this file lays it out in columns. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "cli/models.h"
+#include "cli/options.h"
+#include "format/describe.h"
+
+enum { VALUE_WIDTH = 64 };
+
+static void print_metadata(const so_gguf *g) {
+    so_buf key = {0}, type = {0}, value = {0};
+    printf("\nmetadata (%zu)\n", so_gguf_n_kv(g));
+    for (size_t i = 0; i < so_gguf_n_kv(g); i++) {
+        const so_gguf_kv *kv = so_gguf_kv_at(g, i);
+        so_buf_clear(&key);
+        so_buf_clear(&type);
+        so_buf_clear(&value);
+        so_describe_text(kv->key, 80, &key);
+        so_describe_type(kv, &type);
+        so_describe_value(kv, VALUE_WIDTH, &value);
+        printf("  %-42s %-15s %s\n", so_buf_str(&key).ptr, so_buf_str(&type).ptr,
+               so_buf_str(&value).ptr);
+    }
+    so_buf_free(&key);
+    so_buf_free(&type);
+    so_buf_free(&value);
+}
+
+static void print_config(const json_t *config) {
+    const char *key;
+    json_t *v;
+    printf("\nconfig.json (%zu)\n", json_object_size(config));
+    json_object_foreach((json_t *)(uintptr_t)config, key, v) {
+        char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+        so_buf name = {0}, value = {0};
+        so_describe_text(so_str_c(key), 80, &name);
+        so_describe_text(so_str_c(text ? text : ""), VALUE_WIDTH + 16, &value);
+        printf("  %-42s %s\n", so_buf_str(&name).ptr, so_buf_str(&value).ptr);
+        so_buf_free(&name);
+        so_buf_free(&value);
+        free(text);
+    }
+}
+
+static void print_tensors(const so_checkpoint *ck) {
+    bool slowest_first = !so_checkpoint_gguf(ck);
+    printf("\ntensors (%zu)\n", so_checkpoint_n_tensors(ck));
+    for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++) {
+        const so_tensor *t = so_checkpoint_tensor_at(ck, i);
+        so_buf name = {0}, shape = {0};
+        so_describe_text(t->name, 80, &name);
+        for (int d = 0; d < t->n_dims; d++)
+            so_buf_printf(&shape, "%s%" PRId64, d ? " x " : "",
+                          t->dims[slowest_first ? t->n_dims - 1 - d : d]);
+        printf("  %-42s %-5s %-20s %14zu\n", so_buf_str(&name).ptr,
+               so_dtype_get((int)t->dtype)->name, so_buf_str(&shape).ptr, t->n_bytes);
+        so_buf_free(&name);
+        so_buf_free(&shape);
+    }
+}
+
+static void print_type(const char *name, size_t n, uint64_t params, uint64_t bytes) {
+    printf("  %-6s %6zu tensors %15" PRIu64 " parameters %15" PRIu64 " bytes %7.3f bits each\n",
+           name, n, params, bytes, params ? (double)bytes * 8 / (double)params : 0);
+}
+
+static void print_types(const so_checkpoint *ck, const so_description *d) {
+    printf("\ntypes\n");
+    for (int t = 0; t < SO_DTYPE_COUNT; t++)
+        if (d->by_dtype[t].n_tensors)
+            print_type(so_dtype_get(t)->name, d->by_dtype[t].n_tensors, d->by_dtype[t].n_params,
+                       d->by_dtype[t].n_bytes);
+    print_type("all", so_checkpoint_n_tensors(ck), d->n_params, d->tensor_bytes);
+}
+
+static void print_human(const so_checkpoint *ck) {
+    so_description d;
+    so_describe(ck, &d);
+    printf("%s\n%s, %s, %.1f M parameters, %zu bytes\n", so_checkpoint_path(ck), d.format, d.arch,
+           (double)d.n_params * 1e-6, so_checkpoint_bytes(ck));
+    if (so_checkpoint_gguf(ck))
+        print_metadata(so_checkpoint_gguf(ck));
+    else
+        print_config(so_checkpoint_config(ck));
+    if (so_checkpoint_n_tensors(ck)) {
+        print_tensors(ck);
+        print_types(ck, &d);
+    }
+}
+
+static void print_json(const so_checkpoint *ck) {
+    json_t *o = so_describe_json(ck);
+    json_dumpf(o, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(o);
+}
+
+static int inspect_file(const so_args *a, const char *model) {
+    so_err err;
+    char *path;
+    so_checkpoint *ck;
+    if (so_model_resolve(model, &path, &err) != SO_OK)
+        return so_args_fail(a, &err);
+    int rc = so_checkpoint_open(path, SO_CHECKPOINT_CONFIG, &ck, &err);
+    free(path);
+    if (rc != SO_OK)
+        return so_args_fail(a, &err);
+    if (so_args_has(a, SO_OPT_JSON))
+        print_json(ck);
+    else
+        print_human(ck);
+    so_checkpoint_close(ck);
+    return 0;
+}
+
+int so_cmd_inspect(int argc, char **argv) {
+    so_args a;
+    if (!so_args_parse(&a, SO_CMD_INSPECT, argc, argv))
+        return a.status;
+    const char *model = a.n_pos ? a.pos[0] : so_args_str(&a, SO_OPT_MODEL, NULL);
+    int status;
+    if (!model || (a.n_pos && so_args_has(&a, SO_OPT_MODEL)))
+        status = so_args_bad(&a, "give one model: a file, a folder, or the name of a pulled model");
+    else
+        status = inspect_file(&a, model);
+    so_args_free(&a);
+    return status;
+}
