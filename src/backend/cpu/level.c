@@ -1,5 +1,8 @@
 /* Which instruction levels this CPU has, by name and by table. The compiler's own feature test
  * covers the operating system's part (saved vector state) as well as the CPU's. */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <string.h>
 
 #include "backend/cpu/cpu.h"
@@ -7,9 +10,27 @@
 
 static const char *const names[] = {"scalar", "avx2", "avx512"};
 
+#if defined(__x86_64__)
+/* Not every compiler's feature test knows F16C. Its registers are AVX's. */
+static bool has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 const so_kernels *so_cpu_kernels(so_cpu_level level) {
     if (level == SO_CPU_SCALAR)
         return &so_kernels_scalar;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+    if (level == SO_CPU_AVX2 && avx2)
+        return &so_kernels_avx2;
+    if (level == SO_CPU_AVX512 && avx2 && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
+        return &so_kernels_avx512;
+#endif
     return NULL;
 }
 

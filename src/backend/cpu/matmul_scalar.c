@@ -8,11 +8,16 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/cpu/k_scales.h"
 #include "base/half.h"
 #include "base/mem.h"
 
 enum { CHUNK = 64 }; /* activation rows whose sums are kept at once */
+
+static float half_at(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return so_f16_to_f32(h);
+}
 
 /* ---- blocks of 32 ---- */
 
@@ -35,7 +40,7 @@ static void fifth_bits(const uint8_t *qh, int8_t *q) {
 }
 
 static inline void decode32(so_dtype dtype, const uint8_t *src, block32 *out) {
-    out->d = so_k_half(src);
+    out->d = half_at(src);
     out->m = 0;
     switch (dtype) {
     case SO_DTYPE_Q4_0:
@@ -43,7 +48,7 @@ static inline void decode32(so_dtype dtype, const uint8_t *src, block32 *out) {
         break;
     case SO_DTYPE_Q4_1:
         nibbles(src + offsetof(so_block_q4_1, qs), 0, out->q);
-        out->m = so_k_half(src + offsetof(so_block_q4_1, m));
+        out->m = half_at(src + offsetof(so_block_q4_1, m));
         break;
     case SO_DTYPE_Q5_0:
         nibbles(src + offsetof(so_block_q5_0, qs), 16, out->q);
@@ -52,7 +57,7 @@ static inline void decode32(so_dtype dtype, const uint8_t *src, block32 *out) {
     case SO_DTYPE_Q5_1:
         nibbles(src + offsetof(so_block_q5_1, qs), 0, out->q);
         fifth_bits(src + offsetof(so_block_q5_1, qh), out->q);
-        out->m = so_k_half(src + offsetof(so_block_q5_1, m));
+        out->m = half_at(src + offsetof(so_block_q5_1, m));
         break;
     default: /* Q8_0 */
         memcpy(out->q, src + offsetof(so_block_q8_0, qs), 32);
@@ -82,9 +87,62 @@ static inline void chunk32(const so_mm *a, so_dtype dtype, const uint8_t *row, i
 
 /* ---- blocks of 256 ---- */
 
+/* The scales of a block in one form for all five types:
+ *
+ *   types with minima (Q2_K Q4_K Q5_K)   element = d·s·q − dmin·m
+ *   the others (Q3_K Q6_K)               element = d·s·(q − offset); m holds offset·s, so that
+ *                                        Σ s·(q − offset)·x = Σ s·q·x − Σ m·Σx
+ *
+ * Q4_K and Q5_K have 8 sub-blocks of 32 and fill 8 entries, the others 16 of 16. */
+typedef struct k_scales {
+    int16_t s[16], m[16];
+    float d, dmin;
+} k_scales;
+
+static void scales_q2_k(const uint8_t *block, k_scales *k) {
+    const uint8_t *scales = block + offsetof(so_block_q2_k, scales);
+    for (int j = 0; j < 16; j++) {
+        k->s[j] = scales[j] & 15;
+        k->m[j] = scales[j] >> 4;
+    }
+    k->d = half_at(block + offsetof(so_block_q2_k, d));
+    k->dmin = half_at(block + offsetof(so_block_q2_k, dmin));
+}
+
+static void scales_q3_k(const uint8_t *block, k_scales *k) {
+    for (int j = 0; j < 16; j++) {
+        k->s[j] = (int16_t)(so_scale_k3(block + offsetof(so_block_q3_k, scales), j) - 32);
+        k->m[j] = (int16_t)(4 * k->s[j]);
+    }
+    k->d = half_at(block + offsetof(so_block_q3_k, d));
+    k->dmin = 0;
+}
+
+/* Q4_K and Q5_K begin alike. */
+static void scales_q4_k(const uint8_t *block, k_scales *k) {
+    for (int j = 0; j < 8; j++) {
+        int s, m;
+        so_scale_min_k4(block + offsetof(so_block_q4_k, scales), j, &s, &m);
+        k->s[j] = (int16_t)s;
+        k->m[j] = (int16_t)m;
+    }
+    k->d = half_at(block + offsetof(so_block_q4_k, d));
+    k->dmin = half_at(block + offsetof(so_block_q4_k, dmin));
+}
+
+static void scales_q6_k(const uint8_t *block, k_scales *k) {
+    const int8_t *scales = (const int8_t *)block + offsetof(so_block_q6_k, scales);
+    for (int j = 0; j < 16; j++) {
+        k->s[j] = scales[j];
+        k->m[j] = (int16_t)(32 * scales[j]);
+    }
+    k->d = half_at(block + offsetof(so_block_q6_k, d));
+    k->dmin = 0;
+}
+
 typedef struct block256 {
     uint8_t q[256];
-    so_k_scales k;
+    k_scales k;
     bool has_min;
     int sub; /* elements per sub-block */
 } block256;
@@ -136,23 +194,23 @@ static inline void decode256(so_dtype dtype, const uint8_t *src, block256 *out) 
     switch (dtype) {
     case SO_DTYPE_Q2_K:
         quants_q2_k(&b.q2, out->q);
-        so_k_scales_q2_k(src, &out->k);
+        scales_q2_k(src, &out->k);
         break;
     case SO_DTYPE_Q3_K:
         quants_q3_k(&b.q3, out->q);
-        so_k_scales_q3_k(src, &out->k);
+        scales_q3_k(src, &out->k);
         break;
     case SO_DTYPE_Q4_K:
         quants_q4_k(b.q4.qs, out->q);
-        so_k_scales_q4_k(src, &out->k);
+        scales_q4_k(src, &out->k);
         break;
     case SO_DTYPE_Q5_K:
         quants_q5_k(&b.q5, out->q);
-        so_k_scales_q4_k(src, &out->k);
+        scales_q4_k(src, &out->k);
         break;
     default: /* Q6_K */
         quants_q6_k(&b.q6, out->q);
-        so_k_scales_q6_k(src, &out->k);
+        scales_q6_k(src, &out->k);
     }
 }
 

@@ -1,0 +1,509 @@
+/* Matrix products for x86, written once over integer words that the including file defines.
+ *
+ * A tile is LANES output rows. Their blocks are transposed while they are decoded, so that a word
+ * holds four consecutive elements of each row, one row per 32-bit lane:
+ *
+ *      row 0   row 1   …   row 7          one word: elements 4c … 4c+3 of every row of the tile
+ *     abcd     abcd        abcd
+ *
+ * One broadcast of four activation bytes then meets all rows at once, the sums come out one row per
+ * lane, and nothing is ever added across lanes. A block is decoded once and used for all activation
+ * rows of a chunk. Rows past the end repeat the last one and are not stored.
+ *
+ *   vi, vf                     LANES 32-bit integers, LANES floats
+ *   vi_lanes(row, off, j)      16 bytes at `off` of rows j, j + 4, …, one per 128-bit lane
+ *   vi_gather(row, off)        the 4 bytes at `off` of every row
+ *   vi_and vi_or vi_add8 vi_add32 vi_sub32 vi_equal8 vi_shl vi_shr (16-bit)
+ *   vi_spread_byte(v, c)       byte c of every lane, four times
+ *   vi_mac(p, w, x)            p + w·x, w unsigned and x signed bytes, four to a lane; the partial
+ *                              sums stay exact for MAC_LIMIT(bits) calls in a row
+ *   vi_flat(isum, p)           isum + p as 32-bit sums
+ *   vi_scaled(isum, p, s)      isum + p·s, s from vi_scale (byte j of every lane of v)
+ *   vi_pair(v, j)              bytes 2j and 2j + 1 of every lane as two int16
+ *   vi_dot2(m, x)              Σ of both int16 products in a lane
+ *
+ * Included by kernels_avx2.c and kernels_avx512.c only, after rows_x86.h. */
+
+#define BLOCK_BYTES(dtype)                              \
+    ((dtype) == SO_DTYPE_Q4_0   ? sizeof(so_block_q4_0) \
+     : (dtype) == SO_DTYPE_Q4_1 ? sizeof(so_block_q4_1) \
+     : (dtype) == SO_DTYPE_Q5_0 ? sizeof(so_block_q5_0) \
+     : (dtype) == SO_DTYPE_Q5_1 ? sizeof(so_block_q5_1) \
+     : (dtype) == SO_DTYPE_Q8_0 ? sizeof(so_block_q8_0) \
+     : (dtype) == SO_DTYPE_Q2_K ? sizeof(so_block_q2_k) \
+     : (dtype) == SO_DTYPE_Q3_K ? sizeof(so_block_q3_k) \
+     : (dtype) == SO_DTYPE_Q4_K ? sizeof(so_block_q4_k) \
+     : (dtype) == SO_DTYPE_Q5_K ? sizeof(so_block_q5_k) \
+                                : sizeof(so_block_q6_k))
+
+enum { CHUNK = 64 }; /* activation rows whose sums are kept at once */
+
+typedef const uint8_t *const *row_ptrs; /* [LANES] */
+
+/* 16 bytes of every row as four words. */
+INLINE void transpose16(row_ptrs row, size_t off, vi *out) {
+    vi a = vi_lanes(row, off, 0), b = vi_lanes(row, off, 1);
+    vi c = vi_lanes(row, off, 2), d = vi_lanes(row, off, 3);
+    vi ab0 = vi_unpack32l(a, b), ab1 = vi_unpack32h(a, b);
+    vi cd0 = vi_unpack32l(c, d), cd1 = vi_unpack32h(c, d);
+    out[0] = vi_unpack64l(ab0, cd0);
+    out[1] = vi_unpack64h(ab0, cd0);
+    out[2] = vi_unpack64l(ab1, cd1);
+    out[3] = vi_unpack64h(ab1, cd1);
+}
+
+INLINE void transpose32(row_ptrs row, size_t off, vi *out) {
+    transpose16(row, off, out);
+    transpose16(row, off + 16, out + 4);
+}
+
+INLINE vi vi_bits(vi v, int shift, uint8_t mask) {
+    return vi_and(vi_shr(v, shift), vi_set8((char)mask));
+}
+
+INLINE vi vi_bcast(const void *p) {
+    int32_t x;
+    memcpy(&x, p, sizeof x);
+    return vi_set32(x);
+}
+
+/* ---- tiles ---- */
+
+typedef struct tile {
+    const uint8_t *row[LANES];
+    long first;
+    int n; /* rows that exist */
+} tile;
+
+INLINE tile tile_at(const so_mm *a, long first, long end) {
+    tile t = {.first = first, .n = (int)SO_MIN((long)LANES, end - first)};
+    for (int r = 0; r < LANES; r++)
+        t.row[r] = a->w + (size_t)(first + SO_MIN(r, t.n - 1)) * a->row_bytes;
+    return t;
+}
+
+/* Fetches part `b` of `n_blocks` of the memory behind the tile, which the next tile needs. */
+INLINE void prefetch_next(const so_mm *a, const tile *t, int b, size_t block_bytes) {
+    const uint8_t *next = t->row[0] + LANES * a->row_bytes + LANES * block_bytes * (size_t)b;
+    for (size_t i = 0; i < LANES * block_bytes; i += 64)
+        _mm_prefetch((const char *)next + i, _MM_HINT_T0);
+}
+
+INLINE void tile_store(const so_mm *a, const tile *t, int first, int n, const vf *acc) {
+    float bias[LANES] = {0};
+    if (a->bias)
+        memcpy(bias, a->bias + t->first, (size_t)t->n * sizeof(float));
+    for (int i = 0; i < n; i++) {
+        float lanes[LANES];
+        vf v = a->bias ? vf_add(acc[i], vf_load(bias)) : acc[i];
+        float *out = a->out + (size_t)(first + i) * (size_t)a->m + (size_t)t->first;
+        vf_store(t->n == LANES ? out : lanes, v);
+        if (t->n < LANES)
+            memcpy(out, lanes, (size_t)t->n * sizeof(float));
+    }
+}
+
+/* ---- blocks of 32 ---- */
+
+typedef struct block32 {
+    vi q[8];
+    vf d, m;
+} block32;
+
+INLINE void nibbles(row_ptrs row, size_t off, vi *q) {
+    transpose16(row, off, q);
+    UNROLL for (int i = 0; i < 4; i++) {
+        q[i + 4] = vi_bits(q[i], 4, 15);
+        q[i] = vi_bits(q[i], 0, 15);
+    }
+}
+
+/* Bits 4c … 4c+3 of every row's 32 become bit 4 of the four bytes of word c. */
+INLINE void fifth_bits(vi qh, vi *q) {
+    UNROLL for (int c = 0; c < 8; c++) {
+        vi byte = vi_spread_byte(qh, c / 2);
+        vi bit = vi_set32((int)(0x08040201u << (4 * (c % 2))));
+        q[c] = vi_or(q[c], vi_and(vi_equal8(vi_and(byte, bit), bit), vi_set8(16)));
+    }
+}
+
+INLINE void decode32(so_dtype dtype, row_ptrs row, size_t off, block32 *w) {
+    vi head = vi_gather(row, off); /* d, and m where there is one */
+    w->d = vf_half_low(head);
+    w->m = vf_half_high(head);
+    switch (dtype) {
+    case SO_DTYPE_Q4_0:
+        nibbles(row, off + offsetof(so_block_q4_0, qs), w->q);
+        break;
+    case SO_DTYPE_Q4_1:
+        nibbles(row, off + offsetof(so_block_q4_1, qs), w->q);
+        break;
+    case SO_DTYPE_Q5_0:
+        nibbles(row, off + offsetof(so_block_q5_0, qs), w->q);
+        fifth_bits(vi_gather(row, off + offsetof(so_block_q5_0, qh)), w->q);
+        break;
+    case SO_DTYPE_Q5_1:
+        nibbles(row, off + offsetof(so_block_q5_1, qs), w->q);
+        fifth_bits(vi_gather(row, off + offsetof(so_block_q5_1, qh)), w->q);
+        break;
+    default: /* Q8_0 */
+        transpose32(row, off + offsetof(so_block_q8_0, qs), w->q);
+        UNROLL for (int i = 0; i < 8; i++) w->q[i] = vi_add8(w->q[i], vi_set8((char)Q8_OFFSET));
+    }
+}
+
+INLINE int offset32(so_dtype dtype) {
+    return dtype == SO_DTYPE_Q4_0   ? 8
+           : dtype == SO_DTYPE_Q5_0 ? 16
+           : dtype == SO_DTYPE_Q8_0 ? Q8_OFFSET
+                                    : 0;
+}
+
+/* Σ q·x over a block for `n` activation rows `stride` bytes apart. */
+INLINE void dots32(so_dtype dtype, const block32 *w, const int8_t *x, size_t stride, const int n,
+                   vi *isum) {
+    const int limit = MAC_LIMIT(dtype == SO_DTYPE_Q4_0 || dtype == SO_DTYPE_Q4_1 ? 4 : 5);
+    vi part[4];
+    UNROLL for (int i = 0; i < n; i++) isum[i] = part[i] = vi_set32(0);
+    UNROLL for (int c = 0; c < 8; c++) {
+        UNROLL for (int i = 0; i < n; i++) {
+            vi xb = vi_bcast(x + (size_t)i * stride + 4 * c);
+            if (dtype == SO_DTYPE_Q8_0)
+                isum[i] = vi_mac_q8(isum[i], w->q[c], xb);
+            else
+                part[i] = vi_mac(part[i], w->q[c], xb);
+            if (dtype != SO_DTYPE_Q8_0 && (c + 1) % limit == 0) {
+                isum[i] = vi_flat(isum[i], part[i]);
+                part[i] = vi_set32(0);
+            }
+        }
+    }
+}
+
+INLINE void step32(const so_mm *a, so_dtype dtype, const block32 *w, int row, int b, const int n,
+                   vf *acc) {
+    size_t k = (size_t)a->act.k, n_blocks = k / 32, at = (size_t)row * n_blocks + (size_t)b;
+    const so_q32 *xb = a->act.blocks32 + at;
+    bool has_min = dtype == SO_DTYPE_Q4_1 || dtype == SO_DTYPE_Q5_1;
+    vi isum[4];
+    dots32(dtype, w, a->act.q + 32 * at, k, n, isum);
+    UNROLL for (int i = 0; i < n; i++, xb += n_blocks) {
+        if (offset32(dtype))
+            isum[i] = vi_sub32(isum[i], vi_set32(offset32(dtype) * xb->sum));
+        acc[i] = vf_fma(vf_mul(w->d, vf_set1(xb->d)), vf_from_int(isum[i]), acc[i]);
+        if (has_min)
+            acc[i] = vf_fma(w->m, vf_set1(xb->s), acc[i]);
+    }
+}
+
+INLINE void chunk32(const so_mm *a, so_dtype dtype, const tile *t, int first, int n, vf *acc) {
+    size_t block_bytes = BLOCK_BYTES(dtype);
+    for (int b = 0; b < a->act.k / 32; b++) {
+        block32 w;
+        prefetch_next(a, t, b, block_bytes);
+        decode32(dtype, t->row, (size_t)b * block_bytes, &w);
+        int i = 0;
+        for (; i + 4 <= n; i += 4)
+            step32(a, dtype, &w, first + i, b, 4, acc + i);
+        for (; i < n; i++)
+            step32(a, dtype, &w, first + i, b, 1, acc + i);
+    }
+}
+
+/* ---- blocks of 256 ---- */
+
+typedef struct block256 {
+    vi q[64];       /* 8 words per 32 elements */
+    vi s[16], m[8]; /* scales one by one; minima (or scales, where there are none) in pairs */
+    vf d, dmin;
+} block256;
+
+/* s, m: four words each of byte values, sub-blocks 4i … 4i+3 in word i. */
+INLINE void spread_scales(block256 *w, const vi *s, const vi *m, const int n_sub, bool is_signed) {
+    UNROLL for (int j = 0; j < n_sub; j++) w->s[j] = vi_scale(s[j / 4], j % 4, is_signed);
+    UNROLL for (int j = 0; j < n_sub / 2; j++) w->m[j] = vi_pair(m[j / 2], j % 2, is_signed);
+}
+
+INLINE void scales_q2_k(row_ptrs row, size_t off, block256 *w) {
+    vi s[4], m[4], head = vi_gather(row, off + offsetof(so_block_q2_k, d));
+    transpose16(row, off + offsetof(so_block_q2_k, scales), m);
+    UNROLL for (int i = 0; i < 4; i++) {
+        s[i] = vi_bits(m[i], 0, 15);
+        m[i] = vi_bits(m[i], 4, 15);
+    }
+    spread_scales(w, s, m, 16, false);
+    w->d = vf_half_low(head);
+    w->dmin = vf_half_high(head);
+}
+
+/* The 12 packed bytes are no 16 that may be read: they pass through a copy. */
+INLINE void scales_q3_k(row_ptrs row, size_t off, block256 *w) {
+    uint8_t copy[LANES][16];
+    const uint8_t *copies[LANES];
+    for (int r = 0; r < LANES; r++) {
+        memcpy(copy[r], row[r] + off + offsetof(so_block_q3_k, scales), 12);
+        memset(copy[r] + 12, 0, 4);
+        copies[r] = copy[r];
+    }
+    vi u[4], s[4];
+    transpose16(copies, 0, u);
+    UNROLL for (int i = 0; i < 4; i++) {
+        vi low = vi_bits(u[i % 2], i / 2 * 4, 15), high = vi_shl(vi_bits(u[2], 2 * i, 3), 4);
+        s[i] = vi_add8(vi_or(low, high), vi_set8(-32));
+    }
+    spread_scales(w, s, s, 16, true);
+    w->d = vf_half_high(vi_gather(row, off + offsetof(so_block_q3_k, d) - 2));
+}
+
+/* Q4_K and Q5_K begin alike: 16 bytes of d, dmin and packed scales. */
+INLINE void scales_q4_k(row_ptrs row, size_t off, block256 *w) {
+    vi u[4], s[2], m[2];
+    transpose16(row, off, u);
+    s[0] = vi_bits(u[1], 0, 63);
+    m[0] = vi_bits(u[2], 0, 63);
+    s[1] = vi_or(vi_bits(u[3], 0, 15), vi_bits(u[1], 2, 48));
+    m[1] = vi_or(vi_bits(u[3], 4, 15), vi_bits(u[2], 2, 48));
+    spread_scales(w, s, m, 8, false);
+    w->d = vf_half_low(u[0]);
+    w->dmin = vf_half_high(u[0]);
+}
+
+INLINE void scales_q6_k(row_ptrs row, size_t off, block256 *w) {
+    vi s[4];
+    transpose16(row, off + offsetof(so_block_q6_k, scales), s);
+    spread_scales(w, s, s, 16, true);
+    w->d = vf_half_high(vi_gather(row, off + offsetof(so_block_q6_k, d) - 2));
+}
+
+INLINE void quants_q2_k(row_ptrs row, size_t off, vi *q) {
+    for (int half = 0; half < 2; half++, q += 32) {
+        vi t[8];
+        transpose32(row, off + offsetof(so_block_q2_k, qs) + 32 * (size_t)half, t);
+        UNROLL for (int i = 0; i < 32; i++) q[i] = vi_bits(t[i % 8], i / 8 * 2, 3);
+    }
+}
+
+INLINE void quants_q3_k(row_ptrs row, size_t off, vi *q) {
+    vi high[8];
+    quants_q2_k(row, off + offsetof(so_block_q3_k, qs) - offsetof(so_block_q2_k, qs), q);
+    transpose32(row, off + offsetof(so_block_q3_k, hmask), high);
+    for (int j = 0; j < 8; j++)
+        UNROLL for (int i = 0; i < 8; i++) q[8 * j + i] =
+            vi_or(q[8 * j + i], vi_shl(vi_bits(high[i], j, 1), 2));
+}
+
+INLINE void quants_q4_k(row_ptrs row, size_t off, vi *q) {
+    for (int j = 0; j < 4; j++, q += 16) {
+        transpose32(row, off + 32 * (size_t)j, q);
+        UNROLL for (int i = 0; i < 8; i++) {
+            q[i + 8] = vi_bits(q[i], 4, 15);
+            q[i] = vi_bits(q[i], 0, 15);
+        }
+    }
+}
+
+INLINE void quants_q5_k(row_ptrs row, size_t off, vi *q) {
+    vi high[8];
+    quants_q4_k(row, off + offsetof(so_block_q5_k, qs), q);
+    transpose32(row, off + offsetof(so_block_q5_k, qh), high);
+    for (int j = 0; j < 8; j++)
+        UNROLL for (int i = 0; i < 8; i++) q[8 * j + i] =
+            vi_or(q[8 * j + i], vi_shl(vi_bits(high[i], j, 1), 4));
+}
+
+INLINE void quants_q6_k(row_ptrs row, size_t off, vi *q) {
+    for (int half = 0; half < 2; half++, q += 32) {
+        vi low[16], high[8];
+        transpose32(row, off + 64 * (size_t)half, low);
+        transpose32(row, off + 64 * (size_t)half + 32, low + 8);
+        transpose32(row, off + offsetof(so_block_q6_k, qh) + 32 * (size_t)half, high);
+        UNROLL for (int i = 0; i < 32; i++) q[i] = vi_or(
+            vi_bits(low[i % 16], i / 16 * 4, 15), vi_shl(vi_bits(high[i % 8], i / 8 * 2, 3), 4));
+    }
+}
+
+INLINE void decode256(so_dtype dtype, row_ptrs row, size_t off, block256 *w) {
+    switch (dtype) {
+    case SO_DTYPE_Q2_K:
+        scales_q2_k(row, off, w);
+        quants_q2_k(row, off, w->q);
+        break;
+    case SO_DTYPE_Q3_K:
+        scales_q3_k(row, off, w);
+        quants_q3_k(row, off, w->q);
+        break;
+    case SO_DTYPE_Q4_K:
+        scales_q4_k(row, off, w);
+        quants_q4_k(row, off + offsetof(so_block_q4_k, qs), w->q);
+        break;
+    case SO_DTYPE_Q5_K:
+        scales_q4_k(row, off, w);
+        quants_q5_k(row, off, w->q);
+        break;
+    default: /* Q6_K */
+        scales_q6_k(row, off, w);
+        quants_q6_k(row, off, w->q);
+    }
+}
+
+INLINE int bits_of_k(so_dtype dtype) {
+    return dtype == SO_DTYPE_Q6_K ? 6 : dtype == SO_DTYPE_Q5_K ? 5 : 4;
+}
+
+/* Σ_j s_j Σ q·x over a block of 256 for `n` activation rows. */
+INLINE void dots256(so_dtype dtype, const block256 *w, const int8_t *x, size_t stride, const int n,
+                    vi *isum) {
+    const int sub = dtype == SO_DTYPE_Q4_K || dtype == SO_DTYPE_Q5_K ? 8 : 4; /* words */
+    const int limit = SO_MIN(sub, MAC_LIMIT(bits_of_k(dtype)));
+    UNROLL for (int i = 0; i < n; i++) isum[i] = vi_set32(0);
+    for (int c0 = 0; c0 < 64; c0 += sub) {
+        vi part[4];
+        UNROLL for (int i = 0; i < n; i++) part[i] = vi_set32(0);
+        UNROLL for (int c = 0; c < sub; c++) {
+            UNROLL for (int i = 0; i < n; i++) {
+                vi xb = vi_bcast(x + (size_t)i * stride + 4 * (c0 + c));
+                part[i] = vi_mac(part[i], w->q[c0 + c], xb);
+                if ((c + 1) % limit == 0) {
+                    isum[i] = vi_scaled(isum[i], part[i], w->s[c0 / sub]);
+                    part[i] = vi_set32(0);
+                }
+            }
+        }
+    }
+}
+
+INLINE void step256(const so_mm *a, so_dtype dtype, const block256 *w, int row, int b, const int n,
+                    vf *acc) {
+    size_t k = (size_t)a->act.k, n_blocks = k / 256, at = (size_t)row * n_blocks + (size_t)b;
+    const so_q256 *xb = a->act.blocks256 + at;
+    bool wide = dtype == SO_DTYPE_Q4_K || dtype == SO_DTYPE_Q5_K;
+    const int n_pairs = wide ? 4 : 8;
+    vi isum[4];
+    dots256(dtype, w, a->act.q + 256 * at, k, n, isum);
+    UNROLL for (int i = 0; i < n; i++, xb += n_blocks) {
+        const int16_t *sums = wide ? xb->sum32 : xb->sum16;
+        vi msum = vi_set32(0);
+        UNROLL for (int j = 0; j < n_pairs; j++) msum =
+            vi_add32(msum, vi_dot2(w->m[j], vi_bcast(sums + 2 * j)));
+        vf dx = vf_set1(xb->d);
+        if (dtype == SO_DTYPE_Q6_K)
+            isum[i] = vi_sub32(isum[i], vi_shl32(msum, 5));
+        if (dtype == SO_DTYPE_Q3_K)
+            isum[i] = vi_sub32(isum[i], vi_shl32(msum, 2));
+        acc[i] = vf_fma(vf_mul(w->d, dx), vf_from_int(isum[i]), acc[i]);
+        if (dtype != SO_DTYPE_Q6_K && dtype != SO_DTYPE_Q3_K)
+            acc[i] = vf_fnma(vf_mul(w->dmin, dx), vf_from_int(msum), acc[i]);
+    }
+}
+
+INLINE void chunk256(const so_mm *a, so_dtype dtype, const tile *t, int first, int n, vf *acc) {
+    size_t block_bytes = BLOCK_BYTES(dtype);
+    for (int b = 0; b < a->act.k / 256; b++) {
+        block256 w;
+        prefetch_next(a, t, b, block_bytes);
+        decode256(dtype, t->row, (size_t)b * block_bytes, &w);
+        int i = 0;
+        for (; i + 4 <= n; i += 4)
+            step256(a, dtype, &w, first + i, b, 4, acc + i);
+        for (; i < n; i++)
+            step256(a, dtype, &w, first + i, b, 1, acc + i);
+    }
+}
+
+INLINE void quantized(const so_mm *a, so_dtype dtype, bool wide, long begin, long end) {
+    vf acc[CHUNK];
+    for (long r = begin; r < end; r += LANES) {
+        tile t = tile_at(a, r, end);
+        for (int first = 0; first < a->act.n; first += CHUNK) {
+            int n = SO_MIN(CHUNK, a->act.n - first);
+            for (int i = 0; i < n; i++)
+                acc[i] = vf_set1(0);
+            if (wide)
+                chunk256(a, dtype, &t, first, n, acc);
+            else
+                chunk32(a, dtype, &t, first, n, acc);
+            tile_store(a, &t, first, n, acc);
+        }
+    }
+}
+
+/* ---- float weights: sixteen partial sums along k, so rows keep their order in memory ---- */
+
+INLINE v16 weight_load(so_dtype dtype, const uint8_t *row, int i) {
+    if (dtype == SO_DTYPE_F32)
+        return v_load((const void *)(row + 4 * (size_t)i));
+    const void *p = row + 2 * (size_t)i;
+    return dtype == SO_DTYPE_F16 ? v_load_f16(p) : v_load_bf16(p);
+}
+
+INLINE v16 weight_load_n(so_dtype dtype, const uint8_t *row, int i, int n) {
+    if (dtype == SO_DTYPE_F32)
+        return v_load_n((const void *)(row + 4 * (size_t)i), n);
+    const void *p = row + 2 * (size_t)i;
+    return dtype == SO_DTYPE_F16 ? v_load_f16_n(p, n) : v_load_bf16_n(p, n);
+}
+
+/* `nr` weight rows against `nx` activation rows; rows past the end repeat the last one. */
+INLINE void float_tile(const so_mm *a, so_dtype dtype, long r0, long end, int first, const int nr,
+                       const int nx) {
+    const uint8_t *w[4];
+    const float *x[4];
+    v16 sum[4][4];
+    int k = a->act.k, e = 0;
+    UNROLL for (int r = 0; r < nr; r++) {
+        w[r] = a->w + (size_t)SO_MIN(r0 + r, end - 1) * a->row_bytes;
+        UNROLL for (int i = 0; i < nx; i++) sum[r][i] = v_set1(0);
+    }
+    UNROLL for (int i = 0; i < nx; i++) x[i] = a->act.x + (size_t)(first + i) * (size_t)k;
+    for (; e + 16 <= k; e += 16) {
+        v16 xv[4];
+        UNROLL for (int i = 0; i < nx; i++) xv[i] = v_load(x[i] + e);
+        UNROLL for (int r = 0; r < nr; r++) {
+            v16 wv = weight_load(dtype, w[r], e);
+            UNROLL for (int i = 0; i < nx; i++) sum[r][i] = v_fma(wv, xv[i], sum[r][i]);
+        }
+    }
+    int rest = k - e;
+    UNROLL for (int r = 0; r < nr; r++) {
+        v16 wv = rest ? weight_load_n(dtype, w[r], e, rest) : v_set1(0);
+        UNROLL for (int i = 0; i < nx; i++) {
+            if (rest)
+                sum[r][i] =
+                    v_select_n(rest, v_fma(wv, v_load_n(x[i] + e, rest), sum[r][i]), sum[r][i]);
+            float v = v_join(sum[r][i]);
+            if (r0 + r < end)
+                a->out[(size_t)(first + i) * (size_t)a->m + (size_t)(r0 + r)] =
+                    a->bias ? v + a->bias[r0 + r] : v;
+        }
+    }
+}
+
+INLINE void floats(const so_mm *a, so_dtype dtype, long begin, long end) {
+    for (long r = begin; r < end; r += 4) {
+        long stop = SO_MIN(r + 4, end);
+        int i = 0;
+        for (; i + FLOAT_NX <= a->act.n; i += FLOAT_NX)
+            for (long rr = r; rr < stop; rr += FLOAT_NR)
+                float_tile(a, dtype, rr, stop, i, FLOAT_NR, FLOAT_NX);
+        for (; i < a->act.n; i++)
+            float_tile(a, dtype, r, stop, i, 4, 1);
+    }
+}
+
+/* ---- one function per dtype ---- */
+
+#define MATMUL(name, dtype)                                                           \
+    static void mm_##name(const so_mm *a, long begin, long end) {                     \
+        if (dtype == SO_DTYPE_F32 || dtype == SO_DTYPE_F16 || dtype == SO_DTYPE_BF16) \
+            floats(a, dtype, begin, end);                                             \
+        else                                                                          \
+            quantized(a, dtype, dtype >= SO_DTYPE_Q2_K, begin, end);                  \
+    }
+SO_MM_DTYPES(MATMUL)
+
+#define MM_ENTRY(name, dtype) [dtype] = mm_##name,
+#define ROW_KERNELS                                                                           \
+    .matmul = {SO_MM_DTYPES(MM_ENTRY)}, .quantize32 = quantize32, .quantize256 = quantize256, \
+    .rms_norm = rms_norm, .layer_norm = layer_norm, .add = add, .silu_mul = silu_mul,         \
+    .gelu_mul = gelu_mul, .gelu = gelu, .exp = exp_row, .to_f16 = to_f16, .argmax = argmax,   \
+    .attn_f16 = {scores_f16, values_f16}, .attn_f32 = {scores_f32, values_f32}, .softmax = softmax

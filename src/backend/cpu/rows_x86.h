@@ -1,0 +1,341 @@
+/* Row kernels for x86, written once over sixteen-lane words that the including file defines:
+ *
+ *   v16                          sixteen floats: one 512-bit register, or two of 256 bits
+ *   v_set1 v_load v_store        whole words; v_load_n, v_store_n touch the first n lanes alone
+ *   v_load_f16(_n) v_load_bf16(_n)  the same, converted
+ *   v_select_n(n, a, b)          lanes below n from a, the others from b
+ *   v_add v_sub v_mul v_div v_fma v_fnma v_min v_max   fnma: c − a·b; min, max as the instructions
+ *   v_times_pow2(p, t)           p · 2^n, n read from the bits of t as so_expf's canon says
+ *   v_low8 v_high8               halves
+ *
+ * Included by kernels_avx2.c and kernels_avx512.c only; kernels.h states the arithmetic. */
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/half.h"
+#include "base/mem.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+/* The canon's joining tree. */
+INLINE float v_join(v16 v) {
+    __m256 s8 = _mm256_add_ps(v_low8(v), v_high8(v));
+    __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+INLINE v16 v_exp(v16 x) {
+    x = v_max(v_set1(SO_EXP_MIN), x); /* the second operand wins where it is NaN */
+    x = v_min(v_set1(SO_EXP_MAX), x);
+    v16 t = v_fma(x, v_set1(SO_EXP_LOG2E), v_set1(SO_EXP_MAGIC));
+    v16 n = v_sub(t, v_set1(SO_EXP_MAGIC));
+    v16 r = v_fnma(n, v_set1(SO_EXP_LN2_HI), x);
+    r = v_fnma(n, v_set1(SO_EXP_LN2_LO), r);
+    v16 p = v_set1(SO_EXP_C6);
+    p = v_fma(p, r, v_set1(SO_EXP_C5));
+    p = v_fma(p, r, v_set1(SO_EXP_C4));
+    p = v_fma(p, r, v_set1(SO_EXP_C3));
+    p = v_fma(p, r, v_set1(SO_EXP_C2));
+    p = v_fma(p, r, v_set1(1.0f));
+    p = v_fma(p, r, v_set1(1.0f));
+    return v_times_pow2(p, t);
+}
+
+/* ---- activations to int8 ---- */
+
+INLINE uint32_t max_abs_bits(const float *x, int len) {
+    __m256i max = _mm256_setzero_si256(), sign = _mm256_set1_epi32(0x7FFFFFFF);
+    for (int i = 0; i < len; i += 8)
+        max = _mm256_max_epi32(max,
+                               _mm256_and_si256(_mm256_loadu_si256((const void *)(x + i)), sign));
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(max), _mm256_extracti128_si256(max, 1));
+    m = _mm_max_epi32(m, _mm_unpackhi_epi64(m, m));
+    m = _mm_max_epi32(m, _mm_srli_epi64(m, 32));
+    return (uint32_t)_mm_cvtsi128_si32(m);
+}
+
+INLINE __m256i round8(const float *x, __m256 inverse) {
+    __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x), inverse);
+    v = _mm256_max_ps(_mm256_min_ps(v, _mm256_set1_ps(127.0f)), _mm256_set1_ps(-127.0f));
+    return _mm256_cvtps_epi32(v);
+}
+
+/* 32 values to int8; gives the sums of each half. */
+INLINE void round32(const float *x, __m256 inverse, int8_t *q, int *sum_low, int *sum_high) {
+    __m256i ab = _mm256_packs_epi32(round8(x, inverse), round8(x + 8, inverse));
+    __m256i cd = _mm256_packs_epi32(round8(x + 16, inverse), round8(x + 24, inverse));
+    __m256i v = _mm256_packs_epi16(ab, cd);
+    v = _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((void *)q, v);
+    __m256i s =
+        _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), _mm256_set1_epi16(1));
+    s = _mm256_hadd_epi32(s, s);
+    s = _mm256_hadd_epi32(s, s);
+    *sum_low = _mm256_cvtsi256_si32(s);
+    *sum_high = _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1));
+}
+
+/* The scale of a block and, in *inverse, what its values are multiplied with; 0 where all of them
+ * become 0 whatever they are. */
+INLINE float block_scale(const float *x, int len, float *inverse) {
+    uint32_t max = max_abs_bits(x, len);
+    float amax = so_bits_f32(max);
+    bool finite = max < 0x7F800000u, usable = finite && amax >= SO_ACT_TINY;
+    *inverse = usable ? 127.0f / amax : 0.0f;
+    return usable ? amax / 127.0f : finite ? 0.0f : NAN;
+}
+
+static void quantize32(const float *x, int k, int8_t *q, so_q32 *blocks) {
+    for (int b = 0; b < k / 32; b++, x += 32, q += 32) {
+        float inverse, d = block_scale(x, 32, &inverse);
+        int low = 0, high = 0;
+        if (inverse != 0.0f)
+            round32(x, _mm256_set1_ps(inverse), q, &low, &high);
+        else
+            memset(q, 0, 32);
+        blocks[b] = (so_q32){.d = d, .s = d * (float)(low + high), .sum = low + high};
+    }
+}
+
+static void quantize256(const float *x, int k, int8_t *q, so_q256 *blocks) {
+    for (int b = 0; b < k / 256; b++, x += 256, q += 256) {
+        float inverse;
+        blocks[b].d = block_scale(x, 256, &inverse);
+        for (int j = 0; j < 8; j++) {
+            int low = 0, high = 0;
+            if (inverse != 0.0f)
+                round32(x + 32 * j, _mm256_set1_ps(inverse), q + 32 * j, &low, &high);
+            else
+                memset(q + 32 * j, 0, 32);
+            blocks[b].sum16[2 * j] = (int16_t)low;
+            blocks[b].sum16[2 * j + 1] = (int16_t)high;
+            blocks[b].sum32[j] = (int16_t)(low + high);
+        }
+    }
+}
+
+/* ---- norms ---- */
+
+static void rms_norm(float *out, const float *x, const float *w, int d, float eps) {
+    v16 sum = v_set1(0);
+    int i = 0;
+    for (; i + 16 <= d; i += 16)
+        sum = v_fma(v_load(x + i), v_load(x + i), sum);
+    if (i < d) {
+        v16 v = v_load_n(x + i, d - i);
+        sum = v_select_n(d - i, v_fma(v, v, sum), sum);
+    }
+    v16 r = v_set1(1.0f / sqrtf(v_join(sum) / (float)d + eps));
+    for (i = 0; i + 16 <= d; i += 16)
+        v_store(out + i, v_mul(v_mul(v_load(x + i), r), v_load(w + i)));
+    if (i < d)
+        v_store_n(out + i, v_mul(v_mul(v_load_n(x + i, d - i), r), v_load_n(w + i, d - i)), d - i);
+}
+
+INLINE float sum_of_squares_around(const float *x, int d, v16 mean) {
+    v16 sum = v_set1(0);
+    int i = 0;
+    for (; i + 16 <= d; i += 16) {
+        v16 v = v_sub(v_load(x + i), mean);
+        sum = v_fma(v, v, sum);
+    }
+    if (i < d) {
+        v16 v = v_sub(v_load_n(x + i, d - i), mean);
+        sum = v_select_n(d - i, v_fma(v, v, sum), sum);
+    }
+    return v_join(sum);
+}
+
+static void layer_norm(float *out, const float *x, const float *w, const float *b, int d,
+                       float eps) {
+    v16 sum = v_set1(0);
+    int i = 0;
+    for (; i + 16 <= d; i += 16)
+        sum = v_add(sum, v_load(x + i));
+    if (i < d)
+        sum = v_select_n(d - i, v_add(sum, v_load_n(x + i, d - i)), sum);
+    v16 mean = v_set1(v_join(sum) / (float)d);
+    v16 r = v_set1(1.0f / sqrtf(sum_of_squares_around(x, d, mean) / (float)d + eps));
+    for (i = 0; i < d; i += 16) {
+        int n = SO_MIN(16, d - i);
+        v16 v = v_mul(v_sub(v_load_n(x + i, n), mean), r);
+        v_store_n(out + i, v_fma(v, v_load_n(w + i, n), v_load_n(b + i, n)), n);
+    }
+}
+
+/* ---- element by element ---- */
+
+INLINE v16 silu1(v16 x) {
+    v16 minus = v_sub(v_set1(-0.0f), x); /* −0 − x is −x, also for zeros */
+    return v_div(x, v_add(v_set1(1.0f), v_exp(minus)));
+}
+
+INLINE v16 gelu1(v16 x) {
+    v16 u = v_fma(v_mul(v_mul(v_set1(SO_GELU_CUBIC), x), x), x, x);
+    return v_div(x, v_add(v_set1(1.0f), v_exp(v_mul(v_set1(SO_GELU_SCALE), u))));
+}
+
+INLINE v16 add1(v16 x, v16 y) { return v_add(x, y); }
+INLINE v16 silu_mul1(v16 x, v16 y) { return v_mul(silu1(x), y); }
+INLINE v16 gelu_mul1(v16 x, v16 y) { return v_mul(gelu1(x), y); }
+
+#define ELTWISE2(name)                                                                       \
+    static void name(float *out, const float *a, const float *b, long n) {                   \
+        long i = 0;                                                                          \
+        for (; i + 16 <= n; i += 16)                                                         \
+            v_store(out + i, name##1(v_load(a + i), v_load(b + i)));                         \
+        int rest = (int)(n - i);                                                             \
+        if (rest)                                                                            \
+            v_store_n(out + i, name##1(v_load_n(a + i, rest), v_load_n(b + i, rest)), rest); \
+    }
+ELTWISE2(add)
+ELTWISE2(silu_mul)
+ELTWISE2(gelu_mul)
+
+#define ELTWISE1(name, fn)                                       \
+    static void name(float *out, const float *a, long n) {       \
+        long i = 0;                                              \
+        for (; i + 16 <= n; i += 16)                             \
+            v_store(out + i, fn(v_load(a + i)));                 \
+        int rest = (int)(n - i);                                 \
+        if (rest)                                                \
+            v_store_n(out + i, fn(v_load_n(a + i, rest)), rest); \
+    }
+ELTWISE1(gelu, gelu1)
+ELTWISE1(exp_row, v_exp)
+
+static void to_f16(uint16_t *out, const float *x, long n) {
+    long i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((void *)(out + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < n; i++)
+        out[i] = so_f32_to_f16(x[i]);
+}
+
+static int32_t argmax(const float *x, int d) {
+    v16 max = v_set1(-INFINITY);
+    int i = 0;
+    for (; i + 16 <= d; i += 16)
+        max = v_max(v_load(x + i), max); /* NaN leaves max as it is */
+    float lanes[16], m = -INFINITY;
+    v_store(lanes, max);
+    for (int j = 0; j < 16; j++)
+        m = lanes[j] > m ? lanes[j] : m;
+    for (; i < d; i++)
+        m = x[i] > m ? x[i] : m;
+    __m256 wanted = _mm256_set1_ps(m);
+    for (i = 0; i + 8 <= d; i += 8) {
+        int hit = _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + i), wanted, _CMP_EQ_OQ));
+        if (hit)
+            return i + __builtin_ctz((unsigned)hit);
+    }
+    for (; i < d; i++)
+        if (x[i] == m)
+            return i;
+    return 0; /* nothing but NaN */
+}
+
+/* ---- attention ---- */
+
+INLINE v16 kv_load(const void *p, int i, bool half) {
+    return half ? v_load_f16((const uint16_t *)p + i) : v_load((const float *)p + i);
+}
+
+INLINE v16 kv_load_n(const void *p, int i, int n, bool half) {
+    return half ? v_load_f16_n((const uint16_t *)p + i, n) : v_load_n((const float *)p + i, n);
+}
+
+/* `n` keys at once, so that their chains of additions overlap. */
+INLINE void dot_keys(const void *const *k, const float *q, int d, bool half, const int n,
+                     float *out) {
+    v16 sum[4];
+    UNROLL for (int j = 0; j < n; j++) sum[j] = v_set1(0);
+    int i = 0;
+    for (; i + 16 <= d; i += 16) {
+        v16 x = v_load(q + i);
+        UNROLL for (int j = 0; j < n; j++) sum[j] = v_fma(x, kv_load(k[j], i, half), sum[j]);
+    }
+    if (i < d) {
+        v16 x = v_load_n(q + i, d - i);
+        UNROLL for (int j = 0; j < n; j++) {
+            v16 next = v_fma(x, kv_load_n(k[j], i, d - i, half), sum[j]);
+            sum[j] = v_select_n(d - i, next, sum[j]);
+        }
+    }
+    UNROLL for (int j = 0; j < n; j++) out[j] = v_join(sum[j]);
+}
+
+INLINE float scores(const so_attn_block *b, const float *q, int d, float scale, float m, float *s,
+                    bool half) {
+    for (int j = 0; j < SO_KV_PAGE; j++)
+        s[j] = -INFINITY;
+    int j = b->lo;
+    for (; j + 4 <= b->hi; j += 4)
+        dot_keys(b->k + j, q, d, half, 4, s + j);
+    for (; j < b->hi; j++)
+        dot_keys(b->k + j, q, d, half, 1, s + j);
+    for (j = b->lo; j < b->hi; j++) {
+        s[j] *= scale;
+        m = s[j] > m ? s[j] : m;
+    }
+    return m;
+}
+
+/* `n` words of the output at once: they stay in registers over all positions. */
+INLINE void sum_values(const so_attn_block *b, const float *p, float c, int i, bool half,
+                       const int n, float *o) {
+    v16 sum[4];
+    UNROLL for (int w = 0; w < n; w++) sum[w] = v_mul(v_load(o + i + 16 * w), v_set1(c));
+    for (int j = b->lo; j < b->hi; j++) {
+        v16 weight = v_set1(p[j]);
+        UNROLL for (int w = 0; w < n; w++) sum[w] =
+            v_fma(weight, kv_load(b->v[j], i + 16 * w, half), sum[w]);
+    }
+    UNROLL for (int w = 0; w < n; w++) v_store(o + i + 16 * w, sum[w]);
+}
+
+INLINE void values(const so_attn_block *b, const float *p, float c, int d, float *o, bool half) {
+    int i = 0;
+    for (; i + 64 <= d; i += 64)
+        sum_values(b, p, c, i, half, 4, o);
+    for (; i + 16 <= d; i += 16)
+        sum_values(b, p, c, i, half, 1, o);
+    if (i < d) {
+        int rest = d - i;
+        v16 sum = v_mul(v_load_n(o + i, rest), v_set1(c));
+        for (int j = b->lo; j < b->hi; j++)
+            sum = v_fma(v_set1(p[j]), kv_load_n(b->v[j], i, rest, half), sum);
+        v_store_n(o + i, sum, rest);
+    }
+}
+
+static float scores_f16(const so_attn_block *b, const float *q, int d, float scale, float m,
+                        float *s) {
+    return scores(b, q, d, scale, m, s, true);
+}
+static float scores_f32(const so_attn_block *b, const float *q, int d, float scale, float m,
+                        float *s) {
+    return scores(b, q, d, scale, m, s, false);
+}
+static void values_f16(const so_attn_block *b, const float *p, float c, int d, float *o) {
+    values(b, p, c, d, o, true);
+}
+static void values_f32(const so_attn_block *b, const float *p, float c, int d, float *o) {
+    values(b, p, c, d, o, false);
+}
+
+static float softmax(float *s, float m) {
+    v16 a = v_exp(v_sub(v_load(s), v_set1(m)));
+    v16 b = v_exp(v_sub(v_load(s + 16), v_set1(m)));
+    v_store(s, a);
+    v_store(s + 16, b);
+    return v_join(v_add(a, b));
+}
