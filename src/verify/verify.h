@@ -2,9 +2,12 @@
  * and which token follows. Pure functions: no KV, no models, no threads, no clock. The proof that
  * the output is the target's own stands beside each function in its .c file.
  *
- * Levels (design.md section 2):  match   the target's own token at each node decides (greedy is
- * match with an argmax); bit for bit the plain text reject  the output is distributed exactly as p
- *                                lenient lossy, and named so: no outcome is likelier than p/L */
+ *   match    the target's own token at each node decides (greedy is match with an argmax):
+ *            bit for bit the plain text
+ *   reject   the output is distributed exactly as p
+ *   lenient  lossy, and named so: no outcome is likelier than p/L
+ *
+ * Reading order: match.c (short), reject.c (the proof), chance.c, theory.h. */
 #ifndef SO_VERIFY_VERIFY_H
 #define SO_VERIFY_VERIFY_H
 
@@ -20,18 +23,24 @@ typedef struct so_verdict {
     int16_t tested[SO_TREE_MAX_PROPOSALS]; /* … the last of each node's run may be accepted */
 } so_verdict;
 
-/* The target's token after `node`: an argmax, or the draw keyed by seed and position. */
+/* --- match --- */
+
+/* The target's token after `node`: an argmax, or the draw keyed by seed and position. Called for
+ * the root and each accepted node, once, in order. */
 typedef int32_t so_verify_choose(void *user, int node);
 void so_verify_match(const so_tree *t, so_verify_choose *choose, void *user, so_verdict *out);
 
-/* Chance, so that tests can enumerate what production draws. */
+/* --- reject and lenient --- */
+
+/* Chance, so that tests can enumerate what production draws. Nothing here keeps state between
+ * calls but what the implementation brings. */
 typedef struct so_chance so_chance;
 struct so_chance {
-    /* True with probability min(1, p/q). position: of the token being decided; index: of the test
-     * among those at this position. */
+    /* True with probability min(1, p/q), q > 0. position: of the token being decided; index: of
+     * the test among those at this position. */
     bool (*accept)(so_chance *c, uint32_t position, uint32_t index, double p, double q);
     /* An index with probability weight[i]/Σ weight; total > 0 is Σ weight. */
-    int32_t (*draw)(so_chance *c, uint32_t position, const float *weight, int n, double total);
+    int32_t (*draw)(so_chance *c, uint32_t position, const double *weight, int n, double total);
 };
 
 /* Draws keyed by (seed, choice, position, purpose, index): SO_RNG_ACCEPT and SO_RNG_RESIDUAL. */
@@ -42,11 +51,17 @@ typedef struct so_chance_keyed {
 } so_chance_keyed;
 void so_chance_keyed_init(so_chance_keyed *c, uint64_t seed, uint32_t choice);
 
-/* The target's distribution after `node`, [n_vocab], sum 1 up to rounding; the verifier overwrites
- * it. */
-typedef float *so_verify_row(void *user, int node);
-/* lenience 1 is exact; in (0,1) it is `lenient`. scratch: [n_vocab] for SO_Q_ROW_SET. */
+/* The target's row after `node`, [n_vocab], valid until the next call. */
+typedef const float *so_verify_row(void *user, int node);
+
+/* The row is the target's distribution, as weights: any positive sum, rows of a standardised
+ * distribution have 1. lenience 1 is exact; in (0,1) it is `lenient`. scratch: [2][n_vocab]. */
 void so_verify_reject(const so_tree *t, so_verify_row *row, void *user, so_chance *chance,
-                      double lenience, float *scratch, so_verdict *out);
+                      double lenience, double *scratch, so_verdict *out);
+
+/* `lenient` at temperature 0. The row holds logits after bias and penalties, before temperature and
+ * cuts: x stands where softmax(x) ≥ lenience · max softmax. lenience 1 is greedy. */
+void so_verify_lenient_greedy(const so_tree *t, so_verify_row *logits, void *user, double lenience,
+                              so_verdict *out);
 
 #endif

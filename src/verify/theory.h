@@ -1,0 +1,70 @@
+/* What speculation gains, as formulas: Leviathan, Kalman, Matias, "Fast Inference from Transformers
+ * via Speculative Decoding" (2023), equation and theorem named beside each; and the acceptance of
+ * seed-exact matching, which is not in the paper. Pure functions in double, any thread.
+ *
+ *   alpha  chance that a guess is accepted, given that it is tested
+ *   gamma  guesses per round
+ *   c      time of one draft step over time of one target pass (c_hat: the same in operations) */
+#ifndef SO_VERIFY_THEORY_H
+#define SO_VERIFY_THEORY_H
+
+/* The longest chain a tree holds; best gammas are capped here. */
+enum { SO_THEORY_MAX_GAMMA = 255 };
+
+/* Equation (1): tokens per round, 1 … gamma+1, the extra token counted. alpha 1 gives gamma+1. */
+double so_theory_expected_tokens(double alpha, int gamma);
+/* Theorem 3.8: walltime of plain decoding over walltime of speculation. */
+double so_theory_speedup(double alpha, int gamma, double c);
+/* Theorem 3.11: operations of speculation over operations of plain decoding. */
+double so_theory_operations(double alpha, int gamma, double c_hat);
+/* Section 3.4: reads of weights and KV cache, over those of plain decoding. */
+double so_theory_memory(double alpha, int gamma);
+
+/* Section 3.5: the gamma with the highest speed-up, the smallest of several; 0 where none beats
+ * plain decoding. Without a draft cost longer is always better, and the cap is the answer. */
+int so_theory_best_gamma(double alpha, double c);
+/* Section 3.5: an oracle drafts what will be accepted and not one token more. */
+double so_theory_oracle_tokens(double alpha); /* infinite at alpha 1 */
+double so_theory_oracle_speedup(double alpha, double c);
+
+/* Acceptance of one guess, from the two distributions themselves; [n], each of sum 1. */
+
+/* `reject`, theorem 3.5: Σ min(p, q) = 1 − D. */
+double so_theory_accept_reject(const double *p, const double *q, int n);
+/* Plain rejection sampling, A.2: min q/p over the support of p. */
+double so_theory_accept_rejection_sampling(const double *p, const double *q, int n);
+/* `lenient`, A.5: Σ min(p/L, q). */
+double so_theory_accept_lenient(const double *p, const double *q, int n, double lenience);
+/* `match` with shared Gumbel noise: Σᵢ 1/Σⱼ max(pⱼ/pᵢ, qⱼ/qᵢ). */
+double so_theory_accept_match(const double *p, const double *q, int n);
+/* … and what it is at least where `reject` has alpha = 1 − D: (1−D)/(1+D). */
+double so_theory_accept_match_bound(double alpha);
+
+/* --- the paper's printed inputs and results, to set ours beside --- */
+
+typedef struct so_theory_row1 {
+    double alpha;
+    int gamma;
+    double operations, speed; /* printed, c = c_hat = 0 */
+} so_theory_row1;
+enum { SO_THEORY_N1 = 6 };
+extern const so_theory_row1 so_theory_table1[SO_THEORY_N1];
+
+typedef struct so_theory_row4 {
+    const char *task, *draft;
+    int temp, gamma;
+    double alpha, c, expected, measured; /* printed; alpha is rounded to two digits */
+} so_theory_row4;
+enum { SO_THEORY_N4 = 12 };
+extern const so_theory_row4 so_theory_table4[SO_THEORY_N4];
+
+typedef struct so_theory_lenience {
+    double lenience;
+    double alpha_temp0, speed_temp0; /* printed, gamma 8 */
+    double alpha_temp1, speed_temp1; /* printed, gamma not given */
+} so_theory_lenience;
+enum { SO_THEORY_N_LENIENCE = 4, SO_THEORY_LENIENCE_GAMMA = 8 };
+#define SO_THEORY_LENIENCE_C 0.015
+extern const so_theory_lenience so_theory_lenience_rows[SO_THEORY_N_LENIENCE];
+
+#endif

@@ -1,0 +1,408 @@
+/* Verification unit by unit: what a verdict says, how chance is asked, and the corners where
+ * rounding or bad input would show. Distributions are the lossless suite's business. */
+#include "so_test.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "verify/verify.h"
+
+enum { V = 4 };
+
+static so_tree tree;
+
+static int setup(void **state) {
+    (void)state;
+    so_tree_init(&tree, V, 8);
+    return 0;
+}
+static int teardown(void **state) {
+    (void)state;
+    so_tree_deinit(&tree);
+    return 0;
+}
+
+static int add(int parent, int32_t token) {
+    return so_tree_add(&tree, parent, token, SO_Q_POINT, -1, 0, 0.5f);
+}
+
+static int add_row(int parent, int32_t token, so_q_kind kind, const float *q) {
+    int row = so_tree_new_row(&tree);
+    memcpy(so_tree_row(&tree, row), q, V * sizeof *q);
+    return so_tree_add(&tree, parent, token, kind, row, 0, 0.5f);
+}
+
+static void assert_path(const so_verdict *v, int n, const int *nodes) {
+    assert_int_equal(v->n_accepted, n);
+    for (int i = 0; i < n; i++)
+        assert_int_equal(v->path[i], nodes[i]);
+}
+
+/* --- match --- */
+
+typedef struct script {
+    int32_t token[SO_TREE_MAX]; /* by node */
+    int asked[16], n_asked;
+} script;
+
+static int32_t scripted(void *user, int node) {
+    script *s = user;
+    s->asked[s->n_asked++] = node;
+    return s->token[node];
+}
+
+static void test_match_chain(void **state) {
+    (void)state;
+    so_verdict v;
+    so_tree_reset(&tree, 0, 10);
+    add(add(add(0, 1), 2), 3);
+    script all = {.token = {1, 2, 3, 0}};
+    so_verify_match(&tree, scripted, &all, &v);
+    assert_path(&v, 3, (int[]){1, 2, 3});
+    assert_int_equal(v.token, 0);
+    assert_true(v.bonus);
+    assert_int_equal(v.n_tested, 3);
+    assert_int_equal(all.n_asked, 4);
+
+    script second = {.token = {1, 0, 3, 0}};
+    so_verify_match(&tree, scripted, &second, &v);
+    assert_path(&v, 1, (int[]){1});
+    assert_int_equal(v.token, 0);
+    assert_false(v.bonus);
+    assert_int_equal(v.n_tested, 2);
+    assert_int_equal(second.n_asked, 2); /* nothing behind the first difference is looked at */
+
+    so_tree_reset(&tree, 0, 10);
+    script none = {.token = {3}};
+    so_verify_match(&tree, scripted, &none, &v);
+    assert_path(&v, 0, NULL);
+    assert_int_equal(v.token, 3);
+    assert_true(v.bonus);
+    assert_int_equal(v.n_tested, 0);
+}
+
+/* The example of Stratos, section 2.1: contexts c, d under b; e, f under c; g, h under d. */
+static void test_match_tree(void **state) {
+    (void)state;
+    so_verdict v;
+    so_tree_reset(&tree, 0, 0);
+    int c = add(0, 1), e = add(c, 2), f = add(c, 3), d = add(0, 2), g = add(d, 0), h = add(d, 1);
+    script s = {.token = {0}};
+    s.token[0] = 2; /* d */
+    s.token[d] = 1; /* h */
+    s.token[h] = 3;
+    s.token[c] = 2;
+    so_verify_match(&tree, scripted, &s, &v);
+    assert_path(&v, 2, (int[]){d, h});
+    assert_int_equal(v.token, 3);
+    assert_true(v.bonus);
+    assert_int_equal(v.n_tested, 4); /* c, d, g, h */
+    assert_int_equal(tree.proposals[v.tested[3]].child, h);
+    (void)e;
+    (void)f;
+    (void)g;
+}
+
+static void test_match_merged(void **state) {
+    (void)state;
+    so_verdict v;
+    so_tree_reset(&tree, 0, 0);
+    int a = add(0, 1);
+    assert_int_equal(add(0, 1), a);
+    int b = add(a, 2);
+    script s = {.token = {1, 2, 0}};
+    so_verify_match(&tree, scripted, &s, &v);
+    assert_path(&v, 2, (int[]){a, b});
+    assert_int_equal(v.n_tested, 2); /* the second proposal of a needs no test */
+}
+
+/* --- lenient at temperature 0 --- */
+
+static const float *same_row(void *user, int node) {
+    (void)node;
+    return user;
+}
+
+static void test_lenient_greedy(void **state) {
+    (void)state;
+    so_verdict v;
+    float z[V] = {1, 3, 2, -INFINITY}; /* against the best: e^-2 = 0.135, 1, e^-1 = 0.368, 0 */
+    so_tree_reset(&tree, 0, 0);
+    int a = add(0, 0);
+    add(a, 2);
+    so_verify_lenient_greedy(&tree, same_row, z, 0.1, &v);
+    assert_int_equal(v.n_accepted, 2);
+    assert_int_equal(v.token, 1);
+    assert_true(v.bonus);
+    so_verify_lenient_greedy(&tree, same_row, z, 0.13, &v);
+    assert_int_equal(v.n_accepted, 2);
+    so_verify_lenient_greedy(&tree, same_row, z, 0.14, &v);
+    assert_int_equal(v.n_accepted, 0);
+    assert_int_equal(v.token, 1);
+    assert_false(v.bonus);
+
+    so_tree_reset(&tree, 0, 0);
+    add(0, 3); /* p = 0 never stands */
+    so_verify_lenient_greedy(&tree, same_row, z, 1e-300, &v);
+    assert_int_equal(v.n_accepted, 0);
+}
+
+static void test_lenient_greedy_takes_the_likeliest(void **state) {
+    (void)state;
+    so_verdict v;
+    float z[V] = {2, 3, 2, 0};
+    so_tree_reset(&tree, 0, 0);
+    add(0, 3);
+    int c = add(0, 2), a = add(0, 0);
+    so_verify_lenient_greedy(&tree, same_row, z, 0.01, &v);
+    assert_path(&v, 1, (int[]){a}); /* 0 and 2 tie: the lower id */
+    int b = add(0, 1);
+    so_verify_lenient_greedy(&tree, same_row, z, 0.01, &v);
+    assert_path(&v, 1, (int[]){b}); /* the argmax, once it is there */
+    (void)c;
+}
+
+/* At lenience 1 it is greedy: another token with the same logit is not the argmax. */
+static void test_lenient_greedy_one(void **state) {
+    (void)state;
+    so_verdict v;
+    float z[V] = {0, 3, 3, 0};
+    so_tree_reset(&tree, 0, 0);
+    add(0, 2);
+    so_verify_lenient_greedy(&tree, same_row, z, 1, &v);
+    assert_int_equal(v.n_accepted, 0);
+    assert_int_equal(v.token, 1);
+    so_verify_lenient_greedy(&tree, same_row, z, 0.999, &v);
+    assert_int_equal(v.n_accepted, 1);
+}
+
+/* --- reject: how chance is asked --- */
+
+typedef struct recorder {
+    so_chance base;
+    bool answer[8]; /* of the tests, in order */
+    int n_tests, n_draws;
+    uint32_t position[8], index[8], draw_position;
+    double p[8], q[8], weight[V], total;
+} recorder;
+
+static bool record_accept(so_chance *c, uint32_t position, uint32_t index, double p, double q) {
+    recorder *r = (recorder *)c;
+    r->position[r->n_tests] = position;
+    r->index[r->n_tests] = index;
+    r->p[r->n_tests] = p;
+    r->q[r->n_tests] = q;
+    return r->answer[r->n_tests++];
+}
+
+static int32_t record_draw(so_chance *c, uint32_t position, const double *w, int n, double total) {
+    recorder *r = (recorder *)c;
+    r->n_draws++;
+    r->draw_position = position;
+    memcpy(r->weight, w, (size_t)n * sizeof *w);
+    r->total = total;
+    int32_t best = 0;
+    for (int i = 1; i < n; i++)
+        best = w[i] > w[best] ? i : best;
+    return best;
+}
+
+static const so_chance RECORD = {record_accept, record_draw};
+
+static void near(double a, double b) {
+    if (!(fabs(a - b) < 1e-12))
+        fail_msg("%.17g is not %.17g", a, b);
+}
+
+static void test_reject_asks(void **state) {
+    (void)state;
+    so_verdict v;
+    double scratch[2 * V];
+    float p[V] = {0.5f, 0.25f, 0.125f, 0.125f}, q[V] = {0.25f, 0.5f, 0.25f, 0};
+    so_tree_reset(&tree, 0, 20);
+    int a = add_row(0, 0, SO_Q_ROW, q);
+    int b = add_row(a, 1, SO_Q_ROW, q); /* rejected */
+    int c = add(a, 3);                  /* then a point mass, rejected */
+    recorder r = {.base = RECORD, .answer = {true, false, false}};
+    so_verify_reject(&tree, same_row, p, &r.base, 1, scratch, &v);
+    assert_path(&v, 1, (int[]){a});
+    assert_int_equal(v.n_tested, 3);
+    assert_false(v.bonus);
+    assert_int_equal(r.position[0], 21);
+    assert_int_equal(r.index[0], 0);
+    near(r.p[0], 0.5);
+    near(r.q[0], 0.25);
+    assert_int_equal(r.position[1], 22);
+    assert_int_equal(r.index[1], 0);
+    assert_int_equal(r.position[2], 22);
+    assert_int_equal(r.index[2], 1);
+    /* p − q = 1/4, 0, 0, 1/8: mass 3/8, so the point has 1/3; without it only token 0 is left. */
+    near(r.p[2], 1.0 / 3);
+    near(r.q[2], 1);
+    assert_int_equal(r.draw_position, 22);
+    near(r.weight[0] / r.total, 1);
+    near(r.weight[3], 0);
+    assert_int_equal(v.token, 0);
+    (void)b;
+    (void)c;
+}
+
+/* The second draw without replacement was made from what the first left. */
+static void test_reject_without_replacement(void **state) {
+    (void)state;
+    so_verdict v;
+    double scratch[2 * V];
+    float p[V] = {0.25f, 0.25f, 0.25f, 0.25f}, q[V] = {0.5f, 0.25f, 0.125f, 0.125f};
+    so_tree_reset(&tree, 0, 0);
+    int row = so_tree_new_row(&tree);
+    memcpy(so_tree_row(&tree, row), q, sizeof q);
+    so_tree_add(&tree, 0, 0, SO_Q_ROW_SET, row, 0, 0.5f);
+    add_row(0, 0, SO_Q_ROW, q); /* another row: its draw does not count */
+    so_tree_add(&tree, 0, 2, SO_Q_ROW_SET, row, 0, 0.5f);
+    recorder r = {.base = RECORD};
+    so_verify_reject(&tree, same_row, p, &r.base, 1, scratch, &v);
+    near(r.q[0], 0.5);
+    near(r.q[1], 0.5);
+    near(r.q[2], 0.25);
+    assert_int_equal(v.n_tested, 3);
+}
+
+static void test_reject_lenience(void **state) {
+    (void)state;
+    so_verdict v;
+    double scratch[2 * V];
+    float p[V] = {0.5f, 0.25f, 0.125f, 0.125f}, q[V] = {0.25f, 0.5f, 0.25f, 0};
+    so_tree_reset(&tree, 0, 0);
+    add_row(0, 1, SO_Q_ROW, q);
+    recorder r = {.base = RECORD};
+    so_verify_reject(&tree, same_row, p, &r.base, 0.25, scratch, &v);
+    near(r.q[0], 0.125);
+    near(r.weight[0] / r.total, 2.0 / 3); /* the residual is that of the exact form */
+    near(r.weight[3] / r.total, 1.0 / 3);
+}
+
+/* --- reject: rounding --- */
+
+/* A rejection that cannot happen, forced: r stays what it was, and a token of p comes out. */
+static void test_no_mass_left(void **state) {
+    (void)state;
+    so_verdict v;
+    double scratch[2 * V];
+    float p[V] = {0.1f, 0.2f, 0.3f, 0.4f}, one[V] = {0, 0, 1, 0};
+    so_tree_reset(&tree, 0, 0);
+    add_row(0, 1, SO_Q_ROW, p);
+    recorder r = {.base = RECORD};
+    so_verify_reject(&tree, same_row, p, &r.base, 1, scratch, &v);
+    for (int i = 0; i < V; i++)
+        near(r.weight[i], (double)p[i]);
+
+    so_tree_reset(&tree, 0, 0);
+    add(0, 2);
+    r = (recorder){.base = RECORD};
+    so_verify_reject(&tree, same_row, one, &r.base, 1, scratch, &v);
+    assert_int_equal(v.token, 2);
+    near(r.total, 1);
+
+    /* Point masses that take p away token by token leave the last one. */
+    so_tree_reset(&tree, 0, 0);
+    for (int i = 0; i < V; i++)
+        add(0, i);
+    r = (recorder){.base = RECORD};
+    so_verify_reject(&tree, same_row, p, &r.base, 1, scratch, &v);
+    assert_int_equal(v.token, 3);
+    near(r.p[3], 1);
+}
+
+/* p need not sum to one, and what is no probability in it is never emitted. */
+static void test_odd_p(void **state) {
+    (void)state;
+    so_verdict v;
+    double scratch[2 * V];
+    float p[V] = {(float)NAN, 3, -1, 1};
+    so_tree_reset(&tree, 0, 0);
+    add(0, 0);
+    add(0, 2);
+    for (uint64_t seed = 0; seed < 1000; seed++) {
+        so_chance_keyed c;
+        so_chance_keyed_init(&c, seed, 0);
+        so_verify_reject(&tree, same_row, p, &c.base, 1, scratch, &v);
+        assert_int_equal(v.n_accepted, 0);
+        assert_true(v.token == 1 || v.token == 3);
+    }
+}
+
+/* With the target as its own draft every guess stands, at every depth and seed. */
+static void test_own_draft(void **state) {
+    (void)state;
+    so_verdict v;
+    double scratch[2 * V];
+    float p[V] = {0.3f, 0.1f, 0.2f, 0.4f};
+    for (uint64_t seed = 0; seed < 1000; seed++) {
+        so_chance_keyed c;
+        so_chance_keyed_init(&c, seed, 0);
+        so_tree_reset(&tree, 0, 0);
+        for (int k = 0, node = 0; k < 8; k++)
+            node = add_row(node, (int32_t)((seed >> k) % V), SO_Q_ROW, p);
+        so_verify_reject(&tree, same_row, p, &c.base, 1, scratch, &v);
+        assert_int_equal(v.n_accepted, 8);
+        assert_true(v.bonus);
+    }
+}
+
+/* --- the keyed source --- */
+
+static void test_keyed(void **state) {
+    (void)state;
+    so_chance_keyed a, b, other;
+    so_chance_keyed_init(&a, 7, 0);
+    so_chance_keyed_init(&b, 7, 0);
+    so_chance_keyed_init(&other, 7, 1);
+    double w[V] = {0, 2, 0, 6};
+    int threes = 0, accepted = 0, differ = 0;
+    const int n = 100000;
+    for (uint32_t i = 0; i < (uint32_t)n; i++) {
+        int32_t x = a.base.draw(&a.base, i, w, V, 8);
+        assert_true(x == 1 || x == 3);
+        assert_int_equal(b.base.draw(&b.base, i, w, V, 8), x); /* no call order */
+        differ += other.base.draw(&other.base, i, w, V, 8) != x;
+        threes += x == 3;
+        accepted += a.base.accept(&a.base, i, 3, 0.1, 0.4);
+        assert_false(a.base.accept(&a.base, i, 0, 0, 1e-300));
+        assert_true(a.base.accept(&a.base, i, 0, 0.3, 0.3));
+    }
+    assert_true(abs(threes - 75000) < 700); /* five standard deviations are 685 */
+    assert_true(abs(accepted - 25000) < 700);
+    assert_true(differ > 30000);
+}
+
+/* A total above the sum, as rounding may leave it, still draws a token of positive weight. */
+static void test_keyed_short_sum(void **state) {
+    (void)state;
+    so_chance_keyed c;
+    so_chance_keyed_init(&c, 1, 0);
+    double w[V] = {1, 1, 0, 0};
+    for (uint32_t i = 0; i < 1000; i++)
+        assert_true(c.base.draw(&c.base, i, w, V, 3) <= 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_match_chain),
+        cmocka_unit_test(test_match_tree),
+        cmocka_unit_test(test_match_merged),
+        cmocka_unit_test(test_lenient_greedy),
+        cmocka_unit_test(test_lenient_greedy_takes_the_likeliest),
+        cmocka_unit_test(test_lenient_greedy_one),
+        cmocka_unit_test(test_reject_asks),
+        cmocka_unit_test(test_reject_without_replacement),
+        cmocka_unit_test(test_reject_lenience),
+        cmocka_unit_test(test_no_mass_left),
+        cmocka_unit_test(test_odd_p),
+        cmocka_unit_test(test_own_draft),
+        cmocka_unit_test(test_keyed),
+        cmocka_unit_test(test_keyed_short_sum),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
