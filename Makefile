@@ -15,8 +15,8 @@ else
 PKG_CONFIG := pkg-config
 endif
 
-CONFIG := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(DEBUG),-debug)
 comma := ,
+CONFIG := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(DEBUG),-debug)
 O := build/obj/$(CONFIG)
 # The plain build leaves build/sooth; every other configuration keeps its results to itself.
 DEFAULT_CONFIG := $(shell uname -m)-$(notdir $(firstword $(CC)))
