@@ -29,13 +29,13 @@ struct so_checkpoint {
     so_map *skipped; /* name → shard << 32 | skipped */
 };
 
-static int load_json(const char *path, size_t max_bytes, json_t **out, so_err *err) {
+static int load_json(const char *path, size_t max_bytes, size_t flags, json_t **out, so_err *err) {
     so_buf text = {.max = max_bytes};
     int rc = so_file_read(path, max_bytes, &text, err);
     json_error_t je;
     if (rc == SO_OK) {
         *out = json_loadb(text.data ? text.data : "", text.len,
-                          JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
+                          JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | flags, &je);
         if (!*out)
             rc = so_err_set(err, SO_EFORMAT, "%s: line %d: not valid JSON: %s", path, je.line,
                             je.text);
@@ -47,10 +47,10 @@ static int load_json(const char *path, size_t max_bytes, json_t **out, so_err *e
 }
 
 /* One file of a folder; absence is no error. */
-static int load_optional(const char *dir, const char *name, size_t max_bytes, json_t **out,
-                         so_err *err) {
+static int load_optional(const char *dir, const char *name, size_t max_bytes, size_t flags,
+                         json_t **out, so_err *err) {
     char *path = so_path_join(dir, name);
-    int rc = so_file_exists(path) ? load_json(path, max_bytes, out, err) : SO_OK;
+    int rc = so_file_exists(path) ? load_json(path, max_bytes, flags, out, err) : SO_OK;
     free(path);
     return rc;
 }
@@ -60,15 +60,18 @@ static int load_folder_json(so_checkpoint *c, so_err *err) {
         const char *name;
         size_t max_bytes;
         json_t **out;
+        size_t flags;
     } files[] = {
-        {"config.json", 4u << 20, &c->config},
-        {"generation_config.json", 1u << 20, &c->generation_config},
-        {"tokenizer.json", 64u << 20, &c->tokenizer},
-        {"tokenizer_config.json", 16u << 20, &c->tokenizer_config},
+        {"config.json", 4u << 20, &c->config, 0},
+        {"generation_config.json", 1u << 20, &c->generation_config, 0},
+        {"tokenizer.json", 64u << 20, &c->tokenizer, 0},
+        /* "no limit" stands in model_max_length as an integer of 10^30 */
+        {"tokenizer_config.json", 16u << 20, &c->tokenizer_config, JSON_DECODE_INT_AS_REAL},
     };
     int rc = SO_OK;
     for (size_t i = 0; i < SO_LEN(files) && rc == SO_OK; i++)
-        rc = load_optional(c->path, files[i].name, files[i].max_bytes, files[i].out, err);
+        rc = load_optional(c->path, files[i].name, files[i].max_bytes, files[i].flags, files[i].out,
+                           err);
     char *jinja = so_path_join(c->path, "chat_template.jinja");
     if (rc == SO_OK && so_file_exists(jinja))
         rc = so_file_read(jinja, 1u << 20, &c->template_file, err);
@@ -147,7 +150,7 @@ static int check_weight_map(const so_checkpoint *c, const json_t *weight_map,
 static int open_sharded(so_checkpoint *c, const char *index_path, so_err *err) {
     json_t *root = NULL, *weight_map, *file;
     const char *name;
-    int rc = load_json(index_path, 32u << 20, &root, err);
+    int rc = load_json(index_path, 32u << 20, 0, &root, err);
     weight_map = json_object_get(root, "weight_map");
     if (rc == SO_OK && json_object_size(weight_map) == 0)
         rc = so_err_set(err, SO_EFORMAT, "%s: weight_map is missing or empty", index_path);
@@ -245,7 +248,7 @@ static int open_file(so_checkpoint *c, so_checkpoint_need need, so_err *err) {
     bool is_safetensors = m.len > 9 && m.data[8] == '{' && memcmp(m.data, "GGUF", 4) != 0;
     so_file_unmap(&m);
     if (is_json && need == SO_CHECKPOINT_TOKENIZER)
-        return load_json(c->path, 64u << 20, &c->tokenizer, err);
+        return load_json(c->path, 64u << 20, 0, &c->tokenizer, err);
     if (is_json)
         return so_err_set(err, SO_EINVAL,
                           "%s: is a JSON file; give the folder that holds the model", c->path);
