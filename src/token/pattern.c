@@ -1,0 +1,358 @@
+/* Oniguruma's patterns on PCRE2: translation, compiling, bounded matching.
+ *
+ * The reference runs patterns with Oniguruma in its Ruby syntax. PCRE2 reads nearly all of it
+ * alike; translate() rewrites what it reads otherwise:
+ *
+ *   \s \w \h \b   other sets of characters (\s: U+180E; \w: marks; \h: hexadecimal digits)
+ *   [a[bc]]       a nested class is a union; flattened
+ *   (?m:…)        dot matches newline, PCRE2's (?s:…)
+ *   ^ $           always match at line breaks (PCRE2_MULTILINE)
+ *   \uHHHH        a code point
+ *
+ * and refuses by name what has no short equivalent: negated or intersected nested classes, \W and
+ * \H within a class, and {n,m}+ (possessive here, repeated there).
+ *
+ * Bounds: PCRE2's match and heap limits hold for one match; the clock bounds the sum of all.
+ * Matching runs in the JIT where there is one and again without it when the JIT's small stack is
+ * used up. Threads: patterns are immutable; a so_matching belongs to one call. */
+#include "token/pattern.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "token/unicode_delta.h"
+#include "token/utf8.h"
+
+enum {
+    MAX_PATTERN = 64 * 1024,
+    MATCH_LIMIT = 20 * 1000 * 1000,
+    HEAP_LIMIT_KIB = 64 * 1024,
+    CLOCK_EVERY = 16, /* matches between two looks at the clock */
+};
+static const int64_t BUDGET_NS = 10000000000, BUDGET_NS_PER_BYTE = 10000;
+
+#define SPACE "\\p{White_Space}"
+/* The six numbers of Latin-1 are words to Oniguruma, all others of category No are not. */
+#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}"
+#define HEX "0-9a-fA-F"
+
+struct so_pattern {
+    pcre2_code *code;
+    pcre2_match_context *limits;
+    char *source; /* for messages */
+};
+
+struct so_matching {
+    pcre2_match_data *data;
+    int64_t end_ns;
+    unsigned n_matches;
+    so_buf subject;
+};
+
+/* --- translation -------------------------------------------------------------------------------
+ */
+
+typedef struct translation {
+    so_str in;
+    size_t i;
+    int depth; /* of classes: 0 outside */
+    so_buf out;
+} translation;
+
+static char peek(const translation *t, size_t k) {
+    return t->i + k < t->in.len ? t->in.ptr[t->i + k] : '\0';
+}
+
+static int refuse(const translation *t, const char *what, so_err *err) {
+    return so_err_set(err, SO_EUNSUPPORTED, "pattern \"%.*s\": %s at byte %zu is not supported",
+                      SO_STR_ARG(t->in), what, t->i);
+}
+
+static void copy(translation *t, size_t n) {
+    so_buf_append(&t->out, t->in.ptr + t->i, n);
+    t->i += n;
+}
+
+static void put_class(translation *t, const char *members, bool negated) {
+    if (t->depth)
+        so_buf_append_c(&t->out, members);
+    else
+        so_buf_printf(&t->out, "[%s%s]", negated ? "^" : "", members);
+    t->i += 2;
+}
+
+static int put_escape(translation *t, so_err *err) {
+    char c = peek(t, 1);
+    switch (c) {
+    case 's':
+        so_buf_append_c(&t->out, SPACE);
+        t->i += 2;
+        return 0;
+    case 'S':
+        so_buf_append_c(&t->out, "\\P{White_Space}");
+        t->i += 2;
+        return 0;
+    case 'w':
+    case 'h':
+        put_class(t, c == 'w' ? WORD : HEX, false);
+        return 0;
+    case 'W':
+    case 'H':
+        if (t->depth)
+            return refuse(t, "a negated set within a class", err);
+        put_class(t, c == 'W' ? WORD : HEX, true);
+        return 0;
+    case 'b':
+    case 'B':
+        if (t->depth)
+            break;
+        so_buf_append_c(
+            &t->out, c == 'b' ? "(?:(?<=[" WORD "])(?![" WORD "])|(?<![" WORD "])(?=[" WORD "]))"
+                              : "(?:(?<=[" WORD "])(?=[" WORD "])|(?<![" WORD "])(?![" WORD "]))");
+        t->i += 2;
+        return 0;
+    case 'u':
+        if (t->in.len - t->i < 6)
+            return refuse(t, "a short \\u", err);
+        so_buf_printf(&t->out, "\\x{%.4s}", t->in.ptr + t->i + 2);
+        t->i += 6;
+        return 0;
+    default:
+        break;
+    }
+    copy(t, SO_MIN((size_t)2, t->in.len - t->i));
+    return 0;
+}
+
+/* One step within a class, or the bracket that opens it. */
+static int put_in_class(translation *t, so_err *err) {
+    char c = peek(t, 0);
+    if (c == '[' && peek(t, 1) == ':') {
+        const char *end = memmem(t->in.ptr + t->i, t->in.len - t->i, ":]", 2);
+        copy(t, end ? (size_t)(end - (t->in.ptr + t->i)) + 2 : 1);
+        return 0;
+    }
+    if (c == '[') {
+        if (peek(t, 1) == '^')
+            return refuse(t, "a negated class within a class", err);
+        t->depth++;
+        t->i++;
+        return 0;
+    }
+    if (c == ']') {
+        if (--t->depth == 0)
+            so_buf_append_char(&t->out, ']');
+        t->i++;
+        return 0;
+    }
+    if (c == '&' && peek(t, 1) == '&')
+        return refuse(t, "an intersection of classes", err);
+    if (c == '-' && (peek(t, 1) == '[' || peek(t, 1) == ']'))
+        so_buf_append_char(&t->out, '\\'); /* flattening must not make a range of it */
+    copy(t, 1);
+    return 0;
+}
+
+static void open_class(translation *t) {
+    t->depth = 1;
+    copy(t, 1);
+    if (peek(t, 0) == '^')
+        copy(t, 1);
+    if (peek(t, 0) == ']') {
+        so_buf_append_char(&t->out, '\\');
+        copy(t, 1);
+    }
+}
+
+static void open_group(translation *t) {
+    copy(t, 2);
+    size_t n = strspn(t->in.ptr + t->i, "imx-"); /* the source is NUL-terminated */
+    char end = peek(t, n);
+    for (size_t k = 0; k < n; k++, t->i++)
+        so_buf_append_char(&t->out,
+                           peek(t, 0) == 'm' && (end == ':' || end == ')') ? 's' : peek(t, 0));
+}
+
+/* An interval such as {1,3} followed by '+'. */
+static bool repeated_interval(const translation *t) {
+    size_t n = 1 + strspn(t->in.ptr + t->i + 1, "0123456789,");
+    return n > 1 && peek(t, n) == '}' && peek(t, n + 1) == '+';
+}
+
+static int translate(translation *t, so_err *err) {
+    while (t->i < t->in.len) {
+        int rc = 0;
+        char c = peek(t, 0);
+        if (c == '\\')
+            rc = put_escape(t, err);
+        else if (t->depth)
+            rc = put_in_class(t, err);
+        else if (c == '[')
+            open_class(t);
+        else if (c == '(' && peek(t, 1) == '?')
+            open_group(t);
+        else if (c == '{' && repeated_interval(t))
+            rc = refuse(t, "a repeated interval", err);
+        else
+            copy(t, 1);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* --- compiling ---------------------------------------------------------------------------------
+ */
+
+static int compile(so_pattern *p, so_str text, so_err *err) {
+    int code;
+    PCRE2_SIZE at;
+    pcre2_compile_context *cc = pcre2_compile_context_create(NULL);
+    SO_ASSERT(cc);
+    pcre2_set_newline(cc, PCRE2_NEWLINE_LF);
+    p->code = pcre2_compile((PCRE2_SPTR)text.ptr, text.len,
+                            PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+                            &code, &at, cc);
+    pcre2_compile_context_free(cc);
+    if (!p->code) {
+        char why[160];
+        pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
+        return so_err_set(err, SO_EFORMAT, "pattern \"%s\" does not compile: %s", p->source, why);
+    }
+    pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); /* no JIT here: the interpreter runs it */
+    p->limits = pcre2_match_context_create(NULL);
+    SO_ASSERT(p->limits);
+    pcre2_set_match_limit(p->limits, MATCH_LIMIT);
+    pcre2_set_heap_limit(p->limits, HEAP_LIMIT_KIB);
+    return 0;
+}
+
+int so_pattern_compile(so_str source, so_pattern **out, so_err *err) {
+    if (source.len > MAX_PATTERN)
+        return so_err_set(err, SO_ELIMIT, "a pattern of %zu bytes (at most %d)", source.len,
+                          MAX_PATTERN);
+    if (memchr(source.ptr, 0, source.len))
+        return so_err_set(err, SO_EFORMAT, "a pattern with a NUL byte");
+    so_pattern *p = SO_NEW(so_pattern);
+    p->source = so_strndup(source.ptr, source.len);
+    translation t = {.in = {p->source, source.len}};
+    int rc = translate(&t, err);
+    if (rc == 0)
+        rc = compile(p, so_buf_str(&t.out), err);
+    so_buf_free(&t.out);
+    if (rc) {
+        so_pattern_free(p);
+        return rc;
+    }
+    *out = p;
+    return 0;
+}
+
+void so_pattern_free(so_pattern *p) {
+    if (!p)
+        return;
+    pcre2_code_free(p->code);
+    pcre2_match_context_free(p->limits);
+    free(p->source);
+    free(p);
+}
+
+/* --- matching ----------------------------------------------------------------------------------
+ */
+
+so_matching *so_matching_create(size_t text_len) {
+    so_matching *m = SO_NEW(so_matching);
+    m->data = pcre2_match_data_create(1, NULL);
+    SO_ASSERT(m->data);
+    m->end_ns = so_clock_ns() + BUDGET_NS + BUDGET_NS_PER_BYTE * (int64_t)text_len;
+    return m;
+}
+
+void so_matching_free(so_matching *m) {
+    if (!m)
+        return;
+    pcre2_match_data_free(m->data);
+    so_buf_free(&m->subject);
+    free(m);
+}
+
+/* 0 where the character needs no stand-in. */
+static uint32_t stand_in(uint32_t cp) {
+    size_t lo = 0, hi = SO_LEN(unicode_delta);
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (cp > unicode_delta[mid][1])
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < SO_LEN(unicode_delta) && cp >= unicode_delta[lo][0] ? unicode_delta[lo][2] : 0;
+}
+
+so_str so_matching_subject(so_matching *m, so_str text) {
+    bool copied = false;
+    for (size_t i = 0, len; i < text.len; i += len) {
+        uint32_t cp = so_utf8_at(text.ptr + i, &len);
+        if (cp < unicode_delta[0][0])
+            continue;
+        uint32_t to = stand_in(cp);
+        if (!to)
+            continue;
+        if (!copied) {
+            so_buf_clear(&m->subject);
+            so_buf_append_str(&m->subject, text);
+            copied = true;
+        }
+        SO_ASSERT_OP(so_utf8_put(to, m->subject.data + i), ==, len);
+    }
+    return copied ? so_buf_str(&m->subject) : text;
+}
+
+static int match(so_find *f, so_err *err) {
+    const so_pattern *p = f->pattern;
+    so_matching *m = f->matching;
+    if (++m->n_matches % CLOCK_EVERY == 0 && so_clock_ns() > m->end_ns)
+        return so_err_set(err, SO_ELIMIT, "pattern \"%s\" takes too long on this text", p->source);
+    int rc = pcre2_match(p->code, (PCRE2_SPTR)f->text.ptr, f->text.len, f->pos, PCRE2_NO_UTF_CHECK,
+                         m->data, p->limits);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
+        rc = pcre2_match(p->code, (PCRE2_SPTR)f->text.ptr, f->text.len, f->pos,
+                         PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, m->data, p->limits);
+    if (rc >= 0)
+        return 1;
+    if (rc == PCRE2_ERROR_NOMATCH)
+        return 0;
+    char why[160];
+    pcre2_get_error_message(rc, (PCRE2_UCHAR *)why, sizeof why);
+    return so_err_set(err, SO_ELIMIT, "pattern \"%s\" gave up at byte %zu of the text: %s",
+                      p->source, f->pos, why);
+}
+
+/* An empty match right behind the last one is passed over by one character, as the reference does.
+ */
+int so_find_next(so_find *f, size_t *start, size_t *end, so_err *err) {
+    while (f->pos <= f->text.len) {
+        int rc = match(f, err);
+        if (rc <= 0)
+            return rc;
+        const PCRE2_SIZE *at = pcre2_get_ovector_pointer(f->matching->data);
+        if (at[0] > at[1] || at[0] < f->pos) /* \K within a lookaround can do this */
+            return so_err_set(err, SO_EUNSUPPORTED, "pattern \"%s\" matches backwards",
+                              f->pattern->source);
+        if (at[0] == at[1] && f->any && f->last_end == at[1]) {
+            size_t len = 1;
+            if (f->pos < f->text.len)
+                so_utf8_at(f->text.ptr + f->pos, &len);
+            f->pos += len;
+            continue;
+        }
+        *start = at[0];
+        *end = f->pos = f->last_end = at[1];
+        f->any = true;
+        return 1;
+    }
+    return 0;
+}

@@ -1,0 +1,101 @@
+/* The tokenizer's inside, shared by its builders (tokenizer_gguf.c, tokenizer_json.c), the encoder
+ * (tokenizer.c) and the decoder (detok.c). Nobody else includes this. */
+#ifndef SO_TOKEN_TOKENIZER_IMPL_H
+#define SO_TOKEN_TOKENIZER_IMPL_H
+
+#include "base/map.h"
+#include "base/mem.h"
+#include "token/added.h"
+#include "token/bpe.h"
+#include "token/pretok.h"
+#include "token/tokenizer.h"
+
+enum { SO_TOKENIZER_MAX_OPS = 32, SO_TOKENIZER_MAX_ADDED_BYTES = 1024 };
+
+/* One step from a token's spelling to its text. */
+typedef enum so_decode_kind {
+    SO_DECODE_REPLACE,       /* op */
+    SO_DECODE_BYTE_FALLBACK, /* <0x0A> is byte 10 */
+    SO_DECODE_BYTE_LEVEL,    /* the bytes that byte-level characters spell */
+    SO_DECODE_STRIP,         /* up to n_start and n_stop times `strip` at the ends */
+} so_decode_kind;
+
+typedef struct so_decode_step {
+    so_decode_kind kind;
+    so_text_op op;
+    char strip[4];
+    size_t strip_len;
+    int n_start, n_stop;
+} so_decode_step;
+
+typedef struct so_decoder {
+    so_decode_step steps[SO_TOKENIZER_MAX_OPS];
+    int n_steps;
+    bool fused;       /* building: later steps see the whole text */
+    bool drops_space; /* one leading space of the whole text is not the user's */
+    bool drops_run;   /* nor are further spaces that the first token starts with (Metaspace) */
+    bool joins;       /* tokens are joined by spaces (a tokenizer.json without a decoder) */
+} so_decoder;
+
+struct so_tokenizer {
+    int32_t n_vocab;
+    so_str *pieces; /* [n_vocab] the vocabulary's spelling; empty: no such token */
+    so_str *texts;  /* [n_vocab] what decoding prints */
+    uint8_t *kinds; /* [n_vocab] SO_TOKEN_… bits */
+    char *piece_bytes, *text_bytes;
+    size_t piece_len, piece_cap;
+    so_map *by_piece;
+
+    so_added_set added;            /* matched in the raw text */
+    so_added_set added_normalized; /* matched in the normalised text */
+    so_buf added_bytes;            /* normalised spellings */
+    so_text_op normalizer[SO_TOKENIZER_MAX_OPS];
+    int n_normalizer;
+    so_pretok pretok;
+    so_bpe *bpe;
+    so_decoder decoder;
+
+    int32_t bos, eos, unk;
+    so_tokens prefix, suffix; /* put around the text with ADD_SPECIAL */
+    so_tokens ends;
+    char *chat_template;
+    size_t chat_template_len;
+    uint64_t hash;
+};
+
+/* --- for the builders --- */
+
+/* Arrays for n tokens whose spellings take n_bytes in all. */
+int so_vocab_init(so_tokenizer *t, size_t n, size_t n_bytes, so_err *err);
+/* Sets a token once; the bytes are copied. */
+void so_vocab_put(so_tokenizer *t, int32_t id, so_str piece, unsigned kind);
+/* Ids of <0x00> … <0xFF>, SO_BPE_NONE where absent; marks them SO_TOKEN_BYTE. */
+void so_vocab_find_bytes(so_tokenizer *t, int32_t byte_ids[256]);
+/* The token of one character, or 0 code points: false. */
+bool so_vocab_single_char(so_str piece, uint32_t *cp);
+
+so_text_op *so_normalizer_add(so_tokenizer *t, so_text_kind kind); /* NULL: too many */
+/* Literal replacement or prefix, with copies of the strings. */
+void so_text_op_set(so_text_op *op, so_str from, so_str to);
+
+/* Merges from scores: every cut of a piece in two, ranked by the piece's score. */
+int so_spm_add_merges(so_tokenizer *t, so_bpe *b, const float *scores, so_err *err);
+
+int so_tokenizer_from_gguf(so_tokenizer *t, const so_gguf *g, so_err *err);
+int so_tokenizer_from_json(so_tokenizer *t, const so_checkpoint *ck, so_err *err);
+
+/* The parts of a tokenizer.json (json_parts.c). NULL or JSON null is fine. */
+int so_json_normalizer(so_tokenizer *t, const json_t *j, const char *path, int depth, so_err *err);
+int so_json_pretok(so_tokenizer *t, const json_t *j, const char *path, int depth, so_err *err);
+int so_json_decoder(so_tokenizer *t, const json_t *j, const char *path, int depth, so_err *err);
+int so_json_post(so_tokenizer *t, const json_t *j, const char *path, int depth, so_err *err);
+
+/* Runs the normalizer chain over text; *out is in one of the buffers or text itself. */
+int so_normalizer_run(const so_tokenizer *t, so_matching *m, so_str text, bool first,
+                      so_buf bufs[2], so_str *out, so_err *err);
+
+/* Fills t->texts from pieces and decoder. */
+int so_decoder_render(so_tokenizer *t, so_err *err);
+void so_decoder_deinit(so_decoder *d);
+
+#endif
