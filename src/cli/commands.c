@@ -12,6 +12,8 @@ static const so_command table[] = {
      0, 1},
     {SO_CMD_QUANTIZE, "quantize", so_cmd_quantize, "IN OUT TYPE",
      "write a model as GGUF with its weights rounded to a type", 3, 3},
+    {SO_CMD_TOKENIZE, "tokenize", so_cmd_tokenize, "-m MODEL TEXT\n-m MODEL -f FILE",
+     "show a text's token ids", 0, 1},
 };
 
 const so_command *so_command_at(int i) {

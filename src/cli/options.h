@@ -34,6 +34,8 @@ typedef enum so_opt {
     SO_OPT_FILE,
     SO_OPT_SYSTEM,
     SO_OPT_RAW,
+    SO_OPT_ADD_SPECIAL,
+    SO_OPT_NO_PARSE_SPECIAL,
     SO_OPT_PROMPTS,
     SO_OPT_PARALLEL,
     SO_OPT_PREDICT,

@@ -1,0 +1,99 @@
+/* `sooth tokenize`: a text's token ids, as the model's own tokenizer gives them.
+ *
+ * By default only the text is encoded (no BOS or EOS around it), and control tokens written out in
+ * the text are recognised: what `tokenizers` calls add_special_tokens=False. The text is taken byte
+ * for byte; a final newline of a file is part of it. Works with a vocabulary-only GGUF file and
+ * with a folder that holds nothing but tokenizer.json. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "cli/models.h"
+#include "cli/options.h"
+#include "token/tokenizer.h"
+
+static const size_t MAX_TEXT = (size_t)1 << 30;
+
+static int load(const char *model, so_tokenizer **out, so_err *err) {
+    char *path;
+    so_checkpoint *ck;
+    int rc = so_model_resolve(model, &path, err);
+    if (rc)
+        return rc;
+    rc = so_checkpoint_open(path, SO_CHECKPOINT_TOKENIZER, &ck, err);
+    free(path);
+    if (rc)
+        return rc;
+    rc = so_tokenizer_load(ck, out, err);
+    so_checkpoint_close(ck);
+    return rc;
+}
+
+static void print_json(const so_tokens *tokens) {
+    fputs("{\"tokens\":[", stdout);
+    for (size_t i = 0; i < tokens->len; i++)
+        printf("%s%d", i ? "," : "", tokens->ids[i]);
+    puts("]}");
+}
+
+/* The vocabulary's spelling, with what would disturb a terminal written as \xHH. */
+static void print_piece(so_str piece) {
+    for (size_t i = 0; i < piece.len; i++) {
+        unsigned char c = (unsigned char)piece.ptr[i];
+        if (c < 0x20 || c == 0x7F || c == '\\')
+            printf("\\x%02X", c);
+        else
+            putchar(c);
+    }
+}
+
+static void print_human(const so_tokenizer *t, const so_tokens *tokens) {
+    for (size_t i = 0; i < tokens->len; i++) {
+        printf("%8d  ", tokens->ids[i]);
+        print_piece(so_tokenizer_piece(t, tokens->ids[i]));
+        putchar('\n');
+    }
+}
+
+static int tokenize(const so_args *a, so_str text) {
+    so_err err;
+    so_tokenizer *t;
+    so_tokens tokens = {0};
+    unsigned flags = (so_args_has(a, SO_OPT_ADD_SPECIAL) ? SO_ENCODE_ADD_SPECIAL : 0) |
+                     (so_args_has(a, SO_OPT_NO_PARSE_SPECIAL) ? 0 : SO_ENCODE_PARSE_SPECIAL);
+    if (load(so_args_str(a, SO_OPT_MODEL, NULL), &t, &err) != SO_OK)
+        return so_args_fail(a, &err);
+    int status = 0;
+    if (so_tokenizer_encode(t, text, flags, &tokens, &err) != SO_OK)
+        status = so_args_fail(a, &err);
+    else if (so_args_has(a, SO_OPT_JSON))
+        print_json(&tokens);
+    else
+        print_human(t, &tokens);
+    so_tokens_free(&tokens);
+    so_tokenizer_free(t);
+    return status;
+}
+
+int so_cmd_tokenize(int argc, char **argv) {
+    so_args a;
+    if (!so_args_parse(&a, SO_CMD_TOKENIZE, argc, argv))
+        return a.status;
+    const char *file = so_args_str(&a, SO_OPT_FILE, NULL);
+    so_buf text = {.max = MAX_TEXT};
+    so_err err;
+    int status;
+    if (!so_args_has(&a, SO_OPT_MODEL))
+        status = so_args_bad(&a, "-m is missing: a GGUF file, a folder with tokenizer.json, or the "
+                                 "name of a pulled model");
+    else if (!file == !a.n_pos)
+        status = so_args_bad(&a, "give either TEXT or -f FILE");
+    else if (file && so_file_read(file, MAX_TEXT, &text, &err) != SO_OK)
+        status = so_args_fail(&a, &err);
+    else
+        status = tokenize(&a, file ? so_buf_str(&text) : so_str_c(a.pos[0]));
+    so_buf_free(&text);
+    so_args_free(&a);
+    return status;
+}
