@@ -14,6 +14,8 @@ static const so_command table[] = {
      "write a model as GGUF with its weights rounded to a type", 3, 3},
     {SO_CMD_TOKENIZE, "tokenize", so_cmd_tokenize, "-m MODEL TEXT\n-m MODEL -f FILE",
      "show a text's token ids", 0, 1},
+    {SO_CMD_THEORY, "theory", so_cmd_theory, "--alpha A [--gamma G] [--c C]\n[--json] [--svg FILE]",
+     "what speculation can gain; without --alpha, the paper's tables and figures", 0, 0},
 };
 
 const so_command *so_command_at(int i) {
