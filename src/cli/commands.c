@@ -8,8 +8,9 @@
 static const so_command table[] = {
     {SO_CMD_PULL, "pull", so_cmd_pull, "[NAME]", "fetch a model by name; without a name, list them",
      0, 1},
-    {SO_CMD_INSPECT, "inspect", so_cmd_inspect, "FILE|FOLDER|NAME", "show what a model file holds",
-     0, 1},
+    {SO_CMD_INSPECT, "inspect", so_cmd_inspect,
+     "FILE|FOLDER|NAME\n-m MODEL [-md DRAFT] --ctx C --parallel N",
+     "show what a model file holds, or the memory it takes", 0, 1},
     {SO_CMD_QUANTIZE, "quantize", so_cmd_quantize, "IN OUT TYPE",
      "write a model as GGUF with its weights rounded to a type", 3, 3},
     {SO_CMD_TOKENIZE, "tokenize", so_cmd_tokenize, "-m MODEL TEXT\n-m MODEL -f FILE",
