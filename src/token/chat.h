@@ -13,10 +13,11 @@ int so_chat_create(const so_tokenizer *t, so_chat **out, so_err *err);
 void so_chat_free(so_chat *c);
 
 /* messages: array of {"role","content",…}. extra: object with further variables (tools, documents,
- * enable_thinking, …) or NULL. Appends the prompt text; encode it with SO_ENCODE_PARSE_SPECIAL and
- * without ADD_SPECIAL if it starts with BOS (so_chat_encode does this). */
+ * enable_thinking, …) or NULL. Appends the prompt text. */
 int so_chat_render(const so_chat *c, const json_t *messages, const json_t *extra,
                    bool add_generation_prompt, so_buf *out, so_err *err);
+/* Renders with the generation prompt and appends the ids: special tokens in the text become their
+ * ids, and BOS is put in front if the model wants one and the template wrote none. */
 int so_chat_encode(const so_chat *c, const json_t *messages, const json_t *extra, so_tokens *out,
                    so_err *err);
 
