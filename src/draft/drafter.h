@@ -14,9 +14,19 @@
 
 typedef struct so_drafter so_drafter;
 
+/* A request as it begins. Everything is borrowed for the call: a drafter copies what it keeps. */
+typedef struct so_draft_text {
+    const int32_t *prompt;
+    int n_prompt;
+    const int32_t *expected; /* text the user predicts, or NULL */
+    int n_expected;
+    int max_tokens; /* prompt and output together stay within this: memory can be taken at once */
+} so_draft_text;
+
 /* One request as a drafter sees it. */
 typedef struct so_draft_job {
     void *state;           /* what open gave */
+    void *request;         /* the engine's own, handed through */
     const int32_t *tokens; /* the whole text; the last one is the tree's root */
     int n_tokens, n_prompt;
     so_tree *tree; /* reset to its root; the drafter adds */
@@ -31,12 +41,11 @@ typedef struct so_draft_job {
 typedef struct so_drafter_vt {
     const char *name;
     void (*free)(so_drafter *d);
-    /* Required. State for a request with this prompt; `expected` is text the user predicts (or
-     * NULL). */
-    int (*open)(so_drafter *d, const int32_t *prompt, int n_prompt, const int32_t *expected,
-                int n_expected, void **state, so_err *err);
+    /* Required. State for a request. */
+    int (*open)(so_drafter *d, const so_draft_text *text, void **state, so_err *err);
     void (*close)(so_drafter *d, void *state);
-    /* Required. Adds to each job's tree what it can; adding nothing is fine. */
+    /* Required. Adds to each job's tree what it can, below what others have put there; adding
+     * nothing is fine. Tokens that observe has not told are caught up on from the job's text. */
     int (*propose)(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err);
     /* Optional. Tokens that were accepted, in order, after each round (from any drafter). */
     void (*observe)(so_drafter *d, void *state, const int32_t *tokens, int n);
@@ -50,5 +59,16 @@ struct so_drafter {
 };
 
 void so_drafter_free(so_drafter *d); /* NULL is fine */
+double so_drafter_cost_ms(const so_drafter *d);
+void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n);
+
+/* so_tree_add within the job's budget of nodes and depth and within the vocabulary. The child, or
+ * −1 where the chain ends. */
+int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind kind, int row,
+                 int drafter, float accept);
+/* A guess that no model made, labelled so that every verifier stays exact: drawn from `row` where
+ * the tree has rows, else a point (a single proposal checked as a point is exact however it was
+ * come by; it is only accepted less often). */
+static inline so_q_kind so_draft_kind(int row) { return row < 0 ? SO_Q_POINT : SO_Q_ROW; }
 
 #endif

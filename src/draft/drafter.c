@@ -1,0 +1,30 @@
+/* What all drafters share: calling optional entries, and the budget.
+ *
+ * Budget and vocabulary are checked in one place, so that a drafter fed with foreign ids (a file, a
+ * user's function) ends its chain instead of reaching so_tree_add's assertion. Stateless. */
+#include "draft/drafter.h"
+
+void so_drafter_free(so_drafter *d) {
+    if (d)
+        d->vt->free(d);
+}
+
+double so_drafter_cost_ms(const so_drafter *d) { return d->vt->cost_ms ? d->vt->cost_ms(d) : 0; }
+
+void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n) {
+    if (d->vt->observe && n > 0)
+        d->vt->observe(d, state, tokens, n);
+}
+
+int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind kind, int row,
+                 int drafter, float accept) {
+    so_tree *t = job->tree;
+    if (token < 0 || token >= t->n_vocab || t->nodes[parent].depth >= job->max_depth)
+        return -1;
+    /* A point may still join a node that is there. A drawn token may not: it would be tested
+     * because of its value, which biases the output (rule of sight). */
+    bool full = t->n_nodes - 1 >= job->max_nodes || t->n_nodes >= SO_TREE_MAX;
+    if (full && (kind != SO_Q_POINT || so_tree_child(t, parent, token) < 0))
+        return -1;
+    return so_tree_add(t, parent, token, kind, row, drafter, accept);
+}
