@@ -66,6 +66,9 @@ void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n
  * −1 where the chain ends. */
 int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind kind, int row,
                  int drafter, float accept);
+/* The uniform that decides draw number `draw` (0 to 4095) of the guess at `depth`. Keyed by the
+ * drafter too, so that what two drafters draw at one place is independent. */
+double so_draft_uniform(const so_drafter *d, const so_draft_job *job, int depth, int draw);
 /* A guess that no model made, labelled so that every verifier stays exact: drawn from `row` where
  * the tree has rows, else a point (a single proposal checked as a point is exact however it was
  * come by; it is only accepted less often). */

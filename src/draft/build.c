@@ -1,0 +1,180 @@
+/* From a parsed spec to drafters: numbering, ownership, and what is made where.
+ *
+ * Drafters of this folder are made here; those that need a model, trained heads or a registry come
+ * from the engine's hook, which this file hands the parsed node and the finished inner drafter. On
+ * failure everything made so far is freed and the message names the drafter and its column. */
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "draft/spec.h"
+
+enum { DEFAULT_CORPUS_MB = 64 };
+
+typedef struct build {
+    const so_spec *spec;
+    const so_draft_config *cfg;
+    so_draft_set *set;
+    so_err *err;
+} build;
+
+static int make_node(build *b, int node, so_drafter **out);
+
+static double option(const so_spec_node *n, so_spec_option o, double unset) {
+    return so_spec_has(n, o) ? n->opt[o] : unset;
+}
+
+static int make_table(build *b, const so_spec_node *n, so_drafter **out) {
+    so_str file = so_spec_file(b->spec, n);
+    char *path = so_strndup(file.ptr, file.len);
+    so_table *t = NULL;
+    int rc = so_table_load(path, b->cfg->n_vocab, b->cfg->tokenizer_hash, &t, b->err);
+    int want = n->name == SO_SPEC_UNIGRAM ? 1 : 2;
+    if (rc == 0 && t->order != want) {
+        rc = so_err_set(b->err, SO_EMISMATCH, "%s: is a %s table", path,
+                        want == 1 ? "bigram" : "unigram");
+        so_table_free(t);
+    }
+    free(path);
+    if (rc == 0)
+        *out = so_table_drafter_create(t, option(n, SO_SPEC_OPT_DRAW, 0) != 0);
+    return rc;
+}
+
+static int make_corpus(build *b, const so_spec_node *n, so_drafter **out) {
+    so_corpus **store = b->cfg->corpus;
+    if (!store)
+        return so_err_set(b->err, SO_EUNSUPPORTED, "no store for finished requests here");
+    size_t bytes = (size_t)option(n, SO_SPEC_OPT_MB, DEFAULT_CORPUS_MB) << 20;
+    int rc = *store ? 0 : so_corpus_create(bytes, store, b->err);
+    if (rc == 0)
+        *out = so_corpus_drafter_create(*store, (int)option(n, SO_SPEC_OPT_MIN, 0));
+    return rc;
+}
+
+static so_drafter *make_ngram(const so_spec_node *n) {
+    return so_ngram_create(&(so_ngram_params){
+        .max_order = (int)option(n, SO_SPEC_OPT_ORDER, 0),
+        .window = (int)option(n, SO_SPEC_OPT_WINDOW, 0),
+        .draw = option(n, SO_SPEC_OPT_DRAW, 0) != 0,
+    });
+}
+
+static const char *needs(so_spec_name name) {
+    switch (name) {
+    case SO_SPEC_MODEL:
+        return "a draft model: give --draft-model FILE or model(FILE)";
+    case SO_SPEC_MEDUSA:
+    case SO_SPEC_BLOCKWISE:
+        return "trained heads for the target: name their file in parentheses";
+    case SO_SPEC_LOOKAHEAD:
+        return "trained look-ahead tokens for the target: name their file in parentheses";
+    case SO_SPEC_UNIGRAM:
+    case SO_SPEC_BIGRAM:
+        return "a counted table: name its file in parentheses";
+    default:
+        return "an engine that can run it";
+    }
+}
+
+static int make_hooked(build *b, const so_spec_node *n, so_drafter **out) {
+    so_drafter *inner = NULL;
+    int rc = n->first >= 0 ? make_node(b, n->first, &inner) : 0;
+    if (rc != 0)
+        return rc;
+    rc = b->cfg->make ? b->cfg->make(b->cfg->user, b->spec, n, inner, out, b->err)
+                      : so_err_set(b->err, SO_EUNSUPPORTED, "needs %s", needs(n->name));
+    if (rc != 0)
+        so_drafter_free(inner);
+    return rc;
+}
+
+/* The leaf's number is taken when it is done, so that an inner drafter stands before its outer. */
+static int number(build *b, so_drafter *d) {
+    d->index = b->set->n_leaves;
+    b->set->leaves[b->set->n_leaves++] = d;
+    return 0;
+}
+
+/* Nothing is registered for the target: what works everywhere. */
+static int make_default(build *b, so_drafter **out) {
+    so_drafter *members[2] = {so_lookup_create(NULL), so_ngram_create(NULL)};
+    number(b, members[0]);
+    number(b, members[1]);
+    *out = so_group_create(members, 2, true);
+    return 0;
+}
+
+static int make_leaf(build *b, const so_spec_node *n, so_drafter **out) {
+    switch (n->name) {
+    case SO_SPEC_NONE:
+        *out = so_none_create();
+        return 0;
+    case SO_SPEC_NGRAM:
+        *out = make_ngram(n);
+        return 0;
+    case SO_SPEC_LOOKUP:
+        *out = so_lookup_create(&(so_lookup_params){.min_len = (int)option(n, SO_SPEC_OPT_MIN, 0)});
+        return 0;
+    case SO_SPEC_CORPUS:
+        return make_corpus(b, n, out);
+    case SO_SPEC_PREDICT:
+        *out = so_predict_create();
+        return 0;
+    case SO_SPEC_RANDOM:
+        *out = so_random_create();
+        return 0;
+    case SO_SPEC_ORACLE:
+        *out = so_oracle_create(n->opt[SO_SPEC_OPT_NUMBER]);
+        return 0;
+    case SO_SPEC_UNIGRAM:
+    case SO_SPEC_BIGRAM:
+        return n->file_len > 0 ? make_table(b, n, out) : make_hooked(b, n, out);
+    default:
+        return make_hooked(b, n, out);
+    }
+}
+
+static int make_group(build *b, const so_spec_node *n, so_drafter **out) {
+    so_drafter *members[SO_SPEC_MAX_NODES];
+    int count = 0, rc = 0;
+    for (int i = n->first; i >= 0 && rc == 0; i = b->spec->nodes[i].next) {
+        if (count == SO_GROUP_MAX)
+            rc = so_err_set(b->err, SO_ELIMIT, "more than %d drafters side by side", SO_GROUP_MAX);
+        else if ((rc = make_node(b, i, &members[count])) == 0)
+            count++;
+    }
+    if (rc != 0) {
+        while (--count >= 0)
+            so_drafter_free(members[count]);
+        return rc;
+    }
+    *out = so_group_create(members, count, n->name == SO_SPEC_FIRST);
+    return 0;
+}
+
+static int make_node(build *b, int node, so_drafter **out) {
+    const so_spec_node *n = &b->spec->nodes[node];
+    if (n->name >= SO_SPEC_N_NAMES)
+        return make_group(b, n, out);
+    int rc = n->name == SO_SPEC_AUTO && !b->cfg->make ? SO_ENOTFOUND : make_leaf(b, n, out);
+    if (n->name == SO_SPEC_AUTO && rc == SO_ENOTFOUND)
+        return make_default(b, out);
+    if (rc == 0)
+        return number(b, *out);
+    so_err_prefix(b->err, "--spec, column %d: %s", n->column, so_spec_name_text(n->name));
+    return rc;
+}
+
+int so_spec_build(const so_spec *s, const so_draft_config *cfg, so_draft_set *out, so_err *err) {
+    so_draft_set set = {0};
+    build b = {s, cfg, &set, err};
+    int rc = make_node(&b, s->root, &set.root);
+    if (rc == 0)
+        *out = set;
+    return rc;
+}
+
+void so_draft_set_deinit(so_draft_set *set) {
+    so_drafter_free(set->root);
+    *set = (so_draft_set){0};
+}

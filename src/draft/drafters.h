@@ -1,0 +1,65 @@
+/* The drafters that need no model, each in its own file. Creation never fails where it returns the
+ * drafter; the caller sets `index` (its number in proposals, 0 to 255) and frees it. */
+#ifndef SO_DRAFT_DRAFTERS_H
+#define SO_DRAFT_DRAFTERS_H
+
+#include "draft/drafter.h"
+#include "draft/table.h"
+
+/* Proposes nothing: plain decoding. */
+so_drafter *so_none_create(void);
+
+/* N-gram counts of the request's own last tokens, orders max_order down to 2. Zero members mean
+ * the default. */
+typedef struct so_ngram_params {
+    int max_order; /* 2 to 4; 4 */
+    int window;    /* tokens that are counted; 8192 */
+    bool draw;     /* draw from the counts (with q) instead of taking the most frequent token */
+} so_ngram_params;
+so_drafter *so_ngram_create(const so_ngram_params *p);
+
+/* Continues the longest suffix of the text that occurred before. */
+typedef struct so_lookup_params {
+    int min_len;    /* shortest match to follow; 2 */
+    int max_tokens; /* of text kept in the index of one request; 262144 */
+} so_lookup_params;
+so_drafter *so_lookup_create(const so_lookup_params *p);
+
+/* The same over the texts of finished requests, kept in a store that several drafters may share.
+ * The store must outlive them; one thread uses it. */
+typedef struct so_corpus so_corpus;
+int so_corpus_create(size_t max_bytes, so_corpus **out, so_err *err);
+void so_corpus_free(so_corpus *c);
+void so_corpus_add(so_corpus *c, const int32_t *tokens, int n);
+size_t so_corpus_tokens(const so_corpus *c);                     /* held now */
+size_t so_corpus_bytes(const so_corpus *c);                      /* taken, at most max_bytes */
+so_drafter *so_corpus_drafter_create(so_corpus *c, int min_len); /* min_len 0: 3 */
+
+/* Unigram or bigram counts from a file; owns the table. */
+so_drafter *so_table_drafter_create(so_table *t, bool draw);
+
+/* Follows the text the user expects (so_draft_text.expected). */
+so_drafter *so_predict_create(void);
+
+/* Uniform over the vocabulary: the baseline and the worst case. */
+so_drafter *so_random_create(void);
+
+/* Right with probability alpha, for measuring: `expected` is the target's plain output. */
+so_drafter *so_oracle_create(double alpha);
+
+/* A user's function: writes at most `max` ids that may follow `tokens` to `out` and returns how
+ * many; negative means failure. Every id is checked as a point, so that any function is exact. */
+typedef int so_draft_fn(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
+                        int max);
+so_drafter *so_callback_create(const char *name, so_draft_fn *fn, void *user);
+
+/* Several drafters as one; owns them. `first`: for each request the first that proposes (see
+ * so_group_set_judge). Otherwise all of them, merged into one tree. */
+enum { SO_GROUP_MAX = 16 };
+so_drafter *so_group_create(so_drafter *const *members, int n, bool first);
+/* Asked about point proposals in a `first` group: false drops them and asks the next drafter. Not
+ * asked about drawn tokens, which may not be dropped for what they are (rule of sight). */
+typedef bool so_draft_judge(void *user, const so_draft_job *job, const so_drafter *by);
+void so_group_set_judge(so_drafter *group, so_draft_judge *judge, void *user);
+
+#endif

@@ -1,0 +1,150 @@
+/* The arithmetic of estimate.h.
+ *
+ * The request's own record a/n is compared with what the shared cells promised for the very same
+ * tests, m = expected/n. The ratio of their odds, r = (a/(1−a)) / (m/(1−m)) with a drawn towards m
+ * by PRIOR tests, multiplies the odds of a new guess. So levels of confidence keep their order, one
+ * bad stretch lowers them all, and a request without tests (r = 1) is the shared estimate.
+ *
+ * Forgetting alone cannot be both calm and quick: over thirty tests it needs twenty to notice a
+ * drafter that has turned. So the last eight outcomes are kept as bits, and when their number of
+ * successes is less likely than ALARM under the current estimate, on its side, the record starts
+ * again from those eight. At a constant rate that happens once in some thousand tests and then
+ * costs little. */
+#include "draft/estimate.h"
+
+#include <math.h>
+
+#include "base/mem.h"
+
+static const double SHARED_KEEP = 0.998, OWN_KEEP = 0.97; /* per test: 500 and 33 tests */
+static const double SHARED_PRIOR = 8, OWN_PRIOR = 2;      /* tests that a prior is worth */
+static const double ALARM = 0.002;
+static const double MIN_CHANCE = 0.001, MAX_CHANCE = 0.998;
+enum { RECENT = 8 };
+
+static double clamp(double x, double lo, double hi) { return x >= lo ? SO_MIN(x, hi) : lo; }
+
+static int drafter_index(int drafter) {
+    return SO_MAX(0, SO_MIN(drafter, SO_ESTIMATE_DRAFTERS - 1));
+}
+static int depth_index(int depth) { return SO_MAX(0, SO_MIN(depth - 1, SO_ESTIMATE_DEPTHS - 1)); }
+static int level_index(double confidence) {
+    if (!(confidence >= 0))
+        return SO_ESTIMATE_LEVELS;
+    return (int)(clamp(confidence, 0, 0.9999) * SO_ESTIMATE_LEVELS);
+}
+
+void so_estimate_init(so_estimate *e, so_estimate_shared *shared) {
+    *e = (so_estimate){.shared = shared};
+}
+
+static double shared_chance(const so_estimate *e, int drafter, int depth, double confidence,
+                            double guess) {
+    const so_estimate_cell *c = &e->shared->cells[drafter][depth][level_index(confidence)];
+    double prior = confidence >= 0 ? confidence : guess;
+    return clamp((c->accepted + SHARED_PRIOR * clamp(prior, 0, 1)) / (c->tested + SHARED_PRIOR),
+                 MIN_CHANCE, MAX_CHANCE);
+}
+
+static double odds(double p) { return p / (1 - p); }
+
+/* The odds ratio r of the request against the shared cells. */
+static double own_ratio(const so_estimate_own *o) {
+    if (!(o->tested > 0))
+        return 1;
+    double promised = clamp(o->expected / o->tested, MIN_CHANCE, MAX_CHANCE);
+    double own = (o->accepted + OWN_PRIOR * promised) / (o->tested + OWN_PRIOR);
+    return odds(clamp(own, MIN_CHANCE, MAX_CHANCE)) / odds(promised);
+}
+
+double so_estimate_get(const so_estimate *e, int drafter, int depth, double confidence,
+                       double guess) {
+    int d = drafter_index(drafter), k = depth_index(depth);
+    double x = odds(shared_chance(e, d, k, confidence, guess)) * own_ratio(&e->own[d][k]);
+    return clamp(x / (1 + x), MIN_CHANCE, MAX_CHANCE);
+}
+
+/* Chance of `hits` successes in n ≤ 8 tests or a count still further from the mean. */
+static double tail(int hits, int n, double p) {
+    double term = pow(1 - p, n), sum = 0;
+    bool low = hits < p * n;
+    for (int k = 0; k <= n; k++) {
+        if (low ? k <= hits : k >= hits)
+            sum += term;
+        term *= (double)(n - k) / (k + 1) * odds(p);
+    }
+    return sum;
+}
+
+/* Starts the record again from the last outcomes when they contradict it. */
+static void notice_change(so_estimate_own *o) {
+    double p = clamp((o->accepted + 0.5) / (o->tested + 1), 0.01, 0.99);
+    int hits = __builtin_popcount(o->last);
+    if (o->n_last < RECENT || o->tested <= RECENT || tail(hits, RECENT, p) >= ALARM)
+        return;
+    o->expected *= RECENT / o->tested;
+    o->accepted = (float)hits;
+    o->tested = RECENT;
+}
+
+void so_estimate_add(so_estimate *e, int drafter, int depth, double confidence, bool accepted) {
+    int d = drafter_index(drafter), k = depth_index(depth);
+    int levels[2] = {level_index(confidence), SO_ESTIMATE_LEVELS};
+    so_estimate_own *o = &e->own[d][k];
+    double promised = shared_chance(e, d, k, confidence, 0.5);
+    o->accepted = (float)(o->accepted * OWN_KEEP + accepted);
+    o->tested = (float)(o->tested * OWN_KEEP + 1);
+    o->expected = (float)(o->expected * OWN_KEEP + promised);
+    o->last = (uint8_t)(o->last << 1 | accepted);
+    o->n_last = (uint8_t)SO_MIN(o->n_last + 1, RECENT);
+    notice_change(o);
+    for (int i = 0; i < 2 && (i == 0 || levels[1] != levels[0]); i++) {
+        so_estimate_cell *c = &e->shared->cells[d][k][levels[i]];
+        c->accepted = (float)(c->accepted * SHARED_KEEP + accepted);
+        c->tested = (float)(c->tested * SHARED_KEEP + 1);
+    }
+}
+
+double so_estimate_sure(const so_estimate *e, int drafter) {
+    int d = drafter_index(drafter);
+    double n = e->shared->cells[d][0][SO_ESTIMATE_LEVELS].tested;
+    n = SO_MAX(n, e->own[d][0].tested);
+    return n / (n + 2);
+}
+
+void so_estimate_tree(const so_estimate *e, const so_tree *t, float accept[SO_TREE_MAX]) {
+    for (int i = 0; i < t->n_nodes; i++)
+        accept[i] = i == 0 ? 1.0f : 0.0f;
+    for (int i = 0; i < t->n_nodes; i++) {
+        double left = 1; /* chance that the test is reached */
+        for (int p = t->nodes[i].first; p >= 0; p = t->proposals[p].next) {
+            const so_proposal *q = &t->proposals[p];
+            const so_node *child = &t->nodes[q->child];
+            bool point = q->kind == SO_Q_POINT;
+            double chance = so_estimate_get(e, q->drafter, child->depth,
+                                            point ? (double)child->accept : -1, child->accept);
+            float *a = &accept[q->child];
+            if (point && *a > 0) { /* rejected once, a point is rejected again: the better counts */
+                *a = (float)SO_MAX((double)*a, left * chance);
+                continue;
+            }
+            *a += (float)(left * chance);
+            left *= 1 - chance;
+        }
+    }
+}
+
+void so_estimate_verdict(so_estimate *e, const so_tree *t, const so_verdict *v) {
+    bool on_path[SO_TREE_MAX] = {false};
+    bool taken[SO_TREE_MAX] = {false}; /* nodes whose accepted child has been counted */
+    for (int i = 0; i < v->n_accepted; i++)
+        on_path[v->path[i]] = true;
+    for (int i = v->n_tested - 1; i >= 0; i--) { /* the last test of a node is the accepted one */
+        const so_proposal *q = &t->proposals[v->tested[i]];
+        const so_node *child = &t->nodes[q->child];
+        bool accepted = on_path[q->child] && !taken[child->parent];
+        taken[child->parent] = true;
+        if (q->kind != SO_Q_POINT)
+            so_estimate_add(e, q->drafter, child->depth, child->accept, accepted);
+    }
+}

@@ -1,0 +1,65 @@
+/* Online estimates of acceptance: how likely is this guess, from this drafter, at this depth, to be
+ * accepted, given that it is tested?
+ *
+ * Three sources, each the prior of the next:
+ *   1. the drafter's own confidence (so_node.accept);
+ *   2. what that confidence was worth in all requests: counts per drafter, depth and level of
+ *      confidence, forgotten over some five hundred tests;
+ *   3. how this request compares: per drafter and depth, forgotten over some thirty tests, and
+ *      at once when the last eight tests contradict it. It shifts the odds of (2).
+ * A guess that was not tested says nothing and is not counted. Pure arithmetic; plain structs; one
+ * thread. */
+#ifndef SO_DRAFT_ESTIMATE_H
+#define SO_DRAFT_ESTIMATE_H
+
+#include "token/tree.h"
+#include "verify/verify.h"
+
+enum {
+    SO_ESTIMATE_DRAFTERS = 32, /* numbers of drafters; higher ones share the last */
+    SO_ESTIMATE_DEPTHS = 16,   /* deeper guesses count as this deep */
+    SO_ESTIMATE_LEVELS = 8,    /* of confidence; one more holds all of them together */
+};
+
+typedef struct so_estimate_cell {
+    float accepted, tested;
+} so_estimate_cell;
+
+/* Across requests. Zero-initialise. */
+typedef struct so_estimate_shared {
+    so_estimate_cell cells[SO_ESTIMATE_DRAFTERS][SO_ESTIMATE_DEPTHS][SO_ESTIMATE_LEVELS + 1];
+} so_estimate_shared;
+
+/* One request. */
+typedef struct so_estimate_own {
+    float accepted, tested;
+    float expected; /* Σ of what (2) said about the tested guesses */
+    uint8_t last;   /* the last eight outcomes, newest in bit 0 */
+    uint8_t n_last;
+} so_estimate_own;
+typedef struct so_estimate {
+    so_estimate_shared *shared;
+    so_estimate_own own[SO_ESTIMATE_DRAFTERS][SO_ESTIMATE_DEPTHS];
+} so_estimate;
+
+void so_estimate_init(so_estimate *e, so_estimate_shared *shared);
+
+/* The chance that a tested guess is accepted; confidence < 0: not known yet (before drafting),
+ * then `guess` is what to think of a drafter never seen. depth from 1. */
+double so_estimate_get(const so_estimate *e, int drafter, int depth, double confidence,
+                       double guess);
+/* A test and its outcome. */
+void so_estimate_add(so_estimate *e, int drafter, int depth, double confidence, bool accepted);
+/* In [0,1): how much evidence stands behind the estimates of a drafter at depth 1. */
+double so_estimate_sure(const so_estimate *e, int drafter);
+
+/* For each node of a tree the chance that it is accepted given that its parent was: of a point with
+ * its own confidence, of a drawn token by drafter and depth alone (rule of sight: the plan may not
+ * look at what was drawn). A later sibling is tested only if the earlier ones were rejected. */
+void so_estimate_tree(const so_estimate *e, const so_tree *t, float accept[SO_TREE_MAX]);
+
+/* Counts the tests of drawn proposals. Points are not counted here but by shadow.h, which knows
+ * their outcome whether they were tested or not. */
+void so_estimate_verdict(so_estimate *e, const so_tree *t, const so_verdict *v);
+
+#endif

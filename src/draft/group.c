@@ -1,0 +1,181 @@
+/* Several drafters as one: in order (the first that proposes) or merged into one tree.
+ *
+ *   a,b   each request is offered to a; those it had nothing for go to b, as one batch
+ *   a+b   every drafter adds to the same tree; guesses that agree share a node and leave a proposal
+ *         each, which the verifier needs (so_tree_add). Each gets an equal share of the node budget
+ *         and what the ones before left over.
+ *
+ * A judge may send point guesses on to the next drafter in `a,b`; drawn ones stay, whatever they
+ * look like. All members follow all accepted tokens, so that any of them can take over. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "draft/drafters.h"
+
+typedef struct ask {
+    int job;    /* of the caller */
+    int before; /* proposals its tree came with */
+} ask;
+
+typedef struct group {
+    so_drafter base;
+    so_drafter *members[SO_GROUP_MAX];
+    int n;
+    bool first;
+    so_draft_judge *judge;
+    void *judge_user;
+    so_draft_job *jobs; /* [jobs_cap], for one member's call */
+    ask *ask;           /* [jobs_cap], for whom no member has proposed yet */
+    int jobs_cap;
+} group;
+
+typedef struct group_state {
+    void *states[SO_GROUP_MAX];
+} group_state;
+
+static void group_close(so_drafter *d, void *state) {
+    group *g = (group *)d;
+    group_state *s = state;
+    for (int i = 0; i < g->n; i++)
+        g->members[i]->vt->close(g->members[i], s->states[i]);
+    free(s);
+}
+
+static int group_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
+    group *g = (group *)d;
+    group_state *s = SO_NEW(group_state);
+    for (int i = 0; i < g->n; i++) {
+        int rc = g->members[i]->vt->open(g->members[i], text, &s->states[i], err);
+        if (rc != 0) {
+            while (--i >= 0)
+                g->members[i]->vt->close(g->members[i], s->states[i]);
+            free(s);
+            return rc;
+        }
+    }
+    *state = s;
+    return 0;
+}
+
+static void group_observe(so_drafter *d, void *state, const int32_t *tokens, int n) {
+    group *g = (group *)d;
+    group_state *s = state;
+    for (int i = 0; i < g->n; i++)
+        so_drafter_observe(g->members[i], s->states[i], tokens, n);
+}
+
+static void reserve(group *g, int n_jobs) {
+    if (n_jobs <= g->jobs_cap)
+        return;
+    g->jobs = so_realloc(g->jobs, (size_t)n_jobs * sizeof *g->jobs);
+    g->ask = so_realloc(g->ask, (size_t)n_jobs * sizeof *g->ask);
+    g->jobs_cap = n_jobs;
+}
+
+static bool all_points(const so_tree *t) {
+    for (int i = 0; i < t->n_proposals; i++)
+        if (t->proposals[i].kind != SO_Q_POINT)
+            return false;
+    return true;
+}
+
+/* True when the next member is to be asked. What the tree held before this group was asked can be
+ * neither judged nor dropped. */
+static bool pass_on(const group *g, const so_draft_job *job, int before, int member) {
+    so_tree *t = job->tree;
+    if (t->n_proposals == before)
+        return true;
+    if (!g->judge || before > 0 || !all_points(t) ||
+        g->judge(g->judge_user, job, g->members[member]))
+        return false;
+    so_tree_reset(t, t->nodes[0].token, t->root_pos);
+    return true;
+}
+
+static int propose_first(group *g, so_draft_job *jobs, int n_jobs, so_err *err) {
+    int n = n_jobs;
+    for (int i = 0; i < n; i++)
+        g->ask[i] = (ask){i, jobs[i].tree->n_proposals};
+    for (int m = 0; m < g->n && n > 0; m++) {
+        for (int i = 0; i < n; i++) {
+            g->jobs[i] = jobs[g->ask[i].job];
+            g->jobs[i].state = ((group_state *)g->jobs[i].state)->states[m];
+        }
+        int rc = g->members[m]->vt->propose(g->members[m], g->jobs, n, err), left = 0;
+        if (rc != 0)
+            return rc;
+        for (int i = 0; i < n; i++)
+            if (pass_on(g, &g->jobs[i], g->ask[i].before, m))
+                g->ask[left++] = g->ask[i];
+        n = left;
+    }
+    return 0;
+}
+
+static int propose_merged(group *g, so_draft_job *jobs, int n_jobs, so_err *err) {
+    for (int m = 0; m < g->n; m++) {
+        for (int i = 0; i < n_jobs; i++) {
+            int used = jobs[i].tree->n_nodes - 1, left = SO_MAX(jobs[i].max_nodes - used, 0);
+            g->jobs[i] = jobs[i];
+            g->jobs[i].state = ((group_state *)jobs[i].state)->states[m];
+            g->jobs[i].max_nodes = used + (left + g->n - m - 1) / (g->n - m);
+        }
+        int rc = g->members[m]->vt->propose(g->members[m], g->jobs, n_jobs, err);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+static int group_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
+    group *g = (group *)d;
+    reserve(g, n_jobs);
+    return g->first ? propose_first(g, jobs, n_jobs, err) : propose_merged(g, jobs, n_jobs, err);
+}
+
+static void group_free(so_drafter *d) {
+    group *g = (group *)d;
+    for (int i = 0; i < g->n; i++)
+        so_drafter_free(g->members[i]);
+    free(g->jobs);
+    free(g->ask);
+    free(g);
+}
+
+/* An upper bound: in order at most one member's guesses are used, merged all of them are. */
+static double group_cost_ms(const so_drafter *d) {
+    const group *g = (const group *)d;
+    double most = 0, sum = 0;
+    for (int i = 0; i < g->n; i++) {
+        double ms = so_drafter_cost_ms(g->members[i]);
+        most = SO_MAX(most, ms);
+        sum += ms;
+    }
+    return g->first ? most : sum;
+}
+
+#define GROUP_VT(NAME)                                                               \
+    {                                                                                \
+        .name = NAME, .free = group_free, .open = group_open, .close = group_close,  \
+        .propose = group_propose, .observe = group_observe, .cost_ms = group_cost_ms \
+    }
+static const so_drafter_vt FIRST_VT = GROUP_VT("first");
+static const so_drafter_vt MERGED_VT = GROUP_VT("merged");
+
+so_drafter *so_group_create(so_drafter *const *members, int n, bool first) {
+    SO_ASSERT(n >= 1 && n <= SO_GROUP_MAX);
+    group *g = SO_NEW(group);
+    g->base.vt = first ? &FIRST_VT : &MERGED_VT;
+    memcpy(g->members, members, (size_t)n * sizeof *members);
+    g->n = n;
+    g->first = first;
+    return &g->base;
+}
+
+void so_group_set_judge(so_drafter *d, so_draft_judge *judge, void *user) {
+    SO_ASSERT(d->vt == &FIRST_VT);
+    group *g = (group *)d;
+    g->judge = judge;
+    g->judge_user = user;
+}

@@ -1,0 +1,333 @@
+/* The search over prefixes of the sorted guesses, and the balance (planner.h has the argument).
+ *
+ * Guesses are put into one heap by the chance of their whole path; popping them gives the order.
+ * After each the objective tokens/(t(rows) + drafting) is computed with the real curve, so a step
+ * in t(n) is found wherever it is. Guesses below one in a thousand are left out. With drafting
+ * steps shared by several chains (step_ms) the order is no longer provably best for more than one
+ * request, but no plan is taken that is worse than plain decoding.
+ *
+ * Risk of a plan = what it costs beyond a plain pass × the chance that nothing is accepted, where
+ * chances count only as far as there is evidence for them. */
+#include "draft/planner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+static const double START = 0.5, EARN = 0.012, MOST = 1.0, LEAST = -0.15; /* plain passes */
+static const double MARGIN = 1.005; /* a plan that gains less than this is noise */
+static const float MIN_VALUE = 0.001f;
+
+typedef struct guess {
+    float value;      /* chance of the whole path */
+    float sure_value; /* of a guess at depth 1: what of it is certain; else −1 */
+    double cost_ms;
+    int owner, node;
+    int depth;
+} guess;
+
+struct so_planner {
+    int length;
+    so_curve curve;
+    double balance;
+    guess *heap; /* [cap]; popped guesses end up behind the heap, the last popped first */
+    int n, cap;
+    int turn; /* whose probe is next */
+};
+
+so_planner *so_planner_create(int length) {
+    SO_ASSERT_OP(length, >=, 0);
+    so_planner *p = SO_NEW(so_planner);
+    p->length = length;
+    p->balance = START;
+    return p;
+}
+
+void so_planner_free(so_planner *p) {
+    if (!p)
+        return;
+    free(p->heap);
+    free(p);
+}
+
+so_curve *so_planner_curve(so_planner *p) { return &p->curve; }
+double so_planner_balance(const so_planner *p) { return p->balance; }
+
+/* The heap. Equal values come out by owner, then by node, so that parents precede children and the
+ * order is a function of the input. */
+
+static bool before(const guess *a, const guess *b) {
+    if (a->value != b->value)
+        return a->value > b->value;
+    return a->owner != b->owner ? a->owner < b->owner : a->node < b->node;
+}
+
+static void sift_down(guess *h, int n, int i) {
+    guess g = h[i];
+    for (int child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && before(&h[child + 1], &h[child]))
+            child++;
+        if (before(&g, &h[child]))
+            break;
+        h[i] = h[child];
+    }
+    h[i] = g;
+}
+
+static void heapify(so_planner *p) {
+    for (int i = p->n / 2 - 1; i >= 0; i--)
+        sift_down(p->heap, p->n, i);
+}
+
+/* The next best of n guesses; it goes behind the heap's end, so that the k-th popped of N stays at
+ * N − 1 − k. */
+static const guess *pop(so_planner *p, int n) {
+    guess top = p->heap[0];
+    p->heap[0] = p->heap[n - 1];
+    p->heap[n - 1] = top;
+    if (n > 1)
+        sift_down(p->heap, n - 1, 0);
+    return &p->heap[n - 1];
+}
+
+static void push(so_planner *p, guess g) {
+    if (!(g.value >= MIN_VALUE))
+        return;
+    if (p->n == p->cap) {
+        p->cap = p->cap ? 2 * p->cap : 256;
+        p->heap = so_realloc(p->heap, (size_t)p->cap * sizeof *p->heap);
+    }
+    p->heap[p->n++] = g;
+}
+
+static float chance(float x) { return x > 0 ? SO_MIN(x, 1.0f) : 0; } /* NaN is none */
+
+/* The state of a growing plan. */
+typedef struct sum {
+    double tokens, draft_ms, sure;
+    int rows, depth, n_sure;
+} sum;
+
+static void add(sum *s, const guess *g) {
+    s->tokens += (double)g->value;
+    s->draft_ms += g->cost_ms;
+    s->rows++;
+    s->depth = SO_MAX(s->depth, g->depth);
+    if (g->sure_value >= 0) {
+        s->sure += (double)g->sure_value;
+        s->n_sure++;
+    }
+}
+
+static double total_ms(const so_planner *p, const sum *s, const so_plan_env *env) {
+    return so_curve_ms(&p->curve, s->rows) + s->draft_ms + env->step_ms * s->depth;
+}
+
+static double risk(const sum *s, double ms, double plain_ms) {
+    double fails = s->n_sure > 0 ? 1 - s->sure / s->n_sure : 1;
+    return (ms / plain_ms - 1) * fails;
+}
+
+static void note(so_plan *out, const sum *s, double ms) {
+    out->tokens = s->tokens;
+    out->ms = ms;
+    out->n_rows = s->rows;
+}
+
+/* How many of the heap's guesses to take, best first, beyond what `s` holds. */
+static int search(so_planner *p, sum s, const so_plan_env *env, so_plan *out) {
+    double ms = total_ms(p, &s, env);
+    double base = s.tokens / ms, best = base;
+    int take = 0;
+    note(out, &s, ms);
+    if (!(ms > 0)) /* nothing is known of the costs: a plain pass first */
+        return 0;
+    heapify(p);
+    for (int k = 0; k < p->n && s.rows < env->max_rows; k++) {
+        add(&s, pop(p, p->n - k));
+        ms = total_ms(p, &s, env);
+        double rate = s.tokens / ms;
+        if (rate <= best || rate < base * MARGIN || risk(&s, ms, out->plain_ms) > p->balance)
+            continue;
+        best = rate;
+        take = k + 1;
+        note(out, &s, ms);
+    }
+    return take;
+}
+
+static const guess *taken(const so_planner *p, int k) { return &p->heap[p->n - 1 - k]; }
+
+static so_plan start_plan(const so_planner *p, int n, const so_plan_env *env) {
+    return (so_plan){.n_requests = n, .plain_ms = so_curve_ms(&p->curve, n + env->other_rows)};
+}
+
+/* Lengths before drafting. */
+
+static void fixed_lengths(so_planner *p, so_plan_chain *chains, int n, const so_plan_env *env,
+                          so_plan *out) {
+    sum s = {.tokens = n, .rows = n + env->other_rows, .draft_ms = env->draft_ms};
+    for (int i = 0; i < n; i++) {
+        int room = SO_MAX(env->max_rows - s.rows, 0);
+        float value = 1;
+        chains[i].length = SO_MIN(SO_MIN(p->length, chains[i].max_len), room);
+        for (int k = 0; k < chains[i].length; k++) {
+            value *= chance(chains[i].accept[k]);
+            guess g = {.value = value, .sure_value = -1, .cost_ms = chains[i].node_ms};
+            g.depth = k + 1;
+            add(&s, &g);
+        }
+    }
+    note(out, &s, total_ms(p, &s, env));
+}
+
+static void push_chain(so_planner *p, const so_plan_chain *c, int owner) {
+    float value = 1;
+    for (int k = 0; k < c->max_len; k++) {
+        value *= chance(c->accept[k]);
+        push(p, (guess){.value = value,
+                        .sure_value = k == 0 ? value * (float)c->sure : -1,
+                        .cost_ms = c->node_ms,
+                        .owner = owner,
+                        .node = k,
+                        .depth = k + 1});
+    }
+}
+
+/* Nothing pays. One token for one chain whose quality only a test can show, if it can be paid. */
+static void probe(so_planner *p, so_plan_chain *chains, int n, const so_plan_env *env,
+                  so_plan *out) {
+    for (int i = 0; i < n; i++) {
+        so_plan_chain *c = &chains[(p->turn + i) % n];
+        sum s = {.tokens = n, .rows = n + env->other_rows, .draft_ms = env->draft_ms};
+        if (c->shadowed || c->max_len < 1 || s.rows >= env->max_rows)
+            continue;
+        guess g = {.value = chance(c->accept[0]), .cost_ms = c->node_ms, .depth = 1};
+        add(&s, &g);
+        double ms = total_ms(p, &s, env);
+        if (risk(&s, ms, out->plain_ms) > p->balance)
+            continue;
+        c->length = 1;
+        p->turn = (p->turn + i + 1) % n;
+        out->probe = true;
+        note(out, &s, ms);
+        return;
+    }
+}
+
+void so_planner_lengths(so_planner *p, so_plan_chain *chains, int n, const so_plan_env *env,
+                        so_plan *out) {
+    *out = start_plan(p, n, env);
+    if (p->length > 0) {
+        fixed_lengths(p, chains, n, env, out);
+        return;
+    }
+    p->n = 0;
+    for (int i = 0; i < n; i++) {
+        chains[i].length = 0;
+        push_chain(p, &chains[i], i);
+    }
+    sum s = {.tokens = n, .rows = n + env->other_rows, .draft_ms = env->draft_ms};
+    int take = search(p, s, env, out);
+    for (int k = 0; k < take; k++)
+        chains[taken(p, k)->owner].length++; /* a chain's guesses come in order */
+    if (take == 0 && out->plain_ms > 0)
+        probe(p, chains, n, env, out);
+}
+
+/* Nodes after drafting. */
+
+static bool has_drawn(const so_tree *t) {
+    for (int i = 0; i < t->n_proposals; i++)
+        if (t->proposals[i].kind != SO_Q_POINT)
+            return true;
+    return false;
+}
+
+/* The guesses of one tree: into `whole`, if it must be taken as it is, or into the heap. */
+static void gather(so_planner *p, so_plan_tree *t, int owner, bool fixed, sum *whole) {
+    float value[SO_TREE_MAX];
+    value[0] = 1;
+    memset(t->keep, 0, sizeof t->keep);
+    t->keep[0] = true;
+    t->n_keep = 0;
+    for (int i = 1; i < t->tree->n_nodes; i++) {
+        const so_node *node = &t->tree->nodes[i];
+        value[i] = value[node->parent] * chance(t->accept[i]);
+        guess g = {.value = value[i],
+                   .sure_value = node->depth == 1 ? value[i] * (float)t->sure : -1,
+                   .owner = owner,
+                   .node = i};
+        if (!fixed) {
+            push(p, g);
+        } else if (p->length == 0 || node->depth <= p->length) {
+            t->keep[i] = true;
+            t->n_keep++;
+            add(whole, &g);
+        }
+    }
+}
+
+void so_planner_choose(so_planner *p, so_plan_tree *trees, int n, const so_plan_env *env,
+                       so_plan *out) {
+    *out = start_plan(p, n, env);
+    sum whole = {.tokens = n, .rows = n + env->other_rows, .draft_ms = env->draft_ms};
+    p->n = 0;
+    for (int i = 0; i < n; i++)
+        gather(p, &trees[i], i, p->length > 0 || has_drawn(trees[i].tree), &whole);
+    so_plan_env rest = *env;
+    rest.step_ms = 0; /* drafting is over */
+    int take = search(p, whole, &rest, out);
+    for (int k = 0; k < take; k++) {
+        so_plan_tree *t = &trees[taken(p, k)->owner];
+        t->keep[taken(p, k)->node] = true;
+        t->n_keep++;
+    }
+}
+
+void so_plan_prune(so_tree *t, const bool keep[SO_TREE_MAX]) {
+    int16_t to[SO_TREE_MAX];
+    int n_nodes = 0, n_proposals = 0;
+    for (int i = 0; i < t->n_nodes; i++) {
+        to[i] = -1;
+        if (!keep[i])
+            continue;
+        to[i] = (int16_t)n_nodes;
+        so_node node = t->nodes[i];
+        SO_ASSERT(i == 0 || to[node.parent] >= 0);
+        node.parent = i == 0 ? -1 : to[node.parent];
+        node.first = node.last = -1;
+        t->nodes[n_nodes++] = node;
+    }
+    for (int i = 0; i < t->n_proposals; i++) { /* by index, which is draw order */
+        so_proposal q = t->proposals[i];
+        if (to[q.child] < 0)
+            continue;
+        q.child = to[q.child];
+        q.next = -1;
+        so_node *parent = &t->nodes[t->nodes[q.child].parent];
+        if (parent->last >= 0)
+            t->proposals[parent->last].next = (int16_t)n_proposals;
+        else
+            parent->first = (int16_t)n_proposals;
+        parent->last = (int16_t)n_proposals;
+        t->proposals[n_proposals++] = q;
+    }
+    t->n_nodes = n_nodes;
+    t->n_proposals = n_proposals;
+}
+
+/* The balance is kept with the curve's times, not with the clock's: what counts is the decision,
+ * and a page fault is not its fault. */
+void so_planner_observe(so_planner *p, const so_plan *plan, double pass_ms, int n_tokens) {
+    if (plan->plain_ms > 0 && plan->n_requests > 0) {
+        double plain = (double)n_tokens / plan->n_requests; /* passes the tokens would have taken */
+        double gain = plain - plan->ms / plan->plain_ms;
+        if (plan->ms <= plan->plain_ms)
+            gain = 0;
+        double b = p->balance + EARN * plain + gain;
+        p->balance = SO_MAX(LEAST, SO_MIN(b, MOST));
+    }
+    so_curve_observe(&p->curve, plan->n_rows, pass_ms);
+}

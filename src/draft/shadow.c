@@ -1,0 +1,60 @@
+/* Watched trees as flat lists of guesses (shadow.h says why). A guess is kept only if its parent
+ * was, which holds because parents' proposals come first in a tree; a tree that is over, by a wrong
+ * turn or by its end, costs one comparison per token until the ring overwrites it. */
+#include "draft/shadow.h"
+
+#include "base/mem.h"
+
+void so_shadow_watch(so_shadow *s, const so_tree *t) {
+    so_shadow_tree *w = &s->trees[s->next];
+    bool reached[SO_TREE_MAX] = {true};
+    w->n = w->at = 0;
+    for (int i = 0; i < t->n_proposals && w->n < SO_SHADOW_GUESSES; i++) {
+        const so_proposal *p = &t->proposals[i];
+        const so_node *child = &t->nodes[p->child];
+        if (p->kind != SO_Q_POINT || !reached[child->parent])
+            continue;
+        reached[p->child] = true;
+        w->guesses[w->n++] = (so_shadow_guess){
+            .token = child->token,
+            .confidence = child->accept,
+            .parent = child->parent,
+            .child = p->child,
+            .drafter = p->drafter,
+            .depth = (uint8_t)SO_MIN(child->depth, UINT8_MAX),
+        };
+    }
+    if (w->n > 0)
+        s->next = (s->next + 1) % SO_SHADOW_TREES;
+    else
+        w->at = -1;
+}
+
+static bool already_right(const so_shadow_tree *w, int i, int32_t token) {
+    for (int k = 0; k < i; k++)
+        if (w->guesses[k].parent == w->at && w->guesses[k].drafter == w->guesses[i].drafter &&
+            w->guesses[k].token == token)
+            return true;
+    return false;
+}
+
+static void advance_tree(so_shadow_tree *w, so_estimate *e, int32_t token) {
+    int next = -1;
+    for (int i = 0; i < w->n; i++) {
+        const so_shadow_guess *g = &w->guesses[i];
+        if (g->parent != w->at)
+            continue;
+        if (g->token == token)
+            next = g->child;
+        if (!already_right(w, i, token))
+            so_estimate_add(e, g->drafter, g->depth, g->confidence, g->token == token);
+    }
+    w->at = next;
+}
+
+void so_shadow_advance(so_shadow *s, so_estimate *e, const int32_t *tokens, int n) {
+    for (int i = 0; i < n; i++)
+        for (int t = 0; t < SO_SHADOW_TREES; t++)
+            if (s->trees[t].n > 0 && s->trees[t].at >= 0)
+                advance_tree(&s->trees[t], e, tokens[i]);
+}

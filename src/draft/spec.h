@@ -1,0 +1,102 @@
+/* The language of --spec: which drafters, and how they work together.
+ *
+ *   spec  = merge { "," merge }          the first that proposes
+ *   merge = item { "+" item }            merged into one tree
+ *   item  = name [ "(" arg { "," arg } ")" ]
+ *   arg   = number | option "=" value | option | file | merge
+ *
+ *   lookup,ngram     oracle(0.8)     lookup(min=4)     bigram(words.tbl)     model(ngram)
+ *   async(model)     model(a.gguf)+model(b.gguf)       unigram("odd, name.tbl",draw)
+ *
+ * An argument that is a drafter's name is a drafter for the drafter; several of them are a spec of
+ * their own. Other words are options or files; names with , ( ) + = or spaces stand in quotes.
+ * Parsing knows names, options and ranges; it opens nothing. so_spec_build makes the drafters: the
+ * ones of this folder itself, the ones with models through the engine's hook. */
+#ifndef SO_DRAFT_SPEC_H
+#define SO_DRAFT_SPEC_H
+
+#include "base/str.h"
+#include "draft/drafters.h"
+
+typedef enum so_spec_name {
+    SO_SPEC_NONE,
+    SO_SPEC_NGRAM,
+    SO_SPEC_LOOKUP,
+    SO_SPEC_CORPUS,
+    SO_SPEC_UNIGRAM,
+    SO_SPEC_BIGRAM,
+    SO_SPEC_PREDICT,
+    SO_SPEC_RANDOM,
+    SO_SPEC_ORACLE,
+    SO_SPEC_MODEL,
+    SO_SPEC_MEDUSA,
+    SO_SPEC_BLOCKWISE,
+    SO_SPEC_LOOKAHEAD,
+    SO_SPEC_AUTO,
+    SO_SPEC_ASYNC,
+    SO_SPEC_N_NAMES,
+    SO_SPEC_FIRST = SO_SPEC_N_NAMES, /* a,b */
+    SO_SPEC_MERGE,                   /* a+b */
+} so_spec_name;
+
+typedef enum so_spec_option {
+    SO_SPEC_OPT_NUMBER, /* the bare number: oracle(0.8) */
+    SO_SPEC_OPT_ORDER,
+    SO_SPEC_OPT_WINDOW,
+    SO_SPEC_OPT_MIN,
+    SO_SPEC_OPT_MB,
+    SO_SPEC_OPT_DRAW,
+    SO_SPEC_N_OPTIONS,
+} so_spec_option;
+
+enum { SO_SPEC_MAX_NODES = 32, SO_SPEC_MAX_DEPTH = 6, SO_SPEC_MAX_TEXT = 1023 };
+
+typedef struct so_spec_node {
+    so_spec_name name;
+    int first, next;               /* members or inner spec, and the next member; −1: none */
+    unsigned has;                  /* bits of so_spec_option */
+    double opt[SO_SPEC_N_OPTIONS]; /* where the bit is set */
+    int file_at, file_len;         /* in text; length 0: none */
+    int column;                    /* from 1 */
+} so_spec_node;
+
+typedef struct so_spec {
+    so_spec_node nodes[SO_SPEC_MAX_NODES];
+    int n_nodes, root;
+    char text[SO_SPEC_MAX_TEXT + 1];
+} so_spec;
+
+/* SO_EINVAL with column, token and what is known there. */
+int so_spec_parse(so_str text, so_spec *out, so_err *err);
+/* The same in its shortest form: parsing it again gives the same spec. */
+void so_spec_print(const so_spec *s, so_buf *out);
+const char *so_spec_name_text(so_spec_name name);
+so_str so_spec_file(const so_spec *s, const so_spec_node *n);
+static inline bool so_spec_has(const so_spec_node *n, so_spec_option o) { return n->has >> o & 1; }
+
+/* Makes a drafter that needs more than this folder has: model, medusa, blockwise, lookahead, async,
+ * auto (SO_ENOTFOUND: nothing is registered, lookup,ngram is taken), and unigram or bigram without
+ * a file. `inner`, or NULL, belongs to the new drafter on success only. */
+typedef int so_draft_make(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,
+                          so_drafter **out, so_err *err);
+
+typedef struct so_draft_config {
+    int n_vocab;
+    uint64_t tokenizer_hash;
+    so_corpus **corpus; /* the engine's store; made here when `corpus` is first named */
+    so_draft_make *make;
+    void *user;
+} so_draft_config;
+
+/* The drafters of a spec. Leaves are numbered in the order they are written: leaves[i]->index is i.
+ */
+typedef struct so_draft_set {
+    so_drafter *root;
+    so_drafter *leaves[SO_SPEC_MAX_NODES];
+    int n_leaves;
+} so_draft_set;
+
+int so_spec_build(const so_spec *s, const so_draft_config *cfg, so_draft_set *out, so_err *err);
+void so_draft_set_deinit(so_draft_set *set);
+
+#endif

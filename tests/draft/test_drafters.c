@@ -1,0 +1,314 @@
+/* The small drafters (none, random, oracle, callback) and groups of drafters. */
+#include "rig.h"
+
+#include <math.h>
+
+static void none_is_silent(void **state) {
+    (void)state;
+    rig r;
+    int32_t out[4];
+    rig_open(&r, so_none_create(), (int32_t[]){1}, 1);
+    assert_int_equal(rig_chain(&r, 4, out), 0);
+    rig_close(&r);
+}
+
+/* Uniform draws with a uniform row. Chi-square over 1000 cells: mean 999, deviation 45; 1200 is
+ * passed once in 10^5; the seed is fixed. */
+static void random_is_uniform(void **state) {
+    (void)state;
+    enum { DRAWS = 200000 };
+    rig r;
+    static int hits[RIG_VOCAB];
+    int32_t out[8];
+    rig_open(&r, so_random_create(), (int32_t[]){1}, 1);
+    r.temp = 1;
+    for (int i = 0; i < DRAWS / 8; i++) {
+        assert_int_equal(rig_chain(&r, 8, out), 8);
+        for (int k = 0; k < 8; k++)
+            hits[out[k]]++;
+    }
+    for (int i = 0; i < r.tree.n_proposals; i++)
+        assert_int_equal(r.tree.proposals[i].kind, SO_Q_ROW);
+    assert_true(so_tree_row(&r.tree, 0)[17] == 1.0f / RIG_VOCAB);
+    double chi2 = 0, mean = (double)DRAWS / RIG_VOCAB;
+    for (int i = 0; i < RIG_VOCAB; i++)
+        chi2 += pow(hits[i] - mean, 2) / mean;
+    assert_true(chi2 < 1200);
+    r.temp = 0;
+    rig_chain(&r, 2, out);
+    assert_int_equal(r.tree.proposals[0].kind, SO_Q_POINT);
+    rig_close(&r);
+}
+
+/* Every position is tested once, right with probability alpha: the tested share is alpha within
+ * four standard errors, and consecutive outcomes are uncorrelated. */
+static void oracle_is_right_at_its_rate(void **state) {
+    (void)state;
+    enum { N = 8000 };
+    static int32_t text[N];
+    dice d = {.seed = 61};
+    for (int i = 0; i < N; i++)
+        text[i] = dice_below(&d, RIG_VOCAB);
+    const double alphas[] = {0, 0.3, 0.6, 0.9, 1};
+    for (int a = 0; a < 5; a++) {
+        rig r;
+        int32_t out[8];
+        rig_open_expecting(&r, so_oracle_create(alphas[a]), (int32_t[]){1, 2, 3}, 3, text, N);
+        int tested = 0, accepted = 0, both = 0;
+        bool before = false;
+        for (int at = 0; at + 6 < N;) {
+            int n = rig_chain(&r, 5, out), k = 0;
+            assert_int_equal(n, 5);
+            assert_true(fabs((double)r.tree.nodes[1].accept - alphas[a]) < 1e-6);
+            while (k < n && out[k] == text[at + k]) {
+                k++, tested++, accepted++;
+                both += before;
+                before = true;
+            }
+            if (k < n) {
+                tested++;
+                before = false;
+                for (int i = k; i < n; i++) /* once wrong, wrong to the end */
+                    assert_int_not_equal(out[i], text[at + i]);
+            }
+            rig_emit(&r, text + at, k + 1, at % 2);
+            at += k + 1;
+        }
+        double se = sqrt(alphas[a] * (1 - alphas[a]) / tested);
+        assert_true(fabs((double)accepted / tested - alphas[a]) <= 4 * se);
+        assert_true(fabs((double)both / tested - alphas[a] * alphas[a]) <= 6 * se + 1e-9 ||
+                    alphas[a] == 1);
+        int32_t wrong = 0;
+        rig_emit(&r, &wrong, 1, true);
+        rig_emit(&r, &wrong, 1, true);
+        assert_int_equal(rig_chain(&r, 5, out), 0); /* not the expected text: silent */
+        rig_close(&r);
+    }
+}
+
+/* Callback. */
+
+typedef struct script {
+    int n;
+    int32_t ids[8];
+    int calls, n_tokens, max;
+} script;
+
+static int scripted(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
+                    int max) {
+    script *s = user;
+    assert_int_equal(tokens[0], 1);
+    assert_int_equal(n_prompt, 2);
+    s->calls++;
+    s->n_tokens = n_tokens;
+    s->max = max;
+    memcpy(out, s->ids, (size_t)SO_MAX(0, SO_MIN(s->n, max)) * sizeof *out);
+    return s->n;
+}
+
+static void callback_proposes_points(void **state) {
+    (void)state;
+    rig r;
+    int32_t out[8];
+    script s = {3, {5, 6, 7}, 0, 0, 0};
+    rig_open(&r, so_callback_create("mine", scripted, &s), (int32_t[]){1, 2}, 2);
+    assert_string_equal(r.d->vt->name, "mine");
+    assert_tokens(out, rig_chain(&r, 4, out), s.ids, 3);
+    assert_int_equal(r.tree.proposals[2].kind, SO_Q_POINT);
+    assert_int_equal(s.n_tokens, 2);
+    assert_int_equal(s.max, 4);
+    assert_true(so_drafter_cost_ms(r.d) > 0);
+    rig_chain(&r, 0, out); /* no budget, no call */
+    assert_int_equal(s.calls, 1);
+    rig_close(&r);
+}
+
+static void callback_errors_are_told(void **state) {
+    (void)state;
+    const struct {
+        script s;
+        int code;
+        const char *says;
+    } cases[] = {
+        {{.n = -3}, SO_EINVAL, "failed with -3"},
+        {{.n = 7}, SO_ERANGE, "proposed 7 tokens; at most 4"},
+        {{.n = 2, .ids = {1, RIG_VOCAB}}, SO_ERANGE, "token 1000; the vocabulary has 1000"},
+        {{.n = 2, .ids = {1, -1}}, SO_ERANGE, "token -1"},
+    };
+    for (size_t i = 0; i < SO_LEN(cases); i++) {
+        rig r;
+        script s = cases[i].s;
+        so_err err = {0};
+        rig_open(&r, so_callback_create("a name that is much longer than the room", scripted, &s),
+                 (int32_t[]){1, 2}, 2);
+        so_draft_job job = rig_job(&r, 4, 4);
+        assert_int_equal(r.d->vt->propose(r.d, &job, 1, &err), cases[i].code);
+        assert_non_null(strstr(err.msg, cases[i].says));
+        assert_int_equal(r.tree.n_nodes, 1);
+        rig_close(&r);
+    }
+}
+
+/* Groups. */
+
+static int constant(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
+                    int max) {
+    (void)tokens;
+    (void)n_tokens;
+    (void)n_prompt;
+    const int32_t *ids = user; /* ended by −1 */
+    int n = 0;
+    for (; n < max && ids[n] >= 0; n++)
+        out[n] = ids[n];
+    return n;
+}
+
+static so_drafter *fixed(const int32_t *ids, int index) {
+    so_drafter *d = so_callback_create("fixed", constant, (void *)(uintptr_t)ids);
+    d->index = index;
+    return d;
+}
+
+static const int32_t NOTHING[] = {-1}, ABC[] = {1, 2, 3, -1}, ABX[] = {1, 2, 9, 8, -1};
+
+static void first_that_proposes(void **state) {
+    (void)state;
+    rig r;
+    int32_t out[8];
+    so_drafter *members[] = {fixed(NOTHING, 0), fixed(ABX, 1), fixed(ABC, 2)};
+    rig_open(&r, so_group_create(members, 3, true), (int32_t[]){1}, 1);
+    assert_tokens(out, rig_chain(&r, 8, out), ABX, 4);
+    assert_int_equal(r.tree.proposals[0].drafter, 1);
+    rig_close(&r);
+}
+
+static bool dislike(void *user, const so_draft_job *job, const so_drafter *by) {
+    assert_true(job->tree->n_nodes > 1);
+    return by->index != *(int *)user;
+}
+
+static void judged_guesses_are_passed_on(void **state) {
+    (void)state;
+    rig r;
+    int32_t out[8];
+    int bad = 1;
+    so_drafter *members[] = {fixed(ABX, 1), fixed(ABC, 2)};
+    rig_open(&r, so_group_create(members, 2, true), (int32_t[]){1}, 1);
+    so_group_set_judge(r.d, dislike, &bad);
+    assert_tokens(out, rig_chain(&r, 8, out), ABC, 3);
+    bad = 2;
+    assert_tokens(out, rig_chain(&r, 8, out), ABX, 4);
+    rig_close(&r);
+    /* drawn tokens are not judged */
+    so_drafter *drawn[] = {so_random_create(), fixed(ABC, 2)};
+    drawn[0]->index = 1;
+    rig_open(&r, so_group_create(drawn, 2, true), (int32_t[]){1}, 1);
+    so_group_set_judge(r.d, dislike, &bad);
+    bad = 1;
+    r.temp = 1;
+    assert_int_equal(rig_chain(&r, 5, out), 5);
+    assert_int_equal(r.tree.proposals[0].drafter, 1);
+    rig_close(&r);
+}
+
+/* Each request goes its own way through the members of one call. */
+static void first_works_per_request(void **state) {
+    (void)state;
+    rig a, b;
+    so_err err = {0};
+    so_drafter *members[] = {so_lookup_create(NULL), so_predict_create()};
+    members[0]->index = 0;
+    members[1]->index = 1;
+    so_drafter *g = so_group_create(members, 2, true);
+    const int32_t expected[] = {70, 71, 72};
+    rig_open_expecting(&a, g, (int32_t[]){1, 2, 3, 4}, 4, expected, 3);
+    rig_open_expecting(&b, g, (int32_t[]){1, 2, 3, 1, 2}, 5, expected, 3);
+    so_draft_job jobs[] = {rig_job(&a, 8, 8), rig_job(&b, 2, 2)};
+    SO_OK_OR_FAIL(g->vt->propose(g, jobs, 2, &err), err);
+    assert_int_equal(a.tree.n_nodes, 4);
+    assert_int_equal(a.tree.nodes[1].token, 70);
+    assert_int_equal(a.tree.proposals[0].drafter, 1);
+    assert_int_equal(b.tree.n_nodes, 3);
+    assert_int_equal(b.tree.nodes[1].token, 3);
+    assert_int_equal(b.tree.proposals[0].drafter, 0);
+    rig_end(&a);
+    rig_close(&b);
+}
+
+/*      1 ─ 2 ─ 3      one drafter, both drafters on 1 and 2
+ *           └─ 9 ─ 8                                         */
+static void merged_into_one_tree(void **state) {
+    (void)state;
+    rig r;
+    so_err err = {0};
+    so_drafter *members[] = {fixed(ABC, 0), fixed(ABX, 1)};
+    rig_open(&r, so_group_create(members, 2, false), (int32_t[]){1}, 1);
+    so_draft_job job = rig_job(&r, 20, 20);
+    SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
+    so_tree_check(&r.tree);
+    assert_int_equal(r.tree.n_nodes, 6);
+    assert_int_equal(r.tree.n_proposals, 7); /* each agreed guess leaves two */
+    assert_int_equal(r.tree.nodes[4].token, 9);
+    assert_int_equal(r.tree.nodes[4].parent, 2);
+    /* the budget is shared: the first may take half, the second the rest */
+    job = rig_job(&r, 4, 20);
+    SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
+    assert_int_equal(r.tree.n_nodes, 5);
+    assert_int_equal(r.tree.nodes[3].token, 9);
+    rig_close(&r);
+}
+
+/* With the budget full a point may join a node that is there; a drawn token may not, because then
+ * it would be tested for its value. */
+static void drawn_tokens_do_not_join_a_full_tree(void **state) {
+    (void)state;
+    rig r;
+    rig_open(&r, so_none_create(), (int32_t[]){1}, 1);
+    so_draft_job job = rig_job(&r, 1, 4);
+    int row = so_tree_new_row(&r.tree);
+    assert_int_equal(so_draft_add(&job, 0, 7, SO_Q_POINT, -1, 0, 0.5f), 1);
+    assert_int_equal(so_draft_add(&job, 0, 7, SO_Q_POINT, -1, 1, 0.5f), 1);
+    assert_int_equal(so_draft_add(&job, 0, 7, SO_Q_ROW, row, 2, 0.5f), -1);
+    assert_int_equal(so_draft_add(&job, 0, 8, SO_Q_POINT, -1, 1, 0.5f), -1);
+    assert_int_equal(so_draft_add(&job, 0, RIG_VOCAB, SO_Q_POINT, -1, 1, 0.5f), -1);
+    assert_int_equal(so_draft_add(&job, 0, -1, SO_Q_POINT, -1, 1, 0.5f), -1);
+    rig_close(&r);
+}
+
+/* Two drawing drafters at one place draw independently: equal tokens as often as chance has it. */
+static void drafters_draw_independently(void **state) {
+    (void)state;
+    rig r;
+    so_err err = {0};
+    so_drafter *members[] = {so_random_create(), so_random_create()};
+    members[0]->index = 3;
+    members[1]->index = 4;
+    rig_open(&r, so_group_create(members, 2, false), (int32_t[]){1}, 1);
+    r.temp = 1;
+    int same = 0;
+    for (int i = 0; i < 20000; i++) {
+        so_draft_job job = rig_job(&r, 2, 1);
+        SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
+        assert_int_equal(r.tree.n_proposals, 2);
+        same += r.tree.n_nodes == 2;
+    }
+    assert_in_range(same, 4, 44); /* 20 expected, deviation 4.5 */
+    rig_close(&r);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(none_is_silent),
+        cmocka_unit_test(random_is_uniform),
+        cmocka_unit_test(oracle_is_right_at_its_rate),
+        cmocka_unit_test(callback_proposes_points),
+        cmocka_unit_test(callback_errors_are_told),
+        cmocka_unit_test(first_that_proposes),
+        cmocka_unit_test(judged_guesses_are_passed_on),
+        cmocka_unit_test(first_works_per_request),
+        cmocka_unit_test(merged_into_one_tree),
+        cmocka_unit_test(drawn_tokens_do_not_join_a_full_tree),
+        cmocka_unit_test(drafters_draw_independently),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
