@@ -8,8 +8,8 @@
  * Forgetting alone cannot be both calm and quick: over thirty tests it needs twenty to notice a
  * drafter that has turned. So the last eight outcomes are kept as bits, and when their number of
  * successes is less likely than ALARM under the current estimate, on its side, the record starts
- * again from those eight. At a constant rate that happens once in some thousand tests and then
- * costs little. */
+ * again from those eight. At a constant rate that happens once in some hundred tests and costs
+ * little then: the next eight set it right. */
 #include "draft/estimate.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@
 
 static const double SHARED_KEEP = 0.998, OWN_KEEP = 0.97; /* per test: 500 and 33 tests */
 static const double SHARED_PRIOR = 8, OWN_PRIOR = 2;      /* tests that a prior is worth */
-static const double ALARM = 0.002;
+static const double ALARM = 0.004;                        /* eight failures at a rate of one half */
 static const double MIN_CHANCE = 0.001, MAX_CHANCE = 0.998;
 enum { RECENT = 8 };
 

@@ -6,16 +6,15 @@
 #include "base/mem.h"
 
 void so_shadow_watch(so_shadow *s, const so_tree *t) {
-    so_shadow_tree *w = &s->trees[s->next];
+    so_shadow_tree w = {.n = 0, .at = 0};
     bool reached[SO_TREE_MAX] = {true};
-    w->n = w->at = 0;
-    for (int i = 0; i < t->n_proposals && w->n < SO_SHADOW_GUESSES; i++) {
+    for (int i = 0; i < t->n_proposals && w.n < SO_SHADOW_GUESSES; i++) {
         const so_proposal *p = &t->proposals[i];
         const so_node *child = &t->nodes[p->child];
         if (p->kind != SO_Q_POINT || !reached[child->parent])
             continue;
         reached[p->child] = true;
-        w->guesses[w->n++] = (so_shadow_guess){
+        w.guesses[w.n++] = (so_shadow_guess){
             .token = child->token,
             .confidence = child->accept,
             .parent = child->parent,
@@ -24,10 +23,10 @@ void so_shadow_watch(so_shadow *s, const so_tree *t) {
             .depth = (uint8_t)SO_MIN(child->depth, UINT8_MAX),
         };
     }
-    if (w->n > 0)
-        s->next = (s->next + 1) % SO_SHADOW_TREES;
-    else
-        w->at = -1;
+    if (w.n == 0)
+        return;
+    s->trees[s->next] = w;
+    s->next = (s->next + 1) % SO_SHADOW_TREES;
 }
 
 static bool already_right(const so_shadow_tree *w, int i, int32_t token) {

@@ -130,11 +130,11 @@ static void hostile_files(void **state) {
         {16, 0xFFFFFFFF, "vocabulary of 4294967295"},
         {40, 0x7FFFFFFF, "do not fit"},
         {44, 0xFFFFFFFF, "do not fit"},
-        {48 + 4 * VOCAB, 5, "cover"},
+        {48 + 4 * VOCAB, 6, "cover"},
         {48 + 4 * 2, 0xFFFFFFFF, "ends before it starts"},
         {48 + 4 * (VOCAB + 1), VOCAB, "out of range"},  /* token */
         {48 + 4 * (VOCAB + 1) + 4, 0, "out of range"},  /* count */
-        {48 + 4 * (VOCAB + 1) + 12, 3, "out of order"}, /* 2→4 more frequent than 2→3 */
+        {48 + 4 * (VOCAB + 1) + 20, 3, "out of order"}, /* 2→4 more frequent than 2→3 */
         {48 + 4 * (VOCAB + 1) + 16, 3, "out of order"}, /* a token twice */
     };
     for (size_t i = 0; i < SO_LEN(cases); i++) {
