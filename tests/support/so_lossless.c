@@ -396,7 +396,8 @@ static void real_begin(void *user, const int32_t *text, int n, uint64_t seed) {
     so_lossless_real *r = user;
     so_err err = {0};
     so_lossless_real_end(r);
-    SO_OK_OR_FAIL(r->drafter->vt->open(r->drafter, text, n, NULL, 0, &r->state, &err), err);
+    so_draft_text request = {text, n, r->expected, r->n_expected, SO_TOY_MAX_TEXT};
+    SO_OK_OR_FAIL(r->drafter->vt->open(r->drafter, &request, &r->state, &err), err);
     r->seed = seed;
     r->round = 0;
 }

@@ -78,6 +78,8 @@ typedef struct so_lossless_real {
     so_drafter *drafter;
     int max_nodes, max_depth;
     float temp;
+    const int32_t *expected; /* for drafters that are told the text, else NULL */
+    int n_expected;
     void *state; /* zero-initialise the rest */
     uint64_t seed;
     uint32_t round;
