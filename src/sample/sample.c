@@ -102,7 +102,13 @@ void so_sampler_free(so_sampler *s) {
 static float cleaned(float v) { return isnan(v) ? -INFINITY : v > FLT_MAX ? FLT_MAX : v; }
 
 static int load_row(so_sampler *s, const float *logits, so_err *err) {
-    bool any = false;
+    bool all = true, any = false;
+    for (int i = 0; i < s->n_vocab; i++)
+        all &= fabsf(logits[i]) <= FLT_MAX;
+    if (all) { /* the usual row */
+        memcpy(s->x, logits, (size_t)s->n_vocab * sizeof *logits);
+        return SO_OK;
+    }
     for (int i = 0; i < s->n_vocab; i++) {
         any |= isfinite(logits[i]) != 0;
         s->x[i] = cleaned(logits[i]);
@@ -136,11 +142,15 @@ static void penalize(so_sampler *s, const so_sample_params *p, const so_sample_c
     }
 }
 
+/* −1 when every token is at −∞. */
 static int32_t argmax(const so_sampler *s) {
     int32_t best = -1;
+    float top = -INFINITY;
     for (int i = 0; i < s->n_vocab; i++)
-        if (s->x[i] > -INFINITY && (best < 0 || s->x[i] > s->x[best]))
+        if (s->x[i] > top) {
+            top = s->x[i];
             best = i;
+        }
     return best;
 }
 
@@ -162,13 +172,15 @@ static int prepare(so_sampler *s, const so_sample_params *p, const float *logits
 /* --- steps 3 and 4 --- */
 
 static void scale(so_sampler *s, float temp, int32_t best) {
-    double top = s->x[best], t = temp;
-    s->n = 0;
+    double top = s->x[best], inv = 1 / (double)temp;
+    int n = 0;
     for (int i = 0; i < s->n_vocab; i++) {
-        s->x[i] = (float)(((double)s->x[i] - top) / t);
-        if (s->x[i] > -INFINITY)
-            s->ids[s->n++] = i;
+        float y = (float)(((double)s->x[i] - top) * inv);
+        s->x[i] = y;
+        s->ids[n] = i;
+        n += y > -INFINITY;
     }
+    s->n = n;
 }
 
 static int bin_of(float y) {

@@ -47,7 +47,7 @@ static int ref_support(const so_sample_params *p, const float *logits, int n, re
             top = logits[i];
     for (int i = 0; i < n; i++)
         if (isfinite(logits[i]))
-            out[m++] = (ref){i, (float)(((double)logits[i] - (double)top) / (double)p->temp)};
+            out[m++] = (ref){i, (float)(((double)logits[i] - (double)top) * (1 / (double)p->temp))};
     qsort(out, (size_t)m, sizeof *out, by_y_then_id);
     if (p->top_k > 0 && p->top_k < m)
         m = p->top_k;
