@@ -1,0 +1,106 @@
+/* The engine: a set of requests that run together, one forward pass of the target per step.
+ *
+ *   step:  admit → gather → propose → forward → verify → commit → emit
+ *
+ * A request's text is its prompt and what was accepted so far. All of it but the last token, the
+ * root, must lie in the KV cache before the next token can be told; a step feeds, for each running
+ * request, a chunk of what is missing and, once nothing is, a token tree that starts at the root:
+ *
+ *   cache: t0 t1 t2 │ chunk: t3 t4 │ tree: t5 (root) ─ guesses …
+ *
+ * Plain decoding is the tree that is a root alone. The target's token after each node decides which
+ * guesses stand (verify.h); the accepted path is committed, the rest forgotten.
+ *
+ * The tokens of a request depend on its prompt, parameters and seed alone: not on neighbours, not
+ * on chunk sizes, not on the order of submission. One thread owns an engine. */
+#ifndef SO_ENGINE_ENGINE_H
+#define SO_ENGINE_ENGINE_H
+
+#include "model/model.h"
+#include "sample/sample.h"
+#include "token/tokenizer.h"
+
+typedef struct so_engine so_engine;
+typedef struct so_request so_request;
+
+typedef struct so_engine_opts {
+    int n_ctx;      /* most tokens of one request, prompt and answer */
+    int n_parallel; /* most requests that run at once; further ones wait */
+    int n_batch;    /* most prompt tokens in one pass */
+    int n_pages;    /* of the KV cache; 0: enough for n_parallel requests of n_ctx tokens */
+    so_dtype kv_dtype;
+} so_engine_opts;
+
+/* 4096 (or the model's context, if shorter), 1, 256, 0, F16. */
+void so_engine_defaults(const so_model *m, so_engine_opts *o);
+
+/* t may be NULL: then there is no text, no end token and no stop string, only ids. Model and
+ * tokenizer must outlive the engine. */
+int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_opts *opts,
+                     so_engine **out, so_err *err);
+void so_engine_free(so_engine *e); /* all requests must be freed */
+
+typedef enum so_finish {
+    SO_FINISH_NONE,      /* waiting or running */
+    SO_FINISH_STOP,      /* an end token or a stop string */
+    SO_FINISH_LENGTH,    /* max_tokens, or the context is full */
+    SO_FINISH_CANCELLED, /* by the caller */
+    SO_FINISH_ERROR,     /* see so_request_error */
+} so_finish;
+const char *so_finish_name(so_finish f); /* "stop", "length", … as the OpenAI API names them */
+
+/* One token, or the end of a request (token SO_TOKEN_NONE, finish set, text what was held back). */
+typedef struct so_event {
+    so_request *req;
+    int32_t token;
+    so_str text; /* whole UTF-8 sequences, possibly none; valid during the call */
+    so_finish finish;
+} so_event;
+/* False cancels the request. */
+typedef bool so_event_fn(void *user, const so_event *ev);
+
+typedef struct so_request_opts {
+    const int32_t *prompt; /* copied */
+    int n_prompt;
+    bool continues;          /* the answer goes on in the prompt's text: keep a leading space */
+    so_sample_params sample; /* copied, bias included */
+    int max_tokens;          /* −1: until the model ends or the context is full */
+    bool ignore_end;
+    const so_str *stops; /* copied */
+    int n_stops;
+    so_event_fn *on_event; /* may be NULL */
+    void *user;
+} so_request_opts;
+
+enum { SO_REQUEST_MAX_STOPS = 64 };
+
+/* Checks everything that can be checked; the message names numbers and flags. */
+int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, so_err *err);
+void so_request_cancel(so_request *r); /* takes effect at the next step */
+void so_request_free(so_request *r);   /* NULL is fine; a running one is dropped */
+
+/* One pass. 1: there is more to do, 0: nothing left, negative: the pass failed and every running
+ * request has finished with that error. */
+int so_engine_step(so_engine *e, so_err *err);
+/* Steps until r has finished; a request's own error is returned as such. */
+int so_engine_run(so_engine *e, so_request *r, so_err *err);
+
+typedef struct so_request_stats {
+    int prompt_n, predicted_n;
+    double prompt_ms, predicted_ms; /* from admission to the first token, from there to the end */
+    int rounds;                     /* passes that decided a token */
+    int draft_n, draft_n_accepted;
+    double draft_ms, verify_ms; /* of those rounds, shared passes counted whole */
+} so_request_stats;
+
+so_finish so_request_finish(const so_request *r);
+const so_err *so_request_error(const so_request *r);
+const so_request_stats *so_request_get_stats(const so_request *r);
+uint64_t so_request_seed(const so_request *r);
+/* The accepted tokens without the prompt and without an end token. */
+const int32_t *so_request_output(const so_request *r, int *n);
+void *so_request_user(const so_request *r);
+
+int so_engine_n_ctx(const so_engine *e);
+
+#endif
