@@ -154,7 +154,7 @@ static void toy_propose(void *user, const int32_t *text, int n, so_tree *t, so_c
 }
 
 /* A node of every kind: the argmax of one model as a point mass, two draws without replacement from
- * one row, two independent ones from another, one without replacement from a third. */
+ * one row, and between them one from another row, once as a set of its own and once independent. */
 static void mixed_propose(void *user, const int32_t *text, int n, so_tree *t, so_chance *draws) {
     const toy_drafter *d = user;
     for (int node = 0; node < t->n_nodes; node++) {
@@ -168,10 +168,10 @@ static void mixed_propose(void *user, const int32_t *text, int n, so_tree *t, so
         int32_t a = draw_without(draws, q0, t->n_vocab, 0);
         int32_t b = draw_without(draws, q0, t->n_vocab, 1u << a);
         so_tree_add(t, node, a, SO_Q_ROW_SET, r0, 1, 0.5f);
+        so_tree_add(t, node, draw_without(draws, q1, t->n_vocab, 0), SO_Q_ROW_SET, r2, 2, 0.5f);
         so_tree_add(t, node, draw_without(draws, q1, t->n_vocab, 0), SO_Q_ROW, r1, 2, 0.5f);
         if (b >= 0)
             so_tree_add(t, node, b, SO_Q_ROW_SET, r0, 1, 0.5f);
-        so_tree_add(t, node, draw_without(draws, q1, t->n_vocab, 0), SO_Q_ROW_SET, r2, 2, 0.5f);
     }
     so_tree_check(t);
 }
@@ -328,6 +328,9 @@ static void test_several_drafters(void **state) {
         c.name = "points and rows at one node";
         c.propose = mixed_propose;
         d.depth = 1;
+        so_lossless_check(&c);
+        make_toys(5, 410 + seed, 0);
+        c.n_out = 2;
         so_lossless_check(&c);
     }
     make_toys(2, 450, 0);

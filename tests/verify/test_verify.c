@@ -259,14 +259,16 @@ static void test_reject_without_replacement(void **state) {
     int row = so_tree_new_row(&tree);
     memcpy(so_tree_row(&tree, row), q, sizeof q);
     so_tree_add(&tree, 0, 0, SO_Q_ROW_SET, row, 0, 0.5f);
-    add_row(0, 0, SO_Q_ROW, q); /* another row: its draw does not count */
+    so_tree_add(&tree, 0, 1, SO_Q_ROW, row, 0, 0.5f); /* independent of the set */
+    add_row(0, 1, SO_Q_ROW_SET, q);                   /* another row: a set of its own */
     so_tree_add(&tree, 0, 2, SO_Q_ROW_SET, row, 0, 0.5f);
     recorder r = {.base = RECORD};
     so_verify_reject(&tree, same_row, p, &r.base, 1, scratch, &v);
     near(r.q[0], 0.5);
-    near(r.q[1], 0.5);
+    near(r.q[1], 0.25);
     near(r.q[2], 0.25);
-    assert_int_equal(v.n_tested, 3);
+    near(r.q[3], 0.25); /* 1/8 of the half that is left */
+    assert_int_equal(v.n_tested, 4);
 }
 
 static void test_reject_lenience(void **state) {
