@@ -8,12 +8,15 @@
 static const so_command table[] = {
     {SO_CMD_PULL, "pull", so_cmd_pull, "[NAME]", "fetch a model by name; without a name, list them",
      0, 1},
-    {SO_CMD_INSPECT, "inspect", so_cmd_inspect, "FILE|FOLDER|NAME", "show what a model file holds",
-     0, 1},
+    {SO_CMD_INSPECT, "inspect", so_cmd_inspect,
+     "FILE|FOLDER|NAME\n-m MODEL [-md DRAFT] --ctx C --parallel N",
+     "show what a model file holds, or the memory it takes", 0, 1},
     {SO_CMD_QUANTIZE, "quantize", so_cmd_quantize, "IN OUT TYPE",
      "write a model as GGUF with its weights rounded to a type", 3, 3},
     {SO_CMD_TOKENIZE, "tokenize", so_cmd_tokenize, "-m MODEL TEXT\n-m MODEL -f FILE",
      "show a text's token ids", 0, 1},
+    {SO_CMD_THEORY, "theory", so_cmd_theory, "--alpha A [--gamma G] [--c C]\n[--json] [--svg FILE]",
+     "what speculation can gain; without --alpha, the paper's tables and figures", 0, 0},
 };
 
 const so_command *so_command_at(int i) {

@@ -10,6 +10,7 @@ enum {
     SO_CMD_INSPECT = 1 << 3,
     SO_CMD_QUANTIZE = 1 << 4,
     SO_CMD_TOKENIZE = 1 << 5,
+    SO_CMD_THEORY = 1 << 6,
     SO_CMD_ALL = ~0,
 };
 
@@ -32,5 +33,6 @@ int so_cmd_bench(int argc, char **argv);
 int so_cmd_inspect(int argc, char **argv);
 int so_cmd_quantize(int argc, char **argv);
 int so_cmd_tokenize(int argc, char **argv);
+int so_cmd_theory(int argc, char **argv);
 
 #endif

@@ -1,10 +1,12 @@
-/* `sooth inspect`: what a model file holds. The description itself is made in format/describe.c;
- * this file lays it out in columns. */
+/* `sooth inspect`: what a model file holds, or, with a draft model, a context or a number of
+ * sequences, the memory it would take (budget.c). The description itself is made in
+ * format/describe.c; this file lays it out in columns. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "cli/budget.h"
 #include "cli/models.h"
 #include "cli/options.h"
 #include "format/describe.h"
@@ -35,7 +37,7 @@ static void print_config(const json_t *config) {
     json_t *v;
     printf("\nconfig.json (%zu)\n", json_object_size(config));
     json_object_foreach((json_t *)(uintptr_t)config, key, v) {
-        char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+        char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
         so_buf name = {0}, value = {0};
         so_describe_text(so_str_c(key), 80, &name);
         so_describe_text(so_str_c(text ? text : ""), VALUE_WIDTH + 16, &value);
@@ -46,7 +48,16 @@ static void print_config(const json_t *config) {
     }
 }
 
+/* Characters of the longest tensor name, within reason. */
+static int name_width(const so_checkpoint *ck) {
+    size_t width = 24;
+    for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++)
+        width = SO_MAX(width, so_checkpoint_tensor_at(ck, i)->name.len);
+    return (int)SO_MIN(width, (size_t)80);
+}
+
 static void print_tensors(const so_checkpoint *ck) {
+    int width = name_width(ck);
     bool slowest_first = !so_checkpoint_gguf(ck);
     printf("\ntensors (%zu)\n", so_checkpoint_n_tensors(ck));
     for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++) {
@@ -56,7 +67,7 @@ static void print_tensors(const so_checkpoint *ck) {
         for (int d = 0; d < t->n_dims; d++)
             so_buf_printf(&shape, "%s%" PRId64, d ? " x " : "",
                           t->dims[slowest_first ? t->n_dims - 1 - d : d]);
-        printf("  %-42s %-5s %-20s %14zu\n", so_buf_str(&name).ptr,
+        printf("  %-*s %-5s %-20s %14zu\n", width, so_buf_str(&name).ptr,
                so_dtype_get((int)t->dtype)->name, so_buf_str(&shape).ptr, t->n_bytes);
         so_buf_free(&name);
         so_buf_free(&shape);
@@ -80,8 +91,8 @@ static void print_types(const so_checkpoint *ck, const so_description *d) {
 static void print_human(const so_checkpoint *ck) {
     so_description d;
     so_describe(ck, &d);
-    printf("%s\n%s, %s, %.1f M parameters, %zu bytes\n", so_checkpoint_path(ck), d.format, d.arch,
-           (double)d.n_params * 1e-6, so_checkpoint_bytes(ck));
+    printf("%s\n%s, %s, %" PRIu64 " parameters (%.3f M), %zu bytes\n", so_checkpoint_path(ck),
+           d.format, d.arch, d.n_params, (double)d.n_params * 1e-6, so_checkpoint_bytes(ck));
     if (so_checkpoint_gguf(ck))
         print_metadata(so_checkpoint_gguf(ck));
     else
@@ -94,7 +105,7 @@ static void print_human(const so_checkpoint *ck) {
 
 static void print_json(const so_checkpoint *ck) {
     json_t *o = so_describe_json(ck);
-    json_dumpf(o, stdout, JSON_COMPACT);
+    json_dumpf(o, stdout, JSON_COMPACT | JSON_REAL_PRECISION(15));
     putchar('\n');
     json_decref(o);
 }
@@ -117,6 +128,11 @@ static int inspect_file(const so_args *a, const char *model) {
     return 0;
 }
 
+static bool wants_budget(const so_args *a) {
+    return so_args_has(a, SO_OPT_DRAFT_MODEL) || so_args_has(a, SO_OPT_CTX) ||
+           so_args_has(a, SO_OPT_PARALLEL) || so_args_has(a, SO_OPT_KV_TYPE);
+}
+
 int so_cmd_inspect(int argc, char **argv) {
     so_args a;
     if (!so_args_parse(&a, SO_CMD_INSPECT, argc, argv))
@@ -125,6 +141,8 @@ int so_cmd_inspect(int argc, char **argv) {
     int status;
     if (!model || (a.n_pos && so_args_has(&a, SO_OPT_MODEL)))
         status = so_args_bad(&a, "give one model: a file, a folder, or the name of a pulled model");
+    else if (wants_budget(&a))
+        status = so_cli_budget(&a, model);
     else
         status = inspect_file(&a, model);
     so_args_free(&a);

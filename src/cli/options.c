@@ -117,6 +117,17 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_REPEATS] = {"Measuring", "repeats", NULL, "repetitions", INT, 1, 10000, "N", "9",
                         "timed runs of each kind", SO_CMD_BENCH},
 
+    [SO_OPT_ALPHA] = {"Theory", "alpha", NULL, NULL, FLOAT, 0, 1, "A", NULL,
+                      "chance that a guess is accepted", SO_CMD_THEORY},
+    [SO_OPT_GAMMA] = {"Theory", "gamma", NULL, NULL, INT, 0, 255, "G", "5", "guesses per round",
+                      SO_CMD_THEORY},
+    [SO_OPT_C] = {"Theory", "c", NULL, NULL, FLOAT, 0, 1000, "C", "0",
+                  "time of one draft step, in passes of the target", SO_CMD_THEORY},
+    [SO_OPT_C_HAT] = {"Theory", "c-hat", NULL, NULL, FLOAT, 0, 1000, "C", "as --c",
+                      "the same in operations", SO_CMD_THEORY},
+    [SO_OPT_SVG] = {"Theory", "svg", NULL, NULL, TEXT, 0, 0, "FILE", NULL,
+                    "draw figures 2 to 4 (needs gnuplot)", SO_CMD_THEORY},
+
     [SO_OPT_JSON] = {"General", "json", NULL, NULL, FLAG, 0, 0, NULL, NULL,
                      "print JSON and nothing else on standard output", SO_CMD_ALL},
     [SO_OPT_VERBOSE] = {"General", "verbose", "v", NULL, FLAG, 0, 0, NULL, NULL,

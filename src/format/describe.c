@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <utf8proc.h>
 
 #include "base/mem.h"
@@ -99,6 +100,17 @@ json_t *so_describe_json_text(so_str s) {
     return v ? v : json_null();
 }
 
+/* The shortest decimal that reads back as the same float: 1e-05, not 9.9999997473787516e-06. */
+static double shortest(double v) {
+    char text[32];
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, v);
+        if ((double)strtof(text, NULL) == v)
+            break;
+    }
+    return strtod(text, NULL);
+}
+
 static json_t *json_elem(const so_gguf_kv *kv, uint64_t i) {
     int64_t whole;
     double real;
@@ -109,7 +121,7 @@ static json_t *json_elem(const so_gguf_kv *kv, uint64_t i) {
     if (so_gguf_elem_i64(kv, i, &whole))
         return kv->elem == SO_GGUF_BOOL ? json_boolean(whole) : json_integer(whole);
     if (so_gguf_elem_f64(kv, i, &real) && isfinite(real))
-        return json_real(real);
+        return json_real(kv->elem == SO_GGUF_F32 ? shortest(real) : real);
     return json_null();
 }
 
@@ -195,7 +207,7 @@ static void append_elem(const so_gguf_kv *kv, uint64_t i, size_t width, so_buf *
     else if (so_gguf_elem_i64(kv, i, &whole))
         so_buf_printf(out, "%" PRId64, whole);
     else if (so_gguf_elem_f64(kv, i, &real))
-        so_buf_printf(out, "%.7g", real);
+        so_buf_printf(out, "%.9g", kv->elem == SO_GGUF_F32 ? shortest(real) : real);
 }
 
 void so_describe_value(const so_gguf_kv *kv, size_t width, so_buf *out) {

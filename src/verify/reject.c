@@ -81,21 +81,16 @@ static double sum(const double *w, int n) {
     return (s[0] + s[1]) + (s[2] + s[3]);
 }
 
-static double positive(double x) { return x > 0 ? x : 0; } /* NaN is 0 */
-
-static void load_p(walk *w, const float *p) {
-    for (int i = 0; i < w->t->n_vocab; i++)
-        w->r[i] = positive((double)p[i]);
-    w->r_mass = sum(w->r, w->t->n_vocab);
-    SO_ASSERT(w->r_mass > 0 && isfinite(w->r_mass)); /* standardising refuses such logits */
+/* A row as doubles, with `other` for what is no weight (negative or NaN); returns the mass. */
+static double load(const float *row, int n, double other, double *out) {
+    for (int i = 0; i < n; i++)
+        out[i] = row[i] >= 0 ? (double)row[i] : other;
+    return sum(out, n);
 }
 
-static double usable_mass(const double *q, int n, int32_t x) {
-    bool negative = false;
-    for (int i = 0; i < n; i++)
-        negative |= q[i] < 0;
-    double mass = sum(q, n);
-    return !negative && isfinite(mass) && q[x] > 0 ? mass : 0;
+static void load_p(walk *w, const float *p) {
+    w->r_mass = load(p, w->t->n_vocab, 0, w->r);
+    SO_ASSERT(w->r_mass > 0 && isfinite(w->r_mass)); /* standardising refuses such logits */
 }
 
 /* The distribution that proposal i of `node` was drawn from (steps 3 and 4). */
@@ -105,13 +100,15 @@ static void load_q(walk *w, int node, int i) {
     w->q_mass = 0;
     if (p->kind == SO_Q_POINT)
         return;
-    const float *row = so_tree_row(t, p->row);
-    for (int k = 0; k < t->n_vocab; k++)
-        w->q[k] = (double)row[k];
-    for (int k = t->nodes[node].first; p->kind == SO_Q_ROW_SET && k != i; k = t->proposals[k].next)
-        if (t->proposals[k].kind == SO_Q_ROW_SET && t->proposals[k].row == p->row)
-            w->q[t->nodes[t->proposals[k].child].token] = 0;
-    w->q_mass = usable_mass(w->q, t->n_vocab, t->nodes[p->child].token);
+    double mass = load(so_tree_row(t, p->row), t->n_vocab, NAN, w->q);
+    if (p->kind == SO_Q_ROW_SET) {
+        for (int k = t->nodes[node].first; k != i; k = t->proposals[k].next)
+            if (t->proposals[k].kind == SO_Q_ROW_SET && t->proposals[k].row == p->row)
+                w->q[t->nodes[t->proposals[k].child].token] = 0;
+        mass = sum(w->q, t->n_vocab);
+    }
+    if (isfinite(mass) && w->q[t->nodes[p->child].token] > 0)
+        w->q_mass = mass;
 }
 
 /* r ← max(0, r − q), both scaled to r's mass. */
@@ -121,7 +118,7 @@ static void subtract(walk *w, int32_t x) {
     if (w->q_mass > 0) {
         double scale = w->r_mass / w->q_mass, *rest = w->q;
         for (int i = 0; i < n; i++)
-            rest[i] = positive(w->r[i] - scale * w->q[i]);
+            rest[i] = SO_MAX(0, w->r[i] - scale * w->q[i]);
         if ((mass = sum(rest, n)) > 0) {
             w->q = w->r;
             w->r = rest;

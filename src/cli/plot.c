@@ -1,0 +1,99 @@
+/* One run of gnuplot: the script is its standard input, the SVG its standard output.
+ *
+ * Both are files without a name, not pipes: a gnuplot that ends early cannot kill us
+ * with SIGPIPE or leave us waiting. The path never enters the script, so no quoting can go wrong.
+ * Refuses to know what is drawn. One thread. */
+#include "cli/plot.h"
+
+#include <errno.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "base/file.h"
+
+extern char **environ;
+
+static const char FONT[] = "DejaVu Sans,Helvetica,sans-serif";
+
+/* A file without a name that holds the whole script, at its start; NULL with errno. */
+static FILE *script_file(so_str script, int width, int height) {
+    FILE *f = tmpfile();
+    if (!f)
+        return NULL;
+    fprintf(f, "set terminal svg size %d,%d dynamic background '#ffffff' font '%s,12'\n", width,
+            height, FONT);
+    fwrite(script.ptr, 1, script.len, f);
+    if (fflush(f) != 0 || ferror(f) || fseek(f, 0, SEEK_SET) != 0) {
+        fclose(f);
+        return NULL;
+    }
+    return f;
+}
+
+/* Exit status of `gnuplot -`, or −1 with errno where it could not be started. */
+static int run_gnuplot(int in_fd, int out_fd) {
+    char *argv[] = {"gnuplot", "-d", "-", NULL}; /* -d: no start-up file of the user's */
+    posix_spawn_file_actions_t fa;
+    pid_t pid;
+    int status;
+    posix_spawn_file_actions_init(&fa);
+    posix_spawn_file_actions_adddup2(&fa, in_fd, 0);
+    posix_spawn_file_actions_adddup2(&fa, out_fd, 1);
+    int rc = posix_spawnp(&pid, argv[0], &fa, NULL, argv, environ);
+    posix_spawn_file_actions_destroy(&fa);
+    if (rc != 0) {
+        errno = rc;
+        return -1;
+    }
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static int draw(int in_fd, int out_fd, so_err *err) {
+    int rc = run_gnuplot(in_fd, out_fd), why = errno;
+    if (rc == 127 || (rc < 0 && why == ENOENT))
+        return so_err_set(err, SO_ENOTFOUND,
+                          "gnuplot, which draws the plots, is not installed; on Debian: apt-get "
+                          "install gnuplot-nox");
+    if (rc < 0)
+        return so_err_set(err, SO_EIO, "cannot run gnuplot: %s", strerror(why));
+    if (rc != 0)
+        return so_err_set(err, SO_EIO, "gnuplot failed with status %d", rc);
+    return SO_OK;
+}
+
+static int save(FILE *svg, const char *path, so_err *err) {
+    so_out_file *out;
+    char block[16384];
+    size_t n;
+    rewind(svg);
+    int rc = so_out_begin(path, &out, err);
+    if (rc != SO_OK)
+        return rc;
+    while (rc == SO_OK && (n = fread(block, 1, sizeof block, svg)) > 0)
+        rc = so_out_write(out, block, n, err);
+    if (rc == SO_OK && (ferror(svg) || so_out_tell(out) == 0))
+        rc = so_err_set(err, SO_EIO, "gnuplot left no plot for %s", path);
+    if (rc == SO_OK)
+        return so_out_commit(out, err);
+    so_out_abort(out);
+    return rc;
+}
+
+int so_plot_svg(so_str script, int width, int height, const char *path, so_err *err) {
+    FILE *in = script_file(script, width, height), *svg = tmpfile();
+    int rc = in && svg
+                 ? draw(fileno(in), fileno(svg), err)
+                 : so_err_set(err, SO_EIO, "cannot write a scratch file: %s", strerror(errno));
+    if (rc == SO_OK)
+        rc = save(svg, path, err);
+    if (in)
+        fclose(in);
+    if (svg)
+        fclose(svg);
+    return rc;
+}

@@ -1,0 +1,69 @@
+/* Weights are what the file's tensors take; where there is only a config.json they follow from the
+ * shape, at the dtype that the config names. The cache takes 2·layers·kv_heads·head_dim·size bytes
+ * per token and sequence. Scratch memory of passes is left out: it is small beside both and depends
+ * on the batch. Every factor is bounded by so_hparams_read, so the products fit 64 bits. Any
+ * thread. */
+#include "model/budget.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+/* Matrices and vectors of the architectures we run, biases included. */
+static int64_t count_params(const so_hparams *hp) {
+    int64_t d = hp->d_model, q = (int64_t)hp->n_heads * hp->head_dim;
+    int64_t kv = (int64_t)hp->n_heads_kv * hp->head_dim, ff = hp->d_ff;
+    bool gpt2 = hp->arch == SO_ARCH_GPT2;
+    int64_t layer = 2 * d * q + 2 * d * kv + (gpt2 ? 2 : 3) * d * ff + 2 * d;
+    if (gpt2) /* biases of both norms and of every matrix */
+        layer += 2 * d + q + 2 * kv + d + ff + d;
+    if (hp->arch == SO_ARCH_QWEN2)
+        layer += q + 2 * kv;
+    if (hp->arch == SO_ARCH_QWEN3 || hp->arch == SO_ARCH_GEMMA3)
+        layer += 2 * (int64_t)hp->head_dim;
+    if (hp->arch == SO_ARCH_GEMMA3)
+        layer += 2 * d;
+    int64_t n = hp->n_layers * layer + (int64_t)hp->n_vocab * d * (hp->tied ? 1 : 2) + d;
+    return gpt2 ? n + d + (int64_t)hp->n_ctx_train * d : n;
+}
+
+/* Bytes per weight of a folder without weights. */
+static int64_t config_dtype_bytes(const json_t *config) {
+    const char *name = json_string_value(json_object_get(config, "torch_dtype"));
+    if (!name)
+        name = json_string_value(json_object_get(config, "dtype"));
+    return name && strcmp(name, "float32") == 0 ? 4 : 2;
+}
+
+static void weigh(const so_checkpoint *ck, so_budget *b) {
+    for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++) {
+        const so_tensor *t = so_checkpoint_tensor_at(ck, i);
+        b->n_params += so_tensor_count(t);
+        b->weight_bytes += (int64_t)t->n_bytes;
+    }
+    b->estimated = so_checkpoint_n_tensors(ck) == 0;
+    if (b->estimated) {
+        b->n_params = count_params(&b->hp);
+        b->weight_bytes = b->n_params * config_dtype_bytes(so_checkpoint_config(ck));
+    }
+}
+
+int so_budget_of(const so_checkpoint *ck, int64_t ctx, int n_seqs, so_dtype kv_dtype,
+                 so_budget *out, so_err *err) {
+    so_budget b = {0};
+    int rc = so_hparams_read(ck, &b.hp, err);
+    if (rc != SO_OK)
+        return rc;
+    if (ctx < 0 || ctx > (int64_t)1 << 32 || n_seqs < 1 || n_seqs > 1 << 20)
+        return so_err_set(err, SO_ERANGE, "no budget for %d sequences of %lld tokens", n_seqs,
+                          (long long)ctx);
+    weigh(ck, &b);
+    b.ctx = ctx ? ctx : b.hp.n_ctx_train;
+    b.kv_bytes_per_token = so_hparams_kv_bytes_per_token(&b.hp, kv_dtype);
+    if (__builtin_mul_overflow(b.kv_bytes_per_token, b.ctx, &b.kv_bytes_per_seq) ||
+        __builtin_mul_overflow(b.kv_bytes_per_seq, (int64_t)n_seqs, &b.kv_bytes))
+        return so_err_set(err, SO_ERANGE, "%s: the cache for %d sequences of %lld tokens overflows",
+                          so_checkpoint_path(ck), n_seqs, (long long)b.ctx);
+    *out = b;
+    return SO_OK;
+}

@@ -1,0 +1,44 @@
+/* GGUF from arbitrary bytes: whatever opens must be safe to read in full. */
+#include <stdlib.h>
+
+#include "format/gguf.h"
+#include "format/quant.h"
+
+static volatile double sink;
+
+static void read_kv(const so_gguf_kv *kv) {
+    double f;
+    int64_t v;
+    for (uint64_t i = 0; i < kv->n && i < 1000; i++) {
+        if (so_gguf_elem_f64(kv, i, &f))
+            sink = f;
+        if (so_gguf_elem_i64(kv, i, &v))
+            sink = (double)v;
+        if (kv->strings)
+            for (size_t k = 0; k < kv->strings[i].len; k++)
+                sink = kv->strings[i].ptr[k];
+    }
+}
+
+static void read_tensor(const so_tensor *t) {
+    const so_dtype_info *info = so_dtype_get((int)t->dtype);
+    float block[256];
+    for (size_t off = 0; off < t->n_bytes; off += (size_t)info->block_bytes) {
+        so_dequantize_row(t->dtype, (const char *)t->data + off, block, info->block_len);
+        sink = (double)block[0];
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
+    so_gguf *g;
+    so_err err;
+    if (so_gguf_open_memory(data, len, "fuzz", &g, &err) != SO_OK)
+        return 0;
+    for (size_t i = 0; i < so_gguf_n_kv(g); i++)
+        read_kv(so_gguf_kv_at(g, i));
+    for (size_t i = 0; i < so_gguf_n_tensors(g); i++)
+        read_tensor(so_gguf_tensor_at(g, i));
+    so_gguf_close(g);
+    return 0;
+}
