@@ -438,12 +438,9 @@ typedef struct vt_drafter {
     int n_open, n_observed;
 } vt_drafter;
 
-static int vt_open(so_drafter *d, const int32_t *prompt, int n_prompt, const int32_t *expected,
-                   int n_expected, void **state, so_err *err) {
-    (void)prompt;
-    (void)expected;
+static int vt_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
     (void)err;
-    assert_true(n_prompt > 0 && n_expected == 0);
+    assert_true(text->n_prompt > 0);
     ((vt_drafter *)d)->n_open++;
     *state = d;
     return 0;
