@@ -1,8 +1,9 @@
 /* A model on disk, whatever its form: one table of tensors and the metadata beside it.
  *
  *   GGUF file (or the first of a split)      so_checkpoint_gguf() is set
- *   Hugging Face folder                      config(), tokenizer_json(), … are set, tensors come
- * from model.safetensors or model.safetensors.index.json
+ *   Hugging Face folder                      config(), tokenizer(), … are set; weights are in
+ *                                            model.safetensors, or in shards named by
+ *                                            model.safetensors.index.json
  *
  * Tensor names are the file's own; the model layer maps them. Tensor data of a folder is aligned to
  * one byte only (safetensors promises nothing): copy elements out. Refuses: to convert, to load

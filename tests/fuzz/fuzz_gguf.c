@@ -1,7 +1,7 @@
 /* GGUF from arbitrary bytes: whatever opens must be safe to read in full. */
 #include <stdlib.h>
 
-#include "format/gguf.h"
+#include "format/describe.h"
 #include "format/quant.h"
 
 static volatile double sink;
@@ -20,6 +20,14 @@ static void read_kv(const so_gguf_kv *kv) {
     }
 }
 
+static void describe(const so_gguf_kv *kv) {
+    so_buf b = {0};
+    so_describe_text(kv->key, 80, &b);
+    so_describe_type(kv, &b);
+    so_describe_value(kv, 64, &b);
+    so_buf_free(&b);
+}
+
 static void read_tensor(const so_tensor *t) {
     const so_dtype_info *info = so_dtype_get((int)t->dtype);
     float block[256];
@@ -35,8 +43,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
     so_err err;
     if (so_gguf_open_memory(data, len, "fuzz", &g, &err) != SO_OK)
         return 0;
-    for (size_t i = 0; i < so_gguf_n_kv(g); i++)
+    for (size_t i = 0; i < so_gguf_n_kv(g); i++) {
         read_kv(so_gguf_kv_at(g, i));
+        describe(so_gguf_kv_at(g, i));
+    }
     for (size_t i = 0; i < so_gguf_n_tensors(g); i++)
         read_tensor(so_gguf_tensor_at(g, i));
     so_gguf_close(g);
