@@ -1,0 +1,116 @@
+/* Opening order: files, backend, weights, tokenizer, template; closing runs backwards. A model
+ * whose template cannot be compiled is still usable with raw prompts, so that failure is a warning
+ * here and an error only for those who ask for a chat. */
+#include "engine/bundle.h"
+
+#include <math.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+
+void so_bundle_defaults(so_bundle_opts *o) { *o = (so_bundle_opts){.level = SO_CPU_AUTO}; }
+
+/* --- recommended sampling --- */
+
+static bool read_number(const so_checkpoint *ck, const char *json_key, const char *gguf_key,
+                        double *out) {
+    const so_gguf *g = so_checkpoint_gguf(ck);
+    if (g)
+        return so_gguf_get_f64(g, gguf_key, out, NULL) == SO_OK;
+    const json_t *v = json_object_get(so_checkpoint_generation_config(ck), json_key);
+    if (!json_is_number(v))
+        return false;
+    *out = json_number_value(v);
+    return true;
+}
+
+void so_bundle_read_sampling(const so_checkpoint *ck, so_sample_params *p) {
+    static const struct {
+        const char *json, *gguf;
+        double min, max;
+    } keys[] = {{"temperature", "general.sampling.temp", 0, 100},
+                {"top_k", "general.sampling.top_k", 0, 1 << 24},
+                {"top_p", "general.sampling.top_p", 0, 1},
+                {"min_p", "general.sampling.min_p", 0, 1},
+                {"repetition_penalty", "general.sampling.penalty_repeat", 0.01, 100}};
+    double v[SO_LEN(keys)] = {(double)p->temp, p->top_k, (double)p->top_p, (double)p->min_p,
+                              (double)p->repeat_penalty};
+    for (size_t i = 0; i < SO_LEN(keys); i++) {
+        double got;
+        if (!read_number(ck, keys[i].json, keys[i].gguf, &got))
+            continue;
+        if (got >= keys[i].min && got <= keys[i].max)
+            v[i] = got;
+        else
+            so_log(SO_LOG_WARN, "%s: generation config: %s is %g, not from %g to %g: left out",
+                   so_checkpoint_path(ck), keys[i].json, got, keys[i].min, keys[i].max);
+    }
+    p->temp = (float)v[0];
+    p->top_k = (int)v[1];
+    p->top_p = (float)v[2];
+    p->min_p = (float)v[3];
+    p->repeat_penalty = (float)v[4];
+}
+
+/* eos_token_id of the generation config: a number or a list of them. */
+static void add_ends(const so_checkpoint *ck, so_tokenizer *t) {
+    const json_t *eos = json_object_get(so_checkpoint_generation_config(ck), "eos_token_id");
+    size_t n = json_is_array(eos) ? json_array_size(eos) : json_is_integer(eos) ? 1 : 0;
+    for (size_t i = 0; i < n && i < 64; i++) {
+        const json_t *v = json_is_array(eos) ? json_array_get(eos, i) : eos;
+        json_int_t id = json_integer_value(v);
+        if (json_is_integer(v) && id >= 0 && id < so_tokenizer_n_vocab(t))
+            so_tokenizer_add_end(t, (int32_t)id);
+    }
+}
+
+/* --- opening --- */
+
+static int open_text(so_bundle *b, so_err *err) {
+    int rc = so_tokenizer_load(b->ck, &b->tok, err);
+    if (rc != SO_OK)
+        return rc;
+    if (so_tokenizer_n_vocab(b->tok) > so_model_hparams(b->model)->n_vocab)
+        return so_err_set(err, SO_EMISMATCH,
+                          "%s: the tokenizer has %d tokens, the model's embedding only %d rows",
+                          so_checkpoint_path(b->ck), so_tokenizer_n_vocab(b->tok),
+                          so_model_hparams(b->model)->n_vocab);
+    add_ends(b->ck, b->tok);
+    so_err chat_err = {0};
+    rc = so_chat_create(b->tok, &b->chat, &chat_err);
+    if (rc != SO_OK && rc != SO_ENOTFOUND)
+        so_log(SO_LOG_WARN, "%s: chat template: %s; prompts are taken as they are",
+               so_checkpoint_path(b->ck), chat_err.msg);
+    return SO_OK;
+}
+
+int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so_err *err) {
+    so_bundle b = {0};
+    so_model_opts mo = {
+        .quantize = o->quantize, .dtype = o->dtype, .progress = o->progress, .user = o->user};
+    int rc = so_checkpoint_open(path, SO_CHECKPOINT_ALL, &b.ck, err);
+    if (rc == SO_OK)
+        rc = so_backend_cpu_create(o->n_threads, o->level, &b.backend, err);
+    if (rc == SO_OK)
+        rc = so_model_load(b.ck, b.backend, &mo, &b.model, err);
+    if (rc == SO_OK)
+        rc = open_text(&b, err);
+    if (rc != SO_OK) {
+        so_bundle_close(&b);
+        return rc;
+    }
+    so_sample_defaults(&b.sample);
+    so_bundle_read_sampling(b.ck, &b.sample);
+    *out = b;
+    return SO_OK;
+}
+
+void so_bundle_close(so_bundle *b) {
+    so_chat_free(b->chat);
+    so_tokenizer_free(b->tok);
+    so_model_free(b->model);
+    if (b->backend)
+        so_backend_free(b->backend);
+    so_checkpoint_close(b->ck);
+    *b = (so_bundle){0};
+}

@@ -1,0 +1,459 @@
+/* The public library over the engine: copies parameters in by their stated size, locks, translates
+ * errors and events. No behaviour of its own: what it offers is what engine.h does.
+ *
+ * One mutex per model guards its backend, so engines of one model take turns (sooth.h, Threads).
+ * Structs from outside are read through take_params(), which copies at most what the caller's
+ * header knew and leaves defaults for the rest. */
+#include <sooth.h>
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/bundle.h"
+#include "engine/engine.h"
+
+_Static_assert(sizeof(((so_err *)0)->msg) == sizeof(((sooth_error *)0)->message),
+               "messages differ");
+
+struct sooth_model {
+    so_bundle b;
+    pthread_mutex_t lock;
+};
+
+struct sooth_engine {
+    sooth_model *m;
+    so_engine *e;
+    sooth_request *requests;
+};
+
+struct sooth_request {
+    sooth_engine *e;
+    so_request *r;
+    sooth_request *next;
+    sooth_event_fn *on_event;
+    void *user;
+    so_buf text;
+};
+
+static void lock(const sooth_model *m) {
+    pthread_mutex_lock((pthread_mutex_t *)(uintptr_t)&m->lock);
+}
+static void unlock(const sooth_model *m) {
+    pthread_mutex_unlock((pthread_mutex_t *)(uintptr_t)&m->lock);
+}
+
+/* Every function ends here: the internal error becomes the public one. */
+static int report(int rc, const so_err *from, sooth_error *to) {
+    if (rc < 0 && to) {
+        to->code = rc;
+        memcpy(to->message, from->msg, sizeof to->message);
+    }
+    return rc;
+}
+
+/* Copies the caller's struct of `size` bytes over the library's defaults. */
+static int take_params(void *dst, size_t dst_size, const void *src, const char *what, so_err *err) {
+    size_t size;
+    if (!src)
+        return SO_OK;
+    memcpy(&size, src, sizeof size);
+    if (size < sizeof size || size > 4096)
+        return so_err_set(err, SO_EINVAL, "%s: size is %zu: call %s_init first", what, size, what);
+    memcpy(dst, src, SO_MIN(size, dst_size));
+    return SO_OK;
+}
+
+static void give_defaults(void *dst, const void *src, size_t src_size, size_t size) {
+    memset(dst, 0, size);
+    memcpy(dst, src, SO_MIN(size, src_size));
+    memcpy(dst, &size, sizeof size);
+}
+
+const char *sooth_version(void) { return SO_VERSION; }
+
+/* --- models --- */
+
+static const sooth_model_params MODEL_DEFAULTS = {.size = sizeof(sooth_model_params)};
+
+void sooth_model_params_init_sized(sooth_model_params *p, size_t size) {
+    give_defaults(p, &MODEL_DEFAULTS, sizeof *p, size);
+}
+
+static int bundle_opts(const sooth_model_params *p, so_bundle_opts *o, so_err *err) {
+    so_bundle_defaults(o);
+    o->n_threads = p->n_threads;
+    o->progress = p->progress;
+    o->user = p->progress_user;
+    if (p->n_threads < 0 || p->n_threads > 256)
+        return so_err_set(err, SO_ERANGE, "n_threads %d: must be from 0 to 256", p->n_threads);
+    if (p->cpu_level && !so_cpu_level_parse(p->cpu_level, &o->level))
+        return so_err_set(err, SO_EINVAL, "cpu_level '%.40s': must be auto, scalar, avx2 or avx512",
+                          p->cpu_level);
+    o->quantize = p->quantize != NULL;
+    if (p->quantize && !so_dtype_parse(p->quantize, &o->dtype))
+        return so_err_set(err, SO_EINVAL, "quantize '%.40s': no such type", p->quantize);
+    return SO_OK;
+}
+
+int sooth_model_load(const char *path, const sooth_model_params *params, sooth_model **out,
+                     sooth_error *err) {
+    so_err e = {0};
+    so_bundle_opts o;
+    so_bundle b;
+    sooth_model_params p = MODEL_DEFAULTS;
+    int rc = take_params(&p, sizeof p, params, "sooth_model_params", &e);
+    if (rc == SO_OK)
+        rc = bundle_opts(&p, &o, &e);
+    if (rc == SO_OK)
+        rc = so_bundle_open(path, &o, &b, &e);
+    if (rc != SO_OK)
+        return report(rc, &e, err);
+    sooth_model *m = SO_NEW(sooth_model);
+    m->b = b;
+    pthread_mutex_init(&m->lock, NULL);
+    *out = m;
+    return SOOTH_OK;
+}
+
+void sooth_model_free(sooth_model *m) {
+    if (!m)
+        return;
+    so_bundle_close(&m->b);
+    pthread_mutex_destroy(&m->lock);
+    free(m);
+}
+
+const char *sooth_model_arch(const sooth_model *m) {
+    return so_model_hparams(m->b.model)->arch_name;
+}
+int64_t sooth_model_n_params(const sooth_model *m) { return so_model_n_params(m->b.model); }
+int sooth_model_n_vocab(const sooth_model *m) { return so_model_hparams(m->b.model)->n_vocab; }
+int sooth_model_n_ctx(const sooth_model *m) { return so_model_hparams(m->b.model)->n_ctx_train; }
+int sooth_model_has_chat(const sooth_model *m) { return m->b.chat != NULL; }
+
+int sooth_tokenize(const sooth_model *m, const char *text, size_t text_len, int add_special,
+                   int parse_special, int32_t *ids, size_t cap, size_t *n, sooth_error *err) {
+    so_err e = {0};
+    so_tokens t = {0};
+    unsigned flags =
+        (add_special ? SO_ENCODE_ADD_SPECIAL : 0u) | (parse_special ? SO_ENCODE_PARSE_SPECIAL : 0u);
+    int rc = so_tokenizer_encode(m->b.tok, (so_str){text, text_len}, flags, &t, &e);
+    if (rc == SO_OK) {
+        if (SO_MIN(cap, t.len) > 0)
+            memcpy(ids, t.ids, SO_MIN(cap, t.len) * sizeof *ids);
+        *n = t.len;
+    }
+    so_tokens_free(&t);
+    return report(rc, &e, err);
+}
+
+int sooth_detokenize(const sooth_model *m, const int32_t *ids, size_t n_ids, char *text, size_t cap,
+                     size_t *n, sooth_error *err) {
+    so_err e = {0};
+    so_buf b = {0};
+    for (size_t i = 0; i < n_ids; i++)
+        if (ids[i] < 0 || ids[i] >= so_tokenizer_n_vocab(m->b.tok))
+            return report(so_err_set(&e, SO_ERANGE, "id %zu is %d: the vocabulary has 0 to %d", i,
+                                     ids[i], so_tokenizer_n_vocab(m->b.tok) - 1),
+                          &e, err);
+    so_tokenizer_decode(m->b.tok, ids, n_ids, false, &b);
+    if (SO_MIN(cap, b.len) > 0)
+        memcpy(text, b.data, SO_MIN(cap, b.len));
+    *n = b.len;
+    so_buf_free(&b);
+    return SOOTH_OK;
+}
+
+/* --- engines --- */
+
+static const sooth_engine_params ENGINE_DEFAULTS = {
+    .size = sizeof(sooth_engine_params), .n_parallel = 1, .n_batch = 256};
+
+void sooth_engine_params_init_sized(sooth_engine_params *p, size_t size) {
+    give_defaults(p, &ENGINE_DEFAULTS, sizeof *p, size);
+}
+
+int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth_engine **out,
+                        sooth_error *err) {
+    so_err e = {0};
+    so_engine *inner = NULL;
+    so_engine_opts o;
+    sooth_engine_params p = ENGINE_DEFAULTS;
+    int rc = take_params(&p, sizeof p, params, "sooth_engine_params", &e);
+    so_engine_defaults(m->b.model, &o);
+    if (p.n_ctx != 0)
+        o.n_ctx = p.n_ctx;
+    o.n_parallel = p.n_parallel;
+    o.n_batch = p.n_batch;
+    o.kv_dtype = p.kv_f32 ? SO_DTYPE_F32 : SO_DTYPE_F16;
+    lock(m);
+    if (rc == SO_OK)
+        rc = so_engine_create(m->b.model, m->b.tok, &o, &inner, &e);
+    unlock(m);
+    if (rc != SO_OK)
+        return report(rc, &e, err);
+    sooth_engine *s = SO_NEW(sooth_engine);
+    s->m = m;
+    s->e = inner;
+    *out = s;
+    return SOOTH_OK;
+}
+
+void sooth_engine_free(sooth_engine *s) {
+    if (!s)
+        return;
+    while (s->requests)
+        sooth_request_free(s->requests);
+    lock(s->m);
+    so_engine_free(s->e);
+    unlock(s->m);
+    free(s);
+}
+
+/* --- requests --- */
+
+static const sooth_params PARAM_DEFAULTS = {.size = sizeof(sooth_params),
+                                            .max_tokens = -1,
+                                            .temp = -1,
+                                            .top_k = -1,
+                                            .top_p = -1,
+                                            .min_p = -1,
+                                            .repeat_penalty = -1,
+                                            .repeat_last_n = 64};
+
+void sooth_params_init_sized(sooth_params *p, size_t size) {
+    give_defaults(p, &PARAM_DEFAULTS, sizeof *p, size);
+}
+
+static so_sample_params sampling(const sooth_model *m, const sooth_params *p) {
+    so_sample_params s = m->b.sample;
+    s.seed = p->has_seed ? p->seed : so_rng_system_seed() >> 11; /* 53 bits, as run's */
+    s.temp = p->temp < 0 ? s.temp : p->temp;
+    s.top_k = p->top_k < 0 ? s.top_k : p->top_k;
+    s.top_p = p->top_p < 0 ? s.top_p : p->top_p;
+    s.min_p = p->min_p < 0 ? s.min_p : p->min_p;
+    s.repeat_penalty = p->repeat_penalty < 0 ? s.repeat_penalty : p->repeat_penalty;
+    s.presence_penalty = p->presence_penalty;
+    s.frequency_penalty = p->frequency_penalty;
+    s.repeat_last_n = p->repeat_last_n;
+    return s;
+}
+
+static bool on_event(void *user, const so_event *ev) {
+    sooth_request *r = user;
+    so_buf_append_str(&r->text, ev->text);
+    sooth_event out = {.size = sizeof out,
+                       .token = ev->token,
+                       .text = ev->text.ptr,
+                       .text_len = ev->text.len,
+                       .finish = (sooth_finish)ev->finish};
+    return !r->on_event || r->on_event(r->user, &out) == 0;
+}
+
+static int encode_chat(const sooth_model *m, const sooth_message *messages, size_t n,
+                       so_tokens *out, so_err *err) {
+    if (!m->b.chat)
+        return so_err_set(err, SO_ENOTFOUND, "this model has no chat template: use sooth_generate");
+    json_t *list = json_array();
+    int rc = SO_OK;
+    for (size_t i = 0; i < n && rc == SO_OK; i++) {
+        json_t *o =
+            messages[i].role && messages[i].content
+                ? json_pack("{s:s, s:s}", "role", messages[i].role, "content", messages[i].content)
+                : NULL;
+        if (!o)
+            rc = so_err_set(err, SO_EINVAL, "message %zu: role and content must be valid UTF-8", i);
+        else
+            json_array_append_new(list, o);
+    }
+    if (rc == SO_OK)
+        rc = so_chat_encode(m->b.chat, list, NULL, out, err);
+    json_decref(list);
+    return rc;
+}
+
+static int encode(const sooth_model *m, const char *prompt, const sooth_message *messages,
+                  size_t n_messages, so_tokens *out, so_err *err) {
+    if (!prompt == !messages)
+        return so_err_set(err, SO_EINVAL, "give either a prompt or messages");
+    if (messages)
+        return encode_chat(m, messages, n_messages, out, err);
+    return so_tokenizer_encode(m->b.tok, so_str_c(prompt), SO_ENCODE_ADD_SPECIAL, out, err);
+}
+
+static int submit(sooth_engine *s, sooth_request *req, const so_tokens *prompt, bool continues,
+                  const sooth_params *p, so_err *err) {
+    so_request_opts o = {.prompt = prompt->ids,
+                         .n_prompt = (int)SO_MIN(prompt->len, (size_t)INT32_MAX),
+                         .continues = continues,
+                         .sample = sampling(s->m, p),
+                         .max_tokens = p->max_tokens,
+                         .ignore_end = p->ignore_end != 0,
+                         .on_event = on_event,
+                         .user = req};
+    if (p->n_stop > SO_REQUEST_MAX_STOPS || p->n_bias > 100000)
+        return so_err_set(err, SO_ELIMIT, "%zu stop strings, %zu biases: at most %d and 100000",
+                          p->n_stop, p->n_bias, SO_REQUEST_MAX_STOPS);
+    so_str stops[SO_REQUEST_MAX_STOPS];
+    for (size_t i = 0; i < p->n_stop; i++)
+        stops[i] = so_str_c(p->stop[i]);
+    so_bias *bias = SO_NEW_N(so_bias, p->n_bias);
+    for (size_t i = 0; i < p->n_bias; i++)
+        bias[i] = (so_bias){p->bias[i].token, p->bias[i].bias};
+    o.stops = stops;
+    o.n_stops = (int)p->n_stop;
+    o.sample.bias = bias;
+    o.sample.n_bias = (int)p->n_bias;
+    lock(s->m);
+    int rc = so_engine_submit(s->e, &o, &req->r, err);
+    unlock(s->m);
+    free(bias);
+    return rc;
+}
+
+int sooth_submit(sooth_engine *s, const char *prompt, const sooth_message *messages,
+                 size_t n_messages, const sooth_params *params, sooth_event_fn *fn, void *user,
+                 sooth_request **out, sooth_error *err) {
+    so_err e = {0};
+    so_tokens tokens = {0};
+    sooth_params p = PARAM_DEFAULTS;
+    sooth_request *req = SO_NEW(sooth_request);
+    req->e = s;
+    req->on_event = fn;
+    req->user = user;
+    int rc = take_params(&p, sizeof p, params, "sooth_params", &e);
+    if (rc == SO_OK)
+        rc = encode(s->m, prompt, messages, n_messages, &tokens, &e);
+    if (rc == SO_OK)
+        rc = submit(s, req, &tokens, prompt != NULL, &p, &e);
+    so_tokens_free(&tokens);
+    if (rc != SO_OK) {
+        free(req);
+        return report(rc, &e, err);
+    }
+    lock(s->m);
+    req->next = s->requests;
+    s->requests = req;
+    unlock(s->m);
+    *out = req;
+    return SOOTH_OK;
+}
+
+int sooth_step(sooth_engine *s, sooth_error *err) {
+    so_err e = {0};
+    lock(s->m);
+    int rc = so_engine_step(s->e, &e);
+    unlock(s->m);
+    return report(rc, &e, err);
+}
+
+sooth_finish sooth_request_finish(const sooth_request *r) {
+    lock(r->e->m);
+    sooth_finish f = (sooth_finish)so_request_finish(r->r);
+    unlock(r->e->m);
+    return f;
+}
+
+void sooth_request_free(sooth_request *r) {
+    if (!r)
+        return;
+    sooth_engine *s = r->e;
+    lock(s->m);
+    sooth_request **at = &s->requests;
+    while (*at != r)
+        at = &(*at)->next;
+    *at = r->next;
+    so_request_free(r->r);
+    unlock(s->m);
+    so_buf_free(&r->text);
+    free(r);
+}
+
+/* --- results --- */
+
+void sooth_result_init_sized(sooth_result *r, size_t size) {
+    static const sooth_result empty = {.size = sizeof(sooth_result)};
+    give_defaults(r, &empty, sizeof *r, size);
+}
+
+void sooth_result_deinit(sooth_result *r) {
+    free(r->text);
+    free(r->tokens);
+    sooth_result_init_sized(r, r->size);
+}
+
+static void fill_result(const sooth_request *r, sooth_result *out) {
+    const so_request_stats *st = so_request_get_stats(r->r);
+    int n;
+    const int32_t *ids = so_request_output(r->r, &n);
+    out->text = so_alloc(r->text.len + 1);
+    memcpy(out->text, so_buf_str(&r->text).ptr, r->text.len);
+    out->text[r->text.len] = '\0';
+    out->text_len = r->text.len;
+    out->n_tokens = (size_t)n;
+    out->tokens = SO_NEW_N(int32_t, n);
+    memcpy(out->tokens, ids, (size_t)n * sizeof *ids);
+    out->finish = (sooth_finish)so_request_finish(r->r);
+    out->seed = so_request_seed(r->r);
+    out->timings = (sooth_timings){.prompt_n = st->prompt_n,
+                                   .predicted_n = st->predicted_n,
+                                   .prompt_ms = st->prompt_ms,
+                                   .predicted_ms = st->predicted_ms,
+                                   .rounds = st->rounds,
+                                   .draft_n = st->draft_n,
+                                   .draft_n_accepted = st->draft_n_accepted};
+}
+
+int sooth_request_result(const sooth_request *r, sooth_result *result, sooth_error *err) {
+    so_err e = {0};
+    size_t size = result->size;
+    /* The struct's first version ended with `timings`: less was never initialised. */
+    if (size < offsetof(sooth_result, timings) + sizeof result->timings || size > 4096)
+        return report(
+            so_err_set(&e, SO_EINVAL, "result: size is %zu: call sooth_result_init first", size),
+            &e, err);
+    lock(r->e->m);
+    int rc = SO_OK;
+    if (so_request_finish(r->r) == SO_FINISH_ERROR)
+        rc = so_err_set(&e, so_request_error(r->r)->code, "%s", so_request_error(r->r)->msg);
+    if (rc == SO_OK) {
+        sooth_result full = {.size = size};
+        fill_result(r, &full);
+        sooth_result_deinit(result);
+        memcpy(result, &full, SO_MIN(size, sizeof full));
+    }
+    unlock(r->e->m);
+    return report(rc, &e, err);
+}
+
+/* --- the blocking forms --- */
+
+static int run_to_end(sooth_engine *s, sooth_request *r, sooth_result *result, sooth_error *err) {
+    int rc = SOOTH_OK;
+    while (rc >= 0 && sooth_request_finish(r) == SOOTH_FINISH_NONE)
+        rc = sooth_step(s, err);
+    sooth_result local;
+    sooth_result_init(&local);
+    if (rc >= 0)
+        rc = sooth_request_result(r, result ? result : &local, err);
+    sooth_result_deinit(&local);
+    sooth_request_free(r);
+    return rc;
+}
+
+int sooth_generate(sooth_engine *s, const char *prompt, const sooth_params *params,
+                   sooth_event_fn *fn, void *user, sooth_result *result, sooth_error *err) {
+    sooth_request *r;
+    int rc = sooth_submit(s, prompt, NULL, 0, params, fn, user, &r, err);
+    return rc == SOOTH_OK ? run_to_end(s, r, result, err) : rc;
+}
+
+int sooth_chat(sooth_engine *s, const sooth_message *messages, size_t n_messages,
+               const sooth_params *params, sooth_event_fn *fn, void *user, sooth_result *result,
+               sooth_error *err) {
+    sooth_request *r;
+    int rc = sooth_submit(s, NULL, messages, n_messages, params, fn, user, &r, err);
+    return rc == SOOTH_OK ? run_to_end(s, r, result, err) : rc;
+}

@@ -1,0 +1,319 @@
+/* The public library, used as a program would use it: only sooth.h (the tiny model comes from the
+ * test support). */
+#include "so_test.h"
+
+#include <pthread.h>
+#include <sooth.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "so_tiny.h"
+
+typedef struct fixture {
+    char *dir, *path;
+    sooth_model *model;
+    sooth_engine *engine;
+} fixture;
+
+static int open_fixture(void **state) {
+    fixture *f = SO_NEW(fixture);
+    sooth_error err;
+    f->dir = so_test_tmp();
+    f->path = so_path_join(f->dir, "tiny.gguf");
+    so_tiny_write(f->path, NULL);
+    sooth_model_params mp;
+    sooth_model_params_init(&mp);
+    mp.n_threads = 2;
+    assert_int_equal(sooth_model_load(f->path, &mp, &f->model, &err), SOOTH_OK);
+    assert_int_equal(sooth_engine_create(f->model, NULL, &f->engine, &err), SOOTH_OK);
+    *state = f;
+    return 0;
+}
+
+static int close_fixture(void **state) {
+    fixture *f = *state;
+    sooth_engine_free(f->engine);
+    sooth_model_free(f->model);
+    so_test_tmp_free(f->dir);
+    free(f->path);
+    free(f);
+    return 0;
+}
+
+static sooth_params seeded(uint64_t seed, int max_tokens) {
+    sooth_params p;
+    sooth_params_init(&p);
+    p.has_seed = 1;
+    p.seed = seed;
+    p.max_tokens = max_tokens;
+    p.ignore_end = 1;
+    return p;
+}
+
+typedef struct heard {
+    so_buf text;
+    int n_tokens, n_ends, cancel_after;
+} heard;
+
+static int hear(void *user, const sooth_event *ev) {
+    heard *h = user;
+    so_buf_append(&h->text, ev->text, ev->text_len);
+    h->n_tokens += ev->token >= 0;
+    h->n_ends += ev->finish != SOOTH_FINISH_NONE;
+    return h->cancel_after && h->n_tokens == h->cancel_after;
+}
+
+static void test_model_facts(void **state) {
+    fixture *f = *state;
+    assert_string_equal(sooth_model_arch(f->model), "llama");
+    assert_int_equal(sooth_model_n_ctx(f->model), SO_TINY_CTX);
+    assert_true(sooth_model_n_params(f->model) > 10000);
+    assert_true(sooth_model_has_chat(f->model));
+    assert_non_null(strchr(sooth_version(), '.'));
+}
+
+static void test_tokenize_both_ways(void **state) {
+    fixture *f = *state;
+    static const char text[] = "hello \xE2\x82\xAC world";
+    sooth_error err;
+    int32_t ids[64];
+    char back[64];
+    size_t n = 0, n_again = 0, n_back = 0, len = sizeof text - 1;
+    assert_int_equal(sooth_tokenize(f->model, text, len, 0, 0, NULL, 0, &n, &err), SOOTH_OK);
+    assert_true(n > 0 && n <= 64);
+    assert_int_equal(sooth_tokenize(f->model, text, len, 0, 0, ids, 64, &n_again, &err), SOOTH_OK);
+    assert_int_equal(n, n_again);
+    assert_int_equal(sooth_detokenize(f->model, ids, n, back, sizeof back, &n_back, &err),
+                     SOOTH_OK);
+    const char *got = n_back == len + 1 && back[0] == ' ' ? back + 1 : back;
+    assert_memory_equal(got, text, len);
+    ids[0] = 1 << 30;
+    assert_int_equal(sooth_detokenize(f->model, ids, 1, back, sizeof back, &n_back, &err),
+                     SOOTH_ERANGE);
+}
+
+static void test_generate_streams_what_it_returns(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    heard h = {0};
+    sooth_result r, again;
+    sooth_result_init(&r);
+    sooth_result_init(&again);
+    sooth_params p = seeded(7, 40);
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, hear, &h, &r, &err), SOOTH_OK);
+    assert_int_equal(r.n_tokens, 40);
+    assert_int_equal(h.n_tokens, 40);
+    assert_int_equal(h.n_ends, 1);
+    assert_int_equal(r.finish, SOOTH_FINISH_LENGTH);
+    assert_int_equal(r.seed, 7);
+    assert_int_equal(h.text.len, r.text_len);
+    assert_memory_equal(h.text.data, r.text, r.text_len);
+    assert_int_equal(strlen(r.text), r.text_len);
+    assert_int_equal(r.timings.predicted_n, 40);
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &again, &err), SOOTH_OK);
+    assert_memory_equal(again.tokens, r.tokens, 40 * sizeof *r.tokens);
+    p.seed = 8;
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &again, &err), SOOTH_OK);
+    assert_memory_not_equal(again.tokens, r.tokens, 40 * sizeof *r.tokens);
+    sooth_result_deinit(&r);
+    sooth_result_deinit(&again);
+    so_buf_free(&h.text);
+}
+
+static void test_callback_cancels(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    heard h = {.cancel_after = 5};
+    sooth_result r;
+    sooth_result_init(&r);
+    sooth_params p = seeded(1, -1);
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, hear, &h, &r, &err), SOOTH_OK);
+    assert_int_equal(r.finish, SOOTH_FINISH_CANCELLED);
+    assert_int_equal(r.n_tokens, 5);
+    sooth_result_deinit(&r);
+    so_buf_free(&h.text);
+}
+
+static void test_stop_string_ends_before_itself(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    sooth_result whole, cut;
+    sooth_result_init(&whole);
+    sooth_result_init(&cut);
+    sooth_params p = seeded(7, 60);
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &whole, &err), SOOTH_OK);
+    assert_true(whole.text_len > 12);
+    char stop[4] = {0};
+    memcpy(stop, whole.text + 8, 3);
+    const char *stops[] = {stop};
+    p.stop = stops;
+    p.n_stop = 1;
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &cut, &err), SOOTH_OK);
+    size_t want = (size_t)(strstr(whole.text, stop) - whole.text);
+    assert_int_equal(cut.finish, SOOTH_FINISH_STOP);
+    assert_int_equal(cut.text_len, want);
+    assert_memory_equal(cut.text, whole.text, want);
+    sooth_result_deinit(&whole);
+    sooth_result_deinit(&cut);
+}
+
+static void test_chat_uses_the_template(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    sooth_message talk[] = {{"system", "be brief"}, {"user", "the sea"}};
+    sooth_result chat, raw;
+    sooth_result_init(&chat);
+    sooth_result_init(&raw);
+    sooth_params p = seeded(3, 16);
+    assert_int_equal(sooth_chat(f->engine, talk, 2, &p, NULL, NULL, &chat, &err), SOOTH_OK);
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &raw, &err), SOOTH_OK);
+    assert_true(chat.timings.prompt_n > raw.timings.prompt_n);
+    sooth_message bad = {"user", "\xFF"};
+    assert_int_equal(sooth_chat(f->engine, &bad, 1, &p, NULL, NULL, &chat, &err), SOOTH_EINVAL);
+    assert_non_null(strstr(err.message, "UTF-8"));
+    sooth_result_deinit(&chat);
+    sooth_result_deinit(&raw);
+}
+
+static void test_many_at_once_equal_one_by_one(void **state) {
+    fixture *f = *state;
+    enum { N = 6 };
+    static const char *const prompts[N] = {"a", "the", "the sea", "world", "in the sea", "ea"};
+    sooth_error err;
+    sooth_engine *many;
+    sooth_engine_params ep;
+    sooth_engine_params_init(&ep);
+    ep.n_parallel = 4;
+    ep.n_batch = 3;
+    ep.n_ctx = 64;
+    assert_int_equal(sooth_engine_create(f->model, &ep, &many, &err), SOOTH_OK);
+    sooth_request *reqs[N];
+    for (int i = 0; i < N; i++) {
+        sooth_params p = seeded((uint64_t)i, 20);
+        assert_int_equal(sooth_submit(many, prompts[i], NULL, 0, &p, NULL, NULL, &reqs[i], &err),
+                         SOOTH_OK);
+    }
+    while (sooth_step(many, &err) > 0)
+        ;
+    for (int i = 0; i < N; i++) {
+        sooth_result a, b;
+        sooth_result_init(&a);
+        sooth_result_init(&b);
+        sooth_params p = seeded((uint64_t)i, 20);
+        assert_int_equal(sooth_request_result(reqs[i], &a, &err), SOOTH_OK);
+        assert_int_equal(sooth_generate(f->engine, prompts[i], &p, NULL, NULL, &b, &err), SOOTH_OK);
+        assert_int_equal(a.n_tokens, 20);
+        assert_memory_equal(a.tokens, b.tokens, 20 * sizeof *a.tokens);
+        assert_string_equal(a.text, b.text);
+        sooth_result_deinit(&a);
+        sooth_result_deinit(&b);
+    }
+    sooth_engine_free(many); /* with its requests */
+}
+
+typedef struct worker {
+    fixture *f;
+    int32_t tokens[24];
+} worker;
+
+static void *work(void *arg) {
+    worker *w = arg;
+    sooth_error err;
+    sooth_engine *e;
+    sooth_result r;
+    sooth_result_init(&r);
+    sooth_params p = seeded(5, 24);
+    if (sooth_engine_create(w->f->model, NULL, &e, &err) != SOOTH_OK)
+        return NULL;
+    if (sooth_generate(e, "the sea", &p, NULL, NULL, &r, &err) == SOOTH_OK)
+        memcpy(w->tokens, r.tokens, sizeof w->tokens);
+    sooth_result_deinit(&r);
+    sooth_engine_free(e);
+    return w;
+}
+
+static void test_threads_take_turns(void **state) {
+    enum { N = 4 };
+    pthread_t t[N];
+    worker w[N];
+    memset(w, 0, sizeof w);
+    for (int i = 0; i < N; i++) {
+        w[i].f = *state;
+        assert_int_equal(pthread_create(&t[i], NULL, work, &w[i]), 0);
+    }
+    for (int i = 0; i < N; i++) {
+        void *ok;
+        pthread_join(t[i], &ok);
+        assert_non_null(ok);
+        assert_memory_equal(w[i].tokens, w[0].tokens, sizeof w[0].tokens);
+    }
+    assert_true(w[0].tokens[0] != w[0].tokens[1] || w[0].tokens[1] != w[0].tokens[2]);
+}
+
+static void test_errors_name_the_cause(void **state) {
+    fixture *f = *state;
+    sooth_error err = {0};
+    sooth_model *m = NULL;
+    assert_int_equal(sooth_model_load("/nonexistent/x.gguf", NULL, &m, &err), SOOTH_ENOTFOUND);
+    assert_non_null(strstr(err.message, "/nonexistent/x.gguf"));
+    assert_null(m);
+    assert_int_equal(sooth_model_load("/nonexistent/x.gguf", NULL, &m, NULL), SOOTH_ENOTFOUND);
+    sooth_model_params mp;
+    sooth_model_params_init(&mp);
+    mp.cpu_level = "mmx";
+    assert_int_equal(sooth_model_load(f->path, &mp, &m, &err), SOOTH_EINVAL);
+    assert_non_null(strstr(err.message, "mmx"));
+    sooth_params p = {0}; /* never initialised */
+    assert_int_equal(sooth_generate(f->engine, "a", &p, NULL, NULL, NULL, &err), SOOTH_EINVAL);
+    assert_non_null(strstr(err.message, "sooth_params_init"));
+    char text[1001] = {0};
+    memset(text, 'q', sizeof text - 1);
+    p = seeded(1, 5);
+    assert_int_equal(sooth_generate(f->engine, text, &p, NULL, NULL, NULL, &err), SOOTH_ELIMIT);
+    p.top_p = 3;
+    assert_int_equal(sooth_generate(f->engine, "a", &p, NULL, NULL, NULL, &err), SOOTH_ERANGE);
+    assert_non_null(strstr(err.message, "top-p"));
+}
+
+/* A program built when the struct was shorter: fields past its size keep their defaults. */
+static void test_old_struct_size(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    sooth_params p = seeded(7, 5), old;
+    size_t size = offsetof(sooth_params, bias);
+    memset(&old, 0xEE, sizeof old);
+    sooth_params_init_sized(&old, size);
+    assert_int_equal(((unsigned char *)&old)[size], 0xEE);
+    old.has_seed = 1;
+    old.seed = 7;
+    old.max_tokens = 5;
+    sooth_result a, b;
+    sooth_result_init(&a);
+    sooth_result_init(&b);
+    p.ignore_end = 0;
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &a, &err), SOOTH_OK);
+    assert_int_equal(sooth_generate(f->engine, "the sea", &old, NULL, NULL, &b, &err), SOOTH_OK);
+    assert_int_equal(a.n_tokens, b.n_tokens);
+    assert_memory_equal(a.tokens, b.tokens, a.n_tokens * sizeof *a.tokens);
+    sooth_result_deinit(&a);
+    sooth_result_deinit(&b);
+}
+
+int main(void) {
+#define WITH_FIXTURE(t) cmocka_unit_test_setup_teardown(t, open_fixture, close_fixture)
+    const struct CMUnitTest tests[] = {
+        WITH_FIXTURE(test_model_facts),
+        WITH_FIXTURE(test_tokenize_both_ways),
+        WITH_FIXTURE(test_generate_streams_what_it_returns),
+        WITH_FIXTURE(test_callback_cancels),
+        WITH_FIXTURE(test_stop_string_ends_before_itself),
+        WITH_FIXTURE(test_chat_uses_the_template),
+        WITH_FIXTURE(test_many_at_once_equal_one_by_one),
+        WITH_FIXTURE(test_threads_take_turns),
+        WITH_FIXTURE(test_errors_name_the_cause),
+        WITH_FIXTURE(test_old_struct_size),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,126 @@
+/* Writes the tiny model with the library's own GGUF writer. Weights are drawn from a fixed seed and
+ * scaled so that logits spread over a few nats: sampling at different temperatures differs. */
+#include "so_test.h"
+
+#include "so_tiny.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "format/gguf.h"
+
+enum { D = 64, FF = 96, HEADS = 4, HEADS_KV = 2, HEAD_DIM = 16, LAYERS = 2 };
+enum { N_SPECIAL = 3, N_BYTES = 256, N_LETTERS = 27, N_WORDS = 8 };
+enum { N_VOCAB = N_SPECIAL + N_BYTES + N_LETTERS + N_WORDS };
+
+static const char TEMPLATE[] =
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}";
+
+static void add_vocab(so_gguf_writer *w) {
+    static char text[N_VOCAB][16];
+    static const char *const words[N_WORDS] = {"he", "ll", "▁w", "or", "▁the", "in", "▁s", "ea"};
+    so_str pieces[N_VOCAB];
+    float scores[N_VOCAB];
+    int32_t types[N_VOCAB];
+    for (int i = 0; i < N_VOCAB; i++) {
+        int byte = i - N_SPECIAL, letter = byte - N_BYTES, word = letter - N_LETTERS;
+        if (i < N_SPECIAL)
+            snprintf(text[i], sizeof text[i], "%s", (const char *[]){"<unk>", "<s>", "</s>"}[i]);
+        else if (byte < N_BYTES)
+            snprintf(text[i], sizeof text[i], "<0x%02X>", (unsigned)byte);
+        else if (letter < N_LETTERS)
+            snprintf(text[i], sizeof text[i], letter ? "%c" : "▁", 'a' + letter - 1);
+        else
+            snprintf(text[i], sizeof text[i], "%s", words[word]);
+        pieces[i] = so_str_c(text[i]);
+        scores[i] = word >= 0 ? -(float)word : -100 - (float)i;
+        types[i] = i == 0 ? 2 : i < N_SPECIAL ? 3 : byte < N_BYTES ? 6 : 1;
+    }
+    so_gguf_writer_str(w, "tokenizer.ggml.model", SO_STR("llama"));
+    so_gguf_writer_strs(w, "tokenizer.ggml.tokens", pieces, N_VOCAB);
+    so_gguf_writer_f32s(w, "tokenizer.ggml.scores", scores, N_VOCAB);
+    so_gguf_writer_i32s(w, "tokenizer.ggml.token_type", types, N_VOCAB);
+    so_gguf_writer_u32(w, "tokenizer.ggml.unknown_token_id", 0);
+    so_gguf_writer_u32(w, "tokenizer.ggml.bos_token_id", 1);
+    so_gguf_writer_u32(w, "tokenizer.ggml.eos_token_id", 2);
+    so_gguf_writer_bool(w, "tokenizer.ggml.add_bos_token", true);
+}
+
+static void add_shape(so_gguf_writer *w, const so_tiny_opts *o) {
+    so_gguf_writer_str(w, "general.architecture", SO_STR("llama"));
+    so_gguf_writer_str(w, "general.name", SO_STR("tiny"));
+    so_gguf_writer_u32(w, "llama.block_count", LAYERS);
+    so_gguf_writer_u32(w, "llama.embedding_length", D);
+    so_gguf_writer_u32(w, "llama.feed_forward_length", FF);
+    so_gguf_writer_u32(w, "llama.attention.head_count", HEADS);
+    so_gguf_writer_u32(w, "llama.attention.head_count_kv", HEADS_KV);
+    so_gguf_writer_u32(w, "llama.context_length", SO_TINY_CTX);
+    so_gguf_writer_f32(w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    const char *template = o->template ? o->template : TEMPLATE;
+    if (!o->no_chat)
+        so_gguf_writer_str(w, "tokenizer.chat_template", so_str_c(template));
+    if (o->temp > 0)
+        so_gguf_writer_f32(w, "general.sampling.temp", o->temp);
+}
+
+typedef struct shape {
+    char name[48];
+    int64_t dims[2];
+    float mean, spread;
+} shape;
+
+static int list_tensors(shape *out) {
+    static const struct {
+        const char *name;
+        int in, out;
+    } layer[] = {{"attn_norm", D, 0},
+                 {"attn_q", D, HEADS * HEAD_DIM},
+                 {"attn_k", D, HEADS_KV * HEAD_DIM},
+                 {"attn_v", D, HEADS_KV * HEAD_DIM},
+                 {"attn_output", HEADS * HEAD_DIM, D},
+                 {"ffn_norm", D, 0},
+                 {"ffn_gate", D, FF},
+                 {"ffn_up", D, FF},
+                 {"ffn_down", FF, D}};
+    int n = 0;
+    out[n++] = (shape){"token_embd.weight", {D, N_VOCAB}, 0, 0.6f};
+    for (int l = 0; l < LAYERS; l++)
+        for (size_t i = 0; i < SO_LEN(layer); i++, n++) {
+            bool norm = layer[i].out == 0;
+            out[n] = (shape){.dims = {layer[i].in, layer[i].out}};
+            out[n].mean = norm ? 1 : 0;
+            out[n].spread = norm ? 0.1f : 1.5f / sqrtf((float)layer[i].in);
+            snprintf(out[n].name, sizeof out[n].name, "blk.%d.%s.weight", l, layer[i].name);
+        }
+    out[n++] = (shape){"output_norm.weight", {D, 0}, 1, 0.1f};
+    return n;
+}
+
+void so_tiny_write(const char *path, const so_tiny_opts *o) {
+    static const so_tiny_opts none = {0};
+    shape list[32];
+    so_err err = {0};
+    so_gguf_writer *w = so_gguf_writer_create();
+    int n = list_tensors(list);
+    add_shape(w, o ? o : &none);
+    add_vocab(w);
+    for (int i = 0; i < n; i++)
+        so_gguf_writer_tensor(w, list[i].name, SO_DTYPE_F32, list[i].dims[1] ? 2 : 1, list[i].dims);
+    SO_OK_OR_FAIL(so_gguf_writer_begin(w, path, &err), err);
+    for (int i = 0; i < n; i++) {
+        so_rng_key key = {.seed = 99, .position = (uint32_t)i, .purpose = SO_RNG_TEST};
+        int64_t count = list[i].dims[0] * (list[i].dims[1] ? list[i].dims[1] : 1);
+        float *x = SO_NEW_N(float, count);
+        for (int64_t k = 0; k < count; k++)
+            x[k] = list[i].mean +
+                   list[i].spread * 1.7f * (float)(2 * so_rng_uniform(&key, (uint32_t)k) - 1);
+        SO_OK_OR_FAIL(so_gguf_writer_data(w, x, (size_t)count * sizeof *x, &err), err);
+        free(x);
+    }
+    SO_OK_OR_FAIL(so_gguf_writer_commit(w, &err), err);
+    so_gguf_writer_free(w);
+}

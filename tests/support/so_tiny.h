@@ -1,0 +1,18 @@
+/* A tiny model that is complete: weights, a SentencePiece-style vocabulary with byte fallback, a
+ * chat template. It talks nonsense, always the same, in milliseconds; for tests of what is built on
+ * models rather than of models. */
+#ifndef SO_TINY_H
+#define SO_TINY_H
+
+enum { SO_TINY_CTX = 256 };
+
+typedef struct so_tiny_opts {
+    bool no_chat;         /* leave the template out */
+    const char *template; /* another template */
+    float temp;           /* general.sampling.temp; 0: left out */
+} so_tiny_opts;
+
+/* Fails the test on any error. */
+void so_tiny_write(const char *path, const so_tiny_opts *o);
+
+#endif
