@@ -6,6 +6,9 @@
 #include "base/mem.h"
 
 static const so_command table[] = {
+    {SO_CMD_RUN, "run", so_cmd_run,
+     "-m MODEL (-p TEXT | -f FILE) [options]\n-m MODEL --prompts FILE.jsonl [options]",
+     "answer a prompt, or every prompt of a file", 0, 0},
     {SO_CMD_PULL, "pull", so_cmd_pull, "[NAME]", "fetch a model by name; without a name, list them",
      0, 1},
     {SO_CMD_INSPECT, "inspect", so_cmd_inspect,
@@ -17,6 +20,10 @@ static const so_command table[] = {
      "show a text's token ids", 0, 1},
     {SO_CMD_THEORY, "theory", so_cmd_theory, "--alpha A [--gamma G] [--c C]\n[--json] [--svg FILE]",
      "what speculation can gain; without --alpha, the paper's tables and figures", 0, 0},
+    {SO_CMD_BENCH, "bench", so_cmd_bench,
+     "curve -m MODEL [options]\nppl -m MODEL -f TEXT [options]\ndecode -m MODEL [options]\nprompt "
+     "-m MODEL [options]",
+     "measure: curve (time of a pass by its rows), ppl (perplexity), decode, prompt", 1, 1},
 };
 
 const so_command *so_command_at(int i) {

@@ -59,8 +59,7 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_PROMPT] = {"Prompt", "prompt", "p", NULL, TEXT, 0, 0, "TEXT", NULL, "the prompt",
                        SO_CMD_RUN},
     [SO_OPT_FILE] = {"Prompt", "file", "f", NULL, TEXT, 0, 0, "FILE", NULL,
-                     "read the text from a file; - is standard input",
-                     SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_TOKENIZE},
+                     "read the text from a file; - is standard input", LOADS | SO_CMD_TOKENIZE},
     [SO_OPT_SYSTEM] = {"Prompt", "system", "sys", "system-prompt", TEXT, 0, 0, "TEXT", NULL,
                        "system message put before the prompt", SO_CMD_RUN},
     [SO_OPT_RAW] = {"Prompt", "raw", NULL, NULL, FLAG, 0, 0, NULL, NULL,
@@ -253,9 +252,9 @@ static bool bad_value(so_args *a, const opt_row *o, const char *text) {
         a->status = so_args_bad(a, "--%s '%.80s': must be one of %s", o->name, text, o->value);
     else if (o->type == SEED)
         a->status = so_args_bad(a,
-                                "--%s '%.80s': must be a whole number from 0 to %llu, or -1 for "
+                                "--%s '%.80s': must be a whole number from 0 to %lld, or -1 for "
                                 "a random one",
-                                o->name, text, (unsigned long long)UINT64_MAX);
+                                o->name, text, (long long)INT64_MAX);
     else
         a->status = so_args_bad(a, "--%s '%.80s': must be %s from %g to %.10g", o->name, text, kind,
                                 o->min, o->max);
@@ -303,9 +302,9 @@ static bool parse_value(so_args *a, int id, const char *text) {
             a->val[id].f > o->max)
             return bad_value(a, o, text);
         break;
-    case SEED: /* kept as the bits of an unsigned number; −1 counts as not given */
-        a->val[id].i = (int64_t)strtoull(text, &end, 10);
-        if (!starts_number(text) || *end || errno || (*text == '-' && strcmp(text, "-1") != 0))
+    case SEED: /* −1 counts as not given */
+        a->val[id].i = strtoll(text, &end, 10);
+        if (!starts_number(text) || *end || errno || a->val[id].i < -1)
             return bad_value(a, o, text);
         break;
     }
@@ -319,7 +318,7 @@ static void take(so_args *a, int id, const char *text) {
         a->val[id].items = so_realloc(a->val[id].items, (size_t)n * sizeof *a->val[id].items);
         a->val[id].items[n - 1] = text;
     }
-    if (table[id].type == SEED && strcmp(text, "-1") == 0)
+    if (table[id].type == SEED && a->val[id].i == -1)
         a->val[id].n_given = 0;
 }
 

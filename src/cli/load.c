@@ -1,0 +1,58 @@
+/* From options to an open model. Prints errors itself, so that every command reports them alike. */
+#include "cli/load.h"
+
+#include <stdlib.h>
+#include <strings.h>
+
+#include "base/log.h"
+#include "cli/models.h"
+#include "cli/progress.h"
+
+static int bundle_opts(const so_args *a, so_bundle_opts *o) {
+    so_bundle_defaults(o);
+    o->n_threads = (int)so_args_int(a, SO_OPT_THREADS, 0);
+    so_cpu_level_parse(so_args_str(a, SO_OPT_CPU_LEVEL, "auto"), &o->level);
+    const char *type = so_args_str(a, SO_OPT_QUANTIZE, NULL);
+    o->quantize = type != NULL;
+    if (type && !so_dtype_parse(type, &o->dtype))
+        return so_args_bad(
+            a, "--quantize '%.40s': no such type; try Q8_0, Q6_K, Q5_K, Q4_K or Q4_0", type);
+    return 0;
+}
+
+int so_cli_open(const so_args *a, so_bundle *out) {
+    so_bundle_opts o;
+    so_err err = {0};
+    so_progress bar;
+    char *path = NULL;
+    const char *name = so_args_str(a, SO_OPT_MODEL, NULL);
+    if (!name)
+        return so_args_bad(a, "-m names no model; `sooth pull` lists models to try");
+    int status = bundle_opts(a, &o);
+    if (status != 0)
+        return status;
+    if (so_model_resolve(name, &path, &err) != SO_OK)
+        return so_args_fail(a, &err);
+    so_progress_begin(&bar, "loading");
+    o.progress = so_progress_callback;
+    o.user = &bar;
+    int rc = so_bundle_open(path, &o, out, &err);
+    so_progress_end(&bar);
+    free(path);
+    return rc == SO_OK ? 0 : so_args_fail(a, &err);
+}
+
+int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out) {
+    int most = so_model_hparams(b->model)->n_ctx_train;
+    so_engine_defaults(b->model, out);
+    int64_t ctx = so_args_int(a, SO_OPT_CTX, out->n_ctx);
+    if (ctx > most || ctx == 1)
+        return so_args_bad(a, "--ctx-size %lld: this model's context goes from 2 to %d (0: all)",
+                           (long long)ctx, most);
+    out->n_ctx = ctx == 0 ? most : (int)ctx;
+    out->n_parallel = (int)so_args_int(a, SO_OPT_PARALLEL, 1);
+    out->n_batch = (int)so_args_int(a, SO_OPT_BATCH, out->n_batch);
+    if (strcasecmp(so_args_str(a, SO_OPT_KV_TYPE, "f16"), "f32") == 0)
+        out->kv_dtype = SO_DTYPE_F32;
+    return 0;
+}

@@ -1,0 +1,14 @@
+/* What run and bench share: the model and engine options that the command line states. */
+#ifndef SO_CLI_LOAD_H
+#define SO_CLI_LOAD_H
+
+#include "cli/options.h"
+#include "engine/bundle.h"
+#include "engine/engine.h"
+
+/* Opens the model of -m with a progress bar. 0, or the exit status with the message printed. */
+int so_cli_open(const so_args *a, so_bundle *out);
+/* Engine options: context, cache type, batch size, parallel. */
+int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out);
+
+#endif

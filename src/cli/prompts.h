@@ -1,0 +1,31 @@
+/* Prompt files: one JSON object per line, {"id","category","turns":["…", …]} or {"prompt":"…"}. */
+#ifndef SO_CLI_PROMPTS_H
+#define SO_CLI_PROMPTS_H
+
+#include <jansson.h>
+
+#include "base/err.h"
+#include "base/str.h"
+
+typedef struct so_prompt {
+    int line;         /* in its file, from 1 */
+    const json_t *id; /* as the file has it; NULL: none */
+    const json_t *category;
+    const char *system; /* NULL: none */
+    so_str *turns;      /* at least one */
+    int n_turns;
+    json_t *object; /* owns what is borrowed above; NULL for a single prompt */
+} so_prompt;
+
+typedef struct so_prompts {
+    so_prompt *items;
+    int n;
+} so_prompts;
+
+/* Reads and checks every line; an error names file and line. */
+int so_prompts_read(const char *path, so_prompts *out, so_err *err);
+/* One prompt of one turn, any bytes; text and system (which may be NULL) are borrowed. */
+void so_prompts_single(so_str text, const char *system, so_prompts *out);
+void so_prompts_free(so_prompts *p);
+
+#endif

@@ -1,0 +1,79 @@
+/* One place for the names of result fields, so that run, bench and demo agree (and the server can
+ * be compared with them). Rates are null where nothing was measured, never 0 or NaN. */
+#include "cli/report.h"
+
+#include <stdio.h>
+
+void so_report_add(so_report *r, const so_request *req, so_str text) {
+    const so_request_stats *s = so_request_get_stats(req);
+    int n;
+    const int32_t *ids = so_request_output(req, &n);
+    if (r->stats.rounds > 0)
+        so_buf_append_char(&r->text, '\n');
+    so_buf_append_str(&r->text, text);
+    so_tokens_append(&r->tokens, ids, (size_t)n);
+    r->finish = so_request_finish(req);
+    r->seed = so_request_seed(req);
+    r->stats.prompt_n += s->prompt_n;
+    r->stats.predicted_n += s->predicted_n;
+    r->stats.prompt_ms += s->prompt_ms;
+    r->stats.predicted_ms += s->predicted_ms;
+    r->stats.rounds += s->rounds;
+    r->stats.draft_n += s->draft_n;
+    r->stats.draft_n_accepted += s->draft_n_accepted;
+    r->stats.draft_ms += s->draft_ms;
+    r->stats.verify_ms += s->verify_ms;
+}
+
+void so_report_free(so_report *r) {
+    so_buf_free(&r->text);
+    so_tokens_free(&r->tokens);
+}
+
+static json_t *ratio(double a, double b) { return b > 0 ? json_real(a / b) : json_null(); }
+
+static json_t *timings_json(const so_request_stats *s) {
+    return json_pack("{s:i, s:f, s:i, s:f, s:o, s:i, s:i}", "prompt_n", s->prompt_n, "prompt_ms",
+                     s->prompt_ms, "predicted_n", s->predicted_n, "predicted_ms", s->predicted_ms,
+                     "predicted_per_second", ratio(1000.0 * s->predicted_n, s->predicted_ms),
+                     "draft_n", s->draft_n, "draft_n_accepted", s->draft_n_accepted);
+}
+
+/* Without a drafter every round makes one token, and nothing was tested. */
+static json_t *spec_json(const so_request_stats *s) {
+    return json_pack("{s:s, s:n, s:i, s:o, s:o, s:n, s:o, s:n, s:f, s:f, s:[]}", "drafter", "none",
+                     "verify", "rounds", s->rounds, "tokens_per_pass",
+                     ratio(s->rounds + s->draft_n_accepted, s->rounds), "mean_accepted",
+                     ratio(s->draft_n_accepted, s->rounds), "alpha", "acceptance_rate",
+                     ratio(s->draft_n_accepted, s->draft_n), "round_rate", "draft_ms", s->draft_ms,
+                     "verify_ms", s->verify_ms, "per_depth");
+}
+
+json_t *so_report_json(const so_report *r) {
+    so_str text = so_buf_str(&r->text);
+    json_t *ids = json_array();
+    for (size_t i = 0; i < r->tokens.len; i++)
+        json_array_append_new(ids, json_integer(r->tokens.ids[i]));
+    return json_pack("{s:o, s:o, s:s, s:I, s:o, s:o}", "text", json_stringn(text.ptr, text.len),
+                     "tokens", ids, "finish_reason", so_finish_name(r->finish), "seed",
+                     (json_int_t)r->seed, "timings", timings_json(&r->stats), "spec",
+                     spec_json(&r->stats));
+}
+
+void so_report_print_json(json_t *o) {
+    json_dumpf(o, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    putchar('\n');
+    fflush(stdout);
+    json_decref(o);
+}
+
+void so_report_print_timings(const so_report *r) {
+    const so_request_stats *s = &r->stats;
+    fprintf(stderr,
+            "prompt: %d tokens, %.0f ms (%.1f/s); answer: %d tokens, %.0f ms (%.1f/s), %s; seed "
+            "%llu\n",
+            s->prompt_n, s->prompt_ms, s->prompt_ms > 0 ? 1000.0 * s->prompt_n / s->prompt_ms : 0,
+            s->predicted_n, s->predicted_ms,
+            s->predicted_ms > 0 ? 1000.0 * s->predicted_n / s->predicted_ms : 0,
+            so_finish_name(r->finish), (unsigned long long)r->seed);
+}

