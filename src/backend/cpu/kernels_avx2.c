@@ -92,6 +92,12 @@ enum { LANES = 8, FLOAT_NR = 2, FLOAT_NX = 2 };
 typedef __m256i vi;
 typedef __m256 vf;
 
+/* LANES rows, `stride` bytes apart. */
+typedef struct rowset {
+    const uint8_t *p;
+    size_t stride;
+} rowset;
+
 #define vf_add _mm256_add_ps
 #define vf_mul _mm256_mul_ps
 #define vf_fma _mm256_fmadd_ps
@@ -115,23 +121,39 @@ typedef __m256 vf;
 #define vi_dot2 _mm256_madd_epi16
 #define vi_shl32 _mm256_slli_epi32
 
-WORD vi vi_shr(vi v, int n) { return _mm256_srl_epi16(v, _mm_cvtsi32_si128(n)); }
-WORD vi vi_shl(vi v, int n) { return _mm256_sll_epi16(v, _mm_cvtsi32_si128(n)); }
+/* Immediate shifts where n is known after inlining, which is almost everywhere. */
+#define SHIFT_CASE(n, op) \
+    case n:               \
+        return op(v, n);
+#define SHIFT_CASES(op) \
+    SHIFT_CASE(1, op)   \
+    SHIFT_CASE(2, op)   \
+    SHIFT_CASE(3, op)   \
+    SHIFT_CASE(4, op) SHIFT_CASE(5, op) SHIFT_CASE(6, op) SHIFT_CASE(7, op) default : return v;
+WORD vi vi_shr(vi v, int n) {
+    switch (n) { SHIFT_CASES(_mm256_srli_epi16) }
+}
+WORD vi vi_shl(vi v, int n) {
+    switch (n) { SHIFT_CASES(_mm256_slli_epi16) }
+}
 
-WORD vi vi_lanes(const uint8_t *const *row, size_t off, int j) {
-    __m128i low = _mm_loadu_si128((const void *)(row[j] + off));
-    __m128i high = _mm_loadu_si128((const void *)(row[j + 4] + off));
+WORD vi vi_lanes(rowset rows, size_t off, int j) {
+    __m128i low = _mm_loadu_si128((const void *)(rows.p + off + (size_t)j * rows.stride));
+    __m128i high = _mm_loadu_si128((const void *)(rows.p + off + (size_t)(j + 4) * rows.stride));
     return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
 }
-WORD __m128i gather4(const uint8_t *const *row, size_t off) {
-    int32_t x[4];
-    for (int i = 0; i < 4; i++)
-        memcpy(&x[i], row[i] + off, sizeof x[i]);
-    return _mm_setr_epi32(x[0], x[1], x[2], x[3]);
+WORD int32_t load4(const uint8_t *p) {
+    int32_t x;
+    memcpy(&x, p, sizeof x);
+    return x;
 }
-WORD vi vi_gather(const uint8_t *const *row, size_t off) {
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(gather4(row, off)), gather4(row + 4, off),
-                                   1);
+WORD __m128i gather4(const uint8_t *p, size_t stride) {
+    return _mm_setr_epi32(load4(p), load4(p + stride), load4(p + 2 * stride),
+                          load4(p + 3 * stride));
+}
+WORD vi vi_gather(rowset rows, size_t off) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(gather4(rows.p + off, rows.stride)),
+                                   gather4(rows.p + off + 4 * rows.stride, rows.stride), 1);
 }
 /* The low 16 bits of every lane, from half to float. */
 WORD vf half_of(vi v) {

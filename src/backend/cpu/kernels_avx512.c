@@ -58,6 +58,12 @@ enum { LANES = 16, FLOAT_NR = 4, FLOAT_NX = 4 };
 typedef __m512i vi;
 typedef __m512 vf;
 
+/* LANES rows, `stride` bytes apart. */
+typedef struct rowset {
+    const uint8_t *p;
+    size_t stride;
+} rowset;
+
 #define vf_add _mm512_add_ps
 #define vf_mul _mm512_mul_ps
 #define vf_fma _mm512_fmadd_ps
@@ -81,26 +87,46 @@ typedef __m512 vf;
 #define vi_shl32 _mm512_slli_epi32
 
 WORD vi vi_equal8(vi a, vi b) { return _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b)); }
-WORD vi vi_shr(vi v, int n) { return _mm512_srl_epi16(v, _mm_cvtsi32_si128(n)); }
-WORD vi vi_shl(vi v, int n) { return _mm512_sll_epi16(v, _mm_cvtsi32_si128(n)); }
+/* Immediate shifts where n is known after inlining, which is almost everywhere. */
+#define SHIFT_CASE(n, op) \
+    case n:               \
+        return op(v, n);
+#define SHIFT_CASES(op) \
+    SHIFT_CASE(1, op)   \
+    SHIFT_CASE(2, op)   \
+    SHIFT_CASE(3, op)   \
+    SHIFT_CASE(4, op) SHIFT_CASE(5, op) SHIFT_CASE(6, op) SHIFT_CASE(7, op) default : return v;
+WORD vi vi_shr(vi v, int n) {
+    switch (n) { SHIFT_CASES(_mm512_srli_epi16) }
+}
+WORD vi vi_shl(vi v, int n) {
+    switch (n) { SHIFT_CASES(_mm512_slli_epi16) }
+}
 
-WORD vi vi_lanes(const uint8_t *const *row, size_t off, int j) {
-    vi v = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(row[j] + off)));
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(row[j + 4] + off)), 1);
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(row[j + 8] + off)), 2);
-    return _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(row[j + 12] + off)), 3);
+WORD vi vi_lanes(rowset rows, size_t off, int j) {
+    vi v = _mm512_castsi128_si512(
+        _mm_loadu_si128((const void *)(rows.p + off + (size_t)j * rows.stride)));
+    v = _mm512_inserti32x4(
+        v, _mm_loadu_si128((const void *)(rows.p + off + (size_t)(j + 4) * rows.stride)), 1);
+    v = _mm512_inserti32x4(
+        v, _mm_loadu_si128((const void *)(rows.p + off + (size_t)(j + 8) * rows.stride)), 2);
+    return _mm512_inserti32x4(
+        v, _mm_loadu_si128((const void *)(rows.p + off + (size_t)(j + 12) * rows.stride)), 3);
 }
-WORD __m128i gather4(const uint8_t *const *row, size_t off) {
-    int32_t x[4];
-    for (int i = 0; i < 4; i++)
-        memcpy(&x[i], row[i] + off, sizeof x[i]);
-    return _mm_setr_epi32(x[0], x[1], x[2], x[3]);
+WORD int32_t load4(const uint8_t *p) {
+    int32_t x;
+    memcpy(&x, p, sizeof x);
+    return x;
 }
-WORD vi vi_gather(const uint8_t *const *row, size_t off) {
-    vi v = _mm512_castsi128_si512(gather4(row, off));
-    v = _mm512_inserti32x4(v, gather4(row + 4, off), 1);
-    v = _mm512_inserti32x4(v, gather4(row + 8, off), 2);
-    return _mm512_inserti32x4(v, gather4(row + 12, off), 3);
+WORD __m128i gather4(const uint8_t *p, size_t stride) {
+    return _mm_setr_epi32(load4(p), load4(p + stride), load4(p + 2 * stride),
+                          load4(p + 3 * stride));
+}
+WORD vi vi_gather(rowset rows, size_t off) {
+    vi v = _mm512_castsi128_si512(gather4(rows.p + off, rows.stride));
+    v = _mm512_inserti32x4(v, gather4(rows.p + off + 4 * rows.stride, rows.stride), 1);
+    v = _mm512_inserti32x4(v, gather4(rows.p + off + 8 * rows.stride, rows.stride), 2);
+    return _mm512_inserti32x4(v, gather4(rows.p + off + 12 * rows.stride, rows.stride), 3);
 }
 WORD vf vf_half_low(vi v) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)); }
 WORD vf vf_half_high(vi v) { return vf_half_low(_mm512_srli_epi32(v, 16)); }

@@ -8,11 +8,13 @@
  *
  * One broadcast of four activation bytes then meets all rows at once, the sums come out one row per
  * lane, and nothing is ever added across lanes. A block is decoded once and used for all activation
- * rows of a chunk. Rows past the end repeat the last one and are not stored.
+ * rows of a chunk. The last tile of a thread's share reaches back over rows that are done already;
+ * a matrix of fewer than LANES rows goes to the scalar twin, whose bits are the same.
  *
  *   vi, vf                     LANES 32-bit integers, LANES floats
- *   vi_lanes(row, off, j)      16 bytes at `off` of rows j, j + 4, …, one per 128-bit lane
- *   vi_gather(row, off)        the 4 bytes at `off` of every row
+ *   rowset                     where the LANES rows of a tile lie
+ *   vi_lanes(rows, off, j)      16 bytes at `off` of rows j, j + 4, …, one per 128-bit lane
+ *   vi_gather(rows, off)        the 4 bytes at `off` of every row
  *   vi_and vi_or vi_add8 vi_add32 vi_sub32 vi_equal8 vi_shl vi_shr (16-bit)
  *   vi_spread_byte(v, c)       byte c of every lane, four times
  *   vi_mac(p, w, x)            p + w·x, w unsigned and x signed bytes, four to a lane; the partial
@@ -36,14 +38,14 @@
      : (dtype) == SO_DTYPE_Q5_K ? sizeof(so_block_q5_k) \
                                 : sizeof(so_block_q6_k))
 
+#include "backend/cpu/matmul_scalar.h"
+
 enum { CHUNK = 64 }; /* activation rows whose sums are kept at once */
 
-typedef const uint8_t *const *row_ptrs; /* [LANES] */
-
 /* 16 bytes of every row as four words. */
-INLINE void transpose16(row_ptrs row, size_t off, vi *out) {
-    vi a = vi_lanes(row, off, 0), b = vi_lanes(row, off, 1);
-    vi c = vi_lanes(row, off, 2), d = vi_lanes(row, off, 3);
+INLINE void transpose16(rowset rows, size_t off, vi *out) {
+    vi a = vi_lanes(rows, off, 0), b = vi_lanes(rows, off, 1);
+    vi c = vi_lanes(rows, off, 2), d = vi_lanes(rows, off, 3);
     vi ab0 = vi_unpack32l(a, b), ab1 = vi_unpack32h(a, b);
     vi cd0 = vi_unpack32l(c, d), cd1 = vi_unpack32h(c, d);
     out[0] = vi_unpack64l(ab0, cd0);
@@ -52,9 +54,9 @@ INLINE void transpose16(row_ptrs row, size_t off, vi *out) {
     out[3] = vi_unpack64h(ab1, cd1);
 }
 
-INLINE void transpose32(row_ptrs row, size_t off, vi *out) {
-    transpose16(row, off, out);
-    transpose16(row, off + 16, out + 4);
+INLINE void transpose32(rowset rows, size_t off, vi *out) {
+    transpose16(rows, off, out);
+    transpose16(rows, off + 16, out + 4);
 }
 
 INLINE vi vi_bits(vi v, int shift, uint8_t mask) {
@@ -70,36 +72,37 @@ INLINE vi vi_bcast(const void *p) {
 /* ---- tiles ---- */
 
 typedef struct tile {
-    const uint8_t *row[LANES];
-    long first;
-    int n; /* rows that exist */
+    rowset rows;
+    long first; /* row in lane 0 */
+    int skip;   /* lanes that are not stored */
 } tile;
 
-INLINE tile tile_at(const so_mm *a, long first, long end) {
-    tile t = {.first = first, .n = (int)SO_MIN((long)LANES, end - first)};
-    for (int r = 0; r < LANES; r++)
-        t.row[r] = a->w + (size_t)(first + SO_MIN(r, t.n - 1)) * a->row_bytes;
+INLINE tile tile_at(const so_mm *a, long r, long end) {
+    tile t = {.first = SO_MIN(r, end - LANES)};
+    t.first = SO_MAX(t.first, 0);
+    t.skip = (int)(r - t.first);
+    t.rows = (rowset){a->w + (size_t)t.first * a->row_bytes, a->row_bytes};
     return t;
 }
 
-/* Fetches part `b` of `n_blocks` of the memory behind the tile, which the next tile needs. */
-INLINE void prefetch_next(const so_mm *a, const tile *t, int b, size_t block_bytes) {
-    const uint8_t *next = t->row[0] + LANES * a->row_bytes + LANES * block_bytes * (size_t)b;
+/* Fetches part `b` of the memory behind the tile, which the next tile needs. */
+INLINE void prefetch_next(const tile *t, int b, size_t block_bytes) {
+    const uint8_t *next = t->rows.p + LANES * (t->rows.stride + block_bytes * (size_t)b);
     for (size_t i = 0; i < LANES * block_bytes; i += 64)
         _mm_prefetch((const char *)next + i, _MM_HINT_T0);
 }
 
 INLINE void tile_store(const so_mm *a, const tile *t, int first, int n, const vf *acc) {
-    float bias[LANES] = {0};
+    vf bias = vf_set1(0);
     if (a->bias)
-        memcpy(bias, a->bias + t->first, (size_t)t->n * sizeof(float));
+        bias = vf_load(a->bias + t->first);
     for (int i = 0; i < n; i++) {
         float lanes[LANES];
-        vf v = a->bias ? vf_add(acc[i], vf_load(bias)) : acc[i];
+        vf v = a->bias ? vf_add(acc[i], bias) : acc[i];
         float *out = a->out + (size_t)(first + i) * (size_t)a->m + (size_t)t->first;
-        vf_store(t->n == LANES ? out : lanes, v);
-        if (t->n < LANES)
-            memcpy(out, lanes, (size_t)t->n * sizeof(float));
+        vf_store(t->skip ? lanes : out, v);
+        if (t->skip)
+            memcpy(out + t->skip, lanes + t->skip, (size_t)(LANES - t->skip) * sizeof(float));
     }
 }
 
@@ -110,8 +113,8 @@ typedef struct block32 {
     vf d, m;
 } block32;
 
-INLINE void nibbles(row_ptrs row, size_t off, vi *q) {
-    transpose16(row, off, q);
+INLINE void nibbles(rowset rows, size_t off, vi *q) {
+    transpose16(rows, off, q);
     UNROLL for (int i = 0; i < 4; i++) {
         q[i + 4] = vi_bits(q[i], 4, 15);
         q[i] = vi_bits(q[i], 0, 15);
@@ -127,27 +130,27 @@ INLINE void fifth_bits(vi qh, vi *q) {
     }
 }
 
-INLINE void decode32(so_dtype dtype, row_ptrs row, size_t off, block32 *w) {
-    vi head = vi_gather(row, off); /* d, and m where there is one */
+INLINE void decode32(so_dtype dtype, rowset rows, size_t off, block32 *w) {
+    vi head = vi_gather(rows, off); /* d, and m where there is one */
     w->d = vf_half_low(head);
     w->m = vf_half_high(head);
     switch (dtype) {
     case SO_DTYPE_Q4_0:
-        nibbles(row, off + offsetof(so_block_q4_0, qs), w->q);
+        nibbles(rows, off + offsetof(so_block_q4_0, qs), w->q);
         break;
     case SO_DTYPE_Q4_1:
-        nibbles(row, off + offsetof(so_block_q4_1, qs), w->q);
+        nibbles(rows, off + offsetof(so_block_q4_1, qs), w->q);
         break;
     case SO_DTYPE_Q5_0:
-        nibbles(row, off + offsetof(so_block_q5_0, qs), w->q);
-        fifth_bits(vi_gather(row, off + offsetof(so_block_q5_0, qh)), w->q);
+        nibbles(rows, off + offsetof(so_block_q5_0, qs), w->q);
+        fifth_bits(vi_gather(rows, off + offsetof(so_block_q5_0, qh)), w->q);
         break;
     case SO_DTYPE_Q5_1:
-        nibbles(row, off + offsetof(so_block_q5_1, qs), w->q);
-        fifth_bits(vi_gather(row, off + offsetof(so_block_q5_1, qh)), w->q);
+        nibbles(rows, off + offsetof(so_block_q5_1, qs), w->q);
+        fifth_bits(vi_gather(rows, off + offsetof(so_block_q5_1, qh)), w->q);
         break;
     default: /* Q8_0 */
-        transpose32(row, off + offsetof(so_block_q8_0, qs), w->q);
+        transpose32(rows, off + offsetof(so_block_q8_0, qs), w->q);
         UNROLL for (int i = 0; i < 8; i++) w->q[i] = vi_add8(w->q[i], vi_set8((char)Q8_OFFSET));
     }
 }
@@ -200,12 +203,16 @@ INLINE void chunk32(const so_mm *a, so_dtype dtype, const tile *t, int first, in
     size_t block_bytes = BLOCK_BYTES(dtype);
     for (int b = 0; b < a->act.k / 32; b++) {
         block32 w;
-        prefetch_next(a, t, b, block_bytes);
-        decode32(dtype, t->row, (size_t)b * block_bytes, &w);
+        prefetch_next(t, b, block_bytes);
+        decode32(dtype, t->rows, (size_t)b * block_bytes, &w);
         int i = 0;
         for (; i + 4 <= n; i += 4)
             step32(a, dtype, &w, first + i, b, 4, acc + i);
-        for (; i < n; i++)
+        if (n - i == 3)
+            step32(a, dtype, &w, first + i, b, 3, acc + i);
+        else if (n - i == 2)
+            step32(a, dtype, &w, first + i, b, 2, acc + i);
+        else if (n - i == 1)
             step32(a, dtype, &w, first + i, b, 1, acc + i);
     }
 }
@@ -224,9 +231,9 @@ INLINE void spread_scales(block256 *w, const vi *s, const vi *m, const int n_sub
     UNROLL for (int j = 0; j < n_sub / 2; j++) w->m[j] = vi_pair(m[j / 2], j % 2, is_signed);
 }
 
-INLINE void scales_q2_k(row_ptrs row, size_t off, block256 *w) {
-    vi s[4], m[4], head = vi_gather(row, off + offsetof(so_block_q2_k, d));
-    transpose16(row, off + offsetof(so_block_q2_k, scales), m);
+INLINE void scales_q2_k(rowset rows, size_t off, block256 *w) {
+    vi s[4], m[4], head = vi_gather(rows, off + offsetof(so_block_q2_k, d));
+    transpose16(rows, off + offsetof(so_block_q2_k, scales), m);
     UNROLL for (int i = 0; i < 4; i++) {
         s[i] = vi_bits(m[i], 0, 15);
         m[i] = vi_bits(m[i], 4, 15);
@@ -237,28 +244,27 @@ INLINE void scales_q2_k(row_ptrs row, size_t off, block256 *w) {
 }
 
 /* The 12 packed bytes are no 16 that may be read: they pass through a copy. */
-INLINE void scales_q3_k(row_ptrs row, size_t off, block256 *w) {
+INLINE void scales_q3_k(rowset rows, size_t off, block256 *w) {
     uint8_t copy[LANES][16];
-    const uint8_t *copies[LANES];
     for (int r = 0; r < LANES; r++) {
-        memcpy(copy[r], row[r] + off + offsetof(so_block_q3_k, scales), 12);
+        memcpy(copy[r], rows.p + (size_t)r * rows.stride + off + offsetof(so_block_q3_k, scales),
+               12);
         memset(copy[r] + 12, 0, 4);
-        copies[r] = copy[r];
     }
     vi u[4], s[4];
-    transpose16(copies, 0, u);
+    transpose16((rowset){copy[0], 16}, 0, u);
     UNROLL for (int i = 0; i < 4; i++) {
         vi low = vi_bits(u[i % 2], i / 2 * 4, 15), high = vi_shl(vi_bits(u[2], 2 * i, 3), 4);
         s[i] = vi_add8(vi_or(low, high), vi_set8(-32));
     }
     spread_scales(w, s, s, 16, true);
-    w->d = vf_half_high(vi_gather(row, off + offsetof(so_block_q3_k, d) - 2));
+    w->d = vf_half_high(vi_gather(rows, off + offsetof(so_block_q3_k, d) - 2));
 }
 
 /* Q4_K and Q5_K begin alike: 16 bytes of d, dmin and packed scales. */
-INLINE void scales_q4_k(row_ptrs row, size_t off, block256 *w) {
+INLINE void scales_q4_k(rowset rows, size_t off, block256 *w) {
     vi u[4], s[2], m[2];
-    transpose16(row, off, u);
+    transpose16(rows, off, u);
     s[0] = vi_bits(u[1], 0, 63);
     m[0] = vi_bits(u[2], 0, 63);
     s[1] = vi_or(vi_bits(u[3], 0, 15), vi_bits(u[1], 2, 48));
@@ -268,33 +274,32 @@ INLINE void scales_q4_k(row_ptrs row, size_t off, block256 *w) {
     w->dmin = vf_half_high(u[0]);
 }
 
-INLINE void scales_q6_k(row_ptrs row, size_t off, block256 *w) {
+INLINE void scales_q6_k(rowset rows, size_t off, block256 *w) {
     vi s[4];
-    transpose16(row, off + offsetof(so_block_q6_k, scales), s);
+    transpose16(rows, off + offsetof(so_block_q6_k, scales), s);
     spread_scales(w, s, s, 16, true);
-    w->d = vf_half_high(vi_gather(row, off + offsetof(so_block_q6_k, d) - 2));
+    w->d = vf_half_high(vi_gather(rows, off + offsetof(so_block_q6_k, d) - 2));
 }
 
-INLINE void quants_q2_k(row_ptrs row, size_t off, vi *q) {
+INLINE void quants_q2_k(rowset rows, size_t off, vi *q) {
     for (int half = 0; half < 2; half++, q += 32) {
         vi t[8];
-        transpose32(row, off + offsetof(so_block_q2_k, qs) + 32 * (size_t)half, t);
+        transpose32(rows, off + offsetof(so_block_q2_k, qs) + 32 * (size_t)half, t);
         UNROLL for (int i = 0; i < 32; i++) q[i] = vi_bits(t[i % 8], i / 8 * 2, 3);
     }
 }
 
-INLINE void quants_q3_k(row_ptrs row, size_t off, vi *q) {
+INLINE void quants_q3_k(rowset rows, size_t off, vi *q) {
     vi high[8];
-    quants_q2_k(row, off + offsetof(so_block_q3_k, qs) - offsetof(so_block_q2_k, qs), q);
-    transpose32(row, off + offsetof(so_block_q3_k, hmask), high);
-    for (int j = 0; j < 8; j++)
-        UNROLL for (int i = 0; i < 8; i++) q[8 * j + i] =
-            vi_or(q[8 * j + i], vi_shl(vi_bits(high[i], j, 1), 2));
+    quants_q2_k(rows, off + offsetof(so_block_q3_k, qs) - offsetof(so_block_q2_k, qs), q);
+    transpose32(rows, off + offsetof(so_block_q3_k, hmask), high);
+    UNROLL for (int j = 0; j < 8; j++) UNROLL for (int i = 0; i < 8; i++) q[8 * j + i] =
+        vi_or(q[8 * j + i], vi_shl(vi_bits(high[i], j, 1), 2));
 }
 
-INLINE void quants_q4_k(row_ptrs row, size_t off, vi *q) {
+INLINE void quants_q4_k(rowset rows, size_t off, vi *q) {
     for (int j = 0; j < 4; j++, q += 16) {
-        transpose32(row, off + 32 * (size_t)j, q);
+        transpose32(rows, off + 32 * (size_t)j, q);
         UNROLL for (int i = 0; i < 8; i++) {
             q[i + 8] = vi_bits(q[i], 4, 15);
             q[i] = vi_bits(q[i], 0, 15);
@@ -302,47 +307,46 @@ INLINE void quants_q4_k(row_ptrs row, size_t off, vi *q) {
     }
 }
 
-INLINE void quants_q5_k(row_ptrs row, size_t off, vi *q) {
+INLINE void quants_q5_k(rowset rows, size_t off, vi *q) {
     vi high[8];
-    quants_q4_k(row, off + offsetof(so_block_q5_k, qs), q);
-    transpose32(row, off + offsetof(so_block_q5_k, qh), high);
-    for (int j = 0; j < 8; j++)
-        UNROLL for (int i = 0; i < 8; i++) q[8 * j + i] =
-            vi_or(q[8 * j + i], vi_shl(vi_bits(high[i], j, 1), 4));
+    quants_q4_k(rows, off + offsetof(so_block_q5_k, qs), q);
+    transpose32(rows, off + offsetof(so_block_q5_k, qh), high);
+    UNROLL for (int j = 0; j < 8; j++) UNROLL for (int i = 0; i < 8; i++) q[8 * j + i] =
+        vi_or(q[8 * j + i], vi_shl(vi_bits(high[i], j, 1), 4));
 }
 
-INLINE void quants_q6_k(row_ptrs row, size_t off, vi *q) {
+INLINE void quants_q6_k(rowset rows, size_t off, vi *q) {
     for (int half = 0; half < 2; half++, q += 32) {
         vi low[16], high[8];
-        transpose32(row, off + 64 * (size_t)half, low);
-        transpose32(row, off + 64 * (size_t)half + 32, low + 8);
-        transpose32(row, off + offsetof(so_block_q6_k, qh) + 32 * (size_t)half, high);
+        transpose32(rows, off + 64 * (size_t)half, low);
+        transpose32(rows, off + 64 * (size_t)half + 32, low + 8);
+        transpose32(rows, off + offsetof(so_block_q6_k, qh) + 32 * (size_t)half, high);
         UNROLL for (int i = 0; i < 32; i++) q[i] = vi_or(
             vi_bits(low[i % 16], i / 16 * 4, 15), vi_shl(vi_bits(high[i % 8], i / 8 * 2, 3), 4));
     }
 }
 
-INLINE void decode256(so_dtype dtype, row_ptrs row, size_t off, block256 *w) {
+INLINE void decode256(so_dtype dtype, rowset rows, size_t off, block256 *w) {
     switch (dtype) {
     case SO_DTYPE_Q2_K:
-        scales_q2_k(row, off, w);
-        quants_q2_k(row, off, w->q);
+        scales_q2_k(rows, off, w);
+        quants_q2_k(rows, off, w->q);
         break;
     case SO_DTYPE_Q3_K:
-        scales_q3_k(row, off, w);
-        quants_q3_k(row, off, w->q);
+        scales_q3_k(rows, off, w);
+        quants_q3_k(rows, off, w->q);
         break;
     case SO_DTYPE_Q4_K:
-        scales_q4_k(row, off, w);
-        quants_q4_k(row, off + offsetof(so_block_q4_k, qs), w->q);
+        scales_q4_k(rows, off, w);
+        quants_q4_k(rows, off + offsetof(so_block_q4_k, qs), w->q);
         break;
     case SO_DTYPE_Q5_K:
-        scales_q4_k(row, off, w);
-        quants_q5_k(row, off, w->q);
+        scales_q4_k(rows, off, w);
+        quants_q5_k(rows, off, w->q);
         break;
     default: /* Q6_K */
-        scales_q6_k(row, off, w);
-        quants_q6_k(row, off, w->q);
+        scales_q6_k(rows, off, w);
+        quants_q6_k(rows, off, w->q);
     }
 }
 
@@ -400,12 +404,16 @@ INLINE void chunk256(const so_mm *a, so_dtype dtype, const tile *t, int first, i
     size_t block_bytes = BLOCK_BYTES(dtype);
     for (int b = 0; b < a->act.k / 256; b++) {
         block256 w;
-        prefetch_next(a, t, b, block_bytes);
-        decode256(dtype, t->row, (size_t)b * block_bytes, &w);
+        prefetch_next(t, b, block_bytes);
+        decode256(dtype, t->rows, (size_t)b * block_bytes, &w);
         int i = 0;
         for (; i + 4 <= n; i += 4)
             step256(a, dtype, &w, first + i, b, 4, acc + i);
-        for (; i < n; i++)
+        if (n - i == 3)
+            step256(a, dtype, &w, first + i, b, 3, acc + i);
+        else if (n - i == 2)
+            step256(a, dtype, &w, first + i, b, 2, acc + i);
+        else if (n - i == 1)
             step256(a, dtype, &w, first + i, b, 1, acc + i);
     }
 }
@@ -496,6 +504,8 @@ INLINE void floats(const so_mm *a, so_dtype dtype, long begin, long end) {
     static void mm_##name(const so_mm *a, long begin, long end) {                     \
         if (dtype == SO_DTYPE_F32 || dtype == SO_DTYPE_F16 || dtype == SO_DTYPE_BF16) \
             floats(a, dtype, begin, end);                                             \
+        else if (a->m < LANES)                                                        \
+            so_mm_scalar_##name(a, begin, end);                                       \
         else                                                                          \
             quantized(a, dtype, dtype >= SO_DTYPE_Q2_K, begin, end);                  \
     }
