@@ -299,7 +299,7 @@ static so_view op_result(const so_op *op) {
 }
 
 /* Rows first … first+n-1 of the case into out[n][out_width]. */
-static void op_run(so_backend *b, const op_data *o, int first, int n, float *out) {
+static inline void op_run(so_backend *b, const op_data *o, int first, int n, float *out) {
     op_bench w = {.b = b};
     so_err err = {0};
     so_weight *weight = NULL;

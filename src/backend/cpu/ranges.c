@@ -41,6 +41,23 @@ static void put_store(list *l, const so_kv_store *s, bool write) {
     l->out[l->n++] = (so_range){s, 0, SIZE_MAX, write};
 }
 
+/* The written range must not meet any other that all members read: they do so while it is written.
+ */
+static void assert_apart(const list *l, int written, int read) {
+    const so_range *w = &l->out[written], *r = &l->out[read];
+    SO_ASSERT(w->owner != r->owner || w->end <= r->begin || r->end <= w->begin);
+}
+
+static void norm_ranges(list *l, const so_op *op) {
+    put_rows(l, op->norm.out, op->n, op->norm.d, true);
+    put_rows(l, op->norm.weight, 1, op->norm.d, false);
+    if (op->kind == SO_OP_LAYER_NORM)
+        put_rows(l, op->norm.bias, 1, op->norm.d, false);
+    for (int i = 1; i < l->n; i++)
+        assert_apart(l, 0, i);
+    put_rows(l, op->norm.x, op->n, op->norm.d, false); /* may be out itself */
+}
+
 static void matmul_ranges(list *l, const so_op *op) {
     const so_weight *w = op->matmul.w;
     SO_ASSERT(w != NULL);
@@ -48,9 +65,8 @@ static void matmul_ranges(list *l, const so_op *op) {
     put_rows(l, op->matmul.x, op->n, w->n_cols, false);
     if (op->matmul.bias.buf)
         put_rows(l, op->matmul.bias, 1, w->n_rows, false);
-    /* out is written while others still read x */
-    const so_range *out = &l->out[0], *x = &l->out[1];
-    SO_ASSERT(out->owner != x->owner || out->end <= x->begin || x->end <= out->begin);
+    for (int i = 1; i < l->n; i++)
+        assert_apart(l, 0, i);
 }
 
 static void attention_ranges(list *l, const so_op *op) {
@@ -96,19 +112,16 @@ int so_cpu_ranges(const so_op *op, so_range *out) {
     case SO_OP_EMBED:
         put_rows(&l, op->embed.out, op->n, op->embed.w->n_cols, true);
         put_rows(&l, op->embed.ids, op->n, 1, false);
+        assert_apart(&l, 0, 1);
         break;
     case SO_OP_GATHER:
         put_rows(&l, op->gather.out, op->n, op->gather.d, true);
         put_rest(&l, op->gather.x);
         put_rows(&l, op->gather.rows, op->n, 1, false);
         break;
-    case SO_OP_LAYER_NORM:
-        put_rows(&l, op->norm.bias, 1, op->norm.d, false);
-        __attribute__((fallthrough));
     case SO_OP_RMS_NORM:
-        put_rows(&l, op->norm.out, op->n, op->norm.d, true);
-        put_rows(&l, op->norm.x, op->n, op->norm.d, false);
-        put_rows(&l, op->norm.weight, 1, op->norm.d, false);
+    case SO_OP_LAYER_NORM:
+        norm_ranges(&l, op);
         break;
     case SO_OP_MATMUL:
         matmul_ranges(&l, op);

@@ -1,0 +1,356 @@
+/* The machinery around the operations: order in the list, hazards, uploads, reuse of quantised
+ * activations, refusals, and the deferred backend's promises. Run under the thread sanitizer too.
+ */
+#include "op_cases.h"
+
+#include <malloc.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "backend/cpu/cpu.h"
+
+static so_backend *cpu(int n_threads) {
+    so_backend *b = NULL;
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_backend_cpu_create(n_threads, SO_CPU_AUTO, &b, &err), err);
+    return b;
+}
+
+static so_backend *deferred(void) {
+    so_backend *b = NULL;
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_backend_deferred_create(2, SO_CPU_AUTO, &b, &err), err);
+    return b;
+}
+
+static void sync_ok(so_backend *b) {
+    so_err err = {0};
+    SO_OK_OR_FAIL(b->vt->sync(b, &err), err);
+}
+
+/* ---- random programs: one list with many threads against one operation at a time ---- */
+
+enum { D = 64, ROWS = 5, AREAS = 4, BUFS = 3, STEPS = 600 };
+
+typedef struct machine {
+    so_backend *b;
+    op_bench bench;
+    so_view bufs[BUFS], ids, gains;
+    so_weight *weights[4];
+} machine;
+
+static const so_dtype machine_dtypes[] = {SO_DTYPE_F32, SO_DTYPE_Q4_1, SO_DTYPE_Q8_0,
+                                          SO_DTYPE_Q5_0};
+
+/* Area i of AREAS · BUFS: ROWS rows of D floats. */
+static so_view area(const machine *m, uint32_t i) {
+    i %= AREAS * BUFS;
+    return (so_view){m->bufs[i / AREAS].buf, i % AREAS * (ROWS * D * 4)};
+}
+
+static machine machine_create(so_backend *b, const op_data *weights, const float *start) {
+    static const int32_t ids[ROWS] = {4, 0, 0, 3, 1};
+    machine m = {.b = b, .bench = {.b = b}};
+    so_err err = {0};
+    for (int i = 0; i < BUFS; i++)
+        m.bufs[i] = op_buffer(&m.bench, start, AREAS * ROWS * D * 4);
+    m.ids = op_buffer(&m.bench, ids, sizeof ids);
+    m.gains = op_buffer(&m.bench, start, D * 4);
+    for (int i = 0; i < 4; i++)
+        SO_OK_OR_FAIL(b->vt->weight_create(b, &weights[i].tensor, &m.weights[i], &err), err);
+    return m;
+}
+
+static so_op machine_op(const machine *m, noise *z, const float *fresh) {
+    so_view out = area(m, noise_u32(z)), x = area(m, noise_u32(z)), y = area(m, noise_u32(z));
+    uint32_t what = noise_u32(z) % 10, weight = noise_u32(z) % 4;
+    int n = 1 + (int)(noise_u32(z) % ROWS);
+    bool same = out.buf == x.buf && out.off == x.off;
+    if (what <= 3 && !same)
+        return (so_op){
+            .kind = SO_OP_MATMUL, .n = n, .matmul = {.out = out, .x = x, .w = m->weights[weight]}};
+    if (what == 4)
+        return (so_op){.kind = SO_OP_UPLOAD,
+                       .n = 1,
+                       .upload = {out, fresh + noise_u32(z) % 1000, (size_t)n * D * 4}};
+    if (what == 5 && out.buf != x.buf)
+        return (so_op){.kind = SO_OP_GATHER, .n = n, .gather = {out, x, m->ids, D}};
+    if (what == 6)
+        return (so_op){.kind = SO_OP_RMS_NORM,
+                       .n = n,
+                       .norm = {.out = out, .x = x, .weight = m->gains, .d = D, .eps = 1e-5f}};
+    if (what == 7)
+        return (so_op){.kind = SO_OP_SILU_MUL, .n = n, .eltwise = {out, x, y, D}};
+    return (so_op){.kind = SO_OP_ADD, .n = n, .eltwise = {out, x, y, D}};
+}
+
+/* Normalises `out` after each step, so that numbers stay in range whatever the program. */
+static void machine_run(machine *m, uint64_t seed, const float *fresh, int sync_every,
+                        float *result) {
+    noise z = noise_of(seed);
+    for (int i = 1; i <= STEPS; i++) {
+        so_op op = machine_op(m, &z, fresh);
+        so_submit(m->b, &op);
+        if (op.kind == SO_OP_ADD || op.kind == SO_OP_MATMUL)
+            so_submit(m->b, &(so_op){.kind = SO_OP_RMS_NORM,
+                                     .n = op.n,
+                                     .norm = {.out = op.norm.out,
+                                              .x = op.norm.out,
+                                              .weight = m->gains,
+                                              .d = D,
+                                              .eps = 1e-3f}});
+        if (i % sync_every == 0)
+            sync_ok(m->b);
+    }
+    for (int i = 0; i < BUFS; i++)
+        so_submit(m->b, &(so_op){.kind = SO_OP_DOWNLOAD,
+                                 .n = 1,
+                                 .download = {m->bufs[i], result + i * AREAS * ROWS * D,
+                                              AREAS * ROWS * D * 4}});
+    sync_ok(m->b);
+    op_bench_free(&m->bench);
+    for (int i = 0; i < 4; i++)
+        m->b->vt->weight_free(m->b, m->weights[i]);
+}
+
+static void random_programs(void **state) {
+    (void)state;
+    op_data weights[4];
+    noise z = noise_of(99);
+    float *fresh = noise_floats(&z, 1000 + AREAS * ROWS * D);
+    float *want = SO_NEW_N(float, BUFS *AREAS *ROWS *D);
+    float *got = SO_NEW_N(float, BUFS *AREAS *ROWS *D);
+    for (int i = 0; i < 4; i++)
+        weights[i] = op_data_create(&(op_case){SO_OP_MATMUL, machine_dtypes[i], 1, D, D, false, 0},
+                                    50 + (uint64_t)i);
+    so_backend *one = cpu(1), *team = cpu(4), *late = deferred();
+    for (uint64_t seed = 0; seed < 12; seed++) {
+        machine m = machine_create(one, weights, fresh);
+        machine_run(&m, seed, fresh, 1, want);
+        m = machine_create(team, weights, fresh);
+        machine_run(&m, seed, fresh, STEPS, got);
+        op_case c = {.kind = SO_OP_ADD, .n = ROWS, .d = D};
+        assert_same_floats(&c, "a whole list, 4 threads", got, want, BUFS * AREAS * ROWS * D);
+        m = machine_create(late, weights, fresh);
+        machine_run(&m, seed, fresh, 77, got);
+        assert_same_floats(&c, "deferred", got, want, BUFS * AREAS * ROWS * D);
+    }
+    so_backend_free(one);
+    so_backend_free(team);
+    so_backend_free(late);
+    for (int i = 0; i < 4; i++)
+        op_data_free(&weights[i]);
+    free(fresh);
+    free(want);
+    free(got);
+}
+
+/* ---- uploads, long lists, memory ---- */
+
+static void uploads_keep_their_bytes(void **state) {
+    (void)state;
+    so_backend *all[] = {cpu(2), deferred()};
+    for (size_t i = 0; i < SO_LEN(all); i++) {
+        so_backend *b = all[i];
+        op_bench bench = {.b = b};
+        size_t n = 5 << 20; /* four of them pass the 16 MiB that are kept */
+        unsigned char *src = so_alloc(n), *dst = so_alloc(4 * n);
+        so_view v[4];
+        so_view first = op_buffer(&bench, NULL, 4);
+        for (int j = 0; j < 4; j++)
+            v[j] = op_buffer(&bench, NULL, n);
+        /* something before them in the list, so that they cannot go straight into place */
+        so_submit(b, &(so_op){.kind = SO_OP_DOWNLOAD, .n = 1, .download = {first, dst, 4}});
+        for (int j = 0; j < 4; j++) {
+            memset(src, 17 + j, n);
+            so_submit(b, &(so_op){.kind = SO_OP_UPLOAD, .n = 1, .upload = {v[j], src, n}});
+        }
+        memset(src, 0, n);
+        for (int j = 0; j < 4; j++)
+            so_submit(b, &(so_op){.kind = SO_OP_DOWNLOAD,
+                                  .n = 1,
+                                  .download = {v[j], dst + (size_t)j * n, n}});
+        sync_ok(b);
+        for (int j = 0; j < 4; j++)
+            assert_true(dst[(size_t)j * n] == 17 + j && dst[(size_t)(j + 1) * n - 1] == 17 + j);
+        op_bench_free(&bench);
+        so_backend_free(b);
+        free(src);
+        free(dst);
+    }
+}
+
+static void long_lists(void **state) {
+    (void)state;
+    so_backend *b = cpu(2);
+    op_bench bench = {.b = b};
+    float one[16], sum[16];
+    for (int i = 0; i < 16; i++)
+        one[i] = 1.0f;
+    so_view x = op_buffer(&bench, one, sizeof one), y = op_buffer(&bench, NULL, sizeof sum);
+    for (int i = 0; i < 3 * SO_OPS_MAX + 5; i++)
+        so_submit(b, &(so_op){.kind = SO_OP_ADD, .n = 1, .eltwise = {y, y, x, 16}});
+    so_submit(b, &(so_op){.kind = SO_OP_DOWNLOAD, .n = 1, .download = {y, sum, sizeof sum}});
+    sync_ok(b);
+    assert_true(sum[0] == 3 * SO_OPS_MAX + 5 && sum[15] == sum[0]);
+    op_bench_free(&bench);
+    so_backend_free(b);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+/* After the first pass of a shape, passes allocate nothing. */
+static void warm_passes_allocate_nothing(void **state) {
+    (void)state;
+    so_backend *b = cpu(2);
+    op_data o = op_data_create(&(op_case){SO_OP_MATMUL, SO_DTYPE_Q4_1, 64, 576, 64, false, 0}, 3);
+    op_bench bench = {.b = b};
+    so_err err = {0};
+    so_weight *w = NULL;
+    SO_OK_OR_FAIL(b->vt->weight_create(b, &o.tensor, &w, &err), err);
+    so_op op = op_make(&bench, &o, 0, 64, w);
+    struct mallinfo2 before = {0};
+    for (int pass = 0; pass < 4; pass++) {
+        if (pass == 1)
+            before = mallinfo2();
+        so_submit(b, &op);
+        so_submit(b, &(so_op){.kind = SO_OP_UPLOAD,
+                              .n = 1,
+                              .upload = {op.matmul.x, o.a, 64 * 576 * sizeof(float)}});
+        so_submit(b, &op);
+        sync_ok(b);
+    }
+    struct mallinfo2 after = mallinfo2();
+    assert_int_equal(after.uordblks, before.uordblks);
+    assert_int_equal(after.hblkhd, before.hblkhd);
+    op_bench_free(&bench);
+    b->vt->weight_free(b, w);
+    so_backend_free(b);
+    op_data_free(&o);
+}
+#endif
+
+/* ---- refusals ---- */
+
+static void bad_weights(void **state) {
+    (void)state;
+    so_backend *b = cpu(1);
+    so_weight *w = NULL;
+    so_err err = {0};
+    unsigned char bytes[1024] = {0};
+    so_tensor t = {.name = SO_STR("blk.0.w"),
+                   .dtype = SO_DTYPE_Q4_K,
+                   .n_dims = 2,
+                   .dims = {288, 1, 1, 1},
+                   .data = bytes,
+                   .n_bytes = sizeof bytes};
+    assert_int_equal(b->vt->weight_create(b, &t, &w, &err), SO_EFORMAT);
+    assert_non_null(strstr(err.msg, "blk.0.w"));
+    assert_non_null(strstr(err.msg, "288"));
+    t.dims[0] = 256, t.dims[1] = 8; /* 1152 bytes are needed */
+    assert_int_equal(b->vt->weight_create(b, &t, &w, &err), SO_EFORMAT);
+    t.dims[1] = INT64_MAX / 4;
+    assert_int_equal(b->vt->weight_create(b, &t, &w, &err), SO_ERANGE);
+    t.dims[1] = 0;
+    assert_int_equal(b->vt->weight_create(b, &t, &w, &err), SO_ERANGE);
+    t.dtype = (so_dtype)5;
+    assert_int_equal(b->vt->weight_create(b, &t, &w, &err), SO_EUNSUPPORTED);
+    assert_null(w);
+    so_buffer *buf = NULL;
+    assert_int_equal(b->vt->buffer_create(b, SIZE_MAX - 5, &buf, &err), SO_ENOMEM);
+    assert_int_equal(b->vt->buffer_create(b, SIZE_MAX / 2, &buf, &err), SO_ENOMEM);
+    assert_null(buf);
+    b->vt->buffer_free(b, NULL);
+    b->vt->weight_free(b, NULL);
+    b->vt->kv_free(b, NULL);
+    so_backend_free(b);
+    so_backend_free(NULL);
+    assert_int_equal(so_backend_cpu_create(1000, SO_CPU_SCALAR, &b, &err), SO_ERANGE);
+}
+
+/* The signal a child dies of when it runs fn. */
+static int dies_of(void (*fn)(void)) {
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        signal(SIGABRT, SIG_DFL);
+        if (!freopen("/dev/null", "w", stderr))
+            _exit(3);
+        fn();
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+static void view_past_the_end(void) {
+    so_backend *b = NULL;
+    so_buffer *buf = NULL;
+    float x[4] = {0};
+    if (so_backend_cpu_create(1, SO_CPU_SCALAR, &b, NULL) != 0 ||
+        b->vt->buffer_create(b, 12, &buf, NULL) != 0)
+        _exit(3);
+    so_submit(b, &(so_op){.kind = SO_OP_UPLOAD, .n = 1, .upload = {{buf, 0}, x, 16}});
+}
+
+static void locked_buffer_read(void) {
+    so_backend *b = NULL;
+    so_buffer *buf = NULL;
+    if (so_backend_deferred_create(1, SO_CPU_SCALAR, &b, NULL) != 0 ||
+        b->vt->buffer_create(b, 12, &buf, NULL) != 0 || b->vt->sync(b, NULL) != 0)
+        _exit(3);
+    *(volatile unsigned char *)buf->data = 1;
+}
+
+static void locked_store_read(void) {
+    so_backend *b = NULL;
+    so_kv_store *s = NULL;
+    so_kv_shape shape = {1, 1, 8, 1, SO_DTYPE_F16};
+    if (so_backend_deferred_create(1, SO_CPU_SCALAR, &b, NULL) != 0 ||
+        b->vt->kv_create(b, &shape, &s, NULL) != 0)
+        _exit(3);
+    _exit(*(volatile unsigned char *)s->v.data);
+}
+
+static void bugs_die(void **state) {
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    SO_SKIP("sanitizers answer the signals themselves");
+#else
+    assert_int_equal(dies_of(view_past_the_end), SIGABRT);
+    assert_int_equal(dies_of(locked_buffer_read), SIGSEGV);
+    assert_int_equal(dies_of(locked_store_read), SIGSEGV);
+#endif
+}
+
+static void downloads_wait_for_sync(void **state) {
+    (void)state;
+    so_backend *b = deferred();
+    op_bench bench = {.b = b};
+    uint32_t in = 123, out = 0;
+    so_view v = op_buffer(&bench, &in, sizeof in);
+    in = 7; /* the upload took its bytes */
+    so_submit(b, &(so_op){.kind = SO_OP_DOWNLOAD, .n = 1, .download = {v, &out, sizeof out}});
+    assert_int_equal(out, 0xA5A5A5A5u);
+    sync_ok(b);
+    assert_int_equal(out, 123);
+    op_bench_free(&bench);
+    so_backend_free(b);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_programs),
+        cmocka_unit_test(uploads_keep_their_bytes),
+        cmocka_unit_test(long_lists),
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+        cmocka_unit_test(warm_passes_allocate_nothing),
+#endif
+        cmocka_unit_test(bad_weights),
+        cmocka_unit_test(bugs_die),
+        cmocka_unit_test(downloads_wait_for_sync),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
