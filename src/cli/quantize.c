@@ -81,9 +81,11 @@ static int convert(const so_args *a, const so_checkpoint *ck, const so_recipe *r
                    so_err *err) {
     const so_gguf *g = so_checkpoint_gguf(ck);
     if (!g)
-        return so_err_set(err, SO_EUNSUPPORTED,
-                          "%s: is a folder; only GGUF files can be quantised so far",
-                          so_checkpoint_path(ck));
+        return so_err_set(
+            err, SO_EUNSUPPORTED,
+            "%s: is a folder; quantize reads GGUF files (--quantize rounds a folder's "
+            "weights when it is loaded)",
+            so_checkpoint_path(ck));
     so_convert_source src;
     so_progress bar;
     int64_t n_threads = so_args_int(a, SO_OPT_THREADS, 0), start = so_clock_ns();

@@ -2,6 +2,7 @@
 #include "so_test.h"
 
 #include <dirent.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/file.h"
@@ -97,8 +98,8 @@ static void copies_all_types(void **state) {
         g_str(&b, so_gguf_type_name((so_gguf_type)t));
         g_u32(&b, t);
         so_buf_append(&b, "\1\0\0\0\0\0\0\0", sizes[t]);
-        char name[16] = "a";
-        strcat(name, so_gguf_type_name((so_gguf_type)t));
+        char name[16];
+        snprintf(name, sizeof name, "a%s", so_gguf_type_name((so_gguf_type)t));
         g_array(&b, name, t, 2);
         so_buf_append(&b, "\1\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0", 2 * sizes[t]);
     }
