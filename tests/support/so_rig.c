@@ -64,3 +64,8 @@ int so_rig_levels(so_cpu_level *out) {
         out[n++] = (so_cpu_level)l;
     return n;
 }
+
+bool so_test_full(void) {
+    const char *s = getenv("SOOTH_TEST_FULL");
+    return s && strcmp(s, "1") == 0;
+}

@@ -32,6 +32,9 @@ void so_rig_chain(so_rig *r, so_seq *s, const int32_t *tokens, int n, float *log
 /* The same in chunks of `chunk` rows; 0: whole. */
 void so_rig_chunks(so_rig *r, so_seq *s, const int32_t *tokens, int n, int chunk, float *logits);
 
+/* SOOTH_TEST_FULL=1 asks for whole cross products instead of a covering part of them. */
+bool so_test_full(void);
+
 /* The levels this CPU has, scalar first. */
 int so_rig_levels(so_cpu_level *out);
 

@@ -1,0 +1,598 @@
+/* Row invariance, the property the product stands on: the logits of a position are the same bits
+ * however it is computed. Every comparison here is ==, on every logit, against the plainest way to
+ * compute it: one row per pass, one thread, scalar kernels.
+ *
+ * The default run covers the cross product by pairs within about a minute on two cores;
+ * SOOTH_TEST_FULL=1 walks it whole. */
+#include "so_test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "so_rig.h"
+#include "so_shape.h"
+
+/* Wide enough for blocks of 256; two layers, so that what one leaves in the cache is read. */
+static const so_shape WIDE = {.d_model = 256,
+                              .n_layers = 2,
+                              .n_heads = 4,
+                              .n_heads_kv = 1,
+                              .head_dim = 64,
+                              .d_ff = 256,
+                              .n_vocab = 261,
+                              .n_ctx = 8192,
+                              .seed = 1};
+/* Thin enough for contexts past 4096; no dimension is a multiple of a vector. */
+static const so_shape THIN = {.d_model = 36,
+                              .n_layers = 1,
+                              .n_heads = 2,
+                              .n_heads_kv = 1,
+                              .head_dim = 18,
+                              .d_ff = 40,
+                              .n_vocab = 67,
+                              .n_ctx = 8192,
+                              .seed = 2};
+/* Token 5 makes NaN. */
+static const so_shape SICK = {.d_model = 40,
+                              .n_layers = 2,
+                              .n_heads = 3,
+                              .n_heads_kv = 1,
+                              .head_dim = 20,
+                              .d_ff = 44,
+                              .n_vocab = 67,
+                              .n_ctx = 8192,
+                              .nan_token = 5,
+                              .seed = 4};
+static const so_shape WINDOWED = {.d_model = 36,
+                                  .n_layers = 2,
+                                  .n_heads = 3,
+                                  .n_heads_kv = 3,
+                                  .head_dim = 12,
+                                  .d_ff = 40,
+                                  .n_vocab = 67,
+                                  .n_ctx = 8192,
+                                  .window = 45,
+                                  .seed = 3};
+
+static const so_dtype DTYPES[] = {SO_DTYPE_F32,  SO_DTYPE_F16,  SO_DTYPE_BF16, SO_DTYPE_Q8_0,
+                                  SO_DTYPE_Q4_0, SO_DTYPE_Q4_1, SO_DTYPE_Q5_0, SO_DTYPE_Q5_1,
+                                  SO_DTYPE_Q2_K, SO_DTYPE_Q3_K, SO_DTYPE_Q4_K, SO_DTYPE_Q5_K,
+                                  SO_DTYPE_Q6_K};
+enum { N_DTYPES = sizeof DTYPES / sizeof DTYPES[0] };
+
+static char *g_dir, *g_wide, *g_thin, *g_windowed, *g_sick; /* files, written once */
+
+static char *write_in(const char *sub, const so_shape *t) {
+    char *dir = so_alloc(strlen(g_dir) + 32);
+    sprintf(dir, "%s/%s", g_dir, sub);
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_dir_create(dir, &err), err);
+    char *path = so_shape_write(dir, t);
+    free(dir);
+    return path;
+}
+
+static int setup(void **state) {
+    (void)state;
+    g_dir = so_test_tmp();
+    g_wide = write_in("wide", &WIDE);
+    g_thin = write_in("thin", &THIN);
+    g_windowed = write_in("windowed", &WINDOWED);
+    g_sick = write_in("sick", &SICK);
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    free(g_wide);
+    free(g_thin);
+    free(g_windowed);
+    free(g_sick);
+    so_test_tmp_free(g_dir);
+    return 0;
+}
+
+/* What is being tried, for messages. */
+static char g_case[256];
+#define CASE(...) snprintf(g_case, sizeof g_case, __VA_ARGS__)
+
+static void same_row(const float *got, const float *want, int n_vocab, int row) {
+    if (memcmp(got, want, (size_t)n_vocab * sizeof *got) == 0)
+        return;
+    for (int i = 0; i < n_vocab; i++)
+        if (memcmp(&got[i], &want[i], sizeof *got) != 0)
+            fail_msg("%s: row %d, logit %d is %.9g and not %.9g", g_case, row, i, (double)got[i],
+                     (double)want[i]);
+}
+
+static void same(const float *got, const float *want, int n_vocab, int n) {
+    for (int i = 0; i < n; i++)
+        same_row(got + (size_t)i * (size_t)n_vocab, want + (size_t)i * (size_t)n_vocab, n_vocab, i);
+}
+
+static so_rig_opts options(so_dtype dtype, so_cpu_level level, int threads, so_dtype kv_dtype) {
+    return (so_rig_opts){.n_threads = threads,
+                         .level = level,
+                         .kv_dtype = kv_dtype,
+                         .n_pages = 300,
+                         .max_rows = 300,
+                         .model = {.quantize = true, .dtype = dtype}};
+}
+
+/* The plainest way: row by row, one thread, scalar. [n][n_vocab], to be freed. */
+static float *reference(const char *path, so_rig_opts o, const int32_t *tokens, int n) {
+    so_rig r;
+    o.level = SO_CPU_SCALAR;
+    o.n_threads = 1;
+    o.deferred = false;
+    so_rig_open(&r, path, &o);
+    float *ref = SO_NEW_N(float, n *r.n_vocab);
+    so_seq *s = so_seq_create(r.kv);
+    so_rig_chunks(&r, s, tokens, n, 1, ref);
+    so_seq_free(s);
+    so_rig_close(&r);
+    return ref;
+}
+
+static const char *dtype_name(so_dtype t) { return so_dtype_get(t)->name; }
+
+/* Every dtype × width 1 … 64 × level: w rows behind a committed prefix, as a checking pass has
+ * them. */
+static void widths_of(so_dtype dtype, so_cpu_level level, int threads, const float *ref,
+                      const int32_t *tokens, bool all) {
+    enum { PREFIX = 30, N = PREFIX + 64 };
+    so_rig_opts o = options(dtype, level, threads, SO_DTYPE_F16);
+    so_rig r;
+    so_rig_open(&r, g_wide, &o);
+    float *got = SO_NEW_N(float, N *r.n_vocab);
+    so_seq *s = so_seq_create(r.kv);
+    CASE("%s %s prefix", dtype_name(dtype), so_cpu_level_name(level));
+    so_rig_chunks(&r, s, tokens, PREFIX, 0, got);
+    same(got, ref, r.n_vocab, PREFIX);
+    for (int w = 1; w <= 64; w++) {
+        if (!all && w > 9 && w % 16 > 1 && w % 16 < 15)
+            continue;
+        CASE("%s %s %d threads width %d", dtype_name(dtype), so_cpu_level_name(level), threads, w);
+        so_rig_chain(&r, s, tokens + PREFIX, w, got);
+        same(got, ref + PREFIX * r.n_vocab, r.n_vocab, w);
+        so_seq_truncate_to(s, PREFIX);
+    }
+    so_seq_free(s);
+    so_rig_close(&r);
+    free(got);
+}
+
+static void dtypes_and_widths(void **state) {
+    (void)state;
+    enum { N = 94 };
+    so_cpu_level levels[8];
+    int n_levels = so_rig_levels(levels);
+    int32_t tokens[N];
+    so_shape_tokens(&WIDE, 11, tokens, N);
+    for (int d = 0; d < N_DTYPES; d++) {
+        so_rig_opts o = options(DTYPES[d], SO_CPU_SCALAR, 1, SO_DTYPE_F16);
+        float *ref = reference(g_wide, o, tokens, N);
+        for (int l = 0; l < n_levels; l++)
+            for (int t = 1; t <= 4; t++)
+                if (so_test_full() || t == 1 + (d + l) % 4)
+                    widths_of(DTYPES[d], levels[l], t, ref, tokens,
+                              so_test_full() || l == n_levels - 1);
+        free(ref);
+    }
+}
+
+/* Prompt chunks × threads × cache type × level × backend; the dtype goes round unless all are
+ * asked for. */
+static void chunks_of(so_rig_opts o, const int32_t *tokens, int n, const float *ref) {
+    const int chunks[] = {1, 7, 64, 0};
+    so_rig r;
+    so_rig_open(&r, g_wide, &o);
+    float *got = SO_NEW_N(float, n *r.n_vocab);
+    for (size_t c = 0; c < SO_LEN(chunks); c++) {
+        CASE("%s %s %d threads %s cache%s chunks of %d", dtype_name(o.model.dtype),
+             so_cpu_level_name(o.level), o.n_threads, dtype_name(o.kv_dtype),
+             o.deferred ? " deferred" : "", chunks[c]);
+        so_seq *s = so_seq_create(r.kv);
+        so_rig_chunks(&r, s, tokens, n, chunks[c], got);
+        same(got, ref, r.n_vocab, n);
+        so_seq_free(s);
+    }
+    so_rig_close(&r);
+    free(got);
+}
+
+static void chunks_and_threads(void **state) {
+    (void)state;
+    enum { N = 131 };
+    so_cpu_level levels[8];
+    int n_levels = so_rig_levels(levels), turn = 0;
+    int32_t tokens[N];
+    so_shape_tokens(&WIDE, 12, tokens, N);
+    for (int d = 0; d < N_DTYPES; d++)
+        for (int kv = 0; kv < 2; kv++) {
+            so_rig_opts o = options(DTYPES[d], SO_CPU_SCALAR, 1, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+            float *ref = NULL;
+            for (int l = 0; l < n_levels; l++)
+                for (int t = 1; t <= 4; t++)
+                    for (int deferred = 0; deferred < 2; deferred++) {
+                        /* 31 is prime to 48: the turns meet every combination over the dtypes */
+                        if (!so_test_full() && turn++ % 31 != 0)
+                            continue;
+                        if (!ref)
+                            ref = reference(g_wide, o, tokens, N);
+                        so_rig_opts with = o;
+                        with.level = levels[l];
+                        with.n_threads = t;
+                        with.deferred = deferred;
+                        chunks_of(with, tokens, N, ref);
+                    }
+            free(ref);
+        }
+}
+
+/* Trees. */
+
+enum { MAX_NODES = 256 };
+
+typedef struct tree {
+    int n;
+    int32_t token[MAX_NODES], parent[MAX_NODES], depth[MAX_NODES];
+} tree;
+
+typedef struct dice {
+    uint64_t seed;
+    uint32_t n;
+} dice;
+
+static int roll(dice *d, int n) {
+    so_rng_key key = {.seed = d->seed, .purpose = SO_RNG_TEST};
+    return (int)(so_rng_uniform(&key, d->n++) * n);
+}
+
+/* Several roots, chains, bushes: a parent is any earlier node, more often a late one. */
+static void grow_tree(tree *t, int n, dice *d, const so_shape *spec) {
+    t->n = n;
+    for (int i = 0; i < n; i++) {
+        int back = 1 + roll(d, roll(d, 3) ? 3 : i + 1);
+        t->parent[i] = i - back < -1 ? -1 : i - back;
+        t->depth[i] = t->parent[i] < 0 ? 0 : t->depth[t->parent[i]] + 1;
+        do
+            t->token[i] = roll(d, spec->n_vocab);
+        while (spec->nan_token > 0 && t->token[i] == spec->nan_token);
+    }
+}
+
+/* Node numbers from the root to `node`; returns how many. */
+static int path_to(const tree *t, int node, int32_t *path) {
+    int n = t->depth[node] + 1;
+    for (int i = n - 1; i >= 0; i--, node = t->parent[node])
+        path[i] = node;
+    return n;
+}
+
+/* Each node's logits from its path alone, row by row behind a fork of s. */
+static void run_paths(so_rig *r, so_seq *s, const tree *t, float *want) {
+    bool *leaf = SO_NEW_N(bool, t->n);
+    memset(leaf, 1, (size_t)t->n);
+    for (int i = 0; i < t->n; i++)
+        if (t->parent[i] >= 0)
+            leaf[t->parent[i]] = false;
+    for (int i = 0; i < t->n; i++) {
+        int32_t path[MAX_NODES], token;
+        if (!leaf[i])
+            continue;
+        so_seq *f = so_seq_fork(s, so_seq_len(s));
+        int n = path_to(t, i, path);
+        for (int k = 0; k < n; k++) {
+            token = t->token[path[k]];
+            so_rig_chain(r, f, &token, 1, want + path[k] * r->n_vocab);
+        }
+        so_seq_free(f);
+    }
+    free(leaf);
+}
+
+static void tree_rows(const tree *t, int len, int seq, int first, bool logits, so_row *rows) {
+    for (int i = 0; i < t->n; i++)
+        rows[i] = (so_row){t->token[i], len + t->depth[i], seq,
+                           t->parent[i] < 0 ? -1 : first + t->parent[i], logits};
+}
+
+/* Rounds of speculation: a random tree is scored in one pass and compared with its paths, a random
+ * path is kept (compaction), and the next round stands on what the last one left. At the end the
+ * sequence is compared with one that was never speculated on. */
+static void speculate(const char *path, so_rig_opts o, const so_shape *spec, int rounds,
+                      int max_nodes) {
+    dice d = {.seed = 100 + (uint64_t)o.n_threads + (uint64_t)o.level};
+    so_rig r;
+    so_rig_open(&r, path, &o);
+    int n_vocab = r.n_vocab;
+    float *got = SO_NEW_N(float, MAX_NODES *n_vocab), *want = SO_NEW_N(float, MAX_NODES *n_vocab);
+    so_row rows[MAX_NODES];
+    int32_t kept[4096], more[3] = {1, 2, 3};
+    int n_kept = 27;
+    so_shape_tokens(spec, 13, kept, n_kept);
+    so_seq *s = so_seq_create(r.kv);
+    so_rig_chunks(&r, s, kept, n_kept, 0, NULL);
+    for (int k = 0; k < rounds; k++) {
+        tree t;
+        so_err err = {0};
+        grow_tree(&t, 1 + roll(&d, max_nodes), &d, spec);
+        CASE("%s %s %s cache%s round %d of %d nodes", path, so_cpu_level_name(o.level),
+             dtype_name(o.kv_dtype), o.deferred ? " deferred" : "", k, t.n);
+        run_paths(&r, s, &t, want);
+        SO_OK_OR_FAIL(so_seq_begin(s, t.n, &err), err);
+        tree_rows(&t, n_kept, 0, 0, true, rows);
+        SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){rows, t.n, &s, 1}, SO_PASS_LOGITS, &err), err);
+        for (int i = 0; i < t.n; i++)
+            same_row(so_pass_logits(r.p, i), want + i * n_vocab, n_vocab, i);
+        int32_t keep[MAX_NODES];
+        int n = path_to(&t, roll(&d, t.n), keep);
+        so_seq_commit(s, keep, n);
+        so_kv_check(r.kv);
+        for (int i = 0; i < n; i++)
+            kept[n_kept++] = t.token[keep[i]];
+    }
+    CASE("%s %s after %d rounds", path, so_cpu_level_name(o.level), rounds);
+    so_seq *plain = so_seq_create(r.kv);
+    so_rig_chunks(&r, plain, kept, n_kept, 7, NULL);
+    so_rig_chain(&r, plain, more, 3, want);
+    so_rig_chain(&r, s, more, 3, got);
+    same(got, want, n_vocab, 3);
+    so_seq_free(plain);
+    so_seq_free(s);
+    so_rig_close(&r);
+    free(got);
+    free(want);
+}
+
+static void trees_and_compaction(void **state) {
+    (void)state;
+    so_cpu_level levels[8];
+    int n_levels = so_rig_levels(levels), turn = 0;
+    for (int l = 0; l < n_levels; l++)
+        for (int kv = 0; kv < 2; kv++)
+            for (int d = 0; d < N_DTYPES; d++) {
+                if (!so_test_full() && (d + l + kv) % 4 != 0)
+                    continue;
+                so_rig_opts o =
+                    options(DTYPES[d], levels[l], 1 + turn % 4, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+                o.deferred = turn++ % 3 == 2;
+                speculate(g_wide, o, &WIDE, 6, 24);
+                speculate(g_windowed, o, &WINDOWED, 12, 48);
+            }
+    so_rig_opts o = options(SO_DTYPE_F32, so_cpu_best_level(), 2, SO_DTYPE_F16);
+    speculate(g_thin, o, &THIN, 4, MAX_NODES);
+}
+
+/* Every architecture, not only the one that so_shape writes. */
+static void trees_of_every_architecture(void **state) {
+    (void)state;
+    static const char *const names[] = {
+        "llama3_rope", "llama_linear_bias", "mistral_window", "qwen2_yarn", "qwen3", "gemma3",
+        "gpt2"};
+    const so_shape golden = {.n_vocab = 131};
+    for (size_t i = 0; i < SO_LEN(names); i++) {
+        char folder[4096], sub[64];
+        snprintf(sub, sizeof sub, "golden/models/%s", names[i]);
+        snprintf(folder, sizeof folder, "%s", so_test_data(sub));
+        so_rig_opts o = {.level = so_cpu_best_level(), .n_threads = 2, .deferred = i % 2 == 1};
+        o.kv_dtype = i % 2 ? SO_DTYPE_F16 : SO_DTYPE_F32;
+        speculate(folder, o, &golden, 8, 20);
+    }
+}
+
+/* Neighbours: a sequence's rows among prompt chunks and trees of others, some of which hold NaN,
+ * interleaved in any order, on pages that hold NaN from an earlier life. */
+
+enum { N_OTHERS = 5, OTHER_ROWS = 20 };
+
+/* Fills every page of the cache with NaN and gives them back. */
+static void poison(so_rig *r) {
+    int32_t tokens[256];
+    for (int i = 0; i < 256; i++)
+        tokens[i] = SICK.nan_token;
+    so_seq *s = so_seq_create(r->kv);
+    while (so_kv_free_pages(r->kv) >= 256 / SO_KV_PAGE)
+        so_rig_chain(r, s, tokens, 256, NULL);
+    so_seq_free(s);
+}
+
+/* Rows of all sequences in a random order that keeps each sequence's own. */
+static int interleave(dice *d, const tree *trees, so_seq *const *seqs, int n_seqs, so_row *rows,
+                      int32_t *place) {
+    int next[1 + N_OTHERS] = {0}, at[1 + N_OTHERS][MAX_NODES], n = 0, left = 0;
+    for (int s = 0; s < n_seqs; s++)
+        left += trees[s].n;
+    while (left > 0) {
+        int s = roll(d, n_seqs);
+        int i = next[s];
+        if (i == trees[s].n)
+            continue;
+        int parent = trees[s].parent[i];
+        rows[n] = (so_row){trees[s].token[i], so_seq_len(seqs[s]) + trees[s].depth[i], s,
+                           parent < 0 ? -1 : at[s][parent], s == 0};
+        if (s == 0)
+            place[i] = n;
+        at[s][i] = n++;
+        next[s]++;
+        left--;
+    }
+    return n;
+}
+
+static void neighbours_of(so_rig_opts o, int rounds) {
+    dice d = {.seed = 200 + (uint64_t)o.n_threads};
+    so_rig r;
+    so_rig_open(&r, g_sick, &o);
+    poison(&r);
+    int32_t tokens[40], place[MAX_NODES];
+    so_shape_tokens(&SICK, 14, tokens, 40);
+    so_seq *seqs[1 + N_OTHERS];
+    for (int s = 0; s < 1 + N_OTHERS; s++) {
+        seqs[s] = so_seq_create(r.kv);
+        so_rig_chunks(&r, seqs[s], tokens, s == 0 ? 33 : 1 + roll(&d, 40), 0, NULL);
+    }
+    float *want = SO_NEW_N(float, MAX_NODES *r.n_vocab);
+    for (int k = 0; k < rounds; k++) {
+        tree trees[1 + N_OTHERS];
+        so_row rows[MAX_NODES];
+        so_err err = {0};
+        for (int s = 0; s < 1 + N_OTHERS; s++) {
+            grow_tree(&trees[s], 1 + roll(&d, OTHER_ROWS), &d, &SICK);
+            if (s > 0 && roll(&d, 2)) /* a sick neighbour */
+                trees[s].token[roll(&d, trees[s].n)] = SICK.nan_token;
+        }
+        CASE("%s %s %d threads neighbours round %d", so_cpu_level_name(o.level),
+             dtype_name(o.kv_dtype), o.n_threads, k);
+        run_paths(&r, seqs[0], &trees[0], want);
+        for (int s = 0; s < 1 + N_OTHERS; s++)
+            SO_OK_OR_FAIL(so_seq_begin(seqs[s], trees[s].n, &err), err);
+        int n = interleave(&d, trees, seqs, 1 + N_OTHERS, rows, place);
+        so_batch batch = {rows, n, seqs, 1 + N_OTHERS};
+        SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_LOGITS, &err), err);
+        for (int i = 0; i < trees[0].n; i++)
+            same_row(so_pass_logits(r.p, i), want + i * r.n_vocab, r.n_vocab, i);
+        for (int s = 0; s < 1 + N_OTHERS; s++)
+            so_seq_abort(seqs[s]);
+    }
+    for (int s = 0; s < 1 + N_OTHERS; s++)
+        so_seq_free(seqs[s]);
+    so_rig_close(&r);
+    free(want);
+}
+
+static void neighbours(void **state) {
+    (void)state;
+    so_cpu_level levels[8];
+    int n_levels = so_rig_levels(levels), turn = 0;
+    for (int l = 0; l < n_levels; l++)
+        for (int kv = 0; kv < 2; kv++)
+            for (int t = 1; t <= 4; t++, turn++) {
+                so_rig_opts o =
+                    options(SO_DTYPE_F32, levels[l], t, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+                o.model.quantize = false;
+                o.n_pages = 40; /* all of them are poisoned first */
+                o.deferred = turn % 3 == 1;
+                if (so_test_full() || turn % 2 == 0)
+                    neighbours_of(o, so_test_full() ? 12 : 3);
+            }
+}
+
+/* NaN from an earlier life of the pages must not reach a row: compared with a clean cache. */
+static void stale_pages(void **state) {
+    (void)state;
+    enum { N = 70 };
+    int32_t tokens[N];
+    so_shape_tokens(&SICK, 15, tokens, N);
+    so_cpu_level levels[8];
+    int n_levels = so_rig_levels(levels);
+    for (int l = 0; l < n_levels; l++)
+        for (int kv = 0; kv < 2; kv++) {
+            so_rig_opts o = options(SO_DTYPE_F32, levels[l], 2, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+            o.model.quantize = false;
+            o.n_pages = 10;
+            float *ref = reference(g_sick, o, tokens, N);
+            so_rig r;
+            so_rig_open(&r, g_sick, &o);
+            float *got = SO_NEW_N(float, N *r.n_vocab);
+            poison(&r);
+            const int chunks[] = {1, 7, 0};
+            for (size_t c = 0; c < SO_LEN(chunks); c++) {
+                CASE("%s %s cache stale pages chunks of %d", so_cpu_level_name(levels[l]),
+                     dtype_name(o.kv_dtype), chunks[c]);
+                so_seq *s = so_seq_create(r.kv);
+                so_rig_chunks(&r, s, tokens, N, chunks[c], got);
+                same(got, ref, r.n_vocab, N);
+                so_seq_free(s);
+            }
+            so_rig_close(&r);
+            free(got);
+            free(ref);
+        }
+}
+
+/* Contexts around the borders of pages and blocks, built in chunks, then left by one row, five
+ * rows, and a tree; a fork there must not differ either. */
+static void borders_of(so_rig_opts o, const char *path, const so_shape *spec, const int32_t *tokens,
+                       const float *ref, const int *contexts, int n_contexts) {
+    enum { W = 5 };
+    so_rig r;
+    so_rig_open(&r, path, &o);
+    float *got = SO_NEW_N(float, 64 * r.n_vocab), *want = SO_NEW_N(float, 64 * r.n_vocab);
+    so_seq *s = so_seq_create(r.kv);
+    dice d = {.seed = 300};
+    for (int c = 0; c < n_contexts; c++) {
+        int ctx = contexts[c];
+        CASE("%s %s %s cache context %d", path, so_cpu_level_name(o.level), dtype_name(o.kv_dtype),
+             ctx);
+        so_seq_truncate_to(s, ctx);
+        int have = so_seq_len(s);
+        so_rig_chunks(&r, s, tokens + have, ctx - have, 64, NULL);
+        for (int w = 1; w <= W; w += W - 1) {
+            so_seq *f = so_seq_fork(s, ctx);
+            so_rig_chain(&r, f, tokens + ctx, w, got);
+            same(got, ref + (size_t)ctx * (size_t)r.n_vocab, r.n_vocab, w);
+            so_seq_free(f);
+        }
+        tree t;
+        so_row rows[64];
+        so_err err = {0};
+        grow_tree(&t, 12, &d, spec);
+        run_paths(&r, s, &t, want);
+        SO_OK_OR_FAIL(so_seq_begin(s, t.n, &err), err);
+        tree_rows(&t, ctx, 0, 0, true, rows);
+        SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){rows, t.n, &s, 1}, SO_PASS_LOGITS, &err), err);
+        for (int i = 0; i < t.n; i++)
+            same_row(so_pass_logits(r.p, i), want + i * r.n_vocab, r.n_vocab, i);
+        so_seq_abort(s);
+    }
+    so_seq_free(s);
+    so_rig_close(&r);
+    free(got);
+    free(want);
+}
+
+static void contexts_around_borders(void **state) {
+    (void)state;
+    enum { N = 4102 };
+    static const int contexts[] = {1, 31, 32, 33, 255, 256, 257, 4095, 4096, 4097};
+    so_cpu_level levels[8];
+    int n_levels = so_rig_levels(levels);
+    int32_t *tokens = SO_NEW_N(int32_t, N);
+    so_shape_tokens(&THIN, 16, tokens, N);
+    for (int kv = 0; kv < 2; kv++) {
+        so_rig_opts o = options(SO_DTYPE_F32, SO_CPU_SCALAR, 1, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+        o.model.quantize = false;
+        float *ref = reference(g_thin, o, tokens, N);
+        for (int l = 0; l < n_levels; l++) {
+            o.level = levels[l];
+            o.n_threads = 1 + (l + kv) % 4;
+            o.deferred = (l + kv) % 2 == 1;
+            borders_of(o, g_thin, &THIN, tokens, ref, contexts, (int)SO_LEN(contexts));
+        }
+        free(ref);
+        ref = reference(g_windowed, o, tokens, 270);
+        o.level = so_cpu_best_level();
+        borders_of(o, g_windowed, &WINDOWED, tokens, ref, contexts, 7);
+        free(ref);
+    }
+    free(tokens);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(dtypes_and_widths),
+        cmocka_unit_test(chunks_and_threads),
+        cmocka_unit_test(trees_and_compaction),
+        cmocka_unit_test(trees_of_every_architecture),
+        cmocka_unit_test(neighbours),
+        cmocka_unit_test(stale_pages),
+        cmocka_unit_test(contexts_around_borders),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

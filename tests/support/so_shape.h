@@ -1,0 +1,19 @@
+/* Tiny random Llama models as GGUF files, for tests that need shapes no golden file has. */
+#ifndef SO_SHAPE_H
+#define SO_SHAPE_H
+
+#include "format/dtype.h"
+
+typedef struct so_shape {
+    int d_model, n_layers, n_heads, n_heads_kv, head_dim, d_ff, n_vocab, n_ctx;
+    int window;    /* 0: none */
+    int nan_token; /* > 0: this token's embedding is NaN; the output matrix is finite */
+    uint64_t seed;
+} so_shape;
+
+/* Writes dir/shape.gguf (float32); the path, to be freed. Fails the test on any error. */
+char *so_shape_write(const char *dir, const so_shape *t);
+/* n tokens below n_vocab, never nan_token. */
+void so_shape_tokens(const so_shape *t, uint64_t seed, int32_t *out, int n);
+
+#endif
