@@ -1,6 +1,7 @@
 /* The command's entry: picks the subcommand and hands it the rest of the arguments. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -35,7 +36,7 @@ static int help(int argc, char **argv) {
     const so_command *cmd = so_command_find(argv[2]);
     if (!cmd)
         return unknown_command(argv[2]);
-    so_help_command(cmd);
+    so_help_command(cmd, so_args_color(NULL, STDOUT_FILENO));
     return 0;
 }
 

@@ -376,7 +376,7 @@ bool so_args_parse(so_args *a, int cmd_bit, int argc, char **argv) {
             a->pos[a->n_pos++] = argv[i];
     }
     if (ok && a->val[SO_OPT_HELP].n_given) {
-        so_help_command(a->cmd);
+        so_help_command(a->cmd, so_args_color(a, STDOUT_FILENO));
         a->status = 0;
         ok = false;
     }
@@ -449,8 +449,11 @@ static void print_option(const opt_row *o) {
     so_buf_free(&right);
 }
 
-void so_help_command(const so_command *cmd) {
-    bool color = isatty(STDOUT_FILENO) == 1 && !so_env_no_color();
+bool so_args_color(const so_args *a, int fd) {
+    return isatty(fd) == 1 && !so_env_no_color() && !(a && so_args_has(a, SO_OPT_NO_COLOR));
+}
+
+void so_help_command(const so_command *cmd, bool color) {
     for (const char *u = cmd->usage, *lead = "Usage:"; *u; lead = "      ") {
         size_t len = strcspn(u, "\n");
         printf("%s sooth %s %.*s\n", lead, cmd->name, (int)len, u);

@@ -91,8 +91,11 @@ int so_args_bad(const so_args *a, const char *fmt, ...) __attribute__((format(pr
 /* Prints "sooth CMD: message" of err; returns 1. */
 int so_args_fail(const so_args *a, const so_err *err);
 
+/* May colours go to this stream: a terminal, and neither NO_COLOR nor --no-color says no. a may be
+ * NULL. */
+bool so_args_color(const so_args *a, int fd);
 /* Usage, summary and options of one command, on stdout. */
-void so_help_command(const so_command *cmd);
+void so_help_command(const so_command *cmd, bool color);
 /* The candidate nearest to `word`, or NULL where none is near. */
 const char *so_near_miss(const char *word, const char *const *candidates, int n);
 

@@ -280,8 +280,8 @@ static int fetch(pull *p, so_err *err) {
     if (rc == SO_OK)
         rc = check_pip(err);
     if (rc == SO_OK) {
-        so_progress_begin(&p->bar, p->m->name);
-        p->bar.on = p->bar.on && !p->show;
+        if (!p->show)
+            so_progress_begin(&p->bar, p->m->name);
         rc = download(p, err);
         if (rc == SO_OK)
             rc = join(p, err);

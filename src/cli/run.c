@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/load.h"
+#include "cli/progress.h"
 #include "cli/prompts.h"
 #include "cli/report.h"
 #include "token/utf8.h"
@@ -46,6 +47,7 @@ struct runner {
     so_request_opts base; /* what all requests share */
     const char *system;
     bool chat, json, stream;
+    so_progress bar; /* drawn for a file of prompts whose results do not go to the terminal */
     job *jobs;
     int n_jobs, n_started, n_printed, n_failed;
 };
@@ -283,7 +285,7 @@ static void print_job(job *j) {
         fprintf(stderr, "sooth run: line %d: %s\n", j->p->line, j->err.msg);
     else if (failed)
         so_args_fail(r->a, &j->err);
-    else if (isatty(STDERR_FILENO) == 1 || so_args_has(r->a, SO_OPT_VERBOSE))
+    else if ((isatty(STDERR_FILENO) == 1 && !r->bar.on) || so_args_has(r->a, SO_OPT_VERBOSE))
         so_report_print_timings(&j->total);
 }
 
@@ -311,6 +313,8 @@ static int start_jobs(runner *r, int most) {
 
 static void run_jobs(runner *r, int n_parallel) {
     so_err err = {0};
+    if (!r->stream && isatty(STDOUT_FILENO) != 1 && r->n_jobs > 1)
+        so_progress_begin(&r->bar, "prompts");
     while (start_jobs(r, n_parallel) > 0) {
         so_engine_step(r->e, &err); /* a failed pass ends its requests, each with the error */
         for (int i = r->n_printed; i < r->n_started; i++) {
@@ -322,7 +326,9 @@ static void run_jobs(runner *r, int n_parallel) {
         }
         while (r->n_printed < r->n_started && r->jobs[r->n_printed].done)
             print_job(&r->jobs[r->n_printed++]);
+        so_progress_set(&r->bar, (double)r->n_printed / r->n_jobs);
     }
+    so_progress_end(&r->bar);
     while (r->n_printed < r->n_started) /* jobs that failed before they ran */
         print_job(&r->jobs[r->n_printed++]);
 }
