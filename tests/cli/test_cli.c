@@ -431,7 +431,7 @@ static void test_interrupt_ends_cleanly(void **state) {
     so_buf_free(&text);
     ran r = run(f,
                 "%s run -m tiny.gguf --ignore-eos --prompts p.jsonl --json --parallel 4 & pid=$!; "
-                "sleep 1; kill -INT $pid; wait $pid",
+                "while [ ! -s out.txt ]; do sleep 0.1; done; kill -INT $pid; wait $pid",
                 f->bin);
     if (r.status != 130)
         fail_msg("status %d: %s", r.status, text_of(&r.err));
