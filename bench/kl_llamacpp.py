@@ -42,6 +42,24 @@ def peer_logits(model, tokens, ctx, f32_cache):
     return np.concatenate(rows)
 
 
+def bos(sooth, model):
+    """The token that the model wants in front of a text, as a list of none or one."""
+    def ids(*flags):
+        out = subprocess.run([sooth, "tokenize", "-m", model, "x", "--json", *flags], check=True, stdout=subprocess.PIPE)
+        return json.loads(out.stdout)["tokens"]
+    plain, added = ids(), ids("--add-special")
+    return added[:len(added) - len(plain)] if added[-len(plain):] == plain else []
+
+
+def windows(tokens, first, n, ctx):
+    """n tokens in windows of ctx, each beginning with `first`."""
+    out, body = [], iter(tokens)
+    while len(out) < n:
+        out += first if len(out) % ctx == 0 else []
+        out.append(next(body))
+    return out[:n]
+
+
 def log_softmax(x):
     x = x.astype(np.float64)
     x -= x.max(axis=-1, keepdims=True)
@@ -73,8 +91,7 @@ def main():
         part, f32 = os.path.join(folder, "text"), os.path.join(folder, "f32.gguf")
         open(part, "w", encoding="utf-8").write(text)
         out = subprocess.run([a.sooth, "tokenize", "-m", a.m, "-f", part, "--json"], check=True, stdout=subprocess.PIPE)
-        tokens = json.loads(out.stdout)["tokens"][:a.positions]
-        assert len(tokens) == a.positions, "text too short"
+        tokens = windows(json.loads(out.stdout)["tokens"], bos(a.sooth, a.m), a.positions, a.ctx)
         subprocess.run([a.sooth, "quantize", a.m, f32, "F32"], check=True, stdout=subprocess.DEVNULL)
         ours = sooth_logits(a.sooth, a.m, tokens, a.ctx, [], folder)
         ref_ours = sooth_logits(a.sooth, f32, tokens, a.ctx, ["--kv-type", "f32"], folder)

@@ -6,6 +6,8 @@
  *   prompt   tokens per second of reading a prompt of --predict tokens
  *   ppl      perplexity of a text: windows of --ctx-size tokens, the second half of each scored, as
  *            llama.cpp's tool does it, so that figures can be compared
+ *   logits   the logits after every token of {"tokens":[…]} in a file, windows of --ctx-size, as
+ * raw float32 rows: for comparing with other engines (bench/kl_llamacpp.py)
  *
  * Timed kinds run --repeats times after two rounds of warm-up; widths take turns within a round, so
  * that a slow second of the machine hits all of them alike. Medians and minima are printed. Tokens
@@ -309,6 +311,85 @@ static int bench_ppl(const so_args *a, rig *g) {
     return 0;
 }
 
+/* --- logits --- */
+
+static int read_ids(rig *g, so_tokens *out) {
+    const char *path = so_args_str(g->a, SO_OPT_FILE, "-");
+    int n_vocab = so_model_hparams(g->b.model)->n_vocab;
+    so_buf text = {.max = MAX_TEXT};
+    int rc = so_file_read(path, MAX_TEXT, &text, &g->err);
+    json_t *root = rc == SO_OK ? json_loadb(text.data, text.len, 0, NULL) : NULL, *ids, *id;
+    so_buf_free(&text);
+    if (rc != SO_OK)
+        return rc;
+    size_t i;
+    ids = json_object_get(root, "tokens");
+    if (json_array_size(ids) == 0)
+        rc = so_err_set(&g->err, SO_EFORMAT, "%s: is not {\"tokens\":[…]}", path);
+    json_array_foreach(ids, i, id) {
+        json_int_t v = json_is_integer(id) ? json_integer_value(id) : -1;
+        if (v < 0 || v >= n_vocab)
+            rc = so_err_set(&g->err, SO_ERANGE, "%s: token %zu is not an id below %d", path, i,
+                            n_vocab);
+        so_tokens_push(out, (int32_t)v);
+    }
+    json_decref(root);
+    return rc;
+}
+
+static int write_window(rig *g, const int32_t *ids, int n, so_out_file *out) {
+    size_t row_bytes = (size_t)so_model_hparams(g->b.model)->n_vocab * sizeof(float);
+    int rc = SO_OK;
+    for (int at = 0; at < n && rc == SO_OK;) {
+        int k = SO_MIN(n - at, g->max_rows);
+        rc = run_rows(g, ids + at, k, 0, SO_PASS_LOGITS);
+        for (int i = 0; i < k && rc == SO_OK; i++)
+            rc = so_out_write(out, so_pass_logits(g->pass, i), row_bytes, &g->err);
+        if (rc == SO_OK)
+            so_seq_commit_chain(g->seq, k);
+        at += k;
+    }
+    if (rc == SO_OK)
+        so_seq_truncate_to(g->seq, 0);
+    return rc;
+}
+
+static int write_logits(rig *g, const so_tokens *t) {
+    so_out_file *out = NULL;
+    int rc = so_out_begin(so_args_str(g->a, SO_OPT_OUT, NULL), &out, &g->err), n = (int)t->len;
+    so_progress bar;
+    so_progress_begin(&bar, "logits");
+    for (int at = 0; at < n && rc == SO_OK; at += g->n_ctx) {
+        rc = write_window(g, t->ids + at, SO_MIN(n - at, g->n_ctx), out);
+        so_progress_set(&bar, (double)at / n);
+    }
+    so_progress_end(&bar);
+    if (rc != SO_OK)
+        so_out_abort(out);
+    return rc == SO_OK ? so_out_commit(out, &g->err) : rc;
+}
+
+static int bench_logits(const so_args *a, rig *g) {
+    if (!so_args_has(a, SO_OPT_FILE) || !so_args_has(a, SO_OPT_OUT))
+        return so_args_bad(a, "logits needs tokens and a place for the rows: -f IDS.json -o FILE");
+    int status = rig_open(g, a, 512, PPL_ROWS, 0);
+    if (status != 0)
+        return status;
+    so_tokens t = {0};
+    int rc = read_ids(g, &t);
+    if (rc == SO_OK)
+        rc = write_logits(g, &t);
+    int n_vocab = so_model_hparams(g->b.model)->n_vocab, n = (int)t.len;
+    so_tokens_free(&t);
+    if (rc != SO_OK)
+        return so_args_fail(a, &g->err);
+    if (g->json)
+        so_report_print_json(json_pack("{s:i, s:i}", "rows", n, "columns", n_vocab));
+    else
+        printf("%d rows of %d float32\n", n, n_vocab);
+    return 0;
+}
+
 int so_cmd_bench(int argc, char **argv) {
     so_args a;
     rig g = {0};
@@ -324,8 +405,10 @@ int so_cmd_bench(int argc, char **argv) {
         status = bench_rate(&a, &g, true);
     else if (strcmp(kind, "prompt") == 0)
         status = bench_rate(&a, &g, false);
+    else if (strcmp(kind, "logits") == 0)
+        status = bench_logits(&a, &g);
     else
-        status = so_args_bad(&a, "'%.40s': must be curve, ppl, decode or prompt", kind);
+        status = so_args_bad(&a, "'%.40s': must be curve, ppl, decode, prompt or logits", kind);
     rig_close(&g);
     so_args_free(&a);
     return status;

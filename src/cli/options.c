@@ -115,6 +115,8 @@ static const opt_row table[SO_OPT_COUNT] = {
 
     [SO_OPT_REPEATS] = {"Measuring", "repeats", NULL, "repetitions", INT, 1, 10000, "N", "9",
                         "timed runs of each kind", SO_CMD_BENCH},
+    [SO_OPT_OUT] = {"Measuring", "out", "o", NULL, TEXT, 0, 0, "FILE", NULL,
+                    "where bench logits writes float32 rows", SO_CMD_BENCH},
 
     [SO_OPT_ALPHA] = {"Theory", "alpha", NULL, NULL, FLOAT, 0, 1, "A", NULL,
                       "chance that a guess is accepted", SO_CMD_THEORY},

@@ -52,6 +52,7 @@ typedef enum so_opt {
     SO_OPT_FREQUENCY_PENALTY,
     SO_OPT_LOGIT_BIAS,
     SO_OPT_REPEATS,
+    SO_OPT_OUT,
     SO_OPT_ALPHA,
     SO_OPT_GAMMA,
     SO_OPT_C,
