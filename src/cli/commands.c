@@ -22,8 +22,8 @@ static const so_command table[] = {
      "what speculation can gain; without --alpha, the paper's tables and figures", 0, 0},
     {SO_CMD_BENCH, "bench", so_cmd_bench,
      "curve -m MODEL [options]\nppl -m MODEL -f TEXT [options]\ndecode -m MODEL [options]\nprompt "
-     "-m MODEL [options]",
-     "measure: curve (time of a pass by its rows), ppl (perplexity), decode, prompt", 1, 1},
+     "-m MODEL [options]\nlogits -m MODEL -f IDS.json -o FILE [options]",
+     "measure: curve (time of a pass by its rows), ppl (perplexity), decode, prompt, logits", 1, 1},
 };
 
 const so_command *so_command_at(int i) {
