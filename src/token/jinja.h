@@ -26,7 +26,8 @@ enum {
     SO_JJ_MAX_RENDER_BYTES = 64 << 20, /* plus SO_JJ_INPUT_FACTOR times the variables' size */
     SO_JJ_MAX_OUTPUT = 16 << 20,       /* plus the same */
     SO_JJ_INPUT_FACTOR = 32,
-    SO_JJ_MAX_STEPS = 20 * 1000 * 1000,
+    SO_JJ_MAX_STEPS = 4000000, /* plus SO_JJ_STEP_FACTOR per step of reading the variables */
+    SO_JJ_STEP_FACTOR = 1000,
     SO_JJ_MAX_TREE_DEPTH = 250, /* of the syntax tree */
     SO_JJ_MAX_DEPTH = 1000,     /* of evaluation: nested nodes, macro calls, nested data */
     SO_JJ_MAX_RANGE = 100000,   /* as the reference's sandbox */
@@ -297,6 +298,7 @@ struct so_jj {
     int code; /* why exit was taken */
     int line, depth;
     uint64_t steps, max_steps;
+    size_t in_bytes; /* of all strings in the variables */
     size_t out_bytes, max_out;
     const so_jj_dict *vars;
     so_jj_frame *frame;
@@ -354,7 +356,8 @@ bool so_jj_len(so_jj *x, so_jj_val v, size_t *n); /* false: has none */
 bool so_jj_is_num(so_jj_val v);                   /* bool, int, float */
 bool so_jj_is_int(so_jj_val v, int64_t *i);       /* bool, int */
 double so_jj_to_double(so_jj_val v);
-int64_t so_jj_index_arg(so_jj *x, so_jj_val v, int64_t missing); /* None or missing: `missing` */
+int64_t so_jj_int_arg(so_jj *x, so_jj_val v, int64_t missing);
+int64_t so_jj_index_arg(so_jj *x, so_jj_val v, int64_t missing); /* None counts as missing */
 so_jj_val so_jj_from_json(so_jj *x, const json_t *j);
 
 /* ---- jinja_dict.c ---- */
@@ -385,7 +388,7 @@ struct so_jj_gen {
     so_jj_iter src;
     const so_jj_func *func;
     so_jj_args args;
-    so_jj_val a, b;
+    so_jj_val a, b, size;
     so_jj_list *path;
     so_jj_dict *seen;
     int64_t n;

@@ -215,7 +215,7 @@ static so_jj_val list_take(so_jj *x, so_jj_list *l, size_t at) {
 METHOD(list_pop) {
     UNUSED;
     size_t at;
-    if (!index_in(so_jj_index_arg(x, p[0], -1), self.list->n, &at))
+    if (!index_in(so_jj_int_arg(x, p[0], -1), self.list->n, &at))
         so_jj_fail(x, SO_EINVAL, "pop index out of range");
     return list_take(x, self.list, at);
 }
@@ -223,7 +223,7 @@ METHOD(list_pop) {
 METHOD(list_insert) {
     UNUSED;
     so_jj_list *l = self.list;
-    int64_t n = (int64_t)l->n, i = clamp_index(so_jj_index_arg(x, p[0], 0), n, 0, n);
+    int64_t n = (int64_t)l->n, i = clamp_index(so_jj_int_arg(x, p[0], 0), n, 0, n);
     so_jj_list_push(x, l, p[1]);
     so_jj_tick(x, (size_t)(n - i) / 16);
     memmove(l->v + i + 1, l->v + i, (size_t)(n - i) * sizeof *l->v);
@@ -242,8 +242,8 @@ static bool list_find(so_jj *x, const so_jj_list *l, so_jj_val v, size_t from, s
 METHOD(list_index) {
     UNUSED;
     int64_t n = (int64_t)self.list->n;
-    size_t at, from = (size_t)clamp_index(so_jj_index_arg(x, p[1], 0), n, 0, n),
-               to = (size_t)clamp_index(so_jj_index_arg(x, p[2], n), n, 0, n);
+    size_t at, from = (size_t)clamp_index(so_jj_int_arg(x, p[1], 0), n, 0, n),
+               to = (size_t)clamp_index(so_jj_int_arg(x, p[2], n), n, 0, n);
     if (!list_find(x, self.list, p[0], from, to, &at))
         so_jj_fail(x, SO_EINVAL, "the value is not in the %s", so_jj_type(self));
     return so_jj_int((int64_t)at);

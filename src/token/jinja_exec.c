@@ -104,12 +104,19 @@ static flow exec_set_block(so_jj *x, const so_jj_node *n) {
 
 static void emit_value(so_jj *x, so_jj_val v) { emit(x, so_jj_bytes(so_jj_to_str(x, v))); }
 
+/* The reference writes what a filter block or call block gives without making it a string. */
+static void emit_text(so_jj *x, so_jj_val v) {
+    if (v.kind != SO_JJ_STR)
+        so_jj_fail_type(x, "a filter or call block must give a string", v);
+    emit(x, so_jj_bytes(v));
+}
+
 static flow exec_filter_block(so_jj *x, const so_jj_node *n) {
     so_jj_val text;
     so_jj_enter_scope(x, n->scope);
     flow f = capture(x, &n->body, &text);
     if (f == FLOW_NEXT)
-        emit_value(x, so_jj_apply_filter(x, n->a, text));
+        emit_text(x, so_jj_apply_filter(x, n->a, text));
     return f;
 }
 
@@ -220,7 +227,7 @@ static void exec_call_block(so_jj *x, const so_jj_node *n) {
     so_jj_val caller = macro_value(x, n), f = so_jj_eval(x, n->a->a);
     so_jj_args args = so_jj_eval_args(x, n->a, &caller);
     x->line = n->line;
-    emit_value(x, so_jj_call(x, f, &args));
+    emit_text(x, so_jj_call(x, f, &args));
 }
 
 static void exec_generation(so_jj *x, const so_jj_node *n) {

@@ -89,7 +89,7 @@ FILTER(f_string) {
 
 FILTER(f_center) {
     UNUSED;
-    return so_jj_center(x, so_jj_to_str(x, self), so_jj_index_arg(x, p[0], 80), SO_STR(" "));
+    return so_jj_center(x, so_jj_to_str(x, self), so_jj_int_arg(x, p[0], 80), SO_STR(" "));
 }
 
 /* p: width, first, blank */
@@ -100,7 +100,7 @@ FILTER(f_indent) {
     if (p[0].kind == SO_JJ_STR)
         so_jj_buf_add(x, &pad, so_jj_bytes(p[0]));
     else
-        so_jj_buf_fill(x, &pad, SO_STR(" "), (size_t)SO_MAX(so_jj_index_arg(x, p[0], 4), 0));
+        so_jj_buf_fill(x, &pad, SO_STR(" "), (size_t)SO_MAX(so_jj_int_arg(x, p[0], 4), 0));
     so_str indent = {pad.data, pad.len};
     so_jj_list *lines =
         so_jj_split_lines(x, so_jj_concat(x, so_jj_plain(x, s), so_jj_str_c(x, "\n")), false);
@@ -117,18 +117,21 @@ FILTER(f_indent) {
     return like(x, s, so_jj_buf_str(x, &b));
 }
 
-/* p: length, killwords, end, leeway */
+/* p: length, killwords, end, leeway. What is short enough comes back as it is, text or not. */
 FILTER(f_truncate) {
     UNUSED;
-    so_jj_val s = must_str(x, self);
     so_jj_val end = p[2].kind == SO_JJ_MISSING ? so_jj_str_c(x, "...") : must_str(x, p[2]);
-    int64_t length = so_jj_index_arg(x, p[0], 255), leeway = so_jj_index_arg(x, p[3], 5), limit;
+    int64_t length = so_jj_int_arg(x, p[0], 255), leeway = so_jj_index_arg(x, p[3], 5), limit;
     int64_t n_end = (int64_t)end.s->n_chars;
+    size_t n;
     if (length < n_end || leeway < 0)
         so_jj_fail(x, SO_EINVAL, "truncate: the length must hold '%.*s'",
                    SO_JJ_ARG(so_jj_bytes(end)));
-    if (__builtin_add_overflow(length, leeway, &limit) || (int64_t)s.s->n_chars <= limit)
-        return s;
+    if (!so_jj_len(x, self, &n))
+        so_jj_fail_type(x, "truncate needs a string", self);
+    if (__builtin_add_overflow(length, leeway, &limit) || (int64_t)n <= limit)
+        return self;
+    so_jj_val s = must_str(x, self);
     so_jj_val cut = so_jj_slice(x, s, so_jj_int(0), so_jj_int(length - n_end), SO_JJ_NONE_V);
     if (!flag(x, p[1])) {
         const char *space = memrchr(cut.s->ptr, ' ', cut.s->len);
@@ -273,7 +276,7 @@ FILTER(f_int) {
         return int_of_float(x, self.f, &i) ? so_jj_int(i) : otherwise;
     if (self.kind != SO_JJ_STR)
         return otherwise;
-    if (so_jj_parse_int(x, so_jj_bytes(self), so_jj_index_arg(x, p[1], 10), &i))
+    if (so_jj_parse_int(x, so_jj_bytes(self), so_jj_int_arg(x, p[1], 10), &i))
         return so_jj_int(i);
     if (so_jj_parse_float(so_jj_bytes(self), &f) && int_of_float(x, f, &i))
         return so_jj_int(i);
@@ -330,6 +333,11 @@ FILTER(f_round) {
         so_jj_fail(x, SO_EINVAL, "round: the method must be common, ceil or floor");
     if (!so_jj_is_num(self))
         so_jj_fail_type(x, "round needs a number", self);
+    if (p[0].kind == SO_JJ_NONE && self.kind == SO_JJ_FLOAT && !up && !down) {
+        if (!int_of_float(x, round_float(self.f, 0), &i)) /* round(x, None) is an integer */
+            so_jj_fail(x, SO_ERANGE, "round: no integer is near");
+        return so_jj_int(i);
+    }
     if (!up && !down)
         return so_jj_is_int(self, &i) ? so_jj_int(round_int(x, i, digits))
                                       : so_jj_float(round_float(self.f, digits));
@@ -338,7 +346,8 @@ FILTER(f_round) {
     double scale = pow(10, (double)digits), v = so_jj_to_double(self) * scale;
     if (!isfinite(v))
         so_jj_fail(x, SO_ERANGE, "round: the number is too large");
-    return so_jj_float((up ? ceil(v) : floor(v)) / scale);
+    return so_jj_float(((up ? ceil(v) : floor(v)) + 0.0) /
+                       scale); /* no -0: Python has an int here */
 }
 
 FILTER(f_filesizeformat) {

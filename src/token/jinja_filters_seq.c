@@ -226,15 +226,13 @@ FILTER(f_items) {
 
 /* ---- batch, slice ---- */
 
-static bool fill(so_jj_val v) { return given(v); }
-
-/* n: size of a batch; b: the item that began the next one */
+/* size: of a batch; a: the filling; b: the item that began the next one */
 static bool batch_next(so_jj *x, so_jj_gen *g, so_jj_val *out) {
     so_jj_list *l = so_jj_list_new(x, 4);
     so_jj_val v = g->b;
     bool more = v.kind != SO_JJ_MISSING || gen_next(x, g, &v);
     for (g->b = SO_JJ_MISSING_V; more; more = gen_next(x, g, &v)) {
-        if ((int64_t)l->n == g->n && l->n) {
+        if (l->n && so_jj_equal(x, so_jj_int((int64_t)l->n), g->size)) {
             g->b = v;
             break;
         }
@@ -242,7 +240,7 @@ static bool batch_next(so_jj *x, so_jj_gen *g, so_jj_val *out) {
     }
     if (!l->n)
         return false;
-    while (!more && fill(g->a) && (int64_t)l->n < g->n)
+    while (!more && given(g->a) && so_jj_less(x, so_jj_int((int64_t)l->n), g->size))
         so_jj_list_push(x, l, g->a);
     *out = so_jj_list_val(l);
     return true;
@@ -252,29 +250,38 @@ static bool batch_next(so_jj *x, so_jj_gen *g, so_jj_val *out) {
 FILTER(f_batch) {
     UNUSED;
     so_jj_gen *g = gen_new(x, self, batch_next);
-    g->n = so_jj_index_arg(x, p[0], 0);
+    g->size = p[0];
     g->a = p[1];
     return so_jj_gen_val(g);
 }
 
-FILTER(f_slice) {
-    UNUSED;
-    so_jj_list *seq = so_jj_collect(x, self), *out = so_jj_list_new(x, 4);
-    int64_t slices = so_jj_index_arg(x, p[0], 0), n = (int64_t)seq->n, offset = 0;
+/* size: number of slices; path: all items; n: slices given so far */
+static bool slice_next(so_jj *x, so_jj_gen *g, so_jj_val *out) {
+    if (!g->started)
+        g->path = so_jj_collect(x, g->src.src);
+    g->started = true;
+    int64_t slices = so_jj_int_arg(x, g->size, 0), total = (int64_t)g->path->n, k = g->n++;
     if (slices == 0)
         so_jj_fail(x, SO_EINVAL, "slice: the number of slices must not be 0");
-    for (int64_t k = 0; k < slices; k++) {
-        int64_t start = offset + k * (n / slices);
-        offset += k < n % slices;
-        int64_t end = offset + (k + 1) * (n / slices);
-        so_jj_list *l = so_jj_list_new(x, (size_t)(end - start) + 1);
-        for (int64_t i = start; i < end; i++)
-            so_jj_list_push(x, l, seq->v[i]);
-        if (fill(p[1]) && k >= n % slices)
-            so_jj_list_push(x, l, p[1]);
-        so_jj_list_push(x, out, so_jj_list_val(l));
-    }
-    so_jj_gen *g = gen_new(x, so_jj_list_val(out), gen_next);
+    if (k >= slices)
+        return false;
+    int64_t each = total / slices, longer = total % slices;
+    int64_t start = k * each + SO_MIN(k, longer), end = start + each + (k < longer);
+    so_jj_list *l = so_jj_list_new(x, 4);
+    for (int64_t i = start; i < end; i++)
+        so_jj_list_push(x, l, g->path->v[i]);
+    if (given(g->a) && k >= longer)
+        so_jj_list_push(x, l, g->a);
+    *out = so_jj_list_val(l);
+    return true;
+}
+
+/* p: slices, fill_with */
+FILTER(f_slice) {
+    UNUSED;
+    so_jj_gen *g = gen_new(x, self, slice_next);
+    g->size = p[0];
+    g->a = p[1];
     return so_jj_gen_val(g);
 }
 

@@ -236,7 +236,7 @@ static so_jj_list *rsplit_by(so_jj *x, so_jj_val self, so_str sep, int64_t max) 
 }
 
 static so_jj_val split(so_jj *x, so_jj_val self, const so_jj_val *p, bool right) {
-    int64_t max = so_jj_index_arg(x, p[1], -1);
+    int64_t max = so_jj_int_arg(x, p[1], -1);
     so_jj_tick(x, self.s->len / 32);
     if (p[0].kind == SO_JJ_MISSING || p[0].kind == SO_JJ_NONE)
         return so_jj_list_val((right ? rsplit_space : split_space)(x, self, max));
@@ -353,6 +353,6 @@ FN(so_jj_str_replace) {
         so_jj_write_escaped(x, &escaped, to);
         to = (so_str){escaped.data, escaped.len};
     }
-    so_jj_val v = so_jj_replace(x, so_jj_bytes(self), from, to, so_jj_index_arg(x, p[2], -1));
+    so_jj_val v = so_jj_replace(x, so_jj_bytes(self), from, to, so_jj_int_arg(x, p[2], -1));
     return self.s->markup ? so_jj_markup(x, v) : v;
 }

@@ -160,7 +160,7 @@ static so_jj_val pad(so_jj *x, so_jj_val self, so_str fill, size_t left, size_t 
 }
 
 static size_t padding(so_jj *x, so_jj_val self, so_jj_val width) {
-    int64_t w = so_jj_index_arg(x, width, 0), n = (int64_t)self.s->n_chars;
+    int64_t w = so_jj_int_arg(x, width, 0), n = (int64_t)self.s->n_chars;
     return w > n ? (size_t)(w - n) : 0;
 }
 
@@ -190,7 +190,7 @@ so_jj_val so_jj_center(so_jj *x, so_jj_val s, int64_t width, so_str fill) {
 
 METHOD(str_center) {
     UNUSED;
-    return so_jj_center(x, self, so_jj_index_arg(x, p[0], 0), fill_arg(x, p[1]));
+    return so_jj_center(x, self, so_jj_int_arg(x, p[0], 0), fill_arg(x, p[1]));
 }
 
 METHOD(str_zfill) {
@@ -206,7 +206,7 @@ METHOD(str_zfill) {
 
 METHOD(str_expandtabs) {
     UNUSED;
-    int64_t size = so_jj_index_arg(x, p[0], 8), column = 0;
+    int64_t size = so_jj_int_arg(x, p[0], 8), column = 0;
     so_str s = so_jj_bytes(self);
     so_jj_buf b = {0};
     for (size_t i = 0, n; i < s.len; i += n) {

@@ -349,8 +349,12 @@ double so_jj_to_double(so_jj_val v) {
 }
 
 int64_t so_jj_index_arg(so_jj *x, so_jj_val v, int64_t missing) {
+    return v.kind == SO_JJ_NONE ? missing : so_jj_int_arg(x, v, missing);
+}
+
+int64_t so_jj_int_arg(so_jj *x, so_jj_val v, int64_t missing) {
     int64_t i;
-    if (v.kind == SO_JJ_MISSING || v.kind == SO_JJ_NONE)
+    if (v.kind == SO_JJ_MISSING)
         return missing;
     if (!so_jj_is_int(v, &i))
         so_jj_fail_type(x, "expected an integer", v);
@@ -362,6 +366,7 @@ int64_t so_jj_index_arg(so_jj *x, so_jj_val v, int64_t missing) {
 static so_jj_val str_from_json(so_jj *x, const char *p, size_t len) {
     size_t n_chars, bad;
     so_jj_tick(x, len / 256);
+    x->in_bytes += len;
     if (!so_jj_utf8_check((so_str){p, len}, &n_chars, &bad))
         so_jj_fail(x, SO_EFORMAT, "a variable holds invalid UTF-8 at byte %zu of a string", bad);
     return str_of(x, (so_str){p, len}, n_chars, NULL);

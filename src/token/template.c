@@ -66,12 +66,12 @@ static int render_guarded(so_jj *x, const so_template *t, const json_t *vars) {
     if (setjmp(x->exit) != 0)
         return x->code;
     x->vars = so_jj_from_json(x, vars).dict;
-    size_t extra = x->arena->used, limit;
-    x->steps = 0;
-    if (so_mul_size(extra, SO_JJ_INPUT_FACTOR, &limit)) {
-        x->arena->max = SO_JJ_MAX_RENDER_BYTES + limit;
-        x->max_out = SO_JJ_MAX_OUTPUT + limit;
-    }
+    size_t more = x->arena->used + x->in_bytes;
+    if (!so_mul_size(more, SO_JJ_INPUT_FACTOR, &more))
+        more = 0;
+    x->arena->max += more;
+    x->max_out += more;
+    x->max_steps += x->steps * SO_JJ_STEP_FACTOR;
     so_jj_run(x, t->root);
     return 0;
 }

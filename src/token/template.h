@@ -18,8 +18,8 @@ void so_template_free(so_template *t);
 
 /* Renders with the members of the object `vars` as global variables; appends to out. trim_blocks
  * and lstrip_blocks are on, as transformers sets them. raise_exception() in a template gives
- * SO_EINVAL with its message. strftime_now uses `now` (seconds, local time); 0 means the present.
- */
+ * SO_EINVAL with its message, a limit SO_ELIMIT. strftime_now uses `now` (seconds, local time); 0
+ * means the present. out is untouched on failure. */
 int so_template_render(const so_template *t, const json_t *vars, int64_t now, so_buf *out,
                        so_err *err);
 
