@@ -13,7 +13,7 @@
 #include "cli/options.h"
 #include "token/tokenizer.h"
 
-static const size_t MAX_TEXT = (size_t)1 << 30;
+static const size_t MAX_TEXT = (size_t)256 << 20;
 
 static int load(const char *model, so_tokenizer **out, so_err *err) {
     char *path;

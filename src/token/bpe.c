@@ -184,8 +184,8 @@ void so_bpe_add_merge(so_bpe *b, int32_t left, int32_t right, uint32_t rank, int
 uint64_t so_bpe_hash(const so_bpe *b) {
     uint64_t sum = b->n_pairs;
     for (size_t i = 0; i < b->pairs_cap; i++)
-        if (b->pairs[i].left)
-            sum += so_hash_bytes(&b->pairs[i], sizeof b->pairs[i]);
+        if (b->pairs[i].left) /* mixed: plain FNV sums of swapped ranks cancel out */
+            sum += mix(mix(so_hash_bytes(&b->pairs[i], sizeof b->pairs[i])));
     return sum;
 }
 

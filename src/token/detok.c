@@ -78,6 +78,8 @@ static int render(const so_tokenizer *t, so_matching *m, int32_t id, so_buf bufs
         so_buf *next = &bufs[i & 1];
         so_buf_clear(next);
         int rc = render_step(&t->decoder.steps[i], m, t->kinds[id], *out, next, err);
+        if (rc == 0 && next->full)
+            rc = so_err_set(err, SO_ELIMIT, "the decoder makes token %d grow too far", id);
         if (rc)
             return rc;
         *out = so_buf_str(next);
@@ -86,7 +88,8 @@ static int render(const so_tokenizer *t, so_matching *m, int32_t id, so_buf bufs
 }
 
 int so_decoder_render(so_tokenizer *t, so_err *err) {
-    so_buf all = {0}, bufs[2] = {{0}, {0}};
+    so_buf all = {.max = so_text_limit(t->piece_len)},
+           bufs[2] = {{.max = 1 << 20}, {.max = 1 << 20}};
     so_matching *m = so_matching_create(t->piece_len);
     uint32_t *ends = so_try_alloc((size_t)t->n_vocab + 1, sizeof *ends);
     t->texts = so_try_alloc((size_t)t->n_vocab, sizeof *t->texts);
@@ -100,8 +103,8 @@ int so_decoder_render(so_tokenizer *t, so_err *err) {
             ends[id] = (uint32_t)all.len;
         }
     }
-    if (rc == 0 && (all.full || bufs[0].full || bufs[1].full))
-        rc = so_err_set(err, SO_ELIMIT, "the vocabulary's texts take more than 1 GiB");
+    if (rc == 0 && all.full)
+        rc = so_err_set(err, SO_ELIMIT, "the decoder makes the vocabulary's texts grow too far");
     for (int32_t id = 0; rc == 0 && id < t->n_vocab; id++) {
         uint32_t begin = id ? ends[id - 1] : 0;
         t->texts[id] = (so_str){all.data ? all.data + begin : "", ends[id] - begin};

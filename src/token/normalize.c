@@ -11,6 +11,7 @@
 
 #include "base/mem.h"
 #include "token/bytemap.h"
+#include "token/unicode_delta.h"
 #include "token/utf8.h"
 
 void so_text_op_deinit(so_text_op *op) {
@@ -69,7 +70,7 @@ static size_t unchanged_prefix(so_text_kind kind, so_str text) {
     return i;
 }
 
-static int compose(so_text_kind kind, so_str text, so_buf *out, so_err *err) {
+static int compose_run(so_text_kind kind, so_str text, so_buf *out, so_err *err) {
     static const unsigned options[] = {
         [SO_TEXT_NFC] = UTF8PROC_STABLE | UTF8PROC_COMPOSE,
         [SO_TEXT_NFD] = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE,
@@ -90,6 +91,21 @@ static int compose(so_text_kind kind, so_str text, so_buf *out, so_err *err) {
     so_buf_append(out, made, (size_t)n);
     free(made);
     return 0;
+}
+
+/* Characters that are inert in the reference part the text: nothing moves or combines across them.
+ */
+static int compose(so_text_kind kind, so_str text, so_buf *out, so_err *err) {
+    size_t begin = 0, len;
+    int rc = 0;
+    for (size_t i = 0; i < text.len && rc == 0; i += len) {
+        if (!so_unicode_is_inert(so_utf8_at(text.ptr + i, &len)))
+            continue;
+        rc = compose_run(kind, (so_str){text.ptr + begin, i - begin}, out, err);
+        so_buf_append(out, text.ptr + i, len);
+        begin = i + len;
+    }
+    return rc ? rc : compose_run(kind, (so_str){text.ptr + begin, text.len - begin}, out, err);
 }
 
 static void put_char(so_buf *out, uint32_t cp) {

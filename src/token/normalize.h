@@ -35,6 +35,12 @@ void so_text_op_deinit(so_text_op *op);
 int so_text_op_apply(const so_text_op *op, so_matching *m, so_str text, bool first, so_buf *out,
                      so_err *err);
 
+/* The most that a text of n bytes may grow to: all that Unicode's forms can do, and little more. */
+static inline size_t so_text_limit(size_t n) {
+    size_t most = (size_t)1 << 30;
+    return n > most / 64 ? most : n * 32 + (1 << 20);
+}
+
 bool so_char_is_space(uint32_t cp);   /* Unicode's White_Space */
 bool so_char_is_word(uint32_t cp);    /* \w of the reference's added-token rules */
 bool so_char_is_numeric(uint32_t cp); /* Nd, Nl, No */

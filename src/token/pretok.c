@@ -14,8 +14,6 @@
 #include "base/mem.h"
 #include "token/utf8.h"
 
-enum { MAX_TEXT = 1 << 30 };
-
 void so_pretok_deinit(so_pretok *p) {
     for (int i = 0; i < p->n_stages; i++) {
         so_text_op_deinit(&p->stages[i].op);
@@ -204,7 +202,7 @@ static int rewrite(const so_text_op *op, so_matching *m, so_pieces *p, so_err *e
             push_span(p, begin, p->next_text.len - begin);
     }
     if (p->next_text.full)
-        return so_err_set(err, SO_ELIMIT, "the text grows past 1 GiB in pre-tokenizing");
+        return so_err_set(err, SO_ELIMIT, "pre-tokenizing makes the text grow too far");
     so_buf text = p->text;
     p->text = p->next_text;
     p->next_text = text;
@@ -216,10 +214,8 @@ int so_pretok_run(const so_pretok *p, so_matching *m, so_str text, bool first, s
                   so_err *err) {
     out->n_next = 0;
     so_buf_clear(&out->text);
-    out->text.max = out->next_text.max = MAX_TEXT;
+    out->text.max = out->next_text.max = so_text_limit(text.len);
     so_buf_append_str(&out->text, text);
-    if (out->text.full)
-        return so_err_set(err, SO_ELIMIT, "a text of %zu bytes (at most 1 GiB)", text.len);
     if (text.len)
         push_span(out, 0, text.len);
     swap_spans(out);

@@ -64,7 +64,7 @@ typedef struct so_pieces {
 } so_pieces;
 void so_pieces_deinit(so_pieces *p);
 
-/* Fills `out` with the pieces of `text` (valid UTF-8, below 1 GiB); none of them is empty. */
+/* Fills `out` with the pieces of `text` (valid UTF-8, at most 1 GiB); none of them is empty. */
 int so_pretok_run(const so_pretok *p, so_matching *m, so_str text, bool first, so_pieces *out,
                   so_err *err);
 

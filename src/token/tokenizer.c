@@ -20,7 +20,7 @@
 #include "token/tokenizer_impl.h"
 #include "token/utf8.h"
 
-static const size_t MAX_TEXT = (size_t)1 << 30;
+static const size_t MAX_TEXT = (size_t)256 << 20;
 
 /* --- building blocks of the loaders ------------------------------------------------------------
  */
@@ -192,14 +192,17 @@ typedef struct encoding {
 
 int so_normalizer_run(const so_tokenizer *t, so_matching *m, so_str text, bool first,
                       so_buf bufs[2], so_str *out, so_err *err) {
+    size_t n_bytes = text.len;
     for (int i = 0; i < t->n_normalizer; i++) {
         so_buf *next = &bufs[i & 1];
         so_buf_clear(next);
+        next->max = so_text_limit(n_bytes);
         int rc = so_text_op_apply(&t->normalizer[i], m, text, first, next, err);
         if (rc)
             return rc;
         if (next->full)
-            return so_err_set(err, SO_ELIMIT, "the text grows past 1 GiB in normalising");
+            return so_err_set(err, SO_ELIMIT, "normalising makes %zu bytes of text grow too far",
+                              n_bytes);
         text = so_buf_str(next);
     }
     *out = text;
@@ -253,14 +256,10 @@ static int encode_text(encoding *e, so_str text) {
 int so_tokenizer_encode(const so_tokenizer *t, so_str text, unsigned flags, so_tokens *out,
                         so_err *err) {
     if (text.len > MAX_TEXT)
-        return so_err_set(err, SO_ELIMIT, "a text of %zu bytes (at most 1 GiB)", text.len);
+        return so_err_set(err, SO_ELIMIT, "a text of %zu bytes (at most 256 MiB)", text.len);
     so_buf repaired = {0};
     if (so_utf8_valid_len(text) != text.len) {
-        so_utf8_repair(text, &repaired);
-        if (repaired.full)
-            return so_buf_free(&repaired),
-                   so_err_set(err, SO_ELIMIT,
-                              "the text grows past 1 GiB when its UTF-8 is repaired");
+        so_utf8_repair(text, &repaired); /* at most three times as long: it fits */
         text = so_buf_str(&repaired);
     }
     size_t before = out->len;

@@ -1,0 +1,37 @@
+/* Lookups in the generated tables of unicode_tables.h: sorted ranges, searched by halving. Ids must
+ * equal the reference's for every character, so its Unicode versions count, not the newest. */
+#include "token/unicode_delta.h"
+
+#include "base/mem.h"
+#include "token/unicode_tables.h"
+
+/* The index of the first range that does not end before cp. */
+#define FIRST_NOT_BEFORE(table, cp, out)     \
+    do {                                     \
+        size_t lo_ = 0, hi_ = SO_LEN(table); \
+        while (lo_ < hi_) {                  \
+            size_t mid_ = (lo_ + hi_) / 2;   \
+            if ((cp) > (table)[mid_][1])     \
+                lo_ = mid_ + 1;              \
+            else                             \
+                hi_ = mid_;                  \
+        }                                    \
+        (out) = lo_;                         \
+    } while (0)
+
+uint32_t so_unicode_stand_in(uint32_t cp) {
+    size_t i;
+    if (cp < unicode_stand_ins[0][0])
+        return 0;
+    FIRST_NOT_BEFORE(unicode_stand_ins, cp, i);
+    return i < SO_LEN(unicode_stand_ins) && cp >= unicode_stand_ins[i][0] ? unicode_stand_ins[i][2]
+                                                                          : 0;
+}
+
+bool so_unicode_is_inert(uint32_t cp) {
+    size_t i;
+    if (cp < unicode_inert[0][0])
+        return false;
+    FIRST_NOT_BEFORE(unicode_inert, cp, i);
+    return i < SO_LEN(unicode_inert) && cp >= unicode_inert[i][0];
+}
