@@ -31,7 +31,8 @@ bool so_char_is_space(uint32_t cp) {
 static utf8proc_category_t category(uint32_t cp) { return utf8proc_category((utf8proc_int32_t)cp); }
 
 bool so_char_is_numeric(uint32_t cp) {
-    utf8proc_category_t c = category(cp);
+    uint32_t known = so_unicode_stand_in(cp);
+    utf8proc_category_t c = category(known ? known : cp);
     return c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO;
 }
 
@@ -210,6 +211,5 @@ int so_text_op_apply(const so_text_op *op, so_matching *m, so_str text, bool fir
         so_bytes_spell(text, out);
         return 0;
     }
-    SO_ASSERT(!"a text operation of unknown kind");
-    return 0;
+    so_panic(__FILE__, __LINE__, "text operation %d", (int)op->kind);
 }

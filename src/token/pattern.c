@@ -28,13 +28,14 @@
 
 enum {
     MAX_PATTERN = 64 * 1024,
-    MATCH_LIMIT = 10 * 1000 * 1000,
+    MATCH_STEPS = 1000 * 1000, /* of one match, */
+    STEPS_PER_BYTE = 64,       /* and so many more for each byte of the text */
     HEAP_LIMIT_KIB = 64 * 1024,
-    CLOCK_EVERY = 64, /* matches between two looks at the clock */
 };
 /* A thousand times what ordinary patterns take. Processor time, so that a busy or stopped machine
  * cannot make it run out. */
-static const int64_t BUDGET_NS = 5000000000, BUDGET_NS_PER_BYTE = 20000;
+static const int64_t BUDGET_NS = 2000000000, BUDGET_NS_PER_BYTE = 20000;
+static const int64_t LOOK_NS = 20000000; /* between two looks at processor time */
 
 #define SPACE "\\p{White_Space}"
 /* The six numbers of Latin-1 are words to Oniguruma, all others of category No are not. */
@@ -43,14 +44,14 @@ static const int64_t BUDGET_NS = 5000000000, BUDGET_NS_PER_BYTE = 20000;
 
 struct so_pattern {
     pcre2_code *code;
-    pcre2_match_context *limits;
     char *source; /* for messages */
 };
 
 struct so_matching {
     pcre2_match_data *data;
-    int64_t end_ns;
-    unsigned n_matches;
+    pcre2_match_context *limits;
+    int64_t end_ns;  /* of processor time */
+    int64_t look_ns; /* when to look at it again */
     so_buf subject;
 };
 
@@ -225,10 +226,6 @@ static int compile(so_pattern *p, so_str text, so_err *err) {
         return so_err_set(err, SO_EFORMAT, "pattern \"%s\" does not compile: %s", p->source, why);
     }
     pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); /* no JIT here: the interpreter runs it */
-    p->limits = pcre2_match_context_create(NULL);
-    SO_ASSERT(p->limits);
-    pcre2_set_match_limit(p->limits, MATCH_LIMIT);
-    pcre2_set_heap_limit(p->limits, HEAP_LIMIT_KIB);
     return 0;
 }
 
@@ -257,7 +254,6 @@ void so_pattern_free(so_pattern *p) {
     if (!p)
         return;
     pcre2_code_free(p->code);
-    pcre2_match_context_free(p->limits);
     free(p->source);
     free(p);
 }
@@ -265,24 +261,39 @@ void so_pattern_free(so_pattern *p) {
 /* --- matching ----------------------------------------------------------------------------------
  */
 
-static int64_t thread_ns(void) {
+static int64_t clock_ns(clockid_t id) {
     struct timespec ts;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    clock_gettime(id, &ts);
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
 so_matching *so_matching_create(size_t text_len) {
     so_matching *m = SO_NEW(so_matching);
     m->data = pcre2_match_data_create(1, NULL);
-    SO_ASSERT(m->data);
-    m->end_ns = thread_ns() + BUDGET_NS + BUDGET_NS_PER_BYTE * (int64_t)text_len;
+    m->limits = pcre2_match_context_create(NULL);
+    SO_ASSERT(m->data && m->limits);
+    uint64_t steps = MATCH_STEPS + (uint64_t)text_len * STEPS_PER_BYTE;
+    pcre2_set_match_limit(m->limits, (uint32_t)SO_MIN(steps, (uint64_t)UINT32_MAX));
+    pcre2_set_heap_limit(m->limits, HEAP_LIMIT_KIB);
+    m->end_ns =
+        clock_ns(CLOCK_THREAD_CPUTIME_ID) + BUDGET_NS + BUDGET_NS_PER_BYTE * (int64_t)text_len;
     return m;
+}
+
+/* The coarse clock costs a few nanoseconds and decides when to ask the other one, a system call. */
+static bool time_is_up(so_matching *m) {
+    int64_t now = clock_ns(CLOCK_MONOTONIC_COARSE);
+    if (now < m->look_ns)
+        return false;
+    m->look_ns = now + LOOK_NS;
+    return clock_ns(CLOCK_THREAD_CPUTIME_ID) > m->end_ns;
 }
 
 void so_matching_free(so_matching *m) {
     if (!m)
         return;
     pcre2_match_data_free(m->data);
+    pcre2_match_context_free(m->limits);
     so_buf_free(&m->subject);
     free(m);
 }
@@ -306,13 +317,13 @@ so_str so_matching_subject(so_matching *m, so_str text) {
 static int match(so_find *f, so_err *err) {
     const so_pattern *p = f->pattern;
     so_matching *m = f->matching;
-    if (++m->n_matches % CLOCK_EVERY == 0 && thread_ns() > m->end_ns)
+    if (time_is_up(m))
         return so_err_set(err, SO_ELIMIT, "pattern \"%s\" takes too long on this text", p->source);
     int rc = pcre2_match(p->code, (PCRE2_SPTR)f->text.ptr, f->text.len, f->pos, PCRE2_NO_UTF_CHECK,
-                         m->data, p->limits);
+                         m->data, m->limits);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
         rc = pcre2_match(p->code, (PCRE2_SPTR)f->text.ptr, f->text.len, f->pos,
-                         PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, m->data, p->limits);
+                         PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, m->data, m->limits);
     if (rc >= 0)
         return 1;
     if (rc == PCRE2_ERROR_NOMATCH)

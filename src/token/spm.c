@@ -7,8 +7,8 @@
  * whose sides are one of these can occur. Characters that are part of pieces but no pieces
  * themselves become parts.
  *
- * Control, unknown and byte pieces are never the result of merging: text cannot spell a control
- * token. Added pieces are cut out before. Building only; one thread. */
+ * Control, unknown, unused (or not UTF-8) and byte pieces are never the result of merging: text
+ * cannot spell a control token. Added pieces are cut out before. Building only; one thread. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -17,7 +17,8 @@
 
 static bool merges(const so_tokenizer *t, int32_t id) {
     return t->pieces[id].len > 0 &&
-           !(t->kinds[id] & (SO_TOKEN_CONTROL | SO_TOKEN_UNKNOWN | SO_TOKEN_BYTE | SO_TOKEN_ADDED));
+           !(t->kinds[id] & (SO_TOKEN_CONTROL | SO_TOKEN_UNKNOWN | SO_TOKEN_BYTE | SO_TOKEN_ADDED |
+                             SO_TOKEN_UNUSED));
 }
 
 static int higher_first(const void *pa, const void *pb) {
