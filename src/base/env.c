@@ -2,6 +2,7 @@
 #include "base/env.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/file.h"
 
@@ -24,4 +25,10 @@ const char *so_env_models_dir(void) { return lookup("SOOTH_MODELS"); }
 const char *so_env_python(void) {
     const char *v = lookup("SOOTH_PYTHON");
     return v ? v : "python3";
+}
+
+const char *so_env_mutant(void) {
+    static const char key[] = "mutant=";
+    const char *v = lookup("SOOTH_DEBUG");
+    return v && strncmp(v, key, sizeof key - 1) == 0 ? v + sizeof key - 1 : NULL;
 }

@@ -3,6 +3,8 @@
  *   NO_COLOR         any value but the empty one: no colour, ever
  *   XDG_CACHE_HOME   where pulled models lie (sooth/models under it); default ~/.cache
  *   SOOTH_MODELS     a folder of NAME.gguf files, looked at before the cache
+ *   SOOTH_DEBUG      mutant=NAME: break speculation on purpose, so that tests and `prove` can show
+ *                    that they notice (accept_all, keep_row, move_tail)
  *   SOOTH_PYTHON     the Python that runs pip for `pull`; default python3 */
 #ifndef SO_BASE_ENV_H
 #define SO_BASE_ENV_H
@@ -16,5 +18,7 @@ char *so_env_cache_dir(void);
 /* NULL where unset or empty; belongs to the environment. */
 const char *so_env_models_dir(void);
 const char *so_env_python(void); /* never NULL */
+/* NAME of SOOTH_DEBUG=mutant=NAME, or NULL; belongs to the environment. */
+const char *so_env_mutant(void);
 
 #endif

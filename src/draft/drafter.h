@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "base/rng.h"
+#include "sample/sample.h"
 #include "token/tree.h"
 
 typedef struct so_drafter so_drafter;
@@ -36,6 +37,10 @@ typedef struct so_draft_job {
     uint32_t choice; /* of the request */
     uint32_t round;  /* counts the request's rounds: sampled drafts key their noise by it */
     float temp;      /* of the request: 0 is greedy */
+    /* Of the request, for drafters that have logits; NULL: plain, at `temp`. Where the tree has
+     * rows, drafts are drawn from rows of their own (`reject`); else they may share the noise of
+     * the target's draw (`match`). */
+    const so_sample_params *sample;
 } so_draft_job;
 
 typedef struct so_drafter_vt {

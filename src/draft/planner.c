@@ -275,7 +275,8 @@ void so_planner_choose(so_planner *p, so_plan_tree *trees, int n, const so_plan_
     sum whole = {.tokens = n, .rows = n + env->other_rows, .draft_ms = env->draft_ms};
     p->n = 0;
     for (int i = 0; i < n; i++)
-        gather(p, &trees[i], i, p->length > 0 || has_drawn(trees[i].tree), &whole);
+        gather(p, &trees[i], i, p->length > 0 || trees[i].whole || has_drawn(trees[i].tree),
+               &whole);
     so_plan_env rest = *env;
     rest.step_ms = 0; /* drafting is over */
     int take = search(p, whole, &rest, out);

@@ -68,6 +68,7 @@ typedef struct so_plan_tree {
     const so_tree *tree;
     const float *accept; /* [n_nodes]: chance of each node if its parent was accepted */
     double sure;
+    bool whole;             /* taken as it is: its length was fixed by the user */
     bool keep[SO_TREE_MAX]; /* the answer; the root is always kept */
     int n_keep;             /* nodes kept below the root */
 } so_plan_tree;

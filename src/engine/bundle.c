@@ -89,7 +89,9 @@ int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so
     so_model_opts mo = {
         .quantize = o->quantize, .dtype = o->dtype, .progress = o->progress, .user = o->user};
     int rc = so_checkpoint_open(path, SO_CHECKPOINT_ALL, &b.ck, err);
-    if (rc == SO_OK)
+    b.shares_backend = o->backend != NULL;
+    b.backend = o->backend;
+    if (rc == SO_OK && !b.shares_backend)
         rc = so_backend_cpu_create(o->n_threads, o->level, &b.backend, err);
     if (rc == SO_OK)
         rc = so_model_load(b.ck, b.backend, &mo, &b.model, err);
@@ -109,7 +111,7 @@ void so_bundle_close(so_bundle *b) {
     so_chat_free(b->chat);
     so_tokenizer_free(b->tok);
     so_model_free(b->model);
-    if (b->backend)
+    if (b->backend && !b->shares_backend)
         so_backend_free(b->backend);
     so_checkpoint_close(b->ck);
     *b = (so_bundle){0};

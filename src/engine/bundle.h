@@ -17,11 +17,13 @@ typedef struct so_bundle_opts {
     so_dtype dtype;
     void (*progress)(void *user, double done); /* may be NULL */
     void *user;
+    so_backend *backend; /* borrowed, for a second model beside the first; NULL: one of its own */
 } so_bundle_opts;
 
 typedef struct so_bundle {
     so_checkpoint *ck;
     so_backend *backend;
+    bool shares_backend; /* it belongs to another bundle */
     so_model *model;
     so_tokenizer *tok;
     so_chat *chat;           /* NULL: the model has no template */

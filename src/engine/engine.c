@@ -7,71 +7,11 @@
  * pages of the cache's own tables.
  *
  * Refuses: to preempt, to reorder, to look at randomness other than through keys. */
-#include "engine/engine.h"
-
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/mem.h"
-#include "engine/stops.h"
-#include "kv/kv.h"
-#include "token/tree.h"
-#include "verify/verify.h"
-
-typedef enum phase { WAITING, RUNNING, DONE } phase;
-
-struct so_request {
-    so_engine *e;
-    so_request *next; /* in the queue, or among the running ones in order of admission */
-    phase phase;
-    so_finish finish;
-    so_err err;
-    bool cancelled;
-
-    so_sample_params sample;
-    bool greedy; /* the backend's argmax is the sampled token */
-    int max_tokens;
-    bool ignore_end;
-    so_event_fn *on_event;
-    void *user;
-    so_arena arena; /* bias, stop strings */
-
-    int32_t *tokens; /* prompt and accepted tokens, then room for a path through the tree */
-    int n_tokens, n_prompt, max_len;
-
-    so_seq *seq;
-    int n_promised; /* pages */
-    so_tree *tree;
-    so_detok detok;
-    so_stops stops;
-
-    int n_chunk;     /* this step: rows before the tree */
-    bool has_tree;   /* this step decides a token */
-    int first_logit; /* of the tree's root */
-    so_verdict verdict;
-
-    int64_t t_admitted_ns, t_first_ns;
-    so_request_stats stats;
-};
-
-struct so_engine {
-    const so_model *m;
-    const so_tokenizer *tok;
-    so_engine_opts o;
-    so_kv *kv;
-    so_pass *pass;
-    so_sampler *sampler;
-    so_request *waiting, *running;
-    int n_running, n_requests, n_promised, n_pages;
-    so_tree *trees; /* [n_parallel] */
-    bool *tree_used;
-    so_row *rows;  /* [max_rows] */
-    so_seq **seqs; /* [n_parallel] */
-    int32_t *path; /* [max_rows] */
-    int max_rows;
-    so_buf piece, out;
-};
+#include "engine/impl.h"
 
 /* --- creation --- */
 
@@ -79,7 +19,8 @@ void so_engine_defaults(const so_model *m, so_engine_opts *o) {
     *o = (so_engine_opts){.n_ctx = SO_MIN(4096, so_model_hparams(m)->n_ctx_train),
                           .n_parallel = 1,
                           .n_batch = 256,
-                          .kv_dtype = SO_DTYPE_F16};
+                          .kv_dtype = SO_DTYPE_F16,
+                          .draft_temp = -1};
 }
 
 static int check_opts(const so_model *m, const so_engine_opts *o, so_err *err) {
@@ -94,6 +35,9 @@ static int check_opts(const so_model *m, const so_engine_opts *o, so_err *err) {
         return so_err_set(err, SO_ERANGE, "--batch-size %d: must be from 1 to 4096", o->n_batch);
     if (o->n_pages < 0)
         return so_err_set(err, SO_ERANGE, "KV pages %d: must not be negative", o->n_pages);
+    if (o->max_draft < 0 || o->max_draft > SO_MAX_DRAFT)
+        return so_err_set(err, SO_ERANGE, "--draft-max %d: must be from 1 to %d", o->max_draft,
+                          SO_MAX_DRAFT);
     return SO_OK;
 }
 
@@ -130,10 +74,12 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     e->m = m;
     e->tok = t;
     e->o = *opts;
-    e->max_rows = opts->n_batch + opts->n_parallel; /* prompt chunks, and a root for everyone */
+    e->max_guesses = opts->max_draft ? so_speculate_max_guesses(e) : 0;
+    int max_logits = opts->n_parallel + e->max_guesses; /* a root for everyone, and guesses */
+    e->max_rows = opts->n_batch + max_logits;
     rc = create_cache(e, err);
     if (rc == SO_OK)
-        rc = so_pass_create(m, e->kv, e->max_rows, opts->n_parallel, &e->pass, err);
+        rc = so_pass_create(m, e->kv, e->max_rows, max_logits, &e->pass, err);
     if (rc != SO_OK) {
         so_engine_free(e);
         return rc;
@@ -146,6 +92,8 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     e->rows = SO_NEW_N(so_row, e->max_rows);
     e->seqs = SO_NEW_N(so_seq *, opts->n_parallel);
     e->path = SO_NEW_N(int32_t, e->max_rows);
+    if (opts->max_draft > 0)
+        so_speculate_init(e);
     *out = e;
     return SO_OK;
 }
@@ -154,6 +102,7 @@ void so_engine_free(so_engine *e) {
     if (!e)
         return;
     SO_ASSERT_OP(e->n_requests, ==, 0);
+    so_speculate_deinit(e);
     so_sampler_free(e->sampler);
     so_pass_free(e->pass);
     so_kv_free(e->kv);
@@ -222,12 +171,6 @@ static void copy_lists(so_request *r, const so_request_opts *o) {
     r->stops = (so_stops){.strings = stops, .n_strings = o->n_stops};
 }
 
-static bool is_greedy(const so_sample_params *p) {
-    bool penalties =
-        p->repeat_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0;
-    return p->temp == 0 && p->n_bias == 0 && !(penalties && p->repeat_last_n != 0);
-}
-
 static void enqueue(so_request **list, so_request *r) {
     while (*list)
         list = &(*list)->next;
@@ -258,10 +201,11 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     so_request *r = SO_NEW(so_request);
     r->e = e;
     r->sample = o->sample;
-    r->greedy = is_greedy(&o->sample);
+    r->greedy = so_sample_is_argmax(&o->sample);
     r->max_tokens = o->max_tokens;
     r->ignore_end = o->ignore_end;
     r->on_event = o->on_event;
+    r->on_round = o->on_round;
     r->user = o->user;
     copy_lists(r, o);
     r->tokens = SO_NEW_N(int32_t, max_len + SO_TREE_MAX);
@@ -272,6 +216,12 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     r->detok = (so_detok){.t = e->tok, .started = o->continues};
     r->stats.prompt_n = o->n_prompt;
     e->n_requests++;
+    rc = so_speculate_open(r, &o->spec, err);
+    if (rc != SO_OK) {
+        r->phase = SO_PHASE_DONE;
+        so_request_free(r);
+        return rc;
+    }
     enqueue(&e->waiting, r);
     *out = r;
     return SO_OK;
@@ -279,25 +229,39 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
 
 /* --- the end of a request --- */
 
-static bool emit(so_request *r, int32_t token) {
-    so_event ev = {.req = r, .token = token, .text = so_buf_str(&r->e->out), .finish = r->finish};
+static bool emit(so_request *r, int32_t token, so_origin origin) {
+    so_event ev = {.req = r,
+                   .token = token,
+                   .origin = origin,
+                   .text = so_buf_str(&r->e->out),
+                   .finish = r->finish};
     return !r->on_event || r->on_event(r->user, &ev);
 }
 
 /* Gives back what a running request holds. */
 static void retire(so_request *r) {
     so_engine *e = r->e;
-    if (r->phase == RUNNING) {
+    if (r->phase == SO_PHASE_RUNNING) {
         so_seq_free(r->seq);
         r->seq = NULL;
         e->n_promised -= r->n_promised;
         e->tree_used[r->tree - e->trees] = false;
         e->n_running--;
         unlink_from(&e->running, r);
-    } else if (r->phase == WAITING) {
+    } else if (r->phase == SO_PHASE_WAITING) {
         unlink_from(&e->waiting, r);
     }
-    r->phase = DONE;
+    r->phase = SO_PHASE_DONE;
+}
+
+static void log_end(const so_request *r) {
+    const so_request_stats *s = &r->stats;
+    so_log(SO_LOG_INFO,
+           "request: %s, %d + %d tokens, %d passes, %s (%s): drafted %d, tested %d, accepted %d "
+           "(%.1f %%)",
+           so_finish_name(r->finish), s->prompt_n, s->predicted_n, s->rounds, so_request_drafter(r),
+           so_verify_mode_name(r->spec.verify), s->draft_n, s->tested_n, s->draft_n_accepted,
+           s->draft_n ? 100.0 * s->draft_n_accepted / s->draft_n : 0);
 }
 
 /* The last event carries what was held back, unless a stop string swallowed it. */
@@ -313,8 +277,11 @@ static void finish(so_request *r, so_finish why, bool stop_string) {
         if (!so_stops_push(&r->stops, so_buf_str(&e->piece), &e->out))
             so_stops_finish(&r->stops, &e->out);
     }
+    so_speculate_tell(r);
+    so_speculate_close(r);
     retire(r);
-    emit(r, SO_TOKEN_NONE);
+    log_end(r);
+    emit(r, SO_TOKEN_NONE, SO_ORIGIN_PLAIN);
 }
 
 void so_request_cancel(so_request *r) { r->cancelled = true; }
@@ -323,6 +290,7 @@ void so_request_free(so_request *r) {
     if (!r)
         return;
     retire(r);
+    so_speculate_release(r);
     r->e->n_requests--;
     so_stops_free(&r->stops);
     so_arena_free(&r->arena);
@@ -350,8 +318,9 @@ static void admit(so_engine *e) {
             slot++;
         e->tree_used[slot] = true;
         r->tree = &e->trees[slot];
+        so_speculate_admit(r);
         r->seq = so_seq_create(e->kv);
-        r->phase = RUNNING;
+        r->phase = SO_PHASE_RUNNING;
         r->t_admitted_ns = so_clock_ns();
         e->n_promised += r->n_promised;
         e->n_running++;
@@ -411,29 +380,6 @@ static int forward(so_engine *e, so_err *err) {
     return rc == SO_OK ? so_pass_run(e->pass, &batch, want, err) : rc;
 }
 
-/* The target's token after a node, in the context of the node's own path. The verifier asks along
- * one path from the root, so the tokens before this node's are in place already. */
-static int32_t choose(void *user, int node) {
-    so_request *r = user;
-    so_engine *e = r->e;
-    int32_t token = 0;
-    if (r->greedy) {
-        token = so_pass_argmax(e->pass, r->first_logit + node);
-        if (token >= 0)
-            return token;
-        so_err_set(&r->err, SO_EINVAL, "the model gave no finite logit (is the file damaged?)");
-        return 0;
-    }
-    int depth = r->tree->nodes[node].depth;
-    if (depth > 0)
-        r->tokens[r->n_tokens + depth - 1] = r->tree->nodes[node].token;
-    so_sample_context ctx = {r->tokens, r->n_tokens + depth, r->n_prompt};
-    if (r->err.code == SO_OK)
-        so_sample_token(e->sampler, &r->sample, so_pass_logits(e->pass, r->first_logit + node),
-                        &ctx, &token, &r->err);
-    return token;
-}
-
 static void commit(so_engine *e, so_request *r) {
     int n = 0;
     for (int i = 0; i < r->n_chunk; i++)
@@ -442,13 +388,16 @@ static void commit(so_engine *e, so_request *r) {
         e->path[n++] = r->n_chunk; /* the root */
         for (int i = 0; i < r->verdict.n_accepted; i++)
             e->path[n++] = r->n_chunk + r->verdict.path[i];
+        int next = r->verdict.n_accepted ? e->path[n - 1] + 1 : r->n_chunk + 1;
+        if (e->mutant == SO_MUTANT_KEEP_ROW && next < r->n_chunk + r->tree->n_nodes)
+            e->path[n - 1] = next;
     }
     if (so_seq_open_nodes(r->seq) > 0)
         so_seq_commit(r->seq, e->path, n);
 }
 
 /* Takes one token into the text; false when the request has ended with it. */
-static bool take(so_request *r, int32_t token) {
+static bool take(so_request *r, int32_t token, so_origin origin) {
     so_engine *e = r->e;
     bool stop = false;
     if (r->stats.predicted_n == r->max_tokens) { /* max_tokens 0: only the prompt was wanted */
@@ -467,7 +416,7 @@ static bool take(so_request *r, int32_t token) {
         so_detok_push(&r->detok, token, &e->piece);
         stop = so_stops_push(&r->stops, so_buf_str(&e->piece), &e->out);
     }
-    bool go_on = emit(r, token);
+    bool go_on = emit(r, token, origin);
     if (stop || !go_on || r->n_tokens == r->max_len) {
         finish(r, stop ? SO_FINISH_STOP : !go_on ? SO_FINISH_CANCELLED : SO_FINISH_LENGTH, stop);
         return false;
@@ -482,17 +431,19 @@ static void emit_round(so_request *r) {
         r->t_first_ns = so_clock_ns();
         r->stats.prompt_ms = (double)(r->t_first_ns - r->t_admitted_ns) * 1e-6;
     }
-    r->stats.rounds++;
-    r->stats.draft_n += r->tree->n_nodes - 1;
-    r->stats.draft_n_accepted += v->n_accepted;
-    if (r->err.code != SO_OK) {
-        finish(r, SO_FINISH_ERROR, false);
-        return;
-    }
+    so_verdict_count(r);
+    if (r->on_round)
+        r->on_round(r->user, &(so_round){r, r->stats.rounds - 1, r->tree, v});
     for (int i = 0; i < v->n_accepted; i++)
-        if (!take(r, r->tree->nodes[v->path[i]].token))
+        if (!take(r, r->tree->nodes[v->path[i]].token, SO_ORIGIN_DRAFT))
             return;
-    take(r, v->token);
+    so_origin last = r->tree->n_nodes == 1 ? SO_ORIGIN_PLAIN
+                     : v->bonus            ? SO_ORIGIN_BONUS
+                                           : SO_ORIGIN_CORRECTION;
+    if (r->err.code != SO_OK)
+        finish(r, SO_FINISH_ERROR, false);
+    else if (take(r, v->token, last))
+        so_speculate_tell(r);
 }
 
 static void fail_all(so_engine *e, const so_err *err) {
@@ -511,6 +462,8 @@ int so_engine_step(so_engine *e, so_err *err) {
     if (!e->running)
         return e->waiting != NULL;
     gather(e);
+    if (e->planner)
+        so_speculate_step(e);
     int64_t t_start = so_clock_ns();
     int rc = forward(e, &local);
     if (rc != SO_OK) {
@@ -520,11 +473,13 @@ int so_engine_step(so_engine *e, so_err *err) {
     double pass_ms = so_clock_ms_since(t_start);
     for (so_request *r = e->running; r; r = r->next) {
         if (r->has_tree) {
-            so_verify_match(r->tree, choose, r, &r->verdict);
+            so_verdict_reach(r);
             r->stats.verify_ms += pass_ms;
         }
         commit(e, r);
     }
+    if (e->planner)
+        so_speculate_observe(e, pass_ms);
     for (so_request *r = e->running, *next; r; r = next) {
         next = r->next;
         if (r->has_tree)
@@ -556,6 +511,20 @@ const so_err *so_request_error(const so_request *r) { return &r->err; }
 const so_request_stats *so_request_get_stats(const so_request *r) { return &r->stats; }
 uint64_t so_request_seed(const so_request *r) { return r->sample.seed; }
 void *so_request_user(const so_request *r) { return r->user; }
+
+const char *so_verify_mode_name(so_verify_mode m) {
+    static const char *const names[] = {"match", "reject", "lenient"};
+    return names[m];
+}
+
+const char *so_request_drafter(const so_request *r) {
+    return r->spec.set ? r->spec.set->text : "none";
+}
+
+so_verify_mode so_request_verify(const so_request *r, double *lenience) {
+    *lenience = r->spec.lenience;
+    return r->spec.verify;
+}
 
 const int32_t *so_request_output(const so_request *r, int *n) {
     *n = r->n_tokens - r->n_prompt;

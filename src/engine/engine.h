@@ -19,6 +19,7 @@
 #include "model/model.h"
 #include "sample/sample.h"
 #include "token/tokenizer.h"
+#include "verify/verify.h"
 
 typedef struct so_engine so_engine;
 typedef struct so_request so_request;
@@ -29,13 +30,18 @@ typedef struct so_engine_opts {
     int n_batch;    /* most prompt tokens in one pass */
     int n_pages;    /* of the KV cache; 0: enough for n_parallel requests of n_ctx tokens */
     so_dtype kv_dtype;
+    int max_draft;         /* most guesses of one request and step; 0: no request may speculate */
+    const so_model *draft; /* for the drafter `model`; NULL: only model(FILE) is known */
+    const so_tokenizer *draft_tok; /* of the draft; NULL where tok is */
+    float draft_temp;              /* of draft models; negative: the request's own */
+    float draft_p_min; /* a model's draft ends where its likeliest token has less than this */
 } so_engine_opts;
 
-/* 4096 (or the model's context, if shorter), 1, 256, 0, F16. */
+/* 4096 (or the model's context, if shorter), 1, 256, 0, F16, and no speculation. */
 void so_engine_defaults(const so_model *m, so_engine_opts *o);
 
 /* t may be NULL: then there is no text, no end token and no stop string, only ids. Model and
- * tokenizer must outlive the engine. */
+ * tokenizer must outlive the engine, and so must the draft's. */
 int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_opts *opts,
                      so_engine **out, so_err *err);
 void so_engine_free(so_engine *e); /* all requests must be freed */
@@ -49,15 +55,48 @@ typedef enum so_finish {
 } so_finish;
 const char *so_finish_name(so_finish f); /* "stop", "length", … as the OpenAI API names them */
 
+/* How a token came to be. */
+typedef enum so_origin {
+    SO_ORIGIN_PLAIN,      /* no guess was checked in its round */
+    SO_ORIGIN_DRAFT,      /* a guess that stood */
+    SO_ORIGIN_CORRECTION, /* the target's word where the guesses were wrong */
+    SO_ORIGIN_BONUS,      /* the target's word after all guesses stood */
+} so_origin;
+
 /* One token, or the end of a request (token SO_TOKEN_NONE, finish set, text what was held back). */
 typedef struct so_event {
     so_request *req;
     int32_t token;
+    so_origin origin;
     so_str text; /* whole UTF-8 sequences, possibly none; valid during the call */
     so_finish finish;
 } so_event;
 /* False cancels the request. */
 typedef bool so_event_fn(void *user, const so_event *ev);
+
+/* A round before its tokens are emitted: what was guessed, and what stands. */
+typedef struct so_round {
+    so_request *req;
+    int index; /* from 0 */
+    const so_tree *tree;
+    const so_verdict *verdict;
+} so_round;
+typedef void so_round_fn(void *user, const so_round *round);
+
+typedef enum so_verify_mode { SO_VERIFY_MATCH, SO_VERIFY_REJECT, SO_VERIFY_LENIENT } so_verify_mode;
+const char *so_verify_mode_name(so_verify_mode m);
+
+/* How a request speculates. All zero: not at all. */
+typedef struct so_spec_opts {
+    const char *drafter; /* the language of --spec (draft/spec.h); NULL: none */
+    int length;          /* guesses per round; 0: the planner decides */
+    int draft_max;       /* most guesses per round; 0: as many as the engine allows */
+    int draft_min;       /* shorter drafts are dropped, where that cannot bias the output */
+    so_verify_mode verify;
+    double lenience;         /* for SO_VERIFY_LENIENT: in (0,1] */
+    const int32_t *expected; /* for `predict` and `oracle`; copied */
+    int n_expected;
+} so_spec_opts;
 
 typedef struct so_request_opts {
     const int32_t *prompt; /* copied */
@@ -68,7 +107,9 @@ typedef struct so_request_opts {
     bool ignore_end;
     const so_str *stops; /* copied */
     int n_stops;
+    so_spec_opts spec;
     so_event_fn *on_event; /* may be NULL */
+    so_round_fn *on_round; /* may be NULL */
     void *user;
 } so_request_opts;
 
@@ -85,12 +126,20 @@ int so_engine_step(so_engine *e, so_err *err);
 /* Steps until r has finished; a request's own error is returned as such. */
 int so_engine_run(so_engine *e, so_request *r, so_err *err);
 
+enum { SO_STATS_DEPTHS = 64, SO_MAX_DRAFT = 64 };
+
 typedef struct so_request_stats {
     int prompt_n, predicted_n;
     double prompt_ms, predicted_ms; /* from admission to the first token, from there to the end */
     int rounds;                     /* passes that decided a token */
     int draft_n, draft_n_accepted;
     double draft_ms, verify_ms; /* of those rounds, shared passes counted whole */
+    int tested_n;               /* guesses whose test ran */
+    int drafted_rounds;         /* rounds with guesses … */
+    double round_rate_sum;      /* … and the sum of accepted/depth over them */
+    struct {
+        int tested, accepted;
+    } per_depth[SO_STATS_DEPTHS]; /* from depth 1; deeper ones count in the last */
 } so_request_stats;
 
 so_finish so_request_finish(const so_request *r);
@@ -100,6 +149,9 @@ uint64_t so_request_seed(const so_request *r);
 /* The accepted tokens without the prompt and without an end token. */
 const int32_t *so_request_output(const so_request *r, int *n);
 void *so_request_user(const so_request *r);
+/* The spec in its shortest form, "none" without one; and how guesses are checked. */
+const char *so_request_drafter(const so_request *r);
+so_verify_mode so_request_verify(const so_request *r, double *lenience);
 
 int so_engine_n_ctx(const so_engine *e);
 

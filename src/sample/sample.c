@@ -358,6 +358,37 @@ int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float
     return SO_OK;
 }
 
+int so_sample_adjusted(so_sampler *s, const so_sample_params *p, const float *logits,
+                       const so_sample_context *ctx, float *out, so_err *err) {
+    int32_t best;
+    int rc = prepare(s, p, logits, ctx, &best, err);
+    if (rc == SO_OK)
+        memcpy(out, s->x, (size_t)s->n_vocab * sizeof *out);
+    return rc;
+}
+
+bool so_sample_is_argmax(const so_sample_params *p) {
+    bool penalties =
+        p->repeat_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0;
+    return p->temp == 0 && p->n_bias == 0 && !(penalties && p->repeat_last_n != 0);
+}
+
+int32_t so_sample_pick(const float *weights, int n, double u) {
+    double total = 0, sum = 0;
+    int32_t last = -1;
+    for (int i = 0; i < n; i++)
+        total += (double)weights[i];
+    for (int32_t i = 0; i < n; i++) {
+        if (!(weights[i] > 0))
+            continue;
+        last = i;
+        sum += (double)weights[i];
+        if (sum > u * total)
+            break;
+    }
+    return last;
+}
+
 double so_sample_logprob(const float *logits, int n_vocab, int32_t token) {
     double top = -INFINITY, total = 0;
     for (int i = 0; i < n_vocab; i++)

@@ -49,6 +49,15 @@ int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logit
  * so_sample_token draws from, up to rounding. Temperature 0 is a point mass. */
 int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float *logits,
                            const so_sample_context *ctx, float *probs, so_err *err);
+/* The logits after bias and penalties, before temperature and cuts, out[n_vocab]; out may be
+ * logits: what `lenient` compares at temperature 0. */
+int so_sample_adjusted(so_sampler *s, const so_sample_params *p, const float *logits,
+                       const so_sample_context *ctx, float *out, so_err *err);
+/* True where the token is the argmax of the row as it is: temperature 0, no bias, no penalty. */
+bool so_sample_is_argmax(const so_sample_params *p);
+/* The index at which the running sum of weights passes u · total, u in (0,1): never one of weight
+ * 0. −1 when there is no mass. */
+int32_t so_sample_pick(const float *weights, int n, double u);
 /* The Gumbel noise of one token at one position. */
 double so_sample_noise(const so_sample_params *p, int position, int32_t token);
 /* log-softmax of one token before any transform. */

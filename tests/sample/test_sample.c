@@ -391,6 +391,36 @@ static void test_logprob(void **state) {
     assert_true(so_sample_logprob(row, 4, 2) == -INFINITY);
 }
 
+/* What `reject` and drafts use is the pipeline of so_sample_token, not a second one. */
+static void test_adjusted_and_pick(void **state) {
+    (void)state;
+    enum { N = 5 };
+    float logits[N] = {1, 2, 3, -1, 0}, out[N], row[N] = {0, 0.25f, 0, 0.75f, 0};
+    so_bias bias[] = {{0, 2.5f}, {4, -INFINITY}};
+    int32_t text[] = {2, 2, 3}, token;
+    so_sample_params p;
+    so_sample_defaults(&p);
+    p.temp = 0;
+    assert_true(so_sample_is_argmax(&p));
+    p.bias = bias;
+    p.n_bias = 2;
+    p.repeat_penalty = 2;
+    p.frequency_penalty = 0.25f;
+    assert_false(so_sample_is_argmax(&p));
+    so_sampler *s = so_sampler_create(N);
+    so_sample_context ctx = {text, 3, 1};
+    assert_int_equal(so_sample_adjusted(s, &p, logits, &ctx, out, NULL), SO_OK);
+    assert_true(out[0] == 3.5f && out[1] == 2 && out[2] == 1.25f && out[3] == -2.25f);
+    assert_true(out[4] == -INFINITY);
+    assert_int_equal(so_sample_token(s, &p, logits, &ctx, &token, NULL), SO_OK);
+    assert_int_equal(token, 0);
+    assert_int_equal(so_sample_pick(row, N, 0.2), 1);
+    assert_int_equal(so_sample_pick(row, N, 0.26), 3);
+    assert_int_equal(so_sample_pick(row, N, 0.9999999999), 3);
+    assert_int_equal(so_sample_pick(row, 1, 0.5), -1);
+    so_sampler_free(s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_draw_equals_reference),
@@ -404,6 +434,7 @@ int main(void) {
         cmocka_unit_test(test_bias_bans_and_check_names_flags),
         cmocka_unit_test(test_extreme_temperatures),
         cmocka_unit_test(test_logprob),
+        cmocka_unit_test(test_adjusted_and_pick),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

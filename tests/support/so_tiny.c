@@ -20,7 +20,7 @@ static const char TEMPLATE[] =
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}";
 
-static void add_vocab(so_gguf_writer *w) {
+static void add_vocab(so_gguf_writer *w, const so_tiny_opts *o) {
     static char text[N_VOCAB][16];
     static const char *const words[N_WORDS] = {"he", "ll", "▁w", "or", "▁the", "in", "▁s", "ea"};
     so_str pieces[N_VOCAB];
@@ -40,13 +40,18 @@ static void add_vocab(so_gguf_writer *w) {
         scores[i] = word >= 0 ? -(float)word : -100 - (float)i;
         types[i] = i == 0 ? 2 : i < N_SPECIAL ? 3 : byte < N_BYTES ? 6 : 1;
     }
+    if (o->other_vocab) {
+        so_str last = pieces[N_VOCAB - 1];
+        pieces[N_VOCAB - 1] = pieces[N_VOCAB - 2];
+        pieces[N_VOCAB - 2] = last;
+    }
     so_gguf_writer_str(w, "tokenizer.ggml.model", SO_STR("llama"));
     so_gguf_writer_strs(w, "tokenizer.ggml.tokens", pieces, N_VOCAB);
     so_gguf_writer_f32s(w, "tokenizer.ggml.scores", scores, N_VOCAB);
     so_gguf_writer_i32s(w, "tokenizer.ggml.token_type", types, N_VOCAB);
     so_gguf_writer_u32(w, "tokenizer.ggml.unknown_token_id", 0);
     so_gguf_writer_u32(w, "tokenizer.ggml.bos_token_id", 1);
-    so_gguf_writer_u32(w, "tokenizer.ggml.eos_token_id", 2);
+    so_gguf_writer_u32(w, "tokenizer.ggml.eos_token_id", o->other_end ? 1 : 2);
     so_gguf_writer_bool(w, "tokenizer.ggml.add_bos_token", true);
 }
 
@@ -107,7 +112,7 @@ void so_tiny_write(const char *path, const so_tiny_opts *o) {
     so_gguf_writer *w = so_gguf_writer_create();
     int n = list_tensors(list);
     add_shape(w, o ? o : &none);
-    add_vocab(w);
+    add_vocab(w, o ? o : &none);
     for (int i = 0; i < n; i++)
         so_gguf_writer_tensor(w, list[i].name, SO_DTYPE_F32, list[i].dims[1] ? 2 : 1, list[i].dims);
     SO_OK_OR_FAIL(so_gguf_writer_begin(w, path, &err), err);

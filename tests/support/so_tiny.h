@@ -10,6 +10,8 @@ typedef struct so_tiny_opts {
     bool no_chat;         /* leave the template out */
     const char *template; /* another template */
     float temp;           /* general.sampling.temp; 0: left out */
+    bool other_vocab;     /* the last two tokens have changed places */
+    bool other_end;       /* the end token is the first one */
 } so_tiny_opts;
 
 /* Fails the test on any error. */

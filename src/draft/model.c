@@ -1,0 +1,453 @@
+/* Drafting with a model: a chain per request, one pass of the draft per depth for all of them.
+ *
+ * The draft has a cache of its own, and each request a sequence in it. What the sequence holds is
+ * written beside it (`text`), so nothing has to be told: before drafting, the cache is cut back to
+ * where it agrees with the request's text, and everything that is missing, be it the whole prompt,
+ * the last drafted token (drawn, never fed) or a round that another drafter drafted, is fed first.
+ *
+ *   cache: t0 … t4 │ missing: t5 t6 (root) │ drafted: d1 d2 …     every pass feeds what is missing
+ *                                                                 and, once nothing is, draws one
+ * How a token is drawn:
+ *   temperature 0      the argmax after bias and penalties; a point
+ *   tree with rows     from the standardised row q, keyed by position and round (`reject`)
+ *   tree without rows  with the target's own noise at that position (`match`): where q is near p,
+ *                      the same noise picks the same token
+ * A drafter for the drafter proposes once per round; its chain goes into the first pass and is kept
+ * as far as it says what the draft itself draws. So it changes the number of passes, never a token.
+ *
+ * Where the draft ends depends on budgets, contexts and, with p_min, on whole rows, never on a
+ * drawn value (rule of sight). Refuses to go past its own context and to read ids it does not know:
+ * it falls silent there. One thread. */
+#include "draft/model.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+typedef struct request_state {
+    so_seq *seq; /* made at the first draft */
+    void *inner;
+    int32_t *text; /* [cap] what the draft has read or will read; the cache holds a beginning */
+    int cap;
+    int n_agreed;  /* of `text`: known to be the request's own */
+    int n_checked; /* ids looked at */
+    bool foreign;  /* an id the draft does not know */
+} request_state;
+
+/* One request's chain while it is drafted. */
+typedef struct chain {
+    so_draft_job *job;
+    request_state *s;
+    int node, depth, limit;
+    int n_text;                 /* tokens of s->text, drafted ones included */
+    int32_t guess[SO_TREE_MAX]; /* of the inner drafter, for the first draw */
+    int n_guess;
+    int n_rows, first_logit; /* in this pass; first_logit −1: still catching up */
+    bool done;
+} chain;
+
+typedef struct model_drafter {
+    so_drafter base;
+    const so_model *m;
+    so_model_drafter_opts o;
+    so_drafter *inner;
+    so_kv *kv;
+    so_pass *pass;
+    so_sampler *sampler;
+    int n_ctx, n_vocab; /* of the draft */
+    int max_rows;
+    chain *chains;            /* [n_parallel] */
+    so_draft_job *inner_jobs; /* [n_parallel] */
+    so_tree *inner_trees;     /* [n_parallel] */
+    so_row *rows;             /* [max_rows] */
+    so_seq **seqs;            /* [n_parallel] */
+    float *logits;            /* [n_vocab of the target], where the two differ */
+    float *probs;             /* [n_vocab of the target], for p_min */
+    double step_ms;           /* of a pass that drafts, smoothed */
+} model_drafter;
+
+/* --- requests --- */
+
+static void model_close(so_drafter *d, void *state) {
+    model_drafter *md = (model_drafter *)d;
+    request_state *s = state;
+    if (md->inner && s->inner)
+        md->inner->vt->close(md->inner, s->inner);
+    so_seq_free(s->seq);
+    free(s->text);
+    free(s);
+}
+
+static int model_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
+    model_drafter *md = (model_drafter *)d;
+    request_state *s = SO_NEW(request_state);
+    s->cap = SO_MIN(SO_MAX(text->max_tokens, text->n_prompt), md->n_ctx) + SO_TREE_MAX;
+    s->text = so_try_alloc((size_t)s->cap, sizeof *s->text);
+    int rc = s->text ? SO_OK : so_err_set(err, SO_ENOMEM, "model: no memory for %d tokens", s->cap);
+    if (rc == SO_OK && md->inner)
+        rc = md->inner->vt->open(md->inner, text, &s->inner, err);
+    if (rc != SO_OK) {
+        free(s->text);
+        free(s);
+        return rc;
+    }
+    *state = s;
+    return SO_OK;
+}
+
+static void model_observe(so_drafter *d, void *state, const int32_t *tokens, int n) {
+    model_drafter *md = (model_drafter *)d;
+    if (md->inner)
+        so_drafter_observe(md->inner, ((request_state *)state)->inner, tokens, n);
+}
+
+/* --- before the first pass --- */
+
+static bool knows_text(const model_drafter *md, request_state *s, const so_draft_job *job) {
+    for (; s->n_checked < job->n_tokens && !s->foreign; s->n_checked++)
+        s->foreign = job->tokens[s->n_checked] < 0 || job->tokens[s->n_checked] >= md->n_vocab;
+    return !s->foreign;
+}
+
+/* Cuts the cache to where it agrees with the text; the root is always fed again, for its logits. */
+static void sync_text(request_state *s, const so_draft_job *job) {
+    int len = so_seq_len(s->seq), same = SO_MIN(s->n_agreed, len);
+    while (same < len && same < job->n_tokens && s->text[same] == job->tokens[same])
+        same++;
+    so_seq_truncate_to(s->seq, SO_MIN(same, job->n_tokens - 1));
+    memcpy(s->text + same, job->tokens + same, (size_t)(job->n_tokens - same) * sizeof *s->text);
+    s->n_agreed = job->n_tokens;
+}
+
+/* Fills *c; false where the draft has nothing to say. */
+static bool begin_chain(model_drafter *md, so_draft_job *job, chain *c) {
+    request_state *s = job->state;
+    int limit = SO_MIN(SO_MIN(job->max_depth, job->max_nodes), md->o.max_draft);
+    limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last one is never fed */
+    if (limit < 1 || !knows_text(md, s, job))
+        return false;
+    if (!s->seq)
+        s->seq = so_seq_create(md->kv);
+    sync_text(s, job);
+    *c = (chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
+    return true;
+}
+
+/* The first chain of the tree that the inner drafter made. */
+static void take_guesses(const model_drafter *md, const so_tree *t, chain *c) {
+    int room = SO_MIN(c->limit - 1, md->n_ctx - c->n_text);
+    for (int node = 0; t->nodes[node].first >= 0 && c->n_guess < room;) {
+        node = t->proposals[t->nodes[node].first].child;
+        if (t->nodes[node].token >= md->n_vocab)
+            return;
+        c->guess[c->n_guess++] = t->nodes[node].token;
+    }
+}
+
+static int ask_inner(model_drafter *md, int n, so_err *err) {
+    for (int i = 0; i < n; i++) {
+        const so_draft_job *job = md->chains[i].job;
+        so_tree *t = &md->inner_trees[i];
+        so_tree_reset(t, job->tree->nodes[0].token, job->tree->root_pos);
+        md->inner_jobs[i] = *job;
+        md->inner_jobs[i].state = md->chains[i].s->inner;
+        md->inner_jobs[i].tree = t;
+        md->inner_jobs[i].max_depth = md->inner_jobs[i].max_nodes = md->chains[i].limit - 1;
+    }
+    int rc = md->inner->vt->propose(md->inner, md->inner_jobs, n, err);
+    for (int i = 0; i < n && rc == SO_OK; i++)
+        take_guesses(md, &md->inner_trees[i], &md->chains[i]);
+    return rc;
+}
+
+/* --- drawing --- */
+
+/* The draft's row as wide as the target's vocabulary; ids that only the target has cannot be drawn.
+ */
+static const float *widen(model_drafter *md, const float *logits) {
+    if (md->n_vocab == md->o.n_vocab)
+        return logits;
+    int n = SO_MIN(md->n_vocab, md->o.n_vocab);
+    memcpy(md->logits, logits, (size_t)n * sizeof *logits);
+    for (int i = n; i < md->o.n_vocab; i++)
+        md->logits[i] = -INFINITY;
+    return md->logits;
+}
+
+static bool row_is_unsure(const model_drafter *md, const float *row) {
+    float best = 0;
+    for (int i = 0; i < md->o.n_vocab; i++)
+        best = row[i] > best ? row[i] : best;
+    return best < md->o.p_min;
+}
+
+static so_sample_params params_of(const model_drafter *md, const so_draft_job *job) {
+    so_sample_params p;
+    if (job->sample) {
+        p = *job->sample;
+    } else {
+        so_sample_defaults(&p);
+        p.temp = job->temp;
+        p.seed = job->seed;
+        p.choice = job->choice;
+    }
+    if (p.temp > 0 && md->o.temp >= 0)
+        p.temp = md->o.temp;
+    return p;
+}
+
+/* The chance the draft itself gives to `token`, as a first belief in it. */
+static float confidence(const model_drafter *md, const float *logits, int32_t token) {
+    return (float)exp(so_sample_logprob(logits, md->o.n_vocab, token));
+}
+
+/* Draws the next token of the chain from its row and adds it to the tree; false where the chain
+ * ends. */
+static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
+    const so_draft_job *job = c->job;
+    so_sample_params p = params_of(md, job);
+    so_sample_context ctx = {c->s->text, c->n_text, job->n_prompt};
+    const float *logits = widen(md, so_pass_logits(md->pass, logit));
+    bool drawn = p.temp > 0 && job->tree->max_rows > 0;
+    int row = drawn ? so_tree_new_row(job->tree) : -1;
+    if (drawn && row < 0)
+        return false;
+    if (drawn || md->o.p_min > 0) {
+        so_sample_params soft = p;
+        soft.temp = p.temp > 0 ? p.temp : 1; /* at 0 the row would always be sure of itself */
+        float *probs = drawn ? so_tree_row(job->tree, row) : md->probs;
+        if (so_sample_distribution(md->sampler, &soft, logits, &ctx, probs, NULL) != SO_OK ||
+            row_is_unsure(md, probs))
+            return false;
+    }
+    if (drawn)
+        *token = so_sample_pick(so_tree_row(job->tree, row), md->o.n_vocab,
+                                so_draft_uniform(&md->base, job, c->depth + 1, 0));
+    else if (so_sample_token(md->sampler, &p, logits, &ctx, token, NULL) != SO_OK)
+        return false;
+    if (*token < 0)
+        return false;
+    float sure = drawn ? 0.7f : confidence(md, logits, *token);
+    c->node = so_draft_add(job, c->node, *token, so_draft_kind(row), row, md->base.index, sure);
+    return c->node >= 0;
+}
+
+/* Draws as far as this pass allows: one token, and one more for every guess that was right. */
+static void draw_chain(model_drafter *md, chain *c) {
+    int n_fed = c->n_rows - c->n_guess, n_right = 0;
+    for (;;) {
+        int32_t token;
+        if (!draw(md, c, c->first_logit + n_right, &token)) {
+            c->done = true;
+            break;
+        }
+        c->s->text[c->n_text++] = token;
+        c->done = ++c->depth == c->limit;
+        if (c->done || n_right == c->n_guess || c->guess[n_right] != token)
+            break;
+        n_right++;
+    }
+    so_seq_commit_chain(c->s->seq, n_fed + n_right);
+    c->n_guess = 0;
+}
+
+/* --- passes --- */
+
+/* Rows of one chain, as many as the budget allows: what the cache lacks, then the guesses. */
+static int add_rows(model_drafter *md, chain *c, int seq, int at, int *n_logits, int *budget) {
+    int len = so_seq_len(c->s->seq), missing = c->n_text - len;
+    int n = SO_MIN(missing, *budget + 1); /* one row is everybody's own */
+    bool whole = n == missing;
+    *budget -= n - 1;
+    if (!whole)
+        c->first_logit = -1;
+    int n_guess = whole ? c->n_guess : 0;
+    for (int i = 0; i < n + n_guess; i++)
+        md->rows[at + i] = (so_row){.token = i < n ? c->s->text[len + i] : c->guess[i - n],
+                                    .pos = len + i,
+                                    .seq = seq,
+                                    .parent = i ? at + i - 1 : -1,
+                                    .want_logits = whole && i >= n - 1};
+    if (whole) {
+        c->first_logit = *n_logits;
+        *n_logits += 1 + n_guess;
+    }
+    return c->n_rows = n + n_guess;
+}
+
+static void abort_all(model_drafter *md, int n) {
+    for (int i = 0; i < n; i++)
+        if (so_seq_open_nodes(md->chains[i].s->seq) > 0)
+            so_seq_abort(md->chains[i].s->seq);
+}
+
+/* One pass for all chains that go on; *more says whether there were any. */
+static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
+    int n_rows = 0, n_seqs = 0, n_logits = 0, budget = md->o.n_batch, rc = SO_OK;
+    for (int i = 0; i < n && rc == SO_OK; i++) {
+        chain *c = &md->chains[i];
+        if (c->done)
+            continue;
+        n_rows += add_rows(md, c, n_seqs, n_rows, &n_logits, &budget);
+        rc = so_seq_begin(c->s->seq, c->n_rows, err);
+        md->seqs[n_seqs++] = c->s->seq;
+    }
+    *more = n_seqs > 0;
+    if (n_seqs == 0)
+        return SO_OK;
+    so_batch batch = {md->rows, n_rows, md->seqs, n_seqs};
+    int64_t t = so_clock_ns();
+    if (rc == SO_OK)
+        rc = so_pass_run(md->pass, &batch, SO_PASS_LOGITS, err);
+    if (rc != SO_OK)
+        return rc;
+    if (n_rows == n_seqs) { /* nobody was catching up */
+        double ms = so_clock_ms_since(t);
+        md->step_ms = md->step_ms > 0 ? md->step_ms + 0.1 * (ms - md->step_ms) : ms;
+    }
+    for (int i = 0; i < n; i++) {
+        chain *c = &md->chains[i];
+        if (c->done)
+            continue;
+        if (c->first_logit >= 0)
+            draw_chain(md, c);
+        else
+            so_seq_commit_chain(c->s->seq, c->n_rows);
+    }
+    return SO_OK;
+}
+
+static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
+    model_drafter *md = (model_drafter *)d;
+    int n = 0, rc = SO_OK;
+    for (int i = 0; i < n_jobs && n < md->o.n_parallel; i++)
+        n += begin_chain(md, &jobs[i], &md->chains[n]);
+    if (n > 0 && md->inner)
+        rc = ask_inner(md, n, err);
+    for (bool more = n > 0; more && rc == SO_OK;)
+        rc = pass_once(md, n, &more, err);
+    if (rc != SO_OK)
+        abort_all(md, n);
+    return rc;
+}
+
+/* --- life --- */
+
+static double model_cost_ms(const so_drafter *d) {
+    double ms = ((const model_drafter *)d)->step_ms;
+    return ms > 0 ? ms : 1e-3; /* never free, also before the first measurement */
+}
+
+static void model_free(so_drafter *d) {
+    model_drafter *md = (model_drafter *)d;
+    so_drafter_free(md->inner);
+    so_pass_free(md->pass);
+    so_kv_free(md->kv);
+    so_sampler_free(md->sampler);
+    for (int i = 0; md->inner_trees && i < md->o.n_parallel; i++)
+        so_tree_deinit(&md->inner_trees[i]);
+    free(md->chains);
+    free(md->inner_jobs);
+    free(md->inner_trees);
+    free(md->rows);
+    free(md->seqs);
+    free(md->logits);
+    free(md->probs);
+    free(md);
+}
+
+static const so_drafter_vt MODEL_VT = {
+    .name = "model",
+    .free = model_free,
+    .open = model_open,
+    .close = model_close,
+    .propose = model_propose,
+    .observe = model_observe,
+    .cost_ms = model_cost_ms,
+};
+
+static int create_cache(model_drafter *md, int n_logits, so_err *err) {
+    const so_hparams *hp = so_model_hparams(md->m);
+    int64_t pages = (int64_t)md->o.n_parallel * so_kv_pages_for(md->n_ctx);
+    if (pages > INT32_MAX / SO_KV_PAGE)
+        return so_err_set(err, SO_ELIMIT,
+                          "the draft's cache would take %lld pages: lower "
+                          "--ctx-size or --parallel",
+                          (long long)pages);
+    so_kv_shape shape = {.n_layers = hp->n_layers,
+                         .n_heads_kv = hp->n_heads_kv,
+                         .head_dim = hp->head_dim,
+                         .n_pages = (int)pages,
+                         .dtype = md->o.kv_dtype};
+    int rc = so_kv_create(so_model_backend(md->m), &shape, &md->kv, err);
+    if (rc == SO_OK)
+        rc = so_pass_create(md->m, md->kv, md->max_rows, n_logits, &md->pass, err);
+    return rc == SO_OK ? rc : so_err_prefix(err, "draft model");
+}
+
+int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, so_drafter *inner,
+                            so_drafter **out, so_err *err) {
+    SO_ASSERT(o->max_draft >= 1 && o->max_draft < SO_TREE_MAX && o->n_parallel >= 1);
+    model_drafter *md = SO_NEW(model_drafter);
+    int n_par = o->n_parallel, n_logits = n_par * (inner ? o->max_draft : 1);
+    md->base.vt = &MODEL_VT;
+    md->m = m;
+    md->o = *o;
+    md->n_vocab = so_model_hparams(m)->n_vocab;
+    md->n_ctx = SO_MIN(o->n_ctx, so_model_hparams(m)->n_ctx_train);
+    md->max_rows = o->n_batch + n_logits;
+    int rc = create_cache(md, n_logits, err);
+    if (rc != SO_OK) {
+        model_free(&md->base);
+        return rc;
+    }
+    md->sampler = so_sampler_create(o->n_vocab);
+    md->chains = SO_NEW_N(chain, n_par);
+    md->inner_jobs = SO_NEW_N(so_draft_job, n_par);
+    md->inner_trees = SO_NEW_N(so_tree, n_par);
+    for (int i = 0; i < n_par; i++)
+        so_tree_init(&md->inner_trees[i], o->n_vocab, 0);
+    md->rows = SO_NEW_N(so_row, md->max_rows);
+    md->seqs = SO_NEW_N(so_seq *, n_par);
+    md->logits = SO_NEW_N(float, o->n_vocab);
+    md->probs = SO_NEW_N(float, o->n_vocab);
+    md->inner = inner;
+    *out = &md->base;
+    return SO_OK;
+}
+
+/* --- tokenizers --- */
+
+/* Rows past the shorter vocabulary: padding, or tokens that only one of the two has. */
+static int check_rest(const so_tokenizer *t, const char *who, int32_t from, so_err *err) {
+    for (int32_t id = from; id < so_tokenizer_n_vocab(t); id++)
+        if (!(so_tokenizer_kind(t, id) & (SO_TOKEN_UNUSED | SO_TOKEN_CONTROL)))
+            return so_err_set(err, SO_EMISMATCH,
+                              "only the %s has token %d ('%.*s'): the two have %d and %d tokens; "
+                              "the draft must come from the target's own family",
+                              who, id, SO_STR_ARG(so_tokenizer_piece(t, id)), from,
+                              so_tokenizer_n_vocab(t));
+    return SO_OK;
+}
+
+int so_draft_check_tokenizers(const so_tokenizer *target, const so_tokenizer *draft, so_err *err) {
+    int32_t n_target = so_tokenizer_n_vocab(target), n_draft = so_tokenizer_n_vocab(draft);
+    int32_t n = SO_MIN(n_target, n_draft);
+    for (int32_t id = 0; id < n; id++) {
+        so_str a = so_tokenizer_piece(target, id), b = so_tokenizer_piece(draft, id);
+        if (!so_str_eq(a, b))
+            return so_err_set(err, SO_EMISMATCH,
+                              "token %d is '%.*s' in the target and '%.*s' in the draft: the draft "
+                              "must have the target's vocabulary",
+                              id, SO_STR_ARG(a), SO_STR_ARG(b));
+    }
+    if (so_tokenizer_eos(target) != so_tokenizer_eos(draft))
+        return so_err_set(err, SO_EMISMATCH,
+                          "the end token is %d in the target and %d in the draft",
+                          so_tokenizer_eos(target), so_tokenizer_eos(draft));
+    int rc = check_rest(target, "target", n, err);
+    return rc == SO_OK ? check_rest(draft, "draft", n, err) : rc;
+}

@@ -1,0 +1,29 @@
+/* The drafter `model`: a small model that speaks the target's vocabulary. See model.c. */
+#ifndef SO_DRAFT_MODEL_H
+#define SO_DRAFT_MODEL_H
+
+#include "draft/drafter.h"
+#include "model/model.h"
+#include "token/tokenizer.h"
+
+typedef struct so_model_drafter_opts {
+    int n_vocab;    /* of the target: trees and rows have this width */
+    int n_ctx;      /* of the target; drafting ends where the draft's own context does */
+    int n_parallel; /* requests that draft at once */
+    int n_batch;    /* most tokens in one catch-up pass */
+    int max_draft;  /* deepest draft */
+    so_dtype kv_dtype;
+    float temp;  /* negative: the request's */
+    float p_min; /* a draft ends where its likeliest token has less than this; 0: never */
+} so_model_drafter_opts;
+
+/* The model must outlive the drafter. `inner`, or NULL, drafts for the draft; it belongs to the
+ * drafter on success only. */
+int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, so_drafter *inner,
+                            so_drafter **out, so_err *err);
+
+/* Whether a draft's ids mean the same to the target: the same pieces, kinds and end token; rows
+ * that only one of them has must be unused. SO_EMISMATCH says what differs and where. */
+int so_draft_check_tokenizers(const so_tokenizer *target, const so_tokenizer *draft, so_err *err);
+
+#endif

@@ -1,0 +1,150 @@
+/* What the files of the engine share: engine.c (requests, admission, the step), speculate.c (what
+ * to guess), verdict.c (what stands). Nobody else includes this. */
+#ifndef SO_ENGINE_IMPL_H
+#define SO_ENGINE_IMPL_H
+
+#include "base/mem.h"
+#include "draft/planner.h"
+#include "draft/shadow.h"
+#include "draft/spec.h"
+#include "engine/bundle.h"
+#include "engine/engine.h"
+#include "engine/stops.h"
+#include "kv/kv.h"
+
+typedef enum so_phase { SO_PHASE_WAITING, SO_PHASE_RUNNING, SO_PHASE_DONE } so_phase;
+
+/* Ways to be wrong on purpose (SOOTH_DEBUG=mutant=NAME). */
+typedef enum so_mutant {
+    SO_MUTANT_NONE,
+    SO_MUTANT_ACCEPT_ALL, /* every guess stands */
+    SO_MUTANT_KEEP_ROW, /* the cache keeps a rejected guess in place of the last token that stood */
+    SO_MUTANT_MOVE_TAIL, /* guesses are checked against the row before their own */
+} so_mutant;
+
+/* The drafters of one spec, shared by the requests that name it. */
+typedef struct so_spec_set so_spec_set;
+struct so_spec_set {
+    so_spec_set *next;
+    char *text; /* in its shortest form */
+    so_draft_set drafters;
+    so_estimate_shared shared;
+    bool draws;          /* has been seen to draw: lengths are fixed before drafting */
+    int n_requests;      /* that use it */
+    so_draft_job *jobs;  /* [n_parallel], of this step */
+    so_request **owners; /* [n_parallel] */
+    int n_jobs;
+};
+
+/* A request's side of speculation; all zero for a request without. */
+typedef struct so_speculation {
+    so_spec_set *set;
+    void *state; /* the drafter's */
+    int length, draft_max, draft_min;
+    so_verify_mode verify;
+    double lenience;
+    so_estimate *estimate;
+    so_shadow *shadow;
+    int n_told; /* tokens the drafter was told of */
+    int depth;  /* this step: how deep to draft, 0: not at all */
+    int max_nodes;
+    uint32_t round;
+} so_speculation;
+
+struct so_request {
+    so_engine *e;
+    so_request *next; /* in the queue, or among the running ones in order of admission */
+    so_phase phase;
+    so_finish finish;
+    so_err err;
+    bool cancelled;
+
+    so_sample_params sample;
+    bool greedy; /* the backend's argmax is the sampled token */
+    int max_tokens;
+    bool ignore_end;
+    so_event_fn *on_event;
+    so_round_fn *on_round;
+    void *user;
+    so_arena arena; /* bias, stop strings */
+
+    int32_t *tokens; /* prompt and accepted tokens, then room for a path through the tree */
+    int n_tokens, n_prompt, max_len;
+
+    so_seq *seq;
+    int n_promised; /* pages */
+    so_tree *tree;
+    so_detok detok;
+    so_stops stops;
+    so_speculation spec;
+
+    int n_chunk;     /* this step: rows before the tree */
+    bool has_tree;   /* this step decides a token */
+    int first_logit; /* of the tree's root */
+    so_verdict verdict;
+
+    int64_t t_admitted_ns, t_first_ns;
+    so_request_stats stats;
+};
+
+struct so_engine {
+    const so_model *m;
+    const so_tokenizer *tok;
+    so_engine_opts o;
+    so_kv *kv;
+    so_pass *pass;
+    so_sampler *sampler;
+    so_request *waiting, *running;
+    int n_running, n_requests, n_promised, n_pages;
+    so_tree *trees; /* [n_parallel] */
+    bool *tree_used;
+    so_row *rows;  /* [max_rows] */
+    so_seq **seqs; /* [n_parallel] */
+    int32_t *path; /* [max_rows] */
+    int max_rows;
+    so_buf piece, out;
+
+    /* speculation; all of it absent where opts.max_draft is 0 */
+    int max_guesses; /* in one pass, of all requests */
+    so_mutant mutant;
+    so_planner *planner;
+    so_plan plan; /* of this step; n_requests 0: nobody speculates */
+    so_spec_set *sets;
+    so_corpus *corpus;
+    so_bundle *bundles; /* opened for model(FILE) */
+    int n_bundles;
+    so_plan_tree *plan_trees;   /* [n_parallel] */
+    so_plan_chain *plan_chains; /* [n_parallel] */
+    so_request **plan_owners;   /* [n_parallel] */
+    float *chain_accept;        /* [n_parallel][max_draft] */
+    float *tree_accept;         /* [n_parallel][SO_TREE_MAX] */
+    float *row;                 /* [n_vocab] a standardised row */
+    double *scratch;            /* [2][n_vocab] */
+};
+
+/* --- speculate.c --- */
+
+/* How many guesses of all requests one pass may hold. */
+int so_speculate_max_guesses(const so_engine *e);
+void so_speculate_init(so_engine *e);
+void so_speculate_deinit(so_engine *e);
+/* Checks o and opens the drafter; r has its prompt and limits. */
+int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err);
+void so_speculate_close(so_request *r);
+void so_speculate_release(so_request *r);
+/* r got its tree: gives it rows where its drafts are drawn. */
+void so_speculate_admit(so_request *r);
+/* Plans, drafts and chooses: fills the trees of this step. */
+void so_speculate_step(so_engine *e);
+/* The tokens since the last call are the request's own: drafter and estimates learn of them. */
+void so_speculate_tell(so_request *r);
+/* The pass is over and verdicts are known. */
+void so_speculate_observe(so_engine *e, double pass_ms);
+
+/* --- verdict.c --- */
+
+/* r->verdict from the pass; an error is left in r->err and ends the walk where it happened. */
+void so_verdict_reach(so_request *r);
+void so_verdict_count(so_request *r);
+
+#endif

@@ -1,0 +1,515 @@
+/* What to guess: the drafters that requests name, how long drafts may be, which guesses go into the
+ * pass.
+ *
+ *   1. room      how deep a draft may go: the request's own limits, the end of its context (the
+ *                last position is decoded plainly), its promised pages, its share of the pass
+ *   2. lengths   where drafting costs time or draws tokens, the planner fixes lengths first
+ *   3. propose   one call per set of drafters, for all its requests
+ *   4. choose    the planner keeps the guesses that pay; a fixed length keeps them all
+ *
+ * A set of drafters is made once per spec and shared; what a drafter keeps for a request is opened
+ * at submission and closed at its end. A drafter that fails is reported and its requests go on
+ * plainly: no guess can make a token wrong, and none is worth an answer. Engine thread. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/env.h"
+#include "base/log.h"
+#include "draft/model.h"
+#include "engine/impl.h"
+
+enum { MAX_SETS = 32, MAX_BUNDLES = 8 };
+/* What to think of a model's guesses before the first was tested, and of dropped drafters. */
+static const double FIRST_GUESS = 0.7, HOPELESS = 0.15, CERTAIN = 0.8;
+static const int64_t MAX_LOGITS = (int64_t)64 << 20; /* floats of all guesses in one pass */
+
+/* --- the engine's part --- */
+
+static so_mutant read_mutant(void) {
+    static const char *const names[] = {"", "accept_all", "keep_row", "move_tail"};
+    const char *name = so_env_mutant();
+    for (int i = 1; name && i < (int)SO_LEN(names); i++)
+        if (strcmp(name, names[i]) == 0)
+            return (so_mutant)i;
+    if (name)
+        so_log(SO_LOG_WARN, "SOOTH_DEBUG: no mutant '%.40s' (accept_all, keep_row, move_tail)",
+               name);
+    return SO_MUTANT_NONE;
+}
+
+int so_speculate_max_guesses(const so_engine *e) {
+    int64_t all = (int64_t)e->o.n_parallel * e->o.max_draft;
+    int64_t most = MAX_LOGITS / so_model_hparams(e->m)->n_vocab;
+    return (int)SO_MIN(all, SO_MAX(most, SO_MAX(e->o.n_parallel, e->o.max_draft)));
+}
+
+void so_speculate_init(so_engine *e) {
+    int n = e->o.n_parallel, n_vocab = so_model_hparams(e->m)->n_vocab;
+    e->mutant = read_mutant();
+    e->planner = so_planner_create(0);
+    e->plan_trees = SO_NEW_N(so_plan_tree, n);
+    e->plan_chains = SO_NEW_N(so_plan_chain, n);
+    e->plan_owners = SO_NEW_N(so_request *, n);
+    e->chain_accept = SO_NEW_N(float, n * e->o.max_draft);
+    e->tree_accept = SO_NEW_N(float, n *SO_TREE_MAX);
+    e->row = SO_NEW_N(float, n_vocab);
+    e->scratch = SO_NEW_N(double, 2 * n_vocab);
+}
+
+static void free_set(so_spec_set *set) {
+    so_draft_set_deinit(&set->drafters);
+    free(set->text);
+    free(set->jobs);
+    free(set->owners);
+    free(set);
+}
+
+void so_speculate_deinit(so_engine *e) {
+    for (so_spec_set *s = e->sets, *next; s; s = next) {
+        next = s->next;
+        free_set(s);
+    }
+    so_corpus_free(e->corpus);
+    for (int i = 0; i < e->n_bundles; i++)
+        so_bundle_close(&e->bundles[i]);
+    free(e->bundles);
+    so_planner_free(e->planner);
+    free(e->plan_trees);
+    free(e->plan_chains);
+    free(e->plan_owners);
+    free(e->chain_accept);
+    free(e->tree_accept);
+    free(e->row);
+    free(e->scratch);
+}
+
+/* --- drafters --- */
+
+static int open_draft_file(so_engine *e, so_str file, const so_bundle **out, so_err *err) {
+    char *path = so_strndup(file.ptr, file.len);
+    so_bundle_opts o;
+    so_bundle_defaults(&o);
+    o.backend = so_model_backend(e->m);
+    if (!e->bundles)
+        e->bundles = SO_NEW_N(so_bundle, MAX_BUNDLES);
+    int rc = e->n_bundles < MAX_BUNDLES
+                 ? so_bundle_open(path, &o, &e->bundles[e->n_bundles], err)
+                 : so_err_set(err, SO_ELIMIT, "more than %d draft models", MAX_BUNDLES);
+    free(path);
+    if (rc == SO_OK)
+        *out = &e->bundles[e->n_bundles++];
+    return rc;
+}
+
+static int check_draft(const so_engine *e, const so_model *draft, const so_tokenizer *tok,
+                       so_err *err) {
+    int a = so_model_hparams(e->m)->n_vocab, b = so_model_hparams(draft)->n_vocab;
+    int ctx = so_model_hparams(draft)->n_ctx_train;
+    if (e->tok && tok) {
+        int rc = so_draft_check_tokenizers(e->tok, tok, err);
+        if (rc != SO_OK)
+            return rc;
+    } else if (a != b) {
+        return so_err_set(err, SO_EMISMATCH, "the target has %d token ids, the draft %d", a, b);
+    }
+    if (ctx < e->o.n_ctx)
+        so_log(SO_LOG_WARN,
+               "the draft model's context is %d tokens, the target's %d: behind it "
+               "there are no drafts",
+               ctx, e->o.n_ctx);
+    return SO_OK;
+}
+
+static int make_model(so_engine *e, so_str file, so_drafter *inner, so_drafter **out, so_err *err) {
+    const so_model *m = e->o.draft;
+    const so_tokenizer *tok = e->o.draft_tok;
+    const so_bundle *b = NULL;
+    int rc = SO_OK;
+    if (file.len > 0) {
+        rc = open_draft_file(e, file, &b, err);
+        if (rc != SO_OK)
+            return rc;
+        m = b->model;
+        tok = b->tok;
+    }
+    if (!m)
+        return so_err_set(err, SO_EINVAL,
+                          "needs a draft model: give --draft-model FILE or model(FILE)");
+    rc = check_draft(e, m, tok, err);
+    if (rc != SO_OK)
+        return so_err_prefix(err, "the draft does not fit the target");
+    so_model_drafter_opts o = {.n_vocab = so_model_hparams(e->m)->n_vocab,
+                               .n_ctx = e->o.n_ctx,
+                               .n_parallel = e->o.n_parallel,
+                               .n_batch = e->o.n_batch,
+                               .max_draft = e->o.max_draft,
+                               .kv_dtype = e->o.kv_dtype,
+                               .temp = e->o.draft_temp,
+                               .p_min = e->o.draft_p_min};
+    return so_model_drafter_create(m, &o, inner, out, err);
+}
+
+static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,
+                        so_drafter **out, so_err *err) {
+    if (n->name == SO_SPEC_MODEL)
+        return make_model(user, so_spec_file(s, n), inner, out, err);
+    if (n->name == SO_SPEC_AUTO)
+        return SO_ENOTFOUND; /* nothing is registered: lookup,ngram */
+    if (n->name == SO_SPEC_UNIGRAM || n->name == SO_SPEC_BIGRAM)
+        return so_err_set(err, SO_EINVAL, "needs a counted table: name its file in parentheses");
+    return so_err_set(err, SO_EUNSUPPORTED, "is not known to this version");
+}
+
+/* In `a,b` under the planner: guesses known to be hopeless make room for the next drafter's. They
+ * are watched all the same, so that a drafter that has become good again is taken back. */
+static bool judge(void *user, const so_draft_job *job, const so_drafter *by) {
+    (void)user;
+    (void)by;
+    so_speculation *s = &((so_request *)job->request)->spec;
+    const so_proposal *p = &job->tree->proposals[0];
+    double chance =
+        so_estimate_get(s->estimate, p->drafter, 1, job->tree->nodes[p->child].accept, FIRST_GUESS);
+    if (s->length > 0 || chance >= HOPELESS || so_estimate_sure(s->estimate, p->drafter) < CERTAIN)
+        return true;
+    so_shadow_watch(s->shadow, job->tree);
+    return false;
+}
+
+static int make_set(so_engine *e, const so_spec *spec, char *text, so_err *err) {
+    so_spec_set *set = SO_NEW(so_spec_set);
+    so_draft_config cfg = {.n_vocab = so_model_hparams(e->m)->n_vocab,
+                           .tokenizer_hash = e->tok ? so_tokenizer_hash(e->tok) : 0,
+                           .corpus = &e->corpus,
+                           .make = make_drafter,
+                           .user = e};
+    int rc = so_spec_build(spec, &cfg, &set->drafters, err);
+    if (rc != SO_OK) {
+        free(set);
+        return rc;
+    }
+    if (strcmp(set->drafters.root->vt->name, "first") == 0)
+        so_group_set_judge(set->drafters.root, judge, NULL);
+    set->text = text;
+    set->jobs = SO_NEW_N(so_draft_job, e->o.n_parallel);
+    set->owners = SO_NEW_N(so_request *, e->o.n_parallel);
+    set->next = e->sets;
+    e->sets = set;
+    return SO_OK;
+}
+
+/* Makes room for one more set by dropping one that nobody uses. */
+static int limit_sets(so_engine *e, so_err *err) {
+    int n = 0;
+    so_spec_set **unused = NULL;
+    for (so_spec_set **at = &e->sets; *at; at = &(*at)->next, n++)
+        if ((*at)->n_requests == 0)
+            unused = at;
+    if (n < MAX_SETS)
+        return SO_OK;
+    if (!unused)
+        return so_err_set(err, SO_ELIMIT, "requests with %d different drafters run: wait", n);
+    so_spec_set *old = *unused;
+    *unused = old->next;
+    free_set(old);
+    return SO_OK;
+}
+
+static int find_set(so_engine *e, const char *text, so_spec_set **out, so_err *err) {
+    so_spec *spec = SO_NEW(so_spec);
+    so_buf name = {0};
+    int rc = so_spec_parse(so_str_c(text), spec, err);
+    if (rc == SO_OK)
+        so_spec_print(spec, &name);
+    for (so_spec_set *s = e->sets; s && rc == SO_OK && !*out; s = s->next)
+        if (so_str_eq_c(so_buf_str(&name), s->text))
+            *out = s;
+    if (rc == SO_OK && !*out) {
+        rc = limit_sets(e, err);
+        char *copy = so_strndup(so_buf_str(&name).ptr, name.len);
+        if (rc == SO_OK)
+            rc = make_set(e, spec, copy, err);
+        if (rc == SO_OK)
+            *out = e->sets;
+        else
+            free(copy);
+    }
+    so_buf_free(&name);
+    free(spec);
+    return rc;
+}
+
+/* --- a request's part --- */
+
+static int check_opts(const so_engine *e, const so_spec_opts *o, so_err *err) {
+    int most = e->o.max_draft;
+    if (most == 0)
+        return so_err_set(err, SO_EUNSUPPORTED, "this engine was made without speculation");
+    if (o->length < 0 || o->length > most)
+        return so_err_set(err, SO_ERANGE, "--spec-length %d: must be from 1 to %d", o->length,
+                          most);
+    if (o->draft_max < 0 || o->draft_max > most)
+        return so_err_set(err, SO_ERANGE, "--draft-max %d: must be from 1 to %d", o->draft_max,
+                          most);
+    if (o->draft_min < 0 || o->draft_min > most)
+        return so_err_set(err, SO_ERANGE, "--draft-min %d: must be from 0 to %d", o->draft_min,
+                          most);
+    if (o->verify == SO_VERIFY_LENIENT && !(o->lenience > 0 && o->lenience <= 1))
+        return so_err_set(err, SO_ERANGE,
+                          "--verify lenient=%g: must be above 0 and at most 1 (1 is exact)",
+                          o->lenience);
+    return SO_OK;
+}
+
+int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err) {
+    so_speculation *s = &r->spec;
+    so_spec_set *set = NULL;
+    int rc = o->drafter ? check_opts(r->e, o, err) : SO_OK;
+    if (rc == SO_OK && o->drafter)
+        rc = find_set(r->e, o->drafter, &set, err);
+    if (rc != SO_OK || !set)
+        return rc;
+    so_draft_text text = {.prompt = r->tokens,
+                          .n_prompt = r->n_prompt,
+                          .expected = o->expected,
+                          .n_expected = o->n_expected,
+                          .max_tokens = r->max_len};
+    rc = set->drafters.root->vt->open(set->drafters.root, &text, &s->state, err);
+    if (rc != SO_OK)
+        return rc;
+    set->n_requests++;
+    s->set = set;
+    s->length = o->length;
+    s->draft_max = o->draft_max ? o->draft_max : r->e->o.max_draft;
+    s->draft_min = o->draft_min;
+    s->verify = o->verify;
+    s->lenience = o->verify == SO_VERIFY_LENIENT ? o->lenience : 1;
+    s->n_told = r->n_prompt;
+    s->shadow = SO_NEW(so_shadow);
+    s->estimate = SO_NEW(so_estimate);
+    so_estimate_init(s->estimate, &set->shared);
+    if (s->verify == SO_VERIFY_LENIENT && s->lenience < 1)
+        r->greedy = false; /* needs the logits */
+    return SO_OK;
+}
+
+void so_speculate_close(so_request *r) {
+    so_speculation *s = &r->spec;
+    if (!s->estimate)
+        return;
+    s->set->drafters.root->vt->close(s->set->drafters.root, s->state);
+    free(s->shadow);
+    free(s->estimate);
+    s->estimate = NULL;
+}
+
+/* The request is gone: its set, whose name it showed, may go too. */
+void so_speculate_release(so_request *r) {
+    so_speculate_close(r);
+    if (r->spec.set)
+        r->spec.set->n_requests--;
+}
+
+void so_speculate_admit(so_request *r) {
+    so_tree *t = r->tree;
+    int n = r->spec.verify != SO_VERIFY_MATCH && r->sample.temp > 0 ? r->e->o.max_draft : 0;
+    if (n > 0 && !t->q)
+        t->q = SO_NEW_N(float, (size_t)n *(size_t)t->n_vocab);
+    t->max_rows = n;
+}
+
+void so_speculate_tell(so_request *r) {
+    so_speculation *s = &r->spec;
+    int n = r->n_tokens - s->n_told;
+    if (!s->estimate || n <= 0)
+        return;
+    so_drafter_observe(s->set->drafters.root, s->state, r->tokens + s->n_told, n);
+    so_shadow_advance(s->shadow, s->estimate, r->tokens + s->n_told, n);
+    s->n_told = r->n_tokens;
+}
+
+/* --- 1. room --- */
+
+static bool speculates(const so_request *r) { return r->has_tree && r->spec.estimate; }
+
+static void set_room(so_request *r, int share) {
+    so_speculation *s = &r->spec;
+    int depth = s->length ? s->length : s->draft_max;
+    int pages = r->n_promised * SO_KV_PAGE - r->n_tokens;
+    depth = SO_MIN(depth, r->max_len - r->n_tokens - 1);
+    s->max_nodes = SO_MIN(SO_MIN(share, pages), SO_TREE_MAX - 1);
+    s->depth = SO_MAX(0, SO_MIN(depth, s->max_nodes));
+}
+
+/* --- 2. lengths --- */
+
+/* The leaf whose cost and acceptance decide lengths: the dearest, the last among equals. */
+static const so_drafter *leading(const so_spec_set *set) {
+    const so_drafter *lead = set->drafters.leaves[0];
+    for (int i = 1; i < set->drafters.n_leaves; i++)
+        if (so_drafter_cost_ms(set->drafters.leaves[i]) >= so_drafter_cost_ms(lead))
+            lead = set->drafters.leaves[i];
+    return lead;
+}
+
+static void plan_lengths(so_engine *e, int other_rows, int n_trees) {
+    int n = 0, depths = e->o.max_draft;
+    so_plan_env env = {.max_rows = e->max_rows};
+    so_plan plan;
+    for (so_request *r = e->running; r; r = r->next) {
+        so_speculation *s = &r->spec;
+        if (!speculates(r) || s->length > 0 || s->depth == 0)
+            continue;
+        const so_drafter *lead = leading(s->set);
+        double cost = so_drafter_cost_ms(lead);
+        if (!(cost > 0) && !s->set->draws)
+            continue;
+        float *accept = e->chain_accept + (size_t)n * (size_t)depths;
+        for (int k = 0; k < s->depth; k++)
+            accept[k] = (float)so_estimate_get(s->estimate, lead->index, k + 1, -1, FIRST_GUESS);
+        e->plan_chains[n] = (so_plan_chain){
+            .accept = accept,
+            .max_len = s->depth,
+            .sure = so_estimate_sure(s->estimate, lead->index),
+        };
+        e->plan_owners[n++] = r;
+        env.step_ms = SO_MAX(env.step_ms, cost);
+    }
+    if (n == 0)
+        return;
+    env.other_rows = other_rows + n_trees - n;
+    so_planner_lengths(e->planner, e->plan_chains, n, &env, &plan);
+    for (int i = 0; i < n; i++)
+        e->plan_owners[i]->spec.depth = e->plan_chains[i].length;
+}
+
+/* --- 3. propose --- */
+
+static void add_job(so_request *r) {
+    so_speculation *s = &r->spec;
+    so_spec_set *set = s->set;
+    set->owners[set->n_jobs] = r;
+    set->jobs[set->n_jobs++] = (so_draft_job){.state = s->state,
+                                              .request = r,
+                                              .tokens = r->tokens,
+                                              .n_tokens = r->n_tokens,
+                                              .n_prompt = r->n_prompt,
+                                              .tree = r->tree,
+                                              .max_nodes = s->max_nodes,
+                                              .max_depth = s->depth,
+                                              .seed = r->sample.seed,
+                                              .choice = r->sample.choice,
+                                              .round = s->round,
+                                              .temp = r->sample.temp,
+                                              .sample = &r->sample};
+}
+
+static void forget_guesses(so_tree *t) { so_tree_reset(t, t->nodes[0].token, t->root_pos); }
+
+static void propose_set(so_spec_set *set) {
+    so_err err = {0};
+    int64_t t = so_clock_ns();
+    int rc = set->drafters.root->vt->propose(set->drafters.root, set->jobs, set->n_jobs, &err);
+    double ms = so_clock_ms_since(t);
+    if (rc != SO_OK)
+        so_log(SO_LOG_WARN, "drafter %s: %s; this step goes on without guesses", set->text,
+               err.msg);
+    for (int i = 0; i < set->n_jobs; i++) {
+        set->owners[i]->stats.draft_ms += ms;
+        if (rc != SO_OK)
+            forget_guesses(set->owners[i]->tree);
+    }
+}
+
+static bool has_drawn(const so_tree *t) {
+    for (int i = 0; i < t->n_proposals; i++)
+        if (t->proposals[i].kind != SO_Q_POINT)
+            return true;
+    return false;
+}
+
+/* Short drafts go, but only where every guess is a point: dropping a drawn token because of what
+ * follows it would bias the output. */
+static void review(so_request *r) {
+    bool drawn = has_drawn(r->tree);
+    r->spec.set->draws |= drawn;
+    if (!drawn && r->tree->n_nodes - 1 < r->spec.draft_min)
+        forget_guesses(r->tree);
+    so_shadow_watch(r->spec.shadow, r->tree);
+}
+
+static double propose(so_engine *e) {
+    int64_t t = so_clock_ns();
+    for (so_spec_set *s = e->sets; s; s = s->next)
+        s->n_jobs = 0;
+    for (so_request *r = e->running; r; r = r->next)
+        if (speculates(r) && r->spec.depth > 0)
+            add_job(r);
+    for (so_spec_set *s = e->sets; s; s = s->next) {
+        if (s->n_jobs > 0)
+            propose_set(s);
+        for (int i = 0; i < s->n_jobs; i++)
+            review(s->owners[i]);
+    }
+    return so_clock_ms_since(t);
+}
+
+/* --- 4. choose --- */
+
+static void choose(so_engine *e, int other_rows, double draft_ms) {
+    int n = 0;
+    so_plan_env env = {.other_rows = other_rows, .max_rows = e->max_rows, .draft_ms = draft_ms};
+    for (so_request *r = e->running; r; r = r->next) {
+        if (!r->has_tree)
+            continue;
+        float *accept = e->tree_accept + (size_t)n * SO_TREE_MAX;
+        so_plan_tree *p = &e->plan_trees[n];
+        p->tree = r->tree;
+        p->accept = accept;
+        p->whole = r->spec.length > 0;
+        p->sure = 0;
+        accept[0] = 1;
+        if (speculates(r)) {
+            so_estimate_tree(r->spec.estimate, r->tree, accept);
+            if (r->tree->n_proposals > 0)
+                p->sure = so_estimate_sure(r->spec.estimate, r->tree->proposals[0].drafter);
+        }
+        e->plan_owners[n++] = r;
+    }
+    so_planner_choose(e->planner, e->plan_trees, n, &env, &e->plan);
+    for (int i = 0; i < n; i++)
+        if (e->plan_trees[i].n_keep < e->plan_owners[i]->tree->n_nodes - 1)
+            so_plan_prune(e->plan_owners[i]->tree, e->plan_trees[i].keep);
+}
+
+void so_speculate_step(so_engine *e) {
+    int n_spec = 0, n_trees = 0, other_rows = 0;
+    e->plan.n_requests = 0;
+    for (so_request *r = e->running; r; r = r->next) {
+        n_spec += speculates(r);
+        n_trees += r->has_tree;
+        other_rows += r->n_chunk;
+    }
+    if (n_spec == 0)
+        return;
+    for (so_request *r = e->running; r; r = r->next)
+        if (speculates(r))
+            set_room(r, e->max_guesses / n_spec);
+    plan_lengths(e, other_rows, n_trees);
+    double draft_ms = propose(e);
+    choose(e, other_rows, draft_ms);
+}
+
+void so_speculate_observe(so_engine *e, double pass_ms) {
+    int n_tokens = 0;
+    if (e->plan.n_requests == 0)
+        return;
+    for (so_request *r = e->running; r; r = r->next) {
+        if (!r->has_tree)
+            continue;
+        n_tokens += r->verdict.n_accepted + 1;
+        r->spec.round++;
+        if (speculates(r))
+            so_estimate_verdict(r->spec.estimate, r->tree, &r->verdict);
+    }
+    so_planner_observe(e->planner, &e->plan, pass_ms, n_tokens);
+}

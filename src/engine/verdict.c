@@ -1,0 +1,139 @@
+/* From the rows of a pass to a verdict: which verifier, over which rows.
+ *
+ * The verifier walks one path from the root and asks for the target's token (match) or its
+ * distribution (reject) at each node it reaches. Penalties look at the text up to that node, so the
+ * tokens of the path are written behind the request's text as the walk goes on; nothing is sampled
+ * for nodes that are not reached.
+ *
+ * A row that cannot be sampled (no finite logit, everything banned) ends the walk at its node: what
+ * stood before it is still emitted, as plain decoding would have. Engine thread. */
+#include <float.h>
+#include <math.h>
+
+#include "engine/impl.h"
+
+static so_sample_context context_at(so_request *r, int node) {
+    int depth = r->tree->nodes[node].depth;
+    if (depth > 0)
+        r->tokens[r->n_tokens + depth - 1] = r->tree->nodes[node].token;
+    return (so_sample_context){r->tokens, r->n_tokens + depth, r->n_prompt};
+}
+
+static int logit_of(const so_request *r, int node) {
+    if (r->e->mutant == SO_MUTANT_MOVE_TAIL && node > 0)
+        node--;
+    return r->first_logit + node;
+}
+
+/* --- match --- */
+
+static int32_t choose(void *user, int node) {
+    so_request *r = user;
+    so_engine *e = r->e;
+    so_sample_context ctx = context_at(r, node);
+    int32_t token = SO_TOKEN_NONE;
+    if (r->greedy) {
+        token = so_pass_argmax(e->pass, logit_of(r, node));
+        if (token < 0)
+            so_err_set(&r->err, SO_EINVAL, "the model gave no finite logit (is the file damaged?)");
+        return token;
+    }
+    int rc = so_sample_token(e->sampler, &r->sample, so_pass_logits(e->pass, logit_of(r, node)),
+                             &ctx, &token, &r->err);
+    return rc == SO_OK ? token : SO_TOKEN_NONE; /* which no node holds */
+}
+
+/* --- rows --- */
+
+/* A token that no guess under `node` holds. */
+static int32_t unguessed(const so_request *r, int node) {
+    int32_t token = 0;
+    while (so_tree_child(r->tree, node, token) >= 0)
+        token++;
+    return SO_MIN(token, r->tree->n_vocab - 1);
+}
+
+/* After an error: a row by which every guess fails, so that the walk ends here. */
+static const float *dead_row(so_request *r, int node, float nothing, float all) {
+    float *row = r->e->row;
+    for (int i = 0; i < r->tree->n_vocab; i++)
+        row[i] = nothing;
+    row[unguessed(r, node)] = all;
+    return row;
+}
+
+static const float *standard_row(void *user, int node) {
+    so_request *r = user;
+    so_engine *e = r->e;
+    so_sample_context ctx = context_at(r, node);
+    int rc = so_sample_distribution(
+        e->sampler, &r->sample, so_pass_logits(e->pass, logit_of(r, node)), &ctx, e->row, &r->err);
+    return rc == SO_OK ? e->row : dead_row(r, node, 0, 1);
+}
+
+static const float *adjusted_row(void *user, int node) {
+    so_request *r = user;
+    so_engine *e = r->e;
+    so_sample_context ctx = context_at(r, node);
+    int rc = so_sample_adjusted(e->sampler, &r->sample, so_pass_logits(e->pass, logit_of(r, node)),
+                                &ctx, e->row, &r->err);
+    return rc == SO_OK ? e->row : dead_row(r, node, -FLT_MAX, 0);
+}
+
+/* --- the verdict --- */
+
+static void accept_all(so_request *r) {
+    so_verdict *v = &r->verdict;
+    int node = 0;
+    *v = (so_verdict){0};
+    while (r->tree->nodes[node].first >= 0) {
+        choose(r, node);
+        v->tested[v->n_tested++] = r->tree->nodes[node].first;
+        node = r->tree->proposals[r->tree->nodes[node].first].child;
+        v->path[v->n_accepted++] = (int16_t)node;
+    }
+    v->token = choose(r, node);
+    v->bonus = true;
+}
+
+void so_verdict_reach(so_request *r) {
+    const so_speculation *s = &r->spec;
+    so_verify_mode mode = s->set ? s->verify : SO_VERIFY_MATCH;
+    so_chance_keyed chance;
+    if (r->e->mutant == SO_MUTANT_ACCEPT_ALL) {
+        accept_all(r);
+    } else if (mode == SO_VERIFY_LENIENT && r->sample.temp == 0 && s->lenience < 1) {
+        so_verify_lenient_greedy(r->tree, adjusted_row, r, s->lenience, &r->verdict);
+    } else if (mode == SO_VERIFY_MATCH || r->sample.temp == 0) {
+        so_verify_match(r->tree, choose, r, &r->verdict);
+    } else {
+        so_chance_keyed_init(&chance, r->sample.seed, r->sample.choice);
+        so_verify_reject(r->tree, standard_row, r, &chance.base,
+                         mode == SO_VERIFY_LENIENT ? s->lenience : 1, r->e->scratch, &r->verdict);
+    }
+    if (r->err.code != SO_OK)
+        r->verdict.token = SO_TOKEN_NONE;
+}
+
+static int depth_slot(int depth) { return SO_MIN(depth, SO_STATS_DEPTHS) - 1; }
+
+void so_verdict_count(so_request *r) {
+    const so_verdict *v = &r->verdict;
+    const so_tree *t = r->tree;
+    so_request_stats *s = &r->stats;
+    int depth = 0;
+    s->rounds++;
+    if (t->n_nodes == 1)
+        return;
+    for (int i = 1; i < t->n_nodes; i++)
+        depth = SO_MAX(depth, t->nodes[i].depth);
+    for (int i = 0; i < v->n_tested; i++)
+        s->per_depth[depth_slot(t->nodes[t->proposals[v->tested[i]].child].depth)].tested++;
+    for (int i = 0; i < v->n_accepted; i++)
+        s->per_depth[depth_slot(i + 1)].accepted++;
+    s->draft_n += t->n_nodes - 1;
+    s->draft_n_accepted += v->n_accepted;
+    s->tested_n += v->n_tested;
+    s->drafted_rounds++;
+    s->round_rate_sum += (double)v->n_accepted / depth;
+}

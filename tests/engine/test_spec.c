@@ -1,0 +1,516 @@
+/* Speculation on tiny models: the text is plain decoding's, with `==`, for every drafter, length,
+ * batch and way of sampling; the oracles of perfect drafts; endings in mid-round; and the mutants,
+ * which these very comparisons must catch. */
+#include "so_test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "engine/bundle.h"
+#include "engine/engine.h"
+#include "so_rig.h"
+#include "so_tiny.h"
+
+enum { N_PREDICT = 24, N_CASES = 6, MAX_PROMPT = 48, N_CTX = 96 };
+
+typedef struct request_case {
+    int32_t prompt[MAX_PROMPT];
+    int n_prompt;
+    so_sample_params sample;
+    int32_t want[N_PREDICT];
+    int n_want;
+} request_case;
+
+typedef struct fixture {
+    so_rig target, draft; /* the draft is another model over the same ids */
+    request_case cases[N_CASES];
+} fixture;
+
+static void open_model(so_rig *r, const char *name) {
+    char path[512];
+    snprintf(path, sizeof path, "golden/models/%s", name);
+    so_rig_open(r, so_test_data(path), &(so_rig_opts){.max_rows = 8, .n_pages = 4});
+}
+
+/* Prompts that repeat themselves, so that tables have something to find. */
+static void make_case(int c, int n_vocab, request_case *out) {
+    static const so_bias bias[] = {{3, -INFINITY}, {7, 1.5f}};
+    so_rng_key key = {.seed = 100 + (uint64_t)c, .purpose = SO_RNG_TEST};
+    *out = (request_case){.n_prompt = 8 + 7 * c};
+    for (int i = 0; i < out->n_prompt; i++)
+        out->prompt[i] = (int32_t)(so_rng_uniform(&key, (uint32_t)(i % 9)) * n_vocab);
+    so_sample_defaults(&out->sample);
+    out->sample.temp = c % 2 ? 0 : c == 4 ? 0.3f : 0.9f;
+    out->sample.seed = 11 + (uint64_t)c;
+    if (c >= 2 && c < 5) { /* every penalty, a bias, and cuts */
+        out->sample.repeat_penalty = 1.2f;
+        out->sample.frequency_penalty = 0.1f;
+        out->sample.presence_penalty = 0.1f;
+        out->sample.repeat_last_n = c == 2 ? -1 : 20;
+        out->sample.top_k = c == 4 ? 20 : 0;
+        out->sample.top_p = 0.9f;
+        out->sample.bias = bias;
+        out->sample.n_bias = 2;
+    }
+}
+
+static so_engine *open_engine(const fixture *f, const so_rig *draft, int n_parallel, int n_batch) {
+    so_engine_opts o = {.n_ctx = N_CTX,
+                        .n_parallel = n_parallel,
+                        .n_batch = n_batch,
+                        .kv_dtype = SO_DTYPE_F32,
+                        .max_draft = 16,
+                        .draft = draft ? draft->m : NULL,
+                        .draft_temp = -1};
+    so_err err = {0};
+    so_engine *e = NULL;
+    SO_OK_OR_FAIL(so_engine_create(f->target.m, NULL, &o, &e, &err), err);
+    return e;
+}
+
+static so_request *submit(so_engine *e, const request_case *c, const so_spec_opts *spec) {
+    so_request_opts o = {.prompt = c->prompt,
+                         .n_prompt = c->n_prompt,
+                         .sample = c->sample,
+                         .max_tokens = N_PREDICT,
+                         .spec = *spec};
+    so_err err = {0};
+    so_request *r = NULL;
+    if (o.spec.drafter && !o.spec.expected) {
+        o.spec.expected = c->want;
+        o.spec.n_expected = c->n_want;
+    }
+    SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
+    return r;
+}
+
+static void run_all(so_engine *e) {
+    so_err err = {0};
+    int more = 1;
+    while (more > 0)
+        more = so_engine_step(e, &err);
+    if (more < 0)
+        fail_msg("step: %s", err.msg);
+}
+
+static int open_fixture(void **state) {
+    fixture *f = SO_NEW(fixture);
+    open_model(&f->target, "llama");
+    open_model(&f->draft, "mistral_window");
+    so_engine *e = open_engine(f, NULL, 1, 64);
+    for (int c = 0; c < N_CASES; c++) {
+        make_case(c, f->target.n_vocab, &f->cases[c]);
+        so_request *r = submit(e, &f->cases[c], &(so_spec_opts){0});
+        run_all(e);
+        const int32_t *out = so_request_output(r, &f->cases[c].n_want);
+        assert_int_equal(f->cases[c].n_want, N_PREDICT);
+        assert_int_equal(so_request_get_stats(r)->rounds, N_PREDICT);
+        memcpy(f->cases[c].want, out, sizeof f->cases[c].want);
+        so_request_free(r);
+    }
+    so_engine_free(e);
+    *state = f;
+    return 0;
+}
+
+static int close_fixture(void **state) {
+    fixture *f = *state;
+    so_rig_close(&f->target);
+    so_rig_close(&f->draft);
+    free(f);
+    return 0;
+}
+
+static bool same_as_plain(const so_request *r, const request_case *c) {
+    int n;
+    const int32_t *out = so_request_output(r, &n);
+    return so_request_finish(r) == SO_FINISH_LENGTH && n == c->n_want &&
+           memcmp(out, c->want, (size_t)n * sizeof *out) == 0;
+}
+
+static void check_stats(const so_request *r) {
+    const so_request_stats *s = so_request_get_stats(r);
+    int tested = 0, accepted = 0;
+    for (int i = 0; i < SO_STATS_DEPTHS; i++) {
+        tested += s->per_depth[i].tested;
+        accepted += s->per_depth[i].accepted;
+    }
+    assert_int_equal(tested, s->tested_n);
+    assert_int_equal(accepted, s->draft_n_accepted);
+    assert_true(s->draft_n >= s->draft_n_accepted);
+    assert_int_equal(s->rounds + s->draft_n_accepted, s->predicted_n);
+}
+
+static const char *const DRAFTERS[] = {"none",         "ngram",
+                                       "ngram(draw)",  "lookup",
+                                       "corpus",       "predict",
+                                       "random",       "oracle(0.6)",
+                                       "model",        "model(ngram)",
+                                       "lookup,ngram", "lookup,model",
+                                       "model+lookup", "oracle(0.5)+random+ngram",
+                                       "auto"};
+
+/* All cases, `n_parallel` at once, each with another drafter and length. */
+static int count_different(const fixture *f, const so_rig *draft, int n_parallel, int first,
+                           int length) {
+    so_engine *e = open_engine(f, draft, n_parallel, n_parallel == 1 ? 64 : 5);
+    so_request *r[N_CASES];
+    int different = 0;
+    for (int c = 0; c < N_CASES; c++) {
+        const char *name = DRAFTERS[(first + (n_parallel > 1 ? c : 0)) % (int)SO_LEN(DRAFTERS)];
+        so_spec_opts spec = {.drafter = name,
+                             .length =
+                                 n_parallel > 1 && length ? 1 + (length + 3 * c) % 9 : length};
+        r[c] = submit(e, &f->cases[c], &spec);
+    }
+    run_all(e);
+    for (int c = 0; c < N_CASES; c++) {
+        if (!same_as_plain(r[c], &f->cases[c]))
+            different++;
+        else
+            check_stats(r[c]);
+        so_request_free(r[c]);
+    }
+    so_engine_free(e);
+    return different;
+}
+
+static void test_same_text_alone(void **state) {
+    fixture *f = *state;
+    static const int lengths[] = {1, 4, 16, 0};
+    for (int d = 0; d < (int)SO_LEN(DRAFTERS); d++)
+        for (size_t k = 0; k < SO_LEN(lengths); k++)
+            if (count_different(f, &f->draft, 1, d, lengths[k]) != 0)
+                fail_msg("%s, length %d: not the plain text", DRAFTERS[d], lengths[k]);
+}
+
+static void test_same_text_together(void **state) {
+    fixture *f = *state;
+    for (int d = 0; d < (int)SO_LEN(DRAFTERS); d += 2)
+        for (int length = 0; length <= 5; length += 5)
+            if (count_different(f, &f->target, 4, d, length) != 0)
+                fail_msg("mixed from %s, length %d: not the plain text", DRAFTERS[d], length);
+}
+
+/* --- oracles --- */
+
+static void check_perfect(const fixture *f, const request_case *c, so_verify_mode verify,
+                          const char *drafter, int length) {
+    so_engine *e = open_engine(f, &f->target, 1, 64);
+    so_spec_opts spec = {.drafter = drafter, .length = length, .verify = verify};
+    so_request *r = submit(e, c, &spec);
+    run_all(e);
+    const so_request_stats *s = so_request_get_stats(r);
+    assert_int_equal(s->predicted_n, N_PREDICT);
+    assert_int_equal(s->draft_n, s->draft_n_accepted);
+    assert_int_equal(s->rounds, (N_PREDICT + length) / (length + 1));
+    for (int i = 0; i < SO_STATS_DEPTHS; i++)
+        assert_int_equal(s->per_depth[i].tested, s->per_depth[i].accepted);
+    if (verify == SO_VERIFY_MATCH || c->sample.temp == 0)
+        assert_true(same_as_plain(r, c));
+    so_request_free(r);
+    so_engine_free(e);
+}
+
+static void test_target_as_its_own_draft(void **state) {
+    fixture *f = *state;
+    for (int c = 0; c < N_CASES; c++)
+        for (int length = 1; length <= 5; length += 4) {
+            check_perfect(f, &f->cases[c], SO_VERIFY_MATCH, "model", length);
+            check_perfect(f, &f->cases[c], SO_VERIFY_REJECT, "model", length);
+        }
+    check_perfect(f, &f->cases[2], SO_VERIFY_REJECT, "model(ngram)", 4);
+    check_perfect(f, &f->cases[1], SO_VERIFY_MATCH, "model(lookup)", 4);
+}
+
+static void test_predicted_text_takes_few_passes(void **state) {
+    fixture *f = *state;
+    for (int length = 1; length <= 16; length += 5)
+        for (int c = 0; c < 2; c++)
+            check_perfect(f, &f->cases[c], SO_VERIFY_MATCH, "predict", length);
+}
+
+/* Prompt lookup by an inner drafter saves passes of the draft and changes no token: the draft's
+ * guesses are the same, so the rounds are. */
+static void test_inner_drafter_changes_nothing(void **state) {
+    fixture *f = *state;
+    for (int c = 0; c < N_CASES; c++) {
+        int draft_n[2], accepted[2];
+        for (int k = 0; k < 2; k++) {
+            so_engine *e = open_engine(f, &f->draft, 1, 64);
+            so_spec_opts spec = {.drafter = k ? "model(oracle(0.7))" : "model(oracle(0))",
+                                 .length = 5,
+                                 .verify = SO_VERIFY_REJECT};
+            so_request *r = submit(e, &f->cases[c], &spec);
+            run_all(e);
+            draft_n[k] = so_request_get_stats(r)->draft_n;
+            accepted[k] = so_request_get_stats(r)->draft_n_accepted;
+            so_request_free(r);
+            so_engine_free(e);
+        }
+        assert_int_equal(draft_n[0], draft_n[1]);
+        assert_int_equal(accepted[0], accepted[1]);
+    }
+}
+
+/* --- reject and lenient --- */
+
+/* Fixed drafter and length: the same seed gives the same text, alone and beside others. */
+static void test_reject_is_reproducible(void **state) {
+    fixture *f = *state;
+    int32_t first[N_CASES][N_PREDICT];
+    for (int way = 0; way < 2; way++) {
+        so_engine *e = open_engine(f, &f->draft, way ? 4 : 1, way ? 7 : 64);
+        so_request *r[N_CASES];
+        so_spec_opts spec = {.drafter = "model", .length = 4, .verify = SO_VERIFY_REJECT};
+        for (int c = 0; c < N_CASES; c++)
+            r[c] = submit(e, &f->cases[c], &spec);
+        run_all(e);
+        for (int c = 0; c < N_CASES; c++) {
+            int n;
+            const int32_t *out = so_request_output(r[c], &n);
+            assert_int_equal(n, N_PREDICT);
+            check_stats(r[c]);
+            if (f->cases[c].sample.temp == 0)
+                assert_true(same_as_plain(r[c], &f->cases[c]));
+            if (way == 0)
+                memcpy(first[c], out, sizeof first[c]);
+            else
+                assert_memory_equal(first[c], out, sizeof first[c]);
+            so_request_free(r[c]);
+        }
+        so_engine_free(e);
+    }
+}
+
+/* Lenience 1 is exact; lower ones accept at least as much from a drafter that is often wrong. */
+static void test_lenience(void **state) {
+    fixture *f = *state;
+    for (int c = 1; c < N_CASES; c += 2) { /* temperature 0 */
+        int accepted[2];
+        for (int k = 0; k < 2; k++) {
+            so_engine *e = open_engine(f, &f->draft, 1, 64);
+            so_spec_opts spec = {.drafter = "random",
+                                 .length = 3,
+                                 .verify = SO_VERIFY_LENIENT,
+                                 .lenience = k ? 1e-30 : 1};
+            so_request *r = submit(e, &f->cases[c], &spec);
+            run_all(e);
+            accepted[k] = so_request_get_stats(r)->draft_n_accepted;
+            if (k == 0)
+                assert_true(same_as_plain(r, &f->cases[c]));
+            so_request_free(r);
+            so_engine_free(e);
+        }
+        assert_true(accepted[1] > accepted[0]);
+    }
+}
+
+/* --- ends --- */
+
+typedef struct watcher {
+    int n_tokens, n_rounds, most_per_round, stop_after;
+    int this_round;
+} watcher;
+
+static bool on_token(void *user, const so_event *ev) {
+    watcher *w = user;
+    if (ev->token == SO_TOKEN_NONE)
+        return true;
+    w->n_tokens++;
+    w->this_round++;
+    w->most_per_round = SO_MAX(w->most_per_round, w->this_round);
+    return w->n_tokens != w->stop_after;
+}
+
+static void on_round(void *user, const so_round *round) {
+    watcher *w = user;
+    assert_int_equal(round->index, w->n_rounds);
+    w->n_rounds++;
+    w->this_round = 0;
+}
+
+static void test_multi_token_output(void **state) {
+    fixture *f = *state;
+    so_engine *e = open_engine(f, NULL, 1, 64);
+    const request_case *c = &f->cases[1];
+    for (int stop_after = 0; stop_after < 8; stop_after += 3) {
+        watcher w = {.stop_after = stop_after};
+        so_request_opts o = {
+            .prompt = c->prompt,
+            .n_prompt = c->n_prompt,
+            .sample = c->sample,
+            .max_tokens = N_PREDICT,
+            .on_event = on_token,
+            .on_round = on_round,
+            .user = &w,
+            .spec = {
+                .drafter = "predict", .length = 5, .expected = c->want, .n_expected = c->n_want}};
+        so_err err = {0};
+        so_request *r = NULL;
+        SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
+        run_all(e);
+        int n;
+        const int32_t *out = so_request_output(r, &n);
+        assert_int_equal(n, stop_after ? stop_after : N_PREDICT); /* the rest is discarded */
+        assert_memory_equal(out, c->want, (size_t)n * sizeof *out);
+        assert_int_equal(w.n_tokens, n);
+        assert_int_equal(w.most_per_round, SO_MIN(n, 6));
+        so_request_free(r);
+    }
+    so_engine_free(e);
+}
+
+/* The context's end: drafts are shortened, the last position is decoded plainly. */
+static void test_context_end(void **state) {
+    fixture *f = *state;
+    for (int pass = 0; pass < 2; pass++) {
+        int32_t want[N_CTX];
+        int n_want = 0;
+        for (int length = 0; length <= 16; length += 8) {
+            so_engine *e = open_engine(f, &f->draft, 1, 64);
+            const request_case *c = &f->cases[pass ? 5 : 2];
+            so_request_opts o = {.prompt = c->prompt,
+                                 .n_prompt = c->n_prompt,
+                                 .sample = c->sample,
+                                 .max_tokens = -1,
+                                 .spec = {.drafter = length ? "model" : NULL, .length = length}};
+            so_err err = {0};
+            so_request *r = NULL;
+            SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
+            run_all(e);
+            int n;
+            const int32_t *out = so_request_output(r, &n);
+            assert_int_equal(so_request_finish(r), SO_FINISH_LENGTH);
+            assert_int_equal(n, N_CTX - c->n_prompt);
+            if (length == 0)
+                memcpy(want, out, (size_t)(n_want = n) * sizeof *out);
+            else
+                assert_memory_equal(want, out, (size_t)n_want * sizeof *out);
+            so_request_free(r);
+            so_engine_free(e);
+        }
+    }
+}
+
+/* --- refusals --- */
+
+static void expect_refusal(so_engine *e, const request_case *c, so_spec_opts spec,
+                           const char *part) {
+    so_request_opts o = {.prompt = c->prompt,
+                         .n_prompt = c->n_prompt,
+                         .sample = c->sample,
+                         .max_tokens = 4,
+                         .spec = spec};
+    so_err err = {0};
+    so_request *r = NULL;
+    assert_true(so_engine_submit(e, &o, &r, &err) < 0);
+    assert_null(r);
+    if (!strstr(err.msg, part))
+        fail_msg("'%s' does not say '%s'", err.msg, part);
+}
+
+static void test_config_validation(void **state) {
+    fixture *f = *state;
+    so_engine *e = open_engine(f, NULL, 1, 64);
+    const request_case *c = &f->cases[0];
+    expect_refusal(e, c, (so_spec_opts){.drafter = "model"}, "--draft-model");
+    expect_refusal(e, c, (so_spec_opts){.drafter = "modle"}, "modle");
+    expect_refusal(e, c, (so_spec_opts){.drafter = "model(/no/such/file.gguf)"}, "/no/such");
+    expect_refusal(e, c, (so_spec_opts){.drafter = "ngram", .length = -1}, "--spec-length -1");
+    expect_refusal(e, c, (so_spec_opts){.drafter = "ngram", .length = 17}, "--spec-length 17");
+    expect_refusal(e, c,
+                   (so_spec_opts){.drafter = "ngram", .verify = SO_VERIFY_LENIENT, .lenience = 1.5},
+                   "lenient=1.5");
+    expect_refusal(e, c, (so_spec_opts){.drafter = "ngram", .verify = SO_VERIFY_LENIENT},
+                   "lenient=0");
+    so_engine_free(e);
+}
+
+static void check_pair(const char *target, const char *draft, const char *part) {
+    so_bundle a = {0}, b = {0};
+    so_bundle_opts bo;
+    so_err err = {0};
+    so_bundle_defaults(&bo);
+    bo.n_threads = 1;
+    SO_OK_OR_FAIL(so_bundle_open(target, &bo, &a, &err), err);
+    bo.backend = a.backend;
+    SO_OK_OR_FAIL(so_bundle_open(draft, &bo, &b, &err), err);
+    so_engine_opts o;
+    so_engine *e = NULL;
+    so_engine_defaults(a.model, &o);
+    o.max_draft = 8;
+    o.draft = b.model;
+    o.draft_tok = b.tok;
+    SO_OK_OR_FAIL(so_engine_create(a.model, a.tok, &o, &e, &err), err);
+    request_case c = {.prompt = {1, 5, 6, 5}, .n_prompt = 4, .sample = a.sample};
+    if (part) {
+        expect_refusal(e, &c, (so_spec_opts){.drafter = "model"}, part);
+    } else {
+        so_request *r = submit(e, &c, &(so_spec_opts){.drafter = "model", .length = 4});
+        run_all(e);
+        assert_int_equal(so_request_get_stats(r)->draft_n_accepted,
+                         so_request_get_stats(r)->draft_n);
+        so_request_free(r);
+    }
+    so_engine_free(e);
+    so_bundle_close(&b);
+    so_bundle_close(&a);
+}
+
+static void test_draft_target_tokenizer_mismatch(void **state) {
+    (void)state;
+    char *dir = so_test_tmp(), *names[4];
+    static const so_tiny_opts kinds[4] = {
+        {.temp = 0}, {.other_vocab = true}, {.other_end = true}, {.no_chat = true}};
+    for (int i = 0; i < 4; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d.gguf", i);
+        names[i] = so_path_join(dir, name);
+        so_tiny_write(names[i], &kinds[i]);
+    }
+    check_pair(names[0], names[1], "in the target and 'ea' in the draft");
+    check_pair(names[0], names[2], "end token");
+    check_pair(names[0], names[3], NULL);
+    for (int i = 0; i < 4; i++)
+        free(names[i]);
+    so_test_tmp_free(dir);
+}
+
+/* --- mutants --- */
+
+static void test_mutants_are_caught(void **state) {
+    fixture *f = *state;
+    static const char *const names[] = {"accept_all", "keep_row", "move_tail"};
+    for (size_t i = 0; i < SO_LEN(names); i++) {
+        char value[64];
+        snprintf(value, sizeof value, "mutant=%s", names[i]);
+        setenv("SOOTH_DEBUG", value, 1);
+        int different = count_different(f, &f->draft, 1, 8, 4);
+        unsetenv("SOOTH_DEBUG");
+        if (different == 0)
+            fail_msg("nobody noticed %s", names[i]);
+    }
+    assert_int_equal(count_different(f, &f->draft, 1, 8, 4), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_text_alone),
+        cmocka_unit_test(test_same_text_together),
+        cmocka_unit_test(test_target_as_its_own_draft),
+        cmocka_unit_test(test_predicted_text_takes_few_passes),
+        cmocka_unit_test(test_inner_drafter_changes_nothing),
+        cmocka_unit_test(test_reject_is_reproducible),
+        cmocka_unit_test(test_lenience),
+        cmocka_unit_test(test_multi_token_output),
+        cmocka_unit_test(test_context_end),
+        cmocka_unit_test(test_config_validation),
+        cmocka_unit_test(test_draft_target_tokenizer_mismatch),
+        cmocka_unit_test(test_mutants_are_caught),
+    };
+    return cmocka_run_group_tests(tests, open_fixture, close_fixture);
+}
