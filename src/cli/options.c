@@ -20,7 +20,8 @@
 #include "base/mem.h"
 #include "base/str.h"
 
-typedef enum opt_type { FLAG, TEXT, LIST, CHOICE, INT, FLOAT, SEED } opt_type;
+/* OPTIONAL: a flag that may carry one of its choices after '='. */
+typedef enum opt_type { FLAG, OPTIONAL, TEXT, LIST, CHOICE, INT, FLOAT, SEED } opt_type;
 
 typedef struct opt_row {
     const char *group, *name, *shrt;
@@ -34,6 +35,7 @@ typedef struct opt_row {
 } opt_row;
 
 #define LOADS (SO_CMD_RUN | SO_CMD_BENCH)
+#define SPECULATES (SO_CMD_RUN)
 #define WITH_MODEL (LOADS | SO_CMD_INSPECT | SO_CMD_TOKENIZE)
 
 static const opt_row table[SO_OPT_COUNT] = {
@@ -41,7 +43,8 @@ static const opt_row table[SO_OPT_COUNT] = {
                       "a GGUF file, a Hugging Face folder, or the name of a pulled model",
                       WITH_MODEL},
     [SO_OPT_DRAFT_MODEL] = {"Model", "draft-model", "md", "model-draft spec-draft-model", TEXT, 0,
-                            0, "FILE|FOLDER|NAME", NULL, "the draft model", SO_CMD_INSPECT},
+                            0, "FILE|FOLDER|NAME", NULL, "the draft model",
+                            SPECULATES | SO_CMD_INSPECT},
     [SO_OPT_QUANTIZE] = {"Model", "quantize", NULL, NULL, TEXT, 0, 0, "TYPE", "as in the file",
                          "round the weights to this type at load (Q8_0, Q4_K, …)", LOADS},
     [SO_OPT_CTX] = {"Model", "ctx-size", "c", "ctx context", INT, 0, 1 << 24, "N",
@@ -112,6 +115,37 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_LOGIT_BIAS] = {"Sampling", "logit-bias", "l", NULL, LIST, 0, 0, "ID=BIAS", NULL,
                            "add to a token's logit, -inf bans it (also ID+BIAS, ID-BIAS)",
                            SO_CMD_RUN},
+
+    [SO_OPT_SPEC] = {"Speculation", "spec", NULL, NULL, TEXT, 0, 0, "DRAFTERS", "auto",
+                     "who guesses: none, ngram, lookup, corpus, unigram(FILE), bigram(FILE), "
+                     "predict, random, model, auto; a,b: the first that proposes; a+b: both; "
+                     "model(ngram): a drafter for the drafter",
+                     SPECULATES},
+    [SO_OPT_SPEC_LENGTH] = {"Speculation", "spec-length", NULL, "speculative-length", INT, 1, 64,
+                            "K", "the planner decides", "guess exactly this many tokens per round",
+                            SPECULATES},
+    [SO_OPT_VERIFY] = {"Speculation", "verify", NULL, NULL, TEXT, 0, 0, "match|reject|lenient=L",
+                       "match",
+                       "how guesses are checked: the same text as without, the same distribution, "
+                       "or lossy by a factor of 1/L",
+                       SPECULATES},
+    [SO_OPT_SPECULATIVE] = {"Speculation", "speculative-decoding", NULL, NULL, FLAG, 0, 0, NULL,
+                            NULL, "guess 5 tokens per round with the model of -md", SPECULATES},
+    [SO_OPT_NO_SPEC] = {"Speculation", "no-spec", NULL, NULL, FLAG, 0, 0, NULL, NULL,
+                        "plain decoding", SPECULATES},
+    [SO_OPT_DRAFT_MAX] = {"Speculation", "draft-max", NULL, "draft draft-n", INT, 1, 64, "N", "16",
+                          "most guesses per round", SPECULATES},
+    [SO_OPT_DRAFT_MIN] = {"Speculation", "draft-min", NULL, "draft-n-min", INT, 0, 64, "N", "0",
+                          "drop drafts that are shorter", SPECULATES},
+    [SO_OPT_DRAFT_P_MIN] = {"Speculation", "draft-p-min", NULL, NULL, FLOAT, 0, 1, "P", "0",
+                            "a model's draft ends where its likeliest token has less", SPECULATES},
+    [SO_OPT_DRAFT_TEMP] = {"Speculation", "draft-temp", NULL, NULL, FLOAT, 0, 100, "T", "as --temp",
+                           "temperature of draft models", SPECULATES},
+    [SO_OPT_PREDICTION] = {"Speculation", "prediction", NULL, NULL, TEXT, 0, 0, "FILE", NULL,
+                           "the text you expect, for --spec predict", SPECULATES},
+    [SO_OPT_VIEW] = {"Speculation", "view", NULL, NULL, OPTIONAL, 0, 0, "rounds", NULL,
+                     "show guesses that stood, fell or were corrected; =rounds: a line per pass",
+                     SO_CMD_RUN},
 
     [SO_OPT_REPEATS] = {"Measuring", "repeats", NULL, "repetitions", INT, 1, 10000, "N", "9",
                         "timed runs of each kind", SO_CMD_BENCH},
@@ -250,7 +284,7 @@ static bool wrong_command(so_args *a, const opt_row *o) {
 
 static bool bad_value(so_args *a, const opt_row *o, const char *text) {
     const char *kind = o->type == INT ? "a whole number" : "a number";
-    if (o->type == CHOICE)
+    if (o->type == CHOICE || o->type == OPTIONAL)
         a->status = so_args_bad(a, "--%s '%.80s': must be one of %s", o->name, text, o->value);
     else if (o->type == SEED)
         a->status = so_args_bad(a,
@@ -284,6 +318,10 @@ static bool parse_value(so_args *a, int id, const char *text) {
     char *end = NULL;
     errno = 0;
     switch (o->type) {
+    case OPTIONAL:
+        if (text && !is_choice(o->value, text))
+            return bad_value(a, o, text);
+        break;
     case FLAG:
     case TEXT:
     case LIST:
@@ -339,7 +377,7 @@ static bool parse_option(so_args *a, int argc, char **argv, int *i) {
         a->status = so_args_bad(a, "--%s takes no value, got '%.80s'", o->name, text);
         return false;
     }
-    if (o->type != FLAG && !text) {
+    if (o->type > OPTIONAL && !text) {
         if (*i + 1 >= argc) {
             a->status = so_args_bad(a, "--%s needs a value (%s)", o->name, o->value);
             return false;
@@ -439,7 +477,7 @@ static void print_option(const opt_row *o) {
     else
         so_buf_printf(&left, "      --%s", o->name);
     if (o->value)
-        so_buf_printf(&left, " %s", o->value);
+        so_buf_printf(&left, o->type == OPTIONAL ? "[=%s]" : " %s", o->value);
     so_buf_append_c(&right, o->help);
     if (o->deflt)
         so_buf_printf(&right, " (default: %s)", o->deflt);

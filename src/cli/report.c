@@ -3,6 +3,7 @@
 #include "cli/report.h"
 
 #include <stdio.h>
+#include <string.h>
 
 void so_report_add(so_report *r, const so_request *req, so_str text) {
     const so_request_stats *s = so_request_get_stats(req);
@@ -23,6 +24,15 @@ void so_report_add(so_report *r, const so_request *req, so_str text) {
     r->stats.draft_n_accepted += s->draft_n_accepted;
     r->stats.draft_ms += s->draft_ms;
     r->stats.verify_ms += s->verify_ms;
+    r->stats.tested_n += s->tested_n;
+    r->stats.drafted_rounds += s->drafted_rounds;
+    r->stats.round_rate_sum += s->round_rate_sum;
+    for (int i = 0; i < SO_STATS_DEPTHS; i++) {
+        r->stats.per_depth[i].tested += s->per_depth[i].tested;
+        r->stats.per_depth[i].accepted += s->per_depth[i].accepted;
+    }
+    snprintf(r->drafter, sizeof r->drafter, "%s", so_request_drafter(req));
+    r->verify = so_request_verify(req, &r->lenience);
 }
 
 void so_report_free(so_report *r) {
@@ -39,14 +49,36 @@ static json_t *timings_json(const so_request_stats *s) {
                      "draft_n", s->draft_n, "draft_n_accepted", s->draft_n_accepted);
 }
 
+static json_t *per_depth_json(const so_request_stats *s) {
+    json_t *list = json_array();
+    for (int i = 0; i < SO_STATS_DEPTHS && s->per_depth[i].tested > 0; i++)
+        json_array_append_new(list, json_pack("{s:i, s:i}", "tested", s->per_depth[i].tested,
+                                              "accepted", s->per_depth[i].accepted));
+    return list;
+}
+
+/* "lenient=0.3" says by itself that the text is not exact; `lossy` says it to programs. */
+static json_t *verify_json(const so_report *r) {
+    return r->verify == SO_VERIFY_LENIENT ? json_sprintf("lenient=%g", r->lenience)
+                                          : json_string(so_verify_mode_name(r->verify));
+}
+
 /* Without a drafter every round makes one token, and nothing was tested. */
-static json_t *spec_json(const so_request_stats *s) {
-    return json_pack("{s:s, s:n, s:i, s:o, s:o, s:n, s:o, s:n, s:f, s:f, s:[]}", "drafter", "none",
-                     "verify", "rounds", s->rounds, "tokens_per_pass",
-                     ratio(s->rounds + s->draft_n_accepted, s->rounds), "mean_accepted",
-                     ratio(s->draft_n_accepted, s->rounds), "alpha", "acceptance_rate",
-                     ratio(s->draft_n_accepted, s->draft_n), "round_rate", "draft_ms", s->draft_ms,
-                     "verify_ms", s->verify_ms, "per_depth");
+static json_t *spec_json(const so_report *r) {
+    const so_request_stats *s = &r->stats;
+    bool none = strcmp(r->drafter, "none") == 0;
+    json_t *o = json_pack("{s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:o}", "drafter",
+                          none ? "none" : r->drafter, "verify", none ? json_null() : verify_json(r),
+                          "rounds", s->rounds, "tokens_per_pass",
+                          ratio(s->rounds + s->draft_n_accepted, s->rounds), "mean_accepted",
+                          ratio(s->draft_n_accepted, s->rounds), "alpha",
+                          ratio(s->draft_n_accepted, s->tested_n), "acceptance_rate",
+                          ratio(s->draft_n_accepted, s->draft_n), "round_rate",
+                          ratio(s->round_rate_sum, s->drafted_rounds), "draft_ms", s->draft_ms,
+                          "verify_ms", s->verify_ms, "per_depth", per_depth_json(s));
+    if (!none && r->verify == SO_VERIFY_LENIENT && r->lenience < 1)
+        json_object_set_new(o, "lossy", json_true());
+    return o;
 }
 
 json_t *so_report_json(const so_report *r) {
@@ -56,8 +88,7 @@ json_t *so_report_json(const so_report *r) {
         json_array_append_new(ids, json_integer(r->tokens.ids[i]));
     return json_pack("{s:o, s:o, s:s, s:I, s:o, s:o}", "text", json_stringn(text.ptr, text.len),
                      "tokens", ids, "finish_reason", so_finish_name(r->finish), "seed",
-                     (json_int_t)r->seed, "timings", timings_json(&r->stats), "spec",
-                     spec_json(&r->stats));
+                     (json_int_t)r->seed, "timings", timings_json(&r->stats), "spec", spec_json(r));
 }
 
 void so_report_print_json(json_t *o) {
@@ -76,4 +107,16 @@ void so_report_print_timings(const so_report *r) {
             s->predicted_n, s->predicted_ms,
             s->predicted_ms > 0 ? 1000.0 * s->predicted_n / s->predicted_ms : 0,
             so_finish_name(r->finish), (unsigned long long)r->seed);
+    if (s->draft_n > 0)
+        fprintf(
+            stderr,
+            "%s%s%s: %d passes, %.2f tokens per pass; %d guesses, %d tested, %d accepted (alpha "
+            "%.2f)\n",
+            r->drafter, r->verify == SO_VERIFY_MATCH ? "" : ", ",
+            r->verify == SO_VERIFY_MATCH     ? ""
+            : r->verify == SO_VERIFY_LENIENT ? "lenient (lossy)"
+                                             : "reject",
+            s->rounds, (double)(s->rounds + s->draft_n_accepted) / s->rounds, s->draft_n,
+            s->tested_n, s->draft_n_accepted,
+            s->tested_n ? (double)s->draft_n_accepted / s->tested_n : 0);
 }

@@ -12,6 +12,9 @@ typedef struct so_report {
     so_tokens tokens;
     so_finish finish; /* of the last turn */
     uint64_t seed;
+    char drafter[64]; /* cut, if longer */
+    so_verify_mode verify;
+    double lenience;
     so_request_stats stats;
 } so_report;
 

@@ -20,6 +20,8 @@
 #include "cli/progress.h"
 #include "cli/prompts.h"
 #include "cli/report.h"
+#include "cli/spec.h"
+#include "cli/view.h"
 #include "token/utf8.h"
 
 enum { MAX_PROMPT_BYTES = 64 << 20 };
@@ -46,7 +48,9 @@ struct runner {
     so_engine *e;
     so_request_opts base; /* what all requests share */
     const char *system;
-    bool chat, json, stream;
+    bool chat, json, stream, view;
+    so_cli_spec spec;
+    so_painter painter;
     so_progress bar; /* drawn for a file of prompts whose results do not go to the terminal */
     job *jobs;
     int n_jobs, n_started, n_printed, n_failed;
@@ -169,11 +173,17 @@ static int encode_turn(job *j, so_tokens *out, so_err *err) {
 static bool on_event(void *user, const so_event *ev) {
     job *j = user;
     so_buf_append_str(&j->answer, ev->text);
-    if (j->run->stream && ev->text.len) {
+    if (j->run->view) {
+        so_painter_event(&j->run->painter, ev);
+    } else if (j->run->stream && ev->text.len) {
         fwrite(ev->text.ptr, 1, ev->text.len, stdout);
         fflush(stdout);
     }
     return !interrupted;
+}
+
+static void on_round(void *user, const so_round *round) {
+    so_painter_round(&((job *)user)->run->painter, round);
 }
 
 static void fail_job(job *j) {
@@ -190,6 +200,7 @@ static void start_turn(job *j) {
         o.n_prompt = (int)SO_MIN(tokens.len, (size_t)INT32_MAX);
         o.continues = !j->run->chat;
         o.on_event = on_event;
+        o.on_round = j->run->view ? on_round : NULL;
         o.user = j;
         so_buf_clear(&j->answer);
         rc = so_engine_submit(j->run->e, &o, &j->req, &j->err);
@@ -263,6 +274,8 @@ static void print_result(const job *j) {
 
 static void print_text(const job *j) {
     const char *id = json_string_value(j->p->id), *text = so_buf_str(&j->total.text).ptr;
+    if (j->run->view)
+        so_painter_end(&j->run->painter);
     if (j->run->stream) /* the text itself is out already */
         putchar('\n');
     else if (id)
@@ -348,18 +361,27 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
                 .n_jobs = prompts->n};
     so_engine_opts eo;
     so_err err = {0};
-    int status = so_cli_open(a, &r.b);
+    int status = so_cli_spec_read(a, &r.spec);
+    if (status == 0)
+        status = so_cli_open(a, &r.b);
     if (status != 0)
         return status;
     r.stream = !r.json && !so_args_has(a, SO_OPT_PROMPTS);
     r.base.max_tokens = (int)so_args_int(a, SO_OPT_PREDICT, -1);
     r.base.ignore_end = so_args_has(a, SO_OPT_IGNORE_EOS);
+    r.view = r.stream && so_args_has(a, SO_OPT_VIEW);
+    r.painter = (so_painter){.tok = r.b.tok,
+                             .color = so_args_color(a, STDOUT_FILENO),
+                             .rounds = r.view && so_args_str(a, SO_OPT_VIEW, NULL) != NULL};
     decide_format(&r);
     status = read_sampling(&r);
     if (status == 0)
         status = read_stops(&r);
     if (status == 0)
         status = so_cli_engine_opts(a, &r.b, &eo);
+    if (status == 0)
+        status = so_cli_spec_open(a, &r.b, &r.spec, &eo);
+    r.base.spec = r.spec.opts;
     if (status == 0 && so_engine_create(r.b.model, r.b.tok, &eo, &r.e, &err) != SO_OK)
         status = so_args_fail(a, &err);
     if (status == 0) {
@@ -379,6 +401,8 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
     free((void *)(uintptr_t)r.base.sample.bias);
     free((void *)(uintptr_t)r.base.stops);
     so_engine_free(r.e);
+    so_painter_free(&r.painter);
+    so_cli_spec_close(&r.spec);
     so_bundle_close(&r.b);
     return status;
 }

@@ -214,7 +214,8 @@ static int limit_sets(so_engine *e, so_err *err) {
     return SO_OK;
 }
 
-static int find_set(so_engine *e, const char *text, so_spec_set **out, so_err *err) {
+static int find_set(so_engine *e, const char *text, so_spec_set **out, so_err *why) {
+    so_err local = {0}, *err = &local; /* opening files leaves traces of what was tried */
     so_spec *spec = SO_NEW(so_spec);
     so_buf name = {0};
     int rc = so_spec_parse(so_str_c(text), spec, err);
@@ -235,7 +236,7 @@ static int find_set(so_engine *e, const char *text, so_spec_set **out, so_err *e
     }
     so_buf_free(&name);
     free(spec);
-    return rc;
+    return rc == SO_OK ? rc : so_err_set(why, rc, "%s", local.msg);
 }
 
 /* --- a request's part --- */

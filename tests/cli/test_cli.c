@@ -253,8 +253,94 @@ static void test_json_fields(void **state) {
     for (size_t i = 0; i < SO_LEN(spec); i++)
         assert_non_null(json_object_get(json_object_get(o, "spec"), spec[i]));
     assert_string_equal(json_string_value(json_object_get(json_object_get(o, "spec"), "drafter")),
-                        "none");
+                        "auto");
     json_decref(o);
+    o = json_of(f, RUN "-p 'the sea' -n 12 --no-spec --json");
+    assert_string_equal(json_string_value(json_object_get(json_object_get(o, "spec"), "drafter")),
+                        "none");
+    assert_true(json_is_null(json_object_get(json_object_get(o, "spec"), "alpha")));
+    json_decref(o);
+}
+
+/* Where --speculative-decoding, -md, --spec and --verify lead, by what `spec` reports. */
+static void test_speculation(void **state) {
+    fixture *f = *state;
+    static const char *const ways[] = {"-md tiny.gguf",
+                                       "-md tiny.gguf --speculative-decoding",
+                                       "--spec 'lookup,ngram' --spec-length 3",
+                                       "--spec random --spec-length 4",
+                                       "-md tiny.gguf --spec 'model(ngram)' --draft-max 8",
+                                       "--spec 'model(tiny.gguf)' --spec-length 2",
+                                       "-md tiny.gguf --draft-p-min 0.2 --draft-min 1"};
+    static const char *const sampling[] = {"--temp 0", "--temp 0.8 -s 3 --repeat-penalty 1.1"};
+    for (size_t k = 0; k < SO_LEN(sampling); k++) {
+        char line[512];
+        snprintf(line, sizeof line, RUN "-p 'the sea' -n 20 --json --no-spec %s", sampling[k]);
+        json_t *plain = json_of(f, line);
+        for (size_t i = 0; i < SO_LEN(ways); i++) {
+            snprintf(line, sizeof line, RUN "-p 'the sea' -n 20 --json %s %s", sampling[k],
+                     ways[i]);
+            json_t *o = json_of(f, line);
+            if (!json_equal(json_object_get(o, "text"), json_object_get(plain, "text")))
+                fail_msg("%s: not the text of --no-spec", line);
+            if (i == 1) { /* 20 tokens, all guesses right: ceil(20/6) passes */
+                json_t *spec = json_object_get(o, "spec");
+                assert_int_equal(json_integer_value(json_object_get(spec, "rounds")), 4);
+                assert_true(json_real_value(json_object_get(spec, "alpha")) == 1);
+                assert_true(json_real_value(json_object_get(spec, "round_rate")) == 1);
+                assert_int_equal(json_array_size(json_object_get(spec, "per_depth")), 5);
+            }
+            json_decref(o);
+        }
+        json_decref(plain);
+    }
+    json_t *o = json_of(f, RUN "-p 'the sea' -n 20 --json -md tiny.gguf --verify lenient=0.3 "
+                               "--temp 0.9 --draft-temp 2 --spec-length 3");
+    assert_string_equal(json_string_value(json_object_get(json_object_get(o, "spec"), "verify")),
+                        "lenient=0.3");
+    assert_true(json_is_true(json_object_get(json_object_get(o, "spec"), "lossy")));
+    json_decref(o);
+}
+
+static void test_bad_speculation(void **state) {
+    fixture *f = *state;
+    expect(f, 2, "needs a draft model", RUN "-p x --speculative-decoding");
+    expect(f, 2, "needs a draft model", RUN "-p x --spec 'ngram,model'");
+    expect(f, 2, "column 1", RUN "-p x --spec nrgam");
+    expect(f, 2, "contradicts", RUN "-p x --no-spec --spec ngram");
+    expect(f, 2, "--spec-length '0'", RUN "-p x --spec-length 0");
+    expect(f, 2, "--spec-length '-3'", RUN "-p x --spec-length -3");
+    expect(f, 2, "--spec-length '99999999999'", RUN "-p x --spec-length 99999999999");
+    expect(f, 2, "above --draft-max", RUN "-p x --spec-length 8 --draft-max 4");
+    expect(f, 2, "--verify 'strict'", RUN "-p x --verify strict");
+    expect(f, 2, "lenience", RUN "-p x --verify lenient=1.5");
+    expect(f, 2, "lenience", RUN "-p x --verify lenient=0");
+    expect(f, 2, "lenience", RUN "-p x --verify lenient=nan");
+    expect(f, 1, "nothere", RUN "-p x -md nothere.gguf");
+    expect(f, 1, "nothere", RUN "-p x --spec 'model(nothere.gguf)'");
+    expect(f, 2, "--view 'xx'", RUN "-p x --view=xx");
+}
+
+static void test_view(void **state) {
+    fixture *f = *state;
+    ran plain = run(f, RUN "-p 'the sea' -n 16 --temp 0 --no-spec");
+    ran view = run(f, RUN "-p 'the sea' -n 16 --temp 0 --view -md tiny.gguf --spec-length 3");
+    ran lines = run(f, RUN "-p 'the sea' -n 16 --temp 0 --view=rounds --spec random "
+                           "--spec-length 3");
+    so_buf bare = {0};
+    for (const char *p = text_of(&view.out); *p; p++) /* all guesses stood: {…} and [+…+] */
+        if (!strchr("{}[]+", *p))
+            so_buf_append_char(&bare, *p);
+    assert_string_equal(text_of(&bare), text_of(&plain.out));
+    assert_non_null(strstr(text_of(&view.out), "{"));
+    assert_null(strstr(text_of(&view.out), "\033"));
+    assert_non_null(strstr(text_of(&lines.out), "16 tokens in "));
+    assert_non_null(strstr(text_of(&lines.out), "[-"));
+    assert_non_null(strstr(text_of(&lines.out), "\n   2  "));
+    so_buf_free(&bare);
+    done(&plain);
+    done(&view);
+    done(&lines);
 }
 
 static void same_tokens(const fixture *f, const char *a, const char *b, bool same) {
@@ -557,6 +643,9 @@ int main(void) {
         cmocka_unit_test(test_bad_models),
         cmocka_unit_test(test_bad_prompts),
         cmocka_unit_test(test_json_fields),
+        cmocka_unit_test(test_speculation),
+        cmocka_unit_test(test_bad_speculation),
+        cmocka_unit_test(test_view),
         cmocka_unit_test(test_output_depends_only_on_what_it_should),
         cmocka_unit_test(test_streamed_text_is_the_json_text),
         cmocka_unit_test(test_logit_bias_and_stop),

@@ -1,0 +1,147 @@
+/* The rules for options about speculation:
+ *
+ *   nothing                 auto: the best that works without a file, lengths by the planner
+ *   -md FILE                the drafter is `model`, unless --spec names another
+ *   --speculative-decoding  needs -md; `model` with a fixed length of 5, unless --spec-length is
+ *                           given
+ *   --no-spec, --spec none  plain decoding; a draft model is then not even opened
+ *
+ * What is wrong with the words is said before a model is loaded (exit 2); what is wrong with files
+ * when they are opened (exit 1). */
+#include "cli/spec.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "cli/models.h"
+#include "cli/progress.h"
+#include "draft/spec.h"
+
+enum { DEFAULT_MAX = 16, SEED_LENGTH = 5, MAX_EXPECTED_BYTES = 16 << 20 };
+
+static int read_verify(const so_args *a, so_spec_opts *o) {
+    const char *text = so_args_str(a, SO_OPT_VERIFY, "match");
+    char *end = NULL;
+    o->lenience = 1;
+    if (strcmp(text, "match") == 0)
+        return 0;
+    o->verify = SO_VERIFY_REJECT;
+    if (strcmp(text, "reject") == 0)
+        return 0;
+    o->verify = SO_VERIFY_LENIENT;
+    if (strncmp(text, "lenient=", 8) == 0)
+        o->lenience = strtod(text + 8, &end);
+    if (!end || end == text + 8 || *end)
+        return so_args_bad(a, "--verify '%.40s': must be match, reject or lenient=L", text);
+    if (!(o->lenience > 0 && o->lenience <= 1))
+        return so_args_bad(a, "--verify %.40s: the lenience must be above 0 and at most 1", text);
+    return 0;
+}
+
+static bool needs_model(const so_spec *s) {
+    for (int i = 0; i < s->n_nodes; i++)
+        if (s->nodes[i].name == SO_SPEC_MODEL && s->nodes[i].file_len == 0)
+            return true;
+    return false;
+}
+
+static int read_drafter(const so_args *a, so_spec_opts *o) {
+    so_spec spec;
+    so_err err = {0};
+    bool has_model = so_args_has(a, SO_OPT_DRAFT_MODEL);
+    if (so_args_has(a, SO_OPT_NO_SPEC)) {
+        if (so_args_has(a, SO_OPT_SPEC) || so_args_has(a, SO_OPT_SPECULATIVE))
+            return so_args_bad(a, "--no-spec contradicts --spec and --speculative-decoding");
+        return 0;
+    }
+    if (so_args_has(a, SO_OPT_SPECULATIVE) && !has_model)
+        return so_args_bad(a, "--speculative-decoding needs a draft model: give -md FILE");
+    const char *text = so_args_str(a, SO_OPT_SPEC, has_model ? "model" : "auto");
+    if (so_spec_parse(so_str_c(text), &spec, &err) != SO_OK)
+        return so_args_bad(a, "%s", err.msg);
+    if (needs_model(&spec) && !has_model)
+        return so_args_bad(a, "--spec %.80s needs a draft model: give -md FILE or model(FILE)",
+                           text);
+    if (spec.nodes[spec.root].name != SO_SPEC_NONE)
+        o->drafter = text;
+    return 0;
+}
+
+int so_cli_spec_read(const so_args *a, so_cli_spec *out) {
+    so_spec_opts *o = &out->opts;
+    int status = read_drafter(a, o);
+    if (status == 0)
+        status = read_verify(a, o);
+    if (status != 0)
+        return status;
+    int fixed = so_args_has(a, SO_OPT_SPECULATIVE) && o->drafter ? SEED_LENGTH : 0;
+    o->length = (int)so_args_int(a, SO_OPT_SPEC_LENGTH, fixed);
+    o->draft_max = (int)so_args_int(a, SO_OPT_DRAFT_MAX, 0);
+    o->draft_min = (int)so_args_int(a, SO_OPT_DRAFT_MIN, 0);
+    int most = o->draft_max ? o->draft_max : DEFAULT_MAX;
+    if (o->draft_min > most)
+        return so_args_bad(a, "--draft-min %d is above --draft-max %d", o->draft_min, most);
+    if (o->draft_max && o->length > o->draft_max)
+        return so_args_bad(a, "--spec-length %d is above --draft-max %d", o->length, o->draft_max);
+    if (o->verify == SO_VERIFY_LENIENT && o->lenience < 1 && o->drafter)
+        so_log(SO_LOG_WARN,
+               "--verify lenient=%g is lossy: the text may differ from what the model alone says",
+               o->lenience);
+    return 0;
+}
+
+static int open_draft(const so_args *a, const so_bundle *target, so_bundle *out) {
+    so_bundle_opts o;
+    so_err err = {0};
+    so_progress bar;
+    char *path = NULL;
+    if (so_model_resolve(so_args_str(a, SO_OPT_DRAFT_MODEL, ""), &path, &err) != SO_OK)
+        return so_args_fail(a, &err);
+    so_bundle_defaults(&o);
+    so_progress_begin(&bar, "loading the draft");
+    o.progress = so_progress_callback;
+    o.user = &bar;
+    o.backend = target->backend;
+    int rc = so_bundle_open(path, &o, out, &err);
+    so_progress_end(&bar);
+    free(path);
+    return rc == SO_OK ? 0 : so_args_fail(a, &err);
+}
+
+static int read_expected(const so_args *a, const so_bundle *target, so_cli_spec *s) {
+    so_buf text = {.max = MAX_EXPECTED_BYTES};
+    so_err err = {0};
+    int rc = so_file_read(so_args_str(a, SO_OPT_PREDICTION, "-"), MAX_EXPECTED_BYTES, &text, &err);
+    if (rc == SO_OK)
+        rc = so_tokenizer_encode(target->tok, so_buf_str(&text), 0, &s->expected, &err);
+    so_buf_free(&text);
+    s->opts.expected = s->expected.ids;
+    s->opts.n_expected = (int)s->expected.len;
+    return rc == SO_OK ? 0 : so_args_fail(a, &err);
+}
+
+int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
+                     so_engine_opts *eo) {
+    int status = 0;
+    if (!s->opts.drafter)
+        return 0;
+    if (so_args_has(a, SO_OPT_DRAFT_MODEL))
+        status = open_draft(a, target, &s->draft);
+    if (status == 0 && so_args_has(a, SO_OPT_PREDICTION))
+        status = read_expected(a, target, s);
+    eo->max_draft = s->opts.draft_max ? s->opts.draft_max : DEFAULT_MAX;
+    if (s->opts.length > eo->max_draft)
+        eo->max_draft = s->opts.length;
+    eo->draft = s->draft.model;
+    eo->draft_tok = s->draft.tok;
+    eo->draft_temp = (float)so_args_float(a, SO_OPT_DRAFT_TEMP, -1);
+    eo->draft_p_min = (float)so_args_float(a, SO_OPT_DRAFT_P_MIN, 0);
+    return status;
+}
+
+void so_cli_spec_close(so_cli_spec *s) {
+    so_bundle_close(&s->draft);
+    so_tokens_free(&s->expected);
+}

@@ -1,0 +1,20 @@
+/* Speculation as the command line states it: which drafter, which draft model, which verifier. */
+#ifndef SO_CLI_SPEC_H
+#define SO_CLI_SPEC_H
+
+#include "cli/load.h"
+
+typedef struct so_cli_spec {
+    so_spec_opts opts; /* drafter NULL: plain decoding */
+    so_bundle draft;   /* model NULL: none */
+    so_tokens expected;
+} so_cli_spec;
+
+/* Checks the options alone, before anything is loaded. 0, or the exit status with the message
+ * printed. */
+int so_cli_spec_read(const so_args *a, so_cli_spec *out);
+/* Opens the draft model beside the target and completes the engine's options. */
+int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s, so_engine_opts *eo);
+void so_cli_spec_close(so_cli_spec *s);
+
+#endif

@@ -1,0 +1,81 @@
+/* Colours of the paper's figure 1: green what was guessed right, red and struck what was guessed
+ * wrong, blue what the target said itself. Without colour the same in brackets:
+ *
+ *   {guessed right}  [-guessed wrong-]  [+the target's word+]
+ *
+ * One line per round shows line breaks as \n; the flowing view prints them. stdout only. */
+#include "cli/view.h"
+
+#include <stdio.h>
+
+typedef struct style {
+    const char *on, *off, *open, *close;
+} style;
+
+static const style ACCEPTED = {"\033[32m", "\033[0m", "{", "}"};
+static const style REJECTED = {"\033[9;31m", "\033[0m", "[-", "-]"};
+static const style OWN = {"\033[34m", "\033[0m", "[+", "+]"};
+
+static void print_text(const so_painter *v, so_str text) {
+    for (size_t i = 0; i < text.len; i++) {
+        if (v->rounds && text.ptr[i] == '\n')
+            fputs("\\n", stdout);
+        else
+            putchar(text.ptr[i]);
+    }
+}
+
+static void print_styled(const so_painter *v, const style *s, so_str text) {
+    if (text.len == 0)
+        return;
+    fputs(v->color ? s->on : s->open, stdout);
+    print_text(v, text);
+    fputs(v->color ? s->off : s->close, stdout);
+}
+
+/* The guesses under the last node that stood; all of them were tested and failed. */
+static void note_rejected(so_painter *v, const so_round *round) {
+    const so_verdict *d = round->verdict;
+    const so_tree *t = round->tree;
+    int last = d->n_accepted ? d->path[d->n_accepted - 1] : 0;
+    so_buf_clear(&v->rejected);
+    for (int i = 0; i < d->n_tested; i++) {
+        const so_node *n = &t->nodes[t->proposals[d->tested[i]].child];
+        if (n->parent == last)
+            so_tokenizer_decode(v->tok, &n->token, 1, true, &v->rejected);
+    }
+}
+
+void so_painter_round(so_painter *v, const so_round *round) {
+    note_rejected(v, round);
+    if (v->rounds)
+        printf("%s%4d  ", v->n_rounds ? "\n" : "", v->n_rounds + 1);
+    v->n_rounds++;
+}
+
+void so_painter_event(so_painter *v, const so_event *ev) {
+    v->n_tokens += ev->token != SO_TOKEN_NONE;
+    switch (ev->origin) {
+    case SO_ORIGIN_PLAIN:
+        print_text(v, ev->text);
+        break;
+    case SO_ORIGIN_DRAFT:
+        print_styled(v, &ACCEPTED, ev->text);
+        break;
+    case SO_ORIGIN_CORRECTION:
+        print_styled(v, &REJECTED, so_buf_str(&v->rejected));
+        print_styled(v, &OWN, ev->text);
+        break;
+    case SO_ORIGIN_BONUS:
+        print_styled(v, &OWN, ev->text);
+        break;
+    }
+    fflush(stdout);
+}
+
+void so_painter_end(so_painter *v) {
+    if (v->rounds)
+        printf("\n%d tokens in %d passes of the target", v->n_tokens, v->n_rounds);
+}
+
+void so_painter_free(so_painter *v) { so_buf_free(&v->rejected); }
