@@ -20,7 +20,7 @@
  *   F32 F16 BF16  lane16 over k of the weight made float (exact) times the float activation.
  *   bias          added last, one float addition.
  *   norms         lane16 sums; r = 1 / sqrt(sum / d + eps); x · r · w, or fma((x − mean) · r, w, b)
- *   exp           so_expf below, operation by operation.
+ *   exp           the comment at SO_EXP_MIN below, operation by operation.
  *   silu, gelu    x / (1 + exp(−x)); gelu (tanh form) = x / (1 + exp(−2u)),
  *                 u = √(2/π) · fma(0.044715 · x², x, x)
  *   attention     blocks of 32 logical positions, ascending, from the block of the first position
@@ -70,7 +70,9 @@ typedef struct so_mm {
     const float *bias; /* [m] or NULL */
     float *out;
 } so_mm;
+/* begin is a multiple of SO_MM_GRAIN, and so is end but where it is m. */
 typedef void so_mm_fn(const so_mm *a, long begin, long end);
+enum { SO_MM_GRAIN = 16 };
 
 /* The dtypes with a matmul; X(name, dtype). */
 #define SO_MM_DTYPES(X)    \

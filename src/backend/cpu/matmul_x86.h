@@ -40,6 +40,7 @@
 
 #include "backend/cpu/matmul_scalar.h"
 
+_Static_assert(SO_MM_GRAIN % LANES == 0, "a share of the rows ends inside a tile");
 enum { CHUNK = 64 }; /* activation rows whose sums are kept at once */
 
 /* 16 bytes of every row as four words. */
@@ -420,6 +421,7 @@ INLINE void chunk256(const so_mm *a, so_dtype dtype, const tile *t, int first, i
 
 INLINE void quantized(const so_mm *a, so_dtype dtype, bool wide, long begin, long end) {
     vf acc[CHUNK];
+    SO_ASSERT_OP(end, >=, LANES);
     for (long r = begin; r < end; r += LANES) {
         tile t = tile_at(a, r, end);
         for (int first = 0; first < a->act.n; first += CHUNK) {

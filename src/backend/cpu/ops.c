@@ -196,7 +196,7 @@ static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
         .out = f32(op->matmul.out),
     };
     long begin, end;
-    so_split(w->n_rows, 16, index, count, &begin, &end);
+    so_split(w->n_rows, SO_MM_GRAIN, index, count, &begin, &end);
     if (begin < end)
         b->kernels->matmul[w->dtype](&mm, begin, end);
 }

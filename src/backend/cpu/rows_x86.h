@@ -5,7 +5,7 @@
  *   v_load_f16(_n) v_load_bf16(_n)  the same, converted
  *   v_select_n(n, a, b)          lanes below n from a, the others from b
  *   v_add v_sub v_mul v_div v_fma v_fnma v_min v_max   fnma: c − a·b; min, max as the instructions
- *   v_times_pow2(p, t)           p · 2^n, n read from the bits of t as so_expf's canon says
+ *   v_times_pow2(p, t)           p · 2^n, n read from the bits of t (SO_EXP_MAGIC)
  *   v_low8 v_high8               halves
  *
  * Included by kernels_avx2.c and kernels_avx512.c only; kernels.h states the arithmetic. */
