@@ -20,10 +20,15 @@ static const so_command table[] = {
      "show a text's token ids", 0, 1},
     {SO_CMD_THEORY, "theory", so_cmd_theory, "--alpha A [--gamma G] [--c C]\n[--json] [--svg FILE]",
      "what speculation can gain; without --alpha, the paper's tables and figures", 0, 0},
+    {SO_CMD_PROVE, "prove", so_cmd_prove, "-m MODEL [-md DRAFT] [--spec DRAFTERS] [options]",
+     "show on this machine that speculation leaves the model's words as they are", 0, 0},
     {SO_CMD_BENCH, "bench", so_cmd_bench,
-     "curve -m MODEL [options]\nppl -m MODEL -f TEXT [options]\ndecode -m MODEL [options]\nprompt "
+     "spec -m MODEL --spec DRAFTERS --prompts FILE.jsonl [options]\ncurve -m MODEL [options]\nppl "
+     "-m MODEL -f TEXT [options]\ndecode -m MODEL [options]\nprompt "
      "-m MODEL [options]\nlogits -m MODEL -f IDS.json -o FILE [options]",
-     "measure: curve (time of a pass by its rows), ppl (perplexity), decode, prompt, logits", 1, 1},
+     "measure: spec (plain against speculative), curve (time of a pass by its rows), ppl "
+     "(perplexity), decode, prompt, logits",
+     1, 1},
 };
 
 const so_command *so_command_at(int i) {

@@ -11,6 +11,7 @@ enum {
     SO_CMD_QUANTIZE = 1 << 4,
     SO_CMD_TOKENIZE = 1 << 5,
     SO_CMD_THEORY = 1 << 6,
+    SO_CMD_PROVE = 1 << 7,
     SO_CMD_ALL = ~0,
 };
 
@@ -34,5 +35,6 @@ int so_cmd_inspect(int argc, char **argv);
 int so_cmd_quantize(int argc, char **argv);
 int so_cmd_tokenize(int argc, char **argv);
 int so_cmd_theory(int argc, char **argv);
+int so_cmd_prove(int argc, char **argv);
 
 #endif

@@ -56,3 +56,15 @@ int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out
         out->kv_dtype = SO_DTYPE_F32;
     return 0;
 }
+
+int so_cli_encode(const so_bundle *b, bool raw, so_str text, so_tokens *out, so_err *err) {
+    if (raw || !b->chat)
+        return so_tokenizer_encode(b->tok, text, SO_ENCODE_ADD_SPECIAL, out, err);
+    json_t *messages =
+        json_pack("[{s:s, s:o}]", "role", "user", "content", json_stringn(text.ptr, text.len));
+    if (!messages)
+        return so_err_set(err, SO_EINVAL, "the prompt is not valid UTF-8");
+    int rc = so_chat_encode(b->chat, messages, NULL, out, err);
+    json_decref(messages);
+    return rc;
+}

@@ -10,5 +10,8 @@
 int so_cli_open(const so_args *a, so_bundle *out);
 /* Engine options: context, cache type, batch size, parallel. */
 int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out);
+/* The tokens of one prompt as `run` would feed it: in the model's chat format, where it has one and
+ * `raw` does not forbid it. */
+int so_cli_encode(const so_bundle *b, bool raw, so_str text, so_tokens *out, so_err *err);
 
 #endif

@@ -34,8 +34,8 @@ typedef struct opt_row {
     int cmds;
 } opt_row;
 
-#define LOADS (SO_CMD_RUN | SO_CMD_BENCH)
-#define SPECULATES (SO_CMD_RUN)
+#define LOADS (SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_PROVE)
+#define SPECULATES (SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_PROVE)
 #define WITH_MODEL (LOADS | SO_CMD_INSPECT | SO_CMD_TOKENIZE)
 
 static const opt_row table[SO_OPT_COUNT] = {
@@ -66,7 +66,7 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_SYSTEM] = {"Prompt", "system", "sys", "system-prompt", TEXT, 0, 0, "TEXT", NULL,
                        "system message put before the prompt", SO_CMD_RUN},
     [SO_OPT_RAW] = {"Prompt", "raw", NULL, NULL, FLAG, 0, 0, NULL, NULL,
-                    "continue the text as it is, without the model's chat format", SO_CMD_RUN},
+                    "continue the text as it is, without the model's chat format", LOADS},
     [SO_OPT_ADD_SPECIAL] = {"Prompt", "add-special", NULL, NULL, FLAG, 0, 0, NULL,
                             "only the text's own ids",
                             "also put BOS and EOS where the model wants them", SO_CMD_TOKENIZE},
@@ -76,9 +76,9 @@ static const opt_row table[SO_OPT_COUNT] = {
                                  SO_CMD_TOKENIZE},
     [SO_OPT_PROMPTS] = {"Prompt", "prompts", NULL, NULL, TEXT, 0, 0, "FILE.jsonl", NULL,
                         "answer every line of a file: {\"id\",\"turns\":[…]} or {\"prompt\":…}",
-                        SO_CMD_RUN},
+                        LOADS},
     [SO_OPT_PARALLEL] = {"Prompt", "parallel", "np", NULL, INT, 1, 64, "N", "1",
-                         "how many sequences run at once", SO_CMD_RUN | SO_CMD_INSPECT},
+                         "how many sequences run at once", LOADS | SO_CMD_INSPECT},
 
     [SO_OPT_PREDICT] = {"Output", "predict", "n", "n-predict max-tokens", INT, -1, 1 << 24, "N",
                         "until the model ends or the context is full", "most tokens to generate",
@@ -89,10 +89,10 @@ static const opt_row table[SO_OPT_COUNT] = {
                            "go on after the model's end token", SO_CMD_RUN},
 
     [SO_OPT_SEED] = {"Sampling", "seed", "s", NULL, SEED, 0, 0, "N", "random, reported",
-                     "seed of the noise; the same seed gives the same text", SO_CMD_RUN},
+                     "seed of the noise; the same seed gives the same text", LOADS},
     [SO_OPT_TEMP] = {"Sampling", "temp", NULL, "temperature", FLOAT, 0, 100, "T",
-                     "the model's own, else 0.8", "temperature; 0 takes the likeliest token",
-                     SO_CMD_RUN},
+                     "the model's own, else 0.8; bench: 0",
+                     "temperature; 0 takes the likeliest token", SO_CMD_RUN | SO_CMD_BENCH},
     [SO_OPT_TOP_K] = {"Sampling", "top-k", NULL, NULL, INT, 0, 1 << 24, "K",
                       "the model's own, else 0", "keep the K likeliest tokens; 0: all", SO_CMD_RUN},
     [SO_OPT_TOP_P] = {"Sampling", "top-p", NULL, NULL, FLOAT, 0, 1, "P", "the model's own, else 1",

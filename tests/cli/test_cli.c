@@ -188,7 +188,7 @@ static void test_bad_usage(void **state) {
         {"sooth run -m tiny.gguf -p x stray", "unexpected argument 'stray'"},
         {"sooth run -m tiny.gguf -p x --repeats 3", "belongs to: bench"},
         {"sooth bench", "too few arguments"},
-        {"sooth bench kurve -m tiny.gguf", "must be curve"},
+        {"sooth bench kurve -m tiny.gguf", "must be spec"},
         {"sooth bench ppl -m tiny.gguf", "needs a text"},
         {"sooth pull nothing", "no known model"},
     };
@@ -341,6 +341,56 @@ static void test_view(void **state) {
     done(&plain);
     done(&view);
     done(&lines);
+}
+
+static void test_prove(void **state) {
+    fixture *f = *state;
+    static const char *const mutants[] = {"accept_all", "keep_row", "move_tail"};
+    json_t *o = json_of(f, "sooth prove -m tiny.gguf -md tiny.gguf -n 12 -t 1 --json");
+    assert_true(json_is_true(json_object_get(o, "exact")));
+    assert_int_equal(json_integer_value(json_object_get(o, "runs")), 6 * 5 * 3 * 2);
+    assert_int_equal(json_integer_value(json_object_get(o, "chi_square_tests")), 18);
+    assert_true(json_integer_value(json_object_get(o, "accepted")) > 100);
+    json_decref(o);
+    for (size_t i = 0; i < SO_LEN(mutants); i++) {
+        ran r = run(f, "SOOTH_DEBUG=mutant=%s sooth prove -m tiny.gguf -n 12 -t 1", mutants[i]);
+        if (r.status != 1 || !strstr(text_of(&r.out), "NOT EXACT") ||
+            !strstr(text_of(&r.err), "DIFFERENT"))
+            fail_msg("%s: status %d, %s%s", mutants[i], r.status, text_of(&r.out), text_of(&r.err));
+        done(&r);
+    }
+    expect(f, 2, "nothing to prove", "sooth prove -m tiny.gguf --no-spec");
+}
+
+static void test_bench_spec(void **state) {
+    fixture *f = *state;
+    spill(f, "some.jsonl",
+          "{\"category\":\"a\",\"prompt\":\"the sea the sea\"}\n"
+          "{\"category\":\"a\",\"prompt\":\"hello\"}\n"
+          "{\"category\":\"b\",\"turns\":[\"worlds\",\"more\"]}\n");
+    ran r = run(f, "sooth bench spec -m tiny.gguf -t 1 --spec 'oracle(0.8)' --spec-length 3 -n 20 "
+                   "--prompts some.jsonl --json --parallel 2");
+    static const char *const names[] = {"a", "b", "all"};
+    static const char *const fields[] = {"prompts",        "plain_tps",     "spec_tps", "speedup",
+                                         "speedup_spread", "mean_accepted", "alpha"};
+    const char *at = text_of(&r.out);
+    assert_int_equal(r.status, 0);
+    for (size_t i = 0; i < SO_LEN(names); i++) {
+        json_error_t je;
+        json_t *o = json_loads(at, JSON_DISABLE_EOF_CHECK, &je);
+        assert_non_null(o);
+        at = strchr(at, '\n') + 1;
+        assert_string_equal(json_string_value(json_object_get(o, "category")), names[i]);
+        for (size_t k = 0; k < SO_LEN(fields); k++)
+            assert_true(json_is_number(json_object_get(o, fields[k])));
+        assert_true(json_is_true(json_object_get(o, "identical")));
+        json_decref(o);
+    }
+    assert_int_equal(*at, '\0');
+    done(&r);
+    expect(f, 2, "--prompts", "sooth bench spec -m tiny.gguf --spec ngram");
+    expect(f, 2, "must name a drafter",
+           "sooth bench spec -m tiny.gguf --no-spec --prompts some.jsonl");
 }
 
 static void same_tokens(const fixture *f, const char *a, const char *b, bool same) {
@@ -643,6 +693,8 @@ int main(void) {
         cmocka_unit_test(test_bad_models),
         cmocka_unit_test(test_bad_prompts),
         cmocka_unit_test(test_json_fields),
+        cmocka_unit_test(test_prove),
+        cmocka_unit_test(test_bench_spec),
         cmocka_unit_test(test_speculation),
         cmocka_unit_test(test_bad_speculation),
         cmocka_unit_test(test_view),

@@ -1,0 +1,9 @@
+/* `sooth bench spec`, a kind of `bench` in a file of its own. */
+#ifndef SO_CLI_BENCH_SPEC_H
+#define SO_CLI_BENCH_SPEC_H
+
+#include "cli/options.h"
+
+int so_bench_spec(const so_args *a);
+
+#endif
