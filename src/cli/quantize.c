@@ -16,6 +16,7 @@
 #include "format/checkpoint.h"
 #include "format/convert.h"
 #include "format/describe.h"
+#include "model/convert.h"
 
 static void on_signal(int sig) {
     so_out_cleanup_on_signal();
@@ -77,26 +78,32 @@ static void print_json(const result *r) {
     json_decref(o);
 }
 
-static int convert(const so_args *a, const so_checkpoint *ck, const so_recipe *recipe, result *r,
-                   so_err *err) {
+static int open_source(so_checkpoint *ck, so_convert_source *src, so_err *err) {
     const so_gguf *g = so_checkpoint_gguf(ck);
     if (!g)
-        return so_err_set(
-            err, SO_EUNSUPPORTED,
-            "%s: is a folder; quantize reads GGUF files (--quantize rounds a folder's "
-            "weights when it is loaded)",
-            so_checkpoint_path(ck));
+        return so_model_convert_source(ck, src, err);
+    so_convert_from_gguf(g, src);
+    return SO_OK;
+}
+
+static int convert(const so_args *a, so_checkpoint *ck, const so_recipe *recipe, result *r,
+                   so_err *err) {
     so_convert_source src;
+    int rc = open_source(ck, &src, err);
+    if (rc != SO_OK)
+        return rc;
     so_progress bar;
     int64_t n_threads = so_args_int(a, SO_OPT_THREADS, 0), start = so_clock_ns();
     so_convert_opts opts = {.n_threads = n_threads ? (int)n_threads : so_cpu_count(),
                             .progress = so_progress_callback,
                             .user = &bar};
-    so_convert_from_gguf(g, &src);
     so_progress_begin(&bar, "quantizing");
-    int rc = so_convert(&src, recipe, r->out, &opts, &r->report, err);
+    rc = so_convert(&src, recipe, r->out, &opts, &r->report, err);
     so_progress_end(&bar);
-    so_convert_source_free(&src);
+    if (so_checkpoint_gguf(ck))
+        so_convert_source_free(&src);
+    else
+        so_model_convert_source_free(&src);
     r->seconds = so_clock_ms_since(start) * 1e-3;
     return rc;
 }

@@ -221,6 +221,37 @@ static int open_folder(so_checkpoint *c, so_checkpoint_need need, so_err *err) {
     return open_weights(c, need == SO_CHECKPOINT_ALL, err);
 }
 
+/* A file made from a folder carries the folder's own JSON instead of GGUF's tables. */
+static int unpack_tokenizer(so_checkpoint *c, so_err *err) {
+    const struct {
+        const char *key;
+        size_t flags;
+        json_t **out;
+    } list[] = {
+        {"tokenizer.huggingface.json", 0, &c->tokenizer},
+        {"tokenizer.huggingface.config.json", JSON_DECODE_INT_AS_REAL, &c->tokenizer_config},
+        {"tokenizer.huggingface.generation_config.json", 0, &c->generation_config},
+    };
+    if (so_gguf_find(c->gguf, "tokenizer.ggml.model"))
+        return SO_OK;
+    for (size_t i = 0; i < SO_LEN(list); i++) {
+        so_str text;
+        json_error_t je;
+        if (!so_gguf_find(c->gguf, list[i].key))
+            continue;
+        int rc = so_gguf_get_str(c->gguf, list[i].key, &text, err);
+        if (rc != SO_OK)
+            return rc;
+        if (text.len <= 64u << 20)
+            *list[i].out = json_loadb(text.ptr, text.len,
+                                      JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | list[i].flags, &je);
+        if (!json_is_object(*list[i].out))
+            return so_err_set(err, SO_EFORMAT, "%s: %s (%zu bytes) is not a JSON object", c->path,
+                              list[i].key, text.len);
+    }
+    return SO_OK;
+}
+
 static int open_gguf(so_checkpoint *c, so_checkpoint_need need, so_err *err) {
     int rc = so_gguf_open(c->path, &c->gguf, err);
     if (rc != SO_OK)
@@ -232,7 +263,7 @@ static int open_gguf(so_checkpoint *c, so_checkpoint_need need, so_err *err) {
     for (size_t i = 0; i < n; i++)
         c->tensors[i] = so_gguf_tensor_at(c->gguf, i);
     c->n_tensors = n;
-    return SO_OK;
+    return unpack_tokenizer(c, err);
 }
 
 /* What a single file is, by its first bytes. */

@@ -170,8 +170,8 @@ static void read_window(so_fields *f, so_hparams *hp) {
 static void read_rest(so_fields *f, so_hparams *hp) {
     bool layer_norm = hp->arch == SO_ARCH_GPT2;
     hp->norm_eps = (float)so_fields_num(
-        f, layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", 0, 1,
-        NAN);
+        f, layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", 1e-30,
+        1, NAN);
     hp->attn_scale = (float)so_fields_num(f, "attention.scale", -1e-30, 1e6, 0);
     /* Gemma 3 27B alone scales by its width per head (168), not by its head size (128), and GGUF
      * has no key for it; its 62 layers are what tells it apart. */

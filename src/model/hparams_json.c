@@ -68,11 +68,6 @@ static void refuse_unknown(so_fields *f, so_arch arch) {
     so_fields_refuse(f, "is_encoder_decoder", "an encoder");
     so_fields_refuse(f, "scale_attn_by_inverse_layer_idx",
                      "attention scaled by the layer's number");
-    if (json_object_get(f->json, "quantization_config"))
-        so_fields_fail(f, SO_EUNSUPPORTED,
-                       "%squantization_config: folders with weights quantised by other tools are "
-                       "not supported; use the original weights or a GGUF file",
-                       f->prefix);
     if (arch == SO_ARCH_GPT2 && !so_fields_flag(f, "scale_attn_weights", true))
         so_fields_fail(f, SO_EUNSUPPORTED, "%sscale_attn_weights is false, which is not supported",
                        f->prefix);
@@ -109,7 +104,7 @@ static void read_dims(so_fields *f, so_hparams *hp) {
     if (f->rc == 0 && hp->head_dim > SO_MAX_HEAD_DIM)
         so_fields_fail(f, SO_ERANGE, "head size %d; at most %d is supported", hp->head_dim,
                        SO_MAX_HEAD_DIM);
-    hp->norm_eps = (float)so_fields_num(f, "rms_norm_eps", 0, 1, 1e-6);
+    hp->norm_eps = (float)so_fields_num(f, "rms_norm_eps", 1e-30, 1, 1e-6);
 }
 
 /* Rope. */
@@ -166,7 +161,7 @@ static bool sub_fields(so_fields *f, const json_t *parent, const char *key, cons
     if (f->rc != 0 || !o || json_is_null(o))
         return false;
     if (!json_is_object(o)) {
-        so_fields_fail(f, SO_EFORMAT, "%s is not an object", prefix);
+        so_fields_fail(f, SO_EFORMAT, "%.*s is not an object", (int)strlen(prefix) - 1, prefix);
         return false;
     }
     *out = (so_fields){.file = f->file, .prefix = prefix, .json = o, .err = f->err};
@@ -300,7 +295,7 @@ static void read_gpt2(so_fields *f, so_hparams *hp) {
     hp->n_heads_kv = hp->n_heads;
     hp->d_ff = (int)so_fields_int(f, "n_inner", 1, SO_MAX_FF, 4 * (int64_t)hp->d_model);
     hp->n_ctx_train = (int)so_fields_int(f, "n_positions", 1, SO_MAX_CTX, 1024);
-    hp->norm_eps = (float)so_fields_num(f, "layer_norm_epsilon", 0, 1, 1e-5);
+    hp->norm_eps = (float)so_fields_num(f, "layer_norm_epsilon", 1e-30, 1, 1e-5);
     if (hp->d_model % hp->n_heads != 0)
         so_fields_fail(f, SO_EFORMAT, "%sn_embd %d is no multiple of %sn_head %d", f->prefix,
                        hp->d_model, f->prefix, hp->n_heads);
@@ -323,6 +318,10 @@ int so_hparams_from_json(const json_t *config, const char *file, so_hparams *out
     bool above = so_fields_has(&f, "tie_word_embeddings");
     if (sub_fields(&f, config, "text_config", "text_config.", &text))
         f = text;
+    if (json_is_object(json_object_get(config, "quantization_config")))
+        so_fields_fail(&f, SO_EUNSUPPORTED,
+                       "quantization_config: folders with weights quantised by other tools are not "
+                       "supported; use the original weights or a GGUF file");
     read_arch(&f, &hp);
     if (f.rc == 0) {
         refuse_unknown(&f, hp.arch);

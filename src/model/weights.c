@@ -101,6 +101,13 @@ static void round_rows(void *arg, int index, int count) {
             break;
         }
         so_quantize_row(job->dst->dtype, row, dst + (size_t)r * dst_bytes, cols);
+        /* F16, and the F16 scales of the quants, end at 65504 */
+        so_dequantize_row(job->dst->dtype, dst + (size_t)r * dst_bytes, row, cols);
+        bad = so_weights_nonfinite(row, cols);
+        if (bad >= 0) {
+            note_bad(job, r * cols + bad);
+            break;
+        }
     }
     free(row);
 }
@@ -116,7 +123,10 @@ int so_weights_round(const so_tensor *t, so_dtype dtype, so_pool *pool, so_tenso
         return 0;
     free(*memory);
     *memory = NULL;
-    return so_err_set(err, SO_EFORMAT, "tensor %.*s holds NaN or infinity at row %lld, column %lld",
-                      SO_STR_ARG(t->name), (long long)(job.bad / t->dims[0]),
-                      (long long)(job.bad % t->dims[0]));
+    return so_err_set(
+        err, SO_EFORMAT,
+        "tensor %.*s holds NaN, infinity or a value past the range of %s at row %lld, "
+        "column %lld",
+        SO_STR_ARG(t->name), so_dtype_get(dtype)->name, (long long)(job.bad / t->dims[0]),
+        (long long)(job.bad % t->dims[0]));
 }

@@ -9,8 +9,8 @@
 /* t with rows and columns exchanged, float dtypes only; *memory owns the bytes. */
 int so_weights_transpose(const so_tensor *t, so_tensor *out, void **memory, so_err *err);
 
-/* t rounded to dtype, rows shared out over the pool. An element that is NaN or infinite is an error
- * naming the tensor and its place. */
+/* t rounded to dtype, rows shared out over the pool. An element that is NaN or infinite, or becomes
+ * so by rounding, is an error naming the tensor and its place. */
 int so_weights_round(const so_tensor *t, so_dtype dtype, so_pool *pool, so_tensor *out,
                      void **memory, so_err *err);
 

@@ -136,7 +136,9 @@ int so_tokenizer_load(const so_checkpoint *ck, so_tokenizer **out, so_err *err) 
     so_tokenizer *t = SO_NEW(so_tokenizer);
     t->bos = t->eos = t->unk = SO_TOKEN_NONE;
     const so_gguf *g = so_checkpoint_gguf(ck);
-    int rc = g ? so_tokenizer_from_gguf(t, g, err) : so_tokenizer_from_json(t, ck, err);
+    bool own_json = so_checkpoint_tokenizer(ck) != NULL; /* also in a GGUF made from a folder */
+    int rc =
+        g && !own_json ? so_tokenizer_from_gguf(t, g, err) : so_tokenizer_from_json(t, ck, err);
     if (rc == 0)
         rc = so_decoder_render(t, err);
     if (rc) {

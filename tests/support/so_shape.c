@@ -79,10 +79,27 @@ static void metadata(const so_shape *t, so_gguf_writer *w) {
         so_gguf_writer_u32(w, "llama.attention.sliding_window", (uint32_t)t->window);
 }
 
+/* The spec's harm; returns the new count. */
+static int harm(const so_shape *t, tensor *list, int n) {
+    int kept = 0;
+    for (int i = 0; i < n; i++) {
+        if (t->drop && strcmp(list[i].name, t->drop) == 0)
+            continue;
+        if (t->shorten && strcmp(list[i].name, t->shorten) == 0)
+            list[i].dims[0]--;
+        list[kept++] = list[i];
+    }
+    if (t->extra) {
+        list[kept] = (tensor){.dims = {1, 1}, .n_dims = 1};
+        snprintf(list[kept++].name, sizeof list[0].name, "%s", t->extra);
+    }
+    return kept;
+}
+
 char *so_shape_write(const char *dir, const so_shape *t) {
     so_err err = {0};
-    tensor *list = SO_NEW_N(tensor, 3 + TENSORS_PER_LAYER * t->n_layers);
-    int n = list_tensors(t, list);
+    tensor *list = SO_NEW_N(tensor, 4 + TENSORS_PER_LAYER * t->n_layers);
+    int n = harm(t, list, list_tensors(t, list));
     char *path = so_path_join(dir, "shape.gguf");
     so_gguf_writer *w = so_gguf_writer_create();
     metadata(t, w);
@@ -93,6 +110,8 @@ char *so_shape_write(const char *dir, const so_shape *t) {
         int64_t count = list[i].dims[0] * list[i].dims[1];
         float *data = SO_NEW_N(float, count);
         fill(t, &list[i], (uint32_t)i, data, count);
+        if (t->sicken && strcmp(list[i].name, t->sicken) == 0)
+            data[count - 1] = INFINITY;
         SO_OK_OR_FAIL(so_gguf_writer_data(w, data, (size_t)count * sizeof *data, &err), err);
         free(data);
     }

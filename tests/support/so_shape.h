@@ -9,6 +9,11 @@ typedef struct so_shape {
     int window;    /* 0: none */
     int nan_token; /* > 0: this token's embedding is NaN; the output matrix is finite */
     uint64_t seed;
+    /* Harm, by tensor name; NULL: none. */
+    const char *drop;    /* left out */
+    const char *shorten; /* one element shorter in its first dimension */
+    const char *sicken;  /* its last element is infinite */
+    const char *extra;   /* added, one element */
 } so_shape;
 
 /* Writes dir/shape.gguf (float32); the path, to be freed. Fails the test on any error. */

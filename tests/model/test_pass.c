@@ -1,0 +1,237 @@
+/* Passes: what a batch may not say, what the results are, and tables that grow. */
+#include "so_test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "so_rig.h"
+#include "so_shape.h"
+
+static const so_shape SHAPE = {.d_model = 32,
+                               .n_layers = 1,
+                               .n_heads = 2,
+                               .n_heads_kv = 1,
+                               .head_dim = 16,
+                               .d_ff = 48,
+                               .n_vocab = 67,
+                               .n_ctx = 512,
+                               .seed = 21};
+
+static char *g_dir, *g_path;
+
+static int setup(void **state) {
+    (void)state;
+    g_dir = so_test_tmp();
+    g_path = so_shape_write(g_dir, &SHAPE);
+    return 0;
+}
+static int teardown(void **state) {
+    (void)state;
+    free(g_path);
+    so_test_tmp_free(g_dir);
+    return 0;
+}
+
+static void refused(so_rig *r, so_seq *const *seqs, int n_seqs, const so_row *rows, int n, int code,
+                    const char *says) {
+    so_err err = {0};
+    int rc = so_pass_run(r->p, &(so_batch){rows, n, seqs, n_seqs}, SO_PASS_LOGITS, &err);
+    if (rc != code || !strstr(err.msg, says))
+        fail_msg("%d '%s', and not %d '%s'", rc, err.msg, code, says);
+}
+
+static void refuses_batches(void **state) {
+    (void)state;
+    so_rig r;
+    so_err err = {0};
+    so_rig_open(&r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO, .max_rows = 4});
+    so_seq *a = so_seq_create(r.kv), *b = so_seq_create(r.kv), *both[] = {a, b}, *twice[] = {a, a};
+    so_rig_chain(&r, a, (int32_t[]){1, 2, 3}, 3, NULL);
+    SO_OK_OR_FAIL(so_seq_begin(a, 2, &err), err);
+    const so_row good[] = {{1, 3, 0, -1, true}, {2, 4, 0, 0, true}};
+    so_row rows[5];
+#define BAD(change, n, code, says)                 \
+    do {                                           \
+        memcpy(rows, good, sizeof good);           \
+        change;                                    \
+        refused(&r, both, 2, rows, n, code, says); \
+    } while (0)
+    BAD(rows[1].token = 67, 2, SO_EINVAL, "row 1: token 67 is outside the vocabulary of 67");
+    BAD(rows[0].token = -1, 2, SO_EINVAL, "row 0: token -1");
+    BAD(rows[1].pos = 5, 2, SO_EINVAL, "row 1: position 5 does not follow its parent; 4 does");
+    BAD(rows[0].pos = 0, 2, SO_EINVAL, "row 0: position 0");
+    BAD(rows[0].parent = 1, 2, SO_EINVAL, "row 0: parent 1 does not stand before it");
+    BAD(rows[1].parent = 1, 2, SO_EINVAL, "row 1: parent 1 does not stand before it");
+    BAD(rows[1].parent = -2, 2, SO_EINVAL, "row 1: parent -2");
+    BAD(rows[0].seq = 2, 2, SO_EINVAL, "row 0: sequence 2 of 2");
+    BAD(rows[0].seq = -1, 2, SO_EINVAL, "row 0: sequence -1 of 2");
+    BAD((rows[1].seq = 1, rows[1].pos = 4), 2, SO_EINVAL, "row 1: parent 0 is of another sequence");
+    BAD((void)0, 1, SO_EINVAL, "sequence 0 has 1 rows; its open speculation has 2 nodes");
+    BAD((void)0, 0, SO_EINVAL, "a batch of 0 rows");
+    BAD((void)0, 5, SO_EINVAL, "a batch of 5 rows");
+    refused(&r, twice, 2, good, 2, SO_EINVAL, "sequences 0 and 1 are the same");
+
+    so_kv *other;
+    so_kv_shape shape = *so_kv_get_shape(r.kv);
+    SO_OK_OR_FAIL(so_kv_create(r.b, &shape, &other, &err), err);
+    so_seq *stranger = so_seq_create(other);
+    refused(&r, (so_seq *[]){a, stranger}, 2, good, 2, SO_EINVAL, "another KV cache");
+    so_seq_free(stranger);
+    so_kv_free(other);
+
+    /* after all this the batch itself still runs */
+    SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){good, 2, both, 2}, SO_PASS_LOGITS, &err), err);
+    so_seq_free(a);
+    so_seq_free(b);
+    so_rig_close(&r);
+}
+
+static void refuses_sizes(void **state) {
+    (void)state;
+    so_rig r;
+    so_err err = {0};
+    so_rig_open(&r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO});
+    so_pass *p = NULL;
+    assert_int_equal(so_pass_create(r.m, r.kv, 0, 0, &p, &err), SO_EINVAL);
+    assert_int_equal(so_pass_create(r.m, r.kv, 4, 5, &p, &err), SO_EINVAL);
+    so_kv *other;
+    so_kv_shape shape = *so_kv_get_shape(r.kv);
+    shape.head_dim = 8;
+    SO_OK_OR_FAIL(so_kv_create(r.b, &shape, &other, &err), err);
+    assert_int_equal(so_pass_create(r.m, other, 4, 4, &p, &err), SO_EMISMATCH);
+    assert_non_null(strstr(err.msg, "1 heads of 8; the model has 1, 1 of 16"));
+    so_kv_free(other);
+    /* three logits asked of a pass made for two */
+    SO_OK_OR_FAIL(so_pass_create(r.m, r.kv, 4, 2, &p, &err), err);
+    so_seq *s = so_seq_create(r.kv);
+    so_row rows[] = {{1, 0, 0, -1, true}, {2, 1, 0, 0, true}, {3, 2, 0, 1, true}};
+    SO_OK_OR_FAIL(so_seq_begin(s, 3, &err), err);
+    so_batch batch = {rows, 3, &s, 1};
+    assert_int_equal(so_pass_run(p, &batch, SO_PASS_LOGITS, &err), SO_EINVAL);
+    rows[1].want_logits = false;
+    SO_OK_OR_FAIL(so_pass_run(p, &batch, SO_PASS_LOGITS, &err), err);
+    so_seq_free(s);
+    so_pass_free(p);
+    so_rig_close(&r);
+}
+
+static void past_learned_positions(void **state) {
+    (void)state;
+    so_rig r;
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s", so_test_data("golden/models/gpt2"));
+    so_rig_open(&r, folder, &(so_rig_opts){.level = SO_CPU_AUTO, .max_rows = 129});
+    so_row rows[129];
+    so_err err = {0};
+    so_seq *s = so_seq_create(r.kv);
+    for (int i = 0; i < 129; i++)
+        rows[i] = (so_row){i % 131, i, 0, i - 1, false};
+    SO_OK_OR_FAIL(so_seq_begin(s, 129, &err), err);
+    refused(&r, &s, 1, rows, 129, SO_ERANGE, "position 128 is past the 128 positions");
+    so_seq_free(s);
+    so_rig_close(&r);
+}
+
+/* Logits only where wanted, in the order of the rows; argmax and hidden states of the same rows. */
+static void results(void **state) {
+    (void)state;
+    so_rig r;
+    so_err err = {0};
+    so_rig_open(&r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO, .deferred = true});
+    int32_t tokens[5] = {9, 8, 7, 6, 5};
+    float all[5 * 67], hidden[2 * 32];
+    so_seq *s = so_seq_create(r.kv);
+    so_rig_chain(&r, s, tokens, 5, all);
+    so_seq_truncate_to(s, 0);
+    so_row rows[5];
+    for (int i = 0; i < 5; i++)
+        rows[i] = (so_row){tokens[i], i, 0, i - 1, i == 1 || i == 4};
+    SO_OK_OR_FAIL(so_seq_begin(s, 5, &err), err);
+    so_batch batch = {rows, 5, &s, 1};
+    SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_LOGITS | SO_PASS_ARGMAX | SO_PASS_HIDDEN, &err),
+                  err);
+    const int picked[] = {1, 4};
+    for (int k = 0; k < 2; k++) {
+        const float *want = all + picked[k] * 67;
+        assert_memory_equal(so_pass_logits(r.p, k), want, 67 * sizeof(float));
+        int best = 0;
+        for (int v = 1; v < 67; v++)
+            best = want[v] > want[best] ? v : best;
+        assert_int_equal(so_pass_argmax(r.p, k), best);
+        memcpy(hidden + k * 32, so_pass_hidden(r.p, k), 32 * sizeof(float));
+    }
+    /* alone, each is what it was beside the others */
+    SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_HIDDEN, &err), err);
+    assert_memory_equal(so_pass_hidden(r.p, 0), hidden, 32 * sizeof(float));
+    SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_ARGMAX, &err), err);
+    SO_OK_OR_FAIL(so_pass_run(r.p, &batch, 0, &err), err);
+    /* logits are the output matrix times the hidden state */
+    const so_tensor *w = so_checkpoint_tensor(r.ck, "output.weight");
+    for (int v = 0; v < 67; v++) {
+        double sum = 0;
+        for (int i = 0; i < 32; i++)
+            sum += (double)((const float *)w->data)[v * 32 + i] * (double)hidden[i];
+        assert_float_equal((float)sum, all[67 + v], 1e-4);
+    }
+    so_seq_free(s);
+    so_rig_close(&r);
+}
+
+/* Two long branches and many forks: more branch slots and pages than the pass was made for. */
+static void tables_grow(void **state) {
+    (void)state;
+    enum { N = 64, SEQS = 64 };
+    so_rig r;
+    so_err err = {0};
+    so_rig_open(&r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO, .max_rows = N, .n_pages = 80});
+    so_seq *s = so_seq_create(r.kv);
+    so_row rows[N];
+    for (int i = 0; i < N; i++) /* two chains, taking turns: each row has a tail */
+        rows[i] = (so_row){i, i / 2, 0, i - 2 < 0 ? -1 : i - 2, i == N - 1};
+    SO_OK_OR_FAIL(so_seq_begin(s, N, &err), err);
+    so_batch batch = {rows, N, &s, 1};
+    SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_LOGITS, &err), err);
+    float *branch = SO_NEW_N(float, 67), *chain = SO_NEW_N(float, N * 67);
+    memcpy(branch, so_pass_logits(r.p, 0), 67 * sizeof(float));
+    so_seq_abort(s);
+    int32_t odd[N / 2];
+    for (int i = 0; i < N / 2; i++)
+        odd[i] = 2 * i + 1;
+    so_rig_chain(&r, s, odd, N / 2, chain);
+    assert_memory_equal(branch, chain + (N / 2 - 1) * 67, 67 * sizeof(float));
+
+    /* 64 forks of 10 pages each, all pages shared but the last */
+    int32_t text[N];
+    for (int i = 0; i < N; i++)
+        text[i] = i;
+    for (int i = 0; i < 4; i++)
+        so_rig_chain(&r, s, text, N, NULL); /* 288 positions, 9 pages */
+    so_seq *forks[SEQS];
+    for (int i = 0; i < SEQS; i++) {
+        forks[i] = so_seq_fork(s, 288);
+        SO_OK_OR_FAIL(so_seq_begin(forks[i], 1, &err), err);
+        rows[i] = (so_row){11, 288, i, -1, i == 0 || i == SEQS - 1};
+    }
+    SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){rows, SEQS, forks, SEQS}, SO_PASS_LOGITS, &err),
+                  err);
+    assert_memory_equal(so_pass_logits(r.p, 0), so_pass_logits(r.p, 1), 67 * sizeof(float));
+    for (int i = 0; i < SEQS; i++)
+        so_seq_free(forks[i]);
+    so_seq_free(s);
+    so_rig_close(&r);
+    free(branch);
+    free(chain);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(refuses_batches),
+        cmocka_unit_test(refuses_sizes),
+        cmocka_unit_test(past_learned_positions),
+        cmocka_unit_test(results),
+        cmocka_unit_test(tables_grow),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
