@@ -98,13 +98,15 @@ $(O)/tests/%: $(O)/tests/%.o $(TEST_LIB_OBJ) $(OUT)/libsooth.a
 	$(CC) $(LDFLAGS) $^ -lcmocka $(LDLIBS) -o $@
 
 .SECONDARY:
-.PHONY: tests test check check-asan check-ubsan check-tsan check-arm check-live
+.PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live
 tests: all $(TEST_BIN)
 
 test: tests ## unit, golden and statistical tests
 	SOOTH_BIN=$(OUT)/sooth $(PYTHON) tools/run_tests.py $(TEST_BIN) $(TEST_SCRIPTS)
 
 # Sanitizer runs leave out the scripts: they start programs that only the plain build has.
+check-san: ## the tests under the address and undefined-behaviour sanitizers at once
+	$(MAKE) SAN=address,undefined TEST_SCRIPTS= test
 check-asan: ## the tests under the address sanitizer
 	$(MAKE) SAN=address TEST_SCRIPTS= test
 check-ubsan: ## the tests under the undefined-behaviour sanitizer
