@@ -129,8 +129,10 @@ static bool begin_chain(model_drafter *md, so_draft_job *job, chain *c) {
     limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last one is never fed */
     if (limit < 1 || !knows_text(md, s, job))
         return false;
-    if (!s->seq)
+    if (!s->seq) {
         s->seq = so_seq_create(md->kv);
+        so_seq_reserve(s->seq, SO_MIN(s->cap, md->n_ctx));
+    }
     sync_text(s, job);
     *c = (chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
     return true;

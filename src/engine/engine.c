@@ -3,8 +3,8 @@
  * Invariants: a running request holds a sequence whose committed length is below its token count
  * (the root is never in the cache), and a promise of pages for its whole life, so that a pass never
  * runs out of cache half way: admission is the only place that can say "not now". Requests are
- * admitted in the order of submission. After creation and submission a step allocates nothing but
- * pages of the cache's own tables.
+ * admitted in the order of submission. After creation, submission and admission a step
+ * allocates nothing.
  *
  * Refuses: to preempt, to reorder, to look at randomness other than through keys. */
 #include <stdlib.h>
@@ -320,6 +320,7 @@ static void admit(so_engine *e) {
         r->tree = &e->trees[slot];
         so_speculate_admit(r);
         r->seq = so_seq_create(e->kv);
+        so_seq_reserve(r->seq, r->n_promised * SO_KV_PAGE);
         r->phase = SO_PHASE_RUNNING;
         r->t_admitted_ns = so_clock_ns();
         e->n_promised += r->n_promised;

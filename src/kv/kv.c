@@ -184,6 +184,8 @@ so_seq *so_seq_create(so_kv *kv) {
     return s;
 }
 
+void so_seq_reserve(so_seq *s, int n) { table_reserve(s, so_kv_pages_for(n)); }
+
 void so_seq_free(so_seq *s) {
     if (!s)
         return;

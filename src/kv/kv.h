@@ -35,6 +35,8 @@ static inline int so_kv_pages_for(int n) { return (n + SO_KV_PAGE - 1) / SO_KV_P
 
 so_seq *so_seq_create(so_kv *kv);
 void so_seq_free(so_seq *s); /* NULL is fine; aborts an open speculation */
+/* Memory for the page table of n positions, so that growing to them takes none. Takes no pages. */
+void so_seq_reserve(so_seq *s, int n);
 so_kv *so_seq_kv(const so_seq *s);
 int so_seq_len(const so_seq *s);
 const int32_t *so_seq_pages(const so_seq *s, int *n_pages); /* reserved ones included */

@@ -1,0 +1,104 @@
+/* After warm-up a step takes no memory, with and without speculation. malloc and its kin are
+ * interposed and counted while the guard is up; sanitizers bring their own, so the test is skipped
+ * there. */
+#include "so_test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/engine.h"
+#include "so_rig.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
+#define GUARDED 0
+static int n_taken;
+static bool guard;
+#else
+#define GUARDED 1
+static int n_taken;
+static volatile bool guard;
+
+void *__libc_malloc(size_t n);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *p, size_t n);
+
+void *malloc(size_t n) {
+    n_taken += guard;
+    return __libc_malloc(n);
+}
+void *calloc(size_t n, size_t size) {
+    n_taken += guard;
+    return __libc_calloc(n, size);
+}
+void *realloc(void *p, size_t n) {
+    n_taken += guard;
+    return __libc_realloc(p, n);
+}
+#endif
+
+enum { N_PROMPT = 12, WARM_UP = 8, WATCHED = 24 };
+
+static void check(const so_rig *r, const char *drafter, float temp, so_verify_mode verify,
+                  int n_parallel) {
+    so_engine_opts o = {.n_ctx = 120,
+                        .n_parallel = n_parallel,
+                        .n_batch = 64,
+                        .kv_dtype = SO_DTYPE_F32,
+                        .max_draft = drafter ? 4 : 0,
+                        .draft = r->m,
+                        .draft_temp = -1};
+    so_engine *e = NULL;
+    so_request *req[4];
+    so_err err = {0};
+    int32_t prompt[N_PROMPT];
+    SO_OK_OR_FAIL(so_engine_create(r->m, NULL, &o, &e, &err), err);
+    for (int i = 0; i < n_parallel; i++) {
+        so_request_opts ro = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = -1};
+        for (int k = 0; k < N_PROMPT; k++)
+            prompt[k] = (7 * (k % 5) + i) % r->n_vocab;
+        so_sample_defaults(&ro.sample);
+        ro.sample.temp = temp;
+        ro.sample.repeat_penalty = 1.1f;
+        ro.spec = (so_spec_opts){.drafter = drafter, .length = drafter ? 2 : 0, .verify = verify};
+        SO_OK_OR_FAIL(so_engine_submit(e, &ro, &req[i], &err), err);
+    }
+    for (int i = 0; i < WARM_UP; i++)
+        assert_int_equal(so_engine_step(e, &err), 1);
+    n_taken = 0;
+    guard = true;
+    int rc = 1;
+    for (int i = 0; i < WATCHED && rc == 1; i++)
+        rc = so_engine_step(e, &err);
+    guard = false;
+    assert_int_equal(rc, 1);
+    if (n_taken > 0)
+        fail_msg("%s at temperature %g, %d at once: %d allocations in %d steps",
+                 drafter ? drafter : "plain", (double)temp, n_parallel, n_taken, WATCHED);
+    for (int i = 0; i < n_parallel; i++)
+        so_request_free(req[i]);
+    so_engine_free(e);
+}
+
+static void test_steps_take_no_memory(void **state) {
+    (void)state;
+    if (!GUARDED)
+        SO_SKIP("this build brings its own malloc");
+    static const char *const drafters[] = {NULL, "lookup", "random", "model", "ngram,model"};
+    so_rig r;
+    so_rig_open(&r, so_test_data("golden/models/llama"), &(so_rig_opts){.n_pages = 1});
+    for (size_t d = 0; d < SO_LEN(drafters); d++)
+        for (int n = 1; n <= 4; n += 3) {
+            check(&r, drafters[d], 0, SO_VERIFY_MATCH, n);
+            check(&r, drafters[d], 0.8f, SO_VERIFY_MATCH, n);
+            if (drafters[d])
+                check(&r, drafters[d], 0.8f, SO_VERIFY_REJECT, n);
+        }
+    so_rig_close(&r);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_take_no_memory)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
