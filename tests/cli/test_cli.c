@@ -302,6 +302,34 @@ static void test_speculation(void **state) {
     json_decref(o);
 }
 
+/* Stop strings, end tokens and limits in the middle of a round: nothing after them is seen. */
+static void test_ends_in_mid_round(void **state) {
+    fixture *f = *state;
+    static const char *const ends[] = {"--ignore-eos -n 7", "--ignore-eos -n 40 --stop e --stop q",
+                                       "--ignore-eos -n 40 --stop or", "-n 60 -l 2=+6",
+                                       "-n 60 -l 2=+4.5"};
+    static const char *const fields[] = {"text", "tokens", "finish_reason"};
+    for (size_t i = 0; i < SO_LEN(ends); i++)
+        for (int seed = 0; seed < 3; seed++) {
+            char line[512];
+            json_t *o[2];
+            for (int k = 0; k < 2; k++) {
+                snprintf(line, sizeof line,
+                         "sooth run -m tiny.gguf -t 1 -p 'hello' --temp 0.9 -s %d --json %s %s",
+                         seed, ends[i], k ? "-md tiny.gguf --spec-length 9" : "--no-spec");
+                o[k] = json_of(f, line);
+            }
+            for (size_t k = 0; k < SO_LEN(fields); k++)
+                if (!json_equal(json_object_get(o[0], fields[k]), json_object_get(o[1], fields[k])))
+                    fail_msg("%s: %s differs from --no-spec", line, fields[k]);
+            const json_t *a = json_object_get(json_object_get(o[0], "timings"), "predicted_n");
+            const json_t *b = json_object_get(json_object_get(o[1], "timings"), "predicted_n");
+            assert_int_equal(json_integer_value(a), json_integer_value(b));
+            json_decref(o[0]);
+            json_decref(o[1]);
+        }
+}
+
 static void test_bad_speculation(void **state) {
     fixture *f = *state;
     expect(f, 2, "needs a draft model", RUN "-p x --speculative-decoding");
@@ -693,6 +721,7 @@ int main(void) {
         cmocka_unit_test(test_bad_models),
         cmocka_unit_test(test_bad_prompts),
         cmocka_unit_test(test_json_fields),
+        cmocka_unit_test(test_ends_in_mid_round),
         cmocka_unit_test(test_prove),
         cmocka_unit_test(test_bench_spec),
         cmocka_unit_test(test_speculation),

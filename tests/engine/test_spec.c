@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "engine/bundle.h"
 #include "engine/engine.h"
+#include "so_lossless.h"
 #include "so_rig.h"
 #include "so_tiny.h"
 
@@ -57,18 +58,23 @@ static void make_case(int c, int n_vocab, request_case *out) {
     }
 }
 
-static so_engine *open_engine(const fixture *f, const so_rig *draft, int n_parallel, int n_batch) {
+static so_engine *open_engine_at(const fixture *f, const so_rig *draft, int n_parallel, int n_batch,
+                                 float draft_temp) {
     so_engine_opts o = {.n_ctx = N_CTX,
                         .n_parallel = n_parallel,
                         .n_batch = n_batch,
                         .kv_dtype = SO_DTYPE_F32,
                         .max_draft = 16,
                         .draft = draft ? draft->m : NULL,
-                        .draft_temp = -1};
+                        .draft_temp = draft_temp};
     so_err err = {0};
     so_engine *e = NULL;
     SO_OK_OR_FAIL(so_engine_create(f->target.m, NULL, &o, &e, &err), err);
     return e;
+}
+
+static so_engine *open_engine(const fixture *f, const so_rig *draft, int n_parallel, int n_batch) {
+    return open_engine_at(f, draft, n_parallel, n_batch, -1);
 }
 
 static so_request *submit(so_engine *e, const request_case *c, const so_spec_opts *spec) {
@@ -286,6 +292,99 @@ static void test_reject_is_reproducible(void **state) {
     }
 }
 
+enum { TOP = 3, DEPTH = 3, N_TEXTS = 27, N_DRAWS = 2400 };
+
+/* Probabilities of all texts of three tokens by plain sampling, the first token most significant;
+ * `tokens` are the tokens of each, in the order of their ids. */
+static void enumerate(fixture *f, const request_case *c, so_sampler *s, double *dist,
+                      int32_t tokens[N_TEXTS][DEPTH]) {
+    int n_vocab = f->target.n_vocab;
+    float *logits = SO_NEW_N(float, (MAX_PROMPT + DEPTH) * n_vocab),
+          *row = SO_NEW_N(float, n_vocab);
+    for (int t = 0; t < N_TEXTS; t++) {
+        int32_t text[MAX_PROMPT + DEPTH];
+        int n = c->n_prompt, rest = t;
+        memcpy(text, c->prompt, sizeof c->prompt);
+        dist[t] = 1;
+        for (int k = 0; k < DEPTH; k++) {
+            so_seq *seq = so_seq_create(f->target.kv);
+            so_err err = {0};
+            so_rig_chunks(&f->target, seq, text, n, 8, logits);
+            so_seq_free(seq);
+            so_sample_context ctx = {text, n, c->n_prompt};
+            SO_OK_OR_FAIL(so_sample_distribution(s, &c->sample,
+                                                 logits + (size_t)(n - 1) * (size_t)n_vocab, &ctx,
+                                                 row, &err),
+                          err);
+            int nth = k == 0 ? rest / 9 : k == 1 ? rest / 3 % 3 : rest % 3;
+            int32_t id = -1;
+            while (nth >= 0)
+                nth -= row[++id] > 0;
+            dist[t] *= (double)row[id];
+            tokens[t][k] = text[n++] = id;
+        }
+    }
+    free(logits);
+    free(row);
+}
+
+/* The engine's own path, from drafted rows to emitted tokens: the distribution of three tokens over
+ * many seeds is plain sampling's. False alarm: one in a million. */
+static void test_reject_distribution(void **state) {
+    fixture *f = *state;
+    static const char *const drafters[] = {"model+random"};
+    request_case c = f->cases[0];
+    c.sample.temp = 1.5f;
+    c.sample.top_k = TOP;
+    c.sample.frequency_penalty = 0.5f;
+    so_sampler *s = so_sampler_create(f->target.n_vocab);
+    double dist[N_TEXTS];
+    int32_t tokens[N_TEXTS][DEPTH];
+    enumerate(f, &c, s, dist, tokens);
+    so_sampler_free(s);
+    for (size_t d = 0; d < SO_LEN(drafters); d++) {
+        so_engine *e = open_engine_at(f, &f->target, 8, 64, 0.6f); /* near p, and not p */
+        int count[N_TEXTS] = {0}, found = 0, accepted = 0;
+        for (int i = 0; i < N_DRAWS; i += 8) {
+            so_request *r[8];
+            for (int k = 0; k < 8; k++) {
+                so_request_opts o = {
+                    .prompt = c.prompt,
+                    .n_prompt = c.n_prompt,
+                    .sample = c.sample,
+                    .max_tokens = DEPTH,
+                    .spec = {.drafter = drafters[d], .length = 2, .verify = SO_VERIFY_REJECT}};
+                so_err err = {0};
+                o.sample.seed = 1000 * d + (uint64_t)(i + k);
+                SO_OK_OR_FAIL(so_engine_submit(e, &o, &r[k], &err), err);
+            }
+            run_all(e);
+            for (int k = 0; k < 8; k++) {
+                int n;
+                const int32_t *out = so_request_output(r[k], &n);
+                for (int t = 0; t < N_TEXTS; t++)
+                    if (memcmp(out, tokens[t], sizeof tokens[t]) == 0) {
+                        count[t]++;
+                        found++;
+                    }
+                accepted += so_request_get_stats(r[k])->draft_n_accepted;
+                so_request_free(r[k]);
+            }
+        }
+        assert_int_equal(found, N_DRAWS);
+        assert_true(accepted > N_DRAWS / 2);
+        double chi2 = 0;
+        for (int t = 0; t < N_TEXTS; t++) {
+            double expected = dist[t] * N_DRAWS;
+            assert_true(expected > 5);
+            chi2 += (count[t] - expected) * (count[t] - expected) / expected;
+        }
+        if (so_chi2_tail(chi2, N_TEXTS - 1) < 1e-6)
+            fail_msg("%s: chi-square %g of %d degrees of freedom", drafters[d], chi2, N_TEXTS - 1);
+        so_engine_free(e);
+    }
+}
+
 /* Lenience 1 is exact; lower ones accept at least as much from a drafter that is often wrong. */
 static void test_lenience(void **state) {
     fixture *f = *state;
@@ -497,7 +596,9 @@ static void test_mutants_are_caught(void **state) {
     assert_int_equal(count_different(f, &f->draft, 1, 8, 4), 0);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_text_alone),
         cmocka_unit_test(test_same_text_together),
@@ -505,6 +606,7 @@ int main(void) {
         cmocka_unit_test(test_predicted_text_takes_few_passes),
         cmocka_unit_test(test_inner_drafter_changes_nothing),
         cmocka_unit_test(test_reject_is_reproducible),
+        cmocka_unit_test(test_reject_distribution),
         cmocka_unit_test(test_lenience),
         cmocka_unit_test(test_multi_token_output),
         cmocka_unit_test(test_context_end),
