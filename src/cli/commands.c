@@ -22,6 +22,8 @@ static const so_command table[] = {
      "what speculation can gain; without --alpha, the paper's tables and figures", 0, 0},
     {SO_CMD_PROVE, "prove", so_cmd_prove, "-m MODEL [-md DRAFT] [--spec DRAFTERS] [options]",
      "show on this machine that speculation leaves the model's words as they are", 0, 0},
+    {SO_CMD_TRACE, "trace", so_cmd_trace, "FILE.jsonl... [--svg OUT.svg]",
+     "where the time of runs with --trace went, as a table or a picture", 1, 16},
     {SO_CMD_BENCH, "bench", so_cmd_bench,
      "spec -m MODEL --spec DRAFTERS --prompts FILE.jsonl [options]\ncurve -m MODEL [options]\nppl "
      "-m MODEL -f TEXT [options]\ndecode -m MODEL [options]\nprompt "

@@ -12,6 +12,7 @@ enum {
     SO_CMD_TOKENIZE = 1 << 5,
     SO_CMD_THEORY = 1 << 6,
     SO_CMD_PROVE = 1 << 7,
+    SO_CMD_TRACE = 1 << 8,
     SO_CMD_ALL = ~0,
 };
 
@@ -35,6 +36,7 @@ int so_cmd_inspect(int argc, char **argv);
 int so_cmd_quantize(int argc, char **argv);
 int so_cmd_tokenize(int argc, char **argv);
 int so_cmd_theory(int argc, char **argv);
+int so_cmd_trace(int argc, char **argv);
 int so_cmd_prove(int argc, char **argv);
 
 #endif

@@ -146,6 +146,9 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_VIEW] = {"Speculation", "view", NULL, NULL, OPTIONAL, 0, 0, "rounds", NULL,
                      "show guesses that stood, fell or were corrected; =rounds: a line per pass",
                      SO_CMD_RUN},
+    [SO_OPT_TRACE] = {"Speculation", "trace", NULL, NULL, TEXT, 0, 0, "FILE", NULL,
+                      "write what each step expected, chose, accepted and took (JSON lines)",
+                      SO_CMD_RUN},
 
     [SO_OPT_REPEATS] = {"Measuring", "repeats", NULL, "repetitions", INT, 1, 10000, "N", "9",
                         "timed runs of each kind", SO_CMD_BENCH},
@@ -160,8 +163,10 @@ static const opt_row table[SO_OPT_COUNT] = {
                   "time of one draft step, in passes of the target", SO_CMD_THEORY},
     [SO_OPT_C_HAT] = {"Theory", "c-hat", NULL, NULL, FLOAT, 0, 1000, "C", "as --c",
                       "the same in operations", SO_CMD_THEORY},
-    [SO_OPT_SVG] = {"Theory", "svg", NULL, NULL, TEXT, 0, 0, "FILE", NULL,
-                    "draw figures 2 to 4 (needs gnuplot)", SO_CMD_THEORY},
+    [SO_OPT_SVG] =
+        {"Theory", "svg", NULL, NULL, TEXT, 0, 0, "FILE", NULL,
+         "draw a picture: figures 2 to 4 (theory, needs gnuplot), the lanes of a run (trace)",
+         SO_CMD_THEORY | SO_CMD_TRACE},
 
     [SO_OPT_JSON] = {"General", "json", NULL, NULL, FLAG, 0, 0, NULL, NULL,
                      "print JSON and nothing else on standard output", SO_CMD_ALL},

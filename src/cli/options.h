@@ -62,6 +62,7 @@ typedef enum so_opt {
     SO_OPT_DRAFT_TEMP,
     SO_OPT_PREDICTION,
     SO_OPT_VIEW,
+    SO_OPT_TRACE,
     SO_OPT_REPEATS,
     SO_OPT_OUT,
     SO_OPT_ALPHA,

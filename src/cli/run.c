@@ -21,6 +21,7 @@
 #include "cli/prompts.h"
 #include "cli/report.h"
 #include "cli/spec.h"
+#include "cli/trace.h"
 #include "cli/view.h"
 #include "token/utf8.h"
 
@@ -51,6 +52,7 @@ struct runner {
     bool chat, json, stream, view;
     so_cli_spec spec;
     so_painter painter;
+    FILE *trace;     /* NULL: none */
     so_progress bar; /* drawn for a file of prompts whose results do not go to the terminal */
     job *jobs;
     int n_jobs, n_started, n_printed, n_failed;
@@ -354,6 +356,21 @@ static void decide_format(runner *r) {
         so_log(SO_LOG_WARN, "--system is left out: the prompt is continued without a chat format");
 }
 
+static int open_trace(runner *r, so_engine_opts *eo) {
+    const char *path = so_args_str(r->a, SO_OPT_TRACE, NULL);
+    so_err err = {0};
+    if (!path)
+        return 0;
+    r->trace = fopen(path, "w");
+    if (!r->trace) {
+        so_err_set(&err, SO_EIO, "--trace %.200s: %s", path, strerror(errno));
+        return so_args_fail(r->a, &err);
+    }
+    eo->on_step = so_trace_write;
+    eo->step_user = r->trace;
+    return 0;
+}
+
 static int run_prompts(const so_args *a, const so_prompts *prompts) {
     runner r = {.a = a,
                 .system = so_args_str(a, SO_OPT_SYSTEM, NULL),
@@ -382,6 +399,8 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
     if (status == 0)
         status = so_cli_spec_open(a, &r.b, &r.spec, &eo);
     r.base.spec = r.spec.opts;
+    if (status == 0)
+        status = open_trace(&r, &eo);
     if (status == 0 && so_engine_create(r.b.model, r.b.tok, &eo, &r.e, &err) != SO_OK)
         status = so_args_fail(a, &err);
     if (status == 0) {
@@ -401,6 +420,8 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
     free((void *)(uintptr_t)r.base.sample.bias);
     free((void *)(uintptr_t)r.base.stops);
     so_engine_free(r.e);
+    if (r.trace)
+        fclose(r.trace);
     so_painter_free(&r.painter);
     so_cli_spec_close(&r.spec);
     so_bundle_close(&r.b);

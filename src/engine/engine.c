@@ -74,6 +74,7 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     e->m = m;
     e->tok = t;
     e->o = *opts;
+    e->t_created_ns = so_clock_ns();
     e->max_guesses = opts->max_draft ? so_speculate_max_guesses(e) : 0;
     int max_logits = opts->n_parallel + e->max_guesses; /* a root for everyone, and guesses */
     e->max_rows = opts->n_batch + max_logits;
@@ -455,6 +456,31 @@ static void fail_all(so_engine *e, const so_err *err) {
     }
 }
 
+static void begin_info(so_engine *e) {
+    e->info = (so_step_info){.step = e->info.step, .t_ms = so_clock_ms_since(e->t_created_ns)};
+}
+
+static void tell_step(so_engine *e, double pass_ms, double verify_ms) {
+    so_step_info *s = &e->info;
+    s->pass_ms = pass_ms;
+    s->verify_ms = verify_ms;
+    if (e->planner && e->plan.n_requests > 0)
+        s->plan = e->plan;
+    for (const so_request *r = e->running; r; r = r->next) {
+        s->n_rows += r->n_chunk;
+        if (!r->has_tree)
+            continue;
+        s->n_requests++;
+        s->n_rows += r->tree->n_nodes;
+        s->drafted += r->tree->n_nodes - 1;
+        s->tested += r->verdict.n_tested;
+        s->accepted += r->verdict.n_accepted;
+        s->emitted += r->verdict.n_accepted + 1;
+    }
+    e->o.on_step(e->o.step_user, s);
+    s->step++;
+}
+
 int so_engine_step(so_engine *e, so_err *err) {
     so_err local = {0};
     drop_cancelled(e->waiting);
@@ -462,6 +488,7 @@ int so_engine_step(so_engine *e, so_err *err) {
     admit(e);
     if (!e->running)
         return e->waiting != NULL;
+    begin_info(e);
     gather(e);
     if (e->planner)
         so_speculate_step(e);
@@ -472,6 +499,7 @@ int so_engine_step(so_engine *e, so_err *err) {
         return so_err_set(err, rc, "%s", local.msg);
     }
     double pass_ms = so_clock_ms_since(t_start);
+    int64_t t_pass = so_clock_ns();
     for (so_request *r = e->running; r; r = r->next) {
         if (r->has_tree) {
             so_verdict_reach(r);
@@ -481,6 +509,8 @@ int so_engine_step(so_engine *e, so_err *err) {
     }
     if (e->planner)
         so_speculate_observe(e, pass_ms);
+    if (e->o.on_step)
+        tell_step(e, pass_ms, so_clock_ms_since(t_pass));
     for (so_request *r = e->running, *next; r; r = next) {
         next = r->next;
         if (r->has_tree)

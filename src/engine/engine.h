@@ -16,6 +16,7 @@
 #ifndef SO_ENGINE_ENGINE_H
 #define SO_ENGINE_ENGINE_H
 
+#include "draft/planner.h"
 #include "model/model.h"
 #include "sample/sample.h"
 #include "token/tokenizer.h"
@@ -23,6 +24,17 @@
 
 typedef struct so_engine so_engine;
 typedef struct so_request so_request;
+
+/* One step that ran a pass, for traces. Counts are over all requests of the step. */
+typedef struct so_step_info {
+    int64_t step; /* from 0 */
+    double t_ms;  /* when it began, since the engine was made */
+    double draft_ms, pass_ms, verify_ms;
+    int n_rows, n_requests; /* requests that got a token */
+    so_plan plan;           /* what was expected; all zero where nobody speculates */
+    int drafted, tested, accepted, emitted;
+} so_step_info;
+typedef void so_step_fn(void *user, const so_step_info *info);
 
 typedef struct so_engine_opts {
     int n_ctx;      /* most tokens of one request, prompt and answer */
@@ -34,7 +46,9 @@ typedef struct so_engine_opts {
     const so_model *draft; /* for the drafter `model`; NULL: only model(FILE) is known */
     const so_tokenizer *draft_tok; /* of the draft; NULL where tok is */
     float draft_temp;              /* of draft models; negative: the request's own */
-    float draft_p_min; /* a model's draft ends where its likeliest token has less than this */
+    float draft_p_min;   /* a model's draft ends where its likeliest token has less than this */
+    so_step_fn *on_step; /* may be NULL */
+    void *step_user;
 } so_engine_opts;
 
 /* 4096 (or the model's context, if shorter), 1, 256, 0, F16, and no speculation. */

@@ -103,6 +103,8 @@ struct so_engine {
     int32_t *path; /* [max_rows] */
     int max_rows;
     so_buf piece, out;
+    int64_t t_created_ns;
+    so_step_info info; /* of this step */
 
     /* speculation; all of it absent where opts.max_draft is 0 */
     int max_guesses; /* in one pass, of all requests */

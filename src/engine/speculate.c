@@ -496,7 +496,7 @@ void so_speculate_step(so_engine *e) {
         if (speculates(r))
             set_room(r, e->max_guesses / n_spec);
     plan_lengths(e, other_rows, n_trees);
-    double draft_ms = propose(e);
+    double draft_ms = e->info.draft_ms = propose(e);
     choose(e, other_rows, draft_ms);
 }
 

@@ -330,6 +330,31 @@ static void test_ends_in_mid_round(void **state) {
         }
 }
 
+static void test_trace(void **state) {
+    fixture *f = *state;
+    expect(f, 0, "", RUN "-p hello -n 20 -md tiny.gguf --spec-length 4 --trace a.jsonl >/dev/null");
+    expect(f, 0, "", RUN "-p hello -n 20 --no-spec --trace b.jsonl >/dev/null");
+    json_t *a = json_of(f, "sooth trace a.jsonl --json"),
+           *b = json_of(f, "sooth trace b.jsonl --json");
+    assert_int_equal(json_integer_value(json_object_get(a, "passes")), 4);
+    assert_int_equal(json_integer_value(json_object_get(a, "tokens")), 20);
+    assert_int_equal(json_integer_value(json_object_get(a, "accepted")), 16);
+    assert_int_equal(json_integer_value(json_object_get(b, "passes")), 20);
+    assert_int_equal(json_integer_value(json_object_get(b, "drafted")), 0);
+    json_decref(a);
+    json_decref(b);
+    expect(f, 0, "", "sooth trace a.jsonl b.jsonl --svg lanes.svg >/dev/null");
+    so_buf svg = {0};
+    slurp(f, "lanes.svg", &svg);
+    assert_non_null(strstr(text_of(&svg), "20 tokens, 4 passes"));
+    assert_non_null(strstr(text_of(&svg), "</svg>"));
+    so_buf_free(&svg);
+    spill(f, "bad.jsonl", "{\"t_ms\":1}\n");
+    expect(f, 1, "bad.jsonl:1", "sooth trace bad.jsonl");
+    expect(f, 1, "none.jsonl", "sooth trace none.jsonl");
+    expect(f, 1, "--trace", RUN "-p hello --trace no/such/folder");
+}
+
 static void test_bad_speculation(void **state) {
     fixture *f = *state;
     expect(f, 2, "needs a draft model", RUN "-p x --speculative-decoding");
@@ -721,6 +746,7 @@ int main(void) {
         cmocka_unit_test(test_bad_models),
         cmocka_unit_test(test_bad_prompts),
         cmocka_unit_test(test_json_fields),
+        cmocka_unit_test(test_trace),
         cmocka_unit_test(test_ends_in_mid_round),
         cmocka_unit_test(test_prove),
         cmocka_unit_test(test_bench_spec),

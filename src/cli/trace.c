@@ -1,0 +1,208 @@
+/* `sooth trace FILE… --svg OUT`: where the time of a run went, one pair of lanes per file.
+ *
+ *   a.jsonl   draft   ▂▂  ▂▂  ▂▂           drafting, then one pass of the target that checks
+ *             target    ████  ████  ████   tokens that the step emitted stand on its box
+ *
+ * All files share one scale, so that runs with different lengths, and plain decoding, can be
+ * compared by eye (the form of figure 5 in Leviathan et al.). Without --svg a summary is printed.
+ * A trace is what someone handed us: every line is checked, sizes are capped. */
+#include "cli/trace.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "cli/options.h"
+#include "cli/report.h"
+
+enum { MAX_BYTES = 256 << 20, MAX_STEPS = 1 << 20, LANE = 22, ROW = 74, LEFT = 150, WIDTH = 1100 };
+
+void so_trace_write(void *user, const so_step_info *s) {
+    fprintf(user,
+            "{\"step\":%lld,\"t_ms\":%.3f,\"draft_ms\":%.4f,\"pass_ms\":%.4f,\"verify_ms\":%.4f,"
+            "\"rows\":%d,\"requests\":%d,\"expected_tokens\":%.4f,\"expected_ms\":%.4f,"
+            "\"plain_ms\":%.4f,\"probe\":%s,\"drafted\":%d,\"tested\":%d,\"accepted\":%d,"
+            "\"emitted\":%d}\n",
+            (long long)s->step, s->t_ms, s->draft_ms, s->pass_ms, s->verify_ms, s->n_rows,
+            s->n_requests, s->plan.tokens, s->plan.ms, s->plan.plain_ms,
+            s->plan.probe ? "true" : "false", s->drafted, s->tested, s->accepted, s->emitted);
+}
+
+/* --- reading --- */
+
+typedef struct step {
+    double t_ms, draft_ms, pass_ms, verify_ms;
+    int drafted, accepted, emitted;
+} step;
+
+typedef struct run_trace {
+    const char *path;
+    step *steps;
+    int n;
+    double ms, draft_ms, pass_ms; /* of all steps that emitted something */
+    int64_t drafted, accepted, emitted;
+} run_trace;
+
+static bool get_ms(const json_t *o, const char *key, double *out) {
+    const json_t *v = json_object_get(o, key);
+    *out = json_number_value(v);
+    return json_is_number(v) && *out >= 0 && *out < 1e12;
+}
+
+static bool get_count(const json_t *o, const char *key, int *out) {
+    const json_t *v = json_object_get(o, key);
+    json_int_t i = json_integer_value(v);
+    *out = (int)i;
+    return json_is_integer(v) && i >= 0 && i < 1 << 24;
+}
+
+static bool read_step(const json_t *o, step *s) {
+    return get_ms(o, "t_ms", &s->t_ms) && get_ms(o, "draft_ms", &s->draft_ms) &&
+           get_ms(o, "pass_ms", &s->pass_ms) && get_ms(o, "verify_ms", &s->verify_ms) &&
+           get_count(o, "drafted", &s->drafted) && get_count(o, "accepted", &s->accepted) &&
+           get_count(o, "emitted", &s->emitted);
+}
+
+static void add_step(run_trace *t, const step *s) {
+    if (s->emitted == 0)
+        return; /* a chunk of a prompt */
+    if (t->n % 1024 == 0)
+        t->steps = so_realloc(t->steps, (size_t)(t->n + 1024) * sizeof *t->steps);
+    t->steps[t->n++] = *s;
+    t->ms += s->draft_ms + s->pass_ms + s->verify_ms;
+    t->draft_ms += s->draft_ms;
+    t->pass_ms += s->pass_ms;
+    t->drafted += s->drafted;
+    t->accepted += s->accepted;
+    t->emitted += s->emitted;
+}
+
+static int read_trace(const char *path, run_trace *t, so_err *err) {
+    so_buf text = {.max = MAX_BYTES};
+    int rc = so_file_read(path, MAX_BYTES, &text, err), line = 0;
+    t->path = path;
+    const char *at = so_buf_str(&text).ptr, *end = at + text.len;
+    while (rc == SO_OK && at < end) {
+        const char *stop = memchr(at, '\n', (size_t)(end - at));
+        stop = stop ? stop : end;
+        json_error_t je;
+        json_t *o = json_loadb(at, (size_t)(stop - at), 0, &je);
+        step s;
+        line++;
+        if (!o || !read_step(o, &s))
+            rc = so_err_set(err, SO_EFORMAT, "%s:%d: is no step of a trace", path, line);
+        else if (t->n == MAX_STEPS)
+            rc = so_err_set(err, SO_ELIMIT, "%s: more than %d steps", path, MAX_STEPS);
+        else
+            add_step(t, &s);
+        json_decref(o);
+        at = stop + 1;
+    }
+    so_buf_free(&text);
+    if (rc == SO_OK && t->n == 0)
+        rc = so_err_set(err, SO_EFORMAT, "%s: no step emitted a token", path);
+    return rc;
+}
+
+/* --- drawing --- */
+
+static void draw_box(FILE *f, double x, double y, double w, const char *fill) {
+    fprintf(f,
+            "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%d\" fill=\"%s\" "
+            "stroke=\"#fff\" stroke-width=\"0.5\"/>\n",
+            x, y, w, LANE, fill);
+}
+
+static void draw_label(FILE *f, double x, double y, const char *text) {
+    fprintf(f, "<text x=\"%.2f\" y=\"%.2f\">", x, y);
+    for (; *text; text++) {
+        if (*text == '<' || *text == '&')
+            fprintf(f, "&#%d;", *text);
+        else if ((unsigned char)*text >= ' ')
+            fputc(*text, f);
+    }
+    fputs("</text>\n", f);
+}
+
+static void draw_run(FILE *f, const run_trace *t, double top, double scale) {
+    const char *slash = strrchr(t->path, '/');
+    double x = LEFT;
+    char text[64];
+    draw_label(f, 8, top + 14, slash ? slash + 1 : t->path);
+    draw_label(f, LEFT - 50, top + 14, "draft");
+    draw_label(f, LEFT - 50, top + LANE + 16, "target");
+    for (int i = 0; i < t->n; i++) {
+        const step *s = &t->steps[i];
+        if (s->draft_ms > 0 && s->drafted > 0)
+            draw_box(f, x, top, s->draft_ms * scale, "#e8b73a");
+        x += s->draft_ms * scale;
+        double w = (s->pass_ms + s->verify_ms) * scale;
+        draw_box(f, x, top + LANE + 2, w, s->accepted > 0 ? "#2f7d4f" : "#4a6fa5");
+        snprintf(text, sizeof text, "%d", s->emitted);
+        if (w > 14)
+            draw_label(f, x + w / 2 - 4, top + LANE + 17, text);
+        x += w;
+    }
+    snprintf(text, sizeof text, "%lld tokens, %d passes, %.1f ms", (long long)t->emitted, t->n,
+             t->ms);
+    draw_label(f, LEFT, top + 2 * LANE + 18, text);
+}
+
+static int draw(const char *path, const run_trace *runs, int n, so_err *err) {
+    FILE *f = fopen(path, "w");
+    double longest = 0;
+    if (!f)
+        return so_err_set(err, SO_EIO, "%s: cannot be written", path);
+    for (int i = 0; i < n; i++)
+        longest = SO_MAX(longest, runs[i].ms);
+    fprintf(f,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+            "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" "
+            "fill=\"#fff\"/>\n",
+            LEFT + WIDTH + 20, n * ROW + 20);
+    for (int i = 0; i < n; i++)
+        draw_run(f, &runs[i], 10 + (double)i * ROW, longest > 0 ? WIDTH / longest : 0);
+    fputs("</svg>\n", f);
+    bool bad = ferror(f) != 0;
+    bad |= fclose(f) != 0;
+    return bad ? so_err_set(err, SO_EIO, "%s: writing failed", path) : SO_OK;
+}
+
+static void print_run(const run_trace *t, bool json) {
+    double per_pass = (double)t->emitted / t->n;
+    if (json)
+        so_report_print_json(
+            json_pack("{s:s, s:i, s:I, s:f, s:f, s:f, s:f, s:I, s:I}", "file", t->path, "passes",
+                      t->n, "tokens", (json_int_t)t->emitted, "tokens_per_pass", per_pass, "ms",
+                      t->ms, "draft_ms", t->draft_ms, "pass_ms", t->pass_ms, "drafted",
+                      (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted));
+    else
+        printf("%s: %lld tokens in %d passes (%.2f per pass), %.1f ms: drafting %.1f, passes %.1f; "
+               "%lld guesses, %lld accepted\n",
+               t->path, (long long)t->emitted, t->n, per_pass, t->ms, t->draft_ms, t->pass_ms,
+               (long long)t->drafted, (long long)t->accepted);
+}
+
+int so_cmd_trace(int argc, char **argv) {
+    so_args a;
+    so_err err = {0};
+    if (!so_args_parse(&a, SO_CMD_TRACE, argc, argv))
+        return a.status;
+    run_trace *runs = SO_NEW_N(run_trace, a.n_pos);
+    int rc = SO_OK;
+    for (int i = 0; i < a.n_pos && rc == SO_OK; i++)
+        rc = read_trace(a.pos[i], &runs[i], &err);
+    if (rc == SO_OK && so_args_has(&a, SO_OPT_SVG))
+        rc = draw(so_args_str(&a, SO_OPT_SVG, ""), runs, a.n_pos, &err);
+    for (int i = 0; i < a.n_pos && rc == SO_OK; i++)
+        print_run(&runs[i], so_args_has(&a, SO_OPT_JSON));
+    int status = rc == SO_OK ? 0 : so_args_fail(&a, &err);
+    for (int i = 0; i < a.n_pos; i++)
+        free(runs[i].steps);
+    free(runs);
+    so_args_free(&a);
+    return status;
+}
