@@ -8,6 +8,7 @@
 #include "base/mem.h"
 
 static const double DEFAULT_SLOPE = 0.1; /* of t(1), per row, where nothing was measured */
+static const double MIN_SLOPE = 0.005;
 static const double MAX_WEIGHT = 16, TRUSTED = 4, IMPORT_WEIGHT = 2;
 
 typedef struct pool {
@@ -37,6 +38,15 @@ static void line(so_curve *c, int n0, double ms0, int n1, double ms1) {
         c->ms[n] = n1 == n0 ? ms0 : ms0 + (ms1 - ms0) * (n - n0) / (n1 - n0);
 }
 
+/* Between measured points the curve is hoped to lie halfway between the straight line and the lower
+ * point: real curves have steps (kernels of four rows), and a place that is never thought good is
+ * never measured. */
+static void hope(so_curve *c, int n0, double ms0, int n1, double ms1) {
+    line(c, n0, ms0, n1, ms1);
+    for (int n = n0 + 1; n < n1 && n <= SO_CURVE_MAX; n++)
+        c->ms[n] = (c->ms[n] + ms0) / 2;
+}
+
 static void rebuild(so_curve *c) {
     pool pools[SO_CURVE_MAX];
     int n_pools = make_pools(c, pools);
@@ -48,12 +58,13 @@ static void rebuild(so_curve *c) {
     for (int i = 0; i < n_pools; i++) {
         line(c, pools[i].first, pools[i].ms, pools[i].last, pools[i].ms);
         if (i + 1 < n_pools)
-            line(c, pools[i].last, pools[i].ms, pools[i + 1].first, pools[i + 1].ms);
+            hope(c, pools[i].last, pools[i].ms, pools[i + 1].first, pools[i + 1].ms);
     }
-    /* Past the last point: as steep as from the first point to it, at least the default. */
+    /* Past the last point: as steep as from the first point to it. Anything steeper would keep the
+     * planner from ever looking there; one look is what being wrong costs. */
     c->slope = DEFAULT_SLOPE * one;
     if (tail->last > head->first)
-        c->slope = SO_MAX(c->slope, (tail->ms - head->ms) / (tail->last - head->first));
+        c->slope = SO_MAX(MIN_SLOPE * one, (tail->ms - head->ms) / (tail->last - head->first));
     for (int n = tail->last + 1; n <= SO_CURVE_MAX; n++)
         c->ms[n] = tail->ms + c->slope * (n - tail->last);
 }

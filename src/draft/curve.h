@@ -2,8 +2,10 @@
  *
  * t(n) = scale · shape(n). Every pass moves the scale, so that what slows all passes down alike (a
  * longer context, a busy machine) is learned for all n at once; passes of n rows move shape(n). An
- * outlier moves either by a few percent. Between measured n the curve is straight, it never falls,
- * and where nothing was measured each further row costs a tenth of a single-row pass. */
+ * outlier moves either by a few percent. The curve never falls. Where it was not measured it is
+ * guessed, on the hopeful side, since a place thought too dear is never visited: between two
+ * measured n a little below the straight line, past the last as steep as before it, and with one
+ * point alone each further row costs a tenth of a single-row pass. */
 #ifndef SO_DRAFT_CURVE_H
 #define SO_DRAFT_CURVE_H
 

@@ -2,23 +2,26 @@
  *
  * The request's own record a/n is compared with what the shared cells promised for the very same
  * tests, m = expected/n. The ratio of their odds, r = (a/(1−a)) / (m/(1−m)) with a drawn towards m
- * by PRIOR tests, multiplies the odds of a new guess. So levels of confidence keep their order, one
- * bad stretch lowers them all, and a request without tests (r = 1) is the shared estimate.
+ * by a few tests' worth, multiplies the odds of a new guess. So levels of confidence keep their
+ * order, one bad stretch lowers them all, and a request without tests (r = 1) is the shared
+ * estimate.
  *
- * Forgetting alone cannot be both calm and quick: over thirty tests it needs twenty to notice a
+ * Forgetting alone cannot be both calm and quick: over fifty tests it needs thirty to notice a
  * drafter that has turned. So the last eight outcomes are kept as bits, and when their number of
  * successes is less likely than ALARM under the current estimate, on its side, the record starts
- * again from those eight. At a constant rate that happens once in some hundred tests and costs
- * little then: the next eight set it right. */
+ * again from the latest of them. At a constant rate that happens once in some hundred tests and
+ * costs little then: the next eight set it right. */
 #include "draft/estimate.h"
 
 #include <math.h>
 
 #include "base/mem.h"
 
-static const double SHARED_KEEP = 0.998, OWN_KEEP = 0.97; /* per test: 500 and 33 tests */
-static const double SHARED_PRIOR = 8, OWN_PRIOR = 2;      /* tests that a prior is worth */
-static const double ALARM = 0.004;                        /* eight failures at a rate of one half */
+static const double SHARED_KEEP = 0.998, OWN_KEEP = 0.98; /* per test: 500 and 50 tests */
+/* How many tests a prior is worth: the drafter's word against the shared cells, these against the
+ * request's first depth, and each depth of the request against the next. */
+static const double SHARED_PRIOR = 8, OWN_PRIOR = 2, DEPTH_PRIOR = 32;
+static const double ALARM = 0.004; /* eight failures at a rate of one half */
 static const double MIN_CHANCE = 0.001, MAX_CHANCE = 0.998;
 enum { RECENT = 8 };
 
@@ -38,29 +41,40 @@ void so_estimate_init(so_estimate *e, so_estimate_shared *shared) {
     *e = (so_estimate){.shared = shared};
 }
 
-static double shared_chance(const so_estimate *e, int drafter, int depth, double confidence,
-                            double guess) {
-    const so_estimate_cell *c = &e->shared->cells[drafter][depth][level_index(confidence)];
-    double prior = confidence >= 0 ? confidence : guess;
-    return clamp((c->accepted + SHARED_PRIOR * clamp(prior, 0, 1)) / (c->tested + SHARED_PRIOR),
-                 MIN_CHANCE, MAX_CHANCE);
-}
-
 static double odds(double p) { return p / (1 - p); }
 
-/* The odds ratio r of the request against the shared cells. */
-static double own_ratio(const so_estimate_own *o) {
-    if (!(o->tested > 0))
-        return 1;
-    double promised = clamp(o->expected / o->tested, MIN_CHANCE, MAX_CHANCE);
-    double own = (o->accepted + OWN_PRIOR * promised) / (o->tested + OWN_PRIOR);
-    return odds(clamp(own, MIN_CHANCE, MAX_CHANCE)) / odds(promised);
+/* Shared estimate of depths 0 … depth: each is the prior of the next, the drafter's word of the
+ * first, so that a depth never tested is thought of like the one before it. */
+static double shared_chance(const so_estimate *e, int drafter, int depth, double confidence,
+                            double guess) {
+    double p = clamp(confidence >= 0 ? confidence : guess, 0, 1);
+    int level = level_index(confidence);
+    for (int k = 0; k <= depth; k++) {
+        const so_estimate_cell *c = &e->shared->cells[drafter][k][level];
+        p = (c->accepted + SHARED_PRIOR * p) / (c->tested + SHARED_PRIOR);
+    }
+    return clamp(p, MIN_CHANCE, MAX_CHANCE);
+}
+
+/* The odds ratio of the request against the shared cells, likewise from depth to depth. */
+static double own_ratio(const so_estimate *e, int drafter, int depth) {
+    double ratio = 1;
+    for (int k = 0; k <= depth; k++) {
+        const so_estimate_own *o = &e->own[drafter][k];
+        if (!(o->tested > 0))
+            continue;
+        double promised = clamp(o->expected / o->tested, MIN_CHANCE, MAX_CHANCE);
+        double x = odds(promised) * ratio, prior = k == 0 ? OWN_PRIOR : DEPTH_PRIOR;
+        double own = (o->accepted + prior * x / (1 + x)) / (o->tested + prior);
+        ratio = odds(clamp(own, MIN_CHANCE, MAX_CHANCE)) / odds(promised);
+    }
+    return ratio;
 }
 
 double so_estimate_get(const so_estimate *e, int drafter, int depth, double confidence,
                        double guess) {
     int d = drafter_index(drafter), k = depth_index(depth);
-    double x = odds(shared_chance(e, d, k, confidence, guess)) * own_ratio(&e->own[d][k]);
+    double x = odds(shared_chance(e, d, k, confidence, guess)) * own_ratio(e, d, k);
     return clamp(x / (1 + x), MIN_CHANCE, MAX_CHANCE);
 }
 
@@ -76,14 +90,15 @@ static double tail(int hits, int n, double p) {
     return sum;
 }
 
-/* Starts the record again from the last outcomes when they contradict it. */
+/* Starts the record again when the last eight outcomes contradict it: as if eight tests had gone
+ * like the last four, since some of the eight are from before the turn. */
 static void notice_change(so_estimate_own *o) {
     double p = clamp((o->accepted + 0.5) / (o->tested + 1), 0.01, 0.99);
-    int hits = __builtin_popcount(o->last);
-    if (o->n_last < RECENT || o->tested <= RECENT || tail(hits, RECENT, p) >= ALARM)
+    if (o->n_last < RECENT || o->tested <= RECENT ||
+        tail(__builtin_popcount(o->last), RECENT, p) >= ALARM)
         return;
     o->expected *= RECENT / o->tested;
-    o->accepted = (float)hits;
+    o->accepted = 2.0f * (float)__builtin_popcount(o->last & 15);
     o->tested = RECENT;
 }
 

@@ -5,7 +5,7 @@
  *   1. the drafter's own confidence (so_node.accept);
  *   2. what that confidence was worth in all requests: counts per drafter, depth and level of
  *      confidence, forgotten over some five hundred tests;
- *   3. how this request compares: per drafter and depth, forgotten over some thirty tests, and
+ *   3. how this request compares: per drafter and depth, forgotten over some fifty tests, and
  *      at once when the last eight tests contradict it. It shifts the odds of (2).
  * A guess that was not tested says nothing and is not counted. Pure arithmetic; plain structs; one
  * thread. */

@@ -6,8 +6,8 @@
  * steps shared by several chains (step_ms) the order is no longer provably best for more than one
  * request, but no plan is taken that is worse than plain decoding.
  *
- * Risk of a plan = what it costs beyond a plain pass × the chance that nothing is accepted, where
- * chances count only as far as there is evidence for them. */
+ * Risk of a plan = what it costs beyond a plain pass × how little is known of its drafters. What is
+ * known well needs no insurance: the objective has already weighed it. */
 #include "draft/planner.h"
 
 #include <stdlib.h>
@@ -15,13 +15,14 @@
 
 #include "base/mem.h"
 
-static const double START = 0.5, EARN = 0.012, MOST = 1.0, LEAST = -0.15; /* plain passes */
+static const double START = 0.4, EARN = 0.01, MOST = 1.0, LEAST = -0.15; /* plain passes */
+static const double ALWAYS = 0.02;  /* risked whatever the balance: what is known well goes on */
 static const double MARGIN = 1.005; /* a plan that gains less than this is noise */
 static const float MIN_VALUE = 0.001f;
 
 typedef struct guess {
-    float value;      /* chance of the whole path */
-    float sure_value; /* of a guess at depth 1: what of it is certain; else −1 */
+    float value; /* chance of the whole path */
+    float sure;  /* evidence for it, of a guess at depth 1; else −1 */
     double cost_ms;
     int owner, node;
     int depth;
@@ -114,8 +115,8 @@ static void add(sum *s, const guess *g) {
     s->draft_ms += g->cost_ms;
     s->rows++;
     s->depth = SO_MAX(s->depth, g->depth);
-    if (g->sure_value >= 0) {
-        s->sure += (double)g->sure_value;
+    if (g->sure >= 0) {
+        s->sure += (double)g->sure;
         s->n_sure++;
     }
 }
@@ -125,8 +126,8 @@ static double total_ms(const so_planner *p, const sum *s, const so_plan_env *env
 }
 
 static double risk(const sum *s, double ms, double plain_ms) {
-    double fails = s->n_sure > 0 ? 1 - s->sure / s->n_sure : 1;
-    return (ms / plain_ms - 1) * fails;
+    double unsure = s->n_sure > 0 ? 1 - s->sure / s->n_sure : 1;
+    return (ms / plain_ms - 1) * unsure;
 }
 
 static void note(so_plan *out, const sum *s, double ms) {
@@ -148,7 +149,8 @@ static int search(so_planner *p, sum s, const so_plan_env *env, so_plan *out) {
         add(&s, pop(p, p->n - k));
         ms = total_ms(p, &s, env);
         double rate = s.tokens / ms;
-        if (rate <= best || rate < base * MARGIN || risk(&s, ms, out->plain_ms) > p->balance)
+        if (rate <= best || rate < base * MARGIN ||
+            risk(&s, ms, out->plain_ms) > SO_MAX(p->balance, ALWAYS))
             continue;
         best = rate;
         take = k + 1;
@@ -174,7 +176,7 @@ static void fixed_lengths(so_planner *p, so_plan_chain *chains, int n, const so_
         chains[i].length = SO_MIN(SO_MIN(p->length, chains[i].max_len), room);
         for (int k = 0; k < chains[i].length; k++) {
             value *= chance(chains[i].accept[k]);
-            guess g = {.value = value, .sure_value = -1, .cost_ms = chains[i].node_ms};
+            guess g = {.value = value, .sure = -1, .cost_ms = chains[i].node_ms};
             g.depth = k + 1;
             add(&s, &g);
         }
@@ -187,7 +189,7 @@ static void push_chain(so_planner *p, const so_plan_chain *c, int owner) {
     for (int k = 0; k < c->max_len; k++) {
         value *= chance(c->accept[k]);
         push(p, (guess){.value = value,
-                        .sure_value = k == 0 ? value * (float)c->sure : -1,
+                        .sure = k == 0 ? (float)c->sure : -1,
                         .cost_ms = c->node_ms,
                         .owner = owner,
                         .node = k,
@@ -256,7 +258,7 @@ static void gather(so_planner *p, so_plan_tree *t, int owner, bool fixed, sum *w
         const so_node *node = &t->tree->nodes[i];
         value[i] = value[node->parent] * chance(t->accept[i]);
         guess g = {.value = value[i],
-                   .sure_value = node->depth == 1 ? value[i] * (float)t->sure : -1,
+                   .sure = node->depth == 1 ? (float)t->sure : -1,
                    .owner = owner,
                    .node = i};
         if (!fixed) {

@@ -13,12 +13,12 @@
  * Trees with drawn tokens are taken as they are: their shape was fixed before drawing, and leaving
  * out what was drawn would bias `reject` (rule of sight).
  *
- * Never slower. Estimates can be wrong, so every plan must be paid for out of a balance, counted in
- * plain passes. It starts at half a pass, earns 1.2 % of a pass with every token and whatever
- * speculation gains (up to one pass), and loses what a plan lost. A plan may risk no more than it
- * holds, where a drafter without evidence is taken to fail. So a hopeless drafter costs half a pass
- * once and 1.2 % after that; guesses scored in shadow cost nothing. What is left of the balance
- * also pays for probes of drafters that cost and were dropped.
+ * Never slower. Estimates can be wrong, so plans are paid for out of a balance, counted in plain
+ * passes. It starts at 0.4, earns 1 % of a pass with every token and whatever speculation gains (up
+ * to one pass), and loses what a plan lost. A plan may risk no more than the balance holds; a
+ * drafter without evidence risks all that drafting and checking cost, a well-known one next to
+ * nothing, because the objective has weighed it already. So a hopeless drafter that costs takes
+ * less than half a pass once and 1 % after that, as probes; guesses scored in shadow cost nothing.
  *
  * Pure arithmetic over memory of its own; no clock, no models. One thread. */
 #ifndef SO_DRAFT_PLANNER_H

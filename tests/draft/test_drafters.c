@@ -1,6 +1,7 @@
 /* The small drafters (none, random, oracle, callback) and groups of drafters. */
 #include "rig.h"
 
+#include <malloc.h>
 #include <math.h>
 
 static void none_is_silent(void **state) {
@@ -296,6 +297,39 @@ static void drafters_draw_independently(void **state) {
     rig_close(&r);
 }
 
+/* What a request needs is taken when it opens: thousands of rounds leave the heap as it was. */
+static void rounds_take_no_memory(void **state) {
+    (void)state;
+    so_corpus *c = NULL;
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_corpus_create(1 << 20, &c, &err), err);
+    so_drafter *members[] = {
+        so_predict_create(), so_lookup_create(&(so_lookup_params){.max_tokens = 512}),
+        so_corpus_drafter_create(c, 0),
+        so_ngram_create(&(so_ngram_params){.window = 100, .draw = true}), so_random_create()};
+    int32_t expected[100], out[4];
+    dice d = {.seed = 62};
+    for (int i = 0; i < 100; i++)
+        expected[i] = dice_below(&d, 50);
+    rig r;
+    rig_open_expecting(&r, so_group_create(members, 5, false), expected, 10, expected, 100);
+    r.temp = 1;
+    size_t before = 0;
+    for (int i = 0; i < 3000; i++) {
+        so_draft_job job = rig_job(&r, 40, 8);
+        SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
+        so_tree_check(&r.tree);
+        for (int k = 0; k < 2; k++)
+            out[k] = dice_below(&d, 20);
+        rig_emit(&r, out, 2, true);
+        if (i == 0)
+            before = mallinfo2().uordblks;
+    }
+    assert_int_equal(mallinfo2().uordblks, before);
+    rig_close(&r);
+    so_corpus_free(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(none_is_silent),
@@ -309,6 +343,7 @@ int main(void) {
         cmocka_unit_test(merged_into_one_tree),
         cmocka_unit_test(drawn_tokens_do_not_join_a_full_tree),
         cmocka_unit_test(drafters_draw_independently),
+        cmocka_unit_test(rounds_take_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
