@@ -52,7 +52,7 @@ static void points_are_exact(void **state) {
         }
 }
 
-/* Draws: 100,000 texts of three tokens each. A correct drafter fails once in a million. */
+/* Draws: 50,000 texts of three tokens each. A correct drafter fails once in a million. */
 static void draws_are_exact(void **state) {
     (void)state;
     const char *specs[] = {"random", "ngram(draw)", "ngram(draw)+random", "random+lookup(min=1)",
@@ -67,7 +67,7 @@ static void draws_are_exact(void **state) {
                                   .max_depth = gamma,
                                   .temp = 1};
             so_lossless_case c = begin(specs[i], &target, 3, &r);
-            double p = so_lossless_chi2(&c, 100000, 900 + i);
+            double p = so_lossless_chi2(&c, 50000, 900 + i);
             if (p < SO_LOSSLESS_FALSE_ALARM)
                 fail_msg("%s, gamma %d: p = %g", specs[i], gamma, p);
             so_lossless_real_end(&r);
@@ -96,7 +96,7 @@ static void tables_and_corpus_are_exact(void **state) {
                                   .temp = 1};
             so_lossless_case c = begin("table", &target, 3, &r);
             if (draw)
-                assert_true(so_lossless_chi2(&c, 100000, 950) >= SO_LOSSLESS_FALSE_ALARM);
+                assert_true(so_lossless_chi2(&c, 50000, 950) >= SO_LOSSLESS_FALSE_ALARM);
             else
                 so_lossless_check(&c);
             so_lossless_real_end(&r);
@@ -111,7 +111,7 @@ static void tables_and_corpus_are_exact(void **state) {
     so_corpus_add(corpus, (int32_t[]){0, 1, 2, 0, 0, 1, 1, 2}, 8);
     so_lossless_case c = begin("corpus", &target, 3, &r);
     /* by sampling: it learns from each finished text, so no two runs are alike */
-    assert_true(so_lossless_chi2(&c, 100000, 960) >= SO_LOSSLESS_FALSE_ALARM);
+    assert_true(so_lossless_chi2(&c, 50000, 960) >= SO_LOSSLESS_FALSE_ALARM);
     so_lossless_real_end(&r);
     so_draft_set_deinit(&set);
     so_corpus_free(corpus);
