@@ -739,6 +739,44 @@ static void test_header_is_cxx(void **state) {
     done(&r);
 }
 
+/* --- tokenize --- */
+
+static void expect_tokens(const fixture *f, const char *args, const char *json) {
+    ran r = run(f, "%s", args);
+    if (r.status != 0 || strcmp(text_of(&r.out), json) != 0)
+        fail_msg("%s: status %d, stdout %s, wanted %s; stderr: %s", args, r.status, text_of(&r.out),
+                 json, text_of(&r.err));
+    done(&r);
+}
+
+/* A folder with nothing but tokenizer.json; ids as the file spells them. */
+static void test_tokenize(void **state) {
+    fixture *f = *state;
+    spill(f, "tokenizer.json",
+          "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"<s>\":3,\"<\":4,"
+          "\"\\u010a\":5},"
+          "\"merges\":[\"a "
+          "b\"]},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
+          "\"added_tokens\":[{\"id\":3,\"content\":\"<s>\",\"special\":true}],\"post_processor\":"
+          "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\"}},{"
+          "\"Sequence\":"
+          "{\"id\":\"A\"}}],\"special_tokens\":{\"<s>\":{\"ids\":[3]}}}}");
+    spill(f, "text.txt", "ab\n");
+    expect_tokens(f, "sooth tokenize -m . abb --json", "{\"tokens\":[2,1]}\n");
+    expect_tokens(f, "sooth tokenize -m tokenizer.json '' --json", "{\"tokens\":[]}\n");
+    expect_tokens(f, "sooth tokenize -m . -f text.txt --json", "{\"tokens\":[2,5]}\n");
+    expect_tokens(f, "sooth tokenize -m . --json 'a<s>'", "{\"tokens\":[0,3]}\n");
+    expect_tokens(f, "sooth tokenize -m . --json 'a<s>' --no-parse-special --add-special",
+                  "{\"tokens\":[3,0,4]}\n");
+    expect_tokens(f, "sooth tokenize -m . ab", "       2  ab\n");
+    expect(f, 2, "-m is missing", "sooth tokenize x");
+    expect(f, 2, "either TEXT or -f FILE", "sooth tokenize -m .");
+    expect(f, 2, "either TEXT or -f FILE", "sooth tokenize -m . x -f text.txt");
+    expect(f, 1, "nowhere.txt", "sooth tokenize -m . -f nowhere.txt");
+    spill(f, "tokenizer.json", "{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}");
+    expect(f, 1, "model.type \"Unigram\" is not supported", "sooth tokenize -m . x");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help_and_version),
@@ -762,6 +800,7 @@ int main(void) {
         cmocka_unit_test(test_one_bad_prompt_spares_the_others),
         cmocka_unit_test(test_interrupt_ends_cleanly),
         cmocka_unit_test(test_bench),
+        cmocka_unit_test(test_tokenize),
         cmocka_unit_test(test_pull),
         cmocka_unit_test(test_example_runs),
         cmocka_unit_test(test_header_is_cxx),
