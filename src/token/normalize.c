@@ -145,9 +145,23 @@ static void strip_accents(so_str text, so_buf *out) {
             so_buf_append(out, text.ptr + i, len);
 }
 
+/* Needles are mostly one character, often repeated: memmem looks at all that is left each time when
+ * a sanitizer intercepts it. A long needle gets its linear worst case. */
+const char *so_text_find(so_str text, so_str needle) {
+    if (needle.len > 16)
+        return memmem(text.ptr, text.len, needle.ptr, needle.len);
+    const char *p = text.ptr, *end = text.ptr + text.len;
+    while ((size_t)(end - p) >= needle.len && (p = memchr(p, needle.ptr[0], (size_t)(end - p)))) {
+        if ((size_t)(end - p) >= needle.len && memcmp(p, needle.ptr, needle.len) == 0)
+            return p;
+        p++;
+    }
+    return NULL;
+}
+
 static void replace_literal(const so_text_op *op, so_str text, so_buf *out) {
     while (op->from_len) {
-        const char *hit = memmem(text.ptr, text.len, op->from, op->from_len);
+        const char *hit = so_text_find(text, (so_str){op->from, op->from_len});
         if (!hit)
             break;
         size_t before = (size_t)(hit - text.ptr), used = before + op->from_len;

@@ -35,6 +35,9 @@ void so_text_op_deinit(so_text_op *op);
 int so_text_op_apply(const so_text_op *op, so_matching *m, so_str text, bool first, so_buf *out,
                      so_err *err);
 
+/* Where needle (not empty) first stands in text, or NULL. */
+const char *so_text_find(so_str text, so_str needle);
+
 /* The most that a text of n bytes may grow to: all that Unicode's forms can do, and little more. */
 static inline size_t so_text_limit(size_t n) {
     size_t most = (size_t)1 << 30;

@@ -135,7 +135,8 @@ static int split_by_pattern(const so_pretok_stage *s, so_matching *m, so_str pie
 static void split_by_literal(const so_pretok_stage *s, so_str piece, size_t base, joiner *j) {
     size_t done = 0;
     while (s->literal_len) {
-        const char *hit = memmem(piece.ptr + done, piece.len - done, s->literal, s->literal_len);
+        const char *hit = so_text_find((so_str){piece.ptr + done, piece.len - done},
+                                       (so_str){s->literal, s->literal_len});
         if (!hit)
             break;
         size_t start = (size_t)(hit - piece.ptr);

@@ -248,20 +248,8 @@ static void spm_gguf(void **state) {
     (void)state;
     spm v;
     spm_init(&v);
-    static const char *const pieces[] = {"\xE2\x96\x81",
-                                         "a",
-                                         "b",
-                                         "c",
-                                         "s",
-                                         "<",
-                                         ">",
-                                         "/",
-                                         "ab",
-                                         "\xE2\x96\x81"
-                                         "ab",
-                                         "<s",
-                                         "bc",
-                                         "\xFF"};
+    static const char *const pieces[] = {
+        "\xE2\x96\x81", "a", "b", "c", "s", "<", ">", "/", "ab", "\u2581ab", "<s", "bc", "\xFF"};
     for (size_t i = 0; i < SO_LEN(pieces); i++)
         spm_add(&v, pieces[i], -(float)i, 1);
     spm_add(&v, "@@", 0, 4);
