@@ -67,8 +67,7 @@ enum { N_DTYPES = sizeof DTYPES / sizeof DTYPES[0] };
 static char *g_dir, *g_wide, *g_thin, *g_windowed, *g_sick; /* files, written once */
 
 static char *write_in(const char *sub, const so_shape *t) {
-    char *dir = so_alloc(strlen(g_dir) + 32);
-    sprintf(dir, "%s/%s", g_dir, sub);
+    char *dir = so_path_join(g_dir, sub);
     so_err err = {0};
     SO_OK_OR_FAIL(so_dir_create(dir, &err), err);
     char *path = so_shape_write(dir, t);
