@@ -117,12 +117,23 @@ SOOTH_API int sooth_detokenize(const sooth_model *m, const int32_t *ids, size_t 
 
 typedef struct sooth_engine sooth_engine;
 
+/* Your own drafter: writes at most `max` ids that may follow `tokens` to `out` and returns how
+ * many; negative means it failed, and the step goes on without guesses. Guesses cost or save time
+ * and never change the text: the model checks every one of them. Called from sooth_step. */
+typedef int sooth_drafter(void *user, const int32_t *tokens, int n_tokens, int n_prompt,
+                          int32_t *out, int max);
+
 typedef struct sooth_engine_params {
     size_t size;
-    int n_ctx;      /* most tokens of one request; 0: the model's own, at most 4096 */
-    int n_parallel; /* most requests at once */
-    int n_batch;    /* most prompt tokens in one pass; never changes what is generated */
-    int kv_f32;     /* keep the cache in 32-bit floats instead of 16 */
+    int n_ctx;               /* most tokens of one request; 0: the model's own, at most 4096 */
+    int n_parallel;          /* most requests at once */
+    int n_batch;             /* most prompt tokens in one pass; never changes what is generated */
+    int kv_f32;              /* keep the cache in 32-bit floats instead of 16 */
+    int max_draft;           /* most guesses per step and request; 0: no speculation at all */
+    const char *draft_model; /* a file or folder, for the drafter "model"; NULL: none */
+    float draft_temp;        /* temperature of the draft model; negative: the request's */
+    sooth_drafter *drafter;  /* the drafter "user"; NULL: none */
+    void *drafter_user;
 } sooth_engine_params;
 
 SOOTH_API void sooth_engine_params_init_sized(sooth_engine_params *p, size_t size);
@@ -159,7 +170,10 @@ typedef struct sooth_params {
     size_t n_bias;
     const char *const *stop; /* strings that end the text before them */
     size_t n_stop;
-    int ignore_end; /* go on after the model's end token */
+    int ignore_end;     /* go on after the model's end token */
+    const char *spec;   /* who guesses, as in `sooth run --spec`, or "user"; NULL: nobody */
+    int spec_length;    /* guesses per round; 0: as many as pay */
+    const char *verify; /* "match" (the same text as without), "reject", "lenient=L"; NULL: match */
 } sooth_params;
 
 SOOTH_API void sooth_params_init_sized(sooth_params *p, size_t size);
@@ -185,6 +199,7 @@ typedef struct sooth_event {
     const char *text; /* whole UTF-8 characters, possibly none; NUL-terminated; valid in the call */
     size_t text_len;
     sooth_finish finish;
+    int origin; /* 0: plain, 1: a guess that stood, 2: a correction, 3: after all guesses stood */
 } sooth_event;
 
 /* Return 0 to go on, anything else to cancel. */
@@ -195,6 +210,8 @@ typedef struct sooth_timings {
     double prompt_ms, predicted_ms;
     int rounds; /* passes of the model that decided tokens */
     int draft_n, draft_n_accepted;
+    int tested_n; /* guesses whose test ran; those after the first wrong one are not tested */
+    double draft_ms, verify_ms;
 } sooth_timings;
 
 typedef struct sooth_result {

@@ -16,6 +16,7 @@
 #ifndef SO_ENGINE_ENGINE_H
 #define SO_ENGINE_ENGINE_H
 
+#include "draft/drafters.h"
 #include "draft/planner.h"
 #include "model/model.h"
 #include "sample/sample.h"
@@ -46,7 +47,9 @@ typedef struct so_engine_opts {
     const so_model *draft; /* for the drafter `model`; NULL: only model(FILE) is known */
     const so_tokenizer *draft_tok; /* of the draft; NULL where tok is */
     float draft_temp;              /* of draft models; negative: the request's own */
-    float draft_p_min;   /* a model's draft ends where its likeliest token has less than this */
+    float draft_p_min; /* a model's draft ends where its likeliest token has less than this */
+    so_draft_fn *user_drafter; /* the drafter `user`; may be NULL */
+    void *drafter_user;
     so_step_fn *on_step; /* may be NULL */
     void *step_user;
 } so_engine_opts;
@@ -102,7 +105,7 @@ const char *so_verify_mode_name(so_verify_mode m);
 
 /* How a request speculates. All zero: not at all. */
 typedef struct so_spec_opts {
-    const char *drafter; /* the language of --spec (draft/spec.h); NULL: none */
+    const char *drafter; /* the language of --spec (draft/spec.h), or `user`; NULL: none */
     int length;          /* guesses per round; 0: the planner decides */
     int draft_max;       /* most guesses per round; 0: as many as the engine allows */
     int draft_min;       /* shorter drafts are dropped, where that cannot bias the output */

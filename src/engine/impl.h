@@ -30,6 +30,7 @@ struct so_spec_set {
     so_draft_set drafters;
     so_estimate_shared shared;
     bool draws;          /* has been seen to draw: lengths are fixed before drafting */
+    bool failed;         /* has been seen to fail */
     int n_requests;      /* that use it */
     so_draft_job *jobs;  /* [n_parallel], of this step */
     so_request **owners; /* [n_parallel] */

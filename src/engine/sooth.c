@@ -25,6 +25,7 @@ struct sooth_model {
 struct sooth_engine {
     sooth_model *m;
     so_engine *e;
+    so_bundle draft; /* model NULL: none */
     sooth_request *requests;
 };
 
@@ -168,11 +169,22 @@ int sooth_detokenize(const sooth_model *m, const int32_t *ids, size_t n_ids, cha
 
 /* --- engines --- */
 
-static const sooth_engine_params ENGINE_DEFAULTS = {
-    .size = sizeof(sooth_engine_params), .n_parallel = 1, .n_batch = 256};
+static const sooth_engine_params ENGINE_DEFAULTS = {.size = sizeof(sooth_engine_params),
+                                                    .n_parallel = 1,
+                                                    .n_batch = 256,
+                                                    .max_draft = 16,
+                                                    .draft_temp = -1};
 
 void sooth_engine_params_init_sized(sooth_engine_params *p, size_t size) {
     give_defaults(p, &ENGINE_DEFAULTS, sizeof *p, size);
+}
+
+/* Beside the target, on its threads. */
+static int open_draft(const sooth_model *m, const char *path, so_bundle *out, so_err *err) {
+    so_bundle_opts o;
+    so_bundle_defaults(&o);
+    o.backend = m->b.backend;
+    return so_bundle_open(path, &o, out, err);
 }
 
 int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth_engine **out,
@@ -188,14 +200,26 @@ int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth
     o.n_parallel = p.n_parallel;
     o.n_batch = p.n_batch;
     o.kv_dtype = p.kv_f32 ? SO_DTYPE_F32 : SO_DTYPE_F16;
+    o.max_draft = p.max_draft;
+    o.draft_temp = p.draft_temp;
+    o.user_drafter = p.drafter;
+    o.drafter_user = p.drafter_user;
+    so_bundle draft = {0};
     lock(m);
+    if (rc == SO_OK && p.draft_model)
+        rc = open_draft(m, p.draft_model, &draft, &e);
+    o.draft = draft.model;
+    o.draft_tok = draft.tok;
     if (rc == SO_OK)
         rc = so_engine_create(m->b.model, m->b.tok, &o, &inner, &e);
+    if (rc != SO_OK)
+        so_bundle_close(&draft);
     unlock(m);
     if (rc != SO_OK)
         return report(rc, &e, err);
     sooth_engine *s = SO_NEW(sooth_engine);
     s->m = m;
+    s->draft = draft;
     s->e = inner;
     *out = s;
     return SOOTH_OK;
@@ -208,6 +232,7 @@ void sooth_engine_free(sooth_engine *s) {
         sooth_request_free(s->requests);
     lock(s->m);
     so_engine_free(s->e);
+    so_bundle_close(&s->draft);
     unlock(s->m);
     free(s);
 }
@@ -248,7 +273,8 @@ static bool on_event(void *user, const so_event *ev) {
                        .token = ev->token,
                        .text = ev->text.ptr,
                        .text_len = ev->text.len,
-                       .finish = (sooth_finish)ev->finish};
+                       .finish = (sooth_finish)ev->finish,
+                       .origin = (int)ev->origin};
     return !r->on_event || r->on_event(r->user, &out) == 0;
 }
 
@@ -283,6 +309,24 @@ static int encode(const sooth_model *m, const char *prompt, const sooth_message 
     return so_tokenizer_encode(m->b.tok, so_str_c(prompt), SO_ENCODE_ADD_SPECIAL, out, err);
 }
 
+static int speculation(const sooth_params *p, so_spec_opts *o, so_err *err) {
+    const char *v = p->verify ? p->verify : "match";
+    char *end = NULL;
+    o->drafter = p->spec;
+    o->length = p->spec_length;
+    if (strcmp(v, "match") == 0)
+        return SO_OK;
+    o->verify = SO_VERIFY_REJECT;
+    if (strcmp(v, "reject") == 0)
+        return SO_OK;
+    o->verify = SO_VERIFY_LENIENT;
+    if (strncmp(v, "lenient=", 8) == 0)
+        o->lenience = strtod(v + 8, &end);
+    if (!end || end == v + 8 || *end)
+        return so_err_set(err, SO_EINVAL, "verify '%.40s': must be match, reject or lenient=L", v);
+    return SO_OK;
+}
+
 static int submit(sooth_engine *s, sooth_request *req, const so_tokens *prompt, bool continues,
                   const sooth_params *p, so_err *err) {
     so_request_opts o = {.prompt = prompt->ids,
@@ -296,6 +340,9 @@ static int submit(sooth_engine *s, sooth_request *req, const so_tokens *prompt, 
     if (p->n_stop > SO_REQUEST_MAX_STOPS || p->n_bias > 100000)
         return so_err_set(err, SO_ELIMIT, "%zu stop strings, %zu biases: at most %d and 100000",
                           p->n_stop, p->n_bias, SO_REQUEST_MAX_STOPS);
+    int rc = speculation(p, &o.spec, err);
+    if (rc != SO_OK)
+        return rc;
     so_str stops[SO_REQUEST_MAX_STOPS];
     for (size_t i = 0; i < p->n_stop; i++)
         stops[i] = so_str_c(p->stop[i]);
@@ -307,7 +354,7 @@ static int submit(sooth_engine *s, sooth_request *req, const so_tokens *prompt, 
     o.sample.bias = bias;
     o.sample.n_bias = (int)p->n_bias;
     lock(s->m);
-    int rc = so_engine_submit(s->e, &o, &req->r, err);
+    rc = so_engine_submit(s->e, &o, &req->r, err);
     unlock(s->m);
     free(bias);
     return rc;
@@ -403,7 +450,10 @@ static void fill_result(const sooth_request *r, sooth_result *out) {
                                    .predicted_ms = st->predicted_ms,
                                    .rounds = st->rounds,
                                    .draft_n = st->draft_n,
-                                   .draft_n_accepted = st->draft_n_accepted};
+                                   .draft_n_accepted = st->draft_n_accepted,
+                                   .tested_n = st->tested_n,
+                                   .draft_ms = st->draft_ms,
+                                   .verify_ms = st->verify_ms};
 }
 
 int sooth_request_result(const sooth_request *r, sooth_result *result, sooth_error *err) {

@@ -175,6 +175,17 @@ static bool judge(void *user, const so_draft_job *job, const so_drafter *by) {
     return false;
 }
 
+/* The one drafter that no spec can name: the caller's own. */
+static int build_user(const so_engine *e, so_draft_set *out, so_err *err) {
+    if (!e->o.user_drafter)
+        return so_err_set(err, SO_EINVAL, "the drafter `user` needs a function of yours");
+    *out = (so_draft_set){.root = so_callback_create("user", e->o.user_drafter, e->o.drafter_user),
+                          .n_leaves = 1};
+    out->leaves[0] = out->root;
+    return SO_OK;
+}
+
+/* spec NULL: `user`. */
 static int make_set(so_engine *e, const so_spec *spec, char *text, so_err *err) {
     so_spec_set *set = SO_NEW(so_spec_set);
     so_draft_config cfg = {.n_vocab = so_model_hparams(e->m)->n_vocab,
@@ -182,7 +193,8 @@ static int make_set(so_engine *e, const so_spec *spec, char *text, so_err *err) 
                            .corpus = &e->corpus,
                            .make = make_drafter,
                            .user = e};
-    int rc = so_spec_build(spec, &cfg, &set->drafters, err);
+    int rc =
+        spec ? so_spec_build(spec, &cfg, &set->drafters, err) : build_user(e, &set->drafters, err);
     if (rc != SO_OK) {
         free(set);
         return rc;
@@ -218,8 +230,11 @@ static int find_set(so_engine *e, const char *text, so_spec_set **out, so_err *w
     so_err local = {0}, *err = &local; /* opening files leaves traces of what was tried */
     so_spec *spec = SO_NEW(so_spec);
     so_buf name = {0};
-    int rc = so_spec_parse(so_str_c(text), spec, err);
-    if (rc == SO_OK)
+    bool user = strcmp(text, "user") == 0;
+    int rc = user ? SO_OK : so_spec_parse(so_str_c(text), spec, err);
+    if (user)
+        so_buf_append_c(&name, text);
+    else if (rc == SO_OK)
         so_spec_print(spec, &name);
     for (so_spec_set *s = e->sets; s && rc == SO_OK && !*out; s = s->next)
         if (so_str_eq_c(so_buf_str(&name), s->text))
@@ -228,7 +243,7 @@ static int find_set(so_engine *e, const char *text, so_spec_set **out, so_err *w
         rc = limit_sets(e, err);
         char *copy = so_strndup(so_buf_str(&name).ptr, name.len);
         if (rc == SO_OK)
-            rc = make_set(e, spec, copy, err);
+            rc = make_set(e, user ? NULL : spec, copy, err);
         if (rc == SO_OK)
             *out = e->sets;
         else
@@ -411,9 +426,10 @@ static void propose_set(so_spec_set *set) {
     int64_t t = so_clock_ns();
     int rc = set->drafters.root->vt->propose(set->drafters.root, set->jobs, set->n_jobs, &err);
     double ms = so_clock_ms_since(t);
-    if (rc != SO_OK)
-        so_log(SO_LOG_WARN, "drafter %s: %s; this step goes on without guesses", set->text,
-               err.msg);
+    if (rc != SO_OK) /* once aloud: a broken drafter fails at every step */
+        so_log(set->failed ? SO_LOG_DEBUG : SO_LOG_WARN,
+               "drafter %s: %s; the step goes on without guesses", set->text, err.msg);
+    set->failed |= rc != SO_OK;
     for (int i = 0; i < set->n_jobs; i++) {
         set->owners[i]->stats.draft_ms += ms;
         if (rc != SO_OK)

@@ -355,6 +355,22 @@ static void test_trace(void **state) {
     expect(f, 1, "--trace", RUN "-p hello --trace no/such/folder");
 }
 
+static void test_drafter_example(void **state) {
+    fixture *f = *state;
+    char bin[4096], line[5000];
+    find_program("examples/drafter", bin, sizeof bin);
+    snprintf(line, sizeof line, "%s tiny.gguf 'the sea the sea' 16", bin);
+    ran plain =
+        run(f, "sooth run -m tiny.gguf --raw -p 'the sea the sea' -n 16 --temp 0 --no-spec");
+    ran own = run(f, "%s", line);
+    assert_int_equal(own.status, 0);
+    assert_string_equal(text_of(&own.out), text_of(&plain.out));
+    assert_non_null(strstr(text_of(&own.err), "guesses"));
+    assert_null(strstr(text_of(&own.err), " 0 guesses"));
+    done(&plain);
+    done(&own);
+}
+
 static void test_bad_speculation(void **state) {
     fixture *f = *state;
     expect(f, 2, "needs a draft model", RUN "-p x --speculative-decoding");
@@ -784,6 +800,7 @@ int main(void) {
         cmocka_unit_test(test_bad_models),
         cmocka_unit_test(test_bad_prompts),
         cmocka_unit_test(test_json_fields),
+        cmocka_unit_test(test_drafter_example),
         cmocka_unit_test(test_trace),
         cmocka_unit_test(test_ends_in_mid_round),
         cmocka_unit_test(test_prove),

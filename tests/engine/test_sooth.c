@@ -301,6 +301,72 @@ static void test_old_struct_size(void **state) {
     sooth_result_deinit(&b);
 }
 
+/* --- speculation --- */
+
+typedef struct plan {
+    const int32_t *text; /* what will be said */
+    int n_text, n_calls;
+    bool fail;
+} plan;
+
+static int know_it_all(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
+                       int max) {
+    plan *p = user;
+    int at = n_tokens - n_prompt, n = 0;
+    assert_true(tokens != NULL && at >= 0);
+    p->n_calls++;
+    for (; n < max && at + n < p->n_text; n++)
+        out[n] = p->text[at + n] + (n == 2 && at % 5 == 0); /* sometimes wrong */
+    return p->fail ? -1 : n;
+}
+
+static void generate(sooth_engine *e, const sooth_params *p, sooth_result *r) {
+    sooth_error err;
+    sooth_result_init(r);
+    if (sooth_generate(e, "the sea", p, NULL, NULL, r, &err) != SOOTH_OK)
+        fail_msg("%s", err.message);
+}
+
+static void test_own_drafter(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    sooth_params p = seeded(4, 30);
+    sooth_result plain, got;
+    generate(f->engine, &p, &plain);
+    plan known = {.text = plain.tokens, .n_text = (int)plain.n_tokens};
+    sooth_engine_params ep;
+    sooth_engine *e = NULL;
+    sooth_engine_params_init(&ep);
+    ep.drafter = know_it_all;
+    ep.drafter_user = &known;
+    ep.draft_model = f->path;
+    assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_OK);
+    static const char *const specs[] = {"user", "model", "auto", "user"};
+    for (int i = 0; i < 4; i++) {
+        p.spec = specs[i];
+        p.spec_length = i == 2 ? 0 : 4;
+        known.fail = i == 3;
+        generate(e, &p, &got);
+        assert_int_equal(got.n_tokens, plain.n_tokens);
+        assert_memory_equal(got.tokens, plain.tokens, plain.n_tokens * sizeof *plain.tokens);
+        assert_string_equal(got.text, plain.text);
+        if (i < 2)
+            assert_true(got.timings.rounds < 20 && got.timings.draft_n_accepted > 10);
+        if (i == 3)
+            assert_int_equal(got.timings.draft_n, 0);
+        sooth_result_deinit(&got);
+    }
+    assert_true(known.n_calls > 4);
+    p.spec = "user";
+    assert_int_equal(sooth_generate(f->engine, "x", &p, NULL, NULL, NULL, &err), SOOTH_EINVAL);
+    p.spec = "ngram";
+    p.verify = "strictly";
+    assert_int_equal(sooth_generate(e, "x", &p, NULL, NULL, NULL, &err), SOOTH_EINVAL);
+    assert_non_null(strstr(err.message, "strictly"));
+    sooth_result_deinit(&plain);
+    sooth_engine_free(e);
+}
+
 int main(void) {
 #define WITH_FIXTURE(t) cmocka_unit_test_setup_teardown(t, open_fixture, close_fixture)
     const struct CMUnitTest tests[] = {
@@ -314,6 +380,7 @@ int main(void) {
         WITH_FIXTURE(test_threads_take_turns),
         WITH_FIXTURE(test_errors_name_the_cause),
         WITH_FIXTURE(test_old_struct_size),
+        WITH_FIXTURE(test_own_drafter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,63 @@
+/* Brings a drafter of its own: it guesses that what followed the last token before will follow
+ * again. The text is the model's own, whatever is guessed; good guesses make it come faster.
+ *
+ *   cc drafter.c $(pkg-config --cflags --libs sooth) -o drafter
+ *   ./drafter model.gguf "Repeat three times: red green blue." [max_tokens] */
+#include <sooth.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static int guess(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
+                 int max) {
+    int at = n_tokens - 2, n = 0;
+    (void)user;
+    (void)n_prompt;
+    while (at >= 0 && tokens[at] != tokens[n_tokens - 1])
+        at--;
+    for (at++; at > 0 && at < n_tokens && n < max; at++)
+        out[n++] = tokens[at];
+    return n;
+}
+
+static int answer(sooth_engine *engine, const char *prompt, const sooth_params *params,
+                  sooth_error *err) {
+    sooth_result result;
+    sooth_result_init(&result);
+    int rc = sooth_generate(engine, prompt, params, NULL, NULL, &result, err);
+    if (rc == SOOTH_OK) {
+        printf("%s\n", result.text);
+        fprintf(stderr, "%d tokens in %d passes; %d guesses, %d accepted\n",
+                result.timings.predicted_n, result.timings.rounds, result.timings.draft_n,
+                result.timings.draft_n_accepted);
+    }
+    sooth_result_deinit(&result);
+    return rc;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 3) {
+        fprintf(stderr, "usage: %s MODEL PROMPT [MAX_TOKENS]\n", argv[0]);
+        return 2;
+    }
+    sooth_error err;
+    sooth_model *model = NULL;
+    sooth_engine *engine = NULL;
+    sooth_engine_params ep;
+    sooth_params params;
+    sooth_engine_params_init(&ep);
+    ep.drafter = guess;
+    sooth_params_init(&params);
+    params.temp = 0;
+    params.max_tokens = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 64;
+    params.spec = "user";
+    int rc = sooth_model_load(argv[1], NULL, &model, &err);
+    if (rc == SOOTH_OK)
+        rc = sooth_engine_create(model, &ep, &engine, &err);
+    if (rc == SOOTH_OK)
+        rc = answer(engine, argv[2], &params, &err);
+    if (rc != SOOTH_OK)
+        fprintf(stderr, "%s\n", err.message);
+    sooth_engine_free(engine);
+    sooth_model_free(model);
+    return rc == SOOTH_OK ? 0 : 1;
+}
