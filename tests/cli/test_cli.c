@@ -355,6 +355,21 @@ static void test_trace(void **state) {
     expect(f, 1, "--trace", RUN "-p hello --trace no/such/folder");
 }
 
+/* The same through ctypes, where the library is the plain build's and Python is there. */
+static void check_python_drafter(const fixture *f, const ran *plain) {
+    char lib[4096], here[2048];
+    if (getenv("SOOTH_RUNNER") || !getcwd(here, sizeof here) || !strstr(f->bin, "/../../sooth'"))
+        return;
+    find_program("libsooth.so", lib, sizeof lib);
+    ran own =
+        run(f, "python3 '%s/examples/drafter.py' %s tiny.gguf 'the sea the sea' 16", here, lib);
+    if (own.status != 0)
+        fail_msg("drafter.py: %s", text_of(&own.err));
+    assert_string_equal(text_of(&own.out), text_of(&plain->out));
+    assert_null(strstr(text_of(&own.err), " 0 guesses"));
+    done(&own);
+}
+
 static void test_drafter_example(void **state) {
     fixture *f = *state;
     char bin[4096], line[5000];
@@ -363,6 +378,7 @@ static void test_drafter_example(void **state) {
     ran plain =
         run(f, "sooth run -m tiny.gguf --raw -p 'the sea the sea' -n 16 --temp 0 --no-spec");
     ran own = run(f, "%s", line);
+    check_python_drafter(f, &plain);
     assert_int_equal(own.status, 0);
     assert_string_equal(text_of(&own.out), text_of(&plain.out));
     assert_non_null(strstr(text_of(&own.err), "guesses"));
