@@ -15,7 +15,7 @@
 
 #define KEY "tokenizer.ggml."
 
-enum { MAX_VOCAB = 1 << 24, TYPE_NORMAL = 1, N_TYPES = 7 };
+enum { TYPE_NORMAL = 1, N_TYPES = 7 };
 
 /* Values of tokenizer.ggml.token_type. Unknown counts as control: text must not spell it. */
 static const unsigned kinds_of_type[N_TYPES] = {
@@ -59,9 +59,9 @@ static int read_vocab(so_tokenizer *t, const so_gguf *g, so_err *err) {
     int rc = array(g, KEY "tokens", true, &tokens, err);
     if (rc)
         return rc;
-    if (tokens->n == 0 || tokens->n > MAX_VOCAB)
+    if (tokens->n == 0 || tokens->n > SO_TOKENIZER_MAX_VOCAB)
         return so_err_set(err, SO_ERANGE, KEY "tokens has %llu entries (1 to %d)",
-                          (unsigned long long)tokens->n, MAX_VOCAB);
+                          (unsigned long long)tokens->n, SO_TOKENIZER_MAX_VOCAB);
     size_t n_bytes = 0;
     for (uint64_t i = 0; i < tokens->n; i++)
         n_bytes += tokens->strings[i].len;

@@ -10,7 +10,11 @@
 #include "token/pretok.h"
 #include "token/tokenizer.h"
 
-enum { SO_TOKENIZER_MAX_OPS = 32, SO_TOKENIZER_MAX_ADDED_BYTES = 1024 };
+enum {
+    SO_TOKENIZER_MAX_OPS = 32,
+    SO_TOKENIZER_MAX_ADDED_BYTES = 1024,
+    SO_TOKENIZER_MAX_VOCAB = 1 << 22, /* sixteen times the largest today */
+};
 
 /* One step from a token's spelling to its text. */
 typedef enum so_decode_kind {

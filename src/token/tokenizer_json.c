@@ -25,7 +25,8 @@ typedef struct sizes {
 /* Ids may leave gaps (padding), but not such that a small file asks for a large table. */
 static int check_id(const sizes *s, json_int_t id, const char *where, so_str name, so_err *err) {
     json_int_t limit = (json_int_t)s->n_entries * 4 + 4096;
-    if (id >= 0 && id < limit && id < INT32_MAX)
+    limit = SO_MIN(limit, SO_TOKENIZER_MAX_VOCAB);
+    if (id >= 0 && id < limit)
         return 0;
     return so_err_set(err, SO_ERANGE, "%s: id %lld of \"%.*s\" is out of range (0 to %lld)", where,
                       (long long)id, SO_STR_ARG(name), (long long)limit - 1);
