@@ -5,7 +5,8 @@ usage: fuzz_templates.py CLI [COUNT [SEED]]
 
 CLI is the built tests/token/template_cli. Jinja2 runs in its sandbox with lists and dicts mutable, as
 ours are. Texts must be equal; where one fails the other must fail. What cannot agree is not
-generated: integers past 64 bits, addresses of objects, identity of strings.
+generated: integers past 64 bits, complex numbers, identity of strings. Addresses of objects are
+skipped where they show; a filter that counts the words of one may still report a difference.
 """
 import json
 import os
@@ -163,7 +164,7 @@ class Gen:
             return "(" + self.expr(depth + 1) + ")"
         if c < 0.98:
             return f"{self.expr(depth + 1)} if {self.expr(depth + 1)}" + (f" else {self.expr(depth + 1)}" if self.r.random() < 0.8 else "")
-        return f"{self.expr(depth + 1)} ** {self.pick(['0', '1', '2', '-1', '0.5'])}"
+        return f"{self.expr(depth + 1)} ** {self.pick(['0', '1', '2', '-1'])}"
 
     # expressions that mostly have a value: kinds that fit together
 

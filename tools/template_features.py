@@ -233,7 +233,7 @@ FEATURES = r'''
 {% for x in l %}{{ loop.previtem is defined }}{{ loop.nextitem is defined }}{{ loop['index'] }}{{ loop }}{{ loop|length }}{% endfor %}
 {% for x in el %}x{% else %}empty{% endfor %}{% for x in l %}x{% else %}empty{% endfor %}{% for x in missing %}x{% else %}none{% endfor %}
 {% for x in l if x > 1 %}{{ x }}{{ loop.index }}{{ loop.last }}{{ loop.length }};{% endfor %}{% for x in l if x > 100 %}{% else %}none{% endfor %}
-{% for k, v in d.items() %}{{ k }}={{ v }};{% endfor %}{% for k in d %}{{ k }}{% endfor %}{% for a, (b, c) in [(1, (2, 3))] %}{{ a }}{{ b }}{{ c }}{% endfor %}{% for c in 'añb' %}{{ c }}.{% endfor %}{% for a, b in ['xy', 'zw'] %}{{ a }}{{ b }}{% endfor %}
+{% for a, b in nested if a %}{{ loop.previtem }}{{ loop.nextitem }}{% endfor %}{% for k, v in d.items() %}{{ k }}={{ v }};{% endfor %}{% for k in d %}{{ k }}{% endfor %}{% for a, (b, c) in [(1, (2, 3))] %}{{ a }}{{ b }}{{ c }}{% endfor %}{% for c in 'añb' %}{{ c }}.{% endfor %}{% for a, b in ['xy', 'zw'] %}{{ a }}{{ b }}{% endfor %}
 {% for a, b in [1] %}{% endfor %}
 {% for a, b in [(1,2,3)] %}{% endfor %}
 {% for a, b in [(1,)] %}{% endfor %}

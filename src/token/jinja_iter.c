@@ -131,6 +131,8 @@ static bool pull(so_jj *x, so_jj_loop *l, so_jj_val *out) {
         x->frame = l->frame;
         so_jj_assign(x, l->node->kids.v[0], *out);
         bool keep = so_jj_truth(x, so_jj_eval(x, l->node->c));
+        if (keep && l->node->a->kind == SO_JJ_N_TUPLE) /* the reference yields the target anew */
+            *out = so_jj_eval(x, l->node->kids.v[0]);
         x->frame = frame;
         if (keep)
             return true;
