@@ -120,15 +120,15 @@ FILTER(f_indent) {
 /* p: length, killwords, end, leeway. What is short enough comes back as it is, text or not. */
 FILTER(f_truncate) {
     UNUSED;
-    so_jj_val end = p[2].kind == SO_JJ_MISSING ? so_jj_str_c(x, "...") : must_str(x, p[2]);
+    so_jj_val end = p[2].kind == SO_JJ_MISSING ? so_jj_str_c(x, "...") : p[2];
     int64_t length = so_jj_int_arg(x, p[0], 255), leeway = so_jj_index_arg(x, p[3], 5), limit;
-    int64_t n_end = (int64_t)end.s->n_chars;
-    size_t n;
-    if (length < n_end || leeway < 0)
-        so_jj_fail(x, SO_EINVAL, "truncate: the length must hold '%.*s'",
-                   SO_JJ_ARG(so_jj_bytes(end)));
-    if (!so_jj_len(x, self, &n))
+    size_t n, n_end_chars;
+    if (!so_jj_len(x, self, &n) || !so_jj_len(x, end, &n_end_chars))
         so_jj_fail_type(x, "truncate needs a string", self);
+    int64_t n_end = (int64_t)n_end_chars;
+    if (length < n_end || leeway < 0)
+        so_jj_fail(x, SO_EINVAL, "truncate: the length must hold the %zu characters of the end",
+                   n_end_chars);
     if (__builtin_add_overflow(length, leeway, &limit) || (int64_t)n <= limit)
         return self;
     so_jj_val s = must_str(x, self);
@@ -341,6 +341,7 @@ FILTER(f_round) {
     if (!up && !down)
         return so_jj_is_int(self, &i) ? so_jj_int(round_int(x, i, digits))
                                       : so_jj_float(round_float(self.f, digits));
+    digits = so_jj_int_arg(x, p[0], 0);
     if (digits > 308 || digits < -308)
         so_jj_fail(x, SO_ERANGE, "round: precision out of range");
     double scale = pow(10, (double)digits), v = so_jj_to_double(self) * scale;
