@@ -67,8 +67,8 @@ enum { N_DTYPES = sizeof DTYPES / sizeof DTYPES[0] };
 static char *g_dir, *g_wide, *g_thin, *g_windowed, *g_sick; /* files, written once */
 
 static char *write_in(const char *sub, const so_shape *t) {
-    char *dir = so_path_join(g_dir, sub);
     so_err err = {0};
+    char *dir = so_path_join(g_dir, sub);
     SO_OK_OR_FAIL(so_dir_create(dir, &err), err);
     char *path = so_shape_write(dir, t);
     free(dir);
@@ -515,6 +515,63 @@ static void stale_pages(void **state) {
         }
 }
 
+/* Forks: what a branch writes behind the fork must not reach the trunk's page, and both go on as if
+ * they were alone. Branches leave the trunk within pages and on their borders, then both grow in
+ * turns. */
+static void forks_of(so_rig_opts o, const int32_t *trunk, const int32_t *branch,
+                     const float *want) {
+    enum { N = 80, TURNS = 4 };
+    static const int at[] = {1, 31, 32, 33, 50, 63, 64, 65, 79, 80};
+    so_rig r;
+    so_rig_open(&r, g_thin, &o);
+    size_t row = (size_t)r.n_vocab;
+    float *alone = SO_NEW_N(float, TURNS *r.n_vocab), *got = SO_NEW_N(float, TURNS *r.n_vocab);
+    for (size_t i = 0; i < SO_LEN(at); i++) {
+        CASE("%s %s cache%s fork at %d", so_cpu_level_name(o.level), dtype_name(o.kv_dtype),
+             o.deferred ? " deferred" : "", at[i]);
+        so_seq *plain = so_seq_create(r.kv), *s = so_seq_create(r.kv);
+        so_rig_chunks(&r, plain, trunk, at[i], 0, NULL);
+        so_rig_chunks(&r, plain, branch, TURNS, 1, alone);
+        so_rig_chunks(&r, s, trunk, N, 7, NULL);
+        so_seq *f = so_seq_fork(s, at[i]);
+        for (int t = 0; t < TURNS; t++) {
+            so_rig_chain(&r, f, branch + t, 1, got);
+            same_row(got, alone + (size_t)t * row, r.n_vocab, t);
+            so_rig_chain(&r, s, trunk + N + t, 1, got);
+            same_row(got, want + (size_t)(N + t) * row, r.n_vocab, N + t);
+            so_kv_check(r.kv);
+        }
+        so_seq_free(f);
+        so_seq_free(s);
+        so_seq_free(plain);
+    }
+    so_rig_close(&r);
+    free(alone);
+    free(got);
+}
+
+static void forked_pages(void **state) {
+    (void)state;
+    enum { N = 84 };
+    so_cpu_level levels[8];
+    int n_levels = so_rig_levels(levels);
+    int32_t trunk[N], branch[4];
+    so_shape_tokens(&THIN, 17, trunk, N);
+    so_shape_tokens(&THIN, 18, branch, 4);
+    for (int kv = 0; kv < 2; kv++) {
+        so_rig_opts o = options(SO_DTYPE_F32, SO_CPU_SCALAR, 1, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+        o.model.quantize = false;
+        float *want = reference(g_thin, o, trunk, N);
+        for (int l = 0; l < n_levels; l++) {
+            o.level = levels[l];
+            o.n_threads = 1 + (l + kv) % 4;
+            o.deferred = (l + kv) % 2 == 0;
+            forks_of(o, trunk, branch, want);
+        }
+        free(want);
+    }
+}
+
 /* Contexts around the borders of pages and blocks, built in chunks, then left by one row, five
  * rows, and a tree; a fork there must not differ either. */
 static void borders_of(so_rig_opts o, const char *path, const so_shape *spec, const int32_t *tokens,
@@ -585,13 +642,10 @@ static void contexts_around_borders(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dtypes_and_widths),
-        cmocka_unit_test(chunks_and_threads),
-        cmocka_unit_test(trees_and_compaction),
-        cmocka_unit_test(trees_of_every_architecture),
-        cmocka_unit_test(neighbours),
-        cmocka_unit_test(stale_pages),
-        cmocka_unit_test(contexts_around_borders),
+        cmocka_unit_test(dtypes_and_widths),    cmocka_unit_test(chunks_and_threads),
+        cmocka_unit_test(trees_and_compaction), cmocka_unit_test(trees_of_every_architecture),
+        cmocka_unit_test(neighbours),           cmocka_unit_test(stale_pages),
+        cmocka_unit_test(forked_pages),         cmocka_unit_test(contexts_around_borders),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
