@@ -39,8 +39,9 @@ ifneq ($(ARCH),x86_64)
 LIB_SRC := $(filter-out $(X86_ONLY),$(LIB_SRC))
 endif
 CLI_SRC := $(wildcard src/cli/*.c)
-# TEST_DIRS="base engine" takes the tests of these layers alone.
-TEST_SRC := $(if $(TEST_DIRS),$(foreach d,$(TEST_DIRS),$(wildcard tests/$(d)/test_*.c)),$(wildcard tests/*/test_*.c))
+# TESTS="tests/base/test_pool.c …" takes these alone.
+TESTS ?= $(wildcard tests/*/test_*.c)
+TEST_SRC := $(TESTS)
 TEST_SCRIPTS ?= $(wildcard tests/*/test_*.py)
 TEST_LIB_SRC := $(wildcard tests/support/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)

@@ -50,6 +50,7 @@ int main(int argc, char **argv) {
     params.temp = 0;
     params.max_tokens = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 64;
     params.spec = "user";
+    params.spec_length = 4; /* 0 would let the planner decide, which may be: none */
     int rc = sooth_model_load(argv[1], NULL, &model, &err);
     if (rc == SOOTH_OK)
         rc = sooth_engine_create(model, &ep, &engine, &err);

@@ -70,7 +70,7 @@ def main():
     params = fresh(Params, lib.sooth_params_init_sized)
     result = fresh(Result, lib.sooth_result_init_sized)
     engine_params.drafter = guess
-    params.spec, params.temp = b"user", 0
+    params.spec, params.spec_length, params.temp = b"user", 4, 0
     params.max_tokens = int(sys.argv[4]) if len(sys.argv) > 4 else 64
     model, engine = c.c_void_p(), c.c_void_p()
     check(lib.sooth_model_load(sys.argv[2].encode(), None, c.byref(model), c.byref(err)))
