@@ -174,6 +174,7 @@ typedef struct sooth_params {
     const char *spec;   /* who guesses, as in `sooth run --spec`, or "user"; NULL: nobody */
     int spec_length;    /* guesses per round; 0: as many as pay */
     const char *verify; /* "match" (the same text as without), "reject", "lenient=L"; NULL: match */
+    int logprobs;       /* tell the logprob of each token and of this many likeliest; 0: none */
 } sooth_params;
 
 SOOTH_API void sooth_params_init_sized(sooth_params *p, size_t size);
@@ -192,6 +193,13 @@ typedef enum sooth_finish {
     SOOTH_FINISH_ERROR = 4
 } sooth_finish;
 
+/* A token and the logarithm of its probability by the model itself, before bias, penalties,
+ * temperature and cuts. The same bits with and without speculation. */
+typedef struct sooth_logprob {
+    int32_t token;
+    float logprob;
+} sooth_logprob;
+
 /* One token, or the end of the text (token -1, finish set). */
 typedef struct sooth_event {
     size_t size;
@@ -200,6 +208,10 @@ typedef struct sooth_event {
     size_t text_len;
     sooth_finish finish;
     int origin; /* 0: plain, 1: a guess that stood, 2: a correction, 3: after all guesses stood */
+    /* With params.logprobs: */
+    float logprob;            /* of the token */
+    const sooth_logprob *top; /* the likeliest tokens in its place, best first; NULL: none */
+    size_t n_top;
 } sooth_event;
 
 /* Return 0 to go on, anything else to cancel. */
@@ -223,11 +235,14 @@ typedef struct sooth_result {
     sooth_finish finish;
     uint64_t seed;
     sooth_timings timings;
+    float *logprobs;    /* [n_tokens]; NULL: none wanted */
+    sooth_logprob *top; /* [n_tokens][n_top] */
+    size_t n_top;
 } sooth_result;
 
 SOOTH_API void sooth_result_init_sized(sooth_result *r, size_t size);
 static inline void sooth_result_init(sooth_result *r) { sooth_result_init_sized(r, sizeof *r); }
-SOOTH_API void sooth_result_deinit(sooth_result *r); /* frees text and tokens */
+SOOTH_API void sooth_result_deinit(sooth_result *r); /* frees what it points to */
 
 /* Continues the text as it is. params, on_event and result may be NULL; result must be initialised.
  * A cancelled text is no error: result.finish tells. */

@@ -115,6 +115,10 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_LOGIT_BIAS] = {"Sampling", "logit-bias", "l", NULL, LIST, 0, 0, "ID=BIAS", NULL,
                            "add to a token's logit, -inf bans it (also ID+BIAS, ID-BIAS)",
                            SO_CMD_RUN},
+    [SO_OPT_LOGPROBS] = {"Sampling", "logprobs", NULL, NULL, INT, 0, 20, "N", "0",
+                         "with --json: the model's own logprob of each token and of the N "
+                         "likeliest in its place, before all of the above",
+                         SO_CMD_RUN},
 
     [SO_OPT_SPEC] = {"Speculation", "spec", NULL, NULL, TEXT, 0, 0, "DRAFTERS", "auto",
                      "who guesses: none, ngram, lookup, corpus, unigram(FILE), bigram(FILE), "

@@ -5,7 +5,39 @@
 #include <stdio.h>
 #include <string.h>
 
-void so_report_add(so_report *r, const so_request *req, so_str text) {
+#include "token/utf8.h"
+
+static json_t *logprob_json(const so_tokenizer *t, const so_logprob *p) {
+    so_str bytes = so_tokenizer_text(t, p->token);
+    so_buf text = {0};
+    json_t *list = json_array();
+    so_utf8_repair(bytes, &text);
+    for (size_t i = 0; i < bytes.len; i++)
+        json_array_append_new(list, json_integer((unsigned char)bytes.ptr[i]));
+    json_t *o =
+        json_pack("{s:o, s:i, s:f, s:o}", "token", json_stringn(so_buf_str(&text).ptr, text.len),
+                  "id", (int)p->token, "logprob", (double)p->logprob, "bytes", list);
+    so_buf_free(&text);
+    return o;
+}
+
+static void add_logprobs(so_report *r, const so_request *req, const so_tokenizer *t) {
+    int n, n_each;
+    const so_logprob *p = so_request_logprobs(req, &n_each);
+    so_request_output(req, &n);
+    if (!p)
+        return;
+    r->logprobs = r->logprobs ? r->logprobs : json_array();
+    for (int i = 0; i < n; i++, p += n_each) {
+        json_t *o = logprob_json(t, p), *top = json_array();
+        for (int k = 1; k < n_each; k++)
+            json_array_append_new(top, logprob_json(t, p + k));
+        json_object_set_new(o, "top_logprobs", top);
+        json_array_append_new(r->logprobs, o);
+    }
+}
+
+void so_report_add(so_report *r, const so_request *req, const so_tokenizer *t, so_str text) {
     const so_request_stats *s = so_request_get_stats(req);
     int n;
     const int32_t *ids = so_request_output(req, &n);
@@ -13,6 +45,7 @@ void so_report_add(so_report *r, const so_request *req, so_str text) {
         so_buf_append_char(&r->text, '\n');
     so_buf_append_str(&r->text, text);
     so_tokens_append(&r->tokens, ids, (size_t)n);
+    add_logprobs(r, req, t);
     r->finish = so_request_finish(req);
     r->seed = so_request_seed(req);
     r->stats.prompt_n += s->prompt_n;
@@ -38,6 +71,7 @@ void so_report_add(so_report *r, const so_request *req, so_str text) {
 void so_report_free(so_report *r) {
     so_buf_free(&r->text);
     so_tokens_free(&r->tokens);
+    json_decref(r->logprobs);
 }
 
 static json_t *ratio(double a, double b) { return b > 0 ? json_real(a / b) : json_null(); }
@@ -86,9 +120,13 @@ json_t *so_report_json(const so_report *r) {
     json_t *ids = json_array();
     for (size_t i = 0; i < r->tokens.len; i++)
         json_array_append_new(ids, json_integer(r->tokens.ids[i]));
-    return json_pack("{s:o, s:o, s:s, s:I, s:o, s:o}", "text", json_stringn(text.ptr, text.len),
-                     "tokens", ids, "finish_reason", so_finish_name(r->finish), "seed",
-                     (json_int_t)r->seed, "timings", timings_json(&r->stats), "spec", spec_json(r));
+    json_t *o =
+        json_pack("{s:o, s:o, s:s, s:I, s:o, s:o}", "text", json_stringn(text.ptr, text.len),
+                  "tokens", ids, "finish_reason", so_finish_name(r->finish), "seed",
+                  (json_int_t)r->seed, "timings", timings_json(&r->stats), "spec", spec_json(r));
+    if (r->logprobs)
+        json_object_set_new(o, "logprobs", json_pack("{s:O}", "content", r->logprobs));
+    return o;
 }
 
 void so_report_print_json(json_t *o) {

@@ -132,6 +132,12 @@ static int read_sampling(runner *r) {
     return status;
 }
 
+static int check_logprobs(const so_args *a) {
+    if (so_args_int(a, SO_OPT_LOGPROBS, 0) > 0 && !so_args_has(a, SO_OPT_JSON))
+        return so_args_bad(a, "--logprobs are part of --json's result: give that too");
+    return 0;
+}
+
 /* --- conversations --- */
 
 static int check_utf8(so_str text, so_err *err) {
@@ -230,8 +236,8 @@ static void end_turn(job *j) {
         j->err = *so_request_error(j->req);
     } else {
         so_report one = {0};
-        so_report_add(&one, j->req, so_buf_str(&j->answer));
-        so_report_add(&j->total, j->req, so_buf_str(&j->answer));
+        so_report_add(&one, j->req, j->run->b.tok, so_buf_str(&j->answer));
+        so_report_add(&j->total, j->req, j->run->b.tok, so_buf_str(&j->answer));
         if (j->p->n_turns > 1) {
             j->turns = j->turns ? j->turns : json_array();
             json_array_append_new(j->turns, turn_json(&one));
@@ -378,7 +384,9 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
                 .n_jobs = prompts->n};
     so_engine_opts eo;
     so_err err = {0};
-    int status = so_cli_spec_read(a, &r.spec);
+    int status = check_logprobs(a);
+    if (status == 0)
+        status = so_cli_spec_read(a, &r.spec);
     if (status == 0)
         status = so_cli_open(a, &r.b);
     if (status != 0)
@@ -386,6 +394,7 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
     r.stream = !r.json && !so_args_has(a, SO_OPT_PROMPTS);
     r.base.max_tokens = (int)so_args_int(a, SO_OPT_PREDICT, -1);
     r.base.ignore_end = so_args_has(a, SO_OPT_IGNORE_EOS);
+    r.base.n_logprobs = (int)so_args_int(a, SO_OPT_LOGPROBS, 0);
     r.view = r.stream && so_args_has(a, SO_OPT_VIEW);
     r.painter = (so_painter){.tok = r.b.tok,
                              .color = so_args_color(a, STDOUT_FILENO),

@@ -42,7 +42,7 @@ static void note_rejected(so_painter *v, const so_round *round) {
     for (int i = 0; i < d->n_tested; i++) {
         const so_node *n = &t->nodes[t->proposals[d->tested[i]].child];
         if (n->parent == last)
-            so_tokenizer_decode(v->tok, &n->token, 1, true, &v->rejected);
+            so_buf_append_str(&v->rejected, so_tokenizer_text(v->tok, n->token));
     }
 }
 

@@ -156,6 +156,9 @@ static int check_request(const so_engine *e, const so_request_opts *o, so_err *e
     for (int i = 0; i < o->n_stops; i++)
         if (o->stops[i].len == 0)
             return so_err_set(err, SO_EINVAL, "stop string %d is empty", i + 1);
+    if (o->n_logprobs < 0 || o->n_logprobs > SO_LOGPROBS_MAX)
+        return so_err_set(err, SO_ERANGE, "--logprobs %d: must be from 0 to %d", o->n_logprobs,
+                          SO_LOGPROBS_MAX);
     return SO_OK;
 }
 
@@ -170,6 +173,18 @@ static void copy_lists(so_request *r, const so_request_opts *o) {
     }
     r->sample.bias = bias;
     r->stops = (so_stops){.strings = stops, .n_strings = o->n_stops};
+}
+
+static void make_texts(so_request *r, const so_request_opts *o, int max_len) {
+    int n_vocab = so_model_hparams(r->e->m)->n_vocab;
+    r->tokens = SO_NEW_N(int32_t, max_len + SO_TREE_MAX);
+    memcpy(r->tokens, o->prompt, (size_t)o->n_prompt * sizeof *o->prompt);
+    r->n_tokens = r->n_prompt = o->n_prompt;
+    r->max_len = max_len;
+    if (o->n_logprobs == 0)
+        return;
+    r->n_logprobs = 1 + SO_MIN(o->n_logprobs, n_vocab);
+    r->logprobs = SO_NEW_N(so_logprob, (size_t)(max_len - o->n_prompt) * r->n_logprobs);
 }
 
 static void enqueue(so_request **list, so_request *r) {
@@ -209,10 +224,7 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     r->on_round = o->on_round;
     r->user = o->user;
     copy_lists(r, o);
-    r->tokens = SO_NEW_N(int32_t, max_len + SO_TREE_MAX);
-    memcpy(r->tokens, o->prompt, (size_t)o->n_prompt * sizeof *o->prompt);
-    r->n_tokens = r->n_prompt = o->n_prompt;
-    r->max_len = max_len;
+    make_texts(r, o, max_len);
     r->n_promised = n_pages;
     r->detok = (so_detok){.t = e->tok, .started = o->continues};
     r->stats.prompt_n = o->n_prompt;
@@ -236,6 +248,8 @@ static bool emit(so_request *r, int32_t token, so_origin origin) {
                    .origin = origin,
                    .text = so_buf_str(&r->e->out),
                    .finish = r->finish};
+    if (r->logprobs && token != SO_TOKEN_NONE)
+        ev.logprobs = r->logprobs + (size_t)(r->n_tokens - r->n_prompt - 1) * r->n_logprobs;
     return !r->on_event || r->on_event(r->user, &ev);
 }
 
@@ -296,6 +310,7 @@ void so_request_free(so_request *r) {
     so_stops_free(&r->stops);
     so_arena_free(&r->arena);
     free(r->tokens);
+    free(r->logprobs);
     free(r);
 }
 
@@ -376,6 +391,7 @@ static int forward(so_engine *e, so_err *err) {
             r->first_logit = n_logits;
             n_logits += r->tree->n_nodes;
             want |= r->greedy ? SO_PASS_ARGMAX : SO_PASS_LOGITS;
+            want |= r->n_logprobs > 0 ? SO_PASS_LOGITS : 0u;
         }
     }
     so_batch batch = {.rows = e->rows, .n_rows = n_rows, .seqs = e->seqs, .n_seqs = n_seqs};
@@ -398,8 +414,8 @@ static void commit(so_engine *e, so_request *r) {
         so_seq_commit(r->seq, e->path, n);
 }
 
-/* Takes one token into the text; false when the request has ended with it. */
-static bool take(so_request *r, int32_t token, so_origin origin) {
+/* Takes one token, told after `node`, into the text; false when the request has ended with it. */
+static bool take(so_request *r, int node, int32_t token, so_origin origin) {
     so_engine *e = r->e;
     bool stop = false;
     if (r->stats.predicted_n == r->max_tokens) { /* max_tokens 0: only the prompt was wanted */
@@ -410,6 +426,7 @@ static bool take(so_request *r, int32_t token, so_origin origin) {
         finish(r, SO_FINISH_STOP, false);
         return false;
     }
+    so_verdict_logprobs(r, node, token);
     r->tokens[r->n_tokens++] = token;
     r->stats.predicted_n++;
     so_buf_clear(&e->out);
@@ -436,15 +453,16 @@ static void emit_round(so_request *r) {
     so_verdict_count(r);
     if (r->on_round)
         r->on_round(r->user, &(so_round){r, r->stats.rounds - 1, r->tree, v});
-    for (int i = 0; i < v->n_accepted; i++)
-        if (!take(r, r->tree->nodes[v->path[i]].token, SO_ORIGIN_DRAFT))
+    int node = 0;
+    for (int i = 0; i < v->n_accepted; node = v->path[i++])
+        if (!take(r, node, r->tree->nodes[v->path[i]].token, SO_ORIGIN_DRAFT))
             return;
     so_origin last = r->tree->n_nodes == 1 ? SO_ORIGIN_PLAIN
                      : v->bonus            ? SO_ORIGIN_BONUS
                                            : SO_ORIGIN_CORRECTION;
     if (r->err.code != SO_OK)
         finish(r, SO_FINISH_ERROR, false);
-    else if (take(r, v->token, last))
+    else if (take(r, node, v->token, last))
         so_speculate_tell(r);
 }
 
@@ -560,4 +578,9 @@ so_verify_mode so_request_verify(const so_request *r, double *lenience) {
 const int32_t *so_request_output(const so_request *r, int *n) {
     *n = r->n_tokens - r->n_prompt;
     return r->tokens + r->n_prompt;
+}
+
+const so_logprob *so_request_logprobs(const so_request *r, int *n_each) {
+    *n_each = r->n_logprobs;
+    return r->logprobs;
 }

@@ -87,6 +87,7 @@ typedef struct so_event {
     so_origin origin;
     so_str text; /* whole UTF-8 sequences, possibly none; valid during the call */
     so_finish finish;
+    const so_logprob *logprobs; /* as so_request_logprobs has them; NULL: none wanted */
 } so_event;
 /* False cancels the request. */
 typedef bool so_event_fn(void *user, const so_event *ev);
@@ -124,6 +125,7 @@ typedef struct so_request_opts {
     bool ignore_end;
     const so_str *stops; /* copied */
     int n_stops;
+    int n_logprobs; /* logprobs of each token and of this many alternatives; 0: none at all */
     so_spec_opts spec;
     so_event_fn *on_event; /* may be NULL */
     so_round_fn *on_round; /* may be NULL */
@@ -165,6 +167,9 @@ const so_request_stats *so_request_get_stats(const so_request *r);
 uint64_t so_request_seed(const so_request *r);
 /* The accepted tokens without the prompt and without an end token. */
 const int32_t *so_request_output(const so_request *r, int *n);
+/* For each of them so_sample_logprobs' list, *n_each long: the token, then the likeliest. NULL
+ * where none were asked for. */
+const so_logprob *so_request_logprobs(const so_request *r, int *n_each);
 void *so_request_user(const so_request *r);
 /* The spec in its shortest form, "none" without one; and how guesses are checked. */
 const char *so_request_drafter(const so_request *r);

@@ -71,6 +71,8 @@ struct so_request {
 
     int32_t *tokens; /* prompt and accepted tokens, then room for a path through the tree */
     int n_tokens, n_prompt, max_len;
+    so_logprob *logprobs; /* [max_len − n_prompt][n_logprobs]; NULL: none */
+    int n_logprobs;       /* the token's own and the alternatives' */
 
     so_seq *seq;
     int n_promised; /* pages */
@@ -149,5 +151,7 @@ void so_speculate_observe(so_engine *e, double pass_ms);
 /* r->verdict from the pass; an error is left in r->err and ends the walk where it happened. */
 void so_verdict_reach(so_request *r);
 void so_verdict_count(so_request *r);
+/* Notes the logprobs of the next token of r, which the pass told after `node`. */
+void so_verdict_logprobs(so_request *r, int node, int32_t token);
 
 #endif

@@ -36,6 +36,7 @@ struct sooth_request {
     sooth_event_fn *on_event;
     void *user;
     so_buf text;
+    sooth_logprob top[SO_LOGPROBS_MAX]; /* of the event being told */
 };
 
 static void lock(const sooth_model *m) {
@@ -266,6 +267,15 @@ static so_sample_params sampling(const sooth_model *m, const sooth_params *p) {
     return s;
 }
 
+/* The alternatives of one token; how many there are. */
+static size_t copy_top(const so_request *r, const so_logprob *from, sooth_logprob *to) {
+    int n_each;
+    so_request_logprobs(r, &n_each);
+    for (int i = 1; i < n_each; i++)
+        to[i - 1] = (sooth_logprob){from[i].token, from[i].logprob};
+    return (size_t)n_each - 1;
+}
+
 static bool on_event(void *user, const so_event *ev) {
     sooth_request *r = user;
     so_buf_append_str(&r->text, ev->text);
@@ -275,6 +285,11 @@ static bool on_event(void *user, const so_event *ev) {
                        .text_len = ev->text.len,
                        .finish = (sooth_finish)ev->finish,
                        .origin = (int)ev->origin};
+    if (ev->logprobs) {
+        out.logprob = ev->logprobs->logprob;
+        out.n_top = copy_top(ev->req, ev->logprobs, r->top);
+        out.top = r->top;
+    }
     return !r->on_event || r->on_event(r->user, &out) == 0;
 }
 
@@ -335,6 +350,7 @@ static int submit(sooth_engine *s, sooth_request *req, const so_tokens *prompt, 
                          .sample = sampling(s->m, p),
                          .max_tokens = p->max_tokens,
                          .ignore_end = p->ignore_end != 0,
+                         .n_logprobs = p->logprobs,
                          .on_event = on_event,
                          .user = req};
     if (p->n_stop > SO_REQUEST_MAX_STOPS || p->n_bias > 100000)
@@ -425,10 +441,33 @@ void sooth_result_init_sized(sooth_result *r, size_t size) {
     give_defaults(r, &empty, sizeof *r, size);
 }
 
+/* Whether the caller's struct, of a header that may be older, holds logprobs. */
+static bool has_logprobs(const sooth_result *r) {
+    return r->size >= offsetof(sooth_result, n_top) + sizeof r->n_top;
+}
+
 void sooth_result_deinit(sooth_result *r) {
     free(r->text);
     free(r->tokens);
+    if (has_logprobs(r)) {
+        free(r->logprobs);
+        free(r->top);
+    }
     sooth_result_init_sized(r, r->size);
+}
+
+static void fill_logprobs(const so_request *r, sooth_result *out) {
+    int n_each;
+    const so_logprob *from = so_request_logprobs(r, &n_each);
+    if (!from)
+        return;
+    out->n_top = (size_t)n_each - 1;
+    out->logprobs = SO_NEW_N(float, out->n_tokens);
+    out->top = SO_NEW_N(sooth_logprob, out->n_tokens * out->n_top);
+    for (size_t i = 0; i < out->n_tokens; i++, from += n_each) {
+        out->logprobs[i] = from->logprob;
+        copy_top(r, from, out->top + i * out->n_top);
+    }
 }
 
 static void fill_result(const sooth_request *r, sooth_result *out) {
@@ -454,6 +493,8 @@ static void fill_result(const sooth_request *r, sooth_result *out) {
                                    .tested_n = st->tested_n,
                                    .draft_ms = st->draft_ms,
                                    .verify_ms = st->verify_ms};
+    if (has_logprobs(out))
+        fill_logprobs(r->r, out);
 }
 
 int sooth_request_result(const sooth_request *r, sooth_result *result, sooth_error *err) {

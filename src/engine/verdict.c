@@ -115,6 +115,14 @@ void so_verdict_reach(so_request *r) {
         r->verdict.token = SO_TOKEN_NONE;
 }
 
+/* By the row itself, whichever verifier decided: plain decoding would have seen the same one. */
+void so_verdict_logprobs(so_request *r, int node, int32_t token) {
+    if (r->n_logprobs > 0)
+        so_sample_logprobs(so_pass_logits(r->e->pass, r->first_logit + node),
+                           so_model_hparams(r->e->m)->n_vocab, token, r->n_logprobs - 1,
+                           r->logprobs + (size_t)(r->n_tokens - r->n_prompt) * r->n_logprobs);
+}
+
 static int depth_slot(int depth) { return SO_MIN(depth, SO_STATS_DEPTHS) - 1; }
 
 void so_verdict_count(so_request *r) {

@@ -389,13 +389,53 @@ int32_t so_sample_pick(const float *weights, int n, double u) {
     return last;
 }
 
-double so_sample_logprob(const float *logits, int n_vocab, int32_t token) {
+/* --- logprobs --- */
+
+/* log Σ exp of a row is top + rest. Kept apart: beside a large logit the rest would be rounded. */
+typedef struct norm {
+    double top, rest;
+} norm;
+
+static norm norm_of(const float *logits, int n_vocab) {
     double top = -INFINITY, total = 0;
     for (int i = 0; i < n_vocab; i++)
         top = fmax(top, (double)cleaned(logits[i]));
     if (top == -INFINITY)
-        return -INFINITY;
+        return (norm){0, 0}; /* no mass: every token stays at −∞ */
     for (int i = 0; i < n_vocab; i++)
         total += exp((double)cleaned(logits[i]) - top);
-    return (double)cleaned(logits[token]) - top - log(total);
+    return (norm){top, log(total)};
+}
+
+double so_sample_logprob(const float *logits, int n_vocab, int32_t token) {
+    norm z = norm_of(logits, n_vocab);
+    return (double)cleaned(logits[token]) - z.top - z.rest;
+}
+
+/* Insertion into a short sorted list: almost every token is turned away at the last place. Logits
+ * are compared, not logprobs: rounding must not turn an order into a tie. */
+static void find_top(const float *logits, int n_vocab, int n_top, so_logprob *top) {
+    int n = 0;
+    for (int32_t id = 0; id < n_vocab; id++) {
+        float x = cleaned(logits[id]);
+        if (n == n_top && !(x > top[n - 1].logprob))
+            continue;
+        int at = n < n_top ? n++ : n - 1;
+        for (; at > 0 && x > top[at - 1].logprob; at--)
+            top[at] = top[at - 1];
+        top[at] = (so_logprob){id, x};
+    }
+}
+
+void so_sample_logprobs(const float *logits, int n_vocab, int32_t token, int n_top,
+                        so_logprob *out) {
+    SO_ASSERT(token >= 0 && token < n_vocab && n_top >= 0 && n_top <= n_vocab);
+    norm z = norm_of(logits, n_vocab);
+    out[0].token = token;
+    if (n_top > 0)
+        find_top(logits, n_vocab, n_top, out + 1);
+    for (int i = 0; i <= n_top; i++) {
+        double x = (double)cleaned(logits[out[i].token]) - z.top - z.rest;
+        out[i].logprob = (float)fmax(x, (double)-FLT_MAX);
+    }
 }

@@ -63,4 +63,18 @@ double so_sample_noise(const so_sample_params *p, int position, int32_t token);
 /* log-softmax of one token before any transform. */
 double so_sample_logprob(const float *logits, int n_vocab, int32_t token);
 
+/* A token and its log-softmax, rounded once from double; never infinite. */
+typedef struct so_logprob {
+    int32_t token;
+    float logprob;
+} so_logprob;
+
+enum { SO_LOGPROBS_MAX = 20 };
+
+/* out[0]: the token itself; out[1 … n_top]: the likeliest tokens before any transform, best first,
+ * lower id first on ties. n_top is at most n_vocab. The sum runs over ids from 0 in double, so
+ * equal rows give equal bits. */
+void so_sample_logprobs(const float *logits, int n_vocab, int32_t token, int n_top,
+                        so_logprob *out);
+
 #endif

@@ -134,6 +134,10 @@ static so_str text_of(const so_tokenizer *t, int32_t id, bool special, bool *sta
     return s;
 }
 
+so_str so_tokenizer_text(const so_tokenizer *t, int32_t id) {
+    return id >= 0 && id < t->n_vocab ? t->texts[id] : (so_str){"", 0};
+}
+
 void so_tokenizer_decode(const so_tokenizer *t, const int32_t *ids, size_t n, bool special,
                          so_buf *out) {
     bool started = false, joined;

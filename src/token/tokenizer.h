@@ -38,6 +38,9 @@ int so_tokenizer_encode(const so_tokenizer *t, so_str text, unsigned flags, so_t
 void so_tokenizer_decode(const so_tokenizer *t, const int32_t *ids, size_t n, bool special,
                          so_buf *out);
 
+/* The bytes one id prints in the middle of a text, control tokens too; none for ids without. */
+so_str so_tokenizer_text(const so_tokenizer *t, int32_t id);
+
 int32_t so_tokenizer_n_vocab(const so_tokenizer *t);
 so_str so_tokenizer_piece(const so_tokenizer *t, int32_t id);   /* the vocabulary's own spelling */
 unsigned so_tokenizer_kind(const so_tokenizer *t, int32_t id);  /* SO_TOKEN_… bits */

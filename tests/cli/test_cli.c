@@ -235,6 +235,37 @@ static void test_bad_prompts(void **state) {
 
 /* --- run --- */
 
+/* One item per token; the same with speculation; a text whose bytes are the answer's. */
+static void test_logprobs(void **state) {
+    fixture *f = *state;
+    json_t *plain = json_of(f, RUN "-p 'the sea' -n 12 --seed 4 --json --no-spec --logprobs 3");
+    json_t *spec =
+        json_of(f, RUN "-p 'the sea' -n 12 --seed 4 --json --spec random --spec-length 2 "
+                       "--logprobs 3");
+    json_t *off = json_of(f, RUN "-p 'the sea' -n 12 --json --logprobs 0");
+    json_t *all = json_object_get(plain, "logprobs"), *list = json_object_get(all, "content"), *o;
+    size_t i;
+    assert_int_equal(json_array_size(list), 12);
+    assert_true(json_equal(all, json_object_get(spec, "logprobs")));
+    assert_null(json_object_get(off, "logprobs"));
+    json_array_foreach(list, i, o) {
+        const json_t *top = json_object_get(o, "top_logprobs"), *best = json_array_get(top, 0);
+        assert_true(json_equal(json_object_get(o, "id"),
+                               json_array_get(json_object_get(plain, "tokens"), i)));
+        assert_int_equal(json_array_size(top), 3);
+        assert_true(json_is_string(json_object_get(o, "token")));
+        assert_true(json_is_array(json_object_get(o, "bytes")));
+        assert_true(json_real_value(json_object_get(o, "logprob")) <=
+                    json_real_value(json_object_get(best, "logprob")));
+        assert_non_null(json_object_get(best, "bytes"));
+    }
+    json_decref(plain);
+    json_decref(spec);
+    json_decref(off);
+    expect(f, 2, "--json", RUN "-p x --logprobs 3");
+    expect(f, 2, "--logprobs", RUN "-p x --logprobs 21 --json");
+}
+
 static void test_json_fields(void **state) {
     fixture *f = *state;
     json_t *o = json_of(f, RUN "-p 'the sea' -n 12 --seed 5 --json -v");
@@ -816,6 +847,7 @@ int main(void) {
         cmocka_unit_test(test_bad_models),
         cmocka_unit_test(test_bad_prompts),
         cmocka_unit_test(test_json_fields),
+        cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_drafter_example),
         cmocka_unit_test(test_trace),
         cmocka_unit_test(test_ends_in_mid_round),

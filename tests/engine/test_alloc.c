@@ -61,6 +61,7 @@ static void check(const so_rig *r, const char *drafter, float temp, so_verify_mo
         so_sample_defaults(&ro.sample);
         ro.sample.temp = temp;
         ro.sample.repeat_penalty = 1.1f;
+        ro.n_logprobs = i % 2 ? 3 : 0;
         ro.spec = (so_spec_opts){.drafter = drafter, .length = drafter ? 2 : 0, .verify = verify};
         SO_OK_OR_FAIL(so_engine_submit(e, &ro, &req[i], &err), err);
     }

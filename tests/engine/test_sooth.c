@@ -301,6 +301,76 @@ static void test_old_struct_size(void **state) {
     sooth_result_deinit(&b);
 }
 
+/* --- logprobs --- */
+
+typedef struct scores {
+    sooth_result *want;
+    size_t n;
+} scores;
+
+static int hear_scores(void *user, const sooth_event *ev) {
+    scores *s = user;
+    if (ev->token < 0) {
+        assert_int_equal(ev->n_top, 0);
+        return 0;
+    }
+    assert_true(ev->logprob == s->want->logprobs[s->n]);
+    assert_int_equal(ev->n_top, s->want->n_top);
+    assert_memory_equal(ev->top, s->want->top + s->n * ev->n_top, ev->n_top * sizeof *ev->top);
+    s->n++;
+    return 0;
+}
+
+static void test_logprobs(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    sooth_params p = seeded(3, 24);
+    sooth_result plain, got;
+    sooth_result_init(&plain);
+    sooth_result_init(&got);
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &got, &err), SOOTH_OK);
+    assert_null(got.logprobs);
+    assert_null(got.top);
+    p.logprobs = 4;
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &plain, &err), SOOTH_OK);
+    assert_int_equal(plain.n_tokens, 24);
+    assert_int_equal(plain.n_top, 4);
+    p.spec = "lookup,ngram,random";
+    p.spec_length = 3;
+    scores s = {.want = &plain};
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, hear_scores, &s, &got, &err),
+                     SOOTH_OK);
+    assert_int_equal(s.n, 24);
+    assert_true(got.timings.draft_n > 0);
+    assert_memory_equal(got.logprobs, plain.logprobs, 24 * sizeof *got.logprobs);
+    assert_memory_equal(got.top, plain.top, 24 * 4 * sizeof *got.top);
+    for (size_t i = 0; i < 24; i++)
+        assert_true(plain.logprobs[i] <= plain.top[4 * i].logprob && plain.logprobs[i] < 0);
+    p.logprobs = 21;
+    assert_int_equal(sooth_generate(f->engine, "x", &p, NULL, NULL, NULL, &err), SOOTH_ERANGE);
+    sooth_result_deinit(&plain);
+    sooth_result_deinit(&got);
+}
+
+/* A program whose sooth_result ends before the logprobs gets none, and nothing is written there. */
+static void test_old_result_without_logprobs(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    sooth_params p = seeded(3, 8);
+    sooth_result old;
+    size_t size = offsetof(sooth_result, logprobs);
+    memset(&old, 0xEE, sizeof old);
+    sooth_result_init_sized(&old, size);
+    p.logprobs = 2;
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &old, &err),
+                         SOOTH_OK);
+    assert_int_equal(old.n_tokens, 8);
+    for (size_t i = size; i < sizeof old; i++)
+        assert_int_equal(((unsigned char *)&old)[i], 0xEE);
+    sooth_result_deinit(&old);
+}
+
 /* --- speculation --- */
 
 typedef struct plan {
@@ -380,6 +450,8 @@ int main(void) {
         WITH_FIXTURE(test_threads_take_turns),
         WITH_FIXTURE(test_errors_name_the_cause),
         WITH_FIXTURE(test_old_struct_size),
+        WITH_FIXTURE(test_logprobs),
+        WITH_FIXTURE(test_old_result_without_logprobs),
         WITH_FIXTURE(test_own_drafter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

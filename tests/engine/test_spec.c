@@ -11,113 +11,37 @@
 #include "base/mem.h"
 #include "engine/bundle.h"
 #include "engine/engine.h"
+#include "so_cases.h"
 #include "so_lossless.h"
 #include "so_rig.h"
 #include "so_tiny.h"
 
-enum { N_PREDICT = 24, N_CASES = 6, MAX_PROMPT = 48, N_CTX = 96 };
-
-typedef struct request_case {
-    int32_t prompt[MAX_PROMPT];
-    int n_prompt;
-    so_sample_params sample;
-    int32_t want[N_PREDICT];
-    int n_want;
-} request_case;
+enum { N_PREDICT = SO_CASE_PREDICT, N_CTX = SO_CASE_CTX, MAX_PROMPT = SO_CASE_PROMPT };
 
 typedef struct fixture {
     so_rig target, draft; /* the draft is another model over the same ids */
-    request_case cases[N_CASES];
+    so_case cases[SO_CASES];
 } fixture;
-
-static void open_model(so_rig *r, const char *name) {
-    char path[512];
-    snprintf(path, sizeof path, "golden/models/%s", name);
-    so_rig_open(r, so_test_data(path), &(so_rig_opts){.max_rows = 8, .n_pages = 4});
-}
-
-/* Prompts that repeat themselves, so that tables have something to find. */
-static void make_case(int c, int n_vocab, request_case *out) {
-    static const so_bias bias[] = {{3, -INFINITY}, {7, 1.5f}};
-    so_rng_key key = {.seed = 100 + (uint64_t)c, .purpose = SO_RNG_TEST};
-    *out = (request_case){.n_prompt = 8 + 7 * c};
-    for (int i = 0; i < out->n_prompt; i++)
-        out->prompt[i] = (int32_t)(so_rng_uniform(&key, (uint32_t)(i % 9)) * n_vocab);
-    so_sample_defaults(&out->sample);
-    out->sample.temp = c % 2 ? 0 : c == 4 ? 0.3f : 0.9f;
-    out->sample.seed = 11 + (uint64_t)c;
-    if (c >= 2 && c < 5) { /* every penalty, a bias, and cuts */
-        out->sample.repeat_penalty = 1.2f;
-        out->sample.frequency_penalty = 0.1f;
-        out->sample.presence_penalty = 0.1f;
-        out->sample.repeat_last_n = c == 2 ? -1 : 20;
-        out->sample.top_k = c == 4 ? 20 : 0;
-        out->sample.top_p = 0.9f;
-        out->sample.bias = bias;
-        out->sample.n_bias = 2;
-    }
-}
 
 static so_engine *open_engine_at(const fixture *f, const so_rig *draft, int n_parallel, int n_batch,
                                  float draft_temp) {
-    so_engine_opts o = {.n_ctx = N_CTX,
-                        .n_parallel = n_parallel,
-                        .n_batch = n_batch,
-                        .kv_dtype = SO_DTYPE_F32,
-                        .max_draft = 16,
-                        .draft = draft ? draft->m : NULL,
-                        .draft_temp = draft_temp};
-    so_err err = {0};
-    so_engine *e = NULL;
-    SO_OK_OR_FAIL(so_engine_create(f->target.m, NULL, &o, &e, &err), err);
-    return e;
+    return so_case_engine(&f->target, &(so_case_engine_opts){.draft = draft,
+                                                             .n_parallel = n_parallel,
+                                                             .n_batch = n_batch,
+                                                             .draft_temp = draft_temp});
 }
 
 static so_engine *open_engine(const fixture *f, const so_rig *draft, int n_parallel, int n_batch) {
     return open_engine_at(f, draft, n_parallel, n_batch, -1);
 }
 
-static so_request *submit(so_engine *e, const request_case *c, const so_spec_opts *spec) {
-    so_request_opts o = {.prompt = c->prompt,
-                         .n_prompt = c->n_prompt,
-                         .sample = c->sample,
-                         .max_tokens = N_PREDICT,
-                         .spec = *spec};
-    so_err err = {0};
-    so_request *r = NULL;
-    if (o.spec.drafter && !o.spec.expected) {
-        o.spec.expected = c->want;
-        o.spec.n_expected = c->n_want;
-    }
-    SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
-    return r;
-}
-
-static void run_all(so_engine *e) {
-    so_err err = {0};
-    int more = 1;
-    while (more > 0)
-        more = so_engine_step(e, &err);
-    if (more < 0)
-        fail_msg("step: %s", err.msg);
-}
-
 static int open_fixture(void **state) {
     fixture *f = SO_NEW(fixture);
-    open_model(&f->target, "llama");
-    open_model(&f->draft, "mistral_window");
-    so_engine *e = open_engine(f, NULL, 1, 64);
-    for (int c = 0; c < N_CASES; c++) {
-        make_case(c, f->target.n_vocab, &f->cases[c]);
-        so_request *r = submit(e, &f->cases[c], &(so_spec_opts){0});
-        run_all(e);
-        const int32_t *out = so_request_output(r, &f->cases[c].n_want);
-        assert_int_equal(f->cases[c].n_want, N_PREDICT);
-        assert_int_equal(so_request_get_stats(r)->rounds, N_PREDICT);
-        memcpy(f->cases[c].want, out, sizeof f->cases[c].want);
-        so_request_free(r);
-    }
-    so_engine_free(e);
+    so_case_model(&f->target, "llama");
+    so_case_model(&f->draft, "mistral_window");
+    for (int c = 0; c < SO_CASES; c++)
+        so_case_make(c, f->target.n_vocab, &f->cases[c]);
+    so_case_plain(&f->target, f->cases);
     *state = f;
     return 0;
 }
@@ -128,13 +52,6 @@ static int close_fixture(void **state) {
     so_rig_close(&f->draft);
     free(f);
     return 0;
-}
-
-static bool same_as_plain(const so_request *r, const request_case *c) {
-    int n;
-    const int32_t *out = so_request_output(r, &n);
-    return so_request_finish(r) == SO_FINISH_LENGTH && n == c->n_want &&
-           memcmp(out, c->want, (size_t)n * sizeof *out) == 0;
 }
 
 static void check_stats(const so_request *r) {
@@ -163,18 +80,18 @@ static const char *const DRAFTERS[] = {"none",         "ngram",
 static int count_different(const fixture *f, const so_rig *draft, int n_parallel, int first,
                            int length) {
     so_engine *e = open_engine(f, draft, n_parallel, n_parallel == 1 ? 64 : 5);
-    so_request *r[N_CASES];
+    so_request *r[SO_CASES];
     int different = 0;
-    for (int c = 0; c < N_CASES; c++) {
+    for (int c = 0; c < SO_CASES; c++) {
         const char *name = DRAFTERS[(first + (n_parallel > 1 ? c : 0)) % (int)SO_LEN(DRAFTERS)];
         so_spec_opts spec = {.drafter = name,
                              .length =
                                  n_parallel > 1 && length ? 1 + (length + 3 * c) % 9 : length};
-        r[c] = submit(e, &f->cases[c], &spec);
+        r[c] = so_case_submit(e, &f->cases[c], &spec);
     }
-    run_all(e);
-    for (int c = 0; c < N_CASES; c++) {
-        if (!same_as_plain(r[c], &f->cases[c]))
+    so_case_run(e);
+    for (int c = 0; c < SO_CASES; c++) {
+        if (!so_case_same(r[c], &f->cases[c]))
             different++;
         else
             check_stats(r[c]);
@@ -203,12 +120,12 @@ static void test_same_text_together(void **state) {
 
 /* --- oracles --- */
 
-static void check_perfect(const fixture *f, const request_case *c, so_verify_mode verify,
+static void check_perfect(const fixture *f, const so_case *c, so_verify_mode verify,
                           const char *drafter, int length) {
     so_engine *e = open_engine(f, &f->target, 1, 64);
     so_spec_opts spec = {.drafter = drafter, .length = length, .verify = verify};
-    so_request *r = submit(e, c, &spec);
-    run_all(e);
+    so_request *r = so_case_submit(e, c, &spec);
+    so_case_run(e);
     const so_request_stats *s = so_request_get_stats(r);
     assert_int_equal(s->predicted_n, N_PREDICT);
     assert_int_equal(s->draft_n, s->draft_n_accepted);
@@ -216,14 +133,14 @@ static void check_perfect(const fixture *f, const request_case *c, so_verify_mod
     for (int i = 0; i < SO_STATS_DEPTHS; i++)
         assert_int_equal(s->per_depth[i].tested, s->per_depth[i].accepted);
     if (verify == SO_VERIFY_MATCH || c->sample.temp == 0)
-        assert_true(same_as_plain(r, c));
+        assert_true(so_case_same(r, c));
     so_request_free(r);
     so_engine_free(e);
 }
 
 static void test_target_as_its_own_draft(void **state) {
     fixture *f = *state;
-    for (int c = 0; c < N_CASES; c++)
+    for (int c = 0; c < SO_CASES; c++)
         for (int length = 1; length <= 5; length += 4) {
             check_perfect(f, &f->cases[c], SO_VERIFY_MATCH, "model", length);
             check_perfect(f, &f->cases[c], SO_VERIFY_REJECT, "model", length);
@@ -243,15 +160,15 @@ static void test_predicted_text_takes_few_passes(void **state) {
  * guesses are the same, so the rounds are. */
 static void test_inner_drafter_changes_nothing(void **state) {
     fixture *f = *state;
-    for (int c = 0; c < N_CASES; c++) {
+    for (int c = 0; c < SO_CASES; c++) {
         int draft_n[2], accepted[2];
         for (int k = 0; k < 2; k++) {
             so_engine *e = open_engine(f, &f->draft, 1, 64);
             so_spec_opts spec = {.drafter = k ? "model(oracle(0.7))" : "model(oracle(0))",
                                  .length = 5,
                                  .verify = SO_VERIFY_REJECT};
-            so_request *r = submit(e, &f->cases[c], &spec);
-            run_all(e);
+            so_request *r = so_case_submit(e, &f->cases[c], &spec);
+            so_case_run(e);
             draft_n[k] = so_request_get_stats(r)->draft_n;
             accepted[k] = so_request_get_stats(r)->draft_n_accepted;
             so_request_free(r);
@@ -267,21 +184,21 @@ static void test_inner_drafter_changes_nothing(void **state) {
 /* Fixed drafter and length: the same seed gives the same text, alone and beside others. */
 static void test_reject_is_reproducible(void **state) {
     fixture *f = *state;
-    int32_t first[N_CASES][N_PREDICT];
+    int32_t first[SO_CASES][N_PREDICT];
     for (int way = 0; way < 2; way++) {
         so_engine *e = open_engine(f, &f->draft, way ? 4 : 1, way ? 7 : 64);
-        so_request *r[N_CASES];
+        so_request *r[SO_CASES];
         so_spec_opts spec = {.drafter = "model", .length = 4, .verify = SO_VERIFY_REJECT};
-        for (int c = 0; c < N_CASES; c++)
-            r[c] = submit(e, &f->cases[c], &spec);
-        run_all(e);
-        for (int c = 0; c < N_CASES; c++) {
+        for (int c = 0; c < SO_CASES; c++)
+            r[c] = so_case_submit(e, &f->cases[c], &spec);
+        so_case_run(e);
+        for (int c = 0; c < SO_CASES; c++) {
             int n;
             const int32_t *out = so_request_output(r[c], &n);
             assert_int_equal(n, N_PREDICT);
             check_stats(r[c]);
             if (f->cases[c].sample.temp == 0)
-                assert_true(same_as_plain(r[c], &f->cases[c]));
+                assert_true(so_case_same(r[c], &f->cases[c]));
             if (way == 0)
                 memcpy(first[c], out, sizeof first[c]);
             else
@@ -296,7 +213,7 @@ enum { TOP = 3, DEPTH = 3, N_TEXTS = 27, N_DRAWS = 2400 };
 
 /* Probabilities of all texts of three tokens by plain sampling, the first token most significant;
  * `tokens` are the tokens of each, in the order of their ids. */
-static void enumerate(fixture *f, const request_case *c, so_sampler *s, double *dist,
+static void enumerate(fixture *f, const so_case *c, so_sampler *s, double *dist,
                       int32_t tokens[N_TEXTS][DEPTH]) {
     int n_vocab = f->target.n_vocab;
     float *logits = SO_NEW_N(float, (MAX_PROMPT + DEPTH) * n_vocab),
@@ -333,7 +250,7 @@ static void enumerate(fixture *f, const request_case *c, so_sampler *s, double *
 static void test_reject_distribution(void **state) {
     fixture *f = *state;
     static const char *const drafters[] = {"model+random"};
-    request_case c = f->cases[0];
+    so_case c = f->cases[0];
     c.sample.temp = 1.5f;
     c.sample.top_k = TOP;
     c.sample.frequency_penalty = 0.5f;
@@ -358,7 +275,7 @@ static void test_reject_distribution(void **state) {
                 o.sample.seed = 1000 * d + (uint64_t)(i + k);
                 SO_OK_OR_FAIL(so_engine_submit(e, &o, &r[k], &err), err);
             }
-            run_all(e);
+            so_case_run(e);
             for (int k = 0; k < 8; k++) {
                 int n;
                 const int32_t *out = so_request_output(r[k], &n);
@@ -388,7 +305,7 @@ static void test_reject_distribution(void **state) {
 /* Lenience 1 is exact; lower ones accept at least as much from a drafter that is often wrong. */
 static void test_lenience(void **state) {
     fixture *f = *state;
-    for (int c = 1; c < N_CASES; c += 2) { /* temperature 0 */
+    for (int c = 1; c < SO_CASES; c += 2) { /* temperature 0 */
         int accepted[2];
         for (int k = 0; k < 2; k++) {
             so_engine *e = open_engine(f, &f->draft, 1, 64);
@@ -396,11 +313,11 @@ static void test_lenience(void **state) {
                                  .length = 3,
                                  .verify = SO_VERIFY_LENIENT,
                                  .lenience = k ? 1e-30 : 1};
-            so_request *r = submit(e, &f->cases[c], &spec);
-            run_all(e);
+            so_request *r = so_case_submit(e, &f->cases[c], &spec);
+            so_case_run(e);
             accepted[k] = so_request_get_stats(r)->draft_n_accepted;
             if (k == 0)
-                assert_true(same_as_plain(r, &f->cases[c]));
+                assert_true(so_case_same(r, &f->cases[c]));
             so_request_free(r);
             so_engine_free(e);
         }
@@ -435,7 +352,7 @@ static void on_round(void *user, const so_round *round) {
 static void test_multi_token_output(void **state) {
     fixture *f = *state;
     so_engine *e = open_engine(f, NULL, 1, 64);
-    const request_case *c = &f->cases[1];
+    const so_case *c = &f->cases[1];
     for (int stop_after = 0; stop_after < 8; stop_after += 3) {
         watcher w = {.stop_after = stop_after};
         so_request_opts o = {
@@ -451,7 +368,7 @@ static void test_multi_token_output(void **state) {
         so_err err = {0};
         so_request *r = NULL;
         SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
-        run_all(e);
+        so_case_run(e);
         int n;
         const int32_t *out = so_request_output(r, &n);
         assert_int_equal(n, stop_after ? stop_after : N_PREDICT); /* the rest is discarded */
@@ -471,7 +388,7 @@ static void test_context_end(void **state) {
         int n_want = 0;
         for (int length = 0; length <= 16; length += 8) {
             so_engine *e = open_engine(f, &f->draft, 1, 64);
-            const request_case *c = &f->cases[pass ? 5 : 2];
+            const so_case *c = &f->cases[pass ? 5 : 2];
             so_request_opts o = {.prompt = c->prompt,
                                  .n_prompt = c->n_prompt,
                                  .sample = c->sample,
@@ -480,7 +397,7 @@ static void test_context_end(void **state) {
             so_err err = {0};
             so_request *r = NULL;
             SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
-            run_all(e);
+            so_case_run(e);
             int n;
             const int32_t *out = so_request_output(r, &n);
             assert_int_equal(so_request_finish(r), SO_FINISH_LENGTH);
@@ -497,8 +414,7 @@ static void test_context_end(void **state) {
 
 /* --- refusals --- */
 
-static void expect_refusal(so_engine *e, const request_case *c, so_spec_opts spec,
-                           const char *part) {
+static void expect_refusal(so_engine *e, const so_case *c, so_spec_opts spec, const char *part) {
     so_request_opts o = {.prompt = c->prompt,
                          .n_prompt = c->n_prompt,
                          .sample = c->sample,
@@ -515,7 +431,7 @@ static void expect_refusal(so_engine *e, const request_case *c, so_spec_opts spe
 static void test_config_validation(void **state) {
     fixture *f = *state;
     so_engine *e = open_engine(f, NULL, 1, 64);
-    const request_case *c = &f->cases[0];
+    const so_case *c = &f->cases[0];
     expect_refusal(e, c, (so_spec_opts){.drafter = "model"}, "--draft-model");
     expect_refusal(e, c, (so_spec_opts){.drafter = "modle"}, "modle");
     expect_refusal(e, c, (so_spec_opts){.drafter = "model(/no/such/file.gguf)"}, "/no/such");
@@ -545,12 +461,12 @@ static void check_pair(const char *target, const char *draft, const char *part) 
     o.draft = b.model;
     o.draft_tok = b.tok;
     SO_OK_OR_FAIL(so_engine_create(a.model, a.tok, &o, &e, &err), err);
-    request_case c = {.prompt = {1, 5, 6, 5}, .n_prompt = 4, .sample = a.sample};
+    so_case c = {.prompt = {1, 5, 6, 5}, .n_prompt = 4, .sample = a.sample};
     if (part) {
         expect_refusal(e, &c, (so_spec_opts){.drafter = "model"}, part);
     } else {
-        so_request *r = submit(e, &c, &(so_spec_opts){.drafter = "model", .length = 4});
-        run_all(e);
+        so_request *r = so_case_submit(e, &c, &(so_spec_opts){.drafter = "model", .length = 4});
+        so_case_run(e);
         assert_int_equal(so_request_get_stats(r)->draft_n_accepted,
                          so_request_get_stats(r)->draft_n);
         so_request_free(r);

@@ -391,6 +391,57 @@ static void test_logprob(void **state) {
     assert_true(so_sample_logprob(row, 4, 2) == -INFINITY);
 }
 
+static void test_logprobs(void **state) {
+    (void)state;
+    enum { N = 300 };
+    float row[N];
+    so_logprob out[1 + N];
+    double sum = 0;
+    so_rng_key key = {.seed = 5, .purpose = SO_RNG_TEST};
+    for (int i = 0; i < N; i++) /* steps of a quarter: ties everywhere */
+        row[i] = 0.25f * (float)(int)(40 * so_rng_uniform(&key, (uint32_t)i));
+    so_sample_logprobs(row, N, 17, N, out);
+    assert_int_equal(out[0].token, 17);
+    for (int i = 1; i <= N; i++) {
+        int32_t id = out[i].token, prev = out[i - 1].token;
+        sum += exp((double)out[i].logprob);
+        assert_true(out[i].logprob == (float)so_sample_logprob(row, N, id));
+        if (i > 1)
+            assert_true(row[prev] > row[id] || (row[prev] == row[id] && prev < id));
+        if (id == 17)
+            assert_true(out[0].logprob == out[i].logprob);
+    }
+    assert_true(fabs(sum - 1) < 1e-6);
+    so_logprob few[1 + 7];
+    so_sample_logprobs(row, N, 17, 7, few);
+    assert_memory_equal(few, out, sizeof few); /* a shorter list is the beginning of a longer one */
+    so_sample_logprobs(row, N, 18, 0, few);
+    assert_int_equal(few[0].token, 18);
+    assert_int_equal(few[1].token, out[1].token); /* untouched */
+}
+
+/* Rows no sane model gives: results stay numbers. */
+static void test_logprobs_of_odd_rows(void **state) {
+    (void)state;
+    so_logprob out[5];
+    const float steep[] = {FLT_MAX, -FLT_MAX, 0, INFINITY};
+    so_sample_logprobs(steep, 4, 1, 4, out);
+    assert_true(out[0].logprob == -FLT_MAX);
+    assert_int_equal(out[1].token, 0); /* +∞ counts as the largest float: a tie with token 0 */
+    assert_int_equal(out[2].token, 3);
+    assert_true(fabs((double)out[1].logprob + log(2)) < 1e-7);
+    const float none[] = {NAN, -INFINITY, NAN, NAN};
+    so_sample_logprobs(none, 4, 2, 4, out);
+    for (int i = 0; i < 5; i++)
+        assert_true(out[i].logprob == -FLT_MAX);
+    assert_int_equal(out[4].token, 3);
+    const float large[] = {1e7f, 1e7f, 1e7f - 1, -1e7f};
+    double z = log(2 + exp(-1));
+    so_sample_logprobs(large, 4, 2, 2, out);
+    assert_true(fabs((double)out[0].logprob - (-1 - z)) < 1e-6);
+    assert_true(fabs((double)out[2].logprob + z) < 1e-6);
+}
+
 /* What `reject` and drafts use is the pipeline of so_sample_token, not a second one. */
 static void test_adjusted_and_pick(void **state) {
     (void)state;
@@ -434,6 +485,8 @@ int main(void) {
         cmocka_unit_test(test_bias_bans_and_check_names_flags),
         cmocka_unit_test(test_extreme_temperatures),
         cmocka_unit_test(test_logprob),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_logprobs_of_odd_rows),
         cmocka_unit_test(test_adjusted_and_pick),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

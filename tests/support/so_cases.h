@@ -1,0 +1,42 @@
+/* Requests to an engine over a tiny model, with the tokens plain decoding gives them: what tests of
+ * speculation compare with. */
+#ifndef SO_CASES_H
+#define SO_CASES_H
+
+#include "engine/engine.h"
+#include "so_rig.h"
+
+enum { SO_CASE_PREDICT = 24, SO_CASES = 6, SO_CASE_PROMPT = 48, SO_CASE_CTX = 96 };
+
+typedef struct so_case {
+    int32_t prompt[SO_CASE_PROMPT];
+    int n_prompt;
+    so_sample_params sample;
+    int n_logprobs;
+    int32_t want[SO_CASE_PREDICT];
+    int n_want;
+} so_case;
+
+/* Opens tests/golden/models/NAME. */
+void so_case_model(so_rig *r, const char *name);
+/* The c-th case without `want`: greedy and sampled, with and without penalties, bias and cuts. */
+void so_case_make(int c, int n_vocab, so_case *out);
+/* Fills `want` of all cases by plain decoding, one after the other. */
+void so_case_plain(const so_rig *target, so_case cases[SO_CASES]);
+
+typedef struct so_case_engine_opts {
+    const so_rig *draft; /* NULL: none */
+    int n_parallel, n_batch;
+    int n_ctx;        /* 0: SO_CASE_CTX */
+    float draft_temp; /* −1: the request's own */
+} so_case_engine_opts;
+
+so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o);
+/* Drafters that expect a text are given `want`, unless spec names one. */
+so_request *so_case_submit(so_engine *e, const so_case *c, const so_spec_opts *spec);
+/* Steps until nothing is left. */
+void so_case_run(so_engine *e);
+/* Whether the request ended with exactly the plain tokens. */
+bool so_case_same(const so_request *r, const so_case *c);
+
+#endif
