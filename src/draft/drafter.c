@@ -11,6 +11,8 @@ void so_drafter_free(so_drafter *d) {
 
 double so_drafter_cost_ms(const so_drafter *d) { return d->vt->cost_ms ? d->vt->cost_ms(d) : 0; }
 
+int so_drafter_n_ctx(const so_drafter *d) { return d->vt->n_ctx ? d->vt->n_ctx(d) : 0; }
+
 void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n) {
     if (d->vt->observe && n > 0)
         d->vt->observe(d, state, tokens, n);

@@ -56,6 +56,8 @@ typedef struct so_drafter_vt {
     void (*observe)(so_drafter *d, void *state, const int32_t *tokens, int n);
     /* Cost of one drafted node in milliseconds, 0 for tables. Optional. */
     double (*cost_ms)(const so_drafter *d);
+    /* The longest text it can follow, 0 for any. Behind it the drafter is silent. Optional. */
+    int (*n_ctx)(const so_drafter *d);
 } so_drafter_vt;
 
 struct so_drafter {
@@ -65,6 +67,7 @@ struct so_drafter {
 
 void so_drafter_free(so_drafter *d); /* NULL is fine */
 double so_drafter_cost_ms(const so_drafter *d);
+int so_drafter_n_ctx(const so_drafter *d);
 void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n);
 
 /* so_tree_add within the job's budget of nodes and depth and within the vocabulary. The child, or

@@ -155,10 +155,24 @@ static double group_cost_ms(const so_drafter *d) {
     return g->first ? most : sum;
 }
 
-#define GROUP_VT(NAME)                                                               \
-    {                                                                                \
-        .name = NAME, .free = group_free, .open = group_open, .close = group_close,  \
-        .propose = group_propose, .observe = group_observe, .cost_ms = group_cost_ms \
+/* As long as one member has something to say, the group has. */
+static int group_n_ctx(const so_drafter *d) {
+    const group *g = (const group *)d;
+    int most = 0;
+    for (int i = 0; i < g->n; i++) {
+        int n = so_drafter_n_ctx(g->members[i]);
+        if (n == 0)
+            return 0;
+        most = SO_MAX(most, n);
+    }
+    return most;
+}
+
+#define GROUP_VT(NAME)                                                                \
+    {                                                                                 \
+        .name = NAME, .free = group_free, .open = group_open, .close = group_close,   \
+        .propose = group_propose, .observe = group_observe, .cost_ms = group_cost_ms, \
+        .n_ctx = group_n_ctx                                                          \
     }
 static const so_drafter_vt FIRST_VT = GROUP_VT("first");
 static const so_drafter_vt MERGED_VT = GROUP_VT("merged");

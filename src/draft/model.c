@@ -343,6 +343,8 @@ static double model_cost_ms(const so_drafter *d) {
     return ms > 0 ? ms : 1e-3; /* never free, also before the first measurement */
 }
 
+static int model_n_ctx(const so_drafter *d) { return ((const model_drafter *)d)->n_ctx; }
+
 static void model_free(so_drafter *d) {
     model_drafter *md = (model_drafter *)d;
     so_drafter_free(md->inner);
@@ -369,6 +371,7 @@ static const so_drafter_vt MODEL_VT = {
     .propose = model_propose,
     .observe = model_observe,
     .cost_ms = model_cost_ms,
+    .n_ctx = model_n_ctx,
 };
 
 static int create_cache(model_drafter *md, int n_logits, so_err *err) {

@@ -141,15 +141,46 @@ static int check_prompt(const so_engine *e, const so_request_opts *o, so_err *er
     return SO_OK;
 }
 
+static int check_length(const so_engine *e, const so_request_opts *o, so_err *err) {
+    if (o->max_tokens < -1)
+        return so_err_set(err, SO_ERANGE, "--predict %d: must be -1 (no limit) or more",
+                          o->max_tokens);
+    if (o->max_tokens > e->o.n_ctx - o->n_prompt)
+        return so_err_set(err, SO_ELIMIT,
+                          "--predict %d after a prompt of %d tokens does not fit the context of "
+                          "%d: lower it (-1: as many as fit) or raise --ctx-size (this model "
+                          "allows %d)",
+                          o->max_tokens, o->n_prompt, e->o.n_ctx,
+                          so_model_hparams(e->m)->n_ctx_train);
+    return SO_OK;
+}
+
+/* A draft that cannot follow the text to its end is refused where nobody would take over; with no
+ * limit on the answer it drafts as far as it can, and the rest is decoded plainly. */
+static int check_draft_length(const so_request *r, so_err *err) {
+    int most = r->spec.set ? so_drafter_n_ctx(r->spec.set->drafters.root) : 0;
+    int n = r->n_prompt + SO_MAX(r->max_tokens, 0);
+    if (most == 0 || n <= most)
+        return SO_OK;
+    if (r->n_prompt > most)
+        return so_err_set(err, SO_ELIMIT,
+                          "the prompt has %d tokens, the draft model's context %d: shorten it, or "
+                          "speculate without the model (--spec lookup)",
+                          r->n_prompt, most);
+    return so_err_set(err, SO_ELIMIT,
+                      "--predict %d after a prompt of %d tokens does not fit the draft model's "
+                      "context of %d: lower it, or name a drafter for the rest (--spec %s,lookup)",
+                      r->max_tokens, r->n_prompt, most, so_request_drafter(r));
+}
+
 static int check_request(const so_engine *e, const so_request_opts *o, so_err *err) {
     int rc = check_prompt(e, o, err);
     if (rc == SO_OK)
         rc = so_sample_check(&o->sample, so_model_hparams(e->m)->n_vocab, err);
+    if (rc == SO_OK)
+        rc = check_length(e, o, err);
     if (rc != SO_OK)
         return rc;
-    if (o->max_tokens < -1)
-        return so_err_set(err, SO_ERANGE, "--predict %d: must be -1 (no limit) or more",
-                          o->max_tokens);
     if (o->n_stops < 0 || o->n_stops > SO_REQUEST_MAX_STOPS)
         return so_err_set(err, SO_ELIMIT, "%d stop strings: at most %d", o->n_stops,
                           SO_REQUEST_MAX_STOPS);
@@ -205,9 +236,7 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     int rc = check_request(e, o, err);
     if (rc != SO_OK)
         return rc;
-    int max_len = e->o.n_ctx;
-    if (o->max_tokens >= 0 && o->max_tokens < max_len - o->n_prompt)
-        max_len = o->n_prompt + o->max_tokens;
+    int max_len = o->max_tokens < 0 ? e->o.n_ctx : o->n_prompt + o->max_tokens;
     int n_pages = so_kv_pages_for(max_len);
     if (n_pages > e->n_pages)
         return so_err_set(err, SO_ELIMIT,
@@ -230,6 +259,8 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     r->stats.prompt_n = o->n_prompt;
     e->n_requests++;
     rc = so_speculate_open(r, &o->spec, err);
+    if (rc == SO_OK)
+        rc = check_draft_length(r, err);
     if (rc != SO_OK) {
         r->phase = SO_PHASE_DONE;
         so_request_free(r);
