@@ -178,6 +178,17 @@ static int encode_turn(job *j, so_tokens *out, so_err *err) {
     return so_chat_encode(j->run->b.chat, j->messages, NULL, out, err);
 }
 
+/* With the last event, so that whatever is logged or reported next begins on a line of its own. A
+ * failure before the first word leaves stdout empty. */
+static void end_line(const job *j, so_finish why) {
+    if (!j->run->stream || (why == SO_FINISH_ERROR && j->answer.len == 0))
+        return;
+    if (j->run->view)
+        so_painter_end(&j->run->painter);
+    putchar('\n');
+    fflush(stdout);
+}
+
 static bool on_event(void *user, const so_event *ev) {
     job *j = user;
     so_buf_append_str(&j->answer, ev->text);
@@ -187,6 +198,8 @@ static bool on_event(void *user, const so_event *ev) {
         fwrite(ev->text.ptr, 1, ev->text.len, stdout);
         fflush(stdout);
     }
+    if (ev->finish != SO_FINISH_NONE)
+        end_line(j, ev->finish);
     return !interrupted;
 }
 
@@ -282,11 +295,9 @@ static void print_result(const job *j) {
 
 static void print_text(const job *j) {
     const char *id = json_string_value(j->p->id), *text = so_buf_str(&j->total.text).ptr;
-    if (j->run->view)
-        so_painter_end(&j->run->painter);
-    if (j->run->stream) /* the text itself is out already */
-        putchar('\n');
-    else if (id)
+    if (j->run->stream)
+        return; /* it is out already */
+    if (id)
         printf("### %s\n%s\n", id, text);
     else
         printf("### line %d\n%s\n", j->p->line, text);

@@ -326,8 +326,8 @@ static void finish(so_request *r, so_finish why, bool stop_string) {
     so_speculate_tell(r);
     so_speculate_close(r);
     retire(r);
-    log_end(r);
     emit(r, SO_TOKEN_NONE, SO_ORIGIN_PLAIN);
+    log_end(r); /* after what the caller prints */
 }
 
 void so_request_cancel(so_request *r) { r->cancelled = true; }

@@ -89,7 +89,7 @@ typedef struct so_event {
     so_finish finish;
     const so_logprob *logprobs; /* as so_request_logprobs has them; NULL: none wanted */
 } so_event;
-/* False cancels the request. */
+/* False cancels the request. The request must not be freed in the call. */
 typedef bool so_event_fn(void *user, const so_event *ev);
 
 /* A round before its tokens are emitted: what was guessed, and what stands. */

@@ -235,6 +235,31 @@ static void test_bad_prompts(void **state) {
 
 /* --- run --- */
 
+/* stdout and stderr on one terminal: an answer's text ends its line before anything is logged. */
+static void test_logs_begin_on_their_own_line(void **state) {
+    fixture *f = *state;
+    static const char *const lines[] = {
+        RUN "-p 'the sea' -n 12 --seed 5 -v 2>&1",
+        RUN "-p 'the sea' -n 12 --seed 5 -v --view 2>&1",
+        RUN "-p 'the sea' -n 12 --seed 5 -v --view=rounds 2>&1",
+    };
+    for (size_t i = 0; i < SO_LEN(lines); i++) {
+        ran r = run(f, "%s", lines[i]);
+        int n = 0;
+        assert_int_equal(r.status, 0);
+        for (const char *at = text_of(&r.out); (at = strstr(at, "sooth: info: ")); at++, n++)
+            if (at != text_of(&r.out) && at[-1] != '\n')
+                fail_msg("%s: a log line begins in mid-line: %s", lines[i], text_of(&r.out));
+        const char *last = strstr(text_of(&r.out), "prompt: ");
+        assert_true(n > 0 && last && last[-1] == '\n');
+        assert_null(strstr(text_of(&r.out), "\n\nsooth: info: request"));
+        done(&r);
+    }
+    ran r = run(f, RUN "-p 'the sea' -n 0");
+    assert_string_equal(text_of(&r.out), "\n");
+    done(&r);
+}
+
 /* One item per token; the same with speculation; a text whose bytes are the answer's. */
 static void test_logprobs(void **state) {
     fixture *f = *state;
@@ -848,6 +873,7 @@ int main(void) {
         cmocka_unit_test(test_bad_prompts),
         cmocka_unit_test(test_json_fields),
         cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_logs_begin_on_their_own_line),
         cmocka_unit_test(test_drafter_example),
         cmocka_unit_test(test_trace),
         cmocka_unit_test(test_ends_in_mid_round),
