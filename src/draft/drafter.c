@@ -33,6 +33,8 @@ int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind k
 
 double so_draft_uniform(const so_drafter *d, const so_draft_job *job, int depth, int draw) {
     SO_ASSERT(draw >= 0 && draw < 4096);
+    if (job->draws)
+        return job->draws->uniform(job->draws, d, depth, draw);
     so_rng_key key = {job->seed, job->choice, (uint32_t)(job->tree->root_pos + depth), SO_RNG_DRAFT,
                       job->round};
     return so_rng_uniform(&key, (uint32_t)d->index << 12 | (uint32_t)draw);

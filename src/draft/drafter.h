@@ -24,6 +24,13 @@ typedef struct so_draft_text {
     int max_tokens; /* prompt and output together stay within this: memory can be taken at once */
 } so_draft_text;
 
+/* Where the numbers of so_draft_uniform come from, so that tests can enumerate what production
+ * draws. */
+typedef struct so_draft_draws so_draft_draws;
+struct so_draft_draws {
+    double (*uniform)(so_draft_draws *s, const so_drafter *d, int depth, int draw);
+};
+
 /* One request as a drafter sees it. */
 typedef struct so_draft_job {
     void *state;           /* what open gave */
@@ -41,6 +48,7 @@ typedef struct so_draft_job {
      * rows, drafts are drawn from rows of their own (`reject`); else they may share the noise of
      * the target's draw (`match`). */
     const so_sample_params *sample;
+    so_draft_draws *draws; /* NULL: keyed, as so_draft_uniform says */
 } so_draft_job;
 
 typedef struct so_drafter_vt {

@@ -1,149 +1,642 @@
-/* Every drafter of this folder through the lossless suite: with `reject` the text is distributed as
- * the target's, by enumeration where the drafter is deterministic, by sampling with its own keyed
- * draws where it is not. */
+/* Every drafter of the product through the lossless suite, on targets small enough to list.
+ *
+ *   reject    drafters × lengths 1 to 8 × transforms: the distribution of two to four tokens is
+ *             plain sampling's, by exact enumeration of the drafter's own draws and all tests
+ *   lenient   no text of n tokens is likelier than p/Lⁿ
+ *   match     the text is plain sampling's, token for token, for every seed
+ *   rates     guesses are accepted as often as the formulas say
+ *   chance    the same by sampling with the production source of chance, a million texts
+ *   mutants   known ways to get it wrong, each with the check that notices
+ *
+ * The target is a table of rows; each goes through the sampling pipeline in the context of its own
+ * path, so penalties see what was guessed before. The draft model is a real one, over the toy's
+ * ids. The whole product is run; under sanitizers a part of it in which
+ * every two of (drafter, length, transform) meet. */
 #include "rig.h"
 #include "so_lossless.h"
 
+#include <math.h>
+#include <stdio.h>
+
+#include "base/file.h"
+#include "draft/model.h"
 #include "draft/spec.h"
+#include "so_rig.h"
+#include "so_shape.h"
+#include "verify/theory.h"
 
-static so_drafter *from_spec(const char *text, int n_vocab, so_corpus **corpus, so_draft_set *set) {
-    so_spec s;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SLOW = 1 };
+#else
+enum { SLOW = 0 };
+#endif
+
+/* --- a small world: target, draft model, tables --- */
+
+enum { MIN_V = 2, MAX_V = 4, N_PROMPT = 4 };
+
+typedef struct world {
+    int n_vocab;
+    so_toy target;
+    so_rig draft;
+    char *tables[2]; /* unigram, bigram */
+    int32_t prompt[N_PROMPT];
+} world;
+
+static world worlds[MAX_V + 1];
+static char *dir;
+
+static char *count_table(int order, int n_vocab) {
+    static const int32_t text[] = {0, 1, 0, 2, 1, 1, 0, 1, 2, 0, 3, 1, 0, 0, 3, 2, 2, 1};
+    so_table_counter *counter = NULL;
+    so_table *t = NULL;
     so_err err = {0};
-    so_draft_config cfg = {.n_vocab = n_vocab, .corpus = corpus};
-    SO_OK_OR_FAIL(so_spec_parse(so_str_c(text), &s, &err), err);
-    SO_OK_OR_FAIL(so_spec_build(&s, &cfg, set, &err), err);
-    return set->root;
+    char name[32];
+    int32_t ids[SO_LEN(text)];
+    for (size_t i = 0; i < SO_LEN(text); i++)
+        ids[i] = text[i] % n_vocab;
+    snprintf(name, sizeof name, "%d-%d.tbl", order, n_vocab);
+    char *path = so_path_join(dir, name);
+    SO_OK_OR_FAIL(so_table_counter_create(order, n_vocab, &counter, &err), err);
+    SO_OK_OR_FAIL(so_table_counter_add(counter, ids, SO_LEN(ids), &err), err);
+    SO_OK_OR_FAIL(so_table_counter_finish(counter, 0, &t, &err), err);
+    SO_OK_OR_FAIL(so_table_save(t, path, &err), err);
+    so_table_free(t);
+    return path;
 }
 
-static so_lossless_case begin(const char *name, const so_toy *target, int n_out,
-                              so_lossless_real *r) {
-    so_lossless_case c = {.name = name, .target = target, .n_out = n_out};
-    so_lossless_use(&c, r);
-    return c;
-}
-
-/* Points: the expected distribution to the last bit of a double. */
-static void points_are_exact(void **state) {
-    (void)state;
-    const char *specs[] = {"none",
-                           "ngram",
-                           "lookup(min=1)",
-                           "predict",
-                           "oracle(0.5)",
-                           "lookup(min=1),ngram",
-                           "ngram+lookup(min=1)",
-                           "ngram+predict+oracle(0.3)"};
-    const int32_t expected[] = {2, 1, 0, 2, 1, 1};
-    so_toy target;
-    so_toy_init(&target, 3, 7, 0.2, 1);
-    for (size_t i = 0; i < SO_LEN(specs); i++)
-        for (int gamma = 1; gamma <= 8; gamma += i == 6 || i == 7 ? 3 : 1) {
-            so_draft_set set;
-            so_lossless_real r = {.drafter = from_spec(specs[i], 3, NULL, &set),
-                                  .max_nodes = gamma,
-                                  .max_depth = gamma,
-                                  .temp = 1,
-                                  .expected = expected,
-                                  .n_expected = 6};
-            so_lossless_case c = begin(specs[i], &target, 3, &r);
-            so_lossless_check(&c);
-            so_lossless_real_end(&r);
-            so_draft_set_deinit(&set);
-        }
-}
-
-/* Draws: 50,000 texts of three tokens each. A correct drafter fails once in a million. */
-static void draws_are_exact(void **state) {
-    (void)state;
-    const char *specs[] = {"random", "ngram(draw)", "ngram(draw)+random", "random+lookup(min=1)",
-                           "lookup(min=2),random"};
-    so_toy target;
-    so_toy_init(&target, 3, 8, 0.2, 1);
-    for (size_t i = 0; i < SO_LEN(specs); i++)
-        for (int gamma = 1; gamma <= 4; gamma += 3) {
-            so_draft_set set;
-            so_lossless_real r = {.drafter = from_spec(specs[i], 3, NULL, &set),
-                                  .max_nodes = 2 * gamma,
-                                  .max_depth = gamma,
-                                  .temp = 1};
-            so_lossless_case c = begin(specs[i], &target, 3, &r);
-            double p = so_lossless_chi2(&c, 50000, 900 + i);
-            if (p < SO_LOSSLESS_FALSE_ALARM)
-                fail_msg("%s, gamma %d: p = %g", specs[i], gamma, p);
-            so_lossless_real_end(&r);
-            so_draft_set_deinit(&set);
-        }
-}
-
-/* Tables and a corpus, which need a file or earlier texts. */
-static void tables_and_corpus_are_exact(void **state) {
-    (void)state;
-    so_toy target;
-    so_err err = {0};
-    so_toy_init(&target, 3, 9, 0.2, 1);
+static void open_world(world *w, int n_vocab) {
+    so_shape shape = {.d_model = 16,
+                      .n_layers = 1,
+                      .n_heads = 2,
+                      .n_heads_kv = 1,
+                      .head_dim = 8,
+                      .d_ff = 16,
+                      .n_vocab = n_vocab,
+                      .n_ctx = SO_TOY_MAX_TEXT,
+                      .seed = 40 + (uint64_t)n_vocab};
+    w->n_vocab = n_vocab;
+    so_toy_init(&w->target, n_vocab, 70 + (uint64_t)n_vocab, n_vocab > 2 ? 0.15 : 0, 1.3);
+    char *path = so_shape_write(dir, &shape);
+    so_rig_open(&w->draft, path,
+                &(so_rig_opts){.level = so_cpu_best_level(), .n_pages = 2, .max_rows = 32});
+    free(path);
     for (int order = 1; order <= 2; order++)
-        for (int draw = 0; draw <= 1; draw++) {
-            so_table_counter *counter = NULL;
-            so_table *t = NULL;
-            SO_OK_OR_FAIL(so_table_counter_create(order, 3, &counter, &err), err);
-            SO_OK_OR_FAIL(
-                so_table_counter_add(counter, (int32_t[]){0, 1, 0, 2, 1, 1, 0, 1, 2, 0}, 10, &err),
-                err);
-            SO_OK_OR_FAIL(so_table_counter_finish(counter, 0, &t, &err), err);
-            so_lossless_real r = {.drafter = so_table_drafter_create(t, draw),
-                                  .max_nodes = 3,
-                                  .max_depth = 3,
-                                  .temp = 1};
-            so_lossless_case c = begin("table", &target, 3, &r);
-            if (draw)
-                assert_true(so_lossless_chi2(&c, 50000, 950) >= SO_LOSSLESS_FALSE_ALARM);
-            else
-                so_lossless_check(&c);
-            so_lossless_real_end(&r);
-            so_drafter_free(r.drafter);
-        }
-    so_corpus *corpus = NULL;
-    so_draft_set set;
-    so_lossless_real r = {.drafter = from_spec("corpus(min=1,mb=1)", 3, &corpus, &set),
-                          .max_nodes = 4,
-                          .max_depth = 4,
-                          .temp = 1};
-    so_corpus_add(corpus, (int32_t[]){0, 1, 2, 0, 0, 1, 1, 2}, 8);
-    so_lossless_case c = begin("corpus", &target, 3, &r);
-    /* by sampling: it learns from each finished text, so no two runs are alike */
-    assert_true(so_lossless_chi2(&c, 50000, 960) >= SO_LOSSLESS_FALSE_ALARM);
-    so_lossless_real_end(&r);
-    so_draft_set_deinit(&set);
-    so_corpus_free(corpus);
+        w->tables[order - 1] = count_table(order, n_vocab);
+    for (int i = 0; i < N_PROMPT; i++)
+        w->prompt[i] = (int32_t[]){0, 1, 0, 1}[i] % n_vocab;
 }
 
-/* What the comment of ngram.c warns of: the argmax with the counts as its q. The suite sees it. */
-static void counts_as_q_of_an_argmax(void *user, const int32_t *text, int n, so_tree *t,
-                                     so_chance *draws) {
-    (void)user;
-    (void)text;
-    (void)n;
-    (void)draws;
-    int row = so_tree_new_row(t);
-    memcpy(so_tree_row(t, row), (float[]){0.6f, 0.3f, 0.1f}, 3 * sizeof(float));
-    so_tree_add(t, 0, 0, SO_Q_ROW, row, 0, 0.5f);
-}
-
-static void suite_notices_a_biased_drafter(void **state) {
+static int open_worlds(void **state) {
     (void)state;
-    so_toy target;
-    so_toy_init(&target, 3, 8, 0.2, 1);
-    so_lossless_case c = {
-        .name = "mutant", .target = &target, .n_out = 2, .propose = counts_as_q_of_an_argmax};
-    assert_true(so_lossless_gap(&c) > 1e-3);
+    dir = so_test_tmp();
+    for (int v = MIN_V; v <= MAX_V; v++)
+        open_world(&worlds[v], v);
+    return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(points_are_exact),
-        cmocka_unit_test(draws_are_exact),
-        cmocka_unit_test(tables_and_corpus_are_exact),
-        cmocka_unit_test(suite_notices_a_biased_drafter),
+static int close_worlds(void **state) {
+    (void)state;
+    for (int v = MIN_V; v <= MAX_V; v++) {
+        so_rig_close(&worlds[v].draft);
+        free(worlds[v].tables[0]);
+        free(worlds[v].tables[1]);
+    }
+    so_test_tmp_free(dir);
+    return 0;
+}
+
+/* --- drafters --- */
+
+typedef struct drafter_kind {
+    const char *spec; /* U and B stand for the tables' files; NULL: a function of the user's */
+    float draft_temp; /* of `model`; negative: the request's */
+    bool model;       /* costs passes */
+    bool draws;       /* in reject */
+    bool wide;        /* draws more than one token per depth */
+} drafter_kind;
+
+static const drafter_kind DRAFTERS[] = {
+    {"none", -1, false, false, false},
+    {"ngram", -1, false, false, false},
+    {"ngram(draw)", -1, false, true, false},
+    {"lookup(min=1)", -1, false, false, false},
+    {"corpus(min=1,mb=1)", -1, false, false, false},
+    {"unigram(U)", -1, false, false, false},
+    {"unigram(U,draw)", -1, false, true, false},
+    {"bigram(B)", -1, false, false, false},
+    {"bigram(B,draw)", -1, false, true, false},
+    {"predict", -1, false, false, false},
+    {"random", -1, false, true, false},
+    {"oracle(0.5)", -1, false, false, false},
+    {"auto", -1, false, false, false},
+    {NULL, -1, false, false, false},
+    {"lookup(min=3),ngram", -1, false, false, false},
+    {"lookup(min=3),bigram(B,draw)", -1, false, true, false},
+    {"ngram+lookup(min=1)", -1, false, false, false},
+    {"ngram(draw)+random", -1, false, true, true},
+    {"random+predict", -1, false, true, false},
+    {"model", -1, true, true, false},        /* match: with the target's noise */
+    {"model", 0, true, false, false},        /* greedy */
+    {"model", 0.6f, true, true, false},      /* a temperature of its own */
+    {"model(ngram)", -1, true, true, false}, /* a drafter for the drafter */
+    {"lookup(min=3),model", -1, true, true, false},
+    {"model+lookup(min=1)", -1, true, true, false},
+};
+enum { N_DRAFTERS = SO_LEN(DRAFTERS) };
+
+static const char *name_of(const drafter_kind *k) { return k->spec ? k->spec : "user"; }
+
+static const drafter_kind *kind(const char *spec) {
+    for (int d = 0; d < N_DRAFTERS; d++)
+        if (strcmp(name_of(&DRAFTERS[d]), spec) == 0)
+            return &DRAFTERS[d];
+    fail_msg("no drafter %s", spec);
+    return NULL;
+}
+
+typedef struct maker {
+    const world *w;
+    const drafter_kind *kind;
+} maker;
+
+static int make_model(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,
+                      so_drafter **out, so_err *err) {
+    const maker *m = user;
+    (void)s;
+    if (n->name == SO_SPEC_AUTO)
+        return SO_ENOTFOUND;
+    assert_int_equal(n->name, SO_SPEC_MODEL);
+    so_model_drafter_opts o = {.n_vocab = m->w->n_vocab,
+                               .n_ctx = SO_TOY_MAX_TEXT,
+                               .n_parallel = 1,
+                               .n_batch = 16,
+                               .max_draft = 8,
+                               .kv_dtype = SO_DTYPE_F32,
+                               .temp = m->kind->draft_temp};
+    return so_model_drafter_create(m->w->draft.m, &o, inner, out, err);
+}
+
+/* Guesses nobody else would make: the text backwards. */
+static int backwards(void *user, const int32_t *tokens, int n, int n_prompt, int32_t *out,
+                     int max) {
+    (void)user;
+    (void)n_prompt;
+    for (int i = 0; i < max; i++)
+        out[i] = tokens[n - 1 - i % n];
+    return max;
+}
+
+typedef struct subject {
+    so_draft_set set;
+    so_corpus *corpus;
+    so_lossless_real real;
+    so_lossless_case c;
+} subject;
+
+static void open_drafter(subject *s, const world *w, const drafter_kind *k) {
+    char text[4096] = "";
+    so_err err = {0};
+    so_spec spec;
+    if (!k->spec) {
+        s->set.root = s->set.leaves[0] = so_callback_create("user", backwards, NULL);
+        s->set.n_leaves = 1;
+        return;
+    }
+    for (const char *at = k->spec; *at; at++) {
+        size_t len = strlen(text);
+        if (*at == 'U' || *at == 'B')
+            snprintf(text + len, sizeof text - len, "%s", w->tables[*at == 'B']);
+        else
+            snprintf(text + len, sizeof text - len, "%c", *at);
+    }
+    so_draft_config cfg = {
+        .n_vocab = w->n_vocab, .corpus = &s->corpus, .make = make_model, .user = &(maker){w, k}};
+    SO_OK_OR_FAIL(so_spec_parse(so_str_c(text), &spec, &err), err);
+    SO_OK_OR_FAIL(so_spec_build(&spec, &cfg, &s->set, &err), err);
+    if (s->corpus)
+        so_corpus_add(s->corpus, (int32_t[]){0, 1, 0, 0, 1, 1, 0, 1}, 8);
+}
+
+/* What `predict` and `oracle` are told: right in part. */
+static const int32_t EXPECTED[] = {1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 1};
+
+static void open_subject(subject *s, const world *w, const drafter_kind *k, int gamma,
+                         const so_sample_params *sample) {
+    *s = (subject){0};
+    open_drafter(s, w, k);
+    s->real = (so_lossless_real){.drafter = s->set.root,
+                                 .max_nodes = gamma * s->set.n_leaves,
+                                 .max_depth = gamma,
+                                 .expected = EXPECTED,
+                                 .n_expected = SO_LEN(EXPECTED)};
+    s->c = (so_lossless_case){.name = name_of(k),
+                              .target = &w->target,
+                              .n_out = 3,
+                              .sample = sample,
+                              .prompt = w->prompt,
+                              .n_prompt = N_PROMPT};
+    so_lossless_use(&s->c, &s->real);
+}
+
+static void close_subject(subject *s) {
+    so_lossless_real_end(&s->real);
+    so_draft_set_deinit(&s->set);
+    so_corpus_free(s->corpus);
+}
+
+/* --- transforms --- */
+
+static const char *const TRANSFORMS[] = {
+    "temperature 1", "temperature 0.6", "top-k",      "top-p",     "min-p",        "repetition",
+    "presence",      "frequency",       "logit bias", "all of it", "temperature 0"};
+enum { N_TRANSFORMS = SO_LEN(TRANSFORMS), ALL_OF_IT = 9 };
+
+static so_sample_params transform(int i, int n_vocab) {
+    static so_bias bias[2];
+    bias[0] = (so_bias){1, 1.2f};
+    bias[1] = (so_bias){n_vocab - 1, n_vocab > 2 ? -INFINITY : -0.8f};
+    so_sample_params p;
+    so_sample_defaults(&p);
+    bool all = i == ALL_OF_IT;
+    p.temp = i == 1 ? 0.6f : all ? 0.8f : i == 10 ? 0 : 1;
+    p.top_k = i == 2 ? (n_vocab > 2 ? 2 : 1) : all ? n_vocab - 1 : 0;
+    p.top_p = i == 3 ? 0.7f : all ? 0.95f : 1;
+    p.min_p = i == 4 ? 0.4f : all ? 0.05f : 0;
+    p.repeat_penalty = i == 5 ? 1.5f : all ? 1.3f : 1;
+    p.presence_penalty = i == 6 ? 0.9f : all ? 0.4f : 0;
+    p.frequency_penalty = i == 7 ? 0.7f : all ? 0.3f : 0;
+    p.repeat_last_n = all ? 3 : -1; /* the window moves along the path */
+    p.bias = bias;
+    p.n_bias = i == 8 || all ? 2 : 0;
+    return p;
+}
+
+/* Every pair of two of the three. */
+static bool covered(int drafter, int gamma, int t) {
+    return !SLOW || (drafter + gamma + t) % 8 == 0;
+}
+
+/* Draws multiply: the more of them, the smaller the world. */
+static int vocabulary(const drafter_kind *k, int gamma) {
+    if (!k->draws)
+        return 3;
+    return k->wide ? (gamma < 3 ? 3 : 2) : gamma < 4 ? 4 : gamma < 6 ? 3 : 2;
+}
+
+static int tokens_out(const drafter_kind *k, int gamma) {
+    return !k->draws && gamma < 5 ? 4 : gamma == 5 ? 2 : 3;
+}
+
+/* --- reject --- */
+
+static void reject_is_exact(void **state) {
+    (void)state;
+    int n = 0;
+    double worst = 0;
+    for (int d = 0; d < N_DRAFTERS; d++)
+        for (int gamma = 1; gamma <= 8; gamma++)
+            for (int t = 0; t < N_TRANSFORMS; t++) {
+                const drafter_kind *k = &DRAFTERS[d];
+                if (!covered(d, gamma, t) || (k->wide && gamma > 4))
+                    continue;
+                subject s;
+                so_sample_params p = transform(t, vocabulary(k, gamma));
+                open_subject(&s, &worlds[vocabulary(k, gamma)], k, gamma, &p);
+                s.c.n_out = tokens_out(k, gamma);
+                double gap = so_lossless_gap(&s.c);
+                if (!(gap <= SO_LOSSLESS_TOLERANCE))
+                    fail_msg("%s, length %d, %s: off by %g", name_of(k), gamma, TRANSFORMS[t], gap);
+                worst = SO_MAX(worst, gap);
+                close_subject(&s);
+                n++;
+            }
+    print_message("reject: %d cases enumerated, none off by more than %.1e\n", n, worst);
+}
+
+/* --- lenient --- */
+
+static double lenience;
+static void lenient_verify(const so_tree *t, so_verify_row *row, void *user, so_chance *chance,
+                           double *scratch, so_verdict *out) {
+    so_verify_reject(t, row, user, chance, lenience, scratch, out);
+}
+
+/* The most that a text's chance exceeds p/Lⁿ, as a ratio; *gap: how lossy it is. */
+static double excess(const so_lossless_case *c, double *gap) {
+    int n = so_lossless_n_texts(c);
+    double *plain = SO_NEW_N(double, n), *spec = SO_NEW_N(double, n), most = 0;
+    so_lossless_plain(c, plain);
+    so_lossless_enumerate(c, spec);
+    for (int i = 0; i < n; i++) {
+        double bound = plain[i] / pow(lenience, c->n_out);
+        if (spec[i] > 0)
+            most = SO_MAX(most, bound > 0 ? spec[i] / bound : INFINITY);
+        *gap = SO_MAX(*gap, fabs(spec[i] - plain[i]));
+    }
+    free(plain);
+    free(spec);
+    return most;
+}
+
+static void lenient_keeps_its_bound(void **state) {
+    (void)state;
+    double gap = 0;
+    for (int d = 0; d < N_DRAFTERS; d++)
+        for (int gamma = 1; gamma <= 8; gamma++)
+            for (int t = 0; t < N_TRANSFORMS; t++) {
+                const drafter_kind *k = &DRAFTERS[d];
+                if (!covered(d, gamma, t) || (k->wide && gamma > 4))
+                    continue;
+                subject s;
+                so_sample_params p = transform(t, vocabulary(k, gamma));
+                open_subject(&s, &worlds[vocabulary(k, gamma)], k, gamma, &p);
+                s.c.n_out = 2;
+                s.c.verify = lenient_verify;
+                lenience = gamma % 2 ? 0.3 : 0.7;
+                double most = excess(&s.c, &gap);
+                if (most > 1 + 1e-12)
+                    fail_msg("%s, length %d, %s: %g times as likely as p/L allows", name_of(k),
+                             gamma, TRANSFORMS[t], most);
+                close_subject(&s);
+            }
+    assert_true(gap > 0.05); /* and lossy it is */
+}
+
+/* --- match --- */
+
+enum { MATCH_TOKENS = 14 };
+
+static void match_is_exact(void **state) {
+    (void)state;
+    int n = 0;
+    for (int d = 0; d < N_DRAFTERS; d++)
+        for (int gamma = 1; gamma <= 8; gamma++)
+            for (int t = 0; t < N_TRANSFORMS; t++) {
+                const drafter_kind *k = &DRAFTERS[d];
+                int seeds = (k->model ? 4 : 40) / (SLOW ? 4 : 1);
+                so_sample_params p = transform(t, MAX_V);
+                subject s;
+                open_subject(&s, &worlds[MAX_V], k, gamma, &p);
+                int different =
+                    so_lossless_count_different(&s.c, MATCH_TOKENS, seeds, 1000 * (uint64_t)t);
+                if (different)
+                    fail_msg("%s, length %d, %s: %d of %d texts differ", name_of(k), gamma,
+                             TRANSFORMS[t], different, seeds);
+                close_subject(&s);
+                n += seeds;
+            }
+    print_message("match: %d texts of %d tokens, all equal\n", n, MATCH_TOKENS);
+}
+
+/* --- rates --- */
+
+/* Guesses tested and accepted, and what the formula expects of them given their contexts; the
+ * outcomes are a martingale, so the sum of a(1−a) is the variance. */
+typedef struct rate {
+    const world *w;
+    const so_lossless_case *c;
+    so_lossless_rows *rows;
+    const so_sample_params *sample;
+    bool match;
+    so_sampler *sampler;
+    double tested, accepted, expected, variance;
+} rate;
+
+/* The draft model's own distribution after a text. */
+static void draft_row(const rate *r, const int32_t *text, int n, float *row) {
+    float logits[SO_TOY_MAX_TEXT * MAX_V];
+    so_err err = {0};
+    so_rig *m = (so_rig *)(uintptr_t)&r->w->draft;
+    so_seq *seq = so_seq_create(m->kv);
+    so_rig_chain(m, seq, text, n, logits);
+    so_seq_free(seq);
+    so_sample_context ctx = {text, n, N_PROMPT};
+    SO_OK_OR_FAIL(so_sample_distribution(r->sampler, r->sample,
+                                         logits + (size_t)(n - 1) * (size_t)r->w->n_vocab, &ctx,
+                                         row, &err),
+                  err);
+}
+
+static double formula(const rate *r, const so_tree *t, int proposal, const int32_t *path, int n) {
+    const so_proposal *s = &t->proposals[proposal];
+    int V = t->n_vocab;
+    float row[MAX_V];
+    double p[MAX_V], q[MAX_V], mass = 0, q_mass = 0;
+    const float *target = so_lossless_rows_get(r->rows, path, n);
+    if (r->match)
+        draft_row(r, path, n, row);
+    else if (s->kind == SO_Q_POINT)
+        memset(row, 0, sizeof row), row[t->nodes[s->child].token] = 1;
+    else
+        memcpy(row, so_tree_row(t, s->row), (size_t)V * sizeof *row);
+    for (int i = 0; i < V; i++) {
+        mass += p[i] = (double)target[i];
+        q_mass += q[i] = (double)row[i];
+    }
+    for (int i = 0; i < V; i++) {
+        p[i] /= mass;
+        q[i] /= q_mass;
+    }
+    return r->match ? so_theory_accept_match(p, q, V) : so_theory_accept_reject(p, q, V);
+}
+
+static void watch_rate(void *watcher, const so_tree *t, const so_verdict *v, const int32_t *text,
+                       int n) {
+    rate *r = watcher;
+    for (int i = 0; i < v->n_tested; i++) {
+        int32_t path[SO_TOY_MAX_TEXT];
+        int parent = t->nodes[t->proposals[v->tested[i]].child].parent;
+        double a = formula(r, t, v->tested[i], path, so_toy_path(t, parent, text, n, path));
+        r->expected += a;
+        r->variance += a * (1 - a);
+    }
+    r->tested += v->n_tested;
+    r->accepted += v->n_accepted;
+}
+
+/* Four standard errors: one false alarm in 16,000 were the seed not fixed. */
+static void check_rate(const drafter_kind *k, int t, bool match, int n_texts) {
+    subject s;
+    const world *w = &worlds[MAX_V];
+    so_sample_params p = transform(t, MAX_V);
+    open_subject(&s, w, k, 3, &p);
+    rate r = {.w = w, .c = &s.c, .sample = &p, .match = match};
+    r.rows = so_lossless_rows_create(&s.c);
+    r.sampler = so_sampler_create(MAX_V);
+    s.c.watch = watch_rate;
+    s.c.watcher = &r;
+    if (match)
+        assert_int_equal(so_lossless_count_different(&s.c, MATCH_TOKENS, n_texts, 77), 0);
+    else
+        assert_true(so_lossless_chi2(&s.c, n_texts, 77) >= SO_LOSSLESS_FALSE_ALARM);
+    print_message("%s %-16s %-14s accepted %.4f, formula %.4f, %.0f tests\n",
+                  match ? "match " : "reject", name_of(k), TRANSFORMS[t], r.accepted / r.tested,
+                  r.expected / r.tested, r.tested);
+    if (fabs(r.accepted - r.expected) > 4 * sqrt(r.variance))
+        fail_msg("accepted %.0f of %.0f, the formula says %.1f", r.accepted, r.tested, r.expected);
+    so_lossless_rows_free(r.rows);
+    so_sampler_free(r.sampler);
+    close_subject(&s);
+}
+
+/* Of merged drafters the second is tested against what the first left: not a formula of p and q. */
+static bool has_formula(const drafter_kind *k) { return k->draws && !strchr(k->spec, '+'); }
+
+static void acceptance_is_the_formulas(void **state) {
+    (void)state;
+    int few = SLOW ? 200 : 4000;
+    for (int d = 0; d < N_DRAFTERS; d++)
+        for (int t = 0; has_formula(&DRAFTERS[d]) && t < N_TRANSFORMS - 1; t += ALL_OF_IT)
+            check_rate(&DRAFTERS[d], t, false, DRAFTERS[d].model ? few : 20 * few);
+    for (int t = 0; t < N_TRANSFORMS - 1; t += SLOW ? 9 : 1)
+        check_rate(kind("model"), t, true, few / 5);
+}
+
+/* --- chance --- */
+
+/* A correct drafter fails once in a million. */
+static void sampled_texts_are_exact(void **state) {
+    (void)state;
+    for (int d = 0; d < N_DRAFTERS; d++) {
+        const drafter_kind *k = &DRAFTERS[d];
+        if (!k->draws)
+            continue;
+        subject s;
+        so_sample_params p = transform(ALL_OF_IT, 3);
+        open_subject(&s, &worlds[3], k, 3, &p);
+        int n = (k->model ? 20000 : 1000000) / (SLOW ? 20 : 1);
+        double tail = so_lossless_chi2(&s.c, n, 900 + (uint64_t)d);
+        print_message("chi-square, %7d texts: %-28s p = %.3g\n", n, name_of(k), tail);
+        if (tail < SO_LOSSLESS_FALSE_ALARM)
+            fail_msg("%s: p = %g", name_of(k), tail);
+        close_subject(&s);
+    }
+}
+
+/* --- mutants --- */
+
+typedef enum mutation {
+    SOUND,
+    DROP_LOW_Q,   /* the draft ends at a drawn token of low q: draft-p-min looking at the draw */
+    WRONG_ROW,    /* drawn from one row, declared as drawn from another */
+    POINT_AS_ROW, /* the most frequent token, declared as drawn from the counts */
+} mutation;
+
+/* A real drafter, and what it proposed falsified. */
+typedef struct falsifier {
+    so_drafter base;
+    so_drafter *inner;
+    mutation mutation;
+} falsifier;
+
+static int false_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
+    so_drafter *inner = ((falsifier *)d)->inner;
+    return inner->vt->open(inner, text, state, err);
+}
+static void false_close(so_drafter *d, void *state) {
+    so_drafter *inner = ((falsifier *)d)->inner;
+    inner->vt->close(inner, state);
+}
+static void false_observe(so_drafter *d, void *state, const int32_t *tokens, int n) {
+    so_drafter_observe(((falsifier *)d)->inner, state, tokens, n);
+}
+
+/* Copies the chain, wrongly. */
+static void falsify(mutation m, const so_tree *from, so_tree *t) {
+    for (int i = 0, node = 0; i < from->n_proposals; i++) {
+        const so_proposal *p = &from->proposals[i];
+        int32_t x = from->nodes[p->child].token;
+        int row = so_tree_new_row(t);
+        float *q = so_tree_row(t, row);
+        for (int k = 0; k < t->n_vocab; k++)
+            q[k] = p->row >= 0 ? so_tree_row(from, p->row)[k] : (k == x ? 0.5f : 0.25f);
+        if (m == DROP_LOW_Q && q[x] < 0.4f)
+            return;
+        for (int k = 0; m == WRONG_ROW && k < t->n_vocab; k++)
+            q[k] = 0.5f * q[k] + 0.5f / (float)t->n_vocab;
+        node = so_tree_add(t, node, x, SO_Q_ROW, row, 0, 0.5f);
+    }
+}
+
+static int false_propose(so_drafter *d, so_draft_job *jobs, int n, so_err *err) {
+    const falsifier *f = (falsifier *)d;
+    so_tree *t = jobs->tree, *mine = SO_NEW(so_tree);
+    so_draft_job job = *jobs;
+    assert_int_equal(n, 1);
+    so_tree_init(mine, t->n_vocab, t->max_rows);
+    so_tree_reset(mine, t->nodes[0].token, t->root_pos);
+    job.tree = mine;
+    int rc = f->inner->vt->propose(f->inner, &job, 1, err);
+    falsify(f->mutation, mine, t);
+    so_tree_deinit(mine);
+    free(mine);
+    return rc;
+}
+
+static const so_drafter_vt FALSE_VT = {.name = "false",
+                                       .open = false_open,
+                                       .close = false_close,
+                                       .propose = false_propose,
+                                       .observe = false_observe};
+
+/* Far above what rounding can do. */
+static const double NOTICED = 1e-4;
+
+/* What is broken, and which check notices: the others of the suite are in test_lossless.c (trees,
+ * siblings, verifiers) and test_spec.c (the engine's own, which `sooth prove` notices too). */
+static void mutants_are_noticed(void **state) {
+    (void)state;
+    static const struct {
+        const char *what, *drafter, *check;
+        mutation mutation;
+        so_lossless_slip slip;
+        int transform;
+    } mutants[] = {
+        {"a drawn token of low q ends the draft", "bigram(B,draw)", "enumeration", DROP_LOW_Q, 0,
+         0},
+        {"the same in a draft model", "model", "enumeration", DROP_LOW_Q, 0, 0},
+        {"q is not what was drawn from", "bigram(B,draw)", "enumeration", WRONG_ROW, 0, 0},
+        {"the same in a draft model", "model", "enumeration", WRONG_ROW, 0, 0},
+        {"an argmax with counts as its q", "ngram", "enumeration", POINT_AS_ROW, 0, 0},
+        {"penalties of the round, not the path", "ngram", "enumeration", SOUND, SO_SLIP_ROUND, 7},
+        {"presence counts the prompt", "ngram", "enumeration", SOUND, SO_SLIP_OUTPUT, 6},
+        {"a window that does not move", "lookup(min=1)", "enumeration", SOUND, SO_SLIP_ROUND, 9},
+        {"noise of the round, not the position", "ngram", "match", SOUND, SO_SLIP_ROUND, 0},
+        {"presence counts the prompt", "ngram", "match", SOUND, SO_SLIP_OUTPUT, 6},
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    for (size_t i = 0; i < SO_LEN(mutants); i++) {
+        subject s;
+        so_sample_params p = transform(mutants[i].transform, 3);
+        bool match = strcmp(mutants[i].check, "match") == 0;
+        open_subject(&s, &worlds[3], kind(mutants[i].drafter), 3, &p);
+        falsifier f = {{&FALSE_VT, 0}, s.real.drafter, mutants[i].mutation};
+        if (f.mutation != SOUND)
+            s.real.drafter = &f.base;
+        s.c.slip = mutants[i].slip;
+        double off =
+            match ? so_lossless_count_different(&s.c, MATCH_TOKENS, 50, 5) : so_lossless_gap(&s.c);
+        print_message("mutant: %-38s %-15s %-12s off by %.4f\n", mutants[i].what,
+                      mutants[i].drafter, mutants[i].check, off);
+        if (!(off > NOTICED))
+            fail_msg("%s: nobody noticed", mutants[i].what);
+        so_lossless_real_end(&s.real);
+        s.real.drafter = f.inner;
+        s.c.slip = SO_SLIP_NONE;
+        off =
+            match ? so_lossless_count_different(&s.c, MATCH_TOKENS, 50, 5) : so_lossless_gap(&s.c);
+        assert_true(off <= SO_LOSSLESS_TOLERANCE); /* it is the fault that was noticed */
+        close_subject(&s);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reject_is_exact),         cmocka_unit_test(lenient_keeps_its_bound),
+        cmocka_unit_test(match_is_exact),          cmocka_unit_test(acceptance_is_the_formulas),
+        cmocka_unit_test(sampled_texts_are_exact), cmocka_unit_test(mutants_are_noticed),
+    };
+    return cmocka_run_group_tests(tests, open_worlds, close_worlds);
 }

@@ -67,10 +67,100 @@ int so_toy_path(const so_tree *t, int node, const int32_t *text, int n, int32_t 
     return len;
 }
 
+/* --- the target's rows --- */
+
+/* Rows after the pipeline, remembered: enumeration asks for the same few contexts again and again.
+ * A text of k tokens behind the prompt is a number of k digits; numbers of all lengths up to
+ * max_len stand one behind the other. */
+struct so_lossless_rows {
+    const so_lossless_case *c;
+    so_sampler *sampler;
+    float *memo; /* [n_memo][n_vocab] */
+    bool *known; /* [n_memo] */
+    int n_memo;
+    float row[SO_TOY_MAX_VOCAB]; /* of a longer text */
+};
+
+enum { MAX_MEMO = 1 << 18 };
+
+so_lossless_rows *so_lossless_rows_create(const so_lossless_case *c) {
+    so_lossless_rows *r = SO_NEW(so_lossless_rows);
+    r->c = c;
+    if (!c->sample)
+        return r;
+    r->sampler = so_sampler_create(c->target->n_vocab);
+    for (int n = 1; r->n_memo + n <= MAX_MEMO; n *= c->target->n_vocab)
+        r->n_memo += n;
+    r->memo = SO_NEW_N(float, r->n_memo * c->target->n_vocab);
+    r->known = SO_NEW_N(bool, r->n_memo);
+    return r;
+}
+
+void so_lossless_rows_free(so_lossless_rows *r) {
+    so_sampler_free(r->sampler);
+    free(r->memo);
+    free(r->known);
+    free(r);
+}
+
+static int n_prompt_of(const so_lossless_case *c) { return c->prompt ? c->n_prompt : 1; }
+
+static void toy_logits(const so_lossless_case *c, const int32_t *text, int n, float *logits) {
+    const float *row = so_toy_row(c->target, text, n);
+    for (int i = 0; i < c->target->n_vocab; i++)
+        logits[i] = logf(row[i]);
+}
+
+static void standardise(so_lossless_rows *r, const int32_t *text, int n,
+                        const so_sample_context *ctx, float *row) {
+    float logits[SO_TOY_MAX_VOCAB];
+    so_err err = {0};
+    toy_logits(r->c, text, n, logits);
+    SO_OK_OR_FAIL(so_sample_distribution(r->sampler, r->c->sample, logits, ctx, row, &err), err);
+}
+
+/* −1: not remembered. */
+static int memo_index(const so_lossless_rows *r, const int32_t *text, int n) {
+    int64_t start = 0, count = 1, number = 0;
+    for (int i = n_prompt_of(r->c); i < n && start < r->n_memo; i++) {
+        start += count;
+        count *= r->c->target->n_vocab;
+        number = number * r->c->target->n_vocab + text[i];
+    }
+    return start + number < r->n_memo ? (int)(start + number) : -1;
+}
+
+const float *so_lossless_rows_get(so_lossless_rows *r, const int32_t *text, int n) {
+    if (!r->c->sample)
+        return so_toy_row(r->c->target, text, n);
+    int i = memo_index(r, text, n);
+    float *row = i < 0 ? r->row : r->memo + (size_t)i * (size_t)r->c->target->n_vocab;
+    if (i < 0 || !r->known[i])
+        standardise(r, text, n, &(so_sample_context){text, n, n_prompt_of(r->c)}, row);
+    if (i >= 0)
+        r->known[i] = true;
+    return row;
+}
+
+int32_t so_lossless_rows_token(so_lossless_rows *r, const so_sample_params *p, const int32_t *text,
+                               int n, int n_round) {
+    float logits[SO_TOY_MAX_VOCAB];
+    int32_t token = -1;
+    so_err err = {0};
+    so_sample_context ctx = {text, n, n_prompt_of(r->c)};
+    toy_logits(r->c, text, n, logits);
+    if (r->c->slip == SO_SLIP_ROUND && n_round > 0)
+        ctx.n_tokens = n_round;
+    if (r->c->slip == SO_SLIP_OUTPUT && n_round > 0)
+        ctx.n_prompt = 0;
+    SO_OK_OR_FAIL(so_sample_token(r->sampler, p, logits, &ctx, &token, &err), err);
+    return token;
+}
+
 /* --- one round --- */
 
 typedef struct target_view {
-    const so_toy *m;
+    so_lossless_rows *rows;
     const so_tree *t;
     const int32_t *text;
     int n;
@@ -78,22 +168,36 @@ typedef struct target_view {
 
 static const float *target_row(void *user, int node) {
     const target_view *v = user;
+    const so_lossless_case *c = v->rows->c;
     int32_t path[SO_TOY_MAX_TEXT];
-    return so_toy_row(v->m, path, so_toy_path(v->t, node, v->text, v->n, path));
+    int n = so_toy_path(v->t, node, v->text, v->n, path);
+    if (c->slip == SO_SLIP_NONE)
+        return so_lossless_rows_get(v->rows, path, n);
+    so_sample_context wrong = {path, c->slip == SO_SLIP_ROUND ? v->n : n,
+                               c->slip == SO_SLIP_OUTPUT ? 0 : n_prompt_of(c)};
+    standardise(v->rows, path, n, &wrong, v->rows->row);
+    return v->rows->row;
 }
 
-/* Proposes and verifies once; the emitted tokens and their number. */
-static int play_round(const so_lossless_case *c, so_tree *t, const int32_t *text, int n,
-                      so_chance *draws, so_chance *tests, int32_t *emitted) {
-    double scratch[2 * SO_TOY_MAX_VOCAB];
-    so_verdict v;
-    target_view view = {c->target, t, text, n};
+static void make_draft(const so_lossless_case *c, so_tree *t, const int32_t *text, int n,
+                       so_chance *draws) {
     so_tree_reset(t, text[n - 1], n - 1);
     c->propose(c->user, text, n, t, draws);
+}
+
+/* The emitted tokens and their number. */
+static int check_draft(so_lossless_rows *rows, so_tree *t, const int32_t *text, int n,
+                       so_chance *tests, int32_t *emitted) {
+    const so_lossless_case *c = rows->c;
+    double scratch[2 * SO_TOY_MAX_VOCAB];
+    so_verdict v;
+    target_view view = {rows, t, text, n};
     if (c->verify)
         c->verify(t, target_row, &view, tests, scratch, &v);
     else
         so_verify_reject(t, target_row, &view, tests, 1, scratch, &v);
+    if (c->watch)
+        c->watch(c->watcher, t, &v, text, n);
     for (int i = 0; i < v.n_accepted; i++)
         emitted[i] = t->nodes[v.path[i]].token;
     emitted[v.n_accepted] = v.token;
@@ -111,7 +215,7 @@ static void free_tree(so_tree *t) {
     free(t);
 }
 
-/* --- texts as numbers: digits of base n_vocab behind a first token 0 --- */
+/* --- texts as numbers: digits of base n_vocab behind the prompt --- */
 
 static int power(int base, int e) {
     int r = 1;
@@ -122,11 +226,19 @@ static int power(int base, int e) {
 
 int so_lossless_n_texts(const so_lossless_case *c) { return power(c->target->n_vocab, c->n_out); }
 
-static int text_of(const so_lossless_case *c, int len, int number, int32_t *text) {
+int so_lossless_prompt(const so_lossless_case *c, int32_t *text) {
+    int n = n_prompt_of(c);
     text[0] = 0;
-    for (int i = len; i >= 1; i--, number /= c->target->n_vocab)
+    if (c->prompt)
+        memcpy(text, c->prompt, (size_t)n * sizeof *text);
+    return n;
+}
+
+static int text_of(const so_lossless_case *c, int len, int number, int32_t *text) {
+    int n = so_lossless_prompt(c, text) + len;
+    for (int i = n - 1; i >= n - len; i--, number /= c->target->n_vocab)
         text[i] = number % c->target->n_vocab;
-    return len + 1;
+    return n;
 }
 
 /* --- enumeration --- */
@@ -187,15 +299,38 @@ static bool next_run(enumerator *e) {
 /* All runs of one round from one text, each with its weight and what it emitted. */
 typedef void visit_fn(void *user, double weight, const int32_t *emitted, int n);
 
-static void visit_round(const so_lossless_case *c, so_tree *t, const int32_t *text, int n,
+/* The drafter enumerates its draws: for each draft all outcomes of the tests. */
+static void visit_drafts(so_lossless_rows *rows, so_tree *t, const int32_t *text, int n,
+                         visit_fn *visit, void *user) {
+    const so_lossless_case *c = rows->c;
+    int32_t emitted[SO_TREE_MAX];
+    c->begin(c->user, text, n, 0);
+    do {
+        enumerator e = {.base = {enum_accept, enum_draw}};
+        make_draft(c, t, text, n, NULL);
+        do {
+            begin_run(&e);
+            int n_new = check_draft(rows, t, text, n, &e.base, emitted);
+            visit(user, c->draft_weight(c->user) * e.weight, emitted, n_new);
+        } while (next_run(&e));
+    } while (c->next_draft(c->user));
+}
+
+static void visit_round(so_lossless_rows *rows, so_tree *t, const int32_t *text, int n,
                         visit_fn *visit, void *user) {
+    const so_lossless_case *c = rows->c;
     enumerator e = {.base = {enum_accept, enum_draw}};
     int32_t emitted[SO_TREE_MAX];
+    if (c->next_draft) {
+        visit_drafts(rows, t, text, n, visit, user);
+        return;
+    }
     do {
         begin_run(&e);
         if (c->begin)
             c->begin(c->user, text, n, 0);
-        int n_new = play_round(c, t, text, n, &e.base, &e.base, emitted);
+        make_draft(c, t, text, n, &e.base);
+        int n_new = check_draft(rows, t, text, n, &e.base, emitted);
         visit(user, e.weight, emitted, n_new);
     } while (next_run(&e));
 }
@@ -224,8 +359,12 @@ static void count_run(void *user, double weight, const int32_t *emitted, int n) 
 
 double so_lossless_tokens_per_round(const so_lossless_case *c) {
     so_tree *t = new_tree(c);
+    so_lossless_rows *rows = so_lossless_rows_create(c);
     double tokens = 0;
-    visit_round(c, t, (int32_t[]){0}, 1, count_run, &tokens);
+    int32_t text[SO_TOY_MAX_TEXT];
+    int n = so_lossless_prompt(c, text);
+    visit_round(rows, t, text, n, count_run, &tokens);
+    so_lossless_rows_free(rows);
     free_tree(t);
     return tokens;
 }
@@ -234,6 +373,7 @@ void so_lossless_enumerate(const so_lossless_case *c, double *dist) {
     SO_ASSERT(c->n_out >= 1 && c->n_out <= SO_LOSSLESS_MAX_OUT);
     double *reach[SO_LOSSLESS_MAX_OUT + 1] = {0};
     so_tree *t = new_tree(c);
+    so_lossless_rows *rows = so_lossless_rows_create(c);
     for (int len = 0; len <= c->n_out; len++)
         reach[len] = SO_NEW_N(double, power(c->target->n_vocab, len));
     reach[0][0] = 1;
@@ -242,27 +382,30 @@ void so_lossless_enumerate(const so_lossless_case *c, double *dist) {
             int32_t text[SO_TOY_MAX_TEXT];
             int n = text_of(c, len, i, text);
             if (reach[len][i] > 0)
-                visit_round(c, t, text, n, spread_run, &(spread){c, len, i, reach});
+                visit_round(rows, t, text, n, spread_run, &(spread){c, len, i, reach});
         }
     memcpy(dist, reach[c->n_out], (size_t)so_lossless_n_texts(c) * sizeof *dist);
     for (int len = 0; len <= c->n_out; len++)
         free(reach[len]);
+    so_lossless_rows_free(rows);
     free_tree(t);
 }
 
 void so_lossless_plain(const so_lossless_case *c, double *dist) {
+    so_lossless_rows *rows = so_lossless_rows_create(c);
     for (int i = 0; i < so_lossless_n_texts(c); i++) {
         int32_t text[SO_TOY_MAX_TEXT];
         int n = text_of(c, c->n_out, i, text);
         dist[i] = 1;
-        for (int k = 1; k < n; k++) {
-            const float *row = so_toy_row(c->target, text, k);
+        for (int k = n - c->n_out; k < n; k++) {
+            const float *row = so_lossless_rows_get(rows, text, k);
             double total = 0;
             for (int j = 0; j < c->target->n_vocab; j++)
                 total += (double)row[j];
             dist[i] *= (double)row[text[k]] / total;
         }
     }
+    so_lossless_rows_free(rows);
 }
 
 double so_lossless_gap(const so_lossless_case *c) {
@@ -335,21 +478,23 @@ static int32_t drafter_draw(so_chance *c, uint32_t position, const double *w, in
 }
 
 /* One request of n_out tokens; the number of its text. */
-static int sample_text(const so_lossless_case *c, so_tree *t, uint64_t seed) {
+static int sample_text(so_lossless_rows *rows, so_tree *t, uint64_t seed) {
+    const so_lossless_case *c = rows->c;
     so_chance_keyed tests;
     drafter_chance draws = {{NULL, drafter_draw}, {.seed = seed, .purpose = SO_RNG_DRAFT}, 0};
-    int32_t text[SO_TOY_MAX_TEXT] = {0};
-    int n = 1, number = 0;
+    int32_t text[SO_TOY_MAX_TEXT];
+    int n_prompt = so_lossless_prompt(c, text), n = n_prompt, number = 0;
     so_chance_keyed_init(&tests, seed, 0);
     if (c->begin)
         c->begin(c->user, text, n, seed);
-    while (n <= c->n_out) {
-        int n_new = play_round(c, t, text, n, &draws.base, &tests.base, text + n);
+    while (n < n_prompt + c->n_out) {
+        make_draft(c, t, text, n, &draws.base);
+        int n_new = check_draft(rows, t, text, n, &tests.base, text + n);
         if (c->observe)
             c->observe(c->user, text + n, n_new);
         n += n_new;
     }
-    for (int i = 1; i <= c->n_out; i++)
+    for (int i = n_prompt; i < n_prompt + c->n_out; i++)
         number = number * c->target->n_vocab + text[i];
     return number;
 }
@@ -360,9 +505,10 @@ double so_lossless_chi2(const so_lossless_case *c, int n_draws, uint64_t seed) {
     int *seen = SO_NEW_N(int, n), rare_seen = 0;
     bool impossible = false;
     so_tree *t = new_tree(c);
+    so_lossless_rows *rows = so_lossless_rows_create(c);
     so_lossless_plain(c, plain);
     for (int i = 0; i < n_draws; i++)
-        seen[sample_text(c, t, seed + (uint64_t)i)]++;
+        seen[sample_text(rows, t, seed + (uint64_t)i)]++;
     for (int i = 0; i < n; i++) {
         double want = plain[i] * n_draws;
         impossible |= want == 0 && seen[i] > 0;
@@ -378,57 +524,9 @@ double so_lossless_chi2(const so_lossless_case *c, int n_draws, uint64_t seed) {
         x += (rare_seen - rare) * (rare_seen - rare) / rare;
         df++;
     }
+    so_lossless_rows_free(rows);
     free_tree(t);
     free(plain);
     free(seen);
     return impossible ? 0 : so_chi2_tail(x, SO_MAX(df, 1));
-}
-
-/* --- real drafters --- */
-
-void so_lossless_real_end(so_lossless_real *r) {
-    if (r->state && r->drafter->vt->close)
-        r->drafter->vt->close(r->drafter, r->state);
-    r->state = NULL;
-}
-
-static void real_begin(void *user, const int32_t *text, int n, uint64_t seed) {
-    so_lossless_real *r = user;
-    so_err err = {0};
-    so_lossless_real_end(r);
-    so_draft_text request = {text, n, r->expected, r->n_expected, SO_TOY_MAX_TEXT};
-    SO_OK_OR_FAIL(r->drafter->vt->open(r->drafter, &request, &r->state, &err), err);
-    r->seed = seed;
-    r->round = 0;
-}
-
-static void real_propose(void *user, const int32_t *text, int n, so_tree *t, so_chance *draws) {
-    so_lossless_real *r = user;
-    (void)draws;
-    so_err err = {0};
-    so_draft_job job = {.state = r->state,
-                        .tokens = text,
-                        .n_tokens = n,
-                        .n_prompt = 1,
-                        .tree = t,
-                        .max_nodes = r->max_nodes,
-                        .max_depth = r->max_depth,
-                        .seed = r->seed,
-                        .round = r->round++,
-                        .temp = r->temp};
-    SO_OK_OR_FAIL(r->drafter->vt->propose(r->drafter, &job, 1, &err), err);
-    so_tree_check(t);
-}
-
-static void real_observe(void *user, const int32_t *tokens, int n) {
-    so_lossless_real *r = user;
-    if (r->drafter->vt->observe)
-        r->drafter->vt->observe(r->drafter, r->state, tokens, n);
-}
-
-void so_lossless_use(so_lossless_case *c, so_lossless_real *r) {
-    c->user = r;
-    c->begin = real_begin;
-    c->propose = real_propose;
-    c->observe = real_observe;
 }

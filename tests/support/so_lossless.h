@@ -1,17 +1,20 @@
 /* The lossless suite: does speculation leave the distribution of the text as it was?
  *
  * The target is a toy whose next-token distributions are small enough to list. A case names a toy,
- * a drafter and a verifier; three questions can be asked of it:
+ * a drafter and a verifier, and may send the toy's rows through the sampling pipeline, each in the
+ * context of its own path. Questions that can be asked of it:
  *
  *   so_lossless_gap     every outcome of every draw and test is enumerated, with its probability,
  *                       round after round, until n_out tokens are out: the largest difference from
  *                       plain sampling over all texts. Exact, up to the rounding of doubles.
  *   so_lossless_chi2    the same by sampling, with the production source of chance: p-value.
  *   so_lossless_check   fails the running test where the gap passes SO_LOSSLESS_TOLERANCE.
+ *   so_lossless_count_different   `match`: for how many seeds the text is not plain sampling's.
  *
  * A drafter that draws does so through the chance it is given, so that enumeration sees its draws.
- * A real so_drafter keys its own noise: so_lossless_real wraps it; ask for the gap where it is
- * deterministic and for chi2 in any case. */
+ * A real so_drafter asks so_draft_uniform; so_lossless_real answers it, and enumerates by moving
+ * each answer u from 0 to 1 through the intervals in which it decides the same token. How wide an
+ * interval is, is measured on the drafter itself, not taken from the row it declares. */
 #ifndef SO_LOSSLESS_H
 #define SO_LOSSLESS_H
 
@@ -41,11 +44,21 @@ void so_toy_init_near(so_toy *m, const so_toy *target, double closeness, uint64_
 void so_toy_init_iid(so_toy *m, const float *row, int n_vocab);
 const float *so_toy_row(const so_toy *m, const int32_t *text, int n);
 
+/* What a verifier may get wrong about a path's context: mutants. */
+typedef enum so_lossless_slip {
+    SO_SLIP_NONE,
+    SO_SLIP_ROUND,  /* penalties see the text before the round, not the path */
+    SO_SLIP_OUTPUT, /* the prompt counts as output */
+} so_lossless_slip;
+
+typedef void so_lossless_watch(void *watcher, const so_tree *t, const so_verdict *v,
+                               const int32_t *text, int n);
+
 typedef struct so_lossless_case {
     const char *name;
     const so_toy *target;
     int n_out;
-    /* Adds guesses to the tree, whose root is text[n−1]. */
+    /* Adds guesses to the tree, whose root is text[n−1]. draws NULL: see next_draft. */
     void (*propose)(void *user, const int32_t *text, int n, so_tree *t, so_chance *draws);
     void *user;
     /* Both optional. A request begins with this text; tokens that a round emitted. */
@@ -54,8 +67,32 @@ typedef struct so_lossless_case {
     /* NULL: so_verify_reject, exact. */
     void (*verify)(const so_tree *t, so_verify_row *row, void *user, so_chance *chance,
                    double *scratch, so_verdict *out);
+    /* NULL: the toy's rows are distributions. Else their logarithms are logits. */
+    const so_sample_params *sample;
+    so_lossless_slip slip;
+    const int32_t *prompt; /* NULL: the token 0 alone */
+    int n_prompt;
+    /* Both or neither, for drafters that enumerate their own draws: the chance of what propose
+     * added last, and a step to the next draft; false: all have been seen. */
+    double (*draft_weight)(void *user);
+    bool (*next_draft)(void *user);
+    /* Optional: sees every round that is played. */
+    so_lossless_watch *watch;
+    void *watcher;
 } so_lossless_case;
 
+/* The target's rows, those behind the pipeline remembered. */
+typedef struct so_lossless_rows so_lossless_rows;
+so_lossless_rows *so_lossless_rows_create(const so_lossless_case *c);
+void so_lossless_rows_free(so_lossless_rows *r);
+/* Valid until the next call. */
+const float *so_lossless_rows_get(so_lossless_rows *r, const int32_t *text, int n);
+/* The token that plain sampling draws after a text (p: c->sample with a seed of its own). n_round:
+ * where the round began that asks, for slips; 0: nobody slips. */
+int32_t so_lossless_rows_token(so_lossless_rows *r, const so_sample_params *p, const int32_t *text,
+                               int n, int n_round);
+/* The prompt; its length. */
+int so_lossless_prompt(const so_lossless_case *c, int32_t *text);
 /* The distribution of the first n_out tokens, [n_vocab^n_out], the first token most significant. */
 void so_lossless_plain(const so_lossless_case *c, double *dist);
 void so_lossless_enumerate(const so_lossless_case *c, double *dist);
@@ -73,6 +110,20 @@ double so_chi2_tail(double x, int df);
 /* The text up to and including `node`; returns its length. */
 int so_toy_path(const so_tree *t, int node, const int32_t *text, int n, int32_t *out);
 
+/* --- real drafters --- */
+
+enum { SO_SWEEP_MAX = 64 };
+
+/* Answers so_draft_uniform, one answer at a time through all it can decide. */
+typedef struct so_sweep {
+    so_draft_draws base;
+    int n, at, n_known;
+    struct {
+        double lo, width, u;
+        int32_t outcome; /* the token, −1: nothing was proposed */
+    } choice[SO_SWEEP_MAX];
+} so_sweep;
+
 /* A real drafter as a case's propose, begin, observe and user. */
 typedef struct so_lossless_real {
     so_drafter *drafter;
@@ -80,11 +131,22 @@ typedef struct so_lossless_real {
     float temp;
     const int32_t *expected; /* for drafters that are told the text, else NULL */
     int n_expected;
-    void *state; /* zero-initialise the rest */
+    /* Zero-initialise the rest. */
+    void *state;
     uint64_t seed;
     uint32_t round;
+    so_sample_params sample;
+    bool has_sample;
+    int n_prompt;
+    so_sweep sweep;
+    so_tree *probe;
 } so_lossless_real;
+/* Takes prompt and sampling from the case as it is then. */
 void so_lossless_use(so_lossless_case *c, so_lossless_real *r);
 void so_lossless_real_end(so_lossless_real *r);
+
+/* `match`, with keyed draws and trees without rows: the texts of n_seeds requests of n tokens, the
+ * penalties and cuts of c->sample applied along each path. */
+int so_lossless_count_different(const so_lossless_case *c, int n, int n_seeds, uint64_t seed);
 
 #endif

@@ -347,7 +347,8 @@ static void test_bad_rows(void **state) {
     const float poisons[] = {-0.25f, (float)NAN, INFINITY, -INFINITY};
     make_toys(4, 500, 0.2);
     bad_rows d = {.q = &near_q, .depth = 2};
-    so_lossless_case c = {"bad rows", &target, 2, bad_propose, &d, NULL, NULL, NULL};
+    so_lossless_case c = {
+        .name = "bad rows", .target = &target, .n_out = 2, .propose = bad_propose, .user = &d};
     for (size_t i = 0; i < SO_LEN(scales); i++) {
         d.scale = scales[i];
         so_lossless_check(&c);
