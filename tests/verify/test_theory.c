@@ -134,6 +134,31 @@ static void random_row(uint64_t seed, uint32_t at, int n, double zeros, double *
         row[i] /= total;
 }
 
+/* The formula as it is written, term by term. */
+static double match_as_written(const double *p, const double *q, int n) {
+    double a = 0;
+    for (int i = 0; i < n; i++) {
+        double races = 0;
+        for (int j = 0; j < n && p[i] > 0 && q[i] > 0; j++)
+            races += fmax(p[j] / p[i], q[j] / q[i]);
+        a += races > 0 ? 1 / races : 0;
+    }
+    return a;
+}
+
+static void test_match_formula(void **state) {
+    (void)state;
+    enum { N = 500 };
+    static double p[N], q[N];
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        random_row(seed, 0, N, seed % 3 ? 0.4 : 0, p);
+        random_row(seed, 1, N, seed % 2 ? 0.4 : 0, q);
+        for (int i = 0; i < N && seed % 5 == 0; i++) /* equal ratios, and unequal by a million */
+            q[i] = i % 7 ? p[i] : p[i] * 1e-6;
+        near(so_theory_accept_match(p, q, N), match_as_written(p, q, N), 1e-12);
+    }
+}
+
 /* Order of the methods, and the bound, over random pairs. */
 static void test_acceptances(void **state) {
     (void)state;
@@ -172,6 +197,7 @@ int main(void) {
         cmocka_unit_test(test_table4),          cmocka_unit_test(test_bigram),
         cmocka_unit_test(test_lenience),        cmocka_unit_test(test_best_gamma),
         cmocka_unit_test(test_oracle),          cmocka_unit_test(test_acceptances),
+        cmocka_unit_test(test_match_formula),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
