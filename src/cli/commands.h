@@ -13,6 +13,7 @@ enum {
     SO_CMD_THEORY = 1 << 6,
     SO_CMD_PROVE = 1 << 7,
     SO_CMD_TRACE = 1 << 8,
+    SO_CMD_COUNT = 1 << 9,
     SO_CMD_ALL = ~0,
 };
 
@@ -38,5 +39,6 @@ int so_cmd_tokenize(int argc, char **argv);
 int so_cmd_theory(int argc, char **argv);
 int so_cmd_trace(int argc, char **argv);
 int so_cmd_prove(int argc, char **argv);
+int so_cmd_count(int argc, char **argv);
 
 #endif

@@ -34,9 +34,9 @@ typedef struct opt_row {
     int cmds;
 } opt_row;
 
-#define LOADS (SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_PROVE)
+#define LOADS (SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_PROVE | SO_CMD_THEORY)
 #define SPECULATES (SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_PROVE)
-#define WITH_MODEL (LOADS | SO_CMD_INSPECT | SO_CMD_TOKENIZE)
+#define WITH_MODEL (LOADS | SO_CMD_INSPECT | SO_CMD_TOKENIZE | SO_CMD_COUNT)
 
 static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_MODEL] = {"Model", "model", "m", NULL, TEXT, 0, 0, "FILE|FOLDER|NAME", NULL,
@@ -44,7 +44,7 @@ static const opt_row table[SO_OPT_COUNT] = {
                       WITH_MODEL},
     [SO_OPT_DRAFT_MODEL] = {"Model", "draft-model", "md", "model-draft spec-draft-model", TEXT, 0,
                             0, "FILE|FOLDER|NAME", NULL, "the draft model",
-                            SPECULATES | SO_CMD_INSPECT},
+                            SPECULATES | SO_CMD_INSPECT | SO_CMD_THEORY},
     [SO_OPT_QUANTIZE] = {"Model", "quantize", NULL, NULL, TEXT, 0, 0, "TYPE", "as in the file",
                          "round the weights to this type at load (Q8_0, Q4_K, …)", LOADS},
     [SO_OPT_CTX] = {"Model", "ctx-size", "c", "ctx context", INT, 0, 1 << 24, "N",
@@ -61,8 +61,10 @@ static const opt_row table[SO_OPT_COUNT] = {
 
     [SO_OPT_PROMPT] = {"Prompt", "prompt", "p", NULL, TEXT, 0, 0, "TEXT", NULL, "the prompt",
                        SO_CMD_RUN},
-    [SO_OPT_FILE] = {"Prompt", "file", "f", NULL, TEXT, 0, 0, "FILE", NULL,
-                     "read the text from a file; - is standard input", LOADS | SO_CMD_TOKENIZE},
+    [SO_OPT_FILE] =
+        {"Prompt", "file", "f", NULL, TEXT, 0, 0, "FILE", NULL,
+         "read the text from a file; - is standard input; theory: prompts as for --prompts",
+         LOADS | SO_CMD_TOKENIZE | SO_CMD_COUNT},
     [SO_OPT_SYSTEM] = {"Prompt", "system", "sys", "system-prompt", TEXT, 0, 0, "TEXT", NULL,
                        "system message put before the prompt", SO_CMD_RUN},
     [SO_OPT_RAW] = {"Prompt", "raw", NULL, NULL, FLAG, 0, 0, NULL, NULL,
@@ -81,8 +83,8 @@ static const opt_row table[SO_OPT_COUNT] = {
                          "how many sequences run at once", LOADS | SO_CMD_INSPECT},
 
     [SO_OPT_PREDICT] = {"Output", "predict", "n", "n-predict max-tokens", INT, -1, 1 << 24, "N",
-                        "until the model ends or the context is full", "most tokens to generate",
-                        LOADS},
+                        "until the model ends or the context is full; theory: 10000",
+                        "most tokens to generate", LOADS},
     [SO_OPT_STOP] = {"Output", "stop", "r", "reverse-prompt", LIST, 0, 0, "TEXT", NULL,
                      "end before this text; may be given several times", SO_CMD_RUN},
     [SO_OPT_IGNORE_EOS] = {"Output", "ignore-eos", NULL, NULL, FLAG, 0, 0, NULL, NULL,
@@ -91,8 +93,9 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_SEED] = {"Sampling", "seed", "s", NULL, SEED, 0, 0, "N", "random, reported",
                      "seed of the noise; the same seed gives the same text", LOADS},
     [SO_OPT_TEMP] = {"Sampling", "temp", NULL, "temperature", FLOAT, 0, 100, "T",
-                     "the model's own, else 0.8; bench: 0",
-                     "temperature; 0 takes the likeliest token", SO_CMD_RUN | SO_CMD_BENCH},
+                     "the model's own, else 0.8; bench: 0; theory: both 0 and 1",
+                     "temperature; 0 takes the likeliest token",
+                     SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_THEORY},
     [SO_OPT_TOP_K] = {"Sampling", "top-k", NULL, NULL, INT, 0, 1 << 24, "K",
                       "the model's own, else 0", "keep the K likeliest tokens; 0: all", SO_CMD_RUN},
     [SO_OPT_TOP_P] = {"Sampling", "top-p", NULL, NULL, FLOAT, 0, 1, "P", "the model's own, else 1",
@@ -120,11 +123,13 @@ static const opt_row table[SO_OPT_COUNT] = {
                          "likeliest in its place, before all of the above",
                          SO_CMD_RUN},
 
-    [SO_OPT_SPEC] = {"Speculation", "spec", NULL, NULL, TEXT, 0, 0, "DRAFTERS", "auto",
-                     "who guesses: none, ngram, lookup, corpus, unigram(FILE), bigram(FILE), "
-                     "predict, random, model, auto; a,b: the first that proposes; a+b: both; "
-                     "model(ngram): a drafter for the drafter",
-                     SPECULATES},
+    [SO_OPT_SPEC] =
+        {"Speculation", "spec", NULL, NULL, LIST, 0, 0, "DRAFTERS", "auto",
+         "who guesses: none, ngram, lookup, corpus, unigram(FILE), bigram(FILE), "
+         "predict, random, model, auto; a,b: the first that proposes; a+b: both; "
+         "model(ngram): a drafter for the drafter; theory --measure: several, separated by ; "
+         "or given one by one",
+         SPECULATES | SO_CMD_THEORY},
     [SO_OPT_SPEC_LENGTH] = {"Speculation", "spec-length", NULL, "speculative-length", INT, 1, 64,
                             "K", "the planner decides", "guess exactly this many tokens per round",
                             SPECULATES},
@@ -157,8 +162,15 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_REPEATS] = {"Measuring", "repeats", NULL, "repetitions", INT, 1, 10000, "N", "9",
                         "timed runs of each kind", SO_CMD_BENCH},
     [SO_OPT_OUT] = {"Measuring", "out", "o", NULL, TEXT, 0, 0, "FILE", NULL,
-                    "where bench logits writes float32 rows", SO_CMD_BENCH},
+                    "where bench logits writes float32 rows, and count its table",
+                    SO_CMD_BENCH | SO_CMD_COUNT},
+    [SO_OPT_ORDER] = {"Measuring", "order", NULL, NULL, INT, 1, 2, "1|2", "2",
+                      "1 counts tokens (unigram), 2 which token follows which (bigram)",
+                      SO_CMD_COUNT},
 
+    [SO_OPT_MEASURE] = {"Theory", "measure", NULL, NULL, FLAG, 0, 0, NULL, NULL,
+                        "measure alpha, c and t(n) with -m, and the speed-up beside its prediction",
+                        SO_CMD_THEORY},
     [SO_OPT_ALPHA] = {"Theory", "alpha", NULL, NULL, FLOAT, 0, 1, "A", NULL,
                       "chance that a guess is accepted", SO_CMD_THEORY},
     [SO_OPT_GAMMA] = {"Theory", "gamma", NULL, NULL, INT, 0, 255, "G", "5", "guesses per round",

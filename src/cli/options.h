@@ -66,6 +66,8 @@ typedef enum so_opt {
     SO_OPT_TRACE,
     SO_OPT_REPEATS,
     SO_OPT_OUT,
+    SO_OPT_ORDER,
+    SO_OPT_MEASURE,
     SO_OPT_ALPHA,
     SO_OPT_GAMMA,
     SO_OPT_C,

@@ -2,6 +2,7 @@
  *
  *   sooth theory --alpha A [--gamma G] [--c C]   one point
  *   sooth theory                                 the paper's tables and figures
+ *   sooth theory --measure -m M …                tables 3 to 5 of the user's own models (measure.c)
  *
  * Each form prints text or, with --json, one object; --svg FILE draws figures 2 to 4, and marks A
  * where it is given. Every number is computed here and now; the paper's printed ones stand beside
@@ -12,6 +13,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "cli/measure.h"
 #include "cli/options.h"
 #include "cli/plot.h"
 #include "verify/theory.h"
@@ -327,7 +329,31 @@ static void print_json(json_t *o) {
     json_decref(o);
 }
 
+/* Options that say something only with, and only without, --measure. */
+static int check_measure(const so_args *a) {
+    static const so_opt with[] = {
+        SO_OPT_MODEL,   SO_OPT_DRAFT_MODEL, SO_OPT_QUANTIZE,  SO_OPT_CTX,
+        SO_OPT_KV_TYPE, SO_OPT_THREADS,     SO_OPT_CPU_LEVEL, SO_OPT_BATCH,
+        SO_OPT_FILE,    SO_OPT_RAW,         SO_OPT_PROMPTS,   SO_OPT_PARALLEL,
+        SO_OPT_PREDICT, SO_OPT_SEED,        SO_OPT_TEMP,      SO_OPT_SPEC};
+    static const so_opt without[] = {SO_OPT_ALPHA, SO_OPT_C, SO_OPT_C_HAT, SO_OPT_SVG};
+    bool measure = so_args_has(a, SO_OPT_MEASURE);
+    for (size_t i = 0; i < SO_LEN(with) && !measure; i++)
+        if (so_args_has(a, with[i]))
+            return so_args_bad(a, "options about models, drafters and prompts need --measure");
+    for (size_t i = 0; i < SO_LEN(without) && measure; i++)
+        if (so_args_has(a, without[i]))
+            return so_args_bad(a, "--measure finds alpha and c itself and draws no figure: leave "
+                                  "out --alpha, --c, --c-hat and --svg");
+    return 0;
+}
+
 static int run(const so_args *a) {
+    int status = check_measure(a);
+    if (status != 0)
+        return status;
+    if (so_args_has(a, SO_OPT_MEASURE))
+        return so_theory_measure(a);
     bool one = so_args_has(a, SO_OPT_ALPHA);
     const so_opt needs_alpha[] = {SO_OPT_GAMMA, SO_OPT_C, SO_OPT_C_HAT};
     for (size_t i = 0; i < SO_LEN(needs_alpha); i++)

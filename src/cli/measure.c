@@ -1,0 +1,466 @@
+/* `sooth theory --measure`: options, drafters and the order of things.
+ *
+ *   1. what the words ask for is checked, models are opened, every drafter is made once: whatever
+ *      is wrong is said before minutes are spent
+ *   2. t(n): passes of the target by their width
+ *   3. per temperature: the target writes its text; acceptance of every drafter over it; speed of
+ *      every drafter, predicted and measured
+ *   4. tables or one JSON object
+ *
+ * Ctrl-C ends 2 and 3 at once and goes on with 4: what was measured is printed, the rest left out,
+ * and the exit status is 130. One thread; the handler only sets a flag. */
+#include "cli/measure.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "cli/models.h"
+#include "cli/prompts.h"
+#include "draft/model.h"
+
+enum {
+    DEFAULT_TOKENS = 10000,
+    MAX_TOKENS = 10000000,
+    MAX_PROMPTS = 4096,
+    MAX_ANSWER = 256,
+    MIN_TEXTS = 8, /* the error of the mean comes from their number */
+    PARALLEL = 8,
+    ROWS = 32,
+    SLACK = 16, /* tokens of context beside prompt and answer */
+};
+const double so_measure_leniences[SO_MEASURE_LENIENCES] = {1, 0.5, 0.3, 0.1};
+
+/* The content classes of bench/prompts, short: what a text repeats decides what tables can guess.
+ */
+static const char *const PROMPTS[] = {
+    "Write a Java class Point with fields x and y, getters, setters, equals and hashCode.",
+    "Write a C function month_name(int m) with a switch over the twelve months.",
+    "Write ten Python unit tests that check add(a, b) for ten different pairs.",
+    "Produce a JSON array of eight employees with id, name, department and salary.",
+    "Produce an XML catalogue of six books with title, author, year and price.",
+    "Write a polite letter of complaint about a late delivery, then a short reply to it.",
+    "Make a weekly meal plan as a table with breakfast, lunch and dinner for each day.",
+    "Write a short story about a lighthouse keeper who finds an old map.",
+    "Describe a walk through a city in the rain, in three paragraphs.",
+    "Explain to a child why the sky is blue and why sunsets are red.",
+    "Prove by induction that the sum of the first n odd numbers is n squared.",
+    "Prove that the square root of two is irrational, step by step.",
+};
+
+/* --- small parts --- */
+
+static volatile sig_atomic_t stopped;
+
+static void on_interrupt(int sig) {
+    stopped = 1;
+    signal(sig, SIG_DFL); /* a second one ends the program */
+}
+
+bool so_measure_stopped(void) { return stopped != 0; }
+
+void so_measure_progress(so_measure *m, double part) {
+    so_progress_set(&m->bar, (m->temp + part) / m->n_temps);
+}
+
+void so_ratio_add(so_ratio *r, double a, double n) {
+    r->a += a;
+    r->n += n;
+    r->aa += a * a;
+    r->an += a * n;
+    r->nn += n * n;
+    r->k++;
+}
+
+double so_ratio_value(const so_ratio *r) { return r->n > 0 ? r->a / r->n : NAN; }
+
+/* Of a ratio estimator over k texts: the spread of a − R·n, over the total. */
+double so_ratio_error(const so_ratio *r) {
+    if (r->k < 2 || !(r->n > 0))
+        return NAN;
+    double ratio = r->a / r->n, sq = r->aa - 2 * ratio * r->an + ratio * ratio * r->nn;
+    return sqrt(SO_MAX(sq, 0) * r->k / (r->k - 1)) / r->n;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double so_measure_median(double *v, int n) {
+    if (n == 0)
+        return 0;
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+so_sample_params so_measure_sampling(const so_measure *m, uint64_t seed) {
+    so_sample_params p;
+    so_sample_defaults(&p);
+    p.temp = m->temps[m->temp];
+    p.seed = seed;
+    return p;
+}
+
+/* --- drafters --- */
+
+typedef struct maker {
+    so_measure *m;
+    int half;
+} maker;
+
+/* A table of the texts in the other half. */
+static int count_table(const maker *k, int order, so_table **out, so_err *err) {
+    const so_measure *m = k->m;
+    so_table_counter *c = NULL;
+    int rc = so_table_counter_create(order, so_model_hparams(m->b.model)->n_vocab, &c, err);
+    for (int i = 1 - k->half; i < m->n_texts && rc == SO_OK; i += 2)
+        rc = so_table_counter_add(c, m->texts[i].ids.ids + m->texts[i].n_prompt,
+                                  m->texts[i].ids.len - (size_t)m->texts[i].n_prompt, err);
+    if (rc != SO_OK) {
+        so_table_counter_free(c);
+        return rc;
+    }
+    return so_table_counter_finish(c, so_tokenizer_hash(m->b.tok), out, err);
+}
+
+/* The draft model that a spec names, opened once. */
+static int open_file(so_measure *m, so_str file, const so_bundle **out, so_err *err) {
+    char *path = so_strndup(file.ptr, file.len);
+    so_bundle_opts o;
+    int i = 0;
+    while (i < m->n_files && strcmp(m->file_names[i], path) != 0)
+        i++;
+    int rc = i < SO_MEASURE_FILES
+                 ? SO_OK
+                 : so_err_set(err, SO_ELIMIT, "more than %d draft models", SO_MEASURE_FILES);
+    if (rc == SO_OK && i == m->n_files) {
+        so_bundle_defaults(&o);
+        o.backend = m->b.backend;
+        rc = so_bundle_open(path, &o, &m->files[i], err);
+        if (rc == SO_OK)
+            m->file_names[m->n_files++] = so_strdup(path);
+    }
+    free(path);
+    if (rc == SO_OK)
+        *out = &m->files[i];
+    return rc;
+}
+
+static int make_model(so_measure *m, so_str file, so_drafter *inner, so_drafter **out,
+                      so_err *err) {
+    const so_bundle *b = &m->draft;
+    int rc = file.len > 0 ? open_file(m, file, &b, err) : SO_OK;
+    if (rc == SO_OK && !b->model)
+        rc = so_err_set(err, SO_EINVAL, "needs a draft model: give -md FILE or model(FILE)");
+    if (rc != SO_OK)
+        return rc;
+    rc = so_draft_check_tokenizers(m->b.tok, b->tok, err);
+    if (rc != SO_OK)
+        return so_err_prefix(err, "the draft does not fit the target");
+    so_model_drafter_opts o = {.n_vocab = so_model_hparams(m->b.model)->n_vocab,
+                               .n_ctx = m->eo.n_ctx,
+                               .n_parallel = 1,
+                               .n_batch = m->eo.n_batch,
+                               .max_draft = m->max_gamma,
+                               .kv_dtype = m->eo.kv_dtype,
+                               .temp = -1};
+    return so_model_drafter_create(b->model, &o, inner, out, err);
+}
+
+static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,
+                        so_drafter **out, so_err *err) {
+    const maker *k = user;
+    so_table *t = NULL;
+    int rc = SO_OK;
+    switch (n->name) {
+    case SO_SPEC_MODEL:
+        return make_model(k->m, so_spec_file(s, n), inner, out, err);
+    case SO_SPEC_AUTO:
+        return SO_ENOTFOUND; /* nothing is registered: lookup,ngram */
+    case SO_SPEC_UNIGRAM:
+    case SO_SPEC_BIGRAM:
+        rc = count_table(k, n->name == SO_SPEC_UNIGRAM ? 1 : 2, &t, err);
+        if (rc == SO_OK)
+            *out = so_table_drafter_create(t, so_spec_has(n, SO_SPEC_OPT_DRAW) &&
+                                                  n->opt[SO_SPEC_OPT_DRAW] != 0);
+        return rc;
+    default:
+        return so_err_set(err, SO_EUNSUPPORTED, "is not known to this version");
+    }
+}
+
+int so_measure_build(so_measure *m, so_measure_drafter *d, int half, so_draft_set *out) {
+    maker k = {m, half};
+    so_draft_config cfg = {.n_vocab = so_model_hparams(m->b.model)->n_vocab,
+                           .tokenizer_hash = so_tokenizer_hash(m->b.tok),
+                           .corpus = &d->corpus[half],
+                           .make = make_drafter,
+                           .user = &k};
+    so_err err = {0};
+    int rc = so_spec_build(&d->spec, &cfg, out, &err);
+    return rc == SO_OK ? rc : so_err_set(&m->err, rc, "--spec %s: %s", d->name, err.msg);
+}
+
+static void drop_drafters(so_measure *m) {
+    for (int k = 0; k < m->n_drafters; k++)
+        for (int half = 0; half < 2; half++) {
+            so_draft_set_deinit(&m->drafters[k].sets[half]);
+            so_corpus_free(m->drafters[k].corpus[half]);
+            m->drafters[k].corpus[half] = NULL;
+        }
+}
+
+static int make_drafters(so_measure *m) {
+    int rc = SO_OK;
+    for (int k = 0; k < m->n_drafters && rc == SO_OK; k++)
+        for (int half = 0; half < (m->drafters[k].counted ? 2 : 1) && rc == SO_OK; half++)
+            rc = so_measure_build(m, &m->drafters[k], half, &m->drafters[k].sets[half]);
+    return rc;
+}
+
+/* --- options --- */
+
+static int add_spec(so_measure *m, so_str text) {
+    so_err err = {0};
+    so_buf name = {0};
+    if (m->n_drafters == SO_MEASURE_DRAFTERS)
+        return so_args_bad(m->a, "more than %d drafters", SO_MEASURE_DRAFTERS);
+    so_measure_drafter *d = &m->drafters[m->n_drafters];
+    if (so_spec_parse(text, &d->spec, &err) != SO_OK)
+        return so_args_bad(m->a, "%s", err.msg);
+    for (int i = 0; i < d->spec.n_nodes; i++) {
+        const so_spec_node *n = &d->spec.nodes[i];
+        d->told |= n->name == SO_SPEC_ORACLE || n->name == SO_SPEC_PREDICT;
+        d->counted |= (n->name == SO_SPEC_UNIGRAM || n->name == SO_SPEC_BIGRAM) && n->file_len == 0;
+        if (n->name == SO_SPEC_NONE)
+            return so_args_bad(m->a, "--spec none guesses nothing: there is nothing to measure");
+        if (n->name == SO_SPEC_MERGE)
+            return so_args_bad(m->a,
+                               "--spec %.*s: the formulas are about one guess at a place; measure "
+                               "the drafters of a+b one by one",
+                               SO_STR_ARG(text));
+        if (n->name == SO_SPEC_MODEL && n->file_len == 0 && !so_args_has(m->a, SO_OPT_DRAFT_MODEL))
+            return so_args_bad(m->a,
+                               "--spec %.*s needs a draft model: give -md FILE or model(FILE)",
+                               SO_STR_ARG(text));
+    }
+    so_spec_print(&d->spec, &name);
+    d->name = so_strndup(so_buf_str(&name).ptr, name.len);
+    so_buf_free(&name);
+    m->n_drafters++;
+    return 0;
+}
+
+/* `--spec 'a;b'` and `--spec a --spec b` mean the same. */
+static int add_specs(so_measure *m, const char *list) {
+    int status = 0;
+    for (const char *at = list; status == 0;) {
+        size_t len = strcspn(at, ";");
+        status = add_spec(m, (so_str){at, len});
+        if (!at[len])
+            break;
+        at += len + 1;
+    }
+    return status;
+}
+
+static int read_drafters(so_measure *m) {
+    static const char *const always[] = {"lookup",        "ngram",        "lookup,ngram", "corpus",
+                                         "unigram(draw)", "bigram(draw)", "random"};
+    int status = 0;
+    m->drafters = SO_NEW_N(so_measure_drafter, SO_MEASURE_DRAFTERS);
+    for (int i = 0; i < m->a->val[SO_OPT_SPEC].n_given && status == 0; i++)
+        status = add_specs(m, m->a->val[SO_OPT_SPEC].items[i]);
+    if (so_args_has(m->a, SO_OPT_SPEC))
+        return status;
+    if (so_args_has(m->a, SO_OPT_DRAFT_MODEL))
+        status = add_specs(m, "model");
+    for (size_t i = 0; i < SO_LEN(always) && status == 0; i++)
+        status = add_specs(m, always[i]);
+    return status;
+}
+
+static int read_numbers(so_measure *m) {
+    const so_args *a = m->a;
+    int64_t n = so_args_int(a, SO_OPT_PREDICT, DEFAULT_TOKENS);
+    int64_t gamma = so_args_int(a, SO_OPT_GAMMA, 0);
+    if (n < 1 || n > MAX_TOKENS)
+        return so_args_bad(a, "--predict %lld: must be from 1 to %d with --measure", (long long)n,
+                           MAX_TOKENS);
+    if (so_args_has(a, SO_OPT_GAMMA) && (gamma < 1 || gamma > SO_MAX_DRAFT))
+        return so_args_bad(a, "--gamma %lld: must be from 1 to %d with --measure", (long long)gamma,
+                           SO_MAX_DRAFT);
+    m->n_tokens = (int)n;
+    m->fixed_gamma = (int)gamma;
+    m->max_gamma = SO_MAX((int)gamma, (int)SO_MEASURE_GAMMA);
+    m->seed = (uint64_t)so_args_int(a, SO_OPT_SEED, 1);
+    m->n_temps = so_args_has(a, SO_OPT_TEMP) ? 1 : 2;
+    m->temps[0] = (float)so_args_float(a, SO_OPT_TEMP, 0);
+    m->temps[1] = 1;
+    return 0;
+}
+
+/* --- setting up --- */
+
+static int read_prompts(so_measure *m) {
+    const char *path = so_args_str(m->a, SO_OPT_PROMPTS, so_args_str(m->a, SO_OPT_FILE, NULL));
+    so_prompts p = {0};
+    int rc = path ? so_prompts_read(path, &p, &m->err) : SO_OK;
+    m->n_prompts = path ? SO_MIN(p.n, (int)MAX_PROMPTS) : (int)SO_LEN(PROMPTS);
+    m->prompts = SO_NEW_N(so_tokens, SO_MAX(m->n_prompts, 1));
+    for (int i = 0; i < m->n_prompts && rc == SO_OK; i++) {
+        rc = so_cli_encode(&m->b, so_args_has(m->a, SO_OPT_RAW),
+                           path ? p.items[i].turns[0] : so_str_c(PROMPTS[i]), &m->prompts[i],
+                           &m->err);
+        if (rc != SO_OK)
+            so_err_prefix(&m->err, "prompt %d", i + 1);
+        else if (m->prompts[i].len == 0)
+            rc = so_err_set(&m->err, SO_EINVAL, "prompt %d is empty", i + 1);
+    }
+    so_prompts_free(&p);
+    return rc;
+}
+
+/* A context just long enough, so that caches stay small; answers are cut where it is short. */
+static int fit_context(so_measure *m) {
+    int longest = 0, which = 0;
+    for (int i = 0; i < m->n_prompts; i++)
+        if ((int)m->prompts[i].len > longest) {
+            longest = (int)m->prompts[i].len;
+            which = i;
+        }
+    int room = m->eo.n_ctx - longest - SLACK;
+    if (room < 1)
+        return so_err_set(
+            &m->err, SO_ELIMIT,
+            "prompt %d has %d tokens, which leaves no room for an answer in a context "
+            "of %d: shorten it or raise --ctx-size",
+            which + 1, longest, m->eo.n_ctx);
+    int want = SO_MIN(SO_MAX((m->n_tokens + MIN_TEXTS - 1) / MIN_TEXTS, 16), (int)MAX_ANSWER);
+    m->n_answer = SO_MIN(want, room);
+    m->eo.n_ctx = longest + SLACK + m->n_answer;
+    return SO_OK;
+}
+
+static int open_pass(so_measure *m) {
+    const so_hparams *hp = so_model_hparams(m->b.model);
+    m->max_rows = SO_MAX((int)ROWS, m->max_gamma + 1);
+    int longest = SO_MAX(m->eo.n_ctx, 256) + SO_MEASURE_WIDEST; /* 256: behind timed passes */
+    so_kv_shape shape = {.n_layers = hp->n_layers,
+                         .n_heads_kv = hp->n_heads_kv,
+                         .head_dim = hp->head_dim,
+                         .n_pages = so_kv_pages_for(longest) + 1,
+                         .dtype = m->eo.kv_dtype};
+    int rc = so_kv_create(m->b.backend, &shape, &m->kv, &m->err);
+    if (rc == SO_OK)
+        rc = so_pass_create(m->b.model, m->kv, m->max_rows, m->max_rows, &m->pass, &m->err);
+    if (rc == SO_OK)
+        m->seq = so_seq_create(m->kv);
+    m->rows = SO_NEW_N(so_row, m->max_rows);
+    return rc;
+}
+
+static int open_draft(so_measure *m) {
+    so_bundle_opts o;
+    char *path = NULL;
+    if (!so_args_has(m->a, SO_OPT_DRAFT_MODEL))
+        return SO_OK;
+    int rc = so_model_resolve(so_args_str(m->a, SO_OPT_DRAFT_MODEL, ""), &path, &m->err);
+    if (rc != SO_OK)
+        return rc;
+    so_bundle_defaults(&o);
+    o.backend = m->b.backend;
+    rc = so_bundle_open(path, &o, &m->draft, &m->err);
+    free(path);
+    return rc;
+}
+
+static int open_all(so_measure *m) {
+    int status = read_numbers(m);
+    if (status == 0)
+        status = read_drafters(m);
+    if (status == 0)
+        status = so_cli_open(m->a, &m->b);
+    if (status == 0)
+        status = so_cli_engine_opts(m->a, &m->b, &m->eo);
+    if (status != 0)
+        return status;
+    if (!so_args_has(m->a, SO_OPT_PARALLEL))
+        m->eo.n_parallel = PARALLEL;
+    int rc = open_draft(m);
+    if (rc == SO_OK)
+        rc = read_prompts(m);
+    if (rc == SO_OK)
+        rc = fit_context(m);
+    if (rc == SO_OK)
+        rc = open_pass(m);
+    if (rc == SO_OK)
+        rc = make_drafters(m); /* to see that they can be made; again when there is text to count */
+    drop_drafters(m);
+    return rc == SO_OK ? 0 : so_args_fail(m->a, &m->err);
+}
+
+/* --- the order of things --- */
+
+static int measure_temp(so_measure *m) {
+    int rc = so_measure_write(m);
+    if (rc == SO_OK && !stopped)
+        rc = make_drafters(m);
+    if (rc == SO_OK && !stopped)
+        rc = so_measure_accept(m);
+    for (int k = 0; k < m->n_drafters && rc == SO_OK && !stopped; k++) {
+        rc = so_measure_speed(m, k);
+        so_measure_progress(m, 0.7 + 0.3 * (k + 1) / m->n_drafters);
+    }
+    drop_drafters(m);
+    so_measure_forget(m);
+    return rc;
+}
+
+static int measure(so_measure *m) {
+    signal(SIGINT, on_interrupt);
+    signal(SIGTERM, on_interrupt);
+    so_progress_begin(&m->bar, "measuring");
+    int rc = so_measure_passes(m);
+    for (m->temp = 0; m->temp < m->n_temps && rc == SO_OK && !stopped; m->temp++)
+        rc = measure_temp(m);
+    so_progress_end(&m->bar);
+    if (rc != SO_OK)
+        return so_args_fail(m->a, &m->err);
+    so_measure_print(m, !stopped);
+    return stopped ? 130 : 0;
+}
+
+static void close_all(so_measure *m) {
+    for (int i = 0; i < m->n_prompts; i++)
+        so_tokens_free(&m->prompts[i]);
+    free(m->prompts);
+    for (int k = 0; k < m->n_drafters; k++)
+        free(m->drafters[k].name);
+    free(m->drafters);
+    so_seq_free(m->seq);
+    so_pass_free(m->pass);
+    so_kv_free(m->kv);
+    free(m->rows);
+    for (int i = 0; i < m->n_files; i++) {
+        so_bundle_close(&m->files[i]);
+        free(m->file_names[i]);
+    }
+    so_bundle_close(&m->draft);
+    so_bundle_close(&m->b);
+}
+
+int so_theory_measure(const so_args *a) {
+    so_measure *m = SO_NEW(so_measure);
+    m->a = a;
+    int status = open_all(m);
+    if (status == 0)
+        status = measure(m);
+    close_all(m);
+    free(m);
+    return status;
+}

@@ -1,0 +1,413 @@
+/* The target's own text, and how often each drafter's guess for its next token would be accepted.
+ *
+ * Texts. Prompts take turns. At temperature 0 a prompt has one answer, so the second text from it
+ * starts with a few tokens drawn at temperature 1, which count as prompt. Texts are short
+ * (n_answer), because the standard error comes from their number.
+ *
+ * Acceptance. p is the target's standardised row of a position; a guess is one of
+ *   a point x      accepted with p(x), by `reject` and by `match` alike
+ *   a draw from q  accepted with Σ min(p,q) by `reject`; by `match` with the shared-noise formula
+ *                  where the drafter is a model, else as the point it proposes there
+ * and lenient by A.5, in its two forms. All are expectations over the draws, so nothing is drawn
+ * here but by the drafters. A drafter that was told the text knows the draw: its guesses are right
+ * or wrong, and p says nothing about them. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "cli/measure.h"
+#include "verify/theory.h"
+
+enum { N_PREFIX = 8, MAX_TIMES = 2048, MAX_SAMPLE_TIMES = 256, TREE_ROWS = 4 };
+
+/* --- texts --- */
+
+void so_measure_forget(so_measure *m) {
+    for (int i = 0; i < m->n_texts; i++)
+        so_tokens_free(&m->texts[i].ids);
+    free(m->texts);
+    m->texts = NULL;
+    m->n_texts = 0;
+}
+
+typedef struct group {
+    so_measure *m;
+    so_measure_text *texts;
+    int n;
+    int64_t n_emitted;
+} group;
+
+static bool on_event(void *user, const so_event *ev) {
+    group *g = user;
+    g->n_emitted += ev->token != SO_TOKEN_NONE;
+    return !so_measure_stopped();
+}
+
+/* Continues every text of the group by at most n_more tokens. */
+static int continue_texts(group *g, so_engine *e, float temp, int n_more) {
+    so_measure *m = g->m;
+    so_request **r = SO_NEW_N(so_request *, g->n);
+    int rc = SO_OK;
+    for (int i = 0; i < g->n && rc == SO_OK; i++) {
+        so_request_opts o = {.prompt = g->texts[i].ids.ids,
+                             .n_prompt = (int)g->texts[i].ids.len,
+                             .sample = so_measure_sampling(m, g->texts[i].seed),
+                             .max_tokens = n_more,
+                             .on_event = on_event,
+                             .user = g};
+        o.sample.temp = temp;
+        rc = so_engine_submit(e, &o, &r[i], &m->err);
+    }
+    for (int more = 1; more != 0 && rc == SO_OK;) {
+        more = so_engine_step(e, &m->err);
+        rc = more < 0 ? more : SO_OK;
+        so_measure_progress(m, 0.2 * (double)(m->got_tokens[m->temp] + g->n_emitted) /
+                                   (double)m->n_tokens);
+    }
+    for (int i = 0; i < g->n; i++) {
+        int n_out = 0;
+        const int32_t *out = rc == SO_OK ? so_request_output(r[i], &n_out) : NULL;
+        if (rc == SO_OK && so_request_finish(r[i]) == SO_FINISH_ERROR)
+            rc = so_err_set(&m->err, so_request_error(r[i])->code, "%s",
+                            so_request_error(r[i])->msg);
+        so_tokens_append(&g->texts[i].ids, out, (size_t)n_out);
+        so_request_free(r[i]);
+    }
+    free(r);
+    return rc;
+}
+
+static void begin_text(const so_measure *m, int number, so_measure_text *t) {
+    const so_tokens *prompt = &m->prompts[number % m->n_prompts];
+    *t = (so_measure_text){.seed = m->seed + (uint64_t)number};
+    so_tokens_append(&t->ids, prompt->ids, prompt->len);
+}
+
+/* Keeps what is wanted of a text; false where it said nothing. */
+static bool keep_text(so_measure *m, so_measure_text *t) {
+    int64_t room = m->n_tokens - m->got_tokens[m->temp];
+    int64_t n = SO_MIN((int64_t)t->ids.len - t->n_prompt, room);
+    if (n <= 0) {
+        so_tokens_free(&t->ids);
+        return false;
+    }
+    t->ids.len = (size_t)(t->n_prompt + n);
+    if ((m->n_texts & (m->n_texts - 1)) == 0)
+        m->texts = so_realloc(m->texts, (size_t)SO_MAX(1, 2 * m->n_texts) * sizeof *m->texts);
+    m->texts[m->n_texts++] = *t;
+    m->got_tokens[m->temp] += n;
+    m->got_texts[m->temp]++;
+    return true;
+}
+
+static int write_group(so_measure *m, so_engine *e, int from, int n, int *n_silent) {
+    group g = {.m = m, .texts = SO_NEW_N(so_measure_text, n), .n = n};
+    float temp = m->temps[m->temp];
+    int rc = SO_OK;
+    for (int i = 0; i < n; i++)
+        begin_text(m, from + i, &g.texts[i]);
+    if (temp == 0 && from >= m->n_prompts)
+        rc = continue_texts(&g, e, 1, N_PREFIX);
+    for (int i = 0; i < n; i++)
+        g.texts[i].n_prompt = (int)g.texts[i].ids.len;
+    g.n_emitted = 0;
+    if (rc == SO_OK)
+        rc = continue_texts(&g, e, temp, m->n_answer);
+    for (int i = 0; i < n; i++)
+        *n_silent = keep_text(m, &g.texts[i]) ? 0 : *n_silent + 1;
+    free(g.texts);
+    return rc;
+}
+
+int so_measure_write(so_measure *m) {
+    so_engine_opts o = m->eo;
+    so_engine *e = NULL;
+    int silent = 0, number = 0;
+    o.max_draft = 0;
+    int rc = so_engine_create(m->b.model, m->b.tok, &o, &e, &m->err);
+    /* a whole turn of prompts without a word: there is no more text to be had */
+    while (rc == SO_OK && m->got_tokens[m->temp] < m->n_tokens && !so_measure_stopped() &&
+           silent <= m->n_prompts + o.n_parallel) {
+        int64_t missing = m->n_tokens - m->got_tokens[m->temp];
+        int64_t n = SO_MIN(o.n_parallel, (missing + m->n_answer - 1) / m->n_answer);
+        if (number < m->n_prompts) /* first and later turns are begun differently */
+            n = SO_MIN(n, m->n_prompts - number);
+        rc = write_group(m, e, number, (int)n, &silent);
+        number += (int)n;
+    }
+    so_engine_free(e);
+    if (rc == SO_OK && m->n_texts == 0 && !so_measure_stopped())
+        rc = so_err_set(&m->err, SO_EINVAL,
+                        "the model ends at once after every prompt: there is no text to measure");
+    return rc;
+}
+
+/* --- acceptance --- */
+
+/* Sums over one text. */
+typedef struct sums {
+    double alpha, match, lenient[SO_MEASURE_LENIENCES];
+    int n_guesses;
+} sums;
+
+/* What the drafters of one text share. */
+typedef struct reader {
+    so_measure *m;
+    const so_measure_text *t;
+    int half;
+    float temp;
+    so_sample_params sample;
+    so_sampler *sampler;
+    so_tree tree, bare; /* bare: without rows, as `match` has it */
+    float *p;           /* [n_vocab] */
+    double *pd, *qd;    /* [n_vocab], of sum 1 */
+    const float *logits;
+    int32_t best; /* the likeliest token */
+    void *states[SO_MEASURE_DRAFTERS];
+    sums sums[SO_MEASURE_DRAFTERS];
+    int n_positions;
+    double sample_times[MAX_SAMPLE_TIMES];
+    int n_sample_times;
+} reader;
+
+static so_draft_set *set_of(so_measure_drafter *d, int half) {
+    return &d->sets[d->counted ? half : 0];
+}
+
+static void to_doubles(const float *row, int n, double *out) {
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += out[i] = (double)row[i];
+    for (int i = 0; i < n; i++)
+        out[i] /= sum;
+}
+
+/* A.5: of a point at temperature 0 its softmax against the likeliest's, else p(x)/L. */
+static double accept_point(const reader *w, int32_t x, double lenience) {
+    if (w->temp == 0 && lenience < 1)
+        return (double)w->logits[x] >= (double)w->logits[w->best] + log(lenience);
+    return fmin(1, (w->temp > 0 ? w->pd[x] : (double)w->p[x]) / lenience);
+}
+
+static int propose(reader *w, int k, int pos, so_tree *tree) {
+    so_measure_drafter *d = &w->m->drafters[k];
+    so_drafter *root = set_of(d, w->half)->root;
+    so_draft_job job = {.state = w->states[k],
+                        .tokens = w->t->ids.ids,
+                        .n_tokens = pos,
+                        .n_prompt = w->t->n_prompt,
+                        .tree = tree,
+                        .max_nodes = 1,
+                        .max_depth = 1,
+                        .seed = w->sample.seed,
+                        .round = (uint32_t)pos,
+                        .temp = w->temp,
+                        .sample = &w->sample};
+    so_tree_reset(tree, w->t->ids.ids[pos - 1], pos - 1);
+    return root->vt->propose(root, &job, 1, &w->m->err);
+}
+
+/* A drawn guess. */
+static int score_row(reader *w, int k, int pos, sums *s) {
+    const so_proposal *p = &w->tree.proposals[0];
+    so_measure_drafter *d = &w->m->drafters[k];
+    int n = w->tree.n_vocab;
+    to_doubles(so_tree_row(&w->tree, p->row), n, w->qd);
+    for (int i = 0; i < SO_MEASURE_LENIENCES; i++)
+        s->lenient[i] += so_theory_accept_lenient(w->pd, w->qd, n, so_measure_leniences[i]);
+    s->alpha += so_theory_accept_reject(w->pd, w->qd, n);
+    d->results[w->m->temp].n_drawn++;
+    if (strcmp(set_of(d, w->half)->leaves[p->drafter]->vt->name, "model") == 0) {
+        s->match += so_theory_accept_match(w->pd, w->qd, n);
+        return SO_OK;
+    }
+    int rc = propose(w, k, pos, &w->bare); /* tables: costs nothing */
+    if (rc == SO_OK && w->bare.n_nodes > 1)
+        s->match += w->pd[w->bare.nodes[1].token];
+    return rc;
+}
+
+static void score_point(reader *w, const so_measure_drafter *d, int pos, sums *s) {
+    int32_t x = w->tree.nodes[1].token;
+    double one = d->told ? x == w->t->ids.ids[pos] : accept_point(w, x, 1);
+    s->alpha += one;
+    s->match += one;
+    for (int i = 0; i < SO_MEASURE_LENIENCES; i++)
+        s->lenient[i] += accept_point(w, x, so_measure_leniences[i]);
+}
+
+static int ask(reader *w, int k, int pos) {
+    so_measure_drafter *d = &w->m->drafters[k];
+    sums *s = &w->sums[k];
+    int64_t t = so_clock_ns();
+    int rc = propose(w, k, pos, &w->tree);
+    double ms = so_clock_ms_since(t);
+    if (rc != SO_OK)
+        return rc;
+    if (w->tree.n_proposals > 0) {
+        s->n_guesses++;
+        if (pos > w->t->n_prompt && d->n_times < MAX_TIMES) /* the first one reads the prompt */
+            d->times[d->n_times++] = ms;
+        if (w->tree.proposals[0].kind == SO_Q_POINT)
+            score_point(w, d, pos, s);
+        else
+            rc = score_row(w, k, pos, s);
+    }
+    so_drafter_observe(set_of(d, w->half)->root, w->states[k], &w->t->ids.ids[pos], 1);
+    return rc;
+}
+
+static int32_t argmax(const float *z, int n) {
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (z[i] > z[best])
+            best = i;
+    return best;
+}
+
+static void time_draw(reader *w, const so_sample_context *ctx) {
+    int32_t token;
+    if (w->temp == 0 || w->n_sample_times == MAX_SAMPLE_TIMES)
+        return;
+    int64_t t = so_clock_ns();
+    so_sample_token(w->sampler, &w->sample, w->logits, ctx, &token, NULL);
+    w->sample_times[w->n_sample_times++] = so_clock_ms_since(t);
+}
+
+/* The position whose row has just been computed. */
+static int read_position(reader *w, int pos, const float *logits) {
+    so_measure *m = w->m;
+    so_sample_context ctx = {w->t->ids.ids, pos, w->t->n_prompt};
+    w->logits = logits;
+    w->best = argmax(logits, w->tree.n_vocab);
+    int rc = so_sample_distribution(w->sampler, &w->sample, logits, &ctx, w->p, &m->err);
+    if (rc == SO_OK && w->temp > 0)
+        to_doubles(w->p, w->tree.n_vocab, w->pd);
+    for (int k = 0; k < m->n_drafters && rc == SO_OK; k++) {
+        rc = ask(w, k, pos);
+        if (rc != SO_OK)
+            so_err_prefix(&m->err, "drafter %s", m->drafters[k].name);
+    }
+    if (rc == SO_OK)
+        time_draw(w, &ctx);
+    w->n_positions++;
+    return rc;
+}
+
+int so_measure_rows(so_measure *m, const int32_t *ids, int k, int first_logit) {
+    int len = so_seq_len(m->seq), rc = so_seq_begin(m->seq, k, &m->err);
+    for (int i = 0; i < k; i++)
+        m->rows[i] = (so_row){
+            .token = ids[i], .pos = len + i, .parent = i - 1, .want_logits = i >= first_logit};
+    so_batch batch = {.rows = m->rows, .n_rows = k, .seqs = &m->seq, .n_seqs = 1};
+    return rc == SO_OK ? so_pass_run(m->pass, &batch, SO_PASS_LOGITS, &m->err) : rc;
+}
+
+/* Reads the whole text but its last token; every row that foretells an answer's token is scored. */
+static int read_rows(reader *w) {
+    so_measure *m = w->m;
+    int n = (int)w->t->ids.len - 1, first = w->t->n_prompt - 1, rc = SO_OK;
+    for (int at = 0; at < n && rc == SO_OK && !so_measure_stopped();) {
+        int k = at < first ? SO_MIN(first - at, m->max_rows) : SO_MIN(n - at, m->max_rows);
+        rc = so_measure_rows(m, w->t->ids.ids + at, k, at < first ? k : 0);
+        for (int i = 0; at >= first && i < k && rc == SO_OK && !so_measure_stopped(); i++)
+            rc = read_position(w, at + i + 1, so_pass_logits(m->pass, i));
+        if (rc == SO_OK)
+            so_seq_commit_chain(m->seq, k);
+        at += k;
+    }
+    if (so_seq_open_nodes(m->seq) > 0)
+        so_seq_abort(m->seq);
+    so_seq_truncate_to(m->seq, 0);
+    return rc;
+}
+
+static int open_states(reader *w, int *n_open) {
+    so_measure *m = w->m;
+    const so_measure_text *t = w->t;
+    int rc = SO_OK;
+    for (int k = 0; k < m->n_drafters && rc == SO_OK; k++) {
+        so_measure_drafter *d = &m->drafters[k];
+        so_drafter *root = set_of(d, w->half)->root;
+        so_draft_text text = {.prompt = t->ids.ids,
+                              .n_prompt = t->n_prompt,
+                              .expected = d->told ? t->ids.ids + t->n_prompt : NULL,
+                              .n_expected = d->told ? (int)t->ids.len - t->n_prompt : 0,
+                              .max_tokens = (int)t->ids.len};
+        rc = root->vt->open(root, &text, &w->states[k], &m->err);
+        *n_open += rc == SO_OK;
+    }
+    return rc;
+}
+
+/* The text is over: its sums are one observation of every ratio. */
+static void close_states(reader *w, int n_open) {
+    for (int k = 0; k < n_open; k++) {
+        so_measure_drafter *d = &w->m->drafters[k];
+        so_measure_result *r = &d->results[w->m->temp];
+        const sums *s = &w->sums[k];
+        so_drafter *root = set_of(d, w->half)->root;
+        root->vt->close(root, w->states[k]);
+        if (w->n_positions == 0)
+            continue;
+        so_ratio_add(&r->covered, s->n_guesses, w->n_positions);
+        if (s->n_guesses == 0)
+            continue;
+        so_ratio_add(&r->alpha, s->alpha, s->n_guesses);
+        so_ratio_add(&r->match, s->match, s->n_guesses);
+        for (int i = 0; i < SO_MEASURE_LENIENCES && !d->told; i++)
+            so_ratio_add(&r->lenient[i], s->lenient[i], s->n_guesses);
+    }
+}
+
+static int read_text(reader *w, int index) {
+    int n_open = 0;
+    w->t = &w->m->texts[index];
+    w->half = index % 2;
+    w->sample = so_measure_sampling(w->m, w->t->seed);
+    w->n_positions = 0;
+    memset(w->sums, 0, sizeof w->sums);
+    int rc = open_states(w, &n_open);
+    if (rc == SO_OK)
+        rc = read_rows(w);
+    close_states(w, n_open);
+    return rc;
+}
+
+int so_measure_accept(so_measure *m) {
+    int n_vocab = so_model_hparams(m->b.model)->n_vocab, rc = SO_OK;
+    reader *w = SO_NEW(reader);
+    w->m = m;
+    w->temp = m->temps[m->temp];
+    w->sampler = so_sampler_create(n_vocab);
+    so_tree_init(&w->tree, n_vocab, w->temp > 0 ? TREE_ROWS : 0);
+    so_tree_init(&w->bare, n_vocab, 0);
+    w->p = SO_NEW_N(float, n_vocab);
+    w->pd = SO_NEW_N(double, n_vocab);
+    w->qd = SO_NEW_N(double, n_vocab);
+    for (int k = 0; k < m->n_drafters; k++) {
+        m->drafters[k].times = SO_NEW_N(double, MAX_TIMES);
+        m->drafters[k].n_times = 0;
+    }
+    for (int i = 0; i < m->n_texts && rc == SO_OK && !so_measure_stopped(); i++) {
+        rc = read_text(w, i);
+        so_measure_progress(m, 0.2 + 0.5 * (i + 1) / m->n_texts);
+    }
+    for (int k = 0; k < m->n_drafters; k++) {
+        so_measure_drafter *d = &m->drafters[k];
+        d->results[m->temp].draft_ms = so_measure_median(d->times, d->n_times);
+        free(d->times);
+        d->times = NULL;
+    }
+    m->sample_ms[m->temp] = so_measure_median(w->sample_times, w->n_sample_times);
+    so_tree_deinit(&w->tree);
+    so_tree_deinit(&w->bare);
+    so_sampler_free(w->sampler);
+    free(w->p);
+    free(w->pd);
+    free(w->qd);
+    free(w);
+    return rc;
+}
