@@ -1,12 +1,13 @@
 /* `sooth bench spec`: what speculation gains on a file of prompts, plain and speculative decoding
  * side by side in one run.
  *
- * Prompts are taken --parallel at a time. Each group runs twice in the same engine, plain first for
- * even groups and second for odd ones, so that a slow minute of the machine hits both alike. Only
- * steps in which every request has its prompt behind it are timed, by the clock around the step,
- * and the tokens that they emitted are counted: drafting, checking and bookkeeping are all in it.
- * The first turn of each prompt is used. With `oracle` the plain output is what it is right about,
- * so plain goes first.
+ * Prompts are taken --parallel at a time, and each group runs in two engines over the same weights,
+ * one plain and one speculative, step by step: whoever has emitted fewer tokens makes the next
+ * step. So both are at the same place of the text at the same moment, and a slow second of the
+ * machine hits both alike. Only steps in which every request has its prompt behind it are timed, by
+ * the clock around the step, and the tokens that they emitted are counted: drafting, checking and
+ * bookkeeping are all in it. --repeats runs every group so many times. The first turn of each
+ * prompt is used. `oracle` is right about the plain output, so it is made beforehand, untimed.
  *
  * One result per category, in order of appearance, and one for all: the geometric mean of the
  * categories' speed-ups. speedup_spread is the standard deviation over groups. `identical` says
@@ -41,99 +42,152 @@ typedef struct category {
     int64_t accepted, tested, rounds;
 } category;
 
-/* One request of a group; both ways leave their output here. */
+/* One request of a group, as one of the two engines has it. */
+typedef struct answer {
+    so_request *req;
+    int64_t *n_emitted; /* the way's */
+    bool decoding;      /* its first token is out */
+    so_tokens out;
+    so_request_stats stats;
+} answer;
+
+typedef struct way {
+    so_engine *e;
+    answer *answers; /* [n_parallel] */
+    int64_t n_emitted;
+    bool more;
+    measure m;
+} way;
+
 typedef struct slot {
     const so_prompt *p;
-    so_tokens prompt, plain, spec;
-    so_request *req;
-    bool decoding; /* its first token is out */
-    int64_t *n_emitted;
-    so_request_stats stats;
+    so_tokens prompt, expected;
 } slot;
 
 typedef struct bench {
     const so_args *a;
     so_bundle b;
     so_cli_spec spec;
-    so_engine *e;
+    way ways[2]; /* plain, speculative */
     so_sample_params sample;
     slot *slots; /* [n_parallel] */
-    int n_parallel, n_predict;
+    int n_parallel, n_predict, n_repeats;
     bool exact, oracle, json;
     category cats[MAX_CATEGORIES];
     int n_cats;
     so_err err;
 } bench;
 
+enum { PLAIN, SPEC };
+
 static bool on_event(void *user, const so_event *ev) {
-    slot *s = user;
-    *s->n_emitted += ev->token != SO_TOKEN_NONE;
-    s->decoding = true;
+    answer *a = user;
+    *a->n_emitted += ev->token != SO_TOKEN_NONE;
+    a->decoding = true;
     return true;
 }
 
-static int submit(bench *g, slot *s, bool spec, int64_t *n_emitted) {
+static int submit(bench *g, int which, int i) {
+    const slot *s = &g->slots[i];
+    way *w = &g->ways[which];
+    answer *a = &w->answers[i];
     so_request_opts o = {.prompt = s->prompt.ids,
                          .n_prompt = (int)s->prompt.len,
                          .continues = !g->b.chat,
                          .sample = g->sample,
                          .max_tokens = g->n_predict,
                          .on_event = on_event,
-                         .user = s};
-    s->n_emitted = n_emitted;
-    s->decoding = false;
-    if (spec) {
+                         .user = a};
+    a->n_emitted = &w->n_emitted;
+    a->decoding = false;
+    if (which == SPEC) {
         o.spec = g->spec.opts;
         if (g->oracle) {
-            o.spec.expected = s->plain.ids;
-            o.spec.n_expected = (int)s->plain.len;
+            o.spec.expected = s->expected.ids;
+            o.spec.n_expected = (int)s->expected.len;
         }
     }
-    return so_engine_submit(g->e, &o, &s->req, &g->err);
+    return so_engine_submit(w->e, &o, &a->req, &g->err);
 }
 
-static bool all_decode(const bench *g, int n) {
+static int start(bench *g, int which, int n) {
+    way *w = &g->ways[which];
+    w->n_emitted = 0;
+    w->m = (measure){0, 0};
+    w->more = true;
+    for (int i = 0; i < n; i++) {
+        int rc = submit(g, which, i);
+        if (rc != SO_OK)
+            return rc;
+    }
+    return SO_OK;
+}
+
+static bool all_decode(const way *w, int n) {
     for (int i = 0; i < n; i++)
-        if (!g->slots[i].decoding)
+        if (!w->answers[i].decoding)
             return false;
     return true;
 }
 
-static int run_steps(bench *g, int n, int64_t *n_emitted, measure *out) {
-    int more = 1;
-    while (more > 0) {
-        bool timed = all_decode(g, n);
-        int64_t before = *n_emitted, t = so_clock_ns();
-        more = so_engine_step(g->e, &g->err);
-        if (timed) {
-            out->ms += so_clock_ms_since(t);
-            out->tokens += *n_emitted - before;
-        }
+static int step(bench *g, way *w, int n) {
+    bool timed = all_decode(w, n);
+    int64_t before = w->n_emitted, t = so_clock_ns();
+    int more = so_engine_step(w->e, &g->err);
+    w->more = more > 0;
+    if (timed) {
+        w->m.ms += so_clock_ms_since(t);
+        w->m.tokens += w->n_emitted - before;
     }
-    return more;
+    return SO_MIN(more, 0);
 }
 
-/* The group once, plain or with guesses. */
-static int run_group(bench *g, int n, bool spec, measure *out) {
-    int64_t n_emitted = 0;
-    int rc = SO_OK;
-    for (int i = 0; i < n && rc == SO_OK; i++)
-        rc = submit(g, &g->slots[i], spec, &n_emitted);
-    if (rc == SO_OK)
-        rc = run_steps(g, n, &n_emitted, out);
+static void collect(way *w, int n) {
     for (int i = 0; i < n; i++) {
-        slot *s = &g->slots[i];
-        if (!s->req)
-            continue;
+        answer *a = &w->answers[i];
         int n_out;
-        const int32_t *ids = so_request_output(s->req, &n_out);
-        so_tokens *to = spec ? &s->spec : &s->plain;
-        to->len = 0;
-        so_tokens_append(to, ids, (size_t)n_out);
-        if (spec)
-            s->stats = *so_request_get_stats(s->req);
-        so_request_free(s->req);
-        s->req = NULL;
+        if (!a->req)
+            continue;
+        const int32_t *ids = so_request_output(a->req, &n_out);
+        a->out.len = 0;
+        so_tokens_append(&a->out, ids, (size_t)n_out);
+        a->stats = *so_request_get_stats(a->req);
+        so_request_free(a->req);
+        a->req = NULL;
+    }
+}
+
+/* The group in both engines, whoever is behind next; equals take turns. */
+static int run_group(bench *g, int n) {
+    way *plain = &g->ways[PLAIN], *spec = &g->ways[SPEC], *last = spec;
+    int rc = start(g, PLAIN, n);
+    if (rc == SO_OK)
+        rc = start(g, SPEC, n);
+    while (rc == SO_OK && (plain->more || spec->more)) {
+        way *next = plain->n_emitted < spec->n_emitted   ? plain
+                    : plain->n_emitted > spec->n_emitted ? spec
+                    : last == plain                      ? spec
+                                                         : plain;
+        if (!next->more)
+            next = next == plain ? spec : plain;
+        rc = step(g, next, n);
+        last = next;
+    }
+    collect(plain, n);
+    collect(spec, n);
+    return rc;
+}
+
+/* What an oracle will be right about. */
+static int foresee(bench *g, int n) {
+    way *w = &g->ways[PLAIN];
+    int rc = start(g, PLAIN, n);
+    while (rc == SO_OK && w->more)
+        rc = step(g, w, n);
+    collect(w, n);
+    for (int i = 0; i < n && rc == SO_OK; i++) {
+        g->slots[i].expected.len = 0;
+        so_tokens_append(&g->slots[i].expected, w->answers[i].out.ids, w->answers[i].out.len);
     }
     return rc;
 }
@@ -155,9 +209,9 @@ static bool same(const so_tokens *a, const so_tokens *b) {
            (a->len == 0 || memcmp(a->ids, b->ids, a->len * sizeof *a->ids) == 0);
 }
 
-static void book(bench *g, int n, measure plain, measure spec) {
+static void book(bench *g, int n) {
     category *c = find_category(g, g->slots[0].p);
-    c->n_prompts += n;
+    measure plain = g->ways[PLAIN].m, spec = g->ways[SPEC].m;
     c->plain.ms += plain.ms;
     c->plain.tokens += plain.tokens;
     c->spec.ms += spec.ms;
@@ -169,11 +223,11 @@ static void book(bench *g, int n, measure plain, measure spec) {
         c->n_groups++;
     }
     for (int i = 0; i < n; i++) {
-        const slot *s = &g->slots[i];
-        c->n_different += !same(&s->plain, &s->spec);
-        c->accepted += s->stats.draft_n_accepted;
-        c->tested += s->stats.tested_n;
-        c->rounds += s->stats.rounds;
+        const answer *a = &g->ways[SPEC].answers[i];
+        c->n_different += !same(&g->ways[PLAIN].answers[i].out, &a->out);
+        c->accepted += a->stats.draft_n_accepted;
+        c->tested += a->stats.tested_n;
+        c->rounds += a->stats.rounds;
     }
 }
 
@@ -197,18 +251,19 @@ static int run_all(bench *g, const so_prompts *p) {
     so_progress bar;
     int rc = SO_OK;
     so_progress_begin(&bar, "bench spec");
-    for (int at = 0, group = 0; at < p->n && rc == SO_OK; group++) {
-        int n = group_size(g, p, at);
+    for (int at = 0, n; at < p->n && rc == SO_OK; at += n) {
+        n = group_size(g, p, at);
         for (int i = 0; i < n && rc == SO_OK; i++)
             rc = encode(g, &p->items[at + i], &g->slots[i]);
-        measure m[2] = {{0, 0}, {0, 0}};
-        bool spec_first = group % 2 == 1 && !g->oracle;
-        for (int k = 0; k < 2 && rc == SO_OK; k++)
-            rc = run_group(g, n, spec_first != (k == 1), &m[spec_first != (k == 1)]);
-        if (rc == SO_OK)
-            book(g, n, m[0], m[1]);
-        at += n;
-        so_progress_set(&bar, (double)at / p->n);
+        if (rc == SO_OK && g->oracle)
+            rc = foresee(g, n);
+        for (int k = 0; k < g->n_repeats && rc == SO_OK; k++) {
+            rc = run_group(g, n);
+            if (rc == SO_OK)
+                book(g, n);
+            so_progress_set(&bar, (at + (double)n * (k + 1) / g->n_repeats) / p->n);
+        }
+        find_category(g, g->slots[0].p)->n_prompts += n;
     }
     so_progress_end(&bar);
     return rc;
@@ -300,8 +355,11 @@ static int open_bench(bench *g) {
         return status;
     g->n_parallel = eo.n_parallel;
     g->slots = SO_NEW_N(slot, g->n_parallel);
-    if (so_engine_create(g->b.model, g->b.tok, &eo, &g->e, &g->err) != SO_OK)
-        return so_args_fail(g->a, &g->err);
+    for (int i = 0; i < 2; i++) {
+        g->ways[i].answers = SO_NEW_N(answer, g->n_parallel);
+        if (so_engine_create(g->b.model, g->b.tok, &eo, &g->ways[i].e, &g->err) != SO_OK)
+            return so_args_fail(g->a, &g->err);
+    }
     so_sample_defaults(&g->sample);
     g->sample.temp = (float)so_args_float(g->a, SO_OPT_TEMP, 0);
     g->sample.seed = (uint64_t)so_args_int(g->a, SO_OPT_SEED, 0);
@@ -311,12 +369,27 @@ static int open_bench(bench *g) {
     return 0;
 }
 
+static void close_ways(bench *g) {
+    for (int w = 0; w < 2; w++) {
+        so_engine_free(g->ways[w].e);
+        for (int i = 0; g->ways[w].answers && i < g->n_parallel; i++)
+            so_tokens_free(&g->ways[w].answers[i].out);
+        free(g->ways[w].answers);
+    }
+    for (int i = 0; g->slots && i < g->n_parallel; i++) {
+        so_tokens_free(&g->slots[i].prompt);
+        so_tokens_free(&g->slots[i].expected);
+    }
+    free(g->slots);
+}
+
 int so_bench_spec(const so_args *a) {
     bench *g = SO_NEW(bench);
     so_prompts prompts = {0};
     g->a = a;
     g->json = so_args_has(a, SO_OPT_JSON);
     g->n_predict = (int)so_args_int(a, SO_OPT_PREDICT, DEFAULT_PREDICT);
+    g->n_repeats = (int)so_args_int(a, SO_OPT_REPEATS, 1);
     int status = 0;
     if (!so_args_has(a, SO_OPT_PROMPTS))
         status = so_args_bad(a, "bench spec needs prompts: --prompts FILE.jsonl");
@@ -330,13 +403,7 @@ int so_bench_spec(const so_args *a) {
         status = so_args_fail(a, &g->err);
     else if (status == 0)
         print_results(g);
-    so_engine_free(g->e);
-    for (int i = 0; g->slots && i < g->n_parallel; i++) {
-        so_tokens_free(&g->slots[i].prompt);
-        so_tokens_free(&g->slots[i].plain);
-        so_tokens_free(&g->slots[i].spec);
-    }
-    free(g->slots);
+    close_ways(g);
     so_cli_spec_close(&g->spec);
     so_bundle_close(&g->b);
     so_prompts_free(&prompts);

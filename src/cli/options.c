@@ -159,8 +159,8 @@ static const opt_row table[SO_OPT_COUNT] = {
                       "write what each step expected, chose, accepted and took (JSON lines)",
                       SO_CMD_RUN},
 
-    [SO_OPT_REPEATS] = {"Measuring", "repeats", NULL, "repetitions", INT, 1, 10000, "N", "9",
-                        "timed runs of each kind", SO_CMD_BENCH},
+    [SO_OPT_REPEATS] = {"Measuring", "repeats", NULL, "repetitions", INT, 1, 10000, "N",
+                        "9; spec: 1", "timed runs of each kind", SO_CMD_BENCH},
     [SO_OPT_OUT] = {"Measuring", "out", "o", NULL, TEXT, 0, 0, "FILE", NULL,
                     "where bench logits writes float32 rows, and count its table",
                     SO_CMD_BENCH | SO_CMD_COUNT},
