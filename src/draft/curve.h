@@ -1,30 +1,34 @@
 /* t(n): milliseconds of a pass with n rows, learned from the passes that are made anyway.
  *
- * t(n) = scale · shape(n). Every pass moves the scale, so that what slows all passes down alike (a
- * longer context, a busy machine) is learned for all n at once; passes of n rows move shape(n). An
- * outlier moves either by a few percent. The curve never falls. Where it was not measured it is
- * guessed, on the hopeful side, since a place thought too dear is never visited: between two
- * measured n a little below the straight line, past the last as steep as before it, and with one
- * point alone each further row costs a tenth of a single-row pass. */
+ * t(n) = scale · shape(n). What slows all passes down alike (a longer context, a busy neighbour)
+ * moves the scale, quickly; what is left over moves shape(n), slowly. shape is kept at knots: every
+ * n up to 17, then ever further apart. A knot's value is a mean of what was measured there and of a
+ * line through what was measured around it, so that one unlucky pass does not make a place look
+ * dear for ever: what is thought dear is never visited again, and nothing would correct it. Where
+ * nothing was measured each further row costs a tenth of a single-row pass. The curve never falls.
+ */
 #ifndef SO_DRAFT_CURVE_H
 #define SO_DRAFT_CURVE_H
 
 #include "base/err.h"
 
-enum { SO_CURVE_MAX = 512 }; /* rows; longer passes are extrapolated and not learned from */
+enum {
+    SO_CURVE_MAX = 512,  /* rows; longer passes are extrapolated and not learned from */
+    SO_CURVE_KNOTS = 35, /* 1 … 17, 20 … 512 */
+};
 
 typedef struct so_curve_point {
     int n;
-    double ms, weight; /* weight: passes seen, at most 16 */
+    double ms, weight; /* weight: passes seen, at most 64 */
 } so_curve_point;
 
 /* Zero-initialise. */
 typedef struct so_curve {
-    double scale;
-    double shape[SO_CURVE_MAX + 1];
-    double weight[SO_CURVE_MAX + 1];
-    double ms[SO_CURVE_MAX + 1]; /* the curve, kept up to date */
-    double slope;                /* past SO_CURVE_MAX */
+    double scale;     /* 0: nothing was measured */
+    double errors[3]; /* of the latest passes against scale · shape, as logarithms */
+    unsigned n_errors;
+    double shape[SO_CURVE_KNOTS], weight[SO_CURVE_KNOTS];
+    double knot_ms[SO_CURVE_KNOTS]; /* the curve, kept up to date */
 } so_curve;
 
 /* Nonsense (n < 1, times that are not positive numbers) is ignored. */
@@ -34,8 +38,8 @@ double so_curve_ms(const so_curve *c, int n);
 
 /* For a cache on disk, which is the caller's. Returns the number of points, at most `cap`. */
 int so_curve_export(const so_curve *c, so_curve_point *points, int cap);
-/* Old measurements weigh as two passes each: they serve until there are new ones. SO_EINVAL, and
- * nothing changes, on a point that cannot be. */
+/* Old measurements weigh as four passes each at most: they serve until there are new ones.
+ * SO_EINVAL, and nothing changes, on a point that cannot be. */
 int so_curve_import(so_curve *c, const so_curve_point *points, int n, so_err *err);
 
 #endif

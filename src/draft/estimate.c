@@ -7,10 +7,10 @@
  * estimate.
  *
  * Forgetting alone cannot be both calm and quick: over fifty tests it needs thirty to notice a
- * drafter that has turned. So the last eight outcomes are kept as bits, and when their number of
- * successes is less likely than ALARM under the current estimate, on its side, the record starts
- * again from the latest of them. At a constant rate that happens once in some hundred tests and
- * costs little then: the next eight set it right. */
+ * drafter that has turned. So the last eight outcomes are kept as bits, and when the number of
+ * successes among them or among the last four is less likely than ALARM under the current estimate,
+ * on its side, the record starts again from the latest of them. At a constant rate that happens
+ * once in some hundred tests and costs little then: the next eight set it right. */
 #include "draft/estimate.h"
 
 #include <math.h>
@@ -23,6 +23,7 @@ static const double SHARED_KEEP = 0.998, OWN_KEEP = 0.98; /* per test: 500 and 5
 static const double SHARED_PRIOR = 8, OWN_PRIOR = 2, DEPTH_PRIOR = 32;
 static const double ALARM = 0.004; /* eight failures at a rate of one half */
 static const double MIN_CHANCE = 0.001, MAX_CHANCE = 0.998;
+static const float STALE = 0.1f;
 enum { RECENT = 8 };
 
 static double clamp(double x, double lo, double hi) { return x >= lo ? SO_MIN(x, hi) : lo; }
@@ -90,16 +91,28 @@ static double tail(int hits, int n, double p) {
     return sum;
 }
 
-/* Starts the record again when the last eight outcomes contradict it: as if eight tests had gone
- * like the last four, since some of the eight are from before the turn. */
-static void notice_change(so_estimate_own *o) {
+/* Starts the record again when the last four or eight outcomes contradict it: as if eight tests had
+ * gone like the last four, since some of the eight are from before the turn. */
+static bool notice_change(so_estimate_own *o) {
     double p = clamp((o->accepted + 0.5) / (o->tested + 1), 0.01, 0.99);
+    int four = __builtin_popcount(o->last & 15), eight = __builtin_popcount(o->last);
     if (o->n_last < RECENT || o->tested <= RECENT ||
-        tail(__builtin_popcount(o->last), RECENT, p) >= ALARM)
-        return;
+        (tail(four, RECENT / 2, p) >= ALARM && tail(eight, RECENT, p) >= ALARM))
+        return false;
     o->expected *= RECENT / o->tested;
-    o->accepted = 2.0f * (float)__builtin_popcount(o->last & 15);
+    o->accepted = 2.0f * (float)four;
     o->tested = RECENT;
+    return true;
+}
+
+/* What was learned of greater depths before the turn no longer holds, and little is tested there
+ * after it: they follow the first again. */
+static void forget_deeper(so_estimate_own own[SO_ESTIMATE_DEPTHS], int depth) {
+    for (int k = depth + 1; k < SO_ESTIMATE_DEPTHS; k++) {
+        own[k].accepted *= STALE;
+        own[k].tested *= STALE;
+        own[k].expected *= STALE;
+    }
 }
 
 void so_estimate_add(so_estimate *e, int drafter, int depth, double confidence, bool accepted) {
@@ -112,7 +125,8 @@ void so_estimate_add(so_estimate *e, int drafter, int depth, double confidence, 
     o->expected = (float)(o->expected * OWN_KEEP + promised);
     o->last = (uint8_t)(o->last << 1 | accepted);
     o->n_last = (uint8_t)SO_MIN(o->n_last + 1, RECENT);
-    notice_change(o);
+    if (notice_change(o))
+        forget_deeper(e->own[d], k);
     for (int i = 0; i < 2 && (i == 0 || levels[1] != levels[0]); i++) {
         so_estimate_cell *c = &e->shared->cells[d][k][levels[i]];
         c->accepted = (float)(c->accepted * SHARED_KEEP + accepted);
@@ -125,6 +139,10 @@ double so_estimate_sure(const so_estimate *e, int drafter) {
     double n = e->shared->cells[d][0][SO_ESTIMATE_LEVELS].tested;
     n = SO_MAX(n, e->own[d][0].tested);
     return n / (n + 2);
+}
+
+bool so_estimate_hopeful(const so_estimate *e, int drafter) {
+    return e->own[drafter_index(drafter)][0].last & 3;
 }
 
 void so_estimate_tree(const so_estimate *e, const so_tree *t, float accept[SO_TREE_MAX]) {

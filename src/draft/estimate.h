@@ -52,6 +52,10 @@ double so_estimate_get(const so_estimate *e, int drafter, int depth, double conf
 void so_estimate_add(so_estimate *e, int drafter, int depth, double confidence, bool accepted);
 /* In [0,1): how much evidence stands behind the estimates of a drafter at depth 1. */
 double so_estimate_sure(const so_estimate *e, int drafter);
+/* One of the last two tests of a drafter at depth 1 went well: was it given up, it is worth
+ * another.
+ */
+bool so_estimate_hopeful(const so_estimate *e, int drafter);
 
 /* For each node of a tree the chance that it is accepted given that its parent was: of a point with
  * its own confidence, of a drawn token by drafter and depth alone (rule of sight: the plan may not

@@ -15,9 +15,10 @@
 
 #include "base/mem.h"
 
-static const double START = 0.4, EARN = 0.01, MOST = 1.0, LEAST = -0.15; /* plain passes */
-static const double ALWAYS = 0.02;  /* risked whatever the balance: what is known well goes on */
-static const double MARGIN = 1.005; /* a plan that gains less than this is noise */
+static const double START = 0.7, EARN = 0.008, MOST = 16, LEAST = -0.15; /* plain passes */
+static const double PROBE_EVERY = 8; /* tokens; one that was right is followed up at once */
+static const double ALWAYS = 0.02;   /* risked whatever the balance: what is known well goes on */
+static const double MARGIN = 1.005;  /* a plan that gains less than this is noise */
 static const float MIN_VALUE = 0.001f;
 
 typedef struct guess {
@@ -34,7 +35,8 @@ struct so_planner {
     double balance;
     guess *heap; /* [cap]; popped guesses end up behind the heap, the last popped first */
     int n, cap;
-    int turn; /* whose probe is next */
+    int turn;           /* whose probe is next */
+    double since_probe; /* tokens per request */
 };
 
 so_planner *so_planner_create(int length) {
@@ -125,15 +127,17 @@ static double total_ms(const so_planner *p, const sum *s, const so_plan_env *env
     return so_curve_ms(&p->curve, s->rows) + s->draft_ms + env->step_ms * s->depth;
 }
 
+static double unsure(const sum *s) { return s->n_sure > 0 ? 1 - s->sure / s->n_sure : 1; }
+
 static double risk(const sum *s, double ms, double plain_ms) {
-    double unsure = s->n_sure > 0 ? 1 - s->sure / s->n_sure : 1;
-    return (ms / plain_ms - 1) * unsure;
+    return (ms / plain_ms - 1) * unsure(s);
 }
 
 static void note(so_plan *out, const sum *s, double ms) {
     out->tokens = s->tokens;
     out->ms = ms;
     out->n_rows = s->rows;
+    out->unsure = unsure(s);
 }
 
 /* How many of the heap's guesses to take, best first, beyond what `s` holds. */
@@ -203,7 +207,8 @@ static void probe(so_planner *p, so_plan_chain *chains, int n, const so_plan_env
     for (int i = 0; i < n; i++) {
         so_plan_chain *c = &chains[(p->turn + i) % n];
         sum s = {.tokens = n, .rows = n + env->other_rows, .draft_ms = env->draft_ms};
-        if (c->shadowed || c->max_len < 1 || s.rows >= env->max_rows)
+        if (c->shadowed || c->max_len < 1 || s.rows >= env->max_rows ||
+            (!c->hopeful && p->since_probe < PROBE_EVERY))
             continue;
         guess g = {.value = chance(c->accept[0]), .cost_ms = c->node_ms, .depth = 1};
         add(&s, &g);
@@ -211,6 +216,7 @@ static void probe(so_planner *p, so_plan_chain *chains, int n, const so_plan_env
         if (risk(&s, ms, out->plain_ms) > p->balance)
             continue;
         c->length = 1;
+        p->since_probe = 0;
         p->turn = (p->turn + i + 1) % n;
         out->probe = true;
         note(out, &s, ms);
@@ -322,15 +328,17 @@ void so_plan_prune(so_tree *t, const bool keep[SO_TREE_MAX]) {
 }
 
 /* The balance is kept with the curve's times, not with the clock's: what counts is the decision,
- * and a page fault is not its fault. */
+ * and a page fault is not its fault. Nor is bad luck the fault of a drafter that is known well:
+ * losses count as far as the plan was unsure, and the estimates see to the rest. */
 void so_planner_observe(so_planner *p, const so_plan *plan, double pass_ms, int n_tokens) {
     if (plan->plain_ms > 0 && plan->n_requests > 0) {
         double plain = (double)n_tokens / plan->n_requests; /* passes the tokens would have taken */
-        double gain = plain - plan->ms / plan->plain_ms;
-        if (plan->ms <= plan->plain_ms)
-            gain = 0;
+        double gain = plan->ms > plan->plain_ms ? plain - plan->ms / plan->plain_ms : 0;
+        if (gain < 0 && !plan->probe)
+            gain *= plan->unsure;
         double b = p->balance + EARN * plain + gain;
         p->balance = SO_MAX(LEAST, SO_MIN(b, MOST));
+        p->since_probe += plain;
     }
     so_curve_observe(&p->curve, plan->n_rows, pass_ms);
 }

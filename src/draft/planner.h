@@ -14,11 +14,13 @@
  * out what was drawn would bias `reject` (rule of sight).
  *
  * Never slower. Estimates can be wrong, so plans are paid for out of a balance, counted in plain
- * passes. It starts at 0.4, earns 1 % of a pass with every token and whatever speculation gains (up
- * to one pass), and loses what a plan lost. A plan may risk no more than the balance holds; a
+ * passes. It starts at 0.7, earns 0.8 % of a pass with every token and whatever speculation gains
+ * (up to sixteen passes), and loses what a plan lost, as far as its drafters were not known well:
+ * their bad luck is in the objective already. A plan may risk no more than the balance holds; a
  * drafter without evidence risks all that drafting and checking cost, a well-known one next to
- * nothing, because the objective has weighed it already. So a hopeless drafter that costs takes
- * less than half a pass once and 1 % after that, as probes; guesses scored in shadow cost nothing.
+ * nothing. So a hopeless drafter that costs takes less than a pass once and 0.8 % after that, as
+ * probes: one token, every eight at most, or at once after one that was right, so that a drafter
+ * that is good again is soon taken back. Guesses scored in shadow cost nothing.
  *
  * Pure arithmetic over memory of its own; no clock, no models. One thread. */
 #ifndef SO_DRAFT_PLANNER_H
@@ -48,6 +50,7 @@ typedef struct so_plan {
     double tokens;   /* expected, of all requests */
     double ms;       /* expected, of drafting and pass */
     double plain_ms; /* expected, of the pass without guesses */
+    double unsure;   /* in [0,1]: how little is known of the drafters in it */
     bool probe;
 } so_plan;
 
@@ -58,6 +61,7 @@ typedef struct so_plan_chain {
     double node_ms; /* cost of drafting one token */
     double sure;    /* so_estimate_sure */
     bool shadowed;  /* outcomes become known without tests: never probed */
+    bool hopeful;   /* so_estimate_hopeful */
     int length;     /* the answer */
 } so_plan_chain;
 void so_planner_lengths(so_planner *p, so_plan_chain *chains, int n, const so_plan_env *env,

@@ -386,6 +386,7 @@ static void plan_lengths(so_engine *e, int other_rows, int n_trees) {
             .accept = accept,
             .max_len = s->depth,
             .sure = so_estimate_sure(s->estimate, lead->index),
+            .hopeful = so_estimate_hopeful(s->estimate, lead->index),
         };
         e->plan_owners[n++] = r;
         env.step_ms = SO_MAX(env.step_ms, cost);

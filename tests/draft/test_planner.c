@@ -200,7 +200,7 @@ static void length_equals_brute_force(void **state) {
         float accept[12];
         for (int i = 0; i < 12; i++)
             accept[i] = i == 0 ? 1 : (float)dice_uniform(&d);
-        so_plan_chain chain = {accept, dice_below(&d, 13), dice_uniform(&d), 1, true, -1};
+        so_plan_chain chain = {accept, dice_below(&d, 13), dice_uniform(&d), 1, true, false, -1};
         so_plan_env env = {.max_rows = 64, .step_ms = dice_uniform(&d)};
         so_plan plan;
         so_planner_lengths(p, &chain, 1, &env, &plan);
@@ -277,8 +277,9 @@ static void fixed_length(void **state) {
     (void)state;
     so_planner *p = so_planner_create(5); /* nothing measured, nothing weighed */
     float accept[16] = {0};
-    so_plan_chain chains[3] = {
-        {accept, 16, 1, 0, false, 0}, {accept, 3, 1, 0, false, 0}, {accept, 16, 1, 0, false, 0}};
+    so_plan_chain chains[3] = {{.accept = accept, .max_len = 16, .node_ms = 1},
+                               {.accept = accept, .max_len = 3, .node_ms = 1},
+                               {.accept = accept, .max_len = 16, .node_ms = 1}};
     so_plan plan;
     so_planner_lengths(p, chains, 3, &(so_plan_env){.max_rows = 64}, &plan);
     assert_int_equal(chains[0].length, 5);
@@ -303,7 +304,7 @@ static void odd_chances_are_harmless(void **state) {
     so_planner *p = so_planner_create(0);
     so_plan plan;
     float accept[] = {NAN, INFINITY, -1, 2};
-    so_plan_chain chain = {accept, 4, 0, 1, true, -1};
+    so_plan_chain chain = {accept, 4, 0, 1, true, false, -1};
     so_planner_lengths(p, &chain, 1, &(so_plan_env){.max_rows = 9}, &plan);
     assert_int_equal(chain.length, 0); /* no costs known: plain */
     teach(p, mild, 4);
@@ -326,11 +327,14 @@ typedef struct sim {
     double draft_ms; /* per token; 0: a free drafter, scored in shadow */
     int n_tokens, fixed;
     uint64_t seed;
+    bool noisy; /* the clock shows what a shared machine shows; `ms` is kept without noise */
     /* results */
     double ms;
     int n_passes, n_probes;
-    int last_spec, first_spec_after; /* tokens, around `mark` */
-    int mark;
+    int mark;                                /* a token; after it: */
+    int first_plain_after, first_spec_after; /* rounds that spend nothing and something on guesses;
+                                              * probes do not count */
+    double bad_ms;                           /* all time after it */
 } sim;
 
 enum { MAX_K = 16 };
@@ -354,9 +358,27 @@ static int sim_length(const sim *s, so_planner *p, const so_estimate *e, so_plan
         return MAX_K;
     for (int i = 0; i < MAX_K; i++)
         accept[i] = (float)so_estimate_get(e, 0, i + 1, -1, 0.6);
-    so_plan_chain c = {accept, MAX_K, s->draft_ms, so_estimate_sure(e, 0), false, 0};
+    so_plan_chain c = {.accept = accept,
+                       .max_len = MAX_K,
+                       .node_ms = s->draft_ms,
+                       .sure = so_estimate_sure(e, 0),
+                       .hopeful = so_estimate_hopeful(e, 0)};
     so_planner_lengths(p, &c, 1, &(so_plan_env){.max_rows = 64}, plan);
     return c.length;
+}
+
+/* A shared machine: seconds at half speed that come and go, jitter of some 15 %, a spike now and
+ * then. */
+static double shown(const sim *s, double ms) {
+    so_rng_key key = {.seed = s->seed, .position = (uint32_t)s->n_passes, .purpose = SO_RNG_TEST};
+    so_rng_key slow = {
+        .seed = s->seed, .position = (uint32_t)s->n_passes / 150, .purpose = SO_RNG_TEST};
+    if (!s->noisy)
+        return ms;
+    double jitter = so_rng_uniform(&key, 1) + so_rng_uniform(&key, 2) + so_rng_uniform(&key, 3);
+    ms *= so_rng_uniform(&slow, 4) < 0.3 ? 2 : 1;
+    ms *= 1 + 0.3 * (jitter - 1.5);
+    return so_rng_uniform(&key, 5) < 0.01 ? 5 * ms : ms;
 }
 
 static void run_round(sim *s, so_planner *p, so_estimate *e, so_shadow *shadow, int *at) {
@@ -378,7 +400,7 @@ static void run_round(sim *s, so_planner *p, so_estimate *e, so_shadow *shadow, 
     while (hit < kept && right(s, *at + hit))
         hit++;
     double pass = s->t(1 + kept);
-    so_planner_observe(p, &plan, pass, hit + 1);
+    so_planner_observe(p, &plan, shown(s, pass), hit + 1);
     int32_t out[MAX_K + 1];
     for (int i = 0; i <= hit; i++)
         out[i] = 1;
@@ -386,10 +408,13 @@ static void run_round(sim *s, so_planner *p, so_estimate *e, so_shadow *shadow, 
     s->ms += pass + n * s->draft_ms;
     s->n_passes++;
     s->n_probes += probe;
-    if (pass + n * s->draft_ms > 1.05 * s->t(1) && !probe && *at < s->mark)
-        s->last_spec = *at;
-    if (kept > 0 && !probe && *at >= s->mark && s->first_spec_after < 0)
-        s->first_spec_after = *at;
+    if (*at >= s->mark) {
+        bool paid = pass + n * s->draft_ms > 1.05 * s->t(1) && !probe;
+        int *first = paid ? &s->first_spec_after : &s->first_plain_after;
+        if (*first < 0)
+            *first = *at;
+        s->bad_ms += pass + n * s->draft_ms;
+    }
     *at += hit + 1;
     so_tree_deinit(&t);
 }
@@ -416,7 +441,8 @@ static void simulate(sim *s) {
     so_planner *p = so_planner_create(0);
     s->ms = 0;
     s->n_passes = s->n_probes = 0;
-    s->last_spec = s->first_spec_after = -1;
+    s->first_plain_after = s->first_spec_after = -1;
+    s->bad_ms = 0;
     for (int at = 0; at < s->n_tokens;)
         run_round(s, p, &e, &shadow, &at);
     so_planner_free(p);
@@ -453,41 +479,44 @@ static void hopeless_costs_two_percent(void **state) {
     printf("hopeless drafters: at most %.2f %% slower\n", 100 * worst);
 }
 
-/* Adaptive against the best fixed length, 4000 tokens, five seeds, learning included: within 3 %,
- * within 5 % where every test of the drafter costs. */
+static double total(const sim *like, int fixed) {
+    double ms = 0;
+    for (int seed = 0; seed < 5; seed++) {
+        sim s = *like;
+        s.seed = (uint64_t)(300 + seed);
+        s.fixed = fixed;
+        if (fixed < 0)
+            simulate(&s);
+        else
+            simulate_fixed(&s);
+        ms += s.ms;
+    }
+    return ms;
+}
+
+/* Adaptive against the best fixed length, 4000 tokens, five seeds, learning of costs and quality
+ * included: within 3 %, or 8 % where the clock is that of a shared machine. */
 static void close_to_the_best_fixed_length(void **state) {
     (void)state;
     quality *good[] = {third, most, nearly, surely};
     const char *names[] = {"0.3", "0.6", "0.9", "0.99"};
-    double worst = 0;
-    for (int m = 0; m < N_MACHINES; m++)
-        for (int q = 0; q < 4; q++)
-            for (int costly = 0; costly < 2; costly++) {
-                double adaptive = 0, best = 1e18;
-                for (int k = -1; k <= MAX_K; k++) { /* −1: adaptive */
-                    double ms = 0;
-                    for (int seed = 0; seed < 5; seed++) {
-                        sim s = {.t = MACHINES[m], .alpha = good[q], .n_tokens = 4000};
-                        s.draft_ms = costly;
-                        s.seed = (uint64_t)(300 + seed);
-                        s.fixed = k;
-                        if (k < 0)
-                            simulate(&s);
-                        else
-                            simulate_fixed(&s);
-                        ms += s.ms;
-                    }
-                    if (k < 0)
-                        adaptive = ms;
-                    else
-                        best = SO_MIN(best, ms);
-                }
-                worst = SO_MAX(worst, adaptive / best - 1);
-                if (adaptive > best * (costly ? 1.05 : 1.03))
-                    fail_msg("machine %d, alpha %s, draft %d ms: %.1f %% behind the best length", m,
-                             names[q], costly, 100 * (adaptive / best - 1));
-            }
-    printf("adaptive: at most %.2f %% behind the best fixed length\n", 100 * worst);
+    double worst[2] = {0, 0};
+    for (int i = 0; i < N_MACHINES * 4 * 2 * 2; i++) {
+        int m = i / 16, q = i / 4 % 4, costly = i / 2 % 2, noisy = i % 2;
+        sim s = {.t = MACHINES[m], .alpha = good[q], .n_tokens = 4000};
+        s.draft_ms = costly;
+        s.noisy = noisy;
+        double best = 1e18;
+        for (int k = 0; k <= MAX_K; k++)
+            best = SO_MIN(best, total(&s, k));
+        double behind = total(&s, -1) / best - 1;
+        worst[noisy] = SO_MAX(worst[noisy], behind);
+        if (behind > (noisy ? 0.08 : 0.03))
+            fail_msg("machine %d, alpha %s, draft %d ms, noise %d: %.1f %% behind the best length",
+                     m, names[q], costly, noisy, 100 * behind);
+    }
+    printf("adaptive: at most %.2f %% behind the best fixed length, %.2f %% with noise\n",
+           100 * worst[0], 100 * worst[1]);
 }
 
 static double good_bad(int at) { return at < 300 ? 0.85 : 0.02; }
@@ -495,8 +524,15 @@ static double good_bad_good(int at) { return at >= 300 && at < 700 ? 0.02 : 0.85
 
 static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
-/* Dropped within 32 tokens (no plan costs more than 5 % of a pass any longer), and taken back
- * within 32: always where guesses are scored in shadow, in the median where each look costs. */
+static void sort_and_print(const char *what, int *v, int n) {
+    qsort(v, (size_t)n, sizeof *v, compare_ints);
+    printf(" %s after %d tokens (at most %d)", what, v[n / 2], v[n - 1]);
+}
+
+/* A drafter that turns is dropped within 32 tokens (nineteen times out of twenty, and within 40
+ * always: chance may praise a bad drafter), and taken back within 32 when it is good again,
+ * whether its guesses are free and scored in shadow or each look costs. Meanwhile looks take at
+ * most 4 % (paid for by what was gained before) and what the turn itself cost. */
 static void turns_are_followed(void **state) {
     (void)state;
     enum { SEEDS = 40 };
@@ -504,28 +540,31 @@ static void turns_are_followed(void **state) {
     cost *const machines[] = {flat, mild, steps};
     for (int k = 0; k < 3; k++) {
         int drop[3 * SEEDS], back[3 * SEEDS], n = 0;
+        double waste = 0;
         for (int m = 0; m < 3; m++)
             for (int seed = 0; seed < SEEDS; seed++, n++) {
                 sim s = {.t = machines[m], .alpha = good_bad, .draft_ms = draft[k]};
                 s.seed = (uint64_t)(400 + seed);
-                s.n_tokens = s.mark = 650;
+                s.n_tokens = 650;
+                s.mark = 300;
                 simulate(&s);
-                drop[n] = SO_MAX(s.last_spec - 300, 0);
+                assert_true(s.first_plain_after >= 0);
+                drop[n] = s.first_plain_after - 300;
+                waste += s.bad_ms / (350 * s.t(1)) - 1;
                 s.alpha = good_bad_good;
                 s.n_tokens = 1000;
                 s.mark = 700;
                 simulate(&s);
                 back[n] = s.first_spec_after < 0 ? 1000 : s.first_spec_after - 700;
             }
-        qsort(drop, (size_t)n, sizeof *drop, compare_ints);
-        qsort(back, (size_t)n, sizeof *back, compare_ints);
-        printf("draft %g ms: dropped after %d tokens (at most %d), taken back after %d (at most "
-               "%d)\n",
-               draft[k], drop[n / 2], drop[n - 1], back[n / 2], back[n - 1]);
-        assert_in_range(drop[n / 2], 0, 32);
-        assert_in_range(back[n / 2], 0, 32);
-        if (draft[k] == 0)
-            assert_in_range(back[n - 1], 0, 32);
+        printf("draft %g ms:", draft[k]);
+        sort_and_print("dropped", drop, n);
+        sort_and_print("taken back", back, n);
+        printf(", waste %.1f %%\n", 100 * waste / n);
+        assert_in_range(drop[n * 19 / 20], 0, 32);
+        assert_in_range(drop[n - 1], 0, 40);
+        assert_in_range(back[n - 1], 0, 32);
+        assert_true(waste / n < 0.06);
     }
 }
 
@@ -539,7 +578,7 @@ static void budget_goes_where_it_pays(void **state) {
         good[i] = 0.9f, bad[i] = 0.05f;
     so_plan_chain chains[8];
     for (int i = 0; i < 8; i++)
-        chains[i] = (so_plan_chain){i % 2 ? good : bad, 8, 0, 1, true, 0};
+        chains[i] = (so_plan_chain){i % 2 ? good : bad, 8, 0, 1, true, false, 0};
     so_plan plan;
     so_planner_lengths(p, chains, 8, &(so_plan_env){.max_rows = 64}, &plan);
     for (int i = 0; i < 8; i++)
@@ -558,7 +597,7 @@ static void probes_take_turns(void **state) {
     int probed[3] = {0}, n_probes = 0;
     for (int step = 0; step < 300; step++) {
         for (int i = 0; i < 3; i++)
-            chains[i] = (so_plan_chain){bad, 4, 0.5, 1, i == 2, 0};
+            chains[i] = (so_plan_chain){bad, 4, 0.5, 1, i == 2, false, 0};
         so_plan plan;
         so_planner_lengths(p, chains, 3, &(so_plan_env){.max_rows = 64}, &plan);
         for (int i = 0; i < 3; i++)
