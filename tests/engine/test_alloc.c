@@ -11,7 +11,7 @@
 #include "engine/engine.h"
 #include "so_rig.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
+#if SO_TEST_SANITIZED || !defined(__GLIBC__)
 #define GUARDED 0
 static int n_taken;
 static bool guard;

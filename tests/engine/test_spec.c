@@ -35,22 +35,29 @@ static so_engine *open_engine(const fixture *f, const so_rig *draft, int n_paral
     return open_engine_at(f, draft, n_parallel, n_batch, -1);
 }
 
-static int open_fixture(void **state) {
+static fixture *open_pair(const char *target, const char *draft) {
     fixture *f = SO_NEW(fixture);
-    so_case_model(&f->target, "llama");
-    so_case_model(&f->draft, "mistral_window");
+    so_case_model(&f->target, target);
+    so_case_model(&f->draft, draft);
     for (int c = 0; c < SO_CASES; c++)
         so_case_make(c, f->target.n_vocab, &f->cases[c]);
     so_case_plain(&f->target, f->cases);
-    *state = f;
+    return f;
+}
+
+static void close_pair(fixture *f) {
+    so_rig_close(&f->target);
+    so_rig_close(&f->draft);
+    free(f);
+}
+
+static int open_fixture(void **state) {
+    *state = open_pair("llama", "mistral_window");
     return 0;
 }
 
 static int close_fixture(void **state) {
-    fixture *f = *state;
-    so_rig_close(&f->target);
-    so_rig_close(&f->draft);
-    free(f);
+    close_pair(*state);
     return 0;
 }
 
@@ -101,21 +108,32 @@ static int count_different(const fixture *f, const so_rig *draft, int n_parallel
     return different;
 }
 
-static void test_same_text_alone(void **state) {
-    fixture *f = *state;
-    static const int lengths[] = {1, 4, 16, 0};
+enum { N_LENGTHS = 4 };
+static const int LENGTHS[N_LENGTHS] = {1, 4, 16, 0};
+
+/* Every drafter with every length, or, thinned, with one: the next drafter has the next length. */
+static void check_alone(const fixture *f, const char *name, bool thin, int first) {
     for (int d = 0; d < (int)SO_LEN(DRAFTERS); d++)
-        for (size_t k = 0; k < SO_LEN(lengths); k++)
-            if (count_different(f, &f->draft, 1, d, lengths[k]) != 0)
-                fail_msg("%s, length %d: not the plain text", DRAFTERS[d], lengths[k]);
+        for (int k = 0; k < N_LENGTHS; k++)
+            if ((!thin || k == (d + first) % N_LENGTHS) &&
+                count_different(f, &f->draft, 1, d, LENGTHS[k]) != 0)
+                fail_msg("%s, %s, length %d: not the plain text", name, DRAFTERS[d], LENGTHS[k]);
+}
+
+static void check_together(const fixture *f, const char *name, int first, int step) {
+    for (int d = first; d < (int)SO_LEN(DRAFTERS); d += step)
+        for (int length = 0; length <= 5; length += 5)
+            if (count_different(f, &f->target, 4, d, length) != 0)
+                fail_msg("%s, mixed from %s, length %d: not the plain text", name, DRAFTERS[d],
+                         length);
+}
+
+static void test_same_text_alone(void **state) {
+    check_alone(*state, "llama", SO_TEST_SANITIZED, 0);
 }
 
 static void test_same_text_together(void **state) {
-    fixture *f = *state;
-    for (int d = 0; d < (int)SO_LEN(DRAFTERS); d += 2)
-        for (int length = 0; length <= 5; length += 5)
-            if (count_different(f, &f->target, 4, d, length) != 0)
-                fail_msg("mixed from %s, length %d: not the plain text", DRAFTERS[d], length);
+    check_together(*state, "llama", 0, SO_TEST_SANITIZED ? 6 : 2);
 }
 
 /* --- oracles --- */
@@ -147,6 +165,23 @@ static void test_target_as_its_own_draft(void **state) {
         }
     check_perfect(f, &f->cases[2], SO_VERIFY_REJECT, "model(ngram)", 4);
     check_perfect(f, &f->cases[1], SO_VERIFY_MATCH, "model(lookup)", 4);
+}
+
+/* The other families: a sliding window and norms of queries and keys (Gemma 3), norms alone (Qwen
+ * 3), learned positions (GPT-2). Drafts come from another family, then from the target itself. */
+static void test_other_families(void **state) {
+    (void)state;
+    static const char *const names[] = {"gemma3", "qwen3", "gpt2"};
+    for (int i = 0; i < (int)SO_LEN(names); i++) {
+        fixture *f = open_pair(names[i], "llama");
+        check_alone(f, names[i], true, i);
+        check_together(f, names[i], i, SO_TEST_SANITIZED ? 9 : 4);
+        for (int c = i; c < SO_CASES; c += 3) {
+            check_perfect(f, &f->cases[c], SO_VERIFY_MATCH, "model", 4);
+            check_perfect(f, &f->cases[c], SO_VERIFY_REJECT, "model", 3);
+        }
+        close_pair(f);
+    }
 }
 
 static void test_predicted_text_takes_few_passes(void **state) {
@@ -519,6 +554,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_same_text_alone),
         cmocka_unit_test(test_same_text_together),
         cmocka_unit_test(test_target_as_its_own_draft),
+        cmocka_unit_test(test_other_families),
         cmocka_unit_test(test_predicted_text_takes_few_passes),
         cmocka_unit_test(test_inner_drafter_changes_nothing),
         cmocka_unit_test(test_reject_is_reproducible),

@@ -165,6 +165,8 @@ static void widths_of(so_dtype dtype, so_cpu_level level, int threads, const flo
     free(got);
 }
 
+enum { THIN_BY = SO_TEST_SANITIZED ? 3 : 1 };
+
 static void dtypes_and_widths(void **state) {
     (void)state;
     enum { N = 94 };
@@ -177,7 +179,7 @@ static void dtypes_and_widths(void **state) {
         float *ref = reference(g_wide, o, tokens, N);
         for (int l = 0; l < n_levels; l++)
             for (int t = 1; t <= 4; t++)
-                if (so_test_full() || t == 1 + (d + l) % 4)
+                if (so_test_full() || (t == 1 + (d + l) % 4 && (d + l) % THIN_BY == 0))
                     widths_of(DTYPES[d], levels[l], t, ref, tokens,
                               so_test_full() || l == n_levels - 1);
         free(ref);
@@ -218,8 +220,9 @@ static void chunks_and_threads(void **state) {
             for (int l = 0; l < n_levels; l++)
                 for (int t = 1; t <= 4; t++)
                     for (int deferred = 0; deferred < 2; deferred++) {
-                        /* 31 is prime to 48: the turns meet every combination over the dtypes */
-                        if (!so_test_full() && turn++ % 31 != 0)
+                        /* 31 and 95 are prime to 48: the turns meet every combination over the
+                         * dtypes */
+                        if (!so_test_full() && turn++ % (SO_TEST_SANITIZED ? 95 : 31) != 0)
                             continue;
                         if (!ref)
                             ref = reference(g_wide, o, tokens, N);
@@ -356,7 +359,7 @@ static void trees_and_compaction(void **state) {
     for (int l = 0; l < n_levels; l++)
         for (int kv = 0; kv < 2; kv++)
             for (int d = 0; d < N_DTYPES; d++) {
-                if (!so_test_full() && (d + l + kv) % 4 != 0)
+                if (!so_test_full() && (d + l + kv) % (4 * THIN_BY) != 0)
                     continue;
                 so_rig_opts o =
                     options(DTYPES[d], levels[l], 1 + turn % 4, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
@@ -477,7 +480,7 @@ static void neighbours(void **state) {
                 o.model.quantize = false;
                 o.n_pages = 40; /* all of them are poisoned first */
                 o.deferred = turn % 3 == 1;
-                if (so_test_full() || turn % 2 == 0)
+                if (so_test_full() || turn % (2 * THIN_BY) == 0)
                     neighbours_of(o, so_test_full() ? 12 : 3);
             }
 }

@@ -27,6 +27,16 @@
             fail_msg("%s gave %d: %s", #rc, (err).code, (err).msg); \
     } while (0)
 
+/* True in builds with a sanitizer, which are several times slower: large grids are thinned there,
+ * always in the same way. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SO_TEST_SANITIZED 1
+#elif defined(__has_feature)
+#define SO_TEST_SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#else
+#define SO_TEST_SANITIZED 0
+#endif
+
 void so_test_note_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* Path of a file in the shared material beside the checkout (SOOTH_SHARED or ../shared), or NULL
