@@ -335,8 +335,22 @@ static void test_bad_speculation(void **state) {
     expect(f, 2, "lenience", RUN "-p x --verify lenient=1.5");
     expect(f, 2, "lenience", RUN "-p x --verify lenient=0");
     expect(f, 2, "lenience", RUN "-p x --verify lenient=nan");
+    expect(f, 2, "lenience", RUN "-p x --verify lenient=-0.5");
+    expect(f, 2, "lenient", RUN "-p x --verify lenient=");
+    expect(f, 2, "lenient", RUN "-p x --verify lenient");
+    expect(f, 2, "--draft-max '0'", RUN "-p x --draft-max 0");
+    expect(f, 2, "--spec-length '1e3'", RUN "-p x --spec-length 1e3");
     expect(f, 1, "nothere", RUN "-p x -md nothere.gguf");
     expect(f, 1, "nothere", RUN "-p x --spec 'model(nothere.gguf)'");
+    char *path = so_path_join(f->dir, "other.gguf");
+    so_tiny_write(path, &(so_tiny_opts){.other_vocab = true});
+    free(path);
+    spill(f, "noise.gguf", "this is no model");
+    expect(f, 1, "in the target and 'ea' in the draft", RUN "-p x -md other.gguf");
+    expect(f, 1, "noise.gguf", RUN "-p x -md noise.gguf");
+    expect(f, 1, "does not fit the context of 256", RUN "-p x -n 300");
+    expect(f, 1, "--ctx-size", RUN "-p x -n 60 -c 64");
+    expect(f, 0, "", RUN "-p x -n 8 --top-p 0 --verify reject -md tiny.gguf >/dev/null");
     expect(f, 2, "--view 'xx'", RUN "-p x --view=xx");
 }
 

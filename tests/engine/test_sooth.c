@@ -430,9 +430,28 @@ static void test_own_drafter(void **state) {
     p.spec = "user";
     assert_int_equal(sooth_generate(f->engine, "x", &p, NULL, NULL, NULL, &err), SOOTH_EINVAL);
     p.spec = "ngram";
-    p.verify = "strictly";
-    assert_int_equal(sooth_generate(e, "x", &p, NULL, NULL, NULL, &err), SOOTH_EINVAL);
-    assert_non_null(strstr(err.message, "strictly"));
+    static const struct {
+        const char *verify;
+        int length, code;
+    } bad[] = {{"strictly", 4, SOOTH_EINVAL},    {"lenient", 4, SOOTH_EINVAL},
+               {"lenient=", 4, SOOTH_EINVAL},    {"lenient=0.5x", 4, SOOTH_EINVAL},
+               {"lenient=0", 4, SOOTH_ERANGE},   {"lenient=1.01", 4, SOOTH_ERANGE},
+               {"lenient=nan", 4, SOOTH_ERANGE}, {NULL, -1, SOOTH_ERANGE},
+               {NULL, 17, SOOTH_ERANGE},         {NULL, 1 << 30, SOOTH_ERANGE}};
+    for (size_t i = 0; i < SO_LEN(bad); i++) {
+        p.verify = bad[i].verify;
+        p.spec_length = bad[i].length;
+        assert_int_equal(sooth_generate(e, "x", &p, NULL, NULL, NULL, &err), bad[i].code);
+        if (bad[i].verify)
+            assert_non_null(strstr(err.message, "lenient"));
+        else
+            assert_non_null(strstr(err.message, "--spec-length"));
+    }
+    sooth_engine *none = NULL;
+    ep.draft_model = "/no/such/draft.gguf";
+    assert_int_equal(sooth_engine_create(f->model, &ep, &none, &err), SOOTH_ENOTFOUND);
+    assert_non_null(strstr(err.message, "/no/such/draft.gguf"));
+    assert_null(none);
     sooth_result_deinit(&plain);
     sooth_engine_free(e);
 }

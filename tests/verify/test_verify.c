@@ -335,6 +335,62 @@ static void test_odd_p(void **state) {
     }
 }
 
+/* A guess that the target cannot say is never emitted, however sure its drafter, and the draw that
+ * follows is from p without loss: q had no mass that p owes. */
+static void test_q_where_p_is_zero(void **state) {
+    (void)state;
+    so_verdict v;
+    double scratch[2 * V];
+    const float p[V] = {0.5f, 0, 0.5f, 0}, sure[V] = {0, 1, 0, 0}, both[V] = {0, 0.5f, 0, 0.5f};
+    static const double leniences[] = {1, 0.1, 1e-300};
+    for (size_t l = 0; l < SO_LEN(leniences); l++)
+        for (uint64_t seed = 0; seed < 300; seed++) {
+            so_chance_keyed c;
+            so_chance_keyed_init(&c, seed, 0);
+            so_tree_reset(&tree, 0, 0);
+            add_row(0, 1, SO_Q_ROW, sure);
+            add_row(0, 3, SO_Q_ROW_SET, both);
+            add(0, 1);
+            so_verify_reject(&tree, same_row, (void *)(uintptr_t)p, &c.base, leniences[l], scratch,
+                             &v);
+            assert_int_equal(v.n_accepted, 0);
+            assert_int_equal(v.n_tested, 3);
+            assert_true(v.token == 0 || v.token == 2);
+        }
+    so_tree_reset(&tree, 0, 0);
+    add_row(0, 1, SO_Q_ROW, sure);
+    recorder r = {.base = RECORD};
+    so_verify_reject(&tree, same_row, (void *)(uintptr_t)p, &r.base, 1, scratch, &v);
+    for (int i = 0; i < V; i++)
+        near(r.weight[i] / r.total, (double)p[i]);
+}
+
+/* Rows that sum to anything are weights: the same test and the same residual. */
+static void test_q_of_any_sum(void **state) {
+    (void)state;
+    const float p[V] = {0.1f, 0.2f, 0.3f, 0.4f}, q[V] = {0.4f, 0.3f, 0.2f, 0.1f};
+    static const float sums[] = {1, 0.5f, 7, 1e-20f, 1e20f};
+    double scratch[2 * V], want[V], accept = 0;
+    so_verdict v;
+    for (size_t k = 0; k < SO_LEN(sums); k++) {
+        float row[V];
+        for (int i = 0; i < V; i++)
+            row[i] = q[i] * sums[k];
+        so_tree_reset(&tree, 0, 0);
+        add_row(0, 0, SO_Q_ROW, row);
+        recorder r = {.base = RECORD};
+        so_verify_reject(&tree, same_row, (void *)(uintptr_t)p, &r.base, 1, scratch, &v);
+        for (int i = 0; i < V; i++) {
+            if (k == 0)
+                want[i] = r.weight[i] / r.total;
+            assert_true(fabs(r.weight[i] / r.total - want[i]) < 1e-6);
+        }
+        double ratio = r.p[0] / r.q[0];
+        accept = k == 0 ? ratio : accept;
+        assert_true(fabs(ratio - accept) < 1e-6 && fabs(ratio - 0.25) < 1e-6);
+    }
+}
+
 /* With the target as its own draft every guess stands, at every depth and seed. */
 static void test_own_draft(void **state) {
     (void)state;
@@ -402,6 +458,8 @@ int main(void) {
         cmocka_unit_test(test_reject_lenience),
         cmocka_unit_test(test_no_mass_left),
         cmocka_unit_test(test_odd_p),
+        cmocka_unit_test(test_q_where_p_is_zero),
+        cmocka_unit_test(test_q_of_any_sum),
         cmocka_unit_test(test_own_draft),
         cmocka_unit_test(test_keyed),
         cmocka_unit_test(test_keyed_short_sum),

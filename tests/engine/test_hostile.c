@@ -1,0 +1,373 @@
+/* Speculation with bad input: drafters that say too much, too little or nonsense, drafts that do
+ * not fit, damaged weights, cuts that leave nothing. Either a clear refusal, or plain decoding's
+ * text, or the request's own error; never a wrong token. */
+#include "so_test.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/bundle.h"
+#include "so_cases.h"
+#include "so_shape.h"
+
+enum { N_PREDICT = SO_CASE_PREDICT };
+
+typedef struct fixture {
+    so_rig target, draft;
+    so_case cases[SO_CASES];
+} fixture;
+
+static int open_fixture(void **state) {
+    fixture *f = SO_NEW(fixture);
+    so_case_model(&f->target, "llama");
+    so_case_model(&f->draft, "qwen3");
+    for (int c = 0; c < SO_CASES; c++)
+        so_case_make(c, f->target.n_vocab, &f->cases[c]);
+    so_case_plain(&f->target, f->cases);
+    *state = f;
+    return 0;
+}
+
+static int close_fixture(void **state) {
+    fixture *f = *state;
+    so_rig_close(&f->target);
+    so_rig_close(&f->draft);
+    free(f);
+    return 0;
+}
+
+static so_engine *open_engine(const so_rig *target, const so_rig *draft, so_draft_fn *fn,
+                              void *user) {
+    so_engine_opts o = {.n_ctx = SO_CASE_CTX,
+                        .n_parallel = 1,
+                        .n_batch = 64,
+                        .kv_dtype = SO_DTYPE_F32,
+                        .max_draft = 16,
+                        .draft = draft ? draft->m : NULL,
+                        .draft_temp = -1,
+                        .user_drafter = fn,
+                        .drafter_user = user};
+    so_err err = {0};
+    so_engine *e = NULL;
+    SO_OK_OR_FAIL(so_engine_create(target->m, NULL, &o, &e, &err), err);
+    return e;
+}
+
+/* --- drafters that misbehave --- */
+
+typedef struct fool {
+    int say;    /* what to return; INT_MIN: as many as asked for */
+    int32_t id; /* what to guess */
+    int n_called;
+} fool;
+
+static int fooled(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
+                  int max) {
+    fool *s = user;
+    (void)tokens;
+    (void)n_tokens;
+    (void)n_prompt;
+    s->n_called++;
+    for (int i = 0; i < max; i++)
+        out[i] = s->id;
+    return s->say == INT_MIN ? max : s->say;
+}
+
+static void test_drafter_says_nonsense(void **state) {
+    fixture *f = *state;
+    const fool fools[] = {{17, 1, 0},
+                          {INT_MAX, 1, 0},
+                          {-1, 1, 0},
+                          {INT_MIN, -1, 0},
+                          {INT_MIN, INT32_MAX, 0},
+                          {INT_MIN, INT32_MIN, 0},
+                          {INT_MIN, 131, 0},
+                          {0, 1, 0},
+                          {INT_MIN, 130, 0}};
+    for (size_t i = 0; i < SO_LEN(fools); i++)
+        for (int length = 0; length <= 16; length += 8) {
+            fool s = fools[i];
+            so_engine *e = open_engine(&f->target, NULL, fooled, &s);
+            for (int c = 0; c < 3; c++) {
+                so_request *r = so_case_submit(
+                    e, &f->cases[c], &(so_spec_opts){.drafter = "user", .length = length});
+                so_case_run(e);
+                assert_true(so_case_same(r, &f->cases[c]));
+                if (i + 1 < SO_LEN(fools)) /* all but the last are refused whole */
+                    assert_int_equal(so_request_get_stats(r)->draft_n, 0);
+                so_request_free(r);
+            }
+            assert_true(s.n_called > 0);
+            so_engine_free(e);
+        }
+}
+
+/* The user expects more than there is room for: max_tokens and the length rule, not the text. */
+static void test_draft_longer_than_the_budget(void **state) {
+    fixture *f = *state;
+    const so_case *c = &f->cases[1];
+    for (int max = 0; max <= 6; max++) {
+        so_engine *e = open_engine(&f->target, NULL, NULL, NULL);
+        so_request_opts o = {
+            .prompt = c->prompt,
+            .n_prompt = c->n_prompt,
+            .sample = c->sample,
+            .max_tokens = max,
+            .spec = {
+                .drafter = "predict", .length = 16, .expected = c->want, .n_expected = c->n_want}};
+        so_err err = {0};
+        so_request *r = NULL;
+        SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
+        so_case_run(e);
+        int n;
+        const int32_t *out = so_request_output(r, &n);
+        assert_int_equal(n, max);
+        assert_memory_equal(out, c->want, (size_t)n * sizeof *out);
+        assert_int_equal(so_request_get_stats(r)->draft_n, SO_MAX(max - 1, 0));
+        so_request_free(r);
+        so_engine_free(e);
+    }
+}
+
+/* --- cuts --- */
+
+/* A cut that would leave no mass leaves the likeliest token: the greedy text. */
+static void test_cuts_that_leave_one_token(void **state) {
+    fixture *f = *state;
+    static const so_verify_mode modes[] = {SO_VERIFY_MATCH, SO_VERIFY_REJECT, SO_VERIFY_LENIENT};
+    static const char *const drafters[] = {NULL, "model", "random", "ngram(draw)+model"};
+    so_case c = f->cases[1]; /* greedy, no penalties */
+    for (int cut = 0; cut < 4; cut++) {
+        c.sample.temp = 1.5f;
+        c.sample.top_p = cut == 0 ? 0 : cut == 1 ? 1e-30f : 1;
+        c.sample.min_p = cut == 2 ? 1 : 0;
+        c.sample.top_k = cut == 3 ? 1 : 0;
+        for (size_t d = 0; d < SO_LEN(drafters); d++)
+            for (size_t m = 0; m < (drafters[d] ? SO_LEN(modes) : 1); m++) {
+                so_engine *e = open_engine(&f->target, &f->draft, NULL, NULL);
+                so_spec_opts spec = {.drafter = drafters[d],
+                                     .length = drafters[d] ? 3 : 0,
+                                     .verify = modes[m],
+                                     .lenience = 0.2};
+                so_request *r = so_case_submit(e, &c, &spec);
+                so_case_run(e);
+                assert_true(so_case_same(r, &c));
+                so_request_free(r);
+                so_engine_free(e);
+            }
+    }
+}
+
+/* --- damaged weights --- */
+
+enum { SICK_TOKEN = 30, SICK_VOCAB = 67 };
+
+static void open_sick(so_rig *r, uint64_t seed, int nan_token) {
+    so_shape shape = {.d_model = 32,
+                      .n_layers = 1,
+                      .n_heads = 2,
+                      .n_heads_kv = 1,
+                      .head_dim = 16,
+                      .d_ff = 48,
+                      .n_vocab = SICK_VOCAB,
+                      .n_ctx = 128,
+                      .nan_token = nan_token,
+                      .seed = seed};
+    char *dir = so_test_tmp(), *path = so_shape_write(dir, &shape);
+    so_rig_open(r, path, &(so_rig_opts){.max_rows = 8, .n_pages = 4});
+    free(path);
+    so_test_tmp_free(dir);
+}
+
+static so_case sick_case(const so_rig *target, float temp) {
+    so_case c = {.n_prompt = 12};
+    so_shape_tokens(&(so_shape){.n_vocab = SICK_VOCAB, .nan_token = SICK_TOKEN}, 3, c.prompt, 12);
+    so_sample_defaults(&c.sample);
+    c.sample.temp = temp;
+    c.sample.seed = 8;
+    so_engine *e = open_engine(target, NULL, NULL, NULL);
+    so_request *r = so_case_submit(e, &c, &(so_spec_opts){0});
+    so_case_run(e);
+    const int32_t *out = so_request_output(r, &c.n_want);
+    assert_int_equal(c.n_want, N_PREDICT);
+    memcpy(c.want, out, sizeof c.want);
+    so_request_free(r);
+    so_engine_free(e);
+    return c;
+}
+
+/* The draft knows a token by NaN alone: behind it there are no drafts, and the text is the same. */
+static void test_nan_in_the_draft(void **state) {
+    (void)state;
+    so_rig target, draft;
+    open_sick(&target, 1, 0);
+    for (int way = 0; way < 2; way++) {
+        so_case c = sick_case(&target, way ? 0.9f : 0);
+        open_sick(&draft, 1, way ? c.prompt[3] : c.want[5]);
+        for (int verify = 0; verify < 2; verify++) {
+            so_engine *e = open_engine(&target, &draft, NULL, NULL);
+            so_spec_opts spec = {.drafter = "model",
+                                 .length = 2,
+                                 .verify = verify && !way ? SO_VERIFY_REJECT : SO_VERIFY_MATCH};
+            so_request *r = so_case_submit(e, &c, &spec);
+            so_case_run(e);
+            assert_true(so_case_same(r, &c));
+            const so_request_stats *s = so_request_get_stats(r);
+            assert_true(way ? s->draft_n == 0 : s->draft_n > 0 && s->draft_n < N_PREDICT / 2);
+            so_request_free(r);
+            so_engine_free(e);
+        }
+        so_rig_close(&draft);
+    }
+    so_rig_close(&target);
+}
+
+/* The target gives NaN: the request ends with an error that names the cause, after the tokens that
+ * were right. A guess may bring the error where plain decoding would have gone round it. */
+static void test_nan_in_the_target(void **state) {
+    (void)state;
+    so_rig well, sick;
+    open_sick(&well, 1, 0);
+    so_case c = sick_case(&well, 0);
+    int32_t bad = c.want[5];
+    int first = 0; /* place of the first bad token */
+    while (c.want[first] != bad)
+        first++;
+    open_sick(&sick, 1, bad);
+    static const char *const drafters[] = {NULL, "predict", "random", "lookup"};
+    for (int k = 0; k < 8; k++) {
+        const char *drafter = drafters[k / 2];
+        so_engine *e = open_engine(&sick, NULL, NULL, NULL);
+        c.n_logprobs = k % 2; /* once by argmax alone, once with logits */
+        so_request *r =
+            so_case_submit(e, &c, &(so_spec_opts){.drafter = drafter, .length = drafter ? 3 : 0});
+        so_err err = {0};
+        int rc = 1, n;
+        while (rc > 0)
+            rc = so_engine_step(e, &err);
+        const int32_t *out = so_request_output(r, &n);
+        assert_int_equal(so_request_finish(r), SO_FINISH_ERROR);
+        assert_non_null(strstr(so_request_error(r)->msg, "finite"));
+        assert_true(n <= first + 1);
+        assert_memory_equal(out, c.want, (size_t)n * sizeof *out);
+        if (!drafter)
+            assert_int_equal(n, first + 1);
+        so_request_free(r);
+        so_engine_free(e);
+    }
+    so_rig_close(&sick);
+    so_rig_close(&well);
+}
+
+/* --- refusals --- */
+
+static void expect_refusal(so_engine *e, const so_case *c, so_spec_opts spec, int code,
+                           const char *part) {
+    so_request_opts o = {.prompt = c->prompt,
+                         .n_prompt = c->n_prompt,
+                         .sample = c->sample,
+                         .max_tokens = 4,
+                         .spec = spec};
+    so_err err = {0};
+    so_request *r = NULL;
+    int rc = so_engine_submit(e, &o, &r, &err);
+    if (rc != code || r || !strstr(err.msg, part))
+        fail_msg("%d, '%s'; wanted %d, '%s'", rc, err.msg, code, part);
+}
+
+static void test_lenience_out_of_range(void **state) {
+    fixture *f = *state;
+    so_engine *e = open_engine(&f->target, NULL, NULL, NULL);
+    const double bad[] = {0, -0.5, 1.0000001, 2, INFINITY, -INFINITY, NAN};
+    for (size_t i = 0; i < SO_LEN(bad); i++)
+        for (int c = 0; c < 2; c++)
+            expect_refusal(
+                e, &f->cases[c],
+                (so_spec_opts){.drafter = "ngram", .verify = SO_VERIFY_LENIENT, .lenience = bad[i]},
+                SO_ERANGE, "--verify lenient=");
+    so_engine_free(e);
+}
+
+static void test_lengths_out_of_range(void **state) {
+    fixture *f = *state;
+    so_engine *e = open_engine(&f->target, NULL, NULL, NULL);
+    const int bad[] = {-1, INT_MIN, 17, 1 << 20, INT_MAX};
+    for (size_t i = 0; i < SO_LEN(bad); i++) {
+        char part[64];
+        snprintf(part, sizeof part, "--spec-length %d", bad[i]);
+        expect_refusal(e, &f->cases[0], (so_spec_opts){.drafter = "ngram", .length = bad[i]},
+                       SO_ERANGE, part);
+        snprintf(part, sizeof part, "--draft-max %d", bad[i]);
+        expect_refusal(e, &f->cases[0], (so_spec_opts){.drafter = "ngram", .draft_max = bad[i]},
+                       SO_ERANGE, part);
+        snprintf(part, sizeof part, "--draft-min %d", bad[i]);
+        expect_refusal(e, &f->cases[0], (so_spec_opts){.drafter = "ngram", .draft_min = bad[i]},
+                       SO_ERANGE, part);
+    }
+    so_engine_free(e);
+    so_engine_opts o;
+    so_engine_defaults(f->target.m, &o);
+    const int most[] = {-1, SO_MAX_DRAFT + 1, INT_MAX, INT_MIN};
+    for (size_t i = 0; i < SO_LEN(most); i++) {
+        so_err err = {0};
+        so_engine *none = NULL;
+        o.max_draft = most[i];
+        assert_int_equal(so_engine_create(f->target.m, NULL, &o, &none, &err), SO_ERANGE);
+        assert_non_null(strstr(err.msg, "--draft-max"));
+        assert_null(none);
+    }
+}
+
+static void test_drafts_that_do_not_fit(void **state) {
+    fixture *f = *state;
+    so_rig other;
+    open_sick(&other, 4, 0);
+    so_engine *e = open_engine(&f->target, &other, NULL, NULL);
+    expect_refusal(e, &f->cases[0], (so_spec_opts){.drafter = "model"}, SO_EMISMATCH,
+                   "the target has 131 token ids, the draft 67");
+    char *dir = so_test_tmp(), *path = so_path_join(dir, "garbage.gguf");
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs("this is no model", file);
+    fclose(file);
+    so_buf spec = {0};
+    so_buf_printf(&spec, "model(%s)", path);
+    expect_refusal(e, &f->cases[0], (so_spec_opts){.drafter = spec.data}, SO_EFORMAT,
+                   "garbage.gguf");
+    so_buf_clear(&spec);
+    so_buf_printf(&spec, "model(%s)", dir); /* a folder without a model */
+    expect_refusal(e, &f->cases[0], (so_spec_opts){.drafter = spec.data}, SO_ENOTFOUND, dir);
+    expect_refusal(e, &f->cases[0], (so_spec_opts){.drafter = "ngram,model(/no/such/file.gguf)"},
+                   SO_ENOTFOUND, "/no/such/file.gguf");
+    expect_refusal(e, &f->cases[0], (so_spec_opts){.drafter = ""}, SO_EINVAL, "");
+    so_buf_free(&spec);
+    free(path);
+    so_test_tmp_free(dir);
+    /* what was refused leaves nothing behind: the next one runs */
+    so_request *r = so_case_submit(e, &f->cases[0], &(so_spec_opts){.drafter = "ngram"});
+    so_case_run(e);
+    assert_true(so_case_same(r, &f->cases[0]));
+    so_request_free(r);
+    so_engine_free(e);
+    so_rig_close(&other);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_drafter_says_nonsense),
+        cmocka_unit_test(test_draft_longer_than_the_budget),
+        cmocka_unit_test(test_cuts_that_leave_one_token),
+        cmocka_unit_test(test_nan_in_the_draft),
+        cmocka_unit_test(test_nan_in_the_target),
+        cmocka_unit_test(test_lenience_out_of_range),
+        cmocka_unit_test(test_lengths_out_of_range),
+        cmocka_unit_test(test_drafts_that_do_not_fit),
+    };
+    so_log_set_level(SO_LOG_ERROR); /* failing drafters are the subject here */
+    return cmocka_run_group_tests(tests, open_fixture, close_fixture);
+}
