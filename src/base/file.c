@@ -61,6 +61,18 @@ void so_file_unmap(so_map_file *m) {
     *m = (so_map_file){0};
 }
 
+bool so_file_drop(const so_map_file *m, const void *p, size_t len) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), base = (uintptr_t)m->data;
+    uintptr_t begin = (uintptr_t)p, end;
+    if (!m->data || begin < base || !so_in_range(begin - base, len, m->len))
+        return false;
+    end = (begin + len) & ~(page - 1);
+    begin = (begin + page - 1) & ~(page - 1);
+    if (begin < end)
+        madvise((void *)begin, end - begin, MADV_DONTNEED);
+    return true;
+}
+
 int so_file_read(const char *path, size_t max_bytes, so_buf *out, so_err *err) {
     bool is_stdin = strcmp(path, "-") == 0;
     if (!is_stdin && so_file_is_dir(path))

@@ -15,6 +15,9 @@ typedef struct so_map_file {
 /* Refuses directories, devices and empty files with a message that says which it was. */
 int so_file_map(const char *path, so_map_file *out, so_err *err);
 void so_file_unmap(so_map_file *m);
+/* Gives back the memory of whole pages within [p, p + len) that lie in the mapping; reading them
+ * again is possible and slow. Whether p lies in it. */
+bool so_file_drop(const so_map_file *m, const void *p, size_t len);
 
 /* Whole file into `out` (appended), at most max_bytes. "-" is standard input. */
 int so_file_read(const char *path, size_t max_bytes, so_buf *out, so_err *err);

@@ -27,6 +27,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/mem.h"
 
@@ -236,30 +237,15 @@ static int cgroup_quota(const char *path) {
     return cores < MAX_THREADS ? (int)cores : MAX_THREADS;
 }
 
-/* The smallest quota of this process' cgroup (version 2) and of those above it. */
-static int cgroup_count(void) {
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    if (!f)
-        return INT_MAX;
-    char line[1024], path[1200];
-    int count = INT_MAX;
-    while (fgets(line, sizeof line, f)) {
-        if (strncmp(line, "0::/", 4) != 0)
-            continue;
-        char *group = line + 3;
-        group[strcspn(group, "\n")] = 0;
-        for (char *slash; (slash = strrchr(group, '/')) != NULL; *slash = 0) {
-            snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", group);
-            count = SO_MIN(count, cgroup_quota(path));
-        }
-        count = SO_MIN(count, cgroup_quota("/sys/fs/cgroup/cpu.max"));
-    }
-    fclose(f);
-    return count;
+static void group_count(void *arg, const char *dir) {
+    char path[1300];
+    int *least = arg;
+    snprintf(path, sizeof path, "%s/cpu.max", dir);
+    *least = SO_MIN(*least, cgroup_quota(path));
 }
 
 int so_cpu_count(void) {
     int n = affinity_count();
-    n = SO_MIN(n, cgroup_count());
+    so_cgroup_walk(group_count, &n);
     return n < 1 ? 1 : SO_MIN(n, MAX_THREADS);
 }

@@ -333,6 +333,14 @@ const json_t *so_checkpoint_generation_config(const so_checkpoint *c) {
 const json_t *so_checkpoint_tokenizer(const so_checkpoint *c) { return c->tokenizer; }
 const json_t *so_checkpoint_tokenizer_config(const so_checkpoint *c) { return c->tokenizer_config; }
 so_str so_checkpoint_template_file(const so_checkpoint *c) { return so_buf_str(&c->template_file); }
+void so_checkpoint_drop(const so_checkpoint *c, const void *p, size_t len) {
+    if (c->gguf)
+        so_gguf_drop(c->gguf, p, len);
+    for (size_t i = 0; i < c->n_shards; i++)
+        if (so_file_drop(&c->shards[i]->map, p, len))
+            return;
+}
+
 size_t so_checkpoint_n_tensors(const so_checkpoint *c) { return c->n_tensors; }
 
 size_t so_checkpoint_bytes(const so_checkpoint *c) {

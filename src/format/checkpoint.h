@@ -40,6 +40,10 @@ const json_t *so_checkpoint_tokenizer_config(const so_checkpoint *c);  /* tokeni
 /* chat_template.jinja where it lies beside the config, else empty. */
 so_str so_checkpoint_template_file(const so_checkpoint *c);
 
+/* Gives back the memory behind [p, p + len) of a mapped file: the bytes have been copied elsewhere.
+ * They can still be read, from the disk. Bytes that lie in no file are left alone. */
+void so_checkpoint_drop(const so_checkpoint *c, const void *p, size_t len);
+
 size_t so_checkpoint_n_tensors(const so_checkpoint *c);
 const so_tensor *so_checkpoint_tensor_at(const so_checkpoint *c, size_t i);
 const so_tensor *so_checkpoint_tensor(const so_checkpoint *c, const char *name);

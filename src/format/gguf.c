@@ -592,6 +592,12 @@ int so_gguf_open_memory(const void *data, size_t len, const char *name, so_gguf 
     return rc;
 }
 
+void so_gguf_drop(const so_gguf *g, const void *p, size_t len) {
+    for (size_t i = 0; i < (size_t)g->n_maps; i++)
+        if (so_file_drop(&g->maps[i], p, len))
+            return;
+}
+
 void so_gguf_close(so_gguf *g) {
     if (!g)
         return;

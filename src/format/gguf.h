@@ -44,6 +44,8 @@ int so_gguf_open(const char *path, so_gguf **out, so_err *err);
 /* The same from memory, which must outlive the result; for tests and fuzzing. Never a split. */
 int so_gguf_open_memory(const void *data, size_t len, const char *name, so_gguf **out, so_err *err);
 void so_gguf_close(so_gguf *g);
+/* so_file_drop for whichever file holds p. */
+void so_gguf_drop(const so_gguf *g, const void *p, size_t len);
 
 const char *so_gguf_path(const so_gguf *g);
 uint32_t so_gguf_version(const so_gguf *g);

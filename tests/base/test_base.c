@@ -4,8 +4,10 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/cgroup.h"
 #include "base/file.h"
 #include "base/half.h"
 #include "base/map.h"
@@ -165,6 +167,10 @@ static void files(void **state) {
     SO_OK_OR_FAIL(so_file_map(path, &map, &err), err);
     assert_int_equal(map.len, 5);
     assert_memory_equal(map.data, "hello", 5);
+    assert_true(so_file_drop(&map, map.data, 5)); /* less than a page: nothing to give back */
+    assert_false(so_file_drop(&map, map.data, 6));
+    assert_false(so_file_drop(&map, &map, 1));
+    assert_memory_equal(map.data, "hello", 5);
     so_file_unmap(&map);
     so_buf b = {0};
     assert_int_equal(so_file_read(path, 4, &b, &err), SO_ELIMIT);
@@ -177,12 +183,54 @@ static void files(void **state) {
     so_test_tmp_free(dir);
 }
 
+/* Whole pages given back are read from the file again. */
+static void dropped_pages_come_back(void **state) {
+    (void)state;
+    char *dir = so_test_tmp(), *path = so_path_join(dir, "pages");
+    so_err err;
+    so_map_file map;
+    so_out_file *out;
+    char block[40000];
+    for (size_t i = 0; i < sizeof block; i++)
+        block[i] = (char)(i * 7);
+    SO_OK_OR_FAIL(so_out_begin(path, &out, &err), err);
+    SO_OK_OR_FAIL(so_out_write(out, block, sizeof block, &err), err);
+    SO_OK_OR_FAIL(so_out_commit(out, &err), err);
+    SO_OK_OR_FAIL(so_file_map(path, &map, &err), err);
+    assert_memory_equal(map.data, block, sizeof block);
+    assert_true(so_file_drop(&map, map.data + 1, sizeof block - 1));
+    assert_memory_equal(map.data, block, sizeof block);
+    so_file_unmap(&map);
+    free(path);
+    so_test_tmp_free(dir);
+}
+
+static void memory_left(void **state) {
+    (void)state;
+    size_t before = so_mem_available();
+    assert_true(before > 1 << 20);
+    if (SO_SANITIZED)
+        SO_SKIP("a sanitizer's address space passes every limit");
+    struct rlimit old, tight;
+    assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
+    tight = old;
+    tight.rlim_cur = (rlim_t)1 << 30;
+    assert_int_equal(setrlimit(RLIMIT_AS, &tight), 0);
+    assert_true(so_mem_available() < (size_t)1 << 30);
+    tight.rlim_cur = 4096; /* less than is in use */
+    assert_int_equal(setrlimit(RLIMIT_AS, &tight), 0);
+    size_t none = so_mem_available();
+    assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
+    assert_int_equal(none, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(err_messages), cmocka_unit_test(arena_limits),
         cmocka_unit_test(buf_maximum),  cmocka_unit_test(maps_grow),
         cmocka_unit_test(halves),       cmocka_unit_test(rng_known_answers),
-        cmocka_unit_test(files),
+        cmocka_unit_test(files),        cmocka_unit_test(dropped_pages_come_back),
+        cmocka_unit_test(memory_left),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -52,4 +52,16 @@ void so_test_tmp_free(char *dir);
 /* Unpacks FILE.xz of the shared material into dir; the new path, or NULL where it is absent. */
 char *so_test_unxz(const char *shared_name, const char *dir);
 
+/* Built with a sanitizer that maps memory of its own. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SO_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SO_SANITIZED 1
+#endif
+#endif
+#ifndef SO_SANITIZED
+#define SO_SANITIZED 0
+#endif
+
 #endif

@@ -1,0 +1,76 @@
+/* Reads /proc and /sys/fs/cgroup. Everything is advice from the kernel: a file that is missing or
+ * unreadable leaves its limit out, and no figure here is trusted for more than a decision that is
+ * safe either way. Any thread. */
+#include "base/cgroup.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+void so_cgroup_walk(void (*fn)(void *arg, const char *dir), void *arg) {
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    if (!f)
+        return;
+    char line[1024], dir[1200];
+    while (fgets(line, sizeof line, f)) {
+        if (strncmp(line, "0::/", 4) != 0)
+            continue;
+        char *group = line + 3;
+        group[strcspn(group, "\n")] = 0;
+        for (char *slash; (slash = strrchr(group, '/')) != NULL; *slash = 0) {
+            snprintf(dir, sizeof dir, "/sys/fs/cgroup%s", group);
+            fn(arg, dir);
+        }
+        fn(arg, "/sys/fs/cgroup");
+    }
+    fclose(f);
+}
+
+/* The number behind `key` ("" for a file that is one number); −1 where there is none ("max"). */
+static int64_t read_number(const char *dir, const char *name, const char *key) {
+    char path[1300], line[256];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "re");
+    int64_t value = -1;
+    size_t len = strlen(key);
+    if (!f)
+        return -1;
+    while (value < 0 && fgets(line, sizeof line, f)) {
+        long long v;
+        if (strncmp(line, key, len) == 0 && sscanf(line + len, " %lld", &v) == 1 && v >= 0)
+            value = v;
+    }
+    fclose(f);
+    return value;
+}
+
+static void take_min(size_t *least, int64_t bytes) {
+    size_t v = bytes < 0 ? 0 : (size_t)bytes;
+    *least = SO_MIN(*least, v);
+}
+
+/* Cached file pages count as used in a control group, but give way. */
+static void group_limit(void *arg, const char *dir) {
+    int64_t max = read_number(dir, "memory.max", ""), used = read_number(dir, "memory.current", "");
+    if (max < 0 || used < 0)
+        return;
+    int64_t cached = read_number(dir, "memory.stat", "file ");
+    take_min(arg, max - used + SO_MAX(cached, (int64_t)0));
+}
+
+size_t so_mem_available(void) {
+    size_t least = SIZE_MAX;
+    int64_t free_kb = read_number("/proc", "meminfo", "MemAvailable:");
+    if (free_kb >= 0)
+        take_min(&least, free_kb * 1024);
+    so_cgroup_walk(group_limit, &least);
+    struct rlimit space;
+    int64_t pages = read_number("/proc/self", "statm", "");
+    if (pages >= 0 && getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur < INT64_MAX)
+        take_min(&least, (int64_t)space.rlim_cur - pages * sysconf(_SC_PAGESIZE));
+    return least;
+}
