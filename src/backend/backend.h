@@ -154,8 +154,12 @@ typedef struct so_backend_vt {
     void (*free)(so_backend *b);
     int (*buffer_create)(so_backend *b, size_t n_bytes, so_buffer **out, so_err *err); /* zeroed */
     void (*buffer_free)(so_backend *b, so_buffer *buf);
-    /* The tensor's bytes are borrowed and must outlive the weight. */
+    /* The tensor's bytes are borrowed and must outlive the weight, unless it is adopted. */
     int (*weight_create)(so_backend *b, const so_tensor *t, so_weight **out, so_err *err);
+    /* Copies the weight into the layout that the backend multiplies with best, and gives true: the
+     * tensor's bytes will not be looked at again. false: they stay borrowed, because the type has
+     * no better layout or there is no memory for the copy. The same bits come out either way. */
+    bool (*weight_adopt)(so_backend *b, so_weight *w);
     void (*weight_free)(so_backend *b, so_weight *w);
     int (*kv_create)(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_err *err);
     void (*kv_free)(so_backend *b, so_kv_store *s);

@@ -120,6 +120,10 @@ static int weight_create(so_backend *b, const so_tensor *t, so_weight **out, so_
     return of(b)->inner->vt->weight_create(of(b)->inner, t, out, err);
 }
 
+static bool weight_adopt(so_backend *b, so_weight *w) {
+    return of(b)->inner->vt->weight_adopt(of(b)->inner, w);
+}
+
 static void weight_free(so_backend *b, so_weight *w) {
     run_pending(of(b));
     of(b)->inner->vt->weight_free(of(b)->inner, w);
@@ -162,6 +166,7 @@ static const so_backend_vt deferred_vt = {
     .buffer_create = buffer_create,
     .buffer_free = buffer_free,
     .weight_create = weight_create,
+    .weight_adopt = weight_adopt,
     .weight_free = weight_free,
     .kv_create = kv_create,
     .kv_free = kv_free,

@@ -10,18 +10,6 @@
 
 #include "backend/cpu/cpu.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 };
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
-#else
-enum { SANITIZED = 0 };
-#endif
-
 static so_backend *cpu(int n_threads) {
     so_backend *b = NULL;
     so_err err = {0};
@@ -213,7 +201,7 @@ static void long_lists(void **state) {
 /* After the first pass of a shape, passes allocate nothing. */
 static void warm_passes_allocate_nothing(void **state) {
     (void)state;
-    if (SANITIZED)
+    if (SO_SANITIZED)
         SO_SKIP("a sanitizer's allocator does not count");
     so_backend *b = cpu(2);
     op_data o = op_data_create(&(op_case){SO_OP_MATMUL, SO_DTYPE_Q4_1, 64, 576, 64, false, 0}, 3);
@@ -328,7 +316,7 @@ static void locked_store_read(void) {
 
 static void bugs_die(void **state) {
     (void)state;
-    if (SANITIZED)
+    if (SO_SANITIZED)
         SO_SKIP("a sanitizer answers the signals itself");
     assert_int_equal(dies_of(view_past_the_end), SIGABRT);
     assert_int_equal(dies_of(locked_buffer_read), SIGSEGV);

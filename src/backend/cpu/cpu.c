@@ -8,9 +8,11 @@
  * them again.
  *
  * Nothing is allocated by submit or sync once the upload and scratch memory have grown to the size
- * of the largest pass. Weights are borrowed, never copied. One caller at a time; refuses nothing at
- * submit that is not a bug (views outside their buffer abort). */
+ * of the largest pass. Weights are borrowed until they are
+ * adopted: then they are copied into the packed layout (pack.h). One caller at a time; refuses
+ * nothing at submit that is not a bug (views outside their buffer abort). */
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/pack.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -95,10 +97,46 @@ static int weight_create(so_backend *b, const so_tensor *t, so_weight **out, so_
     return 0;
 }
 
+typedef struct pack_job {
+    const so_weight *w;
+    uint8_t *out;
+    size_t group_bytes;
+} pack_job;
+
+static void pack_rows(void *arg, int index, int count) {
+    const pack_job *job = arg;
+    const so_weight *w = job->w;
+    long begin, end;
+    so_split(w->n_rows, SO_PACK_ROWS, index, count, &begin, &end);
+    for (long r = begin; r < end; r += SO_PACK_ROWS)
+        so_pack_group(w->dtype, w->data + (size_t)r * w->row_bytes, w->row_bytes,
+                      (int)SO_MIN(SO_PACK_ROWS, end - r), w->n_cols,
+                      job->out + (size_t)(r / SO_PACK_ROWS) * job->group_bytes);
+}
+
+static bool weight_adopt(so_backend *b, so_weight *w) {
+    size_t group_bytes = so_pack_group_bytes(w->dtype, w->n_cols), bytes;
+    size_t n_groups = ((size_t)w->n_rows + SO_PACK_ROWS - 1) / SO_PACK_ROWS;
+    if (w->group_bytes != 0)
+        return true;
+    /* fewer rows than a group would mostly multiply padding */
+    if (group_bytes == 0 || w->n_rows < SO_PACK_ROWS)
+        return false;
+    if (!so_mul_size(n_groups, group_bytes, &bytes) ||
+        map_pages(&w->packed, bytes, "packed weights", NULL) != 0)
+        return false;
+    flush(cpu_of(b));
+    so_pool_run(cpu_of(b)->pool, pack_rows, &(pack_job){w, w->packed.data, group_bytes});
+    w->data = w->packed.data;
+    w->group_bytes = group_bytes;
+    return true;
+}
+
 static void weight_free(so_backend *b, so_weight *w) {
     if (!w)
         return;
     flush(cpu_of(b)); /* work in the list may still use it */
+    unmap_pages(&w->packed);
     free(w);
 }
 
@@ -291,6 +329,7 @@ static const so_backend_vt cpu_vt = {
     .buffer_create = buffer_create,
     .buffer_free = buffer_free,
     .weight_create = weight_create,
+    .weight_adopt = weight_adopt,
     .weight_free = weight_free,
     .kv_create = kv_create,
     .kv_free = kv_free,

@@ -19,7 +19,9 @@ struct so_weight {
     int n_cols;
     long n_rows;
     size_t row_bytes;
-    const uint8_t *data; /* borrowed */
+    const uint8_t *data; /* borrowed, or `packed` */
+    size_t group_bytes;  /* of 16 packed rows (pack.h); 0: rows as the file has them */
+    so_buffer packed;
 };
 
 /* K and V, each [n_layers][n_pages][n_heads_kv][SO_KV_PAGE][head_dim]. */

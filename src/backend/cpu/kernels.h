@@ -41,15 +41,19 @@
 #include "backend/backend.h"
 #include "format/blocks.h"
 
-/* What a block of quantised activations carries beside its int8 values. */
+/* What a block of quantised activations carries beside its int8 values. Sums that a kernel starts
+ * from, to undo the offset of unsigned weights, are there ready to be broadcast. */
 typedef struct so_q32 {
-    float d, s; /* s = d · (float)sum */
-    int32_t sum;
+    float d, s;        /* s = d · (float)sum */
+    int32_t sum, neg8; /* −8 · sum */
 } so_q32;
 
 typedef struct so_q256 {
     float d;
     int16_t sum16[16], sum32[8]; /* of each 16 and each 32 values */
+    int32_t neg8_32[8];          /* −8 times the sum of each 32 values */
+    int32_t neg16_16[16];        /* −16 times the sum of each 16 */
+    int32_t neg32_8[32];         /* −32 times the sum of each 8 */
 } so_q256;
 
 /* Activations of one matmul: x for float weights, q and one of the tables for quantised ones. */
@@ -64,8 +68,9 @@ typedef struct so_act {
 /* out[n][m] = act · wᵀ + bias, rows `begin` to `end` of w. */
 typedef struct so_mm {
     so_act act;
-    const uint8_t *w; /* [m] rows of row_bytes, any alignment */
+    const uint8_t *w; /* [m] rows of row_bytes, any alignment; or groups of 16 rows, packed */
     size_t row_bytes;
+    size_t group_bytes; /* of a packed group (pack.h), w aligned to 64; 0: w is not packed */
     long m;
     const float *bias; /* [m] or NULL */
     float *out;
@@ -122,6 +127,10 @@ typedef struct so_kernels {
     int32_t (*argmax)(const float *x, int d);
     so_attn_fns attn_f16, attn_f32;
     float (*softmax)(float *s, float m); /* s[32] = exp(s − m); gives lane16(s) */
+    /* For the roofline: reads n bytes (any function of them comes back), and multiplies and adds
+     * int8 as fast as the level can, n times over; gives the number of multiply-adds. */
+    uint64_t (*read_all)(const uint8_t *p, size_t n);
+    long (*multiply_all)(long n);
 } so_kernels;
 
 extern const so_kernels so_kernels_scalar;

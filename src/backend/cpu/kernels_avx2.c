@@ -198,6 +198,33 @@ WORD vi vi_mac_q8(vi isum, vi w, vi x) {
     return vi_flat(isum, p);
 }
 
+/* Packed weights: a column is half a group. Products are kept next to their addition by hand: left
+ * alone, gcc 12 multiplies far ahead and spills every product. */
+enum { HAS_DP = 0, COL_GROUP = 0, COL_HEAD = 16, COL_WORD = 32 };
+#define vi_load(p) _mm256_loadu_si256((const void *)(p))
+#define vi_xor _mm256_xor_si256
+WORD vi vi_pmac(vi p, vi w, vi x) {
+    vi t;
+    __asm__("vpmaddubsw %[x], %[w], %[t]\n\tvpaddw %[t], %[p], %[p]"
+            : [p] "+x"(p), [t] "=&x"(t)
+            : [w] "x"(w), [x] "x"(x));
+    return p;
+}
+#define vi_pmul _mm256_maddubs_epi16
+#define vi_pscaled vi_scaled
+WORD vi vi_dot2_add(vi a, vi m, vi x) { return _mm256_add_epi32(a, _mm256_madd_epi16(m, x)); }
+#define vi_pairs_u(p) _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)(p)))
+#define vi_pairs_s(p) _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(p)))
+WORD vi pick_bytes(vi v, int low, int high) {
+    vi at = _mm256_broadcastsi128_si256(
+        _mm_add_epi8(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12),
+                     _mm_set1_epi16((short)(low | high << 8))));
+    return _mm256_shuffle_epi8(v, at);
+}
+#define vi_scale_even(v) pick_bytes(v, 0, 1)
+#define vi_scale_odd(v) pick_bytes(v, 2, 3)
+#define vf_halves(p) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p)))
+
 #include "backend/cpu/rows_x86.h"
 
 #include "backend/cpu/matmul_x86.h"

@@ -161,6 +161,21 @@ WORD vi vi_pair(vi v, int j, bool is_signed) {
 enum { Q8_OFFSET = 128 };
 #define vi_mac_q8 vi_mac
 
+/* Packed weights: a column is a group. A partial sum that fits 16 bits is the low half of its
+ * lane, and its high half meets a zero. */
+enum { HAS_DP = 1, COL_GROUP = 1, COL_HEAD = 0, COL_WORD = 0 };
+#define vi_load(p) _mm512_loadu_si512((const void *)(p))
+#define vi_xor _mm512_xor_si512
+#define vi_pmac _mm512_dpbusd_epi32
+#define vi_pmul(w, x) _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, x)
+#define vi_pscaled _mm512_dpwssd_epi32
+#define vi_dot2_add _mm512_dpwssd_epi32
+#define vi_pairs_u(p) _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)(p)))
+#define vi_pairs_s(p) _mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)(p)))
+#define vi_scale_even(v) _mm512_and_si512(v, _mm512_set1_epi32(0xFFFF))
+#define vi_scale_odd(v) _mm512_srli_epi32(v, 16)
+#define vf_halves(p) _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(p)))
+
 #include "backend/cpu/rows_x86.h"
 
 #include "backend/cpu/matmul_x86.h"

@@ -72,17 +72,27 @@ static void quantize32(const float *x, int k, int8_t *q, so_q32 *blocks) {
     for (int b = 0; b < k / 32; b++) {
         float d = quantize(x + 32 * b, 32, q + 32 * b);
         int32_t sum = sum_of(q + 32 * b, 32);
-        blocks[b] = (so_q32){.d = d, .s = d * (float)sum, .sum = sum};
+        blocks[b] = (so_q32){.d = d, .s = d * (float)sum, .sum = sum, .neg8 = -8 * sum};
+    }
+}
+
+static void sums256(const int8_t *q, so_q256 *b) {
+    for (int j = 0; j < 32; j++)
+        b->neg32_8[j] = -32 * sum_of(q + 8 * j, 8);
+    for (int j = 0; j < 16; j++) {
+        b->sum16[j] = (int16_t)sum_of(q + 16 * j, 16);
+        b->neg16_16[j] = -16 * b->sum16[j];
+    }
+    for (int j = 0; j < 8; j++) {
+        b->sum32[j] = (int16_t)sum_of(q + 32 * j, 32);
+        b->neg8_32[j] = -8 * b->sum32[j];
     }
 }
 
 static void quantize256(const float *x, int k, int8_t *q, so_q256 *blocks) {
     for (int b = 0; b < k / 256; b++) {
         blocks[b].d = quantize(x + 256 * b, 256, q + 256 * b);
-        for (int j = 0; j < 16; j++)
-            blocks[b].sum16[j] = (int16_t)sum_of(q + 256 * b + 16 * j, 16);
-        for (int j = 0; j < 8; j++)
-            blocks[b].sum32[j] = (int16_t)(blocks[b].sum16[2 * j] + blocks[b].sum16[2 * j + 1]);
+        sums256(q + 256 * b, &blocks[b]);
     }
 }
 
@@ -208,6 +218,30 @@ static float softmax(float *s, float m) {
 }
 
 #define ENTRY(name, dtype) [dtype] = so_mm_scalar_##name,
+static uint64_t read_all(const uint8_t *p, size_t n) {
+    uint64_t sum = 0, word;
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        memcpy(&word, p + i, sizeof word);
+        sum ^= word;
+    }
+    for (; i < n; i++)
+        sum ^= p[i];
+    return sum;
+}
+
+static long multiply_all(long n) {
+    int32_t sum[4] = {0};
+    for (long r = 0; r < n; r++) {
+        int32_t w = (int8_t)r;
+        for (int i = 0; i < 4; i++) {
+            sum[i] += w * (i + 1);
+            __asm__ volatile("" : "+r"(sum[i]));
+        }
+    }
+    return 4 * n;
+}
+
 const so_kernels so_kernels_scalar = {
     .level = SO_CPU_SCALAR,
     .matmul = {SO_MM_DTYPES(ENTRY)},
@@ -225,4 +259,6 @@ const so_kernels so_kernels_scalar = {
     .attn_f16 = {scores_f16, values_f16},
     .attn_f32 = {scores_f32, values_f32},
     .softmax = softmax,
+    .read_all = read_all,
+    .multiply_all = multiply_all,
 };

@@ -1,6 +1,7 @@
 /* Matrix products, the plain form: what kernels.h states, one output element at a time.
  *
- * A weight block is decoded once into small integers and used for all activation rows of a chunk.
+ * A weight block, packed or not, is decoded once into small integers and used for all activation
+ * rows of a chunk.
  * This is the twin every faster level is compared with, bit for bit, and what a machine without a
  * level of its own runs. No state; any thread. */
 #include "backend/cpu/matmul_scalar.h"
@@ -8,10 +9,23 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/pack.h"
 #include "base/half.h"
 #include "base/mem.h"
 
 enum { CHUNK = 64 }; /* activation rows whose sums are kept at once */
+
+enum { BLOCK_BYTES_MAX = sizeof(so_block_q6_k) };
+
+/* Block b of row r as the file has it; a packed one passes through `copy`. */
+static const uint8_t *block_at(const so_mm *a, so_dtype dtype, long r, int b, uint8_t *copy) {
+    if (a->group_bytes == 0)
+        return a->w + (size_t)r * a->row_bytes +
+               (size_t)b * (size_t)so_dtype_get((int)dtype)->block_bytes;
+    so_pack_block(dtype, a->w + (size_t)(r / SO_PACK_ROWS) * a->group_bytes, a->act.k,
+                  (int)(r % SO_PACK_ROWS), b, copy);
+    return copy;
+}
 
 static float half_at(const uint8_t *p) {
     uint16_t h;
@@ -64,14 +78,13 @@ static inline void decode32(so_dtype dtype, const uint8_t *src, block32 *out) {
     }
 }
 
-static inline void chunk32(const so_mm *a, so_dtype dtype, const uint8_t *row, int first, int n,
-                           float *acc) {
-    size_t block_bytes = (size_t)so_dtype_get(dtype)->block_bytes;
+static inline void chunk32(const so_mm *a, so_dtype dtype, long row, int first, int n, float *acc) {
     bool has_min = dtype == SO_DTYPE_Q4_1 || dtype == SO_DTYPE_Q5_1;
     int n_blocks = a->act.k / 32;
     for (int b = 0; b < n_blocks; b++) {
+        uint8_t copy[BLOCK_BYTES_MAX];
         block32 w;
-        decode32(dtype, row + (size_t)b * block_bytes, &w);
+        decode32(dtype, block_at(a, dtype, row, b, copy), &w);
         for (int i = 0; i < n; i++) {
             const int8_t *x = a->act.q + (size_t)(first + i) * (size_t)a->act.k + 32 * b;
             const so_q32 *xb = a->act.blocks32 + (size_t)(first + i) * (size_t)n_blocks + b;
@@ -230,13 +243,13 @@ static float dot256(const block256 *w, const int8_t *x, const so_q256 *xb, float
     return fmaf(-(w->k.dmin * xb->d), (float)msum, acc);
 }
 
-static inline void chunk256(const so_mm *a, so_dtype dtype, const uint8_t *row, int first, int n,
+static inline void chunk256(const so_mm *a, so_dtype dtype, long row, int first, int n,
                             float *acc) {
-    size_t block_bytes = (size_t)so_dtype_get(dtype)->block_bytes;
     int n_blocks = a->act.k / 256;
     for (int b = 0; b < n_blocks; b++) {
+        uint8_t copy[BLOCK_BYTES_MAX];
         block256 w;
-        decode256(dtype, row + (size_t)b * block_bytes, &w);
+        decode256(dtype, block_at(a, dtype, row, b, copy), &w);
         for (int i = 0; i < n; i++) {
             size_t at = (size_t)(first + i) * (size_t)n_blocks + (size_t)b;
             acc[i] = dot256(&w, a->act.q + 256 * at, a->act.blocks256 + at, acc[i]);
@@ -275,16 +288,15 @@ static inline void chunk_float(const so_mm *a, so_dtype dtype, const uint8_t *ro
 
 static inline void rows(const so_mm *a, so_dtype dtype, long begin, long end) {
     for (long r = begin; r < end; r++) {
-        const uint8_t *row = a->w + (size_t)r * a->row_bytes;
         for (int first = 0; first < a->act.n; first += CHUNK) {
             int n = SO_MIN(CHUNK, a->act.n - first);
             float acc[CHUNK] = {0};
             if (so_dtype_is_float(dtype))
-                chunk_float(a, dtype, row, first, n, acc);
+                chunk_float(a, dtype, a->w + (size_t)r * a->row_bytes, first, n, acc);
             else if (so_dtype_get(dtype)->block_len == 32)
-                chunk32(a, dtype, row, first, n, acc);
+                chunk32(a, dtype, r, first, n, acc);
             else
-                chunk256(a, dtype, row, first, n, acc);
+                chunk256(a, dtype, r, first, n, acc);
             for (int i = 0; i < n; i++)
                 a->out[(size_t)(first + i) * (size_t)a->m + (size_t)r] =
                     a->bias ? acc[i] + a->bias[r] : acc[i];

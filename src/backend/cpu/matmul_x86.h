@@ -500,12 +500,16 @@ INLINE void floats(const so_mm *a, so_dtype dtype, long begin, long end) {
     }
 }
 
+#include "backend/cpu/packed_x86.h"
+
 /* ---- one function per dtype ---- */
 
 #define MATMUL(name, dtype)                                                           \
     static void mm_##name(const so_mm *a, long begin, long end) {                     \
         if (dtype == SO_DTYPE_F32 || dtype == SO_DTYPE_F16 || dtype == SO_DTYPE_BF16) \
             floats(a, dtype, begin, end);                                             \
+        else if (a->group_bytes)                                                      \
+            packed(a, dtype, dtype >= SO_DTYPE_Q2_K, begin, end);                     \
         else if (a->m < LANES)                                                        \
             so_mm_scalar_##name(a, begin, end);                                       \
         else                                                                          \
@@ -518,4 +522,5 @@ SO_MM_DTYPES(MATMUL)
     .matmul = {SO_MM_DTYPES(MM_ENTRY)}, .quantize32 = quantize32, .quantize256 = quantize256, \
     .rms_norm = rms_norm, .layer_norm = layer_norm, .add = add, .silu_mul = silu_mul,         \
     .gelu_mul = gelu_mul, .gelu = gelu, .exp = exp_row, .to_f16 = to_f16, .argmax = argmax,   \
-    .attn_f16 = {scores_f16, values_f16}, .attn_f32 = {scores_f32, values_f32}, .softmax = softmax
+    .attn_f16 = {scores_f16, values_f16}, .attn_f32 = {scores_f32, values_f32},               \
+    .softmax = softmax, .read_all = read_all, .multiply_all = multiply_all

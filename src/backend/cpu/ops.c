@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/pack.h"
 #include "base/mem.h"
 #include "format/quant.h"
 
@@ -38,6 +39,21 @@ static void download(const so_cpu *b, const so_op *op, int index, int count) {
     copy_bytes(op->download.dst, at(op->download.src), op->download.n_bytes, index, count);
 }
 
+/* Row `id` of a weight in floats. */
+static void read_row(const so_weight *w, int32_t id, float *out) {
+    if (!w->group_bytes) {
+        so_dequantize_row(w->dtype, w->data + (size_t)id * w->row_bytes, out, w->n_cols);
+        return;
+    }
+    const uint8_t *group = w->data + (size_t)(id / SO_PACK_ROWS) * w->group_bytes;
+    int len = so_dtype_get((int)w->dtype)->block_len;
+    for (int i = 0; i < w->n_cols / len; i++) {
+        uint8_t block[sizeof(so_block_q6_k)]; /* the largest */
+        so_pack_block(w->dtype, group, w->n_cols, id % SO_PACK_ROWS, i, block);
+        so_dequantize_row(w->dtype, block, out + i * len, len);
+    }
+}
+
 static void embed(const so_cpu *b, const so_op *op, int index, int count) {
     (void)b;
     const so_weight *w = op->embed.w;
@@ -48,7 +64,7 @@ static void embed(const so_cpu *b, const so_op *op, int index, int count) {
         SO_ASSERT_OP(id, >=, 0);
         SO_ASSERT_OP(id, <, w->n_rows);
         float *out = f32(op->embed.out) + i * w->n_cols;
-        so_dequantize_row(w->dtype, w->data + (size_t)id * w->row_bytes, out, w->n_cols);
+        read_row(w, id, out);
         for (int j = 0; j < w->n_cols; j++)
             out[j] *= op->embed.scale;
     }
@@ -191,6 +207,7 @@ static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
         .act = activations(b, op),
         .w = w->data,
         .row_bytes = w->row_bytes,
+        .group_bytes = w->group_bytes,
         .m = w->n_rows,
         .bias = op->matmul.bias.buf ? f32(op->matmul.bias) : NULL,
         .out = f32(op->matmul.out),

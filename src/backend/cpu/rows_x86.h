@@ -24,6 +24,11 @@
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
+#if defined(__clang__)
+#define NO_UNROLL _Pragma("nounroll")
+#else
+#define NO_UNROLL _Pragma("GCC unroll 1")
+#endif
 
 /* The canon's joining tree. */
 INLINE float v_join(v16 v) {
@@ -69,8 +74,8 @@ INLINE __m256i round8(const float *x, __m256 inverse) {
     return _mm256_cvtps_epi32(v);
 }
 
-/* 32 values to int8; gives the sums of each half. */
-INLINE void round32(const float *x, __m256 inverse, int8_t *q, int *sum_low, int *sum_high) {
+/* 32 values to int8; gives the sums of each eight. */
+INLINE __m128i round32(const float *x, __m256 inverse, int8_t *q) {
     __m256i ab = _mm256_packs_epi32(round8(x, inverse), round8(x + 8, inverse));
     __m256i cd = _mm256_packs_epi32(round8(x + 16, inverse), round8(x + 24, inverse));
     __m256i v = _mm256_packs_epi16(ab, cd);
@@ -78,10 +83,12 @@ INLINE void round32(const float *x, __m256 inverse, int8_t *q, int *sum_low, int
     _mm256_storeu_si256((void *)q, v);
     __m256i s =
         _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), _mm256_set1_epi16(1));
-    s = _mm256_hadd_epi32(s, s);
-    s = _mm256_hadd_epi32(s, s);
-    *sum_low = _mm256_cvtsi256_si32(s);
-    *sum_high = _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1));
+    return _mm_hadd_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+}
+
+INLINE __m128i zero32(int8_t *q) {
+    memset(q, 0, 32);
+    return _mm_setzero_si128();
 }
 
 /* The scale of a block and, in *inverse, what its values are multiplied with; 0 where all of them
@@ -97,29 +104,32 @@ INLINE float block_scale(const float *x, int len, float *inverse) {
 static void quantize32(const float *x, int k, int8_t *q, so_q32 *blocks) {
     for (int b = 0; b < k / 32; b++, x += 32, q += 32) {
         float inverse, d = block_scale(x, 32, &inverse);
-        int low = 0, high = 0;
-        if (inverse != 0.0f)
-            round32(x, _mm256_set1_ps(inverse), q, &low, &high);
-        else
-            memset(q, 0, 32);
-        blocks[b] = (so_q32){.d = d, .s = d * (float)(low + high), .sum = low + high};
+        __m128i s = inverse != 0.0f ? round32(x, _mm256_set1_ps(inverse), q) : zero32(q);
+        s = _mm_hadd_epi32(s, s);
+        int sum = _mm_cvtsi128_si32(_mm_hadd_epi32(s, s));
+        blocks[b] = (so_q32){.d = d, .s = d * (float)sum, .sum = sum, .neg8 = -8 * sum};
     }
 }
 
+/* Tables of sums for 32 values, the j-th of a block, from those of each eight. */
+INLINE void sums32(__m128i s8, int j, so_q256 *b) {
+    __m128i zero = _mm_setzero_si128(), s16 = _mm_hadd_epi32(s8, s8);
+    _mm_storeu_si128((void *)(b->neg32_8 + 4 * j), _mm_slli_epi32(_mm_sub_epi32(zero, s8), 5));
+    _mm_storel_epi64((void *)(b->neg16_16 + 2 * j), _mm_slli_epi32(_mm_sub_epi32(zero, s16), 4));
+    int low = _mm_cvtsi128_si32(s16), high = _mm_extract_epi32(s16, 1);
+    b->sum16[2 * j] = (int16_t)low;
+    b->sum16[2 * j + 1] = (int16_t)high;
+    b->sum32[j] = (int16_t)(low + high);
+    b->neg8_32[j] = -8 * (low + high);
+}
+
 static void quantize256(const float *x, int k, int8_t *q, so_q256 *blocks) {
-    for (int b = 0; b < k / 256; b++, x += 256, q += 256) {
+    for (int b = 0; b < k / 256; b++) {
         float inverse;
         blocks[b].d = block_scale(x, 256, &inverse);
-        for (int j = 0; j < 8; j++) {
-            int low = 0, high = 0;
-            if (inverse != 0.0f)
-                round32(x + 32 * j, _mm256_set1_ps(inverse), q + 32 * j, &low, &high);
-            else
-                memset(q + 32 * j, 0, 32);
-            blocks[b].sum16[2 * j] = (int16_t)low;
-            blocks[b].sum16[2 * j + 1] = (int16_t)high;
-            blocks[b].sum32[j] = (int16_t)(low + high);
-        }
+        for (int j = 0; j < 8; j++, x += 32, q += 32)
+            sums32(inverse != 0.0f ? round32(x, _mm256_set1_ps(inverse), q) : zero32(q), j,
+                   &blocks[b]);
     }
 }
 
