@@ -1,5 +1,6 @@
 /* From a checkpoint to a model: finds every tensor under its GGUF name, checks its shape, hands
- * matrices to the backend as they lie in the file, and vectors (norms, biases) as float32.
+ * matrices to the backend as they lie in the file, and vectors (norms, biases) as float32. A matrix
+ * the backend has copied into a layout of its own is dropped from memory at once.
  *
  * Refuses: a tensor that is missing or has another shape than the hparams say; a tensor that the
  * architecture has no place for, because ignoring it would run a different model; NaN or infinity
@@ -10,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cgroup.h"
+#include "base/log.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "format/quant.h"
@@ -23,6 +26,7 @@ typedef struct loader {
     so_names names;
     so_map *used;  /* names of the tensors that have found their place */
     so_pool *pool; /* only for rounding */
+    bool pack;     /* matrices are handed over to the backend */
     /* Vectors are collected on the host and uploaded as one buffer at the end; fix lists the views
      * that still lack it. */
     float *host;
@@ -146,29 +150,46 @@ static void keep_memory(so_model *m, void *memory) {
     m->memory[m->n_memory++] = memory;
 }
 
-static void make_weight(loader *ld, so_tensor t, bool may_round, so_weight **out) {
+/* What the backend does with a matrix. One that rows are looked up in and nothing else stays in the
+ * file: a few rows are read per pass. */
+typedef enum purpose { MULTIPLIED, LOOKED_UP } purpose;
+
+/* The tensor rounded, where that is asked for; *memory is then its own. */
+static void round_weight(loader *ld, so_tensor *t, void **memory) {
+    so_dtype dtype = t->dtype;
+    if (ld->rc != 0 || !ld->opts->quantize)
+        return;
+    dtype = so_weights_fit(ld->opts->dtype, t->dims[0]);
+    if (dtype == t->dtype)
+        return;
+    so_tensor rounded;
+    ld->rc = so_weights_round(t, dtype, ld->pool, &rounded, memory, ld->err);
+    if (ld->rc != 0)
+        so_err_prefix(ld->err, "%s", so_checkpoint_path(ld->m->ck));
+    else
+        *t = rounded;
+}
+
+static void make_weight(loader *ld, so_tensor t, bool may_round, purpose use, so_weight **out) {
     so_model *m = ld->m;
-    so_dtype dtype = t.dtype;
-    if (ld->rc == 0 && may_round && ld->opts->quantize)
-        dtype = so_weights_fit(ld->opts->dtype, t.dims[0]);
-    if (ld->rc == 0 && dtype != t.dtype) {
-        so_tensor rounded;
-        void *memory = NULL;
-        ld->rc = so_weights_round(&t, dtype, ld->pool, &rounded, &memory, ld->err);
-        if (ld->rc != 0) {
-            so_err_prefix(ld->err, "%s", so_checkpoint_path(m->ck));
-            return;
-        }
-        keep_memory(m, memory);
-        t = rounded;
-    }
+    void *memory = NULL;
+    if (may_round)
+        round_weight(ld, &t, &memory);
     if (ld->rc == 0)
         ld->rc = m->backend->vt->weight_create(m->backend, &t, out, ld->err);
-    if (ld->rc != 0)
+    if (ld->rc != 0) {
+        free(memory);
         return;
+    }
     GROW(m->weights, m->n_weights, m->weights_cap);
     m->weights[m->n_weights++] = *out;
     m->weight_bytes += t.n_bytes;
+    if (use == MULTIPLIED && ld->pack && m->backend->vt->weight_adopt(m->backend, *out)) {
+        so_checkpoint_drop(m->ck, t.data, t.n_bytes);
+        free(memory);
+    } else if (memory) {
+        keep_memory(m, memory);
+    }
 }
 
 /* A matrix as the file holds it, or turned around. */
@@ -191,7 +212,7 @@ static bool find_matrix(loader *ld, const char *gguf, int layer, int64_t k, int6
 static void matrix(loader *ld, const char *gguf, int layer, int64_t k, int64_t m, so_weight **out) {
     so_tensor t;
     if (find_matrix(ld, gguf, layer, k, m, &t))
-        make_weight(ld, t, true, out);
+        make_weight(ld, t, true, MULTIPLIED, out);
 }
 
 /* name: without ".weight"; the bias is looked for where the hparams promise one. */
@@ -218,7 +239,7 @@ static void load_qkv(loader *ld, int layer, so_layer *w) {
         part.dims[1] = d;
         part.n_bytes = so_dtype_row_bytes(t.dtype, d) * (size_t)d;
         part.data = (const char *)t.data + (size_t)i * part.n_bytes;
-        make_weight(ld, part, true, &parts[i]->w);
+        make_weight(ld, part, true, MULTIPLIED, &parts[i]->w);
     }
     vector(ld, "attn_qkv.bias", layer, 3 * d, &w->q.bias);
     bias = w->q.bias;
@@ -294,11 +315,12 @@ static void load_ends(loader *ld) {
     so_model *m = ld->m;
     int64_t d = m->hp.d_model;
     so_tensor t;
-    matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &m->embed);
+    if (find_matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &t))
+        make_weight(ld, t, true, m->hp.tied ? MULTIPLIED : LOOKED_UP, &m->embed);
     if (m->hp.arch == SO_ARCH_GPT2) {
         /* a lookup that is added once; rounding it would save nothing */
         if (find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t))
-            make_weight(ld, t, false, &m->pos_embed);
+            make_weight(ld, t, false, LOOKED_UP, &m->pos_embed);
         vector(ld, "output_norm.bias", -1, d, &m->out_norm.bias);
     }
     vector(ld, "output_norm.weight", -1, d, &m->out_norm.weight);
@@ -362,12 +384,34 @@ static void check_leftovers(loader *ld) {
     }
 }
 
+/* Whether there is memory for the backend's own copy of the weights, with some to spare for the
+ * cache. Where there is not, the model still runs from the file. */
+static bool room_to_pack(const loader *ld) {
+    const so_checkpoint *ck = ld->m->ck;
+    size_t need = 64 << 20, available = so_mem_available();
+    for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++) {
+        const so_tensor *t = so_checkpoint_tensor_at(ck, i);
+        if (!so_dtype_is_float(t->dtype) || ld->opts->quantize)
+            need += t->n_bytes + t->n_bytes / 8;
+    }
+    if (need <= available)
+        return true;
+    so_log(SO_LOG_WARN,
+           "%s: packing the weights takes %zu MB and %zu MB are available: they are used as they "
+           "lie in the file, with the same results but slower",
+           so_checkpoint_path(ck), need >> 20, available >> 20);
+    return false;
+}
+
+/* The ends come first: they hold the largest matrix, and while a matrix is packed both copies of it
+ * take memory. */
 static void loader_run(loader *ld) {
     if (ld->opts->quantize)
         ld->rc = so_pool_create(so_cpu_count(), &ld->pool, ld->err);
+    ld->pack = !ld->opts->no_pack && room_to_pack(ld);
+    load_ends(ld);
     if (ld->rc == 0)
         load_layers(ld);
-    load_ends(ld);
     load_rope(ld);
     check_leftovers(ld);
     upload_vectors(ld);

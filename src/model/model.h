@@ -13,6 +13,7 @@ typedef struct so_pass so_pass;
 typedef struct so_model_opts {
     bool quantize; /* round 2-D weights to `dtype` at load */
     so_dtype dtype;
+    bool no_pack; /* leave matrices as they lie in the file; the same results, slower */
     /* Called with 0 … 1 while loading takes long; may be NULL. */
     void (*progress)(void *user, double done);
     void *user;

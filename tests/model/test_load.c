@@ -6,9 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "model/weights.h"
 #include "so_rig.h"
@@ -211,6 +214,48 @@ static void rounds_at_load(void **state) {
     so_test_tmp_free(dir);
 }
 
+/* Packed or as the file has them: the same logits for every type that can be packed. */
+static void packing_changes_nothing(void **state) {
+    (void)state;
+    static const so_dtype types[] = {SO_DTYPE_Q4_0, SO_DTYPE_Q4_1, SO_DTYPE_Q5_0, SO_DTYPE_Q5_1,
+                                     SO_DTYPE_Q8_0, SO_DTYPE_Q2_K, SO_DTYPE_Q3_K, SO_DTYPE_Q4_K,
+                                     SO_DTYPE_Q5_K, SO_DTYPE_Q6_K};
+    so_shape wide = GOOD;
+    wide.d_model = 256, wide.d_ff = 512, wide.n_heads = 16;
+    char *dir = so_test_tmp(), *path = so_shape_write(dir, &wide);
+    for (size_t i = 0; i < SO_LEN(types); i++) {
+        float packed[67], borrowed[67];
+        so_model_opts o = {.quantize = true, .dtype = types[i]};
+        first_token_logits(path, &o, packed);
+        o.no_pack = true;
+        first_token_logits(path, &o, borrowed);
+        assert_memory_equal(packed, borrowed, sizeof packed);
+    }
+    free(path);
+    so_test_tmp_free(dir);
+}
+
+/* Too little address space for packed copies: a model loads all the same. */
+static void loads_without_room_to_pack(void **state) {
+    (void)state;
+    const char *path = so_test_model("smollm2");
+    if (SO_SANITIZED)
+        SO_SKIP("a sanitizer needs address space of its own");
+    if (!path)
+        SO_SKIP("no pulled model is here (sooth pull smollm2)");
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        so_err err;
+        struct rlimit tight = {260 << 20, 260 << 20}; /* the file takes 145 MB of it */
+        so_log_set_level(SO_LOG_ERROR);
+        _exit(setrlimit(RLIMIT_AS, &tight) == 0 && load(path, NULL, &err) == 0 ? 0 : 1);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 /* Permuted Llama weights of GGUF and unpermuted ones of a folder are told apart by their source;
  * the pulled models below would babble if norms, rope or scales were off. */
 static void real_models_know_paris(void **state) {
@@ -266,6 +311,8 @@ int main(void) {
         cmocka_unit_test(refuses_folders),
         cmocka_unit_test(fits_rows),
         cmocka_unit_test(rounds_at_load),
+        cmocka_unit_test(packing_changes_nothing),
+        cmocka_unit_test(loads_without_room_to_pack),
         cmocka_unit_test(real_models_know_paris),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
