@@ -5,6 +5,7 @@
  *   decode   tokens per second, one at a time, behind --ctx-size tokens
  *   prompt   tokens per second of reading a prompt of --predict tokens
  *   spec     what speculation gains on a file of prompts (bench_spec.c)
+ *   kernels  the matrix products alone, by dtype and number of rows (bench_kernels.c)
  *   ppl      perplexity of a text: windows of --ctx-size tokens, the second half of each scored, as
  *            llama.cpp's tool does it, so that figures can be compared
  *   logits   the logits after every token of {"tokens":[…]} in a file, windows of --ctx-size, as
@@ -20,6 +21,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "cli/bench_kernels.h"
 #include "cli/bench_spec.h"
 #include "cli/load.h"
 #include "cli/progress.h"
@@ -409,11 +411,13 @@ int so_cmd_bench(int argc, char **argv) {
         status = bench_rate(&a, &g, false);
     else if (strcmp(kind, "spec") == 0)
         status = so_bench_spec(&a);
+    else if (strcmp(kind, "kernels") == 0)
+        status = so_bench_kernels(&a);
     else if (strcmp(kind, "logits") == 0)
         status = bench_logits(&a, &g);
     else
-        status =
-            so_args_bad(&a, "'%.40s': must be spec, curve, ppl, decode, prompt or logits", kind);
+        status = so_args_bad(
+            &a, "'%.40s': must be spec, curve, ppl, decode, prompt, kernels or logits", kind);
     rig_close(&g);
     so_args_free(&a);
     return status;

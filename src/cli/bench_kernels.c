@@ -1,0 +1,191 @@
+/* `sooth bench kernels`: the matrix products alone, without a model.
+ *
+ * For every dtype (--quantize TYPE: only that one) and a few row lengths, matrices of random bytes
+ * that together fill WORKING_SET are multiplied with n activation rows, packed as a model's are.
+ * Beside the time stand the bytes of weights per second, the multiply-adds per second, and the
+ * share of the roofline max(bytes / bandwidth, multiply-adds / peak); bandwidth over as many bytes
+ * and peak are measured in the same run. Widths take turns within a round, medians are printed. */
+#include "cli/bench_kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/probe.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "cli/report.h"
+
+static const int WIDTHS[] = {1, 2, 4, 5, 8, 16, 32, 64};
+static const int LENGTHS[] = {576, 1536, 8960};
+static const so_dtype DTYPES[] = {SO_DTYPE_F32,  SO_DTYPE_F16,  SO_DTYPE_BF16, SO_DTYPE_Q8_0,
+                                  SO_DTYPE_Q5_1, SO_DTYPE_Q5_0, SO_DTYPE_Q4_1, SO_DTYPE_Q4_0,
+                                  SO_DTYPE_Q6_K, SO_DTYPE_Q5_K, SO_DTYPE_Q4_K, SO_DTYPE_Q3_K,
+                                  SO_DTYPE_Q2_K};
+enum {
+    N_WIDTHS = SO_LEN(WIDTHS),
+    WIDEST = 64,
+    WORKING_SET = 96 << 20,
+    OUTPUTS = 4, /* results of neighbouring products lie apart, so that they need no barrier */
+    MAX_ROWS = 4096,
+    REPEATS_MAX = 1000
+};
+
+typedef struct bench {
+    const so_args *a;
+    so_backend *b;
+    so_probe probe;
+    int n_repeats;
+    so_err err;
+} bench;
+
+/* Matrices of one dtype and row length. */
+typedef struct set {
+    so_dtype dtype;
+    int k, m, n_weights;
+    so_weight **weights;
+    so_buffer *x, *out;
+    unsigned char *bytes; /* all matrices are packed from the same ones */
+    double ms[N_WIDTHS][REPEATS_MAX];
+} set;
+
+/* Random bytes whose halves are no NaN: a block's time does not depend on what it says otherwise.
+ */
+static void fill(so_dtype dtype, unsigned char *p, size_t n_bytes) {
+    so_rng_key key = {.seed = 5, .purpose = SO_RNG_TEST};
+    for (size_t i = 0; i + 16 <= n_bytes; i += 16) {
+        uint32_t w[4];
+        so_rng_block(&key, (uint32_t)(i / 16), w);
+        for (int j = 0; j < 4; j++)
+            w[j] &= dtype == SO_DTYPE_F32 ? 0x3F7FFFFFu : 0x3BFF3BFFu;
+        memcpy(p + i, w, sizeof w);
+    }
+}
+
+static int set_open(bench *g, so_dtype dtype, int k, set *s) {
+    size_t row_bytes = so_dtype_row_bytes(dtype, k);
+    int m = (int)SO_MIN((size_t)MAX_ROWS, WORKING_SET / 4 / row_bytes / 16 * 16), rc;
+    size_t n_bytes = row_bytes * (size_t)m;
+    *s = (set){.dtype = dtype, .k = k, .m = m};
+    s->bytes = so_calloc(n_bytes + 16, 1);
+    fill(dtype, s->bytes, n_bytes);
+    so_tensor t = {.name = SO_STR("bench"),
+                   .dtype = dtype,
+                   .n_dims = 2,
+                   .dims = {k, m, 1, 1},
+                   .data = s->bytes,
+                   .n_bytes = n_bytes};
+    int n = (int)SO_MAX(WORKING_SET / n_bytes, (size_t)1);
+    s->weights = SO_NEW_N(so_weight *, n);
+    rc = g->b->vt->buffer_create(g->b, (size_t)WIDEST * (size_t)k * 4, &s->x, &g->err);
+    if (rc == SO_OK)
+        rc = g->b->vt->buffer_create(g->b, (size_t)OUTPUTS * WIDEST * (size_t)m * 4, &s->out,
+                                     &g->err);
+    for (; s->n_weights < n && rc == SO_OK; s->n_weights++) {
+        rc = g->b->vt->weight_create(g->b, &t, &s->weights[s->n_weights], &g->err);
+        if (rc != SO_OK)
+            break;
+        g->b->vt->weight_adopt(g->b, s->weights[s->n_weights]);
+    }
+    float *x = SO_NEW_N(float, WIDEST *k);
+    fill(SO_DTYPE_F32, (unsigned char *)x, (size_t)WIDEST * (size_t)k * 4);
+    if (rc == SO_OK)
+        so_submit(g->b, &(so_op){.kind = SO_OP_UPLOAD,
+                                 .n = 1,
+                                 .upload = {{s->x, 0}, x, (size_t)WIDEST * (size_t)k * sizeof *x}});
+    free(x);
+    return rc;
+}
+
+static void set_close(bench *g, set *s) {
+    for (int i = 0; i < s->n_weights; i++)
+        g->b->vt->weight_free(g->b, s->weights[i]);
+    g->b->vt->buffer_free(g->b, s->x);
+    g->b->vt->buffer_free(g->b, s->out);
+    free(s->weights);
+    free(s->bytes);
+}
+
+static int multiply(bench *g, const set *s, int n, double *ms) {
+    int64_t t = so_clock_ns();
+    for (int i = 0; i < s->n_weights; i++) {
+        size_t out = (size_t)(i % OUTPUTS) * WIDEST * (size_t)s->m * sizeof(float);
+        so_submit(g->b,
+                  &(so_op){.kind = SO_OP_MATMUL,
+                           .n = n,
+                           .matmul = {.out = {s->out, out}, .x = {s->x, 0}, .w = s->weights[i]}});
+    }
+    int rc = g->b->vt->sync(g->b, &g->err);
+    *ms = so_clock_ms_since(t);
+    return rc;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void print_row(const bench *g, const set *s, int n, double ms) {
+    double weights = (double)s->n_weights * s->m * s->k;
+    double bytes = (double)s->n_weights * s->m * (double)so_dtype_row_bytes(s->dtype, s->k);
+    double gb = bytes / (ms * 1e6), giga = weights * n / (ms * 1e6);
+    double share = 100 * so_probe_floor(&g->probe, bytes, weights * n) / (ms * 1e-3);
+    const char *name = so_dtype_get((int)s->dtype)->name;
+    if (so_args_has(g->a, SO_OPT_JSON))
+        so_report_print_json(
+            json_pack("{s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "type", name, "k", s->k,
+                      "m", s->m * s->n_weights, "n", n, "ms", ms, "gb_per_second", gb,
+                      "gmac_per_second", giga, "roofline_percent", share, "read_gb_per_second",
+                      g->probe.read_gb, "peak_gmac_per_second", g->probe.mac_giga));
+    else
+        printf("%-5s %6d %4d %9.2f %8.1f %8.1f %6.0f %%\n", name, s->k, n, ms, gb, giga, share);
+}
+
+static int time_set(bench *g, so_dtype dtype, int k) {
+    set *s = SO_NEW(set);
+    int rc = set_open(g, dtype, k, s);
+    for (int rep = -1; rep < g->n_repeats && rc == SO_OK; rep++)
+        for (int w = 0; w < N_WIDTHS && rc == SO_OK; w++) {
+            double ms;
+            rc = multiply(g, s, WIDTHS[w], &ms);
+            if (rep >= 0)
+                s->ms[w][rep] = ms;
+        }
+    for (int w = 0; w < N_WIDTHS && rc == SO_OK; w++) {
+        qsort(s->ms[w], (size_t)g->n_repeats, sizeof(double), by_value);
+        print_row(g, s, WIDTHS[w], s->ms[w][g->n_repeats / 2]);
+    }
+    set_close(g, s);
+    free(s);
+    return rc;
+}
+
+static int time_all(bench *g, bool one_type, so_dtype only) {
+    int rc = so_backend_cpu_probe(g->b, WORKING_SET, &g->probe, &g->err);
+    if (rc == SO_OK && !so_args_has(g->a, SO_OPT_JSON))
+        printf("reading %d MB: %.1f GB/s; multiplying: %.1f G/s; %d repeats\n"
+               "type       k    n        ms     GB/s G mac/s  roofline\n",
+               WORKING_SET >> 20, g->probe.read_gb, g->probe.mac_giga, g->n_repeats);
+    for (size_t d = 0; d < SO_LEN(DTYPES) && rc == SO_OK; d++)
+        for (size_t l = 0; l < SO_LEN(LENGTHS) && rc == SO_OK; l++)
+            if ((!one_type || only == DTYPES[d]) &&
+                LENGTHS[l] % so_dtype_get((int)DTYPES[d])->block_len == 0)
+                rc = time_set(g, DTYPES[d], LENGTHS[l]);
+    return rc;
+}
+
+int so_bench_kernels(const so_args *a) {
+    bench g = {.a = a, .n_repeats = (int)SO_MIN(so_args_int(a, SO_OPT_REPEATS, 9), REPEATS_MAX)};
+    const char *type = so_args_str(a, SO_OPT_QUANTIZE, NULL);
+    so_dtype dtype = SO_DTYPE_F32;
+    so_cpu_level level;
+    if (type && !so_dtype_parse(type, &dtype))
+        return so_args_bad(a, "--quantize '%.40s': no such type", type);
+    so_cpu_level_parse(so_args_str(a, SO_OPT_CPU_LEVEL, "auto"), &level);
+    int rc = so_backend_cpu_create((int)so_args_int(a, SO_OPT_THREADS, 0), level, &g.b, &g.err);
+    if (rc == SO_OK)
+        rc = time_all(&g, type != NULL, dtype);
+    so_backend_free(g.b);
+    return rc == SO_OK ? 0 : so_args_fail(a, &g.err);
+}

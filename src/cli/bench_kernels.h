@@ -1,0 +1,9 @@
+/* `sooth bench kernels`, a kind of `bench` in a file of its own. */
+#ifndef SO_CLI_BENCH_KERNELS_H
+#define SO_CLI_BENCH_KERNELS_H
+
+#include "cli/options.h"
+
+int so_bench_kernels(const so_args *a);
+
+#endif
