@@ -33,7 +33,7 @@ ALL_CFLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=al
 LDFLAGS += -fsanitize=$(SAN)
 endif
 
-X86_ONLY := $(wildcard src/*/cpu/*_avx2.c src/*/cpu/*_avx512.c)
+X86_ONLY := $(wildcard src/*/cpu/*_avx2.c src/*/cpu/*_avxvnni.c src/*/cpu/*_avx512.c)
 LIB_SRC := $(filter-out src/cli/%,$(wildcard src/*/*.c src/*/*/*.c))
 ifneq ($(ARCH),x86_64)
 LIB_SRC := $(filter-out $(X86_ONLY),$(LIB_SRC))
@@ -62,6 +62,7 @@ help: ## list the targets
 
 # Kernels for one instruction set each; only these files may use its intrinsics.
 $(O)/src/%_avx2.o: ISA := -mavx2 -mfma -mf16c
+$(O)/src/%_avxvnni.o: ISA := -mavx2 -mfma -mf16c -mavxvnni
 $(O)/src/%_avx512.o: ISA := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
 
 # Rewritten only when the flags change; every object depends on it.

@@ -176,12 +176,17 @@ typedef enum so_cpu_level {
     SO_CPU_AUTO = -1,
     SO_CPU_SCALAR = 0,
     SO_CPU_AVX2 = 1,
-    SO_CPU_AVX512 = 2, /* with VNNI */
+    SO_CPU_AVXVNNI = 2, /* AVX2 with 256-bit VNNI */
+    SO_CPU_AVX512 = 3,  /* with VNNI */
+    SO_CPU_LEVELS = 4,
 } so_cpu_level;
+
+/* Whether this CPU has it. A higher level does not mean that all lower ones are there. */
+bool so_cpu_level_usable(so_cpu_level level);
 
 so_cpu_level so_cpu_best_level(void);
 const char *so_cpu_level_name(so_cpu_level level);
-bool so_cpu_level_parse(const char *name, so_cpu_level *out); /* scalar avx2 avx512 auto */
+bool so_cpu_level_parse(const char *name, so_cpu_level *out); /* scalar avx2 avxvnni avx512 auto */
 
 /* n_threads 0: one per core this process may use. A level the CPU lacks is an error naming both. */
 int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, so_err *err);

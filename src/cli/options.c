@@ -54,8 +54,9 @@ static const opt_row table[SO_OPT_COUNT] = {
                         "f16|f32", "f16", "type of the KV cache", LOADS | SO_CMD_INSPECT},
     [SO_OPT_THREADS] = {"Model", "threads", "t", NULL, INT, 0, 256, "N", "all cores",
                         "threads to compute with; 0: one per core", LOADS | SO_CMD_QUANTIZE},
-    [SO_OPT_CPU_LEVEL] = {"Model", "cpu-level", NULL, NULL, CHOICE, 0, 0, "auto|scalar|avx2|avx512",
-                          "auto", "instruction set of the CPU kernels", LOADS},
+    [SO_OPT_CPU_LEVEL] = {"Model", "cpu-level", NULL, NULL, CHOICE, 0, 0,
+                          "auto|scalar|avx2|avxvnni|avx512", "auto",
+                          "instruction set of the CPU kernels", LOADS},
     [SO_OPT_BATCH] = {"Model", "batch-size", "b", "ubatch-size", INT, 1, 4096, "N", "256",
                       "most prompt tokens in one forward pass; never changes the output", LOADS},
 

@@ -405,7 +405,9 @@ static void trees(void **state) {
             so_backend *scalar = cpu(1, SO_CPU_SCALAR);
             tree_on(scalar, &shapes[i], prefixes[p], want);
             hash = hash * 31 + so_hash_bytes(want, n * sizeof(float));
-            for (int level = SO_CPU_SCALAR; level <= (int)so_cpu_best_level(); level++) {
+            for (int level = SO_CPU_SCALAR; level < SO_CPU_LEVELS; level++) {
+                if (!so_cpu_level_usable((so_cpu_level)level))
+                    continue;
                 so_backend *b = cpu(2 + (int)((i + p) % 3), (so_cpu_level)level);
                 tree_on(b, &shapes[i], prefixes[p], got);
                 assert_same(so_cpu_level_name((so_cpu_level)level), got, want, n);

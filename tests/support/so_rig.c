@@ -60,8 +60,9 @@ void so_rig_chunks(so_rig *r, so_seq *s, const int32_t *tokens, int n, int chunk
 
 int so_rig_levels(so_cpu_level *out) {
     int n = 0;
-    for (int l = SO_CPU_SCALAR; l <= (int)so_cpu_best_level(); l++)
-        out[n++] = (so_cpu_level)l;
+    for (int l = SO_CPU_SCALAR; l < SO_CPU_LEVELS; l++)
+        if (so_cpu_level_usable((so_cpu_level)l))
+            out[n++] = (so_cpu_level)l;
     return n;
 }
 

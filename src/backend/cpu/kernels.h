@@ -135,7 +135,7 @@ typedef struct so_kernels {
 
 extern const so_kernels so_kernels_scalar;
 #if defined(__x86_64__)
-extern const so_kernels so_kernels_avx2, so_kernels_avx512;
+extern const so_kernels so_kernels_avx2, so_kernels_avxvnni, so_kernels_avx512;
 #endif
 
 /* exp(x), within 1 ulp: x = n·ln 2 + r, |r| ≤ ln 2 / 2; 2^n · (1 + r + r²·P(r)); P has a relative

@@ -163,7 +163,8 @@ enum { Q8_OFFSET = 128 };
 
 /* Packed weights: a column is a group. A partial sum that fits 16 bits is the low half of its
  * lane, and its high half meets a zero. */
-enum { HAS_DP = 1, COL_GROUP = 1, COL_HEAD = 0, COL_WORD = 0 };
+#define HAS_DP 1
+enum { COL_GROUP = 1, COL_HEAD = 0, COL_WORD = 0 };
 #define vi_load(p) _mm512_loadu_si512((const void *)(p))
 #define vi_xor _mm512_xor_si512
 #define vi_pmac _mm512_dpbusd_epi32

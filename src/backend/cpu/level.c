@@ -8,13 +8,19 @@
 #include "backend/cpu/cpu.h"
 #include "base/mem.h"
 
-static const char *const names[] = {"scalar", "avx2", "avx512"};
+static const char *const names[] = {"scalar", "avx2", "avxvnni", "avx512"};
 
 #if defined(__x86_64__)
-/* Not every compiler's feature test knows F16C. Its registers are AVX's. */
+/* Not every compiler's feature test knows these. Their registers are AVX's. */
 static bool has_f16c(void) {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+/* Leaf 7, subleaf 1, EAX bit 4. */
+static bool has_avxvnni(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
 #endif
 
@@ -26,6 +32,8 @@ const so_kernels *so_cpu_kernels(so_cpu_level level) {
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     if (level == SO_CPU_AVX2 && avx2)
         return &so_kernels_avx2;
+    if (level == SO_CPU_AVXVNNI && avx2 && has_avxvnni())
+        return &so_kernels_avxvnni;
     if (level == SO_CPU_AVX512 && avx2 && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
@@ -34,10 +42,13 @@ const so_kernels *so_cpu_kernels(so_cpu_level level) {
     return NULL;
 }
 
+bool so_cpu_level_usable(so_cpu_level level) { return so_cpu_kernels(level) != NULL; }
+
 so_cpu_level so_cpu_best_level(void) {
-    if (so_cpu_kernels(SO_CPU_AVX512))
-        return SO_CPU_AVX512;
-    return so_cpu_kernels(SO_CPU_AVX2) ? SO_CPU_AVX2 : SO_CPU_SCALAR;
+    int best = SO_CPU_LEVELS - 1;
+    while (!so_cpu_level_usable((so_cpu_level)best))
+        best--;
+    return (so_cpu_level)best;
 }
 
 const char *so_cpu_level_name(so_cpu_level level) {
