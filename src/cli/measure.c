@@ -2,7 +2,7 @@
  *
  *   1. what the words ask for is checked, models are opened, every drafter is made once: whatever
  *      is wrong is said before minutes are spent
- *   2. t(n): passes of the target by their width
+ *   2. t(n): passes of the target by their width, some now and some before each drafter of 3
  *   3. per temperature: the target writes its text; acceptance of every drafter over it; speed of
  *      every drafter, predicted and measured
  *   4. tables or one JSON object
@@ -31,6 +31,7 @@ enum {
     PARALLEL = 8,
     ROWS = 32,
     SLACK = 16, /* tokens of context beside prompt and answer */
+    FIRST_ROUNDS = 5,
 };
 const double so_measure_leniences[SO_MEASURE_LENIENCES] = {1, 0.5, 0.3, 0.1};
 
@@ -349,17 +350,20 @@ static int fit_context(so_measure *m) {
 static int open_pass(so_measure *m) {
     const so_hparams *hp = so_model_hparams(m->b.model);
     m->max_rows = SO_MAX((int)ROWS, m->max_gamma + 1);
-    int longest = SO_MAX(m->eo.n_ctx, 256) + SO_MEASURE_WIDEST; /* 256: behind timed passes */
     so_kv_shape shape = {.n_layers = hp->n_layers,
                          .n_heads_kv = hp->n_heads_kv,
                          .head_dim = hp->head_dim,
-                         .n_pages = so_kv_pages_for(longest) + 1,
+                         .n_pages = so_kv_pages_for(m->eo.n_ctx + m->max_rows) +
+                                    so_kv_pages_for(SO_MEASURE_BEHIND + SO_MEASURE_WIDEST) + 2,
                          .dtype = m->eo.kv_dtype};
     int rc = so_kv_create(m->b.backend, &shape, &m->kv, &m->err);
     if (rc == SO_OK)
         rc = so_pass_create(m->b.model, m->kv, m->max_rows, m->max_rows, &m->pass, &m->err);
-    if (rc == SO_OK)
+    if (rc == SO_OK) {
         m->seq = so_seq_create(m->kv);
+        m->timed = so_seq_create(m->kv);
+    }
+    m->rounds = SO_NEW_N(double, (SO_MEASURE_WIDEST + 1) * SO_MEASURE_ROUNDS);
     m->rows = SO_NEW_N(so_row, m->max_rows);
     return rc;
 }
@@ -422,15 +426,14 @@ static int measure_temp(so_measure *m) {
 }
 
 static int measure(so_measure *m) {
-    signal(SIGINT, on_interrupt);
-    signal(SIGTERM, on_interrupt);
     so_progress_begin(&m->bar, "measuring");
-    int rc = so_measure_passes(m);
+    int rc = so_measure_passes(m, FIRST_ROUNDS);
     for (m->temp = 0; m->temp < m->n_temps && rc == SO_OK && !stopped; m->temp++)
         rc = measure_temp(m);
     so_progress_end(&m->bar);
     if (rc != SO_OK)
         return so_args_fail(m->a, &m->err);
+    so_measure_foretell(m);
     so_measure_print(m, !stopped);
     return stopped ? 130 : 0;
 }
@@ -443,6 +446,8 @@ static void close_all(so_measure *m) {
         free(m->drafters[k].name);
     free(m->drafters);
     so_seq_free(m->seq);
+    so_seq_free(m->timed);
+    free(m->rounds);
     so_pass_free(m->pass);
     so_kv_free(m->kv);
     free(m->rows);
@@ -456,6 +461,8 @@ static void close_all(so_measure *m) {
 
 int so_theory_measure(const so_args *a) {
     so_measure *m = SO_NEW(so_measure);
+    signal(SIGINT, on_interrupt);
+    signal(SIGTERM, on_interrupt);
     m->a = a;
     int status = open_all(m);
     if (status == 0)

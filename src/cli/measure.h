@@ -22,7 +22,9 @@ enum {
     SO_MEASURE_LENIENCES = 4,
     SO_MEASURE_GAMMA = 16, /* the longest draft that is considered, unless --gamma says more */
     SO_MEASURE_WIDEST = SO_MAX_DRAFT + 1,
-    SO_MEASURE_FILES = 8, /* draft models named in specs */
+    SO_MEASURE_FILES = 8,    /* draft models named in specs */
+    SO_MEASURE_BEHIND = 256, /* tokens behind which passes are timed */
+    SO_MEASURE_ROUNDS = 64,  /* timed passes of one width that are kept */
 };
 extern const double so_measure_leniences[SO_MEASURE_LENIENCES]; /* 1, 0.5, 0.3, 0.1 */
 
@@ -59,6 +61,7 @@ typedef struct so_measure_result {
     int lenient_gamma[SO_MEASURE_LENIENCES];    /* … and the best gamma */
     so_ratio fixed, planned;                    /* plain time over speculative time */
     int64_t n_tokens;                           /* in each way */
+    int64_t n_tested, n_accepted;               /* guesses, where gamma was fixed */
     int n_texts, n_different;
 } so_measure_result;
 
@@ -99,13 +102,15 @@ typedef struct so_measure {
     int64_t got_tokens[SO_MEASURE_TEMPS];
     int got_texts[SO_MEASURE_TEMPS];
 
-    int n_behind; /* tokens in the cache when passes were timed */
-    double t_ms[SO_MEASURE_WIDEST + 1];
+    int n_behind;   /* tokens in the cache when passes are timed */
+    double *rounds; /* [SO_MEASURE_WIDEST + 1][SO_MEASURE_ROUNDS] milliseconds by width */
+    int n_rounds;
+    double t_ms[SO_MEASURE_WIDEST + 1]; /* their medians */
     double sample_ms[SO_MEASURE_TEMPS]; /* of drawing one token of the target */
 
     so_kv *kv;
     so_pass *pass;
-    so_seq *seq;
+    so_seq *seq, *timed; /* for reading texts, and for timing passes behind n_behind tokens */
     so_row *rows;
     int max_rows;
     so_progress bar;
@@ -129,12 +134,15 @@ int so_measure_build(so_measure *m, so_measure_drafter *d, int half, so_draft_se
 int so_measure_write(so_measure *m);
 int so_measure_accept(so_measure *m);
 void so_measure_forget(so_measure *m); /* the texts */
-/* Appends k rows to the open sequence and runs them, left open; logits of rows from first_logit. */
-int so_measure_rows(so_measure *m, const int32_t *ids, int k, int first_logit);
+/* Appends k rows to a sequence and runs them, left open; logits of rows from first_logit on. */
+int so_measure_rows(so_measure *m, so_seq *seq, const int32_t *ids, int k, int first_logit);
 
 /* measure_speed.c */
-int so_measure_passes(so_measure *m);             /* t(n) */
+/* Times passes of every width n_rounds times more; t(n) is the median of all rounds. */
+int so_measure_passes(so_measure *m, int n_rounds);
 int so_measure_speed(so_measure *m, int drafter); /* at this temperature */
+/* Predictions for everything that was raced, with the final t(n). */
+void so_measure_foretell(so_measure *m);
 
 /* measure_print.c */
 void so_measure_print(const so_measure *m, bool complete);

@@ -76,12 +76,17 @@ static void print_passes(const so_measure *m) {
     putchar('\n');
 }
 
+static double timed_alpha(const so_measure_result *r) {
+    return r->n_tested > 0 ? (double)r->n_accepted / (double)r->n_tested : NAN;
+}
+
 static void print_table4(const so_measure *m, int width) {
-    printf("\nTable 4: speed-up against plain decoding, with --verify match. c is the time of one "
-           "guess in\npasses of one token; ideal is theorem 3.8, predicted the same with the "
-           "measured t(n) and the time\nof drawing; measured has gamma fixed, planned leaves it to "
-           "the planner; +- one standard error\nover texts.\n\n  %-*s temp gamma  alpha       c  "
-           "ideal  predicted  measured     +-  planned     +-\n",
+    printf("\nTable 4: speed-up against plain decoding, with --verify match. timed is alpha in the "
+           "timed runs, c\nthe time of one guess in passes of one token; ideal is theorem 3.8, "
+           "predicted the same with the\nmeasured t(n) and the time of drawing; measured has gamma "
+           "fixed, planned leaves it to the planner;\n+- one standard error over texts.\n\n"
+           "  %-*s temp gamma  alpha  timed       c  ideal  predicted  measured     +-  planned"
+           "     +-\n",
            width, "drafter");
     for (int t = 0; t < m->n_temps; t++)
         for (int k = 0; k < m->n_drafters; k++) {
@@ -91,6 +96,7 @@ static void print_table4(const so_measure *m, int width) {
             put_name(m, &m->drafters[k], t, width);
             printf(" %5d", r->gamma);
             put(so_ratio_value(&r->match), 6, 2);
+            put(timed_alpha(r), 6, 2);
             put(r->draft_ms / m->t_ms[1], 7, 4);
             put(r->ideal, 6, 2);
             put(r->predicted, 10, 2);
@@ -132,11 +138,10 @@ static void print_text(const so_measure *m, bool complete) {
     bool counted = false;
     if (!complete)
         puts("Interrupted: what follows is what had been measured.\n");
-    for (int t = 0; t < m->n_temps; t++)
-        if (m->got_texts[t] > 0)
-            printf("%s%lld tokens of the target's own text at temperature %g, in %d texts",
-                   t ? "; " : "", (long long)m->got_tokens[t], (double)m->temps[t],
-                   m->got_texts[t]);
+    for (int t = 0; t < m->n_temps && m->got_texts[t] > 0; t++)
+        printf("%s %lld tokens in %d texts at temperature %g",
+               t ? "," : "The target's own text:", (long long)m->got_tokens[t], m->got_texts[t],
+               (double)m->temps[t]);
     if (m->got_texts[0] > 0)
         puts(".\n");
     print_table3(m, width);
@@ -178,14 +183,15 @@ static json_t *acceptance_json(const so_measure *m, const so_measure_drafter *d,
 static json_t *speed_json(const so_measure *m, const so_measure_drafter *d, int t) {
     const so_measure_result *r = &d->results[t];
     return json_pack(
-        "{s:s, s:f, s:i, s:o, s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:I, s:o}",
+        "{s:s, s:f, s:i, s:o, s:o, s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:I, s:o}",
         "drafter", d->name, "temp", (double)m->temps[t], "gamma", r->gamma, "alpha",
-        number(so_ratio_value(&r->match)), "covered", number(so_ratio_value(&r->covered)),
-        "draft_ms", r->draft_ms, "c", number(r->draft_ms / m->t_ms[1]), "ideal", number(r->ideal),
-        "predicted", number(r->predicted), "measured", number(so_ratio_value(&r->fixed)),
-        "measured_error", number(so_ratio_error(&r->fixed)), "planned",
-        number(so_ratio_value(&r->planned)), "planned_error", number(so_ratio_error(&r->planned)),
-        "texts", r->n_texts, "tokens", (json_int_t)r->n_tokens, "identical",
+        number(so_ratio_value(&r->match)), "timed_alpha", number(timed_alpha(r)), "covered",
+        number(so_ratio_value(&r->covered)), "draft_ms", r->draft_ms, "c",
+        number(r->draft_ms / m->t_ms[1]), "ideal", number(r->ideal), "predicted",
+        number(r->predicted), "measured", number(so_ratio_value(&r->fixed)), "measured_error",
+        number(so_ratio_error(&r->fixed)), "planned", number(so_ratio_value(&r->planned)),
+        "planned_error", number(so_ratio_error(&r->planned)), "texts", r->n_texts, "tokens",
+        (json_int_t)r->n_tokens, "identical",
         r->n_texts ? json_boolean(r->n_different == 0) : json_null());
 }
 

@@ -10,9 +10,13 @@
  * With t(γ+1) = t(1), s = 0 and ρ = 1 this is theorem 3.8 with c = d/t(1). It takes guesses as
  * independent of each other, as the paper does.
  *
- * The measurement runs texts of measure_text.c again, with their own seeds and `match`, so that
- * plain decoding and both ways of speculation (gamma fixed, and the planner's) must say the same
- * words; the three take turns at going first. Prompts are not timed. The first text warms up. */
+ * The measurement runs parts of the texts of measure_text.c again, with their own seeds and
+ * `match`, so that plain decoding and both ways of speculation (gamma fixed, and the planner's)
+ * must say the same words. Step by step the one that is behind goes on, so that a slow moment of
+ * the machine hits all three alike. The parts lie at the beginning of one text, a little later in
+ * the next and at the end of the last, because drafters that follow the text get better along it.
+ * What stands before a part is its prompt, and not timed. A part is over before its request is, so
+ * that no round is cut short by a limit. The first text warms up. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,200 +25,286 @@
 #include "cli/measure.h"
 #include "verify/theory.h"
 
-enum { N_REPEATS = 5, WARM_UP = 1, N_BEHIND = 256 };
-enum { SPEED_ANSWER = 100, SPEED_SHARE = 25, MAX_SPEED_TOKENS = 2000 };
+enum { ROUNDS = 2 }; /* of timed passes before each drafter: t(n) and speed see one machine */
+enum { MIN_PART = 40, MAX_PART = 100, MIN_TEXTS = 4, MAX_TEXTS = 20, SHARE = 25 };
 
 /* --- t(n) --- */
 
-static int read_behind(so_measure *m, const int32_t *ids, int n) {
-    int rc = SO_OK;
-    for (int at = 0; at < n && rc == SO_OK;) {
-        int k = SO_MIN(n - at, m->max_rows);
-        rc = so_measure_rows(m, ids + at, k, k);
+/* What the tokens say does not change the time. */
+static int32_t some_token(const so_measure *m, int i) {
+    return m->prompts[0].ids[i % (int)m->prompts[0].len];
+}
+
+static int time_pass(so_measure *m, int first, int n, double *ms) {
+    int32_t ids[SO_MEASURE_WIDEST];
+    for (int i = 0; i < n; i++)
+        ids[i] = some_token(m, first + i);
+    int64_t t = so_clock_ns();
+    int rc = so_measure_rows(m, m->timed, ids, n, 0);
+    *ms = so_clock_ms_since(t);
+    return rc;
+}
+
+static int fill_behind(so_measure *m) {
+    int widest = m->max_gamma + 1, rc = SO_OK;
+    double ms;
+    m->n_behind = SO_MAX(
+        0, SO_MIN((int)SO_MEASURE_BEHIND, so_model_hparams(m->b.model)->n_ctx_train - widest));
+    for (int at = 0; at < m->n_behind && rc == SO_OK;) {
+        int k = SO_MIN(m->n_behind - at, SO_MIN(m->max_rows, (int)SO_MEASURE_WIDEST));
+        rc = time_pass(m, at, k, &ms);
         if (rc == SO_OK)
-            so_seq_commit_chain(m->seq, k);
+            so_seq_commit_chain(m->timed, k);
         at += k;
     }
     return rc;
 }
 
 /* Widths take turns, so that a slow second of the machine hits all alike. */
-static int time_widths(so_measure *m, const int32_t *ids, int widest, double *ms) {
-    int rc = SO_OK;
-    for (int rep = -WARM_UP; rep < N_REPEATS && rc == SO_OK; rep++)
-        for (int n = 1; n <= widest && rc == SO_OK && !so_measure_stopped(); n++) {
-            int64_t t = so_clock_ns();
-            rc = so_measure_rows(m, ids, n, 0);
-            if (rep >= 0)
-                ms[n * N_REPEATS + rep] = so_clock_ms_since(t);
-            if (so_seq_open_nodes(m->seq) > 0)
-                so_seq_abort(m->seq);
+int so_measure_passes(so_measure *m, int n_rounds) {
+    int widest = m->max_gamma + 1, rc = SO_OK;
+    double copy[SO_MEASURE_ROUNDS];
+    if (so_seq_len(m->timed) == 0)
+        rc = fill_behind(m);
+    for (int k = 0; k <= n_rounds && rc == SO_OK; k++) { /* the first one warms up */
+        int slot = m->n_rounds % SO_MEASURE_ROUNDS;
+        for (int n = 1; n <= widest && rc == SO_OK; n++) {
+            rc = time_pass(m, m->n_behind, n, &m->rounds[n * SO_MEASURE_ROUNDS + slot]);
+            if (so_seq_open_nodes(m->timed) > 0)
+                so_seq_abort(m->timed);
+            if (so_measure_stopped())
+                return rc;
         }
-    return rc;
-}
-
-int so_measure_passes(so_measure *m) {
-    int widest = m->max_gamma + 1, n_ctx = so_model_hparams(m->b.model)->n_ctx_train;
-    double *ms = SO_NEW_N(double, (widest + 1) * N_REPEATS);
-    m->n_behind = SO_MAX(0, SO_MIN((int)N_BEHIND, n_ctx - widest));
-    int32_t *ids = SO_NEW_N(int32_t, m->n_behind + widest);
-    for (int i = 0; i < m->n_behind + widest; i++) /* what they say does not change the time */
-        ids[i] = m->prompts[0].ids[i % (int)m->prompts[0].len];
-    int rc = read_behind(m, ids, m->n_behind);
-    if (rc == SO_OK)
-        rc = time_widths(m, ids, widest, ms);
-    for (int n = 1; n <= widest && rc == SO_OK && !so_measure_stopped(); n++)
-        m->t_ms[n] = so_measure_median(ms + n * N_REPEATS, N_REPEATS);
-    so_seq_truncate_to(m->seq, 0);
-    free(ids);
-    free(ms);
+        m->n_rounds += k > 0;
+    }
+    int n_kept = SO_MIN(m->n_rounds, (int)SO_MEASURE_ROUNDS);
+    for (int n = 1; n <= widest && rc == SO_OK; n++) {
+        memcpy(copy, m->rounds + n * SO_MEASURE_ROUNDS, (size_t)n_kept * sizeof *copy);
+        m->t_ms[n] = so_measure_median(copy, n_kept);
+    }
     return rc;
 }
 
 /* --- prediction --- */
 
-/* Tokens per time against plain decoding; ideal: passes of any width cost the same. */
-static double predict(const so_measure *m, const so_measure_result *r, double alpha, int gamma,
-                      bool ideal) {
+/* Tokens per time against plain decoding; s: milliseconds of a draw. */
+static double predict(const so_measure *m, const so_measure_result *r, double s, double alpha,
+                      int gamma) {
     double rho = so_ratio_value(&r->covered), tokens = so_theory_expected_tokens(alpha, gamma);
-    double one = m->t_ms[1], s = ideal ? 0 : m->sample_ms[m->temp];
-    double wide = ideal ? one : m->t_ms[gamma + 1], plain = one + s;
-    double round = gamma * r->draft_ms + wide + tokens * s;
+    double plain = m->t_ms[1] + s, round = gamma * r->draft_ms + m->t_ms[gamma + 1] + tokens * s;
     return (rho * tokens + 1 - rho) * plain / (rho * round + (1 - rho) * plain);
 }
 
-static int best_gamma(const so_measure *m, const so_measure_result *r, double alpha) {
+static double predict_ideal(const so_measure *m, const so_measure_result *r, double alpha,
+                            int gamma) {
+    double rho = so_ratio_value(&r->covered), tokens = so_theory_expected_tokens(alpha, gamma);
+    double c = r->draft_ms / m->t_ms[1];
+    return (rho * tokens + 1 - rho) / (rho * (gamma * c + 1) + 1 - rho);
+}
+
+static int best_gamma(const so_measure *m, const so_measure_result *r, double s, double alpha) {
     int best = 1;
     if (m->fixed_gamma > 0)
         return m->fixed_gamma;
     for (int g = 2; g <= m->max_gamma; g++)
-        if (predict(m, r, alpha, g, false) > predict(m, r, alpha, best, false))
+        if (predict(m, r, s, alpha, g) > predict(m, r, s, alpha, best))
             best = g;
     return best;
+}
+
+static void foretell(const so_measure *m, so_measure_result *r, double s) {
+    double alpha = so_ratio_value(&r->match);
+    r->ideal = predict_ideal(m, r, alpha, r->gamma);
+    r->predicted = predict(m, r, s, alpha, r->gamma);
+    for (int i = 0; i < SO_MEASURE_LENIENCES && r->lenient[i].n > 0; i++) {
+        double lenient = so_ratio_value(&r->lenient[i]);
+        r->lenient_gamma[i] = best_gamma(m, r, s, lenient);
+        r->lenient_speed[i] = predict(m, r, s, lenient, r->lenient_gamma[i]);
+    }
+}
+
+void so_measure_foretell(so_measure *m) {
+    for (int t = 0; t < m->n_temps; t++)
+        for (int k = 0; k < m->n_drafters; k++)
+            if (m->drafters[k].results[t].gamma > 0)
+                foretell(m, &m->drafters[k].results[t], m->sample_ms[t]);
 }
 
 /* --- measurement --- */
 
 typedef enum way { PLAIN, FIXED, PLANNED, N_WAYS } way;
 
-typedef struct racetrack {
+typedef struct racetrack racetrack;
+
+/* One way, with an engine of its own: what a drafter remembers of earlier texts is its own too. */
+typedef struct runner {
+    racetrack *x;
+    so_engine *e;
+    so_request *r;
+    int max_tokens;
+    bool decoding; /* its first token is out: steps are timed */
+    int64_t n_emitted, n_timed;
+    double ms;
+    void *state; /* of counted tables, which no engine can name: they guess as its `user` */
+    so_tree tree;
+} runner;
+
+struct racetrack {
     so_measure *m;
     so_measure_drafter *d;
-    so_engine *engines[2]; /* one each for FIXED and PLANNED: what a drafter remembers of earlier
-                              texts is its own; plain decoding borrows the first */
-    /* counted tables, which no engine can name, guess through the engine's `user` */
-    so_draft_set *set;
-    void *state;
-    so_tree tree;
-    bool decoding;
-    int64_t n_emitted;
-} racetrack;
+    so_draft_set *set; /* counted tables for the text at hand */
+    runner runners[N_WAYS];
+};
 
 static int guess(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
                  int max) {
-    racetrack *x = user;
-    so_draft_job job = {.state = x->state,
+    runner *u = user;
+    so_drafter *root = u->x->set->root;
+    so_draft_job job = {.state = u->state,
                         .tokens = tokens,
                         .n_tokens = n_tokens,
                         .n_prompt = n_prompt,
-                        .tree = &x->tree,
+                        .tree = &u->tree,
                         .max_nodes = max,
                         .max_depth = max};
     int n = 0;
-    so_tree_reset(&x->tree, tokens[n_tokens - 1], n_tokens - 1);
-    if (x->set->root->vt->propose(x->set->root, &job, 1, NULL) != SO_OK)
+    so_tree_reset(&u->tree, tokens[n_tokens - 1], n_tokens - 1);
+    if (root->vt->propose(root, &job, 1, NULL) != SO_OK)
         return 0;
-    for (int node = 0; n < max && x->tree.nodes[node].first >= 0;) {
-        node = x->tree.proposals[x->tree.nodes[node].first].child;
-        out[n++] = x->tree.nodes[node].token;
+    for (int node = 0; n < max && u->tree.nodes[node].first >= 0;) {
+        node = u->tree.proposals[u->tree.nodes[node].first].child;
+        out[n++] = u->tree.nodes[node].token;
     }
     return n;
 }
 
 static bool on_event(void *user, const so_event *ev) {
-    racetrack *x = user;
-    x->n_emitted += ev->token != SO_TOKEN_NONE;
-    x->decoding = true;
-    return !so_measure_stopped();
+    runner *u = user;
+    u->n_emitted += ev->token != SO_TOKEN_NONE;
+    u->decoding = true;
+    return true;
 }
 
-static so_request_opts request_of(racetrack *x, const so_measure_text *t, way how) {
-    so_request_opts o = {.prompt = t->ids.ids,
-                         .n_prompt = t->n_prompt,
-                         .sample = so_measure_sampling(x->m, t->seed),
-                         .max_tokens = SO_MIN((int)t->ids.len - t->n_prompt, (int)SPEED_ANSWER),
+/* A stretch of a text: what stands before it, and how much of it is timed. */
+typedef struct part {
+    const so_measure_text *t;
+    int at, len;
+} part;
+
+static int part_len(const so_measure *m) {
+    return SO_MIN(SO_MAX(m->n_tokens / SHARE / MIN_TEXTS, (int)MIN_PART), (int)MAX_PART);
+}
+
+/* where: 0 … 1, from the beginning of the answer to its end. */
+static part part_of(const so_measure *m, const so_measure_text *t, double where) {
+    int n = (int)t->ids.len - t->n_prompt, room = SO_MAX(0, n - part_len(m) - m->max_gamma);
+    part p = {t, t->n_prompt + (int)(where * room), part_len(m)};
+    p.len = SO_MIN(p.len, (int)t->ids.len - p.at);
+    return p;
+}
+
+static int start(runner *u, const part *p, way how) {
+    so_measure *m = u->x->m;
+    const so_measure_drafter *d = u->x->d;
+    const int32_t *rest = p->t->ids.ids + p->at;
+    int n_rest = (int)p->t->ids.len - p->at, rc = SO_OK;
+    so_draft_text text = {
+        .prompt = p->t->ids.ids, .n_prompt = p->at, .max_tokens = (int)p->t->ids.len};
+    so_request_opts o = {.prompt = p->t->ids.ids,
+                         .n_prompt = p->at,
+                         .sample = so_measure_sampling(m, p->t->seed),
+                         .max_tokens = SO_MIN(n_rest, p->len + m->max_gamma),
                          .on_event = on_event,
-                         .user = x};
+                         .user = u};
     if (how != PLAIN)
-        o.spec = (so_spec_opts){.drafter = x->d->counted ? "user" : x->d->name,
-                                .length = how == FIXED ? x->d->results[x->m->temp].gamma : 0,
-                                .expected = x->d->told ? t->ids.ids + t->n_prompt : NULL,
-                                .n_expected = x->d->told ? (int)t->ids.len - t->n_prompt : 0};
-    return o;
+        o.spec = (so_spec_opts){.drafter = d->counted ? "user" : d->name,
+                                .length = how == FIXED ? d->results[m->temp].gamma : 0,
+                                .expected = d->told ? rest : NULL,
+                                .n_expected = d->told ? n_rest : 0};
+    u->max_tokens = o.max_tokens;
+    u->decoding = false;
+    u->n_emitted = u->n_timed = 0;
+    u->ms = 0;
+    if (d->counted)
+        rc = u->x->set->root->vt->open(u->x->set->root, &text, &u->state, &m->err);
+    return rc == SO_OK ? so_engine_submit(u->e, &o, &u->r, &m->err) : rc;
 }
 
-/* Milliseconds per token of one text, 0 where nothing was timed. */
-static int run_way(racetrack *x, const so_measure_text *t, way how, double *ms_per_token,
-                   bool *same) {
-    so_measure *m = x->m;
-    so_engine *e = x->engines[how == PLANNED];
-    so_request_opts o = request_of(x, t, how);
-    so_request *r = NULL;
-    double ms = 0;
-    int64_t n_timed = 0;
-    x->decoding = false;
-    x->n_emitted = 0;
-    int rc = so_engine_submit(e, &o, &r, &m->err);
-    for (int more = 1; more > 0 && rc == SO_OK;) {
-        bool timed = x->decoding;
-        int64_t before = x->n_emitted, start = so_clock_ns();
-        more = so_engine_step(e, &m->err);
-        if (timed) {
-            ms += so_clock_ms_since(start);
-            n_timed += x->n_emitted - before;
-        }
-        rc = more < 0 ? more : SO_OK;
+static int step(runner *u) {
+    bool timed = u->decoding;
+    int64_t before = u->n_emitted, t = so_clock_ns();
+    int more = so_engine_step(u->e, &u->x->m->err);
+    if (timed) {
+        u->ms += so_clock_ms_since(t);
+        u->n_timed += u->n_emitted - before;
     }
-    int n = 0;
-    const int32_t *out = rc == SO_OK ? so_request_output(r, &n) : NULL;
-    *same =
-        n == o.max_tokens && memcmp(out, t->ids.ids + t->n_prompt, (size_t)n * sizeof *out) == 0;
-    *ms_per_token = n_timed > 0 ? ms / (double)n_timed : 0;
-    so_request_free(r);
+    if (more == 0) /* it can say no more, whatever was expected of it */
+        u->n_emitted = INT64_MAX;
+    return more < 0 ? more : SO_OK;
+}
+
+/* Steps until all are through the part. */
+static int run_all(racetrack *x, const part *p) {
+    int rc = SO_OK;
+    while (rc == SO_OK && !so_measure_stopped()) {
+        runner *last = &x->runners[0];
+        for (int k = 1; k < N_WAYS; k++)
+            if (x->runners[k].n_emitted < last->n_emitted)
+                last = &x->runners[k];
+        if (last->n_emitted >= p->len)
+            break;
+        rc = step(last);
+    }
     return rc;
 }
 
-/* One text in all three ways; books it unless it only warms up. */
-static int race(racetrack *x, int index, int turn) {
-    so_measure *m = x->m;
-    const so_measure_text *t = &m->texts[index];
-    so_measure_result *r = &x->d->results[m->temp];
-    double ms[N_WAYS] = {0};
-    int rc = SO_OK, n_different = 0;
-    so_draft_text text = {
-        .prompt = t->ids.ids, .n_prompt = t->n_prompt, .max_tokens = (int)t->ids.len};
-    for (int k = 0; k < N_WAYS && rc == SO_OK && !so_measure_stopped(); k++) {
-        way how = (way)((turn + k) % N_WAYS);
-        bool same = true;
-        x->set = &x->d->sets[index % 2];
-        if (x->d->counted)
-            rc = x->set->root->vt->open(x->set->root, &text, &x->state, &m->err);
-        if (rc != SO_OK)
-            return rc;
-        rc = run_way(x, t, how, &ms[how], &same);
-        if (x->d->counted)
-            x->set->root->vt->close(x->set->root, x->state);
-        n_different += !same;
-    }
-    if (rc != SO_OK || turn == 0 || so_measure_stopped() || !(ms[PLAIN] > 0) || !(ms[FIXED] > 0) ||
-        !(ms[PLANNED] > 0))
-        return rc;
-    double n = SO_MIN((double)t->ids.len - t->n_prompt, SPEED_ANSWER);
-    so_ratio_add(&r->fixed, n * ms[PLAIN], n * ms[FIXED]);
-    so_ratio_add(&r->planned, n * ms[PLAIN], n * ms[PLANNED]);
-    r->n_tokens += (int64_t)n;
+/* Frees the request; false where it said something else than the text. */
+static bool finish(runner *u, const part *p) {
+    int n = 0;
+    const int32_t *out = u->r ? so_request_output(u->r, &n) : NULL;
+    bool same = n >= p->len && n <= u->max_tokens &&
+                memcmp(out, p->t->ids.ids + p->at, (size_t)n * sizeof *out) == 0;
+    so_request_free(u->r);
+    u->r = NULL;
+    if (u->state)
+        u->x->set->root->vt->close(u->x->set->root, u->state);
+    u->state = NULL;
+    return same;
+}
+
+static double ms_per_token(const runner *u) {
+    return u->n_timed > 0 ? u->ms / (double)u->n_timed : 0;
+}
+
+static void book(racetrack *x, const part *p) {
+    so_measure_result *r = &x->d->results[x->m->temp];
+    const so_request_stats *s = so_request_get_stats(x->runners[FIXED].r);
+    double plain = ms_per_token(&x->runners[PLAIN]), fixed = ms_per_token(&x->runners[FIXED]);
+    double planned = ms_per_token(&x->runners[PLANNED]);
+    if (!(plain > 0) || !(fixed > 0) || !(planned > 0))
+        return;
+    so_ratio_add(&r->fixed, p->len * plain, p->len * fixed);
+    so_ratio_add(&r->planned, p->len * plain, p->len * planned);
+    r->n_tested += s->tested_n;
+    r->n_accepted += s->draft_n_accepted;
+    r->n_tokens += p->len;
     r->n_texts++;
-    r->n_different += n_different;
+}
+
+/* One part in all three ways; turn 0 only warms up. */
+static int race(racetrack *x, const part *p, int turn) {
+    int rc = SO_OK, n_different = 0;
+    for (int k = 0; k < N_WAYS && rc == SO_OK; k++)
+        rc = start(&x->runners[k], p, (way)k);
+    if (rc == SO_OK)
+        rc = run_all(x, p);
+    bool whole = rc == SO_OK && !so_measure_stopped();
+    if (whole && turn > 0)
+        book(x, p);
+    for (int k = 0; k < N_WAYS; k++)
+        n_different += !finish(&x->runners[k], p);
+    if (whole)
+        x->d->results[x->m->temp].n_different += n_different;
     return rc;
 }
 
@@ -227,47 +317,53 @@ static int open_track(racetrack *x) {
     o.draft = m->draft.model;
     o.draft_tok = m->draft.tok;
     o.user_drafter = guess;
-    o.drafter_user = x;
-    for (int i = 0; i < 2 && rc == SO_OK; i++)
-        rc = so_engine_create(m->b.model, m->b.tok, &o, &x->engines[i], &m->err);
-    so_tree_init(&x->tree, so_model_hparams(m->b.model)->n_vocab, 0);
+    for (int k = 0; k < N_WAYS && rc == SO_OK; k++) {
+        runner *u = &x->runners[k];
+        u->x = x;
+        o.drafter_user = u;
+        so_tree_init(&u->tree, so_model_hparams(m->b.model)->n_vocab, 0);
+        rc = so_engine_create(m->b.model, m->b.tok, &o, &u->e, &m->err);
+    }
     return rc;
 }
 
-/* Texts spread over all of them, long enough to time. */
+/* Texts spread over all of them, where they are long enough to time. */
 static int race_texts(racetrack *x) {
     so_measure *m = x->m;
-    int want = SO_MIN(SO_MAX(m->n_tokens / SPEED_SHARE, 2), (int)MAX_SPEED_TOKENS), turn = 0;
-    int n_texts = SO_MAX(2, (want + SPEED_ANSWER - 1) / SPEED_ANSWER) + 1; /* and the warm-up */
-    int step = SO_MAX(1, m->n_texts / n_texts), rc = SO_OK;
-    for (int i = 0; i < m->n_texts && turn < n_texts && rc == SO_OK && !so_measure_stopped();
-         i += step) {
+    int want = m->n_tokens / SHARE / MAX_PART, turn = 0, rc = SO_OK;
+    int n_timed = SO_MIN(SO_MAX(want, (int)MIN_TEXTS), (int)MAX_TEXTS);
+    int stride = SO_MAX(1, m->n_texts / (n_timed + 1)); /* one warms up */
+    for (int i = 0; i < m->n_texts && turn <= n_timed && rc == SO_OK && !so_measure_stopped();
+         i += stride) {
         if ((int)m->texts[i].ids.len - m->texts[i].n_prompt < 4)
             continue;
-        rc = race(x, i, turn++);
+        double where = turn > 0 ? (double)(turn - 1) / (n_timed - 1) : 0;
+        part p = part_of(m, &m->texts[i], where);
+        x->set = &x->d->sets[i % 2];
+        rc = race(x, &p, turn++);
     }
     return rc;
 }
 
 int so_measure_speed(so_measure *m, int drafter) {
-    racetrack x = {.m = m, .d = &m->drafters[drafter]};
-    so_measure_result *r = &x.d->results[m->temp];
-    double alpha = so_ratio_value(&r->match);
-    if (r->match.n == 0) /* no guess at all: there is nothing to time */
-        return SO_OK;
-    r->gamma = best_gamma(m, r, alpha);
-    r->ideal = predict(m, r, alpha, r->gamma, true);
-    r->predicted = predict(m, r, alpha, r->gamma, false);
-    for (int i = 0; i < SO_MEASURE_LENIENCES && r->lenient[i].n > 0; i++) {
-        double lenient = so_ratio_value(&r->lenient[i]);
-        r->lenient_gamma[i] = best_gamma(m, r, lenient);
-        r->lenient_speed[i] = predict(m, r, lenient, r->lenient_gamma[i], false);
+    racetrack *x = SO_NEW(racetrack);
+    x->m = m;
+    x->d = &m->drafters[drafter];
+    so_measure_result *r = &x->d->results[m->temp];
+    int rc = SO_OK;
+    if (r->match.n > 0) { /* else it made no guess: there is nothing to time */
+        rc = so_measure_passes(m, ROUNDS);
+        if (rc == SO_OK && !so_measure_stopped())
+            r->gamma = best_gamma(m, r, m->sample_ms[m->temp], so_ratio_value(&r->match));
+        if (rc == SO_OK)
+            rc = open_track(x);
+        if (rc == SO_OK)
+            rc = race_texts(x);
+        for (int k = 0; k < N_WAYS; k++) {
+            so_engine_free(x->runners[k].e);
+            so_tree_deinit(&x->runners[k].tree);
+        }
     }
-    int rc = open_track(&x);
-    if (rc == SO_OK)
-        rc = race_texts(&x);
-    for (int i = 0; i < 2; i++)
-        so_engine_free(x.engines[i]);
-    so_tree_deinit(&x.tree);
-    return rc == SO_OK ? rc : so_err_prefix(&m->err, "drafter %s", x.d->name);
+    free(x);
+    return rc == SO_OK ? rc : so_err_prefix(&m->err, "drafter %s", m->drafters[drafter].name);
 }

@@ -296,12 +296,12 @@ static int read_position(reader *w, int pos, const float *logits) {
     return rc;
 }
 
-int so_measure_rows(so_measure *m, const int32_t *ids, int k, int first_logit) {
-    int len = so_seq_len(m->seq), rc = so_seq_begin(m->seq, k, &m->err);
+int so_measure_rows(so_measure *m, so_seq *seq, const int32_t *ids, int k, int first_logit) {
+    int len = so_seq_len(seq), rc = so_seq_begin(seq, k, &m->err);
     for (int i = 0; i < k; i++)
         m->rows[i] = (so_row){
             .token = ids[i], .pos = len + i, .parent = i - 1, .want_logits = i >= first_logit};
-    so_batch batch = {.rows = m->rows, .n_rows = k, .seqs = &m->seq, .n_seqs = 1};
+    so_batch batch = {.rows = m->rows, .n_rows = k, .seqs = &seq, .n_seqs = 1};
     return rc == SO_OK ? so_pass_run(m->pass, &batch, SO_PASS_LOGITS, &m->err) : rc;
 }
 
@@ -311,7 +311,7 @@ static int read_rows(reader *w) {
     int n = (int)w->t->ids.len - 1, first = w->t->n_prompt - 1, rc = SO_OK;
     for (int at = 0; at < n && rc == SO_OK && !so_measure_stopped();) {
         int k = at < first ? SO_MIN(first - at, m->max_rows) : SO_MIN(n - at, m->max_rows);
-        rc = so_measure_rows(m, w->t->ids.ids + at, k, at < first ? k : 0);
+        rc = so_measure_rows(m, m->seq, w->t->ids.ids + at, k, at < first ? k : 0);
         for (int i = 0; at >= first && i < k && rc == SO_OK && !so_measure_stopped(); i++)
             rc = read_position(w, at + i + 1, so_pass_logits(m->pass, i));
         if (rc == SO_OK)

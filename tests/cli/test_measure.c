@@ -169,7 +169,7 @@ static void test_one_prompt_and_text(void **state) {
     ran r = run(f, "sooth theory --measure -m tiny.gguf -t 1 -f p.jsonl -n 200 --gamma 3 --spec "
                    "'ngram;bigram(draw)'");
     assert_int_equal(r.status, 0);
-    static const char *const says[] = {"200 tokens of the target's own text at temperature 0",
+    static const char *const says[] = {"The target's own text: 200 tokens in",
                                        "Table 3: acceptance",
                                        "t(n): milliseconds",
                                        "Table 4: speed-up",
