@@ -236,6 +236,26 @@ static void test_speculation(void **state) {
     json_decref(o);
 }
 
+/* Drawn with a seed: a text of the asked length, and its acceptance in the log. */
+static void test_speculative_e2e(void **state) {
+    fixture *f = *state;
+    static const char *const modes[] = {"match", "reject"};
+    for (size_t i = 0; i < SO_LEN(modes); i++) {
+        ran r = run(f,
+                    RUN "-p 'the sea' -n 20 -v -md tiny.gguf --spec-length 4 --temp 0.8 -s 3 "
+                        "--verify %s",
+                    modes[i]);
+        char want[64];
+        snprintf(want, sizeof want, "model (%s): drafted 16, tested 16, accepted 16 (100.0 %%)",
+                 modes[i]);
+        assert_int_equal(r.status, 0);
+        assert_true(r.out.len >= 20);
+        if (!strstr(text_of(&r.err), want))
+            fail_msg("no '%s' in: %s", want, text_of(&r.err));
+        done(&r);
+    }
+}
+
 /* Stop strings, end tokens and limits in the middle of a round: nothing after them is seen. */
 static void test_ends_in_mid_round(void **state) {
     fixture *f = *state;
@@ -768,6 +788,7 @@ int main(void) {
         cmocka_unit_test(test_logs_begin_on_their_own_line),
         cmocka_unit_test(test_drafter_example),
         cmocka_unit_test(test_trace),
+        cmocka_unit_test(test_speculative_e2e),
         cmocka_unit_test(test_ends_in_mid_round),
         cmocka_unit_test(test_prove),
         cmocka_unit_test(test_bench_spec),

@@ -25,11 +25,7 @@
 #include "so_shape.h"
 #include "verify/theory.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SLOW = 1 };
-#else
-enum { SLOW = 0 };
-#endif
+enum { SLOW = SO_TEST_SANITIZED };
 
 /* --- a small world: target, draft model, tables --- */
 

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "draft/counts.h"
+#include "verify/verify.h"
 
 enum { THE = 1, CAT, SAT, ON, MAT, DOT, RUG, DOWN, AND, QUICK, BROWN, FOX, JUMPS, JUMPED, OVER };
 
@@ -64,20 +65,53 @@ static void backs_off(void **state) {
     rig_close(&r);
 }
 
+/* What the model says after each node of a chain. */
+typedef struct verified {
+    const so_tree *t;
+    const int32_t *tokens;
+} verified;
+
+static int32_t say(void *user, int node) {
+    const verified *v = user;
+    return v->tokens[v->t->nodes[node].depth];
+}
+
+/* Drafts four, checks them against what the model says, and emits what stands and one more. */
+static void draft_and_verify(rig *r, const int32_t *draft, const int32_t *said, int accepted) {
+    int32_t out[8];
+    so_verdict v;
+    assert_tokens(out, rig_chain(r, 4, out), draft, 4);
+    so_verify_match(&r->tree, say, &(verified){&r->tree, said}, &v);
+    assert_int_equal(v.n_accepted, accepted);
+    assert_int_equal(v.token, said[accepted]);
+    rig_emit(r, said, accepted + 1, true);
+}
+
 /* The second worked example: 3 of 4 drafts accepted, 4 tokens from one pass. */
 static void three_of_four_accepted(void **state) {
     (void)state;
     rig r;
     rig_open(&r, so_ngram_create(NULL),
              (int32_t[]){THE, QUICK, BROWN, FOX, JUMPS, OVER, 50, 51, 52, THE}, 10);
-    int32_t draft[8], verified[] = {QUICK, BROWN, FOX, JUMPED, OVER};
-    int n = rig_chain(&r, 4, draft), accepted = 0;
-    assert_tokens(draft, n, (int32_t[]){QUICK, BROWN, FOX, JUMPS}, 4);
-    while (accepted < n && draft[accepted] == verified[accepted])
-        accepted++;
-    assert_int_equal(accepted, 3);
-    rig_emit(&r, verified, accepted + 1, true);
+    draft_and_verify(&r, (int32_t[]){QUICK, BROWN, FOX, JUMPS},
+                     (int32_t[]){QUICK, BROWN, FOX, JUMPED, OVER}, 3);
     assert_int_equal(r.n, 14);
+    assert_int_equal(r.text[13], JUMPED);
+    rig_close(&r);
+}
+
+/* The flow diagram: "on the mat" drafted, the model says "on the rug"; 3 tokens from one pass, and
+ * what was dropped is not counted. */
+static void rejected_drafts_are_dropped(void **state) {
+    (void)state;
+    rig r;
+    int32_t out[8];
+    rig_open(&r, so_ngram_create(NULL), (int32_t[]){99, CAT, SAT, ON, THE, MAT, DOT, 98, CAT, SAT},
+             10);
+    draft_and_verify(&r, (int32_t[]){ON, THE, MAT, DOT}, (int32_t[]){ON, THE, RUG, DOT, AND}, 2);
+    assert_int_equal(r.n, 13);
+    REPEAT(&r, 1, DOT, CAT, SAT, ON, THE);
+    assert_tokens(out, rig_chain(&r, 1, out), (int32_t[]){RUG}, 1); /* the latest of equals */
     rig_close(&r);
 }
 
@@ -294,6 +328,7 @@ int main(void) {
         cmocka_unit_test(trace),
         cmocka_unit_test(backs_off),
         cmocka_unit_test(three_of_four_accepted),
+        cmocka_unit_test(rejected_drafts_are_dropped),
         cmocka_unit_test(expected_accepted),
         cmocka_unit_test(fnv_1a),
         cmocka_unit_test(equals_naive_counting),

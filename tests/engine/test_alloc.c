@@ -40,15 +40,24 @@ void *realloc(void *p, size_t n) {
 
 enum { N_PROMPT = 12, WARM_UP = 8, WATCHED = 24 };
 
+static int guess(void *user, const int32_t *tokens, int n, int n_prompt, int32_t *out, int max) {
+    (void)user;
+    (void)n_prompt;
+    out[0] = tokens[n / 2];
+    return max > 0;
+}
+
+/* length 0: the planner's. */
 static void check(const so_rig *r, const char *drafter, float temp, so_verify_mode verify,
-                  int n_parallel) {
-    so_engine_opts o = {.n_ctx = 120,
+                  int n_parallel, int length) {
+    so_engine_opts o = {.n_ctx = 240,
                         .n_parallel = n_parallel,
                         .n_batch = 64,
                         .kv_dtype = SO_DTYPE_F32,
                         .max_draft = drafter ? 4 : 0,
                         .draft = r->m,
-                        .draft_temp = -1};
+                        .draft_temp = -1,
+                        .user_drafter = guess};
     so_engine *e = NULL;
     so_request *req[4];
     so_err err = {0};
@@ -62,7 +71,12 @@ static void check(const so_rig *r, const char *drafter, float temp, so_verify_mo
         ro.sample.temp = temp;
         ro.sample.repeat_penalty = 1.1f;
         ro.n_logprobs = i % 2 ? 3 : 0;
-        ro.spec = (so_spec_opts){.drafter = drafter, .length = drafter ? 2 : 0, .verify = verify};
+        ro.spec = (so_spec_opts){.drafter = drafter,
+                                 .length = length,
+                                 .verify = verify,
+                                 .lenience = 0.5,
+                                 .expected = prompt,
+                                 .n_expected = N_PROMPT};
         SO_OK_OR_FAIL(so_engine_submit(e, &ro, &req[i], &err), err);
     }
     for (int i = 0; i < WARM_UP; i++)
@@ -75,8 +89,9 @@ static void check(const so_rig *r, const char *drafter, float temp, so_verify_mo
     guard = false;
     assert_int_equal(rc, 1);
     if (n_taken > 0)
-        fail_msg("%s at temperature %g, %d at once: %d allocations in %d steps",
-                 drafter ? drafter : "plain", (double)temp, n_parallel, n_taken, WATCHED);
+        fail_msg("%s, length %d, %s at temperature %g, %d at once: %d allocations in %d steps",
+                 drafter ? drafter : "plain", length, so_verify_mode_name(verify), (double)temp,
+                 n_parallel, n_taken, WATCHED);
     for (int i = 0; i < n_parallel; i++)
         so_request_free(req[i]);
     so_engine_free(e);
@@ -86,16 +101,25 @@ static void test_steps_take_no_memory(void **state) {
     (void)state;
     if (!GUARDED)
         SO_SKIP("this build brings its own malloc");
-    static const char *const drafters[] = {NULL, "lookup", "random", "model", "ngram,model"};
+    static const char *const drafters[] = {
+        "none",    "ngram",        "ngram(draw)", "lookup",        "corpus",
+        "predict", "random",       "oracle(0.5)", "user",          "auto",
+        "model",   "model(ngram)", "ngram,model", "lookup+random", "model+lookup",
+    };
     so_rig r;
-    so_rig_open(&r, so_test_data("golden/models/llama"), &(so_rig_opts){.n_pages = 1});
-    for (size_t d = 0; d < SO_LEN(drafters); d++)
-        for (int n = 1; n <= 4; n += 3) {
-            check(&r, drafters[d], 0, SO_VERIFY_MATCH, n);
-            check(&r, drafters[d], 0.8f, SO_VERIFY_MATCH, n);
-            if (drafters[d])
-                check(&r, drafters[d], 0.8f, SO_VERIFY_REJECT, n);
-        }
+    so_rig_open(&r, so_test_data("golden/models/llama"),
+                &(so_rig_opts){.n_pages = 1, .level = so_cpu_best_level()});
+    for (int n = 1; n <= 4; n += 3) {
+        check(&r, NULL, 0, SO_VERIFY_MATCH, n, 0);
+        check(&r, NULL, 0.8f, SO_VERIFY_MATCH, n, 0);
+        for (size_t d = 0; d < SO_LEN(drafters); d++)
+            for (int length = 0; length <= 2; length += 2) {
+                check(&r, drafters[d], 0, SO_VERIFY_MATCH, n, length);
+                check(&r, drafters[d], 0.8f, SO_VERIFY_MATCH, n, length);
+                check(&r, drafters[d], 0.8f, SO_VERIFY_REJECT, n, length);
+                check(&r, drafters[d], 0.8f, SO_VERIFY_LENIENT, n, length);
+            }
+    }
     so_rig_close(&r);
 }
 

@@ -561,16 +561,18 @@ static int read_args(grid *g, int argc, char **argv) {
     return n_files;
 }
 
-static void read_files(grid *g, const char *const *files, int n) {
-    const char *shared[] = {so_test_shared("prompts/spec_bench.jsonl")};
-    if (n == 0) {
-        files = shared[0] ? shared : OURS;
-        n = shared[0] ? 1 : (int)SO_LEN(OURS);
+/* Long prompts stand at the end of the first file: what they leave open the others fill. */
+static void read_files(grid *g, char **files, int n) {
+    static const char *const shared[] = {"prompts/spec_bench.jsonl", "prompts/humaneval.jsonl",
+                                         "prompts/gsm8k.jsonl"};
+    bool theirs = n == 0 && so_test_shared(shared[0]) && so_test_shared(shared[2]);
+    int n_files = n > 0 ? n : theirs ? (int)SO_LEN(shared) : (int)SO_LEN(OURS);
+    for (int i = 0; i < n_files; i++) {
+        int share = (g->want - g->n_prompts + n_files - i - 1) / (n_files - i);
+        read_prompts(g, n > 0 ? files[i] : theirs ? so_test_shared(shared[i]) : OURS[i], share);
     }
-    for (int i = 0; i < n; i++)
-        read_prompts(g, files[i], (g->want - g->n_prompts + n - i - 1) / (n - i));
     if (g->n_prompts < 2) {
-        fprintf(stderr, "failed: %s: fewer than two prompts\n", files[0]);
+        fprintf(stderr, "failed: fewer than two prompts\n");
         exit(1);
     }
 }
@@ -625,7 +627,7 @@ int main(int argc, char **argv) {
     grid *g = SO_NEW(grid);
     int n_files = read_args(g, argc, argv);
     open_model(g, path);
-    read_files(g, (const char *const *)argv + 2, n_files);
+    read_files(g, argv + 2, n_files);
     setvbuf(stdout, NULL, _IOLBF, 0);
     printf("grid: %d prompts, %d tokens, %d drafters, lengths 1 2 4 5 8 16\n", g->n_prompts,
            g->n_tokens, N_NAMES);

@@ -1,0 +1,230 @@
+/* What each way of drafting is good for, seen through the engine: each test fails where its drafter
+ * is silent or never right. And the oracles of perfect drafts, at every length. */
+#include "so_test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "draft/table.h"
+#include "engine/engine.h"
+#include "so_cases.h"
+
+enum { N_PREDICT = SO_CASE_PREDICT, LENGTH = 5 };
+
+typedef struct fixture {
+    so_rig target, twin; /* the same model twice: the twin's passes are counted apart */
+    so_case cases[SO_CASES];
+} fixture;
+
+/* --- counting passes --- */
+
+static const so_backend_vt *cpu_vt;
+static so_backend_vt counting_vt;
+static int n_passes;
+
+static int counting_sync(so_backend *b, so_err *err) {
+    n_passes++;
+    return cpu_vt->sync(b, err);
+}
+
+static int open_fixture(void **state) {
+    fixture *f = SO_NEW(fixture);
+    so_case_model(&f->target, "llama");
+    so_case_model(&f->twin, "llama");
+    for (int c = 0; c < SO_CASES; c++)
+        so_case_make(c, f->target.n_vocab, &f->cases[c]);
+    so_case_plain(&f->target, f->cases);
+    cpu_vt = f->twin.b->vt;
+    counting_vt = *cpu_vt;
+    counting_vt.sync = counting_sync;
+    f->twin.b->vt = &counting_vt;
+    *state = f;
+    return 0;
+}
+
+static int close_fixture(void **state) {
+    fixture *f = *state;
+    f->twin.b->vt = cpu_vt;
+    so_rig_close(&f->target);
+    so_rig_close(&f->twin);
+    free(f);
+    return 0;
+}
+
+static so_engine *open_engine(const fixture *f, int n_parallel) {
+    return so_case_engine(&f->target, &(so_case_engine_opts){.draft = &f->twin,
+                                                             .n_parallel = n_parallel,
+                                                             .n_batch = 64,
+                                                             .draft_temp = -1});
+}
+
+/* Runs one case and checks its text; the statistics. */
+static so_request_stats run_case(so_engine *e, const so_case *c, const char *drafter, int length) {
+    so_request *r = so_case_submit(e, c, &(so_spec_opts){.drafter = drafter, .length = length});
+    so_case_run(e);
+    if (!so_case_same(r, c))
+        fail_msg("%s, length %d: not the plain text", drafter, length);
+    so_request_stats s = *so_request_get_stats(r);
+    so_request_free(r);
+    return s;
+}
+
+/* --- perfect drafts --- */
+
+static void check_perfect(const fixture *f, const so_case *c, so_verify_mode verify,
+                          const char *drafter, int length) {
+    so_engine *e = open_engine(f, 1);
+    so_request *r = so_case_submit(
+        e, c, &(so_spec_opts){.drafter = drafter, .length = length, .verify = verify});
+    so_case_run(e);
+    const so_request_stats *s = so_request_get_stats(r);
+    assert_int_equal(s->predicted_n, N_PREDICT);
+    assert_int_equal(s->draft_n, s->draft_n_accepted);
+    assert_int_equal(s->rounds, (N_PREDICT + length) / (length + 1)); /* ⌈n/(K+1)⌉ */
+    for (int k = 0; k < length; k++)
+        assert_int_equal(s->per_depth[k].tested, s->per_depth[k].accepted);
+    assert_true(s->per_depth[SO_MIN(length, N_PREDICT - 1) - 1].tested > 0);
+    so_request_free(r);
+    so_engine_free(e);
+}
+
+/* Accepted is drafted at every depth and length: greedy, match and reject. */
+static void test_target_as_its_own_draft_at_every_length(void **state) {
+    fixture *f = *state;
+    for (int length = 1; length <= 16; length += SO_TEST_SANITIZED ? 5 : 1)
+        for (int c = 0; c < SO_CASES; c++) { /* odd ones are greedy */
+            check_perfect(f, &f->cases[c], SO_VERIFY_MATCH, "model", length);
+            check_perfect(f, &f->cases[c], SO_VERIFY_REJECT, "model", length);
+        }
+}
+
+static void test_predicted_text_at_every_length(void **state) {
+    fixture *f = *state;
+    for (int length = 1; length <= 16; length += SO_TEST_SANITIZED ? 5 : 1)
+        for (int c = 0; c < SO_CASES; c++)
+            check_perfect(f, &f->cases[c], SO_VERIFY_MATCH, "predict", length);
+}
+
+/* --- a drafter for the drafter --- */
+
+/* The inner drafter is told what the draft will draw: one pass of the draft drafts the whole chain.
+ * Told nothing it is right about, it saves nothing. No token changes. */
+static void test_hierarchical_saves_passes(void **state) {
+    fixture *f = *state;
+    for (int c = 0; c < SO_CASES; c++) {
+        static const char *const specs[] = {"model", "model(predict)", "model(oracle(0))"};
+        int passes[SO_LEN(specs)], rounds[SO_LEN(specs)];
+        for (size_t k = 0; k < SO_LEN(specs); k++) {
+            so_engine *e = open_engine(f, 1);
+            n_passes = 0;
+            rounds[k] = run_case(e, &f->cases[c], specs[k], LENGTH).rounds;
+            passes[k] = n_passes;
+            so_engine_free(e);
+        }
+        assert_int_equal(rounds[0], N_PREDICT / (LENGTH + 1));
+        assert_int_equal(rounds[1], rounds[0]);
+        assert_int_equal(rounds[2], rounds[0]);
+        assert_int_equal(passes[0], LENGTH * rounds[0]);
+        assert_int_equal(passes[1], rounds[0]);
+        assert_int_equal(passes[2], passes[0]);
+    }
+}
+
+/* --- earlier requests --- */
+
+static void test_corpus_hits_on_the_second_request(void **state) {
+    fixture *f = *state;
+    so_engine *e = open_engine(f, 1);
+    for (int c = 0; c < SO_CASES; c++) {
+        so_request_stats first = run_case(e, &f->cases[c], "corpus", LENGTH);
+        so_request_stats second = run_case(e, &f->cases[c], "corpus", LENGTH);
+        assert_true(second.draft_n_accepted > first.draft_n_accepted);
+        assert_int_equal(second.rounds, N_PREDICT / (LENGTH + 1));
+    }
+    so_engine_free(e);
+    e = open_engine(f, 1); /* the store is the engine's own */
+    assert_int_equal(run_case(e, &f->cases[1], "corpus", LENGTH).draft_n_accepted, 0);
+    so_engine_free(e);
+}
+
+/* --- tables from files --- */
+
+static char *write_table(const char *dir, int order, int n_vocab, const so_case *c) {
+    so_table_counter *counter = NULL;
+    so_table *t = NULL;
+    so_err err = {0};
+    char name[16];
+    snprintf(name, sizeof name, "%d.tbl", order);
+    char *path = so_path_join(dir, name);
+    SO_OK_OR_FAIL(so_table_counter_create(order, n_vocab, &counter, &err), err);
+    SO_OK_OR_FAIL(so_table_counter_add(counter, c->prompt + c->n_prompt - 1, 1, &err), err);
+    SO_OK_OR_FAIL(so_table_counter_add(counter, c->want, (size_t)c->n_want, &err), err);
+    SO_OK_OR_FAIL(so_table_counter_finish(counter, 0, &t, &err), err);
+    SO_OK_OR_FAIL(so_table_save(t, path, &err), err);
+    so_table_free(t);
+    return path;
+}
+
+/* Counted over the very text that will be generated, a table is right somewhere. */
+static void test_tables_from_files(void **state) {
+    fixture *f = *state;
+    for (int c = 0; c < SO_CASES; c++)
+        for (int order = 1; order <= 2; order++) {
+            char *dir = so_test_tmp(), spec[600];
+            char *path = write_table(dir, order, f->target.n_vocab, &f->cases[c]);
+            snprintf(spec, sizeof spec, "%s(%s)", order == 1 ? "unigram" : "bigram", path);
+            so_engine *e = open_engine(f, 1);
+            so_request_stats s = run_case(e, &f->cases[c], spec, 3);
+            assert_true(s.draft_n > 0 && s.draft_n_accepted > 0);
+            if (order == 2) /* knows what follows, not only what is frequent */
+                assert_true(s.rounds <= N_PREDICT * 2 / 3);
+            so_engine_free(e);
+            free(path);
+            so_test_tmp_free(dir);
+        }
+}
+
+/* --- continuous batching --- */
+
+/* Requests come while others run; some speculate, some do not, some wait for a place. */
+static void test_speculative_with_continuous_batching(void **state) {
+    fixture *f = *state;
+    static const char *const drafters[SO_CASES] = {"model",       NULL,           "lookup,ngram",
+                                                   "oracle(0.6)", "random+model", NULL};
+    so_engine *e = open_engine(f, 3);
+    so_request *r[2 * SO_CASES];
+    so_err err = {0};
+    for (int i = 0; i < 2 * SO_CASES; i++) {
+        const char *name = drafters[(i + i / SO_CASES) % SO_CASES];
+        so_spec_opts spec = {.drafter = name, .length = name ? i % 6 : 0};
+        r[i] = so_case_submit(e, &f->cases[i % SO_CASES], &spec);
+        for (int k = 0; k < i % 4; k++)
+            assert_true(so_engine_step(e, &err) >= 0);
+    }
+    so_case_run(e);
+    int accepted = 0;
+    for (int i = 0; i < 2 * SO_CASES; i++) {
+        assert_true(so_case_same(r[i], &f->cases[i % SO_CASES]));
+        accepted += so_request_get_stats(r[i])->draft_n_accepted;
+        so_request_free(r[i]);
+    }
+    assert_true(accepted > N_PREDICT);
+    so_engine_free(e);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_target_as_its_own_draft_at_every_length),
+        cmocka_unit_test(test_predicted_text_at_every_length),
+        cmocka_unit_test(test_hierarchical_saves_passes),
+        cmocka_unit_test(test_corpus_hits_on_the_second_request),
+        cmocka_unit_test(test_tables_from_files),
+        cmocka_unit_test(test_speculative_with_continuous_batching),
+    };
+    return cmocka_run_group_tests(tests, open_fixture, close_fixture);
+}
