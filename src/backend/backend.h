@@ -165,6 +165,8 @@ typedef struct so_backend_vt {
     void (*kv_free)(so_backend *b, so_kv_store *s);
     void (*submit)(so_backend *b, const so_op *op);
     int (*sync)(so_backend *b, so_err *err);
+    /* What computes, on one line: two that say the same take the same time. */
+    void (*describe)(const so_backend *b, so_buf *out);
 } so_backend_vt;
 
 struct so_backend {
@@ -184,6 +186,9 @@ typedef enum so_cpu_level {
 /* Whether this CPU has it. A higher level does not mean that all lower ones are there. */
 bool so_cpu_level_usable(so_cpu_level level);
 
+/* The CPU's own name for itself, NUL-terminated. */
+enum { SO_CPU_NAME_MAX = 49 };
+void so_cpu_name(char out[SO_CPU_NAME_MAX]);
 so_cpu_level so_cpu_best_level(void);
 const char *so_cpu_level_name(so_cpu_level level);
 bool so_cpu_level_parse(const char *name, so_cpu_level *out); /* scalar avx2 avxvnni avx512 auto */

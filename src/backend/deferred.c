@@ -160,6 +160,12 @@ static void deferred_free(so_backend *b) {
     free(d);
 }
 
+static void deferred_describe(const so_backend *b, so_buf *out) {
+    const deferred *d = (const deferred *)b;
+    so_buf_append_c(out, "deferred ");
+    d->inner->vt->describe(d->inner, out);
+}
+
 static const so_backend_vt deferred_vt = {
     .name = "deferred",
     .free = deferred_free,
@@ -172,6 +178,7 @@ static const so_backend_vt deferred_vt = {
     .kv_free = kv_free,
     .submit = submit,
     .sync = deferred_sync,
+    .describe = deferred_describe,
 };
 
 int so_backend_deferred_create(int n_threads, so_cpu_level level, so_backend **out, so_err *err) {

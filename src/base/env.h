@@ -1,7 +1,8 @@
 /* The environment variables sooth reads, all of them; no other file calls getenv.
  *
  *   NO_COLOR         any value but the empty one: no colour, ever
- *   XDG_CACHE_HOME   where pulled models lie (sooth/models under it); default ~/.cache
+ *   XDG_CACHE_HOME   where pulled models lie (sooth/models under it) and what passes took is kept
+ *                    (sooth/costs); default ~/.cache
  *   SOOTH_MODELS     a folder of NAME.gguf files, looked at before the cache
  *   SOOTH_DEBUG      mutant=NAME: break speculation on purpose, so that tests and `prove` can show
  *                    that they notice (accept_all, keep_row, move_tail)

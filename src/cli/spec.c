@@ -131,6 +131,7 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
         status = open_draft(a, target, &s->draft);
     if (status == 0 && so_args_has(a, SO_OPT_PREDICTION))
         status = read_expected(a, target, s);
+    eo->keep_costs = true;
     eo->max_draft = s->opts.draft_max ? s->opts.draft_max : DEFAULT_MAX;
     if (s->opts.length > eo->max_draft)
         eo->max_draft = s->opts.length;

@@ -48,6 +48,7 @@ typedef struct so_engine_opts {
     const so_tokenizer *draft_tok; /* of the draft; NULL where tok is */
     float draft_temp;              /* of draft models; negative: the request's own */
     float draft_p_min; /* a model's draft ends where its likeliest token has less than this */
+    bool keep_costs;   /* t(n) is read from the cache folder, and written at the end */
     so_draft_fn *user_drafter; /* the drafter `user`; may be NULL */
     void *drafter_user;
     so_step_fn *on_step; /* may be NULL */

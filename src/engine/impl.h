@@ -113,7 +113,9 @@ struct so_engine {
     int max_guesses; /* in one pass, of all requests */
     so_mutant mutant;
     so_planner *planner;
-    so_plan plan; /* of this step; n_requests 0: nobody speculates */
+    so_buf costs_key; /* empty: costs are not kept */
+    int n_new_costs;  /* passes learned from */
+    so_plan plan;     /* of this step; n_requests 0: nobody speculates */
     so_spec_set *sets;
     so_corpus *corpus;
     so_bundle *bundles; /* opened for model(FILE) */

@@ -202,6 +202,7 @@ int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth
     o.n_batch = p.n_batch;
     o.kv_dtype = p.kv_f32 ? SO_DTYPE_F32 : SO_DTYPE_F16;
     o.max_draft = p.max_draft;
+    o.keep_costs = true;
     o.draft_temp = p.draft_temp;
     o.user_drafter = p.drafter;
     o.drafter_user = p.drafter_user;

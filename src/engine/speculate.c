@@ -16,9 +16,12 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "draft/model.h"
+#include "engine/costs.h"
 #include "engine/impl.h"
 
 enum { MAX_SETS = 32, MAX_BUNDLES = 8 };
+enum { WORTH_KEEPING = 16 };                /* passes after which costs are written, … */
+static const double WORTH_KEEPING_MS = 0.3; /* … if a pass takes this long */
 /* What to think of a model's guesses before the first was tested, and of dropped drafters. */
 static const double FIRST_GUESS = 0.7, HOPELESS = 0.15, CERTAIN = 0.8;
 static const int64_t MAX_LOGITS = (int64_t)64 << 20; /* floats of all guesses in one pass */
@@ -43,10 +46,39 @@ int so_speculate_max_guesses(const so_engine *e) {
     return (int)SO_MIN(all, SO_MAX(most, SO_MAX(e->o.n_parallel, e->o.max_draft)));
 }
 
+static void load_costs(so_engine *e) {
+    char *dir = so_env_cache_dir();
+    if (!dir)
+        return;
+    so_costs_key(e->m, e->o.kv_dtype, &e->costs_key);
+    char *path = so_costs_path(dir, so_buf_str(&e->costs_key));
+    bool known = so_costs_read(path, so_buf_str(&e->costs_key), so_planner_curve(e->planner));
+    so_log(SO_LOG_DEBUG, "costs of a pass: %s %s", known ? "as in" : "not yet in", path);
+    free(path);
+    free(dir);
+}
+
+static void save_costs(so_engine *e) {
+    char *dir = so_env_cache_dir();
+    so_err err = {0};
+    if (dir && e->costs_key.len > 0 && e->n_new_costs >= WORTH_KEEPING &&
+        so_curve_ms(so_planner_curve(e->planner), 1) >= WORTH_KEEPING_MS) {
+        so_str key = so_buf_str(&e->costs_key);
+        char *path = so_costs_path(dir, key);
+        if (so_costs_write(path, key, so_planner_curve(e->planner), &err) != SO_OK)
+            so_log(SO_LOG_DEBUG, "costs of a pass are not kept: %s", err.msg);
+        free(path);
+    }
+    free(dir);
+    so_buf_free(&e->costs_key);
+}
+
 void so_speculate_init(so_engine *e) {
     int n = e->o.n_parallel, n_vocab = so_model_hparams(e->m)->n_vocab;
     e->mutant = read_mutant();
     e->planner = so_planner_create(0);
+    if (e->o.keep_costs)
+        load_costs(e);
     e->plan_trees = SO_NEW_N(so_plan_tree, n);
     e->plan_chains = SO_NEW_N(so_plan_chain, n);
     e->plan_owners = SO_NEW_N(so_request *, n);
@@ -73,6 +105,7 @@ void so_speculate_deinit(so_engine *e) {
     for (int i = 0; i < e->n_bundles; i++)
         so_bundle_close(&e->bundles[i]);
     free(e->bundles);
+    save_costs(e);
     so_planner_free(e->planner);
     free(e->plan_trees);
     free(e->plan_chains);
@@ -530,4 +563,5 @@ void so_speculate_observe(so_engine *e, double pass_ms) {
             so_estimate_verdict(r->spec.estimate, r->tree, &r->verdict);
     }
     so_planner_observe(e->planner, &e->plan, pass_ms, n_tokens);
+    e->n_new_costs++;
 }

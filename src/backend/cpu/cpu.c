@@ -323,6 +323,14 @@ static void cpu_free(so_backend *base) {
     free(b);
 }
 
+static void cpu_describe(const so_backend *base, so_buf *out) {
+    const so_cpu *b = (const so_cpu *)base;
+    char name[SO_CPU_NAME_MAX];
+    so_cpu_name(name);
+    so_buf_printf(out, "%s, %s, threads %d", name, so_cpu_level_name(b->kernels->level),
+                  so_pool_count(b->pool));
+}
+
 static const so_backend_vt cpu_vt = {
     .name = "cpu",
     .free = cpu_free,
@@ -335,6 +343,7 @@ static const so_backend_vt cpu_vt = {
     .kv_free = kv_free,
     .submit = submit,
     .sync = cpu_sync,
+    .describe = cpu_describe,
 };
 
 int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, so_err *err) {

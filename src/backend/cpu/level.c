@@ -66,3 +66,18 @@ bool so_cpu_level_parse(const char *name, so_cpu_level *out) {
         }
     return false;
 }
+
+void so_cpu_name(char out[SO_CPU_NAME_MAX]) {
+    strcpy(out, "unknown CPU");
+#if defined(__x86_64__)
+    unsigned r[12];
+    for (unsigned i = 0; i < 3; i++)
+        if (!__get_cpuid(0x80000002u + i, &r[4 * i], &r[4 * i + 1], &r[4 * i + 2], &r[4 * i + 3]))
+            return;
+    memcpy(out, r, sizeof r);
+    out[SO_CPU_NAME_MAX - 1] = 0;
+    for (char *c = out; *c; c++) /* it goes into lines of text */
+        if (*c < ' ' || *c > '~')
+            *c = '?';
+#endif
+}
