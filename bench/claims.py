@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""What speculation promises, measured on this machine: never slower, true to the formula, planned well.
+
+  bench/claims.py -m smollm2.gguf [--prompts FILE.jsonl] [--repeats 20] [-n 64] [--only never|oracle]
+
+never   Drafters that are of no use: `random`, a draft model whose vocabulary is shuffled (made here from
+        the target, so it costs as much as the target itself), `ngram` at temperature 1.5, where the text
+        has no repetitions. Plain and speculative run in lock step, --repeats times each; the median of
+        the ratios must stay within 2 %.
+oracle  A drafter that is right with probability 0.3, 0.6, 0.9. For each length K the measured speed-up
+        stands beside the paper's formula with t(n) as measured in the same runs,
+        (1 - a^(K+1)) / (1 - a) / (t(K+1) / t(1)), and the planner's beside the best fixed K.
+
+Needs numpy and gguf (PyPI) for the shuffled draft alone. Exit status 1 if a claim does not hold."""
+import argparse, json, os, statistics, subprocess, sys, tempfile
+
+
+def bench(args, spec, extra=(), repeats=1):
+    """Speed-ups of `repeats` runs, each over all prompts, and the last run's other figures."""
+    gains, last = [], None
+    for _ in range(repeats):
+        cmd = [args.sooth, "bench", "spec", "-m", args.model, "--spec", spec, "--prompts", args.prompts,
+               "-n", str(args.n), "-t", str(args.threads), "--json", *extra]
+        out = subprocess.run(cmd, capture_output=True, text=True)
+        if out.returncode != 0:
+            sys.exit(f"{' '.join(cmd)}\n{out.stderr}")
+        last = json.loads(out.stdout.strip().splitlines()[-1])
+        if last["identical"] is False:
+            sys.exit(f"{spec}: the text is not the same")
+        gains.append(last["speedup"])
+    return gains, last
+
+
+def shuffled_draft(model, path):
+    """The target with the rows of its embedding in another order: fluent in a language of its own."""
+    import gguf, numpy as np
+    blob = bytearray(open(model, "rb").read())
+    reader = gguf.GGUFReader(model)
+    order = np.random.default_rng(1).permutation(reader.get_field("tokenizer.ggml.tokens").data.__len__())
+    for t in reader.tensors:
+        if t.name in ("token_embd.weight", "output.weight"):
+            rows = np.frombuffer(bytes(t.data), np.uint8).reshape(int(t.shape[1]), -1)
+            blob[t.data_offset:t.data_offset + rows.size] = rows[order].tobytes()
+    open(path, "wb").write(blob)
+
+
+def report(name, gains):
+    gains = sorted(gains)
+    mid, lo, hi = statistics.median(gains), gains[0], gains[-1]
+    print(f"  {name:28} {mid:7.3f}x  ({lo:.3f} to {hi:.3f}, {len(gains)} runs)", flush=True)
+    return mid
+
+
+def never_slower(args):
+    ok = True
+    print(f"never slower: speculative / plain, {args.n} tokens a prompt, median of {args.repeats}")
+    with tempfile.TemporaryDirectory() as tmp:
+        draft = os.path.join(tmp, "shuffled.gguf")
+        shuffled_draft(args.model, draft)
+        cases = [("random", "random", []), ("ngram at temperature 1.5", "ngram", ["--temp", "1.5", "-s", "7"]),
+                 ("draft, vocabulary shuffled", "model", ["-md", draft]),
+                 ("random at temperature 1, reject", "random", ["--temp", "1", "--verify", "reject"])]
+        for name, spec, extra in cases:
+            ok &= report(name, bench(args, spec, extra, args.repeats)[0]) >= 0.98
+    return ok
+
+
+def curve(args):
+    out = subprocess.run([args.sooth, "bench", "curve", "-m", args.model, "-t", str(args.threads), "--json",
+                          "--repeats", "15"], capture_output=True, text=True, check=True)
+    return {p["n"]: p["ms"] for p in map(json.loads, out.stdout.strip().splitlines())}
+
+
+def oracle(args):
+    ok, lengths = True, [1, 2, 3, 4, 5, 7]
+    for a in (0.3, 0.6, 0.9):
+        print(f"oracle({a}): measured speed-up, and the formula's with t(n) measured before and after")
+        best = 0
+        for k in lengths:
+            before = curve(args)
+            gains, last = bench(args, f"oracle({a})", ["--spec-length", str(k)], args.oracle_repeats)
+            after = curve(args)
+            tokens = last["mean_accepted"] + 1  # what the coin gave; its expectation is beside it
+            ratio = statistics.mean([c[k + 1] / c[1] for c in (before, after)])
+            mid = statistics.median(gains)
+            best = max(best, mid)
+            off = mid / (tokens / ratio) - 1
+            ok &= abs(off) <= 0.05
+            print(f"  K = {k}: {mid:6.3f}x  formula {tokens / ratio:6.3f}x  off {100 * off:+5.1f} %   "
+                  f"tokens a pass {tokens:.3f} (expected {(1 - a ** (k + 1)) / (1 - a):.3f}), t(K+1)/t(1) {ratio:.3f}",
+                  flush=True)
+        gains, _ = bench(args, f"oracle({a})", [], args.oracle_repeats)
+        mid = statistics.median(gains)
+        ok &= mid >= 0.97 * best
+        print(f"  planner: {mid:6.3f}x, {100 * (mid / best - 1):+.1f} % against the best K", flush=True)
+    return ok
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    here = os.path.dirname(os.path.abspath(__file__))
+    p.add_argument("-m", "--model", required=True)
+    p.add_argument("--sooth", default=os.path.join(here, "..", "build", "sooth"))
+    p.add_argument("--prompts", default=os.path.join(here, "prompts", "content.jsonl"))
+    p.add_argument("--repeats", type=int, default=20)
+    p.add_argument("--oracle-repeats", type=int, default=3)
+    p.add_argument("-n", type=int, default=64)
+    p.add_argument("-t", "--threads", type=int, default=2)
+    p.add_argument("--only", choices=["never", "oracle"])
+    args = p.parse_args()
+    ok = True
+    if args.only != "oracle":
+        ok &= never_slower(args)
+    if args.only != "never":
+        ok &= oracle(args)
+    print("all claims hold" if ok else "a claim does not hold")
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
