@@ -83,6 +83,7 @@ struct so_cpu {
 /* ops.c */
 extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT];
 so_task_fn so_cpu_quantize;
+so_task_fn so_cpu_attention; /* attention.c */
 /* Bytes of scratch a matmul needs; 0 for float weights, SIZE_MAX where it does not fit. */
 size_t so_cpu_scratch_bytes(const so_weight *w, int n);
 

@@ -102,11 +102,24 @@ typedef struct so_attn_block {
     int lo, hi;
 } so_attn_block;
 
+/* Queries that go through blocks of positions together. */
+enum { SO_ATTN_QUERIES = 32, SO_ATTN_SCORES = SO_KV_PAGE + 4 };
+typedef struct so_attn_bundle {
+    int n, d;
+    float scale;
+    const float *q[SO_ATTN_QUERIES];
+    float *o;                                     /* [n][d] */
+    float m[SO_ATTN_QUERIES], l[SO_ATTN_QUERIES]; /* largest score so far; sum of weights */
+} so_attn_bundle;
+
 typedef struct so_attn_fns {
     /* s[lo … hi-1] = lane16(q · k) · scale, the rest −inf; gives the largest of them and m */
     float (*scores)(const so_attn_block *b, const float *q, int d, float scale, float m, float *s);
     /* o[d] = o · c, then + p · v */
     void (*values)(const so_attn_block *b, const float *p, float c, int d, float *o);
+    /* Optional: one block for queries first … first+n-1 of a bundle, d a multiple of 16; the bits
+     * are those of scores, softmax, exp and values one query at a time. */
+    void (*block)(const so_attn_block *b, so_attn_bundle *u, int first, int n);
 } so_attn_fns;
 
 typedef struct so_kernels {

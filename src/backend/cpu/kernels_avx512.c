@@ -55,6 +55,7 @@ WORD v16 v_times_pow2(v16 p, v16 t) {
 /* ---- sixteen rows of integers ---- */
 
 enum { LANES = 16, FLOAT_NR = 4, FLOAT_NX = 4 };
+enum { ATTN_SQ = 4, ATTN_NQ = 4, ATTN_NV = 4 };
 typedef __m512i vi;
 typedef __m512 vf;
 

@@ -266,79 +266,11 @@ static void kv_copy(const so_cpu *b, const so_op *op, int index, int count) {
         }
 }
 
-/* Element i of an int32 array that runs to its buffer's end. */
-static int32_t element(so_view v, int64_t i) {
-    SO_ASSERT(v.buf && i >= 0 && (size_t)i < (v.buf->n_bytes - v.off) / sizeof(int32_t));
-    return i32(v)[i];
-}
-
-/* Points the block at its entries: positions first … first+31, of which lo … hi-1 are seen. */
-static void find_block(const so_op *op, const so_attn_row *row, int head_kv, int first,
-                       so_attn_block *block) {
-    const so_kv_store *s = op->attention.store;
-    int known = -1; /* page slot last looked up */
-    size_t base = 0;
-    for (int j = block->lo; j < block->hi; j++) {
-        int slot = first + j;
-        if (slot >= row->n_prefix)
-            slot = element(op->attention.tails, (int64_t)row->tail_off + slot - row->n_prefix);
-        if (slot / SO_KV_PAGE != known) {
-            known = slot / SO_KV_PAGE;
-            int page = element(op->attention.pages, (int64_t)row->page_off + known);
-            SO_ASSERT(page >= 0 && page < s->shape.n_pages);
-            base = so_kv_entry(s, op->attention.layer, page, head_kv, 0);
-        }
-        SO_ASSERT_OP(slot, >=, 0);
-        size_t entry = base + (size_t)(slot % SO_KV_PAGE) * s->entry_bytes;
-        block->k[j] = s->k.data + entry;
-        block->v[j] = s->v.data + entry;
-    }
-}
-
-static void attend(const so_cpu *b, const so_op *op, const so_attn_row *row, int head, float *out,
-                   const float *q) {
-    const so_kv_store *s = op->attention.store;
-    const so_attn_fns *fns =
-        s->shape.dtype == SO_DTYPE_F16 ? &b->kernels->attn_f16 : &b->kernels->attn_f32;
-    int d = s->shape.head_dim, head_kv = head / (op->attention.n_heads / s->shape.n_heads_kv);
-    int window = op->attention.window;
-    int begin = window > 0 && row->pos >= window ? row->pos - window + 1 : 0;
-    float o[SO_HEAD_DIM_MAX], p[SO_KV_PAGE], m = -INFINITY, l = 0;
-    memset(o, 0, (size_t)d * sizeof o[0]);
-    for (int first = begin / SO_KV_PAGE * SO_KV_PAGE; first <= row->pos; first += SO_KV_PAGE) {
-        so_attn_block block;
-        block.lo = SO_MAX(begin - first, 0);
-        block.hi = SO_MIN(row->pos - first + 1, SO_KV_PAGE);
-        find_block(op, row, head_kv, first, &block);
-        float m_new = fns->scores(&block, q, d, op->attention.scale, m, p), c;
-        float sum = b->kernels->softmax(p, m_new), gap = m - m_new;
-        b->kernels->exp(&c, &gap, 1);
-        l = fmaf(l, c, sum);
-        fns->values(&block, p, c, d, o);
-        m = m_new;
-    }
-    float inverse = 1.0f / l;
-    for (int i = 0; i < d; i++)
-        out[i] = o[i] * inverse;
-}
-
-/* (row, head) pairs are dealt out in turn: later rows see more, so runs would be uneven. */
-static void attention(const so_cpu *b, const so_op *op, int index, int count) {
-    int n_heads = op->attention.n_heads, d = op->attention.store->shape.head_dim;
-    const so_attn_row *rows = at(op->attention.rows);
-    for (long i = index; i < (long)op->n * n_heads; i += count) {
-        const so_attn_row *row = &rows[i / n_heads];
-        SO_ASSERT(row->pos >= 0 && row->n_prefix >= 0 && row->page_off >= 0 && row->tail_off >= 0);
-        attend(b, op, row, (int)(i % n_heads), f32(op->attention.out) + i * d,
-               f32(op->attention.q) + i * d);
-    }
-}
-
 so_task_fn *const so_cpu_tasks[SO_OP_COUNT] = {
     [SO_OP_UPLOAD] = upload,     [SO_OP_DOWNLOAD] = download, [SO_OP_EMBED] = embed,
     [SO_OP_GATHER] = gather,     [SO_OP_RMS_NORM] = norm,     [SO_OP_LAYER_NORM] = norm,
     [SO_OP_MATMUL] = matmul,     [SO_OP_ADD] = eltwise,       [SO_OP_SILU_MUL] = eltwise,
     [SO_OP_GELU_MUL] = eltwise,  [SO_OP_GELU] = eltwise,      [SO_OP_ROPE] = rope,
-    [SO_OP_KV_STORE] = kv_store, [SO_OP_KV_COPY] = kv_copy,   [SO_OP_ATTENTION] = attention,
+    [SO_OP_KV_STORE] = kv_store, [SO_OP_KV_COPY] = kv_copy,   [SO_OP_ATTENTION] = so_cpu_attention,
     [SO_OP_ARGMAX] = argmax,
 };

@@ -351,3 +351,5 @@ static float softmax(float *s, float m) {
     v_store(s + 16, b);
     return v_join(v_add(a, b));
 }
+
+#include "backend/cpu/attn_x86.h"
