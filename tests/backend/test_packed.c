@@ -279,6 +279,35 @@ static void stays_borrowed(void **state) {
     so_backend_free(b);
 }
 
+/* Parts come and go in any order; the last one takes its chunk along. */
+static void slab(void **state) {
+    (void)state;
+    enum { N = 40 };
+    so_slab s = {0};
+    so_slab_chunk *chunks[N];
+    unsigned char *parts[N];
+    size_t size = 5 << 20;
+    for (int i = 0; i < N; i++) {
+        parts[i] = so_slab_take(&s, size + (size_t)i, &chunks[i]);
+        assert_non_null(parts[i]);
+        assert_int_equal((uintptr_t)parts[i] % 64, 0);
+        parts[i][0] = parts[i][size + (size_t)i - 1] = (unsigned char)i;
+    }
+    assert_ptr_equal(chunks[0], chunks[1]); /* neighbours lie in one chunk */
+    assert_true(parts[1] >= parts[0] + size && parts[1] < parts[0] + size + 64);
+    for (int i = 0; i < N; i++)
+        assert_true(parts[i][0] == i && parts[i][size + (size_t)i - 1] == i);
+    for (int i = 0; i < N; i++)
+        so_slab_give(&s, chunks[i * 7 % N]);
+    assert_null(s.chunks);
+    assert_null(so_slab_take(&s, SIZE_MAX - 5, &chunks[0]));
+    assert_null(so_slab_take(&s, SIZE_MAX / 2, &chunks[0]));
+    parts[0] = so_slab_take(&s, 100 << 20, &chunks[0]); /* larger than a chunk */
+    assert_non_null(parts[0]);
+    so_slab_give(&s, chunks[0]);
+    assert_null(s.chunks);
+}
+
 /* 0 where a process that may map no more memory keeps the weight borrowed and multiplies right. */
 static int without_memory(void) {
     plain p = plain_create(&(op_case){SO_OP_MATMUL, SO_DTYPE_Q4_K, 3, 2048, 1600, false, 0}, 1);
@@ -321,6 +350,7 @@ int main(void) {
         cmocka_unit_test(lookups),
         cmocka_unit_test(stays_borrowed),
         cmocka_unit_test(no_memory_for_a_copy),
+        cmocka_unit_test(slab),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -122,12 +122,14 @@ static bool weight_adopt(so_backend *b, so_weight *w) {
     /* fewer rows than a group would mostly multiply padding */
     if (group_bytes == 0 || w->n_rows < SO_PACK_ROWS)
         return false;
-    if (!so_mul_size(n_groups, group_bytes, &bytes) ||
-        map_pages(&w->packed, bytes, "packed weights", NULL) != 0)
+    if (!so_mul_size(n_groups, group_bytes, &bytes))
+        return false;
+    uint8_t *out = so_slab_take(&cpu_of(b)->slab, bytes, &w->chunk);
+    if (!out)
         return false;
     flush(cpu_of(b));
-    so_pool_run(cpu_of(b)->pool, pack_rows, &(pack_job){w, w->packed.data, group_bytes});
-    w->data = w->packed.data;
+    so_pool_run(cpu_of(b)->pool, pack_rows, &(pack_job){w, out, group_bytes});
+    w->data = out;
     w->group_bytes = group_bytes;
     return true;
 }
@@ -136,7 +138,8 @@ static void weight_free(so_backend *b, so_weight *w) {
     if (!w)
         return;
     flush(cpu_of(b)); /* work in the list may still use it */
-    unmap_pages(&w->packed);
+    if (w->chunk)
+        so_slab_give(&cpu_of(b)->slab, w->chunk);
     free(w);
 }
 

@@ -5,6 +5,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/slab.h"
 #include "base/pool.h"
 
 /* Zeroed pages from the kernel, touched when first written. */
@@ -19,9 +20,9 @@ struct so_weight {
     int n_cols;
     long n_rows;
     size_t row_bytes;
-    const uint8_t *data; /* borrowed, or `packed` */
-    size_t group_bytes;  /* of 16 packed rows (pack.h); 0: rows as the file has them */
-    so_buffer packed;
+    const uint8_t *data;  /* borrowed, or packed in `chunk` */
+    size_t group_bytes;   /* of 16 packed rows (pack.h); 0: rows as the file has them */
+    so_slab_chunk *chunk; /* that holds it */
 };
 
 /* K and V, each [n_layers][n_pages][n_heads_kv][SO_KV_PAGE][head_dim]. */
@@ -63,6 +64,7 @@ struct so_cpu {
     so_backend base;
     const so_kernels *kernels;
     so_pool *pool;
+    so_slab slab;   /* packed weights */
     so_op *ops;     /* [SO_OPS_MAX] */
     so_task *tasks; /* [SO_TASKS_MAX] */
     int n_ops, n_tasks;

@@ -72,7 +72,8 @@ typedef struct so_mm {
     size_t row_bytes;
     size_t group_bytes; /* of a packed group (pack.h), w aligned to 64; 0: w is not packed */
     long m;
-    const float *bias; /* [m] or NULL */
+    const float *bias;   /* [m] or NULL */
+    const uint8_t *next; /* packed: what this thread reads after its rows, to be fetched; or NULL */
     float *out;
 } so_mm;
 /* begin is a multiple of SO_MM_GRAIN, and so is end but where it is m. */

@@ -201,6 +201,21 @@ void so_cpu_quantize(const so_cpu *b, const so_op *op, int index, int count) {
     }
 }
 
+/* Where this thread's part of the next packed matrix in the list begins. */
+static const uint8_t *next_part(const so_cpu *b, const so_op *op, int index, int count) {
+    for (op++; op < b->ops + b->n_ops; op++) {
+        if (op->kind != SO_OP_MATMUL)
+            continue;
+        const so_weight *w = op->matmul.w;
+        long begin, end;
+        so_split(w->n_rows, SO_MM_GRAIN, index, count, &begin, &end);
+        return w->group_bytes && begin < end
+                   ? w->data + (size_t)(begin / SO_PACK_ROWS) * w->group_bytes
+                   : NULL;
+    }
+    return NULL;
+}
+
 static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
     const so_weight *w = op->matmul.w;
     so_mm mm = {
@@ -210,6 +225,7 @@ static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
         .group_bytes = w->group_bytes,
         .m = w->n_rows,
         .bias = op->matmul.bias.buf ? f32(op->matmul.bias) : NULL,
+        .next = next_part(b, op, index, count),
         .out = f32(op->matmul.out),
     };
     long begin, end;

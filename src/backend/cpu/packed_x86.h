@@ -359,6 +359,8 @@ INLINE void packed(const so_mm *a, so_dtype dtype, bool wide, long begin, long e
     size_t words_at = so_pack_words_at(dtype, (size_t)a->act.k / (wide ? 256 : 32));
     for (long r = begin; r < end; r += 2 * LANES) {
         columns at = columns_at(a, words_at, r, end);
+        if (r + 2 * LANES >= end)
+            at.next = a->next;
         for (int first = 0; first < a->act.n; first += CHUNK) {
             int n = SO_MIN(CHUNK, a->act.n - first);
             for (int i = 0; i < n; i++)

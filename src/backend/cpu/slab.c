@@ -1,0 +1,68 @@
+/* Chunks in a list; only the newest one is filled. What is left of a chunk when the next part does
+ * not fit stays untouched, and so takes address space but no memory. */
+#include "backend/cpu/slab.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+
+enum { HUGE_PAGE = 2 << 20, CHUNK_BYTES = 32 << 20 };
+
+struct so_slab_chunk {
+    so_slab_chunk *next;
+    unsigned char *map, *data; /* data: the first huge page border in the mapping */
+    size_t map_bytes, n_bytes, used;
+    int n_parts;
+};
+
+static so_slab_chunk *chunk_create(size_t n_bytes) {
+    size_t map_bytes;
+    n_bytes = SO_MAX(n_bytes, (size_t)CHUNK_BYTES);
+    if (!so_add_size(n_bytes, HUGE_PAGE, &map_bytes))
+        return NULL;
+    void *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED)
+        return NULL;
+    so_slab_chunk *c = SO_NEW(so_slab_chunk);
+    c->map = map;
+    c->map_bytes = map_bytes;
+    c->n_bytes = n_bytes;
+    c->data = c->map + (-(uintptr_t)map & (HUGE_PAGE - 1));
+    madvise(c->data, n_bytes, MADV_HUGEPAGE); /* advice: small pages will do */
+    return c;
+}
+
+void *so_slab_take(so_slab *s, size_t n_bytes, so_slab_chunk **chunk) {
+    size_t size;
+    if (!so_add_size(n_bytes, 63, &size))
+        return NULL;
+    size &= ~(size_t)63;
+    so_slab_chunk *c = s->chunks;
+    if (!c || c->n_bytes - c->used < size) {
+        c = chunk_create(size);
+        if (!c)
+            return NULL;
+        c->next = s->chunks;
+        s->chunks = c;
+    }
+    void *p = c->data + c->used;
+    c->used += size;
+    c->n_parts++;
+    *chunk = c;
+    return p;
+}
+
+void so_slab_give(so_slab *s, so_slab_chunk *chunk) {
+    SO_ASSERT(chunk->n_parts > 0);
+    if (--chunk->n_parts > 0)
+        return;
+    so_slab_chunk **at = &s->chunks;
+    while (*at != chunk)
+        at = &(*at)->next;
+    *at = chunk->next;
+    munmap(chunk->map, chunk->map_bytes);
+    free(chunk);
+}
