@@ -74,38 +74,23 @@ static so_request_stats run_case(so_engine *e, const so_case *c, const char *dra
 
 /* --- perfect drafts --- */
 
-static void check_perfect(const fixture *f, const so_case *c, so_verify_mode verify,
-                          const char *drafter, int length) {
-    so_engine *e = open_engine(f, 1);
-    so_request *r = so_case_submit(
-        e, c, &(so_spec_opts){.drafter = drafter, .length = length, .verify = verify});
-    so_case_run(e);
-    const so_request_stats *s = so_request_get_stats(r);
-    assert_int_equal(s->predicted_n, N_PREDICT);
-    assert_int_equal(s->draft_n, s->draft_n_accepted);
-    assert_int_equal(s->rounds, (N_PREDICT + length) / (length + 1)); /* ⌈n/(K+1)⌉ */
-    for (int k = 0; k < length; k++)
-        assert_int_equal(s->per_depth[k].tested, s->per_depth[k].accepted);
-    assert_true(s->per_depth[SO_MIN(length, N_PREDICT - 1) - 1].tested > 0);
-    so_request_free(r);
-    so_engine_free(e);
-}
-
 /* Accepted is drafted at every depth and length: greedy, match and reject. */
 static void test_target_as_its_own_draft_at_every_length(void **state) {
     fixture *f = *state;
     for (int length = 1; length <= 16; length += SO_TEST_SANITIZED ? 5 : 1)
         for (int c = 0; c < SO_CASES; c++) { /* odd ones are greedy */
-            check_perfect(f, &f->cases[c], SO_VERIFY_MATCH, "model", length);
-            check_perfect(f, &f->cases[c], SO_VERIFY_REJECT, "model", length);
+            so_case_perfect(&f->target, &f->twin, &f->cases[c], SO_VERIFY_MATCH, "model", length);
+            so_case_perfect(&f->target, &f->twin, &f->cases[c], SO_VERIFY_REJECT, "model", length);
         }
+    so_case_perfect(&f->target, &f->twin, &f->cases[2], SO_VERIFY_REJECT, "model(ngram)", 4);
+    so_case_perfect(&f->target, &f->twin, &f->cases[1], SO_VERIFY_MATCH, "model(lookup)", 4);
 }
 
 static void test_predicted_text_at_every_length(void **state) {
     fixture *f = *state;
     for (int length = 1; length <= 16; length += SO_TEST_SANITIZED ? 5 : 1)
         for (int c = 0; c < SO_CASES; c++)
-            check_perfect(f, &f->cases[c], SO_VERIFY_MATCH, "predict", length);
+            so_case_perfect(&f->target, &f->twin, &f->cases[c], SO_VERIFY_MATCH, "predict", length);
 }
 
 /* --- a drafter for the drafter --- */

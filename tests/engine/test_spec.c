@@ -1,6 +1,6 @@
 /* Speculation on tiny models: the text is plain decoding's, with `==`, for every drafter, length,
- * batch and way of sampling; the oracles of perfect drafts; endings in mid-round; and the mutants,
- * which these very comparisons must catch. */
+ * batch and way of sampling; endings in mid-round; and the mutants, which these very comparisons
+ * must catch. Perfect drafts and what each drafter is good for: test_drafts.c. */
 #include "so_test.h"
 
 #include <math.h>
@@ -139,35 +139,6 @@ static void test_same_text_together(void **state) {
 
 /* --- oracles --- */
 
-static void check_perfect(const fixture *f, const so_case *c, so_verify_mode verify,
-                          const char *drafter, int length) {
-    so_engine *e = open_engine(f, &f->target, 1, 64);
-    so_spec_opts spec = {.drafter = drafter, .length = length, .verify = verify};
-    so_request *r = so_case_submit(e, c, &spec);
-    so_case_run(e);
-    const so_request_stats *s = so_request_get_stats(r);
-    assert_int_equal(s->predicted_n, N_PREDICT);
-    assert_int_equal(s->draft_n, s->draft_n_accepted);
-    assert_int_equal(s->rounds, (N_PREDICT + length) / (length + 1));
-    for (int i = 0; i < SO_STATS_DEPTHS; i++)
-        assert_int_equal(s->per_depth[i].tested, s->per_depth[i].accepted);
-    if (verify == SO_VERIFY_MATCH || c->sample.temp == 0)
-        assert_true(so_case_same(r, c));
-    so_request_free(r);
-    so_engine_free(e);
-}
-
-static void test_target_as_its_own_draft(void **state) {
-    fixture *f = *state;
-    for (int c = 0; c < SO_CASES; c++)
-        for (int length = 1; length <= 5; length += 4) {
-            check_perfect(f, &f->cases[c], SO_VERIFY_MATCH, "model", length);
-            check_perfect(f, &f->cases[c], SO_VERIFY_REJECT, "model", length);
-        }
-    check_perfect(f, &f->cases[2], SO_VERIFY_REJECT, "model(ngram)", 4);
-    check_perfect(f, &f->cases[1], SO_VERIFY_MATCH, "model(lookup)", 4);
-}
-
 /* The other families: a sliding window and norms of queries and keys (Gemma 3), norms alone (Qwen
  * 3), learned positions (GPT-2). Drafts come from another family, then from the target itself. */
 static void test_other_families(void **state) {
@@ -178,18 +149,11 @@ static void test_other_families(void **state) {
         check_alone(f, names[i], i, SO_TEST_SANITIZED ? i : 0, SO_TEST_SANITIZED ? 3 : 1);
         check_together(f, names[i], i, SO_TEST_SANITIZED ? 9 : 4);
         for (int c = i; c < SO_CASES; c += 3) {
-            check_perfect(f, &f->cases[c], SO_VERIFY_MATCH, "model", 4);
-            check_perfect(f, &f->cases[c], SO_VERIFY_REJECT, "model", 3);
+            so_case_perfect(&f->target, &f->target, &f->cases[c], SO_VERIFY_MATCH, "model", 4);
+            so_case_perfect(&f->target, &f->target, &f->cases[c], SO_VERIFY_REJECT, "model", 3);
         }
         close_pair(f);
     }
-}
-
-static void test_predicted_text_takes_few_passes(void **state) {
-    fixture *f = *state;
-    for (int length = 1; length <= 16; length += 5)
-        for (int c = 0; c < 2; c++)
-            check_perfect(f, &f->cases[c], SO_VERIFY_MATCH, "predict", length);
 }
 
 /* Prompt lookup by an inner drafter saves passes of the draft and changes no token: the draft's
@@ -559,9 +523,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_text_alone),
         cmocka_unit_test(test_same_text_together),
-        cmocka_unit_test(test_target_as_its_own_draft),
         cmocka_unit_test(test_other_families),
-        cmocka_unit_test(test_predicted_text_takes_few_passes),
         cmocka_unit_test(test_inner_drafter_changes_nothing),
         cmocka_unit_test(test_reject_is_reproducible),
         cmocka_unit_test(test_reject_distribution),

@@ -96,3 +96,24 @@ bool so_case_same(const so_request *r, const so_case *c) {
     return so_request_finish(r) == SO_FINISH_LENGTH && n == c->n_want &&
            memcmp(out, c->want, (size_t)n * sizeof *out) == 0;
 }
+
+void so_case_perfect(const so_rig *target, const so_rig *draft, const so_case *c,
+                     so_verify_mode verify, const char *drafter, int length) {
+    so_engine *e = so_case_engine(
+        target,
+        &(so_case_engine_opts){.draft = draft, .n_parallel = 1, .n_batch = 64, .draft_temp = -1});
+    so_spec_opts spec = {.drafter = drafter, .length = length, .verify = verify};
+    so_request *r = so_case_submit(e, c, &spec);
+    so_case_run(e);
+    const so_request_stats *s = so_request_get_stats(r);
+    assert_int_equal(s->predicted_n, SO_CASE_PREDICT);
+    assert_int_equal(s->draft_n, s->draft_n_accepted);
+    assert_int_equal(s->rounds, (SO_CASE_PREDICT + length) / (length + 1));
+    for (int k = 0; k < SO_STATS_DEPTHS; k++)
+        assert_int_equal(s->per_depth[k].tested, s->per_depth[k].accepted);
+    assert_true(s->per_depth[SO_MIN(length, SO_CASE_PREDICT - 1) - 1].tested > 0);
+    if (verify == SO_VERIFY_MATCH || c->sample.temp == 0)
+        assert_true(so_case_same(r, c));
+    so_request_free(r);
+    so_engine_free(e);
+}

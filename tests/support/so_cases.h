@@ -36,6 +36,11 @@ so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o);
 so_request *so_case_submit(so_engine *e, const so_case *c, const so_spec_opts *spec);
 /* Steps until nothing is left. */
 void so_case_run(so_engine *e);
+/* Runs the case alone with a drafter that cannot be wrong: every guess at every depth stands, the
+ * text is plain decoding's (in distribution, where `reject` draws), and it takes ⌈n/(K+1)⌉ passes.
+ */
+void so_case_perfect(const so_rig *target, const so_rig *draft, const so_case *c,
+                     so_verify_mode verify, const char *drafter, int length);
 /* Whether the request ended with exactly the plain tokens. */
 bool so_case_same(const so_request *r, const so_case *c);
 
