@@ -10,7 +10,7 @@
  *
  * The target is a table of rows; each goes through the sampling pipeline in the context of its own
  * path, so penalties see what was guessed before. The draft model is a real one, over the toy's
- * ids. The whole product is run; under sanitizers a part of it in which
+ * ids. The whole product is run; where that is slow, a part of it in which
  * every two of (drafter, length, transform) meet. */
 #include "rig.h"
 #include "so_lossless.h"
@@ -25,7 +25,7 @@
 #include "so_shape.h"
 #include "verify/theory.h"
 
-enum { SLOW = SO_TEST_SANITIZED };
+static bool slow; /* a sanitizer, or no kernels for this processor (an emulator, perhaps) */
 
 /* --- a small world: target, draft model, tables --- */
 
@@ -85,6 +85,7 @@ static void open_world(world *w, int n_vocab) {
 
 static int open_worlds(void **state) {
     (void)state;
+    slow = SO_TEST_SANITIZED || so_cpu_best_level() == SO_CPU_SCALAR;
     dir = so_test_tmp();
     for (int v = MIN_V; v <= MAX_V; v++)
         open_world(&worlds[v], v);
@@ -270,7 +271,7 @@ static so_sample_params transform(int i, int n_vocab) {
 
 /* Every pair of two of the three. */
 static bool covered(int drafter, int gamma, int t) {
-    return !SLOW || (drafter + gamma + t) % 8 == 0;
+    return !slow || (drafter + gamma + t) % 8 == 0;
 }
 
 /* Draws multiply: the more of them, the smaller the world. */
@@ -370,7 +371,7 @@ static void match_is_exact(void **state) {
         for (int gamma = 1; gamma <= 8; gamma++)
             for (int t = 0; t < N_TRANSFORMS; t++) {
                 const drafter_kind *k = &DRAFTERS[d];
-                int seeds = (k->model ? 4 : 40) / (SLOW ? 4 : 1);
+                int seeds = (k->model ? 4 : 40) / (slow ? 4 : 1);
                 so_sample_params p = transform(t, MAX_V);
                 subject s;
                 open_subject(&s, &worlds[MAX_V], k, gamma, &p);
@@ -481,11 +482,11 @@ static bool has_formula(const drafter_kind *k) { return k->draws && !strchr(k->s
 
 static void acceptance_is_the_formulas(void **state) {
     (void)state;
-    int few = SLOW ? 200 : 4000;
+    int few = slow ? 200 : 4000;
     for (int d = 0; d < N_DRAFTERS; d++)
         for (int t = 0; has_formula(&DRAFTERS[d]) && t < N_TRANSFORMS - 1; t += ALL_OF_IT)
             check_rate(&DRAFTERS[d], t, false, DRAFTERS[d].model ? few : 20 * few);
-    for (int t = 0; t < N_TRANSFORMS - 1; t += SLOW ? 9 : 1)
+    for (int t = 0; t < N_TRANSFORMS - 1; t += slow ? 9 : 1)
         check_rate(kind("model"), t, true, few / 5);
 }
 
@@ -501,7 +502,7 @@ static void sampled_texts_are_exact(void **state) {
         subject s;
         so_sample_params p = transform(ALL_OF_IT, 3);
         open_subject(&s, &worlds[3], k, 3, &p);
-        int n = (k->model ? 20000 : 1000000) / (SLOW ? 20 : 1);
+        int n = (k->model ? 20000 : 1000000) / (slow ? 20 : 1);
         double tail = so_lossless_chi2(&s.c, n, 900 + (uint64_t)d);
         print_message("chi-square, %7d texts: %-28s p = %.3g\n", n, name_of(k), tail);
         if (tail < SO_LOSSLESS_FALSE_ALARM)
