@@ -336,21 +336,44 @@ INLINE void ptile256(const so_mm *a, so_dtype dtype, const pblock256 *w, size_t 
     }
 }
 
+/* A tile of K types is a function of its own: inlined, the values of a whole block compete for
+ * registers with the sums of its inner loop, and gcc 12 spills the sums. */
+typedef void ptile256_fn(const so_mm *a, const pblock256 *w, size_t row, size_t b, vf (*acc)[2]);
+
+#define PTILE256(name, dtype, n)                                                                  \
+    static __attribute__((noinline)) void ptile_##name##_##n(const so_mm *a, const pblock256 *w,  \
+                                                             size_t row, size_t b, vf(*acc)[2]) { \
+        ptile256(a, dtype, w, row, b, n, acc);                                                    \
+    }
+#define PTILES256(name, dtype)                                                       \
+    PTILE256(name, dtype, 1)                                                         \
+    PTILE256(name, dtype, 2)                                                         \
+    PTILE256(name, dtype, 3)                                                         \
+    PTILE256(name, dtype, 4)                                                         \
+    static ptile256_fn *const ptiles_##name[] = {ptile_##name##_1, ptile_##name##_2, \
+                                                 ptile_##name##_3, ptile_##name##_4};
+PTILES256(q2_k, SO_DTYPE_Q2_K)
+PTILES256(q3_k, SO_DTYPE_Q3_K)
+PTILES256(q4_k, SO_DTYPE_Q4_K)
+PTILES256(q5_k, SO_DTYPE_Q5_K)
+PTILES256(q6_k, SO_DTYPE_Q6_K)
+
+INLINE ptile256_fn *const *ptiles_of(so_dtype dtype) {
+    return dtype == SO_DTYPE_Q2_K   ? ptiles_q2_k
+           : dtype == SO_DTYPE_Q3_K ? ptiles_q3_k
+           : dtype == SO_DTYPE_Q4_K ? ptiles_q4_k
+           : dtype == SO_DTYPE_Q5_K ? ptiles_q5_k
+                                    : ptiles_q6_k;
+}
+
 INLINE void pchunk256(const so_mm *a, so_dtype dtype, const columns *at, size_t first, int n,
                       vf (*acc)[2]) {
     for (size_t b = 0; b < (size_t)a->act.k / 256; b++) {
         pblock256 w;
         fetch_ahead(dtype, at, b);
         pdecode256(dtype, at, b, &w);
-        int i = 0;
-        for (; i + 4 <= n; i += 4)
-            ptile256(a, dtype, &w, first + (size_t)i, b, 4, acc + i);
-        if (n - i == 3)
-            ptile256(a, dtype, &w, first + (size_t)i, b, 3, acc + i);
-        else if (n - i == 2)
-            ptile256(a, dtype, &w, first + (size_t)i, b, 2, acc + i);
-        else if (n - i == 1)
-            ptile256(a, dtype, &w, first + (size_t)i, b, 1, acc + i);
+        for (int i = 0; i < n; i += 4)
+            ptiles_of(dtype)[SO_MIN(4, n - i) - 1](a, &w, first + (size_t)i, b, acc + i);
     }
 }
 
