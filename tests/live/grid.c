@@ -10,15 +10,16 @@
  *   edits   `lookup` on "rewrite this function" emits at least 2.5 tokens per pass
  *
  *   grid MODEL [--quick] [--part NAME] [--prompts N] [--tokens N] [--every N] [--threads N]
- * [FILE.jsonl…]
+ *        [--from DRAFTER] [FILE.jsonl…]
  *
  * MODEL is a file or a pulled model's name; without files the prompts are the shared ones, else
  * those of bench/prompts. Run from the repository's root.
  *
  * Plain texts are made once, by an engine without speculation. --quick takes 8 prompts and few
  * tokens and still lets every drafter meet every length (two minutes at most); --every N takes
- * each N-th of match's product (its default: 12; 1 is all of it, hours). Prints a line per part and
- * drafter; exit 1 on any difference. */
+ * each N-th of match's product (its default: 12; 1 is all of it, hours); --from goes on with greedy
+ * where an earlier run was stopped. Prints a line per part and drafter; exit 1 on any difference.
+ */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -74,6 +75,7 @@ typedef struct grid {
     int n_prompts, want, n_tokens, every, n_threads;
     bool quick, natural; /* natural: every text may end by itself; else every second one */
     const char *part;    /* NULL: all */
+    const char *from;    /* greedy goes on with this drafter; NULL: begins */
     text texts[N_SETTINGS][MAX_PROMPTS];
     char *names[N_NAMES]; /* specs with their files */
     char *dir;
@@ -306,11 +308,18 @@ static void print_tally(const grid *g, const char *part, const char *name, const
 
 /* --- parts --- */
 
+static int first_drafter(const grid *g) {
+    int d = 0;
+    while (g->from && d < N_DRAFTERS && strcmp(DRAFTERS[d], g->from) != 0)
+        d++;
+    return d;
+}
+
 static void run_greedy(grid *g) {
     so_engine *e = open_engine(g, AT_ONCE, true, NULL);
     job *jobs = SO_NEW_N(job, MAX_PROMPTS * N_LENGTHS);
     make_plain(g, 0);
-    for (int d = 0; d < N_DRAFTERS; d++) {
+    for (int d = first_drafter(g); d < N_DRAFTERS; d++) {
         tally sums[N_NAMES] = {0};
         int n = 0;
         bool twice = strcmp(DRAFTERS[d], "corpus") == 0; /* it knows nothing the first time */
@@ -552,6 +561,8 @@ static int read_args(grid *g, int argc, char **argv) {
             g->quick = true;
         else if (strcmp(argv[i], "--part") == 0 && i + 1 < argc)
             g->part = argv[++i];
+        else if (strcmp(argv[i], "--from") == 0 && i + 1 < argc)
+            g->from = argv[++i];
         else
             argv[2 + n_files++] = argv[i];
     }
@@ -616,7 +627,7 @@ static void run_parts(grid *g) {
 int main(int argc, char **argv) {
     if (argc < 2) {
         fprintf(stderr, "usage: grid MODEL [--quick] [--part NAME] [--prompts N] [--tokens N] "
-                        "[--every N] [--threads N] [FILE.jsonl…]\n");
+                        "[--every N] [--threads N] [--from DRAFTER] [FILE.jsonl…]\n");
         return 2;
     }
     const char *path = so_file_exists(argv[1]) ? argv[1] : so_test_model(argv[1]);
