@@ -70,7 +70,8 @@ typedef struct so_drafter_vt {
 
 struct so_drafter {
     const so_drafter_vt *vt;
-    int index; /* its number in so_proposal.drafter */
+    int index;  /* its number in so_proposal.drafter */
+    bool draws; /* where the tree has rows, it may draw: lengths are fixed before it does */
 };
 
 void so_drafter_free(so_drafter *d); /* NULL is fine */

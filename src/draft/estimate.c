@@ -178,6 +178,6 @@ void so_estimate_verdict(so_estimate *e, const so_tree *t, const so_verdict *v) 
         bool accepted = on_path[q->child] && !taken[child->parent];
         taken[child->parent] = true;
         if (q->kind != SO_Q_POINT)
-            so_estimate_add(e, q->drafter, child->depth, child->accept, accepted);
+            so_estimate_add(e, q->drafter, child->depth, -1, accepted);
     }
 }

@@ -62,8 +62,8 @@ bool so_estimate_hopeful(const so_estimate *e, int drafter);
  * look at what was drawn). A later sibling is tested only if the earlier ones were rejected. */
 void so_estimate_tree(const so_estimate *e, const so_tree *t, float accept[SO_TREE_MAX]);
 
-/* Counts the tests of drawn proposals. Points are not counted here but by shadow.h, which knows
- * their outcome whether they were tested or not. */
+/* Counts the tests of drawn proposals, without regard to what was drawn. Points are not counted
+ * here but by shadow.h, which knows their outcome whether they were tested or not. */
 void so_estimate_verdict(so_estimate *e, const so_tree *t, const so_verdict *v);
 
 #endif

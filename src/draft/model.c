@@ -399,6 +399,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     model_drafter *md = SO_NEW(model_drafter);
     int n_par = o->n_parallel, n_logits = n_par * (inner ? o->max_draft : 1);
     md->base.vt = &MODEL_VT;
+    md->base.draws = true;
     md->m = m;
     md->o = *o;
     md->n_vocab = so_model_hparams(m)->n_vocab;

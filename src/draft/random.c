@@ -57,5 +57,6 @@ static const so_drafter_vt RANDOM_VT = {
 so_drafter *so_random_create(void) {
     so_drafter *d = SO_NEW(so_drafter);
     d->vt = &RANDOM_VT;
+    d->draws = true;
     return d;
 }

@@ -204,7 +204,6 @@ typedef struct table_drafter {
     so_drafter base;
     so_table *table;
     uint64_t *totals; /* [n_contexts] */
-    bool draw;
 } table_drafter;
 
 static int table_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
@@ -253,7 +252,7 @@ static void propose_one(const table_drafter *d, so_draft_job *job) {
         const so_table_entry *best = &t->entries[t->starts[context]];
         int row = -1;
         last = (int32_t)best->token;
-        if (d->draw && job->temp > 0)
+        if (d->base.draws && job->temp > 0)
             row = draw_row(d, job, context, job->tree->nodes[node].depth + 1, &last);
         double total = (double)d->totals[context], count = row < 0 ? best->count : total;
         node = so_draft_add(job, node, last, so_draft_kind(row), row, d->base.index,
@@ -287,7 +286,7 @@ so_drafter *so_table_drafter_create(so_table *t, bool draw) {
     table_drafter *d = SO_NEW(table_drafter);
     d->base.vt = t->order == 1 ? &UNIGRAM_VT : &BIGRAM_VT;
     d->table = t;
-    d->draw = draw;
+    d->base.draws = draw;
     d->totals = SO_NEW_N(uint64_t, t->n_contexts);
     for (int c = 0; c < t->n_contexts; c++)
         for (uint32_t i = t->starts[c]; i < t->starts[c + 1]; i++)

@@ -29,7 +29,7 @@ struct so_spec_set {
     char *text; /* in its shortest form */
     so_draft_set drafters;
     so_estimate_shared shared;
-    bool draws;          /* has been seen to draw: lengths are fixed before drafting */
+    bool draws;          /* one of them may draw */
     bool failed;         /* has been seen to fail */
     int n_requests;      /* that use it */
     so_draft_job *jobs;  /* [n_parallel], of this step */

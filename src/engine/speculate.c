@@ -20,8 +20,8 @@
 #include "engine/impl.h"
 
 enum { MAX_SETS = 32, MAX_BUNDLES = 8 };
-enum { WORTH_KEEPING = 16 };                /* passes after which costs are written, … */
-static const double WORTH_KEEPING_MS = 0.3; /* … if a pass takes this long */
+enum { WORTH_KEEPING = 16 };                       /* passes after which costs are written, … */
+static const size_t WORTH_KEEPING_BYTES = 8 << 20; /* … if the model is no toy */
 /* What to think of a model's guesses before the first was tested, and of dropped drafters. */
 static const double FIRST_GUESS = 0.7, HOPELESS = 0.15, CERTAIN = 0.8;
 static const int64_t MAX_LOGITS = (int64_t)64 << 20; /* floats of all guesses in one pass */
@@ -62,7 +62,7 @@ static void save_costs(so_engine *e) {
     char *dir = so_env_cache_dir();
     so_err err = {0};
     if (dir && e->costs_key.len > 0 && e->n_new_costs >= WORTH_KEEPING &&
-        so_curve_ms(so_planner_curve(e->planner), 1) >= WORTH_KEEPING_MS) {
+        so_model_weight_bytes(e->m) >= WORTH_KEEPING_BYTES) {
         so_str key = so_buf_str(&e->costs_key);
         char *path = so_costs_path(dir, key);
         if (so_costs_write(path, key, so_planner_curve(e->planner), &err) != SO_OK)
@@ -235,6 +235,8 @@ static int make_set(so_engine *e, const so_spec *spec, char *text, so_err *err) 
     if (strcmp(set->drafters.root->vt->name, "first") == 0)
         so_group_set_judge(set->drafters.root, judge, NULL);
     set->text = text;
+    for (int i = 0; i < set->drafters.n_leaves; i++)
+        set->draws |= set->drafters.leaves[i]->draws;
     set->jobs = SO_NEW_N(so_draft_job, e->o.n_parallel);
     set->owners = SO_NEW_N(so_request *, e->o.n_parallel);
     set->next = e->sets;
@@ -410,7 +412,7 @@ static void plan_lengths(so_engine *e, int other_rows, int n_trees) {
             continue;
         const so_drafter *lead = leading(s->set);
         double cost = so_drafter_cost_ms(lead);
-        if (!(cost > 0) && !s->set->draws)
+        if (!(cost > 0) && !(s->set->draws && r->tree->max_rows > 0))
             continue;
         float *accept = e->chain_accept + (size_t)n * (size_t)depths;
         for (int k = 0; k < s->depth; k++)
@@ -481,9 +483,7 @@ static bool has_drawn(const so_tree *t) {
 /* Short drafts go, but only where every guess is a point: dropping a drawn token because of what
  * follows it would bias the output. */
 static void review(so_request *r) {
-    bool drawn = has_drawn(r->tree);
-    r->spec.set->draws |= drawn;
-    if (!drawn && r->tree->n_nodes - 1 < r->spec.draft_min)
+    if (!has_drawn(r->tree) && r->tree->n_nodes - 1 < r->spec.draft_min)
         forget_guesses(r->tree);
     so_shadow_watch(r->spec.shadow, r->tree);
 }

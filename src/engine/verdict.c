@@ -5,6 +5,9 @@
  * tokens of the path are written behind the request's text as the walk goes on; nothing is sampled
  * for nodes that are not reached.
  *
+ * A round without guesses is plain decoding in every mode: its token is drawn as `match` draws it,
+ * which is a draw from p like any other, for half the price of writing p down.
+ *
  * A row that cannot be sampled (no finite logit, everything banned) ends the walk at its node: what
  * stood before it is still emitted, as plain decoding would have. Engine thread. */
 #include <float.h>
@@ -104,7 +107,7 @@ void so_verdict_reach(so_request *r) {
         accept_all(r);
     } else if (mode == SO_VERIFY_LENIENT && r->sample.temp == 0 && s->lenience < 1) {
         so_verify_lenient_greedy(r->tree, adjusted_row, r, s->lenience, &r->verdict);
-    } else if (mode == SO_VERIFY_MATCH || r->sample.temp == 0) {
+    } else if (mode == SO_VERIFY_MATCH || r->sample.temp == 0 || r->tree->n_nodes == 1) {
         so_verify_match(r->tree, choose, r, &r->verdict);
     } else {
         so_chance_keyed_init(&chance, r->sample.seed, r->sample.choice);
