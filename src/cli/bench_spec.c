@@ -10,7 +10,8 @@
  * prompt is used. `oracle` is right about the plain output, so it is made beforehand, untimed.
  *
  * One result per category, in order of appearance, and one for all: the geometric mean of the
- * categories' speed-ups. speedup_spread is the standard deviation over groups. `identical` says
+ * categories' speed-ups. plain_pass_ms and spec_pass_ms are the target's passes alone, for formulas
+ * that speak of t(n). speedup_spread is the standard deviation over groups. `identical` says
  * whether every text was the same; it is null where that is not promised. Measures, never judges.
  */
 #include <math.h>
@@ -30,8 +31,8 @@
 enum { DEFAULT_PREDICT = 128, MAX_CATEGORIES = 256 };
 
 typedef struct measure {
-    double ms;
-    int64_t tokens;
+    double ms, pass_ms; /* of whole steps, of the target's passes alone */
+    int64_t tokens, passes;
 } measure;
 
 typedef struct category {
@@ -56,6 +57,7 @@ typedef struct way {
     answer *answers; /* [n_parallel] */
     int64_t n_emitted;
     bool more;
+    double pass_ms; /* of the last step */
     measure m;
 } way;
 
@@ -113,7 +115,7 @@ static int submit(bench *g, int which, int i) {
 static int start(bench *g, int which, int n) {
     way *w = &g->ways[which];
     w->n_emitted = 0;
-    w->m = (measure){0, 0};
+    w->m = (measure){0};
     w->more = true;
     for (int i = 0; i < n; i++) {
         int rc = submit(g, which, i);
@@ -130,6 +132,10 @@ static bool all_decode(const way *w, int n) {
     return true;
 }
 
+static void on_step(void *user, const so_step_info *info) {
+    ((way *)user)->pass_ms = info->pass_ms;
+}
+
 static int step(bench *g, way *w, int n) {
     bool timed = all_decode(w, n);
     int64_t before = w->n_emitted, t = so_clock_ns();
@@ -138,6 +144,8 @@ static int step(bench *g, way *w, int n) {
     if (timed) {
         w->m.ms += so_clock_ms_since(t);
         w->m.tokens += w->n_emitted - before;
+        w->m.pass_ms += w->pass_ms;
+        w->m.passes++;
     }
     return SO_MIN(more, 0);
 }
@@ -209,13 +217,18 @@ static bool same(const so_tokens *a, const so_tokens *b) {
            (a->len == 0 || memcmp(a->ids, b->ids, a->len * sizeof *a->ids) == 0);
 }
 
+static void add_measure(measure *sum, measure m) {
+    sum->ms += m.ms;
+    sum->pass_ms += m.pass_ms;
+    sum->tokens += m.tokens;
+    sum->passes += m.passes;
+}
+
 static void book(bench *g, int n) {
     category *c = find_category(g, g->slots[0].p);
     measure plain = g->ways[PLAIN].m, spec = g->ways[SPEC].m;
-    c->plain.ms += plain.ms;
-    c->plain.tokens += plain.tokens;
-    c->spec.ms += spec.ms;
-    c->spec.tokens += spec.tokens;
+    add_measure(&c->plain, plain);
+    add_measure(&c->spec, spec);
     if (plain.tokens > 0 && spec.tokens > 0 && spec.ms > 0 && plain.ms > 0) {
         double gain = (double)spec.tokens / spec.ms * plain.ms / (double)plain.tokens;
         c->sum += gain;
@@ -273,6 +286,8 @@ static int run_all(bench *g, const so_prompts *p) {
 
 static double rate(measure m) { return m.ms > 0 ? 1000.0 * (double)m.tokens / m.ms : 0; }
 
+static double pass_ms(measure m) { return m.passes > 0 ? m.pass_ms / (double)m.passes : 0; }
+
 static double speedup(const category *c) {
     return rate(c->plain) > 0 ? rate(c->spec) / rate(c->plain) : 0;
 }
@@ -290,11 +305,12 @@ static void print_category(const bench *g, const category *c, double gain) {
     double alpha = c->tested ? (double)c->accepted / (double)c->tested : 0;
     if (g->json) {
         so_report_print_json(
-            json_pack("{s:s, s:i, s:f, s:f, s:f, s:f, s:o, s:o, s:o}", "category", c->name,
-                      "prompts", c->n_prompts, "plain_tps", rate(c->plain), "spec_tps",
+            json_pack("{s:s, s:i, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:f}", "category",
+                      c->name, "prompts", c->n_prompts, "plain_tps", rate(c->plain), "spec_tps",
                       rate(c->spec), "speedup", gain, "speedup_spread", spread(c), "mean_accepted",
                       number(mean, c->rounds > 0), "alpha", number(alpha, c->tested > 0),
-                      "identical", g->exact ? json_boolean(c->n_different == 0) : json_null()));
+                      "identical", g->exact ? json_boolean(c->n_different == 0) : json_null(),
+                      "plain_pass_ms", pass_ms(c->plain), "spec_pass_ms", pass_ms(c->spec)));
         return;
     }
     printf("%-16s %5d %9.2f %9.2f %7.2fx %6.2f %8.2f %6.2f  %s\n", c->name, c->n_prompts,
@@ -308,10 +324,8 @@ static void add_up(category *all, const category *c) {
     all->n_prompts += c->n_prompts;
     all->n_groups += c->n_groups;
     all->n_different += c->n_different;
-    all->plain.ms += c->plain.ms;
-    all->plain.tokens += c->plain.tokens;
-    all->spec.ms += c->spec.ms;
-    all->spec.tokens += c->spec.tokens;
+    add_measure(&all->plain, c->plain);
+    add_measure(&all->spec, c->spec);
     all->sum += c->sum;
     all->sum_sq += c->sum_sq;
     all->accepted += c->accepted;
@@ -357,6 +371,8 @@ static int open_bench(bench *g) {
     g->slots = SO_NEW_N(slot, g->n_parallel);
     for (int i = 0; i < 2; i++) {
         g->ways[i].answers = SO_NEW_N(answer, g->n_parallel);
+        eo.on_step = on_step;
+        eo.step_user = &g->ways[i];
         if (so_engine_create(g->b.model, g->b.tok, &eo, &g->ways[i].e, &g->err) != SO_OK)
             return so_args_fail(g->a, &g->err);
     }

@@ -607,7 +607,7 @@ static void mutants_are_noticed(void **state) {
         so_sample_params p = transform(mutants[i].transform, 3);
         bool match = strcmp(mutants[i].check, "match") == 0;
         open_subject(&s, &worlds[3], kind(mutants[i].drafter), 3, &p);
-        falsifier f = {{&FALSE_VT, 0}, s.real.drafter, mutants[i].mutation};
+        falsifier f = {{.vt = &FALSE_VT}, s.real.drafter, mutants[i].mutation};
         if (f.mutation != SOUND)
             s.real.drafter = &f.base;
         s.c.slip = mutants[i].slip;
