@@ -27,7 +27,7 @@ typedef struct group {
     void *judge_user;
     so_draft_job *jobs; /* [jobs_cap], for one member's call */
     ask *ask;           /* [jobs_cap], for whom no member has proposed yet */
-    int jobs_cap;
+    int jobs_cap, n_open;
 } group;
 
 typedef struct group_state {
@@ -39,7 +39,16 @@ static void group_close(so_drafter *d, void *state) {
     group_state *s = state;
     for (int i = 0; i < g->n; i++)
         g->members[i]->vt->close(g->members[i], s->states[i]);
+    g->n_open--;
     free(s);
+}
+
+static void reserve(group *g, int n_jobs) {
+    if (n_jobs <= g->jobs_cap)
+        return;
+    g->jobs = so_realloc(g->jobs, (size_t)n_jobs * sizeof *g->jobs);
+    g->ask = so_realloc(g->ask, (size_t)n_jobs * sizeof *g->ask);
+    g->jobs_cap = n_jobs;
 }
 
 static int group_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
@@ -54,6 +63,7 @@ static int group_open(so_drafter *d, const so_draft_text *text, void **state, so
             return rc;
         }
     }
+    reserve(g, ++g->n_open); /* proposing takes no memory */
     *state = s;
     return 0;
 }
@@ -63,14 +73,6 @@ static void group_observe(so_drafter *d, void *state, const int32_t *tokens, int
     group_state *s = state;
     for (int i = 0; i < g->n; i++)
         so_drafter_observe(g->members[i], s->states[i], tokens, n);
-}
-
-static void reserve(group *g, int n_jobs) {
-    if (n_jobs <= g->jobs_cap)
-        return;
-    g->jobs = so_realloc(g->jobs, (size_t)n_jobs * sizeof *g->jobs);
-    g->ask = so_realloc(g->ask, (size_t)n_jobs * sizeof *g->ask);
-    g->jobs_cap = n_jobs;
 }
 
 static bool all_points(const so_tree *t) {

@@ -22,7 +22,7 @@
 
 #include "base/mem.h"
 
-enum { UPLOADS_MAX = 16 << 20 };
+enum { UPLOADS_MAX = 16 << 20, UPLOADS_FIRST = 1 << 16 };
 
 static so_cpu *cpu_of(so_backend *b) { return (so_cpu *)b; }
 
@@ -365,6 +365,8 @@ int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, s
     b->pool = pool;
     b->ops = SO_NEW_N(so_op, SO_OPS_MAX);
     b->tasks = SO_NEW_N(so_task, SO_TASKS_MAX);
+    b->uploads_cap = UPLOADS_FIRST;
+    b->uploads = so_realloc(NULL, b->uploads_cap);
     *out = &b->base;
     return 0;
 }
