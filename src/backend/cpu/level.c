@@ -68,7 +68,7 @@ bool so_cpu_level_parse(const char *name, so_cpu_level *out) {
 }
 
 void so_cpu_name(char out[SO_CPU_NAME_MAX]) {
-    strcpy(out, "unknown CPU");
+    memcpy(out, "unknown CPU", sizeof "unknown CPU");
 #if defined(__x86_64__)
     unsigned r[12];
     for (unsigned i = 0; i < 3; i++)
