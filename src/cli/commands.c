@@ -33,7 +33,7 @@ static const so_command table[] = {
      "-m MODEL -f TEXT [options]\ndecode -m MODEL [options]\nprompt "
      "-m MODEL [options]\nlogits -m MODEL -f IDS.json -o FILE [options]",
      "measure: spec (plain against speculative), curve (time of a pass by its rows), ppl "
-     "(perplexity), decode, prompt, logits",
+     "(perplexity), decode, prompt, kernels, logits",
      1, 1},
 };
 

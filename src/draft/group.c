@@ -75,20 +75,13 @@ static void group_observe(so_drafter *d, void *state, const int32_t *tokens, int
         so_drafter_observe(g->members[i], s->states[i], tokens, n);
 }
 
-static bool all_points(const so_tree *t) {
-    for (int i = 0; i < t->n_proposals; i++)
-        if (t->proposals[i].kind != SO_Q_POINT)
-            return false;
-    return true;
-}
-
 /* True when the next member is to be asked. What the tree held before this group was asked can be
  * neither judged nor dropped. */
 static bool pass_on(const group *g, const so_draft_job *job, int before, int member) {
     so_tree *t = job->tree;
     if (t->n_proposals == before)
         return true;
-    if (!g->judge || before > 0 || !all_points(t) ||
+    if (!g->judge || before > 0 || !so_tree_all_points(t) ||
         g->judge(g->judge_user, job, g->members[member]))
         return false;
     so_tree_reset(t, t->nodes[0].token, t->root_pos);

@@ -246,13 +246,6 @@ void so_planner_lengths(so_planner *p, so_plan_chain *chains, int n, const so_pl
 
 /* Nodes after drafting. */
 
-static bool has_drawn(const so_tree *t) {
-    for (int i = 0; i < t->n_proposals; i++)
-        if (t->proposals[i].kind != SO_Q_POINT)
-            return true;
-    return false;
-}
-
 /* The guesses of one tree: into `whole`, if it must be taken as it is, or into the heap. */
 static void gather(so_planner *p, so_plan_tree *t, int owner, bool fixed, sum *whole) {
     float value[SO_TREE_MAX];
@@ -283,8 +276,8 @@ void so_planner_choose(so_planner *p, so_plan_tree *trees, int n, const so_plan_
     sum whole = {.tokens = n, .rows = n + env->other_rows, .draft_ms = env->draft_ms};
     p->n = 0;
     for (int i = 0; i < n; i++)
-        gather(p, &trees[i], i, p->length > 0 || trees[i].whole || has_drawn(trees[i].tree),
-               &whole);
+        gather(p, &trees[i], i,
+               p->length > 0 || trees[i].whole || !so_tree_all_points(trees[i].tree), &whole);
     so_plan_env rest = *env;
     rest.step_ms = 0; /* drafting is over */
     int take = search(p, whole, &rest, out);

@@ -473,17 +473,10 @@ static void propose_set(so_spec_set *set) {
     }
 }
 
-static bool has_drawn(const so_tree *t) {
-    for (int i = 0; i < t->n_proposals; i++)
-        if (t->proposals[i].kind != SO_Q_POINT)
-            return true;
-    return false;
-}
-
 /* Short drafts go, but only where every guess is a point: dropping a drawn token because of what
  * follows it would bias the output. */
 static void review(so_request *r) {
-    if (!has_drawn(r->tree) && r->tree->n_nodes - 1 < r->spec.draft_min)
+    if (so_tree_all_points(r->tree) && r->tree->n_nodes - 1 < r->spec.draft_min)
         forget_guesses(r->tree);
     so_shadow_watch(r->spec.shadow, r->tree);
 }

@@ -62,6 +62,14 @@ int so_tree_add(so_tree *t, int parent, int32_t token, so_q_kind kind, int row, 
                 float accept);
 /* A fresh q row, contents undefined; −1 when all are used. */
 int so_tree_new_row(so_tree *t);
+/* No proposal was drawn: leaving some out biases nothing. */
+static inline bool so_tree_all_points(const so_tree *t) {
+    for (int i = 0; i < t->n_proposals; i++)
+        if (t->proposals[i].kind != SO_Q_POINT)
+            return false;
+    return true;
+}
+
 static inline float *so_tree_row(const so_tree *t, int row) {
     return t->q + (size_t)row * (size_t)t->n_vocab;
 }

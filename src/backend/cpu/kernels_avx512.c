@@ -1,6 +1,7 @@
 /* Kernels for AVX-512 (F, BW, VL, DQ) with VNNI: the words that rows_x86.h and matmul_x86.h are
  * written in. */
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/shifts_x86.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -88,15 +89,6 @@ typedef struct rowset {
 #define vi_shl32 _mm512_slli_epi32
 
 WORD vi vi_equal8(vi a, vi b) { return _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b)); }
-/* Immediate shifts where n is known after inlining, which is almost everywhere. */
-#define SHIFT_CASE(n, op) \
-    case n:               \
-        return op(v, n);
-#define SHIFT_CASES(op) \
-    SHIFT_CASE(1, op)   \
-    SHIFT_CASE(2, op)   \
-    SHIFT_CASE(3, op)   \
-    SHIFT_CASE(4, op) SHIFT_CASE(5, op) SHIFT_CASE(6, op) SHIFT_CASE(7, op) default : return v;
 WORD vi vi_shr(vi v, int n) {
     switch (n) { SHIFT_CASES(_mm512_srli_epi16) }
 }

@@ -2,6 +2,7 @@
  * and F16C and, where the including file says HAS_DP, the dot products of AVX-VNNI. Included by
  * kernels_avx2.c and kernels_avxvnni.c only. */
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/shifts_x86.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -124,15 +125,6 @@ typedef struct rowset {
 #define vi_dot2 _mm256_madd_epi16
 #define vi_shl32 _mm256_slli_epi32
 
-/* Immediate shifts where n is known after inlining, which is almost everywhere. */
-#define SHIFT_CASE(n, op) \
-    case n:               \
-        return op(v, n);
-#define SHIFT_CASES(op) \
-    SHIFT_CASE(1, op)   \
-    SHIFT_CASE(2, op)   \
-    SHIFT_CASE(3, op)   \
-    SHIFT_CASE(4, op) SHIFT_CASE(5, op) SHIFT_CASE(6, op) SHIFT_CASE(7, op) default : return v;
 WORD vi vi_shr(vi v, int n) {
     switch (n) { SHIFT_CASES(_mm256_srli_epi16) }
 }
