@@ -1,6 +1,6 @@
 /* Packing and its inverse, as pack.h draws the layouts. Both walk the same table, so that a field
  * is described once. Speed matters a little (a model is packed whenever it is loaded): the inner
- * loops copy 32-bit units. */
+ * loops transpose four 32-bit units of four rows at a time. */
 #include "backend/cpu/pack.h"
 
 #include <string.h>
@@ -78,6 +78,17 @@ static uint32_t bits_unpack(uint32_t x) {
 
 /* ---- sub-block scales: sixteen bytes per row ---- */
 
+/* so_scale_min_k4 for all eight at once, in the order of the layout. */
+static void scales_take_k4(const uint8_t *packed, uint8_t *s) {
+    uint32_t in[3], out[4];
+    memcpy(in, packed, sizeof in);
+    out[0] = in[0] & 0x3F3F3F3Fu;
+    out[1] = (in[2] & 0x0F0F0F0Fu) | (in[0] >> 2 & 0x30303030u);
+    out[2] = in[1] & 0x3F3F3F3Fu;
+    out[3] = (in[2] >> 4 & 0x0F0F0F0Fu) | (in[1] >> 2 & 0x30303030u);
+    memcpy(s, out, sizeof out);
+}
+
 static void scales_take(so_dtype t, const uint8_t *packed, uint8_t *s) {
     switch (t) {
     case SO_DTYPE_Q3_K:
@@ -86,12 +97,7 @@ static void scales_take(so_dtype t, const uint8_t *packed, uint8_t *s) {
         break;
     case SO_DTYPE_Q4_K:
     case SO_DTYPE_Q5_K:
-        for (int j = 0; j < 8; j++) {
-            int scale, min;
-            so_scale_min_k4(packed, j, &scale, &min);
-            s[j] = (uint8_t)scale;
-            s[8 + j] = (uint8_t)min;
-        }
+        scales_take_k4(packed, s);
         break;
     default: /* Q2_K, Q6_K */
         memcpy(s, packed, 16);
@@ -121,34 +127,76 @@ static void scales_put(so_dtype t, const uint8_t *s, uint8_t *packed) {
     }
 }
 
-/* ---- one block of one row ---- */
+/* ---- one block of n_rows rows that lie row_bytes apart ---- */
 
-static void head_put(so_dtype t, const layout *l, const uint8_t *src, int row, uint8_t *head) {
-    for (int h = 0; h < l->n_halves; h++)
-        memcpy(head + 32 * h + 2 * row, src + l->half[h], 2);
-    if (l->scales < 0)
-        return;
-    uint8_t s[16];
-    scales_take(t, src + l->scales, s);
-    uint8_t *pairs = head + 32 * l->n_halves + 2 * row;
-    for (int p = 0; p < 8; p++)
-        memcpy(pairs + 32 * p, s + 2 * p, 2);
+static void heads_put(so_dtype t, const layout *l, const uint8_t *src, size_t row_bytes, int n_rows,
+                      uint8_t *head) {
+    for (int r = 0; r < n_rows; r++, src += row_bytes, head += 2) {
+        for (int h = 0; h < l->n_halves; h++)
+            memcpy(head + 32 * h, src + l->half[h], 2);
+        if (l->scales < 0)
+            continue;
+        uint8_t s[16], *pairs = head + 32 * l->n_halves;
+        scales_take(t, src + l->scales, s);
+        for (int p = 0; p < 8; p++)
+            memcpy(pairs + 32 * p, s + 2 * p, 2);
+    }
 }
 
-static void words_put(const layout *l, const uint8_t *src, int row, uint8_t *words) {
-    uint8_t *dst = words + 4 * row;
-    uint32_t unit;
-    for (int run = 0; run < 2; run++)
-        for (int i = 0; i < l->words[run].n_units; i++, dst += SO_PACK_WORD) {
-            memcpy(&unit, src + l->words[run].off + 4 * i, sizeof unit);
-            unit ^= l->flip;
-            memcpy(dst, &unit, sizeof unit);
-        }
-    if (l->bits >= 0) {
-        memcpy(&unit, src + l->bits, sizeof unit);
-        unit = bits_pack(unit);
-        memcpy(dst, &unit, sizeof unit);
+typedef uint32_t unit4 __attribute__((vector_size(16)));
+
+/* Four units of four rows, transposed. */
+static inline void put4x4(const uint8_t *src, size_t row_bytes, unit4 flip, uint8_t *dst) {
+    unit4 r[4], lo[2], hi[2];
+    for (int i = 0; i < 4; i++)
+        memcpy(&r[i], src + (size_t)i * row_bytes, sizeof r[i]);
+    for (int i = 0; i < 2; i++) {
+        lo[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5) ^ flip;
+        hi[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7) ^ flip;
     }
+    r[0] = __builtin_shufflevector(lo[0], lo[1], 0, 1, 4, 5);
+    r[1] = __builtin_shufflevector(lo[0], lo[1], 2, 3, 6, 7);
+    r[2] = __builtin_shufflevector(hi[0], hi[1], 0, 1, 4, 5);
+    r[3] = __builtin_shufflevector(hi[0], hi[1], 2, 3, 6, 7);
+    for (int i = 0; i < 4; i++)
+        memcpy(dst + SO_PACK_WORD * i, &r[i], sizeof r[i]);
+}
+
+/* n_units, a multiple of four, of every row. */
+static void run_put(const uint8_t *src, size_t row_bytes, int n_rows, int n_units, uint32_t flip,
+                    uint8_t *dst) {
+    unit4 flips = {flip, flip, flip, flip};
+    for (int i = 0; i < n_units; i += 4, src += 16, dst += 4 * SO_PACK_WORD) {
+        int r = 0;
+        for (; r + 4 <= n_rows; r += 4)
+            put4x4(src + (size_t)r * row_bytes, row_bytes, flips, dst + 4 * r);
+        for (; r < n_rows; r++)
+            for (int u = 0; u < 4; u++) {
+                uint32_t unit;
+                memcpy(&unit, src + (size_t)r * row_bytes + 4 * u, sizeof unit);
+                unit ^= flip;
+                memcpy(dst + SO_PACK_WORD * u + 4 * r, &unit, sizeof unit);
+            }
+    }
+}
+
+static void bits_put(const uint8_t *src, size_t row_bytes, int n_rows, uint8_t *dst) {
+    for (int r = 0; r < n_rows; r++) {
+        uint32_t unit;
+        memcpy(&unit, src + (size_t)r * row_bytes, sizeof unit);
+        unit = bits_pack(unit);
+        memcpy(dst + 4 * r, &unit, sizeof unit);
+    }
+}
+
+static void words_put(const layout *l, const uint8_t *src, size_t row_bytes, int n_rows,
+                      uint8_t *dst) {
+    for (int run = 0; run < 2; run++) {
+        run_put(src + l->words[run].off, row_bytes, n_rows, l->words[run].n_units, l->flip, dst);
+        dst += l->words[run].n_units * SO_PACK_WORD;
+    }
+    if (l->bits >= 0)
+        bits_put(src + l->bits, row_bytes, n_rows, dst);
 }
 
 void so_pack_group(so_dtype t, const uint8_t *rows, size_t row_bytes, int n_rows, int n_cols,
@@ -159,12 +207,9 @@ void so_pack_group(so_dtype t, const uint8_t *rows, size_t row_bytes, int n_rows
     uint8_t *words = group + so_pack_words_at(t, (size_t)n_blocks);
     if (n_rows < SO_PACK_ROWS)
         memset(group, 0, so_pack_group_bytes(t, n_cols));
-    for (int b = 0; b < n_blocks; b++) {
-        const uint8_t *src = rows + (size_t)b * (size_t)info->block_bytes;
-        for (int r = 0; r < n_rows; r++, src += row_bytes) {
-            head_put(t, l, src, r, group + (size_t)b * so_pack_head(t));
-            words_put(l, src, r, words + (size_t)b * so_pack_words(t));
-        }
+    for (int b = 0; b < n_blocks; b++, rows += info->block_bytes) {
+        heads_put(t, l, rows, row_bytes, n_rows, group + (size_t)b * so_pack_head(t));
+        words_put(l, rows, row_bytes, n_rows, words + (size_t)b * so_pack_words(t));
     }
 }
 
