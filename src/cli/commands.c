@@ -31,9 +31,10 @@ static const so_command table[] = {
     {SO_CMD_BENCH, "bench", so_cmd_bench,
      "spec -m MODEL --spec DRAFTERS --prompts FILE.jsonl [options]\ncurve -m MODEL [options]\nppl "
      "-m MODEL -f TEXT [options]\ndecode -m MODEL [options]\nprompt "
-     "-m MODEL [options]\nlogits -m MODEL -f IDS.json -o FILE [options]",
+     "-m MODEL [options]\nlogits -m MODEL -f IDS.json -o FILE [options]\npasses -m MODEL -c TOKENS "
+     "[options]",
      "measure: spec (plain against speculative), curve (time of a pass by its rows), ppl "
-     "(perplexity), decode, prompt, kernels, logits",
+     "(perplexity), decode, prompt, kernels, logits, passes (as standard input asks)",
      1, 1},
 };
 

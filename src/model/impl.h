@@ -37,6 +37,7 @@ struct so_model {
     float *inv_freq;   /* [rope_dim/2]; NULL without rope */
     float *inv_freq_local;
     size_t weight_bytes;
+    size_t lookup_bytes, output_bytes; /* of these: only looked up in; the output matrix */
     int64_t n_params;
     so_weight **weights; /* everything to be freed, each once */
     int n_weights, weights_cap;

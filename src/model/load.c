@@ -184,6 +184,8 @@ static void make_weight(loader *ld, so_tensor t, bool may_round, purpose use, so
     GROW(m->weights, m->n_weights, m->weights_cap);
     m->weights[m->n_weights++] = *out;
     m->weight_bytes += t.n_bytes;
+    if (use == LOOKED_UP)
+        m->lookup_bytes += t.n_bytes;
     if (use == MULTIPLIED && ld->pack && m->backend->vt->weight_adopt(m->backend, *out)) {
         so_checkpoint_drop(m->ck, t.data, t.n_bytes);
         free(memory);
@@ -314,9 +316,11 @@ static void load_layers(loader *ld) {
 static void load_ends(loader *ld) {
     so_model *m = ld->m;
     int64_t d = m->hp.d_model;
+    size_t before = m->weight_bytes;
     so_tensor t;
     if (find_matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &t))
         make_weight(ld, t, true, m->hp.tied ? MULTIPLIED : LOOKED_UP, &m->embed);
+    m->output_bytes = m->weight_bytes - before; /* tied, until shown otherwise */
     if (m->hp.arch == SO_ARCH_GPT2) {
         /* a lookup that is added once; rounding it would save nothing */
         if (find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t))
@@ -324,10 +328,13 @@ static void load_ends(loader *ld) {
         vector(ld, "output_norm.bias", -1, d, &m->out_norm.bias);
     }
     vector(ld, "output_norm.weight", -1, d, &m->out_norm.weight);
-    if (m->hp.tied)
+    if (m->hp.tied) {
         m->output.w = m->embed;
-    else
-        matrix(ld, "output.weight", -1, d, m->hp.n_vocab, &m->output.w);
+        return;
+    }
+    before = m->weight_bytes;
+    matrix(ld, "output.weight", -1, d, m->hp.n_vocab, &m->output.w);
+    m->output_bytes = m->weight_bytes - before;
 }
 
 /* Rope. GGUF files of Llama 3 state what each frequency is divided by. */

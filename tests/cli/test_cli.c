@@ -2,6 +2,7 @@
  * not depend on how the work was cut. Runs the built program on the tiny model. */
 #include "rig.h"
 
+#include <math.h>
 #include <sys/stat.h>
 
 #define RUN "sooth run -m tiny.gguf --ignore-eos "
@@ -652,6 +653,9 @@ static void test_bench(void **state) {
         double ms = json_number_value(json_object_get(o, "ms"));
         assert_true(ms > 0 && json_number_value(json_object_get(o, "min_ms")) <= ms);
         assert_true(json_number_value(json_object_get(o, "ratio")) > 0);
+        double limit = json_number_value(json_object_get(o, "roofline_ms"));
+        double share = json_number_value(json_object_get(o, "roofline_percent"));
+        assert_true(limit > 0 && fabs(share - 100 * limit / ms) < 1e-6 * share);
         json_decref(o);
     }
     assert_int_equal(n, SO_LEN(widths));
@@ -670,6 +674,43 @@ static void test_bench(void **state) {
     json_decref(o);
     expect(f, 1, "one window",
            "echo short >s.txt; sooth bench ppl -m tiny.gguf -f s.txt --ctx 128");
+}
+
+/* Questions and answers, line by line: a pass as often as it was asked for, longer contexts first
+ * and shorter ones after them. */
+static void test_bench_passes(void **state) {
+    fixture *f = *state;
+    ran r = run(f, "printf 'probe\\npass 64 3 3 4\\npass 5 1 0 1\\npass 0 100 1 2\\n' | "
+                   "sooth bench passes -m tiny.gguf -t 2 -c 128 --batch-size 64");
+    assert_int_equal(r.status, 0);
+    static const size_t times[] = {0, 0, 4, 1, 2};
+    size_t n = 0;
+    for (char *line = r.out.data, *end; line && *line; line = end + 1, n++) {
+        end = strchr(line, '\n');
+        json_t *o = json_loadb(line, (size_t)(end - line), JSON_ALLOW_NUL, NULL);
+        assert_true(n < SO_LEN(times));
+        assert_int_equal(json_array_size(json_object_get(o, "ms")), times[n]);
+        assert_true((json_number_value(json_object_get(o, "macs")) > 0) == (times[n] > 0));
+        assert_true((json_number_value(json_object_get(o, "read_gb_per_second")) > 0) == (n == 1));
+        json_decref(o);
+    }
+    assert_int_equal(n, SO_LEN(times));
+    done(&r);
+    static const char *const bad[][2] = {{"pass 1 2 3", "CTX ROWS LOGITS TIMES"},
+                                         {"pass 1 1 1 1 1", "has more"},
+                                         {"pass 126 3 1 1", "--ctx-size"},
+                                         {"pass -1 3 1 1", "CTX ROWS LOGITS TIMES"},
+                                         {"pass 2147483647 1 1 1", "--ctx-size"},
+                                         {"pass 1 99999999999 1 1", "CTX ROWS LOGITS TIMES"},
+                                         {"pass 1 2 3 1", "LOGITS"},
+                                         {"pass 1 2 1 0", "TIMES"},
+                                         {"what", "must be `probe`"}};
+    for (size_t i = 0; i < SO_LEN(bad); i++) {
+        r = run(f, "echo '%s' | sooth bench passes -m tiny.gguf -t 1 -c 128", bad[i][0]);
+        if (r.status != 1 || !strstr(text_of(&r.err), bad[i][1]))
+            fail_msg("%s: status %d: %s", bad[i][0], r.status, text_of(&r.err));
+        done(&r);
+    }
 }
 
 /* A client that "downloads" a package and "unpacks" 7 bytes: wrong size, wrong checksum. */
@@ -804,6 +845,7 @@ int main(void) {
         cmocka_unit_test(test_one_bad_prompt_spares_the_others),
         cmocka_unit_test(test_interrupt_ends_cleanly),
         cmocka_unit_test(test_bench),
+        cmocka_unit_test(test_bench_passes),
         cmocka_unit_test(test_tokenize),
         cmocka_unit_test(test_pull),
         cmocka_unit_test(test_example_runs),

@@ -1,0 +1,305 @@
+#!/usr/bin/env python3
+"""sooth and llama.cpp side by side: the time of a pass over n tokens, on one file, with as many threads.
+
+  bench/peer_llamacpp.py -m FILE.gguf [-m ...] [-t 2] [--rounds 15] [--seconds 170] [--only widths,prompt,context] [--json]
+
+Both engines keep the model loaded and take turns, cell by cell and round after round, so that a slow moment of the
+machine hits both alike; who begins changes from round to round. A turn is a few passes that settle the caches and a few
+that count. Between turns both are idle until their threads sleep; what an idle one still used of a core is printed.
+
+  widths    passes of 1, 4, 5, 8 and 16 tokens behind 256, logits of all of them
+  prompt    512 tokens behind nothing, logits of the last one
+  context   passes of 1 and 8 behind 4096
+
+llama.cpp runs as its library does with --threads for both kinds of batches, memory-mapped, weights repacked where it has
+a layout for them, F16 cache; with and without flash attention, and for each cell the better one (by two rounds of
+warm-up) counts. ours / theirs is the ratio of the medians over rounds; the spread is the middle half of the rounds' own
+ratios. The limit is max(bytes / bandwidth, multiply-adds / peak) of the pass, both measured in every round by sooth's
+threads (bandwidth over a buffer of the weights' size). Turns of a pair in which the threads of either engine had to wait
+for a core more than --busy percent of the time are left out and counted: llama.cpp's barriers spin, so a neighbour
+costs it far more than its share.
+
+--add FILE counts the rounds of an earlier --json as well (--rounds 0: nothing but those). Measures, and judges nothing.
+needs: llama-cpp-python (pip install llama-cpp-python)"""
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+WIDTHS, PROMPT, NEAR, FAR = (1, 4, 5, 8, 16), 512, 256, 4096
+REST = 0.04  # seconds until the other engine's threads are asleep: OpenMP's spin for up to 20 ms
+
+
+class Ours:
+    """`sooth bench passes`, asked line by line."""
+
+    def __init__(self, a, model, n_ctx):
+        cmd = [a.sooth, "bench", "passes", "-m", model, "-t", str(a.threads), "-c", str(n_ctx)]
+        self.p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.about = self.answer()
+
+    def answer(self):
+        line = self.p.stdout.readline()
+        return json.loads(line) if line else sys.exit("sooth ended")
+
+    def ask(self, line):
+        self.p.stdin.write(line + "\n")
+        self.p.stdin.flush()
+        return self.answer()
+
+    def run(self, cell, times):
+        return self.ask(f"pass {cell['ctx']} {cell['n']} {cell['logits']} {times}")
+
+    def close(self):
+        self.p.stdin.close()
+        self.p.wait()
+
+
+class Theirs:
+    """The library behind llama-cpp-python; one context for each length and kind of attention."""
+
+    def __init__(self, lib, model, threads):
+        self.lib, self.threads, self.contexts = lib, threads, {}
+        params = lib.llama_model_default_params()
+        if hasattr(params, "use_mmap"):
+            params.use_mmap = True
+        self.model = lib.llama_model_load_from_file(model.encode(), params)
+        if not self.model:
+            sys.exit(f"{model}: llama.cpp cannot load it")
+        self.n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
+        self.batch = lib.llama_batch_init(PROMPT, 0, 1)
+
+    def context(self, length, flash):
+        if (length, flash) not in self.contexts:
+            lib, p = self.lib, self.lib.llama_context_default_params()
+            p.n_ctx, p.n_batch, p.n_ubatch = length + PROMPT, PROMPT, PROMPT
+            p.n_threads = p.n_threads_batch = self.threads
+            p.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            ctx = lib.llama_init_from_model(self.model, p)
+            for at in range(0, length, PROMPT):
+                self.decode(ctx, at, min(PROMPT, length - at), 1)
+            self.contexts[length, flash] = ctx
+        return self.contexts[length, flash]
+
+    def decode(self, ctx, at, n, n_logits):
+        b = self.batch
+        b.n_tokens = n
+        for i in range(n):
+            b.token[i] = (at + i) * 7919 % self.n_vocab
+            b.pos[i] = at + i
+            b.n_seq_id[i] = 1
+            b.seq_id[i][0] = 0
+            b.logits[i] = i >= n - n_logits
+        t = time.perf_counter()
+        if self.lib.llama_decode(ctx, b) != 0:
+            sys.exit("llama_decode failed")
+        self.lib.llama_get_logits(ctx)  # waits for them
+        return 1e3 * (time.perf_counter() - t)
+
+    def run(self, cell, times, flash):
+        ctx, ms = self.context(cell["ctx"], flash), []
+        for _ in range(times):
+            ms.append(self.decode(ctx, cell["ctx"], cell["n"], cell["logits"]))
+            self.lib.llama_memory_seq_rm(self.lib.llama_get_memory(ctx), 0, cell["ctx"], -1)
+        return ms
+
+    def close(self):
+        for ctx in self.contexts.values():
+            self.lib.llama_free(ctx)
+        self.lib.llama_batch_free(self.batch)
+        self.lib.llama_model_free(self.model)
+
+
+def thread_seconds(pid):
+    """Seconds that the threads of a process ran, and that they were ready and had no core."""
+    ran = waited = 0
+    for t in os.listdir(f"/proc/{pid}/task"):
+        fields = open(f"/proc/{pid}/task/{t}/schedstat").read().split()
+        ran, waited = ran + int(fields[0]), waited + int(fields[1])
+    return ran * 1e-9, waited * 1e-9
+
+
+def stolen_seconds():
+    """What the host gave to other guests, summed over cores."""
+    return int(open("/proc/stat").readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
+def make_cells(only):
+    cells = []
+    if "widths" in only:
+        cells += [dict(name=f"n = {n}", ctx=NEAR, n=n, logits=n) for n in WIDTHS]
+    if "prompt" in only:
+        cells += [dict(name=f"prompt {PROMPT}", ctx=0, n=PROMPT, logits=1)]
+    if "context" in only:
+        have = {(c["ctx"], c["n"]) for c in cells}
+        cells += [dict(name=f"n = {n}, context {ctx}", ctx=ctx, n=n, logits=n)
+                  for ctx in (NEAR, FAR) for n in (1, 8) if (ctx, n) not in have]
+    return cells
+
+
+def warm_up(cells, ours, theirs):
+    """Which attention of theirs is the better one, and how many passes make a turn."""
+    for cell in cells:
+        best = {}
+        for _ in range(2):
+            for flash in (False, True):
+                best[flash] = min(best.get(flash, 1e9), *theirs.run(cell, 2, flash))
+        cell["flash"] = best[True] < best[False]
+        slow = best[cell["flash"]]
+        cell["settle"], cell["count"] = (2, 5) if slow < 60 else (1, 3) if slow < 250 else (1, 1) if slow < 1500 else (0, 1)
+        time.sleep(REST)
+        ours.run(cell, 2)
+
+
+def one_turn(cell, who, ours, theirs):
+    """The time of a pass, and percentages of the turn: waiting for a core, and used by the idle engine."""
+    pids = {"ours": ours.p.pid, "theirs": os.getpid()}
+    idle = "theirs" if who == "ours" else "ours"
+    time.sleep(REST)
+    before, t = {k: thread_seconds(pid) for k, pid in pids.items()}, time.perf_counter()
+    n = cell["settle"] + cell["count"]
+    ms = ours.run(cell, n)["ms"] if who == "ours" else theirs.run(cell, n, cell["flash"])
+    took = time.perf_counter() - t
+    after = {k: thread_seconds(pid) for k, pid in pids.items()}
+    return {"ms": statistics.median(ms[cell["settle"]:]),
+            "waited_percent": 100 * (after[who][1] - before[who][1]) / took,
+            "idle_percent": 100 * (after[idle][0] - before[idle][0]) / took}
+
+
+def one_round(number, cells, ours, theirs):
+    """A turn of each engine for every cell, and what the machine can do."""
+    stolen, t = stolen_seconds(), time.perf_counter()
+    result = {"probe": ours.ask("probe"), "cells": {}}
+    for cell in cells:
+        order = ("ours", "theirs") if number % 2 else ("theirs", "ours")
+        result["cells"][cell["name"]] = {who: one_turn(cell, who, ours, theirs) for who in order}
+    result["stolen_percent"] = 100 * (stolen_seconds() - stolen) / (time.perf_counter() - t)
+    return result
+
+
+def measure(a, lib, model, stop):
+    n_ctx = FAR + PROMPT if "context" in a.only else NEAR + PROMPT
+    ours, theirs = Ours(a, model, n_ctx), Theirs(lib, model, a.threads)
+    cells, rounds = make_cells(a.only), []
+    warm_up(cells, ours, theirs)
+    for cell in cells:
+        cell.update({k: v for k, v in ours.run(cell, 1).items() if k != "ms"})
+    while len(rounds) < a.rounds and (not rounds or time.perf_counter() < stop):
+        rounds.append(one_round(len(rounds), cells, ours, theirs))
+        print(f"{os.path.basename(model)}: round {len(rounds)}", file=sys.stderr)
+    about = {"model": os.path.basename(model), "cpu": ours.about["cpu"], "threads": a.threads,
+             "sooth": ours.about["backend"], "weight_bytes": ours.about["weight_bytes"],
+             "llama_cpp": lib.__version__, "llama_cpp_build": lib.llama_print_system_info().decode().strip(" |")}
+    ours.close()
+    theirs.close()
+    return dict(about, cells=cells, rounds=rounds)
+
+
+def merge(results):
+    """Results of the same model as one: a cell keeps the rounds that have it."""
+    out = {}
+    for r in results:
+        have = out.setdefault(r["model"], dict(r, cells=[], rounds=[]))
+        names = {c["name"] for c in have["cells"]}
+        have["cells"] += [c for c in r["cells"] if c["name"] not in names]
+        have["rounds"] += r["rounds"]
+    return list(out.values())
+
+
+def quiet(pairs, limit):
+    """The pairs in which both engines had the cores; all where there is none."""
+    kept = [p for p in pairs if max(p["ours"]["waited_percent"], p["theirs"]["waited_percent"]) <= limit]
+    return len(kept), kept or pairs
+
+
+def summarise_cell(r, cell, limit):
+    pairs = [x["cells"][cell["name"]] for x in r["rounds"] if cell["name"] in x["cells"]]
+    n_quiet, kept = quiet(pairs, limit)
+    ratios = sorted(p["ours"]["ms"] / p["theirs"]["ms"] for p in kept)
+    ours, theirs = (statistics.median(p[k]["ms"] for p in kept) for k in ("ours", "theirs"))
+    floor = 1e-6 * max(cell["bytes"] / r["read_gb_per_second"], cell["macs"] / r["peak_gmac_per_second"])
+    cell.update(ours_ms=ours, theirs_ms=theirs, ratio=ours / theirs, n_pairs=len(pairs), n_quiet=n_quiet,
+                ratio_quartiles=[ratios[round(q * (len(ratios) - 1))] for q in (0.25, 0.75)],
+                ratio_extremes=[ratios[0], ratios[-1]], roofline_ms=floor, roofline_percent=100 * floor / ours,
+                theirs_roofline_percent=100 * floor / theirs)
+
+
+def summarise(r, limit):
+    """Adds medians, ratios and limits to a result."""
+    for key in ("read_gb_per_second", "peak_gmac_per_second", "memory_gb_per_second"):
+        values = [x["probe"][key] for x in r["rounds"] if x["probe"][key] is not None]
+        r[key] = statistics.median(values) if values else None
+    for cell in r["cells"]:
+        summarise_cell(r, cell, limit)
+    return r
+
+
+def show(r):
+    far = "" if r["memory_gb_per_second"] is None else f" ({r['memory_gb_per_second']:.1f} past the caches)"
+    turns = [p for x in r["rounds"] for p in x["cells"].values()]
+    idle = [max(p[who]["idle_percent"] for p in turns) for who in ("theirs", "ours")]
+    print(f"{r['model']}: {r['sooth']}; llama-cpp-python {r['llama_cpp']}, {r['threads']} threads\n"
+          f"  reading {r['weight_bytes'] / 1e6:.0f} MB {r['read_gb_per_second']:.1f} GB/s{far}, "
+          f"multiplying {r['peak_gmac_per_second']:.0f} G/s; {statistics.mean(x['stolen_percent'] for x in r['rounds']):.0f} "
+          f"% stolen by the host; idle engines used {idle[0]:.1f} % (ours), {idle[1]:.1f} % (theirs) of a core at most\n"
+          f"  {'':22}    ours   theirs   ours/theirs  middle half    limit  share (theirs)  flash  quiet")
+    for c in r["cells"]:
+        print(f"  {c['name']:22} {c['ours_ms']:7.2f}  {c['theirs_ms']:7.2f}   {c['ratio']:11.3f}  "
+              f"{c['ratio_quartiles'][0]:.3f}-{c['ratio_quartiles'][1]:.3f}  {c['roofline_ms']:7.2f}  "
+              f"{c['roofline_percent']:4.0f} % ({c['theirs_roofline_percent']:3.0f} %)  {'on ' if c['flash'] else 'off'}    "
+              f"{c['n_quiet']}/{c['n_pairs']}")
+    by = {(c["ctx"], c["n"]): c for c in r["cells"]}
+    for n in (1, 8):
+        if (NEAR, n) in by and (FAR, n) in by:
+            near, long = by[NEAR, n], by[FAR, n]
+            print(f"  t({n}) behind {FAR} / behind {NEAR}: ours {long['ours_ms'] / near['ours_ms']:.2f}, "
+                  f"theirs {long['theirs_ms'] / near['theirs_ms']:.2f}")
+
+
+def load_library():
+    try:
+        import llama_cpp
+    except ImportError:
+        sys.exit("llama.cpp's library is missing; try: pip install llama-cpp-python")
+    callback = llama_cpp.llama_log_callback(lambda level, text, user: None)
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
+    llama_cpp.keep_callback = callback
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    here = os.path.dirname(os.path.abspath(__file__))
+    p.add_argument("-m", "--model", action="append", default=[])
+    p.add_argument("-t", "--threads", type=int, default=2)
+    p.add_argument("--rounds", type=int, default=15)
+    p.add_argument("--seconds", type=float, default=1e9, help="for each model, loading included")
+    p.add_argument("--only", default="widths,prompt,context")
+    p.add_argument("--busy", type=float, default=5, help="percent of a turn")
+    p.add_argument("--add", action="append", default=[], metavar="FILE")
+    p.add_argument("--sooth", default=os.path.join(here, "..", "build", "sooth"))
+    p.add_argument("--json", action="store_true")
+    a = p.parse_args()
+    a.only = set(a.only.split(","))
+    if not a.only <= {"widths", "prompt", "context"}:
+        p.error("--only: widths, prompt, context")
+    if not a.model and not a.add:
+        p.error("-m FILE.gguf")
+    results = [r for path in a.add for line in open(path) if line.strip() for r in [json.loads(line)]]
+    if a.model and a.rounds > 0:
+        lib = load_library()
+        for model in a.model:
+            results.append(measure(a, lib, model, time.perf_counter() + a.seconds))
+    for r in merge(results):
+        summarise(r, a.busy)
+        print(json.dumps(r), flush=True) if a.json else show(r)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+/* The roofline of whole passes.
+ *
+ * Two bandwidths are measured, by the threads that run the passes:
+ *   near   over a buffer as large as the weights: what answers the passes, be it a cache. This one
+ *          makes the roofline; where a cache holds the weights it is the stricter one.
+ *   far    over twice the last cache level, once at the start: what memory gives.
+ * Beyond `far` a larger buffer would say the same, so weights of any size need no more than that.
+ *
+ * Near bandwidth and peak are taken in every round of a measurement, after the buffer was gone
+ * through once, as passes are timed after one of the same width. Their medians stand against
+ * medians: on a machine whose speed drifts, the best of one and the middle of another would not
+ * compare. */
+#include "cli/bench_roof.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+
+enum { FAR_UNKNOWN = 512 << 20 };
+
+static int take_far(so_roof *r, so_backend *b, so_err *err) {
+    so_prober *p;
+    int rc = so_prober_create(b, r->far_bytes, &p, err);
+    if (rc != SO_OK)
+        return rc;
+    r->far_gb = so_prober_take(p).read_gb;
+    so_prober_free(p);
+    return SO_OK;
+}
+
+int so_roof_open(so_roof *r, so_bench_rig *g, int cap, so_err *err) {
+    size_t weights = so_model_weight_bytes(g->b.model), cache = so_cpu_cache_bytes();
+    *r = (so_roof){.cap = cap, .far_bytes = 2 * cache};
+    r->near_bytes = SO_MIN(weights, cache > 0 ? r->far_bytes : (size_t)FAR_UNKNOWN);
+    r->read_gb = SO_NEW_N(double, cap);
+    r->mac_giga = SO_NEW_N(double, cap);
+    int rc = cache > 0 ? take_far(r, g->b.backend, err) : SO_OK;
+    return rc == SO_OK ? so_prober_create(g->b.backend, r->near_bytes, &r->prober, err) : rc;
+}
+
+void so_roof_close(so_roof *r) {
+    so_prober_free(r->prober);
+    free(r->read_gb);
+    free(r->mac_giga);
+    *r = (so_roof){0};
+}
+
+so_probe so_roof_take(so_roof *r) {
+    SO_ASSERT_OP(r->n, <, r->cap);
+    so_probe p = so_prober_take(r->prober);
+    r->read_gb[r->n] = p.read_gb;
+    r->mac_giga[r->n++] = p.mac_giga;
+    return p;
+}
+
+void so_roof_settle(so_roof *r) {
+    r->probe = (so_probe){.read_gb = so_bench_median(r->read_gb, r->n),
+                          .mac_giga = so_bench_median(r->mac_giga, r->n)};
+}
+
+double so_roof_ms(const so_roof *r, so_work w) {
+    return 1e3 * so_probe_floor(&r->probe, w.n_bytes, w.n_macs);
+}
+
+void so_roof_print(const so_roof *r) {
+    printf("roofline: reading %.0f MB (as the weights) %.1f GB/s, multiplying %.0f G/s",
+           (double)r->near_bytes / 1e6, r->probe.read_gb, r->probe.mac_giga);
+    if (r->far_bytes > 0)
+        printf("; past the caches (%.0f MB) %.1f GB/s", (double)r->far_bytes / 1e6, r->far_gb);
+    printf("\n");
+}
+
+void so_roof_json(const so_roof *r, so_work w, double ms, json_t *o) {
+    double floor_ms = so_roof_ms(r, w);
+    json_t *more =
+        json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:o}", "bytes", w.n_bytes, "macs", w.n_macs,
+                  "roofline_ms", floor_ms, "roofline_percent", 100 * floor_ms / ms,
+                  "read_gb_per_second", r->probe.read_gb, "read_bytes", (json_int_t)r->near_bytes,
+                  "peak_gmac_per_second", r->probe.mac_giga, "memory_gb_per_second",
+                  r->far_bytes > 0 ? json_real(r->far_gb) : json_null());
+    json_object_update(o, more);
+    json_decref(more);
+}

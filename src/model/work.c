@@ -1,0 +1,43 @@
+/* Counting, in double: a prompt over a long context passes 2^53 operations on no machine of today.
+ *
+ * The count is a lower bound on purpose. Weights are read once however many rows there are, every
+ * position of the cache once for all rows and heads that see it; norms, rotations and activation
+ * functions cost nothing. Bytes are the file's: packing moves them and adds none. */
+#include "model/work.h"
+
+#include "base/mem.h"
+#include "model/impl.h"
+
+static double layer_macs(const so_hparams *hp) {
+    double d = hp->d_model, d_q = (double)hp->n_heads * hp->head_dim;
+    double d_kv = (double)hp->n_heads_kv * hp->head_dim;
+    int n_mlp = hp->arch == SO_ARCH_GPT2 ? 2 : 3;
+    return d * (2 * d_q + 2 * d_kv) + n_mlp * d * hp->d_ff;
+}
+
+/* Positions that rows see, themselves included: each once, and summed over rows. */
+static void count_seen(int window, int n_ctx, int n_rows, double *once, double *summed) {
+    *once = *summed = 0;
+    for (int i = 0; i < n_rows; i++) {
+        int seen = n_ctx + i + 1;
+        *summed += window > 0 ? SO_MIN(seen, window) : seen;
+    }
+    *once = window > 0 ? SO_MIN(n_ctx + n_rows, window + n_rows - 1) : n_ctx + n_rows;
+}
+
+so_work so_model_work(const so_model *m, so_dtype kv_dtype, int n_ctx, int n_rows, int n_logits) {
+    const so_hparams *hp = &m->hp;
+    double entry = 2.0 * (double)so_dtype_row_bytes(kv_dtype, hp->head_dim) * hp->n_heads_kv;
+    so_work w = {.n_bytes = (double)(m->weight_bytes - m->lookup_bytes)};
+    if (n_logits == 0)
+        w.n_bytes -= (double)m->output_bytes;
+    w.n_bytes += (double)n_logits * hp->n_vocab * (double)sizeof(float);
+    w.n_macs = (double)n_logits * hp->n_vocab * hp->d_model;
+    for (int l = 0; l < hp->n_layers; l++) {
+        double once, summed;
+        count_seen(m->layers[l].window, n_ctx, n_rows, &once, &summed);
+        w.n_bytes += once * entry;
+        w.n_macs += n_rows * layer_macs(hp) + 2 * summed * hp->n_heads * hp->head_dim;
+    }
+    return w;
+}
