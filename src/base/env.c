@@ -12,6 +12,7 @@ static const char *lookup(const char *name) {
 }
 
 bool so_env_no_color(void) { return lookup("NO_COLOR") != NULL; }
+bool so_env_no_pin(void) { return lookup("SOOTH_NO_PIN") != NULL; }
 
 char *so_env_cache_dir(void) {
     const char *xdg = lookup("XDG_CACHE_HOME"), *home = lookup("HOME");

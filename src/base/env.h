@@ -6,6 +6,7 @@
  *   SOOTH_MODELS     a folder of NAME.gguf files, looked at before the cache
  *   SOOTH_DEBUG      mutant=NAME: break speculation on purpose, so that tests and `prove` can show
  *                    that they notice (accept_all, keep_row, move_tail)
+ *   SOOTH_NO_PIN     any value but the empty one: threads are not bound to cores
  *   SOOTH_PYTHON     the Python that runs pip for `pull`; default python3 */
 #ifndef SO_BASE_ENV_H
 #define SO_BASE_ENV_H
@@ -13,6 +14,7 @@
 #include <stdbool.h>
 
 bool so_env_no_color(void);
+bool so_env_no_pin(void);
 /* The folder for cached files, without a trailing slash; NULL where neither XDG_CACHE_HOME nor
  * HOME is set. Caller frees. */
 char *so_env_cache_dir(void);

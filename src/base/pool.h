@@ -2,10 +2,11 @@
  *
  * so_pool_run calls fn(arg, index, count) once on every thread of the team, the caller being index
  * 0, and returns when all have returned. Within fn, so_pool_barrier joins the team. Waiting spins
- * for a few microseconds, then sleeps in the kernel, so that a busy neighbour costs its share of
- * the machine and no more. Work must be split by output element only, never inside one reduction,
- * so that results do not depend on `count` (row invariance). One caller at a time. Every thread
- * sets its floating-point control word to round-to-nearest with denormals kept. */
+ * for a while, then sleeps in the kernel, and a team that fills the cores is bound to them, so that
+ * a busy neighbour costs its share of the machine and no more. Work must be split by output element
+ * only, never inside one reduction, so that results do not depend on `count` (row invariance). One
+ * caller at a time. Every thread sets its floating-point control word to round-to-nearest with
+ * denormals kept. */
 #ifndef SO_BASE_POOL_H
 #define SO_BASE_POOL_H
 

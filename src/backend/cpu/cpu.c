@@ -15,6 +15,7 @@
 #include "backend/cpu/pack.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -101,17 +102,23 @@ typedef struct pack_job {
     const so_weight *w;
     uint8_t *out;
     size_t group_bytes;
+    _Atomic long next; /* first row that nobody has taken */
 } pack_job;
 
+/* Rows are taken as members come: touching fresh memory may take one of them much longer. */
 static void pack_rows(void *arg, int index, int count) {
-    const pack_job *job = arg;
+    (void)index, (void)count;
+    enum { TAKE = 8 * SO_PACK_ROWS };
+    pack_job *job = arg;
     const so_weight *w = job->w;
-    long begin, end;
-    so_split(w->n_rows, SO_PACK_ROWS, index, count, &begin, &end);
-    for (long r = begin; r < end; r += SO_PACK_ROWS)
-        so_pack_group(w->dtype, w->data + (size_t)r * w->row_bytes, w->row_bytes,
-                      (int)SO_MIN(SO_PACK_ROWS, end - r), w->n_cols,
-                      job->out + (size_t)(r / SO_PACK_ROWS) * job->group_bytes);
+    long begin;
+    while ((begin = atomic_fetch_add(&job->next, TAKE)) < w->n_rows) {
+        long end = SO_MIN(begin + TAKE, w->n_rows);
+        for (long r = begin; r < end; r += SO_PACK_ROWS)
+            so_pack_group(w->dtype, w->data + (size_t)r * w->row_bytes, w->row_bytes,
+                          (int)SO_MIN(SO_PACK_ROWS, end - r), w->n_cols,
+                          job->out + (size_t)(r / SO_PACK_ROWS) * job->group_bytes);
+    }
 }
 
 static bool weight_adopt(so_backend *b, so_weight *w) {
@@ -128,7 +135,7 @@ static bool weight_adopt(so_backend *b, so_weight *w) {
     if (!out)
         return false;
     flush(cpu_of(b));
-    so_pool_run(cpu_of(b)->pool, pack_rows, &(pack_job){w, out, group_bytes});
+    so_pool_run(cpu_of(b)->pool, pack_rows, &(pack_job){w, out, group_bytes, 0});
     w->data = out;
     w->group_bytes = group_bytes;
     return true;
