@@ -1,12 +1,12 @@
 /* t(n): milliseconds of a pass with n rows, learned from the passes that are made anyway.
  *
- * t(n) = scale · shape(n). What slows all passes down alike (a longer context, a busy neighbour)
- * moves the scale, quickly; what is left over moves shape(n), slowly. shape is kept at knots: every
- * n up to 17, then ever further apart. A knot's value is a mean of what was measured there and of a
- * line through what was measured around it, so that one unlucky pass does not make a place look
- * dear for ever: what is thought dear is never visited again, and nothing would correct it. Where
- * nothing was measured each further row costs a tenth of a single-row pass. The curve never falls.
- */
+ * A Kalman filter over log t(n) at knots: every n up to 17, then ever further apart. What slows all
+ * passes down alike (a longer context, a busy neighbour) is common noise, large: one pass tells
+ * about all widths. How widths compare is a random walk from knot to knot around a first guess, a
+ * tenth of a single-row pass for each further row, and changes slowly. So the covariance knows what
+ * is known: a width never tried follows its neighbours, ratios of widths tried in turn are learned
+ * even while the machine's speed wanders, and a single unlucky pass moves nothing far. How noisy
+ * the clock is, is learned too. The curve never falls. */
 #ifndef SO_DRAFT_CURVE_H
 #define SO_DRAFT_CURVE_H
 
@@ -24,10 +24,11 @@ typedef struct so_curve_point {
 
 /* Zero-initialise. */
 typedef struct so_curve {
-    double scale;     /* 0: nothing was measured */
-    double errors[3]; /* of the latest passes against scale · shape, as logarithms */
-    unsigned n_errors;
-    double shape[SO_CURVE_KNOTS], weight[SO_CURVE_KNOTS];
+    double log_ms[SO_CURVE_KNOTS];
+    double cov[SO_CURVE_KNOTS][SO_CURVE_KNOTS];
+    double noise;                   /* variance of a pass; 0: nothing was measured */
+    double weight[SO_CURVE_KNOTS];  /* passes seen */
+    int last;                       /* knot of the latest pass */
     double knot_ms[SO_CURVE_KNOTS]; /* the curve, kept up to date */
 } so_curve;
 
@@ -38,7 +39,7 @@ double so_curve_ms(const so_curve *c, int n);
 
 /* For a cache on disk, which is the caller's. Returns the number of points, at most `cap`. */
 int so_curve_export(const so_curve *c, so_curve_point *points, int cap);
-/* Old measurements weigh as four passes each at most: they serve until there are new ones.
+/* Old measurements weigh as sixteen passes each at most: they serve until there are new ones.
  * SO_EINVAL, and nothing changes, on a point that cannot be. */
 int so_curve_import(so_curve *c, const so_curve_point *points, int n, so_err *err);
 

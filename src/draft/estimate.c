@@ -1,30 +1,34 @@
 /* The arithmetic of estimate.h.
  *
- * The request's own record a/n is compared with what the shared cells promised for the very same
- * tests, m = expected/n. The ratio of their odds, r = (a/(1−a)) / (m/(1−m)) with a drawn towards m
- * by a few tests' worth, multiplies the odds of a new guess. So levels of confidence keep their
- * order, one bad stretch lowers them all, and a request without tests (r = 1) is the shared
- * estimate.
+ * What the request accepted and rejected is compared with what the shared cells promised for the
+ * very same tests: r = (accepted / promised accepted) / (rejected / promised rejected), every count
+ * raised by a few, multiplies the odds of a new guess. So levels of confidence and depths keep
+ * their order, one bad stretch lowers them all, and a request without tests (r = 1) is the shared
+ * estimate. Raising counts, not drawing rates together, keeps r calm near certainty, where ten
+ * successes out of ten say little: the odds of a rate would be infinite. One ratio for all depths,
+ * because errors multiply along a chain and a plan picks the length that they flatter most.
  *
  * Forgetting alone cannot be both calm and quick: over fifty tests it needs thirty to notice a
- * drafter that has turned. So the last eight outcomes are kept as bits, and when the number of
- * successes among them or among the last four is less likely than ALARM under the current estimate,
- * on its side, the record starts again from the latest of them. At a constant rate that happens
- * once in some hundred tests and costs little then: the next eight set it right. */
+ * drafter that has turned. So the outcomes of the last eight first guesses are kept, and when the
+ * number of successes among them or among the last four is less likely than ALARM under the
+ * estimates of their time, the record starts again from the latest of them. At a constant rate that
+ * happens once in some hundred tests and costs little then: the next eight set it right. */
 #include "draft/estimate.h"
 
 #include <math.h>
 
 #include "base/mem.h"
 
-static const double SHARED_KEEP = 0.998, OWN_KEEP = 0.98; /* per test: 500 and 50 tests */
-/* How many tests a prior is worth: the drafter's word against the shared cells, these against the
- * request's first depth, and each depth of the request against the next. */
-static const double SHARED_PRIOR = 8, OWN_PRIOR = 2, DEPTH_PRIOR = 32;
-static const double ALARM = 0.004; /* eight failures at a rate of one half */
+static const float SHARED_KEEP = 0.998f, OWN_KEEP = 0.98f; /* per test: 500 and 50 tests */
+/* How many tests a prior is worth: the drafter's word against the first depth, and each depth
+ * against the next. */
+static const double WORD_PRIOR = 8, DEPTH_PRIOR = 32;
+/* How many right ones and wrong ones the shared promise is worth against the request's record: at
+ * first, and after a turn. */
+static const float OWN_PRIOR = 6, DOUBT = 1;
+static const double ALARM = 0.005; /* about eight failures at a rate of one half */
 static const double MIN_CHANCE = 0.001, MAX_CHANCE = 0.998;
-static const float STALE = 0.1f;
-enum { RECENT = 8 };
+enum { RECENT = SO_ESTIMATE_RECENT };
 
 static double clamp(double x, double lo, double hi) { return x >= lo ? SO_MIN(x, hi) : lo; }
 
@@ -40,6 +44,8 @@ static int level_index(double confidence) {
 
 void so_estimate_init(so_estimate *e, so_estimate_shared *shared) {
     *e = (so_estimate){.shared = shared};
+    for (int d = 0; d < SO_ESTIMATE_DRAFTERS; d++)
+        e->own[d].prior = OWN_PRIOR;
 }
 
 static double odds(double p) { return p / (1 - p); }
@@ -52,30 +58,24 @@ static double shared_chance(const so_estimate *e, int drafter, int depth, double
     int level = level_index(confidence);
     for (int k = 0; k <= depth; k++) {
         const so_estimate_cell *c = &e->shared->cells[drafter][k][level];
-        p = (c->accepted + SHARED_PRIOR * p) / (c->tested + SHARED_PRIOR);
+        double prior = k == 0 ? WORD_PRIOR : DEPTH_PRIOR;
+        p = (c->accepted + prior * p) / (c->tested + prior);
     }
     return clamp(p, MIN_CHANCE, MAX_CHANCE);
 }
 
-/* The odds ratio of the request against the shared cells, likewise from depth to depth. */
-static double own_ratio(const so_estimate *e, int drafter, int depth) {
-    double ratio = 1;
-    for (int k = 0; k <= depth; k++) {
-        const so_estimate_own *o = &e->own[drafter][k];
-        if (!(o->tested > 0))
-            continue;
-        double promised = clamp(o->expected / o->tested, MIN_CHANCE, MAX_CHANCE);
-        double x = odds(promised) * ratio, prior = k == 0 ? OWN_PRIOR : DEPTH_PRIOR;
-        double own = (o->accepted + prior * x / (1 + x)) / (o->tested + prior);
-        ratio = odds(clamp(own, MIN_CHANCE, MAX_CHANCE)) / odds(promised);
-    }
-    return ratio;
+/* How the odds of the request compare with what the shared cells promised for the same tests. */
+static double own_ratio(const so_estimate_own *o) {
+    double right = (double)(o->accepted + o->prior) / (double)(o->expected + o->prior);
+    double wrong =
+        (double)(o->tested - o->accepted + o->prior) / (double)(o->tested - o->expected + o->prior);
+    return right / wrong;
 }
 
 double so_estimate_get(const so_estimate *e, int drafter, int depth, double confidence,
                        double guess) {
     int d = drafter_index(drafter), k = depth_index(depth);
-    double x = odds(shared_chance(e, d, k, confidence, guess)) * own_ratio(e, d, k);
+    double x = odds(shared_chance(e, d, k, confidence, guess)) * own_ratio(&e->own[d]);
     return clamp(x / (1 + x), MIN_CHANCE, MAX_CHANCE);
 }
 
@@ -91,58 +91,65 @@ static double tail(int hits, int n, double p) {
     return sum;
 }
 
-/* Starts the record again when the last four or eight outcomes contradict it: as if eight tests had
- * gone like the last four, since some of the eight are from before the turn. */
-static bool notice_change(so_estimate_own *o) {
-    double p = clamp((o->accepted + 0.5) / (o->tested + 1), 0.01, 0.99);
-    int four = __builtin_popcount(o->last & 15), eight = __builtin_popcount(o->last);
-    if (o->n_last < RECENT || o->tested <= RECENT ||
-        (tail(four, RECENT / 2, p) >= ALARM && tail(eight, RECENT, p) >= ALARM))
-        return false;
-    o->expected *= RECENT / o->tested;
-    o->accepted = 2.0f * (float)four;
-    o->tested = RECENT;
-    return true;
+static double mean_promise(const so_estimate_own *o, int n) {
+    double sum = 0;
+    for (int i = 1; i <= n; i++)
+        sum += (double)o->promised[(o->n_seen - i) % RECENT];
+    return sum / n;
 }
 
-/* What was learned of greater depths before the turn no longer holds, and little is tested there
- * after it: they follow the first again. */
-static void forget_deeper(so_estimate_own own[SO_ESTIMATE_DEPTHS], int depth) {
-    for (int k = depth + 1; k < SO_ESTIMATE_DEPTHS; k++) {
-        own[k].accepted *= STALE;
-        own[k].tested *= STALE;
-        own[k].expected *= STALE;
-    }
+/* The last n first guesses went as the estimates they were tested under hardly allow. */
+static bool surprising(const so_estimate_own *o, int n) {
+    double x = odds(clamp(mean_promise(o, n), MIN_CHANCE, MAX_CHANCE)) * own_ratio(o);
+    int hits = __builtin_popcount(o->last & ((1u << n) - 1));
+    return tail(hits, n, clamp(x / (1 + x), 0.01, 0.99)) < ALARM;
+}
+
+/* Starts the record again when they did: as if eight tests had gone like the last four, since some
+ * of the eight are from before the turn, and the shared promise is worth little until it has been
+ * right for a while. */
+static void notice_change(so_estimate_own *o) {
+    if (o->n_seen < RECENT || o->tested <= RECENT ||
+        !(surprising(o, RECENT / 2) || surprising(o, RECENT)))
+        return;
+    o->tested = RECENT;
+    o->accepted = 2.0f * (float)__builtin_popcount(o->last & 15);
+    o->expected = RECENT * (float)mean_promise(o, RECENT / 2);
+    o->prior = DOUBT;
+}
+
+static void add_own(so_estimate_own *o, float promised, bool first, bool accepted) {
+    o->accepted = o->accepted * OWN_KEEP + (float)accepted;
+    o->tested = o->tested * OWN_KEEP + 1;
+    o->expected = o->expected * OWN_KEEP + promised;
+    o->prior += (1 - OWN_KEEP) * (OWN_PRIOR - o->prior);
+    if (!first)
+        return;
+    o->promised[o->n_seen++ % RECENT] = promised;
+    o->last = (uint8_t)(o->last << 1 | accepted);
+    notice_change(o);
 }
 
 void so_estimate_add(so_estimate *e, int drafter, int depth, double confidence, bool accepted) {
     int d = drafter_index(drafter), k = depth_index(depth);
     int levels[2] = {level_index(confidence), SO_ESTIMATE_LEVELS};
-    so_estimate_own *o = &e->own[d][k];
-    double promised = shared_chance(e, d, k, confidence, 0.5);
-    o->accepted = (float)(o->accepted * OWN_KEEP + accepted);
-    o->tested = (float)(o->tested * OWN_KEEP + 1);
-    o->expected = (float)(o->expected * OWN_KEEP + promised);
-    o->last = (uint8_t)(o->last << 1 | accepted);
-    o->n_last = (uint8_t)SO_MIN(o->n_last + 1, RECENT);
-    if (notice_change(o))
-        forget_deeper(e->own[d], k);
+    add_own(&e->own[d], (float)shared_chance(e, d, k, confidence, 0.5), k == 0, accepted);
     for (int i = 0; i < 2 && (i == 0 || levels[1] != levels[0]); i++) {
         so_estimate_cell *c = &e->shared->cells[d][k][levels[i]];
-        c->accepted = (float)(c->accepted * SHARED_KEEP + accepted);
-        c->tested = (float)(c->tested * SHARED_KEEP + 1);
+        c->accepted = c->accepted * SHARED_KEEP + (float)accepted;
+        c->tested = c->tested * SHARED_KEEP + 1;
     }
 }
 
 double so_estimate_sure(const so_estimate *e, int drafter) {
     int d = drafter_index(drafter);
     double n = e->shared->cells[d][0][SO_ESTIMATE_LEVELS].tested;
-    n = SO_MAX(n, e->own[d][0].tested);
+    n = SO_MAX(n, (double)e->own[d].tested);
     return n / (n + 2);
 }
 
 bool so_estimate_hopeful(const so_estimate *e, int drafter) {
-    return e->own[drafter_index(drafter)][0].last & 3;
+    return e->own[drafter_index(drafter)].last & 3;
 }
 
 void so_estimate_tree(const so_estimate *e, const so_tree *t, float accept[SO_TREE_MAX]) {

@@ -5,8 +5,8 @@
  *   1. the drafter's own confidence (so_node.accept);
  *   2. what that confidence was worth in all requests: counts per drafter, depth and level of
  *      confidence, forgotten over some five hundred tests;
- *   3. how this request compares: per drafter and depth, forgotten over some fifty tests, and
- *      at once when the last eight tests contradict it. It shifts the odds of (2).
+ *   3. how this request compares: per drafter, forgotten over some fifty tests, and at once when
+ *      the last eight tests contradict it. It shifts the odds of (2), at all depths alike.
  * A guess that was not tested says nothing and is not counted. Pure arithmetic; plain structs; one
  * thread. */
 #ifndef SO_DRAFT_ESTIMATE_H
@@ -19,6 +19,7 @@ enum {
     SO_ESTIMATE_DRAFTERS = 32, /* numbers of drafters; higher ones share the last */
     SO_ESTIMATE_DEPTHS = 16,   /* deeper guesses count as this deep */
     SO_ESTIMATE_LEVELS = 8,    /* of confidence; one more holds all of them together */
+    SO_ESTIMATE_RECENT = 8,    /* outcomes that may overthrow a request's record */
 };
 
 typedef struct so_estimate_cell {
@@ -30,16 +31,19 @@ typedef struct so_estimate_shared {
     so_estimate_cell cells[SO_ESTIMATE_DRAFTERS][SO_ESTIMATE_DEPTHS][SO_ESTIMATE_LEVELS + 1];
 } so_estimate_shared;
 
-/* One request. */
+/* One request, one drafter. */
 typedef struct so_estimate_own {
     float accepted, tested;
     float expected; /* Σ of what (2) said about the tested guesses */
-    uint8_t last;   /* the last eight outcomes, newest in bit 0 */
-    uint8_t n_last;
+    float prior;    /* what (2) is worth against the record, in tests */
+    /* of the latest first guesses: */
+    float promised[SO_ESTIMATE_RECENT]; /* what (2) said, newest at n_seen − 1 */
+    uint32_t n_seen;
+    uint8_t last; /* how they went, newest in bit 0 */
 } so_estimate_own;
 typedef struct so_estimate {
     so_estimate_shared *shared;
-    so_estimate_own own[SO_ESTIMATE_DRAFTERS][SO_ESTIMATE_DEPTHS];
+    so_estimate_own own[SO_ESTIMATE_DRAFTERS];
 } so_estimate;
 
 void so_estimate_init(so_estimate *e, so_estimate_shared *shared);

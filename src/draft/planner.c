@@ -15,7 +15,7 @@
 
 #include "base/mem.h"
 
-static const double START = 0.7, EARN = 0.008, MOST = 16, LEAST = -0.15; /* plain passes */
+static const double START = 0.5, EARN = 0.0065, MOST = 16, LEAST = -0.15; /* plain passes */
 static const double PROBE_EVERY = 8; /* tokens; one that was right is followed up at once */
 static const double ALWAYS = 0.02;   /* risked whatever the balance: what is known well goes on */
 static const double MARGIN = 1.02;   /* a plan that promises less than this is noise */

@@ -13,6 +13,12 @@ static double flat(int n) { return 10 + 0.3 * (n - 1); }        /* memory-bound 
 static double mild(int n) { return 10 + 1.0 * (n - 1); }        /* a tenth per row */
 static double steep(int n) { return 10 + 4.0 * (n - 1); }       /* nearly no gain in batching */
 static double steps(int n) { return 10 + 3.0 * ((n - 1) / 4); } /* kernels of four rows */
+/* A cache-resident model on AVX-512: tiles of four rows, passes that outgrow a cache. */
+static double uneven(int n) {
+    static const double ms[] = {3.4, 4.2, 4.8, 5.3,  6.5,  6.8, 7.3,  7.8,
+                                9.2, 9.5, 9.9, 10.4, 10.8, 14,  14.5, 15};
+    return n <= 16 ? ms[n - 1] : 18 + 0.8 * (n - 17);
+}
 typedef double cost(int n);
 static cost *const MACHINES[] = {flat, mild, steep, steps};
 enum { N_MACHINES = 4 };
@@ -86,13 +92,14 @@ static void curve_is_kept(void **state) {
     so_curve_point points[SO_CURVE_MAX];
     so_err err = {0};
     a = b = (so_curve){0};
-    for (int n = 1; n <= 20; n += 3)
-        so_curve_observe(&a, n, mild(n));
+    for (int i = 0; i < 20; i++)
+        for (int n = 1; n <= 20; n += 3)
+            so_curve_observe(&a, n, mild(n));
     int k = so_curve_export(&a, points, SO_CURVE_MAX);
     assert_int_equal(k, 7);
     SO_OK_OR_FAIL(so_curve_import(&b, points, k, &err), err);
     for (int n = 1; n <= 40; n++)
-        assert_true(fabs(so_curve_ms(&a, n) - so_curve_ms(&b, n)) < 1e-9);
+        assert_true(fabs(so_curve_ms(&a, n) / so_curve_ms(&b, n) - 1) < 0.03);
     for (int i = 0; i < 12; i++)
         so_curve_observe(&b, 4, 2 * mild(4)); /* another machine: soon believed */
     assert_true(so_curve_ms(&b, 4) > 1.6 * mild(4));
@@ -327,6 +334,7 @@ typedef struct sim {
     double draft_ms; /* per token; 0: a free drafter, scored in shadow */
     int n_tokens, fixed;
     uint64_t seed;
+    int answer; /* tokens of one request, after which another begins; 0: it is one */
     bool noisy; /* the clock shows what a shared machine shows; `ms` is kept without noise */
     /* results */
     double ms;
@@ -443,8 +451,14 @@ static void simulate(sim *s) {
     s->n_passes = s->n_probes = 0;
     s->first_plain_after = s->first_spec_after = -1;
     s->bad_ms = 0;
-    for (int at = 0; at < s->n_tokens;)
+    for (int at = 0, begin = 0; at < s->n_tokens;) {
         run_round(s, p, &e, &shadow, &at);
+        if (s->answer > 0 && at - begin >= s->answer) {
+            memset(&shadow, 0, sizeof shadow);
+            so_estimate_init(&e, &shared);
+            begin = at;
+        }
+    }
     so_planner_free(p);
 }
 
@@ -517,6 +531,24 @@ static void close_to_the_best_fixed_length(void **state) {
     }
     printf("adaptive: at most %.2f %% behind the best fixed length, %.2f %% with noise\n",
            100 * worst[0], 100 * worst[1]);
+}
+
+/* Seventeen answers of 128 tokens, starting from nothing: within 3 % of the best fixed length, each
+ * over all its answers. Short answers are where estimates are young and flatter the longest plan.
+ */
+static void short_answers_are_planned_well(void **state) {
+    (void)state;
+    quality *good[] = {third, most, nearly};
+    const char *names[] = {"0.3", "0.6", "0.9"};
+    for (int q = 0; q < 3; q++) {
+        sim s = {.t = uneven, .alpha = good[q], .n_tokens = 17 * 128, .answer = 128};
+        double best = 1e18;
+        for (int k = 0; k <= MAX_K; k++)
+            best = SO_MIN(best, total(&s, k));
+        double behind = total(&s, -1) / best - 1;
+        printf("alpha %s: %.2f %% behind the best length\n", names[q], 100 * behind);
+        assert_true(behind < 0.03);
+    }
 }
 
 static double good_bad(int at) { return at < 300 ? 0.85 : 0.02; }
@@ -625,6 +657,7 @@ int main(void) {
         cmocka_unit_test(odd_chances_are_harmless),
         cmocka_unit_test(hopeless_costs_two_percent),
         cmocka_unit_test(close_to_the_best_fixed_length),
+        cmocka_unit_test(short_answers_are_planned_well),
         cmocka_unit_test(turns_are_followed),
         cmocka_unit_test(budget_goes_where_it_pays),
         cmocka_unit_test(probes_take_turns),
