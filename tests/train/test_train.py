@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""The training tools in tiny, on the CPU: a random target writes, a draft is trained on it, sooth runs the two. Speaks TAP.
+
+Needs torch, numpy, gguf and jinja2 for the Python that SOOTH_TRAIN_PYTHON names (default: this one); skipped where they are missing."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TRAIN = os.path.join(ROOT, "tools", "train")
+SOOTH = os.path.abspath(os.environ.get("SOOTH_BIN", "build/sooth"))
+
+other = os.environ.pop("SOOTH_TRAIN_PYTHON", None)
+if other:
+    os.execv(other, [other, *sys.argv])
+try:
+    import gguf
+    import jinja2  # noqa: F401
+    import numpy as np
+    import torch
+except ImportError as e:
+    print(f"1..1\nok 1 - training tools # SKIP {e.name} is missing\nskip: the training tools need torch, numpy, gguf, jinja2: {e}")
+    sys.exit(0)
+
+sys.path.insert(0, TRAIN)
+import chat
+import decode
+import dialogues
+import llama
+import loss
+import optim
+
+torch.manual_seed(1)
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # idle threads that spin cost more than they give at these sizes
+SPECIAL = ["<|end|>", "<|user|>", "<|bot|>"]
+TEMPLATE = "{% for m in messages %}{{ '<|user|>' if m.role == 'user' else '<|bot|>' }}{{ m.content }}<|end|>{% endfor %}<|bot|>"
+SHAPE = llama.Shape(n_layers=2, d=64, n_heads=2, n_kv=1, head_dim=32, ff=96, n_vocab=320, n_ctx=512)
+
+
+def write_target(path):
+    """A random model that is sure of itself, with a byte-level vocabulary; uses the tool's own writer for the shape."""
+    letters = chat.byte_letters()
+    tokens = SPECIAL + [letters[b] for b in range(256)] + ["th", "the"] + [f"unused{i}" for i in range(SHAPE.n_vocab - 261)]
+    w = gguf.GGUFWriter(path, "llama")
+    w.add_name("tiny")
+    for add, value in ((w.add_block_count, SHAPE.n_layers), (w.add_context_length, SHAPE.n_ctx), (w.add_embedding_length, SHAPE.d),
+                       (w.add_feed_forward_length, SHAPE.ff), (w.add_head_count, SHAPE.n_heads), (w.add_head_count_kv, SHAPE.n_kv),
+                       (w.add_rope_freq_base, SHAPE.rope_base), (w.add_rope_dimension_count, SHAPE.head_dim),
+                       (w.add_layer_norm_rms_eps, SHAPE.eps), (w.add_tokenizer_model, "gpt2"), (w.add_tokenizer_pre, "smollm"),
+                       (w.add_token_list, tokens), (w.add_token_types, [3] * 3 + [1] * (SHAPE.n_vocab - 3)),
+                       (w.add_token_merges, ["t h", "th e"]), (w.add_eos_token_id, 0), (w.add_bos_token_id, 1),
+                       (w.add_chat_template, TEMPLATE)):
+        add(value)
+    for name, dims in SHAPE.tensors().items():
+        x = torch.ones(dims) if len(dims) == 1 else torch.randn(dims) * dims[1] ** -0.5 * (1 if name.startswith("blk.") else 2)
+        # channel 0 is the same for all tokens, and the end's row has more of it: texts end after a dozen tokens
+        if name == "token_embd.weight":
+            x[:, 0] = 2
+            x[0] = 0
+            x[0, 0] = 6
+        elif "attn_output" in name or "ffn_down" in name:
+            x[0] = 0
+        w.add_tensor(name, x.numpy())
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def run(*cmd, want=0):
+    p = subprocess.run([str(c) for c in cmd], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert p.returncode == want, f"{cmd}: status {p.returncode}\n{p.stdout[-3000:]}"
+    return p.stdout
+
+
+def tool(name, *args, want=0):
+    return run(sys.executable, os.path.join(TRAIN, name), *args, want=want)
+
+
+def test_loss_gradient():
+    """The hand-written gradient of KL + w·TV is autograd's, with and without a smaller vocabulary."""
+    for kept in (None, torch.rand(50) > 0.3):
+        h, e = torch.randn(7, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
+        th, te, w = torch.randn(7, 6), torch.randn(50, 6), torch.rand(7)
+        value, _ = loss.Head.apply(h, e, th, te, w, kept, 0.7, 3)
+        value.backward()
+        got = h.grad.clone(), e.grad.clone()
+        h.grad = e.grad = None
+        z = h @ e.T if kept is None else (h @ e.T).masked_fill(~kept, -1e30)
+        lp, lq = (th @ te.T).log_softmax(-1), z.log_softmax(-1)
+        kl = lp.exp() * (lp - lq)
+        kl = (kl if kept is None else kl.masked_fill(~kept, 0)).sum(-1)
+        want = ((kl + 0.7 * (1 - torch.minimum(lp.exp(), lq.exp()).sum(-1))) * w).sum() / w.sum()
+        want.backward()
+        assert abs((value - want).item()) < 1e-5
+        for a, b in zip(got, (h.grad, e.grad)):
+            assert (a - b).abs().max() < 1e-5, (a - b).abs().max()
+
+
+def test_split_and_batches():
+    """A prompt is on one side whatever file it is in; a batch's rows predict the responses, each once."""
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, 300, rng.integers(2, 9)) for _ in range(400)]
+    said = [(p, rng.integers(0, 300, rng.integers(1, 12)), 3, 0.7) for p in prompts + prompts[:100]]
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "d.npz")
+        dialogues.write(path, said, 320)
+        d = dialogues.read(path, 320)
+        held = d.held_out()
+        assert 0 < held[:400].sum() < 40 and (held[:100] == held[400:]).all()
+        b, seen = dialogues.Batches(d, np.arange(len(d)), 128), []
+        for at, pos, borders, rows, states in b(np.arange(len(d))):
+            assert borders[-1] == 128 and (np.diff(borders) <= b.max_len).all() and (np.diff(borders) >= 0).all()
+            seen += list(zip(states, d.ids[at[rows] + 1]))
+        want = np.concatenate([d.response(i) for i in range(len(d))])
+        assert sorted(seen) == list(enumerate(want))
+        broken = open(path, "rb").read()[:-200]
+        open(path, "wb").write(broken)
+        try:
+            dialogues.read(path, 320)
+        except SystemExit as e:
+            assert path in str(e)
+        else:
+            raise AssertionError("a truncated file was read")
+
+
+def test_texts_do_not_see_each_other(target):
+    """States of a text are the same alone and between others."""
+    shape, weights, _ = llama.load(target)
+    m = llama.Model(shape, weights, "cpu", 64)
+    a, b = torch.randint(0, 300, (11,)), torch.randint(0, 300, (7,))
+    one = m.hidden(b, torch.arange(7), llama.Docs(torch.tensor([0, 7]), 7))
+    both = m.hidden(torch.cat([a, b]), torch.cat([torch.arange(11), torch.arange(7)]), llama.Docs(torch.tensor([0, 11, 18, 18]), 11))
+    assert (both[11:] - one).abs().max() < 1e-4
+
+
+def test_rounding():
+    """round_q4_0 is what the reference quantiser keeps."""
+    x = torch.randn(40, 96)
+    x[3] = 0
+    q = gguf.quants.quantize(x.numpy(), gguf.GGMLQuantizationType.Q4_0)
+    want = gguf.quants.dequantize(q, gguf.GGMLQuantizationType.Q4_0)
+    assert (optim.round_q4_0(x) - torch.from_numpy(want)).abs().max() == 0
+
+
+def test_slots(target):
+    """Decoding in refilled slots at temperature 0 is argmax after argmax of the plain pass."""
+    shape, weights, _ = llama.load(target)
+    m = llama.Model(shape, weights, "cpu", 64)
+    jobs = [(torch.randint(1, 300, (n,)).tolist(), 0.0) for n in (3, 9, 1, 5, 7)]
+    slots = decode.Slots(m, "cpu", 2, 40, 12, 0, -3.0, 1)
+    got = dict(decode.generate(slots, jobs, 1e18, lambda text: None, every=4))
+    assert sorted(got) == list(range(5))
+    for j, (prompt, _) in enumerate(jobs):
+        ids = list(prompt)
+        while len(ids) - len(prompt) < 12 and (len(ids) == len(prompt) or ids[-1] != 0):
+            n = len(ids)
+            h = m.hidden(torch.tensor(ids), torch.arange(n), llama.Docs(torch.tensor([0, n]), n))
+            ids.append(int((h[-1] @ m.output().T).argmax()))
+        assert got[j].tolist() == ids[len(prompt):], j
+
+
+def test_sooth_agrees(target, folder):
+    """The same file, the same logits in sooth: names, rope and norms mean the same on both sides."""
+    ids = torch.randint(3, 250, (24,))
+    json.dump({"tokens": ids.tolist()}, open(f"{folder}/ids.json", "w"))
+    run(SOOTH, "bench", "logits", "-m", target, "-f", f"{folder}/ids.json", "--out", f"{folder}/logits.bin", "--kv-type", "f32")
+    got = np.fromfile(f"{folder}/logits.bin", np.float32).reshape(24, -1)
+    shape, weights, _ = llama.load(target)
+    m = llama.Model(shape, weights, "cpu", 64)
+    want = m.hidden(ids, torch.arange(24), llama.Docs(torch.tensor([0, 24]), 24)) @ m.output().T
+    assert np.abs(got - want.numpy()).max() < 0.02, np.abs(got - want.numpy()).max()
+
+
+def sum_min(out):
+    return float(out.split("sampled: ")[-1].split("Σmin ")[1].split()[0].rstrip(";"))
+
+
+def test_all(target, folder):
+    """generate, draft, resume, boost, quantize; sooth says the same with the draft as without."""
+    out = f"{folder}/run"
+    tool("generate.py", "--target", target, "--out", f"{folder}/a.npz", "--min-p", 0.001, "--own", 500, "--slots", 32, "--short-ctx", 200, "--max-new", 24,
+         "--max-prompt", 300, "--minutes", 1, "--temps", "0,1")
+    tool("generate.py", "--target", target, "--out", f"{folder}/b.npz", "--data", f"{folder}/a.npz", "--passages", 20, "--second", 20,
+         "--slots", 32, "--short-ctx", 200, "--max-new", 24, "--max-prompt", 360, "--minutes", 1)
+    common = ("--target", target, "--data", f"{folder}/a.npz", "--data", f"{folder}/b.npz", "--layers", 1, "--d", 64, "--heads", 2,
+              "--kv-heads", 1, "--ff", 64, "--batch", 1024, "--minutes", 1, "--log", 0.5, "--device", "cpu", "--no-compile")
+    first = tool("draft.py", *common, "--out", out, "--decay", 0, "--max-steps", 2)
+    second = tool("draft.py", *common, "--out", out, "--resume", "--qat", "--max-steps", 60)
+    assert "goes on at step 2" in second
+    assert sum_min(second) > sum_min(first) + 0.1, (first, second)
+    tool("draft.py", *common, "--out", f"{folder}/boost", "--boost", f"{out}/draft.gguf", "--max-steps", 3)
+    small = tool("draft.py", *common, "--out", f"{folder}/small", "--vocab", 100, "--max-steps", 3)
+    assert "held out" in small
+    run(SOOTH, "quantize", f"{out}/draft.gguf", f"{folder}/draft.gguf", "Q4_0")
+    _, f32, _ = llama.load(f"{out}/draft.gguf")
+    _, q4, _ = llama.load(f"{folder}/draft.gguf")
+    assert max(float((f32[n] - q4[n]).abs().max() / f32[n].abs().max()) for n in f32) < 1e-3, "rounded weights were rounded again"
+    said = [json.loads(run(SOOTH, "run", "-m", target, "--temp", 0, "-n", 40, "-p", "the thing", "--json", *spec))
+            for spec in (("--no-spec",), ("--spec", "model", "-md", f"{folder}/draft.gguf"))]
+    assert said[0]["tokens"] == said[1]["tokens"]
+    data = open(f"{out}/checkpoint.pt", "rb").read()
+    open(f"{out}/checkpoint.pt", "wb").write(data[:len(data) // 2])
+    assert "cannot be resumed" in tool("draft.py", *common, "--out", out, "--resume", want=1)
+
+
+def main():
+    tests = [(n, f) for n, f in globals().items() if n.startswith("test_")]
+    failed = 0
+    print(f"1..{len(tests)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        target = f"{folder}/target.gguf"
+        write_target(target)
+        for i, (name, f) in enumerate(tests, 1):
+            args = {"target": target, "folder": folder}
+            try:
+                f(**{k: args[k] for k in f.__code__.co_varnames[:f.__code__.co_argcount]})
+                print(f"ok {i} - {name}", flush=True)
+            except Exception as e:
+                failed += 1
+                print(f"not ok {i} - {name}: {type(e).__name__}: {e}", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+main()
