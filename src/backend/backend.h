@@ -140,8 +140,8 @@ typedef struct so_op {
             float scale;
             int window; /* 0, or only positions > pos − window are seen */
         } attention;
-        struct { /* out int32[n]: index of the largest of x[n][d], lowest index on ties, NaN never
-                  */
+        struct { /* out int32[n]: index of the largest of x[n][d], lowest index on ties; -1 for a
+                    row that holds NaN or infinity */
             so_view out, x;
             int d;
         } argmax;

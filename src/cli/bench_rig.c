@@ -61,7 +61,9 @@ int so_bench_rows(so_bench_rig *g, const int32_t *ids, int n, int first_logit, u
                               .want_logits = i >= first_logit};
     so_batch batch = {.rows = g->rows, .n_rows = n, .seqs = &g->seq, .n_seqs = 1};
     int rc = so_seq_begin(g->seq, n, &g->err);
-    return rc == SO_OK ? so_pass_run(g->pass, &batch, want, &g->err) : rc;
+    if (rc == SO_OK)
+        rc = so_pass_run(g->pass, &batch, want, &g->err);
+    return rc == SO_OK ? so_pass_check_all(g->pass, &g->err) : rc;
 }
 
 int so_bench_feed(so_bench_rig *g, const int32_t *ids, int n, int n_logits) {

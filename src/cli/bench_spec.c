@@ -150,7 +150,8 @@ static int step(bench *g, way *w, int n) {
     return SO_MIN(more, 0);
 }
 
-static void collect(way *w, int n) {
+/* Takes the answers and frees the requests; rc, or else the error of the first that failed. */
+static int collect(bench *g, way *w, int n, int rc) {
     for (int i = 0; i < n; i++) {
         answer *a = &w->answers[i];
         int n_out;
@@ -160,9 +161,12 @@ static void collect(way *w, int n) {
         a->out.len = 0;
         so_tokens_append(&a->out, ids, (size_t)n_out);
         a->stats = *so_request_get_stats(a->req);
+        if (rc == SO_OK)
+            rc = so_request_check(a->req, &g->err);
         so_request_free(a->req);
         a->req = NULL;
     }
+    return rc;
 }
 
 /* The group in both engines, whoever is behind next; equals take turns. */
@@ -181,9 +185,8 @@ static int run_group(bench *g, int n) {
         rc = step(g, next, n);
         last = next;
     }
-    collect(plain, n);
-    collect(spec, n);
-    return rc;
+    rc = collect(g, plain, n, rc);
+    return collect(g, spec, n, rc);
 }
 
 /* What an oracle will be right about. */
@@ -192,7 +195,7 @@ static int foresee(bench *g, int n) {
     int rc = start(g, PLAIN, n);
     while (rc == SO_OK && w->more)
         rc = step(g, w, n);
-    collect(w, n);
+    rc = collect(g, w, n, rc);
     for (int i = 0; i < n && rc == SO_OK; i++) {
         g->slots[i].expected.len = 0;
         so_tokens_append(&g->slots[i].expected, w->answers[i].out.ids, w->answers[i].out.len);

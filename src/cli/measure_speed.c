@@ -240,7 +240,7 @@ static int step(runner *u) {
     }
     if (more == 0) /* it can say no more, whatever was expected of it */
         u->n_emitted = INT64_MAX;
-    return more < 0 ? more : SO_OK;
+    return more < 0 ? more : so_request_check(u->r, &u->x->m->err);
 }
 
 /* Steps until all are through the part. */

@@ -69,9 +69,8 @@ static int continue_texts(group *g, so_engine *e, float temp, int n_more) {
     for (int i = 0; i < g->n; i++) {
         int n_out = 0;
         const int32_t *out = rc == SO_OK ? so_request_output(r[i], &n_out) : NULL;
-        if (rc == SO_OK && so_request_finish(r[i]) == SO_FINISH_ERROR)
-            rc = so_err_set(&m->err, so_request_error(r[i])->code, "%s",
-                            so_request_error(r[i])->msg);
+        if (rc == SO_OK)
+            rc = so_request_check(r[i], &m->err);
         so_tokens_append(&g->texts[i].ids, out, (size_t)n_out);
         so_request_free(r[i]);
     }
@@ -302,7 +301,9 @@ int so_measure_rows(so_measure *m, so_seq *seq, const int32_t *ids, int k, int f
         m->rows[i] = (so_row){
             .token = ids[i], .pos = len + i, .parent = i - 1, .want_logits = i >= first_logit};
     so_batch batch = {.rows = m->rows, .n_rows = k, .seqs = &seq, .n_seqs = 1};
-    return rc == SO_OK ? so_pass_run(m->pass, &batch, SO_PASS_LOGITS, &m->err) : rc;
+    if (rc == SO_OK)
+        rc = so_pass_run(m->pass, &batch, SO_PASS_LOGITS, &m->err);
+    return rc == SO_OK ? so_pass_check_all(m->pass, &m->err) : rc;
 }
 
 /* Reads the whole text but its last token; every row that foretells an answer's token is scored. */

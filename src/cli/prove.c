@@ -159,8 +159,8 @@ static int plain_texts(prover *v) {
     for (int i = 0; i < v->n_texts && rc == SO_OK; i++) {
         so_request *r = submit(v, e, &v->texts[i], NULL);
         rc = r ? run_engine(v, e) : v->err.code;
-        if (rc == SO_OK && so_request_finish(r) == SO_FINISH_ERROR)
-            rc = so_err_set(&v->err, so_request_error(r)->code, "%s", so_request_error(r)->msg);
+        if (rc == SO_OK)
+            rc = so_request_check(r, &v->err);
         if (rc == SO_OK) {
             int n;
             const int32_t *out = so_request_output(r, &n);
@@ -221,6 +221,8 @@ static int read_row(prover *v, const so_tokens *prompt, float *logits) {
         rc = so_seq_begin(seq, k, &v->err);
         if (rc == SO_OK)
             rc = so_pass_run(pass, &batch, SO_PASS_LOGITS, &v->err);
+        if (rc == SO_OK)
+            rc = so_pass_check_all(pass, &v->err);
         if (rc == SO_OK)
             so_seq_commit_chain(seq, k);
         at += k;

@@ -16,8 +16,8 @@
  * as far as it says what the draft itself draws. So it changes the number of passes, never a token.
  *
  * Where the draft ends depends on budgets, contexts and, with p_min, on whole rows, never on a
- * drawn value (rule of sight). Refuses to go past its own context and to read ids it does not know:
- * it falls silent there. One thread. */
+ * drawn value (rule of sight). Refuses to go past its own context, to read ids it does not know and
+ * to go by rows that are not finite: it falls silent there. One thread. */
 #include "draft/model.h"
 
 #include <math.h>
@@ -25,6 +25,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 
 typedef struct request_state {
@@ -34,7 +35,7 @@ typedef struct request_state {
     int cap;
     int n_agreed;  /* of `text`: known to be the request's own */
     int n_checked; /* ids looked at */
-    bool foreign;  /* an id the draft does not know */
+    bool foreign;  /* has an id that the draft does not know, or knows by NaN alone */
 } request_state;
 
 /* One request's chain while it is drafted. */
@@ -67,6 +68,7 @@ typedef struct model_drafter {
     float *logits;            /* [n_vocab of the target], where the two differ */
     float *probs;             /* [n_vocab of the target], for p_min */
     double step_ms;           /* of a pass that drafts, smoothed */
+    bool warned;              /* of rows that are not finite */
 } model_drafter;
 
 /* --- requests --- */
@@ -206,10 +208,25 @@ static float confidence(const model_drafter *md, const float *logits, int32_t to
     return (float)exp(so_sample_logprob(logits, md->o.n_vocab, token));
 }
 
+/* A row that is not finite ends its chain. Where it is the text's own, all rows behind it will be
+ * the same: the draft falls silent for this request. */
+static bool row_is_sound(model_drafter *md, chain *c, int logit) {
+    so_err err = {0};
+    if (so_pass_check(md->pass, logit, &err) == SO_OK)
+        return true;
+    c->s->foreign |= c->depth == 0;
+    if (!md->warned)
+        so_log(SO_LOG_WARN, "draft model: %s; behind such a token there are no guesses", err.msg);
+    md->warned = true;
+    return false;
+}
+
 /* Draws the next token of the chain from its row and adds it to the tree; false where the chain
  * ends. */
 static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
     const so_draft_job *job = c->job;
+    if (!row_is_sound(md, c, logit))
+        return false;
     so_sample_params p = params_of(md, job);
     so_sample_context ctx = {c->s->text, c->n_text, job->n_prompt};
     const float *logits = widen(md, so_pass_logits(md->pass, logit));

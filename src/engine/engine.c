@@ -574,9 +574,7 @@ int so_engine_run(so_engine *e, so_request *r, so_err *err) {
         if (rc < 0)
             return rc;
     }
-    if (r->finish == SO_FINISH_ERROR)
-        return so_err_set(err, r->err.code, "%s", r->err.msg);
-    return SO_OK;
+    return so_request_check(r, err);
 }
 
 /* --- looking at a request --- */
@@ -588,6 +586,11 @@ const char *so_finish_name(so_finish f) {
 
 so_finish so_request_finish(const so_request *r) { return r->finish; }
 const so_err *so_request_error(const so_request *r) { return &r->err; }
+
+int so_request_check(const so_request *r, so_err *err) {
+    return r->finish == SO_FINISH_ERROR ? so_err_set(err, r->err.code, "%s", r->err.msg) : SO_OK;
+}
+
 const so_request_stats *so_request_get_stats(const so_request *r) { return &r->stats; }
 uint64_t so_request_seed(const so_request *r) { return r->sample.seed; }
 void *so_request_user(const so_request *r) { return r->user; }

@@ -164,6 +164,8 @@ typedef struct so_request_stats {
 
 so_finish so_request_finish(const so_request *r);
 const so_err *so_request_error(const so_request *r);
+/* The error it ended with, or SO_OK. */
+int so_request_check(const so_request *r, so_err *err);
 const so_request_stats *so_request_get_stats(const so_request *r);
 uint64_t so_request_seed(const so_request *r);
 /* The accepted tokens without the prompt and without an end token. */

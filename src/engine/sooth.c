@@ -507,9 +507,7 @@ int sooth_request_result(const sooth_request *r, sooth_result *result, sooth_err
             so_err_set(&e, SO_EINVAL, "result: size is %zu: call sooth_result_init first", size),
             &e, err);
     lock(r->e->m);
-    int rc = SO_OK;
-    if (so_request_finish(r->r) == SO_FINISH_ERROR)
-        rc = so_err_set(&e, so_request_error(r->r)->code, "%s", so_request_error(r->r)->msg);
+    int rc = so_request_check(r->r, &e);
     if (rc == SO_OK) {
         sooth_result full = {.size = size};
         fill_result(r, &full);

@@ -8,8 +8,10 @@
  * A round without guesses is plain decoding in every mode: its token is drawn as `match` draws it,
  * which is a draw from p like any other, for half the price of writing p down.
  *
- * A row that cannot be sampled (no finite logit, everything banned) ends the walk at its node: what
- * stood before it is still emitted, as plain decoding would have. Engine thread. */
+ * A row that cannot be sampled (logits that are not finite, everything banned) ends the walk at its
+ * node: what stood before it is still emitted, as plain decoding would have, and the request ends
+ * with an error of its own. Such a row that the walk does not reach is of no account: plain
+ * decoding would never have computed it. Engine thread. */
 #include <float.h>
 #include <math.h>
 
@@ -32,18 +34,17 @@ static int logit_of(const so_request *r, int node) {
 
 static int32_t choose(void *user, int node) {
     so_request *r = user;
-    so_engine *e = r->e;
+    const so_pass *pass = r->e->pass;
+    int at = logit_of(r, node), rc = so_pass_check(pass, at, &r->err);
     so_sample_context ctx = context_at(r, node);
-    int32_t token = SO_TOKEN_NONE;
-    if (r->greedy) {
-        token = so_pass_argmax(e->pass, logit_of(r, node));
-        if (token < 0)
-            so_err_set(&r->err, SO_EINVAL, "the model gave no finite logit (is the file damaged?)");
+    int32_t token = SO_TOKEN_NONE; /* which no node holds */
+    if (rc != SO_OK)
         return token;
-    }
-    int rc = so_sample_token(e->sampler, &r->sample, so_pass_logits(e->pass, logit_of(r, node)),
-                             &ctx, &token, &r->err);
-    return rc == SO_OK ? token : SO_TOKEN_NONE; /* which no node holds */
+    if (r->greedy)
+        return so_pass_argmax(pass, at);
+    rc =
+        so_sample_token(r->e->sampler, &r->sample, so_pass_logits(pass, at), &ctx, &token, &r->err);
+    return rc == SO_OK ? token : SO_TOKEN_NONE;
 }
 
 /* --- rows --- */
@@ -65,22 +66,29 @@ static const float *dead_row(so_request *r, int node, float nothing, float all) 
     return row;
 }
 
+typedef int transform(so_sampler *s, const so_sample_params *p, const float *logits,
+                      const so_sample_context *ctx, float *out, so_err *err);
+
+/* The row of `node` in e->row, after `fn`. */
+static int load_row(so_request *r, int node, transform *fn) {
+    so_engine *e = r->e;
+    int at = logit_of(r, node), rc = so_pass_check(e->pass, at, &r->err);
+    so_sample_context ctx = context_at(r, node);
+    return rc == SO_OK
+               ? fn(e->sampler, &r->sample, so_pass_logits(e->pass, at), &ctx, e->row, &r->err)
+               : rc;
+}
+
 static const float *standard_row(void *user, int node) {
     so_request *r = user;
-    so_engine *e = r->e;
-    so_sample_context ctx = context_at(r, node);
-    int rc = so_sample_distribution(
-        e->sampler, &r->sample, so_pass_logits(e->pass, logit_of(r, node)), &ctx, e->row, &r->err);
-    return rc == SO_OK ? e->row : dead_row(r, node, 0, 1);
+    int rc = load_row(r, node, so_sample_distribution);
+    return rc == SO_OK ? r->e->row : dead_row(r, node, 0, 1);
 }
 
 static const float *adjusted_row(void *user, int node) {
     so_request *r = user;
-    so_engine *e = r->e;
-    so_sample_context ctx = context_at(r, node);
-    int rc = so_sample_adjusted(e->sampler, &r->sample, so_pass_logits(e->pass, logit_of(r, node)),
-                                &ctx, e->row, &r->err);
-    return rc == SO_OK ? e->row : dead_row(r, node, -FLT_MAX, 0);
+    int rc = load_row(r, node, so_sample_adjusted);
+    return rc == SO_OK ? r->e->row : dead_row(r, node, -FLT_MAX, 0);
 }
 
 /* --- the verdict --- */

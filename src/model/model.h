@@ -56,9 +56,13 @@ void so_pass_free(so_pass *p);
  * row). want: SO_PASS_… bits, for the rows with want_logits. */
 int so_pass_run(so_pass *p, const so_batch *batch, unsigned want, so_err *err);
 
-/* Results of the last run for the i-th row that wanted logits; valid until the next run. */
+/* Results of the last run for the i-th row that wanted logits; valid until the next run. Damaged
+ * weights may give a row that is not finite: a run does not fail by it, because what other rows say
+ * is right all the same. Whoever goes by a row checks it first. */
+int so_pass_check(const so_pass *p, int i, so_err *err); /* SO_EFORMAT names the model's file */
+int so_pass_check_all(const so_pass *p, so_err *err);
 const float *so_pass_logits(const so_pass *p, int i); /* [n_vocab] */
-int32_t so_pass_argmax(const so_pass *p, int i);
+int32_t so_pass_argmax(const so_pass *p, int i);      /* −1 where the row is not finite */
 const float *so_pass_hidden(const so_pass *p, int i); /* [d_model], after the last norm */
 
 #endif

@@ -388,20 +388,6 @@ static void submit_downloads(so_pass *p) {
         download(p, p->h_argmax, p->argmax, n * sizeof(int32_t));
 }
 
-static int check_results(const so_pass *p, so_err *err) {
-    const so_hparams *hp = &p->model->hp;
-    int64_t n = p->n_out;
-    bool bad = so_weights_nonfinite(p->h_hidden, n * hp->d_model) >= 0;
-    if (!bad && (p->want & SO_PASS_LOGITS))
-        bad = so_weights_nonfinite(p->h_logits, n * hp->n_vocab) >= 0;
-    if (!bad)
-        return 0;
-    return so_err_set(err, SO_EFORMAT,
-                      "logits are not finite; the weights of %s hold NaN or infinity, or values "
-                      "past the range of the KV cache's type",
-                      so_checkpoint_path(p->model->ck));
-}
-
 int so_pass_run(so_pass *p, const so_batch *batch, unsigned want, so_err *err) {
     p->n_out = 0; /* nothing to be had from a failed run */
     int rc = check_batch(p, batch, err);
@@ -427,15 +413,47 @@ int so_pass_run(so_pass *p, const so_batch *batch, unsigned want, so_err *err) {
         break;
     }
     submit_downloads(p);
-    rc = p->backend->vt->sync(p->backend, err);
-    return rc != 0 ? rc : check_results(p, err);
+    return p->backend->vt->sync(p->backend, err);
+}
+
+static size_t row_of(const so_pass *p, int i) {
+    SO_ASSERT_OP(i, >=, 0);
+    SO_ASSERT_OP(i, <, p->n_out);
+    return (size_t)i;
 }
 
 static size_t result(const so_pass *p, int i, unsigned need) {
-    SO_ASSERT_OP(i, >=, 0);
-    SO_ASSERT_OP(i, <, p->n_out);
     SO_ASSERT(p->want & need);
-    return (size_t)i;
+    return row_of(p, i);
+}
+
+/* Looked at when asked: most rows of a tree are never reached. An argmax tells of its row, so that
+ * the answer does not depend on what the neighbours want. */
+static bool is_finite(const so_pass *p, int i) {
+    const so_hparams *hp = &p->model->hp;
+    size_t at = row_of(p, i);
+    if (so_weights_nonfinite(p->h_hidden + at * (size_t)hp->d_model, hp->d_model) >= 0)
+        return false;
+    if (p->want & SO_PASS_ARGMAX)
+        return p->h_argmax[at] >= 0;
+    return !(p->want & SO_PASS_LOGITS) ||
+           so_weights_nonfinite(p->h_logits + at * (size_t)hp->n_vocab, hp->n_vocab) < 0;
+}
+
+int so_pass_check(const so_pass *p, int i, so_err *err) {
+    if (is_finite(p, i))
+        return 0;
+    return so_err_set(err, SO_EFORMAT,
+                      "logits are not finite; the weights of %s hold NaN or infinity, or values "
+                      "past the range of the KV cache's type",
+                      so_checkpoint_path(p->model->ck));
+}
+
+int so_pass_check_all(const so_pass *p, so_err *err) {
+    int rc = 0;
+    for (int i = 0; i < p->n_out && rc == 0; i++)
+        rc = so_pass_check(p, i, err);
+    return rc;
 }
 
 const float *so_pass_logits(const so_pass *p, int i) {

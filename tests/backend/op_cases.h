@@ -212,9 +212,12 @@ static op_data op_data_create(const op_case *c, uint64_t seed) {
             (int32_t)(noise_u32(&z) % (unsigned)SO_MAX(c->kind == SO_OP_EMBED ? c->m : c->n, 1));
     if (c->kind == SO_OP_MATMUL || c->kind == SO_OP_EMBED)
         op_data_weight(&o, &z, c->m);
-    if (c->kind == SO_OP_ARGMAX) /* ties and NaN */
+    if (c->kind == SO_OP_ARGMAX) { /* ties, and every third row with a NaN in it */
         for (size_t i = 0; i < n * (size_t)o.width; i++)
-            o.a[i] = noise_u32(&z) % 5 == 0 ? NAN : roundf(o.a[i] * 2);
+            o.a[i] = roundf(o.a[i] * 2);
+        for (size_t i = 1; i < n; i += 3)
+            o.a[i * (size_t)o.width + noise_u32(&z) % (unsigned)o.width] = NAN;
+    }
     return o;
 }
 

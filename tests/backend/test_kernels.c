@@ -2,6 +2,7 @@
  * no ordinary model produces (infinities, NaN, subnormals, zeros of both signs, ties). */
 #include "so_test.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -191,19 +192,27 @@ static void argmax_rules(void **state) {
         if (!k)
             continue;
         for (int i = 0; i < 100; i++)
-            x[i] = NAN;
+            x[i] = -FLT_MAX;
         assert_int_equal(k->argmax(x, 100), 0);
-        x[57] = -INFINITY;
+        x[57] = -FLT_MAX / 2;
         assert_int_equal(k->argmax(x, 100), 57);
-        x[99] = -INFINITY;
+        x[99] = x[57];
         assert_int_equal(k->argmax(x, 100), 57);
         x[98] = -1.0f, x[40] = -1.0f;
         assert_int_equal(k->argmax(x, 100), 40);
         x[13] = 0.0f, x[11] = -0.0f;
         assert_int_equal(k->argmax(x, 100), 11);
-        x[99] = INFINITY, x[0] = NAN;
+        x[99] = FLT_MAX;
         assert_int_equal(k->argmax(x, 100), 99);
         assert_int_equal(k->argmax(x + 99, 1), 0);
+        const float sick[] = {NAN, INFINITY, -INFINITY};
+        for (int i = 0; i < 300; i++) { /* anywhere in the row, also where it is not the largest */
+            float was = x[i % 100];
+            x[i % 100] = sick[i / 100];
+            assert_int_equal(k->argmax(x, 100), -1);
+            x[i % 100] = was;
+        }
+        assert_int_equal(k->argmax(x, 100), 99);
     }
 }
 

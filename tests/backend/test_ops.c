@@ -93,9 +93,12 @@ static void rope_of(const op_data *o, int row, double *out) {
 
 static int argmax_of(const float *x, int d) {
     int best = 0;
-    for (int j = 0; j < d; j++)
-        if (!isnan(x[j]) && (isnan(x[best]) || x[j] > x[best]))
+    for (int j = 0; j < d; j++) {
+        if (!isfinite(x[j]))
+            return -1;
+        if (x[j] > x[best])
             best = j;
+    }
     return best;
 }
 
@@ -251,7 +254,7 @@ static void bits_are_pinned(void **state) {
         op_data_free(&o);
     }
     so_backend_free(b);
-    assert_true(hash == 0xb6283ad37c196791u);
+    assert_true(hash == 0x164462a2757290d6u);
 }
 
 static void deferred_agrees(void **state) {

@@ -32,10 +32,7 @@ static void open_shape(so_rig *r, int n_ctx, uint64_t seed) {
                       .n_vocab = 67,
                       .n_ctx = n_ctx,
                       .seed = seed};
-    char *dir = so_test_tmp(), *path = so_shape_write(dir, &shape);
-    so_rig_open(r, path, &(so_rig_opts){.max_rows = 8, .n_pages = 1});
-    free(path);
-    so_test_tmp_free(dir);
+    so_shape_open(r, &shape, &(so_rig_opts){.max_rows = 8, .n_pages = 1});
 }
 
 static so_engine *open_engine(const fixture *f, const so_rig *draft) {

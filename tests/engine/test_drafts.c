@@ -36,7 +36,7 @@ static int open_fixture(void **state) {
     so_case_model(&f->twin, "llama");
     for (int c = 0; c < SO_CASES; c++)
         so_case_make(c, f->target.n_vocab, &f->cases[c]);
-    so_case_plain(&f->target, f->cases);
+    so_case_plain(&f->target, f->cases, SO_CASES);
     cpu_vt = f->twin.b->vt;
     counting_vt = *cpu_vt;
     counting_vt.sync = counting_sync;

@@ -41,7 +41,7 @@ static fixture *open_pair(const char *target, const char *draft) {
     so_case_model(&f->draft, draft);
     for (int c = 0; c < SO_CASES; c++)
         so_case_make(c, f->target.n_vocab, &f->cases[c]);
-    so_case_plain(&f->target, f->cases);
+    so_case_plain(&f->target, f->cases, SO_CASES);
     return f;
 }
 

@@ -42,7 +42,9 @@ so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o) {
                          .kv_dtype = SO_DTYPE_F32,
                          .max_draft = 16,
                          .draft = o->draft ? o->draft->m : NULL,
-                         .draft_temp = o->draft_temp};
+                         .draft_temp = o->draft_temp,
+                         .user_drafter = o->drafter,
+                         .drafter_user = o->drafter_user};
     so_err err = {0};
     so_engine *e = NULL;
     SO_OK_OR_FAIL(so_engine_create(target->m, NULL, &eo, &e, &err), err);
@@ -75,10 +77,10 @@ void so_case_run(so_engine *e) {
         fail_msg("step: %s", err.msg);
 }
 
-void so_case_plain(const so_rig *target, so_case cases[SO_CASES]) {
+void so_case_plain(const so_rig *target, so_case *cases, int n) {
     so_engine *e = so_case_engine(
         target, &(so_case_engine_opts){.n_parallel = 1, .n_batch = 64, .draft_temp = -1});
-    for (int c = 0; c < SO_CASES; c++) {
+    for (int c = 0; c < n; c++) {
         so_request *r = so_case_submit(e, &cases[c], &(so_spec_opts){0});
         so_case_run(e);
         const int32_t *out = so_request_output(r, &cases[c].n_want);

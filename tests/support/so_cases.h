@@ -21,14 +21,16 @@ typedef struct so_case {
 void so_case_model(so_rig *r, const char *name);
 /* The c-th case without `want`: greedy and sampled, with and without penalties, bias and cuts. */
 void so_case_make(int c, int n_vocab, so_case *out);
-/* Fills `want` of all cases by plain decoding, one after the other. */
-void so_case_plain(const so_rig *target, so_case cases[SO_CASES]);
+/* Fills `want` of n cases by plain decoding, one after the other. */
+void so_case_plain(const so_rig *target, so_case *cases, int n);
 
 typedef struct so_case_engine_opts {
     const so_rig *draft; /* NULL: none */
     int n_parallel, n_batch;
-    int n_ctx;        /* 0: SO_CASE_CTX */
-    float draft_temp; /* −1: the request's own */
+    int n_ctx;            /* 0: SO_CASE_CTX */
+    float draft_temp;     /* −1: the request's own */
+    so_draft_fn *drafter; /* `user`; NULL: none */
+    void *drafter_user;
 } so_case_engine_opts;
 
 so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o);

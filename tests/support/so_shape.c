@@ -121,6 +121,13 @@ char *so_shape_write(const char *dir, const so_shape *t) {
     return path;
 }
 
+void so_shape_open(so_rig *r, const so_shape *t, const so_rig_opts *o) {
+    char *dir = so_test_tmp(), *path = so_shape_write(dir, t);
+    so_rig_open(r, path, o);
+    free(path);
+    so_test_tmp_free(dir);
+}
+
 void so_shape_tokens(const so_shape *t, uint64_t seed, int32_t *out, int n) {
     so_rng_key key = {.seed = seed, .purpose = SO_RNG_TEST};
     for (int i = 0; i < n; i++) {

@@ -3,6 +3,7 @@
 #define SO_SHAPE_H
 
 #include "format/dtype.h"
+#include "so_rig.h"
 
 typedef struct so_shape {
     int d_model, n_layers, n_heads, n_heads_kv, head_dim, d_ff, n_vocab, n_ctx;
@@ -18,6 +19,8 @@ typedef struct so_shape {
 
 /* Writes dir/shape.gguf (float32); the path, to be freed. Fails the test on any error. */
 char *so_shape_write(const char *dir, const so_shape *t);
+/* Opens such a model; its file is gone afterwards. */
+void so_shape_open(so_rig *r, const so_shape *t, const so_rig_opts *o);
 /* n tokens below n_vocab, never nan_token. */
 void so_shape_tokens(const so_shape *t, uint64_t seed, int32_t *out, int n);
 

@@ -138,7 +138,7 @@ typedef struct so_kernels {
     void (*gelu)(float *out, const float *a, long n);
     void (*exp)(float *out, const float *x, long n); /* what the others use; for tests */
     void (*to_f16)(uint16_t *out, const float *x, long n);
-    int32_t (*argmax)(const float *x, int d);
+    int32_t (*argmax)(const float *x, int d); /* -1 where one is not finite */
     so_attn_fns attn_f16, attn_f32;
     float (*softmax)(float *s, float m); /* s[32] = exp(s − m); gives lane16(s) */
     /* For the roofline: reads n bytes (any function of them comes back), and multiplies and adds

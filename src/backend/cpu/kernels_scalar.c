@@ -156,11 +156,14 @@ static void to_f16(uint16_t *out, const float *x, long n) {
 }
 
 static int32_t argmax(const float *x, int d) {
-    int best = -1;
-    for (int i = 0; i < d; i++)
-        if (x[i] == x[i] && (best < 0 || x[i] > x[best]))
+    int best = 0;
+    for (int i = 0; i < d; i++) {
+        if (!isfinite(x[i]))
+            return -1;
+        if (x[i] > x[best])
             best = i;
-    return best < 0 ? 0 : best;
+    }
+    return best;
 }
 
 static inline float entry(const void *p, int i, bool half) {

@@ -233,16 +233,23 @@ static void to_f16(uint16_t *out, const float *x, long n) {
 }
 
 static int32_t argmax(const float *x, int d) {
-    v16 max = v_set1(-INFINITY);
+    v16 max = v_set1(-INFINITY), sick = v_set1(0); /* 0 · x is NaN where x is not finite */
     int i = 0;
-    for (; i + 16 <= d; i += 16)
-        max = v_max(v_load(x + i), max); /* NaN leaves max as it is */
-    float lanes[16], m = -INFINITY;
+    for (; i + 16 <= d; i += 16) {
+        v16 v = v_load(x + i);
+        max = v_max(v, max);
+        sick = v_fma(v, v_set1(0), sick);
+    }
+    float lanes[16], m = -INFINITY, bad = v_join(sick);
     v_store(lanes, max);
     for (int j = 0; j < 16; j++)
         m = lanes[j] > m ? lanes[j] : m;
-    for (; i < d; i++)
+    for (; i < d; i++) {
         m = x[i] > m ? x[i] : m;
+        bad = fmaf(x[i], 0, bad);
+    }
+    if (bad != 0)
+        return -1;
     __m256 wanted = _mm256_set1_ps(m);
     for (i = 0; i + 8 <= d; i += 8) {
         int hit = _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + i), wanted, _CMP_EQ_OQ));
@@ -252,7 +259,7 @@ static int32_t argmax(const float *x, int d) {
     for (; i < d; i++)
         if (x[i] == m)
             return i;
-    return 0; /* nothing but NaN */
+    return -1; /* not reached: m is one of them */
 }
 
 /* ---- attention ---- */
