@@ -7,8 +7,17 @@
 #include <stdio.h>
 
 static _Atomic int max_level = SO_LOG_WARN;
+static struct {
+    void (*fn)(void *user);
+    void *user;
+} before;
 
 void so_log_set_level(so_log_level level) { atomic_store(&max_level, (int)level); }
+
+void so_log_set_before(void (*fn)(void *user), void *user) {
+    before.fn = fn;
+    before.user = user;
+}
 
 void so_log(so_log_level level, const char *fmt, ...) {
     static const char *const names[] = {"error", "warning", "info", "debug"};
@@ -20,5 +29,7 @@ void so_log(so_log_level level, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(line + n, sizeof line - (size_t)n - 1, fmt, ap);
     va_end(ap);
+    if (before.fn)
+        before.fn(before.user);
     fprintf(stderr, "%s\n", line);
 }

@@ -6,12 +6,21 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 
 enum { WIDTH = 30 };
+
+static void wipe(void *user) {
+    so_progress *p = user;
+    fputs("\r\033[K", stderr);
+    p->permille = -1;
+}
 
 void so_progress_begin(so_progress *p, const char *label) {
     *p = (so_progress){.label = label, .on = isatty(STDERR_FILENO) == 1, .permille = -1};
     p->t_start_ns = so_clock_ns();
+    if (p->on)
+        so_log_set_before(wipe, p);
     so_progress_set(p, 0);
 }
 
@@ -37,8 +46,10 @@ void so_progress_set(so_progress *p, double done) {
 }
 
 void so_progress_end(so_progress *p) {
-    if (p->on)
-        fputs("\r\033[K", stderr);
+    if (p->on) {
+        wipe(p);
+        so_log_set_before(NULL, NULL);
+    }
     p->on = false;
 }
 

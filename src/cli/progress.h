@@ -1,4 +1,5 @@
-/* Progress on stderr, drawn only when stderr is a terminal; elsewhere these calls do nothing. */
+/* Progress on stderr, drawn only when stderr is a terminal; elsewhere these calls do nothing. What
+ * is logged meanwhile takes the bar's place, and the bar is drawn again below it. One at a time. */
 #ifndef SO_CLI_PROGRESS_H
 #define SO_CLI_PROGRESS_H
 

@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -53,6 +54,7 @@ struct runner {
     so_cli_spec spec;
     so_painter painter;
     FILE *trace;     /* NULL: none */
+    bool mid_line;   /* the terminal shows the beginning of a line */
     so_progress bar; /* drawn for a file of prompts whose results do not go to the terminal */
     job *jobs;
     int n_jobs, n_started, n_printed, n_failed;
@@ -187,6 +189,24 @@ static void end_line(const job *j, so_finish why) {
         so_painter_end(&j->run->painter);
     putchar('\n');
     fflush(stdout);
+    j->run->mid_line = false;
+}
+
+/* What is logged in the middle of an answer begins on a line of its own. */
+static void break_line(void *user) {
+    runner *r = user;
+    fflush(stdout);
+    if (r->mid_line)
+        fputc('\n', stderr);
+    r->mid_line = false;
+}
+
+/* Elsewhere nothing is added to either stream: a file or pipe gets the answer as it is. */
+static bool on_one_terminal(void) {
+    struct stat out, err;
+    return isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1 &&
+           fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
+           out.st_rdev == err.st_rdev;
 }
 
 static bool on_event(void *user, const so_event *ev) {
@@ -198,6 +218,8 @@ static bool on_event(void *user, const so_event *ev) {
         fwrite(ev->text.ptr, 1, ev->text.len, stdout);
         fflush(stdout);
     }
+    if (ev->text.len)
+        j->run->mid_line = ev->text.ptr[ev->text.len - 1] != '\n';
     if (ev->finish != SO_FINISH_NONE)
         end_line(j, ev->finish);
     return !interrupted;
@@ -388,6 +410,21 @@ static int open_trace(runner *r, so_engine_opts *eo) {
     return 0;
 }
 
+static int run_all(runner *r, const so_prompts *prompts, int n_parallel) {
+    r->jobs = SO_NEW_N(job, r->n_jobs);
+    for (int i = 0; i < r->n_jobs; i++) {
+        r->jobs[i].run = r;
+        r->jobs[i].p = &prompts->items[i];
+    }
+    signal(SIGINT, on_interrupt);
+    signal(SIGTERM, on_interrupt);
+    if (r->stream && on_one_terminal())
+        so_log_set_before(break_line, r);
+    run_jobs(r, n_parallel);
+    so_log_set_before(NULL, NULL);
+    return interrupted ? 130 : r->n_failed ? 1 : 0;
+}
+
 static int run_prompts(const so_args *a, const so_prompts *prompts) {
     runner r = {.a = a,
                 .system = so_args_str(a, SO_OPT_SYSTEM, NULL),
@@ -423,17 +460,8 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
         status = open_trace(&r, &eo);
     if (status == 0 && so_engine_create(r.b.model, r.b.tok, &eo, &r.e, &err) != SO_OK)
         status = so_args_fail(a, &err);
-    if (status == 0) {
-        r.jobs = SO_NEW_N(job, r.n_jobs);
-        for (int i = 0; i < r.n_jobs; i++) {
-            r.jobs[i].run = &r;
-            r.jobs[i].p = &prompts->items[i];
-        }
-        signal(SIGINT, on_interrupt);
-        signal(SIGTERM, on_interrupt);
-        run_jobs(&r, eo.n_parallel);
-        status = interrupted ? 130 : r.n_failed ? 1 : 0;
-    }
+    if (status == 0)
+        status = run_all(&r, prompts, eo.n_parallel);
     for (int i = 0; r.jobs && i < r.n_jobs; i++)
         free_job(&r.jobs[i]);
     free(r.jobs);

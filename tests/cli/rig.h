@@ -78,21 +78,26 @@ static void spill(const fixture *f, const char *name, const char *text) {
     free(path);
 }
 
-/* Runs a shell line in the scratch folder; a leading "sooth" means the program under test. */
+/* Runs a shell line in the scratch folder; "sooth" in it means the program under test. */
+static int shell(const fixture *f, const char *line, const char *streams) {
+    so_buf cmd = {0};
+    so_buf_printf(&cmd,
+                  "cd '%s' && XDG_CACHE_HOME='%s/cache' HOME='%s' SOOTH_MODELS= && export "
+                  "XDG_CACHE_HOME HOME SOOTH_MODELS && sooth() { %s \"$@\"; } && "
+                  "generate() { %s \"$@\"; } && { %s; } %s </dev/null",
+                  f->dir, f->dir, f->dir, f->bin, f->example, line, streams);
+    int status = system(cmd.data);
+    so_buf_free(&cmd);
+    return status;
+}
+
 static ran run(const fixture *f, const char *fmt, ...) {
     char args[6000];
-    so_buf cmd = {0};
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(args, sizeof args, fmt, ap);
     va_end(ap);
-    so_buf_printf(&cmd,
-                  "cd '%s' && XDG_CACHE_HOME='%s/cache' HOME='%s' SOOTH_MODELS= && export "
-                  "XDG_CACHE_HOME HOME SOOTH_MODELS && sooth() { %s \"$@\"; } && "
-                  "generate() { %s \"$@\"; } && { %s; } >out.txt 2>err.txt </dev/null",
-                  f->dir, f->dir, f->dir, f->bin, f->example, args);
-    int status = system(cmd.data);
-    so_buf_free(&cmd);
+    int status = shell(f, args, ">out.txt 2>err.txt");
     ran r = {.status = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status)};
     slurp(f, "out.txt", &r.out);
     slurp(f, "err.txt", &r.err);

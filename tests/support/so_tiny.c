@@ -105,27 +105,37 @@ static int list_tensors(shape *out) {
     return n;
 }
 
+/* From place `as` of the random numbers. */
+static void write_tensor(so_gguf_writer *w, const shape *s, int as, int nan_token) {
+    so_rng_key key = {.seed = 99, .position = (uint32_t)as, .purpose = SO_RNG_TEST};
+    int64_t count = s->dims[0] * (s->dims[1] ? s->dims[1] : 1);
+    float *x = SO_NEW_N(float, count);
+    so_err err = {0};
+    for (int64_t k = 0; k < count; k++)
+        x[k] = s->mean + s->spread * 1.7f * (float)(2 * so_rng_uniform(&key, (uint32_t)k) - 1);
+    for (int64_t k = 0; k < D && nan_token > 0; k++)
+        x[nan_token * D + k] = NAN;
+    SO_OK_OR_FAIL(so_gguf_writer_data(w, x, (size_t)count * sizeof *x, &err), err);
+    free(x);
+}
+
 void so_tiny_write(const char *path, const so_tiny_opts *o) {
     static const so_tiny_opts none = {0};
     shape list[32];
     so_err err = {0};
     so_gguf_writer *w = so_gguf_writer_create();
-    int n = list_tensors(list);
+    int n = list_tensors(list), sick = o ? o->nan_token : 0;
+    if (sick > 0) { /* an output matrix of its own: the embeddings as they were */
+        list[n] = list[0];
+        snprintf(list[n++].name, sizeof list[0].name, "output.weight");
+    }
     add_shape(w, o ? o : &none);
     add_vocab(w, o ? o : &none);
     for (int i = 0; i < n; i++)
         so_gguf_writer_tensor(w, list[i].name, SO_DTYPE_F32, list[i].dims[1] ? 2 : 1, list[i].dims);
     SO_OK_OR_FAIL(so_gguf_writer_begin(w, path, &err), err);
-    for (int i = 0; i < n; i++) {
-        so_rng_key key = {.seed = 99, .position = (uint32_t)i, .purpose = SO_RNG_TEST};
-        int64_t count = list[i].dims[0] * (list[i].dims[1] ? list[i].dims[1] : 1);
-        float *x = SO_NEW_N(float, count);
-        for (int64_t k = 0; k < count; k++)
-            x[k] = list[i].mean +
-                   list[i].spread * 1.7f * (float)(2 * so_rng_uniform(&key, (uint32_t)k) - 1);
-        SO_OK_OR_FAIL(so_gguf_writer_data(w, x, (size_t)count * sizeof *x, &err), err);
-        free(x);
-    }
+    for (int i = 0; i < n; i++)
+        write_tensor(w, &list[i], sick > 0 && i == n - 1 ? 0 : i, i == 0 ? sick : 0);
     SO_OK_OR_FAIL(so_gguf_writer_commit(w, &err), err);
     so_gguf_writer_free(w);
 }
