@@ -97,6 +97,20 @@ static inline int rig_chain(rig *r, int max, int32_t *out) {
     return r->tree.n_nodes - 1;
 }
 
+/* Longest suffix of text[0..n) that ends earlier, the latest such end. */
+static inline int naive_match(const int32_t *text, int n, int *end) {
+    int best = 0;
+    *end = 0;
+    for (int e = n - 1; e >= 1; e--) {
+        int len = 0;
+        while (len < e && text[e - 1 - len] == text[n - 1 - len])
+            len++;
+        if (len > best)
+            best = len, *end = e;
+    }
+    return best;
+}
+
 static inline void assert_tokens(const int32_t *got, int n, const int32_t *want, int n_want) {
     assert_int_equal(n, n_want);
     for (int i = 0; i < n; i++)

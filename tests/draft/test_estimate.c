@@ -161,15 +161,19 @@ static void chain(so_tree *t, const int32_t *tokens, int n, int drafter) {
         node = so_tree_add(t, node, tokens[i], SO_Q_POINT, -1, drafter, 0.5f);
 }
 
+static void begin_shadow(so_shadow *s, so_estimate *e, so_tree *t) {
+    memset(&shared, 0, sizeof shared);
+    memset(s, 0, sizeof *s);
+    so_estimate_init(e, &shared);
+    so_tree_init(t, 100, 1);
+}
+
 static void shadow_counts_conditional_tests(void **state) {
     (void)state;
     so_estimate e;
     so_tree t;
     static so_shadow s;
-    memset(&shared, 0, sizeof shared);
-    memset(&s, 0, sizeof s);
-    so_estimate_init(&e, &shared);
-    so_tree_init(&t, 100, 1);
+    begin_shadow(&s, &e, &t);
     chain(&t, (int32_t[]){1, 2, 3, 4}, 4, 0);
     so_shadow_watch(&s, &t);
     so_shadow_advance(&s, &e, (int32_t[]){1}, 1); /* plain decoding: one token at a time */
@@ -191,10 +195,7 @@ static void shadow_scores_each_drafter_alone(void **state) {
     so_estimate e;
     so_tree t;
     static so_shadow s;
-    memset(&shared, 0, sizeof shared);
-    memset(&s, 0, sizeof s);
-    so_estimate_init(&e, &shared);
-    so_tree_init(&t, 100, 1);
+    begin_shadow(&s, &e, &t);
     so_tree_add(&t, 0, 5, SO_Q_POINT, -1, 0, 0.5f);
     so_tree_add(&t, 0, 6, SO_Q_POINT, -1, 1, 0.5f);
     so_tree_add(&t, 0, 5, SO_Q_POINT, -1, 1, 0.5f);

@@ -285,29 +285,52 @@ static int tokens_out(const drafter_kind *k, int gamma) {
     return !k->draws && gamma < 5 ? 4 : gamma == 5 ? 2 : 3;
 }
 
-/* --- reject --- */
+/* Where in the grid a check stands. */
+typedef struct place {
+    const drafter_kind *k;
+    int gamma, t;
+    char text[160]; /* for messages */
+} place;
+typedef void check_place(subject *s, const place *at, void *user);
 
-static void reject_is_exact(void **state) {
-    (void)state;
+/* Every drafter, length and transform: where all outcomes are enumerated, in the smallest world
+ * that shows them and where it can be borne; else in the largest. How many there were. */
+static int each_place(bool enumerated, check_place *check, void *user) {
     int n = 0;
-    double worst = 0;
     for (int d = 0; d < N_DRAFTERS; d++)
         for (int gamma = 1; gamma <= 8; gamma++)
             for (int t = 0; t < N_TRANSFORMS; t++) {
-                const drafter_kind *k = &DRAFTERS[d];
-                if (!covered(d, gamma, t) || (k->wide && gamma > 4))
+                place at = {.k = &DRAFTERS[d], .gamma = gamma, .t = t};
+                if (enumerated && (!covered(d, gamma, t) || (at.k->wide && gamma > 4)))
                     continue;
+                int v = enumerated ? vocabulary(at.k, gamma) : MAX_V;
+                so_sample_params p = transform(t, v);
                 subject s;
-                so_sample_params p = transform(t, vocabulary(k, gamma));
-                open_subject(&s, &worlds[vocabulary(k, gamma)], k, gamma, &p);
-                s.c.n_out = tokens_out(k, gamma);
-                double gap = so_lossless_gap(&s.c);
-                if (!(gap <= SO_LOSSLESS_TOLERANCE))
-                    fail_msg("%s, length %d, %s: off by %g", name_of(k), gamma, TRANSFORMS[t], gap);
-                worst = SO_MAX(worst, gap);
+                snprintf(at.text, sizeof at.text, "%s, length %d, %s", name_of(at.k), gamma,
+                         TRANSFORMS[t]);
+                open_subject(&s, &worlds[v], at.k, gamma, &p);
+                check(&s, &at, user);
                 close_subject(&s);
                 n++;
             }
+    return n;
+}
+
+/* --- reject --- */
+
+static void check_reject(subject *s, const place *at, void *user) {
+    double *worst = user;
+    s->c.n_out = tokens_out(at->k, at->gamma);
+    double gap = so_lossless_gap(&s->c);
+    if (!(gap <= SO_LOSSLESS_TOLERANCE))
+        fail_msg("%s: off by %g", at->text, gap);
+    *worst = SO_MAX(*worst, gap);
+}
+
+static void reject_is_exact(void **state) {
+    (void)state;
+    double worst = 0;
+    int n = each_place(true, check_reject, &worst);
     print_message("reject: %d cases enumerated, none off by more than %.1e\n", n, worst);
 }
 
@@ -336,27 +359,19 @@ static double excess(const so_lossless_case *c, double *gap) {
     return most;
 }
 
+static void check_lenient(subject *s, const place *at, void *user) {
+    s->c.n_out = 2;
+    s->c.verify = lenient_verify;
+    lenience = at->gamma % 2 ? 0.3 : 0.7;
+    double most = excess(&s->c, user);
+    if (most > 1 + 1e-12)
+        fail_msg("%s: %g times as likely as p/L allows", at->text, most);
+}
+
 static void lenient_keeps_its_bound(void **state) {
     (void)state;
     double gap = 0;
-    for (int d = 0; d < N_DRAFTERS; d++)
-        for (int gamma = 1; gamma <= 8; gamma++)
-            for (int t = 0; t < N_TRANSFORMS; t++) {
-                const drafter_kind *k = &DRAFTERS[d];
-                if (!covered(d, gamma, t) || (k->wide && gamma > 4))
-                    continue;
-                subject s;
-                so_sample_params p = transform(t, vocabulary(k, gamma));
-                open_subject(&s, &worlds[vocabulary(k, gamma)], k, gamma, &p);
-                s.c.n_out = 2;
-                s.c.verify = lenient_verify;
-                lenience = gamma % 2 ? 0.3 : 0.7;
-                double most = excess(&s.c, &gap);
-                if (most > 1 + 1e-12)
-                    fail_msg("%s, length %d, %s: %g times as likely as p/L allows", name_of(k),
-                             gamma, TRANSFORMS[t], most);
-                close_subject(&s);
-            }
+    each_place(true, check_lenient, &gap);
     assert_true(gap > 0.05); /* and lossy it is */
 }
 
@@ -364,25 +379,18 @@ static void lenient_keeps_its_bound(void **state) {
 
 enum { MATCH_TOKENS = 14 };
 
+static void check_match(subject *s, const place *at, void *user) {
+    int *n = user, seeds = (at->k->model ? 4 : 40) / (slow ? 4 : 1);
+    int different = so_lossless_count_different(&s->c, MATCH_TOKENS, seeds, 1000 * (uint64_t)at->t);
+    if (different)
+        fail_msg("%s: %d of %d texts differ", at->text, different, seeds);
+    *n += seeds;
+}
+
 static void match_is_exact(void **state) {
     (void)state;
     int n = 0;
-    for (int d = 0; d < N_DRAFTERS; d++)
-        for (int gamma = 1; gamma <= 8; gamma++)
-            for (int t = 0; t < N_TRANSFORMS; t++) {
-                const drafter_kind *k = &DRAFTERS[d];
-                int seeds = (k->model ? 4 : 40) / (slow ? 4 : 1);
-                so_sample_params p = transform(t, MAX_V);
-                subject s;
-                open_subject(&s, &worlds[MAX_V], k, gamma, &p);
-                int different =
-                    so_lossless_count_different(&s.c, MATCH_TOKENS, seeds, 1000 * (uint64_t)t);
-                if (different)
-                    fail_msg("%s, length %d, %s: %d of %d texts differ", name_of(k), gamma,
-                             TRANSFORMS[t], different, seeds);
-                close_subject(&s);
-                n += seeds;
-            }
+    each_place(false, check_match, &n);
     print_message("match: %d texts of %d tokens, all equal\n", n, MATCH_TOKENS);
 }
 

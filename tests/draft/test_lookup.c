@@ -3,19 +3,6 @@
 
 #include "draft/suffix.h"
 
-static int naive_match(const int32_t *text, int n, int *end) {
-    int best = 0;
-    *end = 0;
-    for (int e = n - 1; e >= 1; e--) {
-        int len = 0;
-        while (len < e && text[e - 1 - len] == text[n - 1 - len])
-            len++;
-        if (len > best)
-            best = len, *end = e;
-    }
-    return best;
-}
-
 static void continues_the_longest_latest_match(void **state) {
     (void)state;
     dice d = {.seed = 51};

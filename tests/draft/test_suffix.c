@@ -5,20 +5,6 @@
 
 #include "draft/suffix.h"
 
-/* Longest suffix of text[0..n) that ends earlier, the latest such end. */
-static int naive_match(const int32_t *text, int n, int *end) {
-    int best = 0;
-    *end = 0;
-    for (int e = n - 1; e >= 1; e--) {
-        int len = 0;
-        while (len < e && text[e - 1 - len] == text[n - 1 - len])
-            len++;
-        if (len > best)
-            best = len, *end = e;
-    }
-    return best;
-}
-
 /* Longest suffix of query[0..m) that occurs in text[0..n), the latest such end. */
 static int naive_find(const int32_t *text, int n, const int32_t *query, int m, int *end) {
     int best = 0;

@@ -23,15 +23,7 @@ typedef struct fixture {
 } fixture;
 
 static void open_shape(so_rig *r, int n_ctx, uint64_t seed) {
-    so_shape shape = {.d_model = 32,
-                      .n_layers = 2,
-                      .n_heads = 2,
-                      .n_heads_kv = 1,
-                      .head_dim = 16,
-                      .d_ff = 48,
-                      .n_vocab = 67,
-                      .n_ctx = n_ctx,
-                      .seed = seed};
+    so_shape shape = {SO_SHAPE_SMALL, .n_layers = 2, .n_vocab = 67, .n_ctx = n_ctx, .seed = seed};
     so_shape_open(r, &shape, &(so_rig_opts){.max_rows = 8, .n_pages = 1});
 }
 
@@ -51,10 +43,7 @@ static so_request_opts opts_of(const fixture *f, int n_prompt, bool sampled) {
 }
 
 static so_request *run(so_engine *e, const so_request_opts *o) {
-    so_err err = {0};
-    so_request *r = NULL;
-    SO_OK_OR_FAIL(so_engine_submit(e, o, &r, &err), err);
-    so_case_run(e);
+    so_request *r = so_case_finish(e, o);
     assert_int_equal(so_request_finish(r), SO_FINISH_LENGTH);
     return r;
 }
@@ -128,10 +117,7 @@ static void check_lengths(const fixture *f, const so_rig *draft, int draft_ctx, 
             o.on_round = on_round;
             o.user = &w;
             so_request *r = run(e, &o);
-            int n;
-            const int32_t *out = so_request_output(r, &n);
-            assert_int_equal(n, CTX - N_PROMPT);
-            assert_memory_equal(out, f->want[way], (size_t)n * sizeof *out);
+            so_case_expect(r, f->want[way], CTX - N_PROMPT);
             if (draft_ctx < CTX) /* behind its end every token is plain */
                 assert_true(w.n_plain >= CTX - draft_ctx - 2);
             so_request_free(r);
@@ -161,10 +147,7 @@ static void test_planned_and_mixed(void **state) {
             so_request_opts o = opts_of(f, N_PROMPT, way == 1);
             o.spec = (so_spec_opts){.drafter = specs[s], .length = s == 1 ? 4 : 0};
             so_request *r = run(e, &o);
-            int n;
-            const int32_t *out = so_request_output(r, &n);
-            assert_int_equal(n, CTX - N_PROMPT);
-            assert_memory_equal(out, f->want[way], (size_t)n * sizeof *out);
+            so_case_expect(r, f->want[way], CTX - N_PROMPT);
             so_request_free(r);
             so_engine_free(e);
         }

@@ -32,11 +32,7 @@ static int counting_sync(so_backend *b, so_err *err) {
 
 static int open_fixture(void **state) {
     fixture *f = SO_NEW(fixture);
-    so_case_model(&f->target, "llama");
-    so_case_model(&f->twin, "llama");
-    for (int c = 0; c < SO_CASES; c++)
-        so_case_make(c, f->target.n_vocab, &f->cases[c]);
-    so_case_plain(&f->target, f->cases, SO_CASES);
+    so_case_open(&f->target, "llama", &f->twin, "llama", f->cases);
     cpu_vt = f->twin.b->vt;
     counting_vt = *cpu_vt;
     counting_vt.sync = counting_sync;

@@ -22,11 +22,7 @@ typedef struct fixture {
 
 static int open_fixture(void **state) {
     fixture *f = SO_NEW(fixture);
-    so_case_model(&f->target, "llama");
-    so_case_model(&f->draft, "qwen3");
-    for (int c = 0; c < SO_CASES; c++)
-        so_case_make(c, f->target.n_vocab, &f->cases[c]);
-    so_case_plain(&f->target, f->cases, SO_CASES);
+    so_case_open(&f->target, "llama", &f->draft, "qwen3", f->cases);
     *state = f;
     return 0;
 }
@@ -104,21 +100,10 @@ static void test_draft_longer_than_the_budget(void **state) {
     const so_case *c = &f->cases[1];
     for (int max = 0; max <= 6; max++) {
         so_engine *e = open_engine(&f->target, NULL, NULL, NULL);
-        so_request_opts o = {
-            .prompt = c->prompt,
-            .n_prompt = c->n_prompt,
-            .sample = c->sample,
-            .max_tokens = max,
-            .spec = {
-                .drafter = "predict", .length = 16, .expected = c->want, .n_expected = c->n_want}};
-        so_err err = {0};
-        so_request *r = NULL;
-        SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
-        so_case_run(e);
-        int n;
-        const int32_t *out = so_request_output(r, &n);
-        assert_int_equal(n, max);
-        assert_memory_equal(out, c->want, (size_t)n * sizeof *out);
+        so_request_opts o = so_case_opts(c, &(so_spec_opts){.drafter = "predict", .length = 16});
+        o.max_tokens = max;
+        so_request *r = so_case_finish(e, &o);
+        so_case_expect(r, c->want, max);
         assert_int_equal(so_request_get_stats(r)->draft_n, SO_MAX(max - 1, 0));
         so_request_free(r);
         so_engine_free(e);
@@ -158,11 +143,7 @@ static void test_cuts_that_leave_one_token(void **state) {
 
 static void expect_refusal(so_engine *e, const so_case *c, so_spec_opts spec, int code,
                            const char *part) {
-    so_request_opts o = {.prompt = c->prompt,
-                         .n_prompt = c->n_prompt,
-                         .sample = c->sample,
-                         .max_tokens = 4,
-                         .spec = spec};
+    so_request_opts o = so_case_opts(c, &spec);
     so_err err = {0};
     so_request *r = NULL;
     int rc = so_engine_submit(e, &o, &r, &err);
@@ -215,14 +196,7 @@ static void test_lengths_out_of_range(void **state) {
 
 static void test_drafts_that_do_not_fit(void **state) {
     fixture *f = *state;
-    static const so_shape SMALL = {.d_model = 32,
-                                   .n_layers = 1,
-                                   .n_heads = 2,
-                                   .n_heads_kv = 1,
-                                   .head_dim = 16,
-                                   .d_ff = 48,
-                                   .n_vocab = 67,
-                                   .n_ctx = 128};
+    static const so_shape SMALL = {SO_SHAPE_SMALL, .n_layers = 1, .n_vocab = 67, .n_ctx = 128};
     so_rig other;
     so_shape_open(&other, &SMALL, &(so_rig_opts){.max_rows = 8, .n_pages = 4});
     so_engine *e = open_engine(&f->target, &other, NULL, NULL);

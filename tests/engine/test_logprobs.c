@@ -27,11 +27,7 @@ static so_engine *open_engine(const fixture *f, int n_parallel) {
 
 static int open_fixture(void **state) {
     fixture *f = SO_NEW(fixture);
-    so_case_model(&f->target, "gemma3");
-    so_case_model(&f->draft, "llama");
-    for (int c = 0; c < SO_CASES; c++)
-        so_case_make(c, f->target.n_vocab, &f->cases[c]);
-    so_case_plain(&f->target, f->cases, SO_CASES); /* without logprobs */
+    so_case_open(&f->target, "gemma3", &f->draft, "llama", f->cases); /* without logprobs */
     so_engine *e = open_engine(f, 1);
     for (int c = 0; c < SO_CASES; c++) {
         f->cases[c].n_logprobs = N_TOP;

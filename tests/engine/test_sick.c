@@ -21,16 +21,8 @@ typedef struct fixture {
 
 /* The same weights each time but for the sick token; 0: none. */
 static void open_model(so_rig *r, int32_t sick) {
-    so_shape shape = {.d_model = 32,
-                      .n_layers = 2,
-                      .n_heads = 2,
-                      .n_heads_kv = 1,
-                      .head_dim = 16,
-                      .d_ff = 48,
-                      .n_vocab = N_VOCAB,
-                      .n_ctx = 128,
-                      .nan_token = sick,
-                      .seed = 1};
+    so_shape shape = {SO_SHAPE_SMALL, .n_layers = 2,     .n_vocab = N_VOCAB,
+                      .n_ctx = 128,   .nan_token = sick, .seed = 1};
     so_shape_open(r, &shape, &(so_rig_opts){.max_rows = 8, .n_pages = 4});
 }
 
@@ -192,13 +184,10 @@ static void test_a_sick_guess_that_stands(void **state) {
 /* --- the text itself --- */
 
 static void expect_end_behind(const so_request *r, const so_case *c, int32_t token) {
-    int n;
-    const int32_t *out = so_request_output(r, &n);
     assert_int_equal(so_request_finish(r), SO_FINISH_ERROR);
     assert_int_equal(so_request_error(r)->code, SO_EFORMAT);
     assert_non_null(strstr(so_request_error(r)->msg, "logits are not finite; the weights of"));
-    assert_int_equal(n, before(c, token, N_PREDICT) + 1);
-    assert_memory_equal(out, c->want, (size_t)n * sizeof *out);
+    so_case_expect(r, c->want, before(c, token, N_PREDICT) + 1);
 }
 
 /* Plain decoding comes to the token: the same tokens and then the same error whoever guessed, and

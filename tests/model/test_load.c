@@ -17,14 +17,7 @@
 #include "so_rig.h"
 #include "so_shape.h"
 
-static const so_shape GOOD = {.d_model = 32,
-                              .n_layers = 2,
-                              .n_heads = 2,
-                              .n_heads_kv = 1,
-                              .head_dim = 16,
-                              .d_ff = 48,
-                              .n_vocab = 67,
-                              .n_ctx = 512,
+static const so_shape GOOD = {SO_SHAPE_SMALL, .n_layers = 2, .n_vocab = 67, .n_ctx = 512,
                               .seed = 9};
 
 static int load(const char *path, const so_model_opts *opts, so_err *err) {

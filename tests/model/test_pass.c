@@ -9,14 +9,7 @@
 #include "so_rig.h"
 #include "so_shape.h"
 
-static const so_shape SHAPE = {.d_model = 32,
-                               .n_layers = 1,
-                               .n_heads = 2,
-                               .n_heads_kv = 1,
-                               .head_dim = 16,
-                               .d_ff = 48,
-                               .n_vocab = 67,
-                               .n_ctx = 512,
+static const so_shape SHAPE = {SO_SHAPE_SMALL, .n_layers = 1, .n_vocab = 67, .n_ctx = 512,
                                .seed = 21};
 
 static char *g_dir, *g_path;

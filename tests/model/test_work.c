@@ -10,28 +10,16 @@
 /* d·(2·d_q + 2·d_kv) + 3·d·d_ff a layer, d·n_vocab behind them. */
 enum { LAYERS = 2, LAYER = 32 * (64 + 32) + 3 * 32 * 48, OUTPUT = 32 * 67, NORMS = 5 * 32 };
 
-static void open_shape(so_rig *r, int window, char **dir) {
-    so_shape shape = {.d_model = 32,
-                      .n_layers = LAYERS,
-                      .n_heads = 2,
-                      .n_heads_kv = 1,
-                      .head_dim = 16,
-                      .d_ff = 48,
-                      .n_vocab = 67,
-                      .n_ctx = 512,
-                      .window = window,
-                      .seed = 3};
-    *dir = so_test_tmp();
-    char *path = so_shape_write(*dir, &shape);
-    so_rig_open(r, path, &(so_rig_opts){.level = SO_CPU_AUTO});
-    free(path);
+static void open_shape(so_rig *r, int window) {
+    so_shape shape = {SO_SHAPE_SMALL, .n_layers = LAYERS, .n_vocab = 67,
+                      .n_ctx = 512,   .window = window,   .seed = 3};
+    so_shape_open(r, &shape, &(so_rig_opts){.level = SO_CPU_AUTO});
 }
 
 static void counts(void **state) {
     (void)state;
     so_rig r;
-    char *dir;
-    open_shape(&r, 0, &dir);
+    open_shape(&r, 0);
     so_work w = so_model_work(r.m, SO_DTYPE_F16, 10, 3, 2);
     /* three rows see 11, 12 and 13 positions: q·k and the sum of v, 2 heads of 16 */
     assert_int_equal((int64_t)w.n_macs, 3 * LAYERS * LAYER + 2 * OUTPUT + LAYERS * 2 * 36 * 2 * 16);
@@ -44,14 +32,12 @@ static void counts(void **state) {
     assert_int_equal((int64_t)(w.n_bytes - none.n_bytes), 4 * OUTPUT + 2 * 67 * 4);
     assert_int_equal((int64_t)(w.n_macs - none.n_macs), 2 * OUTPUT);
     so_rig_close(&r);
-    so_test_tmp_free(dir);
 }
 
 static void window_bounds_what_is_seen(void **state) {
     (void)state;
     so_rig r;
-    char *dir;
-    open_shape(&r, 8, &dir);
+    open_shape(&r, 8);
     so_work a = so_model_work(r.m, SO_DTYPE_F32, 100, 4, 0);
     so_work b = so_model_work(r.m, SO_DTYPE_F32, 400, 4, 0);
     assert_true(a.n_macs == b.n_macs && a.n_bytes == b.n_bytes);
@@ -59,7 +45,6 @@ static void window_bounds_what_is_seen(void **state) {
     /* eight positions, and three more that only later rows see */
     assert_int_equal((int64_t)a.n_bytes, 4 * (LAYERS * LAYER + NORMS) + LAYERS * 11 * 2 * 16 * 4);
     so_rig_close(&r);
-    so_test_tmp_free(dir);
 }
 
 int main(void) {

@@ -51,20 +51,35 @@ so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o) {
     return e;
 }
 
-so_request *so_case_submit(so_engine *e, const so_case *c, const so_spec_opts *spec) {
+so_request_opts so_case_opts(const so_case *c, const so_spec_opts *spec) {
     so_request_opts o = {.prompt = c->prompt,
                          .n_prompt = c->n_prompt,
                          .sample = c->sample,
                          .max_tokens = SO_CASE_PREDICT,
                          .n_logprobs = c->n_logprobs,
                          .spec = *spec};
-    so_err err = {0};
-    so_request *r = NULL;
     if (o.spec.drafter && !o.spec.expected) {
         o.spec.expected = c->want;
         o.spec.n_expected = c->n_want;
     }
-    SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
+    return o;
+}
+
+static so_request *submit(so_engine *e, const so_request_opts *o) {
+    so_err err = {0};
+    so_request *r = NULL;
+    SO_OK_OR_FAIL(so_engine_submit(e, o, &r, &err), err);
+    return r;
+}
+
+so_request *so_case_submit(so_engine *e, const so_case *c, const so_spec_opts *spec) {
+    so_request_opts o = so_case_opts(c, spec);
+    return submit(e, &o);
+}
+
+so_request *so_case_finish(so_engine *e, const so_request_opts *o) {
+    so_request *r = submit(e, o);
+    so_case_run(e);
     return r;
 }
 
@@ -75,6 +90,15 @@ void so_case_run(so_engine *e) {
         more = so_engine_step(e, &err);
     if (more < 0)
         fail_msg("step: %s", err.msg);
+}
+
+void so_case_open(so_rig *target, const char *target_name, so_rig *draft, const char *draft_name,
+                  so_case cases[SO_CASES]) {
+    so_case_model(target, target_name);
+    so_case_model(draft, draft_name);
+    for (int c = 0; c < SO_CASES; c++)
+        so_case_make(c, target->n_vocab, &cases[c]);
+    so_case_plain(target, cases, SO_CASES);
 }
 
 void so_case_plain(const so_rig *target, so_case *cases, int n) {
@@ -90,6 +114,13 @@ void so_case_plain(const so_rig *target, so_case *cases, int n) {
         so_request_free(r);
     }
     so_engine_free(e);
+}
+
+void so_case_expect(const so_request *r, const int32_t *want, int n) {
+    int n_out;
+    const int32_t *out = so_request_output(r, &n_out);
+    assert_int_equal(n_out, n);
+    assert_memory_equal(out, want, (size_t)n * sizeof *out);
 }
 
 bool so_case_same(const so_request *r, const so_case *c) {

@@ -21,6 +21,9 @@ typedef struct so_case {
 void so_case_model(so_rig *r, const char *name);
 /* The c-th case without `want`: greedy and sampled, with and without penalties, bias and cuts. */
 void so_case_make(int c, int n_vocab, so_case *out);
+/* Opens two of them and makes all cases, with what the first says by plain decoding. */
+void so_case_open(so_rig *target, const char *target_name, so_rig *draft, const char *draft_name,
+                  so_case cases[SO_CASES]);
 /* Fills `want` of n cases by plain decoding, one after the other. */
 void so_case_plain(const so_rig *target, so_case *cases, int n);
 
@@ -34,8 +37,11 @@ typedef struct so_case_engine_opts {
 } so_case_engine_opts;
 
 so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o);
-/* Drafters that expect a text are given `want`, unless spec names one. */
+/* The request of a case. Drafters that expect a text are given `want`, unless spec names one. */
+so_request_opts so_case_opts(const so_case *c, const so_spec_opts *spec);
 so_request *so_case_submit(so_engine *e, const so_case *c, const so_spec_opts *spec);
+/* Submits, steps until nothing is left, and gives back the request. */
+so_request *so_case_finish(so_engine *e, const so_request_opts *o);
 /* Steps until nothing is left. */
 void so_case_run(so_engine *e);
 /* Runs the case alone with a drafter that cannot be wrong: every guess at every depth stands, the
@@ -43,6 +49,8 @@ void so_case_run(so_engine *e);
  */
 void so_case_perfect(const so_rig *target, const so_rig *draft, const so_case *c,
                      so_verify_mode verify, const char *drafter, int length);
+/* Fails unless the request has said the n tokens. */
+void so_case_expect(const so_request *r, const int32_t *want, int n);
 /* Whether the request ended with exactly the plain tokens. */
 bool so_case_same(const so_request *r, const so_case *c);
 

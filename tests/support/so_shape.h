@@ -17,6 +17,9 @@ typedef struct so_shape {
     const char *extra;   /* added, one element */
 } so_shape;
 
+/* The small one that most tests take; they add n_layers, n_vocab, n_ctx and a seed. */
+#define SO_SHAPE_SMALL .d_model = 32, .n_heads = 2, .n_heads_kv = 1, .head_dim = 16, .d_ff = 48
+
 /* Writes dir/shape.gguf (float32); the path, to be freed. Fails the test on any error. */
 char *so_shape_write(const char *dir, const so_shape *t);
 /* Opens such a model; its file is gone afterwards. */
