@@ -82,7 +82,7 @@ typedef struct sooth_model sooth_model;
 typedef struct sooth_model_params {
     size_t size;
     int n_threads;         /* 0: one per core */
-    const char *cpu_level; /* "auto", "scalar", "avx2", "avx512"; NULL: auto */
+    const char *cpu_level; /* "auto", "scalar", "avx2", "avxvnni", "avx512"; NULL: auto */
     const char *quantize; /* round weights to this type at load ("Q8_0", …); NULL: as in the file */
     void (*progress)(void *user, double done); /* 0 … 1 while loading takes long; may be NULL */
     void *progress_user;
@@ -175,6 +175,7 @@ typedef struct sooth_params {
     int spec_length;    /* guesses per round; 0: as many as pay */
     const char *verify; /* "match" (the same text as without), "reject", "lenient=L"; NULL: match */
     int logprobs;       /* tell the logprob of each token and of this many likeliest; 0: none */
+    const char *prediction; /* the text you expect, for spec "predict"; NULL: none */
 } sooth_params;
 
 SOOTH_API void sooth_params_init_sized(sooth_params *p, size_t size);
@@ -184,6 +185,24 @@ typedef struct sooth_message {
     const char *role; /* "system", "user", "assistant" */
     const char *content;
 } sooth_message;
+
+/* What a text took. */
+typedef struct sooth_timings {
+    int prompt_n, predicted_n;
+    double prompt_ms, predicted_ms;
+    int rounds; /* passes of the model that decided tokens */
+    int draft_n, draft_n_accepted;
+    int tested_n; /* guesses whose test ran; those after the first wrong one are not tested */
+    double draft_ms, verify_ms;
+} sooth_timings;
+
+/* What guessing gained; negative where nothing was guessed. */
+typedef struct sooth_metrics {
+    double tokens_per_pass, mean_accepted; /* with and without the model's own token */
+    double alpha;                          /* accepted of the tested guesses */
+    double acceptance_rate;                /* accepted of all guesses */
+    double round_rate;                     /* the mean over rounds of the share that stood */
+} sooth_metrics;
 
 typedef enum sooth_finish {
     SOOTH_FINISH_NONE = 0,
@@ -212,19 +231,13 @@ typedef struct sooth_event {
     float logprob;            /* of the token */
     const sooth_logprob *top; /* the likeliest tokens in its place, best first; NULL: none */
     size_t n_top;
+    /* With the end of the text, else NULL: */
+    const sooth_timings *timings;
+    const sooth_metrics *metrics;
 } sooth_event;
 
 /* Return 0 to go on, anything else to cancel. */
 typedef int sooth_event_fn(void *user, const sooth_event *ev);
-
-typedef struct sooth_timings {
-    int prompt_n, predicted_n;
-    double prompt_ms, predicted_ms;
-    int rounds; /* passes of the model that decided tokens */
-    int draft_n, draft_n_accepted;
-    int tested_n; /* guesses whose test ran; those after the first wrong one are not tested */
-    double draft_ms, verify_ms;
-} sooth_timings;
 
 typedef struct sooth_result {
     size_t size;
@@ -238,6 +251,7 @@ typedef struct sooth_result {
     float *logprobs;    /* [n_tokens]; NULL: none wanted */
     sooth_logprob *top; /* [n_tokens][n_top] */
     size_t n_top;
+    sooth_metrics metrics;
 } sooth_result;
 
 SOOTH_API void sooth_result_init_sized(sooth_result *r, size_t size);

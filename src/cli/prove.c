@@ -431,11 +431,13 @@ static int print_verdict(const prover *v) {
     printf("same text   %lld runs (%d prompts; ", (long long)v->n_runs, v->n_texts);
     for (int i = 0; i < v->n_drafters; i++)
         printf("%s%s", i ? " | " : "", v->drafters[i]);
-    printf(
-        "; lengths 1, 4 and planned; 1 and 4 at once), %lld tokens, %lld guesses, %lld accepted: "
-        "%lld different\n",
-        (long long)v->n_tokens, (long long)v->n_drafted, (long long)v->n_accepted,
-        (long long)v->n_different);
+    if (so_args_has(v->a, SO_OPT_SPEC_LENGTH))
+        printf("; length %d", (int)so_args_int(v->a, SO_OPT_SPEC_LENGTH, 0));
+    else
+        printf("; lengths 1, 4 and planned");
+    printf("; 1 and 4 at once), %lld tokens, %lld guesses, %lld accepted: %lld different\n",
+           (long long)v->n_tokens, (long long)v->n_drafted, (long long)v->n_accepted,
+           (long long)v->n_different);
     printf("reject      %d chi-square tests of %d draws, least p %.3g: %d below %g\n", v->n_chi2,
            N_DRAWS, v->worst_p, v->n_chi2_failed, FALSE_ALARM);
     printf("verdict     %s\n", exact ? "exact: speculation changed nothing" : "NOT EXACT");

@@ -38,7 +38,6 @@ static void add_logprobs(so_report *r, const so_request *req, const so_tokenizer
 }
 
 void so_report_add(so_report *r, const so_request *req, const so_tokenizer *t, so_str text) {
-    const so_request_stats *s = so_request_get_stats(req);
     int n;
     const int32_t *ids = so_request_output(req, &n);
     if (r->stats.rounds > 0)
@@ -48,24 +47,15 @@ void so_report_add(so_report *r, const so_request *req, const so_tokenizer *t, s
     add_logprobs(r, req, t);
     r->finish = so_request_finish(req);
     r->seed = so_request_seed(req);
-    r->stats.prompt_n += s->prompt_n;
-    r->stats.predicted_n += s->predicted_n;
-    r->stats.prompt_ms += s->prompt_ms;
-    r->stats.predicted_ms += s->predicted_ms;
-    r->stats.rounds += s->rounds;
-    r->stats.draft_n += s->draft_n;
-    r->stats.draft_n_accepted += s->draft_n_accepted;
-    r->stats.draft_ms += s->draft_ms;
-    r->stats.verify_ms += s->verify_ms;
-    r->stats.tested_n += s->tested_n;
-    r->stats.drafted_rounds += s->drafted_rounds;
-    r->stats.round_rate_sum += s->round_rate_sum;
-    for (int i = 0; i < SO_STATS_DEPTHS; i++) {
-        r->stats.per_depth[i].tested += s->per_depth[i].tested;
-        r->stats.per_depth[i].accepted += s->per_depth[i].accepted;
-    }
+    so_stats_add(&r->stats, so_request_get_stats(req));
     snprintf(r->drafter, sizeof r->drafter, "%s", so_request_drafter(req));
     r->verify = so_request_verify(req, &r->lenience);
+}
+
+void so_report_add_stats(so_report *r, const so_report *from) {
+    so_stats_add(&r->stats, &from->stats);
+    memcpy(r->drafter, from->drafter, sizeof r->drafter);
+    r->verify = from->verify;
 }
 
 void so_report_free(so_report *r) {
@@ -74,13 +64,14 @@ void so_report_free(so_report *r) {
     json_decref(r->logprobs);
 }
 
-static json_t *ratio(double a, double b) { return b > 0 ? json_real(a / b) : json_null(); }
+static json_t *rate_json(double x) { return x >= 0 ? json_real(x) : json_null(); }
 
 static json_t *timings_json(const so_request_stats *s) {
-    return json_pack("{s:i, s:f, s:i, s:f, s:o, s:i, s:i}", "prompt_n", s->prompt_n, "prompt_ms",
-                     s->prompt_ms, "predicted_n", s->predicted_n, "predicted_ms", s->predicted_ms,
-                     "predicted_per_second", ratio(1000.0 * s->predicted_n, s->predicted_ms),
-                     "draft_n", s->draft_n, "draft_n_accepted", s->draft_n_accepted);
+    return json_pack(
+        "{s:i, s:f, s:i, s:f, s:o, s:i, s:i}", "prompt_n", s->prompt_n, "prompt_ms", s->prompt_ms,
+        "predicted_n", s->predicted_n, "predicted_ms", s->predicted_ms, "predicted_per_second",
+        rate_json(s->predicted_ms > 0 ? 1000.0 * s->predicted_n / s->predicted_ms : -1), "draft_n",
+        s->draft_n, "draft_n_accepted", s->draft_n_accepted);
 }
 
 static json_t *per_depth_json(const so_request_stats *s) {
@@ -101,15 +92,14 @@ static json_t *verify_json(const so_report *r) {
 static json_t *spec_json(const so_report *r) {
     const so_request_stats *s = &r->stats;
     bool none = strcmp(r->drafter, "none") == 0;
+    so_rates x = so_stats_rates(s);
     json_t *o = json_pack("{s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:o}", "drafter",
                           none ? "none" : r->drafter, "verify", none ? json_null() : verify_json(r),
-                          "rounds", s->rounds, "tokens_per_pass",
-                          ratio(s->rounds + s->draft_n_accepted, s->rounds), "mean_accepted",
-                          ratio(s->draft_n_accepted, s->rounds), "alpha",
-                          ratio(s->draft_n_accepted, s->tested_n), "acceptance_rate",
-                          ratio(s->draft_n_accepted, s->draft_n), "round_rate",
-                          ratio(s->round_rate_sum, s->drafted_rounds), "draft_ms", s->draft_ms,
-                          "verify_ms", s->verify_ms, "per_depth", per_depth_json(s));
+                          "rounds", s->rounds, "tokens_per_pass", rate_json(x.tokens_per_pass),
+                          "mean_accepted", rate_json(x.mean_accepted), "alpha", rate_json(x.alpha),
+                          "acceptance_rate", rate_json(x.acceptance_rate), "round_rate",
+                          rate_json(x.round_rate), "draft_ms", s->draft_ms, "verify_ms",
+                          s->verify_ms, "per_depth", per_depth_json(s));
     if (!none && r->verify == SO_VERIFY_LENIENT && r->lenience < 1)
         json_object_set_new(o, "lossy", json_true());
     return o;
@@ -136,6 +126,20 @@ void so_report_print_json(json_t *o) {
     json_decref(o);
 }
 
+static void print_guesses(const so_report *r) {
+    const so_request_stats *s = &r->stats;
+    static const char *const notes[] = {[SO_VERIFY_MATCH] = "",
+                                        [SO_VERIFY_REJECT] = ", reject",
+                                        [SO_VERIFY_LENIENT] = ", lenient (lossy)"};
+    if (s->draft_n > 0)
+        fprintf(stderr,
+                "%s%s: %d passes, %.2f tokens per pass; %d guesses, %d tested, %d accepted (alpha "
+                "%.2f)\n",
+                r->drafter, notes[r->verify], s->rounds, so_stats_rates(s).tokens_per_pass,
+                s->draft_n, s->tested_n, s->draft_n_accepted,
+                s->tested_n ? so_stats_rates(s).alpha : 0);
+}
+
 void so_report_print_timings(const so_report *r) {
     const so_request_stats *s = &r->stats;
     fprintf(stderr,
@@ -145,16 +149,12 @@ void so_report_print_timings(const so_report *r) {
             s->predicted_n, s->predicted_ms,
             s->predicted_ms > 0 ? 1000.0 * s->predicted_n / s->predicted_ms : 0,
             so_finish_name(r->finish), (unsigned long long)r->seed);
-    if (s->draft_n > 0)
-        fprintf(
-            stderr,
-            "%s%s%s: %d passes, %.2f tokens per pass; %d guesses, %d tested, %d accepted (alpha "
-            "%.2f)\n",
-            r->drafter, r->verify == SO_VERIFY_MATCH ? "" : ", ",
-            r->verify == SO_VERIFY_MATCH     ? ""
-            : r->verify == SO_VERIFY_LENIENT ? "lenient (lossy)"
-                                             : "reject",
-            s->rounds, (double)(s->rounds + s->draft_n_accepted) / s->rounds, s->draft_n,
-            s->tested_n, s->draft_n_accepted,
-            s->tested_n ? (double)s->draft_n_accepted / s->tested_n : 0);
+    print_guesses(r);
+}
+
+void so_report_print_total(const so_report *r, int n_prompts, double ms) {
+    const so_request_stats *s = &r->stats;
+    fprintf(stderr, "total: %d prompts, %d + %d tokens in %.0f ms (%.1f/s)\n", n_prompts,
+            s->prompt_n, s->predicted_n, ms, ms > 0 ? 1000.0 * s->predicted_n / ms : 0);
+    print_guesses(r);
 }

@@ -20,6 +20,7 @@ typedef struct so_report {
 } so_report;
 
 void so_report_add(so_report *r, const so_request *req, const so_tokenizer *t, so_str text);
+void so_report_add_stats(so_report *r, const so_report *from); /* the counts alone */
 void so_report_free(so_report *r);
 /* {"text","tokens","finish_reason","seed","timings","spec"}, and where logprobs were wanted, as the
  * OpenAI API has them but for the id,
@@ -32,5 +33,7 @@ json_t *so_report_json(const so_report *r);
 void so_report_print_json(json_t *o);
 /* "prompt 31 tokens, 120 ms (258/s); answer …" on stderr. */
 void so_report_print_timings(const so_report *r);
+/* What all prompts of a file took together, ms by the clock: they overlap. */
+void so_report_print_total(const so_report *r, int n_prompts, double ms);
 
 #endif

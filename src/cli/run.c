@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -58,6 +59,7 @@ struct runner {
     so_progress bar; /* drawn for a file of prompts whose results do not go to the terminal */
     job *jobs;
     int n_jobs, n_started, n_printed, n_failed;
+    so_report total; /* counts of all jobs */
 };
 
 static volatile sig_atomic_t interrupted;
@@ -326,6 +328,10 @@ static void print_text(const job *j) {
     fflush(stdout);
 }
 
+static bool wants_timings(const runner *r) {
+    return (isatty(STDERR_FILENO) == 1 && !r->bar.on) || so_args_has(r->a, SO_OPT_VERBOSE);
+}
+
 /* A prompt of a file that failed leaves a line with its error, so that lines and prompts still
  * match; a single one leaves stdout empty. */
 static void print_job(job *j) {
@@ -339,8 +345,10 @@ static void print_job(job *j) {
         fprintf(stderr, "sooth run: line %d: %s\n", j->p->line, j->err.msg);
     else if (failed)
         so_args_fail(r->a, &j->err);
-    else if ((isatty(STDERR_FILENO) == 1 && !r->bar.on) || so_args_has(r->a, SO_OPT_VERBOSE))
+    else if (wants_timings(r))
         so_report_print_timings(&j->total);
+    if (!failed)
+        so_report_add_stats(&r->total, &j->total);
 }
 
 static void free_job(job *j) {
@@ -367,6 +375,7 @@ static int start_jobs(runner *r, int most) {
 
 static void run_jobs(runner *r, int n_parallel) {
     so_err err = {0};
+    int64_t t = so_clock_ns();
     if (!r->stream && isatty(STDOUT_FILENO) != 1 && r->n_jobs > 1)
         so_progress_begin(&r->bar, "prompts");
     while (start_jobs(r, n_parallel) > 0) {
@@ -385,6 +394,8 @@ static void run_jobs(runner *r, int n_parallel) {
     so_progress_end(&r->bar);
     while (r->n_printed < r->n_started) /* jobs that failed before they ran */
         print_job(&r->jobs[r->n_printed++]);
+    if (r->n_jobs > 1 && wants_timings(r))
+        so_report_print_total(&r->total, r->n_printed - r->n_failed, so_clock_ms_since(t));
 }
 
 static void decide_format(runner *r) {
@@ -435,6 +446,8 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
     int status = check_logprobs(a);
     if (status == 0)
         status = so_cli_spec_read(a, &r.spec);
+    if (status == 0)
+        status = so_cli_spec_check_text(a, &r.spec);
     if (status == 0)
         status = so_cli_open(a, &r.b);
     if (status != 0)

@@ -2,6 +2,8 @@
  *
  *   nothing                 auto: the best that works without a file, lengths by the planner
  *   -md FILE                the drafter is `model`, unless --spec names another
+ *   --prediction FILE       the drafter is `predict`, and where it is lost `model` or `auto`,
+ *                           unless --spec names another
  *   --speculative-decoding  needs -md; `model` with a fixed length of 5, unless --spec-length is
  *                           given
  *   --no-spec, --spec none  plain decoding; a draft model is then not even opened
@@ -40,14 +42,31 @@ static int read_verify(const so_args *a, so_spec_opts *o) {
     return 0;
 }
 
-static bool needs_model(const so_spec *s) {
+/* `model` counts without a file of its own. */
+static bool names(const so_spec *s, so_spec_name name) {
     for (int i = 0; i < s->n_nodes; i++)
-        if (s->nodes[i].name == SO_SPEC_MODEL && s->nodes[i].file_len == 0)
+        if (s->nodes[i].name == name && (name != SO_SPEC_MODEL || s->nodes[i].file_len == 0))
             return true;
     return false;
 }
 
-static int read_drafter(const so_args *a, so_spec_opts *o) {
+static const char *default_spec(const so_args *a) {
+    bool model = so_args_has(a, SO_OPT_DRAFT_MODEL);
+    if (so_args_has(a, SO_OPT_PREDICTION) && !so_args_has(a, SO_OPT_SPECULATIVE))
+        return model ? "predict,model" : "predict,lookup,ngram";
+    return model ? "model" : "auto";
+}
+
+/* Files that nobody named reads are given by mistake. */
+static void warn_unused(const so_args *a, const so_spec *spec) {
+    if (so_args_has(a, SO_OPT_DRAFT_MODEL) && !names(spec, SO_SPEC_MODEL))
+        so_log(SO_LOG_WARN, "-md is left out: --spec names no `model`");
+    if (so_args_has(a, SO_OPT_PREDICTION) && !names(spec, SO_SPEC_PREDICT) &&
+        !names(spec, SO_SPEC_ORACLE))
+        so_log(SO_LOG_WARN, "--prediction is left out: --spec names no `predict`");
+}
+
+static int read_drafter(const so_args *a, so_cli_spec *out) {
     so_spec spec;
     so_err err = {0};
     bool has_model = so_args_has(a, SO_OPT_DRAFT_MODEL);
@@ -58,20 +77,24 @@ static int read_drafter(const so_args *a, so_spec_opts *o) {
     }
     if (so_args_has(a, SO_OPT_SPECULATIVE) && !has_model)
         return so_args_bad(a, "--speculative-decoding needs a draft model: give -md FILE");
-    const char *text = so_args_str(a, SO_OPT_SPEC, has_model ? "model" : "auto");
+    const char *text = so_args_str(a, SO_OPT_SPEC, default_spec(a));
     if (so_spec_parse(so_str_c(text), &spec, &err) != SO_OK)
         return so_args_bad(a, "%s", err.msg);
-    if (needs_model(&spec) && !has_model)
+    if (names(&spec, SO_SPEC_MODEL) && !has_model)
         return so_args_bad(a, "--spec %.80s needs a draft model: give -md FILE or model(FILE)",
                            text);
-    if (spec.nodes[spec.root].name != SO_SPEC_NONE)
-        o->drafter = text;
+    if (spec.nodes[spec.root].name == SO_SPEC_NONE)
+        return 0;
+    out->opts.drafter = text;
+    out->wants_model = names(&spec, SO_SPEC_MODEL);
+    out->wants_text = names(&spec, SO_SPEC_PREDICT) || names(&spec, SO_SPEC_ORACLE);
+    warn_unused(a, &spec);
     return 0;
 }
 
 int so_cli_spec_read(const so_args *a, so_cli_spec *out) {
     so_spec_opts *o = &out->opts;
-    int status = read_drafter(a, o);
+    int status = read_drafter(a, out);
     if (status == 0)
         status = read_verify(a, o);
     if (status != 0)
@@ -85,11 +108,22 @@ int so_cli_spec_read(const so_args *a, so_cli_spec *out) {
         return so_args_bad(a, "--draft-min %d is above --draft-max %d", o->draft_min, most);
     if (o->draft_max && o->length > o->draft_max)
         return so_args_bad(a, "--spec-length %d is above --draft-max %d", o->length, o->draft_max);
+    if (o->length && o->draft_min > o->length)
+        return so_args_bad(a,
+                           "--draft-min %d is above --spec-length %d: every draft would be dropped",
+                           o->draft_min, o->length);
     if (o->verify == SO_VERIFY_LENIENT && o->lenience < 1 && o->drafter)
         so_log(SO_LOG_WARN,
                "--verify lenient=%g is lossy: the text may differ from what the model alone says",
                o->lenience);
     return 0;
+}
+
+int so_cli_spec_check_text(const so_args *a, const so_cli_spec *s) {
+    if (!s->wants_text || so_args_has(a, SO_OPT_PREDICTION))
+        return 0;
+    return so_args_bad(a, "--spec %.80s needs the text you expect: give --prediction FILE",
+                       s->opts.drafter);
 }
 
 static int open_draft(const so_args *a, const so_bundle *target, so_bundle *out) {
@@ -127,9 +161,9 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
     int status = 0;
     if (!s->opts.drafter)
         return 0;
-    if (so_args_has(a, SO_OPT_DRAFT_MODEL))
+    if (s->wants_model)
         status = open_draft(a, target, &s->draft);
-    if (status == 0 && so_args_has(a, SO_OPT_PREDICTION))
+    if (status == 0 && s->wants_text && so_args_has(a, SO_OPT_PREDICTION))
         status = read_expected(a, target, s);
     eo->keep_costs = true;
     eo->max_draft = s->opts.draft_max ? s->opts.draft_max : DEFAULT_MAX;

@@ -8,11 +8,15 @@ typedef struct so_cli_spec {
     so_spec_opts opts; /* drafter NULL: plain decoding */
     so_bundle draft;   /* model NULL: none */
     so_tokens expected;
+    bool wants_model; /* the spec names `model` without a file */
+    bool wants_text;  /* the spec names `predict` or `oracle` */
 } so_cli_spec;
 
 /* Checks the options alone, before anything is loaded. 0, or the exit status with the message
  * printed. */
 int so_cli_spec_read(const so_args *a, so_cli_spec *out);
+/* For commands that cannot tell a drafter the text themselves: it must have been given. */
+int so_cli_spec_check_text(const so_args *a, const so_cli_spec *s);
 /* Opens the draft model beside the target and completes the engine's options. */
 int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s, so_engine_opts *eo);
 void so_cli_spec_close(so_cli_spec *s);

@@ -14,11 +14,11 @@
  * out what was drawn would bias `reject` (rule of sight).
  *
  * Never slower. Estimates can be wrong, so plans are paid for out of a balance, counted in plain
- * passes. It starts at 0.7, earns 0.8 % of a pass with every token and whatever speculation gains
+ * passes. It starts at 0.5, earns 0.65 % of a pass with every token and whatever speculation gains
  * (up to sixteen passes), and loses what a plan lost, as far as its drafters were not known well:
  * their bad luck is in the objective already. A plan may risk no more than the balance holds; a
  * drafter without evidence risks all that drafting and checking cost, a well-known one next to
- * nothing. So a hopeless drafter that costs takes less than a pass once and 0.8 % after that, as
+ * nothing. So a hopeless drafter that costs takes less than a pass once and 0.65 % after that, as
  * probes: one token, every eight at most, or at once after one that was right, so that a drafter
  * that is good again is soon taken back. Guesses scored in shadow cost nothing.
  *

@@ -162,6 +162,16 @@ typedef struct so_request_stats {
     } per_depth[SO_STATS_DEPTHS]; /* from depth 1; deeper ones count in the last */
 } so_request_stats;
 
+/* What the counts come to; −1 where nothing was counted. */
+typedef struct so_rates {
+    double tokens_per_pass, mean_accepted; /* with and without the target's own token */
+    double alpha;                          /* accepted of the tested */
+    double acceptance_rate;                /* accepted of the drafted */
+    double round_rate;                     /* mean of accepted/depth over the rounds with guesses */
+} so_rates;
+so_rates so_stats_rates(const so_request_stats *s);
+void so_stats_add(so_request_stats *to, const so_request_stats *s);
+
 so_finish so_request_finish(const so_request *r);
 const so_err *so_request_error(const so_request *r);
 /* The error it ended with, or SO_OK. */

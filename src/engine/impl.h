@@ -118,7 +118,8 @@ struct so_engine {
     so_plan plan;     /* of this step; n_requests 0: nobody speculates */
     so_spec_set *sets;
     so_corpus *corpus;
-    so_bundle *bundles; /* opened for model(FILE) */
+    so_bundle *bundles;  /* opened for model(FILE) */
+    char **bundle_paths; /* by which they were named */
     int n_bundles;
     so_plan_tree *plan_trees;   /* [n_parallel] */
     so_plan_chain *plan_chains; /* [n_parallel] */

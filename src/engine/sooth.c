@@ -91,7 +91,8 @@ static int bundle_opts(const sooth_model_params *p, so_bundle_opts *o, so_err *e
     if (p->n_threads < 0 || p->n_threads > 256)
         return so_err_set(err, SO_ERANGE, "n_threads %d: must be from 0 to 256", p->n_threads);
     if (p->cpu_level && !so_cpu_level_parse(p->cpu_level, &o->level))
-        return so_err_set(err, SO_EINVAL, "cpu_level '%.40s': must be auto, scalar, avx2 or avx512",
+        return so_err_set(err, SO_EINVAL,
+                          "cpu_level '%.40s': must be auto, scalar, avx2, avxvnni or avx512",
                           p->cpu_level);
     o->quantize = p->quantize != NULL;
     if (p->quantize && !so_dtype_parse(p->quantize, &o->dtype))
@@ -277,6 +278,25 @@ static size_t copy_top(const so_request *r, const so_logprob *from, sooth_logpro
     return (size_t)n_each - 1;
 }
 
+static sooth_timings timings_of(const so_request_stats *s) {
+    return (sooth_timings){.prompt_n = s->prompt_n,
+                           .predicted_n = s->predicted_n,
+                           .prompt_ms = s->prompt_ms,
+                           .predicted_ms = s->predicted_ms,
+                           .rounds = s->rounds,
+                           .draft_n = s->draft_n,
+                           .draft_n_accepted = s->draft_n_accepted,
+                           .tested_n = s->tested_n,
+                           .draft_ms = s->draft_ms,
+                           .verify_ms = s->verify_ms};
+}
+
+static sooth_metrics metrics_of(const so_request_stats *s) {
+    so_rates x = so_stats_rates(s);
+    return (sooth_metrics){x.tokens_per_pass, x.mean_accepted, x.alpha, x.acceptance_rate,
+                           x.round_rate};
+}
+
 static bool on_event(void *user, const so_event *ev) {
     sooth_request *r = user;
     so_buf_append_str(&r->text, ev->text);
@@ -290,6 +310,13 @@ static bool on_event(void *user, const so_event *ev) {
         out.logprob = ev->logprobs->logprob;
         out.n_top = copy_top(ev->req, ev->logprobs, r->top);
         out.top = r->top;
+    }
+    const so_request_stats *stats = so_request_get_stats(ev->req);
+    sooth_timings timings = timings_of(stats);
+    sooth_metrics metrics = metrics_of(stats);
+    if (ev->finish != SO_FINISH_NONE) {
+        out.timings = &timings;
+        out.metrics = &metrics;
     }
     return !r->on_event || r->on_event(r->user, &out) == 0;
 }
@@ -363,6 +390,13 @@ static int submit(sooth_engine *s, sooth_request *req, const so_tokens *prompt, 
     so_str stops[SO_REQUEST_MAX_STOPS];
     for (size_t i = 0; i < p->n_stop; i++)
         stops[i] = so_str_c(p->stop[i]);
+    so_tokens expected = {0};
+    if (p->prediction)
+        rc = so_tokenizer_encode(s->m->b.tok, so_str_c(p->prediction), 0, &expected, err);
+    if (rc != SO_OK)
+        return rc;
+    o.spec.expected = expected.ids;
+    o.spec.n_expected = (int)SO_MIN(expected.len, (size_t)INT32_MAX);
     so_bias *bias = SO_NEW_N(so_bias, p->n_bias);
     for (size_t i = 0; i < p->n_bias; i++)
         bias[i] = (so_bias){p->bias[i].token, p->bias[i].bias};
@@ -374,6 +408,7 @@ static int submit(sooth_engine *s, sooth_request *req, const so_tokens *prompt, 
     rc = so_engine_submit(s->e, &o, &req->r, err);
     unlock(s->m);
     free(bias);
+    so_tokens_free(&expected);
     return rc;
 }
 
@@ -484,16 +519,8 @@ static void fill_result(const sooth_request *r, sooth_result *out) {
     memcpy(out->tokens, ids, (size_t)n * sizeof *ids);
     out->finish = (sooth_finish)so_request_finish(r->r);
     out->seed = so_request_seed(r->r);
-    out->timings = (sooth_timings){.prompt_n = st->prompt_n,
-                                   .predicted_n = st->predicted_n,
-                                   .prompt_ms = st->prompt_ms,
-                                   .predicted_ms = st->predicted_ms,
-                                   .rounds = st->rounds,
-                                   .draft_n = st->draft_n,
-                                   .draft_n_accepted = st->draft_n_accepted,
-                                   .tested_n = st->tested_n,
-                                   .draft_ms = st->draft_ms,
-                                   .verify_ms = st->verify_ms};
+    out->timings = timings_of(st);
+    out->metrics = metrics_of(st);
     if (has_logprobs(out))
         fill_logprobs(r->r, out);
 }

@@ -102,9 +102,12 @@ void so_speculate_deinit(so_engine *e) {
         free_set(s);
     }
     so_corpus_free(e->corpus);
-    for (int i = 0; i < e->n_bundles; i++)
+    for (int i = 0; i < e->n_bundles; i++) {
         so_bundle_close(&e->bundles[i]);
+        free(e->bundle_paths[i]);
+    }
     free(e->bundles);
+    free(e->bundle_paths);
     save_costs(e);
     so_planner_free(e->planner);
     free(e->plan_trees);
@@ -118,20 +121,31 @@ void so_speculate_deinit(so_engine *e) {
 
 /* --- drafters --- */
 
+/* Each file once, however many specs name it: a model is large, and drafters only read it. */
 static int open_draft_file(so_engine *e, so_str file, const so_bundle **out, so_err *err) {
-    char *path = so_strndup(file.ptr, file.len);
     so_bundle_opts o;
     so_bundle_defaults(&o);
     o.backend = so_model_backend(e->m);
-    if (!e->bundles)
+    if (!e->bundles) {
         e->bundles = SO_NEW_N(so_bundle, MAX_BUNDLES);
+        e->bundle_paths = SO_NEW_N(char *, MAX_BUNDLES);
+    }
+    for (int i = 0; i < e->n_bundles; i++)
+        if (so_str_eq_c(file, e->bundle_paths[i])) {
+            *out = &e->bundles[i];
+            return SO_OK;
+        }
+    char *path = so_strndup(file.ptr, file.len);
     int rc = e->n_bundles < MAX_BUNDLES
                  ? so_bundle_open(path, &o, &e->bundles[e->n_bundles], err)
                  : so_err_set(err, SO_ELIMIT, "more than %d draft models", MAX_BUNDLES);
-    free(path);
-    if (rc == SO_OK)
-        *out = &e->bundles[e->n_bundles++];
-    return rc;
+    if (rc != SO_OK) {
+        free(path);
+        return rc;
+    }
+    e->bundle_paths[e->n_bundles] = path;
+    *out = &e->bundles[e->n_bundles++];
+    return SO_OK;
 }
 
 static int check_draft(const so_engine *e, const so_model *draft, const so_tokenizer *tok,
@@ -189,7 +203,10 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
     if (n->name == SO_SPEC_AUTO)
         return SO_ENOTFOUND; /* nothing is registered: lookup,ngram */
     if (n->name == SO_SPEC_UNIGRAM || n->name == SO_SPEC_BIGRAM)
-        return so_err_set(err, SO_EINVAL, "needs a counted table: name its file in parentheses");
+        return so_err_set(
+            err, SO_EINVAL,
+            "needs a counted table: name its file in parentheses (`sooth count` makes "
+            "one)");
     return so_err_set(err, SO_EUNSUPPORTED, "is not known to this version");
 }
 

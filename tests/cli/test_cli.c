@@ -373,6 +373,25 @@ static void test_bad_speculation(void **state) {
     expect(f, 1, "--ctx-size", RUN "-p x -n 60 -c 64");
     expect(f, 0, "", RUN "-p x -n 8 --top-p 0 --verify reject -md tiny.gguf >/dev/null");
     expect(f, 2, "--view 'xx'", RUN "-p x --view=xx");
+    expect(f, 2, "needs the text you expect", RUN "-p x --spec predict");
+    expect(f, 2, "needs the text you expect", RUN "-p x --spec 'oracle(0.5)'");
+    expect(f, 1, "nofile.txt", RUN "-p x --prediction nofile.txt");
+    expect(f, 2, "above --spec-length 2", RUN "-p x --spec-length 2 --draft-min 3");
+    expect(f, 0, "-md is left out", RUN "-p x -n 2 --spec ngram -md nofile.gguf >/dev/null");
+    expect(f, 0, "--prediction is left out",
+           RUN "-p x -n 2 --spec ngram --prediction nofile.txt >/dev/null");
+}
+
+/* A text that is expected is guessed from without a word more. */
+static void test_prediction(void **state) {
+    fixture *f = *state;
+    expect(f, 0, "", RUN "-p 'the sea' -n 24 --temp 0 --no-spec >plain.txt");
+    json_t *o = json_of(f, RUN "-p 'the sea' -n 24 --temp 0 --prediction plain.txt --json");
+    json_t *spec = json_object_get(o, "spec");
+    assert_string_equal(json_string_value(json_object_get(spec, "drafter")),
+                        "predict,lookup,ngram");
+    assert_true(json_integer_value(json_object_get(spec, "rounds")) < 20);
+    json_decref(o);
 }
 
 static void test_view(void **state) {
@@ -573,6 +592,10 @@ static void test_prompts_alone_and_together(void **state) {
     json_t *many = lines_of(f, RUN "--prompts p.jsonl --json -n 12 -s 4 --parallel 4 -b 8");
     assert_int_equal(json_array_size(one), 4);
     assert_true(json_equal(one, many));
+    ran r = run(f, RUN "--prompts p.jsonl -n 12 -s 4 --parallel 4 -v");
+    assert_non_null(strstr(text_of(&r.err), "\ntotal: 4 prompts, "));
+    assert_non_null(strstr(text_of(&r.err), " + 72 tokens in "));
+    done(&r);
     json_t *second = json_array_get(one, 1);
     assert_int_equal(json_integer_value(json_object_get(second, "id")), 2);
     assert_int_equal(json_array_size(json_object_get(second, "turns")), 3);
@@ -835,6 +858,7 @@ int main(void) {
         cmocka_unit_test(test_bench_spec),
         cmocka_unit_test(test_speculation),
         cmocka_unit_test(test_bad_speculation),
+        cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_view),
         cmocka_unit_test(test_output_depends_only_on_what_it_should),
         cmocka_unit_test(test_streamed_text_is_the_json_text),

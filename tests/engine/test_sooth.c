@@ -456,6 +456,54 @@ static void test_own_drafter(void **state) {
     sooth_engine_free(e);
 }
 
+typedef struct told {
+    int n_ends, n_early;
+    sooth_timings timings;
+    sooth_metrics metrics;
+} told;
+
+static int listen(void *user, const sooth_event *ev) {
+    told *t = user;
+    if (ev->finish == SOOTH_FINISH_NONE) {
+        t->n_early += ev->timings || ev->metrics;
+        return 0;
+    }
+    t->n_ends++;
+    t->timings = *ev->timings;
+    t->metrics = *ev->metrics;
+    return 0;
+}
+
+static void test_prediction_and_metrics(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    sooth_params p = seeded(4, 30);
+    sooth_result plain, got;
+    p.temp = 0;
+    generate(f->engine, &p, &plain);
+    assert_true(plain.metrics.tokens_per_pass == 1 && plain.metrics.alpha < 0);
+    p.spec = "predict";
+    p.spec_length = 3;
+    for (int with = 0; with < 2; with++) {
+        told t = {0};
+        p.prediction = with ? plain.text : NULL;
+        sooth_result_init(&got);
+        assert_int_equal(sooth_generate(f->engine, "the sea", &p, listen, &t, &got, &err),
+                         SOOTH_OK);
+        assert_string_equal(got.text, plain.text);
+        assert_int_equal(t.n_ends, 1);
+        assert_int_equal(t.n_early, 0);
+        assert_memory_equal(&t.timings, &got.timings, sizeof t.timings);
+        assert_memory_equal(&t.metrics, &got.metrics, sizeof t.metrics);
+        assert_true(with ? got.timings.draft_n_accepted > 4 : got.timings.draft_n == 0);
+        if (with)
+            assert_true(got.metrics.alpha ==
+                        (double)got.timings.draft_n_accepted / got.timings.tested_n);
+        sooth_result_deinit(&got);
+    }
+    sooth_result_deinit(&plain);
+}
+
 int main(void) {
 #define WITH_FIXTURE(t) cmocka_unit_test_setup_teardown(t, open_fixture, close_fixture)
     const struct CMUnitTest tests[] = {
@@ -472,6 +520,7 @@ int main(void) {
         WITH_FIXTURE(test_logprobs),
         WITH_FIXTURE(test_old_result_without_logprobs),
         WITH_FIXTURE(test_own_drafter),
+        WITH_FIXTURE(test_prediction_and_metrics),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

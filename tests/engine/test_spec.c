@@ -37,11 +37,7 @@ static so_engine *open_engine(const fixture *f, const so_rig *draft, int n_paral
 
 static fixture *open_pair(const char *target, const char *draft) {
     fixture *f = SO_NEW(fixture);
-    so_case_model(&f->target, target);
-    so_case_model(&f->draft, draft);
-    for (int c = 0; c < SO_CASES; c++)
-        so_case_make(c, f->target.n_vocab, &f->cases[c]);
-    so_case_plain(&f->target, f->cases, SO_CASES);
+    so_case_open(&f->target, target, &f->draft, draft, f->cases);
     return f;
 }
 
@@ -360,24 +356,13 @@ static void test_multi_token_output(void **state) {
     const so_case *c = &f->cases[1];
     for (int stop_after = 0; stop_after < 8; stop_after += 3) {
         watcher w = {.stop_after = stop_after};
-        so_request_opts o = {
-            .prompt = c->prompt,
-            .n_prompt = c->n_prompt,
-            .sample = c->sample,
-            .max_tokens = N_PREDICT,
-            .on_event = on_token,
-            .on_round = on_round,
-            .user = &w,
-            .spec = {
-                .drafter = "predict", .length = 5, .expected = c->want, .n_expected = c->n_want}};
-        so_err err = {0};
-        so_request *r = NULL;
-        SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
-        so_case_run(e);
-        int n;
-        const int32_t *out = so_request_output(r, &n);
-        assert_int_equal(n, stop_after ? stop_after : N_PREDICT); /* the rest is discarded */
-        assert_memory_equal(out, c->want, (size_t)n * sizeof *out);
+        so_request_opts o = so_case_opts(c, &(so_spec_opts){.drafter = "predict", .length = 5});
+        o.on_event = on_token;
+        o.on_round = on_round;
+        o.user = &w;
+        so_request *r = so_case_finish(e, &o);
+        int n = stop_after ? stop_after : N_PREDICT; /* the rest is discarded */
+        so_case_expect(r, c->want, n);
         assert_int_equal(w.n_tokens, n);
         assert_int_equal(w.most_per_round, SO_MIN(n, 6));
         so_request_free(r);
@@ -394,15 +379,10 @@ static void test_context_end(void **state) {
         for (int length = 0; length <= 16; length += 8) {
             so_engine *e = open_engine(f, &f->draft, 1, 64);
             const so_case *c = &f->cases[pass ? 5 : 2];
-            so_request_opts o = {.prompt = c->prompt,
-                                 .n_prompt = c->n_prompt,
-                                 .sample = c->sample,
-                                 .max_tokens = -1,
-                                 .spec = {.drafter = length ? "model" : NULL, .length = length}};
-            so_err err = {0};
-            so_request *r = NULL;
-            SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
-            so_case_run(e);
+            so_request_opts o = so_case_opts(
+                c, &(so_spec_opts){.drafter = length ? "model" : NULL, .length = length});
+            o.max_tokens = -1;
+            so_request *r = so_case_finish(e, &o);
             int n;
             const int32_t *out = so_request_output(r, &n);
             assert_int_equal(so_request_finish(r), SO_FINISH_LENGTH);
@@ -481,6 +461,38 @@ static void check_pair(const char *target, const char *draft, const char *part) 
     so_bundle_close(&a);
 }
 
+/* Many specs, one draft file: it is opened once, and no limit on files is met. */
+static void test_one_file_many_specs(void **state) {
+    (void)state;
+    char *dir = so_test_tmp(), *path = so_path_join(dir, "0.gguf");
+    so_bundle a = {0};
+    so_bundle_opts bo;
+    so_err err = {0};
+    so_tiny_write(path, NULL);
+    so_bundle_defaults(&bo);
+    bo.n_threads = 1;
+    SO_OK_OR_FAIL(so_bundle_open(path, &bo, &a, &err), err);
+    so_engine_opts o;
+    so_engine *e = NULL;
+    so_engine_defaults(a.model, &o);
+    o.max_draft = 4;
+    SO_OK_OR_FAIL(so_engine_create(a.model, a.tok, &o, &e, &err), err);
+    so_case c = {.prompt = {1, 5, 6, 5}, .n_prompt = 4, .sample = a.sample};
+    for (int i = 1; i <= 12; i++) {
+        so_buf spec = {0};
+        so_buf_printf(&spec, "model(%s),lookup(min=%d)", path, i);
+        so_request *r = so_case_submit(e, &c, &(so_spec_opts){.drafter = spec.data, .length = 2});
+        so_case_run(e);
+        assert_true(so_request_get_stats(r)->draft_n_accepted > 0);
+        so_request_free(r);
+        so_buf_free(&spec);
+    }
+    so_engine_free(e);
+    so_bundle_close(&a);
+    free(path);
+    so_test_tmp_free(dir);
+}
+
 static void test_draft_target_tokenizer_mismatch(void **state) {
     (void)state;
     char *dir = so_test_tmp(), *names[4];
@@ -532,6 +544,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_context_end),
         cmocka_unit_test(test_config_validation),
         cmocka_unit_test(test_draft_target_tokenizer_mismatch),
+        cmocka_unit_test(test_one_file_many_specs),
         cmocka_unit_test(test_mutants_are_caught),
     };
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);
