@@ -35,7 +35,7 @@ typedef struct so_view {
     size_t off;
 } so_view;
 
-enum { SO_KV_PAGE = 32 }; /* positions per page, and per attention block */
+enum { SO_KV_PAGE = 32 }; /* positions per page */
 
 typedef struct so_kv_shape {
     int n_layers, n_heads_kv, head_dim;

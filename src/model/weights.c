@@ -51,18 +51,21 @@ int so_weights_transpose(const so_tensor *t, so_tensor *out, void **memory, so_e
 
 static uint32_t exponent_full(float x) { return (so_f32_bits(x) & 0x7F800000u) == 0x7F800000u; }
 
-/* Every row of logits comes through here: blocks without a way out in between, so that the compiler
- * can use vectors. */
+/* Every row of logits comes through here: blocks of a constant length without a way out, so that
+ * the compiler uses vectors (with a length that it does not know, gcc at -O2 does not). */
 int64_t so_weights_nonfinite(const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i += 256) {
-        int64_t end = SO_MIN(i + 256, n);
+    enum { BLOCK = 256 };
+    int64_t i = 0;
+    for (; i + BLOCK <= n; i += BLOCK) {
         uint32_t any = 0;
-        for (int64_t k = i; k < end; k++)
-            any |= exponent_full(x[k]);
-        for (int64_t k = i; any && k < end; k++)
-            if (exponent_full(x[k]))
-                return k;
+        for (int k = 0; k < BLOCK; k++)
+            any |= exponent_full(x[i + k]);
+        if (any)
+            break;
     }
+    for (; i < n; i++)
+        if (exponent_full(x[i]))
+            return i;
     return -1;
 }
 

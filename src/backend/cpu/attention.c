@@ -1,23 +1,60 @@
-/* Attention of the CPU backend: which queries go together, and which positions they see.
+/* Attention of the CPU backend: which queries go together, which positions they see, and who
+ * computes what.
  *
  * A unit of work is a run of rows of one sequence times the heads of one group, all of which read
- * the same keys and values. Blocks of 32 positions are walked in ascending order; where every row
- * of the unit sees the whole block in the same slots it is read once for all of them, else row by
- * row (the last blocks of a chain, branches of a tree, the near end of a window). Rows are bundled
- * only as far as every thread still gets several units. Queries are independent, so bundles change
- * no bit. Numbers in device memory are looked at here for the first time; one out of range aborts.
+ * the same keys and values. It goes through chunks of SO_ATTN_CHUNK positions; each gives a part
+ * (largest score, sum of weights, weighted values), and parts are merged in ascending order. Where
+ * units alone would leave threads idle (few heads, one row), the chunks of a unit are dealt out
+ * too, their parts are kept, and whoever finishes the last of a unit merges them. Borders of chunks
+ * are fixed by position, so neither bundles nor threads change a bit.
+ *
+ * Scores are computed for whole pages and all queries of a unit, of the slots as they lie; a branch
+ * of a tree then picks its own. What a row does not see is masked before the softmax, and its
+ * values are not read: they may be NaN. Numbers in device memory are looked at here for the first
+ * time; one out of range aborts.
  */
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "backend/cpu/cpu.h"
 #include "base/mem.h"
 
-enum { OUTPUT_MAX = 4096, UNITS_PER_THREAD = 4 };
+enum {
+    PAGE = SO_KV_PAGE,
+    CHUNK = SO_ATTN_CHUNK,
+    QUERIES = SO_ATTN_QUERIES,
+    FLOATS_MAX = 4096, /* queries times head dimension of a unit */
+    FEW = 12,          /* queries: units are not made smaller to keep threads busy */
+};
 
 static inline void *at(so_view v) { return v.buf->data + v.off; }
 static inline float *f32(so_view v) { return at(v); }
 static inline const int32_t *i32(so_view v) { return at(v); }
+
+typedef struct unit {
+    const so_cpu *b;
+    const so_op *op;
+    const so_attn_fns *fns;
+    const so_attn_row *rows;
+    int first_row, n_rows;
+    int first_head, n_heads, head_kv;
+    int n, d;     /* queries, row by row and head by head; head dimension */
+    int from, to; /* first positions of the first and last chunk that a row sees */
+} unit;
+
+/* What a row sees of a chunk: lo … hi-1; those below `own` lie in the slots of their numbers. */
+typedef struct span {
+    int lo, hi, own;
+} span;
+
+/* One chunk of a unit, or all chunks so far. */
+typedef struct part {
+    float *o;     /* [n][d] */
+    float *m, *l; /* [n] largest score; sum of weights */
+} part;
+
+/* ---- what is where ---- */
 
 /* Element i of an int32 array that runs to its buffer's end. */
 static int32_t element(so_view v, int64_t i) {
@@ -25,34 +62,20 @@ static int32_t element(so_view v, int64_t i) {
     return i32(v)[i];
 }
 
-/* Points the block at its entries: positions first … first+31, of which lo … hi-1 are seen. */
-static void find_block(const so_op *op, const so_attn_row *row, int head_kv, int first,
-                       so_attn_block *block) {
-    const so_kv_store *s = op->attention.store;
-    int known = -1; /* page slot last looked up */
-    size_t base = 0;
-    for (int j = block->lo; j < block->hi; j++) {
-        int slot = first + j;
-        if (slot >= row->n_prefix)
-            slot = element(op->attention.tails, (int64_t)row->tail_off + slot - row->n_prefix);
-        if (slot / SO_KV_PAGE != known) {
-            known = slot / SO_KV_PAGE;
-            int page = element(op->attention.pages, (int64_t)row->page_off + known);
-            SO_ASSERT(page >= 0 && page < s->shape.n_pages);
-            base = so_kv_entry(s, op->attention.layer, page, head_kv, 0);
-        }
-        SO_ASSERT_OP(slot, >=, 0);
-        size_t entry = base + (size_t)(slot % SO_KV_PAGE) * s->entry_bytes;
-        block->k[j] = s->k.data + entry;
-        block->v[j] = s->v.data + entry;
-    }
+/* Offset of the page that holds slots PAGE·i …, for the head of the unit. */
+static size_t page_of(const unit *w, int i) {
+    const so_kv_store *s = w->op->attention.store;
+    int page = element(w->op->attention.pages, (int64_t)w->rows[0].page_off + i);
+    SO_ASSERT(page >= 0 && page < s->shape.n_pages);
+    return so_kv_page(s, w->op->attention.layer, page, w->head_kv);
 }
 
-typedef struct unit {
-    const so_attn_row *rows;
-    int first_row, n_rows;
-    int first_head, n_heads, head_kv;
-} unit;
+/* Slot of a position behind the row's prefix. */
+static int tail_slot(const unit *w, const so_attn_row *row, int pos) {
+    int slot = element(w->op->attention.tails, (int64_t)row->tail_off + pos - row->n_prefix);
+    SO_ASSERT_OP(slot, >=, 0);
+    return slot;
+}
 
 /* First position that a row sees. */
 static int begin_of(const so_op *op, const so_attn_row *row) {
@@ -60,88 +83,257 @@ static int begin_of(const so_op *op, const so_attn_row *row) {
     return window > 0 && row->pos >= window ? row->pos - window + 1 : 0;
 }
 
-/* Whether all rows see positions first … first+31, in slots of the same numbers. */
-static bool shared(const so_op *op, const unit *u, int first) {
-    for (int r = 0; r < u->n_rows; r++) {
-        const so_attn_row *row = &u->rows[r];
-        int last = SO_MIN(row->n_prefix - 1, row->pos);
-        if (begin_of(op, row) > first || first + SO_KV_PAGE - 1 > last)
-            return false;
-    }
-    return true;
+static span span_of(const so_op *op, const so_attn_row *row, int first) {
+    int lo = SO_MAX(begin_of(op, row) - first, 0), hi = SO_MIN(row->pos - first + 1, CHUNK);
+    if (lo >= hi)
+        return (span){0, 0, 0};
+    return (span){lo, hi, SO_MIN(SO_MAX(row->n_prefix - first, lo), hi)};
 }
 
-/* One block for queries first … first+n-1, by the level's own kernel or one query at a time. */
-static void attend_block(const so_kernels *k, const so_attn_fns *fns, const so_attn_block *block,
-                         so_attn_bundle *u, int first, int n) {
-    if (fns->block && u->d % 16 == 0) {
-        fns->block(block, u, first, n);
-        return;
-    }
-    for (int i = first; i < first + n; i++) {
-        float p[SO_KV_PAGE], c;
-        float m = fns->scores(block, u->q[i], u->d, u->scale, u->m[i], p);
-        float sum = k->softmax(p, m), gap = u->m[i] - m;
-        k->exp(&c, &gap, 1);
-        u->l[i] = fmaf(u->l[i], c, sum);
-        fns->values(block, p, c, u->d, u->o + (size_t)i * (size_t)u->d);
-        u->m[i] = m;
+/* ---- scores ---- */
+
+static void fetch(const unsigned char *p, size_t n_bytes) {
+    for (size_t i = 0; i < n_bytes; i += 64)
+        __builtin_prefetch(p + i);
+}
+
+/* Keys of the next page and values of this one come while this one's keys are used. */
+static void fetch_ahead(const unit *w, int page, bool last) {
+    const so_kv_store *s = w->op->attention.store;
+    size_t bytes = PAGE * s->entry_bytes;
+    fetch(s->v.data + page_of(w, page), bytes);
+    if (!last)
+        fetch(s->k.data + page_of(w, page + 1), bytes);
+}
+
+/* The spans' own slots, where no row has others: scores lie as the pages do. */
+static void score_chain(const unit *w, const float *q, int first, int lo, int hi, float *s) {
+    const so_kv_store *store = w->op->attention.store;
+    for (int j = lo / PAGE * PAGE; j < hi; j += PAGE) {
+        int page = (first + j) / PAGE;
+        fetch_ahead(w, page, j + PAGE >= hi);
+        w->fns->scores(store->k.data + page_of(w, page), q, w->n, w->d, s + j, CHUNK);
     }
 }
 
-static void walk_blocks(const so_cpu *b, const so_op *op, const unit *w, so_attn_bundle *u) {
-    const so_attn_fns *fns = op->attention.store->shape.dtype == SO_DTYPE_F16
-                                 ? &b->kernels->attn_f16
-                                 : &b->kernels->attn_f32;
-    int from = INT32_MAX, to = 0;
-    for (int r = 0; r < w->n_rows; r++) {
-        from = SO_MIN(from, begin_of(op, &w->rows[r]));
-        to = SO_MAX(to, w->rows[r].pos);
-    }
-    for (int first = from / SO_KV_PAGE * SO_KV_PAGE; first <= to; first += SO_KV_PAGE) {
-        so_attn_block block = {.lo = 0, .hi = SO_KV_PAGE};
-        if (shared(op, w, first)) {
-            find_block(op, &w->rows[0], w->head_kv, first, &block);
-            attend_block(b->kernels, fns, &block, u, 0, u->n);
-            continue;
-        }
-        for (int r = 0; r < w->n_rows; r++) {
-            const so_attn_row *row = &w->rows[r];
-            int begin = begin_of(op, row);
-            if (begin >= first + SO_KV_PAGE || row->pos < first)
+/* Takes what rows see of the page that holds slots PAGE·page … from its scores [n][PAGE]; with
+ * NULL only tells whether there is anything. */
+static bool take_page(const unit *w, const span *spans, int first, int page, const float *scores,
+                      float *s) {
+    bool any = false;
+    for (int r = 0; r < w->n_rows; r++)
+        for (int j = spans[r].lo; j < spans[r].hi; j++) {
+            int slot = j < spans[r].own ? first + j : tail_slot(w, &w->rows[r], first + j);
+            if (slot / PAGE != page)
                 continue;
-            block.lo = SO_MAX(begin - first, 0);
-            block.hi = SO_MIN(row->pos - first + 1, SO_KV_PAGE);
-            find_block(op, row, w->head_kv, first, &block);
-            attend_block(b->kernels, fns, &block, u, r * w->n_heads, w->n_heads);
+            any = true;
+            if (!scores)
+                return true;
+            for (int i = r * w->n_heads; i < (r + 1) * w->n_heads; i++)
+                s[i * CHUNK + j] = scores[i * PAGE + slot % PAGE];
         }
+    return any;
+}
+
+static void score_tree(const unit *w, const float *q, int first, const span *spans, float *s) {
+    const so_kv_store *store = w->op->attention.store;
+    int low = INT32_MAX, high = 0;
+    for (int r = 0; r < w->n_rows; r++)
+        for (int j = spans[r].lo; j < spans[r].hi; j++) {
+            int slot = j < spans[r].own ? first + j : tail_slot(w, &w->rows[r], first + j);
+            low = SO_MIN(low, slot);
+            high = SO_MAX(high, slot);
+        }
+    float scores[QUERIES * PAGE];
+    for (int page = low / PAGE; page <= high / PAGE; page++)
+        if (take_page(w, spans, first, page, NULL, s)) {
+            w->fns->scores(store->k.data + page_of(w, page), q, w->n, w->d, scores, PAGE);
+            take_page(w, spans, first, page, scores, s);
+        }
+}
+
+/* ---- values ---- */
+
+/* Positions from … to-1 of the chunk, in their own slots, for `n` queries from the i-th on. */
+static void own_values(const unit *w, int first, int from, int to, int i, int n, const float *p,
+                       float *o) {
+    const so_kv_store *s = w->op->attention.store;
+    for (int j = from, next; j < to; j = next) {
+        next = SO_MIN(to, (j / PAGE + 1) * PAGE);
+        const void *v =
+            s->v.data + page_of(w, (first + j) / PAGE) + (size_t)(j % PAGE) * s->entry_bytes;
+        w->fns->values(v, next - j, p + i * CHUNK + j, n, w->d, o + i * w->d);
     }
 }
 
-static void attend(const so_cpu *b, const so_op *op, const unit *w) {
-    int d = op->attention.store->shape.head_dim, n_heads = op->attention.n_heads;
-    float o[OUTPUT_MAX];
-    so_attn_bundle u = {.n = w->n_rows * w->n_heads, .d = d, .scale = op->attention.scale, .o = o};
-    memset(o, 0, (size_t)u.n * (size_t)d * sizeof o[0]);
-    for (int i = 0; i < u.n; i++) {
-        size_t row = (size_t)(w->first_row + i / w->n_heads);
-        size_t head = (size_t)(w->first_head + i % w->n_heads);
-        u.q[i] = f32(op->attention.q) + (row * (size_t)n_heads + head) * (size_t)d;
-        u.m[i] = -INFINITY;
-    }
-    walk_blocks(b, op, w, &u);
-    for (int i = 0; i < u.n; i++) {
-        float *out = f32(op->attention.out) + (u.q[i] - f32(op->attention.q));
-        float inverse = 1.0f / u.l[i];
-        for (int e = 0; e < d; e++)
-            out[e] = o[i * d + e] * inverse;
+static void tail_values(const unit *w, int first, int r, span sp, const float *p, float *o) {
+    const so_kv_store *s = w->op->attention.store;
+    int i = r * w->n_heads;
+    for (int j = sp.own; j < sp.hi; j++) {
+        int slot = tail_slot(w, &w->rows[r], first + j);
+        const void *v =
+            s->v.data + page_of(w, slot / PAGE) + (size_t)(slot % PAGE) * s->entry_bytes;
+        w->fns->values(v, 1, p + i * CHUNK + j, w->n_heads, w->d, o + i * w->d);
     }
 }
 
-/* Rows that may form a unit with the row at `first`: neighbours of the same sequence. */
-static int run_of_rows(const so_attn_row *rows, int first, int n, int most) {
+/* Positions that all rows see in the same slots go once for all; each row's others before and
+ * behind. */
+static void sum_values(const unit *w, int first, const span *spans, const float *p, float *o) {
+    int lo = 0, hi = CHUNK, n = w->n_heads;
+    for (int r = 0; r < w->n_rows; r++) {
+        lo = SO_MAX(lo, spans[r].lo);
+        hi = SO_MIN(hi, spans[r].own);
+    }
+    if (lo >= hi)
+        lo = hi = 0;
+    for (int r = 0; r < w->n_rows; r++)
+        own_values(w, first, spans[r].lo, lo, r * n, n, p, o);
+    own_values(w, first, lo, hi, 0, w->n, p, o);
+    for (int r = 0; r < w->n_rows; r++) {
+        own_values(w, first, SO_MAX(spans[r].lo, hi), spans[r].own, r * n, n, p, o);
+        tail_values(w, first, r, spans[r], p, o);
+    }
+}
+
+/* ---- chunks ---- */
+
+/* q: interleaved. */
+static void attend_chunk(const unit *w, const float *q, int first, part out) {
+    float s[QUERIES * CHUNK];
+    span spans[QUERIES];
+    int lo = CHUNK, hi = 0;
+    bool tails = false;
+    for (int r = 0; r < w->n_rows; r++) {
+        spans[r] = span_of(w->op, &w->rows[r], first);
+        tails |= spans[r].own < spans[r].hi;
+        if (spans[r].lo < spans[r].hi)
+            lo = SO_MIN(lo, spans[r].lo);
+        hi = SO_MAX(hi, spans[r].hi);
+    }
+    if (tails)
+        score_tree(w, q, first, spans, s);
+    else
+        score_chain(w, q, first, lo, hi, s);
+    for (int i = 0; i < w->n; i++) {
+        span sp = spans[i / w->n_heads];
+        if (sp.lo < sp.hi)
+            out.m[i] = w->b->kernels->softmax(s + i * CHUNK, sp.lo, sp.hi, &out.l[i]);
+    }
+    memset(out.o, 0, (size_t)(w->n * w->d) * sizeof *out.o);
+    sum_values(w, first, spans, s, out.o);
+}
+
+static void merge(const unit *w, int first, part all, part next) {
+    float factor[2 * QUERIES];
+    for (int i = 0; i < w->n; i++) {
+        float m = next.m[i] > all.m[i] ? next.m[i] : all.m[i];
+        factor[2 * i] = all.m[i] - m;
+        factor[2 * i + 1] = next.m[i] - m;
+    }
+    w->b->kernels->exp(factor, factor, 2L * w->n);
+    for (int i = 0; i < w->n; i++) {
+        span sp = span_of(w->op, &w->rows[i / w->n_heads], first);
+        float a = factor[2 * i], b = factor[2 * i + 1];
+        if (sp.lo >= sp.hi)
+            continue;
+        all.m[i] = next.m[i] > all.m[i] ? next.m[i] : all.m[i];
+        all.l[i] = all.l[i] * a + next.l[i] * b;
+        w->b->kernels->merge(all.o + i * w->d, next.o + i * w->d, a, b, w->d);
+    }
+}
+
+static size_t query_at(const unit *w, int i) {
+    size_t row = (size_t)(w->first_row + i / w->n_heads);
+    size_t head = (size_t)(w->first_head + i % w->n_heads);
+    return (row * (size_t)w->op->attention.n_heads + head) * (size_t)w->d;
+}
+
+static void load_queries(const unit *w, float *q) {
+    const float *from[QUERIES];
+    for (int i = 0; i < w->n; i++)
+        from[i] = f32(w->op->attention.q) + query_at(w, i);
+    w->b->kernels->interleave(from, w->n, w->d, w->op->attention.scale, q);
+}
+
+static void begin(const unit *w, part all) {
+    memset(all.o, 0, (size_t)(w->n * w->d) * sizeof *all.o);
+    memset(all.l, 0, (size_t)w->n * sizeof *all.l);
+    for (int i = 0; i < w->n; i++)
+        all.m[i] = -INFINITY;
+}
+
+static void finish(const unit *w, part all) {
+    for (int i = 0; i < w->n; i++) {
+        float *out = f32(w->op->attention.out) + query_at(w, i), inverse = 1.0f / all.l[i];
+        for (int e = 0; e < w->d; e++)
+            out[e] = all.o[i * w->d + e] * inverse;
+    }
+}
+
+static void attend(const unit *w) {
+    float q[FLOATS_MAX], o[2][FLOATS_MAX], m[2][QUERIES], l[2][QUERIES];
+    part all = {o[0], m[0], l[0]}, next = {o[1], m[1], l[1]};
+    load_queries(w, q);
+    begin(w, all);
+    memset(m[1], 0, sizeof m[1]); /* rows that a chunk does not show leave theirs */
+    for (int first = w->from; first <= w->to; first += CHUNK) {
+        attend_chunk(w, q, first, next);
+        merge(w, first, all, next);
+    }
+    finish(w, all);
+}
+
+/* ---- split at chunks ---- */
+
+static size_t part_floats(int n, int d) { return (size_t)n * (size_t)(d + 2); }
+
+/* The i-th part of the operation; parts of a unit follow each other. */
+static part part_at(const unit *w, long i, size_t floats) {
+    float *p = w->b->attn->floats + (size_t)i * floats;
+    size_t n = (size_t)w->n;
+    return (part){p + 2 * n, p, p + n};
+}
+
+static void join(const unit *w, long first_part, size_t floats) {
+    float o[FLOATS_MAX], m[QUERIES], l[QUERIES];
+    part all = {o, m, l};
+    begin(w, all);
+    for (int first = w->from; first <= w->to; first += CHUNK)
+        merge(w, first, all, part_at(w, first_part++, floats));
+    finish(w, all);
+}
+
+/* This member's chunks of one unit, the number-th; chunks of all units are dealt out in turn. */
+static void attend_split(const unit *w, int number, long first_part, size_t floats, int index,
+                         int count) {
+    float q[FLOATS_MAX];
+    int n_chunks = (w->to - w->from) / CHUNK + 1, done = 0;
+    for (int c = 0; c < n_chunks; c++) {
+        if ((first_part + c) % count != index)
+            continue;
+        if (done++ == 0)
+            load_queries(w, q);
+        attend_chunk(w, q, w->from + c * CHUNK, part_at(w, first_part + c, floats));
+    }
+    _Atomic int *arrived = &w->b->attn->arrived[number];
+    if (done > 0 && atomic_fetch_add(arrived, done) + done == n_chunks) {
+        join(w, first_part, floats);
+        atomic_store(arrived, 0);
+    }
+}
+
+/* ---- units ---- */
+
+typedef struct plan {
+    int heads, rows; /* of a unit, at most */
+    bool split;
+} plan;
+
+/* Rows that may form units with the row at `first`: neighbours of the same sequence. */
+static int run_of_rows(const so_attn_row *rows, int first, int n) {
     int end = first;
-    for (; end < n && end - first < most; end++) {
+    for (; end < n; end++) {
         const so_attn_row *row = &rows[end];
         SO_ASSERT(row->pos >= 0 && row->n_prefix >= 0 && row->page_off >= 0 && row->tail_off >= 0);
         if (row->page_off != rows[first].page_off)
@@ -150,24 +342,94 @@ static int run_of_rows(const so_attn_row *rows, int first, int n, int most) {
     return end - first;
 }
 
+static long divide_up(long a, long b) { return (a + b - 1) / b; }
+
+static long count_units(const so_op *op, int heads, int most) {
+    const so_attn_row *rows = at(op->attention.rows);
+    int n_kv = op->attention.store->shape.n_heads_kv, n = 0;
+    long bundles = 0;
+    for (int first = 0; first < op->n; first += n) {
+        n = run_of_rows(rows, first, op->n);
+        bundles += divide_up(n, most);
+    }
+    return bundles * n_kv * divide_up(op->attention.n_heads / n_kv, heads);
+}
+
+/* Whether units dealt out in turn leave the members less than an eighth apart. */
+static bool is_even(long units, int count) {
+    return divide_up(units, count) * count * 8 <= units * 9;
+}
+
+static plan make_plan(const so_cpu *b, const so_op *op, int count) {
+    const so_attn_row *rows = at(op->attention.rows);
+    int d = op->attention.store->shape.head_dim;
+    int group = op->attention.n_heads / op->attention.store->shape.n_heads_kv;
+    int queries = SO_MIN(QUERIES, FLOATS_MAX / d), heads = SO_MIN(group, queries), last = 0;
+    plan p = {heads, queries / heads, false};
+    if (is_even(count_units(op, heads, p.rows), count))
+        return p;
+    p.rows = SO_MIN(p.rows, SO_MAX(1, FEW / heads));
+    long units = count_units(op, heads, p.rows);
+    if (is_even(units, count))
+        return p;
+    for (int i = 0; i < op->n; i++)
+        last = SO_MAX(last, rows[i].pos);
+    size_t parts = (size_t)units * (size_t)(last / CHUNK + 1);
+    size_t room = SO_ATTN_SPLIT_BYTES / sizeof(float) / part_floats(p.rows * heads, d);
+    p.split = last >= CHUNK && b->attn->floats && units <= SO_ATTN_SPLIT_UNITS && parts <= room;
+    if (!p.split)
+        p.rows = 1;
+    return p;
+}
+
+/* Which chunks the unit's rows see. */
+static void set_range(unit *w) {
+    w->from = INT32_MAX, w->to = 0;
+    for (int r = 0; r < w->n_rows; r++) {
+        w->from = SO_MIN(w->from, begin_of(w->op, &w->rows[r]) / CHUNK * CHUNK);
+        w->to = SO_MAX(w->to, w->rows[r].pos / CHUNK * CHUNK);
+    }
+    w->n = w->n_rows * w->n_heads;
+}
+
+typedef struct dealer {
+    plan p;
+    int index, count;
+    int number;     /* of the next unit */
+    long next_part; /* that nobody owns */
+} dealer;
+
+static void deal(dealer *t, const unit *w) {
+    size_t floats = part_floats(t->p.rows * t->p.heads, w->d);
+    int number = t->number++;
+    if (!t->p.split) {
+        if (number % t->count == t->index)
+            attend(w);
+        return;
+    }
+    attend_split(w, number, t->next_part, floats, t->index, t->count);
+    t->next_part += (w->to - w->from) / CHUNK + 1;
+}
+
 /* Units are dealt out in turn: later rows see more, so runs of them would be uneven. */
 void so_cpu_attention(const so_cpu *b, const so_op *op, int index, int count) {
     const so_kv_shape *shape = &op->attention.store->shape;
     const so_attn_row *rows = at(op->attention.rows);
     int group = op->attention.n_heads / shape->n_heads_kv;
-    int queries = SO_MIN(SO_ATTN_QUERIES, OUTPUT_MAX / shape->head_dim);
-    int heads = SO_MIN(group, queries), most = queries / heads;
-    long spread = (long)op->n * shape->n_heads_kv / ((long)UNITS_PER_THREAD * count);
-    most = (int)SO_MAX(1, SO_MIN((long)most, spread));
-    long i = 0;
-    for (int first = 0, n_rows; first < op->n; first += n_rows) {
-        n_rows = run_of_rows(rows, first, op->n, most);
-        for (int head = 0; head < op->attention.n_heads;) {
-            int left = group - head % group;
-            unit w = {rows + first, first, n_rows, head, SO_MIN(heads, left), head / group};
-            if (i++ % count == index)
-                attend(b, op, &w);
-            head += w.n_heads;
+    dealer t = {make_plan(b, op, count), index, count, 0, 0};
+    unit w = {.b = b, .op = op, .d = shape->head_dim};
+    w.fns = shape->dtype == SO_DTYPE_F16 ? &b->kernels->attn_f16 : &b->kernels->attn_f32;
+    for (int first = 0, left = 0; first < op->n; first += w.n_rows, left -= w.n_rows) {
+        if (left == 0)
+            left = run_of_rows(rows, first, op->n);
+        w.rows = rows + first;
+        w.first_row = first;
+        w.n_rows = (int)divide_up(left, divide_up(left, t.p.rows));
+        for (w.first_head = 0; w.first_head < op->attention.n_heads; w.first_head += w.n_heads) {
+            w.n_heads = SO_MIN(t.p.heads, group - w.first_head % group);
+            w.head_kv = w.first_head / group;
+            set_range(&w);
+            deal(&t, &w);
         }
     }
 }

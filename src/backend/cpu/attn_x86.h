@@ -1,139 +1,243 @@
-/* Attention over one block of positions for a bundle of queries, over the words of rows_x86.h.
+/* Attention over one page for a bundle of queries, over the words of rows_x86.h.
  *
- * Keys and values are read and widened once for several queries: the heads of a group that share
- * them, and rows of a batch that see the same positions. Queries are independent lanes of work, so
- * how they are bundled changes no bit; every sum keeps the canon's order (kernels.h).
+ * Lanes of scores are positions and lanes of values are elements of the head, so every sum is a
+ * plain chain and a tile of queries shares each word it loads: no sum is joined across lanes.
+ * Where more queries come than one tile holds, F16 pages are widened once for all tiles. Queries
+ * are independent, so tiles change no bit; kernels.h states the order.
  *
- *   ATTN_SQ    queries per tile of scores, against four keys
+ *   ATTN_SQ    queries per tile of scores, against a page of 32 positions
  *   ATTN_NQ    queries per tile of values
  *   ATTN_NV    words of the output per tile of values
  *
- * The caller sees to it that head dimensions are multiples of 16. Included at the end of
- * rows_x86.h. */
+ * Included at the end of rows_x86.h. */
 
-/* Four sums at once by the canon's joining tree: lane i of the result is v_join(v[i]). */
-INLINE __m128 v_join4(const v16 *v) {
-    __m256 a = _mm256_add_ps(v_low8(v[0]), v_high8(v[0]));
-    __m256 b = _mm256_add_ps(v_low8(v[1]), v_high8(v[1]));
-    __m256 c = _mm256_add_ps(v_low8(v[2]), v_high8(v[2]));
-    __m256 d = _mm256_add_ps(v_low8(v[3]), v_high8(v[3]));
-    __m256 ac =
-        _mm256_add_ps(_mm256_permute2f128_ps(a, c, 0x20), _mm256_permute2f128_ps(a, c, 0x31));
-    __m256 bd =
-        _mm256_add_ps(_mm256_permute2f128_ps(b, d, 0x20), _mm256_permute2f128_ps(b, d, 0x31));
-    /* lanes 0 and 1 of a, then of b; in the upper half of c, then of d */
-    __m256 low = _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(ac), _mm256_castps_pd(bd)));
-    __m256 high = _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(ac), _mm256_castps_pd(bd)));
-    __m256 two = _mm256_add_ps(low, high);
-    __m128 ab = _mm256_castps256_ps128(two), cd = _mm256_extractf128_ps(two, 1);
-    return _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xDD));
+enum { SLAB = 64 }; /* elements of the head that are widened at a time */
+
+INLINE v16 kv_load(const void *p, size_t i, bool half) {
+    return half ? v_load_f16((const uint16_t *)p + i) : v_load((const float *)p + i);
 }
 
-/* s[i][j …] for `n` queries and four keys; keys past the last one repeat it. */
-INLINE void score_tile(const so_attn_block *b, const float *const *q, int j, int d, float scale,
-                       bool half, const int n, float (*s)[SO_ATTN_SCORES]) {
-    v16 sum[ATTN_SQ][4];
-    const void *k[4];
-    UNROLL for (int c = 0; c < 4; c++) k[c] = b->k[SO_MIN(j + c, b->hi - 1)];
-    UNROLL for (int i = 0; i < n; i++) UNROLL for (int c = 0; c < 4; c++) sum[i][c] = v_set1(0);
-    for (int e = 0; e < d; e += 16) {
-        v16 key[4];
-        UNROLL for (int c = 0; c < 4; c++) key[c] = kv_load(k[c], e, half);
+INLINE v16 kv_load_n(const void *p, size_t i, int n, bool half) {
+    return half ? v_load_f16_n((const uint16_t *)p + i, n) : v_load_n((const float *)p + i, n);
+}
+
+/* Runs TILE(n) for the constant n that equals `size`, 1 … 12. */
+#define TILE_CASES(size, most) \
+    switch (size) {            \
+        TILE_CASE(1, most)     \
+        TILE_CASE(2, most)     \
+        TILE_CASE(3, most)     \
+        TILE_CASE(4, most)     \
+        TILE_CASE(5, most)     \
+        TILE_CASE(6, most)     \
+        TILE_CASE(7, most)     \
+        TILE_CASE(8, most)     \
+        TILE_CASE(9, most)     \
+        TILE_CASE(10, most)    \
+        TILE_CASE(11, most)    \
+        TILE_CASE(12, most)    \
+    }
+#define TILE_CASE(n, most) \
+    case n:                \
+        if (n <= most)     \
+            TILE(n);       \
+        break;
+
+/* Tiles of even size: how many of the `left` queries the next one takes. */
+INLINE int tile_size(int left, int most) {
+    int tiles = (left + most - 1) / most;
+    return (left + tiles - 1) / tiles;
+}
+
+/* ---- queries ---- */
+
+static void interleave(const float *const *q, int n, int d, float scale, float *out) {
+    __m128 s = _mm_set1_ps(scale);
+    int i = 0;
+    for (; i + 4 <= n; i += 4) {
+        int e = 0;
+        for (; e + 4 <= d; e += 4) {
+            __m128 x[4];
+            UNROLL for (int c = 0; c < 4; c++) x[c] = _mm_mul_ps(_mm_loadu_ps(q[i + c] + e), s);
+            _MM_TRANSPOSE4_PS(x[0], x[1], x[2], x[3]);
+            UNROLL for (int c = 0; c < 4; c++) _mm_storeu_ps(out + (size_t)((e + c) * n + i), x[c]);
+        }
+        for (; e < d; e++)
+            for (int c = 0; c < 4; c++)
+                out[e * n + i + c] = q[i + c][e] * scale;
+    }
+    for (; i < n; i++)
+        for (int e = 0; e < d; e++)
+            out[e * n + i] = q[i][e] * scale;
+}
+
+/* ---- scores ---- */
+
+/* `rows` rows of k; sums go on from those in s, or start. */
+INLINE void score_tile(const void *k, int rows, const float *q, int stride_q, bool half, bool start,
+                       const int n, float *s, size_t stride) {
+    v16 sum[12][2];
+    UNROLL for (int i = 0; i < n; i++) {
+        sum[i][0] = start ? v_set1(0) : v_load(s + (size_t)i * stride);
+        sum[i][1] = start ? v_set1(0) : v_load(s + (size_t)i * stride + 16);
+    }
+    NO_UNROLL for (int e = 0; e < rows; e++, q += stride_q) {
+        v16 low = kv_load(k, (size_t)e * SO_KV_PAGE, half);
+        v16 high = kv_load(k, (size_t)e * SO_KV_PAGE + 16, half);
         UNROLL for (int i = 0; i < n; i++) {
-            v16 x = v_load(q[i] + e);
-            UNROLL for (int c = 0; c < 4; c++) sum[i][c] = v_fma(x, key[c], sum[i][c]);
+            v16 x = v_set1(q[i]);
+            sum[i][0] = v_fma(x, low, sum[i][0]);
+            sum[i][1] = v_fma(x, high, sum[i][1]);
         }
     }
-    UNROLL for (int i = 0; i < n; i++)
-        _mm_storeu_ps(s[i] + j, _mm_mul_ps(v_join4(sum[i]), _mm_set1_ps(scale)));
-}
-
-INLINE void score_rows(const so_attn_block *b, const so_attn_bundle *u, int first, bool half,
-                       const int n, float (*s)[SO_ATTN_SCORES]) {
-    for (int j = b->lo; j < b->hi; j += 4)
-        score_tile(b, u->q + first, j, u->d, u->scale, half, n, s);
     UNROLL for (int i = 0; i < n; i++) {
-        for (int j = 0; j < b->lo; j++)
-            s[i][j] = -INFINITY;
-        for (int j = b->hi; j < SO_KV_PAGE; j++)
-            s[i][j] = -INFINITY;
+        v_store(s + (size_t)i * stride, sum[i][0]);
+        v_store(s + (size_t)i * stride + 16, sum[i][1]);
     }
 }
 
-/* The largest of both; where a is NaN, b. */
-INLINE float max_of(v16 v, float b) {
-    float lanes[16];
-    v_store(lanes, v);
-    for (int i = 0; i < 16; i++)
-        b = lanes[i] > b ? lanes[i] : b;
-    return b;
-}
-
-/* Scores to weights, and the running maximum and sum of queries first … first+n-1. c: what the
- * outputs so far are multiplied with. */
-INLINE void soften(so_attn_bundle *u, int first, int n, float (*s)[SO_ATTN_SCORES], float *c) {
-    float old[SO_ATTN_QUERIES], sum[SO_ATTN_QUERIES];
-    for (int i = 0; i < n; i++) {
-        float *m = &u->m[first + i];
-        old[i] = *m;
-        v16 top = v_max(v_load(s[i]), v_set1(*m));
-        *m = max_of(v_max(v_load(s[i] + 16), top), *m);
-        sum[i] = softmax(s[i], *m);
-    }
-    for (int i = 0; i < n; i += 16) {
-        int part = SO_MIN(16, n - i);
-        v16 gap = v_sub(v_load_n(old + i, part), v_load_n(u->m + first + i, part));
-        v16 factor = v_exp(gap), l = v_load_n(u->l + first + i, part);
-        v_store_n(c + i, factor, part);
-        v_store_n(u->l + first + i, v_fma(l, factor, v_load_n(sum + i, part)), part);
+INLINE void score_tiles(const void *k, int rows, const float *q, int n, bool half, bool start,
+                        float *s, size_t stride) {
+    for (int i = 0, size; i < n; i += size) {
+        size = tile_size(n - i, ATTN_SQ);
+#define TILE(c) score_tile(k, rows, q + i, n, half, start, c, s + (size_t)i * stride, stride)
+        TILE_CASES(size, ATTN_SQ)
+#undef TILE
     }
 }
 
-/* `nv` words from element e of the outputs of `n` queries. */
-INLINE void value_tile(const so_attn_block *b, float *o, int d, int e, bool half, const int n,
-                       const int nv, float (*s)[SO_ATTN_SCORES], const float *c) {
-    v16 sum[ATTN_NQ][ATTN_NV];
+static void scores_f32(const void *k, const float *q, int n, int d, float *s, size_t stride) {
+    score_tiles(k, d, q, n, false, true, s, stride);
+}
+
+static void scores_f16(const void *k, const float *q, int n, int d, float *s, size_t stride) {
+    float wide[SLAB * SO_KV_PAGE] __attribute__((aligned(64)));
+    if (n <= ATTN_SQ) {
+        score_tiles(k, d, q, n, true, true, s, stride);
+        return;
+    }
+    for (int e = 0; e < d; e += SLAB) {
+        int rows = SO_MIN(SLAB, d - e);
+        const uint16_t *from = (const uint16_t *)k + e * SO_KV_PAGE;
+        for (int i = 0; i < rows * SO_KV_PAGE; i += 16)
+            v_store(wide + i, v_load_f16(from + i));
+        score_tiles(wide, rows, q + (size_t)(e * n), n, false, e == 0, s, stride);
+    }
+}
+
+/* ---- scores to weights ---- */
+
+INLINE float max_lane(v16 v) {
+    __m256 m8 = _mm256_max_ps(v_low8(v), v_high8(v));
+    __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));
+    __m128 m2 = _mm_max_ps(m4, _mm_movehl_ps(m4, m4));
+    return _mm_cvtss_f32(_mm_max_ss(m2, _mm_movehdup_ps(m2)));
+}
+
+static float softmax(float *s, int lo, int hi, float *sum) {
+    int from = lo / 16 * 16, to = (hi + 15) / 16 * 16;
+    for (int j = from; j < lo; j++)
+        s[j] = -INFINITY; /* its weight is 0 */
+    for (int j = hi; j < to; j++)
+        s[j] = -INFINITY;
+    v16 top = v_set1(-INFINITY), l = v_set1(0);
+    for (int j = from; j < to; j += 16)
+        top = v_max(v_load(s + j), top); /* NaN leaves top as it is */
+    float m = max_lane(top);
+    for (int j = from; j < to; j += 16) {
+        v16 p = v_exp(v_sub(v_load(s + j), v_set1(m)));
+        v_store(s + j, p);
+        l = v_add(l, p);
+    }
+    *sum = v_join(l);
+    return m;
+}
+
+/* ---- values ---- */
+
+/* `nv` words of the outputs of `n` queries; v and o at the first of them. */
+INLINE void value_tile(const void *v, size_t stride_v, int n_pos, const float *p, int d, bool half,
+                       const int n, const int nv, float *o) {
+    v16 sum[12][ATTN_NV];
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < nv; w++) sum[i][w] =
-        v_mul(v_load(o + (size_t)i * (size_t)d + e + 16 * w), v_set1(c[i]));
-    for (int j = b->lo; j < b->hi; j++) {
-        v16 v[ATTN_NV];
-        UNROLL for (int w = 0; w < nv; w++) v[w] = kv_load(b->v[j], e + 16 * w, half);
+        v_load(o + (size_t)(i * d + 16 * w));
+    NO_UNROLL for (int j = 0; j < n_pos; j++) {
+        v16 x[ATTN_NV];
+        UNROLL for (int w = 0; w < nv; w++) x[w] =
+            kv_load(v, (size_t)j * stride_v + (size_t)(16 * w), half);
         UNROLL for (int i = 0; i < n; i++) {
-            v16 weight = v_set1(s[i][j]);
-            UNROLL for (int w = 0; w < nv; w++) sum[i][w] = v_fma(weight, v[w], sum[i][w]);
+            v16 weight = v_set1(p[i * SO_ATTN_CHUNK + j]);
+            UNROLL for (int w = 0; w < nv; w++) sum[i][w] = v_fma(weight, x[w], sum[i][w]);
         }
     }
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < nv; w++)
-        v_store(o + (size_t)i * (size_t)d + e + 16 * w, sum[i][w]);
+        v_store(o + (size_t)(i * d + 16 * w), sum[i][w]);
 }
 
-INLINE void value_rows(const so_attn_block *b, float *o, int d, bool half, const int n,
-                       float (*s)[SO_ATTN_SCORES], const float *c) {
+/* Whole words of elements 0 … width-1 of `n` queries. */
+INLINE void value_words(const void *v, size_t stride_v, int n_pos, const float *p, int d, int width,
+                        bool half, const int n, float *o) {
+    size_t bytes = half ? 2 : 4;
     int e = 0;
-    for (; e + 16 * ATTN_NV <= d; e += 16 * ATTN_NV)
-        value_tile(b, o, d, e, half, n, ATTN_NV, s, c);
-    for (; e < d; e += 16)
-        value_tile(b, o, d, e, half, n, 1, s, c);
+    for (; e + 16 * ATTN_NV <= width; e += 16 * ATTN_NV)
+        value_tile((const char *)v + (size_t)e * bytes, stride_v, n_pos, p, d, half, n, ATTN_NV,
+                   o + e);
+    for (; e + 16 <= width; e += 16)
+        value_tile((const char *)v + (size_t)e * bytes, stride_v, n_pos, p, d, half, n, 1, o + e);
 }
 
-INLINE void attn_block(const so_attn_block *b, so_attn_bundle *u, int first, int n, bool half) {
-    float s[SO_ATTN_QUERIES][SO_ATTN_SCORES], c[SO_ATTN_QUERIES];
-    float *o = u->o + (size_t)first * (size_t)u->d;
-    int i = 0;
-    for (; i + ATTN_SQ <= n; i += ATTN_SQ)
-        score_rows(b, u, first + i, half, ATTN_SQ, s + i);
-    for (; i < n; i++)
-        score_rows(b, u, first + i, half, 1, s + i);
-    soften(u, first, n, s, c);
-    for (i = 0; i + ATTN_NQ <= n; i += ATTN_NQ)
-        value_rows(b, o + (size_t)i * (size_t)u->d, u->d, half, ATTN_NQ, s + i, c + i);
-    for (; i < n; i++)
-        value_rows(b, o + (size_t)i * (size_t)u->d, u->d, half, 1, s + i, c + i);
+INLINE void value_tiles(const void *v, size_t stride_v, int n_pos, const float *p, int n, int d,
+                        int width, bool half, float *o) {
+    for (int i = 0, size; i < n; i += size) {
+        size = tile_size(n - i, ATTN_NQ);
+        const float *weights = p + (size_t)(i * SO_ATTN_CHUNK);
+#define TILE(c) value_words(v, stride_v, n_pos, weights, d, width, half, c, o + (size_t)(i * d))
+        TILE_CASES(size, ATTN_NQ)
+#undef TILE
+    }
 }
 
-static void block_f16(const so_attn_block *b, so_attn_bundle *u, int first, int n) {
-    attn_block(b, u, first, n, true);
+/* The elements past the last whole word. */
+INLINE void value_rest(const void *v, int n_pos, const float *p, int n, int d, bool half,
+                       float *o) {
+    int e = d / 16 * 16, rest = d - e;
+    for (int i = 0; rest && i < n; i++) {
+        v16 sum = v_load_n(o + (size_t)(i * d + e), rest);
+        for (int j = 0; j < n_pos; j++)
+            sum = v_fma(v_set1(p[i * SO_ATTN_CHUNK + j]),
+                        kv_load_n(v, (size_t)(j * d + e), rest, half), sum);
+        v_store_n(o + (size_t)(i * d + e), sum, rest);
+    }
 }
-static void block_f32(const so_attn_block *b, so_attn_bundle *u, int first, int n) {
-    attn_block(b, u, first, n, false);
+
+static void values_f32(const void *v, int n_pos, const float *p, int n, int d, float *o) {
+    value_tiles(v, (size_t)d, n_pos, p, n, d, d, false, o);
+    value_rest(v, n_pos, p, n, d, false, o);
+}
+
+static void values_f16(const void *v, int n_pos, const float *p, int n, int d, float *o) {
+    float wide[SO_KV_PAGE * SLAB] __attribute__((aligned(64)));
+    value_rest(v, n_pos, p, n, d, true, o);
+    if (n <= ATTN_NQ) {
+        value_tiles(v, (size_t)d, n_pos, p, n, d, d, true, o);
+        return;
+    }
+    for (int e = 0; e + 16 <= d; e += SLAB) {
+        int width = SO_MIN(SLAB, (d - e) / 16 * 16);
+        const uint16_t *from = (const uint16_t *)v + e;
+        for (int j = 0; j < n_pos; j++)
+            for (int i = 0; i < width; i += 16)
+                v_store(wide + j * SLAB + i, v_load_f16(from + (size_t)(j * d + i)));
+        value_tiles(wide, SLAB, n_pos, p, n, d, width, false, o + e);
+    }
+}
+
+static void merge(float *o, const float *part, float a, float b, int d) {
+    int e = 0;
+    for (; e + 16 <= d; e += 16)
+        v_store(o + e, v_fma(v_load(part + e), v_set1(b), v_mul(v_load(o + e), v_set1(a))));
+    if (e < d) {
+        v16 old = v_mul(v_load_n(o + e, d - e), v_set1(a));
+        v_store_n(o + e, v_fma(v_load_n(part + e, d - e), v_set1(b), old), d - e);
+    }
 }

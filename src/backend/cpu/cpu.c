@@ -309,6 +309,8 @@ static void submit(so_backend *base, const so_op *given) {
     b->ops[b->n_ops++] = op;
     if (op.kind == SO_OP_MATMUL)
         n = push_quantize(b, &op, ranges, n);
+    if (op.kind == SO_OP_ATTENTION) /* results of split units */
+        ranges[n++] = (so_range){.owner = b->attn, .begin = 0, .end = 1, .write = true};
     push(b, so_cpu_tasks[op.kind], ranges, n);
     forget_stale(b, ranges, n);
 }
@@ -330,6 +332,8 @@ static void cpu_free(so_backend *base) {
     free(b->tasks);
     free(b->uploads);
     free(b->scratch);
+    free(b->attn->floats);
+    free(b->attn);
     free(b);
 }
 
@@ -372,6 +376,8 @@ int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, s
     b->pool = pool;
     b->ops = SO_NEW_N(so_op, SO_OPS_MAX);
     b->tasks = SO_NEW_N(so_task, SO_TASKS_MAX);
+    b->attn = SO_NEW(so_attn_split);
+    b->attn->floats = so_try_alloc(SO_ATTN_SPLIT_BYTES, 1); /* touched where used */
     b->uploads_cap = UPLOADS_FIRST;
     b->uploads = so_realloc(NULL, b->uploads_cap);
     *out = &b->base;

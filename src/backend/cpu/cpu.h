@@ -25,19 +25,27 @@ struct so_weight {
     so_slab_chunk *chunk; /* that holds it */
 };
 
-/* K and V, each [n_layers][n_pages][n_heads_kv][SO_KV_PAGE][head_dim]. */
+/* K and V, each [n_layers][n_pages][n_heads_kv] pages of one head: keys [head_dim][SO_KV_PAGE],
+ * values [SO_KV_PAGE][head_dim] (kernels.h says why). */
 struct so_kv_store {
     so_kv_shape shape;
     size_t entry_bytes; /* one head of one position */
     so_buffer k, v;
 };
 
-/* Byte offset of one entry in k or v. */
-static inline size_t so_kv_entry(const so_kv_store *s, int layer, int page, int head, int place) {
+/* Byte offset of one page of one head in k or v. */
+static inline size_t so_kv_page(const so_kv_store *s, int layer, int page, int head) {
     size_t i = (size_t)layer * (size_t)s->shape.n_pages + (size_t)page;
     i = i * (size_t)s->shape.n_heads_kv + (size_t)head;
-    return (i * SO_KV_PAGE + (size_t)place) * s->entry_bytes;
+    return i * SO_KV_PAGE * s->entry_bytes;
 }
+
+/* Results of chunks of positions, where attention is split there (attention.c). */
+enum { SO_ATTN_SPLIT_UNITS = 256, SO_ATTN_SPLIT_BYTES = 16 << 20 };
+typedef struct so_attn_split {
+    float *floats; /* [SO_ATTN_SPLIT_BYTES / 4]; NULL where there was no memory: no split */
+    _Atomic int arrived[SO_ATTN_SPLIT_UNITS]; /* chunks that are done; 0 between operations */
+} so_attn_split;
 
 enum { SO_HEAD_DIM_MAX = 1024 };
 
@@ -79,13 +87,15 @@ struct so_cpu {
     size_t scratch_bytes, scratch_need;
     so_range quantized; /* owner NULL: nothing to reuse */
     int quantized_n, quantized_block;
+    so_attn_split *attn;
     so_err err; /* first failure since the last sync */
 };
 
 /* ops.c */
 extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT];
 so_task_fn so_cpu_quantize;
-so_task_fn so_cpu_attention; /* attention.c */
+so_task_fn so_cpu_attention;                /* attention.c */
+so_task_fn so_cpu_kv_store, so_cpu_kv_copy; /* cache.c */
 /* Bytes of scratch a matmul needs; 0 for float weights, SIZE_MAX where it does not fit. */
 size_t so_cpu_scratch_bytes(const so_weight *w, int n);
 

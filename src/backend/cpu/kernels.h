@@ -23,12 +23,14 @@
  *   exp           the comment at SO_EXP_MIN below, operation by operation.
  *   silu, gelu    x / (1 + exp(−x)); gelu (tanh form) = x / (1 + exp(−2u)),
  *                 u = √(2/π) · fma(0.044715 · x², x, x)
- *   attention     blocks of 32 logical positions, ascending, from the block of the first position
- *                 seen. Per block: score = lane16(q · k) · scale, −inf for positions not seen;
- *                 m' = max(m, scores); p = exp(score − m'); c = exp(m − m');
- *                 l = fma(l, c, lane16(p)); o = o · c, then o = fma(p, v, o) over the positions
- *                 seen, ascending. At the end o · (1 / l). Positions not seen are not read: their
- *                 memory may hold NaN.
+ *   attention     q' = q · scale. Score: one sum over the head dimension, acc = fma(q', k, acc),
+ *                 ascending. Chunks of 128 logical positions (0 … 127, 128 … 255, …), each from
+ *                 the positions seen alone: m_c = their largest score, p = exp(score − m_c),
+ *                 l_c = lane16(p) by position, o_c = fma(p, v, o_c) ascending from 0. Chunks are
+ *                 merged ascending, from m = −inf, l = 0, o = 0: m' = max(m, m_c),
+ *                 a = exp(m − m'), b = exp(m_c − m'), l = l · a + l_c · b (two products, one sum),
+ *                 o = fma(o_c, b, o · a). At the end o · (1 / l). Numbers at positions not seen
+ *                 (they may be NaN) reach no sum.
  *
  * Packed or interleaved copies of a weight must keep to this. Adding a level means one more file
  * with a table and passing tests/backend; nothing else may know intrinsics. */
@@ -96,31 +98,14 @@ enum { SO_MM_GRAIN = 16 };
     X(q5_k, SO_DTYPE_Q5_K) \
     X(q6_k, SO_DTYPE_Q6_K)
 
-/* One block of 32 positions of one head: k and v point at the entries of the positions seen,
- * lo … hi-1 of the block; the others must not be read. */
-typedef struct so_attn_block {
-    const void *k[SO_KV_PAGE], *v[SO_KV_PAGE];
-    int lo, hi;
-} so_attn_block;
-
-/* Queries that go through blocks of positions together. */
-enum { SO_ATTN_QUERIES = 32, SO_ATTN_SCORES = SO_KV_PAGE + 4 };
-typedef struct so_attn_bundle {
-    int n, d;
-    float scale;
-    const float *q[SO_ATTN_QUERIES];
-    float *o;                                     /* [n][d] */
-    float m[SO_ATTN_QUERIES], l[SO_ATTN_QUERIES]; /* largest score so far; sum of weights */
-} so_attn_bundle;
-
+/* Attention over one page of one head of a KV store: keys lie as k[d][SO_KV_PAGE], so that sixteen
+ * scores are one register and need no joining; values as v[SO_KV_PAGE][d]. `n` queries at once. */
+enum { SO_ATTN_CHUNK = 128, SO_ATTN_QUERIES = 36 };
 typedef struct so_attn_fns {
-    /* s[lo … hi-1] = lane16(q · k) · scale, the rest −inf; gives the largest of them and m */
-    float (*scores)(const so_attn_block *b, const float *q, int d, float scale, float m, float *s);
-    /* o[d] = o · c, then + p · v */
-    void (*values)(const so_attn_block *b, const float *p, float c, int d, float *o);
-    /* Optional: one block for queries first … first+n-1 of a bundle, d a multiple of 16; the bits
-     * are those of scores, softmax, exp and values one query at a time. */
-    void (*block)(const so_attn_block *b, so_attn_bundle *u, int first, int n);
+    /* s[i · stride + j] = Σ_e q[e][i] · k[e][j] for the whole page; q is [d][n] */
+    void (*scores)(const void *k, const float *q, int n, int d, float *s, size_t stride);
+    /* o[i][d] += Σ_j p[i][j] · v[j][d], j < n_pos ascending; rows of p are SO_ATTN_CHUNK apart */
+    void (*values)(const void *v, int n_pos, const float *p, int n, int d, float *o);
 } so_attn_fns;
 
 typedef struct so_kernels {
@@ -140,7 +125,12 @@ typedef struct so_kernels {
     void (*to_f16)(uint16_t *out, const float *x, long n);
     int32_t (*argmax)(const float *x, int d); /* -1 where one is not finite */
     so_attn_fns attn_f16, attn_f32;
-    float (*softmax)(float *s, float m); /* s[32] = exp(s − m); gives lane16(s) */
+    /* out[d][n] = q[n][d] · scale */
+    void (*interleave)(const float *const *q, int n, int d, float scale, float *out);
+    /* s[lo … hi-1] = exp(s − m), m their largest, which it gives; *sum = lane16(s). Other places
+     * of the chunk may be overwritten. */
+    float (*softmax)(float *s, int lo, int hi, float *sum);
+    void (*merge)(float *o, const float *part, float a, float b, int d); /* o = part·b + o·a */
     /* For the roofline: reads n bytes (any function of them comes back), and multiplies and adds
      * int8 as fast as the level can, n times over; gives the number of multiply-adds. */
     uint64_t (*read_all)(const uint8_t *p, size_t n);

@@ -43,20 +43,15 @@ WORD v16 v_load_bf16_n(const uint16_t *p, int n) {
     return bf16_to_v16(_mm256_maskz_loadu_epi16(below(n), p));
 }
 
+/* One rounding, like two factors that are powers of two. */
 WORD v16 v_times_pow2(v16 p, v16 t) {
-    __m512i n =
-        _mm512_sub_epi32(_mm512_castps_si512(t), _mm512_castps_si512(_mm512_set1_ps(SO_EXP_MAGIC)));
-    __m512i n1 = _mm512_srai_epi32(n, 1), n2 = _mm512_sub_epi32(n, n1);
-    __m512i bias = _mm512_set1_epi32(127);
-    n1 = _mm512_slli_epi32(_mm512_add_epi32(n1, bias), 23);
-    n2 = _mm512_slli_epi32(_mm512_add_epi32(n2, bias), 23);
-    return _mm512_mul_ps(_mm512_mul_ps(p, _mm512_castsi512_ps(n1)), _mm512_castsi512_ps(n2));
+    return _mm512_scalef_ps(p, _mm512_sub_ps(t, _mm512_set1_ps(SO_EXP_MAGIC)));
 }
 
 /* ---- sixteen rows of integers ---- */
 
 enum { LANES = 16, FLOAT_NR = 4, FLOAT_NX = 4 };
-enum { ATTN_SQ = 4, ATTN_NQ = 4, ATTN_NV = 4 };
+enum { ATTN_SQ = 12, ATTN_NQ = 6, ATTN_NV = 4 };
 typedef __m512i vi;
 typedef __m512 vf;
 

@@ -166,58 +166,68 @@ static int32_t argmax(const float *x, int d) {
     return best;
 }
 
-static inline float entry(const void *p, int i, bool half) {
+static inline float entry(const void *p, size_t i, bool half) {
     return half ? so_f16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
 
-static inline float scores(const so_attn_block *b, const float *q, int d, float scale, float m,
-                           float *s, bool half) {
-    for (int j = 0; j < SO_KV_PAGE; j++) {
-        if (j < b->lo || j >= b->hi) {
-            s[j] = -INFINITY;
-            continue;
+static void interleave(const float *const *q, int n, int d, float scale, float *out) {
+    for (int i = 0; i < n; i++)
+        for (int e = 0; e < d; e++)
+            out[e * n + i] = q[i][e] * scale;
+}
+
+static inline void scores(const void *k, const float *q, int n, int d, float *s, size_t stride,
+                          bool half) {
+    for (int i = 0; i < n; i++)
+        memset(s + (size_t)i * stride, 0, SO_KV_PAGE * sizeof *s);
+    for (int e = 0; e < d; e++, q += n)
+        for (int j = 0; j < SO_KV_PAGE; j++) {
+            float key = entry(k, (size_t)(e * SO_KV_PAGE + j), half);
+            for (int i = 0; i < n; i++) {
+                float *sum = s + (size_t)i * stride + j;
+                *sum = fmaf(q[i], key, *sum);
+            }
         }
-        float lane[16] = {0};
-        for (int i = 0; i < d; i++)
-            lane[i % 16] = fmaf(q[i], entry(b->k[j], i, half), lane[i % 16]);
-        s[j] = join16(lane) * scale;
+}
+
+static inline void values(const void *v, int n_pos, const float *p, int n, int d, float *o,
+                          bool half) {
+    for (int j = 0; j < n_pos; j++)
+        for (int e = 0; e < d; e++) {
+            float value = entry(v, (size_t)(j * d + e), half);
+            for (int i = 0; i < n; i++)
+                o[i * d + e] = fmaf(p[i * SO_ATTN_CHUNK + j], value, o[i * d + e]);
+        }
+}
+
+static void scores_f16(const void *k, const float *q, int n, int d, float *s, size_t stride) {
+    scores(k, q, n, d, s, stride, true);
+}
+static void scores_f32(const void *k, const float *q, int n, int d, float *s, size_t stride) {
+    scores(k, q, n, d, s, stride, false);
+}
+static void values_f16(const void *v, int n_pos, const float *p, int n, int d, float *o) {
+    values(v, n_pos, p, n, d, o, true);
+}
+static void values_f32(const void *v, int n_pos, const float *p, int n, int d, float *o) {
+    values(v, n_pos, p, n, d, o, false);
+}
+
+static float softmax(float *s, int lo, int hi, float *sum) {
+    float m = -INFINITY, lane[16] = {0};
+    for (int j = lo; j < hi; j++)
         m = s[j] > m ? s[j] : m;
+    for (int j = lo; j < hi; j++) {
+        s[j] = expf_canon(s[j] - m);
+        lane[j % 16] += s[j];
     }
+    *sum = join16(lane);
     return m;
 }
 
-static inline void values(const so_attn_block *b, const float *p, float c, int d, float *o,
-                          bool half) {
-    for (int i = 0; i < d; i++) {
-        float sum = o[i] * c;
-        for (int j = b->lo; j < b->hi; j++)
-            sum = fmaf(p[j], entry(b->v[j], i, half), sum);
-        o[i] = sum;
-    }
-}
-
-static float scores_f16(const so_attn_block *b, const float *q, int d, float scale, float m,
-                        float *s) {
-    return scores(b, q, d, scale, m, s, true);
-}
-static float scores_f32(const so_attn_block *b, const float *q, int d, float scale, float m,
-                        float *s) {
-    return scores(b, q, d, scale, m, s, false);
-}
-static void values_f16(const so_attn_block *b, const float *p, float c, int d, float *o) {
-    values(b, p, c, d, o, true);
-}
-static void values_f32(const so_attn_block *b, const float *p, float c, int d, float *o) {
-    values(b, p, c, d, o, false);
-}
-
-static float softmax(float *s, float m) {
-    float lane[16] = {0};
-    for (int i = 0; i < SO_KV_PAGE; i++) {
-        s[i] = expf_canon(s[i] - m);
-        lane[i % 16] += s[i];
-    }
-    return join16(lane);
+static void merge(float *o, const float *part, float a, float b, int d) {
+    for (int e = 0; e < d; e++)
+        o[e] = fmaf(part[e], b, o[e] * a);
 }
 
 #define ENTRY(name, dtype) [dtype] = so_mm_scalar_##name,
@@ -259,9 +269,11 @@ const so_kernels so_kernels_scalar = {
     .exp = exp_row,
     .to_f16 = to_f16,
     .argmax = argmax,
-    .attn_f16 = {scores_f16, values_f16, NULL},
-    .attn_f32 = {scores_f32, values_f32, NULL},
+    .attn_f16 = {scores_f16, values_f16},
+    .attn_f32 = {scores_f32, values_f32},
+    .interleave = interleave,
     .softmax = softmax,
+    .merge = merge,
     .read_all = read_all,
     .multiply_all = multiply_all,
 };

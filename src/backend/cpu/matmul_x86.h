@@ -518,10 +518,10 @@ INLINE void floats(const so_mm *a, so_dtype dtype, long begin, long end) {
 SO_MM_DTYPES(MATMUL)
 
 #define MM_ENTRY(name, dtype) [dtype] = mm_##name,
-#define ROW_KERNELS                                                                            \
-    .matmul = {SO_MM_DTYPES(MM_ENTRY)}, .quantize32 = quantize32, .quantize256 = quantize256,  \
-    .rms_norm = rms_norm, .layer_norm = layer_norm, .add = add, .silu_mul = silu_mul,          \
-    .gelu_mul = gelu_mul, .gelu = gelu, .exp = exp_row, .to_f16 = to_f16, .argmax = argmax,    \
-    .attn_f16 = {scores_f16, values_f16, block_f16},                                           \
-    .attn_f32 = {scores_f32, values_f32, block_f32}, .softmax = softmax, .read_all = read_all, \
+#define ROW_KERNELS                                                                           \
+    .matmul = {SO_MM_DTYPES(MM_ENTRY)}, .quantize32 = quantize32, .quantize256 = quantize256, \
+    .rms_norm = rms_norm, .layer_norm = layer_norm, .add = add, .silu_mul = silu_mul,         \
+    .gelu_mul = gelu_mul, .gelu = gelu, .exp = exp_row, .to_f16 = to_f16, .argmax = argmax,   \
+    .attn_f16 = {scores_f16, values_f16}, .attn_f32 = {scores_f32, values_f32},               \
+    .interleave = interleave, .softmax = softmax, .merge = merge, .read_all = read_all,       \
     .multiply_all = multiply_all

@@ -234,59 +234,21 @@ static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
         b->kernels->matmul[w->dtype](&mm, begin, end);
 }
 
-/* ---- KV ---- */
-
-static void check_slot(const so_kv_store *s, so_kv_slot slot) {
-    SO_ASSERT(slot.page >= 0 && slot.page < s->shape.n_pages);
-    SO_ASSERT(slot.place >= 0 && slot.place < SO_KV_PAGE);
-}
-
-static void kv_store(const so_cpu *b, const so_op *op, int index, int count) {
-    const so_kv_store *s = op->kv_store.store;
-    int n_heads = s->shape.n_heads_kv, d = s->shape.head_dim;
-    const so_kv_slot *slots = at(op->kv_store.slots);
-    long begin, end;
-    so_split((long)op->n * n_heads, 1, index, count, &begin, &end);
-    for (long i = begin; i < end; i++) {
-        so_kv_slot slot = slots[i / n_heads];
-        check_slot(s, slot);
-        size_t to = so_kv_entry(s, op->kv_store.layer, slot.page, (int)(i % n_heads), slot.place);
-        const float *k = f32(op->kv_store.k) + i * d, *v = f32(op->kv_store.v) + i * d;
-        if (s->shape.dtype == SO_DTYPE_F16) {
-            b->kernels->to_f16((uint16_t *)(s->k.data + to), k, d);
-            b->kernels->to_f16((uint16_t *)(s->v.data + to), v, d);
-        } else {
-            memcpy(s->k.data + to, k, s->entry_bytes);
-            memcpy(s->v.data + to, v, s->entry_bytes);
-        }
-    }
-}
-
-/* Copies may read what an earlier one wrote, but only within a layer and head: those are split. */
-static void kv_copy(const so_cpu *b, const so_op *op, int index, int count) {
-    (void)b;
-    const so_kv_store *s = op->kv_copy.store;
-    const so_kv_slot *from = at(op->kv_copy.from), *to = at(op->kv_copy.to);
-    int n_heads = s->shape.n_heads_kv;
-    long begin, end;
-    so_split((long)s->shape.n_layers * n_heads, 1, index, count, &begin, &end);
-    for (long i = begin; i < end; i++)
-        for (int j = 0; j < op->n; j++) {
-            check_slot(s, from[j]);
-            check_slot(s, to[j]);
-            int layer = (int)(i / n_heads), head = (int)(i % n_heads);
-            size_t src = so_kv_entry(s, layer, from[j].page, head, from[j].place);
-            size_t dst = so_kv_entry(s, layer, to[j].page, head, to[j].place);
-            memmove(s->k.data + dst, s->k.data + src, s->entry_bytes);
-            memmove(s->v.data + dst, s->v.data + src, s->entry_bytes);
-        }
-}
-
 so_task_fn *const so_cpu_tasks[SO_OP_COUNT] = {
-    [SO_OP_UPLOAD] = upload,     [SO_OP_DOWNLOAD] = download, [SO_OP_EMBED] = embed,
-    [SO_OP_GATHER] = gather,     [SO_OP_RMS_NORM] = norm,     [SO_OP_LAYER_NORM] = norm,
-    [SO_OP_MATMUL] = matmul,     [SO_OP_ADD] = eltwise,       [SO_OP_SILU_MUL] = eltwise,
-    [SO_OP_GELU_MUL] = eltwise,  [SO_OP_GELU] = eltwise,      [SO_OP_ROPE] = rope,
-    [SO_OP_KV_STORE] = kv_store, [SO_OP_KV_COPY] = kv_copy,   [SO_OP_ATTENTION] = so_cpu_attention,
+    [SO_OP_UPLOAD] = upload,
+    [SO_OP_DOWNLOAD] = download,
+    [SO_OP_EMBED] = embed,
+    [SO_OP_GATHER] = gather,
+    [SO_OP_RMS_NORM] = norm,
+    [SO_OP_LAYER_NORM] = norm,
+    [SO_OP_MATMUL] = matmul,
+    [SO_OP_ADD] = eltwise,
+    [SO_OP_SILU_MUL] = eltwise,
+    [SO_OP_GELU_MUL] = eltwise,
+    [SO_OP_GELU] = eltwise,
+    [SO_OP_ROPE] = rope,
+    [SO_OP_KV_STORE] = so_cpu_kv_store,
+    [SO_OP_KV_COPY] = so_cpu_kv_copy,
+    [SO_OP_ATTENTION] = so_cpu_attention,
     [SO_OP_ARGMAX] = argmax,
 };

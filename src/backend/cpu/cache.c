@@ -1,0 +1,97 @@
+/* KV operations of the CPU backend: entries into their pages, and from one slot to another.
+ *
+ * Keys of a page lie across it, k[head_dim][SO_KV_PAGE]: an entry is one column. So the team splits
+ * the head dimension and not the rows: rows of one pass are neighbouring columns, and two threads
+ * that write them would pass the same cache lines to and fro. Slots come from device memory and are
+ * looked at here for the first time; one out of range aborts. */
+#include <string.h>
+
+#include "backend/cpu/cpu.h"
+#include "base/mem.h"
+
+enum { LINE = 32 }; /* F16 values in a cache line */
+
+static inline void *at(so_view v) { return v.buf->data + v.off; }
+
+static void check_slot(const so_kv_store *s, so_kv_slot slot) {
+    SO_ASSERT(slot.page >= 0 && slot.page < s->shape.n_pages);
+    SO_ASSERT(slot.place >= 0 && slot.place < SO_KV_PAGE);
+}
+
+/* Elements e … e+n-1 of an entry; `page` is the offset of its page. */
+static void store_f16(const so_cpu *b, const so_kv_store *s, size_t page, int place, int e, int n,
+                      const float *k, const float *v) {
+    uint16_t half[SO_HEAD_DIM_MAX];
+    uint16_t *keys = (uint16_t *)(s->k.data + page) + e * SO_KV_PAGE + place;
+    b->kernels->to_f16(half, k, n);
+    for (int i = 0; i < n; i++)
+        keys[i * SO_KV_PAGE] = half[i];
+    b->kernels->to_f16((uint16_t *)(s->v.data + page) + place * s->shape.head_dim + e, v, n);
+}
+
+static void store_f32(const so_kv_store *s, size_t page, int place, int e, int n, const float *k,
+                      const float *v) {
+    float *keys = (float *)(s->k.data + page) + e * SO_KV_PAGE + place;
+    for (int i = 0; i < n; i++)
+        keys[i * SO_KV_PAGE] = k[i];
+    memcpy((float *)(s->v.data + page) + place * s->shape.head_dim + e, v, (size_t)n * sizeof *v);
+}
+
+void so_cpu_kv_store(const so_cpu *b, const so_op *op, int index, int count) {
+    const so_kv_store *s = op->kv_store.store;
+    const so_kv_slot *slots = at(op->kv_store.slots);
+    const float *k = at(op->kv_store.k), *v = at(op->kv_store.v);
+    int d = s->shape.head_dim;
+    long width = (long)s->shape.n_heads_kv * d, begin, end;
+    so_split(width, LINE, index, count, &begin, &end);
+    for (int r = 0; r < op->n; r++) {
+        so_kv_slot slot = slots[r];
+        check_slot(s, slot);
+        for (long i = begin, next; i < end; i = next) {
+            int head = (int)(i / d), e = (int)(i % d);
+            next = SO_MIN(end, (long)(head + 1) * d);
+            size_t page = so_kv_page(s, op->kv_store.layer, slot.page, head);
+            long from = r * width + i;
+            if (s->shape.dtype == SO_DTYPE_F16)
+                store_f16(b, s, page, slot.place, e, (int)(next - i), k + from, v + from);
+            else
+                store_f32(s, page, slot.place, e, (int)(next - i), k + from, v + from);
+        }
+    }
+}
+
+/* One entry; src and dst are offsets of pages. */
+static void copy_entry(const so_kv_store *s, size_t src, int from, size_t dst, int to) {
+    int d = s->shape.head_dim;
+    if (s->shape.dtype == SO_DTYPE_F16) {
+        const uint16_t *k = (const uint16_t *)(s->k.data + src) + from;
+        uint16_t *out = (uint16_t *)(s->k.data + dst) + to;
+        for (int e = 0; e < d; e++)
+            out[e * SO_KV_PAGE] = k[e * SO_KV_PAGE];
+    } else {
+        const float *k = (const float *)(s->k.data + src) + from;
+        float *out = (float *)(s->k.data + dst) + to;
+        for (int e = 0; e < d; e++)
+            out[e * SO_KV_PAGE] = k[e * SO_KV_PAGE];
+    }
+    memmove(s->v.data + dst + (size_t)to * s->entry_bytes,
+            s->v.data + src + (size_t)from * s->entry_bytes, s->entry_bytes);
+}
+
+/* Copies may read what an earlier one wrote, but only within a layer and head: those are split. */
+void so_cpu_kv_copy(const so_cpu *b, const so_op *op, int index, int count) {
+    (void)b;
+    const so_kv_store *s = op->kv_copy.store;
+    const so_kv_slot *from = at(op->kv_copy.from), *to = at(op->kv_copy.to);
+    int n_heads = s->shape.n_heads_kv;
+    long begin, end;
+    so_split((long)s->shape.n_layers * n_heads, 1, index, count, &begin, &end);
+    for (long i = begin; i < end; i++)
+        for (int j = 0; j < op->n; j++) {
+            check_slot(s, from[j]);
+            check_slot(s, to[j]);
+            int layer = (int)(i / n_heads), head = (int)(i % n_heads);
+            copy_entry(s, so_kv_page(s, layer, from[j].page, head), from[j].place,
+                       so_kv_page(s, layer, to[j].page, head), to[j].place);
+        }
+}
