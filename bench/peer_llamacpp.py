@@ -15,9 +15,9 @@ llama.cpp runs as its library does with --threads for both kinds of batches, mem
 a layout for them, F16 cache; with and without flash attention, and for each cell the better one (by two rounds of
 warm-up) counts. ours / theirs is the ratio of the medians over rounds; the spread is the middle half of the rounds' own
 ratios. The limit is max(bytes / bandwidth, multiply-adds / peak) of the pass, both measured in every round by sooth's
-threads (bandwidth over a buffer of the weights' size). Turns of a pair in which the threads of either engine had to wait
-for a core more than --busy percent of the time are left out and counted: llama.cpp's barriers spin, so a neighbour
-costs it far more than its share.
+threads (bandwidth over a buffer of the weights' size). A pair of turns in which the threads of either engine had to wait
+for a core more than --busy percent of the time, for another program or another guest of the host, is left out and
+counted: barriers make a neighbour cost far more than its share.
 
 --add FILE counts the rounds of an earlier --json as well (--rounds 0: nothing but those). Measures, and judges nothing.
 needs: llama-cpp-python (pip install llama-cpp-python)"""
@@ -155,29 +155,35 @@ def warm_up(cells, ours, theirs):
         ours.run(cell, 2)
 
 
-def one_turn(cell, who, ours, theirs):
-    """The time of a pass, and percentages of the turn: waiting for a core, and used by the idle engine."""
+def watched(who, ours, run):
+    """What run() gives, and percentages of the time it took: engine `who` waiting for a core, the host taking one, and
+    the other engine running although it is idle."""
     pids = {"ours": ours.p.pid, "theirs": os.getpid()}
     idle = "theirs" if who == "ours" else "ours"
     time.sleep(REST)
-    before, t = {k: thread_seconds(pid) for k, pid in pids.items()}, time.perf_counter()
-    n = cell["settle"] + cell["count"]
-    ms = ours.run(cell, n)["ms"] if who == "ours" else theirs.run(cell, n, cell["flash"])
+    before, stolen = {k: thread_seconds(pid) for k, pid in pids.items()}, stolen_seconds()
+    t = time.perf_counter()
+    result = run()
     took = time.perf_counter() - t
     after = {k: thread_seconds(pid) for k, pid in pids.items()}
-    return {"ms": statistics.median(ms[cell["settle"]:]),
-            "waited_percent": 100 * (after[who][1] - before[who][1]) / took,
-            "idle_percent": 100 * (after[idle][0] - before[idle][0]) / took}
+    return result, {"waited_percent": 100 * (after[who][1] - before[who][1]) / took,
+                    "stolen_percent": 100 * (stolen_seconds() - stolen) / took,
+                    "idle_percent": 100 * (after[idle][0] - before[idle][0]) / took}
+
+
+def one_turn(cell, who, ours, theirs):
+    n = cell["settle"] + cell["count"]
+    ms, watch = watched(who, ours, lambda: ours.run(cell, n)["ms"] if who == "ours" else theirs.run(cell, n, cell["flash"]))
+    return dict(watch, ms=statistics.median(ms[cell["settle"]:]))
 
 
 def one_round(number, cells, ours, theirs):
     """A turn of each engine for every cell, and what the machine can do."""
-    stolen, t = stolen_seconds(), time.perf_counter()
-    result = {"probe": ours.ask("probe"), "cells": {}}
+    probe, watch = watched("ours", ours, lambda: ours.ask("probe"))
+    result = {"probe": dict(probe, **watch), "cells": {}}
     for cell in cells:
         order = ("ours", "theirs") if number % 2 else ("theirs", "ours")
         result["cells"][cell["name"]] = {who: one_turn(cell, who, ours, theirs) for who in order}
-    result["stolen_percent"] = 100 * (stolen_seconds() - stolen) / (time.perf_counter() - t)
     return result
 
 
@@ -190,7 +196,8 @@ def measure(a, lib, model, stop):
         cell.update({k: v for k, v in ours.run(cell, 1).items() if k != "ms"})
     while len(rounds) < a.rounds and (not rounds or time.perf_counter() < stop):
         rounds.append(one_round(len(rounds), cells, ours, theirs))
-        print(f"{os.path.basename(model)}: round {len(rounds)}", file=sys.stderr)
+        if sys.stderr.isatty():
+            print(f"\r{os.path.basename(model)}: round {len(rounds)} ", end="", file=sys.stderr, flush=True)
     about = {"model": os.path.basename(model), "cpu": ours.about["cpu"], "threads": a.threads,
              "sooth": ours.about["backend"], "weight_bytes": ours.about["weight_bytes"],
              "llama_cpp": lib.__version__, "llama_cpp_build": lib.llama_print_system_info().decode().strip(" |")}
@@ -211,8 +218,8 @@ def merge(results):
 
 
 def quiet(pairs, limit):
-    """The pairs in which both engines had the cores; all where there is none."""
-    kept = [p for p in pairs if max(p["ours"]["waited_percent"], p["theirs"]["waited_percent"]) <= limit]
+    """The pairs of turns that had the cores; all where there is none."""
+    kept = [p for p in pairs if max(t["waited_percent"] + t["stolen_percent"] for t in p.values()) <= limit]
     return len(kept), kept or pairs
 
 
@@ -230,8 +237,9 @@ def summarise_cell(r, cell, limit):
 
 def summarise(r, limit):
     """Adds medians, ratios and limits to a result."""
+    _, probes = quiet([{"ours": x["probe"]} for x in r["rounds"]], limit)
     for key in ("read_gb_per_second", "peak_gmac_per_second", "memory_gb_per_second"):
-        values = [x["probe"][key] for x in r["rounds"] if x["probe"][key] is not None]
+        values = [p["ours"][key] for p in probes if p["ours"][key] is not None]
         r[key] = statistics.median(values) if values else None
     for cell in r["cells"]:
         summarise_cell(r, cell, limit)
@@ -242,10 +250,11 @@ def show(r):
     far = "" if r["memory_gb_per_second"] is None else f" ({r['memory_gb_per_second']:.1f} past the caches)"
     turns = [p for x in r["rounds"] for p in x["cells"].values()]
     idle = [max(p[who]["idle_percent"] for p in turns) for who in ("theirs", "ours")]
+    stolen = statistics.mean(t["stolen_percent"] for p in turns for t in p.values())
     print(f"{r['model']}: {r['sooth']}; llama-cpp-python {r['llama_cpp']}, {r['threads']} threads\n"
           f"  reading {r['weight_bytes'] / 1e6:.0f} MB {r['read_gb_per_second']:.1f} GB/s{far}, "
-          f"multiplying {r['peak_gmac_per_second']:.0f} G/s; {statistics.mean(x['stolen_percent'] for x in r['rounds']):.0f} "
-          f"% stolen by the host; idle engines used {idle[0]:.1f} % (ours), {idle[1]:.1f} % (theirs) of a core at most\n"
+          f"multiplying {r['peak_gmac_per_second']:.0f} G/s; the host took {stolen:.0f} "
+          f"% of a core; idle engines used {idle[0]:.1f} % (ours), {idle[1]:.1f} % (theirs) of a core at most\n"
           f"  {'':22}    ours   theirs   ours/theirs  middle half    limit  share (theirs)  flash  quiet")
     for c in r["cells"]:
         print(f"  {c['name']:22} {c['ours_ms']:7.2f}  {c['theirs_ms']:7.2f}   {c['ratio']:11.3f}  "
