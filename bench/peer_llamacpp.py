@@ -25,12 +25,14 @@ import argparse
 import ctypes
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
 
 WIDTHS, PROMPT, NEAR, FAR = (1, 4, 5, 8, 16), 512, 256, 4096
+SETTLE = 150  # milliseconds of passes until the caches hold what the engine reads
 REST = 0.04  # seconds until the other engine's threads are asleep: OpenMP's spin for up to 20 ms
 
 
@@ -39,7 +41,7 @@ class Ours:
 
     def __init__(self, a, model, n_ctx):
         cmd = [a.sooth, "bench", "passes", "-m", model, "-t", str(a.threads), "-c", str(n_ctx)]
-        self.p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
         self.about = self.answer()
 
     def answer(self):
@@ -150,7 +152,8 @@ def warm_up(cells, ours, theirs):
                 best[flash] = min(best.get(flash, 1e9), *theirs.run(cell, 2, flash))
         cell["flash"] = best[True] < best[False]
         slow = best[cell["flash"]]
-        cell["settle"], cell["count"] = (2, 5) if slow < 60 else (1, 3) if slow < 250 else (1, 1) if slow < 1500 else (0, 1)
+        cell["settle"] = max(1, min(10, int(SETTLE / slow))) if slow < 1500 else 0
+        cell["count"] = 5 if slow < 60 else 3 if slow < 250 else 1
         time.sleep(REST)
         ours.run(cell, 2)
 
@@ -194,10 +197,14 @@ def measure(a, lib, model, stop):
     warm_up(cells, ours, theirs)
     for cell in cells:
         cell.update({k: v for k, v in ours.run(cell, 1).items() if k != "ms"})
-    while len(rounds) < a.rounds and (not rounds or time.perf_counter() < stop):
-        rounds.append(one_round(len(rounds), cells, ours, theirs))
-        if sys.stderr.isatty():
-            print(f"\r{os.path.basename(model)}: round {len(rounds)} ", end="", file=sys.stderr, flush=True)
+    try:
+        while len(rounds) < a.rounds and (not rounds or time.perf_counter() < stop):
+            rounds.append(one_round(len(rounds), cells, ours, theirs))
+            if sys.stderr.isatty():
+                print(f"\r{os.path.basename(model)}: round {len(rounds)} ", end="", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:  # what was measured counts
+        if not rounds:
+            raise
     about = {"model": os.path.basename(model), "cpu": ours.about["cpu"], "threads": a.threads,
              "sooth": ours.about["backend"], "weight_bytes": ours.about["weight_bytes"],
              "llama_cpp": lib.__version__, "llama_cpp_build": lib.llama_print_system_info().decode().strip(" |")}
@@ -294,6 +301,7 @@ def main():
     p.add_argument("--sooth", default=os.path.join(here, "..", "build", "sooth"))
     p.add_argument("--json", action="store_true")
     a = p.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     a.only = set(a.only.split(","))
     if not a.only <= {"widths", "prompt", "context"}:
         p.error("--only: widths, prompt, context")
