@@ -33,6 +33,7 @@ import time
 
 WIDTHS, PROMPT, NEAR, FAR = (1, 4, 5, 8, 16), 512, 256, 4096
 SETTLE = 150  # milliseconds of passes until the caches hold what the engine reads
+CORES = os.sched_getaffinity(0)  # before OpenMP binds the threads of this process
 REST = 0.04  # seconds until the other engine's threads are asleep: OpenMP's spin for up to 20 ms
 
 
@@ -41,7 +42,8 @@ class Ours:
 
     def __init__(self, a, model, n_ctx):
         cmd = [a.sooth, "bench", "passes", "-m", model, "-t", str(a.threads), "-c", str(n_ctx)]
-        self.p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self.p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+                                  preexec_fn=lambda: os.sched_setaffinity(0, CORES))
         self.about = self.answer()
 
     def answer(self):

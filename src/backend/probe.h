@@ -16,8 +16,9 @@ typedef struct so_probe {
 typedef struct so_prober so_prober;
 int so_prober_create(so_backend *b, size_t n_bytes, so_prober **out, so_err *err);
 void so_prober_free(so_prober *p); /* NULL is fine */
-/* Once through the buffer, after it was gone through before, and a millisecond or so of
- * multiplying: figures of this moment, to be taken between the runs that they stand beside. */
+/* Once through the buffer, after it was gone through until the caches settled, and a millisecond or
+ * so of multiplying: figures of this moment, to be taken between the runs that they stand beside.
+ */
 so_probe so_prober_take(so_prober *p);
 
 /* The best of a few, for a buffer of n_bytes. */

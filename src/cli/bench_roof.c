@@ -6,8 +6,8 @@
  *   far    over twice the last cache level, once at the start: what memory gives.
  * Beyond `far` a larger buffer would say the same, so weights of any size need no more than that.
  *
- * Near bandwidth and peak are taken in every round of a measurement, after the buffer was gone
- * through once, as passes are timed after one of the same width. Their medians stand against
+ * Near bandwidth and peak are taken in every round of a measurement, once the caches have settled
+ * to the buffer, as passes are timed after others of the same width. Their medians stand against
  * medians: on a machine whose speed drifts, the best of one and the middle of another would not
  * compare. */
 #include "cli/bench_roof.h"

@@ -18,12 +18,15 @@
 
 enum {
     ROUNDS = 5,
+    SETTLE_ROUNDS = 10,
     MAC_CALLS = 1 << 16,
     HUGE_PAGE = 2 << 20,
     STRETCH = 4096, /* read at once … */
     AHEAD = 8192,   /* … while those so far on are fetched */
     LINE = 64
 };
+
+static const double SETTLE_SECONDS = 0.06;
 
 struct so_prober {
     so_cpu *cpu;
@@ -95,8 +98,10 @@ void so_prober_free(so_prober *p) {
 }
 
 so_probe so_prober_take(so_prober *p) {
-    double best = 1e30;
-    seconds(p, read_part); /* what was here before leaves the caches */
+    double best = 1e30, spent = 0;
+    /* what was here before leaves the caches, a little with each time */
+    for (int i = 0; i < SETTLE_ROUNDS && spent < SETTLE_SECONDS; i++)
+        spent += seconds(p, read_part);
     for (int ahead = 0; ahead < 2; ahead++) {
         p->ahead = ahead;
         double s = seconds(p, read_part);
