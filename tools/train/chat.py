@@ -18,6 +18,15 @@ AFTER = ("\n\nSummarize the text above.", "\n\nTL;DR:", "\n\nExplain the text ab
 QUESTIONS = (("Answer the question using the passages below.\n\nPassages:\n", "\n\nQuestion: "), ("Context:\n", "\n\nBased on the context above: "),
              ("Here are some documents.\n\n", "\n\nUse them where they help. "))
 
+# How a user's turn may begin. Left alone, a model's own turns are much alike ("I'm planning …", "Can you …"), and a draft
+# trained on the answers knows little else.
+OPENERS = ("Write", "Write a short", "Write a story about", "Write a poem about", "Write an email", "Write a function that", "Compose",
+           "Describe", "Describe a", "Explain", "Explain why", "Explain how", "What is", "What are the", "What does", "What was the", "Who",
+           "Who was", "When did", "Where", "Where is the", "Which", "Why", "Why do", "How", "How many", "How does", "How can I", "Is it",
+           "Does", "Can", "If", "Imagine you are", "Suppose", "Pretend to be", "List", "Name", "Give me", "Compare", "Translate", "Rewrite",
+           "Edit the following", "Correct the", "Classify", "Find the", "Solve", "Calculate", "Tell me about", "Suggest", "Design", "Create",
+           "Develop", "Summarize", "Identify", "Read the following", "Discuss", "Argue", "Act as", "In", "The", "A", "My", "Let's")
+
 
 def byte_letters():
     """The letter that stands for each byte in a byte-level vocabulary."""

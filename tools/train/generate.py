@@ -42,6 +42,7 @@ def options():
     p.add_argument("--out", required=True)
     p.add_argument("--data")
     p.add_argument("--own", type=int, default=0)
+    p.add_argument("--openers", type=float, default=0.5, help="share of the user turns whose first words are given, for variety")
     p.add_argument("--passages", type=int, default=0)
     p.add_argument("--second", type=int, default=0)
     p.add_argument("--prompts")
@@ -98,8 +99,11 @@ class Writer:
             return []
         say(f"{n} user turns")
         room, seen = 128, {}
-        for _, ids in self.answers([(self.chat.before, 1.0)] * n, len(self.chat.before) + room, 2 * self.args.slots, room, until):
-            words = ids[:-1].tolist()
+        begun = [self.encode(str(self.rng.choice(chat_format.OPENERS))) if self.rng.random() < self.args.openers else [] for _ in range(n)]
+        jobs = [(self.chat.before + b, 1.0) for b in begun]
+        n_ctx = max(len(p) for p, _ in jobs) + room
+        for j, ids in self.answers(jobs, n_ctx, 2 * self.args.slots, room, until):
+            words = begun[j] + ids[:-1].tolist()
             if ids[-1] == self.eos and len(words) > 3 and not self.control & set(words):
                 seen[tuple(words)] = True
         return [list(t) for t in seen]
