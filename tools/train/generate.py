@@ -11,7 +11,7 @@
   --prompts  a file of prompts, see chat.py
 
 Each prompt is answered at one of --temps in turn, with min-p. Everything runs in slots (decode.py). The time is shared out: user
-turns a sixth, long prompts a third, the rest; what has not ended by then is left out. The file has the form of dialogues.py and appears
+turns a quarter, long prompts two fifths of the rest; what has not ended by then is left out. The file has the form of dialogues.py and appears
 when it is complete. Needs torch, numpy, gguf, jinja2.
 """
 import argparse
@@ -138,7 +138,7 @@ class Writer:
         """[(ids, kind)]"""
         a, out = self.args, []
         n = a.own + (a.second or a.passages) // 4 + 1
-        turns = self.turns(n, self.until(1 / 6)) if a.own or a.second or a.passages else []
+        turns = self.turns(n, self.until(1 / 4)) if a.own or a.second or a.passages else []
         if a.data:
             d = dialogues.read(a.data, self.shape.n_vocab)
             which = np.flatnonzero(~d.held_out())
