@@ -25,8 +25,9 @@ struct so_weight {
     so_slab_chunk *chunk; /* that holds it */
 };
 
-/* K and V, each [n_layers][n_pages][n_heads_kv] pages of one head: keys [head_dim][SO_KV_PAGE],
- * values [SO_KV_PAGE][head_dim] (kernels.h says why). */
+/* K and V, each [n_pages][n_layers][n_heads_kv] pages of one head: keys [head_dim][SO_KV_PAGE],
+ * values [SO_KV_PAGE][head_dim] (kernels.h says why). Layers of a page lie together, so that memory
+ * which is backed by huge pages grows with the positions in use and not with the store. */
 struct so_kv_store {
     so_kv_shape shape;
     size_t entry_bytes; /* one head of one position */
@@ -35,7 +36,7 @@ struct so_kv_store {
 
 /* Byte offset of one page of one head in k or v. */
 static inline size_t so_kv_page(const so_kv_store *s, int layer, int page, int head) {
-    size_t i = (size_t)layer * (size_t)s->shape.n_pages + (size_t)page;
+    size_t i = (size_t)page * (size_t)s->shape.n_layers + (size_t)layer;
     i = i * (size_t)s->shape.n_heads_kv + (size_t)head;
     return i * SO_KV_PAGE * s->entry_bytes;
 }
