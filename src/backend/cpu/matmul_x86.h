@@ -437,69 +437,7 @@ INLINE void quantized(const so_mm *a, so_dtype dtype, bool wide, long begin, lon
     }
 }
 
-/* ---- float weights: sixteen partial sums along k, so rows keep their order in memory ---- */
-
-INLINE v16 weight_load(so_dtype dtype, const uint8_t *row, int i) {
-    if (dtype == SO_DTYPE_F32)
-        return v_load((const void *)(row + 4 * (size_t)i));
-    const void *p = row + 2 * (size_t)i;
-    return dtype == SO_DTYPE_F16 ? v_load_f16(p) : v_load_bf16(p);
-}
-
-INLINE v16 weight_load_n(so_dtype dtype, const uint8_t *row, int i, int n) {
-    if (dtype == SO_DTYPE_F32)
-        return v_load_n((const void *)(row + 4 * (size_t)i), n);
-    const void *p = row + 2 * (size_t)i;
-    return dtype == SO_DTYPE_F16 ? v_load_f16_n(p, n) : v_load_bf16_n(p, n);
-}
-
-/* `nr` weight rows against `nx` activation rows; rows past the end repeat the last one. */
-INLINE void float_tile(const so_mm *a, so_dtype dtype, long r0, long end, int first, const int nr,
-                       const int nx) {
-    const uint8_t *w[4];
-    const float *x[4];
-    v16 sum[4][4];
-    int k = a->act.k, e = 0;
-    UNROLL for (int r = 0; r < nr; r++) {
-        w[r] = a->w + (size_t)SO_MIN(r0 + r, end - 1) * a->row_bytes;
-        UNROLL for (int i = 0; i < nx; i++) sum[r][i] = v_set1(0);
-    }
-    UNROLL for (int i = 0; i < nx; i++) x[i] = a->act.x + (size_t)(first + i) * (size_t)k;
-    for (; e + 16 <= k; e += 16) {
-        v16 xv[4];
-        UNROLL for (int i = 0; i < nx; i++) xv[i] = v_load(x[i] + e);
-        UNROLL for (int r = 0; r < nr; r++) {
-            v16 wv = weight_load(dtype, w[r], e);
-            UNROLL for (int i = 0; i < nx; i++) sum[r][i] = v_fma(wv, xv[i], sum[r][i]);
-        }
-    }
-    int rest = k - e;
-    UNROLL for (int r = 0; r < nr; r++) {
-        v16 wv = rest ? weight_load_n(dtype, w[r], e, rest) : v_set1(0);
-        UNROLL for (int i = 0; i < nx; i++) {
-            if (rest)
-                sum[r][i] =
-                    v_select_n(rest, v_fma(wv, v_load_n(x[i] + e, rest), sum[r][i]), sum[r][i]);
-            float v = v_join(sum[r][i]);
-            if (r0 + r < end)
-                a->out[(size_t)(first + i) * (size_t)a->m + (size_t)(r0 + r)] =
-                    a->bias ? v + a->bias[r0 + r] : v;
-        }
-    }
-}
-
-INLINE void floats(const so_mm *a, so_dtype dtype, long begin, long end) {
-    for (long r = begin; r < end; r += 4) {
-        long stop = SO_MIN(r + 4, end);
-        int i = 0;
-        for (; i + FLOAT_NX <= a->act.n; i += FLOAT_NX)
-            for (long rr = r; rr < stop; rr += FLOAT_NR)
-                float_tile(a, dtype, rr, stop, i, FLOAT_NR, FLOAT_NX);
-        for (; i < a->act.n; i++)
-            float_tile(a, dtype, r, stop, i, 4, 1);
-    }
-}
-
+#include "backend/cpu/floats_x86.h"
 #include "backend/cpu/packed_x86.h"
 
 /* ---- one function per dtype ---- */
