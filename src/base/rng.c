@@ -10,15 +10,15 @@ void so_rng_block(const so_rng_key *key, uint32_t index, uint32_t out[4]) {
     uint32_t c0 = index, c1 = key->position, c2 = key->choice;
     uint32_t c3 = key->purpose << 28 ^ key->round;
     uint32_t k0 = (uint32_t)key->seed, k1 = (uint32_t)(key->seed >> 32);
-    for (int r = 0; r < 10; r++) {
-        uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
+    for (int r = 0; r < SO_RNG_ROUNDS; r++) {
+        uint64_t a = (uint64_t)SO_RNG_MUL0 * c0, b = (uint64_t)SO_RNG_MUL1 * c2;
         uint32_t n0 = (uint32_t)(b >> 32) ^ c1 ^ k0, n2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
         c1 = (uint32_t)b;
         c3 = (uint32_t)a;
         c0 = n0;
         c2 = n2;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += SO_RNG_KEY0;
+        k1 += SO_RNG_KEY1;
     }
     out[0] = c0;
     out[1] = c1;

@@ -25,6 +25,13 @@ typedef struct so_rng_key {
     uint32_t round;    /* 0 but where drafting must differ from round to round */
 } so_rng_key;
 
+/* The generator's constants, for kernels that run many blocks beside each other. */
+#define SO_RNG_ROUNDS 10
+#define SO_RNG_MUL0 0xD2511F53u
+#define SO_RNG_MUL1 0xCD9E8D57u
+#define SO_RNG_KEY0 0x9E3779B9u
+#define SO_RNG_KEY1 0xBB67AE85u
+
 /* Four independent words for one (key, index). */
 void so_rng_block(const so_rng_key *key, uint32_t index, uint32_t out[4]);
 

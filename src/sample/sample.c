@@ -7,10 +7,12 @@
  *   4. top-k, then top-p of what is left, then min-p of what is left
  *   5. the token of the support with the largest y + noise, lowest id on ties
  *
- * Cuts look for the border, not for the order: tokens are counted in bins of 1/64 nat below the
+ * Cuts first leave out what they will cut off for certain, by a floor below the border. Then they
+ * look for the border, not for the order: tokens are counted in bins of 1/64 nat below the
  * best, whole bins above the border stay, and only the border's bin is taken in order, from a heap
  * of (y down, id up). Step 5 is exact and still looks at few tokens closely, because a bound on the
- * noise from its leading bits rules out almost all of them (see draw()).
+ * noise from its leading bits rules out almost all of them (noise.h); where nothing is cut, y is
+ * not even computed for the others.
  *
  * Refuses to allocate after creation and to keep state between calls. */
 #include "sample/sample.h"
@@ -20,15 +22,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "base/mem.h"
+#include "sample/noise.h"
 
-enum { N_BINS = 4096, BINS_PER_NAT = 64 };
+enum { N_BINS = 4096, BINS_PER_NAT = 64, PART_MIN = 16 };
 
 struct so_sampler {
     int n_vocab;
-    float *x;        /* [n_vocab] logits, then y */
-    int32_t *ids;    /* [n_vocab] the support, n of them */
-    int32_t *border; /* [n_vocab] the heap of a border bin */
+    const so_noise_fns *fns;
+    const float *row; /* [n_vocab] logits after steps 1 and 2: the caller's own, or x */
+    float *x;         /* [n_vocab] */
+    float *y;         /* [n_vocab] of the tokens in ids */
+    float *maxima;    /* [n_vocab / PART_MIN] of parts of the row */
+    int32_t *ids;     /* [n_vocab] the support, n of them */
+    int32_t *border;  /* [n_vocab] the heap of a border bin */
     int32_t *seen,
         *wrote; /* [n_vocab] counts in the window: anywhere, in the output; zero at rest */
     int n;
@@ -74,11 +82,25 @@ int so_sample_check(const so_sample_params *p, int n_vocab, so_err *err) {
     return SO_OK;
 }
 
-so_sampler *so_sampler_create(int n_vocab) {
+static const so_noise_fns *best_fns(bool scalar) {
+#if defined(__x86_64__)
+    if (!scalar && so_cpu_level_usable(SO_CPU_AVX2))
+        return &so_noise_avx2;
+#endif
+    (void)scalar;
+    return &so_noise_scalar;
+}
+
+so_sampler *so_sampler_create(int n_vocab) { return so_sampler_create_as(n_vocab, false); }
+
+so_sampler *so_sampler_create_as(int n_vocab, bool scalar) {
     SO_ASSERT_OP(n_vocab, >, 0);
     so_sampler *s = SO_NEW(so_sampler);
     s->n_vocab = n_vocab;
+    s->fns = best_fns(scalar);
     s->x = SO_NEW_N(float, n_vocab);
+    s->y = SO_NEW_N(float, n_vocab);
+    s->maxima = SO_NEW_N(float, n_vocab / PART_MIN + 1);
     s->ids = SO_NEW_N(int32_t, n_vocab);
     s->border = SO_NEW_N(int32_t, n_vocab);
     s->seen = SO_NEW_N(int32_t, n_vocab);
@@ -90,6 +112,8 @@ void so_sampler_free(so_sampler *s) {
     if (!s)
         return;
     free(s->x);
+    free(s->y);
+    free(s->maxima);
     free(s->ids);
     free(s->border);
     free(s->seen);
@@ -101,12 +125,15 @@ void so_sampler_free(so_sampler *s) {
 
 static float cleaned(float v) { return isnan(v) ? -INFINITY : v > FLT_MAX ? FLT_MAX : v; }
 
-static int load_row(so_sampler *s, const float *logits, so_err *err) {
-    bool all = true, any = false;
-    for (int i = 0; i < s->n_vocab; i++)
-        all &= fabsf(logits[i]) <= FLT_MAX;
-    if (all) { /* the usual row */
-        memcpy(s->x, logits, (size_t)s->n_vocab * sizeof *logits);
+/* The usual row is finite and nothing is to be changed in it: it is read where it lies. */
+static int load_row(so_sampler *s, const float *logits, bool change, so_err *err) {
+    bool any = false;
+    s->row = s->x;
+    if (s->fns->all_finite(logits, s->n_vocab)) {
+        if (change)
+            memcpy(s->x, logits, (size_t)s->n_vocab * sizeof *logits);
+        else
+            s->row = logits;
         return SO_OK;
     }
     for (int i = 0; i < s->n_vocab; i++) {
@@ -119,11 +146,13 @@ static int load_row(so_sampler *s, const float *logits, so_err *err) {
     return SO_OK;
 }
 
+static bool has_penalties(const so_sample_params *p) {
+    bool off = p->repeat_penalty == 1 && p->presence_penalty == 0 && p->frequency_penalty == 0;
+    return !off && p->repeat_last_n != 0;
+}
+
 static void penalize(so_sampler *s, const so_sample_params *p, const so_sample_context *ctx) {
     int window = p->repeat_last_n < 0 ? ctx->n_tokens : SO_MIN(p->repeat_last_n, ctx->n_tokens);
-    bool off = p->repeat_penalty == 1 && p->presence_penalty == 0 && p->frequency_penalty == 0;
-    if (off || window == 0)
-        return;
     int first = ctx->n_tokens - window;
     for (int i = first; i < ctx->n_tokens; i++) {
         SO_ASSERT(ctx->tokens[i] >= 0 && ctx->tokens[i] < s->n_vocab);
@@ -142,28 +171,17 @@ static void penalize(so_sampler *s, const so_sample_params *p, const so_sample_c
     }
 }
 
-/* −1 when every token is at −∞. */
-static int32_t argmax(const so_sampler *s) {
-    int32_t best = -1;
-    float top = -INFINITY;
-    for (int i = 0; i < s->n_vocab; i++)
-        if (s->x[i] > top) {
-            top = s->x[i];
-            best = i;
-        }
-    return best;
-}
-
 /* Steps 1 and 2; *best is the argmax. */
 static int prepare(so_sampler *s, const so_sample_params *p, const float *logits,
                    const so_sample_context *ctx, int32_t *best, so_err *err) {
-    int rc = load_row(s, logits, err);
+    int rc = load_row(s, logits, p->n_bias > 0 || has_penalties(p), err);
     if (rc != SO_OK)
         return rc;
     for (int i = 0; i < p->n_bias; i++)
         s->x[p->bias[i].token] = cleaned(s->x[p->bias[i].token] + p->bias[i].bias);
-    penalize(s, p, ctx);
-    *best = argmax(s);
+    if (has_penalties(p))
+        penalize(s, p, ctx);
+    *best = s->fns->argmax(s->row, s->n_vocab);
     if (*best < 0)
         return so_err_set(err, SO_EINVAL, "--logit-bias has banned every token");
     return SO_OK;
@@ -171,16 +189,37 @@ static int prepare(so_sampler *s, const so_sample_params *p, const float *logits
 
 /* --- steps 3 and 4 --- */
 
-static void scale(so_sampler *s, float temp, int32_t best) {
-    double top = s->x[best], inv = 1 / (double)temp;
-    int n = 0;
-    for (int i = 0; i < s->n_vocab; i++) {
-        float y = (float)(((double)s->x[i] - top) * inv);
-        s->x[i] = y;
-        s->ids[n] = i;
-        n += y > -INFINITY;
+static float y_of(float x, double top, double inverse) {
+    return (float)(((double)x - top) * inverse);
+}
+
+static so_noise_row noise_row(const so_sampler *s, const so_sample_params *p, int32_t best) {
+    double inverse = 1 / (double)p->temp;
+    return (so_noise_row){.x = s->row,
+                          .top = s->row[best],
+                          .inverse = (float)SO_MIN(inverse, (double)SO_NOISE_INVERSE_MAX)};
+}
+
+/* Step 3: y of the tokens that are at `floor` or above, up to SO_NOISE_MARGIN; the mass exp(y) of
+ * the others, roughly, comes back. */
+static double gather(so_sampler *s, const so_sample_params *p, int32_t best, double floor) {
+    enum { PART = 1024 };
+    so_noise_row r = noise_row(s, p, best);
+    double top = r.top, inverse = 1 / (double)p->temp, low = 0;
+    s->n = 0;
+    for (int32_t first = 0; first < s->n_vocab; first += PART) {
+        int32_t *ids = s->ids + s->n;
+        int n = s->fns->above(&r, first, SO_MIN(PART, s->n_vocab - first), (float)floor, ids, &low);
+        int kept = 0;
+        for (int i = 0; i < n; i++) {
+            int32_t id = ids[i];
+            s->y[id] = y_of(s->row[id], top, inverse);
+            ids[kept] = id;
+            kept += s->y[id] > -INFINITY;
+        }
+        s->n += kept;
     }
-    s->n = n;
+    return low;
 }
 
 static int bin_of(float y) {
@@ -189,7 +228,7 @@ static int bin_of(float y) {
 }
 
 static bool comes_before(const so_sampler *s, int32_t a, int32_t b) {
-    return s->x[a] > s->x[b] || (s->x[a] == s->x[b] && a < b);
+    return s->y[a] > s->y[b] || (s->y[a] == s->y[b] && a < b);
 }
 
 static void sift_down(so_sampler *s, int at, int n) {
@@ -210,14 +249,16 @@ static void sift_down(so_sampler *s, int at, int n) {
 }
 
 /* Keeps the tokens, in order, up to and including the one at which their weights reach `target`.
- * by_mass: a token weighs exp(y); else each weighs 1. At least one token stays. */
-static void cut(so_sampler *s, double target, bool by_mass) {
-    double sum = 0;
+ * by_mass: a token weighs exp(y); else each weighs 1. At least one token stays. Gives how near to
+ * the target the sums came that were compared with it. */
+static double cut(so_sampler *s, double target, bool by_mass) {
+    double sum = 0, near;
     int last = 0, n_kept = 0, n_border = 0;
     while (last < N_BINS - 1 && sum + s->weight[last] < target)
         sum += s->weight[last++];
+    near = fmin(fabs(target - sum), fabs(sum + s->weight[last] - target));
     for (int i = 0; i < s->n; i++) {
-        int bin = bin_of(s->x[s->ids[i]]);
+        int bin = bin_of(s->y[s->ids[i]]);
         if (bin < last)
             s->ids[n_kept++] = s->ids[i];
         else if (bin == last)
@@ -228,47 +269,91 @@ static void cut(so_sampler *s, double target, bool by_mass) {
     while (n_border > 0 && (sum < target || n_kept == 0)) {
         int32_t id = s->border[0];
         s->ids[n_kept++] = id;
-        sum += by_mass ? exp((double)s->x[id]) : 1;
+        sum += by_mass ? exp((double)s->y[id]) : 1;
+        near = fmin(near, fabs(target - sum));
         s->border[0] = s->border[--n_border];
         sift_down(s, 0, n_border);
     }
     s->n = n_kept;
+    return near;
 }
 
 static void cut_top_k(so_sampler *s, int k) {
     memset(s->weight, 0, sizeof s->weight);
     for (int i = 0; i < s->n; i++)
-        s->weight[bin_of(s->x[s->ids[i]])] += 1;
+        s->weight[bin_of(s->y[s->ids[i]])] += 1;
     cut(s, k, false);
 }
 
-static void cut_top_p(so_sampler *s, double top_p) {
+/* `low`: the mass of tokens that are not in ids, known to a ten-thousandth and too small to reach
+ * the border. False: it would take the exact mass to tell where the border lies, and ids are
+ * spoilt. */
+static bool cut_top_p(so_sampler *s, double top_p, double low) {
     double total = 0;
     memset(s->weight, 0, sizeof s->weight);
     for (int i = 0; i < s->n; i++) {
-        float y = s->x[s->ids[i]];
+        float y = s->y[s->ids[i]];
         s->weight[bin_of(y)] += exp((double)y);
     }
     for (int i = 0; i < N_BINS; i++)
         total += s->weight[i];
-    cut(s, top_p * total, true);
+    total += low;
+    double near = cut(s, top_p * total, true);
+    return low == 0 || near > 1e-4 * low + 1e-9 * total;
 }
 
 static void cut_min_p(so_sampler *s, double min_p) {
     double least = log(min_p); /* p ≥ min_p · p_best, and the best has y = 0 */
     int n_kept = 0;
     for (int i = 0; i < s->n; i++)
-        if ((double)s->x[s->ids[i]] >= least)
+        if ((double)s->y[s->ids[i]] >= least)
             s->ids[n_kept++] = s->ids[i];
     s->n = n_kept;
 }
 
-static void transform(so_sampler *s, const so_sample_params *p, int32_t best) {
-    scale(s, p->temp, best);
-    if (p->top_k > 0 && p->top_k < s->n)
-        cut_top_k(s, p->top_k);
+static bool has_cuts(const so_sample_params *p, int n_vocab) {
+    return (p->top_k > 0 && p->top_k < n_vocab) || p->top_p < 1 || p->min_p > 0;
+}
+
+static int descending(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* A y that at least k tokens reach: the k-th largest of the maxima of more than k parts. */
+static double floor_of_k(so_sampler *s, const so_sample_params *p, int32_t best) {
+    int k = p->top_k, part = s->n_vocab / 8 / k, n_parts = 0;
+    if (part < PART_MIN)
+        return -INFINITY;
+    for (int i = 0; i + part <= s->n_vocab; i += part)
+        s->maxima[n_parts++] = s->fns->largest(s->row + i, part);
+    qsort(s->maxima, (size_t)n_parts, sizeof *s->maxima, descending);
+    double y = (double)y_of(s->maxima[k - 1], s->row[best], 1 / (double)p->temp);
+    return y * (1 + 1e-6) - SO_NOISE_MARGIN;
+}
+
+/* Below it no token survives the first cut. For top-p: as many tokens as there are, each with that
+ * mass, come to less than the mass that is cut off (the best alone weighs 1). */
+static double floor_of(so_sampler *s, const so_sample_params *p, int32_t best) {
+    if (!(1 / (double)p->temp < (double)SO_NOISE_INVERSE_MAX))
+        return -INFINITY;
+    if (p->top_k > 0 && p->top_k < s->n_vocab)
+        return floor_of_k(s, p, best);
     if (p->top_p < 1)
-        cut_top_p(s, p->top_p);
+        return log((1 - (double)p->top_p) * 0.99 / s->n_vocab);
+    return p->min_p > 0 ? log((double)p->min_p) - (double)SO_NOISE_MARGIN : -INFINITY;
+}
+
+/* Steps 3 and 4. */
+static void transform(so_sampler *s, const so_sample_params *p, int32_t best) {
+    bool by_k = p->top_k > 0 && p->top_k < s->n_vocab;
+    double low = gather(s, p, best, floor_of(s, p, best));
+    if (by_k && p->top_k < s->n)
+        cut_top_k(s, p->top_k);
+    if (p->top_p < 1 && !cut_top_p(s, p->top_p, by_k ? 0 : low)) {
+        gather(s, p, best, -INFINITY);
+        cut_top_p(s, p->top_p, 0);
+    }
     if (p->min_p > 0)
         cut_min_p(s, p->min_p);
 }
@@ -291,20 +376,30 @@ double so_sample_noise(const so_sample_params *p, int position, int32_t token) {
     return gumbel(w[token % 4]);
 }
 
-/* The argmax of y + noise. With 1 − u = (v + ½)/2³², v = 2³² − 1 − word, and −log u ≥ 1 − u, the
- * noise is at most −log(1 − u) ≤ ln 2 · (1 + clz(v)), and never above 22.88. A token whose bound
- * stays below the best score so far cannot win, and neither logarithm is taken for it. The margin
- * covers rounding; equal scores are compared, so ties still go to the lowest id. */
-static int32_t draw(const so_sampler *s, const so_sample_params *p, int position, int32_t best) {
+/* The best score so far, ties to the lowest id. */
+typedef struct leader {
+    double score;
+    int32_t id;
+} leader;
+
+static void challenge(leader *l, double score, int32_t id) {
+    if (score > l->score || (score == l->score && id < l->id))
+        *l = (leader){score, id};
+}
+
+/* Step 5 where tokens were cut. A token that could not win with the largest noise there is, or with
+ * the largest that its leading bits allow (ln 2 · (1 + clz(v)), v = ~word), is left out; the margin
+ * covers rounding. */
+static int32_t draw_cut(const so_sampler *s, const so_sample_params *p, int position,
+                        int32_t best) {
     static const double ln2 = 0.6931471805599453, most = 22.88, margin = 1e-6;
     so_rng_key key = token_key(p, position);
     uint32_t w[4], block = UINT32_MAX;
-    int32_t winner = best;
-    double top = (double)s->x[best] + so_sample_noise(p, position, best);
+    leader l = {(double)s->y[best] + so_sample_noise(p, position, best), best};
     for (int i = 0; i < s->n; i++) {
         int32_t id = s->ids[i];
-        double y = s->x[id];
-        if (y + most < top || id == best)
+        double y = s->y[id];
+        if (y + most < l.score || id == best)
             continue;
         if ((uint32_t)id / 4 != block) {
             block = (uint32_t)id / 4;
@@ -312,15 +407,31 @@ static int32_t draw(const so_sampler *s, const so_sample_params *p, int position
         }
         uint32_t word = w[id % 4], v = ~word;
         int zeros = v ? __builtin_clz(v) : 32;
-        if (y + ln2 * (1 + zeros) + margin < top)
-            continue;
-        double score = y + gumbel(word);
-        if (score > top || (score == top && id < winner)) {
-            top = score;
-            winner = id;
+        if (y + ln2 * (1 + zeros) + margin >= l.score)
+            challenge(&l, y + gumbel(word), id);
+    }
+    return l.id;
+}
+
+/* Step 5 over the whole vocabulary, part by part: the bar rises on the way, so that also of a flat
+ * row only the first part is looked at closely. */
+static int32_t draw_all(so_sampler *s, const so_sample_params *p, int position, int32_t best) {
+    enum { PART = 256 };
+    double top = s->row[best], inverse = 1 / (double)p->temp;
+    so_noise_row r = noise_row(s, p, best);
+    r.key = token_key(p, position);
+    leader l = {so_sample_noise(p, position, best), best};
+    for (int32_t first = 0; first < s->n_vocab; first += PART) {
+        int n =
+            s->fns->hopeful(&r, first, SO_MIN(PART, s->n_vocab - first), (float)l.score, s->ids);
+        for (int i = 0; i < n; i++) {
+            int32_t id = s->ids[i];
+            float y = y_of(s->row[id], top, inverse);
+            if (y > -INFINITY)
+                challenge(&l, (double)y + so_sample_noise(p, position, id), id);
         }
     }
-    return winner;
+    return l.id;
 }
 
 int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logits,
@@ -333,8 +444,12 @@ int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logit
         *out = best;
         return SO_OK;
     }
+    if (!has_cuts(p, s->n_vocab)) {
+        *out = draw_all(s, p, ctx->n_tokens, best);
+        return SO_OK;
+    }
     transform(s, p, best);
-    *out = draw(s, p, ctx->n_tokens, best);
+    *out = draw_cut(s, p, ctx->n_tokens, best);
     return SO_OK;
 }
 
@@ -352,9 +467,9 @@ int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float
     transform(s, p, best);
     double total = 0;
     for (int i = 0; i < s->n; i++)
-        total += exp((double)s->x[s->ids[i]]);
+        total += exp((double)s->y[s->ids[i]]);
     for (int i = 0; i < s->n; i++)
-        probs[s->ids[i]] = (float)(exp((double)s->x[s->ids[i]]) / total);
+        probs[s->ids[i]] = (float)(exp((double)s->y[s->ids[i]]) / total);
     return SO_OK;
 }
 
@@ -362,15 +477,13 @@ int so_sample_adjusted(so_sampler *s, const so_sample_params *p, const float *lo
                        const so_sample_context *ctx, float *out, so_err *err) {
     int32_t best;
     int rc = prepare(s, p, logits, ctx, &best, err);
-    if (rc == SO_OK)
-        memcpy(out, s->x, (size_t)s->n_vocab * sizeof *out);
+    if (rc == SO_OK && out != s->row)
+        memcpy(out, s->row, (size_t)s->n_vocab * sizeof *out);
     return rc;
 }
 
 bool so_sample_is_argmax(const so_sample_params *p) {
-    bool penalties =
-        p->repeat_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0;
-    return p->temp == 0 && p->n_bias == 0 && !(penalties && p->repeat_last_n != 0);
+    return p->temp == 0 && p->n_bias == 0 && !has_penalties(p);
 }
 
 int32_t so_sample_pick(const float *weights, int n, double u) {

@@ -33,6 +33,7 @@ int so_sample_check(const so_sample_params *p, int n_vocab, so_err *err);
 
 typedef struct so_sampler so_sampler;
 so_sampler *so_sampler_create(int n_vocab);
+so_sampler *so_sampler_create_as(int n_vocab, bool scalar); /* for tests: without vectors */
 void so_sampler_free(so_sampler *s);
 
 /* The context a position is sampled in: everything before it. Repetition looks at prompt and

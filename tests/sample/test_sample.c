@@ -7,8 +7,10 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "backend/backend.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "sample/noise.h"
 #include "sample/sample.h"
 
 enum { MAX_N = 3000 };
@@ -127,6 +129,108 @@ static void test_draw_equals_reference(void **state) {
                 }
             }
     so_sampler_free(s);
+}
+
+/* Rows with ties everywhere, with holes, flat ones; sizes that end in the middle of every step. */
+static void odd_row(int kind, int n, float *out) {
+    make_row(1000 + (uint64_t)kind, n, out);
+    for (int i = 0; i < n; i++)
+        switch (kind) {
+        case 0:
+            break;
+        case 1:
+            out[i] = roundf(out[i]); /* ties, also at the borders of cuts */
+            break;
+        case 2:
+            out[i] = 3;
+            break;
+        case 3: /* mass where top-p looks closely, and mass below its floor */
+            out[i] = i == 0        ? 4
+                     : i % 97 == 1 ? -(float)(i % 13) * 0.1f
+                                   : -7.5f - noise_f(5, (uint32_t)i);
+            break;
+        case 4:
+            out[i] = i % 7 == 3 ? -INFINITY : i % 11 == 5 ? NAN : out[i];
+            break;
+        default:
+            out[i] *= 1e36f;
+        }
+}
+
+static void test_levels_draw_the_same(void **state) {
+    (void)state;
+    enum { N = 20011 };
+    static const int sizes[] = {1, 5, 31, 257, 1031, N};
+    static const struct {
+        float temp, top_p, min_p;
+        int top_k;
+    } cases[] = {{0.8f, 1, 0, 0},      {0.8f, 0.95f, 0, 0}, {1, 0.5f, 0, 0},
+                 {1, 0, 0, 0},         {1, 1, 0.02f, 0},    {1, 1, 0, 40},
+                 {1, 0.9f, 0.1f, 7},   {100, 1, 0, 0},      {1e-40f, 1, 0, 0},
+                 {1e-40f, 0.9f, 0, 3}, {100, 0.999f, 0, 0}, {2, 0.9999999f, 0, 0}};
+    float *row = SO_NEW_N(float, N);
+    ref *sup = SO_NEW_N(ref, N);
+    for (size_t z = 0; z < SO_LEN(sizes); z++)
+        for (int kind = 0; kind < 6; kind++) {
+            so_sampler *s = so_sampler_create(sizes[z]), *t = so_sampler_create_as(sizes[z], true);
+            odd_row(kind, sizes[z], row);
+            for (size_t c = 0; c < SO_LEN(cases); c++) {
+                so_sample_params p = plain(cases[c].temp);
+                p.top_p = cases[c].top_p;
+                p.min_p = cases[c].min_p;
+                p.top_k = cases[c].top_k;
+                p.repeat_last_n = 0;
+                int m = ref_support(&p, row, sizes[z], sup);
+                for (int position = 0; position < 12; position++) {
+                    so_sample_context ctx = {NULL, position, 0};
+                    int32_t want = ref_draw(&p, sup, m, position);
+                    assert_int_equal(sample(s, &p, row, &ctx), want);
+                    assert_int_equal(sample(t, &p, row, &ctx), want);
+                }
+            }
+            so_sampler_free(s);
+            so_sampler_free(t);
+        }
+    free(row);
+    free(sup);
+}
+
+/* The bound holds: whoever scores the bar or more is named, by every level. */
+static void test_hopeful_misses_nobody(void **state) {
+    (void)state;
+    enum { N = 4099 };
+    const so_noise_fns *levels[] = {
+        &so_noise_scalar,
+#if defined(__x86_64__)
+        so_cpu_level_usable(SO_CPU_AVX2) ? &so_noise_avx2 : NULL
+#endif
+    };
+    float *row = SO_NEW_N(float, N);
+    int32_t *ids = SO_NEW_N(int32_t, N);
+    so_sample_params p = plain(20);
+    make_row(77, N, row);
+    float top = row[so_noise_scalar.argmax(row, N)];
+    for (int position = 0; position < 40; position++)
+        for (size_t l = 0; l < SO_LEN(levels) && levels[l]; l++) {
+            so_noise_row r = {.x = row,
+                              .top = top,
+                              .inverse = 1 / p.temp,
+                              .key = {.position = (uint32_t)position, .purpose = SO_RNG_TOKEN}};
+            float bar = (float)(position % 10) - 4;
+            int at = 0, n = levels[l]->hopeful(&r, 0, N, bar, ids), n_true = 0;
+            for (int32_t id = 0; id < N; id++) {
+                if ((double)((row[id] - top) * r.inverse) + so_sample_noise(&p, position, id) <
+                    (double)bar)
+                    continue;
+                while (at < n && ids[at] < id)
+                    at++;
+                assert_true(at < n && ids[at] == id);
+                n_true++;
+            }
+            assert_true(n <= 2 * n_true + 10); /* and hardly anybody else */
+        }
+    free(row);
+    free(ids);
 }
 
 static void test_distribution_equals_reference(void **state) {
@@ -475,6 +579,8 @@ static void test_adjusted_and_pick(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_draw_equals_reference),
+        cmocka_unit_test(test_levels_draw_the_same),
+        cmocka_unit_test(test_hopeful_misses_nobody),
         cmocka_unit_test(test_distribution_equals_reference),
         cmocka_unit_test(test_chi_square_against_softmax),
         cmocka_unit_test(test_keys_are_independent),

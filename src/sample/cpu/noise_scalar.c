@@ -1,0 +1,67 @@
+/* noise.h in plain C: for CPUs without AVX2, and what the other levels are compared with. */
+#include <float.h>
+#include <math.h>
+
+#include "base/half.h"
+#include "base/mem.h"
+#include "sample/noise.h"
+
+static bool all_finite(const float *x, int n) {
+    bool all = true;
+    for (int i = 0; i < n; i++)
+        all &= fabsf(x[i]) <= FLT_MAX;
+    return all;
+}
+
+static int32_t argmax(const float *x, int n) {
+    int32_t best = -1;
+    float top = -INFINITY;
+    for (int i = 0; i < n; i++)
+        if (x[i] > top) {
+            top = x[i];
+            best = i;
+        }
+    return best;
+}
+
+static float largest(const float *x, int n) {
+    float top = -INFINITY;
+    for (int i = 0; i < n; i++)
+        top = x[i] > top ? x[i] : top;
+    return top;
+}
+
+static int above(const so_noise_row *r, int32_t first, int n, float floor, int32_t *ids,
+                 double *low) {
+    int n_ids = 0;
+    for (int32_t id = first; id < first + n; id++) {
+        float y = (r->x[id] - r->top) * r->inverse;
+        if (y >= floor)
+            ids[n_ids++] = id;
+        else
+            *low += (double)expf(y);
+    }
+    return n_ids;
+}
+
+static int hopeful(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids) {
+    uint32_t w[4], block = UINT32_MAX;
+    int n_ids = 0;
+    least -= SO_NOISE_MARGIN;
+    for (int32_t id = first; id < first + n; id++) {
+        float y = (r->x[id] - r->top) * r->inverse;
+        if (y + SO_NOISE_MOST < least)
+            continue;
+        if ((uint32_t)id / 4 != block) {
+            block = (uint32_t)id / 4;
+            so_rng_block(&r->key, block, w);
+        }
+        float g = (float)(~w[id % 4] >> 8);
+        float bound = (float)so_f32_bits(g) * SO_NOISE_SLOPE + SO_NOISE_START;
+        if (y + bound >= least)
+            ids[n_ids++] = id;
+    }
+    return n_ids;
+}
+
+const so_noise_fns so_noise_scalar = {all_finite, largest, argmax, hopeful, above};

@@ -1,0 +1,48 @@
+/* What drawing a token looks at for every token of the vocabulary, one table per instruction level.
+ *
+ * None of it decides: `above` leaves out what a cut leaves out anyway, `hopeful` names the tokens
+ * that may win, by a bound that is never too low, and sample.c compares their exact scores. So
+ * levels may differ in what they name and never in the token. The bound: with g the leading 24 bits
+ * of ~word, a token's noise is at most −log(g / 2²⁴), and log2 g ≥ e + m for g = 2^e · (1 + m),
+ * which is read off the bits of (float)g. Any thread. */
+#ifndef SO_SAMPLE_NOISE_H
+#define SO_SAMPLE_NOISE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rng.h"
+
+typedef struct so_noise_row {
+    const float *x;     /* logits, none of them NaN or +∞ */
+    float top, inverse; /* the largest logit; 1 / temperature, at most SO_NOISE_INVERSE_MAX */
+    so_rng_key key;
+} so_noise_row;
+
+/* Keeps 0 · inverse and what follows from being NaN; larger ones are only a sharper bound. */
+#define SO_NOISE_INVERSE_MAX 1e30f
+#define SO_NOISE_MOST 22.9f              /* no noise is larger */
+#define SO_NOISE_SLOPE (-0x1.62e43p-24f) /* −ln 2 / 2²³ */
+#define SO_NOISE_START 104.66523f        /* (127 + 24) · ln 2, rounded up */
+#define SO_NOISE_MARGIN 1e-3f            /* rounding in all of it is a hundredth of this */
+
+typedef struct so_noise_fns {
+    bool (*all_finite)(const float *x, int n);
+    float (*largest)(const float *x, int n); /* no NaN */
+    /* The first index of the largest, −1 where all are −∞. No NaN. */
+    int32_t (*argmax)(const float *x, int n);
+    /* Ids of first … first + n - 1, first a multiple of 4, that may score `least` or more;
+     * ascending. ids[n]. Gives their number. */
+    int (*hopeful)(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids);
+    /* Ids of first … first + n - 1 with y ≥ floor, ascending, y = (x − top) · inverse rounded as it
+     * comes. Adds the sum of exp(y) of the others to *low, to a relative error of 1e-4. */
+    int (*above)(const so_noise_row *r, int32_t first, int n, float floor, int32_t *ids,
+                 double *low);
+} so_noise_fns;
+
+extern const so_noise_fns so_noise_scalar;
+#if defined(__x86_64__)
+extern const so_noise_fns so_noise_avx2;
+#endif
+
+#endif
