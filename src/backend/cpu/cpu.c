@@ -3,9 +3,10 @@
  * submit() copies the operation (and an upload's bytes) to a list; sync(), or a full list, lets the
  * thread pool walk the whole list at once. Every thread takes its share of every task, and the team
  * meets only before a task that touches memory which a task since the last meeting has touched too
- * (at least one of them writing). A matmul with quantised weights is two tasks: activations are
- * rounded into the scratch once, and the next matmul over the same rows (q, k, v; gate, up) uses
- * them again.
+ * (at least one of them writing), but where each member keeps to its own parts of it: a residual,
+ * its norm and the rounding for the next matmul go row by row without one. A matmul with quantised
+ * weights is two tasks: activations are rounded into the scratch once, and the next matmul over the
+ * same rows (q, k, v; gate, up) uses them again.
  *
  * Nothing is allocated by submit or sync once the upload and scratch memory have grown to the size
  * of the largest pass. Weights are borrowed until they are
@@ -230,10 +231,16 @@ static bool overlap(const so_range *a, const so_range *b) {
     return a->owner == b->owner && a->begin < b->end && b->begin < a->end;
 }
 
+/* Every member finds in b only what it has touched itself in a. */
+static bool same_parts(const so_range *a, const so_range *b) {
+    return a->parts > 0 && a->parts == b->parts && a->begin == b->begin && a->end == b->end;
+}
+
 static bool conflicts(const so_cpu *b, const so_range *ranges, int n) {
     for (int i = 0; i < n; i++)
         for (int j = 0; j < b->n_open; j++)
-            if ((ranges[i].write || b->open[j].write) && overlap(&ranges[i], &b->open[j]))
+            if ((ranges[i].write || b->open[j].write) && overlap(&ranges[i], &b->open[j]) &&
+                !same_parts(&ranges[i], &b->open[j]))
                 return true;
     return false;
 }
@@ -245,6 +252,20 @@ static void push(so_cpu *b, so_task_fn *fn, const so_range *ranges, int n) {
     memcpy(b->open + b->n_open, ranges, (size_t)n * sizeof ranges[0]);
     b->n_open += n;
     b->tasks[b->n_tasks++] = (so_task){.fn = fn, .op = b->n_ops - 1, .barrier = barrier};
+}
+
+/* Rounds x in the parts in which it was written, where that was since the last meeting. */
+static void push_rounding(so_cpu *b, const so_op *op, so_range scratch, so_range x) {
+    int k = op->matmul.w->n_cols;
+    so_task_fn *fn = so_cpu_quantize;
+    x.parts = (long)op->n * (k / so_cpu_grain(k));
+    for (int i = 0; i < b->n_open; i++)
+        if (b->open[i].write && b->open[i].parts == op->n && b->open[i].owner == x.owner &&
+            b->open[i].begin == x.begin && b->open[i].end == x.end) {
+            fn = so_cpu_quantize_rows;
+            x.parts = op->n;
+        }
+    push(b, fn, (so_range[]){scratch, x}, 2);
 }
 
 /* ranges: of the operation, x's the second; room for one more. Gives their new number. */
@@ -259,8 +280,7 @@ static int push_quantize(so_cpu *b, const so_op *op, so_range *ranges, int n) {
                  b->quantized.end == x.end && b->quantized_n == op->n &&
                  b->quantized_block == block;
     if (!reuse) {
-        so_range both[2] = {scratch, x};
-        push(b, so_cpu_quantize, both, 2);
+        push_rounding(b, op, scratch, x);
         b->quantized = x;
         b->quantized_n = op->n;
         b->quantized_block = block;

@@ -60,12 +60,19 @@ typedef struct so_task {
 } so_task;
 
 /* A stretch of memory that a task reads or writes. `owner` is a buffer, a KV store or the scratch;
- * two ranges of different owners never overlap. */
+ * two ranges of different owners never overlap. Where the task touches it in equal parts, member by
+ * member as so_split(parts, 1, …) gives them, `parts` says so: the same range in as many parts is
+ * then each member's own from task to task, and no meeting is needed. */
 typedef struct so_range {
     const void *owner;
     size_t begin, end;
     bool write;
+    long parts; /* 0: any member may touch any of it */
 } so_range;
+
+/* Elements in one part of a row of d where the elements do not depend on each other: whole blocks
+ * of activations where d has them, so that what is computed can be rounded without a meeting. */
+static inline int so_cpu_grain(int d) { return d % 256 == 0 ? 256 : d % 32 == 0 ? 32 : d; }
 
 enum { SO_OPS_MAX = 4096, SO_TASKS_MAX = 2 * SO_OPS_MAX, SO_RANGES_MAX = 64, SO_OP_RANGES = 6 };
 
@@ -94,7 +101,8 @@ struct so_cpu {
 
 /* ops.c */
 extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT];
-so_task_fn so_cpu_quantize;
+/* The first half of a matmul, in parts of so_cpu_grain elements or in whole rows. */
+so_task_fn so_cpu_quantize, so_cpu_quantize_rows;
 so_task_fn so_cpu_attention;                /* attention.c */
 so_task_fn so_cpu_kv_store, so_cpu_kv_copy; /* cache.c */
 /* Bytes of scratch a matmul needs; 0 for float weights, SIZE_MAX where it does not fit. */

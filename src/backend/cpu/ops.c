@@ -103,7 +103,8 @@ static void norm(const so_cpu *b, const so_op *op, int index, int count) {
 
 static void eltwise(const so_cpu *b, const so_op *op, int index, int count) {
     long begin, end;
-    so_split((long)op->n * op->eltwise.d, 16, index, count, &begin, &end);
+    long grain = op->kind == SO_OP_ADD ? op->eltwise.d : so_cpu_grain(op->eltwise.d);
+    so_split((long)op->n * op->eltwise.d, grain, index, count, &begin, &end);
     float *out = f32(op->eltwise.out) + begin;
     const float *x = f32(op->eltwise.a) + begin;
     const float *y = op->kind == SO_OP_GELU ? NULL : f32(op->eltwise.b) + begin;
@@ -182,13 +183,13 @@ static so_act activations(const so_cpu *b, const so_op *op) {
     return act;
 }
 
-/* The first half of a matmul: blocks of all rows, split evenly whatever the number of rows. */
-void so_cpu_quantize(const so_cpu *b, const so_op *op, int index, int count) {
+/* grain: elements that stay together. */
+static void quantize(const so_cpu *b, const so_op *op, long grain, int index, int count) {
     so_act act = activations(b, op);
     int len = act.blocks32 ? 32 : 256;
     long begin, end;
-    so_split((long)act.n * act.k / len, 1, index, count, &begin, &end);
-    size_t first = (size_t)begin * (size_t)len, n = (size_t)(end - begin) * (size_t)len;
+    so_split((long)act.n * act.k, grain, index, count, &begin, &end);
+    size_t first = (size_t)begin, n = (size_t)(end - begin);
     /* rows follow each other without a gap, so a run of blocks may cross from one to the next */
     const size_t step = (size_t)1 << 20;
     for (size_t done = 0; done < n; done += step) {
@@ -199,6 +200,14 @@ void so_cpu_quantize(const so_cpu *b, const so_op *op, int index, int count) {
         else
             b->kernels->quantize256(act.x + i, part, act.q + i, act.blocks256 + i / 256);
     }
+}
+
+void so_cpu_quantize(const so_cpu *b, const so_op *op, int index, int count) {
+    quantize(b, op, so_cpu_grain(op->matmul.w->n_cols), index, count);
+}
+
+void so_cpu_quantize_rows(const so_cpu *b, const so_op *op, int index, int count) {
+    quantize(b, op, op->matmul.w->n_cols, index, count);
 }
 
 /* Where this thread's part of the next packed matrix in the list begins. */

@@ -17,7 +17,7 @@ static void put(list *l, so_view v, size_t n_bytes, bool write) {
         so_panic(__FILE__, __LINE__, "view of %zu bytes at %zu in a buffer of %zu", n_bytes, v.off,
                  v.buf->n_bytes);
     SO_ASSERT_OP(l->n, <, SO_OP_RANGES);
-    l->out[l->n++] = (so_range){v.buf, v.off, v.off + n_bytes, write};
+    l->out[l->n++] = (so_range){v.buf, v.off, v.off + n_bytes, write, 0};
 }
 
 /* n rows of d four-byte elements */
@@ -26,6 +26,12 @@ static void put_rows(list *l, so_view v, long n, long d, bool write) {
     SO_ASSERT(n >= 0 && d > 0);
     SO_ASSERT(so_mul_size((size_t)n, (size_t)d, &bytes) && so_mul_size(bytes, 4, &bytes));
     put(l, v, bytes, write);
+}
+
+/* The same, touched in equal parts. */
+static void put_parts(list *l, so_view v, long n, long d, bool write, long parts) {
+    put_rows(l, v, n, d, write);
+    l->out[l->n - 1].parts = parts;
 }
 
 /* From the view to the buffer's end: for arrays whose length the operation does not state. */
@@ -38,7 +44,7 @@ static void put_rest(list *l, so_view v) {
 static void put_store(list *l, const so_kv_store *s, bool write) {
     SO_ASSERT(s != NULL);
     SO_ASSERT_OP(l->n, <, SO_OP_RANGES);
-    l->out[l->n++] = (so_range){s, 0, SIZE_MAX, write};
+    l->out[l->n++] = (so_range){s, 0, SIZE_MAX, write, 0};
 }
 
 /* The written range must not meet any other that all members read: they do so while it is written.
@@ -49,13 +55,13 @@ static void assert_apart(const list *l, int written, int read) {
 }
 
 static void norm_ranges(list *l, const so_op *op) {
-    put_rows(l, op->norm.out, op->n, op->norm.d, true);
+    put_parts(l, op->norm.out, op->n, op->norm.d, true, op->n);
     put_rows(l, op->norm.weight, 1, op->norm.d, false);
     if (op->kind == SO_OP_LAYER_NORM)
         put_rows(l, op->norm.bias, 1, op->norm.d, false);
     for (int i = 1; i < l->n; i++)
         assert_apart(l, 0, i);
-    put_rows(l, op->norm.x, op->n, op->norm.d, false); /* may be out itself */
+    put_parts(l, op->norm.x, op->n, op->norm.d, false, op->n); /* may be out itself */
 }
 
 static void matmul_ranges(list *l, const so_op *op) {
@@ -99,6 +105,16 @@ static void kv_ranges(list *l, const so_op *op) {
     put(l, op->kv_store.slots, (size_t)op->n * sizeof(so_kv_slot), false);
 }
 
+/* Sums go row by row, as the norm that follows does; the rest in small parts. */
+static void eltwise_ranges(list *l, const so_op *op) {
+    int d = op->eltwise.d;
+    long parts = op->kind == SO_OP_ADD ? op->n : (long)op->n * (d / so_cpu_grain(d));
+    if (op->kind != SO_OP_GELU)
+        put_parts(l, op->eltwise.b, op->n, d, false, parts);
+    put_parts(l, op->eltwise.out, op->n, d, true, parts);
+    put_parts(l, op->eltwise.a, op->n, d, false, parts);
+}
+
 int so_cpu_ranges(const so_op *op, so_range *out) {
     list l = {out, 0};
     SO_ASSERT_OP(op->n, >=, 0);
@@ -110,12 +126,12 @@ int so_cpu_ranges(const so_op *op, so_range *out) {
         put(&l, op->download.src, op->download.n_bytes, false);
         break;
     case SO_OP_EMBED:
-        put_rows(&l, op->embed.out, op->n, op->embed.w->n_cols, true);
+        put_parts(&l, op->embed.out, op->n, op->embed.w->n_cols, true, op->n);
         put_rows(&l, op->embed.ids, op->n, 1, false);
         assert_apart(&l, 0, 1);
         break;
     case SO_OP_GATHER:
-        put_rows(&l, op->gather.out, op->n, op->gather.d, true);
+        put_parts(&l, op->gather.out, op->n, op->gather.d, true, op->n);
         put_rest(&l, op->gather.x);
         put_rows(&l, op->gather.rows, op->n, 1, false);
         break;
@@ -129,15 +145,13 @@ int so_cpu_ranges(const so_op *op, so_range *out) {
     case SO_OP_ADD:
     case SO_OP_SILU_MUL:
     case SO_OP_GELU_MUL:
-        put_rows(&l, op->eltwise.b, op->n, op->eltwise.d, false);
-        __attribute__((fallthrough));
     case SO_OP_GELU:
-        put_rows(&l, op->eltwise.out, op->n, op->eltwise.d, true);
-        put_rows(&l, op->eltwise.a, op->n, op->eltwise.d, false);
+        eltwise_ranges(&l, op);
         break;
     case SO_OP_ROPE:
         SO_ASSERT_OP(op->rope.head_dim % 2, ==, 0);
-        put_rows(&l, op->rope.x, op->n, (long)op->rope.n_heads * op->rope.head_dim, true);
+        put_parts(&l, op->rope.x, op->n, (long)op->rope.n_heads * op->rope.head_dim, true,
+                  (long)op->n * op->rope.n_heads);
         put_rows(&l, op->rope.table, op->n, op->rope.head_dim, false);
         break;
     case SO_OP_KV_STORE:
