@@ -203,11 +203,6 @@ static so_sample_params params_of(const model_drafter *md, const so_draft_job *j
     return p;
 }
 
-/* The chance the draft itself gives to `token`, as a first belief in it. */
-static float confidence(const model_drafter *md, const float *logits, int32_t token) {
-    return (float)exp(so_sample_logprob(logits, md->o.n_vocab, token));
-}
-
 /* A row that is not finite ends its chain. Where it is the text's own, all rows behind it will be
  * the same: the draft falls silent for this request. */
 static bool row_is_sound(model_drafter *md, chain *c, int logit) {
@@ -249,7 +244,7 @@ static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
         return false;
     if (*token < 0)
         return false;
-    float sure = drawn ? 0.7f : confidence(md, logits, *token);
+    float sure = drawn ? 0.7f : so_sample_chance(md->sampler, logits, *token); /* a first belief */
     c->node = so_draft_add(job, c->node, *token, so_draft_kind(row), row, md->base.index, sure);
     return c->node >= 0;
 }
@@ -323,10 +318,6 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
         rc = so_pass_run(md->pass, &batch, SO_PASS_LOGITS, err);
     if (rc != SO_OK)
         return rc;
-    if (n_rows == n_seqs) { /* nobody was catching up */
-        double ms = so_clock_ms_since(t);
-        md->step_ms = md->step_ms > 0 ? md->step_ms + 0.1 * (ms - md->step_ms) : ms;
-    }
     for (int i = 0; i < n; i++) {
         chain *c = &md->chains[i];
         if (c->done)
@@ -335,6 +326,10 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
             draw_chain(md, c);
         else
             so_seq_commit_chain(c->s->seq, c->n_rows);
+    }
+    if (n_rows == n_seqs) { /* nobody was catching up */
+        double ms = so_clock_ms_since(t);
+        md->step_ms = md->step_ms > 0 ? md->step_ms + 0.1 * (ms - md->step_ms) : ms;
     }
     return SO_OK;
 }

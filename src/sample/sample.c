@@ -525,6 +525,15 @@ double so_sample_logprob(const float *logits, int n_vocab, int32_t token) {
     return (double)cleaned(logits[token]) - z.top - z.rest;
 }
 
+float so_sample_chance(so_sampler *s, const float *logits, int32_t token) {
+    so_noise_row r = {.x = logits, .top = s->fns->largest(logits, s->n_vocab), .inverse = 1};
+    double total = 0;
+    if (!(r.top > -INFINITY))
+        return 0;
+    s->fns->above(&r, 0, s->n_vocab, INFINITY, s->ids, &total);
+    return (float)SO_MIN(exp((double)(logits[token] - r.top)) / total, 1.0);
+}
+
 /* Insertion into a short sorted list: almost every token is turned away at the last place. Logits
  * are compared, not logprobs: rounding must not turn an order into a tie. */
 static void find_top(const float *logits, int n_vocab, int n_top, so_logprob *top) {

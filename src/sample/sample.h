@@ -63,6 +63,9 @@ int32_t so_sample_pick(const float *weights, int n, double u);
 double so_sample_noise(const so_sample_params *p, int position, int32_t token);
 /* log-softmax of one token before any transform. */
 double so_sample_logprob(const float *logits, int n_vocab, int32_t token);
+/* The chance that a softmax gives to a token, to a few parts in ten thousand and in a tenth of the
+ * time: for plans, never for a token. No logit is NaN or +∞. */
+float so_sample_chance(so_sampler *s, const float *logits, int32_t token);
 
 /* A token and its log-softmax, rounded once from double; never infinite. */
 typedef struct so_logprob {

@@ -495,6 +495,29 @@ static void test_logprob(void **state) {
     assert_true(so_sample_logprob(row, 4, 2) == -INFINITY);
 }
 
+/* For plans: near the truth on rows of every length, flat and steep, with tokens ruled out. */
+static void test_chance(void **state) {
+    (void)state;
+    enum { N = 1003 };
+    float row[N];
+    so_rng_key key = {.seed = 6, .purpose = SO_RNG_TEST};
+    for (int n = 1; n <= N; n += n < 40 ? 1 : 107) {
+        so_sampler *s = so_sampler_create(n);
+        for (int steep = 1; steep <= 100; steep *= 10) {
+            for (int i = 0; i < n; i++)
+                row[i] = (float)steep * (float)so_rng_uniform(&key, (uint32_t)i);
+            if (n > 2)
+                row[n / 2] = -INFINITY;
+            for (int i = 0; i < n; i += 1 + n / 7) {
+                double truth = exp(so_sample_logprob(row, n, i));
+                assert_true(fabs((double)so_sample_chance(s, row, i) - truth) <=
+                            1e-3 * truth + 1e-30);
+            }
+        }
+        so_sampler_free(s);
+    }
+}
+
 static void test_logprobs(void **state) {
     (void)state;
     enum { N = 300 };
@@ -591,6 +614,7 @@ int main(void) {
         cmocka_unit_test(test_bias_bans_and_check_names_flags),
         cmocka_unit_test(test_extreme_temperatures),
         cmocka_unit_test(test_logprob),
+        cmocka_unit_test(test_chance),
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_logprobs_of_odd_rows),
         cmocka_unit_test(test_adjusted_and_pick),
