@@ -9,6 +9,14 @@
 #define RUN "sooth run -m tiny.gguf " SAY
 #define DRAFT "-md sick.gguf --spec model --spec-length 3 "
 
+static bool has_terminals(void) {
+    int fd = posix_openpt(O_RDWR | O_NOCTTY);
+    bool ok = fd >= 0 && grantpt(fd) == 0 && unlockpt(fd) == 0;
+    if (fd >= 0)
+        close(fd);
+    return ok;
+}
+
 /* Runs the line with both streams on one terminal; what it shows. */
 static so_buf show(const fixture *f, const char *line) {
     char streams[128], part[512];
@@ -58,6 +66,8 @@ static void make_sick(const fixture *f) {
 static void test_warnings_begin_on_their_own_line(void **state) {
     fixture *f = *state;
     static const char *const views[] = {"", "--view", "--view=rounds"};
+    if (!has_terminals())
+        SO_SKIP("no pseudo-terminals here");
     make_sick(f);
     ran plain = run(f, RUN "-p 'the sea'"), piped = run(f, RUN DRAFT "-p 'the sea'");
     assert_string_equal(text_of(&piped.out), text_of(&plain.out));
