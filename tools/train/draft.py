@@ -35,13 +35,7 @@ import dialogues
 import llama
 import loss
 import optim
-
-START = time.monotonic()
-
-
-def say(text):
-    print(f"{time.monotonic() - START:6.1f} s  {text}", flush=True)
-
+from progress import START, say
 
 def options():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -28,13 +28,7 @@ import chat as chat_format
 import decode
 import dialogues
 import llama
-
-START = time.monotonic()
-
-
-def say(text):
-    print(f"{time.monotonic() - START:6.1f} s  {text}", flush=True)
-
+from progress import START, say
 
 def options():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
