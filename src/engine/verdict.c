@@ -129,8 +129,8 @@ void so_verdict_reach(so_request *r) {
 /* By the row itself, whichever verifier decided: plain decoding would have seen the same one. */
 void so_verdict_logprobs(so_request *r, int node, int32_t token) {
     if (r->n_logprobs > 0)
-        so_sample_logprobs(so_pass_logits(r->e->pass, r->first_logit + node),
-                           so_model_hparams(r->e->m)->n_vocab, token, r->n_logprobs - 1,
+        so_sample_logprobs(r->e->sampler, so_pass_logits(r->e->pass, r->first_logit + node), token,
+                           r->n_logprobs - 1,
                            r->logprobs + (size_t)(r->n_tokens - r->n_prompt) * r->n_logprobs);
 }
 

@@ -4,7 +4,11 @@
  * that may win, by a bound that is never too low, and sample.c compares their exact scores. So
  * levels may differ in what they name and never in the token. The bound: with g the leading 24 bits
  * of ~word, a token's noise is at most −log(g / 2²⁴), and log2 g ≥ e + m for g = 2^e · (1 + m),
- * which is read off the bits of (float)g. Any thread. */
+ * which is read off the bits of (float)g.
+ *
+ * `weigh` is the exception: its numbers become probabilities, so all levels give the same bits. exp
+ * is a polynomial of its own in double, and sums run in eight lanes by index, joined in order.
+ * Any thread. */
 #ifndef SO_SAMPLE_NOISE_H
 #define SO_SAMPLE_NOISE_H
 
@@ -38,7 +42,23 @@ typedef struct so_noise_fns {
      * comes. Adds the sum of exp(y) of the others to *low, to a relative error of 1e-4. */
     int (*above)(const so_noise_row *r, int32_t first, int n, float floor, int32_t *ids,
                  double *low);
+    /* out[i] = exp(y) in single precision, y = (x − top) · inverse rounded to single, as
+     * so_noise_weight has it; gives the sum. x ≤ top, none NaN; −∞ weighs 0. */
+    double (*weigh)(const float *x, int n, double top, double inverse, float *out);
 } so_noise_fns;
+
+/* exp(y) for y ≤ 0 to 3e-10, 0 below −700: 2^i · P(r), y = i · ln 2 + r, |r| ≤ ln 2 / 2. */
+#define SO_NOISE_LOG2E 0x1.71547652b82fep+0
+#define SO_NOISE_LN2_HIGH 0x1.62e42fefa39efp-1
+#define SO_NOISE_LN2_LOW 0x1.abc9e3b39803fp-56
+#define SO_NOISE_LEAST (-700.0)
+/* 1/8! … 1/1!, 1 */
+#define SO_NOISE_EXP_TERMS                                                                         \
+    {                                                                                              \
+        0x1.a01a01a01a01ap-16, 0x1.a01a01a01a01ap-13, 0x1.6c16c16c16c17p-10, 0x1.1111111111111p-7, \
+            0x1.5555555555555p-5, 0x1.5555555555555p-3, 0x1p-1, 0x1p+0, 0x1p+0                     \
+    }
+enum { SO_NOISE_N_TERMS = 9, SO_NOISE_LANES = 8 };
 
 extern const so_noise_fns so_noise_scalar;
 #if defined(__x86_64__)

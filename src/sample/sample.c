@@ -453,12 +453,24 @@ int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logit
     return SO_OK;
 }
 
+/* Where nothing is cut there is no list to go through: the row itself is weighed. */
+static void weigh_all(const so_sampler *s, const so_sample_params *p, int32_t best, float *probs) {
+    double total = s->fns->weigh(s->row, s->n_vocab, s->row[best], 1 / (double)p->temp, probs);
+    float scale = (float)(1 / total);
+    for (int i = 0; i < s->n_vocab; i++)
+        probs[i] *= scale;
+}
+
 int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float *logits,
                            const so_sample_context *ctx, float *probs, so_err *err) {
     int32_t best;
     int rc = prepare(s, p, logits, ctx, &best, err);
     if (rc != SO_OK)
         return rc;
+    if (p->temp > 0 && !has_cuts(p, s->n_vocab)) {
+        weigh_all(s, p, best, probs);
+        return SO_OK;
+    }
     memset(probs, 0, (size_t)s->n_vocab * sizeof *probs);
     if (p->temp == 0) {
         probs[best] = 1;
@@ -549,13 +561,19 @@ static void find_top(const float *logits, int n_vocab, int n_top, so_logprob *to
     }
 }
 
-void so_sample_logprobs(const float *logits, int n_vocab, int32_t token, int n_top,
+void so_sample_logprobs(so_sampler *s, const float *logits, int32_t token, int n_top,
                         so_logprob *out) {
-    SO_ASSERT(token >= 0 && token < n_vocab && n_top >= 0 && n_top <= n_vocab);
-    norm z = norm_of(logits, n_vocab);
+    SO_ASSERT(token >= 0 && token < s->n_vocab && n_top >= 0 && n_top <= s->n_vocab);
+    norm z;
+    if (s->fns->all_finite(logits, s->n_vocab)) {
+        z.top = (double)s->fns->largest(logits, s->n_vocab);
+        z.rest = log(s->fns->weigh(logits, s->n_vocab, z.top, 1, s->y));
+    } else {
+        z = norm_of(logits, s->n_vocab);
+    }
     out[0].token = token;
     if (n_top > 0)
-        find_top(logits, n_vocab, n_top, out + 1);
+        find_top(logits, s->n_vocab, n_top, out + 1);
     for (int i = 0; i <= n_top; i++) {
         double x = (double)cleaned(logits[out[i].token]) - z.top - z.rest;
         out[i].logprob = (float)fmax(x, (double)-FLT_MAX);

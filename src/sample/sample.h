@@ -76,9 +76,8 @@ typedef struct so_logprob {
 enum { SO_LOGPROBS_MAX = 20 };
 
 /* out[0]: the token itself; out[1 … n_top]: the likeliest tokens before any transform, best first,
- * lower id first on ties. n_top is at most n_vocab. The sum runs over ids from 0 in double, so
- * equal rows give equal bits. */
-void so_sample_logprobs(const float *logits, int n_vocab, int32_t token, int n_top,
+ * lower id first on ties. n_top is at most n_vocab. A function of the row alone, to the bit. */
+void so_sample_logprobs(so_sampler *s, const float *logits, int32_t token, int n_top,
                         so_logprob *out);
 
 #endif

@@ -19,20 +19,33 @@ static bool keyed_accept(so_chance *c, uint32_t position, uint32_t index, double
     return uniform(c, SO_RNG_ACCEPT, position, index) * q < p;
 }
 
-/* The first index whose running sum passes u·total. A weight of 0 never moves the sum and so is
- * never drawn; where rounding leaves the whole sum short of u·total, the last positive one is. */
+enum { PART = 64 };
+
+static double sum_part(const double *w) {
+    double s[4] = {0};
+    for (int i = 0; i < PART; i += 4)
+        for (int k = 0; k < 4; k++)
+            s[k] += w[i + k];
+    return (s[0] + s[1]) + (s[2] + s[3]);
+}
+
+/* The first index whose running sum passes u·total; whole parts are passed over by their sums, four
+ * additions at a time. A weight of 0 never moves the sum and so is never drawn; where rounding
+ * leaves the whole sum short of u·total, the last positive one is. */
 static int32_t keyed_draw(so_chance *c, uint32_t position, const double *weight, int n,
                           double total) {
-    double at = uniform(c, SO_RNG_RESIDUAL, position, 0) * total, sum = 0;
-    int32_t last = -1;
-    for (int32_t i = 0; i < n; i++) {
-        if (!(weight[i] > 0))
-            continue;
-        last = i;
-        sum += weight[i];
-        if (sum > at)
-            break;
-    }
+    double at = uniform(c, SO_RNG_RESIDUAL, position, 0) * total, sum = 0, part;
+    int32_t first = 0, last = -1;
+    for (; first + PART < n && sum + (part = sum_part(weight + first)) <= at; first += PART)
+        sum += part;
+    for (int32_t i = first; i < n && !(sum > at); i++)
+        if (weight[i] > 0) {
+            last = i;
+            sum += weight[i];
+        }
+    for (int32_t i = first; last < 0 && i > 0; i--)
+        if (weight[i - 1] > 0)
+            last = i - 1;
     SO_ASSERT_OP(last, >=, 0);
     return last;
 }

@@ -264,6 +264,45 @@ static void test_distribution_equals_reference(void **state) {
     so_sampler_free(s);
 }
 
+static double weight_of(float x, double top, float temp) {
+    return isnan(x) ? 0 : exp((double)(float)(((double)x - top) * (1 / (double)temp)));
+}
+
+/* Levels agree to the bit, and with libm's exp to the rounding of a float. */
+static void test_levels_weigh_the_same(void **state) {
+    (void)state;
+    enum { N = 20011 };
+    static const int sizes[] = {1, 3, 8, 13, 64, 1031, N};
+    static const float temps[] = {1, 0.7f, 100, 1e-3f, 1e-40f};
+    float *row = SO_NEW_N(float, N), *a = SO_NEW_N(float, N), *b = SO_NEW_N(float, N);
+    for (size_t z = 0; z < SO_LEN(sizes); z++)
+        for (int kind = 0; kind < 6; kind++)
+            for (size_t t = 0; t < SO_LEN(temps); t++) {
+                int n = sizes[z];
+                so_sampler *fast = so_sampler_create(n), *twin = so_sampler_create_as(n, true);
+                so_sample_params p = plain(temps[t]);
+                double top = -INFINITY, total = 0;
+                so_err err = {0};
+                odd_row(kind, n, row);
+                SO_OK_OR_FAIL(so_sample_distribution(fast, &p, row, &EMPTY, a, &err), err);
+                SO_OK_OR_FAIL(so_sample_distribution(twin, &p, row, &EMPTY, b, &err), err);
+                assert_memory_equal(a, b, (size_t)n * sizeof *a);
+                for (int i = 0; i < n; i++)
+                    top = fmax(top, (double)row[i]); /* which passes over NaN */
+                for (int i = 0; i < n; i++)
+                    total += weight_of(row[i], top, temps[t]);
+                for (int i = 0; i < n; i++) {
+                    double want = weight_of(row[i], top, temps[t]) / total;
+                    assert_true(fabs((double)a[i] - want) <= 3e-7 * want + 1e-37);
+                }
+                so_sampler_free(fast);
+                so_sampler_free(twin);
+            }
+    free(row);
+    free(a);
+    free(b);
+}
+
 /* 16 tokens, 400,000 draws at consecutive positions. */
 static void chi_square(const so_sample_params *p, const float *row, double threshold) {
     enum { N = 16, DRAWS = 400000 };
@@ -522,17 +561,20 @@ static void test_logprobs(void **state) {
     (void)state;
     enum { N = 300 };
     float row[N];
-    so_logprob out[1 + N];
+    so_logprob out[1 + N], same[1 + N];
     double sum = 0;
     so_rng_key key = {.seed = 5, .purpose = SO_RNG_TEST};
     for (int i = 0; i < N; i++) /* steps of a quarter: ties everywhere */
         row[i] = 0.25f * (float)(int)(40 * so_rng_uniform(&key, (uint32_t)i));
-    so_sample_logprobs(row, N, 17, N, out);
+    so_sampler *s = so_sampler_create(N), *twin = so_sampler_create_as(N, true);
+    so_sample_logprobs(twin, row, 17, N, same);
+    so_sample_logprobs(s, row, 17, N, out);
+    assert_memory_equal(same, out, sizeof out);
     assert_int_equal(out[0].token, 17);
     for (int i = 1; i <= N; i++) {
         int32_t id = out[i].token, prev = out[i - 1].token;
         sum += exp((double)out[i].logprob);
-        assert_true(out[i].logprob == (float)so_sample_logprob(row, N, id));
+        assert_true(fabs((double)out[i].logprob - so_sample_logprob(row, N, id)) < 1e-6);
         if (i > 1)
             assert_true(row[prev] > row[id] || (row[prev] == row[id] && prev < id));
         if (id == 17)
@@ -540,33 +582,37 @@ static void test_logprobs(void **state) {
     }
     assert_true(fabs(sum - 1) < 1e-6);
     so_logprob few[1 + 7];
-    so_sample_logprobs(row, N, 17, 7, few);
+    so_sample_logprobs(s, row, 17, 7, few);
     assert_memory_equal(few, out, sizeof few); /* a shorter list is the beginning of a longer one */
-    so_sample_logprobs(row, N, 18, 0, few);
+    so_sample_logprobs(s, row, 18, 0, few);
     assert_int_equal(few[0].token, 18);
     assert_int_equal(few[1].token, out[1].token); /* untouched */
+    so_sampler_free(s);
+    so_sampler_free(twin);
 }
 
 /* Rows no sane model gives: results stay numbers. */
 static void test_logprobs_of_odd_rows(void **state) {
     (void)state;
     so_logprob out[5];
+    so_sampler *s = so_sampler_create(4);
     const float steep[] = {FLT_MAX, -FLT_MAX, 0, INFINITY};
-    so_sample_logprobs(steep, 4, 1, 4, out);
+    so_sample_logprobs(s, steep, 1, 4, out);
     assert_true(out[0].logprob == -FLT_MAX);
     assert_int_equal(out[1].token, 0); /* +∞ counts as the largest float: a tie with token 0 */
     assert_int_equal(out[2].token, 3);
     assert_true(fabs((double)out[1].logprob + log(2)) < 1e-7);
     const float none[] = {NAN, -INFINITY, NAN, NAN};
-    so_sample_logprobs(none, 4, 2, 4, out);
+    so_sample_logprobs(s, none, 2, 4, out);
     for (int i = 0; i < 5; i++)
         assert_true(out[i].logprob == -FLT_MAX);
     assert_int_equal(out[4].token, 3);
     const float large[] = {1e7f, 1e7f, 1e7f - 1, -1e7f};
     double z = log(2 + exp(-1));
-    so_sample_logprobs(large, 4, 2, 2, out);
+    so_sample_logprobs(s, large, 2, 2, out);
     assert_true(fabs((double)out[0].logprob - (-1 - z)) < 1e-6);
     assert_true(fabs((double)out[2].logprob + z) < 1e-6);
+    so_sampler_free(s);
 }
 
 /* What `reject` and drafts use is the pipeline of so_sample_token, not a second one. */
@@ -605,6 +651,7 @@ int main(void) {
         cmocka_unit_test(test_levels_draw_the_same),
         cmocka_unit_test(test_hopeful_misses_nobody),
         cmocka_unit_test(test_distribution_equals_reference),
+        cmocka_unit_test(test_levels_weigh_the_same),
         cmocka_unit_test(test_chi_square_against_softmax),
         cmocka_unit_test(test_keys_are_independent),
         cmocka_unit_test(test_greedy_ties_and_nan),

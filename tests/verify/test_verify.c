@@ -435,6 +435,24 @@ static void test_keyed(void **state) {
     assert_true(differ > 30000);
 }
 
+/* Over more weights than are summed at once: each index as often as it weighs. */
+static void test_keyed_long(void **state) {
+    (void)state;
+    enum { N = 333, DRAWS = 200000 };
+    static double w[N], total;
+    static int counts[N];
+    so_chance_keyed c;
+    so_chance_keyed_init(&c, 11, 0);
+    for (int i = 0; i < N; i++)
+        total += w[i] = i % 5 == 2 || (i >= 64 && i < 192) ? 0 : 1 + i % 7;
+    for (uint32_t i = 0; i < DRAWS; i++)
+        counts[c.base.draw(&c.base, i, w, N, total)]++;
+    for (int i = 0; i < N; i++) {
+        double want = w[i] / total * DRAWS;
+        assert_true(want > 0 ? fabs(counts[i] - want) < 6 * sqrt(want) : counts[i] == 0);
+    }
+}
+
 /* A total above the sum, as rounding may leave it, still draws a token of positive weight. */
 static void test_keyed_short_sum(void **state) {
     (void)state;
@@ -443,6 +461,11 @@ static void test_keyed_short_sum(void **state) {
     double w[V] = {1, 1, 0, 0};
     for (uint32_t i = 0; i < 1000; i++)
         assert_true(c.base.draw(&c.base, i, w, V, 3) <= 1);
+    double far[200] = {[3] = 1, [70] = 1};
+    for (uint32_t i = 0; i < 1000; i++) {
+        int32_t x = c.base.draw(&c.base, i, far, 200, 3);
+        assert_true(x == 3 || x == 70);
+    }
 }
 
 int main(void) {
@@ -462,6 +485,7 @@ int main(void) {
         cmocka_unit_test(test_q_of_any_sum),
         cmocka_unit_test(test_own_draft),
         cmocka_unit_test(test_keyed),
+        cmocka_unit_test(test_keyed_long),
         cmocka_unit_test(test_keyed_short_sum),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

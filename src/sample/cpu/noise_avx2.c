@@ -156,4 +156,46 @@ static int hopeful(const so_noise_row *r, int32_t first, int n, float least, int
     return n_ids + so_noise_scalar.hopeful(r, first + i, n - i, least, ids + n_ids);
 }
 
-const so_noise_fns so_noise_avx2 = {all_finite, largest, argmax, hopeful, above};
+/* so_noise_scalar's exp_of, four at a time. */
+static inline __m256d exp4(__m256d y) {
+    static const double c[SO_NOISE_N_TERMS] = SO_NOISE_EXP_TERMS;
+    __m256d least = _mm256_set1_pd(SO_NOISE_LEAST), in = _mm256_cmp_pd(y, least, _CMP_GT_OQ);
+    y = _mm256_max_pd(y, least);
+    __m256d i = _mm256_round_pd(_mm256_mul_pd(y, _mm256_set1_pd(SO_NOISE_LOG2E)),
+                                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256d r = _mm256_fnmadd_pd(i, _mm256_set1_pd(SO_NOISE_LN2_HIGH), y);
+    r = _mm256_fnmadd_pd(i, _mm256_set1_pd(SO_NOISE_LN2_LOW), r);
+    __m256d p = _mm256_set1_pd(c[0]);
+    for (int k = 1; k < SO_NOISE_N_TERMS; k++)
+        p = _mm256_fmadd_pd(p, r, _mm256_set1_pd(c[k]));
+    __m256i shift = _mm256_slli_epi64(_mm256_cvtepi32_epi64(_mm256_cvtpd_epi32(i)), 52);
+    p = _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(p), shift));
+    return _mm256_and_pd(p, in);
+}
+
+static inline __m128 weigh4(const float *x, __m256d top, __m256d inverse, __m256d *sum) {
+    __m256d y = _mm256_mul_pd(_mm256_sub_pd(_mm256_cvtps_pd(_mm_loadu_ps(x)), top), inverse);
+    __m128 w = _mm256_cvtpd_ps(exp4(_mm256_cvtps_pd(_mm256_cvtpd_ps(y))));
+    *sum = _mm256_add_pd(*sum, _mm256_cvtps_pd(w));
+    return w;
+}
+
+static double weigh(const float *x, int n, double top, double inverse, float *out) {
+    __m256d t = _mm256_set1_pd(top), v = _mm256_set1_pd(inverse);
+    __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
+    int i = 0;
+    for (; i + 8 <= n; i += 8) {
+        _mm_storeu_ps(out + i, weigh4(x + i, t, v, &low));
+        _mm_storeu_ps(out + i + 4, weigh4(x + i + 4, t, v, &high));
+    }
+    double lane[SO_NOISE_LANES];
+    _mm256_storeu_pd(lane, low);
+    _mm256_storeu_pd(lane + 4, high);
+    so_noise_scalar.weigh(x + i, n - i, top, inverse, out + i);
+    for (; i < n; i++)
+        lane[i % SO_NOISE_LANES] += (double)out[i];
+    return ((lane[0] + lane[4]) + (lane[1] + lane[5])) +
+           ((lane[2] + lane[6]) + (lane[3] + lane[7]));
+}
+
+const so_noise_fns so_noise_avx2 = {all_finite, largest, argmax, hopeful, above, weigh};

@@ -64,4 +64,25 @@ static int hopeful(const so_noise_row *r, int32_t first, int n, float least, int
     return n_ids;
 }
 
-const so_noise_fns so_noise_scalar = {all_finite, largest, argmax, hopeful, above};
+static double exp_of(double y) {
+    static const double c[SO_NOISE_N_TERMS] = SO_NOISE_EXP_TERMS;
+    double bounded = y > SO_NOISE_LEAST ? y : SO_NOISE_LEAST;
+    double i = nearbyint(bounded * SO_NOISE_LOG2E);
+    double r = fma(-i, SO_NOISE_LN2_LOW, fma(-i, SO_NOISE_LN2_HIGH, bounded)), p = c[0];
+    for (int k = 1; k < SO_NOISE_N_TERMS; k++)
+        p = fma(p, r, c[k]);
+    return y > SO_NOISE_LEAST ? ldexp(p, (int)i) : 0;
+}
+
+static double weigh(const float *x, int n, double top, double inverse, float *out) {
+    double lane[SO_NOISE_LANES] = {0};
+    for (int i = 0; i < n; i++) {
+        float y = (float)(((double)x[i] - top) * inverse);
+        out[i] = (float)exp_of((double)y);
+        lane[i % SO_NOISE_LANES] += (double)out[i];
+    }
+    return ((lane[0] + lane[4]) + (lane[1] + lane[5])) +
+           ((lane[2] + lane[6]) + (lane[3] + lane[7]));
+}
+
+const so_noise_fns so_noise_scalar = {all_finite, largest, argmax, hopeful, above, weigh};
