@@ -3,10 +3,14 @@
  *
  *   {guessed right}  [-guessed wrong-]  [+the target's word+]
  *
- * One line per round shows line breaks as \n; the flowing view prints them. stdout only. */
+ * One line per round shows line breaks as \n; the flowing view prints them. A guess that was wrong
+ * may be half a character or a control byte that no text was meant to hold: those are written as
+ * \xNN, so that a guess never moves the cursor or breaks the line's encoding. stdout only. */
 #include "cli/view.h"
 
 #include <stdio.h>
+
+#include "token/utf8.h"
 
 typedef struct style {
     const char *on, *off, *open, *close;
@@ -16,12 +20,21 @@ static const style ACCEPTED = {"\033[32m", "\033[0m", "{", "}"};
 static const style REJECTED = {"\033[9;31m", "\033[0m", "[-", "-]"};
 static const style OWN = {"\033[34m", "\033[0m", "[+", "+]"};
 
+static bool is_control(uint32_t cp) {
+    return (cp < 0x20 && cp != '\n' && cp != '\t') || (cp >= 0x7F && cp < 0xA0);
+}
+
 static void print_text(const so_painter *v, so_str text) {
-    for (size_t i = 0; i < text.len; i++) {
-        if (v->rounds && text.ptr[i] == '\n')
+    uint32_t cp;
+    for (size_t i = 0, len; i < text.len; i += len) {
+        so_utf8 found = so_utf8_next(text.ptr + i, text.len - i, &cp, &len);
+        if (found != SO_UTF8_OK || is_control(cp))
+            for (size_t j = 0; j < len; j++)
+                printf("\\x%02X", (unsigned char)text.ptr[i + j]);
+        else if (v->rounds && cp == '\n')
             fputs("\\n", stdout);
         else
-            putchar(text.ptr[i]);
+            fwrite(text.ptr + i, 1, len, stdout);
     }
 }
 

@@ -5,6 +5,7 @@
  * failure everything made so far is freed and the message names the drafter and its column. */
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "draft/spec.h"
 
@@ -45,6 +46,10 @@ static int make_corpus(build *b, const so_spec_node *n, so_drafter **out) {
     if (!store)
         return so_err_set(b->err, SO_EUNSUPPORTED, "no store for finished requests here");
     size_t bytes = (size_t)option(n, SO_SPEC_OPT_MB, DEFAULT_CORPUS_MB) << 20;
+    size_t has = *store ? so_corpus_bytes(*store) : 0; /* a little less than it was made for */
+    if (*store && so_spec_has(n, SO_SPEC_OPT_MB) && (has > bytes || has < bytes / 8 * 7))
+        so_log(SO_LOG_WARN, "corpus(mb=%zu): one store serves all requests, and it has %zu MB",
+               bytes >> 20, has >> 20);
     int rc = *store ? 0 : so_corpus_create(bytes, store, b->err);
     if (rc == 0)
         *out = so_corpus_drafter_create(*store, (int)option(n, SO_SPEC_OPT_MIN, 0));

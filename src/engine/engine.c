@@ -95,6 +95,7 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     e->path = SO_NEW_N(int32_t, e->max_rows);
     if (opts->max_draft > 0)
         so_speculate_init(e);
+    so_memory_warn(e, opts->draft);
     *out = e;
     return SO_OK;
 }
@@ -460,6 +461,7 @@ static bool take(so_request *r, int node, int32_t token, so_origin origin) {
     so_verdict_logprobs(r, node, token);
     r->tokens[r->n_tokens++] = token;
     r->stats.predicted_n++;
+    e->info.emitted++;
     so_buf_clear(&e->out);
     if (e->tok && token < so_tokenizer_n_vocab(e->tok)) { /* padding ids have no text */
         so_buf_clear(&e->piece);
@@ -509,7 +511,8 @@ static void begin_info(so_engine *e) {
     e->info = (so_step_info){.step = e->info.step, .t_ms = so_clock_ms_since(e->t_created_ns)};
 }
 
-static void tell_step(so_engine *e, double pass_ms, double verify_ms) {
+/* Before tokens are emitted: a request that ends leaves the list. */
+static void count_step(so_engine *e, double pass_ms, double verify_ms) {
     so_step_info *s = &e->info;
     s->pass_ms = pass_ms;
     s->verify_ms = verify_ms;
@@ -524,10 +527,7 @@ static void tell_step(so_engine *e, double pass_ms, double verify_ms) {
         s->drafted += r->tree->n_nodes - 1;
         s->tested += r->verdict.n_tested;
         s->accepted += r->verdict.n_accepted;
-        s->emitted += r->verdict.n_accepted + 1;
     }
-    e->o.on_step(e->o.step_user, s);
-    s->step++;
 }
 
 int so_engine_step(so_engine *e, so_err *err) {
@@ -558,13 +558,15 @@ int so_engine_step(so_engine *e, so_err *err) {
     }
     if (e->planner)
         so_speculate_observe(e, pass_ms);
-    if (e->o.on_step)
-        tell_step(e, pass_ms, so_clock_ms_since(t_pass));
+    count_step(e, pass_ms, so_clock_ms_since(t_pass));
     for (so_request *r = e->running, *next; r; r = next) {
         next = r->next;
         if (r->has_tree)
             emit_round(r);
     }
+    if (e->o.on_step)
+        e->o.on_step(e->o.step_user, &e->info);
+    e->info.step++;
     return e->running || e->waiting;
 }
 

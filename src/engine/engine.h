@@ -33,7 +33,8 @@ typedef struct so_step_info {
     double draft_ms, pass_ms, verify_ms;
     int n_rows, n_requests; /* requests that got a token */
     so_plan plan;           /* what was expected; all zero where nobody speculates */
-    int drafted, tested, accepted, emitted;
+    int drafted, tested, accepted;
+    int emitted; /* tokens that became text: what lies behind an end does not count */
 } so_step_info;
 typedef void so_step_fn(void *user, const so_step_info *info);
 

@@ -1,5 +1,5 @@
 /* What the files of the engine share: engine.c (requests, admission, the step), speculate.c (what
- * to guess), verdict.c (what stands). Nobody else includes this. */
+ * to guess), verdict.c (what stands), memory.c (whether it fits). Nobody else includes this. */
 #ifndef SO_ENGINE_IMPL_H
 #define SO_ENGINE_IMPL_H
 
@@ -148,6 +148,11 @@ void so_speculate_step(so_engine *e);
 void so_speculate_tell(so_request *r);
 /* The pass is over and verdicts are known. */
 void so_speculate_observe(so_engine *e, double pass_ms);
+
+/* --- memory.c --- */
+
+/* Warns where the caches, the draft's included (NULL: none), may outgrow the memory there is. */
+void so_memory_warn(const so_engine *e, const so_model *draft);
 
 /* --- verdict.c --- */
 

@@ -178,6 +178,7 @@ static int make_model(so_engine *e, so_str file, so_drafter *inner, so_drafter *
             return rc;
         m = b->model;
         tok = b->tok;
+        so_memory_warn(e, m);
     }
     if (!m)
         return so_err_set(err, SO_EINVAL,

@@ -1,0 +1,30 @@
+/* What caches may come to take, held against what there is. Caches are mapped and not yet touched
+ * when they are made, so nothing fails then: memory that is not there would show in the middle of
+ * an answer, as a machine that swaps or a process that is killed. Hence the warning at the start,
+ * of target and draft together. It does not refuse: requests may well stay short of --ctx-size. */
+#include "base/cgroup.h"
+#include "base/log.h"
+#include "engine/impl.h"
+
+static size_t cache_bytes(const so_engine *e, const so_model *m, int64_t n_positions) {
+    const so_hparams *hp = so_model_hparams(m);
+    so_kv_shape shape = {.n_layers = hp->n_layers,
+                         .n_heads_kv = hp->n_heads_kv,
+                         .head_dim = hp->head_dim,
+                         .dtype = e->o.kv_dtype};
+    return so_kv_bytes_per_token(&shape) * (size_t)n_positions;
+}
+
+void so_memory_warn(const so_engine *e, const so_model *draft) {
+    int64_t n_seq = SO_MIN(e->o.n_ctx, draft ? so_model_hparams(draft)->n_ctx_train : 0);
+    size_t own = cache_bytes(e, e->m, (int64_t)e->n_pages * SO_KV_PAGE);
+    size_t drafts = draft ? cache_bytes(e, draft, n_seq * e->o.n_parallel) : 0;
+    size_t available = so_mem_available();
+    if (own + drafts <= available)
+        return;
+    so_log(SO_LOG_WARN,
+           "--parallel %d with --ctx-size %d: the KV cache may grow to %zu MB%s, and %zu MB are "
+           "available: lower one of them",
+           e->o.n_parallel, e->o.n_ctx, (own + drafts) >> 20, draft ? " with the draft's" : "",
+           available >> 20);
+}
