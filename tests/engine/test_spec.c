@@ -350,12 +350,20 @@ static void on_round(void *user, const so_round *round) {
     w->this_round = 0;
 }
 
+static void count_emitted(void *user, const so_step_info *info) { *(int *)user += info->emitted; }
+
 static void test_multi_token_output(void **state) {
     fixture *f = *state;
-    so_engine *e = open_engine(f, NULL, 1, 64);
+    int n_emitted = 0;
+    so_engine *e = so_case_engine(&f->target, &(so_case_engine_opts){.n_parallel = 1,
+                                                                     .n_batch = 64,
+                                                                     .draft_temp = -1,
+                                                                     .on_step = count_emitted,
+                                                                     .step_user = &n_emitted});
     const so_case *c = &f->cases[1];
     for (int stop_after = 0; stop_after < 8; stop_after += 3) {
         watcher w = {.stop_after = stop_after};
+        n_emitted = 0;
         so_request_opts o = so_case_opts(c, &(so_spec_opts){.drafter = "predict", .length = 5});
         o.on_event = on_token;
         o.on_round = on_round;
@@ -364,6 +372,7 @@ static void test_multi_token_output(void **state) {
         int n = stop_after ? stop_after : N_PREDICT; /* the rest is discarded */
         so_case_expect(r, c->want, n);
         assert_int_equal(w.n_tokens, n);
+        assert_int_equal(n_emitted, n);
         assert_int_equal(w.most_per_round, SO_MIN(n, 6));
         so_request_free(r);
     }

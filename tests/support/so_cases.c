@@ -44,7 +44,9 @@ so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o) {
                          .draft = o->draft ? o->draft->m : NULL,
                          .draft_temp = o->draft_temp,
                          .user_drafter = o->drafter,
-                         .drafter_user = o->drafter_user};
+                         .drafter_user = o->drafter_user,
+                         .on_step = o->on_step,
+                         .step_user = o->step_user};
     so_err err = {0};
     so_engine *e = NULL;
     SO_OK_OR_FAIL(so_engine_create(target->m, NULL, &eo, &e, &err), err);

@@ -34,6 +34,8 @@ typedef struct so_case_engine_opts {
     float draft_temp;     /* −1: the request's own */
     so_draft_fn *drafter; /* `user`; NULL: none */
     void *drafter_user;
+    so_step_fn *on_step; /* may be NULL */
+    void *step_user;
 } so_case_engine_opts;
 
 so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o);
