@@ -1,0 +1,76 @@
+/* One place for the names of result fields, so that run, bench, demo and the server agree. */
+#include "engine/figures.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "token/utf8.h"
+
+so_spec_label so_figures_label(const so_request *r) {
+    so_spec_label l;
+    snprintf(l.drafter, sizeof l.drafter, "%s", so_request_drafter(r));
+    l.verify = so_request_verify(r, &l.lenience);
+    return l;
+}
+
+static json_t *rate_json(double x) { return x >= 0 ? json_real(x) : json_null(); }
+
+json_t *so_figures_timings(const so_request_stats *s) {
+    return json_pack(
+        "{s:i, s:f, s:i, s:f, s:o, s:i, s:i}", "prompt_n", s->prompt_n, "prompt_ms", s->prompt_ms,
+        "predicted_n", s->predicted_n, "predicted_ms", s->predicted_ms, "predicted_per_second",
+        rate_json(s->predicted_ms > 0 ? 1000.0 * s->predicted_n / s->predicted_ms : -1), "draft_n",
+        s->draft_n, "draft_n_accepted", s->draft_n_accepted);
+}
+
+static json_t *per_depth_json(const so_request_stats *s) {
+    json_t *list = json_array();
+    for (int i = 0; i < SO_STATS_DEPTHS && s->per_depth[i].tested > 0; i++)
+        json_array_append_new(list, json_pack("{s:i, s:i}", "tested", s->per_depth[i].tested,
+                                              "accepted", s->per_depth[i].accepted));
+    return list;
+}
+
+/* "lenient=0.3" says by itself that the text is not exact; `lossy` says it to programs. */
+static json_t *verify_json(const so_spec_label *who) {
+    return who->verify == SO_VERIFY_LENIENT ? json_sprintf("lenient=%g", who->lenience)
+                                            : json_string(so_verify_mode_name(who->verify));
+}
+
+/* Without a drafter every round makes one token, and nothing was tested. */
+json_t *so_figures_spec(const so_spec_label *who, const so_request_stats *s) {
+    bool none = strcmp(who->drafter, "none") == 0;
+    so_rates x = so_stats_rates(s);
+    json_t *o =
+        json_pack("{s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:o}", "drafter",
+                  who->drafter, "verify", none ? json_null() : verify_json(who), "rounds",
+                  s->rounds, "tokens_per_pass", rate_json(x.tokens_per_pass), "mean_accepted",
+                  rate_json(x.mean_accepted), "alpha", rate_json(x.alpha), "acceptance_rate",
+                  rate_json(x.acceptance_rate), "round_rate", rate_json(x.round_rate), "draft_ms",
+                  s->draft_ms, "verify_ms", s->verify_ms, "per_depth", per_depth_json(s));
+    if (!none && who->verify == SO_VERIFY_LENIENT && who->lenience < 1)
+        json_object_set_new(o, "lossy", json_true());
+    return o;
+}
+
+static json_t *logprob_json(const so_tokenizer *t, const so_logprob *p) {
+    so_str bytes = so_tokenizer_text(t, p->token);
+    so_buf text = {0};
+    json_t *list = json_array();
+    so_utf8_repair(bytes, &text);
+    for (size_t i = 0; i < bytes.len; i++)
+        json_array_append_new(list, json_integer((unsigned char)bytes.ptr[i]));
+    json_t *o =
+        json_pack("{s:o, s:i, s:f, s:o}", "token", json_stringn(so_buf_str(&text).ptr, text.len),
+                  "id", (int)p->token, "logprob", (double)p->logprob, "bytes", list);
+    so_buf_free(&text);
+    return o;
+}
+
+json_t *so_figures_logprobs(const so_tokenizer *t, const so_logprob *p, int n_each) {
+    json_t *o = logprob_json(t, p), *top = json_array();
+    for (int k = 1; k < n_each; k++)
+        json_array_append_new(top, logprob_json(t, p + k));
+    json_object_set_new(o, "top_logprobs", top);
+    return o;
+}
