@@ -4,10 +4,15 @@
  * entries lie behind the backend; this file only ever submits SO_OP_KV_COPY for them. Refuses to
  * know tokens, trees or models: a speculation is a count of nodes, a path is a list of numbers.
  *
+ * Slots are the paged cache with tables that never change: a sequence takes all pages of a slot at
+ * its first begin and shows as many of them as it has positions for. So every reader of tables
+ * works on both layouts, and contiguity is the slot's, not the reader's, business.
+ *
  * Invariants (so_kv_check walks them):
- *   1. a page's count is the number of tables that hold it; a page with count 0 is in the free list
- *      once, and no other page is;
- *   2. a table has exactly the pages of len + open positions;
+ *   1. a page's count is the number of tables that hold it, and one for the prefix tree if it does;
+ *      a page with count 0 is in the free list once, and no other page is. In slots every page of a
+ *      taken slot has count 1, and the free list has the first pages of the others;
+ *   2. a table has exactly the pages of len + open positions; in slots they are neighbours;
  *   3. while a speculation is open, every page with a slot at or past len has count 1. Begin makes
  *      it so (by copying), fork refuses to run, so writes never reach another sequence.
  *
@@ -21,33 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
-
-/* Copies per operation: a tree has at most 256 nodes, a partly filled page at most 31 entries. A
- * longer list goes out in several operations, which changes nothing (they run in order). */
-enum { COPY_CAP = 256 };
-
-struct so_kv {
-    so_backend *backend;
-    so_kv_shape shape;
-    so_kv_store *store;
-    so_buffer *copies;   /* so_kv_slot from[COPY_CAP], to[COPY_CAP] */
-    int32_t *refs;       /* [n_pages] */
-    int32_t *free_pages; /* [n_pages], a stack; the first n_free count */
-    int n_free;
-    so_seq *seqs;
-    int n_pending; /* copies collected and not yet submitted */
-    so_kv_slot from[COPY_CAP], to[COPY_CAP];
-};
-
-struct so_seq {
-    so_kv *kv;
-    so_seq *prev, *next;
-    int32_t *pages;
-    int n_pages, pages_cap;
-    int len;
-    int open; /* nodes of the open speculation */
-};
+#include "kv/impl.h"
 
 static int check_shape(const so_kv_shape *s, so_err *err) {
     if (s->dtype != SO_DTYPE_F16 && s->dtype != SO_DTYPE_F32)
@@ -62,40 +41,61 @@ static int check_shape(const so_kv_shape *s, so_err *err) {
     return 0;
 }
 
-int so_kv_create(so_backend *b, const so_kv_shape *shape, so_kv **out, so_err *err) {
+static int make_tables(so_kv *kv, so_err *err) {
+    size_t n = (size_t)kv->shape.n_pages;
+    kv->refs = so_try_alloc(n, sizeof *kv->refs);
+    kv->free_pages = so_try_alloc(n, sizeof *kv->free_pages);
+    if (!kv->refs || !kv->free_pages)
+        return so_err_set(err, SO_ENOMEM, "no memory for the tables of %d KV pages",
+                          kv->shape.n_pages);
+    int step = SO_MAX(1, kv->slot_pages);
+    kv->n_free = kv->shape.n_pages / step;
+    for (int i = 0; i < kv->n_free; i++) /* page 0 on top: they are handed out ascending */
+        kv->free_pages[i] = (kv->n_free - 1 - i) * step;
+    return SO_OK;
+}
+
+static int create(so_backend *b, const so_kv_shape *shape, int slot_pages, so_kv **out,
+                  so_err *err) {
     int rc = check_shape(shape, err);
-    if (rc != 0)
+    if (rc != SO_OK)
         return rc;
     so_kv *kv = SO_NEW(so_kv);
     kv->backend = b;
     kv->shape = *shape;
-    kv->refs = so_try_alloc((size_t)shape->n_pages, sizeof *kv->refs);
-    kv->free_pages = so_try_alloc((size_t)shape->n_pages, sizeof *kv->free_pages);
-    if (!kv->refs || !kv->free_pages) {
-        rc = so_err_set(err, SO_ENOMEM, "no memory for the tables of %d KV pages", shape->n_pages);
-        goto fail;
-    }
-    rc = b->vt->kv_create(b, shape, &kv->store, err);
-    if (rc != 0)
-        goto fail;
-    rc = b->vt->buffer_create(b, sizeof kv->from + sizeof kv->to, &kv->copies, err);
-    if (rc != 0)
-        goto fail;
-    /* page 0 on top: a fresh cache hands out ascending pages */
-    for (int i = 0; i < shape->n_pages; i++)
-        kv->free_pages[i] = shape->n_pages - 1 - i;
-    kv->n_free = shape->n_pages;
-    *out = kv;
-    return 0;
-fail:
-    so_kv_free(kv);
+    kv->slot_pages = slot_pages;
+    rc = make_tables(kv, err);
+    if (rc == SO_OK)
+        rc = b->vt->kv_create(b, shape, &kv->store, err);
+    if (rc == SO_OK)
+        rc = b->vt->buffer_create(b, sizeof kv->from + sizeof kv->to, &kv->copies, err);
+    if (rc != SO_OK)
+        so_kv_free(kv);
+    else
+        *out = kv;
     return rc;
+}
+
+int so_kv_create(so_backend *b, const so_kv_shape *shape, so_kv **out, so_err *err) {
+    return create(b, shape, 0, out, err);
+}
+
+int so_kv_create_slotted(so_backend *b, const so_kv_shape *shape, int slot_len, so_kv **out,
+                         so_err *err) {
+    if (slot_len < 1 || slot_len > INT32_MAX - SO_KV_PAGE ||
+        so_kv_pages_for(slot_len) > shape->n_pages)
+        return so_err_set(err, SO_ERANGE,
+                          "a KV slot of %d positions in a cache of %d pages of %d: there must be "
+                          "room for one slot at least",
+                          slot_len, shape->n_pages, SO_KV_PAGE);
+    return create(b, shape, so_kv_pages_for(slot_len), out, err);
 }
 
 void so_kv_free(so_kv *kv) {
     if (!kv)
         return;
     SO_ASSERT(kv->seqs == NULL);
+    so_prefix_free(kv->prefix);
     if (kv->copies)
         kv->backend->vt->buffer_free(kv->backend, kv->copies);
     if (kv->store)
@@ -107,7 +107,13 @@ void so_kv_free(so_kv *kv) {
 
 so_kv_store *so_kv_backing(so_kv *kv) { return kv->store; }
 const so_kv_shape *so_kv_get_shape(const so_kv *kv) { return &kv->shape; }
-int so_kv_free_pages(const so_kv *kv) { return kv->n_free; }
+so_kv_layout so_kv_get_layout(const so_kv *kv) {
+    return kv->slot_pages > 0 ? SO_KV_SLOTTED : SO_KV_PAGED;
+}
+
+int so_kv_free_pages(const so_kv *kv) { return kv->n_free * SO_MAX(1, kv->slot_pages); }
+int so_kv_idle_pages(const so_kv *kv) { return kv->prefix ? so_prefix_n_idle(kv->prefix) : 0; }
+int so_kv_available_pages(const so_kv *kv) { return so_kv_free_pages(kv) + so_kv_idle_pages(kv); }
 
 size_t so_kv_bytes_per_token(const so_kv_shape *s) {
     return 2 * (size_t)s->n_layers * (size_t)s->n_heads_kv *
@@ -124,10 +130,44 @@ static int32_t page_acquire(so_kv *kv) {
     return page;
 }
 
-static void page_release(so_kv *kv, int32_t page) {
+void so_kv_page_acquire_shared(so_kv *kv, int32_t page) {
+    SO_ASSERT_OP(kv->refs[page], >, 0);
+    if (kv->refs[page]++ == 1 && kv->prefix && so_prefix_holds(kv->prefix, page))
+        so_prefix_page_busy(kv->prefix, page);
+}
+
+void so_kv_page_release(so_kv *kv, int32_t page) {
     SO_ASSERT_OP(kv->refs[page], >, 0);
     if (--kv->refs[page] == 0)
         kv->free_pages[kv->n_free++] = page;
+    else if (kv->refs[page] == 1 && kv->prefix && so_prefix_holds(kv->prefix, page))
+        so_prefix_page_idle(kv->prefix, page);
+}
+
+/* Slots. */
+
+static bool slot_acquire(so_seq *s) {
+    so_kv *kv = s->kv;
+    if (s->slot >= 0)
+        return true;
+    if (kv->n_free == 0)
+        return false;
+    s->slot = kv->free_pages[--kv->n_free];
+    so_seq_table_reserve(s, kv->slot_pages);
+    for (int i = 0; i < kv->slot_pages; i++) {
+        s->pages[i] = s->slot + i;
+        kv->refs[s->slot + i] = 1;
+    }
+    return true;
+}
+
+static void slot_release(so_seq *s) {
+    if (s->slot < 0)
+        return;
+    for (int i = 0; i < s->kv->slot_pages; i++)
+        s->kv->refs[s->slot + i] = 0;
+    s->kv->free_pages[s->kv->n_free++] = s->slot;
+    s->slot = -1;
 }
 
 /* Copies of entries. */
@@ -152,13 +192,13 @@ static void copies_flush(so_kv *kv) {
 static void copies_add(so_kv *kv, so_kv_slot from, so_kv_slot to) {
     kv->from[kv->n_pending] = from;
     kv->to[kv->n_pending] = to;
-    if (++kv->n_pending == COPY_CAP)
+    if (++kv->n_pending == SO_KV_COPY_CAP)
         copies_flush(kv);
 }
 
 /* Sequences. */
 
-static void table_reserve(so_seq *s, int n) {
+void so_seq_table_reserve(so_seq *s, int n) {
     if (n <= s->pages_cap)
         return;
     int cap = SO_MAX(n, s->pages_cap * 2);
@@ -169,14 +209,17 @@ static void table_reserve(so_seq *s, int n) {
 /* Sets the length and gives back the pages that start at or past it. */
 static void table_shrink(so_seq *s, int len) {
     int keep = so_kv_pages_for(len);
-    while (s->n_pages > keep)
-        page_release(s->kv, s->pages[--s->n_pages]);
+    while (s->n_pages > keep && s->kv->slot_pages == 0)
+        so_kv_page_release(s->kv, s->pages[--s->n_pages]);
+    s->n_pages = keep;
+    s->n_shared = SO_MIN(s->n_shared, len / SO_KV_PAGE);
     s->len = len;
 }
 
 so_seq *so_seq_create(so_kv *kv) {
     so_seq *s = SO_NEW(so_seq);
     s->kv = kv;
+    s->slot = -1;
     s->next = kv->seqs;
     if (s->next)
         s->next->prev = s;
@@ -184,12 +227,13 @@ so_seq *so_seq_create(so_kv *kv) {
     return s;
 }
 
-void so_seq_reserve(so_seq *s, int n) { table_reserve(s, so_kv_pages_for(n)); }
+void so_seq_reserve(so_seq *s, int n) { so_seq_table_reserve(s, so_kv_pages_for(n)); }
 
 void so_seq_free(so_seq *s) {
     if (!s)
         return;
     table_shrink(s, 0);
+    slot_release(s);
     if (s->prev)
         s->prev->next = s->next;
     else
@@ -209,18 +253,38 @@ const int32_t *so_seq_pages(const so_seq *s, int *n_pages) {
     return s->pages;
 }
 
+/* A slot of its own for f, with the first len entries of s. */
+static bool fork_by_copy(const so_seq *s, so_seq *f, int len) {
+    if (len > 0 && !slot_acquire(f))
+        return false;
+    for (int i = 0; i < len; i++)
+        copies_add(s->kv, slot_at(s, i), slot_at(f, i));
+    copies_flush(s->kv);
+    return true;
+}
+
+static void fork_by_sharing(const so_seq *s, so_seq *f, int n_pages) {
+    so_seq_table_reserve(f, n_pages);
+    for (int i = 0; i < n_pages; i++) {
+        f->pages[i] = s->pages[i];
+        so_kv_page_acquire_shared(s->kv, f->pages[i]);
+    }
+}
+
 so_seq *so_seq_fork(so_seq *s, int len) {
     SO_ASSERT_OP(s->open, ==, 0);
     SO_ASSERT_OP(len, >=, 0);
     SO_ASSERT_OP(len, <=, s->len);
     so_seq *f = so_seq_create(s->kv);
+    if (s->kv->slot_pages == 0) {
+        fork_by_sharing(s, f, so_kv_pages_for(len));
+    } else if (!fork_by_copy(s, f, len)) {
+        so_seq_free(f);
+        return NULL;
+    }
     f->len = len;
     f->n_pages = so_kv_pages_for(len);
-    table_reserve(f, f->n_pages);
-    for (int i = 0; i < f->n_pages; i++) {
-        f->pages[i] = s->pages[i];
-        s->kv->refs[f->pages[i]]++;
-    }
+    f->n_shared = SO_MIN(s->n_shared, len / SO_KV_PAGE);
     return f;
 }
 
@@ -246,30 +310,57 @@ static void last_page_unshare(so_seq *s) {
         copies_add(kv, (so_kv_slot){old, i}, (so_kv_slot){fresh, i});
     copies_flush(kv);
     s->pages[last] = fresh;
-    page_release(kv, old);
+    so_kv_page_release(kv, old);
 }
 
-int so_seq_begin(so_seq *s, int n_nodes, so_err *err) {
+int64_t so_seq_need(const so_seq *s, int n_nodes) {
+    int64_t pages = ((int64_t)s->len + n_nodes + SO_KV_PAGE - 1) / SO_KV_PAGE;
+    if (s->kv->slot_pages > 0)
+        return s->slot < 0 ? s->kv->slot_pages : 0;
+    return pages - s->n_pages + last_page_shared(s);
+}
+
+static int begin_slot(so_seq *s, int n_nodes, so_err *err) {
+    const so_kv *kv = s->kv;
+    int64_t most = (int64_t)kv->slot_pages * SO_KV_PAGE;
+    if ((int64_t)s->len + n_nodes > most)
+        return so_err_set(err, SO_ELIMIT,
+                          "KV slot is full: %d more positions after %d, and it has %lld", n_nodes,
+                          s->len, (long long)most);
+    if (!slot_acquire(s))
+        return so_err_set(err, SO_ELIMIT, "KV cache is full: all %d slots are taken",
+                          kv->shape.n_pages / kv->slot_pages);
+    s->n_pages = so_kv_pages_for(s->len + n_nodes);
+    return SO_OK;
+}
+
+static int begin_pages(so_seq *s, int n_nodes, so_err *err) {
     so_kv *kv = s->kv;
-    SO_ASSERT_OP(s->open, ==, 0);
-    SO_ASSERT_OP(n_nodes, >, 0);
-    int64_t end = (int64_t)s->len + n_nodes;
-    int64_t pages = (end + SO_KV_PAGE - 1) / SO_KV_PAGE;
-    bool unshare = last_page_shared(s);
-    int64_t need = pages - s->n_pages + unshare;
-    if (need > kv->n_free)
+    int64_t need = so_seq_need(s, n_nodes);
+    if (need > so_kv_available_pages(kv))
         return so_err_set(err, SO_ELIMIT,
                           "KV cache is full: %d more positions after %d need %lld pages of %d, and "
                           "%d of %d are free",
-                          n_nodes, s->len, (long long)need, SO_KV_PAGE, kv->n_free,
+                          n_nodes, s->len, (long long)need, SO_KV_PAGE, so_kv_available_pages(kv),
                           kv->shape.n_pages);
-    if (unshare)
+    if (need > kv->n_free)
+        so_prefix_evict(kv->prefix, (int)need - kv->n_free);
+    if (last_page_shared(s))
         last_page_unshare(s);
-    table_reserve(s, (int)pages);
+    int pages = so_kv_pages_for(s->len + n_nodes);
+    so_seq_table_reserve(s, pages);
     while (s->n_pages < pages)
         s->pages[s->n_pages++] = page_acquire(kv);
-    s->open = n_nodes;
-    return 0;
+    return SO_OK;
+}
+
+int so_seq_begin(so_seq *s, int n_nodes, so_err *err) {
+    SO_ASSERT_OP(s->open, ==, 0);
+    SO_ASSERT_OP(n_nodes, >, 0);
+    int rc = s->kv->slot_pages > 0 ? begin_slot(s, n_nodes, err) : begin_pages(s, n_nodes, err);
+    if (rc == SO_OK)
+        s->open = n_nodes;
+    return rc;
 }
 
 void so_seq_commit(so_seq *s, const int32_t *path, int n_path) {
@@ -304,12 +395,34 @@ static void check_seq(const so_kv *kv, const so_seq *s, int32_t *counts) {
     SO_ASSERT_OP(s->len, >=, 0);
     SO_ASSERT_OP(s->open, >=, 0);
     SO_ASSERT_OP(s->n_pages, ==, so_kv_pages_for(s->len + s->open));
+    SO_ASSERT_OP(s->n_shared * SO_KV_PAGE, <=, s->len);
+    SO_ASSERT(s->slot >= 0 || kv->slot_pages == 0 || s->n_pages == 0);
     for (int i = 0; i < s->n_pages; i++) {
         SO_ASSERT_OP(s->pages[i], >=, 0);
         SO_ASSERT_OP(s->pages[i], <, kv->shape.n_pages);
-        counts[s->pages[i]]++;
+        SO_ASSERT(i >= s->n_shared || so_prefix_holds(kv->prefix, s->pages[i]));
+        SO_ASSERT(kv->slot_pages == 0 || s->pages[i] == s->slot + i);
+        counts[s->pages[i]] += kv->slot_pages == 0;
         if (s->open > 0 && (i + 1) * SO_KV_PAGE > s->len)
             SO_ASSERT_OP(kv->refs[s->pages[i]], ==, 1);
+    }
+    for (int i = 0; s->slot >= 0 && i < kv->slot_pages; i++)
+        counts[s->slot + i]++;
+}
+
+/* What nobody holds is in the free list, once. */
+static void check_free(const so_kv *kv, int32_t *counts) {
+    int n = kv->shape.n_pages, step = SO_MAX(1, kv->slot_pages), n_unused = 0;
+    for (int i = 0; i + step <= n; i += step)
+        n_unused += counts[i] == 0;
+    SO_ASSERT_OP(kv->n_free, ==, n_unused);
+    for (int i = 0; i < kv->n_free; i++) {
+        int32_t page = kv->free_pages[i];
+        SO_ASSERT_OP(page, >=, 0);
+        SO_ASSERT_OP(page, <=, n - step);
+        SO_ASSERT_OP(page % step, ==, 0);
+        SO_ASSERT_OP(counts[page], ==, 0); /* marked below: a page twice in the list fails here */
+        counts[page] = -1;
     }
 }
 
@@ -319,18 +432,10 @@ void so_kv_check(const so_kv *kv) {
     SO_ASSERT_OP(kv->n_pending, ==, 0);
     for (const so_seq *s = kv->seqs; s; s = s->next)
         check_seq(kv, s, counts);
-    int n_unused = 0;
-    for (int i = 0; i < n; i++) {
+    if (kv->prefix)
+        so_prefix_check(kv->prefix, counts);
+    for (int i = 0; i < n; i++)
         SO_ASSERT_OP(kv->refs[i], ==, counts[i]);
-        n_unused += counts[i] == 0;
-    }
-    SO_ASSERT_OP(kv->n_free, ==, n_unused);
-    for (int i = 0; i < kv->n_free; i++) {
-        int32_t page = kv->free_pages[i];
-        SO_ASSERT_OP(page, >=, 0);
-        SO_ASSERT_OP(page, <, n);
-        SO_ASSERT_OP(counts[page], ==, 0); /* marked below: a page twice in the list fails here */
-        counts[page] = -1;
-    }
+    check_free(kv, counts);
     free(counts);
 }

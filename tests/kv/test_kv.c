@@ -1,78 +1,6 @@
-/* The KV cache against a model that is obviously right: a list of values per sequence. The backend
- * is a fake whose store holds one number per entry, so every test sees what attention would see. */
-#include "so_test.h"
-
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/rng.h"
-#include "kv/kv.h"
-
-/* The fake backend. */
-
-struct so_buffer {
-    unsigned char *data;
-};
-struct so_kv_store {
-    int64_t *entries; /* [n_pages][SO_KV_PAGE] */
-};
-typedef struct fake {
-    so_backend base;
-    int n_copies, n_copy_ops;
-} fake;
-
-static int fake_buffer_create(so_backend *b, size_t n, so_buffer **out, so_err *err) {
-    (void)b;
-    (void)err;
-    *out = SO_NEW(so_buffer);
-    (*out)->data = so_calloc(n, 1);
-    return 0;
-}
-static void fake_buffer_free(so_backend *b, so_buffer *buf) {
-    (void)b;
-    free(buf->data);
-    free(buf);
-}
-static int fake_kv_create(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_err *err) {
-    (void)b;
-    if (s->n_layers == 666)
-        return so_err_set(err, SO_ENOMEM, "no memory for the store");
-    *out = SO_NEW(so_kv_store);
-    (*out)->entries = SO_NEW_N(int64_t, s->n_pages * SO_KV_PAGE);
-    memset((*out)->entries, 0xAA, (size_t)s->n_pages * SO_KV_PAGE * sizeof(int64_t));
-    return 0;
-}
-static void fake_kv_free(so_backend *b, so_kv_store *s) {
-    (void)b;
-    free(s->entries);
-    free(s);
-}
-static int64_t *entry(so_kv_store *s, so_kv_slot at) {
-    return &s->entries[at.page * SO_KV_PAGE + at.place];
-}
-static void fake_submit(so_backend *b, const so_op *op) {
-    fake *f = (fake *)b;
-    if (op->kind == SO_OP_UPLOAD) {
-        memcpy(op->upload.dst.buf->data + op->upload.dst.off, op->upload.src, op->upload.n_bytes);
-        return;
-    }
-    assert_int_equal(op->kind, SO_OP_KV_COPY);
-    const so_kv_slot *from = (void *)(op->kv_copy.from.buf->data + op->kv_copy.from.off);
-    const so_kv_slot *to = (void *)(op->kv_copy.to.buf->data + op->kv_copy.to.off);
-    for (int i = 0; i < op->n; i++)
-        *entry(op->kv_copy.store, to[i]) = *entry(op->kv_copy.store, from[i]);
-    f->n_copies += op->n;
-    f->n_copy_ops++;
-}
-static const so_backend_vt FAKE_VT = {
-    .name = "fake",
-    .buffer_create = fake_buffer_create,
-    .buffer_free = fake_buffer_free,
-    .kv_create = fake_kv_create,
-    .kv_free = fake_kv_free,
-    .submit = fake_submit,
-};
+/* The KV cache against a model that is obviously right: a list of values per sequence. What holds
+ * for pages and slots alike runs over both. */
+#include "fake.h"
 
 /* A sequence and what it ought to hold. */
 
@@ -90,7 +18,8 @@ typedef struct world {
     int64_t next_value;
     uint32_t draws;
     uint64_t seed;
-    int n_full; /* begins refused for want of pages */
+    int n_full;  /* begins refused for want of pages or slots */
+    int n_total; /* pages that can be taken */
 } world;
 
 static int draw(world *w, int n) { /* 0 … n-1 */
@@ -98,12 +27,7 @@ static int draw(world *w, int n) { /* 0 … n-1 */
     return (int)(so_rng_uniform(&key, w->draws++) * n);
 }
 
-static int64_t *slot_entry(world *w, so_seq *s, int slot) {
-    int n_pages;
-    const int32_t *pages = so_seq_pages(s, &n_pages);
-    assert_true(slot / SO_KV_PAGE < n_pages);
-    return entry(so_kv_backing(w->kv), (so_kv_slot){pages[slot / SO_KV_PAGE], slot % SO_KV_PAGE});
-}
+static int64_t *slot_entry(world *w, so_seq *s, int slot) { return fake_entry(w->kv, s, slot); }
 
 static void check_all(world *w) {
     so_kv_check(w->kv);
@@ -115,14 +39,21 @@ static void check_all(world *w) {
     }
 }
 
-static void world_init(world *w, uint64_t seed, int n_pages) {
+/* slot_len 0: pages. */
+static void world_init_as(world *w, uint64_t seed, int n_pages, int slot_len) {
     memset(w, 0, sizeof *w);
     w->backend.base.vt = &FAKE_VT;
     w->seed = seed;
     so_err err = {0};
     so_kv_shape shape = {2, 3, 8, n_pages, SO_DTYPE_F16};
-    SO_OK_OR_FAIL(so_kv_create(&w->backend.base, &shape, &w->kv, &err), err);
+    int rc = slot_len ? so_kv_create_slotted(&w->backend.base, &shape, slot_len, &w->kv, &err)
+                      : so_kv_create(&w->backend.base, &shape, &w->kv, &err);
+    SO_OK_OR_FAIL(rc, err);
+    w->n_total = so_kv_free_pages(w->kv);
+    assert_int_equal(so_kv_get_layout(w->kv), slot_len ? SO_KV_SLOTTED : SO_KV_PAGED);
 }
+
+static void world_init(world *w, uint64_t seed, int n_pages) { world_init_as(w, seed, n_pages, 0); }
 
 static twin *world_add(world *w) {
     twin *t = &w->twins[w->n++];
@@ -140,7 +71,7 @@ static void world_deinit(world *w) {
     while (w->n > 0)
         world_drop(w, w->n - 1);
     so_kv_check(w->kv);
-    assert_int_equal(so_kv_free_pages(w->kv), so_kv_get_shape(w->kv)->n_pages);
+    assert_int_equal(so_kv_free_pages(w->kv), w->n_total);
     so_kv_free(w->kv);
 }
 
@@ -148,12 +79,14 @@ static void world_deinit(world *w) {
 static void speculate(world *w, twin *t, int n) {
     so_err err = {0};
     int before = so_kv_free_pages(w->kv);
+    int64_t need = so_seq_need(t->seq, n);
     if (so_seq_begin(t->seq, n, &err) != 0) {
         assert_int_equal(err.code, SO_ELIMIT);
         assert_int_equal(so_kv_free_pages(w->kv), before);
         w->n_full++;
         return;
     }
+    assert_int_equal(before - so_kv_free_pages(w->kv), need);
     assert_int_equal(so_seq_open_nodes(t->seq), n);
     so_kv_check(w->kv);
     int64_t written[MAX_NODES];
@@ -179,6 +112,11 @@ static void fork_random(world *w) {
     twin *from = &w->twins[draw(w, w->n)], *t = &w->twins[w->n];
     t->len = draw(w, from->len + 1);
     t->seq = so_seq_fork(from->seq, t->len);
+    if (!t->seq) { /* no slot */
+        assert_int_equal(so_kv_free_pages(w->kv), 0);
+        w->n_full++;
+        return;
+    }
     memcpy(t->want, from->want, sizeof t->want);
     w->n++;
 }
@@ -204,12 +142,11 @@ static void random_operation(world *w) {
     }
 }
 
-static void random_operations(void **state) {
-    (void)state;
+static void check_random_operations(int slot_len) {
     int n_full = 0, n_copies = 0;
     for (uint64_t seed = 1; seed <= 20; seed++) {
         world *w = SO_NEW(world);
-        world_init(w, seed, N_PAGES);
+        world_init_as(w, seed, N_PAGES, slot_len);
         for (int i = 0; i < 4000; i++) {
             random_operation(w);
             check_all(w);
@@ -224,6 +161,16 @@ static void random_operations(void **state) {
     assert_true(n_copies > 1000);
 }
 
+static void random_operations(void **state) {
+    (void)state;
+    check_random_operations(0);
+}
+
+static void random_operations_slotted(void **state) {
+    (void)state;
+    check_random_operations(100); /* four slots of four pages */
+}
+
 static void append(world *w, twin *t, int n) {
     so_err err = {0};
     SO_OK_OR_FAIL(so_seq_begin(t->seq, n, &err), err);
@@ -231,6 +178,61 @@ static void append(world *w, twin *t, int n) {
         t->want[t->len + k] = *slot_entry(w, t->seq, t->len + k) = ++w->next_value;
     so_seq_commit_chain(t->seq, n);
     t->len += n;
+}
+
+/* A slot's entries are neighbours, whatever other sequences do in between; shrinking is a number.
+ */
+static void slots_are_contiguous(void **state) {
+    (void)state;
+    world w;
+    world_init_as(&w, 1, 14, 130); /* two slots of five pages; four pages are of no use */
+    twin *a = world_add(&w), *b = world_add(&w), *c = world_add(&w);
+    assert_int_equal(so_kv_free_pages(w.kv), 10); /* nothing is taken before the first begin */
+    for (int i = 0; i < 13; i++) {
+        append(&w, a, 10);
+        append(&w, b, 9);
+    }
+    assert_int_equal(so_kv_free_pages(w.kv), 0);
+    for (int i = 0; i < 130; i++)
+        assert_ptr_equal(slot_entry(&w, a->seq, i), slot_entry(&w, a->seq, 0) + i);
+    int64_t *first = slot_entry(&w, a->seq, 0), kept = *slot_entry(&w, a->seq, 100);
+    so_seq_truncate_to(a->seq, 40);
+    a->len = 40;
+    assert_int_equal(so_kv_free_pages(w.kv), 0);
+    assert_ptr_equal(slot_entry(&w, a->seq, 0), first);
+    assert_int_equal(first[100], kept); /* not even touched */
+    so_err err = {0};
+    assert_int_equal(so_seq_begin(c->seq, 1, &err), SO_ELIMIT);
+    assert_non_null(strstr(err.msg, "all 2 slots"));
+    assert_int_equal(so_seq_begin(a->seq, 121, &err), SO_ELIMIT); /* 160 positions are there */
+    assert_non_null(strstr(err.msg, "121 more positions after 40"));
+    append(&w, a, 120);
+    assert_int_equal(w.backend.n_copies, 0);
+    check_all(&w);
+    world_deinit(&w);
+}
+
+static void slots_fork_by_copy(void **state) {
+    (void)state;
+    world w;
+    world_init_as(&w, 1, 9, 96);
+    twin *a = world_add(&w);
+    append(&w, a, 70);
+    for (int i = 0; i < 2; i++) {
+        twin *f = &w.twins[w.n++];
+        *f = *a;
+        f->len = 50;
+        f->seq = so_seq_fork(a->seq, 50);
+        assert_int_equal(w.backend.n_copies, 50 * (i + 1));
+        append(&w, f, 30);
+        check_all(&w);
+    }
+    assert_null(so_seq_fork(a->seq, 50)); /* three slots are there */
+    so_seq *empty = so_seq_fork(a->seq, 0);
+    assert_non_null(empty);
+    so_seq_free(empty);
+    check_all(&w);
+    world_deinit(&w);
 }
 
 static void chain_moves_nothing(void **state) {
@@ -357,6 +359,9 @@ static void bad_shapes(void **state) {
     assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_ERANGE);
     s = good, s.n_layers = 666; /* the backend has no memory */
     assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_ENOMEM);
+    assert_int_equal(so_kv_create_slotted(&f.base, &good, 129, &kv, &err), SO_ERANGE);
+    assert_int_equal(so_kv_create_slotted(&f.base, &good, 0, &kv, &err), SO_ERANGE);
+    assert_int_equal(so_kv_create_slotted(&f.base, &good, INT32_MAX, &kv, &err), SO_ERANGE);
     assert_null(kv);
     so_kv_free(NULL);
 }
@@ -375,6 +380,9 @@ static void bytes_per_token(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_operations),
+        cmocka_unit_test(random_operations_slotted),
+        cmocka_unit_test(slots_are_contiguous),
+        cmocka_unit_test(slots_fork_by_copy),
         cmocka_unit_test(chain_moves_nothing),
         cmocka_unit_test(truncate_frees_page_at_border),
         cmocka_unit_test(fork_copies_on_write),
