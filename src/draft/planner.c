@@ -258,6 +258,7 @@ static void gather(so_planner *p, so_plan_tree *t, int owner, bool fixed, sum *w
         value[i] = value[node->parent] * chance(t->accept[i]);
         guess g = {.value = value[i],
                    .sure = node->depth == 1 ? (float)t->sure : -1,
+                   .cost_ms = t->node_ms,
                    .owner = owner,
                    .node = i};
         if (!fixed) {

@@ -58,7 +58,7 @@ typedef struct so_plan {
 typedef struct so_plan_chain {
     const float *accept; /* [max_len]: chance at depth 1, 2, … if tested */
     int max_len;
-    double node_ms; /* cost of drafting one token */
+    double node_ms; /* of each guess beyond its row: what checking it costs the host */
     double sure;    /* so_estimate_sure */
     bool shadowed;  /* outcomes become known without tests: never probed */
     bool hopeful;   /* so_estimate_hopeful */
@@ -71,6 +71,7 @@ void so_planner_lengths(so_planner *p, so_plan_chain *chains, int n, const so_pl
 typedef struct so_plan_tree {
     const so_tree *tree;
     const float *accept; /* [n_nodes]: chance of each node if its parent was accepted */
+    double node_ms; /* as in so_plan_chain */
     double sure;
     bool whole;             /* taken as it is: its length was fixed by the user */
     bool keep[SO_TREE_MAX]; /* the answer; the root is always kept */

@@ -128,6 +128,8 @@ struct so_engine {
     float *tree_accept;         /* [n_parallel][SO_TREE_MAX] */
     float *row;                 /* [n_vocab] a standardised row */
     double *scratch;            /* [2][n_vocab] */
+    double draw_ms;             /* of a token without guesses, smoothed */
+    double check_ms[3];         /* by so_verify_mode: what a guess adds to that, smoothed */
 };
 
 /* --- speculate.c --- */

@@ -438,6 +438,7 @@ static void plan_lengths(so_engine *e, int other_rows, int n_trees) {
         e->plan_chains[n] = (so_plan_chain){
             .accept = accept,
             .max_len = s->depth,
+            .node_ms = e->check_ms[s->verify],
             .sure = so_estimate_sure(s->estimate, lead->index),
             .hopeful = so_estimate_hopeful(s->estimate, lead->index),
         };
@@ -528,6 +529,7 @@ static void choose(so_engine *e, int other_rows, double draft_ms) {
         p->tree = r->tree;
         p->accept = accept;
         p->whole = r->spec.length > 0;
+        p->node_ms = e->check_ms[r->spec.verify];
         p->sure = 0;
         accept[0] = 1;
         if (speculates(r)) {

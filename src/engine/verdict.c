@@ -15,6 +15,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "base/clock.h"
 #include "engine/impl.h"
 
 static so_sample_context context_at(so_request *r, int node) {
@@ -107,9 +108,8 @@ static void accept_all(so_request *r) {
     v->bonus = true;
 }
 
-void so_verdict_reach(so_request *r) {
+static void reach(so_request *r, so_verify_mode mode) {
     const so_speculation *s = &r->spec;
-    so_verify_mode mode = s->set ? s->verify : SO_VERIFY_MATCH;
     so_chance_keyed chance;
     if (r->e->mutant == SO_MUTANT_ACCEPT_ALL) {
         accept_all(r);
@@ -124,6 +124,24 @@ void so_verdict_reach(so_request *r) {
     }
     if (r->err.code != SO_OK)
         r->verdict.token = SO_TOKEN_NONE;
+}
+
+static void smooth(double *mean, double ms) { *mean += (ms - *mean) * (*mean > 0 ? 0.1 : 1); }
+
+/* What a guess costs here beyond its row of the pass, for the planner: nothing where the target's
+ * token is drawn in either case, a whole distribution where `reject` tests it. */
+static void learn_costs(so_engine *e, const so_verdict *v, so_verify_mode mode, double ms) {
+    if (v->n_tested == 0)
+        smooth(&e->draw_ms, ms);
+    else
+        smooth(&e->check_ms[mode], SO_MAX(0, ms - (v->n_accepted + 1) * e->draw_ms) / v->n_tested);
+}
+
+void so_verdict_reach(so_request *r) {
+    so_verify_mode mode = r->spec.set ? r->spec.verify : SO_VERIFY_MATCH;
+    int64_t t = so_clock_ns();
+    reach(r, mode);
+    learn_costs(r->e, &r->verdict, mode, so_clock_ms_since(t));
 }
 
 /* By the row itself, whichever verifier decided: plain decoding would have seen the same one. */
