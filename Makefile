@@ -14,6 +14,8 @@ PKG_CONFIG := PKG_CONFIG_LIBDIR=/usr/lib/$(ARCH)-linux-gnu/pkgconfig pkg-config
 else
 PKG_CONFIG := pkg-config
 endif
+# The command alone needs these; the library does not.
+CLI_PKGS := libmicrohttpd
 
 comma := ,
 CONFIG := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(DEBUG),-debug)
@@ -25,8 +27,9 @@ OUT := $(if $(filter $(CONFIG),$(DEFAULT_CONFIG)),build,$(O))
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wvla -Wconversion -Wno-sign-conversion
 CFLAGS ?= -O2 -g
 ALL_CFLAGS := -std=c11 -D_GNU_SOURCE -DSO_VERSION='"$(VERSION)"' -Isrc -Iinclude $(WARN) -ffp-contract=off \
-  -fno-math-errno -fPIC -fvisibility=hidden -pthread $(shell $(PKG_CONFIG) --cflags $(PKGS)) $(CFLAGS)
+  -fno-math-errno -fPIC -fvisibility=hidden -pthread $(shell $(PKG_CONFIG) --cflags $(PKGS) $(CLI_PKGS)) $(CFLAGS)
 LDLIBS := $(shell $(PKG_CONFIG) --libs $(PKGS)) -lm -pthread
+CLI_LDLIBS := $(shell $(PKG_CONFIG) --libs $(CLI_PKGS))
 LDFLAGS ?=
 ifneq ($(SAN),)
 ALL_CFLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all
@@ -34,11 +37,12 @@ LDFLAGS += -fsanitize=$(SAN)
 endif
 
 X86_ONLY := $(wildcard src/*/cpu/*_avx2.c src/*/cpu/*_avxvnni.c src/*/cpu/*_avx512.c)
-LIB_SRC := $(filter-out src/cli/%,$(wildcard src/*/*.c src/*/*/*.c))
+LIB_SRC := $(filter-out src/cli/% src/server/%,$(wildcard src/*/*.c src/*/*/*.c))
 ifneq ($(ARCH),x86_64)
 LIB_SRC := $(filter-out $(X86_ONLY),$(LIB_SRC))
 endif
 CLI_SRC := $(wildcard src/cli/*.c)
+SERVER_SRC := $(wildcard src/server/*.c)
 # TESTS="tests/base/test_pool.c …" takes these alone.
 TESTS ?= $(wildcard tests/*/test_*.c)
 TEST_SRC := $(TESTS)
@@ -49,6 +53,7 @@ EXAMPLE_SRC := $(wildcard examples/*.c)
 
 LIB_OBJ := $(LIB_SRC:%.c=$(O)/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(O)/%.o)
+SERVER_OBJ := $(SERVER_SRC:%.c=$(O)/%.o)
 TEST_LIB_OBJ := $(TEST_LIB_SRC:%.c=$(O)/%.o)
 TEST_BIN := $(TEST_SRC:tests/%.c=$(O)/tests/%)
 FUZZ_BIN := $(FUZZ_SRC:tests/%.c=$(O)/tests/%)
@@ -84,8 +89,12 @@ $(OUT)/libsooth.so: $(LIB_OBJ)
 	$(CC) -shared -Wl,-soname,libsooth.so.0 $(LDFLAGS) $^ $(LDLIBS) -o $@
 	ln -sf libsooth.so $(@D)/libsooth.so.0
 
-$(OUT)/sooth: $(CLI_OBJ) $(OUT)/libsooth.a
-	$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
+$(O)/libserver.a: $(SERVER_OBJ)
+	rm -f $@ && ar rcs $@ $^
+$(O)/src/server/page.o: web/index.html
+
+$(OUT)/sooth: $(CLI_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
+	$(CC) $(LDFLAGS) $^ $(CLI_LDLIBS) $(LDLIBS) -o $@
 
 $(OUT)/sooth.pc: Makefile
 	@mkdir -p $(@D)
@@ -97,8 +106,8 @@ $(OUT)/examples/%: examples/%.c include/sooth.h $(OUT)/libsooth.so
 	$(CC) -std=c11 $(WARN) -Iinclude $(CFLAGS) $(LDFLAGS) $< -L$(OUT) -lsooth -Wl,-rpath,'$$ORIGIN/..' -o $@
 
 $(O)/tests/%.o: ISA := -Itests/support
-$(O)/tests/%: $(O)/tests/%.o $(TEST_LIB_OBJ) $(OUT)/libsooth.a
-	$(CC) $(LDFLAGS) $^ -lcmocka $(LDLIBS) -o $@
+$(O)/tests/%: $(O)/tests/%.o $(TEST_LIB_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
+	$(CC) $(LDFLAGS) $^ -lcmocka $(CLI_LDLIBS) $(LDLIBS) -o $@
 
 .SECONDARY:
 .PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live grid
@@ -134,8 +143,8 @@ fuzz-run: $(FUZZ_BIN)
 	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -artifact_prefix=build/fuzz/$$n- \
 	    -print_final_stats=1 build/fuzz/$$n $(wildcard tests/fuzz/corpus/*) > build/fuzz/$$n.log 2>&1 \
 	    || { tail -40 build/fuzz/$$n.log; exit 1; }; grep -E 'DONE|number_of_executed' build/fuzz/$$n.log; done
-$(O)/tests/fuzz/%: $(O)/tests/fuzz/%.o $(TEST_LIB_OBJ) $(O)/libsooth.a
-	$(CC) $(subst fuzzer-no-link,fuzzer,$(LDFLAGS)) $^ $(LDLIBS) -lcmocka -o $@
+$(O)/tests/fuzz/%: $(O)/tests/fuzz/%.o $(TEST_LIB_OBJ) $(O)/libserver.a $(O)/libsooth.a
+	$(CC) $(subst fuzzer-no-link,fuzzer,$(LDFLAGS)) $^ $(CLI_LDLIBS) $(LDLIBS) -lcmocka -o $@
 
 .PHONY: lint bench install
 lint: ## layers, function lengths, banned calls, formatting

@@ -28,6 +28,9 @@ const char *so_env_python(void) {
     return v ? v : "python3";
 }
 
+const char *so_env_api_key(void) { return lookup("SOOTH_API_KEY"); }
+const char *so_env_notify_socket(void) { return lookup("NOTIFY_SOCKET"); }
+
 const char *so_env_mutant(void) {
     static const char key[] = "mutant=";
     const char *v = lookup("SOOTH_DEBUG");

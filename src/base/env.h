@@ -7,7 +7,9 @@
  *   SOOTH_DEBUG      mutant=NAME: break speculation on purpose, so that tests and `prove` can show
  *                    that they notice (accept_all, keep_row, move_tail)
  *   SOOTH_NO_PIN     any value but the empty one: threads are not bound to cores
- *   SOOTH_PYTHON     the Python that runs pip for `pull`; default python3 */
+ *   SOOTH_PYTHON     the Python that runs pip for `pull`; default python3
+ *   SOOTH_API_KEY    the key that `serve` asks for, where --api-key gives none
+ *   NOTIFY_SOCKET    where a service manager hears that `serve` is ready */
 #ifndef SO_BASE_ENV_H
 #define SO_BASE_ENV_H
 
@@ -20,7 +22,9 @@ bool so_env_no_pin(void);
 char *so_env_cache_dir(void);
 /* NULL where unset or empty; belongs to the environment. */
 const char *so_env_models_dir(void);
-const char *so_env_python(void); /* never NULL */
+const char *so_env_python(void);        /* never NULL */
+const char *so_env_api_key(void);       /* NULL where unset or empty */
+const char *so_env_notify_socket(void); /* the same */
 /* NAME of SOOTH_DEBUG=mutant=NAME, or NULL; belongs to the environment. */
 const char *so_env_mutant(void);
 

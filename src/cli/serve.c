@@ -1,0 +1,209 @@
+/* `sooth serve`: options to a server, and signals to its end.
+ *
+ * SIGTERM or SIGINT drains: new requests get 503, running ones finish (--drain-timeout), then the
+ * program ends with 0. A second signal ends it at once. The model is loaded on the server's engine
+ * thread while the socket already answers /health; a model that cannot be loaded ends the program
+ * with 1. The log of requests goes to standard output, all else to standard error. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "base/env.h"
+#include "base/mem.h"
+#include "cli/load.h"
+#include "cli/spec.h"
+#include "server/server.h"
+
+enum { DEFAULT_PARALLEL = 8, DEFAULT_DRAFT = 16 };
+
+typedef struct job {
+    const so_args *a;
+    so_bundle b;
+    so_cli_spec spec;
+    int status; /* of loading, with the message printed */
+} job;
+
+static void read_sampling(const so_args *a, so_sample_params *s) {
+    s->temp = (float)so_args_float(a, SO_OPT_TEMP, (double)s->temp);
+    s->top_k = (int)so_args_int(a, SO_OPT_TOP_K, s->top_k);
+    s->top_p = (float)so_args_float(a, SO_OPT_TOP_P, (double)s->top_p);
+    s->min_p = (float)so_args_float(a, SO_OPT_MIN_P, (double)s->min_p);
+    s->repeat_penalty = (float)so_args_float(a, SO_OPT_REPEAT_PENALTY, (double)s->repeat_penalty);
+    s->presence_penalty = (float)so_args_float(a, SO_OPT_PRESENCE_PENALTY, 0);
+    s->frequency_penalty = (float)so_args_float(a, SO_OPT_FREQUENCY_PENALTY, 0);
+    s->repeat_last_n = (int)so_args_int(a, SO_OPT_REPEAT_LAST_N, s->repeat_last_n);
+}
+
+/* On the engine thread. */
+static int load(void *user, so_serving *out, so_err *err) {
+    job *j = user;
+    j->status = so_cli_open(j->a, &j->b);
+    if (j->status == 0)
+        j->status = so_cli_engine_opts(j->a, &j->b, &out->eo);
+    if (j->status == 0)
+        j->status = so_cli_spec_open(j->a, &j->b, &j->spec, &out->eo);
+    if (j->status != 0)
+        return so_err_set(err, SO_EINVAL, "the model was not loaded");
+    out->eo.n_parallel = (int)so_args_int(j->a, SO_OPT_PARALLEL, DEFAULT_PARALLEL);
+    /* Requests may ask for speculation where the default is none; --no-spec forbids it. */
+    if (!out->eo.max_draft && !so_args_has(j->a, SO_OPT_NO_SPEC))
+        out->eo.max_draft = (int)so_args_int(j->a, SO_OPT_DRAFT_MAX, DEFAULT_DRAFT);
+    out->b = &j->b;
+    out->sample = j->b.sample;
+    read_sampling(j->a, &out->sample);
+    out->spec = j->spec.opts;
+    return SO_OK;
+}
+
+static void write_line(void *user, so_str line) {
+    (void)user;
+    flockfile(stdout); /* lines of two threads do not mix */
+    fwrite(line.ptr, 1, line.len, stdout);
+    putchar('\n');
+    fflush(stdout);
+    funlockfile(stdout);
+}
+
+/* "models/smollm2/draft-q4_0.gguf" is called "draft-q4_0". */
+static char *model_name(const so_args *a) {
+    const char *alias = so_args_str(a, SO_OPT_ALIAS, NULL);
+    const char *path = so_args_str(a, SO_OPT_MODEL, "");
+    size_t len = strlen(path);
+    if (alias)
+        return so_strdup(alias);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    size_t at = len;
+    while (at > 0 && path[at - 1] != '/')
+        at--;
+    if (len - at > 5 && memcmp(path + len - 5, ".gguf", 5) == 0)
+        len -= 5;
+    return so_strndup(path + at, len - at);
+}
+
+static void read_server(const so_args *a, so_server_opts *o) {
+    so_server_defaults(o);
+    o->host = so_args_str(a, SO_OPT_HOST, o->host);
+    o->port = (int)so_args_int(a, SO_OPT_PORT, o->port);
+    o->key = so_args_str(a, SO_OPT_API_KEY, so_env_api_key());
+    o->cors = so_args_str(a, SO_OPT_CORS, NULL);
+    o->strict_model = so_args_has(a, SO_OPT_STRICT_MODEL);
+    o->n_queue = (int)so_args_int(a, SO_OPT_QUEUE, o->n_queue);
+    o->n_threads = (int)so_args_int(a, SO_OPT_HTTP_THREADS, o->n_threads);
+    o->max_connections = (int)so_args_int(a, SO_OPT_MAX_CONNECTIONS, o->max_connections);
+    o->max_body = (size_t)so_args_int(a, SO_OPT_MAX_BODY, (int64_t)o->max_body);
+    o->timeout_s = (int)so_args_int(a, SO_OPT_TIMEOUT, o->timeout_s);
+    o->drain_s = (int)so_args_int(a, SO_OPT_DRAIN_TIMEOUT, o->drain_s);
+    o->log = write_line;
+    o->log_json = so_args_has(a, SO_OPT_JSON);
+}
+
+/* --- the loop --- */
+
+/* True when the server has come to its end. */
+static bool on_state(const so_args *a, so_server *s, bool *announced) {
+    so_server_state st = so_server_get_state(s);
+    if (st == SO_SERVER_READY && !*announced) {
+        *announced = true;
+        so_notify("READY=1");
+        const char *host = so_args_str(a, SO_OPT_HOST, "127.0.0.1");
+        bool v6 = strchr(host, ':') != NULL;
+        fprintf(stderr, "sooth serve: ready at http://%s%s%s:%d\n", v6 ? "[" : "", host,
+                v6 ? "]" : "", so_server_port(s));
+    }
+    return st == SO_SERVER_FAILED || st == SO_SERVER_DRAINED;
+}
+
+/* A signal; true when it is not the first. While the model is being loaded there is nothing to
+ * wait for. */
+static bool on_signal(so_server *s, int fd, int *n_signals) {
+    struct signalfd_siginfo info;
+    if (read(fd, &info, sizeof info) != sizeof info)
+        return false;
+    if (++*n_signals > 1 || so_server_get_state(s) == SO_SERVER_LOADING)
+        return true;
+    so_notify("STOPPING=1");
+    fprintf(stderr, "sooth serve: stopping; running answers are finished first\n");
+    so_server_drain(s);
+    return false;
+}
+
+static int watch(const so_args *a, so_server *s, int signals) {
+    struct pollfd fds[] = {{.fd = so_server_fd(s), .events = POLLIN},
+                           {.fd = signals, .events = POLLIN}};
+    bool announced = false;
+    int n_signals = 0;
+    for (;;) {
+        uint64_t n;
+        if (poll(fds, 2, -1) < 0 && errno != EINTR)
+            return 1;
+        if ((fds[0].revents & POLLIN) && read(fds[0].fd, &n, sizeof n) > 0 &&
+            on_state(a, s, &announced))
+            return so_server_get_state(s) == SO_SERVER_FAILED;
+        if ((fds[1].revents & POLLIN) && on_signal(s, signals, &n_signals))
+            _exit(1);
+    }
+}
+
+static int open_signals(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set, NULL); /* in every thread started from here on */
+    signal(SIGPIPE, SIG_IGN);
+    return signalfd(-1, &set, SFD_CLOEXEC);
+}
+
+static int serve(const so_args *a) {
+    job j = {.a = a};
+    so_server_opts o;
+    so_server *s = NULL;
+    so_err err = {0};
+    int status = so_cli_spec_read(a, &j.spec);
+    if (status == 0)
+        status = so_cli_spec_check_text(a, &j.spec);
+    if (status != 0)
+        return status;
+    read_server(a, &o);
+    if (o.key && !*o.key)
+        return so_args_bad(a, "--api-key '': must not be empty");
+    char *name = model_name(a);
+    o.model = name;
+    o.load = load;
+    o.load_user = &j;
+    int signals = open_signals();
+    if (so_server_create(&o, &s, &err) != SO_OK) {
+        status = so_args_fail(a, &err);
+    } else {
+        status = watch(a, s, signals);
+        if (status != 0)
+            so_server_error(s, &err);
+        so_server_free(s);
+        if (status != 0 && j.status == 0) /* else it was said when it happened */
+            status = so_args_fail(a, &err);
+        else if (status != 0)
+            status = j.status;
+    }
+    close(signals);
+    free(name);
+    so_cli_spec_close(&j.spec);
+    so_bundle_close(&j.b);
+    return status;
+}
+
+int so_cmd_serve(int argc, char **argv) {
+    so_args a;
+    if (!so_args_parse(&a, SO_CMD_SERVE, argc, argv))
+        return a.status;
+    int status = so_args_has(&a, SO_OPT_MODEL)
+                     ? serve(&a)
+                     : so_args_bad(&a, "-m names no model; `sooth pull` lists models to try");
+    so_args_free(&a);
+    return status;
+}

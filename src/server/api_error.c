@@ -1,0 +1,65 @@
+/* Errors in the OpenAI API's shape. The status decides the type; a message names the field, the
+ * value and the remedy, and never holds more of a client's bytes than a line. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "server/api.h"
+#include "token/utf8.h"
+
+bool so_api_fail(so_api_error *e, int status, const char *code, const char *param, const char *fmt,
+                 ...) {
+    va_list ap;
+    e->status = status;
+    e->code = code;
+    snprintf(e->param, sizeof e->param, "%s", param ? param : "");
+    va_start(ap, fmt);
+    vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+/* What the outside gave is theirs; what ran out or broke is ours. */
+bool so_api_fail_err(so_api_error *e, const so_err *err) {
+    switch (err->code) {
+    case SO_ENOMEM:
+    case SO_EIO:
+    case SO_EFORMAT:
+        return so_api_fail(e, 500, "engine_error", NULL, "%s", err->msg);
+    case SO_ECANCELLED:
+        return so_api_fail(e, 503, "stopping", NULL, "%s", err->msg);
+    default:
+        return so_api_fail(e, 400, NULL, NULL, "%s", err->msg);
+    }
+}
+
+static const char *type_of(int status) {
+    switch (status) {
+    case 401:
+    case 403:
+        return "authentication_error";
+    case 404:
+        return "not_found_error";
+    case 429:
+        return "rate_limit_error";
+    case 503:
+        return "unavailable_error";
+    default:
+        return status >= 500 ? "server_error" : "invalid_request_error";
+    }
+}
+
+/* Messages quote what clients sent, and snprintf may have cut it within a character. */
+static json_t *text_json(const char *text) {
+    so_buf whole = {0};
+    so_utf8_repair(so_str_c(text), &whole);
+    json_t *s = json_stringn(so_buf_str(&whole).ptr, whole.len);
+    so_buf_free(&whole);
+    return s;
+}
+
+json_t *so_api_error_json(const so_api_error *e) {
+    return json_pack("{s:{s:o, s:s, s:o, s:o}}", "error", "message", text_json(e->msg), "type",
+                     type_of(e->status), "param", e->param[0] ? text_json(e->param) : json_null(),
+                     "code", e->code ? json_string(e->code) : json_null());
+}

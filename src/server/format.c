@@ -1,0 +1,353 @@
+/* See format.h.
+ *
+ *   whole    {"id","object","created","model","system_fingerprint","choices":[…],"usage","seed",
+ *             "timings","spec"}
+ *   stream   data: {…"choices":[{"index","delta"|"text",…}]}     one chunk for what is new, or,
+ * with "sooth": {"rounds": true}, per round data: {… "finish_reason", "seed", "timings", "spec"}
+ * the last chunk of each choice data: {"choices":[],"usage"}                           with
+ * include_usage data: [DONE]
+ *
+ * The two forms come from the same builders: concatenated pieces equal the whole. An error after
+ * the stream has begun is an event of its own, and no [DONE] follows. */
+#include "server/format.h"
+
+#include <stdlib.h>
+
+#include "token/utf8.h"
+
+static const char *const ORIGINS[] = {[SO_ORIGIN_PLAIN] = "plain",
+                                      [SO_ORIGIN_DRAFT] = "draft",
+                                      [SO_ORIGIN_CORRECTION] = "correction",
+                                      [SO_ORIGIN_BONUS] = "bonus"};
+
+static int append(const char *p, size_t n, void *user) {
+    so_buf_append(user, p, n);
+    return 0;
+}
+
+void so_format_json(json_t *o, so_buf *out) {
+    json_dump_callback(o, append, out, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    json_decref(o);
+}
+
+static bool is_chat(const so_job *j) { return j->rq.kind == SO_API_CHAT; }
+
+static json_t *string_json(const so_buf *text, size_t from, size_t to) {
+    return json_stringn(so_buf_str(text).ptr + from, to - from);
+}
+
+static json_t *token_text(const so_format *f, int32_t id) {
+    so_buf text = {0};
+    so_utf8_repair(so_tokenizer_text(f->tok, id), &text);
+    json_t *s = string_json(&text, 0, text.len);
+    so_buf_free(&text);
+    return s;
+}
+
+/* --- logprobs --- */
+
+static json_t *chat_logprobs(const so_format *f, const so_choice *c, int from, int to) {
+    json_t *list = json_array();
+    int n_each = 1 + c->job->rq.n_top;
+    for (int i = from; i < to; i++)
+        json_array_append_new(list, so_figures_logprobs(f->tok,
+                                                        c->logprobs + (size_t)i * (size_t)c->n_each,
+                                                        n_each < c->n_each ? n_each : c->n_each));
+    return json_pack("{s:o, s:n}", "content", list, "refusal");
+}
+
+/* The older form: parallel lists, and alternatives keyed by their text. Offsets count characters of
+ * the answer's text. */
+static json_t *plain_logprobs(const so_format *f, const so_choice *c, int from, int to) {
+    json_t *tokens = json_array(), *values = json_array(), *tops = json_array(),
+           *offsets = json_array();
+    size_t at = from > 0 ? c->tokens[from - 1].text_end : 0, chars = 0;
+    for (size_t i = 0; i < at; i++)
+        chars += ((unsigned char)c->text.data[i] & 0xC0) != 0x80;
+    for (int i = from; i < to; i++) {
+        const so_logprob *p = c->logprobs + (size_t)i * (size_t)c->n_each;
+        json_t *top = json_object();
+        for (int k = 1; k <= c->job->rq.n_top && k < c->n_each; k++) {
+            json_t *name = token_text(f, p[k].token);
+            json_object_setn_new(top, json_string_value(name), json_string_length(name),
+                                 json_real((double)p[k].logprob));
+            json_decref(name);
+        }
+        json_array_append_new(tokens, token_text(f, p->token));
+        json_array_append_new(values, json_real((double)p->logprob));
+        json_array_append_new(tops, top);
+        json_array_append_new(offsets, json_integer((json_int_t)chars));
+        for (; at < c->tokens[i].text_end; at++)
+            chars += ((unsigned char)c->text.data[at] & 0xC0) != 0x80;
+    }
+    return json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values,
+                     "top_logprobs", tops, "text_offset", offsets);
+}
+
+static json_t *logprobs_json(const so_format *f, const so_choice *c, int from, int to) {
+    if (!c->job->rq.logprobs)
+        return json_null();
+    return is_chat(c->job) ? chat_logprobs(f, c, from, to) : plain_logprobs(f, c, from, to);
+}
+
+/* --- rounds --- */
+
+static json_t *plan_json(const so_plan *p) {
+    return json_pack("{s:i, s:i, s:f, s:f, s:f, s:f, s:b}", "requests", p->n_requests, "rows",
+                     p->n_rows, "expected_tokens", p->tokens, "expected_ms", p->ms, "plain_ms",
+                     p->plain_ms, "unsure", p->unsure, "probe", p->probe);
+}
+
+static void tree_json(const so_format *f, const so_out_round *r, json_t *into) {
+    json_t *tree = json_array(), *rejected = json_array();
+    for (int i = 0; i < r->n_nodes; i++) {
+        const so_out_node *n = &r->nodes[i];
+        json_array_append_new(tree,
+                              json_pack("{s:i, s:o, s:i, s:b, s:b}", "id", (int)n->token, "text",
+                                        token_text(f, n->token), "parent", (int)n->parent,
+                                        "accepted", n->accepted, "tested", n->tested));
+        if (n->tested && !n->accepted)
+            json_array_append_new(rejected,
+                                  json_pack("{s:i, s:o, s:i}", "id", (int)n->token, "text",
+                                            token_text(f, n->token), "depth", (int)n->depth));
+    }
+    json_object_set_new(into, "rejected", rejected);
+    json_object_set_new(into, "tree", tree);
+}
+
+/* Round k with its tokens [from, to). */
+static json_t *round_json(const so_format *f, const so_choice *c, int k, int from, int to) {
+    const so_out_round *r = c->rounds[k];
+    json_t *o = json_pack("{s:i}", "round", k), *tokens = json_array();
+    for (int i = from; i < to; i++)
+        json_array_append_new(tokens, json_pack("{s:i, s:o, s:s}", "id", (int)c->tokens[i].id,
+                                                "text", token_text(f, c->tokens[i].id), "origin",
+                                                ORIGINS[c->tokens[i].origin]));
+    json_object_set_new(o, "tokens", tokens);
+    tree_json(f, r, o);
+    json_object_set_new(o, "plan", plan_json(&r->plan));
+    json_object_set_new(o, "draft_ms", json_real(r->draft_ms));
+    json_object_set_new(o, "pass_ms", json_real(r->pass_ms));
+    return o;
+}
+
+/* One past the last token of round k. */
+static int round_end(const so_choice *c, int k, int from) {
+    while (from < c->ready_tokens && c->tokens[from].round <= (uint32_t)k)
+        from++;
+    return from;
+}
+
+/* --- parts of answers --- */
+
+static json_t *usage_json(const so_job *j) {
+    so_job_totals t = so_job_total(j);
+    return json_pack("{s:i, s:i, s:i, s:{s:i}, s:{s:i, s:i}}", "prompt_tokens", t.prompt_tokens,
+                     "completion_tokens", t.completion_tokens, "total_tokens",
+                     t.prompt_tokens + t.completion_tokens, "prompt_tokens_details",
+                     "cached_tokens", t.cached_tokens, "completion_tokens_details",
+                     "accepted_prediction_tokens", t.prediction_accepted,
+                     "rejected_prediction_tokens", t.prediction_rejected);
+}
+
+static void add_figures(json_t *o, const so_job *j, const so_spec_label *who,
+                        const so_request_stats *s) {
+    json_object_set_new(o, "seed", json_integer((json_int_t)j->seed));
+    json_object_set_new(o, "timings", so_figures_timings(s));
+    json_object_set_new(o, "spec", so_figures_spec(who, s));
+}
+
+static json_t *envelope(const so_format *f, const so_job *j, const char *object) {
+    return json_pack("{s:s, s:s, s:I, s:s, s:s}", "id", j->id, "object", object, "created",
+                     (json_int_t)j->created_s, "model", f->model, "system_fingerprint",
+                     f->fingerprint);
+}
+
+/* With `echo` the prompt stands in front of the answer. */
+static void append_prompt(const so_format *f, const so_choice *c, so_buf *out) {
+    const so_job *j = c->job;
+    const so_api_prompt *p = &j->rq.prompts[c->prompt];
+    if (!j->rq.echo)
+        return;
+    if (!p->ids) {
+        so_buf_append_str(out, p->text);
+        return;
+    }
+    so_buf text = {0};
+    so_tokenizer_decode(f->tok, p->ids, p->n_ids, true, &text);
+    so_utf8_repair(so_buf_str(&text), out);
+    so_buf_free(&text);
+}
+
+/* --- whole answers --- */
+
+static json_t *choice_json(const so_format *f, const so_choice *c) {
+    json_t *o = json_pack("{s:i}", "index", c->index);
+    if (is_chat(c->job)) {
+        json_object_set_new(o, "message",
+                            json_pack("{s:s, s:o, s:n}", "role", "assistant", "content",
+                                      string_json(&c->text, 0, c->text.len), "refusal"));
+    } else {
+        so_buf text = {0};
+        append_prompt(f, c, &text);
+        so_buf_append_str(&text, so_buf_str(&c->text));
+        json_object_set_new(o, "text", string_json(&text, 0, text.len));
+        so_buf_free(&text);
+    }
+    json_object_set_new(o, "logprobs", logprobs_json(f, c, 0, c->n_tokens));
+    json_object_set_new(o, "finish_reason", json_string(so_finish_name(c->finish)));
+    if (!c->job->rq.rounds)
+        return o;
+    json_t *rounds = json_array();
+    for (int k = 0, from = 0, to; k < c->n_rounds; k++, from = to) {
+        to = round_end(c, k, from);
+        json_array_append_new(rounds, round_json(f, c, k, from, to));
+    }
+    json_object_set_new(o, "sooth", json_pack("{s:o}", "rounds", rounds));
+    return o;
+}
+
+void so_format_answer(const so_format *f, so_job *j, so_buf *out) {
+    so_job_totals t = so_job_total(j);
+    json_t *o = envelope(f, j, is_chat(j) ? "chat.completion" : "text_completion");
+    json_t *choices = json_array();
+    for (int i = 0; i < j->n_choices; i++)
+        json_array_append_new(choices, choice_json(f, &j->choices[i]));
+    json_object_set_new(o, "choices", choices);
+    json_object_set_new(o, "usage", usage_json(j));
+    add_figures(o, j, &t.who, &t.stats);
+    so_format_json(o, out);
+    so_buf_append_char(out, '\n');
+}
+
+bool so_format_error(const so_job *j, so_api_error *out) {
+    if (j->err.status != 0) {
+        *out = j->err;
+        return true;
+    }
+    for (int i = 0; i < j->n_choices; i++) {
+        const so_choice *c = &j->choices[i];
+        if (c->finish == SO_FINISH_ERROR) {
+            so_api_fail_err(out, &c->err);
+            return true;
+        }
+        if (c->finish == SO_FINISH_CANCELLED) {
+            so_api_fail(out, 499, "cancelled", NULL, "the request was cancelled");
+            return true;
+        }
+    }
+    return false;
+}
+
+/* --- streams --- */
+
+static void put_event(json_t *o, so_buf *out) {
+    so_buf_append_c(out, "data: ");
+    so_format_json(o, out);
+    so_buf_append_c(out, "\n\n");
+}
+
+/* A chunk with one choice. delta: what is new, a text (taken over; NULL: none). */
+static json_t *chunk_json(const so_format *f, const so_choice *c, json_t *text, json_t *logprobs,
+                          const char *finish) {
+    const so_job *j = c->job;
+    json_t *o = envelope(f, j, is_chat(j) ? "chat.completion.chunk" : "text_completion");
+    json_t *choice = json_pack("{s:i}", "index", c->index);
+    if (is_chat(j)) {
+        json_t *delta = json_object();
+        if (!c->began)
+            json_object_set_new(delta, "role", json_string("assistant"));
+        if (text)
+            json_object_set_new(delta, "content", text);
+        json_object_set_new(choice, "delta", delta);
+    } else {
+        json_object_set_new(choice, "text", text ? text : json_string(""));
+    }
+    json_object_set_new(choice, "logprobs", logprobs ? logprobs : json_null());
+    json_object_set_new(choice, "finish_reason", finish ? json_string(finish) : json_null());
+    json_object_set_new(o, "choices", json_pack("[o]", choice));
+    if (j->rq.include_usage)
+        json_object_set_new(o, "usage", json_null());
+    return o;
+}
+
+static void begin_choice(const so_format *f, so_choice *c, so_buf *out) {
+    so_buf text = {0};
+    if (c->job->rq.kind == SO_API_COMPLETION)
+        append_prompt(f, c, &text);
+    if (is_chat(c->job) || text.len)
+        put_event(chunk_json(f, c, string_json(&text, 0, text.len), NULL, NULL), out);
+    c->began = true;
+    so_buf_free(&text);
+}
+
+/* Tokens up to `to` and the text they made certain; k: their round, −1: not wanted. */
+static void put_tokens(const so_format *f, so_choice *c, int to, int k, so_buf *out) {
+    int from = c->tokens_sent;
+    size_t end = to > from ? c->tokens[to - 1].text_end : c->text_sent;
+    json_t *logprobs = c->job->rq.logprobs && to > from ? logprobs_json(f, c, from, to) : NULL;
+    if (end == c->text_sent && !logprobs && k < 0) {
+        c->tokens_sent = to; /* held back: it comes with a later one */
+        return;
+    }
+    json_t *o = chunk_json(f, c, string_json(&c->text, c->text_sent, end), logprobs, NULL);
+    if (k >= 0)
+        json_object_set_new(o, "sooth", round_json(f, c, k, from, to));
+    put_event(o, out);
+    c->tokens_sent = to;
+    c->text_sent = end;
+}
+
+static void end_choice(const so_format *f, so_choice *c, so_buf *out) {
+    if (c->text_sent < c->ready_text) {
+        json_t *rest = string_json(&c->text, c->text_sent, c->ready_text);
+        put_event(chunk_json(f, c, rest, NULL, NULL), out);
+        c->text_sent = c->ready_text;
+    }
+    json_t *o = chunk_json(f, c, NULL, NULL, so_finish_name(c->finish));
+    add_figures(o, c->job, &c->who, &c->stats);
+    put_event(o, out);
+    c->ended = true;
+}
+
+static void advance(const so_format *f, so_choice *c, so_buf *out) {
+    if (!c->began)
+        begin_choice(f, c, out);
+    if (c->job->rq.rounds) {
+        for (; c->rounds_sent < c->ready_rounds; c->rounds_sent++) {
+            int k = c->rounds_sent;
+            put_tokens(f, c, round_end(c, k, c->tokens_sent), k, out);
+            free(c->rounds[k]);
+            c->rounds[k] = NULL;
+        }
+    } else if (c->tokens_sent < c->ready_tokens) {
+        put_tokens(f, c, c->ready_tokens, -1, out);
+    }
+    if (c->ready_end && !c->ended)
+        end_choice(f, c, out);
+}
+
+static void end_stream(const so_format *f, so_job *j, so_buf *out) {
+    if (j->rq.include_usage) {
+        json_t *o = envelope(f, j, is_chat(j) ? "chat.completion.chunk" : "text_completion");
+        json_object_set_new(o, "choices", json_array());
+        json_object_set_new(o, "usage", usage_json(j));
+        put_event(o, out);
+    }
+    so_buf_append_c(out, "data: [DONE]\n\n");
+}
+
+bool so_format_stream(const so_format *f, so_job *j, so_buf *out) {
+    so_api_error err;
+    if (so_format_error(j, &err)) {
+        put_event(so_api_error_json(&err), out);
+        return true;
+    }
+    for (int i = 0; i < j->n_choices; i++)
+        if (!j->choices[i].ended)
+            advance(f, &j->choices[i], out);
+    if (j->state != SO_JOB_DONE)
+        return false;
+    end_stream(f, j, out);
+    return true;
+}

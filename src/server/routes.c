@@ -1,0 +1,346 @@
+/* The endpoints: a table, and what each does with a request whose body has been read.
+ *
+ * Generation goes parse → prepare (spec, template, tokens, lengths) → submit → sleep. The rest is
+ * answered at once. Handlers run on HTTP threads and see the model only through what is immutable:
+ * tokenizer, template, shape. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/impl.h"
+#include "token/utf8.h"
+
+/* --- generation --- */
+
+static bool check_model(const so_exchange *x, const so_job *j, so_api_error *e) {
+    const char *name = j->rq.model;
+    if (!x->s->o.strict_model || !name || strcmp(name, x->s->o.model) == 0)
+        return true;
+    return so_api_fail(e, 404, "model_not_found", "model",
+                       "the model '%.80s' is not served here: '%.80s' is", name, x->s->o.model);
+}
+
+static bool encode_prompt(const so_serving *sv, so_job *j, int i, so_err *err) {
+    const so_api_prompt *p = &j->rq.prompts[i];
+    if (j->rq.kind == SO_API_CHAT)
+        return so_chat_encode(sv->b->chat, j->rq.messages, j->rq.kwargs, &j->prompts[i], err) ==
+               SO_OK;
+    if (p->ids) {
+        so_tokens_append(&j->prompts[i], p->ids, p->n_ids);
+        return true;
+    }
+    return so_tokenizer_encode(sv->b->tok, p->text, SO_ENCODE_ADD_SPECIAL | SO_ENCODE_PARSE_SPECIAL,
+                               &j->prompts[i], err) == SO_OK;
+}
+
+static bool encode_prompts(const so_serving *sv, so_job *j, so_api_error *e) {
+    const char *field = j->rq.kind == SO_API_CHAT ? "messages" : "prompt";
+    so_err err = {0};
+    if (j->rq.kind == SO_API_CHAT && !sv->b->chat)
+        return so_api_fail(e, 400, "no_chat_template", NULL,
+                           "this model has no chat template: use /v1/completions");
+    for (int i = 0; i < j->rq.n_prompts; i++) {
+        if (!encode_prompt(sv, j, i, &err))
+            return so_api_fail(e, 400, "invalid_prompt", field, "'%s': %s", field, err.msg);
+        size_t n = j->prompts[i].len;
+        if (n == 0)
+            return so_api_fail(e, 400, "invalid_prompt", field,
+                               "'%s' is empty: the model needs at least one token", field);
+        if (n >= (size_t)sv->eo.n_ctx)
+            return so_api_fail(e, 400, "context_length_exceeded", field,
+                               "this server's context has %d tokens, '%s' %zu, and an answer needs "
+                               "room: shorten it, or raise the server's --ctx-size",
+                               sv->eo.n_ctx, field, n);
+    }
+    return true;
+}
+
+static bool encode_prediction(const so_serving *sv, so_job *j, so_api_error *e) {
+    so_err err = {0};
+    if (!j->rq.prediction.ptr || !j->spec.drafter)
+        return true;
+    if (so_tokenizer_encode(sv->b->tok, j->rq.prediction, 0, &j->expected, &err) != SO_OK)
+        return so_api_fail(e, 400, "invalid_value", "prediction", "'prediction': %s", err.msg);
+    return true;
+}
+
+static bool prepare(so_exchange *x, so_job *j, so_api_error *e) {
+    const so_serving *sv = so_worker_serving(x->s->worker);
+    int most = sv->eo.n_parallel + x->s->o.n_queue;
+    if (j->n_choices > most)
+        return so_api_fail(e, 400, "invalid_value", "n",
+                           "%d answers at once are more than this server ever holds (%d)",
+                           j->n_choices, most);
+    j->spec_is_default = !j->rq.spec.drafter && j->rq.spec.enabled != 1;
+    return check_model(x, j, e) &&
+           so_api_choose_spec(&j->rq, &sv->spec, sv->eo.max_draft, &j->spec_text, &j->spec, e) &&
+           encode_prompts(sv, j, e) && encode_prediction(sv, j, e);
+}
+
+static void wake(void *user) { MHD_resume_connection(user); }
+
+static void name_client(const so_exchange *x, char *out, size_t cap) {
+    const union MHD_ConnectionInfo *i =
+        MHD_get_connection_info(x->conn, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    so_client_name(i ? i->client_addr : NULL, out, cap);
+}
+
+static enum MHD_Result submit(so_exchange *x, so_job *j) {
+    so_server *s = x->s;
+    so_api_error e;
+    name_client(x, j->client, sizeof j->client);
+    j->wake = wake;
+    j->wake_user = x->conn;
+    j->on_end = so_watch_ended;
+    j->on_end_user = s;
+    j->path = x->route->path;
+    j->t_created_ns = x->t_start_ns;
+    so_watch_began(s);
+    if (so_worker_submit(s->worker, j, &x->retry_s) != SO_OK) {
+        so_api_fail(&e, 429, "queue_full", NULL,
+                    "too many requests are waiting: try again in %d s (--queue %d, --parallel %d)",
+                    x->retry_s, s->o.n_queue, so_worker_serving(s->worker)->eo.n_parallel);
+        so_metrics_refused(s->metrics, "queue_full");
+        j->on_end = NULL;
+        so_job_release(j);
+        so_watch_unbegan(s);
+        return so_http_send_error(x, &e);
+    }
+    x->job = j;
+    so_watch_busy(s, x->c, j);
+    return so_route_resume(x);
+}
+
+static enum MHD_Result generate(so_exchange *x, so_api_kind kind) {
+    const so_serving *sv = so_worker_serving(x->s->worker);
+    so_api_request rq;
+    so_api_error e;
+    if (!so_api_parse(kind, so_buf_str(&x->body), &sv->sample, &rq, &e)) {
+        so_metrics_refused(x->s->metrics, "bad_request");
+        return so_http_send_error(x, &e);
+    }
+    so_buf_free(&x->body); /* it is in the request now, and answers may take long */
+    snprintf(x->ignored, sizeof x->ignored, "%s", so_buf_str(&rq.ignored).ptr);
+    so_job *j = so_job_create(&rq);
+    if (!prepare(x, j, &e)) {
+        so_metrics_refused(x->s->metrics, "bad_request");
+        so_job_free(j);
+        return so_http_send_error(x, &e);
+    }
+    return submit(x, j);
+}
+
+static enum MHD_Result completions(so_exchange *x) { return generate(x, SO_API_COMPLETION); }
+static enum MHD_Result chat(so_exchange *x) { return generate(x, SO_API_CHAT); }
+
+static enum MHD_Result answer_whole(so_exchange *x) {
+    so_api_error e;
+    so_buf body = {0};
+    so_format f = so_http_format(x->s);
+    if (so_format_error(x->job, &e))
+        return so_http_send_error(x, &e);
+    so_format_answer(&f, x->job, &body);
+    return so_http_send(x, 200, "application/json", &body);
+}
+
+enum MHD_Result so_route_resume(so_exchange *x) {
+    so_job *j = x->job;
+    so_api_error e;
+    pthread_mutex_lock(&j->lock);
+    bool done = j->state == SO_JOB_DONE;
+    bool failed = done && so_format_error(j, &e);
+    bool stream = j->rq.stream && !failed && j->state != SO_JOB_WAITING;
+    if (!done && !stream) {
+        j->asleep = true;
+        MHD_suspend_connection(x->conn);
+    }
+    pthread_mutex_unlock(&j->lock);
+    if (failed)
+        return so_http_send_error(x, &e);
+    if (stream)
+        return so_http_stream(x);
+    return done ? answer_whole(x) : MHD_YES;
+}
+
+/* --- the model --- */
+
+static json_t *model_json(const so_server *s) {
+    bool ready = so_worker_get_state(s->worker) == SO_WORKER_READY;
+    json_t *o = json_pack("{s:s, s:s, s:I, s:s}", "id", s->o.model, "object", "model", "created",
+                          (json_int_t)s->created_s, "owned_by", "sooth");
+    if (!ready)
+        return o;
+    const so_serving *sv = so_worker_serving(s->worker);
+    const so_hparams *hp = so_model_hparams(sv->b->model);
+    json_object_set_new(o, "meta",
+                        json_pack("{s:i, s:i, s:i, s:I, s:I}", "n_ctx", sv->eo.n_ctx, "n_ctx_train",
+                                  hp->n_ctx_train, "n_vocab", hp->n_vocab, "n_params",
+                                  (json_int_t)so_model_n_params(sv->b->model), "weight_bytes",
+                                  (json_int_t)so_model_weight_bytes(sv->b->model)));
+    return o;
+}
+
+static enum MHD_Result models(so_exchange *x) {
+    return so_http_send_json(x, 200,
+                             json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(x->s)));
+}
+
+static enum MHD_Result one_model(so_exchange *x) {
+    so_api_error e;
+    const char *name = x->path + strlen("/v1/models/");
+    if (strcmp(name, x->s->o.model) == 0)
+        return so_http_send_json(x, 200, model_json(x->s));
+    so_api_fail(&e, 404, "model_not_found", "model",
+                "the model '%.80s' is not served here: '%.80s' is", name, x->s->o.model);
+    return so_http_send_error(x, &e);
+}
+
+static enum MHD_Result health(so_exchange *x) {
+    so_server_state s = so_server_get_state(x->s);
+    so_worker_load l = so_worker_get_load(x->s->worker);
+    return so_http_send_json(x, s == SO_SERVER_READY ? 200 : 503,
+                             json_pack("{s:s, s:i, s:i}", "status", so_server_state_name(s),
+                                       "running", l.running, "waiting", l.waiting));
+}
+
+static json_t *sampling_json(const so_sample_params *p) {
+    return json_pack("{s:f, s:i, s:f, s:f, s:f, s:i, s:f, s:f}", "temperature", (double)p->temp,
+                     "top_k", p->top_k, "top_p", (double)p->top_p, "min_p", (double)p->min_p,
+                     "repeat_penalty", (double)p->repeat_penalty, "repeat_last_n", p->repeat_last_n,
+                     "presence_penalty", (double)p->presence_penalty, "frequency_penalty",
+                     (double)p->frequency_penalty);
+}
+
+static json_t *spec_json(const so_serving *sv) {
+    static const char *const modes[] = {"match", "reject", "lenient"};
+    const so_spec_opts *o = &sv->spec;
+    return json_pack("{s:s, s:i, s:s, s:i, s:b}", "drafter", o->drafter ? o->drafter : "none",
+                     "length", o->length, "verify", modes[o->verify], "draft_max", sv->eo.max_draft,
+                     "draft_model", sv->eo.draft != NULL);
+}
+
+static enum MHD_Result props(so_exchange *x) {
+    const so_serving *sv = so_worker_serving(x->s->worker);
+    so_str tmpl = so_tokenizer_chat_template(sv->b->tok);
+    json_t *text = json_stringn(tmpl.ptr, tmpl.len);
+    return so_http_send_json(x, 200,
+                             json_pack("{s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o}", "model",
+                                       model_json(x->s), "build", SO_VERSION, "system_fingerprint",
+                                       x->s->fingerprint, "parallel", sv->eo.n_parallel, "queue",
+                                       x->s->o.n_queue, "max_body", (json_int_t)x->s->o.max_body,
+                                       "sampling", sampling_json(&sv->sample), "speculative",
+                                       spec_json(sv), "chat_template", text ? text : json_null()));
+}
+
+/* --- text and ids --- */
+
+static json_t *piece_json(const so_tokenizer *t, int32_t id) {
+    so_buf text = {0};
+    so_utf8_repair(so_tokenizer_text(t, id), &text);
+    json_t *o = json_pack("{s:i, s:o}", "id", (int)id, "piece",
+                          json_stringn(so_buf_str(&text).ptr, text.len));
+    so_buf_free(&text);
+    return o;
+}
+
+static enum MHD_Result tokenize(so_exchange *x) {
+    const so_tokenizer *tok = so_worker_serving(x->s->worker)->b->tok;
+    so_api_tokenize rq;
+    so_api_error e;
+    so_err err = {0};
+    so_tokens ids = {0};
+    if (!so_api_parse_tokenize(so_buf_str(&x->body), &rq, &e))
+        return so_http_send_error(x, &e);
+    unsigned flags = (rq.add_special ? SO_ENCODE_ADD_SPECIAL : 0u) |
+                     (rq.parse_special ? SO_ENCODE_PARSE_SPECIAL : 0u);
+    int rc = so_tokenizer_encode(tok, rq.text, flags, &ids, &err);
+    json_t *list = json_array();
+    for (size_t i = 0; i < ids.len; i++)
+        json_array_append_new(list, rq.with_pieces ? piece_json(tok, ids.ids[i])
+                                                   : json_integer(ids.ids[i]));
+    so_tokens_free(&ids);
+    json_decref(rq.root);
+    if (rc == SO_OK)
+        return so_http_send_json(x, 200, json_pack("{s:o}", "tokens", list));
+    json_decref(list);
+    so_api_fail_err(&e, &err);
+    return so_http_send_error(x, &e);
+}
+
+static enum MHD_Result detokenize(so_exchange *x) {
+    const so_tokenizer *tok = so_worker_serving(x->s->worker)->b->tok;
+    so_tokens ids = {0};
+    so_api_error e = {0};
+    so_buf text = {0}, whole = {0};
+    bool ok = so_api_parse_detokenize(so_buf_str(&x->body), &ids, &e);
+    for (size_t i = 0; i < ids.len && ok; i++)
+        if (ids.ids[i] >= so_tokenizer_n_vocab(tok))
+            ok = so_api_fail(&e, 400, "invalid_value", "tokens",
+                             "token %zu is %d: the vocabulary has ids 0 to %d", i, ids.ids[i],
+                             so_tokenizer_n_vocab(tok) - 1);
+    if (ok)
+        so_tokenizer_decode(tok, ids.ids, ids.len, true, &text);
+    so_utf8_repair(so_buf_str(&text), &whole);
+    json_t *o = json_pack("{s:o}", "content", json_stringn(so_buf_str(&whole).ptr, whole.len));
+    so_tokens_free(&ids);
+    so_buf_free(&text);
+    so_buf_free(&whole);
+    if (ok)
+        return so_http_send_json(x, 200, o);
+    json_decref(o);
+    return so_http_send_error(x, &e);
+}
+
+/* --- the rest --- */
+
+static enum MHD_Result metrics(so_exchange *x) {
+    so_server *s = x->s;
+    so_buf body = {0};
+    so_worker_load l = so_worker_get_load(s->worker);
+    bool ready = so_worker_get_state(s->worker) == SO_WORKER_READY;
+    so_gauges g = {.version = SO_VERSION,
+                   .model = s->o.model,
+                   .state = so_server_state_name(so_server_get_state(s)),
+                   .running = l.running,
+                   .waiting = l.waiting,
+                   .slots = ready ? so_worker_serving(s->worker)->eo.n_parallel : 0,
+                   .connections = so_watch_count(s)};
+    so_metrics_write(s->metrics, &g, &body);
+    return so_http_send(x, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
+}
+
+static enum MHD_Result page(so_exchange *x) {
+    return so_http_send_static(x, "text/html; charset=utf-8", so_page());
+}
+
+/* A browser asks before it lets another site's page send; add_headers says who may. */
+static enum MHD_Result preflight(so_exchange *x) { return so_http_send_preflight(x); }
+
+static const so_route ROUTES[] = {
+    {"POST", "/v1/chat/completions", chat, false, true},
+    {"POST", "/v1/completions", completions, false, true},
+    {"GET", "/v1/models", models, false, false},
+    {"GET", "/v1/models/", one_model, false, false}, /* and what follows */
+    {"GET", "/health", health, true, false},
+    {"GET", "/metrics", metrics, false, false},
+    {"GET", "/props", props, false, true},
+    {"POST", "/tokenize", tokenize, false, true},
+    {"POST", "/detokenize", detokenize, false, true},
+    {"GET", "/", page, true, false},
+};
+static const so_route PREFLIGHT = {"OPTIONS", "preflight", preflight, true, false};
+
+const so_route *so_route_find(const char *method, const char *path, const char **allow) {
+    const so_route *r = NULL;
+    for (size_t i = 0; i < SO_LEN(ROUTES) && !r; i++) {
+        size_t n = strlen(ROUTES[i].path);
+        bool prefix = n > 1 && ROUTES[i].path[n - 1] == '/';
+        if (prefix ? strncmp(path, ROUTES[i].path, n) == 0 : strcmp(path, ROUTES[i].path) == 0)
+            r = &ROUTES[i];
+    }
+    *allow = !r ? NULL : strcmp(r->method, "GET") == 0 ? "GET, HEAD" : "POST";
+    if (r && strcmp(method, "OPTIONS") == 0)
+        return &PREFLIGHT;
+    bool head = r && strcmp(method, "HEAD") == 0 && strcmp(r->method, "GET") == 0;
+    return r && (head || strcmp(method, r->method) == 0) ? r : NULL;
+}

@@ -1,0 +1,281 @@
+/* Lifecycle: a socket, the threads, the states, and the order in which everything ends.
+ *
+ * The end: no new jobs; the engine finishes the running ones with an error, which resumes every
+ * suspended connection; only then may the HTTP library be stopped (it aborts on suspended ones);
+ * then the engine thread, then the housekeeper, who writes the last log lines. */
+#include "server/server.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "server/impl.h"
+
+void so_server_defaults(so_server_opts *o) {
+    *o = (so_server_opts){.host = "127.0.0.1",
+                          .port = 8080,
+                          .model = "model",
+                          .n_queue = 64,
+                          .n_threads = 4,
+                          .max_connections = 512,
+                          .max_body = 1 << 20,
+                          .timeout_s = 60,
+                          .drain_s = 30};
+}
+
+/* --- states --- */
+
+so_server_state so_server_get_state(so_server *s) {
+    pthread_mutex_lock(&s->lock);
+    bool draining = s->draining, drained = s->drained;
+    pthread_mutex_unlock(&s->lock);
+    so_worker_state w = so_worker_get_state(s->worker);
+    if (w == SO_WORKER_FAILED)
+        return SO_SERVER_FAILED;
+    if (drained)
+        return SO_SERVER_DRAINED;
+    if (draining)
+        return SO_SERVER_DRAINING;
+    return w == SO_WORKER_LOADING ? SO_SERVER_LOADING : SO_SERVER_READY;
+}
+
+const char *so_server_state_name(so_server_state s) {
+    static const char *const names[] = {"loading", "ready", "draining", "draining", "failed"};
+    return names[s];
+}
+
+void so_server_error(so_server *s, so_err *out) { so_worker_error(s->worker, out); }
+int so_server_fd(const so_server *s) { return s->event_fd; }
+int so_server_port(const so_server *s) { return s->port; }
+
+void so_server_poke(so_server *s) {
+    uint64_t one = 1;
+    if (write(s->event_fd, &one, sizeof one) < 0)
+        so_log(SO_LOG_DEBUG, "eventfd: %s", strerror(errno)); /* full: it is readable already */
+}
+
+static void on_state(void *user) { so_server_poke(user); }
+
+void so_server_drain(so_server *s) {
+    pthread_mutex_lock(&s->lock);
+    if (!s->draining) {
+        s->draining = true;
+        s->t_drain_ns = so_clock_ns();
+    }
+    pthread_cond_signal(&s->tick);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* What decides the answers' bits: equal fingerprints give equal texts for equal seeds. */
+static void make_fingerprint(so_server *s, const so_serving *sv) {
+    const so_hparams *hp = so_model_hparams(sv->b->model);
+    so_buf b = {0};
+    so_buf_printf(&b, "%s %016llx %d %d %d %zu %lld %d", SO_VERSION,
+                  (unsigned long long)so_tokenizer_hash(sv->b->tok), hp->n_layers, hp->d_model,
+                  hp->n_vocab, so_model_weight_bytes(sv->b->model),
+                  (long long)so_model_n_params(sv->b->model), (int)sv->eo.kv_dtype);
+    snprintf(s->fingerprint, sizeof s->fingerprint, "sooth-%s-%08x", SO_VERSION,
+             (unsigned)so_hash_bytes(b.data, b.len));
+    so_buf_free(&b);
+}
+
+static int load(void *user, so_serving *out, so_err *err) {
+    so_server *s = user;
+    int rc = s->o.load(s->o.load_user, out, err);
+    if (rc == SO_OK)
+        make_fingerprint(s, out);
+    return rc;
+}
+
+/* --- the socket --- */
+
+static int open_listener(const struct addrinfo *a, int *port) {
+    struct sockaddr_storage at = {0};
+    socklen_t len = sizeof at;
+    int on = 1;
+    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* restarts serve at once */
+    if (bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0 ||
+        getsockname(fd, (struct sockaddr *)&at, &len) != 0) {
+        int e = errno;
+        close(fd);
+        errno = e;
+        return -1;
+    }
+    *port =
+        ntohs(at.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)(const void *)&at)->sin6_port
+                                       : ((const struct sockaddr_in *)(const void *)&at)->sin_port);
+    return fd;
+}
+
+static int listen_at(so_server *s, so_err *err) {
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
+    char port[16];
+    snprintf(port, sizeof port, "%d", s->o.port);
+    int rc = getaddrinfo(s->o.host, port, &hints, &list);
+    if (rc != 0)
+        return so_err_set(err, SO_EINVAL, "--host '%.100s': %s", s->o.host, gai_strerror(rc));
+    for (const struct addrinfo *a = list; a && s->listener < 0; a = a->ai_next)
+        s->listener = open_listener(a, &s->port);
+    int e = errno;
+    freeaddrinfo(list);
+    if (s->listener < 0)
+        return so_err_set(err, SO_EIO, "cannot listen on %.100s port %d: %s%s", s->o.host,
+                          s->o.port, strerror(e),
+                          e == EADDRINUSE ? " (another server? choose another --port)" : "");
+    return SO_OK;
+}
+
+/* Descriptors for the connections and for files beside them; the connections are what gives. */
+static void fit_descriptors(so_server *s) {
+    enum { OTHERS = 128 };
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0)
+        return;
+    r.rlim_cur = r.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &r);
+    rlim_t room = r.rlim_max > OTHERS ? r.rlim_max - OTHERS : 1;
+    if (r.rlim_max != RLIM_INFINITY && (rlim_t)s->o.max_connections * 2 > room) {
+        s->o.max_connections = SO_MAX(1, (int)(room / 2));
+        so_log(SO_LOG_WARN, "--max-connections is lowered to %d: the limit of open files is %llu",
+               s->o.max_connections, (unsigned long long)r.rlim_max);
+    }
+}
+
+/* --- threads --- */
+
+static void on_mhd_log(void *user, const char *fmt, va_list ap) {
+    char line[400];
+    (void)user;
+    vsnprintf(line, sizeof line, fmt, ap);
+    line[strcspn(line, "\r\n")] = '\0';
+    so_log(SO_LOG_DEBUG, "http: %s", line);
+}
+
+/* Twice the connections we mean to keep: those above are let in so that the quietest can be closed
+ * for them, and the library shares the number out among its threads unevenly. */
+static int start_http(so_server *s, so_err *err) {
+    unsigned flags =
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_IPv6;
+    s->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, so_http_handle, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL,
+        MHD_OPTION_LISTEN_SOCKET, s->listener, MHD_OPTION_THREAD_POOL_SIZE,
+        (unsigned)s->o.n_threads, MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->o.max_connections * 2,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->o.timeout_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)32768, MHD_OPTION_NOTIFY_CONNECTION, so_watch_notify, s,
+        MHD_OPTION_NOTIFY_COMPLETED, so_http_completed, s, MHD_OPTION_END);
+    if (!s->daemon)
+        return so_err_set(err, SO_EIO, "the HTTP library does not start: %s", strerror(errno));
+    s->listener = -1; /* the library's now */
+    return SO_OK;
+}
+
+static void start_worker(so_server *s) {
+    so_worker_opts w = {.load = load,
+                        .load_user = s,
+                        .n_queue = s->o.n_queue,
+                        .metrics = s->metrics,
+                        .on_state = on_state,
+                        .state_user = s};
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->tick, &attr);
+    pthread_condattr_destroy(&attr);
+    s->worker = so_worker_create(&w);
+    SO_ASSERT_OP(pthread_create(&s->keeper, NULL, so_watch_run, s), ==, 0);
+}
+
+int so_server_create(const so_server_opts *o, so_server **out, so_err *err) {
+    so_server *s = SO_NEW(so_server);
+    s->o = *o;
+    s->listener = -1;
+    s->created_s = (int64_t)time(NULL);
+    int rc = listen_at(s, err);
+    if (rc != SO_OK) {
+        free(s);
+        return rc;
+    }
+    if (o->key) {
+        so_sha256 h;
+        so_sha256_init(&h);
+        so_sha256_add(&h, o->key, strlen(o->key));
+        so_sha256_hex(&h, s->key_hash);
+    }
+    s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_init(&s->lock, NULL);
+    s->metrics = so_metrics_create();
+    fit_descriptors(s);
+    start_worker(s);
+    rc = start_http(s, err);
+    if (rc != SO_OK) {
+        so_server_free(s);
+        return rc;
+    }
+    *out = s;
+    return SO_OK;
+}
+
+static void wait_for_jobs(so_server *s) {
+    struct timespec ms = {.tv_nsec = 1000000};
+    so_worker_end_all(s->worker, "the server is stopping");
+    while (so_worker_get_load(s->worker).jobs > 0)
+        nanosleep(&ms, NULL);
+}
+
+void so_server_free(so_server *s) {
+    if (!s)
+        return;
+    wait_for_jobs(s);
+    if (s->daemon)
+        MHD_stop_daemon(s->daemon);
+    so_worker_free(s->worker);
+    pthread_mutex_lock(&s->lock);
+    s->quit = true;
+    pthread_cond_signal(&s->tick);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->keeper, NULL);
+    if (s->listener >= 0)
+        close(s->listener);
+    close(s->event_fd);
+    so_metrics_free(s->metrics);
+    pthread_cond_destroy(&s->tick);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+/* --- the service manager --- */
+
+/* By hand rather than through libsystemd: the protocol is one datagram. '@' begins a name in the
+ * abstract space. */
+void so_notify(const char *state) {
+    const char *path = so_env_notify_socket();
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    size_t len = path ? strlen(path) : 0;
+    if (len == 0 || len >= sizeof to.sun_path || (path[0] != '/' && path[0] != '@'))
+        return;
+    memcpy(to.sun_path, path, len);
+    if (path[0] == '@')
+        to.sun_path[0] = '\0';
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return;
+    socklen_t n = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len);
+    if (sendto(fd, state, strlen(state), MSG_NOSIGNAL, (const struct sockaddr *)&to, n) < 0)
+        so_log(SO_LOG_DEBUG, "NOTIFY_SOCKET %s: %s", path, strerror(errno));
+    close(fd);
+}

@@ -1,0 +1,373 @@
+/* See worker.h.
+ *
+ *   loop:  1. take what was submitted (sleep here while there is nothing at all)
+ *          2. hand new jobs to the engine, pass cancellations on
+ *          3. one step
+ *          4. count, free what has finished, wake who sleeps: once per step, not per token
+ *
+ * An error of one job is that job's. A pass that fails ends the requests that ran, each with the
+ * error, and the loop goes on. */
+#include "server/worker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+struct so_worker {
+    so_worker_opts o;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+
+    /* behind the lock */
+    so_worker_state state;
+    so_err err;
+    so_job *queue; /* submitted, in order */
+    int n_live;    /* choices submitted and not finished */
+    int n_jobs;
+    bool quit, ending;
+    char why[160];
+    double job_seconds; /* of one choice: a moving average, for Retry-After */
+
+    /* engine thread */
+    so_serving serving; /* constant from READY on */
+    so_engine *engine;
+    so_job *live;
+    so_step_info step; /* the last one */
+};
+
+/* --- from the engine --- */
+
+static bool on_event(void *user, const so_event *ev) {
+    so_choice *c = user;
+    so_job *j = c->job;
+    pthread_mutex_lock(&j->lock);
+    so_choice_add_token(c, ev, so_clock_ns());
+    if (ev->finish != SO_FINISH_NONE) {
+        c->finish = ev->finish;
+        c->err = *so_request_error(ev->req);
+        c->stats = *so_request_get_stats(ev->req);
+        c->who = so_figures_label(ev->req);
+    }
+    pthread_mutex_unlock(&j->lock);
+    j->dirty = true;
+    return !j->cancelled;
+}
+
+static void on_round(void *user, const so_round *round) {
+    so_choice *c = user;
+    const so_worker *w = c->job->worker;
+    so_metrics_round(w->o.metrics, round);
+    pthread_mutex_lock(&c->job->lock);
+    so_choice_add_round(c, round);
+    pthread_mutex_unlock(&c->job->lock);
+}
+
+static void on_step(void *user, const so_step_info *s) {
+    so_worker *w = user;
+    w->step = *s;
+    so_metrics_step(w->o.metrics, s);
+}
+
+/* --- into the engine --- */
+
+static void request_opts(const so_worker *w, so_choice *c, so_request_opts *o) {
+    so_job *j = c->job;
+    const so_api_request *rq = &j->rq;
+    const so_tokens *prompt = &j->prompts[c->prompt];
+    int room = w->serving.eo.n_ctx - (int)prompt->len;
+    *o = (so_request_opts){.prompt = prompt->ids,
+                           .n_prompt = (int)prompt->len,
+                           .continues = rq->kind == SO_API_COMPLETION,
+                           .sample = rq->sample,
+                           .max_tokens = rq->max_tokens > room ? -1 : rq->max_tokens,
+                           .ignore_end = rq->ignore_eos,
+                           .stops = rq->stops,
+                           .n_stops = rq->n_stops,
+                           .n_logprobs = rq->logprobs ? SO_MAX(rq->n_top, 1) : 0,
+                           .spec = j->spec,
+                           .on_event = on_event,
+                           .on_round = on_round,
+                           .user = c};
+    o->sample.seed = j->seed;
+    o->sample.choice = (uint32_t)(c->index % rq->n);
+    o->spec.expected = j->expected.ids;
+    o->spec.n_expected = (int)j->expected.len;
+    int n_vocab = so_model_hparams(w->serving.b->model)->n_vocab;
+    c->n_each = o->n_logprobs ? 1 + SO_MIN(o->n_logprobs, n_vocab) : 0; /* as the engine has it */
+}
+
+static int submit_choice(so_worker *w, so_choice *c, so_err *err) {
+    so_request_opts o;
+    request_opts(w, c, &o);
+    int rc = so_engine_submit(w->engine, &o, &c->req, err);
+    if (rc == SO_ELIMIT && c->job->spec_is_default && o.spec.drafter) {
+        /* A draft model's context ends before the target's: nobody asked for the draft. */
+        o.spec = (so_spec_opts){0};
+        rc = so_engine_submit(w->engine, &o, &c->req, err);
+    }
+    return rc;
+}
+
+static void set_error(so_job *j, const so_err *err) {
+    pthread_mutex_lock(&j->lock);
+    if (j->err.status == 0)
+        so_api_fail_err(&j->err, err);
+    pthread_mutex_unlock(&j->lock);
+}
+
+/* All choices or none: what was submitted before one that failed is cancelled. */
+static void start_job(so_worker *w, so_job *j) {
+    so_err err = {0};
+    int rc = SO_OK;
+    for (int i = 0; i < j->n_choices && rc == SO_OK; i++)
+        rc = submit_choice(w, &j->choices[i], &err);
+    if (rc != SO_OK) {
+        set_error(j, &err);
+        for (int i = 0; i < j->n_choices; i++) {
+            so_request_free(j->choices[i].req);
+            j->choices[i].req = NULL;
+        }
+        j->n_done = j->n_choices;
+    }
+    pthread_mutex_lock(&j->lock);
+    j->state = SO_JOB_ACCEPTED;
+    j->t_accepted_ns = so_clock_ns();
+    pthread_mutex_unlock(&j->lock);
+    j->dirty = true;
+}
+
+static void cancel_requests(so_job *j) {
+    for (int i = 0; i < j->n_choices; i++)
+        if (j->choices[i].req)
+            so_request_cancel(j->choices[i].req);
+}
+
+static void pass_on_cancels(so_worker *w, bool ending, const char *why) {
+    for (so_job *j = w->live; j; j = j->next) {
+        pthread_mutex_lock(&j->lock);
+        if (ending && j->err.status == 0)
+            so_api_fail(&j->err, 503, "stopping", NULL, "%s", why);
+        pthread_mutex_unlock(&j->lock);
+        if (j->cancelled || ending)
+            cancel_requests(j);
+    }
+}
+
+/* --- after a step --- */
+
+static void count_tokens(so_worker *w, so_choice *c) {
+    int n = c->n_tokens - c->n_counted;
+    if (n == 0)
+        return;
+    if (c->n_counted == 0)
+        so_metrics_first(w->o.metrics, (double)(c->t_last_ns - c->job->t_created_ns) * 1e-9);
+    so_metrics_tokens(w->o.metrics, n,
+                      c->n_counted ? (double)(c->t_last_ns - c->t_counted_ns) * 1e-9 : -1);
+    c->n_counted = c->n_tokens;
+    c->t_counted_ns = c->t_last_ns;
+}
+
+static void end_choice(so_worker *w, so_choice *c) {
+    double seconds = so_clock_ms_since(c->job->t_created_ns) * 1e-3;
+    so_metrics_finish(w->o.metrics, c->finish, &c->stats, seconds);
+    so_request_free(c->req);
+    c->req = NULL;
+    c->job->n_done++;
+    pthread_mutex_lock(&w->lock);
+    w->n_live--;
+    double busy = (c->stats.prompt_ms + c->stats.predicted_ms) * 1e-3;
+    w->job_seconds += 0.1 * (busy - w->job_seconds);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* The engine thread alone writes tokens and finishes, so it may read them without the lock. */
+static void sweep_job(so_worker *w, so_job *j) {
+    for (int i = 0; i < j->n_choices; i++) {
+        so_choice *c = &j->choices[i];
+        count_tokens(w, c);
+        if (c->req && c->finish != SO_FINISH_NONE)
+            end_choice(w, c);
+    }
+    if (j->dirty)
+        so_job_notify(j, &w->step, j->n_done == j->n_choices);
+    j->dirty = false;
+}
+
+static void sweep(so_worker *w) {
+    for (so_job **at = &w->live; *at;) {
+        so_job *j = *at;
+        sweep_job(w, j);
+        if (j->n_done < j->n_choices) {
+            at = &j->next;
+            continue;
+        }
+        *at = j->next;
+        pthread_mutex_lock(&w->lock);
+        w->n_jobs--;
+        pthread_mutex_unlock(&w->lock);
+        so_job_release(j);
+    }
+}
+
+/* --- the loop --- */
+
+/* Moves what was submitted to the live list; false when the thread is to end. */
+static bool take(so_worker *w, bool *ending, char why[160]) {
+    pthread_mutex_lock(&w->lock);
+    while (!w->queue && !w->live && !w->quit)
+        pthread_cond_wait(&w->wake, &w->lock);
+    so_job *fresh = w->queue;
+    w->queue = NULL;
+    *ending = w->ending;
+    memcpy(why, w->why, sizeof w->why);
+    bool go_on = !w->quit || w->live || fresh;
+    pthread_mutex_unlock(&w->lock);
+    so_job **at = &w->live;
+    while (*at)
+        at = &(*at)->next;
+    *at = fresh;
+    for (so_job *j = fresh; j; j = j->next) {
+        int n = j->n_choices;
+        start_job(w, j);
+        if (j->n_done == n) { /* refused: its choices never ran */
+            pthread_mutex_lock(&w->lock);
+            w->n_live -= n;
+            pthread_mutex_unlock(&w->lock);
+        }
+    }
+    return go_on;
+}
+
+static void serve(so_worker *w) {
+    so_err err = {0};
+    char why[160];
+    bool ending;
+    while (take(w, &ending, why)) {
+        pass_on_cancels(w, ending, why);
+        if (w->live && so_engine_step(w->engine, &err) < 0)
+            so_log(SO_LOG_ERROR, "a pass failed: %s", err.msg);
+        sweep(w);
+    }
+}
+
+static void set_state(so_worker *w, so_worker_state s) {
+    pthread_mutex_lock(&w->lock);
+    w->state = s;
+    pthread_mutex_unlock(&w->lock);
+    w->o.on_state(w->o.state_user);
+}
+
+static void *run(void *arg) {
+    so_worker *w = arg;
+    so_err err = {0};
+    int rc = w->o.load(w->o.load_user, &w->serving, &err);
+    w->serving.eo.on_step = on_step;
+    w->serving.eo.step_user = w;
+    if (rc == SO_OK)
+        rc = so_engine_create(w->serving.b->model, w->serving.b->tok, &w->serving.eo, &w->engine,
+                              &err);
+    if (rc != SO_OK) {
+        pthread_mutex_lock(&w->lock);
+        w->err = err;
+        w->err.code = rc;
+        pthread_mutex_unlock(&w->lock);
+        set_state(w, SO_WORKER_FAILED);
+        return NULL;
+    }
+    set_state(w, SO_WORKER_READY);
+    serve(w);
+    so_engine_free(w->engine);
+    set_state(w, SO_WORKER_STOPPED);
+    return NULL;
+}
+
+/* --- from outside --- */
+
+so_worker *so_worker_create(const so_worker_opts *o) {
+    so_worker *w = SO_NEW(so_worker);
+    w->o = *o;
+    w->job_seconds = 1;
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->wake, NULL);
+    SO_ASSERT_OP(pthread_create(&w->thread, NULL, run, w), ==, 0);
+    return w;
+}
+
+void so_worker_free(so_worker *w) {
+    if (!w)
+        return;
+    so_worker_end_all(w, "the server is stopping");
+    pthread_mutex_lock(&w->lock);
+    w->quit = true;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+    pthread_cond_destroy(&w->wake);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+so_worker_state so_worker_get_state(so_worker *w) {
+    pthread_mutex_lock(&w->lock);
+    so_worker_state s = w->state;
+    pthread_mutex_unlock(&w->lock);
+    return s;
+}
+
+void so_worker_error(so_worker *w, so_err *out) {
+    pthread_mutex_lock(&w->lock);
+    *out = w->err;
+    pthread_mutex_unlock(&w->lock);
+}
+
+const so_serving *so_worker_serving(const so_worker *w) { return &w->serving; }
+
+/* When the queue will have moved: what waits, by what an answer takes. */
+static int estimate_wait(const so_worker *w) {
+    double s = w->job_seconds * (w->n_live + 1) / w->serving.eo.n_parallel;
+    return s < 1 ? 1 : s > 60 ? 60 : (int)s;
+}
+
+int so_worker_submit(so_worker *w, so_job *j, int *retry_s) {
+    int rc = SO_ELIMIT;
+    j->worker = w;
+    so_job_acquire(j);
+    pthread_mutex_lock(&w->lock);
+    *retry_s = estimate_wait(w);
+    if (w->n_live + j->n_choices <= w->serving.eo.n_parallel + w->o.n_queue && !w->ending) {
+        so_job **at = &w->queue;
+        while (*at)
+            at = &(*at)->next;
+        *at = j;
+        w->n_live += j->n_choices;
+        w->n_jobs++;
+        pthread_cond_signal(&w->wake);
+        rc = SO_OK;
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (rc != SO_OK)
+        so_job_release(j); /* not the last one: the caller has its own */
+    return rc;
+}
+
+void so_worker_end_all(so_worker *w, const char *why) {
+    pthread_mutex_lock(&w->lock);
+    w->ending = true;
+    snprintf(w->why, sizeof w->why, "%s", why);
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+}
+
+so_worker_load so_worker_get_load(so_worker *w) {
+    pthread_mutex_lock(&w->lock);
+    int slots = w->state == SO_WORKER_READY ? w->serving.eo.n_parallel : 0;
+    so_worker_load l = {.running = SO_MIN(w->n_live, slots), .jobs = w->n_jobs};
+    l.waiting = w->n_live - l.running;
+    pthread_mutex_unlock(&w->lock);
+    return l;
+}
