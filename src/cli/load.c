@@ -54,6 +54,12 @@ int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out
     out->n_batch = (int)so_args_int(a, SO_OPT_BATCH, out->n_batch);
     if (strcasecmp(so_args_str(a, SO_OPT_KV_TYPE, "f16"), "f32") == 0)
         out->kv_dtype = SO_DTYPE_F32;
+    if (strcasecmp(so_args_str(a, SO_OPT_KV_LAYOUT, "paged"), "slotted") == 0)
+        out->kv_layout = SO_KV_SLOTTED;
+    out->n_pages = (int)so_args_int(a, SO_OPT_KV_PAGES, 0);
+    /* what measures must not find what it measures done already */
+    out->prefix_cache = !so_args_has(a, SO_OPT_NO_PREFIX_CACHE) &&
+                        !(a->cmd->bit & (SO_CMD_BENCH | SO_CMD_PROVE | SO_CMD_THEORY));
     return 0;
 }
 

@@ -8,7 +8,7 @@
 
 /* Opens the model of -m with a progress bar. 0, or the exit status with the message printed. */
 int so_cli_open(const so_args *a, so_bundle *out);
-/* Engine options: context, cache type, batch size, parallel. */
+/* Engine options: context, cache, batch size, parallel. */
 int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out);
 /* The tokens of one prompt as `run` would feed it: in the model's chat format, where it has one and
  * `raw` does not forbid it. */

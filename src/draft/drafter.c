@@ -13,6 +13,15 @@ double so_drafter_cost_ms(const so_drafter *d) { return d->vt->cost_ms ? d->vt->
 
 int so_drafter_n_ctx(const so_drafter *d) { return d->vt->n_ctx ? d->vt->n_ctx(d) : 0; }
 
+double so_drafter_share(const so_drafter *d, int n_tokens) {
+    return d->vt->share ? d->vt->share(d, n_tokens) : 0;
+}
+
+void so_drafter_park(so_drafter *d, void *state) {
+    if (d->vt->park)
+        d->vt->park(d, state);
+}
+
 void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n) {
     if (d->vt->observe && n > 0)
         d->vt->observe(d, state, tokens, n);

@@ -66,6 +66,11 @@ typedef struct so_drafter_vt {
     double (*cost_ms)(const so_drafter *d);
     /* The longest text it can follow, 0 for any. Behind it the drafter is silent. Optional. */
     int (*n_ctx)(const so_drafter *d);
+    /* What part of a KV cache of its own, shared by all requests, a text of n tokens takes; 0 for
+     * no cache. Where it is full, the drafter is silent for whom there is no room. Optional. */
+    double (*share)(const so_drafter *d, int n_tokens);
+    /* Optional. The request pauses: what can be rebuilt from its text is given back. */
+    void (*park)(so_drafter *d, void *state);
 } so_drafter_vt;
 
 struct so_drafter {
@@ -77,6 +82,8 @@ struct so_drafter {
 void so_drafter_free(so_drafter *d); /* NULL is fine */
 double so_drafter_cost_ms(const so_drafter *d);
 int so_drafter_n_ctx(const so_drafter *d);
+double so_drafter_share(const so_drafter *d, int n_tokens);
+void so_drafter_park(so_drafter *d, void *state);
 void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n);
 
 /* so_tree_add within the job's budget of nodes and depth and within the vocabulary. The child, or

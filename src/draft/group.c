@@ -163,11 +163,26 @@ static int group_n_ctx(const so_drafter *d) {
     return most;
 }
 
+/* Of the member that has least room. */
+static double group_share(const so_drafter *d, int n_tokens) {
+    const group *g = (const group *)d;
+    double most = 0;
+    for (int i = 0; i < g->n; i++)
+        most = SO_MAX(most, so_drafter_share(g->members[i], n_tokens));
+    return most;
+}
+
+static void group_park(so_drafter *d, void *state) {
+    group *g = (group *)d;
+    for (int i = 0; i < g->n; i++)
+        so_drafter_park(g->members[i], ((group_state *)state)->states[i]);
+}
+
 #define GROUP_VT(NAME)                                                                \
     {                                                                                 \
         .name = NAME, .free = group_free, .open = group_open, .close = group_close,   \
         .propose = group_propose, .observe = group_observe, .cost_ms = group_cost_ms, \
-        .n_ctx = group_n_ctx                                                          \
+        .n_ctx = group_n_ctx, .share = group_share, .park = group_park                \
     }
 static const so_drafter_vt FIRST_VT = GROUP_VT("first");
 static const so_drafter_vt MERGED_VT = GROUP_VT("merged");

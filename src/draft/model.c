@@ -4,6 +4,9 @@
  * written beside it (`text`), so nothing has to be told: before drafting, the cache is cut back to
  * where it agrees with the request's text, and everything that is missing, be it the whole prompt,
  * the last drafted token (drawn, never fed) or a round that another drafter drafted, is fed first.
+ * So a prompt is read when its first draft is wanted and not before, from the pages of texts that
+ * began alike where there are any (kv/prefix.h), and a request that was preempted reads its text
+ * again. Where pages are short, a request goes without a draft; nobody else notices.
  *
  *   cache: t0 … t4 │ missing: t5 t6 (root) │ drafted: d1 d2 …     every pass feeds what is missing
  *                                                                 and, once nothing is, draws one
@@ -27,6 +30,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "kv/prefix.h"
 
 typedef struct request_state {
     so_seq *seq; /* made at the first draft */
@@ -73,11 +77,33 @@ typedef struct model_drafter {
 
 /* --- requests --- */
 
+/* What is known to be text stays for others; guesses do not. */
+static void keep_pages(request_state *s) {
+    if (s->seq)
+        so_prefix_offer(s->seq, s->text, SO_MIN(s->n_agreed, so_seq_len(s->seq)));
+}
+
+static void model_park(so_drafter *d, void *state) {
+    model_drafter *md = (model_drafter *)d;
+    request_state *s = state;
+    if (md->inner)
+        so_drafter_park(md->inner, s->inner);
+    if (!s->seq)
+        return;
+    keep_pages(s);
+    so_seq_truncate_to(s->seq, 0);
+    if (so_kv_get_layout(md->kv) == SO_KV_SLOTTED) { /* or it would keep its slot */
+        so_seq_free(s->seq);
+        s->seq = NULL;
+    }
+}
+
 static void model_close(so_drafter *d, void *state) {
     model_drafter *md = (model_drafter *)d;
     request_state *s = state;
     if (md->inner && s->inner)
         md->inner->vt->close(md->inner, s->inner);
+    keep_pages(s);
     so_seq_free(s->seq);
     free(s->text);
     free(s);
@@ -122,6 +148,8 @@ static void sync_text(request_state *s, const so_draft_job *job) {
     so_seq_truncate_to(s->seq, SO_MIN(same, job->n_tokens - 1));
     memcpy(s->text + same, job->tokens + same, (size_t)(job->n_tokens - same) * sizeof *s->text);
     s->n_agreed = job->n_tokens;
+    so_prefix_offer(s->seq, s->text, so_seq_len(s->seq));
+    so_prefix_take(s->seq, s->text, job->n_tokens - 1);
 }
 
 /* Fills *c; false where the draft has nothing to say. */
@@ -305,7 +333,15 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
         chain *c = &md->chains[i];
         if (c->done)
             continue;
-        n_rows += add_rows(md, c, n_seqs, n_rows, &n_logits, &budget);
+        int logits_before = n_logits, budget_before = budget;
+        add_rows(md, c, n_seqs, n_rows, &n_logits, &budget);
+        if (so_seq_need(c->s->seq, c->n_rows) > so_kv_available_pages(md->kv)) {
+            c->done = true; /* with what it has drafted so far */
+            n_logits = logits_before;
+            budget = budget_before;
+            continue;
+        }
+        n_rows += c->n_rows;
         rc = so_seq_begin(c->s->seq, c->n_rows, err);
         md->seqs[n_seqs++] = c->s->seq;
     }
@@ -357,6 +393,14 @@ static double model_cost_ms(const so_drafter *d) {
 
 static int model_n_ctx(const so_drafter *d) { return ((const model_drafter *)d)->n_ctx; }
 
+static double model_share(const so_drafter *d, int n_tokens) {
+    const model_drafter *md = (const model_drafter *)d;
+    double own = so_kv_pages_for(SO_MIN(n_tokens, md->n_ctx)), inner = 0;
+    if (md->inner)
+        inner = so_drafter_share(md->inner, n_tokens);
+    return SO_MAX(inner, own / so_kv_get_shape(md->kv)->n_pages);
+}
+
 static void model_free(so_drafter *d) {
     model_drafter *md = (model_drafter *)d;
     so_drafter_free(md->inner);
@@ -384,11 +428,23 @@ static const so_drafter_vt MODEL_VT = {
     .observe = model_observe,
     .cost_ms = model_cost_ms,
     .n_ctx = model_n_ctx,
+    .share = model_share,
+    .park = model_park,
 };
+
+static int create_kv(model_drafter *md, const so_kv_shape *shape, so_err *err) {
+    so_backend *b = so_model_backend(md->m);
+    if (md->o.kv_layout == SO_KV_SLOTTED)
+        return so_kv_create_slotted(b, shape, md->n_ctx, &md->kv, err);
+    int rc = so_kv_create(b, shape, &md->kv, err);
+    return rc == SO_OK && md->o.prefix_cache ? so_prefix_enable(md->kv, err) : rc;
+}
 
 static int create_cache(model_drafter *md, int n_logits, so_err *err) {
     const so_hparams *hp = so_model_hparams(md->m);
-    int64_t pages = (int64_t)md->o.n_parallel * so_kv_pages_for(md->n_ctx);
+    int64_t pages = md->o.n_pages;
+    if (pages == 0)
+        pages = (int64_t)md->o.n_parallel * so_kv_pages_for(md->n_ctx);
     if (pages > INT32_MAX / SO_KV_PAGE)
         return so_err_set(err, SO_ELIMIT,
                           "the draft's cache would take %lld pages: lower "
@@ -399,7 +455,7 @@ static int create_cache(model_drafter *md, int n_logits, so_err *err) {
                          .head_dim = hp->head_dim,
                          .n_pages = (int)pages,
                          .dtype = md->o.kv_dtype};
-    int rc = so_kv_create(so_model_backend(md->m), &shape, &md->kv, err);
+    int rc = create_kv(md, &shape, err);
     if (rc == SO_OK)
         rc = so_pass_create(md->m, md->kv, md->max_rows, n_logits, &md->pass, err);
     return rc == SO_OK ? rc : so_err_prefix(err, "draft model");

@@ -3,6 +3,7 @@
 #define SO_DRAFT_MODEL_H
 
 #include "draft/drafter.h"
+#include "kv/kv.h"
 #include "model/model.h"
 #include "token/tokenizer.h"
 
@@ -13,8 +14,11 @@ typedef struct so_model_drafter_opts {
     int n_batch;    /* most tokens in one catch-up pass */
     int max_draft;  /* deepest draft */
     so_dtype kv_dtype;
-    float temp;  /* negative: the request's */
-    float p_min; /* a draft ends where its likeliest token has less than this; 0: never */
+    so_kv_layout kv_layout;
+    int n_pages;       /* of its cache; 0: enough for n_parallel texts of n_ctx */
+    bool prefix_cache; /* pages of finished texts are kept for others; not with slots */
+    float temp;        /* negative: the request's */
+    float p_min;       /* a draft ends where its likeliest token has less than this; 0: never */
 } so_model_drafter_opts;
 
 /* The model must outlive the drafter. `inner`, or NULL, drafts for the draft; it belongs to the

@@ -1,17 +1,18 @@
-/* Requests, admission and the step. See engine.h for the shape of a step.
+/* The engine and its step. See engine.h for the shape of a step.
  *
- * Invariants: a running request holds a sequence whose committed length is below its token count
- * (the root is never in the cache), and a promise of pages for its whole life, so that a pass never
- * runs out of cache half way: admission is the only place that can say "not now". Requests are
- * admitted in the order of submission. After creation, submission and admission a step
- * allocates nothing.
+ * Invariants: a running request has a sequence whose committed length is below its token count (the
+ * root is never in the cache), and the pages of all rows of a pass were counted before it
+ * (schedule.c), so that none runs out of cache half way. Sequences and trees belong to slots and
+ * are made once: after creation, submission and a first round of each drafter a step allocates
+ * nothing, whoever comes, goes or is preempted.
  *
- * Refuses: to preempt, to reorder, to look at randomness other than through keys. */
+ * Refuses: to decide who runs, to look at randomness other than through keys. Engine thread. */
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/impl.h"
+#include "kv/prefix.h"
 
 /* --- creation --- */
 
@@ -20,6 +21,7 @@ void so_engine_defaults(const so_model *m, so_engine_opts *o) {
                           .n_parallel = 1,
                           .n_batch = 256,
                           .kv_dtype = SO_DTYPE_F16,
+                          .prefix_cache = true,
                           .draft_temp = -1};
 }
 
@@ -34,11 +36,28 @@ static int check_opts(const so_model *m, const so_engine_opts *o, so_err *err) {
     if (o->n_batch < 1 || o->n_batch > 4096)
         return so_err_set(err, SO_ERANGE, "--batch-size %d: must be from 1 to 4096", o->n_batch);
     if (o->n_pages < 0)
-        return so_err_set(err, SO_ERANGE, "KV pages %d: must not be negative", o->n_pages);
+        return so_err_set(err, SO_ERANGE, "--kv-pages %d: must not be negative", o->n_pages);
     if (o->max_draft < 0 || o->max_draft > SO_MAX_DRAFT)
         return so_err_set(err, SO_ERANGE, "--draft-max %d: must be from 1 to %d", o->max_draft,
                           SO_MAX_DRAFT);
     return SO_OK;
+}
+
+/* Slots: as many requests at once as there are whole ones. */
+static int create_slots(so_engine *e, const so_kv_shape *shape, so_err *err) {
+    int rc = so_kv_create_slotted(so_model_backend(e->m), shape, e->o.n_ctx, &e->kv, err);
+    if (rc != SO_OK)
+        return rc;
+    e->n_pages = so_kv_free_pages(e->kv);
+    e->o.n_parallel = SO_MIN(e->o.n_parallel, e->n_pages / so_kv_pages_for(e->o.n_ctx));
+    return SO_OK;
+}
+
+static int create_pages(so_engine *e, const so_kv_shape *shape, so_err *err) {
+    int rc = so_kv_create(so_model_backend(e->m), shape, &e->kv, err);
+    if (rc == SO_OK && e->o.prefix_cache)
+        rc = so_prefix_enable(e->kv, err);
+    return rc;
 }
 
 static int create_cache(so_engine *e, so_err *err) {
@@ -56,12 +75,31 @@ static int create_cache(so_engine *e, so_err *err) {
                          .n_pages = (int)pages,
                          .dtype = e->o.kv_dtype};
     e->n_pages = (int)pages;
-    int rc = so_kv_create(so_model_backend(e->m), &shape, &e->kv, err);
+    int rc = e->o.kv_layout == SO_KV_SLOTTED ? create_slots(e, &shape, err)
+                                             : create_pages(e, &shape, err);
     if (rc != SO_OK)
         return so_err_prefix(
             err, "KV cache for --ctx-size %d, --parallel %d (%.1f MB)", e->o.n_ctx, e->o.n_parallel,
             (double)so_kv_bytes_per_token(&shape) * shape.n_pages * SO_KV_PAGE / 1e6);
     return SO_OK;
+}
+
+/* What a request has while it runs, and what a step needs. */
+static void create_slot_parts(so_engine *e) {
+    int n = e->o.n_parallel, n_vocab = so_model_hparams(e->m)->n_vocab;
+    e->sampler = so_sampler_create(n_vocab);
+    e->trees = SO_NEW_N(so_tree, n);
+    e->slot_seqs = SO_NEW_N(so_seq *, n);
+    for (int i = 0; i < n; i++) {
+        so_tree_init(&e->trees[i], n_vocab, 0);
+        e->slot_seqs[i] = so_seq_create(e->kv);
+        so_seq_reserve(e->slot_seqs[i], e->o.n_ctx + SO_TREE_MAX);
+    }
+    e->slot_used = SO_NEW_N(bool, n);
+    e->order = SO_NEW_N(so_request *, n);
+    e->rows = SO_NEW_N(so_row, e->max_rows);
+    e->seqs = SO_NEW_N(so_seq *, n);
+    e->path = SO_NEW_N(int32_t, e->max_rows);
 }
 
 int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_opts *opts,
@@ -70,29 +108,21 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     if (rc != SO_OK)
         return rc;
     so_engine *e = SO_NEW(so_engine);
-    int n_vocab = so_model_hparams(m)->n_vocab;
     e->m = m;
     e->tok = t;
     e->o = *opts;
     e->t_created_ns = so_clock_ns();
-    e->max_guesses = opts->max_draft ? so_speculate_max_guesses(e) : 0;
-    int max_logits = opts->n_parallel + e->max_guesses; /* a root for everyone, and guesses */
-    e->max_rows = opts->n_batch + max_logits;
     rc = create_cache(e, err);
+    e->max_guesses = opts->max_draft ? so_speculate_max_guesses(e) : 0;
+    int max_logits = e->o.n_parallel + e->max_guesses; /* a root for everyone, and guesses */
+    e->max_rows = opts->n_batch + max_logits;
     if (rc == SO_OK)
         rc = so_pass_create(m, e->kv, e->max_rows, max_logits, &e->pass, err);
     if (rc != SO_OK) {
         so_engine_free(e);
         return rc;
     }
-    e->sampler = so_sampler_create(n_vocab);
-    e->trees = SO_NEW_N(so_tree, opts->n_parallel);
-    for (int i = 0; i < opts->n_parallel; i++)
-        so_tree_init(&e->trees[i], n_vocab, 0);
-    e->tree_used = SO_NEW_N(bool, opts->n_parallel);
-    e->rows = SO_NEW_N(so_row, e->max_rows);
-    e->seqs = SO_NEW_N(so_seq *, opts->n_parallel);
-    e->path = SO_NEW_N(int32_t, e->max_rows);
+    create_slot_parts(e);
     if (opts->max_draft > 0)
         so_speculate_init(e);
     so_memory_warn(e, opts->draft);
@@ -107,11 +137,15 @@ void so_engine_free(so_engine *e) {
     so_speculate_deinit(e);
     so_sampler_free(e->sampler);
     so_pass_free(e->pass);
-    so_kv_free(e->kv);
-    for (int i = 0; e->trees && i < e->o.n_parallel; i++)
+    for (int i = 0; e->trees && i < e->o.n_parallel; i++) {
         so_tree_deinit(&e->trees[i]);
+        so_seq_free(e->slot_seqs[i]);
+    }
+    so_kv_free(e->kv);
     free(e->trees);
-    free(e->tree_used);
+    free(e->slot_seqs);
+    free(e->slot_used);
+    free(e->order);
     free(e->rows);
     free(e->seqs);
     free(e->path);
@@ -121,156 +155,6 @@ void so_engine_free(so_engine *e) {
 }
 
 int so_engine_n_ctx(const so_engine *e) { return e->o.n_ctx; }
-
-/* --- submission --- */
-
-static int check_prompt(const so_engine *e, const so_request_opts *o, so_err *err) {
-    int n_vocab = so_model_hparams(e->m)->n_vocab, most = so_model_hparams(e->m)->n_ctx_train;
-    if (o->n_prompt < 1)
-        return so_err_set(err, SO_EINVAL,
-                          "the prompt is empty: the model needs at least one token");
-    if (o->n_prompt >= e->o.n_ctx)
-        return so_err_set(err, SO_ELIMIT,
-                          "the prompt has %d tokens, the context %d with room for an answer: "
-                          "shorten the prompt or raise --ctx-size (this model allows %d)",
-                          o->n_prompt, e->o.n_ctx, most);
-    for (int i = 0; i < o->n_prompt; i++)
-        if (o->prompt[i] < 0 || o->prompt[i] >= n_vocab)
-            return so_err_set(err, SO_ERANGE,
-                              "token %d of the prompt is %d: the vocabulary has ids 0 to %d", i,
-                              o->prompt[i], n_vocab - 1);
-    return SO_OK;
-}
-
-static int check_length(const so_engine *e, const so_request_opts *o, so_err *err) {
-    if (o->max_tokens < -1)
-        return so_err_set(err, SO_ERANGE, "--predict %d: must be -1 (no limit) or more",
-                          o->max_tokens);
-    if (o->max_tokens > e->o.n_ctx - o->n_prompt)
-        return so_err_set(err, SO_ELIMIT,
-                          "--predict %d after a prompt of %d tokens does not fit the context of "
-                          "%d: lower it (-1: as many as fit) or raise --ctx-size (this model "
-                          "allows %d)",
-                          o->max_tokens, o->n_prompt, e->o.n_ctx,
-                          so_model_hparams(e->m)->n_ctx_train);
-    return SO_OK;
-}
-
-/* A draft that cannot follow the text to its end is refused where nobody would take over; with no
- * limit on the answer it drafts as far as it can, and the rest is decoded plainly. */
-static int check_draft_length(const so_request *r, so_err *err) {
-    int most = r->spec.set ? so_drafter_n_ctx(r->spec.set->drafters.root) : 0;
-    int n = r->n_prompt + SO_MAX(r->max_tokens, 0);
-    if (most == 0 || n <= most)
-        return SO_OK;
-    if (r->n_prompt > most)
-        return so_err_set(err, SO_ELIMIT,
-                          "the prompt has %d tokens, the draft model's context %d: shorten it, or "
-                          "speculate without the model (--spec lookup)",
-                          r->n_prompt, most);
-    return so_err_set(err, SO_ELIMIT,
-                      "--predict %d after a prompt of %d tokens does not fit the draft model's "
-                      "context of %d: lower it, or name a drafter for the rest (--spec %s,lookup)",
-                      r->max_tokens, r->n_prompt, most, so_request_drafter(r));
-}
-
-static int check_request(const so_engine *e, const so_request_opts *o, so_err *err) {
-    int rc = check_prompt(e, o, err);
-    if (rc == SO_OK)
-        rc = so_sample_check(&o->sample, so_model_hparams(e->m)->n_vocab, err);
-    if (rc == SO_OK)
-        rc = check_length(e, o, err);
-    if (rc != SO_OK)
-        return rc;
-    if (o->n_stops < 0 || o->n_stops > SO_REQUEST_MAX_STOPS)
-        return so_err_set(err, SO_ELIMIT, "%d stop strings: at most %d", o->n_stops,
-                          SO_REQUEST_MAX_STOPS);
-    for (int i = 0; i < o->n_stops; i++)
-        if (o->stops[i].len == 0)
-            return so_err_set(err, SO_EINVAL, "stop string %d is empty", i + 1);
-    if (o->n_logprobs < 0 || o->n_logprobs > SO_LOGPROBS_MAX)
-        return so_err_set(err, SO_ERANGE, "--logprobs %d: must be from 0 to %d", o->n_logprobs,
-                          SO_LOGPROBS_MAX);
-    return SO_OK;
-}
-
-static void copy_lists(so_request *r, const so_request_opts *o) {
-    so_bias *bias = so_arena_alloc(&r->arena, (size_t)o->sample.n_bias, sizeof *bias);
-    so_str *stops = so_arena_alloc(&r->arena, (size_t)o->n_stops, sizeof *stops);
-    for (int i = 0; i < o->sample.n_bias; i++)
-        bias[i] = o->sample.bias[i];
-    for (int i = 0; i < o->n_stops; i++) {
-        size_t len = o->stops[i].len;
-        stops[i] = (so_str){so_arena_strndup(&r->arena, o->stops[i].ptr, len), len};
-    }
-    r->sample.bias = bias;
-    r->stops = (so_stops){.strings = stops, .n_strings = o->n_stops};
-}
-
-static void make_texts(so_request *r, const so_request_opts *o, int max_len) {
-    int n_vocab = so_model_hparams(r->e->m)->n_vocab;
-    r->tokens = SO_NEW_N(int32_t, max_len + SO_TREE_MAX);
-    memcpy(r->tokens, o->prompt, (size_t)o->n_prompt * sizeof *o->prompt);
-    r->n_tokens = r->n_prompt = o->n_prompt;
-    r->max_len = max_len;
-    if (o->n_logprobs == 0)
-        return;
-    r->n_logprobs = 1 + SO_MIN(o->n_logprobs, n_vocab);
-    r->logprobs = SO_NEW_N(so_logprob, (size_t)(max_len - o->n_prompt) * r->n_logprobs);
-}
-
-static void enqueue(so_request **list, so_request *r) {
-    while (*list)
-        list = &(*list)->next;
-    r->next = NULL;
-    *list = r;
-}
-
-static void unlink_from(so_request **list, so_request *r) {
-    while (*list && *list != r)
-        list = &(*list)->next;
-    if (*list)
-        *list = r->next;
-}
-
-int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, so_err *err) {
-    int rc = check_request(e, o, err);
-    if (rc != SO_OK)
-        return rc;
-    int max_len = o->max_tokens < 0 ? e->o.n_ctx : o->n_prompt + o->max_tokens;
-    int n_pages = so_kv_pages_for(max_len);
-    if (n_pages > e->n_pages)
-        return so_err_set(err, SO_ELIMIT,
-                          "prompt and answer of up to %d tokens need %d cache pages, there are %d: "
-                          "lower --predict",
-                          max_len, n_pages, e->n_pages);
-    so_request *r = SO_NEW(so_request);
-    r->e = e;
-    r->sample = o->sample;
-    r->greedy = so_sample_is_argmax(&o->sample);
-    r->max_tokens = o->max_tokens;
-    r->ignore_end = o->ignore_end;
-    r->on_event = o->on_event;
-    r->on_round = o->on_round;
-    r->user = o->user;
-    copy_lists(r, o);
-    make_texts(r, o, max_len);
-    r->n_promised = n_pages;
-    r->detok = (so_detok){.t = e->tok, .started = o->continues};
-    r->stats.prompt_n = o->n_prompt;
-    e->n_requests++;
-    rc = so_speculate_open(r, &o->spec, err);
-    if (rc == SO_OK)
-        rc = check_draft_length(r, err);
-    if (rc != SO_OK) {
-        r->phase = SO_PHASE_DONE;
-        so_request_free(r);
-        return rc;
-    }
-    enqueue(&e->waiting, r);
-    *out = r;
-    return SO_OK;
-}
 
 /* --- the end of a request --- */
 
@@ -285,22 +169,6 @@ static bool emit(so_request *r, int32_t token, so_origin origin) {
     return !r->on_event || r->on_event(r->user, &ev);
 }
 
-/* Gives back what a running request holds. */
-static void retire(so_request *r) {
-    so_engine *e = r->e;
-    if (r->phase == SO_PHASE_RUNNING) {
-        so_seq_free(r->seq);
-        r->seq = NULL;
-        e->n_promised -= r->n_promised;
-        e->tree_used[r->tree - e->trees] = false;
-        e->n_running--;
-        unlink_from(&e->running, r);
-    } else if (r->phase == SO_PHASE_WAITING) {
-        unlink_from(&e->waiting, r);
-    }
-    r->phase = SO_PHASE_DONE;
-}
-
 static void log_end(const so_request *r) {
     const so_request_stats *s = &r->stats;
     so_log(SO_LOG_INFO,
@@ -311,8 +179,7 @@ static void log_end(const so_request *r) {
            s->draft_n ? 100.0 * s->draft_n_accepted / s->draft_n : 0);
 }
 
-/* The last event carries what was held back, unless a stop string swallowed it. */
-static void finish(so_request *r, so_finish why, bool stop_string) {
+void so_engine_finish(so_request *r, so_finish why, bool stop_string) {
     so_engine *e = r->e;
     r->finish = why;
     if (r->t_first_ns)
@@ -326,70 +193,20 @@ static void finish(so_request *r, so_finish why, bool stop_string) {
     }
     so_speculate_tell(r);
     so_speculate_close(r);
-    retire(r);
+    so_schedule_retire(r);
     emit(r, SO_TOKEN_NONE, SO_ORIGIN_PLAIN);
     log_end(r); /* after what the caller prints */
-}
-
-void so_request_cancel(so_request *r) { r->cancelled = true; }
-
-void so_request_free(so_request *r) {
-    if (!r)
-        return;
-    retire(r);
-    so_speculate_release(r);
-    r->e->n_requests--;
-    so_stops_free(&r->stops);
-    so_arena_free(&r->arena);
-    free(r->tokens);
-    free(r->logprobs);
-    free(r);
 }
 
 static void drop_cancelled(so_request *list) {
     for (so_request *r = list, *next; r; r = next) {
         next = r->next;
         if (r->cancelled)
-            finish(r, SO_FINISH_CANCELLED, false);
+            so_engine_finish(r, SO_FINISH_CANCELLED, false);
     }
 }
 
 /* --- the step --- */
-
-static void admit(so_engine *e) {
-    while (e->waiting && e->n_running < e->o.n_parallel &&
-           e->n_promised + e->waiting->n_promised <= e->n_pages) {
-        so_request *r = e->waiting;
-        e->waiting = r->next;
-        int slot = 0;
-        while (e->tree_used[slot])
-            slot++;
-        e->tree_used[slot] = true;
-        r->tree = &e->trees[slot];
-        so_speculate_admit(r);
-        r->seq = so_seq_create(e->kv);
-        so_seq_reserve(r->seq, r->n_promised * SO_KV_PAGE);
-        r->phase = SO_PHASE_RUNNING;
-        r->t_admitted_ns = so_clock_ns();
-        e->n_promised += r->n_promised;
-        e->n_running++;
-        enqueue(&e->running, r);
-    }
-}
-
-/* How many rows each request gets: everyone whose text is in the cache a tree, then prompts in
- * order of admission until the chunk budget is spent. */
-static void gather(so_engine *e) {
-    int budget = e->o.n_batch;
-    for (so_request *r = e->running; r; r = r->next) {
-        int missing = r->n_tokens - 1 - so_seq_len(r->seq);
-        r->n_chunk = SO_MIN(missing, budget);
-        budget -= r->n_chunk;
-        r->has_tree = r->n_chunk == missing;
-        if (r->has_tree)
-            so_tree_reset(r->tree, r->tokens[r->n_tokens - 1], r->n_tokens - 1);
-    }
-}
 
 /* Rows of one request: the chunk as a chain, then the tree, whose nodes keep their order. */
 static int add_rows(so_engine *e, so_request *r, int seq, int at) {
@@ -451,11 +268,11 @@ static bool take(so_request *r, int node, int32_t token, so_origin origin) {
     so_engine *e = r->e;
     bool stop = false;
     if (r->stats.predicted_n == r->max_tokens) { /* max_tokens 0: only the prompt was wanted */
-        finish(r, SO_FINISH_LENGTH, false);
+        so_engine_finish(r, SO_FINISH_LENGTH, false);
         return false;
     }
     if (e->tok && !r->ignore_end && so_tokenizer_is_end(e->tok, token)) {
-        finish(r, SO_FINISH_STOP, false);
+        so_engine_finish(r, SO_FINISH_STOP, false);
         return false;
     }
     so_verdict_logprobs(r, node, token);
@@ -470,7 +287,11 @@ static bool take(so_request *r, int node, int32_t token, so_origin origin) {
     }
     bool go_on = emit(r, token, origin);
     if (stop || !go_on || r->n_tokens == r->max_len) {
-        finish(r, stop ? SO_FINISH_STOP : !go_on ? SO_FINISH_CANCELLED : SO_FINISH_LENGTH, stop);
+        so_engine_finish(r,
+                         stop     ? SO_FINISH_STOP
+                         : !go_on ? SO_FINISH_CANCELLED
+                                  : SO_FINISH_LENGTH,
+                         stop);
         return false;
     }
     return true;
@@ -494,7 +315,7 @@ static void emit_round(so_request *r) {
                      : v->bonus            ? SO_ORIGIN_BONUS
                                            : SO_ORIGIN_CORRECTION;
     if (r->err.code != SO_OK)
-        finish(r, SO_FINISH_ERROR, false);
+        so_engine_finish(r, SO_FINISH_ERROR, false);
     else if (take(r, node, v->token, last))
         so_speculate_tell(r);
 }
@@ -503,7 +324,8 @@ static void fail_all(so_engine *e, const so_err *err) {
     for (so_request *r = e->running, *next; r; r = next) {
         next = r->next;
         r->err = *err;
-        finish(r, SO_FINISH_ERROR, false); /* an open speculation is aborted with its sequence */
+        so_engine_finish(r, SO_FINISH_ERROR,
+                         false); /* an open speculation is aborted with its sequence */
     }
 }
 
@@ -530,15 +352,30 @@ static void count_step(so_engine *e, double pass_ms, double verify_ms) {
     }
 }
 
+static void sum_step(so_engine *e) {
+    so_engine_stats *sum = &e->stats;
+    const so_step_info *s = &e->info;
+    sum->steps++;
+    sum->rows = s->n_rows;
+    sum->rows_sum += s->n_rows;
+    sum->drafted += s->drafted;
+    sum->tested += s->tested;
+    sum->accepted += s->accepted;
+    sum->emitted += s->emitted;
+    if (e->o.on_step)
+        e->o.on_step(e->o.step_user, s);
+    e->info.step++;
+}
+
 int so_engine_step(so_engine *e, so_err *err) {
     so_err local = {0};
     drop_cancelled(e->waiting);
     drop_cancelled(e->running);
-    admit(e);
+    so_schedule_admit(e);
     if (!e->running)
-        return e->waiting != NULL;
+        return 0;
     begin_info(e);
-    gather(e);
+    so_schedule_gather(e);
     if (e->planner)
         so_speculate_step(e);
     int64_t t_start = so_clock_ns();
@@ -564,9 +401,9 @@ int so_engine_step(so_engine *e, so_err *err) {
         if (r->has_tree)
             emit_round(r);
     }
-    if (e->o.on_step)
-        e->o.on_step(e->o.step_user, &e->info);
-    e->info.step++;
+    for (so_request *r = e->running; r; r = r->next)
+        so_prefix_offer(r->seq, r->tokens, so_seq_len(r->seq));
+    sum_step(e);
     return e->running || e->waiting;
 }
 
@@ -577,75 +414,4 @@ int so_engine_run(so_engine *e, so_request *r, so_err *err) {
             return rc;
     }
     return so_request_check(r, err);
-}
-
-/* --- looking at a request --- */
-
-static double rate(double a, double b) { return b > 0 ? a / b : -1; }
-
-so_rates so_stats_rates(const so_request_stats *s) {
-    return (so_rates){.tokens_per_pass = rate(s->rounds + s->draft_n_accepted, s->rounds),
-                      .mean_accepted = rate(s->draft_n_accepted, s->rounds),
-                      .alpha = rate(s->draft_n_accepted, s->tested_n),
-                      .acceptance_rate = rate(s->draft_n_accepted, s->draft_n),
-                      .round_rate = rate(s->round_rate_sum, s->drafted_rounds)};
-}
-
-void so_stats_add(so_request_stats *to, const so_request_stats *s) {
-    to->prompt_n += s->prompt_n;
-    to->predicted_n += s->predicted_n;
-    to->prompt_ms += s->prompt_ms;
-    to->predicted_ms += s->predicted_ms;
-    to->rounds += s->rounds;
-    to->draft_n += s->draft_n;
-    to->draft_n_accepted += s->draft_n_accepted;
-    to->draft_ms += s->draft_ms;
-    to->verify_ms += s->verify_ms;
-    to->tested_n += s->tested_n;
-    to->drafted_rounds += s->drafted_rounds;
-    to->round_rate_sum += s->round_rate_sum;
-    for (int i = 0; i < SO_STATS_DEPTHS; i++) {
-        to->per_depth[i].tested += s->per_depth[i].tested;
-        to->per_depth[i].accepted += s->per_depth[i].accepted;
-    }
-}
-
-const char *so_finish_name(so_finish f) {
-    static const char *const names[] = {"", "stop", "length", "cancelled", "error"};
-    return names[f];
-}
-
-so_finish so_request_finish(const so_request *r) { return r->finish; }
-const so_err *so_request_error(const so_request *r) { return &r->err; }
-
-int so_request_check(const so_request *r, so_err *err) {
-    return r->finish == SO_FINISH_ERROR ? so_err_set(err, r->err.code, "%s", r->err.msg) : SO_OK;
-}
-
-const so_request_stats *so_request_get_stats(const so_request *r) { return &r->stats; }
-uint64_t so_request_seed(const so_request *r) { return r->sample.seed; }
-void *so_request_user(const so_request *r) { return r->user; }
-
-const char *so_verify_mode_name(so_verify_mode m) {
-    static const char *const names[] = {"match", "reject", "lenient"};
-    return names[m];
-}
-
-const char *so_request_drafter(const so_request *r) {
-    return r->spec.set ? r->spec.set->text : "none";
-}
-
-so_verify_mode so_request_verify(const so_request *r, double *lenience) {
-    *lenience = r->spec.lenience;
-    return r->spec.verify;
-}
-
-const int32_t *so_request_output(const so_request *r, int *n) {
-    *n = r->n_tokens - r->n_prompt;
-    return r->tokens + r->n_prompt;
-}
-
-const so_logprob *so_request_logprobs(const so_request *r, int *n_each) {
-    *n_each = r->n_logprobs;
-    return r->logprobs;
 }

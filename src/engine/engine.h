@@ -1,6 +1,6 @@
 /* The engine: a set of requests that run together, one forward pass of the target per step.
  *
- *   step:  admit → gather → propose → forward → verify → commit → emit
+ *   step:  retire → admit → gather → propose → forward → verify → commit → emit
  *
  * A request's text is its prompt and what was accepted so far. All of it but the last token, the
  * root, must lie in the KV cache before the next token can be told; a step feeds, for each running
@@ -11,13 +11,24 @@
  * Plain decoding is the tree that is a root alone. The target's token after each node decides which
  * guesses stand (verify.h); the accepted path is committed, the rest forgotten.
  *
+ * Who runs is decided anew in every step (schedule.c): by priority, then in order of submission.
+ * Where cache pages run out, guesses are shed first; then the last in rank is preempted, waits, and
+ * is resumed by computing its text again. Pages of texts that stand are kept while nobody needs
+ * them, for requests that begin alike (kv/prefix.h); hits change how long the first token takes,
+ * and nothing else. So a user can learn from that time that somebody else's prompt began like his:
+ * users who must not learn of each other need engines of their own, or no prefix cache.
+ *
  * The tokens of a request depend on its prompt, parameters and seed alone: not on neighbours, not
- * on chunk sizes, not on the order of submission. One thread owns an engine. */
+ * on chunk sizes, not on the order of submission, not on being preempted or on what the cache had.
+ * With `reject` and `lenient` above temperature 0 that is true of their distribution only: which
+ * numbers are drawn depends on how many tokens were guessed, also with a fixed length where pages
+ * are short. One thread owns an engine. */
 #ifndef SO_ENGINE_ENGINE_H
 #define SO_ENGINE_ENGINE_H
 
 #include "draft/drafters.h"
 #include "draft/planner.h"
+#include "kv/kv.h"
 #include "model/model.h"
 #include "sample/sample.h"
 #include "token/tokenizer.h"
@@ -44,8 +55,10 @@ typedef struct so_engine_opts {
     int n_batch;    /* most prompt tokens in one pass */
     int n_pages;    /* of the KV cache; 0: enough for n_parallel requests of n_ctx tokens */
     so_dtype kv_dtype;
-    int max_draft;         /* most guesses of one request and step; 0: no request may speculate */
-    const so_model *draft; /* for the drafter `model`; NULL: only model(FILE) is known */
+    so_kv_layout kv_layout; /* slotted: fewer pages mean fewer requests at once */
+    bool prefix_cache;      /* paged only; ignored for slots */
+    int max_draft;          /* most guesses of one request and step; 0: no request may speculate */
+    const so_model *draft;  /* for the drafter `model`; NULL: only model(FILE) is known */
     const so_tokenizer *draft_tok; /* of the draft; NULL where tok is */
     float draft_temp;              /* of draft models; negative: the request's own */
     float draft_p_min; /* a model's draft ends where its likeliest token has less than this */
@@ -56,7 +69,8 @@ typedef struct so_engine_opts {
     void *step_user;
 } so_engine_opts;
 
-/* 4096 (or the model's context, if shorter), 1, 256, 0, F16, and no speculation. */
+/* 4096 (or the model's context, if shorter), 1, 256, 0, F16, pages with the prefix cache, and no
+ * speculation. */
 void so_engine_defaults(const so_model *m, so_engine_opts *o);
 
 /* t may be NULL: then there is no text, no end token and no stop string, only ids. Model and
@@ -124,6 +138,7 @@ typedef struct so_request_opts {
     bool continues;          /* the answer goes on in the prompt's text: keep a leading space */
     so_sample_params sample; /* copied, bias included */
     int max_tokens;          /* −1: until the model ends or the context is full */
+    int priority;            /* higher ones run first and are preempted last; 0 is the usual */
     bool ignore_end;
     const so_str *stops; /* copied */
     int n_stops;
@@ -151,6 +166,9 @@ enum { SO_STATS_DEPTHS = 64, SO_MAX_DRAFT = 64 };
 
 typedef struct so_request_stats {
     int prompt_n, predicted_n;
+    int cached_n;                   /* of the prompt: taken from the prefix cache */
+    int preempted_n;                /* how often it had to give way */
+    double queue_ms;                /* from submission to admission, the first one */
     double prompt_ms, predicted_ms; /* from admission to the first token, from there to the end */
     int rounds;                     /* passes that decided a token */
     int draft_n, draft_n_accepted;
@@ -162,6 +180,19 @@ typedef struct so_request_stats {
         int tested, accepted;
     } per_depth[SO_STATS_DEPTHS]; /* from depth 1; deeper ones count in the last */
 } so_request_stats;
+
+/* The engine as a whole: what there is now, and counts since it was made. */
+typedef struct so_engine_stats {
+    int running, waiting;
+    int pages_total, pages_used, pages_cached; /* used by requests; kept for prefixes alone */
+    int rows;                                  /* of the last pass */
+    int64_t steps, rows_sum;                   /* passes, and their rows */
+    int64_t preemptions;
+    int64_t prefix_queried, prefix_hits; /* prompt tokens looked for, and found */
+    int64_t drafted, tested, accepted, emitted;
+} so_engine_stats;
+/* Between steps, by the thread that owns the engine. */
+void so_engine_get_stats(const so_engine *e, so_engine_stats *out);
 
 /* What the counts come to; −1 where nothing was counted. */
 typedef struct so_rates {

@@ -54,8 +54,10 @@ typedef struct so_speculation {
 
 struct so_request {
     so_engine *e;
-    so_request *next; /* in the queue, or among the running ones in order of admission */
+    so_request *next; /* in the queue, or among those that run; by rank (schedule.c) */
     so_phase phase;
+    int priority;
+    int64_t serial; /* of its submission */
     so_finish finish;
     so_err err;
     bool cancelled;
@@ -74,9 +76,9 @@ struct so_request {
     so_logprob *logprobs; /* [max_len − n_prompt][n_logprobs]; NULL: none */
     int n_logprobs;       /* the token's own and the alternatives' */
 
-    so_seq *seq;
-    int n_promised; /* pages */
-    so_tree *tree;
+    int slot;      /* while it runs: whose these are */
+    so_seq *seq;   /* of the slot */
+    so_tree *tree; /* of the slot */
     so_detok detok;
     so_stops stops;
     so_speculation spec;
@@ -86,7 +88,7 @@ struct so_request {
     int first_logit; /* of the tree's root */
     so_verdict verdict;
 
-    int64_t t_admitted_ns, t_first_ns;
+    int64_t t_submitted_ns, t_admitted_ns, t_first_ns;
     so_request_stats stats;
 };
 
@@ -97,10 +99,15 @@ struct so_engine {
     so_kv *kv;
     so_pass *pass;
     so_sampler *sampler;
-    so_request *waiting, *running;
-    int n_running, n_requests, n_promised, n_pages;
-    so_tree *trees; /* [n_parallel] */
-    bool *tree_used;
+    so_request *waiting, *running; /* by rank */
+    int n_waiting, n_running, n_requests, n_pages;
+    int64_t n_submitted;
+    bool *slot_used;    /* [n_parallel] */
+    so_tree *trees;     /* [n_parallel] of the slots */
+    so_seq **slot_seqs; /* [n_parallel] */
+    so_request **order; /* [n_parallel] prompts, this step */
+    int64_t n_spare;    /* pages that this step may still spend on guesses */
+    so_engine_stats stats;
     so_row *rows;  /* [max_rows] */
     so_seq **seqs; /* [n_parallel] */
     int32_t *path; /* [max_rows] */
@@ -132,6 +139,24 @@ struct so_engine {
     double check_ms[3];         /* by so_verify_mode: what a guess adds to that, smoothed */
 };
 
+/* --- engine.c --- */
+
+/* Ends a request: the last event carries what was held back, unless a stop string swallowed it. */
+void so_engine_finish(so_request *r, so_finish why, bool stop_string);
+
+/* --- schedule.c --- */
+
+/* Into the queue; from there it is admitted, and where it is preempted it comes back to it. */
+void so_schedule_enqueue(so_request *r);
+/* Gives back what a request holds, in any phase. It is done then. */
+void so_schedule_retire(so_request *r);
+void so_schedule_admit(so_engine *e);
+/* How many rows everyone gets in this step, and the pages for them: n_chunk, has_tree, and trees
+ * that are roots. May preempt. */
+void so_schedule_gather(so_engine *e);
+/* For how many of the `want` guesses of r there are pages; they are set aside. */
+int so_schedule_room(so_request *r, int want);
+
 /* --- speculate.c --- */
 
 /* How many guesses of all requests one pass may hold. */
@@ -144,6 +169,8 @@ void so_speculate_close(so_request *r);
 void so_speculate_release(so_request *r);
 /* r got its tree: gives it rows where its drafts are drawn. */
 void so_speculate_admit(so_request *r);
+/* r is preempted: its drafter gives back what it can rebuild. */
+void so_speculate_park(so_request *r);
 /* Plans, drafts and chooses: fills the trees of this step. */
 void so_speculate_step(so_engine *e);
 /* The tokens since the last call are the request's own: drafter and estimates learn of them. */

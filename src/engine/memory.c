@@ -18,7 +18,8 @@ static size_t cache_bytes(const so_engine *e, const so_model *m, int64_t n_posit
 void so_memory_warn(const so_engine *e, const so_model *draft) {
     int64_t n_seq = SO_MIN(e->o.n_ctx, draft ? so_model_hparams(draft)->n_ctx_train : 0);
     size_t own = cache_bytes(e, e->m, (int64_t)e->n_pages * SO_KV_PAGE);
-    size_t drafts = draft ? cache_bytes(e, draft, n_seq * e->o.n_parallel) : 0;
+    int64_t n_draft = e->o.n_pages ? (int64_t)e->o.n_pages * SO_KV_PAGE : n_seq * e->o.n_parallel;
+    size_t drafts = draft ? cache_bytes(e, draft, n_draft) : 0;
     size_t available = so_mem_available();
     if (own + drafts <= available)
         return;

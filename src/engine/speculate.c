@@ -2,7 +2,7 @@
  * pass.
  *
  *   1. room      how deep a draft may go: the request's own limits, the end of its context (the
- *                last position is decoded plainly), its promised pages, its share of the pass
+ *                last position is decoded plainly), the pages that are left, its share of the pass
  *   2. lengths   where drafting costs time or draws tokens, the planner fixes lengths first
  *   3. propose   one call per set of drafters, for all its requests
  *   4. choose    the planner keeps the guesses that pay; a fixed length keeps them all
@@ -192,6 +192,9 @@ static int make_model(so_engine *e, so_str file, so_drafter *inner, so_drafter *
                                .n_batch = e->o.n_batch,
                                .max_draft = e->o.max_draft,
                                .kv_dtype = e->o.kv_dtype,
+                               .kv_layout = e->o.kv_layout,
+                               .n_pages = e->o.n_pages,
+                               .prefix_cache = e->o.prefix_cache,
                                .temp = e->o.draft_temp,
                                .p_min = e->o.draft_p_min};
     return so_model_drafter_create(m, &o, inner, out, err);
@@ -386,6 +389,11 @@ void so_speculate_admit(so_request *r) {
     t->max_rows = n;
 }
 
+void so_speculate_park(so_request *r) {
+    if (r->spec.estimate)
+        so_drafter_park(r->spec.set->drafters.root, r->spec.state);
+}
+
 void so_speculate_tell(so_request *r) {
     so_speculation *s = &r->spec;
     int n = r->n_tokens - s->n_told;
@@ -403,9 +411,8 @@ static bool speculates(const so_request *r) { return r->has_tree && r->spec.esti
 static void set_room(so_request *r, int share) {
     so_speculation *s = &r->spec;
     int depth = s->length ? s->length : s->draft_max;
-    int pages = r->n_promised * SO_KV_PAGE - r->n_tokens;
     depth = SO_MIN(depth, r->max_len - r->n_tokens - 1);
-    s->max_nodes = SO_MIN(SO_MIN(share, pages), SO_TREE_MAX - 1);
+    s->max_nodes = depth > 0 ? so_schedule_room(r, SO_MIN(share, SO_TREE_MAX - 1)) : 0;
     s->depth = SO_MAX(0, SO_MIN(depth, s->max_nodes));
 }
 

@@ -320,6 +320,13 @@ int64_t so_seq_need(const so_seq *s, int n_nodes) {
     return pages - s->n_pages + last_page_shared(s);
 }
 
+int64_t so_seq_room(const so_seq *s, int64_t n_pages) {
+    int64_t pages = s->n_pages + n_pages - last_page_shared(s);
+    if (s->kv->slot_pages > 0)
+        pages = s->slot >= 0 || n_pages >= s->kv->slot_pages ? s->kv->slot_pages : 0;
+    return pages * SO_KV_PAGE - s->len;
+}
+
 static int begin_slot(so_seq *s, int n_nodes, so_err *err) {
     const so_kv *kv = s->kv;
     int64_t most = (int64_t)kv->slot_pages * SO_KV_PAGE;

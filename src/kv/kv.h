@@ -69,6 +69,8 @@ void so_seq_truncate_to(so_seq *s, int new_len);
 /* The pages that begin(n_nodes) would take from the available ones, its copy of a shared last page
  * included. */
 int64_t so_seq_need(const so_seq *s, int n_nodes);
+/* The most nodes that begin could have with n_pages of them. */
+int64_t so_seq_room(const so_seq *s, int64_t n_pages);
 /* SO_ELIMIT, nothing changed, when fewer pages are available than needed, or the slot is full. */
 int so_seq_begin(so_seq *s, int n_nodes, so_err *err);
 int so_seq_open_nodes(const so_seq *s); /* n_nodes of the open speculation, 0 if none */

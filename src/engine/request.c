@@ -1,0 +1,236 @@
+/* A request before and after it runs: submission, which checks everything that can be checked and
+ * takes all memory that it will need, and what can be seen of it. How it runs is schedule.c's and
+ * engine.c's business; what it guesses is speculate.c's. Engine thread. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "engine/impl.h"
+
+/* --- submission --- */
+
+static int check_prompt(const so_engine *e, const so_request_opts *o, so_err *err) {
+    int n_vocab = so_model_hparams(e->m)->n_vocab, most = so_model_hparams(e->m)->n_ctx_train;
+    if (o->n_prompt < 1)
+        return so_err_set(err, SO_EINVAL,
+                          "the prompt is empty: the model needs at least one token");
+    if (o->n_prompt >= e->o.n_ctx)
+        return so_err_set(err, SO_ELIMIT,
+                          "the prompt has %d tokens, the context %d with room for an answer: "
+                          "shorten the prompt or raise --ctx-size (this model allows %d)",
+                          o->n_prompt, e->o.n_ctx, most);
+    for (int i = 0; i < o->n_prompt; i++)
+        if (o->prompt[i] < 0 || o->prompt[i] >= n_vocab)
+            return so_err_set(err, SO_ERANGE,
+                              "token %d of the prompt is %d: the vocabulary has ids 0 to %d", i,
+                              o->prompt[i], n_vocab - 1);
+    return SO_OK;
+}
+
+static int check_length(const so_engine *e, const so_request_opts *o, so_err *err) {
+    if (o->max_tokens < -1)
+        return so_err_set(err, SO_ERANGE, "--predict %d: must be -1 (no limit) or more",
+                          o->max_tokens);
+    if (o->max_tokens > e->o.n_ctx - o->n_prompt)
+        return so_err_set(err, SO_ELIMIT,
+                          "--predict %d after a prompt of %d tokens does not fit the context of "
+                          "%d: lower it (-1: as many as fit) or raise --ctx-size (this model "
+                          "allows %d)",
+                          o->max_tokens, o->n_prompt, e->o.n_ctx,
+                          so_model_hparams(e->m)->n_ctx_train);
+    return SO_OK;
+}
+
+/* A draft that cannot follow the text to its end is refused where nobody would take over; with no
+ * limit on the answer it drafts as far as it can, and the rest is decoded plainly. */
+static int check_draft_length(const so_request *r, so_err *err) {
+    int most = r->spec.set ? so_drafter_n_ctx(r->spec.set->drafters.root) : 0;
+    int n = r->n_prompt + SO_MAX(r->max_tokens, 0);
+    if (most == 0 || n <= most)
+        return SO_OK;
+    if (r->n_prompt > most)
+        return so_err_set(err, SO_ELIMIT,
+                          "the prompt has %d tokens, the draft model's context %d: shorten it, or "
+                          "speculate without the model (--spec lookup)",
+                          r->n_prompt, most);
+    return so_err_set(err, SO_ELIMIT,
+                      "--predict %d after a prompt of %d tokens does not fit the draft model's "
+                      "context of %d: lower it, or name a drafter for the rest (--spec %s,lookup)",
+                      r->max_tokens, r->n_prompt, most, so_request_drafter(r));
+}
+
+static int check_request(const so_engine *e, const so_request_opts *o, so_err *err) {
+    int rc = check_prompt(e, o, err);
+    if (rc == SO_OK)
+        rc = so_sample_check(&o->sample, so_model_hparams(e->m)->n_vocab, err);
+    if (rc == SO_OK)
+        rc = check_length(e, o, err);
+    if (rc != SO_OK)
+        return rc;
+    if (o->n_stops < 0 || o->n_stops > SO_REQUEST_MAX_STOPS)
+        return so_err_set(err, SO_ELIMIT, "%d stop strings: at most %d", o->n_stops,
+                          SO_REQUEST_MAX_STOPS);
+    for (int i = 0; i < o->n_stops; i++)
+        if (o->stops[i].len == 0)
+            return so_err_set(err, SO_EINVAL, "stop string %d is empty", i + 1);
+    if (o->n_logprobs < 0 || o->n_logprobs > SO_LOGPROBS_MAX)
+        return so_err_set(err, SO_ERANGE, "--logprobs %d: must be from 0 to %d", o->n_logprobs,
+                          SO_LOGPROBS_MAX);
+    return SO_OK;
+}
+
+static void copy_lists(so_request *r, const so_request_opts *o) {
+    so_bias *bias = so_arena_alloc(&r->arena, (size_t)o->sample.n_bias, sizeof *bias);
+    so_str *stops = so_arena_alloc(&r->arena, (size_t)o->n_stops, sizeof *stops);
+    for (int i = 0; i < o->sample.n_bias; i++)
+        bias[i] = o->sample.bias[i];
+    for (int i = 0; i < o->n_stops; i++) {
+        size_t len = o->stops[i].len;
+        stops[i] = (so_str){so_arena_strndup(&r->arena, o->stops[i].ptr, len), len};
+    }
+    r->sample.bias = bias;
+    r->stops = (so_stops){.strings = stops, .n_strings = o->n_stops};
+}
+
+static void make_texts(so_request *r, const so_request_opts *o, int max_len) {
+    int n_vocab = so_model_hparams(r->e->m)->n_vocab;
+    r->tokens = SO_NEW_N(int32_t, max_len + SO_TREE_MAX);
+    memcpy(r->tokens, o->prompt, (size_t)o->n_prompt * sizeof *o->prompt);
+    r->n_tokens = r->n_prompt = o->n_prompt;
+    r->max_len = max_len;
+    if (o->n_logprobs == 0)
+        return;
+    r->n_logprobs = 1 + SO_MIN(o->n_logprobs, n_vocab);
+    r->logprobs = SO_NEW_N(so_logprob, (size_t)(max_len - o->n_prompt) * r->n_logprobs);
+}
+
+int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, so_err *err) {
+    int rc = check_request(e, o, err);
+    if (rc != SO_OK)
+        return rc;
+    int max_len = o->n_prompt + o->max_tokens;
+    if (o->max_tokens < 0) /* as far as the cache goes, where that is less than the context */
+        max_len =
+            SO_MAX(o->n_prompt + 1, (int)SO_MIN(e->o.n_ctx, (int64_t)e->n_pages * SO_KV_PAGE));
+    if (so_kv_pages_for(max_len) > e->n_pages)
+        return so_err_set(err, SO_ELIMIT,
+                          "prompt and answer of up to %d tokens need %d cache pages, there are %d: "
+                          "lower --predict or raise --kv-pages",
+                          max_len, so_kv_pages_for(max_len), e->n_pages);
+    so_request *r = SO_NEW(so_request);
+    r->e = e;
+    r->sample = o->sample;
+    r->greedy = so_sample_is_argmax(&o->sample);
+    r->max_tokens = o->max_tokens;
+    r->priority = o->priority;
+    r->serial = e->n_submitted++;
+    r->t_submitted_ns = so_clock_ns();
+    r->ignore_end = o->ignore_end;
+    r->on_event = o->on_event;
+    r->on_round = o->on_round;
+    r->user = o->user;
+    copy_lists(r, o);
+    make_texts(r, o, max_len);
+    r->detok = (so_detok){.t = e->tok, .started = o->continues};
+    r->stats.prompt_n = o->n_prompt;
+    e->n_requests++;
+    rc = so_speculate_open(r, &o->spec, err);
+    if (rc == SO_OK)
+        rc = check_draft_length(r, err);
+    if (rc != SO_OK) {
+        r->phase = SO_PHASE_DONE;
+        so_request_free(r);
+        return rc;
+    }
+    so_schedule_enqueue(r);
+    *out = r;
+    return SO_OK;
+}
+
+void so_request_cancel(so_request *r) { r->cancelled = true; }
+
+void so_request_free(so_request *r) {
+    if (!r)
+        return;
+    so_schedule_retire(r);
+    so_speculate_release(r);
+    r->e->n_requests--;
+    so_stops_free(&r->stops);
+    so_arena_free(&r->arena);
+    free(r->tokens);
+    free(r->logprobs);
+    free(r);
+}
+
+/* --- looking at a request --- */
+
+static double rate(double a, double b) { return b > 0 ? a / b : -1; }
+
+so_rates so_stats_rates(const so_request_stats *s) {
+    return (so_rates){.tokens_per_pass = rate(s->rounds + s->draft_n_accepted, s->rounds),
+                      .mean_accepted = rate(s->draft_n_accepted, s->rounds),
+                      .alpha = rate(s->draft_n_accepted, s->tested_n),
+                      .acceptance_rate = rate(s->draft_n_accepted, s->draft_n),
+                      .round_rate = rate(s->round_rate_sum, s->drafted_rounds)};
+}
+
+void so_stats_add(so_request_stats *to, const so_request_stats *s) {
+    to->prompt_n += s->prompt_n;
+    to->predicted_n += s->predicted_n;
+    to->cached_n += s->cached_n;
+    to->preempted_n += s->preempted_n;
+    to->queue_ms += s->queue_ms;
+    to->prompt_ms += s->prompt_ms;
+    to->predicted_ms += s->predicted_ms;
+    to->rounds += s->rounds;
+    to->draft_n += s->draft_n;
+    to->draft_n_accepted += s->draft_n_accepted;
+    to->draft_ms += s->draft_ms;
+    to->verify_ms += s->verify_ms;
+    to->tested_n += s->tested_n;
+    to->drafted_rounds += s->drafted_rounds;
+    to->round_rate_sum += s->round_rate_sum;
+    for (int i = 0; i < SO_STATS_DEPTHS; i++) {
+        to->per_depth[i].tested += s->per_depth[i].tested;
+        to->per_depth[i].accepted += s->per_depth[i].accepted;
+    }
+}
+
+const char *so_finish_name(so_finish f) {
+    static const char *const names[] = {"", "stop", "length", "cancelled", "error"};
+    return names[f];
+}
+
+so_finish so_request_finish(const so_request *r) { return r->finish; }
+const so_err *so_request_error(const so_request *r) { return &r->err; }
+
+int so_request_check(const so_request *r, so_err *err) {
+    return r->finish == SO_FINISH_ERROR ? so_err_set(err, r->err.code, "%s", r->err.msg) : SO_OK;
+}
+
+const so_request_stats *so_request_get_stats(const so_request *r) { return &r->stats; }
+uint64_t so_request_seed(const so_request *r) { return r->sample.seed; }
+void *so_request_user(const so_request *r) { return r->user; }
+
+const char *so_verify_mode_name(so_verify_mode m) {
+    static const char *const names[] = {"match", "reject", "lenient"};
+    return names[m];
+}
+
+const char *so_request_drafter(const so_request *r) {
+    return r->spec.set ? r->spec.set->text : "none";
+}
+
+so_verify_mode so_request_verify(const so_request *r, double *lenience) {
+    *lenience = r->spec.lenience;
+    return r->spec.verify;
+}
+
+const int32_t *so_request_output(const so_request *r, int *n) {
+    *n = r->n_tokens - r->n_prompt;
+    return r->tokens + r->n_prompt;
+}
+
+const so_logprob *so_request_logprobs(const so_request *r, int *n_each) {
+    *n_each = r->n_logprobs;
+    return r->logprobs;
+}
