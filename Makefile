@@ -15,7 +15,7 @@ else
 PKG_CONFIG := pkg-config
 endif
 # The command alone needs these; the library does not.
-CLI_PKGS := libmicrohttpd
+CLI_PKGS := libmicrohttpd libedit
 
 comma := ,
 CONFIG := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(DEBUG),-debug)

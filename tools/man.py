@@ -61,7 +61,9 @@ def main():
     for head, text in unwrap(general):
         out += [".TP", "\\fB" + roff(head) + "\\fP", roff(text)]
     out += [".SH EXIT STATUS", "0 done, 1 failed, 2 used wrongly.", ".SH FILES", ".TP",
-            roff("$XDG_CACHE_HOME/sooth/models (~/.cache/sooth/models)"), "models fetched by \\fBsooth pull\\fP",
+            roff("$XDG_CACHE_HOME/sooth/models (~/.cache/sooth/models)"), "models fetched by \\fBsooth pull\\fP", ".TP",
+            roff("$XDG_STATE_HOME/sooth/chat_history (~/.local/state/sooth/chat_history)"),
+            "lines typed in \\fBsooth chat\\fP, for its user alone",
             ".SH EXAMPLES", ".nf", roff('sooth pull smollm2\nsooth run -m smollm2 -p "Why does the sea look blue?"\n'
                                         "sooth run -m smollm2 --prompts questions.jsonl --parallel 8 --json\n"
                                         "sooth inspect smollm2"), ".fi"]

@@ -26,7 +26,7 @@ need() {
     $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null
 }
 
-BUILD_PACKAGES="gcc libc6-dev make pkg-config libpcre2-dev libutf8proc-dev libjansson-dev libmicrohttpd-dev"
+BUILD_PACKAGES="gcc libc6-dev make pkg-config libpcre2-dev libutf8proc-dev libjansson-dev libmicrohttpd-dev libedit-dev"
 PULL_PACKAGES="python3 python3-pip ca-certificates"
 TEST_PACKAGES="libcmocka-dev python3 xz-utils git"
 
@@ -39,5 +39,5 @@ need_arm() {
         $sudo apt-get update -qq || true
     fi
     need gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user \
-        libpcre2-dev:arm64 libutf8proc-dev:arm64 libjansson-dev:arm64 libmicrohttpd-dev:arm64 libcmocka-dev:arm64
+        libpcre2-dev:arm64 libutf8proc-dev:arm64 libjansson-dev:arm64 libmicrohttpd-dev:arm64 libedit-dev:arm64 libcmocka-dev:arm64
 }

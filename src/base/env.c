@@ -14,12 +14,15 @@ static const char *lookup(const char *name) {
 bool so_env_no_color(void) { return lookup("NO_COLOR") != NULL; }
 bool so_env_no_pin(void) { return lookup("SOOTH_NO_PIN") != NULL; }
 
-char *so_env_cache_dir(void) {
-    const char *xdg = lookup("XDG_CACHE_HOME"), *home = lookup("HOME");
+static char *xdg_dir(const char *variable, const char *in_home) {
+    const char *xdg = lookup(variable), *home = lookup("HOME");
     if (xdg)
         return so_path_join(xdg, "sooth");
-    return home ? so_path_join(home, ".cache/sooth") : NULL;
+    return home ? so_path_join(home, in_home) : NULL;
 }
+
+char *so_env_cache_dir(void) { return xdg_dir("XDG_CACHE_HOME", ".cache/sooth"); }
+char *so_env_state_dir(void) { return xdg_dir("XDG_STATE_HOME", ".local/state/sooth"); }
 
 const char *so_env_models_dir(void) { return lookup("SOOTH_MODELS"); }
 

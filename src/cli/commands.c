@@ -9,6 +9,8 @@ static const so_command table[] = {
     {SO_CMD_RUN, "run", so_cmd_run,
      "-m MODEL (-p TEXT | -f FILE) [options]\n-m MODEL --prompts FILE.jsonl [options]",
      "answer a prompt, or every prompt of a file", 0, 0},
+    {SO_CMD_CHAT, "chat", so_cmd_chat, "-m MODEL [options]",
+     "talk with a model in the terminal, or answer standard input line by line", 0, 0},
     {SO_CMD_SERVE, "serve", so_cmd_serve, "-m MODEL [--port N] [options]",
      "answer over HTTP, with the OpenAI API and a page to look at", 0, 0},
     {SO_CMD_PULL, "pull", so_cmd_pull, "[NAME]", "fetch a model by name; without a name, list them",

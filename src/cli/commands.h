@@ -14,6 +14,7 @@ enum {
     SO_CMD_PROVE = 1 << 7,
     SO_CMD_TRACE = 1 << 8,
     SO_CMD_COUNT = 1 << 9,
+    SO_CMD_CHAT = 1 << 10,
     SO_CMD_SERVE = 1 << 11,
     SO_CMD_ALL = ~0,
 };
@@ -32,6 +33,7 @@ const so_command *so_command_find(const char *name);
 const so_command *so_command_by_bit(int bit);
 
 int so_cmd_run(int argc, char **argv);
+int so_cmd_chat(int argc, char **argv);
 int so_cmd_serve(int argc, char **argv);
 int so_cmd_pull(int argc, char **argv);
 int so_cmd_bench(int argc, char **argv);

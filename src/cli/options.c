@@ -35,9 +35,11 @@ typedef struct opt_row {
 } opt_row;
 
 #define LOADS (SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_PROVE | SO_CMD_THEORY)
-#define SPECULATES (SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_PROVE | SO_CMD_SERVE)
-#define SAMPLES (SO_CMD_RUN | SO_CMD_SERVE)
-#define WITH_MODEL (LOADS | SO_CMD_SERVE | SO_CMD_INSPECT | SO_CMD_TOKENIZE | SO_CMD_COUNT)
+#define HOLDS (LOADS | SO_CMD_CHAT | SO_CMD_SERVE)
+#define TALKS (SO_CMD_RUN | SO_CMD_CHAT)
+#define SAMPLES (TALKS | SO_CMD_SERVE)
+#define SPECULATES (SAMPLES | SO_CMD_BENCH | SO_CMD_PROVE)
+#define WITH_MODEL (HOLDS | SO_CMD_INSPECT | SO_CMD_TOKENIZE | SO_CMD_COUNT)
 
 static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_MODEL] = {"Model", "model", "m", NULL, TEXT, 0, 0, "FILE|FOLDER|NAME", NULL,
@@ -47,14 +49,12 @@ static const opt_row table[SO_OPT_COUNT] = {
                             0, "FILE|FOLDER|NAME", NULL, "the draft model",
                             SPECULATES | SO_CMD_INSPECT | SO_CMD_THEORY},
     [SO_OPT_QUANTIZE] = {"Model", "quantize", NULL, NULL, TEXT, 0, 0, "TYPE", "as in the file",
-                         "round the weights to this type at load (Q8_0, Q4_K, …)",
-                         LOADS | SO_CMD_SERVE},
+                         "round the weights to this type at load (Q8_0, Q4_K, …)", HOLDS},
     [SO_OPT_CTX] = {"Model", "ctx-size", "c", "ctx context", INT, 0, 1 << 24, "N",
                     "the model's, at most 4096", "context length in tokens; 0: all the model has",
-                    LOADS | SO_CMD_SERVE | SO_CMD_INSPECT},
+                    HOLDS | SO_CMD_INSPECT},
     [SO_OPT_KV_TYPE] = {"Model", "kv-type", NULL, "cache-type cache-type-k", CHOICE, 0, 0,
-                        "f16|f32", "f16", "type of the KV cache",
-                        LOADS | SO_CMD_SERVE | SO_CMD_INSPECT},
+                        "f16|f32", "f16", "type of the KV cache", HOLDS | SO_CMD_INSPECT},
     [SO_OPT_KV_LAYOUT] = {"Model", "kv-layout", NULL, NULL, CHOICE, 0, 0, "paged|slotted", "paged",
                           "pages as they are needed, or room for --ctx-size for each sequence",
                           SPECULATES},
@@ -64,16 +64,14 @@ static const opt_row table[SO_OPT_COUNT] = {
                          SPECULATES},
     [SO_OPT_NO_PREFIX_CACHE] = {"Model", "no-prefix-cache", NULL, NULL, FLAG, 0, 0, NULL, NULL,
                                 "compute every prompt anew, also where another began alike",
-                                SO_CMD_RUN | SO_CMD_SERVE},
+                                SAMPLES},
     [SO_OPT_THREADS] = {"Model", "threads", "t", NULL, INT, 0, 256, "N", "all cores",
-                        "threads to compute with; 0: one per core",
-                        LOADS | SO_CMD_SERVE | SO_CMD_QUANTIZE},
+                        "threads to compute with; 0: one per core", HOLDS | SO_CMD_QUANTIZE},
     [SO_OPT_CPU_LEVEL] = {"Model", "cpu-level", NULL, NULL, CHOICE, 0, 0,
                           "auto|scalar|avx2|avxvnni|avx512", "auto",
-                          "instruction set of the CPU kernels", LOADS | SO_CMD_SERVE},
+                          "instruction set of the CPU kernels", HOLDS},
     [SO_OPT_BATCH] = {"Model", "batch-size", "b", "ubatch-size", INT, 1, 4096, "N", "256",
-                      "most prompt tokens in one forward pass; never changes the output",
-                      LOADS | SO_CMD_SERVE},
+                      "most prompt tokens in one forward pass; never changes the output", HOLDS},
 
     [SO_OPT_PROMPT] = {"Prompt", "prompt", "p", NULL, TEXT, 0, 0, "TEXT", NULL, "the prompt",
                        SO_CMD_RUN},
@@ -82,7 +80,7 @@ static const opt_row table[SO_OPT_COUNT] = {
          "read the text from a file; - is standard input; theory: prompts as for --prompts",
          LOADS | SO_CMD_TOKENIZE | SO_CMD_COUNT},
     [SO_OPT_SYSTEM] = {"Prompt", "system", "sys", "system-prompt", TEXT, 0, 0, "TEXT", NULL,
-                       "system message put before the prompt", SO_CMD_RUN},
+                       "system message put before the prompt", TALKS},
     [SO_OPT_RAW] = {"Prompt", "raw", NULL, NULL, FLAG, 0, 0, NULL, NULL,
                     "continue the text as it is, without the model's chat format", LOADS},
     [SO_OPT_ADD_SPECIAL] = {"Prompt", "add-special", NULL, NULL, FLAG, 0, 0, NULL,
@@ -100,14 +98,16 @@ static const opt_row table[SO_OPT_COUNT] = {
 
     [SO_OPT_PREDICT] = {"Output", "predict", "n", "n-predict max-tokens", INT, -1, 1 << 24, "N",
                         "until the model ends or the context is full; theory: 10000",
-                        "most tokens to generate", LOADS},
+                        "most tokens to generate", LOADS | SO_CMD_CHAT},
     [SO_OPT_STOP] = {"Output", "stop", "r", "reverse-prompt", LIST, 0, 0, "TEXT", NULL,
-                     "end before this text; may be given several times", SO_CMD_RUN},
+                     "end before this text; may be given several times", TALKS},
     [SO_OPT_IGNORE_EOS] = {"Output", "ignore-eos", NULL, NULL, FLAG, 0, 0, NULL, NULL,
-                           "go on after the model's end token", SO_CMD_RUN},
+                           "go on after the model's end token", TALKS},
+    [SO_OPT_NO_HISTORY] = {"Output", "no-history", NULL, NULL, FLAG, 0, 0, NULL, NULL,
+                           "neither read nor keep the lines typed", SO_CMD_CHAT},
 
     [SO_OPT_SEED] = {"Sampling", "seed", "s", NULL, SEED, 0, 0, "N", "random, reported",
-                     "seed of the noise; the same seed gives the same text", LOADS},
+                     "seed of the noise; the same seed gives the same text", LOADS | SO_CMD_CHAT},
     [SO_OPT_TEMP] = {"Sampling", "temp", NULL, "temperature", FLOAT, 0, 100, "T",
                      "the model's own, else 0.8; bench: 0; theory: both 0 and 1",
                      "temperature; 0 takes the likeliest token",
@@ -130,8 +130,7 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_FREQUENCY_PENALTY] = {"Sampling", "frequency-penalty", NULL, NULL, FLOAT, -100, 100,
                                   "A", "0", "the same, times how often the output has it", SAMPLES},
     [SO_OPT_LOGIT_BIAS] = {"Sampling", "logit-bias", "l", NULL, LIST, 0, 0, "ID=BIAS", NULL,
-                           "add to a token's logit, -inf bans it (also ID+BIAS, ID-BIAS)",
-                           SO_CMD_RUN},
+                           "add to a token's logit, -inf bans it (also ID+BIAS, ID-BIAS)", TALKS},
     [SO_OPT_LOGPROBS] = {"Sampling", "logprobs", NULL, NULL, INT, 0, 20, "N", "0",
                          "with --json: the model's own logprob of each token and of the N "
                          "likeliest in its place, before all of the above",
@@ -169,7 +168,7 @@ static const opt_row table[SO_OPT_COUNT] = {
                            SPECULATES & ~SO_CMD_SERVE},
     [SO_OPT_VIEW] = {"Speculation", "view", NULL, NULL, OPTIONAL, 0, 0, "rounds", NULL,
                      "show guesses that stood, fell or were corrected; =rounds: a line per pass",
-                     SO_CMD_RUN},
+                     TALKS},
     [SO_OPT_TRACE] = {"Speculation", "trace", NULL, NULL, TEXT, 0, 0, "FILE", NULL,
                       "write what each step expected, chose, accepted and took (JSON lines)",
                       SO_CMD_RUN},

@@ -7,25 +7,24 @@
  *
  * Ctrl-C cancels what runs, prints what there is, and exits with 130; a second one kills. */
 #include <errno.h>
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "cli/dialog.h"
 #include "cli/load.h"
 #include "cli/progress.h"
 #include "cli/prompts.h"
 #include "cli/report.h"
+#include "cli/request.h"
 #include "cli/spec.h"
 #include "cli/trace.h"
 #include "cli/view.h"
-#include "token/utf8.h"
 
 enum { MAX_PROMPT_BYTES = 64 << 20 };
 
@@ -35,7 +34,7 @@ typedef struct job {
     runner *run;
     const so_prompt *p;
     int turn;
-    json_t *messages; /* chat: the conversation so far */
+    so_dialog dialog; /* chat: the conversation so far */
     so_buf raw;       /* raw: the text so far */
     so_request *req;
     so_buf answer; /* of the current turn */
@@ -51,11 +50,10 @@ struct runner {
     so_engine *e;
     so_request_opts base; /* what all requests share */
     const char *system;
-    bool chat, json, stream, view;
+    bool chat, json, stream;
     so_cli_spec spec;
     so_painter painter;
     FILE *trace;     /* NULL: none */
-    bool mid_line;   /* the terminal shows the beginning of a line */
     so_progress bar; /* drawn for a file of prompts whose results do not go to the terminal */
     job *jobs;
     int n_jobs, n_started, n_printed, n_failed;
@@ -69,73 +67,6 @@ static void on_interrupt(int sig) {
     signal(sig, SIG_DFL);
 }
 
-/* --- options --- */
-
-/* ID=BIAS, ID+BIAS or ID-BIAS. */
-static bool parse_bias(const char *text, so_bias *out) {
-    char *end;
-    errno = 0;
-    long id = strtol(text, &end, 10);
-    if (end == text || errno || id < 0 || id > INT32_MAX || !strchr("=+-", *end) || !*end)
-        return false;
-    const char *number = *end == '=' ? end + 1 : end;
-    double bias = strtod(number, &end);
-    if (end == number || *end || isnan(bias) || bias > 1e30)
-        return false;
-    *out = (so_bias){(int32_t)id, (float)bias};
-    return true;
-}
-
-static int read_biases(runner *r) {
-    int n = r->a->val[SO_OPT_LOGIT_BIAS].n_given;
-    so_bias *list = SO_NEW_N(so_bias, n);
-    r->base.sample.bias = list;
-    r->base.sample.n_bias = n;
-    for (int i = 0; i < n; i++) {
-        const char *text = r->a->val[SO_OPT_LOGIT_BIAS].items[i];
-        if (!parse_bias(text, &list[i]))
-            return so_args_bad(r->a,
-                               "--logit-bias '%.80s': must be ID=BIAS, ID+BIAS or ID-BIAS, as in "
-                               "15043=-2.5 or 15043=-inf",
-                               text);
-    }
-    return 0;
-}
-
-static int read_stops(runner *r) {
-    int n = r->a->val[SO_OPT_STOP].n_given;
-    so_str *list = SO_NEW_N(so_str, n);
-    r->base.stops = list;
-    r->base.n_stops = n;
-    for (int i = 0; i < n; i++) {
-        list[i] = so_str_c(r->a->val[SO_OPT_STOP].items[i]);
-        if (list[i].len == 0)
-            return so_args_bad(r->a, "--stop '': must not be empty");
-    }
-    return 0;
-}
-
-static int read_sampling(runner *r) {
-    const so_args *a = r->a;
-    so_sample_params *s = &r->base.sample;
-    so_err err = {0};
-    *s = r->b.sample;
-    s->seed = so_args_has(a, SO_OPT_SEED) ? (uint64_t)so_args_int(a, SO_OPT_SEED, 0)
-                                          : so_rng_system_seed() >> 11; /* JSON-safe */
-    s->temp = (float)so_args_float(a, SO_OPT_TEMP, (double)s->temp);
-    s->top_k = (int)so_args_int(a, SO_OPT_TOP_K, s->top_k);
-    s->top_p = (float)so_args_float(a, SO_OPT_TOP_P, (double)s->top_p);
-    s->min_p = (float)so_args_float(a, SO_OPT_MIN_P, (double)s->min_p);
-    s->repeat_penalty = (float)so_args_float(a, SO_OPT_REPEAT_PENALTY, (double)s->repeat_penalty);
-    s->presence_penalty = (float)so_args_float(a, SO_OPT_PRESENCE_PENALTY, 0);
-    s->frequency_penalty = (float)so_args_float(a, SO_OPT_FREQUENCY_PENALTY, 0);
-    s->repeat_last_n = (int)so_args_int(a, SO_OPT_REPEAT_LAST_N, s->repeat_last_n);
-    int status = read_biases(r);
-    if (status == 0 && so_sample_check(s, so_model_hparams(r->b.model)->n_vocab, &err) != SO_OK)
-        status = so_args_bad(a, "%s", err.msg);
-    return status;
-}
-
 static int check_logprobs(const so_args *a) {
     if (so_args_int(a, SO_OPT_LOGPROBS, 0) > 0 && !so_args_has(a, SO_OPT_JSON))
         return so_args_bad(a, "--logprobs are part of --json's result: give that too");
@@ -143,21 +74,6 @@ static int check_logprobs(const so_args *a) {
 }
 
 /* --- conversations --- */
-
-static int check_utf8(so_str text, so_err *err) {
-    size_t ok = so_utf8_valid_len(text);
-    if (ok == text.len)
-        return SO_OK;
-    return so_err_set(err, SO_EINVAL,
-                      "the prompt is not valid UTF-8: byte 0x%02X at offset %zu (--raw takes bytes "
-                      "as they are)",
-                      (unsigned char)text.ptr[ok], ok);
-}
-
-static void add_message(job *j, const char *role, so_str text) {
-    json_array_append_new(j->messages, json_pack("{s:s, s:o}", "role", role, "content",
-                                                 json_stringn(text.ptr, text.len)));
-}
 
 /* The tokens of the whole conversation up to the current turn. */
 static int encode_turn(job *j, so_tokens *out, so_err *err) {
@@ -168,62 +84,27 @@ static int encode_turn(job *j, so_tokens *out, so_err *err) {
                                    err);
     }
     const char *system = j->p->system ? j->p->system : j->run->system;
-    int rc = check_utf8(text, err);
-    if (rc == SO_OK && system)
-        rc = check_utf8(so_str_c(system), err);
-    if (rc != SO_OK)
-        return rc;
-    if (!j->messages) {
-        j->messages = json_array();
-        if (system)
-            add_message(j, "system", so_str_c(system));
-    }
-    add_message(j, "user", text);
-    return so_chat_encode(j->run->b.chat, j->messages, NULL, out, err);
+    int rc = so_dialog_set_system(&j->dialog, so_str_c(system ? system : ""), err);
+    if (rc == SO_OK)
+        rc = so_dialog_add(&j->dialog, "user", text, err);
+    return rc == SO_OK ? so_dialog_encode(&j->dialog, j->run->b.chat, out, err) : rc;
 }
 
 /* With the last event, so that whatever is logged or reported next begins on a line of its own. A
  * failure before the first word leaves stdout empty. */
 static void end_line(const job *j, so_finish why) {
-    if (!j->run->stream || (why == SO_FINISH_ERROR && j->answer.len == 0))
-        return;
-    if (j->run->view)
+    if (why != SO_FINISH_ERROR || j->answer.len > 0)
         so_painter_end(&j->run->painter);
-    putchar('\n');
-    fflush(stdout);
-    j->run->mid_line = false;
-}
-
-/* What is logged in the middle of an answer begins on a line of its own. */
-static void break_line(void *user) {
-    runner *r = user;
-    fflush(stdout);
-    if (r->mid_line)
-        fputc('\n', stderr);
-    r->mid_line = false;
-}
-
-/* Elsewhere nothing is added to either stream: a file or pipe gets the answer as it is. */
-static bool on_one_terminal(void) {
-    struct stat out, err;
-    return isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1 &&
-           fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
-           out.st_rdev == err.st_rdev;
 }
 
 static bool on_event(void *user, const so_event *ev) {
     job *j = user;
     so_buf_append_str(&j->answer, ev->text);
-    if (j->run->view) {
+    if (j->run->stream) {
         so_painter_event(&j->run->painter, ev);
-    } else if (j->run->stream && ev->text.len) {
-        fwrite(ev->text.ptr, 1, ev->text.len, stdout);
-        fflush(stdout);
+        if (ev->finish != SO_FINISH_NONE)
+            end_line(j, ev->finish);
     }
-    if (ev->text.len)
-        j->run->mid_line = ev->text.ptr[ev->text.len - 1] != '\n';
-    if (ev->finish != SO_FINISH_NONE)
-        end_line(j, ev->finish);
     return !interrupted;
 }
 
@@ -245,7 +126,7 @@ static void start_turn(job *j) {
         o.n_prompt = (int)SO_MIN(tokens.len, (size_t)INT32_MAX);
         o.continues = !j->run->chat;
         o.on_event = on_event;
-        o.on_round = j->run->view ? on_round : NULL;
+        o.on_round = j->run->painter.on ? on_round : NULL;
         o.user = j;
         so_buf_clear(&j->answer);
         rc = so_engine_submit(j->run->e, &o, &j->req, &j->err);
@@ -289,7 +170,7 @@ static void end_turn(job *j) {
         j->done = true;
     } else {
         if (j->run->chat)
-            add_message(j, "assistant", so_buf_str(&j->answer));
+            so_dialog_add(&j->dialog, "assistant", so_buf_str(&j->answer), NULL);
         else
             raw_answer(j);
         start_turn(j);
@@ -353,7 +234,7 @@ static void print_job(job *j) {
 
 static void free_job(job *j) {
     so_request_free(j->req);
-    json_decref(j->messages);
+    so_dialog_free(&j->dialog);
     json_decref(j->turns);
     so_buf_free(&j->raw);
     so_buf_free(&j->answer);
@@ -429,10 +310,10 @@ static int run_all(runner *r, const so_prompts *prompts, int n_parallel) {
     }
     signal(SIGINT, on_interrupt);
     signal(SIGTERM, on_interrupt);
-    if (r->stream && on_one_terminal())
-        so_log_set_before(break_line, r);
+    if (r->stream)
+        so_painter_guard(&r->painter);
     run_jobs(r, n_parallel);
-    so_log_set_before(NULL, NULL);
+    so_painter_unguard();
     return interrupted ? 130 : r->n_failed ? 1 : 0;
 }
 
@@ -453,17 +334,9 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
     if (status != 0)
         return status;
     r.stream = !r.json && !so_args_has(a, SO_OPT_PROMPTS);
-    r.base.max_tokens = (int)so_args_int(a, SO_OPT_PREDICT, -1);
-    r.base.ignore_end = so_args_has(a, SO_OPT_IGNORE_EOS);
-    r.base.n_logprobs = (int)so_args_int(a, SO_OPT_LOGPROBS, 0);
-    r.view = r.stream && so_args_has(a, SO_OPT_VIEW);
-    r.painter = (so_painter){.tok = r.b.tok,
-                             .color = so_args_color(a, STDOUT_FILENO),
-                             .rounds = r.view && so_args_str(a, SO_OPT_VIEW, NULL) != NULL};
+    so_painter_init(&r.painter, r.b.tok, a);
     decide_format(&r);
-    status = read_sampling(&r);
-    if (status == 0)
-        status = read_stops(&r);
+    status = so_cli_request_read(a, &r.b, &r.base);
     if (status == 0)
         status = so_cli_engine_opts(a, &r.b, &eo);
     if (status == 0)
@@ -478,8 +351,7 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
     for (int i = 0; r.jobs && i < r.n_jobs; i++)
         free_job(&r.jobs[i]);
     free(r.jobs);
-    free((void *)(uintptr_t)r.base.sample.bias);
-    free((void *)(uintptr_t)r.base.stops);
+    so_cli_request_free(&r.base);
     so_engine_free(r.e);
     if (r.trace)
         fclose(r.trace);

@@ -16,10 +16,11 @@
 #include "base/env.h"
 #include "base/mem.h"
 #include "cli/load.h"
+#include "cli/request.h"
 #include "cli/spec.h"
 #include "server/server.h"
 
-enum { DEFAULT_PARALLEL = 8, DEFAULT_DRAFT = 16 };
+enum { DEFAULT_PARALLEL = 8 };
 
 typedef struct job {
     const so_args *a;
@@ -27,17 +28,6 @@ typedef struct job {
     so_cli_spec spec;
     int status; /* of loading, with the message printed */
 } job;
-
-static void read_sampling(const so_args *a, so_sample_params *s) {
-    s->temp = (float)so_args_float(a, SO_OPT_TEMP, (double)s->temp);
-    s->top_k = (int)so_args_int(a, SO_OPT_TOP_K, s->top_k);
-    s->top_p = (float)so_args_float(a, SO_OPT_TOP_P, (double)s->top_p);
-    s->min_p = (float)so_args_float(a, SO_OPT_MIN_P, (double)s->min_p);
-    s->repeat_penalty = (float)so_args_float(a, SO_OPT_REPEAT_PENALTY, (double)s->repeat_penalty);
-    s->presence_penalty = (float)so_args_float(a, SO_OPT_PRESENCE_PENALTY, 0);
-    s->frequency_penalty = (float)so_args_float(a, SO_OPT_FREQUENCY_PENALTY, 0);
-    s->repeat_last_n = (int)so_args_int(a, SO_OPT_REPEAT_LAST_N, s->repeat_last_n);
-}
 
 /* On the engine thread. */
 static int load(void *user, so_serving *out, so_err *err) {
@@ -52,10 +42,10 @@ static int load(void *user, so_serving *out, so_err *err) {
     out->eo.n_parallel = (int)so_args_int(j->a, SO_OPT_PARALLEL, DEFAULT_PARALLEL);
     /* Requests may ask for speculation where the default is none; --no-spec forbids it. */
     if (!out->eo.max_draft && !so_args_has(j->a, SO_OPT_NO_SPEC))
-        out->eo.max_draft = (int)so_args_int(j->a, SO_OPT_DRAFT_MAX, DEFAULT_DRAFT);
+        out->eo.max_draft = (int)so_args_int(j->a, SO_OPT_DRAFT_MAX, SO_CLI_DRAFT_MAX);
     out->b = &j->b;
     out->sample = j->b.sample;
-    read_sampling(j->a, &out->sample);
+    so_cli_sampling_read(j->a, &out->sample);
     out->spec = j->spec.opts;
     return SO_OK;
 }

@@ -21,7 +21,7 @@
 #include "cli/progress.h"
 #include "draft/spec.h"
 
-enum { DEFAULT_MAX = 16, SEED_LENGTH = 5, MAX_EXPECTED_BYTES = 16 << 20 };
+enum { SEED_LENGTH = 5, MAX_EXPECTED_BYTES = 16 << 20 };
 
 static int read_verify(const so_args *a, so_spec_opts *o) {
     const char *text = so_args_str(a, SO_OPT_VERIFY, "match");
@@ -103,7 +103,7 @@ int so_cli_spec_read(const so_args *a, so_cli_spec *out) {
     o->length = (int)so_args_int(a, SO_OPT_SPEC_LENGTH, fixed);
     o->draft_max = (int)so_args_int(a, SO_OPT_DRAFT_MAX, 0);
     o->draft_min = (int)so_args_int(a, SO_OPT_DRAFT_MIN, 0);
-    int most = o->draft_max ? o->draft_max : DEFAULT_MAX;
+    int most = o->draft_max ? o->draft_max : SO_CLI_DRAFT_MAX;
     if (o->draft_min > most)
         return so_args_bad(a, "--draft-min %d is above --draft-max %d", o->draft_min, most);
     if (o->draft_max && o->length > o->draft_max)
@@ -166,7 +166,7 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
     if (status == 0 && s->wants_text && so_args_has(a, SO_OPT_PREDICTION))
         status = read_expected(a, target, s);
     eo->keep_costs = true;
-    eo->max_draft = s->opts.draft_max ? s->opts.draft_max : DEFAULT_MAX;
+    eo->max_draft = s->opts.draft_max ? s->opts.draft_max : SO_CLI_DRAFT_MAX;
     if (s->opts.length > eo->max_draft)
         eo->max_draft = s->opts.length;
     eo->draft = s->draft.model;
@@ -174,6 +174,22 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
     eo->draft_temp = (float)so_args_float(a, SO_OPT_DRAFT_TEMP, -1);
     eo->draft_p_min = (float)so_args_float(a, SO_OPT_DRAFT_P_MIN, 0);
     return status;
+}
+
+int so_cli_spec_change(so_cli_spec *s, const char *text, so_err *err) {
+    so_spec spec;
+    int rc = so_spec_parse(so_str_c(text), &spec, err);
+    if (rc != SO_OK)
+        return rc;
+    if (names(&spec, SO_SPEC_MODEL) && !s->draft.model)
+        return so_err_set(err, SO_EINVAL,
+                          "%.80s needs a draft model: start with -md FILE, or say model(FILE)",
+                          text);
+    if ((names(&spec, SO_SPEC_PREDICT) || names(&spec, SO_SPEC_ORACLE)) && !s->expected.ids)
+        return so_err_set(err, SO_EINVAL,
+                          "%.80s needs the text you expect: start with --prediction FILE", text);
+    s->opts.drafter = spec.nodes[spec.root].name == SO_SPEC_NONE ? NULL : text;
+    return SO_OK;
 }
 
 void so_cli_spec_close(so_cli_spec *s) {

@@ -4,6 +4,8 @@
 
 #include "cli/load.h"
 
+enum { SO_CLI_DRAFT_MAX = 16 }; /* --draft-max where it is not given */
+
 typedef struct so_cli_spec {
     so_spec_opts opts; /* drafter NULL: plain decoding */
     so_bundle draft;   /* model NULL: none */
@@ -19,6 +21,9 @@ int so_cli_spec_read(const so_args *a, so_cli_spec *out);
 int so_cli_spec_check_text(const so_args *a, const so_cli_spec *s);
 /* Opens the draft model beside the target and completes the engine's options. */
 int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s, so_engine_opts *eo);
+/* Another drafter for the requests to come, out of what is open; text must stay. SO_EINVAL where it
+ * makes no sense or needs a file that was not given at the start; nothing has changed then. */
+int so_cli_spec_change(so_cli_spec *s, const char *text, so_err *err);
 void so_cli_spec_close(so_cli_spec *s);
 
 #endif

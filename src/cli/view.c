@@ -9,6 +9,10 @@
 #include "cli/view.h"
 
 #include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
 
 #include "token/utf8.h"
 
@@ -59,15 +63,23 @@ static void note_rejected(so_painter *v, const so_round *round) {
     }
 }
 
+void so_painter_init(so_painter *v, const so_tokenizer *tok, const so_args *a) {
+    *v = (so_painter){.tok = tok, .on = so_args_has(a, SO_OPT_VIEW)};
+    v->terminal = isatty(STDOUT_FILENO) == 1;
+    v->color = so_args_color(a, STDOUT_FILENO);
+    v->rounds = v->on && so_args_str(a, SO_OPT_VIEW, NULL) != NULL;
+}
+
 void so_painter_round(so_painter *v, const so_round *round) {
+    if (!v->on)
+        return;
     note_rejected(v, round);
     if (v->rounds)
         printf("%s%4d  ", v->n_rounds ? "\n" : "", v->n_rounds + 1);
     v->n_rounds++;
 }
 
-void so_painter_event(so_painter *v, const so_event *ev) {
-    v->n_tokens += ev->token != SO_TOKEN_NONE;
+static void print_token(so_painter *v, const so_event *ev) {
     switch (ev->origin) {
     case SO_ORIGIN_PLAIN:
         print_text(v, ev->text);
@@ -83,12 +95,46 @@ void so_painter_event(so_painter *v, const so_event *ev) {
         print_styled(v, &OWN, ev->text);
         break;
     }
+}
+
+void so_painter_event(so_painter *v, const so_event *ev) {
+    v->n_tokens += ev->token != SO_TOKEN_NONE;
+    if (v->on)
+        print_token(v, ev);
+    else if (v->terminal)
+        print_text(v, ev->text);
+    else
+        fwrite(ev->text.ptr, 1, ev->text.len, stdout);
+    if (ev->text.len)
+        v->mid_line = v->rounds || ev->text.ptr[ev->text.len - 1] != '\n';
     fflush(stdout);
 }
 
 void so_painter_end(so_painter *v) {
     if (v->rounds)
         printf("\n%d tokens in %d passes of the target", v->n_tokens, v->n_rounds);
+    putchar('\n');
+    fflush(stdout);
+    v->mid_line = false;
+    v->n_rounds = v->n_tokens = 0;
 }
+
+static void break_line(void *user) {
+    so_painter *v = user;
+    fflush(stdout);
+    if (v->mid_line)
+        fputc('\n', stderr);
+    v->mid_line = false;
+}
+
+void so_painter_guard(so_painter *v) {
+    struct stat out, err;
+    if (isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1 &&
+        fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
+        out.st_rdev == err.st_rdev)
+        so_log_set_before(break_line, v);
+}
+
+void so_painter_unguard(void) { so_log_set_before(NULL, NULL); }
 
 void so_painter_free(so_painter *v) { so_buf_free(&v->rejected); }

@@ -1,0 +1,95 @@
+/* From options to the part of a request that does not depend on its prompt. Values out of range
+ * were refused by the option table; what needs the vocabulary is checked here, once, so that a
+ * wrong flag is bad usage and not the failure of every prompt. */
+#include "cli/request.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+
+/* ID=BIAS, ID+BIAS or ID-BIAS. */
+static bool parse_bias(const char *text, so_bias *out) {
+    char *end;
+    errno = 0;
+    long id = strtol(text, &end, 10);
+    if (end == text || errno || id < 0 || id > INT32_MAX || !strchr("=+-", *end) || !*end)
+        return false;
+    const char *number = *end == '=' ? end + 1 : end;
+    double bias = strtod(number, &end);
+    if (end == number || *end || isnan(bias) || bias > 1e30)
+        return false;
+    *out = (so_bias){(int32_t)id, (float)bias};
+    return true;
+}
+
+static int read_biases(const so_args *a, so_sample_params *s) {
+    int n = a->val[SO_OPT_LOGIT_BIAS].n_given;
+    so_bias *list = SO_NEW_N(so_bias, n);
+    s->bias = list;
+    s->n_bias = n;
+    for (int i = 0; i < n; i++) {
+        const char *text = a->val[SO_OPT_LOGIT_BIAS].items[i];
+        if (!parse_bias(text, &list[i]))
+            return so_args_bad(a,
+                               "--logit-bias '%.80s': must be ID=BIAS, ID+BIAS or ID-BIAS, as in "
+                               "15043=-2.5 or 15043=-inf",
+                               text);
+    }
+    return 0;
+}
+
+static int read_stops(const so_args *a, so_request_opts *o) {
+    int n = a->val[SO_OPT_STOP].n_given;
+    so_str *list = SO_NEW_N(so_str, n);
+    o->stops = list;
+    o->n_stops = n;
+    for (int i = 0; i < n; i++) {
+        list[i] = so_str_c(a->val[SO_OPT_STOP].items[i]);
+        if (list[i].len == 0)
+            return so_args_bad(a, "--stop '': must not be empty");
+    }
+    return 0;
+}
+
+uint64_t so_cli_new_seed(void) { return so_rng_system_seed() >> 11; }
+
+void so_cli_sampling_read(const so_args *a, so_sample_params *s) {
+    s->temp = (float)so_args_float(a, SO_OPT_TEMP, (double)s->temp);
+    s->top_k = (int)so_args_int(a, SO_OPT_TOP_K, s->top_k);
+    s->top_p = (float)so_args_float(a, SO_OPT_TOP_P, (double)s->top_p);
+    s->min_p = (float)so_args_float(a, SO_OPT_MIN_P, (double)s->min_p);
+    s->repeat_penalty = (float)so_args_float(a, SO_OPT_REPEAT_PENALTY, (double)s->repeat_penalty);
+    s->presence_penalty = (float)so_args_float(a, SO_OPT_PRESENCE_PENALTY, 0);
+    s->frequency_penalty = (float)so_args_float(a, SO_OPT_FREQUENCY_PENALTY, 0);
+    s->repeat_last_n = (int)so_args_int(a, SO_OPT_REPEAT_LAST_N, s->repeat_last_n);
+}
+
+static int read_sampling(const so_args *a, const so_bundle *b, so_sample_params *s) {
+    so_err err = {0};
+    *s = b->sample;
+    s->seed =
+        so_args_has(a, SO_OPT_SEED) ? (uint64_t)so_args_int(a, SO_OPT_SEED, 0) : so_cli_new_seed();
+    so_cli_sampling_read(a, s);
+    int status = read_biases(a, s);
+    if (status == 0 && so_sample_check(s, so_model_hparams(b->model)->n_vocab, &err) != SO_OK)
+        status = so_args_bad(a, "%s", err.msg);
+    return status;
+}
+
+int so_cli_request_read(const so_args *a, const so_bundle *b, so_request_opts *out) {
+    out->max_tokens = (int)so_args_int(a, SO_OPT_PREDICT, -1);
+    out->ignore_end = so_args_has(a, SO_OPT_IGNORE_EOS);
+    out->n_logprobs = (int)so_args_int(a, SO_OPT_LOGPROBS, 0);
+    int status = read_sampling(a, b, &out->sample);
+    return status == 0 ? read_stops(a, out) : status;
+}
+
+void so_cli_request_free(so_request_opts *o) {
+    free((void *)(uintptr_t)o->sample.bias);
+    free((void *)(uintptr_t)o->stops);
+    o->sample.bias = NULL;
+    o->stops = NULL;
+}

@@ -1,0 +1,481 @@
+/* `sooth chat`: from a pipe, where a conversation must give the very tokens that `run` gives for
+ * the same turns, and at a terminal, key by key. */
+#include "rig.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#define CHAT "sooth chat -m tiny.gguf -s 7 -n 12 "
+
+/* --- from a pipe --- */
+
+/* The objects of stdout, one per line. */
+static json_t *lines_of(const ran *r) {
+    json_t *list = json_array();
+    for (const char *p = text_of(&r->out); *p;) {
+        size_t n = strcspn(p, "\n");
+        json_error_t je;
+        json_t *o = json_loadb(p, n, JSON_ALLOW_NUL, &je);
+        if (!o)
+            fail_msg("%s in: %s", je.text, text_of(&r->out));
+        json_array_append_new(list, o);
+        p += n + (p[n] == '\n');
+    }
+    return list;
+}
+
+static json_t *tokens(json_t *list, size_t i) {
+    json_t *ids = json_object_get(json_array_get(list, i), "tokens");
+    if (!json_is_array(ids))
+        fail_msg("no answer %zu among %zu", i, json_array_size(list));
+    return ids;
+}
+
+static void has(const so_buf *b, const char *text) {
+    if (!strstr(text_of(b), text))
+        fail_msg("'%s' is not in: %s", text, text_of(b));
+}
+
+static void lacks(const so_buf *b, const char *text) {
+    if (strstr(text_of(b), text))
+        fail_msg("'%s' is in: %s", text, text_of(b));
+}
+
+/* What chat says turn by turn is what run says of the conversation, token for token, and a line
+ * may go on in each of the ways. */
+static void test_equals_run(void **state) {
+    fixture *f = *state;
+    spill(f, "p.jsonl",
+          "{\"turns\": [\"the sea\", \"or in\\nthe well\", \"he\\nll\", \"/sea\"]}\n");
+    spill(f, "in.txt", "the sea\n\nor in\\\nthe well\n\"\"\"\nhe\nll\n\"\"\"\n//sea\n");
+    json_t *want =
+        json_of(f, "sooth run -m tiny.gguf -s 7 -n 12 --prompts p.jsonl --json --system 'the in'");
+    ran r = run(f, CHAT "--json --system 'the in' <in.txt");
+    json_t *got = lines_of(&r), *turns = json_object_get(want, "turns");
+    assert_int_equal(r.status, 0);
+    assert_int_equal(json_array_size(got), 4);
+    for (size_t i = 0; i < 4; i++) {
+        assert_true(json_array_size(tokens(got, i)) > 0);
+        assert_true(json_equal(tokens(got, i), tokens(turns, i)));
+    }
+    assert_string_equal(text_of(&r.err), "");
+    done(&r);
+    r = run(f, CHAT "--system 'the in' <in.txt"); /* the same as text, and nothing else */
+    size_t at = 0;
+    for (size_t i = 0; i < 4; i++) {
+        json_t *text = json_object_get(json_array_get(got, i), "text");
+        size_t n = json_string_length(text);
+        assert_true(at + n < r.out.len && r.out.data[at + n] == '\n');
+        assert_memory_equal(r.out.data + at, json_string_value(text), n);
+        at += n + 1;
+    }
+    assert_int_equal(at, r.out.len);
+    done(&r);
+    json_decref(got);
+    json_decref(want);
+}
+
+static void test_retry_undo_seed(void **state) {
+    fixture *f = *state;
+    spill(f, "in.txt",
+          "the sea\n/retry\n/seed 7\n/retry\nor\n/undo\nor\n/spec none\n/seed 7\n/ret\n"
+          "/spec random\n/seed 7\n/retry\n/temp 0\n/retry\n/reset\nthe sea\n");
+    ran r = run(f, CHAT "--json <in.txt");
+    json_t *got = lines_of(&r);
+    assert_int_equal(r.status, 0);
+    assert_int_equal(json_array_size(got), 9);
+    assert_false(json_equal(tokens(got, 0), tokens(got, 1))); /* another seed */
+    assert_true(json_equal(tokens(got, 0), tokens(got, 2)));  /* the same seed */
+    assert_true(json_equal(tokens(got, 3), tokens(got, 4)));  /* undone, said again */
+    assert_true(json_equal(tokens(got, 4), tokens(got, 5)));  /* whoever guesses */
+    assert_true(json_equal(tokens(got, 4), tokens(got, 6)));
+    assert_string_equal(json_string_value(json_object_get(
+                            json_object_get(json_array_get(got, 5), "spec"), "drafter")),
+                        "none");
+    assert_false(json_equal(tokens(got, 0), tokens(got, 8))); /* the temperature has changed */
+    has(&r.err, "taken back: or");
+    has(&r.err, "at temperature 0 the answer stays the same");
+    done(&r);
+    json_decref(got);
+}
+
+static void test_saved_conversation_goes_on(void **state) {
+    fixture *f = *state;
+    spill(f, "a.txt", "/system in the well\nthe sea\nor in\n/save c.json\nhe\n");
+    spill(f, "b.txt", "/load c.json\nhe\n/save c.json\n/save b.txt\n");
+    ran a = run(f, CHAT "--json <a.txt"), b = run(f, CHAT "--json <b.txt");
+    json_t *first = lines_of(&a), *second = lines_of(&b);
+    assert_int_equal(json_array_size(first), 3);
+    assert_true(json_equal(tokens(first, 2), tokens(second, 0)));
+    has(&a.err, "saved 4 messages");
+    has(&b.err, "saved 6 messages");
+    has(&b.err, "b.txt exists and is not of this conversation");
+    so_buf saved = {0};
+    slurp(f, "c.json", &saved);
+    has(&saved, "\"in the well\"");
+    so_buf_free(&saved);
+    done(&a);
+    done(&b);
+    json_decref(first);
+    json_decref(second);
+}
+
+static void test_what_load_refuses(void **state) {
+    fixture *f = *state;
+    static const struct {
+        const char *text, *says;
+    } cases[] = {
+        {"{", "line 1"},
+        {"{\"x\": 1}", "must be {\"messages\""},
+        {"[1]", "message 1: must be an object"},
+        {"[{\"role\": \"user\"}]", "message 1: must be an object"},
+        {"[{\"role\": \"tool\", \"content\": \"x\"}]", "role 'tool' must be"},
+        {"[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"system\",\"content\":\"x\"}]",
+         "message 2: a system message must be the first"},
+    };
+    for (size_t i = 0; i < SO_LEN(cases); i++) {
+        spill(f, "bad.json", cases[i].text);
+        ran r = run(f, "printf 'the sea\\n/load bad.json\\n/undo\\n' | " CHAT);
+        assert_int_equal(r.status, 0);
+        has(&r.err, cases[i].says);
+        has(&r.err, "taken back: the sea"); /* the conversation is as it was */
+        done(&r);
+    }
+}
+
+static void test_command_words(void **state) {
+    fixture *f = *state;
+    spill(f, "in.txt",
+          "/help\n/s\n/tmp\n/sats\n/temp hot\n/temp 101\n/t 0.5\n/view maybe\n/seed -1\n/undo now\n"
+          "/save\n/retry\n/undo\n/spec nobody\n/spec model\n/spec predict\n/stats\n/exit\nnever "
+          "said\n");
+    ran r = run(f, CHAT "<in.txt");
+    assert_int_equal(r.status, 0);
+    assert_string_equal(text_of(&r.out), "");
+    static const char *const says[] = {"/system [TEXT]",
+                                       "/s could be /system, /seed, /spec, /stats, /save",
+                                       "there is no /tmp",
+                                       "did you mean /stats?",
+                                       "/temp 'hot': must be a number from 0 to 100",
+                                       "/temp '101': must be",
+                                       "temperature: 0.5",
+                                       "/view 'maybe': must be on, off or rounds",
+                                       "/seed '-1': must be",
+                                       "/undo takes nothing",
+                                       "/save needs FILE",
+                                       "nothing to answer",
+                                       "no turn to take back",
+                                       "nobody",
+                                       "model needs a draft model: start with -md",
+                                       "predict needs the text you expect",
+                                       "answers: 0"};
+    for (size_t i = 0; i < SO_LEN(says); i++)
+        has(&r.err, says[i]);
+    done(&r);
+    r = run(f, "printf '/usr/bin\\n/ 1\\n/4\\n' | " CHAT "--json"); /* turns like any other */
+    json_t *got = lines_of(&r);
+    assert_int_equal(json_array_size(got), 3);
+    json_decref(got);
+    done(&r);
+}
+
+/* A long conversation loses its beginning and says so; a turn that can never fit is refused. */
+static void test_full_context(void **state) {
+    fixture *f = *state;
+    spill(f, "in.txt", "the sea\nor in\nhe\nthe well\nin the sea\n/save all.json\n");
+    ran r = run(f, CHAT "-c 96 --json --ignore-eos <in.txt");
+    json_t *got = lines_of(&r);
+    assert_int_equal(r.status, 0);
+    assert_int_equal(json_array_size(got), 5);
+    has(&r.err, "no longer fits the 96 tokens of context");
+    has(&r.err, "saved 10 messages"); /* hidden ones too */
+    json_decref(got);
+    done(&r);
+    spill(f, "in.txt",
+          "the sea\nthe sea the sea the sea the sea the sea the sea the sea the sea the sea the "
+          "sea the sea the sea the sea the sea the sea the sea the sea\nthe sea\n");
+    r = run(f, CHAT "-c 64 --json <in.txt");
+    got = lines_of(&r);
+    assert_int_equal(r.status, 1);
+    assert_int_equal(json_array_size(got), 3);
+    has(&r.err, "and the context holds 64: shorten it");
+    assert_non_null(json_object_get(json_array_get(got, 1), "error"));
+    assert_true(json_array_size(tokens(got, 2)) > 0);
+    json_decref(got);
+    done(&r);
+}
+
+static void test_bad_input(void **state) {
+    fixture *f = *state;
+    char *path = so_path_join(f->dir, "mute.gguf");
+    so_tiny_write(path, &(so_tiny_opts){.no_chat = true});
+    free(path);
+    expect(f, 1, "mute.gguf has no chat template", "sooth chat -m mute.gguf");
+    expect(f, 2, "names no model", "sooth chat");
+    expect(f, 2, "no option of this command", "sooth chat -m tiny.gguf -p x");
+    ran r = run(f, "printf 'a\\377b\\nthe sea\\n' | " CHAT "--json");
+    assert_int_equal(r.status, 1);
+    has(&r.err, "not valid UTF-8: byte 0xFF at offset 1");
+    json_t *got = lines_of(&r);
+    assert_int_equal(json_array_size(got), 2);
+    assert_true(json_array_size(tokens(got, 1)) > 0);
+    json_decref(got);
+    done(&r);
+    r = run(f, "{ head -c 5000000 /dev/zero | tr '\\0' a; printf '\\nthe sea\\n'; "
+               "printf '\"\"\"'; head -c 5000000 /dev/zero | tr '\\0' a; printf "
+               "'\\nx\\n\"\"\"\\n'; } | " CHAT "--json");
+    has(&r.err, "a turn of more than 4 MB is left out");
+    got = lines_of(&r);
+    assert_int_equal(json_array_size(got), 1);
+    json_decref(got);
+    done(&r);
+}
+
+/* --- at a terminal --- */
+
+typedef struct term {
+    pid_t pid;
+    int fd;
+    so_buf out;
+} term;
+
+static term open_term(const fixture *f, const char *args) {
+    term t = {0};
+    so_buf cmd = {0};
+    struct winsize size = {.ws_row = 24, .ws_col = 100};
+    so_buf_printf(&cmd,
+                  "cd '%s' && export XDG_CACHE_HOME='%s/cache' XDG_STATE_HOME='%s/state' "
+                  "HOME='%s' TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 && exec %s chat %s",
+                  f->dir, f->dir, f->dir, f->dir, f->bin, args);
+    t.pid = forkpty(&t.fd, NULL, NULL, &size);
+    if (t.pid == 0) {
+        execl("/bin/sh", "sh", "-c", cmd.data, (char *)NULL);
+        _exit(127);
+    }
+    so_buf_free(&cmd);
+    if (t.pid < 0)
+        SO_SKIP("no pseudo-terminals here");
+    return t;
+}
+
+/* Reads until `text` has come, after `from`; where it ends. */
+static size_t await(term *t, size_t from, const char *text) {
+    char part[4096];
+    for (time_t end = time(NULL) + 60; time(NULL) < end;) {
+        so_str seen = so_buf_str(&t->out);
+        const char *at = seen.len > from ? strstr(seen.ptr + from, text) : NULL;
+        if (at)
+            return (size_t)(at - seen.ptr) + strlen(text);
+        struct pollfd p = {.fd = t->fd, .events = POLLIN};
+        if (poll(&p, 1, 1000) != 1)
+            continue;
+        ssize_t n = read(t->fd, part, sizeof part);
+        if (n <= 0)
+            break;
+        so_buf_append(&t->out, part, (size_t)n);
+    }
+    kill(t->pid, SIGKILL);
+    fail_msg("'%s' never came after byte %zu of: %s", text, from, text_of(&t->out));
+    return 0;
+}
+
+static void type(term *t, const char *keys) {
+    assert_int_equal(write(t->fd, keys, strlen(keys)), (ssize_t)strlen(keys));
+}
+
+/* Its exit status; it should have been told to leave. */
+static int close_term(term *t) {
+    char part[4096];
+    int status = 0;
+    struct pollfd p = {.fd = t->fd, .events = POLLIN};
+    for (ssize_t n = 1; n > 0;) {
+        if (poll(&p, 1, 60000) != 1)
+            kill(t->pid, SIGKILL);
+        n = read(t->fd, part, sizeof part);
+        if (n > 0)
+            so_buf_append(&t->out, part, (size_t)n);
+    }
+    close(t->fd);
+    waitpid(t->pid, &status, 0);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) == 1)
+        print_error("%s\n", text_of(&t->out));
+    so_buf_free(&t->out);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+#define PROMPT "\033[?2004h> "
+#define TINY "-m tiny.gguf -s 7 -n 8 "
+
+static void test_terminal_turns(void **state) {
+    fixture *f = *state;
+    term t = open_term(f, TINY);
+    size_t at = await(&t, 0, PROMPT);
+    type(&t, "the seq\177a\r"); /* edited */
+    at = await(&t, at, "first after");
+    at = await(&t, at, PROMPT);
+    type(&t, "/vi\ton\r"); /* completed */
+    at = await(&t, at, "view: on");
+    at = await(&t, at, PROMPT);
+    type(&t, "or \\\r");
+    at = await(&t, at, "\033[?2004h. ");
+    type(&t, "in\033\rthe \xC3\xBC\r"); /* Alt-Enter */
+    at = await(&t, at, "first after");
+    at = await(&t, at, PROMPT);
+    type(&t, "/save t.json\r");
+    at = await(&t, at, "saved 4 messages");
+    at = await(&t, at, PROMPT);
+    type(&t, "\004");
+    lacks(&t.out, "\033[2m"); /* NO_COLOR */
+    lacks(&t.out, "\033[1m");
+    assert_int_equal(close_term(&t), 0);
+    so_buf saved = {0};
+    slurp(f, "t.json", &saved);
+    has(&saved, "\"the sea\"");
+    has(&saved, "\"or \\nin\\nthe \xC3\xBC\"");
+    so_buf_free(&saved);
+}
+
+static void test_terminal_paste(void **state) {
+    fixture *f = *state;
+    term t = open_term(f, TINY);
+    size_t at = await(&t, 0, PROMPT);
+    type(&t, "see: \033[200~one\r/quit\rthree\033[31m\007\ttab\n\033[201~.\r");
+    at = await(&t, at, "first after");
+    at = await(&t, at, PROMPT);
+    type(&t, "/save p.json\r");
+    at = await(&t, at, "saved 2 messages");
+    at = await(&t, at, PROMPT);
+    type(&t, "\033[D\004"); /* keys that begin like a paste are keys */
+    assert_int_equal(close_term(&t), 0);
+    so_buf saved = {0};
+    slurp(f, "p.json", &saved);
+    has(&saved, "\"see: one\\n/quit\\nthree[31m\\ttab.\"");
+    so_buf_free(&saved);
+}
+
+static void test_terminal_history(void **state) {
+    fixture *f = *state;
+    struct stat st;
+    term t = open_term(f, TINY);
+    size_t at = await(&t, 0, PROMPT);
+    type(&t, "\"\"\"in the\rwell\"\"\"\r");
+    at = await(&t, at, "first after");
+    at = await(&t, at, PROMPT);
+    type(&t, "/quit\r");
+    assert_int_equal(close_term(&t), 0);
+    char *path = so_path_join(f->dir, "state/sooth/chat_history");
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    t = open_term(f, TINY); /* another session, two lines up */
+    at = await(&t, 0, PROMPT);
+    type(&t, "\033[A\033[A!\r");
+    at = await(&t, at, "first after");
+    at = await(&t, at, PROMPT);
+    type(&t, "/undo\r");
+    await(&t, at, "taken back: in the well!");
+    type(&t, "\004");
+    assert_int_equal(close_term(&t), 0);
+    assert_int_equal(unlink(path), 0);
+    t = open_term(f, TINY "--no-history");
+    at = await(&t, 0, PROMPT);
+    type(&t, "/quit\r");
+    assert_int_equal(close_term(&t), 0);
+    assert_int_not_equal(stat(path, &st), 0);
+    spill(f, "state/sooth/chat_history", "not ours\n"); /* and never written to */
+    t = open_term(f, TINY);
+    at = await(&t, 0, "it is left alone");
+    await(&t, at, PROMPT);
+    type(&t, "/quit\r");
+    assert_int_equal(close_term(&t), 0);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_size, 9);
+    unlink(path);
+    free(path);
+}
+
+static void test_terminal_interrupt_at_prompt(void **state) {
+    fixture *f = *state;
+    term t = open_term(f, TINY);
+    size_t at = await(&t, 0, PROMPT);
+    type(&t, "never sai");
+    at = await(&t, at, "never sai");
+    type(&t, "\003");
+    at = await(&t, at, PROMPT);
+    type(&t, "\003");
+    at = await(&t, at, "Ctrl-D or /quit leaves");
+    at = await(&t, at, PROMPT);
+    type(&t, "or\\\r");
+    at = await(&t, at, "\033[?2004h. ");
+    type(&t, "\003");
+    at = await(&t, at, PROMPT);
+    type(&t, "/undo\r");
+    at = await(&t, at, "no turn to take back");
+    at = await(&t, at, PROMPT);
+    kill(-t.pid, SIGTERM);
+    assert_int_equal(close_term(&t), 128 + SIGTERM);
+}
+
+/* JSON alone on stdout, the editor on stderr. */
+static void test_terminal_json(void **state) {
+    fixture *f = *state;
+    term t = open_term(f, TINY "--json >j.txt");
+    size_t at = await(&t, 0, PROMPT);
+    type(&t, "the sea\r");
+    await(&t, at, PROMPT);
+    type(&t, "\004");
+    assert_int_equal(close_term(&t), 0);
+    ran r = run(f, "cat j.txt");
+    json_t *got = lines_of(&r);
+    assert_int_equal(json_array_size(got), 1);
+    json_decref(got);
+    done(&r);
+}
+
+/* Needs a model that takes its time. */
+static void test_terminal_interrupt_answer(void **state) {
+    fixture *f = *state;
+    const char *model = so_test_model("smollm2");
+    char line[4200];
+    if (!model || SO_TEST_SANITIZED)
+        SO_SKIP(model ? "too slow under a sanitizer" : "smollm2 is not here (sooth pull smollm2)");
+    snprintf(line, sizeof line, "-m '%s' --temp 0 --no-spec --ignore-eos", model);
+    term t = open_term(f, line);
+    size_t at = await(&t, 0, PROMPT);
+    type(&t, "Count from one to three hundred.\r");
+    await(&t, await(&t, at, "\n"), "\n");
+    type(&t, "typed ahead");
+    type(&t, "\003");
+    at = await(&t, at, "stopped; /retry answers again");
+    at = await(&t, at, PROMPT);
+    type(&t, "/stats\r");
+    at = await(&t, at, "answers: 1, ");
+    at = await(&t, at, PROMPT);
+    lacks(&t.out, "typed ahead"); /* not echoed into the answer */
+    type(&t, "/undo\r");
+    await(&t, at, "taken back: Count from one");
+    type(&t, "\004");
+    assert_int_equal(close_term(&t), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_equals_run),
+        cmocka_unit_test(test_retry_undo_seed),
+        cmocka_unit_test(test_saved_conversation_goes_on),
+        cmocka_unit_test(test_what_load_refuses),
+        cmocka_unit_test(test_command_words),
+        cmocka_unit_test(test_full_context),
+        cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_terminal_turns),
+        cmocka_unit_test(test_terminal_paste),
+        cmocka_unit_test(test_terminal_history),
+        cmocka_unit_test(test_terminal_interrupt_at_prompt),
+        cmocka_unit_test(test_terminal_json),
+        cmocka_unit_test(test_terminal_interrupt_answer),
+    };
+    return cmocka_run_group_tests(tests, open_fixture, close_fixture);
+}
