@@ -33,7 +33,7 @@
 #include "kv/prefix.h"
 
 typedef struct request_state {
-    so_seq *seq; /* made at the first draft */
+    so_seq *seq;
     void *inner;
     int32_t *text; /* [cap] what the draft has read or will read; the cache holds a beginning */
     int cap;
@@ -79,8 +79,7 @@ typedef struct model_drafter {
 
 /* What is known to be text stays for others; guesses do not. */
 static void keep_pages(request_state *s) {
-    if (s->seq)
-        so_prefix_offer(s->seq, s->text, SO_MIN(s->n_agreed, so_seq_len(s->seq)));
+    so_prefix_offer(s->seq, s->text, SO_MIN(s->n_agreed, so_seq_len(s->seq)));
 }
 
 static void model_park(so_drafter *d, void *state) {
@@ -88,14 +87,8 @@ static void model_park(so_drafter *d, void *state) {
     request_state *s = state;
     if (md->inner)
         so_drafter_park(md->inner, s->inner);
-    if (!s->seq)
-        return;
     keep_pages(s);
-    so_seq_truncate_to(s->seq, 0);
-    if (so_kv_get_layout(md->kv) == SO_KV_SLOTTED) { /* or it would keep its slot */
-        so_seq_free(s->seq);
-        s->seq = NULL;
-    }
+    so_seq_clear(s->seq);
 }
 
 static void model_close(so_drafter *d, void *state) {
@@ -122,6 +115,8 @@ static int model_open(so_drafter *d, const so_draft_text *text, void **state, so
         free(s);
         return rc;
     }
+    s->seq = so_seq_create(md->kv); /* takes no pages yet */
+    so_seq_reserve(s->seq, SO_MIN(s->cap, md->n_ctx));
     *state = s;
     return SO_OK;
 }
@@ -159,10 +154,6 @@ static bool begin_chain(model_drafter *md, so_draft_job *job, chain *c) {
     limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last one is never fed */
     if (limit < 1 || !knows_text(md, s, job))
         return false;
-    if (!s->seq) {
-        s->seq = so_seq_create(md->kv);
-        so_seq_reserve(s->seq, SO_MIN(s->cap, md->n_ctx));
-    }
     sync_text(s, job);
     *c = (chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
     return true;

@@ -193,6 +193,8 @@ typedef struct so_engine_stats {
 } so_engine_stats;
 /* Between steps, by the thread that owns the engine. */
 void so_engine_get_stats(const so_engine *e, so_engine_stats *out);
+/* Walks queue, places and cache; aborts with both values on a breach. Between steps. */
+void so_engine_check(const so_engine *e);
 
 /* What the counts come to; −1 where nothing was counted. */
 typedef struct so_rates {

@@ -78,11 +78,9 @@ void so_schedule_enqueue(so_request *r) {
  * may be guesses that stood and were never said. */
 static void vacate(so_request *r) {
     so_engine *e = r->e;
-    if (so_seq_open_nodes(r->seq) > 0)
-        so_seq_abort(r->seq); /* its pass failed */
-    else
+    if (so_seq_open_nodes(r->seq) == 0) /* else its pass failed */
         so_prefix_offer(r->seq, r->tokens, SO_MIN(so_seq_len(r->seq), r->n_tokens));
-    so_seq_truncate_to(r->seq, 0);
+    so_seq_clear(r->seq);
     e->slot_used[r->slot] = false;
     r->seq = NULL;
     r->tree = NULL;
@@ -220,12 +218,14 @@ static so_request *sort_prompts(so_engine *e, int *n) {
     return first;
 }
 
-/* A chunk that the budget cuts ends with a page where it can, so that what a neighbour computes of
- * the same text can be taken for the rest. */
-static void round_chunk(so_request *r) {
+/* Beside other prompts a chunk that the budget cuts ends with a page where it can, so that what a
+ * neighbour computes of the same text can be taken for the rest. How many rows that frees. */
+static int round_chunk(so_request *r) {
     int over = (so_seq_len(r->seq) + r->n_chunk) % SO_KV_PAGE;
-    if (r->n_chunk < missing(r) && r->n_chunk > over)
-        r->n_chunk -= over;
+    if (r->n_chunk == missing(r) || r->n_chunk <= over)
+        return 0;
+    r->n_chunk -= over;
+    return over;
 }
 
 static void gather(so_engine *e) {
@@ -242,7 +242,8 @@ static void gather(so_engine *e) {
         int more = SO_MIN(missing(r) - r->n_chunk, budget);
         r->n_chunk += more;
         budget -= more;
-        round_chunk(r);
+        if (n > 1)
+            budget += round_chunk(r);
     }
     for (so_request *r = e->running; r; r = r->next) {
         r->has_tree = r->n_chunk == missing(r);
@@ -292,6 +293,30 @@ void so_engine_get_stats(const so_engine *e, so_engine_stats *out) {
     out->pages_total = e->n_pages;
     out->pages_cached = so_kv_idle_pages(e->kv);
     out->pages_used = e->n_pages - so_kv_available_pages(e->kv);
-    if (so_kv_get_layout(e->kv) == SO_KV_SLOTTED) /* places keep their slots */
-        out->pages_used = e->n_running * (e->n_pages / e->o.n_parallel);
+}
+
+static void check_list(const so_engine *e, const so_request *list, so_phase phase, int n) {
+    int count = 0;
+    for (const so_request *r = list; r; r = r->next, count++) {
+        SO_ASSERT(r->e == e && r->phase == phase);
+        SO_ASSERT(!r->next || goes_before(r, r->next));
+        if (phase != SO_PHASE_RUNNING)
+            continue;
+        SO_ASSERT(e->slot_used[r->slot] && r->seq == e->slot_seqs[r->slot]);
+        SO_ASSERT_OP(so_seq_open_nodes(r->seq), ==, 0);
+        SO_ASSERT_OP(so_seq_len(r->seq), <, r->n_tokens);
+    }
+    SO_ASSERT_OP(count, ==, n);
+}
+
+void so_engine_check(const so_engine *e) {
+    int n_used = 0;
+    for (int i = 0; i < e->o.n_parallel; i++) {
+        n_used += e->slot_used[i];
+        SO_ASSERT(e->slot_used[i] || so_seq_len(e->slot_seqs[i]) == 0);
+    }
+    SO_ASSERT_OP(n_used, ==, e->n_running);
+    check_list(e, e->waiting, SO_PHASE_WAITING, e->n_waiting);
+    check_list(e, e->running, SO_PHASE_RUNNING, e->n_running);
+    so_kv_check(e->kv);
 }

@@ -229,11 +229,16 @@ so_seq *so_seq_create(so_kv *kv) {
 
 void so_seq_reserve(so_seq *s, int n) { so_seq_table_reserve(s, so_kv_pages_for(n)); }
 
+void so_seq_clear(so_seq *s) {
+    s->open = 0;
+    table_shrink(s, 0);
+    slot_release(s);
+}
+
 void so_seq_free(so_seq *s) {
     if (!s)
         return;
-    table_shrink(s, 0);
-    slot_release(s);
+    so_seq_clear(s);
     if (s->prev)
         s->prev->next = s->next;
     else

@@ -9,7 +9,7 @@
  *   paged     pages are taken as a sequence grows and given back as it shrinks; forks and the
  *             prefix tree (prefix.h) share them
  *   slotted   a sequence owns a run of neighbouring pages, its slot, from its first begin until it
- *             is freed: it can never run out half way and shrinking only changes a number, but
+ *             is cleared: it can never run out half way and shrinking only changes a number, but
  *             every sequence takes the room of the longest; forks copy, nothing is shared
  *
  * Every pass is a speculation: begin(n) reserves slots len … len+n-1 behind the committed length
@@ -65,6 +65,10 @@ so_seq *so_seq_fork(so_seq *s, int len);
 /* Forgets positions from new_len on; frees pages that start at or past it; never extends. The
  * prefix tree keeps what it holds. s must have no open speculation. */
 void so_seq_truncate_to(so_seq *s, int new_len);
+
+/* As when it was created: an open speculation is aborted, all pages and the slot are given back.
+ * The memory of its table stays. */
+void so_seq_clear(so_seq *s);
 
 /* The pages that begin(n_nodes) would take from the available ones, its copy of a shared last page
  * included. */

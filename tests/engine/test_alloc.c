@@ -123,7 +123,71 @@ static void test_steps_take_no_memory(void **state) {
     so_rig_close(&r);
 }
 
+/* Requests that come to run, are preempted, resumed and end take no memory either: what they need
+ * was taken when they were submitted. */
+static void check_coming_and_going(const so_rig *r, so_kv_layout layout) {
+    static const char *const drafters[] = {NULL, "ngram", "lookup", "model", "random"};
+    enum { N = 10 };
+    so_engine_opts o = {.n_ctx = 240,
+                        .n_parallel = 3,
+                        .n_batch = 64,
+                        .n_pages = layout == SO_KV_PAGED ? 9 : 0,
+                        .kv_dtype = SO_DTYPE_F32,
+                        .kv_layout = layout,
+                        .prefix_cache = true,
+                        .max_draft = 4,
+                        .draft = r->m,
+                        .draft_temp = -1};
+    so_engine *e = NULL;
+    so_request *req[N];
+    so_engine_stats before, after;
+    so_err err = {0};
+    int32_t prompt[40];
+    SO_OK_OR_FAIL(so_engine_create(r->m, NULL, &o, &e, &err), err);
+    for (int i = 0; i < N; i++) {
+        so_request_opts ro = {.prompt = prompt, .n_prompt = 20 + 2 * i, .max_tokens = 90};
+        for (int k = 0; k < 40; k++)
+            prompt[k] = (7 * (k % 5) + i / 3) % r->n_vocab;
+        so_sample_defaults(&ro.sample);
+        ro.priority = i % 4 == 3;
+        ro.spec = (so_spec_opts){.drafter = drafters[i % 5], .length = 2};
+        SO_OK_OR_FAIL(so_engine_submit(e, &ro, &req[i], &err), err);
+        if (i == 0)
+            assert_int_equal(so_engine_step(e, &err), 1);
+    }
+    for (int i = 0; i < 2 * WARM_UP; i++)
+        assert_int_equal(so_engine_step(e, &err), 1);
+    so_engine_get_stats(e, &before);
+    n_taken = 0;
+    guard = true;
+    int rc = 1;
+    while (rc == 1)
+        rc = so_engine_step(e, &err);
+    guard = false;
+    so_engine_get_stats(e, &after);
+    assert_int_equal(rc, 0);
+    assert_int_equal(n_taken, 0);
+    if (layout == SO_KV_PAGED)
+        assert_true(after.preemptions > before.preemptions);
+    for (int i = 0; i < N; i++)
+        so_request_free(req[i]);
+    so_engine_free(e);
+}
+
+static void test_coming_and_going_takes_no_memory(void **state) {
+    (void)state;
+    if (!GUARDED)
+        SO_SKIP("this build brings its own malloc");
+    so_rig r;
+    so_rig_open(&r, so_test_data("golden/models/llama"),
+                &(so_rig_opts){.n_pages = 1, .level = so_cpu_best_level()});
+    check_coming_and_going(&r, SO_KV_PAGED);
+    check_coming_and_going(&r, SO_KV_SLOTTED);
+    so_rig_close(&r);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_take_no_memory)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_take_no_memory),
+                                       cmocka_unit_test(test_coming_and_going_takes_no_memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
