@@ -10,6 +10,7 @@
  *   3. the block's sum goes to the float accumulators, which lie in the first cache too.
  *
  * A wide batch goes through in chunks of CHUNK rows; the weights of a tile stay cached meanwhile.
+ * A prompt does so in spans of as many chunks as the second cache holds, one span after the other.
  * Offsets of unsigned weights (8 for Q4_0, 128 for Q8_0, …) are undone by the sum that the integer
  * accumulator starts from, which is exact.
  *
@@ -29,52 +30,7 @@
  * 4·4·16·127 (Q5_K), 2·4·32·127 (Q6_K), 4·4·7·127 (Q3_K: 4 − 19 + 16 …), 4·4·3·127 (Q2_K), all
  * below 2^15. Included by the kernels_*.c of x86 only, after matmul_x86.h's words. */
 
-#include "backend/cpu/pack.h"
-
-typedef struct columns {
-    const uint8_t *head[2], *word[2];
-    const uint8_t *next; /* what block 0 fetches ahead, into the second cache; NULL: nothing */
-} columns;
-
-/* Memory answers after the time of a whole tile: fetches part `b` of what lies behind this one. */
-INLINE void fetch_ahead(so_dtype dtype, const columns *at, size_t b) {
-    const size_t part = (so_pack_head(dtype) + so_pack_words(dtype)) * (2 * LANES / SO_PACK_ROWS);
-    if (at->next)
-        for (size_t i = 0; i < part; i += 64)
-            _mm_prefetch((const char *)at->next + b * part + i, _MM_HINT_T1);
-}
-
-INLINE columns columns_at(const so_mm *a, size_t words_at, long r, long end) {
-    const uint8_t *g = a->w + (size_t)(r / SO_PACK_ROWS) * a->group_bytes, *g1 = g;
-    if (COL_GROUP && r + SO_PACK_ROWS < end)
-        g1 = g + a->group_bytes; /* else the first group twice, of which one result is dropped */
-    return (columns){{g, g1 + COL_HEAD},
-                     {g + words_at, g1 + words_at + COL_WORD},
-                     g + a->group_bytes * (2 * LANES / SO_PACK_ROWS)};
-}
-
-INLINE vi word_at(const uint8_t *words, int i) { return vi_load(words + SO_PACK_WORD * i); }
-
-/* Rows r … of a tile; those from `end` on are padding or belong to another thread. */
-INLINE void ptile_store(const so_mm *a, long r, long end, int first, int n, const vf (*acc)[2]) {
-    UNROLL for (int j = 0; j < 2; j++) {
-        long row = r + (long)LANES * j;
-        int valid = (int)SO_MIN((long)LANES, end - row);
-        if (valid <= 0)
-            continue;
-        float lanes[LANES] = {0};
-        if (a->bias)
-            memcpy(lanes, a->bias + row, (size_t)valid * sizeof(float));
-        vf bias = vf_load(lanes);
-        float *out = a->out + (size_t)first * (size_t)a->m + (size_t)row;
-        for (int i = 0; i < n; i++, out += a->m) {
-            vf v = a->bias ? vf_add(acc[i][j], bias) : acc[i][j];
-            vf_store(valid == LANES ? out : lanes, v);
-            if (valid < LANES)
-                memcpy(out, lanes, (size_t)valid * sizeof(float));
-        }
-    }
-}
+#include "backend/cpu/columns_x86.h"
 
 /* ---- blocks of 32 ---- */
 
@@ -82,8 +38,6 @@ typedef struct pblock32 {
     vi w[2][8];
     vf d[2], m[2];
 } pblock32;
-
-INLINE bool has_min32(so_dtype t) { return t == SO_DTYPE_Q4_1 || t == SO_DTYPE_Q5_1; }
 
 /* Bit c of every byte moved to bit 4. */
 INLINE vi fifth_bit(vi h, int c) {
@@ -191,14 +145,8 @@ typedef struct pblock256 {
     vi s[16][2];           /* scales for vi_pscaled; 8 where sub-blocks have 32 elements */
     vi sp[8][2], mp[8][2]; /* scales and minima as int16 pairs */
     vf d[2], dmin[2];
+    fetch next;
 } pblock256;
-
-INLINE bool has_min256(so_dtype t) {
-    return t == SO_DTYPE_Q2_K || t == SO_DTYPE_Q4_K || t == SO_DTYPE_Q5_K;
-}
-
-/* Sub-blocks of 32 elements; else of 16. */
-INLINE bool sub_is_32(so_dtype t) { return t == SO_DTYPE_Q4_K || t == SO_DTYPE_Q5_K; }
 
 /* Bits `from` and up of every byte moved to bit `to`, under a mask. */
 INLINE vi move_bits(vi v, int from, int to, int mask) {
@@ -316,14 +264,17 @@ INLINE void pdots256(const so_mm *a, so_dtype dtype, const pblock256 *w, int s, 
     }
 }
 
-INLINE void ptile256(const so_mm *a, so_dtype dtype, const pblock256 *w, size_t row, size_t b,
+INLINE void ptile256(const so_mm *a, so_dtype dtype, pblock256 *w, size_t row, size_t b,
                      const int n, vf (*acc)[2]) {
     size_t n_blocks = (size_t)a->act.k / 256, at = row * n_blocks + b;
     const so_q256 *xb = a->act.blocks256 + at;
     vi isum[4][2];
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int j = 0; j < 2; j++) isum[i][j] =
         pcorrect256(dtype, w, j, xb + (size_t)i * n_blocks);
-    NO_UNROLL for (int s = 0; s < 8; s++) pdots256(a, dtype, w, s, at, n, isum);
+    NO_UNROLL for (int s = 0; s < 8; s++) {
+        pdots256(a, dtype, w, s, at, n, isum);
+        fetch_some(&w->next);
+    }
     UNROLL for (int i = 0; i < n; i++, xb += n_blocks) UNROLL for (int j = 0; j < 2; j++) {
         vf dx = vf_set1(xb->d);
         vf sum = vf_fma(vf_mul(w->d[j], dx), vf_from_int(isum[i][j]), acc[i][j]);
@@ -338,10 +289,10 @@ INLINE void ptile256(const so_mm *a, so_dtype dtype, const pblock256 *w, size_t 
 
 /* A tile of K types is a function of its own: inlined, the values of a whole block compete for
  * registers with the sums of its inner loop, and gcc 12 spills the sums. */
-typedef void ptile256_fn(const so_mm *a, const pblock256 *w, size_t row, size_t b, vf (*acc)[2]);
+typedef void ptile256_fn(const so_mm *a, pblock256 *w, size_t row, size_t b, vf (*acc)[2]);
 
 #define PTILE256(name, dtype, n)                                                                  \
-    static __attribute__((noinline)) void ptile_##name##_##n(const so_mm *a, const pblock256 *w,  \
+    static __attribute__((noinline)) void ptile_##name##_##n(const so_mm *a, pblock256 *w,        \
                                                              size_t row, size_t b, vf(*acc)[2]) { \
         ptile256(a, dtype, w, row, b, n, acc);                                                    \
     }
@@ -370,7 +321,7 @@ INLINE void pchunk256(const so_mm *a, so_dtype dtype, const columns *at, size_t 
                       vf (*acc)[2]) {
     for (size_t b = 0; b < (size_t)a->act.k / 256; b++) {
         pblock256 w;
-        fetch_ahead(dtype, at, b);
+        w.next = fetch_of(dtype, at, b, 8 * (((size_t)n + 3) / 4));
         pdecode256(dtype, at, b, &w);
         for (int i = 0; i < n; i += 4)
             ptiles_of(dtype)[SO_MIN(4, n - i) - 1](a, &w, first + (size_t)i, b, acc + i);
@@ -380,22 +331,25 @@ INLINE void pchunk256(const so_mm *a, so_dtype dtype, const columns *at, size_t 
 INLINE void packed(const so_mm *a, so_dtype dtype, bool wide, long begin, long end) {
     vf acc[CHUNK][2];
     size_t words_at = so_pack_words_at(dtype, (size_t)a->act.k / (wide ? 256 : 32));
-    for (long r = begin; r < end; r += 2 * LANES) {
-        columns at = columns_at(a, words_at, r, end);
-        if (r + 2 * LANES >= end)
-            at.next = a->next;
-        for (int first = 0; first < a->act.n; first += CHUNK) {
-            int n = SO_MIN(CHUNK, a->act.n - first);
-            for (int i = 0; i < n; i++)
-                acc[i][0] = acc[i][1] = vf_set1(0);
-            if (wide)
-                pchunk256(a, dtype, &at, (size_t)first, n, acc);
-            else
-                pchunk32(a, dtype, &at, (size_t)first, n, acc);
-            ptile_store(a, r, end, first, n, (const vf(*)[2])acc);
-            at.next = NULL;
+    int span = span_rows(a, CHUNK);
+    for (int from = 0; from < a->act.n; from += span)
+        for (long r = begin; r < end; r += 2 * LANES) {
+            columns at = columns_at(a, words_at, r, end);
+            int to = SO_MIN(from + span, a->act.n);
+            if (r + 2 * LANES >= end)
+                at.next = to < a->act.n ? group_at(a, begin) : a->next;
+            for (int first = from; first < to; first += CHUNK) {
+                int n = SO_MIN(CHUNK, to - first);
+                for (int i = 0; i < n; i++)
+                    acc[i][0] = acc[i][1] = vf_set1(0);
+                if (wide)
+                    pchunk256(a, dtype, &at, (size_t)first, n, acc);
+                else
+                    pchunk32(a, dtype, &at, (size_t)first, n, acc);
+                ptile_store(a, r, end, first, n, (const vf(*)[2])acc);
+                at.next = NULL;
+            }
         }
-    }
 }
 
 /* ---- what the level could do at most ---- */

@@ -13,22 +13,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/loops_x86.h"
 #include "base/half.h"
 #include "base/mem.h"
-
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNROLL /* halves the time to compile, which is long with every access checked */
-#elif defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-#if defined(__clang__)
-#define NO_UNROLL _Pragma("nounroll")
-#else
-#define NO_UNROLL _Pragma("GCC unroll 1")
-#endif
 
 /* The canon's joining tree. */
 INLINE float v_join(v16 v) {
