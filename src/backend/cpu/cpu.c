@@ -329,6 +329,7 @@ static void submit(so_backend *base, const so_op *given) {
         return;
     if (op.kind == SO_OP_UPLOAD && !keep_upload(b, &op))
         return;
+    atomic_store_explicit(&b->taken[b->n_ops], 0, memory_order_relaxed);
     b->ops[b->n_ops++] = op;
     if (op.kind == SO_OP_MATMUL)
         n = push_quantize(b, &op, ranges, n);
@@ -353,6 +354,7 @@ static void cpu_free(so_backend *base) {
     so_pool_free(b->pool);
     free(b->ops);
     free(b->tasks);
+    free(b->taken);
     free(b->uploads);
     free(b->scratch);
     free(b->attn->floats);
@@ -399,6 +401,7 @@ int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, s
     b->pool = pool;
     b->ops = SO_NEW_N(so_op, SO_OPS_MAX);
     b->tasks = SO_NEW_N(so_task, SO_TASKS_MAX);
+    b->taken = SO_NEW_N(_Atomic int, SO_OPS_MAX);
     b->attn = SO_NEW(so_attn_split);
     b->attn->floats = so_try_alloc(SO_ATTN_SPLIT_BYTES, 1); /* touched where used */
     b->uploads_cap = UPLOADS_FIRST;

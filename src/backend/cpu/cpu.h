@@ -80,9 +80,10 @@ struct so_cpu {
     so_backend base;
     const so_kernels *kernels;
     so_pool *pool;
-    so_slab slab;   /* packed weights */
-    so_op *ops;     /* [SO_OPS_MAX] */
-    so_task *tasks; /* [SO_TASKS_MAX] */
+    so_slab slab;       /* packed weights */
+    so_op *ops;         /* [SO_OPS_MAX] */
+    so_task *tasks;     /* [SO_TASKS_MAX] */
+    _Atomic int *taken; /* [SO_OPS_MAX] pieces of a product that members have taken (ops.c) */
     int n_ops, n_tasks;
     /* What the tasks since the last barrier touch. */
     so_range open[SO_RANGES_MAX];

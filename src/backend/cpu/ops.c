@@ -8,6 +8,7 @@
  * are looked at here for the first time, and one out of range aborts: it is a bug above the seam.
  */
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "backend/cpu/cpu.h"
@@ -210,18 +211,48 @@ void so_cpu_quantize_rows(const so_cpu *b, const so_op *op, int index, int count
     quantize(b, op, op->matmul.w->n_cols, index, count);
 }
 
+/* The rows of a product: two thirds are dealt out beforehand, each member's in one stretch, and the
+ * others are taken piece by piece, because no two cores run alike for long (a neighbour on the
+ * other half of the core, a busy host) and everybody waits for the last. Small matrices are not
+ * worth it. */
+enum { MM_UNIT = 2 * SO_MM_GRAIN, MM_PIECES = 8 /* for each member */, MM_SMALL = 1 << 20 };
+
+static long dealt_rows(const so_weight *w, int count) {
+    size_t bytes = (size_t)w->n_rows * w->row_bytes;
+    if (count == 1 || w->n_rows < 4L * MM_UNIT * count || bytes / (size_t)count < MM_SMALL)
+        return w->n_rows;
+    return w->n_rows * 2 / 3 / MM_UNIT * MM_UNIT;
+}
+
+static long piece_rows(const so_weight *w, int count) {
+    long units = (w->n_rows - dealt_rows(w, count)) / MM_UNIT;
+    return SO_MAX(units / (MM_PIECES * count), 1L) * MM_UNIT;
+}
+
+/* The first of some rows that nobody has taken; n_rows where none are left. */
+static long take_rows(const so_cpu *b, const so_op *op, int count) {
+    const so_weight *w = op->matmul.w;
+    long dealt = dealt_rows(w, count);
+    if (dealt == w->n_rows)
+        return dealt;
+    long i = atomic_fetch_add_explicit(&b->taken[op - b->ops], 1, memory_order_relaxed);
+    return SO_MIN(dealt + i * piece_rows(w, count), w->n_rows);
+}
+
+static const uint8_t *packed_at(const so_weight *w, long row) {
+    return w->group_bytes && row < w->n_rows
+               ? w->data + (size_t)(row / SO_PACK_ROWS) * w->group_bytes
+               : NULL;
+}
+
 /* Where this thread's part of the next packed matrix in the list begins. */
 static const uint8_t *next_part(const so_cpu *b, const so_op *op, int index, int count) {
-    for (op++; op < b->ops + b->n_ops; op++) {
-        if (op->kind != SO_OP_MATMUL)
-            continue;
-        const so_weight *w = op->matmul.w;
-        long begin, end;
-        so_split(w->n_rows, SO_MM_GRAIN, index, count, &begin, &end);
-        return w->group_bytes && begin < end
-                   ? w->data + (size_t)(begin / SO_PACK_ROWS) * w->group_bytes
-                   : NULL;
-    }
+    for (op++; op < b->ops + b->n_ops; op++)
+        if (op->kind == SO_OP_MATMUL) {
+            long begin, end;
+            so_split(dealt_rows(op->matmul.w, count), MM_UNIT, index, count, &begin, &end);
+            return begin < end ? packed_at(op->matmul.w, begin) : NULL;
+        }
     return NULL;
 }
 
@@ -234,13 +265,18 @@ static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
         .group_bytes = w->group_bytes,
         .m = w->n_rows,
         .bias = op->matmul.bias.buf ? f32(op->matmul.bias) : NULL,
-        .next = next_part(b, op, index, count),
         .out = f32(op->matmul.out),
     };
     long begin, end;
-    so_split(w->n_rows, SO_MM_GRAIN, index, count, &begin, &end);
-    if (begin < end)
+    so_split(dealt_rows(w, count), MM_UNIT, index, count, &begin, &end);
+    while (begin < end) {
+        /* taken before it is needed, so that it can be fetched meanwhile */
+        long next = take_rows(b, op, count);
+        mm.next = next < w->n_rows ? packed_at(w, next) : next_part(b, op, index, count);
         b->kernels->matmul[w->dtype](&mm, begin, end);
+        begin = next;
+        end = SO_MIN(next + piece_rows(w, count), w->n_rows);
+    }
 }
 
 so_task_fn *const so_cpu_tasks[SO_OP_COUNT] = {
