@@ -80,15 +80,16 @@ enum MHD_Result so_http_send(so_exchange *x, int status, const char *type, so_bu
 }
 
 enum MHD_Result so_http_send_static(so_exchange *x, const char *type, so_str body) {
+    so_buf policy = {0};
     struct MHD_Response *r = MHD_create_response_from_buffer(body.len, (void *)(uintptr_t)body.ptr,
                                                              MHD_RESPMEM_PERSISTENT);
     if (r) {
         add_headers(x, r, type);
         MHD_add_response_header(r, "Cache-Control", "no-cache");
-        MHD_add_response_header(r, "Content-Security-Policy",
-                                "default-src 'none'; style-src 'unsafe-inline'; script-src "
-                                "'unsafe-inline'; connect-src 'self'; img-src data:; base-uri "
-                                "'none'; form-action 'none'; frame-ancestors 'none'");
+        so_page_policy(&policy);
+        MHD_add_response_header(r, "Content-Security-Policy", policy.data);
+        MHD_add_response_header(r, "Referrer-Policy", "no-referrer");
+        so_buf_free(&policy);
     }
     return queue(x, 200, r);
 }

@@ -123,5 +123,6 @@ void so_log_job(so_server *s, const so_job *j);
 /* --- page.c --- */
 
 so_str so_page(void);
+void so_page_policy(so_buf *out); /* its Content-Security-Policy */
 
 #endif

@@ -1,5 +1,9 @@
 /* The page at /: web/index.html as it is, put into the program by the assembler. One file, no
- * resources from elsewhere, so there is nothing to keep together at run time. */
+ * resources from elsewhere, so there is nothing to keep together at run time.
+ *
+ * Its policy lets a browser run the one script and the one style that stand in the file, named by
+ * their hashes, and talk to this server; nothing else, whatever a model's text may hold. */
+#include "base/sha256.h"
 #include "server/impl.h"
 
 __asm__(".pushsection .rodata\n"
@@ -14,3 +18,46 @@ __asm__(".pushsection .rodata\n"
 extern const char so_page_begin[], so_page_end[];
 
 so_str so_page(void) { return (so_str){so_page_begin, (size_t)(so_page_end - so_page_begin)}; }
+
+/* What stands between the tags; they occur once. */
+static so_str between(so_str page, const char *open, const char *close) {
+    const char *at = memmem(page.ptr, page.len, open, strlen(open));
+    SO_ASSERT(at != NULL);
+    at += strlen(open);
+    const char *end = memmem(at, (size_t)(page.ptr + page.len - at), close, strlen(close));
+    SO_ASSERT(end != NULL);
+    return (so_str){at, (size_t)(end - at)};
+}
+
+static unsigned hex_digit(char c) { return (unsigned)(c <= '9' ? c - '0' : c - 'a' + 10); }
+
+/* 'sha256-' and the hash in base64, as the policy wants it: 256 bits are 64 hex digits, of which
+ * three make two of base64's; the last takes four bits, and a = fills up. */
+static void append_hash(so_str text, so_buf *out) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    so_sha256 h;
+    char hex[65 + 2] = {0};
+    so_sha256_init(&h);
+    so_sha256_add(&h, text.ptr, text.len);
+    so_sha256_hex(&h, hex);
+    hex[64] = hex[65] = '0';
+    so_buf_append_c(out, "'sha256-");
+    for (int i = 0; i < 66; i += 3) {
+        unsigned bits = hex_digit(hex[i]) << 8 | hex_digit(hex[i + 1]) << 4 | hex_digit(hex[i + 2]);
+        so_buf_append_char(out, digits[bits >> 6]);
+        if (i < 63)
+            so_buf_append_char(out, digits[bits & 63]);
+    }
+    so_buf_append_c(out, "='");
+}
+
+void so_page_policy(so_buf *out) {
+    so_str page = so_page();
+    so_buf_append_c(out, "default-src 'none'; style-src ");
+    append_hash(between(page, "<style>", "</style>"), out);
+    so_buf_append_c(out, "; script-src ");
+    append_hash(between(page, "<script>", "</script>"), out);
+    so_buf_append_c(out,
+                    "; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+                    "frame-ancestors 'none'");
+}
