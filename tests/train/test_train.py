@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The training tools in tiny, on the CPU: a random target writes, a draft is trained on it, sooth runs the two. Speaks TAP.
+"""The training tools in tiny, on the CPU: a random target writes, a draft is trained on it, sooth runs the two; and a target is
+made from nothing. Speaks TAP.
 
 Needs torch, numpy, gguf and jinja2 for the Python that SOOTH_TRAIN_PYTHON names (default: this one); skipped where they are missing."""
 import json
@@ -205,6 +206,42 @@ def test_all(target, folder):
     data = open(f"{out}/checkpoint.pt", "rb").read()
     open(f"{out}/checkpoint.pt", "wb").write(data[:len(data) // 2])
     assert "cannot be resumed" in tool("draft.py", *common, "--out", out, "--resume", want=1)
+
+
+def test_pair(target, folder):
+    """Prompts, a tokenizer and a target from nothing; sooth splits text as the tokenizer does and writes in the chat format."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        print("# skip: pair.py needs tokenizers")
+        return
+    out = f"{folder}/pair"
+    tool("prompts.py", "--out", f"{folder}/p.jsonl", "-n", 300, "--most", 3)
+    reader = gguf.GGUFReader(target)
+    encode = chat.Encoder(reader, *llama.vocabulary(reader))
+    form = chat.Chat(reader, encode)
+    tale = "Once there was a cat. The cat saw number {n} of the 12 mice, and the mouse ran away. "
+    said = [(form.before + encode(json.loads(line)["prompt"]) + form.after, encode(tale.format(n=i) * (2 - i % 2)) + [0] * (i % 2),
+             dialogues.KINDS["file"], 0.7) for i, line in enumerate(open(f"{folder}/p.jsonl"))]
+    dialogues.write(f"{folder}/said.npz", said, SHAPE.n_vocab)
+    common = ("--teacher", target, "--data", f"{folder}/said.npz", "--out", out, "--vocab", 400, "--layers", 2, "--d", 64, "--heads", 2,
+              "--ff", 64, "--ctx", 256, "--batch", 2048, "--minutes", 1, "--log", 0.5, "--device", "cpu", "--no-compile")
+    first = tool("pair.py", *common, "--decay", 0, "--max-steps", 2)
+    assert "300 dialogues" in first and "0 left out" in first, first
+    second = tool("pair.py", *common, "--resume", "--max-steps", 40)
+    loss_of = lambda text: float(text.split("held out  loss ")[-1].split()[0])
+    assert loss_of(second) < loss_of(first) - 1, (first, second)
+    d = dialogues.read(f"{out}/dialogues.npz", 400)
+    tok = Tokenizer.from_file(f"{out}/tokenizer.json")
+    text = "Once there was a cat that saw 1024 mice,\n\n  didn't it?"
+    ids = json.loads(run(SOOTH, "tokenize", "-m", f"{out}/target.gguf", text, "--json"))
+    assert (ids["tokens"] if "tokens" in ids else ids["ids"]) == tok.encode(text, add_special_tokens=False).ids, ids
+    prompts = [tuple(d.prompt(i)) for i in range(len(d))]
+    alone = [p for p in prompts if p.count(2) == 1]
+    assert 0.7 < len(alone) / len(prompts) < 1, "some dialogues stand behind another"
+    answer = json.loads(run(SOOTH, "run", "-m", f"{out}/target.gguf", "-p", "Tell me a story.", "-n", 20, "--temp", 0, "--json"))
+    assert len(answer["tokens"]) > 0
+    assert "start without --resume" in tool("pair.py", *common, "--resume", "--ff", 96, want=1)
 
 
 def main():

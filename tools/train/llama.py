@@ -96,6 +96,27 @@ def load(path, device="cpu", dtype=torch.float32):
     return shape, weights, reader
 
 
+@dataclasses.dataclass
+class Vocab:
+    """What a file says about its tokenizer."""
+    tokens: list  # bytes, as the file has them
+    types: list
+    merges: list
+    model: str = "gpt2"
+    pre: str = "default"
+    special: dict = dataclasses.field(default_factory=dict)  # "eos": id, …
+    add_bos: bool = False
+    template: str = None
+
+    @staticmethod
+    def of(reader):
+        tokens, types = vocabulary(reader)
+        get = lambda key: reader.get_field("tokenizer." + key).contents() if reader.get_field("tokenizer." + key) else None
+        ids = {key: get(f"ggml.{key}_token_id") for key in ("bos", "eos", "unknown", "padding")}
+        return Vocab(tokens, types, get("ggml.merges") or [], get("ggml.model") or "gpt2", get("ggml.pre") or "default",
+                     {k: v for k, v in ids.items() if v is not None}, bool(get("ggml.add_bos_token")), get("chat_template"))
+
+
 def vocabulary(reader):
     """(token strings as the file has them, token types) of a GGUF file."""
     f = reader.get_field("tokenizer.ggml.tokens")
@@ -108,15 +129,7 @@ def vocabulary_sha256(tokens):
     return hashlib.sha256(b"\0".join(tokens)).hexdigest()
 
 
-def export(path, shape, weights, target, name, output_ids=None):
-    """Writes a float32 GGUF, for `sooth quantize`, with the target's vocabulary and what the draft was trained for.
-
-    A draft is fed ids and never text, so of the tokenizer's merges only the first is kept: they would be a tenth of the
-    file. The file appears under its name when it is complete."""
-    import gguf
-    tokens, types = vocabulary(target)
-    w = gguf.GGUFWriter(path + ".part", "llama")
-    w.add_name(name)
+def _add_shape(w, shape):
     w.add_block_count(shape.n_layers)
     w.add_context_length(shape.n_ctx)
     w.add_embedding_length(shape.d)
@@ -129,33 +142,60 @@ def export(path, shape, weights, target, name, output_ids=None):
     w.add_value_length(shape.head_dim)
     w.add_layer_norm_rms_eps(shape.eps)
     w.add_vocab_size(shape.n_vocab)
-    get = lambda key: target.get_field(key).contents() if target.get_field(key) else None
-    w.add_tokenizer_model(get("tokenizer.ggml.model") or "gpt2")
-    w.add_tokenizer_pre(get("tokenizer.ggml.pre") or "default")
-    w.add_token_list(tokens)
-    w.add_token_types(types)
-    if get("tokenizer.ggml.merges"):
-        w.add_token_merges(get("tokenizer.ggml.merges")[:1])
-    for key in ("bos", "eos", "unknown", "padding"):
-        if get(f"tokenizer.ggml.{key}_token_id") is not None:
-            w.add_uint32(f"tokenizer.ggml.{key}_token_id", get(f"tokenizer.ggml.{key}_token_id"))
-    w.add_bool("tokenizer.ggml.add_bos_token", bool(get("tokenizer.ggml.add_bos_token")))
-    w.add_string("sooth.draft.target.name", str(get("general.name")))
-    w.add_string("sooth.draft.target.vocab_sha256", vocabulary_sha256(tokens))
-    w.add_uint32("sooth.draft.target.embedding_length", get("llama.embedding_length"))
-    w.add_uint32("sooth.draft.target.block_count", get("llama.block_count"))
-    if get("general.license"):
-        w.add_license(get("general.license"))
+
+
+def _add_vocab(w, v):
+    w.add_tokenizer_model(v.model)
+    w.add_tokenizer_pre(v.pre)
+    w.add_token_list(v.tokens)
+    w.add_token_types(v.types)
+    if v.merges:
+        w.add_token_merges(v.merges)
+    for key, i in v.special.items():
+        w.add_uint32(f"tokenizer.ggml.{key}_token_id", i)
+    w.add_bool("tokenizer.ggml.add_bos_token", v.add_bos)
+    if v.template:
+        w.add_chat_template(v.template)
+
+
+def write(path, shape, weights, vocab, name, extra):
+    """A float32 GGUF, for `sooth quantize`; extra(writer) adds keys and tensors. It appears under its name when it is complete."""
+    import gguf
+    w = gguf.GGUFWriter(path + ".part", "llama")
+    w.add_name(name)
+    _add_shape(w, shape)
+    _add_vocab(w, vocab)
     for tensor, x in weights.items():
         w.add_tensor(tensor, x.detach().float().cpu().numpy())
-    if output_ids is not None:
-        w.add_array("sooth.draft.output_ids", [int(i) for i in output_ids])
-        w.add_tensor("output.weight", weights["token_embd.weight"].detach().float().cpu()[output_ids].numpy())
+    extra(w)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
     os.replace(path + ".part", path)
+
+
+def export(path, shape, weights, target, name, output_ids=None):
+    """A draft with the vocabulary of its target (a reader) and what it was trained for.
+
+    A draft is fed ids and never text, so of the tokenizer's merges only the first is kept, and no chat template: they would be
+    a tenth of the file."""
+    vocab = Vocab.of(target)
+    vocab.merges, vocab.template = vocab.merges[:1], None
+    get = lambda key: target.get_field(key).contents() if target.get_field(key) else None
+
+    def extra(w):
+        w.add_string("sooth.draft.target.name", str(get("general.name")))
+        w.add_string("sooth.draft.target.vocab_sha256", vocabulary_sha256(vocab.tokens))
+        w.add_uint32("sooth.draft.target.embedding_length", get("llama.embedding_length"))
+        w.add_uint32("sooth.draft.target.block_count", get("llama.block_count"))
+        if get("general.license"):
+            w.add_license(get("general.license"))
+        if output_ids is not None:
+            w.add_array("sooth.draft.output_ids", [int(i) for i in output_ids])
+            w.add_tensor("output.weight", weights["token_embd.weight"].detach().float().cpu()[output_ids].numpy())
+
+    write(path, shape, weights, vocab, name, extra)
 
 
 # --- the pass ---
