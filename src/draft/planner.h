@@ -71,7 +71,7 @@ void so_planner_lengths(so_planner *p, so_plan_chain *chains, int n, const so_pl
 typedef struct so_plan_tree {
     const so_tree *tree;
     const float *accept; /* [n_nodes]: chance of each node if its parent was accepted */
-    double node_ms; /* as in so_plan_chain */
+    double node_ms;      /* as in so_plan_chain */
     double sure;
     bool whole;             /* taken as it is: its length was fixed by the user */
     bool keep[SO_TREE_MAX]; /* the answer; the root is always kept */
