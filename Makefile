@@ -47,6 +47,7 @@ SERVER_SRC := $(wildcard src/server/*.c)
 TESTS ?= $(wildcard tests/*/test_*.c)
 TEST_SRC := $(TESTS)
 TEST_SCRIPTS ?= $(wildcard tests/*/test_*.py)
+TEST_TOOLS := $(O)/tests/server/tiny_model
 TEST_LIB_SRC := $(wildcard tests/support/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 EXAMPLE_SRC := $(wildcard examples/*.c)
@@ -111,7 +112,7 @@ $(O)/tests/%: $(O)/tests/%.o $(TEST_LIB_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
 
 .SECONDARY:
 .PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live grid load
-tests: all $(TEST_BIN)
+tests: all $(TEST_BIN) $(TEST_TOOLS)
 
 test: tests ## unit, golden and statistical tests
 	SOOTH_BIN=$(OUT)/sooth $(PYTHON) tools/run_tests.py $(TEST_BIN) $(TEST_SCRIPTS)

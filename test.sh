@@ -14,6 +14,10 @@ say "build"
 make -s -j"$jobs" all tests
 say "a real model"
 build/sooth pull smollm2 || echo "skip: smollm2 cannot be fetched here; tests that need it will say so"
+say "a real client"
+python3 -m pip install -q --disable-pip-version-check --target build/python openai ||
+    echo "skip: openai cannot be fetched here; tests that need it will say so"
+export PYTHONPATH="$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}"
 say "tests"
 make -s test
 say "a real model with every drafter: every token as without speculation (make grid: all of it)"

@@ -28,7 +28,7 @@ need() {
 
 BUILD_PACKAGES="gcc libc6-dev make pkg-config libpcre2-dev libutf8proc-dev libjansson-dev libmicrohttpd-dev libedit-dev"
 PULL_PACKAGES="python3 python3-pip ca-certificates"
-TEST_PACKAGES="libcmocka-dev python3 xz-utils git"
+TEST_PACKAGES="libcmocka-dev python3 xz-utils git curl prometheus"
 
 # The cross compiler, the emulator and the libraries for make check-arm.
 need_arm() {

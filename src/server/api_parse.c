@@ -14,6 +14,7 @@
 
 #include "base/mem.h"
 #include "server/api.h"
+#include "token/utf8.h"
 
 enum { BOTH = SO_API_COMPLETION | SO_API_CHAT, MAX_IGNORED = 400 };
 
@@ -590,6 +591,11 @@ static const field FIELDS[] = {
 
 static bool load_object(so_str body, json_t **out, so_api_error *err) {
     json_error_t e;
+    size_t valid = so_utf8_valid_len(body);
+    if (valid < body.len)
+        return so_api_fail(err, 400, "invalid_json", NULL,
+                           "the body is not valid UTF-8: byte 0x%02X at offset %zu",
+                           (unsigned char)body.ptr[valid], valid);
     *out = json_loadb(body.ptr ? body.ptr : "", body.len, JSON_ALLOW_NUL, &e);
     if (!*out)
         return so_api_fail(err, 400, "invalid_json", NULL,

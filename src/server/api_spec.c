@@ -59,8 +59,10 @@ static bool choose_drafter(const so_api_request *r, const so_spec_opts *deflt, s
         return false;
     if (what & IS_NONE)
         return true;
-    if (r->prediction.ptr && !(what & NAMES_TEXT))
+    if (r->prediction.ptr && !(what & NAMES_TEXT)) {
         so_buf_append_c(text, base ? "predict," : "predict");
+        base = base && strcmp(base, "auto") == 0 ? "lookup,ngram" : base; /* it stands alone */
+    }
     if (base)
         so_buf_append_c(text, base);
     return true;

@@ -69,8 +69,10 @@ static json_t *plain_logprobs(const so_format *f, const so_choice *c, int from, 
         json_t *top = json_object();
         for (int k = 1; k <= c->job->rq.n_top && k < c->n_each; k++) {
             json_t *name = token_text(f, p[k].token);
-            json_object_setn_new(top, json_string_value(name), json_string_length(name),
-                                 json_real((double)p[k].logprob));
+            /* Tokens that are parts of a character look alike: the likeliest of them is shown. */
+            if (!json_object_getn(top, json_string_value(name), json_string_length(name)))
+                json_object_setn_new(top, json_string_value(name), json_string_length(name),
+                                     json_real((double)p[k].logprob));
             json_decref(name);
         }
         json_array_append_new(tokens, token_text(f, p->token));

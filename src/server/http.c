@@ -1,8 +1,8 @@
 /* Requests in, responses out: the glue to libmicrohttpd.
  *
  * A request is answered when its body has been read, also where the answer is an error: a client
- * that is still sending would not see it otherwise. Only a body that is announced too large, or
- * does not end, is cut off. Bodies of all requests together are bounded as well.
+ * that is still sending would not see it otherwise. Only a body far too large is cut off. What is
+ * kept of bodies, one and all together, is bounded.
  *
  * A connection whose job has nothing to say is suspended, under the job's lock, and resumed by the
  * engine thread, under the same lock: so a wake-up is never lost, and a suspended connection is
@@ -15,7 +15,8 @@
 #include "base/sha256.h"
 #include "server/impl.h"
 
-enum { MAX_BODIES = 8, STREAM_BLOCK = 16 << 10 }; /* times max_body, of all requests */
+enum { MAX_BODIES = 8 }; /* times max_body, of all requests */
+enum { MAX_DISCARD = 16 << 20, STREAM_BLOCK = 16 << 10 };
 
 const char *so_http_header(const so_exchange *x, const char *name) {
     return MHD_lookup_connection_value(x->conn, MHD_HEADER_KIND, name);
@@ -283,7 +284,7 @@ static size_t count_bytes(so_exchange *x, size_t n) {
 static bool take_body(so_exchange *x, const char *data, size_t n) {
     so_server *s = x->s;
     x->n_received += n;
-    if (x->n_received > 2 * s->o.max_body)
+    if (x->n_received > s->o.max_body + MAX_DISCARD)
         return false;
     if (x->early.status)
         return true;
@@ -298,6 +299,12 @@ static bool take_body(so_exchange *x, const char *data, size_t n) {
     else
         so_buf_append(&x->body, data, n);
     return true;
+}
+
+/* Not worth reading to its end. */
+static bool is_endless(const so_exchange *x) {
+    const char *length = so_http_header(x, "Content-Length");
+    return x->early.status == 413 && length && strtoull(length, NULL, 10) > MAX_DISCARD;
 }
 
 static bool check_state(so_exchange *x, so_api_error *e) {
@@ -331,7 +338,7 @@ enum MHD_Result so_http_handle(void *cls, struct MHD_Connection *conn, const cha
     (void)version;
     if (!x) {
         *con_cls = x = begin(cls, conn, url, method);
-        return x->early.status == 413 ? so_http_send_error(x, &x->early) : MHD_YES;
+        return is_endless(x) ? so_http_send_error(x, &x->early) : MHD_YES;
     }
     if (x->job)
         return so_route_resume(x);

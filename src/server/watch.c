@@ -7,8 +7,9 @@
  *   busy with a job and hung up   the job is cancelled (a client that closes its sending side
  *                                 counts as gone)
  *   quiet for too long            closed: no request came, or not all of it
- *   too many                      the one that was quiet for longest is closed, so that a crowd of
- *                                 idle connections keeps nobody out
+ *   quiet and hung up             closed: the library, whose polling is edge-triggered, misses an
+ * end that came together with half a request too many                      those that were quiet
+ * for longest are closed, so that a crowd of idle connections keeps nobody out for long
  *
  * It also writes the log lines of jobs, which end on either side, so that the engine thread never
  * waits for whoever reads the log; and it notices when a drain is over. */
@@ -23,7 +24,7 @@
 
 #include "server/impl.h"
 
-enum { TICK_MS = 200, GRACE_MS = 2000 };
+enum { TICK_MS = 200, GRACE_MS = 2000, QUIET_MS = 500 };
 
 void so_client_name(const struct sockaddr *a, char *out, size_t cap) {
     const void *ip = NULL;
@@ -49,16 +50,9 @@ static void set_keepalive(int fd, int timeout_s) {
 }
 
 /* shutdown() and not close(): the descriptor is the library's, which sees the end and closes it. */
-static void close_quietest(so_server *s) {
-    so_conn *oldest = NULL;
-    for (so_conn *c = s->conns; c; c = c->next)
-        if (!c->busy && !c->closing && (!oldest || c->t_since_ns < oldest->t_since_ns))
-            oldest = c;
-    if (!oldest)
-        return;
-    oldest->closing = true;
-    shutdown(oldest->fd, SHUT_RDWR);
-    so_metrics_refused(s->metrics, "connections");
+static void close_conn(so_conn *c) {
+    c->closing = true;
+    shutdown(c->fd, SHUT_RDWR);
 }
 
 static void add_conn(so_server *s, struct MHD_Connection *conn, void **context) {
@@ -73,8 +67,7 @@ static void add_conn(so_server *s, struct MHD_Connection *conn, void **context) 
     if (c->next)
         c->next->prev = c;
     s->conns = c;
-    if (++s->n_conns > s->o.max_connections)
-        close_quietest(s);
+    s->n_conns++;
     pthread_cond_signal(&s->tick);
     pthread_mutex_unlock(&s->lock);
     *context = c;
@@ -170,10 +163,26 @@ static void look_at(so_server *s, so_conn *c, int64_t now) {
             c->told = true;
             c->job->cancelled = true; /* ends at the next step */
         }
-    } else if (now - c->t_since_ns > (int64_t)s->o.timeout_s * 1000000000) {
-        c->closing = true;
-        shutdown(c->fd, SHUT_RDWR);
+    } else if (now - c->t_since_ns > (int64_t)s->o.timeout_s * 1000000000 ||
+               (now - c->t_since_ns > QUIET_MS * 1000000LL && hung_up(c->fd))) {
+        close_conn(c);
     }
+}
+
+/* Under the lock. Newcomers have a moment to say what they want; the list has the newest first. */
+static void thin_out(so_server *s, int64_t now) {
+    int excess = s->n_conns - s->o.max_connections, n = 0;
+    so_conn *last = s->conns;
+    for (so_conn *c = s->conns; c; c = c->next) {
+        last = c;
+        n += c->closing;
+    }
+    for (so_conn *c = last; c && n < excess; c = c->prev)
+        if (!c->busy && !c->closing && now - c->t_since_ns > QUIET_MS * 1000000LL) {
+            close_conn(c);
+            so_metrics_refused(s->metrics, "connections");
+            n++;
+        }
 }
 
 static void write_log(so_server *s, so_job *list) {
@@ -237,6 +246,7 @@ void *so_watch_run(void *server) {
         if (now - t_looked >= TICK_MS * 1000000LL) {
             for (so_conn *c = s->conns; c; c = c->next)
                 look_at(s, c, now);
+            thin_out(s, now);
             t_looked = now;
         }
         pthread_mutex_unlock(&s->lock);

@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""The API as good clients use it: every endpoint, whole and streamed, fields one by one, figures that agree."""
+import os
+import shutil
+import subprocess
+
+import rig
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASK = [{"role": "user", "content": "hello world"}]
+BASE = {"ignore_eos": True, "max_tokens": 24, "seed": 7, "temperature": 0.8}
+
+
+def chat(**more):
+    return {"messages": ASK, **BASE, **more}
+
+
+def text(**more):
+    return {"prompt": "hello the sea", **BASE, **more}
+
+
+def shapes():
+    o = S.ok(CHAT, chat())
+    assert o["object"] == "chat.completion" and o["id"].startswith("chatcmpl-") and o["model"] == "tiny"
+    assert o["system_fingerprint"].startswith("sooth-") and o["seed"] == 7
+    c = o["choices"][0]
+    assert c["message"]["role"] == "assistant" and c["finish_reason"] == "length" and c["logprobs"] is None
+    u = o["usage"]
+    assert u["completion_tokens"] == 24 == o["timings"]["predicted_n"]
+    assert u["prompt_tokens"] == o["timings"]["prompt_n"] and u["total_tokens"] == u["prompt_tokens"] + 24
+    assert set(o["spec"]) >= {"drafter", "verify", "rounds", "tokens_per_pass", "alpha", "per_depth"}
+    o = S.ok(TEXT, text())
+    assert o["object"] == "text_completion" and o["id"].startswith("cmpl-") and o["choices"][0]["text"]
+
+
+def as_the_command():
+    """The same prompt, seed and settings: the same text and ids as `sooth run`."""
+    run = subprocess.run([*rig.RUNNER, rig.SOOTH, "run", "-m", os.path.join(S.tmp.name, "tiny.gguf"), "-p", "hello world",
+                          "--json", "--ignore-eos", "-n", "24", "-s", "7", "--temp", "0.8"], check=True, env=S.env,
+                         stdout=subprocess.PIPE, text=True)
+    import json
+    assert json.loads(run.stdout)["text"] == S.ok(CHAT, chat())["choices"][0]["message"]["content"]
+
+
+def whole_equals_stream():
+    for path, body in ((CHAT, chat(n=2)), (TEXT, text(n=2)), (TEXT, text(prompt=["he", "sea"], echo=True)),
+                       (CHAT, chat(stop=["e", "in"])), (TEXT, text(stop="the", temperature=0))):
+        whole = S.ok(path, body)
+        parts = {}
+        ends = {}
+        for event in S.stream(path, {**body, "stream_options": {"include_usage": True}}):
+            if not event["choices"]:
+                assert event["usage"] == whole["usage"]
+                continue
+            assert event["usage"] is None
+            c = event["choices"][0]
+            parts[c["index"]] = parts.get(c["index"], "") + (c["delta"].get("content") or "" if "delta" in c else c["text"])
+            if c["finish_reason"]:
+                ends[c["index"]] = c["finish_reason"]
+        for c in whole["choices"]:
+            full = c["message"]["content"] if path == CHAT else c["text"]
+            assert parts[c["index"]] == full, (parts, full)
+            assert ends[c["index"]] == c["finish_reason"]
+
+
+def seeds_and_choices():
+    a, b = S.ok(TEXT, text(n=3)), S.ok(TEXT, text(n=3))
+    texts = [c["text"] for c in a["choices"]]
+    assert texts == [c["text"] for c in b["choices"]] and len(set(texts)) == 3
+    assert S.ok(TEXT, text())["choices"][0]["text"] == texts[0]  # choice 0 is the answer of n = 1
+    many = S.ok(TEXT, text(prompt=["hello the sea", "he"], n=2))
+    assert [c["index"] for c in many["choices"]] == [0, 1, 2, 3]
+    assert [c["text"] for c in many["choices"][:2]] == texts[:2]
+    assert many["choices"][2]["text"] == S.ok(TEXT, text(prompt="he"))["choices"][0]["text"]
+    random = S.ok(TEXT, {k: v for k, v in text().items() if k != "seed"})
+    again = S.ok(TEXT, text(seed=random["seed"]))
+    assert again["choices"][0]["text"] == random["choices"][0]["text"]
+
+
+def prompts_as_ids():
+    ids = S.ok("/tokenize", {"content": "hello the sea", "add_special": True})["tokens"]
+    assert S.ok(TEXT, text(prompt=ids))["choices"][0]["text"] == S.ok(TEXT, text())["choices"][0]["text"]
+    assert len(S.ok(TEXT, text(prompt=[ids, ids]))["choices"]) == 2
+    plain = S.ok("/tokenize", {"content": "hello the sea"})["tokens"]
+    assert ids[1:] == plain
+    assert S.ok("/detokenize", {"tokens": plain})["content"].strip() == "hello the sea"
+    pieces = S.ok("/tokenize", {"content": "hello", "with_pieces": True})["tokens"]
+    assert "".join(p["piece"] for p in pieces).strip() == "hello"
+
+
+def content_parts():
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}]}]
+    joined = [{"role": "user", "content": "hello\nworld"}]
+    assert S.ok(CHAT, chat(messages=parts))["choices"] == S.ok(CHAT, chat(messages=joined))["choices"]
+    a = S.ok(CHAT, chat(messages=[{"role": "developer", "content": "x"}, *ASK]))
+    assert a["choices"] == S.ok(CHAT, chat(messages=[{"role": "system", "content": "x"}, *ASK]))["choices"]
+
+
+def sampling_fields():
+    plain = S.ok(TEXT, text())["choices"][0]["text"]
+    for change in ({"temperature": 1.7}, {"top_k": 1}, {"top_p": 0.1}, {"min_p": 0.9}, {"repetition_penalty": 1.9},
+                   {"repeat_penalty": 1.9}, {"presence_penalty": 4}, {"frequency_penalty": 4}, {"seed": 8}):
+        assert S.ok(TEXT, text(**change))["choices"][0]["text"] != plain, change
+    first = S.ok(TEXT, text(logprobs=0, temperature=0))["choices"][0]
+    banned = S.ok("/tokenize", {"content": first["logprobs"]["tokens"][0]})["tokens"][-1]
+    other = S.ok(TEXT, text(logit_bias={str(banned): -100}, temperature=0))["choices"][0]
+    assert other["text"] != first["text"]
+    assert S.ok(TEXT, text(max_tokens=3))["usage"]["completion_tokens"] == 3
+    assert S.ok(TEXT, text(max_completion_tokens=5))["usage"]["completion_tokens"] == 5
+    assert S.ok(TEXT, {**text(), "max_tokens": None, "ignore_eos": True})["usage"]["completion_tokens"] == 16
+    long = S.ok(TEXT, text(max_tokens=100000))  # as much as fits
+    assert long["choices"][0]["finish_reason"] == "length" and long["usage"]["total_tokens"] == 256
+    zero = S.ok(TEXT, text(max_tokens=0, echo=True))
+    assert zero["choices"][0]["text"] == "hello the sea" and zero["usage"]["completion_tokens"] == 0
+
+
+def logprobs():
+    c = S.ok(CHAT, chat(logprobs=True, top_logprobs=3))["choices"][0]
+    content = c["logprobs"]["content"]
+    assert len(content) == 24
+    for item in content:
+        assert item["logprob"] <= 0 and len(item["top_logprobs"]) == 3 and item["bytes"]
+        assert item["top_logprobs"][0]["logprob"] >= item["top_logprobs"][1]["logprob"]
+    none = S.ok(CHAT, chat(logprobs=True))["choices"][0]["logprobs"]["content"]
+    assert [i["logprob"] for i in none] == [i["logprob"] for i in content] and none[0]["top_logprobs"] == []
+    streamed = [i for e in S.stream(CHAT, chat(logprobs=True, top_logprobs=3)) for c in e["choices"]
+                if c["logprobs"] for i in c["logprobs"]["content"]]
+    assert streamed == content
+    c = S.ok(TEXT, text(logprobs=2, temperature=0))["choices"][0]
+    lp = c["logprobs"]
+    assert len(lp["tokens"]) == len(lp["token_logprobs"]) == len(lp["top_logprobs"]) == len(lp["text_offset"]) == 24
+    assert max(lp["top_logprobs"][0].values()) == lp["token_logprobs"][0]
+    # what speculation guesses does not change the numbers
+    off = S.ok(TEXT, text(logprobs=2, temperature=0, speculative={"enabled": False}))["choices"][0]
+    assert off["logprobs"] == lp and off["text"] == c["text"]
+
+
+def speculation_per_request():
+    want = S.ok(TEXT, text(max_tokens=64, speculative={"enabled": False}))
+    assert want["spec"]["drafter"] == "none" and want["spec"]["verify"] is None
+    for spec in ({"drafter": "ngram", "length": 4}, {"drafter": "lookup,ngram"}, {"drafter": "random", "length": 3},
+                 {"drafter": "ngram+lookup", "length": 5}, {"enabled": True}):
+        got = S.ok(TEXT, text(max_tokens=64, speculative=spec))
+        assert got["choices"] == want["choices"], spec
+        if "drafter" in spec:
+            assert got["spec"]["drafter"] == spec["drafter"] and got["timings"]["draft_n"] > 0
+    lenient = S.ok(TEXT, text(speculative={"drafter": "ngram", "length": 4, "verify": "lenient=0.5"}))
+    assert lenient["spec"]["verify"] == "lenient=0.5" and lenient["spec"]["lossy"] is True
+
+
+def prediction():
+    plain = S.ok(CHAT, chat(max_tokens=60, temperature=0))
+    answer = plain["choices"][0]["message"]["content"]
+    told = S.ok(CHAT, chat(max_tokens=60, temperature=0, prediction={"type": "content", "content": answer}))
+    assert told["choices"] == plain["choices"]
+    d = told["usage"]["completion_tokens_details"]
+    assert d["accepted_prediction_tokens"] > 20, d
+    assert told["spec"]["rounds"] < plain["spec"]["rounds"] and told["spec"]["drafter"].startswith("predict")
+    wrong = S.ok(CHAT, chat(max_tokens=60, temperature=0, prediction={"type": "content", "content": "qqq zzz " * 20},
+                            speculative={"length": 4, "drafter": "predict"}))
+    assert wrong["choices"] == plain["choices"]
+    assert plain["usage"]["completion_tokens_details"] == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+
+
+def rounds():
+    body = chat(max_tokens=48, sooth={"rounds": True}, speculative={"drafter": "ngram", "length": 4}, temperature=0)
+    events = S.stream(CHAT, body)
+    last = next(e for e in events if e.get("timings"))
+    seen = [e["sooth"] for e in events if "sooth" in e]
+    tokens = [t for r in seen for t in r["tokens"]]
+    assert len(seen) == last["spec"]["rounds"] and [r["round"] for r in seen] == list(range(len(seen)))
+    assert len(tokens) == 48
+    assert sum(t["origin"] == "draft" for t in tokens) == last["timings"]["draft_n_accepted"]
+    guesses = [n for r in seen for n in r["tree"][1:]]
+    assert len(guesses) == last["timings"]["draft_n"]
+    tested = sum(d["tested"] for d in last["spec"]["per_depth"])
+    assert sum(n["tested"] for n in guesses) == tested
+    assert sum(len(r["rejected"]) for r in seen) == tested - last["timings"]["draft_n_accepted"]
+    for r in seen:
+        assert r["tree"][0]["parent"] == -1 and all(n["parent"] < i for i, n in enumerate(r["tree"]))
+        assert r["pass_ms"] > 0 and r["plan"]["requests"] == 1
+    whole = S.ok(CHAT, body)["choices"][0]["sooth"]["rounds"]
+    assert [[t["id"] for t in r["tokens"]] for r in whole] == [[t["id"] for t in r["tokens"]] for r in seen]
+
+
+def many_at_once():
+    bodies = [text(prompt=p, seed=i, temperature=t, max_tokens=20 + i % 7, speculative={"drafter": d, "length": 3})
+              for i, (p, t, d) in enumerate((p, t, d) for p in ("he", "the sea", "in or") for t in (0, 0.9)
+                                            for d in ("ngram", "none", "random", "lookup"))]
+    alone = [S.ok(TEXT, b)["choices"] for b in bodies]
+    together = rig.parallel([lambda b=b: S.ok(TEXT, b)["choices"] for b in bodies])
+    assert together == alone
+
+
+def names():
+    status, _, o = S.get("/v1/models")
+    assert status == 200 and o["data"][0]["id"] == "tiny" and o["data"][0]["meta"]["n_ctx"] == 256
+    assert S.get("/v1/models/tiny")[2]["id"] == "tiny"
+    status, _, o = S.get("/v1/models/gpt-5")
+    assert status == 404 and o["error"]["code"] == "model_not_found"
+    assert S.ok(TEXT, text(model="whatever"))["model"] == "tiny"
+    with rig.Server("--strict-model", "--alias", "mine") as s:
+        assert s.ok(TEXT, text(model="mine"))["model"] == "mine"
+        status, _, o = s.post(TEXT, text(model="gpt-5"))
+        assert status == 404 and o["error"]["param"] == "model" and "gpt-5" in o["error"]["message"]
+
+
+def small_endpoints():
+    assert S.get("/health") [2]["status"] == "ready"
+    props = S.get("/props")[2]
+    assert props["parallel"] == 8 and "messages" in props["chat_template"] and props["speculative"]["drafter"] == "auto"
+    status, headers, page = S.get("/")
+    assert status == 200 and headers["content-type"].startswith("text/html") and b"<html" in page
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert S.request("HEAD", "/health")[0] == 200
+    status, headers, o = S.request("DELETE", "/health")
+    assert status == 405 and headers["allow"] == "GET, HEAD"
+    assert S.get("/v1/completions")[0] == 405 and S.get("/elsewhere")[0] == 404
+
+
+def metrics():
+    before = S.metrics()
+    body = text(max_tokens=40, temperature=0, speculative={"drafter": "ngram", "length": 4})
+    o = S.ok(TEXT, body)
+    rig.eventually(lambda: S.metrics()['sooth_requests_finished_total{reason="length"}'] >
+                   before['sooth_requests_finished_total{reason="length"}'])
+    after = S.metrics()
+
+    def grown(name):
+        return after[name] - before.get(name, 0)
+    assert grown("sooth_generation_tokens_total") == 40
+    assert grown("sooth_prompt_tokens_total") == o["usage"]["prompt_tokens"]
+    assert grown("sooth_spec_decode_num_draft_tokens_total") == o["timings"]["draft_n"] > 0
+    assert grown("sooth_spec_decode_num_accepted_tokens_total") == o["timings"]["draft_n_accepted"]
+    assert grown('sooth_spec_decode_num_accepted_tokens_per_pos_total{position="0"}') == o["spec"]["per_depth"][0]["accepted"]
+    assert grown("sooth_time_to_first_token_seconds_count") == 1 and grown("sooth_request_seconds_count") == 1
+    assert grown("sooth_inter_token_seconds_count") == 40 - 1 - 0 or grown("sooth_inter_token_seconds_count") < 40
+    assert after["sooth_requests_running"] == 0 and after['sooth_state{state="ready"}'] == 1
+    tool = shutil.which("promtool")
+    if not tool:
+        raise rig.Skip("promtool is not installed: the metrics' form is unchecked")
+    p = subprocess.run([tool, "check", "metrics"], input=S.get("/metrics")[2], stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT)
+    assert p.returncode == 0 and not p.stdout, p.stdout
+
+
+def access_log():
+    S.post(TEXT, text(max_tokens=9, speculative={"drafter": "ngram", "length": 2}, wibble=1))
+    line = S.wait_log(lambda o: o.get("ignored") == "wibble")
+    assert line["status"] == 200 and line["path"] == TEXT and line["completion_tokens"] == 9 and line["drafter"] == "ngram"
+    assert line["finish"] == "length" and line["ms"] > 0 and "acceptance" in line and line["client"] == "127.0.0.1"
+    S.get("/nowhere")
+    assert S.wait_log(lambda o: o["path"] == "/nowhere")["status"] == 404
+
+
+def unknown_fields():
+    status, headers, _ = S.post(TEXT, text(wibble=1, speculative={"wobble": 2}, logit_bias=None, user="me",
+                                           **{"x\r\nEvil: 1": 1}))
+    assert status == 200, status
+    assert headers["x-sooth-ignored"] == "wibble, speculative.wobble, x??Evil??1", headers
+    assert "evil" not in headers
+
+
+with rig.Server() as S:
+    rig.main([shapes, as_the_command, whole_equals_stream, seeds_and_choices, prompts_as_ids, content_parts, sampling_fields,
+              logprobs, speculation_per_request, prediction, rounds, many_at_once, names, small_endpoints, metrics,
+              access_log, unknown_fields])

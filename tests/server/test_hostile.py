@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Bad input: every case gets a defined answer, and others notice nothing: after each test a good request is answered as
+before, and nothing is left running."""
+import json
+import resource
+import socket
+import struct
+import time
+
+import rig
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+GOOD = {"prompt": "the sea", "ignore_eos": True, "max_tokens": 30, "seed": 3}
+MESSAGES = [{"role": "user", "content": "he"}]
+
+
+def undisturbed():
+    assert S.ok(TEXT, GOOD)["choices"] == WANT
+    rig.eventually(lambda: S.metrics()["sooth_requests_running"] == 0, what="nothing runs")
+
+
+def bad(path, body, status, *says):
+    got, _, o = S.post(path, body)
+    assert got == status, (body if len(str(body)) < 300 else "…", got, o)
+    message = json.dumps(o)
+    for word in says:
+        assert word in message, (word, message)
+
+
+def malformed_json():
+    for body in (b"", b"{", b"[]", b"null", b"nonsense", b'{"prompt": "x"', b'{"prompt": "x"} y', b'{"a":1,}', b"\xff\xfe",
+                 b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b"\0" * 100, b'{"prompt": 1e999}',
+                 b'{"seed": 99999999999999999999}'):
+        bad(TEXT, body, 400, "invalid_json")
+        bad(CHAT, body, 400)
+        bad("/tokenize", body, 400)
+        bad("/detokenize", body, 400)
+    bad(TEXT, '{"prompt": "é"}'.encode("latin-1"), 400, "UTF-8")
+    undisturbed()
+
+
+def deep_nesting():
+    for n in (100, 3000, 60000):
+        bad(TEXT, b'{"prompt":' + b"[" * n + b"]" * n + b"}", 400)
+        bad(CHAT, b'{"messages":' + b'[{"content":' * n + b"1" + b"}]" * n + b"}", 400)
+        bad(TEXT, b'{"prompt": "x", "max_tokens": 1, "nested": ' + b'{"a":' * n + b"1" + b"}" * n + b"}",
+            200 if n < 2000 else 400)
+    kwargs = {}
+    for _ in range(900):
+        kwargs = {"a": kwargs}
+    got, _, o = S.post(CHAT, {"messages": MESSAGES, "max_tokens": 1, "chat_template_kwargs": kwargs})
+    assert got in (200, 400), o
+    undisturbed()
+
+
+WRONG_TYPES = {
+    "model": 5, "max_tokens": "5", "max_completion_tokens": [], "temperature": "hot", "top_p": {}, "top_k": 1.5, "min_p": [],
+    "repeat_penalty": "x", "presence_penalty": None, "frequency_penalty": "", "seed": "7", "n": "2", "stop": 5, "stream": 1,
+    "stream_options": 1, "logit_bias": [1], "ignore_eos": "no", "prediction": "x", "speculative": "fast", "sooth": 1,
+    "priority": "high", "echo": 1, "repeat_last_n": "x"}
+
+
+def wrong_types():
+    for name, value in WRONG_TYPES.items():
+        if value is None:
+            continue
+        bad(TEXT, {**GOOD, name: value}, 400, name)
+    for body, word in (({}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": []}, "messages"),
+                       ({"messages": ["hi"]}, "messages[0]"), ({"messages": [{}]}, "role"),
+                       ({"messages": [{"role": 5, "content": "x"}]}, "role"),
+                       ({"messages": [{"role": "king", "content": "x"}]}, "king"),
+                       ({"messages": [{"role": "user"}]}, "messages[0].content"),
+                       ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+                       ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
+                       ({"messages": MESSAGES, "logprobs": 5}, "logprobs"),
+                       ({"messages": MESSAGES, "top_logprobs": 5}, "logprobs"),
+                       ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+                       ({"messages": MESSAGES, "chat_template_kwargs": 5}, "chat_template_kwargs")):
+        bad(CHAT, body, 400, word)
+    for body, word in (({}, "prompt"), ({"prompt": None}, "prompt"), ({"prompt": 5}, "prompt"), ({"prompt": []}, "prompt"),
+                       ({"prompt": ["a", 5]}, "prompt"), ({"prompt": [1, "a"]}, "prompt"), ({"prompt": [1.5]}, "prompt"),
+                       ({"prompt": [-1]}, "prompt"), ({"prompt": [99999999]}, "vocabulary"), ({"prompt": [2 ** 40]}, "prompt"),
+                       ({"prompt": [[]]}, "empty"), ({"prompt": {"a": 1}}, "prompt")):
+        bad(TEXT, body, 400, word)
+    undisturbed()
+
+
+def out_of_range():
+    for name, value in (("max_tokens", -2), ("max_tokens", 2 ** 40), ("temperature", -1), ("temperature", 1000), ("top_p", 2),
+                        ("top_p", -0.1), ("top_k", -2), ("min_p", 1.1), ("n", 0), ("n", -1), ("n", 129), ("n", 10 ** 12),
+                        ("repeat_penalty", 0), ("repeat_last_n", -5), ("presence_penalty", 1000), ("logprobs", -1),
+                        ("logprobs", 21), ("stop", [""]), ("stop", ["x"] * 65), ("logit_bias", {"x": 1}),
+                        ("logit_bias", {"5": "1"}), ("logit_bias", {"5": 10 ** 9}), ("logit_bias", {"-1": 1}),
+                        ("priority", 10 ** 9)):
+        bad(TEXT, {**GOOD, name: value}, 400, name)
+    bad(TEXT, {**GOOD, "logit_bias": {"99999999": 1}}, 400, "99999999")
+    for spec, word in (({"drafter": "nonsense"}, "speculative.drafter"), ({"drafter": ""}, "speculative.drafter"),
+                       ({"length": 65}, "speculative.length"), ({"length": -1}, "speculative.length"),
+                       ({"length": 40}, "speculative.length"), ({"verify": "guess"}, "speculative.verify"),
+                       ({"verify": "lenient=2"}, "speculative.verify"), ({"drafter": "model"}, "draft model"),
+                       ({"drafter": "predict"}, "prediction"), ({"drafter": "oracle(0.5)"}, "prediction"),
+                       ({"drafter": "model(/etc/passwd)"}, "names a file"), ({"drafter": "bigram(/etc/passwd)"}, "names a file"),
+                       ({"drafter": "ngram,model(/etc/passwd)"}, "names a file"), ({"drafter": "ngram\0x"}, "speculative.drafter"),
+                       ({"drafter": "user"}, "user"), ({"drafter": "lookup," * 500 + "ngram"}, "speculative.drafter")):
+        bad(TEXT, {**GOOD, "speculative": spec}, 400, word)
+    bad(TEXT, {**GOOD, "prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options")
+    undisturbed()
+
+
+def unsupported():
+    """What would change the answer is refused by name, not dropped."""
+    tool = {"type": "function", "function": {"name": "f"}}
+    for name, value in (("tools", [tool]), ("functions", [{"name": "f"}]), ("tool_choice", "required"), ("audio", {"voice": "x"}),
+                        ("response_format", {"type": "json_object"}),
+                        ("response_format", {"type": "json_schema", "json_schema": {}}), ("modalities", ["audio"]),
+                        ("grammar", "root ::= x"), ("json_schema", {"a": 1}), ("guided_json", {"a": 1})):
+        bad(CHAT, {"messages": MESSAGES, name: value}, 400, name, "not supported" if name != "modalities" else "text")
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    bad(CHAT, {"messages": [{"role": "user", "content": [image]}]}, 400, "messages[0].content[0]", "image_url")
+    bad(CHAT, {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, 400, "tool")
+    bad(CHAT, {"messages": [{"role": "assistant", "content": "x", "tool_calls": [tool]}]}, 400, "tool_calls")
+    bad(TEXT, {**GOOD, "suffix": "x"}, 400, "suffix")
+    bad(TEXT, {**GOOD, "best_of": 5}, 400, "best_of")
+    bad(TEXT, {**GOOD, "echo": True, "logprobs": 1}, 400, "echo")
+    for name, value in (("tools", []), ("tool_choice", "none"), ("response_format", {"type": "text"}), ("modalities", ["text"]),
+                        ("functions", None)):
+        assert S.post(CHAT, {"messages": MESSAGES, "max_tokens": 1, name: value})[0] == 200, name
+    undisturbed()
+
+
+def oversize():
+    status, headers, o = S.post(TEXT, b'{"prompt": "' + b"x" * (2 << 20) + b'"}')
+    assert status == 413 and "--max-body" in o["error"]["message"], o
+    # chunked: the length is not announced
+    c = S.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    got = b""
+    try:
+        for _ in range(400):
+            c.sendall(b"2000\r\n" + b"x" * 0x2000 + b"\r\n")
+        c.sendall(b"0\r\n\r\n")
+        got = c.recv(1000)
+    except OSError:
+        pass
+    c.close()
+    assert not got or b" 413 " in got, got
+    c = S.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(160):  # a little too long: there is an answer
+        c.sendall(b"2000\r\n" + b"x" * 0x2000 + b"\r\n")
+    c.sendall(b"0\r\n\r\n")
+    assert b" 413 " in c.recv(1000)
+    c.close()
+    bad(TEXT, {**GOOD, "prompt": "the " * 300}, 400, "context_length_exceeded", "256")
+    bad(CHAT, {"messages": [{"role": "user", "content": "the " * 100000}]}, 400, "context_length_exceeded")
+    bad(CHAT, {"messages": [{"role": "user", "content": ""}] * 5000}, 400, "messages")
+    bad(TEXT, {**GOOD, "prompt": ["x"] * 200}, 400, "prompt")
+    undisturbed()
+
+
+def broken_http():
+    for data in (b"\r\n\r\n", b"GET\r\n\r\n", b"garbage\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"x" * 200,
+                 b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
+                 b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"y" * 200000 + b"\r\n\r\n",
+                 b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20000 + b"\r\n", b"\0" * 5000, bytes(range(256)) * 50):
+        try:
+            c = S.raw(data, timeout=3)
+            c.shutdown(socket.SHUT_WR)
+            while c.recv(65536):
+                pass
+            c.close()
+        except OSError:
+            pass
+    undisturbed()
+
+
+def template_bomb():
+    """A template that would loop or write for ever ends with an error that names it."""
+    for bomb, word in (("{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}", "messages"),
+                       ("{% for a in range(99999) %}{{ 'x' * 100000 }}{% endfor %}", "messages"),
+                       ("{{ raise_exception('no such role here') }}", "no such role here")):
+        with rig.Server(template=bomb) as s:
+            start = time.monotonic()
+            status, _, o = s.post(CHAT, {"messages": MESSAGES})
+            assert status == 400 and word in json.dumps(o), o
+            assert time.monotonic() - start < 20
+            assert s.ok(TEXT, GOOD)["choices"]
+    undisturbed()
+
+
+def clients_that_leave():
+    """Resets and hang-ups in mid-answer cancel the request, streamed or not."""
+    long = {**GOOD, "max_tokens": 240, "n": 8}
+    for stream in (True, False):
+        before = S.metrics()['sooth_requests_finished_total{reason="cancelled"}']
+        for i in range(12):
+            c = S.raw(rig.http_bytes(TEXT, {**long, "stream": stream}))
+            if stream:
+                c.recv(100)
+            if i % 2:  # a reset instead of a polite end
+                c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            c.close()
+        rig.eventually(lambda: S.metrics()["sooth_requests_running"] == 0, what="nothing runs")
+        assert S.metrics()['sooth_requests_finished_total{reason="cancelled"}'] > before, "nothing was cancelled"
+    S.wait_log(lambda line: line["status"] == 499 and line["finish"] == "cancelled")
+    undisturbed()
+
+
+def slow_and_silent_clients():
+    with rig.Server("--timeout", "1") as s:
+        silent = [s.raw() for _ in range(5)]
+        trickle = s.raw(b"POST /v1/completions HTTP/1.1\r\n")
+        body = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        unread = s.raw(rig.http_bytes(TEXT, {**GOOD, "max_tokens": 250, "stream": True, "n": 16, "logprobs": 20,
+                                             "sooth": {"rounds": True}}), receive=2048)
+        closed = set()
+
+        def all_closed():
+            for c in (trickle, body):
+                try:
+                    c.send(b"x" if c is body else b"X: y\r\n")
+                except OSError:
+                    closed.add(c)
+            return len(closed) == 2
+        rig.eventually(all_closed, what="clients that trickle are gone")
+        for c in silent:
+            assert c.recv(10) == b""
+        rig.eventually(lambda: s.metrics()["sooth_http_connections"] <= 1, what="all are closed")
+        assert s.ok(TEXT, GOOD)["choices"] == WANT
+        assert s.metrics()["sooth_requests_running"] == 0
+        unread.close()
+
+
+def many_connections():
+    """Far more than the server keeps: they come and go, and a good request is answered meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n = min(10000, hard - 200)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with rig.Server("--max-connections", "256") as s:
+        crowd = []
+        try:
+            for i in range(n):
+                try:
+                    crowd.append(s.raw(b"GET /he" if i % 3 else b"", timeout=5))
+                except OSError:
+                    pass  # the backlog is full
+                if i % 2000 == 1999:
+                    assert s.ok(TEXT, GOOD)["choices"] == WANT
+            assert s.ok(TEXT, GOOD)["choices"] == WANT
+            assert s.metrics()["sooth_http_connections"] <= 2 * 256
+        finally:
+            for c in crowd:
+                c.close()
+        rig.eventually(lambda: s.metrics()["sooth_http_connections"] <= 2, what="the crowd is gone")
+        assert s.ok(TEXT, GOOD)["choices"] == WANT
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    undisturbed()
+
+
+def a_crowd_that_asks():
+    """More good requests at once than connections are kept quiet: all are answered."""
+    with rig.Server("--max-connections", "16", "--queue", "200") as s:
+        got = rig.parallel([lambda: s.ok(TEXT, GOOD)["choices"] for _ in range(60)])
+        assert all(g == WANT for g in got)
+
+
+with rig.Server() as S:
+    WANT = S.ok(TEXT, GOOD)["choices"]
+    rig.main([malformed_json, deep_nesting, wrong_types, out_of_range, unsupported, oversize, broken_http, template_bomb,
+              clients_that_leave, slow_and_silent_clients, many_connections, a_crowd_that_asks])

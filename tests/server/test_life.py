@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""The life of a server: before the model is there, under a key, when too many ask, when told to stop, after a kill."""
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+
+import rig
+
+TEXT = "/v1/completions"
+LONG = {"prompt": "he", "ignore_eos": True, "max_tokens": 240, "seed": 1}
+
+
+def tells_the_manager():
+    with tempfile.TemporaryDirectory(prefix="sooth-test-") as tmp:
+        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notify.bind(os.path.join(tmp, "notify"))
+        notify.settimeout(20)
+        with rig.Server("--host", "localhost", wait=False, env={"NOTIFY_SOCKET": os.path.join(tmp, "notify")}) as s:
+            assert notify.recv(100) == b"READY=1"
+            s.wait_ready()
+            s.process.send_signal(signal.SIGTERM)
+            assert notify.recv(100) == b"STOPPING=1"
+            assert s.process.wait(120) == 0
+        notify.close()
+
+
+def loading_is_told():
+    model = rig.real_model("smollm2")
+    with rig.Server(model=model, wait=False) as s:
+        seen = set()
+        for _ in range(2000):
+            try:
+                status, headers, o = s.get("/health")
+            except OSError:
+                continue
+            seen.add((status, o["status"]))
+            if status == 200:
+                break
+            status, headers, o = s.post(TEXT, {**LONG, "max_tokens": 1})
+            if status == 503:
+                assert int(headers["retry-after"]) >= 1 and o["error"]["code"] == "loading", o
+        assert (503, "loading") in seen and (200, "ready") in seen, seen
+
+
+def bad_starts():
+    def run(*args):
+        return subprocess.run([*rig.RUNNER, rig.SOOTH, "serve", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True, timeout=60)
+    with rig.Server() as s:
+        model = os.path.join(s.tmp.name, "tiny.gguf")
+        p = run("-m", model, "--port", str(s.port))
+        assert p.returncode == 1 and "choose another --port" in p.stderr, p.stderr
+        p = run("-m", model, "--port", "0", "--host", "no.such.host.invalid")
+        assert p.returncode == 1 and "no.such.host.invalid" in p.stderr
+        p = run("-m", model, "--port", "0", "--ctx-size", "100000")
+        assert p.returncode == 2 and "this model's context" in p.stderr
+        p = run("-m", model, "--port", "0", "--api-key", "")
+        assert p.returncode == 2 and "--api-key" in p.stderr
+        p = run("-m", model, "--port", "0", "--spec", "model")
+        assert p.returncode == 2 and "-md" in p.stderr
+    p = run("-m", "/nowhere/x.gguf", "--port", "0")
+    assert p.returncode == 1 and "/nowhere/x.gguf" in p.stderr and p.stdout == ""
+    assert run().returncode == 2 and run("-m", "x", "--port", "99999").returncode == 2
+
+
+def keys():
+    for env, args in (({}, ("--api-key", "secret")), ({"SOOTH_API_KEY": "secret"}, ())):
+        with rig.Server(*args, env=env) as s:
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"},
+                            {"Authorization": "Bearer secre"}, {"Authorization": "Bearer secrett"},
+                            {"Authorization": "Bearer "}):
+                status, got, o = s.post(TEXT, LONG, headers=headers)
+                assert status == 401 and o["error"]["code"] == "invalid_api_key" and got["www-authenticate"] == "Bearer"
+                assert s.get("/metrics", headers=headers)[0] == 401 and s.get("/v1/models", headers=headers)[0] == 401
+            good = {"Authorization": "Bearer secret"}
+            assert s.post(TEXT, LONG, headers=good)[0] == 200 and s.get("/metrics", headers=good)[0] == 200
+            assert s.get("/health")[0] == 200 and s.get("/")[0] == 200  # open
+
+
+def origins():
+    own, other = "http://127.0.0.1:%d", {"Origin": "http://evil.example"}
+    with rig.Server() as s:
+        status, headers, o = s.post(TEXT, LONG, headers=other)
+        assert status == 403 and "evil.example" in o["error"]["message"] and "access-control-allow-origin" not in headers
+        assert s.post(TEXT, LONG, headers={"Origin": own % s.port})[0] == 200  # the page's own
+        assert s.request("OPTIONS", TEXT, headers=other)[0] == 403
+        assert s.request("OPTIONS", TEXT)[0] == 405
+    with rig.Server("--cors", "http://good.example") as s:
+        status, headers, _ = s.post(TEXT, LONG, headers={"Origin": "http://good.example"})
+        assert status == 200 and headers["access-control-allow-origin"] == "http://good.example"
+        status, headers, _ = s.request("OPTIONS", TEXT, headers={"Origin": "http://good.example"})
+        assert status == 204 and "POST" in headers["access-control-allow-methods"]
+        assert s.post(TEXT, LONG, headers=other)[0] == 403
+    with rig.Server("--cors", "*") as s:
+        assert s.post(TEXT, LONG, headers=other)[1]["access-control-allow-origin"] == "*"
+
+
+def full_queue():
+    with rig.Server("--parallel", "1", "--queue", "2") as s:
+        results = rig.parallel([lambda: s.post(TEXT, LONG) for _ in range(24)])
+        codes = [status for status, _, _ in results]
+        assert set(codes) == {200, 429}, codes
+        for status, headers, o in results:
+            if status == 429:
+                assert int(headers["retry-after"]) >= 1 and o["error"]["type"] == "rate_limit_error"
+        assert len({o["choices"][0]["text"] for status, _, o in results if status == 200}) == 1
+        status, _, o = s.post(TEXT, {**LONG, "n": 4})  # more than it ever holds: no use in trying again
+        assert status == 400 and o["error"]["param"] == "n"
+        assert s.metrics()['sooth_requests_refused_total{reason="queue_full"}'] == codes.count(429)
+        assert s.post(TEXT, LONG)[0] == 200
+
+
+def drain():
+    """A running answer is finished, a new one refused, the program ends with 0."""
+    with rig.Server("--parallel", "2") as s:
+        reader = s.raw(rig.http_bytes(TEXT, {**LONG, "stream": True, "n": 2}))
+        reader.recv(300)
+        s.process.send_signal(signal.SIGTERM)
+        rig.eventually(lambda: s.process.poll() is not None or s.get("/health")[2]["status"] == "draining")
+        data = b""
+        while part := reader.recv(65536):
+            data += part
+        assert b"[DONE]" in data
+        assert s.process.wait(120) == 0
+
+
+def drain_refuses():
+    with rig.Server("--parallel", "1", "--timeout", "30") as s:
+        # a client that does not read keeps its request open
+        slow = s.raw(rig.http_bytes(TEXT, {**LONG, "stream": True, "n": 16, "logprobs": 20, "sooth": {"rounds": True}}),
+                     receive=2048)
+        rig.eventually(lambda: s.metrics()["sooth_generation_tokens_total"] > 100)
+        s.process.send_signal(signal.SIGTERM)
+        rig.eventually(lambda: s.get("/health")[2]["status"] == "draining")
+        status, headers, o = s.post(TEXT, LONG)
+        assert status == 503 and o["error"]["code"] == "draining" and "retry-after" in headers
+        assert headers["connection"] == "close"
+        s.process.send_signal(signal.SIGTERM)  # the second one does not wait
+        s.process.wait(5)
+        slow.close()
+        s.process.returncode = 0
+
+
+def drain_timeout():
+    with rig.Server("--drain-timeout", "1") as s:
+        slow = s.raw(rig.http_bytes(TEXT, {**LONG, "stream": True, "n": 16, "logprobs": 20, "sooth": {"rounds": True}}),
+                     receive=2048)
+        rig.eventually(lambda: s.metrics()["sooth_generation_tokens_total"] > 100)
+        s.process.send_signal(signal.SIGTERM)
+        assert s.process.wait(60) == 0
+        slow.close()
+
+
+def killed_and_restarted():
+    with rig.Server() as s:
+        want = s.ok(TEXT, LONG)["choices"]
+        readers = [s.raw(rig.http_bytes(TEXT, {**LONG, "stream": True})) for _ in range(4)]
+        for r in readers:
+            r.recv(10)
+        s.process.kill()
+        s.process.wait()
+        s.start()  # at once: the port is free again
+        assert s.ok(TEXT, LONG)["choices"] == want
+        for r in readers:
+            r.close()
+
+
+def stops_while_busy():
+    """SIGTERM at many moments under load: the end is clean each time."""
+    for delay in (0.0, 0.005, 0.02, 0.05):
+        with rig.Server("--drain-timeout", "0") as s:
+            stop = threading.Event()
+
+            def client():
+                while not stop.is_set():
+                    try:
+                        s.post(TEXT, {**LONG, "stream": True}, timeout=5)
+                    except Exception:  # noqa: it may end at any moment
+                        return
+            threads = [threading.Thread(target=client) for _ in range(6)]
+            for t in threads:
+                t.start()
+            time.sleep(0.1 + delay)
+            s.process.send_signal(signal.SIGTERM)
+            assert s.process.wait(120) == 0, s.errors()
+            stop.set()
+            for t in threads:
+                t.join()
+
+
+rig.main([tells_the_manager, loading_is_told, bad_starts, keys, origins, full_queue, drain, drain_refuses, drain_timeout,
+          killed_and_restarted, stops_while_busy])
