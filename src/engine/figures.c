@@ -17,8 +17,9 @@ static json_t *rate_json(double x) { return x >= 0 ? json_real(x) : json_null();
 
 json_t *so_figures_timings(const so_request_stats *s) {
     return json_pack(
-        "{s:i, s:f, s:i, s:f, s:o, s:i, s:i}", "prompt_n", s->prompt_n, "prompt_ms", s->prompt_ms,
-        "predicted_n", s->predicted_n, "predicted_ms", s->predicted_ms, "predicted_per_second",
+        "{s:i, s:i, s:f, s:f, s:i, s:f, s:o, s:i, s:i}", "prompt_n", s->prompt_n, "cache_n",
+        s->cached_n, "queue_ms", s->queue_ms, "prompt_ms", s->prompt_ms, "predicted_n",
+        s->predicted_n, "predicted_ms", s->predicted_ms, "predicted_per_second",
         rate_json(s->predicted_ms > 0 ? 1000.0 * s->predicted_n / s->predicted_ms : -1), "draft_n",
         s->draft_n, "draft_n_accepted", s->draft_n_accepted);
 }

@@ -16,8 +16,9 @@ typedef struct so_spec_label {
 
 so_spec_label so_figures_label(const so_request *r);
 
-/* {"prompt_n","prompt_ms","predicted_n","predicted_ms","predicted_per_second","draft_n",
- * "draft_n_accepted"} */
+/* {"prompt_n","cache_n","queue_ms","prompt_ms","predicted_n","predicted_ms",
+ * "predicted_per_second","draft_n","draft_n_accepted"}; cache_n: prompt tokens that were in the
+ * prefix cache already, as llama.cpp calls them. */
 json_t *so_figures_timings(const so_request_stats *s);
 /* {"drafter","verify","rounds","tokens_per_pass","mean_accepted","alpha","acceptance_rate",
  * "round_rate","draft_ms","verify_ms","per_depth":[{"tested","accepted"}, …]}, and "lossy": true

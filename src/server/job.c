@@ -179,6 +179,9 @@ so_job_totals so_job_total(const so_job *j) {
         const so_choice *c = &j->choices[i];
         so_stats_add(&t.stats, &c->stats);
         t.completion_tokens += c->n_tokens;
+        if (c->index % j->rq.n == 0) /* later choices find what the first one left; one that was
+                                        preempted finds its own */
+            t.cached_tokens += SO_MIN(c->stats.cached_n, c->stats.prompt_n);
         if (predicted) {
             t.prediction_accepted += c->prediction_accepted;
             t.prediction_rejected += c->prediction_drafted - c->prediction_accepted;

@@ -95,6 +95,8 @@ void so_log_job(so_server *s, const so_job *j) {
                   j->client, "method", "POST", "path", j->path, "status", j->status, "ms",
                   rounded(so_clock_ms_since(j->t_created_ns)), "id", j->id, "prompt_tokens",
                   t.prompt_tokens, "completion_tokens", t.completion_tokens);
+    json_object_set_new(o, "cached_tokens",
+                        t.cached_tokens ? json_integer(t.cached_tokens) : json_null());
     json_object_set_new(o, "finish", json_string(finish_of(j)));
     json_object_set_new(o, "ttft_ms", rounded(t.ttft_ms));
     json_object_set_new(

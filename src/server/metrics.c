@@ -42,7 +42,7 @@ struct so_metrics {
     uint64_t steps, drafts, drafted, tested, accepted, accepted_at[SO_STATS_DEPTHS];
     int max_depth;
     double pass_seconds, draft_seconds;
-    histogram first, token, request, http_seconds, rows;
+    histogram queue, first, token, request, http_seconds, rows;
 };
 
 so_metrics *so_metrics_create(void) {
@@ -51,7 +51,7 @@ so_metrics *so_metrics_create(void) {
     pthread_mutex_init(&m->lock, NULL);
     clock_gettime(CLOCK_REALTIME, &t);
     m->started_s = (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-    m->first.bounds = m->request.bounds = m->http_seconds.bounds = REQUEST_S;
+    m->queue.bounds = m->first.bounds = m->request.bounds = m->http_seconds.bounds = REQUEST_S;
     m->token.bounds = TOKEN_S;
     m->rows.bounds = ROWS;
     return m;
@@ -143,6 +143,7 @@ void so_metrics_finish(so_metrics *m, so_finish why, const so_request_stats *s, 
     pthread_mutex_lock(&m->lock);
     m->finished[why]++;
     m->prompt_tokens += (uint64_t)s->prompt_n;
+    observe(&m->queue, s->queue_ms * 1e-3, 1);
     observe(&m->request, seconds, 1);
     pthread_mutex_unlock(&m->lock);
 }
@@ -214,6 +215,7 @@ static void put_requests(const so_metrics *m, so_buf *b) {
         (double)m->prompt_tokens);
     one(b, "sooth_generation_tokens_total", "counter", "Tokens generated.",
         (double)m->generated_tokens);
+    put_histogram(b, "sooth_queue_seconds", "From submission to a place in the batch.", &m->queue);
     put_histogram(b, "sooth_time_to_first_token_seconds",
                   "From the request's arrival to its first token.", &m->first);
     put_histogram(b, "sooth_inter_token_seconds",
@@ -261,6 +263,20 @@ static void put_process(const so_metrics *m, so_buf *b) {
             (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6);
 }
 
+static void put_cache(const so_engine_stats *e, so_buf *b) {
+    one(b, "sooth_kv_pages", "gauge", "Pages of the KV cache.", e->pages_total);
+    one(b, "sooth_kv_pages_used", "gauge", "Pages that running answers hold.", e->pages_used);
+    one(b, "sooth_kv_pages_cached", "gauge", "Pages kept for prefixes alone.", e->pages_cached);
+    one(b, "sooth_kv_usage_ratio", "gauge", "Share of the pages that running answers hold.",
+        e->pages_total ? (double)e->pages_used / e->pages_total : 0);
+    one(b, "sooth_prefix_cache_queries_total", "counter", "Prompt tokens looked for.",
+        (double)e->prefix_queried);
+    one(b, "sooth_prefix_cache_hits_total", "counter", "Prompt tokens found.",
+        (double)e->prefix_hits);
+    one(b, "sooth_preemptions_total", "counter", "Answers that had to give way, to be resumed.",
+        (double)e->preemptions);
+}
+
 static void put_gauges(const so_gauges *g, so_buf *b) {
     static const char *const states[] = {"loading", "ready", "draining", "failed"};
     head(b, "sooth_build_info", "gauge", "What runs.");
@@ -275,6 +291,7 @@ static void put_gauges(const so_gauges *g, so_buf *b) {
     one(b, "sooth_requests_waiting", "gauge", "Answers waiting for a place in it.", g->waiting);
     one(b, "sooth_engine_slots", "gauge", "Most answers in the batch (--parallel).", g->slots);
     one(b, "sooth_http_connections", "gauge", "Open connections.", g->connections);
+    put_cache(&g->engine, b);
 }
 
 void so_metrics_write(so_metrics *m, const so_gauges *g, so_buf *out) {

@@ -27,6 +27,7 @@ typedef struct so_gauges {
     const char *version, *model;
     const char *state; /* loading, ready, draining, failed */
     int running, waiting, slots, connections;
+    so_engine_stats engine;
 } so_gauges;
 void so_metrics_write(so_metrics *m, const so_gauges *g, so_buf *out);
 

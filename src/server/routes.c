@@ -304,7 +304,8 @@ static enum MHD_Result metrics(so_exchange *x) {
                    .running = l.running,
                    .waiting = l.waiting,
                    .slots = ready ? so_worker_serving(s->worker)->eo.n_parallel : 0,
-                   .connections = so_watch_count(s)};
+                   .connections = so_watch_count(s),
+                   .engine = l.engine};
     so_metrics_write(s->metrics, &g, &body);
     return so_http_send(x, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
 }

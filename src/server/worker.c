@@ -31,7 +31,8 @@ struct so_worker {
     int n_jobs;
     bool quit, ending;
     char why[160];
-    double job_seconds; /* of one choice: a moving average, for Retry-After */
+    double job_seconds;    /* of one choice: a moving average, for Retry-After */
+    so_engine_stats stats; /* after the last step */
 
     /* engine thread */
     so_serving serving; /* constant from READY on */
@@ -85,6 +86,7 @@ static void request_opts(const so_worker *w, so_choice *c, so_request_opts *o) {
                            .continues = rq->kind == SO_API_COMPLETION,
                            .sample = rq->sample,
                            .max_tokens = rq->max_tokens > room ? -1 : rq->max_tokens,
+                           .priority = rq->priority,
                            .ignore_end = rq->ignore_eos,
                            .stops = rq->stops,
                            .n_stops = rq->n_stops,
@@ -243,6 +245,14 @@ static bool take(so_worker *w, bool *ending, char why[160]) {
     return go_on;
 }
 
+static void publish_stats(so_worker *w) {
+    so_engine_stats s;
+    so_engine_get_stats(w->engine, &s);
+    pthread_mutex_lock(&w->lock);
+    w->stats = s;
+    pthread_mutex_unlock(&w->lock);
+}
+
 static void serve(so_worker *w) {
     so_err err = {0};
     char why[160];
@@ -252,6 +262,7 @@ static void serve(so_worker *w) {
         if (w->live && so_engine_step(w->engine, &err) < 0)
             so_log(SO_LOG_ERROR, "a pass failed: %s", err.msg);
         sweep(w);
+        publish_stats(w);
     }
 }
 
@@ -279,6 +290,7 @@ static void *run(void *arg) {
         set_state(w, SO_WORKER_FAILED);
         return NULL;
     }
+    publish_stats(w);
     set_state(w, SO_WORKER_READY);
     serve(w);
     so_engine_free(w->engine);
@@ -365,9 +377,8 @@ void so_worker_end_all(so_worker *w, const char *why) {
 
 so_worker_load so_worker_get_load(so_worker *w) {
     pthread_mutex_lock(&w->lock);
-    int slots = w->state == SO_WORKER_READY ? w->serving.eo.n_parallel : 0;
-    so_worker_load l = {.running = SO_MIN(w->n_live, slots), .jobs = w->n_jobs};
-    l.waiting = w->n_live - l.running;
+    so_worker_load l = {.running = w->stats.running, .jobs = w->n_jobs, .engine = w->stats};
+    l.waiting = SO_MAX(w->n_live - l.running, 0); /* also what the engine has not seen yet */
     pthread_mutex_unlock(&w->lock);
     return l;
 }

@@ -51,6 +51,7 @@ void so_worker_end_all(so_worker *w, const char *why);
 
 typedef struct so_worker_load {
     int running, waiting, jobs;
+    so_engine_stats engine; /* after the last step */
 } so_worker_load;
 so_worker_load so_worker_get_load(so_worker *w);
 

@@ -50,7 +50,7 @@ def whole_equals_stream():
         ends = {}
         for event in S.stream(path, {**body, "stream_options": {"include_usage": True}}):
             if not event["choices"]:
-                assert event["usage"] == whole["usage"]
+                assert all(event["usage"][k] == whole["usage"][k] for k in ("prompt_tokens", "completion_tokens"))
                 continue
             assert event["usage"] is None
             c = event["choices"][0]
@@ -183,6 +183,17 @@ def rounds():
     assert [[t["id"] for t in r["tokens"]] for r in whole] == [[t["id"] for t in r["tokens"]] for r in seen]
 
 
+def prefix_cache():
+    """A prompt that was there before: the same answer, and it says how much it found."""
+    ask = text(prompt="in the sea he or the world " * 6)
+    first, again = S.ok(TEXT, ask), S.ok(TEXT, ask)
+    assert again["choices"] == first["choices"]
+    details = again["usage"]["prompt_tokens_details"]
+    assert 0 < details["cached_tokens"] <= again["usage"]["prompt_tokens"] and again["timings"]["cache_n"] > 0
+    m = S.metrics()
+    assert m["sooth_prefix_cache_hits_total"] > 0 and m["sooth_kv_pages_cached"] > 0 and m["sooth_kv_pages_used"] == 0
+
+
 def many_at_once():
     bodies = [text(prompt=p, seed=i, temperature=t, max_tokens=20 + i % 7, speculative={"drafter": d, "length": 3})
               for i, (p, t, d) in enumerate((p, t, d) for p in ("he", "the sea", "in or") for t in (0, 0.9)
@@ -263,5 +274,5 @@ def unknown_fields():
 
 with rig.Server() as S:
     rig.main([shapes, as_the_command, whole_equals_stream, seeds_and_choices, prompts_as_ids, content_parts, sampling_fields,
-              logprobs, speculation_per_request, prediction, rounds, many_at_once, names, small_endpoints, metrics,
+              logprobs, speculation_per_request, prediction, rounds, prefix_cache, many_at_once, names, small_endpoints, metrics,
               access_log, unknown_fields])
