@@ -58,8 +58,10 @@ class Target:
                 self.log.seek(0)
                 sys.exit(f"{self.name} ended: {self.log.read()[-1500:].decode('utf-8', 'replace')}")
             try:
-                c = http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=5)
-                c.request("GET", "/v1/models")
+                c = http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=60)
+                c.request("POST", "/v1/chat/completions", json.dumps({
+                    "model": "any", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}),
+                    {"Content-Type": "application/json"})
                 if c.getresponse().status == 200:
                     return
             except OSError:
@@ -88,19 +90,18 @@ def one_stream(target, text, n_tokens, out):
     r = c.getresponse()
     if r.status != 200:
         raise RuntimeError(f"{target.name}: {r.status} {r.read()[:300]}")
-    first, tokens, pieces = None, None, 0
-    for line in r:
-        if not line.startswith(b"data: {"):
-            continue
-        o = json.loads(line[6:])
-        if o.get("usage"):
-            tokens = o["usage"]["completion_tokens"]
-        for choice in o["choices"]:
-            if choice["delta"].get("content"):
-                first = first or time.monotonic() - start
-                pieces += 1
+    first, lines = None, []
+    for line in r:  # looked at afterwards: the client shares the machine with the server
+        if first is None and b'"content"' in line and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+            first = time.monotonic() - start
+        lines.append(line)
+    events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+    usage = [o["usage"]["completion_tokens"] for o in events if o.get("usage")]
+    tokens = usage[-1] if usage else sum(bool(c["delta"].get("content")) for o in events for c in o["choices"])
     c.close()
-    out.append((first, tokens if tokens is not None else pieces))
+    if first is None:
+        raise RuntimeError(f"{target.name}: an answer without text")
+    out.append((first, tokens))
 
 
 def one_round(target, n_streams, n_tokens, round_):
@@ -170,7 +171,7 @@ def main():
                 t.pause(True)
             targets.append(Target("llama_cpp.server", [a.peer, "-m", "llama_cpp.server", "--model", a.model, "--port", "{port}",
                                                        "--n_threads", str(a.threads), "--n_threads_batch", str(a.threads),
-                                                       "--n_ctx", "4096", "--verbose", "false"]))
+                                                       "--n_ctx", "4096", "--interrupt_requests", "false", "--verbose", "false"]))
         got = measure(targets, streams, a.tokens, a.rounds)
     finally:
         for t in targets:
