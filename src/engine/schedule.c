@@ -208,8 +208,8 @@ static so_request *sort_prompts(so_engine *e, int *n) {
     return first;
 }
 
-/* Beside other prompts a chunk that the budget cuts ends with a page where it can, so that what a
- * neighbour computes of the same text can be taken for the rest. How many rows that frees. */
+/* A chunk that the budget cuts ends with a page where it can, so that what the first in rank
+ * computes of the same text can be taken for the rest. How many rows that frees. */
 static int round_chunk(so_request *r) {
     int over = (so_seq_len(r->seq) + r->n_chunk) % SO_KV_PAGE;
     if (r->n_chunk == missing(r) || r->n_chunk <= over)
@@ -240,7 +240,7 @@ static void gather(so_engine *e) {
         int more = SO_MIN(missing(r) - r->n_chunk, budget);
         r->n_chunk += more;
         budget -= more;
-        if (n > 1)
+        if (r != first) /* whose share is a promise */
             budget += round_chunk(r);
     }
     for (so_request *r = e->running; r; r = r->next) {

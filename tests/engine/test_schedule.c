@@ -10,7 +10,7 @@
 #include "engine/engine.h"
 #include "so_cases.h"
 
-enum { CTX = 256, MAX_OUT = 128, MAX_REQS = 64 };
+enum { CTX = 256, MAX_OUT = 256, MAX_REQS = 64 };
 
 /* One request as a test sees it. */
 typedef struct probe {
@@ -34,8 +34,9 @@ typedef struct world {
 
 static int open_world(void **state) {
     world *w = SO_NEW(world);
-    so_case_model(&w->target, "llama");
-    so_case_model(&w->draft, "qwen2");
+    so_rig_opts o = {.level = so_cpu_best_level(), .max_rows = 1, .n_pages = 1};
+    so_rig_open(&w->target, so_test_data("golden/models/llama"), &o);
+    so_rig_open(&w->draft, so_test_data("golden/models/qwen2"), &o);
     *state = w;
     return 0;
 }
@@ -369,6 +370,52 @@ static void test_draft_pool(void **state) {
     assert_true(n > 0);
 }
 
+/* Every small number at once: nothing is refused that fits, and nobody is stuck. */
+static void test_extremes(void **state) {
+    world *w = *state;
+    static const char *const drafters[] = {"model", NULL, "random"};
+    for (int i = 0; i < 36; i++) {
+        so_engine_opts o = usual(w);
+        o.n_pages = 1 + i % 3;
+        o.n_batch = i % 2 ? 1 : 40;
+        o.n_parallel = i % 4 < 2 ? 1 : 7;
+        o.prefix_cache = i % 5 > 1;
+        o.kv_layout = i % 6 == 5 ? SO_KV_SLOTTED : SO_KV_PAGED;
+        o.n_ctx = o.n_pages * SO_KV_PAGE;
+        begin_engine(w, o);
+        submit_as(w, 1, 1, o.n_ctx - 1, 0, drafters[i % 3]);
+        submit_as(w, o.n_ctx - 1, 20, 1, i % 2, drafters[i % 3]);
+        submit_as(w, o.n_ctx / 2, 20, 0, 0, drafters[i % 3]);
+        submit_as(w, o.n_ctx / 2, 20, o.n_ctx / 2, -1, drafters[i % 3]);
+        run_out(w);
+    }
+}
+
+/* Without a limit an answer goes as far as the pool; a prompt that leaves no room is refused. */
+static void test_pool_below_context(void **state) {
+    world *w = *state;
+    so_engine_opts o = usual(w);
+    so_request *r = NULL;
+    so_err err = {0};
+    o.n_pages = 2;
+    begin_engine(w, o);
+    probe *p = submit(w, 10, -1);
+    while (step(w) > 0)
+        ;
+    int n;
+    so_request_output(p->req, &n);
+    assert_int_equal(n, 64 - 10);
+    so_case_expect(p->req, p->want, n);
+    fill_prompt(w, p, 64, 1, 0);
+    so_request_opts ro = opts_of(p, -1);
+    assert_int_equal(so_engine_submit(w->e, &ro, &r, &err), SO_ELIMIT);
+    assert_non_null(strstr(err.msg, "--kv-pages"));
+    ro.n_prompt = 63;
+    SO_OK_OR_FAIL(so_engine_submit(w->e, &ro, &r, &err), err);
+    SO_OK_OR_FAIL(so_engine_run(w->e, r, &err), err);
+    so_request_free(r);
+}
+
 /* --- cancelling --- */
 
 static void test_cancel_in_every_phase(void **state) {
@@ -551,6 +598,8 @@ int main(void) {
         IN_WORLD(test_smallest_pool),
         IN_WORLD(test_guesses_are_shed_first),
         IN_WORLD(test_draft_pool),
+        IN_WORLD(test_extremes),
+        IN_WORLD(test_pool_below_context),
         IN_WORLD(test_cancel_in_every_phase),
         IN_WORLD(test_hits_are_counted_and_exact),
         IN_WORLD(test_next_turn_hits_the_answer),
