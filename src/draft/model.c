@@ -32,6 +32,8 @@
 #include "base/mem.h"
 #include "kv/prefix.h"
 
+enum { MAX_LAG = 2, FIRST_COSTS = 4 };
+
 typedef struct request_state {
     so_seq *seq;
     void *inner;
@@ -71,7 +73,8 @@ typedef struct model_drafter {
     so_seq **seqs;            /* [n_parallel] */
     float *logits;            /* [n_vocab of the target], where the two differ */
     float *probs;             /* [n_vocab of the target], for p_min */
-    double step_ms;           /* of a pass that drafts, smoothed */
+    double step_ms;           /* of a drafted token, smoothed */
+    int n_costs;              /* drafts it was learned from */
     bool warned;              /* of rows that are not finite */
 } model_drafter;
 
@@ -340,7 +343,6 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
     if (n_seqs == 0)
         return SO_OK;
     so_batch batch = {md->rows, n_rows, md->seqs, n_seqs};
-    int64_t t = so_clock_ns();
     if (rc == SO_OK)
         rc = so_pass_run(md->pass, &batch, SO_PASS_LOGITS, err);
     if (rc != SO_OK)
@@ -354,23 +356,48 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
         else
             so_seq_commit_chain(c->s->seq, c->n_rows);
     }
-    if (n_rows == n_seqs) { /* nobody was catching up */
-        double ms = so_clock_ms_since(t);
-        md->step_ms = md->step_ms > 0 ? md->step_ms + 0.1 * (ms - md->step_ms) : ms;
-    }
     return SO_OK;
+}
+
+/* What a drafted token takes, from whole drafts: the last guess of the round before, which was
+ * drawn and never fed, and the host's part are in it. A draft that had more to read says nothing of
+ * the next. A machine that was busy elsewhere for a moment must not make drafts dear for long: of
+ * the first ones the least counts, then steps of the logarithm that are not large. */
+static void learn_cost(model_drafter *md, int n, int lag, double ms) {
+    int depth = 0;
+    for (int i = 0; i < n; i++)
+        depth = SO_MAX(depth, md->chains[i].depth);
+    if (depth == 0 || lag > MAX_LAG)
+        return;
+    ms /= depth;
+    if (md->n_costs++ < FIRST_COSTS)
+        md->step_ms = md->n_costs > 1 ? SO_MIN(md->step_ms, ms) : ms;
+    else
+        md->step_ms *= exp(0.15 * SO_MAX(-1, SO_MIN(1, log(ms / md->step_ms))));
+}
+
+/* The most that a chain has to read before it can draft, beside its root. */
+static int most_missing(const model_drafter *md, int n) {
+    int lag = 0;
+    for (int i = 0; i < n; i++)
+        lag = SO_MAX(lag, md->chains[i].n_text - so_seq_len(md->chains[i].s->seq) - 1);
+    return lag;
 }
 
 static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
     model_drafter *md = (model_drafter *)d;
     int n = 0, rc = SO_OK;
+    int64_t t = so_clock_ns();
     for (int i = 0; i < n_jobs && n < md->o.n_parallel; i++)
         n += begin_chain(md, &jobs[i], &md->chains[n]);
+    int lag = most_missing(md, n);
     if (n > 0 && md->inner)
         rc = ask_inner(md, n, err);
     for (bool more = n > 0; more && rc == SO_OK;)
         rc = pass_once(md, n, &more, err);
-    if (rc != SO_OK)
+    if (rc == SO_OK)
+        learn_cost(md, n, lag, so_clock_ms_since(t));
+    else
         abort_all(md, n);
     return rc;
 }
