@@ -23,6 +23,10 @@
 #include "base/sha256.h"
 #include "server/impl.h"
 
+/* Nested JSON and templates are read by recursion, to depths that are bounded; the system's default
+ * may be less than they need. */
+enum { THREAD_STACK = 8 << 20 };
+
 void so_server_defaults(so_server_opts *o) {
     *o = (so_server_opts){.host = "127.0.0.1",
                           .port = 8080,

@@ -197,23 +197,17 @@ static void write_log(so_server *s, so_job *list) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Under the lock. True once: running answers have had their time. */
-static bool drain_is_late(so_server *s, int64_t now) {
-    if (!s->draining || s->hurried || now - s->t_drain_ns < (int64_t)s->o.drain_s * 1000000000)
-        return false;
-    s->hurried = true;
-    return true;
-}
-
+/* When their time is up running answers are ended, and get a moment to be sent so. */
 static void check_drain(so_server *s) {
+    bool hurry = false, over = false;
     pthread_mutex_lock(&s->lock);
-    int64_t now = so_clock_ns();
-    bool hurry = drain_is_late(s, now),
-         over = s->draining && !s->drained &&
-                (s->n_jobs == 0 ||
-                 (s->hurried &&
-                  now - s->t_drain_ns > ((int64_t)s->o.drain_s * 1000 + GRACE_MS) * 1000000));
-    s->drained |= over;
+    if (s->draining && !s->drained) {
+        int64_t late_ms = (so_clock_ns() - s->t_drain_ns) / 1000000 - s->o.drain_s * 1000LL;
+        hurry = late_ms >= 0 && !s->hurried;
+        over = s->n_jobs == 0 || late_ms > GRACE_MS;
+        s->hurried |= hurry;
+        s->drained = over;
+    }
     pthread_mutex_unlock(&s->lock);
     if (hurry)
         so_worker_end_all(s->worker, "the server stopped before the answer was complete");

@@ -261,8 +261,8 @@ static void serve(so_worker *w) {
         pass_on_cancels(w, ending, why);
         if (w->live && so_engine_step(w->engine, &err) < 0)
             so_log(SO_LOG_ERROR, "a pass failed: %s", err.msg);
+        publish_stats(w); /* first: whoever is woken may ask for them */
         sweep(w);
-        publish_stats(w);
     }
 }
 
