@@ -1,0 +1,142 @@
+/* The draft model's own cache: who finds no room goes without a draft and disturbs nobody, who is
+ * parked gives back his pages, and what a text has left there serves those that begin alike. */
+#include "so_test.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "draft/model.h"
+#include "so_rig.h"
+
+enum { N_TEXT = 40, N_JOBS = 3, DEPTH = 4 };
+
+typedef struct fixture {
+    so_rig r;
+    so_drafter *d;
+    so_tree trees[N_JOBS];
+    void *states[N_JOBS];
+    int32_t texts[N_JOBS][2 * N_TEXT];
+} fixture;
+
+static const so_backend_vt *cpu_vt;
+static so_backend_vt counting_vt;
+static int n_rows; /* that the draft has computed, in all layers */
+
+static void counting_submit(so_backend *b, const so_op *op) {
+    if (op->kind == SO_OP_KV_STORE)
+        n_rows += op->n;
+    cpu_vt->submit(b, op);
+}
+
+static void open_drafter(fixture *f, int n_pages, so_kv_layout layout, bool prefixes) {
+    so_err err = {0};
+    so_rig_open(&f->r, so_test_data("golden/models/llama"),
+                &(so_rig_opts){.level = so_cpu_best_level(), .max_rows = 1, .n_pages = 1});
+    cpu_vt = f->r.b->vt;
+    counting_vt = *cpu_vt;
+    counting_vt.submit = counting_submit;
+    f->r.b->vt = &counting_vt;
+    so_model_drafter_opts o = {.n_vocab = f->r.n_vocab,
+                               .n_ctx = 2 * N_TEXT,
+                               .n_parallel = N_JOBS,
+                               .n_batch = 64,
+                               .max_draft = DEPTH,
+                               .kv_layout = layout,
+                               .n_pages = n_pages,
+                               .prefix_cache = prefixes,
+                               .temp = -1};
+    SO_OK_OR_FAIL(so_model_drafter_create(f->r.m, &o, NULL, &f->d, &err), err);
+    for (int i = 0; i < N_JOBS; i++) {
+        for (int k = 0; k < 2 * N_TEXT; k++)
+            f->texts[i][k] = (k < SO_KV_PAGE ? 3 * k : 5 * k + i) % f->r.n_vocab;
+        so_tree_init(&f->trees[i], f->r.n_vocab, 0);
+        so_draft_text text = {f->texts[i], N_TEXT, NULL, 0, 2 * N_TEXT};
+        SO_OK_OR_FAIL(f->d->vt->open(f->d, &text, &f->states[i], &err), err);
+    }
+    n_rows = 0;
+}
+
+static void close_drafter(fixture *f) {
+    for (int i = 0; i < N_JOBS; i++) {
+        f->d->vt->close(f->d, f->states[i]);
+        so_tree_deinit(&f->trees[i]);
+    }
+    so_drafter_free(f->d);
+    f->r.b->vt = cpu_vt;
+    so_rig_close(&f->r);
+}
+
+/* Drafts for requests from … to-1 at once; how many of them got their whole draft. */
+static int propose(fixture *f, int from, int to) {
+    so_draft_job jobs[N_JOBS];
+    so_err err = {0};
+    int n_whole = 0;
+    for (int i = from; i < to; i++) {
+        so_tree_reset(&f->trees[i], f->texts[i][N_TEXT - 1], N_TEXT - 1);
+        jobs[i - from] = (so_draft_job){.state = f->states[i],
+                                        .tokens = f->texts[i],
+                                        .n_tokens = N_TEXT,
+                                        .n_prompt = N_TEXT,
+                                        .tree = &f->trees[i],
+                                        .max_nodes = DEPTH,
+                                        .max_depth = DEPTH};
+    }
+    SO_OK_OR_FAIL(f->d->vt->propose(f->d, jobs, to - from, &err), err);
+    for (int i = from; i < to; i++) {
+        int n = f->trees[i].n_nodes - 1;
+        assert_true(n == 0 || n == DEPTH);
+        n_whole += n == DEPTH;
+    }
+    return n_whole;
+}
+
+/* Two pages each, and five there are: the third is silent until another pauses. */
+static void check_shortage(so_kv_layout layout) {
+    fixture f;
+    open_drafter(&f, layout == SO_KV_PAGED ? 5 : 6, layout, false);
+    assert_true(so_drafter_share(f.d, N_TEXT) * 3 > 1 - 1e-9);
+    assert_int_equal(propose(&f, 0, 3), 2);
+    assert_int_equal(f.trees[2].n_nodes, 1);
+    assert_int_equal(propose(&f, 2, 3), 0);
+    so_drafter_park(f.d, f.states[0]);
+    assert_int_equal(propose(&f, 2, 3), 1);
+    assert_int_equal(propose(&f, 0, 2), 1); /* now the first has none */
+    close_drafter(&f);
+}
+
+static void test_shortage(void **state) {
+    (void)state;
+    check_shortage(SO_KV_PAGED);
+}
+
+static void test_shortage_of_slots(void **state) { /* two slots of three pages */
+    (void)state;
+    check_shortage(SO_KV_SLOTTED);
+}
+
+/* The second text begins like the first: its first page is there; parking keeps it. */
+static void test_prefixes(void **state) {
+    (void)state;
+    fixture f;
+    int layers, cold, warm;
+    open_drafter(&f, 0, SO_KV_PAGED, true);
+    layers = so_model_hparams(f.r.m)->n_layers;
+    assert_int_equal(propose(&f, 0, 1), 1);
+    cold = n_rows / layers;
+    so_drafter_park(f.d, f.states[0]);
+    n_rows = 0;
+    assert_int_equal(propose(&f, 1, 2), 1);
+    warm = n_rows / layers;
+    assert_int_equal(cold - warm, SO_KV_PAGE);
+    n_rows = 0;
+    assert_int_equal(propose(&f, 0, 1), 1); /* its own page, too */
+    assert_int_equal(n_rows / layers, warm);
+    close_drafter(&f);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shortage),
+                                       cmocka_unit_test(test_shortage_of_slots),
+                                       cmocka_unit_test(test_prefixes)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
