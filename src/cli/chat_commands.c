@@ -143,10 +143,12 @@ static void do_view(so_session *s, const char *arg) {
 static void do_stats(so_session *s, const char *arg) {
     const so_request_stats *t = &s->total.stats;
     (void)arg;
-    so_chat_say(s, "answers: %d, %d tokens in %.1f s (%.1f/s), %.2f per pass; prompts: %.1f s",
-                s->n_answers, t->predicted_n, t->predicted_ms / 1000,
+    so_chat_say(s, "answers: %d, %d tokens in %.1f s (%.1f/s), %.2f per pass", s->n_answers,
+                t->predicted_n, t->predicted_ms / 1000,
                 t->predicted_ms > 0 ? 1000.0 * t->predicted_n / t->predicted_ms : 0,
-                t->rounds ? so_stats_rates(t).tokens_per_pass : 0, t->prompt_ms / 1000);
+                t->rounds ? so_stats_rates(t).tokens_per_pass : 0);
+    so_chat_say(s, "prompts: %d tokens in %.1f s, %d of them known from before", t->prompt_n,
+                t->prompt_ms / 1000, t->cached_n);
     so_chat_say(s, "guesses: %d made, %d tested, %d accepted (alpha %.2f); drafter: %s", t->draft_n,
                 t->tested_n, t->draft_n_accepted, t->tested_n ? so_stats_rates(t).alpha : 0,
                 or_none(s->spec.opts.drafter));

@@ -3,9 +3,10 @@
  *
  *   {guessed right}  [-guessed wrong-]  [+the target's word+]
  *
- * One line per round shows line breaks as \n; the flowing view prints them. A guess that was wrong
- * may be half a character or a control byte that no text was meant to hold: those are written as
- * \xNN, so that a guess never moves the cursor or breaks the line's encoding. stdout only. */
+ * One line per round shows line breaks as \n; the flowing view prints them, but for guessed ones
+ * that fell. A guess that was wrong may be half a character or a control byte that no text was
+ * meant to hold: those are written as \xNN, so that a guess never moves the cursor or breaks the
+ * line's encoding. stdout only. */
 #include "cli/view.h"
 
 #include <stdio.h>
@@ -28,14 +29,14 @@ static bool is_control(uint32_t cp) {
     return (cp < 0x20 && cp != '\n' && cp != '\t') || (cp >= 0x7F && cp < 0xA0);
 }
 
-static void print_text(const so_painter *v, so_str text) {
+static void print_text(so_str text, bool breaks) {
     uint32_t cp;
     for (size_t i = 0, len; i < text.len; i += len) {
         so_utf8 found = so_utf8_next(text.ptr + i, text.len - i, &cp, &len);
         if (found != SO_UTF8_OK || is_control(cp))
             for (size_t j = 0; j < len; j++)
                 printf("\\x%02X", (unsigned char)text.ptr[i + j]);
-        else if (v->rounds && cp == '\n')
+        else if (!breaks && cp == '\n')
             fputs("\\n", stdout);
         else
             fwrite(text.ptr + i, 1, len, stdout);
@@ -46,7 +47,7 @@ static void print_styled(const so_painter *v, const style *s, so_str text) {
     if (text.len == 0)
         return;
     fputs(v->color ? s->on : s->open, stdout);
-    print_text(v, text);
+    print_text(text, !v->rounds && s != &REJECTED);
     fputs(v->color ? s->off : s->close, stdout);
 }
 
@@ -82,7 +83,7 @@ void so_painter_round(so_painter *v, const so_round *round) {
 static void print_token(so_painter *v, const so_event *ev) {
     switch (ev->origin) {
     case SO_ORIGIN_PLAIN:
-        print_text(v, ev->text);
+        print_text(ev->text, !v->rounds);
         break;
     case SO_ORIGIN_DRAFT:
         print_styled(v, &ACCEPTED, ev->text);
@@ -102,7 +103,7 @@ void so_painter_event(so_painter *v, const so_event *ev) {
     if (v->on)
         print_token(v, ev);
     else if (v->terminal)
-        print_text(v, ev->text);
+        print_text(ev->text, !v->rounds);
     else
         fwrite(ev->text.ptr, 1, ev->text.len, stdout);
     if (ev->text.len)
