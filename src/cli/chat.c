@@ -146,8 +146,21 @@ static int submit(so_session *s, so_request **out, so_err *err) {
     return rc;
 }
 
-/* Puts the answer behind the conversation and says how it ended, where that is not plain. */
-static void book(so_session *s, const so_request *req) {
+/* How it ended, where that is not plain. */
+static void say_end(const so_session *s, so_finish why, int n_context) {
+    int n_ctx = so_engine_n_ctx(s->e);
+    if (why == SO_FINISH_CANCELLED && s->answer.len == 0)
+        so_chat_say(s, "stopped before the first word");
+    else if (why == SO_FINISH_CANCELLED && s->person)
+        so_chat_say(s, "stopped; /retry answers again, /undo takes the turn back");
+    else if (why == SO_FINISH_LENGTH && n_context >= n_ctx - 1)
+        so_chat_say(s, "cut: the context of %d tokens is full", n_ctx);
+    else if (why == SO_FINISH_LENGTH && s->person)
+        so_chat_say(s, "cut: --predict allows no more");
+}
+
+/* Puts the answer behind the conversation, if there is one, and counts it. */
+static bool book(so_session *s, const so_request *req) {
     so_report one = {0};
     int n;
     so_report_add(&one, req, s->b.tok, so_buf_str(&s->answer));
@@ -156,26 +169,18 @@ static void book(so_session *s, const so_request *req) {
     s->n_answers++;
     s->chose_seed = false;
     so_request_output(req, &n);
-    s->n_context = one.stats.prompt_n + n;
-    if (one.finish == SO_FINISH_CANCELLED && s->answer.len == 0) {
-        so_dialog_pop(&s->dialog);
-        so_chat_say(s, "stopped before the first word; the turn is taken back");
-    } else {
+    bool said = s->answer.len > 0 || one.finish != SO_FINISH_CANCELLED;
+    if (said)
         so_dialog_add(&s->dialog, "assistant", so_buf_str(&s->answer), NULL);
-        if (one.finish == SO_FINISH_CANCELLED && s->person)
-            so_chat_say(s, "stopped; /retry answers again, /undo takes the turn back");
-        if (one.finish == SO_FINISH_LENGTH && s->n_context >= so_engine_n_ctx(s->e) - 1)
-            so_chat_say(s, "cut: the context of %d tokens is full", so_engine_n_ctx(s->e));
-        else if (one.finish == SO_FINISH_LENGTH && s->person)
-            so_chat_say(s, "cut: --predict allows no more");
-    }
+    say_end(s, one.finish, one.stats.prompt_n + n);
     say_figures(s, &one);
     if (s->json)
         so_report_print_json(so_report_json(&one));
     so_report_free(&one);
+    return said;
 }
 
-void so_chat_answer(so_session *s) {
+bool so_chat_answer(so_session *s) {
     so_request *req = NULL;
     so_err err = {0};
     so_buf_clear(&s->answer);
@@ -194,14 +199,12 @@ void so_chat_answer(so_session *s) {
         so_painter_end(&s->painter);
     if (rc == SO_OK)
         rc = so_request_check(req, &err);
-    if (rc == SO_OK) {
-        book(s, req);
-    } else {
-        so_dialog_pop(&s->dialog);
+    bool said = rc == SO_OK && book(s, req);
+    if (rc != SO_OK)
         fail_answer(s, &err);
-    }
     so_request_free(req);
     so_lines_hush(s->lines, false);
+    return said;
 }
 
 /* --- the loop --- */
@@ -210,12 +213,16 @@ static void take_turn(so_session *s, so_str turn) {
     so_err err = {0};
     if (turn.len == 0 || so_chat_command(s, turn))
         return;
+    if (so_dialog_ends_with(&s->dialog, "user")) { /* of a loaded conversation */
+        so_dialog_pop(&s->dialog);
+        so_chat_say(s, "the unanswered turn before this one is dropped");
+    }
     if (so_str_starts(turn, SO_STR("//"))) /* a slash that is meant */
         turn.ptr++, turn.len--;
     if (so_dialog_add(&s->dialog, "user", turn, &err) != SO_OK)
         fail_answer(s, &err);
-    else
-        so_chat_answer(s);
+    else if (!so_chat_answer(s))
+        so_dialog_pop(&s->dialog);
 }
 
 static void talk(so_session *s) {

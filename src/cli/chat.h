@@ -29,13 +29,13 @@ typedef struct so_session {
     int n_first;   /* … and its tokens that came with the first pass */
     so_report total;
     int n_answers, n_failed;
-    int n_context; /* tokens of the conversation after the last answer */
 } so_session;
 
 /* A line for the person, on stderr, so that answers can be piped on. */
 void so_chat_say(const so_session *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Answers the conversation, which ends with the user's turn. */
-void so_chat_answer(so_session *s);
+/* Answers the conversation, which ends with the user's turn. False where there is no answer,
+ * because it failed or was stopped before its first word: the turn stands there alone then. */
+bool so_chat_answer(so_session *s);
 /* Whether the turn is a command; it has been carried out then. */
 bool so_chat_command(so_session *s, so_str turn);
 /* "/help", "/system", …; NULL past the end. */

@@ -32,7 +32,6 @@ static void do_system(so_session *s, const char *arg) {
 static void do_reset(so_session *s, const char *arg) {
     (void)arg;
     so_dialog_clear(&s->dialog);
-    s->n_context = 0;
     so_chat_say(s, "a new conversation");
 }
 
@@ -64,19 +63,27 @@ static void do_undo(so_session *s, const char *arg) {
     so_chat_say(s, "taken back: %s", turn);
 }
 
+/* Where there is no new answer, the old one stays. */
 static void do_retry(so_session *s, const char *arg) {
+    so_buf old = {0};
+    bool answered = so_dialog_ends_with(&s->dialog, "assistant");
     (void)arg;
-    if (so_dialog_ends_with(&s->dialog, "assistant"))
+    if (answered) {
+        so_buf_append_str(&old, so_dialog_last(&s->dialog));
         so_dialog_pop(&s->dialog);
+    }
     if (!so_dialog_ends_with(&s->dialog, "user")) {
         so_chat_say(s, "there is nothing to answer yet");
+        so_buf_free(&old);
         return;
     }
     if (s->base.sample.temp <= 0)
         so_chat_say(s, "at temperature 0 the answer stays the same; /temp 0.8 makes it vary");
     else if (!s->chose_seed && s->n_answers > 0)
         s->base.sample.seed = so_cli_new_seed();
-    so_chat_answer(s);
+    if (!so_chat_answer(s) && answered)
+        so_dialog_add(&s->dialog, "assistant", so_buf_str(&old), NULL);
+    so_buf_free(&old);
 }
 
 /* --- how it is said --- */
@@ -140,6 +147,15 @@ static void do_view(so_session *s, const char *arg) {
                                 : "");
 }
 
+/* Tokens of the conversation as the model would see it. */
+static size_t context_tokens(const so_session *s) {
+    so_tokens tokens = {0};
+    so_dialog_encode(&s->dialog, s->b.chat, &tokens, NULL);
+    size_t n = tokens.len;
+    so_tokens_free(&tokens);
+    return n;
+}
+
 static void do_stats(so_session *s, const char *arg) {
     const so_request_stats *t = &s->total.stats;
     (void)arg;
@@ -152,7 +168,7 @@ static void do_stats(so_session *s, const char *arg) {
     so_chat_say(s, "guesses: %d made, %d tested, %d accepted (alpha %.2f); drafter: %s", t->draft_n,
                 t->tested_n, t->draft_n_accepted, t->tested_n ? so_stats_rates(t).alpha : 0,
                 or_none(s->spec.opts.drafter));
-    so_chat_say(s, "context: %d of %d tokens; temperature: %g; seed: %llu", s->n_context,
+    so_chat_say(s, "context: %zu of %d tokens; temperature: %g; seed: %llu", context_tokens(s),
                 so_engine_n_ctx(s->e), (double)s->base.sample.temp,
                 (unsigned long long)s->base.sample.seed);
 }
@@ -185,7 +201,6 @@ static void do_load(so_session *s, const char *arg) {
         so_chat_say(s, "%s", err.msg);
     else {
         set_file(s, arg);
-        s->n_context = 0;
         so_chat_say(s, "loaded %zu messages%s", so_dialog_len(&s->dialog),
                     so_dialog_ends_with(&s->dialog, "user") ? "; /retry answers the last one" : "");
     }

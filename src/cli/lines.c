@@ -30,7 +30,7 @@
 enum { HISTORY_TURNS = 1000, MAX_HISTORY_BYTES = 1 << 20 };
 enum { PASTE_KEY = 0x1E, ESC = 0x1B }; /* PASTE_KEY: Ctrl-^, which nobody binds */
 
-#define PASTE_BEGIN "\033[200~"
+#define PASTE_BEGIN "[200~" /* behind ESC */
 #define PASTE_END "\033[201~"
 
 struct so_lines {
@@ -41,7 +41,8 @@ struct so_lines {
     unsigned char ahead[8]; /* bytes read past a key that turned out to be another */
     int n_ahead;
     so_buf paste;
-    bool typed; /* something stood in the line that was interrupted */
+    bool typed;  /* something stood in the line that was interrupted */
+    bool pastes; /* the terminal may know how to mark a paste */
 };
 
 static volatile sig_atomic_t resumed, resized;
@@ -148,7 +149,7 @@ static int get_char(EditLine *el, wchar_t *out) {
         if (found == SO_UTF8_BAD)
             cp = 0xFFFD;
     }
-    if (cp == ESC && take_mark(l, PASTE_BEGIN + 1)) {
+    if (cp == ESC && take_mark(l, PASTE_BEGIN)) {
         int rc = read_paste(l);
         *out = PASTE_KEY;
         return rc;
@@ -267,9 +268,11 @@ static void set_prompt(so_lines *l, bool first) {
 static so_line_end edit_line(so_lines *l, so_buf *line) {
     int n = 0;
     l->typed = false;
-    fputs("\033[?2004h", l->o.terminal);
+    el_set(l->el, EL_PREP_TERM,
+           1); /* before the prompt: what is typed at once is not echoed twice */
+    fputs(l->pastes ? "\033[?2004h" : "", l->o.terminal);
     const char *text = el_gets(l->el, &n);
-    fputs("\033[?2004l", l->o.terminal);
+    fputs(l->pastes ? "\033[?2004l" : "", l->o.terminal);
     fflush(l->o.terminal);
     if (*l->o.interrupted || !text || n <= 0) {
         fputc('\n', l->o.terminal);
@@ -385,6 +388,9 @@ static void open_editor(so_lines *l) {
     l->el = el_init("sooth", stdin, l->o.terminal, stderr);
     if (!l->el)
         return;
+    const char *kind = NULL;
+    el_get(l->el, EL_TERMINAL, &kind);
+    l->pastes = kind && *kind && strcmp(kind, "dumb") != 0;
     watch_signals();
     l->hist = history_init();
     history(l->hist, &ev, H_SETSIZE, HISTORY_TURNS);

@@ -183,6 +183,42 @@ static void test_command_words(void **state) {
     done(&r);
 }
 
+/* An answer that fails takes neither the turn before it nor the old answer away. */
+static void test_failed_retry(void **state) {
+    fixture *f = *state;
+    spill(f, "in.txt",
+          "the sea\n/spec bigram(none.tbl)\n/retry\nor\n/spec none\n/save r.json\n/retry\n");
+    ran r = run(f, CHAT "--json <in.txt");
+    json_t *got = lines_of(&r);
+    assert_int_equal(r.status, 1);
+    assert_int_equal(json_array_size(got), 4);
+    assert_non_null(json_object_get(json_array_get(got, 1), "error"));
+    assert_non_null(json_object_get(json_array_get(got, 2), "error"));
+    has(&r.err, "none.tbl");
+    has(&r.err, "saved 2 messages");
+    assert_true(json_array_size(tokens(got, 3)) > 0);
+    json_decref(got);
+    done(&r);
+}
+
+static void test_loaded_turns(void **state) {
+    fixture *f = *state;
+    spill(f, "l.json", "[{\"role\": \"user\", \"content\": \"the sea\"}]");
+    ran a = run(f, "printf '/load l.json\\n/retry\\n' | " CHAT "--json"),
+        b = run(f, "printf 'the sea\\n' | " CHAT "--json"),
+        c = run(f, "printf '/load l.json\\nor in\\n/save m.json\\n' | " CHAT "--json");
+    json_t *x = lines_of(&a), *y = lines_of(&b);
+    assert_true(json_equal(tokens(x, 0), tokens(y, 0)));
+    has(&a.err, "/retry answers the last one");
+    has(&c.err, "the unanswered turn before this one is dropped");
+    has(&c.err, "saved 2 messages");
+    json_decref(x);
+    json_decref(y);
+    done(&a);
+    done(&b);
+    done(&c);
+}
+
 /* A long conversation loses its beginning and says so; a turn that can never fit is refused. */
 static void test_full_context(void **state) {
     fixture *f = *state;
@@ -243,14 +279,14 @@ typedef struct term {
     so_buf out;
 } term;
 
-static term open_term(const fixture *f, const char *args) {
+static term open_term(const fixture *f, const char *args, const char *kind) {
     term t = {0};
     so_buf cmd = {0};
     struct winsize size = {.ws_row = 24, .ws_col = 100};
     so_buf_printf(&cmd,
                   "cd '%s' && export XDG_CACHE_HOME='%s/cache' XDG_STATE_HOME='%s/state' "
-                  "HOME='%s' TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 && exec %s chat %s",
-                  f->dir, f->dir, f->dir, f->dir, f->bin, args);
+                  "HOME='%s' TERM=%s LC_ALL=C.UTF-8 NO_COLOR=1 && exec %s chat %s",
+                  f->dir, f->dir, f->dir, f->dir, kind, f->bin, args);
     t.pid = forkpty(&t.fd, NULL, NULL, &size);
     if (t.pid == 0) {
         execl("/bin/sh", "sh", "-c", cmd.data, (char *)NULL);
@@ -262,14 +298,15 @@ static term open_term(const fixture *f, const char *args) {
     return t;
 }
 
-/* Reads until `text` has come, after `from`; where it ends. */
-static size_t await(term *t, size_t from, const char *text) {
+/* Reads until `text` has come, after `from`, and n bytes more; where the text ends. */
+static size_t await_more(term *t, size_t from, const char *text, size_t n_more) {
     char part[4096];
     for (time_t end = time(NULL) + 60; time(NULL) < end;) {
         so_str seen = so_buf_str(&t->out);
         const char *at = seen.len > from ? strstr(seen.ptr + from, text) : NULL;
-        if (at)
-            return (size_t)(at - seen.ptr) + strlen(text);
+        size_t to = at ? (size_t)(at - seen.ptr) + strlen(text) : 0;
+        if (at && seen.len >= to + n_more)
+            return to;
         struct pollfd p = {.fd = t->fd, .events = POLLIN};
         if (poll(&p, 1, 1000) != 1)
             continue;
@@ -282,6 +319,8 @@ static size_t await(term *t, size_t from, const char *text) {
     fail_msg("'%s' never came after byte %zu of: %s", text, from, text_of(&t->out));
     return 0;
 }
+
+static size_t await(term *t, size_t from, const char *text) { return await_more(t, from, text, 0); }
 
 static void type(term *t, const char *keys) {
     assert_int_equal(write(t->fd, keys, strlen(keys)), (ssize_t)strlen(keys));
@@ -312,7 +351,7 @@ static int close_term(term *t) {
 
 static void test_terminal_turns(void **state) {
     fixture *f = *state;
-    term t = open_term(f, TINY);
+    term t = open_term(f, TINY, "xterm");
     size_t at = await(&t, 0, PROMPT);
     type(&t, "the seq\177a\r"); /* edited */
     at = await(&t, at, "first after");
@@ -339,9 +378,22 @@ static void test_terminal_turns(void **state) {
     so_buf_free(&saved);
 }
 
+/* No escape codes at all where the terminal knows none. */
+static void test_terminal_dumb(void **state) {
+    fixture *f = *state;
+    term t = open_term(f, TINY, "dumb");
+    size_t at = await(&t, 0, "> ");
+    type(&t, "the sea\r");
+    at = await(&t, at, "first after");
+    await(&t, at, "> ");
+    lacks(&t.out, "\033[?");
+    type(&t, "\004");
+    assert_int_equal(close_term(&t), 0);
+}
+
 static void test_terminal_paste(void **state) {
     fixture *f = *state;
-    term t = open_term(f, TINY);
+    term t = open_term(f, TINY, "xterm");
     size_t at = await(&t, 0, PROMPT);
     type(&t, "see: \033[200~one\r/quit\rthree\033[31m\007\ttab\n\033[201~.\r");
     at = await(&t, at, "first after");
@@ -360,7 +412,7 @@ static void test_terminal_paste(void **state) {
 static void test_terminal_history(void **state) {
     fixture *f = *state;
     struct stat st;
-    term t = open_term(f, TINY);
+    term t = open_term(f, TINY, "xterm");
     size_t at = await(&t, 0, PROMPT);
     type(&t, "\"\"\"in the\rwell\"\"\"\r");
     at = await(&t, at, "first after");
@@ -370,7 +422,7 @@ static void test_terminal_history(void **state) {
     char *path = so_path_join(f->dir, "state/sooth/chat_history");
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
-    t = open_term(f, TINY); /* another session, two lines up */
+    t = open_term(f, TINY, "xterm"); /* another session, two lines up */
     at = await(&t, 0, PROMPT);
     type(&t, "\033[A\033[A!\r");
     at = await(&t, at, "first after");
@@ -380,13 +432,13 @@ static void test_terminal_history(void **state) {
     type(&t, "\004");
     assert_int_equal(close_term(&t), 0);
     assert_int_equal(unlink(path), 0);
-    t = open_term(f, TINY "--no-history");
+    t = open_term(f, TINY "--no-history", "xterm");
     at = await(&t, 0, PROMPT);
     type(&t, "/quit\r");
     assert_int_equal(close_term(&t), 0);
     assert_int_not_equal(stat(path, &st), 0);
     spill(f, "state/sooth/chat_history", "not ours\n"); /* and never written to */
-    t = open_term(f, TINY);
+    t = open_term(f, TINY, "xterm");
     at = await(&t, 0, "it is left alone");
     await(&t, at, PROMPT);
     type(&t, "/quit\r");
@@ -399,7 +451,7 @@ static void test_terminal_history(void **state) {
 
 static void test_terminal_interrupt_at_prompt(void **state) {
     fixture *f = *state;
-    term t = open_term(f, TINY);
+    term t = open_term(f, TINY, "xterm");
     size_t at = await(&t, 0, PROMPT);
     type(&t, "never sai");
     at = await(&t, at, "never sai");
@@ -422,7 +474,7 @@ static void test_terminal_interrupt_at_prompt(void **state) {
 /* JSON alone on stdout, the editor on stderr. */
 static void test_terminal_json(void **state) {
     fixture *f = *state;
-    term t = open_term(f, TINY "--json >j.txt");
+    term t = open_term(f, TINY "--json >j.txt", "xterm");
     size_t at = await(&t, 0, PROMPT);
     type(&t, "the sea\r");
     await(&t, at, PROMPT);
@@ -443,10 +495,10 @@ static void test_terminal_interrupt_answer(void **state) {
     if (!model || SO_TEST_SANITIZED)
         SO_SKIP(model ? "too slow under a sanitizer" : "smollm2 is not here (sooth pull smollm2)");
     snprintf(line, sizeof line, "-m '%s' --temp 0 --no-spec --ignore-eos", model);
-    term t = open_term(f, line);
+    term t = open_term(f, line, "xterm");
     size_t at = await(&t, 0, PROMPT);
     type(&t, "Count from one to three hundred.\r");
-    await(&t, await(&t, at, "\n"), "\n");
+    at = await_more(&t, at, "\033[?2004l", 40); /* some of the answer */
     type(&t, "typed ahead");
     type(&t, "\003");
     at = await(&t, at, "stopped; /retry answers again");
@@ -468,9 +520,12 @@ int main(void) {
         cmocka_unit_test(test_saved_conversation_goes_on),
         cmocka_unit_test(test_what_load_refuses),
         cmocka_unit_test(test_command_words),
+        cmocka_unit_test(test_failed_retry),
+        cmocka_unit_test(test_loaded_turns),
         cmocka_unit_test(test_full_context),
         cmocka_unit_test(test_bad_input),
         cmocka_unit_test(test_terminal_turns),
+        cmocka_unit_test(test_terminal_dumb),
         cmocka_unit_test(test_terminal_paste),
         cmocka_unit_test(test_terminal_history),
         cmocka_unit_test(test_terminal_interrupt_at_prompt),
