@@ -102,7 +102,7 @@ class Soak:
         return None
 
     def keep_alive(self, rng):
-        c = http.client.HTTPConnection("127.0.0.1", self.s.port, timeout=300)
+        c = http.client.HTTPConnection("127.0.0.1", self.s.port, timeout=3600)
         for _ in range(3):
             i = rng.randrange(len(self.cases))
             path, body = self.cases[i]
@@ -120,7 +120,7 @@ class Soak:
         """Reads a little at a time; the answer is whole and right all the same."""
         i = rng.randrange(len(self.cases))
         path, body = self.cases[i]
-        c = self.s.raw(receive=1024, timeout=300)
+        c = self.s.raw(receive=1024, timeout=3600)
         c.sendall(rig.http_bytes(path, {**body, "stream": True}, "Connection: close\r\n"))
         data = b""
         while part := c.recv(rng.randrange(1, 4000)):

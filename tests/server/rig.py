@@ -121,7 +121,7 @@ class Server:
 
     # --- requests ---
 
-    def request(self, method, path, body=None, headers=None, timeout=300):
+    def request(self, method, path, body=None, headers=None, timeout=3600):
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
             if body is not None and not isinstance(body, (bytes, str)):
