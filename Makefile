@@ -36,7 +36,7 @@ ALL_CFLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=al
 LDFLAGS += -fsanitize=$(SAN)
 endif
 
-X86_ONLY := $(wildcard src/*/cpu/*_avx2.c src/*/cpu/*_avxvnni.c src/*/cpu/*_avx512.c)
+X86_ONLY := $(wildcard src/*/cpu/*_avx2.c src/*/cpu/*_avxvnni.c src/*/cpu/*_avx512.c src/*/cpu/*_amx.c)
 LIB_SRC := $(filter-out src/cli/% src/server/%,$(wildcard src/*/*.c src/*/*/*.c))
 ifneq ($(ARCH),x86_64)
 LIB_SRC := $(filter-out $(X86_ONLY),$(LIB_SRC))
@@ -70,6 +70,7 @@ help: ## list the targets
 $(O)/src/%_avx2.o: ISA := -mavx2 -mfma -mf16c
 $(O)/src/%_avxvnni.o: ISA := -mavx2 -mfma -mf16c -mavxvnni
 $(O)/src/%_avx512.o: ISA := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
+$(O)/src/%_amx.o: ISA := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mgfni -mamx-tile -mamx-int8
 
 # Rewritten only when the flags change; every object depends on it.
 $(O)/flags: FORCE

@@ -68,7 +68,7 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_THREADS] = {"Model", "threads", "t", NULL, INT, 0, 256, "N", "all cores",
                         "threads to compute with; 0: one per core", HOLDS | SO_CMD_QUANTIZE},
     [SO_OPT_CPU_LEVEL] = {"Model", "cpu-level", NULL, NULL, CHOICE, 0, 0,
-                          "auto|scalar|avx2|avxvnni|avx512", "auto",
+                          "auto|scalar|avx2|avxvnni|avx512|amx", "auto",
                           "instruction set of the CPU kernels", HOLDS},
     [SO_OPT_BATCH] = {"Model", "batch-size", "b", "ubatch-size", INT, 1, 4096, "N", "256",
                       "most prompt tokens in one forward pass; never changes the output", HOLDS},

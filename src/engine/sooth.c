@@ -92,7 +92,7 @@ static int bundle_opts(const sooth_model_params *p, so_bundle_opts *o, so_err *e
         return so_err_set(err, SO_ERANGE, "n_threads %d: must be from 0 to 256", p->n_threads);
     if (p->cpu_level && !so_cpu_level_parse(p->cpu_level, &o->level))
         return so_err_set(err, SO_EINVAL,
-                          "cpu_level '%.40s': must be auto, scalar, avx2, avxvnni or avx512",
+                          "cpu_level '%.40s': must be auto, scalar, avx2, avxvnni, avx512 or amx",
                           p->cpu_level);
     o->quantize = p->quantize != NULL;
     if (p->quantize && !so_dtype_parse(p->quantize, &o->dtype))

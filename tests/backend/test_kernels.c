@@ -220,6 +220,7 @@ static void levels_by_name(void **state) {
     (void)state;
     so_cpu_level level;
     assert_true(so_cpu_level_parse("avx512", &level) && level == SO_CPU_AVX512);
+    assert_true(so_cpu_level_parse("amx", &level) && level == SO_CPU_AMX);
     assert_true(so_cpu_level_parse("auto", &level) && level == SO_CPU_AUTO);
     assert_true(so_cpu_level_parse("scalar", &level) && level == SO_CPU_SCALAR);
     assert_false(so_cpu_level_parse("AVX3", &level));

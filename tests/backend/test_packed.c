@@ -170,6 +170,26 @@ static void shapes(void **state) {
 }
 
 /* Wide enough for every kind of blocking over activation rows. */
+/* A matrix so large that its last rows are taken as members come. */
+static void pieces(void **state) {
+    (void)state;
+    static const int counts[] = {2, 1};
+    op_case c = {SO_OP_MATMUL, SO_DTYPE_Q8_0, 2, 1024, 5 * 1024 + 21, true, 0};
+    plain p = plain_create(&c, 17);
+    float *got = SO_NEW_N(float, c.n *c.m);
+    for (int threads = 1; threads <= 4; threads++) {
+        so_backend *b = cpu(threads, SO_CPU_AUTO);
+        check_packed(&p, so_cpu_best_level(), threads, counts, SO_LEN(counts));
+        for (int again = 0; again < 3; again++) {
+            op_run(b, &p.o, 0, c.n, got);
+            assert_same_floats(&c, "pieces", got, p.want, (size_t)c.n * (size_t)c.m);
+        }
+        so_backend_free(b);
+    }
+    free(got);
+    plain_free(&p);
+}
+
 static void prompts(void **state) {
     (void)state;
     static const int counts[] = {512, 129};
@@ -208,7 +228,7 @@ static void fill_block(so_dtype t, uint8_t pattern, uint8_t *block) {
 
 /* Quants, scales and minima of one bit pattern, activations that all round to ±127. */
 static void extreme(const op_case *c, uint8_t pattern) {
-    static const int counts[] = {4, 1};
+    static const int counts[] = {50, 4, 1};
     int block_bytes = so_dtype_get((int)c->dtype)->block_bytes;
     plain p = plain_create(c, pattern);
     for (size_t at = 0; at < p.o.tensor.n_bytes; at += (size_t)block_bytes)
@@ -228,9 +248,10 @@ static void extremes(void **state) {
     static const uint8_t patterns[] = {0x00, 0xFF, 0x80, 0x7F, 0xF0, 0x0F, 0xAA, 0x55};
     for (size_t i = 0; i < SO_LEN(dtypes); i++)
         for (size_t f = 0; f < SO_LEN(patterns); f++)
-            extreme(
-                &(op_case){SO_OP_MATMUL, dtypes[i], 4, is_k(dtypes[i]) ? 512 : 64, 35, false, 0},
-                patterns[f]);
+            /* as many rows as tiles want */
+            extreme(&(op_case){SO_OP_MATMUL, dtypes[i], is_k(dtypes[i]) ? 50 : 4,
+                               is_k(dtypes[i]) ? 512 : 64, 35, false, 0},
+                    patterns[f]);
 }
 
 static void lookups(void **state) {
@@ -345,6 +366,7 @@ int main(void) {
         cmocka_unit_test(sizes),
         cmocka_unit_test(row_counts),
         cmocka_unit_test(shapes),
+        cmocka_unit_test(pieces),
         cmocka_unit_test(prompts),
         cmocka_unit_test(extremes),
         cmocka_unit_test(lookups),

@@ -25,13 +25,15 @@ typedef struct fetch {
     size_t lines; /* at once */
 } fetch;
 
-/* To be fetched in `times` strokes. */
+/* To be fetched in `times` strokes; NULL: nothing. */
+INLINE fetch fetch_from(const uint8_t *p, size_t n_bytes, size_t times) {
+    const char *at = (const char *)p;
+    return p ? (fetch){at, at + n_bytes, (n_bytes / 64 + times - 1) / times} : (fetch){0};
+}
+
 INLINE fetch fetch_of(so_dtype dtype, const columns *at, size_t b, size_t times) {
     const size_t part = (so_pack_head(dtype) + so_pack_words(dtype)) * (2 * LANES / SO_PACK_ROWS);
-    if (!at->next)
-        return (fetch){0};
-    const char *p = (const char *)at->next + b * part;
-    return (fetch){p, p + part, (part / 64 + times - 1) / times};
+    return fetch_from(at->next ? at->next + b * part : NULL, part, times);
 }
 
 INLINE void fetch_some(fetch *f) {

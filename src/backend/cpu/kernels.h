@@ -83,20 +83,22 @@ typedef void so_mm_fn(const so_mm *a, long begin, long end);
 enum { SO_MM_GRAIN = 16 };
 
 /* The dtypes with a matmul; X(name, dtype). */
-#define SO_MM_DTYPES(X)    \
-    X(f32, SO_DTYPE_F32)   \
-    X(f16, SO_DTYPE_F16)   \
-    X(bf16, SO_DTYPE_BF16) \
-    X(q4_0, SO_DTYPE_Q4_0) \
-    X(q4_1, SO_DTYPE_Q4_1) \
-    X(q5_0, SO_DTYPE_Q5_0) \
-    X(q5_1, SO_DTYPE_Q5_1) \
-    X(q8_0, SO_DTYPE_Q8_0) \
+#define SO_MM_PLAIN_DTYPES(X) \
+    X(f32, SO_DTYPE_F32)      \
+    X(f16, SO_DTYPE_F16)      \
+    X(bf16, SO_DTYPE_BF16)    \
+    X(q4_0, SO_DTYPE_Q4_0)    \
+    X(q4_1, SO_DTYPE_Q4_1)    \
+    X(q5_0, SO_DTYPE_Q5_0)    \
+    X(q5_1, SO_DTYPE_Q5_1)    \
+    X(q8_0, SO_DTYPE_Q8_0)
+#define SO_MM_K_DTYPES(X)  \
     X(q2_k, SO_DTYPE_Q2_K) \
     X(q3_k, SO_DTYPE_Q3_K) \
     X(q4_k, SO_DTYPE_Q4_K) \
     X(q5_k, SO_DTYPE_Q5_K) \
     X(q6_k, SO_DTYPE_Q6_K)
+#define SO_MM_DTYPES(X) SO_MM_PLAIN_DTYPES(X) SO_MM_K_DTYPES(X)
 
 /* Attention over one page of one head of a KV store: keys lie as k[d][SO_KV_PAGE], so that sixteen
  * scores are one register and need no joining; values as v[SO_KV_PAGE][d]. `n` queries at once. */
@@ -139,7 +141,7 @@ typedef struct so_kernels {
 
 extern const so_kernels so_kernels_scalar;
 #if defined(__x86_64__)
-extern const so_kernels so_kernels_avx2, so_kernels_avxvnni, so_kernels_avx512;
+extern const so_kernels so_kernels_avx2, so_kernels_avxvnni, so_kernels_avx512, so_kernels_amx;
 #endif
 
 /* exp(x), within 1 ulp: x = n·ln 2 + r, |r| ≤ ln 2 / 2; 2^n · (1 + r + r²·P(r)); P has a relative

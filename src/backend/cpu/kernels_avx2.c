@@ -6,4 +6,4 @@
 
 #include "backend/cpu/matmul_x86.h"
 
-const so_kernels so_kernels_avx2 = {.level = SO_CPU_AVX2, ROW_KERNELS};
+const so_kernels so_kernels_avx2 = {.level = SO_CPU_AVX2, ROW_KERNELS, MATMULS};

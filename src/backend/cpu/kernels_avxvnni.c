@@ -7,4 +7,4 @@
 
 #include "backend/cpu/matmul_x86.h"
 
-const so_kernels so_kernels_avxvnni = {.level = SO_CPU_AVXVNNI, ROW_KERNELS};
+const so_kernels so_kernels_avxvnni = {.level = SO_CPU_AVXVNNI, ROW_KERNELS, MATMULS};

@@ -2,13 +2,15 @@
  * covers the operating system's part (saved vector state) as well as the CPU's. */
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #include <string.h>
 
 #include "backend/cpu/cpu.h"
 #include "base/mem.h"
 
-static const char *const names[] = {"scalar", "avx2", "avxvnni", "avx512"};
+static const char *const names[] = {"scalar", "avx2", "avxvnni", "avx512", "amx"};
 
 #if defined(__x86_64__)
 /* Not every compiler's feature test knows these. Their registers are AVX's. */
@@ -22,6 +24,16 @@ static bool has_avxvnni(void) {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
+
+/* Leaf 7: GFNI is ECX bit 8; tiles and their int8 products are EDX bits 24 and 25. The kernel saves
+ * tiles only for processes that have asked for it, once, for all their threads. */
+static bool has_amx(void) {
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM */
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(c >> 8 & 1) || (d >> 24 & 3) != 3)
+        return false;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
 #endif
 
 const so_kernels *so_cpu_kernels(so_cpu_level level) {
@@ -34,10 +46,13 @@ const so_kernels *so_cpu_kernels(so_cpu_level level) {
         return &so_kernels_avx2;
     if (level == SO_CPU_AVXVNNI && avx2 && has_avxvnni())
         return &so_kernels_avxvnni;
-    if (level == SO_CPU_AVX512 && avx2 && __builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vnni");
+    if (level == SO_CPU_AVX512 && avx512)
         return &so_kernels_avx512;
+    if (level == SO_CPU_AMX && avx512 && has_amx())
+        return &so_kernels_amx;
 #endif
     return NULL;
 }

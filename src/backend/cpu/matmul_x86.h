@@ -16,6 +16,7 @@
  *   vi_lanes(rows, off, j)      16 bytes at `off` of rows j, j + 4, …, one per 128-bit lane
  *   vi_gather(rows, off)        the 4 bytes at `off` of every row
  *   vi_and vi_or vi_add8 vi_add32 vi_sub32 vi_equal8 vi_shl vi_shr (16-bit)
+ *   vi_bcast(p)                the 4 bytes at p in every lane
  *   vi_spread_byte(v, c)       byte c of every lane, four times
  *   vi_mac(p, w, x)            p + w·x, w unsigned and x signed bytes, four to a lane; the partial
  *                              sums stay exact for MAC_LIMIT(bits) calls in a row
@@ -62,12 +63,6 @@ INLINE void transpose32(rowset rows, size_t off, vi *out) {
 
 INLINE vi vi_bits(vi v, int shift, uint8_t mask) {
     return vi_and(vi_shr(v, shift), vi_set8((char)mask));
-}
-
-INLINE vi vi_bcast(const void *p) {
-    int32_t x;
-    memcpy(&x, p, sizeof x);
-    return vi_set32(x);
 }
 
 /* ---- tiles ---- */
@@ -456,10 +451,10 @@ INLINE void quantized(const so_mm *a, so_dtype dtype, bool wide, long begin, lon
 SO_MM_DTYPES(MATMUL)
 
 #define MM_ENTRY(name, dtype) [dtype] = mm_##name,
-#define ROW_KERNELS                                                                           \
-    .matmul = {SO_MM_DTYPES(MM_ENTRY)}, .quantize32 = quantize32, .quantize256 = quantize256, \
-    .rms_norm = rms_norm, .layer_norm = layer_norm, .add = add, .silu_mul = silu_mul,         \
-    .gelu_mul = gelu_mul, .gelu = gelu, .exp = exp_row, .to_f16 = to_f16, .argmax = argmax,   \
-    .attn_f16 = {scores_f16, values_f16}, .attn_f32 = {scores_f32, values_f32},               \
-    .interleave = interleave, .softmax = softmax, .merge = merge, .read_all = read_all,       \
-    .multiply_all = multiply_all
+#define MATMULS .matmul = {SO_MM_DTYPES(MM_ENTRY)}, .multiply_all = multiply_all
+#define ROW_KERNELS                                                                   \
+    .quantize32 = quantize32, .quantize256 = quantize256, .rms_norm = rms_norm,       \
+    .layer_norm = layer_norm, .add = add, .silu_mul = silu_mul, .gelu_mul = gelu_mul, \
+    .gelu = gelu, .exp = exp_row, .to_f16 = to_f16, .argmax = argmax,                 \
+    .attn_f16 = {scores_f16, values_f16}, .attn_f32 = {scores_f32, values_f32},       \
+    .interleave = interleave, .softmax = softmax, .merge = merge, .read_all = read_all

@@ -142,6 +142,7 @@ WORD int32_t load4(const uint8_t *p) {
     memcpy(&x, p, sizeof x);
     return x;
 }
+WORD vi vi_bcast(const void *p) { return vi_set32(load4(p)); }
 WORD __m128i gather4(const uint8_t *p, size_t stride) {
     return _mm_setr_epi32(load4(p), load4(p + stride), load4(p + 2 * stride),
                           load4(p + 3 * stride));
