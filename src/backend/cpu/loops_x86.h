@@ -16,4 +16,7 @@
 #define NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 
+/* No access to memory moves across this line: compilers think nothing of fetching all at once. */
+#define KEEP_ORDER __asm__ volatile("" ::: "memory")
+
 #endif

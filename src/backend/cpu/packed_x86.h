@@ -198,10 +198,13 @@ INLINE void pscales256(so_dtype dtype, const uint8_t *head, const int j, pblock2
 }
 
 INLINE void pdecode256(so_dtype dtype, const columns *at, size_t b, pblock256 *out) {
-    UNROLL for (int j = 0; j < 2; j++) {
-        const uint8_t *words = at->word[j] + b * so_pack_words(dtype);
+    UNROLL for (int j = 0; j < 2; j++)
         pscales256(dtype, at->head[j] + b * so_pack_head(dtype), j, out);
-        UNROLL for (int s = 0; s < 8; s++) pwords256(dtype, words, s, out->w[s][j]);
+    UNROLL for (int s = 0; s < 8; s++) {
+        UNROLL for (int j = 0; j < 2; j++)
+            pwords256(dtype, at->word[j] + b * so_pack_words(dtype), s, out->w[s][j]);
+        KEEP_ORDER;
+        fetch_some(&out->next);
     }
 }
 
@@ -321,7 +324,7 @@ INLINE void pchunk256(const so_mm *a, so_dtype dtype, const columns *at, size_t 
                       vf (*acc)[2]) {
     for (size_t b = 0; b < (size_t)a->act.k / 256; b++) {
         pblock256 w;
-        w.next = fetch_of(dtype, at, b, 8 * (((size_t)n + 3) / 4));
+        w.next = fetch_of(dtype, at, b, 8 + 8 * (((size_t)n + 3) / 4));
         pdecode256(dtype, at, b, &w);
         for (int i = 0; i < n; i += 4)
             ptiles_of(dtype)[SO_MIN(4, n - i) - 1](a, &w, first + (size_t)i, b, acc + i);
