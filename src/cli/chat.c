@@ -329,12 +329,25 @@ static void close_session(so_session *s) {
     free(s->file);
 }
 
+/* Threads made meanwhile keep out of the terminal's affairs: a signal that one of them took would
+ * not end the main thread's read. */
+static int open_apart(so_session *s) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCONT);
+    sigaddset(&set, SIGWINCH);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    int status = open_session(s);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    return status;
+}
+
 int so_cmd_chat(int argc, char **argv) {
     so_args a;
     if (!so_args_parse(&a, SO_CMD_CHAT, argc, argv))
         return a.status;
     so_session s = {.a = &a, .json = so_args_has(&a, SO_OPT_JSON)};
-    int status = open_session(&s);
+    int status = open_apart(&s);
     if (status == 0) {
         so_painter_init(&s.painter, s.b.tok, &a);
         watch_signals();

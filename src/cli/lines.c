@@ -52,6 +52,17 @@ static void on_resize(int sig) { resized = sig; }
 
 /* --- characters --- */
 
+/* After a resize, or when whoever ran meanwhile may have changed the terminal. libedit draws from
+ * the first column on, wherever the cursor is, and believes the terminal to be as it left it. */
+static void draw_again(so_lines *l) {
+    fputc('\r', l->o.terminal);
+    el_set(l->el, EL_PREP_TERM, 0);
+    el_set(l->el, EL_PREP_TERM, 1);
+    el_resize(l->el);
+    el_set(l->el, EL_REFRESH);
+    resumed = resized = 0;
+}
+
 /* 1, 0 at the end, −1 where a signal wants attention. */
 static int next_byte(so_lines *l, unsigned char *out) {
     if (l->n_ahead > 0) {
@@ -62,12 +73,8 @@ static int next_byte(so_lines *l, unsigned char *out) {
     for (;;) {
         if (*l->o.interrupted)
             return -1;
-        if (resumed || resized) {
-            el_set(l->el, EL_PREP_TERM, 1); /* whoever ran meanwhile may have changed it */
-            el_resize(l->el);
-            el_set(l->el, EL_REFRESH);
-            resumed = resized = 0;
-        }
+        if (resumed || resized)
+            draw_again(l);
         ssize_t n = read(STDIN_FILENO, out, 1);
         if (n >= 0)
             return (int)n;

@@ -7,6 +7,7 @@
 #include <pty.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <time.h>
 
 #define CHAT "sooth chat -m tiny.gguf -s 7 -n 12 "
@@ -472,6 +473,33 @@ static void test_terminal_interrupt_at_prompt(void **state) {
     assert_int_equal(close_term(&t), 128 + SIGTERM);
 }
 
+/* Stopped and taken up again by a shell that has left the terminal as shells do, with echo. */
+static void test_terminal_resume(void **state) {
+    fixture *f = *state;
+    struct termios sane, now;
+    term t = open_term(f, TINY, "xterm");
+    assert_int_equal(tcgetattr(t.fd, &sane), 0);
+    assert_true(sane.c_lflag & ECHO);
+    size_t at = await(&t, 0, PROMPT);
+    type(&t, "half");
+    at = await(&t, at, "half");
+    assert_int_equal(kill(t.pid, SIGSTOP), 0);
+    assert_int_equal(tcsetattr(t.fd, TCSANOW, &sane), 0);
+    assert_int_equal(kill(t.pid, SIGCONT), 0);
+    at = await(&t, at, "> half"); /* drawn again */
+    for (int i = 0; i < 200 && tcgetattr(t.fd, &now) == 0 && (now.c_lflag & ECHO); i++)
+        usleep(10000);
+    assert_false(now.c_lflag & ECHO);
+    type(&t, " and half\r");
+    at = await(&t, at, "first after");
+    at = await(&t, at, PROMPT);
+    type(&t, "/undo\r");
+    at = await(&t, at, "taken back: half and half");
+    await(&t, at, PROMPT); /* the key is lost on a terminal that is not ours yet */
+    type(&t, "\004");
+    assert_int_equal(close_term(&t), 0);
+}
+
 /* JSON alone on stdout, the editor on stderr. */
 static void test_terminal_json(void **state) {
     fixture *f = *state;
@@ -531,6 +559,7 @@ int main(void) {
         cmocka_unit_test(test_terminal_paste),
         cmocka_unit_test(test_terminal_history),
         cmocka_unit_test(test_terminal_interrupt_at_prompt),
+        cmocka_unit_test(test_terminal_resume),
         cmocka_unit_test(test_terminal_json),
         cmocka_unit_test(test_terminal_interrupt_answer),
     };
