@@ -25,17 +25,7 @@ enum { SEED_LENGTH = 5, MAX_EXPECTED_BYTES = 16 << 20 };
 
 static int read_verify(const so_args *a, so_spec_opts *o) {
     const char *text = so_args_str(a, SO_OPT_VERIFY, "match");
-    char *end = NULL;
-    o->lenience = 1;
-    if (strcmp(text, "match") == 0)
-        return 0;
-    o->verify = SO_VERIFY_REJECT;
-    if (strcmp(text, "reject") == 0)
-        return 0;
-    o->verify = SO_VERIFY_LENIENT;
-    if (strncmp(text, "lenient=", 8) == 0)
-        o->lenience = strtod(text + 8, &end);
-    if (!end || end == text + 8 || *end)
+    if (!so_verify_mode_parse(text, &o->verify, &o->lenience))
         return so_args_bad(a, "--verify '%.40s': must be match, reject or lenient=L", text);
     if (!(o->lenience > 0 && o->lenience <= 1))
         return so_args_bad(a, "--verify %.40s: the lenience must be above 0 and at most 1", text);

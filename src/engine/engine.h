@@ -119,6 +119,9 @@ typedef void so_round_fn(void *user, const so_round *round);
 
 typedef enum so_verify_mode { SO_VERIFY_MATCH, SO_VERIFY_REJECT, SO_VERIFY_LENIENT } so_verify_mode;
 const char *so_verify_mode_name(so_verify_mode m);
+/* "match", "reject" or "lenient=L"; false where it is none of them. *lenience is 1 but for the
+ * last, whose range submission checks. */
+bool so_verify_mode_parse(const char *text, so_verify_mode *mode, double *lenience);
 
 /* How a request speculates. All zero: not at all. */
 typedef struct so_spec_opts {

@@ -2,6 +2,7 @@
  * takes all memory that it will need, and what can be seen of it. How it runs is schedule.c's and
  * engine.c's business; what it guesses is speculate.c's. Engine thread. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "engine/impl.h"
@@ -214,6 +215,27 @@ void *so_request_user(const so_request *r) { return r->user; }
 const char *so_verify_mode_name(so_verify_mode m) {
     static const char *const names[] = {"match", "reject", "lenient"};
     return names[m];
+}
+
+bool so_verify_mode_parse(const char *text, so_verify_mode *mode, double *lenience) {
+    static const char word[] = "lenient=";
+    double value = 1;
+    so_verify_mode found = SO_VERIFY_MATCH;
+    if (strncmp(text, word, sizeof word - 1) == 0) {
+        char *end;
+        found = SO_VERIFY_LENIENT;
+        text += sizeof word - 1;
+        value = strtod(text, &end);
+        if (end == text || *end)
+            return false;
+    } else if (strcmp(text, "reject") == 0) {
+        found = SO_VERIFY_REJECT;
+    } else if (strcmp(text, "match") != 0) {
+        return false;
+    }
+    *mode = found;
+    *lenience = value;
+    return true;
 }
 
 const char *so_request_drafter(const so_request *r) {

@@ -354,18 +354,9 @@ static int encode(const sooth_model *m, const char *prompt, const sooth_message 
 
 static int speculation(const sooth_params *p, so_spec_opts *o, so_err *err) {
     const char *v = p->verify ? p->verify : "match";
-    char *end = NULL;
     o->drafter = p->spec;
     o->length = p->spec_length;
-    if (strcmp(v, "match") == 0)
-        return SO_OK;
-    o->verify = SO_VERIFY_REJECT;
-    if (strcmp(v, "reject") == 0)
-        return SO_OK;
-    o->verify = SO_VERIFY_LENIENT;
-    if (strncmp(v, "lenient=", 8) == 0)
-        o->lenience = strtod(v + 8, &end);
-    if (!end || end == v + 8 || *end)
+    if (!so_verify_mode_parse(v, &o->verify, &o->lenience))
         return so_err_set(err, SO_EINVAL, "verify '%.40s': must be match, reject or lenient=L", v);
     return SO_OK;
 }

@@ -441,20 +441,11 @@ static bool read_prediction(parser *p, const field *f, const json_t *v) {
 static bool read_verify(parser *p, const field *f, const json_t *v) {
     so_api_spec *s = &p->r->spec;
     const char *text = json_string_value(v);
-    char *end = NULL;
     s->has_verify = true;
-    s->lenience = 1;
-    if (is_word(v, "match")) {
-        s->verify = SO_VERIFY_MATCH;
-    } else if (is_word(v, "reject")) {
-        s->verify = SO_VERIFY_REJECT;
-    } else {
-        s->verify = SO_VERIFY_LENIENT;
-        if (text && strncmp(text, "lenient=", 8) == 0)
-            s->lenience = strtod(text + 8, &end);
-        if (!end || end == text + 8 || *end || !(s->lenience > 0 && s->lenience <= 1))
-            return bad(p, f->name, v, "match, reject or lenient=L with L above 0 and at most 1");
-    }
+    if (!text || json_string_length(v) != strlen(text) ||
+        !so_verify_mode_parse(text, &s->verify, &s->lenience) ||
+        !(s->lenience > 0 && s->lenience <= 1))
+        return bad(p, f->name, v, "match, reject or lenient=L with L above 0 and at most 1");
     return true;
 }
 

@@ -212,11 +212,10 @@ static json_t *sampling_json(const so_sample_params *p) {
 }
 
 static json_t *spec_json(const so_serving *sv) {
-    static const char *const modes[] = {"match", "reject", "lenient"};
     const so_spec_opts *o = &sv->spec;
     return json_pack("{s:s, s:i, s:s, s:i, s:b}", "drafter", o->drafter ? o->drafter : "none",
-                     "length", o->length, "verify", modes[o->verify], "draft_max", sv->eo.max_draft,
-                     "draft_model", sv->eo.draft != NULL);
+                     "length", o->length, "verify", so_verify_mode_name(o->verify), "draft_max",
+                     sv->eo.max_draft, "draft_model", sv->eo.draft != NULL);
 }
 
 static enum MHD_Result props(so_exchange *x) {
