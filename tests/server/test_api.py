@@ -143,7 +143,9 @@ def speculation_per_request():
         got = S.ok(TEXT, text(max_tokens=64, speculative=spec))
         assert got["choices"] == want["choices"], spec
         if "drafter" in spec:
-            assert got["spec"]["drafter"] == spec["drafter"] and got["timings"]["draft_n"] > 0
+            assert got["spec"]["drafter"] == spec["drafter"]
+        if "length" in spec:  # else the planner decides, which may find that nothing pays
+            assert got["timings"]["draft_n"] > 0
     lenient = S.ok(TEXT, text(speculative={"drafter": "ngram", "length": 4, "verify": "lenient=0.5"}))
     assert lenient["spec"]["verify"] == "lenient=0.5" and lenient["spec"]["lossy"] is True
 
@@ -151,7 +153,7 @@ def speculation_per_request():
 def prediction():
     plain = S.ok(CHAT, chat(max_tokens=60, temperature=0))
     answer = plain["choices"][0]["message"]["content"]
-    told = S.ok(CHAT, chat(max_tokens=60, temperature=0, prediction={"type": "content", "content": answer}))
+    told = S.ok(CHAT, chat(max_tokens=60, temperature=0, prediction={"type": "content", "content": answer}, speculative={"length": 4}))
     assert told["choices"] == plain["choices"]
     d = told["usage"]["completion_tokens_details"]
     assert d["accepted_prediction_tokens"] > 20, d
