@@ -82,7 +82,7 @@ typedef struct sooth_model sooth_model;
 typedef struct sooth_model_params {
     size_t size;
     int n_threads;         /* 0: one per core */
-    const char *cpu_level; /* "auto", "scalar", "avx2", "avxvnni", "avx512"; NULL: auto */
+    const char *cpu_level; /* NULL or "auto", "scalar", "avx2", "avxvnni", "avx512", "amx" */
     const char *quantize; /* round weights to this type at load ("Q8_0", …); NULL: as in the file */
     void (*progress)(void *user, double done); /* 0 … 1 while loading takes long; may be NULL */
     void *progress_user;
