@@ -2,12 +2,11 @@
  * and F16C and, where the including file says HAS_DP, the dot products of AVX-VNNI. Included by
  * kernels_avx2.c and kernels_avxvnni.c only. */
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/lanes_x86.h"
 #include "backend/cpu/shifts_x86.h"
 
 #include <immintrin.h>
 #include <string.h>
-
-#define WORD static inline __attribute__((always_inline))
 
 /* ---- sixteen floats ---- */
 
@@ -137,16 +136,7 @@ WORD vi vi_lanes(rowset rows, size_t off, int j) {
     __m128i high = _mm_loadu_si128((const void *)(rows.p + off + (size_t)(j + 4) * rows.stride));
     return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
 }
-WORD int32_t load4(const uint8_t *p) {
-    int32_t x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
 WORD vi vi_bcast(const void *p) { return vi_set32(load4(p)); }
-WORD __m128i gather4(const uint8_t *p, size_t stride) {
-    return _mm_setr_epi32(load4(p), load4(p + stride), load4(p + 2 * stride),
-                          load4(p + 3 * stride));
-}
 WORD vi vi_gather(rowset rows, size_t off) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(gather4(rows.p + off, rows.stride)),
                                    gather4(rows.p + off + 4 * rows.stride, rows.stride), 1);

@@ -1,12 +1,11 @@
 /* The words of rows_x86.h, matmul_x86.h and packed_x86.h for registers of 512 bits: AVX-512 (F, BW,
  * VL, DQ) with VNNI. Included by kernels_avx512.c, and by matmul_amx.c for the words alone. */
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/lanes_x86.h"
 #include "backend/cpu/shifts_x86.h"
 
 #include <immintrin.h>
 #include <string.h>
-
-#define WORD static inline __attribute__((always_inline))
 
 /* ---- sixteen floats ---- */
 
@@ -101,16 +100,7 @@ WORD vi vi_lanes(rowset rows, size_t off, int j) {
     return _mm512_inserti32x4(
         v, _mm_loadu_si128((const void *)(rows.p + off + (size_t)(j + 12) * rows.stride)), 3);
 }
-WORD int32_t load4(const uint8_t *p) {
-    int32_t x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
 WORD vi vi_bcast(const void *p) { return vi_set32(load4(p)); }
-WORD __m128i gather4(const uint8_t *p, size_t stride) {
-    return _mm_setr_epi32(load4(p), load4(p + stride), load4(p + 2 * stride),
-                          load4(p + 3 * stride));
-}
 WORD vi vi_gather(rowset rows, size_t off) {
     vi v = _mm512_castsi128_si512(gather4(rows.p + off, rows.stride));
     v = _mm512_inserti32x4(v, gather4(rows.p + off + 4 * rows.stride, rows.stride), 1);
