@@ -4,12 +4,13 @@
  * idle to it. So every connection is registered here, and a housekeeper looks at them a few times a
  * second, as long as there are any:
  *
- *   busy with a job and hung up   the job is cancelled (a client that closes its sending side
- *                                 counts as gone)
- *   quiet for too long            closed: no request came, or not all of it
- *   quiet and hung up             closed: the library, whose polling is edge-triggered, misses an
- * end that came together with half a request too many                      those that were quiet
- * for longest are closed, so that a crowd of idle connections keeps nobody out for long
+ * - busy with a job and hung up: the job is cancelled (a client that closes its sending side counts
+ *   as gone);
+ * - quiet for too long: closed, since no request came, or not all of it;
+ * - quiet and hung up: closed; the library, whose polling is edge-triggered, misses an end that
+ *   came together with half a request;
+ * - too many: those that were quiet for longest are closed, so that a crowd of idle connections
+ *   keeps nobody out for long.
  *
  * It also writes the log lines of jobs, which end on either side, so that the engine thread never
  * waits for whoever reads the log; and it notices when a drain is over. */

@@ -27,14 +27,14 @@ class Skip(Exception):
     pass
 
 
-def tiny_model(path, template=None):
-    """Writes the tiny model with the helper that lies beside the program under test."""
+def tiny_model(path, template=None, layers=0):
+    """Writes the tiny model with the helper that lies beside the program under test; a deep one is slow."""
     near = [os.path.join(os.path.dirname(SOOTH), "tests", "server", "tiny_model"),
             *glob.glob(os.path.join(ROOT, "build", "obj", "*-cc", "tests", "server", "tiny_model"))]
     tool = next((p for p in near if os.path.exists(p)), None)
     if not tool:
         raise Skip("tests/server/tiny_model is not built (make tests)")
-    subprocess.run([*RUNNER, tool, path, *([template] if template else [])], check=True)
+    subprocess.run([*RUNNER, tool, path, template or "", str(layers)], check=True)
 
 
 def real_model(name):
@@ -57,12 +57,12 @@ def free_port():
 class Server:
     """A server process. wait=False: do not wait until it is ready."""
 
-    def __init__(self, *args, model=None, template=None, wait=True, env=None, port=None):
+    def __init__(self, *args, model=None, template=None, layers=0, wait=True, env=None, port=None):
         self.tmp = tempfile.TemporaryDirectory(prefix="sooth-test-")
         self.port = port or free_port()
         if model is None:
             model = os.path.join(self.tmp.name, "tiny.gguf")
-            tiny_model(model, template)
+            tiny_model(model, template, layers)
         self.log_path = os.path.join(self.tmp.name, "log")
         self.err_path = os.path.join(self.tmp.name, "err")
         self.env = dict(os.environ, XDG_CACHE_HOME=self.tmp.name, HOME=self.tmp.name, **(env or {}))

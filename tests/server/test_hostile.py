@@ -189,21 +189,22 @@ def template_bomb():
 
 def clients_that_leave():
     """Resets and hang-ups in mid-answer cancel the request, streamed or not."""
-    long = {**GOOD, "max_tokens": 240, "n": 60}  # a second or so, if nobody left
-    for stream in (True, False):
-        for i in range(4):
-            before = S.metrics()['sooth_requests_finished_total{reason="cancelled"}']
-            c = S.raw(rig.http_bytes(TEXT, {**long, "stream": stream}))
-            if stream:
-                c.recv(100)
-            if i % 2:  # a reset instead of a polite end
-                c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            c.close()
-            rig.eventually(lambda: S.metrics()['sooth_requests_finished_total{reason="cancelled"}'] > before,
-                           what="it is cancelled")
-            rig.eventually(lambda: S.metrics()["sooth_requests_running"] == 0, what="nothing runs")
-    S.wait_log(lambda line: line["status"] == 499 and line["finish"] == "cancelled")
-    undisturbed()
+    long = {**GOOD, "max_tokens": 240, "n": 60}
+    with rig.Server(layers=200) as s:  # slow: the answer would take many seconds, if nobody left
+        for stream in (True, False):
+            for i in range(4):
+                before = s.metrics()['sooth_requests_finished_total{reason="cancelled"}']
+                c = s.raw(rig.http_bytes(TEXT, {**long, "stream": stream}))
+                if stream:
+                    c.recv(100)
+                if i % 2:  # a reset instead of a polite end
+                    c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                c.close()
+                rig.eventually(lambda: s.metrics()['sooth_requests_finished_total{reason="cancelled"}'] > before,
+                               what="it is cancelled")
+                rig.eventually(lambda: s.metrics()["sooth_requests_running"] == 0, what="nothing runs")
+        s.wait_log(lambda line: line["status"] == 499 and line["finish"] == "cancelled")
+        assert s.ok(TEXT, {**GOOD, "max_tokens": 2})["choices"]
 
 
 def slow_and_silent_clients():

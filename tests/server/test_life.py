@@ -100,7 +100,7 @@ def origins():
 
 
 def full_queue():
-    with rig.Server("--parallel", "1", "--queue", "2") as s:
+    with rig.Server("--parallel", "1", "--queue", "2", layers=32) as s:
         results = rig.parallel([lambda: s.post(TEXT, LONG) for _ in range(24)])
         codes = [status for status, _, _ in results]
         assert set(codes) == {200, 429}, codes

@@ -12,7 +12,7 @@
 #include "base/rng.h"
 #include "format/gguf.h"
 
-enum { D = 64, FF = 96, HEADS = 4, HEADS_KV = 2, HEAD_DIM = 16, LAYERS = 2 };
+enum { D = 64, FF = 96, HEADS = 4, HEADS_KV = 2, HEAD_DIM = 16, LAYERS = 2, MAX_LAYERS = 256 };
 enum { N_SPECIAL = 3, N_BYTES = 256, N_LETTERS = 27, N_WORDS = 8 };
 enum { N_VOCAB = N_SPECIAL + N_BYTES + N_LETTERS + N_WORDS };
 
@@ -55,10 +55,12 @@ static void add_vocab(so_gguf_writer *w, const so_tiny_opts *o) {
     so_gguf_writer_bool(w, "tokenizer.ggml.add_bos_token", true);
 }
 
+static int n_layers(const so_tiny_opts *o) { return o->layers ? o->layers : LAYERS; }
+
 static void add_shape(so_gguf_writer *w, const so_tiny_opts *o) {
     so_gguf_writer_str(w, "general.architecture", SO_STR("llama"));
     so_gguf_writer_str(w, "general.name", SO_STR("tiny"));
-    so_gguf_writer_u32(w, "llama.block_count", LAYERS);
+    so_gguf_writer_u32(w, "llama.block_count", (uint32_t)n_layers(o));
     so_gguf_writer_u32(w, "llama.embedding_length", D);
     so_gguf_writer_u32(w, "llama.feed_forward_length", FF);
     so_gguf_writer_u32(w, "llama.attention.head_count", HEADS);
@@ -78,7 +80,7 @@ typedef struct shape {
     float mean, spread;
 } shape;
 
-static int list_tensors(shape *out) {
+static int list_tensors(shape *out, int layers) {
     static const struct {
         const char *name;
         int in, out;
@@ -93,7 +95,7 @@ static int list_tensors(shape *out) {
                  {"ffn_down", FF, D}};
     int n = 0;
     out[n++] = (shape){"token_embd.weight", {D, N_VOCAB}, 0, 0.6f};
-    for (int l = 0; l < LAYERS; l++)
+    for (int l = 0; l < layers; l++)
         for (size_t i = 0; i < SO_LEN(layer); i++, n++) {
             bool norm = layer[i].out == 0;
             out[n] = (shape){.dims = {layer[i].in, layer[i].out}};
@@ -121,16 +123,18 @@ static void write_tensor(so_gguf_writer *w, const shape *s, int as, int nan_toke
 
 void so_tiny_write(const char *path, const so_tiny_opts *o) {
     static const so_tiny_opts none = {0};
-    shape list[32];
+    static shape list[3 + 9 * MAX_LAYERS];
     so_err err = {0};
     so_gguf_writer *w = so_gguf_writer_create();
-    int n = list_tensors(list), sick = o ? o->nan_token : 0;
+    o = o ? o : &none;
+    SO_ASSERT(n_layers(o) <= MAX_LAYERS);
+    int n = list_tensors(list, n_layers(o)), sick = o->nan_token;
     if (sick > 0) { /* an output matrix of its own: the embeddings as they were */
         list[n] = list[0];
         snprintf(list[n++].name, sizeof list[0].name, "output.weight");
     }
-    add_shape(w, o ? o : &none);
-    add_vocab(w, o ? o : &none);
+    add_shape(w, o);
+    add_vocab(w, o);
     for (int i = 0; i < n; i++)
         so_gguf_writer_tensor(w, list[i].name, SO_DTYPE_F32, list[i].dims[1] ? 2 : 1, list[i].dims);
     SO_OK_OR_FAIL(so_gguf_writer_begin(w, path, &err), err);

@@ -12,6 +12,7 @@ typedef struct so_tiny_opts {
     float temp;           /* general.sampling.temp; 0: left out */
     bool other_vocab;     /* the last two tokens have changed places */
     bool other_end;       /* the end token is the first one */
+    int layers;           /* 0: two; up to 256, each as slow as the last */
     int nan_token;        /* > 0: its embedding is NaN; all else is as in the model without it */
 } so_tiny_opts;
 
