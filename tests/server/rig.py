@@ -111,7 +111,7 @@ class Server:
         """The request lines of the log so far."""
         return [json.loads(line) for line in open(self.log_path) if line.endswith("\n")]
 
-    def wait_log(self, match, seconds=10):
+    def wait_log(self, match, seconds=60):
         for _ in range(50 * seconds):
             for line in self.log():
                 if match(line):
@@ -176,7 +176,7 @@ def http_bytes(path, body, more=""):
             f"Content-Length: {len(data)}\r\n\r\n").encode() + data
 
 
-def eventually(condition, seconds=10, what="condition"):
+def eventually(condition, seconds=60, what="condition"):
     for _ in range(50 * seconds):  # turns, not a clock: a stopped machine has not waited
         if condition():
             return

@@ -73,7 +73,7 @@ def proxy():
 def streams_at_once():
     """Tokens pass the proxy as they are made, not when the answer is complete."""
     nginx = tool("nginx")
-    with rig.Server(layers=100) as a, rig.Server(layers=100) as b, Nginx(nginx, (a, b)) as front:
+    with rig.Server(layers=50) as a, rig.Server(layers=50) as b, Nginx(nginx, (a, b)) as front:
         front.wait_ready()
         reader = front.raw(rig.http_bytes(TEXT, {**ASK, "stream": True, "n": 60, "max_tokens": 240}))
         first = b""
