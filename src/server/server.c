@@ -171,10 +171,14 @@ static void on_mhd_log(void *user, const char *fmt, va_list ap) {
 }
 
 /* Twice the connections we mean to keep: those above are let in so that the quietest can be closed
- * for them, and the library shares the number out among its threads unevenly. */
+ * for them, and the library shares the number out among its threads unevenly.
+ *
+ * poll() and not epoll: with epoll the library (0.9.75) waits again before it looks at what it has,
+ * if exactly 128 connections of a thread have news at once, and then a crowd that hangs up together
+ * blocks everybody until the timeout. */
 static int start_http(so_server *s, so_err *err) {
     unsigned flags =
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_IPv6;
+        MHD_USE_POLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_IPv6;
     s->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, so_http_handle, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL,
         MHD_OPTION_LISTEN_SOCKET, s->listener, MHD_OPTION_THREAD_POOL_SIZE,

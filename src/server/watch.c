@@ -7,8 +7,6 @@
  * - busy with a job and hung up: the job is cancelled (a client that closes its sending side counts
  *   as gone);
  * - quiet for too long: closed, since no request came, or not all of it;
- * - quiet and hung up: closed; the library, whose polling is edge-triggered, misses an end that
- *   came together with half a request;
  * - too many: those that were quiet for longest are closed, so that a crowd of idle connections
  *   keeps nobody out for long.
  *
@@ -164,8 +162,7 @@ static void look_at(so_server *s, so_conn *c, int64_t now) {
             c->told = true;
             c->job->cancelled = true; /* ends at the next step */
         }
-    } else if (now - c->t_since_ns > (int64_t)s->o.timeout_s * 1000000000 ||
-               (now - c->t_since_ns > QUIET_MS * 1000000LL && hung_up(c->fd))) {
+    } else if (now - c->t_since_ns > (int64_t)s->o.timeout_s * 1000000000) {
         close_conn(c);
     }
 }

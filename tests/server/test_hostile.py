@@ -254,7 +254,9 @@ def many_connections():
         finally:
             for c in crowd:
                 c.close()
+        start = time.monotonic()
         rig.eventually(lambda: s.metrics()["sooth_http_connections"] <= 2, what="the crowd is gone")
+        assert time.monotonic() - start < 30  # not by its timeout
         assert s.ok(TEXT, GOOD)["choices"] == WANT
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     undisturbed()
