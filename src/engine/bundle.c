@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/pool.h"
 
 void so_bundle_defaults(so_bundle_opts *o) { *o = (so_bundle_opts){.level = SO_CPU_AUTO}; }
 
@@ -84,6 +85,22 @@ static int open_text(so_bundle *b, so_err *err) {
     return SO_OK;
 }
 
+/* Choices that are right and slow. */
+static void warn_slow(const so_bundle_opts *o) {
+    so_cpu_level best = so_cpu_best_level();
+    int cores = so_cpu_count();
+    if (o->level == SO_CPU_SCALAR && best != SO_CPU_SCALAR)
+        so_log(SO_LOG_WARN,
+               "level scalar: the same results, many times slower than this CPU's level %s",
+               so_cpu_level_name(best));
+    else if (best == SO_CPU_SCALAR)
+        so_log(SO_LOG_WARN, "this CPU has none of the instructions (AVX2 or later) that the fast "
+                            "kernels need: the same results, many times slower");
+    if (o->n_threads > cores)
+        so_log(SO_LOG_WARN, "%d threads on %d cores: the same results, slower than with %d",
+               o->n_threads, cores, cores);
+}
+
 int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so_err *err) {
     so_bundle b = {0};
     so_model_opts mo = {
@@ -91,8 +108,11 @@ int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so
     int rc = so_checkpoint_open(path, SO_CHECKPOINT_ALL, &b.ck, err);
     b.shares_backend = o->backend != NULL;
     b.backend = o->backend;
-    if (rc == SO_OK && !b.shares_backend)
+    if (rc == SO_OK && !b.shares_backend) {
         rc = so_backend_cpu_create(o->n_threads, o->level, &b.backend, err);
+        if (rc == SO_OK)
+            warn_slow(o);
+    }
     if (rc == SO_OK)
         rc = so_model_load(b.ck, b.backend, &mo, &b.model, err);
     if (rc == SO_OK)

@@ -5,6 +5,9 @@
 #include <math.h>
 #include <sys/stat.h>
 
+#include "backend/backend.h"
+#include "base/pool.h"
+
 #define RUN "sooth run -m tiny.gguf --ignore-eos "
 
 /* --- usage --- */
@@ -493,6 +496,23 @@ static void test_output_depends_only_on_what_it_should(void **state) {
 #undef A
 }
 
+static void test_slow_choices_are_told(void **state) {
+    fixture *f = *state;
+    ran scalar = run(f, RUN "-p he -n 2 -s 1 --cpu-level scalar");
+    ran many = run(f, RUN "-p he -n 2 -s 1 -t %d", so_cpu_count() + 1);
+    assert_int_equal(scalar.status, 0);
+    assert_int_equal(many.status, 0);
+    assert_non_null(strstr(text_of(&scalar.err), "many times slower"));
+    assert_non_null(strstr(text_of(&many.err), " cores: the same results, slower"));
+    done(&scalar);
+    done(&many);
+    if (so_cpu_best_level() == SO_CPU_SCALAR)
+        return;
+    ran good = run(f, RUN "-p he -n 2 -s 1 -t 1");
+    assert_null(strstr(text_of(&good.err), "slower"));
+    done(&good);
+}
+
 static void test_streamed_text_is_the_json_text(void **state) {
     fixture *f = *state;
     json_t *o = json_of(f, RUN "-p 'the sea' -n 30 -s 9 --json");
@@ -861,6 +881,7 @@ int main(void) {
         cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_view),
         cmocka_unit_test(test_output_depends_only_on_what_it_should),
+        cmocka_unit_test(test_slow_choices_are_told),
         cmocka_unit_test(test_streamed_text_is_the_json_text),
         cmocka_unit_test(test_logit_bias_and_stop),
         cmocka_unit_test(test_model_temperature_is_the_default),
