@@ -15,7 +15,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     so_tiny_opts o = {.template = argc > 2 && *argv[2] ? argv[2] : NULL,
-                      .layers = argc > 3 ? atoi(argv[3]) : 0};
+                      .layers = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 0};
     so_tiny_write(argv[1], &o);
     return 0;
 }
