@@ -40,6 +40,15 @@ static int help(int argc, char **argv) {
     return 0;
 }
 
+/* What was printed and lost (a full disk) is no success. */
+static int finish(int status) {
+    bool lost = fflush(stdout) != 0;
+    if (status != 0 || !(lost || ferror(stdout)))
+        return status;
+    fputs("sooth: not all of standard output could be written\n", stderr);
+    return 1;
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) {
         print_overview(stderr);
@@ -47,10 +56,10 @@ int main(int argc, char **argv) {
     }
     if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "version")) {
         puts("sooth " SO_VERSION);
-        return 0;
+        return finish(0);
     }
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help"))
-        return help(argc, argv);
+        return finish(help(argc, argv));
     const so_command *cmd = so_command_find(argv[1]);
-    return cmd ? cmd->run(argc - 1, argv + 1) : unknown_command(argv[1]);
+    return cmd ? finish(cmd->run(argc - 1, argv + 1)) : unknown_command(argv[1]);
 }

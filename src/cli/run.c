@@ -302,6 +302,19 @@ static int open_trace(runner *r, so_engine_opts *eo) {
     return 0;
 }
 
+/* A trace that is not whole is no trace; a full disk shows here at the latest. */
+static int close_trace(const runner *r, int status) {
+    so_err err = {0};
+    bool lost = r->trace && ferror(r->trace);
+    if (r->trace && fclose(r->trace) != 0)
+        lost = true;
+    if (!lost || status != 0)
+        return status;
+    so_err_set(&err, SO_EIO, "--trace %.200s: not all of it could be written",
+               so_args_str(r->a, SO_OPT_TRACE, ""));
+    return so_args_fail(r->a, &err);
+}
+
 static int run_all(runner *r, const so_prompts *prompts, int n_parallel) {
     r->jobs = SO_NEW_N(job, r->n_jobs);
     for (int i = 0; i < r->n_jobs; i++) {
@@ -353,8 +366,7 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
     free(r.jobs);
     so_cli_request_free(&r.base);
     so_engine_free(r.e);
-    if (r.trace)
-        fclose(r.trace);
+    status = close_trace(&r, status);
     so_painter_free(&r.painter);
     so_cli_spec_close(&r.spec);
     so_bundle_close(&r.b);

@@ -311,6 +311,15 @@ static void test_trace(void **state) {
     expect(f, 1, "bad.jsonl:1", "sooth trace bad.jsonl");
     expect(f, 1, "none.jsonl", "sooth trace none.jsonl");
     expect(f, 1, "--trace", RUN "-p hello --trace no/such/folder");
+    expect(f, 1, "--trace /dev/full: not all", RUN "-p hello -n 4 --trace /dev/full >/dev/null");
+}
+
+/* Words that were lost are no success. */
+static void test_full_disk(void **state) {
+    fixture *f = *state;
+    expect(f, 1, "standard output", RUN "-p hello -n 4 >/dev/full");
+    expect(f, 1, "standard output", RUN "-p hello -n 4 --json >/dev/full");
+    expect(f, 1, "standard output", "sooth theory --alpha 0.8 --gamma 5 >/dev/full");
 }
 
 /* The same through ctypes, where the library is the plain build's and Python is there. */
@@ -872,6 +881,7 @@ int main(void) {
         cmocka_unit_test(test_logs_begin_on_their_own_line),
         cmocka_unit_test(test_drafter_example),
         cmocka_unit_test(test_trace),
+        cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_speculative_e2e),
         cmocka_unit_test(test_ends_in_mid_round),
         cmocka_unit_test(test_prove),
