@@ -287,6 +287,15 @@ static void decide_format(runner *r) {
         so_log(SO_LOG_WARN, "--system is left out: the prompt is continued without a chat format");
 }
 
+static void open_painter(runner *r) {
+    so_painter_init(&r->painter, r->b.tok, r->a);
+    if (r->stream || !r->painter.on)
+        return;
+    so_log(SO_LOG_WARN, "--view is left out: it shows one answer as it is made, not %s",
+           r->json ? "--json" : "--prompts");
+    r->painter.on = false;
+}
+
 static int open_trace(runner *r, so_engine_opts *eo) {
     const char *path = so_args_str(r->a, SO_OPT_TRACE, NULL);
     so_err err = {0};
@@ -347,7 +356,7 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
     if (status != 0)
         return status;
     r.stream = !r.json && !so_args_has(a, SO_OPT_PROMPTS);
-    so_painter_init(&r.painter, r.b.tok, a);
+    open_painter(&r);
     decide_format(&r);
     status = so_cli_request_read(a, &r.b, &r.base);
     if (status == 0)

@@ -426,6 +426,12 @@ static void test_view(void **state) {
     done(&plain);
     done(&view);
     done(&lines);
+    json_decref(json_of(f, RUN "-p 'the sea' -n 8 --view=rounds --json"));
+    spill(f, "two.jsonl", "{\"prompt\":\"the sea\"}\n{\"prompt\":\"a hill\"}\n");
+    ran many = run(f, RUN "--prompts two.jsonl -n 8 --view=rounds");
+    assert_null(strstr(text_of(&many.out), "   1  "));
+    assert_non_null(strstr(text_of(&many.err), "--view is left out"));
+    done(&many);
 }
 
 static void test_prove(void **state) {
