@@ -3,10 +3,10 @@
  *
  *   {guessed right}  [-guessed wrong-]  [+the target's word+]
  *
- * One line per round shows line breaks as \n; the flowing view prints them, but for guessed ones
- * that fell. A guess that was wrong may be half a character or a control byte that no text was
- * meant to hold: those are written as \xNN, so that a guess never moves the cursor or breaks the
- * line's encoding. stdout only. */
+ * One line per round shows line breaks as \n and the token that ended the text; the flowing view
+ * prints line breaks, but for guessed ones that fell. A guess that was wrong may be half a
+ * character or a control byte that no text was meant to hold: those are written as \xNN, so that a
+ * guess never moves the cursor or breaks the line's encoding. stdout only. */
 #include "cli/view.h"
 
 #include <stdio.h>
@@ -71,10 +71,29 @@ void so_painter_init(so_painter *v, const so_tokenizer *tok, const so_args *a) {
     v->rounds = v->on && so_args_str(a, SO_OPT_VIEW, NULL) != NULL;
 }
 
+static void note_end(so_painter *v, const so_round *round) {
+    const so_verdict *d = round->verdict;
+    v->n_shown = 0;
+    v->end_at = -1;
+    for (int i = 0; i <= d->n_accepted && v->end_at < 0; i++) {
+        bool guess = i < d->n_accepted;
+        int32_t token = guess ? round->tree->nodes[d->path[i]].token : d->token;
+        if (token == SO_TOKEN_NONE || !so_tokenizer_is_end(v->tok, token))
+            continue;
+        v->end_at = i;
+        v->end_token = token;
+        v->end_origin = guess                       ? SO_ORIGIN_DRAFT
+                        : round->tree->n_nodes == 1 ? SO_ORIGIN_PLAIN
+                        : d->bonus                  ? SO_ORIGIN_BONUS
+                                                    : SO_ORIGIN_CORRECTION;
+    }
+}
+
 void so_painter_round(so_painter *v, const so_round *round) {
     if (!v->on)
         return;
     note_rejected(v, round);
+    note_end(v, round);
     if (v->rounds)
         printf("%s%4d  ", v->n_rounds ? "\n" : "", v->n_rounds + 1);
     v->n_rounds++;
@@ -98,14 +117,26 @@ static void print_token(so_painter *v, const so_event *ev) {
     }
 }
 
+/* The guess that an end token corrected, and in a line per round the end token itself. */
+static void print_end(so_painter *v) {
+    so_event end = {.origin = v->end_origin};
+    if (v->rounds)
+        end.text = so_tokenizer_text(v->tok, v->end_token);
+    print_token(v, &end);
+}
+
 void so_painter_event(so_painter *v, const so_event *ev) {
+    bool ends = ev->finish == SO_FINISH_STOP && v->n_shown == v->end_at;
     v->n_tokens += ev->token != SO_TOKEN_NONE;
+    v->n_shown += ev->token != SO_TOKEN_NONE;
     if (v->on)
         print_token(v, ev);
     else if (v->terminal)
         print_text(ev->text, !v->rounds);
     else
         fwrite(ev->text.ptr, 1, ev->text.len, stdout);
+    if (v->on && ends)
+        print_end(v);
     if (ev->text.len)
         v->mid_line = v->rounds || ev->text.ptr[ev->text.len - 1] != '\n';
     fflush(stdout);

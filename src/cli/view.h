@@ -13,6 +13,10 @@ typedef struct so_painter {
     bool mid_line;      /* stdout shows the beginning of a line */
     so_buf rejected;    /* texts of this round's rejected guesses, to stand before the correction */
     int n_rounds, n_tokens;
+    int n_shown;          /* tokens of this round that became text */
+    int end_at;           /* where among them an end token was decided; −1: nowhere */
+    int32_t end_token;    /* it has no text of its own, so no event tells of it */
+    so_origin end_origin; /* how it came to be */
 } so_painter;
 
 /* As --view and --no-color state it. */

@@ -426,6 +426,10 @@ static void test_view(void **state) {
     done(&plain);
     done(&view);
     done(&lines);
+    ran end = run(f, "sooth run -m tiny.gguf -p 'the sea' --view=rounds --spec random "
+                     "--spec-length 1 -s 1 -l 2=1000");
+    assert_non_null(strstr(text_of(&end.out), "-][+</s>+]\n0 tokens in 1 passes"));
+    done(&end);
     json_decref(json_of(f, RUN "-p 'the sea' -n 8 --view=rounds --json"));
     spill(f, "two.jsonl", "{\"prompt\":\"the sea\"}\n{\"prompt\":\"a hill\"}\n");
     ran many = run(f, RUN "--prompts two.jsonl -n 8 --view=rounds");
