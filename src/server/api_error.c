@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "server/api.h"
 #include "token/utf8.h"
 
@@ -19,6 +20,26 @@ bool so_api_fail(so_api_error *e, int status, const char *code, const char *para
     return false;
 }
 
+/* The engine speaks of the command's options, a client knows fields. */
+static const struct {
+    const char *option, *field;
+} FIELDS[] = {
+    {"--spec-length", "speculative.length"},  {"--spec", "speculative.drafter"},
+    {"--draft-max", "speculative.draft_max"}, {"--draft-min", "speculative.draft_min"},
+    {"--verify", "speculative.verify"},       {"--predict", "max_tokens"},
+    {"--logit-bias", "logit_bias"},           {"--logprobs", "logprobs"},
+};
+
+static bool fail_field(so_api_error *e, const so_err *err) {
+    for (size_t i = 0; i < SO_LEN(FIELDS); i++) {
+        size_t n = strlen(FIELDS[i].option);
+        if (strncmp(err->msg, FIELDS[i].option, n) == 0)
+            return so_api_fail(e, 400, "invalid_value", FIELDS[i].field, "'%s'%s", FIELDS[i].field,
+                               err->msg + n);
+    }
+    return so_api_fail(e, 400, "invalid_value", NULL, "%s", err->msg);
+}
+
 /* What the outside gave is theirs; what ran out or broke is ours. */
 bool so_api_fail_err(so_api_error *e, const so_err *err) {
     switch (err->code) {
@@ -29,7 +50,7 @@ bool so_api_fail_err(so_api_error *e, const so_err *err) {
     case SO_ECANCELLED:
         return so_api_fail(e, 503, "stopping", NULL, "%s", err->msg);
     default:
-        return so_api_fail(e, 400, NULL, NULL, "%s", err->msg);
+        return fail_field(e, err);
     }
 }
 

@@ -44,9 +44,9 @@ enum { NOT_GIVEN = INT32_MIN };
 static const char *describe(const json_t *v, char out[64]) {
     switch (json_typeof(v)) {
     case JSON_OBJECT:
-        return "an object";
+        return json_object_size(v) ? "an object" : "an empty object";
     case JSON_ARRAY:
-        return "an array";
+        return json_array_size(v) ? "an array" : "an empty array";
     case JSON_STRING:
         snprintf(out, 64, "the string '%.40s'", json_string_value(v));
         return out;
@@ -410,7 +410,7 @@ static bool read_prompt(parser *p, const field *f, const json_t *v) {
     bool many = json_is_array(v) && (json_is_string(first) || json_is_array(first));
     size_t n = many ? json_array_size(v) : 1;
     if (json_is_array(v) && json_array_size(v) == 0)
-        return bad(p, f->name, v, "not empty");
+        return bad(p, f->name, v, "a string, an array of strings or of token ids");
     if (n > SO_API_MAX_CHOICES)
         return so_api_fail(p->err, 400, "invalid_value", f->name,
                            "'prompt' has %zu prompts: at most %d are allowed", n,

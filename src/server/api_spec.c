@@ -17,8 +17,7 @@ static bool examine(so_str text, int *what, so_api_error *err) {
     so_err e = {0};
     *what = 0;
     if (so_spec_parse(text, &spec, &e) != SO_OK)
-        return so_api_fail(err, 400, "invalid_value", "speculative.drafter",
-                           "'speculative.drafter': %s", e.msg);
+        return so_api_fail_err(err, &e);
     for (int i = 0; i < spec.n_nodes; i++) {
         so_spec_name name = spec.nodes[i].name;
         *what |= name == SO_SPEC_PREDICT ? NAMES_PREDICT : 0;

@@ -33,6 +33,26 @@ static bool encode_prompt(const so_serving *sv, so_job *j, int i, so_err *err) {
                                &j->prompts[i], err) == SO_OK;
 }
 
+static bool check_prompt(const so_serving *sv, const so_tokens *p, const char *field,
+                         so_api_error *e) {
+    int n_vocab = so_model_hparams(sv->b->model)->n_vocab;
+    if (p->len == 0)
+        return so_api_fail(e, 400, "invalid_prompt", field,
+                           "'%s' is empty: the model needs at least one token", field);
+    if (p->len >= (size_t)sv->n_room)
+        return so_api_fail(e, 400, "context_length_exceeded", field,
+                           "this server's %s has %d tokens, '%s' %zu, and an answer needs room: "
+                           "shorten it, or raise the server's %s",
+                           sv->n_room < sv->eo.n_ctx ? "cache" : "context", sv->n_room, field,
+                           p->len, sv->n_room < sv->eo.n_ctx ? "--kv-pages" : "--ctx-size");
+    for (size_t i = 0; i < p->len; i++)
+        if (p->ids[i] < 0 || p->ids[i] >= n_vocab)
+            return so_api_fail(e, 400, "invalid_prompt", field,
+                               "token %zu of '%s' is %d: the vocabulary has ids 0 to %d", i, field,
+                               p->ids[i], n_vocab - 1);
+    return true;
+}
+
 static bool encode_prompts(const so_serving *sv, so_job *j, so_api_error *e) {
     const char *field = j->rq.kind == SO_API_CHAT ? "messages" : "prompt";
     so_err err = {0};
@@ -42,15 +62,8 @@ static bool encode_prompts(const so_serving *sv, so_job *j, so_api_error *e) {
     for (int i = 0; i < j->rq.n_prompts; i++) {
         if (!encode_prompt(sv, j, i, &err))
             return so_api_fail(e, 400, "invalid_prompt", field, "'%s': %s", field, err.msg);
-        size_t n = j->prompts[i].len;
-        if (n == 0)
-            return so_api_fail(e, 400, "invalid_prompt", field,
-                               "'%s' is empty: the model needs at least one token", field);
-        if (n >= (size_t)sv->eo.n_ctx)
-            return so_api_fail(e, 400, "context_length_exceeded", field,
-                               "this server's context has %d tokens, '%s' %zu, and an answer needs "
-                               "room: shorten it, or raise the server's --ctx-size",
-                               sv->eo.n_ctx, field, n);
+        if (!check_prompt(sv, &j->prompts[i], field, e))
+            return false;
     }
     return true;
 }

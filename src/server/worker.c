@@ -80,7 +80,7 @@ static void request_opts(const so_worker *w, so_choice *c, so_request_opts *o) {
     so_job *j = c->job;
     const so_api_request *rq = &j->rq;
     const so_tokens *prompt = &j->prompts[c->prompt];
-    int room = w->serving.eo.n_ctx - (int)prompt->len;
+    int room = w->serving.n_room - (int)prompt->len;
     *o = (so_request_opts){.prompt = prompt->ids,
                            .n_prompt = (int)prompt->len,
                            .continues = rq->kind == SO_API_COMPLETION,
@@ -266,6 +266,11 @@ static void serve(so_worker *w) {
     }
 }
 
+static int room_of(so_worker *w) {
+    int64_t cache = (int64_t)w->stats.pages_total * SO_KV_PAGE;
+    return (int)SO_MIN(cache, w->serving.eo.n_ctx);
+}
+
 static void set_state(so_worker *w, so_worker_state s) {
     pthread_mutex_lock(&w->lock);
     w->state = s;
@@ -291,6 +296,7 @@ static void *run(void *arg) {
         return NULL;
     }
     publish_stats(w);
+    w->serving.n_room = room_of(w);
     set_state(w, SO_WORKER_READY);
     serve(w);
     so_engine_free(w->engine);

@@ -15,6 +15,8 @@ typedef struct so_serving {
     so_engine_opts eo;       /* on_step is the worker's */
     so_sample_params sample; /* where a request says nothing */
     so_spec_opts spec;       /* the same; drafter NULL: plain decoding */
+    int n_room; /* most tokens of a prompt and its answer: the context, or the cache where that is
+                   less; set by the worker */
 } so_serving;
 typedef int so_load_fn(void *user, so_serving *out, so_err *err);
 

@@ -107,6 +107,29 @@ def out_of_range():
     undisturbed()
 
 
+def errors_name_fields():
+    """What only the engine can check is told in the client's words, not in those of the command line."""
+    for body, param in (({"logit_bias": {"99999999": 1}}, "logit_bias"), ({"prompt": [1, 99999999]}, "prompt"),
+                        ({"speculative": {"drafter": "model"}}, "speculative.drafter"),
+                        ({"speculative": {"drafter": "nonsense"}}, "speculative.drafter"),
+                        ({"speculative": {"drafter": "bigram"}}, "speculative.drafter"), ({"prompt": []}, "prompt")):
+        status, _, o = S.post(TEXT, {**GOOD, **body})
+        e = o["error"]
+        assert status == 400 and e["param"] == param and e["code"] and f"'{param}'" in e["message"], o
+        assert not e["message"].startswith("--") and ": --" not in e["message"], o
+    undisturbed()
+
+
+def small_cache():
+    """As many tokens as fit, where the cache is the narrower limit, too."""
+    with rig.Server("--kv-pages", "3", "--parallel", "2") as s:
+        for most in (200, -1, 100000):
+            o = s.ok(TEXT, {**GOOD, "max_tokens": most})
+            assert o["usage"]["total_tokens"] == 96 and o["choices"][0]["finish_reason"] == "length", o["usage"]
+        status, _, o = s.post(TEXT, {**GOOD, "prompt": "the sea " * 20})
+        assert status == 400 and o["error"]["code"] == "context_length_exceeded" and "--kv-pages" in o["error"]["message"], o
+
+
 def unsupported():
     """What would change the answer is refused by name, not dropped."""
     tool = {"type": "function", "function": {"name": "f"}}
@@ -271,5 +294,5 @@ def a_crowd_that_asks():
 
 with rig.Server() as S:
     WANT = S.ok(TEXT, GOOD)["choices"]
-    rig.main([malformed_json, deep_nesting, wrong_types, out_of_range, unsupported, oversize, broken_http, template_bomb,
+    rig.main([malformed_json, deep_nesting, wrong_types, out_of_range, errors_name_fields, small_cache, unsupported, oversize, broken_http, template_bomb,
               clients_that_leave, slow_and_silent_clients, many_connections, a_crowd_that_asks])
