@@ -114,7 +114,10 @@ enum MHD_Result so_http_send_preflight(so_exchange *x) {
     if (r) {
         add_headers(x, r, NULL);
         MHD_add_response_header(r, "Access-Control-Allow-Methods", allow);
-        MHD_add_response_header(r, "Access-Control-Allow-Headers", "Authorization, Content-Type");
+        /* Clients add headers of their own (x-stainless-…); whose page it is was checked. */
+        const char *asked = so_http_header(x, "Access-Control-Request-Headers");
+        MHD_add_response_header(r, "Access-Control-Allow-Headers",
+                                asked ? asked : "Authorization, Content-Type");
         MHD_add_response_header(r, "Access-Control-Max-Age", "600");
     }
     return queue(x, 204, r);
@@ -210,11 +213,13 @@ static bool has_key(const so_exchange *x) {
     const char *auth = so_http_header(x, "Authorization");
     if (!auth || strncasecmp(auth, "Bearer ", 7) != 0)
         return false;
+    auth += 7;
+    auth += strspn(auth, " ");
     so_sha256 h;
     char hex[65];
     unsigned char diff = 0;
     so_sha256_init(&h);
-    so_sha256_add(&h, auth + 7, strlen(auth + 7));
+    so_sha256_add(&h, auth, strlen(auth));
     so_sha256_hex(&h, hex);
     for (int i = 0; i < 64; i++)
         diff |= (unsigned char)(hex[i] ^ x->s->key_hash[i]);
@@ -231,13 +236,36 @@ static bool is_foreign(const so_exchange *x) {
     return !at || !host || strcasecmp(at + 3, host) != 0;
 }
 
+static enum MHD_Result count_length(void *cls, enum MHD_ValueKind kind, const char *name,
+                                    const char *value) {
+    (void)kind;
+    (void)value;
+    *(int *)cls += strcasecmp(name, "Content-Length") == 0;
+    return MHD_YES;
+}
+
+/* Where a body ends must be told once: a proxy in front may believe the other of two lengths, and
+ * take what follows for a request. */
+static bool has_clear_end(const so_exchange *x) {
+    int n = 0;
+    MHD_get_connection_values(x->conn, MHD_HEADER_KIND, count_length, &n);
+    return n + (so_http_header(x, "Transfer-Encoding") != NULL) <= 1;
+}
+
+static bool is_encoded(const so_exchange *x) {
+    const char *coding = so_http_header(x, "Content-Encoding");
+    return coding && strcasecmp(coding, "identity") != 0;
+}
+
 /* What can be said before the body is read. */
 static void check_early(so_exchange *x) {
     so_api_error *e = &x->early;
     const char *allow = NULL, *length = so_http_header(x, "Content-Length");
     const so_server_opts *o = &x->s->o;
     x->route = so_route_find(x->method, x->path, &allow);
-    if (length && strtoull(length, NULL, 10) > o->max_body)
+    if (!has_clear_end(x))
+        so_api_fail(e, 400, "ambiguous_length", NULL, "the request states its length twice");
+    else if (length && strtoull(length, NULL, 10) > o->max_body)
         so_api_fail(e, 413, "body_too_large", NULL,
                     "the body has %.20s bytes: this server takes at most %zu (--max-body)", length,
                     o->max_body);
@@ -251,6 +279,10 @@ static void check_early(so_exchange *x) {
     else if (!x->route)
         so_api_fail(e, 405, "method_not_allowed", NULL, "%.100s takes %s, not %.16s", x->path,
                     allow, x->method);
+    else if (is_encoded(x))
+        so_api_fail(e, 415, "unsupported_encoding", NULL,
+                    "Content-Encoding '%.40s': send the body as it is",
+                    so_http_header(x, "Content-Encoding"));
     else if (o->key && !x->route->open && !has_key(x))
         so_api_fail(e, 401, "invalid_api_key", NULL,
                     "give the server's key as 'Authorization: Bearer KEY'");
@@ -260,6 +292,14 @@ static void check_early(so_exchange *x) {
 
 /* --- requests --- */
 
+/* A proxy may be asked with the whole address, and pass it on so. */
+static const char *path_of(const char *url) {
+    if (strncasecmp(url, "http://", 7) != 0)
+        return url;
+    const char *path = strchr(url + 7, '/');
+    return path ? path : "/";
+}
+
 static so_exchange *begin(so_server *s, struct MHD_Connection *conn, const char *url,
                           const char *method) {
     so_exchange *x = SO_NEW(so_exchange);
@@ -267,7 +307,7 @@ static so_exchange *begin(so_server *s, struct MHD_Connection *conn, const char 
                        .conn = conn,
                        .c = so_watch_conn(conn),
                        .method = method,
-                       .path = url,
+                       .path = path_of(url),
                        .t_start_ns = so_clock_ns()};
     x->body.max = s->o.max_body;
     check_early(x);
@@ -301,10 +341,15 @@ static bool take_body(so_exchange *x, const char *data, size_t n) {
     return true;
 }
 
-/* Not worth reading to its end. */
-static bool is_endless(const so_exchange *x) {
+/* An error that need not wait for the body: it is not worth reading to its end, nobody knows where
+ * that is, or the client asks before it sends. */
+static bool is_answered_early(const so_exchange *x) {
     const char *length = so_http_header(x, "Content-Length");
-    return x->early.status == 413 && length && strtoull(length, NULL, 10) > MAX_DISCARD;
+    const char *expect = so_http_header(x, "Expect");
+    if (!x->early.status)
+        return false;
+    return (length && strtoull(length, NULL, 10) > MAX_DISCARD) || !has_clear_end(x) ||
+           (expect && strcasecmp(expect, "100-continue") == 0);
 }
 
 static bool check_state(so_exchange *x, so_api_error *e) {
@@ -338,7 +383,7 @@ enum MHD_Result so_http_handle(void *cls, struct MHD_Connection *conn, const cha
     (void)version;
     if (!x) {
         *con_cls = x = begin(cls, conn, url, method);
-        return is_endless(x) ? so_http_send_error(x, &x->early) : MHD_YES;
+        return is_answered_early(x) ? so_http_send_error(x, &x->early) : MHD_YES;
     }
     if (x->job)
         return so_route_resume(x);

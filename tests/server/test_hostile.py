@@ -196,6 +196,51 @@ def broken_http():
     undisturbed()
 
 
+def exchange(data, end=b""):
+    """What comes back for raw bytes, until the server closes or `end` has come."""
+    c, got = S.raw(data, timeout=20), b""
+    while part := c.recv(65536):
+        got += part
+        if end and end in got:
+            break
+    c.close()
+    return got
+
+
+def forms_of_http():
+    """Less usual requests that are right are answered, those with two meanings refused."""
+    good = rig.http_bytes(TEXT, GOOD, "Connection: close\r\n")
+    body = good.split(b"\r\n\r\n", 1)[1]
+    half = len(body) // 2
+    chunked = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n" % TEXT.encode()
+    pieces = b"%x\r\n%s\r\n%x;ext=1\r\n%s\r\n0\r\nTrailer: x\r\n\r\n" % (half, body[:half], len(body) - half, body[half:])
+    for data in (good, chunked + b"\r\n" + pieces, good.replace(b"POST /", b"POST http://x:80/"), good.replace(b"HTTP/1.1", b"HTTP/1.0"),
+                 good.replace(b"POST /v1", b"POST /%76%31"), good.replace(b"Content-Type", b"Content-Encoding: identity\r\nContent-Type")):
+        assert json.loads(exchange(data).split(b"\r\n\r\n", 1)[1])["choices"] == WANT, data
+    twice = b"Content-Length: 3\r\nContent-Type"
+    assert b" 400 " in exchange(good.replace(b"Content-Type", twice)).split(b"\r\n")[0]
+    assert b" 400 " in exchange(chunked + b"Content-Length: 3\r\n\r\n" + pieces).split(b"\r\n")[0]
+    assert b" 415 " in exchange(good.replace(b"Content-Type", b"Content-Encoding: gzip\r\nContent-Type")).split(b"\r\n")[0]
+    several = rig.http_bytes(TEXT, GOOD) + rig.http_bytes(TEXT, {**GOOD, "stream": True}) + good  # without waiting
+    got = exchange(several)
+    assert got.count(b"HTTP/1.1 200 OK") == 3 and got.count(b"data: [DONE]") == 1, got
+    undisturbed()
+
+
+def asks_before_sending():
+    """Expect: 100-continue: good requests are told to go on, bad ones why not, before their body."""
+    head, body = rig.http_bytes(TEXT, GOOD, "Expect: 100-continue\r\n").split(b"\r\n\r\n", 1)
+    c = S.raw(head + b"\r\n\r\n")
+    assert c.recv(1000).startswith(b"HTTP/1.1 100 ")
+    c.sendall(body)
+    assert c.recv(1000).startswith(b"HTTP/1.1 200 ")
+    c.close()
+    for change, status in (((TEXT.encode(), b"/nowhere"), b" 404 "), ((b"POST", b"PUT"), b" 405 "),
+                           ((b"Content-Length: ", b"Content-Length: 99999"), b" 413 ")):
+        assert status in exchange(head.replace(*change) + b"\r\n\r\n", end=b"\r\n").split(b"\r\n")[0], change
+    undisturbed()
+
+
 def template_bomb():
     """A template that would loop or write for ever ends with an error that names it."""
     for bomb, word in (("{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}", "messages"),
@@ -294,5 +339,5 @@ def a_crowd_that_asks():
 
 with rig.Server() as S:
     WANT = S.ok(TEXT, GOOD)["choices"]
-    rig.main([malformed_json, deep_nesting, wrong_types, out_of_range, errors_name_fields, small_cache, unsupported, oversize, broken_http, template_bomb,
+    rig.main([malformed_json, deep_nesting, wrong_types, out_of_range, errors_name_fields, small_cache, unsupported, oversize, broken_http, forms_of_http, asks_before_sending, template_bomb,
               clients_that_leave, slow_and_silent_clients, many_connections, a_crowd_that_asks])

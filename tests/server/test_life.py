@@ -76,6 +76,8 @@ def keys():
                 status, got, o = s.post(TEXT, LONG, headers=headers)
                 assert status == 401 and o["error"]["code"] == "invalid_api_key" and got["www-authenticate"] == "Bearer"
                 assert s.get("/metrics", headers=headers)[0] == 401 and s.get("/v1/models", headers=headers)[0] == 401
+            for good in ("bearer secret", "Bearer   secret"):
+                assert s.get("/v1/models", headers={"Authorization": good})[0] == 200, good
             good = {"Authorization": "Bearer secret"}
             assert s.post(TEXT, LONG, headers=good)[0] == 200 and s.get("/metrics", headers=good)[0] == 200
             assert s.get("/health")[0] == 200 and s.get("/")[0] == 200  # open
@@ -94,6 +96,8 @@ def origins():
         assert status == 200 and headers["access-control-allow-origin"] == "http://good.example"
         status, headers, _ = s.request("OPTIONS", TEXT, headers={"Origin": "http://good.example"})
         assert status == 204 and "POST" in headers["access-control-allow-methods"]
+        asks = {"Origin": "http://good.example", "Access-Control-Request-Headers": "authorization,x-stainless-os"}
+        assert "x-stainless-os" in s.request("OPTIONS", TEXT, headers=asks)[1]["access-control-allow-headers"]
         assert s.post(TEXT, LONG, headers=other)[0] == 403
     with rig.Server("--cors", "*") as s:
         assert s.post(TEXT, LONG, headers=other)[1]["access-control-allow-origin"] == "*"
