@@ -14,6 +14,10 @@
 #include "engine/impl.h"
 #include "kv/prefix.h"
 
+/* Each is a row of logits, which are written where they are wanted only: memory that nobody asks
+ * for is not touched. More would hardly be faster. */
+enum { MAX_SCORES = 32 };
+
 /* --- creation --- */
 
 void so_engine_defaults(const so_model *m, so_engine_opts *o) {
@@ -114,10 +118,11 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     e->t_created_ns = so_clock_ns();
     rc = create_cache(e, err);
     e->max_guesses = opts->max_draft ? so_speculate_max_guesses(e) : 0;
+    e->max_scores = SO_MIN(opts->n_batch, MAX_SCORES);
     int max_logits = e->o.n_parallel + e->max_guesses; /* a root for everyone, and guesses */
     e->max_rows = opts->n_batch + max_logits;
     if (rc == SO_OK)
-        rc = so_pass_create(m, e->kv, e->max_rows, max_logits, &e->pass, err);
+        rc = so_pass_create(m, e->kv, e->max_rows, max_logits + e->max_scores, &e->pass, err);
     if (rc != SO_OK) {
         so_engine_free(e);
         return rc;
@@ -212,8 +217,11 @@ static void drop_cancelled(so_request *list) {
 static int add_rows(so_engine *e, so_request *r, int seq, int at) {
     int len = so_seq_len(r->seq), root = at + r->n_chunk;
     for (int i = 0; i < r->n_chunk; i++)
-        e->rows[at + i] = (so_row){
-            .token = r->tokens[len + i], .pos = len + i, .seq = seq, .parent = i ? at + i - 1 : -1};
+        e->rows[at + i] = (so_row){.token = r->tokens[len + i],
+                                   .pos = len + i,
+                                   .seq = seq,
+                                   .parent = i ? at + i - 1 : -1,
+                                   .want_logits = i >= r->n_chunk - r->n_score};
     for (int i = 0; r->has_tree && i < r->tree->n_nodes; i++) {
         const so_node *n = &r->tree->nodes[i];
         int parent = i ? root + n->parent : r->n_chunk ? root - 1 : -1;
@@ -236,6 +244,9 @@ static int forward(so_engine *e, so_err *err) {
         rc = so_seq_begin(r->seq, end - n_rows, err);
         e->seqs[n_seqs++] = r->seq;
         n_rows = end;
+        r->first_score = n_logits;
+        n_logits += r->n_score;
+        want |= r->n_score > 0 ? SO_PASS_LOGITS : 0u;
         if (r->has_tree) {
             r->first_logit = n_logits;
             n_logits += r->tree->n_nodes;
@@ -387,6 +398,7 @@ int so_engine_step(so_engine *e, so_err *err) {
     double pass_ms = so_clock_ms_since(t_start);
     int64_t t_pass = so_clock_ns();
     for (so_request *r = e->running; r; r = r->next) {
+        so_verdict_score(r);
         if (r->has_tree) {
             so_verdict_reach(r);
             r->stats.verify_ms += pass_ms;
@@ -400,6 +412,8 @@ int so_engine_step(so_engine *e, so_err *err) {
         next = r->next;
         if (r->has_tree)
             emit_round(r);
+        else if (r->err.code != SO_OK)
+            so_engine_finish(r, SO_FINISH_ERROR, false);
     }
     for (so_request *r = e->running; r; r = r->next)
         so_prefix_offer(r->seq, r->tokens, so_seq_len(r->seq));

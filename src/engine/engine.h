@@ -145,7 +145,8 @@ typedef struct so_request_opts {
     bool ignore_end;
     const so_str *stops; /* copied */
     int n_stops;
-    int n_logprobs; /* logprobs of each token and of this many alternatives; 0: none at all */
+    int n_logprobs;    /* logprobs of each token and of this many alternatives; 0: none at all */
+    bool score_prompt; /* the same of the prompt's own tokens, which are all computed for it */
     so_spec_opts spec;
     so_event_fn *on_event; /* may be NULL */
     so_round_fn *on_round; /* may be NULL */
@@ -220,6 +221,9 @@ const int32_t *so_request_output(const so_request *r, int *n);
 /* For each of them so_sample_logprobs' list, *n_each long: the token, then the likeliest. NULL
  * where none were asked for. */
 const so_logprob *so_request_logprobs(const so_request *r, int *n_each);
+/* The same for the prompt's tokens from the second on, once the first token or the end has been
+ * told. NULL where they were not asked for. */
+const so_logprob *so_request_prompt_logprobs(const so_request *r, int *n_each);
 void *so_request_user(const so_request *r);
 /* The spec in its shortest form, "none" without one; and how guesses are checked. */
 const char *so_request_drafter(const so_request *r);

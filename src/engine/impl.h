@@ -73,8 +73,10 @@ struct so_request {
 
     int32_t *tokens; /* prompt and accepted tokens, then room for a path through the tree */
     int n_tokens, n_prompt, max_len;
-    so_logprob *logprobs; /* [max_len − n_prompt][n_logprobs]; NULL: none */
-    int n_logprobs;       /* the token's own and the alternatives' */
+    so_logprob *logprobs;        /* [max_len − n_prompt][n_logprobs]; NULL: none */
+    int n_logprobs;              /* the token's own and the alternatives' */
+    so_logprob *prompt_logprobs; /* [n_prompt − 1][n_logprobs]; NULL: none */
+    int n_scored;                /* how many of them there are */
 
     int slot;      /* while it runs: whose these are */
     so_seq *seq;   /* of the slot */
@@ -84,7 +86,9 @@ struct so_request {
     so_speculation spec;
 
     int n_chunk;     /* this step: rows before the tree */
+    int n_score;     /* this step: how many of them, the last ones, tell logprobs of the prompt */
     bool has_tree;   /* this step decides a token */
+    int first_score; /* logits of those */
     int first_logit; /* of the tree's root */
     so_verdict verdict;
 
@@ -112,6 +116,7 @@ struct so_engine {
     so_seq **seqs; /* [n_parallel] */
     int32_t *path; /* [max_rows] */
     int max_rows;
+    int max_scores; /* rows of prompts in one pass whose logprobs are wanted */
     so_buf piece, out;
     int64_t t_created_ns;
     so_step_info info; /* of this step */
@@ -190,5 +195,7 @@ void so_verdict_reach(so_request *r);
 void so_verdict_count(so_request *r);
 /* Notes the logprobs of the next token of r, which the pass told after `node`. */
 void so_verdict_logprobs(so_request *r, int node, int32_t token);
+/* Notes the logprobs of the prompt that the pass told; an error is left in r->err. */
+void so_verdict_score(so_request *r);
 
 #endif

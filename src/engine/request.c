@@ -102,6 +102,8 @@ static void make_texts(so_request *r, const so_request_opts *o, int max_len) {
         return;
     r->n_logprobs = 1 + SO_MIN(o->n_logprobs, n_vocab);
     r->logprobs = SO_NEW_N(so_logprob, (size_t)(max_len - o->n_prompt) * r->n_logprobs);
+    if (o->score_prompt)
+        r->prompt_logprobs = SO_NEW_N(so_logprob, (size_t)(o->n_prompt - 1) * r->n_logprobs);
 }
 
 int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, so_err *err) {
@@ -159,6 +161,7 @@ void so_request_free(so_request *r) {
     so_arena_free(&r->arena);
     free(r->tokens);
     free(r->logprobs);
+    free(r->prompt_logprobs);
     free(r);
 }
 
@@ -255,4 +258,9 @@ const int32_t *so_request_output(const so_request *r, int *n) {
 const so_logprob *so_request_logprobs(const so_request *r, int *n_each) {
     *n_each = r->n_logprobs;
     return r->logprobs;
+}
+
+const so_logprob *so_request_prompt_logprobs(const so_request *r, int *n_each) {
+    *n_each = r->n_logprobs;
+    return r->prompt_logprobs;
 }

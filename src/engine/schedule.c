@@ -71,7 +71,7 @@ static void vacate(so_request *r) {
     r->seq = NULL;
     r->tree = NULL;
     r->has_tree = false;
-    r->n_chunk = 0;
+    r->n_chunk = r->n_score = 0;
     take_out(&e->running, r);
     e->n_running--;
 }
@@ -104,8 +104,16 @@ static int pages_held(const so_request *r) {
     return n;
 }
 
+/* Rows of the prompt that must still be computed for their logprobs. */
+static int unscored(const so_request *r) {
+    return r->prompt_logprobs ? r->n_prompt - 1 - r->n_scored : 0;
+}
+
+/* How much of its text r may take from the prefix tree, which keeps no logits. */
+static int takeable(const so_request *r) { return unscored(r) > 0 ? r->n_scored : r->n_tokens - 1; }
+
 static bool fits_target(const so_engine *e, const so_request *r) {
-    int n_idle, n_hit = so_prefix_match(e->kv, r->tokens, r->n_tokens - 1, &n_idle);
+    int n_idle, n_hit = so_prefix_match(e->kv, r->tokens, takeable(r), &n_idle);
     int64_t need = pages_soon(r) - n_hit / SO_KV_PAGE + n_idle;
     if (so_kv_get_layout(e->kv) == SO_KV_SLOTTED)
         return true; /* there is a slot for each place */
@@ -133,7 +141,7 @@ static bool has_place(const so_engine *e, const so_request *r) {
 }
 
 static void take_prefix(so_request *r) {
-    int n = so_prefix_take(r->seq, r->tokens, r->n_tokens - 1);
+    int n = so_prefix_take(r->seq, r->tokens, takeable(r));
     if (r->stats.preempted_n > 0)
         return; /* its own text, mostly: no merit of the cache */
     r->stats.cached_n += n;
@@ -208,6 +216,24 @@ static so_request *sort_prompts(so_engine *e, int *n) {
     return first;
 }
 
+/* Of the chunk: its rows from the first that was not scored yet. */
+static int scored_rows(const so_request *r) {
+    return unscored(r) > 0 ? SO_MAX(0, so_seq_len(r->seq) + r->n_chunk - r->n_scored) : 0;
+}
+
+/* Up to `most` rows more for the chunk of r, no more of them scored than *scores allows; how many
+ * it became. Rows that are given back later (round_chunk) leave their scores unused, no more. */
+static int add_chunk(so_request *r, int most, int *scores) {
+    int had = scored_rows(r), more = SO_MIN(missing(r) - r->n_chunk, most);
+    if (unscored(r) > 0) { /* those that were scored before r was preempted are free */
+        int known = SO_MAX(0, r->n_scored - so_seq_len(r->seq) - r->n_chunk);
+        more = SO_MIN(more, known + *scores);
+    }
+    r->n_chunk += more;
+    *scores -= scored_rows(r) - had;
+    return more;
+}
+
 /* A chunk that the budget cuts ends with a page where it can, so that what the first in rank
  * computes of the same text can be taken for the rest. How many rows that frees. */
 static int round_chunk(so_request *r) {
@@ -227,23 +253,20 @@ static int round_chunk(so_request *r) {
  * shares were considered: equal prompts would all have their first token at the time of the last.
  */
 static void gather(so_engine *e) {
-    int n = 0, budget = e->o.n_batch;
+    int n = 0, budget = e->o.n_batch, scores = e->max_scores;
     so_request *first = sort_prompts(e, &n);
     if (n < e->n_running)
         budget = SO_MIN(budget, SO_MAX(SO_KV_PAGE, budget / DECODING_SHARE));
-    if (first) {
-        first->n_chunk = SO_MIN(missing(first), SO_MAX(1, budget / FIRST_SHARE));
-        budget -= first->n_chunk;
-    }
+    if (first)
+        budget -= add_chunk(first, SO_MAX(1, budget / FIRST_SHARE), &scores);
     for (int i = 0; i < n; i++) {
         so_request *r = e->order[i];
-        int more = SO_MIN(missing(r) - r->n_chunk, budget);
-        r->n_chunk += more;
-        budget -= more;
+        budget -= add_chunk(r, budget, &scores);
         if (r != first) /* whose share is a promise */
             budget += round_chunk(r);
     }
     for (so_request *r = e->running; r; r = r->next) {
+        r->n_score = scored_rows(r);
         r->has_tree = r->n_chunk == missing(r);
         if (r->has_tree)
             so_tree_reset(r->tree, r->tokens[r->n_tokens - 1], r->n_tokens - 1);

@@ -152,6 +152,17 @@ void so_verdict_logprobs(so_request *r, int node, int32_t token) {
                            r->logprobs + (size_t)(r->n_tokens - r->n_prompt) * r->n_logprobs);
 }
 
+void so_verdict_score(so_request *r) {
+    const so_engine *e = r->e;
+    for (int i = 0; i < r->n_score; i++, r->n_scored++) {
+        if (so_pass_check(e->pass, r->first_score + i, &r->err) != SO_OK)
+            return;
+        so_sample_logprobs(e->sampler, so_pass_logits(e->pass, r->first_score + i),
+                           r->tokens[r->n_scored + 1], r->n_logprobs - 1,
+                           r->prompt_logprobs + (size_t)r->n_scored * r->n_logprobs);
+    }
+}
+
 static int depth_slot(int depth) { return SO_MIN(depth, SO_STATS_DEPTHS) - 1; }
 
 void so_verdict_count(so_request *r) {

@@ -255,6 +255,127 @@ static void test_events_carry_them(void **state) {
     so_engine_free(e);
 }
 
+/* --- of the prompt --- */
+
+enum { TEXT = SO_CASE_PROMPT + N_PREDICT };
+
+typedef struct scored {
+    int32_t text[TEXT]; /* a case's prompt and answer */
+    int n;
+    so_logprob want[TEXT - 1][N_EACH];
+} scored;
+
+/* From passes of our own: row i tells token i + 1. */
+static void make_scored(fixture *f, const so_case *c, scored *s) {
+    size_t n_vocab = (size_t)f->target.n_vocab;
+    float *rows = SO_NEW_N(float, (size_t)TEXT *n_vocab);
+    so_sampler *sampler = so_sampler_create(f->target.n_vocab);
+    so_seq *seq = so_seq_create(f->target.kv);
+    s->n = c->n_prompt + N_PREDICT;
+    memcpy(s->text, c->prompt, (size_t)c->n_prompt * sizeof *s->text);
+    memcpy(s->text + c->n_prompt, c->want, sizeof c->want);
+    so_rig_chunks(&f->target, seq, s->text, s->n, 7, rows);
+    for (int i = 0; i + 1 < s->n; i++)
+        so_sample_logprobs(sampler, rows + (size_t)i * n_vocab, s->text[i + 1], N_TOP, s->want[i]);
+    /* what the answer's tokens were said with is what the prompt's are scored with */
+    assert_memory_equal(s->want[c->n_prompt - 1], f->want[c - f->cases], sizeof f->want[0]);
+    so_seq_free(seq);
+    so_sampler_free(sampler);
+    free(rows);
+}
+
+static so_request *submit_scored(so_engine *e, const scored *s, int max_tokens, int priority) {
+    so_request_opts o = {.prompt = s->text,
+                         .n_prompt = s->n,
+                         .max_tokens = max_tokens,
+                         .priority = priority,
+                         .n_logprobs = N_TOP,
+                         .score_prompt = true,
+                         .spec = {.drafter = "ngram", .length = 3}};
+    so_err err = {0};
+    so_request *r = NULL;
+    so_sample_defaults(&o.sample);
+    o.sample.temp = 0;
+    SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
+    return r;
+}
+
+static void check_scored(so_request *r, const scored *s) {
+    int n_each;
+    const so_logprob *p = so_request_prompt_logprobs(r, &n_each);
+    assert_int_equal(so_request_finish(r), SO_FINISH_LENGTH);
+    assert_int_equal(n_each, N_EACH);
+    assert_memory_equal(p, s->want, (size_t)(s->n - 1) * sizeof s->want[0]);
+    so_request_free(r);
+}
+
+static so_engine *open_scoring(const fixture *f, int n_parallel, int n_batch, int n_pages,
+                               so_kv_layout layout) {
+    so_engine_opts o;
+    so_engine *e = NULL;
+    so_err err = {0};
+    so_engine_defaults(f->target.m, &o);
+    o.n_ctx = SO_CASE_CTX;
+    o.kv_dtype = SO_DTYPE_F32;
+    o.n_parallel = n_parallel;
+    o.n_batch = n_batch;
+    o.n_pages = n_pages;
+    o.kv_layout = layout;
+    o.max_draft = 4;
+    SO_OK_OR_FAIL(so_engine_create(f->target.m, NULL, &o, &e, &err), err);
+    return e;
+}
+
+/* Cold, after the tree has all of it, in company, in chunks of any size, in short caches. */
+static void test_prompts_are_scored(void **state) {
+    fixture *f = *state;
+    scored *s = SO_NEW_N(scored, SO_CASES);
+    static const int batches[] = {1, 5, 40, 256};
+    for (int c = 0; c < SO_CASES; c++)
+        make_scored(f, &f->cases[c], &s[c]);
+    for (size_t b = 0; b < SO_LEN(batches); b++)
+        for (int way = 0; way < 4; way++) {
+            so_engine *e = open_scoring(f, way ? 3 : 1, batches[b], way == 2 ? 5 : 0,
+                                        way == 3 ? SO_KV_SLOTTED : SO_KV_PAGED);
+            for (int turn = 0; turn < 2; turn++) {
+                so_request *r[SO_CASES];
+                for (int c = 0; c < SO_CASES; c++)
+                    r[c] = submit_scored(e, &s[c], (c + turn) % 3 * 8, 0);
+                so_case_run(e);
+                so_engine_check(e);
+                for (int c = 0; c < SO_CASES; c++)
+                    check_scored(r[c], &s[c]);
+            }
+            so_engine_free(e);
+        }
+    free(s);
+}
+
+/* Preempted half way, it goes on where it was, with and without pages left in the tree. */
+static void test_scores_survive_preemption(void **state) {
+    fixture *f = *state;
+    scored *s = SO_NEW_N(scored, 2);
+    make_scored(f, &f->cases[0], &s[0]);
+    make_scored(f, &f->cases[1], &s[1]);
+    for (int n_pages = 3; n_pages <= 9; n_pages += 3)
+        for (int steps = 1; steps <= (s[0].n - 2) / 5; steps++) { /* five rows each */
+            so_engine *e = open_scoring(f, 1, 5, n_pages, SO_KV_PAGED);
+            so_engine_stats stats;
+            so_err err = {0};
+            so_request *low = submit_scored(e, &s[0], 4, 0);
+            for (int i = 0; i < steps; i++)
+                assert_int_equal(so_engine_step(e, &err), 1);
+            so_request *high = submit_scored(e, &s[1], 4, 1);
+            so_case_run(e);
+            so_engine_get_stats(e, &stats);
+            assert_int_equal(stats.preemptions, 1);
+            check_scored(low, &s[0]);
+            check_scored(high, &s[1]);
+            so_engine_free(e);
+        }
+    free(s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values_are_the_rows_log_softmax),
@@ -262,6 +383,8 @@ int main(void) {
         cmocka_unit_test(test_same_with_speculation),
         cmocka_unit_test(test_same_in_company),
         cmocka_unit_test(test_events_carry_them),
+        cmocka_unit_test(test_prompts_are_scored),
+        cmocka_unit_test(test_scores_survive_preemption),
     };
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);
 }
