@@ -617,10 +617,6 @@ static bool finish(parser *p) {
         r->logprobs = true;
         r->n_top = p->n_logprobs;
     }
-    if (r->echo && r->logprobs)
-        return so_api_fail(p->err, 400, "unsupported_parameter", "echo",
-                           "'echo' with 'logprobs' would need logprobs of the prompt, which this "
-                           "server does not compute: leave one out");
     r->max_tokens = p->max_completion_tokens != NOT_GIVEN ? p->max_completion_tokens
                     : p->max_tokens != NOT_GIVEN          ? p->max_tokens
                     : chat                                ? -1

@@ -36,60 +36,12 @@ static json_t *string_json(const so_buf *text, size_t from, size_t to) {
     return json_stringn(so_buf_str(text).ptr + from, to - from);
 }
 
-static json_t *token_text(const so_format *f, int32_t id) {
+json_t *so_format_token(const so_format *f, int32_t id) {
     so_buf text = {0};
     so_utf8_repair(so_tokenizer_text(f->tok, id), &text);
     json_t *s = string_json(&text, 0, text.len);
     so_buf_free(&text);
     return s;
-}
-
-/* --- logprobs --- */
-
-static json_t *chat_logprobs(const so_format *f, const so_choice *c, int from, int to) {
-    json_t *list = json_array();
-    int n_each = 1 + c->job->rq.n_top;
-    for (int i = from; i < to; i++)
-        json_array_append_new(list, so_figures_logprobs(f->tok,
-                                                        c->logprobs + (size_t)i * (size_t)c->n_each,
-                                                        n_each < c->n_each ? n_each : c->n_each));
-    return json_pack("{s:o, s:n}", "content", list, "refusal");
-}
-
-/* The older form: parallel lists, and alternatives keyed by their text. Offsets count characters of
- * the answer's text. */
-static json_t *plain_logprobs(const so_format *f, const so_choice *c, int from, int to) {
-    json_t *tokens = json_array(), *values = json_array(), *tops = json_array(),
-           *offsets = json_array();
-    size_t at = from > 0 ? c->tokens[from - 1].text_end : 0, chars = 0;
-    for (size_t i = 0; i < at; i++)
-        chars += ((unsigned char)c->text.data[i] & 0xC0) != 0x80;
-    for (int i = from; i < to; i++) {
-        const so_logprob *p = c->logprobs + (size_t)i * (size_t)c->n_each;
-        json_t *top = json_object();
-        for (int k = 1; k <= c->job->rq.n_top && k < c->n_each; k++) {
-            json_t *name = token_text(f, p[k].token);
-            /* Tokens that are parts of a character look alike: the likeliest of them is shown. */
-            if (!json_object_getn(top, json_string_value(name), json_string_length(name)))
-                json_object_setn_new(top, json_string_value(name), json_string_length(name),
-                                     json_real((double)p[k].logprob));
-            json_decref(name);
-        }
-        json_array_append_new(tokens, token_text(f, p->token));
-        json_array_append_new(values, json_real((double)p->logprob));
-        json_array_append_new(tops, top);
-        json_array_append_new(offsets, json_integer((json_int_t)chars));
-        for (; at < c->tokens[i].text_end; at++)
-            chars += ((unsigned char)c->text.data[at] & 0xC0) != 0x80;
-    }
-    return json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values,
-                     "top_logprobs", tops, "text_offset", offsets);
-}
-
-static json_t *logprobs_json(const so_format *f, const so_choice *c, int from, int to) {
-    if (!c->job->rq.logprobs)
-        return json_null();
-    return is_chat(c->job) ? chat_logprobs(f, c, from, to) : plain_logprobs(f, c, from, to);
 }
 
 /* --- rounds --- */
@@ -106,12 +58,12 @@ static void tree_json(const so_format *f, const so_out_round *r, json_t *into) {
         const so_out_node *n = &r->nodes[i];
         json_array_append_new(tree,
                               json_pack("{s:i, s:o, s:i, s:b, s:b}", "id", (int)n->token, "text",
-                                        token_text(f, n->token), "parent", (int)n->parent,
+                                        so_format_token(f, n->token), "parent", (int)n->parent,
                                         "accepted", n->accepted, "tested", n->tested));
         if (n->tested && !n->accepted)
             json_array_append_new(rejected,
                                   json_pack("{s:i, s:o, s:i}", "id", (int)n->token, "text",
-                                            token_text(f, n->token), "depth", (int)n->depth));
+                                            so_format_token(f, n->token), "depth", (int)n->depth));
     }
     json_object_set_new(into, "rejected", rejected);
     json_object_set_new(into, "tree", tree);
@@ -123,8 +75,8 @@ static json_t *round_json(const so_format *f, const so_choice *c, int k, int fro
     json_t *o = json_pack("{s:i}", "round", k), *tokens = json_array();
     for (int i = from; i < to; i++)
         json_array_append_new(tokens, json_pack("{s:i, s:o, s:s}", "id", (int)c->tokens[i].id,
-                                                "text", token_text(f, c->tokens[i].id), "origin",
-                                                ORIGINS[c->tokens[i].origin]));
+                                                "text", so_format_token(f, c->tokens[i].id),
+                                                "origin", ORIGINS[c->tokens[i].origin]));
     json_object_set_new(o, "tokens", tokens);
     tree_json(f, r, o);
     json_object_set_new(o, "plan", plan_json(&r->plan));
@@ -166,7 +118,7 @@ static json_t *envelope(const so_format *f, const so_job *j, const char *object)
 }
 
 /* With `echo` the prompt stands in front of the answer. */
-static void append_prompt(const so_format *f, const so_choice *c, so_buf *out) {
+void so_format_prompt(const so_format *f, const so_choice *c, so_buf *out) {
     const so_job *j = c->job;
     const so_api_prompt *p = &j->rq.prompts[c->prompt];
     if (!j->rq.echo)
@@ -183,7 +135,7 @@ static void append_prompt(const so_format *f, const so_choice *c, so_buf *out) {
 
 /* --- whole answers --- */
 
-static json_t *choice_json(const so_format *f, const so_choice *c) {
+static json_t *choice_json(const so_format *f, so_choice *c) {
     json_t *o = json_pack("{s:i}", "index", c->index);
     if (is_chat(c->job)) {
         json_object_set_new(o, "message",
@@ -191,12 +143,13 @@ static json_t *choice_json(const so_format *f, const so_choice *c) {
                                       string_json(&c->text, 0, c->text.len), "refusal"));
     } else {
         so_buf text = {0};
-        append_prompt(f, c, &text);
+        so_format_prompt(f, c, &text);
         so_buf_append_str(&text, so_buf_str(&c->text));
         json_object_set_new(o, "text", string_json(&text, 0, text.len));
         so_buf_free(&text);
     }
-    json_object_set_new(o, "logprobs", logprobs_json(f, c, 0, c->n_tokens));
+    json_object_set_new(o, "logprobs",
+                        so_format_logprobs(f, c, so_job_scores(c->job), 0, c->n_tokens));
     json_object_set_new(o, "finish_reason", json_string(so_finish_name(c->finish)));
     if (!c->job->rq.rounds)
         return o;
@@ -275,10 +228,13 @@ static json_t *chunk_json(const so_format *f, const so_choice *c, json_t *text, 
 
 static void begin_choice(const so_format *f, so_choice *c, so_buf *out) {
     so_buf text = {0};
+    json_t *logprobs = NULL;
     if (c->job->rq.kind == SO_API_COMPLETION)
-        append_prompt(f, c, &text);
+        so_format_prompt(f, c, &text);
+    if (so_job_scores(c->job))
+        logprobs = so_format_logprobs(f, c, true, 0, 0);
     if (is_chat(c->job) || text.len)
-        put_event(chunk_json(f, c, string_json(&text, 0, text.len), NULL, NULL), out);
+        put_event(chunk_json(f, c, string_json(&text, 0, text.len), logprobs, NULL), out);
     c->began = true;
     so_buf_free(&text);
 }
@@ -287,7 +243,8 @@ static void begin_choice(const so_format *f, so_choice *c, so_buf *out) {
 static void put_tokens(const so_format *f, so_choice *c, int to, int k, so_buf *out) {
     int from = c->tokens_sent;
     size_t end = to > from ? c->tokens[to - 1].text_end : c->text_sent;
-    json_t *logprobs = c->job->rq.logprobs && to > from ? logprobs_json(f, c, from, to) : NULL;
+    json_t *logprobs =
+        c->job->rq.logprobs && to > from ? so_format_logprobs(f, c, false, from, to) : NULL;
     if (end == c->text_sent && !logprobs && k < 0) {
         c->tokens_sent = to; /* held back: it comes with a later one */
         return;
@@ -313,6 +270,8 @@ static void end_choice(const so_format *f, so_choice *c, so_buf *out) {
 }
 
 static void advance(const so_format *f, so_choice *c, so_buf *out) {
+    if (so_job_scores(c->job) && !so_choice_scorer(c)->scored)
+        return; /* the prompt is shown first */
     if (!c->began)
         begin_choice(f, c, out);
     if (c->job->rq.rounds) {

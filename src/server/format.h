@@ -9,6 +9,13 @@ typedef struct so_format {
     const so_tokenizer *tok;
 } so_format;
 
+/* The text of one token, repaired where it is a part of a character. */
+json_t *so_format_token(const so_format *f, int32_t id);
+/* Appends the prompt where `echo` puts it before the answer. */
+void so_format_prompt(const so_format *f, const so_choice *c, so_buf *out);
+/* Of the tokens [from, to) of the answer, after the prompt's if wanted; null where nobody asked
+ * (logprobs.c). */
+json_t *so_format_logprobs(const so_format *f, so_choice *c, bool prompt, int from, int to);
 /* One line of JSON. Takes over o. */
 void so_format_json(json_t *o, so_buf *out);
 /* The whole answer of a job that is done and has no error. */

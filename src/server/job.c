@@ -32,6 +32,7 @@ static void free_choice(so_choice *c) {
     so_buf_free(&c->text);
     free(c->tokens);
     free(c->logprobs);
+    free(c->scores);
     for (int i = 0; i < c->n_rounds; i++)
         free(c->rounds[i]);
     free(c->rounds);
@@ -97,6 +98,22 @@ void so_choice_add_token(so_choice *c, const so_event *ev, int64_t now_ns) {
     if (!c->t_first_ns)
         c->t_first_ns = now_ns;
     c->t_last_ns = now_ns;
+}
+
+bool so_job_scores(const so_job *j) { return j->rq.echo && j->rq.logprobs; }
+
+const so_choice *so_choice_scorer(const so_choice *c) { return c - c->index % c->job->rq.n; }
+
+/* With the first event of a choice: its prompt has been read. */
+void so_choice_add_scores(so_choice *c, const so_request *req) {
+    int n_each;
+    const so_logprob *p = so_request_prompt_logprobs(req, &n_each);
+    if (!p || c->scored)
+        return;
+    size_t n = (c->job->prompts[c->prompt].len - 1) * (size_t)n_each;
+    c->scores = so_alloc(SO_MAX(n, 1) * sizeof *p);
+    memcpy(c->scores, p, n * sizeof *p);
+    c->scored = true;
 }
 
 static void mark_nodes(so_out_round *r, const so_round *round) {

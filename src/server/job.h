@@ -53,6 +53,9 @@ typedef struct so_choice {
     int n_tokens, cap_tokens;
     so_logprob *logprobs; /* [n_tokens][n_each] */
     int n_each;
+    so_logprob *scores; /* of the prompt's tokens from the second on; in the first choice of each
+                           prompt, where `echo` and `logprobs` meet */
+    bool scored;
     so_out_round **rounds; /* only where they are wanted; those already sent are NULL */
     int n_rounds, cap_rounds;
     /* What a reader may see: steps are shown whole. */
@@ -73,6 +76,7 @@ typedef struct so_choice {
     /* HTTP thread: how much of it was sent */
     int tokens_sent, rounds_sent;
     size_t text_sent;
+    size_t echo_chars; /* of the prompt, where its logprobs are shown */
     bool began, ended;
 } so_choice;
 
@@ -133,7 +137,12 @@ void so_job_free(so_job *job);
 void so_job_acquire(so_job *job);
 void so_job_release(so_job *job); /* the last one calls on_end, which frees */
 
+/* Whether the answer shows logprobs of the prompt; and who has those of c's. */
+bool so_job_scores(const so_job *job);
+const so_choice *so_choice_scorer(const so_choice *c);
+
 /* Engine thread, under the lock. */
+void so_choice_add_scores(so_choice *c, const so_request *req);
 void so_choice_add_token(so_choice *c, const so_event *ev, int64_t now_ns);
 void so_choice_add_round(so_choice *c, const so_round *round);
 /* Engine thread, not under the lock: shows what there is and wakes the HTTP side if it sleeps.

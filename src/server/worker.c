@@ -48,6 +48,7 @@ static bool on_event(void *user, const so_event *ev) {
     so_job *j = c->job;
     pthread_mutex_lock(&j->lock);
     so_choice_add_token(c, ev, so_clock_ns());
+    so_choice_add_scores(c, ev->req);
     if (ev->finish != SO_FINISH_NONE) {
         c->finish = ev->finish;
         c->err = *so_request_error(ev->req);
@@ -91,6 +92,7 @@ static void request_opts(const so_worker *w, so_choice *c, so_request_opts *o) {
                            .stops = rq->stops,
                            .n_stops = rq->n_stops,
                            .n_logprobs = rq->logprobs ? SO_MAX(rq->n_top, 1) : 0,
+                           .score_prompt = so_job_scores(j) && c == so_choice_scorer(c),
                            .spec = j->spec,
                            .on_event = on_event,
                            .on_round = on_round,

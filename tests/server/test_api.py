@@ -135,6 +135,52 @@ def logprobs():
     assert off["logprobs"] == lp and off["text"] == c["text"]
 
 
+def echoed_logprobs():
+    """The prompt's own logprobs: the same numbers that its tokens have as an answer, whoever computed it before."""
+    long = S.ok(TEXT, text(prompt="in the sea he or the world ", max_tokens=60, logprobs=3, temperature=0))["choices"][0]
+    ids = S.ok("/tokenize", {"content": "in the sea he or the world ", "add_special": True})["tokens"]
+    n = len(ids)
+    whole = S.ok(TEXT, text(prompt="in the sea he or the world ", max_tokens=60, logprobs=3, temperature=0, echo=True))["choices"][0]
+    lp = whole["logprobs"]
+    assert whole["text"] == "in the sea he or the world " + long["text"]
+    assert lp["token_logprobs"][0] is None and lp["top_logprobs"][0] is None and lp["text_offset"][0] == 0
+    assert all(v <= 0 for v in lp["token_logprobs"][1:]) and len(lp["tokens"]) == n + 60
+    for name in ("tokens", "token_logprobs", "top_logprobs"):
+        assert lp[name][n:] == long["logprobs"][name], name
+    assert [o - lp["text_offset"][n] for o in lp["text_offset"][n:]] == long["logprobs"]["text_offset"]
+    assert lp["text_offset"][n] == len("in the sea he or the world ") and lp["text_offset"] == sorted(lp["text_offset"])
+    # the answer, given as part of a prompt: its numbers again, and the pages of it are in the cache by now
+    answer = S.ok("/tokenize", {"content": whole["text"], "add_special": True})["tokens"]
+    for most in (0, 0, 5):
+        for prompt in (whole["text"], answer):
+            again = S.ok(TEXT, text(prompt=prompt, max_tokens=most, logprobs=3, temperature=0, echo=True))
+            got = again["choices"][0]["logprobs"]
+            assert len(got["tokens"]) == len(answer) + most and got["token_logprobs"][:n] == lp["token_logprobs"][:n]
+            if len(answer) == n + 60:  # the text has the ids it was made of
+                assert got["token_logprobs"][:n + 60] == lp["token_logprobs"] and got["top_logprobs"][:n + 60] == lp["top_logprobs"]
+            assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    with rig.Server("--no-spec", "--batch-size", "3") as cold:
+        assert cold.ok(TEXT, text(prompt=answer, max_tokens=5, logprobs=3, temperature=0, echo=True))["choices"] == again["choices"]
+    body = text(prompt=["in the sea", "he"], n=2, max_tokens=4, logprobs=1, echo=True)
+    parts = {}
+    for event in S.stream(TEXT, body):
+        c = event["choices"][0]
+        if c["logprobs"]:
+            for name, values in c["logprobs"].items():
+                parts.setdefault(c["index"], {}).setdefault(name, []).extend(values)
+    assert [parts[i] for i in range(4)] == [c["logprobs"] for c in S.ok(TEXT, body)["choices"]]
+    single = S.ok(TEXT, text(prompt=[5], max_tokens=0, logprobs=1, echo=True))["choices"][0]["logprobs"]
+    assert single["token_logprobs"] == [None] and len(single["tokens"]) == 1
+
+
+def chosen_among_alternatives():
+    """Completions: `logprobs` alternatives, and the token that was drawn, where it is none of them."""
+    lp = S.ok(TEXT, text(logprobs=1, temperature=3))["choices"][0]["logprobs"]
+    assert any(len(top) == 2 for top in lp["top_logprobs"])
+    for token, value, top in zip(lp["tokens"], lp["token_logprobs"], lp["top_logprobs"]):
+        assert top[token] == value or token == "\ufffd"
+
+
 def speculation_per_request():
     want = S.ok(TEXT, text(max_tokens=64, speculative={"enabled": False}))
     assert want["spec"]["drafter"] == "none" and want["spec"]["verify"] is None
@@ -276,5 +322,5 @@ def unknown_fields():
 
 with rig.Server() as S:
     rig.main([shapes, as_the_command, whole_equals_stream, seeds_and_choices, prompts_as_ids, content_parts, sampling_fields,
-              logprobs, speculation_per_request, prediction, rounds, prefix_cache, many_at_once, names, small_endpoints, metrics,
+              logprobs, echoed_logprobs, chosen_among_alternatives, speculation_per_request, prediction, rounds, prefix_cache, many_at_once, names, small_endpoints, metrics,
               access_log, unknown_fields])
