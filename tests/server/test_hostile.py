@@ -144,7 +144,6 @@ def unsupported():
     bad(CHAT, {"messages": [{"role": "assistant", "content": "x", "tool_calls": [tool]}]}, 400, "tool_calls")
     bad(TEXT, {**GOOD, "suffix": "x"}, 400, "suffix")
     bad(TEXT, {**GOOD, "best_of": 5}, 400, "best_of")
-    bad(TEXT, {**GOOD, "echo": True, "logprobs": 1}, 400, "echo")
     for name, value in (("tools", []), ("tool_choice", "none"), ("response_format", {"type": "text"}), ("modalities", ["text"]),
                         ("functions", None)):
         assert S.post(CHAT, {"messages": MESSAGES, "max_tokens": 1, name: value})[0] == 200, name
