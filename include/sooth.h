@@ -134,6 +134,9 @@ typedef struct sooth_engine_params {
     float draft_temp;        /* temperature of the draft model; negative: the request's */
     sooth_drafter *drafter;  /* the drafter "user"; NULL: none */
     void *drafter_user;
+    const char *kv_layout; /* "paged" (NULL): shared pages; "slotted": a place for each request */
+    int kv_pages; /* of the cache, 32 tokens each; 0: enough for all. With fewer, requests give way
+                     to each other and are resumed, with the same text */
 } sooth_engine_params;
 
 SOOTH_API void sooth_engine_params_init_sized(sooth_engine_params *p, size_t size);
@@ -176,6 +179,7 @@ typedef struct sooth_params {
     const char *verify; /* "match" (the same text as without), "reject", "lenient=L"; NULL: match */
     int logprobs;       /* tell the logprob of each token and of this many likeliest; 0: none */
     const char *prediction; /* the text you expect, for spec "predict"; NULL: none */
+    int priority;           /* higher ones run first and give way last; 0 is the usual */
 } sooth_params;
 
 SOOTH_API void sooth_params_init_sized(sooth_params *p, size_t size);

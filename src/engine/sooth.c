@@ -189,6 +189,18 @@ static int open_draft(const sooth_model *m, const char *path, so_bundle *out, so
     return so_bundle_open(path, &o, out, err);
 }
 
+static int cache_opts(const sooth_engine_params *p, so_engine_opts *o, so_err *err) {
+    const char *layout = p->kv_layout ? p->kv_layout : "paged";
+    bool slotted = strcmp(layout, "slotted") == 0;
+    if (!slotted && strcmp(layout, "paged") != 0)
+        return so_err_set(err, SO_EINVAL, "kv_layout '%.40s': must be paged or slotted", layout);
+    if (p->kv_pages < 0)
+        return so_err_set(err, SO_ERANGE, "kv_pages %d: must not be negative", p->kv_pages);
+    o->kv_layout = slotted ? SO_KV_SLOTTED : SO_KV_PAGED;
+    o->n_pages = p->kv_pages;
+    return SO_OK;
+}
+
 int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth_engine **out,
                         sooth_error *err) {
     so_err e = {0};
@@ -207,6 +219,8 @@ int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth
     o.draft_temp = p.draft_temp;
     o.user_drafter = p.drafter;
     o.drafter_user = p.drafter_user;
+    if (rc == SO_OK)
+        rc = cache_opts(&p, &o, &e);
     so_bundle draft = {0};
     lock(m);
     if (rc == SO_OK && p.draft_model)
@@ -368,6 +382,7 @@ static int submit(sooth_engine *s, sooth_request *req, const so_tokens *prompt, 
                          .continues = continues,
                          .sample = sampling(s->m, p),
                          .max_tokens = p->max_tokens,
+                         .priority = p->priority,
                          .ignore_end = p->ignore_end != 0,
                          .n_logprobs = p->logprobs,
                          .on_event = on_event,

@@ -504,6 +504,112 @@ static void test_prediction_and_metrics(void **state) {
     sooth_result_deinit(&plain);
 }
 
+/* --- the cache, priorities --- */
+
+static sooth_engine *cache_of(const fixture *f, int n_parallel, int kv_pages, const char *layout) {
+    sooth_engine_params ep;
+    sooth_error err;
+    sooth_engine *e = NULL;
+    sooth_engine_params_init(&ep);
+    ep.n_parallel = n_parallel;
+    ep.kv_pages = kv_pages;
+    ep.kv_layout = layout;
+    assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_OK);
+    return e;
+}
+
+static sooth_request *put(sooth_engine *e, const char *prompt, const sooth_params *p, heard *h) {
+    sooth_error err;
+    sooth_request *r = NULL;
+    assert_int_equal(sooth_submit(e, prompt, NULL, 0, p, hear, h, &r, &err), SOOTH_OK);
+    return r;
+}
+
+/* Pages and places for all, or for a few who take turns: the text is the same. */
+static void test_cache_settings(void **state) {
+    fixture *f = *state;
+    enum { N = 4, TOKENS = 80 };
+    static const struct {
+        int pages;
+        const char *layout;
+    } ways[] = {{0, NULL}, {4, "paged"}, {0, "slotted"}, {9, "slotted"}};
+    so_buf want = {0};
+    for (size_t w = 0; w < SO_LEN(ways); w++) {
+        sooth_engine *e = cache_of(f, N, ways[w].pages, ways[w].layout);
+        heard h[N] = {0};
+        sooth_error err;
+        for (int i = 0; i < N; i++) {
+            sooth_params p = seeded((uint64_t)i, TOKENS);
+            put(e, "the sea", &p, &h[i]);
+        }
+        while (sooth_step(e, &err) > 0)
+            ;
+        so_buf all = {0};
+        for (int i = 0; i < N; i++) {
+            assert_int_equal(h[i].n_tokens, TOKENS);
+            so_buf_append_str(&all, so_buf_str(&h[i].text));
+            so_buf_free(&h[i].text);
+        }
+        if (w == 0)
+            so_buf_append_str(&want, so_buf_str(&all));
+        assert_int_equal(all.len, want.len);
+        assert_memory_equal(all.data, want.data, want.len);
+        so_buf_free(&all);
+        sooth_engine_free(e);
+    }
+    so_buf_free(&want);
+}
+
+static void test_cache_limits(void **state) {
+    fixture *f = *state;
+    sooth_engine_params ep;
+    sooth_error err;
+    sooth_engine *e = cache_of(f, 1, 2, NULL), *none = NULL;
+    sooth_request *r = NULL;
+    sooth_params p = seeded(1, 100);
+    assert_int_equal(sooth_submit(e, "the sea", NULL, 0, &p, NULL, NULL, &r, &err), SOOTH_ELIMIT);
+    assert_non_null(strstr(err.message, "there are 2"));
+    sooth_engine_free(e);
+    sooth_engine_params_init(&ep);
+    ep.kv_pages = -1;
+    assert_int_equal(sooth_engine_create(f->model, &ep, &none, &err), SOOTH_ERANGE);
+    assert_non_null(strstr(err.message, "kv_pages -1"));
+    ep.kv_pages = 0;
+    ep.kv_layout = "round";
+    assert_int_equal(sooth_engine_create(f->model, &ep, &none, &err), SOOTH_EINVAL);
+    assert_non_null(strstr(err.message, "'round'"));
+    ep.kv_layout = "slotted";
+    ep.kv_pages = 1; /* less than one place */
+    assert_true(sooth_engine_create(f->model, &ep, &none, &err) < 0);
+    assert_null(none);
+}
+
+/* One place: who came last and matters most is answered first, the others in their order. */
+static void test_priority(void **state) {
+    fixture *f = *state;
+    sooth_engine *e = cache_of(f, 1, 0, NULL);
+    sooth_request *r[3];
+    heard h[3] = {0};
+    sooth_error err;
+    static const int priority[] = {-1, 0, 7}, rank[] = {2, 1, 0};
+    for (int i = 0; i < 3; i++) {
+        sooth_params p = seeded(1, 6);
+        p.priority = priority[i];
+        r[i] = put(e, "the sea", &p, &h[i]);
+    }
+    int n_done = 0;
+    while (sooth_step(e, &err) > 0 || n_done < 3)
+        for (int i = 0; i < 3; i++)
+            if (r[i] && sooth_request_finish(r[i]) != SOOTH_FINISH_NONE) {
+                assert_int_equal(rank[i], n_done++);
+                sooth_request_free(r[i]);
+                r[i] = NULL;
+            }
+    for (int i = 0; i < 3; i++)
+        so_buf_free(&h[i].text);
+    sooth_engine_free(e);
+}
+
 int main(void) {
 #define WITH_FIXTURE(t) cmocka_unit_test_setup_teardown(t, open_fixture, close_fixture)
     const struct CMUnitTest tests[] = {
@@ -521,6 +627,9 @@ int main(void) {
         WITH_FIXTURE(test_old_result_without_logprobs),
         WITH_FIXTURE(test_own_drafter),
         WITH_FIXTURE(test_prediction_and_metrics),
+        WITH_FIXTURE(test_cache_settings),
+        WITH_FIXTURE(test_cache_limits),
+        WITH_FIXTURE(test_priority),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
