@@ -10,7 +10,8 @@
  * with a chance of one in a million. Drafters that are told the text (`oracle`) are told plain
  * decoding's, so that long and broken chains of right guesses both occur.
  *
- * Prints what was checked, how much, and the verdict; exit 1 on any difference. */
+ * Prints what was checked, how much, and the verdict; exit 1 on any difference, and where nothing
+ * was guessed: a verdict must have been put at risk. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -236,7 +237,7 @@ static int read_row(prover *v, const so_tokens *prompt, float *logits) {
     return rc;
 }
 
-/* The likeliest tokens of p as cells, the rest as the last one. */
+/* The likeliest tokens of p as cells, the rest as the last one; −1 where p has no more tokens. */
 static void choose_cells(const float *p, int n, int32_t cells[CELLS - 1]) {
     for (int k = 0; k < CELLS - 1; k++) {
         int32_t best = -1;
@@ -254,7 +255,7 @@ static void choose_cells(const float *p, int n, int32_t cells[CELLS - 1]) {
 static void condense(const float *row, const int32_t cells[CELLS - 1], float out[CELLS]) {
     double rest = 1;
     for (int k = 0; k < CELLS - 1; k++) {
-        out[k] = row[cells[k]];
+        out[k] = cells[k] < 0 ? 0 : row[cells[k]];
         rest -= (double)out[k];
     }
     out[CELLS - 1] = (float)SO_MAX(rest, 0);
@@ -444,10 +445,31 @@ static int print_verdict(const prover *v) {
     return exact ? 0 : 1;
 }
 
-static int prove(prover *v) {
+static int check_all(prover *v) {
+    int rc = read_texts(v);
+    if (rc == SO_OK)
+        rc = check_texts(v);
+    if (rc == SO_OK && v->n_drafted == 0)
+        rc = so_err_set(&v->err, SO_EINVAL,
+                        "nothing was guessed in %lld runs, so nothing is proven: raise --predict "
+                        "(now %d) or name other drafters",
+                        (long long)v->n_runs, v->n_predict);
+    return rc == SO_OK ? check_reject(v) : rc;
+}
+
+static int read_options(prover *v) {
+    const so_spec_opts *o = &v->spec.opts;
     int status = so_cli_spec_read(v->a, &v->spec);
-    if (status == 0 && !v->spec.opts.drafter)
+    if (status == 0 && !o->drafter)
         status = so_args_bad(v->a, "there is nothing to prove about plain decoding");
+    if (status == 0 && o->verify == SO_VERIFY_LENIENT && o->lenience < 1)
+        status = so_args_bad(v->a, "--verify lenient=%g is lossy: there is nothing to prove",
+                             o->lenience);
+    return status;
+}
+
+static int prove(prover *v) {
+    int status = read_options(v);
     if (status == 0)
         status = so_cli_open(v->a, &v->b);
     if (status == 0)
@@ -460,11 +482,7 @@ static int prove(prover *v) {
     v->eo.n_parallel = 1;
     list_drafters(v);
     so_progress_begin(&v->bar, "prove");
-    int rc = read_texts(v);
-    if (rc == SO_OK)
-        rc = check_texts(v);
-    if (rc == SO_OK)
-        rc = check_reject(v);
+    int rc = check_all(v);
     so_progress_end(&v->bar);
     return rc == SO_OK ? print_verdict(v) : so_args_fail(v->a, &v->err);
 }

@@ -455,6 +455,8 @@ static void test_prove(void **state) {
         done(&r);
     }
     expect(f, 2, "nothing to prove", "sooth prove -m tiny.gguf --no-spec");
+    expect(f, 2, "lossy", "sooth prove -m tiny.gguf --verify lenient=0.5");
+    expect(f, 1, "nothing was guessed", "sooth prove -m tiny.gguf -n 1 -t 1");
 }
 
 static void test_bench_spec(void **state) {
