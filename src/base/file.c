@@ -18,7 +18,7 @@ static _Atomic(char *) unfinished[MAX_UNFINISHED];
 
 struct so_out_file {
     FILE *f;
-    char *path, *tmp;
+    char *path, *tmp; /* tmp NULL: written in place */
     uint64_t n_written;
     int slot; /* in `unfinished`, or -1 */
 };
@@ -148,24 +148,31 @@ static int remember(char *tmp) {
     return -1;
 }
 
+/* What is no regular file (a device, a pipe) is written to as it is: a rename would put a file in
+ * its place. A link stays, and the file behind it is replaced. */
 int so_out_begin(const char *path, so_out_file **out, so_err *err) {
-    if (so_file_is_dir(path))
-        return so_err_set(err, SO_EINVAL, "%s: is a directory, cannot write a file there", path);
+    struct stat st;
     so_buf tmp = {0};
-    so_buf_printf(&tmp, "%s.partial-%ld", path, (long)getpid());
-    FILE *f = fopen(tmp.data, "wbe");
-    if (!f) {
-        int rc = so_err_set(err, SO_EIO, "%s: cannot write: %s", path, strerror(errno));
+    bool is_there = stat(path, &st) == 0, in_place = is_there && !S_ISREG(st.st_mode);
+    if (is_there && S_ISDIR(st.st_mode))
+        return so_err_set(err, SO_EINVAL, "%s: is a directory, cannot write a file there", path);
+    char *real = in_place ? NULL : realpath(path, NULL);
+    if (!in_place)
+        so_buf_printf(&tmp, "%s.partial-%ld", real ? real : path, (long)getpid());
+    FILE *f = fopen(in_place ? path : tmp.data, "wbe");
+    int rc = f ? SO_OK : so_err_set(err, SO_EIO, "%s: cannot write: %s", path, strerror(errno));
+    if (f) {
+        so_out_file *o = SO_NEW(so_out_file);
+        o->f = f;
+        o->path = so_strdup(real ? real : path);
+        o->tmp = tmp.data;
+        o->slot = o->tmp ? remember(o->tmp) : -1;
+        *out = o;
+    } else {
         so_buf_free(&tmp);
-        return rc;
     }
-    so_out_file *o = SO_NEW(so_out_file);
-    o->f = f;
-    o->path = so_strdup(path);
-    o->tmp = tmp.data;
-    o->slot = remember(o->tmp);
-    *out = o;
-    return SO_OK;
+    free(real);
+    return rc;
 }
 
 int so_out_write(so_out_file *o, const void *p, size_t len, so_err *err) {
@@ -187,13 +194,13 @@ static void out_free(so_out_file *o) {
 
 int so_out_commit(so_out_file *o, so_err *err) {
     int rc = SO_OK;
-    if (fflush(o->f) != 0 || fsync(fileno(o->f)) != 0)
+    if (fflush(o->f) != 0 || (o->tmp && fsync(fileno(o->f)) != 0))
         rc = so_err_set(err, SO_EIO, "%s: write failed: %s", o->path, strerror(errno));
     if (fclose(o->f) != 0 && rc == SO_OK)
         rc = so_err_set(err, SO_EIO, "%s: write failed: %s", o->path, strerror(errno));
-    if (rc == SO_OK && rename(o->tmp, o->path) != 0)
+    if (rc == SO_OK && o->tmp && rename(o->tmp, o->path) != 0)
         rc = so_err_set(err, SO_EIO, "%s: cannot rename into place: %s", o->path, strerror(errno));
-    if (rc != SO_OK)
+    if (rc != SO_OK && o->tmp)
         unlink(o->tmp);
     out_free(o);
     return rc;
@@ -203,7 +210,8 @@ void so_out_abort(so_out_file *o) {
     if (!o)
         return;
     fclose(o->f);
-    unlink(o->tmp);
+    if (o->tmp)
+        unlink(o->tmp);
     out_free(o);
 }
 

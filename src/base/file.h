@@ -32,7 +32,8 @@ char *so_path_join(const char *dir, const char *name);
 int so_dir_create(const char *path, so_err *err);
 
 /* A file written beside its target and renamed onto it at commit, so that an interrupted or failed
- * write leaves nothing behind and never harms an existing file. */
+ * write leaves nothing behind and never harms an existing file. Devices and pipes are written to.
+ */
 typedef struct so_out_file so_out_file;
 int so_out_begin(const char *path, so_out_file **out, so_err *err);
 int so_out_write(so_out_file *f, const void *p, size_t len, so_err *err);

@@ -1,10 +1,12 @@
 /* The base layer: errors, memory, maps, half floats, counter rng, files. */
 #include "so_test.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/cgroup.h"
@@ -183,6 +185,56 @@ static void files(void **state) {
     so_test_tmp_free(dir);
 }
 
+static void write_to(const char *path, const char *text) {
+    so_err err;
+    so_out_file *out;
+    SO_OK_OR_FAIL(so_out_begin(path, &out, &err), err);
+    SO_OK_OR_FAIL(so_out_write(out, text, strlen(text), &err), err);
+    SO_OK_OR_FAIL(so_out_commit(out, &err), err);
+}
+
+static mode_t kind_of(const char *path) {
+    struct stat st;
+    assert_int_equal(lstat(path, &st), 0);
+    return st.st_mode & S_IFMT;
+}
+
+/* Devices, pipes and links are written to, never replaced by a file. */
+static void outputs_that_are_no_files(void **state) {
+    (void)state;
+    char *dir = so_test_tmp(), *null = so_path_join(dir, "null"), *pipe = so_path_join(dir, "pipe");
+    char *file = so_path_join(dir, "file"), *link = so_path_join(dir, "link");
+    char got[8] = "";
+    so_err err;
+    so_out_file *out;
+    assert_int_equal(symlink("/dev/null", null), 0);
+    write_to(null, "hello");
+    assert_int_equal(kind_of(null), S_IFLNK);
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    int fd = open(pipe, O_RDONLY | O_NONBLOCK);
+    assert_true(fd >= 0);
+    write_to(pipe, "hello");
+    assert_int_equal(read(fd, got, sizeof got), 5);
+    assert_memory_equal(got, "hello", 5);
+    SO_OK_OR_FAIL(so_out_begin(pipe, &out, &err), err);
+    so_out_abort(out);
+    assert_int_equal(kind_of(pipe), S_IFIFO);
+    close(fd);
+    write_to(file, "old");
+    assert_int_equal(symlink("file", link), 0);
+    write_to(link, "new");
+    assert_int_equal(kind_of(link), S_IFLNK);
+    so_buf b = {0};
+    SO_OK_OR_FAIL(so_file_read(file, 100, &b, &err), err);
+    assert_string_equal(b.data, "new");
+    so_buf_free(&b);
+    free(null);
+    free(pipe);
+    free(file);
+    free(link);
+    so_test_tmp_free(dir);
+}
+
 /* Whole pages given back are read from the file again. */
 static void dropped_pages_come_back(void **state) {
     (void)state;
@@ -226,10 +278,15 @@ static void memory_left(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(err_messages), cmocka_unit_test(arena_limits),
-        cmocka_unit_test(buf_maximum),  cmocka_unit_test(maps_grow),
-        cmocka_unit_test(halves),       cmocka_unit_test(rng_known_answers),
-        cmocka_unit_test(files),        cmocka_unit_test(dropped_pages_come_back),
+        cmocka_unit_test(err_messages),
+        cmocka_unit_test(arena_limits),
+        cmocka_unit_test(buf_maximum),
+        cmocka_unit_test(maps_grow),
+        cmocka_unit_test(halves),
+        cmocka_unit_test(rng_known_answers),
+        cmocka_unit_test(files),
+        cmocka_unit_test(outputs_that_are_no_files),
+        cmocka_unit_test(dropped_pages_come_back),
         cmocka_unit_test(memory_left),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
