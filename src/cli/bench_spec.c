@@ -307,13 +307,13 @@ static void print_category(const bench *g, const category *c, double gain) {
     double mean = c->rounds ? (double)c->accepted / (double)c->rounds : 0;
     double alpha = c->tested ? (double)c->accepted / (double)c->tested : 0;
     if (g->json) {
-        so_report_print_json(
-            json_pack("{s:s, s:i, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:f}", "category",
-                      c->name, "prompts", c->n_prompts, "plain_tps", rate(c->plain), "spec_tps",
-                      rate(c->spec), "speedup", gain, "speedup_spread", spread(c), "mean_accepted",
-                      number(mean, c->rounds > 0), "alpha", number(alpha, c->tested > 0),
-                      "identical", g->exact ? json_boolean(c->n_different == 0) : json_null(),
-                      "plain_pass_ms", pass_ms(c->plain), "spec_pass_ms", pass_ms(c->spec)));
+        so_report_print_json(json_pack(
+            "{s:s, s:i, s:f, s:f, s:o, s:f, s:o, s:o, s:o, s:f, s:f}", "category", c->name,
+            "prompts", c->n_prompts, "plain_tps", rate(c->plain), "spec_tps", rate(c->spec),
+            "speedup", number(gain, gain > 0), "speedup_spread", spread(c), "mean_accepted",
+            number(mean, c->rounds > 0), "alpha", number(alpha, c->tested > 0), "identical",
+            g->exact ? json_boolean(c->n_different == 0) : json_null(), "plain_pass_ms",
+            pass_ms(c->plain), "spec_pass_ms", pass_ms(c->spec)));
         return;
     }
     printf("%-16s %5d %9.2f %9.2f %7.2fx %6.2f %8.2f %6.2f  %s\n", c->name, c->n_prompts,
@@ -362,6 +362,10 @@ static int open_bench(bench *g) {
     if (status == 0 && !g->spec.opts.drafter)
         status = so_args_bad(g->a, "bench spec compares with plain decoding: --spec must name a "
                                    "drafter");
+    if (status == 0) {
+        g->oracle = strstr(g->spec.opts.drafter, "oracle") != NULL;
+        status = g->oracle ? 0 : so_cli_spec_check_text(g->a, &g->spec);
+    }
     if (status == 0)
         status = so_cli_open(g->a, &g->b);
     if (status == 0)
@@ -384,7 +388,6 @@ static int open_bench(bench *g) {
     g->sample.seed = (uint64_t)so_args_int(g->a, SO_OPT_SEED, 0);
     g->exact = g->spec.opts.verify == SO_VERIFY_MATCH ||
                (g->spec.opts.verify == SO_VERIFY_REJECT && g->sample.temp == 0);
-    g->oracle = strstr(g->spec.opts.drafter, "oracle") != NULL;
     return 0;
 }
 
@@ -412,8 +415,10 @@ int so_bench_spec(const so_args *a) {
     int status = 0;
     if (!so_args_has(a, SO_OPT_PROMPTS))
         status = so_args_bad(a, "bench spec needs prompts: --prompts FILE.jsonl");
-    else if (g->n_predict < 1)
-        status = so_args_bad(a, "--predict %d: must be 1 or more here", g->n_predict);
+    else if (g->n_predict < 2)
+        status =
+            so_args_bad(a, "--predict %d: must be 2 or more here: the first token is the prompt's",
+                        g->n_predict);
     else if (so_prompts_read(so_args_str(a, SO_OPT_PROMPTS, ""), &prompts, &g->err) != SO_OK)
         status = so_args_fail(a, &g->err);
     if (status == 0)

@@ -488,6 +488,9 @@ static void test_bench_spec(void **state) {
     expect(f, 2, "--prompts", "sooth bench spec -m tiny.gguf --spec ngram");
     expect(f, 2, "must name a drafter",
            "sooth bench spec -m tiny.gguf --no-spec --prompts some.jsonl");
+    expect(f, 2, "--predict 1", "sooth bench spec -m tiny.gguf --prompts some.jsonl -n 1");
+    expect(f, 2, "--prediction",
+           "sooth bench spec -m tiny.gguf --prompts some.jsonl --spec predict");
 }
 
 static void same_tokens(const fixture *f, const char *a, const char *b, bool same) {
