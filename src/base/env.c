@@ -24,6 +24,8 @@ static char *xdg_dir(const char *variable, const char *in_home) {
 char *so_env_cache_dir(void) { return xdg_dir("XDG_CACHE_HOME", ".cache/sooth"); }
 char *so_env_state_dir(void) { return xdg_dir("XDG_STATE_HOME", ".local/state/sooth"); }
 
+char *so_env_data_dir(void) { return xdg_dir("XDG_DATA_HOME", ".local/share/sooth"); }
+
 const char *so_env_models_dir(void) { return lookup("SOOTH_MODELS"); }
 
 const char *so_env_python(void) {

@@ -3,8 +3,11 @@
  *   NO_COLOR         any value but the empty one: no colour, ever
  *   XDG_CACHE_HOME   where pulled models lie (sooth/models under it) and what passes took is kept
  *                    (sooth/costs); default ~/.cache
- *   XDG_STATE_HOME   where the history of `chat` is kept (sooth/chat_history); default
- * ~/.local/state SOOTH_MODELS     a folder of NAME.gguf files, looked at before the cache
+ *   XDG_STATE_HOME   where the history of `chat` is kept (sooth/chat_history); default:
+ *                    ~/.local/state
+ *   XDG_DATA_HOME    where drafts may lie that the user trained (sooth/models under it); default:
+ *                    ~/.local/share
+ *   SOOTH_MODELS     a folder of NAME.gguf files, looked at before the cache
  *   SOOTH_DEBUG      mutant=NAME: break speculation on purpose, so that tests and `prove` can show
  *                    that they notice (accept_all, keep_row, move_tail)
  *   SOOTH_NO_PIN     any value but the empty one: threads are not bound to cores
@@ -23,6 +26,8 @@ bool so_env_no_pin(void);
 char *so_env_cache_dir(void);
 /* The folder for what is kept between runs and is nobody else's business, likewise. */
 char *so_env_state_dir(void);
+/* The folder for what the user put there, likewise. */
+char *so_env_data_dir(void);
 /* NULL where unset or empty; belongs to the environment. */
 const char *so_env_models_dir(void);
 const char *so_env_python(void);        /* never NULL */

@@ -2,8 +2,10 @@
  * a fixed table of paths that a signal handler can walk without locks. */
 #include "base/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,6 +114,11 @@ bool so_file_exists(const char *path) {
     return stat(path, &st) == 0;
 }
 
+size_t so_file_bytes(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode) ? (size_t)st.st_size : 0;
+}
+
 char *so_path_join(const char *dir, const char *name) {
     so_buf b = {0};
     so_buf_append_c(&b, dir);
@@ -137,6 +144,42 @@ int so_dir_create(const char *path, so_err *err) {
     }
     free(p);
     return rc;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+int so_dir_list(const char *path, int cap, so_dir_names *out, so_err *err) {
+    DIR *dir = opendir(path);
+    if (!dir)
+        return so_err_set(err, errno == ENOENT ? SO_ENOTFOUND : SO_EIO, "%s: %s", path,
+                          strerror(errno));
+    so_dir_names d = {.names = SO_NEW_N(char *, cap)};
+    for (const struct dirent *e; d.n < cap && (e = readdir(dir));)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            d.names[d.n++] = so_strdup(e->d_name);
+    closedir(dir);
+    qsort(d.names, (size_t)d.n, sizeof *d.names, by_name);
+    *out = d;
+    return SO_OK;
+}
+
+void so_dir_names_free(so_dir_names *d) {
+    for (int i = 0; i < d->n; i++)
+        free(d->names[i]);
+    free(d->names);
+    *d = (so_dir_names){0};
+}
+
+char *so_path_program_dir(void) {
+    char path[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n <= 0)
+        return NULL;
+    path[n] = '\0';
+    char *slash = strrchr(path, '/');
+    return slash ? so_strndup(path, SO_MAX((size_t)(slash - path), (size_t)1)) : NULL;
 }
 
 static int remember(char *tmp) {

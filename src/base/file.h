@@ -24,12 +24,25 @@ int so_file_read(const char *path, size_t max_bytes, so_buf *out, so_err *err);
 
 bool so_file_is_dir(const char *path);
 bool so_file_exists(const char *path);
+/* Of a regular file; 0 where it is none. */
+size_t so_file_bytes(const char *path);
 
 /* dir/name, with one slash; caller frees. */
 char *so_path_join(const char *dir, const char *name);
 
 /* Creates the folder and its parents. */
 int so_dir_create(const char *path, so_err *err);
+
+/* The names in a folder but for . and .., sorted; where there are more than `cap`, any of them. */
+typedef struct so_dir_names {
+    char **names;
+    int n;
+} so_dir_names;
+int so_dir_list(const char *path, int cap, so_dir_names *out, so_err *err);
+void so_dir_names_free(so_dir_names *d);
+
+/* The folder of the running program, NULL where it cannot be told. Caller frees. */
+char *so_path_program_dir(void);
 
 /* A file written beside its target and renamed onto it at commit, so that an interrupted or failed
  * write leaves nothing behind and never harms an existing file. Devices and pipes are written to.

@@ -121,6 +121,27 @@ static void write_tensor(so_gguf_writer *w, const shape *s, int as, int nan_toke
     free(x);
 }
 
+static void add_registration(so_gguf_writer *w, const so_draft_for *f) {
+    if (f && *f->vocab)
+        so_gguf_writer_str(w, "sooth.draft.target.vocab_sha256", so_str_c(f->vocab));
+    if (f && *f->name)
+        so_gguf_writer_str(w, "sooth.draft.target.name", so_str_c(f->name));
+    if (f && f->d_model)
+        so_gguf_writer_u32(w, "sooth.draft.target.embedding_length", (uint32_t)f->d_model);
+    if (f && f->n_layers)
+        so_gguf_writer_u32(w, "sooth.draft.target.block_count", (uint32_t)f->n_layers);
+}
+
+/* Zeros where such a layer would add to the stream; the last norm is that of the default model.
+ * Returns its place among the tensors. */
+static int make_idle(shape *list, int layers) {
+    for (int l = LAYERS; l < layers; l++)
+        for (int i = 1 + 9 * l; i < 1 + 9 * (l + 1); i++)
+            if (strstr(list[i].name, "output") || strstr(list[i].name, "down"))
+                list[i].spread = 0;
+    return 1 + 9 * layers;
+}
+
 void so_tiny_write(const char *path, const so_tiny_opts *o) {
     static const so_tiny_opts none = {0};
     static shape list[3 + 9 * MAX_LAYERS];
@@ -135,11 +156,17 @@ void so_tiny_write(const char *path, const so_tiny_opts *o) {
     }
     add_shape(w, o);
     add_vocab(w, o);
+    add_registration(w, o->registered);
+    int norm = o->idle ? make_idle(list, n_layers(o)) : -1;
     for (int i = 0; i < n; i++)
         so_gguf_writer_tensor(w, list[i].name, SO_DTYPE_F32, list[i].dims[1] ? 2 : 1, list[i].dims);
     SO_OK_OR_FAIL(so_gguf_writer_begin(w, path, &err), err);
     for (int i = 0; i < n; i++)
-        write_tensor(w, &list[i], sick > 0 && i == n - 1 ? 0 : i, i == 0 ? sick : 0);
+        write_tensor(w, &list[i],
+                     sick > 0 && i == n - 1 ? 0
+                     : i == norm            ? 1 + 9 * LAYERS
+                                            : i,
+                     i == 0 ? sick : 0);
     SO_OK_OR_FAIL(so_gguf_writer_commit(w, &err), err);
     so_gguf_writer_free(w);
 }

@@ -4,6 +4,8 @@
 #ifndef SO_TINY_H
 #define SO_TINY_H
 
+#include "draft/registry.h"
+
 enum { SO_TINY_CTX = 256 };
 
 typedef struct so_tiny_opts {
@@ -13,7 +15,10 @@ typedef struct so_tiny_opts {
     bool other_vocab;     /* the last two tokens have changed places */
     bool other_end;       /* the end token is the first one */
     int layers;           /* 0: two; up to 256, each as slow as the last */
-    int nan_token;        /* > 0: its embedding is NaN; all else is as in the model without it */
+    bool idle;            /* layers behind the second add nothing: the words of the default model,
+                             slower; that is the perfect draft for it then */
+    const so_draft_for *registered; /* as a draft of that one; what is 0 or empty is left out */
+    int nan_token; /* > 0: its embedding is NaN; all else is as in the model without it */
 } so_tiny_opts;
 
 /* Fails the test on any error. */
