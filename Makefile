@@ -167,6 +167,7 @@ install: all ## install under PREFIX (DESTDIR honoured)
 	install -m 644 $(OUT)/sooth.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
 	install -m 644 include/sooth.h $(DESTDIR)$(PREFIX)/include/
 	install -m 644 man/sooth.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	cd models && find . -name '*.gguf' -exec install -D -m 644 {} $(abspath $(DESTDIR)$(PREFIX))/share/sooth/models/{} \;
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|/usr/local/bin|$(PREFIX)/bin|' packaging/sooth.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sooth.service
 

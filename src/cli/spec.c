@@ -1,7 +1,9 @@
 /* The rules for options about speculation:
  *
- *   nothing                 auto: the best that works without a file, lengths by the planner
+ *   nothing                 auto: what works without a file and, where one is registered for the
+ *                           target (draft/registry.h), a draft model; lengths by the planner
  *   -md FILE                the drafter is `model`, unless --spec names another
+ *   --spec model            without -md: the registered draft
  *   --prediction FILE       the drafter is `predict`, and where it is lost `model` or `auto`,
  *                           unless --spec names another
  *   --speculative-decoding  needs -md; `model` with a fixed length of 5, unless --spec-length is
@@ -19,6 +21,7 @@
 #include "base/log.h"
 #include "cli/models.h"
 #include "cli/progress.h"
+#include "draft/registry.h"
 #include "draft/spec.h"
 
 enum { SEED_LENGTH = 5, MAX_EXPECTED_BYTES = 16 << 20 };
@@ -49,7 +52,8 @@ static const char *default_spec(const so_args *a) {
 
 /* Files that nobody named reads are given by mistake. */
 static void warn_unused(const so_args *a, const so_spec *spec) {
-    if (so_args_has(a, SO_OPT_DRAFT_MODEL) && !names(spec, SO_SPEC_MODEL))
+    if (so_args_has(a, SO_OPT_DRAFT_MODEL) && !names(spec, SO_SPEC_MODEL) &&
+        !names(spec, SO_SPEC_AUTO))
         so_log(SO_LOG_WARN, "-md is left out: --spec names no `model`");
     if (so_args_has(a, SO_OPT_PREDICTION) && !names(spec, SO_SPEC_PREDICT) &&
         !names(spec, SO_SPEC_ORACLE))
@@ -70,13 +74,11 @@ static int read_drafter(const so_args *a, so_cli_spec *out) {
     const char *text = so_args_str(a, SO_OPT_SPEC, default_spec(a));
     if (so_spec_parse(so_str_c(text), &spec, &err) != SO_OK)
         return so_args_bad(a, "%s", err.msg);
-    if (names(&spec, SO_SPEC_MODEL) && !has_model)
-        return so_args_bad(a, "--spec %.80s needs a draft model: give -md FILE or model(FILE)",
-                           text);
     if (spec.nodes[spec.root].name == SO_SPEC_NONE)
         return 0;
     out->opts.drafter = text;
     out->wants_model = names(&spec, SO_SPEC_MODEL);
+    out->may_model = names(&spec, SO_SPEC_AUTO);
     out->wants_text = names(&spec, SO_SPEC_PREDICT) || names(&spec, SO_SPEC_ORACLE);
     warn_unused(a, &spec);
     return 0;
@@ -127,11 +129,21 @@ static int open_draft(const so_args *a, const so_bundle *target, so_bundle *out)
     so_progress_begin(&bar, "loading the draft");
     o.progress = so_progress_callback;
     o.user = &bar;
-    o.backend = target->backend;
-    int rc = so_bundle_open(path, &o, out, &err);
+    int rc = so_bundle_open_draft(path, target, &o, out, &err);
     so_progress_end(&bar);
     free(path);
     return rc == SO_OK ? 0 : so_args_fail(a, &err);
+}
+
+static int find_draft(const so_args *a, const so_bundle *target, so_cli_spec *s) {
+    if (so_args_has(a, SO_OPT_DRAFT_MODEL))
+        return open_draft(a, target, &s->draft);
+    if (so_bundle_find_draft(target, &s->draft) || !s->wants_model)
+        return 0;
+    return so_args_bad(a,
+                       "--spec %.80s needs a draft model, and none is registered for %.200s: give "
+                       "-md FILE or model(FILE)",
+                       s->opts.drafter, so_args_str(a, SO_OPT_MODEL, ""));
 }
 
 static int read_expected(const so_args *a, const so_bundle *target, so_cli_spec *s) {
@@ -151,16 +163,17 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
     int status = 0;
     if (!s->opts.drafter)
         return 0;
-    if (s->wants_model)
-        status = open_draft(a, target, &s->draft);
+    if (s->wants_model || s->may_model)
+        status = find_draft(a, target, s);
     if (status == 0 && s->wants_text && so_args_has(a, SO_OPT_PREDICTION))
         status = read_expected(a, target, s);
-    eo->keep_costs = true;
+    eo->keep_costs = SO_KEEP_WORTHY;
     eo->max_draft = s->opts.draft_max ? s->opts.draft_max : SO_CLI_DRAFT_MAX;
     if (s->opts.length > eo->max_draft)
         eo->max_draft = s->opts.length;
     eo->draft = s->draft.model;
     eo->draft_tok = s->draft.tok;
+    eo->draft_id = s->draft.ck ? so_registry_id(s->draft.ck) : 0;
     eo->draft_temp = (float)so_args_float(a, SO_OPT_DRAFT_TEMP, -1);
     eo->draft_p_min = (float)so_args_float(a, SO_OPT_DRAFT_P_MIN, 0);
     return status;

@@ -11,6 +11,7 @@ typedef struct so_cli_spec {
     so_bundle draft;   /* model NULL: none */
     so_tokens expected;
     bool wants_model; /* the spec names `model` without a file */
+    bool may_model;   /* it names `auto`, which takes a draft where there is one */
     bool wants_text;  /* the spec names `predict` or `oracle` */
 } so_cli_spec;
 

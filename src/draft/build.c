@@ -100,12 +100,20 @@ static int number(build *b, so_drafter *d) {
     return 0;
 }
 
-/* Nothing is registered for the target: what works everywhere. */
-static int make_default(build *b, so_drafter **out) {
-    so_drafter *members[2] = {so_lookup_create(NULL), so_ngram_create(NULL)};
-    number(b, members[0]);
-    number(b, members[1]);
-    *out = so_group_create(members, 2, true);
+/* `auto`: what costs nothing and works everywhere, then the registered draft, where there is one.
+ */
+static int make_auto(build *b, const so_spec_node *n, so_drafter **out) {
+    so_drafter *members[3] = {NULL};
+    int rc = b->cfg->make ? b->cfg->make(b->cfg->user, b->spec, n, NULL, &members[2], b->err)
+                          : SO_ENOTFOUND;
+    if (rc != 0 && rc != SO_ENOTFOUND)
+        return rc;
+    members[0] = so_lookup_create(NULL);
+    members[1] = so_ngram_create(NULL);
+    int count = rc == 0 ? 3 : 2;
+    for (int i = 0; i < count; i++)
+        number(b, members[i]);
+    *out = so_group_create(members, count, true);
     return 0;
 }
 
@@ -161,11 +169,9 @@ static int make_node(build *b, int node, so_drafter **out) {
     const so_spec_node *n = &b->spec->nodes[node];
     if (n->name >= SO_SPEC_N_NAMES)
         return make_group(b, n, out);
-    int rc = n->name == SO_SPEC_AUTO && !b->cfg->make ? SO_ENOTFOUND : make_leaf(b, n, out);
-    if (n->name == SO_SPEC_AUTO && rc == SO_ENOTFOUND)
-        return make_default(b, out);
+    int rc = n->name == SO_SPEC_AUTO ? make_auto(b, n, out) : make_leaf(b, n, out);
     if (rc == 0)
-        return number(b, *out);
+        return n->name == SO_SPEC_AUTO ? 0 : number(b, *out);
     so_err_prefix(b->err, "--spec, column %d: %s", n->column, so_spec_name_text(n->name));
     return rc;
 }

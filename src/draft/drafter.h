@@ -64,6 +64,9 @@ typedef struct so_drafter_vt {
     void (*observe)(so_drafter *d, void *state, const int32_t *tokens, int n);
     /* Cost of one drafted node in milliseconds, 0 for tables. Optional. */
     double (*cost_ms)(const so_drafter *d);
+    /* What reading one token of text that it has not seen takes, where the target takes target_ms
+     * for it; 0 for tables. Optional. */
+    double (*read_ms)(const so_drafter *d, double target_ms);
     /* The longest text it can follow, 0 for any. Behind it the drafter is silent. Optional. */
     int (*n_ctx)(const so_drafter *d);
     /* What part of a KV cache of its own, shared by all requests, a text of n tokens takes; 0 for
@@ -81,6 +84,7 @@ struct so_drafter {
 
 void so_drafter_free(so_drafter *d); /* NULL is fine */
 double so_drafter_cost_ms(const so_drafter *d);
+double so_drafter_read_ms(const so_drafter *d, double target_ms);
 int so_drafter_n_ctx(const so_drafter *d);
 double so_drafter_share(const so_drafter *d, int n_tokens);
 void so_drafter_park(so_drafter *d, void *state);

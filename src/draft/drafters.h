@@ -61,5 +61,11 @@ so_drafter *so_group_create(so_drafter *const *members, int n, bool first);
  * asked about drawn tokens, which may not be dropped for what they are (rule of sight). */
 typedef bool so_draft_judge(void *user, const so_draft_job *job, const so_drafter *by);
 void so_group_set_judge(so_drafter *group, so_draft_judge *judge, void *user);
+/* Asked in a `first` group before a member whose guesses cost or may be drawn gets the requests
+ * that are left: lowers their max_depth, also to 0. Must not look at guesses. */
+typedef void so_draft_limit(void *user, so_draft_job *jobs, int n, const so_drafter *member);
+void so_group_set_limit(so_drafter *group, so_draft_limit *limit, void *user);
+/* The leaf whose cost and acceptance decide lengths: the dearest, the last among equals. */
+const so_drafter *so_drafter_leading(const so_drafter *d);
 
 #endif

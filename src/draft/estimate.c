@@ -138,6 +138,9 @@ void so_estimate_add(so_estimate *e, int drafter, int depth, double confidence, 
         so_estimate_cell *c = &e->shared->cells[d][k][levels[i]];
         c->accepted = c->accepted * SHARED_KEEP + (float)accepted;
         c->tested = c->tested * SHARED_KEEP + 1;
+        c = &e->shared->seen[d][k][levels[i]];
+        c->accepted += (float)accepted;
+        c->tested += 1;
     }
 }
 

@@ -29,6 +29,8 @@ typedef struct so_estimate_cell {
 /* Across requests. Zero-initialise. */
 typedef struct so_estimate_shared {
     so_estimate_cell cells[SO_ESTIMATE_DRAFTERS][SO_ESTIMATE_DEPTHS][SO_ESTIMATE_LEVELS + 1];
+    /* Tests alone: no prior, nothing forgotten; for so_record_learn. */
+    so_estimate_cell seen[SO_ESTIMATE_DRAFTERS][SO_ESTIMATE_DEPTHS][SO_ESTIMATE_LEVELS + 1];
 } so_estimate_shared;
 
 /* One request, one drafter. */

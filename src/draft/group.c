@@ -5,8 +5,9 @@
  *         each, which the verifier needs (so_tree_add). Each gets an equal share of the node budget
  *         and what the ones before left over.
  *
- * A judge may send point guesses on to the next drafter in `a,b`; drawn ones stay, whatever they
- * look like. All members follow all accepted tokens, so that any of them can take over. */
+ * Before a member that costs is asked, whoever plans says how deep it may go for whom. A judge may
+ * send point guesses on to the next drafter in `a,b`; drawn ones stay, whatever they look like. All
+ * members follow all accepted tokens, so that any of them can take over. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,6 +26,8 @@ typedef struct group {
     bool first;
     so_draft_judge *judge;
     void *judge_user;
+    so_draft_limit *limit;
+    void *limit_user;
     so_draft_job *jobs; /* [jobs_cap], for one member's call */
     ask *ask;           /* [jobs_cap], for whom no member has proposed yet */
     int jobs_cap, n_open;
@@ -97,6 +100,8 @@ static int propose_first(group *g, so_draft_job *jobs, int n_jobs, so_err *err) 
             g->jobs[i] = jobs[g->ask[i].job];
             g->jobs[i].state = ((group_state *)g->jobs[i].state)->states[m];
         }
+        if (g->limit && (g->members[m]->draws || so_drafter_cost_ms(g->members[m]) > 0))
+            g->limit(g->limit_user, g->jobs, n, g->members[m]);
         int rc = g->members[m]->vt->propose(g->members[m], g->jobs, n, err), left = 0;
         if (rc != 0)
             return rc;
@@ -194,6 +199,8 @@ so_drafter *so_group_create(so_drafter *const *members, int n, bool first) {
     memcpy(g->members, members, (size_t)n * sizeof *members);
     g->n = n;
     g->first = first;
+    for (int i = 0; i < n; i++)
+        g->base.draws |= members[i]->draws;
     return &g->base;
 }
 
@@ -202,4 +209,24 @@ void so_group_set_judge(so_drafter *d, so_draft_judge *judge, void *user) {
     group *g = (group *)d;
     g->judge = judge;
     g->judge_user = user;
+}
+
+void so_group_set_limit(so_drafter *d, so_draft_limit *limit, void *user) {
+    SO_ASSERT(d->vt == &FIRST_VT);
+    group *g = (group *)d;
+    g->limit = limit;
+    g->limit_user = user;
+}
+
+const so_drafter *so_drafter_leading(const so_drafter *d) {
+    if (d->vt != &FIRST_VT && d->vt != &MERGED_VT)
+        return d;
+    const group *g = (const group *)d;
+    const so_drafter *lead = NULL;
+    for (int i = 0; i < g->n; i++) {
+        const so_drafter *leaf = so_drafter_leading(g->members[i]);
+        if (!lead || so_drafter_cost_ms(leaf) >= so_drafter_cost_ms(lead))
+            lead = leaf;
+    }
+    return lead;
 }

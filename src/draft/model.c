@@ -74,6 +74,7 @@ typedef struct model_drafter {
     float *logits;            /* [n_vocab of the target], where the two differ */
     float *probs;             /* [n_vocab of the target], for p_min */
     double step_ms;           /* of a drafted token, smoothed */
+    double read_ms;           /* of a token of text, smoothed; 0: not known */
     int n_costs;              /* drafts it was learned from */
     bool warned;              /* of rows that are not finite */
 } model_drafter;
@@ -360,20 +361,36 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
 }
 
 /* What a drafted token takes, from whole drafts: the last guess of the round before, which was
- * drawn and never fed, and the host's part are in it. A draft that had more to read says nothing of
- * the next. A machine that was busy elsewhere for a moment must not make drafts dear for long: of
- * the first ones the least counts, then steps of the logarithm that are not large. */
+ * drawn and never fed, and the host's part are in it. A draft that had more to read tells what
+ * reading takes. A machine that was busy elsewhere for a moment must not make drafts dear for long:
+ * of the first ones the least counts, then steps of the logarithm that are not large. */
+static void smooth(double *at, double ms) {
+    *at *= exp(0.15 * SO_MAX(-1, SO_MIN(1, log(ms / *at))));
+}
+
+static void learn_reading(model_drafter *md, int lag, double ms) {
+    double rest = SO_MAX(ms, 1e-3) / lag;
+    if (md->read_ms > 0)
+        smooth(&md->read_ms, rest);
+    else
+        md->read_ms = rest;
+}
+
 static void learn_cost(model_drafter *md, int n, int lag, double ms) {
     int depth = 0;
     for (int i = 0; i < n; i++)
         depth = SO_MAX(depth, md->chains[i].depth);
-    if (depth == 0 || lag > MAX_LAG)
+    if (depth == 0)
         return;
+    if (lag > MAX_LAG) {
+        learn_reading(md, lag, ms - depth * md->step_ms);
+        return;
+    }
     ms /= depth;
     if (md->n_costs++ < FIRST_COSTS)
         md->step_ms = md->n_costs > 1 ? SO_MIN(md->step_ms, ms) : ms;
     else
-        md->step_ms *= exp(0.15 * SO_MAX(-1, SO_MIN(1, log(ms / md->step_ms))));
+        smooth(&md->step_ms, ms);
 }
 
 /* The most that a chain has to read before it can draft, beside its root. */
@@ -407,6 +424,13 @@ static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *
 static double model_cost_ms(const so_drafter *d) {
     double ms = ((const model_drafter *)d)->step_ms;
     return ms > 0 ? ms : 1e-3; /* never free, also before the first measurement */
+}
+
+/* Before the first text was read: by the size of the two, which is too much where a small draft has
+ * a large vocabulary, since reading needs no output matrix. */
+static double model_read_ms(const so_drafter *d, double target_ms) {
+    const model_drafter *md = (const model_drafter *)d;
+    return md->read_ms > 0 ? md->read_ms : target_ms * md->o.share;
 }
 
 static int model_n_ctx(const so_drafter *d) { return ((const model_drafter *)d)->n_ctx; }
@@ -445,6 +469,7 @@ static const so_drafter_vt MODEL_VT = {
     .propose = model_propose,
     .observe = model_observe,
     .cost_ms = model_cost_ms,
+    .read_ms = model_read_ms,
     .n_ctx = model_n_ctx,
     .share = model_share,
     .park = model_park,

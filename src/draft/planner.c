@@ -25,6 +25,7 @@ typedef struct guess {
     float value; /* chance of the whole path */
     float sure;  /* evidence for it, of a guess at depth 1; else −1 */
     double cost_ms;
+    double later_ms; /* of what is spent on it now: for steps to come */
     int owner, node;
     int depth;
 } guess;
@@ -108,13 +109,14 @@ static float chance(float x) { return x > 0 ? SO_MIN(x, 1.0f) : 0; } /* NaN is n
 
 /* The state of a growing plan. */
 typedef struct sum {
-    double tokens, draft_ms, sure;
+    double tokens, draft_ms, later_ms, sure;
     int rows, depth, n_sure;
 } sum;
 
 static void add(sum *s, const guess *g) {
     s->tokens += (double)g->value;
     s->draft_ms += g->cost_ms;
+    s->later_ms += g->later_ms;
     s->rows++;
     s->depth = SO_MAX(s->depth, g->depth);
     if (g->sure >= 0) {
@@ -129,8 +131,9 @@ static double total_ms(const so_planner *p, const sum *s, const so_plan_env *env
 
 static double unsure(const sum *s) { return s->n_sure > 0 ? 1 - s->sure / s->n_sure : 1; }
 
-static double risk(const sum *s, double ms, double plain_ms) {
-    return (ms / plain_ms - 1) * unsure(s);
+/* What was spent already is at stake no more. */
+static double risk(const sum *s, double ms, double plain_ms, const so_plan_env *env) {
+    return ((ms + s->later_ms - env->draft_ms) / plain_ms - 1) * unsure(s);
 }
 
 static void note(so_plan *out, const sum *s, double ms) {
@@ -154,7 +157,7 @@ static int search(so_planner *p, sum s, const so_plan_env *env, so_plan *out) {
         ms = total_ms(p, &s, env);
         double rate = s.tokens / ms;
         if (rate <= best || rate < base * MARGIN ||
-            risk(&s, ms, out->plain_ms) > SO_MAX(p->balance, ALWAYS))
+            risk(&s, ms, out->plain_ms, env) > SO_MAX(p->balance, ALWAYS))
             continue;
         best = rate;
         take = k + 1;
@@ -188,17 +191,45 @@ static void fixed_lengths(so_planner *p, so_plan_chain *chains, int n, const so_
     note(out, &s, total_ms(p, &s, env));
 }
 
+/* A step that speculates uses up some two tokens of the horizon. */
+static double now_ms(const so_plan_chain *c) {
+    return c->once_ms * SO_MIN(1.0, 2 / SO_MAX(c->horizon, 2.0));
+}
+
+static guess chain_guess(const so_plan_chain *c, int k, float value) {
+    guess g = {.value = value, .sure = -1, .cost_ms = c->node_ms, .node = k, .depth = k + 1};
+    if (k == 0) {
+        g.sure = (float)c->sure;
+        g.cost_ms += now_ms(c);
+        g.later_ms = c->once_ms - now_ms(c);
+    }
+    return g;
+}
+
 static void push_chain(so_planner *p, const so_plan_chain *c, int owner) {
     float value = 1;
     for (int k = 0; k < c->max_len; k++) {
         value *= chance(c->accept[k]);
-        push(p, (guess){.value = value,
-                        .sure = k == 0 ? (float)c->sure : -1,
-                        .cost_ms = c->node_ms,
-                        .owner = owner,
-                        .node = k,
-                        .depth = k + 1});
+        guess g = chain_guess(c, k, value);
+        g.owner = owner;
+        push(p, g);
     }
+}
+
+double so_planner_worth(const so_planner *p, const so_plan_chain *c, int n,
+                        const so_plan_env *env) {
+    sum s = {.tokens = n, .rows = n + env->other_rows};
+    double plain_ms = so_curve_ms(&p->curve, s.rows), best = 1;
+    float value = 1;
+    for (int k = 0; k < c->max_len && s.rows < env->max_rows && plain_ms > 0; k++) {
+        value *= chance(c->accept[k]);
+        guess g = chain_guess(c, k, value);
+        add(&s, &g);
+        double ms = total_ms(p, &s, env);
+        if (risk(&s, ms, plain_ms, env) <= SO_MAX(p->balance, ALWAYS))
+            best = SO_MAX(best, s.tokens / n * plain_ms / ms);
+    }
+    return best;
 }
 
 /* Nothing pays. One token for one chain whose quality only a test can show, if it can be paid. */
@@ -210,10 +241,11 @@ static void probe(so_planner *p, so_plan_chain *chains, int n, const so_plan_env
         if (c->shadowed || c->max_len < 1 || s.rows >= env->max_rows ||
             (!c->hopeful && p->since_probe < PROBE_EVERY))
             continue;
-        guess g = {.value = chance(c->accept[0]), .cost_ms = c->node_ms, .depth = 1};
+        guess g = chain_guess(c, 0, chance(c->accept[0]));
+        g.sure = 0; /* all of it is at stake: it would not be a probe if more were known */
         add(&s, &g);
         double ms = total_ms(p, &s, env);
-        if (risk(&s, ms, out->plain_ms) > p->balance)
+        if (risk(&s, ms, out->plain_ms, env) > p->balance)
             continue;
         c->length = 1;
         p->since_probe = 0;

@@ -18,9 +18,11 @@
  * (up to sixteen passes), and loses what a plan lost, as far as its drafters were not known well:
  * their bad luck is in the objective already. A plan may risk no more than the balance holds; a
  * drafter without evidence risks all that drafting and checking cost, a well-known one next to
- * nothing. So a hopeless drafter that costs takes less than a pass once and 0.65 % after that, as
- * probes: one token, every eight at most, or at once after one that was right, so that a drafter
- * that is good again is soon taken back. Guesses scored in shadow cost nothing.
+ * nothing. Reading a long prompt for the first guess is an investment: risked whole, weighed as far
+ * as it is used up by this step. So a hopeless drafter that costs takes less than a pass once and
+ * 0.65 % after that, as probes: one token, every eight at most, or at once after one that was
+ * right, so that a drafter that is good again is soon taken back. Guesses scored in shadow cost
+ * nothing.
  *
  * Pure arithmetic over memory of its own; no clock, no models. One thread. */
 #ifndef SO_DRAFT_PLANNER_H
@@ -63,9 +65,15 @@ typedef struct so_plan_chain {
     bool shadowed;  /* outcomes become known without tests: never probed */
     bool hopeful;   /* so_estimate_hopeful */
     int length;     /* the answer */
+    double once_ms; /* before the first guess: text that the drafter has not read … */
+    double horizon; /* … which serves for this many tokens to come; 0: for this step alone */
 } so_plan_chain;
 void so_planner_lengths(so_planner *p, so_plan_chain *chains, int n, const so_plan_env *env,
                         so_plan *out);
+
+/* What one chain would be worth beside the roots of n requests: the best of its lengths in tokens a
+ * millisecond, over that of the roots alone. 1 where no length is, or none may be risked. */
+double so_planner_worth(const so_planner *p, const so_plan_chain *c, int n, const so_plan_env *env);
 
 /* A request that has its tree. */
 typedef struct so_plan_tree {

@@ -75,8 +75,8 @@ so_str so_spec_file(const so_spec *s, const so_spec_node *n);
 static inline bool so_spec_has(const so_spec_node *n, so_spec_option o) { return n->has >> o & 1; }
 
 /* Makes a drafter that needs more than this folder has: model, medusa, blockwise, lookahead, async,
- * auto (SO_ENOTFOUND: nothing is registered, lookup,ngram is taken), and unigram or bigram without
- * a file. `inner`, or NULL, belongs to the new drafter on success only. */
+ * auto (the draft that stands behind lookup,ngram; SO_ENOTFOUND: there is none), and unigram or
+ * bigram without a file. `inner`, or NULL, belongs to the new drafter on success only. */
 typedef int so_draft_make(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,
                           so_drafter **out, so_err *err);
 

@@ -4,10 +4,17 @@
 #include "engine/bundle.h"
 
 #include <math.h>
+#include <stdlib.h>
 
+#include "base/env.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "draft/model.h"
+#include "draft/registry.h"
+#include "engine/costs.h"
+
+enum { ENOUGH_TESTS = 4 }; /* a draft that is soon given up is not tested often */
 
 void so_bundle_defaults(so_bundle_opts *o) { *o = (so_bundle_opts){.level = SO_CPU_AUTO}; }
 
@@ -125,6 +132,105 @@ int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so
     so_bundle_read_sampling(b.ck, &b.sample);
     *out = b;
     return SO_OK;
+}
+
+/* --- drafts --- */
+
+int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bundle_opts *o,
+                         so_bundle *out, so_err *err) {
+    so_bundle b = {0};
+    so_bundle_opts own;
+    so_bundle_defaults(&own);
+    own.backend = target->backend;
+    if (o) {
+        own.progress = o->progress;
+        own.user = o->user;
+    }
+    int rc = so_bundle_open(path, &own, &b, err);
+    if (rc == SO_OK)
+        rc = so_registry_admit(b.ck, so_model_hparams(target->model), target->tok, err);
+    if (rc == SO_OK)
+        *out = b;
+    else
+        so_bundle_close(&b);
+    return rc;
+}
+
+/* Speed-up that a draft's record promises with the best fixed length; far above any real one where
+ * nothing is known, so that each is tried once. */
+static double promise(const so_records *r, const so_curve *c, const char *path) {
+    const so_record *rec = NULL;
+    so_checkpoint *ck = NULL;
+    double unknown = 1e9, best = 1, tokens = 1, value = 1, plain_ms = so_curve_ms(c, 1);
+    if (so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, NULL) == SO_OK) {
+        char name[SO_RECORD_NAME];
+        if (so_record_model_name(so_registry_id(ck), name))
+            rec = so_records_find(r, name);
+        so_checkpoint_close(ck);
+    }
+    if (!rec || !(plain_ms > 0) || rec->cells[0][SO_ESTIMATE_LEVELS].tested < ENOUGH_TESTS)
+        return unknown;
+    for (int k = 0; k < SO_ESTIMATE_DEPTHS; k++) {
+        so_estimate_cell cell = rec->cells[k][SO_ESTIMATE_LEVELS];
+        value *= ((double)cell.accepted + 0.5) / ((double)cell.tested + 1);
+        tokens += value;
+        best = SO_MAX(best, tokens * plain_ms / (so_curve_ms(c, k + 2) + (k + 1) * rec->step_ms));
+    }
+    return best;
+}
+
+/* Puts the one that has measured best on this machine first; equals stay in their order. */
+static void put_best_first(const so_bundle *target, so_registry_found *f) {
+    so_curve *curve = SO_NEW(so_curve);
+    so_records records = {0};
+    so_buf key = {0};
+    char *dir = so_env_cache_dir();
+    so_costs_key(target->model, SO_DTYPE_F16, &key);
+    char *path = dir ? so_costs_path(dir, so_buf_str(&key)) : NULL;
+    if (path && so_costs_read(path, so_buf_str(&key), curve, &records)) {
+        int best = 0;
+        double most = -1;
+        for (int i = 0; i < f->n; i++) {
+            double x = promise(&records, curve, f->paths[i]);
+            if (x > most) {
+                most = x;
+                best = i;
+            }
+        }
+        char *first = f->paths[best];
+        memmove(f->paths + 1, f->paths, (size_t)best * sizeof *f->paths);
+        f->paths[0] = first;
+    }
+    so_records_free(&records);
+    so_buf_free(&key);
+    free(path);
+    free(dir);
+    free(curve);
+}
+
+bool so_bundle_find_draft(const so_bundle *target, so_bundle *out) {
+    so_registry_found found;
+    bool done = false;
+    so_registry_search(target->ck, so_model_hparams(target->model), target->tok, &found);
+    if (found.n > 1)
+        put_best_first(target, &found);
+    for (int i = 0; i < found.n && !done; i++) {
+        so_err err = {0};
+        so_bundle b = {0};
+        int rc = so_bundle_open_draft(found.paths[i], target, NULL, &b, &err);
+        if (rc == SO_OK) /* what it says of itself may be wrong */
+            rc = so_draft_check_tokenizers(target->tok, b.tok, &err);
+        done = rc == SO_OK;
+        if (done) {
+            so_log(SO_LOG_INFO, "draft model: %s", found.paths[i]);
+            *out = b;
+            continue;
+        }
+        so_bundle_close(&b);
+        so_log(SO_LOG_DEBUG, "%s is passed over: %s", found.paths[i], err.msg);
+    }
+    so_registry_found_free(&found);
+    return done;
 }
 
 void so_bundle_close(so_bundle *b) {

@@ -34,6 +34,14 @@ void so_bundle_defaults(so_bundle_opts *o);
 int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so_err *err);
 void so_bundle_close(so_bundle *b);
 
+/* Opens a draft that was named, on the target's backend; one that is registered for another target
+ * is refused. progress and user of o may be set, nothing else is read. */
+int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bundle_opts *o,
+                         so_bundle *out, so_err *err);
+/* The same for the best of those that are registered for the target (draft/registry.h); *out is
+ * left alone and false returned where there is none, or none that can be opened. */
+bool so_bundle_find_draft(const so_bundle *target, so_bundle *out);
+
 /* The sampling that generation_config.json or GGUF's general.sampling.* recommend, laid over *p.
  * A value out of range is left out with a warning. */
 void so_bundle_read_sampling(const so_checkpoint *ck, so_sample_params *p);

@@ -1,5 +1,6 @@
 /* The file (costs.h): a line that names the format, a line with the key, then one line per point of
- * the curve: rows, milliseconds, passes seen. The name of the file is a hash of the key; the key
+ * the curve: rows, milliseconds, passes seen; then the records of drafters (draft/record.h). The
+ * name of the file is a hash of the key; the key
  * inside decides. Written beside its target and renamed, so that two runs that end together leave
  * one of the two. */
 #include "engine/costs.h"
@@ -10,8 +11,8 @@
 #include "base/file.h"
 #include "base/mem.h"
 
-static const char HEAD[] = "sooth costs 1\n";
-enum { MAX_FILE = 16384 };
+static const char HEAD[] = "sooth costs 2\n";
+enum { MAX_FILE = 1 << 18 };
 
 void so_costs_key(const so_model *m, so_dtype kv_dtype, so_buf *out) {
     const so_hparams *hp = so_model_hparams(m);
@@ -39,31 +40,42 @@ static bool skip(so_str *s, so_str prefix) {
     return true;
 }
 
-static int read_points(const char *s, so_curve_point *points) {
+/* How many points; *rest is what follows them. */
+static int read_points(const char *s, so_curve_point *points, const char **rest) {
     int n = 0, used = 0;
     while (n < SO_CURVE_KNOTS && sscanf(s, "%d %lf %lf\n%n", &points[n].n, &points[n].ms,
                                         &points[n].weight, &used) == 3) {
         s += used;
         n++;
     }
-    return *s ? 0 : n;
+    *rest = s;
+    return n;
 }
 
-bool so_costs_read(const char *path, so_str key, so_curve *c) {
+bool so_costs_read(const char *path, so_str key, so_curve *c, so_records *r) {
     so_buf file = {0};
     so_curve_point points[SO_CURVE_KNOTS];
+    so_records found = {0};
+    const char *end = NULL;
     int n = 0;
     if (so_file_exists(path) && so_file_read(path, MAX_FILE, &file, NULL) == SO_OK) {
         so_str rest = so_buf_str(&file);
         if (memchr(rest.ptr, 0, rest.len) == NULL && skip(&rest, so_str_c(HEAD)) &&
             skip(&rest, key) && skip(&rest, SO_STR("\n")))
-            n = read_points(rest.ptr, points);
+            n = read_points(rest.ptr, points, &end);
     }
+    bool good =
+        n > 0 && so_records_parse(end, &found) && so_curve_import(c, points, n, NULL) == SO_OK;
     so_buf_free(&file);
-    return n > 0 && so_curve_import(c, points, n, NULL) == SO_OK;
+    if (good)
+        *r = found;
+    else
+        so_records_free(&found);
+    return good;
 }
 
-int so_costs_write(const char *path, so_str key, const so_curve *c, so_err *err) {
+int so_costs_write(const char *path, so_str key, const so_curve *c, const so_records *r,
+                   so_err *err) {
     so_curve_point points[SO_CURVE_KNOTS];
     so_out_file *f = NULL;
     so_buf text = {0};
@@ -74,6 +86,7 @@ int so_costs_write(const char *path, so_str key, const so_curve *c, so_err *err)
     for (int i = 0; i < n; i++)
         so_buf_printf(&text, "\n%d %.6g %g", points[i].n, points[i].ms, points[i].weight);
     so_buf_append_char(&text, '\n');
+    so_records_print(r, &text);
     if (rc == SO_OK)
         rc = so_out_begin(path, &f, err);
     if (rc == SO_OK) {

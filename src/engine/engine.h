@@ -49,6 +49,9 @@ typedef struct so_step_info {
 } so_step_info;
 typedef void so_step_fn(void *user, const so_step_info *info);
 
+/* What was learned of a model: forgotten at the end, kept if the model is no toy, or always. */
+typedef enum so_keep { SO_KEEP_NOTHING, SO_KEEP_WORTHY, SO_KEEP_ALL } so_keep;
+
 typedef struct so_engine_opts {
     int n_ctx;      /* most tokens of one request, prompt and answer */
     int n_parallel; /* most requests that run at once; further ones wait */
@@ -62,7 +65,9 @@ typedef struct so_engine_opts {
     const so_tokenizer *draft_tok; /* of the draft; NULL where tok is */
     float draft_temp;              /* of draft models; negative: the request's own */
     float draft_p_min; /* a model's draft ends where its likeliest token has less than this */
-    bool keep_costs;   /* t(n) is read from the cache folder, and written at the end */
+    uint64_t draft_id; /* tells this draft from others in what is kept between runs */
+    so_keep
+        keep_costs; /* t(n) and acceptance are read from the cache folder, and written at the end */
     so_draft_fn *user_drafter; /* the drafter `user`; may be NULL */
     void *drafter_user;
     so_step_fn *on_step; /* may be NULL */

@@ -1,10 +1,12 @@
 /* What the files of the engine share: engine.c (requests, admission, the step), speculate.c (what
- * to guess), verdict.c (what stands), memory.c (whether it fits). Nobody else includes this. */
+ * to guess), lengths.c (how much of it, where it costs), verdict.c (what stands), memory.c (whether
+ * it fits). Nobody else includes this. */
 #ifndef SO_ENGINE_IMPL_H
 #define SO_ENGINE_IMPL_H
 
 #include "base/mem.h"
 #include "draft/planner.h"
+#include "draft/record.h"
 #include "draft/shadow.h"
 #include "draft/spec.h"
 #include "engine/bundle.h"
@@ -28,8 +30,10 @@ struct so_spec_set {
     so_spec_set *next;
     char *text; /* in its shortest form */
     so_draft_set drafters;
+    uint64_t draft_id; /* of the model in it */
     so_estimate_shared shared;
     bool draws;          /* one of them may draw */
+    bool staged;         /* of the form a,b: lengths are fixed when a drafter's turn comes */
     bool failed;         /* has been seen to fail */
     int n_requests;      /* that use it */
     so_draft_job *jobs;  /* [n_parallel], of this step */
@@ -47,6 +51,7 @@ typedef struct so_speculation {
     so_estimate *estimate;
     so_shadow *shadow;
     int n_told; /* tokens the drafter was told of */
+    int n_read; /* tokens that the drafter that costs has read */
     int depth;  /* this step: how deep to draft, 0: not at all */
     int max_nodes;
     uint32_t round;
@@ -127,7 +132,11 @@ struct so_engine {
     so_planner *planner;
     so_buf costs_key; /* empty: costs are not kept */
     int n_new_costs;  /* passes learned from */
-    so_plan plan;     /* of this step; n_requests 0: nobody speculates */
+    so_records records;
+    so_plan plan;            /* of this step; n_requests 0: nobody speculates */
+    int n_trees, other_rows; /* of this step: requests that get a token, rows of prompts */
+    double lengths_ms;       /* of this step: what planned drafts will take; 0: none was planned */
+    uint64_t draft_id;       /* of the draft model that was made last */
     so_spec_set *sets;
     so_corpus *corpus;
     so_bundle *bundles;  /* opened for model(FILE) */
@@ -182,6 +191,14 @@ void so_speculate_step(so_engine *e);
 void so_speculate_tell(so_request *r);
 /* The pass is over and verdicts are known. */
 void so_speculate_observe(so_engine *e, double pass_ms);
+
+/* --- lengths.c --- */
+
+/* Lengths of sets that are asked as one, into spec.depth. */
+void so_lengths_plan(so_engine *e);
+/* For the sets of the form a,b: so_draft_limit and so_draft_judge; user is the engine. */
+void so_lengths_limit(void *user, so_draft_job *jobs, int n_jobs, const so_drafter *member);
+bool so_lengths_judge(void *user, const so_draft_job *job, const so_drafter *by);
 
 /* --- memory.c --- */
 

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "draft/registry.h"
 #include "engine/bundle.h"
 #include "engine/engine.h"
 
@@ -181,12 +182,14 @@ void sooth_engine_params_init_sized(sooth_engine_params *p, size_t size) {
     give_defaults(p, &ENGINE_DEFAULTS, sizeof *p, size);
 }
 
-/* Beside the target, on its threads. */
-static int open_draft(const sooth_model *m, const char *path, so_bundle *out, so_err *err) {
-    so_bundle_opts o;
-    so_bundle_defaults(&o);
-    o.backend = m->b.backend;
-    return so_bundle_open(path, &o, out, err);
+/* The draft that was named, or one that is registered for the model. */
+static int open_draft(const sooth_model *m, const sooth_engine_params *p, so_bundle *out,
+                      so_err *err) {
+    if (p->draft_model)
+        return so_bundle_open_draft(p->draft_model, &m->b, NULL, out, err);
+    if (p->max_draft > 0)
+        so_bundle_find_draft(&m->b, out);
+    return SO_OK;
 }
 
 static int cache_opts(const sooth_engine_params *p, so_engine_opts *o, so_err *err) {
@@ -215,7 +218,7 @@ int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth
     o.n_batch = p.n_batch;
     o.kv_dtype = p.kv_f32 ? SO_DTYPE_F32 : SO_DTYPE_F16;
     o.max_draft = p.max_draft;
-    o.keep_costs = true;
+    o.keep_costs = SO_KEEP_WORTHY;
     o.draft_temp = p.draft_temp;
     o.user_drafter = p.drafter;
     o.drafter_user = p.drafter_user;
@@ -223,10 +226,11 @@ int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth
         rc = cache_opts(&p, &o, &e);
     so_bundle draft = {0};
     lock(m);
-    if (rc == SO_OK && p.draft_model)
-        rc = open_draft(m, p.draft_model, &draft, &e);
+    if (rc == SO_OK)
+        rc = open_draft(m, &p, &draft, &e);
     o.draft = draft.model;
     o.draft_tok = draft.tok;
+    o.draft_id = draft.ck ? so_registry_id(draft.ck) : 0;
     if (rc == SO_OK)
         rc = so_engine_create(m->b.model, m->b.tok, &o, &inner, &e);
     if (rc != SO_OK)

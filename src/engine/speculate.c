@@ -4,6 +4,7 @@
  *   1. room      how deep a draft may go: the request's own limits, the end of its context (the
  *                last position is decoded plainly), the pages that are left, its share of the pass
  *   2. lengths   where drafting costs time or draws tokens, the planner fixes lengths first
+ *                (lengths.c)
  *   3. propose   one call per set of drafters, for all its requests
  *   4. choose    the planner keeps the guesses that pay; a fixed length keeps them all
  *
@@ -16,14 +17,13 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "draft/model.h"
+#include "draft/registry.h"
 #include "engine/costs.h"
 #include "engine/impl.h"
 
 enum { MAX_SETS = 32, MAX_BUNDLES = 8 };
-enum { WORTH_KEEPING = 16 };                       /* passes after which costs are written, … */
-static const size_t WORTH_KEEPING_BYTES = 8 << 20; /* … if the model is no toy */
-/* What to think of a model's guesses before the first was tested, and of dropped drafters. */
-static const double FIRST_GUESS = 0.7, HOPELESS = 0.15, CERTAIN = 0.8;
+enum { WORTH_KEEPING = 8 };                          /* passes after which costs are written, … */
+static const size_t WORTH_KEEPING_BYTES = 8 << 20;   /* … if the model is no toy */
 static const int64_t MAX_LOGITS = (int64_t)64 << 20; /* floats of all guesses in one pass */
 
 /* --- the engine's part --- */
@@ -52,7 +52,8 @@ static void load_costs(so_engine *e) {
         return;
     so_costs_key(e->m, e->o.kv_dtype, &e->costs_key);
     char *path = so_costs_path(dir, so_buf_str(&e->costs_key));
-    bool known = so_costs_read(path, so_buf_str(&e->costs_key), so_planner_curve(e->planner));
+    bool known =
+        so_costs_read(path, so_buf_str(&e->costs_key), so_planner_curve(e->planner), &e->records);
     so_log(SO_LOG_DEBUG, "costs of a pass: %s %s", known ? "as in" : "not yet in", path);
     free(path);
     free(dir);
@@ -61,16 +62,49 @@ static void load_costs(so_engine *e) {
 static void save_costs(so_engine *e) {
     char *dir = so_env_cache_dir();
     so_err err = {0};
-    if (dir && e->costs_key.len > 0 && e->n_new_costs >= WORTH_KEEPING &&
-        so_model_weight_bytes(e->m) >= WORTH_KEEPING_BYTES) {
+    bool worth =
+        e->o.keep_costs == SO_KEEP_ALL || so_model_weight_bytes(e->m) >= WORTH_KEEPING_BYTES;
+    if (dir && e->costs_key.len > 0 && e->n_new_costs >= WORTH_KEEPING && worth) {
         so_str key = so_buf_str(&e->costs_key);
         char *path = so_costs_path(dir, key);
-        if (so_costs_write(path, key, so_planner_curve(e->planner), &err) != SO_OK)
+        if (so_costs_write(path, key, so_planner_curve(e->planner), &e->records, &err) != SO_OK)
             so_log(SO_LOG_DEBUG, "costs of a pass are not kept: %s", err.msg);
         free(path);
     }
     free(dir);
     so_buf_free(&e->costs_key);
+    so_records_free(&e->records);
+}
+
+/* Two models in one set cannot be told apart. */
+static uint64_t id_of_model(const so_engine *e, const so_draft_set *s) {
+    int n = 0;
+    for (int i = 0; i < s->n_leaves; i++)
+        n += strcmp(s->leaves[i]->vt->name, "model") == 0;
+    return n == 1 ? e->draft_id : 0;
+}
+
+/* What is known of the set's drafters from other runs and other sets. */
+static void lend_records(so_engine *e, so_spec_set *set) {
+    char name[SO_RECORD_NAME];
+    for (int i = 0; i < set->drafters.n_leaves && i < SO_ESTIMATE_DRAFTERS; i++) {
+        const so_record *rec = NULL;
+        if (so_record_name(set->drafters.leaves[i], set->draft_id, name))
+            rec = so_records_find(&e->records, name);
+        if (rec)
+            so_record_lend(rec, &set->shared, i);
+    }
+}
+
+static void learn_records(so_engine *e, so_spec_set *set) {
+    char name[SO_RECORD_NAME];
+    for (int i = 0; i < set->drafters.n_leaves && i < SO_ESTIMATE_DRAFTERS; i++) {
+        const so_drafter *d = set->drafters.leaves[i];
+        if (set->shared.seen[i][0][SO_ESTIMATE_LEVELS].tested > 0 &&
+            so_record_name(d, set->draft_id, name))
+            so_record_learn(so_records_touch(&e->records, name), &set->shared, i,
+                            so_drafter_cost_ms(d));
+    }
 }
 
 void so_speculate_init(so_engine *e) {
@@ -88,7 +122,8 @@ void so_speculate_init(so_engine *e) {
     e->scratch = SO_NEW_N(double, 2 * n_vocab);
 }
 
-static void free_set(so_spec_set *set) {
+static void free_set(so_engine *e, so_spec_set *set) {
+    learn_records(e, set);
     so_draft_set_deinit(&set->drafters);
     free(set->text);
     free(set->jobs);
@@ -99,7 +134,7 @@ static void free_set(so_spec_set *set) {
 void so_speculate_deinit(so_engine *e) {
     for (so_spec_set *s = e->sets, *next; s; s = next) {
         next = s->next;
-        free_set(s);
+        free_set(e, s);
     }
     so_corpus_free(e->corpus);
     for (int i = 0; i < e->n_bundles; i++) {
@@ -183,7 +218,11 @@ static int make_model(so_engine *e, so_str file, so_drafter *inner, so_drafter *
     if (!m)
         return so_err_set(err, SO_EINVAL,
                           "needs a draft model: give --draft-model FILE or model(FILE)");
-    rc = check_draft(e, m, tok, err);
+    if (b)
+        rc = so_registry_admit(b->ck, so_model_hparams(e->m), e->tok, err);
+    if (rc == SO_OK)
+        rc = check_draft(e, m, tok, err);
+    e->draft_id = b ? so_registry_id(b->ck) : e->o.draft_id;
     if (rc != SO_OK)
         return so_err_prefix(err, "the draft does not fit the target");
     so_model_drafter_opts o = {.n_vocab = so_model_hparams(e->m)->n_vocab,
@@ -195,6 +234,8 @@ static int make_model(so_engine *e, so_str file, so_drafter *inner, so_drafter *
                                .kv_layout = e->o.kv_layout,
                                .n_pages = e->o.n_pages,
                                .prefix_cache = e->o.prefix_cache,
+                               .share = (double)so_model_weight_bytes(m) /
+                                        (double)SO_MAX(so_model_weight_bytes(e->m), (size_t)1),
                                .temp = e->o.draft_temp,
                                .p_min = e->o.draft_p_min};
     return so_model_drafter_create(m, &o, inner, out, err);
@@ -204,29 +245,16 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
                         so_drafter **out, so_err *err) {
     if (n->name == SO_SPEC_MODEL)
         return make_model(user, so_spec_file(s, n), inner, out, err);
-    if (n->name == SO_SPEC_AUTO)
-        return SO_ENOTFOUND; /* nothing is registered: lookup,ngram */
+    if (n->name == SO_SPEC_AUTO) {
+        so_engine *e = user;
+        return e->o.draft ? make_model(e, (so_str){0}, NULL, out, err) : SO_ENOTFOUND;
+    }
     if (n->name == SO_SPEC_UNIGRAM || n->name == SO_SPEC_BIGRAM)
         return so_err_set(
             err, SO_EINVAL,
             "needs a counted table: name its file in parentheses (`sooth count` makes "
             "one)");
     return so_err_set(err, SO_EUNSUPPORTED, "is not known to this version");
-}
-
-/* In `a,b` under the planner: guesses known to be hopeless make room for the next drafter's. They
- * are watched all the same, so that a drafter that has become good again is taken back. */
-static bool judge(void *user, const so_draft_job *job, const so_drafter *by) {
-    (void)user;
-    (void)by;
-    so_speculation *s = &((so_request *)job->request)->spec;
-    const so_proposal *p = &job->tree->proposals[0];
-    double chance =
-        so_estimate_get(s->estimate, p->drafter, 1, job->tree->nodes[p->child].accept, FIRST_GUESS);
-    if (s->length > 0 || chance >= HOPELESS || so_estimate_sure(s->estimate, p->drafter) < CERTAIN)
-        return true;
-    so_shadow_watch(s->shadow, job->tree);
-    return false;
 }
 
 /* The one drafter that no spec can name: the caller's own. */
@@ -253,13 +281,18 @@ static int make_set(so_engine *e, const so_spec *spec, char *text, so_err *err) 
         free(set);
         return rc;
     }
-    if (strcmp(set->drafters.root->vt->name, "first") == 0)
-        so_group_set_judge(set->drafters.root, judge, NULL);
+    set->staged = strcmp(set->drafters.root->vt->name, "first") == 0;
+    if (set->staged) {
+        so_group_set_judge(set->drafters.root, so_lengths_judge, e);
+        so_group_set_limit(set->drafters.root, so_lengths_limit, e);
+    }
     set->text = text;
     for (int i = 0; i < set->drafters.n_leaves; i++)
         set->draws |= set->drafters.leaves[i]->draws;
     set->jobs = SO_NEW_N(so_draft_job, e->o.n_parallel);
     set->owners = SO_NEW_N(so_request *, e->o.n_parallel);
+    set->draft_id = id_of_model(e, &set->drafters);
+    lend_records(e, set);
     set->next = e->sets;
     e->sets = set;
     return SO_OK;
@@ -278,7 +311,7 @@ static int limit_sets(so_engine *e, so_err *err) {
         return so_err_set(err, SO_ELIMIT, "requests with %d different drafters run: wait", n);
     so_spec_set *old = *unused;
     *unused = old->next;
-    free_set(old);
+    free_set(e, old);
     return SO_OK;
 }
 
@@ -390,6 +423,7 @@ void so_speculate_admit(so_request *r) {
 }
 
 void so_speculate_park(so_request *r) {
+    r->spec.n_read = 0;
     if (r->spec.estimate)
         so_drafter_park(r->spec.set->drafters.root, r->spec.state);
 }
@@ -416,51 +450,7 @@ static void set_room(so_request *r, int share) {
     s->depth = SO_MAX(0, SO_MIN(depth, s->max_nodes));
 }
 
-/* --- 2. lengths --- */
-
-/* The leaf whose cost and acceptance decide lengths: the dearest, the last among equals. */
-static const so_drafter *leading(const so_spec_set *set) {
-    const so_drafter *lead = set->drafters.leaves[0];
-    for (int i = 1; i < set->drafters.n_leaves; i++)
-        if (so_drafter_cost_ms(set->drafters.leaves[i]) >= so_drafter_cost_ms(lead))
-            lead = set->drafters.leaves[i];
-    return lead;
-}
-
-static void plan_lengths(so_engine *e, int other_rows, int n_trees) {
-    int n = 0, depths = e->o.max_draft;
-    so_plan_env env = {.max_rows = e->max_rows};
-    so_plan plan;
-    for (so_request *r = e->running; r; r = r->next) {
-        so_speculation *s = &r->spec;
-        if (!speculates(r) || s->length > 0 || s->depth == 0)
-            continue;
-        const so_drafter *lead = leading(s->set);
-        double cost = so_drafter_cost_ms(lead);
-        if (!(cost > 0) && !(s->set->draws && r->tree->max_rows > 0))
-            continue;
-        float *accept = e->chain_accept + (size_t)n * (size_t)depths;
-        for (int k = 0; k < s->depth; k++)
-            accept[k] = (float)so_estimate_get(s->estimate, lead->index, k + 1, -1, FIRST_GUESS);
-        e->plan_chains[n] = (so_plan_chain){
-            .accept = accept,
-            .max_len = s->depth,
-            .node_ms = e->check_ms[s->verify],
-            .sure = so_estimate_sure(s->estimate, lead->index),
-            .hopeful = so_estimate_hopeful(s->estimate, lead->index),
-        };
-        e->plan_owners[n++] = r;
-        env.step_ms = SO_MAX(env.step_ms, cost);
-    }
-    if (n == 0)
-        return;
-    env.other_rows = other_rows + n_trees - n;
-    so_planner_lengths(e->planner, e->plan_chains, n, &env, &plan);
-    for (int i = 0; i < n; i++)
-        e->plan_owners[i]->spec.depth = e->plan_chains[i].length;
-}
-
-/* --- 3. propose --- */
+/* --- 3. propose (2. is lengths.c) --- */
 
 static void add_job(so_request *r) {
     so_speculation *s = &r->spec;
@@ -525,9 +515,9 @@ static double propose(so_engine *e) {
 
 /* --- 4. choose --- */
 
-static void choose(so_engine *e, int other_rows, double draft_ms) {
+static void choose(so_engine *e, double draft_ms) {
     int n = 0;
-    so_plan_env env = {.other_rows = other_rows, .max_rows = e->max_rows, .draft_ms = draft_ms};
+    so_plan_env env = {.other_rows = e->other_rows, .max_rows = e->max_rows, .draft_ms = draft_ms};
     for (so_request *r = e->running; r; r = r->next) {
         if (!r->has_tree)
             continue;
@@ -553,21 +543,23 @@ static void choose(so_engine *e, int other_rows, double draft_ms) {
 }
 
 void so_speculate_step(so_engine *e) {
-    int n_spec = 0, n_trees = 0, other_rows = 0;
-    e->plan.n_requests = 0;
+    int n_spec = 0;
+    e->plan.n_requests = e->n_trees = e->other_rows = 0;
+    e->lengths_ms = 0;
     for (so_request *r = e->running; r; r = r->next) {
         n_spec += speculates(r);
-        n_trees += r->has_tree;
-        other_rows += r->n_chunk;
+        e->n_trees += r->has_tree;
+        e->other_rows += r->n_chunk;
     }
     if (n_spec == 0)
         return;
     for (so_request *r = e->running; r; r = r->next)
         if (speculates(r))
             set_room(r, e->max_guesses / n_spec);
-    plan_lengths(e, other_rows, n_trees);
+    so_lengths_plan(e);
     double draft_ms = e->info.draft_ms = propose(e);
-    choose(e, other_rows, draft_ms);
+    /* As planned, where it was: the clock's bad luck is nobody's fault (so_planner_observe). */
+    choose(e, e->lengths_ms > 0 ? SO_MIN(draft_ms, e->lengths_ms) : draft_ms);
 }
 
 void so_speculate_observe(so_engine *e, double pass_ms) {

@@ -69,7 +69,7 @@ static void slurp(const fixture *f, const char *name, so_buf *out) {
     free(path);
 }
 
-static void spill(const fixture *f, const char *name, const char *text) {
+__attribute__((unused)) static void spill(const fixture *f, const char *name, const char *text) {
     char *path = so_path_join(f->dir, name);
     FILE *file = fopen(path, "w");
     assert_non_null(file);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "draft/planner.h"
+#include "draft/record.h"
 #include "draft/shadow.h"
 
 /* Costs of imagined machines, in milliseconds. */
@@ -207,7 +208,12 @@ static void length_equals_brute_force(void **state) {
         float accept[12];
         for (int i = 0; i < 12; i++)
             accept[i] = i == 0 ? 1 : (float)dice_uniform(&d);
-        so_plan_chain chain = {accept, dice_below(&d, 13), dice_uniform(&d), 1, true, false, -1};
+        so_plan_chain chain = {.accept = accept,
+                               .max_len = dice_below(&d, 13),
+                               .node_ms = dice_uniform(&d),
+                               .sure = 1,
+                               .shadowed = true,
+                               .length = -1};
         so_plan_env env = {.max_rows = 64, .step_ms = dice_uniform(&d)};
         so_plan plan;
         so_planner_lengths(p, &chain, 1, &env, &plan);
@@ -311,7 +317,8 @@ static void odd_chances_are_harmless(void **state) {
     so_planner *p = so_planner_create(0);
     so_plan plan;
     float accept[] = {NAN, INFINITY, -1, 2};
-    so_plan_chain chain = {accept, 4, 0, 1, true, false, -1};
+    so_plan_chain chain = {
+        .accept = accept, .max_len = 4, .sure = 1, .shadowed = true, .length = -1};
     so_planner_lengths(p, &chain, 1, &(so_plan_env){.max_rows = 9}, &plan);
     assert_int_equal(chain.length, 0); /* no costs known: plain */
     teach(p, mild, 4);
@@ -335,6 +342,7 @@ typedef struct sim {
     int n_tokens, fixed;
     uint64_t seed;
     int answer; /* tokens of one request, after which another begins; 0: it is one */
+    so_estimate_shared *shared; /* what other requests showed; NULL: nothing */
     bool noisy; /* the clock shows what a shared machine shows; `ms` is kept without noise */
     /* results */
     double ms;
@@ -440,12 +448,13 @@ static void simulate_fixed(sim *s) {
 }
 
 static void simulate(sim *s) {
-    static so_estimate_shared shared;
+    static so_estimate_shared nothing;
     static so_shadow shadow;
     static so_estimate e;
-    memset(&shared, 0, sizeof shared);
+    memset(&nothing, 0, sizeof nothing);
     memset(&shadow, 0, sizeof shadow);
-    so_estimate_init(&e, &shared);
+    so_estimate_shared *shared = s->shared ? s->shared : &nothing;
+    so_estimate_init(&e, shared);
     so_planner *p = so_planner_create(0);
     s->ms = 0;
     s->n_passes = s->n_probes = 0;
@@ -455,7 +464,7 @@ static void simulate(sim *s) {
         run_round(s, p, &e, &shadow, &at);
         if (s->answer > 0 && at - begin >= s->answer) {
             memset(&shadow, 0, sizeof shadow);
-            so_estimate_init(&e, &shared);
+            so_estimate_init(&e, shared);
             begin = at;
         }
     }
@@ -600,6 +609,88 @@ static void turns_are_followed(void **state) {
     }
 }
 
+/* What a drafter that is right with probability alpha leaves after 400 tokens, lent to the next. */
+static so_estimate_shared *lent_after(quality *alpha, uint64_t seed) {
+    static so_estimate_shared shared;
+    static so_record rec;
+    memset(&shared, 0, sizeof shared);
+    memset(&rec, 0, sizeof rec);
+    sim s = {.t = flat, .alpha = alpha, .n_tokens = 400, .shared = &shared, .seed = seed};
+    simulate(&s);
+    so_record_learn(&rec, &shared, 0, 1);
+    memset(&shared, 0, sizeof shared);
+    so_record_lend(&rec, &shared, 0);
+    return &shared;
+}
+
+/* Acceptance that was kept from another run: one that was good is used from the second pass on (the
+ * first shows what passes cost), one that no longer holds is dropped, or taken up, within 32
+ * tokens. */
+static void kept_acceptance_is_a_prior(void **state) {
+    (void)state;
+    enum { SEEDS = 40 };
+    int start[3 * SEEDS], drop[3 * SEEDS], back[3 * SEEDS], n = 0;
+    cost *const machines[] = {flat, mild, steps};
+    double waste = 0;
+    for (int m = 0; m < 3; m++)
+        for (uint64_t seed = 0; seed < SEEDS; seed++, n++) {
+            sim s = {.t = machines[m], .draft_ms = 1, .seed = 900 + seed, .n_tokens = 200};
+            s.alpha = nearly;
+            s.shared = lent_after(nearly, seed);
+            simulate(&s);
+            start[n] = s.first_spec_after < 0 ? 1000 : s.first_spec_after;
+            s.alpha = never;
+            s.shared = lent_after(nearly, seed);
+            s.mark = 1;
+            simulate(&s);
+            drop[n] = s.first_plain_after < 0 ? 1000 : s.first_plain_after;
+            waste += s.ms / (200 * s.t(1)) - 1;
+            s.alpha = nearly;
+            s.shared = lent_after(hardly, seed);
+            simulate(&s);
+            back[n] = s.first_spec_after < 0 ? 1000 : s.first_spec_after;
+        }
+    printf("kept acceptance:");
+    sort_and_print("used", start, n);
+    sort_and_print("dropped", drop, n);
+    sort_and_print("taken back", back, n);
+    printf(", waste %.1f %% of 200 tokens\n", 100 * waste / n);
+    assert_in_range(start[n - 1], 0, 1);
+    assert_in_range(drop[n - 1], 0, 32);
+    assert_in_range(back[n - 1], 0, 32);
+    assert_true(waste / n < 0.12);
+}
+
+/* Text to read before the first guess is weighed against what is left of the answer, and risked
+ * whole by a drafter that nobody knows. */
+static void reading_is_an_investment(void **state) {
+    (void)state;
+    so_planner *p = so_planner_create(0);
+    teach(p, mild, 40);
+    float good[8];
+    for (int i = 0; i < 8; i++)
+        good[i] = 0.8f;
+    so_plan_env env = {.max_rows = 64, .step_ms = 0.4};
+    so_plan plan;
+    static const struct {
+        double sure, once_ms, horizon;
+        bool drafts;
+    } cases[] = {{0.95, 0, 0, true},       {0.95, 50, 128, true}, {0.95, 50, 2, false},
+                 {0.95, 4000, 128, false}, {0, 0, 128, true},     {0, 50, 128, false}};
+    for (size_t i = 0; i < SO_LEN(cases); i++) {
+        so_plan_chain c = {.accept = good,
+                           .max_len = 8,
+                           .sure = cases[i].sure,
+                           .once_ms = cases[i].once_ms,
+                           .horizon = cases[i].horizon};
+        so_planner_lengths(p, &c, 1, &env, &plan);
+        if ((c.length > 0) != cases[i].drafts)
+            fail_msg("case %zu: length %d", i, c.length);
+        assert_true((so_planner_worth(p, &c, 1, &env) > 1) == cases[i].drafts);
+    }
+    so_planner_free(p);
+}
+
 /* Eight requests share one pass: the budget goes to the ones that use it. */
 static void budget_goes_where_it_pays(void **state) {
     (void)state;
@@ -610,7 +701,8 @@ static void budget_goes_where_it_pays(void **state) {
         good[i] = 0.9f, bad[i] = 0.05f;
     so_plan_chain chains[8];
     for (int i = 0; i < 8; i++)
-        chains[i] = (so_plan_chain){i % 2 ? good : bad, 8, 0, 1, true, false, 0};
+        chains[i] = (so_plan_chain){
+            .accept = i % 2 ? good : bad, .max_len = 8, .sure = 1, .shadowed = true};
     so_plan plan;
     so_planner_lengths(p, chains, 8, &(so_plan_env){.max_rows = 64}, &plan);
     for (int i = 0; i < 8; i++)
@@ -629,7 +721,8 @@ static void probes_take_turns(void **state) {
     int probed[3] = {0}, n_probes = 0;
     for (int step = 0; step < 300; step++) {
         for (int i = 0; i < 3; i++)
-            chains[i] = (so_plan_chain){bad, 4, 0.5, 1, i == 2, false, 0};
+            chains[i] = (so_plan_chain){
+                .accept = bad, .max_len = 4, .node_ms = 0.5, .sure = 1, .shadowed = i == 2};
         so_plan plan;
         so_planner_lengths(p, chains, 3, &(so_plan_env){.max_rows = 64}, &plan);
         for (int i = 0; i < 3; i++)
@@ -659,6 +752,8 @@ int main(void) {
         cmocka_unit_test(close_to_the_best_fixed_length),
         cmocka_unit_test(short_answers_are_planned_well),
         cmocka_unit_test(turns_are_followed),
+        cmocka_unit_test(kept_acceptance_is_a_prior),
+        cmocka_unit_test(reading_is_an_investment),
         cmocka_unit_test(budget_goes_where_it_pays),
         cmocka_unit_test(probes_take_turns),
     };

@@ -1,0 +1,146 @@
+/* How deep to draft where drafting costs time or draws tokens, and whose guesses to take.
+ *
+ * A set that is one drafter, or several merged, gets its lengths before it is asked. In a set of
+ * the form `a,b` the free drafters are asked first, at any depth; then, for each request,
+ *
+ *   judge   are these guesses worth more than what the drafter behind them is expected to give? If
+ *           not they are dropped (and watched: shadow.h), and the next one is asked
+ *   limit   how deep the drafter that costs may go for the requests that came to it; 0 is usual
+ *
+ * Both see estimates and contexts, never drawn tokens (rule of sight). What a draft model has not
+ * read of a text must be read before it can guess: so_speculation.n_read counts what it has, as if
+ * nothing were shared with other requests. Engine thread. */
+#include "engine/impl.h"
+
+/* What to think of a model's guesses before the first was tested, and of dropped drafters. */
+static const double FIRST_GUESS = 0.7, HOPELESS = 0.15, CERTAIN = 0.8;
+enum { FAR = 128, PROMPT_ROWS = 256 }; /* tokens: a usual answer; a usual chunk of a prompt */
+
+static double target_read_ms(const so_engine *e) {
+    return so_curve_ms(so_planner_curve(e->planner), PROMPT_ROWS) / PROMPT_ROWS;
+}
+
+/* accept: [depth], filled. */
+static so_plan_chain chain_of(const so_engine *e, const so_request *r, const so_drafter *lead,
+                              int depth, float *accept) {
+    const so_speculation *s = &r->spec;
+    for (int k = 0; k < depth; k++)
+        accept[k] = (float)so_estimate_get(s->estimate, lead->index, k + 1, -1, FIRST_GUESS);
+    return (so_plan_chain){
+        .accept = accept,
+        .max_len = depth,
+        .node_ms = e->check_ms[s->verify],
+        .once_ms = so_drafter_read_ms(lead, target_read_ms(e)) * (r->n_tokens - 1 - s->n_read),
+        .horizon = SO_MIN(r->max_len - r->n_tokens, FAR),
+        .sure = so_estimate_sure(s->estimate, lead->index),
+        .hopeful = so_estimate_hopeful(s->estimate, lead->index),
+    };
+}
+
+/* Lets the planner decide the n chains of plan_chains and plan_owners; adds to lengths_ms what
+ * drafting will take. */
+static void decide(so_engine *e, int n, double step_ms) {
+    so_plan_env env = {
+        .max_rows = e->max_rows, .other_rows = e->other_rows + e->n_trees - n, .step_ms = step_ms};
+    so_plan plan;
+    int depth = 0;
+    if (n == 0)
+        return;
+    so_planner_lengths(e->planner, e->plan_chains, n, &env, &plan);
+    for (int i = 0; i < n; i++) {
+        const so_plan_chain *c = &e->plan_chains[i];
+        if (c->length == 0)
+            continue;
+        depth = SO_MAX(depth, c->length);
+        e->lengths_ms += c->once_ms;
+        e->plan_owners[i]->spec.n_read = e->plan_owners[i]->n_tokens;
+    }
+    e->lengths_ms += depth * step_ms;
+}
+
+void so_lengths_plan(so_engine *e) {
+    int n = 0, depths = e->o.max_draft;
+    double step_ms = 0;
+    for (so_request *r = e->running; r; r = r->next) {
+        so_speculation *s = &r->spec;
+        if (!r->has_tree || !s->estimate || s->set->staged || s->length > 0 || s->depth == 0)
+            continue;
+        const so_drafter *lead = so_drafter_leading(s->set->drafters.root);
+        if (!(so_drafter_cost_ms(lead) > 0) && !(s->set->draws && r->tree->max_rows > 0))
+            continue;
+        e->plan_chains[n] =
+            chain_of(e, r, lead, s->depth, e->chain_accept + (size_t)n * (size_t)depths);
+        e->plan_owners[n++] = r;
+        step_ms = SO_MAX(step_ms, so_drafter_cost_ms(lead));
+    }
+    decide(e, n, step_ms);
+    for (int i = 0; i < n; i++)
+        e->plan_owners[i]->spec.depth = e->plan_chains[i].length;
+}
+
+static bool is_limited(const so_draft_job *job, const so_drafter *member) {
+    const so_request *r = job->request;
+    return r->spec.length == 0 && job->max_depth > 0 &&
+           (so_drafter_cost_ms(member) > 0 || (member->draws && r->tree->max_rows > 0));
+}
+
+void so_lengths_limit(void *user, so_draft_job *jobs, int n_jobs, const so_drafter *member) {
+    so_engine *e = user;
+    const so_drafter *lead = so_drafter_leading(member);
+    int n = 0;
+    for (int i = 0; i < n_jobs; i++)
+        if (is_limited(&jobs[i], member)) {
+            so_request *r = jobs[i].request;
+            e->plan_chains[n] = chain_of(e, r, lead, SO_MIN(jobs[i].max_depth, e->o.max_draft),
+                                         e->chain_accept + (size_t)n * (size_t)e->o.max_draft);
+            e->plan_owners[n++] = r;
+        }
+    decide(e, n, so_drafter_cost_ms(lead));
+    n = 0;
+    for (int i = 0; i < n_jobs; i++)
+        if (is_limited(&jobs[i], member))
+            jobs[i].max_depth = e->plan_chains[n++].length;
+}
+
+/* The first chain of a tree, as the estimates see it. */
+static int chain_chances(const so_request *r, float *out, int cap) {
+    float accept[SO_TREE_MAX];
+    int n = 0;
+    so_estimate_tree(r->spec.estimate, r->tree, accept);
+    for (int node = 0; n < cap && r->tree->nodes[node].first >= 0;) {
+        node = r->tree->proposals[r->tree->nodes[node].first].child;
+        out[n++] = accept[node];
+    }
+    return n;
+}
+
+/* Whether the drafter that costs is expected to gain more than the free guesses in the tree. */
+static bool is_outdone(const so_engine *e, const so_request *r, const so_drafter *by) {
+    const so_drafter *lead = so_drafter_leading(r->spec.set->drafters.root);
+    float free_chances[SO_TREE_MAX], accept[SO_TREE_MAX];
+    if (lead == by || !(so_drafter_cost_ms(lead) > 0))
+        return false;
+    so_plan_env env = {.max_rows = e->max_rows, .other_rows = e->other_rows};
+    so_plan_chain have = {.accept = free_chances,
+                          .max_len = chain_chances(r, free_chances, SO_TREE_MAX),
+                          .node_ms = e->check_ms[r->spec.verify],
+                          .sure = so_estimate_sure(r->spec.estimate, by->index)};
+    so_plan_chain want = chain_of(e, r, lead, SO_MIN(r->spec.depth, SO_TREE_MAX - 1), accept);
+    double now = so_planner_worth(e->planner, &have, e->n_trees, &env);
+    env.step_ms = so_drafter_cost_ms(lead);
+    return so_planner_worth(e->planner, &want, e->n_trees, &env) > now;
+}
+
+/* They are watched all the same, so that a drafter that has become good again is taken back. */
+bool so_lengths_judge(void *user, const so_draft_job *job, const so_drafter *by) {
+    so_request *r = job->request;
+    so_speculation *s = &r->spec;
+    const so_proposal *p = &job->tree->proposals[0];
+    double chance =
+        so_estimate_get(s->estimate, p->drafter, 1, job->tree->nodes[p->child].accept, FIRST_GUESS);
+    bool hopeless = chance < HOPELESS && so_estimate_sure(s->estimate, p->drafter) >= CERTAIN;
+    if (s->length > 0 || !(hopeless || is_outdone(user, r, by)))
+        return true;
+    so_shadow_watch(s->shadow, job->tree);
+    return false;
+}

@@ -1,0 +1,154 @@
+/* `--spec auto` with drafts that are registered: found, used, refused and remembered, as a user
+ * sees it. The target is deep and says what the draft says, so that speculation pays. */
+#include "rig.h"
+
+#include <sys/stat.h>
+
+#include "base/sha256.h"
+
+enum { DEEP = 160 };
+#define RUN "sooth run -m deep.gguf -p hello --ignore-eos -n 96 --temp 0 "
+
+static so_draft_for key;
+
+static void write_models(const fixture *f) {
+    so_gguf *g = NULL;
+    so_err err = {0};
+    so_sha256 h;
+    char *deep = so_path_join(f->dir, "deep.gguf"), *draft = so_path_join(f->dir, "draft.gguf");
+    so_tiny_write(deep, &(so_tiny_opts){.layers = DEEP, .idle = true});
+    SO_OK_OR_FAIL(so_gguf_open(deep, &g, &err), err);
+    const so_gguf_kv *kv = so_gguf_find(g, "tokenizer.ggml.tokens");
+    key = (so_draft_for){.name = "deep", .d_model = 64, .n_layers = DEEP};
+    so_sha256_init(&h);
+    for (uint64_t i = 0; i < kv->n; i++) {
+        so_sha256_add(&h, "", i > 0);
+        so_sha256_add(&h, kv->strings[i].ptr, kv->strings[i].len);
+    }
+    so_sha256_hex(&h, key.vocab);
+    so_gguf_close(g);
+    so_tiny_write(draft, &(so_tiny_opts){.registered = &key});
+    free(deep);
+    free(draft);
+}
+
+static int open_models(void **state) {
+    open_fixture(state);
+    write_models(*state);
+    return 0;
+}
+
+static double number_at(const json_t *o, const char *object, const char *name) {
+    const json_t *v = json_object_get(json_object_get(o, object), name);
+    return json_number_value(v);
+}
+
+/* Greedy and sampled, found and named: the text is plain decoding's, and the draft is used. */
+static void test_found_and_used(void **state) {
+    fixture *f = *state;
+    static const char *const ways[] = {"", "--spec auto", "--spec model", "-md draft.gguf",
+                                       "--spec auto -md draft.gguf"};
+    for (int temp = 0; temp < 2; temp++) {
+        const char *sampling = temp ? "--temp 0.7 --seed 5 " : "";
+        char line[300];
+        snprintf(line, sizeof line, RUN "--no-spec --json %s", sampling);
+        json_t *plain = json_of(f, line);
+        for (size_t i = 0; i < SO_LEN(ways); i++) {
+            snprintf(line, sizeof line, RUN "--json %s %s", sampling, ways[i]);
+            json_t *o = json_of(f, line);
+            assert_true(json_equal(json_object_get(o, "tokens"), json_object_get(plain, "tokens")));
+            if (number_at(o, "timings", "draft_n_accepted") < 8)
+                fail_msg("%s: %s", line, json_dumps(o, 0));
+            json_decref(o);
+        }
+        json_decref(plain);
+    }
+}
+
+/* What was learned is kept: the next run drafts from its second pass on. A file that lies is no
+ * worse than none: the text is the same. */
+static void test_second_run_starts_at_once(void **state) {
+    fixture *f = *state;
+    expect(f, 0, "", "rm -rf cache && " RUN);
+    expect(f, 0, "", RUN);
+    ran r = run(f, "cat cache/sooth/costs/*.txt");
+    assert_int_equal(strncmp(text_of(&r.out), "sooth costs 2\n", 14), 0);
+    assert_non_null(strstr(text_of(&r.out), "\ndrafter model "));
+    done(&r);
+    r = run(f, RUN "--view=rounds --no-color");
+    assert_int_equal(r.status, 0);
+    const char *second = strstr(text_of(&r.out), "\n   2  ");
+    assert_non_null(second);
+    assert_non_null(strchr(second, '{')); /* a guess that stood, in the second pass */
+    assert_true(strchr(second, '{') < strchr(second + 1, '\n'));
+    done(&r);
+    ran plain = run(f, RUN "--no-spec");
+    static const char *const lies[] = {
+        "sed -i 's/^\\([0-9]* [0-9]*\\) [0-9.]* \\([0-9.]*\\)$/\\1 0 \\2/'", /* never accepted */
+        "sed -i 's/^drafter model .*/drafter model zzzz 1/'",
+        "truncate -s -3",
+        "cp /dev/null",
+    };
+    for (size_t i = 0; i < SO_LEN(lies); i++) {
+        char line[400];
+        snprintf(line, sizeof line, "%s cache/sooth/costs/*.txt && " RUN, lies[i]);
+        r = run(f, "%s", line);
+        assert_int_equal(r.status, 0);
+        assert_string_equal(text_of(&r.out), text_of(&plain.out));
+        done(&r);
+    }
+    done(&plain);
+}
+
+/* Named and unfit: exit 1, and why. Found and unfit: a line for those who ask, and an answer. */
+static void test_misfits(void **state) {
+    fixture *f = *state;
+    so_draft_for other = key;
+    char *path = so_path_join(f->dir, "wrong.gguf"), *last = so_path_join(f->dir, "draft.gguf");
+    other.n_layers = 7;
+    snprintf(other.name, sizeof other.name, "seven");
+    so_tiny_write(path, &(so_tiny_opts){.registered = &other});
+    expect(f, 1, "registered for 'seven'", RUN "-md wrong.gguf");
+    expect(f, 1, "registered for 'seven'", RUN "--spec 'model(wrong.gguf)'");
+    expect(f, 1, "registered for 'seven'", RUN "--spec auto -md wrong.gguf");
+    expect(f, 1, "not here", RUN "-md smollm2");
+    so_tiny_write(path, &(so_tiny_opts){.registered = &key, .other_vocab = true});
+    expect(f, 1, "in the target and", RUN "-md wrong.gguf"); /* it lies about its vocabulary */
+    unlink(last);
+    expect(f, 0, "in the target and", RUN "-v -v"); /* … which matters only where it was named */
+    so_tiny_write(path, &(so_tiny_opts){.registered = &other});
+    expect(f, 0, "is passed over", RUN "-v -v");
+    ran r = run(f, RUN);
+    assert_int_equal(r.status, 0);
+    assert_null(strstr(text_of(&r.err), "wrong.gguf"));
+    done(&r);
+    expect(f, 2, "none is registered", RUN "--spec model");
+    expect(f, 0, "is passed over", "head -c 3000 wrong.gguf > cut.gguf && " RUN "-v -v");
+    unlink(path);
+    free(path);
+    free(last);
+    write_models(f);
+}
+
+/* Of two, each is tried once; then the better one serves. */
+static void test_the_better_of_two(void **state) {
+    fixture *f = *state;
+    char *path = so_path_join(f->dir, "a-worse.gguf");
+    so_tiny_write(path, &(so_tiny_opts){.layers = 6, .registered = &key}); /* says other things */
+    expect(f, 0, "draft model: ./a-worse.gguf", "rm -rf cache && " RUN "-v");
+    expect(f, 0, "draft model: ./draft.gguf", RUN "-v");
+    for (int i = 0; i < 3; i++)
+        expect(f, 0, "draft model: ./draft.gguf", RUN "-v");
+    unlink(path);
+    free(path);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_found_and_used),
+        cmocka_unit_test(test_second_run_starts_at_once),
+        cmocka_unit_test(test_misfits),
+        cmocka_unit_test(test_the_better_of_two),
+    };
+    return cmocka_run_group_tests(tests, open_models, close_fixture);
+}
