@@ -40,8 +40,21 @@ enum { SO_KV_PAGE = 32 }; /* positions per page */
 typedef struct so_kv_shape {
     int n_layers, n_heads_kv, head_dim;
     int n_pages;
-    so_dtype dtype; /* SO_DTYPE_F16 or SO_DTYPE_F32 */
+    so_dtype dtype;
 } so_kv_shape;
+
+/* The types that a cache may have. What is stored is rounded to it, so each type is a model of its
+ * own: equal caches give equal bits, whatever the batch, the level and the layout. */
+#define SO_KV_DTYPES "F16, F32 and Q8_0"
+static inline bool so_kv_dtype_ok(so_dtype t) {
+    return t == SO_DTYPE_F16 || t == SO_DTYPE_F32 || t == SO_DTYPE_Q8_0;
+}
+
+/* Bytes of K, or V, of one head at one position; the last block of a head is stored whole. */
+static inline size_t so_kv_entry_bytes(so_dtype t, int64_t head_dim) {
+    int64_t block = so_dtype_get((int)t)->block_len;
+    return so_dtype_row_bytes(t, (head_dim + block - 1) / block * block);
+}
 
 /* What one row sees in attention. A sequence keeps its entries in slots; slot s of a sequence lies
  * in page pages[page_off + s / SO_KV_PAGE] at place s % SO_KV_PAGE. The row at logical position

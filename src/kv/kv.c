@@ -29,8 +29,8 @@
 #include "kv/impl.h"
 
 static int check_shape(const so_kv_shape *s, so_err *err) {
-    if (s->dtype != SO_DTYPE_F16 && s->dtype != SO_DTYPE_F32)
-        return so_err_set(err, SO_EINVAL, "KV cache type %d: only F16 and F32 are supported",
+    if (!so_kv_dtype_ok(s->dtype))
+        return so_err_set(err, SO_EINVAL, "KV cache type %d: only " SO_KV_DTYPES " are supported",
                           (int)s->dtype);
     if (s->n_layers < 1 || s->n_heads_kv < 1 || s->head_dim < 1)
         return so_err_set(err, SO_EINVAL, "KV cache of %d layers, %d heads, head size %d",
@@ -117,7 +117,7 @@ int so_kv_available_pages(const so_kv *kv) { return so_kv_free_pages(kv) + so_kv
 
 size_t so_kv_bytes_per_token(const so_kv_shape *s) {
     return 2 * (size_t)s->n_layers * (size_t)s->n_heads_kv *
-           so_dtype_row_bytes(s->dtype, s->head_dim);
+           so_kv_entry_bytes(s->dtype, s->head_dim);
 }
 
 /* Pages. */

@@ -46,7 +46,7 @@ so_kv_layout so_kv_get_layout(const so_kv *kv);
 int so_kv_free_pages(const so_kv *kv);
 int so_kv_idle_pages(const so_kv *kv);
 int so_kv_available_pages(const so_kv *kv);
-/* Bytes one position takes, K and V, all layers: 2·n_layers·n_heads_kv·head_dim·size. */
+/* Bytes one position takes, K and V, all layers: 2·n_layers·n_heads_kv·so_kv_entry_bytes. */
 size_t so_kv_bytes_per_token(const so_kv_shape *shape);
 /* Pages that hold n positions. */
 static inline int so_kv_pages_for(int n) { return (n + SO_KV_PAGE - 1) / SO_KV_PAGE; }

@@ -168,41 +168,78 @@ static void attend(scene *z, const so_attn_row *rows, const int *numbers, int n,
     free(q);
 }
 
+/* A head as a Q8_0 cache holds it, or as queries meet one: blocks of 32, what is left a shorter
+ * one.
+ */
+static void round_q8(const float *x, int d, bool half, double *out) {
+    for (int e = 0; e < d; e += 32) {
+        float max = 0;
+        int n = SO_MIN(32, d - e);
+        for (int i = e; i < e + n; i++)
+            max = fmaxf(max, fabsf(x[i]));
+        float scale = max / 127.0f, inverse = 127.0f / max;
+        if (half) {
+            scale = so_f16_to_f32(so_f32_to_f16(scale));
+            inverse = 1.0f / scale;
+        }
+        for (int i = e; i < e + n; i++)
+            out[i] =
+                max > 0 ? fmin(127, fmax(-127, nearbyint((double)(x[i] * inverse)))) * (double)scale
+                        : 0;
+    }
+}
+
+/* A head of an entry as the cache holds it. */
+static void round_entry(const shape *s, const float *x, double *out) {
+    if (s->dtype == SO_DTYPE_Q8_0)
+        round_q8(x, s->d, true, out);
+    for (int i = 0; i < s->d && s->dtype != SO_DTYPE_Q8_0; i++)
+        out[i] = s->dtype == SO_DTYPE_F16 ? so_f16_to_f32(so_f32_to_f16(x[i])) : x[i];
+}
+
+static void round_query(const shape *s, const float *x, double *out) {
+    float scaled[128] = {0};
+    for (int i = 0; i < s->d; i++)
+        scaled[i] = x[i] * scale_of(s), out[i] = scaled[i];
+    if (s->dtype == SO_DTYPE_Q8_0)
+        round_q8(scaled, s->d, false, out);
+}
+
+/* One head of what the row at position pos must give, from its query; begin … pos are seen. */
+static void reference_head(const shape *s, const float *q, int kv_off, int begin, int pos,
+                           const int *entries, double *out) {
+    double x[128], kv[128], max = -INFINITY, sum = 0, *score = SO_NEW_N(double, pos + 1);
+    round_query(s, q, x);
+    for (int p = begin; p <= pos; p++) {
+        round_entry(s, entry(s, 1, entries[p]) + kv_off, kv);
+        score[p] = 0;
+        for (int i = 0; i < s->d; i++)
+            score[p] += x[i] * kv[i];
+        max = fmax(max, score[p]);
+    }
+    for (int i = 0; i < s->d; i++)
+        out[i] = 0;
+    for (int p = begin; p <= pos; p++) {
+        double w = exp(score[p] - max);
+        sum += w;
+        round_entry(s, entry(s, 2, entries[p]) + kv_off, kv);
+        for (int i = 0; i < s->d; i++)
+            out[i] += w * kv[i];
+    }
+    for (int i = 0; i < s->d; i++)
+        out[i] /= sum;
+    free(score);
+}
+
 /* What the row at position pos must give; entries[p] is the entry at position p. */
 static void reference(const shape *s, int number, int pos, const int *entries, double *out) {
     float *q = SO_NEW_N(float, s->heads * s->d);
-    double *score = SO_NEW_N(double, pos + 1);
     int begin = s->window && pos >= s->window ? pos - s->window + 1 : 0;
-    bool half = s->dtype == SO_DTYPE_F16;
     query(s, number, q);
-    for (int h = 0; h < s->heads; h++) {
-        int kv_off = h / (s->heads / s->heads_kv) * s->d;
-        double max = -INFINITY, sum = 0;
-        for (int p = begin; p <= pos; p++) {
-            const float *kv = entry(s, 1, entries[p]);
-            score[p] = 0;
-            for (int i = 0; i < s->d; i++) {
-                float k = half ? so_f16_to_f32(so_f32_to_f16(kv[kv_off + i])) : kv[kv_off + i];
-                score[p] += (double)q[h * s->d + i] * (double)k * (double)scale_of(s);
-            }
-            max = fmax(max, score[p]);
-        }
-        for (int i = 0; i < s->d; i++)
-            out[h * s->d + i] = 0;
-        for (int p = begin; p <= pos; p++) {
-            double w = exp(score[p] - max);
-            sum += w;
-            const float *kv = entry(s, 2, entries[p]);
-            for (int i = 0; i < s->d; i++) {
-                float v = half ? so_f16_to_f32(so_f32_to_f16(kv[kv_off + i])) : kv[kv_off + i];
-                out[h * s->d + i] += w * (double)v;
-            }
-        }
-        for (int i = 0; i < s->d; i++)
-            out[h * s->d + i] /= sum;
-    }
+    for (int h = 0; h < s->heads; h++)
+        reference_head(s, q + h * s->d, h / (s->heads / s->heads_kv) * s->d, begin, pos, entries,
+                       out + h * s->d);
     free(q);
-    free(score);
 }
 
 static void assert_close(const shape *s, int pos, const float *got, const double *want) {
@@ -231,6 +268,13 @@ static const shape shapes[] = {
     {3, 1, 7, SO_DTYPE_F16, 0, 4},   {2, 2, 33, SO_DTYPE_F32, 20, 4},
     {2, 1, 64, SO_DTYPE_F16, 33, 4}, {2, 1, 64, SO_DTYPE_F16, 32, 4},
     {1, 1, 1, SO_DTYPE_F16, 1, 4},   {9, 3, 80, SO_DTYPE_F16, 64, 4},
+};
+
+/* Blocks of 32 that end with the head, and such that do not. */
+static const shape shapes_q8[] = {
+    {4, 2, 32, SO_DTYPE_Q8_0, 0, 4},  {3, 1, 7, SO_DTYPE_Q8_0, 0, 4},
+    {2, 1, 64, SO_DTYPE_Q8_0, 33, 4}, {1, 1, 1, SO_DTYPE_Q8_0, 1, 4},
+    {9, 3, 80, SO_DTYPE_Q8_0, 64, 4}, {2, 2, 128, SO_DTYPE_Q8_0, 0, 4},
 };
 
 /* ---- a chain ---- */
@@ -265,6 +309,8 @@ static void chains(void **state) {
     so_backend *b = cpu(1, SO_CPU_SCALAR);
     for (size_t i = 0; i < SO_LEN(shapes); i++)
         chain_at(b, &shapes[i], contexts, SO_LEN(contexts));
+    for (size_t i = 0; i < SO_LEN(shapes_q8); i++)
+        chain_at(b, &shapes_q8[i], contexts, SO_LEN(contexts));
     so_backend_free(b);
 }
 
@@ -275,6 +321,8 @@ static void long_chains(void **state) {
     shape s = {2, 1, 8, SO_DTYPE_F16, 0, 130};
     chain_at(b, &s, contexts, SO_LEN(contexts));
     s.window = 1000, s.dtype = SO_DTYPE_F32;
+    chain_at(b, &s, contexts, SO_LEN(contexts));
+    s.window = 0, s.dtype = SO_DTYPE_Q8_0;
     chain_at(b, &s, contexts, SO_LEN(contexts));
     so_backend_free(b);
 }
@@ -432,12 +480,24 @@ static void trees(void **state) {
         fail_msg("the hash is %#llx", (unsigned long long)hash);
 }
 
+static void trees_q8(void **state) {
+    (void)state;
+    static const int prefixes[2][3] = {{0, 31, 33}, {1, 32, 50}};
+    uint64_t hash = 0;
+    for (size_t i = 0; i < SO_LEN(shapes_q8); i++)
+        hash = hash * 31 + levels_agree(&shapes_q8[i], prefixes[i % 2], 3, (int)i);
+    if (hash != 0x31d45fee441308c0u) /* as above */
+        fail_msg("the hash is %#llx", (unsigned long long)hash);
+}
+
 /* Trees over the border of a chunk: single rows are split there, bundles of rows are not. */
 static void chunks(void **state) {
     (void)state;
     static const shape wide[] = {{9, 3, 64, SO_DTYPE_F16, 0, 10},
                                  {2, 1, 80, SO_DTYPE_F32, 150, 10},
-                                 {4, 4, 23, SO_DTYPE_F16, 0, 10}};
+                                 {4, 4, 23, SO_DTYPE_F16, 0, 10},
+                                 {9, 3, 64, SO_DTYPE_Q8_0, 0, 10},
+                                 {4, 2, 40, SO_DTYPE_Q8_0, 150, 10}};
     static const int prefixes[] = {SO_ATTN_CHUNK - 3, 2 * SO_ATTN_CHUNK - 6};
     for (size_t i = 0; i < SO_LEN(wide); i++)
         levels_agree(&wide[i], prefixes, SO_LEN(prefixes), (int)i);
@@ -448,7 +508,7 @@ static void bad_stores(void **state) {
     so_backend *b = cpu(1, SO_CPU_SCALAR);
     so_kv_store *store = NULL;
     so_err err = {0};
-    so_kv_shape s = {1, 1, 64, 1, SO_DTYPE_Q8_0};
+    so_kv_shape s = {1, 1, 64, 1, SO_DTYPE_Q4_0};
     assert_int_equal(b->vt->kv_create(b, &s, &store, &err), SO_ERANGE);
     s = (so_kv_shape){60000, 60000, 1024, INT32_MAX, SO_DTYPE_F16};
     assert_int_equal(b->vt->kv_create(b, &s, &store, &err), SO_ENOMEM);
@@ -461,8 +521,8 @@ static void bad_stores(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chains), cmocka_unit_test(long_chains), cmocka_unit_test(trees),
-        cmocka_unit_test(chunks), cmocka_unit_test(bad_stores),
+        cmocka_unit_test(chains),   cmocka_unit_test(long_chains), cmocka_unit_test(trees),
+        cmocka_unit_test(trees_q8), cmocka_unit_test(chunks),      cmocka_unit_test(bad_stores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

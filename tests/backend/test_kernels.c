@@ -134,6 +134,10 @@ static void quantize_at(const so_kernels *k) {
         assert_bits("quantize256 d", &c[i].d, &c_want[i].d, 1);
         assert_memory_equal(c[i].sum16, c_want[i].sum16, sizeof c[i].sum16 + sizeof c[i].sum32);
     }
+    for (int i = 0; i < N; i += 32) {
+        assert_int_equal(k->entry_q8(x + i, q + i), so_kernels_scalar.entry_q8(x + i, q_want + i));
+        assert_memory_equal(q + i, q_want + i, 32);
+    }
     for (int i = 0; i < N; i++)
         assert_int_not_equal(q[i], -128);
     free(x);
@@ -143,6 +147,28 @@ static void quantize_at(const so_kernels *k) {
     free(b_want);
     free(c);
     free(c_want);
+}
+
+/* Entries of a Q8_0 cache: the scale is a half, and values are rounded by it as it is. */
+static void entry_rules(void **state) {
+    (void)state;
+    float x[32] = {0};
+    int8_t q[32];
+    assert_int_equal(so_kernels_scalar.entry_q8(x, q), 0);
+    x[0] = 127.0f, x[1] = -2.5f, x[2] = 3.5f;
+    assert_int_equal(so_kernels_scalar.entry_q8(x, q), 0x3C00);
+    assert_true(q[0] == 127 && q[1] == -2 && q[2] == 4 && q[3] == 0);
+    x[0] = 127.04f; /* the half below: past 127, held there */
+    assert_int_equal(so_kernels_scalar.entry_q8(x, q), 0x3C00);
+    assert_int_equal(q[0], 127);
+    x[0] = 1e-12f, x[1] = x[2] = 0; /* no half is as small */
+    assert_int_equal(so_kernels_scalar.entry_q8(x, q), 0);
+    assert_int_equal(q[0], 0);
+    const float bad[] = {9e6f, INFINITY, -INFINITY, NAN}; /* past the largest half, or no number */
+    for (size_t i = 0; i < SO_LEN(bad); i++) {
+        x[0] = bad[i], x[1] = 1;
+        assert_true(isnan(so_f16_to_f32(so_kernels_scalar.entry_q8(x, q))) && q[1] == 0);
+    }
 }
 
 static void odd_numbers(void **state) {
@@ -235,8 +261,8 @@ static void levels_by_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exp_accuracy),   cmocka_unit_test(odd_numbers),
-        cmocka_unit_test(quantize_rules), cmocka_unit_test(argmax_rules),
-        cmocka_unit_test(levels_by_name),
+        cmocka_unit_test(quantize_rules), cmocka_unit_test(entry_rules),
+        cmocka_unit_test(argmax_rules),   cmocka_unit_test(levels_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -349,8 +349,9 @@ static void bad_shapes(void **state) {
     so_kv *kv = NULL;
     so_err err = {0};
     so_kv_shape good = {2, 3, 8, 4, SO_DTYPE_F16}, s;
-    s = good, s.dtype = SO_DTYPE_Q8_0;
+    s = good, s.dtype = SO_DTYPE_Q4_0;
     assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_EINVAL);
+    assert_non_null(strstr(err.msg, "F16, F32 and Q8_0"));
     s = good, s.n_heads_kv = 0;
     assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_EINVAL);
     s = good, s.n_pages = 0;
@@ -372,6 +373,9 @@ static void bytes_per_token(void **state) {
     assert_int_equal(so_kv_bytes_per_token(&(so_kv_shape){16, 8, 64, 1, SO_DTYPE_F16}), 32768);
     assert_int_equal(so_kv_bytes_per_token(&(so_kv_shape){28, 8, 128, 1, SO_DTYPE_F16}), 114688);
     assert_int_equal(so_kv_bytes_per_token(&(so_kv_shape){16, 8, 64, 1, SO_DTYPE_F32}), 65536);
+    assert_int_equal(so_kv_bytes_per_token(&(so_kv_shape){16, 8, 64, 1, SO_DTYPE_Q8_0}), 17408);
+    /* the last block of a head is stored whole */
+    assert_int_equal(so_kv_bytes_per_token(&(so_kv_shape){1, 1, 80, 1, SO_DTYPE_Q8_0}), 2 * 3 * 34);
     assert_int_equal(so_kv_pages_for(0), 0);
     assert_int_equal(so_kv_pages_for(32), 1);
     assert_int_equal(so_kv_pages_for(33), 2);

@@ -26,6 +26,7 @@ enum {
     QUERIES = SO_ATTN_QUERIES,
     FLOATS_MAX = 4096, /* queries times head dimension of a unit */
     FEW = 12,          /* queries: units are not made smaller to keep threads busy */
+    LONG = 1024,       /* positions: reading them twice costs more than keeping parts of chunks */
 };
 
 static inline void *at(so_view v) { return v.buf->data + v.off; }
@@ -48,6 +49,13 @@ typedef struct span {
     int lo, hi, own;
 } span;
 
+/* A chunk of a unit: its first position, and what will be read after it. */
+typedef struct chunk {
+    int first;
+    const void *after;
+    span spans[QUERIES]; /* of each row */
+} chunk;
+
 /* One chunk of a unit, or all chunks so far. */
 typedef struct part {
     float *o;     /* [n][d] */
@@ -62,12 +70,20 @@ static int32_t element(so_view v, int64_t i) {
     return i32(v)[i];
 }
 
-/* Offset of the page that holds slots PAGE·i …, for the head of the unit. */
+/* The page that holds slots PAGE·i …, for the head of the unit: its keys, its values. */
 static size_t page_of(const unit *w, int i) {
     const so_kv_store *s = w->op->attention.store;
     int page = element(w->op->attention.pages, (int64_t)w->rows[0].page_off + i);
     SO_ASSERT(page >= 0 && page < s->shape.n_pages);
     return so_kv_page(s, w->op->attention.layer, page, w->head_kv);
+}
+
+static const void *keys_at(const unit *w, int i) {
+    return w->op->attention.store->k.data + page_of(w, i);
+}
+
+static const void *values_at(const unit *w, int i) {
+    return w->op->attention.store->v.data + page_of(w, i);
 }
 
 /* Slot of a position behind the row's prefix. */
@@ -92,38 +108,26 @@ static span span_of(const so_op *op, const so_attn_row *row, int first) {
 
 /* ---- scores ---- */
 
-static void fetch(const unsigned char *p, size_t n_bytes) {
-    for (size_t i = 0; i < n_bytes; i += 64)
-        __builtin_prefetch(p + i);
-}
-
-/* Keys of the next page and values of this one come while this one's keys are used. */
-static void fetch_ahead(const unit *w, int page, bool last) {
-    const so_kv_store *s = w->op->attention.store;
-    size_t bytes = PAGE * s->entry_bytes;
-    fetch(s->v.data + page_of(w, page), bytes);
-    if (!last)
-        fetch(s->k.data + page_of(w, page + 1), bytes);
-}
-
-/* The spans' own slots, where no row has others: scores lie as the pages do. */
-static void score_chain(const unit *w, const float *q, int first, int lo, int hi, float *s) {
-    const so_kv_store *store = w->op->attention.store;
+/* Positions lo … hi-1, where no row has slots of its own: scores lie as the pages do. Each page
+ * fetches the next one; the last keys, the first values. */
+static void score_chain(const unit *w, const void *q, const chunk *c, int lo, int hi, float *s) {
     for (int j = lo / PAGE * PAGE; j < hi; j += PAGE) {
-        int page = (first + j) / PAGE;
-        fetch_ahead(w, page, j + PAGE >= hi);
-        w->fns->scores(store->k.data + page_of(w, page), q, w->n, w->d, s + j, CHUNK);
+        int page = (c->first + j) / PAGE;
+        const void *next =
+            j + PAGE < hi ? keys_at(w, page + 1) : values_at(w, (c->first + lo) / PAGE);
+        so_attn_page k = {keys_at(w, page), next, 0, PAGE};
+        w->fns->scores(k, q, w->n, w->d, s + j, CHUNK);
     }
 }
 
 /* Takes what rows see of the page that holds slots PAGE·page … from its scores [n][PAGE]; with
  * NULL only tells whether there is anything. */
-static bool take_page(const unit *w, const span *spans, int first, int page, const float *scores,
-                      float *s) {
+static bool take_page(const unit *w, const chunk *c, int page, const float *scores, float *s) {
     bool any = false;
     for (int r = 0; r < w->n_rows; r++)
-        for (int j = spans[r].lo; j < spans[r].hi; j++) {
-            int slot = j < spans[r].own ? first + j : tail_slot(w, &w->rows[r], first + j);
+        for (int j = c->spans[r].lo; j < c->spans[r].hi; j++) {
+            int pos = c->first + j;
+            int slot = j < c->spans[r].own ? pos : tail_slot(w, &w->rows[r], pos);
             if (slot / PAGE != page)
                 continue;
             any = true;
@@ -135,93 +139,101 @@ static bool take_page(const unit *w, const span *spans, int first, int page, con
     return any;
 }
 
-static void score_tree(const unit *w, const float *q, int first, const span *spans, float *s) {
-    const so_kv_store *store = w->op->attention.store;
+static void score_tree(const unit *w, const void *q, const chunk *c, float *s) {
     int low = INT32_MAX, high = 0;
     for (int r = 0; r < w->n_rows; r++)
-        for (int j = spans[r].lo; j < spans[r].hi; j++) {
-            int slot = j < spans[r].own ? first + j : tail_slot(w, &w->rows[r], first + j);
+        for (int j = c->spans[r].lo; j < c->spans[r].hi; j++) {
+            int pos = c->first + j;
+            int slot = j < c->spans[r].own ? pos : tail_slot(w, &w->rows[r], pos);
             low = SO_MIN(low, slot);
             high = SO_MAX(high, slot);
         }
     float scores[QUERIES * PAGE];
     for (int page = low / PAGE; page <= high / PAGE; page++)
-        if (take_page(w, spans, first, page, NULL, s)) {
-            w->fns->scores(store->k.data + page_of(w, page), q, w->n, w->d, scores, PAGE);
-            take_page(w, spans, first, page, scores, s);
+        if (take_page(w, c, page, NULL, s)) {
+            so_attn_page k = {keys_at(w, page), values_at(w, page), 0, PAGE};
+            w->fns->scores(k, q, w->n, w->d, scores, PAGE);
+            take_page(w, c, page, scores, s);
         }
 }
 
 /* ---- values ---- */
 
 /* Positions from … to-1 of the chunk, in their own slots, for `n` queries from the i-th on. */
-static void own_values(const unit *w, int first, int from, int to, int i, int n, const float *p,
-                       float *o) {
-    const so_kv_store *s = w->op->attention.store;
-    for (int j = from, next; j < to; j = next) {
-        next = SO_MIN(to, (j / PAGE + 1) * PAGE);
-        const void *v =
-            s->v.data + page_of(w, (first + j) / PAGE) + (size_t)(j % PAGE) * s->entry_bytes;
-        w->fns->values(v, next - j, p + i * CHUNK + j, n, w->d, o + i * w->d);
+static void own_values(const unit *w, const chunk *c, int from, int to, int i, int n,
+                       const float *p, float *o) {
+    for (int j = from, end; j < to; j = end) {
+        end = SO_MIN(to, (j / PAGE + 1) * PAGE);
+        int page = (c->first + j) / PAGE;
+        const void *next = end < to ? values_at(w, page + 1) : c->after;
+        so_attn_page v = {values_at(w, page), next, j % PAGE, end - j};
+        w->fns->values(v, p + i * CHUNK + j, n, w->d, o + i * w->d);
     }
 }
 
-static void tail_values(const unit *w, int first, int r, span sp, const float *p, float *o) {
-    const so_kv_store *s = w->op->attention.store;
+static void tail_values(const unit *w, const chunk *c, int r, const float *p, float *o) {
     int i = r * w->n_heads;
-    for (int j = sp.own; j < sp.hi; j++) {
-        int slot = tail_slot(w, &w->rows[r], first + j);
-        const void *v =
-            s->v.data + page_of(w, slot / PAGE) + (size_t)(slot % PAGE) * s->entry_bytes;
-        w->fns->values(v, 1, p + i * CHUNK + j, w->n_heads, w->d, o + i * w->d);
+    for (int j = c->spans[r].own; j < c->spans[r].hi; j++) {
+        int slot = tail_slot(w, &w->rows[r], c->first + j);
+        const void *page = values_at(w, slot / PAGE);
+        so_attn_page v = {page, page, slot % PAGE, 1};
+        w->fns->values(v, p + i * CHUNK + j, w->n_heads, w->d, o + i * w->d);
     }
 }
 
 /* Positions that all rows see in the same slots go once for all; each row's others before and
  * behind. */
-static void sum_values(const unit *w, int first, const span *spans, const float *p, float *o) {
+static void sum_values(const unit *w, const chunk *c, const float *p, float *o) {
     int lo = 0, hi = CHUNK, n = w->n_heads;
     for (int r = 0; r < w->n_rows; r++) {
-        lo = SO_MAX(lo, spans[r].lo);
-        hi = SO_MIN(hi, spans[r].own);
+        lo = SO_MAX(lo, c->spans[r].lo);
+        hi = SO_MIN(hi, c->spans[r].own);
     }
     if (lo >= hi)
         lo = hi = 0;
     for (int r = 0; r < w->n_rows; r++)
-        own_values(w, first, spans[r].lo, lo, r * n, n, p, o);
-    own_values(w, first, lo, hi, 0, w->n, p, o);
+        own_values(w, c, c->spans[r].lo, lo, r * n, n, p, o);
+    own_values(w, c, lo, hi, 0, w->n, p, o);
     for (int r = 0; r < w->n_rows; r++) {
-        own_values(w, first, SO_MAX(spans[r].lo, hi), spans[r].own, r * n, n, p, o);
-        tail_values(w, first, r, spans[r], p, o);
+        own_values(w, c, SO_MAX(c->spans[r].lo, hi), c->spans[r].own, r * n, n, p, o);
+        tail_values(w, c, r, p, o);
     }
 }
 
 /* ---- chunks ---- */
 
-/* q: interleaved. */
-static void attend_chunk(const unit *w, const float *q, int first, part out) {
+/* q: as fns->queries has made them. `after`: the chunk that comes next, or this one again. */
+static void attend_chunk(const unit *w, const void *q, int first, int after, part out) {
     float s[QUERIES * CHUNK];
-    span spans[QUERIES];
+    chunk c = {.first = first, .after = keys_at(w, after / PAGE)};
     int lo = CHUNK, hi = 0;
     bool tails = false;
     for (int r = 0; r < w->n_rows; r++) {
-        spans[r] = span_of(w->op, &w->rows[r], first);
-        tails |= spans[r].own < spans[r].hi;
-        if (spans[r].lo < spans[r].hi)
-            lo = SO_MIN(lo, spans[r].lo);
-        hi = SO_MAX(hi, spans[r].hi);
+        span sp = c.spans[r] = span_of(w->op, &w->rows[r], first);
+        tails |= sp.own < sp.hi;
+        if (sp.lo < sp.hi)
+            lo = SO_MIN(lo, sp.lo);
+        hi = SO_MAX(hi, sp.hi);
     }
     if (tails)
-        score_tree(w, q, first, spans, s);
+        score_tree(w, q, &c, s);
     else
-        score_chain(w, q, first, lo, hi, s);
+        score_chain(w, q, &c, lo, hi, s);
     for (int i = 0; i < w->n; i++) {
-        span sp = spans[i / w->n_heads];
+        span sp = c.spans[i / w->n_heads];
         if (sp.lo < sp.hi)
             out.m[i] = w->b->kernels->softmax(s + i * CHUNK, sp.lo, sp.hi, &out.l[i]);
     }
     memset(out.o, 0, (size_t)(w->n * w->d) * sizeof *out.o);
-    sum_values(w, first, spans, s, out.o);
+    sum_values(w, &c, s, out.o);
+}
+
+/* The i-th query of `all` with its part of the next chunk. */
+static void merge_query(const unit *w, int i, const float *factor, part all, part next) {
+    float a = factor[2 * i], b = factor[2 * i + 1];
+    all.m[i] = next.m[i] > all.m[i] ? next.m[i] : all.m[i];
+    all.l[i] = all.l[i] * a + next.l[i] * b;
+    w->b->kernels->merge(all.o + i * w->d, next.o + i * w->d, a, b, w->d);
 }
 
 static void merge(const unit *w, int first, part all, part next) {
@@ -232,14 +244,10 @@ static void merge(const unit *w, int first, part all, part next) {
         factor[2 * i + 1] = next.m[i] - m;
     }
     w->b->kernels->exp(factor, factor, 2L * w->n);
-    for (int i = 0; i < w->n; i++) {
-        span sp = span_of(w->op, &w->rows[i / w->n_heads], first);
-        float a = factor[2 * i], b = factor[2 * i + 1];
-        if (sp.lo >= sp.hi)
-            continue;
-        all.m[i] = next.m[i] > all.m[i] ? next.m[i] : all.m[i];
-        all.l[i] = all.l[i] * a + next.l[i] * b;
-        w->b->kernels->merge(all.o + i * w->d, next.o + i * w->d, a, b, w->d);
+    for (int r = 0; r < w->n_rows; r++) {
+        span sp = span_of(w->op, &w->rows[r], first);
+        for (int i = r * w->n_heads; sp.lo < sp.hi && i < (r + 1) * w->n_heads; i++)
+            merge_query(w, i, factor, all, next);
     }
 }
 
@@ -249,11 +257,11 @@ static size_t query_at(const unit *w, int i) {
     return (row * (size_t)w->op->attention.n_heads + head) * (size_t)w->d;
 }
 
-static void load_queries(const unit *w, float *q) {
+static void load_queries(const unit *w, void *q) {
     const float *from[QUERIES];
     for (int i = 0; i < w->n; i++)
         from[i] = f32(w->op->attention.q) + query_at(w, i);
-    w->b->kernels->interleave(from, w->n, w->d, w->op->attention.scale, q);
+    w->fns->queries(from, w->n, w->d, w->op->attention.scale, q);
 }
 
 static void begin(const unit *w, part all) {
@@ -278,7 +286,7 @@ static void attend(const unit *w) {
     begin(w, all);
     memset(m[1], 0, sizeof m[1]); /* rows that a chunk does not show leave theirs */
     for (int first = w->from; first <= w->to; first += CHUNK) {
-        attend_chunk(w, q, first, next);
+        attend_chunk(w, q, first, SO_MIN(first + CHUNK, w->to), next);
         merge(w, first, all, next);
     }
     finish(w, all);
@@ -314,7 +322,8 @@ static void attend_split(const unit *w, int number, long first_part, size_t floa
             continue;
         if (done++ == 0)
             load_queries(w, q);
-        attend_chunk(w, q, w->from + c * CHUNK, part_at(w, first_part + c, floats));
+        attend_chunk(w, q, w->from + c * CHUNK, SO_MIN(w->from + (c + count) * CHUNK, w->to),
+                     part_at(w, first_part + c, floats));
     }
     _Atomic int *arrived = &w->b->attn->arrived[number];
     if (done > 0 && atomic_fetch_add(arrived, done) + done == n_chunks) {
@@ -360,6 +369,17 @@ static bool is_even(long units, int count) {
     return divide_up(units, count) * count * 8 <= units * 9;
 }
 
+/* Whether the parts of all chunks fit the memory that is there for them. */
+static bool can_split(const so_cpu *b, const so_op *op, plan p, int last) {
+    int d = op->attention.store->shape.head_dim;
+    long units = count_units(op, p.heads, p.rows);
+    size_t parts = (size_t)units * (size_t)(last / CHUNK + 1);
+    size_t room = SO_ATTN_SPLIT_BYTES / sizeof(float) / part_floats(p.rows * p.heads, d);
+    return b->attn->floats && units <= SO_ATTN_SPLIT_UNITS && parts <= room;
+}
+
+/* The largest units that keep all members busy. Where they do not, long contexts are split at once:
+ * smaller units would read all of it again. */
 static plan make_plan(const so_cpu *b, const so_op *op, int count) {
     const so_attn_row *rows = at(op->attention.rows);
     int d = op->attention.store->shape.head_dim;
@@ -368,15 +388,16 @@ static plan make_plan(const so_cpu *b, const so_op *op, int count) {
     plan p = {heads, queries / heads, false};
     if (is_even(count_units(op, heads, p.rows), count))
         return p;
-    p.rows = SO_MIN(p.rows, SO_MAX(1, FEW / heads));
-    long units = count_units(op, heads, p.rows);
-    if (is_even(units, count))
-        return p;
     for (int i = 0; i < op->n; i++)
         last = SO_MAX(last, rows[i].pos);
-    size_t parts = (size_t)units * (size_t)(last / CHUNK + 1);
-    size_t room = SO_ATTN_SPLIT_BYTES / sizeof(float) / part_floats(p.rows * heads, d);
-    p.split = last >= CHUNK && b->attn->floats && units <= SO_ATTN_SPLIT_UNITS && parts <= room;
+    if (last >= LONG && can_split(b, op, p, last)) {
+        p.split = true;
+        return p;
+    }
+    p.rows = SO_MIN(p.rows, SO_MAX(1, FEW / heads));
+    if (is_even(count_units(op, heads, p.rows), count))
+        return p;
+    p.split = last >= CHUNK && can_split(b, op, p, last);
     if (!p.split)
         p.rows = 1;
     return p;
@@ -418,7 +439,9 @@ void so_cpu_attention(const so_cpu *b, const so_op *op, int index, int count) {
     int group = op->attention.n_heads / shape->n_heads_kv;
     dealer t = {make_plan(b, op, count), index, count, 0, 0};
     unit w = {.b = b, .op = op, .d = shape->head_dim};
-    w.fns = shape->dtype == SO_DTYPE_F16 ? &b->kernels->attn_f16 : &b->kernels->attn_f32;
+    w.fns = shape->dtype == SO_DTYPE_F16    ? &b->kernels->attn_f16
+            : shape->dtype == SO_DTYPE_Q8_0 ? &b->kernels->attn_q8
+                                            : &b->kernels->attn_f32;
     for (int first = 0, left = 0; first < op->n; first += w.n_rows, left -= w.n_rows) {
         if (left == 0)
             left = run_of_rows(rows, first, op->n);

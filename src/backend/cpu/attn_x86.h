@@ -21,6 +21,19 @@ INLINE v16 kv_load_n(const void *p, size_t i, int n, bool half) {
     return half ? v_load_f16_n((const uint16_t *)p + i, n) : v_load_n((const float *)p + i, n);
 }
 
+/* What comes next is fetched while this is used, row for row: a core has some 16 requests under
+ * way, and whoever asks for a whole page at once waits for most of it. */
+typedef struct feed {
+    const char *at;
+    size_t stride; /* bytes of a row */
+    int lines;     /* of 64 bytes, for one row */
+} feed;
+
+INLINE void feed_row(feed f, int row) {
+    UNROLL for (int i = 0; i < f.lines; i++)
+        _mm_prefetch(f.at + (size_t)row * f.stride + 64 * i, _MM_HINT_T0);
+}
+
 /* Runs TILE(n) for the constant n that equals `size`, 1 … 12. */
 #define TILE_CASES(size, most) \
     switch (size) {            \
@@ -51,7 +64,8 @@ INLINE int tile_size(int left, int most) {
 
 /* ---- queries ---- */
 
-static void interleave(const float *const *q, int n, int d, float scale, float *out) {
+static void interleave(const float *const *q, int n, int d, float scale, void *to) {
+    float *out = to;
     __m128 s = _mm_set1_ps(scale);
     int i = 0;
     for (; i + 4 <= n; i += 4) {
@@ -74,8 +88,8 @@ static void interleave(const float *const *q, int n, int d, float scale, float *
 /* ---- scores ---- */
 
 /* `rows` rows of k; sums go on from those in s, or start. */
-INLINE void score_tile(const void *k, int rows, const float *q, int stride_q, bool half, bool start,
-                       const int n, float *s, size_t stride) {
+INLINE void score_tile(const void *k, int rows, feed next, const float *q, int stride_q, bool half,
+                       bool start, const int n, float *s, size_t stride) {
     v16 sum[12][2];
     UNROLL for (int i = 0; i < n; i++) {
         sum[i][0] = start ? v_set1(0) : v_load(s + (size_t)i * stride);
@@ -84,6 +98,7 @@ INLINE void score_tile(const void *k, int rows, const float *q, int stride_q, bo
     NO_UNROLL for (int e = 0; e < rows; e++, q += stride_q) {
         v16 low = kv_load(k, (size_t)e * SO_KV_PAGE, half);
         v16 high = kv_load(k, (size_t)e * SO_KV_PAGE + 16, half);
+        feed_row(next, e);
         UNROLL for (int i = 0; i < n; i++) {
             v16 x = v_set1(q[i]);
             sum[i][0] = v_fma(x, low, sum[i][0]);
@@ -96,32 +111,35 @@ INLINE void score_tile(const void *k, int rows, const float *q, int stride_q, bo
     }
 }
 
-INLINE void score_tiles(const void *k, int rows, const float *q, int n, bool half, bool start,
-                        float *s, size_t stride) {
+INLINE void score_tiles(const void *k, int rows, feed next, const float *q, int n, bool half,
+                        bool start, float *s, size_t stride) {
     for (int i = 0, size; i < n; i += size) {
         size = tile_size(n - i, ATTN_SQ);
-#define TILE(c) score_tile(k, rows, q + i, n, half, start, c, s + (size_t)i * stride, stride)
+#define TILE(c) score_tile(k, rows, next, q + i, n, half, start, c, s + (size_t)i * stride, stride)
         TILE_CASES(size, ATTN_SQ)
 #undef TILE
     }
 }
 
-static void scores_f32(const void *k, const float *q, int n, int d, float *s, size_t stride) {
-    score_tiles(k, d, q, n, false, true, s, stride);
+static void scores_f32(so_attn_page k, const void *q, int n, int d, float *s, size_t stride) {
+    feed next = {k.next, SO_KV_PAGE * sizeof(float), 2};
+    score_tiles(k.at, d, next, q, n, false, true, s, stride);
 }
 
-static void scores_f16(const void *k, const float *q, int n, int d, float *s, size_t stride) {
+static void scores_f16(so_attn_page k, const void *q, int n, int d, float *s, size_t stride) {
     float wide[SLAB * SO_KV_PAGE] __attribute__((aligned(64)));
+    feed next = {k.next, SO_KV_PAGE * sizeof(uint16_t), 1};
     if (n <= ATTN_SQ) {
-        score_tiles(k, d, q, n, true, true, s, stride);
+        score_tiles(k.at, d, next, q, n, true, true, s, stride);
         return;
     }
-    for (int e = 0; e < d; e += SLAB) {
+    for (int e = 0; e < d; e += SLAB, next.at += SLAB * next.stride) {
         int rows = SO_MIN(SLAB, d - e);
-        const uint16_t *from = (const uint16_t *)k + e * SO_KV_PAGE;
+        const uint16_t *from = (const uint16_t *)k.at + e * SO_KV_PAGE;
         for (int i = 0; i < rows * SO_KV_PAGE; i += 16)
             v_store(wide + i, v_load_f16(from + i));
-        score_tiles(wide, rows, q + (size_t)(e * n), n, false, e == 0, s, stride);
+        score_tiles(wide, rows, next, (const float *)q + (size_t)(e * n), n, false, e == 0, s,
+                    stride);
     }
 }
 
@@ -155,9 +173,9 @@ static float softmax(float *s, int lo, int hi, float *sum) {
 
 /* ---- values ---- */
 
-/* `nv` words of the outputs of `n` queries; v and o at the first of them. */
-INLINE void value_tile(const void *v, size_t stride_v, int n_pos, const float *p, int d, bool half,
-                       const int n, const int nv, float *o) {
+/* `nv` words of the outputs of `n` queries; v, next and o at the first of them. */
+INLINE void value_tile(const void *v, size_t stride_v, int n_pos, feed next, const float *p, int d,
+                       bool half, const int n, const int nv, float *o) {
     v16 sum[12][ATTN_NV];
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < nv; w++) sum[i][w] =
         v_load(o + (size_t)(i * d + 16 * w));
@@ -165,6 +183,7 @@ INLINE void value_tile(const void *v, size_t stride_v, int n_pos, const float *p
         v16 x[ATTN_NV];
         UNROLL for (int w = 0; w < nv; w++) x[w] =
             kv_load(v, (size_t)j * stride_v + (size_t)(16 * w), half);
+        feed_row(next, j);
         UNROLL for (int i = 0; i < n; i++) {
             v16 weight = v_set1(p[i * SO_ATTN_CHUNK + j]);
             UNROLL for (int w = 0; w < nv; w++) sum[i][w] = v_fma(weight, x[w], sum[i][w]);
@@ -174,61 +193,86 @@ INLINE void value_tile(const void *v, size_t stride_v, int n_pos, const float *p
         v_store(o + (size_t)(i * d + 16 * w), sum[i][w]);
 }
 
+/* Values of a page as floats or halves, from some element of the head on, and those of the page
+ * that comes next, whose elements take `bytes`. */
+typedef struct value_words {
+    const void *v;
+    size_t stride; /* elements between positions */
+    int n_pos;
+    bool half;
+    const char *next;
+    size_t next_stride, next_bytes;
+} value_words;
+
+/* Lines that hold `nv` words of the next page. */
+INLINE int lines_of(size_t bytes, int nv) { return SO_MAX(1, nv * 16 * (int)bytes / 64); }
+
 /* Whole words of elements 0 … width-1 of `n` queries. */
-INLINE void value_words(const void *v, size_t stride_v, int n_pos, const float *p, int d, int width,
-                        bool half, const int n, float *o) {
-    size_t bytes = half ? 2 : 4;
+INLINE void value_row(value_words a, const float *p, int d, int width, const int n, float *o) {
+    size_t bytes = a.half ? 2 : 4;
     int e = 0;
-    for (; e + 16 * ATTN_NV <= width; e += 16 * ATTN_NV)
-        value_tile((const char *)v + (size_t)e * bytes, stride_v, n_pos, p, d, half, n, ATTN_NV,
-                   o + e);
-    for (; e + 16 <= width; e += 16)
-        value_tile((const char *)v + (size_t)e * bytes, stride_v, n_pos, p, d, half, n, 1, o + e);
+    for (; e + 16 * ATTN_NV <= width; e += 16 * ATTN_NV) {
+        feed next = {a.next + (size_t)e * a.next_bytes, a.next_stride,
+                     lines_of(a.next_bytes, ATTN_NV)};
+        value_tile((const char *)a.v + (size_t)e * bytes, a.stride, a.n_pos, next, p, d, a.half, n,
+                   ATTN_NV, o + e);
+    }
+    for (; e + 16 <= width; e += 16) {
+        feed next = {a.next + (size_t)e * a.next_bytes, a.next_stride, 1};
+        value_tile((const char *)a.v + (size_t)e * bytes, a.stride, a.n_pos, next, p, d, a.half, n,
+                   1, o + e);
+    }
 }
 
-INLINE void value_tiles(const void *v, size_t stride_v, int n_pos, const float *p, int n, int d,
-                        int width, bool half, float *o) {
+INLINE void value_tiles(value_words a, const float *p, int n, int d, int width, float *o) {
     for (int i = 0, size; i < n; i += size) {
         size = tile_size(n - i, ATTN_NQ);
         const float *weights = p + (size_t)(i * SO_ATTN_CHUNK);
-#define TILE(c) value_words(v, stride_v, n_pos, weights, d, width, half, c, o + (size_t)(i * d))
+#define TILE(c) value_row(a, weights, d, width, c, o + (size_t)(i * d))
         TILE_CASES(size, ATTN_NQ)
 #undef TILE
     }
 }
 
-/* The elements past the last whole word. */
-INLINE void value_rest(const void *v, int n_pos, const float *p, int n, int d, bool half,
-                       float *o) {
-    int e = d / 16 * 16, rest = d - e;
+/* `rest` elements past the last whole word; v and o at the first of them. */
+INLINE void value_rest(const void *v, size_t stride_v, int n_pos, const float *p, int n, int d,
+                       int rest, bool half, float *o) {
     for (int i = 0; rest && i < n; i++) {
-        v16 sum = v_load_n(o + (size_t)(i * d + e), rest);
+        v16 sum = v_load_n(o + (size_t)(i * d), rest);
         for (int j = 0; j < n_pos; j++)
             sum = v_fma(v_set1(p[i * SO_ATTN_CHUNK + j]),
-                        kv_load_n(v, (size_t)(j * d + e), rest, half), sum);
-        v_store_n(o + (size_t)(i * d + e), sum, rest);
+                        kv_load_n(v, (size_t)j * stride_v, rest, half), sum);
+        v_store_n(o + (size_t)(i * d), sum, rest);
     }
 }
 
-static void values_f32(const void *v, int n_pos, const float *p, int n, int d, float *o) {
-    value_tiles(v, (size_t)d, n_pos, p, n, d, d, false, o);
-    value_rest(v, n_pos, p, n, d, false, o);
+static void values_f32(so_attn_page v, const float *p, int n, int d, float *o) {
+    const float *from = (const float *)v.at + (size_t)(v.place * d);
+    size_t row = (size_t)d * sizeof(float);
+    value_words a = {from, (size_t)d, v.n, false, v.next, row, sizeof(float)};
+    value_tiles(a, p, n, d, d, o);
+    int e = d / 16 * 16;
+    value_rest(from + e, (size_t)d, v.n, p, n, d, d - e, false, o + e);
 }
 
-static void values_f16(const void *v, int n_pos, const float *p, int n, int d, float *o) {
+static void values_f16(so_attn_page v, const float *p, int n, int d, float *o) {
     float wide[SO_KV_PAGE * SLAB] __attribute__((aligned(64)));
-    value_rest(v, n_pos, p, n, d, true, o);
+    const uint16_t *from = (const uint16_t *)v.at + (size_t)(v.place * d);
+    size_t row = (size_t)d * sizeof(uint16_t);
+    int whole = d / 16 * 16;
+    value_rest(from + whole, (size_t)d, v.n, p, n, d, d - whole, true, o + whole);
     if (n <= ATTN_NQ) {
-        value_tiles(v, (size_t)d, n_pos, p, n, d, d, true, o);
+        value_words a = {from, (size_t)d, v.n, true, v.next, row, sizeof(uint16_t)};
+        value_tiles(a, p, n, d, d, o);
         return;
     }
-    for (int e = 0; e + 16 <= d; e += SLAB) {
-        int width = SO_MIN(SLAB, (d - e) / 16 * 16);
-        const uint16_t *from = (const uint16_t *)v + e;
-        for (int j = 0; j < n_pos; j++)
+    for (int e = 0; e < whole; e += SLAB) {
+        int width = SO_MIN(SLAB, whole - e);
+        for (int j = 0; j < v.n; j++)
             for (int i = 0; i < width; i += 16)
-                v_store(wide + j * SLAB + i, v_load_f16(from + (size_t)(j * d + i)));
-        value_tiles(wide, SLAB, n_pos, p, n, d, width, false, o + e);
+                v_store(wide + j * SLAB + i, v_load_f16(from + (size_t)(j * d + e + i)));
+        value_words a = {wide, SLAB, v.n, false, (const char *)v.next + (size_t)e * 2, row, 2};
+        value_tiles(a, p, n, d, width, o + e);
     }
 }
 
@@ -241,3 +285,5 @@ static void merge(float *o, const float *part, float a, float b, int d) {
         v_store_n(o + e, v_fma(v_load_n(part + e, d - e), v_set1(b), old), d - e);
     }
 }
+
+#include "backend/cpu/attn_q8_x86.h"

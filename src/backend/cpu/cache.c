@@ -1,8 +1,9 @@
 /* KV operations of the CPU backend: entries into their pages, and from one slot to another.
  *
- * Keys of a page lie across it, k[head_dim][SO_KV_PAGE]: an entry is one column. So the team splits
- * the head dimension and not the rows: rows of one pass are neighbouring columns, and two threads
- * that write them would pass the same cache lines to and fro. Slots come from device memory and are
+ * Keys of a page lie across it (kernels.h): an entry is one column. So the team splits the head
+ * dimension and not the rows: rows of one pass are neighbouring columns, and two threads that write
+ * them would pass the same cache lines to and fro. A Q8_0 block is rounded by whoever has it, and
+ * copied as it is: where an entry lies changes nothing in it. Slots come from device memory and are
  * looked at here for the first time; one out of range aborts. */
 #include <string.h>
 
@@ -37,8 +38,62 @@ static void store_f32(const so_kv_store *s, size_t page, int place, int e, int n
     memcpy((float *)(s->v.data + page) + place * s->shape.head_dim + e, v, (size_t)n * sizeof *v);
 }
 
+/* Where a head's last block ends: elements, filled up. */
+static int padded(const so_kv_store *s) { return (s->shape.head_dim + SO_QK - 1) / SO_QK * SO_QK; }
+
+static so_q8_keys *key_block(const so_kv_store *s, size_t page, int i) {
+    return (so_q8_keys *)(s->k.data + page) + i;
+}
+
+static int8_t *value_block(const so_kv_store *s, size_t page, int place, int i) {
+    return (int8_t *)s->v.data + page + place * padded(s) + i * SO_QK;
+}
+
+static uint16_t *value_scale(const so_kv_store *s, size_t page, int place, int i) {
+    uint16_t *scales = (uint16_t *)(s->v.data + page + SO_KV_PAGE * padded(s));
+    return scales + i * SO_KV_PAGE + place;
+}
+
+/* The i-th block of an entry, n elements of k and v. */
+static void store_q8(const so_cpu *b, const so_kv_store *s, size_t page, int place, int i, int n,
+                     const float *k, const float *v) {
+    float x[SO_QK] = {0};
+    int8_t q[SO_QK];
+    so_q8_keys *keys = key_block(s, page, i);
+    memcpy(x, k, (size_t)n * sizeof *x);
+    keys->d[place] = b->kernels->entry_q8(x, q);
+    for (int c = 0; c < SO_QK / 4; c++)
+        memcpy(keys->q[c][place], q + 4 * c, 4);
+    memcpy(x, v, (size_t)n * sizeof *x);
+    *value_scale(s, page, place, i) = b->kernels->entry_q8(x, value_block(s, page, place, i));
+}
+
+/* Blocks of all rows; those of a head are split, as lines of floats are below. */
+static void store_blocks(const so_cpu *b, const so_op *op, int index, int count) {
+    const so_kv_store *s = op->kv_store.store;
+    const so_kv_slot *slots = at(op->kv_store.slots);
+    const float *k = at(op->kv_store.k), *v = at(op->kv_store.v);
+    int d = s->shape.head_dim, blocks = padded(s) / SO_QK;
+    long begin, end;
+    so_split((long)s->shape.n_heads_kv * blocks, 1, index, count, &begin, &end);
+    for (int r = 0; r < op->n; r++) {
+        check_slot(s, slots[r]);
+        for (long j = begin; j < end; j++) {
+            int head = (int)(j / blocks), i = (int)(j % blocks);
+            size_t page = so_kv_page(s, op->kv_store.layer, slots[r].page, head);
+            long from = ((long)r * s->shape.n_heads_kv + head) * d + i * SO_QK;
+            store_q8(b, s, page, slots[r].place, i, SO_MIN(SO_QK, d - i * SO_QK), k + from,
+                     v + from);
+        }
+    }
+}
+
 void so_cpu_kv_store(const so_cpu *b, const so_op *op, int index, int count) {
     const so_kv_store *s = op->kv_store.store;
+    if (s->shape.dtype == SO_DTYPE_Q8_0) {
+        store_blocks(b, op, index, count);
+        return;
+    }
     const so_kv_slot *slots = at(op->kv_store.slots);
     const float *k = at(op->kv_store.k), *v = at(op->kv_store.v);
     int d = s->shape.head_dim;
@@ -60,9 +115,25 @@ void so_cpu_kv_store(const so_cpu *b, const so_op *op, int index, int count) {
     }
 }
 
+static void copy_q8(const so_kv_store *s, size_t src, int from, size_t dst, int to) {
+    for (int i = 0; i < padded(s) / SO_QK; i++) {
+        const so_q8_keys *keys = key_block(s, src, i);
+        so_q8_keys *out = key_block(s, dst, i);
+        out->d[to] = keys->d[from];
+        for (int c = 0; c < SO_QK / 4; c++)
+            memmove(out->q[c][to], keys->q[c][from], 4);
+        *value_scale(s, dst, to, i) = *value_scale(s, src, from, i);
+        memmove(value_block(s, dst, to, i), value_block(s, src, from, i), SO_QK);
+    }
+}
+
 /* One entry; src and dst are offsets of pages. */
 static void copy_entry(const so_kv_store *s, size_t src, int from, size_t dst, int to) {
     int d = s->shape.head_dim;
+    if (s->shape.dtype == SO_DTYPE_Q8_0) {
+        copy_q8(s, src, from, dst, to);
+        return;
+    }
     if (s->shape.dtype == SO_DTYPE_F16) {
         const uint16_t *k = (const uint16_t *)(s->k.data + src) + from;
         uint16_t *out = (uint16_t *)(s->k.data + dst) + to;

@@ -154,7 +154,7 @@ static void weight_free(so_backend *b, so_weight *w) {
 static bool shape_ok(const so_kv_shape *s) {
     return s->n_layers > 0 && s->n_layers <= 1 << 16 && s->n_heads_kv > 0 &&
            s->n_heads_kv <= 1 << 16 && s->head_dim > 0 && s->head_dim <= SO_HEAD_DIM_MAX &&
-           s->n_pages > 0 && (s->dtype == SO_DTYPE_F16 || s->dtype == SO_DTYPE_F32);
+           s->n_pages > 0 && so_kv_dtype_ok(s->dtype);
 }
 
 static int kv_create(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_err *err) {
@@ -166,7 +166,7 @@ static int kv_create(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_
             s->n_heads_kv, s->head_dim, s->n_pages, (int)s->dtype);
     so_kv_store *store = SO_NEW(so_kv_store);
     store->shape = *s;
-    store->entry_bytes = (size_t)s->head_dim * (s->dtype == SO_DTYPE_F16 ? 2 : 4);
+    store->entry_bytes = so_kv_entry_bytes(s->dtype, s->head_dim);
     size_t bytes = store->entry_bytes * SO_KV_PAGE * (size_t)s->n_heads_kv;
     if (!so_mul_size(bytes, (size_t)s->n_layers, &bytes) ||
         !so_mul_size(bytes, (size_t)s->n_pages, &bytes))

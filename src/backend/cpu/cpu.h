@@ -25,8 +25,8 @@ struct so_weight {
     so_slab_chunk *chunk; /* that holds it */
 };
 
-/* K and V, each [n_pages][n_layers][n_heads_kv] pages of one head: keys [head_dim][SO_KV_PAGE],
- * values [SO_KV_PAGE][head_dim] (kernels.h says why). Layers of a page lie together, so that memory
+/* K and V, each [n_pages][n_layers][n_heads_kv] pages of one head, laid out as kernels.h says at
+ * so_attn_fns. Layers of a page lie together, so that memory
  * which is backed by huge pages grows with the positions in use and not with the store. */
 struct so_kv_store {
     so_kv_shape shape;

@@ -31,6 +31,12 @@
  *                 a = exp(m − m'), b = exp(m_c − m'), l = l · a + l_c · b (two products, one sum),
  *                 o = fma(o_c, b, o · a). At the end o · (1 / l). Numbers at positions not seen
  *                 (they may be NaN) reach no sum.
+ *   Q8_0 cache    Entries are rounded on write in blocks of 32 along the head, the last one filled
+ *                 up with zeros: a = max |x|, d = half(a / 127), q = nearest even of x · (1 / d)
+ *                 within ±127; d = 0 gives q = 0; NaN, infinity or a d past the largest half gives
+ *                 d = NaN, q = 0. Queries q' are rounded like activations in blocks of 32. Score:
+ *                 per block, ascending, acc = fma(d_q · d_k, (float)isum, acc), isum the exact
+ *                 integer Σ q_q q_k. Values are d · q, which is exact; the rest is as above.
  *
  * Packed or interleaved copies of a weight must keep to this. Adding a level means one more file
  * with a table and passing tests/backend; nothing else may know intrinsics. */
@@ -100,15 +106,42 @@ enum { SO_MM_GRAIN = 16 };
     X(q6_k, SO_DTYPE_Q6_K)
 #define SO_MM_DTYPES(X) SO_MM_PLAIN_DTYPES(X) SO_MM_K_DTYPES(X)
 
-/* Attention over one page of one head of a KV store: keys lie as k[d][SO_KV_PAGE], so that sixteen
- * scores are one register and need no joining; values as v[SO_KV_PAGE][d]. `n` queries at once. */
+/* Attention over one page of one head of a KV store. Keys lie across the page, so that sixteen
+ * scores are one register and need no joining:
+ *
+ *   F32, F16   k[d][SO_KV_PAGE]; v[SO_KV_PAGE][d]
+ *   Q8_0       k: d / 32 times so_q8_keys; v: int8[SO_KV_PAGE][d], then the halves
+ *              d[d / 32][SO_KV_PAGE]; d counted up to a multiple of 32
+ */
+typedef struct so_q8_keys {
+    int8_t q[SO_QK / 4][SO_KV_PAGE][4]; /* four neighbours of the head together */
+    uint16_t d[SO_KV_PAGE];             /* halves */
+} so_q8_keys;
+
+/* A page, or a part of one; `next` will be used after it and is fetched meanwhile (NULL: nothing).
+ */
+typedef struct so_attn_page {
+    const void *at, *next;
+    int place, n; /* of the positions; scores are always of all */
+} so_attn_page;
+
 enum { SO_ATTN_CHUNK = 128, SO_ATTN_QUERIES = 36 };
 typedef struct so_attn_fns {
-    /* s[i · stride + j] = Σ_e q[e][i] · k[e][j] for the whole page; q is [d][n] */
-    void (*scores)(const void *k, const float *q, int n, int d, float *s, size_t stride);
-    /* o[i][d] += Σ_j p[i][j] · v[j][d], j < n_pos ascending; rows of p are SO_ATTN_CHUNK apart */
-    void (*values)(const void *v, int n_pos, const float *p, int n, int d, float *o);
+    /* n queries times `scale`, as `scores` reads them: at most n · max(d, SO_ATTN_WORDS) words */
+    void (*queries)(const float *const *q, int n, int d, float scale, void *out);
+    /* s[i · stride + j] = Σ_e q[i][e] · k[j][e] for the whole page */
+    void (*scores)(so_attn_page k, const void *q, int n, int d, float *s, size_t stride);
+    /* o[i][d] += Σ_j p[i][j] · v[j][d], j < v.n ascending; rows of p are SO_ATTN_CHUNK apart */
+    void (*values)(so_attn_page v, const float *p, int n, int d, float *o);
 } so_attn_fns;
+
+/* Queries of a Q8_0 cache, block by block of 32 elements, n of each: */
+enum {
+    SO_ATTN_SCALE = 0,  /* float d_q */
+    SO_ATTN_START = 1,  /* int32 −128 · Σ q, for kernels whose keys must be unsigned */
+    SO_ATTN_BYTES = 2,  /* four int8, eight times */
+    SO_ATTN_WORDS = 10, /* of a block, for one query */
+};
 
 typedef struct so_kernels {
     so_cpu_level level;
@@ -126,9 +159,9 @@ typedef struct so_kernels {
     void (*exp)(float *out, const float *x, long n); /* what the others use; for tests */
     void (*to_f16)(uint16_t *out, const float *x, long n);
     int32_t (*argmax)(const float *x, int d); /* -1 where one is not finite */
-    so_attn_fns attn_f16, attn_f32;
-    /* out[d][n] = q[n][d] · scale */
-    void (*interleave)(const float *const *q, int n, int d, float scale, float *out);
+    so_attn_fns attn_f16, attn_f32, attn_q8;
+    /* 32 values of an entry of a Q8_0 cache; gives the half d */
+    uint16_t (*entry_q8)(const float *x, int8_t *q);
     /* s[lo … hi-1] = exp(s − m), m their largest, which it gives; *sum = lane16(s). Other places
      * of the chunk may be overwritten. */
     float (*softmax)(float *s, int lo, int hi, float *sum);
@@ -161,6 +194,9 @@ extern const so_kernels so_kernels_avx2, so_kernels_avxvnni, so_kernels_avx512, 
 
 #define SO_GELU_CUBIC 0.044715f
 #define SO_GELU_SCALE -0x1.988454p+0f /* −2·√(2/π) */
+
+#define SO_HALF_INF 0x7C00
+#define SO_HALF_NAN 0x7E00
 
 #define SO_ACT_TINY 0x1p-100f /* blocks whose largest value is below this count as zero */
 

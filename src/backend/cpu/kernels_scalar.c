@@ -170,10 +170,10 @@ static inline float entry(const void *p, size_t i, bool half) {
     return half ? so_f16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
 
-static void interleave(const float *const *q, int n, int d, float scale, float *out) {
+static void interleave(const float *const *q, int n, int d, float scale, void *out) {
     for (int i = 0; i < n; i++)
         for (int e = 0; e < d; e++)
-            out[e * n + i] = q[i][e] * scale;
+            ((float *)out)[e * n + i] = q[i][e] * scale;
 }
 
 static inline void scores(const void *k, const float *q, int n, int d, float *s, size_t stride,
@@ -190,27 +190,96 @@ static inline void scores(const void *k, const float *q, int n, int d, float *s,
         }
 }
 
-static inline void values(const void *v, int n_pos, const float *p, int n, int d, float *o,
-                          bool half) {
-    for (int j = 0; j < n_pos; j++)
+static inline void values(so_attn_page v, const float *p, int n, int d, float *o, bool half) {
+    for (int j = 0; j < v.n; j++)
         for (int e = 0; e < d; e++) {
-            float value = entry(v, (size_t)(j * d + e), half);
+            float value = entry(v.at, (size_t)((v.place + j) * d + e), half);
             for (int i = 0; i < n; i++)
                 o[i * d + e] = fmaf(p[i * SO_ATTN_CHUNK + j], value, o[i * d + e]);
         }
 }
 
-static void scores_f16(const void *k, const float *q, int n, int d, float *s, size_t stride) {
-    scores(k, q, n, d, s, stride, true);
+static void scores_f16(so_attn_page k, const void *q, int n, int d, float *s, size_t stride) {
+    scores(k.at, q, n, d, s, stride, true);
 }
-static void scores_f32(const void *k, const float *q, int n, int d, float *s, size_t stride) {
-    scores(k, q, n, d, s, stride, false);
+static void scores_f32(so_attn_page k, const void *q, int n, int d, float *s, size_t stride) {
+    scores(k.at, q, n, d, s, stride, false);
 }
-static void values_f16(const void *v, int n_pos, const float *p, int n, int d, float *o) {
-    values(v, n_pos, p, n, d, o, true);
+static void values_f16(so_attn_page v, const float *p, int n, int d, float *o) {
+    values(v, p, n, d, o, true);
 }
-static void values_f32(const void *v, int n_pos, const float *p, int n, int d, float *o) {
-    values(v, n_pos, p, n, d, o, false);
+static void values_f32(so_attn_page v, const float *p, int n, int d, float *o) {
+    values(v, p, n, d, o, false);
+}
+
+/* ---- a Q8_0 cache ---- */
+
+static uint16_t entry_q8(const float *x, int8_t *q) {
+    uint32_t max = 0;
+    for (int i = 0; i < SO_QK; i++) {
+        uint32_t a = so_f32_bits(x[i]) & 0x7FFFFFFFu;
+        max = a > max ? a : max;
+    }
+    uint16_t half = so_f32_to_f16(so_bits_f32(max) / 127.0f);
+    memset(q, 0, SO_QK);
+    if (half == 0 || half >= SO_HALF_INF)
+        return half == 0 ? 0 : SO_HALF_NAN;
+    float inverse = 1.0f / so_f16_to_f32(half);
+    for (int i = 0; i < SO_QK; i++)
+        q[i] = round_to_int8(x[i] * inverse);
+    return half;
+}
+
+static void queries_q8(const float *const *q, int n, int d, float scale, void *out) {
+    float *block = out;
+    for (int e = 0; e < d; e += SO_QK, block += SO_ATTN_WORDS * n)
+        for (int i = 0; i < n; i++) {
+            float x[SO_QK] = {0};
+            int8_t rounded[SO_QK];
+            for (int c = 0; c < SO_QK && e + c < d; c++)
+                x[c] = q[i][e + c] * scale;
+            block[SO_ATTN_SCALE * n + i] = quantize(x, SO_QK, rounded);
+            int32_t start = -128 * sum_of(rounded, SO_QK);
+            memcpy(block + SO_ATTN_START * n + i, &start, sizeof start);
+            for (int c = 0; c < SO_QK / 4; c++)
+                memcpy(block + (SO_ATTN_BYTES + c) * n + i, rounded + 4 * c, 4);
+        }
+}
+
+static int32_t dot_q8(const so_q8_keys *k, int j, const float *bytes, int n) {
+    int32_t sum = 0;
+    for (int c = 0; c < SO_QK / 4; c++) {
+        int8_t x[4];
+        memcpy(x, bytes + c * n, sizeof x);
+        for (int e = 0; e < 4; e++)
+            sum += x[e] * k->q[c][j][e];
+    }
+    return sum;
+}
+
+static void scores_q8(so_attn_page page, const void *q, int n, int d, float *s, size_t stride) {
+    const so_q8_keys *k = page.at;
+    const float *block = q;
+    for (int e = 0; e < d; e += SO_QK, k++, block += SO_ATTN_WORDS * n)
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < SO_KV_PAGE; j++) {
+                float *sum = s + (size_t)i * stride + j;
+                float scale = block[SO_ATTN_SCALE * n + i] * so_f16_to_f32(k->d[j]);
+                int32_t isum = dot_q8(k, j, block + SO_ATTN_BYTES * n + i, n);
+                *sum = fmaf(scale, (float)isum, e == 0 ? 0.0f : *sum);
+            }
+}
+
+static void values_q8(so_attn_page v, const float *p, int n, int d, float *o) {
+    int width = (d + SO_QK - 1) / SO_QK * SO_QK;
+    const int8_t *q = v.at;
+    const uint16_t *scales = (const void *)(q + SO_KV_PAGE * width);
+    for (int j = v.place; j < v.place + v.n; j++)
+        for (int e = 0; e < d; e++) {
+            float value = so_f16_to_f32(scales[e / SO_QK * SO_KV_PAGE + j]) * q[j * width + e];
+            for (int i = 0; i < n; i++)
+                o[i * d + e] = fmaf(p[i * SO_ATTN_CHUNK + j - v.place], value, o[i * d + e]);
+        }
 }
 
 static float softmax(float *s, int lo, int hi, float *sum) {
@@ -269,9 +338,10 @@ const so_kernels so_kernels_scalar = {
     .exp = exp_row,
     .to_f16 = to_f16,
     .argmax = argmax,
-    .attn_f16 = {scores_f16, values_f16},
-    .attn_f32 = {scores_f32, values_f32},
-    .interleave = interleave,
+    .attn_f16 = {interleave, scores_f16, values_f16},
+    .attn_f32 = {interleave, scores_f32, values_f32},
+    .attn_q8 = {queries_q8, scores_q8, values_q8},
+    .entry_q8 = entry_q8,
     .softmax = softmax,
     .merge = merge,
     .read_all = read_all,

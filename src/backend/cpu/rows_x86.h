@@ -2,7 +2,7 @@
  *
  *   v16                          sixteen floats: one 512-bit register, or two of 256 bits
  *   v_set1 v_load v_store        whole words; v_load_n, v_store_n touch the first n lanes alone
- *   v_load_f16(_n) v_load_bf16(_n)  the same, converted
+ *   v_load_f16(_n) v_load_bf16(_n) v_load_i8  the same, converted
  *   v_select_n(n, a, b)          lanes below n from a, the others from b
  *   v_add v_sub v_mul v_div v_fma v_fnma v_min v_max   fnma: c − a·b; min, max as the instructions
  *   v_times_pow2(p, t)           p · 2^n, n read from the bits of t (SO_EXP_MAGIC)

@@ -74,6 +74,10 @@ WORD v16 v_load_bf16_n(const uint16_t *p, int n) {
     memcpy(copy, p, (size_t)n * sizeof *p);
     return v_load_bf16(copy);
 }
+WORD __m256 i8_8(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+}
+WORD v16 v_load_i8(const int8_t *p) { return (v16){i8_8(p), i8_8(p + 8)}; }
 
 WORD __m256 times_pow2(__m256 p, __m256 t) {
     __m256i n =

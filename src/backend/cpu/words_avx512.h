@@ -41,6 +41,9 @@ WORD v16 v_load_f16_n(const uint16_t *p, int n) {
 WORD v16 v_load_bf16_n(const uint16_t *p, int n) {
     return bf16_to_v16(_mm256_maskz_loadu_epi16(below(n), p));
 }
+WORD v16 v_load_i8(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
+}
 
 /* One rounding, like two factors that are powers of two. */
 WORD v16 v_times_pow2(v16 p, v16 t) {

@@ -1,0 +1,143 @@
+/* Attention over one page of a Q8_0 cache, over the words of the including level.
+ *
+ * Scores are integer dot products: a lane is a position, and takes four neighbours of the head at a
+ * time. Integers are exact, so a block of 32 may be summed in any order; kernels.h states how
+ * blocks are joined. Values are made float once per page (d · q is exact) and summed by the tiles
+ * of attn_x86.h: rounding the weights as well, so that they could be summed as integers, would
+ * cost more than it saves.
+ *
+ * Included at the end of attn_x86.h. */
+
+enum { KEY_WORDS = SO_KV_PAGE / LANES };
+
+/* Dot products want one side unsigned: keys by an offset that SO_ATTN_START takes back or, without
+ * VNNI, by their sign, which the query's bytes take over. */
+#if HAS_DP
+#define vi_key(p) vi_xor(vi_load(p), vi_set8((char)0x80))
+#define vi_key_mac vi_pmac
+#define vi_key_start(p) vi_bcast(p)
+#else
+#define vi_key(p) vi_load(p)
+#define vi_key_mac vi_mac_q8
+#define vi_key_start(p) ((void)(p), vi_set32(0))
+#endif
+
+/* ---- rounding ---- */
+
+static uint16_t entry_q8(const float *x, int8_t *q) {
+    float amax = so_bits_f32(max_abs_bits(x, SO_QK));
+    uint16_t half = so_f32_to_f16(amax / 127.0f);
+    if (half == 0 || half >= SO_HALF_INF) {
+        zero32(q);
+        return half == 0 ? 0 : SO_HALF_NAN;
+    }
+    round32(x, _mm256_set1_ps(1.0f / so_f16_to_f32(half)), q);
+    return half;
+}
+
+static void query_q8(const float *q, int d, float scale, int n, float *block) {
+    float x[SO_QK] = {0};
+    int8_t rounded[SO_QK];
+    if (d == SO_QK) {
+        v_store(x, v_mul(v_load(q), v_set1(scale)));
+        v_store(x + 16, v_mul(v_load(q + 16), v_set1(scale)));
+    }
+    for (int c = 0; c < d && d < SO_QK; c++)
+        x[c] = q[c] * scale;
+    float inverse, *words = block + SO_ATTN_BYTES * n;
+    block[SO_ATTN_SCALE * n] = block_scale(x, SO_QK, &inverse);
+    __m128i s = inverse != 0.0f ? round32(x, _mm256_set1_ps(inverse), rounded) : zero32(rounded);
+    s = _mm_hadd_epi32(s, s);
+    int32_t start = -128 * _mm_cvtsi128_si32(_mm_hadd_epi32(s, s));
+    memcpy(block + SO_ATTN_START * n, &start, sizeof start);
+    for (int c = 0; c < SO_QK / 4; c++)
+        memcpy(words + c * n, rounded + 4 * c, 4);
+}
+
+static void queries_q8(const float *const *q, int n, int d, float scale, void *out) {
+    float *block = out;
+    for (int e = 0; e < d; e += SO_QK, block += SO_ATTN_WORDS * n)
+        for (int i = 0; i < n; i++)
+            query_q8(q[i] + e, SO_MIN(SO_QK, d - e), scale, n, block + i);
+}
+
+/* ---- scores ---- */
+
+/* One block of `n` queries of `all`; sums go on from those in s, or start. Few queries take turns
+ * between two sums, so that a product need not wait for the one before. */
+INLINE void block_tile(const so_q8_keys *k, feed next, const float *q, int all, bool start,
+                       const int n, float *s, size_t stride) {
+    enum { TURNS_MAX = 2 };
+    const int turns = n * KEY_WORDS <= 8 ? TURNS_MAX : 1;
+    const float *bytes = q + SO_ATTN_BYTES * all;
+    vi sum[12][KEY_WORDS][TURNS_MAX];
+    UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < KEY_WORDS; w++) {
+        sum[i][w][0] = vi_key_start(q + SO_ATTN_START * all + i);
+        sum[i][w][1] = vi_set32(0);
+    }
+    NO_UNROLL for (int c = 0; c < SO_QK / 4; c += turns) UNROLL for (int t = 0; t < turns; t++) {
+        vi key[KEY_WORDS];
+        UNROLL for (int w = 0; w < KEY_WORDS; w++) key[w] = vi_key(k->q[c + t][LANES * w]);
+        feed_row(next, c + t);
+        UNROLL for (int i = 0; i < n; i++) {
+            vi x = vi_bcast(bytes + (c + t) * all + i);
+            UNROLL for (int w = 0; w < KEY_WORDS; w++) sum[i][w][t] =
+                vi_key_mac(sum[i][w][t], key[w], x);
+        }
+    }
+    UNROLL for (int w = 0; w < KEY_WORDS; w++) {
+        vf scale = vf_halves(k->d + LANES * w);
+        UNROLL for (int i = 0; i < n; i++) {
+            float *to = s + (size_t)i * stride + LANES * w;
+            vf both = vf_mul(vf_set1(q[SO_ATTN_SCALE * all + i]), scale);
+            vi whole = turns > 1 ? vi_add32(sum[i][w][0], sum[i][w][1]) : sum[i][w][0];
+            vf_store(to, vf_fma(both, vf_from_int(whole), start ? vf_set1(0) : vf_load(to)));
+        }
+    }
+}
+
+static void scores_q8(so_attn_page page, const void *q, int n, int d, float *s, size_t stride) {
+    const so_q8_keys *k = page.at;
+    const float *block = q;
+    feed next = {page.next, sizeof k->q[0], 2};
+    for (int e = 0; e < d; e += SO_QK, k++, block += SO_ATTN_WORDS * n, next.at += sizeof *k) {
+        _mm_prefetch(next.at + sizeof k->q, _MM_HINT_T0);
+        for (int i = 0, size; i < n; i += size) {
+            size = tile_size(n - i, ATTN_SQ);
+            float *to = s + (size_t)i * stride;
+#define TILE(c) block_tile(k, next, block + i, n, e == 0, c, to, stride)
+            TILE_CASES(size, ATTN_SQ)
+#undef TILE
+        }
+    }
+}
+
+/* ---- values ---- */
+
+static void values_q8(so_attn_page v, const float *p, int n, int d, float *o) {
+    float wide[SO_KV_PAGE * SLAB] __attribute__((aligned(64)));
+    float scale[SO_KV_PAGE];
+    int width = (d + SO_QK - 1) / SO_QK * SO_QK;
+    const int8_t *q = (const int8_t *)v.at + v.place * width;
+    const uint16_t *halves = (const void *)((const int8_t *)v.at + SO_KV_PAGE * width);
+    const char *next = v.next, *next_halves = next + SO_KV_PAGE * width;
+    for (int e = 0; e < d; e += SLAB, next += SLAB) {
+        int from = SO_MIN(SLAB, width - e), whole = SO_MIN(SLAB, (d - e) / 16 * 16);
+        for (int b = 0; b < from; b += SO_QK) {
+            const uint16_t *half = halves + (e + b) / SO_QK * SO_KV_PAGE;
+            v_store(scale, v_load_f16(half));
+            v_store(scale + 16, v_load_f16(half + 16));
+            for (int j = 0; j < v.n; j++) {
+                const int8_t *row = q + j * width + e + b;
+                v16 by = v_set1(scale[v.place + j]);
+                v_store(wide + j * SLAB + b, v_mul(v_load_i8(row), by));
+                v_store(wide + j * SLAB + b + 16, v_mul(v_load_i8(row + 16), by));
+            }
+            _mm_prefetch(next_halves + 2 * (e + b), _MM_HINT_T0);
+        }
+        value_words a = {wide, SLAB, v.n, false, next, (size_t)width, 1};
+        value_tiles(a, p, n, d, whole, o + e);
+        value_rest(wide + whole, SLAB, v.n, p, n, d, SO_MIN(SLAB, d - e) - whole, false,
+                   o + e + whole);
+    }
+}
