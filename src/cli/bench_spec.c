@@ -27,6 +27,7 @@
 #include "cli/prompts.h"
 #include "cli/report.h"
 #include "cli/spec.h"
+#include "format/describe.h"
 
 enum { DEFAULT_PREDICT = 128, MAX_CATEGORIES = 256 };
 
@@ -307,13 +308,14 @@ static void print_category(const bench *g, const category *c, double gain) {
     double mean = c->rounds ? (double)c->accepted / (double)c->rounds : 0;
     double alpha = c->tested ? (double)c->accepted / (double)c->tested : 0;
     if (g->json) {
-        so_report_print_json(json_pack(
-            "{s:s, s:i, s:f, s:f, s:o, s:f, s:o, s:o, s:o, s:f, s:f}", "category", c->name,
-            "prompts", c->n_prompts, "plain_tps", rate(c->plain), "spec_tps", rate(c->spec),
-            "speedup", number(gain, gain > 0), "speedup_spread", spread(c), "mean_accepted",
-            number(mean, c->rounds > 0), "alpha", number(alpha, c->tested > 0), "identical",
-            g->exact ? json_boolean(c->n_different == 0) : json_null(), "plain_pass_ms",
-            pass_ms(c->plain), "spec_pass_ms", pass_ms(c->spec)));
+        so_report_print_json(
+            json_pack("{s:o, s:i, s:f, s:f, s:o, s:f, s:o, s:o, s:o, s:f, s:f}", "category",
+                      so_describe_json_text(so_str_c(c->name)), "prompts", c->n_prompts,
+                      "plain_tps", rate(c->plain), "spec_tps", rate(c->spec), "speedup",
+                      number(gain, gain > 0), "speedup_spread", spread(c), "mean_accepted",
+                      number(mean, c->rounds > 0), "alpha", number(alpha, c->tested > 0),
+                      "identical", g->exact ? json_boolean(c->n_different == 0) : json_null(),
+                      "plain_pass_ms", pass_ms(c->plain), "spec_pass_ms", pass_ms(c->spec)));
         return;
     }
     printf("%-16s %5d %9.2f %9.2f %7.2fx %6.2f %8.2f %6.2f  %s\n", c->name, c->n_prompts,

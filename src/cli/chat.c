@@ -25,6 +25,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "format/describe.h"
 
 enum { ROOM = 256 }; /* tokens kept free for an answer whose length is not limited */
 
@@ -64,7 +65,8 @@ void so_chat_say(const so_session *s, const char *fmt, ...) {
 static void fail_answer(so_session *s, const so_err *err) {
     s->n_failed++;
     if (s->json)
-        so_report_print_json(json_pack("{s:s}", "error", err->msg));
+        so_report_print_json(
+            json_pack("{s:o}", "error", so_describe_json_text(so_str_c(err->msg))));
     fprintf(stderr, "sooth chat: %s\n", err->msg);
 }
 

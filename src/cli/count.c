@@ -21,6 +21,7 @@
 #include "cli/progress.h"
 #include "cli/report.h"
 #include "draft/table.h"
+#include "format/describe.h"
 #include "model/hparams.h"
 #include "token/tokenizer.h"
 #include "token/utf8.h"
@@ -157,10 +158,10 @@ static void print_result(const job *j, bool json) {
     for (int i = 0; i < t->n_contexts; i++)
         n_contexts += t->starts[i + 1] > t->starts[i];
     if (json)
-        so_report_print_json(json_pack("{s:s, s:s, s:I, s:i, s:I, s:i}", "file", j->out, "kind",
-                                       kind, "tokens", (json_int_t)t->n_tokens, "contexts",
-                                       n_contexts, "entries", (json_int_t)n_entries, "vocabulary",
-                                       t->n_vocab));
+        so_report_print_json(json_pack("{s:o, s:s, s:I, s:i, s:I, s:i}", "file",
+                                       so_describe_json_text(so_str_c(j->out)), "kind", kind,
+                                       "tokens", (json_int_t)t->n_tokens, "contexts", n_contexts,
+                                       "entries", (json_int_t)n_entries, "vocabulary", t->n_vocab));
     else
         printf("%s: %" PRIu64 " tokens, %d contexts, %" PRIu32 " entries\nuse it with --spec "
                "'%s(%s)'\n",

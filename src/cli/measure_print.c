@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "cli/measure.h"
 #include "cli/report.h"
+#include "format/describe.h"
 
 /* --- text --- */
 
@@ -169,8 +170,8 @@ static json_t *acceptance_json(const so_measure *m, const so_measure_drafter *d,
                       number(so_ratio_error(&r->lenient[i])), "gamma",
                       r->lenient_gamma[i] ? json_integer(r->lenient_gamma[i]) : json_null(),
                       "speedup", number(r->lenient_gamma[i] ? r->lenient_speed[i] : NAN)));
-    return json_pack("{s:s, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:i, s:b, s:o}", "drafter",
-                     d->name, "temp", (double)m->temps[t], "kind",
+    return json_pack("{s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:i, s:b, s:o}", "drafter",
+                     so_describe_json_text(so_str_c(d->name)), "temp", (double)m->temps[t], "kind",
                      r->alpha.n > 0 ? json_string(kind_of(d, r)) : json_null(), "alpha",
                      number(so_ratio_value(&r->alpha)), "alpha_error",
                      number(so_ratio_error(&r->alpha)), "match", number(so_ratio_value(&r->match)),

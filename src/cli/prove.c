@@ -22,6 +22,7 @@
 #include "cli/prompts.h"
 #include "cli/report.h"
 #include "cli/spec.h"
+#include "format/describe.h"
 #include "kv/kv.h"
 
 enum { DEFAULT_PREDICT = 24, MAX_PROMPTS = 40, MAX_DRAFTERS = 8, MAX_DIFFERENCES = 5 };
@@ -420,7 +421,7 @@ static int print_verdict(const prover *v) {
     if (so_args_has(v->a, SO_OPT_JSON)) {
         json_t *names = json_array();
         for (int i = 0; i < v->n_drafters; i++)
-            json_array_append_new(names, json_string(v->drafters[i]));
+            json_array_append_new(names, so_describe_json_text(so_str_c(v->drafters[i])));
         so_report_print_json(json_pack(
             "{s:b, s:o, s:i, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:f}", "exact", exact, "drafters",
             names, "prompts", v->n_texts, "runs", (json_int_t)v->n_runs, "tokens",

@@ -24,6 +24,7 @@
 #include "cli/models.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "format/describe.h"
 
 typedef struct pull {
     const so_pull_model *m;
@@ -262,9 +263,10 @@ static void print_row(const so_pull_model *m, const char *path, bool json) {
                here ? "present" : "-", m->about);
         return;
     }
-    json_t *o = json_pack("{s:s, s:s?, s:b, s:I, s:s, s:s, s:s}", "name", m->name, "path",
-                          here ? path : NULL, "present", here, "bytes", (json_int_t)m->n_bytes,
-                          "sha256", m->sha256, "licence", m->licence, "about", m->about);
+    json_t *o = json_pack("{s:s, s:o, s:b, s:I, s:s, s:s, s:s}", "name", m->name, "path",
+                          here ? so_describe_json_text(so_str_c(path)) : json_null(), "present",
+                          here, "bytes", (json_int_t)m->n_bytes, "sha256", m->sha256, "licence",
+                          m->licence, "about", m->about);
     json_dumpf(o, stdout, JSON_COMPACT);
     putchar('\n');
     json_decref(o);

@@ -25,6 +25,7 @@
 #include "cli/spec.h"
 #include "cli/trace.h"
 #include "cli/view.h"
+#include "format/describe.h"
 
 enum { MAX_PROMPT_BYTES = 64 << 20 };
 
@@ -188,8 +189,9 @@ static void name_job(const job *j, json_t *o) {
 
 static void print_result(const job *j) {
     json_t *o = json_object();
-    json_t *result =
-        j->err.code ? json_pack("{s:s}", "error", j->err.msg) : so_report_json(&j->total);
+    json_t *result = j->err.code
+                         ? json_pack("{s:o}", "error", so_describe_json_text(so_str_c(j->err.msg)))
+                         : so_report_json(&j->total);
     name_job(j, o);
     json_object_update(o, result);
     json_decref(result);

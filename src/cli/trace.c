@@ -17,6 +17,8 @@
 #include "base/mem.h"
 #include "cli/options.h"
 #include "cli/report.h"
+#include "format/describe.h"
+#include "token/utf8.h"
 
 enum { MAX_BYTES = 256 << 20, MAX_STEPS = 1 << 20, LANE = 22, ROW = 74, LEFT = 150, WIDTH = 1100 };
 
@@ -116,15 +118,19 @@ static void draw_box(FILE *f, double x, double y, double w, const char *fill) {
             x, y, w, LANE, fill);
 }
 
+/* Any bytes, such as a file's name: XML must be UTF-8. */
 static void draw_label(FILE *f, double x, double y, const char *text) {
+    so_buf whole = {0};
+    so_utf8_repair(so_str_c(text), &whole);
     fprintf(f, "<text x=\"%.2f\" y=\"%.2f\">", x, y);
-    for (; *text; text++) {
-        if (*text == '<' || *text == '&')
-            fprintf(f, "&#%d;", *text);
-        else if ((unsigned char)*text >= ' ')
-            fputc(*text, f);
+    for (const char *p = so_buf_str(&whole).ptr; *p; p++) {
+        if (*p == '<' || *p == '&')
+            fprintf(f, "&#%d;", *p);
+        else if ((unsigned char)*p >= ' ')
+            fputc(*p, f);
     }
     fputs("</text>\n", f);
+    so_buf_free(&whole);
 }
 
 static void draw_run(FILE *f, const run_trace *t, double top, double scale) {
@@ -174,11 +180,12 @@ static int draw(const char *path, const run_trace *runs, int n, so_err *err) {
 static void print_run(const run_trace *t, bool json) {
     double per_pass = (double)t->emitted / t->n;
     if (json)
-        so_report_print_json(
-            json_pack("{s:s, s:i, s:I, s:f, s:f, s:f, s:f, s:I, s:I}", "file", t->path, "passes",
-                      t->n, "tokens", (json_int_t)t->emitted, "tokens_per_pass", per_pass, "ms",
-                      t->ms, "draft_ms", t->draft_ms, "pass_ms", t->pass_ms, "drafted",
-                      (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted));
+        so_report_print_json(json_pack("{s:o, s:i, s:I, s:f, s:f, s:f, s:f, s:I, s:I}", "file",
+                                       so_describe_json_text(so_str_c(t->path)), "passes", t->n,
+                                       "tokens", (json_int_t)t->emitted, "tokens_per_pass",
+                                       per_pass, "ms", t->ms, "draft_ms", t->draft_ms, "pass_ms",
+                                       t->pass_ms, "drafted", (json_int_t)t->drafted, "accepted",
+                                       (json_int_t)t->accepted));
     else
         printf("%s: %lld tokens in %d passes (%.2f per pass), %.1f ms: drafting %.1f, passes %.1f; "
                "%lld guesses, %lld accepted\n",

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "format/describe.h"
 #include "token/utf8.h"
 
 so_spec_label so_figures_label(const so_request *r) {
@@ -43,12 +44,13 @@ json_t *so_figures_spec(const so_spec_label *who, const so_request_stats *s) {
     bool none = strcmp(who->drafter, "none") == 0;
     so_rates x = so_stats_rates(s);
     json_t *o =
-        json_pack("{s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:o}", "drafter",
-                  who->drafter, "verify", none ? json_null() : verify_json(who), "rounds",
-                  s->rounds, "tokens_per_pass", rate_json(x.tokens_per_pass), "mean_accepted",
-                  rate_json(x.mean_accepted), "alpha", rate_json(x.alpha), "acceptance_rate",
-                  rate_json(x.acceptance_rate), "round_rate", rate_json(x.round_rate), "draft_ms",
-                  s->draft_ms, "verify_ms", s->verify_ms, "per_depth", per_depth_json(s));
+        json_pack("{s:o, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:o}", "drafter",
+                  so_describe_json_text(so_str_c(who->drafter)), "verify",
+                  none ? json_null() : verify_json(who), "rounds", s->rounds, "tokens_per_pass",
+                  rate_json(x.tokens_per_pass), "mean_accepted", rate_json(x.mean_accepted),
+                  "alpha", rate_json(x.alpha), "acceptance_rate", rate_json(x.acceptance_rate),
+                  "round_rate", rate_json(x.round_rate), "draft_ms", s->draft_ms, "verify_ms",
+                  s->verify_ms, "per_depth", per_depth_json(s));
     if (!none && who->verify == SO_VERIFY_LENIENT && who->lenience < 1)
         json_object_set_new(o, "lossy", json_true());
     return o;

@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "base/pool.h"
+#include "token/utf8.h"
 
 #define RUN "sooth run -m tiny.gguf --ignore-eos "
 
@@ -312,6 +313,41 @@ static void test_trace(void **state) {
     expect(f, 1, "none.jsonl", "sooth trace none.jsonl");
     expect(f, 1, "--trace", RUN "-p hello --trace no/such/folder");
     expect(f, 1, "--trace /dev/full: not all", RUN "-p hello -n 4 --trace /dev/full >/dev/null");
+}
+
+/* A file's name is any bytes; JSON and XML are UTF-8, also where a long name is cut. */
+static void test_names_of_any_bytes(void **state) {
+    fixture *f = *state;
+    char wide[80] = "x"; /* the label ends within a character */
+    const char *const names[] = {wide, "n\xFF.t"};
+    for (int i = 0; i < 30; i++)
+        memcpy(wide + 1 + 2 * i, "\xC3\xA4", 3);
+    spill(f, "text.txt", "the sea the sea the sea");
+    for (size_t i = 0; i < SO_LEN(names); i++) {
+        char line[600];
+        snprintf(line, sizeof line, "sooth count -m tiny.gguf -f text.txt -o '%s' --json",
+                 names[i]);
+        json_t *o = json_of(f, line);
+        assert_true(json_is_string(json_object_get(o, "file")));
+        json_decref(o);
+        snprintf(line, sizeof line, RUN "-p sea -n 4 --spec 'bigram(%s)' --trace '%s.j' --json",
+                 names[i], names[i]);
+        o = json_of(f, line);
+        assert_true(json_is_string(json_object_get(json_object_get(o, "spec"), "drafter")));
+        json_decref(o);
+        snprintf(line, sizeof line, "sooth trace '%s.j' --svg lanes.svg --json", names[i]);
+        json_decref(json_of(f, line));
+    }
+    so_buf svg = {0};
+    slurp(f, "lanes.svg", &svg);
+    assert_int_equal(so_utf8_valid_len(so_buf_str(&svg)), svg.len);
+    so_buf_free(&svg);
+    spill(f, "one.jsonl", "{\"prompt\":\"the sea\"}\n");
+    ran r = run(f, RUN "--prompts one.jsonl --json --spec 'bigram(none\xFF)'");
+    json_t *o = json_loads(text_of(&r.out), 0, NULL);
+    assert_true(json_is_string(json_object_get(o, "error")));
+    json_decref(o);
+    done(&r);
 }
 
 /* Words that were lost are no success. */
@@ -897,6 +933,7 @@ int main(void) {
         cmocka_unit_test(test_drafter_example),
         cmocka_unit_test(test_trace),
         cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_names_of_any_bytes),
         cmocka_unit_test(test_speculative_e2e),
         cmocka_unit_test(test_ends_in_mid_round),
         cmocka_unit_test(test_prove),
