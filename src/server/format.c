@@ -1,14 +1,19 @@
 /* See format.h.
  *
- *   whole    {"id","object","created","model","system_fingerprint","choices":[…],"usage","seed",
- *             "timings","spec"}
- *   stream   data: {…"choices":[{"index","delta"|"text",…}]}     one chunk for what is new, or,
- * with "sooth": {"rounds": true}, per round data: {… "finish_reason", "seed", "timings", "spec"}
- * the last chunk of each choice data: {"choices":[],"usage"}                           with
- * include_usage data: [DONE]
+ *   whole    {envelope, "choices": […], "usage", "seed", "timings", "spec"}
+ *   stream   data: {envelope, "choices": [{"index", "delta" or "text", …}]}
+ *                what is new; with "sooth": {"rounds": true} one for each round
+ *            data: {envelope, "choices": [{… "finish_reason"}], "seed", "timings", "spec"}
+ *                the last one of each choice
+ *            data: {envelope, "choices": [], "usage"}
+ *                with include_usage
+ *            data: [DONE]
  *
- * The two forms come from the same builders: concatenated pieces equal the whole. An error after
- * the stream has begun is an event of its own, and no [DONE] follows. */
+ * where the envelope is "id", "object", "created", "model", "system_fingerprint".
+ *
+ * The two forms show the same values: concatenated pieces equal the whole. A chunk is written
+ * member by member, not built as an object first: there is one for each token. An error after the
+ * stream has begun is an event of its own, and no [DONE] follows. */
 #include "server/format.h"
 
 #include <stdlib.h>
@@ -20,13 +25,15 @@ static const char *const ORIGINS[] = {[SO_ORIGIN_PLAIN] = "plain",
                                       [SO_ORIGIN_CORRECTION] = "correction",
                                       [SO_ORIGIN_BONUS] = "bonus"};
 
+enum { JSON_FLAGS = JSON_COMPACT | JSON_REAL_PRECISION(9) };
+
 static int append(const char *p, size_t n, void *user) {
     so_buf_append(user, p, n);
     return 0;
 }
 
 void so_format_json(json_t *o, so_buf *out) {
-    json_dump_callback(o, append, out, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    json_dump_callback(o, append, out, JSON_FLAGS);
     json_decref(o);
 }
 
@@ -196,34 +203,67 @@ bool so_format_error(const so_job *j, so_api_error *out) {
 
 /* --- streams --- */
 
-static void put_event(json_t *o, so_buf *out) {
-    so_buf_append_c(out, "data: ");
-    so_format_json(o, out);
-    so_buf_append_c(out, "\n\n");
+static void put_value(json_t *v, so_buf *out) {
+    json_dump_callback(v, append, out, JSON_ENCODE_ANY | JSON_FLAGS);
+    json_decref(v);
 }
 
-/* A chunk with one choice. delta: what is new, a text (taken over; NULL: none). */
-static json_t *chunk_json(const so_format *f, const so_choice *c, json_t *text, json_t *logprobs,
-                          const char *finish) {
-    const so_job *j = c->job;
-    json_t *o = envelope(f, j, is_chat(j) ? "chat.completion.chunk" : "text_completion");
-    json_t *choice = json_pack("{s:i}", "index", c->index);
-    if (is_chat(j)) {
-        json_t *delta = json_object();
-        if (!c->began)
-            json_object_set_new(delta, "role", json_string("assistant"));
-        if (text)
-            json_object_set_new(delta, "content", text);
-        json_object_set_new(choice, "delta", delta);
-    } else {
-        json_object_set_new(choice, "text", text ? text : json_string(""));
+static void put_member(const char *name, json_t *v, so_buf *out) {
+    so_buf_printf(out, ",\"%s\":", name);
+    put_value(v, out);
+}
+
+/* What all chunks of a stream begin with is made once: it is most of their bytes. */
+static void put_head(const so_format *f, so_job *j, so_buf *out) {
+    if (j->head.len == 0) {
+        so_format_json(envelope(f, j, is_chat(j) ? "chat.completion.chunk" : "text_completion"),
+                       &j->head);
+        j->head.len--; /* without the closing brace */
     }
-    json_object_set_new(choice, "logprobs", logprobs ? logprobs : json_null());
-    json_object_set_new(choice, "finish_reason", finish ? json_string(finish) : json_null());
-    json_object_set_new(o, "choices", json_pack("[o]", choice));
+    so_buf_append_c(out, "data: ");
+    so_buf_append(out, j->head.data, j->head.len);
+}
+
+/* A chunk with one choice; all of it is taken over. */
+typedef struct chunk {
+    json_t *text; /* what is new; NULL: none */
+    json_t *logprobs, *round;
+    const char *finish; /* the last one of the choice, with its figures */
+} chunk;
+
+static void put_delta(const so_choice *c, json_t *text, so_buf *out) {
+    const char *comma = text && !c->began ? "," : "";
+    so_buf_printf(out, "\"delta\":{%s%s", c->began ? "" : "\"role\":\"assistant\"", comma);
+    if (text) {
+        so_buf_append_c(out, "\"content\":");
+        put_value(text, out);
+    }
+    so_buf_append_char(out, '}');
+}
+
+static void put_chunk(const so_format *f, so_choice *c, const chunk *k, so_buf *out) {
+    so_job *j = c->job;
+    put_head(f, j, out);
+    so_buf_printf(out, ",\"choices\":[{\"index\":%d,", c->index);
+    if (is_chat(j)) {
+        put_delta(c, k->text, out);
+    } else {
+        so_buf_append_c(out, "\"text\":");
+        put_value(k->text ? k->text : json_string(""), out);
+    }
+    put_member("logprobs", k->logprobs ? k->logprobs : json_null(), out);
+    put_member("finish_reason", k->finish ? json_string(k->finish) : json_null(), out);
+    so_buf_append_c(out, "}]");
     if (j->rq.include_usage)
-        json_object_set_new(o, "usage", json_null());
-    return o;
+        so_buf_append_c(out, ",\"usage\":null");
+    if (k->round)
+        put_member("sooth", k->round, out);
+    if (k->finish) {
+        put_member("seed", json_integer((json_int_t)j->seed), out);
+        put_member("timings", so_figures_timings(&c->stats), out);
+        put_member("spec", so_figures_spec(&c->who, &c->stats), out);
+    }
+    so_buf_append_c(out, "}\n\n");
 }
 
 static void begin_choice(const so_format *f, so_choice *c, so_buf *out) {
@@ -234,7 +274,8 @@ static void begin_choice(const so_format *f, so_choice *c, so_buf *out) {
     if (so_job_scores(c->job))
         logprobs = so_format_logprobs(f, c, true, 0, 0);
     if (is_chat(c->job) || text.len)
-        put_event(chunk_json(f, c, string_json(&text, 0, text.len), logprobs, NULL), out);
+        put_chunk(f, c, &(chunk){.text = string_json(&text, 0, text.len), .logprobs = logprobs},
+                  out);
     c->began = true;
     so_buf_free(&text);
 }
@@ -249,23 +290,21 @@ static void put_tokens(const so_format *f, so_choice *c, int to, int k, so_buf *
         c->tokens_sent = to; /* held back: it comes with a later one */
         return;
     }
-    json_t *o = chunk_json(f, c, string_json(&c->text, c->text_sent, end), logprobs, NULL);
-    if (k >= 0)
-        json_object_set_new(o, "sooth", round_json(f, c, k, from, to));
-    put_event(o, out);
+    put_chunk(f, c,
+              &(chunk){.text = string_json(&c->text, c->text_sent, end),
+                       .logprobs = logprobs,
+                       .round = k >= 0 ? round_json(f, c, k, from, to) : NULL},
+              out);
     c->tokens_sent = to;
     c->text_sent = end;
 }
 
 static void end_choice(const so_format *f, so_choice *c, so_buf *out) {
     if (c->text_sent < c->ready_text) {
-        json_t *rest = string_json(&c->text, c->text_sent, c->ready_text);
-        put_event(chunk_json(f, c, rest, NULL, NULL), out);
+        put_chunk(f, c, &(chunk){.text = string_json(&c->text, c->text_sent, c->ready_text)}, out);
         c->text_sent = c->ready_text;
     }
-    json_t *o = chunk_json(f, c, NULL, NULL, so_finish_name(c->finish));
-    add_figures(o, c->job, &c->who, &c->stats);
-    put_event(o, out);
+    put_chunk(f, c, &(chunk){.finish = so_finish_name(c->finish)}, out);
     c->ended = true;
 }
 
@@ -290,10 +329,10 @@ static void advance(const so_format *f, so_choice *c, so_buf *out) {
 
 static void end_stream(const so_format *f, so_job *j, so_buf *out) {
     if (j->rq.include_usage) {
-        json_t *o = envelope(f, j, is_chat(j) ? "chat.completion.chunk" : "text_completion");
-        json_object_set_new(o, "choices", json_array());
-        json_object_set_new(o, "usage", usage_json(j));
-        put_event(o, out);
+        put_head(f, j, out);
+        so_buf_append_c(out, ",\"choices\":[]");
+        put_member("usage", usage_json(j), out);
+        so_buf_append_c(out, "}\n\n");
     }
     so_buf_append_c(out, "data: [DONE]\n\n");
 }
@@ -301,7 +340,9 @@ static void end_stream(const so_format *f, so_job *j, so_buf *out) {
 bool so_format_stream(const so_format *f, so_job *j, so_buf *out) {
     so_api_error err;
     if (so_format_error(j, &err)) {
-        put_event(so_api_error_json(&err), out);
+        so_buf_append_c(out, "data: ");
+        so_format_json(so_api_error_json(&err), out);
+        so_buf_append_c(out, "\n\n");
         return true;
     }
     for (int i = 0; i < j->n_choices; i++)

@@ -47,6 +47,7 @@ void so_job_free(so_job *j) {
     free(j->prompts);
     so_tokens_free(&j->expected);
     so_buf_free(&j->spec_text);
+    so_buf_free(&j->head);
     so_buf_free(&j->out);
     so_api_request_free(&j->rq);
     pthread_mutex_destroy(&j->lock);
@@ -180,7 +181,7 @@ void so_job_notify(so_job *j, const so_step_info *step, bool done) {
         c->ready_text = c->text.len;
         c->ready_end = c->finish != SO_FINISH_NONE;
     }
-    if (j->asleep) {
+    if (j->asleep && (done || j->rq.stream)) { /* an answer that is sent whole waits for its end */
         j->asleep = false;
         j->wake(j->wake_user);
     }

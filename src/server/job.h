@@ -119,7 +119,8 @@ struct so_job {
     int64_t t_accepted_ns, t_done_ns;
 
     /* HTTP thread */
-    so_buf out; /* formatted, not yet handed over */
+    so_buf head; /* of the chunks of a stream */
+    so_buf out;  /* formatted, not yet handed over */
     size_t out_at;
     bool out_done;
 

@@ -278,11 +278,48 @@ static void test_ends_before_it_began(void **state) {
     close_rig(&r);
 }
 
+/* --- a job by itself --- */
+
+static void count_wake(void *user) { (*(int *)user)++; }
+
+/* Tokens wake a stream each time it sleeps; an answer that is sent whole is woken once, at its end.
+ */
+static void test_whole_answers_sleep_to_their_end(void **state) {
+    (void)state;
+    static const char *const bodies[] = {"{\"prompt\": \"x\"}",
+                                         "{\"prompt\": \"x\", \"stream\": true}"};
+    for (int stream = 0; stream < 2; stream++) {
+        so_sample_params sample;
+        so_api_request rq;
+        so_api_error err;
+        so_step_info step = {0};
+        int n_wakes = 0;
+        so_sample_defaults(&sample);
+        assert_true(so_api_parse(SO_API_COMPLETION, so_str_c(bodies[stream]), &sample, &rq, &err));
+        so_job *j = so_job_create(&rq);
+        j->wake = count_wake;
+        j->wake_user = &n_wakes;
+        for (int i = 0; i < 5; i++) {
+            j->asleep = true;
+            so_job_notify(j, &step, false);
+            assert_int_equal(j->asleep, !stream);
+        }
+        assert_int_equal(n_wakes, stream ? 5 : 0);
+        j->asleep = true;
+        so_job_notify(j, &step, true);
+        assert_int_equal(n_wakes, stream ? 6 : 1);
+        so_job_notify(j, &step, true); /* awake: nobody is woken twice */
+        assert_int_equal(n_wakes, stream ? 6 : 1);
+        so_job_release(j);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many_clients),
         cmocka_unit_test(test_sudden_end),
         cmocka_unit_test(test_ends_before_it_began),
+        cmocka_unit_test(test_whole_answers_sleep_to_their_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
