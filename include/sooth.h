@@ -128,7 +128,7 @@ typedef struct sooth_engine_params {
     int n_ctx;               /* most tokens of one request; 0: the model's own, at most 4096 */
     int n_parallel;          /* most requests at once */
     int n_batch;             /* most prompt tokens in one pass; never changes what is generated */
-    int kv_f32;              /* keep the cache in 32-bit floats instead of 16 */
+    int kv_f32;              /* keep the cache in 32-bit floats instead of 16; see kv_type */
     int max_draft;           /* most guesses per step and request; 0: no speculation at all */
     const char *draft_model; /* a file or folder, for the drafter "model"; NULL: none */
     float draft_temp;        /* temperature of the draft model; negative: the request's */
@@ -137,6 +137,8 @@ typedef struct sooth_engine_params {
     const char *kv_layout; /* "paged" (NULL): shared pages; "slotted": a place for each request */
     int kv_pages; /* of the cache, 32 tokens each; 0: enough for all. With fewer, requests give way
                      to each other and are resumed, with the same text */
+    const char *kv_type; /* "f16", "f32" or "q8_0", which takes half the room of f16 and rounds
+                            more; NULL: as kv_f32 says */
 } sooth_engine_params;
 
 SOOTH_API void sooth_engine_params_init_sized(sooth_engine_params *p, size_t size);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "cli/load.h"
 #include "cli/models.h"
 #include "format/describe.h"
 #include "model/budget.h"
@@ -90,7 +91,7 @@ int so_cli_budget(const so_args *a, const char *target) {
     so_err err;
     const char *draft = so_args_str(a, SO_OPT_DRAFT_MODEL, NULL);
     const char *kv_type = so_args_str(a, SO_OPT_KV_TYPE, "f16");
-    so_dtype kv = strcmp(kv_type, "f32") == 0 ? SO_DTYPE_F32 : SO_DTYPE_F16;
+    so_dtype kv = so_cli_kv_dtype(a);
     int n_seqs = (int)so_args_int(a, SO_OPT_PARALLEL, 1), n = draft ? 2 : 1;
     int rc =
         read_part(target, "target", so_args_int(a, SO_OPT_CTX, -1), n_seqs, kv, &parts[0], &err);

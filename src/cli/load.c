@@ -42,6 +42,12 @@ int so_cli_open(const so_args *a, so_bundle *out) {
     return rc == SO_OK ? 0 : so_args_fail(a, &err);
 }
 
+so_dtype so_cli_kv_dtype(const so_args *a) {
+    so_dtype t = SO_DTYPE_F16;
+    so_dtype_parse(so_args_str(a, SO_OPT_KV_TYPE, "f16"), &t); /* one of the table's choices */
+    return t;
+}
+
 int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out) {
     int most = so_model_hparams(b->model)->n_ctx_train;
     so_engine_defaults(b->model, out);
@@ -52,8 +58,7 @@ int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out
     out->n_ctx = ctx == 0 ? most : (int)ctx;
     out->n_parallel = (int)so_args_int(a, SO_OPT_PARALLEL, 1);
     out->n_batch = (int)so_args_int(a, SO_OPT_BATCH, out->n_batch);
-    if (strcasecmp(so_args_str(a, SO_OPT_KV_TYPE, "f16"), "f32") == 0)
-        out->kv_dtype = SO_DTYPE_F32;
+    out->kv_dtype = so_cli_kv_dtype(a);
     if (strcasecmp(so_args_str(a, SO_OPT_KV_LAYOUT, "paged"), "slotted") == 0)
         out->kv_layout = SO_KV_SLOTTED;
     out->n_pages = (int)so_args_int(a, SO_OPT_KV_PAGES, 0);

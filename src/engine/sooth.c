@@ -192,6 +192,13 @@ static int open_draft(const sooth_model *m, const sooth_engine_params *p, so_bun
     return SO_OK;
 }
 
+static int cache_type(const sooth_engine_params *p, so_dtype *out, so_err *err) {
+    *out = p->kv_f32 ? SO_DTYPE_F32 : SO_DTYPE_F16;
+    if (p->kv_type && (!so_dtype_parse(p->kv_type, out) || !so_kv_dtype_ok(*out)))
+        return so_err_set(err, SO_EINVAL, "kv_type '%.40s': must be f16, f32 or q8_0", p->kv_type);
+    return SO_OK;
+}
+
 static int cache_opts(const sooth_engine_params *p, so_engine_opts *o, so_err *err) {
     const char *layout = p->kv_layout ? p->kv_layout : "paged";
     bool slotted = strcmp(layout, "slotted") == 0;
@@ -201,7 +208,7 @@ static int cache_opts(const sooth_engine_params *p, so_engine_opts *o, so_err *e
         return so_err_set(err, SO_ERANGE, "kv_pages %d: must not be negative", p->kv_pages);
     o->kv_layout = slotted ? SO_KV_SLOTTED : SO_KV_PAGED;
     o->n_pages = p->kv_pages;
-    return SO_OK;
+    return cache_type(p, &o->kv_dtype, err);
 }
 
 int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth_engine **out,
@@ -216,7 +223,6 @@ int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth
         o.n_ctx = p.n_ctx;
     o.n_parallel = p.n_parallel;
     o.n_batch = p.n_batch;
-    o.kv_dtype = p.kv_f32 ? SO_DTYPE_F32 : SO_DTYPE_F16;
     o.max_draft = p.max_draft;
     o.keep_costs = SO_KEEP_WORTHY;
     o.draft_temp = p.draft_temp;

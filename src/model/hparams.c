@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "backend/backend.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "model/fields.h"
@@ -104,5 +105,5 @@ int so_hparams_read(const so_checkpoint *ck, so_hparams *out, so_err *err) {
 
 int64_t so_hparams_kv_bytes_per_token(const so_hparams *hp, so_dtype kv_dtype) {
     return 2 * (int64_t)hp->n_layers * hp->n_heads_kv *
-           (int64_t)so_dtype_row_bytes(kv_dtype, hp->head_dim);
+           (int64_t)so_kv_entry_bytes(kv_dtype, hp->head_dim);
 }

@@ -27,7 +27,7 @@ static void count_seen(int window, int n_ctx, int n_rows, double *once, double *
 
 so_work so_model_work(const so_model *m, so_dtype kv_dtype, int n_ctx, int n_rows, int n_logits) {
     const so_hparams *hp = &m->hp;
-    double entry = 2.0 * (double)so_dtype_row_bytes(kv_dtype, hp->head_dim) * hp->n_heads_kv;
+    double entry = 2.0 * (double)so_kv_entry_bytes(kv_dtype, hp->head_dim) * hp->n_heads_kv;
     so_work w = {.n_bytes = (double)(m->weight_bytes - m->lookup_bytes)};
     if (n_logits == 0)
         w.n_bytes -= (double)m->output_bytes;

@@ -18,7 +18,7 @@ typedef struct fixture {
     so_load *load;
 } fixture;
 
-static void open_load(fixture *f, const char *model, uint64_t seed) {
+static void open_load(fixture *f, const char *model, so_dtype cache, uint64_t seed) {
     char path[64];
     snprintf(path, sizeof path, "golden/models/%s", model);
     so_rig_open(&f->target, so_test_data(path),
@@ -28,7 +28,7 @@ static void open_load(fixture *f, const char *model, uint64_t seed) {
         f->source[i] =
             (int32_t)(so_rng_uniform(&key, (uint32_t)(i % 23 + i / 150 * 50)) * f->target.n_vocab);
     f->load = so_load_create(&(so_load_opts){.target = f->target.m,
-                                             .kv_dtype = SO_DTYPE_F32,
+                                             .kv_dtype = cache,
                                              .n_requests = N_REQUESTS,
                                              .n_ctx = N_CTX,
                                              .max_prompt = MAX_PROMPT,
@@ -46,7 +46,7 @@ static void close_load(fixture *f) {
 
 static int open_fixture(void **state) {
     fixture *f = SO_NEW(fixture);
-    open_load(f, "llama", 1);
+    open_load(f, "llama", SO_DTYPE_F32, 1);
     *state = f;
     return 0;
 }
@@ -121,16 +121,18 @@ static void test_slots(void **state) {
     assert_int_equal(got.stats.prefix_hits, 0);
 }
 
-/* Other families, other draws; SOOTH_TEST_FULL=1 for many. */
+/* Other families, other draws, another cache; SOOTH_TEST_FULL=1 for many. */
 static void test_families(void **state) {
     (void)state;
     static const char *const models[] = {"gemma3", "qwen3", "mistral_window", "qwen2", "llama"};
+    static const so_dtype caches[] = {SO_DTYPE_F32, SO_DTYPE_Q8_0};
     int n = so_test_full() ? 40 : 2;
     for (int i = 0; i < n; i++) {
         fixture *f = SO_NEW(fixture);
         so_load_result got;
-        open_load(f, models[(size_t)i % SO_LEN(models)], (uint64_t)(2 + i));
+        open_load(f, models[(size_t)i % SO_LEN(models)], caches[i % 2], (uint64_t)(2 + i));
         so_engine_opts o = usual(f);
+        o.kv_dtype = caches[i % 2];
         o.n_pages = 12 + i % 16;
         o.n_batch = 16 << i % 3;
         o.prefix_cache = true;

@@ -397,6 +397,45 @@ static void generate(sooth_engine *e, const sooth_params *p, sooth_result *r) {
         fail_msg("%s", err.message);
 }
 
+/* A cache of another type is another model: with guesses and without they say the same, and each
+ * type by its name. */
+static void test_cache_types(void **state) {
+    fixture *f = *state;
+    static const char *const types[] = {NULL, "f16", "F32", "q8_0"};
+    sooth_error err;
+    sooth_result named[SO_LEN(types)], got;
+    sooth_engine_params ep;
+    for (size_t i = 0; i < SO_LEN(types); i++) {
+        sooth_params p = seeded(4, 30);
+        sooth_engine *e = NULL;
+        sooth_engine_params_init(&ep);
+        ep.draft_model = f->path;
+        ep.kv_type = types[i];
+        assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_OK);
+        p.spec = "none";
+        generate(e, &p, &named[i]);
+        p.spec = "model";
+        p.spec_length = 4;
+        generate(e, &p, &got);
+        assert_int_equal(got.n_tokens, named[i].n_tokens);
+        assert_memory_equal(got.tokens, named[i].tokens, got.n_tokens * sizeof *got.tokens);
+        assert_true(got.timings.draft_n_accepted > 10);
+        sooth_result_deinit(&got);
+        sooth_engine_free(e);
+    }
+    assert_string_equal(named[0].text, named[1].text);
+    for (size_t i = 0; i < SO_LEN(types); i++)
+        sooth_result_deinit(&named[i]);
+    static const char *const bad[] = {"q8", "Q4_0", "", "bf16"};
+    for (size_t i = 0; i < SO_LEN(bad); i++) {
+        sooth_engine *e = NULL;
+        ep.kv_type = bad[i];
+        assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_EINVAL);
+        assert_non_null(strstr(err.message, "must be f16, f32 or q8_0"));
+        assert_null(e);
+    }
+}
+
 static void test_own_drafter(void **state) {
     fixture *f = *state;
     sooth_error err;
@@ -625,6 +664,7 @@ int main(void) {
         WITH_FIXTURE(test_old_struct_size),
         WITH_FIXTURE(test_logprobs),
         WITH_FIXTURE(test_old_result_without_logprobs),
+        WITH_FIXTURE(test_cache_types),
         WITH_FIXTURE(test_own_drafter),
         WITH_FIXTURE(test_prediction_and_metrics),
         WITH_FIXTURE(test_cache_settings),

@@ -56,6 +56,9 @@ static void llama_1b_3b(void **state) {
     budget_of_config(LLAMA_3_2(3072, 28, 24, 128), 0, 1, SO_DTYPE_F32, &b);
     assert_int_equal(b.kv_bytes_per_token, 2 * 114688);
     assert_int_equal(b.ctx, 131072);
+
+    budget_of_config(LLAMA_3_2(3072, 28, 24, 128), 4096, 8, SO_DTYPE_Q8_0, &b);
+    assert_int_equal(b.kv_bytes_per_token, 114688 / 64 * 34);
 }
 
 /* The count made from the shape is the count of the tensors. */

@@ -74,6 +74,8 @@ static const so_dtype DTYPES[] = {SO_DTYPE_F32,  SO_DTYPE_F16,  SO_DTYPE_BF16, S
                                   SO_DTYPE_Q2_K, SO_DTYPE_Q3_K, SO_DTYPE_Q4_K, SO_DTYPE_Q5_K,
                                   SO_DTYPE_Q6_K};
 enum { N_DTYPES = sizeof DTYPES / sizeof DTYPES[0] };
+static const so_dtype CACHES[] = {SO_DTYPE_F16, SO_DTYPE_F32, SO_DTYPE_Q8_0};
+enum { N_CACHES = sizeof CACHES / sizeof CACHES[0] };
 
 static char *g_dir, *g_wide, *g_thin, *g_windowed, *g_sick, *g_sick_heads; /* files */
 
@@ -227,8 +229,8 @@ static void chunks_and_threads(void **state) {
     int32_t tokens[N];
     so_shape_tokens(&WIDE, 12, tokens, N);
     for (int d = 0; d < N_DTYPES; d++)
-        for (int kv = 0; kv < 2; kv++) {
-            so_rig_opts o = options(DTYPES[d], SO_CPU_SCALAR, 1, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+        for (int kv = 0; kv < N_CACHES; kv++) {
+            so_rig_opts o = options(DTYPES[d], SO_CPU_SCALAR, 1, CACHES[kv]);
             float *ref = NULL;
             for (int l = 0; l < n_levels; l++)
                 for (int t = 1; t <= 4; t++)
@@ -398,12 +400,11 @@ static void trees_and_compaction(void **state) {
     so_cpu_level levels[8];
     int n_levels = so_rig_levels(levels), turn = 0;
     for (int l = 0; l < n_levels; l++)
-        for (int kv = 0; kv < 2; kv++)
+        for (int kv = 0; kv < N_CACHES; kv++)
             for (int d = 0; d < N_DTYPES; d++) {
                 if (!so_test_full() && (d + l + kv) % (4 * THIN_BY) != 0)
                     continue;
-                so_rig_opts o =
-                    options(DTYPES[d], levels[l], 1 + turn % 4, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+                so_rig_opts o = options(DTYPES[d], levels[l], 1 + turn % 4, CACHES[kv]);
                 o.deferred = turn++ % 3 == 2;
                 speculate(g_wide, o, &WIDE, 6, 24);
                 speculate(g_windowed, o, &WINDOWED, 12, 48);
@@ -424,7 +425,7 @@ static void trees_of_every_architecture(void **state) {
         snprintf(sub, sizeof sub, "golden/models/%s", names[i]);
         snprintf(folder, sizeof folder, "%s", so_test_data(sub));
         so_rig_opts o = {.level = so_cpu_best_level(), .n_threads = 2, .deferred = i % 2 == 1};
-        o.kv_dtype = i % 2 ? SO_DTYPE_F16 : SO_DTYPE_F32;
+        o.kv_dtype = CACHES[i % N_CACHES];
         speculate(folder, o, &golden, 8, 20);
     }
 }
@@ -436,9 +437,8 @@ static void sick_branches(void **state) {
     so_cpu_level levels[8];
     int n_levels = so_rig_levels(levels);
     for (int l = 0; l < n_levels; l++)
-        for (int kv = 0; kv < 2; kv++) {
-            so_rig_opts o = options(SO_DTYPE_F32, levels[l], 1 + (l + kv) % 4,
-                                    kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+        for (int kv = 0; kv < N_CACHES; kv++) {
+            so_rig_opts o = options(SO_DTYPE_F32, levels[l], 1 + (l + kv) % 4, CACHES[kv]);
             o.model.quantize = false;
             o.deferred = (l + kv) % 3 == 2;
             speculate(g_sick, o, &SICK, 12, 24);
@@ -531,10 +531,9 @@ static void neighbours(void **state) {
     so_cpu_level levels[8];
     int n_levels = so_rig_levels(levels), turn = 0;
     for (int l = 0; l < n_levels; l++)
-        for (int kv = 0; kv < 2; kv++)
+        for (int kv = 0; kv < N_CACHES; kv++)
             for (int t = 1; t <= 4; t++, turn++) {
-                so_rig_opts o =
-                    options(SO_DTYPE_F32, levels[l], t, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+                so_rig_opts o = options(SO_DTYPE_F32, levels[l], t, CACHES[kv]);
                 o.model.quantize = false;
                 o.n_pages = 40; /* all of them are poisoned first */
                 o.deferred = turn % 3 == 1;
@@ -552,8 +551,8 @@ static void stale_pages(void **state) {
     so_cpu_level levels[8];
     int n_levels = so_rig_levels(levels);
     for (int l = 0; l < n_levels; l++)
-        for (int kv = 0; kv < 2; kv++) {
-            so_rig_opts o = options(SO_DTYPE_F32, levels[l], 2, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+        for (int kv = 0; kv < N_CACHES; kv++) {
+            so_rig_opts o = options(SO_DTYPE_F32, levels[l], 2, CACHES[kv]);
             o.model.quantize = false;
             o.n_pages = 10;
             float *ref = reference(g_sick, o, tokens, N);
@@ -619,8 +618,8 @@ static void forked_pages(void **state) {
     int32_t trunk[N], branch[4];
     so_shape_tokens(&THIN, 17, trunk, N);
     so_shape_tokens(&THIN, 18, branch, 4);
-    for (int kv = 0; kv < 2; kv++) {
-        so_rig_opts o = options(SO_DTYPE_F32, SO_CPU_SCALAR, 1, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+    for (int kv = 0; kv < N_CACHES; kv++) {
+        so_rig_opts o = options(SO_DTYPE_F32, SO_CPU_SCALAR, 1, CACHES[kv]);
         o.model.quantize = false;
         float *want = reference(g_thin, o, trunk, N);
         for (int l = 0; l < n_levels; l++) {
@@ -676,8 +675,10 @@ static void contexts_around_borders(void **state) {
     int n_levels = so_rig_levels(levels);
     int32_t *tokens = SO_NEW_N(int32_t, N);
     so_shape_tokens(&THIN, 16, tokens, N);
-    for (int kv = 0; kv < 2; kv++) {
-        so_rig_opts o = options(SO_DTYPE_F32, SO_CPU_SCALAR, 1, kv ? SO_DTYPE_F32 : SO_DTYPE_F16);
+    for (int kv = 0; kv < N_CACHES; kv++) {
+        if (CACHES[kv] == SO_DTYPE_F32 && !so_test_full())
+            continue; /* as F16 but for the loads */
+        so_rig_opts o = options(SO_DTYPE_F32, SO_CPU_SCALAR, 1, CACHES[kv]);
         o.model.quantize = false;
         float *ref = reference(g_thin, o, tokens, N);
         for (int l = 0; l < n_levels; l++) {
