@@ -12,7 +12,7 @@ that count. Between turns both are idle until their threads sleep; what an idle 
   context   passes of 1 and 8 behind 4096
 
 llama.cpp runs as its library does with --threads for both kinds of batches, memory-mapped, weights repacked where it has
-a layout for them, F16 cache; with and without flash attention, and for each cell the better one (by two rounds of
+a layout for them; both with an F16 cache, unless --kv-type (ours) and --peer-kv-type (theirs) say otherwise; with and without flash attention, and for each cell the better one (by two rounds of
 warm-up) counts. ours / theirs is the ratio of the medians over rounds; the spread is the middle half of the rounds' own
 ratios. The limit is max(bytes / bandwidth, multiply-adds / peak) of the pass, both measured in every round by sooth's
 threads (bandwidth over a buffer of the weights' size). A pair of turns in which the threads of either engine had to wait
@@ -41,7 +41,7 @@ class Ours:
     """`sooth bench passes`, asked line by line."""
 
     def __init__(self, a, model, n_ctx):
-        cmd = [a.sooth, "bench", "passes", "-m", model, "-t", str(a.threads), "-c", str(n_ctx)]
+        cmd = [a.sooth, "bench", "passes", "-m", model, "-t", str(a.threads), "-c", str(n_ctx), "--kv-type", a.kv_type]
         self.p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
                                   preexec_fn=lambda: os.sched_setaffinity(0, CORES))
         self.about = self.answer()
@@ -66,8 +66,9 @@ class Ours:
 class Theirs:
     """The library behind llama-cpp-python; one context for each length and kind of attention."""
 
-    def __init__(self, lib, model, threads):
+    def __init__(self, lib, model, threads, cache):
         self.lib, self.threads, self.contexts = lib, threads, {}
+        self.cache = {"f32": 0, "f16": 1, "q8_0": 8}[cache]  # ggml's numbers
         params = lib.llama_model_default_params()
         if hasattr(params, "use_mmap"):
             params.use_mmap = True
@@ -82,6 +83,7 @@ class Theirs:
             lib, p = self.lib, self.lib.llama_context_default_params()
             p.n_ctx, p.n_batch, p.n_ubatch = length + PROMPT, PROMPT, PROMPT
             p.n_threads = p.n_threads_batch = self.threads
+            p.type_k = p.type_v = self.cache
             p.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
             ctx = lib.llama_init_from_model(self.model, p)
             for at in range(0, length, PROMPT):
@@ -150,9 +152,9 @@ def warm_up(cells, ours, theirs):
     for cell in cells:
         best = {}
         for _ in range(2):
-            for flash in (False, True):
+            for flash in (False, True) if theirs.cache < 8 else (True,):  # without it, no quantised values
                 best[flash] = min(best.get(flash, 1e9), *theirs.run(cell, 2, flash))
-        cell["flash"] = best[True] < best[False]
+        cell["flash"] = best[True] < best.get(False, 1e9)
         slow = best[cell["flash"]]
         cell["settle"] = max(1, min(10, int(SETTLE / slow))) if slow < 1500 else 0
         cell["count"] = 5 if slow < 60 else 3 if slow < 250 else 1
@@ -194,7 +196,7 @@ def one_round(number, cells, ours, theirs):
 
 def measure(a, lib, model, stop):
     n_ctx = FAR + PROMPT if "context" in a.only else NEAR + PROMPT
-    ours, theirs = Ours(a, model, n_ctx), Theirs(lib, model, a.threads)
+    ours, theirs = Ours(a, model, n_ctx), Theirs(lib, model, a.threads, a.peer_kv_type)
     cells, rounds = make_cells(a.only), []
     warm_up(cells, ours, theirs)
     for cell in cells:
@@ -295,6 +297,8 @@ def main():
     here = os.path.dirname(os.path.abspath(__file__))
     p.add_argument("-m", "--model", action="append", default=[])
     p.add_argument("-t", "--threads", type=int, default=2)
+    p.add_argument("--kv-type", default="f16", choices=("f16", "f32", "q8_0"))
+    p.add_argument("--peer-kv-type", default="f16", choices=("f16", "f32", "q8_0"))
     p.add_argument("--rounds", type=int, default=15)
     p.add_argument("--seconds", type=float, default=1e9, help="for each model, loading included")
     p.add_argument("--only", default="widths,prompt,context")

@@ -26,6 +26,7 @@ enum {
     QUERIES = SO_ATTN_QUERIES,
     FLOATS_MAX = 4096, /* queries times head dimension of a unit */
     FEW = 12,          /* queries: units are not made smaller to keep threads busy */
+    AHEAD = 2,         /* pages: at n = 1 one is used in less time than memory takes to answer */
     LONG = 1024,       /* positions: reading them twice costs more than keeping parts of chunks */
 };
 
@@ -42,6 +43,7 @@ typedef struct unit {
     int first_head, n_heads, head_kv;
     int n, d;     /* queries, row by row and head by head; head dimension */
     int from, to; /* first positions of the first and last chunk that a row sees */
+    int last;     /* position that a row sees */
 } unit;
 
 /* What a row sees of a chunk: lo … hi-1; those below `own` lie in the slots of their numbers. */
@@ -49,10 +51,11 @@ typedef struct span {
     int lo, hi, own;
 } span;
 
-/* A chunk of a unit: its first position, and what will be read after it. */
+/* A chunk of a unit: its first position, the pages that rows see of it, and the first page of what
+ * the member does next. */
 typedef struct chunk {
     int first;
-    const void *after;
+    int page, n_pages, after;
     span spans[QUERIES]; /* of each row */
 } chunk;
 
@@ -106,17 +109,25 @@ static span span_of(const so_op *op, const so_attn_row *row, int first) {
     return (span){lo, hi, SO_MIN(SO_MAX(row->n_prefix - first, lo), hi)};
 }
 
+/* What is read AHEAD pages after the i-th: all keys of a chunk come first, then its values, then
+ * the keys of the next one. */
+static const void *ahead_of(const unit *w, const chunk *c, int i) {
+    i += AHEAD;
+    if (i < c->n_pages)
+        return keys_at(w, c->page + i);
+    if (i < 2 * c->n_pages)
+        return values_at(w, c->page + i - c->n_pages);
+    return keys_at(w, SO_MIN(c->after + i - 2 * c->n_pages, w->last / PAGE));
+}
+
 /* ---- scores ---- */
 
-/* Positions lo … hi-1, where no row has slots of its own: scores lie as the pages do. Each page
- * fetches the next one; the last keys, the first values. */
-static void score_chain(const unit *w, const void *q, const chunk *c, int lo, int hi, float *s) {
-    for (int j = lo / PAGE * PAGE; j < hi; j += PAGE) {
-        int page = (c->first + j) / PAGE;
-        const void *next =
-            j + PAGE < hi ? keys_at(w, page + 1) : values_at(w, (c->first + lo) / PAGE);
-        so_attn_page k = {keys_at(w, page), next, 0, PAGE};
-        w->fns->scores(k, q, w->n, w->d, s + j, CHUNK);
+/* Where no row has slots of its own, scores lie as the pages do. */
+static void score_chain(const unit *w, const void *q, const chunk *c, float *s) {
+    float *to = s + (c->page * PAGE - c->first);
+    for (int i = 0; i < c->n_pages; i++, to += PAGE) {
+        so_attn_page k = {keys_at(w, c->page + i), ahead_of(w, c, i), 0, PAGE};
+        w->fns->scores(k, q, w->n, w->d, to, CHUNK);
     }
 }
 
@@ -165,7 +176,7 @@ static void own_values(const unit *w, const chunk *c, int from, int to, int i, i
     for (int j = from, end; j < to; j = end) {
         end = SO_MIN(to, (j / PAGE + 1) * PAGE);
         int page = (c->first + j) / PAGE;
-        const void *next = end < to ? values_at(w, page + 1) : c->after;
+        const void *next = ahead_of(w, c, c->n_pages + page - c->page);
         so_attn_page v = {values_at(w, page), next, j % PAGE, end - j};
         w->fns->values(v, p + i * CHUNK + j, n, w->d, o + i * w->d);
     }
@@ -205,7 +216,7 @@ static void sum_values(const unit *w, const chunk *c, const float *p, float *o) 
 /* q: as fns->queries has made them. `after`: the chunk that comes next, or this one again. */
 static void attend_chunk(const unit *w, const void *q, int first, int after, part out) {
     float s[QUERIES * CHUNK];
-    chunk c = {.first = first, .after = keys_at(w, after / PAGE)};
+    chunk c = {.first = first, .after = after / PAGE};
     int lo = CHUNK, hi = 0;
     bool tails = false;
     for (int r = 0; r < w->n_rows; r++) {
@@ -215,10 +226,12 @@ static void attend_chunk(const unit *w, const void *q, int first, int after, par
             lo = SO_MIN(lo, sp.lo);
         hi = SO_MAX(hi, sp.hi);
     }
+    c.page = (first + SO_MIN(lo, hi)) / PAGE;
+    c.n_pages = (first + hi + PAGE - 1) / PAGE - c.page;
     if (tails)
         score_tree(w, q, &c, s);
     else
-        score_chain(w, q, &c, lo, hi, s);
+        score_chain(w, q, &c, s);
     for (int i = 0; i < w->n; i++) {
         span sp = c.spans[i / w->n_heads];
         if (sp.lo < sp.hi)
@@ -405,10 +418,11 @@ static plan make_plan(const so_cpu *b, const so_op *op, int count) {
 
 /* Which chunks the unit's rows see. */
 static void set_range(unit *w) {
-    w->from = INT32_MAX, w->to = 0;
+    w->from = INT32_MAX, w->to = w->last = 0;
     for (int r = 0; r < w->n_rows; r++) {
         w->from = SO_MIN(w->from, begin_of(w->op, &w->rows[r]) / CHUNK * CHUNK);
         w->to = SO_MAX(w->to, w->rows[r].pos / CHUNK * CHUNK);
+        w->last = SO_MAX(w->last, w->rows[r].pos);
     }
     w->n = w->n_rows * w->n_heads;
 }

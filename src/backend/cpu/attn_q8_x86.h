@@ -63,34 +63,40 @@ static void queries_q8(const float *const *q, int n, int d, float scale, void *o
 
 /* ---- scores ---- */
 
+/* Four elements of the head: their keys with `n` queries, whose bytes lie at x. */
+INLINE void key_step(const int8_t (*k)[4], const float *x, const int n, vi (*sum)[KEY_WORDS]) {
+    vi key[KEY_WORDS];
+    UNROLL for (int w = 0; w < KEY_WORDS; w++) key[w] = vi_key(k[LANES * w]);
+    UNROLL for (int i = 0; i < n; i++) {
+        vi bytes = vi_bcast(x + i);
+        UNROLL for (int w = 0; w < KEY_WORDS; w++) sum[i][w] = vi_key_mac(sum[i][w], key[w], bytes);
+    }
+}
+
 /* One block of `n` queries of `all`; sums go on from those in s, or start. Few queries take turns
  * between two sums, so that a product need not wait for the one before. */
 INLINE void block_tile(const so_q8_keys *k, feed next, const float *q, int all, bool start,
                        const int n, float *s, size_t stride) {
-    enum { TURNS_MAX = 2 };
-    const int turns = n * KEY_WORDS <= 8 ? TURNS_MAX : 1;
+    const bool turns = n * KEY_WORDS <= 8;
     const float *bytes = q + SO_ATTN_BYTES * all;
-    vi sum[12][KEY_WORDS][TURNS_MAX];
+    vi sum[12][KEY_WORDS], odd[12][KEY_WORDS];
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < KEY_WORDS; w++) {
-        sum[i][w][0] = vi_key_start(q + SO_ATTN_START * all + i);
-        sum[i][w][1] = vi_set32(0);
+        sum[i][w] = vi_key_start(q + SO_ATTN_START * all + i);
+        if (turns)
+            odd[i][w] = vi_set32(0);
     }
-    NO_UNROLL for (int c = 0; c < SO_QK / 4; c += turns) UNROLL for (int t = 0; t < turns; t++) {
-        vi key[KEY_WORDS];
-        UNROLL for (int w = 0; w < KEY_WORDS; w++) key[w] = vi_key(k->q[c + t][LANES * w]);
-        feed_row(next, c + t);
-        UNROLL for (int i = 0; i < n; i++) {
-            vi x = vi_bcast(bytes + (c + t) * all + i);
-            UNROLL for (int w = 0; w < KEY_WORDS; w++) sum[i][w][t] =
-                vi_key_mac(sum[i][w][t], key[w], x);
-        }
+    NO_UNROLL for (int c = 0; c < SO_QK / 4; c += 2, bytes += 2 * all) {
+        key_step(k->q[c], bytes, n, sum);
+        key_step(k->q[c + 1], bytes + all, n, turns ? odd : sum);
+        feed_row(next, c);
+        feed_row(next, c + 1);
     }
     UNROLL for (int w = 0; w < KEY_WORDS; w++) {
         vf scale = vf_halves(k->d + LANES * w);
         UNROLL for (int i = 0; i < n; i++) {
             float *to = s + (size_t)i * stride + LANES * w;
             vf both = vf_mul(vf_set1(q[SO_ATTN_SCALE * all + i]), scale);
-            vi whole = turns > 1 ? vi_add32(sum[i][w][0], sum[i][w][1]) : sum[i][w][0];
+            vi whole = turns ? vi_add32(sum[i][w], odd[i][w]) : sum[i][w];
             vf_store(to, vf_fma(both, vf_from_int(whole), start ? vf_set1(0) : vf_load(to)));
         }
     }
@@ -114,30 +120,52 @@ static void scores_q8(so_attn_page page, const void *q, int n, int d, float *s, 
 
 /* ---- values ---- */
 
+typedef struct q8_values {
+    const int8_t *q;
+    const uint16_t *halves;
+    int width; /* bytes of a position */
+} q8_values;
+
+INLINE q8_values q8_page(so_attn_page v, int d) {
+    int width = (d + SO_QK - 1) / SO_QK * SO_QK;
+    const int8_t *at = v.at;
+    return (q8_values){at + v.place * width, (const void *)(at + SO_KV_PAGE * width), width};
+}
+
+/* Scales of the blocks from element e on, SLAB elements at most, as floats. */
+INLINE void scales_q8(q8_values a, int e, float *scale) {
+    const uint16_t *half = a.halves + e / SO_QK * SO_KV_PAGE;
+    for (int i = 0; i < SO_MIN(SLAB, a.width - e) / SO_QK * SO_KV_PAGE; i += 16)
+        v_store(scale + i, v_load_f16(half + i));
+}
+
+/* Elements e … of the page made float. */
+INLINE void widen_q8(q8_values a, int n_pos, int e, const float *scale, float *wide) {
+    for (int b = 0; b < SO_MIN(SLAB, a.width - e); b += 16)
+        for (int j = 0; j < n_pos; j++)
+            v_store(wide + j * SLAB + b, v_mul(v_load_i8(a.q + j * a.width + e + b),
+                                               v_set1(scale[b / SO_QK * SO_KV_PAGE + j])));
+}
+
 static void values_q8(so_attn_page v, const float *p, int n, int d, float *o) {
     float wide[SO_KV_PAGE * SLAB] __attribute__((aligned(64)));
-    float scale[SO_KV_PAGE];
-    int width = (d + SO_QK - 1) / SO_QK * SO_QK;
-    const int8_t *q = (const int8_t *)v.at + v.place * width;
-    const uint16_t *halves = (const void *)((const int8_t *)v.at + SO_KV_PAGE * width);
-    const char *next = v.next, *next_halves = next + SO_KV_PAGE * width;
+    float scale[SLAB / SO_QK * SO_KV_PAGE];
+    q8_values page = q8_page(v, d);
+    const char *next = v.next, *next_halves = next + SO_KV_PAGE * page.width;
     for (int e = 0; e < d; e += SLAB, next += SLAB) {
-        int from = SO_MIN(SLAB, width - e), whole = SO_MIN(SLAB, (d - e) / 16 * 16);
-        for (int b = 0; b < from; b += SO_QK) {
-            const uint16_t *half = halves + (e + b) / SO_QK * SO_KV_PAGE;
-            v_store(scale, v_load_f16(half));
-            v_store(scale + 16, v_load_f16(half + 16));
-            for (int j = 0; j < v.n; j++) {
-                const int8_t *row = q + j * width + e + b;
-                v16 by = v_set1(scale[v.place + j]);
-                v_store(wide + j * SLAB + b, v_mul(v_load_i8(row), by));
-                v_store(wide + j * SLAB + b + 16, v_mul(v_load_i8(row + 16), by));
-            }
-            _mm_prefetch(next_halves + 2 * (e + b), _MM_HINT_T0);
+        int here = SO_MIN(SLAB, d - e), whole = here / 16 * 16;
+        scales_q8(page, e, scale);
+        _mm_prefetch(next_halves + 2 * e, _MM_HINT_T0);
+        _mm_prefetch(next_halves + 2 * e + 64, _MM_HINT_T0);
+        if (n <= ATTN_NQ && whole == here) {
+            value_words a = {page.q + e, (size_t)page.width, v.n, KV_Q8, scale + v.place,
+                             next,       (size_t)page.width, 1};
+            value_tiles(a, p, n, d, whole, o + e);
+            continue;
         }
-        value_words a = {wide, SLAB, v.n, false, next, (size_t)width, 1};
+        widen_q8(page, v.n, e, scale + v.place, wide);
+        value_words a = {wide, SLAB, v.n, KV_F32, NULL, next, (size_t)page.width, 1};
         value_tiles(a, p, n, d, whole, o + e);
-        value_rest(wide + whole, SLAB, v.n, p, n, d, SO_MIN(SLAB, d - e) - whole, false,
-                   o + e + whole);
+        value_rest(wide + whole, SLAB, v.n, p, n, d, here - whole, KV_F32, o + e + whole);
     }
 }

@@ -13,12 +13,20 @@
 
 enum { SLAB = 64 }; /* elements of the head that are widened at a time */
 
-INLINE v16 kv_load(const void *p, size_t i, bool half) {
-    return half ? v_load_f16((const uint16_t *)p + i) : v_load((const float *)p + i);
+typedef enum kv_kind { KV_F32, KV_F16, KV_Q8 } kv_kind;
+
+/* Bytes of an element. */
+INLINE size_t kv_bytes(kv_kind t) { return t == KV_F32 ? 4 : t == KV_F16 ? 2 : 1; }
+
+INLINE v16 kv_load(const void *p, size_t i, kv_kind t) {
+    return t == KV_F32   ? v_load((const float *)p + i)
+           : t == KV_F16 ? v_load_f16((const uint16_t *)p + i)
+                         : v_load_i8((const int8_t *)p + i);
 }
 
-INLINE v16 kv_load_n(const void *p, size_t i, int n, bool half) {
-    return half ? v_load_f16_n((const uint16_t *)p + i, n) : v_load_n((const float *)p + i, n);
+INLINE v16 kv_load_n(const void *p, size_t i, int n, kv_kind t) {
+    return t == KV_F16 ? v_load_f16_n((const uint16_t *)p + i, n)
+                       : v_load_n((const float *)p + i, n);
 }
 
 /* What comes next is fetched while this is used, row for row: a core has some 16 requests under
@@ -88,7 +96,7 @@ static void interleave(const float *const *q, int n, int d, float scale, void *t
 /* ---- scores ---- */
 
 /* `rows` rows of k; sums go on from those in s, or start. */
-INLINE void score_tile(const void *k, int rows, feed next, const float *q, int stride_q, bool half,
+INLINE void score_tile(const void *k, int rows, feed next, const float *q, int stride_q, kv_kind t,
                        bool start, const int n, float *s, size_t stride) {
     v16 sum[12][2];
     UNROLL for (int i = 0; i < n; i++) {
@@ -96,8 +104,8 @@ INLINE void score_tile(const void *k, int rows, feed next, const float *q, int s
         sum[i][1] = start ? v_set1(0) : v_load(s + (size_t)i * stride + 16);
     }
     NO_UNROLL for (int e = 0; e < rows; e++, q += stride_q) {
-        v16 low = kv_load(k, (size_t)e * SO_KV_PAGE, half);
-        v16 high = kv_load(k, (size_t)e * SO_KV_PAGE + 16, half);
+        v16 low = kv_load(k, (size_t)e * SO_KV_PAGE, t);
+        v16 high = kv_load(k, (size_t)e * SO_KV_PAGE + 16, t);
         feed_row(next, e);
         UNROLL for (int i = 0; i < n; i++) {
             v16 x = v_set1(q[i]);
@@ -111,11 +119,11 @@ INLINE void score_tile(const void *k, int rows, feed next, const float *q, int s
     }
 }
 
-INLINE void score_tiles(const void *k, int rows, feed next, const float *q, int n, bool half,
+INLINE void score_tiles(const void *k, int rows, feed next, const float *q, int n, kv_kind t,
                         bool start, float *s, size_t stride) {
     for (int i = 0, size; i < n; i += size) {
         size = tile_size(n - i, ATTN_SQ);
-#define TILE(c) score_tile(k, rows, next, q + i, n, half, start, c, s + (size_t)i * stride, stride)
+#define TILE(c) score_tile(k, rows, next, q + i, n, t, start, c, s + (size_t)i * stride, stride)
         TILE_CASES(size, ATTN_SQ)
 #undef TILE
     }
@@ -123,14 +131,14 @@ INLINE void score_tiles(const void *k, int rows, feed next, const float *q, int 
 
 static void scores_f32(so_attn_page k, const void *q, int n, int d, float *s, size_t stride) {
     feed next = {k.next, SO_KV_PAGE * sizeof(float), 2};
-    score_tiles(k.at, d, next, q, n, false, true, s, stride);
+    score_tiles(k.at, d, next, q, n, KV_F32, true, s, stride);
 }
 
 static void scores_f16(so_attn_page k, const void *q, int n, int d, float *s, size_t stride) {
     float wide[SLAB * SO_KV_PAGE] __attribute__((aligned(64)));
     feed next = {k.next, SO_KV_PAGE * sizeof(uint16_t), 1};
     if (n <= ATTN_SQ) {
-        score_tiles(k.at, d, next, q, n, true, true, s, stride);
+        score_tiles(k.at, d, next, q, n, KV_F16, true, s, stride);
         return;
     }
     for (int e = 0; e < d; e += SLAB, next.at += SLAB * next.stride) {
@@ -138,7 +146,7 @@ static void scores_f16(so_attn_page k, const void *q, int n, int d, float *s, si
         const uint16_t *from = (const uint16_t *)k.at + e * SO_KV_PAGE;
         for (int i = 0; i < rows * SO_KV_PAGE; i += 16)
             v_store(wide + i, v_load_f16(from + i));
-        score_tiles(wide, rows, next, (const float *)q + (size_t)(e * n), n, false, e == 0, s,
+        score_tiles(wide, rows, next, (const float *)q + (size_t)(e * n), n, KV_F32, e == 0, s,
                     stride);
     }
 }
@@ -163,7 +171,7 @@ static float softmax(float *s, int lo, int hi, float *sum) {
         top = v_max(v_load(s + j), top); /* NaN leaves top as it is */
     float m = max_lane(top);
     for (int j = from; j < to; j += 16) {
-        v16 p = v_exp(v_sub(v_load(s + j), v_set1(m)));
+        v16 p = v_exp_from(v_max(v_set1(SO_EXP_MIN), v_sub(v_load(s + j), v_set1(m))));
         v_store(s + j, p);
         l = v_add(l, p);
     }
@@ -173,33 +181,14 @@ static float softmax(float *s, int lo, int hi, float *sum) {
 
 /* ---- values ---- */
 
-/* `nv` words of the outputs of `n` queries; v, next and o at the first of them. */
-INLINE void value_tile(const void *v, size_t stride_v, int n_pos, feed next, const float *p, int d,
-                       bool half, const int n, const int nv, float *o) {
-    v16 sum[12][ATTN_NV];
-    UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < nv; w++) sum[i][w] =
-        v_load(o + (size_t)(i * d + 16 * w));
-    NO_UNROLL for (int j = 0; j < n_pos; j++) {
-        v16 x[ATTN_NV];
-        UNROLL for (int w = 0; w < nv; w++) x[w] =
-            kv_load(v, (size_t)j * stride_v + (size_t)(16 * w), half);
-        feed_row(next, j);
-        UNROLL for (int i = 0; i < n; i++) {
-            v16 weight = v_set1(p[i * SO_ATTN_CHUNK + j]);
-            UNROLL for (int w = 0; w < nv; w++) sum[i][w] = v_fma(weight, x[w], sum[i][w]);
-        }
-    }
-    UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < nv; w++)
-        v_store(o + (size_t)(i * d + 16 * w), sum[i][w]);
-}
-
-/* Values of a page as floats or halves, from some element of the head on, and those of the page
- * that comes next, whose elements take `bytes`. */
+/* Values of a page from some element of the head on, and those of the page that comes next, whose
+ * elements take next_bytes. */
 typedef struct value_words {
     const void *v;
     size_t stride; /* elements between positions */
     int n_pos;
-    bool half;
+    kv_kind t;
+    const float *scale; /* KV_Q8: of every 32 elements, SO_KV_PAGE of a position each */
     const char *next;
     size_t next_stride, next_bytes;
 } value_words;
@@ -207,21 +196,39 @@ typedef struct value_words {
 /* Lines that hold `nv` words of the next page. */
 INLINE int lines_of(size_t bytes, int nv) { return SO_MAX(1, nv * 16 * (int)bytes / 64); }
 
+/* `nv` words, from element e on, of the outputs of `n` queries. */
+INLINE void value_tile(value_words a, int e, const float *p, int d, const int n, const int nv,
+                       float *o) {
+    feed next = {a.next + (size_t)e * a.next_bytes, a.next_stride, lines_of(a.next_bytes, nv)};
+    const char *v = (const char *)a.v + (size_t)e * kv_bytes(a.t);
+    const float *scale = a.t == KV_Q8 ? a.scale + e / SO_QK * SO_KV_PAGE : NULL;
+    v16 sum[12][ATTN_NV];
+    UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < nv; w++) sum[i][w] =
+        v_load(o + (size_t)(i * d + e + 16 * w));
+    NO_UNROLL for (int j = 0; j < a.n_pos; j++) {
+        v16 x[ATTN_NV];
+        UNROLL for (int w = 0; w < nv; w++) {
+            x[w] = kv_load(v, (size_t)j * a.stride + (size_t)(16 * w), a.t);
+            if (a.t == KV_Q8)
+                x[w] = v_mul(x[w], v_set1(scale[w / 2 * SO_KV_PAGE + j]));
+        }
+        feed_row(next, j);
+        UNROLL for (int i = 0; i < n; i++) {
+            v16 weight = v_set1(p[i * SO_ATTN_CHUNK + j]);
+            UNROLL for (int w = 0; w < nv; w++) sum[i][w] = v_fma(weight, x[w], sum[i][w]);
+        }
+    }
+    UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < nv; w++)
+        v_store(o + (size_t)(i * d + e + 16 * w), sum[i][w]);
+}
+
 /* Whole words of elements 0 … width-1 of `n` queries. */
 INLINE void value_row(value_words a, const float *p, int d, int width, const int n, float *o) {
-    size_t bytes = a.half ? 2 : 4;
     int e = 0;
-    for (; e + 16 * ATTN_NV <= width; e += 16 * ATTN_NV) {
-        feed next = {a.next + (size_t)e * a.next_bytes, a.next_stride,
-                     lines_of(a.next_bytes, ATTN_NV)};
-        value_tile((const char *)a.v + (size_t)e * bytes, a.stride, a.n_pos, next, p, d, a.half, n,
-                   ATTN_NV, o + e);
-    }
-    for (; e + 16 <= width; e += 16) {
-        feed next = {a.next + (size_t)e * a.next_bytes, a.next_stride, 1};
-        value_tile((const char *)a.v + (size_t)e * bytes, a.stride, a.n_pos, next, p, d, a.half, n,
-                   1, o + e);
-    }
+    for (; e + 16 * ATTN_NV <= width; e += 16 * ATTN_NV)
+        value_tile(a, e, p, d, n, ATTN_NV, o);
+    for (; e + 16 <= width; e += 16)
+        value_tile(a, e, p, d, n, 1, o);
 }
 
 INLINE void value_tiles(value_words a, const float *p, int n, int d, int width, float *o) {
@@ -236,12 +243,12 @@ INLINE void value_tiles(value_words a, const float *p, int n, int d, int width, 
 
 /* `rest` elements past the last whole word; v and o at the first of them. */
 INLINE void value_rest(const void *v, size_t stride_v, int n_pos, const float *p, int n, int d,
-                       int rest, bool half, float *o) {
+                       int rest, kv_kind t, float *o) {
     for (int i = 0; rest && i < n; i++) {
         v16 sum = v_load_n(o + (size_t)(i * d), rest);
         for (int j = 0; j < n_pos; j++)
             sum = v_fma(v_set1(p[i * SO_ATTN_CHUNK + j]),
-                        kv_load_n(v, (size_t)j * stride_v, rest, half), sum);
+                        kv_load_n(v, (size_t)j * stride_v, rest, t), sum);
         v_store_n(o + (size_t)(i * d), sum, rest);
     }
 }
@@ -249,10 +256,10 @@ INLINE void value_rest(const void *v, size_t stride_v, int n_pos, const float *p
 static void values_f32(so_attn_page v, const float *p, int n, int d, float *o) {
     const float *from = (const float *)v.at + (size_t)(v.place * d);
     size_t row = (size_t)d * sizeof(float);
-    value_words a = {from, (size_t)d, v.n, false, v.next, row, sizeof(float)};
+    value_words a = {from, (size_t)d, v.n, KV_F32, NULL, v.next, row, sizeof(float)};
     value_tiles(a, p, n, d, d, o);
     int e = d / 16 * 16;
-    value_rest(from + e, (size_t)d, v.n, p, n, d, d - e, false, o + e);
+    value_rest(from + e, (size_t)d, v.n, p, n, d, d - e, KV_F32, o + e);
 }
 
 static void values_f16(so_attn_page v, const float *p, int n, int d, float *o) {
@@ -260,9 +267,9 @@ static void values_f16(so_attn_page v, const float *p, int n, int d, float *o) {
     const uint16_t *from = (const uint16_t *)v.at + (size_t)(v.place * d);
     size_t row = (size_t)d * sizeof(uint16_t);
     int whole = d / 16 * 16;
-    value_rest(from + whole, (size_t)d, v.n, p, n, d, d - whole, true, o + whole);
+    value_rest(from + whole, (size_t)d, v.n, p, n, d, d - whole, KV_F16, o + whole);
     if (n <= ATTN_NQ) {
-        value_words a = {from, (size_t)d, v.n, true, v.next, row, sizeof(uint16_t)};
+        value_words a = {from, (size_t)d, v.n, KV_F16, NULL, v.next, row, sizeof(uint16_t)};
         value_tiles(a, p, n, d, d, o);
         return;
     }
@@ -271,7 +278,8 @@ static void values_f16(so_attn_page v, const float *p, int n, int d, float *o) {
         for (int j = 0; j < v.n; j++)
             for (int i = 0; i < width; i += 16)
                 v_store(wide + j * SLAB + i, v_load_f16(from + (size_t)(j * d + e + i)));
-        value_words a = {wide, SLAB, v.n, false, (const char *)v.next + (size_t)e * 2, row, 2};
+        const char *next = (const char *)v.next + (size_t)e * sizeof(uint16_t);
+        value_words a = {wide, SLAB, v.n, KV_F32, NULL, next, row, sizeof(uint16_t)};
         value_tiles(a, p, n, d, width, o + e);
     }
 }

@@ -25,9 +25,8 @@ INLINE float v_join(v16 v) {
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
-INLINE v16 v_exp(v16 x) {
-    x = v_max(v_set1(SO_EXP_MIN), x); /* the second operand wins where it is NaN */
-    x = v_min(v_set1(SO_EXP_MAX), x);
+/* Of numbers from SO_EXP_MIN to SO_EXP_MAX. */
+INLINE v16 v_exp_from(v16 x) {
     v16 t = v_fma(x, v_set1(SO_EXP_LOG2E), v_set1(SO_EXP_MAGIC));
     v16 n = v_sub(t, v_set1(SO_EXP_MAGIC));
     v16 r = v_fnma(n, v_set1(SO_EXP_LN2_HI), x);
@@ -40,6 +39,11 @@ INLINE v16 v_exp(v16 x) {
     p = v_fma(p, r, v_set1(1.0f));
     p = v_fma(p, r, v_set1(1.0f));
     return v_times_pow2(p, t);
+}
+
+INLINE v16 v_exp(v16 x) {
+    x = v_max(v_set1(SO_EXP_MIN), x); /* the second operand wins where it is NaN */
+    return v_exp_from(v_min(v_set1(SO_EXP_MAX), x));
 }
 
 /* ---- activations to int8 ---- */
