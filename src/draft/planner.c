@@ -38,6 +38,7 @@ struct so_planner {
     int n, cap;
     int turn;           /* whose probe is next */
     double since_probe; /* tokens per request */
+    bool probing;       /* in this step; from lengths to observe */
 };
 
 so_planner *so_planner_create(int length) {
@@ -274,6 +275,7 @@ void so_planner_lengths(so_planner *p, so_plan_chain *chains, int n, const so_pl
         chains[taken(p, k)->owner].length++; /* a chain's guesses come in order */
     if (take == 0 && out->plain_ms > 0)
         probe(p, chains, n, env, out);
+    p->probing |= out->probe;
 }
 
 /* Nodes after drafting. */
@@ -306,6 +308,7 @@ static void gather(so_planner *p, so_plan_tree *t, int owner, bool fixed, sum *w
 void so_planner_choose(so_planner *p, so_plan_tree *trees, int n, const so_plan_env *env,
                        so_plan *out) {
     *out = start_plan(p, n, env);
+    out->probe = p->probing;
     sum whole = {.tokens = n, .rows = n + env->other_rows, .draft_ms = env->draft_ms};
     p->n = 0;
     for (int i = 0; i < n; i++)
@@ -366,5 +369,6 @@ void so_planner_observe(so_planner *p, const so_plan *plan, double pass_ms, int 
         p->balance = SO_MAX(LEAST, SO_MIN(b, MOST));
         p->since_probe += plain;
     }
+    p->probing = false;
     so_curve_observe(&p->curve, plan->n_rows, pass_ms);
 }

@@ -736,6 +736,39 @@ static void probes_take_turns(void **state) {
     so_planner_free(p);
 }
 
+/* As the engine calls it: a probe that was drawn is taken whole, and what it costs is paid for,
+ * however well its drafter is known to be hopeless. */
+static void drawn_probes_are_paid_for(void **state) {
+    (void)state;
+    enum { N = 800 };
+    so_planner *p = so_planner_create(0);
+    so_tree t;
+    so_tree_init(&t, 10, 1);
+    teach(p, mild, 8);
+    const float bad[1] = {0.001f}, accept[2] = {1, 0.001f};
+    const double draft_ms = 2;
+    double extra = 0;
+    int n_probes = 0;
+    for (int i = 0; i < N; i++) {
+        so_plan_chain c = {.accept = bad, .max_len = 1, .sure = 1};
+        so_plan plan;
+        so_planner_lengths(p, &c, 1, &(so_plan_env){.max_rows = 64, .step_ms = draft_ms}, &plan);
+        so_tree_reset(&t, 1, 0);
+        if (c.length > 0)
+            so_tree_add(&t, 0, 2, SO_Q_ROW, so_tree_new_row(&t), 0, 0.7f);
+        so_plan_tree pt = {.tree = &t, .accept = accept, .sure = 1};
+        so_plan_env env = {.max_rows = 64, .draft_ms = c.length * draft_ms};
+        so_planner_choose(p, &pt, 1, &env, &plan);
+        assert_int_equal(plan.probe, c.length);
+        extra += (mild(plan.n_rows) + env.draft_ms) / mild(1) - 1;
+        n_probes += c.length;
+        so_planner_observe(p, &plan, mild(plan.n_rows), 1);
+    }
+    assert_true(n_probes > 5 && extra < 0.01 * N);
+    so_tree_deinit(&t);
+    so_planner_free(p);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(curve_learns),
@@ -756,6 +789,7 @@ int main(void) {
         cmocka_unit_test(reading_is_an_investment),
         cmocka_unit_test(budget_goes_where_it_pays),
         cmocka_unit_test(probes_take_turns),
+        cmocka_unit_test(drawn_probes_are_paid_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
