@@ -63,16 +63,15 @@ void so_report_print_json(json_t *o) {
 
 static void print_guesses(const so_report *r) {
     const so_request_stats *s = &r->stats;
-    static const char *const notes[] = {[SO_VERIFY_MATCH] = "",
-                                        [SO_VERIFY_REJECT] = ", reject",
-                                        [SO_VERIFY_LENIENT] = ", lenient (lossy)"};
+    char verify[SO_VERIFY_TEXT];
+    so_verify_mode_print(r->who.verify, r->who.lenience, verify);
     if (s->draft_n > 0)
-        fprintf(stderr,
-                "%s%s: %d passes, %.2f tokens per pass; %d guesses, %d tested, %d accepted (alpha "
-                "%.2f)\n",
-                r->who.drafter, notes[r->who.verify], s->rounds, so_stats_rates(s).tokens_per_pass,
-                s->draft_n, s->tested_n, s->draft_n_accepted,
-                s->tested_n ? so_stats_rates(s).alpha : 0);
+        fprintf(
+            stderr,
+            "%s, %s: %d passes, %.2f tokens per pass; %d guesses, %d tested, %d accepted (alpha "
+            "%.2f)\n",
+            r->who.drafter, verify, s->rounds, so_stats_rates(s).tokens_per_pass, s->draft_n,
+            s->tested_n, s->draft_n_accepted, s->tested_n ? so_stats_rates(s).alpha : 0);
 }
 
 void so_report_print_timings(const so_report *r) {

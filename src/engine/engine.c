@@ -176,11 +176,13 @@ static bool emit(so_request *r, int32_t token, so_origin origin) {
 
 static void log_end(const so_request *r) {
     const so_request_stats *s = &r->stats;
+    char verify[SO_VERIFY_TEXT];
+    so_verify_mode_print(r->spec.verify, r->spec.lenience, verify);
     so_log(SO_LOG_INFO,
            "request: %s, %d + %d tokens, %d passes, %s (%s): drafted %d, tested %d, accepted %d "
            "(%.1f %%)",
            so_finish_name(r->finish), s->prompt_n, s->predicted_n, s->rounds, so_request_drafter(r),
-           so_verify_mode_name(r->spec.verify), s->draft_n, s->tested_n, s->draft_n_accepted,
+           verify, s->draft_n, s->tested_n, s->draft_n_accepted,
            s->draft_n ? 100.0 * s->draft_n_accepted / s->draft_n : 0);
 }
 

@@ -127,6 +127,9 @@ const char *so_verify_mode_name(so_verify_mode m);
 /* "match", "reject" or "lenient=L"; false where it is none of them. *lenience is 1 but for the
  * last, whose range submission checks. */
 bool so_verify_mode_parse(const char *text, so_verify_mode *mode, double *lenience);
+/* The same for people: "lenient=0.3, lossy"; a lenience of 1 loses nothing. */
+enum { SO_VERIFY_TEXT = 32 };
+void so_verify_mode_print(so_verify_mode mode, double lenience, char out[SO_VERIFY_TEXT]);
 
 /* How a request speculates. All zero: not at all. */
 typedef struct so_spec_opts {

@@ -1,6 +1,7 @@
 /* A request before and after it runs: submission, which checks everything that can be checked and
  * takes all memory that it will need, and what can be seen of it. How it runs is schedule.c's and
  * engine.c's business; what it guesses is speculate.c's. Engine thread. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -239,6 +240,13 @@ bool so_verify_mode_parse(const char *text, so_verify_mode *mode, double *lenien
     *mode = found;
     *lenience = value;
     return true;
+}
+
+void so_verify_mode_print(so_verify_mode mode, double lenience, char out[SO_VERIFY_TEXT]) {
+    if (mode == SO_VERIFY_LENIENT)
+        snprintf(out, SO_VERIFY_TEXT, "lenient=%g%s", lenience, lenience < 1 ? ", lossy" : "");
+    else
+        snprintf(out, SO_VERIFY_TEXT, "%s", so_verify_mode_name(mode));
 }
 
 const char *so_request_drafter(const so_request *r) {
