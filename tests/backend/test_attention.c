@@ -382,7 +382,7 @@ static void check_paths(scene *z, int prefix, const float *all) {
     size_t width = (size_t)(z->s.heads * z->s.d);
     float *got = SO_NEW_N(float, width);
     double *want = SO_NEW_N(double, width);
-    int entries[320];
+    int entries[1200];
     for (int i = 0; i < prefix; i++)
         put(z, 1, i, i), entries[i] = i;
     for (int node = 0; node < NODES; node++) {
@@ -503,6 +503,16 @@ static void chunks(void **state) {
         levels_agree(&wide[i], prefixes, SO_LEN(prefixes), (int)i);
 }
 
+/* Contexts so long that chunks are dealt out rather than bundles made smaller: some heads stay
+ * whole, the others are split. */
+static void long_trees(void **state) {
+    (void)state;
+    static const shape far[] = {{3, 3, 8, SO_DTYPE_F16, 0, 37}, {6, 3, 8, SO_DTYPE_Q8_0, 0, 37}};
+    static const int prefix = 1100;
+    for (size_t i = 0; i < SO_LEN(far); i++)
+        levels_agree(&far[i], &prefix, 1, (int)i);
+}
+
 static void bad_stores(void **state) {
     (void)state;
     so_backend *b = cpu(1, SO_CPU_SCALAR);
@@ -521,8 +531,9 @@ static void bad_stores(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chains),   cmocka_unit_test(long_chains), cmocka_unit_test(trees),
-        cmocka_unit_test(trees_q8), cmocka_unit_test(chunks),      cmocka_unit_test(bad_stores),
+        cmocka_unit_test(chains),     cmocka_unit_test(long_chains), cmocka_unit_test(trees),
+        cmocka_unit_test(trees_q8),   cmocka_unit_test(chunks),      cmocka_unit_test(long_trees),
+        cmocka_unit_test(bad_stores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

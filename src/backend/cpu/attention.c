@@ -349,7 +349,8 @@ static void attend_split(const unit *w, int number, long first_part, size_t floa
 
 typedef struct plan {
     int heads, rows; /* of a unit, at most */
-    bool split;
+    bool split;      /* units past the first `whole` */
+    long whole;
 } plan;
 
 /* Rows that may form units with the row at `first`: neighbours of the same sequence. */
@@ -391,6 +392,16 @@ static bool can_split(const so_cpu *b, const so_op *op, plan p, int last) {
     return b->attn->floats && units <= SO_ATTN_SPLIT_UNITS && parts <= room;
 }
 
+/* Splits the units that are left when all members have had as many; parts pass from core to core,
+ * which whole units spare. Units of several sequences differ in length: all of them are split. */
+static bool split(const so_cpu *b, const so_op *op, int last, int count, plan *p) {
+    const so_attn_row *rows = at(op->attention.rows);
+    bool alike = run_of_rows(rows, 0, op->n) == op->n;
+    p->split = can_split(b, op, *p, last);
+    p->whole = alike ? count_units(op, p->heads, p->rows) / count * count : 0;
+    return p->split;
+}
+
 /* The largest units that keep all members busy. Where they do not, long contexts are split at once:
  * smaller units would read all of it again. */
 static plan make_plan(const so_cpu *b, const so_op *op, int count) {
@@ -398,20 +409,17 @@ static plan make_plan(const so_cpu *b, const so_op *op, int count) {
     int d = op->attention.store->shape.head_dim;
     int group = op->attention.n_heads / op->attention.store->shape.n_heads_kv;
     int queries = SO_MIN(QUERIES, FLOATS_MAX / d), heads = SO_MIN(group, queries), last = 0;
-    plan p = {heads, queries / heads, false};
+    plan p = {heads, queries / heads, false, 0};
     if (is_even(count_units(op, heads, p.rows), count))
         return p;
     for (int i = 0; i < op->n; i++)
         last = SO_MAX(last, rows[i].pos);
-    if (last >= LONG && can_split(b, op, p, last)) {
-        p.split = true;
+    if (last >= LONG && split(b, op, last, count, &p))
         return p;
-    }
     p.rows = SO_MIN(p.rows, SO_MAX(1, FEW / heads));
     if (is_even(count_units(op, heads, p.rows), count))
         return p;
-    p.split = last >= CHUNK && can_split(b, op, p, last);
-    if (!p.split)
+    if (last < CHUNK || !split(b, op, last, count, &p))
         p.rows = 1;
     return p;
 }
@@ -437,7 +445,7 @@ typedef struct dealer {
 static void deal(dealer *t, const unit *w) {
     size_t floats = part_floats(t->p.rows * t->p.heads, w->d);
     int number = t->number++;
-    if (!t->p.split) {
+    if (!t->p.split || number < t->p.whole) {
         if (number % t->count == t->index)
             attend(w);
         return;
