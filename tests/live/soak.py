@@ -42,20 +42,27 @@ def make_requests(rng, n, size):
         if rng.random() < 0.5:
             yield CHAT, {**body, "messages": [{"role": "user", "content": text}]}
         else:
-            yield TEXT, {**body, "prompt": text}
+            scored = {"echo": True, "logprobs": 1} if rng.random() < 0.3 else {}
+            yield TEXT, {**body, "prompt": text, **scored}
+
+
+def scores(c):
+    return c["logprobs"]["token_logprobs"] if c["logprobs"] else []
 
 
 def texts(o):
-    return [c["message"]["content"] if "message" in c else c["text"] for c in o["choices"]]
+    """What must be the same each time: every choice's text, and its logprobs where they were asked for."""
+    return [[c["message"]["content"] if "message" in c else c["text"], scores(c)] for c in o["choices"]]
 
 
 def texts_of_stream(data):
-    parts = collections.defaultdict(str)
+    parts = collections.defaultdict(lambda: ["", []])
     events = data.decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""], events[-3:]
     for e in events[:-2]:
         for c in json.loads(e[6:])["choices"]:
-            parts[c["index"]] += (c["delta"].get("content") or "") if "delta" in c else c["text"]
+            parts[c["index"]][0] += (c["delta"].get("content") or "") if "delta" in c else c["text"]
+            parts[c["index"]][1] += scores(c)
     return [parts[i] for i in sorted(parts)]
 
 
