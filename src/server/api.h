@@ -35,6 +35,8 @@ enum {
     SO_API_MAX_CHOICES = 128, /* n times the number of prompts */
     SO_API_MAX_MESSAGES = 4096,
     SO_API_MAX_PRIORITY = 100,
+    SO_API_MAX_LOGPROBS =
+        1 << 21, /* in one piece of JSON: some hundred bytes each, while it is made */
 };
 
 typedef struct so_api_prompt {

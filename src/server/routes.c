@@ -68,6 +68,25 @@ static bool encode_prompts(const so_serving *sv, so_job *j, so_api_error *e) {
     return true;
 }
 
+/* A few bytes of request must not make a gigabyte of answer: with `echo` every choice repeats what
+ * was computed once. Tokens that are streamed come and go. */
+static bool check_logprobs(const so_serving *sv, const so_job *j, so_api_error *e) {
+    const so_api_request *rq = &j->rq;
+    int64_t n_tokens = 0;
+    for (int i = 0; i < rq->n_prompts; i++) {
+        int64_t n = (int64_t)j->prompts[i].len, room = sv->n_room - n;
+        int64_t answer = rq->max_tokens < 0 ? room : SO_MIN(room, rq->max_tokens);
+        n_tokens += (rq->echo ? n : 0) + (rq->stream ? 0 : answer);
+    }
+    int64_t total = n_tokens * rq->n * (1 + rq->n_top);
+    if (!rq->logprobs || total <= SO_API_MAX_LOGPROBS)
+        return true;
+    return so_api_fail(e, 400, "invalid_value", "logprobs",
+                       "%d answers with 'logprobs' of %d alternatives may hold %lld values: at "
+                       "most %d are allowed; lower n, max_tokens or the alternatives",
+                       j->n_choices, rq->n_top, (long long)total, SO_API_MAX_LOGPROBS);
+}
+
 static bool encode_prediction(const so_serving *sv, so_job *j, so_api_error *e) {
     so_err err = {0};
     if (!j->rq.prediction.ptr || !j->spec.drafter)
@@ -87,7 +106,7 @@ static bool prepare(so_exchange *x, so_job *j, so_api_error *e) {
     j->spec_is_default = !j->rq.spec.drafter && j->rq.spec.enabled != 1;
     return check_model(x, j, e) &&
            so_api_choose_spec(&j->rq, &sv->spec, sv->eo.max_draft, &j->spec_text, &j->spec, e) &&
-           encode_prompts(sv, j, e) && encode_prediction(sv, j, e);
+           encode_prompts(sv, j, e) && check_logprobs(sv, j, e) && encode_prediction(sv, j, e);
 }
 
 static void wake(void *user) { MHD_resume_connection(user); }

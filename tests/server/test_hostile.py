@@ -130,6 +130,16 @@ def small_cache():
         assert status == 400 and o["error"]["code"] == "context_length_exceeded" and "--kv-pages" in o["error"]["message"], o
 
 
+def too_many_logprobs():
+    """A small request cannot ask for an answer of gigabytes."""
+    with rig.Server(model=rig.real_model("smollm2")) as s:
+        ids = [504] * 3000
+        for more in ({"echo": True, "max_tokens": 0}, {"echo": True, "max_tokens": 0, "stream": True}, {"prompt": [504], "max_tokens": -1}):
+            status, _, o = s.post(TEXT, {"prompt": ids, "n": 70, "logprobs": 20, **more})
+            assert status == 400 and o["error"]["param"] == "logprobs" and "lower n" in o["error"]["message"], o
+        assert len(s.ok(TEXT, {"prompt": ids[:8], "n": 70, "logprobs": 20, "echo": True, "max_tokens": 1})["choices"]) == 70
+
+
 def unsupported():
     """What would change the answer is refused by name, not dropped."""
     tool = {"type": "function", "function": {"name": "f"}}
@@ -338,5 +348,5 @@ def a_crowd_that_asks():
 
 with rig.Server() as S:
     WANT = S.ok(TEXT, GOOD)["choices"]
-    rig.main([malformed_json, deep_nesting, wrong_types, out_of_range, errors_name_fields, small_cache, unsupported, oversize, broken_http, forms_of_http, asks_before_sending, template_bomb,
+    rig.main([malformed_json, deep_nesting, wrong_types, out_of_range, errors_name_fields, small_cache, too_many_logprobs, unsupported, oversize, broken_http, forms_of_http, asks_before_sending, template_bomb,
               clients_that_leave, slow_and_silent_clients, many_connections, a_crowd_that_asks])
