@@ -1,11 +1,14 @@
 #!/bin/sh
-# Installs what is missing, builds, fetches a small real model once (98 MB), and lets it answer.
+# Installs what is missing, builds, and answers one prompt twice: plainly and speculatively. Needs no network once the packages
+# are there, unless the pair that comes with the program is not in this tree: then a small model is fetched once (98 MB).
+#   ./demo.sh [options of `sooth demo`], as in  ./demo.sh -p "Why is the sea blue?" --temp 0.7 --seed 1
 set -eu
 cd "$(dirname "$0")"
 . tools/packages.sh
-need $BUILD_PACKAGES $PULL_PACKAGES
+need $BUILD_PACKAGES
 make -s -j"$(nproc)" all
-build/sooth pull smollm2
-prompt=${1:-"Why does the sea look blue? Answer in three sentences."}
-echo "> $prompt"
-build/sooth run -m smollm2 -p "$prompt" -n 128 --temp 0 -v
+if ! ls models/story/*.gguf >/dev/null 2>&1; then
+    need $PULL_PACKAGES
+    build/sooth pull smollm2
+fi
+exec build/sooth demo "$@"

@@ -6,6 +6,8 @@
 #include "base/mem.h"
 
 static const so_command table[] = {
+    {SO_CMD_DEMO, "demo", so_cmd_demo, "[-m MODEL] [-p TEXT] [options]",
+     "one answer twice, plainly and speculatively: the same text, and how much sooner", 0, 0},
     {SO_CMD_RUN, "run", so_cmd_run,
      "-m MODEL (-p TEXT | -f FILE) [options]\n-m MODEL --prompts FILE.jsonl [options]",
      "answer a prompt, or every prompt of a file", 0, 0},

@@ -16,6 +16,7 @@ enum {
     SO_CMD_COUNT = 1 << 9,
     SO_CMD_CHAT = 1 << 10,
     SO_CMD_SERVE = 1 << 11,
+    SO_CMD_DEMO = 1 << 12,
     SO_CMD_ALL = ~0,
 };
 
@@ -32,6 +33,7 @@ const so_command *so_command_at(int i); /* NULL past the end */
 const so_command *so_command_find(const char *name);
 const so_command *so_command_by_bit(int bit);
 
+int so_cmd_demo(int argc, char **argv);
 int so_cmd_run(int argc, char **argv);
 int so_cmd_chat(int argc, char **argv);
 int so_cmd_serve(int argc, char **argv);

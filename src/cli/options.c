@@ -35,10 +35,10 @@ typedef struct opt_row {
 } opt_row;
 
 #define LOADS (SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_PROVE | SO_CMD_THEORY)
-#define HOLDS (LOADS | SO_CMD_CHAT | SO_CMD_SERVE)
+#define HOLDS (LOADS | SO_CMD_CHAT | SO_CMD_SERVE | SO_CMD_DEMO)
 #define TALKS (SO_CMD_RUN | SO_CMD_CHAT)
 #define SAMPLES (TALKS | SO_CMD_SERVE)
-#define SPECULATES (SAMPLES | SO_CMD_BENCH | SO_CMD_PROVE)
+#define SPECULATES (SAMPLES | SO_CMD_BENCH | SO_CMD_PROVE | SO_CMD_DEMO)
 #define WITH_MODEL (HOLDS | SO_CMD_INSPECT | SO_CMD_TOKENIZE | SO_CMD_COUNT)
 
 static const opt_row table[SO_OPT_COUNT] = {
@@ -76,7 +76,7 @@ static const opt_row table[SO_OPT_COUNT] = {
                       "most prompt tokens in one forward pass; never changes the output", HOLDS},
 
     [SO_OPT_PROMPT] = {"Prompt", "prompt", "p", NULL, TEXT, 0, 0, "TEXT", NULL, "the prompt",
-                       SO_CMD_RUN},
+                       SO_CMD_RUN | SO_CMD_DEMO},
     [SO_OPT_FILE] =
         {"Prompt", "file", "f", NULL, TEXT, 0, 0, "FILE", NULL,
          "read the text from a file; - is standard input; theory: prompts as for --prompts",
@@ -99,8 +99,8 @@ static const opt_row table[SO_OPT_COUNT] = {
                          "how many sequences run at once", LOADS | SO_CMD_SERVE | SO_CMD_INSPECT},
 
     [SO_OPT_PREDICT] = {"Output", "predict", "n", "n-predict max-tokens", INT, -1, 1 << 24, "N",
-                        "until the model ends or the context is full; theory: 10000",
-                        "most tokens to generate", LOADS | SO_CMD_CHAT},
+                        "until the model ends or the context is full; theory: 10000; demo: 160",
+                        "most tokens to generate", LOADS | SO_CMD_CHAT | SO_CMD_DEMO},
     [SO_OPT_STOP] = {"Output", "stop", "r", "reverse-prompt", LIST, 0, 0, "TEXT", NULL,
                      "end before this text; may be given several times", TALKS},
     [SO_OPT_IGNORE_EOS] = {"Output", "ignore-eos", NULL, NULL, FLAG, 0, 0, NULL, NULL,
@@ -109,11 +109,12 @@ static const opt_row table[SO_OPT_COUNT] = {
                            "neither read nor keep the lines typed", SO_CMD_CHAT},
 
     [SO_OPT_SEED] = {"Sampling", "seed", "s", NULL, SEED, 0, 0, "N", "random, reported",
-                     "seed of the noise; the same seed gives the same text", LOADS | SO_CMD_CHAT},
+                     "seed of the noise; the same seed gives the same text",
+                     LOADS | SO_CMD_CHAT | SO_CMD_DEMO},
     [SO_OPT_TEMP] = {"Sampling", "temp", NULL, "temperature", FLOAT, 0, 100, "T",
-                     "the model's own, else 0.8; bench: 0; theory: both 0 and 1",
+                     "the model's own, else 0.8; bench, demo: 0; theory: both 0 and 1",
                      "temperature; 0 takes the likeliest token",
-                     SAMPLES | SO_CMD_BENCH | SO_CMD_THEORY},
+                     SAMPLES | SO_CMD_BENCH | SO_CMD_THEORY | SO_CMD_DEMO},
     [SO_OPT_TOP_K] = {"Sampling", "top-k", NULL, NULL, INT, 0, 1 << 24, "K",
                       "the model's own, else 0", "keep the K likeliest tokens; 0: all", SAMPLES},
     [SO_OPT_TOP_P] = {"Sampling", "top-p", NULL, NULL, FLOAT, 0, 1, "P", "the model's own, else 1",
@@ -156,7 +157,7 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_SPECULATIVE] = {"Speculation", "speculative-decoding", NULL, NULL, FLAG, 0, 0, NULL,
                             NULL, "guess 5 tokens per round with the model of -md", SPECULATES},
     [SO_OPT_NO_SPEC] = {"Speculation", "no-spec", NULL, NULL, FLAG, 0, 0, NULL, NULL,
-                        "plain decoding", SPECULATES},
+                        "plain decoding", SPECULATES & ~SO_CMD_DEMO},
     [SO_OPT_DRAFT_MAX] = {"Speculation", "draft-max", NULL, "draft draft-n", INT, 1, 64, "N", "16",
                           "most guesses per round", SPECULATES},
     [SO_OPT_DRAFT_MIN] = {"Speculation", "draft-min", NULL, "draft-n-min", INT, 0, 64, "N", "0",

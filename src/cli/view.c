@@ -25,6 +25,10 @@ static const style ACCEPTED = {"\033[32m", "\033[0m", "{", "}"};
 static const style REJECTED = {"\033[9;31m", "\033[0m", "[-", "-]"};
 static const style OWN = {"\033[34m", "\033[0m", "[+", "+]"};
 
+const char *so_painter_color(so_origin o) {
+    return o == SO_ORIGIN_PLAIN ? "" : o == SO_ORIGIN_DRAFT ? ACCEPTED.on : OWN.on;
+}
+
 static bool is_control(uint32_t cp) {
     return (cp < 0x20 && cp != '\n' && cp != '\t') || (cp >= 0x7F && cp < 0xA0);
 }

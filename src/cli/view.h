@@ -24,6 +24,8 @@ void so_painter_init(so_painter *v, const so_tokenizer *tok, const so_args *a);
 /* Rounds matter to a painter that is on, and do no harm to one that is not. */
 void so_painter_round(so_painter *v, const so_round *round);
 void so_painter_event(so_painter *v, const so_event *ev);
+/* The colour of a token that came to be in this way; "" for plain ones. */
+const char *so_painter_color(so_origin o);
 /* Ends the answer and its line; the next one starts from round 1. */
 void so_painter_end(so_painter *v);
 void so_painter_free(so_painter *v);

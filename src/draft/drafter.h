@@ -31,8 +31,13 @@ struct so_draft_draws {
     double (*uniform)(so_draft_draws *s, const so_drafter *d, int depth, int draw);
 };
 
+/* Asked after a point guess at `depth`, of which the drafter is as sure as it says, whether another
+ * one behind it is worth what it costs. Never asked about drawn tokens (rule of sight). */
+typedef struct so_draft_job so_draft_job;
+typedef bool so_draft_more(so_draft_job *job, const so_drafter *d, int depth, double sure);
+
 /* One request as a drafter sees it. */
-typedef struct so_draft_job {
+struct so_draft_job {
     void *state;           /* what open gave */
     void *request;         /* the engine's own, handed through */
     const int32_t *tokens; /* the whole text; the last one is the tree's root */
@@ -49,7 +54,8 @@ typedef struct so_draft_job {
      * the target's draw (`match`). */
     const so_sample_params *sample;
     so_draft_draws *draws; /* NULL: keyed, as so_draft_uniform says */
-} so_draft_job;
+    so_draft_more *more;   /* NULL: on to max_depth. For drafters whose guesses cost */
+};
 
 typedef struct so_drafter_vt {
     const char *name;

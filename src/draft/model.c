@@ -272,6 +272,15 @@ static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
     return c->node >= 0;
 }
 
+/* Whether the chain ends here: at its limit, or where another guess would not pay. */
+static bool ends(const model_drafter *md, const chain *c) {
+    const so_node *n = &c->job->tree->nodes[c->node];
+    if (c->depth == c->limit)
+        return true;
+    bool drawn = c->job->tree->max_rows > 0 && params_of(md, c->job).temp > 0;
+    return c->job->more && !drawn && !c->job->more(c->job, &md->base, c->depth, (double)n->accept);
+}
+
 /* Draws as far as this pass allows: one token, and one more for every guess that was right. */
 static void draw_chain(model_drafter *md, chain *c) {
     int n_fed = c->n_rows - c->n_guess, n_right = 0;
@@ -282,7 +291,8 @@ static void draw_chain(model_drafter *md, chain *c) {
             break;
         }
         c->s->text[c->n_text++] = token;
-        c->done = ++c->depth == c->limit;
+        c->depth++;
+        c->done = ends(md, c);
         if (c->done || n_right == c->n_guess || c->guess[n_right] != token)
             break;
         n_right++;

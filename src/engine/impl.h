@@ -24,6 +24,12 @@ typedef enum so_mutant {
     SO_MUTANT_MOVE_TAIL, /* guesses are checked against the row before their own */
 } so_mutant;
 
+/* What rounds of drafts that may stretch come to, smoothed: tokens and time, in plain passes. */
+typedef struct so_stretch {
+    double tokens, passes;
+    int n; /* rounds */
+} so_stretch;
+
 /* The drafters of one spec, shared by the requests that name it. */
 typedef struct so_spec_set so_spec_set;
 struct so_spec_set {
@@ -32,6 +38,7 @@ struct so_spec_set {
     so_draft_set drafters;
     uint64_t draft_id; /* of the model in it */
     so_estimate_shared shared;
+    so_stretch stretches;
     bool draws;          /* one of them may draw */
     bool staged;         /* of the form a,b: lengths are fixed when a drafter's turn comes */
     bool failed;         /* has been seen to fail */
@@ -50,9 +57,12 @@ typedef struct so_speculation {
     double lenience;
     so_estimate *estimate;
     so_shadow *shadow;
-    int n_told; /* tokens the drafter was told of */
-    int n_read; /* tokens that the drafter that costs has read */
-    int depth;  /* this step: how deep to draft, 0: not at all */
+    int n_told;           /* tokens the drafter was told of */
+    int n_read;           /* tokens that the drafter that costs has read */
+    int depth;            /* this step: how deep to draft, 0: not at all */
+    bool stretch;         /* this step: deeper, as long as it pays (so_lengths_more) */
+    so_stretch stretches; /* of this request */
+    double path, promise; /* of the chain so far: its chance, and the tokens it promises */
     int max_nodes;
     uint32_t round;
 } so_speculation;
@@ -198,6 +208,10 @@ void so_speculate_observe(so_engine *e, double pass_ms);
 void so_lengths_plan(so_engine *e);
 /* For the sets of the form a,b: so_draft_limit and so_draft_judge; user is the engine. */
 void so_lengths_limit(void *user, so_draft_job *jobs, int n_jobs, const so_drafter *member);
+/* The planner has chosen from r's tree: keeps count of what drafts come to. */
+void so_lengths_learn(so_request *r, const so_plan_tree *chosen);
+/* so_draft_more for requests whose drafts may stretch. */
+bool so_lengths_more(so_draft_job *job, const so_drafter *d, int depth, double sure);
 bool so_lengths_judge(void *user, const so_draft_job *job, const so_drafter *by);
 
 /* --- memory.c --- */

@@ -7,6 +7,10 @@
  *           not they are dropped (and watched: shadow.h), and the next one is asked
  *   limit   how deep the drafter that costs may go for the requests that came to it; 0 is usual
  *
+ * Where guesses are points, that is only whether to begin: how sure a model is of a guess says more
+ * about the next one than any average, so after each guess `more` weighs another. Drawn tokens get
+ * a fixed length.
+ *
  * Both see estimates and contexts, never drawn tokens (rule of sight). What a draft model has not
  * read of a text must be read before it can guess: so_speculation.n_read counts what it has, as if
  * nothing were shared with other requests. Engine thread. */
@@ -14,16 +18,26 @@
 
 /* What to think of a model's guesses before the first was tested, and of dropped drafters. */
 static const double FIRST_GUESS = 0.7, HOPELESS = 0.15, CERTAIN = 0.8;
+static const double OWN_PART = 0.08, SHARED_PART = 0.02; /* of a new round in what drafts come to */
+enum { FEW = 8 };                                        /* rounds */
 enum { FAR = 128, PROMPT_ROWS = 256 }; /* tokens: a usual answer; a usual chunk of a prompt */
 
 static double target_read_ms(const so_engine *e) {
     return so_curve_ms(so_planner_curve(e->planner), PROMPT_ROWS) / PROMPT_ROWS;
 }
 
-/* accept: [depth], filled. */
+/* Not before something is known of the drafter: until then the planner limits what is risked. */
+static bool may_stretch(const so_request *r, const so_drafter *lead) {
+    return so_drafter_cost_ms(lead) > 0 && r->tree->max_rows == 0 &&
+           so_estimate_sure(r->spec.estimate, lead->index) >= CERTAIN;
+}
+
+/* accept: [depth], filled. A chain that may stretch is worth its first guess at least. */
 static so_plan_chain chain_of(const so_engine *e, const so_request *r, const so_drafter *lead,
                               int depth, float *accept) {
     const so_speculation *s = &r->spec;
+    if (may_stretch(r, lead))
+        depth = SO_MIN(depth, 1);
     for (int k = 0; k < depth; k++)
         accept[k] = (float)so_estimate_get(s->estimate, lead->index, k + 1, -1, FIRST_GUESS);
     return (so_plan_chain){
@@ -49,11 +63,15 @@ static void decide(so_engine *e, int n, double step_ms) {
     so_planner_lengths(e->planner, e->plan_chains, n, &env, &plan);
     for (int i = 0; i < n; i++) {
         const so_plan_chain *c = &e->plan_chains[i];
+        so_speculation *s = &e->plan_owners[i]->spec;
+        s->stretch &= c->length > 0 && !plan.probe;
         if (c->length == 0)
             continue;
+        s->path = 1;
+        s->promise = 0;
         depth = SO_MAX(depth, c->length);
         e->lengths_ms += c->once_ms;
-        e->plan_owners[i]->spec.n_read = e->plan_owners[i]->n_tokens;
+        s->n_read = e->plan_owners[i]->n_tokens;
     }
     e->lengths_ms += depth * step_ms;
 }
@@ -70,12 +88,36 @@ void so_lengths_plan(so_engine *e) {
             continue;
         e->plan_chains[n] =
             chain_of(e, r, lead, s->depth, e->chain_accept + (size_t)n * (size_t)depths);
+        s->stretch = may_stretch(r, lead);
         e->plan_owners[n++] = r;
         step_ms = SO_MAX(step_ms, so_drafter_cost_ms(lead));
     }
     decide(e, n, step_ms);
     for (int i = 0; i < n; i++)
-        e->plan_owners[i]->spec.depth = e->plan_chains[i].length;
+        if (!e->plan_owners[i]->spec.stretch)
+            e->plan_owners[i]->spec.depth = e->plan_chains[i].length;
+}
+
+/* Tokens a millisecond with and without one guess more: the step of the draft, its row in the pass
+ * and the host's part, against the chance that all of the chain stands. */
+bool so_lengths_more(so_draft_job *job, const so_drafter *d, int depth, double sure) {
+    so_request *r = job->request;
+    so_speculation *s = &r->spec;
+    so_engine *e = r->e;
+    const so_curve *curve = so_planner_curve(e->planner);
+    if (!s->stretch)
+        return true;
+    int rows = e->n_trees + e->other_rows + depth;
+    double step_ms = so_drafter_cost_ms(d) + e->check_ms[s->verify];
+    double now_ms = so_curve_ms(curve, rows) + depth * step_ms;
+    double more_ms = so_curve_ms(curve, rows + 1) - so_curve_ms(curve, rows) + step_ms;
+    s->path *= so_estimate_get(s->estimate, d->index, depth, sure, FIRST_GUESS);
+    s->promise += s->path;
+    double gain = s->path * so_estimate_get(s->estimate, d->index, depth + 1, -1, FIRST_GUESS);
+    if (gain * now_ms <= (e->n_trees + s->promise) * more_ms)
+        return false;
+    e->lengths_ms += so_drafter_cost_ms(d);
+    return true;
 }
 
 static bool is_limited(const so_draft_job *job, const so_drafter *member) {
@@ -93,13 +135,54 @@ void so_lengths_limit(void *user, so_draft_job *jobs, int n_jobs, const so_draft
             so_request *r = jobs[i].request;
             e->plan_chains[n] = chain_of(e, r, lead, SO_MIN(jobs[i].max_depth, e->o.max_draft),
                                          e->chain_accept + (size_t)n * (size_t)e->o.max_draft);
+            r->spec.stretch = may_stretch(r, lead);
             e->plan_owners[n++] = r;
         }
     decide(e, n, so_drafter_cost_ms(lead));
     n = 0;
     for (int i = 0; i < n_jobs; i++)
-        if (is_limited(&jobs[i], member))
-            jobs[i].max_depth = e->plan_chains[n++].length;
+        if (is_limited(&jobs[i], member)) {
+            if (!e->plan_owners[n]->spec.stretch)
+                jobs[i].max_depth = e->plan_chains[n].length;
+            n++;
+        }
+}
+
+static void smooth(so_stretch *s, double tokens, double passes, double part) {
+    part = SO_MAX(part, 1.0 / ++s->n);
+    s->tokens += part * (tokens - s->tokens);
+    s->passes += part * (passes - s->passes);
+}
+
+void so_lengths_learn(so_request *r, const so_plan_tree *chosen) {
+    so_engine *e = r->e;
+    const so_drafter *lead = so_drafter_leading(r->spec.set->drafters.root);
+    const so_curve *curve = so_planner_curve(e->planner);
+    const so_tree *t = chosen->tree;
+    float chance[SO_TREE_MAX] = {1};
+    double tokens = 1, plain_ms = so_curve_ms(curve, e->n_trees + e->other_rows);
+    if (!r->spec.stretch || t->n_proposals == 0 || t->proposals[0].drafter != lead->index ||
+        !(plain_ms > 0))
+        return;
+    for (int i = 1; i < t->n_nodes; i++) {
+        chance[i] = chance[t->nodes[i].parent] * chosen->accept[i];
+        tokens += chosen->keep[i] ? (double)chance[i] : 0;
+    }
+    double ms = so_curve_ms(curve, e->n_trees + e->other_rows + chosen->n_keep) +
+                (t->n_nodes - 1) * so_drafter_cost_ms(lead) +
+                chosen->n_keep * e->check_ms[r->spec.verify];
+    smooth(&r->spec.stretches, tokens, ms / plain_ms, OWN_PART);
+    smooth(&r->spec.set->stretches, tokens, ms / plain_ms, SHARED_PART);
+}
+
+/* What a draft of a request that may stretch is worth against a plain pass, from those before it;
+ * 0: there were too few. */
+static double stretch_worth(const so_request *r) {
+    const so_stretch *own = &r->spec.stretches, *all = &r->spec.set->stretches;
+    if (all->n < FEW)
+        return 0;
+    double w = (double)own->n / (own->n + FEW);
+    return (w * own->tokens + (1 - w) * all->tokens) / (w * own->passes + (1 - w) * all->passes);
 }
 
 /* The first chain of a tree, as the estimates see it. */
@@ -128,7 +211,10 @@ static bool is_outdone(const so_engine *e, const so_request *r, const so_drafter
     so_plan_chain want = chain_of(e, r, lead, SO_MIN(r->spec.depth, SO_TREE_MAX - 1), accept);
     double now = so_planner_worth(e->planner, &have, e->n_trees, &env);
     env.step_ms = so_drafter_cost_ms(lead);
-    return so_planner_worth(e->planner, &want, e->n_trees, &env) > now;
+    double then = so_planner_worth(e->planner, &want, e->n_trees, &env);
+    if (then > 1 && may_stretch(r, lead))
+        then = SO_MAX(then, stretch_worth(r));
+    return then > now;
 }
 
 /* They are watched all the same, so that a drafter that has become good again is taken back. */

@@ -464,6 +464,7 @@ static void add_job(so_request *r) {
                                               .tree = r->tree,
                                               .max_nodes = s->max_nodes,
                                               .max_depth = s->depth,
+                                              .more = so_lengths_more,
                                               .seed = r->sample.seed,
                                               .choice = r->sample.choice,
                                               .round = s->round,
@@ -537,6 +538,9 @@ static void choose(so_engine *e, double draft_ms) {
         e->plan_owners[n++] = r;
     }
     so_planner_choose(e->planner, e->plan_trees, n, &env, &e->plan);
+    for (int i = 0; i < n; i++)
+        if (speculates(e->plan_owners[i]))
+            so_lengths_learn(e->plan_owners[i], &e->plan_trees[i]);
     for (int i = 0; i < n; i++)
         if (e->plan_trees[i].n_keep < e->plan_owners[i]->tree->n_nodes - 1)
             so_plan_prune(e->plan_owners[i]->tree, e->plan_trees[i].keep);

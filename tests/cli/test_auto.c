@@ -100,6 +100,16 @@ static void test_second_run_starts_at_once(void **state) {
     done(&plain);
 }
 
+/* A draft that is always right and says so is followed far beyond the first guess. */
+static void test_drafts_stretch(void **state) {
+    fixture *f = *state;
+    expect(f, 0, "", "rm -rf cache && " RUN);
+    json_t *o = json_of(f, RUN "--json --spec model");
+    if (!(number_at(o, "spec", "tokens_per_pass") > 4))
+        fail_msg("%s", json_dumps(o, 0));
+    json_decref(o);
+}
+
 /* Named and unfit: exit 1, and why. Found and unfit: a line for those who ask, and an answer. */
 static void test_misfits(void **state) {
     fixture *f = *state;
@@ -145,9 +155,8 @@ static void test_the_better_of_two(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found_and_used),
-        cmocka_unit_test(test_second_run_starts_at_once),
-        cmocka_unit_test(test_misfits),
+        cmocka_unit_test(test_found_and_used),    cmocka_unit_test(test_second_run_starts_at_once),
+        cmocka_unit_test(test_drafts_stretch),    cmocka_unit_test(test_misfits),
         cmocka_unit_test(test_the_better_of_two),
     };
     return cmocka_run_group_tests(tests, open_models, close_fixture);
