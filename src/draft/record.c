@@ -13,6 +13,7 @@
 
 static const float MOST = 512, WORTH_WRITING = 0.5f;
 static const double MAX_STEP_MS = 1e6;
+static const char *const LASTING[] = {"lookup", "ngram", "corpus"}; /* beside models */
 
 void so_records_free(so_records *r) {
     for (int i = 0; i < r->n; i++)
@@ -26,12 +27,11 @@ bool so_record_model_name(uint64_t id, char out[SO_RECORD_NAME]) {
 }
 
 bool so_record_name(const so_drafter *d, uint64_t id, char out[SO_RECORD_NAME]) {
-    static const char *const lasting[] = {"lookup", "ngram", "corpus"};
     if (strcmp(d->vt->name, "model") == 0)
         return so_record_model_name(id, out);
-    for (size_t i = 0; i < SO_LEN(lasting); i++)
-        if (strcmp(d->vt->name, lasting[i]) == 0) {
-            snprintf(out, SO_RECORD_NAME, "%s", lasting[i]);
+    for (size_t i = 0; i < SO_LEN(LASTING); i++)
+        if (strcmp(d->vt->name, LASTING[i]) == 0) {
+            snprintf(out, SO_RECORD_NAME, "%s", LASTING[i]);
             return true;
         }
     return false;
@@ -113,17 +113,23 @@ static const char *take_line(const char *s, char *line, size_t cap) {
     return end + 1;
 }
 
-static bool parse_head(const char *line, so_records *out) {
-    char name[SO_RECORD_NAME], id[20] = "";
-    double ms;
-    int used = 0;
-    bool model = strncmp(line, "drafter model ", 14) == 0;
-    if (model ? sscanf(line, "drafter model %16[0-9a-f] %lf%n", id, &ms, &used) != 2
-              : sscanf(line, "drafter %16[a-z] %lf%n", id, &ms, &used) != 2)
+static bool is_known_name(const char *name) {
+    if (strncmp(name, "model ", 6) == 0)
+        return strlen(name) == 22 && strspn(name + 6, "0123456789abcdef") == 16;
+    for (size_t i = 0; i < SO_LEN(LASTING); i++)
+        if (strcmp(name, LASTING[i]) == 0)
+            return true;
+    return false;
+}
+
+static bool parse_head(char *line, so_records *out) {
+    char *name = line + strlen("drafter "), *cut = strrchr(name, ' '), *end;
+    if (!cut)
         return false;
-    snprintf(name, sizeof name, "%s%s", model ? "model " : "", id);
-    if (line[used] || !(ms >= 0 && ms <= MAX_STEP_MS) || out->n == SO_RECORDS_MAX ||
-        so_records_find(out, name))
+    *cut = '\0';
+    double ms = strtod(cut + 1, &end);
+    if (end == cut + 1 || *end || !(ms >= 0 && ms <= MAX_STEP_MS) || !is_known_name(name) ||
+        out->n == SO_RECORDS_MAX || so_records_find(out, name))
         return false;
     out->items[out->n] = SO_NEW(so_record);
     snprintf(out->items[out->n]->name, SO_RECORD_NAME, "%s", name);
