@@ -76,12 +76,13 @@ static void save_costs(so_engine *e) {
     so_records_free(&e->records);
 }
 
-/* Two models in one set cannot be told apart. */
+/* Two models in one set cannot be told apart, and one that drafts at a temperature of its own says
+ * nothing of how it does otherwise. 0: nothing is kept. */
 static uint64_t id_of_model(const so_engine *e, const so_draft_set *s) {
     int n = 0;
     for (int i = 0; i < s->n_leaves; i++)
         n += strcmp(s->leaves[i]->vt->name, "model") == 0;
-    return n == 1 ? e->draft_id : 0;
+    return n == 1 && e->o.draft_temp < 0 ? e->draft_id : 0;
 }
 
 /* What is known of the set's drafters from other runs and other sets. */
