@@ -5,6 +5,7 @@
 
 #include "so_test.h"
 
+#include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,6 +77,14 @@ __attribute__((unused)) static void spill(const fixture *f, const char *name, co
     fputs(text, file);
     fclose(file);
     free(path);
+}
+
+static inline bool has_terminals(void) {
+    int fd = posix_openpt(O_RDWR | O_NOCTTY);
+    bool ok = fd >= 0 && grantpt(fd) == 0 && unlockpt(fd) == 0;
+    if (fd >= 0)
+        close(fd);
+    return ok;
 }
 
 /* Runs a shell line in the scratch folder; "sooth" in it means the program under test. */

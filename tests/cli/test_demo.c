@@ -73,6 +73,8 @@ static void test_json(void **state) {
 /* Marks of the columns: the rule between them, and moves within the field; none of them narrow. */
 static void test_wide_and_narrow(void **state) {
     fixture *f = *state;
+    if (!has_terminals())
+        SO_SKIP("no pseudo-terminals here");
     ran r = on_terminal(f, 40, 120, "-n 40 -md tiny.gguf");
     assert_int_equal(r.status, 0);
     has(&r.out, "\xE2\x94\x82");

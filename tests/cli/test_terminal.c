@@ -9,14 +9,6 @@
 #define RUN "sooth run -m tiny.gguf " SAY
 #define DRAFT "-md sick.gguf --spec model --spec-length 3 "
 
-static bool has_terminals(void) {
-    int fd = posix_openpt(O_RDWR | O_NOCTTY);
-    bool ok = fd >= 0 && grantpt(fd) == 0 && unlockpt(fd) == 0;
-    if (fd >= 0)
-        close(fd);
-    return ok;
-}
-
 /* Runs the line with both streams on one terminal; what it shows. */
 static so_buf show(const fixture *f, const char *line) {
     char streams[128], part[512];
