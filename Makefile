@@ -18,7 +18,7 @@ endif
 CLI_PKGS := libmicrohttpd libedit
 
 comma := ,
-CONFIG := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(DEBUG),-debug)
+CONFIG := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(DEBUG),-debug)$(if $(KERNELS),-$(KERNELS)-kernels)
 O := build/obj/$(CONFIG)
 # The plain build leaves build/sooth; every other configuration keeps its results to itself.
 DEFAULT_CONFIG := $(shell uname -m)-$(notdir $(firstword $(CC)))
@@ -73,8 +73,9 @@ $(O)/src/%_avxvnni.o: ISA := -mavx2 -mfma -mf16c -mavxvnni
 $(O)/src/%_avx512.o: ISA := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
 $(O)/src/%_amx.o: ISA := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mgfni -mamx-tile -mamx-int8
 
-# Kernels see no byte from outside as it is: a fuzzer that follows their branches learns nothing, and needs minutes to be built.
-ifneq ($(findstring fuzzer,$(SAN)),)
+# Kernels see no byte from outside as it is: a fuzzer that follows their branches learns nothing, and needs minutes to be built. Nor has a
+# sanitizer much to say about them where readers are tested (KERNELS=plain).
+ifneq ($(findstring fuzzer,$(SAN))$(filter plain,$(KERNELS)),)
 $(O)/src/backend/cpu/%.o: PLAIN := -fno-sanitize=all
 endif
 

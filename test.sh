@@ -27,8 +27,8 @@ make -s lint
 say "what reads files and text, under the address and undefined-behaviour sanitizers (make check-san: all)"
 readers=$(echo tests/base/test_*.c tests/format/test_*.c tests/token/test_*.c tests/kv/test_*.c tests/draft/test_table.c \
     tests/draft/test_spec.c tests/verify/test_verify.c tests/model/test_load.c tests/model/test_hparams.c tests/model/test_pass.c tests/server/test_serve.c)
-make -s -j"$jobs" SAN=address,undefined TESTS="$readers" tests
-make -s TESTS="$readers" check-san
+make -s -j"$jobs" SAN=address,undefined KERNELS=plain TESTS="$readers" tests
+make -s KERNELS=plain TESTS="$readers" check-san
 say "what has threads, under the thread sanitizer (make check-tsan: all)"
 threaded="tests/base/test_pool.c tests/backend/test_backend.c tests/engine/test_engine.c tests/engine/test_sooth.c tests/server/test_serve.c"
 make -s -j"$jobs" SAN=thread TESTS="$threaded" tests

@@ -230,6 +230,8 @@ static void chunks_and_threads(void **state) {
     so_shape_tokens(&WIDE, 12, tokens, N);
     for (int d = 0; d < N_DTYPES; d++)
         for (int kv = 0; kv < N_CACHES; kv++) {
+            if (!so_test_full() && kv == 1 + d % 2)
+                continue; /* F16, and the others by turns */
             so_rig_opts o = options(DTYPES[d], SO_CPU_SCALAR, 1, CACHES[kv]);
             float *ref = NULL;
             for (int l = 0; l < n_levels; l++)
