@@ -3,6 +3,8 @@
 
     bench/serve_load.py -m FILE.gguf                     ours, plain and speculative
     bench/serve_load.py -m FILE.gguf --peer PYTHON       and `PYTHON -m llama_cpp.server`, by turns in the same minutes
+    bench/serve_load.py -m FILE.gguf --whole             and answers that are sent whole
+    bench/serve_load.py -m FILE.gguf --sooth A --sooth B two builds, by turns
     bench/serve_load.py --url http://127.0.0.1:8080      one that runs already
 
 Every stream has a prompt of its own (chat, temperature 0); tokens are counted by the server's own usage, times by this
@@ -39,7 +41,7 @@ def free_port():
 
 class Target:
     def __init__(self, name, command=None, url=None, body=None, env=None):
-        self.name, self.body = name, body or {}
+        self.name, self.body, self.whole = name, body or {}, False
         self.process = None
         if command:
             port = free_port()
@@ -83,13 +85,18 @@ class Target:
 def one_stream(target, text, n_tokens, out):
     """(seconds to the first text, tokens)"""
     body = {"model": "any", "messages": [{"role": "user", "content": text}], "max_tokens": n_tokens, "temperature": 0,
-            "stream": True, "stream_options": {"include_usage": True}, **target.body}
+            **({} if target.whole else {"stream": True, "stream_options": {"include_usage": True}}), **target.body}
     start = time.monotonic()
     c = http.client.HTTPConnection(target.url.hostname, target.url.port, timeout=600)
     c.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     r = c.getresponse()
     if r.status != 200:
         raise RuntimeError(f"{target.name}: {r.status} {r.read()[:300]}")
+    if target.whole:
+        o = json.loads(r.read())
+        out.append((time.monotonic() - start, o["usage"]["completion_tokens"]))
+        c.close()
+        return
     first, lines = None, []
     for line in r:  # looked at afterwards: the client shares the machine with the server
         if first is None and b'"content"' in line and json.loads(line[6:])["choices"][0]["delta"].get("content"):
@@ -124,21 +131,56 @@ def quantile(values, q):
     return values[min(len(values) - 1, int(q * len(values)))]
 
 
-def measure(targets, streams, n_tokens, rounds):
-    got = {(t.name, n): ([], []) for t in targets for n in streams}
+def measure(targets, modes, streams, n_tokens, rounds):
+    """{(server, mode, streams): (rates, seconds to the first token, or to the end of a whole answer)}"""
+    got = {(t.name, m, n): ([], []) for t in targets for m in modes for n in streams}
     for t in targets:
         t.pause(False)
         one_round(t, 2, 16, 99)  # warm
         t.pause(True)
     for r in range(rounds):
-        for n in streams:
-            for t in targets:
+        for m, n in ((m, n) for n in streams for m in modes):
+            for t in targets if r % 2 == 0 else reversed(targets):
+                t.whole = m == "whole"
                 t.pause(False)
-                rate, firsts = one_round(t, n, n_tokens, r)
+                # other numbers for other modes: a prompt that was asked before would be found in the prefix cache
+                rate, times = one_round(t, n, n_tokens, r + 100 * t.whole)
                 t.pause(True)
-                got[t.name, n][0].append(rate)
-                got[t.name, n][1].extend(firsts)
+                got[t.name, m, n][0].append(rate)
+                got[t.name, m, n][1].extend(times)
     return got
+
+
+def start(a, streams, targets):
+    if a.url:
+        targets.append(Target("url", url=a.url))
+        return
+    for build in a.sooth or ["build/sooth"]:
+        ours = [build, "serve", "-m", a.model or "", "-t", str(a.threads), "--port", "{port}", "--parallel", str(max(streams))]
+        if a.draft:
+            ours += ["-md", a.draft]
+        name = build if a.sooth and len(a.sooth) > 1 else "sooth"
+        for way in a.only or ["plain", "speculative"]:
+            targets.append(Target(f"{name} {way}", ours, body={"speculative": {"enabled": False}} if way == "plain" else {}))
+            targets[-1].pause(True)
+    if a.peer:
+        targets.append(Target("llama_cpp.server", [a.peer, "-m", "llama_cpp.server", "--model", a.model, "--port", "{port}",
+                                                   "--n_threads", str(a.threads), "--n_threads_batch", str(a.threads),
+                                                   "--n_ctx", "4096", "--interrupt_requests", "false", "--verbose", "false"]))
+
+
+def report(key, rates, times, a):
+    name, mode, n = key
+    row = {"server": name, "mode": mode, "streams": n, "tokens": a.tokens, "rates": [round(r, 1) for r in rates],
+           "tokens_per_second": round(statistics.median(rates), 1), "spread": [round(min(rates), 1), round(max(rates), 1)],
+           f"{'answer' if mode == 'whole' else 'first'}_ms_median": round(1000 * statistics.median(times)),
+           f"{'answer' if mode == 'whole' else 'first'}_ms_p95": round(1000 * quantile(times, 0.95))}
+    if a.json:
+        print(json.dumps(row))
+        return
+    what = "whole answer" if mode == "whole" else "first token"
+    print(f"{name:18} {n:3} {mode:8}: {row['tokens_per_second']:7.1f} tok/s ({row['spread'][0]}–{row['spread'][1]}), "
+          f"{what} {1000 * statistics.median(times):.0f} ms, p95 {1000 * quantile(times, 0.95):.0f} ms")
 
 
 def main():
@@ -146,7 +188,9 @@ def main():
     p.add_argument("-m", "--model")
     p.add_argument("-md", "--draft")
     p.add_argument("--url", help="measure this server instead")
-    p.add_argument("--sooth", default="build/sooth")
+    p.add_argument("--sooth", action="append", help="the program (build/sooth); given twice, two builds by turns")
+    p.add_argument("--only", action="append", choices=["plain", "speculative"], help="one of the two ways of ours")
+    p.add_argument("--whole", action="store_true", help="answers sent whole, too")
     p.add_argument("--peer", help="a Python with llama-cpp-python[server]")
     p.add_argument("--streams", default="1,4,8,16")
     p.add_argument("--tokens", type=int, default=64)
@@ -155,36 +199,15 @@ def main():
     p.add_argument("--json", action="store_true")
     a = p.parse_args()
     streams = [int(n) for n in a.streams.split(",")]
-    ours = [a.sooth, "serve", "-m", a.model or "", "-t", str(a.threads), "--port", "{port}", "--parallel", str(max(streams))]
-    if a.draft:
-        ours += ["-md", a.draft]
     targets = []
     try:
-        if a.url:
-            targets.append(Target("url", url=a.url))
-        else:
-            targets.append(Target("sooth plain", ours, body={"speculative": {"enabled": False}}))
-            targets.append(Target("sooth speculative", ours))
-            targets[-1].pause(True)
-        if a.peer:
-            for t in targets:
-                t.pause(True)
-            targets.append(Target("llama_cpp.server", [a.peer, "-m", "llama_cpp.server", "--model", a.model, "--port", "{port}",
-                                                       "--n_threads", str(a.threads), "--n_threads_batch", str(a.threads),
-                                                       "--n_ctx", "4096", "--interrupt_requests", "false", "--verbose", "false"]))
-        got = measure(targets, streams, a.tokens, a.rounds)
+        start(a, streams, targets)
+        got = measure(targets, ["streamed", "whole"] if a.whole else ["streamed"], streams, a.tokens, a.rounds)
     finally:
         for t in targets:
             t.stop()
-    for (name, n), (rates, firsts) in got.items():
-        row = {"server": name, "streams": n, "tokens": a.tokens, "rounds": len(rates),
-               "tokens_per_second": round(statistics.median(rates), 1), "spread": [round(min(rates), 1), round(max(rates), 1)],
-               "first_ms_median": round(1000 * statistics.median(firsts)), "first_ms_p95": round(1000 * quantile(firsts, 0.95))}
-        if a.json:
-            print(json.dumps(row))
-        else:
-            print(f"{name:18} {n:3} streams: {row['tokens_per_second']:7.1f} tok/s ({row['spread'][0]}–{row['spread'][1]}), "
-                  f"first token {row['first_ms_median']} ms, p95 {row['first_ms_p95']} ms")
+    for key, (rates, times) in got.items():
+        report(key, rates, times, a)
 
 
 main()
