@@ -1,9 +1,11 @@
 /* `sooth serve`: options to a server, and signals to its end.
  *
  * SIGTERM or SIGINT drains: new requests get 503, running ones finish (--drain-timeout), then the
- * program ends with 0. A second signal ends it at once. The model is loaded on the server's engine
- * thread while the socket already answers /health; a model that cannot be loaded ends the program
- * with 1. The log of requests goes to standard output, all else to standard error. */
+ * program ends with 0. A second signal ends it at once, unless it comes together with the first:
+ * some supervisors (`timeout` among them) signal a program and then its whole group. The model is
+ * loaded on the server's engine thread while the socket already answers /health; a model that
+ * cannot be loaded ends the program with 1. The log of requests goes to standard output, all else
+ * to standard error. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -13,6 +15,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/env.h"
 #include "base/mem.h"
 #include "cli/load.h"
@@ -20,7 +23,7 @@
 #include "cli/spec.h"
 #include "server/server.h"
 
-enum { DEFAULT_PARALLEL = 8 };
+enum { DEFAULT_PARALLEL = 8, TWIN_MS = 250 };
 
 typedef struct job {
     const so_args *a;
@@ -109,14 +112,17 @@ static bool on_state(const so_args *a, so_server *s, bool *announced) {
     return st == SO_SERVER_FAILED || st == SO_SERVER_DRAINED;
 }
 
-/* A signal; true when it is not the first. While the model is being loaded there is nothing to
- * wait for. */
-static bool on_signal(so_server *s, int fd, int *n_signals) {
+/* A signal; true when the program is to end now. While the model is being loaded there is nothing
+ * to wait for. *t_first_ns is 0 before the first one. */
+static bool on_signal(so_server *s, int fd, int64_t *t_first_ns) {
     struct signalfd_siginfo info;
     if (read(fd, &info, sizeof info) != sizeof info)
         return false;
-    if (++*n_signals > 1 || so_server_get_state(s) == SO_SERVER_LOADING)
+    if (so_server_get_state(s) == SO_SERVER_LOADING)
         return true;
+    if (*t_first_ns)
+        return so_clock_ms_since(*t_first_ns) > TWIN_MS;
+    *t_first_ns = so_clock_ns();
     so_notify("STOPPING=1");
     fprintf(stderr, "sooth serve: stopping; running answers are finished first\n");
     so_server_drain(s);
@@ -127,7 +133,7 @@ static int watch(const so_args *a, so_server *s, int signals) {
     struct pollfd fds[] = {{.fd = so_server_fd(s), .events = POLLIN},
                            {.fd = signals, .events = POLLIN}};
     bool announced = false;
-    int n_signals = 0;
+    int64_t t_first_ns = 0;
     for (;;) {
         uint64_t n;
         if (poll(fds, 2, -1) < 0 && errno != EINTR)
@@ -135,7 +141,7 @@ static int watch(const so_args *a, so_server *s, int signals) {
         if ((fds[0].revents & POLLIN) && read(fds[0].fd, &n, sizeof n) > 0 &&
             on_state(a, s, &announced))
             return so_server_get_state(s) == SO_SERVER_FAILED;
-        if ((fds[1].revents & POLLIN) && on_signal(s, signals, &n_signals))
+        if ((fds[1].revents & POLLIN) && on_signal(s, signals, &t_first_ns))
             _exit(1);
     }
 }
@@ -163,7 +169,13 @@ static int serve(const so_args *a) {
     read_server(a, &o);
     if (o.key && !*o.key)
         return so_args_bad(a, "--api-key '': must not be empty");
+    if (o.cors && !*o.cors)
+        return so_args_bad(a, "--cors '': must not be empty; without it no other page may ask");
     char *name = model_name(a);
+    if (!*name) {
+        free(name);
+        return so_args_bad(a, "--alias '': must not be empty");
+    }
     o.model = name;
     o.load = load;
     o.load_user = &j;

@@ -90,10 +90,12 @@ typedef struct so_api_tokenize {
     json_t *root;
     so_str text;
     bool add_special, parse_special, with_pieces;
+    so_buf ignored; /* as above */
 } so_api_tokenize;
 bool so_api_parse_tokenize(so_str body, so_api_tokenize *out, so_api_error *err);
-/* {"tokens": […]} of /detokenize. */
-bool so_api_parse_detokenize(so_str body, so_tokens *out, so_api_error *err);
+void so_api_tokenize_free(so_api_tokenize *t);
+/* {"tokens": […]} of /detokenize. On success *ignored is the caller's to free. */
+bool so_api_parse_detokenize(so_str body, so_tokens *out, so_buf *ignored, so_api_error *err);
 
 /* How a request speculates (api_spec.c): its own words over the server's. max_draft: the engine's;
  * 0: it cannot speculate. `text` owns the drafter's name and must outlive *out. */

@@ -84,15 +84,25 @@ static bool read_float(parser *p, const field *f, const json_t *v) {
     return true;
 }
 
+/* Some clients write 5.0. Reals are whole numbers as far as they are exact. */
+static bool take_whole(const json_t *v, int64_t *out) {
+    const double most = 9007199254740992.0; /* 2^53 */
+    double real = json_number_value(v);
+    bool whole = json_is_integer(v) ||
+                 (json_is_real(v) && real == floor(real) && real >= -most && real <= most);
+    if (whole)
+        *out = json_is_integer(v) ? json_integer_value(v) : (int64_t)real;
+    return whole;
+}
+
 static bool read_int(parser *p, const field *f, const json_t *v) {
     char must[64];
-    double real = json_number_value(v); /* some clients write 5.0 */
-    bool whole = json_is_integer(v) || (json_is_real(v) && real == floor(real));
-    if (!whole || !(real >= f->min && real <= f->max)) {
+    int64_t x;
+    if (!take_whole(v, &x) || (double)x < f->min || (double)x > f->max) {
         snprintf(must, sizeof must, "a whole number from %.0f to %.0f", f->min, f->max);
         return bad(p, f->name, v, must);
     }
-    *(int *)f->at(p) = (int)real;
+    *(int *)f->at(p) = (int)x;
     return true;
 }
 
@@ -117,10 +127,11 @@ static bool read_word(parser *p, const field *f, const json_t *v) {
 }
 
 static bool read_seed(parser *p, const field *f, const json_t *v) {
-    if (!json_is_integer(v))
+    int64_t seed;
+    if (!take_whole(v, &seed))
         return bad(p, f->name, v, "a whole number (-1: a random one)");
-    p->r->has_seed = json_integer_value(v) != -1;
-    p->r->sample.seed = (uint64_t)json_integer_value(v);
+    p->r->has_seed = seed != -1;
+    p->r->sample.seed = (uint64_t)seed;
     return true;
 }
 
@@ -147,7 +158,8 @@ static bool refuse(parser *p, const field *f, const json_t *v) {
 }
 
 static bool is_word(const json_t *v, const char *word) {
-    return json_is_string(v) && strcmp(json_string_value(v), word) == 0;
+    return json_is_string(v) &&
+           so_str_eq_c((so_str){json_string_value(v), json_string_length(v)}, word);
 }
 
 static bool read_tool_choice(parser *p, const field *f, const json_t *v) {
@@ -176,7 +188,8 @@ static bool read_modalities(parser *p, const field *f, const json_t *v) {
 
 /* Several answers of which the best are kept are not what speculation is about. */
 static bool read_best_of(parser *p, const field *f, const json_t *v) {
-    return (json_is_integer(v) && json_integer_value(v) <= 1) || refuse(p, f, v);
+    int64_t n;
+    return (take_whole(v, &n) && n == 1) || refuse(p, f, v);
 }
 
 /* --- lists and objects --- */
@@ -190,6 +203,8 @@ static void note_ignored(parser *p, const char *parent, const char *name) {
         so_buf_append_c(b, ", ");
     if (parent)
         so_buf_printf(b, "%s.", parent);
+    if (!*name)
+        so_buf_append_char(b, '?');
     for (int i = 0; name[i] && i < 40; i++) {
         char c = name[i];
         bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -276,7 +291,30 @@ static bool read_logprobs(parser *p, const field *f, const json_t *v) {
     return read_int(p, f, v);
 }
 
-/* Text that is a string or an array of parts {"type": "text", "text"}; a new string. */
+/* The text of a part {"type": "text", "text"}; NULL: refused. */
+static const json_t *take_part(parser *p, const char *at, const json_t *part) {
+    const json_t *type = json_object_get(part, "type"), *s = json_object_get(part, "text");
+    const char *key;
+    json_t *v;
+    if (json_is_string(type) && !is_word(type, "text")) {
+        so_api_fail(p->err, 400, "unsupported_parameter", at,
+                    "'%s' is of type '%.40s': this server takes only text", at,
+                    json_string_value(type));
+        return NULL;
+    }
+    if (!json_is_string(s) || (type && !json_is_string(type))) {
+        so_api_fail(p->err, 400, "invalid_value", at,
+                    "'%s' must be {\"type\": \"text\", \"text\": a string}", at);
+        return NULL;
+    }
+    json_object_foreach((json_t *)(uintptr_t)part, key, v) {
+        if (v != type && v != s && !json_is_null(v))
+            note_ignored(p, at, key);
+    }
+    return s;
+}
+
+/* Text that is a string or an array of parts; a new string. */
 static json_t *join_parts(parser *p, const char *name, const json_t *v) {
     char at[96];
     if (json_is_string(v))
@@ -288,16 +326,9 @@ static json_t *join_parts(parser *p, const char *name, const json_t *v) {
     so_buf text = {0};
     bool ok = true;
     for (size_t i = 0; i < json_array_size(v) && ok; i++) {
-        const json_t *part = json_array_get(v, i), *type = json_object_get(part, "type");
-        const json_t *s = json_object_get(part, "text");
         snprintf(at, sizeof at, "%.60s[%zu]", name, i);
-        if (json_is_string(type) && !is_word(type, "text"))
-            ok = so_api_fail(p->err, 400, "unsupported_parameter", at,
-                             "'%s' is of type '%.40s': this server takes only text", at,
-                             json_string_value(type));
-        else if (!json_is_string(s))
-            ok = so_api_fail(p->err, 400, "invalid_value", at,
-                             "'%s' must be {\"type\": \"text\", \"text\": a string}", at);
+        const json_t *s = take_part(p, at, json_array_get(v, i));
+        ok = s != NULL;
         if (ok && i > 0)
             so_buf_append_char(&text, '\n');
         if (ok)
@@ -310,26 +341,56 @@ static json_t *join_parts(parser *p, const char *name, const json_t *v) {
 
 /* --- messages and prompts --- */
 
-/* A message as templates expect it: contents are strings, and `developer`, the newer word, is
- * `system`. */
+/* Members of a message beside its role and content. What an answer of ours holds may be sent back
+ * as it came (refusal, logprobs and the like are null or empty then, or noted). */
+static bool read_message_rest(parser *p, const char *at, const json_t *m) {
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)(uintptr_t)m, key, v) {
+        bool call = strcmp(key, "tool_calls") == 0 || strcmp(key, "function_call") == 0;
+        bool known = strcmp(key, "role") == 0 || strcmp(key, "content") == 0;
+        if (json_is_null(v) || known || (call && is_empty(v)))
+            continue;
+        if (call)
+            return so_api_fail(p->err, 400, "unsupported_parameter", at,
+                               "'%s.%s' is not supported by this server", at, key);
+        if (strcmp(key, "name") != 0)
+            note_ignored(p, at, key);
+        else if (!json_is_string(v))
+            return so_api_fail(p->err, 400, "invalid_value", at, "'%s.name' must be a string", at);
+    }
+    return true;
+}
+
+/* system, user or assistant; `developer` is the newer word for the first. NULL: refused. */
+static const char *take_role(parser *p, const char *at, const json_t *m) {
+    static const char *const roles[] = {"system", "user", "assistant"};
+    const json_t *role = json_object_get(m, "role");
+    if (!json_is_string(role)) {
+        so_api_fail(p->err, 400, "invalid_value", at, "'%s' needs a string \"role\"", at);
+        return NULL;
+    }
+    for (size_t i = 0; i < SO_LEN(roles); i++)
+        if (is_word(role, roles[i]))
+            return roles[i];
+    if (is_word(role, "developer"))
+        return "system";
+    so_api_fail(p->err, 400, "unsupported_value", at,
+                "'%s.role' is '%.40s': this server knows system, developer, user and assistant", at,
+                json_string_value(role));
+    return NULL;
+}
+
+/* A message as templates expect it: contents are strings. */
 static bool read_message(parser *p, size_t i, const json_t *m) {
     char at[48];
-    const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
     snprintf(at, sizeof at, "messages[%zu]", i);
     if (!json_is_object(m))
         return bad(p, at, m, "an object with \"role\" and \"content\"");
-    if (!json_is_string(role))
-        return so_api_fail(p->err, 400, "invalid_value", at, "'%s' needs a string \"role\"", at);
-    const char *who = is_word(role, "developer") ? "system" : json_string_value(role);
-    if (strcmp(who, "system") != 0 && strcmp(who, "user") != 0 && strcmp(who, "assistant") != 0)
-        return so_api_fail(p->err, 400, "unsupported_value", at,
-                           "'%s.role' is '%.40s': this server knows system, developer, user and "
-                           "assistant",
-                           at, who);
-    const json_t *calls = json_object_get(m, "tool_calls");
-    if (calls && !json_is_null(calls) && !is_empty(calls))
-        return so_api_fail(p->err, 400, "unsupported_parameter", at,
-                           "'%s.tool_calls' is not supported by this server", at);
+    const json_t *content = json_object_get(m, "content"), *name = json_object_get(m, "name");
+    const char *who = take_role(p, at, m);
+    if (!who || !read_message_rest(p, at, m))
+        return false;
     snprintf(at, sizeof at, "messages[%zu].content", i);
     if (!content || json_is_null(content))
         return so_api_fail(p->err, 400, "invalid_value", at,
@@ -338,7 +399,6 @@ static bool read_message(parser *p, size_t i, const json_t *m) {
     if (!text)
         return false;
     json_t *out = json_pack("{s:s, s:o}", "role", who, "content", text);
-    const json_t *name = json_object_get(m, "name");
     if (json_is_string(name))
         json_object_set(out, "name", (json_t *)(uintptr_t)name);
     json_array_append_new(p->r->messages, out);
@@ -364,6 +424,10 @@ static bool read_messages(parser *p, const field *f, const json_t *v) {
 static bool read_kwargs(parser *p, const field *f, const json_t *v) {
     if (!json_is_object(v))
         return bad(p, f->name, v, "an object of template variables");
+    if (json_object_get(v, "messages") || json_object_get(v, "add_generation_prompt"))
+        return so_api_fail(p->err, 400, "unsupported_value", f->name,
+                           "'chat_template_kwargs' may not set messages and add_generation_prompt: "
+                           "they are the server's");
     p->r->kwargs = v;
     return true;
 }
@@ -372,14 +436,13 @@ static bool read_ids(parser *p, const char *name, const json_t *v, int32_t **out
     *n = json_array_size(v);
     *out = SO_NEW_N(int32_t, *n);
     for (size_t i = 0; i < *n; i++) {
-        const json_t *id = json_array_get(v, i);
-        if (!json_is_integer(id) || json_integer_value(id) < 0 ||
-            json_integer_value(id) > INT32_MAX) {
+        int64_t id;
+        if (!take_whole(json_array_get(v, i), &id) || id < 0 || id > INT32_MAX) {
             free(*out);
             *out = NULL;
-            return bad(p, name, id, "a list of token ids, whole numbers from 0");
+            return bad(p, name, json_array_get(v, i), "a list of token ids, whole numbers from 0");
         }
-        (*out)[i] = (int32_t)json_integer_value(id);
+        (*out)[i] = (int32_t)id;
     }
     return true;
 }
@@ -527,9 +590,9 @@ static const field FIELDS[] = {
     {"messages", SO_API_CHAT, read_messages, NULL, 0, 0},
     {"chat_template_kwargs", SO_API_CHAT, read_kwargs, NULL, 0, 0},
     {"prompt", SO_API_COMPLETION, read_prompt, NULL, 0, 0},
-    {"max_tokens", BOTH, read_int, at_max_tokens, -1, 1 << 24},
-    {"n_predict", BOTH, read_int, at_max_tokens, -1, 1 << 24},
-    {"max_completion_tokens", BOTH, read_int, at_max_completion, -1, 1 << 24},
+    {"max_tokens", BOTH, read_int, at_max_tokens, -1, INT32_MAX},
+    {"n_predict", BOTH, read_int, at_max_tokens, -1, INT32_MAX},
+    {"max_completion_tokens", BOTH, read_int, at_max_completion, -1, INT32_MAX},
     {"temperature", BOTH, read_float, at_temp, 0, 100},
     {"top_p", BOTH, read_float, at_top_p, 0, 1},
     {"top_k", BOTH, read_int, at_top_k, -1, 1 << 24},
@@ -674,7 +737,30 @@ static bool small_bool(const json_t *root, const char *name, bool *out, so_api_e
     return true;
 }
 
+static void note_others(const json_t *root, const char *const *names, size_t n, so_buf *out) {
+    so_api_request r = {0};
+    parser p = {.r = &r};
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)(uintptr_t)root, key, v) {
+        bool known = false;
+        for (size_t i = 0; i < n; i++)
+            known |= strcmp(key, names[i]) == 0;
+        if (!known)
+            note_ignored(&p, NULL, key);
+    }
+    *out = r.ignored;
+}
+
+void so_api_tokenize_free(so_api_tokenize *t) {
+    json_decref(t->root);
+    so_buf_free(&t->ignored);
+    *t = (so_api_tokenize){0};
+}
+
 bool so_api_parse_tokenize(so_str body, so_api_tokenize *out, so_api_error *err) {
+    static const char *const names[] = {"content",       "prompt",      "add_special",
+                                        "parse_special", "with_pieces", "model"};
     so_api_tokenize t = {.parse_special = true};
     *out = (so_api_tokenize){0};
     if (!load_object(body, &t.root, err))
@@ -687,15 +773,17 @@ bool so_api_parse_tokenize(so_str body, so_api_tokenize *out, so_api_error *err)
          small_bool(t.root, "parse_special", &t.parse_special, err) &&
          small_bool(t.root, "with_pieces", &t.with_pieces, err);
     if (!ok) {
-        json_decref(t.root);
+        so_api_tokenize_free(&t);
         return false;
     }
+    note_others(t.root, names, SO_LEN(names), &t.ignored);
     t.text = (so_str){json_string_value(text), json_string_length(text)};
     *out = t;
     return true;
 }
 
-bool so_api_parse_detokenize(so_str body, so_tokens *out, so_api_error *err) {
+bool so_api_parse_detokenize(so_str body, so_tokens *out, so_buf *ignored, so_api_error *err) {
+    static const char *const names[] = {"tokens", "model"};
     so_api_request none = {0};
     parser p = {.r = &none, .err = err};
     json_t *root;
@@ -707,9 +795,11 @@ bool so_api_parse_detokenize(so_str body, so_tokens *out, so_api_error *err) {
     bool ok = json_is_array(v) ? read_ids(&p, "tokens", v, &ids, &n)
                                : so_api_fail(err, 400, "invalid_value", "tokens",
                                              "'tokens' must be an array of token ids");
-    json_decref(root);
-    if (ok)
+    if (ok) {
         so_tokens_append(out, ids, n);
+        note_others(root, names, SO_LEN(names), ignored);
+    }
+    json_decref(root);
     free(ids);
     return ok;
 }

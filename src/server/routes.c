@@ -54,12 +54,15 @@ static bool check_prompt(const so_serving *sv, const so_tokens *p, const char *f
 }
 
 static bool encode_prompts(const so_serving *sv, so_job *j, so_api_error *e) {
-    const char *field = j->rq.kind == SO_API_CHAT ? "messages" : "prompt";
+    char field[32];
     so_err err = {0};
+    snprintf(field, sizeof field, "%s", j->rq.kind == SO_API_CHAT ? "messages" : "prompt");
     if (j->rq.kind == SO_API_CHAT && !sv->b->chat)
         return so_api_fail(e, 400, "no_chat_template", NULL,
                            "this model has no chat template: use /v1/completions");
     for (int i = 0; i < j->rq.n_prompts; i++) {
+        if (j->rq.n_prompts > 1)
+            snprintf(field, sizeof field, "prompt[%d]", i);
         if (!encode_prompt(sv, j, i, &err))
             return so_api_fail(e, 400, "invalid_prompt", field, "'%s': %s", field, err.msg);
         if (!check_prompt(sv, &j->prompts[i], field, e))
@@ -143,6 +146,10 @@ static enum MHD_Result submit(so_exchange *x, so_job *j) {
     return so_route_resume(x);
 }
 
+static void note_ignored(so_exchange *x, const so_buf *names) {
+    snprintf(x->ignored, sizeof x->ignored, "%s", so_buf_str(names).ptr);
+}
+
 static enum MHD_Result generate(so_exchange *x, so_api_kind kind) {
     const so_serving *sv = so_worker_serving(x->s->worker);
     so_api_request rq;
@@ -152,7 +159,7 @@ static enum MHD_Result generate(so_exchange *x, so_api_kind kind) {
         return so_http_send_error(x, &e);
     }
     so_buf_free(&x->body); /* it is in the request now, and answers may take long */
-    snprintf(x->ignored, sizeof x->ignored, "%s", so_buf_str(&rq.ignored).ptr);
+    note_ignored(x, &rq.ignored);
     so_job *j = so_job_create(&rq);
     if (!prepare(x, j, &e)) {
         so_metrics_refused(x->s->metrics, "bad_request");
@@ -289,8 +296,9 @@ static enum MHD_Result tokenize(so_exchange *x) {
     for (size_t i = 0; i < ids.len; i++)
         json_array_append_new(list, rq.with_pieces ? piece_json(tok, ids.ids[i])
                                                    : json_integer(ids.ids[i]));
+    note_ignored(x, &rq.ignored);
     so_tokens_free(&ids);
-    json_decref(rq.root);
+    so_api_tokenize_free(&rq);
     if (rc == SO_OK)
         return so_http_send_json(x, 200, json_pack("{s:o}", "tokens", list));
     json_decref(list);
@@ -302,8 +310,8 @@ static enum MHD_Result detokenize(so_exchange *x) {
     const so_tokenizer *tok = so_worker_serving(x->s->worker)->b->tok;
     so_tokens ids = {0};
     so_api_error e = {0};
-    so_buf text = {0}, whole = {0};
-    bool ok = so_api_parse_detokenize(so_buf_str(&x->body), &ids, &e);
+    so_buf text = {0}, whole = {0}, ignored = {0};
+    bool ok = so_api_parse_detokenize(so_buf_str(&x->body), &ids, &ignored, &e);
     for (size_t i = 0; i < ids.len && ok; i++)
         if (ids.ids[i] >= so_tokenizer_n_vocab(tok))
             ok = so_api_fail(&e, 400, "invalid_value", "tokens",
@@ -313,7 +321,9 @@ static enum MHD_Result detokenize(so_exchange *x) {
         so_tokenizer_decode(tok, ids.ids, ids.len, true, &text);
     so_utf8_repair(so_buf_str(&text), &whole);
     json_t *o = json_pack("{s:o}", "content", json_stringn(so_buf_str(&whole).ptr, whole.len));
+    note_ignored(x, &ignored);
     so_tokens_free(&ids);
+    so_buf_free(&ignored);
     so_buf_free(&text);
     so_buf_free(&whole);
     if (ok)

@@ -105,6 +105,19 @@ static int load(void *user, so_serving *out, so_err *err) {
 
 /* --- the socket --- */
 
+/* Whoever can reach the machine can use it: that must be meant. */
+static void warn_open(const so_server *s, const struct sockaddr *a) {
+    const struct sockaddr_in *v4 = (const void *)a;
+    const struct sockaddr_in6 *v6 = (const void *)a;
+    bool own = a->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)
+                                        : ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+    if (!own && !s->o.key)
+        so_log(SO_LOG_WARN,
+               "--host %.100s without a key: whoever reaches this address may use the "
+               "server; give --api-key or SOOTH_API_KEY",
+               s->o.host);
+}
+
 static int open_listener(const struct addrinfo *a, int *port) {
     struct sockaddr_storage at = {0};
     socklen_t len = sizeof at;
@@ -133,8 +146,11 @@ static int listen_at(so_server *s, so_err *err) {
     int rc = getaddrinfo(s->o.host, port, &hints, &list);
     if (rc != 0)
         return so_err_set(err, SO_EINVAL, "--host '%.100s': %s", s->o.host, gai_strerror(rc));
-    for (const struct addrinfo *a = list; a && s->listener < 0; a = a->ai_next)
+    for (const struct addrinfo *a = list; a && s->listener < 0; a = a->ai_next) {
         s->listener = open_listener(a, &s->port);
+        if (s->listener >= 0)
+            warn_open(s, a->ai_addr);
+    }
     int e = errno;
     freeaddrinfo(list);
     if (s->listener < 0)

@@ -273,6 +273,21 @@ static int room_of(so_worker *w) {
     return (int)SO_MIN(cache, w->serving.eo.n_ctx);
 }
 
+/* The server's own drafter may name files. They are opened for a request that never runs: what is
+ * wrong with them is the operator's to know, at the start, and no client's. */
+static int check_spec(so_worker *w, so_err *err) {
+    const int32_t token = 0;
+    so_request *r = NULL;
+    so_request_opts o = {.prompt = &token,
+                         .n_prompt = 1,
+                         .sample = w->serving.sample,
+                         .max_tokens = 0,
+                         .spec = w->serving.spec};
+    int rc = so_engine_submit(w->engine, &o, &r, err);
+    so_request_free(r);
+    return rc;
+}
+
 static void set_state(so_worker *w, so_worker_state s) {
     pthread_mutex_lock(&w->lock);
     w->state = s;
@@ -289,6 +304,10 @@ static void *run(void *arg) {
     if (rc == SO_OK)
         rc = so_engine_create(w->serving.b->model, w->serving.b->tok, &w->serving.eo, &w->engine,
                               &err);
+    if (rc == SO_OK && (rc = check_spec(w, &err)) != SO_OK) {
+        so_engine_free(w->engine);
+        w->engine = NULL;
+    }
     if (rc != SO_OK) {
         pthread_mutex_lock(&w->lock);
         w->err = err;

@@ -55,16 +55,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     so_api_error e = {0};
     so_api_tokenize t;
     so_tokens ids = {0};
+    so_buf ignored = {0};
     memcpy(copy, data, size);
     so_str body = {copy, size};
     parse(SO_API_CHAT, body);
     parse(SO_API_COMPLETION, body);
     if (so_api_parse_tokenize(body, &t, &e))
-        json_decref(t.root);
+        so_api_tokenize_free(&t);
     else
         check_error(&e);
-    if (!so_api_parse_detokenize(body, &ids, &e))
+    if (!so_api_parse_detokenize(body, &ids, &ignored, &e))
         check_error(&e);
+    so_buf_free(&ignored);
     so_tokens_free(&ids);
     free(copy);
     return 0;

@@ -107,6 +107,45 @@ def out_of_range():
     undisturbed()
 
 
+def odd_values():
+    """Values that are neither plainly right nor wrong: each has one meaning, and none is silently another one."""
+    for body, word in (({"best_of": 0}, "best_of"), ({"best_of": -5}, "best_of"), ({"prompt": ["he", []]}, "prompt[1]"),
+                       ({"prompt": ["he", [99999999]]}, "prompt[1]"), ({"seed": 1.5}, "seed"), ({"seed": 1e300}, "seed"),
+                       ({"prompt": [[[1]]]}, "prompt"), ({"max_tokens": 2.5}, "max_tokens"), ({"max_tokens": 2 ** 31}, "max_tokens"),
+                       ({"stop": [None]}, "stop"), ({"logit_bias": {"5 ": 1}}, "5 "), ({"logit_bias": {"1e3": 1}}, "1e3"),
+                       ({"speculative": {"verify": "lenient=nan"}}, "verify"), ({"speculative": {"drafter": "+++"}}, "drafter"),
+                       ({"temperature": "x" + "é" * 60}, "temperature"), ({"model": "a\0b"}, "model")):
+        bad(TEXT, {**GOOD, **body}, 400, word)
+    for message, word in (({"role": "user\0x", "content": "he"}, "role"), ({"role": "USER", "content": "he"}, "USER"),
+                          ({"role": "user", "content": None}, "content"), ({"role": "user", "content": "he", "name": 5}, "name"),
+                          ({"role": "user", "content": [{"type": 5, "text": "he"}]}, "content[0]"),
+                          ({"role": "user", "content": [{"type": "text\0", "text": "he"}]}, "content[0]"),
+                          ({"role": "assistant", "content": "he", "function_call": {"name": "f"}}, "function_call")):
+        bad(CHAT, {"messages": [message]}, 400, "messages[0]", word)
+    for kwargs in ({"messages": []}, {"add_generation_prompt": False}):
+        bad(CHAT, {"messages": MESSAGES, "chat_template_kwargs": kwargs}, 400, "chat_template_kwargs")
+    for same in ({"seed": 3.0}, {"max_tokens": 30.0}, {"best_of": 1}, {"stop": []}, {"logit_bias": {}}, {"n": 1.0}, {"top_k": 0}):
+        assert S.ok(TEXT, {**GOOD, **same})["choices"] == WANT, same
+    ids = S.ok("/tokenize", {"content": "the sea", "add_special": True})["tokens"]
+    assert S.ok(TEXT, {**GOOD, "prompt": [float(i) for i in ids]})["choices"] == WANT
+    most = S.ok(TEXT, {**GOOD, "max_tokens": 2 ** 31 - 1})  # as many as fit, which is what such clients mean
+    assert most["usage"]["total_tokens"] == 256 and most["choices"][0]["finish_reason"] == "length"
+    undisturbed()
+
+
+def unknown_inside():
+    """Unknown members of messages, of parts, and of the small endpoints are told, too; null and empty ones say nothing."""
+    message = {"role": "user", "content": [{"type": "text", "text": "he", "cache_control": {"type": "x"}}], "weight": 1,
+               "refusal": None, "tool_calls": [], "function_call": None, "name": "me"}
+    status, headers, _ = S.post(CHAT, {"messages": [message], "max_tokens": 1})
+    assert status == 200 and headers["x-sooth-ignored"] == "messages[0].weight, messages[0].content[0].cache_control", headers
+    _, headers, _ = S.post("/tokenize", {"content": "he", "wibble": 1})
+    assert headers["x-sooth-ignored"] == "wibble"
+    _, headers, _ = S.post("/detokenize", {"tokens": [5], "wobble": 1, "": 2})
+    assert sorted(headers["x-sooth-ignored"].split(", ")) == ["?", "wobble"]
+    undisturbed()
+
+
 def errors_name_fields():
     """What only the engine can check is told in the client's words, not in those of the command line."""
     for body, param in (({"logit_bias": {"99999999": 1}}, "logit_bias"), ({"prompt": [1, 99999999]}, "prompt"),
@@ -348,5 +387,5 @@ def a_crowd_that_asks():
 
 with rig.Server() as S:
     WANT = S.ok(TEXT, GOOD)["choices"]
-    rig.main([malformed_json, deep_nesting, wrong_types, out_of_range, errors_name_fields, small_cache, too_many_logprobs, unsupported, oversize, broken_http, forms_of_http, asks_before_sending, template_bomb,
+    rig.main([malformed_json, deep_nesting, wrong_types, out_of_range, odd_values, unknown_inside, errors_name_fields, small_cache, too_many_logprobs, unsupported, oversize, broken_http, forms_of_http, asks_before_sending, template_bomb,
               clients_that_leave, slow_and_silent_clients, many_connections, a_crowd_that_asks])

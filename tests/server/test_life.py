@@ -62,9 +62,26 @@ def bad_starts():
         assert p.returncode == 2 and "--api-key" in p.stderr
         p = run("-m", model, "--port", "0", "--spec", "model")
         assert p.returncode == 2 and "-md" in p.stderr
+        for name in ("--alias", "--cors"):
+            p = run("-m", model, "--port", "0", name, "")
+            assert p.returncode == 2 and name in p.stderr, p.stderr
+        # a drafter that cannot be opened is the operator's mistake: told at the start, not to each client
+        for spec, word in (("model(/nowhere/d.gguf)", "/nowhere/d.gguf"), ("ngram,bigram(/nowhere/b)", "/nowhere/b"),
+                           (f"bigram({model})", "not a table"), ("unigram", "counted table")):
+            p = run("-m", model, "--port", "0", "--spec", spec)
+            assert p.returncode == 1 and "--spec" in p.stderr and word in p.stderr and "ready" not in p.stderr, p.stderr
     p = run("-m", "/nowhere/x.gguf", "--port", "0")
     assert p.returncode == 1 and "/nowhere/x.gguf" in p.stderr and p.stdout == ""
     assert run().returncode == 2 and run("-m", "x", "--port", "99999").returncode == 2
+
+
+def open_to_all():
+    """An address that others reach, without a key, is warned of."""
+    for args, warned in ((("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False),
+                         (("--host", "127.0.0.2"), False)):
+        with rig.Server(*args, wait=False) as s:
+            rig.eventually(lambda: "ready at" in s.errors(), 60, "the server is ready")
+            assert ("--api-key" in s.errors()) == warned, s.errors()
 
 
 def keys():
@@ -132,6 +149,20 @@ def drain():
         assert s.process.wait(120) == 0
 
 
+def drain_signalled_twice():
+    """`timeout` and some supervisors send the same signal to the program and to its group: that is one order, not two."""
+    with rig.Server("--parallel", "2", layers=32) as s:
+        reader = s.raw(rig.http_bytes(TEXT, {**LONG, "stream": True}))
+        data = reader.recv(300)
+        for _ in range(2):
+            s.process.send_signal(signal.SIGTERM)
+            time.sleep(0.02)
+        while part := reader.recv(65536):
+            data += part
+        assert b"[DONE]" in data
+        assert s.process.wait(120) == 0
+
+
 def drain_refuses():
     with rig.Server("--parallel", "1", "--timeout", "30") as s:
         # a client that does not read keeps its request open
@@ -143,6 +174,7 @@ def drain_refuses():
         status, headers, o = s.post(TEXT, LONG)
         assert status == 503 and o["error"]["code"] == "draining" and "retry-after" in headers
         assert headers["connection"] == "close"
+        time.sleep(0.5)
         s.process.send_signal(signal.SIGTERM)  # the second one does not wait
         s.process.wait(5)
         slow.close()
@@ -196,5 +228,5 @@ def stops_while_busy():
                 t.join()
 
 
-rig.main([tells_the_manager, loading_is_told, bad_starts, keys, origins, full_queue, drain, drain_refuses, drain_timeout,
+rig.main([tells_the_manager, loading_is_told, bad_starts, open_to_all, keys, origins, full_queue, drain, drain_signalled_twice, drain_refuses, drain_timeout,
           killed_and_restarted, stops_while_busy])
