@@ -4,19 +4,25 @@
  *
  * A are activations as they lie, B words of a packed group. Tiles are dear to store and to look at,
  * so nothing is done with sums before a whole block of 256 elements is in them: weights take the
- * scale of their sub-block beforehand. s · q has up to 14 bits, and so becomes two signed bytes,
- * s · q = 128 · high + low, each with tiles of its own. For every block of 32 output rows
+ * scale of their sub-block beforehand, and s · q becomes two bytes, each with tiles of its own:
  *
- *   1. the words are multiplied with their scales, once for CHUNK activation rows;
- *   2. groups of 16 activation rows meet them: sixteen products, four tiles of sums;
- *   3. the sums, 16 outputs to a register, go to the float accumulators.
+ *   Q2_K Q4_K Q5_K   s = 8 · s1 + s0, and q · s0, q · s1 fit a byte: one 16-bit product makes two
+ *   Q3_K Q6_K        s · q = 256 · high + low, from 16-bit products of single bytes
+ *
+ * For every block of 32 output rows
+ *
+ *   1. groups of up to 16 activation rows meet its bytes: sixteen products, four tiles of sums;
+ *   2. between the products of the last group the next block's words are multiplied with their
+ *      scales, a quarter of a block at a time, into the place of the quarter that was just used: a
+ *      tile cannot be read from stores under way, and two blocks would not fit the first cache;
+ *   3. the sums, 16 outputs to a register, go to the float accumulators one group later.
  *
  * The integers are exact and the floats take the canon's order (kernels.h), so the bits are those
- * of every other level. The last group reaches back over rows that are done already, which gives
- * them the same results again. Step 1 takes as long as some twenty rows do with AVX-512, which
- * therefore has narrow batches, and weights that are not packed. Blocks of 32 elements are left to
- * it as well: every 32 elements would need a tile of sums, and a store takes as long as the product
- * before it.
+ * of every other level. Groups are equally large, and the last one reaches back over rows that are
+ * done already, which gives them the same results again. Step 2 takes as long as some rows do with
+ * AVX-512, which therefore has narrow batches, and weights that are not packed. Blocks of 32
+ * elements are left to it as well: every 32 elements would need a tile of sums, and a store takes
+ * as long as the product before it.
  *
  * Tile registers are set up and given back within each call: threads keep no state. */
 #include "backend/cpu/matmul_amx.h"
@@ -28,10 +34,11 @@
 #include "backend/cpu/columns_x86.h"
 
 enum {
-    ROWS = 16,     /* of activations in a tile */
-    CHUNK = 128,   /* activation rows that meet a decoded block */
-    MIN_ROWS = 48, /* below: AVX-512 */
-    AT_ONCE = CHUNK / ROWS
+    ROWS = 16,              /* of activations in a tile, at most */
+    CHUNK = 128,            /* activation rows that meet a decoded block */
+    AT_ONCE = CHUNK / ROWS, /* groups */
+    MIN_SPLIT = 16,         /* rows, by type; below: AVX-512 */
+    MIN_WIDE = 24,
 };
 
 /* ---- tiles ---- */
@@ -44,16 +51,17 @@ enum {
     __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(p), "r"(64L) : "memory")
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
 #define TILE_DOT(c, a, b) __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+#define TILE_DOT_U(c, a, b) __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 #define TILE_RELEASE __asm__ volatile("tilerelease" ::)
 
-static void shape_tiles(void) {
+static void shape_tiles(int rows) {
     struct {
         uint8_t palette, start, zero[14];
         uint16_t row_bytes[16];
         uint8_t rows[16];
     } s = {.palette = 1};
     for (int i = 0; i < 8; i++) {
-        s.rows[i] = ROWS;
+        s.rows[i] = (uint8_t)(i < 5 ? rows : 16);
         s.row_bytes[i] = 64;
     }
     __asm__ volatile("ldtilecfg %0" : : "m"(s));
@@ -61,89 +69,120 @@ static void shape_tiles(void) {
 
 /* ---- weights ---- */
 
+/* A block of one column: its words in two digits of s · q. */
 typedef struct amx_block {
-    vi low[64], high[64]; /* the words in digits of s · q */
-    vi minima[8];         /* as pairs of int16 */
-    vf d, dmin;
+    vi low[64], high[64];
 } amx_block;
 
-/* Rows of an affine map of bytes: bit i of the result is bit `from` of the byte. */
-#define BIT(i, from) ((uint64_t)1 << (8 * (7 - (i)) + (from)))
-#define AFFINE(v, bits, flip) \
-    _mm512_gf2p8affine_epi64_epi8(v, _mm512_set1_epi64((long long)(bits)), flip)
+/* Types whose scales are taken apart, not their products. */
+INLINE bool splits_scale(so_dtype t) { return has_min256(t); }
 
-/* Bits 0 … n-1 from bit `from` on. */
-INLINE uint64_t take(const int n, const int from) {
+/* An affine map of bytes: bit i of the result is bit 0 of the byte; moved, bit `from`. */
+#define BIT(i) ((uint64_t)1 << 8 * (7 - (i)))
+#define MAP(bits, from) _mm512_set1_epi64((long long)((uint64_t)(bits) << (from)))
+
+/* Not the intrinsic: gcc 12 sends what it takes through the stack. */
+INLINE vi affine(vi v, vi bits, const int flip) {
+    vi out;
+    __asm__("vgf2p8affineqb %3, %2, %1, %0" : "=v"(out) : "v"(v), "v"(bits), "i"(flip));
+    return out;
+}
+
+/* Bits 0 … n-1 as they follow each other. */
+INLINE uint64_t take(const int n) {
     uint64_t m = 0;
-    UNROLL for (int i = 0; i < n; i++) m |= BIT(i, from + i);
+    UNROLL for (int i = 0; i < n; i++) m |= BIT(i) << i;
     return m;
 }
 
-/* All bits from `first` on, which a sign needs. */
-INLINE uint64_t spread(const int first, const int from) {
+/* All bits from `first` on alike, which a sign needs. */
+INLINE uint64_t spread(const int first) {
     uint64_t m = 0;
-    UNROLL for (int i = first; i < 8; i++) m |= BIT(i, from);
+    UNROLL for (int i = first; i < 8; i++) m |= BIT(i);
     return m;
 }
 
-/* Word i of the elements 32s … 32s+31 as signed bytes. */
-INLINE vi signed_word(so_dtype t, const uint8_t *words, const int s, const int i) {
-    const int half = s / 4, quarter = s % 4;
-    vi v;
+/* Where the bits of 32 elements lie: those of every word in `low`, and where the type keeps some of
+ * them apart, those in `high`. All maps of a type are one, moved. */
+typedef struct source {
+    const uint8_t *low, *high;
+    vi low_bits, high_bits;
+} source;
+
+INLINE source source_of(so_dtype t, const uint8_t *words, int quarter, const int h) {
+    const int s = 2 * quarter + h, half = quarter / 2, word = SO_PACK_WORD;
     switch (t) {
     case SO_DTYPE_Q2_K:
-        return AFFINE(word_at(words, 8 * half + i), take(2, 2 * quarter), 0);
-    case SO_DTYPE_Q3_K: /* − 4 */
-        v = AFFINE(word_at(words, 8 * half + i), take(2, 2 * quarter), 0);
-        return vi_or(v, AFFINE(word_at(words, 16 + i), spread(2, s), 0xFC));
+    case SO_DTYPE_Q3_K:
+        return (source){words + 8 * half * word, words + 16 * word, MAP(take(2), s % 4 * 2),
+                        MAP(spread(2), s)};
     case SO_DTYPE_Q4_K:
-        return AFFINE(word_at(words, s / 2 * 8 + i), take(4, s % 2 * 4), 0);
     case SO_DTYPE_Q5_K:
-        v = AFFINE(word_at(words, s / 2 * 8 + i), take(4, s % 2 * 4), 0);
-        return vi_or(v, AFFINE(word_at(words, 32 + i), BIT(4, s), 0));
-    default: /* Q6_K, − 32 */
-        v = AFFINE(word_at(words, 16 * half + quarter % 2 * 8 + i), take(4, quarter / 2 * 4), 0);
-        return vi_or(v, AFFINE(word_at(words, 32 + 8 * half + i),
-                               BIT(4, 2 * quarter) | spread(5, 2 * quarter + 1), 0xE0));
+        return (source){words + 8 * quarter * word, words + 32 * word, MAP(take(4), 4 * h),
+                        MAP(BIT(4), s)};
+    default: /* Q6_K */
+        return (source){words + (16 * half + 8 * h) * word, words + (32 + 8 * half) * word,
+                        MAP(take(4), quarter % 2 * 4), MAP(BIT(4) | spread(5) << 1, s % 4 * 2)};
     }
 }
 
-/* The digits of s · q for bytes q and int16 s: products of the even and the odd bytes, and their
- * bits 0 … 6 and 7 … put together again. */
-INLINE void digits(vi q, vi s, bool has_sign, vi *low, vi *high) {
-    const vi even = _mm512_set1_epi16(0x00FF), seven = vi_set8(0x7F);
-    vi a = has_sign ? _mm512_srai_epi16(_mm512_slli_epi16(q, 8), 8) : vi_and(q, even);
-    vi b = has_sign ? _mm512_srai_epi16(q, 8) : _mm512_srli_epi16(q, 8);
-    a = _mm512_mullo_epi16(a, s);
-    b = _mm512_mullo_epi16(b, s);
-    *low = vi_and(_mm512_mask_blend_epi8(0xAAAAAAAAAAAAAAAAu, a, _mm512_slli_epi16(b, 8)), seven);
-    *high = _mm512_mask_blend_epi8(0xAAAAAAAAAAAAAAAAu, _mm512_srli_epi16(a, 7),
-                                   _mm512_slli_epi16(b, 1));
+/* Word i as bytes, signed where the type has an offset (− 4, − 32). */
+INLINE vi plain_word(so_dtype t, const source *from, const int i) {
+    vi v = affine(word_at(from->low, i), from->low_bits, 0);
+    if (t == SO_DTYPE_Q2_K || t == SO_DTYPE_Q4_K)
+        return v;
+    const int flip = t == SO_DTYPE_Q3_K ? 0xFC : t == SO_DTYPE_Q6_K ? 0xE0 : 0;
+    return vi_or(v, affine(word_at(from->high, i), from->high_bits, flip));
+}
+
+/* s · q = 256 · high + low for signed bytes q and int16 s: products of the even and the odd bytes,
+ * and their bytes put together again. */
+INLINE void wide_digits(vi q, vi s, vi *low, vi *high) {
+    const __mmask64 odd = 0xAAAAAAAAAAAAAAAAu;
+    vi a = _mm512_mullo_epi16(_mm512_srai_epi16(_mm512_slli_epi16(q, 8), 8), s);
+    vi b = _mm512_mullo_epi16(_mm512_srai_epi16(q, 8), s);
+    *low = _mm512_mask_blend_epi8(odd, a, _mm512_slli_epi16(b, 8));
+    *high = _mm512_mask_blend_epi8(odd, _mm512_srli_epi16(a, 8), b);
 }
 
 /* Both int16 of a lane from its low or its high one. */
-INLINE vi twice_low(vi v) { return vi_or(vi_scale_even(v), vi_shl32(v, 16)); }
+INLINE vi twice_low(vi v) {
+    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9,
+                                                                       8, 9, 12, 13, 12, 13)));
+}
 INLINE vi twice_high(vi v) {
-    v = vi_scale_odd(v);
-    return vi_or(v, vi_shl32(v, 16));
+    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(
+                                      2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15)));
 }
 
-INLINE void decode_block(so_dtype t, const uint8_t *head, const uint8_t *words, amx_block *out) {
-    const uint8_t *bytes = head + (has_min256(t) ? 64 : 32);
-    const int n_pairs = sub_is_32(t) ? 4 : 8;
-    const int per = 64 / (2 * n_pairs); /* words of a sub-block */
-    out->d = vf_halves(head);
-    out->dmin = has_min256(t) ? vf_halves(head + 32) : vf_set1(0);
-    UNROLL for (int p = 0; p < n_pairs; p++) {
-        vi v = has_min256(t) ? vi_pairs_u(bytes + 32 * p) : vi_pairs_s(bytes + 32 * p);
-        if (has_min256(t))
-            out->minima[p] = sub_is_32(t) ? vi_pairs_u(bytes + 128 + 32 * p) : vi_shr(v, 4);
+/* Words of a sub-block. */
+INLINE int sub_words(so_dtype t) { return sub_is_32(t) ? 8 : 4; }
+
+/* The words of 64 elements, a quarter of a block. */
+INLINE void decode_quarter(so_dtype t, const uint8_t *head, const uint8_t *words, int quarter,
+                           amx_block *out, fetch *next) {
+    const int per = sub_words(t);
+    const uint8_t *bytes = head + (has_min256(t) ? 64 : 32) + 256 / per * quarter;
+    vi *low = out->low + 16 * quarter, *high = out->high + 16 * quarter;
+    UNROLL for (int i = 0; i < 16; i += per) {
+        source from = source_of(t, words, quarter, i / 8);
+        vi v = has_min256(t) ? vi_pairs_u(bytes + i / (2 * per) * 32)
+                             : vi_pairs_s(bytes + i / (2 * per) * 32);
+        vi s = i / per % 2 ? twice_high(v) : twice_low(v);
         if (t == SO_DTYPE_Q2_K)
-            v = vi_and(v, vi_set8(15));
-        vi scale[2] = {twice_low(v), twice_high(v)};
-        UNROLL for (int i = 2 * p * per; i < 2 * (p + 1) * per; i++)
-            digits(signed_word(t, words, i / 8, i % 8), scale[i / per % 2], !has_min256(t),
-                   &out->low[i], &out->high[i]);
+            s = vi_and(s, vi_set8(15));
+        vi s0 = vi_and(s, vi_set8(7)), s1 = _mm512_srli_epi16(s, 3);
+        UNROLL for (int j = i; j < i + per; j++) {
+            vi q = plain_word(t, &from, j % 8);
+            if (splits_scale(t)) { /* no product carries into the next byte */
+                low[j] = _mm512_mullo_epi16(q, s0);
+                high[j] = _mm512_mullo_epi16(q, s1);
+            } else {
+                wide_digits(q, s, &low[j], &high[j]);
+            }
+        }
+        KEEP_ORDER;
+        fetch_some(next);
     }
 }
 
@@ -153,103 +192,173 @@ typedef struct tile_sums {
     vi low[ROWS], high[ROWS];
 } tile_sums;
 
-/* A group of rows with a block of both columns. */
-INLINE void dots(const int8_t *x, size_t stride, const amx_block *w, tile_sums *out) {
+/* A group of rows with a quarter of a block of both columns. */
+INLINE void dots(so_dtype t, const int8_t *x, size_t stride, const amx_block *w, int quarter) {
+    const int i = 16 * quarter;
+    TILE_LOAD(4, x + 64 * quarter, stride);
+    TILE_LOAD(5, w[0].low + i, 64);
+    TILE_DOT_U(0, 4, 5);
+    TILE_LOAD(6, w[0].high + i, 64);
+    if (splits_scale(t))
+        TILE_DOT_U(1, 4, 6);
+    else
+        TILE_DOT(1, 4, 6);
+    TILE_LOAD(7, w[1].low + i, 64);
+    TILE_DOT_U(2, 4, 7);
+    TILE_LOAD(5, w[1].high + i, 64);
+    if (splits_scale(t))
+        TILE_DOT_U(3, 4, 5);
+    else
+        TILE_DOT(3, 4, 5);
+}
+
+/* Activation rows in groups of as many; the last group reaches back over rows that are done. */
+typedef struct groups {
+    int n, rows;
+} groups;
+
+INLINE groups groups_of(int n) {
+    int count = (n + ROWS - 1) / ROWS;
+    return (groups){count, (n + count - 1) / count};
+}
+
+INLINE int first_row(const so_mm *a, groups g, int i) {
+    return SO_MIN(g.rows * i, a->act.n - g.rows);
+}
+
+/* Group i of a chunk with block b, whose sums are in the tiles or stored in c. */
+typedef struct sums_of {
+    size_t b;
+    int i;
+    const tile_sums *c;
+} sums_of;
+
+/* What the float sums need of a block of one column. */
+typedef struct heads {
+    vf d, dmin;
+    vi minima[8]; /* as pairs of int16 */
+} heads;
+
+INLINE heads heads_of(so_dtype t, const uint8_t *head) {
+    const int n_pairs = sub_is_32(t) ? 4 : 8;
+    heads h = {.d = vf_halves(head)};
+    if (!has_min256(t))
+        return h;
+    h.dmin = vf_halves(head + 32);
+    UNROLL for (int p = 0; p < n_pairs; p++) h.minima[p] =
+        sub_is_32(t) ? vi_pairs_u(head + 192 + 32 * p) : vi_shr(vi_pairs_u(head + 64 + 32 * p), 4);
+    return h;
+}
+
+INLINE void add_sums(const so_mm *a, so_dtype t, const columns *at, groups g, int first, sums_of s,
+                     vf (*acc)[2], fetch *next) {
+    const int n_pairs = sub_is_32(t) ? 4 : 8, bits = splits_scale(t) ? 3 : 8;
+    size_t n_blocks = (size_t)a->act.k / 256;
+    const so_q256 *x = a->act.blocks256 + (size_t)first_row(a, g, first + s.i) * n_blocks + s.b;
+    heads h[2];
+    UNROLL for (int j = 0; j < 2; j++) h[j] = heads_of(t, at->head[j] + s.b * so_pack_head(t));
+    acc += g.rows * s.i;
+    for (int i = 0; i < g.rows; i++, x += n_blocks) {
+        const int16_t *pairs = sub_is_32(t) ? x->sum32 : x->sum16;
+        vf dx = vf_set1(x->d);
+        UNROLL for (int j = 0; j < 2; j++) {
+            vi sum = vi_add32(vi_shl32(s.c[j].high[i], bits), s.c[j].low[i]), m = vi_set32(0);
+            vf f = vf_fma(vf_mul(h[j].d, dx), vf_from_int(sum), acc[i][j]);
+            if (has_min256(t)) {
+                UNROLL for (int p = 0; p < n_pairs; p++) m =
+                    vi_dot2_add(m, h[j].minima[p], vi_bcast(pairs + 2 * p));
+                f = vf_fnma(vf_mul(h[j].dmin, dx), vf_from_int(m), f);
+            }
+            acc[i][j] = f;
+        }
+        fetch_some(next);
+    }
+}
+
+INLINE void decode(so_dtype t, const columns *at, size_t b, int quarter, amx_block *w,
+                   fetch *next) {
+    UNROLL for (int j = 0; j < 2; j++)
+        decode_quarter(t, at->head[j] + b * so_pack_head(t), at->word[j] + b * so_pack_words(t),
+                       quarter, &w[j], next);
+}
+
+INLINE void zero_tiles(void) {
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
-    for (int i = 0; i < 64; i += 16, x += 64) {
-        TILE_LOAD(4, x, stride);
-        TILE_LOAD(5, w[0].low + i, 64);
-        TILE_DOT(0, 4, 5);
-        TILE_LOAD(6, w[0].high + i, 64);
-        TILE_DOT(1, 4, 6);
-        TILE_LOAD(7, w[1].low + i, 64);
-        TILE_DOT(2, 4, 7);
-        TILE_LOAD(5, w[1].high + i, 64);
-        TILE_DOT(3, 4, 5);
-    }
-    TILE_STORE(0, out[0].low);
-    TILE_STORE(1, out[0].high);
-    TILE_STORE(2, out[1].low);
-    TILE_STORE(3, out[1].high);
 }
 
-INLINE void add_sums(so_dtype t, const amx_block *w, const tile_sums *c, const so_q256 *x,
-                     size_t n_blocks, vf (*acc)[2]) {
-    const int n_pairs = sub_is_32(t) ? 4 : 8;
-    for (int i = 0; i < ROWS; i++, x += n_blocks) {
-        const int16_t *pairs = sub_is_32(t) ? x->sum32 : x->sum16;
-        vf dx = vf_set1(x->d);
-        UNROLL for (int j = 0; j < 2; j++) {
-            vi sum = vi_add32(vi_shl32(c[j].high[i], 7), c[j].low[i]), m = vi_set32(0);
-            vf f = vf_fma(vf_mul(w[j].d, dx), vf_from_int(sum), acc[i][j]);
-            if (has_min256(t)) {
-                UNROLL for (int p = 0; p < n_pairs; p++) m =
-                    vi_dot2_add(m, w[j].minima[p], vi_bcast(pairs + 2 * p));
-                f = vf_fnma(vf_mul(w[j].dmin, dx), vf_from_int(m), f);
-            }
-            acc[i][j] = f;
-        }
-    }
+INLINE void store_tiles(tile_sums *c) {
+    TILE_STORE(0, c[0].low);
+    TILE_STORE(1, c[0].high);
+    TILE_STORE(2, c[1].low);
+    TILE_STORE(3, c[1].high);
 }
-
-/* The rows of group i; the last one ends with the last row. */
-INLINE int first_row(const so_mm *a, int i) { return SO_MIN(ROWS * i, a->act.n - ROWS); }
 
 /* Groups `first` … of rows with all blocks of a tile. */
-INLINE void chunk(const so_mm *a, so_dtype t, const columns *at, int first, int n, vf (*acc)[2]) {
+INLINE void chunk(const so_mm *a, so_dtype t, const columns *at, groups g, int first, int n,
+                  vf (*acc)[2]) {
     size_t k = (size_t)a->act.k, n_blocks = k / 256;
+    const int strokes = 2 * 64 / sub_words(t); /* of fetching, while a block is decoded */
     amx_block w[2];
     tile_sums c[2][2];
-    for (size_t b = 0; b < n_blocks; b++) {
-        fetch next = fetch_of(t, at, b, (size_t)n);
-        UNROLL for (int j = 0; j < 2; j++) decode_block(t, at->head[j] + b * so_pack_head(t),
-                                                        at->word[j] + b * so_pack_words(t), &w[j]);
-        for (int i = 0; i <= n; i++) { /* sums are used one group later, when they are there */
-            if (i < n)
-                dots(a->act.q + (size_t)first_row(a, first + i) * k + 256 * b, k, w, c[i & 1]);
-            fetch_some(&next);
-            if (i > 0)
-                add_sums(t, w, c[~i & 1],
-                         a->act.blocks256 + (size_t)first_row(a, first + i - 1) * n_blocks + b,
-                         n_blocks, acc + ROWS * (i - 1));
+    sums_of last = {.i = -1};
+    fetch next = fetch_of(t, at, 0, (size_t)strokes);
+    NO_UNROLL for (int p = 0; p < 4; p++) decode(t, at, 0, p, w, &next);
+    for (size_t b = 0, turn = 0; b < n_blocks; b++) {
+        bool more = b + 1 < n_blocks;
+        if (more)
+            next = fetch_of(t, at, b + 1, (size_t)(strokes + g.rows * n));
+        for (int i = 0; i < n; i++, turn ^= 1) {
+            const int8_t *x = a->act.q + (size_t)first_row(a, g, first + i) * k + 256 * b;
+            zero_tiles();
+            NO_UNROLL for (int p = 0; p < 4; p++) {
+                dots(t, x, k, w, p);
+                if (more && i == n - 1)
+                    decode(t, at, b + 1, p, w, &next);
+            }
+            if (last.i >= 0)
+                add_sums(a, t, at, g, first, last, acc, &next);
+            store_tiles(c[turn]);
+            last = (sums_of){b, i, c[turn]};
         }
     }
+    add_sums(a, t, at, g, first, last, acc, &next);
 }
 
 INLINE void product(const so_mm *a, so_dtype t, long begin, long end) {
     vf acc[CHUNK][2];
     size_t words_at = so_pack_words_at(t, (size_t)a->act.k / 256);
-    int n_groups = (a->act.n + ROWS - 1) / ROWS, span = span_rows(a, CHUNK) / ROWS;
-    shape_tiles();
-    for (int from = 0; from < n_groups; from += span)
+    groups g = groups_of(a->act.n);
+    int span = span_rows(a, CHUNK) / ROWS;
+    shape_tiles(g.rows);
+    for (int from = 0; from < g.n; from += span)
         for (long r = begin; r < end; r += 2 * LANES) {
             columns at = columns_at(a, words_at, r, end);
-            int to = SO_MIN(from + span, n_groups);
+            int to = SO_MIN(from + span, g.n);
             if (r + 2 * LANES >= end)
-                at.next = to < n_groups ? group_at(a, begin) : a->next;
+                at.next = to < g.n ? group_at(a, begin) : a->next;
             for (int i = from; i < to; i += AT_ONCE) {
                 int n = SO_MIN((int)AT_ONCE, to - i);
-                for (int j = 0; j < ROWS * n; j++)
+                for (int j = 0; j < g.rows * n; j++)
                     acc[j][0] = acc[j][1] = vf_set1(0);
-                chunk(a, t, &at, i, n, acc);
+                chunk(a, t, &at, g, i, n, acc);
                 for (int j = 0; j < n; j++)
-                    ptile_store(a, r, end, first_row(a, i + j), ROWS,
-                                (const vf(*)[2])acc + ROWS * j);
+                    ptile_store(a, r, end, first_row(a, g, i + j), g.rows,
+                                (const vf(*)[2])acc + g.rows * j);
                 at.next = NULL;
             }
         }
     TILE_RELEASE;
 }
 
-#define AMX_PRODUCT(name, dtype)                                  \
-    void so_mm_amx_##name(const so_mm *a, long begin, long end) { \
-        if (a->group_bytes && a->act.n >= MIN_ROWS)               \
-            product(a, dtype, begin, end);                        \
-        else                                                      \
-            so_kernels_avx512.matmul[dtype](a, begin, end);       \
+#define AMX_PRODUCT(name, dtype)                                                        \
+    void so_mm_amx_##name(const so_mm *a, long begin, long end) {                       \
+        if (a->group_bytes && a->act.n >= (splits_scale(dtype) ? MIN_SPLIT : MIN_WIDE)) \
+            product(a, dtype, begin, end);                                              \
+        else                                                                            \
+            so_kernels_avx512.matmul[dtype](a, begin, end);                             \
     }
 SO_MM_K_DTYPES(AMX_PRODUCT)
 
@@ -257,7 +366,7 @@ SO_MM_K_DTYPES(AMX_PRODUCT)
 
 long so_amx_multiply_all(long n) {
     static const int8_t zeros[1024];
-    shape_tiles();
+    shape_tiles(ROWS);
     TILE_LOAD(4, zeros, 64);
     TILE_LOAD(6, zeros, 64);
     TILE_LOAD(7, zeros, 64);
