@@ -31,7 +31,8 @@
 #include "cli/view.h"
 
 enum { PREDICT = 160, WARM_UP = 8, MIN_ROWS = 12, TABLE_ROWS = 10 };
-static const char PROMPT[] = "Tell me a short story about a little fox who finds a lantern.";
+static const char PROMPT[] =
+    "Write a short story for children about an honest fairy who makes a new friend.";
 
 enum { PLAIN, SPEC };
 typedef enum show { SHOW_NOTHING, SHOW_TEXT, SHOW_BELOW, SHOW_BESIDE } show;

@@ -78,7 +78,8 @@ static int not_found(const char *arg, so_err *err) {
         const char *near = so_near_miss(arg, names, (int)SO_LEN(names));
         so_err_set(err, SO_ENOTFOUND,
                    "model '%.100s': no such file, folder or pulled model%s%s%s; known names: %s "
-                   "(`sooth pull NAME` fetches one)",
+                   "(`sooth pull NAME` fetches one), and " SO_MODEL_EMBEDDED
+                   " where models/story came with the program",
                    arg, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "",
                    list.data);
     }
@@ -124,6 +125,8 @@ int so_model_resolve(const char *arg, char **out, so_err *err) {
         *out = so_strdup(arg);
         return SO_OK;
     }
+    if (strcmp(arg, SO_MODEL_EMBEDDED) == 0 && so_model_embedded(out))
+        return SO_OK;
     if (!strchr(arg, '/')) {
         char *path = NULL;
         const char *dir = so_env_models_dir();

@@ -25,12 +25,13 @@ const so_pull_model *so_pull_model_find(const char *name);
 /* NAME.gguf in the user's cache; SO_EINVAL where no cache folder can be named. Caller frees. */
 int so_pull_path(const char *name, char **out, so_err *err);
 
-/* The target of the pair that comes with the program (models/story), where it is there. Caller
- * frees. */
+/* The target of the pair that comes with the program (models/story), where it is there; -m knows it
+ * by this name. Caller frees. */
+#define SO_MODEL_EMBEDDED "story"
 bool so_model_embedded(char **out);
 
-/* What -m means: an existing path, else a pulled model's file. SO_ENOTFOUND lists the known names
- * and the command that fetches them. Caller frees. */
+/* What -m means: an existing path, else the embedded pair's target, else a pulled model's file.
+ * SO_ENOTFOUND lists the known names and the command that fetches them. Caller frees. */
 int so_model_resolve(const char *arg, char **out, so_err *err);
 
 #endif

@@ -42,9 +42,11 @@ typedef struct opt_row {
 #define WITH_MODEL (HOLDS | SO_CMD_INSPECT | SO_CMD_TOKENIZE | SO_CMD_COUNT)
 
 static const opt_row table[SO_OPT_COUNT] = {
-    [SO_OPT_MODEL] = {"Model", "model", "m", NULL, TEXT, 0, 0, "FILE|FOLDER|NAME", NULL,
-                      "a GGUF file, a Hugging Face folder, or the name of a pulled model",
-                      WITH_MODEL},
+    [SO_OPT_MODEL] =
+        {"Model", "model", "m", NULL, TEXT, 0, 0, "FILE|FOLDER|NAME", NULL,
+         "a GGUF file, a Hugging Face folder, the name of a pulled model, or story, the "
+         "small one that comes with the program",
+         WITH_MODEL},
     [SO_OPT_DRAFT_MODEL] = {"Model", "draft-model", "md", "model-draft spec-draft-model", TEXT, 0,
                             0, "FILE|FOLDER|NAME", NULL, "the draft model",
                             SPECULATES | SO_CMD_INSPECT | SO_CMD_THEORY},

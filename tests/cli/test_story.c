@@ -1,0 +1,147 @@
+/* The pair that comes with the program (models/story): found by its name, its draft found with it,
+ * every text that of plain decoding, and broken copies refused. Real weights, so that acceptance is
+ * what users get; nothing else is needed for it. */
+#include "rig.h"
+
+#include <sys/stat.h>
+
+#define ASK "-p 'Tell me a story about a cat.' -n 40 "
+
+/* Paths of the two files; NULL outside a source tree. */
+static char *target, *draft;
+
+static int open_pair(void **state) {
+    char self[3000];
+    open_fixture(state);
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[SO_MAX(n, 0)] = '\0';
+    char *cut = strstr(self, "/build/obj/");
+    if (!cut)
+        return 0;
+    *cut = '\0';
+    target = so_path_join(self, "models/story/story-q8_0.gguf");
+    draft = so_path_join(self, "models/story/story-draft-q4_0.gguf");
+    return 0;
+}
+
+static int close_pair(void **state) {
+    free(target);
+    free(draft);
+    return close_fixture(state);
+}
+
+static void need_pair(void) {
+    if (!target || !so_file_exists(target) || !so_file_exists(draft))
+        SO_SKIP("models/story is not beside this program");
+}
+
+static json_t *answer(const fixture *f, const char *options) {
+    char line[5000];
+    snprintf(line, sizeof line, "sooth run -m '%s' " ASK "--json %s", target, options);
+    return json_of(f, line);
+}
+
+static double timing(const json_t *o, const char *name) {
+    return json_number_value(json_object_get(json_object_get(o, "timings"), name));
+}
+
+/* The shipped draft guesses more than half of what its target says, and changes none of it. */
+static void test_found_and_exact(void **state) {
+    fixture *f = *state;
+    static const char *const sampling[] = {"--temp 0", "--temp 0.8 --seed 3",
+                                           "--temp 1 --seed 4 --top-p 0.9 --repeat-penalty 1.1"};
+    static const char *const ways[] = {"--spec model --spec-length 3", "--spec auto",
+                                       "--spec lookup,ngram,model", "--spec model --kv-type q8_0"};
+    need_pair();
+    for (size_t s = 0; s < SO_LEN(sampling); s++)
+        for (size_t i = 0; i < SO_LEN(ways); i++) {
+            char with[300], without[300];
+            bool q8 = strstr(ways[i], "q8_0") != NULL;
+            snprintf(with, sizeof with, "%s %s", sampling[s], ways[i]);
+            snprintf(without, sizeof without, "%s --no-spec %s", sampling[s],
+                     q8 ? "--kv-type q8_0" : "");
+            json_t *plain = answer(f, without), *o = answer(f, with);
+            if (!json_equal(json_object_get(o, "tokens"), json_object_get(plain, "tokens")))
+                fail_msg("%s: not the tokens of plain decoding", with);
+            if (s == 0 && i == 0)
+                assert_true(timing(o, "draft_n_accepted") > 0.5 * timing(o, "draft_n"));
+            json_decref(o);
+            json_decref(plain);
+        }
+}
+
+static void test_prove(void **state) {
+    fixture *f = *state;
+    need_pair();
+    ran r = run(f, "sooth prove -m '%s' --spec model -n 16", target);
+    if (r.status != 0)
+        fail_msg("status %d: %s%s", r.status, text_of(&r.out), text_of(&r.err));
+    done(&r);
+}
+
+/* As a user types it. */
+static void test_by_name(void **state) {
+    fixture *f = *state;
+    need_pair();
+    ran r = run(f, "sooth demo --json -n 48");
+    if (r.status != 0 && strstr(text_of(&r.err), "no model to show"))
+        SO_SKIP("this program is built where it does not look for models/story");
+    assert_int_equal(r.status, 0);
+    json_error_t je;
+    json_t *o = json_loads(text_of(&r.out), 0, &je);
+    assert_non_null(o);
+    assert_true(json_is_true(json_object_get(o, "identical")));
+    assert_true(json_number_value(json_object_get(o, "tokens_per_pass")) > 1.5);
+    json_decref(o);
+    done(&r);
+    expect(f, 0, "", "sooth run -m story " ASK);
+}
+
+/* The first `share` of a file under another name. */
+static void cut_copy(const fixture *f, const char *from, const char *to, double share) {
+    so_err err = {0};
+    so_buf all = {0};
+    SO_OK_OR_FAIL(so_file_read(from, 1 << 26, &all, &err), err);
+    char *path = so_path_join(f->dir, to);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    size_t n = (size_t)(share * (double)all.len);
+    assert_int_equal(fwrite(all.data, 1, n, file), n);
+    fclose(file);
+    free(path);
+    so_buf_free(&all);
+}
+
+static void test_broken_copies(void **state) {
+    fixture *f = *state;
+    static const double shares[] = {0, 0.0001, 0.003, 0.2, 0.99999};
+    need_pair();
+    for (size_t i = 0; i < SO_LEN(shares); i++) {
+        char line[5000];
+        cut_copy(f, target, "cut.gguf", shares[i]);
+        expect(f, 1, "cut.gguf", "sooth run -m ./cut.gguf " ASK);
+        cut_copy(f, draft, "cut-draft.gguf", shares[i]);
+        snprintf(line, sizeof line, "sooth run -m '%s' -md ./cut-draft.gguf " ASK, target);
+        expect(f, 1, "cut-draft.gguf", line);
+    }
+}
+
+/* Other vocabularies and other targets are told apart before anything is said. */
+static void test_wrong_partners(void **state) {
+    fixture *f = *state;
+    char line[9000];
+    need_pair();
+    snprintf(line, sizeof line, "sooth run -m tiny.gguf -md '%s' -p hello -n 4", draft);
+    expect(f, 1, "registered for", line);
+    snprintf(line, sizeof line, "sooth run -m '%s' -md tiny.gguf " ASK, target);
+    expect(f, 1, "token", line);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_found_and_exact), cmocka_unit_test(test_prove),
+        cmocka_unit_test(test_by_name),         cmocka_unit_test(test_broken_copies),
+        cmocka_unit_test(test_wrong_partners),
+    };
+    return cmocka_run_group_tests(tests, open_pair, close_pair);
+}
