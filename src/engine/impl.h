@@ -30,6 +30,8 @@ typedef struct so_stretch {
     int n; /* rounds */
 } so_stretch;
 
+enum { SO_CROWDS = 8 }; /* by the bit length of how many requests ran */
+
 /* The drafters of one spec, shared by the requests that name it. */
 typedef struct so_spec_set so_spec_set;
 struct so_spec_set {
@@ -146,7 +148,11 @@ struct so_engine {
     so_plan plan;            /* of this step; n_requests 0: nobody speculates */
     int n_trees, other_rows; /* of this step: requests that get a token, rows of prompts */
     double lengths_ms;       /* of this step: what planned drafts will take; 0: none was planned */
-    uint64_t draft_id;       /* of the draft model that was made last */
+    bool rests;              /* of this step: nobody drafts where that costs */
+    double unpaid_ms;        /* of drafting, in steps that were not judged */
+    int turn;                /* steps, round and round: when the other way is tried */
+    so_stretch drafted[SO_CROWDS], undrafted[SO_CROWDS]; /* steps with such drafts, and without */
+    uint64_t draft_id;                                   /* of the draft model that was made last */
     so_spec_set *sets;
     so_corpus *corpus;
     so_bundle *bundles;  /* opened for model(FILE) */
@@ -206,6 +212,10 @@ void so_speculate_observe(so_engine *e, double pass_ms);
 
 /* Lengths of sets that are asked as one, into spec.depth. */
 void so_lengths_plan(so_engine *e);
+/* Before all others: whether drafts that cost are made at all in this step. */
+void so_lengths_begin(so_engine *e);
+/* The step is over: what its pass took, and how many tokens came of it. */
+void so_lengths_observe(so_engine *e, double pass_ms, int n_tokens);
 /* For the sets of the form a,b: so_draft_limit and so_draft_judge; user is the engine. */
 void so_lengths_limit(void *user, so_draft_job *jobs, int n_jobs, const so_drafter *member);
 /* The planner has chosen from r's tree: keeps count of what drafts come to. */

@@ -561,6 +561,7 @@ void so_speculate_step(so_engine *e) {
     for (so_request *r = e->running; r; r = r->next)
         if (speculates(r))
             set_room(r, e->max_guesses / n_spec);
+    so_lengths_begin(e);
     so_lengths_plan(e);
     double draft_ms = e->info.draft_ms = propose(e);
     /* As planned, where it was: the clock's bad luck is nobody's fault (so_planner_observe). */
@@ -579,6 +580,7 @@ void so_speculate_observe(so_engine *e, double pass_ms) {
         if (speculates(r))
             so_estimate_verdict(r->spec.estimate, r->tree, &r->verdict);
     }
+    so_lengths_observe(e, pass_ms, n_tokens);
     so_planner_observe(e->planner, &e->plan, pass_ms, n_tokens);
     e->n_new_costs++;
 }
