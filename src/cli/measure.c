@@ -141,6 +141,7 @@ static int open_file(so_measure *m, so_str file, const so_bundle **out, so_err *
     if (rc == SO_OK && i == m->n_files) {
         so_bundle_defaults(&o);
         o.backend = m->b.backend;
+        o.draft = true;
         rc = so_bundle_open(path, &o, &m->files[i], err);
         if (rc == SO_OK)
             m->file_names[m->n_files++] = so_strdup(path);
@@ -378,6 +379,7 @@ static int open_draft(so_measure *m) {
         return rc;
     so_bundle_defaults(&o);
     o.backend = m->b.backend;
+    o.draft = true;
     rc = so_bundle_open(path, &o, &m->draft, &m->err);
     free(path);
     return rc;

@@ -15,6 +15,9 @@
  *   tree with rows     from the standardised row q, keyed by position and round (`reject`)
  *   tree without rows  with the target's own noise at that position (`match`): where q is near p,
  *                      the same noise picks the same token
+ * A draft may be able to say only some of the vocabulary (so_model_said). Its rows are then as
+ * narrow as that, and are sampled so where a token's id is of no account; the rest of q is 0.
+ *
  * A drafter for the drafter proposes once per round; its chain goes into the first pass and is kept
  * as far as it says what the draft itself draws. So it changes the number of passes, never a token.
  *
@@ -33,6 +36,9 @@
 #include "kv/prefix.h"
 
 enum { MAX_LAG = 2, FIRST_COSTS = 4 };
+/* The logit of a token that the draft cannot say: finite, since the sampler is slow about rows that
+ * are not, and so low that neither bias nor temperature gives it a chance beside another. */
+static const float NEVER = -1e30f;
 
 typedef struct request_state {
     so_seq *seq;
@@ -63,16 +69,18 @@ typedef struct model_drafter {
     so_drafter *inner;
     so_kv *kv;
     so_pass *pass;
-    so_sampler *sampler;
-    int n_ctx, n_vocab; /* of the draft */
+    so_sampler *wide, *narrow; /* of n_vocab of the target, of n_said */
+    int n_ctx, n_vocab;        /* of the draft */
+    const int32_t *said; /* [n_said] ids that it can say and the target has; NULL: 0, 1, … */
+    int n_said;
     int max_rows;
     chain *chains;            /* [n_parallel] */
     so_draft_job *inner_jobs; /* [n_parallel] */
     so_tree *inner_trees;     /* [n_parallel] */
     so_row *rows;             /* [max_rows] */
     so_seq **seqs;            /* [n_parallel] */
-    float *logits;            /* [n_vocab of the target], where the two differ */
-    float *probs;             /* [n_vocab of the target], for p_min */
+    float *logits;            /* [n_vocab of the target], NEVER but for what is said */
+    float *probs;             /* [n_vocab of the target] */
     double step_ms;           /* of a drafted token, smoothed */
     double read_ms;           /* of a token of text, smoothed; 0: not known */
     int n_costs;              /* drafts it was learned from */
@@ -192,23 +200,50 @@ static int ask_inner(model_drafter *md, int n, so_err *err) {
 
 /* --- drawing --- */
 
-/* The draft's row as wide as the target's vocabulary; ids that only the target has cannot be drawn.
- */
-static const float *widen(model_drafter *md, const float *logits) {
-    if (md->n_vocab == md->o.n_vocab)
-        return logits;
-    int n = SO_MIN(md->n_vocab, md->o.n_vocab);
-    memcpy(md->logits, logits, (size_t)n * sizeof *logits);
-    for (int i = n; i < md->o.n_vocab; i++)
-        md->logits[i] = -INFINITY;
-    return md->logits;
+/* A row of the draft as it is sampled: as narrow as the draft says it, or as wide as the target's
+ * vocabulary. ids: what its places stand for; NULL: themselves. */
+typedef struct draft_row {
+    const float *logits;
+    so_sampler *sampler;
+    const int32_t *ids;
+    int n;
+} draft_row;
+
+static draft_row narrow_row(const model_drafter *md, const float *logits) {
+    return (draft_row){logits, md->narrow, md->said, md->n_said};
 }
 
-static bool row_is_unsure(const model_drafter *md, const float *row) {
+static draft_row wide_row(const model_drafter *md, const float *logits) {
+    if (md->n_said == md->o.n_vocab)
+        return narrow_row(md, logits);
+    for (int i = 0; i < md->n_said; i++)
+        md->logits[md->said ? md->said[i] : i] = logits[i];
+    return (draft_row){md->logits, md->wide, NULL, md->o.n_vocab};
+}
+
+/* Penalties, bias and noise go by ids. */
+static bool needs_ids(so_sample_params p, bool noise) {
+    bool noisy = noise && p.temp > 0;
+    p.temp = 0;
+    return noisy || !so_sample_is_argmax(&p);
+}
+
+static bool row_is_unsure(const model_drafter *md, const float *row, int n) {
     float best = 0;
-    for (int i = 0; i < md->o.n_vocab; i++)
+    for (int i = 0; i < n && md->o.p_min > 0; i++)
         best = row[i] > best ? row[i] : best;
     return best < md->o.p_min;
+}
+
+/* Chances of a row's places as a row of the target's vocabulary. */
+static void spread(const model_drafter *md, const draft_row *r, const float *probs, float *out) {
+    if (r->n == md->o.n_vocab) {
+        memcpy(out, probs, (size_t)r->n * sizeof *out);
+        return;
+    }
+    memset(out, 0, (size_t)md->o.n_vocab * sizeof *out);
+    for (int i = 0; i < r->n; i++)
+        out[r->ids ? r->ids[i] : i] = probs[i];
 }
 
 static so_sample_params params_of(const model_drafter *md, const so_draft_job *job) {
@@ -239,6 +274,33 @@ static bool row_is_sound(model_drafter *md, chain *c, int logit) {
     return false;
 }
 
+/* The place that is drawn, by chances that are written down in the tree as its row; −1 where the
+ * chain ends. */
+static int32_t draw_from_chances(model_drafter *md, const chain *c, const so_sample_params *p,
+                                 const draft_row *r, int row) {
+    so_sample_context ctx = {c->s->text, c->n_text, c->job->n_prompt};
+    if (so_sample_distribution(r->sampler, p, r->logits, &ctx, md->probs, NULL) != SO_OK ||
+        row_is_unsure(md, md->probs, r->n))
+        return -1;
+    spread(md, r, md->probs, so_tree_row(c->job->tree, row));
+    return so_sample_pick(md->probs, r->n, so_draft_uniform(&md->base, c->job, c->depth + 1, 0));
+}
+
+/* The place that is the likeliest, or the target's own noise's choice; −1 where the chain ends. */
+static int32_t draw_point(model_drafter *md, const chain *c, const so_sample_params *p,
+                          const draft_row *r) {
+    so_sample_context ctx = {c->s->text, c->n_text, c->job->n_prompt};
+    int32_t at = -1;
+    if (md->o.p_min > 0) {
+        so_sample_params soft = *p;
+        soft.temp = p->temp > 0 ? p->temp : 1; /* at 0 the row would always be sure of itself */
+        if (so_sample_distribution(r->sampler, &soft, r->logits, &ctx, md->probs, NULL) != SO_OK ||
+            row_is_unsure(md, md->probs, r->n))
+            return -1;
+    }
+    return so_sample_token(r->sampler, p, r->logits, &ctx, &at, NULL) == SO_OK ? at : -1;
+}
+
 /* Draws the next token of the chain from its row and adds it to the tree; false where the chain
  * ends. */
 static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
@@ -246,28 +308,17 @@ static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
     if (!row_is_sound(md, c, logit))
         return false;
     so_sample_params p = params_of(md, job);
-    so_sample_context ctx = {c->s->text, c->n_text, job->n_prompt};
-    const float *logits = widen(md, so_pass_logits(md->pass, logit));
     bool drawn = p.temp > 0 && job->tree->max_rows > 0;
+    const float *logits = so_pass_logits(md->pass, logit);
+    draft_row r = needs_ids(p, !drawn) ? wide_row(md, logits) : narrow_row(md, logits);
     int row = drawn ? so_tree_new_row(job->tree) : -1;
     if (drawn && row < 0)
         return false;
-    if (drawn || md->o.p_min > 0) {
-        so_sample_params soft = p;
-        soft.temp = p.temp > 0 ? p.temp : 1; /* at 0 the row would always be sure of itself */
-        float *probs = drawn ? so_tree_row(job->tree, row) : md->probs;
-        if (so_sample_distribution(md->sampler, &soft, logits, &ctx, probs, NULL) != SO_OK ||
-            row_is_unsure(md, probs))
-            return false;
-    }
-    if (drawn)
-        *token = so_sample_pick(so_tree_row(job->tree, row), md->o.n_vocab,
-                                so_draft_uniform(&md->base, job, c->depth + 1, 0));
-    else if (so_sample_token(md->sampler, &p, logits, &ctx, token, NULL) != SO_OK)
+    int32_t at = drawn ? draw_from_chances(md, c, &p, &r, row) : draw_point(md, c, &p, &r);
+    if (at < 0)
         return false;
-    if (*token < 0)
-        return false;
-    float sure = drawn ? 0.7f : so_sample_chance(md->sampler, logits, *token); /* a first belief */
+    *token = r.ids ? r.ids[at] : at;
+    float sure = drawn ? 0.7f : so_sample_chance(r.sampler, r.logits, at); /* a first belief */
     c->node = so_draft_add(job, c->node, *token, so_draft_kind(row), row, md->base.index, sure);
     return c->node >= 0;
 }
@@ -458,7 +509,8 @@ static void model_free(so_drafter *d) {
     so_drafter_free(md->inner);
     so_pass_free(md->pass);
     so_kv_free(md->kv);
-    so_sampler_free(md->sampler);
+    so_sampler_free(md->wide);
+    so_sampler_free(md->narrow);
     for (int i = 0; md->inner_trees && i < md->o.n_parallel; i++)
         so_tree_deinit(&md->inner_trees[i]);
     free(md->chains);
@@ -514,6 +566,19 @@ static int create_cache(model_drafter *md, int n_logits, so_err *err) {
     return rc == SO_OK ? rc : so_err_prefix(err, "draft model");
 }
 
+/* Of what the draft says, ids that the target has; they are ascending, so it is a beginning. */
+static int find_said(model_drafter *md, so_err *err) {
+    int n = so_model_n_said(md->m);
+    md->said = so_model_said(md->m);
+    while (n > 0 && (md->said ? md->said[n - 1] : n - 1) >= md->o.n_vocab)
+        n--;
+    md->n_said = n;
+    return n > 0 ? SO_OK
+                 : so_err_set(err, SO_EMISMATCH,
+                              "the draft says no token of the target, which has ids 0 to %d",
+                              md->o.n_vocab - 1);
+}
+
 int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, so_drafter *inner,
                             so_drafter **out, so_err *err) {
     SO_ASSERT(o->max_draft >= 1 && o->max_draft < SO_TREE_MAX && o->n_parallel >= 1);
@@ -526,12 +591,15 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->n_vocab = so_model_hparams(m)->n_vocab;
     md->n_ctx = SO_MIN(o->n_ctx, so_model_hparams(m)->n_ctx_train);
     md->max_rows = o->n_batch + n_logits;
-    int rc = create_cache(md, n_logits, err);
+    int rc = find_said(md, err);
+    if (rc == SO_OK)
+        rc = create_cache(md, n_logits, err);
     if (rc != SO_OK) {
         model_free(&md->base);
         return rc;
     }
-    md->sampler = so_sampler_create(o->n_vocab);
+    md->wide = so_sampler_create(o->n_vocab);
+    md->narrow = so_sampler_create(md->n_said);
     md->chains = SO_NEW_N(chain, n_par);
     md->inner_jobs = SO_NEW_N(so_draft_job, n_par);
     md->inner_trees = SO_NEW_N(so_tree, n_par);
@@ -540,6 +608,8 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->rows = SO_NEW_N(so_row, md->max_rows);
     md->seqs = SO_NEW_N(so_seq *, n_par);
     md->logits = SO_NEW_N(float, o->n_vocab);
+    for (int i = 0; i < o->n_vocab; i++)
+        md->logits[i] = NEVER;
     md->probs = SO_NEW_N(float, o->n_vocab);
     md->inner = inner;
     *out = &md->base;

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/sha256.h"
+#include "model/said.h"
 
 enum { MAX_NAMES = 1024, MAX_OPENED = 64, MAX_DIRS = 16, SAMPLE = 4096 };
 
@@ -131,7 +132,11 @@ int so_registry_admit(const so_checkpoint *draft, const so_hparams *hp, const so
 
 uint64_t so_registry_id(const so_checkpoint *draft) {
     size_t n = so_checkpoint_n_tensors(draft);
-    uint64_t id[3] = {so_checkpoint_bytes(draft), 0, 0};
+    const so_gguf *g = so_checkpoint_gguf(draft);
+    const so_gguf_kv *said = g ? so_gguf_find(g, SO_SAID_KEY) : NULL;
+    uint64_t id[4] = {so_checkpoint_bytes(draft), 0, 0, 0};
+    if (said)
+        id[3] = so_hash_bytes(said->data, said->n_bytes);
     for (size_t i = 0; i < 2 && n > 0; i++) { /* the first and the last of them */
         const so_tensor *t = so_checkpoint_tensor_at(draft, i ? n - 1 : 0);
         id[1 + i] = so_hash_bytes(t->data, SO_MIN(t->n_bytes, (size_t)SAMPLE));

@@ -110,8 +110,11 @@ static void warn_slow(const so_bundle_opts *o) {
 
 int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so_err *err) {
     so_bundle b = {0};
-    so_model_opts mo = {
-        .quantize = o->quantize, .dtype = o->dtype, .progress = o->progress, .user = o->user};
+    so_model_opts mo = {.quantize = o->quantize,
+                        .dtype = o->dtype,
+                        .draft = o->draft,
+                        .progress = o->progress,
+                        .user = o->user};
     int rc = so_checkpoint_open(path, SO_CHECKPOINT_ALL, &b.ck, err);
     b.shares_backend = o->backend != NULL;
     b.backend = o->backend;
@@ -142,6 +145,7 @@ int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bun
     so_bundle_opts own;
     so_bundle_defaults(&own);
     own.backend = target->backend;
+    own.draft = true;
     if (o) {
         own.progress = o->progress;
         own.user = o->user;

@@ -15,6 +15,7 @@ typedef struct so_bundle_opts {
     so_cpu_level level;
     bool quantize;
     so_dtype dtype;
+    bool draft;                                /* may be one that can say only some of its tokens */
     void (*progress)(void *user, double done); /* may be NULL */
     void *user;
     so_backend *backend; /* borrowed, for a second model beside the first; NULL: one of its own */

@@ -162,6 +162,7 @@ static int open_draft_file(so_engine *e, so_str file, const so_bundle **out, so_
     so_bundle_opts o;
     so_bundle_defaults(&o);
     o.backend = so_model_backend(e->m);
+    o.draft = true;
     if (!e->bundles) {
         e->bundles = SO_NEW_N(so_bundle, MAX_BUNDLES);
         e->bundle_paths = SO_NEW_N(char *, MAX_BUNDLES);

@@ -30,7 +30,9 @@ struct so_model {
     so_backend *backend;
     so_hparams hp;
     so_weight *embed, *pos_embed; /* pos_embed: GPT-2 */
-    so_linear output;             /* w is `embed` where tied */
+    so_linear output;             /* w is `embed` where tied and all of it is said */
+    int32_t *said;                /* [n_said] ids of the output's rows, ascending; NULL: all */
+    int n_said;                   /* rows of the output matrix */
     so_norm out_norm;
     so_layer *layers;  /* [n_layers] */
     so_buffer *consts; /* norm weights and biases, float32 */

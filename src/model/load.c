@@ -18,6 +18,7 @@
 #include "format/quant.h"
 #include "model/impl.h"
 #include "model/names.h"
+#include "model/said.h"
 #include "model/weights.h"
 
 typedef struct loader {
@@ -154,7 +155,8 @@ static void keep_memory(so_model *m, void *memory) {
  * file: a few rows are read per pass. */
 typedef enum purpose { MULTIPLIED, LOOKED_UP } purpose;
 
-/* The tensor rounded, where that is asked for; *memory is then its own. */
+/* The tensor rounded, where that is asked for; *memory, which may own the bytes before, does after.
+ */
 static void round_weight(loader *ld, so_tensor *t, void **memory) {
     so_dtype dtype = t->dtype;
     if (ld->rc != 0 || !ld->opts->quantize)
@@ -163,16 +165,21 @@ static void round_weight(loader *ld, so_tensor *t, void **memory) {
     if (dtype == t->dtype)
         return;
     so_tensor rounded;
-    ld->rc = so_weights_round(t, dtype, ld->pool, &rounded, memory, ld->err);
-    if (ld->rc != 0)
+    void *own = NULL;
+    ld->rc = so_weights_round(t, dtype, ld->pool, &rounded, &own, ld->err);
+    if (ld->rc != 0) {
         so_err_prefix(ld->err, "%s", so_checkpoint_path(ld->m->ck));
-    else
-        *t = rounded;
+        return;
+    }
+    free(*memory);
+    *memory = own;
+    *t = rounded;
 }
 
-static void make_weight(loader *ld, so_tensor t, bool may_round, purpose use, so_weight **out) {
+/* memory: owns t's bytes, or NULL where they are the file's or the model's; it is taken over. */
+static void make_weight(loader *ld, so_tensor t, void *memory, bool may_round, purpose use,
+                        so_weight **out) {
     so_model *m = ld->m;
-    void *memory = NULL;
     if (may_round)
         round_weight(ld, &t, &memory);
     if (ld->rc == 0)
@@ -214,7 +221,7 @@ static bool find_matrix(loader *ld, const char *gguf, int layer, int64_t k, int6
 static void matrix(loader *ld, const char *gguf, int layer, int64_t k, int64_t m, so_weight **out) {
     so_tensor t;
     if (find_matrix(ld, gguf, layer, k, m, &t))
-        make_weight(ld, t, true, MULTIPLIED, out);
+        make_weight(ld, t, NULL, true, MULTIPLIED, out);
 }
 
 /* name: without ".weight"; the bias is looked for where the hparams promise one. */
@@ -241,7 +248,7 @@ static void load_qkv(loader *ld, int layer, so_layer *w) {
         part.dims[1] = d;
         part.n_bytes = so_dtype_row_bytes(t.dtype, d) * (size_t)d;
         part.data = (const char *)t.data + (size_t)i * part.n_bytes;
-        make_weight(ld, part, true, MULTIPLIED, &parts[i]->w);
+        make_weight(ld, part, NULL, true, MULTIPLIED, &parts[i]->w);
     }
     vector(ld, "attn_qkv.bias", layer, 3 * d, &w->q.bias);
     bias = w->q.bias;
@@ -313,27 +320,46 @@ static void load_layers(loader *ld) {
     }
 }
 
+/* The rows of the output matrix that the model can say; `whole` where it is the embedding too. */
+static void load_output(loader *ld, const so_tensor *whole) {
+    so_model *m = ld->m;
+    so_tensor t, part;
+    void *memory = NULL;
+    if (ld->rc != 0)
+        return;
+    if (m->hp.tied)
+        t = *whole;
+    else if (!find_matrix(ld, "output.weight", -1, m->hp.d_model, m->hp.n_vocab, &t))
+        return;
+    part = t;
+    if (m->said)
+        ld->rc = so_weights_pick(&t, m->said, m->n_said, &part, &memory, ld->err);
+    if (ld->rc == 0)
+        make_weight(ld, part, memory, true, MULTIPLIED, &m->output.w);
+}
+
 static void load_ends(loader *ld) {
     so_model *m = ld->m;
     int64_t d = m->hp.d_model;
     size_t before = m->weight_bytes;
-    so_tensor t;
-    if (find_matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &t))
-        make_weight(ld, t, true, m->hp.tied ? MULTIPLIED : LOOKED_UP, &m->embed);
-    m->output_bytes = m->weight_bytes - before; /* tied, until shown otherwise */
+    bool shared = m->hp.tied && !m->said;
+    so_tensor embd, t;
+    if (find_matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &embd))
+        make_weight(ld, embd, NULL, true, shared ? MULTIPLIED : LOOKED_UP, &m->embed);
+    m->output_bytes = m->weight_bytes - before; /* shared, until shown otherwise */
     if (m->hp.arch == SO_ARCH_GPT2) {
         /* a lookup that is added once; rounding it would save nothing */
         if (find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t))
-            make_weight(ld, t, false, LOOKED_UP, &m->pos_embed);
+            make_weight(ld, t, NULL, false, LOOKED_UP, &m->pos_embed);
         vector(ld, "output_norm.bias", -1, d, &m->out_norm.bias);
     }
     vector(ld, "output_norm.weight", -1, d, &m->out_norm.weight);
-    if (m->hp.tied) {
+    if (shared) {
         m->output.w = m->embed;
         return;
     }
     before = m->weight_bytes;
-    matrix(ld, "output.weight", -1, d, m->hp.n_vocab, &m->output.w);
+    load_output(ld, &embd);
     m->output_bytes = m->weight_bytes - before;
 }
 
@@ -426,15 +452,30 @@ static void loader_run(loader *ld) {
         ld->opts->progress(ld->opts->user, 1);
 }
 
+/* What the model can say; only a draft may leave tokens out, since nobody checks a target. */
+static int read_said(so_model *m, const so_model_opts *opts, so_err *err) {
+    int n_vocab = m->hp.n_vocab;
+    int rc = so_said_read(so_checkpoint_gguf(m->ck), n_vocab, &m->said, &m->n_said, err);
+    if (rc != 0 || !m->said || opts->draft)
+        return rc;
+    return so_err_set(err, SO_EUNSUPPORTED,
+                      "%s: can say only %d of its %d tokens (" SO_SAID_KEY
+                      "): it is a draft for another model; give it with -md",
+                      so_checkpoint_path(m->ck), m->n_said, n_vocab);
+}
+
 int so_model_load(so_checkpoint *ck, so_backend *b, const so_model_opts *opts, so_model **out,
                   so_err *err) {
     static const so_model_opts none = {0};
     so_model *m = SO_NEW(so_model);
     m->ck = ck;
     m->backend = b;
+    opts = opts ? opts : &none;
     int rc = so_hparams_read(ck, &m->hp, err);
+    if (rc == 0)
+        rc = read_said(m, opts, err);
     if (rc == 0) {
-        loader ld = {.m = m, .opts = opts ? opts : &none, .err = err};
+        loader ld = {.m = m, .opts = opts, .err = err};
         ld.used = so_map_create(so_checkpoint_n_tensors(ck));
         so_names_init(&ld.names, ck, &m->hp);
         loader_run(&ld);
@@ -464,6 +505,7 @@ void so_model_free(so_model *m) {
     free(m->memory);
     free(m->weights);
     free(m->layers);
+    free(m->said);
     free(m->inv_freq);
     free(m->inv_freq_local);
     free(m);
@@ -473,3 +515,5 @@ const so_hparams *so_model_hparams(const so_model *m) { return &m->hp; }
 so_backend *so_model_backend(const so_model *m) { return m->backend; }
 size_t so_model_weight_bytes(const so_model *m) { return m->weight_bytes; }
 int64_t so_model_n_params(const so_model *m) { return m->n_params; }
+int so_model_n_said(const so_model *m) { return m->n_said; }
+const int32_t *so_model_said(const so_model *m) { return m->said; }

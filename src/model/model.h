@@ -14,6 +14,7 @@ typedef struct so_model_opts {
     bool quantize; /* round 2-D weights to `dtype` at load */
     so_dtype dtype;
     bool no_pack; /* leave matrices as they lie in the file; the same results, slower */
+    bool draft;   /* may be one that can say only some of its tokens; else such a file is refused */
     /* Called with 0 … 1 while loading takes long; may be NULL. */
     void (*progress)(void *user, double done);
     void *user;
@@ -27,6 +28,10 @@ const so_hparams *so_model_hparams(const so_model *m);
 so_backend *so_model_backend(const so_model *m);
 size_t so_model_weight_bytes(const so_model *m);
 int64_t so_model_n_params(const so_model *m);
+/* How many tokens it can say, which is the width of its logits, and their ids, ascending; NULL: all
+ * of the vocabulary. */
+int so_model_n_said(const so_model *m);
+const int32_t *so_model_said(const so_model *m);
 
 /* One row of a batch. The k-th row of a sequence (in batch order) is written to slot len + k.
  * pos = len + depth in the tree. parent: index, within the batch, of the row this one follows; −1
@@ -61,8 +66,8 @@ int so_pass_run(so_pass *p, const so_batch *batch, unsigned want, so_err *err);
  * is right all the same. Whoever goes by a row checks it first. */
 int so_pass_check(const so_pass *p, int i, so_err *err); /* SO_EFORMAT names the model's file */
 int so_pass_check_all(const so_pass *p, so_err *err);
-const float *so_pass_logits(const so_pass *p, int i); /* [n_vocab] */
-int32_t so_pass_argmax(const so_pass *p, int i);      /* −1 where the row is not finite */
+const float *so_pass_logits(const so_pass *p, int i); /* [so_model_n_said] */
+int32_t so_pass_argmax(const so_pass *p, int i);      /* an id; −1 where the row is not finite */
 const float *so_pass_hidden(const so_pass *p, int i); /* [d_model], after the last norm */
 
 #endif

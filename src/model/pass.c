@@ -82,7 +82,7 @@ static void make_device(maker *mk, so_pass *p) {
     p->out_rows = device(mk, n_out, 1, sizeof(int32_t));
     p->out_x = device(mk, n_out, d, f);
     p->hidden = device(mk, n_out, d, f);
-    p->logits = device(mk, n_out, (size_t)hp->n_vocab, f);
+    p->logits = device(mk, n_out, (size_t)p->model->n_said, f);
     p->argmax = device(mk, n_out, 1, sizeof(int32_t));
 }
 
@@ -99,7 +99,7 @@ static void make_host(maker *mk, so_pass *p) {
     p->h_rope = host(mk, n, (size_t)hp->rope_dim, sizeof(float));
     p->seq_n = host(mk, n, 1, sizeof(int32_t));
     p->seq_page_off = host(mk, n, 1, sizeof(int32_t));
-    p->h_logits = host(mk, n_out, (size_t)hp->n_vocab, sizeof(float));
+    p->h_logits = host(mk, n_out, (size_t)p->model->n_said, sizeof(float));
     p->h_hidden = host(mk, n_out, (size_t)hp->d_model, sizeof(float));
     p->h_argmax = host(mk, n_out, 1, sizeof(int32_t));
 }
@@ -372,7 +372,7 @@ void so_pass_output(so_pass *p) {
     if (p->want & SO_PASS_ARGMAX)
         so_submit(p->backend, &(so_op){.kind = SO_OP_ARGMAX,
                                        .n = p->n_out,
-                                       .argmax = {p->argmax, p->logits, hp->n_vocab}});
+                                       .argmax = {p->argmax, p->logits, m->n_said}});
 }
 
 static void submit_downloads(so_pass *p) {
@@ -383,7 +383,7 @@ static void submit_downloads(so_pass *p) {
     /* always, whoever wants them: they show whether the weights were finite */
     download(p, p->h_hidden, p->hidden, n * (size_t)hp->d_model * sizeof(float));
     if (p->want & SO_PASS_LOGITS)
-        download(p, p->h_logits, p->logits, n * (size_t)hp->n_vocab * sizeof(float));
+        download(p, p->h_logits, p->logits, n * (size_t)p->model->n_said * sizeof(float));
     if (p->want & SO_PASS_ARGMAX)
         download(p, p->h_argmax, p->argmax, n * sizeof(int32_t));
 }
@@ -436,8 +436,8 @@ static bool is_finite(const so_pass *p, int i) {
         return false;
     if (p->want & SO_PASS_ARGMAX)
         return p->h_argmax[at] >= 0;
-    return !(p->want & SO_PASS_LOGITS) ||
-           so_weights_nonfinite(p->h_logits + at * (size_t)hp->n_vocab, hp->n_vocab) < 0;
+    int n = p->model->n_said;
+    return !(p->want & SO_PASS_LOGITS) || so_weights_nonfinite(p->h_logits + at * (size_t)n, n) < 0;
 }
 
 int so_pass_check(const so_pass *p, int i, so_err *err) {
@@ -457,11 +457,12 @@ int so_pass_check_all(const so_pass *p, so_err *err) {
 }
 
 const float *so_pass_logits(const so_pass *p, int i) {
-    return p->h_logits + result(p, i, SO_PASS_LOGITS) * (size_t)p->model->hp.n_vocab;
+    return p->h_logits + result(p, i, SO_PASS_LOGITS) * (size_t)p->model->n_said;
 }
 
 int32_t so_pass_argmax(const so_pass *p, int i) {
-    return p->h_argmax[result(p, i, SO_PASS_ARGMAX)];
+    int32_t at = p->h_argmax[result(p, i, SO_PASS_ARGMAX)];
+    return at >= 0 && p->model->said ? p->model->said[at] : at;
 }
 
 const float *so_pass_hidden(const so_pass *p, int i) {

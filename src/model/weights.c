@@ -1,4 +1,4 @@
-/* Transposing and rounding whole matrices at load; see weights.h.
+/* Transposing, picking rows and rounding whole matrices at load; see weights.h.
  *
  * Rounding goes row by row through float32, so the result does not depend on the number of threads.
  * Sizes come from the file: memory is tried, and its lack is an error. One caller at a time per
@@ -47,6 +47,16 @@ int so_weights_transpose(const so_tensor *t, so_tensor *out, void **memory, so_e
         for (int64_t r = 0; r < rows; r++)
             memcpy(dst + (size_t)(c * rows + r) * size, src + (size_t)(r * cols + c) * size, size);
     return 0;
+}
+
+int so_weights_pick(const so_tensor *t, const int32_t *ids, int n, so_tensor *out, void **memory,
+                    so_err *err) {
+    int rc = make_like(t, t->dtype, t->dims[0], n, out, memory, err);
+    size_t size = so_dtype_row_bytes(t->dtype, t->dims[0]);
+    for (int i = 0; i < n && rc == 0; i++)
+        memcpy((char *)*memory + (size_t)i * size, (const char *)t->data + (size_t)ids[i] * size,
+               size);
+    return rc;
 }
 
 static uint32_t exponent_full(float x) { return (so_f32_bits(x) & 0x7F800000u) == 0x7F800000u; }

@@ -1,5 +1,5 @@
-/* Making the matrices that a file does not hold ready for use: transposed, or rounded to another
- * dtype. Private to src/model. */
+/* Making the matrices that a file does not hold ready for use: transposed, some rows of one, or
+ * rounded to another dtype. Private to src/model. */
 #ifndef SO_MODEL_WEIGHTS_H
 #define SO_MODEL_WEIGHTS_H
 
@@ -8,6 +8,10 @@
 
 /* t with rows and columns exchanged, float dtypes only; *memory owns the bytes. */
 int so_weights_transpose(const so_tensor *t, so_tensor *out, void **memory, so_err *err);
+
+/* The n rows of t that ids names; *memory owns the bytes. */
+int so_weights_pick(const so_tensor *t, const int32_t *ids, int n, so_tensor *out, void **memory,
+                    so_err *err);
 
 /* t rounded to dtype, rows shared out over the pool. An element that is NaN or infinite, or becomes
  * so by rounding, is an error naming the tensor and its place. */

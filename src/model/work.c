@@ -31,8 +31,8 @@ so_work so_model_work(const so_model *m, so_dtype kv_dtype, int n_ctx, int n_row
     so_work w = {.n_bytes = (double)(m->weight_bytes - m->lookup_bytes)};
     if (n_logits == 0)
         w.n_bytes -= (double)m->output_bytes;
-    w.n_bytes += (double)n_logits * hp->n_vocab * (double)sizeof(float);
-    w.n_macs = (double)n_logits * hp->n_vocab * hp->d_model;
+    w.n_bytes += (double)n_logits * m->n_said * (double)sizeof(float);
+    w.n_macs = (double)n_logits * m->n_said * hp->d_model;
     for (int l = 0; l < hp->n_layers; l++) {
         double once, summed;
         count_seen(m->layers[l].window, n_ctx, n_rows, &once, &summed);

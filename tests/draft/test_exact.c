@@ -34,8 +34,8 @@ enum { MIN_V = 2, MAX_V = 4, N_PROMPT = 4 };
 typedef struct world {
     int n_vocab;
     so_toy target;
-    so_rig draft;
-    char *tables[2]; /* unigram, bigram */
+    so_rig draft, narrow; /* the second can say only every other token */
+    char *tables[2];      /* unigram, bigram */
     int32_t prompt[N_PROMPT];
 } world;
 
@@ -74,8 +74,16 @@ static void open_world(world *w, int n_vocab) {
     w->n_vocab = n_vocab;
     so_toy_init(&w->target, n_vocab, 70 + (uint64_t)n_vocab, n_vocab > 2 ? 0.15 : 0, 1.3);
     char *path = so_shape_write(dir, &shape);
-    so_rig_open(&w->draft, path,
-                &(so_rig_opts){.level = so_cpu_best_level(), .n_pages = 2, .max_rows = 32});
+    so_rig_opts o = {.level = so_cpu_best_level(), .n_pages = 2, .max_rows = 32};
+    so_rig_open(&w->draft, path, &o);
+    free(path);
+    static const unsigned char said[] = {
+        [2] = 1 << 1, [3] = 1 << 0 | 1 << 2, [4] = 1 << 1 | 1 << 3};
+    shape.said = &said[n_vocab];
+    shape.n_said = 1;
+    path = so_shape_write(dir, &shape);
+    o.model.draft = true;
+    so_rig_open(&w->narrow, path, &o);
     free(path);
     for (int order = 1; order <= 2; order++)
         w->tables[order - 1] = count_table(order, n_vocab);
@@ -96,6 +104,7 @@ static int close_worlds(void **state) {
     (void)state;
     for (int v = MIN_V; v <= MAX_V; v++) {
         so_rig_close(&worlds[v].draft);
+        so_rig_close(&worlds[v].narrow);
         free(worlds[v].tables[0]);
         free(worlds[v].tables[1]);
     }
@@ -111,42 +120,49 @@ typedef struct drafter_kind {
     bool model;       /* costs passes */
     bool draws;       /* in reject */
     bool wide;        /* draws more than one token per depth */
+    bool narrow;      /* `model` is the one that can say only some tokens */
+    float p_min;
 } drafter_kind;
 
 static const drafter_kind DRAFTERS[] = {
-    {"none", -1, false, false, false},
-    {"ngram", -1, false, false, false},
-    {"ngram(draw)", -1, false, true, false},
-    {"lookup(min=1)", -1, false, false, false},
-    {"corpus(min=1,mb=1)", -1, false, false, false},
-    {"unigram(U)", -1, false, false, false},
-    {"unigram(U,draw)", -1, false, true, false},
-    {"bigram(B)", -1, false, false, false},
-    {"bigram(B,draw)", -1, false, true, false},
-    {"predict", -1, false, false, false},
-    {"random", -1, false, true, false},
-    {"oracle(0.5)", -1, false, false, false},
-    {"auto", -1, false, false, false},
-    {NULL, -1, false, false, false},
-    {"lookup(min=3),ngram", -1, false, false, false},
-    {"lookup(min=3),bigram(B,draw)", -1, false, true, false},
-    {"ngram+lookup(min=1)", -1, false, false, false},
-    {"ngram(draw)+random", -1, false, true, true},
-    {"random+predict", -1, false, true, false},
-    {"model", -1, true, true, false},        /* match: with the target's noise */
-    {"model", 0, true, false, false},        /* greedy */
-    {"model", 0.6f, true, true, false},      /* a temperature of its own */
-    {"model(ngram)", -1, true, true, false}, /* a drafter for the drafter */
-    {"lookup(min=3),model", -1, true, true, false},
-    {"model+lookup(min=1)", -1, true, true, false},
+    {"none", -1, false, false, false, false, 0},
+    {"ngram", -1, false, false, false, false, 0},
+    {"ngram(draw)", -1, false, true, false, false, 0},
+    {"lookup(min=1)", -1, false, false, false, false, 0},
+    {"corpus(min=1,mb=1)", -1, false, false, false, false, 0},
+    {"unigram(U)", -1, false, false, false, false, 0},
+    {"unigram(U,draw)", -1, false, true, false, false, 0},
+    {"bigram(B)", -1, false, false, false, false, 0},
+    {"bigram(B,draw)", -1, false, true, false, false, 0},
+    {"predict", -1, false, false, false, false, 0},
+    {"random", -1, false, true, false, false, 0},
+    {"oracle(0.5)", -1, false, false, false, false, 0},
+    {"auto", -1, false, false, false, false, 0},
+    {NULL, -1, false, false, false, false, 0},
+    {"lookup(min=3),ngram", -1, false, false, false, false, 0},
+    {"lookup(min=3),bigram(B,draw)", -1, false, true, false, false, 0},
+    {"ngram+lookup(min=1)", -1, false, false, false, false, 0},
+    {"ngram(draw)+random", -1, false, true, true, false, 0},
+    {"random+predict", -1, false, true, false, false, 0},
+    {"model", -1, true, true, false, false, 0},        /* match: with the target's noise */
+    {"model", 0, true, false, false, false, 0},        /* greedy */
+    {"model", 0.6f, true, true, false, false, 0},      /* a temperature of its own */
+    {"model(ngram)", -1, true, true, false, false, 0}, /* a drafter for the drafter */
+    {"lookup(min=3),model", -1, true, true, false, false, 0},
+    {"model+lookup(min=1)", -1, true, true, false, false, 0},
+    {"model", -1, true, true, false, true, 0},
+    {"model", 0, true, false, false, true, 0},
+    {"model", -1, true, true, false, true, 0.6f},
+    {"model(ngram)", -1, true, true, false, true, 0},
+    {"model+lookup(min=1)", -1, true, true, false, true, 0},
 };
 enum { N_DRAFTERS = SO_LEN(DRAFTERS) };
 
 static const char *name_of(const drafter_kind *k) { return k->spec ? k->spec : "user"; }
 
-static const drafter_kind *kind(const char *spec) {
+static const drafter_kind *kind(const char *spec, bool narrow) {
     for (int d = 0; d < N_DRAFTERS; d++)
-        if (strcmp(name_of(&DRAFTERS[d]), spec) == 0)
+        if (strcmp(name_of(&DRAFTERS[d]), spec) == 0 && DRAFTERS[d].narrow == narrow)
             return &DRAFTERS[d];
     fail_msg("no drafter %s", spec);
     return NULL;
@@ -170,8 +186,10 @@ static int make_model(void *user, const so_spec *s, const so_spec_node *n, so_dr
                                .n_batch = 16,
                                .max_draft = 8,
                                .kv_dtype = SO_DTYPE_F32,
-                               .temp = m->kind->draft_temp};
-    return so_model_drafter_create(m->w->draft.m, &o, inner, out, err);
+                               .temp = m->kind->draft_temp,
+                               .p_min = m->kind->p_min};
+    const so_rig *draft = m->kind->narrow ? &m->w->narrow : &m->w->draft;
+    return so_model_drafter_create(draft->m, &o, inner, out, err);
 }
 
 /* Guesses nobody else would make: the text backwards. */
@@ -495,7 +513,7 @@ static void acceptance_is_the_formulas(void **state) {
         for (int t = 0; has_formula(&DRAFTERS[d]) && t < N_TRANSFORMS - 1; t += ALL_OF_IT)
             check_rate(&DRAFTERS[d], t, false, DRAFTERS[d].model ? few : 20 * few);
     for (int t = 0; t < N_TRANSFORMS - 1; t += slow ? 9 : 1)
-        check_rate(kind("model"), t, true, few / 5);
+        check_rate(kind("model", false), t, true, few / 5);
 }
 
 /* --- chance --- */
@@ -597,24 +615,28 @@ static void mutants_are_noticed(void **state) {
         mutation mutation;
         so_lossless_slip slip;
         int transform;
+        bool narrow;
     } mutants[] = {
-        {"a drawn token of low q ends the draft", "bigram(B,draw)", "enumeration", DROP_LOW_Q, 0,
-         0},
-        {"the same in a draft model", "model", "enumeration", DROP_LOW_Q, 0, 0},
-        {"q is not what was drawn from", "bigram(B,draw)", "enumeration", WRONG_ROW, 0, 0},
-        {"the same in a draft model", "model", "enumeration", WRONG_ROW, 0, 0},
-        {"an argmax with counts as its q", "ngram", "enumeration", POINT_AS_ROW, 0, 0},
-        {"penalties of the round, not the path", "ngram", "enumeration", SOUND, SO_SLIP_ROUND, 7},
-        {"presence counts the prompt", "ngram", "enumeration", SOUND, SO_SLIP_OUTPUT, 6},
-        {"a window that does not move", "lookup(min=1)", "enumeration", SOUND, SO_SLIP_ROUND, 9},
-        {"noise of the round, not the position", "ngram", "match", SOUND, SO_SLIP_ROUND, 0},
-        {"presence counts the prompt", "ngram", "match", SOUND, SO_SLIP_OUTPUT, 6},
+        {"a drawn token of low q ends the draft", "bigram(B,draw)", "enumeration", DROP_LOW_Q, 0, 0,
+         false},
+        {"the same in a draft model", "model", "enumeration", DROP_LOW_Q, 0, 0, false},
+        {"q is not what was drawn from", "bigram(B,draw)", "enumeration", WRONG_ROW, 0, 0, false},
+        {"the same in a draft model", "model", "enumeration", WRONG_ROW, 0, 0, false},
+        {"q of tokens that the draft cannot say", "model", "enumeration", WRONG_ROW, 0, 0, true},
+        {"an argmax with counts as its q", "ngram", "enumeration", POINT_AS_ROW, 0, 0, false},
+        {"penalties of the round, not the path", "ngram", "enumeration", SOUND, SO_SLIP_ROUND, 7,
+         false},
+        {"presence counts the prompt", "ngram", "enumeration", SOUND, SO_SLIP_OUTPUT, 6, false},
+        {"a window that does not move", "lookup(min=1)", "enumeration", SOUND, SO_SLIP_ROUND, 9,
+         false},
+        {"noise of the round, not the position", "ngram", "match", SOUND, SO_SLIP_ROUND, 0, false},
+        {"presence counts the prompt", "ngram", "match", SOUND, SO_SLIP_OUTPUT, 6, false},
     };
     for (size_t i = 0; i < SO_LEN(mutants); i++) {
         subject s;
         so_sample_params p = transform(mutants[i].transform, 3);
         bool match = strcmp(mutants[i].check, "match") == 0;
-        open_subject(&s, &worlds[3], kind(mutants[i].drafter), 3, &p);
+        open_subject(&s, &worlds[3], kind(mutants[i].drafter, mutants[i].narrow), 3, &p);
         falsifier f = {{.vt = &FALSE_VT}, s.real.drafter, mutants[i].mutation};
         if (f.mutation != SOUND)
             s.real.drafter = &f.base;

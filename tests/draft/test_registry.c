@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/sha256.h"
 #include "draft/registry.h"
+#include "so_shape.h"
 #include "so_tiny.h"
 
 typedef struct fixture {
@@ -227,6 +228,26 @@ static void test_broken_neighbours(void **state) {
     free(path);
 }
 
+/* The same weights with other words to say are another draft, whose record is its own. */
+static void test_id_of_what_is_said(void **state) {
+    fixture *f = *state;
+    so_shape s = {SO_SHAPE_SMALL, .n_layers = 1, .n_vocab = 16, .n_ctx = 64, .seed = 3};
+    uint64_t ids[3];
+    for (int i = 0; i < 3; i++) {
+        so_checkpoint *ck = NULL;
+        so_err err = {0};
+        s.said = i ? (const unsigned char[]){(unsigned char)i, 1} : NULL;
+        s.n_said = 2;
+        char *path = so_shape_write(f->dir, &s);
+        SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, &err), err);
+        ids[i] = so_registry_id(ck);
+        so_checkpoint_close(ck);
+        unlink(path);
+        free(path);
+    }
+    assert_true(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
+}
+
 /* A copy is the same draft; one with other weights is not, whatever its shape. */
 static void test_id(void **state) {
     fixture *f = *state;
@@ -269,6 +290,7 @@ int main(void) {
         cmocka_unit_test(test_found_elsewhere),
         cmocka_unit_test(test_misfits),
         cmocka_unit_test(test_id),
+        cmocka_unit_test(test_id_of_what_is_said),
         cmocka_unit_test(test_broken_neighbours),
     };
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);

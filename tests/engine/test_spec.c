@@ -14,6 +14,7 @@
 #include "so_cases.h"
 #include "so_lossless.h"
 #include "so_rig.h"
+#include "so_shape.h"
 #include "so_tiny.h"
 
 enum { N_PREDICT = SO_CASE_PREDICT, N_CTX = SO_CASE_CTX, MAX_PROMPT = SO_CASE_PROMPT };
@@ -150,6 +151,47 @@ static void test_other_families(void **state) {
         }
         close_pair(f);
     }
+}
+
+/* A draft that can say only what `bits` name, over the ids of f's target. */
+static void open_narrow(so_rig *r, const so_shape *s, const unsigned char *bits) {
+    so_shape narrow = *s;
+    narrow.said = bits;
+    narrow.n_said = (s->n_vocab + 7) / 8;
+    so_shape_open(r, &narrow,
+                  &(so_rig_opts){.max_rows = 8, .n_pages = 4, .model = {.draft = true}});
+}
+
+/* A draft that is the target but can say only some tokens: the plain text with every drafter, and
+ * where it can say all of that text it is never wrong, greedy and with the target's noise alike. */
+static void test_narrow_draft(void **state) {
+    (void)state;
+    fixture *f = SO_NEW(fixture);
+    so_shape shape = {SO_SHAPE_SMALL, .n_layers = 2, .n_vocab = 67, .n_ctx = 512, .seed = 21};
+    unsigned char some[9] = {0x5A, 0xC3, 0x0F, 0, 0xFF, 0x81, 0x7E, 0x11, 0x04};
+    so_rig own;
+    so_shape_open(&f->target, &shape, &(so_rig_opts){.max_rows = 8, .n_pages = 4});
+    open_narrow(&f->draft, &shape, some);
+    assert_int_equal(f->draft.width, 31);
+    for (int c = 0; c < SO_CASES; c++)
+        so_case_make(c, shape.n_vocab, &f->cases[c]);
+    so_case_plain(&f->target, f->cases, SO_CASES);
+    check_alone(f, "narrow draft", SO_TEST_SANITIZED ? 0 : -1, 8, 1);
+    for (int d = 8; d < (int)SO_LEN(DRAFTERS); d += 2)
+        assert_int_equal(count_different(f, &f->draft, 4, d, 5), 0);
+    for (int c = 0; c < SO_CASES; c++) {
+        unsigned char all[9] = {0};
+        if (f->cases[c].sample.top_p < 1)
+            continue; /* of fewer tokens, other ones make up the nucleus */
+        for (int i = 0; i < f->cases[c].n_want; i++)
+            all[f->cases[c].want[i] / 8] |= (unsigned char)(1 << f->cases[c].want[i] % 8);
+        open_narrow(&own, &shape, all);
+        assert_true(own.width <= SO_CASE_PREDICT);
+        for (int k = 1; k <= 7; k += 3)
+            so_case_perfect(&f->target, &own, &f->cases[c], SO_VERIFY_MATCH, "model", k);
+        so_rig_close(&own);
+    }
+    close_pair(f);
 }
 
 /* Prompt lookup by an inner drafter saves passes of the draft and changes no token: the draft's
@@ -545,6 +587,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_same_text_alone),
         cmocka_unit_test(test_same_text_together),
         cmocka_unit_test(test_other_families),
+        cmocka_unit_test(test_narrow_draft),
         cmocka_unit_test(test_inner_drafter_changes_nothing),
         cmocka_unit_test(test_reject_is_reproducible),
         cmocka_unit_test(test_reject_distribution),

@@ -24,6 +24,7 @@ void so_rig_open(so_rig *r, const char *path, const so_rig_opts *o) {
     SO_OK_OR_FAIL(so_kv_create(r->b, &shape, &r->kv, &err), err);
     SO_OK_OR_FAIL(so_pass_create(r->m, r->kv, rows, rows, &r->p, &err), err);
     r->n_vocab = hp->n_vocab;
+    r->width = so_model_n_said(r->m);
 }
 
 void so_rig_close(so_rig *r) {
@@ -44,8 +45,8 @@ void so_rig_chain(so_rig *r, so_seq *s, const int32_t *tokens, int n, float *log
     so_batch batch = {rows, n, &s, 1};
     SO_OK_OR_FAIL(so_pass_run(r->p, &batch, SO_PASS_LOGITS, &err), err);
     for (int i = 0; logits && i < n; i++)
-        memcpy(logits + (size_t)i * (size_t)r->n_vocab, so_pass_logits(r->p, i),
-               (size_t)r->n_vocab * sizeof(float));
+        memcpy(logits + (size_t)i * (size_t)r->width, so_pass_logits(r->p, i),
+               (size_t)r->width * sizeof(float));
     so_seq_commit_chain(s, n);
     free(rows);
 }
@@ -55,7 +56,7 @@ void so_rig_chunks(so_rig *r, so_seq *s, const int32_t *tokens, int n, int chunk
         chunk = n;
     for (int i = 0; i < n; i += chunk)
         so_rig_chain(r, s, tokens + i, SO_MIN(chunk, n - i),
-                     logits ? logits + (size_t)i * (size_t)r->n_vocab : NULL);
+                     logits ? logits + (size_t)i * (size_t)r->width : NULL);
 }
 
 int so_rig_levels(so_cpu_level *out) {

@@ -21,13 +21,14 @@ typedef struct so_rig {
     so_kv *kv;
     so_pass *p;
     int n_vocab;
+    int width; /* of its logits: n_vocab, or less of a draft */
 } so_rig;
 
 /* Fails the test on any error. */
 void so_rig_open(so_rig *r, const char *path, const so_rig_opts *opts);
 void so_rig_close(so_rig *r);
 
-/* Appends tokens to s as one chain and commits it. logits: [n][n_vocab], or NULL. */
+/* Appends tokens to s as one chain and commits it. logits: [n][width], or NULL. */
 void so_rig_chain(so_rig *r, so_seq *s, const int32_t *tokens, int n, float *logits);
 /* The same in chunks of `chunk` rows; 0: whole. */
 void so_rig_chunks(so_rig *r, so_seq *s, const int32_t *tokens, int n, int chunk, float *logits);

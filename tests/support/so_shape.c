@@ -79,6 +79,16 @@ static void metadata(const so_shape *t, so_gguf_writer *w) {
         so_gguf_writer_u32(w, "llama.attention.sliding_window", (uint32_t)t->window);
 }
 
+static void add_said(const so_shape *t, so_gguf_writer *w) {
+    size_t size = t->said_type == SO_GGUF_U8 ? 1 : 4;
+    so_gguf_writer_copy_kv(w, &(so_gguf_kv){.key = SO_STR("sooth.draft.output_mask"),
+                                            .type = SO_GGUF_ARRAY,
+                                            .elem = t->said_type,
+                                            .n = (uint64_t)t->n_said,
+                                            .data = t->said,
+                                            .n_bytes = size * (size_t)t->n_said});
+}
+
 /* The spec's harm; returns the new count. */
 static int harm(const so_shape *t, tensor *list, int n) {
     int kept = 0;
@@ -103,6 +113,8 @@ char *so_shape_write(const char *dir, const so_shape *t) {
     char *path = so_path_join(dir, "shape.gguf");
     so_gguf_writer *w = so_gguf_writer_create();
     metadata(t, w);
+    if (t->said)
+        add_said(t, w);
     for (int i = 0; i < n; i++)
         so_gguf_writer_tensor(w, list[i].name, SO_DTYPE_F32, list[i].n_dims, list[i].dims);
     SO_OK_OR_FAIL(so_gguf_writer_begin(w, path, &err), err);

@@ -2,7 +2,7 @@
 #ifndef SO_SHAPE_H
 #define SO_SHAPE_H
 
-#include "format/dtype.h"
+#include "format/gguf.h"
 #include "so_rig.h"
 
 typedef struct so_shape {
@@ -15,6 +15,10 @@ typedef struct so_shape {
     const char *shorten; /* one element shorter in its first dimension */
     const char *sicken;  /* its last element is infinite */
     const char *extra;   /* added, one element */
+    /* What it can say, one bit an id; NULL: everything. Another type than bytes is harm. */
+    const void *said;
+    int n_said; /* elements */
+    so_gguf_type said_type;
 } so_shape;
 
 /* The small one that most tests take; they add n_layers, n_vocab, n_ctx and a seed. */

@@ -196,13 +196,22 @@ def test_all(target, folder):
     tool("draft.py", *common, "--out", f"{folder}/boost", "--boost", f"{out}/draft.gguf", "--max-steps", 3)
     small = tool("draft.py", *common, "--out", f"{folder}/small", "--vocab", 100, "--max-steps", 3)
     assert "held out" in small
+    mask = gguf.GGUFReader(f"{folder}/small/draft.gguf").get_field(llama.MASK).contents()
+    assert len(mask) == 40 and sum(bin(b).count("1") for b in mask) == 100
     run(SOOTH, "quantize", f"{out}/draft.gguf", f"{folder}/draft.gguf", "Q4_0")
     _, f32, _ = llama.load(f"{out}/draft.gguf")
     _, q4, _ = llama.load(f"{folder}/draft.gguf")
     assert max(float((f32[n] - q4[n]).abs().max() / f32[n].abs().max()) for n in f32) < 1e-3, "rounded weights were rounded again"
+    narrow = ("--draft", f"{folder}/draft.gguf", "--data", f"{folder}/a.npz", "--data", f"{folder}/b.npz", "--out", f"{folder}/narrow.gguf")
+    assert "100 ids cover" in tool("vocab.py", *narrow, "--vocab", 100)
+    assert "fewer are wanted" in tool("vocab.py", *narrow, "--vocab", 320, want=1)
+    tool("vocab.py", "--draft", f"{folder}/narrow.gguf", "--vocab", 0, "--out", f"{folder}/again.gguf")
+    assert open(f"{folder}/again.gguf", "rb").read() == open(f"{folder}/draft.gguf", "rb").read(), "more than the mask has changed"
     said = [json.loads(run(SOOTH, "run", "-m", target, "--temp", 0, "-n", 40, "-p", "the thing", "--json", *spec))
-            for spec in (("--no-spec",), ("--spec", "model", "-md", f"{folder}/draft.gguf"))]
-    assert said[0]["tokens"] == said[1]["tokens"]
+            for spec in (("--no-spec",), ("--spec", "model", "-md", f"{folder}/draft.gguf"), ("--spec", "model", "-md", f"{folder}/narrow.gguf"),
+                         ("--spec", "model", "-md", f"{folder}/small/draft.gguf"))]
+    assert all(s["tokens"] == said[0]["tokens"] for s in said)
+    assert "it is a draft" in run(SOOTH, "run", "-m", f"{folder}/narrow.gguf", "-p", "the", want=1)
     data = open(f"{out}/checkpoint.pt", "rb").read()
     open(f"{out}/checkpoint.pt", "wb").write(data[:len(data) // 2])
     assert "cannot be resumed" in tool("draft.py", *common, "--out", out, "--resume", want=1)

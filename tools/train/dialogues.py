@@ -71,6 +71,12 @@ def join(parts):
                                                               for k in ("plen", "rlen", "kind", "temp")))
 
 
+def frequent(d, which, n_vocab, n):
+    """The n ids that are most frequent in the responses of `which`, ascending; the lower id first on ties."""
+    counts = np.bincount(d.ids[ranges(d.start[which] + d.plen[which], d.rlen[which])], minlength=n_vocab)
+    return np.sort(np.argsort(-counts, kind="stable")[:n])
+
+
 def ranges(starts, lengths):
     """Concatenated start … start + length − 1."""
     ends = np.cumsum(lengths)

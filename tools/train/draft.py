@@ -15,8 +15,8 @@ then holds rounded weights, which `sooth quantize … Q4_0` keeps as they are.
 
 --boost DRAFT.gguf (repeatable): positions where an earlier draft already agrees with the target count --boost-rest as much, so
 that the new draft learns what the others miss; `union` is the share of held-out positions where one of them agrees.
---vocab N: the draft can only say the N ids that are most frequent in the responses; the file then has an output matrix of N rows
-and their ids in sooth.draft.output_ids.
+--vocab N: the draft can only say the N ids that are most frequent in the responses it is trained on, which makes a step of it
+cheaper; the file names them (vocab.py does the same to a draft that is finished).
 
 Interrupted runs resume from the last checkpoint (--save seconds apart). Needs torch, numpy, gguf; one large GPU, or patience.
 """
@@ -287,9 +287,9 @@ def begin(args, data, target):
                         t.eps, args.ctx).check()
     draft = Draft(args, shape, first_weights(shape, target, data, args.seed), data)
     if args.vocab:
-        order = torch.bincount(data.ids.long(), minlength=t.n_vocab).argsort(descending=True, stable=True)
+        said = dialogues.frequent(data.all, data.train, t.n_vocab, args.vocab)
         draft.keep = torch.zeros(t.n_vocab, dtype=torch.bool, device=data.device)
-        draft.keep[order[:args.vocab]] = True
+        draft.keep[torch.from_numpy(said).to(data.device)] = True
     return draft, optim.Optimizer(draft.weights, args.muon_lr, args.adam_lr), 0, 0
 
 
@@ -348,7 +348,7 @@ def finish(args, draft, opt, target, data, covered, reader, step, n_rows):
     if args.qat and not draft.rounded:
         draft.rounded = True
     weights = {n: optim.round_q4_0(w) if draft.rounded and w.ndim == 2 else w for n, w in draft.weights.items()}
-    ids = None if draft.keep is None else torch.nonzero(draft.keep).flatten().cpu()
+    ids = None if draft.keep is None else torch.nonzero(draft.keep).flatten().cpu().numpy()
     llama.export(os.path.join(args.out, "draft.gguf"), draft.shape, weights, reader, args.name, ids)
     if not draft.rounded:
         draft.rounded = True

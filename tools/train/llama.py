@@ -175,8 +175,18 @@ def write(path, shape, weights, vocab, name, extra):
     os.replace(path + ".part", path)
 
 
+MASK = "sooth.draft.output_mask"
+
+
+def output_mask(ids, n_vocab):
+    """A bit for each id that a draft can say, the lowest bit of the first byte for id 0."""
+    said = np.zeros(n_vocab, bool)
+    said[np.asarray(ids)] = True
+    return np.packbits(said, bitorder="little").tobytes()
+
+
 def export(path, shape, weights, target, name, output_ids=None):
-    """A draft with the vocabulary of its target (a reader) and what it was trained for.
+    """A draft with the vocabulary of its target (a reader) and what it was trained for; output_ids: what it can say, None: all.
 
     A draft is fed ids and never text, so of the tokenizer's merges only the first is kept, and no chat template: they would be
     a tenth of the file."""
@@ -192,8 +202,7 @@ def export(path, shape, weights, target, name, output_ids=None):
         if get("general.license"):
             w.add_license(get("general.license"))
         if output_ids is not None:
-            w.add_array("sooth.draft.output_ids", [int(i) for i in output_ids])
-            w.add_tensor("output.weight", weights["token_embd.weight"].detach().float().cpu()[output_ids].numpy())
+            w.add_array(MASK, output_mask(output_ids, shape.n_vocab))
 
     write(path, shape, weights, vocab, name, extra)
 
