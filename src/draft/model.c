@@ -301,6 +301,18 @@ static int32_t draw_point(model_drafter *md, const chain *c, const so_sample_par
     return so_sample_token(r->sampler, p, r->logits, &ctx, &at, NULL) == SO_OK ? at : -1;
 }
 
+/* What the draft's own softmax gives to a token. */
+static float chance_of(const model_drafter *md, const float *logits, int32_t token) {
+    int at = md->said ? 0 : token;
+    for (int n = md->said ? md->n_said : 1; n > 1;) { /* the last place at or before the token */
+        int half = n / 2;
+        at += md->said[at + half] <= token ? half : 0;
+        n -= half;
+    }
+    bool known = at < md->n_said && (md->said ? md->said[at] : at) == token;
+    return known ? so_sample_chance(md->narrow, logits, at) : 0;
+}
+
 /* Draws the next token of the chain from its row and adds it to the tree; false where the chain
  * ends. */
 static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
@@ -318,7 +330,7 @@ static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
     if (at < 0)
         return false;
     *token = r.ids ? r.ids[at] : at;
-    float sure = drawn ? 0.7f : so_sample_chance(r.sampler, r.logits, at); /* a first belief */
+    float sure = drawn ? 0.7f : chance_of(md, logits, *token); /* a first belief */
     c->node = so_draft_add(job, c->node, *token, so_draft_kind(row), row, md->base.index, sure);
     return c->node >= 0;
 }

@@ -62,7 +62,7 @@ enum { SO_NOISE_N_TERMS = 9, SO_NOISE_LANES = 8 };
 
 extern const so_noise_fns so_noise_scalar;
 #if defined(__x86_64__)
-extern const so_noise_fns so_noise_avx2;
+extern const so_noise_fns so_noise_avx2, so_noise_avx512;
 #endif
 
 #endif

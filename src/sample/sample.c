@@ -82,22 +82,23 @@ int so_sample_check(const so_sample_params *p, int n_vocab, so_err *err) {
     return SO_OK;
 }
 
-static const so_noise_fns *best_fns(bool scalar) {
+static const so_noise_fns *best_level(void) {
 #if defined(__x86_64__)
-    if (!scalar && so_cpu_level_usable(SO_CPU_AVX2))
+    if (so_cpu_level_usable(SO_CPU_AVX512))
+        return &so_noise_avx512;
+    if (so_cpu_level_usable(SO_CPU_AVX2))
         return &so_noise_avx2;
 #endif
-    (void)scalar;
     return &so_noise_scalar;
 }
 
-so_sampler *so_sampler_create(int n_vocab) { return so_sampler_create_as(n_vocab, false); }
+so_sampler *so_sampler_create(int n_vocab) { return so_sampler_create_as(n_vocab, best_level()); }
 
-so_sampler *so_sampler_create_as(int n_vocab, bool scalar) {
+so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level) {
     SO_ASSERT_OP(n_vocab, >, 0);
     so_sampler *s = SO_NEW(so_sampler);
     s->n_vocab = n_vocab;
-    s->fns = best_fns(scalar);
+    s->fns = level;
     s->x = SO_NEW_N(float, n_vocab);
     s->y = SO_NEW_N(float, n_vocab);
     s->maxima = SO_NEW_N(float, n_vocab / PART_MIN + 1);
@@ -455,9 +456,14 @@ int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logit
 
 /* Where nothing is cut there is no list to go through: the row itself is weighed. */
 static void weigh_all(const so_sampler *s, const so_sample_params *p, int32_t best, float *probs) {
+    enum { BLOCK = 64 };
     double total = s->fns->weigh(s->row, s->n_vocab, s->row[best], 1 / (double)p->temp, probs);
     float scale = (float)(1 / total);
-    for (int i = 0; i < s->n_vocab; i++)
+    int i = 0;
+    for (; i + BLOCK <= s->n_vocab; i += BLOCK) /* a constant length: in vectors */
+        for (int k = 0; k < BLOCK; k++)
+            probs[i + k] *= scale;
+    for (; i < s->n_vocab; i++)
         probs[i] *= scale;
 }
 

@@ -33,7 +33,9 @@ int so_sample_check(const so_sample_params *p, int n_vocab, so_err *err);
 
 typedef struct so_sampler so_sampler;
 so_sampler *so_sampler_create(int n_vocab);
-so_sampler *so_sampler_create_as(int n_vocab, bool scalar); /* for tests: without vectors */
+/* For tests: at a level of sample/noise.h instead of this CPU's best. */
+struct so_noise_fns;
+so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level);
 void so_sampler_free(so_sampler *s);
 
 /* The context a position is sampled in: everything before it. Repetition looks at prompt and

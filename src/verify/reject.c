@@ -66,6 +66,8 @@ typedef struct walk {
     double *q, q_mass; /* of the proposal under test; mass 0: a point mass */
 } walk;
 
+enum { BLOCK = 64 };
+
 /* Four lanes joined in a fixed order: one lane would wait for its own last addition. */
 static double sum(const double *w, int n) {
     double s[4] = {0};
@@ -81,10 +83,19 @@ static double sum(const double *w, int n) {
     return (s[0] + s[1]) + (s[2] + s[3]);
 }
 
-/* A row as doubles, with `other` for what is no weight (negative or NaN); returns the mass. */
-static double load(const float *row, int n, double other, double *out) {
-    for (int i = 0; i < n; i++)
-        out[i] = row[i] >= 0 ? (double)row[i] : other;
+/* A row as doubles, with `other` for what is no weight (negative or NaN); returns the mass. Blocks
+ * of a constant length, so that the compiler uses vectors. */
+static double load(const float *row, int n, float other, double *out) {
+    float w[BLOCK];
+    int i = 0;
+    for (; i + BLOCK <= n; i += BLOCK) {
+        for (int k = 0; k < BLOCK; k++)
+            w[k] = row[i + k] >= 0 ? row[i + k] : other;
+        for (int k = 0; k < BLOCK; k++)
+            out[i + k] = (double)w[k];
+    }
+    for (; i < n; i++)
+        out[i] = (double)(row[i] >= 0 ? row[i] : other);
     return sum(out, n);
 }
 

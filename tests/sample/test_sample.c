@@ -131,6 +131,21 @@ static void test_draw_equals_reference(void **state) {
     so_sampler_free(s);
 }
 
+enum { N_LEVELS = 3 };
+
+/* The levels this CPU has, the scalar one first. */
+static int list_levels(const so_noise_fns *out[N_LEVELS]) {
+    int n = 0;
+    out[n++] = &so_noise_scalar;
+#if defined(__x86_64__)
+    if (so_cpu_level_usable(SO_CPU_AVX2))
+        out[n++] = &so_noise_avx2;
+    if (so_cpu_level_usable(SO_CPU_AVX512))
+        out[n++] = &so_noise_avx512;
+#endif
+    return n;
+}
+
 /* Rows with ties everywhere, with holes, flat ones; sizes that end in the middle of every step. */
 static void odd_row(int kind, int n, float *out) {
     make_row(1000 + (uint64_t)kind, n, out);
@@ -170,9 +185,13 @@ static void test_levels_draw_the_same(void **state) {
                  {1e-40f, 0.9f, 0, 3}, {100, 0.999f, 0, 0}, {2, 0.9999999f, 0, 0}};
     float *row = SO_NEW_N(float, N);
     ref *sup = SO_NEW_N(ref, N);
+    const so_noise_fns *levels[N_LEVELS];
+    int n_levels = list_levels(levels);
     for (size_t z = 0; z < SO_LEN(sizes); z++)
         for (int kind = 0; kind < 6; kind++) {
-            so_sampler *s = so_sampler_create(sizes[z]), *t = so_sampler_create_as(sizes[z], true);
+            so_sampler *s[N_LEVELS];
+            for (int l = 0; l < n_levels; l++)
+                s[l] = so_sampler_create_as(sizes[z], levels[l]);
             odd_row(kind, sizes[z], row);
             for (size_t c = 0; c < SO_LEN(cases); c++) {
                 so_sample_params p = plain(cases[c].temp);
@@ -184,12 +203,12 @@ static void test_levels_draw_the_same(void **state) {
                 for (int position = 0; position < 12; position++) {
                     so_sample_context ctx = {NULL, position, 0};
                     int32_t want = ref_draw(&p, sup, m, position);
-                    assert_int_equal(sample(s, &p, row, &ctx), want);
-                    assert_int_equal(sample(t, &p, row, &ctx), want);
+                    for (int l = 0; l < n_levels; l++)
+                        assert_int_equal(sample(s[l], &p, row, &ctx), want);
                 }
             }
-            so_sampler_free(s);
-            so_sampler_free(t);
+            for (int l = 0; l < n_levels; l++)
+                so_sampler_free(s[l]);
         }
     free(row);
     free(sup);
@@ -199,19 +218,15 @@ static void test_levels_draw_the_same(void **state) {
 static void test_hopeful_misses_nobody(void **state) {
     (void)state;
     enum { N = 4099 };
-    const so_noise_fns *levels[] = {
-        &so_noise_scalar,
-#if defined(__x86_64__)
-        so_cpu_level_usable(SO_CPU_AVX2) ? &so_noise_avx2 : NULL
-#endif
-    };
+    const so_noise_fns *levels[N_LEVELS];
+    int n_levels = list_levels(levels);
     float *row = SO_NEW_N(float, N);
     int32_t *ids = SO_NEW_N(int32_t, N);
     so_sample_params p = plain(20);
     make_row(77, N, row);
     float top = row[so_noise_scalar.argmax(row, N)];
     for (int position = 0; position < 40; position++)
-        for (size_t l = 0; l < SO_LEN(levels) && levels[l]; l++) {
+        for (int l = 0; l < n_levels; l++) {
             so_noise_row r = {.x = row,
                               .top = top,
                               .inverse = 1 / p.temp,
@@ -275,18 +290,23 @@ static void test_levels_weigh_the_same(void **state) {
     static const int sizes[] = {1, 3, 8, 13, 64, 1031, N};
     static const float temps[] = {1, 0.7f, 100, 1e-3f, 1e-40f};
     float *row = SO_NEW_N(float, N), *a = SO_NEW_N(float, N), *b = SO_NEW_N(float, N);
+    const so_noise_fns *levels[N_LEVELS];
+    int n_levels = list_levels(levels);
     for (size_t z = 0; z < SO_LEN(sizes); z++)
         for (int kind = 0; kind < 6; kind++)
             for (size_t t = 0; t < SO_LEN(temps); t++) {
                 int n = sizes[z];
-                so_sampler *fast = so_sampler_create(n), *twin = so_sampler_create_as(n, true);
                 so_sample_params p = plain(temps[t]);
                 double top = -INFINITY, total = 0;
                 so_err err = {0};
                 odd_row(kind, n, row);
-                SO_OK_OR_FAIL(so_sample_distribution(fast, &p, row, &EMPTY, a, &err), err);
-                SO_OK_OR_FAIL(so_sample_distribution(twin, &p, row, &EMPTY, b, &err), err);
-                assert_memory_equal(a, b, (size_t)n * sizeof *a);
+                for (int l = 0; l < n_levels; l++) {
+                    so_sampler *s = so_sampler_create_as(n, levels[l]);
+                    float *out = l ? b : a;
+                    SO_OK_OR_FAIL(so_sample_distribution(s, &p, row, &EMPTY, out, &err), err);
+                    assert_memory_equal(a, out, (size_t)n * sizeof *a);
+                    so_sampler_free(s);
+                }
                 for (int i = 0; i < n; i++)
                     top = fmax(top, (double)row[i]); /* which passes over NaN */
                 for (int i = 0; i < n; i++)
@@ -295,8 +315,6 @@ static void test_levels_weigh_the_same(void **state) {
                     double want = weight_of(row[i], top, temps[t]) / total;
                     assert_true(fabs((double)a[i] - want) <= 3e-7 * want + 1e-37);
                 }
-                so_sampler_free(fast);
-                so_sampler_free(twin);
             }
     free(row);
     free(a);
@@ -566,7 +584,7 @@ static void test_logprobs(void **state) {
     so_rng_key key = {.seed = 5, .purpose = SO_RNG_TEST};
     for (int i = 0; i < N; i++) /* steps of a quarter: ties everywhere */
         row[i] = 0.25f * (float)(int)(40 * so_rng_uniform(&key, (uint32_t)i));
-    so_sampler *s = so_sampler_create(N), *twin = so_sampler_create_as(N, true);
+    so_sampler *s = so_sampler_create(N), *twin = so_sampler_create_as(N, &so_noise_scalar);
     so_sample_logprobs(twin, row, 17, N, same);
     so_sample_logprobs(s, row, 17, N, out);
     assert_memory_equal(same, out, sizeof out);
