@@ -417,14 +417,13 @@ static int32_t draw_cut(const so_sampler *s, const so_sample_params *p, int posi
 /* Step 5 over the whole vocabulary, part by part: the bar rises on the way, so that also of a flat
  * row only the first part is looked at closely. */
 static int32_t draw_all(so_sampler *s, const so_sample_params *p, int position, int32_t best) {
-    enum { PART = 256 };
     double top = s->row[best], inverse = 1 / (double)p->temp;
     so_noise_row r = noise_row(s, p, best);
     r.key = token_key(p, position);
     leader l = {so_sample_noise(p, position, best), best};
-    for (int32_t first = 0; first < s->n_vocab; first += PART) {
+    for (int32_t first = 0, part = 256; first < s->n_vocab; first += part, part *= 2) {
         int n =
-            s->fns->hopeful(&r, first, SO_MIN(PART, s->n_vocab - first), (float)l.score, s->ids);
+            s->fns->hopeful(&r, first, SO_MIN(part, s->n_vocab - first), (float)l.score, s->ids);
         for (int i = 0; i < n; i++) {
             int32_t id = s->ids[i];
             float y = y_of(s->row[id], top, inverse);
