@@ -198,6 +198,9 @@ def test_all(target, folder):
     assert "held out" in small
     mask = gguf.GGUFReader(f"{folder}/small/draft.gguf").get_field(llama.MASK).contents()
     assert len(mask) == 40 and sum(bin(b).count("1") for b in mask) == 100
+    tool("draft.py", *common, "--out", f"{folder}/boost", "--boost", f"{folder}/small/draft.gguf", "--max-steps", 1)
+    kept = llama.said(gguf.GGUFReader(f"{folder}/small/draft.gguf"), SHAPE.n_vocab, "cpu")
+    assert np.packbits(kept.numpy(), bitorder="little").tobytes() == bytes(mask)
     run(SOOTH, "quantize", f"{out}/draft.gguf", f"{folder}/draft.gguf", "Q4_0")
     _, f32, _ = llama.load(f"{out}/draft.gguf")
     _, q4, _ = llama.load(f"{folder}/draft.gguf")

@@ -243,10 +243,11 @@ def earlier_drafts(args, data, target):
         return None
     covered = torch.zeros(data.n_rows, dtype=torch.uint8, device=data.device)
     for path in args.boost:
-        shape, weights, _ = llama.load(path, data.device)
+        shape, weights, reader = llama.load(path, data.device)
         if shape.n_vocab != target.model.shape.n_vocab:
             raise SystemExit(f"{path}: {shape.n_vocab} tokens, the target has {target.model.shape.n_vocab}")
         other = Draft(args, shape, {n: w for n, w in weights.items()}, data)
+        other.keep = llama.said(reader, shape.n_vocab, data.device)
         for batch in data.batches(np.arange(len(data.all)), args.batch):
             covered[batch[4]] |= other.agreement(batch, target)[:, 2].to(torch.uint8)
         say(f"{path}: with the ones before it agrees at {float(covered.float().mean()):.3f} of all positions")

@@ -185,6 +185,15 @@ def output_mask(ids, n_vocab):
     return np.packbits(said, bitorder="little").tobytes()
 
 
+def said(reader, n_vocab, device):
+    """bool [n_vocab] of a file's mask, None where it has none."""
+    f = reader.get_field(MASK)
+    if f is None:
+        return None
+    bits = np.unpackbits(np.array(f.contents(), np.uint8), bitorder="little")
+    return torch.from_numpy(bits[:n_vocab].astype(bool)).to(device)
+
+
 def export(path, shape, weights, target, name, output_ids=None):
     """A draft with the vocabulary of its target (a reader) and what it was trained for; output_ids: what it can say, None: all.
 
