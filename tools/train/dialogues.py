@@ -94,9 +94,10 @@ class Batches:
         self.n_docs = max(16, n_tokens // 16)
         self.row0 = np.concatenate([[0], np.cumsum(d.rlen)])
         self.lens = d.plen + d.rlen - 1
-        self.max_len = int(self.lens[self.which].max()) if len(self.which) else 1
-        if self.max_len > n_tokens:
-            raise SystemExit(f"a dialogue of {self.max_len} tokens does not fit a batch of {n_tokens}")
+        longest = int(self.lens[self.which].max()) if len(self.which) else 1
+        if longest > n_tokens:
+            raise SystemExit(f"a dialogue of {longest} tokens does not fit a batch of {n_tokens}")
+        self.max_len = max(longest, 2 * n_tokens // self.n_docs)  # half of the texts are enough to fill what is left
 
     def one(self, docs):
         lens, n = self.lens[docs], self.n_tokens
