@@ -18,6 +18,8 @@ that the new draft learns what the others miss; `union` is the share of held-out
 --vocab N: the draft can only say the N ids that are most frequent in the responses it is trained on, which makes a step of it
 cheaper; the file names them (vocab.py does the same to a draft that is finished).
 
+--from DRAFT.gguf: begins with the weights, shape and vocabulary of a finished draft, instead of chance and --layers, --d and the like.
+
 Interrupted runs resume from the last checkpoint (--save seconds apart). Needs torch, numpy, gguf; one large GPU, or patience.
 """
 import argparse
@@ -60,6 +62,7 @@ def options():
     p.add_argument("--decay", type=float, default=0.4, help="share of the run, at its end")
     p.add_argument("--qat", action="store_true")
     p.add_argument("--vocab", type=int, default=0)
+    p.add_argument("--from", dest="origin")
     p.add_argument("--boost", action="append", default=[])
     p.add_argument("--boost-rest", type=float, default=0.15)
     p.add_argument("--save", type=float, default=150)
@@ -270,6 +273,16 @@ def restore(path, device):
         raise SystemExit(f"{path}: {e}: cannot be resumed; start without --resume")
 
 
+def finished(path, target, device):
+    """(shape, weights, what it can say) of a draft whose embedding is its output matrix."""
+    shape, weights, reader = llama.load(path, device)
+    if shape.n_vocab != target.n_vocab:
+        raise SystemExit(f"{path}: {shape.n_vocab} tokens, the target has {target.n_vocab}")
+    if "output.weight" in weights:
+        raise SystemExit(f"{path}: has an output matrix of its own; drafts made here use their embedding")
+    return shape, weights, llama.said(reader, shape.n_vocab, device)
+
+
 def begin(args, data, target):
     """(draft, optimiser, step, rows seen)"""
     path = os.path.join(args.out, "checkpoint.pt")
@@ -283,10 +296,15 @@ def begin(args, data, target):
         draft.keep = c["keep"]
         say(f"{path}: goes on at step {c['step']}, {c['rows'] / 1e6:.0f} M rows seen")
         return draft, opt, c["step"], c["rows"]
-    t = target.model.shape
-    shape = llama.Shape(args.layers, args.d, args.heads, args.kv_heads, args.d // args.heads, args.ff, t.n_vocab, t.rope_base,
-                        t.eps, args.ctx).check()
-    draft = Draft(args, shape, first_weights(shape, target, data, args.seed), data)
+    t, said = target.model.shape, None
+    if args.origin:
+        shape, weights, said = finished(args.origin, t, data.device)
+    else:
+        shape = llama.Shape(args.layers, args.d, args.heads, args.kv_heads, args.d // args.heads, args.ff, t.n_vocab, t.rope_base,
+                            t.eps, args.ctx).check()
+        weights = first_weights(shape, target, data, args.seed)
+    draft = Draft(args, shape, weights, data)
+    draft.keep = said
     if args.vocab:
         said = dialogues.frequent(data.all, data.train, t.n_vocab, args.vocab)
         draft.keep = torch.zeros(t.n_vocab, dtype=torch.bool, device=data.device)
