@@ -35,12 +35,21 @@ static int read_verify(const so_args *a, so_spec_opts *o) {
     return 0;
 }
 
-/* `model` counts without a file of its own. */
+/* Without a file of its own, where the drafter may name one. */
 static bool names(const so_spec *s, so_spec_name name) {
     for (int i = 0; i < s->n_nodes; i++)
-        if (s->nodes[i].name == name && (name != SO_SPEC_MODEL || s->nodes[i].file_len == 0))
+        if (s->nodes[i].name == name && s->nodes[i].file_len == 0)
             return true;
     return false;
+}
+
+static int check_tables(const so_spec *s, const char *text, so_err *err) {
+    if (!names(s, SO_SPEC_UNIGRAM) && !names(s, SO_SPEC_BIGRAM))
+        return SO_OK;
+    return so_err_set(err, SO_EINVAL,
+                      "%.80s needs a counted table: name its file, as in %s(FILE) (`sooth "
+                      "count` makes one)",
+                      text, names(s, SO_SPEC_UNIGRAM) ? "unigram" : "bigram");
 }
 
 static const char *default_spec(const so_args *a) {
@@ -74,6 +83,8 @@ static int read_drafter(const so_args *a, so_cli_spec *out) {
     const char *text = so_args_str(a, SO_OPT_SPEC, default_spec(a));
     if (so_spec_parse(so_str_c(text), &spec, &err) != SO_OK)
         return so_args_bad(a, "%s", err.msg);
+    if (check_tables(&spec, text, &err) != SO_OK)
+        return so_args_bad(a, "--spec %s", err.msg);
     if (spec.nodes[spec.root].name == SO_SPEC_NONE)
         return 0;
     out->opts.drafter = text;
@@ -182,6 +193,8 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
 int so_cli_spec_change(so_cli_spec *s, const char *text, so_err *err) {
     so_spec spec;
     int rc = so_spec_parse(so_str_c(text), &spec, err);
+    if (rc == SO_OK)
+        rc = check_tables(&spec, text, err);
     if (rc != SO_OK)
         return rc;
     if (names(&spec, SO_SPEC_MODEL) && !s->draft.model)

@@ -395,6 +395,11 @@ static void test_bad_speculation(void **state) {
     expect(f, 2, "needs a draft model", RUN "-p x --speculative-decoding");
     expect(f, 2, "needs a draft model", RUN "-p x --spec 'ngram,model'");
     expect(f, 2, "column 1", RUN "-p x --spec nrgam");
+    /* words are judged before files: the model need not even exist */
+    expect(f, 2, "as in unigram(FILE)", "sooth run -m nothere.gguf -p x --spec unigram");
+    expect(f, 2, "as in bigram(FILE)",
+           "sooth run -m nothere.gguf -p x --spec 'ngram,bigram(draw)'");
+    expect(f, 1, "notable", RUN "-p x --spec 'ngram,bigram(notable)'");
     expect(f, 2, "contradicts", RUN "-p x --no-spec --spec ngram");
     expect(f, 2, "--spec-length '0'", RUN "-p x --spec-length 0");
     expect(f, 2, "--spec-length '-3'", RUN "-p x --spec-length -3");
