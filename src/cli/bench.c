@@ -27,19 +27,17 @@
 
 enum { MAX_TEXT = 256 << 20, PPL_ROWS = 64 };
 
-/* --- perplexity --- */
+/* Logits of row i, which took ids[i]. */
+typedef int row_fn(so_bench_rig *g, const int32_t *ids, int i, const float *logits, void *user);
 
-/* Feeds one window and adds −log p of the tokens of its second half. */
-static int score_window(so_bench_rig *g, const int32_t *ids, int n, double *nll, int *n_scored) {
-    int half = n / 2, n_vocab = so_model_hparams(g->b.model)->n_vocab;
-    int rc = so_bench_feed(g, ids, half, 0);
-    for (int at = half; at < n - 1 && rc == SO_OK;) {
-        int k = SO_MIN(n - 1 - at, g->max_rows);
+/* Feeds a window, tells of its rows first … n - 1 in order, and leaves the sequence empty. */
+static int each_row(so_bench_rig *g, const int32_t *ids, int first, int n, row_fn *fn, void *user) {
+    int rc = so_bench_feed(g, ids, first, 0);
+    for (int at = first; at < n && rc == SO_OK;) {
+        int k = SO_MIN(n - at, g->max_rows);
         rc = so_bench_rows(g, ids + at, k, 0, SO_PASS_LOGITS);
-        for (int i = 0; i < k && rc == SO_OK; i++) {
-            *nll -= so_sample_logprob(so_pass_logits(g->pass, i), n_vocab, ids[at + i + 1]);
-            ++*n_scored;
-        }
+        for (int i = 0; i < k && rc == SO_OK; i++)
+            rc = fn(g, ids, at + i, so_pass_logits(g->pass, i), user);
         if (rc == SO_OK)
             so_seq_commit_chain(g->seq, k);
         at += k;
@@ -49,7 +47,22 @@ static int score_window(so_bench_rig *g, const int32_t *ids, int n, double *nll,
     return rc;
 }
 
-static int score_text(so_bench_rig *g, const so_tokens *t, double *nll, int *n_scored) {
+/* --- perplexity --- */
+
+typedef struct score {
+    double nll; /* Σ −log p of the token that came */
+    int n;
+} score;
+
+static int score_row(so_bench_rig *g, const int32_t *ids, int i, const float *logits, void *user) {
+    score *s = user;
+    s->nll -= so_sample_logprob(logits, so_model_hparams(g->b.model)->n_vocab, ids[i + 1]);
+    s->n++;
+    return SO_OK;
+}
+
+/* The tokens in the second half of every window. */
+static int score_text(so_bench_rig *g, const so_tokens *t, score *s) {
     int n_windows = (int)(t->len / (size_t)g->n_ctx), rc = SO_OK;
     int32_t bos = so_tokenizer_adds_bos(g->b.tok) ? so_tokenizer_bos(g->b.tok) : SO_TOKEN_NONE;
     so_progress bar;
@@ -58,7 +71,7 @@ static int score_text(so_bench_rig *g, const so_tokens *t, double *nll, int *n_s
         int32_t *ids = t->ids + (size_t)w * (size_t)g->n_ctx;
         if (bos != SO_TOKEN_NONE)
             ids[0] = bos;
-        rc = score_window(g, ids, g->n_ctx, nll, n_scored);
+        rc = each_row(g, ids, g->n_ctx / 2, g->n_ctx - 1, score_row, s);
         so_progress_set(&bar, (w + 1.0) / n_windows);
     }
     so_progress_end(&bar);
@@ -86,19 +99,19 @@ static int bench_ppl(const so_args *a, so_bench_rig *g) {
     if (status != 0)
         return status;
     so_tokens t = {0};
-    double nll = 0;
-    int n_scored = 0, rc = read_text(g, &t);
+    score s = {0};
+    int rc = read_text(g, &t);
     if (rc == SO_OK)
-        rc = score_text(g, &t, &nll, &n_scored);
+        rc = score_text(g, &t, &s);
     so_tokens_free(&t);
     if (rc != SO_OK)
         return so_args_fail(a, &g->err);
-    double ppl = exp(nll / n_scored);
+    double ppl = exp(s.nll / s.n);
     if (g->json)
         so_report_print_json(
-            json_pack("{s:f, s:i, s:i}", "ppl", ppl, "tokens", n_scored, "ctx", g->n_ctx));
+            json_pack("{s:f, s:i, s:i}", "ppl", ppl, "tokens", s.n, "ctx", g->n_ctx));
     else
-        printf("perplexity %.4f over %d tokens (windows of %d, second halves)\n", ppl, n_scored,
+        printf("perplexity %.4f over %d tokens (windows of %d, second halves)\n", ppl, s.n,
                g->n_ctx);
     return 0;
 }
@@ -129,21 +142,10 @@ static int read_ids(so_bench_rig *g, so_tokens *out) {
     return rc;
 }
 
-static int write_window(so_bench_rig *g, const int32_t *ids, int n, so_out_file *out) {
-    size_t row_bytes = (size_t)so_model_hparams(g->b.model)->n_vocab * sizeof(float);
-    int rc = SO_OK;
-    for (int at = 0; at < n && rc == SO_OK;) {
-        int k = SO_MIN(n - at, g->max_rows);
-        rc = so_bench_rows(g, ids + at, k, 0, SO_PASS_LOGITS);
-        for (int i = 0; i < k && rc == SO_OK; i++)
-            rc = so_out_write(out, so_pass_logits(g->pass, i), row_bytes, &g->err);
-        if (rc == SO_OK)
-            so_seq_commit_chain(g->seq, k);
-        at += k;
-    }
-    if (rc == SO_OK)
-        so_seq_truncate_to(g->seq, 0);
-    return rc;
+static int write_row(so_bench_rig *g, const int32_t *ids, int i, const float *logits, void *user) {
+    (void)ids, (void)i;
+    size_t n_vocab = (size_t)so_model_hparams(g->b.model)->n_vocab;
+    return so_out_write(user, logits, n_vocab * sizeof *logits, &g->err);
 }
 
 static int write_logits(so_bench_rig *g, const so_tokens *t) {
@@ -152,7 +154,7 @@ static int write_logits(so_bench_rig *g, const so_tokens *t) {
     so_progress bar;
     so_progress_begin(&bar, "logits");
     for (int at = 0; at < n && rc == SO_OK; at += g->n_ctx) {
-        rc = write_window(g, t->ids + at, SO_MIN(n - at, g->n_ctx), out);
+        rc = each_row(g, t->ids + at, 0, SO_MIN(n - at, g->n_ctx), write_row, out);
         so_progress_set(&bar, (double)at / n);
     }
     so_progress_end(&bar);

@@ -17,16 +17,11 @@ static const size_t MAX_TEXT = (size_t)256 << 20;
 
 static int load(const char *model, so_tokenizer **out, so_err *err) {
     char *path;
-    so_checkpoint *ck;
     int rc = so_model_resolve(model, &path, err);
     if (rc)
         return rc;
-    rc = so_checkpoint_open(path, SO_CHECKPOINT_TOKENIZER, &ck, err);
+    rc = so_tokenizer_open(path, out, err);
     free(path);
-    if (rc)
-        return rc;
-    rc = so_tokenizer_load(ck, out, err);
-    so_checkpoint_close(ck);
     return rc;
 }
 

@@ -154,6 +154,16 @@ int so_tokenizer_load(const so_checkpoint *ck, so_tokenizer **out, so_err *err) 
     return 0;
 }
 
+int so_tokenizer_open(const char *path, so_tokenizer **out, so_err *err) {
+    so_checkpoint *ck;
+    int rc = so_checkpoint_open(path, SO_CHECKPOINT_TOKENIZER, &ck, err);
+    if (rc)
+        return rc;
+    rc = so_tokenizer_load(ck, out, err);
+    so_checkpoint_close(ck);
+    return rc;
+}
+
 void so_tokenizer_free(so_tokenizer *t) {
     if (!t)
         return;

@@ -27,6 +27,8 @@ enum {
 };
 
 int so_tokenizer_load(const so_checkpoint *ck, so_tokenizer **out, so_err *err);
+/* Of a model's file or folder that is opened for nothing else. */
+int so_tokenizer_open(const char *path, so_tokenizer **out, so_err *err);
 void so_tokenizer_free(so_tokenizer *t);
 
 /* Appends the ids of `text` (any bytes; invalid UTF-8 is encoded as the reference does). */

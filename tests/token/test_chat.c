@@ -10,12 +10,9 @@
 #include "token/chat.h"
 
 static so_tokenizer *open_tokenizer(const char *path) {
-    so_checkpoint *ck;
     so_tokenizer *t;
     so_err err;
-    SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_TOKENIZER, &ck, &err), err);
-    SO_OK_OR_FAIL(so_tokenizer_load(ck, &t, &err), err);
-    so_checkpoint_close(ck);
+    SO_OK_OR_FAIL(so_tokenizer_open(path, &t, &err), err);
     return t;
 }
 

@@ -46,16 +46,6 @@ static void unbase64(const char *s, so_buf *out) {
     }
 }
 
-static int open_tokenizer(const char *path, so_tokenizer **out, so_err *err) {
-    so_checkpoint *ck;
-    int rc = so_checkpoint_open(path, SO_CHECKPOINT_TOKENIZER, &ck, err);
-    if (rc)
-        return rc;
-    rc = so_tokenizer_load(ck, out, err);
-    so_checkpoint_close(ck);
-    return rc;
-}
-
 /* Encodes text and compares with `ids` between `prefix` and `suffix` (either may be NULL). */
 static void check_ids(const so_tokenizer *t, so_str text, unsigned flags, const json_t *prefix,
                       const json_t *ids, const json_t *suffix, const char *what) {
@@ -163,7 +153,7 @@ static void real_tokenizer(void **state) {
     }
     so_tokenizer *t;
     so_err err;
-    SO_OK_OR_FAIL(open_tokenizer(dir, &t, &err), err);
+    SO_OK_OR_FAIL(so_tokenizer_open(dir, &t, &err), err);
     json_t *g = golden(e->name);
     check_corpus(t, g, e->name);
     assert_int_equal(so_tokenizer_bos(t), e->bos);
@@ -188,7 +178,7 @@ static void real_gguf(void **state) {
         SO_SKIP("the model smollm2 is not pulled");
     so_tokenizer *t;
     so_err err;
-    SO_OK_OR_FAIL(open_tokenizer(path, &t, &err), err);
+    SO_OK_OR_FAIL(so_tokenizer_open(path, &t, &err), err);
     json_t *g = golden("gguf-smollm2");
     check_corpus(t, g, "smollm2.gguf");
     assert_true(so_tokenizer_is_end(t, 2) && so_tokenizer_is_end(t, 0) &&
@@ -213,7 +203,7 @@ static so_tokenizer *make_small(const json_t *spec, const json_t *models) {
     assert_int_equal(json_dump_file(j, path, 0), 0);
     so_tokenizer *t;
     so_err err;
-    int rc = open_tokenizer(path, &t, &err);
+    int rc = so_tokenizer_open(path, &t, &err);
     if (rc)
         fail_msg("%s: %s", json_string_value(field(spec, "name")), err.msg);
     free(path);
@@ -320,7 +310,7 @@ static void shared_vocab(void **state) {
         so_test_tmp_free(dir);
         SO_SKIP("the vocabulary %s is not here", v->name);
     }
-    SO_OK_OR_FAIL(open_tokenizer(path, &t, &err), err);
+    SO_OK_OR_FAIL(so_tokenizer_open(path, &t, &err), err);
     so_buf inp = {0}, out = {0};
     snprintf(name, sizeof name, "vocabs/ggml-vocab-%s.gguf.inp", v->name);
     SO_OK_OR_FAIL(so_file_read(so_test_shared(name), 1 << 20, &inp, &err), err);

@@ -158,23 +158,13 @@ static void pretok_names(void **state) {
 /* --- files made here ---------------------------------------------------------------------------
  */
 
-static int load(const char *path, so_tokenizer **out, so_err *err) {
-    so_checkpoint *ck;
-    int rc = so_checkpoint_open(path, SO_CHECKPOINT_TOKENIZER, &ck, err);
-    if (rc)
-        return rc;
-    rc = so_tokenizer_load(ck, out, err);
-    so_checkpoint_close(ck);
-    return rc;
-}
-
 static int load_json(const char *json, so_tokenizer **out, so_err *err) {
     char *dir = so_test_tmp(), *path = so_path_join(dir, "tokenizer.json");
     so_out_file *f;
     SO_OK_OR_FAIL(so_out_begin(path, &f, err), *err);
     SO_OK_OR_FAIL(so_out_write(f, json, strlen(json), err), *err);
     SO_OK_OR_FAIL(so_out_commit(f, err), *err);
-    int rc = load(dir, out, err);
+    int rc = so_tokenizer_open(dir, out, err);
     free(path);
     so_test_tmp_free(dir);
     return rc;
@@ -185,7 +175,7 @@ static int load_gguf(so_gguf_writer *w, so_tokenizer **out, so_err *err) {
     SO_OK_OR_FAIL(so_gguf_writer_begin(w, path, err), *err);
     SO_OK_OR_FAIL(so_gguf_writer_commit(w, err), *err);
     so_gguf_writer_free(w);
-    int rc = load(path, out, err);
+    int rc = so_tokenizer_open(path, out, err);
     free(path);
     so_test_tmp_free(dir);
     return rc;
