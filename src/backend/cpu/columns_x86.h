@@ -43,10 +43,11 @@ INLINE void fetch_some(fetch *f) {
     f->at = p;
 }
 
-/* All of it. */
+/* All of it at once, and into the first cache: a tile of blocks of 32 fits it. */
 INLINE void fetch_ahead(so_dtype dtype, const columns *at, size_t b) {
     fetch f = fetch_of(dtype, at, b, 1);
-    fetch_some(&f);
+    for (; f.at < f.end; f.at += 64)
+        _mm_prefetch(f.at, _MM_HINT_T0);
 }
 
 /* Activation rows that meet all weights before the next ones do: their rounded values, with the

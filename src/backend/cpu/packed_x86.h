@@ -126,15 +126,12 @@ INLINE void pchunk32(const so_mm *a, so_dtype dtype, const columns *at, size_t f
         pblock32 w;
         fetch_ahead(dtype, at, b);
         pdecode32(dtype, at, b, &w);
-        int i = 0;
-        for (; i + 4 <= n; i += 4)
-            ptile32(a, dtype, &w, first + (size_t)i, b, 4, acc + i);
-        if (n - i == 3)
-            ptile32(a, dtype, &w, first + (size_t)i, b, 3, acc + i);
-        else if (n - i == 2)
-            ptile32(a, dtype, &w, first + (size_t)i, b, 2, acc + i);
-        else if (n - i == 1)
-            ptile32(a, dtype, &w, first + (size_t)i, b, 1, acc + i);
+        for (int i = 0, size; i < n; i += size) {
+            size = tile_size(n - i, 4);
+#define TILE(c) ptile32(a, dtype, &w, first + (size_t)i, b, c, acc + i)
+            TILE_CASES(size, 4)
+#undef TILE
+        }
     }
 }
 
