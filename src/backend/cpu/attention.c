@@ -1,12 +1,19 @@
 /* Attention of the CPU backend: which queries go together, which positions they see, and who
  * computes what.
  *
- * A unit of work is a run of rows of one sequence times the heads of one group, all of which read
- * the same keys and values. It goes through chunks of SO_ATTN_CHUNK positions; each gives a part
- * (largest score, sum of weights, weighted values), and parts are merged in ascending order. Where
- * units alone would leave threads idle (few heads, one row), the chunks of a unit are dealt out
- * too, their parts are kept, and whoever finishes the last of a unit merges them. Borders of chunks
- * are fixed by position, so neither bundles nor threads change a bit.
+ * A query is one head of one row. Those of neighbouring rows of one sequence and of one group of
+ * heads, a block, read the same keys and values; row by row and head by head,
+ *
+ *   block 0 (first sequence, group 0)   block 1 (group 1)   …   (next sequence, group 0)   …
+ *   |— member 0 ——————————————————————————————|— member 1 ————————————————————————————|—
+ *
+ * all queries stand in one line, of which each member takes a stretch of as many pages to look at
+ * as the others. A unit of work is a part of such a stretch that lies in one block. It goes through
+ * chunks of SO_ATTN_CHUNK positions; each gives a part (largest score, sum of weights, weighted
+ * values), and parts are merged in ascending order. Two members whose border lies inside a block
+ * read the same pages. Where that costs too much (long contexts) the chunks of a unit are dealt out
+ * instead, their parts are kept, and whoever finishes the last of a unit merges them. Borders of
+ * chunks are fixed by position, so neither units nor threads change a bit.
  *
  * Scores are computed for whole pages and all queries of a unit, of the slots as they lie; a branch
  * of a tree then picks its own. What a row does not see is masked before the softmax, and its
@@ -25,7 +32,6 @@ enum {
     CHUNK = SO_ATTN_CHUNK,
     QUERIES = SO_ATTN_QUERIES,
     FLOATS_MAX = 4096, /* queries times head dimension of a unit */
-    FEW = 12,          /* queries: units are not made smaller to keep threads busy */
     AHEAD = 2,         /* pages: at n = 1 one is used in less time than memory takes to answer */
     LONG = 1024,       /* positions: reading them twice costs more than keeping parts of chunks */
 };
@@ -40,10 +46,11 @@ typedef struct unit {
     const so_attn_fns *fns;
     const so_attn_row *rows;
     int first_row, n_rows;
-    int first_head, n_heads, head_kv;
-    int n, d;     /* queries, row by row and head by head; head dimension */
-    int from, to; /* first positions of the first and last chunk that a row sees */
-    int last;     /* position that a row sees */
+    int group, head_kv; /* heads that share keys and values; which they share */
+    int skip;           /* heads of the first row that are not in the unit */
+    int n, d;           /* queries, row by row and head by head; head dimension */
+    int from, to;       /* first positions of the first and last chunk that a row sees */
+    int last;           /* position that a row sees */
 } unit;
 
 /* What a row sees of a chunk: lo … hi-1; those below `own` lie in the slots of their numbers. */
@@ -71,6 +78,11 @@ typedef struct part {
 static int32_t element(so_view v, int64_t i) {
     SO_ASSERT(v.buf && i >= 0 && (size_t)i < (v.buf->n_bytes - v.off) / sizeof(int32_t));
     return i32(v)[i];
+}
+
+/* The first query of the unit's row r; of row n_rows: the end. */
+static int first_of(const unit *w, int r) {
+    return SO_MIN(SO_MAX(r * w->group - w->skip, 0), w->n);
 }
 
 /* The page that holds slots PAGE·i …, for the head of the unit: its keys, its values. */
@@ -144,7 +156,7 @@ static bool take_page(const unit *w, const chunk *c, int page, const float *scor
             any = true;
             if (!scores)
                 return true;
-            for (int i = r * w->n_heads; i < (r + 1) * w->n_heads; i++)
+            for (int i = first_of(w, r); i < first_of(w, r + 1); i++)
                 s[i * CHUNK + j] = scores[i * PAGE + slot % PAGE];
         }
     return any;
@@ -170,32 +182,32 @@ static void score_tree(const unit *w, const void *q, const chunk *c, float *s) {
 
 /* ---- values ---- */
 
-/* Positions from … to-1 of the chunk, in their own slots, for `n` queries from the i-th on. */
-static void own_values(const unit *w, const chunk *c, int from, int to, int i, int n,
+/* Positions from … to-1 of the chunk, in their own slots, for the queries i … end_i-1. */
+static void own_values(const unit *w, const chunk *c, int from, int to, int i, int end_i,
                        const float *p, float *o) {
     for (int j = from, end; j < to; j = end) {
         end = SO_MIN(to, (j / PAGE + 1) * PAGE);
         int page = (c->first + j) / PAGE;
         const void *next = ahead_of(w, c, c->n_pages + page - c->page);
         so_attn_page v = {values_at(w, page), next, j % PAGE, end - j};
-        w->fns->values(v, p + i * CHUNK + j, n, w->d, o + i * w->d);
+        w->fns->values(v, p + i * CHUNK + j, end_i - i, w->d, o + i * w->d);
     }
 }
 
 static void tail_values(const unit *w, const chunk *c, int r, const float *p, float *o) {
-    int i = r * w->n_heads;
+    int i = first_of(w, r), n = first_of(w, r + 1) - i;
     for (int j = c->spans[r].own; j < c->spans[r].hi; j++) {
         int slot = tail_slot(w, &w->rows[r], c->first + j);
         const void *page = values_at(w, slot / PAGE);
         so_attn_page v = {page, page, slot % PAGE, 1};
-        w->fns->values(v, p + i * CHUNK + j, w->n_heads, w->d, o + i * w->d);
+        w->fns->values(v, p + i * CHUNK + j, n, w->d, o + i * w->d);
     }
 }
 
 /* Positions that all rows see in the same slots go once for all; each row's others before and
  * behind. */
 static void sum_values(const unit *w, const chunk *c, const float *p, float *o) {
-    int lo = 0, hi = CHUNK, n = w->n_heads;
+    int lo = 0, hi = CHUNK;
     for (int r = 0; r < w->n_rows; r++) {
         lo = SO_MAX(lo, c->spans[r].lo);
         hi = SO_MIN(hi, c->spans[r].own);
@@ -203,10 +215,11 @@ static void sum_values(const unit *w, const chunk *c, const float *p, float *o) 
     if (lo >= hi)
         lo = hi = 0;
     for (int r = 0; r < w->n_rows; r++)
-        own_values(w, c, c->spans[r].lo, lo, r * n, n, p, o);
+        own_values(w, c, c->spans[r].lo, lo, first_of(w, r), first_of(w, r + 1), p, o);
     own_values(w, c, lo, hi, 0, w->n, p, o);
     for (int r = 0; r < w->n_rows; r++) {
-        own_values(w, c, SO_MAX(c->spans[r].lo, hi), c->spans[r].own, r * n, n, p, o);
+        own_values(w, c, SO_MAX(c->spans[r].lo, hi), c->spans[r].own, first_of(w, r),
+                   first_of(w, r + 1), p, o);
         tail_values(w, c, r, p, o);
     }
 }
@@ -232,10 +245,11 @@ static void attend_chunk(const unit *w, const void *q, int first, int after, par
         score_tree(w, q, &c, s);
     else
         score_chain(w, q, &c, s);
-    for (int i = 0; i < w->n; i++) {
-        span sp = c.spans[i / w->n_heads];
+    for (int r = 0; r < w->n_rows; r++) {
+        int i = first_of(w, r), n = first_of(w, r + 1) - i;
+        span sp = c.spans[r];
         if (sp.lo < sp.hi)
-            out.m[i] = w->b->kernels->softmax(s + i * CHUNK, sp.lo, sp.hi, &out.l[i]);
+            w->b->kernels->softmax(s + i * CHUNK, n, sp.lo, sp.hi, out.m + i, out.l + i);
     }
     memset(out.o, 0, (size_t)(w->n * w->d) * sizeof *out.o);
     sum_values(w, &c, s, out.o);
@@ -259,14 +273,15 @@ static void merge(const unit *w, int first, part all, part next) {
     w->b->kernels->exp(factor, factor, 2L * w->n);
     for (int r = 0; r < w->n_rows; r++) {
         span sp = span_of(w->op, &w->rows[r], first);
-        for (int i = r * w->n_heads; sp.lo < sp.hi && i < (r + 1) * w->n_heads; i++)
+        for (int i = first_of(w, r); sp.lo < sp.hi && i < first_of(w, r + 1); i++)
             merge_query(w, i, factor, all, next);
     }
 }
 
 static size_t query_at(const unit *w, int i) {
-    size_t row = (size_t)(w->first_row + i / w->n_heads);
-    size_t head = (size_t)(w->first_head + i % w->n_heads);
+    i += w->skip;
+    size_t row = (size_t)(w->first_row + i / w->group);
+    size_t head = (size_t)(w->head_kv * w->group + i % w->group);
     return (row * (size_t)w->op->attention.n_heads + head) * (size_t)w->d;
 }
 
@@ -286,9 +301,8 @@ static void begin(const unit *w, part all) {
 
 static void finish(const unit *w, part all) {
     for (int i = 0; i < w->n; i++) {
-        float *out = f32(w->op->attention.out) + query_at(w, i), inverse = 1.0f / all.l[i];
-        for (int e = 0; e < w->d; e++)
-            out[e] = all.o[i * w->d + e] * inverse;
+        float *out = f32(w->op->attention.out) + query_at(w, i);
+        w->b->kernels->scale(out, all.o + i * w->d, 1.0f / all.l[i], w->d);
     }
 }
 
@@ -348,8 +362,11 @@ static void attend_split(const unit *w, int number, long first_part, size_t floa
 /* ---- units ---- */
 
 typedef struct plan {
-    int heads, rows; /* of a unit, at most */
-    bool split;      /* units past the first `whole` */
+    int most; /* queries of a unit */
+    /* Each member has its stretch of all queries: work … end_work-1 of their pages. */
+    long work, end_work;
+    /* Or the units are dealt out in turn, and those past the first `whole` are split. */
+    bool split;
     long whole;
 } plan;
 
@@ -367,15 +384,19 @@ static int run_of_rows(const so_attn_row *rows, int first, int n) {
 
 static long divide_up(long a, long b) { return (a + b - 1) / b; }
 
-static long count_units(const so_op *op, int heads, int most) {
+static int group_of(const so_op *op) {
+    return op->attention.n_heads / op->attention.store->shape.n_heads_kv;
+}
+
+static long count_units(const so_op *op, int most) {
     const so_attn_row *rows = at(op->attention.rows);
     int n_kv = op->attention.store->shape.n_heads_kv, n = 0;
-    long bundles = 0;
+    long units = 0;
     for (int first = 0; first < op->n; first += n) {
         n = run_of_rows(rows, first, op->n);
-        bundles += divide_up(n, most);
+        units += n_kv * divide_up((long)n * group_of(op), most);
     }
-    return bundles * n_kv * divide_up(op->attention.n_heads / n_kv, heads);
+    return units;
 }
 
 /* Whether units dealt out in turn leave the members less than an eighth apart. */
@@ -384,43 +405,36 @@ static bool is_even(long units, int count) {
 }
 
 /* Whether the parts of all chunks fit the memory that is there for them. */
-static bool can_split(const so_cpu *b, const so_op *op, plan p, int last) {
+static bool can_split(const so_cpu *b, const so_op *op, long units, int most, int last) {
     int d = op->attention.store->shape.head_dim;
-    long units = count_units(op, p.heads, p.rows);
     size_t parts = (size_t)units * (size_t)(last / CHUNK + 1);
-    size_t room = SO_ATTN_SPLIT_BYTES / sizeof(float) / part_floats(p.rows * p.heads, d);
+    size_t room = SO_ATTN_SPLIT_BYTES / sizeof(float) / part_floats(most, d);
     return b->attn->floats && units <= SO_ATTN_SPLIT_UNITS && parts <= room;
+}
+
+/* Pages that a query of the row looks at. */
+static long pages_of(const so_op *op, const so_attn_row *row) {
+    return row->pos / PAGE - begin_of(op, row) / PAGE + 1;
 }
 
 /* Splits the units that are left when all members have had as many; parts pass from core to core,
  * which whole units spare. Units of several sequences differ in length: all of them are split. */
-static bool split(const so_cpu *b, const so_op *op, int last, int count, plan *p) {
+static plan make_plan(const so_cpu *b, const so_op *op, int index, int count) {
     const so_attn_row *rows = at(op->attention.rows);
-    bool alike = run_of_rows(rows, 0, op->n) == op->n;
-    p->split = can_split(b, op, *p, last);
-    p->whole = alike ? count_units(op, p->heads, p->rows) / count * count : 0;
-    return p->split;
-}
-
-/* The largest units that keep all members busy. Where they do not, long contexts are split at once:
- * smaller units would read all of it again. */
-static plan make_plan(const so_cpu *b, const so_op *op, int count) {
-    const so_attn_row *rows = at(op->attention.rows);
-    int d = op->attention.store->shape.head_dim;
-    int group = op->attention.n_heads / op->attention.store->shape.n_heads_kv;
-    int queries = SO_MIN(QUERIES, FLOATS_MAX / d), heads = SO_MIN(group, queries), last = 0;
-    plan p = {heads, queries / heads, false, 0};
-    if (is_even(count_units(op, heads, p.rows), count))
-        return p;
-    for (int i = 0; i < op->n; i++)
+    plan p = {.most = SO_MIN(QUERIES, FLOATS_MAX / op->attention.store->shape.head_dim)};
+    int last = 0;
+    long pages = 0;
+    for (int i = 0; i < op->n; i++) {
         last = SO_MAX(last, rows[i].pos);
-    if (last >= LONG && split(b, op, last, count, &p))
-        return p;
-    p.rows = SO_MIN(p.rows, SO_MAX(1, FEW / heads));
-    if (is_even(count_units(op, heads, p.rows), count))
-        return p;
-    if (last < CHUNK || !split(b, op, last, count, &p))
-        p.rows = 1;
+        pages += pages_of(op, &rows[i]) * op->attention.n_heads;
+    }
+    p.work = pages * index / count;
+    p.end_work = pages * (index + 1) / count;
+    if (last >= LONG) {
+        long units = count_units(op, p.most);
+        p.split = !is_even(units, count) && can_split(b, op, units, p.most, last);
+        p.whole = run_of_rows(rows, 0, op->n) == op->n ? units / count * count : 0;
+    }
     return p;
 }
 
@@ -432,21 +446,45 @@ static void set_range(unit *w) {
         w->to = SO_MAX(w->to, w->rows[r].pos / CHUNK * CHUNK);
         w->last = SO_MAX(w->last, w->rows[r].pos);
     }
-    w->n = w->n_rows * w->n_heads;
+}
+
+/* Queries first … first+n-1 of the block whose rows begin at first_row. */
+static unit part_of(unit block, int first, int n) {
+    const so_attn_row *rows = at(block.op->attention.rows);
+    block.first_row += first / block.group;
+    block.rows = rows + block.first_row;
+    block.skip = first % block.group;
+    block.n = n;
+    block.n_rows = (int)divide_up(block.skip + n, block.group);
+    set_range(&block);
+    return block;
 }
 
 typedef struct dealer {
     plan p;
     int index, count;
+    long done;      /* pages of the blocks before */
     int number;     /* of the next unit */
     long next_part; /* that nobody owns */
 } dealer;
 
+/* Queries of the block before which less than `work` stands. */
+static int queries_before(const dealer *t, const unit *block, long work) {
+    long before = t->done;
+    int n = 0;
+    for (int r = 0; r < block->n_rows; r++) {
+        long pages = pages_of(block->op, &block->rows[r]);
+        n += (int)SO_MIN(divide_up(SO_MAX(work - before, 0), pages), block->group);
+        before += pages * block->group;
+    }
+    return n;
+}
+
 static void deal(dealer *t, const unit *w) {
-    size_t floats = part_floats(t->p.rows * t->p.heads, w->d);
+    size_t floats = part_floats(t->p.most, w->d);
     int number = t->number++;
     if (!t->p.split || number < t->p.whole) {
-        if (number % t->count == t->index)
+        if (!t->p.split || number % t->count == t->index)
             attend(w);
         return;
     }
@@ -454,27 +492,36 @@ static void deal(dealer *t, const unit *w) {
     t->next_part += (w->to - w->from) / CHUNK + 1;
 }
 
-/* Units are dealt out in turn: later rows see more, so runs of them would be uneven. */
+/* The member's stretch of a block, or all of it, in units of even size. */
+static void deal_block(dealer *t, const unit *block) {
+    int first = 0, end = block->n;
+    if (!t->p.split) {
+        first = queries_before(t, block, t->p.work);
+        end = queries_before(t, block, t->p.end_work);
+    }
+    for (int n; first < end; first += n) {
+        n = (int)divide_up(end - first, divide_up(end - first, t->p.most));
+        unit w = part_of(*block, first, n);
+        deal(t, &w);
+    }
+    for (int r = 0; r < block->n_rows; r++)
+        t->done += pages_of(block->op, &block->rows[r]) * block->group;
+}
+
 void so_cpu_attention(const so_cpu *b, const so_op *op, int index, int count) {
     const so_kv_shape *shape = &op->attention.store->shape;
     const so_attn_row *rows = at(op->attention.rows);
-    int group = op->attention.n_heads / shape->n_heads_kv;
-    dealer t = {make_plan(b, op, count), index, count, 0, 0};
-    unit w = {.b = b, .op = op, .d = shape->head_dim};
-    w.fns = shape->dtype == SO_DTYPE_F16    ? &b->kernels->attn_f16
-            : shape->dtype == SO_DTYPE_Q8_0 ? &b->kernels->attn_q8
-                                            : &b->kernels->attn_f32;
-    for (int first = 0, left = 0; first < op->n; first += w.n_rows, left -= w.n_rows) {
-        if (left == 0)
-            left = run_of_rows(rows, first, op->n);
-        w.rows = rows + first;
-        w.first_row = first;
-        w.n_rows = (int)divide_up(left, divide_up(left, t.p.rows));
-        for (w.first_head = 0; w.first_head < op->attention.n_heads; w.first_head += w.n_heads) {
-            w.n_heads = SO_MIN(t.p.heads, group - w.first_head % group);
-            w.head_kv = w.first_head / group;
-            set_range(&w);
-            deal(&t, &w);
-        }
+    dealer t = {.p = make_plan(b, op, index, count), .index = index, .count = count};
+    unit block = {.b = b, .op = op, .d = shape->head_dim, .group = group_of(op)};
+    block.fns = shape->dtype == SO_DTYPE_F16    ? &b->kernels->attn_f16
+                : shape->dtype == SO_DTYPE_Q8_0 ? &b->kernels->attn_q8
+                                                : &b->kernels->attn_f32;
+    for (int first = 0; first < op->n; first += block.n_rows) {
+        block.rows = rows + first;
+        block.first_row = first;
+        block.n_rows = run_of_rows(rows, first, op->n);
+        block.n = block.n_rows * block.group;
+        for (block.head_kv = 0; block.head_kv < shape->n_heads_kv; block.head_kv++)
+            deal_block(&t, &block);
     }
 }

@@ -132,23 +132,30 @@ INLINE float max_lane(v16 v) {
     return _mm_cvtss_f32(_mm_max_ss(m2, _mm_movehdup_ps(m2)));
 }
 
-static float softmax(float *s, int lo, int hi, float *sum) {
-    int from = lo / 16 * 16, to = (hi + 15) / 16 * 16;
-    for (int j = from; j < lo; j++)
-        s[j] = -INFINITY; /* its weight is 0 */
-    for (int j = hi; j < to; j++)
-        s[j] = -INFINITY;
-    v16 top = v_set1(-INFINITY), l = v_set1(0);
-    for (int j = from; j < to; j += 16)
+/* Places lo … hi-1 of a row of scores, all others of their words −infinity; gives the largest. */
+INLINE float mask_row(float *s, int lo, int hi) {
+    int from = lo / 16 * 16, last = (hi - 1) / 16 * 16;
+    v16 none = v_set1(-INFINITY), top = none;
+    v_store(s + from, v_select_n(lo - from, none, v_load(s + from)));
+    v_store(s + last, v_select_n(hi - last, v_load(s + last), none));
+    for (int j = from; j < hi; j += 16)
         top = v_max(v_load(s + j), top); /* NaN leaves top as it is */
-    float m = max_lane(top);
-    for (int j = from; j < to; j += 16) {
-        v16 p = v_exp_from(v_max(v_set1(SO_EXP_MIN), v_sub(v_load(s + j), v_set1(m))));
-        v_store(s + j, p);
-        l = v_add(l, p);
+    return max_lane(top);
+}
+
+/* All maxima first: exp of one query need not wait for the largest score of the next. */
+static void softmax(float *s, int n, int lo, int hi, float *m, float *sum) {
+    for (int i = 0; i < n; i++)
+        m[i] = mask_row(s + i * SO_ATTN_CHUNK, lo, hi);
+    for (int i = 0; i < n; i++, s += SO_ATTN_CHUNK) {
+        v16 top = v_set1(m[i]), l = v_set1(0);
+        for (int j = lo / 16 * 16; j < hi; j += 16) {
+            v16 p = v_exp_from(v_max(v_set1(SO_EXP_MIN), v_sub(v_load(s + j), top)));
+            v_store(s + j, p);
+            l = v_add(l, p);
+        }
+        sum[i] = v_join(l);
     }
-    *sum = v_join(l);
-    return m;
 }
 
 /* ---- values ---- */

@@ -152,6 +152,7 @@ typedef struct so_kernels {
     void (*rms_norm)(float *out, const float *x, const float *w, int d, float eps);
     void (*layer_norm)(float *out, const float *x, const float *w, const float *b, int d,
                        float eps);
+    void (*scale)(float *out, const float *x, float a, long n);
     void (*add)(float *out, const float *a, const float *b, long n);
     void (*silu_mul)(float *out, const float *a, const float *b, long n);
     void (*gelu_mul)(float *out, const float *a, const float *b, long n);
@@ -162,9 +163,9 @@ typedef struct so_kernels {
     so_attn_fns attn_f16, attn_f32, attn_q8;
     /* 32 values of an entry of a Q8_0 cache; gives the half d */
     uint16_t (*entry_q8)(const float *x, int8_t *q);
-    /* s[lo … hi-1] = exp(s − m), m their largest, which it gives; *sum = lane16(s). Other places
-     * of the chunk may be overwritten. */
-    float (*softmax)(float *s, int lo, int hi, float *sum);
+    /* For n queries, rows of s SO_ATTN_CHUNK apart: s[lo … hi-1] = exp(s − m), *m their largest;
+     * *sum = lane16(s). Other places of the chunk may be overwritten. */
+    void (*softmax)(float *s, int n, int lo, int hi, float *m, float *sum);
     void (*merge)(float *o, const float *part, float a, float b, int d); /* o = part·b + o·a */
     /* For the roofline: reads n bytes (any function of them comes back), and multiplies and adds
      * int8 as fast as the level can, n times over; gives the number of multiply-adds. */

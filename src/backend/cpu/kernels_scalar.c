@@ -118,6 +118,11 @@ static void layer_norm(float *out, const float *x, const float *w, const float *
         out[i] = fmaf((x[i] - mean) * r, w[i], b[i]);
 }
 
+static void scale_row(float *out, const float *x, float a, long n) {
+    for (long i = 0; i < n; i++)
+        out[i] = x[i] * a;
+}
+
 static void add(float *out, const float *a, const float *b, long n) {
     for (long i = 0; i < n; i++)
         out[i] = a[i] + b[i];
@@ -282,7 +287,7 @@ static void values_q8(so_attn_page v, const float *p, int n, int d, float *o) {
         }
 }
 
-static float softmax(float *s, int lo, int hi, float *sum) {
+static float softmax_row(float *s, int lo, int hi, float *sum) {
     float m = -INFINITY, lane[16] = {0};
     for (int j = lo; j < hi; j++)
         m = s[j] > m ? s[j] : m;
@@ -292,6 +297,11 @@ static float softmax(float *s, int lo, int hi, float *sum) {
     }
     *sum = join16(lane);
     return m;
+}
+
+static void softmax(float *s, int n, int lo, int hi, float *m, float *sum) {
+    for (int i = 0; i < n; i++)
+        m[i] = softmax_row(s + i * SO_ATTN_CHUNK, lo, hi, &sum[i]);
 }
 
 static void merge(float *o, const float *part, float a, float b, int d) {
@@ -331,6 +341,7 @@ const so_kernels so_kernels_scalar = {
     .quantize256 = quantize256,
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
+    .scale = scale_row,
     .add = add,
     .silu_mul = silu_mul,
     .gelu_mul = gelu_mul,

@@ -56,7 +56,6 @@ static void read_row(const so_weight *w, int32_t id, float *out) {
 }
 
 static void embed(const so_cpu *b, const so_op *op, int index, int count) {
-    (void)b;
     const so_weight *w = op->embed.w;
     long begin, end;
     so_split(op->n, 1, index, count, &begin, &end);
@@ -66,8 +65,7 @@ static void embed(const so_cpu *b, const so_op *op, int index, int count) {
         SO_ASSERT_OP(id, <, w->n_rows);
         float *out = f32(op->embed.out) + i * w->n_cols;
         read_row(w, id, out);
-        for (int j = 0; j < w->n_cols; j++)
-            out[j] *= op->embed.scale;
+        b->kernels->scale(out, out, op->embed.scale, w->n_cols);
     }
 }
 

@@ -214,6 +214,15 @@ ELTWISE2(gelu_mul)
 ELTWISE1(gelu, gelu1)
 ELTWISE1(exp_row, v_exp)
 
+static void scale_row(float *out, const float *x, float a, long n) {
+    long i = 0;
+    for (; i + 16 <= n; i += 16)
+        v_store(out + i, v_mul(v_load(x + i), v_set1(a)));
+    int rest = (int)(n - i);
+    if (rest)
+        v_store_n(out + i, v_mul(v_load_n(x + i, rest), v_set1(a)), rest);
+}
+
 static void to_f16(uint16_t *out, const float *x, long n) {
     long i = 0;
     for (; i + 8 <= n; i += 8)
