@@ -124,7 +124,7 @@ def bench(args, words, prompts, setting, gamma):
                "--spec-length", str(gamma), "--temp", temp, "--verify", verify, "-s", "1")
     if any(r["identical"] is False for r in rows):
         sys.exit(f"{' '.join(words)}, gamma {gamma}: the text is not the same")
-    return {r["category"]: {k: r[k] for k in ("speedup", "speedup_spread", "alpha", "mean_accepted", "plain_tps")} for r in rows}
+    return {r["category"]: {k: r[k] for k in ("speedup", "speedup_spread", "alpha", "tokens_per_pass", "plain_tps")} for r in rows}
 
 
 def plan(args, pair, files):

@@ -25,10 +25,12 @@ def geometric(values):
     return math.exp(statistics.mean(map(math.log, values))) if values else None
 
 
-def expected(th, alpha, gamma):
-    """(theorem 3.8, the same with t(gamma+1) and the time of drawing); positions without a guess are plain rounds."""
-    rho, t1 = th["covered"], th["passes_ms"]["1"]
+def expected(th, cell, gamma, everywhere):
+    """(theorem 3.8, the same with t(gamma+1) and the time of drawing). A drafter that does not guess everywhere makes plain
+    rounds, too: as many as bring its tokens of a round with guesses down to those of a pass."""
+    alpha, t1 = cell["alpha"], th["passes_ms"]["1"]
     tokens = gamma + 1 if alpha >= 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    rho = 1 if everywhere or tokens <= 1 else min(1, (cell["tokens_per_pass"] - 1) / (tokens - 1))
     said, s, draft = rho * tokens + 1 - rho, th["sample_ms"], gamma * th["draft_ms"]
     plain, checked = t1 + s, draft + th["passes_ms"][str(gamma + 1)] + tokens * s
     return said / (rho * (draft / t1 + 1) + 1 - rho), said * plain / (rho * checked + (1 - rho) * plain)
@@ -55,15 +57,14 @@ class Pair:
         return c["speedup"] if c else None
 
     def expected(self, d, temp, verify, gamma, task):
-        """Of one task, or the geometric mean of all, as with what is measured. Of drafters that do not guess everywhere
-        only for all: where they guess is known over all texts together."""
-        if task == "all" and d in self.models:
+        """Of one task, or the geometric mean of all, as with what is measured."""
+        if task == "all":
             each = [self.expected(d, temp, verify, gamma, t) for t in self.tasks]
             return geometric(e[0] for e in each), geometric(e[1] for e in each)
         th, c = self.theory(d, temp), self.cell(d, temp, verify, gamma, task)
-        if not th or th.get("draft_ms") is None or not c or c["alpha"] is None or (d in self.free and task != "all"):
+        if not th or th.get("draft_ms") is None or not c or c["alpha"] is None:
             return None, None
-        return expected(th, c["alpha"], gamma)
+        return expected(th, c, gamma, d in self.models)
 
 
 def number(x, digits=2):
@@ -139,7 +140,7 @@ def table4(p):
     rows = []
     for task in [*p.tasks, "all"]:
         for temp, verify, name in SETTINGS:
-            for d in [*reversed(p.models), *(p.free if task == "all" else ())]:
+            for d in [*reversed(p.models), *p.free]:
                 cells = {g: c for g in p.gammas if (c := p.cell(d, temp, verify, g, task)) and c["speedup"]}
                 if not cells or not (th := p.theory(d, temp)):
                     continue
@@ -196,7 +197,7 @@ def plot_speed(p, path):
     low, high = min(values, default=0.5), max(values, default=2)
     script.append(f"set yrange [{math.floor(low * 10 - 3) / 10}:{math.ceil(high * 10 + 1) / 10}]")
     for temp, verify, name in SETTINGS:
-        lines, data = ["1 with lines lc rgb '#888888' dt 3 notitle"], []
+        lines, data = ["1 with lines lc rgb '#888888' dt 3 notitle", "NaN with lines lw 2 dt 2 lc rgb '#555555' title 'dashed: expected'"], []
         for i, d in enumerate(drafters):
             got = [(g, p.measured(d, temp, verify, g, "all")) for g in p.gammas]
             if not any(v for _, v in got):
@@ -210,20 +211,21 @@ def plot_speed(p, path):
 
 
 def plot_alpha(pairs, path):
-    """Alpha over the drafters by size, a panel for every pair."""
+    """Share of all tokens that are guessed right over the drafters by size, a panel for every pair."""
     series = (("0", "alpha", "temperature 0"), ("1", "alpha", "temperature 1, Σ min(p,q)"), ("1", "match", "temperature 1, match"))
-    script = [f"set multiplot layout 1,{len(pairs)}", "set grid ytics lt 1 lc rgb '#dddddd'", "set yrange [0:1]", "set ylabel 'α'",
+    script = [f"set multiplot layout 1,{len(pairs)}", "set grid ytics lt 1 lc rgb '#dddddd'", "set yrange [0:1]", "set ylabel 'α × places with a guess'",
               "set key top left Left reverse samplen 2", "set xtics rotate by -30"]
     for p in pairs:
         drafters = [*p.free, *p.models]
         tics = ", ".join(f"'{d.replace('(draw)', '')}' {i}" for i, d in enumerate(drafters))
         lines, data = [], []
         for k, (temp, key, title) in enumerate(series):
-            lines.append(f"'-' with linespoints pt {(7, 5, 9)[k]} ps 0.7 lw 2 lc rgb '{COLOURS[k]}' title '{title}'")
-            for i, d in enumerate(drafters):
-                th = p.theory(d, temp)
-                data += [f"{i} {th[key]}"] if th and th[key] is not None else []
-            data.append("e")
+            style = f"pt {(7, 5, 9)[k]} ps 0.7 lw 2 lc rgb '{COLOURS[k]}'"
+            for group, how in ((p.free, f"points {style} title '{title}'"), (p.models, f"linespoints {style} notitle")):
+                points = [(drafters.index(d), th[key] * th["covered"]) for d in group if (th := p.theory(d, temp)) and th[key] is not None]
+                if points:
+                    lines.append(f"'-' with {how}")
+                    data += [f"{x} {y}" for x, y in points] + ["e"]
         script += [f"set title '{p.name}'", f"set xrange [-0.5:{len(drafters) - 0.5}]", f"set xtics ({tics})", "plot " + ", ".join(lines), *data]
     gnuplot("\n".join([*script, "unset multiplot", ""]), path, 1100, 440)
 

@@ -11,8 +11,9 @@
  *
  * One result per category, in order of appearance, and one for all: the geometric mean of the
  * categories' speed-ups. plain_pass_ms and spec_pass_ms are the target's passes alone, for formulas
- * that speak of t(n). speedup_spread is the standard deviation over groups. `identical` says
- * whether every text was the same; it is null where that is not promised. Measures, never judges.
+ * that speak of t(n); tokens_per_pass is of the speculative ones. speedup_spread is the standard
+ * deviation over groups. `identical` says whether every text was the same; it is null where that is
+ * not promised. Measures, never judges.
  */
 #include <math.h>
 #include <stdio.h>
@@ -292,6 +293,10 @@ static double rate(measure m) { return m.ms > 0 ? 1000.0 * (double)m.tokens / m.
 
 static double pass_ms(measure m) { return m.passes > 0 ? m.pass_ms / (double)m.passes : 0; }
 
+static double tokens_per_pass(measure m) {
+    return m.passes > 0 ? (double)m.tokens / (double)m.passes : 0;
+}
+
 static double speedup(const category *c) {
     return rate(c->plain) > 0 ? rate(c->spec) / rate(c->plain) : 0;
 }
@@ -309,13 +314,14 @@ static void print_category(const bench *g, const category *c, double gain) {
     double alpha = c->tested ? (double)c->accepted / (double)c->tested : 0;
     if (g->json) {
         so_report_print_json(
-            json_pack("{s:o, s:i, s:f, s:f, s:o, s:f, s:o, s:o, s:o, s:f, s:f}", "category",
+            json_pack("{s:o, s:i, s:f, s:f, s:o, s:f, s:o, s:o, s:o, s:f, s:f, s:o}", "category",
                       so_describe_json_text(so_str_c(c->name)), "prompts", c->n_prompts,
                       "plain_tps", rate(c->plain), "spec_tps", rate(c->spec), "speedup",
                       number(gain, gain > 0), "speedup_spread", spread(c), "mean_accepted",
                       number(mean, c->rounds > 0), "alpha", number(alpha, c->tested > 0),
                       "identical", g->exact ? json_boolean(c->n_different == 0) : json_null(),
-                      "plain_pass_ms", pass_ms(c->plain), "spec_pass_ms", pass_ms(c->spec)));
+                      "plain_pass_ms", pass_ms(c->plain), "spec_pass_ms", pass_ms(c->spec),
+                      "tokens_per_pass", number(tokens_per_pass(c->spec), c->spec.passes > 0)));
         return;
     }
     printf("%-16s %5d %9.2f %9.2f %7.2fx %6.2f %8.2f %6.2f  %s\n", c->name, c->n_prompts,

@@ -509,8 +509,9 @@ static void test_bench_spec(void **state) {
     ran r = run(f, "sooth bench spec -m tiny.gguf -t 1 --spec 'oracle(0.8)' --spec-length 3 -n 20 "
                    "--prompts some.jsonl --json --parallel 2");
     static const char *const names[] = {"a", "b", "all"};
-    static const char *const fields[] = {"prompts",        "plain_tps",     "spec_tps", "speedup",
-                                         "speedup_spread", "mean_accepted", "alpha"};
+    static const char *const fields[] = {"prompts", "plain_tps",      "spec_tps",
+                                         "speedup", "speedup_spread", "mean_accepted",
+                                         "alpha",   "tokens_per_pass"};
     const char *at = text_of(&r.out);
     assert_int_equal(r.status, 0);
     for (size_t i = 0; i < SO_LEN(names); i++) {
@@ -525,6 +526,14 @@ static void test_bench_spec(void **state) {
         json_decref(o);
     }
     assert_int_equal(*at, '\0');
+    done(&r);
+    /* four rounds of three guesses that stand and one token more; the first is the prompt's */
+    r = run(f,
+            "sooth bench spec -m tiny.gguf -t 1 --spec 'oracle(1)' --spec-length 3 -n 16 --prompts "
+            "some.jsonl --json");
+    json_t *first = json_loads(text_of(&r.out), JSON_DISABLE_EOF_CHECK, NULL);
+    assert_true(json_real_value(json_object_get(first, "tokens_per_pass")) == 4);
+    json_decref(first);
     done(&r);
     expect(f, 2, "--prompts", "sooth bench spec -m tiny.gguf --spec ngram");
     expect(f, 2, "must name a drafter",
