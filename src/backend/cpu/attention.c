@@ -44,6 +44,7 @@ typedef struct unit {
     const so_cpu *b;
     const so_op *op;
     const so_attn_fns *fns;
+    const so_act *act; /* rounded results; NULL: nobody wants them */
     const so_attn_row *rows;
     int first_row, n_rows;
     int group, head_kv; /* heads that share keys and values; which they share */
@@ -301,8 +302,11 @@ static void begin(const unit *w, part all) {
 
 static void finish(const unit *w, part all) {
     for (int i = 0; i < w->n; i++) {
-        float *out = f32(w->op->attention.out) + query_at(w, i);
+        size_t at = query_at(w, i);
+        float *out = f32(w->op->attention.out) + at;
         w->b->kernels->scale(out, all.o + i * w->d, 1.0f / all.l[i], w->d);
+        if (w->act)
+            w->b->kernels->quantize32(out, w->d, w->act->q + at, w->act->blocks32 + at / SO_QK);
     }
 }
 
@@ -508,11 +512,11 @@ static void deal_block(dealer *t, const unit *block) {
         t->done += pages_of(block->op, &block->rows[r]) * block->group;
 }
 
-void so_cpu_attention(const so_cpu *b, const so_op *op, int index, int count) {
+static void attention(const so_cpu *b, const so_op *op, const so_act *act, int index, int count) {
     const so_kv_shape *shape = &op->attention.store->shape;
     const so_attn_row *rows = at(op->attention.rows);
     dealer t = {.p = make_plan(b, op, index, count), .index = index, .count = count};
-    unit block = {.b = b, .op = op, .d = shape->head_dim, .group = group_of(op)};
+    unit block = {.b = b, .op = op, .act = act, .d = shape->head_dim, .group = group_of(op)};
     block.fns = shape->dtype == SO_DTYPE_F16    ? &b->kernels->attn_f16
                 : shape->dtype == SO_DTYPE_Q8_0 ? &b->kernels->attn_q8
                                                 : &b->kernels->attn_f32;
@@ -524,4 +528,13 @@ void so_cpu_attention(const so_cpu *b, const so_op *op, int index, int count) {
         for (block.head_kv = 0; block.head_kv < shape->n_heads_kv; block.head_kv++)
             deal_block(&t, &block);
     }
+}
+
+void so_cpu_attention(const so_cpu *b, const so_op *op, int index, int count) {
+    attention(b, op, NULL, index, count);
+}
+
+void so_cpu_attention_rounded(const so_cpu *b, const so_op *op, int index, int count) {
+    so_act act = so_cpu_activations(b, op + 1);
+    attention(b, op, &act, index, count);
 }

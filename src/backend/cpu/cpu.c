@@ -3,10 +3,13 @@
  * submit() copies the operation (and an upload's bytes) to a list; sync(), or a full list, lets the
  * thread pool walk the whole list at once. Every thread takes its share of every task, and the team
  * meets only before a task that touches memory which a task since the last meeting has touched too
- * (at least one of them writing), but where each member keeps to its own parts of it: a residual,
- * its norm and the rounding for the next matmul go row by row without one. A matmul with quantised
- * weights is two tasks: activations are rounded into the scratch once, and the next matmul over the
- * same rows (q, k, v; gate, up) uses them again.
+ * (at least one of them writing), but where each member keeps to its own share of it. A matmul with
+ * quantised weights is two tasks: activations are rounded into a scratch once, and the next matmul
+ * over the same rows (q, k, v; gate, up) uses them again. Shares are chosen so that a layer of the
+ * Llama family meets seven times (pairs of rope being neighbours, blocks of 32):
+ *
+ *   residual, norm, rounding | q, k, v, rope, cache | attention, rounding | o |
+ *   residual, norm, rounding | gate, up, silu, rounding | down |
  *
  * Nothing is allocated by submit or sync once the upload and scratch memory have grown to the size
  * of the largest pass. Weights are borrowed until they are
@@ -206,24 +209,24 @@ static void walk(void *arg, int index, int count) {
     }
 }
 
-static bool grow_scratch(so_cpu *b) {
-    if (b->scratch_need <= b->scratch_bytes)
+static bool grow_scratch(so_cpu *b, so_scratch *s) {
+    if (s->need <= s->n_bytes)
         return true;
-    free(b->scratch);
-    b->scratch = so_try_aligned(b->scratch_need);
-    b->scratch_bytes = b->scratch ? b->scratch_need : 0;
-    if (!b->scratch)
-        so_err_set(&b->err, SO_ENOMEM, "no memory for %zu bytes of quantised activations",
-                   b->scratch_need);
-    return b->scratch != NULL;
+    free(s->data);
+    s->data = so_try_aligned(s->need);
+    s->n_bytes = s->data ? s->need : 0;
+    if (!s->data)
+        so_err_set(&b->err, SO_ENOMEM, "no memory for %zu bytes of quantised activations", s->need);
+    return s->data != NULL;
 }
 
 static void flush(so_cpu *b) {
-    if (b->n_tasks > 0 && b->err.code == 0 && grow_scratch(b))
+    if (b->n_tasks > 0 && b->err.code == 0 && grow_scratch(b, &b->scratch[0]) &&
+        grow_scratch(b, &b->scratch[1]))
         so_pool_run(b->pool, walk, b);
     b->n_ops = b->n_tasks = b->n_open = 0;
     b->uploads_len = 0;
-    b->scratch_need = 0;
+    b->scratch[0].need = b->scratch[1].need = 0;
     b->quantized.owner = NULL;
 }
 
@@ -231,16 +234,21 @@ static bool overlap(const so_range *a, const so_range *b) {
     return a->owner == b->owner && a->begin < b->end && b->begin < a->end;
 }
 
+static bool same(const so_range *a, const so_range *b) {
+    return a->owner == b->owner && a->begin == b->begin && a->end == b->end;
+}
+
 /* Every member finds in b only what it has touched itself in a. */
-static bool same_parts(const so_range *a, const so_range *b) {
-    return a->parts > 0 && a->parts == b->parts && a->begin == b->begin && a->end == b->end;
+static bool shared_alike(const so_range *a, const so_range *b) {
+    return (a->parts > 0 || a->columns > 0) && a->parts == b->parts && a->columns == b->columns &&
+           same(a, b);
 }
 
 static bool conflicts(const so_cpu *b, const so_range *ranges, int n) {
     for (int i = 0; i < n; i++)
         for (int j = 0; j < b->n_open; j++)
             if ((ranges[i].write || b->open[j].write) && overlap(&ranges[i], &b->open[j]) &&
-                !same_parts(&ranges[i], &b->open[j]))
+                !shared_alike(&ranges[i], &b->open[j]))
                 return true;
     return false;
 }
@@ -254,18 +262,53 @@ static void push(so_cpu *b, so_task_fn *fn, const so_range *ranges, int n) {
     b->tasks[b->n_tasks++] = (so_task){.fn = fn, .op = b->n_ops - 1, .barrier = barrier};
 }
 
-/* Rounds x in the parts in which it was written, where that was since the last meeting. */
-static void push_rounding(so_cpu *b, const so_op *op, so_range scratch, so_range x) {
+/* How the same range was written since the last meeting; NULL: it was not. */
+static const so_range *written(const so_cpu *b, const so_range *r) {
+    for (int i = b->n_open - 1; i >= 0; i--)
+        if (b->open[i].write && same(&b->open[i], r))
+            return &b->open[i];
+    return NULL;
+}
+
+/* Whoever finishes a query of attention may round it at once, where blocks end with heads. */
+static bool round_in_attention(so_cpu *b, const so_op *op, const so_range *x, so_range scratch) {
+    so_task *last = b->n_tasks > 0 ? &b->tasks[b->n_tasks - 1] : NULL;
+    if (!last || last->fn != so_cpu_attention || last->op + 1 != op - b->ops)
+        return false;
+    const so_op *before = op - 1;
+    so_range out = {.owner = before->attention.out.buf, .begin = before->attention.out.off};
+    out.end = out.begin + (x->end - x->begin);
+    long width = (long)before->attention.n_heads * before->attention.store->shape.head_dim;
+    if (!same(&out, x) || before->n != op->n || width != op->matmul.w->n_cols ||
+        before->attention.store->shape.head_dim % SO_COLUMN != 0 || conflicts(b, &scratch, 1) ||
+        b->n_open == SO_RANGES_MAX)
+        return false;
+    last->fn = so_cpu_attention_rounded;
+    b->open[b->n_open++] = scratch;
+    return true;
+}
+
+/* Rounds x as it was shared when it was written, where that was since the last meeting. */
+static void push_rounding(so_cpu *b, const so_op *op, int block, so_range scratch, so_range x) {
     int k = op->matmul.w->n_cols;
     so_task_fn *fn = so_cpu_quantize;
-    x.parts = (long)op->n * (k / so_cpu_grain(k));
-    for (int i = 0; i < b->n_open; i++)
-        if (b->open[i].write && b->open[i].parts == op->n && b->open[i].owner == x.owner &&
-            b->open[i].begin == x.begin && b->open[i].end == x.end) {
-            fn = so_cpu_quantize_rows;
-            x.parts = op->n;
-        }
+    const so_range *w = written(b, &x);
+    if (block == SO_COLUMN && round_in_attention(b, op, &x, scratch))
+        return;
+    if (w && w->parts == op->n) {
+        fn = so_cpu_quantize_rows;
+        x.parts = op->n;
+    } else if (w && w->columns == k && block == SO_COLUMN) {
+        fn = so_cpu_quantize_columns;
+        x.columns = k;
+    } else {
+        x.parts = (long)op->n * (k / so_cpu_grain(k));
+    }
     push(b, fn, (so_range[]){scratch, x}, 2);
+}
+
+static so_range scratch_range(so_cpu *b, bool write) {
+    return (so_range){.owner = &b->scratch[b->scratch_at], .end = 1, .write = write};
 }
 
 /* ranges: of the operation, x's the second; room for one more. Gives their new number. */
@@ -273,21 +316,57 @@ static int push_quantize(so_cpu *b, const so_op *op, so_range *ranges, int n) {
     int block = so_dtype_get((int)op->matmul.w->dtype)->block_len;
     if (block == 1)
         return n;
-    so_range scratch = {.owner = b, .begin = 0, .end = 1, .write = true}, x = ranges[1];
-    size_t need = so_cpu_scratch_bytes(op->matmul.w, op->n);
-    b->scratch_need = SO_MAX(b->scratch_need, need);
-    bool reuse = b->quantized.owner == x.owner && b->quantized.begin == x.begin &&
-                 b->quantized.end == x.end && b->quantized_n == op->n &&
+    so_range x = ranges[1];
+    bool reuse = b->quantized.owner && same(&b->quantized, &x) && b->quantized_n == op->n &&
                  b->quantized_block == block;
+    if (!reuse)
+        b->scratch_at = 1 - b->scratch_at;
+    so_scratch *scratch = &b->scratch[b->scratch_at];
+    scratch->need = SO_MAX(scratch->need, so_cpu_scratch_bytes(op->matmul.w, op->n));
+    b->scratch_of[op - b->ops] = (uint8_t)b->scratch_at;
     if (!reuse) {
-        push_rounding(b, op, scratch, x);
+        push_rounding(b, op, block, scratch_range(b, true), x);
         b->quantized = x;
         b->quantized_n = op->n;
         b->quantized_block = block;
     }
-    scratch.write = false;
-    ranges[n] = scratch;
+    ranges[n] = scratch_range(b, false);
     return n + 1;
+}
+
+/* The task of an operation that can share its ranges in several ways: as what it reads was shared
+ * when it was written, so that nobody has to meet. Not residuals: the norm behind them takes whole
+ * rows, and so rows stay with one member from layer to layer. */
+static so_task_fn *choose_task(const so_cpu *b, const so_op *op, so_range *ranges, int n) {
+    const so_range *w = NULL;
+    switch (op->kind) {
+    case SO_OP_MATMUL:
+        if (so_cpu_dealt_whole(op->matmul.w, so_pool_count(b->pool)))
+            ranges[0].columns = op->matmul.w->n_rows;
+        break;
+    case SO_OP_ROPE:
+        w = written(b, &ranges[0]);
+        if (op->rope.halves || (w && w->parts == ranges[0].parts))
+            break;
+        ranges[0].parts = 0;
+        ranges[0].columns = (long)op->rope.n_heads * op->rope.head_dim;
+        return so_cpu_rope_columns;
+    case SO_OP_SILU_MUL:
+    case SO_OP_GELU_MUL:
+    case SO_OP_GELU:
+        for (int i = 0; i < n && !(w && w->columns == op->eltwise.d); i++)
+            w = written(b, &ranges[i]);
+        if (!w || w->columns != op->eltwise.d)
+            break;
+        for (int i = 0; i < n; i++) {
+            ranges[i].parts = 0;
+            ranges[i].columns = op->eltwise.d;
+        }
+        return so_cpu_eltwise_columns;
+    default:
+        break;
+    }
+    return so_cpu_tasks[op->kind];
 }
 
 /* Quantised activations are stale once their source is written. */
@@ -331,11 +410,12 @@ static void submit(so_backend *base, const so_op *given) {
         return;
     atomic_store_explicit(&b->taken[b->n_ops], 0, memory_order_relaxed);
     b->ops[b->n_ops++] = op;
+    so_task_fn *fn = choose_task(b, &op, ranges, n);
     if (op.kind == SO_OP_MATMUL)
-        n = push_quantize(b, &op, ranges, n);
+        n = push_quantize(b, &b->ops[b->n_ops - 1], ranges, n);
     if (op.kind == SO_OP_ATTENTION) /* results of split units */
         ranges[n++] = (so_range){.owner = b->attn, .begin = 0, .end = 1, .write = true};
-    push(b, so_cpu_tasks[op.kind], ranges, n);
+    push(b, fn, ranges, n);
     forget_stale(b, ranges, n);
 }
 
@@ -356,7 +436,9 @@ static void cpu_free(so_backend *base) {
     free(b->tasks);
     free(b->taken);
     free(b->uploads);
-    free(b->scratch);
+    free(b->scratch[0].data);
+    free(b->scratch[1].data);
+    free(b->scratch_of);
     free(b->attn->floats);
     free(b->attn);
     free(b);
@@ -402,6 +484,7 @@ int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, s
     b->ops = SO_NEW_N(so_op, SO_OPS_MAX);
     b->tasks = SO_NEW_N(so_task, SO_TASKS_MAX);
     b->taken = SO_NEW_N(_Atomic int, SO_OPS_MAX);
+    b->scratch_of = SO_NEW_N(uint8_t, SO_OPS_MAX);
     b->attn = SO_NEW(so_attn_split);
     b->attn->floats = so_try_alloc(SO_ATTN_SPLIT_BYTES, 1); /* touched where used */
     b->uploads_cap = UPLOADS_FIRST;

@@ -59,22 +59,30 @@ typedef struct so_task {
     bool barrier; /* the team meets before this task */
 } so_task;
 
-/* A stretch of memory that a task reads or writes. `owner` is a buffer, a KV store or the scratch;
- * two ranges of different owners never overlap. Where the task touches it in equal parts, member by
- * member as so_split(parts, 1, …) gives them, `parts` says so: the same range in as many parts is
- * then each member's own from task to task, and no meeting is needed. */
+/* A stretch of memory that a task reads or writes. `owner` is a buffer, a KV store or a scratch;
+ * two ranges of different owners never overlap. Where each member keeps to its share of it, `parts`
+ * or `columns` says how it is shared: the same range, shared alike, is then each member's own from
+ * task to task, and no meeting is needed. */
 typedef struct so_range {
     const void *owner;
     size_t begin, end;
     bool write;
-    long parts; /* 0: any member may touch any of it */
+    long parts;   /* > 0: in equal parts, as so_split(parts, 1, …) gives them */
+    long columns; /* > 0: rows of so many elements, each as so_split(columns, SO_COLUMN, …) does */
 } so_range;
+
+enum { SO_COLUMN = 32 }; /* rows of a product are shared so, and a block of activations is one */
 
 /* Elements in one part of a row of d where the elements do not depend on each other: whole blocks
  * of activations where d has them, so that what is computed can be rounded without a meeting. */
 static inline int so_cpu_grain(int d) { return d % 256 == 0 ? 256 : d % 32 == 0 ? 32 : d; }
 
 enum { SO_OPS_MAX = 4096, SO_TASKS_MAX = 2 * SO_OPS_MAX, SO_RANGES_MAX = 64, SO_OP_RANGES = 6 };
+
+typedef struct so_scratch {
+    unsigned char *data;
+    size_t n_bytes, need;
+} so_scratch;
 
 struct so_cpu {
     so_backend base;
@@ -91,10 +99,12 @@ struct so_cpu {
     /* Bytes of the uploads in the list, copied at submit. */
     unsigned char *uploads;
     size_t uploads_len, uploads_cap;
-    /* Quantised activations of one matmul at a time; what they were made from. */
-    unsigned char *scratch;
-    size_t scratch_bytes, scratch_need;
-    so_range quantized; /* owner NULL: nothing to reuse */
+    /* Quantised activations, two sets in turn: the next ones are made while these are still used;
+     * what the last were made from. */
+    so_scratch scratch[2];
+    uint8_t *scratch_of; /* [SO_OPS_MAX] the set that a matmul reads */
+    int scratch_at;      /* the last set */
+    so_range quantized;  /* owner NULL: nothing to reuse */
     int quantized_n, quantized_block;
     so_attn_split *attn;
     so_err err; /* first failure since the last sync */
@@ -102,9 +112,14 @@ struct so_cpu {
 
 /* ops.c */
 extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT];
-/* The first half of a matmul, in parts of so_cpu_grain elements or in whole rows. */
-so_task_fn so_cpu_quantize, so_cpu_quantize_rows;
-so_task_fn so_cpu_attention;                /* attention.c */
+/* The first half of a matmul, in parts of so_cpu_grain elements, in whole rows or in columns. */
+so_task_fn so_cpu_quantize, so_cpu_quantize_rows, so_cpu_quantize_columns;
+so_task_fn so_cpu_eltwise_columns, so_cpu_rope_columns;
+so_act so_cpu_activations(const so_cpu *b, const so_op *op); /* of a matmul */
+/* Whether all rows of a product are dealt out beforehand, in columns of its result. */
+bool so_cpu_dealt_whole(const so_weight *w, int count);
+/* attention.c; rounded: also makes the activations of the matmul that follows in the list */
+so_task_fn so_cpu_attention, so_cpu_attention_rounded;
 so_task_fn so_cpu_kv_store, so_cpu_kv_copy; /* cache.c */
 /* Bytes of scratch a matmul needs; 0 for float weights, SIZE_MAX where it does not fit. */
 size_t so_cpu_scratch_bytes(const so_weight *w, int n);

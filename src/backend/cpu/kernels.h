@@ -152,6 +152,9 @@ typedef struct so_kernels {
     void (*rms_norm)(float *out, const float *x, const float *w, int d, float eps);
     void (*layer_norm)(float *out, const float *x, const float *w, const float *b, int d,
                        float eps);
+    /* (x, y) → (x·cos − y·sin, x·sin + y·cos) for n / 2 pairs of neighbours, every product rounded;
+     * table: cos and sin of each */
+    void (*rotate)(float *x, const float *table, int n);
     void (*scale)(float *out, const float *x, float a, long n);
     void (*add)(float *out, const float *a, const float *b, long n);
     void (*silu_mul)(float *out, const float *a, const float *b, long n);

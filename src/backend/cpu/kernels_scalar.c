@@ -118,6 +118,14 @@ static void layer_norm(float *out, const float *x, const float *w, const float *
         out[i] = fmaf((x[i] - mean) * r, w[i], b[i]);
 }
 
+static void rotate(float *x, const float *table, int n) {
+    for (int i = 0; i < n; i += 2) {
+        float a = x[i], b = x[i + 1], c = table[i], s = table[i + 1];
+        x[i] = a * c - b * s;
+        x[i + 1] = a * s + b * c;
+    }
+}
+
 static void scale_row(float *out, const float *x, float a, long n) {
     for (long i = 0; i < n; i++)
         out[i] = x[i] * a;
@@ -341,6 +349,7 @@ const so_kernels so_kernels_scalar = {
     .quantize256 = quantize256,
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
+    .rotate = rotate,
     .scale = scale_row,
     .add = add,
     .silu_mul = silu_mul,

@@ -452,11 +452,11 @@ SO_MM_DTYPES(MATMUL)
 
 #define MM_ENTRY(name, dtype) [dtype] = mm_##name,
 #define MATMULS .matmul = {SO_MM_DTYPES(MM_ENTRY)}, .multiply_all = multiply_all
-#define ROW_KERNELS                                                                          \
-    .quantize32 = quantize32, .quantize256 = quantize256, .rms_norm = rms_norm,              \
-    .layer_norm = layer_norm, .scale = scale_row, .add = add, .silu_mul = silu_mul,          \
-    .gelu_mul = gelu_mul, .gelu = gelu, .exp = exp_row, .to_f16 = to_f16, .argmax = argmax,  \
-    .attn_f16 = {interleave, scores_f16, values_f16},                                        \
-    .attn_f32 = {interleave, scores_f32, values_f32},                                        \
-    .attn_q8 = {queries_q8, scores_q8, values_q8}, .entry_q8 = entry_q8, .softmax = softmax, \
+#define ROW_KERNELS                                                                             \
+    .quantize32 = quantize32, .quantize256 = quantize256, .rms_norm = rms_norm,                 \
+    .layer_norm = layer_norm, .rotate = rotate, .scale = scale_row, .add = add,                 \
+    .silu_mul = silu_mul, .gelu_mul = gelu_mul, .gelu = gelu, .exp = exp_row, .to_f16 = to_f16, \
+    .argmax = argmax, .attn_f16 = {interleave, scores_f16, values_f16},                         \
+    .attn_f32 = {interleave, scores_f32, values_f32},                                           \
+    .attn_q8 = {queries_q8, scores_q8, values_q8}, .entry_q8 = entry_q8, .softmax = softmax,    \
     .merge = merge, .read_all = read_all

@@ -100,10 +100,8 @@ static void norm(const so_cpu *b, const so_op *op, int index, int count) {
     }
 }
 
-static void eltwise(const so_cpu *b, const so_op *op, int index, int count) {
-    long begin, end;
-    long grain = op->kind == SO_OP_ADD ? op->eltwise.d : so_cpu_grain(op->eltwise.d);
-    so_split((long)op->n * op->eltwise.d, grain, index, count, &begin, &end);
+/* Elements begin … end-1 of all. */
+static void eltwise_part(const so_cpu *b, const so_op *op, long begin, long end) {
     float *out = f32(op->eltwise.out) + begin;
     const float *x = f32(op->eltwise.a) + begin;
     const float *y = op->kind == SO_OP_GELU ? NULL : f32(op->eltwise.b) + begin;
@@ -122,16 +120,30 @@ static void eltwise(const so_cpu *b, const so_op *op, int index, int count) {
     }
 }
 
-/* (x, y) → (x·cos − y·sin, x·sin + y·cos), every product rounded: the same at all levels without
- * a kernel of its own. */
-static inline void rotate(float *x, float *y, const float *cos_sin) {
-    float a = *x, b = *y, c = cos_sin[0], s = cos_sin[1];
-    *x = a * c - b * s;
-    *y = a * s + b * c;
+static void eltwise(const so_cpu *b, const so_op *op, int index, int count) {
+    long begin, end;
+    long grain = op->kind == SO_OP_ADD ? op->eltwise.d : so_cpu_grain(op->eltwise.d);
+    so_split((long)op->n * op->eltwise.d, grain, index, count, &begin, &end);
+    eltwise_part(b, op, begin, end);
+}
+
+void so_cpu_eltwise_columns(const so_cpu *b, const so_op *op, int index, int count) {
+    long d = op->eltwise.d, begin, end;
+    so_split(d, SO_COLUMN, index, count, &begin, &end);
+    for (long i = 0; i < op->n; i++)
+        eltwise_part(b, op, i * d + begin, i * d + end);
+}
+
+/* Pairs (i, i + d/2) of a head, as kernels->rotate does neighbours. */
+static void rotate_halves(float *x, const float *table, int d) {
+    for (int j = 0; j < d / 2; j++) {
+        float *y = x + j + d / 2, a = x[j], b = *y, c = table[2 * j], s = table[2 * j + 1];
+        x[j] = a * c - b * s;
+        *y = a * s + b * c;
+    }
 }
 
 static void rope(const so_cpu *b, const so_op *op, int index, int count) {
-    (void)b;
     int n_heads = op->rope.n_heads, d = op->rope.head_dim;
     long begin, end;
     so_split((long)op->n * n_heads, 1, index, count, &begin, &end);
@@ -139,12 +151,22 @@ static void rope(const so_cpu *b, const so_op *op, int index, int count) {
         float *x = f32(op->rope.x) + i * d;
         const float *table = f32(op->rope.table) + i / n_heads * d;
         if (op->rope.halves)
-            for (int j = 0; j < d / 2; j++)
-                rotate(x + j, x + j + d / 2, table + 2 * j);
+            rotate_halves(x, table, d);
         else
-            for (int j = 0; j < d / 2; j++)
-                rotate(x + 2 * j, x + 2 * j + 1, table + 2 * j);
+            b->kernels->rotate(x, table, d);
     }
+}
+
+/* Only for pairs of neighbours, which no border between columns parts. */
+void so_cpu_rope_columns(const so_cpu *b, const so_op *op, int index, int count) {
+    long d = op->rope.head_dim, width = op->rope.n_heads * d, begin, end;
+    so_split(width, SO_COLUMN, index, count, &begin, &end);
+    for (long i = 0; i < op->n; i++)
+        for (long j = begin, next; j < end; j = next) {
+            next = SO_MIN(end, (j / d + 1) * d);
+            b->kernels->rotate(f32(op->rope.x) + i * width + j, f32(op->rope.table) + i * d + j % d,
+                               (int)(next - j));
+        }
 }
 
 static void argmax(const so_cpu *b, const so_op *op, int index, int count) {
@@ -168,23 +190,24 @@ size_t so_cpu_scratch_bytes(const so_weight *w, int n) {
     return bytes;
 }
 
-static so_act activations(const so_cpu *b, const so_op *op) {
+so_act so_cpu_activations(const so_cpu *b, const so_op *op) {
     const so_weight *w = op->matmul.w;
     so_act act = {.n = op->n, .k = w->n_cols, .x = f32(op->matmul.x)};
     size_t q_bytes = (size_t)op->n * (size_t)w->n_cols; /* a multiple of 32 */
     if (so_dtype_is_float(w->dtype))
         return act;
-    act.q = (int8_t *)b->scratch;
+    unsigned char *scratch = b->scratch[b->scratch_of[op - b->ops]].data;
+    act.q = (int8_t *)scratch;
     if (so_dtype_get((int)w->dtype)->block_len == 32)
-        act.blocks32 = (so_q32 *)(b->scratch + q_bytes);
+        act.blocks32 = (so_q32 *)(scratch + q_bytes);
     else
-        act.blocks256 = (so_q256 *)(b->scratch + q_bytes);
+        act.blocks256 = (so_q256 *)(scratch + q_bytes);
     return act;
 }
 
 /* grain: elements that stay together. */
 static void quantize(const so_cpu *b, const so_op *op, long grain, int index, int count) {
-    so_act act = activations(b, op);
+    so_act act = so_cpu_activations(b, op);
     int len = act.blocks32 ? 32 : 256;
     long begin, end;
     so_split((long)act.n * act.k, grain, index, count, &begin, &end);
@@ -209,11 +232,22 @@ void so_cpu_quantize_rows(const so_cpu *b, const so_op *op, int index, int count
     quantize(b, op, op->matmul.w->n_cols, index, count);
 }
 
+void so_cpu_quantize_columns(const so_cpu *b, const so_op *op, int index, int count) {
+    so_act act = so_cpu_activations(b, op);
+    long begin, end;
+    so_split(act.k, SO_COLUMN, index, count, &begin, &end);
+    for (long i = 0; i < act.n; i++) {
+        long from = i * act.k + begin;
+        b->kernels->quantize32(act.x + from, (int)(end - begin), act.q + from,
+                               act.blocks32 + from / 32);
+    }
+}
+
 /* The rows of a product: two thirds are dealt out beforehand, each member's in one stretch, and the
  * others are taken piece by piece, because no two cores run alike for long (a neighbour on the
  * other half of the core, a busy host) and everybody waits for the last. Small matrices are not
  * worth it. */
-enum { MM_UNIT = 2 * SO_MM_GRAIN, MM_PIECES = 8 /* for each member */, MM_SMALL = 1 << 20 };
+enum { MM_UNIT = SO_COLUMN, MM_PIECES = 8 /* for each member */, MM_SMALL = 1 << 20 };
 
 static long dealt_rows(const so_weight *w, int count) {
     size_t bytes = (size_t)w->n_rows * w->row_bytes;
@@ -221,6 +255,10 @@ static long dealt_rows(const so_weight *w, int count) {
         return w->n_rows;
     return w->n_rows * 2 / 3 / MM_UNIT * MM_UNIT;
 }
+
+_Static_assert(MM_UNIT % SO_MM_GRAIN == 0, "a share of the rows ends inside a group");
+
+bool so_cpu_dealt_whole(const so_weight *w, int count) { return dealt_rows(w, count) == w->n_rows; }
 
 static long piece_rows(const so_weight *w, int count) {
     long units = (w->n_rows - dealt_rows(w, count)) / MM_UNIT;
@@ -257,7 +295,7 @@ static const uint8_t *next_part(const so_cpu *b, const so_op *op, int index, int
 static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
     const so_weight *w = op->matmul.w;
     so_mm mm = {
-        .act = activations(b, op),
+        .act = so_cpu_activations(b, op),
         .w = w->data,
         .row_bytes = w->row_bytes,
         .group_bytes = w->group_bytes,

@@ -17,7 +17,7 @@ static void put(list *l, so_view v, size_t n_bytes, bool write) {
         so_panic(__FILE__, __LINE__, "view of %zu bytes at %zu in a buffer of %zu", n_bytes, v.off,
                  v.buf->n_bytes);
     SO_ASSERT_OP(l->n, <, SO_OP_RANGES);
-    l->out[l->n++] = (so_range){v.buf, v.off, v.off + n_bytes, write, 0};
+    l->out[l->n++] = (so_range){v.buf, v.off, v.off + n_bytes, write, 0, 0};
 }
 
 /* n rows of d four-byte elements */
@@ -34,6 +34,12 @@ static void put_parts(list *l, so_view v, long n, long d, bool write, long parts
     l->out[l->n - 1].parts = parts;
 }
 
+/* The same, each row touched in columns. */
+static void put_columns(list *l, so_view v, long n, long d, bool write) {
+    put_rows(l, v, n, d, write);
+    l->out[l->n - 1].columns = d;
+}
+
 /* From the view to the buffer's end: for arrays whose length the operation does not state. */
 static void put_rest(list *l, so_view v) {
     SO_ASSERT(v.buf != NULL);
@@ -44,7 +50,7 @@ static void put_rest(list *l, so_view v) {
 static void put_store(list *l, const so_kv_store *s, bool write) {
     SO_ASSERT(s != NULL);
     SO_ASSERT_OP(l->n, <, SO_OP_RANGES);
-    l->out[l->n++] = (so_range){s, 0, SIZE_MAX, write, 0};
+    l->out[l->n++] = (so_range){s, 0, SIZE_MAX, write, 0, 0};
 }
 
 /* The written range must not meet any other that all members read: they do so while it is written.
@@ -100,8 +106,10 @@ static void kv_ranges(list *l, const so_op *op) {
     put_store(l, s, true);
     SO_ASSERT(op->kv_store.layer >= 0 && op->kv_store.layer < s->shape.n_layers);
     long d = (long)s->shape.n_heads_kv * s->shape.head_dim;
-    put_rows(l, op->kv_store.k, op->n, d, false);
-    put_rows(l, op->kv_store.v, op->n, d, false);
+    put_columns(l, op->kv_store.k, op->n, d, false);
+    put_columns(l, op->kv_store.v, op->n, d, false);
+    if (s->shape.dtype == SO_DTYPE_Q8_0 && s->shape.head_dim % SO_COLUMN != 0)
+        l->out[l->n - 1].columns = l->out[l->n - 2].columns = 0; /* blocks end with their head */
     put(l, op->kv_store.slots, (size_t)op->n * sizeof(so_kv_slot), false);
 }
 

@@ -214,6 +214,22 @@ ELTWISE2(gelu_mul)
 ELTWISE1(gelu, gelu1)
 ELTWISE1(exp_row, v_exp)
 
+/* Four pairs to a register: the partner of each element comes from the other side of its pair. */
+static void rotate(float *x, const float *table, int n) {
+    int i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 v = _mm256_loadu_ps(x + i), t = _mm256_loadu_ps(table + i);
+        __m256 own = _mm256_mul_ps(v, _mm256_moveldup_ps(t));
+        __m256 other = _mm256_mul_ps(_mm256_permute_ps(v, 0xB1), _mm256_movehdup_ps(t));
+        _mm256_storeu_ps(x + i, _mm256_addsub_ps(own, other));
+    }
+    for (; i < n; i += 2) {
+        float a = x[i], b = x[i + 1], c = table[i], s = table[i + 1];
+        x[i] = a * c - b * s;
+        x[i + 1] = a * s + b * c;
+    }
+}
+
 static void scale_row(float *out, const float *x, float a, long n) {
     long i = 0;
     for (; i + 16 <= n; i += 16)
