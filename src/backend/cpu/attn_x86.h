@@ -150,7 +150,7 @@ static void softmax(float *s, int n, int lo, int hi, float *m, float *sum) {
     for (int i = 0; i < n; i++, s += SO_ATTN_CHUNK) {
         v16 top = v_set1(m[i]), l = v_set1(0);
         for (int j = lo / 16 * 16; j < hi; j += 16) {
-            v16 p = v_exp_from(v_max(v_set1(SO_EXP_MIN), v_sub(v_load(s + j), top)));
+            v16 p = v_exp_from(v_sub(v_load(s + j), top));
             v_store(s + j, p);
             l = v_add(l, p);
         }

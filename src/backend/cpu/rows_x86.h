@@ -4,6 +4,7 @@
  *   v_set1 v_load v_store        whole words; v_load_n, v_store_n touch the first n lanes alone
  *   v_load_f16(_n) v_load_bf16(_n) v_load_i8  the same, converted
  *   v_select_n(n, a, b)          lanes below n from a, the others from b
+ *   v_keep_above(x, limit, a)    lanes of a where x is above limit or NaN, the others 0
  *   v_add v_sub v_mul v_div v_fma v_fnma v_min v_max   fnma: c − a·b; min, max as the instructions
  *   v_times_pow2(p, t)           p · 2^n, n read from the bits of t (SO_EXP_MAGIC)
  *   v_low8 v_high8               halves
@@ -25,8 +26,10 @@ INLINE float v_join(v16 v) {
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
-/* Of numbers from SO_EXP_MIN to SO_EXP_MAX. */
-INLINE v16 v_exp_from(v16 x) {
+/* Of numbers up to SO_EXP_MAX. Those below SO_EXP_MIN are left out rather than computed: a result
+ * that underflows is finished by microcode, which takes as long as a dozen words. */
+INLINE v16 v_exp_from(v16 given) {
+    v16 x = v_keep_above(given, v_set1(SO_EXP_MIN), given);
     v16 t = v_fma(x, v_set1(SO_EXP_LOG2E), v_set1(SO_EXP_MAGIC));
     v16 n = v_sub(t, v_set1(SO_EXP_MAGIC));
     v16 r = v_fnma(n, v_set1(SO_EXP_LN2_HI), x);
@@ -38,13 +41,11 @@ INLINE v16 v_exp_from(v16 x) {
     p = v_fma(p, r, v_set1(SO_EXP_C2));
     p = v_fma(p, r, v_set1(1.0f));
     p = v_fma(p, r, v_set1(1.0f));
-    return v_times_pow2(p, t);
+    return v_keep_above(given, v_set1(SO_EXP_MIN), v_times_pow2(p, t));
 }
 
-INLINE v16 v_exp(v16 x) {
-    x = v_max(v_set1(SO_EXP_MIN), x); /* the second operand wins where it is NaN */
-    return v_exp_from(v_min(v_set1(SO_EXP_MAX), x));
-}
+/* The second operand of v_min wins where it is NaN. */
+INLINE v16 v_exp(v16 x) { return v_exp_from(v_min(v_set1(SO_EXP_MAX), x)); }
 
 /* ---- activations to int8 ---- */
 

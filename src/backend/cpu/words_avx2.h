@@ -55,6 +55,10 @@ WORD v16 v_select_n(int n, v16 a, v16 b) {
     return (v16){_mm256_blendv_ps(b.lo, a.lo, _mm256_castsi256_ps(below(n, 0))),
                  _mm256_blendv_ps(b.hi, a.hi, _mm256_castsi256_ps(below(n, 8)))};
 }
+WORD v16 v_keep_above(v16 x, v16 limit, v16 a) {
+    return (v16){_mm256_and_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_NLE_UQ), a.lo),
+                 _mm256_and_ps(_mm256_cmp_ps(x.hi, limit.hi, _CMP_NLE_UQ), a.hi)};
+}
 WORD v16 v_load_f16(const uint16_t *p) {
     return (v16){_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)),
                  _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8)))};

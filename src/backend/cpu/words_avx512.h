@@ -29,6 +29,9 @@ WORD __mmask16 below(int n) { return (__mmask16)((1u << n) - 1); }
 WORD v16 v_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(below(n), p); }
 WORD void v_store_n(float *p, v16 v, int n) { _mm512_mask_storeu_ps(p, below(n), v); }
 WORD v16 v_select_n(int n, v16 a, v16 b) { return _mm512_mask_mov_ps(b, below(n), a); }
+WORD v16 v_keep_above(v16 x, v16 limit, v16 a) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLE_UQ), a);
+}
 WORD v16 f16_to_v16(__m256i h) { return _mm512_cvtph_ps(h); }
 WORD v16 bf16_to_v16(__m256i h) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
