@@ -188,12 +188,13 @@ def test_all(target, folder):
     """generate, draft, resume, boost, quantize; sooth says the same with the draft as without."""
     out = f"{folder}/run"
     tool("generate.py", "--target", target, "--out", f"{folder}/a.npz", "--min-p", 0.001, "--own", 500, "--slots", 32, "--short-ctx", 200, "--max-new", 24,
-         "--max-prompt", 300, "--minutes", 8, "--temps", "0,1")
+         "--max-prompt", 300, "--minutes", 0, "--temps", "0,1")
     tool("generate.py", "--target", target, "--out", f"{folder}/b.npz", "--data", f"{folder}/a.npz", "--passages", 20, "--second", 20,
          "--slots", 32, "--short-ctx", 200, "--max-new", 24, "--max-prompt", 360, "--minutes", 8)
     common = ("--target", target, "--data", f"{folder}/a.npz", "--data", f"{folder}/b.npz", "--layers", 1, "--d", 64, "--heads", 2,
               "--kv-heads", 1, "--ff", 64, "--batch", 1024, "--minutes", 1, "--log", 0.5, "--device", "cpu", "--no-compile")
-    first = tool("draft.py", *common, "--out", out, "--decay", 0, "--max-steps", 2)
+    first = tool("draft.py", *common, "--out", out, "--decay", 0, "--minutes", 0, "--max-steps", 2)
+    assert "would never end" in tool("draft.py", *common, "--out", out, "--minutes", 0, want=2)
     second = tool("draft.py", *common, "--out", out, "--resume", "--qat", "--max-steps", 60)
     assert "goes on at step 2" in second
     assert sum_min(second) > sum_min(first) + 0.1, (first, second)

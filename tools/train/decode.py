@@ -217,5 +217,5 @@ def generate(slots, jobs, until, say, every=16):
             free.append(s)
         if time.monotonic() - told > 10:
             told = time.monotonic()
-            say(f"  {done} of {len(jobs)} written, {made / 1e6:.2f} M tokens, {made / (told - start) / 1e3:.0f} k/s")
-    say(f"  {done} of {len(jobs)} written, {made / 1e6:.2f} M tokens in {time.monotonic() - start:.1f} s")
+            say(f"  {done} of {len(jobs)} written, {made:,} tokens, {made / (told - start):,.0f} a second")
+    say(f"  {done} of {len(jobs)} written, {made:,} tokens in {time.monotonic() - start:.1f} s")

@@ -8,7 +8,7 @@ each training step multiplies them by its output matrix again. Positions that pr
 only read. Loss: KL + --tv · (1 − Σ min(p, q)), see loss.py. One prompt in 50, chosen by a hash, is never trained on; agreement
 on those is printed as training goes: `agree` (same argmax) and `Σmin`, on text written at temperature 0 and on sampled text.
 
-A run ends within --minutes and leaves DIR/checkpoint.pt (weights, optimiser, step), DIR/log.tsv, DIR/draft.gguf (float32, for
+A run ends within --minutes (0: after --max-steps alone) and leaves DIR/checkpoint.pt (weights, optimiser, step), DIR/log.tsv, DIR/draft.gguf (float32, for
 `sooth quantize`). The rate is constant until the last --decay of the run, then falls to 0: a run with --decay 0 is continued with
 --resume by one that ends with a decay. --qat rounds all matrices to Q4_0 in the forward pass from the decay on, and the file
 then holds rounded weights, which `sooth quantize … Q4_0` keeps as they are.
@@ -23,6 +23,7 @@ cheaper; the file names them (vocab.py does the same to a draft that is finished
 Interrupted runs resume from the last checkpoint (--save seconds apart). Needs torch, numpy, gguf; one large GPU, or patience.
 """
 import argparse
+import math
 import os
 import queue
 import sys
@@ -39,6 +40,9 @@ import loss
 import optim
 from progress import START, say
 
+MANY = 1 << 60
+
+
 def options():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--target", required=True)
@@ -46,8 +50,8 @@ def options():
     p.add_argument("--out", required=True)
     p.add_argument("--name", default="draft")
     p.add_argument("--resume", action="store_true")
-    p.add_argument("--minutes", type=float, default=9)
-    p.add_argument("--max-steps", type=int, default=1 << 60)
+    p.add_argument("--minutes", type=float, default=9, help="0: no limit but --max-steps")
+    p.add_argument("--max-steps", type=int, default=MANY)
     p.add_argument("--layers", type=int, default=5)
     p.add_argument("--d", type=int, default=256)
     p.add_argument("--heads", type=int, default=4)
@@ -70,7 +74,12 @@ def options():
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--no-compile", action="store_true")
-    return p.parse_args()
+    args = p.parse_args()
+    if not 0 <= args.minutes < math.inf:
+        p.error(f"--minutes {args.minutes}: must be 0 (no limit) or more")
+    if args.minutes == 0 and args.max_steps == MANY:
+        p.error("--minutes 0 needs --max-steps: the run would never end")
+    return args
 
 
 class Data:
@@ -317,7 +326,7 @@ class Clock:
 
     def __init__(self, args, first):
         self.args, self.first, self.begin = args, first, time.monotonic()
-        self.end = START + args.minutes * 60 - min(25, args.minutes * 6)
+        self.end = START + args.minutes * 60 - min(25, args.minutes * 6) if args.minutes else math.inf
 
     def share(self, step):
         by_time = (time.monotonic() - self.begin) / max(1e-3, self.end - self.begin)

@@ -11,7 +11,8 @@
   --prompts  a file of prompts, see chat.py
 
 Each prompt is answered at one of --temps in turn, with min-p. Everything runs in slots (decode.py). The time is shared out: user
-turns a quarter, long prompts two fifths of the rest; what has not ended by then is left out. The file has the form of dialogues.py and appears
+turns a quarter, long prompts two fifths of the rest; what has not ended by then is left out. --minutes 0: until all is written, so that
+a slow machine writes as much as a fast one. The file has the form of dialogues.py and appears
 when it is complete. Needs torch, numpy, gguf, jinja2.
 """
 import argparse
@@ -46,12 +47,14 @@ def options():
     p.add_argument("--max-prompt", type=int, default=1500)
     p.add_argument("--short-ctx", type=int, default=512)
     p.add_argument("--slots", type=int, default=4096, help="of --short-ctx; long ones get the same memory")
-    p.add_argument("--minutes", type=float, default=3)
+    p.add_argument("--minutes", type=float, default=3, help="0: no limit, all is written")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = p.parse_args()
     if (args.passages or args.second) and not args.data:
         p.error("--passages and --second need --data")
+    if not 0 <= args.minutes < math.inf:
+        p.error(f"--minutes {args.minutes}: must be 0 (no limit) or more")
     if args.short_ctx <= args.max_new:
         p.error("--short-ctx must be larger than --max-new")
     return args
@@ -71,7 +74,7 @@ class Writer:
         self.eos = int(reader.get_field("tokenizer.ggml.eos_token_id").contents())
         self.temps = [float(t) for t in args.temps.split(",")]
         self.rng = np.random.default_rng(args.seed)
-        self.end = START + args.minutes * 60 - min(10, 6 * args.minutes)
+        self.end = START + args.minutes * 60 - min(10, 6 * args.minutes) if args.minutes else math.inf
 
     def until(self, share):
         """The moment when `share` of the time that is left has passed."""
