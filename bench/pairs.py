@@ -7,7 +7,7 @@
 For every drafter: `sooth theory --measure` (alpha, c and t(n) over the target's own answers), then `sooth bench spec`
 for every length, at temperature 0 and at 1 with match and with reject, in lock step with plain decoding. A task is a
 category of the prompts; all tasks of a length are one run. Drafters that cost nothing are measured beside the drafts:
-unigram and bigram (counted from half of the texts) by `theory` alone, lookup and ngram at every length.
+unigram and bigram (counted from half of the texts) by `theory` alone, lookup and ngram at every second length.
 
 What was measured is kept in the store after every run, and the same command goes on where it was interrupted (or where
 --seconds ended: exit status 3). A draft whose file changed is measured anew; drafts that are not named any more go.
@@ -136,7 +136,7 @@ def plan(args, pair, files):
     for setting in SETTINGS:
         # a point guess is accepted by p(x) in match and in reject, so one of them will do
         timed = [*files, *(FREE if setting[1] == "match" else ())]
-        for d, gamma in ((d, g) for d in timed for g in args.gammas):
+        for d, gamma in ((d, g) for d in timed for g in args.gammas[::1 if d in files else 2]):
             if f"{'/'.join(setting)}/{gamma}" not in known[d]["cells"]:
                 yield [d], ("bench", setting, gamma)
 

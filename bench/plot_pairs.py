@@ -149,7 +149,7 @@ def table4(p):
                 for g in p.gammas:
                     e38, et = p.expected(d, temp, verify, g, task)
                     got = p.measured(d, temp, verify, g, task)
-                    row.append(f"{number(e38)} · {number(et)} · {gain(got, got == best)}")
+                    row.append(f"{number(e38)} · {number(et)} · {gain(got, got == best)}" if got else "")
                 rows.append(row)
     return table(["task", "drafter", "temperature", "α", "c", *(f"γ = {g}" for g in p.gammas)], rows)
 
