@@ -302,11 +302,14 @@ static void begin(const unit *w, part all) {
 
 static void finish(const unit *w, part all) {
     for (int i = 0; i < w->n; i++) {
-        size_t at = query_at(w, i);
-        float *out = f32(w->op->attention.out) + at;
+        float *out = f32(w->op->attention.out) + query_at(w, i);
         w->b->kernels->scale(out, all.o + i * w->d, 1.0f / all.l[i], w->d);
-        if (w->act)
-            w->b->kernels->quantize32(out, w->d, w->act->q + at, w->act->blocks32 + at / SO_QK);
+    }
+    for (int r = 0; w->act && r < w->n_rows; r++) { /* heads of a row lie together */
+        size_t at = query_at(w, first_of(w, r));
+        int n = (first_of(w, r + 1) - first_of(w, r)) * w->d;
+        w->b->kernels->quantize32(f32(w->op->attention.out) + at, n, w->act->q + at,
+                                  w->act->blocks32 + at / SO_QK);
     }
 }
 

@@ -66,15 +66,24 @@ INLINE __m256i round8(const float *x, __m256 inverse) {
     return _mm256_cvtps_epi32(v);
 }
 
+/* 32 integers to bytes. */
+INLINE __m256i pack32(const __m256i *w) {
+    __m256i v = _mm256_packs_epi16(_mm256_packs_epi32(w[0], w[1]), _mm256_packs_epi32(w[2], w[3]));
+    return _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+/* The sums of each four of 32 bytes. */
+INLINE __m256i sums8(__m256i v) {
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), _mm256_set1_epi16(1));
+}
+
 /* 32 values to int8; gives the sums of each eight. */
 INLINE __m128i round32(const float *x, __m256 inverse, int8_t *q) {
-    __m256i ab = _mm256_packs_epi32(round8(x, inverse), round8(x + 8, inverse));
-    __m256i cd = _mm256_packs_epi32(round8(x + 16, inverse), round8(x + 24, inverse));
-    __m256i v = _mm256_packs_epi16(ab, cd);
-    v = _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    __m256i w[4] = {round8(x, inverse), round8(x + 8, inverse), round8(x + 16, inverse),
+                    round8(x + 24, inverse)};
+    __m256i v = pack32(w);
     _mm256_storeu_si256((void *)q, v);
-    __m256i s =
-        _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), _mm256_set1_epi16(1));
+    __m256i s = sums8(v);
     return _mm_hadd_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
 }
 
@@ -93,13 +102,72 @@ INLINE float block_scale(const float *x, int len, float *inverse) {
     return usable ? amax / 127.0f : finite ? 0.0f : NAN;
 }
 
+INLINE void quantize_block(const float *x, int8_t *q, so_q32 *block) {
+    float inverse, d = block_scale(x, 32, &inverse);
+    __m128i s = inverse != 0.0f ? round32(x, _mm256_set1_ps(inverse), q) : zero32(q);
+    s = _mm_hadd_epi32(s, s);
+    int sum = _mm_cvtsi128_si32(_mm_hadd_epi32(s, s));
+    *block = (so_q32){.d = d, .s = d * (float)sum, .sum = sum, .neg8 = -8 * sum};
+}
+
+INLINE __m256i add_or_max(__m256i a, __m256i b, const bool add) {
+    return add ? _mm256_add_epi32(a, b) : _mm256_max_epi32(a, b);
+}
+
+/* The sum or the largest of each of four words of eight, by one tree for all of them. */
+INLINE __m128i join4(const __m256i *v, const bool add) {
+    __m256i ab =
+        add_or_max(_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[0], v[1]), add);
+    __m256i cd =
+        add_or_max(_mm256_unpacklo_epi32(v[2], v[3]), _mm256_unpackhi_epi32(v[2], v[3]), add);
+    __m256i all = add_or_max(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd), add);
+    __m256i swapped = _mm256_permute2x128_si256(all, all, 1);
+    return _mm256_castsi256_si128(add_or_max(all, swapped, add));
+}
+
+/* Four blocks, none of which has numbers so small or so large that it needs care; false: one has.
+ * No value is cut at ±127: |x| · (127 / max |x|) rounds to less than 127.5. */
+INLINE bool quantize_four(const float *x, int8_t *q, so_q32 *blocks) {
+    __m256i v[4], sign = _mm256_set1_epi32(0x7FFFFFFF);
+    UNROLL for (int b = 0; b < 4; b++) {
+        __m256i w[4];
+        UNROLL for (int i = 0; i < 4; i++) w[i] =
+            _mm256_and_si256(_mm256_loadu_si256((const void *)(x + 32 * b + 8 * i)), sign);
+        v[b] = _mm256_max_epi32(_mm256_max_epi32(w[0], w[1]), _mm256_max_epi32(w[2], w[3]));
+    }
+    __m128i max = join4(v, false);
+    __m128i tiny = _mm_cmplt_epi32(max, _mm_castps_si128(_mm_set1_ps(SO_ACT_TINY)));
+    __m128i large = _mm_cmpgt_epi32(max, _mm_set1_epi32(0x7F7FFFFF));
+    if (_mm_movemask_epi8(_mm_or_si128(tiny, large)) != 0)
+        return false;
+    __m128 amax = _mm_castsi128_ps(max), most = _mm_set1_ps(127.0f);
+    __m128 d = _mm_div_ps(amax, most);
+    float inverse[4];
+    _mm_storeu_ps(inverse, _mm_div_ps(most, amax));
+    UNROLL for (int b = 0; b < 4; b++) {
+        __m256 by = _mm256_set1_ps(inverse[b]);
+        __m256i w[4];
+        UNROLL for (int i = 0; i < 4; i++) w[i] =
+            _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 32 * b + 8 * i), by));
+        v[b] = pack32(w);
+        _mm256_storeu_si256((void *)(q + 32 * b), v[b]);
+        v[b] = sums8(v[b]);
+    }
+    __m128i sum = join4(v, true);
+    __m128i neg8 = _mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), sum), 3);
+    __m128 out[4] = {d, _mm_mul_ps(d, _mm_cvtepi32_ps(sum)), _mm_castsi128_ps(sum),
+                     _mm_castsi128_ps(neg8)};
+    _MM_TRANSPOSE4_PS(out[0], out[1], out[2], out[3]);
+    UNROLL for (int b = 0; b < 4; b++) _mm_storeu_ps((float *)(blocks + b), out[b]);
+    return true;
+}
+
 static void quantize32(const float *x, int k, int8_t *q, so_q32 *blocks) {
-    for (int b = 0; b < k / 32; b++, x += 32, q += 32) {
-        float inverse, d = block_scale(x, 32, &inverse);
-        __m128i s = inverse != 0.0f ? round32(x, _mm256_set1_ps(inverse), q) : zero32(q);
-        s = _mm_hadd_epi32(s, s);
-        int sum = _mm_cvtsi128_si32(_mm_hadd_epi32(s, s));
-        blocks[b] = (so_q32){.d = d, .s = d * (float)sum, .sum = sum, .neg8 = -8 * sum};
+    _Static_assert(sizeof(so_q32) == 16, "a block is stored as four numbers");
+    for (int b = 0, n; b < k / 32; b += n, x += 32 * n, q += 32 * n) {
+        n = k / 32 - b >= 4 && quantize_four(x, q, blocks + b) ? 4 : 1;
+        if (n == 1)
+            quantize_block(x, q, blocks + b);
     }
 }
 
