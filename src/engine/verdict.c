@@ -82,7 +82,7 @@ static int load_row(so_request *r, int node, transform *fn) {
 
 static const float *standard_row(void *user, int node) {
     so_request *r = user;
-    int rc = load_row(r, node, so_sample_distribution);
+    int rc = load_row(r, node, so_sample_weights);
     return rc == SO_OK ? r->e->row : dead_row(r, node, 0, 1);
 }
 
@@ -90,6 +90,16 @@ static const float *adjusted_row(void *user, int node) {
     so_request *r = user;
     int rc = load_row(r, node, so_sample_adjusted);
     return rc == SO_OK ? r->e->row : dead_row(r, node, -FLT_MAX, 0);
+}
+
+/* Chance with the target's own draw where nothing was guessed. */
+typedef struct engine_chance {
+    so_chance_keyed keyed; /* first: so_chance is its base */
+    so_request *r;
+} engine_chance;
+
+static int32_t choose_bonus(so_chance *c, int node) {
+    return choose(((engine_chance *)c)->r, node);
 }
 
 /* --- the verdict --- */
@@ -110,7 +120,7 @@ static void accept_all(so_request *r) {
 
 static void reach(so_request *r, so_verify_mode mode) {
     const so_speculation *s = &r->spec;
-    so_chance_keyed chance;
+    engine_chance chance = {.r = r};
     if (r->e->mutant == SO_MUTANT_ACCEPT_ALL) {
         accept_all(r);
     } else if (mode == SO_VERIFY_LENIENT && r->sample.temp == 0 && s->lenience < 1) {
@@ -118,8 +128,9 @@ static void reach(so_request *r, so_verify_mode mode) {
     } else if (mode == SO_VERIFY_MATCH || r->sample.temp == 0 || r->tree->n_nodes == 1) {
         so_verify_match(r->tree, choose, r, &r->verdict);
     } else {
-        so_chance_keyed_init(&chance, r->sample.seed, r->sample.choice);
-        so_verify_reject(r->tree, standard_row, r, &chance.base,
+        so_chance_keyed_init(&chance.keyed, r->sample.seed, r->sample.choice);
+        chance.keyed.base.choose = choose_bonus;
+        so_verify_reject(r->tree, standard_row, r, &chance.keyed.base,
                          mode == SO_VERIFY_LENIENT ? s->lenience : 1, r->e->scratch, &r->verdict);
     }
     if (r->err.code != SO_OK)

@@ -454,9 +454,13 @@ int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logit
 }
 
 /* Where nothing is cut there is no list to go through: the row itself is weighed. */
-static void weigh_all(const so_sampler *s, const so_sample_params *p, int32_t best, float *probs) {
+static double weigh_all(const so_sampler *s, const so_sample_params *p, int32_t best,
+                        float *weights) {
+    return s->fns->weigh(s->row, s->n_vocab, s->row[best], 1 / (double)p->temp, weights);
+}
+
+static void scale_all(const so_sampler *s, double total, float *probs) {
     enum { BLOCK = 64 };
-    double total = s->fns->weigh(s->row, s->n_vocab, s->row[best], 1 / (double)p->temp, probs);
     float scale = (float)(1 / total);
     int i = 0;
     for (; i + BLOCK <= s->n_vocab; i += BLOCK) /* a constant length: in vectors */
@@ -466,28 +470,44 @@ static void weigh_all(const so_sampler *s, const so_sample_params *p, int32_t be
         probs[i] *= scale;
 }
 
-int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float *logits,
-                           const so_sample_context *ctx, float *probs, so_err *err) {
+static int weigh(so_sampler *s, const so_sample_params *p, const float *logits,
+                 const so_sample_context *ctx, float *weights, double *total, so_err *err) {
     int32_t best;
     int rc = prepare(s, p, logits, ctx, &best, err);
     if (rc != SO_OK)
         return rc;
     if (p->temp > 0 && !has_cuts(p, s->n_vocab)) {
-        weigh_all(s, p, best, probs);
+        *total = weigh_all(s, p, best, weights);
         return SO_OK;
     }
-    memset(probs, 0, (size_t)s->n_vocab * sizeof *probs);
+    memset(weights, 0, (size_t)s->n_vocab * sizeof *weights);
+    *total = 1;
     if (p->temp == 0) {
-        probs[best] = 1;
+        weights[best] = 1;
         return SO_OK;
     }
     transform(s, p, best);
-    double total = 0;
+    double sum = 0;
     for (int i = 0; i < s->n; i++)
-        total += exp((double)s->y[s->ids[i]]);
+        sum += exp((double)s->y[s->ids[i]]);
     for (int i = 0; i < s->n; i++)
-        probs[s->ids[i]] = (float)(exp((double)s->y[s->ids[i]]) / total);
+        weights[s->ids[i]] = (float)(exp((double)s->y[s->ids[i]]) / sum);
     return SO_OK;
+}
+
+int so_sample_weights(so_sampler *s, const so_sample_params *p, const float *logits,
+                      const so_sample_context *ctx, float *weights, so_err *err) {
+    double total;
+    return weigh(s, p, logits, ctx, weights, &total, err);
+}
+
+int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float *logits,
+                           const so_sample_context *ctx, float *probs, so_err *err) {
+    double total;
+    int rc = weigh(s, p, logits, ctx, probs, &total, err);
+    if (rc == SO_OK && total != 1)
+        scale_all(s, total, probs);
+    return rc;
 }
 
 int so_sample_adjusted(so_sampler *s, const so_sample_params *p, const float *logits,
@@ -503,19 +523,37 @@ bool so_sample_is_argmax(const so_sample_params *p) {
     return p->temp == 0 && p->n_bias == 0 && !has_penalties(p);
 }
 
+enum { PICK_PART = 64, PICK_LANES = 8 };
+
+static double sum_part(const float *w) {
+    double s[PICK_LANES] = {0};
+    for (int i = 0; i < PICK_PART; i += PICK_LANES)
+        for (int k = 0; k < PICK_LANES; k++)
+            s[k] += (double)w[i + k];
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
+/* Whole parts are passed over by their sums, lane by lane; one running sum would wait for each of
+ * its additions. */
 int32_t so_sample_pick(const float *weights, int n, double u) {
-    double total = 0, sum = 0;
-    int32_t last = -1;
-    for (int i = 0; i < n; i++)
+    double total = 0, sum = 0, part = 0;
+    int32_t last = -1, first = 0, i = 0;
+    for (; i + PICK_PART <= n; i += PICK_PART)
+        total += sum_part(weights + i);
+    for (; i < n; i++)
         total += (double)weights[i];
-    for (int32_t i = 0; i < n; i++) {
+    for (; first + PICK_PART < n && sum + (part = sum_part(weights + first)) <= u * total;
+         first += PICK_PART)
+        sum += part;
+    for (i = first; i < n && !(sum > u * total); i++) {
         if (!(weights[i] > 0))
             continue;
         last = i;
         sum += (double)weights[i];
-        if (sum > u * total)
-            break;
     }
+    for (i = first; last < 0 && i > 0; i--) /* rounding left the sum short: the last that weighs */
+        if (weights[i - 1] > 0)
+            last = i - 1;
     return last;
 }
 

@@ -52,6 +52,9 @@ int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logit
  * so_sample_token draws from, up to rounding. Temperature 0 is a point mass. */
 int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float *logits,
                            const so_sample_context *ctx, float *probs, so_err *err);
+/* The same up to a common factor, for less: weights. */
+int so_sample_weights(so_sampler *s, const so_sample_params *p, const float *logits,
+                      const so_sample_context *ctx, float *weights, so_err *err);
 /* The logits after bias and penalties, before temperature and cuts, out[n_vocab]; out may be
  * logits: what `lenient` compares at temperature 0. */
 int so_sample_adjusted(so_sampler *s, const so_sample_params *p, const float *logits,

@@ -51,5 +51,5 @@ static int32_t keyed_draw(so_chance *c, uint32_t position, const double *weight,
 }
 
 void so_chance_keyed_init(so_chance_keyed *c, uint64_t seed, uint32_t choice) {
-    *c = (so_chance_keyed){{keyed_accept, keyed_draw}, seed, choice};
+    *c = (so_chance_keyed){{keyed_accept, keyed_draw, NULL}, seed, choice};
 }

@@ -13,7 +13,7 @@
  *   at the end:  emit a draw from r; the round is over
  *
  * Knows trees, rows and chance; refuses to know models, caches or time. Pure: any thread with its
- * own scratch. The proof comes first, then eighty lines of code. */
+ * own scratch. The proof comes first, then the code. */
 #include <math.h>
 
 #include "base/mem.h"
@@ -35,7 +35,9 @@
  * 5. Down the tree. The proposals under a node were drawn given the text up to it, and no test so
  *    far has looked at them; so 1 to 4 hold at the next position with its own p. A node with two
  *    proposals is reached when either is accepted: two draws, two tests.
- * 6. Round after round. Every position is distributed as p given the text before it; what was not
+ * 6. Behind the last node nothing was proposed: any draw from p will do whose numbers nobody has
+ *    used, so also the target's plain one (so_chance.choose), which need not write p down.
+ * 7. Round after round. Every position is distributed as p given the text before it; what was not
  *    accepted is forgotten unread, and the next round starts from the text alone.
  *
  * Hence the rule of sight for drafters: whether, where and in which order a proposal is tested may
@@ -62,25 +64,28 @@ typedef struct walk {
     so_chance *chance;
     double lenience;
     so_verdict *out;
+    const float *p;    /* the target's row at this position, [n_vocab] */
+    bool written;      /* r has been written down; before, it is p */
     double *r, r_mass; /* what is owed at this position, [n_vocab], and its sum */
     double *q, q_mass; /* of the proposal under test; mass 0: a point mass */
 } walk;
 
-enum { BLOCK = 64 };
+enum { BLOCK = 64, LANES = 8 };
 
-/* Four lanes joined in a fixed order: one lane would wait for its own last addition. */
+/* Lanes joined in a fixed order: one lane would wait for its own last addition. */
+static double joined(const double s[LANES]) {
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
 static double sum(const double *w, int n) {
-    double s[4] = {0};
+    double s[LANES] = {0};
     int i = 0;
-    for (; i + 4 <= n; i += 4) {
-        s[0] += w[i];
-        s[1] += w[i + 1];
-        s[2] += w[i + 2];
-        s[3] += w[i + 3];
-    }
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < LANES; k++)
+            s[k] += w[i + k];
     for (; i < n; i++)
         s[0] += w[i];
-    return (s[0] + s[1]) + (s[2] + s[3]);
+    return joined(s);
 }
 
 /* A row as doubles, with `other` for what is no weight (negative or NaN); returns the mass. Blocks
@@ -99,9 +104,63 @@ static double load(const float *row, int n, float other, double *out) {
     return sum(out, n);
 }
 
+/* --- one drawn proposal, which is the usual case ---
+ *
+ * Rows are as long as the vocabulary and come from far away in the cache. One test needs two of
+ * their numbers and their masses; only a rejection needs all of r, and then p, q and r are gone
+ * through once. All sums run by index in the same lanes as above. */
+
+/* The mass of `row` with `other` for what is no weight. */
+static double mass_of(const float *row, int n, float other) {
+    float w[BLOCK];
+    double s[LANES] = {0};
+    int i = 0;
+    for (; i + BLOCK <= n; i += BLOCK) {
+        for (int k = 0; k < BLOCK; k++)
+            w[k] = row[i + k] >= 0 ? row[i + k] : other;
+        for (int k = 0; k < BLOCK; k += LANES)
+            for (int l = 0; l < LANES; l++)
+                s[l] += (double)w[k + l];
+    }
+    for (; i < n; i++)
+        s[0] += (double)(row[i] >= 0 ? row[i] : other);
+    return joined(s);
+}
+
+/* r ← max(0, p − scale · q); gives the mass. q has no entry that is no weight. */
+static double subtract_rows(const float *p, const float *q, double scale, int n, double *r) {
+    float w[BLOCK];
+    double s[LANES] = {0};
+    int i = 0;
+    for (; i + BLOCK <= n; i += BLOCK) {
+        for (int k = 0; k < BLOCK; k++)
+            w[k] = p[i + k] >= 0 ? p[i + k] : 0;
+        for (int k = 0; k < BLOCK; k++)
+            r[i + k] = SO_MAX(0, (double)w[k] - scale * (double)q[i + k]);
+        for (int k = 0; k < BLOCK; k += LANES)
+            for (int l = 0; l < LANES; l++)
+                s[l] += r[i + k + l];
+    }
+    for (; i < n; i++) {
+        r[i] = SO_MAX(0, (double)(p[i] >= 0 ? p[i] : 0) - scale * (double)q[i]);
+        s[0] += r[i];
+    }
+    return joined(s);
+}
+
 static void load_p(walk *w, const float *p) {
-    w->r_mass = load(p, w->t->n_vocab, 0, w->r);
+    w->p = p;
+    w->written = false;
+    w->r_mass = mass_of(p, w->t->n_vocab, 0);
     SO_ASSERT(w->r_mass > 0 && isfinite(w->r_mass)); /* standardising refuses such logits */
+}
+
+/* --- any number of proposals, of any kind --- */
+
+static void write_r(walk *w) {
+    if (!w->written)
+        w->r_mass = load(w->p, w->t->n_vocab, 0, w->r);
+    w->written = true;
 }
 
 /* The distribution that proposal i of `node` was drawn from (steps 3 and 4). */
@@ -148,20 +207,55 @@ static uint32_t position_after(const so_tree *t, int node) {
     return (uint32_t)(t->root_pos + t->nodes[node].depth + 1);
 }
 
+static bool accepts(walk *w, int node, uint32_t index, double p, double q) {
+    return w->chance->accept(w->chance, position_after(w->t, node), index, p, w->lenience * q);
+}
+
+/* Tests a proposal by r and q as numbers of their own. */
+static bool test(walk *w, int node, int i, uint32_t index) {
+    int32_t x = w->t->nodes[w->t->proposals[i].child].token;
+    write_r(w);
+    load_q(w, node, i);
+    double q = w->q_mass > 0 ? w->q[x] / w->q_mass : 1;
+    if (accepts(w, node, index, w->r[x] / w->r_mass, q))
+        return true;
+    subtract(w, x);
+    return false;
+}
+
+/* Tests the first proposal of a node by the rows as they are, where it was drawn from one; *done:
+ * whether it was. */
+static bool test_first(walk *w, int node, int i, bool *done) {
+    const so_proposal *p = &w->t->proposals[i];
+    int32_t x = w->t->nodes[p->child].token;
+    int n = w->t->n_vocab;
+    if (p->kind == SO_Q_POINT || w->written)
+        return *done = false;
+    const float *q = so_tree_row(w->t, p->row);
+    double mass = mass_of(q, n, NAN);
+    *done = isfinite(mass) && q[x] > 0;
+    if (!*done)
+        return false;
+    double px = w->p[x] >= 0 ? (double)w->p[x] : 0;
+    if (accepts(w, node, 0, px / w->r_mass, (double)q[x] / mass))
+        return true;
+    double rest = subtract_rows(w->p, q, w->r_mass / mass, n, w->r);
+    w->written = rest > 0;
+    if (rest > 0)
+        w->r_mass = rest;
+    return false;
+}
+
 /* Tests the proposals of `node` in draw order: the accepted child, or −1 with r what is left. */
 static int test_proposals(walk *w, int node) {
     const so_tree *t = w->t;
     uint32_t index = 0;
-    for (int i = t->nodes[node].first; i >= 0; i = t->proposals[i].next) {
-        int child = t->proposals[i].child;
-        int32_t x = t->nodes[child].token;
-        load_q(w, node, i);
-        double q = w->q_mass > 0 ? w->q[x] / w->q_mass : 1;
+    for (int i = t->nodes[node].first; i >= 0; i = t->proposals[i].next, index++) {
+        bool done = false;
         w->out->tested[w->out->n_tested++] = (int16_t)i;
-        if (w->chance->accept(w->chance, position_after(t, node), index++, w->r[x] / w->r_mass,
-                              w->lenience * q))
-            return child;
-        subtract(w, x);
+        bool stands = index == 0 && test_first(w, node, i, &done);
+        if (stands || (!done && test(w, node, i, index)))
+            return t->proposals[i].child;
     }
     return -1;
 }
@@ -169,14 +263,26 @@ static int test_proposals(walk *w, int node) {
 void so_verify_reject(const so_tree *t, so_verify_row *row, void *user, so_chance *chance,
                       double lenience, double *scratch, so_verdict *out) {
     SO_ASSERT(lenience > 0 && lenience <= 1);
-    walk w = {t, chance, lenience, out, scratch, 0, scratch + t->n_vocab, 0};
-    int node = 0, child;
+    walk w = {.t = t, .chance = chance, .lenience = lenience, .out = out};
+    int node = 0;
+    w.r = scratch;
+    w.q = scratch + t->n_vocab;
     out->n_accepted = out->n_tested = 0;
-    for (load_p(&w, row(user, node)); (child = test_proposals(&w, node)) >= 0;
-         load_p(&w, row(user, node))) {
+    while (t->nodes[node].first >= 0) {
+        load_p(&w, row(user, node));
+        int child = test_proposals(&w, node);
+        if (child < 0)
+            break;
         out->path[out->n_accepted++] = (int16_t)child;
         node = child;
     }
-    out->token = chance->draw(chance, position_after(t, node), w.r, t->n_vocab, w.r_mass);
     out->bonus = t->nodes[node].first < 0;
+    if (out->bonus && chance->choose) {
+        out->token = chance->choose(chance, node);
+        return;
+    }
+    if (out->bonus)
+        load_p(&w, row(user, node));
+    write_r(&w);
+    out->token = chance->draw(chance, position_after(t, node), w.r, t->n_vocab, w.r_mass);
 }

@@ -41,6 +41,9 @@ struct so_chance {
     bool (*accept)(so_chance *c, uint32_t position, uint32_t index, double p, double q);
     /* An index with probability weight[i]/Σ weight; total > 0 is Σ weight. */
     int32_t (*draw)(so_chance *c, uint32_t position, const double *weight, int n, double total);
+    /* Optional: the target's own draw after `node`, by numbers that nothing else uses. Asked in
+     * place of its row where nothing was proposed: a draw costs less than a whole distribution. */
+    int32_t (*choose)(so_chance *c, int node);
 };
 
 /* Draws keyed by (seed, choice, position, purpose, index): SO_RNG_ACCEPT and SO_RNG_RESIDUAL. */

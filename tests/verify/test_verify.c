@@ -209,7 +209,7 @@ static int32_t record_draw(so_chance *c, uint32_t position, const double *w, int
     return best;
 }
 
-static const so_chance RECORD = {record_accept, record_draw};
+static const so_chance RECORD = {record_accept, record_draw, NULL};
 
 static void near(double a, double b) {
     if (!(fabs(a - b) < 1e-12))
