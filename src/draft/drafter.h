@@ -31,10 +31,10 @@ struct so_draft_draws {
     double (*uniform)(so_draft_draws *s, const so_drafter *d, int depth, int draw);
 };
 
-/* Asked after a point guess at `depth`, of which the drafter is as sure as it says, whether another
- * one behind it is worth what it costs. Never asked about drawn tokens (rule of sight). */
+/* Asked about the guess at `depth`, of which the drafter is as sure as it says: of a point by the
+ * token, of one that is drawn by the row alone, never by the draw (rule of sight). */
 typedef struct so_draft_job so_draft_job;
-typedef bool so_draft_more(so_draft_job *job, const so_drafter *d, int depth, double sure);
+typedef bool so_draft_ask(so_draft_job *job, const so_drafter *d, int depth, double sure);
 
 /* One request as a drafter sees it. */
 struct so_draft_job {
@@ -54,7 +54,9 @@ struct so_draft_job {
      * the target's draw (`match`). */
     const so_sample_params *sample;
     so_draft_draws *draws; /* NULL: keyed, as so_draft_uniform says */
-    so_draft_more *more;   /* NULL: on to max_depth. For drafters whose guesses cost */
+    /* For drafters whose guesses cost; NULL: yes. */
+    so_draft_ask *draw; /* before a token is drawn from a row: whether it is worth a test */
+    so_draft_ask *more; /* whether another guess behind this one is worth what it costs */
 };
 
 typedef struct so_drafter_vt {

@@ -144,6 +144,17 @@ void so_estimate_add(so_estimate *e, int drafter, int depth, double confidence, 
     }
 }
 
+void so_estimate_skip(so_estimate *e, int drafter, int depth, double confidence) {
+    int d = drafter_index(drafter), k = depth_index(depth);
+    float chance = (float)so_estimate_get(e, drafter, depth, confidence, 0.5);
+    so_estimate_cell *c = &e->shared->cells[d][k][SO_ESTIMATE_LEVELS];
+    c->accepted = c->accepted * SHARED_KEEP + chance;
+    c->tested = c->tested * SHARED_KEEP + 1;
+    c = &e->shared->seen[d][k][SO_ESTIMATE_LEVELS];
+    c->accepted += chance;
+    c->tested += 1;
+}
+
 double so_estimate_sure(const so_estimate *e, int drafter) {
     int d = drafter_index(drafter);
     double n = e->shared->cells[d][0][SO_ESTIMATE_LEVELS].tested;
@@ -155,6 +166,12 @@ bool so_estimate_hopeful(const so_estimate *e, int drafter) {
     return e->own[drafter_index(drafter)].last & 3;
 }
 
+/* What the plan may know of a proposal: of a point its own confidence, of a drawn token how sure
+ * its drafter was of the row. */
+static double sure_of(const so_tree *t, const so_proposal *q) {
+    return (double)(q->kind == SO_Q_POINT ? t->nodes[q->child].accept : t->row_sure[q->row]);
+}
+
 void so_estimate_tree(const so_estimate *e, const so_tree *t, float accept[SO_TREE_MAX]) {
     for (int i = 0; i < t->n_nodes; i++)
         accept[i] = i == 0 ? 1.0f : 0.0f;
@@ -164,8 +181,8 @@ void so_estimate_tree(const so_estimate *e, const so_tree *t, float accept[SO_TR
             const so_proposal *q = &t->proposals[p];
             const so_node *child = &t->nodes[q->child];
             bool point = q->kind == SO_Q_POINT;
-            double chance = so_estimate_get(e, q->drafter, child->depth,
-                                            point ? (double)child->accept : -1, child->accept);
+            double chance =
+                so_estimate_get(e, q->drafter, child->depth, sure_of(t, q), (double)child->accept);
             float *a = &accept[q->child];
             if (point && *a > 0) { /* rejected once, a point is rejected again: the better counts */
                 *a = (float)SO_MAX((double)*a, left * chance);
@@ -188,6 +205,6 @@ void so_estimate_verdict(so_estimate *e, const so_tree *t, const so_verdict *v) 
         bool accepted = on_path[q->child] && !taken[child->parent];
         taken[child->parent] = true;
         if (q->kind != SO_Q_POINT)
-            so_estimate_add(e, q->drafter, child->depth, -1, accepted);
+            so_estimate_add(e, q->drafter, child->depth, sure_of(t, q), accepted);
     }
 }

@@ -56,6 +56,9 @@ double so_estimate_get(const so_estimate *e, int drafter, int depth, double conf
                        double guess);
 /* A test and its outcome. */
 void so_estimate_add(so_estimate *e, int drafter, int depth, double confidence, bool accepted);
+/* A row that was not worth a draw: counts as its estimate where confidence is not known, so that
+ * what was tested alone does not flatter the drafter. */
+void so_estimate_skip(so_estimate *e, int drafter, int depth, double confidence);
 /* In [0,1): how much evidence stands behind the estimates of a drafter at depth 1. */
 double so_estimate_sure(const so_estimate *e, int drafter);
 /* One of the last two tests of a drafter at depth 1 went well: was it given up, it is worth
@@ -64,8 +67,9 @@ double so_estimate_sure(const so_estimate *e, int drafter);
 bool so_estimate_hopeful(const so_estimate *e, int drafter);
 
 /* For each node of a tree the chance that it is accepted given that its parent was: of a point with
- * its own confidence, of a drawn token by drafter and depth alone (rule of sight: the plan may not
- * look at what was drawn). A later sibling is tested only if the earlier ones were rejected. */
+ * its own confidence, of a drawn token by drafter, depth and so_tree.row_sure (rule of sight: the
+ * plan may not look at what was drawn). A later sibling is tested only if the earlier ones were
+ * rejected. */
 void so_estimate_tree(const so_estimate *e, const so_tree *t, float accept[SO_TREE_MAX]);
 
 /* Counts the tests of drawn proposals, without regard to what was drawn. Points are not counted

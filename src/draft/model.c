@@ -59,6 +59,7 @@ typedef struct chain {
     int32_t guess[SO_TREE_MAX]; /* of the inner drafter, for the first draw */
     int n_guess;
     int n_rows, first_logit; /* in this pass; first_logit −1: still catching up */
+    float sure;              /* of the latest guess */
     bool done;
 } chain;
 
@@ -228,11 +229,23 @@ static bool needs_ids(so_sample_params p, bool noise) {
     return noisy || !so_sample_is_argmax(&p);
 }
 
+/* Lanes, so that the compiler uses vectors. */
+static float largest(const float *row, int n) {
+    enum { LANES = 16 };
+    float m[LANES] = {0}, best = 0;
+    int i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < LANES; k++)
+            m[k] = row[i + k] > m[k] ? row[i + k] : m[k];
+    for (; i < n; i++)
+        best = SO_MAX(best, row[i]);
+    for (int k = 0; k < LANES; k++)
+        best = SO_MAX(best, m[k]);
+    return best;
+}
+
 static bool row_is_unsure(const model_drafter *md, const float *row, int n) {
-    float best = 0;
-    for (int i = 0; i < n && md->o.p_min > 0; i++)
-        best = row[i] > best ? row[i] : best;
-    return best < md->o.p_min;
+    return md->o.p_min > 0 && largest(row, n) < md->o.p_min;
 }
 
 /* Chances of a row's places as a row of the target's vocabulary. */
@@ -275,12 +288,20 @@ static bool row_is_sound(model_drafter *md, chain *c, int logit) {
 }
 
 /* The place that is drawn, by chances that are written down in the tree as its row; −1 where the
- * chain ends. */
-static int32_t draw_from_chances(model_drafter *md, const chain *c, const so_sample_params *p,
+ * chain ends. How sure the draft is of it goes by the row's peak, before anything is drawn: where
+ * much of q lies on one token, p mostly agrees (Σ min(p,q) is 0.25 in the flattest eighth of rows,
+ * 0.71 in the most peaked). Its root spreads rows over the levels of estimate.h and is too hopeful
+ * rather than not hopeful enough, so no level is left untested by its word alone. */
+static int32_t draw_from_chances(model_drafter *md, chain *c, const so_sample_params *p,
                                  const draft_row *r, int row) {
-    so_sample_context ctx = {c->s->text, c->n_text, c->job->n_prompt};
-    if (so_sample_distribution(r->sampler, p, r->logits, &ctx, md->probs, NULL) != SO_OK ||
-        row_is_unsure(md, md->probs, r->n))
+    so_draft_job *job = c->job;
+    so_sample_context ctx = {c->s->text, c->n_text, job->n_prompt};
+    if (so_sample_distribution(r->sampler, p, r->logits, &ctx, md->probs, NULL) != SO_OK)
+        return -1;
+    float peak = largest(md->probs, r->n);
+    c->sure = job->tree->row_sure[row] = sqrtf(SO_MIN(peak, 1.0f));
+    if (peak < md->o.p_min ||
+        (job->draw && !job->draw(job, &md->base, c->depth + 1, (double)c->sure)))
         return -1;
     spread(md, r, md->probs, so_tree_row(c->job->tree, row));
     return so_sample_pick(md->probs, r->n, so_draft_uniform(&md->base, c->job, c->depth + 1, 0));
@@ -288,7 +309,7 @@ static int32_t draw_from_chances(model_drafter *md, const chain *c, const so_sam
 
 /* The place that is the likeliest, or the target's own noise's choice; −1 where the chain ends. */
 static int32_t draw_point(model_drafter *md, const chain *c, const so_sample_params *p,
-                          const draft_row *r) {
+                          const draft_row *r, double *lead) {
     so_sample_context ctx = {c->s->text, c->n_text, c->job->n_prompt};
     int32_t at = -1;
     if (md->o.p_min > 0) {
@@ -298,7 +319,16 @@ static int32_t draw_point(model_drafter *md, const chain *c, const so_sample_par
             row_is_unsure(md, md->probs, r->n))
             return -1;
     }
-    return so_sample_token(r->sampler, p, r->logits, &ctx, &at, NULL) == SO_OK ? at : -1;
+    return so_sample_token_lead(r->sampler, p, r->logits, &ctx, &at, lead, NULL) == SO_OK ? at : -1;
+}
+
+/* How sure the draft is of a token that noise chose: the chance that it gives to it, and its lead
+ * over the next one, noise and all, since the target's row differs and its noise does not. Both
+ * together tell a guess that stands from one that does not in 76 of 100 pairs, the chance alone in
+ * 71 (3,300 guesses for SmolLM2, temperature 1; a logistic fit). */
+static float sure_of_noisy(float chance, double lead) {
+    double q = SO_MIN(SO_MAX((double)chance, 1e-4), 1 - 1e-4);
+    return (float)(1 / (1 + exp(0.6 - 0.6 * lead - 0.18 * log(q / (1 - q)))));
 }
 
 /* What the draft's own softmax gives to a token. */
@@ -326,22 +356,24 @@ static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
     int row = drawn ? so_tree_new_row(job->tree) : -1;
     if (drawn && row < 0)
         return false;
-    int32_t at = drawn ? draw_from_chances(md, c, &p, &r, row) : draw_point(md, c, &p, &r);
+    double lead = 0;
+    int32_t at = drawn ? draw_from_chances(md, c, &p, &r, row) : draw_point(md, c, &p, &r, &lead);
     if (at < 0)
         return false;
     *token = r.ids ? r.ids[at] : at;
-    float sure = drawn ? 0.7f : chance_of(md, logits, *token); /* a first belief */
-    c->node = so_draft_add(job, c->node, *token, so_draft_kind(row), row, md->base.index, sure);
+    if (!drawn)
+        c->sure = chance_of(md, logits, *token);
+    if (!drawn && p.temp > 0)
+        c->sure = sure_of_noisy(c->sure, lead);
+    c->node = so_draft_add(job, c->node, *token, so_draft_kind(row), row, md->base.index, c->sure);
     return c->node >= 0;
 }
 
 /* Whether the chain ends here: at its limit, or where another guess would not pay. */
 static bool ends(const model_drafter *md, const chain *c) {
-    const so_node *n = &c->job->tree->nodes[c->node];
-    if (c->depth == c->limit)
-        return true;
-    bool drawn = c->job->tree->max_rows > 0 && params_of(md, c->job).temp > 0;
-    return c->job->more && !drawn && !c->job->more(c->job, &md->base, c->depth, (double)n->accept);
+    so_draft_job *job = c->job;
+    return c->depth == c->limit ||
+           (job->more && !job->more(job, &md->base, c->depth, (double)c->sure));
 }
 
 /* Draws as far as this pass allows: one token, and one more for every guess that was right. */

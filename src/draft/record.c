@@ -21,20 +21,30 @@ void so_records_free(so_records *r) {
     *r = (so_records){0};
 }
 
-bool so_record_model_name(uint64_t id, char out[SO_RECORD_NAME]) {
+static void mark(int way, char out[SO_RECORD_NAME]) {
+    if (way > 0)
+        snprintf(out + strlen(out), SO_RECORD_NAME - strlen(out), "~%d", way);
+}
+
+bool so_record_model_name(uint64_t id, int way, char out[SO_RECORD_NAME]) {
     snprintf(out, SO_RECORD_NAME, "model %016llx", (unsigned long long)id);
+    mark(way, out);
     return id != 0;
 }
 
-bool so_record_name(const so_drafter *d, uint64_t id, char out[SO_RECORD_NAME]) {
-    if (strcmp(d->vt->name, "model") == 0)
-        return so_record_model_name(id, out);
+static bool is_lasting(const char *name) {
     for (size_t i = 0; i < SO_LEN(LASTING); i++)
-        if (strcmp(d->vt->name, LASTING[i]) == 0) {
-            snprintf(out, SO_RECORD_NAME, "%s", LASTING[i]);
+        if (strcmp(name, LASTING[i]) == 0)
             return true;
-        }
     return false;
+}
+
+bool so_record_name(const so_drafter *d, uint64_t id, int way, char out[SO_RECORD_NAME]) {
+    if (strcmp(d->vt->name, "model") == 0)
+        return so_record_model_name(id, way, out);
+    snprintf(out, SO_RECORD_NAME, "%s", d->vt->name);
+    mark(way, out);
+    return is_lasting(d->vt->name);
 }
 
 static int find(const so_records *r, const char *name) {
@@ -114,12 +124,16 @@ static const char *take_line(const char *s, char *line, size_t cap) {
 }
 
 static bool is_known_name(const char *name) {
-    if (strncmp(name, "model ", 6) == 0)
-        return strlen(name) == 22 && strspn(name + 6, "0123456789abcdef") == 16;
-    for (size_t i = 0; i < SO_LEN(LASTING); i++)
-        if (strcmp(name, LASTING[i]) == 0)
-            return true;
-    return false;
+    char base[SO_RECORD_NAME];
+    size_t len = strlen(name);
+    if (len >= sizeof base)
+        return false;
+    snprintf(base, sizeof base, "%s", name);
+    if (len > 2 && base[len - 2] == '~' && (base[len - 1] == '1' || base[len - 1] == '2'))
+        base[len - 2] = '\0';
+    if (strncmp(base, "model ", 6) == 0)
+        return strlen(base) == 22 && strspn(base + 6, "0123456789abcdef") == 16;
+    return is_lasting(base);
 }
 
 static bool parse_head(char *line, so_records *out) {

@@ -17,7 +17,7 @@
 #include "draft/drafter.h"
 #include "draft/estimate.h"
 
-enum { SO_RECORDS_MAX = 8, SO_RECORD_NAME = 40, SO_RECORD_LENT = 24 };
+enum { SO_RECORDS_MAX = 24, SO_RECORD_NAME = 40, SO_RECORD_LENT = 24 };
 
 typedef struct so_record {
     char name[SO_RECORD_NAME]; /* "lookup", "model 0123456789abcdef": no spaces but that one */
@@ -34,10 +34,12 @@ void so_records_free(so_records *r);
 
 /* The name under which a drafter is kept; false for those whose record would mean nothing another
  * time (a user's function, a table, an expectation). `id` tells draft models apart; 0:
- * it cannot be told. */
-bool so_record_name(const so_drafter *d, uint64_t id, char out[SO_RECORD_NAME]);
+ * it cannot be told. `way`: 0 greedy, 1 against the target's draws, 2 drawn itself; each has a
+ * record of its own, the last two marked behind the name: "lookup~1". */
+enum { SO_RECORD_WAYS = 3 };
+bool so_record_name(const so_drafter *d, uint64_t id, int way, char out[SO_RECORD_NAME]);
 /* The same for a draft model that is not made yet. */
-bool so_record_model_name(uint64_t id, char out[SO_RECORD_NAME]);
+bool so_record_model_name(uint64_t id, int way, char out[SO_RECORD_NAME]);
 /* NULL where there is none. */
 so_record *so_records_find(const so_records *r, const char *name);
 /* Found or made, and moved to the front. */

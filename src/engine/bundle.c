@@ -168,8 +168,9 @@ static double promise(const so_records *r, const so_curve *c, const char *path) 
     double unknown = 1e9, best = 1, tokens = 1, value = 1, plain_ms = so_curve_ms(c, 1);
     if (so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, NULL) == SO_OK) {
         char name[SO_RECORD_NAME];
-        if (so_record_model_name(so_registry_id(ck), name))
-            rec = so_records_find(r, name);
+        for (int way = 0; way < SO_RECORD_WAYS && !rec; way++)
+            if (so_record_model_name(so_registry_id(ck), way, name))
+                rec = so_records_find(r, name);
         so_checkpoint_close(ck);
     }
     if (!rec || !(plain_ms > 0) || rec->cells[0][SO_ESTIMATE_LEVELS].tested < ENOUGH_TESTS)

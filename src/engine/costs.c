@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 
-static const char HEAD[] = "sooth costs 2\n";
+static const char HEAD[] = "sooth costs 3\n";
 enum { MAX_FILE = 1 << 18 };
 
 void so_costs_key(const so_model *m, so_dtype kv_dtype, so_buf *out) {

@@ -32,6 +32,15 @@ typedef struct so_stretch {
 
 enum { SO_CROWDS = 8 }; /* by the bit length of how many requests ran */
 
+/* How guesses come about and are tested decides how often they stand: each way has its own record.
+ */
+typedef enum so_guessing {
+    SO_GUESSING_GREEDY, /* temperature 0 */
+    SO_GUESSING_NOISE,  /* points, against the target's draw */
+    SO_GUESSING_DRAWN,  /* draws, against its distribution */
+    SO_GUESSINGS
+} so_guessing;
+
 /* The drafters of one spec, shared by the requests that name it. */
 typedef struct so_spec_set so_spec_set;
 struct so_spec_set {
@@ -39,8 +48,8 @@ struct so_spec_set {
     char *text; /* in its shortest form */
     so_draft_set drafters;
     uint64_t draft_id; /* of the model in it */
-    so_estimate_shared shared;
-    so_stretch stretches;
+    so_estimate_shared shared[SO_GUESSINGS];
+    so_stretch stretches[SO_GUESSINGS];
     bool draws;          /* one of them may draw */
     bool staged;         /* of the form a,b: lengths are fixed when a drafter's turn comes */
     bool failed;         /* has been seen to fail */
@@ -56,6 +65,7 @@ typedef struct so_speculation {
     void *state; /* the drafter's */
     int length, draft_max, draft_min;
     so_verify_mode verify;
+    so_guessing guessing;
     double lenience;
     so_estimate *estimate;
     so_shadow *shadow;
@@ -167,6 +177,7 @@ struct so_engine {
     double *scratch;            /* [2][n_vocab] */
     double draw_ms;             /* of a token without guesses, smoothed */
     double check_ms[3];         /* by so_verify_mode: what a guess adds to that, smoothed */
+    double priced_ms;           /* t(1) when that and drafting were measured, smoothed */
 };
 
 /* --- engine.c --- */
@@ -214,13 +225,16 @@ void so_speculate_observe(so_engine *e, double pass_ms);
 void so_lengths_plan(so_engine *e);
 /* Before all others: whether drafts that cost are made at all in this step. */
 void so_lengths_begin(so_engine *e);
+/* What a guess of r costs the host beyond its row. */
+double so_lengths_check_ms(const so_engine *e, const so_request *r);
 /* The step is over: what its pass took, and how many tokens came of it. */
 void so_lengths_observe(so_engine *e, double pass_ms, int n_tokens);
 /* For the sets of the form a,b: so_draft_limit and so_draft_judge; user is the engine. */
 void so_lengths_limit(void *user, so_draft_job *jobs, int n_jobs, const so_drafter *member);
 /* The planner has chosen from r's tree: keeps count of what drafts come to. */
 void so_lengths_learn(so_request *r, const so_plan_tree *chosen);
-/* so_draft_more for requests whose drafts may stretch. */
+/* so_draft_ask for requests whose drafts may stretch. */
+bool so_lengths_draw(so_draft_job *job, const so_drafter *d, int depth, double sure);
 bool so_lengths_more(so_draft_job *job, const so_drafter *d, int depth, double sure);
 bool so_lengths_judge(void *user, const so_draft_job *job, const so_drafter *by);
 

@@ -10,29 +10,58 @@
  * With several requests at once both are asked only where drafting has been seen to pay (see
  * so_lengths_begin).
  *
- * Where guesses are points, that is only whether to begin: how sure a model is of a guess says more
- * about the next one than any average, so after each guess `more` weighs another. Drawn tokens get
- * a fixed length.
+ * Of a drafter that is known, that is only whether to begin: how sure it is of a guess says more
+ * about the next one than any average, so after each guess `more` weighs another. A token that is
+ * drawn says nothing here; the row that it is drawn from does (`draw`, before it is drawn).
  *
- * Both see estimates and contexts, never drawn tokens (rule of sight). What a draft model has not
- * read of a text must be read before it can guess: so_speculation.n_read counts what it has, as if
- * nothing were shared with other requests. Engine thread. */
+ * All of them see estimates, contexts and rows, never drawn tokens (rule of sight). What a draft
+ * model has not read of a text must be read before it can guess: so_speculation.n_read counts what
+ * it has, as if nothing were shared with other requests. Engine thread. */
+#include <math.h>
+
 #include "engine/impl.h"
 
 /* What to think of a model's guesses before the first was tested, and of dropped drafters. */
 static const double FIRST_GUESS = 0.7, HOPELESS = 0.15, CERTAIN = 0.8;
 static const double OWN_PART = 0.08, SHARED_PART = 0.02; /* of a new round in what drafts come to */
 static const double CROWD_PART = 0.03, LONGEST = 8; /* of a step; plain passes: the rest is noise */
-enum { FEW = 8 };                                   /* rounds */
+static const double PRICE_PART = 0.15;
+enum { FEW = 8 };                      /* rounds */
 enum { FAR = 128, PROMPT_ROWS = 256 }; /* tokens: a usual answer; a usual chunk of a prompt */
 
 static double target_read_ms(const so_engine *e) {
     return so_curve_ms(so_planner_curve(e->planner), PROMPT_ROWS) / PROMPT_ROWS;
 }
 
+/* What drafting and checking took was learned when there was some; the machine may be another by
+ * now, and a draft that is not made is not measured again. t(1) is, so both are taken to have
+ * changed with it: a busy minute would otherwise end speculation for good. */
+static double now(const so_engine *e, double ms) {
+    double plain_ms = so_curve_ms(so_planner_curve(e->planner), 1);
+    return e->priced_ms > 0 && plain_ms > 0 ? ms * plain_ms / e->priced_ms : ms;
+}
+
+static double step_cost(const so_engine *e, const so_drafter *d) {
+    return now(e, so_drafter_cost_ms(d));
+}
+
+double so_lengths_check_ms(const so_engine *e, const so_request *r) {
+    return now(e, e->check_ms[r->spec.verify]);
+}
+
+/* At the pace at which drafters smooth what they take (model.c). */
+static void note_price(so_engine *e) {
+    double plain_ms = so_curve_ms(so_planner_curve(e->planner), 1);
+    if (!(plain_ms > 0))
+        return;
+    if (!(e->priced_ms > 0))
+        e->priced_ms = plain_ms;
+    e->priced_ms *= exp(PRICE_PART * log(plain_ms / e->priced_ms));
+}
+
 /* Not before something is known of the drafter: until then the planner limits what is risked. */
 static bool may_stretch(const so_request *r, const so_drafter *lead) {
-    return so_drafter_cost_ms(lead) > 0 && r->tree->max_rows == 0 &&
+    return so_drafter_cost_ms(lead) > 0 &&
            so_estimate_sure(r->spec.estimate, lead->index) >= CERTAIN;
 }
 
@@ -47,8 +76,9 @@ static so_plan_chain chain_of(const so_engine *e, const so_request *r, const so_
     return (so_plan_chain){
         .accept = accept,
         .max_len = depth,
-        .node_ms = e->check_ms[s->verify],
-        .once_ms = so_drafter_read_ms(lead, target_read_ms(e)) * (r->n_tokens - 1 - s->n_read),
+        .node_ms = so_lengths_check_ms(e, r),
+        .once_ms =
+            now(e, so_drafter_read_ms(lead, target_read_ms(e))) * (r->n_tokens - 1 - s->n_read),
         .horizon = SO_MIN(r->max_len - r->n_tokens, FAR),
         .sure = so_estimate_sure(s->estimate, lead->index),
         .hopeful = so_estimate_hopeful(s->estimate, lead->index),
@@ -101,7 +131,7 @@ void so_lengths_plan(so_engine *e) {
             chain_of(e, r, lead, s->depth, e->chain_accept + (size_t)n * (size_t)depths);
         s->stretch = may_stretch(r, lead);
         e->plan_owners[n++] = r;
-        step_ms = SO_MAX(step_ms, so_drafter_cost_ms(lead));
+        step_ms = SO_MAX(step_ms, step_cost(e, lead));
     }
     decide(e, n, step_ms);
     for (int i = 0; i < n; i++)
@@ -109,25 +139,45 @@ void so_lengths_plan(so_engine *e) {
             e->plan_owners[i]->spec.depth = e->plan_chains[i].length;
 }
 
-/* Tokens a millisecond with and without one guess more: the step of the draft, its row in the pass
- * and the host's part, against the chance that all of the chain stands. */
+/* Whether a guess that stands with chance `gain` raises the tokens a millisecond: behind `depth`
+ * guesses in as many steps of the draft, another row of the pass, the host's part of it and
+ * step_ms. */
+static bool pays(const so_request *r, const so_drafter *d, int depth, double gain, double step_ms) {
+    const so_engine *e = r->e;
+    const so_curve *curve = so_planner_curve(e->planner);
+    int rows = e->n_trees + e->other_rows + depth;
+    double check_ms = so_lengths_check_ms(e, r);
+    double spent_ms = step_ms > 0 ? 0 : step_cost(e, d); /* on the guess itself */
+    double now_ms = so_curve_ms(curve, rows) + depth * (step_cost(e, d) + check_ms) + spent_ms;
+    double more_ms = so_curve_ms(curve, rows + 1) - so_curve_ms(curve, rows) + check_ms + step_ms;
+    return gain * now_ms > (e->n_trees + r->spec.promise) * more_ms;
+}
+
+/* The row is known, its step is paid for: whether what will be drawn from it is worth a test. */
+bool so_lengths_draw(so_draft_job *job, const so_drafter *d, int depth, double sure) {
+    const so_request *r = job->request;
+    const so_speculation *s = &r->spec;
+    if (!s->stretch)
+        return true;
+    double chance = so_estimate_get(s->estimate, d->index, depth, sure, FIRST_GUESS);
+    if (pays(r, d, depth - 1, s->path * chance, 0))
+        return true;
+    so_estimate_skip(s->estimate, d->index, depth, sure);
+    return false;
+}
+
 bool so_lengths_more(so_draft_job *job, const so_drafter *d, int depth, double sure) {
     so_request *r = job->request;
     so_speculation *s = &r->spec;
     so_engine *e = r->e;
-    const so_curve *curve = so_planner_curve(e->planner);
     if (!s->stretch)
         return true;
-    int rows = e->n_trees + e->other_rows + depth;
-    double step_ms = so_drafter_cost_ms(d) + e->check_ms[s->verify];
-    double now_ms = so_curve_ms(curve, rows) + depth * step_ms;
-    double more_ms = so_curve_ms(curve, rows + 1) - so_curve_ms(curve, rows) + step_ms;
     s->path *= so_estimate_get(s->estimate, d->index, depth, sure, FIRST_GUESS);
     s->promise += s->path;
     double gain = s->path * so_estimate_get(s->estimate, d->index, depth + 1, -1, FIRST_GUESS);
-    if (gain * now_ms <= (e->n_trees + s->promise) * more_ms)
+    if (!pays(r, d, depth, gain, step_cost(e, d)))
         return false;
-    e->lengths_ms += so_drafter_cost_ms(d);
+    e->lengths_ms += step_cost(e, d);
     return true;
 }
 
@@ -149,7 +199,7 @@ void so_lengths_limit(void *user, so_draft_job *jobs, int n_jobs, const so_draft
             r->spec.stretch = may_stretch(r, lead);
             e->plan_owners[n++] = r;
         }
-    decide(e, n, so_drafter_cost_ms(lead));
+    decide(e, n, step_cost(e, lead));
     n = 0;
     for (int i = 0; i < n_jobs; i++)
         if (is_limited(&jobs[i], member)) {
@@ -205,6 +255,8 @@ void so_lengths_begin(so_engine *e) {
 void so_lengths_observe(so_engine *e, double pass_ms, int n_tokens) {
     int n = e->plan.n_requests;
     bool drafted = e->lengths_ms > 0;
+    if (drafted && e->planner)
+        note_price(e);
     if (!(e->plan.plain_ms > 0) || n < 2)
         return;
     if (drafted)
@@ -235,16 +287,15 @@ void so_lengths_learn(so_request *r, const so_plan_tree *chosen) {
         tokens += chosen->keep[i] ? (double)chance[i] : 0;
     }
     double ms = so_curve_ms(curve, e->n_trees + e->other_rows + chosen->n_keep) +
-                (t->n_nodes - 1) * so_drafter_cost_ms(lead) +
-                chosen->n_keep * e->check_ms[r->spec.verify];
+                (t->n_nodes - 1) * step_cost(e, lead) + chosen->n_keep * so_lengths_check_ms(e, r);
     smooth(&r->spec.stretches, tokens, ms / plain_ms, OWN_PART);
-    smooth(&r->spec.set->stretches, tokens, ms / plain_ms, SHARED_PART);
+    smooth(&r->spec.set->stretches[r->spec.guessing], tokens, ms / plain_ms, SHARED_PART);
 }
 
 /* What a draft of a request that may stretch is worth against a plain pass, from those before it;
  * 0: there were too few. */
 static double stretch_worth(const so_request *r) {
-    const so_stretch *own = &r->spec.stretches, *all = &r->spec.set->stretches;
+    const so_stretch *own = &r->spec.stretches, *all = &r->spec.set->stretches[r->spec.guessing];
     if (all->n < FEW)
         return 0;
     double w = (double)own->n / (own->n + FEW);
@@ -272,11 +323,11 @@ static bool is_outdone(const so_engine *e, const so_request *r, const so_drafter
     so_plan_env env = {.max_rows = e->max_rows, .other_rows = e->other_rows};
     so_plan_chain have = {.accept = free_chances,
                           .max_len = chain_chances(r, free_chances, SO_TREE_MAX),
-                          .node_ms = e->check_ms[r->spec.verify],
+                          .node_ms = so_lengths_check_ms(e, r),
                           .sure = so_estimate_sure(r->spec.estimate, by->index)};
     so_plan_chain want = chain_of(e, r, lead, SO_MIN(r->spec.depth, SO_TREE_MAX - 1), accept);
     double now = so_planner_worth(e->planner, &have, e->n_trees, &env);
-    env.step_ms = so_drafter_cost_ms(lead);
+    env.step_ms = step_cost(e, lead);
     double then = so_planner_worth(e->planner, &want, e->n_trees, &env);
     if (then > 1 && may_stretch(r, lead))
         then = SO_MAX(then, stretch_worth(r));

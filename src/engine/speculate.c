@@ -86,24 +86,24 @@ static uint64_t id_of_model(const so_engine *e, const so_draft_set *s) {
 }
 
 /* What is known of the set's drafters from other runs and other sets. */
-static void lend_records(so_engine *e, so_spec_set *set) {
+static void lend_records(so_engine *e, so_spec_set *set, so_guessing how) {
     char name[SO_RECORD_NAME];
     for (int i = 0; i < set->drafters.n_leaves && i < SO_ESTIMATE_DRAFTERS; i++) {
         const so_record *rec = NULL;
-        if (so_record_name(set->drafters.leaves[i], set->draft_id, name))
+        if (so_record_name(set->drafters.leaves[i], set->draft_id, (int)how, name))
             rec = so_records_find(&e->records, name);
         if (rec)
-            so_record_lend(rec, &set->shared, i);
+            so_record_lend(rec, &set->shared[how], i);
     }
 }
 
-static void learn_records(so_engine *e, so_spec_set *set) {
+static void learn_records(so_engine *e, so_spec_set *set, so_guessing how) {
     char name[SO_RECORD_NAME];
     for (int i = 0; i < set->drafters.n_leaves && i < SO_ESTIMATE_DRAFTERS; i++) {
         const so_drafter *d = set->drafters.leaves[i];
-        if (set->shared.seen[i][0][SO_ESTIMATE_LEVELS].tested > 0 &&
-            so_record_name(d, set->draft_id, name))
-            so_record_learn(so_records_touch(&e->records, name), &set->shared, i,
+        if (set->shared[how].seen[i][0][SO_ESTIMATE_LEVELS].tested > 0 &&
+            so_record_name(d, set->draft_id, (int)how, name))
+            so_record_learn(so_records_touch(&e->records, name), &set->shared[how], i,
                             so_drafter_cost_ms(d));
     }
 }
@@ -124,7 +124,8 @@ void so_speculate_init(so_engine *e) {
 }
 
 static void free_set(so_engine *e, so_spec_set *set) {
-    learn_records(e, set);
+    for (int how = 0; how < SO_GUESSINGS; how++)
+        learn_records(e, set, (so_guessing)how);
     so_draft_set_deinit(&set->drafters);
     free(set->text);
     free(set->jobs);
@@ -294,7 +295,8 @@ static int make_set(so_engine *e, const so_spec *spec, char *text, so_err *err) 
     set->jobs = SO_NEW_N(so_draft_job, e->o.n_parallel);
     set->owners = SO_NEW_N(so_request *, e->o.n_parallel);
     set->draft_id = id_of_model(e, &set->drafters);
-    lend_records(e, set);
+    for (int how = 0; how < SO_GUESSINGS; how++)
+        lend_records(e, set, (so_guessing)how);
     set->next = e->sets;
     e->sets = set;
     return SO_OK;
@@ -367,6 +369,12 @@ static int check_opts(const so_engine *e, const so_spec_opts *o, so_err *err) {
     return SO_OK;
 }
 
+static so_guessing guessing_of(const so_request *r, so_verify_mode verify) {
+    if (r->sample.temp == 0)
+        return SO_GUESSING_GREEDY;
+    return verify == SO_VERIFY_MATCH ? SO_GUESSING_NOISE : SO_GUESSING_DRAWN;
+}
+
 int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err) {
     so_speculation *s = &r->spec;
     so_spec_set *set = NULL;
@@ -393,7 +401,8 @@ int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err) {
     s->n_told = r->n_prompt;
     s->shadow = SO_NEW(so_shadow);
     s->estimate = SO_NEW(so_estimate);
-    so_estimate_init(s->estimate, &set->shared);
+    s->guessing = guessing_of(r, o->verify);
+    so_estimate_init(s->estimate, &set->shared[s->guessing]);
     if (s->verify == SO_VERIFY_LENIENT && s->lenience < 1)
         r->greedy = false; /* needs the logits */
     return SO_OK;
@@ -447,6 +456,7 @@ static bool speculates(const so_request *r) { return r->has_tree && r->spec.esti
 static void set_room(so_request *r, int share) {
     so_speculation *s = &r->spec;
     int depth = s->length ? s->length : s->draft_max;
+    s->stretch = false;
     depth = SO_MIN(depth, r->max_len - r->n_tokens - 1);
     s->max_nodes = depth > 0 ? so_schedule_room(r, SO_MIN(share, SO_TREE_MAX - 1)) : 0;
     s->depth = SO_MAX(0, SO_MIN(depth, s->max_nodes));
@@ -466,6 +476,7 @@ static void add_job(so_request *r) {
                                               .tree = r->tree,
                                               .max_nodes = s->max_nodes,
                                               .max_depth = s->depth,
+                                              .draw = so_lengths_draw,
                                               .more = so_lengths_more,
                                               .seed = r->sample.seed,
                                               .choice = r->sample.choice,
@@ -529,7 +540,7 @@ static void choose(so_engine *e, double draft_ms) {
         p->tree = r->tree;
         p->accept = accept;
         p->whole = r->spec.length > 0;
-        p->node_ms = e->check_ms[r->spec.verify];
+        p->node_ms = so_lengths_check_ms(e, r);
         p->sure = 0;
         accept[0] = 1;
         if (speculates(r)) {

@@ -377,30 +377,32 @@ double so_sample_noise(const so_sample_params *p, int position, int32_t token) {
     return gumbel(w[token % 4]);
 }
 
-/* The best score so far, ties to the lowest id. */
+/* The best score so far, ties to the lowest id, and the next one, as far as it was looked at. */
 typedef struct leader {
-    double score;
+    double score, second;
     int32_t id;
 } leader;
 
 static void challenge(leader *l, double score, int32_t id) {
     if (score > l->score || (score == l->score && id < l->id))
-        *l = (leader){score, id};
+        *l = (leader){score, l->score, id};
+    else if (id != l->id)
+        l->second = SO_MAX(l->second, score);
 }
 
 /* Step 5 where tokens were cut. A token that could not win with the largest noise there is, or with
  * the largest that its leading bits allow (ln 2 · (1 + clz(v)), v = ~word), is left out; the margin
  * covers rounding. */
-static int32_t draw_cut(const so_sampler *s, const so_sample_params *p, int position,
-                        int32_t best) {
+static leader draw_cut(const so_sampler *s, const so_sample_params *p, int position, int32_t best,
+                       double slack) {
     static const double ln2 = 0.6931471805599453, most = 22.88, margin = 1e-6;
     so_rng_key key = token_key(p, position);
     uint32_t w[4], block = UINT32_MAX;
-    leader l = {(double)s->y[best] + so_sample_noise(p, position, best), best};
+    leader l = {(double)s->y[best] + so_sample_noise(p, position, best), -INFINITY, best};
     for (int i = 0; i < s->n; i++) {
         int32_t id = s->ids[i];
         double y = s->y[id];
-        if (y + most < l.score || id == best)
+        if (y + most < l.score - slack || id == best)
             continue;
         if ((uint32_t)id / 4 != block) {
             block = (uint32_t)id / 4;
@@ -408,22 +410,23 @@ static int32_t draw_cut(const so_sampler *s, const so_sample_params *p, int posi
         }
         uint32_t word = w[id % 4], v = ~word;
         int zeros = v ? __builtin_clz(v) : 32;
-        if (y + ln2 * (1 + zeros) + margin >= l.score)
+        if (y + ln2 * (1 + zeros) + margin >= l.score - slack)
             challenge(&l, y + gumbel(word), id);
     }
-    return l.id;
+    return l;
 }
 
 /* Step 5 over the whole vocabulary, part by part: the bar rises on the way, so that also of a flat
  * row only the first part is looked at closely. */
-static int32_t draw_all(so_sampler *s, const so_sample_params *p, int position, int32_t best) {
+static leader draw_all(so_sampler *s, const so_sample_params *p, int position, int32_t best,
+                       double slack) {
     double top = s->row[best], inverse = 1 / (double)p->temp;
     so_noise_row r = noise_row(s, p, best);
     r.key = token_key(p, position);
-    leader l = {so_sample_noise(p, position, best), best};
+    leader l = {so_sample_noise(p, position, best), -INFINITY, best};
     for (int32_t first = 0, part = 256; first < s->n_vocab; first += part, part *= 2) {
-        int n =
-            s->fns->hopeful(&r, first, SO_MIN(part, s->n_vocab - first), (float)l.score, s->ids);
+        int n = s->fns->hopeful(&r, first, SO_MIN(part, s->n_vocab - first),
+                                (float)(l.score - slack), s->ids);
         for (int i = 0; i < n; i++) {
             int32_t id = s->ids[i];
             float y = y_of(s->row[id], top, inverse);
@@ -431,26 +434,45 @@ static int32_t draw_all(so_sampler *s, const so_sample_params *p, int position, 
                 challenge(&l, (double)y + so_sample_noise(p, position, id), id);
         }
     }
-    return l.id;
+    return l;
 }
 
-int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logits,
-                    const so_sample_context *ctx, int32_t *out, so_err *err) {
+/* `slack`: how far below the best score others are looked at, for `second`. */
+static int draw(so_sampler *s, const so_sample_params *p, const float *logits,
+                const so_sample_context *ctx, double slack, leader *out, so_err *err) {
     int32_t best;
     int rc = prepare(s, p, logits, ctx, &best, err);
     if (rc != SO_OK)
         return rc;
     if (p->temp == 0) {
-        *out = best;
-        return SO_OK;
+        *out = (leader){0, -INFINITY, best};
+    } else if (!has_cuts(p, s->n_vocab)) {
+        *out = draw_all(s, p, ctx->n_tokens, best, slack);
+    } else {
+        transform(s, p, best);
+        *out = draw_cut(s, p, ctx->n_tokens, best, slack);
     }
-    if (!has_cuts(p, s->n_vocab)) {
-        *out = draw_all(s, p, ctx->n_tokens, best);
-        return SO_OK;
-    }
-    transform(s, p, best);
-    *out = draw_cut(s, p, ctx->n_tokens, best);
     return SO_OK;
+}
+
+int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logits,
+                    const so_sample_context *ctx, int32_t *out, so_err *err) {
+    leader l;
+    int rc = draw(s, p, logits, ctx, 0, &l, err);
+    if (rc == SO_OK)
+        *out = l.id;
+    return rc;
+}
+
+int so_sample_token_lead(so_sampler *s, const so_sample_params *p, const float *logits,
+                         const so_sample_context *ctx, int32_t *out, double *lead, so_err *err) {
+    leader l;
+    int rc = draw(s, p, logits, ctx, SO_SAMPLE_LEAD_MAX, &l, err);
+    if (rc != SO_OK)
+        return rc;
+    *out = l.id;
+    *lead = fmin(l.score - l.second, SO_SAMPLE_LEAD_MAX);
+    return rc;
 }
 
 /* Where nothing is cut there is no list to go through: the row itself is weighed. */

@@ -48,6 +48,11 @@ typedef struct so_sample_context {
 /* Draws the token of position ctx->n_tokens. SO_EINVAL when no logit is finite. */
 int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logits,
                     const so_sample_context *ctx, int32_t *out, so_err *err);
+/* The same token, and by how much its score, noise and all, is above that of the next one, at most
+ * SO_SAMPLE_LEAD_MAX: by how much another row may differ and still give this token. */
+enum { SO_SAMPLE_LEAD_MAX = 3 };
+int so_sample_token_lead(so_sampler *s, const so_sample_params *p, const float *logits,
+                         const so_sample_context *ctx, int32_t *out, double *lead, so_err *err);
 /* The whole distribution of that position after all transforms, probs[n_vocab]: what
  * so_sample_token draws from, up to rounding. Temperature 0 is a point mass. */
 int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float *logits,

@@ -84,7 +84,12 @@ int so_tree_add(so_tree *t, int parent, int32_t token, so_q_kind kind, int row, 
     return child;
 }
 
-int so_tree_new_row(so_tree *t) { return t->n_rows < t->max_rows ? t->n_rows++ : -1; }
+int so_tree_new_row(so_tree *t) {
+    if (t->n_rows >= t->max_rows)
+        return -1;
+    t->row_sure[t->n_rows] = -1;
+    return t->n_rows++;
+}
 
 /* --- the walker --- */
 

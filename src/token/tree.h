@@ -49,6 +49,9 @@ typedef struct so_tree {
     so_proposal proposals[SO_TREE_MAX_PROPOSALS];
     int n_vocab, n_rows, max_rows;
     float *q; /* [max_rows][n_vocab] */
+    /* How sure a drafter is of whatever it draws from a row: a function of the row and of nothing
+     * else, so that plans may look at it (rule of sight). −1: nobody said. */
+    float row_sure[SO_TREE_MAX_PROPOSALS];
 } so_tree;
 
 /* max_rows 0 for drafters that only make point proposals. */

@@ -352,6 +352,46 @@ static void reject_is_exact(void **state) {
     print_message("reject: %d cases enumerated, none off by more than %.1e\n", n, worst);
 }
 
+/* Lengths by how peaked rows are, as the engine's are (lengths.c): a flat row is not drawn from,
+ * and only a peaked one is followed by another guess. */
+static int n_refused, n_followed;
+static bool draw_from_peaks(so_draft_job *job, const so_drafter *d, int depth, double sure) {
+    (void)job;
+    (void)d;
+    bool yes = sure >= (depth == 1 ? 0.66 : 0.72);
+    n_refused += !yes;
+    return yes;
+}
+static bool follow_peaks(so_draft_job *job, const so_drafter *d, int depth, double sure) {
+    (void)job;
+    (void)d;
+    bool yes = depth < 3 && sure >= 0.7;
+    n_followed += yes;
+    return yes;
+}
+
+static void rows_may_end_drafts(void **state) {
+    (void)state;
+    double worst = 0;
+    n_refused = n_followed = 0;
+    for (int narrow = 0; narrow < 2; narrow++)
+        for (int t = 0; t < N_TRANSFORMS - 1; t++) {
+            subject s;
+            so_sample_params p = transform(t, 4);
+            open_subject(&s, &worlds[4], kind("model", narrow), 4, &p);
+            s.real.draw = draw_from_peaks;
+            s.real.more = follow_peaks;
+            double gap = so_lossless_gap(&s.c);
+            if (!(gap <= SO_LOSSLESS_TOLERANCE))
+                fail_msg("%s: off by %g", TRANSFORMS[t], gap);
+            worst = SO_MAX(worst, gap);
+            close_subject(&s);
+        }
+    print_message("lengths by rows: off by %.1e at most; %d rows refused, %d followed\n", worst,
+                  n_refused, n_followed);
+    assert_true(n_refused > 0 && n_followed > 0);
+}
+
 /* --- lenient --- */
 
 static double lenience;
@@ -544,6 +584,7 @@ typedef enum mutation {
     DROP_LOW_Q,   /* the draft ends at a drawn token of low q: draft-p-min looking at the draw */
     WRONG_ROW,    /* drawn from one row, declared as drawn from another */
     POINT_AS_ROW, /* the most frequent token, declared as drawn from the counts */
+    SURE_OF_DRAW, /* how sure a draft is of a row goes by what it drew from it */
 } mutation;
 
 /* A real drafter, and what it proposed falsified. */
@@ -575,6 +616,8 @@ static void falsify(mutation m, const so_tree *from, so_tree *t) {
         for (int k = 0; k < t->n_vocab; k++)
             q[k] = p->row >= 0 ? so_tree_row(from, p->row)[k] : (k == x ? 0.5f : 0.25f);
         if (m == DROP_LOW_Q && q[x] < 0.4f)
+            return;
+        if (m == SURE_OF_DRAW && !draw_from_peaks(NULL, NULL, i + 1, sqrt((double)q[x])))
             return;
         for (int k = 0; m == WRONG_ROW && k < t->n_vocab; k++)
             q[k] = 0.5f * q[k] + 0.5f / (float)t->n_vocab;
@@ -620,6 +663,8 @@ static void mutants_are_noticed(void **state) {
         {"a drawn token of low q ends the draft", "bigram(B,draw)", "enumeration", DROP_LOW_Q, 0, 0,
          false},
         {"the same in a draft model", "model", "enumeration", DROP_LOW_Q, 0, 0, false},
+        {"a row's peak is what was drawn from it", "model", "enumeration", SURE_OF_DRAW, 0, 0,
+         false},
         {"q is not what was drawn from", "bigram(B,draw)", "enumeration", WRONG_ROW, 0, 0, false},
         {"the same in a draft model", "model", "enumeration", WRONG_ROW, 0, 0, false},
         {"q of tokens that the draft cannot say", "model", "enumeration", WRONG_ROW, 0, 0, true},
@@ -664,6 +709,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(reject_is_exact),         cmocka_unit_test(lenient_keeps_its_bound),
         cmocka_unit_test(match_is_exact),          cmocka_unit_test(acceptance_is_the_formulas),
         cmocka_unit_test(sampled_texts_are_exact), cmocka_unit_test(mutants_are_noticed),
+        cmocka_unit_test(rows_may_end_drafts),
     };
     return cmocka_run_group_tests(tests, open_worlds, close_worlds);
 }

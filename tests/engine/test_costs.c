@@ -48,15 +48,15 @@ static void put(const char *path, const char *text, size_t len) {
     fclose(f);
 }
 
-#define LINES "sooth costs 2\nllama layers 2 on some CPU\n"
+#define LINES "sooth costs 3\nllama layers 2 on some CPU\n"
 
 static void test_nothing_else_is_believed(void **state) {
     (void)state;
     static const char *const bad[] = {
         "",
-        "sooth costs 2\n",
-        "sooth costs 1\nllama layers 2 on some CPU\n1 4 9\n",
-        "sooth costs 2\nllama layers 3 on some CPU\n1 4 9\n", /* somebody else's */
+        "sooth costs 3\n",
+        "sooth costs 2\nllama layers 2 on some CPU\n1 4 9\n",
+        "sooth costs 3\nllama layers 3 on some CPU\n1 4 9\n", /* somebody else's */
         LINES,
         LINES "1 4\n",
         LINES "0 4 9\n",

@@ -131,6 +131,7 @@ typedef struct so_lossless_real {
     float temp;
     const int32_t *expected; /* for drafters that are told the text, else NULL */
     int n_expected;
+    so_draft_ask *draw, *more; /* as in so_draft_job */
     /* Zero-initialise the rest. */
     void *state;
     uint64_t seed;

@@ -66,7 +66,9 @@ static void ask(so_lossless_real *r, const int32_t *text, int n, so_tree *t,
                         .round = r->round,
                         .temp = r->has_sample ? r->sample.temp : r->temp,
                         .sample = r->has_sample ? &r->sample : NULL,
-                        .draws = draws};
+                        .draws = draws,
+                        .draw = r->draw,
+                        .more = r->more};
     SO_OK_OR_FAIL(r->drafter->vt->propose(r->drafter, &job, 1, &err), err);
     so_tree_check(t);
 }
