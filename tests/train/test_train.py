@@ -84,9 +84,10 @@ def tool(name, *args, want=0):
 def test_loss_gradient():
     """The hand-written gradient of KL + w·TV is autograd's, with and without a smaller vocabulary."""
     for kept in (None, torch.rand(50) > 0.3):
+        said = None if kept is None else torch.nonzero(kept).flatten()
         h, e = torch.randn(7, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
         th, te, w = torch.randn(7, 6), torch.randn(50, 6), torch.rand(7)
-        value, _ = loss.Head.apply(h, e, th, te, w, kept, 0.7, 3)
+        value, stats = loss.Head.apply(h, e if said is None else e[said], th, loss.arrange(te, said), w, 0.7, 3)
         value.backward()
         got = h.grad.clone(), e.grad.clone()
         h.grad = e.grad = None
@@ -97,6 +98,7 @@ def test_loss_gradient():
         want = ((kl + 0.7 * (1 - torch.minimum(lp.exp(), lq.exp()).sum(-1))) * w).sum() / w.sum()
         want.backward()
         assert abs((value - want).item()) < 1e-5
+        assert stats[:, 2].tolist() == ((th @ te.T).argmax(-1) == z.argmax(-1)).float().tolist()
         for a, b in zip(got, (h.grad, e.grad)):
             assert (a - b).abs().max() < 1e-5, (a - b).abs().max()
 
@@ -209,7 +211,7 @@ def test_all(target, folder):
     tool("draft.py", *common, "--out", f"{folder}/more", "--from", f"{folder}/small/draft.gguf", "--max-steps", 1)
     assert gguf.GGUFReader(f"{folder}/more/draft.gguf").get_field(llama.MASK).contents() == mask
     kept = llama.said(gguf.GGUFReader(f"{folder}/small/draft.gguf"), SHAPE.n_vocab, "cpu")
-    assert np.packbits(kept.numpy(), bitorder="little").tobytes() == bytes(mask)
+    assert llama.output_mask(kept.numpy(), SHAPE.n_vocab) == bytes(mask)
     run(SOOTH, "quantize", f"{out}/draft.gguf", f"{folder}/draft.gguf", "Q4_0")
     _, f32, _ = llama.load(f"{out}/draft.gguf")
     _, q4, _ = llama.load(f"{folder}/draft.gguf")

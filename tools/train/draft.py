@@ -190,13 +190,15 @@ def sample_batches(data, n):
 
 
 class Draft:
-    def __init__(self, args, shape, weights, data):
+    """A student, and the target's output matrix as its loss takes it. said: the ids that it can say, None: all."""
+
+    def __init__(self, args, shape, weights, data, target, said=None):
         self.args, self.shape, self.data = args, shape, data
         self.weights = {n: w.clone().requires_grad_() for n, w in weights.items()}
         longest = int((data.all.plen + data.all.rlen).max())
         self.model = llama.Model(shape, self.weights, data.device, longest, not args.no_compile)
         self.dtype = torch.bfloat16 if data.device.type == "cuda" else torch.float32
-        self.keep = None
+        self.said, self.target_output = said, loss.arrange(target.output, said)
         self.rounded = False
 
     def ready(self):
@@ -211,17 +213,21 @@ class Draft:
         ids, pos, docs, rows, _ = batch
         return self.model.hidden(ids, pos, docs, ready)[rows]
 
-    def train_step(self, batch, target_h, target_e, weight, tv):
+    def output(self, ready):
+        e = ready["token_embd.weight"]
+        return e if self.said is None else e[self.said]
+
+    def train_step(self, batch, target_h, weight, tv):
         ready = self.ready()
-        value, stats = loss.Head.apply(self.states(batch, ready), ready["token_embd.weight"], target_h, target_e, weight,
-                                       self.keep, tv, self.args.chunk)
+        value, stats = loss.Head.apply(self.states(batch, ready), self.output(ready), target_h, self.target_output, weight, tv,
+                                       self.args.chunk)
         value.backward()
         return value.detach(), stats
 
     @torch.no_grad()
     def agreement(self, batch, target):
         ready = self.ready()
-        return loss.measure(self.states(batch, ready), ready["token_embd.weight"], target.get(*batch), target.output, self.keep)
+        return loss.measure(self.states(batch, ready), self.output(ready), target.get(*batch), self.target_output)
 
 
 GROUPS = (("temp 0", lambda d, i: (d.temp[i] == 0) & (d.kind[i] < 4)), ("sampled", lambda d, i: (d.temp[i] > 0) & (d.kind[i] < 4)),
@@ -258,8 +264,7 @@ def earlier_drafts(args, data, target):
         shape, weights, reader = llama.load(path, data.device)
         if shape.n_vocab != target.model.shape.n_vocab:
             raise SystemExit(f"{path}: {shape.n_vocab} tokens, the target has {target.model.shape.n_vocab}")
-        other = Draft(args, shape, {n: w for n, w in weights.items()}, data)
-        other.keep = llama.said(reader, shape.n_vocab, data.device)
+        other = Draft(args, shape, weights, data, target, llama.said(reader, shape.n_vocab, data.device))
         for batch in data.batches(np.arange(len(data.all)), args.batch):
             covered[batch[4]] |= other.agreement(batch, target)[:, 2].to(torch.uint8)
         say(f"{path}: with the ones before it agrees at {float(covered.float().mean()):.3f} of all positions")
@@ -270,7 +275,7 @@ def earlier_drafts(args, data, target):
 
 def save(path, draft, opt, step, n_rows):
     torch.save({"shape": draft.shape, "weights": {n: w.detach() for n, w in draft.weights.items()}, "optimizer": opt.dump(),
-                "step": step, "rows": n_rows, "keep": draft.keep}, path + ".part")
+                "step": step, "rows": n_rows, "said": draft.said}, path + ".part")
     os.replace(path + ".part", path)
 
 
@@ -299,10 +304,9 @@ def begin(args, data, target):
         c = restore(path, data.device)
         if c["shape"].n_vocab != target.model.shape.n_vocab:
             raise SystemExit(f"{path}: was trained for {c['shape'].n_vocab} tokens, the target has {target.model.shape.n_vocab}")
-        draft = Draft(args, c["shape"], c["weights"], data)
+        draft = Draft(args, c["shape"], c["weights"], data, target, c["said"])
         opt = optim.Optimizer(draft.weights, args.muon_lr, args.adam_lr)
         opt.restore(c["optimizer"])
-        draft.keep = c["keep"]
         say(f"{path}: goes on at step {c['step']}, {c['rows'] / 1e6:.0f} M rows seen")
         return draft, opt, c["step"], c["rows"]
     t, said = target.model.shape, None
@@ -312,12 +316,9 @@ def begin(args, data, target):
         shape = llama.Shape(args.layers, args.d, args.heads, args.kv_heads, args.d // args.heads, args.ff, t.n_vocab, t.rope_base,
                             t.eps, args.ctx).check()
         weights = first_weights(shape, target, data, args.seed)
-    draft = Draft(args, shape, weights, data)
-    draft.keep = said
     if args.vocab:
-        said = dialogues.frequent(data.all, data.train, t.n_vocab, args.vocab)
-        draft.keep = torch.zeros(t.n_vocab, dtype=torch.bool, device=data.device)
-        draft.keep[torch.from_numpy(said).to(data.device)] = True
+        said = torch.from_numpy(dialogues.frequent(data.all, data.train, t.n_vocab, args.vocab)).to(data.device)
+    draft = Draft(args, shape, weights, data, target, said)
     return draft, optim.Optimizer(draft.weights, args.muon_lr, args.adam_lr), 0, 0
 
 
@@ -350,7 +351,7 @@ def train(args, draft, opt, target, data, covered, step, n_rows):
         weight = torch.ones(len(batch[3]), device=data.device)
         if covered is not None:
             weight -= (1 - args.boost_rest) * covered[batch[4]]
-        value, stats = draft.train_step(batch, target.get(*batch), target.output, weight, args.tv)
+        value, stats = draft.train_step(batch, target.get(*batch), weight, args.tv)
         opt.step(max(0.0, clock.rate(step, share)))
         sums += stats.mean(0)
         step, n_rows, count = step + 1, n_rows + len(batch[3]), count + 1
@@ -371,13 +372,15 @@ def train(args, draft, opt, target, data, covered, step, n_rows):
 
 
 def finish(args, draft, opt, target, data, covered, reader, step, n_rows):
-    say("held out  " + told(evaluate(draft, target, data, covered), args.boost))
+    held = evaluate(draft, target, data, covered)
+    say("held out  " + told(held, args.boost))
     save(os.path.join(args.out, "checkpoint.pt"), draft, opt, step, n_rows)
     if args.qat and not draft.rounded:
         draft.rounded = True
     weights = {n: optim.round_q4_0(w) if draft.rounded and w.ndim == 2 else w for n, w in draft.weights.items()}
-    ids = None if draft.keep is None else torch.nonzero(draft.keep).flatten().cpu().numpy()
-    llama.export(os.path.join(args.out, "draft.gguf"), draft.shape, weights, reader, args.name, ids)
+    ids = None if draft.said is None else draft.said.cpu().numpy()
+    agreement = next(iter(held.values()))[0]  # greedy text is the first group, where there is some
+    llama.export(os.path.join(args.out, "draft.gguf"), draft.shape, weights, reader, args.name, ids, agreement)
     if not draft.rounded:
         draft.rounded = True
         say("held out, rounded to Q4_0  " + told(evaluate(draft, target, data, covered), args.boost))

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Text by the target itself, to train drafts on: what it says is what a draft must guess.
 
-  generate.py --target T.gguf --out MORE.npz [--data D.npz.xz] [--own 90000] [--passages 14000] [--second 6000]
+  generate.py --target T.gguf --out MORE.npz [--data D.npz.xz] [--own 90000] [--passages 14000] [--second 6000] [--again 2]
               [--prompts FILE.jsonl] [--temps 0,0.7,1] [--minutes 3]
 
   own        the target writes the user's turn too (the chat format up to where the user speaks, at temperature 1), then answers
-  passages   texts from --data (answers to prompts that are trained on, never held-out ones) under an instruction, to 1,500 tokens:
-             summaries, questions over passages with a turn of its own as the question
+  passages   texts from --data (answers to prompts that are trained on, never held-out ones, and long tasks) under an instruction, to 1,500
+             tokens: summaries, questions over passages with a turn of its own as the question
   second     a dialogue of --data and a new user's turn behind it
+  again      the tasks and maths questions of --data, so many times each
   --prompts  a file of prompts, see chat.py
 
 Each prompt is answered at one of --temps in turn, with min-p. Everything runs in slots (decode.py). The time is shared out: user
@@ -40,7 +41,8 @@ def options():
     p.add_argument("--openers", type=float, default=0.5, help="share of the user turns whose first words are given, for variety")
     p.add_argument("--passages", type=int, default=0)
     p.add_argument("--second", type=int, default=0)
-    p.add_argument("--prompts")
+    p.add_argument("--again", type=int, default=0)
+    p.add_argument("--prompts", action="append", default=[])
     p.add_argument("--temps", default="0,0.7,1")
     p.add_argument("--min-p", type=float, default=0.03)
     p.add_argument("--max-new", type=int, default=320)
@@ -51,13 +53,16 @@ def options():
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = p.parse_args()
-    if (args.passages or args.second) and not args.data:
-        p.error("--passages and --second need --data")
+    if (args.passages or args.second or args.again) and not args.data:
+        p.error("--passages, --second and --again need --data")
     if not 0 <= args.minutes < math.inf:
         p.error(f"--minutes {args.minutes}: must be 0 (no limit) or more")
     if args.short_ctx <= args.max_new:
         p.error("--short-ctx must be larger than --max-new")
     return args
+
+
+NAMES = {number: name for name, number in dialogues.KINDS.items()}
 
 
 class Writer:
@@ -105,13 +110,15 @@ class Writer:
                 seen[tuple(words)] = True
         return [list(t) for t in seen]
 
-    def with_passages(self, d, which, turns):
-        """A prompt over texts of the target's own."""
+    def with_passages(self, d, which, long_tasks, turns):
+        """A prompt over texts of the target's own, or over what people wrote: tasks that are longer than a question."""
         rng, c = self.rng, self.chat
         budget = int(rng.integers(100, self.args.max_prompt - len(c.before) - len(c.after) - 200))
         texts, size = [], 0
+        people = len(long_tasks) and rng.random() < 0.5
         while size < budget and len(texts) < 12:
-            t = [x for x in d.response(int(rng.choice(which))).tolist() if x not in self.control]
+            i = int(rng.choice(long_tasks if people else which))
+            t = [x for x in (d.prompt(i)[len(c.before):-len(c.after)] if people else d.response(i)).tolist() if x not in self.control]
             texts += ([self.encode("\n\n")] if texts else []) + [t[:budget - size]]
             size += len(t) + 1
         body = [x for t in texts for x in t]
@@ -139,11 +146,14 @@ class Writer:
         if a.data:
             d = dialogues.read(a.data, self.shape.n_vocab)
             which = np.flatnonzero(~d.held_out())
-            out += [(self.with_passages(d, which, turns), "passages") for _ in range(a.passages)]
+            given = [i for i in which if d.kind[i] in (dialogues.KINDS["task"], dialogues.KINDS["maths"])]
+            long_tasks = [i for i in given if d.plen[i] > 160]
+            out += [(self.with_passages(d, which, long_tasks, turns), "passages") for _ in range(a.passages)]
             out += [(self.second_turn(d, which, turns), "second") for _ in range(a.second if turns else 0)]
+            out += a.again * [(d.prompt(i).tolist(), NAMES[d.kind[i]]) for i in given]
         out += [(self.chat.before + t + self.chat.after, "own") for t in turns[:a.own]]
-        if a.prompts:
-            out += [(p, "file") for p in chat_format.read_prompts(a.prompts, self.encode, self.chat, a.max_prompt)]
+        for path in a.prompts:
+            out += [(p, "file") for p in chat_format.read_prompts(path, self.encode, self.chat, a.max_prompt)]
         return [(p, k) for p, k in out if len(p) <= a.max_prompt]
 
     def write(self):

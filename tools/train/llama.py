@@ -186,16 +186,17 @@ def output_mask(ids, n_vocab):
 
 
 def said(reader, n_vocab, device):
-    """bool [n_vocab] of a file's mask, None where it has none."""
+    """The ids that a file's mask names, ascending; None where it has none."""
     f = reader.get_field(MASK)
     if f is None:
         return None
     bits = np.unpackbits(np.array(f.contents(), np.uint8), bitorder="little")
-    return torch.from_numpy(bits[:n_vocab].astype(bool)).to(device)
+    return torch.from_numpy(np.flatnonzero(bits[:n_vocab])).to(device)
 
 
-def export(path, shape, weights, target, name, output_ids=None):
-    """A draft with the vocabulary of its target (a reader) and what it was trained for; output_ids: what it can say, None: all.
+def export(path, shape, weights, target, name, output_ids=None, agreement=None):
+    """A draft with the vocabulary of its target (a reader) and what it was trained for; output_ids: what it can say, None: all;
+    agreement: with the target, on held-out text.
 
     A draft is fed ids and never text, so of the tokenizer's merges only the first is kept, and no chat template: they would be
     a tenth of the file."""
@@ -210,6 +211,8 @@ def export(path, shape, weights, target, name, output_ids=None):
         w.add_uint32("sooth.draft.target.block_count", get("llama.block_count"))
         if get("general.license"):
             w.add_license(get("general.license"))
+        if agreement is not None:
+            w.add_float32("sooth.draft.agreement", agreement)
         if output_ids is not None:
             w.add_array(MASK, output_mask(output_ids, shape.n_vocab))
 

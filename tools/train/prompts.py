@@ -2,14 +2,17 @@
 """Prompts for simple texts: stories and questions in plain words, put together from lists.
 
   prompts.py --out PROMPTS.jsonl [-n 200000] [--seed 1]
+  prompts.py --out PROMPTS.jsonl --paragraphs TEXT --ask "Summarize: " [-n 200000]
 
 A small model of its own (pair.py) needs many texts of few kinds. Each line is {"prompt": …} for generate.py; a question comes up to
---most times, to be answered differently each time.
+--most times, to be answered differently each time. The second form puts --ask before each paragraph of a text (blank lines, or lines of
+"%" as in collections of quotations, lie between) of 60 to 1,500 characters.
 """
 import argparse
 import json
 import os
 import random
+import re
 
 WHO = ("boy girl cat dog rabbit bear fox bird frog mouse duck horse sheep cow lion owl turtle squirrel bee ant fish whale king queen "
        "prince princess farmer baker sailor teacher robot dragon giant witch fairy painter doctor gardener shepherd musician kitten "
@@ -61,15 +64,29 @@ def one(rng):
     return pick(DO).format(why=pick(WHY), howto=pick(HOWTO))
 
 
+def paragraphs(path, ask):
+    """A prompt for each paragraph that is prose: no tables, no drawings."""
+    for text in re.split(r"\n[ \t]*%?[ \t]*\n", open(path, encoding="utf-8", errors="replace").read()):
+        text = " ".join(text.split())
+        if 60 <= len(text) <= 1500 and sum(c.isalpha() or c == " " for c in text) > 0.9 * len(text):
+            yield ask + text
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", required=True)
     p.add_argument("-n", type=int, default=200000)
     p.add_argument("--most", type=int, default=40)
     p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--paragraphs")
+    p.add_argument("--ask", default="Summarize: ")
     args = p.parse_args()
     rng, seen, lines, drawn = random.Random(args.seed), {}, [], 0
-    while len(lines) < args.n and drawn < 8 * args.n:
+    if args.paragraphs:
+        lines = sorted(set(paragraphs(args.paragraphs, args.ask)))
+        rng.shuffle(lines)
+        seen = lines = lines[:args.n]
+    while not args.paragraphs and len(lines) < args.n and drawn < 8 * args.n:
         text = one(rng).replace("a old", "an old").replace("a honest", "an honest").replace("a ant", "an ant").replace("a owl", "an owl") \
             .replace("a elephant", "an elephant")
         seen[text] = seen.get(text, 0) + 1
