@@ -60,9 +60,24 @@ static void read_name(const so_gguf *g, char *out, size_t cap) {
     so_buf_free(&line);
 }
 
+static int read_agreement(const so_gguf *g, double *out, so_err *err) {
+    static const char *const key = "sooth.draft.agreement";
+    int rc = so_gguf_get_f64(g, key, out, err);
+    if (rc == SO_ENOTFOUND) {
+        *out = 0;
+        return SO_OK;
+    }
+    if (rc == SO_OK && !(*out >= 0 && *out <= 1))
+        return so_err_set(err, SO_EFORMAT, "%s: %s is %g, not from 0 to 1", so_gguf_path(g), key,
+                          *out);
+    return rc;
+}
+
 int so_registry_read(const so_gguf *g, so_draft_for *out, so_err *err) {
     so_draft_for f = {0};
     int rc = read_vocab(g, f.vocab, err);
+    if (rc == SO_OK)
+        rc = read_agreement(g, &f.agreement, err);
     if (rc == SO_OK)
         rc = read_size(g, KEY "embedding_length", &f.d_model, err);
     if (rc == SO_OK)
@@ -128,6 +143,12 @@ int so_registry_admit(const so_checkpoint *draft, const so_hparams *hp, const so
     if (rc == SO_OK)
         rc = so_registry_check(&f, hp, tok, &local);
     return rc == SO_OK ? rc : so_err_set(err, rc, "%s: %s", so_checkpoint_path(draft), local.msg);
+}
+
+double so_registry_agreement(const so_checkpoint *draft) {
+    const so_gguf *g = so_checkpoint_gguf(draft);
+    so_draft_for f;
+    return g && so_registry_read(g, &f, NULL) == SO_OK ? f.agreement : 0;
 }
 
 uint64_t so_registry_id(const so_checkpoint *draft) {

@@ -17,6 +17,8 @@ typedef struct so_draft_for {
     char vocab[65];  /* SHA-256 of the token strings, a zero byte between each two */
     int64_t d_model; /* width and layers of the target */
     int64_t n_layers;
+    double
+        agreement; /* share of likeliest tokens that are the target's, by its own word; 0: none */
 } so_draft_for;
 
 /* SO_ENOTFOUND where the file says nothing; SO_EFORMAT where what it says makes no sense. */
@@ -28,6 +30,8 @@ int so_registry_check(const so_draft_for *f, const so_hparams *hp, const so_toke
 int so_registry_admit(const so_checkpoint *draft, const so_hparams *hp, const so_tokenizer *tok,
                       so_err *err);
 
+/* so_draft_for.agreement of a file. */
+double so_registry_agreement(const so_checkpoint *draft);
 /* Tells a draft from others of its shape: its size and some of its weights. */
 uint64_t so_registry_id(const so_checkpoint *draft);
 

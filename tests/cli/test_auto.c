@@ -153,11 +153,29 @@ static void test_the_better_of_two(void **state) {
     free(path);
 }
 
+/* … unless its own word says that it is the worse one. */
+static void test_a_worse_one_is_not_tried(void **state) {
+    fixture *f = *state;
+    char *good = so_path_join(f->dir, "draft.gguf"), *other = so_path_join(f->dir, "z-other.gguf");
+    so_draft_for high = key, low = key;
+    high.agreement = 0.9;
+    low.agreement = 0.2;
+    so_tiny_write(good, &(so_tiny_opts){.registered = &high});
+    so_tiny_write(other, &(so_tiny_opts){.layers = 6, .registered = &low});
+    expect(f, 0, "draft model: ./draft.gguf", "rm -rf cache && " RUN "-v");
+    for (int i = 0; i < 2; i++)
+        expect(f, 0, "draft model: ./draft.gguf", RUN "-v");
+    unlink(other);
+    free(good);
+    free(other);
+    write_models(f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_found_and_used),    cmocka_unit_test(test_second_run_starts_at_once),
         cmocka_unit_test(test_drafts_stretch),    cmocka_unit_test(test_misfits),
-        cmocka_unit_test(test_the_better_of_two),
+        cmocka_unit_test(test_the_better_of_two), cmocka_unit_test(test_a_worse_one_is_not_tried),
     };
     return cmocka_run_group_tests(tests, open_models, close_fixture);
 }

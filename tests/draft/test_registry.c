@@ -160,7 +160,7 @@ static void test_misfits(void **state) {
         so_draft_for k;
         int rc;
         const char *says;
-    } cases[8] = {
+    } cases[9] = {
         {good, SO_OK, ""},
         {{.name = ""}, SO_OK, ""}, /* an ordinary model: can be given, is not found */
         {good, SO_EMISMATCH, "tokenizer"},
@@ -169,6 +169,7 @@ static void test_misfits(void **state) {
         {good, SO_EFORMAT, "embedding_length"},
         {good, SO_EFORMAT, "block_count"},
         {good, SO_EFORMAT, "hexadecimal"},
+        {good, SO_EFORMAT, "agreement is 1.5"},
     };
     cases[2].k.vocab[0] ^= 1;
     snprintf(cases[3].k.name, sizeof good.name, "wide");
@@ -178,6 +179,7 @@ static void test_misfits(void **state) {
     cases[5].k.d_model = 0;
     cases[6].k.n_layers = 0;
     cases[7].k.vocab[3] = '\0';
+    cases[8].k.agreement = 1.5;
     for (size_t i = 0; i < SO_LEN(cases); i++) {
         char *path = put(f, "draft.gguf", &cases[i].k);
         so_checkpoint *ck = NULL;

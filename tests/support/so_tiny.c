@@ -130,6 +130,8 @@ static void add_registration(so_gguf_writer *w, const so_draft_for *f) {
         so_gguf_writer_u32(w, "sooth.draft.target.embedding_length", (uint32_t)f->d_model);
     if (f && f->n_layers)
         so_gguf_writer_u32(w, "sooth.draft.target.block_count", (uint32_t)f->n_layers);
+    if (f && f->agreement != 0)
+        so_gguf_writer_f32(w, "sooth.draft.agreement", (float)f->agreement);
 }
 
 /* Zeros where such a layer would add to the stream; the last norm is that of the default model.
