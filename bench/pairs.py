@@ -4,8 +4,8 @@
   bench/pairs.py NAME -m TARGET.gguf [-md DRAFT.gguf ...] --prompts FILE.jsonl [--tasks a,b] --store FILE.json
   bench/plot_pairs.py FILE.json -o docs/pairs.md
 
-For every drafter: `sooth theory --measure` (alpha, c and t(n) over the target's own answers), then `sooth bench spec`
-for every length, at temperature 0 and at 1 with match and with reject, in lock step with plain decoding. A task is a
+For every drafter `sooth theory --measure` (alpha and c over the target's own answers), then `sooth bench spec` (speed-up
+and, from the passes of the same runs, t(n)) for every length, at temperature 0 and at 1 with match and with reject, in lock step with plain decoding. A task is a
 category of the prompts; all tasks of a length are one run. Drafters that cost nothing are measured beside the drafts:
 unigram and bigram (counted from half of the texts) by `theory` alone, lookup and ngram at every second length.
 
@@ -104,15 +104,15 @@ class Store:
 
 
 def theory(args, specs, prompts):
-    """Acceptance and cost by drafter and temperature, with the t(n) of the same run."""
+    """Acceptance and cost by drafter and temperature; costs against the t(1) of the same run."""
     got = run(args, "theory", "--measure", "-m", args.model, "-t", str(args.threads), "-n", str(args.tokens),
               "-f", prompts, "--spec", ";".join(specs))[0]
-    passes = {str(p["n"]): p["ms"] for p in got["passes"]}
+    t1 = next(p["ms"] for p in got["passes"] if p["n"] == 1)
     out = [{} for _ in specs]
     names = list(dict.fromkeys(a["drafter"] for a in got["acceptance"]))  # in the order of the specs
     for part in ("acceptance", "speed"):
         for row in got[part]:
-            at = out[names.index(row["drafter"])].setdefault(f"{row['temp']:g}", {"passes_ms": passes})
+            at = out[names.index(row["drafter"])].setdefault(f"{row['temp']:g}", {"t1_ms": t1})
             at.update({k: row[k] for k in KEPT[part]})
             at["sample_ms"] = next(t["sample_ms"] for t in got["texts"] if t["temp"] == row["temp"])
     return out
@@ -124,7 +124,7 @@ def bench(args, words, prompts, setting, gamma):
                "--spec-length", str(gamma), "--temp", temp, "--verify", verify, "-s", "1")
     if any(r["identical"] is False for r in rows):
         sys.exit(f"{' '.join(words)}, gamma {gamma}: the text is not the same")
-    return {r["category"]: {k: r[k] for k in ("speedup", "speedup_spread", "alpha", "tokens_per_pass", "plain_tps")} for r in rows}
+    return {r["category"]: {k: r[k] for k in ("speedup", "speedup_spread", "alpha", "tokens_per_pass", "plain_pass_ms", "spec_pass_ms")} for r in rows}
 
 
 def plan(args, pair, files):
@@ -133,12 +133,12 @@ def plan(args, pair, files):
     for group in [*([d] for d in files), [d for d in known if d not in files]]:
         if not all(known[d]["theory"] for d in group):
             yield group, ("theory",)
-    for setting in SETTINGS:
-        # a point guess is accepted by p(x) in match and in reject, so one of them will do
-        timed = [*files, *(FREE if setting[1] == "match" else ())]
-        for d, gamma in ((d, g) for d in timed for g in args.gammas[::1 if d in files else 2]):
-            if f"{'/'.join(setting)}/{gamma}" not in known[d]["cells"]:
-                yield [d], ("bench", setting, gamma)
+    # a point guess is accepted by p(x) in match and in reject, so one of them will do
+    timed = [(d, s, g) for s in SETTINGS for d in files for g in args.gammas]
+    timed += [(d, s, g) for s in SETTINGS if s[1] == "match" for d in FREE for g in args.gammas[::2]]
+    for d, setting, gamma in timed:
+        if f"{'/'.join(setting)}/{gamma}" not in known[d]["cells"]:
+            yield [d], ("bench", setting, gamma)
 
 
 def perform(args, pair, files, prompts, group, what):
@@ -221,7 +221,7 @@ def main():
     for label, new in drafters.items():
         old = pair["drafters"].get(label)
         if old and (old["info"] or {}).get("sha256") == (new["info"] or {}).get("sha256"):
-            drafters[label] = old
+            drafters[label] = {**old, "info": new["info"]}  # the file may have moved
     pair["drafters"] = drafters
     return measure(args, store, pair, files)
 

@@ -5,7 +5,7 @@
 
 The page is kept but for what stands between its two marks, which is written anew; plots (gnuplot, SVG) lie beside it,
 named after it and the pair. What is expected is computed here from alpha, c and t(n) as measured, by the formulas of
-`sooth theory --measure`; alpha is that of the timed run, as in the paper's Table 4, and c and t(n) are theory's."""
+`sooth theory --measure`; alpha is that of the timed run, as in the paper's Table 4."""
 import argparse
 import json
 import math
@@ -25,15 +25,15 @@ def geometric(values):
     return math.exp(statistics.mean(map(math.log, values))) if values else None
 
 
-def expected(th, cell, gamma, everywhere):
-    """(theorem 3.8, the same with t(gamma+1) and the time of drawing). A drafter that does not guess everywhere makes plain
-    rounds, too: as many as bring its tokens of a round with guesses down to those of a pass."""
-    alpha, t1 = cell["alpha"], th["passes_ms"]["1"]
+def expected(ratio, th, cell, gamma, everywhere):
+    """(theorem 3.8, the same with t(gamma+1) and the time of drawing), all times in passes over one token. A drafter that does
+    not guess everywhere makes plain rounds, too: as many as bring its tokens of a round with guesses down to those of a pass."""
+    alpha, s, c = cell["alpha"], th["sample_ms"] / th["t1_ms"], th["c"]
     tokens = gamma + 1 if alpha >= 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
     rho = 1 if everywhere or tokens <= 1 else min(1, (cell["tokens_per_pass"] - 1) / (tokens - 1))
-    said, s, draft = rho * tokens + 1 - rho, th["sample_ms"], gamma * th["draft_ms"]
-    plain, checked = t1 + s, draft + th["passes_ms"][str(gamma + 1)] + tokens * s
-    return said / (rho * (draft / t1 + 1) + 1 - rho), said * plain / (rho * checked + (1 - rho) * plain)
+    said, plain = rho * tokens + 1 - rho, 1 + s
+    checked = gamma * c + ratio + tokens * s
+    return said / (rho * (gamma * c + 1) + 1 - rho), said * plain / (rho * checked + (1 - rho) * plain)
 
 
 class Pair:
@@ -56,15 +56,22 @@ class Pair:
         c = self.cell(d, temp, verify, gamma, task)
         return c["speedup"] if c else None
 
+    def ratio(self, gamma):
+        """t(gamma+1) / t(1): passes of the timed runs, speculative against plain, where a draft model guesses everywhere."""
+        cells = [c["all"] for d in self.models for k, c in self.drafters[d]["cells"].items() if k.endswith(f"/{gamma}")]
+        got = [c["spec_pass_ms"] / c["plain_pass_ms"] for c in cells if c.get("plain_pass_ms")]
+        return statistics.median(got) if got else None
+
     def expected(self, d, temp, verify, gamma, task):
         """Of one task, or the geometric mean of all, as with what is measured."""
         if task == "all":
             each = [self.expected(d, temp, verify, gamma, t) for t in self.tasks]
             return geometric(e[0] for e in each), geometric(e[1] for e in each)
         th, c = self.theory(d, temp), self.cell(d, temp, verify, gamma, task)
-        if not th or th.get("draft_ms") is None or not c or c["alpha"] is None:
+        ratio = self.ratio(gamma)
+        if not th or th.get("c") is None or not c or c["alpha"] is None or not ratio:
             return None, None
-        return expected(th, c, gamma, d in self.models)
+        return expected(ratio, th, c, gamma, d in self.models)
 
 
 def number(x, digits=2):
@@ -91,8 +98,8 @@ def files_table(p):
     for what, info in [("target", p.data["target"]), *(("draft", p.drafters[d]["info"]) for d in reversed(p.models))]:
         rows.append([what, f"`{info['file']}`", f"{info['layers']} × {info['d']}", str(info["ff"]), f"{info['parameters'] / 1e6:.2f} M",
                      f"{info['bytes']:,}", info["type"] + (", says fewer tokens than it reads" if info["narrow"] else ""),
-                     f"{info['parameters'] / p.data['target']['parameters']:.3f}"])
-    return table(["", "file", "layers × d", "ff", "parameters", "bytes", "type", "of the target"], rows)
+                     f"{info['parameters'] / p.data['target']['parameters']:.3f}", f"`{info['sha256'][:12]}`"])
+    return table(["", "file", "layers × d", "ff", "parameters", "bytes", "type", "of the target", "sha256"], rows)
 
 
 def best_cell(p, d, temp, verify, task):
@@ -155,12 +162,7 @@ def table4(p):
 
 
 def passes(p):
-    """t(n) and t(n) against t(1), medians of all runs of theory."""
-    runs = [at["passes_ms"] for d in p.drafters.values() for at in d["theory"].values()]
-    ns = sorted({g + 1 for g in p.gammas} | {1})
-    return table(["n", *map(str, ns)],
-                 [["t(n), ms", *(number(statistics.median(r[str(n)] for r in runs)) for n in ns)],
-                  ["t(n) / t(1)", *(number(statistics.median(r[str(n)] / r["1"] for r in runs)) for n in ns)]])
+    return table(["n", *(str(g + 1) for g in p.gammas)], [["t(n) / t(1)", *(number(p.ratio(g)) for g in p.gammas)]])
 
 
 def agreement(p):
@@ -191,7 +193,7 @@ def plot_speed(p, path):
     """Speed-up over gamma, a panel for every setting: measured with points, expected (with t(gamma+1)) dashed."""
     drafters = [*reversed(p.models), *(d for d in p.free if p.drafters[d]["cells"])]
     script = [f"set multiplot layout 1,{len(SETTINGS)}", "set grid lt 1 lc rgb '#dddddd'", "set xlabel 'γ'",
-              f"set xrange [0.5:{max(p.gammas) + 0.5}]", f"set xtics ({', '.join(map(str, p.gammas))})", "set key bottom left Left reverse samplen 2"]
+              f"set xrange [0.5:{max(p.gammas) + 0.5}]", f"set xtics ({', '.join(map(str, p.gammas))})", "set key bottom left Left reverse samplen 2 font ',10' spacing 0.9"]
     values = [v for d in drafters for t, f, _ in SETTINGS for g in p.gammas
               for v in (p.measured(d, t, f, g, "all"), p.expected(d, t, f, g, "all")[1]) if v]
     low, high = min(values, default=0.5), max(values, default=2)
@@ -206,7 +208,7 @@ def plot_speed(p, path):
             for points, style, title in ((got, "linespoints pt 7 ps 0.6", f"title '{d}'"), (want, "lines dt 2", "notitle")):
                 lines.append(f"'-' with {style} lw 2 lc rgb '{COLOURS[i % len(COLOURS)]}' {title}")
                 data += [f"{g} {v}" for g, v in points if v] + ["e"]
-        script += [f"set title '{p.name}, temperature {name}'", "plot " + ", ".join(lines), *data]
+        script += [f"set title '{p.name}, temperature {name}'", "plot " + ", ".join(lines), *data, "unset key"]
     gnuplot("\n".join([*script, "unset multiplot", ""]), path, 1100, 420)
 
 
@@ -214,7 +216,7 @@ def plot_alpha(pairs, path):
     """Share of all tokens that are guessed right over the drafters by size, a panel for every pair."""
     series = (("0", "alpha", "temperature 0"), ("1", "alpha", "temperature 1, Σ min(p,q)"), ("1", "match", "temperature 1, match"))
     script = [f"set multiplot layout 1,{len(pairs)}", "set grid ytics lt 1 lc rgb '#dddddd'", "set yrange [0:1]", "set ylabel 'α × places with a guess'",
-              "set key top left Left reverse samplen 2", "set xtics rotate by -30"]
+              "set key top left Left reverse samplen 2", "set xtics rotate by -30", "set rmargin 7"]
     for p in pairs:
         drafters = [*p.free, *p.models]
         tics = ", ".join(f"'{d.replace('(draw)', '')}' {i}" for i, d in enumerate(drafters))
