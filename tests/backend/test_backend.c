@@ -91,6 +91,19 @@ static so_op machine_op(const machine *m, noise *z, const float *fresh) {
     return (so_op){.kind = SO_OP_ADD, .n = n, .eltwise = {out, x, y, D}};
 }
 
+/* Downloads all buffers and frees them. */
+static void machine_end(machine *m, float *result) {
+    for (int i = 0; i < BUFS; i++)
+        so_submit(m->b, &(so_op){.kind = SO_OP_DOWNLOAD,
+                                 .n = 1,
+                                 .download = {m->bufs[i], result + i * AREAS * ROWS * D,
+                                              AREAS * ROWS * D * 4}});
+    sync_ok(m->b);
+    op_bench_free(&m->bench);
+    for (int i = 0; i < 4; i++)
+        m->b->vt->weight_free(m->b, m->weights[i]);
+}
+
 /* Normalises `out` after many steps, so that numbers stay in range, but not after all: results are
  * used as they were shared, too. */
 static void machine_run(machine *m, uint64_t seed, const float *fresh, int sync_every,
@@ -110,15 +123,7 @@ static void machine_run(machine *m, uint64_t seed, const float *fresh, int sync_
         if (i % sync_every == 0)
             sync_ok(m->b);
     }
-    for (int i = 0; i < BUFS; i++)
-        so_submit(m->b, &(so_op){.kind = SO_OP_DOWNLOAD,
-                                 .n = 1,
-                                 .download = {m->bufs[i], result + i * AREAS * ROWS * D,
-                                              AREAS * ROWS * D * 4}});
-    sync_ok(m->b);
-    op_bench_free(&m->bench);
-    for (int i = 0; i < 4; i++)
-        m->b->vt->weight_free(m->b, m->weights[i]);
+    machine_end(m, result);
 }
 
 static void random_programs(void **state) {
@@ -148,6 +153,62 @@ static void random_programs(void **state) {
     so_backend_free(one);
     so_backend_free(team);
     so_backend_free(late);
+    for (int i = 0; i < 4; i++)
+        op_data_free(&weights[i]);
+    free(fresh);
+    free(want);
+    free(got);
+}
+
+/* Lists that come again: whole, the beginning alone, and with another end. */
+static void machine_again(machine *m, const float *fresh, bool one_by_one, float *result) {
+    static const int lengths[] = {30, 30, 12, 30, 31, 12, 1, 30};
+    for (int i = 0; i < (int)SO_LEN(lengths); i++)
+        for (int seed = 0; seed < 3; seed++) {
+            noise z = noise_of(500 + (uint64_t)seed), other = noise_of(600);
+            for (int j = 0; j < lengths[i]; j++) {
+                so_op op = machine_op(m, i == 3 && j > 20 ? &other : &z, fresh);
+                if (op.kind == SO_OP_UPLOAD && i != 5)
+                    continue;
+                so_submit(m->b, &op);
+                so_submit(m->b, &(so_op){.kind = SO_OP_RMS_NORM,
+                                         .n = ROWS,
+                                         .norm = {.out = area(m, (uint32_t)j),
+                                                  .x = area(m, (uint32_t)j),
+                                                  .weight = m->gains,
+                                                  .d = D,
+                                                  .eps = 1e-3f}});
+                if (one_by_one)
+                    sync_ok(m->b);
+            }
+            sync_ok(m->b);
+        }
+    machine_end(m, result);
+}
+
+static void lists_come_again(void **state) {
+    (void)state;
+    op_data weights[4];
+    noise z = noise_of(98);
+    float *fresh = noise_floats(&z, 1000 + AREAS * ROWS * D);
+    float *want = SO_NEW_N(float, BUFS *AREAS *ROWS *D);
+    float *got = SO_NEW_N(float, BUFS *AREAS *ROWS *D);
+    for (int i = 0; i < 4; i++)
+        weights[i] = op_data_create(&(op_case){SO_OP_MATMUL, machine_dtypes[i], 1, D, D, false, 0},
+                                    70 + (uint64_t)i);
+    so_backend *one = cpu(1), *team = cpu(3);
+    machine m = machine_create(one, weights, fresh);
+    machine_again(&m, fresh, true, want);
+    for (int i = 0; i < BUFS * AREAS * ROWS * D; i++)
+        assert_true(isfinite(want[i]));
+    for (int round = 0; round < 3; round++) { /* buffers freed and made anew */
+        m = machine_create(team, weights, fresh);
+        machine_again(&m, fresh, false, got);
+        op_case c = {.kind = SO_OP_ADD, .n = ROWS, .d = D};
+        assert_same_floats(&c, "lists again, 3 threads", got, want, BUFS * AREAS * ROWS * D);
+    }
+    so_backend_free(one);
+    so_backend_free(team);
     for (int i = 0; i < 4; i++)
         op_data_free(&weights[i]);
     free(fresh);
@@ -350,6 +411,7 @@ static void downloads_wait_for_sync(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_programs),
+        cmocka_unit_test(lists_come_again),
         cmocka_unit_test(uploads_keep_their_bytes),
         cmocka_unit_test(long_lists),
         cmocka_unit_test(warm_passes_allocate_nothing),

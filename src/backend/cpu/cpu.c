@@ -11,10 +11,13 @@
  *   residual, norm, rounding | q, k, v, rope, cache | attention, rounding | o |
  *   residual, norm, rounding | gate, up, silu, rounding | down |
  *
+ * Finding that out takes longer than some tasks do, so the last lists are kept with their tasks,
+ * and one that comes again is only compared, operation by operation, until it differs or ends.
+ *
  * Nothing is allocated by submit or sync once the upload and scratch memory have grown to the size
- * of the largest pass. Weights are borrowed until they are
- * adopted: then they are copied into the packed layout (pack.h). One caller at a time; refuses
- * nothing at submit that is not a bug (views outside their buffer abort). */
+ * of the largest pass. Weights are borrowed until they are adopted: then they are copied into the
+ * packed layout (pack.h). One caller at a time; refuses nothing at submit that is not a bug (views
+ * outside their buffer abort). */
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/pack.h"
 
@@ -64,12 +67,12 @@ static int buffer_create(so_backend *b, size_t n_bytes, so_buffer **out, so_err 
     return 0;
 }
 
-static void flush(so_cpu *b);
+static void flush(so_cpu *b), forget_lists(so_cpu *b);
 
 static void buffer_free(so_backend *b, so_buffer *buf) {
     if (!buf)
         return;
-    flush(cpu_of(b)); /* work in the list may still use it */
+    forget_lists(cpu_of(b)); /* work in the list may still use it */
     unmap_pages(buf);
     free(buf);
 }
@@ -148,7 +151,7 @@ static bool weight_adopt(so_backend *b, so_weight *w) {
 static void weight_free(so_backend *b, so_weight *w) {
     if (!w)
         return;
-    flush(cpu_of(b)); /* work in the list may still use it */
+    forget_lists(cpu_of(b)); /* work in the list may still use it */
     if (w->chunk)
         so_slab_give(&cpu_of(b)->slab, w->chunk);
     free(w);
@@ -192,7 +195,7 @@ static int kv_create(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_
 static void kv_free(so_backend *b, so_kv_store *s) {
     if (!s)
         return;
-    flush(cpu_of(b)); /* work in the list may still use it */
+    forget_lists(cpu_of(b)); /* work in the list may still use it */
     unmap_pages(&s->k);
     unmap_pages(&s->v);
     free(s);
@@ -203,9 +206,10 @@ static void kv_free(so_backend *b, so_kv_store *s) {
 static void walk(void *arg, int index, int count) {
     const so_cpu *b = arg;
     for (int i = 0; i < b->n_tasks; i++) {
-        if (b->tasks[i].barrier)
+        const so_task *t = &b->list->tasks[i];
+        if (t->barrier)
             so_pool_barrier(b->pool);
-        b->tasks[i].fn(b, &b->ops[b->tasks[i].op], index, count);
+        t->fn(b, &b->list->ops[t->op], index, count);
     }
 }
 
@@ -220,14 +224,34 @@ static bool grow_scratch(so_cpu *b, so_scratch *s) {
     return s->data != NULL;
 }
 
+static void relearn(so_cpu *b);
+
 static void flush(so_cpu *b) {
-    if (b->n_tasks > 0 && b->err.code == 0 && grow_scratch(b, &b->scratch[0]) &&
-        grow_scratch(b, &b->scratch[1]))
+    if (b->known && b->n_ops != b->list->n_ops)
+        relearn(b);
+    if (b->known)
+        b->n_tasks = b->list->n_tasks;
+    bool ok =
+        b->err.code == 0 && grow_scratch(b, &b->scratch[0]) && grow_scratch(b, &b->scratch[1]);
+    if (b->n_tasks > 0 && ok)
         so_pool_run(b->pool, walk, b);
+    if (b->n_ops > 0) {
+        b->list->n_ops = ok && b->uploads_len == 0 ? b->n_ops : 0;
+        b->list->n_tasks = b->n_tasks;
+        b->list->run = ++b->n_runs;
+    }
+    b->known = false;
     b->n_ops = b->n_tasks = b->n_open = 0;
     b->uploads_len = 0;
     b->scratch[0].need = b->scratch[1].need = 0;
     b->quantized.owner = NULL;
+}
+
+/* What an operation may have named is freed: another may come to lie there. */
+static void forget_lists(so_cpu *b) {
+    flush(b);
+    for (int i = 0; i < SO_LISTS; i++)
+        b->lists[i].n_ops = 0;
 }
 
 static bool overlap(const so_range *a, const so_range *b) {
@@ -259,7 +283,7 @@ static void push(so_cpu *b, so_task_fn *fn, const so_range *ranges, int n) {
         b->n_open = 0;
     memcpy(b->open + b->n_open, ranges, (size_t)n * sizeof ranges[0]);
     b->n_open += n;
-    b->tasks[b->n_tasks++] = (so_task){.fn = fn, .op = b->n_ops - 1, .barrier = barrier};
+    b->list->tasks[b->n_tasks++] = (so_task){.fn = fn, .op = b->n_ops - 1, .barrier = barrier};
 }
 
 /* How the same range was written since the last meeting; NULL: it was not. */
@@ -272,8 +296,8 @@ static const so_range *written(const so_cpu *b, const so_range *r) {
 
 /* Whoever finishes a query of attention may round it at once, where blocks end with heads. */
 static bool round_in_attention(so_cpu *b, const so_op *op, const so_range *x, so_range scratch) {
-    so_task *last = b->n_tasks > 0 ? &b->tasks[b->n_tasks - 1] : NULL;
-    if (!last || last->fn != so_cpu_attention || last->op + 1 != op - b->ops)
+    so_task *last = b->n_tasks > 0 ? &b->list->tasks[b->n_tasks - 1] : NULL;
+    if (!last || last->fn != so_cpu_attention || last->op + 1 != op - b->list->ops)
         return false;
     const so_op *before = op - 1;
     so_range out = {.owner = before->attention.out.buf, .begin = before->attention.out.off};
@@ -323,7 +347,7 @@ static int push_quantize(so_cpu *b, const so_op *op, so_range *ranges, int n) {
         b->scratch_at = 1 - b->scratch_at;
     so_scratch *scratch = &b->scratch[b->scratch_at];
     scratch->need = SO_MAX(scratch->need, so_cpu_scratch_bytes(op->matmul.w, op->n));
-    b->scratch_of[op - b->ops] = (uint8_t)b->scratch_at;
+    b->list->scratch_of[op - b->list->ops] = (uint8_t)b->scratch_at;
     if (!reuse) {
         push_rounding(b, op, block, scratch_range(b, true), x);
         b->quantized = x;
@@ -382,7 +406,7 @@ static bool keep_upload(so_cpu *b, so_op *op) {
     size_t n_bytes = op->upload.n_bytes;
     if (n_bytes > UPLOADS_MAX - b->uploads_len)
         flush(b);
-    if (b->n_tasks == 0) {
+    if (b->n_ops == 0) {
         memcpy(op->upload.dst.buf->data + op->upload.dst.off, op->upload.src, n_bytes);
         return false;
     }
@@ -397,26 +421,67 @@ static bool keep_upload(so_cpu *b, so_op *op) {
     return true;
 }
 
-static void submit(so_backend *base, const so_op *given) {
-    so_cpu *b = cpu_of(base);
+/* At the end of the list, with its tasks. */
+static void append(so_cpu *b, const so_op *given) {
     so_range ranges[SO_OP_RANGES + 1];
+    so_op *op = &b->list->ops[b->n_ops];
     int n = so_cpu_ranges(given, ranges);
-    if (b->n_ops == SO_OPS_MAX)
-        flush(b);
-    so_op op = *given;
-    if (op.kind == SO_OP_UPLOAD ? op.upload.n_bytes == 0 : op.n == 0 && op.kind != SO_OP_DOWNLOAD)
-        return;
-    if (op.kind == SO_OP_UPLOAD && !keep_upload(b, &op))
-        return;
-    atomic_store_explicit(&b->taken[b->n_ops], 0, memory_order_relaxed);
-    b->ops[b->n_ops++] = op;
-    so_task_fn *fn = choose_task(b, &op, ranges, n);
-    if (op.kind == SO_OP_MATMUL)
-        n = push_quantize(b, &b->ops[b->n_ops - 1], ranges, n);
-    if (op.kind == SO_OP_ATTENTION) /* results of split units */
+    if (op != given)
+        *op = *given;
+    atomic_store_explicit(&b->list->taken[b->n_ops++], 0, memory_order_relaxed);
+    so_task_fn *fn = choose_task(b, op, ranges, n);
+    if (op->kind == SO_OP_MATMUL)
+        n = push_quantize(b, op, ranges, n);
+    if (op->kind == SO_OP_ATTENTION) /* results of split units */
         ranges[n++] = (so_range){.owner = b->attn, .begin = 0, .end = 1, .write = true};
     push(b, fn, ranges, n);
     forget_stale(b, ranges, n);
+}
+
+/* The list is another one after all: makes the tasks of what it has so far. */
+static void relearn(so_cpu *b) {
+    int n = b->n_ops;
+    b->known = false;
+    for (b->n_ops = 0; b->n_ops < n;)
+        append(b, &b->list->ops[b->n_ops]);
+}
+
+static bool same_op(const so_op *a, const so_op *b) { return memcmp(a, b, sizeof *a) == 0; }
+
+/* The list that began with this operation, or else the one that was run longest ago. */
+static void choose_list(so_cpu *b, const so_op *first) {
+    b->list = b->lists;
+    for (so_list *l = b->lists; l < b->lists + SO_LISTS; l++) {
+        b->known = l->n_ops > 0 && same_op(&l->ops[0], first);
+        if (b->known || l->run < b->list->run)
+            b->list = l;
+        if (b->known)
+            break;
+    }
+}
+
+static void submit(so_backend *base, const so_op *given) {
+    so_cpu *b = cpu_of(base);
+    so_op op = *given;
+    if (b->n_ops == SO_OPS_MAX)
+        flush(b);
+    if (op.kind == SO_OP_UPLOAD) {
+        so_range ranges[SO_OP_RANGES];
+        so_cpu_ranges(given, ranges);
+        if (op.upload.n_bytes == 0 || !keep_upload(b, &op))
+            return;
+    } else if (op.n == 0 && op.kind != SO_OP_DOWNLOAD) {
+        return;
+    }
+    if (b->n_ops == 0)
+        choose_list(b, &op);
+    if (b->known && (b->n_ops == b->list->n_ops || !same_op(&b->list->ops[b->n_ops], &op)))
+        relearn(b);
+    if (!b->known) {
+        append(b, &op);
+        return;
+    }
+    atomic_store_explicit(&b->list->taken[b->n_ops++], 0, memory_order_relaxed);
 }
 
 static int cpu_sync(so_backend *base, so_err *err) {
@@ -432,13 +497,10 @@ static int cpu_sync(so_backend *base, so_err *err) {
 static void cpu_free(so_backend *base) {
     so_cpu *b = cpu_of(base);
     so_pool_free(b->pool);
-    free(b->ops);
-    free(b->tasks);
-    free(b->taken);
+    free(b->lists);
     free(b->uploads);
     free(b->scratch[0].data);
     free(b->scratch[1].data);
-    free(b->scratch_of);
     free(b->attn->floats);
     free(b->attn);
     free(b);
@@ -481,10 +543,7 @@ int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, s
     b->base.vt = &cpu_vt;
     b->kernels = kernels;
     b->pool = pool;
-    b->ops = SO_NEW_N(so_op, SO_OPS_MAX);
-    b->tasks = SO_NEW_N(so_task, SO_TASKS_MAX);
-    b->taken = SO_NEW_N(_Atomic int, SO_OPS_MAX);
-    b->scratch_of = SO_NEW_N(uint8_t, SO_OPS_MAX);
+    b->list = b->lists = SO_NEW_N(so_list, SO_LISTS); /* touched where used */
     b->attn = SO_NEW(so_attn_split);
     b->attn->floats = so_try_alloc(SO_ATTN_SPLIT_BYTES, 1); /* touched where used */
     b->uploads_cap = UPLOADS_FIRST;

@@ -79,6 +79,18 @@ static inline int so_cpu_grain(int d) { return d % 256 == 0 ? 256 : d % 32 == 0 
 
 enum { SO_OPS_MAX = 4096, SO_TASKS_MAX = 2 * SO_OPS_MAX, SO_RANGES_MAX = 64, SO_OP_RANGES = 6 };
 
+/* Operations and what came of them. Passes repeat themselves: those that were run last are kept,
+ * and one that is submitted again, operation for operation, finds its tasks as they were. */
+enum { SO_LISTS = 16 };
+typedef struct so_list {
+    so_op ops[SO_OPS_MAX];
+    so_task tasks[SO_TASKS_MAX];
+    _Atomic int taken[SO_OPS_MAX];  /* pieces of a product that members have taken (ops.c) */
+    uint8_t scratch_of[SO_OPS_MAX]; /* the set of activations that a matmul reads */
+    int n_ops, n_tasks;             /* of the last run; 0: it cannot be used again */
+    uint64_t run;                   /* number of that run */
+} so_list;
+
 typedef struct so_scratch {
     unsigned char *data;
     size_t n_bytes, need;
@@ -89,10 +101,11 @@ struct so_cpu {
     const so_kernels *kernels;
     so_pool *pool;
     so_slab slab;       /* packed weights */
-    so_op *ops;         /* [SO_OPS_MAX] */
-    so_task *tasks;     /* [SO_TASKS_MAX] */
-    _Atomic int *taken; /* [SO_OPS_MAX] pieces of a product that members have taken (ops.c) */
-    int n_ops, n_tasks;
+    so_list *lists;     /* [SO_LISTS] */
+    so_list *list;      /* that is filled now */
+    bool known;         /* so far it is as it was when it was run last */
+    int n_ops, n_tasks; /* of it, by now; tasks are not counted while it is known */
+    uint64_t n_runs;
     /* What the tasks since the last barrier touch. */
     so_range open[SO_RANGES_MAX];
     int n_open;
@@ -102,9 +115,8 @@ struct so_cpu {
     /* Quantised activations, two sets in turn: the next ones are made while these are still used;
      * what the last were made from. */
     so_scratch scratch[2];
-    uint8_t *scratch_of; /* [SO_OPS_MAX] the set that a matmul reads */
-    int scratch_at;      /* the last set */
-    so_range quantized;  /* owner NULL: nothing to reuse */
+    int scratch_at;     /* the last set */
+    so_range quantized; /* owner NULL: nothing to reuse */
     int quantized_n, quantized_block;
     so_attn_split *attn;
     so_err err; /* first failure since the last sync */

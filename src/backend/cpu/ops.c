@@ -196,7 +196,7 @@ so_act so_cpu_activations(const so_cpu *b, const so_op *op) {
     size_t q_bytes = (size_t)op->n * (size_t)w->n_cols; /* a multiple of 32 */
     if (so_dtype_is_float(w->dtype))
         return act;
-    unsigned char *scratch = b->scratch[b->scratch_of[op - b->ops]].data;
+    unsigned char *scratch = b->scratch[b->list->scratch_of[op - b->list->ops]].data;
     act.q = (int8_t *)scratch;
     if (so_dtype_get((int)w->dtype)->block_len == 32)
         act.blocks32 = (so_q32 *)(scratch + q_bytes);
@@ -271,7 +271,7 @@ static long take_rows(const so_cpu *b, const so_op *op, int count) {
     long dealt = dealt_rows(w, count);
     if (dealt == w->n_rows)
         return dealt;
-    long i = atomic_fetch_add_explicit(&b->taken[op - b->ops], 1, memory_order_relaxed);
+    long i = atomic_fetch_add_explicit(&b->list->taken[op - b->list->ops], 1, memory_order_relaxed);
     return SO_MIN(dealt + i * piece_rows(w, count), w->n_rows);
 }
 
@@ -283,7 +283,7 @@ static const uint8_t *packed_at(const so_weight *w, long row) {
 
 /* Where this thread's part of the next packed matrix in the list begins. */
 static const uint8_t *next_part(const so_cpu *b, const so_op *op, int index, int count) {
-    for (op++; op < b->ops + b->n_ops; op++)
+    for (op++; op < b->list->ops + b->n_ops; op++)
         if (op->kind == SO_OP_MATMUL) {
             long begin, end;
             so_split(dealt_rows(op->matmul.w, count), MM_UNIT, index, count, &begin, &end);
