@@ -60,7 +60,7 @@ typedef struct chain {
     int n_guess;
     int n_rows, first_logit; /* in this pass; first_logit −1: still catching up */
     float sure;              /* of the latest guess */
-    bool done;
+    bool done, refused;      /* refused: a step was made and no token drawn */
 } chain;
 
 typedef struct model_drafter {
@@ -189,6 +189,8 @@ static int ask_inner(model_drafter *md, int n, so_err *err) {
         so_tree *t = &md->inner_trees[i];
         so_tree_reset(t, job->tree->nodes[0].token, job->tree->root_pos);
         md->inner_jobs[i] = *job;
+        /* An inner model goes by the noise of tokens to come, and lengths must not. */
+        md->inner_jobs[i].more = md->inner_jobs[i].draw = NULL;
         md->inner_jobs[i].state = md->chains[i].s->inner;
         md->inner_jobs[i].tree = t;
         md->inner_jobs[i].max_depth = md->inner_jobs[i].max_nodes = md->chains[i].limit - 1;
@@ -382,7 +384,7 @@ static void draw_chain(model_drafter *md, chain *c) {
     for (;;) {
         int32_t token;
         if (!draw(md, c, c->first_logit + n_right, &token)) {
-            c->done = true;
+            c->done = c->refused = true;
             break;
         }
         c->s->text[c->n_text++] = token;
@@ -484,7 +486,7 @@ static void learn_reading(model_drafter *md, int lag, double ms) {
 static void learn_cost(model_drafter *md, int n, int lag, double ms) {
     int depth = 0;
     for (int i = 0; i < n; i++)
-        depth = SO_MAX(depth, md->chains[i].depth);
+        depth = SO_MAX(depth, md->chains[i].depth + md->chains[i].refused);
     if (depth == 0)
         return;
     if (lag > MAX_LAG) {

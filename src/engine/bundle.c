@@ -180,12 +180,13 @@ static candidate look_up(const so_records *r, const char *path) {
     char name[SO_RECORD_NAME];
     x.word = so_registry_agreement(ck);
     x.bytes = (double)so_checkpoint_bytes(ck);
-    for (int way = 0; way < SO_RECORD_WAYS && !x.rec; way++)
+    for (int way = 0; way < SO_RECORD_WAYS && !x.rec; way++) {
         if (so_record_model_name(so_registry_id(ck), way, name))
             x.rec = so_records_find(r, name);
+        if (x.rec && x.rec->cells[0][SO_ESTIMATE_LEVELS].tested < ENOUGH_TESTS)
+            x.rec = NULL;
+    }
     so_checkpoint_close(ck);
-    if (x.rec && x.rec->cells[0][SO_ESTIMATE_LEVELS].tested < ENOUGH_TESTS)
-        x.rec = NULL;
     return x;
 }
 
@@ -198,10 +199,10 @@ static void compare(const candidate *all, int n, double *kept, double *ms_per_by
             continue;
         so_estimate_cell first = all[i].rec->cells[0][SO_ESTIMATE_LEVELS];
         if (all[i].word > 0) {
-            accepted += (double)first.accepted / all[i].word;
-            tested += (double)first.tested;
+            accepted += (double)first.accepted;
+            tested += all[i].word * (double)first.tested;
         }
-        if (all[i].bytes > 0)
+        if (all[i].bytes > 0 && all[i].rec->step_ms > 0)
             *ms_per_byte = all[i].rec->step_ms / all[i].bytes;
     }
     *kept = accepted / tested;

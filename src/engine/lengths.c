@@ -33,9 +33,9 @@ static double target_read_ms(const so_engine *e) {
     return so_curve_ms(so_planner_curve(e->planner), PROMPT_ROWS) / PROMPT_ROWS;
 }
 
-/* What drafting and checking took was learned when there was some; the machine may be another by
- * now, and a draft that is not made is not measured again. t(1) is, so both are taken to have
- * changed with it: a busy minute would otherwise end speculation for good. */
+/* What drafting took was learned when there was some; the machine may be another by now, and a
+ * draft that is not made is not measured again. t(1) is, so a guess is taken to have changed with
+ * it: a busy minute would otherwise end speculation for good. */
 static double now(const so_engine *e, double ms) {
     double plain_ms = so_curve_ms(so_planner_curve(e->planner), 1);
     return e->priced_ms > 0 && plain_ms > 0 ? ms * plain_ms / e->priced_ms : ms;
@@ -46,7 +46,7 @@ static double step_cost(const so_engine *e, const so_drafter *d) {
 }
 
 double so_lengths_check_ms(const so_engine *e, const so_request *r) {
-    return now(e, e->check_ms[r->spec.verify]);
+    return e->check_ms[r->spec.verify];
 }
 
 /* At the pace at which drafters smooth what they take (model.c). */

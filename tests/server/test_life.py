@@ -67,9 +67,11 @@ def bad_starts():
             assert p.returncode == 2 and name in p.stderr, p.stderr
         # a drafter that cannot be opened is the operator's mistake: told at the start, not to each client
         for spec, word in (("model(/nowhere/d.gguf)", "/nowhere/d.gguf"), ("ngram,bigram(/nowhere/b)", "/nowhere/b"),
-                           (f"bigram({model})", "not a table"), ("unigram", "counted table")):
+                           (f"bigram({model})", "not a table")):
             p = run("-m", model, "--port", "0", "--spec", spec)
             assert p.returncode == 1 and "--spec" in p.stderr and word in p.stderr and "ready" not in p.stderr, p.stderr
+        p = run("-m", model, "--port", "0", "--spec", "unigram")
+        assert p.returncode == 2 and "counted table" in p.stderr, p.stderr
     p = run("-m", "/nowhere/x.gguf", "--port", "0")
     assert p.returncode == 1 and "/nowhere/x.gguf" in p.stderr and p.stdout == ""
     assert run().returncode == 2 and run("-m", "x", "--port", "99999").returncode == 2

@@ -79,6 +79,8 @@ def options():
         p.error(f"--minutes {args.minutes}: must be 0 (no limit) or more")
     if args.minutes == 0 and args.max_steps == MANY:
         p.error("--minutes 0 needs --max-steps: the run would never end")
+    if args.max_steps < 1:
+        p.error(f"--max-steps {args.max_steps}: must be 1 or more")
     return args
 
 
@@ -304,6 +306,8 @@ def begin(args, data, target):
         c = restore(path, data.device)
         if c["shape"].n_vocab != target.model.shape.n_vocab:
             raise SystemExit(f"{path}: was trained for {c['shape'].n_vocab} tokens, the target has {target.model.shape.n_vocab}")
+        if "said" not in c:
+            raise SystemExit(f"{path}: was written by an older version; go on with --from DIR/draft.gguf")
         draft = Draft(args, c["shape"], c["weights"], data, target, c["said"])
         opt = optim.Optimizer(draft.weights, args.muon_lr, args.adam_lr)
         opt.restore(c["optimizer"])

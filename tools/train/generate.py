@@ -118,7 +118,8 @@ class Writer:
         people = len(long_tasks) and rng.random() < 0.5
         while size < budget and len(texts) < 12:
             i = int(rng.choice(long_tasks if people else which))
-            t = [x for x in (d.prompt(i)[len(c.before):-len(c.after)] if people else d.response(i)).tolist() if x not in self.control]
+            t = d.prompt(i)[len(c.before):d.plen[i] - len(c.after)] if people else d.response(i)
+            t = [x for x in t.tolist() if x not in self.control]
             texts += ([self.encode("\n\n")] if texts else []) + [t[:budget - size]]
             size += len(t) + 1
         body = [x for t in texts for x in t]

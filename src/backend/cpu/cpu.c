@@ -216,12 +216,15 @@ static void walk(void *arg, int index, int count) {
 static bool grow_scratch(so_cpu *b, so_scratch *s) {
     if (s->need <= s->n_bytes)
         return true;
-    free(s->data);
-    s->data = so_try_aligned(s->need);
-    s->n_bytes = s->data ? s->need : 0;
-    if (!s->data)
+    void *data = so_try_aligned(s->need); /* where there is none, older lists still have the old */
+    if (!data) {
         so_err_set(&b->err, SO_ENOMEM, "no memory for %zu bytes of quantised activations", s->need);
-    return s->data != NULL;
+        return false;
+    }
+    free(s->data);
+    s->data = data;
+    s->n_bytes = s->need;
+    return true;
 }
 
 static void relearn(so_cpu *b);
