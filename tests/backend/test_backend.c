@@ -104,6 +104,13 @@ static void machine_end(machine *m, float *result) {
         m->b->vt->weight_free(m->b, m->weights[i]);
 }
 
+/* In place: numbers stay small however long a program is. */
+static void submit_norm(const machine *m, so_view x, int n) {
+    so_submit(m->b, &(so_op){.kind = SO_OP_RMS_NORM,
+                             .n = n,
+                             .norm = {.out = x, .x = x, .weight = m->gains, .d = D, .eps = 1e-3f}});
+}
+
 /* Normalises `out` after many steps, so that numbers stay in range, but not after all: results are
  * used as they were shared, too. */
 static void machine_run(machine *m, uint64_t seed, const float *fresh, int sync_every,
@@ -113,51 +120,59 @@ static void machine_run(machine *m, uint64_t seed, const float *fresh, int sync_
         so_op op = machine_op(m, &z, fresh);
         so_submit(m->b, &op);
         if ((op.kind == SO_OP_ADD || op.kind == SO_OP_MATMUL) && noise_u32(&z) % 3 != 0)
-            so_submit(m->b, &(so_op){.kind = SO_OP_RMS_NORM,
-                                     .n = op.n,
-                                     .norm = {.out = op.norm.out,
-                                              .x = op.norm.out,
-                                              .weight = m->gains,
-                                              .d = D,
-                                              .eps = 1e-3f}});
+            submit_norm(m, op.norm.out, op.n);
         if (i % sync_every == 0)
             sync_ok(m->b);
     }
     machine_end(m, result);
 }
 
+/* What all programs of a test share, and room for two results. */
+typedef struct programs {
+    op_data weights[4];
+    float *fresh, *want, *got;
+} programs;
+
+static programs programs_open(uint64_t seed) {
+    noise z = noise_of(seed);
+    programs p = {.fresh = noise_floats(&z, 1000 + AREAS * ROWS * D),
+                  .want = SO_NEW_N(float, BUFS *AREAS *ROWS *D),
+                  .got = SO_NEW_N(float, BUFS *AREAS *ROWS *D)};
+    for (int i = 0; i < 4; i++)
+        p.weights[i] = op_data_create(
+            &(op_case){SO_OP_MATMUL, machine_dtypes[i], 1, D, D, false, 0}, 50 + (uint64_t)i);
+    return p;
+}
+
+static void programs_close(programs *p) {
+    for (int i = 0; i < 4; i++)
+        op_data_free(&p->weights[i]);
+    free(p->fresh);
+    free(p->want);
+    free(p->got);
+}
+
 static void random_programs(void **state) {
     (void)state;
-    op_data weights[4];
-    noise z = noise_of(99);
-    float *fresh = noise_floats(&z, 1000 + AREAS * ROWS * D);
-    float *want = SO_NEW_N(float, BUFS *AREAS *ROWS *D);
-    float *got = SO_NEW_N(float, BUFS *AREAS *ROWS *D);
-    for (int i = 0; i < 4; i++)
-        weights[i] = op_data_create(&(op_case){SO_OP_MATMUL, machine_dtypes[i], 1, D, D, false, 0},
-                                    50 + (uint64_t)i);
+    programs p = programs_open(99);
     so_backend *one = cpu(1), *team = cpu(4), *late = deferred();
     for (uint64_t seed = 0; seed < 12; seed++) {
-        machine m = machine_create(one, weights, fresh);
-        machine_run(&m, seed, fresh, 1, want);
+        machine m = machine_create(one, p.weights, p.fresh);
+        machine_run(&m, seed, p.fresh, 1, p.want);
         for (int i = 0; i < BUFS * AREAS * ROWS * D; i++)
-            assert_true(isfinite(want[i])); /* else all programs would agree */
-        m = machine_create(team, weights, fresh);
-        machine_run(&m, seed, fresh, STEPS, got);
+            assert_true(isfinite(p.want[i])); /* else all programs would agree */
+        m = machine_create(team, p.weights, p.fresh);
+        machine_run(&m, seed, p.fresh, STEPS, p.got);
         op_case c = {.kind = SO_OP_ADD, .n = ROWS, .d = D};
-        assert_same_floats(&c, "a whole list, 4 threads", got, want, BUFS * AREAS * ROWS * D);
-        m = machine_create(late, weights, fresh);
-        machine_run(&m, seed, fresh, 77, got);
-        assert_same_floats(&c, "deferred", got, want, BUFS * AREAS * ROWS * D);
+        assert_same_floats(&c, "a whole list, 4 threads", p.got, p.want, BUFS * AREAS * ROWS * D);
+        m = machine_create(late, p.weights, p.fresh);
+        machine_run(&m, seed, p.fresh, 77, p.got);
+        assert_same_floats(&c, "deferred", p.got, p.want, BUFS * AREAS * ROWS * D);
     }
     so_backend_free(one);
     so_backend_free(team);
     so_backend_free(late);
-    for (int i = 0; i < 4; i++)
-        op_data_free(&weights[i]);
-    free(fresh);
-    free(want);
-    free(got);
+    programs_close(&p);
 }
 
 /* Lists that come again: whole, the beginning alone, and with another end. */
@@ -171,13 +186,7 @@ static void machine_again(machine *m, const float *fresh, bool one_by_one, float
                 if (op.kind == SO_OP_UPLOAD && i != 5)
                     continue;
                 so_submit(m->b, &op);
-                so_submit(m->b, &(so_op){.kind = SO_OP_RMS_NORM,
-                                         .n = ROWS,
-                                         .norm = {.out = area(m, (uint32_t)j),
-                                                  .x = area(m, (uint32_t)j),
-                                                  .weight = m->gains,
-                                                  .d = D,
-                                                  .eps = 1e-3f}});
+                submit_norm(m, area(m, (uint32_t)j), ROWS);
                 if (one_by_one)
                     sync_ok(m->b);
             }
@@ -188,32 +197,21 @@ static void machine_again(machine *m, const float *fresh, bool one_by_one, float
 
 static void lists_come_again(void **state) {
     (void)state;
-    op_data weights[4];
-    noise z = noise_of(98);
-    float *fresh = noise_floats(&z, 1000 + AREAS * ROWS * D);
-    float *want = SO_NEW_N(float, BUFS *AREAS *ROWS *D);
-    float *got = SO_NEW_N(float, BUFS *AREAS *ROWS *D);
-    for (int i = 0; i < 4; i++)
-        weights[i] = op_data_create(&(op_case){SO_OP_MATMUL, machine_dtypes[i], 1, D, D, false, 0},
-                                    70 + (uint64_t)i);
+    programs p = programs_open(98);
     so_backend *one = cpu(1), *team = cpu(3);
-    machine m = machine_create(one, weights, fresh);
-    machine_again(&m, fresh, true, want);
+    machine m = machine_create(one, p.weights, p.fresh);
+    machine_again(&m, p.fresh, true, p.want);
     for (int i = 0; i < BUFS * AREAS * ROWS * D; i++)
-        assert_true(isfinite(want[i]));
+        assert_true(isfinite(p.want[i]));
     for (int round = 0; round < 3; round++) { /* buffers freed and made anew */
-        m = machine_create(team, weights, fresh);
-        machine_again(&m, fresh, false, got);
+        m = machine_create(team, p.weights, p.fresh);
+        machine_again(&m, p.fresh, false, p.got);
         op_case c = {.kind = SO_OP_ADD, .n = ROWS, .d = D};
-        assert_same_floats(&c, "lists again, 3 threads", got, want, BUFS * AREAS * ROWS * D);
+        assert_same_floats(&c, "lists again, 3 threads", p.got, p.want, BUFS * AREAS * ROWS * D);
     }
     so_backend_free(one);
     so_backend_free(team);
-    for (int i = 0; i < 4; i++)
-        op_data_free(&weights[i]);
-    free(fresh);
-    free(want);
-    free(got);
+    programs_close(&p);
 }
 
 /* ---- uploads, long lists, memory ---- */
