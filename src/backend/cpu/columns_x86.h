@@ -12,9 +12,13 @@ INLINE bool has_min256(so_dtype t) {
 /* Sub-blocks of 32 elements; else of 16. */
 INLINE bool sub_is_32(so_dtype t) { return t == SO_DTYPE_Q4_K || t == SO_DTYPE_Q5_K; }
 
+/* `next`: the tile that comes after this one, NULL: nothing is to be fetched. Its groups are
+ * next_bytes long, and their words begin at next_words. */
 typedef struct columns {
     const uint8_t *head[2], *word[2];
-    const uint8_t *next; /* what block 0 fetches ahead, into the second cache; NULL: nothing */
+    const uint8_t *next;
+    size_t next_bytes, next_words;
+    float *out; /* [n][m], at the tile's first row; NULL: they are near */
 } columns;
 
 /* Memory answers after the time of a whole tile: part `b` of what lies behind this one is fetched
@@ -43,11 +47,46 @@ INLINE void fetch_some(fetch *f) {
     f->at = p;
 }
 
-/* All of it at once, and into the first cache: a tile of blocks of 32 fits it. */
-INLINE void fetch_ahead(so_dtype dtype, const columns *at, size_t b) {
-    fetch f = fetch_of(dtype, at, b, 1);
-    for (; f.at < f.end; f.at += 64)
-        _mm_prefetch(f.at, _MM_HINT_T0);
+/* Groups that a tile is made of. */
+enum { TILE_GROUPS = 2 * LANES / SO_PACK_ROWS };
+
+/* Bytes of weights that lie between what is used and what is fetched. To the first cache, which
+ * holds them besides all else that a block of 32 needs, whatever the length of a row is. */
+enum { FETCH_LEAD = 12 << 10 };
+
+INLINE void fetch_block(so_dtype dtype, const uint8_t *heads, const uint8_t *words, size_t b) {
+    _mm_prefetch((const char *)heads + b * so_pack_head(dtype), _MM_HINT_T0);
+    UNROLL for (size_t i = 0; i < so_pack_words(dtype); i += 64)
+        _mm_prefetch((const char *)words + b * so_pack_words(dtype) + i, _MM_HINT_T0);
+}
+
+/* While block b of n is used: the one that comes FETCH_LEAD later, of this tile or the next. */
+INLINE void fetch_ahead(so_dtype dtype, const columns *at, size_t b, size_t n) {
+    const size_t part = (so_pack_head(dtype) + so_pack_words(dtype)) * TILE_GROUPS;
+    const uint8_t *heads = at->head[0], *words = at->word[0];
+    size_t bytes = (size_t)(at->head[1] - heads), to = b + FETCH_LEAD / part;
+    if (!at->next || to >= 2 * n)
+        return;
+    if (to >= n) {
+        heads = at->next;
+        words = heads + at->next_words;
+        bytes = at->next_bytes;
+        to -= n;
+    }
+    UNROLL for (size_t j = 0; j < TILE_GROUPS; j++)
+        fetch_block(dtype, heads + j * bytes, words + j * bytes, to);
+}
+
+/* Results of so many bytes lie in no near cache when they are written again. */
+enum { FAR_BYTES = 128 << 10 };
+
+/* The lines that a row of results will lie in: asked for early, since a core that waits for them
+ * holds no more than some dozens of stores, and to be written. Where the processor does not know
+ * the instruction, it does nothing. */
+INLINE void fetch_result(const so_mm *a, const columns *at, size_t row) {
+    const char *p = (const char *)(at->out + row * (size_t)a->m);
+    UNROLL for (size_t i = 0; i < 2 * LANES * sizeof(float);
+                i += 64) __asm__ volatile("prefetchw %0" : : "m"(p[i]));
 }
 
 /* Activation rows that meet all weights before the next ones do: their rounded values, with the
@@ -61,13 +100,29 @@ INLINE const uint8_t *group_at(const so_mm *a, long r) {
     return a->w + (size_t)(r / SO_PACK_ROWS) * a->group_bytes;
 }
 
+INLINE bool is_far(const so_mm *a) {
+    return (size_t)a->act.n * (size_t)a->m * sizeof(float) >= FAR_BYTES;
+}
+
 INLINE columns columns_at(const so_mm *a, size_t words_at, long r, long end) {
     const uint8_t *g = group_at(a, r), *g1 = g;
     if (COL_GROUP && r + SO_PACK_ROWS < end)
         g1 = g + a->group_bytes; /* else the first group twice, of which one result is dropped */
     return (columns){{g, g1 + COL_HEAD},
                      {g + words_at, g1 + words_at + COL_WORD},
-                     g + a->group_bytes * (2 * LANES / SO_PACK_ROWS)};
+                     g + a->group_bytes * TILE_GROUPS,
+                     a->group_bytes,
+                     words_at,
+                     is_far(a) ? a->out + r : NULL};
+}
+
+/* After the last tile of a thread's rows: the first of them again, or another matrix. */
+INLINE void next_columns(const so_mm *a, const uint8_t *again, columns *at) {
+    at->next = again ? again : a->next;
+    if (!again) {
+        at->next_bytes = a->next_bytes;
+        at->next_words = a->next_words;
+    }
 }
 
 INLINE vi word_at(const uint8_t *words, int i) { return vi_load(words + SO_PACK_WORD * i); }

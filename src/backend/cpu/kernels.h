@@ -80,8 +80,11 @@ typedef struct so_mm {
     size_t row_bytes;
     size_t group_bytes; /* of a packed group (pack.h), w aligned to 64; 0: w is not packed */
     long m;
-    const float *bias;   /* [m] or NULL */
-    const uint8_t *next; /* packed: what this thread reads after its rows, to be fetched; or NULL */
+    const float *bias; /* [m] or NULL */
+    /* packed: the group that this thread reads after its rows, to be fetched, or NULL; the bytes of
+     * such a group, and where its words begin */
+    const uint8_t *next;
+    size_t next_bytes, next_words;
     float *out;
 } so_mm;
 /* begin is a multiple of SO_MM_GRAIN, and so is end but where it is m. */

@@ -275,21 +275,28 @@ static long take_rows(const so_cpu *b, const so_op *op, int count) {
     return SO_MIN(dealt + i * piece_rows(w, count), w->n_rows);
 }
 
-static const uint8_t *packed_at(const so_weight *w, long row) {
-    return w->group_bytes && row < w->n_rows
-               ? w->data + (size_t)(row / SO_PACK_ROWS) * w->group_bytes
-               : NULL;
+/* Row `row` of a packed matrix is what the thread reads next. */
+static void set_next(so_mm *mm, const so_weight *w, long row) {
+    mm->next = NULL;
+    if (!w->group_bytes || row >= w->n_rows)
+        return;
+    size_t n_blocks = (size_t)(w->n_cols / so_dtype_get((int)w->dtype)->block_len);
+    mm->next = w->data + (size_t)(row / SO_PACK_ROWS) * w->group_bytes;
+    mm->next_bytes = w->group_bytes;
+    mm->next_words = so_pack_words_at(w->dtype, n_blocks);
 }
 
-/* Where this thread's part of the next packed matrix in the list begins. */
-static const uint8_t *next_part(const so_cpu *b, const so_op *op, int index, int count) {
+/* This thread's part of the next matrix in the list is. */
+static void set_next_matrix(so_mm *mm, const so_cpu *b, const so_op *op, int index, int count) {
+    mm->next = NULL;
     for (op++; op < b->list->ops + b->n_ops; op++)
         if (op->kind == SO_OP_MATMUL) {
             long begin, end;
             so_split(dealt_rows(op->matmul.w, count), MM_UNIT, index, count, &begin, &end);
-            return begin < end ? packed_at(op->matmul.w, begin) : NULL;
+            if (begin < end)
+                set_next(mm, op->matmul.w, begin);
+            return;
         }
-    return NULL;
 }
 
 static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
@@ -308,7 +315,10 @@ static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
     while (begin < end) {
         /* taken before it is needed, so that it can be fetched meanwhile */
         long next = take_rows(b, op, count);
-        mm.next = next < w->n_rows ? packed_at(w, next) : next_part(b, op, index, count);
+        if (next < w->n_rows)
+            set_next(&mm, w, next);
+        else
+            set_next_matrix(&mm, b, op, index, count);
         b->kernels->matmul[w->dtype](&mm, begin, end);
         begin = next;
         end = SO_MIN(next + piece_rows(w, count), w->n_rows);

@@ -122,9 +122,12 @@ INLINE void ptile32(const so_mm *a, so_dtype dtype, const pblock32 *w, size_t ro
 
 INLINE void pchunk32(const so_mm *a, so_dtype dtype, const columns *at, size_t first, int n,
                      vf (*acc)[2]) {
-    for (size_t b = 0; b < (size_t)a->act.k / 32; b++) {
+    size_t n_blocks = (size_t)a->act.k / 32;
+    for (size_t b = 0; b < n_blocks; b++) {
         pblock32 w;
-        fetch_ahead(dtype, at, b);
+        fetch_ahead(dtype, at, b, n_blocks);
+        if (at->out && b < (size_t)n)
+            fetch_result(a, at, first + b);
         pdecode32(dtype, at, b, &w);
         for (int i = 0, size; i < n; i += size) {
             size = tile_size(n - i, 4);
@@ -337,7 +340,7 @@ INLINE void packed(const so_mm *a, so_dtype dtype, bool wide, long begin, long e
             columns at = columns_at(a, words_at, r, end);
             int to = SO_MIN(from + span, a->act.n);
             if (r + 2 * LANES >= end)
-                at.next = to < a->act.n ? group_at(a, begin) : a->next;
+                next_columns(a, to < a->act.n ? group_at(a, begin) : NULL, &at);
             for (int first = from; first < to; first += CHUNK) {
                 int n = SO_MIN(CHUNK, to - first);
                 for (int i = 0; i < n; i++)
