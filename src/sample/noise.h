@@ -21,6 +21,7 @@ typedef struct so_noise_row {
     const float *x;     /* logits, none of them NaN or +∞ */
     float top, inverse; /* the largest logit; 1 / temperature, at most SO_NOISE_INVERSE_MAX */
     so_rng_key key;
+    uint32_t block; /* of the generator, whose words are the noise of x[0] … x[3] */
 } so_noise_row;
 
 /* Keeps 0 · inverse and what follows from being NaN; larger ones are only a sharper bound. */
@@ -31,10 +32,11 @@ typedef struct so_noise_row {
 #define SO_NOISE_MARGIN 1e-3f            /* rounding in all of it is a hundredth of this */
 
 typedef struct so_noise_fns {
-    bool (*all_finite)(const float *x, int n);
+    /* Whether all are finite; *top is the largest then, and anything else where not. */
+    bool (*survey)(const float *x, int n, float *top);
     float (*largest)(const float *x, int n); /* no NaN */
-    /* The first index of the largest, −1 where all are −∞. No NaN. */
-    int32_t (*argmax)(const float *x, int n);
+    /* The first index that holds `value`, which is there. */
+    int32_t (*find)(const float *x, int n, float value);
     /* Ids of first … first + n - 1, first a multiple of 4, that may score `least` or more;
      * ascending. ids[n]. Gives their number. */
     int (*hopeful)(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids);

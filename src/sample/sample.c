@@ -26,17 +26,18 @@
 #include "base/mem.h"
 #include "sample/noise.h"
 
-enum { N_BINS = 4096, BINS_PER_NAT = 64, PART_MIN = 16 };
+enum { N_BINS = 4096, BINS_PER_NAT = 64, PART_MIN = 16, NAMED_PART = 1024 };
 
 struct so_sampler {
     int n_vocab;
     const so_noise_fns *fns;
-    const float *row; /* [n_vocab] logits after steps 1 and 2: the caller's own, or x */
-    float *x;         /* [n_vocab] */
-    float *y;         /* [n_vocab] of the tokens in ids */
-    float *maxima;    /* [n_vocab / PART_MIN] of parts of the row */
-    int32_t *ids;     /* [n_vocab] the support, n of them */
-    int32_t *border;  /* [n_vocab] the heap of a border bin */
+    const int32_t *names; /* [n_vocab] or NULL: a place's own number */
+    const float *row;     /* [n_vocab] logits after steps 1 and 2: the caller's own, or x */
+    float *x;             /* [n_vocab] */
+    float *y;             /* [n_vocab] of the tokens in ids */
+    float *maxima;        /* [n_vocab / PART_MIN] of parts of the row */
+    int32_t *ids;         /* [n_vocab, NAMED_PART] the support, n of them */
+    int32_t *border;      /* [n_vocab] the heap of a border bin */
     int32_t *seen,
         *wrote; /* [n_vocab] counts in the window: anywhere, in the output; zero at rest */
     int n;
@@ -102,12 +103,14 @@ so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level) 
     s->x = SO_NEW_N(float, n_vocab);
     s->y = SO_NEW_N(float, n_vocab);
     s->maxima = SO_NEW_N(float, n_vocab / PART_MIN + 1);
-    s->ids = SO_NEW_N(int32_t, n_vocab);
+    s->ids = SO_NEW_N(int32_t, SO_MAX(n_vocab, NAMED_PART));
     s->border = SO_NEW_N(int32_t, n_vocab);
     s->seen = SO_NEW_N(int32_t, n_vocab);
     s->wrote = SO_NEW_N(int32_t, n_vocab);
     return s;
 }
+
+void so_sampler_set_names(so_sampler *s, const int32_t *names) { s->names = names; }
 
 void so_sampler_free(so_sampler *s) {
     if (!s)
@@ -126,11 +129,12 @@ void so_sampler_free(so_sampler *s) {
 
 static float cleaned(float v) { return isnan(v) ? -INFINITY : v > FLT_MAX ? FLT_MAX : v; }
 
-/* The usual row is finite and nothing is to be changed in it: it is read where it lies. */
-static int load_row(so_sampler *s, const float *logits, bool change, so_err *err) {
+/* The usual row is finite and nothing is to be changed in it: it is read where it lies, and *top is
+ * its largest logit. */
+static int load_row(so_sampler *s, const float *logits, bool change, float *top, so_err *err) {
     bool any = false;
     s->row = s->x;
-    if (s->fns->all_finite(logits, s->n_vocab)) {
+    if (s->fns->survey(logits, s->n_vocab, top)) {
         if (change)
             memcpy(s->x, logits, (size_t)s->n_vocab * sizeof *logits);
         else
@@ -175,16 +179,21 @@ static void penalize(so_sampler *s, const so_sample_params *p, const so_sample_c
 /* Steps 1 and 2; *best is the argmax. */
 static int prepare(so_sampler *s, const so_sample_params *p, const float *logits,
                    const so_sample_context *ctx, int32_t *best, so_err *err) {
-    int rc = load_row(s, logits, p->n_bias > 0 || has_penalties(p), err);
+    float top;
+    bool change = p->n_bias > 0 || has_penalties(p);
+    SO_ASSERT(!(change && s->names));
+    int rc = load_row(s, logits, change, &top, err);
     if (rc != SO_OK)
         return rc;
     for (int i = 0; i < p->n_bias; i++)
         s->x[p->bias[i].token] = cleaned(s->x[p->bias[i].token] + p->bias[i].bias);
     if (has_penalties(p))
         penalize(s, p, ctx);
-    *best = s->fns->argmax(s->row, s->n_vocab);
-    if (*best < 0)
+    if (s->row == s->x)
+        top = s->fns->largest(s->row, s->n_vocab);
+    if (top == -INFINITY)
         return so_err_set(err, SO_EINVAL, "--logit-bias has banned every token");
+    *best = s->fns->find(s->row, s->n_vocab, top);
     return SO_OK;
 }
 
@@ -370,6 +379,10 @@ static so_rng_key token_key(const so_sample_params *p, int position) {
 
 static double gumbel(uint32_t word) { return -log(-log(((double)word + 0.5) * 0x1p-32)); }
 
+static int32_t name_of(const so_sampler *s, int32_t place) {
+    return s->names ? s->names[place] : place;
+}
+
 double so_sample_noise(const so_sample_params *p, int position, int32_t token) {
     so_rng_key key = token_key(p, position);
     uint32_t w[4];
@@ -398,17 +411,19 @@ static leader draw_cut(const so_sampler *s, const so_sample_params *p, int posit
     static const double ln2 = 0.6931471805599453, most = 22.88, margin = 1e-6;
     so_rng_key key = token_key(p, position);
     uint32_t w[4], block = UINT32_MAX;
-    leader l = {(double)s->y[best] + so_sample_noise(p, position, best), -INFINITY, best};
+    double noise = so_sample_noise(p, position, name_of(s, best));
+    leader l = {(double)s->y[best] + noise, -INFINITY, best};
     for (int i = 0; i < s->n; i++) {
         int32_t id = s->ids[i];
         double y = s->y[id];
         if (y + most < l.score - slack || id == best)
             continue;
-        if ((uint32_t)id / 4 != block) {
-            block = (uint32_t)id / 4;
+        int32_t name = name_of(s, id);
+        if ((uint32_t)name / 4 != block) {
+            block = (uint32_t)name / 4;
             so_rng_block(&key, block, w);
         }
-        uint32_t word = w[id % 4], v = ~word;
+        uint32_t word = w[name % 4], v = ~word;
         int zeros = v ? __builtin_clz(v) : 32;
         if (y + ln2 * (1 + zeros) + margin >= l.score - slack)
             challenge(&l, y + gumbel(word), id);
@@ -416,24 +431,75 @@ static leader draw_cut(const so_sampler *s, const so_sample_params *p, int posit
     return l;
 }
 
-/* Step 5 over the whole vocabulary, part by part: the bar rises on the way, so that also of a flat
- * row only the first part is looked at closely. */
+/* A row's part in step 5 over the whole vocabulary. */
+typedef struct noisy {
+    so_noise_row r;
+    const so_sample_params *p;
+    double slack;
+    int position;
+} noisy;
+
+/* Tokens `first` … of the row that may win; r.x[0] is token `origin`. */
+static void challenge_part(so_sampler *s, const noisy *w, int32_t origin, int32_t first, int n,
+                           leader *l) {
+    int n_ids = s->fns->hopeful(&w->r, first, n, (float)(l->score - w->slack), s->ids);
+    for (int i = 0; i < n_ids; i++) {
+        int32_t id = origin + s->ids[i];
+        float y = y_of(w->r.x[s->ids[i]], w->r.top, 1 / (double)w->p->temp);
+        if (y > -INFINITY)
+            challenge(l, (double)y + so_sample_noise(w->p, w->position, id), id);
+    }
+}
+
+/* Part by part: the bar rises on the way, so that also of a flat row only the first part is looked
+ * at closely. */
+static void challenge_all(so_sampler *s, const noisy *w, leader *l) {
+    for (int32_t first = 0, part = 256; first < s->n_vocab; first += part, part *= 2)
+        challenge_part(s, w, 0, first, SO_MIN(part, s->n_vocab - first), l);
+}
+
+/* The generator makes the noise of neighbours together, said or not: the row is widened for it, a
+ * part at a time, so that the wide form never leaves the first cache. */
+static void challenge_named(so_sampler *s, const noisy *given, leader *l) {
+    const int32_t *names = s->names;
+    float wide[NAMED_PART];
+    noisy w = *given;
+    w.r.x = wide;
+    for (int at = 0; at < s->n_vocab;) {
+        int32_t origin = names[at] / NAMED_PART * NAMED_PART;
+        for (int i = 0; i < NAMED_PART; i++)
+            wide[i] = -INFINITY;
+        for (; at < s->n_vocab && names[at] - origin < NAMED_PART; at++)
+            wide[names[at] - origin] = s->row[at];
+        w.r.block = (uint32_t)origin / 4;
+        challenge_part(s, &w, origin, 0, NAMED_PART, l);
+    }
+}
+
+/* The place of a name. */
+static int32_t place_of(const so_sampler *s, int32_t name) {
+    int32_t at = 0;
+    for (int n = s->n_vocab; n > 1;) { /* the last place whose name is at most that */
+        int half = n / 2;
+        at += s->names[at + half] <= name ? half : 0;
+        n -= half;
+    }
+    return at;
+}
+
+/* Step 5 where nothing was cut. */
 static leader draw_all(so_sampler *s, const so_sample_params *p, int position, int32_t best,
                        double slack) {
-    double top = s->row[best], inverse = 1 / (double)p->temp;
-    so_noise_row r = noise_row(s, p, best);
-    r.key = token_key(p, position);
-    leader l = {so_sample_noise(p, position, best), -INFINITY, best};
-    for (int32_t first = 0, part = 256; first < s->n_vocab; first += part, part *= 2) {
-        int n = s->fns->hopeful(&r, first, SO_MIN(part, s->n_vocab - first),
-                                (float)(l.score - slack), s->ids);
-        for (int i = 0; i < n; i++) {
-            int32_t id = s->ids[i];
-            float y = y_of(s->row[id], top, inverse);
-            if (y > -INFINITY)
-                challenge(&l, (double)y + so_sample_noise(p, position, id), id);
-        }
+    noisy w = {noise_row(s, p, best), p, slack, position};
+    int32_t name = name_of(s, best);
+    leader l = {so_sample_noise(p, position, name), -INFINITY, name};
+    w.r.key = token_key(p, position);
+    if (!s->names) {
+        challenge_all(s, &w, &l);
+        return l;
     }
+    challenge_named(s, &w, &l);
+    l.id = place_of(s, l.id);
     return l;
 }
 
@@ -630,8 +696,9 @@ void so_sample_logprobs(so_sampler *s, const float *logits, int32_t token, int n
                         so_logprob *out) {
     SO_ASSERT(token >= 0 && token < s->n_vocab && n_top >= 0 && n_top <= s->n_vocab);
     norm z;
-    if (s->fns->all_finite(logits, s->n_vocab)) {
-        z.top = (double)s->fns->largest(logits, s->n_vocab);
+    float best;
+    if (s->fns->survey(logits, s->n_vocab, &best)) {
+        z.top = (double)best;
         z.rest = log(s->fns->weigh(logits, s->n_vocab, z.top, 1, s->y));
     } else {
         z = norm_of(logits, s->n_vocab);

@@ -36,6 +36,11 @@ so_sampler *so_sampler_create(int n_vocab);
 /* For tests: at a level of sample/noise.h instead of this CPU's best. */
 struct so_noise_fns;
 so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level);
+/* For rows that have logits for some tokens alone: place i stands for token names[i], ascending,
+ * the caller's array of n_vocab. What comes back is places still; noise goes by names, so the place
+ * is that of the token which a row of the whole vocabulary would give, its other tokens at −∞. Bias
+ * and penalties have no place in such a row. */
+void so_sampler_set_names(so_sampler *s, const int32_t *names);
 void so_sampler_free(so_sampler *s);
 
 /* The context a position is sampled in: everything before it. Repetition looks at prompt and

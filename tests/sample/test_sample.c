@@ -131,7 +131,7 @@ static void test_draw_equals_reference(void **state) {
     so_sampler_free(s);
 }
 
-enum { N_LEVELS = 3 };
+enum { N_LEVELS = 3, N_KINDS = 8 };
 
 /* The levels this CPU has, the scalar one first. */
 static int list_levels(const so_noise_fns *out[N_LEVELS]) {
@@ -167,8 +167,14 @@ static void odd_row(int kind, int n, float *out) {
         case 4:
             out[i] = i % 7 == 3 ? -INFINITY : i % 11 == 5 ? NAN : out[i];
             break;
-        default:
+        case 5:
             out[i] *= 1e36f;
+            break;
+        case 6: /* one far above, one far below */
+            out[i] = i == n / 2 ? 1e30f : i == n / 3 ? -1e30f : out[i];
+            break;
+        default: /* nobody but a few */
+            out[i] = i % 1009 == n / 2 % 1009 ? out[i] : -INFINITY;
         }
 }
 
@@ -179,16 +185,16 @@ static void test_levels_draw_the_same(void **state) {
     static const struct {
         float temp, top_p, min_p;
         int top_k;
-    } cases[] = {{0.8f, 1, 0, 0},      {0.8f, 0.95f, 0, 0}, {1, 0.5f, 0, 0},
-                 {1, 0, 0, 0},         {1, 1, 0.02f, 0},    {1, 1, 0, 40},
-                 {1, 0.9f, 0.1f, 7},   {100, 1, 0, 0},      {1e-40f, 1, 0, 0},
+    } cases[] = {{0.8f, 1, 0, 0},      {0.8f, 0.95f, 0, 0}, {1, 0.5f, 0, 0},      {1, 0, 0, 0},
+                 {1, 1, 0.02f, 0},     {1, 1, 0, 40},       {1, 0.9f, 0.1f, 7},   {100, 1, 0, 0},
+                 {1e-40f, 1, 0, 0},    {0.01f, 1, 0, 0},    {1, 1, 0, 0},         {7, 1, 0, 0},
                  {1e-40f, 0.9f, 0, 3}, {100, 0.999f, 0, 0}, {2, 0.9999999f, 0, 0}};
     float *row = SO_NEW_N(float, N);
     ref *sup = SO_NEW_N(ref, N);
     const so_noise_fns *levels[N_LEVELS];
     int n_levels = list_levels(levels);
     for (size_t z = 0; z < SO_LEN(sizes); z++)
-        for (int kind = 0; kind < 6; kind++) {
+        for (int kind = 0; kind < N_KINDS; kind++) {
             so_sampler *s[N_LEVELS];
             for (int l = 0; l < n_levels; l++)
                 s[l] = so_sampler_create_as(sizes[z], levels[l]);
@@ -214,6 +220,93 @@ static void test_levels_draw_the_same(void **state) {
     free(sup);
 }
 
+/* Scores made by hand: the loudest token of a position against the likeliest, a hair above or below
+ * it, everybody else out of the race. A bound that is a little too low loses the former. */
+static void test_loudest_wins_by_a_hair(void **state) {
+    (void)state;
+    enum { N = 3001 };
+    static const float temps[] = {0.01f, 0.5f, 1, 30, 100};
+    static const double hairs[] = {-1e-4, 1e-4};
+    const so_noise_fns *levels[N_LEVELS];
+    int n_levels = list_levels(levels);
+    float row[N];
+    static ref sup[N];
+    for (int position = 0; position < 300; position++) {
+        so_sample_params p = plain(temps[position % (int)SO_LEN(temps)]);
+        double loudest = -1e9, hair = hairs[position / 5 % 2];
+        int32_t loud = 0, best = (position * 37) % N;
+        p.repeat_last_n = 0;
+        for (int32_t i = 0; i < N; i++) {
+            double noise = i == best ? -1e9 : so_sample_noise(&p, position, i);
+            loud = noise > loudest ? i : loud;
+            loudest = SO_MAX(loudest, noise);
+            row[i] = -40 * p.temp;
+        }
+        row[best] = 0;
+        row[loud] = (float)((so_sample_noise(&p, position, best) - loudest + hair) * p.temp);
+        if (row[loud] > 0)
+            continue; /* it is the likeliest as well */
+        int want = ref_draw(&p, sup, ref_support(&p, row, N, sup), position);
+        assert_int_equal(want, hair > 0 ? loud : best);
+        for (int l = 0; l < n_levels; l++) {
+            so_sampler *s = so_sampler_create_as(N, levels[l]);
+            so_sample_context ctx = {NULL, position, 0};
+            assert_int_equal(sample(s, &p, row, &ctx), want);
+            so_sampler_free(s);
+        }
+    }
+}
+
+/* A row of some tokens alone gives the token and the lead of the whole row in which the others are
+ * at −∞, with and without cuts. */
+static void test_named_rows(void **state) {
+    (void)state;
+    enum { N = 9001 };
+    static const float temps[] = {0.01f, 0.8f, 1, 5, 100};
+    static const int steps[] = {1, 2, 3, 7, 1500, 8000};
+    const so_noise_fns *levels[N_LEVELS];
+    int n_levels = list_levels(levels);
+    float *wide = SO_NEW_N(float, N), *narrow = SO_NEW_N(float, N), *row = SO_NEW_N(float, N);
+    int32_t *names = SO_NEW_N(int32_t, N);
+    for (int i = 0; i < (int)SO_LEN(steps) * N_KINDS * n_levels; i++) {
+        int kind = i % N_KINDS, step = steps[i / N_KINDS % (int)SO_LEN(steps)], n = 0;
+        const so_noise_fns *level = levels[i / N_KINDS / (int)SO_LEN(steps)];
+        odd_row(kind, N, row);
+        for (int32_t id = 0; id < N; id++) {
+            bool said = id >= 5 && (id * 7919) % (2 * step) < SO_MIN(step, 50);
+            wide[id] = said ? row[id] : -INFINITY;
+            if (said) {
+                names[n] = id;
+                narrow[n++] = row[id];
+            }
+        }
+        narrow[n - 1] = wide[names[n - 1]] = 1;
+        so_sampler *a = so_sampler_create_as(N, level), *b = so_sampler_create_as(n, level);
+        so_sampler_set_names(b, names);
+        for (int k = 0; k < 20; k++) {
+            so_sample_params p = plain(temps[k % (int)SO_LEN(temps)]);
+            so_sample_context ctx = {NULL, k, 0};
+            int32_t id, place;
+            double lead[2];
+            p.repeat_last_n = 0;
+            p.top_p = k < 12 ? 1 : 0.9f;
+            p.min_p = k < 16 ? 0 : 0.01f;
+            assert_int_equal(so_sample_token_lead(a, &p, wide, &ctx, &id, lead, NULL), SO_OK);
+            assert_int_equal(so_sample_token_lead(b, &p, narrow, &ctx, &place, lead + 1, NULL),
+                             SO_OK);
+            assert_in_range(place, 0, n - 1);
+            assert_int_equal(names[place], id);
+            assert_true(lead[0] == lead[1]);
+        }
+        so_sampler_free(a);
+        so_sampler_free(b);
+    }
+    free(wide);
+    free(narrow);
+    free(row);
+    free(names);
+}
+
 /* The bound holds: whoever scores the bar or more is named, by every level. */
 static void test_hopeful_misses_nobody(void **state) {
     (void)state;
@@ -224,7 +317,7 @@ static void test_hopeful_misses_nobody(void **state) {
     int32_t *ids = SO_NEW_N(int32_t, N);
     so_sample_params p = plain(20);
     make_row(77, N, row);
-    float top = row[so_noise_scalar.argmax(row, N)];
+    float top = so_noise_scalar.largest(row, N);
     for (int position = 0; position < 40; position++)
         for (int l = 0; l < n_levels; l++) {
             so_noise_row r = {.x = row,
@@ -667,6 +760,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_draw_equals_reference),
         cmocka_unit_test(test_levels_draw_the_same),
+        cmocka_unit_test(test_loudest_wins_by_a_hair),
+        cmocka_unit_test(test_named_rows),
         cmocka_unit_test(test_hopeful_misses_nobody),
         cmocka_unit_test(test_distribution_equals_reference),
         cmocka_unit_test(test_levels_weigh_the_same),

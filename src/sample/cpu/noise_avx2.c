@@ -25,9 +25,10 @@ static inline vi f_bits(vf x) { return _mm256_castps_si256(x); }
 static inline vf f_of(vi x) { return _mm256_castsi256_ps(x); }
 static inline vi i_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 static inline vi i_xor(vi a, vi b) { return _mm256_xor_si256(a, b); }
+static inline vi i_xor3(vi a, vi b, vi c) { return i_xor(i_xor(a, b), c); }
 static inline vi i_odd(vi even, vi odd) { return _mm256_blend_epi32(even, odd, 0xAA); }
 static inline vi i_set64(uint32_t x) { return _mm256_set1_epi64x(x); }
-static inline vi i_blocks(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
+static inline vi i_blocks(void) { return _mm256_setr_epi64x(0, 2, 1, 3); }
 static inline vh h_load(const float *p) { return _mm_loadu_ps(p); }
 static inline void h_store(float *p, vh x) { _mm_storeu_ps(p, x); }
 
@@ -48,4 +49,4 @@ static inline vd d_times_pow2(vd p, vd i) {
 
 #include "sample/cpu/noise_x86.h"
 
-const so_noise_fns so_noise_avx2 = {all_finite, largest, argmax, hopeful, above, weigh};
+const so_noise_fns so_noise_avx2 = {survey, largest, find, hopeful, above, weigh};

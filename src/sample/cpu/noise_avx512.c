@@ -27,11 +27,10 @@ static inline vi f_bits(vf x) { return _mm512_castps_si512(x); }
 static inline vf f_of(vi x) { return _mm512_castsi512_ps(x); }
 static inline vi i_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 static inline vi i_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+static inline vi i_xor3(vi a, vi b, vi c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
 static inline vi i_odd(vi even, vi odd) { return _mm512_mask_blend_epi32(0xAAAA, even, odd); }
 static inline vi i_set64(uint32_t x) { return _mm512_set1_epi64(x); }
-static inline vi i_blocks(void) {
-    return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-}
+static inline vi i_blocks(void) { return _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7); }
 static inline vh h_load(const float *p) { return _mm256_loadu_ps(p); }
 static inline void h_store(float *p, vh x) { _mm256_storeu_ps(p, x); }
 
@@ -48,4 +47,4 @@ static inline vd d_times_pow2(vd p, vd i) {
 
 #include "sample/cpu/noise_x86.h"
 
-const so_noise_fns so_noise_avx512 = {all_finite, largest, argmax, hopeful, above, weigh};
+const so_noise_fns so_noise_avx512 = {survey, largest, find, hopeful, above, weigh};

@@ -6,22 +6,22 @@
 #include "base/mem.h"
 #include "sample/noise.h"
 
-static bool all_finite(const float *x, int n) {
+static bool survey(const float *x, int n, float *top) {
     bool all = true;
-    for (int i = 0; i < n; i++)
+    float best = -INFINITY;
+    for (int i = 0; i < n; i++) {
         all &= fabsf(x[i]) <= FLT_MAX;
+        best = x[i] > best ? x[i] : best;
+    }
+    *top = best;
     return all;
 }
 
-static int32_t argmax(const float *x, int n) {
-    int32_t best = -1;
-    float top = -INFINITY;
-    for (int i = 0; i < n; i++)
-        if (x[i] > top) {
-            top = x[i];
-            best = i;
-        }
-    return best;
+static int32_t find(const float *x, int n, float value) {
+    int32_t i = 0;
+    while (i < n - 1 && x[i] != value)
+        i++;
+    return i;
 }
 
 static float largest(const float *x, int n) {
@@ -54,7 +54,7 @@ static int hopeful(const so_noise_row *r, int32_t first, int n, float least, int
             continue;
         if ((uint32_t)id / 4 != block) {
             block = (uint32_t)id / 4;
-            so_rng_block(&r->key, block, w);
+            so_rng_block(&r->key, r->block + block, w);
         }
         float g = (float)(~w[id % 4] >> 8);
         float bound = (float)so_f32_bits(g) * SO_NOISE_SLOPE + SO_NOISE_START;
@@ -85,4 +85,4 @@ static double weigh(const float *x, int n, double top, double inverse, float *ou
            ((lane[2] + lane[6]) + (lane[3] + lane[7]));
 }
 
-const so_noise_fns so_noise_scalar = {all_finite, largest, argmax, hopeful, above, weigh};
+const so_noise_fns so_noise_scalar = {survey, largest, find, hopeful, above, weigh};

@@ -6,7 +6,8 @@
  *   vm, md                   which lanes of floats, of doubles; m_none m_or m_bits (bit i: lane i)
  *   m_ge m_eq m_same d_gt    comparisons: ≥, =, equal integers, > of doubles; NaN is in none
  *   f_without(m, x)          0 in the lanes of m; d_within(m, x): 0 in the others
- *   f_bits f_of i_and i_xor i_odd  floats as integers and back; bitwise; odd lanes from the second
+ *   f_bits f_of i_and i_xor  floats as integers and back; bitwise; i_xor3: of three
+ *   i_odd                    even lanes from the first, odd ones from the second
  *   i_set64 h_load h_store   one number in all 64-bit lanes; vh from and to memory
  *   f_largest d_round        over all lanes; to the nearest whole number
  *   d_times_pow2(p, i)       p · 2^i for whole i
@@ -16,12 +17,12 @@
  * (`weigh`) or that noise.h leaves open (`above`), so bits are those of the scalar twin where it
  * promises them. What is left of a row takes the scalar way.
  *
- * LANES blocks of the generator run beside each other, a block per lane, four words each. Unpacking
- * works within 128 bits; blocks are laid over the lanes so that two rounds of it leave the words
- * of 4 · LANES tokens in order. With eight:
+ * HALF blocks of the generator run beside each other, one in each lane of 64 bits, four words each.
+ * Unpacking works within 128 bits; blocks are laid over the lanes so that it leaves the words of
+ * 2 · LANES tokens in order. With four:
  *
- *     lane      0  1  2  3 | 4  5  6  7
- *     block     0  2  4  6 | 1  3  5  7    words c0 … c3 of each, then unpacked: blocks 0 1, 2 3, …
+ *     lane      0  1 | 2  3
+ *     block     0  2 | 1  3    words c0 … c3 of each, then unpacked: blocks 0 1, 2 3
  *
  * Included by noise_avx2.c and noise_avx512.c only. */
 #include <immintrin.h>
@@ -29,15 +30,24 @@
 
 #include "sample/noise.h"
 
-enum { STEP = 4 * LANES };
+enum { STEP = 4 * LANES, HALF = LANES / 2 };
 
-static bool all_finite(const float *x, int n) {
+static bool survey(const float *x, int n, float *top) {
     vi full = V(set1_epi32)(0x7F800000);
+    vf m[2] = {V(set1_ps)(-INFINITY), V(set1_ps)(-INFINITY)};
     vm any = m_none();
+    float rest;
     int i = 0;
-    for (; i + LANES <= n; i += LANES)
-        any = m_or(any, m_same(i_and(f_bits(V(loadu_ps)(x + i)), full), full));
-    return !m_bits(any) && so_noise_scalar.all_finite(x + i, n - i);
+    for (; i + 2 * LANES <= n; i += 2 * LANES)
+        for (int k = 0; k < 2; k++) {
+            vf v = V(loadu_ps)(x + i + LANES * k);
+            any = m_or(any, m_same(i_and(f_bits(v), full), full));
+            m[k] = V(max_ps)(m[k], v);
+        }
+    bool all = so_noise_scalar.survey(x + i, n - i, &rest) && !m_bits(any);
+    float best = f_largest(V(max_ps)(m[0], m[1]));
+    *top = rest > best ? rest : best;
+    return all;
 }
 
 static float largest(const float *x, int n) {
@@ -54,19 +64,14 @@ static float largest(const float *x, int n) {
     return top;
 }
 
-static int32_t argmax(const float *x, int n) {
-    float top = largest(x, n);
+static int32_t find(const float *x, int n, float value) {
     int i = 0;
-    if (top == -INFINITY)
-        return -1;
     for (; i + LANES <= n; i += LANES) {
-        unsigned mask = m_bits(m_eq(V(loadu_ps)(x + i), V(set1_ps)(top)));
+        unsigned mask = m_bits(m_eq(V(loadu_ps)(x + i), V(set1_ps)(value)));
         if (mask)
             return i + __builtin_ctz(mask);
     }
-    while (x[i] != top)
-        i++;
-    return i;
+    return i + so_noise_scalar.find(x + i, n - i, value);
 }
 
 /* exp(y) for y ≤ 0 within 1e-6: 2^(i + f) by a polynomial in f, |f| ≤ ½. Below −87: nearly 0. */
@@ -101,64 +106,96 @@ static int above(const so_noise_row *r, int32_t first, int n, float floor, int32
     return n_ids + so_noise_scalar.above(r, first + i, n - i, floor, ids + n_ids, low);
 }
 
-/* Low and high halves of the products of all lanes with m. */
-static inline void mul_wide(vi c, vi m, vi *low, vi *high) {
-    vi even = V(mul_epu32)(c, m), odd = V(mul_epu32)(V(srli_epi64)(c, 32), m);
-    *low = i_odd(even, V(slli_epi64)(odd, 32));
-    *high = i_odd(V(srli_epi64)(even, 32), odd);
+/* What the rounds of the generator add to its words, in all lanes. Before the first two rounds most
+ * words are the same in all blocks: what comes of those is worked out once. */
+typedef struct rounds {
+    vi index, second, third, fixed; /* joined to the only word that differs, or alone */
+    vi key[SO_RNG_ROUNDS][2];       /* from the third round on */
+} rounds;
+
+static inline rounds rounds_of(const so_rng_key *key) {
+    rounds r;
+    uint32_t k0 = (uint32_t)key->seed, k1 = (uint32_t)(key->seed >> 32);
+    uint64_t b = (uint64_t)SO_RNG_MUL1 * key->choice;
+    uint32_t c0 = (uint32_t)(b >> 32) ^ key->position ^ k0;
+    uint64_t a = (uint64_t)SO_RNG_MUL0 * c0;
+    r.index = i_set64(key->purpose << 28 ^ key->round ^ k1);
+    k0 += SO_RNG_KEY0;
+    k1 += SO_RNG_KEY1;
+    r.second = i_set64((uint32_t)b ^ k0);
+    r.third = i_set64((uint32_t)(a >> 32) ^ k1);
+    r.fixed = i_set64((uint32_t)a);
+    for (int i = 2; i < SO_RNG_ROUNDS; i++) {
+        r.key[i][0] = i_set64(k0 += SO_RNG_KEY0);
+        r.key[i][1] = i_set64(k1 += SO_RNG_KEY1);
+    }
+    return r;
 }
 
-/* The words of LANES blocks, in the order of their tokens. */
-static inline void block_words(const so_rng_key *key, uint32_t block, vi w[4]) {
-    vi c0 = V(add_epi32)(V(set1_epi32)((int)block), i_blocks());
-    vi c1 = V(set1_epi32)((int)key->position);
-    vi c2 = V(set1_epi32)((int)key->choice);
-    vi c3 = V(set1_epi32)((int)(key->purpose << 28 ^ key->round));
-    uint32_t k0 = (uint32_t)key->seed, k1 = (uint32_t)(key->seed >> 32);
-    for (int r = 0; r < SO_RNG_ROUNDS; r++, k0 += SO_RNG_KEY0, k1 += SO_RNG_KEY1) {
-        vi a_low, a_high, b_low, b_high;
-        mul_wide(c0, i_set64(SO_RNG_MUL0), &a_low, &a_high);
-        mul_wide(c2, i_set64(SO_RNG_MUL1), &b_low, &b_high);
-        c0 = i_xor(i_xor(b_high, c1), V(set1_epi32)((int)k0));
-        c2 = i_xor(i_xor(a_high, c3), V(set1_epi32)((int)k1));
-        c1 = b_low;
-        c3 = a_low;
+/* Upper halves of all lanes of 64 bits in the place of the lower ones: a shuffle, since shifts wait
+ * for the same port as products. */
+static inline vi upper(vi x) { return V(shuffle_epi32)(x, (_MM_PERM_ENUM)0xF5); }
+
+/* The words of HALF blocks, one block in each lane of 64 bits, in the order of their tokens. Words
+ * are the lower halves of their lanes; the upper ones hold anything, since products do not look at
+ * them. */
+static inline void block_words(const rounds *r, uint32_t block, vi w[2]) {
+    vi mul0 = i_set64(SO_RNG_MUL0), mul1 = i_set64(SO_RNG_MUL1);
+    vi c3 = V(mul_epu32)(V(add_epi64)(i_set64(block), i_blocks()), mul0);
+    vi c1 = V(mul_epu32)(i_xor(upper(c3), r->index), mul1);
+    vi c0 = i_xor(upper(c1), r->second), c2 = i_xor(c3, r->third);
+    c3 = r->fixed;
+    for (int i = 2; i < SO_RNG_ROUNDS; i++) {
+        vi a = V(mul_epu32)(c0, mul0), b = V(mul_epu32)(c2, mul1);
+        c0 = i_xor3(upper(b), c1, r->key[i][0]);
+        c2 = i_xor3(upper(a), c3, r->key[i][1]);
+        c1 = b;
+        c3 = a;
     }
-    vi p = V(unpacklo_epi32)(c0, c1), q = V(unpacklo_epi32)(c2, c3);
-    vi s = V(unpackhi_epi32)(c0, c1), t = V(unpackhi_epi32)(c2, c3);
+    vi p = i_odd(c0, V(slli_epi64)(c1, 32)), q = i_odd(c2, V(slli_epi64)(c3, 32));
     w[0] = V(unpacklo_epi64)(p, q);
     w[1] = V(unpackhi_epi64)(p, q);
-    w[2] = V(unpacklo_epi64)(s, t);
-    w[3] = V(unpackhi_epi64)(s, t);
 }
 
-/* Bit i: token i of STEP may reach `least`. */
-static inline uint64_t hopes(const so_noise_row *r, int32_t id, vf least) {
-    vf y[4], top = V(set1_ps)(r->top), inverse = V(set1_ps)(r->inverse);
-    vm near = m_none();
+/* The most that noise with such a word can be. */
+static inline vf bound_of(vi word) {
+    vi v = V(srli_epi32)(i_xor(word, V(set1_epi32)(-1)), 8);
+    vf bits = V(cvtepi32_ps)(f_bits(V(cvtepi32_ps)(v)));
+    return V(fmadd_ps)(bits, V(set1_ps)(SO_NOISE_SLOPE), V(set1_ps)(SO_NOISE_START));
+}
+
+static inline vf y_of(const so_noise_row *r, vf x) {
+    return V(mul_ps)(V(sub_ps)(x, V(set1_ps)(r->top)), V(set1_ps)(r->inverse));
+}
+
+/* Bit i: token i of STEP may reach `least`. Most often none may, which is seen by the largest logit
+ * and the largest word of every four tokens: y and the bound both rise with them. */
+static inline uint64_t hopes(const so_noise_row *r, const rounds *g, int32_t id, vf least) {
+    vf x[4];
+    vi w[4];
     uint64_t mask = 0;
-    for (int k = 0; k < 4; k++) {
-        y[k] = V(mul_ps)(V(sub_ps)(V(loadu_ps)(r->x + id + LANES * k), top), inverse);
-        near = m_or(near, m_ge(V(add_ps)(y[k], V(set1_ps)(SO_NOISE_MOST)), least));
-    }
-    if (!m_bits(near))
+    for (int k = 0; k < 4; k++)
+        x[k] = V(loadu_ps)(r->x + id + LANES * k);
+    vf y = y_of(r, V(max_ps)(V(max_ps)(x[0], x[1]), V(max_ps)(x[2], x[3])));
+    if (!m_bits(m_ge(V(add_ps)(y, V(set1_ps)(SO_NOISE_MOST)), least)))
         return 0;
-    vi w[4], ones = V(set1_epi32)(-1);
-    block_words(&r->key, (uint32_t)id / 4, w);
-    for (int k = 0; k < 4; k++) {
-        vi v = V(srli_epi32)(i_xor(w[k], ones), 8);
-        vf bits = V(cvtepi32_ps)(f_bits(V(cvtepi32_ps)(v)));
-        vf bound = V(fmadd_ps)(bits, V(set1_ps)(SO_NOISE_SLOPE), V(set1_ps)(SO_NOISE_START));
-        mask |= (uint64_t)m_bits(m_ge(V(add_ps)(y[k], bound), least)) << (LANES * k);
-    }
+    block_words(g, r->block + (uint32_t)id / 4, w);
+    block_words(g, r->block + (uint32_t)id / 4 + HALF, w + 2);
+    vf bound = bound_of(V(max_epu32)(V(max_epu32)(w[0], w[1]), V(max_epu32)(w[2], w[3])));
+    if (!m_bits(m_ge(V(add_ps)(y, bound), least)))
+        return 0;
+    for (int k = 0; k < 4; k++)
+        mask |= (uint64_t)m_bits(m_ge(V(add_ps)(y_of(r, x[k]), bound_of(w[k])), least))
+                << (LANES * k);
     return mask;
 }
 
 static int hopeful(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids) {
     vf bar = V(set1_ps)(least - SO_NOISE_MARGIN);
+    rounds g = rounds_of(&r->key);
     int n_ids = 0, i = 0;
     for (; i + STEP <= n; i += STEP)
-        for (uint64_t mask = hopes(r, first + i, bar); mask; mask &= mask - 1)
+        for (uint64_t mask = hopes(r, &g, first + i, bar); mask; mask &= mask - 1)
             ids[n_ids++] = first + i + __builtin_ctzll(mask);
     return n_ids + so_noise_scalar.hopeful(r, first + i, n - i, least, ids + n_ids);
 }
@@ -179,7 +216,7 @@ static inline vd d_exp(vd y) {
 }
 
 static double weigh(const float *x, int n, double top, double inverse, float *out) {
-    enum { HALF = LANES / 2, N_SUMS = SO_NOISE_LANES / HALF };
+    enum { N_SUMS = SO_NOISE_LANES / HALF };
     vd t = V(set1_pd)(top), v = V(set1_pd)(inverse), sum[N_SUMS];
     int i = 0;
     for (int k = 0; k < N_SUMS; k++)
