@@ -162,7 +162,7 @@ typedef struct reader {
     so_tree tree, bare; /* bare: without rows, as `match` has it */
     float *p;           /* [n_vocab] */
     double *pd, *qd;    /* [n_vocab], of sum 1 */
-    const float *logits;
+    const float *logits, *hidden;
     int32_t best; /* the likeliest token */
     void *states[SO_MEASURE_DRAFTERS];
     sums sums[SO_MEASURE_DRAFTERS];
@@ -254,6 +254,7 @@ static int ask(reader *w, int k, int pos) {
         else
             rc = score_row(w, k, pos, s);
     }
+    so_drafter_read_state(set_of(d, w->half)->root, w->states[k], pos, w->hidden);
     so_drafter_observe(set_of(d, w->half)->root, w->states[k], &w->t->ids.ids[pos], 1);
     return rc;
 }
@@ -276,10 +277,11 @@ static void time_draw(reader *w, const so_sample_context *ctx) {
 }
 
 /* The position whose row has just been computed. */
-static int read_position(reader *w, int pos, const float *logits) {
+static int read_position(reader *w, int pos, int row) {
     so_measure *m = w->m;
     so_sample_context ctx = {w->t->ids.ids, pos, w->t->n_prompt};
-    w->logits = logits;
+    const float *logits = w->logits = so_pass_logits(m->pass, row);
+    w->hidden = so_pass_hidden(m->pass, row);
     w->best = argmax(logits, w->tree.n_vocab);
     int rc = so_sample_distribution(w->sampler, &w->sample, logits, &ctx, w->p, &m->err);
     if (rc == SO_OK && w->temp > 0)
@@ -302,7 +304,7 @@ int so_measure_rows(so_measure *m, so_seq *seq, const int32_t *ids, int k, int f
             .token = ids[i], .pos = len + i, .parent = i - 1, .want_logits = i >= first_logit};
     so_batch batch = {.rows = m->rows, .n_rows = k, .seqs = &seq, .n_seqs = 1};
     if (rc == SO_OK)
-        rc = so_pass_run(m->pass, &batch, SO_PASS_LOGITS, &m->err);
+        rc = so_pass_run(m->pass, &batch, SO_PASS_LOGITS | SO_PASS_HIDDEN, &m->err);
     return rc == SO_OK ? so_pass_check_all(m->pass, &m->err) : rc;
 }
 
@@ -314,7 +316,7 @@ static int read_rows(reader *w) {
         int k = at < first ? SO_MIN(first - at, m->max_rows) : SO_MIN(n - at, m->max_rows);
         rc = so_measure_rows(m, m->seq, w->t->ids.ids + at, k, at < first ? k : 0);
         for (int i = 0; at >= first && i < k && rc == SO_OK && !so_measure_stopped(); i++)
-            rc = read_position(w, at + i + 1, so_pass_logits(m->pass, i));
+            rc = read_position(w, at + i + 1, i);
         if (rc == SO_OK)
             so_seq_commit_chain(m->seq, k);
         at += k;

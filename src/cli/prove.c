@@ -218,7 +218,7 @@ static int read_row(prover *v, const so_tokens *prompt, float *logits) {
     for (int at = 0; at < n && rc == SO_OK;) {
         int k = SO_MIN(n - at, (int)MAX_ROWS);
         for (int i = 0; i < k; i++)
-            rows[i] = (so_row){prompt->ids[at + i], at + i, 0, i - 1, at + i == n - 1};
+            rows[i] = (so_row){prompt->ids[at + i], at + i, 0, i - 1, at + i == n - 1, NULL};
         so_batch batch = {rows, k, &seq, 1};
         rc = so_seq_begin(seq, k, &v->err);
         if (rc == SO_OK)

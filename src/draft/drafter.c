@@ -31,6 +31,11 @@ void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n
         d->vt->observe(d, state, tokens, n);
 }
 
+void so_drafter_read_state(so_drafter *d, void *state, int pos, const float *x) {
+    if (d->vt->read_state)
+        d->vt->read_state(d, state, pos, x);
+}
+
 int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind kind, int row,
                  int drafter, float accept) {
     so_tree *t = job->tree;

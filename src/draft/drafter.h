@@ -1,7 +1,8 @@
 /* Drafters: cheap guesses as a token tree. One vtable, one file per drafter.
  *
  * A drafter sees the text of a request (prompt and accepted tokens) and adds nodes under the root
- * of its tree, each with an expected acceptance. It never sees the target's logits, and it must not
+ * of its tree, each with an expected acceptance. Of the target it may see the states from which
+ * accepted tokens were drawn, never a row that is still to be drawn from, and it must not
  * decide whether to propose by looking at a drawn token's value (rule of sight, design.md section
  * 2): deterministic guesses are SO_Q_POINT, sampled ones carry the row they were drawn from. One
  * engine thread calls; state per request is the drafter's own, opened and closed by the engine. */
@@ -70,6 +71,9 @@ typedef struct so_drafter_vt {
     int (*propose)(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err);
     /* Optional. Tokens that were accepted, in order, after each round (from any drafter). */
     void (*observe)(so_drafter *d, void *state, const int32_t *tokens, int n);
+    /* Optional. The target's state, behind its last norm, from which the token at place `pos` of
+     * the text was drawn; told as tokens are accepted, to drafters that read states. */
+    void (*read_state)(so_drafter *d, void *state, int pos, const float *x);
     /* Cost of one drafted node in milliseconds, 0 for tables. Optional. */
     double (*cost_ms)(const so_drafter *d);
     /* What reading one token of text that it has not seen takes, where the target takes target_ms
@@ -88,6 +92,7 @@ struct so_drafter {
     const so_drafter_vt *vt;
     int index;  /* its number in so_proposal.drafter */
     bool draws; /* where the tree has rows, it may draw: lengths are fixed before it does */
+    bool reads_states;
 };
 
 void so_drafter_free(so_drafter *d); /* NULL is fine */
@@ -97,6 +102,7 @@ int so_drafter_n_ctx(const so_drafter *d);
 double so_drafter_share(const so_drafter *d, int n_tokens);
 void so_drafter_park(so_drafter *d, void *state);
 void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n);
+void so_drafter_read_state(so_drafter *d, void *state, int pos, const float *x);
 
 /* so_tree_add within the job's budget of nodes and depth and within the vocabulary. The child, or
  * −1 where the chain ends. */

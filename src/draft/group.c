@@ -78,6 +78,13 @@ static void group_observe(so_drafter *d, void *state, const int32_t *tokens, int
         so_drafter_observe(g->members[i], s->states[i], tokens, n);
 }
 
+static void group_read_state(so_drafter *d, void *state, int pos, const float *x) {
+    group *g = (group *)d;
+    group_state *s = state;
+    for (int i = 0; i < g->n; i++)
+        so_drafter_read_state(g->members[i], s->states[i], pos, x);
+}
+
 /* True when the next member is to be asked. What the tree held before this group was asked can be
  * neither judged nor dropped. */
 static bool pass_on(const group *g, const so_draft_job *job, int before, int member) {
@@ -187,7 +194,8 @@ static void group_park(so_drafter *d, void *state) {
     {                                                                                 \
         .name = NAME, .free = group_free, .open = group_open, .close = group_close,   \
         .propose = group_propose, .observe = group_observe, .cost_ms = group_cost_ms, \
-        .n_ctx = group_n_ctx, .share = group_share, .park = group_park                \
+        .n_ctx = group_n_ctx, .share = group_share, .park = group_park,               \
+        .read_state = group_read_state                                                \
     }
 static const so_drafter_vt FIRST_VT = GROUP_VT("first");
 static const so_drafter_vt MERGED_VT = GROUP_VT("merged");
@@ -199,8 +207,10 @@ so_drafter *so_group_create(so_drafter *const *members, int n, bool first) {
     memcpy(g->members, members, (size_t)n * sizeof *members);
     g->n = n;
     g->first = first;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         g->base.draws |= members[i]->draws;
+        g->base.reads_states |= members[i]->reads_states;
+    }
     return &g->base;
 }
 

@@ -18,6 +18,11 @@
  * A draft may be able to say only some of the vocabulary (so_model_said). Its rows are then as
  * narrow as that, and are sampled so where a token's id is of no account; the rest of q is 0.
  *
+ * A draft may read the target's states beside tokens (so_model_d_state): with each accepted token
+ * the state from which it was drawn. The latest STATES of them are kept until the draft has read
+ * their tokens; prompts, guesses and what was accepted longer ago are read without. Pages that
+ * texts share hold tokens read either way: that changes guesses, never what becomes of them.
+ *
  * A drafter for the drafter proposes once per round; its chain goes into the first pass and is kept
  * as far as it says what the draft itself draws. So it changes the number of passes, never a token.
  *
@@ -35,7 +40,7 @@
 #include "base/mem.h"
 #include "kv/prefix.h"
 
-enum { MAX_LAG = 2, FIRST_COSTS = 4 };
+enum { MAX_LAG = 2, FIRST_COSTS = 4, STATES = 64 };
 /* The logit of a token that the draft cannot say: finite, since the sampler is slow about rows that
  * are not, and so low that neither bias nor temperature gives it a chance beside another. */
 static const float NEVER = -1e30f;
@@ -48,6 +53,8 @@ typedef struct request_state {
     int n_agreed;  /* of `text`: known to be the request's own */
     int n_checked; /* ids looked at */
     bool foreign;  /* has an id that the draft does not know, or knows by NaN alone */
+    float *states; /* [STATES][d_state] of the target, each place p of the text at p % STATES … */
+    int state_at[STATES]; /* … where this says p */
 } request_state;
 
 /* One request's chain while it is drafted. */
@@ -74,6 +81,7 @@ typedef struct model_drafter {
     int n_ctx, n_vocab;        /* of the draft */
     const int32_t *said; /* [n_said] ids that it can say and the target has; NULL: 0, 1, … */
     int n_said;
+    int d_state; /* of the target's states that the draft reads; 0: none */
     int max_rows;
     chain *chains;            /* [n_parallel] */
     so_draft_job *inner_jobs; /* [n_parallel] */
@@ -104,6 +112,12 @@ static void model_park(so_drafter *d, void *state) {
     so_seq_clear(s->seq);
 }
 
+static void free_request(request_state *s) {
+    free(s->states);
+    free(s->text);
+    free(s);
+}
+
 static void model_close(so_drafter *d, void *state) {
     model_drafter *md = (model_drafter *)d;
     request_state *s = state;
@@ -111,8 +125,7 @@ static void model_close(so_drafter *d, void *state) {
         md->inner->vt->close(md->inner, s->inner);
     keep_pages(s);
     so_seq_free(s->seq);
-    free(s->text);
-    free(s);
+    free_request(s);
 }
 
 static int model_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
@@ -120,12 +133,14 @@ static int model_open(so_drafter *d, const so_draft_text *text, void **state, so
     request_state *s = SO_NEW(request_state);
     s->cap = SO_MIN(SO_MAX(text->max_tokens, text->n_prompt), md->n_ctx) + SO_TREE_MAX;
     s->text = so_try_alloc((size_t)s->cap, sizeof *s->text);
+    s->states = SO_NEW_N(float, (size_t)STATES *(size_t)md->d_state);
+    for (int i = 0; i < STATES; i++)
+        s->state_at[i] = -1;
     int rc = s->text ? SO_OK : so_err_set(err, SO_ENOMEM, "model: no memory for %d tokens", s->cap);
     if (rc == SO_OK && md->inner)
         rc = md->inner->vt->open(md->inner, text, &s->inner, err);
     if (rc != SO_OK) {
-        free(s->text);
-        free(s);
+        free_request(s);
         return rc;
     }
     s->seq = so_seq_create(md->kv); /* takes no pages yet */
@@ -138,6 +153,24 @@ static void model_observe(so_drafter *d, void *state, const int32_t *tokens, int
     model_drafter *md = (model_drafter *)d;
     if (md->inner)
         so_drafter_observe(md->inner, ((request_state *)state)->inner, tokens, n);
+}
+
+static void model_read_state(so_drafter *d, void *state, int pos, const float *x) {
+    model_drafter *md = (model_drafter *)d;
+    request_state *s = state;
+    size_t width = (size_t)md->d_state;
+    if (md->inner)
+        so_drafter_read_state(md->inner, s->inner, pos, x);
+    if (width == 0)
+        return;
+    memcpy(s->states + (size_t)(pos % STATES) * width, x, width * sizeof *x);
+    s->state_at[pos % STATES] = pos;
+}
+
+/* NULL: not known, or no longer. */
+static const float *state_of(const model_drafter *md, const request_state *s, int pos) {
+    bool known = md->d_state > 0 && s->state_at[pos % STATES] == pos;
+    return known ? s->states + (size_t)(pos % STATES) * (size_t)md->d_state : NULL;
 }
 
 /* --- before the first pass --- */
@@ -414,7 +447,8 @@ static int add_rows(model_drafter *md, chain *c, int seq, int at, int *n_logits,
                                     .pos = len + i,
                                     .seq = seq,
                                     .parent = i ? at + i - 1 : -1,
-                                    .want_logits = whole && i >= n - 1};
+                                    .want_logits = whole && i >= n - 1,
+                                    .state = state_of(md, c->s, len + i)};
     if (whole) {
         c->first_logit = *n_logits;
         *n_logits += 1 + n_guess;
@@ -576,6 +610,7 @@ static const so_drafter_vt MODEL_VT = {
     .close = model_close,
     .propose = model_propose,
     .observe = model_observe,
+    .read_state = model_read_state,
     .cost_ms = model_cost_ms,
     .read_ms = model_read_ms,
     .n_ctx = model_n_ctx,
@@ -635,6 +670,8 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->m = m;
     md->o = *o;
     md->n_vocab = so_model_hparams(m)->n_vocab;
+    md->d_state = so_model_d_state(m);
+    md->base.reads_states = md->d_state > 0 || (inner && inner->reads_states);
     md->n_ctx = SO_MIN(o->n_ctx, so_model_hparams(m)->n_ctx_train);
     md->max_rows = o->n_batch + n_logits;
     int rc = find_said(md, err);

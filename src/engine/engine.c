@@ -254,6 +254,7 @@ static int forward(so_engine *e, so_err *err) {
             n_logits += r->tree->n_nodes;
             want |= r->greedy ? SO_PASS_ARGMAX : SO_PASS_LOGITS;
             want |= r->n_logprobs > 0 ? SO_PASS_LOGITS : 0u;
+            want |= so_speculate_reads_states(r) ? SO_PASS_HIDDEN : 0u;
         }
     }
     so_batch batch = {.rows = e->rows, .n_rows = n_rows, .seqs = e->seqs, .n_seqs = n_seqs};
@@ -289,6 +290,7 @@ static bool take(so_request *r, int node, int32_t token, so_origin origin) {
         return false;
     }
     so_verdict_logprobs(r, node, token);
+    so_speculate_state(r, node);
     r->tokens[r->n_tokens++] = token;
     r->stats.predicted_n++;
     e->info.emitted++;

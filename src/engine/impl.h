@@ -214,6 +214,10 @@ void so_speculate_admit(so_request *r);
 void so_speculate_park(so_request *r);
 /* Plans, drafts and chooses: fills the trees of this step. */
 void so_speculate_step(so_engine *e);
+/* The token that comes next into the text was drawn from the row of `node`: where drafters read
+ * states, they are told that one. */
+void so_speculate_state(so_request *r, int node);
+bool so_speculate_reads_states(const so_request *r);
 /* The tokens since the last call are the request's own: drafter and estimates learn of them. */
 void so_speculate_tell(so_request *r);
 /* The pass is over and verdicts are known. */

@@ -189,7 +189,11 @@ static int open_draft_file(so_engine *e, so_str file, const so_bundle **out, so_
 static int check_draft(const so_engine *e, const so_model *draft, const so_tokenizer *tok,
                        so_err *err) {
     int a = so_model_hparams(e->m)->n_vocab, b = so_model_hparams(draft)->n_vocab;
-    int ctx = so_model_hparams(draft)->n_ctx_train;
+    int ctx = so_model_hparams(draft)->n_ctx_train, d = so_model_hparams(e->m)->d_model;
+    if (so_model_d_state(draft) != 0 && so_model_d_state(draft) != d)
+        return so_err_set(err, SO_EMISMATCH,
+                          "the draft reads states of %d numbers; the target's have %d",
+                          so_model_d_state(draft), d);
     if (e->tok && tok) {
         int rc = so_draft_check_tokenizers(e->tok, tok, err);
         if (rc != SO_OK)
@@ -437,6 +441,16 @@ void so_speculate_park(so_request *r) {
     r->spec.n_read = 0;
     if (r->spec.estimate)
         so_drafter_park(r->spec.set->drafters.root, r->spec.state);
+}
+
+bool so_speculate_reads_states(const so_request *r) {
+    return r->spec.estimate && r->spec.set->drafters.root->reads_states;
+}
+
+void so_speculate_state(so_request *r, int node) {
+    if (so_speculate_reads_states(r))
+        so_drafter_read_state(r->spec.set->drafters.root, r->spec.state, r->n_tokens,
+                              so_pass_hidden(r->e->pass, r->first_logit + node));
 }
 
 void so_speculate_tell(so_request *r) {

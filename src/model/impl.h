@@ -33,6 +33,8 @@ struct so_model {
     so_linear output;             /* w is `embed` where tied and all of it is said */
     int32_t *said;                /* [n_said] ids of the output's rows, ascending; NULL: all */
     int n_said;                   /* rows of the output matrix */
+    so_linear state;              /* of a draft that reads its target's states; w NULL: does not */
+    int d_state;                  /* their width */
     so_norm out_norm;
     so_layer *layers;  /* [n_layers] */
     so_buffer *consts; /* norm weights and biases, float32 */
@@ -55,18 +57,20 @@ struct so_pass {
 
     /* Device. Activations are [max_rows][…]. */
     so_view x, h, q, k, v, att, gate, up;
+    so_view states; /* of the target, [max_rows][d_state] */
     so_view ids, positions, slots, rows, pages, tails, rope, rope_local;
     so_view out_rows, out_x, hidden, logits, argmax; /* [max_logits][…] */
 
     /* Host, filled per run. */
     int n, n_out;
+    bool has_states; /* one of the rows has */
     unsigned want;
     int32_t *h_ids, *h_positions, *h_out_rows;
     so_kv_slot *h_slots;
     so_attn_row *h_rows;
     int32_t *h_pages, *h_tails;
     int n_pages, pages_cap, n_tails, tails_cap;
-    float *h_rope;
+    float *h_rope, *h_states;
     int32_t *seq_n, *seq_page_off; /* [max_rows], per sequence of the batch */
     float *h_logits, *h_hidden;
     int32_t *h_argmax;

@@ -10,7 +10,8 @@
  *      └───────────────────────────────────┘
  *
  * [+b]: Qwen2 (q, k, v) and Llama files with attention_bias or mlp_bias. [norm]: Qwen3, each head
- * by itself. Mistral's window is a property of the layer's attention. */
+ * by itself. A draft may add its target's states to x before the first layer (so_row.state).
+ * Mistral's window is a property of the layer's attention. */
 #include "model/impl.h"
 
 void so_forward_llama(so_pass *p) {
@@ -18,6 +19,10 @@ void so_forward_llama(so_pass *p) {
     const so_hparams *hp = &m->hp;
 
     so_do_embed(p, p->x, p->ids, m->embed, hp->embed_scale);
+    if (p->has_states) {
+        so_do_linear(p, p->h, p->states, &m->state);
+        so_do_add(p, p->x, p->h);
+    }
     for (int l = 0; l < hp->n_layers; l++) {
         const so_layer *w = &m->layers[l];
 

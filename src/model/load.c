@@ -38,6 +38,8 @@ typedef struct loader {
     int rc;
 } loader;
 
+enum { MAX_STATE = 1 << 16 };
+
 /* Room for one more element. */
 #define GROW(array, n, cap)                                                 \
     do {                                                                    \
@@ -338,6 +340,30 @@ static void load_output(loader *ld, const so_tensor *whole) {
         make_weight(ld, part, memory, true, MULTIPLIED, &m->output.w);
 }
 
+/* What takes the target's states to the width of a draft's embedding; its width is the file's word,
+ * and who runs the draft holds it against the target's. */
+static void load_state(loader *ld) {
+    so_model *m = ld->m;
+    const so_tensor *t = so_checkpoint_tensor(m->ck, SO_STATE_TENSOR);
+    if (!t || m->hp.arch != SO_ARCH_LLAMA || ld->rc != 0)
+        return;
+    if (!ld->opts->draft) {
+        ld->rc = so_err_set(ld->err, SO_EUNSUPPORTED,
+                            "%s: reads another model's states (" SO_STATE_TENSOR
+                            "): it is a draft for that model; give it with -md",
+                            so_checkpoint_path(m->ck));
+        return;
+    }
+    if (t->dims[0] > MAX_STATE) {
+        ld->rc =
+            so_err_set(ld->err, SO_ELIMIT, "%s: " SO_STATE_TENSOR " reads %lld numbers; at most %d",
+                       so_checkpoint_path(m->ck), (long long)t->dims[0], MAX_STATE);
+        return;
+    }
+    m->d_state = (int)t->dims[0];
+    matrix(ld, SO_STATE_TENSOR, -1, m->d_state, m->hp.d_model, &m->state.w);
+}
+
 static void load_ends(loader *ld) {
     so_model *m = ld->m;
     int64_t d = m->hp.d_model;
@@ -443,6 +469,7 @@ static void loader_run(loader *ld) {
         ld->rc = so_pool_create(so_cpu_count(), &ld->pool, ld->err);
     ld->pack = !ld->opts->no_pack && room_to_pack(ld);
     load_ends(ld);
+    load_state(ld);
     if (ld->rc == 0)
         load_layers(ld);
     load_rope(ld);
@@ -517,3 +544,5 @@ size_t so_model_weight_bytes(const so_model *m) { return m->weight_bytes; }
 int64_t so_model_n_params(const so_model *m) { return m->n_params; }
 int so_model_n_said(const so_model *m) { return m->n_said; }
 const int32_t *so_model_said(const so_model *m) { return m->said; }
+
+int so_model_d_state(const so_model *m) { return m->d_state; }

@@ -32,6 +32,8 @@ int64_t so_model_n_params(const so_model *m);
  * of the vocabulary. */
 int so_model_n_said(const so_model *m);
 const int32_t *so_model_said(const so_model *m);
+/* Width of the target's states that a draft reads beside tokens (docs/formats.md); 0: none. */
+int so_model_d_state(const so_model *m);
 
 /* One row of a batch. The k-th row of a sequence (in batch order) is written to slot len + k.
  * pos = len + depth in the tree. parent: index, within the batch, of the row this one follows; −1
@@ -40,6 +42,9 @@ const int32_t *so_model_said(const so_model *m);
 typedef struct so_row {
     int32_t token, pos, seq, parent;
     bool want_logits;
+    /* The target's state from which the token was drawn, [so_model_d_state]; NULL: not known. Only
+     * where the model reads states. */
+    const float *state;
 } so_row;
 
 typedef struct so_batch {

@@ -26,6 +26,7 @@ typedef struct so_names {
 } so_names;
 
 enum { SO_NAME_CAP = 160 };
+#define SO_STATE_TENSOR "target_state.weight" /* of drafts that read their target's states */
 
 void so_names_init(so_names *n, const so_checkpoint *ck, const so_hparams *hp);
 

@@ -64,6 +64,7 @@ static void make_device(maker *mk, so_pass *p) {
     size_t d_q = (size_t)hp->n_heads * (size_t)hp->head_dim;
     size_t d_kv = (size_t)hp->n_heads_kv * (size_t)hp->head_dim;
     p->x = device(mk, n, d, f);
+    p->states = device(mk, n, (size_t)p->model->d_state, f);
     p->h = device(mk, n, d, f);
     p->q = device(mk, n, d_q, f);
     p->k = device(mk, n, d_kv, f);
@@ -97,6 +98,7 @@ static void make_host(maker *mk, so_pass *p) {
     p->h_pages = host(mk, (size_t)p->pages_cap, 1, sizeof(int32_t));
     p->h_tails = host(mk, (size_t)p->tails_cap, 1, sizeof(int32_t));
     p->h_rope = host(mk, n, (size_t)hp->rope_dim, sizeof(float));
+    p->h_states = host(mk, n, (size_t)p->model->d_state, sizeof(float));
     p->seq_n = host(mk, n, 1, sizeof(int32_t));
     p->seq_page_off = host(mk, n, 1, sizeof(int32_t));
     p->h_logits = host(mk, n_out, (size_t)p->model->n_said, sizeof(float));
@@ -144,16 +146,16 @@ int so_pass_create(const so_model *m, so_kv *kv, int max_rows, int max_logits, s
 void so_pass_free(so_pass *p) {
     if (!p)
         return;
-    so_view views[] = {p->x,      p->h,      p->q,     p->k,          p->v,        p->att,
-                       p->gate,   p->up,     p->ids,   p->positions,  p->slots,    p->rows,
-                       p->pages,  p->tails,  p->rope,  p->rope_local, p->out_rows, p->out_x,
-                       p->hidden, p->logits, p->argmax};
+    so_view views[] = {p->x,      p->h,      p->q,      p->k,          p->v,        p->att,
+                       p->gate,   p->up,     p->ids,    p->positions,  p->slots,    p->rows,
+                       p->pages,  p->tails,  p->rope,   p->rope_local, p->out_rows, p->out_x,
+                       p->hidden, p->logits, p->argmax, p->states};
     for (size_t i = 0; i < SO_LEN(views); i++)
         if (views[i].buf)
             p->backend->vt->buffer_free(p->backend, views[i].buf);
     void *memory[] = {p->h_ids,    p->h_positions, p->h_out_rows, p->h_slots, p->h_rows,
                       p->h_pages,  p->h_tails,     p->h_rope,     p->seq_n,   p->seq_page_off,
-                      p->h_logits, p->h_hidden,    p->h_argmax};
+                      p->h_logits, p->h_hidden,    p->h_argmax,   p->h_states};
     for (size_t i = 0; i < SO_LEN(memory); i++)
         free(memory[i]);
     free(p);
@@ -296,10 +298,24 @@ static int lay_out_view(so_pass *p, const so_batch *b, int i, int slot, so_err *
     return 0;
 }
 
+/* Zeros where a row has none: they add nothing, and the pass stays one product for all rows. */
+static void lay_out_state(so_pass *p, const float *state, int i) {
+    size_t d = (size_t)p->model->d_state;
+    float *to = p->h_states + (size_t)i * d;
+    if (d == 0)
+        return;
+    if (state)
+        memcpy(to, state, d * sizeof *to);
+    else
+        memset(to, 0, d * sizeof *to);
+    p->has_states |= state != NULL;
+}
+
 static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
     memset(p->seq_n, 0, (size_t)b->n_seqs * sizeof *p->seq_n);
     p->n = b->n_rows;
     p->n_out = p->n_tails = 0;
+    p->has_states = false;
     for (int i = 0; i < b->n_rows; i++) {
         const so_row *r = &b->rows[i];
         int slot = so_seq_len(b->seqs[r->seq]) + p->seq_n[r->seq]++;
@@ -307,6 +323,7 @@ static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
         p->h_positions[i] = r->pos;
         p->h_slots[i] = (so_kv_slot){p->h_pages[p->seq_page_off[r->seq] + slot / SO_KV_PAGE],
                                      slot % SO_KV_PAGE};
+        lay_out_state(p, r->state, i);
         if (r->want_logits)
             p->h_out_rows[p->n_out++] = i;
         int rc = lay_out_view(p, b, i, slot, err);
@@ -345,6 +362,8 @@ static void upload_batch(so_pass *p) {
     upload(p, p->pages, p->h_pages, (size_t)p->n_pages * sizeof *p->h_pages);
     upload(p, p->tails, p->h_tails, (size_t)p->n_tails * sizeof *p->h_tails);
     upload(p, p->out_rows, p->h_out_rows, (size_t)p->n_out * sizeof *p->h_out_rows);
+    if (p->has_states)
+        upload(p, p->states, p->h_states, n * (size_t)m->d_state * sizeof *p->h_states);
     if (m->pos_embed)
         upload(p, p->positions, p->h_positions, n * sizeof *p->h_positions);
     upload_rope(p, p->rope, m->inv_freq, m->hp.rope_attn_factor);

@@ -43,7 +43,7 @@ static void refuses_batches(void **state) {
     so_seq *a = so_seq_create(r.kv), *b = so_seq_create(r.kv), *both[] = {a, b}, *twice[] = {a, a};
     so_rig_chain(&r, a, (int32_t[]){1, 2, 3}, 3, NULL);
     SO_OK_OR_FAIL(so_seq_begin(a, 2, &err), err);
-    const so_row good[] = {{1, 3, 0, -1, true}, {2, 4, 0, 0, true}};
+    const so_row good[] = {{1, 3, 0, -1, true, NULL}, {2, 4, 0, 0, true, NULL}};
     so_row rows[5];
 #define BAD(change, n, code, says)                 \
     do {                                           \
@@ -99,7 +99,7 @@ static void refuses_sizes(void **state) {
     /* three logits asked of a pass made for two */
     SO_OK_OR_FAIL(so_pass_create(r.m, r.kv, 4, 2, &p, &err), err);
     so_seq *s = so_seq_create(r.kv);
-    so_row rows[] = {{1, 0, 0, -1, true}, {2, 1, 0, 0, true}, {3, 2, 0, 1, true}};
+    so_row rows[] = {{1, 0, 0, -1, true, NULL}, {2, 1, 0, 0, true, NULL}, {3, 2, 0, 1, true, NULL}};
     SO_OK_OR_FAIL(so_seq_begin(s, 3, &err), err);
     so_batch batch = {rows, 3, &s, 1};
     assert_int_equal(so_pass_run(p, &batch, SO_PASS_LOGITS, &err), SO_EINVAL);
@@ -120,7 +120,7 @@ static void past_learned_positions(void **state) {
     so_err err = {0};
     so_seq *s = so_seq_create(r.kv);
     for (int i = 0; i < 129; i++)
-        rows[i] = (so_row){i % 131, i, 0, i - 1, false};
+        rows[i] = (so_row){i % 131, i, 0, i - 1, false, NULL};
     SO_OK_OR_FAIL(so_seq_begin(s, 129, &err), err);
     refused(&r, &s, 1, rows, 129, SO_ERANGE, "position 128 is past the 128 positions");
     so_seq_free(s);
@@ -140,7 +140,7 @@ static void results(void **state) {
     so_seq_truncate_to(s, 0);
     so_row rows[5];
     for (int i = 0; i < 5; i++)
-        rows[i] = (so_row){tokens[i], i, 0, i - 1, i == 1 || i == 4};
+        rows[i] = (so_row){tokens[i], i, 0, i - 1, i == 1 || i == 4, NULL};
     SO_OK_OR_FAIL(so_seq_begin(s, 5, &err), err);
     so_batch batch = {rows, 5, &s, 1};
     SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_LOGITS | SO_PASS_ARGMAX | SO_PASS_HIDDEN, &err),
@@ -182,7 +182,7 @@ static void tables_grow(void **state) {
     so_seq *s = so_seq_create(r.kv);
     so_row rows[N];
     for (int i = 0; i < N; i++) /* two chains, taking turns: each row has a tail */
-        rows[i] = (so_row){i, i / 2, 0, i - 2 < 0 ? -1 : i - 2, i == N - 1};
+        rows[i] = (so_row){i, i / 2, 0, i - 2 < 0 ? -1 : i - 2, i == N - 1, NULL};
     SO_OK_OR_FAIL(so_seq_begin(s, N, &err), err);
     so_batch batch = {rows, N, &s, 1};
     SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_LOGITS, &err), err);
@@ -205,7 +205,7 @@ static void tables_grow(void **state) {
     for (int i = 0; i < SEQS; i++) {
         forks[i] = so_seq_fork(s, 288);
         SO_OK_OR_FAIL(so_seq_begin(forks[i], 1, &err), err);
-        rows[i] = (so_row){11, 288, i, -1, i == 0 || i == SEQS - 1};
+        rows[i] = (so_row){11, 288, i, -1, i == 0 || i == SEQS - 1, NULL};
     }
     SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){rows, SEQS, forks, SEQS}, SO_PASS_LOGITS, &err),
                   err);

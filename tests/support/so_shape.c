@@ -42,7 +42,19 @@ static int list_tensors(const so_shape *t, tensor *out) {
             out[n].n_dims = layer[i].m ? 2 : 1;
         }
     }
+    if (t->d_state > 0)
+        out[n++] = (tensor){"target_state.weight", {t->d_state, d}, 2};
     return n;
+}
+
+/* Of a random tensor what an echo needs: x is the state, and nothing is added to it. */
+static void fill_echo(const tensor *x, float *data, int64_t count) {
+    bool state = strcmp(x->name, "target_state.weight") == 0;
+    bool zero = strstr(x->name, "attn_output") || strstr(x->name, "ffn_down") ||
+                strcmp(x->name, "token_embd.weight") == 0;
+    for (int64_t i = 0; i < count; i++)
+        if (state || zero || x->n_dims == 1)
+            data[i] = state ? i / x->dims[0] == i % x->dims[0] : zero ? 0 : 1;
 }
 
 static void fill(const so_shape *t, const tensor *x, uint32_t index, float *data, int64_t count) {
@@ -58,6 +70,8 @@ static void fill(const so_shape *t, const tensor *x, uint32_t index, float *data
                                              : u * width);
         }
     }
+    if (t->echo)
+        fill_echo(x, data, count);
     if (index == 0 && t->nan_token > 0)
         for (int64_t k = 0; k < x->dims[0]; k++)
             data[t->nan_token * x->dims[0] + k] = NAN;
@@ -108,7 +122,7 @@ static int harm(const so_shape *t, tensor *list, int n) {
 
 char *so_shape_write(const char *dir, const so_shape *t) {
     so_err err = {0};
-    tensor *list = SO_NEW_N(tensor, 4 + TENSORS_PER_LAYER * t->n_layers);
+    tensor *list = SO_NEW_N(tensor, 5 + TENSORS_PER_LAYER * t->n_layers);
     int n = harm(t, list, list_tensors(t, list));
     char *path = so_path_join(dir, "shape.gguf");
     so_gguf_writer *w = so_gguf_writer_create();

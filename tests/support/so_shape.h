@@ -10,6 +10,10 @@ typedef struct so_shape {
     int window;    /* 0: none */
     int nan_token; /* > 0: this token's embedding is NaN; the output matrix is finite */
     uint64_t seed;
+    int d_state; /* > 0: a draft that reads its target's states */
+    /* With d_state = d_model, and the seed of its target: says the likeliest token of the state
+     * that it reads, token 0 where it reads none, whatever the text. */
+    bool echo;
     /* Harm, by tensor name; NULL: none. */
     const char *drop;    /* left out */
     const char *shorten; /* one element shorter in its first dimension */

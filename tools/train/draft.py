@@ -18,14 +18,21 @@ that the new draft learns what the others miss; `union` is the share of held-out
 --vocab N: the draft can only say the N ids that are most frequent in the responses it is trained on, which makes a step of it
 cheaper; the file names them (vocab.py does the same to a draft that is finished).
 
---from DRAFT.gguf: begins with the weights, shape and vocabulary of a finished draft, instead of chance and --layers, --d and the like.
+--states: the draft also reads, with each token of an answer, the target's state from which that token was drawn (behind the last norm; a matrix of the
+draft's own takes it to the width of its embedding, to which it is added). A state says what the target made of the whole text, which a small model cannot
+work out by itself. Prompts are read without, and so are guesses: --forget of the positions do without in training, and figures are given for both.
+
+--from DRAFT.gguf: begins with the weights, shape and vocabulary of a finished draft, instead of chance and --layers, --d and the like; --keep 0,2,4:
+with these of its layers.
 
 Interrupted runs resume from the last checkpoint (--save seconds apart). Needs torch, numpy, gguf; one large GPU, or patience.
 """
 import argparse
+import dataclasses
 import math
 import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -67,6 +74,9 @@ def options():
     p.add_argument("--qat", action="store_true")
     p.add_argument("--vocab", type=int, default=0)
     p.add_argument("--from", dest="origin")
+    p.add_argument("--keep", type=lambda s: [int(x) for x in s.split(",")])
+    p.add_argument("--states", action="store_true")
+    p.add_argument("--forget", type=float, default=0.25)
     p.add_argument("--boost", action="append", default=[])
     p.add_argument("--boost-rest", type=float, default=0.15)
     p.add_argument("--save", type=float, default=150)
@@ -79,6 +89,10 @@ def options():
         p.error(f"--minutes {args.minutes}: must be 0 (no limit) or more")
     if args.minutes == 0 and args.max_steps == MANY:
         p.error("--minutes 0 needs --max-steps: the run would never end")
+    if not 0 <= args.forget <= 1:
+        p.error(f"--forget {args.forget}: must be from 0 to 1")
+    if args.keep and not args.origin:
+        p.error("--keep names layers of the draft that --from names")
     if args.max_steps < 1:
         p.error(f"--max-steps {args.max_steps}: must be 1 or more")
     return args
@@ -211,9 +225,18 @@ class Draft:
             out[n] = x.to(self.dtype) if w.ndim == 2 and n.startswith("blk.") else x
         return out
 
-    def states(self, batch, ready):
+    def states(self, batch, ready, target_h, forget):
         ids, pos, docs, rows, _ = batch
-        return self.model.hidden(ids, pos, docs, ready)[rows]
+        return self.model.hidden(ids, pos, docs, ready, read=self.reads(pos, rows, target_h, forget))[rows]
+
+    def reads(self, pos, rows, target_h, forget):
+        """Each row's state goes to the place behind it, where the token is that was drawn from it; the last one of a text goes nowhere."""
+        if not self.shape.d_state or forget >= 1:
+            return None
+        known = (rows[1:] == rows[:-1] + 1) & (pos[rows[1:]] > 0)
+        # places that do without are given zeros: shapes stay the same from step to step
+        known &= torch.rand(len(known), device=known.device) >= forget
+        return rows[1:], target_h[:-1] * known[:, None]
 
     def output(self, ready):
         e = ready["token_embd.weight"]
@@ -221,22 +244,22 @@ class Draft:
 
     def train_step(self, batch, target_h, weight, tv):
         ready = self.ready()
-        value, stats = loss.Head.apply(self.states(batch, ready), self.output(ready), target_h, self.target_output, weight, tv,
+        value, stats = loss.Head.apply(self.states(batch, ready, target_h, self.args.forget), self.output(ready), target_h, self.target_output, weight, tv,
                                        self.args.chunk)
         value.backward()
         return value.detach(), stats
 
     @torch.no_grad()
-    def agreement(self, batch, target):
-        ready = self.ready()
-        return loss.measure(self.states(batch, ready), self.output(ready), target.get(*batch), self.target_output)
+    def agreement(self, batch, target, forget=0.0):
+        ready, target_h = self.ready(), target.get(*batch)
+        return loss.measure(self.states(batch, ready, target_h, forget), self.output(ready), target_h, self.target_output)
 
 
 GROUPS = (("temp 0", lambda d, i: (d.temp[i] == 0) & (d.kind[i] < 4)), ("sampled", lambda d, i: (d.temp[i] > 0) & (d.kind[i] < 4)),
           ("context 0", lambda d, i: (d.temp[i] == 0) & (d.kind[i] >= 4)), ("context", lambda d, i: (d.temp[i] > 0) & (d.kind[i] >= 4)))
 
 
-def evaluate(draft, target, data, covered=None):
+def evaluate(draft, target, data, covered=None, forget=0.0):
     """{group: (agree, Σmin, union)} over all held-out dialogues."""
     out = {}
     for name, test in GROUPS:
@@ -245,7 +268,7 @@ def evaluate(draft, target, data, covered=None):
             continue
         stats, union = [], []
         for batch in data.batches(which, draft.args.batch):
-            s = draft.agreement(batch, target)
+            s = draft.agreement(batch, target, forget)
             stats.append(s)
             union.append(s[:, 2] if covered is None else torch.maximum(s[:, 2], covered[batch[4]].float()))
         m = torch.cat(stats).mean(0).tolist()
@@ -289,14 +312,29 @@ def restore(path, device):
         raise SystemExit(f"{path}: {e}: cannot be resumed; start without --resume")
 
 
-def finished(path, target, device):
-    """(shape, weights, what it can say) of a draft whose embedding is its output matrix."""
+def finished(path, target, device, keep):
+    """(shape, weights, what it can say) of a draft whose embedding is its output matrix; keep: its layers, None: all."""
     shape, weights, reader = llama.load(path, device)
     if shape.n_vocab != target.n_vocab:
         raise SystemExit(f"{path}: {shape.n_vocab} tokens, the target has {target.n_vocab}")
     if "output.weight" in weights:
         raise SystemExit(f"{path}: has an output matrix of its own; drafts made here use their embedding")
+    if keep:
+        if min(keep) < 0 or max(keep) >= shape.n_layers:
+            raise SystemExit(f"--keep {keep}: {path} has layers 0 to {shape.n_layers - 1}")
+        fewer = dataclasses.replace(shape, n_layers=len(keep))
+        moved = {n: re.sub(r"(?<=^blk\.)\d+", lambda m: str(keep[int(m[0])]), n) for n in fewer.tensors()}
+        shape, weights = fewer, {n: weights[old] for n, old in moved.items()}
     return shape, weights, llama.said(reader, shape.n_vocab, device)
+
+
+def with_states(shape, weights, d_state):
+    if shape.d_state not in (0, d_state):
+        raise SystemExit(f"the draft reads states of {shape.d_state}, the target's have {d_state}")
+    if shape.d_state:
+        return shape, weights
+    zero = torch.zeros(shape.d, d_state, device=weights["token_embd.weight"].device)
+    return dataclasses.replace(shape, d_state=d_state).check(), {**weights, llama.STATE: zero}
 
 
 def begin(args, data, target):
@@ -315,11 +353,13 @@ def begin(args, data, target):
         return draft, opt, c["step"], c["rows"]
     t, said = target.model.shape, None
     if args.origin:
-        shape, weights, said = finished(args.origin, t, data.device)
+        shape, weights, said = finished(args.origin, t, data.device, args.keep)
     else:
         shape = llama.Shape(args.layers, args.d, args.heads, args.kv_heads, args.d // args.heads, args.ff, t.n_vocab, t.rope_base,
                             t.eps, args.ctx).check()
         weights = first_weights(shape, target, data, args.seed)
+    if args.states:
+        shape, weights = with_states(shape, weights, t.d)
     if args.vocab:
         said = torch.from_numpy(dialogues.frequent(data.all, data.train, t.n_vocab, args.vocab)).to(data.device)
     draft = Draft(args, shape, weights, data, target, said)
@@ -378,6 +418,8 @@ def train(args, draft, opt, target, data, covered, step, n_rows):
 def finish(args, draft, opt, target, data, covered, reader, step, n_rows):
     held = evaluate(draft, target, data, covered)
     say("held out  " + told(held, args.boost))
+    if draft.shape.d_state:
+        say("held out, no states  " + told(evaluate(draft, target, data, covered, 1.0), args.boost))
     save(os.path.join(args.out, "checkpoint.pt"), draft, opt, step, n_rows)
     if args.qat and not draft.rounded:
         draft.rounded = True

@@ -16,6 +16,9 @@ import torch
 import torch.nn.functional as F
 
 
+STATE = "target_state.weight"
+
+
 @dataclasses.dataclass(frozen=True)
 class Shape:
     n_layers: int
@@ -28,11 +31,14 @@ class Shape:
     rope_base: float = 100000.0
     eps: float = 1e-5
     n_ctx: int = 4096
+    d_state: int = 0  # width of the target's states, where a draft reads them
 
     def tensors(self):
         """{name: torch shape} of everything a file of this shape holds; the output matrix is the embedding."""
         q, kv = self.n_heads * self.head_dim, self.n_kv * self.head_dim
         out = {"token_embd.weight": (self.n_vocab, self.d), "output_norm.weight": (self.d,)}
+        if self.d_state:
+            out[STATE] = (self.d, self.d_state)
         for i in range(self.n_layers):
             b = f"blk.{i}."
             out |= {b + "attn_norm.weight": (self.d,), b + "attn_q.weight": (q, self.d), b + "attn_k.weight": (kv, self.d),
@@ -42,7 +48,7 @@ class Shape:
         return out
 
     def check(self):
-        if self.n_heads % self.n_kv or self.head_dim % 32 or self.d % 32 or self.ff % 32:
+        if self.n_heads % self.n_kv or self.head_dim % 32 or self.d % 32 or self.ff % 32 or self.d_state % 32:
             raise SystemExit(f"{self}: rows must be multiples of 32 and heads of key heads, or the file cannot be quantised")
         return self
 
@@ -64,13 +70,13 @@ def read_shape(reader, path):
         raise SystemExit(f"{path}: architecture {arch}: only llama can be read here")
     get = lambda key, default=None: _field(reader, path, "llama." + key, default)
     d, heads = get("embedding_length"), get("attention.head_count")
-    embd = [t for t in reader.tensors if t.name == "token_embd.weight"]
-    if not embd:
+    width = {t.name: [int(n) for n in t.shape] for t in reader.tensors if t.name in ("token_embd.weight", STATE)}
+    if "token_embd.weight" not in width:
         raise SystemExit(f"{path}: token_embd.weight is missing")
     return Shape(n_layers=get("block_count"), d=d, n_heads=heads, n_kv=get("attention.head_count_kv", heads),
-                 head_dim=get("rope.dimension_count", d // heads), ff=get("feed_forward_length"), n_vocab=int(embd[0].shape[1]),
+                 head_dim=get("rope.dimension_count", d // heads), ff=get("feed_forward_length"), n_vocab=width["token_embd.weight"][1],
                  rope_base=float(get("rope.freq_base", 10000.0)), eps=float(get("attention.layer_norm_rms_epsilon")),
-                 n_ctx=get("context_length"))
+                 n_ctx=get("context_length"), d_state=width.get(STATE, [0])[0])
 
 
 def load(path, device="cpu", dtype=torch.float32):
@@ -301,10 +307,12 @@ class Model:
         w = weights or self.weights
         return w["output.weight"] if "output.weight" in w else w["token_embd.weight"]
 
-    def hidden(self, ids, pos, docs, weights=None, keep=None):
-        """ids, pos [T] -> [T][d] float32. `keep(i, k, v)` sees each layer's keys and values."""
+    def hidden(self, ids, pos, docs, weights=None, keep=None, read=None):
+        """ids, pos [T] -> [T][d] float32. `keep(i, k, v)` sees each layer's keys and values; read: (places, the target's states there)."""
         w, s = weights or self.weights, self.shape
         x = F.embedding(ids, w["token_embd.weight"]).to(w["blk.0.attn_q.weight"].dtype)
+        if read and s.d_state:
+            x = x.index_add(0, read[0], read[1].to(x.dtype) @ w[STATE].to(x.dtype).T)
         cos, sin = self.cos[pos], self.sin[pos]
         for i in range(s.n_layers):
             q, k, v = self.qkv(x, cos, sin, *layer(w, i, FIRST), s)

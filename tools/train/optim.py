@@ -1,4 +1,4 @@
-"""Muon for the layers' matrices, Adam for embedding and norms, and rounding to Q4_0 inside training.
+"""Muon for matrices, Adam for embedding and norms, and rounding to Q4_0 inside training.
 
 Muon takes the momentum of a matrix to the nearest orthogonal one (five steps of a quintic Newton-Schulz iteration), so every
 direction of the matrix moves alike; small models get there in about two thirds of Adam's tokens. Matrices of one shape are
@@ -25,7 +25,7 @@ class Optimizer:
         self.weights, self.lr = weights, (muon_lr, adam_lr)
         self.groups = {}
         for name, w in weights.items():
-            if w.ndim == 2 and name.startswith("blk."):
+            if w.ndim == 2 and name != "token_embd.weight":
                 self.groups.setdefault(tuple(w.shape), []).append(name)
         self.adam = [n for n in weights if not any(n in g for g in self.groups.values())]
         self.state = {n: torch.zeros_like(w) for n, w in weights.items()}
