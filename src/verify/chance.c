@@ -5,6 +5,7 @@
  * of it, and no number that decides a test is one that a drafter saw (those have a purpose of their
  * own). A uniform has 32 bits: a probability is met to 2^-32. Pure; any thread. */
 #include "base/mem.h"
+#include "verify/sums.h"
 #include "verify/verify.h"
 
 static double uniform(const so_chance *c, so_rng_purpose purpose, uint32_t position,
@@ -19,7 +20,11 @@ static bool keyed_accept(so_chance *c, uint32_t position, uint32_t index, double
     return uniform(c, SO_RNG_ACCEPT, position, index) * q < p;
 }
 
-enum { PART = 64 };
+static double keyed_uniform(so_chance *c, uint32_t position) {
+    return uniform(c, SO_RNG_RESIDUAL, position, 0);
+}
+
+enum { PART = SO_SUMS_PART };
 
 static double sum_part(const double *w) {
     double s[4] = {0};
@@ -34,7 +39,7 @@ static double sum_part(const double *w) {
  * leaves the whole sum short of u·total, the last positive one is. */
 static int32_t keyed_draw(so_chance *c, uint32_t position, const double *weight, int n,
                           double total) {
-    double at = uniform(c, SO_RNG_RESIDUAL, position, 0) * total, sum = 0, part;
+    double at = keyed_uniform(c, position) * total, sum = 0, part;
     int32_t first = 0, last = -1;
     for (; first + PART < n && sum + (part = sum_part(weight + first)) <= at; first += PART)
         sum += part;
@@ -51,5 +56,6 @@ static int32_t keyed_draw(so_chance *c, uint32_t position, const double *weight,
 }
 
 void so_chance_keyed_init(so_chance_keyed *c, uint64_t seed, uint32_t choice) {
-    *c = (so_chance_keyed){{keyed_accept, keyed_draw, NULL}, seed, choice};
+    *c = (so_chance_keyed){
+        {.accept = keyed_accept, .draw = keyed_draw, .uniform = keyed_uniform}, seed, choice};
 }

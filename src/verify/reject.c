@@ -17,6 +17,7 @@
 #include <math.h>
 
 #include "base/mem.h"
+#include "verify/sums.h"
 #include "verify/verify.h"
 
 /* Why the emitted token is distributed as p.
@@ -68,6 +69,9 @@ typedef struct walk {
     bool written;      /* r has been written down; before, it is p */
     double *r, r_mass; /* what is owed at this position, [n_vocab], and its sum */
     double *q, q_mass; /* of the proposal under test; mass 0: a point mass */
+    const so_sums_fns *sums;
+    so_rest rest; /* where `looked`: r, whose parts' sums stand in place of it */
+    bool looked;
 } walk;
 
 enum { BLOCK = 64, LANES = 8 };
@@ -107,25 +111,10 @@ static double load(const float *row, int n, float other, double *out) {
 /* --- one drawn proposal, which is the usual case ---
  *
  * Rows are as long as the vocabulary and come from far away in the cache. One test needs two of
- * their numbers and their masses; only a rejection needs all of r, and then p, q and r are gone
- * through once. All sums run by index in the same lanes as above. */
-
-/* The mass of `row` with `other` for what is no weight. */
-static double mass_of(const float *row, int n, float other) {
-    float w[BLOCK];
-    double s[LANES] = {0};
-    int i = 0;
-    for (; i + BLOCK <= n; i += BLOCK) {
-        for (int k = 0; k < BLOCK; k++)
-            w[k] = row[i + k] >= 0 ? row[i + k] : other;
-        for (int k = 0; k < BLOCK; k += LANES)
-            for (int l = 0; l < LANES; l++)
-                s[l] += (double)w[k + l];
-    }
-    for (; i < n; i++)
-        s[0] += (double)(row[i] >= 0 ? row[i] : other);
-    return joined(s);
-}
+ * their numbers and their masses. A rejection needs r's mass and the place where a draw falls:
+ * where chance says by which number it draws and nothing else is tested, sums of parts find that
+ * place, and r is not written down at all; else p, q and r are gone through once. All sums run by
+ * index in the same lanes, so that either way gives the same token. */
 
 /* r ← max(0, p − scale · q); gives the mass. q has no entry that is no weight. */
 static double subtract_rows(const float *p, const float *q, double scale, int n, double *r) {
@@ -151,7 +140,7 @@ static double subtract_rows(const float *p, const float *q, double scale, int n,
 static void load_p(walk *w, const float *p) {
     w->p = p;
     w->written = false;
-    w->r_mass = mass_of(p, w->t->n_vocab, 0);
+    w->r_mass = w->sums->mass(p, w->t->n_vocab, 0);
     SO_ASSERT(w->r_mass > 0 && isfinite(w->r_mass)); /* standardising refuses such logits */
 }
 
@@ -232,17 +221,22 @@ static bool test_first(walk *w, int node, int i, bool *done) {
     if (p->kind == SO_Q_POINT || w->written)
         return *done = false;
     const float *q = so_tree_row(w->t, p->row);
-    double mass = mass_of(q, n, NAN);
+    double mass = w->sums->mass(q, n, NAN);
     *done = isfinite(mass) && q[x] > 0;
     if (!*done)
         return false;
     double px = w->p[x] >= 0 ? (double)w->p[x] : 0;
     if (accepts(w, node, 0, px / w->r_mass, (double)q[x] / mass))
         return true;
-    double rest = subtract_rows(w->p, q, w->r_mass / mass, n, w->r);
-    w->written = rest > 0;
-    if (rest > 0)
+    w->rest = (so_rest){w->p, q, w->r_mass / mass};
+    bool look = w->chance->uniform && p->next < 0;
+    double rest =
+        look ? w->sums->rest(&w->rest, n, w->r) : subtract_rows(w->p, q, w->rest.scale, n, w->r);
+    if (rest > 0) {
         w->r_mass = rest;
+        w->looked = look;
+        w->written = !look;
+    }
     return false;
 }
 
@@ -260,10 +254,39 @@ static int test_proposals(walk *w, int node) {
     return -1;
 }
 
+/* The draw from r by the sums of its parts: as keyed_draw in chance.c, which has the reasons. */
+static int32_t draw_looked(const walk *w, double u) {
+    double at = u * w->r_mass, sum = 0;
+    int n = w->t->n_vocab;
+    int32_t first = 0, last = -1;
+    for (; first + SO_SUMS_PART < n && sum + w->r[first / SO_SUMS_PART] <= at;
+         first += SO_SUMS_PART)
+        sum += w->r[first / SO_SUMS_PART];
+    for (int32_t i = first; i < n && !(sum > at); i++) {
+        double r = so_rest_at(&w->rest, i);
+        last = r > 0 ? i : last;
+        sum += r;
+    }
+    for (int32_t i = first; last < 0 && i > 0; i--)
+        if (so_rest_at(&w->rest, i - 1) > 0)
+            last = i - 1;
+    SO_ASSERT_OP(last, >=, 0);
+    return last;
+}
+
+/* The token after `node`, from r. */
+static int32_t draw_rest(walk *w, int node) {
+    uint32_t position = position_after(w->t, node);
+    if (w->looked)
+        return draw_looked(w, w->chance->uniform(w->chance, position));
+    write_r(w);
+    return w->chance->draw(w->chance, position, w->r, w->t->n_vocab, w->r_mass);
+}
+
 void so_verify_reject(const so_tree *t, so_verify_row *row, void *user, so_chance *chance,
                       double lenience, double *scratch, so_verdict *out) {
     SO_ASSERT(lenience > 0 && lenience <= 1);
-    walk w = {.t = t, .chance = chance, .lenience = lenience, .out = out};
+    walk w = {.t = t, .chance = chance, .lenience = lenience, .out = out, .sums = so_sums()};
     int node = 0;
     w.r = scratch;
     w.q = scratch + t->n_vocab;
@@ -283,6 +306,5 @@ void so_verify_reject(const so_tree *t, so_verify_row *row, void *user, so_chanc
     }
     if (out->bonus)
         load_p(&w, row(user, node));
-    write_r(&w);
-    out->token = chance->draw(chance, position_after(t, node), w.r, t->n_vocab, w.r_mass);
+    out->token = draw_rest(&w, node);
 }

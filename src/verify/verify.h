@@ -44,6 +44,9 @@ struct so_chance {
     /* Optional: the target's own draw after `node`, by numbers that nothing else uses. Asked in
      * place of its row where nothing was proposed: a draw costs less than a whole distribution. */
     int32_t (*choose)(so_chance *c, int node);
+    /* Optional: the number in (0,1) by which `draw` draws at this position. Where it is given, what
+     * a rejection leaves need not be written down. */
+    double (*uniform)(so_chance *c, uint32_t position);
 };
 
 /* Draws keyed by (seed, choice, position, purpose, index): SO_RNG_ACCEPT and SO_RNG_RESIDUAL. */

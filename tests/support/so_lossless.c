@@ -481,7 +481,7 @@ static int32_t drafter_draw(so_chance *c, uint32_t position, const double *w, in
 static int sample_text(so_lossless_rows *rows, so_tree *t, uint64_t seed) {
     const so_lossless_case *c = rows->c;
     so_chance_keyed tests;
-    drafter_chance draws = {{NULL, drafter_draw, NULL}, {.seed = seed, .purpose = SO_RNG_DRAFT}, 0};
+    drafter_chance draws = {{.draw = drafter_draw}, {.seed = seed, .purpose = SO_RNG_DRAFT}, 0};
     int32_t text[SO_TOY_MAX_TEXT];
     int n_prompt = so_lossless_prompt(c, text), n = n_prompt, number = 0;
     so_chance_keyed_init(&tests, seed, 0);

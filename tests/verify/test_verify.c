@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "base/mem.h"
+#include "verify/sums.h"
 #include "verify/verify.h"
 
 enum { V = 4 };
@@ -209,7 +211,7 @@ static int32_t record_draw(so_chance *c, uint32_t position, const double *w, int
     return best;
 }
 
-static const so_chance RECORD = {record_accept, record_draw, NULL};
+static const so_chance RECORD = {.accept = record_accept, .draw = record_draw};
 
 static void near(double a, double b) {
     if (!(fabs(a - b) < 1e-12))
@@ -409,6 +411,106 @@ static void test_own_draft(void **state) {
     }
 }
 
+/* --- rows of many tokens --- */
+
+enum { LONG = 1500, N_LEVELS = 3 };
+
+static const int lengths[] = {1, 7, 63, 64, 65, 128, 129, 1024, LONG};
+
+static float level_of(uint64_t seed, int i) {
+    so_rng_key key = {.seed = seed, .purpose = SO_RNG_TEST};
+    double u = so_rng_uniform(&key, (uint32_t)i);
+    return (float)(i % 5 == 3 ? 0 : exp(-12 * u));
+}
+
+static int list_levels(const so_sums_fns *out[N_LEVELS]) {
+    int n = 0;
+    out[n++] = &so_sums_scalar;
+#if defined(__x86_64__)
+    if (so_cpu_level_usable(SO_CPU_AVX2))
+        out[n++] = &so_sums_avx2;
+    if (so_cpu_level_usable(SO_CPU_AVX512))
+        out[n++] = &so_sums_avx512;
+#endif
+    return n;
+}
+
+/* Lane by lane, as sums.h states it. */
+static double plain_sum(const double *w, int n) {
+    double s[8] = {0};
+    int whole = n / SO_SUMS_PART * SO_SUMS_PART;
+    for (int i = 0; i < n; i++)
+        s[i < whole ? i % 8 : 0] += w[i];
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
+static void test_sums_of_all_levels(void **state) {
+    (void)state;
+    const so_sums_fns *levels[N_LEVELS];
+    int n_levels = list_levels(levels);
+    float p[LONG], q[LONG];
+    double w[LONG], r[LONG], parts[LONG];
+    for (size_t k = 0; k < SO_LEN(lengths) * 4; k++) {
+        int n = lengths[k / 4];
+        so_rest rest = {p, q, 0.3 + (double)k};
+        for (int i = 0; i < n; i++) {
+            p[i] = i % 97 == 13 ? (k % 2 ? (float)NAN : -1) : level_of(k, i);
+            q[i] = level_of(k + 100, i);
+            w[i] = p[i] >= 0 ? (double)p[i] : 0.25;
+            r[i] = fmax(0, (p[i] >= 0 ? (double)p[i] : 0) - rest.scale * (double)q[i]);
+            assert_true(so_rest_at(&rest, i) == r[i]);
+        }
+        for (int l = 0; l < n_levels; l++) {
+            assert_true(levels[l]->mass(p, n, 0.25f) == plain_sum(w, n));
+            assert_true(levels[l]->rest(&rest, n, parts) == plain_sum(r, n));
+            for (int i = 0; i < n / SO_SUMS_PART; i++) {
+                double s[4] = {0};
+                for (int j = 0; j < SO_SUMS_PART; j++)
+                    s[j % 4] += r[i * SO_SUMS_PART + j];
+                assert_true(parts[i] == (s[0] + s[1]) + (s[2] + s[3]));
+            }
+        }
+    }
+}
+
+/* A draw that never writes r down is the draw that does. */
+static void test_rest_looked_up_or_written(void **state) {
+    (void)state;
+    static double scratch[2 * LONG];
+    float p[LONG];
+    int n_rejected = 0;
+    for (size_t k = 0; k < SO_LEN(lengths) * 200; k++) {
+        int n = lengths[k / 200];
+        so_tree t;
+        so_tree_init(&t, n, 1);
+        so_tree_reset(&t, 0, (int)k);
+        float *q = so_tree_row(&t, so_tree_new_row(&t));
+        for (int i = 0; i < n; i++) {
+            /* also rows with all of r behind the last whole part, or before it */
+            bool owed = k % 3 == 0 || (k % 3 == 1 ? i >= n / 64 * 64 : i < 40);
+            q[i] = level_of(k, i + 1);
+            p[i] = owed ? level_of(k + 7, i) + 1e-6f : q[i] * 0.01f;
+        }
+        int32_t x = (int32_t)(k * 31) % n;
+        q[x] += 0.1f;
+        p[x] = k % 4 ? 0 : p[x];
+        p[(x + 1) % n] += 1e-3f;
+        so_tree_add(&t, 0, x, SO_Q_ROW, 0, 0, 0.5f);
+        so_verdict v[2];
+        for (int written = 0; written < 2; written++) {
+            so_chance_keyed c;
+            so_chance_keyed_init(&c, k, 0);
+            c.base.uniform = written ? NULL : c.base.uniform;
+            so_verify_reject(&t, same_row, p, &c.base, 1, scratch, &v[written]);
+        }
+        assert_int_equal(v[0].n_accepted, v[1].n_accepted);
+        assert_int_equal(v[0].token, v[1].token);
+        n_rejected += v[0].n_accepted == 0;
+        so_tree_deinit(&t);
+    }
+    assert_true(n_rejected > 1000);
+}
+
 /* --- the keyed source --- */
 
 static void test_keyed(void **state) {
@@ -484,6 +586,8 @@ int main(void) {
         cmocka_unit_test(test_q_where_p_is_zero),
         cmocka_unit_test(test_q_of_any_sum),
         cmocka_unit_test(test_own_draft),
+        cmocka_unit_test(test_sums_of_all_levels),
+        cmocka_unit_test(test_rest_looked_up_or_written),
         cmocka_unit_test(test_keyed),
         cmocka_unit_test(test_keyed_long),
         cmocka_unit_test(test_keyed_short_sum),
