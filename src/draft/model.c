@@ -16,7 +16,7 @@
  *   tree without rows  with the target's own noise at that position (`match`): where q is near p,
  *                      the same noise picks the same token
  * A draft may be able to say only some of the vocabulary (so_model_said). Its rows are then as
- * narrow as that, and are sampled so where a token's id is of no account; the rest of q is 0.
+ * narrow as that, and are sampled so unless bias or penalties name tokens; the rest of q is 0.
  *
  * A draft may read the target's states beside tokens (so_model_d_state): with each accepted token
  * the state from which it was drawn. The latest STATES of them are kept until the draft has read
@@ -257,11 +257,10 @@ static draft_row wide_row(const model_drafter *md, const float *logits) {
     return (draft_row){md->logits, md->wide, NULL, md->o.n_vocab};
 }
 
-/* Penalties, bias and noise go by ids. */
-static bool needs_ids(so_sample_params p, bool noise) {
-    bool noisy = noise && p.temp > 0;
+/* Penalties and bias go by ids, and so does noise, of which the narrow sampler knows. */
+static bool needs_ids(so_sample_params p) {
     p.temp = 0;
-    return noisy || !so_sample_is_argmax(&p);
+    return !so_sample_is_argmax(&p);
 }
 
 /* Lanes, so that the compiler uses vectors. */
@@ -387,7 +386,7 @@ static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
     so_sample_params p = params_of(md, job);
     bool drawn = p.temp > 0 && job->tree->max_rows > 0;
     const float *logits = so_pass_logits(md->pass, logit);
-    draft_row r = needs_ids(p, !drawn) ? wide_row(md, logits) : narrow_row(md, logits);
+    draft_row r = needs_ids(p) ? wide_row(md, logits) : narrow_row(md, logits);
     int row = drawn ? so_tree_new_row(job->tree) : -1;
     if (drawn && row < 0)
         return false;
@@ -683,6 +682,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     }
     md->wide = so_sampler_create(o->n_vocab);
     md->narrow = so_sampler_create(md->n_said);
+    so_sampler_set_names(md->narrow, md->said);
     md->chains = SO_NEW_N(chain, n_par);
     md->inner_jobs = SO_NEW_N(so_draft_job, n_par);
     md->inner_trees = SO_NEW_N(so_tree, n_par);
