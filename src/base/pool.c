@@ -98,16 +98,18 @@ static uint64_t fp_control_default(void) {
 #endif
 }
 
-static void wait_while(signal_word *w, uint32_t old, int spins) {
+/* Turns of the loop; -1: it slept. */
+static int wait_while(signal_word *w, uint32_t old, int spins) {
     for (int i = 0; i < spins; i++) {
         if (atomic_load_explicit(&w->value, memory_order_acquire) != old)
-            return;
+            return i;
         relax();
     }
     atomic_fetch_add(&w->sleepers, 1);
     while (atomic_load(&w->value) == old)
         syscall(SYS_futex, &w->value, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
     atomic_fetch_sub(&w->sleepers, 1);
+    return -1;
 }
 
 static void raise_word(signal_word *w) {
@@ -116,16 +118,20 @@ static void raise_word(signal_word *w) {
         syscall(SYS_futex, &w->value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-void so_pool_barrier(so_pool *p) {
+int so_pool_barrier(so_pool *p) {
     if (p->count == 1)
-        return;
+        return 0;
     uint32_t phase = atomic_load(&p->phase.value);
     if (atomic_fetch_add(&p->arrived, 1) + 1 == p->count) {
         atomic_store(&p->arrived, 0); /* before the others may arrive again */
         raise_word(&p->phase);
-    } else {
-        wait_while(&p->phase, phase, p->phase_spins);
+        return 0;
     }
+    return wait_while(&p->phase, phase, p->phase_spins);
+}
+
+double so_pool_turn_ns(const so_pool *p) {
+    return p->phase_spins > 0 ? (double)PHASE_SPIN_NS / p->phase_spins : 0;
 }
 
 /* ---- cores ---- */

@@ -19,7 +19,10 @@ int so_pool_create(int n_threads, so_pool **out, so_err *err); /* 1 … 256 */
 void so_pool_free(so_pool *p);
 int so_pool_count(const so_pool *p);
 void so_pool_run(so_pool *p, so_pool_fn *fn, void *arg);
-void so_pool_barrier(so_pool *p);
+/* How long the member waited, in turns of the waiting loop of about so_pool_turn_ns; -1: it slept.
+ */
+int so_pool_barrier(so_pool *p);
+double so_pool_turn_ns(const so_pool *p); /* 0 where nobody spins */
 
 /* Cores this process may run on (affinity mask and cgroup considered by the kernel). */
 int so_cpu_count(void);

@@ -435,8 +435,7 @@ static plan make_plan(const so_cpu *b, const so_op *op, int index, int count) {
         last = SO_MAX(last, rows[i].pos);
         pages += pages_of(op, &rows[i]) * op->attention.n_heads;
     }
-    p.work = pages * index / count;
-    p.end_work = pages * (index + 1) / count;
+    so_cpu_share(b, pages, 1, index, &p.work, &p.end_work);
     if (last >= LONG) {
         long units = count_units(op, p.most);
         p.split = !is_even(units, count) && can_split(b, op, units, p.most, last);

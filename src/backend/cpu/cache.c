@@ -69,13 +69,13 @@ static void store_q8(const so_cpu *b, const so_kv_store *s, size_t page, int pla
 }
 
 /* Blocks of all rows; those of a head are split, as lines of floats are below. */
-static void store_blocks(const so_cpu *b, const so_op *op, int index, int count) {
+static void store_blocks(const so_cpu *b, const so_op *op, int index) {
     const so_kv_store *s = op->kv_store.store;
     const so_kv_slot *slots = at(op->kv_store.slots);
     const float *k = at(op->kv_store.k), *v = at(op->kv_store.v);
     int d = s->shape.head_dim, blocks = padded(s) / SO_QK;
     long begin, end;
-    so_split((long)s->shape.n_heads_kv * blocks, 1, index, count, &begin, &end);
+    so_cpu_share(b, (long)s->shape.n_heads_kv * blocks, 1, index, &begin, &end);
     for (int r = 0; r < op->n; r++) {
         check_slot(s, slots[r]);
         for (long j = begin; j < end; j++) {
@@ -89,16 +89,17 @@ static void store_blocks(const so_cpu *b, const so_op *op, int index, int count)
 }
 
 void so_cpu_kv_store(const so_cpu *b, const so_op *op, int index, int count) {
+    (void)count;
     const so_kv_store *s = op->kv_store.store;
     if (s->shape.dtype == SO_DTYPE_Q8_0) {
-        store_blocks(b, op, index, count);
+        store_blocks(b, op, index);
         return;
     }
     const so_kv_slot *slots = at(op->kv_store.slots);
     const float *k = at(op->kv_store.k), *v = at(op->kv_store.v);
     int d = s->shape.head_dim;
     long width = (long)s->shape.n_heads_kv * d, begin, end;
-    so_split(width, LINE, index, count, &begin, &end);
+    so_cpu_share(b, width, LINE, index, &begin, &end);
     for (int r = 0; r < op->n; r++) {
         so_kv_slot slot = slots[r];
         check_slot(s, slot);

@@ -11,6 +11,7 @@
  *   residual, norm, rounding | q, k, v, rope, cache | attention, rounding | o |
  *   residual, norm, rounding | gate, up, silu, rounding | down |
  *
+ * Columns of products and stretches of attention go to members by their speed (shares.c).
  * Finding that out takes longer than some tasks do, so the last lists are kept with their tasks,
  * and one that comes again is only compared, operation by operation, until it differs or ends.
  *
@@ -28,6 +29,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 
 enum { UPLOADS_MAX = 16 << 20, UPLOADS_FIRST = 1 << 16 };
@@ -204,13 +206,26 @@ static void kv_free(so_backend *b, so_kv_store *s) {
 /* ---- the list ---- */
 
 static void walk(void *arg, int index, int count) {
-    const so_cpu *b = arg;
+    so_cpu *b = arg;
+    long waited = 0;
     for (int i = 0; i < b->n_tasks; i++) {
         const so_task *t = &b->list->tasks[i];
-        if (t->barrier)
-            so_pool_barrier(b->pool);
+        if (t->barrier) {
+            int turns = so_pool_barrier(b->pool);
+            if (turns < 0 || waited < 0)
+                waited = -1;
+            else if (t->shared)
+                waited += turns;
+        }
         t->fn(b, &b->list->ops[t->op], index, count);
     }
+    b->shares.waited[index] = waited;
+}
+
+static void run_list(so_cpu *b) {
+    int64_t t = so_clock_ns();
+    so_pool_run(b->pool, walk, b);
+    so_shares_learn(&b->shares, so_clock_ns() - t, so_pool_turn_ns(b->pool));
 }
 
 static bool grow_scratch(so_cpu *b, so_scratch *s) {
@@ -237,7 +252,7 @@ static void flush(so_cpu *b) {
     bool ok =
         b->err.code == 0 && grow_scratch(b, &b->scratch[0]) && grow_scratch(b, &b->scratch[1]);
     if (b->n_tasks > 0 && ok)
-        so_pool_run(b->pool, walk, b);
+        run_list(b);
     if (b->n_ops > 0) {
         b->list->n_ops = ok && b->uploads_len == 0 ? b->n_ops : 0;
         b->list->n_tasks = b->n_tasks;
@@ -280,13 +295,26 @@ static bool conflicts(const so_cpu *b, const so_range *ranges, int n) {
     return false;
 }
 
+/* Whether members get of the task what so_cpu_share gives them, and nothing else. */
+static bool is_shared(const so_cpu *b, so_task_fn *fn, const so_op *op) {
+    if (fn == so_cpu_quantize_columns || fn == so_cpu_eltwise_columns || fn == so_cpu_rope_columns)
+        return true;
+    if (fn == so_cpu_tasks[SO_OP_MATMUL])
+        return so_cpu_dealt_whole(op->matmul.w, so_pool_count(b->pool));
+    return fn == so_cpu_attention || fn == so_cpu_kv_store;
+}
+
 static void push(so_cpu *b, so_task_fn *fn, const so_range *ranges, int n) {
     bool barrier = b->n_open + n > SO_RANGES_MAX || conflicts(b, ranges, n);
+    bool shared = b->n_open > 0 && b->open_shared;
     if (barrier)
         b->n_open = 0;
+    b->open_shared =
+        (b->n_open == 0 || b->open_shared) && is_shared(b, fn, &b->list->ops[b->n_ops - 1]);
     memcpy(b->open + b->n_open, ranges, (size_t)n * sizeof ranges[0]);
     b->n_open += n;
-    b->list->tasks[b->n_tasks++] = (so_task){.fn = fn, .op = b->n_ops - 1, .barrier = barrier};
+    b->list->tasks[b->n_tasks++] =
+        (so_task){.fn = fn, .op = b->n_ops - 1, .barrier = barrier, .shared = shared};
 }
 
 /* How the same range was written since the last meeting; NULL: it was not. */
@@ -546,6 +574,7 @@ int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, s
     b->base.vt = &cpu_vt;
     b->kernels = kernels;
     b->pool = pool;
+    so_shares_init(&b->shares, so_pool_count(pool));
     b->list = b->lists = SO_NEW_N(so_list, SO_LISTS); /* touched where used */
     b->attn = SO_NEW(so_attn_split);
     b->attn->floats = so_try_alloc(SO_ATTN_SPLIT_BYTES, 1); /* touched where used */

@@ -57,7 +57,17 @@ typedef struct so_task {
     so_task_fn *fn;
     int op;       /* index into ops */
     bool barrier; /* the team meets before this task */
+    bool shared;  /* and what it did since the last meeting was shared by so_cpu_share */
 } so_task;
+
+/* Who gets how much (shares.c): member i the part cut[i] … cut[i + 1] of SO_SHARE_ONE. */
+enum { SO_SHARES_MAX = 256, SO_SHARE_ONE = 1 << 16 };
+typedef struct so_shares {
+    int count;
+    int32_t cut[SO_SHARES_MAX + 1];
+    double speed[SO_SHARES_MAX]; /* 1 on average */
+    long waited[SO_SHARES_MAX];  /* in the last run, turns of so_pool_barrier; -1: somebody slept */
+} so_shares;
 
 /* A stretch of memory that a task reads or writes. `owner` is a buffer, a KV store or a scratch;
  * two ranges of different owners never overlap. Where each member keeps to its share of it, `parts`
@@ -68,7 +78,7 @@ typedef struct so_range {
     size_t begin, end;
     bool write;
     long parts;   /* > 0: in equal parts, as so_split(parts, 1, …) gives them */
-    long columns; /* > 0: rows of so many elements, each as so_split(columns, SO_COLUMN, …) does */
+    long columns; /* > 0: rows of so many elements, each as so_cpu_share does */
 } so_range;
 
 enum { SO_COLUMN = 32 }; /* rows of a product are shared so, and a block of activations is one */
@@ -109,6 +119,8 @@ struct so_cpu {
     /* What the tasks since the last barrier touch. */
     so_range open[SO_RANGES_MAX];
     int n_open;
+    bool open_shared; /* those tasks are shared by so_cpu_share, all of them */
+    so_shares shares;
     /* Bytes of the uploads in the list, copied at submit. */
     unsigned char *uploads;
     size_t uploads_len, uploads_cap;
@@ -121,6 +133,23 @@ struct so_cpu {
     so_attn_split *attn;
     so_err err; /* first failure since the last sync */
 };
+
+/* [*begin, *end) of n items for member `index`, by its speed; borders at multiples of `grain`. The
+ * same in all of a run for as many grains. */
+static inline void so_cpu_share(const so_cpu *b, long n, long grain, int index, long *begin,
+                                long *end) {
+    const int32_t *cut = b->shares.cut + index;
+    long units = (n + grain - 1) / grain;
+    *begin = (units * cut[0] + SO_SHARE_ONE / 2) / SO_SHARE_ONE * grain;
+    *end = (units * cut[1] + SO_SHARE_ONE / 2) / SO_SHARE_ONE * grain;
+    *begin = *begin < n ? *begin : n;
+    *end = *end < n ? *end : n;
+}
+
+/* shares.c */
+void so_shares_init(so_shares *s, int count);
+/* After a run of t_ns; turn_ns: of a turn of waiting. */
+void so_shares_learn(so_shares *s, int64_t t_ns, double turn_ns);
 
 /* ops.c */
 extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT];

@@ -129,7 +129,8 @@ static void eltwise(const so_cpu *b, const so_op *op, int index, int count) {
 
 void so_cpu_eltwise_columns(const so_cpu *b, const so_op *op, int index, int count) {
     long d = op->eltwise.d, begin, end;
-    so_split(d, SO_COLUMN, index, count, &begin, &end);
+    (void)count;
+    so_cpu_share(b, d, SO_COLUMN, index, &begin, &end);
     for (long i = 0; i < op->n; i++)
         eltwise_part(b, op, i * d + begin, i * d + end);
 }
@@ -160,7 +161,8 @@ static void rope(const so_cpu *b, const so_op *op, int index, int count) {
 /* Only for pairs of neighbours, which no border between columns parts. */
 void so_cpu_rope_columns(const so_cpu *b, const so_op *op, int index, int count) {
     long d = op->rope.head_dim, width = op->rope.n_heads * d, begin, end;
-    so_split(width, SO_COLUMN, index, count, &begin, &end);
+    (void)count;
+    so_cpu_share(b, width, SO_COLUMN, index, &begin, &end);
     for (long i = 0; i < op->n; i++)
         for (long j = begin, next; j < end; j = next) {
             next = SO_MIN(end, (j / d + 1) * d);
@@ -235,7 +237,8 @@ void so_cpu_quantize_rows(const so_cpu *b, const so_op *op, int index, int count
 void so_cpu_quantize_columns(const so_cpu *b, const so_op *op, int index, int count) {
     so_act act = so_cpu_activations(b, op);
     long begin, end;
-    so_split(act.k, SO_COLUMN, index, count, &begin, &end);
+    (void)count;
+    so_cpu_share(b, act.k, SO_COLUMN, index, &begin, &end);
     for (long i = 0; i < act.n; i++) {
         long from = i * act.k + begin;
         b->kernels->quantize32(act.x + from, (int)(end - begin), act.q + from,
@@ -292,7 +295,7 @@ static void set_next_matrix(so_mm *mm, const so_cpu *b, const so_op *op, int ind
     for (op++; op < b->list->ops + b->n_ops; op++)
         if (op->kind == SO_OP_MATMUL) {
             long begin, end;
-            so_split(dealt_rows(op->matmul.w, count), MM_UNIT, index, count, &begin, &end);
+            so_cpu_share(b, dealt_rows(op->matmul.w, count), MM_UNIT, index, &begin, &end);
             if (begin < end)
                 set_next(mm, op->matmul.w, begin);
             return;
@@ -311,7 +314,7 @@ static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
         .out = f32(op->matmul.out),
     };
     long begin, end;
-    so_split(dealt_rows(w, count), MM_UNIT, index, count, &begin, &end);
+    so_cpu_share(b, dealt_rows(w, count), MM_UNIT, index, &begin, &end);
     while (begin < end) {
         /* taken before it is needed, so that it can be fetched meanwhile */
         long next = take_rows(b, op, count);
