@@ -682,7 +682,8 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     }
     md->wide = so_sampler_create(o->n_vocab);
     md->narrow = so_sampler_create(md->n_said);
-    so_sampler_set_names(md->narrow, md->said);
+    if (md->n_said < o->n_vocab) /* else wide_row may serve bias with it */
+        so_sampler_set_names(md->narrow, md->said);
     md->chains = SO_NEW_N(chain, n_par);
     md->inner_jobs = SO_NEW_N(so_draft_job, n_par);
     md->inner_trees = SO_NEW_N(so_tree, n_par);
