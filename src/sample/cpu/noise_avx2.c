@@ -38,14 +38,9 @@ static inline float f_largest(vf x) {
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
-static inline vd d_round(vd x) {
-    return _mm256_round_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
-static inline vd d_times_pow2(vd p, vd i) {
-    __m256i shift = _mm256_slli_epi64(_mm256_cvtepi32_epi64(_mm256_cvtpd_epi32(i)), 52);
-    return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(p), shift));
-}
+static inline vi d_bits(vd x) { return _mm256_castpd_si256(x); }
+static inline vd d_of(vi x) { return _mm256_castsi256_pd(x); }
+static inline vh h_minus(vh x, float y) { return _mm_sub_ps(x, _mm_set1_ps(y)); }
 
 #include "sample/cpu/noise_x86.h"
 

@@ -36,14 +36,9 @@ static inline void h_store(float *p, vh x) { _mm256_storeu_ps(p, x); }
 
 static inline float f_largest(vf x) { return _mm512_reduce_max_ps(x); }
 
-static inline vd d_round(vd x) {
-    return _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
-static inline vd d_times_pow2(vd p, vd i) {
-    __m512i shift = _mm512_slli_epi64(_mm512_cvtpd_epi64(i), 52);
-    return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(p), shift));
-}
+static inline vi d_bits(vd x) { return _mm512_castpd_si512(x); }
+static inline vd d_of(vi x) { return _mm512_castsi512_pd(x); }
+static inline vh h_minus(vh x, float y) { return _mm256_sub_ps(x, _mm256_set1_ps(y)); }
 
 #include "sample/cpu/noise_x86.h"
 

@@ -9,8 +9,8 @@
  *   f_bits f_of i_and i_xor  floats as integers and back; bitwise; i_xor3: of three
  *   i_odd                    even lanes from the first, odd ones from the second
  *   i_set64 h_load h_store   one number in all 64-bit lanes; vh from and to memory
- *   f_largest d_round        over all lanes; to the nearest whole number
- *   d_times_pow2(p, i)       p · 2^i for whole i
+ *   f_largest                over all lanes
+ *   d_bits d_of h_minus      doubles as integers and back; vh less one number
  *   i_blocks                 which block of the generator runs in which lane, below
  *
  * Every lane is computed by itself and sums are taken in an order that the width does not change
@@ -206,16 +206,21 @@ static inline vd d_exp(vd y) {
     vd least = V(set1_pd)(SO_NOISE_LEAST);
     md in = d_gt(y, least);
     y = V(max_pd)(y, least);
-    vd i = d_round(V(mul_pd)(y, V(set1_pd)(SO_NOISE_LOG2E)));
+    /* Beside 1.5 · 2⁵² nothing is left behind the point, and the last bits are the number i. */
+    vd whole = V(set1_pd)(0x1.8p52), t = V(add_pd)(V(mul_pd)(y, V(set1_pd)(SO_NOISE_LOG2E)), whole);
+    vd i = V(sub_pd)(t, whole);
     vd r = V(fnmadd_pd)(i, V(set1_pd)(SO_NOISE_LN2_HIGH), y);
     r = V(fnmadd_pd)(i, V(set1_pd)(SO_NOISE_LN2_LOW), r);
     vd p = V(set1_pd)(c[0]);
     for (int k = 1; k < SO_NOISE_N_TERMS; k++)
         p = V(fmadd_pd)(p, r, V(set1_pd)(c[k]));
-    return d_within(in, d_times_pow2(p, i));
+    return d_within(in, d_of(V(add_epi64)(d_bits(p), V(slli_epi64)(d_bits(t), 52))));
 }
 
-static double weigh(const float *x, int n, double top, double inverse, float *out) {
+/* At temperature 1 y is the difference of two floats rounded to one, for which no doubles are
+ * needed: the difference is exact in double, or so near to `top` that both give that. */
+static inline double weigh_as(const float *x, int n, double top, double inverse, float *out,
+                              bool plain) {
     enum { N_SUMS = SO_NOISE_LANES / HALF };
     vd t = V(set1_pd)(top), v = V(set1_pd)(inverse), sum[N_SUMS];
     int i = 0;
@@ -223,8 +228,12 @@ static double weigh(const float *x, int n, double top, double inverse, float *ou
         sum[k] = V(setzero_pd)();
     for (; i + SO_NOISE_LANES <= n; i += SO_NOISE_LANES)
         for (int k = 0; k < N_SUMS; k++) {
-            vd y = V(mul_pd)(V(sub_pd)(V(cvtps_pd)(h_load(x + i + HALF * k)), t), v);
-            vh w = V(cvtpd_ps)(d_exp(V(cvtps_pd)(V(cvtpd_ps)(y))));
+            vh l = h_load(x + i + HALF * k), y;
+            if (plain)
+                y = h_minus(l, (float)top);
+            else
+                y = V(cvtpd_ps)(V(mul_pd)(V(sub_pd)(V(cvtps_pd)(l), t), v));
+            vh w = V(cvtpd_ps)(d_exp(V(cvtps_pd)(y)));
             sum[k] = V(add_pd)(sum[k], V(cvtps_pd)(w));
             h_store(out + i + HALF * k, w);
         }
@@ -236,4 +245,9 @@ static double weigh(const float *x, int n, double top, double inverse, float *ou
         lane[i % SO_NOISE_LANES] += (double)out[i];
     return ((lane[0] + lane[4]) + (lane[1] + lane[5])) +
            ((lane[2] + lane[6]) + (lane[3] + lane[7]));
+}
+
+static double weigh(const float *x, int n, double top, double inverse, float *out) {
+    bool plain = inverse == 1 && (double)(float)top == top;
+    return plain ? weigh_as(x, n, top, 1, out, true) : weigh_as(x, n, top, inverse, out, false);
 }
