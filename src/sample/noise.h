@@ -47,6 +47,9 @@ typedef struct so_noise_fns {
     /* out[i] = exp(y) in single precision, y = (x − top) · inverse rounded to single, as
      * so_noise_weight has it; gives the sum. x ≤ top, none NaN; −∞ weighs 0. */
     double (*weigh)(const float *x, int n, double top, double inverse, float *out);
+    /* out[64 · n]: the next number of x for every bit that is set in said[n], lowest first, −∞ for
+     * the others. Gives how many were taken. */
+    int (*widen)(const float *x, const uint64_t *said, int n, float *out);
 } so_noise_fns;
 
 /* exp(y) for y ≤ 0 to 3e-10, 0 below −700: 2^i · P(r), y = i · ln 2 + r, |r| ≤ ln 2 / 2. */

@@ -32,12 +32,14 @@ struct so_sampler {
     int n_vocab;
     const so_noise_fns *fns;
     const int32_t *names; /* [n_vocab] or NULL: a place's own number */
-    const float *row;     /* [n_vocab] logits after steps 1 and 2: the caller's own, or x */
-    float *x;             /* [n_vocab] */
-    float *y;             /* [n_vocab] of the tokens in ids */
-    float *maxima;        /* [n_vocab / PART_MIN] of parts of the row */
-    int32_t *ids;         /* [n_vocab, NAMED_PART] the support, n of them */
-    int32_t *border;      /* [n_vocab] the heap of a border bin */
+    uint64_t *said;       /* [n_parts][NAMED_PART / 64] their bits */
+    int n_parts;
+    const float *row; /* [n_vocab] logits after steps 1 and 2: the caller's own, or x */
+    float *x;         /* [n_vocab] */
+    float *y;         /* [n_vocab] of the tokens in ids */
+    float *maxima;    /* [n_vocab / PART_MIN] of parts of the row */
+    int32_t *ids;     /* [n_vocab, NAMED_PART] the support, n of them */
+    int32_t *border;  /* [n_vocab] the heap of a border bin */
     int32_t *seen,
         *wrote; /* [n_vocab] counts in the window: anywhere, in the output; zero at rest */
     int n;
@@ -110,7 +112,14 @@ so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level) 
     return s;
 }
 
-void so_sampler_set_names(so_sampler *s, const int32_t *names) { s->names = names; }
+void so_sampler_set_names(so_sampler *s, const int32_t *names) {
+    SO_ASSERT(!s->names);
+    s->names = names;
+    s->n_parts = names[s->n_vocab - 1] / NAMED_PART + 1;
+    s->said = SO_NEW_N(uint64_t, (size_t)s->n_parts * (NAMED_PART / 64));
+    for (int i = 0; i < s->n_vocab; i++)
+        s->said[names[i] / 64] |= UINT64_C(1) << names[i] % 64;
+}
 
 void so_sampler_free(so_sampler *s) {
     if (!s)
@@ -122,6 +131,7 @@ void so_sampler_free(so_sampler *s) {
     free(s->border);
     free(s->seen);
     free(s->wrote);
+    free(s->said);
     free(s);
 }
 
@@ -461,18 +471,14 @@ static void challenge_all(so_sampler *s, const noisy *w, leader *l) {
 /* The generator makes the noise of neighbours together, said or not: the row is widened for it, a
  * part at a time, so that the wide form never leaves the first cache. */
 static void challenge_named(so_sampler *s, const noisy *given, leader *l) {
-    const int32_t *names = s->names;
     float wide[NAMED_PART];
+    const float *row = s->row;
     noisy w = *given;
     w.r.x = wide;
-    for (int at = 0; at < s->n_vocab;) {
-        int32_t origin = names[at] / NAMED_PART * NAMED_PART;
-        for (int i = 0; i < NAMED_PART; i++)
-            wide[i] = -INFINITY;
-        for (; at < s->n_vocab && names[at] - origin < NAMED_PART; at++)
-            wide[names[at] - origin] = s->row[at];
-        w.r.block = (uint32_t)origin / 4;
-        challenge_part(s, &w, origin, 0, NAMED_PART, l);
+    for (int i = 0; i < s->n_parts; i++) {
+        row += s->fns->widen(row, s->said + i * (NAMED_PART / 64), NAMED_PART / 64, wide);
+        w.r.block = (uint32_t)i * (NAMED_PART / 4);
+        challenge_part(s, &w, i * NAMED_PART, 0, NAMED_PART, l);
     }
 }
 

@@ -44,4 +44,8 @@ static inline vh h_minus(vh x, float y) { return _mm_sub_ps(x, _mm_set1_ps(y)); 
 
 #include "sample/cpu/noise_x86.h"
 
-const so_noise_fns so_noise_avx2 = {survey, largest, find, hopeful, above, weigh};
+static int widen(const float *x, const uint64_t *said, int n, float *out) {
+    return so_noise_scalar.widen(x, said, n, out);
+}
+
+const so_noise_fns so_noise_avx2 = {survey, largest, find, hopeful, above, weigh, widen};

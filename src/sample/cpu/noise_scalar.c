@@ -85,4 +85,14 @@ static double weigh(const float *x, int n, double top, double inverse, float *ou
            ((lane[2] + lane[6]) + (lane[3] + lane[7]));
 }
 
-const so_noise_fns so_noise_scalar = {survey, largest, find, hopeful, above, weigh};
+static int widen(const float *x, const uint64_t *said, int n, float *out) {
+    int taken = 0;
+    for (int i = 0; i < 64 * n; i++)
+        out[i] = -INFINITY;
+    for (int k = 0; k < n; k++)
+        for (uint64_t bits = said[k]; bits; bits &= bits - 1)
+            out[64 * k + __builtin_ctzll(bits)] = x[taken++];
+    return taken;
+}
+
+const so_noise_fns so_noise_scalar = {survey, largest, find, hopeful, above, weigh, widen};
