@@ -28,6 +28,7 @@
 #include <immintrin.h>
 #include <math.h>
 
+#include "backend/cpu/loops_x86.h"
 #include "sample/noise.h"
 
 enum { STEP = 4 * LANES, HALF = LANES / 2 };
@@ -113,23 +114,21 @@ typedef struct rounds {
     vi key[SO_RNG_ROUNDS][2];       /* from the third round on */
 } rounds;
 
-static inline rounds rounds_of(const so_rng_key *key) {
-    rounds r;
+static inline void set_rounds(const so_rng_key *key, rounds *r) {
     uint32_t k0 = (uint32_t)key->seed, k1 = (uint32_t)(key->seed >> 32);
     uint64_t b = (uint64_t)SO_RNG_MUL1 * key->choice;
     uint32_t c0 = (uint32_t)(b >> 32) ^ key->position ^ k0;
     uint64_t a = (uint64_t)SO_RNG_MUL0 * c0;
-    r.index = i_set64(key->purpose << 28 ^ key->round ^ k1);
+    r->index = i_set64(key->purpose << 28 ^ key->round ^ k1);
     k0 += SO_RNG_KEY0;
     k1 += SO_RNG_KEY1;
-    r.second = i_set64((uint32_t)b ^ k0);
-    r.third = i_set64((uint32_t)(a >> 32) ^ k1);
-    r.fixed = i_set64((uint32_t)a);
+    r->second = i_set64((uint32_t)b ^ k0);
+    r->third = i_set64((uint32_t)(a >> 32) ^ k1);
+    r->fixed = i_set64((uint32_t)a);
     for (int i = 2; i < SO_RNG_ROUNDS; i++) {
-        r.key[i][0] = i_set64(k0 += SO_RNG_KEY0);
-        r.key[i][1] = i_set64(k1 += SO_RNG_KEY1);
+        r->key[i][0] = i_set64(k0 += SO_RNG_KEY0);
+        r->key[i][1] = i_set64(k1 += SO_RNG_KEY1);
     }
-    return r;
 }
 
 /* Upper halves of all lanes of 64 bits in the place of the lower ones: a shuffle, since shifts wait
@@ -145,7 +144,7 @@ static inline void block_words(const rounds *r, uint32_t block, vi w[2]) {
     vi c1 = V(mul_epu32)(i_xor(upper(c3), r->index), mul1);
     vi c0 = i_xor(upper(c1), r->second), c2 = i_xor(c3, r->third);
     c3 = r->fixed;
-    for (int i = 2; i < SO_RNG_ROUNDS; i++) {
+    UNROLL for (int i = 2; i < SO_RNG_ROUNDS; i++) {
         vi a = V(mul_epu32)(c0, mul0), b = V(mul_epu32)(c2, mul1);
         c0 = i_xor3(upper(b), c1, r->key[i][0]);
         c2 = i_xor3(upper(a), c3, r->key[i][1]);
@@ -171,12 +170,12 @@ static inline vf y_of(const so_noise_row *r, vf x) {
 /* Bit i: token i of STEP may reach `least`. Most often none may, which is seen by the largest logit
  * and the largest word of every four tokens: y and the bound both rise with them. */
 static inline uint64_t hopes(const so_noise_row *r, const rounds *g, int32_t id, vf least) {
-    vf x[4];
+    const float *x = r->x + id;
+    vf high = V(max_ps)(V(loadu_ps)(x), V(loadu_ps)(x + LANES));
+    vf higher = V(max_ps)(V(loadu_ps)(x + 2 * LANES), V(loadu_ps)(x + 3 * LANES));
+    vf y = y_of(r, V(max_ps)(high, higher));
     vi w[4];
     uint64_t mask = 0;
-    for (int k = 0; k < 4; k++)
-        x[k] = V(loadu_ps)(r->x + id + LANES * k);
-    vf y = y_of(r, V(max_ps)(V(max_ps)(x[0], x[1]), V(max_ps)(x[2], x[3])));
     if (!m_bits(m_ge(V(add_ps)(y, V(set1_ps)(SO_NOISE_MOST)), least)))
         return 0;
     block_words(g, r->block + (uint32_t)id / 4, w);
@@ -185,14 +184,16 @@ static inline uint64_t hopes(const so_noise_row *r, const rounds *g, int32_t id,
     if (!m_bits(m_ge(V(add_ps)(y, bound), least)))
         return 0;
     for (int k = 0; k < 4; k++)
-        mask |= (uint64_t)m_bits(m_ge(V(add_ps)(y_of(r, x[k]), bound_of(w[k])), least))
+        mask |= (uint64_t)m_bits(
+                    m_ge(V(add_ps)(y_of(r, V(loadu_ps)(x + LANES * k)), bound_of(w[k])), least))
                 << (LANES * k);
     return mask;
 }
 
 static int hopeful(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids) {
     vf bar = V(set1_ps)(least - SO_NOISE_MARGIN);
-    rounds g = rounds_of(&r->key);
+    rounds g;
+    set_rounds(&r->key, &g);
     int n_ids = 0, i = 0;
     for (; i + STEP <= n; i += STEP)
         for (uint64_t mask = hopes(r, &g, first + i, bar); mask; mask &= mask - 1)
