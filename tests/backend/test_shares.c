@@ -43,25 +43,23 @@ static void test_a_slow_core_gets_less(void **state) {
     (void)state;
     so_shares s = {0};
     so_shares_init(&s, 2);
-    live(&s, (double[]){1.4, 1}, 60);
+    live(&s, (double[]){1.4, 1}, 120);
     assert_true(part_of(&s, 0) > 0.40 && part_of(&s, 0) < 0.43); /* 1 / 2.4, within 1/128 */
-    live(&s, (double[]){1, 1}, 60);
+    live(&s, (double[]){1, 1}, 120);
     assert_true(part_of(&s, 0) > 0.49 && part_of(&s, 0) < 0.51);
 }
 
-static void test_runs_that_tell_nothing_are_left_out(void **state) {
+/* One member waits all the time, again and again: half of that is believed, and bounded. */
+static void test_the_worst_run_is_bounded(void **state) {
     (void)state;
     so_shares s = {0};
     so_shares_init(&s, 2);
-    so_shares before = s;
-    for (int i = 0; i < 100; i++) {
-        s.waited[0] = -1; /* slept */
-        s.waited[1] = 0;
+    s.waited[0] = 10 * RUN_NS / TURN_NS;
+    so_shares_learn(&s, RUN_NS, TURN_NS);
+    assert_true(part_of(&s, 0) < 0.53); /* a single one hardly shows */
+    for (int i = 0; i < 1000; i++)
         so_shares_learn(&s, RUN_NS, TURN_NS);
-        s.waited[0] = RUN_NS / TURN_NS; /* all the time: the other one had lost its core */
-        so_shares_learn(&s, RUN_NS, TURN_NS);
-    }
-    assert_memory_equal(s.cut, before.cut, sizeof s.cut);
+    assert_true(part_of(&s, 0) <= 0.81); /* 2 to 1/2 */
 }
 
 static void test_shares_are_bounded_and_whole(void **state) {
@@ -142,7 +140,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal_cores_keep_equal_shares),
         cmocka_unit_test(test_a_slow_core_gets_less),
-        cmocka_unit_test(test_runs_that_tell_nothing_are_left_out),
+        cmocka_unit_test(test_the_worst_run_is_bounded),
         cmocka_unit_test(test_shares_are_bounded_and_whole),
         cmocka_unit_test(test_shares_change_no_bit),
     };

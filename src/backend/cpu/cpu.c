@@ -207,15 +207,13 @@ static void kv_free(so_backend *b, so_kv_store *s) {
 
 static void walk(void *arg, int index, int count) {
     so_cpu *b = arg;
-    long waited = 0;
+    long waited = 0, most = b->list->wait_most;
     for (int i = 0; i < b->n_tasks; i++) {
         const so_task *t = &b->list->tasks[i];
         if (t->barrier) {
             int turns = so_pool_barrier(b->pool);
-            if (turns < 0 || waited < 0)
-                waited = -1;
-            else if (t->shared)
-                waited += turns;
+            if (t->shared)
+                waited += turns < 0 ? most : SO_MIN(turns, most);
         }
         t->fn(b, &b->list->ops[t->op], index, count);
     }
@@ -224,8 +222,16 @@ static void walk(void *arg, int index, int count) {
 
 static void run_list(so_cpu *b) {
     int64_t t = so_clock_ns();
+    double turn_ns = so_pool_turn_ns(b->pool);
+    if (!b->known)
+        b->list->wait_most = 0;
     so_pool_run(b->pool, walk, b);
-    so_shares_learn(&b->shares, so_clock_ns() - t, so_pool_turn_ns(b->pool));
+    t = so_clock_ns() - t;
+    so_shares_learn(&b->shares, t, turn_ns);
+    int meetings = 1;
+    for (int i = 0; i < b->n_tasks; i++)
+        meetings += b->list->tasks[i].barrier;
+    b->list->wait_most = turn_ns > 0 ? (long)((double)t / turn_ns / (2 * meetings)) : 0;
 }
 
 static bool grow_scratch(so_cpu *b, so_scratch *s) {

@@ -66,7 +66,7 @@ typedef struct so_shares {
     int count;
     int32_t cut[SO_SHARES_MAX + 1];
     double speed[SO_SHARES_MAX]; /* 1 on average */
-    long waited[SO_SHARES_MAX];  /* in the last run, turns of so_pool_barrier; -1: somebody slept */
+    long waited[SO_SHARES_MAX];  /* in the last run, turns of so_pool_barrier */
 } so_shares;
 
 /* A stretch of memory that a task reads or writes. `owner` is a buffer, a KV store or a scratch;
@@ -99,6 +99,7 @@ typedef struct so_list {
     uint8_t scratch_of[SO_OPS_MAX]; /* the set of activations that a matmul reads */
     int n_ops, n_tasks;             /* of the last run; 0: it cannot be used again */
     uint64_t run;                   /* number of that run */
+    long wait_most; /* turns of waiting that count at one meeting; 0: it was never run */
 } so_list;
 
 typedef struct so_scratch {

@@ -8,13 +8,14 @@
  *   1. In a run each member counts how long it waits at the meetings that end such work (turns of
  *      the waiting loop: no clock is read).
  *   2. After it, with s_i the share of a member, w_i its waiting and t the time of the run,
- *      s_i / (t − w_i) is its speed, which is averaged over some ten milliseconds.
+ *      s_i / (t − w_i) is its speed, which is averaged over some passes.
  *   3. Shares become proportional to speeds once a border would move by 1/128 of the whole.
  *
- * At rest all members wait alike, whatever of the run cannot be shared. A run in which somebody
- * slept or waited for most of the time tells of the scheduler, not of a core, and is not counted:
- * beside a busy process on one core shares stay as they were. Outputs are split between elements
- * only, so shares change no bit of any result.
+ * At rest all members wait alike, whatever of the run cannot be shared. A slow core is late at
+ * every meeting, a member that lost its core for a while is very late at one: no meeting counts for
+ * more than half the average time between two of them (cpu.c), so that beside a busy process shares
+ * stay about as they were, where they once followed every interruption. Outputs are split between
+ * elements only, so shares change no bit of any result.
  *
  * Shares are fixed while a run goes on, so that whoever wrote columns of a range finds the same
  * ones again. Called by the thread that owns the backend. */
@@ -63,12 +64,9 @@ void so_shares_learn(so_shares *s, int64_t t_ns, double turn_ns) {
     double rate = SO_MIN((double)t_ns / AVERAGE_NS, 0.25);
     if (s->count == 1 || t_ns <= 0)
         return;
-    for (int i = 0; i < s->count; i++)
-        if (s->waited[i] < 0 || (double)s->waited[i] * turn_ns > (double)t_ns / 2)
-            return;
     for (int i = 0; i < s->count; i++) {
         double share = (double)(s->cut[i + 1] - s->cut[i]) / SO_SHARE_ONE * s->count;
-        double busy = 1 - (double)s->waited[i] * turn_ns / (double)t_ns;
+        double busy = SO_MAX(1 - (double)s->waited[i] * turn_ns / (double)t_ns, 0.5);
         s->speed[i] += rate * (share / busy - s->speed[i]);
     }
     move_cuts(s);
