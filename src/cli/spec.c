@@ -185,6 +185,7 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
     eo->draft = s->draft.model;
     eo->draft_tok = s->draft.tok;
     eo->draft_id = s->draft.ck ? so_registry_id(s->draft.ck) : 0;
+    eo->draft_word = s->draft.ck ? so_registry_agreement(s->draft.ck) : 0;
     eo->draft_temp = (float)so_args_float(a, SO_OPT_DRAFT_TEMP, -1);
     eo->draft_p_min = (float)so_args_float(a, SO_OPT_DRAFT_P_MIN, 0);
     return status;

@@ -11,7 +11,7 @@
 
 #include "base/mem.h"
 
-static const float MOST = 512, WORTH_WRITING = 0.5f;
+static const float MOST = 512, WORTH_WRITING = 0.5f, BELIEVED = 8;
 static const double MAX_STEP_MS = 1e6;
 static const char *const LASTING[] = {"lookup", "ngram", "corpus"}; /* beside models */
 
@@ -82,6 +82,11 @@ void so_record_lend(const so_record *rec, so_estimate_shared *shared, int drafte
             float scale = c.tested > SO_RECORD_LENT ? SO_RECORD_LENT / c.tested : 1;
             shared->cells[drafter][k][l] = (so_estimate_cell){c.accepted * scale, c.tested * scale};
         }
+}
+
+void so_record_believe(double chance, so_estimate_shared *shared, int drafter) {
+    shared->cells[drafter][0][SO_ESTIMATE_LEVELS] =
+        (so_estimate_cell){(float)chance * BELIEVED, BELIEVED};
 }
 
 static so_estimate_cell grown(so_estimate_cell old, so_estimate_cell seen) {

@@ -46,6 +46,8 @@ so_record *so_records_find(const so_records *r, const char *name);
 so_record *so_records_touch(so_records *r, const char *name);
 
 void so_record_lend(const so_record *rec, so_estimate_shared *shared, int drafter);
+/* Of a drafter without a record: the chance of its guesses by its own word, worth a few tests. */
+void so_record_believe(double chance, so_estimate_shared *shared, int drafter);
 /* Takes what was seen, and forgets it there. */
 void so_record_learn(so_record *rec, so_estimate_shared *shared, int drafter, double step_ms);
 

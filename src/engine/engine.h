@@ -66,6 +66,7 @@ typedef struct so_engine_opts {
     float draft_temp;              /* of draft models; negative: the request's own */
     float draft_p_min; /* a model's draft ends where its likeliest token has less than this */
     uint64_t draft_id; /* tells this draft from others in what is kept between runs */
+    double draft_word; /* the agreement that its file states (docs/formats.md); 0: none */
     so_keep
         keep_costs; /* t(n) and acceptance are read from the cache folder, and written at the end */
     so_draft_fn *user_drafter; /* the drafter `user`; may be NULL */

@@ -48,6 +48,7 @@ struct so_spec_set {
     char *text; /* in its shortest form */
     so_draft_set drafters;
     uint64_t draft_id; /* of the model in it */
+    double draft_word; /* its own, 0: none */
     so_estimate_shared shared[SO_GUESSINGS];
     so_stretch stretches[SO_GUESSINGS];
     bool draws;          /* one of them may draw */
@@ -163,6 +164,7 @@ struct so_engine {
     int turn;                /* steps, round and round: when the other way is tried */
     so_stretch drafted[SO_CROWDS], undrafted[SO_CROWDS]; /* steps with such drafts, and without */
     uint64_t draft_id;                                   /* of the draft model that was made last */
+    double draft_word;                                   /* of the same */
     so_spec_set *sets;
     so_corpus *corpus;
     so_bundle *bundles;  /* opened for model(FILE) */

@@ -237,6 +237,7 @@ int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth
     o.draft = draft.model;
     o.draft_tok = draft.tok;
     o.draft_id = draft.ck ? so_registry_id(draft.ck) : 0;
+    o.draft_word = draft.ck ? so_registry_agreement(draft.ck) : 0;
     if (rc == SO_OK)
         rc = so_engine_create(m->b.model, m->b.tok, &o, &inner, &e);
     if (rc != SO_OK)

@@ -623,6 +623,28 @@ static so_estimate_shared *lent_after(quality *alpha, uint64_t seed) {
     return &shared;
 }
 
+/* A draft's own word: it is used from the second pass on, and one whose word is false is dropped
+ * soon and has cost little. */
+static void a_word_is_a_prior(void **state) {
+    (void)state;
+    static so_estimate_shared shared;
+    for (uint64_t seed = 0; seed < 40; seed++) {
+        sim s = {.t = mild, .draft_ms = 1, .seed = 300 + seed, .n_tokens = 200, .shared = &shared};
+        memset(&shared, 0, sizeof shared);
+        so_record_believe(0.7, &shared, 0);
+        s.alpha = nearly;
+        simulate(&s);
+        assert_in_range(s.first_spec_after, 0, 2);
+        memset(&shared, 0, sizeof shared);
+        so_record_believe(0.7, &shared, 0);
+        s.alpha = never;
+        s.mark = 1;
+        simulate(&s);
+        assert_in_range(s.first_plain_after, 0, 32);
+        assert_true(s.ms / (200 * s.t(1)) < 1.1);
+    }
+}
+
 /* Acceptance that was kept from another run: one that was good is used from the second pass on (the
  * first shows what passes cost), one that no longer holds is dropped, or taken up, within 32
  * tokens. */
@@ -787,6 +809,7 @@ int main(void) {
         cmocka_unit_test(turns_are_followed),
         cmocka_unit_test(kept_acceptance_is_a_prior),
         cmocka_unit_test(reading_is_an_investment),
+        cmocka_unit_test(a_word_is_a_prior),
         cmocka_unit_test(budget_goes_where_it_pays),
         cmocka_unit_test(probes_take_turns),
         cmocka_unit_test(drawn_probes_are_paid_for),
