@@ -1,7 +1,8 @@
 /* The choice among drafts (choose.h): a prior from what the file says, outweighed by what was seen.
  *
  * The file's word (so_draft_for.agreement) is expected to be kept as well as drafts have been seen
- * to keep theirs; a guess of a draft that was not tried yet is expected to cost by its size. Files
+ * to keep theirs; a guess of a draft that was not tried yet is expected to cost half what one of a
+ * tried draft does, for waiting and the host's part, and the rest by its size. Files
  * are opened for their headers alone. What cannot be read, of records or of a file, counts as not
  * known. Nothing here changes a text. */
 #include "engine/choose.h"
@@ -41,10 +42,11 @@ static candidate look_up(const so_records *r, const char *path) {
     return x;
 }
 
-/* What their guesses came to, in parts of their word, and the time of a guess by the byte. */
-static void compare(const candidate *all, int n, double *kept, double *ms_per_byte) {
+/* What their guesses came to, in parts of their word, and one whose guess has been timed, or NULL.
+ */
+static void compare(const candidate *all, int n, double *kept, const candidate **timed) {
     double accepted = WORD * KEPT, tested = WORD;
-    *ms_per_byte = 0;
+    *timed = NULL;
     for (int i = 0; i < n; i++) {
         if (!all[i].rec)
             continue;
@@ -54,15 +56,21 @@ static void compare(const candidate *all, int n, double *kept, double *ms_per_by
             tested += all[i].word * (double)first.tested;
         }
         if (all[i].bytes > 0 && all[i].rec->step_ms > 0)
-            *ms_per_byte = all[i].rec->step_ms / all[i].bytes;
+            *timed = &all[i];
     }
     *kept = accepted / tested;
 }
 
-static double gain(const candidate *x, const so_curve *c, double kept, double ms_per_byte) {
+static double step_of(const candidate *x, const candidate *timed) {
+    if (x->rec)
+        return x->rec->step_ms;
+    return timed ? timed->rec->step_ms * (1 + x->bytes / timed->bytes) / 2 : 0;
+}
+
+static double gain(const candidate *x, const so_curve *c, double kept, const candidate *timed) {
     double expected = x->word > 0 ? SO_MIN(x->word * kept, 1.0) : 0.5;
     double weight = x->word > 0 ? WORD : NO_WORD;
-    double step_ms = x->rec ? x->rec->step_ms : ms_per_byte * x->bytes;
+    double step_ms = step_of(x, timed);
     double best = 1, tokens = 1, value = 1, plain_ms = so_curve_ms(c, 1);
     if (!x->rec && !(x->word > 0))
         return 1e9;
@@ -80,13 +88,14 @@ static double gain(const candidate *x, const so_curve *c, double kept, double ms
 /* The first of equals. */
 static int choose(const so_records *r, const so_curve *c, const so_registry_found *f) {
     candidate all[SO_REGISTRY_MAX];
-    double kept, ms_per_byte, most = -1;
+    const candidate *timed;
+    double kept, most = -1;
     int best = 0;
     for (int i = 0; i < f->n; i++)
         all[i] = look_up(r, f->paths[i]);
-    compare(all, f->n, &kept, &ms_per_byte);
+    compare(all, f->n, &kept, &timed);
     for (int i = 0; i < f->n; i++) {
-        double x = gain(&all[i], c, kept, ms_per_byte);
+        double x = gain(&all[i], c, kept, timed);
         if (x > most) {
             most = x;
             best = i;
