@@ -164,6 +164,7 @@ static int make_model(so_measure *m, so_str file, so_drafter *inner, so_drafter 
     if (rc != SO_OK)
         return so_err_prefix(err, "the draft does not fit the target");
     so_model_drafter_opts o = {.n_vocab = so_model_hparams(m->b.model)->n_vocab,
+                               .d_model = so_model_hparams(m->b.model)->d_model,
                                .n_ctx = m->eo.n_ctx,
                                .n_parallel = 1,
                                .n_batch = m->eo.n_batch,

@@ -3,9 +3,9 @@
  * A drafter sees the text of a request (prompt and accepted tokens) and adds nodes under the root
  * of its tree, each with an expected acceptance. Of the target it may see the states from which
  * accepted tokens were drawn, never a row that is still to be drawn from, and it must not
- * decide whether to propose by looking at a drawn token's value (rule of sight, design.md section
- * 2): deterministic guesses are SO_Q_POINT, sampled ones carry the row they were drawn from. One
- * engine thread calls; state per request is the drafter's own, opened and closed by the engine. */
+ * decide whether to propose by looking at a drawn token's value (rule of sight): deterministic
+ * guesses are SO_Q_POINT, sampled ones carry the row they were drawn from. One engine thread calls;
+ * state per request is the drafter's own, opened and closed by the engine. */
 #ifndef SO_DRAFT_DRAFTER_H
 #define SO_DRAFT_DRAFTER_H
 

@@ -19,8 +19,8 @@
  * narrow as that, and are sampled so unless bias or penalties name tokens; the rest of q is 0.
  *
  * A draft may read the target's states beside tokens (so_model_d_state): with each accepted token
- * the state from which it was drawn. The latest STATES of them are kept until the draft has read
- * their tokens; prompts, guesses and what was accepted longer ago are read without. Pages that
+ * the state from which it was drawn. The latest STATES of them are kept; prompts, guesses and what
+ * was accepted longer ago are read without. Pages that
  * texts share hold tokens read either way: that changes guesses, never what becomes of them.
  *
  * A drafter for the drafter proposes once per round; its chain goes into the first pass and is kept
@@ -133,10 +133,13 @@ static int model_open(so_drafter *d, const so_draft_text *text, void **state, so
     request_state *s = SO_NEW(request_state);
     s->cap = SO_MIN(SO_MAX(text->max_tokens, text->n_prompt), md->n_ctx) + SO_TREE_MAX;
     s->text = so_try_alloc((size_t)s->cap, sizeof *s->text);
-    s->states = SO_NEW_N(float, (size_t)STATES *(size_t)md->d_state);
+    s->states = so_try_alloc((size_t)STATES * (size_t)SO_MAX(md->d_state, 1), sizeof *s->states);
     for (int i = 0; i < STATES; i++)
         s->state_at[i] = -1;
-    int rc = s->text ? SO_OK : so_err_set(err, SO_ENOMEM, "model: no memory for %d tokens", s->cap);
+    int rc = SO_OK;
+    if (!s->text || !s->states)
+        rc = so_err_set(err, SO_ENOMEM, "model: no memory for %d tokens and %d states of %d",
+                        s->cap, STATES, md->d_state);
     if (rc == SO_OK && md->inner)
         rc = md->inner->vt->open(md->inner, text, &s->inner, err);
     if (rc != SO_OK) {
@@ -646,6 +649,14 @@ static int create_cache(model_drafter *md, int n_logits, so_err *err) {
     return rc == SO_OK ? rc : so_err_prefix(err, "draft model");
 }
 
+static int check_states(const model_drafter *md, so_err *err) {
+    if (md->d_state == 0 || md->d_state == md->o.d_model)
+        return SO_OK;
+    return so_err_set(err, SO_EMISMATCH,
+                      "the draft reads states of %d numbers; the target's have %d", md->d_state,
+                      md->o.d_model);
+}
+
 /* Of what the draft says, ids that the target has; they are ascending, so it is a beginning. */
 static int find_said(model_drafter *md, so_err *err) {
     int n = so_model_n_said(md->m);
@@ -673,7 +684,9 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->base.reads_states = md->d_state > 0 || (inner && inner->reads_states);
     md->n_ctx = SO_MIN(o->n_ctx, so_model_hparams(m)->n_ctx_train);
     md->max_rows = o->n_batch + n_logits;
-    int rc = find_said(md, err);
+    int rc = check_states(md, err);
+    if (rc == SO_OK)
+        rc = find_said(md, err);
     if (rc == SO_OK)
         rc = create_cache(md, n_logits, err);
     if (rc != SO_OK) {
@@ -682,7 +695,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     }
     md->wide = so_sampler_create(o->n_vocab);
     md->narrow = so_sampler_create(md->n_said);
-    if (md->n_said < o->n_vocab) /* else wide_row may serve bias with it */
+    if (md->said && md->n_said < o->n_vocab) /* else wide_row may serve bias with it */
         so_sampler_set_names(md->narrow, md->said);
     md->chains = SO_NEW_N(chain, n_par);
     md->inner_jobs = SO_NEW_N(so_draft_job, n_par);

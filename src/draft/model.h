@@ -9,6 +9,7 @@
 
 typedef struct so_model_drafter_opts {
     int n_vocab;    /* of the target: trees and rows have this width */
+    int d_model;    /* of the target: the width of its states, for drafts that read them */
     int n_ctx;      /* of the target; drafting ends where the draft's own context does */
     int n_parallel; /* requests that draft at once */
     int n_batch;    /* most tokens in one catch-up pass */

@@ -62,7 +62,7 @@ static void compare(const candidate *all, int n, double *kept, const candidate *
 }
 
 static double step_of(const candidate *x, const candidate *timed) {
-    if (x->rec)
+    if (x->rec && x->rec->step_ms > 0)
         return x->rec->step_ms;
     return timed ? timed->rec->step_ms * (1 + x->bytes / timed->bytes) / 2 : 0;
 }

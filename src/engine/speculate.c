@@ -200,11 +200,7 @@ static int open_draft_file(so_engine *e, so_str file, const so_bundle **out, so_
 static int check_draft(const so_engine *e, const so_model *draft, const so_tokenizer *tok,
                        so_err *err) {
     int a = so_model_hparams(e->m)->n_vocab, b = so_model_hparams(draft)->n_vocab;
-    int ctx = so_model_hparams(draft)->n_ctx_train, d = so_model_hparams(e->m)->d_model;
-    if (so_model_d_state(draft) != 0 && so_model_d_state(draft) != d)
-        return so_err_set(err, SO_EMISMATCH,
-                          "the draft reads states of %d numbers; the target's have %d",
-                          so_model_d_state(draft), d);
+    int ctx = so_model_hparams(draft)->n_ctx_train;
     if (e->tok && tok) {
         int rc = so_draft_check_tokenizers(e->tok, tok, err);
         if (rc != SO_OK)
@@ -245,6 +241,7 @@ static int make_model(so_engine *e, so_str file, so_drafter *inner, so_drafter *
     if (rc != SO_OK)
         return so_err_prefix(err, "the draft does not fit the target");
     so_model_drafter_opts o = {.n_vocab = so_model_hparams(e->m)->n_vocab,
+                               .d_model = so_model_hparams(e->m)->d_model,
                                .n_ctx = e->o.n_ctx,
                                .n_parallel = e->o.n_parallel,
                                .n_batch = e->o.n_batch,

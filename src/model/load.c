@@ -345,7 +345,7 @@ static void load_output(loader *ld, const so_tensor *whole) {
 static void load_state(loader *ld) {
     so_model *m = ld->m;
     const so_tensor *t = so_checkpoint_tensor(m->ck, SO_STATE_TENSOR);
-    if (!t || m->hp.arch != SO_ARCH_LLAMA || ld->rc != 0)
+    if (!t || !so_checkpoint_gguf(m->ck) || m->hp.arch != SO_ARCH_LLAMA || ld->rc != 0)
         return;
     if (!ld->opts->draft) {
         ld->rc = so_err_set(ld->err, SO_EUNSUPPORTED,

@@ -9,7 +9,7 @@
 static const so_name_pair LLAMA_GLOBAL[] = {
     {"token_embd.weight", "embed_tokens.weight", 0},
     {"output_norm.weight", "norm.weight", 0},
-    {SO_STATE_TENSOR, SO_STATE_TENSOR, 0},
+    {SO_STATE_TENSOR, SO_STATE_TENSOR, 0}, /* drafts are GGUF files; no folder has it */
     {"output.weight", "lm_head.weight", 0},
 };
 static const so_name_pair LLAMA_LAYER[] = {

@@ -113,7 +113,7 @@ so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level) 
 }
 
 void so_sampler_set_names(so_sampler *s, const int32_t *names) {
-    SO_ASSERT(!s->names);
+    SO_ASSERT(!s->names && names);
     s->names = names;
     s->n_parts = names[s->n_vocab - 1] / NAMED_PART + 1;
     s->said = SO_NEW_N(uint64_t, (size_t)s->n_parts * (NAMED_PART / 64));

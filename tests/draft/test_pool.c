@@ -28,7 +28,9 @@ static void counting_submit(so_backend *b, const so_op *op) {
     cpu_vt->submit(b, op);
 }
 
-static void open_drafter(fixture *f, int n_pages, so_kv_layout layout, bool prefixes) {
+/* extra: ids that the target has and the draft does not. */
+static void open_drafter_for(fixture *f, int extra, int n_pages, so_kv_layout layout,
+                             bool prefixes) {
     so_err err = {0};
     so_rig_open(&f->r, so_test_data("golden/models/llama"),
                 &(so_rig_opts){.level = so_cpu_best_level(), .max_rows = 1, .n_pages = 1});
@@ -36,7 +38,7 @@ static void open_drafter(fixture *f, int n_pages, so_kv_layout layout, bool pref
     counting_vt = *cpu_vt;
     counting_vt.submit = counting_submit;
     f->r.b->vt = &counting_vt;
-    so_model_drafter_opts o = {.n_vocab = f->r.n_vocab,
+    so_model_drafter_opts o = {.n_vocab = f->r.n_vocab + extra,
                                .n_ctx = 2 * N_TEXT,
                                .n_parallel = N_JOBS,
                                .n_batch = 64,
@@ -49,11 +51,15 @@ static void open_drafter(fixture *f, int n_pages, so_kv_layout layout, bool pref
     for (int i = 0; i < N_JOBS; i++) {
         for (int k = 0; k < 2 * N_TEXT; k++)
             f->texts[i][k] = (k < SO_KV_PAGE ? 3 * k : 5 * k + i) % f->r.n_vocab;
-        so_tree_init(&f->trees[i], f->r.n_vocab, 0);
+        so_tree_init(&f->trees[i], f->r.n_vocab + extra, extra ? DEPTH : 0);
         so_draft_text text = {f->texts[i], N_TEXT, NULL, 0, 2 * N_TEXT};
         SO_OK_OR_FAIL(f->d->vt->open(f->d, &text, &f->states[i], &err), err);
     }
     n_rows = 0;
+}
+
+static void open_drafter(fixture *f, int n_pages, so_kv_layout layout, bool prefixes) {
+    open_drafter_for(f, 0, n_pages, layout, prefixes);
 }
 
 static void close_drafter(fixture *f) {
@@ -134,9 +140,48 @@ static void test_prefixes(void **state) {
     close_drafter(&f);
 }
 
+/* A target with more rows than its draft, as padded vocabularies have: whatever a guess is drawn
+ * with, it is a token that the draft knows, and its row gives nothing to the others. */
+static void test_fewer_ids_than_the_target(void **state) {
+    (void)state;
+    enum { EXTRA = 64 };
+    const so_bias bias[] = {{3, 1.0f}};
+    fixture f;
+    so_err err = {0};
+    open_drafter_for(&f, EXTRA, 0, SO_KV_PAGED, false);
+    for (int way = 0; way < 6; way++) { /* greedy, noise, rows; each with and without a bias */
+        so_sample_params p;
+        so_tree *t = &f.trees[0];
+        so_sample_defaults(&p);
+        p.temp = way / 2 > 0 ? 0.8f : 0;
+        p.bias = bias;
+        p.n_bias = way % 2;
+        t->max_rows = way / 2 == 2 ? DEPTH : 0;
+        so_tree_reset(t, f.texts[0][N_TEXT - 1], N_TEXT - 1);
+        so_draft_job job = {.state = f.states[0],
+                            .tokens = f.texts[0],
+                            .n_tokens = N_TEXT,
+                            .n_prompt = N_TEXT,
+                            .tree = t,
+                            .max_nodes = DEPTH,
+                            .max_depth = DEPTH,
+                            .temp = p.temp,
+                            .sample = &p};
+        SO_OK_OR_FAIL(f.d->vt->propose(f.d, &job, 1, &err), err);
+        assert_int_equal(t->n_nodes, DEPTH + 1);
+        for (int i = 1; i <= DEPTH; i++)
+            assert_in_range(t->nodes[i].token, 0, f.r.n_vocab - 1);
+        for (int i = 0; i < t->n_rows; i++)
+            for (int k = 0; k < EXTRA; k++)
+                assert_true(so_tree_row(t, i)[f.r.n_vocab + k] == 0);
+    }
+    f.trees[0].max_rows = DEPTH;
+    close_drafter(&f);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shortage),
-                                       cmocka_unit_test(test_shortage_of_slots),
-                                       cmocka_unit_test(test_prefixes)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shortage), cmocka_unit_test(test_shortage_of_slots),
+        cmocka_unit_test(test_prefixes), cmocka_unit_test(test_fewer_ids_than_the_target)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

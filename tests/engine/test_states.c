@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "so_cases.h"
+#include "so_lossless.h"
 #include "so_shape.h"
 
 enum { N_VOCAB = 67, CTX = 192, N_PROMPT = 13, N_PREDICT = 90 };
@@ -129,6 +130,61 @@ static void text_is_the_plain_one(void **state) {
     so_rig_close(&drafts[1]);
 }
 
+enum { N_SEEDS = SO_TEST_SANITIZED ? 150 : 1200, N_SHORT = 5 };
+
+/* How often each token came at each of the first places, over many seeds. */
+static void count(so_engine *e, const int32_t *prompt, const char *drafter, int length,
+                  uint64_t first_seed, int hist[N_SHORT][N_VOCAB]) {
+    memset(hist, 0, N_SHORT * sizeof *hist);
+    for (uint64_t s = 0; s < N_SEEDS; s++) {
+        so_request_opts o = opts_of(prompt, 0.9f, drafter, length);
+        int n;
+        o.spec.verify = SO_VERIFY_REJECT;
+        o.max_tokens = N_SHORT;
+        o.sample.seed = first_seed + s;
+        so_request *r = so_case_finish(e, &o);
+        const int32_t *out = so_request_output(r, &n);
+        assert_int_equal(n, N_SHORT);
+        for (int i = 0; i < n; i++)
+            hist[i][out[i]]++;
+        so_request_free(r);
+    }
+}
+
+/* What `reject` accepts and draws again is plain decoding's distribution, whatever was read. */
+static void drawn_texts_are_exact(void **state) {
+    (void)state;
+    static int plain[N_SHORT][N_VOCAB], got[N_SHORT][N_VOCAB];
+    static const struct {
+        const char *drafter;
+        int length;
+    } ways[] = {{"model", 2}, {"model", 0}, {"model+lookup", 2}};
+    so_rig target, draft;
+    int32_t prompt[N_PROMPT];
+    open_target(&target);
+    open_draft(&draft, false);
+    so_shape_tokens(&(so_shape){.n_vocab = N_VOCAB}, 8, prompt, N_PROMPT);
+    so_engine *e = open_engine(&target, &draft, 1);
+    count(e, prompt, NULL, 0, 1, plain);
+    for (size_t w = 0; w < SO_LEN(ways); w++) {
+        count(e, prompt, ways[w].drafter, ways[w].length, (w + 1) * 100000, got);
+        for (int i = 0; i < N_SHORT; i++) {
+            double chi2 = 0;
+            int df = -1;
+            for (int v = 0; v < N_VOCAB; v++) {
+                double a = plain[i][v], b = got[i][v];
+                df += a + b > 0;
+                chi2 += a + b > 0 ? (a - b) * (a - b) / (a + b) : 0;
+            }
+            if (so_chi2_tail(chi2, df) < 1e-6)
+                fail_msg("%s, place %d: chi-square %g of %d", ways[w].drafter, i, chi2, df);
+        }
+    }
+    so_engine_free(e);
+    so_rig_close(&target);
+    so_rig_close(&draft);
+}
+
 static void another_width_is_refused(void **state) {
     (void)state;
     so_rig target, draft;
@@ -152,6 +208,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(states_are_those_of_their_tokens),
         cmocka_unit_test(text_is_the_plain_one),
+        cmocka_unit_test(drawn_texts_are_exact),
         cmocka_unit_test(another_width_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

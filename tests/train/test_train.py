@@ -203,7 +203,8 @@ def test_all(target, folder):
     third = tool("draft.py", *common, "--out", f"{folder}/more", "--from", f"{out}/draft.gguf", "--layers", 2, "--max-steps", 1)
     assert sum_min(third) > sum_min(second) - 0.05 and llama.load(f"{folder}/more/draft.gguf")[0].n_layers == 1, (second, third)
     fed = tool("draft.py", *common, "--out", f"{folder}/fed", "--from", f"{out}/draft.gguf", "--states", "--qat", "--max-steps", 60)
-    assert sum_min(fed) > sum_min(second) and "held out, no states" in fed and llama.load(f"{folder}/fed/draft.gguf")[0].d_state == SHAPE.d, fed
+    without = sum_min(fed.replace("held out  ", "").replace("held out, no states  ", "held out  "))
+    assert sum_min(fed) > without + 0.02 and llama.load(f"{folder}/fed/draft.gguf")[0].d_state == SHAPE.d, fed
     assert "has layers 0 to 0" in tool("draft.py", *common, "--out", f"{folder}/cut", "--from", f"{out}/draft.gguf", "--keep", "0,1", want=1)
     tool("draft.py", *common, "--out", f"{folder}/boost", "--boost", f"{out}/draft.gguf", "--max-steps", 3)
     small = tool("draft.py", *common, "--out", f"{folder}/small", "--vocab", 100, "--max-steps", 3)

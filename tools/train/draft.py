@@ -319,6 +319,8 @@ def finished(path, target, device, keep):
         raise SystemExit(f"{path}: {shape.n_vocab} tokens, the target has {target.n_vocab}")
     if "output.weight" in weights:
         raise SystemExit(f"{path}: has an output matrix of its own; drafts made here use their embedding")
+    if shape.d_state not in (0, target.d):
+        raise SystemExit(f"{path}: reads states of {shape.d_state}, the target's have {target.d}")
     if keep:
         if min(keep) < 0 or max(keep) >= shape.n_layers:
             raise SystemExit(f"--keep {keep}: {path} has layers 0 to {shape.n_layers - 1}")
@@ -329,8 +331,6 @@ def finished(path, target, device, keep):
 
 
 def with_states(shape, weights, d_state):
-    if shape.d_state not in (0, d_state):
-        raise SystemExit(f"the draft reads states of {shape.d_state}, the target's have {d_state}")
     if shape.d_state:
         return shape, weights
     zero = torch.zeros(shape.d, d_state, device=weights["token_embd.weight"].device)

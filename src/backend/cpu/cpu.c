@@ -301,7 +301,9 @@ static bool conflicts(const so_cpu *b, const so_range *ranges, int n) {
     return false;
 }
 
-/* Whether members get of the task what so_cpu_share gives them, and nothing else. */
+/* Whether members get of the task what so_cpu_share gives them, so that waiting behind it tells of
+ * their speed. (Attention over more than a thousand positions may deal out chunks instead: it is
+ * one meeting of seven.) */
 static bool is_shared(const so_cpu *b, so_task_fn *fn, const so_op *op) {
     if (fn == so_cpu_quantize_columns || fn == so_cpu_eltwise_columns || fn == so_cpu_rope_columns)
         return true;

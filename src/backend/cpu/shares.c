@@ -14,8 +14,8 @@
  * At rest all members wait alike, whatever of the run cannot be shared. A slow core is late at
  * every meeting, a member that lost its core for a while is very late at one: no meeting counts for
  * more than half the average time between two of them (cpu.c), so that beside a busy process shares
- * stay about as they were, where they once followed every interruption. Outputs are split between
- * elements only, so shares change no bit of any result.
+ * stay about as they were. Outputs are split between elements only, so shares change no bit of any
+ * result.
  *
  * Shares are fixed while a run goes on, so that whoever wrote columns of a range finds the same
  * ones again. Called by the thread that owns the backend. */

@@ -87,7 +87,7 @@ static inline vf f_exp(vf y) {
     return f_of(V(add_epi32)(f_bits(p), V(slli_epi32)(i, 23)));
 }
 
-/* Sums stay in single precision for one call: n is at most some thousands. */
+/* Sums stay in single precision for one call: some thousands of elements, or an estimate. */
 static int above(const so_noise_row *r, int32_t first, int n, float floor, int32_t *ids,
                  double *low) {
     vf top = V(set1_ps)(r->top), inverse = V(set1_ps)(r->inverse);
