@@ -368,16 +368,16 @@ static float sure_of_noisy(float chance, double lead) {
     return (float)(1 / (1 + exp(0.6 - 0.6 * lead - 0.18 * log(q / (1 - q)))));
 }
 
-/* What the draft's own softmax gives to a token. */
-static float chance_of(const model_drafter *md, const float *logits, int32_t token) {
-    int at = md->said ? 0 : token;
-    for (int n = md->said ? md->n_said : 1; n > 1;) { /* the last place at or before the token */
-        int half = n / 2;
-        at += md->said[at + half] <= token ? half : 0;
-        n -= half;
+/* What the draft's own softmax gives to the token at a place of r. */
+static float chance_of(const model_drafter *md, const float *logits, const draft_row *r,
+                       int32_t at) {
+    if (r->n > md->n_said && md->said) { /* of a wide row: a token, that the draft may not say */
+        int32_t token = at;
+        at = so_sample_place(md->said, md->n_said, token);
+        if (md->said[at] != token)
+            return 0;
     }
-    bool known = at < md->n_said && (md->said ? md->said[at] : at) == token;
-    return known ? so_sample_chance(md->narrow, logits, at) : 0;
+    return at < md->n_said ? so_sample_chance(md->narrow, logits, at) : 0;
 }
 
 /* Draws the next token of the chain from its row and adds it to the tree; false where the chain
@@ -399,7 +399,7 @@ static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
         return false;
     *token = r.ids ? r.ids[at] : at;
     if (!drawn)
-        c->sure = chance_of(md, logits, *token);
+        c->sure = chance_of(md, logits, &r, at);
     if (!drawn && p.temp > 0)
         c->sure = sure_of_noisy(c->sure, lead);
     c->node = so_draft_add(job, c->node, *token, so_draft_kind(row), row, md->base.index, c->sure);

@@ -482,12 +482,11 @@ static void challenge_named(so_sampler *s, const noisy *given, leader *l) {
     }
 }
 
-/* The place of a name. */
-static int32_t place_of(const so_sampler *s, int32_t name) {
+int32_t so_sample_place(const int32_t *names, int n, int32_t name) {
     int32_t at = 0;
-    for (int n = s->n_vocab; n > 1;) { /* the last place whose name is at most that */
+    while (n > 1) {
         int half = n / 2;
-        at += s->names[at + half] <= name ? half : 0;
+        at += names[at + half] <= name ? half : 0;
         n -= half;
     }
     return at;
@@ -505,7 +504,7 @@ static leader draw_all(so_sampler *s, const so_sample_params *p, int position, i
         return l;
     }
     challenge_named(s, &w, &l);
-    l.id = place_of(s, l.id);
+    l.id = so_sample_place(s->names, s->n_vocab, l.id);
     return l;
 }
 

@@ -41,6 +41,8 @@ so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level);
  * is that of the token which a row of the whole vocabulary would give, its other tokens at −∞. Bias
  * and penalties have no place in such a row. */
 void so_sampler_set_names(so_sampler *s, const int32_t *names);
+/* The last place of n ascending names whose name is at most that; 0 where none is. */
+int32_t so_sample_place(const int32_t *names, int n, int32_t name);
 void so_sampler_free(so_sampler *s);
 
 /* The context a position is sampled in: everything before it. Repetition looks at prompt and
