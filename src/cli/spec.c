@@ -146,10 +146,11 @@ static int open_draft(const so_args *a, const so_bundle *target, so_bundle *out)
     return rc == SO_OK ? 0 : so_args_fail(a, &err);
 }
 
-static int find_draft(const so_args *a, const so_bundle *target, so_cli_spec *s) {
+static int find_draft(const so_args *a, const so_bundle *target, so_dtype kv_dtype,
+                      so_cli_spec *s) {
     if (so_args_has(a, SO_OPT_DRAFT_MODEL))
         return open_draft(a, target, &s->draft);
-    if (so_bundle_find_draft(target, &s->draft) || !s->wants_model)
+    if (so_bundle_find_draft(target, kv_dtype, &s->draft) || !s->wants_model)
         return 0;
     return so_args_bad(a,
                        "--spec %.80s needs a draft model, and none is registered for %.200s: give "
@@ -175,7 +176,7 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
     if (!s->opts.drafter)
         return 0;
     if (s->wants_model || s->may_model)
-        status = find_draft(a, target, s);
+        status = find_draft(a, target, eo->kv_dtype, s);
     if (status == 0 && s->wants_text && so_args_has(a, SO_OPT_PREDICTION))
         status = read_expected(a, target, s);
     eo->keep_costs = SO_KEEP_WORTHY;
@@ -185,7 +186,7 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
     eo->draft = s->draft.model;
     eo->draft_tok = s->draft.tok;
     eo->draft_id = s->draft.ck ? so_registry_id(s->draft.ck) : 0;
-    eo->draft_word = s->draft.ck ? so_registry_agreement(s->draft.ck) : 0;
+    eo->draft_claimed = s->draft.ck ? so_registry_agreement(s->draft.ck) : 0;
     eo->draft_temp = (float)so_args_float(a, SO_OPT_DRAFT_TEMP, -1);
     eo->draft_p_min = (float)so_args_float(a, SO_OPT_DRAFT_P_MIN, 0);
     return status;

@@ -176,13 +176,46 @@ static int make_node(build *b, int node, so_drafter **out) {
     return rc;
 }
 
+static void list_members(so_draft_set *set, so_drafter *d, int alternative, int outer) {
+    bool merged = so_group_is(d);
+    for (int i = 0; i < so_group_size(d); i++)
+        set->stages[set->n_stages++] = (so_draft_stage){
+            .drafter = merged ? so_group_member(d, i) : d,
+            .alternative = alternative,
+            .outer = outer,
+            .inner = merged ? i : -1,
+        };
+}
+
+void so_draft_set_list_stages(so_draft_set *set) {
+    set->n_stages = 0;
+    if (!so_group_is_first(set->root)) {
+        list_members(set, set->root, 0, -1);
+        return;
+    }
+    for (int i = 0; i < so_group_size(set->root); i++)
+        list_members(set, so_group_member(set->root, i), i, i);
+}
+
+void *so_draft_set_state(const so_draft_set *set, void *state, int stage) {
+    const so_draft_stage *g = &set->stages[stage];
+    const so_drafter *d = set->root;
+    if (g->outer >= 0) {
+        state = so_group_member_state(d, state, g->outer);
+        d = so_group_member(d, g->outer);
+    }
+    return g->inner >= 0 ? so_group_member_state(d, state, g->inner) : state;
+}
+
 int so_spec_build(const so_spec *s, const so_draft_config *cfg, so_draft_set *out, so_err *err) {
     so_draft_set set = {0};
     build b = {s, cfg, &set, err};
     int rc = make_node(&b, s->root, &set.root);
-    if (rc == 0)
-        *out = set;
-    return rc;
+    if (rc != 0)
+        return rc;
+    so_draft_set_list_stages(&set);
+    *out = set;
+    return 0;
 }
 
 void so_draft_set_deinit(so_draft_set *set) {

@@ -6,7 +6,6 @@
  * slow function like a slow model. No state of ours per request. */
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "draft/drafters.h"
@@ -19,7 +18,6 @@ typedef struct callback {
     char name[NAME_LEN + 1];
     so_draft_fn *fn;
     void *user;
-    double ms; /* per id, running mean; 0 until the first */
 } callback;
 
 static int callback_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
@@ -58,10 +56,8 @@ static int callback_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_er
         int max = SO_MIN(SO_MIN(job->max_nodes, job->max_depth), SO_TREE_MAX - 1);
         if (max < 1)
             continue;
-        int64_t start = so_clock_ns();
         int n = c->fn(c->user, job->tokens, job->n_tokens, job->n_prompt, ids, max);
-        double ms = so_clock_ms_since(start) / SO_MAX(n, 1);
-        c->ms = c->ms > 0 ? c->ms + (ms - c->ms) / 8 : ms;
+        job->n_levels = SO_MAX(n, 1);
         int rc = check(c, ids, n, max, job->tree->n_vocab, err);
         if (rc != 0)
             return rc;
@@ -70,8 +66,6 @@ static int callback_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_er
     }
     return 0;
 }
-
-static double callback_cost_ms(const so_drafter *d) { return ((const callback *)d)->ms; }
 
 static void callback_free(so_drafter *d) { free(d); }
 
@@ -85,9 +79,9 @@ so_drafter *so_callback_create(const char *name, so_draft_fn *fn, void *user) {
         .open = callback_open,
         .close = callback_close,
         .propose = callback_propose,
-        .cost_ms = callback_cost_ms,
     };
     c->base.vt = &c->vt;
+    c->base.costs = true;
     c->fn = fn;
     c->user = user;
     return &c->base;

@@ -201,6 +201,7 @@ static const so_drafter_vt CORPUS_VT = {
 so_drafter *so_corpus_drafter_create(so_corpus *c, int min_len) {
     corpus_drafter *d = SO_NEW(corpus_drafter);
     d->base.vt = &CORPUS_VT;
+    d->base.lasting = true;
     d->corpus = c;
     d->min_len = min_len > 0 ? min_len : DEFAULT_MIN;
     return &d->base;

@@ -9,12 +9,6 @@ void so_drafter_free(so_drafter *d) {
         d->vt->free(d);
 }
 
-double so_drafter_cost_ms(const so_drafter *d) { return d->vt->cost_ms ? d->vt->cost_ms(d) : 0; }
-
-double so_drafter_read_ms(const so_drafter *d, double target_ms) {
-    return d->vt->read_ms ? d->vt->read_ms(d, target_ms) : 0;
-}
-
 int so_drafter_n_ctx(const so_drafter *d) { return d->vt->n_ctx ? d->vt->n_ctx(d) : 0; }
 
 double so_drafter_share(const so_drafter *d, int n_tokens) {

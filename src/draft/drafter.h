@@ -1,11 +1,13 @@
 /* Drafters: cheap guesses as a token tree. One vtable, one file per drafter.
  *
  * A drafter sees the text of a request (prompt and accepted tokens) and adds nodes under the root
- * of its tree, each with an expected acceptance. Of the target it may see the states from which
- * accepted tokens were drawn, never a row that is still to be drawn from, and it must not
- * decide whether to propose by looking at a drawn token's value (rule of sight): deterministic
- * guesses are SO_Q_POINT, sampled ones carry the row they were drawn from. One engine thread calls;
- * state per request is the drafter's own, opened and closed by the engine. */
+ * of its tree, each with a confidence. A job is a bundle of values: it can be queued, handed to
+ * another thread or process and answered later; nothing in it leads back to the planner. Of the
+ * target it may see the states from which accepted tokens were drawn, never a row that is still to
+ * be drawn from, and it must not decide whether to propose by looking at a drawn token's value
+ * (rule of sight): deterministic guesses are SO_Q_POINT, sampled ones carry the row they were drawn
+ * from. One engine thread calls; state per request is the drafter's own, opened and closed by the
+ * engine. */
 #ifndef SO_DRAFT_DRAFTER_H
 #define SO_DRAFT_DRAFTER_H
 
@@ -32,33 +34,64 @@ struct so_draft_draws {
     double (*uniform)(so_draft_draws *s, const so_drafter *d, int depth, int draw);
 };
 
-/* Asked about the guess at `depth`, of which the drafter is as sure as it says: of a point by the
- * token, of one that is drawn by the row alone, never by the draw (rule of sight). */
-typedef struct so_draft_job so_draft_job;
-typedef bool so_draft_ask(so_draft_job *job, const so_drafter *d, int depth, double sure);
+/* What guesses are worth to a request and what they cost, as plain values: a drafter decides with
+ * them how far to go and needs no way back to whoever planned it. Chances are of a guess at a depth
+ * (index 0 is depth 1) to be accepted if its parent was. Prices are in tokens: milliseconds times
+ * the running rate of the whole batch (plan/plan.h).
+ *
+ *   path   the product of the chances of the guesses along a path: its value in tokens
+ *   ask    for another level where path · chance-before-the-row > row price, and the sum of what
+ *          is above the row prices of all jobs of the call > the price of the level
+ *   keep   a row whose path · chance > row price; asked before a token is drawn from it, of the row
+ *          alone, never of the draw (rule of sight) */
+enum { SO_TERMS_DEPTHS = 16, SO_TERMS_LEVELS = 8 };
+typedef struct so_draft_terms {
+    float chance[SO_TERMS_DEPTHS][SO_TERMS_LEVELS + 1]; /* by confidence; last: not seen yet */
+    float row[SO_TERMS_DEPTHS]; /* of a row of the target's pass, and of testing it */
+    float level;                /* of a level of drafting, shared by the jobs of one call */
+} so_draft_terms;
+
+static inline int so_terms_depth(int depth) {
+    return depth < 1 ? 0 : depth > SO_TERMS_DEPTHS ? SO_TERMS_DEPTHS - 1 : depth - 1;
+}
+/* The level of a confidence in [0,1]; SO_TERMS_LEVELS where it is not known (negative or NaN). */
+static inline int so_terms_level(double confidence) {
+    if (!(confidence >= 0))
+        return SO_TERMS_LEVELS;
+    return confidence >= 1 ? SO_TERMS_LEVELS - 1 : (int)(confidence * SO_TERMS_LEVELS);
+}
+static inline double so_terms_chance(const so_draft_terms *t, int depth, double confidence) {
+    return (double)t->chance[so_terms_depth(depth)][so_terms_level(confidence)];
+}
+static inline double so_terms_row(const so_draft_terms *t, int depth) {
+    return (double)t->row[so_terms_depth(depth)];
+}
 
 /* One request as a drafter sees it. */
-struct so_draft_job {
+typedef struct so_draft_job {
     void *state;           /* what open gave */
-    void *request;         /* the engine's own, handed through */
     const int32_t *tokens; /* the whole text; the last one is the tree's root */
     int n_tokens, n_prompt;
     so_tree *tree; /* reset to its root; the drafter adds */
-    int max_nodes; /* budget below the root */
+    int max_nodes; /* budget below the root, of all drafters of the tree */
     int max_depth;
-    uint64_t seed;   /* of the request */
-    uint32_t choice; /* of the request */
-    uint32_t round;  /* counts the request's rounds: sampled drafts key their noise by it */
-    float temp;      /* of the request: 0 is greedy */
+    const so_draft_terms *terms; /* NULL: as far as the limits go */
+    uint64_t seed;               /* of the request */
+    uint32_t choice;             /* of the request */
+    uint32_t round; /* counts the request's rounds: sampled drafts key their noise by it */
+    float temp;     /* of the request: 0 is greedy */
     /* Of the request, for drafters that have logits; NULL: plain, at `temp`. Where the tree has
      * rows, drafts are drawn from rows of their own (`reject`); else they may share the noise of
      * the target's draw (`match`). */
     const so_sample_params *sample;
     so_draft_draws *draws; /* NULL: keyed, as so_draft_uniform says */
-    /* For drafters whose guesses cost; NULL: yes. */
-    so_draft_ask *draw; /* before a token is drawn from a row: whether it is worth a test */
-    so_draft_ask *more; /* whether another guess behind this one is worth what it costs */
-};
+    /* Answers beside the tree. */
+    int n_levels; /* levels of drafting that were made for this job */
+    int n_read;   /* tokens of text that had to be read before the first */
+    /* A row that was made and not worth a draw: its depth, 0 for none, and its confidence. */
+    int refused_depth;
+    float refused_confidence;
+} so_draft_job;
 
 typedef struct so_drafter_vt {
     const char *name;
@@ -74,11 +107,6 @@ typedef struct so_drafter_vt {
     /* Optional. The target's state, behind its last norm, from which the token at place `pos` of
      * the text was drawn; told as tokens are accepted, to drafters that read states. */
     void (*read_state)(so_drafter *d, void *state, int pos, const float *x);
-    /* Cost of one drafted node in milliseconds, 0 for tables. Optional. */
-    double (*cost_ms)(const so_drafter *d);
-    /* What reading one token of text that it has not seen takes, where the target takes target_ms
-     * for it; 0 for tables. Optional. */
-    double (*read_ms)(const so_drafter *d, double target_ms);
     /* The longest text it can follow, 0 for any. Behind it the drafter is silent. Optional. */
     int (*n_ctx)(const so_drafter *d);
     /* What part of a KV cache of its own, shared by all requests, a text of n tokens takes; 0 for
@@ -90,14 +118,19 @@ typedef struct so_drafter_vt {
 
 struct so_drafter {
     const so_drafter_vt *vt;
-    int index;  /* its number in so_proposal.drafter */
-    bool draws; /* where the tree has rows, it may draw: lengths are fixed before it does */
-    bool reads_states;
+    int index;         /* its number in so_proposal.drafter */
+    bool draws;        /* where the tree has rows, it may draw: lengths are fixed before it does */
+    bool costs;        /* drafting takes time that has to be weighed */
+    bool reads_states; /* wants the target's states (read_state) */
+    bool is_model;     /* a draft model: told apart by its file's id in what is kept */
+    bool lasting;      /* what it was worth is worth knowing in the next run, under its name */
+    /* Of a model: */
+    uint64_t id;    /* tells its file from others; 0: what it shows is not kept */
+    double size;    /* of the target's weights that its own are */
+    double claimed; /* the agreement with its target that its file claims; 0: none */
 };
 
 void so_drafter_free(so_drafter *d); /* NULL is fine */
-double so_drafter_cost_ms(const so_drafter *d);
-double so_drafter_read_ms(const so_drafter *d, double target_ms);
 int so_drafter_n_ctx(const so_drafter *d);
 double so_drafter_share(const so_drafter *d, int n_tokens);
 void so_drafter_park(so_drafter *d, void *state);

@@ -53,19 +53,16 @@ typedef int so_draft_fn(void *user, const int32_t *tokens, int n_tokens, int n_p
                         int max);
 so_drafter *so_callback_create(const char *name, so_draft_fn *fn, void *user);
 
-/* Several drafters as one; owns them. `first`: for each request the first that proposes (see
- * so_group_set_judge). Otherwise all of them, merged into one tree. */
+/* Several drafters as one; owns them. `first`: for each request the first that proposes. Otherwise
+ * all of them, merged into one tree. The engine asks the members of the outermost groups one by one
+ * (so_draft_set.stages), so that each can be planned; inside `model(…)` a group is one drafter. */
 enum { SO_GROUP_MAX = 16 };
 so_drafter *so_group_create(so_drafter *const *members, int n, bool first);
-/* Asked about point proposals in a `first` group: false drops them and asks the next drafter. Not
- * asked about drawn tokens, which may not be dropped for what they are (rule of sight). */
-typedef bool so_draft_judge(void *user, const so_draft_job *job, const so_drafter *by);
-void so_group_set_judge(so_drafter *group, so_draft_judge *judge, void *user);
-/* Asked in a `first` group before a member whose guesses cost or may be drawn gets the requests
- * that are left: lowers their max_depth, also to 0. Must not look at guesses. */
-typedef void so_draft_limit(void *user, so_draft_job *jobs, int n, const so_drafter *member);
-void so_group_set_limit(so_drafter *group, so_draft_limit *limit, void *user);
-/* The leaf whose cost and acceptance decide lengths: the dearest, the last among equals. */
-const so_drafter *so_drafter_leading(const so_drafter *d);
+bool so_group_is(const so_drafter *d);
+bool so_group_is_first(const so_drafter *d);
+int so_group_size(const so_drafter *d); /* 1 for what is no group */
+so_drafter *so_group_member(const so_drafter *d, int i);
+/* The member's part of a group's state. */
+void *so_group_member_state(const so_drafter *d, void *state, int i);
 
 #endif

@@ -5,9 +5,7 @@
  *         each, which the verifier needs (so_tree_add). Each gets an equal share of the node budget
  *         and what the ones before left over.
  *
- * Before a member that costs is asked, whoever plans says how deep it may go for whom. A judge may
- * send point guesses on to the next drafter in `a,b`; drawn ones stay, whatever they look like. All
- * members follow all accepted tokens, so that any of them can take over. */
+ * All members follow all accepted tokens, so that any of them can take over. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,10 +22,6 @@ typedef struct group {
     so_drafter *members[SO_GROUP_MAX];
     int n;
     bool first;
-    so_draft_judge *judge;
-    void *judge_user;
-    so_draft_limit *limit;
-    void *limit_user;
     so_draft_job *jobs; /* [jobs_cap], for one member's call */
     ask *ask;           /* [jobs_cap], for whom no member has proposed yet */
     int jobs_cap, n_open;
@@ -85,19 +79,6 @@ static void group_read_state(so_drafter *d, void *state, int pos, const float *x
         so_drafter_read_state(g->members[i], s->states[i], pos, x);
 }
 
-/* True when the next member is to be asked. What the tree held before this group was asked can be
- * neither judged nor dropped. */
-static bool pass_on(const group *g, const so_draft_job *job, int before, int member) {
-    so_tree *t = job->tree;
-    if (t->n_proposals == before)
-        return true;
-    if (!g->judge || before > 0 || !so_tree_all_points(t) ||
-        g->judge(g->judge_user, job, g->members[member]))
-        return false;
-    so_tree_reset(t, t->nodes[0].token, t->root_pos);
-    return true;
-}
-
 static int propose_first(group *g, so_draft_job *jobs, int n_jobs, so_err *err) {
     int n = n_jobs;
     for (int i = 0; i < n; i++)
@@ -107,13 +88,11 @@ static int propose_first(group *g, so_draft_job *jobs, int n_jobs, so_err *err) 
             g->jobs[i] = jobs[g->ask[i].job];
             g->jobs[i].state = ((group_state *)g->jobs[i].state)->states[m];
         }
-        if (g->limit && (g->members[m]->draws || so_drafter_cost_ms(g->members[m]) > 0))
-            g->limit(g->limit_user, g->jobs, n, g->members[m]);
         int rc = g->members[m]->vt->propose(g->members[m], g->jobs, n, err), left = 0;
         if (rc != 0)
             return rc;
         for (int i = 0; i < n; i++)
-            if (pass_on(g, &g->jobs[i], g->ask[i].before, m))
+            if (g->jobs[i].tree->n_proposals == g->ask[i].before)
                 g->ask[left++] = g->ask[i];
         n = left;
     }
@@ -150,18 +129,6 @@ static void group_free(so_drafter *d) {
     free(g);
 }
 
-/* An upper bound: in order at most one member's guesses are used, merged all of them are. */
-static double group_cost_ms(const so_drafter *d) {
-    const group *g = (const group *)d;
-    double most = 0, sum = 0;
-    for (int i = 0; i < g->n; i++) {
-        double ms = so_drafter_cost_ms(g->members[i]);
-        most = SO_MAX(most, ms);
-        sum += ms;
-    }
-    return g->first ? most : sum;
-}
-
 /* As long as one member has something to say, the group has. */
 static int group_n_ctx(const so_drafter *d) {
     const group *g = (const group *)d;
@@ -190,12 +157,11 @@ static void group_park(so_drafter *d, void *state) {
         so_drafter_park(g->members[i], ((group_state *)state)->states[i]);
 }
 
-#define GROUP_VT(NAME)                                                                \
-    {                                                                                 \
-        .name = NAME, .free = group_free, .open = group_open, .close = group_close,   \
-        .propose = group_propose, .observe = group_observe, .cost_ms = group_cost_ms, \
-        .n_ctx = group_n_ctx, .share = group_share, .park = group_park,               \
-        .read_state = group_read_state                                                \
+#define GROUP_VT(NAME)                                                              \
+    {                                                                               \
+        .name = NAME, .free = group_free, .open = group_open, .close = group_close, \
+        .propose = group_propose, .observe = group_observe, .n_ctx = group_n_ctx,   \
+        .share = group_share, .park = group_park, .read_state = group_read_state    \
     }
 static const so_drafter_vt FIRST_VT = GROUP_VT("first");
 static const so_drafter_vt MERGED_VT = GROUP_VT("merged");
@@ -209,34 +175,22 @@ so_drafter *so_group_create(so_drafter *const *members, int n, bool first) {
     g->first = first;
     for (int i = 0; i < n; i++) {
         g->base.draws |= members[i]->draws;
+        g->base.costs |= members[i]->costs;
         g->base.reads_states |= members[i]->reads_states;
     }
     return &g->base;
 }
 
-void so_group_set_judge(so_drafter *d, so_draft_judge *judge, void *user) {
-    SO_ASSERT(d->vt == &FIRST_VT);
-    group *g = (group *)d;
-    g->judge = judge;
-    g->judge_user = user;
+bool so_group_is(const so_drafter *d) { return d->vt == &FIRST_VT || d->vt == &MERGED_VT; }
+bool so_group_is_first(const so_drafter *d) { return d->vt == &FIRST_VT; }
+int so_group_size(const so_drafter *d) { return so_group_is(d) ? ((const group *)d)->n : 1; }
+
+so_drafter *so_group_member(const so_drafter *d, int i) {
+    SO_ASSERT(so_group_is(d) && i >= 0 && i < so_group_size(d));
+    return ((const group *)d)->members[i];
 }
 
-void so_group_set_limit(so_drafter *d, so_draft_limit *limit, void *user) {
-    SO_ASSERT(d->vt == &FIRST_VT);
-    group *g = (group *)d;
-    g->limit = limit;
-    g->limit_user = user;
-}
-
-const so_drafter *so_drafter_leading(const so_drafter *d) {
-    if (d->vt != &FIRST_VT && d->vt != &MERGED_VT)
-        return d;
-    const group *g = (const group *)d;
-    const so_drafter *lead = NULL;
-    for (int i = 0; i < g->n; i++) {
-        const so_drafter *leaf = so_drafter_leading(g->members[i]);
-        if (!lead || so_drafter_cost_ms(leaf) >= so_drafter_cost_ms(lead))
-            lead = leaf;
-    }
-    return lead;
+void *so_group_member_state(const so_drafter *d, void *state, int i) {
+    SO_ASSERT(so_group_is(d) && i >= 0 && i < so_group_size(d));
+    return ((group_state *)state)->states[i];
 }

@@ -26,21 +26,21 @@
  * A drafter for the drafter proposes once per round; its chain goes into the first pass and is kept
  * as far as it says what the draft itself draws. So it changes the number of passes, never a token.
  *
- * Where the draft ends depends on budgets, contexts and, with p_min, on whole rows, never on a
- * drawn value (rule of sight). Refuses to go past its own context, to read ids it does not know and
- * to go by rows that are not finite: it falls silent there. One thread. */
+ * Where the draft ends depends on budgets, contexts, the job's terms and whole rows, never on a
+ * drawn value (rule of sight): of a drawn token only the peak of its row counts. Refuses to go past
+ * its own context, to read ids it does not know and to go by rows that are not finite: it falls
+ * silent there. One thread. */
 #include "draft/model.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "kv/prefix.h"
 
-enum { MAX_LAG = 2, FIRST_COSTS = 4, STATES = 64 };
+enum { STATES = 64 };
 /* The logit of a token that the draft cannot say: finite, since the sampler is slow about rows that
  * are not, and so low that neither bias nor temperature gives it a chance beside another. */
 static const float NEVER = -1e30f;
@@ -66,6 +66,7 @@ typedef struct chain {
     int32_t guess[SO_TREE_MAX]; /* of the inner drafter, for the first draw */
     int n_guess;
     int n_rows, first_logit; /* in this pass; first_logit −1: still catching up */
+    double path;             /* chance of the whole chain so far, by the job's terms */
     float sure;              /* of the latest guess */
     bool done, refused;      /* refused: a step was made and no token drawn */
 } chain;
@@ -90,9 +91,6 @@ typedef struct model_drafter {
     so_seq **seqs;            /* [n_parallel] */
     float *logits;            /* [n_vocab of the target], NEVER but for what is said */
     float *probs;             /* [n_vocab of the target] */
-    double step_ms;           /* of a drafted token, smoothed */
-    double read_ms;           /* of a token of text, smoothed; 0: not known */
-    int n_costs;              /* drafts it was learned from */
     bool warned;              /* of rows that are not finite */
 } model_drafter;
 
@@ -204,7 +202,8 @@ static bool begin_chain(model_drafter *md, so_draft_job *job, chain *c) {
     if (limit < 1 || !knows_text(md, s, job))
         return false;
     sync_text(s, job);
-    *c = (chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
+    *c = (chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens, .path = 1};
+    job->n_read = c->n_text - so_seq_len(s->seq) - 1;
     return true;
 }
 
@@ -225,8 +224,7 @@ static int ask_inner(model_drafter *md, int n, so_err *err) {
         so_tree *t = &md->inner_trees[i];
         so_tree_reset(t, job->tree->nodes[0].token, job->tree->root_pos);
         md->inner_jobs[i] = *job;
-        /* An inner model goes by the noise of tokens to come, and lengths must not. */
-        md->inner_jobs[i].more = md->inner_jobs[i].draw = NULL;
+        md->inner_jobs[i].terms = NULL; /* its guesses are free of the target: no row, no test */
         md->inner_jobs[i].state = md->chains[i].s->inner;
         md->inner_jobs[i].tree = t;
         md->inner_jobs[i].max_depth = md->inner_jobs[i].max_nodes = md->chains[i].limit - 1;
@@ -324,6 +322,19 @@ static bool row_is_sound(model_drafter *md, chain *c, int logit) {
     return false;
 }
 
+/* Before a token is drawn, by the row alone: whether a test of it is worth its price. A row that is
+ * not is told to the planner, or the tested ones would flatter the drafter. */
+static bool is_worth_a_draw(const chain *c) {
+    so_draft_job *job = c->job;
+    int depth = c->depth + 1;
+    if (!job->terms || c->path * so_terms_chance(job->terms, depth, (double)c->sure) >
+                           so_terms_row(job->terms, depth))
+        return true;
+    job->refused_depth = depth;
+    job->refused_confidence = c->sure;
+    return false;
+}
+
 /* The place that is drawn, by chances that are written down in the tree as its row; −1 where the
  * chain ends. How sure the draft is of it goes by the row's peak, before anything is drawn: where
  * much of q lies on one token, p mostly agrees (Σ min(p,q) is 0.25 in the flattest eighth of rows,
@@ -337,8 +348,7 @@ static int32_t draw_from_chances(model_drafter *md, chain *c, const so_sample_pa
         return -1;
     float peak = largest(md->probs, r->n);
     c->sure = job->tree->row_sure[row] = sqrtf(SO_MIN(peak, 1.0f));
-    if (peak < md->o.p_min ||
-        (job->draw && !job->draw(job, &md->base, c->depth + 1, (double)c->sure)))
+    if (peak < md->o.p_min || !is_worth_a_draw(c))
         return -1;
     spread(md, r, md->probs, so_tree_row(c->job->tree, row));
     return so_sample_pick(md->probs, r->n, so_draft_uniform(&md->base, c->job, c->depth + 1, 0));
@@ -406,11 +416,10 @@ static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
     return c->node >= 0;
 }
 
-/* Whether the chain ends here: at its limit, or where another guess would not pay. */
-static bool ends(const model_drafter *md, const chain *c) {
-    so_draft_job *job = c->job;
-    return c->depth == c->limit ||
-           (job->more && !job->more(job, &md->base, c->depth, (double)c->sure));
+/* What another guess would bring beyond its row, before that row is seen; negative: nothing. */
+static double next_gain(const chain *c) {
+    const so_draft_terms *t = c->job->terms;
+    return t ? c->path * so_terms_chance(t, c->depth + 1, -1) - so_terms_row(t, c->depth + 1) : 1;
 }
 
 /* Draws as far as this pass allows: one token, and one more for every guess that was right. */
@@ -424,7 +433,9 @@ static void draw_chain(model_drafter *md, chain *c) {
         }
         c->s->text[c->n_text++] = token;
         c->depth++;
-        c->done = ends(md, c);
+        if (c->job->terms)
+            c->path *= so_terms_chance(c->job->terms, c->depth, (double)c->sure);
+        c->done = c->depth == c->limit || next_gain(c) <= 0;
         if (c->done || n_right == c->n_guess || c->guess[n_right] != token)
             break;
         n_right++;
@@ -503,78 +514,40 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
     return SO_OK;
 }
 
-/* What a drafted token takes, from whole drafts: the last guess of the round before, which was
- * drawn and never fed, and the host's part are in it. A draft that had more to read tells what
- * reading takes. A machine that was busy elsewhere for a moment must not make drafts dear for long:
- * of the first ones the least counts, then steps of the logarithm that are not large. */
-static void smooth(double *at, double ms) {
-    *at *= exp(0.15 * SO_MAX(-1, SO_MIN(1, log(ms / *at))));
-}
-
-static void learn_reading(model_drafter *md, int lag, double ms) {
-    double rest = SO_MAX(ms, 1e-3) / lag;
-    if (md->read_ms > 0)
-        smooth(&md->read_ms, rest);
-    else
-        md->read_ms = rest;
-}
-
-static void learn_cost(model_drafter *md, int n, int lag, double ms) {
-    int depth = 0;
-    for (int i = 0; i < n; i++)
-        depth = SO_MAX(depth, md->chains[i].depth + md->chains[i].refused);
-    if (depth == 0)
-        return;
-    if (lag > MAX_LAG) {
-        learn_reading(md, lag, ms - depth * md->step_ms);
-        return;
+/* Another level is one pass of the draft for all chains that go on: made where what they gain by it
+ * together is more than its price. Chains without terms go on by themselves, and pay for all. */
+static void end_unpaid(model_drafter *md, int n) {
+    double gain = 0, price = 0;
+    for (int i = 0; i < n; i++) {
+        const chain *c = &md->chains[i];
+        if (c->done)
+            continue;
+        if (!c->job->terms || c->first_logit < 0)
+            return;
+        gain += next_gain(c);
+        price = SO_MAX(price, (double)c->job->terms->level);
     }
-    ms /= depth;
-    if (md->n_costs++ < FIRST_COSTS)
-        md->step_ms = md->n_costs > 1 ? SO_MIN(md->step_ms, ms) : ms;
-    else
-        smooth(&md->step_ms, ms);
-}
-
-/* The most that a chain has to read before it can draft, beside its root. */
-static int most_missing(const model_drafter *md, int n) {
-    int lag = 0;
-    for (int i = 0; i < n; i++)
-        lag = SO_MAX(lag, md->chains[i].n_text - so_seq_len(md->chains[i].s->seq) - 1);
-    return lag;
+    for (int i = 0; i < n && gain <= price; i++)
+        md->chains[i].done = true;
 }
 
 static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
     model_drafter *md = (model_drafter *)d;
     int n = 0, rc = SO_OK;
-    int64_t t = so_clock_ns();
     for (int i = 0; i < n_jobs && n < md->o.n_parallel; i++)
         n += begin_chain(md, &jobs[i], &md->chains[n]);
-    int lag = most_missing(md, n);
     if (n > 0 && md->inner)
         rc = ask_inner(md, n, err);
-    for (bool more = n > 0; more && rc == SO_OK;)
+    for (bool more = n > 0; more && rc == SO_OK; end_unpaid(md, n))
         rc = pass_once(md, n, &more, err);
-    if (rc == SO_OK)
-        learn_cost(md, n, lag, so_clock_ms_since(t));
-    else
+    for (int i = 0; i < n; i++)
+        md->chains[i].job->n_levels = md->chains[i].depth + md->chains[i].refused;
+    if (rc != SO_OK)
         abort_all(md, n);
     return rc;
 }
 
 /* --- life --- */
-
-static double model_cost_ms(const so_drafter *d) {
-    double ms = ((const model_drafter *)d)->step_ms;
-    return ms > 0 ? ms : 1e-3; /* never free, also before the first measurement */
-}
-
-/* Before the first text was read: by the size of the two, which is too much where a small draft has
- * a large vocabulary, since reading needs no output matrix. */
-static double model_read_ms(const so_drafter *d, double target_ms) {
-    const model_drafter *md = (const model_drafter *)d;
-    return md->read_ms > 0 ? md->read_ms : target_ms * md->o.share;
-}
 
 static int model_n_ctx(const so_drafter *d) { return ((const model_drafter *)d)->n_ctx; }
 
@@ -613,8 +586,6 @@ static const so_drafter_vt MODEL_VT = {
     .propose = model_propose,
     .observe = model_observe,
     .read_state = model_read_state,
-    .cost_ms = model_cost_ms,
-    .read_ms = model_read_ms,
     .n_ctx = model_n_ctx,
     .share = model_share,
     .park = model_park,
@@ -676,7 +647,10 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     model_drafter *md = SO_NEW(model_drafter);
     int n_par = o->n_parallel, n_logits = n_par * (inner ? o->max_draft : 1);
     md->base.vt = &MODEL_VT;
-    md->base.draws = true;
+    md->base.draws = md->base.costs = md->base.is_model = true;
+    md->base.size = o->size;
+    md->base.id = o->id;
+    md->base.claimed = o->claimed;
     md->m = m;
     md->o = *o;
     md->n_vocab = so_model_hparams(m)->n_vocab;

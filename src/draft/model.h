@@ -18,7 +18,9 @@ typedef struct so_model_drafter_opts {
     so_kv_layout kv_layout;
     int n_pages;       /* of its cache; 0: enough for n_parallel texts of n_ctx */
     bool prefix_cache; /* pages of finished texts are kept for others; not with slots */
-    double share;      /* of the target's weights that the draft's are */
+    double size;       /* of the target's weights that the draft's are */
+    uint64_t id;       /* so_drafter.id */
+    double claimed;    /* so_drafter.claimed */
     float temp;        /* negative: the request's */
     float p_min;       /* a draft ends where its likeliest token has less than this; 0: never */
 } so_model_drafter_opts;

@@ -150,6 +150,7 @@ static const so_drafter_vt NGRAM_VT = {
 so_drafter *so_ngram_create(const so_ngram_params *p) {
     ngram *g = SO_NEW(ngram);
     g->base.vt = &NGRAM_VT;
+    g->base.lasting = true;
     g->base.draws = p && p->draw;
     g->params = p ? *p : (so_ngram_params){0};
     if (g->params.max_order == 0)

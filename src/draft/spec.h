@@ -88,13 +88,28 @@ typedef struct so_draft_config {
     void *user;
 } so_draft_config;
 
+/* One drafter that is asked by itself. `a,b+c` has three: a is the first alternative, b and c,
+ * merged into one tree, the second. */
+typedef struct so_draft_stage {
+    so_drafter *drafter;
+    int alternative;  /* from 0, rising; the first that proposes is taken */
+    int outer, inner; /* its place in root and in that member; −1: it is that itself */
+} so_draft_stage;
+
 /* The drafters of a spec. Leaves are numbered in the order they are written: leaves[i]->index is i.
- */
+ * Stages are among the leaves, but for inner drafters, and in the same order. */
 typedef struct so_draft_set {
     so_drafter *root;
     so_drafter *leaves[SO_SPEC_MAX_NODES];
     int n_leaves;
+    so_draft_stage stages[SO_SPEC_MAX_NODES];
+    int n_stages;
 } so_draft_set;
+
+/* What `root` opened, as the drafter of a stage knows it. */
+void *so_draft_set_state(const so_draft_set *set, void *state, int stage);
+/* Fills the stages from root; for sets that so_spec_build did not make. */
+void so_draft_set_list_stages(so_draft_set *set);
 
 int so_spec_build(const so_spec *s, const so_draft_config *cfg, so_draft_set *out, so_err *err);
 void so_draft_set_deinit(so_draft_set *set);

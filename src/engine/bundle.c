@@ -11,7 +11,7 @@
 #include "base/pool.h"
 #include "draft/model.h"
 #include "draft/registry.h"
-#include "engine/choose.h"
+#include "plan/choose.h"
 
 void so_bundle_defaults(so_bundle_opts *o) { *o = (so_bundle_opts){.level = SO_CPU_AUTO}; }
 
@@ -157,12 +157,12 @@ int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bun
     return rc;
 }
 
-bool so_bundle_find_draft(const so_bundle *target, so_bundle *out) {
+bool so_bundle_find_draft(const so_bundle *target, so_dtype kv_dtype, so_bundle *out) {
     so_registry_found found;
     bool done = false;
     so_registry_search(target->ck, so_model_hparams(target->model), target->tok, &found);
     if (found.n > 1)
-        so_choose_first(target->model, &found);
+        so_choose_first(target->model, kv_dtype, &found);
     for (int i = 0; i < found.n && !done; i++) {
         so_err err = {0};
         so_bundle b = {0};

@@ -39,9 +39,10 @@ void so_bundle_close(so_bundle *b);
  * is refused. progress and user of o may be set, nothing else is read. */
 int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bundle_opts *o,
                          so_bundle *out, so_err *err);
-/* The same for the best of those that are registered for the target (draft/registry.h); *out is
- * left alone and false returned where there is none, or none that can be opened. */
-bool so_bundle_find_draft(const so_bundle *target, so_bundle *out);
+/* The same for the best of those that are registered for the target (draft/registry.h), by what was
+ * measured with this type of cache (plan/choose.h); *out is left alone and false returned where
+ * there is none, or none that can be opened. */
+bool so_bundle_find_draft(const so_bundle *target, so_dtype kv_dtype, so_bundle *out);
 
 /* The sampling that generation_config.json or GGUF's general.sampling.* recommend, laid over *p.
  * A value out of range is left out with a warning. */

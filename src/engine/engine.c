@@ -17,6 +17,7 @@
 /* Each is a row of logits, which are written where they are wanted only: memory that nobody asks
  * for is not touched. More would hardly be faster. */
 enum { MAX_SCORES = 32 };
+enum { NODES_PER_DEPTH = 2 }; /* of --draft-max: room for two merged drafters */
 
 /* --- creation --- */
 
@@ -44,6 +45,9 @@ static int check_opts(const so_model *m, const so_engine_opts *o, so_err *err) {
     if (o->max_draft < 0 || o->max_draft > SO_MAX_DRAFT)
         return so_err_set(err, SO_ERANGE, "--draft-max %d: must be from 1 to %d", o->max_draft,
                           SO_MAX_DRAFT);
+    if (o->max_nodes != 0 && (o->max_nodes < o->max_draft || o->max_nodes >= SO_TREE_MAX))
+        return so_err_set(err, SO_ERANGE, "%d guesses per request: must be from %d to %d",
+                          o->max_nodes, o->max_draft, SO_TREE_MAX - 1);
     return SO_OK;
 }
 
@@ -101,9 +105,9 @@ static void create_slot_parts(so_engine *e) {
     }
     e->slot_used = SO_NEW_N(bool, n);
     e->order = SO_NEW_N(so_request *, n);
-    e->rows = SO_NEW_N(so_row, e->max_rows);
-    e->seqs = SO_NEW_N(so_seq *, n);
-    e->path = SO_NEW_N(int32_t, e->max_rows);
+    e->step.rows = SO_NEW_N(so_row, e->max_rows);
+    e->step.seqs = SO_NEW_N(so_seq *, n);
+    e->step.path = SO_NEW_N(int32_t, e->max_rows);
 }
 
 int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_opts *opts,
@@ -115,6 +119,8 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     e->m = m;
     e->tok = t;
     e->o = *opts;
+    if (e->o.max_nodes == 0)
+        e->o.max_nodes = SO_MIN(NODES_PER_DEPTH * opts->max_draft, SO_TREE_MAX - 1);
     e->t_created_ns = so_clock_ns();
     rc = create_cache(e, err);
     e->max_guesses = opts->max_draft ? so_speculate_max_guesses(e) : 0;
@@ -128,8 +134,10 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
         return rc;
     }
     create_slot_parts(e);
-    if (opts->max_draft > 0)
-        so_speculate_init(e);
+    if (opts->max_draft > 0) {
+        e->spec = so_speculate_create(e);
+        e->verifier = so_verdict_create(so_model_hparams(m)->n_vocab);
+    }
     so_memory_warn(e, opts->draft);
     *out = e;
     return SO_OK;
@@ -139,7 +147,8 @@ void so_engine_free(so_engine *e) {
     if (!e)
         return;
     SO_ASSERT_OP(e->n_requests, ==, 0);
-    so_speculate_deinit(e);
+    so_speculate_free(e);
+    so_verdict_free(e->verifier);
     so_sampler_free(e->sampler);
     so_pass_free(e->pass);
     for (int i = 0; e->trees && i < e->o.n_parallel; i++) {
@@ -151,11 +160,11 @@ void so_engine_free(so_engine *e) {
     free(e->slot_seqs);
     free(e->slot_used);
     free(e->order);
-    free(e->rows);
-    free(e->seqs);
-    free(e->path);
-    so_buf_free(&e->piece);
-    so_buf_free(&e->out);
+    free(e->step.rows);
+    free(e->step.seqs);
+    free(e->step.path);
+    so_buf_free(&e->step.piece);
+    so_buf_free(&e->step.out);
     free(e);
 }
 
@@ -167,7 +176,7 @@ static bool emit(so_request *r, int32_t token, so_origin origin) {
     so_event ev = {.req = r,
                    .token = token,
                    .origin = origin,
-                   .text = so_buf_str(&r->e->out),
+                   .text = so_buf_str(&r->e->step.out),
                    .finish = r->finish};
     if (r->logprobs && token != SO_TOKEN_NONE)
         ev.logprobs = r->logprobs + (size_t)(r->n_tokens - r->n_prompt - 1) * r->n_logprobs;
@@ -191,12 +200,12 @@ void so_engine_finish(so_request *r, so_finish why, bool stop_string) {
     r->finish = why;
     if (r->t_first_ns)
         r->stats.predicted_ms = so_clock_ms_since(r->t_first_ns);
-    so_buf_clear(&e->out);
+    so_buf_clear(&e->step.out);
     if (e->tok && !stop_string) {
-        so_buf_clear(&e->piece);
-        so_detok_finish(&r->detok, &e->piece);
-        if (!so_stops_push(&r->stops, so_buf_str(&e->piece), &e->out))
-            so_stops_finish(&r->stops, &e->out);
+        so_buf_clear(&e->step.piece);
+        so_detok_finish(&r->detok, &e->step.piece);
+        if (!so_stops_push(&r->stops, so_buf_str(&e->step.piece), &e->step.out))
+            so_stops_finish(&r->stops, &e->step.out);
     }
     so_speculate_tell(r);
     so_speculate_close(r);
@@ -219,19 +228,19 @@ static void drop_cancelled(so_request *list) {
 static int add_rows(so_engine *e, so_request *r, int seq, int at) {
     int len = so_seq_len(r->seq), root = at + r->n_chunk;
     for (int i = 0; i < r->n_chunk; i++)
-        e->rows[at + i] = (so_row){.token = r->tokens[len + i],
-                                   .pos = len + i,
-                                   .seq = seq,
-                                   .parent = i ? at + i - 1 : -1,
-                                   .want_logits = i >= r->n_chunk - r->n_score};
+        e->step.rows[at + i] = (so_row){.token = r->tokens[len + i],
+                                        .pos = len + i,
+                                        .seq = seq,
+                                        .parent = i ? at + i - 1 : -1,
+                                        .want_logits = i >= r->n_chunk - r->n_score};
     for (int i = 0; r->has_tree && i < r->tree->n_nodes; i++) {
         const so_node *n = &r->tree->nodes[i];
         int parent = i ? root + n->parent : r->n_chunk ? root - 1 : -1;
-        e->rows[root + i] = (so_row){.token = n->token,
-                                     .pos = len + r->n_chunk + n->depth,
-                                     .seq = seq,
-                                     .parent = parent,
-                                     .want_logits = true};
+        e->step.rows[root + i] = (so_row){.token = n->token,
+                                          .pos = len + r->n_chunk + n->depth,
+                                          .seq = seq,
+                                          .parent = parent,
+                                          .want_logits = true};
     }
     return root + (r->has_tree ? r->tree->n_nodes : 0);
 }
@@ -244,7 +253,7 @@ static int forward(so_engine *e, so_err *err) {
         if (end == n_rows)
             continue; /* the chunk budget went to others */
         rc = so_seq_begin(r->seq, end - n_rows, err);
-        e->seqs[n_seqs++] = r->seq;
+        e->step.seqs[n_seqs++] = r->seq;
         n_rows = end;
         r->first_score = n_logits;
         n_logits += r->n_score;
@@ -257,24 +266,25 @@ static int forward(so_engine *e, so_err *err) {
             want |= so_speculate_reads_states(r) ? SO_PASS_HIDDEN : 0u;
         }
     }
-    so_batch batch = {.rows = e->rows, .n_rows = n_rows, .seqs = e->seqs, .n_seqs = n_seqs};
+    so_batch batch = {
+        .rows = e->step.rows, .n_rows = n_rows, .seqs = e->step.seqs, .n_seqs = n_seqs};
     return rc == SO_OK ? so_pass_run(e->pass, &batch, want, err) : rc;
 }
 
 static void commit(so_engine *e, so_request *r) {
     int n = 0;
     for (int i = 0; i < r->n_chunk; i++)
-        e->path[n++] = i;
+        e->step.path[n++] = i;
     if (r->has_tree) {
-        e->path[n++] = r->n_chunk; /* the root */
+        e->step.path[n++] = r->n_chunk; /* the root */
         for (int i = 0; i < r->verdict.n_accepted; i++)
-            e->path[n++] = r->n_chunk + r->verdict.path[i];
-        int next = r->verdict.n_accepted ? e->path[n - 1] + 1 : r->n_chunk + 1;
+            e->step.path[n++] = r->n_chunk + r->verdict.path[i];
+        int next = r->verdict.n_accepted ? e->step.path[n - 1] + 1 : r->n_chunk + 1;
         if (e->mutant == SO_MUTANT_KEEP_ROW && next < r->n_chunk + r->tree->n_nodes)
-            e->path[n - 1] = next;
+            e->step.path[n - 1] = next;
     }
     if (so_seq_open_nodes(r->seq) > 0)
-        so_seq_commit(r->seq, e->path, n);
+        so_seq_commit(r->seq, e->step.path, n);
 }
 
 /* Takes one token, told after `node`, into the text; false when the request has ended with it. */
@@ -293,12 +303,12 @@ static bool take(so_request *r, int node, int32_t token, so_origin origin) {
     so_speculate_state(r, node);
     r->tokens[r->n_tokens++] = token;
     r->stats.predicted_n++;
-    e->info.emitted++;
-    so_buf_clear(&e->out);
+    e->step.info.emitted++;
+    so_buf_clear(&e->step.out);
     if (e->tok && token < so_tokenizer_n_vocab(e->tok)) { /* padding ids have no text */
-        so_buf_clear(&e->piece);
-        so_detok_push(&r->detok, token, &e->piece);
-        stop = so_stops_push(&r->stops, so_buf_str(&e->piece), &e->out);
+        so_buf_clear(&e->step.piece);
+        so_detok_push(&r->detok, token, &e->step.piece);
+        stop = so_stops_push(&r->stops, so_buf_str(&e->step.piece), &e->step.out);
     }
     bool go_on = emit(r, token, origin);
     if (stop || !go_on || r->n_tokens == r->max_len) {
@@ -345,16 +355,15 @@ static void fail_all(so_engine *e, const so_err *err) {
 }
 
 static void begin_info(so_engine *e) {
-    e->info = (so_step_info){.step = e->info.step, .t_ms = so_clock_ms_since(e->t_created_ns)};
+    e->step.info =
+        (so_step_info){.step = e->step.info.step, .t_ms = so_clock_ms_since(e->t_created_ns)};
 }
 
 /* Before tokens are emitted: a request that ends leaves the list. */
 static void count_step(so_engine *e, double pass_ms, double verify_ms) {
-    so_step_info *s = &e->info;
+    so_step_info *s = &e->step.info;
     s->pass_ms = pass_ms;
     s->verify_ms = verify_ms;
-    if (e->planner && e->plan.n_requests > 0)
-        s->plan = e->plan;
     for (const so_request *r = e->running; r; r = r->next) {
         s->n_rows += r->n_chunk;
         if (!r->has_tree)
@@ -369,7 +378,7 @@ static void count_step(so_engine *e, double pass_ms, double verify_ms) {
 
 static void sum_step(so_engine *e) {
     so_engine_stats *sum = &e->stats;
-    const so_step_info *s = &e->info;
+    const so_step_info *s = &e->step.info;
     sum->steps++;
     sum->rows = s->n_rows;
     sum->rows_sum += s->n_rows;
@@ -379,7 +388,7 @@ static void sum_step(so_engine *e) {
     sum->emitted += s->emitted;
     if (e->o.on_step)
         e->o.on_step(e->o.step_user, s);
-    e->info.step++;
+    e->step.info.step++;
 }
 
 int so_engine_step(so_engine *e, so_err *err) {
@@ -391,7 +400,7 @@ int so_engine_step(so_engine *e, so_err *err) {
         return 0;
     begin_info(e);
     so_schedule_gather(e);
-    if (e->planner)
+    if (e->spec)
         so_speculate_step(e);
     int64_t t_start = so_clock_ns();
     int rc = forward(e, &local);
@@ -409,7 +418,7 @@ int so_engine_step(so_engine *e, so_err *err) {
         }
         commit(e, r);
     }
-    if (e->planner)
+    if (e->spec)
         so_speculate_observe(e, pass_ms);
     count_step(e, pass_ms, so_clock_ms_since(t_pass));
     for (so_request *r = e->running, *next; r; r = next) {

@@ -27,9 +27,9 @@
 #define SO_ENGINE_ENGINE_H
 
 #include "draft/drafters.h"
-#include "draft/planner.h"
 #include "kv/kv.h"
 #include "model/model.h"
+#include "plan/plan.h"
 #include "sample/sample.h"
 #include "token/tokenizer.h"
 #include "verify/verify.h"
@@ -58,15 +58,16 @@ typedef struct so_engine_opts {
     int n_batch;    /* most prompt tokens in one pass */
     int n_pages;    /* of the KV cache; 0: enough for n_parallel requests of n_ctx tokens */
     so_dtype kv_dtype;
-    so_kv_layout kv_layout; /* slotted: fewer pages mean fewer requests at once */
-    bool prefix_cache;      /* paged only; ignored for slots */
-    int max_draft;          /* most guesses of one request and step; 0: no request may speculate */
-    const so_model *draft;  /* for the drafter `model`; NULL: only model(FILE) is known */
+    so_kv_layout kv_layout;        /* slotted: fewer pages mean fewer requests at once */
+    bool prefix_cache;             /* paged only; ignored for slots */
+    int max_draft;                 /* deepest draft of a request; 0: no request may speculate */
+    int max_nodes;                 /* most guesses of one request and step; 0: twice max_draft */
+    const so_model *draft;         /* for the drafter `model`; NULL: only model(FILE) is known */
     const so_tokenizer *draft_tok; /* of the draft; NULL where tok is */
     float draft_temp;              /* of draft models; negative: the request's own */
-    float draft_p_min; /* a model's draft ends where its likeliest token has less than this */
-    uint64_t draft_id; /* tells this draft from others in what is kept between runs */
-    double draft_word; /* the agreement that its file states (docs/formats.md); 0: none */
+    float draft_p_min;    /* a model's draft ends where its likeliest token has less than this */
+    uint64_t draft_id;    /* tells this draft from others in what is kept between runs */
+    double draft_claimed; /* the agreement that its file claims (docs/formats.md); 0: none */
     so_keep
         keep_costs; /* t(n) and acceptance are read from the cache folder, and written at the end */
     so_draft_fn *user_drafter; /* the drafter `user`; may be NULL */
@@ -123,7 +124,6 @@ typedef struct so_round {
 } so_round;
 typedef void so_round_fn(void *user, const so_round *round);
 
-typedef enum so_verify_mode { SO_VERIFY_MATCH, SO_VERIFY_REJECT, SO_VERIFY_LENIENT } so_verify_mode;
 const char *so_verify_mode_name(so_verify_mode m);
 /* "match", "reject" or "lenient=L"; false where it is none of them. *lenience is 1 but for the
  * last, whose range submission checks. */

@@ -1,18 +1,21 @@
-/* What the files of the engine share: engine.c (requests, admission, the step), speculate.c (what
- * to guess), lengths.c (how much of it, where it costs), verdict.c (what stands), memory.c (whether
- * it fits). Nobody else includes this. */
+/* What the files of the engine share: engine.c (the step), request.c (submission), schedule.c (who
+ * runs), speculate.c and drafters.c (what to guess), verdict.c (what stands), memory.c (whether it
+ * fits). Nobody else includes this. A member belongs to the file that is named above it; others may
+ * read it. */
 #ifndef SO_ENGINE_IMPL_H
 #define SO_ENGINE_IMPL_H
 
 #include "base/mem.h"
-#include "draft/planner.h"
-#include "draft/record.h"
-#include "draft/shadow.h"
-#include "draft/spec.h"
 #include "engine/bundle.h"
 #include "engine/engine.h"
 #include "engine/stops.h"
 #include "kv/kv.h"
+#include "plan/plan.h"
+
+typedef struct so_speculator so_speculator; /* speculate.c */
+typedef struct so_verifier so_verifier;     /* verdict.c */
+typedef struct so_drafters so_drafters;     /* drafters.c */
+typedef struct so_spec_set so_spec_set;     /* drafters.c: the drafters of one spec */
 
 typedef enum so_phase { SO_PHASE_WAITING, SO_PHASE_RUNNING, SO_PHASE_DONE } so_phase;
 
@@ -24,61 +27,28 @@ typedef enum so_mutant {
     SO_MUTANT_MOVE_TAIL, /* guesses are checked against the row before their own */
 } so_mutant;
 
-/* What rounds of drafts that may stretch come to, smoothed: tokens and time, in plain passes. */
-typedef struct so_stretch {
-    double tokens, passes;
-    int n; /* rounds */
-} so_stretch;
-
-enum { SO_CROWDS = 8 }; /* by the bit length of how many requests ran */
-
-/* How guesses come about and are tested decides how often they stand: each way has its own record.
- */
-typedef enum so_guessing {
-    SO_GUESSING_GREEDY, /* temperature 0 */
-    SO_GUESSING_NOISE,  /* points, against the target's draw */
-    SO_GUESSING_DRAWN,  /* draws, against its distribution */
-    SO_GUESSINGS
-} so_guessing;
-
-/* The drafters of one spec, shared by the requests that name it. */
-typedef struct so_spec_set so_spec_set;
-struct so_spec_set {
-    so_spec_set *next;
-    char *text; /* in its shortest form */
-    so_draft_set drafters;
-    uint64_t draft_id; /* of the model in it */
-    double draft_word; /* its own, 0: none */
-    so_estimate_shared shared[SO_GUESSINGS];
-    so_stretch stretches[SO_GUESSINGS];
-    bool draws;          /* one of them may draw */
-    bool staged;         /* of the form a,b: lengths are fixed when a drafter's turn comes */
-    bool failed;         /* has been seen to fail */
-    int n_requests;      /* that use it */
-    so_draft_job *jobs;  /* [n_parallel], of this step */
-    so_request **owners; /* [n_parallel] */
-    int n_jobs;
-};
-
 /* A request's side of speculation; all zero for a request without. */
 typedef struct so_speculation {
     so_spec_set *set;
-    void *state; /* the drafter's */
+    void *state;           /* the drafters' */
+    so_plan_request *plan; /* NULL: it does not speculate, or no longer */
     int length, draft_max, draft_min;
     so_verify_mode verify;
-    so_guessing guessing;
     double lenience;
-    so_estimate *estimate;
-    so_shadow *shadow;
-    int n_told;           /* tokens the drafter was told of */
-    int n_read;           /* tokens that the drafter that costs has read */
-    int depth;            /* this step: how deep to draft, 0: not at all */
-    bool stretch;         /* this step: deeper, as long as it pays (so_lengths_more) */
-    so_stretch stretches; /* of this request */
-    double path, promise; /* of the chain so far: its chance, and the tokens it promises */
-    int max_nodes;
+    int n_told;    /* tokens that the drafters were told of */
+    int depth;     /* this step: how deep a draft may go, 0: no draft */
+    int max_nodes; /* this step: guesses below the root */
     uint32_t round;
 } so_speculation;
+
+/* The scratch of one step. */
+typedef struct so_step {
+    so_row *rows;      /* [max_rows] */
+    so_seq **seqs;     /* [n_parallel] */
+    int32_t *path;     /* [max_rows] */
+    so_buf piece, out; /* text of a token; what of it is sent */
+    so_step_info info;
+} so_step;
 
 struct so_request {
     so_engine *e;
@@ -125,61 +95,33 @@ struct so_request {
 };
 
 struct so_engine {
+    /* engine.c */
     const so_model *m;
     const so_tokenizer *tok;
     so_engine_opts o;
     so_kv *kv;
     so_pass *pass;
     so_sampler *sampler;
-    so_request *waiting, *running; /* by rank */
-    int n_waiting, n_running, n_requests, n_pages;
+    int n_pages, max_rows, max_guesses; /* guesses: of all requests in one pass */
+    int max_scores;                     /* rows of prompts in one pass whose logprobs are wanted */
+    so_tree *trees;                     /* [n_parallel] of the slots */
+    so_seq **slot_seqs;                 /* [n_parallel] */
+    so_engine_stats stats;
+    int64_t t_created_ns;
+    so_step step;
+    /* request.c */
+    int n_requests;
     int64_t n_submitted;
+    /* schedule.c: by rank */
+    so_request *waiting, *running;
+    int n_waiting, n_running;
     bool *slot_used;    /* [n_parallel] */
-    so_tree *trees;     /* [n_parallel] of the slots */
-    so_seq **slot_seqs; /* [n_parallel] */
     so_request **order; /* [n_parallel] prompts, this step */
     int64_t n_spare;    /* pages that this step may still spend on guesses */
-    so_engine_stats stats;
-    so_row *rows;  /* [max_rows] */
-    so_seq **seqs; /* [n_parallel] */
-    int32_t *path; /* [max_rows] */
-    int max_rows;
-    int max_scores; /* rows of prompts in one pass whose logprobs are wanted */
-    so_buf piece, out;
-    int64_t t_created_ns;
-    so_step_info info; /* of this step */
-
-    /* speculation; all of it absent where opts.max_draft is 0 */
-    int max_guesses; /* in one pass, of all requests */
+    /* Absent where opts.max_draft is 0. */
+    so_speculator *spec;
+    so_verifier *verifier;
     so_mutant mutant;
-    so_planner *planner;
-    so_buf costs_key; /* empty: costs are not kept */
-    int n_new_costs;  /* passes learned from */
-    so_records records;
-    so_plan plan;            /* of this step; n_requests 0: nobody speculates */
-    int n_trees, other_rows; /* of this step: requests that get a token, rows of prompts */
-    double lengths_ms;       /* of this step: what planned drafts will take; 0: none was planned */
-    bool rests;              /* of this step: nobody drafts where that costs */
-    double unpaid_ms;        /* of drafting, in steps that were not judged */
-    int turn;                /* steps, round and round: when the other way is tried */
-    so_stretch drafted[SO_CROWDS], undrafted[SO_CROWDS]; /* steps with such drafts, and without */
-    uint64_t draft_id;                                   /* of the draft model that was made last */
-    double draft_word;                                   /* of the same */
-    so_spec_set *sets;
-    so_corpus *corpus;
-    so_bundle *bundles;  /* opened for model(FILE) */
-    char **bundle_paths; /* by which they were named */
-    int n_bundles;
-    so_plan_tree *plan_trees;   /* [n_parallel] */
-    so_plan_chain *plan_chains; /* [n_parallel] */
-    so_request **plan_owners;   /* [n_parallel] */
-    float *chain_accept;        /* [n_parallel][max_draft] */
-    float *tree_accept;         /* [n_parallel][SO_TREE_MAX] */
-    float *row;                 /* [n_vocab] a standardised row */
-    double *scratch;            /* [2][n_vocab] */
-    double draw_ms;             /* of a token without guesses, smoothed */
-    double check_ms[3];         /* by so_verify_mode: what a guess adds to that, smoothed */
-    double priced_ms;           /* t(1) when that and drafting were measured, smoothed */
 };
 
 /* --- engine.c --- */
@@ -204,12 +146,15 @@ int so_schedule_room(so_request *r, int want);
 
 /* How many guesses of all requests one pass may hold. */
 int so_speculate_max_guesses(const so_engine *e);
-void so_speculate_init(so_engine *e);
-void so_speculate_deinit(so_engine *e);
+so_speculator *so_speculate_create(so_engine *e);
+void so_speculate_free(so_engine *e);
 /* Checks o and opens the drafter; r has its prompt and limits. */
 int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err);
 void so_speculate_close(so_request *r);
 void so_speculate_release(so_request *r);
+const char *so_speculate_name(const so_request *r); /* its spec in the shortest form */
+/* Of all its drafters together; NULL: none. */
+const so_drafter *so_speculate_drafter(const so_request *r);
 /* r got its tree: gives it rows where its drafts are drawn. */
 void so_speculate_admit(so_request *r);
 /* r is preempted: its drafter gives back what it can rebuild. */
@@ -222,27 +167,10 @@ void so_speculate_state(so_request *r, int node);
 bool so_speculate_reads_states(const so_request *r);
 /* The tokens since the last call are the request's own: drafter and estimates learn of them. */
 void so_speculate_tell(so_request *r);
+/* A verdict was reached, and the host took ms for it. */
+void so_speculate_verdict(so_request *r, so_verify_mode mode, double ms);
 /* The pass is over and verdicts are known. */
 void so_speculate_observe(so_engine *e, double pass_ms);
-
-/* --- lengths.c --- */
-
-/* Lengths of sets that are asked as one, into spec.depth. */
-void so_lengths_plan(so_engine *e);
-/* Before all others: whether drafts that cost are made at all in this step. */
-void so_lengths_begin(so_engine *e);
-/* What a guess of r costs the host beyond its row. */
-double so_lengths_check_ms(const so_engine *e, const so_request *r);
-/* The step is over: what its pass took, and how many tokens came of it. */
-void so_lengths_observe(so_engine *e, double pass_ms, int n_tokens);
-/* For the sets of the form a,b: so_draft_limit and so_draft_judge; user is the engine. */
-void so_lengths_limit(void *user, so_draft_job *jobs, int n_jobs, const so_drafter *member);
-/* The planner has chosen from r's tree: keeps count of what drafts come to. */
-void so_lengths_learn(so_request *r, const so_plan_tree *chosen);
-/* so_draft_ask for requests whose drafts may stretch. */
-bool so_lengths_draw(so_draft_job *job, const so_drafter *d, int depth, double sure);
-bool so_lengths_more(so_draft_job *job, const so_drafter *d, int depth, double sure);
-bool so_lengths_judge(void *user, const so_draft_job *job, const so_drafter *by);
 
 /* --- memory.c --- */
 
@@ -251,6 +179,8 @@ void so_memory_warn(const so_engine *e, const so_model *draft);
 
 /* --- verdict.c --- */
 
+so_verifier *so_verdict_create(int n_vocab);
+void so_verdict_free(so_verifier *v);
 /* r->verdict from the pass; an error is left in r->err and ends the walk where it happened. */
 void so_verdict_reach(so_request *r);
 void so_verdict_count(so_request *r);

@@ -45,7 +45,8 @@ static int check_length(const so_engine *e, const so_request_opts *o, so_err *er
 /* A draft that cannot follow the text to its end is refused where nobody would take over; with no
  * limit on the answer it drafts as far as it can, and the rest is decoded plainly. */
 static int check_draft_length(const so_request *r, so_err *err) {
-    int most = r->spec.set ? so_drafter_n_ctx(r->spec.set->drafters.root) : 0;
+    const so_drafter *d = so_speculate_drafter(r);
+    int most = d ? so_drafter_n_ctx(d) : 0;
     int n = r->n_prompt + SO_MAX(r->max_tokens, 0);
     if (most == 0 || n <= most)
         return SO_OK;
@@ -249,9 +250,7 @@ void so_verify_mode_print(so_verify_mode mode, double lenience, char out[SO_VERI
         snprintf(out, SO_VERIFY_TEXT, "%s", so_verify_mode_name(mode));
 }
 
-const char *so_request_drafter(const so_request *r) {
-    return r->spec.set ? r->spec.set->text : "none";
-}
+const char *so_request_drafter(const so_request *r) { return so_speculate_name(r); }
 
 so_verify_mode so_request_verify(const so_request *r, double *lenience) {
     *lenience = r->spec.lenience;

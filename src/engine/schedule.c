@@ -124,9 +124,9 @@ static bool fits_target(const so_engine *e, const so_request *r) {
 
 /* Drafts are lazy, so what counts is what they will hold, not what they do. */
 static bool fits_draft(const so_engine *e, const so_request *r) {
-    if (!r->spec.set)
+    const so_drafter *d = so_speculate_drafter(r);
+    if (!d)
         return true;
-    const so_drafter *d = r->spec.set->drafters.root;
     double share = so_drafter_share(d, len_soon(r));
     for (const so_request *q = e->running; q; q = q->next)
         share += q->spec.set == r->spec.set ? so_drafter_share(d, len_soon(q)) : 0;

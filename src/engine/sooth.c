@@ -183,12 +183,12 @@ void sooth_engine_params_init_sized(sooth_engine_params *p, size_t size) {
 }
 
 /* The draft that was named, or one that is registered for the model. */
-static int open_draft(const sooth_model *m, const sooth_engine_params *p, so_bundle *out,
-                      so_err *err) {
+static int open_draft(const sooth_model *m, const sooth_engine_params *p, so_dtype kv_dtype,
+                      so_bundle *out, so_err *err) {
     if (p->draft_model)
         return so_bundle_open_draft(p->draft_model, &m->b, NULL, out, err);
     if (p->max_draft > 0)
-        so_bundle_find_draft(&m->b, out);
+        so_bundle_find_draft(&m->b, kv_dtype, out);
     return SO_OK;
 }
 
@@ -233,11 +233,11 @@ int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth
     so_bundle draft = {0};
     lock(m);
     if (rc == SO_OK)
-        rc = open_draft(m, &p, &draft, &e);
+        rc = open_draft(m, &p, o.kv_dtype, &draft, &e);
     o.draft = draft.model;
     o.draft_tok = draft.tok;
     o.draft_id = draft.ck ? so_registry_id(draft.ck) : 0;
-    o.draft_word = draft.ck ? so_registry_agreement(draft.ck) : 0;
+    o.draft_claimed = draft.ck ? so_registry_agreement(draft.ck) : 0;
     if (rc == SO_OK)
         rc = so_engine_create(m->b.model, m->b.tok, &o, &inner, &e);
     if (rc != SO_OK)

@@ -14,9 +14,30 @@
  * decoding would never have computed it. Engine thread. */
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "base/clock.h"
 #include "engine/impl.h"
+
+struct so_verifier {
+    float *row;      /* [n_vocab] a standardised row */
+    double *scratch; /* [2][n_vocab] */
+};
+
+so_verifier *so_verdict_create(int n_vocab) {
+    so_verifier *v = SO_NEW(so_verifier);
+    v->row = SO_NEW_N(float, n_vocab);
+    v->scratch = SO_NEW_N(double, 2 * n_vocab);
+    return v;
+}
+
+void so_verdict_free(so_verifier *v) {
+    if (!v)
+        return;
+    free(v->row);
+    free(v->scratch);
+    free(v);
+}
 
 static so_sample_context context_at(so_request *r, int node) {
     int depth = r->tree->nodes[node].depth;
@@ -60,7 +81,7 @@ static int32_t unguessed(const so_request *r, int node) {
 
 /* After an error: a row by which every guess fails, so that the walk ends here. */
 static const float *dead_row(so_request *r, int node, float nothing, float all) {
-    float *row = r->e->row;
+    float *row = r->e->verifier->row;
     for (int i = 0; i < r->tree->n_vocab; i++)
         row[i] = nothing;
     row[unguessed(r, node)] = all;
@@ -70,26 +91,26 @@ static const float *dead_row(so_request *r, int node, float nothing, float all) 
 typedef int transform(so_sampler *s, const so_sample_params *p, const float *logits,
                       const so_sample_context *ctx, float *out, so_err *err);
 
-/* The row of `node` in e->row, after `fn`. */
+/* The row of `node` in the verifier, after `fn`. */
 static int load_row(so_request *r, int node, transform *fn) {
     so_engine *e = r->e;
     int at = logit_of(r, node), rc = so_pass_check(e->pass, at, &r->err);
     so_sample_context ctx = context_at(r, node);
-    return rc == SO_OK
-               ? fn(e->sampler, &r->sample, so_pass_logits(e->pass, at), &ctx, e->row, &r->err)
-               : rc;
+    return rc == SO_OK ? fn(e->sampler, &r->sample, so_pass_logits(e->pass, at), &ctx,
+                            e->verifier->row, &r->err)
+                       : rc;
 }
 
 static const float *standard_row(void *user, int node) {
     so_request *r = user;
     int rc = load_row(r, node, so_sample_weights);
-    return rc == SO_OK ? r->e->row : dead_row(r, node, 0, 1);
+    return rc == SO_OK ? r->e->verifier->row : dead_row(r, node, 0, 1);
 }
 
 static const float *adjusted_row(void *user, int node) {
     so_request *r = user;
     int rc = load_row(r, node, so_sample_adjusted);
-    return rc == SO_OK ? r->e->row : dead_row(r, node, -FLT_MAX, 0);
+    return rc == SO_OK ? r->e->verifier->row : dead_row(r, node, -FLT_MAX, 0);
 }
 
 /* Chance with the target's own draw where nothing was guessed. */
@@ -131,28 +152,18 @@ static void reach(so_request *r, so_verify_mode mode) {
         so_chance_keyed_init(&chance.keyed, r->sample.seed, r->sample.choice);
         chance.keyed.base.choose = choose_bonus;
         so_verify_reject(r->tree, standard_row, r, &chance.keyed.base,
-                         mode == SO_VERIFY_LENIENT ? s->lenience : 1, r->e->scratch, &r->verdict);
+                         mode == SO_VERIFY_LENIENT ? s->lenience : 1, r->e->verifier->scratch,
+                         &r->verdict);
     }
     if (r->err.code != SO_OK)
         r->verdict.token = SO_TOKEN_NONE;
-}
-
-static void smooth(double *mean, double ms) { *mean += (ms - *mean) * (*mean > 0 ? 0.1 : 1); }
-
-/* What a guess costs here beyond its row of the pass, for the planner: nothing where the target's
- * token is drawn in either case, a whole distribution where `reject` tests it. */
-static void learn_costs(so_engine *e, const so_verdict *v, so_verify_mode mode, double ms) {
-    if (v->n_tested == 0)
-        smooth(&e->draw_ms, ms);
-    else
-        smooth(&e->check_ms[mode], SO_MAX(0, ms - (v->n_accepted + 1) * e->draw_ms) / v->n_tested);
 }
 
 void so_verdict_reach(so_request *r) {
     so_verify_mode mode = r->spec.set ? r->spec.verify : SO_VERIFY_MATCH;
     int64_t t = so_clock_ns();
     reach(r, mode);
-    learn_costs(r->e, &r->verdict, mode, so_clock_ms_since(t));
+    so_speculate_verdict(r, mode, so_clock_ms_since(t));
 }
 
 /* By the row itself, whichever verifier decided: plain decoding would have seen the same one. */

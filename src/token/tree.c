@@ -1,7 +1,7 @@
 /* The token tree: nodes and proposals in two fixed arrays, q rows in one block made at init.
  *
  * Owns nothing but the rows. Refuses to grow: a tree that is full says so, and the drafter stops.
- * Nothing is ever removed, so an index is a birth date: parents stand before children and a
+ * Indices are in order of creation, also after pruning: parents stand before children and a
  * parent's proposals, in list order, have rising indices. so_tree_check walks all of it.
  * One thread at a time. */
 #include "token/tree.h"
@@ -89,6 +89,45 @@ int so_tree_new_row(so_tree *t) {
         return -1;
     t->row_sure[t->n_rows] = -1;
     return t->n_rows++;
+}
+
+/* --- pruning --- */
+
+static int prune_nodes(so_tree *t, const bool keep[SO_TREE_MAX], int16_t to[SO_TREE_MAX]) {
+    int n = 0;
+    for (int i = 0; i < t->n_nodes; i++) {
+        to[i] = -1;
+        if (!keep[i])
+            continue;
+        to[i] = (int16_t)n;
+        so_node node = t->nodes[i];
+        SO_ASSERT(i == 0 || to[node.parent] >= 0);
+        node.parent = i == 0 ? -1 : to[node.parent];
+        node.first = node.last = -1;
+        t->nodes[n++] = node;
+    }
+    return n;
+}
+
+void so_tree_prune(so_tree *t, const bool keep[SO_TREE_MAX]) {
+    int16_t to[SO_TREE_MAX];
+    int n_nodes = prune_nodes(t, keep, to), n_proposals = 0;
+    for (int i = 0; i < t->n_proposals; i++) { /* by index, which is draw order */
+        so_proposal q = t->proposals[i];
+        if (to[q.child] < 0)
+            continue;
+        q.child = to[q.child];
+        q.next = -1;
+        so_node *parent = &t->nodes[t->nodes[q.child].parent];
+        if (parent->last >= 0)
+            t->proposals[parent->last].next = (int16_t)n_proposals;
+        else
+            parent->first = (int16_t)n_proposals;
+        parent->last = (int16_t)n_proposals;
+        t->proposals[n_proposals++] = q;
+    }
+    t->n_nodes = n_nodes;
+    t->n_proposals = n_proposals;
 }
 
 /* --- the walker --- */

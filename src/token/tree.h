@@ -78,6 +78,9 @@ static inline float *so_tree_row(const so_tree *t, int row) {
 }
 /* The child of `parent` that holds `token`, or −1. */
 int so_tree_child(const so_tree *t, int parent, int32_t token);
+/* Removes the nodes that are not kept, and their proposals; indices change. The root is kept, and
+ * so is the parent of every node that is. */
+void so_tree_prune(so_tree *t, const bool keep[SO_TREE_MAX]);
 /* Aborts if parents, depths, proposal lists or counts contradict each other. */
 void so_tree_check(const so_tree *t);
 

@@ -14,6 +14,9 @@
 #include "base/rng.h"
 #include "token/tree.h"
 
+typedef enum so_verify_mode { SO_VERIFY_MATCH, SO_VERIFY_REJECT, SO_VERIFY_LENIENT } so_verify_mode;
+enum { SO_VERIFY_MODES = 3 };
+
 typedef struct so_verdict {
     int n_accepted;
     int16_t path[SO_TREE_MAX];             /* accepted nodes below the root, in order */

@@ -118,7 +118,7 @@ static void callback_proposes_points(void **state) {
     assert_int_equal(r.tree.proposals[2].kind, SO_Q_POINT);
     assert_int_equal(s.n_tokens, 2);
     assert_int_equal(s.max, 4);
-    assert_true(so_drafter_cost_ms(r.d) > 0);
+    assert_true(r.d->costs);
     rig_chain(&r, 0, out); /* no budget, no call */
     assert_int_equal(s.calls, 1);
     rig_close(&r);
@@ -179,35 +179,6 @@ static void first_that_proposes(void **state) {
     so_drafter *members[] = {fixed(NOTHING, 0), fixed(ABX, 1), fixed(ABC, 2)};
     rig_open(&r, so_group_create(members, 3, true), (int32_t[]){1}, 1);
     assert_tokens(out, rig_chain(&r, 8, out), ABX, 4);
-    assert_int_equal(r.tree.proposals[0].drafter, 1);
-    rig_close(&r);
-}
-
-static bool dislike(void *user, const so_draft_job *job, const so_drafter *by) {
-    assert_true(job->tree->n_nodes > 1);
-    return by->index != *(int *)user;
-}
-
-static void judged_guesses_are_passed_on(void **state) {
-    (void)state;
-    rig r;
-    int32_t out[8];
-    int bad = 1;
-    so_drafter *members[] = {fixed(ABX, 1), fixed(ABC, 2)};
-    rig_open(&r, so_group_create(members, 2, true), (int32_t[]){1}, 1);
-    so_group_set_judge(r.d, dislike, &bad);
-    assert_tokens(out, rig_chain(&r, 8, out), ABC, 3);
-    bad = 2;
-    assert_tokens(out, rig_chain(&r, 8, out), ABX, 4);
-    rig_close(&r);
-    /* drawn tokens are not judged */
-    so_drafter *drawn[] = {so_random_create(), fixed(ABC, 2)};
-    drawn[0]->index = 1;
-    rig_open(&r, so_group_create(drawn, 2, true), (int32_t[]){1}, 1);
-    so_group_set_judge(r.d, dislike, &bad);
-    bad = 1;
-    r.temp = 1;
-    assert_int_equal(rig_chain(&r, 5, out), 5);
     assert_int_equal(r.tree.proposals[0].drafter, 1);
     rig_close(&r);
 }
@@ -338,7 +309,6 @@ int main(void) {
         cmocka_unit_test(callback_proposes_points),
         cmocka_unit_test(callback_errors_are_told),
         cmocka_unit_test(first_that_proposes),
-        cmocka_unit_test(judged_guesses_are_passed_on),
         cmocka_unit_test(first_works_per_request),
         cmocka_unit_test(merged_into_one_tree),
         cmocka_unit_test(drawn_tokens_do_not_join_a_full_tree),

@@ -353,29 +353,23 @@ static void reject_is_exact(void **state) {
     print_message("reject: %d cases enumerated, none off by more than %.1e\n", n, worst);
 }
 
-/* Lengths by how peaked rows are, as the engine's are (lengths.c): a flat row is not drawn from,
+/* Lengths by how peaked rows are, as the planner's terms make them: a flat row is not drawn from,
  * and only a peaked one is followed by another guess. */
-static int n_refused, n_followed;
-static bool draw_from_peaks(so_draft_job *job, const so_drafter *d, int depth, double sure) {
-    (void)d;
-    if (job) /* a model within a model goes by the target's noise, and must not be asked */
-        assert_true(job->tree->max_rows > 0);
-    bool yes = sure >= (depth == 1 ? 0.66 : 0.72);
-    n_refused += !yes;
-    return yes;
-}
-static bool follow_peaks(so_draft_job *job, const so_drafter *d, int depth, double sure) {
-    (void)d;
-    assert_true(job->tree->max_rows > 0);
-    bool yes = depth < 3 && sure >= 0.7;
-    n_followed += yes;
-    return yes;
+static void peaked_terms(so_draft_terms *t) {
+    for (int d = 0; d < SO_TERMS_DEPTHS; d++) {
+        for (int l = 0; l <= SO_TERMS_LEVELS; l++)
+            t->chance[d][l] = l == SO_TERMS_LEVELS ? 1.0f : ((float)l + 0.5f) / SO_TERMS_LEVELS;
+        t->row[d] = d == 0 ? 0.6f : 0.45f;
+    }
+    t->level = 0.05f;
 }
 
 static void rows_may_end_drafts(void **state) {
     (void)state;
     double worst = 0;
-    n_refused = n_followed = 0;
+    int n_refused = 0, n_followed = 0;
+    so_draft_terms terms;
+    peaked_terms(&terms);
     const drafter_kind *kinds[] = {kind("model", false), kind("model", true),
                                    kind("model(model)", false)};
     for (size_t k = 0; k < SO_LEN(kinds); k++)
@@ -383,12 +377,13 @@ static void rows_may_end_drafts(void **state) {
             subject s;
             so_sample_params p = transform(t, 4);
             open_subject(&s, &worlds[4], kinds[k], 4, &p);
-            s.real.draw = draw_from_peaks;
-            s.real.more = follow_peaks;
+            s.real.terms = &terms;
             double gap = so_lossless_gap(&s.c);
             if (!(gap <= SO_LOSSLESS_TOLERANCE))
                 fail_msg("%s: off by %g", TRANSFORMS[t], gap);
             worst = SO_MAX(worst, gap);
+            n_refused += s.real.n_refused;
+            n_followed += s.real.n_followed;
             close_subject(&s);
         }
     print_message("lengths by rows: off by %.1e at most; %d rows refused, %d followed\n", worst,
@@ -621,7 +616,7 @@ static void falsify(mutation m, const so_tree *from, so_tree *t) {
             q[k] = p->row >= 0 ? so_tree_row(from, p->row)[k] : (k == x ? 0.5f : 0.25f);
         if (m == DROP_LOW_Q && q[x] < 0.4f)
             return;
-        if (m == SURE_OF_DRAW && !draw_from_peaks(NULL, NULL, i + 1, sqrt((double)q[x])))
+        if (m == SURE_OF_DRAW && sqrt((double)q[x]) < (i == 0 ? 0.66 : 0.72))
             return;
         for (int k = 0; m == WRONG_ROW && k < t->n_vocab; k++)
             q[k] = 0.5f * q[k] + 0.5f / (float)t->n_vocab;

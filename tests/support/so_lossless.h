@@ -131,11 +131,12 @@ typedef struct so_lossless_real {
     float temp;
     const int32_t *expected; /* for drafters that are told the text, else NULL */
     int n_expected;
-    so_draft_ask *draw, *more; /* as in so_draft_job */
+    const so_draft_terms *terms; /* as in so_draft_job */
     /* Zero-initialise the rest. */
     void *state;
     uint64_t seed;
     uint32_t round;
+    int n_refused, n_followed; /* jobs with a row that was not drawn from; with a second guess */
     so_sample_params sample;
     bool has_sample;
     int n_prompt;

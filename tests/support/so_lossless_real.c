@@ -67,9 +67,10 @@ static void ask(so_lossless_real *r, const int32_t *text, int n, so_tree *t,
                         .temp = r->has_sample ? r->sample.temp : r->temp,
                         .sample = r->has_sample ? &r->sample : NULL,
                         .draws = draws,
-                        .draw = r->draw,
-                        .more = r->more};
+                        .terms = r->terms};
     SO_OK_OR_FAIL(r->drafter->vt->propose(r->drafter, &job, 1, &err), err);
+    r->n_refused += job.refused_depth > 0;
+    r->n_followed += job.n_levels > 1;
     so_tree_check(t);
 }
 

@@ -193,10 +193,47 @@ static void test_walker(void **state) {
             fail_msg("lie %d passed the walker", lie);
 }
 
+static int below(uint32_t *at, int n) {
+    so_rng_key key = {.seed = 104, .purpose = SO_RNG_TEST};
+    return (int)(so_rng_uniform(&key, (*at)++) * n);
+}
+
+/* Random trees, some nodes with two proposals, some removed with what is below them. */
+static void test_prune(void **state) {
+    (void)state;
+    so_tree t;
+    uint32_t at = 0;
+    so_tree_init(&t, 300, 2);
+    for (int round = 0; round < 300; round++) {
+        so_tree_reset(&t, 0, 0);
+        for (int i = 1, n = below(&at, 60); i <= n; i++)
+            so_tree_add(&t, below(&at, t.n_nodes), i, SO_Q_POINT, -1, 0, 0.5f);
+        for (int i = 0; i < 10 && t.n_nodes > 1; i++) {
+            int k = 1 + below(&at, t.n_nodes - 1);
+            so_tree_add(&t, t.nodes[k].parent, t.nodes[k].token, SO_Q_POINT, -1, 1, 0.5f);
+        }
+        so_tree before = t;
+        bool keep[SO_TREE_MAX] = {true};
+        int n = 1, n_proposals = 0;
+        for (int i = 1; i < t.n_nodes; i++)
+            n += keep[i] = keep[t.nodes[i].parent] && below(&at, 3) > 0;
+        so_tree_prune(&t, keep);
+        so_tree_check(&t);
+        assert_int_equal(t.n_nodes, n);
+        for (int i = 0; i < before.n_proposals; i++)
+            n_proposals += keep[before.proposals[i].child];
+        assert_int_equal(t.n_proposals, n_proposals);
+        for (int i = 0, k = 0; i < before.n_nodes; i++)
+            if (keep[i])
+                assert_int_equal(t.nodes[k++].token, before.nodes[i].token);
+    }
+    so_tree_deinit(&t);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shape),  cmocka_unit_test(test_merge),  cmocka_unit_test(test_full),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_walker),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_walker), cmocka_unit_test(test_prune),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

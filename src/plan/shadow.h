@@ -8,12 +8,12 @@
  *
  *   propose → so_shadow_watch (the whole tree, before it is pruned) → … → emit → so_shadow_advance
  *
- * Each drafter is scored on its own: at a place of the tree its guesses are tested in order until
- * one is right. Drawn proposals are left out: their chance is not that of being equal. */
-#ifndef SO_DRAFT_SHADOW_H
-#define SO_DRAFT_SHADOW_H
+ * Siblings are scored in test order: a guess of rank 1 counts only where the one of rank 0 was
+ * wrong. Drawn proposals are left out: their chance is not that of being equal. */
+#ifndef SO_PLAN_SHADOW_H
+#define SO_PLAN_SHADOW_H
 
-#include "draft/estimate.h"
+#include "plan/acceptance.h"
 
 enum { SO_SHADOW_TREES = 16, SO_SHADOW_GUESSES = 24 };
 
@@ -21,7 +21,7 @@ typedef struct so_shadow_guess {
     int32_t token;
     float confidence;
     int16_t parent, child; /* nodes of the watched tree */
-    uint8_t drafter, depth;
+    uint8_t drafter, depth, rank;
 } so_shadow_guess;
 
 typedef struct so_shadow_tree {
@@ -38,6 +38,6 @@ typedef struct so_shadow {
 /* Remembers the first 24 point guesses of a tree whose root is the last token of the text. */
 void so_shadow_watch(so_shadow *s, const so_tree *t);
 /* Tokens that came after that, in order. */
-void so_shadow_advance(so_shadow *s, so_estimate *e, const int32_t *tokens, int n);
+void so_shadow_advance(so_shadow *s, so_accept *a, const int32_t *tokens, int n);
 
 #endif

@@ -1,29 +1,22 @@
 /* The filter of curve.h.
  *
- * State: log t at each knot. Before a pass, the covariance grows by COMMON² in every entry (the
- * machine's speed) and by DRIFT times its first value (how widths compare). A pass at knot k then
- * moves all knots by their covariance with k. A width between two knots is measured as if at the
- * nearer one, by the ratio of the current curve. Innovations beyond three deviations are cut: a
- * page fault is one spike, a new speed comes again. Noise makes values cross: runs that fall are
- * pooled to their mean (pool adjacent violators). Some thousand operations a pass. One thread. */
-#include "draft/curve.h"
+ * State: log t at each knot. Before a pass, the covariance grows by SO_TUNE_SPEED_DRIFT² in every
+ * entry (the machine's speed) and by SO_TUNE_RATIO_DRIFT times its first value (how widths
+ * compare). A pass at knot k then moves all knots by their covariance with k. A width between two
+ * knots is measured as if at the nearer one, by the ratio of the current curve. Innovations beyond
+ * three deviations are cut: a page fault is one spike, a new speed comes again. Noise makes values
+ * cross: runs that fall are pooled to their mean (pool adjacent violators). Some thousand
+ * operations a pass. One thread. */
+#include "plan/curve.h"
 
 #include <math.h>
 
 #include "base/mem.h"
+#include "plan/tuning.h"
 
 static const int KNOTS[SO_CURVE_KNOTS] = {1,  2,  3,  4,   5,   6,   7,   8,   9,   10,  11, 12,
                                           13, 14, 15, 16,  17,  20,  24,  28,  32,  40,  48, 56,
                                           64, 80, 96, 112, 128, 160, 192, 224, 256, 384, 512};
-static const double FIRST_SLOPE = 0.1; /* of t(1), per row, where nothing was measured */
-static const double FIRST_STEP = 0.05; /* deviation of the logarithm from knot to knot */
-static const double COMMON = 0.03;     /* deviation of the machine's speed, per pass */
-static const double DRIFT = 0.0002;    /* of the first variance, per pass */
-static const double FIRST_NOISE = 0.08, MIN_NOISE = 0.02, MAX_NOISE = 0.3; /* deviations */
-static const double NOISE_GAIN = 0.03;
-static const double CUT = 3;                     /* deviations */
-static const double HOPE = 0.5, MOST_HOPE = 0.1; /* deviations; of the logarithm */
-static const double MAX_WEIGHT = 64, IMPORT_WEIGHT = 16;
 
 static double clamp(double x, double lo, double hi) { return x < lo ? lo : SO_MIN(x, hi); }
 
@@ -34,13 +27,25 @@ static int nearest_knot(int n) {
     return k;
 }
 
-static double first_log(int n) { return log(1 + FIRST_SLOPE * (n - 1)); }
+static double first_log(int n) { return log(1 + SO_TUNE_ROW_SLOPE * (n - 1)); }
 
-/* How widths compare, before anything is known: a walk that starts at one row. */
-static double walk(int i, int j) { return FIRST_STEP * FIRST_STEP * SO_MIN(i, j); }
+/* How much more log t rises up to a knot where a row costs a little more. */
+static double slope_effect(int knot) {
+    int n = KNOTS[knot] - 1;
+    return n / (1 + SO_TUNE_ROW_SLOPE * n);
+}
+
+/* Covariance of how widths compare, before anything is known: the slope is common to all of them,
+ * so that widths that were measured say what the next ones will cost; and each step from knot to
+ * knot may differ. */
+static double walk(int i, int j) {
+    double slope = SO_TUNE_SLOPE_SPREAD * SO_TUNE_SLOPE_SPREAD;
+    return slope * slope_effect(i) * slope_effect(j) +
+           SO_TUNE_ROW_STEP * SO_TUNE_ROW_STEP * SO_MIN(i, j);
+}
 
 static void begin(so_curve *c, double log_one, double spread) {
-    c->noise = FIRST_NOISE * FIRST_NOISE;
+    c->noise = SO_TUNE_NOISE * SO_TUNE_NOISE;
     for (int i = 0; i < SO_CURVE_KNOTS; i++) {
         c->log_ms[i] = log_one + first_log(KNOTS[i]);
         for (int j = 0; j < SO_CURVE_KNOTS; j++)
@@ -51,7 +56,8 @@ static void begin(so_curve *c, double log_one, double spread) {
 static void age(so_curve *c) {
     for (int i = 0; i < SO_CURVE_KNOTS; i++)
         for (int j = 0; j < SO_CURVE_KNOTS; j++)
-            c->cov[i][j] += COMMON * COMMON + DRIFT * walk(i, j);
+            c->cov[i][j] +=
+                SO_TUNE_SPEED_DRIFT * SO_TUNE_SPEED_DRIFT + SO_TUNE_RATIO_DRIFT * walk(i, j);
 }
 
 /* log ms at knot k, measured with this variance. */
@@ -71,7 +77,7 @@ static void update(so_curve *c, int k, double innovation, double noise) {
 static double hopeful_log(const so_curve *c, int k) {
     int last = c->last;
     double var = c->cov[k][k] + c->cov[last][last] - 2 * c->cov[k][last];
-    return c->log_ms[k] - SO_MIN(HOPE * sqrt(SO_MAX(var, 0)), MOST_HOPE);
+    return c->log_ms[k] - SO_MIN(SO_TUNE_HOPE * sqrt(SO_MAX(var, 0)), SO_TUNE_HOPE_MAX);
 }
 
 /* Makes knot_ms rise. */
@@ -99,18 +105,19 @@ void so_curve_observe(so_curve *c, int n, double ms) {
     int k = nearest_knot(n);
     double y = log(ms);
     if (!(c->noise > 0)) {
-        begin(c, y - first_log(n), FIRST_NOISE);
+        begin(c, y - first_log(n), SO_TUNE_NOISE);
     } else {
         y += log(so_curve_ms(c, KNOTS[k]) / so_curve_ms(c, n)); /* as if of the knot's width */
         age(c);
         double expected = c->cov[k][k], error = y - c->log_ms[k];
-        double limit = CUT * sqrt(expected + c->noise);
+        double limit = SO_TUNE_OUTLIER * sqrt(expected + c->noise);
         error = clamp(error, -limit, limit);
         update(c, k, error, c->noise);
-        double seen = clamp(error * error - expected, MIN_NOISE * MIN_NOISE, MAX_NOISE * MAX_NOISE);
-        c->noise += NOISE_GAIN * (seen - c->noise);
+        double seen = clamp(error * error - expected, SO_TUNE_NOISE_MIN * SO_TUNE_NOISE_MIN,
+                            SO_TUNE_NOISE_MAX * SO_TUNE_NOISE_MAX);
+        c->noise += SO_TUNE_NOISE_GAIN * (seen - c->noise);
     }
-    c->weight[k] = SO_MIN(c->weight[k] + 1, MAX_WEIGHT);
+    c->weight[k] = SO_MIN(c->weight[k] + 1, SO_TUNE_POINT_WEIGHT);
     c->last = k;
     pool(c);
 }
@@ -145,7 +152,7 @@ int so_curve_import(so_curve *c, const so_curve_point *points, int n, so_err *er
     *c = (so_curve){0};
     for (int i = 0; i < n; i++) {
         int k = nearest_knot(points[i].n);
-        double y = log(points[i].ms), weight = SO_MIN(points[i].weight, IMPORT_WEIGHT);
+        double y = log(points[i].ms), weight = SO_MIN(points[i].weight, SO_TUNE_OLD_POINT_WEIGHT);
         if (i == 0)
             begin(c, y - first_log(points[i].n), 1);
         update(c, k, y - c->log_ms[k], c->noise / weight);

@@ -1,7 +1,7 @@
 /* Watched trees as flat lists of guesses (shadow.h says why). A guess is kept only if its parent
  * was, which holds because parents' proposals come first in a tree; a tree that is over, by a wrong
  * turn or by its end, costs one comparison per token until the ring overwrites it. */
-#include "draft/shadow.h"
+#include "plan/shadow.h"
 
 #include "base/mem.h"
 
@@ -21,6 +21,7 @@ void so_shadow_watch(so_shadow *s, const so_tree *t) {
             .child = p->child,
             .drafter = p->drafter,
             .depth = (uint8_t)SO_MIN(child->depth, UINT8_MAX),
+            .rank = (uint8_t)so_accept_rank(t, i),
         };
     }
     if (w.n == 0)
@@ -29,15 +30,20 @@ void so_shadow_watch(so_shadow *s, const so_tree *t) {
     s->next = (s->next + 1) % SO_SHADOW_TREES;
 }
 
-static bool already_right(const so_shadow_tree *w, int i, int32_t token) {
-    for (int k = 0; k < i; k++)
-        if (w->guesses[k].parent == w->at && w->guesses[k].drafter == w->guesses[i].drafter &&
-            w->guesses[k].token == token)
-            return true;
-    return false;
+/* Somebody guessed it before at this place: in rank, or the same drafter with the same token. */
+static bool is_tested(const so_shadow_tree *w, int i, int32_t token) {
+    const so_shadow_guess *g = &w->guesses[i];
+    for (int k = 0; k < i; k++) {
+        const so_shadow_guess *before = &w->guesses[k];
+        if (before->parent != w->at || before->token != token)
+            continue;
+        if (before->drafter == g->drafter || before->child != g->child)
+            return false;
+    }
+    return true;
 }
 
-static void advance_tree(so_shadow_tree *w, so_estimate *e, int32_t token) {
+static void advance_tree(so_shadow_tree *w, so_accept *a, int32_t token) {
     int next = -1;
     for (int i = 0; i < w->n; i++) {
         const so_shadow_guess *g = &w->guesses[i];
@@ -45,15 +51,16 @@ static void advance_tree(so_shadow_tree *w, so_estimate *e, int32_t token) {
             continue;
         if (g->token == token)
             next = g->child;
-        if (!already_right(w, i, token))
-            so_estimate_add(e, g->drafter, g->depth, g->confidence, g->token == token);
+        so_accept_key k = {g->drafter, g->depth, g->rank, (double)g->confidence};
+        if (is_tested(w, i, token))
+            so_accept_add(a, &k, g->token == token);
     }
     w->at = next;
 }
 
-void so_shadow_advance(so_shadow *s, so_estimate *e, const int32_t *tokens, int n) {
+void so_shadow_advance(so_shadow *s, so_accept *a, const int32_t *tokens, int n) {
     for (int i = 0; i < n; i++)
         for (int t = 0; t < SO_SHADOW_TREES; t++)
             if (s->trees[t].n > 0 && s->trees[t].at >= 0)
-                advance_tree(&s->trees[t], e, tokens[i]);
+                advance_tree(&s->trees[t], a, tokens[i]);
 }

@@ -7,8 +7,8 @@
  * is known: a width never tried follows its neighbours, ratios of widths tried in turn are learned
  * even while the machine's speed wanders, and a single unlucky pass moves nothing far. How noisy
  * the clock is, is learned too. The curve never falls. */
-#ifndef SO_DRAFT_CURVE_H
-#define SO_DRAFT_CURVE_H
+#ifndef SO_PLAN_CURVE_H
+#define SO_PLAN_CURVE_H
 
 #include "base/err.h"
 

@@ -1,0 +1,263 @@
+/* The drafters that requests name: a set of them per spec, made once and shared.
+ *
+ * Owns the sets, the draft models that were opened for `model(FILE)`, and the store of finished
+ * texts. A set that nobody uses is dropped where room is needed; the planner keeps what it showed.
+ * Engine thread. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "draft/model.h"
+#include "draft/registry.h"
+#include "engine/drafters.h"
+
+enum { MAX_SETS = 32, MAX_BUNDLES = 8 };
+
+struct so_drafters {
+    so_engine *e;
+    so_planner *planner;
+    so_spec_set *sets;
+    so_corpus *corpus;
+    so_bundle bundles[MAX_BUNDLES];  /* opened for model(FILE) */
+    char *bundle_paths[MAX_BUNDLES]; /* by which they were named */
+    int n_bundles;
+};
+
+so_drafters *so_drafters_create(so_engine *e, so_planner *planner) {
+    so_drafters *d = SO_NEW(so_drafters);
+    d->e = e;
+    d->planner = planner;
+    return d;
+}
+
+static void free_set(so_spec_set *set) {
+    so_plan_set_free(set->plan);
+    so_draft_set_deinit(&set->drafters);
+    free(set->text);
+    free(set->requests);
+    free(set->asks);
+    free(set->jobs);
+    free(set);
+}
+
+void so_drafters_free(so_drafters *d) {
+    if (!d)
+        return;
+    for (so_spec_set *s = d->sets, *next; s; s = next) {
+        next = s->next;
+        free_set(s);
+    }
+    so_corpus_free(d->corpus);
+    for (int i = 0; i < d->n_bundles; i++) {
+        so_bundle_close(&d->bundles[i]);
+        free(d->bundle_paths[i]);
+    }
+    free(d);
+}
+
+so_spec_set *so_drafters_sets(const so_drafters *d) { return d->sets; }
+
+/* --- draft models --- */
+
+/* Each file once, however many specs name it: a model is large, and drafters only read it. */
+static int open_draft_file(so_drafters *d, so_str file, const so_bundle **out, so_err *err) {
+    so_bundle_opts o;
+    so_bundle_defaults(&o);
+    o.backend = so_model_backend(d->e->m);
+    o.draft = true;
+    for (int i = 0; i < d->n_bundles; i++)
+        if (so_str_eq_c(file, d->bundle_paths[i])) {
+            *out = &d->bundles[i];
+            return SO_OK;
+        }
+    char *path = so_strndup(file.ptr, file.len);
+    int rc = d->n_bundles < MAX_BUNDLES
+                 ? so_bundle_open(path, &o, &d->bundles[d->n_bundles], err)
+                 : so_err_set(err, SO_ELIMIT, "more than %d draft models", MAX_BUNDLES);
+    if (rc != SO_OK) {
+        free(path);
+        return rc;
+    }
+    d->bundle_paths[d->n_bundles] = path;
+    *out = &d->bundles[d->n_bundles++];
+    return SO_OK;
+}
+
+static int check_draft(const so_engine *e, const so_model *draft, const so_tokenizer *tok,
+                       so_err *err) {
+    int a = so_model_hparams(e->m)->n_vocab, b = so_model_hparams(draft)->n_vocab;
+    int ctx = so_model_hparams(draft)->n_ctx_train;
+    if (e->tok && tok) {
+        int rc = so_draft_check_tokenizers(e->tok, tok, err);
+        if (rc != SO_OK)
+            return rc;
+    } else if (a != b) {
+        return so_err_set(err, SO_EMISMATCH, "the target has %d token ids, the draft %d", a, b);
+    }
+    if (ctx < e->o.n_ctx)
+        so_log(SO_LOG_WARN,
+               "the draft model's context is %d tokens, the target's %d: behind it "
+               "there are no drafts",
+               ctx, e->o.n_ctx);
+    return SO_OK;
+}
+
+/* A draft at a temperature of its own says nothing of how it does otherwise: no id, no record. */
+static so_model_drafter_opts model_opts(const so_engine *e, const so_model *m, const so_bundle *b) {
+    uint64_t id = b ? so_registry_id(b->ck) : e->o.draft_id;
+    return (so_model_drafter_opts){
+        .n_vocab = so_model_hparams(e->m)->n_vocab,
+        .d_model = so_model_hparams(e->m)->d_model,
+        .n_ctx = e->o.n_ctx,
+        .n_parallel = e->o.n_parallel,
+        .n_batch = e->o.n_batch,
+        .max_draft = e->o.max_draft,
+        .kv_dtype = e->o.kv_dtype,
+        .kv_layout = e->o.kv_layout,
+        .n_pages = e->o.n_pages,
+        .prefix_cache = e->o.prefix_cache,
+        .size = (double)so_model_weight_bytes(m) /
+                (double)SO_MAX(so_model_weight_bytes(e->m), (size_t)1),
+        .id = e->o.draft_temp < 0 ? id : 0,
+        .claimed = b ? so_registry_agreement(b->ck) : e->o.draft_claimed,
+        .temp = e->o.draft_temp,
+        .p_min = e->o.draft_p_min,
+    };
+}
+
+static int make_model(so_drafters *d, so_str file, so_drafter *inner, so_drafter **out,
+                      so_err *err) {
+    const so_engine *e = d->e;
+    const so_model *m = e->o.draft;
+    const so_tokenizer *tok = e->o.draft_tok;
+    const so_bundle *b = NULL;
+    int rc = SO_OK;
+    if (file.len > 0) {
+        rc = open_draft_file(d, file, &b, err);
+        if (rc != SO_OK)
+            return rc;
+        m = b->model;
+        tok = b->tok;
+        so_memory_warn(e, m);
+    }
+    if (!m)
+        return so_err_set(err, SO_EINVAL,
+                          "needs a draft model: give --draft-model FILE or model(FILE)");
+    if (b)
+        rc = so_registry_admit(b->ck, so_model_hparams(e->m), e->tok, err);
+    if (rc == SO_OK)
+        rc = check_draft(e, m, tok, err);
+    so_model_drafter_opts o = model_opts(e, m, b);
+    return rc == SO_OK ? so_model_drafter_create(m, &o, inner, out, err) : rc;
+}
+
+/* --- sets --- */
+
+static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,
+                        so_drafter **out, so_err *err) {
+    so_drafters *d = user;
+    if (n->name == SO_SPEC_MODEL)
+        return make_model(d, so_spec_file(s, n), inner, out, err);
+    if (n->name == SO_SPEC_AUTO)
+        return d->e->o.draft ? make_model(d, (so_str){0}, NULL, out, err) : SO_ENOTFOUND;
+    if (n->name == SO_SPEC_UNIGRAM || n->name == SO_SPEC_BIGRAM)
+        return so_err_set(
+            err, SO_EINVAL,
+            "needs a counted table: name its file in parentheses (`sooth count` makes "
+            "one)");
+    return so_err_set(err, SO_EUNSUPPORTED, "is not known to this version");
+}
+
+/* The one drafter that no spec can name: the caller's own. */
+static int build_user(const so_engine *e, so_draft_set *out, so_err *err) {
+    if (!e->o.user_drafter)
+        return so_err_set(err, SO_EINVAL, "the drafter `user` needs a function of yours");
+    *out = (so_draft_set){.root = so_callback_create("user", e->o.user_drafter, e->o.drafter_user),
+                          .n_leaves = 1};
+    out->leaves[0] = out->root;
+    so_draft_set_list_stages(out);
+    return SO_OK;
+}
+
+/* The most drafters that are merged into one tree. */
+static int width_of(const so_draft_set *s) {
+    int width = 0, most = 1;
+    for (int i = 0; i < s->n_stages; i++) {
+        bool same = i > 0 && s->stages[i].alternative == s->stages[i - 1].alternative;
+        width = same ? width + 1 : 1;
+        most = SO_MAX(most, width);
+    }
+    return most;
+}
+
+/* spec NULL: `user`. */
+static int make_set(so_drafters *d, const so_spec *spec, char *text, so_err *err) {
+    so_engine *e = d->e;
+    so_spec_set *set = SO_NEW(so_spec_set);
+    so_draft_config cfg = {.n_vocab = so_model_hparams(e->m)->n_vocab,
+                           .tokenizer_hash = e->tok ? so_tokenizer_hash(e->tok) : 0,
+                           .corpus = &d->corpus,
+                           .make = make_drafter,
+                           .user = d};
+    int rc =
+        spec ? so_spec_build(spec, &cfg, &set->drafters, err) : build_user(e, &set->drafters, err);
+    if (rc != SO_OK) {
+        free(set);
+        return rc;
+    }
+    set->text = text;
+    set->width = width_of(&set->drafters);
+    set->requests = SO_NEW_N(so_request *, e->o.n_parallel);
+    set->asks = SO_NEW_N(so_plan_ask, e->o.n_parallel);
+    set->jobs = SO_NEW_N(so_draft_job, e->o.n_parallel);
+    set->plan = so_plan_set_create(d->planner, &set->drafters);
+    set->next = d->sets;
+    d->sets = set;
+    return SO_OK;
+}
+
+/* Makes room for one more set by dropping one that nobody uses. */
+static int limit_sets(so_drafters *d, so_err *err) {
+    int n = 0;
+    so_spec_set **unused = NULL;
+    for (so_spec_set **at = &d->sets; *at; at = &(*at)->next, n++)
+        if ((*at)->n_users == 0)
+            unused = at;
+    if (n < MAX_SETS)
+        return SO_OK;
+    if (!unused)
+        return so_err_set(err, SO_ELIMIT, "requests with %d different drafters run: wait", n);
+    so_spec_set *old = *unused;
+    *unused = old->next;
+    free_set(old);
+    return SO_OK;
+}
+
+int so_drafters_find(so_drafters *d, const char *text, so_spec_set **out, so_err *why) {
+    so_err local = {0}, *err = &local; /* opening files leaves traces of what was tried */
+    so_spec *spec = SO_NEW(so_spec);
+    so_buf name = {0};
+    bool user = strcmp(text, "user") == 0;
+    int rc = user ? SO_OK : so_spec_parse(so_str_c(text), spec, err);
+    *out = NULL;
+    if (user)
+        so_buf_append_c(&name, text);
+    else if (rc == SO_OK)
+        so_spec_print(spec, &name);
+    for (so_spec_set *s = d->sets; s && rc == SO_OK && !*out; s = s->next)
+        if (so_str_eq_c(so_buf_str(&name), s->text))
+            *out = s;
+    if (rc == SO_OK && !*out) {
+        rc = limit_sets(d, err);
+        char *copy = so_strndup(so_buf_str(&name).ptr, name.len);
+        if (rc == SO_OK)
+            rc = make_set(d, user ? NULL : spec, copy, err);
+        if (rc == SO_OK)
+            *out = d->sets;
+        else
+            free(copy);
+    }
+    so_buf_free(&name);
+    free(spec);
+    return rc == SO_OK ? rc : so_err_set(why, rc, "%s", local.msg);
+}

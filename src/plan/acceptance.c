@@ -1,0 +1,287 @@
+/* The arithmetic of acceptance.h.
+ *
+ * A request is compared with what the shared cells predicted for the very same tests:
+ * r = (accepted / predicted accepted) / (rejected / predicted rejected), every count raised by a
+ * few, multiplies the odds of a new guess. So levels of confidence and depths keep their order, a
+ * bad passage lowers them all, and a request without tests (r = 1) has the shared estimate.
+ * Raising counts instead of averaging rates keeps r calm near certainty, where ten successes out of
+ * ten say little: the odds of a rate would be infinite. There is one ratio for all depths, because
+ * errors multiply along a chain and a plan picks the length that they flatter most.
+ *
+ * Fading counts alone cannot be both calm and quick: over fifty tests they need thirty to notice a
+ * drafter that has changed. So the outcomes of the last eight first guesses are kept. When the
+ * number of successes among them, or among the last four, is less likely than
+ * SO_TUNE_CHANGE_ALARM under the estimates of their time, the record starts again from the latest
+ * of them. At a constant rate that happens once in some hundred tests and costs little then: the
+ * next eight set it right. */
+#include "plan/acceptance.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "plan/tuning.h"
+
+enum { RECENT = SO_ACCEPT_RECENT, ALL = SO_ACCEPT_LEVELS };
+
+static double clamp(double x, double lo, double hi) { return x >= lo ? SO_MIN(x, hi) : lo; }
+static double odds(double p) { return p / (1 - p); }
+
+void so_accept_shared_init(so_accept_shared *s, int n_drafters) {
+    SO_ASSERT_OP(n_drafters, >=, 1);
+    *s = (so_accept_shared){.n_drafters = n_drafters};
+    s->cells = SO_NEW_N(so_accept_table, n_drafters);
+    s->seen = SO_NEW_N(so_accept_table, n_drafters);
+}
+
+void so_accept_shared_deinit(so_accept_shared *s) {
+    free(s->cells);
+    free(s->seen);
+    *s = (so_accept_shared){0};
+}
+
+void so_accept_init(so_accept *a, so_accept_shared *shared) {
+    *a = (so_accept){shared, SO_NEW_N(so_accept_own, shared->n_drafters)};
+    for (int d = 0; d < shared->n_drafters; d++)
+        a->own[d].prior = SO_TUNE_OWN_PRIOR;
+}
+
+void so_accept_deinit(so_accept *a) {
+    free(a->own);
+    *a = (so_accept){0};
+}
+
+/* --- places in the tables --- */
+
+static int drafter_of(const so_accept *a, int drafter) {
+    return SO_MAX(0, SO_MIN(drafter, a->shared->n_drafters - 1));
+}
+static int rank_of(int rank) { return SO_MAX(0, SO_MIN(rank, SO_ACCEPT_RANKS - 1)); }
+
+static so_accept_cell *cell(so_accept_table *tables, const so_accept *a, const so_accept_key *k,
+                            int level) {
+    return &tables[drafter_of(a, k->drafter)][so_terms_depth(k->depth)][rank_of(k->rank)][level];
+}
+
+/* --- estimates --- */
+
+/* The shared estimate: the drafter's confidence is the prior of depth 1, each depth that of the
+ * next, and each rank that of the next, so that what was never tested is taken to be like what is
+ * before it. */
+static double at_depth(const so_accept_table *t, int depth, int level, double p) {
+    so_accept_cell c = (*t)[depth][0][level];
+    double prior = depth == 0 ? SO_TUNE_CONFIDENCE_PRIOR : SO_TUNE_DEPTH_PRIOR;
+    return ((double)c.accepted + prior * p) / ((double)c.tested + prior);
+}
+
+static double at_rank(const so_accept_table *t, int depth, int rank, int level, double p) {
+    for (int r = 1; r <= rank_of(rank); r++) {
+        so_accept_cell c = (*t)[depth][r][level];
+        p = ((double)c.accepted + SO_TUNE_SIBLING_PRIOR * SO_TUNE_SIBLING_FACTOR * p) /
+            ((double)c.tested + SO_TUNE_SIBLING_PRIOR);
+    }
+    return clamp(p, SO_TUNE_CHANCE_MIN, SO_TUNE_CHANCE_MAX);
+}
+
+static double shared_chance(const so_accept *a, const so_accept_key *k, double unknown) {
+    const so_accept_table *t = &a->shared->cells[drafter_of(a, k->drafter)];
+    double p = clamp(k->confidence >= 0 ? k->confidence : unknown, 0, 1);
+    int level = so_terms_level(k->confidence), depth = so_terms_depth(k->depth);
+    for (int d = 0; d <= depth; d++)
+        p = at_depth(t, d, level, p);
+    return at_rank(t, depth, k->rank, level, p);
+}
+
+/* How the odds of the request compare with what the shared cells predicted for the same tests. */
+static double own_ratio(const so_accept_own *o) {
+    double right = (double)(o->accepted + o->prior) / (double)(o->expected + o->prior);
+    double wrong =
+        (double)(o->tested - o->accepted + o->prior) / (double)(o->tested - o->expected + o->prior);
+    return right / wrong;
+}
+
+static double shift(double chance, double ratio) {
+    double x = odds(chance) * ratio;
+    return clamp(x / (1 + x), SO_TUNE_CHANCE_MIN, SO_TUNE_CHANCE_MAX);
+}
+
+double so_accept_get(const so_accept *a, const so_accept_key *k, double unknown) {
+    return shift(shared_chance(a, k, unknown), own_ratio(&a->own[drafter_of(a, k->drafter)]));
+}
+
+double so_accept_evidence(const so_accept *a, int drafter) {
+    int d = drafter_of(a, drafter);
+    double n = (double)a->shared->cells[d][0][0][ALL].tested;
+    n = SO_MAX(n, (double)a->own[d].tested);
+    return n / (n + SO_TUNE_EVIDENCE);
+}
+
+bool so_accept_recovers(const so_accept *a, int drafter) {
+    return a->own[drafter_of(a, drafter)].last & 3;
+}
+
+/* so_accept_get for all depths and levels, each depth from the one before. */
+void so_accept_terms(const so_accept *a, int drafter, int rank, so_draft_terms *out) {
+    const so_accept_table *t = &a->shared->cells[drafter_of(a, drafter)];
+    double ratio = own_ratio(&a->own[drafter_of(a, drafter)]);
+    for (int l = 0; l <= ALL; l++) {
+        double p = l == ALL ? SO_TUNE_UNKNOWN_CHANCE : (l + 0.5) / SO_ACCEPT_LEVELS;
+        for (int d = 0; d < SO_ACCEPT_DEPTHS; d++) {
+            p = at_depth(t, d, l, p);
+            out->chance[d][l] = (float)shift(at_rank(t, d, d == 0 ? rank : 0, l, p), ratio);
+        }
+    }
+}
+
+double so_accept_option(const so_accept *a, int drafter, int rank, double price) {
+    const so_accept_table *t = &a->shared->cells[drafter_of(a, drafter)];
+    so_accept_key k = {drafter, 1, rank, -1};
+    double all = SO_MAX(0, so_accept_get(a, &k, SO_TUNE_UNKNOWN_CHANCE) - price);
+    double weight = 0, sum = 0;
+    for (int l = 0; l < SO_ACCEPT_LEVELS; l++) {
+        double n = (double)(*t)[0][rank_of(rank)][l].tested;
+        k.confidence = (l + 0.5) / SO_ACCEPT_LEVELS;
+        sum += n * SO_MAX(0, so_accept_get(a, &k, SO_TUNE_UNKNOWN_CHANCE) - price);
+        weight += n;
+    }
+    /* How often which confidence occurs is known as well as the counts are many. */
+    double known = weight / (weight + SO_TUNE_CONFIDENCE_PRIOR);
+    return weight > 0 ? known * sum / weight + (1 - known) * all : all;
+}
+
+/* --- learning --- */
+
+/* Chance of `hits` successes in n ≤ 8 tests or a count still further from the mean. */
+static double tail(int hits, int n, double p) {
+    double term = pow(1 - p, n), sum = 0;
+    bool low = hits < p * n;
+    for (int k = 0; k <= n; k++) {
+        if (low ? k <= hits : k >= hits)
+            sum += term;
+        term *= (double)(n - k) / (k + 1) * odds(p);
+    }
+    return sum;
+}
+
+static double mean_predicted(const so_accept_own *o, int n) {
+    double sum = 0;
+    for (int i = 1; i <= n; i++)
+        sum += (double)o->predicted[(o->n_seen - i) % RECENT];
+    return sum / n;
+}
+
+/* The last n first guesses went as the estimates they were tested under hardly allow. */
+static bool surprising(const so_accept_own *o, int n) {
+    double p = clamp(mean_predicted(o, n), SO_TUNE_CHANCE_MIN, SO_TUNE_CHANCE_MAX);
+    double x = odds(p) * own_ratio(o);
+    int hits = __builtin_popcount(o->last & ((1u << n) - 1));
+    return tail(hits, n, clamp(x / (1 + x), 0.01, 0.99)) < SO_TUNE_CHANGE_ALARM;
+}
+
+/* Starts the record again when they did: as if eight tests had gone like the last four, since some
+ * of the eight are from before the change, and the shared estimate is worth little until it has
+ * been right for a while. */
+static void notice_change(so_accept_own *o) {
+    if (o->n_seen < RECENT || o->tested <= RECENT ||
+        !(surprising(o, RECENT / 2) || surprising(o, RECENT)))
+        return;
+    o->tested = RECENT;
+    o->accepted = 2.0f * (float)__builtin_popcount(o->last & 15);
+    o->expected = RECENT * (float)mean_predicted(o, RECENT / 2);
+    o->prior = SO_TUNE_CHANGED_PRIOR;
+}
+
+static void add_own(so_accept_own *o, float predicted, bool first, bool accepted) {
+    o->accepted = o->accepted * SO_TUNE_OWN_KEEP + (float)accepted;
+    o->tested = o->tested * SO_TUNE_OWN_KEEP + 1;
+    o->expected = o->expected * SO_TUNE_OWN_KEEP + predicted;
+    o->prior += (1 - SO_TUNE_OWN_KEEP) * (SO_TUNE_OWN_PRIOR - o->prior);
+    if (!first)
+        return;
+    o->predicted[o->n_seen++ % RECENT] = predicted;
+    o->last = (uint8_t)(o->last << 1 | accepted);
+    notice_change(o);
+}
+
+static void count(so_accept *a, const so_accept_key *k, int level, float accepted) {
+    so_accept_cell *c = cell(a->shared->cells, a, k, level);
+    c->accepted = c->accepted * SO_TUNE_SHARED_KEEP + accepted;
+    c->tested = c->tested * SO_TUNE_SHARED_KEEP + 1;
+    c = cell(a->shared->seen, a, k, level);
+    c->accepted += accepted;
+    c->tested += 1;
+}
+
+void so_accept_add(so_accept *a, const so_accept_key *k, bool accepted) {
+    int level = so_terms_level(k->confidence);
+    bool first = so_terms_depth(k->depth) == 0 && k->rank <= 0;
+    add_own(&a->own[drafter_of(a, k->drafter)], (float)shared_chance(a, k, 0.5), first, accepted);
+    if (level != ALL)
+        count(a, k, level, (float)accepted);
+    count(a, k, ALL, (float)accepted);
+}
+
+void so_accept_skip(so_accept *a, const so_accept_key *k) {
+    count(a, k, ALL, (float)so_accept_get(a, k, 0.5));
+}
+
+/* --- trees --- */
+
+int so_accept_rank(const so_tree *t, int proposal) {
+    int child = t->proposals[proposal].child, rank = 0;
+    bool seen[SO_TREE_MAX] = {false};
+    for (int i = t->nodes[t->nodes[child].parent].first; i != proposal; i = t->proposals[i].next) {
+        int other = t->proposals[i].child;
+        rank += other != child && !seen[other];
+        seen[other] = true;
+    }
+    return rank;
+}
+
+/* What a plan may know of a proposal: of a point its own confidence, of a drawn token how sure its
+ * drafter was of the row. */
+static so_accept_key key_of(const so_tree *t, int proposal, int rank) {
+    const so_proposal *q = &t->proposals[proposal];
+    const so_node *child = &t->nodes[q->child];
+    bool point = q->kind == SO_Q_POINT;
+    return (so_accept_key){q->drafter, child->depth, rank,
+                           (double)(point ? child->accept : t->row_sure[q->row])};
+}
+
+void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_MAX]) {
+    for (int i = 0; i < t->n_nodes; i++)
+        chance[i] = i == 0 ? 1.0f : 0.0f;
+    for (int i = 0; i < t->n_nodes; i++) {
+        double left = 1; /* chance that the test is reached */
+        for (int p = t->nodes[i].first; p >= 0; p = t->proposals[p].next) {
+            const so_proposal *q = &t->proposals[p];
+            bool again = chance[q->child] > 0;
+            so_accept_key k = key_of(t, p, t->nodes[i].first == p ? 0 : so_accept_rank(t, p));
+            double x = so_accept_get(a, &k, (double)t->nodes[q->child].accept);
+            float *c = &chance[q->child];
+            if (q->kind == SO_Q_POINT && again) {
+                *c = (float)SO_MAX((double)*c, left * x); /* a point fails twice: the better one */
+                continue;
+            }
+            *c += (float)(left * x);
+            left *= 1 - x;
+        }
+    }
+}
+
+void so_accept_verdict(so_accept *a, const so_tree *t, const so_verdict *v) {
+    bool on_path[SO_TREE_MAX] = {false};
+    bool taken[SO_TREE_MAX] = {false}; /* nodes whose accepted child has been counted */
+    for (int i = 0; i < v->n_accepted; i++)
+        on_path[v->path[i]] = true;
+    for (int i = v->n_tested - 1; i >= 0; i--) { /* the last test of a node is the accepted one */
+        const so_proposal *q = &t->proposals[v->tested[i]];
+        int parent = t->nodes[q->child].parent;
+        bool accepted = on_path[q->child] && !taken[parent];
+        taken[parent] = true;
+        if (q->kind == SO_Q_POINT)
+            continue;
+        so_accept_key k = key_of(t, v->tested[i], so_accept_rank(t, v->tested[i]));
+        so_accept_add(a, &k, accepted);
+    }
+}

@@ -1,0 +1,119 @@
+/* The choice among drafts (choose.h): a prior from what the file claims, outweighed by what was
+ * seen. A claim is expected to be met as far as drafts of this target were seen to meet theirs; a
+ * draft that was not tried is expected to take what its size says (so_costs_step). Files are opened
+ * for their headers alone. What cannot be read, of records or of a file, counts as not known.
+ * Nothing here changes a text. */
+#include "plan/choose.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/env.h"
+#include "base/mem.h"
+#include "plan/store.h"
+#include "plan/tuning.h"
+
+typedef struct draft {
+    double claimed, size; /* size: of the target's weights */
+    const so_record *rec; /* NULL: not tried yet */
+} draft;
+
+static so_accept_cell first_guesses(const so_record *rec, int depth) {
+    return rec ? rec->cells[depth][0][SO_ACCEPT_LEVELS] : (so_accept_cell){0};
+}
+
+static draft look_up(const so_records *r, const char *path, double target_bytes) {
+    draft x = {0};
+    so_checkpoint *ck = NULL;
+    if (so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, NULL) != SO_OK)
+        return x;
+    char name[SO_RECORD_NAME];
+    x.claimed = so_registry_agreement(ck);
+    x.size = (double)so_checkpoint_bytes(ck) / SO_MAX(target_bytes, 1);
+    for (int mode = 0; mode < SO_PLAN_MODES && !x.rec; mode++) {
+        if (so_record_model_name(so_registry_id(ck), (so_plan_mode)mode, name))
+            x.rec = so_records_find(r, name);
+        if (x.rec && first_guesses(x.rec, 0).tested < SO_TUNE_CHOICE_TESTS)
+            x.rec = NULL;
+    }
+    so_checkpoint_close(ck);
+    return x;
+}
+
+/* What is left of a claim, by those that were tried. */
+static double kept_of_claims(const draft *all, int n) {
+    double tested = SO_TUNE_CHOICE_CLAIM, accepted = tested * SO_TUNE_CLAIM_KEPT[SO_PLAN_GREEDY];
+    for (int i = 0; i < n; i++) {
+        so_accept_cell c = first_guesses(all[i].rec, 0);
+        if (all[i].claimed > 0) {
+            accepted += (double)c.accepted;
+            tested += all[i].claimed * (double)c.tested;
+        }
+    }
+    return accepted / tested;
+}
+
+static double step_ms(const draft *x, const so_costs *c) {
+    so_draft_cost cost = {.size = x->size};
+    if (x->rec && x->rec->n_step > 0)
+        so_curve_import(&cost.step, x->rec->step, x->rec->n_step, NULL);
+    return so_costs_step(c, &cost, 1);
+}
+
+/* The speed-up with the best fixed length. */
+static double speed_up(const draft *x, const so_costs *c, double kept) {
+    double expected = x->claimed > 0 ? SO_MIN(x->claimed * kept, 1.0) : 0.5;
+    double weight = x->claimed > 0 ? SO_TUNE_CHOICE_CLAIM : SO_TUNE_CHOICE_NO_CLAIM;
+    double best = 1, tokens = 1, value = 1, draft_ms = step_ms(x, c);
+    if (!x->rec && !(x->claimed > 0))
+        return 1e9;
+    for (int k = 0; k < SO_ACCEPT_DEPTHS; k++) {
+        so_accept_cell seen = first_guesses(x->rec, k);
+        value *= ((double)seen.accepted + weight * expected) / ((double)seen.tested + weight);
+        tokens += value;
+        double ms = so_costs_pass(c, k + 2) + (k + 1) * draft_ms;
+        best = SO_MAX(best, tokens * so_costs_pass(c, 1) / ms);
+    }
+    return best;
+}
+
+/* The first of equals. */
+static int choose(const so_records *r, const so_costs *c, const so_registry_found *f,
+                  double target_bytes) {
+    draft all[SO_REGISTRY_MAX];
+    double most = -1;
+    int best = 0;
+    for (int i = 0; i < f->n; i++)
+        all[i] = look_up(r, f->paths[i], target_bytes);
+    double kept = kept_of_claims(all, f->n);
+    for (int i = 0; i < f->n; i++) {
+        double x = speed_up(&all[i], c, kept);
+        if (x > most) {
+            most = x;
+            best = i;
+        }
+    }
+    return best;
+}
+
+void so_choose_first(const so_model *target, so_dtype kv_dtype, so_registry_found *f) {
+    so_costs *costs = SO_NEW(so_costs);
+    so_records records = {0};
+    so_buf key = {0};
+    const char *why;
+    char *dir = so_env_cache_dir();
+    so_store_key(target, kv_dtype, &key);
+    char *path = dir ? so_store_path(dir, so_buf_str(&key)) : NULL;
+    if (path && so_store_read(path, so_buf_str(&key), costs, &records, &why)) {
+        int best = choose(&records, costs, f, (double)so_model_weight_bytes(target));
+        char *first = f->paths[best];
+        memmove(f->paths + 1, f->paths, (size_t)best * sizeof *f->paths);
+        f->paths[0] = first;
+    }
+    so_records_free(&records);
+    so_costs_deinit(costs);
+    so_buf_free(&key);
+    free(path);
+    free(dir);
+    free(costs);
+}

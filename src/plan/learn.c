@@ -1,0 +1,147 @@
+/* What the planner knows, and where it comes from: a set of drafters starts from what was kept of
+ * each of them, a request from its set. plan.h has the whole. */
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "plan/impl.h"
+#include "plan/store.h"
+#include "plan/tuning.h"
+
+so_planner *so_planner_create(int max_requests) {
+    so_planner *p = SO_NEW(so_planner);
+    p->max_requests = max_requests;
+    p->account = SO_TUNE_ACCOUNT_START;
+    p->candidates = SO_NEW_N(so_candidate, max_requests);
+    p->entries = SO_NEW_N(so_plan_entry, max_requests);
+    return p;
+}
+
+void so_planner_free(so_planner *p) {
+    if (!p)
+        return;
+    so_costs_deinit(&p->costs);
+    so_records_free(&p->records);
+    so_selection_deinit(&p->selection);
+    free(p->candidates);
+    free(p->entries);
+    free(p);
+}
+
+void so_planner_load(so_planner *p, const char *path, so_str key) {
+    const char *why;
+    if (so_store_read(path, key, &p->costs, &p->records, &why))
+        so_log(SO_LOG_DEBUG, "planner: starts from %s", path);
+    else
+        so_log(SO_LOG_DEBUG, "planner: starts from nothing: %s: %s", path, why);
+}
+
+void so_planner_save(so_planner *p, const char *path, so_str key) {
+    so_err err = {0};
+    if (so_store_write(path, key, &p->costs, &p->records, &err) != SO_OK)
+        so_log(SO_LOG_DEBUG, "planner: what was learned is not kept: %s", err.msg);
+}
+
+int so_planner_n_passes(const so_planner *p) { return p->n_passes; }
+so_costs *so_planner_costs(so_planner *p) { return &p->costs; }
+double so_planner_account(const so_planner *p) { return p->account; }
+
+/* --- sets --- */
+
+/* An untried draft starts from the agreement that its file claims. */
+static void lend(so_plan_set *s, so_plan_mode mode, int leaf) {
+    const so_drafter *d = s->drafters->leaves[leaf];
+    char name[SO_RECORD_NAME];
+    const so_record *rec = NULL;
+    if (so_record_name(d, mode, name))
+        rec = so_records_find(&s->p->records, name);
+    if (rec)
+        so_record_lend(rec, &s->shared[mode], leaf);
+    else if (d->claimed > 0)
+        so_record_lend_claim(d->claimed * SO_TUNE_CLAIM_KEPT[mode], &s->shared[mode], leaf);
+    so_draft_cost *cost = s->costs[leaf];
+    if (rec && cost && rec->n_step > 0 && so_curve_ms(&cost->step, 1) == 0) {
+        so_curve_import(&cost->step, rec->step, rec->n_step, NULL);
+        cost->read_ms = (so_mean){rec->read_ms, rec->read_ms > 0};
+        so_smooth(&cost->pace, so_costs_pass(&s->p->costs, 1), 1);
+    }
+}
+
+static void learn(so_plan_set *s, so_plan_mode mode, int leaf) {
+    char name[SO_RECORD_NAME];
+    if (s->shared[mode].seen[leaf][0][0][SO_ACCEPT_LEVELS].tested <= 0 ||
+        !so_record_name(s->drafters->leaves[leaf], mode, name))
+        return;
+    so_record *rec = so_records_touch(&s->p->records, name);
+    so_record_learn(rec, &s->shared[mode], leaf);
+    if (s->costs[leaf]) {
+        rec->n_step = so_curve_export(&s->costs[leaf]->step, rec->step, SO_CURVE_KNOTS);
+        rec->read_ms = s->costs[leaf]->read_ms.value;
+    }
+}
+
+so_plan_set *so_plan_set_create(so_planner *p, const so_draft_set *drafters) {
+    so_plan_set *s = SO_NEW(so_plan_set);
+    int n = drafters->n_leaves;
+    char name[SO_RECORD_NAME];
+    s->p = p;
+    s->drafters = drafters;
+    s->costs = SO_NEW_N(so_draft_cost *, n);
+    s->novelty = SO_NEW_N(so_mean, n);
+    for (int i = 0; i < n; i++) {
+        const so_drafter *d = drafters->leaves[i];
+        bool known = so_record_name(d, SO_PLAN_GREEDY, name);
+        if (d->costs)
+            s->costs[i] = so_costs_drafter(&p->costs, known ? name : d->vt->name, d->size);
+    }
+    for (int mode = 0; mode < SO_PLAN_MODES; mode++) {
+        so_accept_shared_init(&s->shared[mode], n);
+        s->yields[mode] = SO_NEW_N(so_yield, n);
+        for (int i = 0; i < n; i++)
+            lend(s, (so_plan_mode)mode, i);
+    }
+    return s;
+}
+
+void so_plan_set_free(so_plan_set *s) {
+    if (!s)
+        return;
+    for (int mode = 0; mode < SO_PLAN_MODES; mode++) {
+        for (int i = 0; i < s->drafters->n_leaves; i++)
+            learn(s, (so_plan_mode)mode, i);
+        so_accept_shared_deinit(&s->shared[mode]);
+        free(s->yields[mode]);
+    }
+    free(s->costs);
+    free(s->novelty);
+    free(s);
+}
+
+/* --- requests --- */
+
+so_plan_request *so_plan_request_create(so_plan_set *s, const so_plan_request_opts *o) {
+    so_plan_request *r = SO_NEW(so_plan_request);
+    r->set = s;
+    r->o = *o;
+    so_accept_init(&r->accept, &s->shared[o->mode]);
+    r->yields = SO_NEW_N(so_yield, s->drafters->n_leaves);
+    r->n_read = SO_NEW_N(int, s->drafters->n_leaves);
+    return r;
+}
+
+void so_plan_request_free(so_plan_request *r) {
+    if (!r)
+        return;
+    so_accept_deinit(&r->accept);
+    free(r->yields);
+    free(r->n_read);
+    free(r);
+}
+
+void so_plan_request_told(so_plan_request *r, const int32_t *tokens, int n) {
+    so_shadow_advance(&r->shadow, &r->accept, tokens, n);
+}
+
+void so_plan_request_parked(so_plan_request *r) {
+    for (int i = 0; i < r->set->drafters->n_leaves; i++)
+        r->n_read[i] = 0;
+}

@@ -1,0 +1,542 @@
+/* One step of planning. plan.h has the argument; the sections below are its verbs in order.
+ *
+ * How deep to draft is decided before drafting by averages, which say only whether to begin; once
+ * rows are seen, the drafter goes on by the terms it was given. A drafter without evidence gets a
+ * fixed depth instead, limited by what may be risked. */
+#include "plan/plan.h"
+
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "plan/impl.h"
+#include "plan/tuning.h"
+
+enum { DEPTHS = SO_TERMS_DEPTHS, ALL = SO_TERMS_LEVELS };
+
+/* --- begin, enter --- */
+
+static int size_class(int n_requests) {
+    int bits = 0;
+    for (; n_requests > 0; n_requests /= 2)
+        bits++;
+    return SO_MIN(bits, SO_PLAN_SIZES - 1);
+}
+
+static double rate_of(const so_yield *y) {
+    return y->passes.value > 0 ? SO_MAX(1, y->tokens.value / y->passes.value) : 1;
+}
+
+/* g: what a request gains in the time of a plain pass. Of the long run and the latest steps the
+ * lower one: a price that is too low drafts a little too much, one that is too high ends drafting
+ * where it still pays, and with it learning. */
+static double running_gain(const so_planner *p, int n_requests) {
+    int k = size_class(n_requests);
+    return SO_MIN(rate_of(&p->rates[k]), rate_of(&p->rates_now[k]));
+}
+
+void so_plan_begin(so_planner *p, const so_plan_room *room) {
+    double ms = so_costs_pass(&p->costs, room->n_requests);
+    p->room = *room;
+    p->n_entries = 0;
+    p->drafted_ms = p->expected_draft_ms = 0;
+    p->probing = false;
+    p->plain_ms = so_costs_pass(&p->costs, room->n_requests + room->other_rows);
+    p->price = ms > 0 ? room->n_requests * running_gain(p, room->n_requests) / ms : 0;
+}
+
+void so_plan_enter(so_planner *p, so_plan_request *r, so_tree *tree) {
+    SO_ASSERT_OP(p->n_entries, <, p->max_requests);
+    so_plan_entry *e = &p->entries[p->n_entries++];
+    e->r = r;
+    e->tree = tree;
+    if (!r)
+        return;
+    r->tree = tree;
+    r->leaf = -1;
+    r->levels = 0;
+}
+
+/* Rows of the pass as the trees are now. */
+static int rows_now(const so_planner *p) {
+    int rows = p->room.n_requests + p->room.other_rows;
+    for (int i = 0; i < p->n_entries; i++)
+        rows += p->entries[i].tree->n_nodes - 1;
+    return rows;
+}
+
+static double max_risk(const so_planner *p) { return SO_MAX(p->account, SO_TUNE_FREE_RISK); }
+static double margin(const so_planner *p) { return SO_TUNE_MARGIN * p->room.n_requests; }
+
+/* --- ask --- */
+
+/* Whether a drafter has to be asked for at all: its guesses cost, or cannot be left out once they
+ * are drawn. */
+static bool is_planned(const so_planner *p, const so_plan_set *s, int leaf, const so_tree *tree) {
+    const so_drafter *d = s->drafters->leaves[leaf];
+    if (d->draws && tree->max_rows > 0)
+        return true;
+    return d->costs && so_costs_step(&p->costs, s->costs[leaf], 1) >=
+                           SO_TUNE_STEP_FREE * so_costs_pass(&p->costs, 1);
+}
+
+static double step_ms(const so_planner *p, const so_plan_set *s, int leaf, int chains) {
+    return s->costs[leaf] ? so_costs_step(&p->costs, s->costs[leaf], chains) : 0;
+}
+
+/* What one more row costs at each depth where n chains grow together behind `rows` others: theirs
+ * come by turns. t(n) has steps, and a drafter looks one level ahead, so what counts is the least
+ * mean cost of the levels to come: a chain must not end at a step that the next levels share. The
+ * final choice knows the real costs. */
+static void row_costs(const so_planner *p, int rows, int n, double ms[DEPTHS]) {
+    double t[DEPTHS + 1];
+    for (int d = 0; d <= DEPTHS; d++)
+        t[d] = so_costs_pass(&p->costs, rows + n * d);
+    for (int d = 0; d < DEPTHS; d++) {
+        ms[d] = (t[d + 1] - t[d]) / n;
+        for (int k = d + 2; k <= SO_MIN(DEPTHS, d + SO_TUNE_LOOK_AHEAD); k++)
+            ms[d] = SO_MIN(ms[d], (t[k] - t[d]) / n / (k - d));
+    }
+}
+
+/* The chance that the first guess of a merged member is a new one and gets tested; *rank: as what.
+ */
+static double reach_of(const so_plan_request *r, int leaf, int *rank) {
+    float chance[SO_TREE_MAX];
+    double left = 1;
+    const so_mean *novelty = &r->set->novelty[leaf];
+    so_accept_tree(&r->accept, r->tree, chance);
+    for (int i = 1; i < r->tree->n_nodes; i++)
+        if (r->tree->nodes[i].parent == 0) {
+            left -= (double)chance[i];
+            ++*rank;
+        }
+    return SO_MAX(left, 0) * (novelty->n > 0 ? novelty->value : 0.5);
+}
+
+/* Reading what the drafter has not read of the text. */
+static double once_ms(const so_planner *p, const so_plan_ask *ask, int leaf) {
+    const so_draft_cost *cost = ask->r->set->costs[leaf];
+    int unread = ask->n_tokens - 1 - ask->r->n_read[leaf];
+    return cost ? so_costs_read(&p->costs, cost) * SO_MAX(unread, 0) : 0;
+}
+
+/* The part of an investment that one step uses up. */
+static double used_up(const so_plan_ask *ask) {
+    double left = SO_MIN(ask->tokens_left, SO_TUNE_ANSWER);
+    return SO_MIN(1, SO_TUNE_STEP_TOKENS / SO_MAX(left, SO_TUNE_STEP_TOKENS));
+}
+
+/* merged: beside the guesses that the tree holds. */
+static so_candidate candidate_of(const so_planner *p, so_plan_ask *ask, int leaf, bool merged,
+                                 const double row_ms[DEPTHS], double level_ms) {
+    so_plan_request *r = ask->r;
+    int rank = 0;
+    so_candidate c = {.ask = ask,
+                      .reach = merged ? reach_of(r, leaf, &rank) : 1,
+                      .check_ms = so_costs_check(&p->costs, r->o.verify),
+                      .once_ms = once_ms(p, ask, leaf),
+                      .evidence = so_accept_evidence(&r->accept, leaf)};
+    so_accept_terms(&r->accept, leaf, rank, &c.terms);
+    for (int d = 0; d < DEPTHS; d++)
+        c.terms.row[d] = (float)(p->price * (row_ms[d] + c.check_ms));
+    c.terms.level = (float)(p->price * level_ms);
+    if (c.reach > 0)
+        c.first =
+            c.reach * so_accept_option(&r->accept, leaf, rank, (double)c.terms.row[0] / c.reach);
+    c.first -= p->price * c.once_ms * used_up(ask);
+    c.path = c.reach;
+    return c;
+}
+
+/* What level d (from 1) brings to a candidate beyond its rows; call for d = 1, 2, … in order. */
+static double level_gain(so_candidate *c, int d) {
+    int k = so_terms_depth(d);
+    if (d > c->ask->max_depth)
+        return 0;
+    c->path *= (double)c->terms.chance[k][ALL];
+    return d == 1 ? c->first : SO_MAX(0, c->path - (double)c->terms.row[k]);
+}
+
+static int by_gain(const void *a, const void *b) {
+    double x = ((const so_candidate *)a)->first, y = ((const so_candidate *)b)->first;
+    return (x < y) - (x > y);
+}
+
+/* The depth with the largest gain of the n candidates together; 0 where none pays or none may be
+ * risked. */
+static int best_depth(const so_planner *p, so_candidate *c, int n, double level_ms) {
+    double total = 0, best = margin(p), doubt = 0, once = 0, check = 0;
+    int rows = rows_now(p), limit = 0, depth = 0;
+    for (int i = 0; i < n; i++) {
+        doubt += (1 - c[i].evidence) / n;
+        once += c[i].once_ms;
+        check += c[i].check_ms;
+        limit = SO_MAX(limit, c[i].ask->max_depth);
+        c[i].path = c[i].reach;
+    }
+    for (int d = 1; d <= SO_MIN(limit, DEPTHS) && rows + n * d <= p->room.max_rows; d++) {
+        for (int i = 0; i < n; i++)
+            total += level_gain(&c[i], d);
+        total -= p->price * level_ms;
+        double extra_ms = so_costs_pass(&p->costs, rows + n * d) - so_costs_pass(&p->costs, rows) +
+                          d * (check + level_ms) + once;
+        if (total > best && extra_ms / p->plain_ms * doubt <= max_risk(p)) {
+            best = total;
+            depth = d;
+        }
+    }
+    return depth;
+}
+
+/* How many of the n candidates are asked, those with the most to gain, and how deep. Those whose
+ * first guess is not worth its row and its reading are left out; where all cannot be risked, half
+ * of them may. */
+static int best_crowd(const so_planner *p, so_candidate *c, int n, double level_ms, int *depth) {
+    qsort(c, (size_t)n, sizeof *c, by_gain);
+    while (n > 0 && !(c[n - 1].first > 0))
+        n--;
+    for (*depth = 0; n > 0; n /= 2)
+        if ((*depth = best_depth(p, c, n, level_ms)) > 0)
+            return n;
+    return 0;
+}
+
+/* The answer: on terms where the drafter is known, to a fixed depth where it is not. */
+static void grant(so_candidate *c, int depth, int leaf) {
+    so_plan_request *r = c->ask->r;
+    if (c->evidence < SO_TUNE_KNOWN) {
+        c->ask->max_depth = SO_MIN(c->ask->max_depth, depth);
+    } else {
+        r->terms = c->terms;
+        r->leaf = r->leaf < 0 ? leaf : r->leaf;
+        c->ask->terms = &r->terms;
+    }
+}
+
+/* Nothing pays. One guess for one request, to see whether its drafter is good again, if the account
+ * can pay for it. A point needs no row for that: the text will tell (shadow.h). */
+static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
+    int rows = rows_now(p);
+    for (int i = 0; i < n; i++) {
+        so_candidate *x = &c[(p->turn + i) % n];
+        bool due =
+            so_accept_recovers(&x->ask->r->accept, leaf) || p->since_probe >= SO_TUNE_PROBE_EVERY;
+        double extra_ms = level_ms + x->once_ms;
+        if (x->ask->r->tree->max_rows > 0)
+            extra_ms +=
+                so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) + x->check_ms;
+        if (!due || rows >= p->room.max_rows || extra_ms / p->plain_ms > p->account)
+            continue;
+        x->ask->max_depth = 1;
+        p->since_probe = 0;
+        p->turn = (p->turn + i + 1) % n;
+        p->probing = true;
+        return;
+    }
+}
+
+void so_plan_ask_stage(so_planner *p, int stage, so_plan_ask *asks, int n) {
+    so_candidate *c = p->candidates;
+    double row_ms[DEPTHS];
+    int m = 0;
+    if (n == 0)
+        return;
+    const so_plan_set *s = asks[0].r->set;
+    int leaf = s->drafters->stages[stage].drafter->index;
+    for (int i = 0; i < n; i++) {
+        const so_plan_request *r = asks[i].r;
+        asks[i].terms = NULL;
+        if (r->o.length == 0 && asks[i].max_depth > 0 && is_planned(p, s, leaf, r->tree))
+            c[m++].ask = &asks[i];
+    }
+    if (m == 0)
+        return;
+    double level_ms = step_ms(p, s, leaf, m);
+    row_costs(p, rows_now(p), m, row_ms);
+    for (int i = 0; i < m; i++) {
+        bool merged = c[i].ask->r->tree->n_proposals > 0;
+        c[i] = candidate_of(p, c[i].ask, leaf, merged, row_ms, level_ms);
+    }
+    int depth = 0, asked = 0;
+    if (p->plain_ms > 0) /* else nothing is known of the costs: a plain pass first */
+        asked = best_crowd(p, c, m, level_ms, &depth);
+    for (int i = 0; i < asked; i++)
+        grant(&c[i], depth, leaf);
+    for (int i = asked; i < m; i++)
+        c[i].ask->max_depth = 0;
+    if (asked == 0 && p->plain_ms > 0)
+        probe(p, c, m, leaf, level_ms);
+}
+
+/* --- drafted --- */
+
+/* Whether a merged member's first guess is one that nobody made before. */
+static void learn_novelty(so_plan_request *r, int leaf) {
+    const so_tree *t = r->tree;
+    for (int i = t->nodes[0].first; i >= 0; i = t->proposals[i].next)
+        if (t->proposals[i].drafter == leaf) {
+            int child = t->proposals[i].child;
+            bool is_new = true;
+            for (int k = t->nodes[0].first; k != i; k = t->proposals[k].next)
+                is_new &= t->proposals[k].child != child;
+            if (i != t->nodes[0].first)
+                so_smooth(&r->set->novelty[leaf], is_new, SO_TUNE_YIELD_PART);
+            return;
+        }
+}
+
+void so_plan_drafted(so_planner *p, int stage, so_plan_ask *asks, const so_draft_job *jobs, int n,
+                     double ms) {
+    so_draft_usage u = {.ms = ms};
+    if (n == 0)
+        return;
+    so_plan_set *s = asks[0].r->set;
+    int leaf = s->drafters->stages[stage].drafter->index;
+    for (int i = 0; i < n; i++) {
+        const so_draft_job *job = &jobs[i];
+        so_plan_request *r = asks[i].r;
+        learn_novelty(r, leaf);
+        if (job->n_levels == 0)
+            continue;
+        u.chains++;
+        u.levels = SO_MAX(u.levels, job->n_levels);
+        u.lag = SO_MAX(u.lag, job->n_read);
+        u.read += job->n_read;
+        r->n_read[leaf] = asks[i].n_tokens;
+        if (r->leaf == leaf)
+            r->levels = job->n_levels;
+        so_accept_key k = {leaf, job->refused_depth, 0, (double)job->refused_confidence};
+        if (job->refused_depth > 0)
+            so_accept_skip(&r->accept, &k);
+    }
+    p->drafted_ms += ms;
+    if (!s->costs[leaf])
+        return;
+    so_costs_observe_draft(&p->costs, s->costs[leaf], &u);
+    p->expected_draft_ms += u.levels * step_ms(p, s, leaf, SO_MAX(u.chains, 1)) +
+                            u.read * so_costs_read(&p->costs, s->costs[leaf]);
+}
+
+/* --- keeps --- */
+
+/* What the points of a tree gain beyond their rows. */
+static double gain_of_points(so_planner *p, const so_plan_request *r) {
+    float chance[SO_TREE_MAX], value[SO_TREE_MAX] = {1};
+    const so_tree *t = r->tree;
+    so_sum sum = {.rows = rows_now(p) - (t->n_nodes - 1)};
+    double check = so_costs_check(&p->costs, r->o.verify);
+    so_accept_tree(&r->accept, t, chance);
+    so_selection_clear(&p->selection);
+    for (int i = 1; i < t->n_nodes; i++) {
+        value[i] = value[t->nodes[i].parent] * chance[i];
+        so_selection_add(&p->selection, (so_guess){value[i], -1, (float)check, 0, i});
+    }
+    so_selection_limits l = {.price = p->price, .max_risk = 1e9, .max_rows = p->room.max_rows};
+    double before = so_costs_pass(&p->costs, sum.rows);
+    so_selection_choose(&p->selection, &p->costs, &l, &sum);
+    return sum.tokens - p->price * (so_costs_pass(&p->costs, sum.rows) + sum.test_ms - before);
+}
+
+/* What rounds of a paid drafter have gained, at today's price; 0: there were too few. */
+static double yield_gain(const so_planner *p, const so_plan_request *r, int leaf) {
+    const so_yield *own = &r->yields[leaf], *all = &r->set->yields[r->o.mode][leaf];
+    if (all->tokens.n < SO_TUNE_YIELD_ROUNDS)
+        return 0;
+    double w = (double)own->tokens.n / (own->tokens.n + SO_TUNE_YIELD_ROUNDS);
+    double tokens = w * own->tokens.value + (1 - w) * all->tokens.value;
+    double passes = w * own->passes.value + (1 - w) * all->passes.value;
+    return tokens - p->price * p->plain_ms * passes;
+}
+
+/* What a paid drafter is expected to gain for a request in place of the guesses in its tree, the
+ * levels shared with the other requests of its set. 0 where it would not be asked. */
+static double gain_of_stage(const so_planner *p, so_plan_ask ask, int leaf) {
+    const so_plan_request *r = ask.r;
+    double row_ms[DEPTHS], total = 0, best = 0;
+    int n = 0;
+    for (int i = 0; i < p->n_entries; i++)
+        n += p->entries[i].r && p->entries[i].r->set == r->set;
+    double level_ms = step_ms(p, r->set, leaf, n) / n;
+    row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
+    so_candidate c = candidate_of(p, &ask, leaf, false, row_ms, level_ms);
+    for (int d = 1; d <= SO_MIN(ask.max_depth, DEPTHS); d++) {
+        total += level_gain(&c, d) - p->price * level_ms;
+        best = SO_MAX(best, total);
+    }
+    double risk = (level_ms + row_ms[0] + c.once_ms) / p->plain_ms * (1 - c.evidence);
+    if (best <= SO_TUNE_MARGIN || risk > max_risk(p))
+        return 0;
+    return c.evidence >= SO_TUNE_KNOWN ? SO_MAX(best, yield_gain(p, r, leaf)) : best;
+}
+
+/* Whether a drafter of a later alternative that costs is expected to gain more than the free
+ * guesses in the tree. */
+static bool is_outdone(so_planner *p, const so_plan_ask *ask, int alternative) {
+    const so_draft_set *d = ask->r->set->drafters;
+    double have = -1;
+    for (int i = 0; i < d->n_stages; i++) {
+        int leaf = d->stages[i].drafter->index;
+        if (d->stages[i].alternative <= alternative || !ask->r->set->costs[leaf])
+            continue;
+        if (have < 0)
+            have = gain_of_points(p, ask->r);
+        if (gain_of_stage(p, *ask, leaf) > have)
+            return true;
+    }
+    return false;
+}
+
+static bool is_hopeless(const so_plan_request *r) {
+    const so_proposal *q = &r->tree->proposals[0];
+    so_accept_key k = {q->drafter, 1, 0, (double)r->tree->nodes[q->child].accept};
+    return so_accept_evidence(&r->accept, q->drafter) >= SO_TUNE_KNOWN &&
+           so_accept_get(&r->accept, &k, SO_TUNE_UNKNOWN_CHANCE) < SO_TUNE_HOPELESS;
+}
+
+/* Guesses that are sent away are watched all the same, so that a drafter that has become good again
+ * is taken back. */
+bool so_plan_keeps(so_planner *p, const so_plan_ask *ask, int alternative) {
+    so_plan_request *r = ask->r;
+    so_tree *t = r->tree;
+    if (t->n_proposals == 0)
+        return false;
+    if (r->o.length > 0 || !(p->plain_ms > 0) || !so_tree_all_points(t) ||
+        r->set->costs[t->proposals[0].drafter] ||
+        !(is_hopeless(r) || is_outdone(p, ask, alternative)))
+        return true;
+    so_shadow_watch(&r->shadow, t);
+    so_tree_reset(t, t->nodes[0].token, t->root_pos);
+    return false;
+}
+
+/* --- choose --- */
+
+/* The guesses of one tree: into *sum, if it must be taken as it is, or among those to choose from.
+ */
+static void gather(so_planner *p, int owner, so_sum *sum) {
+    so_plan_entry *e = &p->entries[owner];
+    const so_tree *t = e->tree;
+    float value[SO_TREE_MAX] = {1};
+    bool whole = e->r && (e->r->o.length > 0 || !so_tree_all_points(t));
+    for (int i = 0; i < t->n_nodes; i++)
+        e->keep[i] = i == 0 || whole;
+    e->n_keep = whole ? t->n_nodes - 1 : 0;
+    if (!e->r || t->n_proposals == 0)
+        return;
+    so_accept_tree(&e->r->accept, t, e->chance);
+    double check = so_costs_check(&p->costs, e->r->o.verify);
+    double evidence = so_accept_evidence(&e->r->accept, t->proposals[0].drafter);
+    for (int i = 1; i < t->n_nodes; i++) {
+        value[i] = value[t->nodes[i].parent] * e->chance[i];
+        so_guess g = {value[i], t->nodes[i].depth == 1 ? (float)evidence : -1, (float)check, owner,
+                      i};
+        if (whole)
+            so_sum_add(sum, &g);
+        else
+            so_selection_add(&p->selection, g);
+    }
+}
+
+/* What a drafter that costs has brought with this round. */
+static void learn_yield(so_planner *p, const so_plan_entry *e) {
+    so_plan_request *r = e->r;
+    const so_tree *t = e->tree;
+    float value[SO_TREE_MAX] = {1};
+    double tokens = 0;
+    int rows = p->room.n_requests + p->room.other_rows;
+    if (!r || r->leaf < 0 || p->probing || t->n_proposals == 0 ||
+        t->proposals[0].drafter != r->leaf || !(p->plain_ms > 0))
+        return;
+    for (int i = 1; i < t->n_nodes; i++) {
+        value[i] = value[t->nodes[i].parent] * e->chance[i];
+        tokens += e->keep[i] ? (double)value[i] : 0;
+    }
+    double ms = so_costs_pass(&p->costs, rows + e->n_keep) - p->plain_ms +
+                r->levels * step_ms(p, r->set, r->leaf, 1) +
+                e->n_keep * so_costs_check(&p->costs, r->o.verify);
+    so_yield *own = &r->yields[r->leaf], *all = &r->set->yields[r->o.mode][r->leaf];
+    so_smooth(&own->tokens, tokens, SO_TUNE_OWN_YIELD_PART);
+    so_smooth(&own->passes, ms / p->plain_ms, SO_TUNE_OWN_YIELD_PART);
+    so_smooth(&all->tokens, tokens, SO_TUNE_YIELD_PART);
+    so_smooth(&all->passes, ms / p->plain_ms, SO_TUNE_YIELD_PART);
+}
+
+const so_plan *so_plan_choose(so_planner *p) {
+    int n = p->n_entries;
+    so_sum sum = {.tokens = n, .rows = p->room.n_requests + p->room.other_rows};
+    so_selection_limits l = {.price = p->price,
+                             .margin = margin(p),
+                             .max_risk = max_risk(p),
+                             .max_rows = p->room.max_rows};
+    so_selection_clear(&p->selection);
+    for (int i = 0; i < n; i++) {
+        if (p->entries[i].r)
+            so_shadow_watch(&p->entries[i].r->shadow, p->entries[i].tree);
+        gather(p, i, &sum);
+    }
+    int chosen = so_selection_choose(&p->selection, &p->costs, &l, &sum);
+    for (int k = 0; k < chosen; k++) {
+        const so_guess *g = so_selection_get(&p->selection, k);
+        p->entries[g->owner].keep[g->node] = true;
+        p->entries[g->owner].n_keep++;
+    }
+    /* The clock's bad luck is nobody's fault: drafting counts with what it should have taken. */
+    double draft_ms = p->drafted_ms;
+    if (p->expected_draft_ms > 0)
+        draft_ms = SO_MIN(draft_ms, p->expected_draft_ms);
+    p->plan = (so_plan){.n_requests = n,
+                        .n_rows = sum.rows,
+                        .tokens = sum.tokens,
+                        .ms = so_costs_pass(&p->costs, sum.rows) + sum.test_ms + draft_ms,
+                        .plain_ms = p->plain_ms,
+                        .doubt = so_sum_doubt(&sum),
+                        .probe = p->probing};
+    for (int i = 0; i < n; i++) {
+        learn_yield(p, &p->entries[i]);
+        if (p->entries[i].n_keep < p->entries[i].tree->n_nodes - 1)
+            so_tree_prune(p->entries[i].tree, p->entries[i].keep);
+    }
+    return &p->plan;
+}
+
+/* --- verdict, end --- */
+
+void so_plan_verdict(so_planner *p, so_plan_request *r, const so_tree *tree, const so_verdict *v,
+                     so_verify_mode mode, double ms) {
+    so_costs_observe_verdict(&p->costs, mode, v, ms);
+    if (r)
+        so_accept_verdict(&r->accept, tree, v);
+}
+
+/* The account is kept with the times of the cost curve, not with the clock's: what counts is the
+ * decision, and a page fault is not its fault. Nor is bad luck the fault of a drafter that is known
+ * well: losses count as far as it was in doubt, and the estimates see to the rest. */
+static void settle(so_planner *p, double tokens) {
+    const so_plan *plan = &p->plan;
+    double gain = plan->ms > plan->plain_ms ? tokens - plan->ms / plan->plain_ms : 0;
+    if (gain < 0 && !plan->probe)
+        gain *= plan->doubt;
+    double sum = p->account + SO_TUNE_ACCOUNT_EARN * tokens + gain;
+    p->account = SO_MAX(SO_TUNE_ACCOUNT_MIN, SO_MIN(sum, SO_TUNE_ACCOUNT_MAX));
+    p->since_probe += tokens;
+}
+
+static void learn_rate(so_yield *y, double tokens, double passes, double part) {
+    so_smooth(&y->tokens, tokens, part);
+    so_smooth(&y->passes, SO_MIN(passes, SO_TUNE_RATE_LONGEST), part);
+}
+
+void so_plan_end(so_planner *p, double pass_ms, int n_tokens) {
+    const so_plan *plan = &p->plan;
+    if (plan->plain_ms > 0 && plan->n_requests > 0) {
+        double tokens = (double)n_tokens / plan->n_requests;
+        int k = size_class(plan->n_requests);
+        settle(p, tokens);
+        if (p->room.other_rows == 0) { /* a step that reads a prompt says little about the rate */
+            learn_rate(&p->rates[k], tokens, plan->ms / plan->plain_ms, SO_TUNE_RATE_PART);
+            learn_rate(&p->rates_now[k], tokens, plan->ms / plan->plain_ms, SO_TUNE_RATE_NOW_PART);
+        }
+    }
+    so_costs_observe_pass(&p->costs, plan->n_rows, pass_ms);
+    p->n_passes++;
+}

@@ -1,0 +1,122 @@
+/* The arithmetic of record.h. The counts of a cell never pass SO_TUNE_RECORD_TESTS, so an old
+ * record weighs as much as the last few long answers, whatever the file says. */
+#include "plan/record.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "plan/tuning.h"
+
+static const char *const LASTING[] = {"lookup", "ngram", "corpus"}; /* beside models */
+
+void so_records_free(so_records *r) {
+    for (int i = 0; i < r->n; i++)
+        free(r->items[i]);
+    *r = (so_records){0};
+}
+
+/* --- names --- */
+
+static void mark(so_plan_mode mode, char out[SO_RECORD_NAME]) {
+    if (mode > 0)
+        snprintf(out + strlen(out), SO_RECORD_NAME - strlen(out), "~%d", (int)mode);
+}
+
+bool so_record_model_name(uint64_t id, so_plan_mode mode, char out[SO_RECORD_NAME]) {
+    snprintf(out, SO_RECORD_NAME, "model %016llx", (unsigned long long)id);
+    mark(mode, out);
+    return id != 0;
+}
+
+bool so_record_name(const so_drafter *d, so_plan_mode mode, char out[SO_RECORD_NAME]) {
+    if (d->is_model)
+        return so_record_model_name(d->id, mode, out);
+    snprintf(out, SO_RECORD_NAME, "%s", d->vt->name);
+    mark(mode, out);
+    return d->lasting;
+}
+
+bool so_record_is_name(const char *name) {
+    char base[SO_RECORD_NAME];
+    size_t len = strlen(name);
+    if (len >= sizeof base)
+        return false;
+    snprintf(base, sizeof base, "%s", name);
+    if (len > 2 && base[len - 2] == '~' && (base[len - 1] == '1' || base[len - 1] == '2'))
+        base[len - 2] = '\0';
+    if (strncmp(base, "model ", 6) == 0)
+        return strlen(base) == 22 && strspn(base + 6, "0123456789abcdef") == 16;
+    for (size_t i = 0; i < SO_LEN(LASTING); i++)
+        if (strcmp(base, LASTING[i]) == 0)
+            return true;
+    return false;
+}
+
+/* --- the list --- */
+
+static int find(const so_records *r, const char *name) {
+    for (int i = 0; i < r->n; i++)
+        if (strcmp(r->items[i]->name, name) == 0)
+            return i;
+    return -1;
+}
+
+so_record *so_records_find(const so_records *r, const char *name) {
+    int i = find(r, name);
+    return i < 0 ? NULL : r->items[i];
+}
+
+so_record *so_records_touch(so_records *r, const char *name) {
+    int at = find(r, name);
+    so_record *rec;
+    if (at >= 0) {
+        rec = r->items[at];
+    } else {
+        if (r->n == SO_RECORDS_MAX)
+            free(r->items[--r->n]);
+        at = r->n++;
+        rec = SO_NEW(so_record);
+        snprintf(rec->name, sizeof rec->name, "%s", name);
+    }
+    memmove(r->items + 1, r->items, (size_t)at * sizeof *r->items);
+    return r->items[0] = rec;
+}
+
+/* --- counts --- */
+
+enum { CELLS = sizeof(so_accept_table) / sizeof(so_accept_cell) };
+
+static so_accept_cell *cells_of(so_accept_table *t) { return &(*t)[0][0][0]; }
+
+static so_accept_cell limited(so_accept_cell c, float most) {
+    float scale = c.tested > most ? most / c.tested : 1;
+    return (so_accept_cell){c.accepted * scale, c.tested * scale};
+}
+
+void so_record_lend(const so_record *rec, so_accept_shared *shared, int drafter) {
+    const so_accept_cell *from = &rec->cells[0][0][0];
+    so_accept_cell *to = cells_of(&shared->cells[drafter]);
+    for (int i = 0; i < CELLS; i++)
+        to[i] = limited(from[i], SO_TUNE_LENT_TESTS);
+}
+
+void so_record_lend_claim(double chance, so_accept_shared *shared, int drafter) {
+    shared->cells[drafter][0][0][SO_ACCEPT_LEVELS] =
+        (so_accept_cell){(float)chance * SO_TUNE_CLAIM_TESTS, SO_TUNE_CLAIM_TESTS};
+}
+
+static so_accept_cell grown(so_accept_cell old, so_accept_cell seen) {
+    float keep = SO_MAX(0.0f, 1 - seen.tested / SO_TUNE_RECORD_TESTS);
+    so_accept_cell c = {old.accepted * keep + seen.accepted, old.tested * keep + seen.tested};
+    return limited(c, SO_TUNE_RECORD_TESTS);
+}
+
+void so_record_learn(so_record *rec, so_accept_shared *shared, int drafter) {
+    so_accept_cell *kept = cells_of(&rec->cells), *seen = cells_of(&shared->seen[drafter]);
+    for (int i = 0; i < CELLS; i++) {
+        kept[i] = grown(kept[i], seen[i]);
+        seen[i] = (so_accept_cell){0};
+    }
+}

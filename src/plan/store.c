@@ -1,0 +1,236 @@
+/* The file of store.h. Its name is a hash of the key; the key inside decides. */
+#include "plan/store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "plan/tuning.h"
+
+static const char HEAD[] = "sooth plan 1\n";
+static const double MAX_MS = 1e6;
+enum { MAX_FILE = 1 << 20 };
+
+void so_store_key(const so_model *m, so_dtype kv_dtype, so_buf *out) {
+    const so_hparams *hp = so_model_hparams(m);
+    so_buf_printf(out, "%s layers %d width %d heads %d/%d vocab %d weights %zu cache %s on ",
+                  hp->arch_name, hp->n_layers, hp->d_model, hp->n_heads, hp->n_heads_kv,
+                  hp->n_vocab, so_model_weight_bytes(m), so_dtype_get(kv_dtype)->name);
+    so_backend *b = so_model_backend(m);
+    b->vt->describe(b, out);
+    so_buf_append_c(out, ", sooth " SO_VERSION);
+}
+
+char *so_store_path(const char *dir, so_str key) {
+    char name[40];
+    snprintf(name, sizeof name, "%016llx.txt", (unsigned long long)so_hash_bytes(key.ptr, key.len));
+    char *costs = so_path_join(dir, "costs"), *path = so_path_join(costs, name);
+    free(costs);
+    return path;
+}
+
+/* --- writing --- */
+
+static void print_points(const char *word, const so_curve_point *p, int n, so_buf *out) {
+    for (int i = 0; i < n; i++)
+        so_buf_printf(out, "%s %d %.6g %.4g\n", word, p[i].n, p[i].ms, p[i].weight);
+}
+
+static void print_record(const so_record *rec, so_buf *out) {
+    so_buf_printf(out, "drafter %s\n", rec->name);
+    if (rec->read_ms > 0)
+        so_buf_printf(out, "read %.6g\n", rec->read_ms);
+    print_points("step", rec->step, rec->n_step, out);
+    for (int d = 0; d < SO_ACCEPT_DEPTHS; d++)
+        for (int r = 0; r < SO_ACCEPT_RANKS; r++)
+            for (int l = 0; l <= SO_ACCEPT_LEVELS; l++) {
+                so_accept_cell c = rec->cells[d][r][l];
+                if (c.tested >= SO_TUNE_WRITE_TESTS)
+                    so_buf_printf(out, "cell %d %d %d %.4g %.4g\n", d + 1, r, l, (double)c.accepted,
+                                  (double)c.tested);
+            }
+}
+
+void so_store_print(const so_costs *c, const so_records *r, so_buf *out) {
+    so_curve_point points[SO_CURVE_KNOTS];
+    print_points("pass", points, so_curve_export(&c->pass, points, SO_CURVE_KNOTS), out);
+    if (c->draw_ms.n > 0)
+        so_buf_printf(out, "draw %.6g\n", c->draw_ms.value);
+    for (int m = 0; m < SO_VERIFY_MODES; m++)
+        if (c->check_ms[m].n > 0)
+            so_buf_printf(out, "check %d %.6g\n", m, c->check_ms[m].value);
+    for (int i = 0; i < r->n; i++)
+        print_record(r->items[i], out);
+}
+
+int so_store_write(const char *path, so_str key, const so_costs *c, const so_records *r,
+                   so_err *err) {
+    so_out_file *f = NULL;
+    so_buf text = {0};
+    char *dir = so_strndup(path, (size_t)(strrchr(path, '/') - path));
+    int rc = so_dir_create(dir, err);
+    so_buf_append_c(&text, HEAD);
+    so_buf_append_str(&text, key);
+    so_buf_append_char(&text, '\n');
+    so_store_print(c, r, &text);
+    so_buf_append_c(&text, "end\n");
+    if (rc == SO_OK)
+        rc = so_out_begin(path, &f, err);
+    if (rc == SO_OK) {
+        rc = so_out_write(f, text.data, text.len, err);
+        if (rc == SO_OK)
+            rc = so_out_commit(f, err);
+        else
+            so_out_abort(f);
+    }
+    so_buf_free(&text);
+    free(dir);
+    return rc;
+}
+
+/* --- reading --- */
+
+typedef struct parser {
+    so_costs *c;
+    so_records *r;
+    so_record *rec; /* the drafter whose lines these are; NULL before the first */
+    so_curve_point points[SO_CURVE_KNOTS]; /* of t(n) */
+    int n_points;
+} parser;
+
+static bool is_ms(double ms) { return ms >= 0 && ms <= MAX_MS; }
+
+static bool parse_point(const char *s, so_curve_point *points, int *n) {
+    so_curve_point p;
+    int used = 0;
+    if (*n == SO_CURVE_KNOTS || sscanf(s, "%d %lf %lf%n", &p.n, &p.ms, &p.weight, &used) != 3 ||
+        s[used] || p.n < 1 || p.n > SO_CURVE_MAX || !(p.ms > 0 && is_ms(p.ms)) ||
+        !(p.weight > 0 && p.weight <= SO_TUNE_POINT_WEIGHT) || (*n > 0 && p.n <= points[*n - 1].n))
+        return false;
+    points[(*n)++] = p;
+    return true;
+}
+
+static bool parse_ms(const char *s, double *out) {
+    int used = 0;
+    return sscanf(s, "%lf%n", out, &used) == 1 && !s[used] && is_ms(*out);
+}
+
+static bool parse_check(const char *s, so_costs *c) {
+    int mode, used = 0;
+    double ms;
+    if (sscanf(s, "%d %lf%n", &mode, &ms, &used) != 2 || s[used] || mode < 0 ||
+        mode >= SO_VERIFY_MODES || !is_ms(ms) || c->check_ms[mode].n > 0)
+        return false;
+    c->check_ms[mode] = (so_mean){ms, 1};
+    return true;
+}
+
+static bool parse_drafter(const char *name, parser *p) {
+    if (!so_record_is_name(name) || p->r->n == SO_RECORDS_MAX || so_records_find(p->r, name))
+        return false;
+    p->rec = p->r->items[p->r->n++] = SO_NEW(so_record);
+    memcpy(p->rec->name, name, strlen(name) + 1); /* so_record_is_name has looked at the length */
+    return true;
+}
+
+static bool parse_cell(const char *s, so_record *rec) {
+    int depth, rank, level, used = 0;
+    float accepted, tested;
+    if (sscanf(s, "%d %d %d %f %f%n", &depth, &rank, &level, &accepted, &tested, &used) != 5 ||
+        s[used] || depth < 1 || depth > SO_ACCEPT_DEPTHS || rank < 0 || rank >= SO_ACCEPT_RANKS ||
+        level < 0 || level > SO_ACCEPT_LEVELS || !(tested > 0 && tested <= SO_TUNE_RECORD_TESTS) ||
+        !(accepted >= 0 && accepted <= tested))
+        return false;
+    rec->cells[depth - 1][rank][level] = (so_accept_cell){accepted, tested};
+    return true;
+}
+
+/* What follows `word` and a space in s, or NULL. */
+static const char *after(const char *s, const char *word) {
+    size_t n = strlen(word);
+    return strncmp(s, word, n) == 0 && s[n] == ' ' ? s + n + 1 : NULL;
+}
+
+static bool parse_line(const char *line, parser *p) {
+    const char *s;
+    if ((s = after(line, "drafter")))
+        return parse_drafter(s, p);
+    if (p->rec && (s = after(line, "cell")))
+        return parse_cell(s, p->rec);
+    if (p->rec && (s = after(line, "step")))
+        return parse_point(s, p->rec->step, &p->rec->n_step);
+    if (p->rec && (s = after(line, "read")))
+        return p->rec->read_ms == 0 && parse_ms(s, &p->rec->read_ms);
+    if (p->rec)
+        return false;
+    if ((s = after(line, "pass")))
+        return parse_point(s, p->points, &p->n_points);
+    if ((s = after(line, "draw"))) {
+        bool first = p->c->draw_ms.n == 0;
+        p->c->draw_ms.n = 1;
+        return first && parse_ms(s, &p->c->draw_ms.value);
+    }
+    return (s = after(line, "check")) && parse_check(s, p->c);
+}
+
+bool so_store_parse(const char *text, so_costs *c, so_records *r) {
+    parser p = {.c = c, .r = r};
+    char line[128];
+    bool good = true;
+    while (good && *text) {
+        const char *end = strchr(text, '\n');
+        good = end && (size_t)(end - text) < sizeof line;
+        if (!good)
+            break;
+        memcpy(line, text, (size_t)(end - text));
+        line[end - text] = '\0';
+        good = parse_line(line, &p);
+        text = end + 1;
+    }
+    if (good && p.n_points > 0 && so_curve_import(&c->pass, p.points, p.n_points, NULL) == SO_OK)
+        return true;
+    so_records_free(r);
+    *c = (so_costs){0};
+    return false;
+}
+
+static bool skip(so_str *s, so_str prefix) {
+    if (!so_str_starts(*s, prefix))
+        return false;
+    s->ptr += prefix.len;
+    s->len -= prefix.len;
+    return true;
+}
+
+/* Cuts the last line, which must be "end": a file that lost its tail has none. */
+static bool cut_end(so_buf *file) {
+    static const char END[] = "\nend\n";
+    size_t n = sizeof END - 1;
+    if (file->len < n || memcmp(file->data + file->len - n, END, n) != 0)
+        return false;
+    file->data[file->len - n + 1] = '\0';
+    file->len -= n - 1;
+    return true;
+}
+
+bool so_store_read(const char *path, so_str key, so_costs *c, so_records *r, const char **why) {
+    so_buf file = {0};
+    *why = "there is none yet";
+    if (so_file_exists(path) && so_file_read(path, MAX_FILE, &file, NULL) == SO_OK) {
+        so_str rest = so_buf_str(&file);
+        if (!skip(&rest, so_str_c(HEAD)))
+            *why = "it is of another version";
+        else if (!skip(&rest, key) || !skip(&rest, SO_STR("\n")))
+            *why = "it is of another model or machine";
+        else if (memchr(rest.ptr, 0, rest.len) || !cut_end(&file) ||
+                 !so_store_parse(rest.ptr, c, r))
+            *why = "it is damaged";
+        else
+            *why = NULL;
+    }
+    so_buf_free(&file);
+    return *why == NULL;
+}

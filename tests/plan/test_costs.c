@@ -1,0 +1,171 @@
+/* Costs: the curve t(n) against imagined machines, draft steps by chains, the host's part. */
+#include "../draft/rig.h"
+
+#include <math.h>
+
+#include "plan/costs.h"
+
+/* A machine on which a row adds a tenth of a pass. */
+static double mild(int n) { return 10 + 1.0 * (n - 1); }
+
+/* --- the curve --- */
+
+static void curve_learns(void **state) {
+    (void)state;
+    static so_curve c;
+    dice d = {.seed = 101};
+    c = (so_curve){0};
+    assert_true(so_curve_ms(&c, 1) == 0);
+    const int ns[] = {1, 2, 4, 8, 16};
+    for (int i = 0; i < 400; i++) {
+        int n = ns[dice_below(&d, 5)];
+        double noise = dice_below(&d, 20) ? 0.97 + 0.06 * dice_uniform(&d) : 5; /* 5 %: five-fold */
+        so_curve_observe(&c, n, mild(n) * noise);
+    }
+    for (int i = 0; i < 5; i++)
+        if (fabs(so_curve_ms(&c, ns[i]) / mild(ns[i]) - 1) > 0.08)
+            fail_msg("t(%d) = %g, is %g", ns[i], so_curve_ms(&c, ns[i]), mild(ns[i]));
+    for (int n = 1; n <= 24; n++) /* elsewhere a guess, on the low side */
+        assert_true(so_curve_ms(&c, n) < 1.08 * mild(n) && so_curve_ms(&c, n) > 0.75 * mild(n));
+    for (int n = 1; n < 600; n++)
+        assert_true(so_curve_ms(&c, n + 1) >= so_curve_ms(&c, n));
+}
+
+/* A longer context slows all passes down: measured at one n, known for all. */
+static void curve_follows_drift(void **state) {
+    (void)state;
+    static so_curve c;
+    c = (so_curve){0};
+    for (int i = 0; i < 50; i++)
+        for (int n = 1; n <= 8; n++)
+            so_curve_observe(&c, n, mild(n));
+    for (int i = 0; i < 60; i++)
+        so_curve_observe(&c, 5, 1.5 * mild(5));
+    assert_true(fabs(so_curve_ms(&c, 5) / (1.5 * mild(5)) - 1) < 0.05);
+    assert_true(so_curve_ms(&c, 1) > 1.2 * mild(1));
+    for (int i = 0; i < 60; i++)
+        so_curve_observe(&c, 1, 1.5 * mild(1));
+    assert_true(fabs(so_curve_ms(&c, 1) / (1.5 * mild(1)) - 1) < 0.05);
+}
+
+static void curve_ignores_nonsense(void **state) {
+    (void)state;
+    static so_curve c;
+    c = (so_curve){0};
+    const double odd[] = {0, -1, NAN, INFINITY};
+    for (int i = 0; i < 4; i++)
+        so_curve_observe(&c, 1, odd[i]);
+    so_curve_observe(&c, 0, 5);
+    so_curve_observe(&c, -3, 5);
+    so_curve_observe(&c, 100000, 5);
+    assert_true(so_curve_ms(&c, 1) == 0);
+    so_curve_observe(&c, 1, 10);
+    so_curve_observe(&c, 2, 1e9); /* no pass costs more than its rows one by one */
+    assert_true(so_curve_ms(&c, 2) <= 25);
+    assert_true(so_curve_ms(&c, 100000) > so_curve_ms(&c, 512));
+}
+
+static void curve_is_kept(void **state) {
+    (void)state;
+    static so_curve a, b;
+    so_curve_point points[SO_CURVE_MAX];
+    so_err err = {0};
+    a = b = (so_curve){0};
+    for (int i = 0; i < 20; i++)
+        for (int n = 1; n <= 20; n += 3)
+            so_curve_observe(&a, n, mild(n));
+    int k = so_curve_export(&a, points, SO_CURVE_MAX);
+    assert_int_equal(k, 7);
+    SO_OK_OR_FAIL(so_curve_import(&b, points, k, &err), err);
+    for (int n = 1; n <= 40; n++)
+        assert_true(fabs(so_curve_ms(&a, n) / so_curve_ms(&b, n) - 1) < 0.03);
+    for (int i = 0; i < 12; i++)
+        so_curve_observe(&b, 4, 2 * mild(4)); /* another machine: soon believed */
+    assert_true(so_curve_ms(&b, 4) > 1.6 * mild(4));
+    assert_int_equal(so_curve_export(&a, points, 2), 2);
+    const so_curve_point bad[] = {{0, 1, 1},   {513, 1, 1}, {1, 0, 1},       {1, -1, 1},
+                                  {1, NAN, 1}, {1, 1, NAN}, {1, INFINITY, 1}};
+    double before = so_curve_ms(&a, 3);
+    for (size_t i = 0; i < SO_LEN(bad); i++)
+        assert_int_equal(so_curve_import(&a, &bad[i], 1, &err), SO_EINVAL);
+    assert_true(so_curve_ms(&a, 3) == before);
+}
+
+/* --- drafters --- */
+
+static void call(so_costs *c, so_draft_cost *d, int chains, int levels, int read, double ms) {
+    so_draft_usage u = {.chains = chains, .levels = levels, .read = read, .lag = read, .ms = ms};
+    so_costs_observe_draft(c, d, &u);
+}
+
+/* A level costs more for several chains, and reading is told from drafting. */
+static void draft_steps_by_chains(void **state) {
+    (void)state;
+    static so_costs c;
+    c = (so_costs){0};
+    so_draft_cost *d = so_costs_drafter(&c, "model", 0.1);
+    assert_ptr_equal(so_costs_drafter(&c, "model", 0.5), d);
+    assert_true(so_costs_step(&c, d, 1) == 0); /* nothing is known of the target */
+    for (int i = 0; i < 8; i++)
+        so_costs_observe_pass(&c, 1, 10);
+    double prior = so_costs_step(&c, d, 1);
+    assert_true(prior > 1 && prior < 2); /* by size, and a little more */
+    for (int i = 0; i < 40; i++) {
+        call(&c, d, 1, 4, 1, 4 * 2.0);
+        call(&c, d, 8, 2, 1, 2 * 5.0);
+    }
+    call(&c, d, 1, 1, 100, 2.0 + 100 * 0.25);
+    assert_true(fabs(so_costs_step(&c, d, 1) / 2 - 1) < 0.08);
+    assert_true(fabs(so_costs_step(&c, d, 8) / 5 - 1) < 0.08);
+    assert_true(so_costs_step(&c, d, 4) > 2 && so_costs_step(&c, d, 4) < 5);
+    assert_true(fabs(so_costs_read(&c, d) / 0.25 - 1) < 0.05);
+    so_costs_deinit(&c);
+}
+
+/* A drafter that rests while the machine becomes twice as fast is taken to be faster, too. */
+static void resting_drafters_follow_the_pace(void **state) {
+    (void)state;
+    static so_costs c;
+    c = (so_costs){0};
+    so_draft_cost *d = so_costs_drafter(&c, "model", 0.1);
+    for (int i = 0; i < 40; i++) {
+        so_costs_observe_pass(&c, 1, 20);
+        call(&c, d, 1, 2, 1, 8);
+    }
+    double slow = so_costs_step(&c, d, 1);
+    for (int i = 0; i < 100; i++)
+        so_costs_observe_pass(&c, 1, 10);
+    assert_true(fabs(so_costs_step(&c, d, 1) / (slow / 2) - 1) < 0.1);
+    so_costs_deinit(&c);
+}
+
+static void host_costs(void **state) {
+    (void)state;
+    static so_costs c;
+    static so_verdict none, one = {.n_accepted = 1, .n_tested = 2};
+    c = (so_costs){0};
+    for (int i = 0; i < 50; i++) {
+        so_costs_observe_verdict(&c, SO_VERIFY_MATCH, &none, 0.1);
+        so_costs_observe_verdict(&c, SO_VERIFY_REJECT, &one, 0.2 + 2 * 0.3);
+        so_costs_observe_verdict(&c, SO_VERIFY_MATCH, &one, 0.15);
+    }
+    so_costs_observe_verdict(&c, SO_VERIFY_REJECT, &one, 1000); /* an interruption */
+    assert_true(fabs(c.draw_ms.value - 0.1) < 0.01);
+    assert_true(so_costs_check(&c, SO_VERIFY_REJECT) < 0.4);
+    assert_true(so_costs_check(&c, SO_VERIFY_REJECT) > 0.29);
+    assert_true(so_costs_check(&c, SO_VERIFY_MATCH) == 0);
+    so_costs_deinit(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(curve_learns),
+        cmocka_unit_test(curve_follows_drift),
+        cmocka_unit_test(curve_ignores_nonsense),
+        cmocka_unit_test(curve_is_kept),
+        cmocka_unit_test(draft_steps_by_chains),
+        cmocka_unit_test(resting_drafters_follow_the_pace),
+        cmocka_unit_test(host_costs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

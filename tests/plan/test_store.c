@@ -1,0 +1,159 @@
+/* What the planner keeps between runs: what is written is read back, and nothing else is believed.
+ */
+#include "so_test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "plan/store.h"
+
+static const so_str KEY = SO_STR("llama layers 2 on some CPU");
+
+static void test_round_trip(void **state) {
+    (void)state;
+    char *dir = so_test_tmp(), *path = so_store_path(dir, KEY);
+    static so_costs a, b;
+    so_records kept = {0}, back = {0};
+    so_err err = {0};
+    const char *why = NULL;
+    a = b = (so_costs){0};
+    so_record *rec = so_records_touch(&kept, "model 0123456789abcdef");
+    rec->step[0] = (so_curve_point){1, 0.375, 8};
+    rec->step[1] = (so_curve_point){4, 0.5, 2};
+    rec->n_step = 2;
+    rec->read_ms = 0.0625;
+    rec->cells[0][0][3] = (so_accept_cell){2.5f, 4};
+    rec->cells[15][2][SO_ACCEPT_LEVELS] = (so_accept_cell){0, 512};
+    so_records_touch(&kept, "lookup");
+    assert_false(so_store_read(path, KEY, &b, &back, &why)); /* nothing there yet */
+    assert_non_null(why);
+    for (int i = 0; i < 9; i++)
+        for (int n = 1; n <= 9; n += 2)
+            so_costs_observe_pass(&a, n, 4 + 0.25 * n);
+    a.draw_ms = (so_mean){0.125, 9};
+    a.check_ms[SO_VERIFY_REJECT] = (so_mean){0.25, 9};
+    SO_OK_OR_FAIL(so_store_write(path, KEY, &a, &kept, &err), err);
+    SO_OK_OR_FAIL(so_store_write(path, KEY, &a, &kept, &err), err); /* over an old one */
+    assert_true(so_store_read(path, KEY, &b, &back, &why));
+    assert_null(why);
+    for (int n = 1; n <= 9; n++)
+        assert_true(fabs(so_costs_pass(&b, n) / so_costs_pass(&a, n) - 1) < 0.05);
+    assert_true(b.draw_ms.value == 0.125);
+    assert_true(so_costs_check(&b, SO_VERIFY_REJECT) == 0.25);
+    assert_true(so_costs_check(&b, SO_VERIFY_MATCH) == 0);
+    assert_int_equal(back.n, 2);
+    assert_string_equal(back.items[0]->name, "lookup");
+    assert_memory_equal(back.items[1], rec, sizeof *rec);
+    so_records_free(&kept);
+    so_records_free(&back);
+    so_costs_deinit(&a);
+    so_costs_deinit(&b);
+    free(path);
+    so_test_tmp_free(dir);
+}
+
+static void put(const char *path, const char *text, size_t len) {
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, len, f), len);
+    fclose(f);
+}
+
+#define LINES "sooth plan 1\nllama layers 2 on some CPU\n"
+#define PASS LINES "pass 1 4 9\n"
+#define LOOKUP PASS "drafter lookup\n"
+
+static void test_nothing_else_is_believed(void **state) {
+    (void)state;
+    static const char *const bad[] = {
+        "",
+        "sooth plan 1\n",
+        "sooth costs 3\nllama layers 2 on some CPU\n1 4 9\n",          /* an older version */
+        "sooth plan 1\nllama layers 3 on some CPU\npass 1 4 9\nend\n", /* somebody else's */
+        LINES "end\n",
+        LINES "pass 1 4\nend\n",
+        LINES "pass 0 4 9\nend\n",
+        LINES "pass 1 -4 9\nend\n",
+        LINES "pass 1 nan 9\nend\n",
+        LINES "pass 1 inf 9\nend\n",
+        LINES "pass 1 4 0\nend\n",
+        LINES "pass 100000 4 9\nend\n",
+        LINES "drafter lookup\nend\n", /* no curve */
+        PASS,                          /* no end: cut off between two lines */
+        PASS "end",
+        PASS "end\nend\n",
+        PASS "and so on\nend\n",
+        PASS "pass 1 4 9\nend\n", /* twice */
+        PASS "draw\nend\n",
+        PASS "draw -1\nend\n",
+        PASS "draw 1\ndraw 1\nend\n",
+        PASS "check 3 1\nend\n",
+        PASS "check 1 nan\nend\n",
+        PASS "cell 1 0 1 1 1\nend\n", /* of nobody */
+        PASS "drafter\nend\n",
+        PASS "drafter LOOKUP\nend\n",
+        PASS "drafter model 0\nend\n",
+        LOOKUP "drafter lookup\nend\n", /* twice */
+        LOOKUP "pass 2 5 9\nend\n",     /* out of place */
+        LOOKUP "read -1\nend\n",
+        LOOKUP "step 0 1 1\nend\n",
+        LOOKUP "step 1 nan 1\nend\n",
+        LOOKUP "step 2 1 1\nstep 1 1 1\nend\n",
+        LOOKUP "cell 0 0 1 1 1\nend\n",
+        LOOKUP "cell 17 0 1 1 1\nend\n",
+        LOOKUP "cell 1 -1 1 1 1\nend\n",
+        LOOKUP "cell 1 3 1 1 1\nend\n",
+        LOOKUP "cell 1 0 -1 1 1\nend\n",
+        LOOKUP "cell 1 0 9 1 1\nend\n",
+        LOOKUP "cell 1 0 1 2 1\nend\n", /* more accepted than tested */
+        LOOKUP "cell 1 0 1 1 inf\nend\n",
+        LOOKUP "cell 1 0 1 1 513\nend\n",
+        LOOKUP "cell 1 0 1 1 1 1\nend\n",
+        LOOKUP "cell 1 0 1 1 1", /* cut off in a line */
+    };
+    char *dir = so_test_tmp(), *path = so_path_join(dir, "costs.txt");
+    static so_costs c;
+    so_records none = {0};
+    const char *why = NULL;
+    c = (so_costs){0};
+    for (size_t i = 0; i < SO_LEN(bad); i++) {
+        put(path, bad[i], strlen(bad[i]));
+        if (so_store_read(path, KEY, &c, &none, &why))
+            fail_msg("believed: %s", bad[i]);
+        assert_non_null(why);
+        assert_int_equal(none.n, 0);
+        assert_true(so_costs_pass(&c, 1) == 0);
+    }
+    static const char nul[] = PASS "\0end\n";
+    put(path, nul, sizeof nul - 1);
+    assert_false(so_store_read(path, KEY, &c, &none, &why));
+    assert_true(so_costs_pass(&c, 1) == 0);
+    put(path, PASS "end\n", strlen(PASS "end\n")); /* the tests above can fail */
+    assert_true(so_store_read(path, KEY, &c, &none, &why));
+    so_costs_deinit(&c);
+    free(path);
+    so_test_tmp_free(dir);
+}
+
+static void test_unwritable(void **state) {
+    (void)state;
+    static so_costs c;
+    so_records none = {0};
+    so_err err = {0};
+    c = (so_costs){0};
+    so_costs_observe_pass(&c, 1, 7);
+    assert_int_not_equal(so_store_write("/dev/null/costs/x.txt", KEY, &c, &none, &err), SO_OK);
+    so_costs_deinit(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_nothing_else_is_believed),
+        cmocka_unit_test(test_unwritable),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
