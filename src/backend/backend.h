@@ -21,6 +21,7 @@
 #ifndef SO_BACKEND_BACKEND_H
 #define SO_BACKEND_BACKEND_H
 
+#include "base/cpu.h"
 #include "base/err.h"
 #include "format/dtype.h"
 
@@ -185,27 +186,6 @@ typedef struct so_backend_vt {
 struct so_backend {
     const so_backend_vt *vt;
 };
-
-/* Instruction levels of the CPU backend. All levels give the same bits (tested with ==). */
-typedef enum so_cpu_level {
-    SO_CPU_AUTO = -1,
-    SO_CPU_SCALAR = 0,
-    SO_CPU_AVX2 = 1,
-    SO_CPU_AVXVNNI = 2, /* AVX2 with 256-bit VNNI */
-    SO_CPU_AVX512 = 3,  /* with VNNI */
-    SO_CPU_AMX = 4,     /* AVX-512 with int8 tiles and GFNI */
-    SO_CPU_LEVELS = 5,
-} so_cpu_level;
-
-/* Whether this CPU has it. A higher level does not mean that all lower ones are there. */
-bool so_cpu_level_usable(so_cpu_level level);
-
-/* The CPU's own name for itself, NUL-terminated. */
-enum { SO_CPU_NAME_MAX = 49 };
-void so_cpu_name(char out[SO_CPU_NAME_MAX]);
-so_cpu_level so_cpu_best_level(void);
-const char *so_cpu_level_name(so_cpu_level level);
-bool so_cpu_level_parse(const char *name, so_cpu_level *out); /* scalar … amx, auto */
 
 /* n_threads 0: one per core this process may use. A level the CPU lacks is an error naming both. */
 int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, so_err *err);

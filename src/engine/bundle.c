@@ -117,8 +117,10 @@ int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so
     b.backend = o->backend;
     if (rc == SO_OK && !b.shares_backend) {
         rc = so_backend_cpu_create(o->n_threads, o->level, &b.backend, err);
-        if (rc == SO_OK)
+        if (rc == SO_OK) {
+            so_cpu_level_set(o->level); /* for sample/ and verify/ */
             warn_slow(o);
+        }
     }
     if (rc == SO_OK)
         rc = so_model_load(b.ck, b.backend, &mo, &b.model, err);

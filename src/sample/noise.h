@@ -69,5 +69,6 @@ extern const so_noise_fns so_noise_scalar;
 #if defined(__x86_64__)
 extern const so_noise_fns so_noise_avx2, so_noise_avx512;
 #endif
+const so_noise_fns *so_noise(void); /* of the level in use (base/cpu.h) */
 
 #endif

@@ -22,7 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/backend.h"
 #include "base/mem.h"
 #include "sample/noise.h"
 
@@ -85,17 +84,7 @@ int so_sample_check(const so_sample_params *p, int n_vocab, so_err *err) {
     return SO_OK;
 }
 
-static const so_noise_fns *best_level(void) {
-#if defined(__x86_64__)
-    if (so_cpu_level_usable(SO_CPU_AVX512))
-        return &so_noise_avx512;
-    if (so_cpu_level_usable(SO_CPU_AVX2))
-        return &so_noise_avx2;
-#endif
-    return &so_noise_scalar;
-}
-
-so_sampler *so_sampler_create(int n_vocab) { return so_sampler_create_as(n_vocab, best_level()); }
+so_sampler *so_sampler_create(int n_vocab) { return so_sampler_create_as(n_vocab, so_noise()); }
 
 so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level) {
     SO_ASSERT_OP(n_vocab, >, 0);

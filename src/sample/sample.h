@@ -33,7 +33,7 @@ int so_sample_check(const so_sample_params *p, int n_vocab, so_err *err);
 
 typedef struct so_sampler so_sampler;
 so_sampler *so_sampler_create(int n_vocab);
-/* For tests: at a level of sample/noise.h instead of this CPU's best. */
+/* For tests: at a level of sample/noise.h instead of the one in use. */
 struct so_noise_fns;
 so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level);
 /* For rows that have logits for some tokens alone: place i stands for token names[i], ascending,

@@ -34,7 +34,6 @@ extern const so_sums_fns so_sums_scalar;
 #if defined(__x86_64__)
 extern const so_sums_fns so_sums_avx2, so_sums_avx512;
 #endif
-/* The best level of this CPU. */
-const so_sums_fns *so_sums(void);
+const so_sums_fns *so_sums(void); /* of the level in use (base/cpu.h) */
 
 #endif

@@ -7,9 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/cpu.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
+#include "sample/noise.h"
 #include "so_tiny.h"
+#include "verify/sums.h"
 
 typedef struct fixture {
     char *dir, *path;
@@ -278,6 +282,28 @@ static void test_errors_name_the_cause(void **state) {
 }
 
 /* A program built when the struct was shorter: fields past its size keep their defaults. */
+/* Kernels outside the backend too. */
+static void test_cpu_level_reaches_all_kernels(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    sooth_model *m;
+    sooth_model_params mp;
+    sooth_model_params_init(&mp);
+    mp.n_threads = 1;
+    mp.cpu_level = "scalar";
+    so_log_set_level(SO_LOG_ERROR);
+    assert_int_equal(sooth_model_load(f->path, &mp, &m, &err), SOOTH_OK);
+    so_log_set_level(SO_LOG_WARN);
+    assert_int_equal(so_cpu_level_in_use(), SO_CPU_SCALAR);
+    assert_ptr_equal(so_noise(), &so_noise_scalar);
+    assert_ptr_equal(so_sums(), &so_sums_scalar);
+    sooth_model_free(m);
+    mp.cpu_level = NULL;
+    assert_int_equal(sooth_model_load(f->path, &mp, &m, &err), SOOTH_OK);
+    assert_int_equal(so_cpu_level_in_use(), so_cpu_best_level());
+    sooth_model_free(m);
+}
+
 static void test_old_struct_size(void **state) {
     fixture *f = *state;
     sooth_error err;
@@ -661,6 +687,7 @@ int main(void) {
         WITH_FIXTURE(test_many_at_once_equal_one_by_one),
         WITH_FIXTURE(test_threads_take_turns),
         WITH_FIXTURE(test_errors_name_the_cause),
+        WITH_FIXTURE(test_cpu_level_reaches_all_kernels),
         WITH_FIXTURE(test_old_struct_size),
         WITH_FIXTURE(test_logprobs),
         WITH_FIXTURE(test_old_result_without_logprobs),

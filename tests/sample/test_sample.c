@@ -7,8 +7,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "backend/backend.h"
 #include "base/clock.h"
+#include "base/cpu.h"
 #include "base/mem.h"
 #include "sample/noise.h"
 #include "sample/sample.h"
@@ -144,6 +144,23 @@ static int list_levels(const so_noise_fns *out[N_LEVELS]) {
         out[n++] = &so_noise_avx512;
 #endif
     return n;
+}
+
+static void test_a_forced_level_is_used(void **state) {
+    (void)state;
+    const so_noise_fns *levels[N_LEVELS];
+    int n_levels = list_levels(levels);
+    assert_ptr_equal(so_noise(), levels[n_levels - 1]); /* the best */
+    so_cpu_level_set(SO_CPU_SCALAR);
+    assert_ptr_equal(so_noise(), &so_noise_scalar);
+#if defined(__x86_64__)
+    if (so_cpu_level_usable(SO_CPU_AVX2)) {
+        so_cpu_level_set(SO_CPU_AVX2);
+        assert_ptr_equal(so_noise(), &so_noise_avx2);
+    }
+#endif
+    so_cpu_level_set(SO_CPU_AUTO);
+    assert_ptr_equal(so_noise(), levels[n_levels - 1]);
 }
 
 /* Rows with ties everywhere, with holes, flat ones; sizes that end in the middle of every step. */
@@ -762,6 +779,7 @@ static void test_adjusted_and_pick(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_draw_equals_reference),
+        cmocka_unit_test(test_a_forced_level_is_used),
         cmocka_unit_test(test_levels_draw_the_same),
         cmocka_unit_test(test_loudest_wins_by_a_hair),
         cmocka_unit_test(test_named_rows),

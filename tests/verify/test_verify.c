@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/backend.h"
+#include "base/cpu.h"
 #include "base/mem.h"
 #include "verify/sums.h"
 #include "verify/verify.h"
@@ -435,6 +435,23 @@ static int list_levels(const so_sums_fns *out[N_LEVELS]) {
     return n;
 }
 
+static void test_a_forced_level_is_used(void **state) {
+    (void)state;
+    const so_sums_fns *levels[N_LEVELS];
+    int n_levels = list_levels(levels);
+    assert_ptr_equal(so_sums(), levels[n_levels - 1]); /* the best */
+    so_cpu_level_set(SO_CPU_SCALAR);
+    assert_ptr_equal(so_sums(), &so_sums_scalar);
+#if defined(__x86_64__)
+    if (so_cpu_level_usable(SO_CPU_AVX2)) {
+        so_cpu_level_set(SO_CPU_AVX2);
+        assert_ptr_equal(so_sums(), &so_sums_avx2);
+    }
+#endif
+    so_cpu_level_set(SO_CPU_AUTO);
+    assert_ptr_equal(so_sums(), levels[n_levels - 1]);
+}
+
 /* Lane by lane, as sums.h states it. */
 static double plain_sum(const double *w, int n) {
     double s[8] = {0};
@@ -586,6 +603,7 @@ int main(void) {
         cmocka_unit_test(test_q_where_p_is_zero),
         cmocka_unit_test(test_q_of_any_sum),
         cmocka_unit_test(test_own_draft),
+        cmocka_unit_test(test_a_forced_level_is_used),
         cmocka_unit_test(test_sums_of_all_levels),
         cmocka_unit_test(test_rest_looked_up_or_written),
         cmocka_unit_test(test_keyed),

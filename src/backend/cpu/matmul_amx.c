@@ -28,7 +28,7 @@
 #include "backend/cpu/matmul_amx.h"
 #include "backend/cpu/words_avx512.h"
 
-#include "backend/cpu/loops_x86.h"
+#include "base/loops.h"
 #include "base/mem.h"
 
 #include "backend/cpu/columns_x86.h"

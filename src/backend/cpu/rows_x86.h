@@ -14,7 +14,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/cpu/loops_x86.h"
+#include "backend/cpu/tiles_x86.h"
 #include "base/half.h"
 #include "base/mem.h"
 

@@ -1,7 +1,9 @@
-/* noise.h in plain C: for CPUs without AVX2, and what the other levels are compared with. */
+/* noise.h in plain C: for CPUs without AVX2, and what the other levels are compared with. Also the
+ * choice among levels. */
 #include <float.h>
 #include <math.h>
 
+#include "base/cpu.h"
 #include "base/half.h"
 #include "base/mem.h"
 #include "sample/noise.h"
@@ -96,3 +98,16 @@ static int widen(const float *x, const uint64_t *said, int n, float *out) {
 }
 
 const so_noise_fns so_noise_scalar = {survey, largest, find, hopeful, above, weigh, widen};
+
+const so_noise_fns *so_noise(void) {
+    static const so_noise_fns *const tables[SO_CPU_LEVELS] = {
+        [SO_CPU_SCALAR] = &so_noise_scalar,
+#if defined(__x86_64__)
+        [SO_CPU_AVX2] = &so_noise_avx2,
+        [SO_CPU_AVXVNNI] = &so_noise_avx2,
+        [SO_CPU_AVX512] = &so_noise_avx512,
+        [SO_CPU_AMX] = &so_noise_avx512,
+#endif
+    };
+    return tables[so_cpu_level_in_use()];
+}

@@ -28,7 +28,7 @@
 #include <immintrin.h>
 #include <math.h>
 
-#include "backend/cpu/loops_x86.h"
+#include "base/loops.h"
 #include "sample/noise.h"
 
 enum { STEP = 4 * LANES, HALF = LANES / 2 };

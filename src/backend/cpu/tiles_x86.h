@@ -1,24 +1,8 @@
-/* How the x86 kernels ask for inlining and unrolling, which the compilers spell differently; and
- * tiles, whose size must be a constant for their sums to stay in registers. */
-#ifndef SO_BACKEND_CPU_LOOPS_X86_H
-#define SO_BACKEND_CPU_LOOPS_X86_H
+/* Tiles: their size must be a constant for their sums to stay in registers. */
+#ifndef SO_BACKEND_CPU_TILES_X86_H
+#define SO_BACKEND_CPU_TILES_X86_H
 
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNROLL /* halves the time to compile, which is long with every access checked */
-#elif defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-#if defined(__clang__)
-#define NO_UNROLL _Pragma("nounroll")
-#else
-#define NO_UNROLL _Pragma("GCC unroll 1")
-#endif
-
-/* No access to memory moves across this line: compilers think nothing of fetching all at once. */
-#define KEEP_ORDER __asm__ volatile("" ::: "memory")
+#include "base/loops.h"
 
 /* Runs TILE(n) for the constant n that equals `size`, 1 … 12. */
 #define TILE_CASES(size, most) \
