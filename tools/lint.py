@@ -11,7 +11,8 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A file includes its own folder and the ones before it.
-LAYERS = ["base", "format", "token", "backend", "kv", "model", "sample", "verify", "draft", "plan", "engine", "server", "cli"]
+LAYERS = ["base", "format", "token", "backend", "kv", "model", "sample", "verify", "draft", "plan", "engine", "server",
+          "cli"]
 MAX_FUNCTION = 60  # lines; kernels and flat switches may be longer
 LONG_OK = re.compile(r"src/backend/cpu/|src/cli/options\.c")
 MAX_FILE = 900
@@ -23,6 +24,20 @@ BANNED = {
 ONLY_CLI = {"printf": "stdout belongs to cli/", "puts": "stdout belongs to cli/", "putchar": "stdout belongs to cli/",
             "exit": "only cli/ ends the program"}
 GETENV_HOME = "src/base/env.c"
+CPU_BACKEND_USERS = ("src/backend/", "tests/backend/")
+# draft/ and plan/ are given values and return values: their headers declare no callbacks but these. A member of a struct
+# goes by the struct's name.
+CALLBACK_FREE = re.compile(r"src/(draft|plan)/[^/]+\.h$")
+CALLBACKS_OK = {
+    "so_drafter_vt",   # what a drafter implements
+    "so_draft_draws",  # random numbers of tests
+    "so_draft_fn",     # the user's own drafter
+    "so_draft_make",   # builds a drafter from a specification
+    "visit",           # walks a table inside draft/
+    
+    
+    
+}
 
 breaches = []
 
@@ -41,6 +56,10 @@ def strip(code):
 
 
 def check_includes(path, code):
+    if not path.startswith(CPU_BACKEND_USERS):
+        for i, line in enumerate(code.split("\n"), 1):
+            if re.match(r'\s*#\s*include\s+"backend/cpu/', line):
+                breach(path, i, "backend/cpu/ is private to backend/")
     m = re.match(r"src/([a-z]+)/", path)
     if not m or m.group(1) not in LAYERS:
         return
@@ -51,6 +70,29 @@ def check_includes(path, code):
             breach(path, i, f"{m.group(1)}/ includes {q.group(1)}/, a higher layer")
         if re.match(r"\s*#\s*if.*\bCUDA\b", line) and m.group(1) != "backend":
             breach(path, i, "CUDA is known only to backend/")
+
+
+def struct_around(plain, at):
+    """The name of the struct whose braces enclose the place, or None."""
+    depth = 0
+    for m in reversed(list(re.finditer(r"\bstruct\s+(\w+)\s*\{|[{}]", plain[:at]))):
+        if m.group(0) == "}":
+            depth += 1
+        elif depth > 0:
+            depth -= 1
+        elif m.group(1):
+            return m.group(1)
+    return None
+
+
+def check_callbacks(path, plain):
+    """Pointers to functions, as members, types or parameters, and types of functions."""
+    if not CALLBACK_FREE.match(path):
+        return
+    for m in re.finditer(r"\(\s*\*\s*(\w+)\s*(?:\[\w*\])?\)\s*\(|\btypedef\s[^;{}()]*?(\w+)\s*\((?!\s*\*)", plain):
+        name = struct_around(plain, m.start()) or m.group(1) or m.group(2)
+        if name not in CALLBACKS_OK:
+            breach(path, plain.count("\n", 0, m.end()) + 1, f"{name}: a callback; pass values instead")
 
 
 def check_functions(path, plain):
@@ -103,6 +145,7 @@ def main():
         plain = strip(code)
         check_includes(path, code)
         check_calls(path, plain)
+        check_callbacks(path, plain)
         if path.startswith("src/"):
             check_functions(path, plain)
             check_comment(path, code)
