@@ -187,13 +187,21 @@ struct so_backend {
     const so_backend_vt *vt;
 };
 
-/* n_threads 0: one per core this process may use. A level the CPU lacks is an error naming both. */
-int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, so_err *err);
-/* For tests: runs a CPU backend only at sync; its buffers cannot be read in between. */
-int so_backend_deferred_create(int n_threads, so_cpu_level level, so_backend **out, so_err *err);
+typedef struct so_backend_opts {
+    int n_threads;      /* 0: one per core this process may use */
+    so_cpu_level level; /* one that this CPU lacks is an error */
+    bool warn_slow;     /* log a warning for settings that are correct but slow */
+} so_backend_opts;
 
-/* Shorthands. */
-void so_backend_free(so_backend *b);
+/* Opens a backend by its name:
+ *
+ *   cpu        the default, for NULL
+ *   deferred   for tests: a CPU backend that runs only at sync; its buffers cannot be read before
+ *
+ * An unknown name is an error that lists the known ones. */
+int so_backend_open(const char *name, const so_backend_opts *o, so_backend **out, so_err *err);
+void so_backend_free(so_backend *b); /* NULL is fine */
+
 static inline void so_submit(so_backend *b, const so_op *op) { b->vt->submit(b, op); }
 
 #endif

@@ -181,9 +181,9 @@ static const so_backend_vt deferred_vt = {
     .describe = deferred_describe,
 };
 
-int so_backend_deferred_create(int n_threads, so_cpu_level level, so_backend **out, so_err *err) {
+int so_backend_deferred_create(const so_backend_opts *o, so_backend **out, so_err *err) {
     so_backend *inner = NULL;
-    int rc = so_backend_cpu_create(n_threads, level, &inner, err);
+    int rc = so_backend_cpu_create(o, &inner, err);
     if (rc != 0)
         return rc;
     deferred *d = SO_NEW(deferred);

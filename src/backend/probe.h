@@ -10,8 +10,8 @@ typedef struct so_probe {
     double mac_giga; /* 10^9 int8 multiply-adds per second, all threads, nothing else */
 } so_probe;
 
-/* A buffer to read from again and again, in pages like those of packed weights. b must come from
- * so_backend_cpu_create and outlive it. The size decides which cache answers: give that of what is
+/* A buffer to read from again and again, in pages like those of packed weights. b must outlive it;
+ * a backend other than cpu is refused. The size decides which cache answers: give that of what is
  * compared, or one that no cache holds. */
 typedef struct so_prober so_prober;
 int so_prober_create(so_backend *b, size_t n_bytes, so_prober **out, so_err *err);
@@ -22,7 +22,7 @@ void so_prober_free(so_prober *p); /* NULL is fine */
 so_probe so_prober_take(so_prober *p);
 
 /* The best of a few, for a buffer of n_bytes. */
-int so_backend_cpu_probe(so_backend *b, size_t n_bytes, so_probe *out, so_err *err);
+int so_backend_probe(so_backend *b, size_t n_bytes, so_probe *out, so_err *err);
 
 /* Bytes of the last cache level of this machine, as it states it; 0 where it does not. */
 size_t so_cpu_cache_bytes(void);

@@ -165,7 +165,7 @@ static int time_set(bench *g, so_dtype dtype, int k) {
 }
 
 static int time_all(bench *g, bool one_type, so_dtype only) {
-    int rc = so_backend_cpu_probe(g->b, WORKING_SET, &g->probe, &g->err);
+    int rc = so_backend_probe(g->b, WORKING_SET, &g->probe, &g->err);
     if (rc == SO_OK && !so_args_has(g->a, SO_OPT_JSON))
         printf("reading %d MB: %.1f GB/s; multiplying: %.1f G/s; %d repeats\n"
                "type       k    n        ms     GB/s G mac/s  roofline\n",
@@ -182,11 +182,11 @@ int so_bench_kernels(const so_args *a) {
     bench g = {.a = a, .n_repeats = (int)SO_MIN(so_args_int(a, SO_OPT_REPEATS, 9), REPEATS_MAX)};
     const char *type = so_args_str(a, SO_OPT_QUANTIZE, NULL);
     so_dtype dtype = SO_DTYPE_F32;
-    so_cpu_level level;
+    so_backend_opts bo = {.n_threads = (int)so_args_int(a, SO_OPT_THREADS, 0)};
     if (type && !so_dtype_parse(type, &dtype))
         return so_args_bad(a, "--quantize '%.40s': no such type", type);
-    so_cpu_level_parse(so_args_str(a, SO_OPT_CPU_LEVEL, "auto"), &level);
-    int rc = so_backend_cpu_create((int)so_args_int(a, SO_OPT_THREADS, 0), level, &g.b, &g.err);
+    so_cpu_level_parse(so_args_str(a, SO_OPT_CPU_LEVEL, "auto"), &bo.level);
+    int rc = so_backend_open(NULL, &bo, &g.b, &g.err);
     if (rc == SO_OK)
         rc = time_all(&g, type != NULL, dtype);
     so_backend_free(g.b);

@@ -8,7 +8,6 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/pool.h"
 #include "draft/model.h"
 #include "draft/registry.h"
 #include "plan/choose.h"
@@ -89,22 +88,6 @@ static int open_text(so_bundle *b, so_err *err) {
     return SO_OK;
 }
 
-/* Choices that are right and slow. */
-static void warn_slow(const so_bundle_opts *o) {
-    so_cpu_level best = so_cpu_best_level();
-    int cores = so_cpu_count();
-    if (o->level == SO_CPU_SCALAR && best != SO_CPU_SCALAR)
-        so_log(SO_LOG_WARN,
-               "level scalar: the same results, many times slower than this CPU's level %s",
-               so_cpu_level_name(best));
-    else if (best == SO_CPU_SCALAR)
-        so_log(SO_LOG_WARN, "this CPU has none of the instructions (AVX2 or later) that the fast "
-                            "kernels need: the same results, many times slower");
-    if (o->n_threads > cores)
-        so_log(SO_LOG_WARN, "%d threads on %d cores: the same results, slower than with %d",
-               o->n_threads, cores, cores);
-}
-
 int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so_err *err) {
     so_bundle b = {0};
     so_model_opts mo = {.quantize = o->quantize,
@@ -116,11 +99,10 @@ int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so
     b.shares_backend = o->backend != NULL;
     b.backend = o->backend;
     if (rc == SO_OK && !b.shares_backend) {
-        rc = so_backend_cpu_create(o->n_threads, o->level, &b.backend, err);
-        if (rc == SO_OK) {
+        so_backend_opts bo = {.n_threads = o->n_threads, .level = o->level, .warn_slow = true};
+        rc = so_backend_open(NULL, &bo, &b.backend, err);
+        if (rc == SO_OK)
             so_cpu_level_set(o->level); /* for sample/ and verify/ */
-            warn_slow(o);
-        }
     }
     if (rc == SO_OK)
         rc = so_model_load(b.ck, b.backend, &mo, &b.model, err);

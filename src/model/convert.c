@@ -242,7 +242,8 @@ static int write_metadata(void *user, so_gguf_writer *gw, so_err *err) {
 static int check_loads(so_checkpoint *ck, so_err *err) {
     so_backend *b;
     so_model *m = NULL;
-    int rc = so_backend_cpu_create(1, SO_CPU_AUTO, &b, err);
+    int rc =
+        so_backend_open(NULL, &(so_backend_opts){.n_threads = 1, .level = SO_CPU_AUTO}, &b, err);
     if (rc != 0)
         return rc;
     rc = so_model_load(ck, b, NULL, &m, err);

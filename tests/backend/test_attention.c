@@ -259,7 +259,9 @@ static void assert_same(const char *what, const float *got, const float *want, s
 static so_backend *cpu(int n_threads, so_cpu_level level) {
     so_backend *b = NULL;
     so_err err = {0};
-    SO_OK_OR_FAIL(so_backend_cpu_create(n_threads, level, &b, &err), err);
+    SO_OK_OR_FAIL(so_backend_open("cpu", &(so_backend_opts){.n_threads = n_threads, .level = level},
+                                  &b, &err),
+                  err);
     return b;
 }
 

@@ -14,15 +14,40 @@
 static so_backend *cpu(int n_threads) {
     so_backend *b = NULL;
     so_err err = {0};
-    SO_OK_OR_FAIL(so_backend_cpu_create(n_threads, SO_CPU_AUTO, &b, &err), err);
+    SO_OK_OR_FAIL(so_backend_open("cpu",
+                                  &(so_backend_opts){.n_threads = n_threads, .level = SO_CPU_AUTO},
+                                  &b, &err),
+                  err);
     return b;
 }
 
 static so_backend *deferred(void) {
     so_backend *b = NULL;
     so_err err = {0};
-    SO_OK_OR_FAIL(so_backend_deferred_create(2, SO_CPU_AUTO, &b, &err), err);
+    SO_OK_OR_FAIL(so_backend_open("deferred",
+                                  &(so_backend_opts){.n_threads = 2, .level = SO_CPU_AUTO}, &b,
+                                  &err),
+                  err);
     return b;
+}
+
+static void backends_by_name(void **state) {
+    (void)state;
+    static const char *const given[] = {NULL, "cpu", "deferred"}, *const want[] = {"cpu", "cpu",
+                                                                                   "deferred"};
+    so_backend_opts o = {.n_threads = 1, .level = SO_CPU_AUTO};
+    so_err err = {0};
+    for (size_t i = 0; i < SO_LEN(given); i++) {
+        so_backend *b = NULL;
+        SO_OK_OR_FAIL(so_backend_open(given[i], &o, &b, &err), err);
+        assert_string_equal(b->vt->name, want[i]);
+        so_backend_free(b);
+    }
+    so_backend *none = NULL;
+    assert_int_equal(so_backend_open("cuda", &o, &none, &err), SO_EINVAL);
+    assert_string_equal(err.msg, "backend 'cuda' is unknown; there are cpu, deferred");
+    assert_int_equal(so_backend_open("", &o, &none, &err), SO_EINVAL);
+    assert_null(none);
 }
 
 static void sync_ok(so_backend *b) {
@@ -333,7 +358,10 @@ static void bad_weights(void **state) {
     b->vt->kv_free(b, NULL);
     so_backend_free(b);
     so_backend_free(NULL);
-    assert_int_equal(so_backend_cpu_create(1000, SO_CPU_SCALAR, &b, &err), SO_ERANGE);
+    assert_int_equal(so_backend_open("cpu",
+                                     &(so_backend_opts){.n_threads = 1000, .level = SO_CPU_SCALAR},
+                                     &b, &err),
+                     SO_ERANGE);
 }
 
 /* The signal a child dies of when it runs fn. */
@@ -357,7 +385,8 @@ static void view_past_the_end(void) {
     so_backend *b = NULL;
     so_buffer *buf = NULL;
     float x[4] = {0};
-    if (so_backend_cpu_create(1, SO_CPU_SCALAR, &b, NULL) != 0 ||
+    if (so_backend_open("cpu", &(so_backend_opts){.n_threads = 1, .level = SO_CPU_SCALAR}, &b,
+                        NULL) != 0 ||
         b->vt->buffer_create(b, 12, &buf, NULL) != 0)
         _exit(3);
     so_submit(b, &(so_op){.kind = SO_OP_UPLOAD, .n = 1, .upload = {{buf, 0}, x, 16}});
@@ -366,7 +395,8 @@ static void view_past_the_end(void) {
 static void locked_buffer_read(void) {
     so_backend *b = NULL;
     so_buffer *buf = NULL;
-    if (so_backend_deferred_create(1, SO_CPU_SCALAR, &b, NULL) != 0 ||
+    if (so_backend_open("deferred", &(so_backend_opts){.n_threads = 1, .level = SO_CPU_SCALAR}, &b,
+                        NULL) != 0 ||
         b->vt->buffer_create(b, 12, &buf, NULL) != 0 || b->vt->sync(b, NULL) != 0)
         _exit(3);
     *(volatile unsigned char *)buf->data = 1;
@@ -376,7 +406,8 @@ static void locked_store_read(void) {
     so_backend *b = NULL;
     so_kv_store *s = NULL;
     so_kv_shape shape = {1, 1, 8, 1, SO_DTYPE_F16};
-    if (so_backend_deferred_create(1, SO_CPU_SCALAR, &b, NULL) != 0 ||
+    if (so_backend_open("deferred", &(so_backend_opts){.n_threads = 1, .level = SO_CPU_SCALAR}, &b,
+                        NULL) != 0 ||
         b->vt->kv_create(b, &shape, &s, NULL) != 0)
         _exit(3);
     _exit(*(volatile unsigned char *)s->v.data);
@@ -408,6 +439,7 @@ static void downloads_wait_for_sync(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(backends_by_name),
         cmocka_unit_test(random_programs),
         cmocka_unit_test(lists_come_again),
         cmocka_unit_test(uploads_keep_their_bytes),

@@ -5,7 +5,9 @@
 static so_backend *cpu(int n_threads, so_cpu_level level) {
     so_backend *b = NULL;
     so_err err = {0};
-    SO_OK_OR_FAIL(so_backend_cpu_create(n_threads, level, &b, &err), err);
+    SO_OK_OR_FAIL(so_backend_open("cpu", &(so_backend_opts){.n_threads = n_threads, .level = level},
+                                  &b, &err),
+                  err);
     return b;
 }
 
@@ -261,7 +263,10 @@ static void deferred_agrees(void **state) {
     (void)state;
     so_err err = {0};
     so_backend *plain = cpu(2, SO_CPU_AUTO), *late = NULL;
-    SO_OK_OR_FAIL(so_backend_deferred_create(2, SO_CPU_AUTO, &late, &err), err);
+    SO_OK_OR_FAIL(so_backend_open("deferred",
+                                  &(so_backend_opts){.n_threads = 2, .level = SO_CPU_AUTO}, &late,
+                                  &err),
+                  err);
     for (size_t i = 0; i < SO_LEN(op_cases); i++) {
         op_data o = op_data_create(&op_cases[i], i);
         float *want = run_all(plain, &o), *got = run_all(late, &o);

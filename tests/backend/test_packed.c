@@ -18,7 +18,9 @@ static const so_dtype dtypes[] = {SO_DTYPE_Q4_0, SO_DTYPE_Q4_1, SO_DTYPE_Q5_0, S
 static so_backend *cpu(int n_threads, so_cpu_level level) {
     so_backend *b = NULL;
     so_err err = {0};
-    SO_OK_OR_FAIL(so_backend_cpu_create(n_threads, level, &b, &err), err);
+    SO_OK_OR_FAIL(so_backend_open("cpu", &(so_backend_opts){.n_threads = n_threads, .level = level},
+                                  &b, &err),
+                  err);
     return b;
 }
 

@@ -25,7 +25,9 @@ static int load(const char *path, const so_model_opts *opts, so_err *err) {
     so_backend *b;
     so_model *m = NULL;
     *err = (so_err){0};
-    SO_OK_OR_FAIL(so_backend_cpu_create(1, SO_CPU_AUTO, &b, err), *err);
+    SO_OK_OR_FAIL(
+        so_backend_open("cpu", &(so_backend_opts){.n_threads = 1, .level = SO_CPU_AUTO}, &b, err),
+        *err);
     int rc = so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, err);
     if (rc == 0)
         rc = so_model_load(ck, b, opts, &m, err);

@@ -145,7 +145,9 @@ static void expect(const so_shape *s, bool draft, int code, const char *says) {
     so_backend *b;
     so_model *m = NULL;
     so_err err = {0};
-    SO_OK_OR_FAIL(so_backend_cpu_create(1, SO_CPU_AUTO, &b, &err), err);
+    SO_OK_OR_FAIL(
+        so_backend_open("cpu", &(so_backend_opts){.n_threads = 1, .level = SO_CPU_AUTO}, &b, &err),
+        err);
     SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, &err), err);
     int rc = so_model_load(ck, b, &(so_model_opts){.draft = draft}, &m, &err);
     if (rc != code || !strstr(err.msg, says))

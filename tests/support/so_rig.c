@@ -12,10 +12,8 @@ void so_rig_open(so_rig *r, const char *path, const so_rig_opts *o) {
     memset(r, 0, sizeof *r);
     int threads = o->n_threads ? o->n_threads : 1;
     SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_ALL, &r->ck, &err), err);
-    if (o->deferred)
-        SO_OK_OR_FAIL(so_backend_deferred_create(threads, o->level, &r->b, &err), err);
-    else
-        SO_OK_OR_FAIL(so_backend_cpu_create(threads, o->level, &r->b, &err), err);
+    so_backend_opts bo = {.n_threads = threads, .level = o->level};
+    SO_OK_OR_FAIL(so_backend_open(o->deferred ? "deferred" : "cpu", &bo, &r->b, &err), err);
     SO_OK_OR_FAIL(so_model_load(r->ck, r->b, &o->model, &r->m, &err), err);
     const so_hparams *hp = so_model_hparams(r->m);
     so_kv_shape shape = {hp->n_layers, hp->n_heads_kv, hp->head_dim, o->n_pages ? o->n_pages : 64,

@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 
 enum { UPLOADS_MAX = 16 << 20, UPLOADS_FIRST = 1 << 16 };
@@ -568,16 +569,33 @@ static const so_backend_vt cpu_vt = {
     .describe = cpu_describe,
 };
 
-int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, so_err *err) {
+static void warn_slow(const so_backend_opts *o) {
     so_cpu_level best = so_cpu_best_level();
-    const so_kernels *kernels = so_cpu_kernels(level == SO_CPU_AUTO ? best : level);
+    int cores = so_cpu_count();
+    if (o->level == SO_CPU_SCALAR && best != SO_CPU_SCALAR)
+        so_log(SO_LOG_WARN,
+               "level scalar: the same results, many times slower than this CPU's level %s",
+               so_cpu_level_name(best));
+    else if (best == SO_CPU_SCALAR)
+        so_log(SO_LOG_WARN, "this CPU has none of the instructions (AVX2 or later) that the fast "
+                            "kernels need: the same results, many times slower");
+    if (o->n_threads > cores)
+        so_log(SO_LOG_WARN, "%d threads on %d cores: the same results, slower than with %d",
+               o->n_threads, cores, cores);
+}
+
+int so_backend_cpu_create(const so_backend_opts *o, so_backend **out, so_err *err) {
+    so_cpu_level best = so_cpu_best_level();
+    const so_kernels *kernels = so_cpu_kernels(o->level == SO_CPU_AUTO ? best : o->level);
     if (!kernels)
         return so_err_set(err, SO_EUNSUPPORTED, "this CPU cannot run level %s; its best is %s",
-                          so_cpu_level_name(level), so_cpu_level_name(best));
+                          so_cpu_level_name(o->level), so_cpu_level_name(best));
     so_pool *pool = NULL;
-    int rc = so_pool_create(n_threads == 0 ? so_cpu_count() : n_threads, &pool, err);
+    int rc = so_pool_create(o->n_threads == 0 ? so_cpu_count() : o->n_threads, &pool, err);
     if (rc != 0)
         return rc;
+    if (o->warn_slow)
+        warn_slow(o);
     so_cpu *b = SO_NEW(so_cpu);
     b->base.vt = &cpu_vt;
     b->kernels = kernels;
@@ -590,9 +608,4 @@ int so_backend_cpu_create(int n_threads, so_cpu_level level, so_backend **out, s
     b->uploads = so_realloc(NULL, b->uploads_cap);
     *out = &b->base;
     return 0;
-}
-
-void so_backend_free(so_backend *b) {
-    if (b)
-        b->vt->free(b);
 }

@@ -170,6 +170,10 @@ size_t so_cpu_scratch_bytes(const so_weight *w, int n);
 /* The memory op touches, checked to lie inside its buffers (a breach aborts); how many ranges. */
 int so_cpu_ranges(const so_op *op, so_range *out);
 
+/* What so_backend_open calls: cpu.c, ../deferred.c. */
+int so_backend_cpu_create(const so_backend_opts *o, so_backend **out, so_err *err);
+int so_backend_deferred_create(const so_backend_opts *o, so_backend **out, so_err *err);
+
 /* level.c */
 const so_kernels *so_cpu_kernels(so_cpu_level level); /* NULL where the CPU lacks it */
 

@@ -71,7 +71,9 @@ static double seconds(so_prober *p, so_pool_fn *fn) {
 }
 
 int so_prober_create(so_backend *b, size_t n_bytes, so_prober **out, so_err *err) {
-    SO_ASSERT(strcmp(b->vt->name, "cpu") == 0);
+    if (strcmp(b->vt->name, "cpu") != 0)
+        return so_err_set(err, SO_EUNSUPPORTED, "backend %s cannot be probed; cpu can",
+                          b->vt->name);
     size_t map_bytes;
     void *map = MAP_FAILED;
     if (so_add_size(n_bytes, HUGE_PAGE, &map_bytes))
@@ -113,7 +115,7 @@ so_probe so_prober_take(so_prober *p) {
                       .mac_giga = (double)p->n_macs / s * 1e-9};
 }
 
-int so_backend_cpu_probe(so_backend *b, size_t n_bytes, so_probe *out, so_err *err) {
+int so_backend_probe(so_backend *b, size_t n_bytes, so_probe *out, so_err *err) {
     so_prober *p;
     int rc = so_prober_create(b, n_bytes, &p, err);
     if (rc != SO_OK)
