@@ -185,6 +185,7 @@ typedef struct so_backend_vt {
 
 struct so_backend {
     const so_backend_vt *vt;
+    const void *in_flight; /* what has submitted and not yet synced (so_pass); NULL: nothing */
 };
 
 typedef struct so_backend_opts {

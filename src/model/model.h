@@ -62,13 +62,19 @@ int so_pass_create(const so_model *m, so_kv *kv, int max_rows, int max_logits, s
                    so_err *err);
 void so_pass_free(so_pass *p);
 
-/* Runs the batch and syncs. Rows, tokens, positions and parents are checked (SO_EINVAL names the
- * row). want: SO_PASS_… bits, for the rows with want_logits. */
+/* Queues the operations of a batch, which is not looked at again. Rows, tokens, positions and
+ * parents are checked (SO_EINVAL names the row), and nothing is queued where that fails. want:
+ * SO_PASS_… bits, for the rows with want_logits. The caller may do other work until so_pass_wait,
+ * but submit no second pass on the same backend: a failure would be reported to the wrong one. */
+int so_pass_submit(so_pass *p, const so_batch *batch, unsigned want, so_err *err);
+/* Waits for the submitted batch; its results can be read from here on, and not before. */
+int so_pass_wait(so_pass *p, so_err *err);
+/* Both in a row. */
 int so_pass_run(so_pass *p, const so_batch *batch, unsigned want, so_err *err);
 
-/* Results of the last run for the i-th row that wanted logits; valid until the next run. Damaged
- * weights may give a row that is not finite: a run does not fail by it, because what other rows say
- * is right all the same. Whoever goes by a row checks it first. */
+/* Results of the last pass for the i-th row that wanted logits; valid until the next one. Damaged
+ * weights may give a row that is not finite: the pass does not fail by it, because what other rows
+ * say is right all the same. Whoever goes by a row checks it first. */
 int so_pass_check(const so_pass *p, int i, so_err *err); /* SO_EFORMAT names the model's file */
 int so_pass_check_all(const so_pass *p, so_err *err);
 const float *so_pass_logits(const so_pass *p, int i); /* [so_model_n_said] */

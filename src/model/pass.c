@@ -1,5 +1,6 @@
 /* One forward pass: checks the batch, lays out what the operations need to know of each row,
- * submits the architecture's operations, and brings the results back with one sync.
+ * submits the architecture's operations (so_pass_submit), and makes the results readable with one
+ * sync (so_pass_wait).
  *
  * Owns the scratch memory, all of it made at create; only the tables of pages and branch slots may
  * grow later, when a batch is wider than any before (doubling, so a warm engine allocates nothing).
@@ -158,6 +159,8 @@ void so_pass_free(so_pass *p) {
                       p->h_logits, p->h_hidden,    p->h_argmax,   p->h_states};
     for (size_t i = 0; i < SO_LEN(memory); i++)
         free(memory[i]);
+    if (p->backend->in_flight == p)
+        p->backend->in_flight = NULL;
     free(p);
 }
 
@@ -407,8 +410,9 @@ static void submit_downloads(so_pass *p) {
         download(p, p->h_argmax, p->argmax, n * sizeof(int32_t));
 }
 
-int so_pass_run(so_pass *p, const so_batch *batch, unsigned want, so_err *err) {
-    p->n_out = 0; /* nothing to be had from a failed run */
+int so_pass_submit(so_pass *p, const so_batch *batch, unsigned want, so_err *err) {
+    SO_ASSERT(!p->backend->in_flight);
+    p->n_out = 0; /* a failed pass has no results */
     int rc = check_batch(p, batch, err);
     if (rc == 0)
         rc = lay_out_pages(p, batch, err);
@@ -432,10 +436,26 @@ int so_pass_run(so_pass *p, const so_batch *batch, unsigned want, so_err *err) {
         break;
     }
     submit_downloads(p);
-    return p->backend->vt->sync(p->backend, err);
+    p->backend->in_flight = p;
+    return 0;
+}
+
+int so_pass_wait(so_pass *p, so_err *err) {
+    SO_ASSERT(p->backend->in_flight == p);
+    p->backend->in_flight = NULL;
+    int rc = p->backend->vt->sync(p->backend, err);
+    if (rc != 0)
+        p->n_out = 0;
+    return rc;
+}
+
+int so_pass_run(so_pass *p, const so_batch *batch, unsigned want, so_err *err) {
+    int rc = so_pass_submit(p, batch, want, err);
+    return rc == 0 ? so_pass_wait(p, err) : rc;
 }
 
 static size_t row_of(const so_pass *p, int i) {
+    SO_ASSERT(p->backend->in_flight != p);
     SO_ASSERT_OP(i, >=, 0);
     SO_ASSERT_OP(i, <, p->n_out);
     return (size_t)i;

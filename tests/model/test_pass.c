@@ -1,10 +1,13 @@
 /* Passes: what a batch may not say, what the results are, and tables that grow. */
 #include "so_test.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/half.h"
 #include "base/mem.h"
 #include "so_rig.h"
 #include "so_shape.h"
@@ -172,6 +175,107 @@ static void results(void **state) {
     so_rig_close(&r);
 }
 
+/* ---- submit and wait ---- */
+
+static so_batch open_row(const so_row *row, so_seq **s) {
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_seq_begin(*s, 1, &err), err);
+    return (so_batch){row, 1, s, 1};
+}
+
+/* Results appear at wait. A pointer kept from the pass before shows what happens to code that reads
+ * too early: on the deferred backend, bytes that are no logits. */
+static void results_appear_at_wait(void **state) {
+    (void)state;
+    for (int deferred = 0; deferred < 2; deferred++) {
+        so_rig r;
+        so_err err = {0};
+        so_rig_open(&r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO, .deferred = deferred});
+        so_seq *s = so_seq_create(r.kv);
+        const so_row row = {9, 0, 0, -1, true, NULL};
+        so_batch batch = open_row(&row, &s);
+        SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_LOGITS, &err), err);
+        const float *kept = so_pass_logits(r.p, 0);
+        float want[67];
+        memcpy(want, kept, sizeof want);
+        SO_OK_OR_FAIL(so_pass_submit(r.p, &batch, SO_PASS_LOGITS, &err), err);
+        for (int i = 0; i < 67 && deferred; i++)
+            assert_true(so_f32_bits(kept[i]) == 0xA5A5A5A5u);
+        SO_OK_OR_FAIL(so_pass_wait(r.p, &err), err);
+        assert_memory_equal(so_pass_logits(r.p, 0), want, sizeof want);
+        so_seq_free(s);
+        so_rig_close(&r);
+    }
+}
+
+/* A pass that was refused or has no logits has nothing to wait for, or to read. */
+static void refused_passes_are_not_submitted(void **state) {
+    (void)state;
+    so_rig r;
+    so_err err = {0};
+    so_rig_open(&r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO, .deferred = true});
+    so_seq *s = so_seq_create(r.kv);
+    so_row row = {67, 0, 0, -1, true, NULL};
+    so_batch batch = open_row(&row, &s);
+    assert_int_equal(so_pass_submit(r.p, &batch, SO_PASS_LOGITS, &err), SO_EINVAL);
+    row.token = 66;
+    SO_OK_OR_FAIL(so_pass_submit(r.p, &batch, SO_PASS_LOGITS, &err), err);
+    SO_OK_OR_FAIL(so_pass_wait(r.p, &err), err);
+    so_pass_submit(r.p, &batch, SO_PASS_LOGITS, &err); /* freed without wait */
+    so_seq_free(s);
+    so_rig_close(&r);
+}
+
+typedef struct early {
+    so_rig r;
+    so_seq *s;
+    so_row row;
+    enum {
+        READ_LOGITS,
+        READ_ARGMAX,
+        READ_HIDDEN,
+        READ_CHECK,
+        SUBMIT_TWICE,
+        WAIT_TWICE,
+        N_EARLY
+    } what;
+} early;
+
+static void too_early(void *user) {
+    early *e = user;
+    so_batch batch = open_row(&e->row, &e->s);
+    unsigned want = SO_PASS_LOGITS | SO_PASS_ARGMAX | SO_PASS_HIDDEN;
+    if (so_pass_submit(e->r.p, &batch, want, NULL) != 0)
+        _exit(3);
+    if (e->what == READ_LOGITS)
+        so_pass_logits(e->r.p, 0);
+    else if (e->what == READ_ARGMAX)
+        so_pass_argmax(e->r.p, 0);
+    else if (e->what == READ_HIDDEN)
+        so_pass_hidden(e->r.p, 0);
+    else if (e->what == READ_CHECK)
+        so_pass_check_all(e->r.p, NULL);
+    else if (e->what == SUBMIT_TWICE)
+        so_pass_submit(e->r.p, &batch, want, NULL);
+    else if (so_pass_wait(e->r.p, NULL) == 0)
+        so_pass_wait(e->r.p, NULL);
+}
+
+static void early_readers_die(void **state) {
+    (void)state;
+    if (SO_SANITIZED)
+        SO_SKIP("a sanitizer answers the signals itself");
+    for (int deferred = 0; deferred < 2; deferred++) {
+        early e = {.row = {9, 0, 0, -1, true, NULL}};
+        so_rig_open(&e.r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO, .deferred = deferred});
+        e.s = so_seq_create(e.r.kv);
+        for (e.what = 0; e.what < N_EARLY; e.what++)
+            assert_int_equal(so_test_dies_of(too_early, &e), SIGABRT);
+        so_seq_free(e.s);
+        so_rig_close(&e.r);
+    }
+}
+
 /* Two long branches and many forks: more branch slots and pages than the pass was made for. */
 static void tables_grow(void **state) {
     (void)state;
@@ -224,6 +328,9 @@ int main(void) {
         cmocka_unit_test(refuses_sizes),
         cmocka_unit_test(past_learned_positions),
         cmocka_unit_test(results),
+        cmocka_unit_test(results_appear_at_wait),
+        cmocka_unit_test(refused_passes_are_not_submitted),
+        cmocka_unit_test(early_readers_die),
         cmocka_unit_test(tables_grow),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

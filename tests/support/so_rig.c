@@ -41,7 +41,8 @@ void so_rig_chain(so_rig *r, so_seq *s, const int32_t *tokens, int n, float *log
         rows[i] = (so_row){tokens[i], len + i, 0, i - 1, logits != NULL, NULL};
     SO_OK_OR_FAIL(so_seq_begin(s, n, &err), err);
     so_batch batch = {rows, n, &s, 1};
-    SO_OK_OR_FAIL(so_pass_run(r->p, &batch, SO_PASS_LOGITS, &err), err);
+    SO_OK_OR_FAIL(so_pass_submit(r->p, &batch, SO_PASS_LOGITS, &err), err);
+    SO_OK_OR_FAIL(so_pass_wait(r->p, &err), err);
     for (int i = 0; logits && i < n; i++)
         memcpy(logits + (size_t)i * (size_t)r->width, so_pass_logits(r->p, i),
                (size_t)r->width * sizeof(float));

@@ -1,8 +1,10 @@
 /* Fixtures and scratch folders for tests. */
 #include "so_test.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -72,4 +74,20 @@ char *so_test_unxz(const char *shared_name, const char *dir) {
     snprintf(cmd, sizeof cmd, "xz -dc '%s' > '%s'", src, out);
     run(cmd);
     return out;
+}
+
+int so_test_dies_of(void (*fn)(void *user), void *user) {
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        signal(SIGABRT, SIG_DFL);
+        if (!freopen("/dev/null", "w", stderr))
+            _exit(3);
+        fn(user);
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 }

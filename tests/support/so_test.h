@@ -52,6 +52,10 @@ void so_test_tmp_free(char *dir);
 /* Unpacks FILE.xz of the shared material into dir; the new path, or NULL where it is absent. */
 char *so_test_unxz(const char *shared_name, const char *dir);
 
+/* The signal that a child process dies of when it runs fn(user); 0: it returns. Not under a
+ * sanitizer, which handles the signals itself. */
+int so_test_dies_of(void (*fn)(void *user), void *user);
+
 /* Built with a sanitizer that maps memory of its own. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SO_SANITIZED 1
