@@ -6,7 +6,6 @@
 #include <malloc.h>
 #include <math.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "backend/cpu/cpu.h"
@@ -239,6 +238,74 @@ static void lists_come_again(void **state) {
     programs_close(&p);
 }
 
+/* ---- which lists are known again ---- */
+
+/* A rope, a norm and a GELU over one buffer; all that they do not use, and padding, is `fill`. */
+enum { SIMPLE_OPS = 3 };
+static void simple_ops(so_view x, so_view table, so_view weight, int fill, so_op *ops) {
+    memset(ops, fill, SIMPLE_OPS * sizeof *ops);
+    ops[0].kind = SO_OP_ROPE;
+    ops[0].rope.x = x;
+    ops[0].rope.table = table;
+    ops[0].rope.n_heads = 2;
+    ops[0].rope.head_dim = 8;
+    ops[0].rope.halves = true;
+    ops[1].kind = SO_OP_RMS_NORM;
+    ops[1].norm.out = ops[1].norm.x = x;
+    ops[1].norm.weight = weight;
+    ops[1].norm.d = 16;
+    ops[1].norm.eps = 1e-5f;
+    ops[2].kind = SO_OP_GELU;
+    ops[2].eltwise.out = ops[2].eltwise.a = x;
+    ops[2].eltwise.d = 16;
+    for (int i = 0; i < SIMPLE_OPS; i++)
+        ops[i].n = 1;
+}
+
+/* Whether the tasks of an earlier run serve again. */
+static bool is_known(so_backend *b, const so_op *ops) {
+    for (int i = 0; i < SIMPLE_OPS; i++)
+        so_submit(b, &ops[i]);
+    bool known = ((so_cpu *)b)->known;
+    sync_ok(b);
+    return known;
+}
+
+static void lists_are_known_by_what_they_use(void **state) {
+    (void)state;
+    so_backend *b = cpu(1);
+    op_bench bench = {.b = b};
+    noise z = noise_of(7);
+    float *src = noise_floats(&z, 64);
+    so_view x = op_buffer(&bench, src, 64), table = op_buffer(&bench, src, 64);
+    so_view weight = op_buffer(&bench, src, 128);
+    so_op ops[SIMPLE_OPS];
+    sync_ok(b);
+    simple_ops(x, table, weight, 0, ops);
+    assert_false(is_known(b, ops));
+    assert_true(is_known(b, ops));
+    simple_ops(x, table, weight, 0x5A, ops);
+    assert_true(is_known(b, ops));
+    for (int i = 0; i < 5; i++) { /* each differs from all before it in one member that is used */
+        simple_ops(x, table, weight, 0, ops);
+        if (i == 0)
+            ops[2].kind = SO_OP_ADD, ops[2].eltwise.b = weight;
+        if (i == 1)
+            ops[2].eltwise.d = 8;
+        if (i == 2)
+            ops[1].norm.eps = 1e-6f;
+        if (i == 3)
+            ops[1].norm.weight.off = 64;
+        if (i == 4)
+            ops[0].rope.halves = false;
+        assert_false(is_known(b, ops));
+        assert_true(is_known(b, ops));
+    }
+    free(src);
+    op_bench_free(&bench);
+    so_backend_free(b);
+}
+
 /* ---- uploads, long lists, memory ---- */
 
 static void uploads_keep_their_bytes(void **state) {
@@ -364,24 +431,8 @@ static void bad_weights(void **state) {
                      SO_ERANGE);
 }
 
-/* The signal a child dies of when it runs fn. */
-static int dies_of(void (*fn)(void)) {
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        signal(SIGSEGV, SIG_DFL);
-        signal(SIGABRT, SIG_DFL);
-        if (!freopen("/dev/null", "w", stderr))
-            _exit(3);
-        fn();
-        _exit(0);
-    }
-    int status = 0;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-}
-
-static void view_past_the_end(void) {
+static void view_past_the_end(void *user) {
+    (void)user;
     so_backend *b = NULL;
     so_buffer *buf = NULL;
     float x[4] = {0};
@@ -392,7 +443,8 @@ static void view_past_the_end(void) {
     so_submit(b, &(so_op){.kind = SO_OP_UPLOAD, .n = 1, .upload = {{buf, 0}, x, 16}});
 }
 
-static void locked_buffer_read(void) {
+static void locked_buffer_read(void *user) {
+    (void)user;
     so_backend *b = NULL;
     so_buffer *buf = NULL;
     if (so_backend_open("deferred", &(so_backend_opts){.n_threads = 1, .level = SO_CPU_SCALAR}, &b,
@@ -402,7 +454,8 @@ static void locked_buffer_read(void) {
     *(volatile unsigned char *)buf->data = 1;
 }
 
-static void locked_store_read(void) {
+static void locked_store_read(void *user) {
+    (void)user;
     so_backend *b = NULL;
     so_kv_store *s = NULL;
     so_kv_shape shape = {1, 1, 8, 1, SO_DTYPE_F16};
@@ -417,9 +470,9 @@ static void bugs_die(void **state) {
     (void)state;
     if (SO_SANITIZED)
         SO_SKIP("a sanitizer answers the signals itself");
-    assert_int_equal(dies_of(view_past_the_end), SIGABRT);
-    assert_int_equal(dies_of(locked_buffer_read), SIGSEGV);
-    assert_int_equal(dies_of(locked_store_read), SIGSEGV);
+    assert_int_equal(so_test_dies_of(view_past_the_end, NULL), SIGABRT);
+    assert_int_equal(so_test_dies_of(locked_buffer_read, NULL), SIGSEGV);
+    assert_int_equal(so_test_dies_of(locked_store_read, NULL), SIGSEGV);
 }
 
 static void downloads_wait_for_sync(void **state) {
@@ -442,6 +495,7 @@ int main(void) {
         cmocka_unit_test(backends_by_name),
         cmocka_unit_test(random_programs),
         cmocka_unit_test(lists_come_again),
+        cmocka_unit_test(lists_are_known_by_what_they_use),
         cmocka_unit_test(uploads_keep_their_bytes),
         cmocka_unit_test(long_lists),
         cmocka_unit_test(warm_passes_allocate_nothing),

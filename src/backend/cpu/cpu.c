@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/half.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -486,7 +487,66 @@ static void relearn(so_cpu *b) {
         append(b, &b->list->ops[b->n_ops]);
 }
 
-static bool same_op(const so_op *a, const so_op *b) { return memcmp(a, b, sizeof *a) == 0; }
+static bool same_view(const so_view *a, const so_view *b) {
+    return a->buf == b->buf && a->off == b->off;
+}
+
+static bool same_float(float a, float b) { return so_f32_bits(a) == so_f32_bits(b); }
+
+/* By the members that the kind uses: the others, and padding, may hold anything. */
+static bool same_op(const so_op *a, const so_op *b) {
+#define SAME(member) (a->member == b->member)
+#define SAME_VIEW(member) same_view(&a->member, &b->member)
+#define SAME_FLOAT(member) same_float(a->member, b->member)
+    if (a->kind != b->kind || a->n != b->n)
+        return false;
+    switch (a->kind) {
+    case SO_OP_UPLOAD:
+        return SAME_VIEW(upload.dst) && SAME(upload.src) && SAME(upload.n_bytes);
+    case SO_OP_DOWNLOAD:
+        return SAME_VIEW(download.src) && SAME(download.dst) && SAME(download.n_bytes);
+    case SO_OP_EMBED:
+        return SAME_VIEW(embed.out) && SAME_VIEW(embed.ids) && SAME(embed.w) &&
+               SAME_FLOAT(embed.scale);
+    case SO_OP_GATHER:
+        return SAME_VIEW(gather.out) && SAME_VIEW(gather.x) && SAME_VIEW(gather.rows) &&
+               SAME(gather.d);
+    case SO_OP_RMS_NORM:
+    case SO_OP_LAYER_NORM:
+        return SAME_VIEW(norm.out) && SAME_VIEW(norm.x) && SAME_VIEW(norm.weight) && SAME(norm.d) &&
+               SAME_FLOAT(norm.eps) && (a->kind == SO_OP_RMS_NORM || SAME_VIEW(norm.bias));
+    case SO_OP_MATMUL:
+        return SAME_VIEW(matmul.out) && SAME_VIEW(matmul.x) && SAME(matmul.w) &&
+               SAME(matmul.bias.buf) && (!a->matmul.bias.buf || SAME(matmul.bias.off));
+    case SO_OP_ADD:
+    case SO_OP_SILU_MUL:
+    case SO_OP_GELU_MUL:
+    case SO_OP_GELU:
+        return SAME_VIEW(eltwise.out) && SAME_VIEW(eltwise.a) && SAME(eltwise.d) &&
+               (a->kind == SO_OP_GELU || SAME_VIEW(eltwise.b));
+    case SO_OP_ROPE:
+        return SAME_VIEW(rope.x) && SAME_VIEW(rope.table) && SAME(rope.n_heads) &&
+               SAME(rope.head_dim) && SAME(rope.halves);
+    case SO_OP_KV_STORE:
+        return SAME(kv_store.store) && SAME(kv_store.layer) && SAME_VIEW(kv_store.k) &&
+               SAME_VIEW(kv_store.v) && SAME_VIEW(kv_store.slots);
+    case SO_OP_KV_COPY:
+        return SAME(kv_copy.store) && SAME_VIEW(kv_copy.from) && SAME_VIEW(kv_copy.to);
+    case SO_OP_ATTENTION:
+        return SAME(attention.store) && SAME(attention.layer) && SAME(attention.n_heads) &&
+               SAME_VIEW(attention.out) && SAME_VIEW(attention.q) && SAME_VIEW(attention.rows) &&
+               SAME_VIEW(attention.pages) && SAME_VIEW(attention.tails) &&
+               SAME_FLOAT(attention.scale) && SAME(attention.window);
+    case SO_OP_ARGMAX:
+        return SAME_VIEW(argmax.out) && SAME_VIEW(argmax.x) && SAME(argmax.d);
+    case SO_OP_COUNT:
+        break;
+    }
+    return false;
+#undef SAME
+#undef SAME_VIEW
+#undef SAME_FLOAT
+}
 
 /* The list that began with this operation, or else the one that was run longest ago. */
 static void choose_list(so_cpu *b, const so_op *first) {
