@@ -8,23 +8,20 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/arch.h"
 
 /* Matrices and vectors of the architectures we run, biases included. */
 static int64_t count_params(const so_hparams *hp) {
     int64_t d = hp->d_model, q = (int64_t)hp->n_heads * hp->head_dim;
     int64_t kv = (int64_t)hp->n_heads_kv * hp->head_dim, ff = hp->d_ff;
-    bool gpt2 = hp->arch == SO_ARCH_GPT2;
-    int64_t layer = 2 * d * q + 2 * d * kv + (gpt2 ? 2 : 3) * d * ff + 2 * d;
-    if (gpt2) /* biases of both norms and of every matrix */
-        layer += 2 * d + q + 2 * kv + d + ff + d;
-    if (hp->arch == SO_ARCH_QWEN2)
-        layer += q + 2 * kv;
-    if (hp->arch == SO_ARCH_QWEN3 || hp->arch == SO_ARCH_GEMMA3)
-        layer += 2 * (int64_t)hp->head_dim;
-    if (hp->arch == SO_ARCH_GEMMA3)
-        layer += 2 * d;
-    int64_t n = hp->n_layers * layer + (int64_t)hp->n_vocab * d * (hp->tied ? 1 : 2) + d;
-    return gpt2 ? n + d + (int64_t)hp->n_ctx_train * d : n;
+    const so_arch_info *a = so_arch_get(hp->arch);
+    int64_t n_gates = a->gated_mlp ? 1 : 0, norm = a->layer_norm ? 2 * d : d;
+    int64_t layer = 2 * d * q + 2 * d * kv + (2 + n_gates) * d * ff;
+    layer += (a->post_norms ? 4 : 2) * norm + (hp->qk_norm ? 2 * (int64_t)hp->head_dim : 0);
+    layer += (hp->bias_qkv ? q + 2 * kv : 0) + (hp->bias_out ? d : 0);
+    layer += hp->bias_mlp ? (1 + n_gates) * ff + d : 0;
+    int64_t n = hp->n_layers * layer + (int64_t)hp->n_vocab * d * (hp->tied ? 1 : 2) + norm;
+    return a->learned_positions ? n + (int64_t)hp->n_ctx_train * d : n;
 }
 
 /* Bytes per weight of a folder without weights. */

@@ -13,6 +13,7 @@
 
 #include "base/mem.h"
 #include "format/quant.h"
+#include "model/arch.h"
 #include "model/impl.h"
 #include "model/names.h"
 
@@ -24,7 +25,7 @@ typedef struct entry {
 typedef struct source {
     so_checkpoint *ck;
     so_hparams hp;
-    const char *arch; /* GGUF's name for it */
+    const so_arch_info *arch;
     so_convert_tensor *tensors;
     entry *entries;
     size_t n, cap;
@@ -60,8 +61,8 @@ static void add_all(source *s, const so_names *names, int layer) {
         unsigned flags = pair->flags;
         if (!t || (s->hp.tied && strcmp(pair->gguf, "output.weight") == 0))
             continue;
-        if (s->hp.arch != SO_ARCH_LLAMA)
-            flags &= ~(unsigned)SO_NAME_ROTATED; /* only Llama's files are permuted */
+        if (!s->arch->permuted_gguf)
+            flags &= ~(unsigned)SO_NAME_ROTATED;
         if (layer >= 0)
             snprintf(gguf, sizeof gguf, "blk.%d.%s", layer, pair->gguf);
         else
@@ -143,11 +144,11 @@ static int read_rows(void *user, size_t i, int64_t first, int64_t n, float *dst,
 
 typedef struct writer {
     so_gguf_writer *w;
-    const char *arch;
+    const so_arch_info *arch;
 } writer;
 
 static const char *key_of(const writer *w, const char *key, char buf[96]) {
-    snprintf(buf, 96, "%s.%s", w->arch, key);
+    snprintf(buf, 96, "%s.%s", w->arch->names[0], key);
     return buf;
 }
 static void put_int(const writer *w, const char *key, int v) {
@@ -173,15 +174,12 @@ static void put_shape(const writer *w, const so_hparams *hp) {
     put_int(w, "attention.key_length", hp->head_dim);
     put_int(w, "attention.value_length", hp->head_dim);
     put_int(w, "vocab_size", hp->n_vocab);
-    put_num(w,
-            hp->arch == SO_ARCH_GPT2 ? "attention.layer_norm_epsilon"
-                                     : "attention.layer_norm_rms_epsilon",
-            hp->norm_eps);
+    put_num(w, so_arch_eps_key(w->arch), hp->norm_eps);
     if (hp->attn_scale != (float)(1 / sqrt((double)hp->head_dim)))
         put_num(w, "attention.scale", hp->attn_scale);
     if (hp->window > 0)
         put_int(w, "attention.sliding_window", hp->window);
-    if (hp->window > 0 && hp->arch == SO_ARCH_GEMMA3)
+    if (hp->window > 0 && w->arch->window == SO_WINDOW_PATTERN)
         put_int(w, "attention.sliding_window_pattern", hp->window_pattern);
 }
 
@@ -229,7 +227,7 @@ static int write_metadata(void *user, so_gguf_writer *gw, so_err *err) {
     const source *s = user;
     writer w = {gw, s->arch};
     (void)err;
-    so_gguf_writer_str(gw, "general.architecture", so_str_c(s->arch));
+    so_gguf_writer_str(gw, "general.architecture", so_str_c(s->arch->names[0]));
     put_shape(&w, &s->hp);
     put_rope(&w, &s->hp);
     put_tokenizer(gw, s->ck);
@@ -253,8 +251,7 @@ static int check_loads(so_checkpoint *ck, so_err *err) {
 }
 
 static int check_expressible(const so_checkpoint *ck, const so_hparams *hp, so_err *err) {
-    bool qwen = hp->arch == SO_ARCH_QWEN2 || hp->arch == SO_ARCH_QWEN3;
-    if (qwen && hp->window > 0)
+    if (so_arch_get(hp->arch)->window == SO_WINDOW_SWITCHED && hp->window > 0)
         return so_err_set(err, SO_EUNSUPPORTED,
                           "%s: a sliding window of %d has no place in GGUF files of '%s'",
                           so_checkpoint_path(ck), hp->window, hp->arch_name);
@@ -262,7 +259,6 @@ static int check_expressible(const so_checkpoint *ck, const so_hparams *hp, so_e
 }
 
 int so_model_convert_source(so_checkpoint *ck, so_convert_source *out, so_err *err) {
-    static const char *const archs[] = {"llama", "qwen2", "qwen3", "gemma3", "gpt2"};
     so_hparams hp;
     int rc = check_loads(ck, err);
     if (rc == 0)
@@ -275,7 +271,7 @@ int so_model_convert_source(so_checkpoint *ck, so_convert_source *out, so_err *e
     so_names names;
     s->ck = ck;
     s->hp = hp;
-    s->arch = archs[hp.arch];
+    s->arch = so_arch_get(hp.arch);
     so_names_init(&names, ck, &hp);
     add_all(s, &names, -1);
     add_rope_factors(s);

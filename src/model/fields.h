@@ -48,11 +48,6 @@ enum {
     SO_MAX_CTX = 1 << 27,
 };
 
-/* Architecture by the name a file gives it; false if there is none. */
-bool so_arch_by_name(so_str name, so_arch *out);
-/* "llama, mistral, …" for messages. */
-#define SO_ARCH_NAMES "llama, mistral, qwen2, qwen3, gemma3, gpt2"
-
 /* What holds for every architecture once its numbers are read: divisibility, head size, scales. */
 void so_hparams_finish(so_fields *f, so_hparams *hp);
 /* Sets window and window_pattern from a list of layers; refuses lists that are no pattern. */

@@ -10,9 +10,13 @@
  *      └─────────────────────────────────────────┘
  *
  * Five layers of six see a window and rotate with their own base; the sixth sees everything. */
+#include <math.h>
+
+#include "base/mem.h"
+#include "model/arch.h"
 #include "model/impl.h"
 
-void so_forward_gemma3(so_pass *p) {
+static void forward(so_pass *p) {
     const so_model *m = p->model;
     const so_hparams *hp = &m->hp;
 
@@ -43,3 +47,72 @@ void so_forward_gemma3(so_pass *p) {
     }
     so_pass_output(p);
 }
+
+static const so_name_pair GLOBALS[] = {
+    {"token_embd.weight", "embed_tokens.weight", 0},
+    {"output_norm.weight", "norm.weight", SO_NAME_ADD_ONE},
+    {"output.weight", "lm_head.weight", 0},
+};
+static const so_name_pair LAYERS[] = {
+    {"attn_norm.weight", "input_layernorm.weight", SO_NAME_ADD_ONE},
+    {"attn_q.weight", "self_attn.q_proj.weight", 0},
+    {"attn_q.bias", "self_attn.q_proj.bias", 0},
+    {"attn_k.weight", "self_attn.k_proj.weight", 0},
+    {"attn_k.bias", "self_attn.k_proj.bias", 0},
+    {"attn_v.weight", "self_attn.v_proj.weight", 0},
+    {"attn_v.bias", "self_attn.v_proj.bias", 0},
+    {"attn_q_norm.weight", "self_attn.q_norm.weight", SO_NAME_ADD_ONE},
+    {"attn_k_norm.weight", "self_attn.k_norm.weight", SO_NAME_ADD_ONE},
+    {"attn_output.weight", "self_attn.o_proj.weight", 0},
+    {"attn_output.bias", "self_attn.o_proj.bias", 0},
+    {"post_attention_norm.weight", "post_attention_layernorm.weight", SO_NAME_ADD_ONE},
+    {"ffn_norm.weight", "pre_feedforward_layernorm.weight", SO_NAME_ADD_ONE},
+    {"ffn_gate.weight", "mlp.gate_proj.weight", 0},
+    {"ffn_up.weight", "mlp.up_proj.weight", 0},
+    {"ffn_down.weight", "mlp.down_proj.weight", 0},
+    {"post_ffw_norm.weight", "post_feedforward_layernorm.weight", SO_NAME_ADD_ONE},
+};
+
+/* Gemma 3 27B alone scales by its width per head (168), not by its head size (128), and GGUF has no
+ * key for it; its 62 layers are what tells it apart. */
+static void infer_gguf(so_hparams *hp) {
+    if (hp->n_layers == 62 && hp->attn_scale == 0)
+        hp->attn_scale = (float)(1 / sqrt((double)hp->d_model / hp->n_heads));
+}
+
+const so_arch_info so_arch_gemma3 = {
+    .names = {"gemma3"},
+    .aliases = {"gemma3_text"},
+    .classes = {"Gemma3ForCausalLM"},
+    .forward = forward,
+    .gated_mlp = true,
+    .post_norms = true,
+    .qk_norm = true,
+    .scaled_embed = true,
+    .window = SO_WINDOW_PATTERN,
+    .rope_base = 1e6,
+    .rope_base_local = 1e4,
+    .global_names = GLOBALS,
+    .n_global_names = SO_LEN(GLOBALS),
+    .layer_names = LAYERS,
+    .n_layer_names = SO_LEN(LAYERS),
+    .hf_prefix = "model.",
+    .hf_layers = "layers",
+    .infer_gguf = infer_gguf,
+    .read_config = so_config_read_llama,
+    .act_key = "hidden_activation",
+    .act = "gelu_pytorch_tanh",
+    .query_scalar = 256,
+    /* text_config holds only what differs from the class */
+    .defaults = {.n_vocab = 262208,
+                 .d_model = 2304,
+                 .d_ff = 9216,
+                 .n_layers = 26,
+                 .n_heads = 8,
+                 .n_heads_kv = 4,
+                 .head_dim = 256,
+                 .n_ctx = 131072,
+                 .window = 4096,
+                 .window_pattern = 6,
+                 .tied = true},
+};

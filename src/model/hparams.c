@@ -1,6 +1,6 @@
 /* The shape of a model: what both sources (GGUF metadata, config.json) share.
  *
- * Owns the table of architectures and the checks that hold between fields. Nothing here allocates;
+ * Owns the checks that hold between fields. Nothing here allocates;
  * a shape that passes has products that fit 64 bits by far, since every factor is bounded (see
  * fields.h). Any thread. */
 #include "model/hparams.h"
@@ -12,24 +12,7 @@
 #include "backend/backend.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "model/fields.h"
-
-bool so_arch_by_name(so_str name, so_arch *out) {
-    static const struct {
-        const char *name;
-        so_arch arch;
-    } table[] = {
-        {"llama", SO_ARCH_LLAMA},        {"mistral", SO_ARCH_LLAMA}, {"mistral3", SO_ARCH_LLAMA},
-        {"qwen2", SO_ARCH_QWEN2},        {"qwen3", SO_ARCH_QWEN3},   {"gemma3", SO_ARCH_GEMMA3},
-        {"gemma3_text", SO_ARCH_GEMMA3}, {"gpt2", SO_ARCH_GPT2},
-    };
-    for (size_t i = 0; i < SO_LEN(table); i++)
-        if (so_str_eq_c(name, table[i].name)) {
-            *out = table[i].arch;
-            return true;
-        }
-    return false;
-}
+#include "model/arch.h"
 
 static void check_heads(so_fields *f, const so_hparams *hp) {
     if (hp->n_heads % hp->n_heads_kv != 0)
@@ -51,7 +34,7 @@ void so_hparams_finish(so_fields *f, so_hparams *hp) {
     check_heads(f, hp);
     if (hp->attn_scale == 0)
         hp->attn_scale = (float)(1 / sqrt((double)hp->head_dim));
-    hp->embed_scale = hp->arch == SO_ARCH_GEMMA3 ? sqrtf((float)hp->d_model) : 1.0f;
+    hp->embed_scale = so_arch_get(hp->arch)->scaled_embed ? sqrtf((float)hp->d_model) : 1.0f;
     if (hp->rope_scaling == SO_ROPE_SCALING_LLAMA3 && !(hp->rope_high > hp->rope_low))
         so_fields_fail(f, SO_EFORMAT,
                        "rope scaling: high_freq_factor %g must be above low_freq_factor %g",

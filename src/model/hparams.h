@@ -5,6 +5,7 @@
 
 #include "format/checkpoint.h"
 
+/* Described in arch.h. */
 typedef enum so_arch {
     SO_ARCH_LLAMA,  /* Llama 1 to 3.2, Mistral, SmolLM2 */
     SO_ARCH_QWEN2,  /* Llama with biases on q, k, v */

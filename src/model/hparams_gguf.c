@@ -1,14 +1,14 @@
 /* The shape of a model from GGUF metadata: <architecture>.<key>, as the converters write them.
  *
- * Owns the mapping of keys. Where GGUF has no key for a thing (Gemma's attention scale and pattern,
- * biases), the rule that files of that architecture follow stands in the code with its reason.
- * Keys that would change the result and that we do not run are refused by name. Any thread. */
+ * Owns the mapping of keys. Where GGUF has no key for a thing (Gemma's attention scale, biases),
+ * the architecture's description has the rule that its files follow. Keys that would change the
+ * result and that we do not run are refused by name. Any thread. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "model/fields.h"
+#include "model/arch.h"
 
 static const char *arch_prefix(const so_gguf *g, so_hparams *hp, char *buf, size_t cap,
                                so_err *err) {
@@ -18,10 +18,11 @@ static const char *arch_prefix(const so_gguf *g, so_hparams *hp, char *buf, size
         return NULL;
     }
     if (!so_arch_by_name(name, &hp->arch)) {
+        char list[SO_ARCH_LIST_CAP];
         so_err_set(err, SO_EUNSUPPORTED,
                    "%s: architecture '%.*s' (general.architecture) is not supported; supported "
-                   "are " SO_ARCH_NAMES,
-                   so_gguf_path(g), SO_STR_ARG(name));
+                   "are %s",
+                   so_gguf_path(g), SO_STR_ARG(name), so_arch_list(list));
         return NULL;
     }
     snprintf(hp->arch_name, sizeof hp->arch_name, "%.*s", (int)name.len, name.ptr);
@@ -101,12 +102,12 @@ static void read_yarn(so_fields *f, so_hparams *hp) {
     hp->rope_attn_factor = (float)(attn * (1 + 0.1 * log(SO_MAX(1.0, (double)hp->rope_factor))));
 }
 
-static void read_rope(so_fields *f, so_hparams *hp) {
-    hp->rope_halves = hp->arch != SO_ARCH_LLAMA; /* converters permute q and k of Llama only */
-    hp->rope_base =
-        (float)so_fields_num(f, "rope.freq_base", 1, 1e12, hp->arch == SO_ARCH_GEMMA3 ? 1e6 : 1e4);
-    if (hp->arch == SO_ARCH_GEMMA3)
-        hp->rope_base_local = (float)so_fields_num(f, "rope.freq_base_swa", 1, 1e12, 1e4);
+static void read_rope(so_fields *f, so_hparams *hp, const so_arch_info *a) {
+    hp->rope_halves = !a->permuted_gguf;
+    hp->rope_base = (float)so_fields_num(f, "rope.freq_base", 1, 1e12, a->rope_base);
+    if (a->rope_base_local > 0)
+        hp->rope_base_local =
+            (float)so_fields_num(f, "rope.freq_base_swa", 1, 1e12, a->rope_base_local);
     hp->rope_dim = (int)so_fields_int(f, "rope.dimension_count", 1, SO_MAX_HEAD_DIM, hp->head_dim);
     hp->rope_ctx_orig = (int)so_fields_int(f, "rope.scaling.original_context_length", 1, SO_MAX_CTX,
                                            hp->n_ctx_train);
@@ -131,13 +132,13 @@ static void read_rope(so_fields *f, so_hparams *hp) {
 }
 
 /* One number (every n-th layer is full) or one flag per layer (true: sliding). */
-static void read_pattern(so_fields *f, so_hparams *hp) {
+static void read_pattern(so_fields *f, so_hparams *hp, int fallback) {
     char key[64];
     snprintf(key, sizeof key, "%sattention.sliding_window_pattern", f->prefix);
     const so_gguf_kv *kv = so_gguf_find(f->gguf, key);
     if (!kv || kv->type != SO_GGUF_ARRAY) {
         hp->window_pattern =
-            (int)so_fields_int(f, "attention.sliding_window_pattern", 0, SO_MAX_LAYERS, 6);
+            (int)so_fields_int(f, "attention.sliding_window_pattern", 0, SO_MAX_LAYERS, fallback);
         if (hp->window_pattern == 1)
             hp->window = 0;
         return;
@@ -157,32 +158,27 @@ static void read_pattern(so_fields *f, so_hparams *hp) {
     so_hparams_set_pattern(f, hp, full);
 }
 
-/* Gemma 3 alone: other files of ours may carry the key, but their engines ignore it (Qwen writes it
- * with the window switched off), except Mistral's, which mean every layer. */
-static void read_window(so_fields *f, so_hparams *hp) {
-    if (hp->arch != SO_ARCH_GEMMA3 && hp->arch != SO_ARCH_LLAMA)
+/* Files of other kinds may carry the key, but their engines ignore it (Qwen writes it with the
+ * window switched off). */
+static void read_window(so_fields *f, so_hparams *hp, const so_arch_info *a) {
+    if (a->window != SO_WINDOW_ALL && a->window != SO_WINDOW_PATTERN)
         return;
     hp->window = (int)so_fields_int(f, "attention.sliding_window", 0, INT32_MAX, 0);
-    if (hp->arch == SO_ARCH_GEMMA3 && hp->window > 0)
-        read_pattern(f, hp);
+    if (a->window == SO_WINDOW_PATTERN && hp->window > 0)
+        read_pattern(f, hp, a->defaults.window_pattern);
 }
 
-static void read_rest(so_fields *f, so_hparams *hp) {
-    bool layer_norm = hp->arch == SO_ARCH_GPT2;
-    hp->norm_eps = (float)so_fields_num(
-        f, layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", 1e-30,
-        1, NAN);
+static void read_rest(so_fields *f, so_hparams *hp, const so_arch_info *a) {
+    bool all = a->bias == SO_BIAS_ALL;
+    hp->norm_eps = (float)so_fields_num(f, so_arch_eps_key(a), 1e-30, 1, NAN);
     hp->attn_scale = (float)so_fields_num(f, "attention.scale", -1e-30, 1e6, 0);
-    /* Gemma 3 27B alone scales by its width per head (168), not by its head size (128), and GGUF
-     * has no key for it; its 62 layers are what tells it apart. */
-    if (hp->arch == SO_ARCH_GEMMA3 && hp->n_layers == 62 && hp->attn_scale == 0)
-        hp->attn_scale = (float)(1 / sqrt((double)hp->d_model / hp->n_heads));
+    if (a->infer_gguf)
+        a->infer_gguf(hp);
     hp->tied = so_gguf_tensor(f->gguf, "output.weight") == NULL;
-    hp->qk_norm = hp->arch == SO_ARCH_QWEN3 || hp->arch == SO_ARCH_GEMMA3;
-    hp->bias_qkv = layer_norm || hp->arch == SO_ARCH_QWEN2 ||
-                   so_gguf_tensor(f->gguf, "blk.0.attn_q.bias") != NULL;
-    hp->bias_out = layer_norm || so_gguf_tensor(f->gguf, "blk.0.attn_output.bias") != NULL;
-    hp->bias_mlp = layer_norm || so_gguf_tensor(f->gguf, "blk.0.ffn_down.bias") != NULL;
+    hp->qk_norm = a->qk_norm;
+    hp->bias_qkv = a->bias != SO_BIAS_STATED || so_gguf_tensor(f->gguf, "blk.0.attn_q.bias");
+    hp->bias_out = all || so_gguf_tensor(f->gguf, "blk.0.attn_output.bias");
+    hp->bias_mlp = all || so_gguf_tensor(f->gguf, "blk.0.ffn_down.bias");
 }
 
 int so_hparams_from_gguf(const so_gguf *g, so_hparams *out, so_err *err) {
@@ -193,13 +189,14 @@ int so_hparams_from_gguf(const so_gguf *g, so_hparams *out, so_err *err) {
         err = &local;
     if (!arch_prefix(g, &hp, prefix, sizeof prefix, err))
         return err->code;
+    const so_arch_info *a = so_arch_get(hp.arch);
     so_fields f = {.file = so_gguf_path(g), .prefix = prefix, .gguf = g, .err = err};
     refuse_unknown(&f);
     read_dims(&f, &hp);
-    if (hp.arch != SO_ARCH_GPT2)
-        read_rope(&f, &hp);
-    read_window(&f, &hp);
-    read_rest(&f, &hp);
+    if (!a->learned_positions)
+        read_rope(&f, &hp, a);
+    read_window(&f, &hp, a);
+    read_rest(&f, &hp, a);
     so_hparams_finish(&f, &hp);
     if (f.rc == 0)
         *out = hp;

@@ -9,35 +9,18 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "model/fields.h"
-
-/* "LlamaForCausalLM" for files without model_type. */
-static bool arch_by_class(so_str name, so_arch *out) {
-    static const struct {
-        const char *prefix;
-        so_arch arch;
-    } table[] = {
-        {"LlamaForCausalLM", SO_ARCH_LLAMA},   {"MistralForCausalLM", SO_ARCH_LLAMA},
-        {"Qwen2ForCausalLM", SO_ARCH_QWEN2},   {"Qwen3ForCausalLM", SO_ARCH_QWEN3},
-        {"Gemma3ForCausalLM", SO_ARCH_GEMMA3}, {"GPT2LMHeadModel", SO_ARCH_GPT2},
-    };
-    for (size_t i = 0; i < SO_LEN(table); i++)
-        if (so_str_eq_c(name, table[i].prefix)) {
-            *out = table[i].arch;
-            return true;
-        }
-    return false;
-}
+#include "model/arch.h"
 
 static void read_arch(so_fields *f, so_hparams *hp) {
     so_str name = so_fields_str(f, "model_type");
     const json_t *class_name = json_array_get(json_object_get(f->json, "architectures"), 0);
     const char *key = "model_type";
+    char list[SO_ARCH_LIST_CAP];
     bool known;
     if (name.len == 0 && json_is_string(class_name)) {
         name = (so_str){json_string_value(class_name), json_string_length(class_name)};
         key = "architectures";
-        known = arch_by_class(name, &hp->arch);
+        known = so_arch_by_class(name, &hp->arch);
     } else {
         known = so_arch_by_name(name, &hp->arch);
     }
@@ -45,8 +28,8 @@ static void read_arch(so_fields *f, so_hparams *hp) {
         so_fields_fail(f, SO_EFORMAT, "%smodel_type is missing", f->prefix);
     else if (!known)
         so_fields_fail(f, SO_EUNSUPPORTED,
-                       "architecture '%.*s' (%s%s) is not supported; supported are " SO_ARCH_NAMES,
-                       SO_STR_ARG(name), f->prefix, key);
+                       "architecture '%.*s' (%s%s) is not supported; supported are %s",
+                       SO_STR_ARG(name), f->prefix, key, so_arch_list(list));
     snprintf(hp->arch_name, sizeof hp->arch_name, "%.*s", (int)SO_MIN(name.len, 31), name.ptr);
 }
 
@@ -57,7 +40,7 @@ static void require_str(so_fields *f, const char *key, const char *want, const c
                        SO_STR_ARG(s), want);
 }
 
-static void refuse_unknown(so_fields *f, so_arch arch) {
+static void refuse_unknown(so_fields *f) {
     static const char *const experts[] = {"num_experts", "num_local_experts", "n_routed_experts"};
     for (size_t i = 0; i < SO_LEN(experts); i++)
         so_fields_refuse(f, experts[i], "a mixture of experts");
@@ -68,9 +51,6 @@ static void refuse_unknown(so_fields *f, so_arch arch) {
     so_fields_refuse(f, "is_encoder_decoder", "an encoder");
     so_fields_refuse(f, "scale_attn_by_inverse_layer_idx",
                      "attention scaled by the layer's number");
-    if (arch == SO_ARCH_GPT2 && !so_fields_flag(f, "scale_attn_weights", true))
-        so_fields_fail(f, SO_EUNSUPPORTED, "%sscale_attn_weights is false, which is not supported",
-                       f->prefix);
     if (so_fields_num(f, "partial_rotary_factor", 0, 1, 1) != 1)
         so_fields_fail(f, SO_EUNSUPPORTED,
                        "%spartial_rotary_factor is not 1: partial rotary embedding is not "
@@ -78,21 +58,22 @@ static void refuse_unknown(so_fields *f, so_arch arch) {
                        f->prefix);
 }
 
-/* Gemma's text_config holds only what differs from the class, so the class's values stand in; other
- * files state their dimensions. */
-static void read_dims(so_fields *f, so_hparams *hp) {
-    bool gemma = hp->arch == SO_ARCH_GEMMA3;
-    const int64_t req = SO_FIELD_REQUIRED;
-    hp->n_vocab = (int)so_fields_int(f, "vocab_size", 1, SO_MAX_VOCAB, gemma ? 262208 : req);
-    hp->d_model = (int)so_fields_int(f, "hidden_size", 1, SO_MAX_WIDTH, gemma ? 2304 : req);
-    hp->d_ff = (int)so_fields_int(f, "intermediate_size", 1, SO_MAX_FF, gemma ? 9216 : req);
-    hp->n_layers = (int)so_fields_int(f, "num_hidden_layers", 1, SO_MAX_LAYERS, gemma ? 26 : req);
-    hp->n_heads = (int)so_fields_int(f, "num_attention_heads", 1, SO_MAX_HEADS, gemma ? 8 : req);
-    hp->n_heads_kv = (int)so_fields_int(f, "num_key_value_heads", 1, hp->n_heads,
-                                        gemma ? SO_MIN(4, hp->n_heads) : hp->n_heads);
-    hp->n_ctx_train =
-        (int)so_fields_int(f, "max_position_embeddings", 1, SO_MAX_CTX, gemma ? 131072 : 2048);
-    int64_t head_dim = gemma ? 256 : hp->arch == SO_ARCH_QWEN3 ? 128 : 0;
+/* A dimension that must be stated where the class has no default. */
+static int read_dim(so_fields *f, const char *key, int64_t hi, int by_class) {
+    return (int)so_fields_int(f, key, 1, hi, by_class > 0 ? by_class : SO_FIELD_REQUIRED);
+}
+
+static void read_dims(so_fields *f, so_hparams *hp, const so_arch_defaults *d) {
+    hp->n_vocab = read_dim(f, "vocab_size", SO_MAX_VOCAB, d->n_vocab);
+    hp->d_model = read_dim(f, "hidden_size", SO_MAX_WIDTH, d->d_model);
+    hp->d_ff = read_dim(f, "intermediate_size", SO_MAX_FF, d->d_ff);
+    hp->n_layers = read_dim(f, "num_hidden_layers", SO_MAX_LAYERS, d->n_layers);
+    hp->n_heads = read_dim(f, "num_attention_heads", SO_MAX_HEADS, d->n_heads);
+    hp->n_heads_kv =
+        (int)so_fields_int(f, "num_key_value_heads", 1, hp->n_heads,
+                           d->n_heads_kv > 0 ? SO_MIN(d->n_heads_kv, hp->n_heads) : hp->n_heads);
+    hp->n_ctx_train = read_dim(f, "max_position_embeddings", SO_MAX_CTX, d->n_ctx);
+    int64_t head_dim = d->head_dim;
     if (head_dim == 0 && f->rc == 0 && !so_fields_has(f, "head_dim")) {
         if (hp->d_model % hp->n_heads != 0)
             so_fields_fail(f, SO_EFORMAT,
@@ -192,22 +173,23 @@ static void read_rope_by_layer(so_fields *f, so_hparams *hp, const json_t *param
     }
 }
 
-static void read_rope(so_fields *f, so_hparams *hp) {
-    bool gemma = hp->arch == SO_ARCH_GEMMA3;
+static void read_rope(so_fields *f, so_hparams *hp, const so_arch_info *a) {
+    bool by_layer = a->rope_base_local > 0;
     hp->rope_halves = true;
     hp->rope_dim = hp->head_dim;
     hp->rope_factor = hp->rope_attn_factor = 1;
     hp->rope_ctx_orig =
         (int)so_fields_int(f, "original_max_position_embeddings", 1, SO_MAX_CTX, hp->n_ctx_train);
-    double base = so_fields_num(f, "rope_theta", 1, 1e12, gemma ? 1e6 : 1e4);
+    double base = so_fields_num(f, "rope_theta", 1, 1e12, a->rope_base);
     hp->rope_base = (float)base;
-    if (gemma)
-        hp->rope_base_local = (float)so_fields_num(f, "rope_local_base_freq", 1, 1e12, 1e4);
+    if (by_layer)
+        hp->rope_base_local =
+            (float)so_fields_num(f, "rope_local_base_freq", 1, 1e12, a->rope_base_local);
     const json_t *params = json_object_get(f->json, "rope_parameters");
     bool nested =
         json_object_get(params, "full_attention") || json_object_get(params, "sliding_attention");
     so_fields rope;
-    if (nested && !gemma)
+    if (nested && !by_layer)
         so_fields_fail(f, SO_EUNSUPPORTED,
                        "%srope_parameters per kind of layer is not supported for '%s'", f->prefix,
                        hp->arch_name);
@@ -245,21 +227,21 @@ static bool read_layer_types(so_fields *f, so_hparams *hp) {
     return true;
 }
 
-static void read_window(so_fields *f, so_hparams *hp) {
-    bool gemma = hp->arch == SO_ARCH_GEMMA3;
-    bool qwen = hp->arch == SO_ARCH_QWEN2 || hp->arch == SO_ARCH_QWEN3;
-    if (qwen && !so_fields_flag(f, "use_sliding_window", false))
+static void read_window(so_fields *f, so_hparams *hp, const so_arch_info *a) {
+    bool switched = a->window == SO_WINDOW_SWITCHED;
+    if (switched && !so_fields_flag(f, "use_sliding_window", false))
         return;
-    hp->window = (int)so_fields_int(f, "sliding_window", 0, INT32_MAX, gemma ? 4096 : 0);
+    hp->window = (int)so_fields_int(f, "sliding_window", 0, INT32_MAX, a->defaults.window);
     if (hp->window == 0 || read_layer_types(f, hp) || f->rc != 0)
         return;
-    if (gemma) {
-        int64_t fallback = so_fields_int(f, "_sliding_window_pattern", 1, SO_MAX_LAYERS, 6);
+    if (a->window == SO_WINDOW_PATTERN) {
+        int64_t fallback = so_fields_int(f, "_sliding_window_pattern", 1, SO_MAX_LAYERS,
+                                         a->defaults.window_pattern);
         hp->window_pattern =
             (int)so_fields_int(f, "sliding_window_pattern", 1, SO_MAX_LAYERS, fallback);
         if (hp->window_pattern == 1)
             hp->window = 0;
-    } else if (qwen) { /* the first max_window_layers layers are full */
+    } else if (switched) { /* the first max_window_layers layers are full */
         bool full[SO_MAX_LAYERS];
         int64_t n_full = so_fields_int(f, "max_window_layers", 0, INT32_MAX, 28);
         for (int i = 0; i < hp->n_layers; i++)
@@ -268,33 +250,33 @@ static void read_window(so_fields *f, so_hparams *hp) {
     }
 }
 
-static void read_llama_like(so_fields *f, so_hparams *hp) {
-    bool gemma = hp->arch == SO_ARCH_GEMMA3;
-    read_dims(f, hp);
-    read_rope(f, hp);
-    read_window(f, hp);
-    if (gemma) {
-        require_str(f, "hidden_activation", "gelu_pytorch_tanh", NULL);
-        double scalar = so_fields_num(f, "query_pre_attn_scalar", 0, 1e9, 256);
+void so_config_read_llama(so_fields *f, so_hparams *hp, const so_arch_info *a) {
+    read_dims(f, hp, &a->defaults);
+    read_rope(f, hp, a);
+    read_window(f, hp, a);
+    require_str(f, a->act_key, a->act, a->act_alias);
+    if (a->query_scalar > 0) {
+        double scalar = so_fields_num(f, "query_pre_attn_scalar", 0, 1e9, a->query_scalar);
         hp->attn_scale = (float)(1 / sqrt(scalar));
-    } else {
-        require_str(f, "hidden_act", "silu", "swish");
     }
     bool bias = so_fields_flag(f, "attention_bias", false);
-    hp->bias_qkv = bias || hp->arch == SO_ARCH_QWEN2;
-    hp->bias_out = bias && hp->arch != SO_ARCH_QWEN2;
+    hp->bias_qkv = bias || a->bias == SO_BIAS_QKV;
+    hp->bias_out = bias && a->bias != SO_BIAS_QKV;
     hp->bias_mlp = so_fields_flag(f, "mlp_bias", false);
-    hp->qk_norm = hp->arch == SO_ARCH_QWEN3 || gemma;
+    hp->qk_norm = a->qk_norm;
 }
 
-static void read_gpt2(so_fields *f, so_hparams *hp) {
+void so_config_read_gpt2(so_fields *f, so_hparams *hp, const so_arch_info *a) {
+    if (!so_fields_flag(f, "scale_attn_weights", true))
+        so_fields_fail(f, SO_EUNSUPPORTED, "%sscale_attn_weights is false, which is not supported",
+                       f->prefix);
     hp->n_vocab = (int)so_fields_int(f, "vocab_size", 1, SO_MAX_VOCAB, SO_FIELD_REQUIRED);
     hp->d_model = (int)so_fields_int(f, "n_embd", 1, SO_MAX_WIDTH, SO_FIELD_REQUIRED);
     hp->n_layers = (int)so_fields_int(f, "n_layer", 1, SO_MAX_LAYERS, SO_FIELD_REQUIRED);
     hp->n_heads = (int)so_fields_int(f, "n_head", 1, SO_MAX_HEADS, SO_FIELD_REQUIRED);
     hp->n_heads_kv = hp->n_heads;
     hp->d_ff = (int)so_fields_int(f, "n_inner", 1, SO_MAX_FF, 4 * (int64_t)hp->d_model);
-    hp->n_ctx_train = (int)so_fields_int(f, "n_positions", 1, SO_MAX_CTX, 1024);
+    hp->n_ctx_train = read_dim(f, "n_positions", SO_MAX_CTX, a->defaults.n_ctx);
     hp->norm_eps = (float)so_fields_num(f, "layer_norm_epsilon", 1e-30, 1, 1e-5);
     if (hp->d_model % hp->n_heads != 0)
         so_fields_fail(f, SO_EFORMAT, "%sn_embd %d is no multiple of %sn_head %d", f->prefix,
@@ -303,7 +285,7 @@ static void read_gpt2(so_fields *f, so_hparams *hp) {
     if (hp->head_dim > SO_MAX_HEAD_DIM)
         so_fields_fail(f, SO_ERANGE, "head size %d; at most %d is supported", hp->head_dim,
                        SO_MAX_HEAD_DIM);
-    require_str(f, "activation_function", "gelu_new", "gelu_pytorch_tanh");
+    require_str(f, a->act_key, a->act, a->act_alias);
     hp->bias_qkv = hp->bias_out = hp->bias_mlp = true;
 }
 
@@ -324,13 +306,10 @@ int so_hparams_from_json(const json_t *config, const char *file, so_hparams *out
                        "supported; use the original weights or a GGUF file");
     read_arch(&f, &hp);
     if (f.rc == 0) {
-        refuse_unknown(&f, hp.arch);
-        if (hp.arch == SO_ARCH_GPT2)
-            read_gpt2(&f, &hp);
-        else
-            read_llama_like(&f, &hp);
-        bool by_class = hp.arch == SO_ARCH_GEMMA3 || hp.arch == SO_ARCH_GPT2;
-        hp.tied = so_fields_flag(&f, "tie_word_embeddings", above ? tied_above : by_class);
+        const so_arch_info *a = so_arch_get(hp.arch);
+        refuse_unknown(&f);
+        a->read_config(&f, &hp, a);
+        hp.tied = so_fields_flag(&f, "tie_word_embeddings", above ? tied_above : a->defaults.tied);
         so_hparams_finish(&f, &hp);
     }
     if (f.rc == 0)

@@ -29,12 +29,13 @@ struct so_model {
     so_checkpoint *ck;
     so_backend *backend;
     so_hparams hp;
-    so_weight *embed, *pos_embed; /* pos_embed: GPT-2 */
-    so_linear output;             /* w is `embed` where tied and all of it is said */
-    int32_t *said;                /* [n_said] ids of the output's rows, ascending; NULL: all */
-    int n_said;                   /* rows of the output matrix */
-    so_linear state;              /* of a draft that reads its target's states; w NULL: does not */
-    int d_state;                  /* their width */
+    const struct so_arch_info *arch; /* of hp.arch */
+    so_weight *embed, *pos_embed;    /* pos_embed: GPT-2 */
+    so_linear output;                /* w is `embed` where tied and all of it is said */
+    int32_t *said;                   /* [n_said] ids of the output's rows, ascending; NULL: all */
+    int n_said;                      /* rows of the output matrix */
+    so_linear state; /* of a draft that reads its target's states; w NULL: does not */
+    int d_state;     /* their width */
     so_norm out_norm;
     so_layer *layers;  /* [n_layers] */
     so_buffer *consts; /* norm weights and biases, float32 */
@@ -80,11 +81,6 @@ struct so_pass {
 void so_rope_inv_freq(const so_hparams *hp, bool local, const float *factors, float *inv_freq);
 /* table[n][2] = (cos, sin) of position pos. */
 void so_rope_fill(const float *inv_freq, int n, float scale, int32_t pos, float *table);
-
-/* The architectures. Each submits embedding, layers and so_pass_output. */
-void so_forward_llama(so_pass *p);
-void so_forward_gemma3(so_pass *p);
-void so_forward_gpt2(so_pass *p);
 
 /* One line per operation of the drawing. n is the batch's row count. */
 static inline void so_do_embed(so_pass *p, so_view out, so_view ids, const so_weight *w,

@@ -16,6 +16,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "format/quant.h"
+#include "model/arch.h"
 #include "model/impl.h"
 #include "model/names.h"
 #include "model/said.h"
@@ -237,25 +238,27 @@ static void linear(loader *ld, const char *name, int layer, int64_t k, int64_t m
         vector(ld, full, layer, m, &out->bias);
 }
 
-/* GPT-2 keeps q, k and v in one matrix: three runs of rows, each a matrix of its own. */
+/* q, k and v in one matrix (GPT-2): three runs of rows, each a matrix of its own. */
 static void load_qkv(loader *ld, int layer, so_layer *w) {
-    int64_t d = ld->m->hp.d_model;
+    const so_hparams *hp = &ld->m->hp;
+    int64_t d = hp->d_model, d_q = (int64_t)hp->n_heads * hp->head_dim;
+    int64_t d_kv = (int64_t)hp->n_heads_kv * hp->head_dim;
     so_linear *parts[] = {&w->q, &w->k, &w->v};
+    const int64_t rows[] = {d_q, d_kv, d_kv}, first[] = {0, d_q, d_q + d_kv};
     so_tensor t;
-    so_view bias = {0};
-    if (!find_matrix(ld, "attn_qkv.weight", layer, d, 3 * d, &t))
+    if (!find_matrix(ld, "attn_qkv.weight", layer, d, d_q + 2 * d_kv, &t))
         return;
+    size_t row_bytes = so_dtype_row_bytes(t.dtype, d);
     for (int i = 0; i < 3; i++) {
         so_tensor part = t;
-        part.dims[1] = d;
-        part.n_bytes = so_dtype_row_bytes(t.dtype, d) * (size_t)d;
-        part.data = (const char *)t.data + (size_t)i * part.n_bytes;
+        part.dims[1] = rows[i];
+        part.n_bytes = row_bytes * (size_t)rows[i];
+        part.data = (const char *)t.data + row_bytes * (size_t)first[i];
         make_weight(ld, part, NULL, true, MULTIPLIED, &parts[i]->w);
     }
-    vector(ld, "attn_qkv.bias", layer, 3 * d, &w->q.bias);
-    bias = w->q.bias;
+    vector(ld, "attn_qkv.bias", layer, d_q + 2 * d_kv, &w->q.bias);
     for (int i = 1; i < 3 && ld->rc == 0; i++) {
-        parts[i]->bias.off = bias.off + (size_t)(i * d) * sizeof(float);
+        parts[i]->bias.off = w->q.bias.off + (size_t)first[i] * sizeof(float);
         GROW(ld->fix, ld->n_fix, ld->fix_cap);
         ld->fix[ld->n_fix++] = &parts[i]->bias;
     }
@@ -265,42 +268,41 @@ static void load_qkv(loader *ld, int layer, so_layer *w) {
 
 static void load_attention(loader *ld, int l, so_layer *w) {
     const so_hparams *hp = &ld->m->hp;
+    const so_arch_info *a = ld->m->arch;
     int64_t d = hp->d_model, d_q = (int64_t)hp->n_heads * hp->head_dim;
     int64_t d_kv = (int64_t)hp->n_heads_kv * hp->head_dim;
     vector(ld, "attn_norm.weight", l, d, &w->attn_norm.weight);
-    linear(ld, "attn_q", l, d, d_q, hp->bias_qkv, &w->q);
-    linear(ld, "attn_k", l, d, d_kv, hp->bias_qkv, &w->k);
-    linear(ld, "attn_v", l, d, d_kv, hp->bias_qkv, &w->v);
+    if (a->layer_norm)
+        vector(ld, "attn_norm.bias", l, d, &w->attn_norm.bias);
+    if (a->fused_qkv) {
+        load_qkv(ld, l, w);
+    } else {
+        linear(ld, "attn_q", l, d, d_q, hp->bias_qkv, &w->q);
+        linear(ld, "attn_k", l, d, d_kv, hp->bias_qkv, &w->k);
+        linear(ld, "attn_v", l, d, d_kv, hp->bias_qkv, &w->v);
+    }
     if (hp->qk_norm) {
         vector(ld, "attn_q_norm.weight", l, hp->head_dim, &w->q_norm.weight);
         vector(ld, "attn_k_norm.weight", l, hp->head_dim, &w->k_norm.weight);
     }
     linear(ld, "attn_output", l, d_q, d, hp->bias_out, &w->o);
-    if (hp->arch == SO_ARCH_GEMMA3)
+    if (a->post_norms)
         vector(ld, "post_attention_norm.weight", l, d, &w->attn_post_norm.weight);
 }
 
 static void load_mlp(loader *ld, int l, so_layer *w) {
     const so_hparams *hp = &ld->m->hp;
+    const so_arch_info *a = ld->m->arch;
     int64_t d = hp->d_model, d_ff = hp->d_ff;
     vector(ld, "ffn_norm.weight", l, d, &w->ffn_norm.weight);
-    linear(ld, "ffn_gate", l, d, d_ff, hp->bias_mlp, &w->gate);
+    if (a->layer_norm)
+        vector(ld, "ffn_norm.bias", l, d, &w->ffn_norm.bias);
+    if (a->gated_mlp)
+        linear(ld, "ffn_gate", l, d, d_ff, hp->bias_mlp, &w->gate);
     linear(ld, "ffn_up", l, d, d_ff, hp->bias_mlp, &w->up);
     linear(ld, "ffn_down", l, d_ff, d, hp->bias_mlp, &w->down);
-    if (hp->arch == SO_ARCH_GEMMA3)
+    if (a->post_norms)
         vector(ld, "post_ffw_norm.weight", l, d, &w->ffn_post_norm.weight);
-}
-
-static void load_gpt2_layer(loader *ld, int l, so_layer *w) {
-    int64_t d = ld->m->hp.d_model, d_ff = ld->m->hp.d_ff;
-    vector(ld, "attn_norm.weight", l, d, &w->attn_norm.weight);
-    vector(ld, "attn_norm.bias", l, d, &w->attn_norm.bias);
-    load_qkv(ld, l, w);
-    linear(ld, "attn_output", l, d, d, true, &w->o);
-    vector(ld, "ffn_norm.weight", l, d, &w->ffn_norm.weight);
-    vector(ld, "ffn_norm.bias", l, d, &w->ffn_norm.bias);
-    linear(ld, "ffn_up", l, d, d_ff, true, &w->up);
-    linear(ld, "ffn_down", l, d_ff, d, true, &w->down);
 }
 
 static void load_layers(loader *ld) {
@@ -311,12 +313,8 @@ static void load_layers(loader *ld) {
         bool local = so_hparams_layer_local(&m->hp, l);
         w->window = local ? m->hp.window : 0;
         w->local_rope = local && m->hp.rope_base_local > 0;
-        if (m->hp.arch == SO_ARCH_GPT2) {
-            load_gpt2_layer(ld, l, w);
-        } else {
-            load_attention(ld, l, w);
-            load_mlp(ld, l, w);
-        }
+        load_attention(ld, l, w);
+        load_mlp(ld, l, w);
         if (ld->opts->progress)
             ld->opts->progress(ld->opts->user, (l + 1.0) / (m->hp.n_layers + 1.0));
     }
@@ -345,7 +343,7 @@ static void load_output(loader *ld, const so_tensor *whole) {
 static void load_state(loader *ld) {
     so_model *m = ld->m;
     const so_tensor *t = so_checkpoint_tensor(m->ck, SO_STATE_TENSOR);
-    if (!t || !so_checkpoint_gguf(m->ck) || m->hp.arch != SO_ARCH_LLAMA || ld->rc != 0)
+    if (!t || !so_checkpoint_gguf(m->ck) || !m->arch->reads_states || ld->rc != 0)
         return;
     if (!ld->opts->draft) {
         ld->rc = so_err_set(ld->err, SO_EUNSUPPORTED,
@@ -373,12 +371,12 @@ static void load_ends(loader *ld) {
     if (find_matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &embd))
         make_weight(ld, embd, NULL, true, shared ? MULTIPLIED : LOOKED_UP, &m->embed);
     m->output_bytes = m->weight_bytes - before; /* shared, until shown otherwise */
-    if (m->hp.arch == SO_ARCH_GPT2) {
-        /* a lookup that is added once; rounding it would save nothing */
-        if (find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t))
-            make_weight(ld, t, NULL, false, LOOKED_UP, &m->pos_embed);
+    /* a lookup that is added once; rounding it would save nothing */
+    if (m->arch->learned_positions &&
+        find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t))
+        make_weight(ld, t, NULL, false, LOOKED_UP, &m->pos_embed);
+    if (m->arch->layer_norm)
         vector(ld, "output_norm.bias", -1, d, &m->out_norm.bias);
-    }
     vector(ld, "output_norm.weight", -1, d, &m->out_norm.weight);
     if (shared) {
         m->output.w = m->embed;
@@ -499,6 +497,8 @@ int so_model_load(so_checkpoint *ck, so_backend *b, const so_model_opts *opts, s
     m->backend = b;
     opts = opts ? opts : &none;
     int rc = so_hparams_read(ck, &m->hp, err);
+    if (rc == 0)
+        m->arch = so_arch_get(m->hp.arch);
     if (rc == 0)
         rc = read_said(m, opts, err);
     if (rc == 0) {

@@ -1,5 +1,6 @@
 /* One name for every tensor: GGUF's. A folder's tensors are found under it through a table of
- * pairs per architecture, together with what separates the two conventions:
+ * pairs per architecture (arch.h; its first pair is the embedding), together with what separates
+ * the two conventions:
  *
  *   ADD_ONE      Gemma's folders store norm weights around 0, GGUF around 1
  *   TRANSPOSED   GPT-2's folders store matrices [inputs][outputs]

@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/arch.h"
 #include "model/impl.h"
 #include "model/weights.h"
 
@@ -203,7 +204,7 @@ static int check_row(const so_pass *p, const so_batch *b, int i, so_err *err) {
     if (r->pos != pos)
         return so_err_set(err, SO_EINVAL, "row %d: position %d does not follow its parent; %d does",
                           i, r->pos, pos);
-    if (hp->arch == SO_ARCH_GPT2 && r->pos >= hp->n_ctx_train)
+    if (p->model->arch->learned_positions && r->pos >= hp->n_ctx_train)
         return so_err_set(err, SO_ERANGE,
                           "row %d: position %d is past the %d positions this model has learned", i,
                           r->pos, hp->n_ctx_train);
@@ -381,11 +382,10 @@ void so_pass_output(so_pass *p) {
     so_submit(p->backend, &(so_op){.kind = SO_OP_GATHER,
                                    .n = p->n_out,
                                    .gather = {p->out_x, p->x, p->out_rows, hp->d_model}});
-    so_submit(p->backend,
-              &(so_op){.kind = hp->arch == SO_ARCH_GPT2 ? SO_OP_LAYER_NORM : SO_OP_RMS_NORM,
-                       .n = p->n_out,
-                       .norm = {p->hidden, p->out_x, m->out_norm.weight, m->out_norm.bias,
-                                hp->d_model, hp->norm_eps}});
+    so_submit(p->backend, &(so_op){.kind = m->arch->layer_norm ? SO_OP_LAYER_NORM : SO_OP_RMS_NORM,
+                                   .n = p->n_out,
+                                   .norm = {p->hidden, p->out_x, m->out_norm.weight,
+                                            m->out_norm.bias, hp->d_model, hp->norm_eps}});
     if (!(p->want & (SO_PASS_LOGITS | SO_PASS_ARGMAX)))
         return;
     so_submit(p->backend, &(so_op){.kind = SO_OP_MATMUL,
@@ -422,19 +422,7 @@ int so_pass_submit(so_pass *p, const so_batch *batch, unsigned want, so_err *err
         return rc;
     p->want = want;
     upload_batch(p);
-    switch (p->model->hp.arch) {
-    case SO_ARCH_LLAMA:
-    case SO_ARCH_QWEN2:
-    case SO_ARCH_QWEN3:
-        so_forward_llama(p);
-        break;
-    case SO_ARCH_GEMMA3:
-        so_forward_gemma3(p);
-        break;
-    case SO_ARCH_GPT2:
-        so_forward_gpt2(p);
-        break;
-    }
+    p->model->arch->forward(p);
     submit_downloads(p);
     p->backend->in_flight = p;
     return 0;

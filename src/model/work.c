@@ -6,12 +6,14 @@
 #include "model/work.h"
 
 #include "base/mem.h"
+#include "model/arch.h"
 #include "model/impl.h"
 
-static double layer_macs(const so_hparams *hp) {
+static double layer_macs(const so_model *m) {
+    const so_hparams *hp = &m->hp;
     double d = hp->d_model, d_q = (double)hp->n_heads * hp->head_dim;
     double d_kv = (double)hp->n_heads_kv * hp->head_dim;
-    int n_mlp = hp->arch == SO_ARCH_GPT2 ? 2 : 3;
+    int n_mlp = m->arch->gated_mlp ? 3 : 2;
     return d * (2 * d_q + 2 * d_kv) + n_mlp * d * hp->d_ff;
 }
 
@@ -37,7 +39,7 @@ so_work so_model_work(const so_model *m, so_dtype kv_dtype, int n_ctx, int n_row
         double once, summed;
         count_seen(m->layers[l].window, n_ctx, n_rows, &once, &summed);
         w.n_bytes += once * entry;
-        w.n_macs += n_rows * layer_macs(hp) + 2 * summed * hp->n_heads * hp->head_dim;
+        w.n_macs += n_rows * layer_macs(m) + 2 * summed * hp->n_heads * hp->head_dim;
     }
     return w;
 }

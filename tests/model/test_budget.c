@@ -64,8 +64,9 @@ static void llama_1b_3b(void **state) {
 /* The count made from the shape is the count of the tensors. */
 static void counts_agree(void **state) {
     (void)state;
-    static const char *const names[] = {"llama",  "llama3_rope", "mistral_window", "qwen2", "qwen3",
-                                        "gemma3", "gpt2"};
+    static const char *const names[] = {
+        "llama", "llama_linear_bias", "llama3_rope", "mistral_window", "qwen2", "qwen3", "gemma3",
+        "gpt2"};
     for (size_t i = 0; i < SO_LEN(names); i++) {
         char name[128];
         so_err err;
