@@ -34,9 +34,6 @@ CALLBACKS_OK = {
     "so_draft_fn",     # the user's own drafter
     "so_draft_make",   # builds a drafter from a specification
     "visit",           # walks a table inside draft/
-    
-    
-    
 }
 
 breaches = []
