@@ -196,18 +196,19 @@ typedef struct sooth_message {
 typedef struct sooth_timings {
     int prompt_n, predicted_n;
     double prompt_ms, predicted_ms;
-    int rounds; /* passes of the model that decided tokens */
-    int draft_n, draft_n_accepted;
-    int tested_n; /* guesses whose test ran; those after the first wrong one are not tested */
-    double draft_ms, verify_ms;
+    int rounds;                    /* passes of the model that decided tokens */
+    int draft_n, draft_n_accepted; /* guesses that went into a pass, that stand in the answer */
+    int tested_n; /* guesses whose test ran: none behind the first wrong one or the answer's end */
+    double draft_ms, verify_ms; /* drafting; the model's passes over those rounds */
 } sooth_timings;
 
-/* What guessing gained; negative where nothing was guessed. */
+/* What guessing gained; negative where nothing was counted. docs/speculation.md defines each. */
 typedef struct sooth_metrics {
-    double tokens_per_pass, mean_accepted; /* with and without the model's own token */
-    double alpha;                          /* accepted of the tested guesses */
-    double acceptance_rate;                /* accepted of all guesses */
-    double round_rate;                     /* the mean over rounds of the share that stood */
+    double tokens_per_pass; /* tokens of the answer, an end token included, per round; plain: 1 */
+    double mean_accepted;   /* accepted guesses per round */
+    double alpha;           /* accepted of the tested guesses */
+    double acceptance_rate; /* accepted of all guesses */
+    double round_rate;      /* mean of accepted/k over the rounds that asked for k guesses */
 } sooth_metrics;
 
 typedef enum sooth_finish {

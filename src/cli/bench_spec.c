@@ -11,8 +11,9 @@
  *
  * One result per category, in order of appearance, and one for all: the geometric mean of the
  * categories' speed-ups. plain_pass_ms and spec_pass_ms are the target's passes alone, for formulas
- * that speak of t(n); tokens_per_pass is of the speculative ones. speedup_spread is the standard
- * deviation over groups. `identical` says whether every text was the same; it is null where that is
+ * that speak of t(n). mean_accepted, alpha and tokens_per_pass are those of the requests with
+ * speculation, all their rounds (engine/counts.c). speedup_spread is the standard deviation over
+ * groups. `identical` says whether every text was the same; it is null where that is
  * not promised. Measures, never judges.
  */
 #include <math.h>
@@ -41,8 +42,8 @@ typedef struct category {
     char name[64];
     int n_prompts, n_groups, n_different;
     measure plain, spec;
-    double sum, sum_sq; /* of the groups' speed-ups */
-    int64_t accepted, tested, rounds;
+    double sum, sum_sq;     /* of the groups' speed-ups */
+    so_request_stats stats; /* of the requests with speculation */
 } category;
 
 /* One request of a group, as one of the two engines has it. */
@@ -243,9 +244,7 @@ static void book(bench *g, int n) {
     for (int i = 0; i < n; i++) {
         const answer *a = &g->ways[SPEC].answers[i];
         c->n_different += !same(&g->ways[PLAIN].answers[i].out, &a->out);
-        c->accepted += a->stats.draft_n_accepted;
-        c->tested += a->stats.tested_n;
-        c->rounds += a->stats.rounds;
+        so_stats_add(&c->stats, &a->stats);
     }
 }
 
@@ -293,10 +292,6 @@ static double rate(measure m) { return m.ms > 0 ? 1000.0 * (double)m.tokens / m.
 
 static double pass_ms(measure m) { return m.passes > 0 ? m.pass_ms / (double)m.passes : 0; }
 
-static double tokens_per_pass(measure m) {
-    return m.passes > 0 ? (double)m.tokens / (double)m.passes : 0;
-}
-
 static double speedup(const category *c) {
     return rate(c->plain) > 0 ? rate(c->spec) / rate(c->plain) : 0;
 }
@@ -310,22 +305,22 @@ static double spread(const category *c) {
 static json_t *number(double x, bool known) { return known ? json_real(x) : json_null(); }
 
 static void print_category(const bench *g, const category *c, double gain) {
-    double mean = c->rounds ? (double)c->accepted / (double)c->rounds : 0;
-    double alpha = c->tested ? (double)c->accepted / (double)c->tested : 0;
+    so_rates x = so_stats_rates(&c->stats);
     if (g->json) {
-        so_report_print_json(
-            json_pack("{s:o, s:i, s:f, s:f, s:o, s:f, s:o, s:o, s:o, s:f, s:f, s:o}", "category",
-                      so_describe_json_text(so_str_c(c->name)), "prompts", c->n_prompts,
-                      "plain_tps", rate(c->plain), "spec_tps", rate(c->spec), "speedup",
-                      number(gain, gain > 0), "speedup_spread", spread(c), "mean_accepted",
-                      number(mean, c->rounds > 0), "alpha", number(alpha, c->tested > 0),
-                      "identical", g->exact ? json_boolean(c->n_different == 0) : json_null(),
-                      "plain_pass_ms", pass_ms(c->plain), "spec_pass_ms", pass_ms(c->spec),
-                      "tokens_per_pass", number(tokens_per_pass(c->spec), c->spec.passes > 0)));
+        so_report_print_json(json_pack(
+            "{s:o, s:i, s:f, s:f, s:o, s:f, s:o, s:o, s:o, s:f, s:f, s:o}", "category",
+            so_describe_json_text(so_str_c(c->name)), "prompts", c->n_prompts, "plain_tps",
+            rate(c->plain), "spec_tps", rate(c->spec), "speedup", number(gain, gain > 0),
+            "speedup_spread", spread(c), "mean_accepted",
+            number(x.mean_accepted, x.mean_accepted >= 0), "alpha", number(x.alpha, x.alpha >= 0),
+            "identical", g->exact ? json_boolean(c->n_different == 0) : json_null(),
+            "plain_pass_ms", pass_ms(c->plain), "spec_pass_ms", pass_ms(c->spec), "tokens_per_pass",
+            number(x.tokens_per_pass, x.tokens_per_pass >= 0)));
         return;
     }
     printf("%-16s %5d %9.2f %9.2f %7.2fx %6.2f %8.2f %6.2f  %s\n", c->name, c->n_prompts,
-           rate(c->plain), rate(c->spec), gain, spread(c), mean, alpha,
+           rate(c->plain), rate(c->spec), gain, spread(c), SO_MAX(x.mean_accepted, 0),
+           SO_MAX(x.alpha, 0),
            !g->exact        ? "not promised"
            : c->n_different ? "DIFFERENT"
                             : "identical");
@@ -339,9 +334,7 @@ static void add_up(category *all, const category *c) {
     add_measure(&all->spec, c->spec);
     all->sum += c->sum;
     all->sum_sq += c->sum_sq;
-    all->accepted += c->accepted;
-    all->tested += c->tested;
-    all->rounds += c->rounds;
+    so_stats_add(&all->stats, &c->stats);
 }
 
 static void print_results(const bench *g) {

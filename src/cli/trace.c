@@ -24,28 +24,30 @@ enum { MAX_BYTES = 256 << 20, MAX_STEPS = 1 << 20, LANE = 22, ROW = 74, LEFT = 1
 
 void so_trace_write(void *user, const so_step_info *s) {
     fprintf(user,
-            "{\"step\":%lld,\"t_ms\":%.3f,\"draft_ms\":%.4f,\"pass_ms\":%.4f,\"verify_ms\":%.4f,"
+            "{\"step\":%lld,\"t_ms\":%.3f,\"draft_ms\":%.4f,\"pass_ms\":%.4f,\"host_ms\":%.4f,"
             "\"rows\":%d,\"requests\":%d,\"expected_tokens\":%.4f,\"expected_ms\":%.4f,"
             "\"plain_ms\":%.4f,\"probe\":%s,\"drafted\":%d,\"tested\":%d,\"accepted\":%d,"
-            "\"emitted\":%d}\n",
-            (long long)s->step, s->t_ms, s->draft_ms, s->pass_ms, s->verify_ms, s->n_rows,
+            "\"emitted\":%d,\"ended\":%d}\n",
+            (long long)s->step, s->t_ms, s->draft_ms, s->pass_ms, s->host_ms, s->n_rows,
             s->n_requests, s->plan.tokens, s->plan.ms, s->plan.plain_ms,
-            s->plan.probe ? "true" : "false", s->drafted, s->tested, s->accepted, s->emitted);
+            s->plan.probe ? "true" : "false", s->drafted, s->tested, s->accepted, s->emitted,
+            s->ended);
 }
 
 /* --- reading --- */
 
 typedef struct step {
-    double t_ms, draft_ms, pass_ms, verify_ms;
-    int drafted, accepted, emitted;
+    double t_ms, draft_ms, pass_ms, host_ms;
+    int requests, drafted, accepted, emitted, ended;
 } step;
 
 typedef struct run_trace {
     const char *path;
     step *steps;
     int n;
-    double ms, draft_ms, pass_ms; /* of all steps that emitted something */
-    int64_t drafted, accepted, emitted;
+    double ms, draft_ms, pass_ms; /* of all steps that decided a token */
+    int64_t rounds;               /* requests of each of them, added up */
+    int64_t drafted, accepted, emitted, ended;
 } run_trace;
 
 static bool get_ms(const json_t *o, const char *key, double *out) {
@@ -63,23 +65,26 @@ static bool get_count(const json_t *o, const char *key, int *out) {
 
 static bool read_step(const json_t *o, step *s) {
     return get_ms(o, "t_ms", &s->t_ms) && get_ms(o, "draft_ms", &s->draft_ms) &&
-           get_ms(o, "pass_ms", &s->pass_ms) && get_ms(o, "verify_ms", &s->verify_ms) &&
-           get_count(o, "drafted", &s->drafted) && get_count(o, "accepted", &s->accepted) &&
-           get_count(o, "emitted", &s->emitted);
+           get_ms(o, "pass_ms", &s->pass_ms) && get_ms(o, "host_ms", &s->host_ms) &&
+           get_count(o, "requests", &s->requests) && get_count(o, "drafted", &s->drafted) &&
+           get_count(o, "accepted", &s->accepted) && get_count(o, "emitted", &s->emitted) &&
+           get_count(o, "ended", &s->ended);
 }
 
 static void add_step(run_trace *t, const step *s) {
-    if (s->emitted == 0)
-        return; /* a chunk of a prompt */
+    if (s->requests == 0)
+        return; /* chunks of prompts alone */
     if (t->n % 1024 == 0)
         t->steps = so_realloc(t->steps, (size_t)(t->n + 1024) * sizeof *t->steps);
     t->steps[t->n++] = *s;
-    t->ms += s->draft_ms + s->pass_ms + s->verify_ms;
+    t->ms += s->draft_ms + s->pass_ms + s->host_ms;
     t->draft_ms += s->draft_ms;
     t->pass_ms += s->pass_ms;
     t->drafted += s->drafted;
     t->accepted += s->accepted;
     t->emitted += s->emitted;
+    t->ended += s->ended;
+    t->rounds += s->requests;
 }
 
 static int read_trace(const char *path, run_trace *t, so_err *err) {
@@ -95,7 +100,8 @@ static int read_trace(const char *path, run_trace *t, so_err *err) {
         step s;
         line++;
         if (!o || !read_step(o, &s))
-            rc = so_err_set(err, SO_EFORMAT, "%s:%d: is no step of a trace", path, line);
+            rc = so_err_set(err, SO_EFORMAT, "%s:%d: is no step of a trace (of this version)", path,
+                            line);
         else if (t->n == MAX_STEPS)
             rc = so_err_set(err, SO_ELIMIT, "%s: more than %d steps", path, MAX_STEPS);
         else
@@ -105,7 +111,7 @@ static int read_trace(const char *path, run_trace *t, so_err *err) {
     }
     so_buf_free(&text);
     if (rc == SO_OK && t->n == 0)
-        rc = so_err_set(err, SO_EFORMAT, "%s: no step emitted a token", path);
+        rc = so_err_set(err, SO_EFORMAT, "%s: no step decided a token", path);
     return rc;
 }
 
@@ -145,7 +151,7 @@ static void draw_run(FILE *f, const run_trace *t, double top, double scale) {
         if (s->draft_ms > 0 && s->drafted > 0)
             draw_box(f, x, top, s->draft_ms * scale, "#e8b73a");
         x += s->draft_ms * scale;
-        double w = (s->pass_ms + s->verify_ms) * scale;
+        double w = (s->pass_ms + s->host_ms) * scale;
         draw_box(f, x, top + LANE + 2, w, s->accepted > 0 ? "#2f7d4f" : "#4a6fa5");
         snprintf(text, sizeof text, "%d", s->emitted);
         if (w > 14)
@@ -178,7 +184,7 @@ static int draw(const char *path, const run_trace *runs, int n, so_err *err) {
 }
 
 static void print_run(const run_trace *t, bool json) {
-    double per_pass = (double)t->emitted / t->n;
+    double per_pass = (double)(t->emitted + t->ended) / (double)t->rounds; /* as counts.c has it */
     if (json)
         so_report_print_json(json_pack("{s:o, s:i, s:I, s:f, s:f, s:f, s:f, s:I, s:I}", "file",
                                        so_describe_json_text(so_str_c(t->path)), "passes", t->n,

@@ -296,14 +296,14 @@ static bool take(so_request *r, int node, int32_t token, so_origin origin) {
         return false;
     }
     if (e->tok && !r->ignore_end && so_tokenizer_is_end(e->tok, token)) {
+        so_counts_end_token(r);
         so_engine_finish(r, SO_FINISH_STOP, false);
         return false;
     }
     so_verdict_logprobs(r, node, token);
     so_speculate_state(r, node);
     r->tokens[r->n_tokens++] = token;
-    r->stats.predicted_n++;
-    e->step.info.emitted++;
+    so_counts_token(r);
     so_buf_clear(&e->step.out);
     if (e->tok && token < so_tokenizer_n_vocab(e->tok)) { /* padding ids have no text */
         so_buf_clear(&e->step.piece);
@@ -329,19 +329,24 @@ static void emit_round(so_request *r) {
         r->t_first_ns = so_clock_ns();
         r->stats.prompt_ms = (double)(r->t_first_ns - r->t_admitted_ns) * 1e-6;
     }
-    so_verdict_count(r);
+    so_counts_begin(r);
     if (r->on_round)
         r->on_round(r->user, &(so_round){r, r->stats.rounds - 1, r->tree, v});
     int node = 0;
-    for (int i = 0; i < v->n_accepted; node = v->path[i++])
+    for (int i = 0; i < v->n_accepted; node = v->path[i++]) {
+        so_counts_depth(r, i + 1);
         if (!take(r, node, r->tree->nodes[v->path[i]].token, SO_ORIGIN_DRAFT))
             return;
+    }
     so_origin last = r->tree->n_nodes == 1 ? SO_ORIGIN_PLAIN
                      : v->bonus            ? SO_ORIGIN_BONUS
                                            : SO_ORIGIN_CORRECTION;
-    if (r->err.code != SO_OK)
+    if (r->err.code != SO_OK) { /* the guesses there were tested against no row */
         so_engine_finish(r, SO_FINISH_ERROR, false);
-    else if (take(r, node, v->token, last))
+        return;
+    }
+    so_counts_depth(r, v->n_accepted + 1);
+    if (take(r, node, v->token, last))
         so_speculate_tell(r);
 }
 
@@ -360,19 +365,16 @@ static void begin_info(so_engine *e) {
 }
 
 /* Before tokens are emitted: a request that ends leaves the list. */
-static void count_step(so_engine *e, double pass_ms, double verify_ms) {
+static void count_step(so_engine *e, double pass_ms, double host_ms) {
     so_step_info *s = &e->step.info;
     s->pass_ms = pass_ms;
-    s->verify_ms = verify_ms;
+    s->host_ms = host_ms;
     for (const so_request *r = e->running; r; r = r->next) {
         s->n_rows += r->n_chunk;
         if (!r->has_tree)
             continue;
         s->n_requests++;
         s->n_rows += r->tree->n_nodes;
-        s->drafted += r->tree->n_nodes - 1;
-        s->tested += r->verdict.n_tested;
-        s->accepted += r->verdict.n_accepted;
     }
 }
 

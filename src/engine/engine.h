@@ -39,13 +39,17 @@ typedef struct so_request so_request;
 
 /* One step that ran a pass, for traces. Counts are over all requests of the step. */
 typedef struct so_step_info {
-    int64_t step; /* from 0 */
-    double t_ms;  /* when it began, since the engine was made */
-    double draft_ms, pass_ms, verify_ms;
-    int n_rows, n_requests; /* requests that got a token */
+    int64_t step;           /* from 0 */
+    double t_ms;            /* when it began, since the engine was made */
+    double draft_ms;        /* drafting */
+    double pass_ms;         /* the target's pass */
+    double host_ms;         /* the host behind it: verdicts and commits */
+    int n_rows, n_requests; /* requests whose next token was decided */
     so_plan plan;           /* what was expected; all zero where nobody speculates */
+    /* Sums of what counts.c counts by request. */
     int drafted, tested, accepted;
-    int emitted; /* tokens that became text: what lies behind an end does not count */
+    int emitted; /* tokens that became text */
+    int ended;   /* requests that ended with an end token, which is no text */
 } so_step_info;
 typedef void so_step_fn(void *user, const so_step_info *info);
 
@@ -179,22 +183,26 @@ enum { SO_STATS_DEPTHS = 64, SO_MAX_DRAFT = 64 };
 
 typedef struct so_request_stats {
     int prompt_n, predicted_n;
+    int end_n;                      /* 1: an end token, which is not in predicted_n, ended it */
     int cached_n;                   /* of the prompt: taken from the prefix cache */
     int preempted_n;                /* how often it had to give way */
     double queue_ms;                /* from submission to admission, the first one */
     double prompt_ms, predicted_ms; /* from admission to the first token, from there to the end */
     int rounds;                     /* passes that decided a token */
-    int draft_n, draft_n_accepted;
-    double draft_ms, verify_ms; /* of those rounds, shared passes counted whole */
-    int tested_n;               /* guesses whose test ran */
-    int drafted_rounds;         /* rounds with guesses … */
-    double round_rate_sum;      /* … and the sum of accepted/depth over them */
+    int draft_n, draft_n_accepted;  /* guesses that went into a pass, that stand in the answer */
+    double draft_ms;       /* drafting for those rounds, calls for several requests counted whole */
+    double verify_ms;      /* the target's passes of those rounds, shared ones counted whole */
+    int tested_n;          /* guesses whose test decided something of the answer */
+    int drafted_rounds;    /* rounds with guesses */
+    int asked_rounds;      /* rounds that asked for guesses … */
+    double round_rate_sum; /* … and the sum over them of accepted/k, k being how many */
     struct {
         int tested, accepted;
     } per_depth[SO_STATS_DEPTHS]; /* from depth 1; deeper ones count in the last */
 } so_request_stats;
 
-/* The engine as a whole: what there is now, and counts since it was made. */
+/* The engine as a whole: what there is now, and counts since it was made. The last four are sums of
+ * the steps'. */
 typedef struct so_engine_stats {
     int running, waiting;
     int pages_total, pages_used, pages_cached; /* used by requests; kept for prefixes alone */
@@ -209,12 +217,12 @@ void so_engine_get_stats(const so_engine *e, so_engine_stats *out);
 /* Walks queue, places and cache; aborts with both values on a breach. Between steps. */
 void so_engine_check(const so_engine *e);
 
-/* What the counts come to; −1 where nothing was counted. */
+/* What the counts come to, as counts.c defines it; −1 where nothing was counted. */
 typedef struct so_rates {
     double tokens_per_pass, mean_accepted; /* with and without the target's own token */
     double alpha;                          /* accepted of the tested */
     double acceptance_rate;                /* accepted of the drafted */
-    double round_rate;                     /* mean of accepted/depth over the rounds with guesses */
+    double round_rate; /* mean of accepted/k over the rounds that asked for k guesses */
 } so_rates;
 so_rates so_stats_rates(const so_request_stats *s);
 void so_stats_add(so_request_stats *to, const so_request_stats *s);

@@ -22,7 +22,7 @@ so_spec_label so_figures_label(const so_request *r);
 json_t *so_figures_timings(const so_request_stats *s);
 /* {"drafter","verify","rounds","tokens_per_pass","mean_accepted","alpha","acceptance_rate",
  * "round_rate","draft_ms","verify_ms","per_depth":[{"tested","accepted"}, …]}, and "lossy": true
- * where the text may differ from the model's own. */
+ * where the text may differ from the model's own. counts.c defines each. */
 json_t *so_figures_spec(const so_spec_label *who, const so_request_stats *s);
 /* One position as the OpenAI API has it but for the id: p[0] is the token, the others its
  * alternatives. `token` shows bytes that are no UTF-8 as U+FFFD; `bytes` has them as they are. */

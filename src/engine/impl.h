@@ -1,6 +1,6 @@
 /* What the files of the engine share: engine.c (the step), request.c (submission), schedule.c (who
- * runs), speculate.c and drafters.c (what to guess), verdict.c (what stands), memory.c (whether it
- * fits). Nobody else includes this. A member belongs to the file that is named above it; others may
+ * runs), speculate.c and drafters.c (what to guess), verdict.c (what stands), counts.c (what is
+ * counted of it), memory.c (whether it fits). Nobody else includes this. A member belongs to the file that is named above it; others may
  * read it. */
 #ifndef SO_ENGINE_IMPL_H
 #define SO_ENGINE_IMPL_H
@@ -89,6 +89,8 @@ struct so_request {
     int first_score; /* logits of those */
     int first_logit; /* of the tree's root */
     so_verdict verdict;
+    int round_accepted;       /* this step: guesses counted as accepted so far */
+    double round_rate_before; /* stats.round_rate_sum before this step's round */
 
     int64_t t_submitted_ns, t_admitted_ns, t_first_ns;
     so_request_stats stats;
@@ -177,13 +179,22 @@ void so_speculate_observe(so_engine *e, double pass_ms);
 /* Warns where the caches, the draft's included (NULL: none), may outgrow the memory there is. */
 void so_memory_warn(const so_engine *e, const so_model *draft);
 
+/* --- counts.c --- */
+
+/* A round of r is about to be emitted: its tree and verdict are known. */
+void so_counts_begin(so_request *r);
+/* The walk of the round has come to `depth`: the tests there, and the guess that stood. */
+void so_counts_depth(so_request *r, int depth);
+/* A token came into the text; an end token ended it. */
+void so_counts_token(so_request *r);
+void so_counts_end_token(so_request *r);
+
 /* --- verdict.c --- */
 
 so_verifier *so_verdict_create(int n_vocab);
 void so_verdict_free(so_verifier *v);
 /* r->verdict from the pass; an error is left in r->err and ends the walk where it happened. */
 void so_verdict_reach(so_request *r);
-void so_verdict_count(so_request *r);
 /* Notes the logprobs of the next token of r, which the pass told after `node`. */
 void so_verdict_logprobs(so_request *r, int node, int32_t token);
 /* Notes the logprobs of the prompt that the pass told; an error is left in r->err. */

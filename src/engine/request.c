@@ -169,38 +169,6 @@ void so_request_free(so_request *r) {
 
 /* --- looking at a request --- */
 
-static double rate(double a, double b) { return b > 0 ? a / b : -1; }
-
-so_rates so_stats_rates(const so_request_stats *s) {
-    return (so_rates){.tokens_per_pass = rate(s->rounds + s->draft_n_accepted, s->rounds),
-                      .mean_accepted = rate(s->draft_n_accepted, s->rounds),
-                      .alpha = rate(s->draft_n_accepted, s->tested_n),
-                      .acceptance_rate = rate(s->draft_n_accepted, s->draft_n),
-                      .round_rate = rate(s->round_rate_sum, s->drafted_rounds)};
-}
-
-void so_stats_add(so_request_stats *to, const so_request_stats *s) {
-    to->prompt_n += s->prompt_n;
-    to->predicted_n += s->predicted_n;
-    to->cached_n += s->cached_n;
-    to->preempted_n += s->preempted_n;
-    to->queue_ms += s->queue_ms;
-    to->prompt_ms += s->prompt_ms;
-    to->predicted_ms += s->predicted_ms;
-    to->rounds += s->rounds;
-    to->draft_n += s->draft_n;
-    to->draft_n_accepted += s->draft_n_accepted;
-    to->draft_ms += s->draft_ms;
-    to->verify_ms += s->verify_ms;
-    to->tested_n += s->tested_n;
-    to->drafted_rounds += s->drafted_rounds;
-    to->round_rate_sum += s->round_rate_sum;
-    for (int i = 0; i < SO_STATS_DEPTHS; i++) {
-        to->per_depth[i].tested += s->per_depth[i].tested;
-        to->per_depth[i].accepted += s->per_depth[i].accepted;
-    }
-}
-
 const char *so_finish_name(so_finish f) {
     static const char *const names[] = {"", "stop", "length", "cancelled", "error"};
     return names[f];

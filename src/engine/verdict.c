@@ -184,26 +184,3 @@ void so_verdict_score(so_request *r) {
                            r->prompt_logprobs + (size_t)r->n_scored * r->n_logprobs);
     }
 }
-
-static int depth_slot(int depth) { return SO_MIN(depth, SO_STATS_DEPTHS) - 1; }
-
-void so_verdict_count(so_request *r) {
-    const so_verdict *v = &r->verdict;
-    const so_tree *t = r->tree;
-    so_request_stats *s = &r->stats;
-    int depth = 0;
-    s->rounds++;
-    if (t->n_nodes == 1)
-        return;
-    for (int i = 1; i < t->n_nodes; i++)
-        depth = SO_MAX(depth, t->nodes[i].depth);
-    for (int i = 0; i < v->n_tested; i++)
-        s->per_depth[depth_slot(t->nodes[t->proposals[v->tested[i]].child].depth)].tested++;
-    for (int i = 0; i < v->n_accepted; i++)
-        s->per_depth[depth_slot(i + 1)].accepted++;
-    s->draft_n += t->n_nodes - 1;
-    s->draft_n_accepted += v->n_accepted;
-    s->tested_n += v->n_tested;
-    s->drafted_rounds++;
-    s->round_rate_sum += (double)v->n_accepted / depth;
-}

@@ -315,6 +315,42 @@ static void test_trace(void **state) {
     expect(f, 1, "--trace /dev/full: not all", RUN "-p hello -n 4 --trace /dev/full >/dev/null");
 }
 
+static double at(const json_t *o, const char *part, const char *key) {
+    return json_number_value(json_object_get(part ? json_object_get(o, part) : o, key));
+}
+
+/* run --json and its trace mean the same by a name, also where guesses stand behind a stop string.
+ * The text is `   T?111111111111111]…`. */
+static void test_metrics_agree(void **state) {
+    fixture *f = *state;
+    static const char *const stops[] = {"T", "1", "1111", "]"};
+    for (size_t i = 0; i < SO_LEN(stops); i++) {
+        char line[512];
+        snprintf(line, sizeof line,
+                 RUN "-p hello -n 30 --temp 0 -md tiny.gguf --spec-length 4 --json --trace s.jsonl "
+                     "--stop '%s'",
+                 stops[i]);
+        json_t *o = json_of(f, line), *t = json_of(f, "sooth trace s.jsonl --json");
+        assert_string_equal(json_string_value(json_object_get(o, "finish_reason")), "stop");
+        double n = at(o, "timings", "predicted_n"), rounds = at(o, "spec", "rounds");
+        assert_true(fabs(at(o, "spec", "tokens_per_pass") - n / rounds) < 1e-6);
+        assert_true(at(o, "timings", "draft_n_accepted") <= n);
+        assert_true(at(o, "spec", "alpha") == 1 && at(o, "spec", "round_rate") <= 1);
+        assert_true(at(t, NULL, "tokens") == n && at(t, NULL, "passes") == rounds);
+        assert_true(at(t, NULL, "tokens_per_pass") == at(o, "spec", "tokens_per_pass"));
+        assert_true(at(t, NULL, "accepted") == at(o, "timings", "draft_n_accepted"));
+        assert_true(at(t, NULL, "drafted") == at(o, "timings", "draft_n"));
+        assert_true(fabs(at(t, NULL, "pass_ms") - at(o, "spec", "verify_ms")) < 0.01);
+        json_decref(o);
+        json_decref(t);
+    }
+    so_buf trace = {0};
+    slurp(f, "s.jsonl", &trace);
+    assert_non_null(strstr(text_of(&trace), "\"host_ms\":"));
+    assert_null(strstr(text_of(&trace), "verify_ms"));
+    so_buf_free(&trace);
+}
+
 /* A file's name is any bytes; JSON and XML are UTF-8, also where a long name is cut. */
 static void test_names_of_any_bytes(void **state) {
     fixture *f = *state;
@@ -946,6 +982,7 @@ int main(void) {
         cmocka_unit_test(test_logs_begin_on_their_own_line),
         cmocka_unit_test(test_drafter_example),
         cmocka_unit_test(test_trace),
+        cmocka_unit_test(test_metrics_agree),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_names_of_any_bytes),
         cmocka_unit_test(test_speculative_e2e),
