@@ -83,6 +83,10 @@ void so_choice_add_token(so_choice *c, const so_event *ev, int64_t now_ns) {
     so_buf_append_str(&c->text, ev->text);
     if (ev->token == SO_TOKEN_NONE)
         return;
+    if (ev->origin == SO_ORIGIN_DRAFT) {
+        c->prediction_accepted += (int)(c->predicted_path & 1);
+        c->predicted_path >>= 1;
+    }
     int cap = c->cap_tokens;
     c->tokens = grow(c->tokens, c->n_tokens, &c->cap_tokens, sizeof *c->tokens);
     if (ev->logprobs) {
@@ -132,16 +136,19 @@ static void mark_nodes(so_out_round *r, const so_round *round) {
 }
 
 /* Guesses of the drafter that stands first, which is `predict` where there is a prediction. A node
- * that two drafters proposed counts for both. */
+ * that two drafters proposed counts for both. What stood of them is counted as tokens come: behind
+ * the end of the answer none does. */
 static void count_prediction(so_choice *c, const so_round *round) {
     const so_tree *t = round->tree;
     const so_verdict *v = round->verdict;
+    c->predicted_path = 0;
     for (int i = 0; i < t->n_proposals; i++) {
         if (t->proposals[i].drafter != 0)
             continue;
         c->prediction_drafted++;
         for (int k = 0; k < v->n_accepted; k++)
-            c->prediction_accepted += v->path[k] == t->proposals[i].child;
+            if (v->path[k] == t->proposals[i].child)
+                c->predicted_path |= UINT64_C(1) << k;
     }
 }
 
@@ -156,6 +163,22 @@ void so_choice_add_round(so_choice *c, const so_round *round) {
     mark_nodes(r, round);
     c->rounds = grow(c->rounds, c->n_rounds, &c->cap_rounds, sizeof *c->rounds);
     c->rounds[c->n_rounds++] = r;
+}
+
+/* Guesses behind the end of the answer were neither tested nor accepted (engine/counts.c). Tests
+ * one deeper than the last guess that stood count where the model's own token came to be told. */
+void so_choice_trim_round(so_choice *c) {
+    if (c->n_rounds == 0 || c->n_rounds <= c->ready_rounds)
+        return;
+    so_out_round *r = c->rounds[c->n_rounds - 1];
+    int n_accepted = c->stats.draft_n_accepted - c->counted.draft_n_accepted;
+    int next = SO_MIN(n_accepted, SO_STATS_DEPTHS - 1);
+    int n_tested =
+        n_accepted + (c->stats.per_depth[next].tested > c->counted.per_depth[next].tested);
+    for (int i = 1; i < r->n_nodes; i++) {
+        r->nodes[i].accepted &= r->nodes[i].depth <= n_accepted;
+        r->nodes[i].tested &= r->nodes[i].depth <= n_tested;
+    }
 }
 
 /* The step that made the new rounds is over, and what it took is known. */

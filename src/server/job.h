@@ -67,11 +67,14 @@ typedef struct so_choice {
     so_request_stats stats; /* once finished */
     so_spec_label who;
     int prediction_drafted, prediction_accepted;
+    uint64_t predicted_path; /* of the last round: which guesses of its path, first one first, were
+                                predicted and are not yet told as tokens */
     int64_t t_first_ns, t_last_ns; /* 0: no token yet */
 
     /* engine thread: what the metrics know of */
     int n_counted;
     int64_t t_counted_ns;
+    so_request_stats counted; /* as they were after the step before */
 
     /* HTTP thread: how much of it was sent */
     int tokens_sent, rounds_sent;
@@ -146,6 +149,8 @@ const so_choice *so_choice_scorer(const so_choice *c);
 void so_choice_add_scores(so_choice *c, const so_request *req);
 void so_choice_add_token(so_choice *c, const so_event *ev, int64_t now_ns);
 void so_choice_add_round(so_choice *c, const so_round *round);
+/* The request has ended, and stats say how much of its last round counts. */
+void so_choice_trim_round(so_choice *c);
 /* Engine thread, not under the lock: shows what there is and wakes the HTTP side if it sleeps.
  * step: the one that made it; done: every choice has finished. */
 void so_job_notify(so_job *job, const so_step_info *step, bool done);

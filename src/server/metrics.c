@@ -107,21 +107,20 @@ void so_metrics_step(so_metrics *m, const so_step_info *s) {
     pthread_mutex_unlock(&m->lock);
 }
 
-void so_metrics_round(so_metrics *m, const so_round *r) {
-    int n = r->tree->n_nodes - 1;
-    if (n == 0)
+void so_metrics_guesses(so_metrics *m, const so_request_stats *now, so_request_stats *known) {
+    if (now->draft_n == known->draft_n)
         return;
     pthread_mutex_lock(&m->lock);
-    m->drafts++;
-    m->drafted += (uint64_t)n;
-    m->tested += (uint64_t)r->verdict->n_tested;
-    m->accepted += (uint64_t)r->verdict->n_accepted;
-    for (int i = 1; i <= n; i++)
-        m->max_depth = SO_MAX(m->max_depth, r->tree->nodes[i].depth);
-    m->max_depth = SO_MIN(m->max_depth, SO_STATS_DEPTHS);
-    for (int i = 0; i < r->verdict->n_accepted; i++)
-        m->accepted_at[SO_MIN(i, SO_STATS_DEPTHS - 1)]++;
+    m->drafts += (uint64_t)(now->drafted_rounds - known->drafted_rounds);
+    m->drafted += (uint64_t)(now->draft_n - known->draft_n);
+    m->tested += (uint64_t)(now->tested_n - known->tested_n);
+    m->accepted += (uint64_t)(now->draft_n_accepted - known->draft_n_accepted);
+    for (int i = 0; i < SO_STATS_DEPTHS && now->per_depth[i].tested > 0; i++) {
+        m->max_depth = SO_MAX(m->max_depth, i + 1);
+        m->accepted_at[i] += (uint64_t)(now->per_depth[i].accepted - known->per_depth[i].accepted);
+    }
     pthread_mutex_unlock(&m->lock);
+    *known = *now;
 }
 
 void so_metrics_first(so_metrics *m, double seconds) {
@@ -188,12 +187,15 @@ static void put_label(so_buf *b, const char *text) {
 static void put_speculation(const so_metrics *m, so_buf *b) {
 #define SPEC "sooth_spec_decode_num_"
     one(b, SPEC "drafts_total", "counter", "Rounds that had guesses.", (double)m->drafts);
-    one(b, SPEC "draft_tokens_total", "counter", "Guesses made.", (double)m->drafted);
+    one(b, SPEC "draft_tokens_total", "counter", "Guesses that went into a pass.",
+        (double)m->drafted);
     one(b, SPEC "tested_tokens_total", "counter",
-        "Guesses whose test ran: those before them had stood.", (double)m->tested);
-    one(b, SPEC "accepted_tokens_total", "counter", "Guesses that stood.", (double)m->accepted);
+        "Guesses whose test decided something of an answer: those before them had stood.",
+        (double)m->tested);
+    one(b, SPEC "accepted_tokens_total", "counter",
+        "Guesses that stood, none behind the end of an answer.", (double)m->accepted);
     head(b, SPEC "accepted_tokens_per_pos_total", "counter",
-         "Guesses that stood, by their place in the draft.");
+         "The same by their place in the draft.");
     for (int i = 0; i < m->max_depth; i++)
         so_buf_printf(b, SPEC "accepted_tokens_per_pos_total{position=\"%d\"} %llu\n", i,
                       (unsigned long long)m->accepted_at[i]);

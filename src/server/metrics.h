@@ -16,7 +16,8 @@ void so_metrics_http(so_metrics *m, const char *path, int status, double seconds
 
 /* Of requests (choices) of the engine. */
 void so_metrics_step(so_metrics *m, const so_step_info *s);
-void so_metrics_round(so_metrics *m, const so_round *r);
+/* What a request's stats have beyond those that were counted before, which they become. */
+void so_metrics_guesses(so_metrics *m, const so_request_stats *now, so_request_stats *known);
 void so_metrics_first(so_metrics *m, double seconds);         /* after arrival */
 void so_metrics_tokens(so_metrics *m, int n, double seconds); /* since the ones before */
 void so_metrics_finish(so_metrics *m, so_finish why, const so_request_stats *s, double seconds);

@@ -54,6 +54,7 @@ static bool on_event(void *user, const so_event *ev) {
         c->err = *so_request_error(ev->req);
         c->stats = *so_request_get_stats(ev->req);
         c->who = so_figures_label(ev->req);
+        so_choice_trim_round(c);
     }
     pthread_mutex_unlock(&j->lock);
     j->dirty = true;
@@ -62,8 +63,6 @@ static bool on_event(void *user, const so_event *ev) {
 
 static void on_round(void *user, const so_round *round) {
     so_choice *c = user;
-    const so_worker *w = c->job->worker;
-    so_metrics_round(w->o.metrics, round);
     pthread_mutex_lock(&c->job->lock);
     so_choice_add_round(c, round);
     pthread_mutex_unlock(&c->job->lock);
@@ -194,6 +193,8 @@ static void sweep_job(so_worker *w, so_job *j) {
     for (int i = 0; i < j->n_choices; i++) {
         so_choice *c = &j->choices[i];
         count_tokens(w, c);
+        if (c->req)
+            so_metrics_guesses(w->o.metrics, so_request_get_stats(c->req), &c->counted);
         if (c->req && c->finish != SO_FINISH_NONE)
             end_choice(w, c);
     }

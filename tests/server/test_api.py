@@ -231,6 +231,38 @@ def rounds():
     assert [[t["id"] for t in r["tokens"]] for r in whole] == [[t["id"] for t in r["tokens"]] for r in seen]
 
 
+def ends_in_mid_round():
+    """Guesses that stand behind a stop string count nowhere: not in the answer, its rounds, its usage or the counters."""
+    plain = S.ok(CHAT, chat(max_tokens=60, temperature=0))
+    answer = plain["choices"][0]["message"]["content"]
+    stop = next(answer[i:i + 2] for i in range(12, 40) if answer[i:i + 2].isascii() and answer[i:i + 2] not in answer[:i + 1])
+    before = S.metrics()
+    o = S.ok(CHAT, chat(max_tokens=60, temperature=0, stop=stop, prediction={"type": "content", "content": answer},
+                        speculative={"length": 16, "drafter": "predict"}, sooth={"rounds": True}))
+    choice, t, spec = o["choices"][0], o["timings"], o["spec"]
+    assert choice["finish_reason"] == "stop" and choice["message"]["content"] == answer[:answer.index(stop)]
+    tree = [n for r in choice["sooth"]["rounds"] for n in r["tree"][1:]]
+    assert sum(t["origin"] == "draft" for r in choice["sooth"]["rounds"] for t in r["tokens"]) == t["draft_n_accepted"] > 0
+    assert sum(n["accepted"] for n in tree) == t["draft_n_accepted"] < t["draft_n"] == len(tree)
+    assert sum(n["tested"] for n in tree) == sum(d["tested"] for d in spec["per_depth"])
+    assert sum(d["accepted"] for d in spec["per_depth"]) == t["draft_n_accepted"]
+    assert abs(spec["tokens_per_pass"] - t["predicted_n"] / spec["rounds"]) < 1e-6
+    assert abs(spec["mean_accepted"] - t["draft_n_accepted"] / spec["rounds"]) < 1e-6
+    d = o["usage"]["completion_tokens_details"]
+    assert d["accepted_prediction_tokens"] == t["draft_n_accepted"] < o["usage"]["completion_tokens"] + 1
+    assert d["accepted_prediction_tokens"] + d["rejected_prediction_tokens"] == t["draft_n"]
+    after = S.metrics()
+
+    def grown(name):
+        return after[name] - before.get(name, 0)
+    accepted = "sooth_spec_decode_num_accepted_tokens_"
+    assert grown(accepted + "total") == t["draft_n_accepted"]
+    assert sum(grown(name) for name in after if name.startswith(accepted + "per_pos")) == t["draft_n_accepted"]
+    assert grown("sooth_spec_decode_num_tested_tokens_total") == sum(d["tested"] for d in spec["per_depth"])
+    assert grown("sooth_spec_decode_num_draft_tokens_total") == t["draft_n"]
+    assert grown("sooth_spec_decode_num_drafts_total") == sum(len(r["tree"]) > 1 for r in choice["sooth"]["rounds"])
+
+
 def prefix_cache():
     """A prompt that was there before: the same answer, and it says how much it found."""
     ask = text(prompt="in the sea he or the world " * 6)
@@ -322,5 +354,5 @@ def unknown_fields():
 
 with rig.Server() as S:
     rig.main([shapes, as_the_command, whole_equals_stream, seeds_and_choices, prompts_as_ids, content_parts, sampling_fields,
-              logprobs, echoed_logprobs, chosen_among_alternatives, speculation_per_request, prediction, rounds, prefix_cache, many_at_once, names, small_endpoints, metrics,
+              logprobs, echoed_logprobs, chosen_among_alternatives, speculation_per_request, prediction, rounds, ends_in_mid_round, prefix_cache, many_at_once, names, small_endpoints, metrics,
               access_log, unknown_fields])
