@@ -117,11 +117,34 @@ SOOTH_API int sooth_detokenize(const sooth_model *m, const int32_t *ids, size_t 
 
 typedef struct sooth_engine sooth_engine;
 
-/* Your own drafter: writes at most `max` ids that may follow `tokens` to `out` and returns how
- * many; negative means it failed, and the step goes on without guesses. Guesses cost or save time
- * and never change the text: the model checks every one of them. Called from sooth_step. */
+/* Your own drafter: writes at most `max` ids that may follow `tokens`, one after the other, to
+ * `out` and returns how many; negative means it failed. Guesses cost or save time and never change
+ * the text: the model checks every one of them. An answer with more guesses or with ids that are
+ * not in the vocabulary is refused with a warning on standard error, and the request goes on
+ * without it. Called from sooth_step. */
 typedef int sooth_drafter(void *user, const int32_t *tokens, int n_tokens, int n_prompt,
                           int32_t *out, int max);
+
+/* The same for a tree of guesses, where several tokens may come next. ids[i] follows the guess
+ * parents[i], an earlier one, or the text itself where that is -1:
+ *
+ *          the text                        i         0   1   2
+ *          /      \                        ids[i]    A   B   C
+ *         A        B                       parents   -1  -1   1
+ *                  C
+ *
+ * Another parent, or guesses that lie further ahead than max_depth, are refused in the same way.
+ * Siblings are tried in order: the likeliest first. */
+typedef struct sooth_draft {
+    size_t size;
+    const int32_t *tokens; /* the prompt, and the text so far */
+    int n_tokens, n_prompt;
+    int max;          /* guesses at most */
+    int max_depth;    /* how many of them may follow each other */
+    int32_t *ids;     /* [max] to fill */
+    int32_t *parents; /* [max] to fill; before the call a chain: i - 1 */
+} sooth_draft;
+typedef int sooth_tree_drafter(void *user, const sooth_draft *draft);
 
 typedef struct sooth_engine_params {
     size_t size;
@@ -139,6 +162,7 @@ typedef struct sooth_engine_params {
                      to each other and are resumed, with the same text */
     const char *kv_type; /* "f16", "f32" or "q8_0", which takes half the room of f16 and rounds
                             more; NULL: as kv_f32 says */
+    sooth_tree_drafter *tree_drafter; /* the drafter "user" in its other form; set at most one */
 } sooth_engine_params;
 
 SOOTH_API void sooth_engine_params_init_sized(sooth_engine_params *p, size_t size);

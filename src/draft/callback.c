@@ -1,24 +1,39 @@
-/* A user's function as a drafter.
+/* A user's function as a drafter, in two forms: one that answers with a chain of ids, and one that
+ * answers with a tree.
  *
- * The function sees the text and fills an array; it never sees the tree. Ids outside the vocabulary
- * or more of them than were asked for are errors, because they are bugs that would otherwise show
- * as a drafter that never helps. Its cost is measured call by call, so that the planner can treat a
- * slow function like a slow model. No state of ours per request. */
+ * The function sees the text and fills arrays; it never sees the engine's tree. Every guess is
+ * checked as a point, so any answer is exact, whatever it was made from.
+ *
+ * An answer is taken whole or refused whole: too many guesses, an id outside the vocabulary, a
+ * parent that is no earlier guess, or a path deeper than asked for are bugs, which would otherwise
+ * show as a drafter that never helps. The refusal concerns the one request and step; it is logged,
+ * the first time as a warning. Every call counts as a level of drafting, also one whose answer is
+ * refused, so that the planner weighs a slow function like a slow model. No state of ours per
+ * request. Engine thread. */
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "draft/drafters.h"
 
-enum { NAME_LEN = 31 };
+enum { NAME_LEN = 31, MAX_GUESSES = SO_TREE_MAX - 1 };
 
 typedef struct callback {
     so_drafter base;
     so_drafter_vt vt; /* its own, for the name */
     char name[NAME_LEN + 1];
-    so_draft_fn *fn;
+    so_draft_fn *chain; /* one of the two is NULL */
+    so_draft_tree_fn *tree;
     void *user;
+    bool warned; /* of a bad answer */
 } callback;
+
+/* What the function wrote. */
+typedef struct answer {
+    int32_t ids[MAX_GUESSES], parents[MAX_GUESSES];
+    int n;
+} answer;
 
 static int callback_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
     (void)d;
@@ -33,43 +48,92 @@ static void callback_close(so_drafter *d, void *state) {
     (void)state;
 }
 
-static int check(const callback *c, const int32_t *ids, int n, int max, int n_vocab, so_err *err) {
-    if (n < 0)
-        return so_err_set(err, SO_EINVAL, "drafter %s failed with %d", c->name, n);
-    if (n > max)
-        return so_err_set(err, SO_ERANGE,
-                          "drafter %s proposed %d tokens; at most %d were asked for", c->name, n,
-                          max);
-    for (int i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= n_vocab)
+static void ask(callback *c, const so_draft_query *q, answer *a) {
+    for (int i = 0; i < q->max; i++) {
+        a->ids[i] = -1; /* what is not written is refused */
+        a->parents[i] = i - 1;
+    }
+    a->n = c->tree ? c->tree(c->user, q, a->ids, a->parents)
+                   : c->chain(c->user, q->tokens, q->n_tokens, q->n_prompt, a->ids, q->max);
+}
+
+static int check_guess(const answer *a, int i, int n_vocab, so_err *err) {
+    if (a->ids[i] < 0 || a->ids[i] >= n_vocab)
+        return so_err_set(err, SO_ERANGE, "guess %d is token %d: must be from 0 to %d", i,
+                          (int)a->ids[i], n_vocab - 1);
+    if (a->parents[i] < -1 || a->parents[i] >= i)
+        return so_err_set(
+            err, SO_ERANGE,
+            "guess %d has the parent %d: must be an earlier guess, or -1 for the text", i,
+            (int)a->parents[i]);
+    return SO_OK;
+}
+
+static int check(const answer *a, const so_draft_query *q, int n_vocab, so_err *err) {
+    int depth[MAX_GUESSES];
+    if (a->n < 0)
+        return so_err_set(err, SO_EINVAL,
+                          "returned %d: must be the number of guesses, 0 where there are none",
+                          a->n);
+    if (a->n > q->max)
+        return so_err_set(err, SO_ERANGE, "returned %d guesses: must be at most %d, as asked for",
+                          a->n, q->max);
+    for (int i = 0; i < a->n; i++) {
+        int rc = check_guess(a, i, n_vocab, err);
+        if (rc != SO_OK)
+            return rc;
+        depth[i] = a->parents[i] < 0 ? 1 : depth[a->parents[i]] + 1;
+        if (depth[i] > q->max_depth)
             return so_err_set(err, SO_ERANGE,
-                              "drafter %s proposed token %d; the vocabulary has %d tokens", c->name,
-                              (int)ids[i], n_vocab);
-    return 0;
+                              "guess %d is %d tokens ahead of the text: must be at most %d, as "
+                              "asked for",
+                              i, depth[i], q->max_depth);
+    }
+    return SO_OK;
+}
+
+static void add(const callback *c, const so_draft_job *job, const answer *a) {
+    int node[MAX_GUESSES];
+    for (int i = 0; i < a->n; i++) {
+        int parent = a->parents[i] < 0 ? 0 : node[a->parents[i]];
+        node[i] = parent < 0
+                      ? -1
+                      : so_draft_add(job, parent, a->ids[i], SO_Q_POINT, -1, c->base.index, 0.5f);
+    }
 }
 
 static int callback_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
     callback *c = (callback *)d;
+    (void)err;
     for (int j = 0; j < n_jobs; j++) {
         so_draft_job *job = &jobs[j];
-        int32_t ids[SO_TREE_MAX];
-        int max = SO_MIN(SO_MIN(job->max_nodes, job->max_depth), SO_TREE_MAX - 1);
-        if (max < 1)
+        so_draft_query q = {.tokens = job->tokens,
+                            .n_tokens = job->n_tokens,
+                            .n_prompt = job->n_prompt,
+                            .max = SO_MIN(job->max_nodes, MAX_GUESSES),
+                            .max_depth = job->max_depth};
+        so_err why = {0};
+        answer a;
+        if (!c->tree)
+            q.max = SO_MIN(q.max, q.max_depth);
+        if (q.max < 1 || q.max_depth < 1)
             continue;
-        int n = c->fn(c->user, job->tokens, job->n_tokens, job->n_prompt, ids, max);
-        job->n_levels = SO_MAX(n, 1);
-        int rc = check(c, ids, n, max, job->tree->n_vocab, err);
-        if (rc != 0)
-            return rc;
-        for (int i = 0, node = 0; i < n && node >= 0; i++)
-            node = so_draft_add(job, node, ids[i], SO_Q_POINT, -1, d->index, 0.5f);
+        ask(c, &q, &a);
+        job->n_levels = 1; /* one call, however many guesses: that is what it costs */
+        if (check(&a, &q, job->tree->n_vocab, &why) == SO_OK) {
+            add(c, job, &a);
+        } else {
+            so_log(c->warned ? SO_LOG_DEBUG : SO_LOG_WARN,
+                   "drafter %s: %s; the step goes on without its guesses", c->name, why.msg);
+            c->warned = true;
+        }
     }
-    return 0;
+    return SO_OK;
 }
 
 static void callback_free(so_drafter *d) { free(d); }
 
-so_drafter *so_callback_create(const char *name, so_draft_fn *fn, void *user) {
+static callback *create(const char *name, void *user) {
     callback *c = SO_NEW(callback);
     size_t len = strlen(name);
     memcpy(c->name, name, SO_MIN(len, (size_t)NAME_LEN));
@@ -82,7 +146,18 @@ so_drafter *so_callback_create(const char *name, so_draft_fn *fn, void *user) {
     };
     c->base.vt = &c->vt;
     c->base.costs = true;
-    c->fn = fn;
     c->user = user;
+    return c;
+}
+
+so_drafter *so_callback_create(const char *name, so_draft_fn *fn, void *user) {
+    callback *c = create(name, user);
+    c->chain = fn;
+    return &c->base;
+}
+
+so_drafter *so_callback_create_tree(const char *name, so_draft_tree_fn *fn, void *user) {
+    callback *c = create(name, user);
+    c->tree = fn;
     return &c->base;
 }

@@ -47,11 +47,22 @@ so_drafter *so_random_create(void);
 /* Right with probability alpha, for measuring: `expected` is the target's plain output. */
 so_drafter *so_oracle_create(double alpha);
 
-/* A user's function: writes at most `max` ids that may follow `tokens` to `out` and returns how
- * many; negative means failure. Every id is checked as a point, so that any function is exact. */
+/* A user's function: writes at most `max` ids that may follow `tokens` to `out`, one behind the
+ * other, and returns how many; negative means failure. Every id is checked as a point, so that any
+ * function is exact. A bad answer is refused whole, with a warning, and the step goes on. */
 typedef int so_draft_fn(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
                         int max);
 so_drafter *so_callback_create(const char *name, so_draft_fn *fn, void *user);
+/* The same with a tree: guess i is ids[i] and follows guess parents[i], which is an earlier one, or
+ * −1 for the text itself. parents are i − 1, a chain, before the call. */
+typedef struct so_draft_query {
+    const int32_t *tokens;
+    int n_tokens, n_prompt;
+    int max;       /* guesses */
+    int max_depth; /* how many of them may follow each other */
+} so_draft_query;
+typedef int so_draft_tree_fn(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents);
+so_drafter *so_callback_create_tree(const char *name, so_draft_tree_fn *fn, void *user);
 
 /* Several drafters as one; owns them. `first`: for each request the first that proposes. Otherwise
  * all of them, merged into one tree. The engine asks the members of the outermost groups one by one

@@ -170,11 +170,12 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
 
 /* The one drafter that no spec can name: the caller's own. */
 static int build_user(const so_engine *e, so_draft_set *out, so_err *err) {
-    if (!e->o.user_drafter)
+    if (!e->o.user_drafter && !e->o.user_tree_drafter)
         return so_err_set(err, SO_EINVAL, "the drafter `user` needs a function of yours");
-    *out = (so_draft_set){.root = so_callback_create("user", e->o.user_drafter, e->o.drafter_user),
-                          .n_leaves = 1};
-    out->leaves[0] = out->root;
+    so_drafter *d = e->o.user_tree_drafter
+                        ? so_callback_create_tree("user", e->o.user_tree_drafter, e->o.drafter_user)
+                        : so_callback_create("user", e->o.user_drafter, e->o.drafter_user);
+    *out = (so_draft_set){.root = d, .leaves = {d}, .n_leaves = 1};
     so_draft_set_list_stages(out);
     return SO_OK;
 }
@@ -206,7 +207,7 @@ static int make_set(so_drafters *d, const so_spec *spec, char *text, so_err *err
         return rc;
     }
     set->text = text;
-    set->width = width_of(&set->drafters);
+    set->width = !spec && e->o.user_tree_drafter ? SO_TREE_MAX : width_of(&set->drafters);
     set->requests = SO_NEW_N(so_request *, e->o.n_parallel);
     set->asks = SO_NEW_N(so_plan_ask, e->o.n_parallel);
     set->jobs = SO_NEW_N(so_draft_job, e->o.n_parallel);

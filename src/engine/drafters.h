@@ -10,7 +10,7 @@ struct so_spec_set {
     char *text; /* in its shortest form */
     so_draft_set drafters;
     so_plan_set *plan;
-    int width;   /* the most drafters that are merged into one tree */
+    int width;   /* chains that a tree may hold: as many as drafters are merged into it */
     int n_users; /* requests */
     bool failed; /* has been seen to fail */
     /* This step: */

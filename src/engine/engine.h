@@ -74,7 +74,8 @@ typedef struct so_engine_opts {
     double draft_claimed; /* the agreement that its file claims (docs/formats.md); 0: none */
     so_keep
         keep_costs; /* t(n) and acceptance are read from the cache folder, and written at the end */
-    so_draft_fn *user_drafter; /* the drafter `user`; may be NULL */
+    so_draft_fn *user_drafter;           /* the drafter `user`; may be NULL */
+    so_draft_tree_fn *user_tree_drafter; /* the same in its other form; at most one is set */
     void *drafter_user;
     so_step_fn *on_step; /* may be NULL */
     void *step_user;

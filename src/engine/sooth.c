@@ -28,6 +28,8 @@ struct sooth_engine {
     so_engine *e;
     so_bundle draft; /* model NULL: none */
     sooth_request *requests;
+    sooth_tree_drafter *tree_drafter;
+    void *drafter_user;
 };
 
 struct sooth_request {
@@ -211,44 +213,76 @@ static int cache_opts(const sooth_engine_params *p, so_engine_opts *o, so_err *e
     return cache_type(p, &o->kv_dtype, err);
 }
 
+static int draft_tree(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents) {
+    const sooth_engine *s = user;
+    sooth_draft d = {.size = sizeof d,
+                     .tokens = q->tokens,
+                     .n_tokens = q->n_tokens,
+                     .n_prompt = q->n_prompt,
+                     .max = q->max,
+                     .max_depth = q->max_depth,
+                     .ids = ids,
+                     .parents = parents};
+    return s->tree_drafter(s->drafter_user, &d);
+}
+
+static int drafter_opts(const sooth_engine_params *p, sooth_engine *s, so_engine_opts *o,
+                        so_err *err) {
+    if (p->drafter && p->tree_drafter)
+        return so_err_set(err, SO_EINVAL, "drafter and tree_drafter are both set: set one");
+    o->user_drafter = p->drafter;
+    o->drafter_user = p->drafter_user;
+    if (p->tree_drafter) {
+        s->tree_drafter = p->tree_drafter;
+        s->drafter_user = p->drafter_user;
+        o->user_tree_drafter = draft_tree;
+        o->drafter_user = s;
+    }
+    return SO_OK;
+}
+
+/* All that params say, but for the draft model. */
+static int engine_opts(const sooth_engine_params *params, sooth_engine *s, sooth_engine_params *p,
+                       so_engine_opts *o, so_err *err) {
+    *p = ENGINE_DEFAULTS;
+    int rc = take_params(p, sizeof *p, params, "sooth_engine_params", err);
+    so_engine_defaults(s->m->b.model, o);
+    if (p->n_ctx != 0)
+        o->n_ctx = p->n_ctx;
+    o->n_parallel = p->n_parallel;
+    o->n_batch = p->n_batch;
+    o->max_draft = p->max_draft;
+    o->keep_costs = SO_KEEP_WORTHY;
+    o->draft_temp = p->draft_temp;
+    if (rc == SO_OK)
+        rc = cache_opts(p, o, err);
+    return rc == SO_OK ? drafter_opts(p, s, o, err) : rc;
+}
+
 int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth_engine **out,
                         sooth_error *err) {
     so_err e = {0};
-    so_engine *inner = NULL;
     so_engine_opts o;
-    sooth_engine_params p = ENGINE_DEFAULTS;
-    int rc = take_params(&p, sizeof p, params, "sooth_engine_params", &e);
-    so_engine_defaults(m->b.model, &o);
-    if (p.n_ctx != 0)
-        o.n_ctx = p.n_ctx;
-    o.n_parallel = p.n_parallel;
-    o.n_batch = p.n_batch;
-    o.max_draft = p.max_draft;
-    o.keep_costs = SO_KEEP_WORTHY;
-    o.draft_temp = p.draft_temp;
-    o.user_drafter = p.drafter;
-    o.drafter_user = p.drafter_user;
-    if (rc == SO_OK)
-        rc = cache_opts(&p, &o, &e);
-    so_bundle draft = {0};
-    lock(m);
-    if (rc == SO_OK)
-        rc = open_draft(m, &p, o.kv_dtype, &draft, &e);
-    o.draft = draft.model;
-    o.draft_tok = draft.tok;
-    o.draft_id = draft.ck ? so_registry_id(draft.ck) : 0;
-    o.draft_claimed = draft.ck ? so_registry_agreement(draft.ck) : 0;
-    if (rc == SO_OK)
-        rc = so_engine_create(m->b.model, m->b.tok, &o, &inner, &e);
-    if (rc != SO_OK)
-        so_bundle_close(&draft);
-    unlock(m);
-    if (rc != SO_OK)
-        return report(rc, &e, err);
+    sooth_engine_params p;
     sooth_engine *s = SO_NEW(sooth_engine);
     s->m = m;
-    s->draft = draft;
-    s->e = inner;
+    int rc = engine_opts(params, s, &p, &o, &e);
+    lock(m);
+    if (rc == SO_OK)
+        rc = open_draft(m, &p, o.kv_dtype, &s->draft, &e);
+    o.draft = s->draft.model;
+    o.draft_tok = s->draft.tok;
+    o.draft_id = s->draft.ck ? so_registry_id(s->draft.ck) : 0;
+    o.draft_claimed = s->draft.ck ? so_registry_agreement(s->draft.ck) : 0;
+    if (rc == SO_OK)
+        rc = so_engine_create(m->b.model, m->b.tok, &o, &s->e, &e);
+    if (rc != SO_OK)
+        so_bundle_close(&s->draft);
+    unlock(m);
+    if (rc != SO_OK) {
+        free(s);
+        return report(rc, &e, err);
+    }
     *out = s;
     return SOOTH_OK;
 }

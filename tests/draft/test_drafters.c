@@ -1,8 +1,11 @@
 /* The small drafters (none, random, oracle, callback) and groups of drafters. */
 #include "rig.h"
 
+#include <limits.h>
 #include <malloc.h>
 #include <math.h>
+#include <stdio.h>
+#include <unistd.h>
 
 static void none_is_silent(void **state) {
     (void)state;
@@ -124,30 +127,169 @@ static void callback_proposes_points(void **state) {
     rig_close(&r);
 }
 
+/* At most 8 guesses, 4 deep. */
+typedef struct tree_script {
+    int n;
+    int32_t ids[8], parents[8];
+    int calls;
+    bool keep_parents; /* leaves them as they were */
+} tree_script;
+
+static int scripted_tree(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents) {
+    tree_script *s = user;
+    int n = SO_MAX(0, SO_MIN(s->n, q->max));
+    assert_int_equal(q->n_tokens, 2);
+    assert_int_equal(q->n_prompt, 2);
+    assert_int_equal(q->max, 8);
+    assert_int_equal(q->max_depth, 4);
+    s->calls++;
+    memcpy(ids, s->ids, (size_t)n * sizeof *ids);
+    if (!s->keep_parents)
+        memcpy(parents, s->parents, (size_t)n * sizeof *parents);
+    return s->n;
+}
+
+static void callback_proposes_a_tree(void **state) {
+    (void)state;
+    rig r;
+    so_err err = {0};
+    tree_script s = {.n = 6, .ids = {5, 6, 7, 8, 9, 5}, .parents = {-1, 0, 1, 0, -1, -1}};
+    static const int16_t parents[] = {-1, 0, 1, 2, 1, 0}, depths[] = {0, 1, 2, 3, 2, 1};
+    rig_open(&r, so_callback_create_tree("mine", scripted_tree, &s), (int32_t[]){1, 2}, 2);
+    so_draft_job job = rig_job(&r, 8, 4);
+    SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
+    so_tree_check(&r.tree);
+    assert_int_equal(r.tree.n_nodes, 6); /* the same token twice in one place is one node */
+    assert_int_equal(r.tree.n_proposals, 6);
+    for (int i = 0; i < 6; i++) {
+        assert_int_equal(r.tree.nodes[i].parent, parents[i]);
+        assert_int_equal(r.tree.nodes[i].depth, depths[i]);
+    }
+    assert_true(so_tree_all_points(&r.tree));
+    s = (tree_script){.n = 3, .ids = {5, 6, 7}, .keep_parents = true};
+    job = rig_job(&r, 8, 4);
+    SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
+    assert_int_equal(r.tree.nodes[3].depth, 3); /* a chain where nothing else is said */
+    assert_int_equal(s.calls, 1);
+    job = rig_job(&r, 8, 0);
+    SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
+    assert_int_equal(s.calls, 1); /* no depth, no call */
+    rig_close(&r);
+}
+
+/* What proposing logs; a second bad answer is not told again. */
+static void expect_warning(rig *r, const char *says) {
+    char line[512] = "";
+    so_err err = {0};
+    FILE *log = tmpfile();
+    int old = dup(2);
+    dup2(fileno(log), 2);
+    for (int i = 0; i < 2; i++) {
+        so_draft_job job = rig_job(r, 8, 4);
+        assert_int_equal(r->d->vt->propose(r->d, &job, 1, &err), 0);
+    }
+    dup2(old, 2);
+    close(old);
+    rewind(log);
+    assert_non_null(fgets(line, sizeof line, log));
+    if (!strstr(line, says) || !strstr(line, "drafter a name") || !strstr(line, "must be"))
+        fail_msg("'%s' does not say '%s'", line, says);
+    assert_null(fgets(line, sizeof line, log));
+    assert_int_equal(r->tree.n_nodes, 1);
+    fclose(log);
+}
+
+static const char *const LONG_NAME = "a name that is much longer than the room";
+
 static void callback_errors_are_told(void **state) {
     (void)state;
     const struct {
         script s;
-        int code;
         const char *says;
     } cases[] = {
-        {{.n = -3}, SO_EINVAL, "failed with -3"},
-        {{.n = 7}, SO_ERANGE, "proposed 7 tokens; at most 4"},
-        {{.n = 2, .ids = {1, RIG_VOCAB}}, SO_ERANGE, "token 1000; the vocabulary has 1000"},
-        {{.n = 2, .ids = {1, -1}}, SO_ERANGE, "token -1"},
+        {{.n = -3}, "returned -3: must be the number of guesses, 0 where there are none"},
+        {{.n = 7}, "returned 7 guesses: must be at most 4"},
+        {{.n = INT_MAX}, "returned 2147483647 guesses"},
+        {{.n = 2, .ids = {1, RIG_VOCAB}}, "guess 1 is token 1000: must be from 0 to 999"},
+        {{.n = 2, .ids = {1, -1}}, "guess 1 is token -1"},
     };
     for (size_t i = 0; i < SO_LEN(cases); i++) {
         rig r;
         script s = cases[i].s;
-        so_err err = {0};
-        rig_open(&r, so_callback_create("a name that is much longer than the room", scripted, &s),
-                 (int32_t[]){1, 2}, 2);
-        so_draft_job job = rig_job(&r, 4, 4);
-        assert_int_equal(r.d->vt->propose(r.d, &job, 1, &err), cases[i].code);
-        assert_non_null(strstr(err.msg, cases[i].says));
-        assert_int_equal(r.tree.n_nodes, 1);
+        rig_open(&r, so_callback_create(LONG_NAME, scripted, &s), (int32_t[]){1, 2}, 2);
+        expect_warning(&r, cases[i].says);
         rig_close(&r);
     }
+}
+
+static void callback_tree_errors_are_told(void **state) {
+    (void)state;
+    const struct {
+        tree_script s;
+        const char *says;
+    } cases[] = {
+        {{.n = -1}, "returned -1"},
+        {{.n = 9}, "returned 9 guesses: must be at most 8"},
+        {{.n = 1, .ids = {5}, .parents = {0}}, "guess 0 has the parent 0"},
+        {{.n = 2, .ids = {5, 6}, .parents = {-1, 1}}, "guess 1 has the parent 1"},
+        {{.n = 3, .ids = {5, 6, 7}, .parents = {-1, 2, 0}}, "guess 1 has the parent 2"},
+        {{.n = 2, .ids = {5, 6}, .parents = {-1, -2}}, "guess 1 has the parent -2"},
+        {{.n = 2, .ids = {5, 6}, .parents = {-1, INT32_MIN}}, "the parent -2147483648"},
+        {{.n = 2, .ids = {5, 6}, .parents = {-1, INT32_MAX}}, "must be an earlier guess, or -1"},
+        {{.n = 5, .ids = {5, 6, 7, 8, 9}, .keep_parents = true},
+         "guess 4 is 5 tokens ahead of the text: must be at most 4"},
+        {{.n = 2, .ids = {5, 1 << 20}, .parents = {-1, 0}}, "guess 1 is token 1048576"},
+    };
+    for (size_t i = 0; i < SO_LEN(cases); i++) {
+        rig r;
+        tree_script s = cases[i].s;
+        rig_open(&r, so_callback_create_tree(LONG_NAME, scripted_tree, &s), (int32_t[]){1, 2}, 2);
+        expect_warning(&r, cases[i].says);
+        rig_close(&r);
+    }
+}
+
+static int late(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
+                int max) {
+    (void)tokens;
+    (void)n_tokens;
+    (void)n_prompt;
+    (void)max;
+    usleep(4000);
+    out[0] = 5;
+    return *(int *)user;
+}
+
+/* Late answers, good, empty and bad ones, are charged: the planner asks what a guess costs. */
+static void callback_time_is_charged(void **state) {
+    (void)state;
+    for (int n = -1; n <= 1; n++) {
+        rig r;
+        so_err err = {0};
+        rig_open(&r, so_callback_create("late", late, &n), (int32_t[]){1, 2}, 2);
+        so_draft_job job = rig_job(&r, 4, 4);
+        SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
+        assert_int_equal(r.tree.n_nodes, n == 1 ? 2 : 1);
+        assert_true(so_drafter_cost_ms(r.d) >= 4);
+        rig_close(&r);
+    }
+}
+
+/* A bad answer for one request costs the others nothing. */
+static void callback_errors_are_of_one_request(void **state) {
+    (void)state;
+    rig r[2];
+    so_err err = {0};
+    script s = {.n = 5, .ids = {5, 6, 7, 8, 9}};
+    so_drafter *d = so_callback_create("mine", scripted, &s);
+    for (int i = 0; i < 2; i++)
+        rig_open(&r[i], d, (int32_t[]){1, 2}, 2);
+    so_draft_job jobs[2] = {rig_job(&r[0], 4, 4), rig_job(&r[1], 5, 5)};
+    SO_OK_OR_FAIL(d->vt->propose(d, jobs, 2, &err), err);
+    assert_int_equal(r[0].tree.n_nodes, 1); /* asked for four, got five */
+    assert_int_equal(r[1].tree.n_nodes, 6);
+    rig_end(&r[0]);
+    rig_close(&r[1]);
 }
 
 /* Groups. */
@@ -307,7 +449,11 @@ int main(void) {
         cmocka_unit_test(random_is_uniform),
         cmocka_unit_test(oracle_is_right_at_its_rate),
         cmocka_unit_test(callback_proposes_points),
+        cmocka_unit_test(callback_proposes_a_tree),
         cmocka_unit_test(callback_errors_are_told),
+        cmocka_unit_test(callback_tree_errors_are_told),
+        cmocka_unit_test(callback_errors_are_of_one_request),
+        cmocka_unit_test(callback_time_is_charged),
         cmocka_unit_test(first_that_proposes),
         cmocka_unit_test(first_works_per_request),
         cmocka_unit_test(merged_into_one_tree),

@@ -115,7 +115,8 @@ static int close_worlds(void **state) {
 /* --- drafters --- */
 
 typedef struct drafter_kind {
-    const char *spec; /* U and B stand for the tables' files; NULL: a function of the user's */
+    const char *spec; /* U and B stand for the tables' files; NULL: a function of the user's, and
+                         TREE: one that answers with a tree */
     float draft_temp; /* of `model`; negative: the request's */
     bool model;       /* costs passes */
     bool draws;       /* in reject */
@@ -123,6 +124,8 @@ typedef struct drafter_kind {
     bool narrow;      /* `model` is the one that can say only some tokens */
     float p_min;
 } drafter_kind;
+
+static const char TREE[] = "user (tree)";
 
 static const drafter_kind DRAFTERS[] = {
     {"none", -1, false, false, false, false, 0},
@@ -139,6 +142,7 @@ static const drafter_kind DRAFTERS[] = {
     {"oracle(0.5)", -1, false, false, false, false, 0},
     {"auto", -1, false, false, false, false, 0},
     {NULL, -1, false, false, false, false, 0},
+    {TREE, -1, false, false, false, false, 0},
     {"lookup(min=3),ngram", -1, false, false, false, false, 0},
     {"lookup(min=3),bigram(B,draw)", -1, false, true, false, false, 0},
     {"ngram+lookup(min=1)", -1, false, false, false, false, 0},
@@ -203,6 +207,17 @@ static int backwards(void *user, const int32_t *tokens, int n, int n_prompt, int
     return max;
 }
 
+/* The same as two chains side by side; they share nodes where they say the same. */
+static int two_ways(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents) {
+    int n = SO_MIN(q->max, 2 * q->max_depth);
+    (void)user;
+    for (int i = 0; i < n; i++) {
+        ids[i] = q->tokens[(q->n_tokens - 1 - i * i % 3) % q->n_tokens];
+        parents[i] = i < 2 ? -1 : i - 2;
+    }
+    return n;
+}
+
 typedef struct subject {
     so_draft_set set;
     so_corpus *corpus;
@@ -214,8 +229,9 @@ static void open_drafter(subject *s, const world *w, const drafter_kind *k) {
     char text[4096] = "";
     so_err err = {0};
     so_spec spec;
-    if (!k->spec) {
-        s->set.root = s->set.leaves[0] = so_callback_create("user", backwards, NULL);
+    if (!k->spec || k->spec == TREE) {
+        s->set.root = s->set.leaves[0] = k->spec ? so_callback_create_tree("user", two_ways, NULL)
+                                                 : so_callback_create("user", backwards, NULL);
         s->set.n_leaves = 1;
         return;
     }

@@ -1,5 +1,5 @@
 /* Every count and rate of engine/counts.c against traces that were computed by hand. The text is
- * fixed by a seed; a user's drafter plays a script, so many right guesses and then a wrong one in
+ * fixed by a seed; a user's drafter plays a script, so many right guesses and then wrong ones in
  * each round, and the tables below say what that must come to. */
 #include "so_test.h"
 
@@ -115,6 +115,7 @@ typedef struct trace {
     struct {
         int right, wrong; /* guesses; right −1: the drafter fails */
     } rounds[MAX_ROUNDS];
+    int siblings; /* wrong ones that are tested before each guess */
     /* By hand: */
     int want_rounds, drafts, asked, drafted, tested, accepted, predicted;
     double tokens_per_pass, round_rate;
@@ -291,6 +292,24 @@ static const trace TRACES[] = {
      .tokens_per_pass = 4.0 / 3,
      .round_rate = (0 + 0.5) / 2,
      .per_depth = {{1, 1}, {1, 0}}},
+    /* At each depth a wrong sibling first: 0 1|2 of depth 4, 4 nodes, 4 tests. Then 3 … 6|7, 8
+       nodes and 8 tests. Then 8 9 END 11: 8 nodes; the tests at the depths 1 to 3. */
+    {"a tree",
+     AT_TOKEN,
+     20,
+     LENGTH,
+     {{2, 0}, {4, 0}, {4, 0}},
+     .siblings = 1,
+     .want_rounds = 3,
+     .drafts = 3,
+     .asked = 3,
+     .drafted = 4 + 8 + 8,
+     .tested = 4 + 8 + 6,
+     .accepted = 2 + 4 + 3,
+     .predicted = 10,
+     .tokens_per_pass = 11.0 / 3,
+     .round_rate = (0.5 + 1 + 0.75) / 3,
+     .per_depth = {{6, 3}, {6, 3}, {4, 2}, {2, 1}}},
 };
 
 typedef struct player {
@@ -301,19 +320,22 @@ typedef struct player {
     so_request_stats at_end; /* as they were when the end was told */
 } player;
 
-static int play(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
-                int max) {
+static int play(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents) {
     player *p = user;
-    int at = n_tokens - n_prompt, n = 0;
+    int at = q->n_tokens - q->n_prompt, n = 0, parent = -1;
     int right = p->t->rounds[p->n_rounds].right, wrong = p->t->rounds[p->n_rounds].wrong;
-    (void)tokens;
     p->n_calls++;
     if (right < 0)
         return -1;
-    for (; n < SO_MIN(right, max); n++)
-        out[n] = p->f->text[at + n];
-    for (; n < SO_MIN(right + wrong, max); n++)
-        out[n] = 3; /* banned */
+    for (int d = 0; d < SO_MIN(right + wrong, q->max_depth); d++) {
+        for (int k = 0; k < p->t->siblings; k++, n++) {
+            ids[n] = 4 + k; /* banned */
+            parents[n] = parent;
+        }
+        ids[n] = d < right ? p->f->text[at + d] : 3;
+        parents[n] = parent;
+        parent = n++;
+    }
     return n;
 }
 
@@ -407,7 +429,7 @@ static so_engine *open_engine(fixture *f, player *p) {
     so_engine *e = NULL;
     so_engine_defaults(f->b.model, &eo);
     eo.max_draft = 16;
-    eo.user_drafter = play;
+    eo.user_tree_drafter = play;
     eo.drafter_user = p;
     eo.on_step = on_step;
     eo.step_user = p;

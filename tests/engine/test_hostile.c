@@ -94,6 +94,89 @@ static void test_drafter_says_nonsense(void **state) {
         }
 }
 
+/* Trees with a fault in them, and one without: the right token between two wrong ones. */
+typedef enum fault {
+    SELF,    /* a guess follows itself */
+    FORWARD, /* … one that comes later */
+    NOWHERE,
+    TOO_DEEP,
+    TOO_MANY,
+    NO_FAULT
+} fault;
+
+typedef struct gardener {
+    const so_case *c;
+    fault fault;
+    int n_called;
+} gardener;
+
+static int32_t right_token(const so_case *c, int at) { return c->want[SO_MIN(at, c->n_want - 1)]; }
+
+static int grow_tree(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents) {
+    gardener *g = user;
+    int at = q->n_tokens - q->n_prompt, n = 0, parent = -1;
+    g->n_called++;
+    for (int d = 0; d < q->max_depth && n + 3 <= q->max; d++) {
+        int32_t right = right_token(g->c, at + d);
+        for (int k = 0; k < 3; k++, n++) {
+            ids[n] = (right + 1 + (k + 1) % 3) % 100; /* right + 2, right + 3, right + 1 */
+            parents[n] = parent;
+        }
+        ids[n - 2] = right;
+        parent = n - 2;
+    }
+    int last = SO_MAX(n - 1, 0);
+    if (g->fault == SELF)
+        parents[last] = last;
+    else if (g->fault == FORWARD)
+        parents[0] = 1;
+    else if (g->fault == NOWHERE)
+        parents[last] = -7;
+    else if (g->fault == TOO_DEEP)
+        for (n = 0; n < SO_MIN(q->max, q->max_depth + 1); n++)
+            parents[n] = n - 1;
+    return g->fault == TOO_MANY ? q->max + 1 : n;
+}
+
+static void count_line(void *user) { ++*(int *)user; }
+
+static void test_trees_of_the_user(void **state) {
+    fixture *f = *state;
+    for (int kind = 0; kind <= NO_FAULT; kind++)
+        for (int length = 0; length <= 5; length += 5) {
+            gardener g = {.fault = (fault)kind};
+            int n_lines = 0;
+            so_engine *e =
+                so_case_engine(&f->target, &(so_case_engine_opts){.n_parallel = 1,
+                                                                  .n_batch = 64,
+                                                                  .draft_temp = -1,
+                                                                  .tree_drafter = grow_tree,
+                                                                  .drafter_user = &g});
+            so_log_set_level(SO_LOG_WARN);
+            so_log_set_before(count_line, &n_lines);
+            for (int c = 0; c < 4; c++) {
+                g.c = &f->cases[c];
+                so_request *r =
+                    so_case_submit(e, g.c, &(so_spec_opts){.drafter = "user", .length = length});
+                so_case_run(e);
+                assert_true(so_case_same(r, g.c));
+                const so_request_stats *s = so_request_get_stats(r);
+                if (kind != NO_FAULT && (kind != TOO_DEEP || length > 0))
+                    assert_int_equal(s->draft_n, 0);
+                else if (length > 0) /* at least one stands in every round but the last */
+                    assert_true(s->draft_n_accepted >= s->rounds - 1 &&
+                                s->tested_n > s->draft_n_accepted);
+                so_request_free(r);
+            }
+            so_log_set_before(NULL, NULL);
+            so_log_set_level(SO_LOG_ERROR);
+            assert_true(g.n_called > 0);
+            if (kind == NO_FAULT || length > 0)
+                assert_int_equal(n_lines, kind != NO_FAULT); /* one warning, whatever follows */
+            so_engine_free(e);
+        }
+}
+
 /* The user expects more than there is room for: max_tokens and the length rule, not the text. */
 static void test_draft_longer_than_the_budget(void **state) {
     fixture *f = *state;
@@ -232,6 +315,7 @@ static void test_drafts_that_do_not_fit(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_drafter_says_nonsense),
+        cmocka_unit_test(test_trees_of_the_user),
         cmocka_unit_test(test_draft_longer_than_the_budget),
         cmocka_unit_test(test_cuts_that_leave_one_token),
         cmocka_unit_test(test_lenience_out_of_range),

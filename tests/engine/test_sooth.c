@@ -521,6 +521,49 @@ static void test_own_drafter(void **state) {
     sooth_engine_free(e);
 }
 
+/* Two tokens for every place, the right one second. */
+static int know_two(void *user, const sooth_draft *d) {
+    const plan *p = user;
+    int at = d->n_tokens - d->n_prompt, n = 0;
+    assert_true(d->size >= sizeof *d && d->max >= d->max_depth && d->max_depth > 0);
+    for (int k = 0; k < d->max_depth && at + k < p->n_text && n + 2 <= d->max; k++, n += 2) {
+        d->ids[n] = (p->text[at + k] + 1) % 200;
+        d->ids[n + 1] = p->text[at + k];
+        d->parents[n] = d->parents[n + 1] = k ? n - 1 : -1;
+    }
+    return n;
+}
+
+static void test_own_tree(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    sooth_params p = seeded(4, 30);
+    sooth_result plain, got;
+    generate(f->engine, &p, &plain);
+    plan known = {.text = plain.tokens, .n_text = (int)plain.n_tokens};
+    sooth_engine_params ep;
+    sooth_engine *e = NULL;
+    sooth_engine_params_init(&ep);
+    ep.tree_drafter = know_two;
+    ep.drafter_user = &known;
+    assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_OK);
+    p.spec = "user";
+    p.spec_length = 4;
+    generate(e, &p, &got);
+    assert_int_equal(got.n_tokens, plain.n_tokens);
+    assert_memory_equal(got.tokens, plain.tokens, plain.n_tokens * sizeof *plain.tokens);
+    assert_int_equal(got.timings.rounds, 6); /* 30 tokens, five at a time */
+    assert_int_equal(got.timings.tested_n, 2 * got.timings.draft_n_accepted);
+    sooth_result_deinit(&got);
+    sooth_engine_free(e);
+    e = NULL;
+    ep.drafter = know_it_all;
+    assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_EINVAL);
+    assert_non_null(strstr(err.message, "drafter and tree_drafter are both set"));
+    assert_null(e);
+    sooth_result_deinit(&plain);
+}
+
 typedef struct told {
     int n_ends, n_early;
     sooth_timings timings;
@@ -693,6 +736,7 @@ int main(void) {
         WITH_FIXTURE(test_old_result_without_logprobs),
         WITH_FIXTURE(test_cache_types),
         WITH_FIXTURE(test_own_drafter),
+        WITH_FIXTURE(test_own_tree),
         WITH_FIXTURE(test_prediction_and_metrics),
         WITH_FIXTURE(test_cache_settings),
         WITH_FIXTURE(test_cache_limits),

@@ -44,6 +44,7 @@ so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o) {
                          .draft = o->draft ? o->draft->m : NULL,
                          .draft_temp = o->draft_temp,
                          .user_drafter = o->drafter,
+                         .user_tree_drafter = o->tree_drafter,
                          .drafter_user = o->drafter_user,
                          .on_step = o->on_step,
                          .step_user = o->step_user};

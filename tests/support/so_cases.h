@@ -30,9 +30,10 @@ void so_case_plain(const so_rig *target, so_case *cases, int n);
 typedef struct so_case_engine_opts {
     const so_rig *draft; /* NULL: none */
     int n_parallel, n_batch;
-    int n_ctx;            /* 0: SO_CASE_CTX */
-    float draft_temp;     /* −1: the request's own */
-    so_draft_fn *drafter; /* `user`; NULL: none */
+    int n_ctx;                      /* 0: SO_CASE_CTX */
+    float draft_temp;               /* −1: the request's own */
+    so_draft_fn *drafter;           /* `user`; NULL: none */
+    so_draft_tree_fn *tree_drafter; /* the same as a tree */
     void *drafter_user;
     so_step_fn *on_step; /* may be NULL */
     void *step_user;
