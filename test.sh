@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what is missing, builds, and runs every test that CI runs: all tests, with a real model where it can be
-# fetched; lint; those that read files and text under the address and undefined-behaviour sanitizers, those with threads
-# under the thread sanitizer.
+# fetched; lint; those that read files and text, and those of the engine and the drafters, under the address and
+# undefined-behaviour sanitizers, those with threads under the thread sanitizer.
 # SOOTH_STRICT=1 fails on a skip. One suite alone: make help.
 set -eu
 cd "$(dirname "$0")"
@@ -24,11 +24,11 @@ say "a real model with every drafter: every token as without speculation (make g
 make -s grid GRID=--quick
 say "lint"
 make -s lint
-say "what reads files and text, under the address and undefined-behaviour sanitizers (make check-san: all)"
-readers=$(echo tests/base/test_*.c tests/format/test_*.c tests/token/test_*.c tests/kv/test_*.c tests/draft/test_table.c \
-    tests/draft/test_spec.c tests/verify/test_verify.c tests/model/test_load.c tests/model/test_hparams.c tests/model/test_pass.c tests/server/test_serve.c)
-make -s -j"$jobs" SAN=address,undefined KERNELS=plain TESTS="$readers" tests
-make -s KERNELS=plain TESTS="$readers" check-san
+say "what reads files and text, the engine and the drafters, under the address and undefined-behaviour sanitizers (make check-san: all)"
+checked=$(echo tests/base/test_*.c tests/format/test_*.c tests/token/test_*.c tests/kv/test_*.c tests/draft/test_*.c tests/engine/test_*.c \
+    tests/verify/test_verify.c tests/model/test_load.c tests/model/test_hparams.c tests/model/test_pass.c tests/server/test_serve.c)
+make -s -j"$jobs" SAN=address,undefined KERNELS=plain TESTS="$checked" tests
+SOOTH_TEST_JOBS=$jobs make -s KERNELS=plain TESTS="$checked" check-san
 say "what has threads, under the thread sanitizer (make check-tsan: all)"
 threaded="tests/base/test_pool.c tests/backend/test_backend.c tests/engine/test_engine.c tests/engine/test_sooth.c tests/server/test_serve.c"
 make -s -j"$jobs" SAN=thread TESTS="$threaded" tests

@@ -1,28 +1,50 @@
 #!/usr/bin/env python3
-"""Runs test programs (TAP on stdout) and prints one line each, then run, failed and skipped counts.
+"""Runs test programs (TAP on stdout) and prints one line each, then run, failed and skipped counts and the slowest.
 
 A test program is a cmocka binary or a script that speaks TAP. SOOTH_STRICT=1 makes a skip a failure.
-SOOTH_RUNNER is put in front of each binary (qemu for another machine's binaries, say).
+SOOTH_RUNNER is put in front of each binary (qemu for another machine's binaries, say). SOOTH_TEST_JOBS=N runs N programs
+at once, where none of them measures time; seconds are then the processor's, which others on the machine hardly change.
 """
+import concurrent.futures
 import os
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+
+SLOWEST = 5
+
+
+def processor_seconds(child):
+    """Waits for the child; its exit status and the time it and its children computed."""
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, used.ru_utime + used.ru_stime
 
 
 def run(program):
-    """(ok, failed, skipped, output) of one program."""
+    """(good, bad, skips, output, wall seconds, processor seconds) of one program."""
     cmd = [program]
     if not program.endswith((".py", ".sh")):
         cmd = os.environ.get("SOOTH_RUNNER", "").split() + cmd
     env = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP")
     limit = int(os.environ.get("SOOTH_TEST_SECONDS", "900"))
-    try:
-        p = subprocess.run(cmd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit)
-        out, status = p.stdout.decode("utf-8", "replace"), p.returncode
-    except subprocess.TimeoutExpired as e:
-        out, status = (e.stdout or b"").decode("utf-8", "replace"), 124
+    start, stopped = time.monotonic(), threading.Event()
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(cmd, env=env, stdout=log, stderr=subprocess.STDOUT)
+
+        def stop():
+            stopped.set()
+            child.kill()
+        alarm = threading.Timer(limit, stop)
+        alarm.start()
+        status, cpu = processor_seconds(child)
+        alarm.cancel()
+        log.seek(0)
+        out = log.read().decode("utf-8", "replace")
+    if stopped.is_set():
         out += f"\nstopped after {limit} s\n"
     # cmocka reports a skip as "not ok N # SKIP name"
     skips = len(re.findall(r"^(?:not )?ok\b.*# SKIP", out, re.M | re.I))
@@ -32,28 +54,38 @@ def run(program):
         bad = 1
     if status == 0 and good + skips == 0:
         bad, out = 1, out + "\nno test reported\n"
-    return good, bad, skips, out
+    return good, bad, skips, out, time.monotonic() - start, cpu
+
+
+def name_of(program):
+    return re.sub(r"^.*?tests/", "", program)
+
+
+def report(program, result, parallel):
+    good, bad, skips, out, wall, cpu = result
+    print(f"{'FAIL' if bad else 'ok':4}  {name_of(program):36} {good:4} passed{f', {bad} failed' if bad else ''}"
+          f"{f', {skips} skipped' if skips else ''}  {cpu if parallel else wall:.1f} s", flush=True)
+    if bad:
+        print(out, flush=True)
+    else:
+        for line in re.findall(r"^skip: .*$", out, re.M):
+            print("      " + line, flush=True)
 
 
 def main():
     strict = os.environ.get("SOOTH_STRICT") == "1"
-    total = failed = skipped = 0
-    for program in sys.argv[1:]:
-        start = time.monotonic()
-        good, bad, skips, out = run(program)
-        total += good + bad
-        failed += bad
-        skipped += skips
-        name = re.sub(r"^.*?tests/", "", program)
-        print(f"{'FAIL' if bad else 'ok':4}  {name:36} {good:4} passed{f', {bad} failed' if bad else ''}"
-              f"{f', {skips} skipped' if skips else ''}  {time.monotonic() - start:.1f} s", flush=True)
-        if bad:
-            print(out, flush=True)
-        else:
-            for line in re.findall(r"^skip: .*$", out, re.M):
-                print("      " + line, flush=True)
-    print(f"tests: {total} run, {failed} failed, {skipped} skipped")
-    sys.exit(1 if failed or (strict and skipped) or total == 0 else 0)
+    jobs = int(os.environ.get("SOOTH_TEST_JOBS", "1"))
+    programs, results = sys.argv[1:], {}
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(run, p): p for p in programs}
+        for done in concurrent.futures.as_completed(running):
+            results[running[done]] = done.result()
+            report(running[done], done.result(), jobs > 1)
+    good, failed, skipped = (sum(r[i] for r in results.values()) for i in range(3))
+    slow = sorted(programs, key=lambda p: -results[p][5])[:SLOWEST]
+    print("slowest, processor time: " + ", ".join(f"{name_of(p)} {results[p][5]:.0f} s" for p in slow))
+    print(f"tests: {good + failed} run, {failed} failed, {skipped} skipped")
+    sys.exit(1 if failed or (strict and skipped) or good + failed == 0 else 0)
 
 
 main()

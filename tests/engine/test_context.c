@@ -24,7 +24,7 @@ typedef struct fixture {
 
 static void open_shape(so_rig *r, int n_ctx, uint64_t seed) {
     so_shape shape = {SO_SHAPE_SMALL, .n_layers = 2, .n_vocab = 67, .n_ctx = n_ctx, .seed = seed};
-    so_shape_open(r, &shape, &(so_rig_opts){.max_rows = 8, .n_pages = 1});
+    so_shape_open(r, &shape, &(so_rig_opts){.level = SO_CPU_AUTO, .max_rows = 8, .n_pages = 1});
 }
 
 static so_engine *open_engine(const fixture *f, const so_rig *draft) {

@@ -142,7 +142,7 @@ static void run_together(so_engine *e, const request_case *cases, int n, int del
 
 static void check_same_tokens(const char *model, bool deferred) {
     so_rig r;
-    so_rig_open(&r, model_path(model), &(so_rig_opts){.deferred = deferred});
+    so_rig_open(&r, model_path(model), &(so_rig_opts){.level = SO_CPU_AUTO, .deferred = deferred});
     static request_case cases[N_CASES];
     for (int c = 0; c < N_CASES; c++) {
         make_case(c, r.n_vocab, &cases[c]);
@@ -184,7 +184,7 @@ typedef struct fixture {
 
 static int open_fixture(void **state) {
     fixture *f = SO_NEW(fixture);
-    so_rig_open(&f->r, model_path("llama"), &(so_rig_opts){0});
+    so_rig_open(&f->r, model_path("llama"), &(so_rig_opts){.level = SO_CPU_AUTO});
     make_case(1, f->r.n_vocab, &f->c);
     plain_loop(&f->r, &f->c);
     *state = f;

@@ -281,7 +281,8 @@ static void test_drafts_that_do_not_fit(void **state) {
     fixture *f = *state;
     static const so_shape SMALL = {SO_SHAPE_SMALL, .n_layers = 1, .n_vocab = 67, .n_ctx = 128};
     so_rig other;
-    so_shape_open(&other, &SMALL, &(so_rig_opts){.max_rows = 8, .n_pages = 4});
+    so_shape_open(&other, &SMALL,
+                  &(so_rig_opts){.level = SO_CPU_AUTO, .max_rows = 8, .n_pages = 4});
     so_engine *e = open_engine(&f->target, &other, NULL, NULL);
     expect_refusal(e, &f->cases[0], (so_spec_opts){.drafter = "model"}, SO_EMISMATCH,
                    "the target has 131 token ids, the draft 67");

@@ -162,8 +162,6 @@ static void test_same_with_speculation(void **state) {
             for (int c = 0; c < SO_CASES; c++) {
                 if (verifiers[v].greedy_only && f->cases[c].sample.temp > 0)
                     continue;
-                if (SO_TEST_SANITIZED && (c + (int)d) % 3 != 0)
-                    continue;
                 so_spec_opts spec = {.drafter = DRAFTERS[d],
                                      .length = lengths[(d + (size_t)c) % SO_LEN(lengths)],
                                      .verify = verifiers[v].mode,
@@ -182,7 +180,7 @@ static void test_same_with_speculation(void **state) {
 /* All at once: drafters, lengths and wishes differ, and greedy neighbours want none. */
 static void test_same_in_company(void **state) {
     fixture *f = *state;
-    for (int turn = 0; turn < (SO_TEST_SANITIZED ? 2 : 4); turn++) {
+    for (int turn = 0; turn < 4; turn++) {
         so_engine *e = open_engine(f, 4);
         so_request *r[SO_CASES];
         for (int c = 0; c < SO_CASES; c++) {

@@ -23,7 +23,7 @@ typedef struct fixture {
 static void open_model(so_rig *r, int32_t sick) {
     so_shape shape = {SO_SHAPE_SMALL, .n_layers = 2,     .n_vocab = N_VOCAB,
                       .n_ctx = 128,   .nan_token = sick, .seed = 1};
-    so_shape_open(r, &shape, &(so_rig_opts){.max_rows = 8, .n_pages = 4});
+    so_shape_open(r, &shape, &(so_rig_opts){.level = SO_CPU_AUTO, .max_rows = 8, .n_pages = 4});
 }
 
 static int open_fixture(void **state) {

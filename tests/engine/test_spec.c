@@ -126,13 +126,9 @@ static void check_together(const fixture *f, const char *name, int first, int st
                          length);
 }
 
-static void test_same_text_alone(void **state) {
-    check_alone(*state, "llama", SO_TEST_SANITIZED ? 0 : -1, 0, 1);
-}
+static void test_same_text_alone(void **state) { check_alone(*state, "llama", -1, 0, 1); }
 
-static void test_same_text_together(void **state) {
-    check_together(*state, "llama", 0, SO_TEST_SANITIZED ? 6 : 2);
-}
+static void test_same_text_together(void **state) { check_together(*state, "llama", 0, 2); }
 
 /* --- oracles --- */
 
@@ -143,8 +139,8 @@ static void test_other_families(void **state) {
     static const char *const names[] = {"gemma3", "qwen3", "gpt2"};
     for (int i = 0; i < (int)SO_LEN(names); i++) {
         fixture *f = open_pair(names[i], "llama");
-        check_alone(f, names[i], i, SO_TEST_SANITIZED ? i : 0, SO_TEST_SANITIZED ? 3 : 1);
-        check_together(f, names[i], i, SO_TEST_SANITIZED ? 9 : 4);
+        check_alone(f, names[i], i, 0, 1);
+        check_together(f, names[i], i, 4);
         for (int c = i; c < SO_CASES; c += 3) {
             so_case_perfect(&f->target, &f->target, &f->cases[c], SO_VERIFY_MATCH, "model", 4);
             so_case_perfect(&f->target, &f->target, &f->cases[c], SO_VERIFY_REJECT, "model", 3);
@@ -159,7 +155,8 @@ static void open_narrow(so_rig *r, const so_shape *s, const unsigned char *bits)
     narrow.said = bits;
     narrow.n_said = (s->n_vocab + 7) / 8;
     so_shape_open(r, &narrow,
-                  &(so_rig_opts){.max_rows = 8, .n_pages = 4, .model = {.draft = true}});
+                  &(so_rig_opts){
+                      .level = SO_CPU_AUTO, .max_rows = 8, .n_pages = 4, .model = {.draft = true}});
 }
 
 /* A draft that is the target but can say only some tokens: the plain text with every drafter, and
@@ -170,13 +167,14 @@ static void test_narrow_draft(void **state) {
     so_shape shape = {SO_SHAPE_SMALL, .n_layers = 2, .n_vocab = 67, .n_ctx = 512, .seed = 21};
     unsigned char some[9] = {0x5A, 0xC3, 0x0F, 0, 0xFF, 0x81, 0x7E, 0x11, 0x04};
     so_rig own;
-    so_shape_open(&f->target, &shape, &(so_rig_opts){.max_rows = 8, .n_pages = 4});
+    so_shape_open(&f->target, &shape,
+                  &(so_rig_opts){.level = SO_CPU_AUTO, .max_rows = 8, .n_pages = 4});
     open_narrow(&f->draft, &shape, some);
     assert_int_equal(f->draft.width, 31);
     for (int c = 0; c < SO_CASES; c++)
         so_case_make(c, shape.n_vocab, &f->cases[c]);
     so_case_plain(&f->target, f->cases, SO_CASES);
-    check_alone(f, "narrow draft", SO_TEST_SANITIZED ? 0 : -1, 8, 1);
+    check_alone(f, "narrow draft", -1, 8, 1);
     for (int d = 8; d < (int)SO_LEN(DRAFTERS); d += 2)
         assert_int_equal(count_different(f, &f->draft, 4, d, 5), 0);
     for (int c = 0; c < SO_CASES; c++) {

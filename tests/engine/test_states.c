@@ -17,13 +17,15 @@ enum { N_VOCAB = 67, CTX = 192, N_PROMPT = 13, N_PREDICT = 90 };
 
 static void open_target(so_rig *r) {
     so_shape shape = {SO_SHAPE_SMALL, .n_layers = 2, .n_vocab = N_VOCAB, .n_ctx = CTX, .seed = 5};
-    so_shape_open(r, &shape, &(so_rig_opts){.max_rows = 8, .n_pages = 1});
+    so_shape_open(r, &shape, &(so_rig_opts){.level = SO_CPU_AUTO, .max_rows = 8, .n_pages = 1});
 }
 
 static void open_draft(so_rig *r, bool echo) {
     so_shape shape = {SO_SHAPE_SMALL, .n_layers = 1, .n_vocab = N_VOCAB, .n_ctx = CTX,
                       .d_state = 32,  .echo = echo,  .seed = 5};
-    so_shape_open(r, &shape, &(so_rig_opts){.model = {.draft = true}, .max_rows = 8, .n_pages = 1});
+    so_shape_open(r, &shape,
+                  &(so_rig_opts){
+                      .level = SO_CPU_AUTO, .model = {.draft = true}, .max_rows = 8, .n_pages = 1});
 }
 
 static so_engine *open_engine(const so_rig *target, const so_rig *draft, int n_parallel) {
@@ -192,7 +194,7 @@ static void another_width_is_refused(void **state) {
     open_target(&target);
     so_shape shape = {SO_SHAPE_SMALL, .n_layers = 1, .n_vocab = N_VOCAB,
                       .n_ctx = CTX,   .d_state = 64, .seed = 5};
-    so_shape_open(&draft, &shape, &(so_rig_opts){.model = {.draft = true}});
+    so_shape_open(&draft, &shape, &(so_rig_opts){.level = SO_CPU_AUTO, .model = {.draft = true}});
     so_engine *e = open_engine(&target, &draft, 1);
     so_request_opts o = opts_of(prompt, 0, "model", 1);
     so_request *r = NULL;

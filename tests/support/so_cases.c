@@ -11,7 +11,8 @@
 void so_case_model(so_rig *r, const char *name) {
     char path[512];
     snprintf(path, sizeof path, "golden/models/%s", name);
-    so_rig_open(r, so_test_data(path), &(so_rig_opts){.max_rows = 8, .n_pages = 4});
+    so_rig_open(r, so_test_data(path),
+                &(so_rig_opts){.level = SO_CPU_AUTO, .max_rows = 8, .n_pages = 4});
 }
 
 void so_case_make(int c, int n_vocab, so_case *out) {
