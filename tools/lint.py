@@ -31,7 +31,7 @@ CALLBACK_FREE = re.compile(r"src/(draft|plan)/[^/]+\.h$")
 CALLBACKS_OK = {
     "so_drafter_vt",   # what a drafter implements
     "so_draft_draws",  # random numbers of tests
-    "so_draft_fn",     # the user's own drafter
+    "so_draft_fn", "so_draft_tree_fn",  # the user's own drafter
     "so_draft_make",   # builds a drafter from a specification
     "visit",           # walks a table inside draft/
 }

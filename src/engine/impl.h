@@ -1,7 +1,7 @@
 /* What the files of the engine share: engine.c (the step), request.c (submission), schedule.c (who
  * runs), speculate.c and drafters.c (what to guess), verdict.c (what stands), counts.c (what is
- * counted of it), memory.c (whether it fits). Nobody else includes this. A member belongs to the file that is named above it; others may
- * read it. */
+ * counted of it), memory.c (whether it fits). Nobody else includes this. A member belongs to the
+ * file that is named above it; others may read it. */
 #ifndef SO_ENGINE_IMPL_H
 #define SO_ENGINE_IMPL_H
 
