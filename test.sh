@@ -25,7 +25,7 @@ make -s grid GRID=--quick
 say "lint"
 make -s lint
 say "what reads files and text, the engine and the drafters, under the address and undefined-behaviour sanitizers (make check-san: all)"
-checked=$(echo tests/base/test_*.c tests/format/test_*.c tests/token/test_*.c tests/kv/test_*.c tests/draft/test_*.c tests/engine/test_*.c \
+checked=$(echo tests/base/test_*.c tests/format/test_*.c tests/token/test_*.c tests/kv/test_*.c tests/draft/test_*.c tests/plan/test_*.c tests/engine/test_*.c \
     tests/verify/test_verify.c tests/model/test_load.c tests/model/test_hparams.c tests/model/test_pass.c tests/server/test_serve.c)
 make -s -j"$jobs" SAN=address,undefined KERNELS=plain TESTS="$checked" tests
 SOOTH_TEST_JOBS=$jobs make -s KERNELS=plain TESTS="$checked" check-san

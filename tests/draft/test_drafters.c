@@ -5,6 +5,7 @@
 #include <malloc.h>
 #include <math.h>
 #include <stdio.h>
+#include <unistd.h>
 
 static void none_is_silent(void **state) {
     (void)state;
