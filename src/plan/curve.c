@@ -72,12 +72,21 @@ static void update(so_curve *c, int k, double innovation, double noise) {
     }
 }
 
-/* What is not known well is thought a little cheaper than likely, or a width that once seemed dear
- * would never be tried again. Against the latest width: the machine's speed is common to all. */
-static double hopeful_log(const so_curve *c, int k) {
+/* Against the latest width: the machine's speed is common to all. */
+static double doubt(const so_curve *c, int k) {
     int last = c->last;
     double var = c->cov[k][k] + c->cov[last][last] - 2 * c->cov[k][last];
-    return c->log_ms[k] - SO_MIN(SO_TUNE_HOPE * sqrt(SO_MAX(var, 0)), SO_TUNE_HOPE_MAX);
+    return sqrt(SO_MAX(var, 0));
+}
+
+double so_curve_doubt(const so_curve *c, int n) {
+    return c->noise > 0 ? doubt(c, nearest_knot(n)) : 0;
+}
+
+/* What is not known well is taken to be a little cheaper than likely, or a width that once seemed
+ * dear would never be tried again. */
+static double hopeful_log(const so_curve *c, int k) {
+    return c->log_ms[k] - SO_MIN(SO_TUNE_HOPE * doubt(c, k), SO_TUNE_HOPE_MAX);
 }
 
 /* Makes knot_ms rise. */

@@ -36,6 +36,8 @@ typedef struct so_curve {
 void so_curve_observe(so_curve *c, int n, double ms);
 /* 0 while nothing was measured. */
 double so_curve_ms(const so_curve *c, int n);
+/* How uncertain t(n) is against the time of the latest pass: deviation of the logarithm. */
+double so_curve_doubt(const so_curve *c, int n);
 
 /* For a cache on disk, which is the caller's. Returns the number of points, at most `cap`. */
 int so_curve_export(const so_curve *c, so_curve_point *points, int cap);

@@ -80,6 +80,8 @@ struct so_planner {
     double plain_ms;
     double drafted_ms, expected_draft_ms; /* by the clock; by what is known */
     bool probing;
+    bool plain;      /* decoded plainly, to see what that takes */
+    int since_plain; /* steps */
     so_plan plan;
 };
 

@@ -41,7 +41,11 @@ void so_plan_begin(so_planner *p, const so_plan_room *room) {
     p->drafted_ms = p->expected_draft_ms = 0;
     p->probing = false;
     p->plain_ms = so_costs_pass(&p->costs, room->n_requests + room->other_rows);
-    p->price = ms > 0 ? room->n_requests * running_gain(p, room->n_requests) / ms : 0;
+    double gain = running_gain(p, room->n_requests);
+    p->price = ms > 0 ? room->n_requests * gain / ms : 0;
+    p->plain = room->other_rows == 0 && gain < SO_TUNE_PLAIN_GAIN &&
+               p->since_plain >= SO_TUNE_PLAIN_EVERY &&
+               so_curve_doubt(&p->costs.pass, room->n_requests) > SO_TUNE_PLAIN_DOUBT;
 }
 
 void so_plan_enter(so_planner *p, so_plan_request *r, so_tree *tree) {
@@ -258,13 +262,13 @@ void so_plan_ask_stage(so_planner *p, int stage, so_plan_ask *asks, int n) {
         c[i] = candidate_of(p, c[i].ask, leaf, merged, row_ms, level_ms);
     }
     int depth = 0, asked = 0;
-    if (p->plain_ms > 0) /* else nothing is known of the costs: a plain pass first */
+    if (p->plain_ms > 0 && !p->plain) /* else nothing is known of the costs: a plain pass first */
         asked = best_crowd(p, c, m, level_ms, &depth);
     for (int i = 0; i < asked; i++)
         grant(&c[i], depth, leaf);
     for (int i = asked; i < m; i++)
         c[i].ask->max_depth = 0;
-    if (asked == 0 && p->plain_ms > 0)
+    if (asked == 0 && p->plain_ms > 0 && !p->plain)
         probe(p, c, m, leaf, level_ms);
 }
 
@@ -474,7 +478,7 @@ const so_plan *so_plan_choose(so_planner *p) {
             so_shadow_watch(&p->entries[i].r->shadow, p->entries[i].tree);
         gather(p, i, &sum);
     }
-    int chosen = so_selection_choose(&p->selection, &p->costs, &l, &sum);
+    int chosen = p->plain ? 0 : so_selection_choose(&p->selection, &p->costs, &l, &sum);
     for (int k = 0; k < chosen; k++) {
         const so_guess *g = so_selection_get(&p->selection, k);
         p->entries[g->owner].keep[g->node] = true;
@@ -537,6 +541,8 @@ void so_plan_end(so_planner *p, double pass_ms, int n_tokens) {
             learn_rate(&p->rates_now[k], tokens, plan->ms / plan->plain_ms, SO_TUNE_RATE_NOW_PART);
         }
     }
+    bool was_plain = plan->n_rows == p->room.n_requests + p->room.other_rows;
+    p->since_plain = was_plain ? 0 : p->since_plain + 1;
     so_costs_observe_pass(&p->costs, plan->n_rows, pass_ms);
     p->n_passes++;
 }
