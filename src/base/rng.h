@@ -2,7 +2,9 @@
  *
  * A draw is a pure function of its key, so that a sampled token never depends on call order, batch
  * slot or thread. Two requests with the same seed draw the same noise at the same position, with or
- * without speculation: that is what makes the seed-exact level possible. */
+ * without speculation: that is what makes the seed-exact level possible. Where guesses are tested
+ * by rejection that would be wrong, and the seed of a key is made from the request's seed and a
+ * nonce (engine/nonce.c). */
 #ifndef SO_BASE_RNG_H
 #define SO_BASE_RNG_H
 
@@ -15,6 +17,7 @@ typedef enum so_rng_purpose {
     SO_RNG_RESIDUAL = 2,
     SO_RNG_DRAFT = 3,
     SO_RNG_TEST = 4,
+    SO_RNG_NONCE = 5, /* a seed made from a seed and a nonce (engine/nonce.c) */
 } so_rng_purpose;
 
 typedef struct so_rng_key {

@@ -124,8 +124,10 @@ struct so_drafter {
     bool reads_states; /* wants the target's states (read_state) */
     bool is_model;     /* a draft model: told apart by its file's id in what is kept */
     bool lasting;      /* what it was worth is worth knowing in the next run, under its name */
+    bool by_request;   /* guesses depend on the request and on what `id` names, on nothing else: no
+                          other request, no clock, no function of the caller's */
+    uint64_t id;       /* of the file that it was made from; 0: none, or not known */
     /* Of a model: */
-    uint64_t id;    /* tells its file from others; 0: what it shows is not kept */
     double size;    /* of the target's weights that its own are */
     double claimed; /* the agreement with its target that its file claims; 0: none */
 };

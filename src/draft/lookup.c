@@ -104,6 +104,7 @@ so_drafter *so_lookup_create(const so_lookup_params *p) {
     lookup *l = SO_NEW(lookup);
     l->base.vt = &LOOKUP_VT;
     l->base.lasting = true;
+    l->base.by_request = true;
     l->min_len = p && p->min_len > 0 ? p->min_len : DEFAULT_MIN;
     l->max_tokens = SO_MAX(2, p && p->max_tokens > 0 ? p->max_tokens : DEFAULT_TOKENS);
     return &l->base;

@@ -650,12 +650,14 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->base.draws = md->base.costs = md->base.is_model = true;
     md->base.size = o->size;
     md->base.id = o->id;
+    md->base.lasting = o->id != 0 && o->temp < 0; /* at its own temperature it shows something else */
     md->base.claimed = o->claimed;
     md->m = m;
     md->o = *o;
     md->n_vocab = so_model_hparams(m)->n_vocab;
     md->d_state = so_model_d_state(m);
     md->base.reads_states = md->d_state > 0 || (inner && inner->reads_states);
+    md->base.by_request = md->d_state == 0; /* pages of other texts were read with other states */
     md->n_ctx = SO_MIN(o->n_ctx, so_model_hparams(m)->n_ctx_train);
     md->max_rows = o->n_batch + n_logits;
     int rc = check_states(md, err);

@@ -152,6 +152,7 @@ so_drafter *so_ngram_create(const so_ngram_params *p) {
     g->base.vt = &NGRAM_VT;
     g->base.lasting = true;
     g->base.draws = p && p->draw;
+    g->base.by_request = true;
     g->params = p ? *p : (so_ngram_params){0};
     if (g->params.max_order == 0)
         g->params.max_order = SO_COUNTS_MAX_ORDER;

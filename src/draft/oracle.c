@@ -112,6 +112,7 @@ so_drafter *so_oracle_create(double alpha) {
     SO_ASSERT(alpha >= 0 && alpha <= 1);
     oracle *o = SO_NEW(oracle);
     o->base.vt = &ORACLE_VT;
+    o->base.by_request = true;
     o->alpha = alpha;
     return &o->base;
 }

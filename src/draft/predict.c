@@ -199,5 +199,6 @@ static const so_drafter_vt PREDICT_VT = {
 so_drafter *so_predict_create(void) {
     so_drafter *d = SO_NEW(so_drafter);
     d->vt = &PREDICT_VT;
+    d->by_request = true;
     return d;
 }

@@ -58,5 +58,6 @@ so_drafter *so_random_create(void) {
     so_drafter *d = SO_NEW(so_drafter);
     d->vt = &RANDOM_VT;
     d->draws = true;
+    d->by_request = true;
     return d;
 }

@@ -287,6 +287,9 @@ so_drafter *so_table_drafter_create(so_table *t, bool draw) {
     d->base.vt = t->order == 1 ? &UNIGRAM_VT : &BIGRAM_VT;
     d->table = t;
     d->base.draws = draw;
+    d->base.by_request = true;
+    d->base.id = so_hash_bytes(t->entries, t->starts[t->n_contexts] * sizeof *t->entries) ^
+                 so_hash_bytes(t->starts, ((size_t)t->n_contexts + 1) * sizeof *t->starts);
     d->totals = SO_NEW_N(uint64_t, t->n_contexts);
     for (int c = 0; c < t->n_contexts; c++)
         for (uint32_t i = t->starts[c]; i < t->starts[c + 1]; i++)

@@ -102,9 +102,7 @@ static int check_draft(const so_engine *e, const so_model *draft, const so_token
     return SO_OK;
 }
 
-/* A draft at a temperature of its own says nothing of how it does otherwise: no id, no record. */
 static so_model_drafter_opts model_opts(const so_engine *e, const so_model *m, const so_bundle *b) {
-    uint64_t id = b ? so_registry_id(b->ck) : e->o.draft_id;
     return (so_model_drafter_opts){
         .n_vocab = so_model_hparams(e->m)->n_vocab,
         .d_model = so_model_hparams(e->m)->d_model,
@@ -118,7 +116,7 @@ static so_model_drafter_opts model_opts(const so_engine *e, const so_model *m, c
         .prefix_cache = e->o.prefix_cache,
         .size = (double)so_model_weight_bytes(m) /
                 (double)SO_MAX(so_model_weight_bytes(e->m), (size_t)1),
-        .id = e->o.draft_temp < 0 ? id : 0,
+        .id = b ? so_registry_id(b->ck) : e->o.draft_id,
         .claimed = b ? so_registry_agreement(b->ck) : e->o.draft_claimed,
         .temp = e->o.draft_temp,
         .p_min = e->o.draft_p_min,

@@ -20,9 +20,10 @@
  *
  * The tokens of a request depend on its prompt, parameters and seed alone: not on neighbours, not
  * on chunk sizes, not on the order of submission, not on being preempted or on what the cache had.
- * With `reject` and `lenient` above temperature 0 that is true of their distribution only: which
- * numbers are drawn depends on how many tokens were guessed, also with a fixed length where pages
- * are short. One thread owns an engine. */
+ * With `reject` and `lenient` above temperature 0 that is always true of their distribution, also
+ * over seeds that were used before. Of the tokens it is true where guesses depend on the request
+ * alone: a fixed length, drafters that learn from nobody else, pages for everyone. Elsewhere each
+ * run draws a nonce of its own and reports it (nonce.c). One thread owns an engine. */
 #ifndef SO_ENGINE_ENGINE_H
 #define SO_ENGINE_ENGINE_H
 
@@ -154,8 +155,10 @@ typedef struct so_request_opts {
     int n_prompt;
     bool continues;          /* the answer goes on in the prompt's text: keep a leading space */
     so_sample_params sample; /* copied, bias included */
-    int max_tokens;          /* −1: until the model ends or the context is full */
-    int priority;            /* higher ones run first and are preempted last; 0 is the usual */
+    bool has_nonce;          /* replay a run by its seed and nonce; else the engine chooses one */
+    uint64_t nonce;
+    int max_tokens; /* −1: until the model ends or the context is full */
+    int priority;   /* higher ones run first and are preempted last; 0 is the usual */
     bool ignore_end;
     const so_str *stops; /* copied */
     int n_stops;
@@ -234,6 +237,9 @@ const so_err *so_request_error(const so_request *r);
 int so_request_check(const so_request *r, so_err *err);
 const so_request_stats *so_request_get_stats(const so_request *r);
 uint64_t so_request_seed(const so_request *r);
+/* The nonce that its draws are keyed by beside the seed (nonce.c), at most 53 bits. False where the
+ * seed alone decides: `match`, temperature 0, no drafter. */
+bool so_request_nonce(const so_request *r, uint64_t *out);
 /* The accepted tokens without the prompt and without an end token. */
 const int32_t *so_request_output(const so_request *r, int *n);
 /* For each of them so_sample_logprobs' list, *n_each long: the token, then the likeliest. NULL

@@ -60,7 +60,9 @@ struct so_request {
     so_err err;
     bool cancelled;
 
-    so_sample_params sample;
+    so_sample_params sample; /* its seed is what all draws are keyed by (nonce.c) */
+    uint64_t seed, nonce;    /* as given or drawn; the nonce where has_nonce */
+    bool has_nonce;
     bool greedy; /* the backend's argmax is the sampled token */
     int max_tokens;
     bool ignore_end;
@@ -173,6 +175,13 @@ void so_speculate_tell(so_request *r);
 void so_speculate_verdict(so_request *r, so_verify_mode mode, double ms);
 /* The pass is over and verdicts are known. */
 void so_speculate_observe(so_engine *e, double pass_ms);
+
+/* --- nonce.c --- */
+
+/* The seed that draws are keyed by; nonce 0: the seed itself. */
+uint64_t so_nonce_key(uint64_t seed, uint64_t nonce);
+/* r is open: decides whether it needs a nonce and which, and sets the seed of its draws. */
+void so_nonce_choose(so_request *r, const so_request_opts *o);
 
 /* --- memory.c --- */
 

@@ -141,6 +141,8 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     rc = so_speculate_open(r, &o->spec, err);
     if (rc == SO_OK)
         rc = check_draft_length(r, err);
+    if (rc == SO_OK)
+        so_nonce_choose(r, o);
     if (rc != SO_OK) {
         r->phase = SO_PHASE_DONE;
         so_request_free(r);
@@ -182,7 +184,7 @@ int so_request_check(const so_request *r, so_err *err) {
 }
 
 const so_request_stats *so_request_get_stats(const so_request *r) { return &r->stats; }
-uint64_t so_request_seed(const so_request *r) { return r->sample.seed; }
+uint64_t so_request_seed(const so_request *r) { return r->seed; }
 void *so_request_user(const so_request *r) { return r->user; }
 
 const char *so_verify_mode_name(so_verify_mode m) {

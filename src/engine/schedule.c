@@ -295,11 +295,14 @@ void so_schedule_gather(so_engine *e) {
     e->n_spare = so_kv_available_pages(e->kv) - pages_needed(e);
 }
 
+/* Nobody takes more pages than a context has, so with that many for each request no guess is ever
+ * shed: nonce.c relies on it. */
 int so_schedule_room(so_request *r, int want) {
     int rows = n_rows(r);
     int64_t need = so_seq_need(r->seq, rows);
     int64_t room = so_seq_room(r->seq, need + r->e->n_spare) - rows;
-    want = (int)SO_MAX(0, SO_MIN(want, room));
+    int64_t own = (int64_t)so_kv_pages_for(r->e->o.n_ctx) * SO_KV_PAGE - so_seq_len(r->seq) - rows;
+    want = (int)SO_MAX(0, SO_MIN(want, SO_MIN(room, own)));
     if (want > 0)
         r->e->n_spare -= so_seq_need(r->seq, rows + want) - need;
     return want;

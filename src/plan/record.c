@@ -32,7 +32,7 @@ bool so_record_model_name(uint64_t id, so_plan_mode mode, char out[SO_RECORD_NAM
 
 bool so_record_name(const so_drafter *d, so_plan_mode mode, char out[SO_RECORD_NAME]) {
     if (d->is_model)
-        return so_record_model_name(d->id, mode, out);
+        return so_record_model_name(d->id, mode, out) && d->lasting;
     snprintf(out, SO_RECORD_NAME, "%s", d->vt->name);
     mark(mode, out);
     return d->lasting;

@@ -3,7 +3,9 @@
  * A position is decided once, in one round: tests after the first failure never run, and the next
  * round begins behind the token that was drawn. So a key is used once, though rounds are not part
  * of it, and no number that decides a test is one that a drafter saw (those have a purpose of their
- * own). A uniform has 32 bits: a probability is met to 2^-32. Pure; any thread. */
+ * own). That holds within one request; another request with the same seed needs numbers of its own,
+ * so the seed here is one that the engine made from the request's and a nonce (engine/nonce.c). A
+ * uniform has 32 bits: a probability is met to 2^-32. Pure; any thread. */
 #include "base/mem.h"
 #include "verify/sums.h"
 #include "verify/verify.h"

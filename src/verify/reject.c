@@ -40,11 +40,20 @@
  *    used, so also the target's plain one (so_chance.choose), which need not write p down.
  * 7. Round after round. Every position is distributed as p given the text before it; what was not
  *    accepted is forgotten unread, and the next round starts from the text alone.
+ * 8. Seeds that are used again. All of this is over the numbers used below and in drawing the
+ *    proposals: given what decided which proposals are made and whether they are tested, those
+ *    numbers must still be uniform. A proposer who has seen a text, or verdicts, that came from
+ *    the same numbers has seen the numbers: he proposes the token that they accept. So no two
+ *    requests may share them unless their proposals are the same function of them. Keying the tests
+ *    afresh is not enough (proposals drawn again from known numbers are no draws from q), nor is a
+ *    key made from the proposals (who is refused under one key proposes under another). The engine
+ *    keys all of them by (seed, nonce): engine/nonce.c has the argument,
+ *    tests/engine/test_seed_reuse.c the measurement.
  *
  * Hence the rule of sight for drafters: whether, where and in which order a proposal is tested may
  * depend on the context, on whole rows and on accepted tokens, never on the value of the drawn
- * token nor on a number used below. The lossless suite breaks the rule in every way we know of and
- * must notice each.
+ * token nor on a number used below, in this request or in one before it. The lossless suite breaks
+ * the rule in every way we know of and must notice each.
  *
  * Lenient, L < 1: accept with min(1, r(x)/(L·q(x))), the residual as above. Claim: s ≤ p/L for the
  * emitted s. Let b = Σ min(q, r/L) be the acceptance, a = Σ min(q, r) ≤ b, r' = max(0, r − q)/(1−a)
