@@ -14,7 +14,10 @@
  *
  * Some nonces come from the system, so runs differ: a correct engine fails one comparison in 10^7
  * (FALSE_ALARM), the whole test one run in about 300,000. SOOTH_TEST_FULL=1 takes 100,000 seeds
- * everywhere (half an hour), SOOTH_TEST_SEEDS=N takes N. */
+ * everywhere (half an hour), SOOTH_TEST_SEEDS=N takes N.
+ *
+ * --draft-min is tested here too: only a distribution shows that drawn drafts, however short, may
+ * not be dropped. */
 #include "so_test.h"
 
 #include <dirent.h>
@@ -123,7 +126,7 @@ typedef struct pair {
     int32_t first[N_OUT], second[N_OUT];
 } pair;
 
-static so_engine *open_engine(const fixture *f, int n_parallel, so_keep keep) {
+static so_engine *open_unsure(const fixture *f, int n_parallel, so_keep keep, float p_min) {
     so_engine_opts o = {.n_ctx = N_CTX,
                         .n_parallel = n_parallel,
                         .n_batch = 16,
@@ -132,11 +135,16 @@ static so_engine *open_engine(const fixture *f, int n_parallel, so_keep keep) {
                         .max_draft = 4,
                         .draft = f->draft.m,
                         .draft_temp = -1,
+                        .draft_p_min = p_min,
                         .keep_costs = keep};
     so_err err = {0};
     so_engine *e = NULL;
     SO_OK_OR_FAIL(so_engine_create(f->target.m, NULL, &o, &e, &err), err);
     return e;
+}
+
+static so_engine *open_engine(const fixture *f, int n_parallel, so_keep keep) {
+    return open_unsure(f, n_parallel, keep, 0);
 }
 
 static so_request *submit(const pair *p, so_engine *e, const so_spec_opts *spec) {
@@ -395,12 +403,39 @@ static void test_seed_alone_is_caught(void **state) {
     }
 }
 
+/* A draft ends at a row that is flat (--draft-p-min), so whether it is shorter than --draft-min
+ * depends on the tokens drawn before: dropping it then would select among them. */
+static void test_drawn_drafts_stay(void **state) {
+    const fixture *f = *state;
+    static int count[N_TEXTS];
+    so_spec_opts spec = spec_of("model", 3);
+    pair p = {.f = f, .e = open_unsure(f, 1, SO_KEEP_NOTHING, 0.5f)};
+    int n = n_seeds(20000), n_short = 0;
+    memset(count, 0, sizeof count);
+    spec.draft_min = 2;
+    for (int i = 0; i < n; i++) {
+        p.seed = 1 + (uint64_t)i;
+        so_request *r = submit(&p, p.e, &spec);
+        step(p.e); /* the first round */
+        n_short += so_request_get_stats(r)->draft_n == 1;
+        take(p.e, r, p.first);
+        count[number_of(p.first)]++;
+    }
+    so_engine_free(p.e);
+    fit a = compare(count, f->p, N_TEXTS, n);
+    print_message("draft-min 2: %d of %d first drafts are shorter; %.1f on %d, p %.3g\n", n_short,
+                  n, a.x, a.df, a.tail);
+    assert_true(n_short > n / 10 && n_short < n);
+    assert_true(a.tail > FALSE_ALARM);
+}
+
 int main(int argc, char **argv) {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_second_text),
         cmocka_unit_test(test_seed_alone_is_caught),
+        cmocka_unit_test(test_drawn_drafts_stay),
     };
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);
 }
