@@ -25,6 +25,9 @@
  *
  * A drafter for the drafter proposes once per round; its chain goes into the first pass and is kept
  * as far as it says what the draft itself draws. So it changes the number of passes, never a token.
+ * In `reject` it drafts greedily: by the target's noise it would look at numbers that later decide
+ * tokens, and how much there is to feed can end a draft where pages are short. The argmax is also
+ * right more often about a token that is drawn.
  *
  * Where the draft ends depends on budgets, contexts, the job's terms and whole rows, never on a
  * drawn value (rule of sight): of a drawn token only the peak of its row counts. Refuses to go past
@@ -65,6 +68,7 @@ typedef struct chain {
     int n_text;                 /* tokens of s->text, drafted ones included */
     int32_t guess[SO_TREE_MAX]; /* of the inner drafter, for the first draw */
     int n_guess;
+    so_sample_params inner_sample;
     int n_rows, first_logit; /* in this pass; first_logit −1: still catching up */
     double path;             /* chance of the whole chain so far, by the job's terms */
     float sure;              /* of the latest guess */
@@ -218,6 +222,14 @@ static void take_guesses(const model_drafter *md, const so_tree *t, chain *c) {
     }
 }
 
+static const so_sample_params *greedily(const so_sample_params *p, so_sample_params *out) {
+    if (!p)
+        return NULL;
+    *out = *p;
+    out->temp = 0;
+    return out;
+}
+
 static int ask_inner(model_drafter *md, int n, so_err *err) {
     for (int i = 0; i < n; i++) {
         const so_draft_job *job = md->chains[i].job;
@@ -227,6 +239,10 @@ static int ask_inner(model_drafter *md, int n, so_err *err) {
         md->inner_jobs[i].terms = NULL; /* its guesses are free of the target: no row, no test */
         md->inner_jobs[i].state = md->chains[i].s->inner;
         md->inner_jobs[i].tree = t;
+        if (job->tree->max_rows > 0) { /* `reject`: the argmax, which looks at no number */
+            md->inner_jobs[i].temp = 0;
+            md->inner_jobs[i].sample = greedily(job->sample, &md->chains[i].inner_sample);
+        }
         md->inner_jobs[i].max_depth = md->inner_jobs[i].max_nodes = md->chains[i].limit - 1;
     }
     int rc = md->inner->vt->propose(md->inner, md->inner_jobs, n, err);

@@ -407,6 +407,71 @@ static void rows_may_end_drafts(void **state) {
     assert_true(n_refused > 0 && n_followed > 0);
 }
 
+/* A drafter for the drafter that notes how it is asked. */
+static float inner_temp, inner_sample_temp;
+static int inner_n_bias;
+static int inner_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
+    (void)d;
+    (void)text;
+    (void)err;
+    *state = NULL;
+    return 0;
+}
+static void inner_close(so_drafter *d, void *state) {
+    (void)d;
+    (void)state;
+}
+static void inner_free(so_drafter *d) { (void)d; }
+static int inner_propose(so_drafter *d, so_draft_job *jobs, int n, so_err *err) {
+    (void)d;
+    (void)n;
+    (void)err;
+    inner_temp = jobs->temp;
+    inner_sample_temp = jobs->sample->temp;
+    inner_n_bias = jobs->sample->n_bias;
+    return 0;
+}
+
+/* In `reject` it drafts greedily, with bias and penalties: the target's noise decides tokens that
+ * are still to be drawn. In `match` it goes by that noise. */
+static void inner_drafter_sees_no_noise(void **state) {
+    (void)state;
+    static const so_drafter_vt vt = {.name = "inner",
+                                     .free = inner_free,
+                                     .open = inner_open,
+                                     .close = inner_close,
+                                     .propose = inner_propose};
+    so_drafter inner = {.vt = &vt};
+    const drafter_kind *k = kind("model", false);
+    so_sample_params p = transform(ALL_OF_IT, 4);
+    for (int rows = 0; rows < 2; rows++) {
+        subject s = {0};
+        so_err err = {0};
+        so_tree *t = SO_NEW(so_tree);
+        so_spec spec;
+        so_spec_node node = {.name = SO_SPEC_MODEL};
+        SO_OK_OR_FAIL(make_model(&(maker){&worlds[4], k}, &spec, &node, &inner, &s.set.root, &err),
+                      err);
+        s.real = (so_lossless_real){.drafter = s.set.root, .max_nodes = 4, .max_depth = 4};
+        s.c = (so_lossless_case){.target = &worlds[4].target,
+                                 .sample = &p,
+                                 .prompt = worlds[4].prompt,
+                                 .n_prompt = N_PROMPT};
+        so_lossless_use(&s.c, &s.real);
+        so_tree_init(t, 4, rows ? 4 : 0);
+        so_tree_reset(t, worlds[4].prompt[N_PROMPT - 1], N_PROMPT - 1);
+        s.c.begin(s.c.user, worlds[4].prompt, N_PROMPT, 1);
+        s.c.propose(s.c.user, worlds[4].prompt, N_PROMPT, t, &(so_chance){0});
+        assert_true(t->n_nodes > 1);
+        assert_true(inner_temp == (rows ? 0 : p.temp) && inner_sample_temp == inner_temp);
+        assert_int_equal(inner_n_bias, p.n_bias);
+        so_lossless_real_end(&s.real);
+        so_drafter_free(s.set.root);
+        so_tree_deinit(t);
+        free(t);
+    }
+}
+
 /* --- lenient --- */
 
 static double lenience;
@@ -724,7 +789,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(reject_is_exact),         cmocka_unit_test(lenient_keeps_its_bound),
         cmocka_unit_test(match_is_exact),          cmocka_unit_test(acceptance_is_the_formulas),
         cmocka_unit_test(sampled_texts_are_exact), cmocka_unit_test(mutants_are_noticed),
-        cmocka_unit_test(rows_may_end_drafts),
+        cmocka_unit_test(rows_may_end_drafts),     cmocka_unit_test(inner_drafter_sees_no_noise),
     };
     return cmocka_run_group_tests(tests, open_worlds, close_worlds);
 }
