@@ -103,6 +103,7 @@ static int submit(bench *g, int which, int i) {
                          .max_tokens = g->n_predict,
                          .on_event = on_event,
                          .user = a};
+    so_cli_nonce_read(g->a, &o);
     a->n_emitted = &w->n_emitted;
     a->decoding = false;
     if (which == SPEC) {

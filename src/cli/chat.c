@@ -168,6 +168,9 @@ static bool book(so_session *s, const so_request *req) {
     so_report_add(&one, req, s->b.tok, so_buf_str(&s->answer));
     so_report_add_stats(&s->total, &one);
     s->total.seed = one.seed;
+    s->total.nonce = one.nonce;
+    s->total.has_nonce = one.has_nonce;
+    s->base.has_nonce = false; /* it was for one answer */
     s->n_answers++;
     s->chose_seed = false;
     so_request_output(req, &n);

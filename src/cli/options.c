@@ -113,6 +113,11 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_SEED] = {"Sampling", "seed", "s", NULL, SEED, 0, 0, "N", "random, reported",
                      "seed of the noise; the same seed gives the same text",
                      LOADS | SO_CMD_CHAT | SO_CMD_DEMO},
+    [SO_OPT_NONCE] = {"Sampling", "nonce", NULL, NULL, INT, 0, 9007199254740991.0, "N",
+                      "chosen, reported",
+                      "with --verify reject or lenient: replay a run by the seed and nonce that it "
+                      "reported; for debugging, not for sampling",
+                      TALKS | SO_CMD_BENCH},
     [SO_OPT_TEMP] = {"Sampling", "temp", NULL, "temperature", FLOAT, 0, 100, "T",
                      "the model's own, else 0.8; bench, demo: 0; theory: both 0 and 1",
                      "temperature; 0 takes the likeliest token",
@@ -361,7 +366,7 @@ static bool bad_value(so_args *a, const opt_row *o, const char *text) {
                                 "a random one",
                                 o->name, text, (long long)INT64_MAX);
     else
-        a->status = so_args_bad(a, "--%s '%.80s': must be %s from %g to %.10g", o->name, text, kind,
+        a->status = so_args_bad(a, "--%s '%.80s': must be %s from %g to %.16g", o->name, text, kind,
                                 o->min, o->max);
     return false;
 }

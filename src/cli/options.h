@@ -46,6 +46,7 @@ typedef enum so_opt {
     SO_OPT_IGNORE_EOS,
     SO_OPT_NO_HISTORY,
     SO_OPT_SEED,
+    SO_OPT_NONCE,
     SO_OPT_TEMP,
     SO_OPT_TOP_K,
     SO_OPT_TOP_P,

@@ -25,6 +25,7 @@ void so_report_add(so_report *r, const so_request *req, const so_tokenizer *t, s
     add_logprobs(r, req, t);
     r->finish = so_request_finish(req);
     r->seed = so_request_seed(req);
+    r->has_nonce = so_request_nonce(req, &r->nonce);
     so_stats_add(&r->stats, so_request_get_stats(req));
     r->who = so_figures_label(req);
 }
@@ -45,10 +46,11 @@ json_t *so_report_json(const so_report *r) {
     json_t *ids = json_array();
     for (size_t i = 0; i < r->tokens.len; i++)
         json_array_append_new(ids, json_integer(r->tokens.ids[i]));
-    json_t *o = json_pack(
-        "{s:o, s:o, s:s, s:I, s:o, s:o}", "text", json_stringn(text.ptr, text.len), "tokens", ids,
-        "finish_reason", so_finish_name(r->finish), "seed", (json_int_t)r->seed, "timings",
-        so_figures_timings(&r->stats), "spec", so_figures_spec(&r->who, &r->stats));
+    json_t *o =
+        json_pack("{s:o, s:o, s:s, s:I, s:o, s:o, s:o}", "text", json_stringn(text.ptr, text.len),
+                  "tokens", ids, "finish_reason", so_finish_name(r->finish), "seed",
+                  (json_int_t)r->seed, "nonce", so_figures_nonce(r->has_nonce, r->nonce), "timings",
+                  so_figures_timings(&r->stats), "spec", so_figures_spec(&r->who, &r->stats));
     if (r->logprobs)
         json_object_set_new(o, "logprobs", json_pack("{s:O}", "content", r->logprobs));
     return o;
@@ -78,11 +80,14 @@ void so_report_print_timings(const so_report *r) {
     const so_request_stats *s = &r->stats;
     fprintf(stderr,
             "prompt: %d tokens, %.0f ms (%.1f/s); answer: %d tokens, %.0f ms (%.1f/s), %s; seed "
-            "%llu\n",
+            "%llu",
             s->prompt_n, s->prompt_ms, s->prompt_ms > 0 ? 1000.0 * s->prompt_n / s->prompt_ms : 0,
             s->predicted_n, s->predicted_ms,
             s->predicted_ms > 0 ? 1000.0 * s->predicted_n / s->predicted_ms : 0,
             so_finish_name(r->finish), (unsigned long long)r->seed);
+    if (r->has_nonce)
+        fprintf(stderr, ", nonce %llu", (unsigned long long)r->nonce);
+    fputc('\n', stderr);
     print_guesses(r);
 }
 

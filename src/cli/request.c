@@ -54,6 +54,11 @@ static int read_stops(const so_args *a, so_request_opts *o) {
     return 0;
 }
 
+void so_cli_nonce_read(const so_args *a, so_request_opts *o) {
+    o->has_nonce = so_args_has(a, SO_OPT_NONCE);
+    o->nonce = (uint64_t)so_args_int(a, SO_OPT_NONCE, 0);
+}
+
 uint64_t so_cli_new_seed(void) { return so_rng_system_seed() >> 11; }
 
 void so_cli_sampling_read(const so_args *a, so_sample_params *s) {
@@ -83,6 +88,7 @@ int so_cli_request_read(const so_args *a, const so_bundle *b, so_request_opts *o
     out->max_tokens = (int)so_args_int(a, SO_OPT_PREDICT, -1);
     out->ignore_end = so_args_has(a, SO_OPT_IGNORE_EOS);
     out->n_logprobs = (int)so_args_int(a, SO_OPT_LOGPROBS, 0);
+    so_cli_nonce_read(a, out);
     int status = read_sampling(a, b, &out->sample);
     return status == 0 ? read_stops(a, out) : status;
 }

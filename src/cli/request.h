@@ -11,6 +11,8 @@ int so_cli_request_read(const so_args *a, const so_bundle *b, so_request_opts *o
 void so_cli_request_free(so_request_opts *o);
 /* The same for sampling without seed and bias: what the options say is laid over *s. */
 void so_cli_sampling_read(const so_args *a, so_sample_params *s);
+/* --nonce alone. */
+void so_cli_nonce_read(const so_args *a, so_request_opts *o);
 /* A seed that survives JSON readers which keep numbers as doubles. */
 uint64_t so_cli_new_seed(void);
 

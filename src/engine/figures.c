@@ -14,6 +14,10 @@ so_spec_label so_figures_label(const so_request *r) {
     return l;
 }
 
+json_t *so_figures_nonce(bool has, uint64_t nonce) {
+    return has ? json_integer((json_int_t)nonce) : json_null();
+}
+
 static json_t *rate_json(double x) { return x >= 0 ? json_real(x) : json_null(); }
 
 json_t *so_figures_timings(const so_request_stats *s) {

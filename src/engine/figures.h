@@ -16,6 +16,8 @@ typedef struct so_spec_label {
 
 so_spec_label so_figures_label(const so_request *r);
 
+/* The nonce of a request (nonce.c), null where it has none. */
+json_t *so_figures_nonce(bool has, uint64_t nonce);
 /* {"prompt_n","cache_n","queue_ms","prompt_ms","predicted_n","predicted_ms",
  * "predicted_per_second","draft_n","draft_n_accepted"}; cache_n: prompt tokens that were in the
  * prefix cache already, as llama.cpp calls them. */

@@ -241,6 +241,55 @@ static void test_speculation(void **state) {
     json_decref(o);
 }
 
+static json_t *json_with(const fixture *f, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+static json_t *json_with(const fixture *f, const char *fmt, ...) {
+    char args[1024];
+    va_list list;
+    va_start(list, fmt);
+    vsnprintf(args, sizeof args, fmt, list);
+    va_end(list);
+    return json_of(f, args);
+}
+
+/* With `reject` a run reports a nonce, and seed and nonce together give its text again. With a
+ * fixed length the same command does; lengths by the planner need the nonce. */
+static void test_nonce(void **state) {
+    fixture *f = *state;
+    static const char *const plain[] = {"", "--verify match -md tiny.gguf",
+                                        "--verify reject --no-spec",
+                                        "--verify reject --temp 0 -md tiny.gguf"};
+    for (size_t i = 0; i < SO_LEN(plain); i++) {
+        json_t *o = json_with(f, RUN "-p 'the sea' -n 8 --json -s 3 --nonce 5 %s", plain[i]);
+        assert_true(json_is_null(json_object_get(o, "nonce")));
+        json_decref(o);
+    }
+    static const char *const fixed[] = {"-md tiny.gguf --draft-temp 2", "--spec random",
+                                        "--spec corpus,random"};
+    for (size_t i = 0; i < SO_LEN(fixed); i++) {
+        const char *reject =
+            "-p 'the sea' -n 16 --json --temp 0.9 -s 3 --verify reject --spec-length 3";
+        json_t *a = json_with(f, RUN "%s %s", reject, fixed[i]), *n = json_object_get(a, "nonce");
+        json_t *b = json_with(f, RUN "%s %s", reject, fixed[i]);
+        assert_true(json_is_integer(n) && json_integer_value(n) > 0);
+        assert_int_equal(json_equal(n, json_object_get(b, "nonce")), i < 2); /* corpus: never */
+        json_t *c = json_with(f, RUN "%s %s --nonce %lld", reject, fixed[i],
+                              (long long)json_integer_value(n));
+        assert_true(json_equal(n, json_object_get(c, "nonce")));
+        assert_true(json_equal(json_object_get(a, "tokens"), json_object_get(c, "tokens")));
+        json_decref(a);
+        json_decref(b);
+        json_decref(c);
+    }
+    ran r = run(f, RUN "-p 'the sea' -n 8 -v --temp 0.9 -s 3 --verify reject --nonce 77");
+    assert_non_null(strstr(text_of(&r.err), "seed 3, nonce 77"));
+    done(&r);
+    expect(f, 2, "--nonce 'x': must be a whole number from 0 to 9007199254740991",
+           RUN "-p x --nonce x");
+    expect(f, 2, "--nonce", RUN "-p x --nonce -1");
+    expect(f, 2, "--nonce", RUN "-p x --nonce 9007199254740992");
+}
+
 /* Drawn with a seed: a text of the asked length, and its acceptance in the log. */
 static void test_speculative_e2e(void **state) {
     fixture *f = *state;
@@ -986,6 +1035,7 @@ int main(void) {
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_names_of_any_bytes),
         cmocka_unit_test(test_speculative_e2e),
+        cmocka_unit_test(test_nonce),
         cmocka_unit_test(test_ends_in_mid_round),
         cmocka_unit_test(test_prove),
         cmocka_unit_test(test_bench_spec),
