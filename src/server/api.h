@@ -65,7 +65,8 @@ typedef struct so_api_request {
     const char *model; /* as the client names it; may be NULL */
 
     so_sample_params sample; /* over the defaults given to the parser; bias is owned */
-    bool has_seed;
+    bool has_seed, has_nonce;
+    uint64_t nonce;
     int max_tokens; /* −1: until the model ends */
     int n;
     so_str *stops;

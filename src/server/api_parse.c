@@ -135,6 +135,21 @@ static bool read_seed(parser *p, const field *f, const json_t *v) {
     return true;
 }
 
+/* As answers report it: 53 bits. Clients that keep it as text may send it so. */
+static bool read_nonce(parser *p, const field *f, const json_t *v) {
+    int64_t nonce = -1;
+    const char *s = json_string_value(v);
+    if (s && *s && strlen(s) <= 16 && strspn(s, "0123456789") == json_string_length(v))
+        nonce = strtoll(s, NULL, 10);
+    if ((!s && !take_whole(v, &nonce)) || nonce < 0 || nonce >= (int64_t)1 << 53)
+        return bad(p, f->name, v,
+                   "a whole number from 0 to 9007199254740991, as an answer reports it (leave it "
+                   "out for a new one)");
+    p->r->has_nonce = true;
+    p->r->nonce = (uint64_t)nonce;
+    return true;
+}
+
 static bool read_nothing(parser *p, const field *f, const json_t *v) {
     (void)p;
     (void)f;
@@ -604,6 +619,7 @@ static const field FIELDS[] = {
     {"frequency_penalty", BOTH, read_float, at_frequency, -100, 100},
     {"logit_bias", BOTH, read_bias, NULL, 0, 0},
     {"seed", BOTH, read_seed, NULL, 0, 0},
+    {"nonce", BOTH, read_nonce, NULL, 0, 0},
     {"n", BOTH, read_int, at_n, 1, SO_API_MAX_CHOICES},
     {"stop", BOTH, read_stop, NULL, 0, 0},
     {"stream", BOTH, read_bool, at_stream, 0, 0},

@@ -1,9 +1,9 @@
 /* See format.h.
  *
- *   whole    {envelope, "choices": […], "usage", "seed", "timings", "spec"}
+ *   whole    {envelope, "choices": […], "usage", "seed", "nonce", "timings", "spec"}
  *   stream   data: {envelope, "choices": [{"index", "delta" or "text", …}]}
  *                what is new; with "sooth": {"rounds": true} one for each round
- *            data: {envelope, "choices": [{… "finish_reason"}], "seed", "timings", "spec"}
+ *            data: {envelope, "choices": [{… "finish_reason"}], "seed", "nonce", "timings", "spec"}
  *                the last one of each choice
  *            data: {envelope, "choices": [], "usage"}
  *                with include_usage
@@ -111,9 +111,12 @@ static json_t *usage_json(const so_job *j) {
                      "rejected_prediction_tokens", t.prediction_rejected);
 }
 
+static json_t *nonce_json(const so_choice *c) { return so_figures_nonce(c->has_nonce, c->nonce); }
+
 static void add_figures(json_t *o, const so_job *j, const so_spec_label *who,
                         const so_request_stats *s) {
     json_object_set_new(o, "seed", json_integer((json_int_t)j->seed));
+    json_object_set_new(o, "nonce", nonce_json(&j->choices[0]));
     json_object_set_new(o, "timings", so_figures_timings(s));
     json_object_set_new(o, "spec", so_figures_spec(who, s));
 }
@@ -158,6 +161,8 @@ static json_t *choice_json(const so_format *f, so_choice *c) {
     json_object_set_new(o, "logprobs",
                         so_format_logprobs(f, c, so_job_scores(c->job), 0, c->n_tokens));
     json_object_set_new(o, "finish_reason", json_string(so_finish_name(c->finish)));
+    if (c->job->rq.n_prompts > 1) /* each prompt has its own; else it stands beside the seed */
+        json_object_set_new(o, "nonce", nonce_json(c));
     if (!c->job->rq.rounds)
         return o;
     json_t *rounds = json_array();
@@ -260,6 +265,7 @@ static void put_chunk(const so_format *f, so_choice *c, const chunk *k, so_buf *
         put_member("sooth", k->round, out);
     if (k->finish) {
         put_member("seed", json_integer((json_int_t)j->seed), out);
+        put_member("nonce", nonce_json(c), out);
         put_member("timings", so_figures_timings(&c->stats), out);
         put_member("spec", so_figures_spec(&c->who, &c->stats), out);
     }

@@ -66,6 +66,8 @@ typedef struct so_choice {
     so_err err;
     so_request_stats stats; /* once finished */
     so_spec_label who;
+    bool has_nonce;
+    uint64_t nonce;
     int prediction_drafted, prediction_accepted;
     uint64_t predicted_path; /* of the last round: which guesses of its path, first one first, were
                                 predicted and are not yet told as tokens */

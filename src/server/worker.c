@@ -55,6 +55,7 @@ static bool on_event(void *user, const so_event *ev) {
         c->stats = *so_request_get_stats(ev->req);
         c->who = so_figures_label(ev->req);
         so_choice_trim_round(c);
+        c->has_nonce = so_request_nonce(ev->req, &c->nonce);
     }
     pthread_mutex_unlock(&j->lock);
     j->dirty = true;
@@ -97,6 +98,8 @@ static void request_opts(const so_worker *w, so_choice *c, so_request_opts *o) {
                            .on_round = on_round,
                            .user = c};
     o->sample.seed = j->seed;
+    o->has_nonce = rq->has_nonce;
+    o->nonce = rq->nonce;
     o->sample.choice = (uint32_t)(c->index % rq->n);
     o->spec.expected = j->expected.ids;
     o->spec.n_expected = (int)j->expected.len;
@@ -107,6 +110,9 @@ static void request_opts(const so_worker *w, so_choice *c, so_request_opts *o) {
 static int submit_choice(so_worker *w, so_choice *c, so_err *err) {
     so_request_opts o;
     request_opts(w, c, &o);
+    const so_request *first = so_choice_scorer(c)->req;
+    if (first && !o.has_nonce) /* one for all choices of a prompt: the choice is in every key */
+        o.has_nonce = so_request_nonce(first, &o.nonce);
     int rc = so_engine_submit(w->engine, &o, &c->req, err);
     if (rc == SO_ELIMIT && c->job->spec_is_default && o.spec.drafter) {
         /* A draft model's context ends before the target's: nobody asked for the draft. */

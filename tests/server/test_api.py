@@ -196,6 +196,34 @@ def speculation_per_request():
     assert lenient["spec"]["verify"] == "lenient=0.5" and lenient["spec"]["lossy"] is True
 
 
+def nonces():
+    """With `reject` answers report a nonce. It is the request's own where lengths are fixed, and sent back it replays the text."""
+    for spec in ({"enabled": False, "verify": "reject"}, {"drafter": "random", "length": 3, "verify": "match"}):
+        assert S.ok(TEXT, text(speculative=spec, nonce=5))["nonce"] is None
+    assert S.ok(TEXT, text(temperature=0, speculative={"drafter": "random", "length": 3, "verify": "reject"}))["nonce"] is None
+    fixed, shared, free = ({"drafter": d, "verify": "reject", **more} for d, more in
+                           (("random", {"length": 3}), ("corpus,random", {"length": 3}), ("random", {})))
+    for path, body in ((TEXT, text(n=2)), (CHAT, chat())):
+        a, b = (S.ok(path, {**body, "speculative": fixed}) for _ in range(2))
+        assert a["choices"] == b["choices"] and a["nonce"] == b["nonce"] and 0 < a["nonce"] < 2 ** 53
+        for spec in (shared, free):
+            assert S.ok(path, {**body, "speculative": spec})["nonce"] != S.ok(path, {**body, "speculative": spec})["nonce"]
+        for kind in (int, str, float):  # also as text, and as clients send numbers that they keep as doubles
+            again = S.ok(path, {**body, "speculative": fixed, "nonce": kind(a["nonce"])})
+            assert again["nonce"] == a["nonce"] and again["choices"] == a["choices"], kind
+    # a new nonce is a new text, and a stream reports it with the last chunk of each choice
+    assert S.ok(TEXT, text(speculative=fixed, nonce=1))["choices"] != S.ok(TEXT, text(speculative=fixed, nonce=2))["choices"]
+    whole = S.ok(TEXT, text(n=2, speculative=fixed))
+    ends = [e for e in S.stream(TEXT, text(n=2, speculative=fixed)) if e["choices"] and e["choices"][0]["finish_reason"]]
+    assert [e["nonce"] for e in ends] == [whole["nonce"]] * 2 and [e["seed"] for e in ends] == [7, 7]
+    # several prompts: one for each
+    many = S.ok(TEXT, text(prompt=["he", "sea"], n=2, speculative=fixed))
+    a, b, c, d = (x["nonce"] for x in many["choices"])
+    assert a == b != c == d and many["nonce"] == a
+    alone = S.ok(TEXT, text(prompt="sea", n=2, speculative=fixed, nonce=c))
+    assert [x["text"] for x in alone["choices"]] == [x["text"] for x in many["choices"][2:]]
+
+
 def prediction():
     plain = S.ok(CHAT, chat(max_tokens=60, temperature=0))
     answer = plain["choices"][0]["message"]["content"]
@@ -353,6 +381,6 @@ def unknown_fields():
 
 
 with rig.Server() as S:
-    rig.main([shapes, as_the_command, whole_equals_stream, seeds_and_choices, prompts_as_ids, content_parts, sampling_fields,
+    rig.main([shapes, as_the_command, whole_equals_stream, seeds_and_choices, nonces, prompts_as_ids, content_parts, sampling_fields,
               logprobs, echoed_logprobs, chosen_among_alternatives, speculation_per_request, prediction, rounds, ends_in_mid_round, prefix_cache, many_at_once, names, small_endpoints, metrics,
               access_log, unknown_fields])

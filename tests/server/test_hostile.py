@@ -111,6 +111,9 @@ def odd_values():
     """Values that are neither plainly right nor wrong: each has one meaning, and none is silently another one."""
     for body, word in (({"best_of": 0}, "best_of"), ({"best_of": -5}, "best_of"), ({"prompt": ["he", []]}, "prompt[1]"),
                        ({"prompt": ["he", [99999999]]}, "prompt[1]"), ({"seed": 1.5}, "seed"), ({"seed": 1e300}, "seed"),
+                       ({"nonce": -1}, "nonce"), ({"nonce": 2 ** 53}, "nonce"), ({"nonce": 0.5}, "nonce"), ({"nonce": "1x"}, "nonce"),
+                       ({"nonce": ""}, "nonce"), ({"nonce": "-3"}, "nonce"), ({"nonce": "99999999999999999999"}, "nonce"),
+                       ({"nonce": "5\u0000"}, "nonce"), ({"nonce": [1]}, "nonce"),
                        ({"prompt": [[[1]]]}, "prompt"), ({"max_tokens": 2.5}, "max_tokens"), ({"max_tokens": 2 ** 31}, "max_tokens"),
                        ({"stop": [None]}, "stop"), ({"logit_bias": {"5 ": 1}}, "5 "), ({"logit_bias": {"1e3": 1}}, "1e3"),
                        ({"speculative": {"verify": "lenient=nan"}}, "verify"), ({"speculative": {"drafter": "+++"}}, "drafter"),
