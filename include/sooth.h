@@ -187,7 +187,7 @@ typedef struct sooth_params {
     size_t size;
     int max_tokens;       /* -1: until the model ends or the context is full */
     int has_seed;         /* 0: a random seed, reported in the result */
-    uint64_t seed;        /* the same seed gives the same text */
+    uint64_t seed;        /* the same seed gives the same text, unless the result has a nonce */
     float temp;           /* *; 0 takes the likeliest token */
     int top_k;            /* *; 0: off */
     float top_p;          /* *; 1: off */
@@ -206,6 +206,8 @@ typedef struct sooth_params {
     int logprobs;       /* tell the logprob of each token and of this many likeliest; 0: none */
     const char *prediction; /* the text you expect, for spec "predict"; NULL: none */
     int priority;           /* higher ones run first and give way last; 0 is the usual */
+    int has_nonce;          /* 0: a nonce is chosen where one is needed; see sooth_result.nonce */
+    uint64_t nonce;
 } sooth_params;
 
 SOOTH_API void sooth_params_init_sized(sooth_params *p, size_t size);
@@ -283,6 +285,14 @@ typedef struct sooth_result {
     sooth_logprob *top; /* [n_tokens][n_top] */
     size_t n_top;
     sooth_metrics metrics;
+    /* With verify "reject" or "lenient=L" above temperature 0 the text depends on the seed and on a
+     * nonce of at most 53 bits, or a seed used twice would bias it. Where guesses depend on the
+     * request alone (spec_length above 0, and a drafter that learns from no other request) the
+     * nonce is a hash of the request: the same request gives the same text. Otherwise it is new
+     * each time. Seed and nonce in the params of an equal request replay the text, as far as its
+     * guesses come out the same: for debugging, not for sampling. */
+    int has_nonce; /* 0: the seed alone decides */
+    uint64_t nonce;
 } sooth_result;
 
 SOOTH_API void sooth_result_init_sized(sooth_result *r, size_t size);

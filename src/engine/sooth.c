@@ -426,6 +426,8 @@ static int submit(sooth_engine *s, sooth_request *req, const so_tokens *prompt, 
                          .n_prompt = (int)SO_MIN(prompt->len, (size_t)INT32_MAX),
                          .continues = continues,
                          .sample = sampling(s->m, p),
+                         .has_nonce = p->has_nonce != 0,
+                         .nonce = p->nonce,
                          .max_tokens = p->max_tokens,
                          .priority = p->priority,
                          .ignore_end = p->ignore_end != 0,
@@ -570,6 +572,7 @@ static void fill_result(const sooth_request *r, sooth_result *out) {
     memcpy(out->tokens, ids, (size_t)n * sizeof *ids);
     out->finish = (sooth_finish)so_request_finish(r->r);
     out->seed = so_request_seed(r->r);
+    out->has_nonce = so_request_nonce(r->r, &out->nonce);
     out->timings = timings_of(st);
     out->metrics = metrics_of(st);
     if (has_logprobs(out))

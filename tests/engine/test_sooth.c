@@ -462,6 +462,39 @@ static void test_cache_types(void **state) {
     }
 }
 
+/* With `reject` the result has a nonce, which replays the text; without, there is none. */
+static void test_nonce(void **state) {
+    fixture *f = *state;
+    sooth_params p = seeded(4, 30);
+    sooth_result plain, first, second;
+    p.has_nonce = 1;
+    p.nonce = 9;
+    generate(f->engine, &p, &plain);
+    assert_int_equal(plain.has_nonce, 0);
+    p.has_nonce = 0;
+    p.spec = "random";
+    p.verify = "reject";
+    for (p.spec_length = 0; p.spec_length <= 3; p.spec_length += 3) {
+        generate(f->engine, &p, &first);
+        generate(f->engine, &p, &second);
+        assert_true(first.has_nonce && first.nonce > 0 && first.nonce < (uint64_t)1 << 53);
+        assert_true((first.nonce == second.nonce) == (p.spec_length > 0));
+        assert_int_equal(first.seed, 4);
+        sooth_result_deinit(&second);
+        sooth_result_deinit(&first);
+    }
+    p.spec_length = 2;
+    generate(f->engine, &p, &first);
+    p.has_nonce = 1;
+    p.nonce = first.nonce;
+    generate(f->engine, &p, &second);
+    assert_true(second.has_nonce && second.nonce == first.nonce);
+    assert_string_equal(first.text, second.text);
+    sooth_result_deinit(&plain);
+    sooth_result_deinit(&first);
+    sooth_result_deinit(&second);
+}
+
 static void test_own_drafter(void **state) {
     fixture *f = *state;
     sooth_error err;
@@ -735,6 +768,7 @@ int main(void) {
         WITH_FIXTURE(test_logprobs),
         WITH_FIXTURE(test_old_result_without_logprobs),
         WITH_FIXTURE(test_cache_types),
+        WITH_FIXTURE(test_nonce),
         WITH_FIXTURE(test_own_drafter),
         WITH_FIXTURE(test_own_tree),
         WITH_FIXTURE(test_prediction_and_metrics),
