@@ -39,6 +39,8 @@
  *                               key once guesses are shed would not help: to be drawn again because
  *                               of what came out the first time is a bias by itself. So X decides
  *                               only where an engine can never be short (is_never_short)
+ *   a drafter that fails        its requests go without guesses for a step. A draft model's pass
+ *                               fails only where the machine does, which no text decides
  *   preemption                  changes neither the text nor what a drafter reads of it, and the
  *                               count of rounds goes on
  *
