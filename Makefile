@@ -37,7 +37,7 @@ LDFLAGS += -fsanitize=$(SAN)
 endif
 
 X86_ONLY := $(wildcard src/*/cpu/*_avx2.c src/*/cpu/*_avxvnni.c src/*/cpu/*_avx512.c src/*/cpu/*_amx.c)
-LIB_SRC := $(filter-out src/cli/% src/server/%,$(wildcard src/*/*.c src/*/*/*.c))
+LIB_SRC := $(filter-out src/cli/% src/server/% src/base/mutant.c,$(wildcard src/*/*.c src/*/*/*.c))
 ifneq ($(ARCH),x86_64)
 LIB_SRC := $(filter-out $(X86_ONLY),$(LIB_SRC))
 endif
@@ -47,7 +47,7 @@ SERVER_SRC := $(wildcard src/server/*.c)
 TESTS ?= $(wildcard tests/*/test_*.c)
 TEST_SRC := $(TESTS)
 TEST_SCRIPTS ?= $(wildcard tests/*/test_*.py)
-TEST_TOOLS := $(O)/tests/server/tiny_model
+TEST_TOOLS := $(O)/tests/server/tiny_model $(O)/sooth-mutants
 TEST_LIB_SRC := $(wildcard tests/support/*.c)
 # FUZZ=http takes that target alone.
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_$(or $(FUZZ),*).c)
@@ -56,13 +56,16 @@ EXAMPLE_SRC := $(wildcard examples/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(O)/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(O)/%.o)
 SERVER_OBJ := $(SERVER_SRC:%.c=$(O)/%.o)
+MUTANT_OBJ := $(patsubst %.c,$(O)/mutants/%.o,src/base/mutant.c $(shell grep -l SO_MUTANT $(LIB_SRC)))
 TEST_LIB_OBJ := $(TEST_LIB_SRC:%.c=$(O)/%.o)
 TEST_BIN := $(TEST_SRC:tests/%.c=$(O)/tests/%)
 FUZZ_BIN := $(FUZZ_SRC:tests/%.c=$(O)/tests/%)
 EXAMPLE_BIN := $(EXAMPLE_SRC:examples/%.c=$(OUT)/examples/%)
 
-.PHONY: all help
+.PHONY: all help mutants
 all: $(OUT)/sooth $(OUT)/libsooth.a $(OUT)/libsooth.so $(OUT)/sooth.pc $(EXAMPLE_BIN) ## build the command and the library
+
+mutants: $(O)/sooth-mutants ## build/obj/CONFIG/sooth-mutants, the command with faults to be found by tests
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -103,6 +106,14 @@ $(O)/libserver.a: $(SERVER_OBJ)
 $(O)/src/server/page.o: web/index.html
 
 $(OUT)/sooth: $(CLI_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
+	$(CC) $(LDFLAGS) $^ $(CLI_LDLIBS) $(LDLIBS) -o $@
+
+# For tests: the command with faults that SOOTH_DEBUG=mutant=NAME switches on (base/mutant.h). Only files that have
+# one are compiled again; given as objects, they come before their twins in the library.
+$(O)/mutants/%.o: %.c $(O)/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) -DSO_MUTANTS -MMD -MP -c $< -o $@
+$(O)/sooth-mutants: $(CLI_OBJ) $(MUTANT_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
 	$(CC) $(LDFLAGS) $^ $(CLI_LDLIBS) $(LDLIBS) -o $@
 
 $(OUT)/sooth.pc: Makefile

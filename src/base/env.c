@@ -36,8 +36,10 @@ const char *so_env_python(void) {
 const char *so_env_api_key(void) { return lookup("SOOTH_API_KEY"); }
 const char *so_env_notify_socket(void) { return lookup("NOTIFY_SOCKET"); }
 
+#ifdef SO_MUTANTS
 const char *so_env_mutant(void) {
     static const char key[] = "mutant=";
     const char *v = lookup("SOOTH_DEBUG");
     return v && strncmp(v, key, sizeof key - 1) == 0 ? v + sizeof key - 1 : NULL;
 }
+#endif

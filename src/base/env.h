@@ -8,8 +8,8 @@
  *   XDG_DATA_HOME    where drafts may lie that the user trained (sooth/models under it); default:
  *                    ~/.local/share
  *   SOOTH_MODELS     a folder of NAME.gguf files, looked at before the cache
- *   SOOTH_DEBUG      mutant=NAME: break speculation on purpose, so that tests and `prove` can show
- *                    that they notice (accept_all, keep_row, move_tail)
+ *   SOOTH_DEBUG      mutant=NAME: be wrong on purpose (base/mutant.h); only in the test program
+ *                    sooth-mutants, ignored by every other
  *   SOOTH_NO_PIN     any value but the empty one: threads are not bound to cores
  *   SOOTH_PYTHON     the Python that runs pip for `pull`; default python3
  *   SOOTH_API_KEY    the key that `serve` asks for, where --api-key gives none
@@ -33,7 +33,9 @@ const char *so_env_models_dir(void);
 const char *so_env_python(void);        /* never NULL */
 const char *so_env_api_key(void);       /* NULL where unset or empty */
 const char *so_env_notify_socket(void); /* the same */
+#ifdef SO_MUTANTS
 /* NAME of SOOTH_DEBUG=mutant=NAME, or NULL; belongs to the environment. */
 const char *so_env_mutant(void);
+#endif
 
 #endif

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mutant.h"
 #include "engine/impl.h"
 #include "kv/prefix.h"
 
@@ -280,7 +281,7 @@ static void commit(so_engine *e, so_request *r) {
         for (int i = 0; i < r->verdict.n_accepted; i++)
             e->step.path[n++] = r->n_chunk + r->verdict.path[i];
         int next = r->verdict.n_accepted ? e->step.path[n - 1] + 1 : r->n_chunk + 1;
-        if (e->mutant == SO_MUTANT_KEEP_ROW && next < r->n_chunk + r->tree->n_nodes)
+        if (SO_MUTANT(KEEP_ROW) && next < r->n_chunk + r->tree->n_nodes)
             e->step.path[n - 1] = next;
     }
     if (so_seq_open_nodes(r->seq) > 0)

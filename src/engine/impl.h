@@ -19,14 +19,6 @@ typedef struct so_spec_set so_spec_set;     /* drafters.c: the drafters of one s
 
 typedef enum so_phase { SO_PHASE_WAITING, SO_PHASE_RUNNING, SO_PHASE_DONE } so_phase;
 
-/* Ways to be wrong on purpose (SOOTH_DEBUG=mutant=NAME). */
-typedef enum so_mutant {
-    SO_MUTANT_NONE,
-    SO_MUTANT_ACCEPT_ALL, /* every guess stands */
-    SO_MUTANT_KEEP_ROW, /* the cache keeps a rejected guess in place of the last token that stood */
-    SO_MUTANT_MOVE_TAIL, /* guesses are checked against the row before their own */
-} so_mutant;
-
 /* A request's side of speculation; all zero for a request without. */
 typedef struct so_speculation {
     so_spec_set *set;
@@ -125,7 +117,6 @@ struct so_engine {
     /* Absent where opts.max_draft is 0. */
     so_speculator *spec;
     so_verifier *verifier;
-    so_mutant mutant;
 };
 
 /* --- engine.c --- */

@@ -49,23 +49,10 @@ static char *store_path(const so_engine *e, so_buf *key) {
     return path;
 }
 
-static so_mutant read_mutant(void) {
-    static const char *const names[] = {"", "accept_all", "keep_row", "move_tail"};
-    const char *name = so_env_mutant();
-    for (int i = 1; name && i < (int)SO_LEN(names); i++)
-        if (strcmp(name, names[i]) == 0)
-            return (so_mutant)i;
-    if (name)
-        so_log(SO_LOG_WARN, "SOOTH_DEBUG: no mutant '%.40s' (accept_all, keep_row, move_tail)",
-               name);
-    return SO_MUTANT_NONE;
-}
-
 so_speculator *so_speculate_create(so_engine *e) {
     so_speculator *s = SO_NEW(so_speculator);
     so_buf key = {0};
     char *path = store_path(e, &key);
-    e->mutant = read_mutant();
     s->planner = so_planner_create(e->o.n_parallel);
     s->drafters = so_drafters_create(e, s->planner);
     if (path)

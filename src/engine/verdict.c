@@ -17,6 +17,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/mutant.h"
 #include "engine/impl.h"
 
 struct so_verifier {
@@ -47,7 +48,7 @@ static so_sample_context context_at(so_request *r, int node) {
 }
 
 static int logit_of(const so_request *r, int node) {
-    if (r->e->mutant == SO_MUTANT_MOVE_TAIL && node > 0)
+    if (SO_MUTANT(MOVE_TAIL) && node > 0)
         node--;
     return r->first_logit + node;
 }
@@ -125,6 +126,7 @@ static int32_t choose_bonus(so_chance *c, int node) {
 
 /* --- the verdict --- */
 
+/* A fault (base/mutant.h). */
 static void accept_all(so_request *r) {
     so_verdict *v = &r->verdict;
     int node = 0;
@@ -142,7 +144,7 @@ static void accept_all(so_request *r) {
 static void reach(so_request *r, so_verify_mode mode) {
     const so_speculation *s = &r->spec;
     engine_chance chance = {.r = r};
-    if (r->e->mutant == SO_MUTANT_ACCEPT_ALL) {
+    if (SO_MUTANT(ACCEPT_ALL)) {
         accept_all(r);
     } else if (mode == SO_VERIFY_LENIENT && r->sample.temp == 0 && s->lenience < 1) {
         so_verify_lenient_greedy(r->tree, adjusted_row, r, s->lenience, &r->verdict);

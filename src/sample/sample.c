@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/mutant.h"
 #include "sample/noise.h"
 
 enum { N_BINS = 4096, BINS_PER_NAT = 64, PART_MIN = 16, NAMED_PART = 1024 };
@@ -372,7 +373,7 @@ static void transform(so_sampler *s, const so_sample_params *p, int32_t best) {
 static so_rng_key token_key(const so_sample_params *p, int position) {
     return (so_rng_key){.seed = p->seed,
                         .choice = p->choice,
-                        .position = (uint32_t)position,
+                        .position = SO_MUTANT(TOKEN_POSITION) ? 0 : (uint32_t)position,
                         .purpose = SO_RNG_TOKEN};
 }
 

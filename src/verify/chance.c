@@ -7,6 +7,7 @@
  * so the seed here is one that the engine made from the request's and a nonce (engine/nonce.c). A
  * uniform has 32 bits: a probability is met to 2^-32. Pure; any thread. */
 #include "base/mem.h"
+#include "base/mutant.h"
 #include "verify/sums.h"
 #include "verify/verify.h"
 
@@ -14,6 +15,16 @@ static double uniform(const so_chance *c, so_rng_purpose purpose, uint32_t posit
                       uint32_t index) {
     const so_chance_keyed *k = (const so_chance_keyed *)c;
     so_rng_key key = {k->seed, k->choice, position, (uint32_t)purpose, 0};
+    if (SO_MUTANT(CONSTANT_SEED))
+        key.seed = 1;
+    if (SO_MUTANT(DROP_CHOICE))
+        key.choice = 0;
+    if (SO_MUTANT(DROP_POSITION))
+        key.position = 0;
+    if (SO_MUTANT(REUSE_DRAFT) && purpose == SO_RNG_ACCEPT)
+        key.purpose = SO_RNG_DRAFT;
+    if (SO_MUTANT(REUSE_ACCEPT) && purpose == SO_RNG_RESIDUAL)
+        key.purpose = SO_RNG_ACCEPT;
     return so_rng_uniform(&key, index);
 }
 

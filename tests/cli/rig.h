@@ -18,7 +18,8 @@
 
 typedef struct fixture {
     char *dir;
-    char bin[4096], example[4096]; /* with a runner in front where the binary is foreign */
+    /* with a runner in front where the binary is foreign */
+    char bin[4096], example[4096], mutants[4096];
 } fixture;
 
 typedef struct ran {
@@ -49,6 +50,7 @@ static int open_fixture(void **state) {
     f->dir = so_test_tmp();
     find_program("sooth", f->bin, sizeof f->bin);
     find_program("examples/generate", f->example, sizeof f->example);
+    find_program("sooth-mutants", f->mutants, sizeof f->mutants);
     char *path = so_path_join(f->dir, "tiny.gguf");
     so_tiny_write(path, NULL);
     free(path);
@@ -87,14 +89,17 @@ static inline bool has_terminals(void) {
     return ok;
 }
 
-/* Runs a shell line in the scratch folder; "sooth" in it means the program under test. */
+/* Runs a shell line in the scratch folder; "sooth" in it means the program under test, "mutant
+ * NAME" the same with that fault (base/mutant.h). */
 static int shell(const fixture *f, const char *line, const char *streams) {
     so_buf cmd = {0};
     so_buf_printf(&cmd,
                   "cd '%s' && XDG_CACHE_HOME='%s/cache' HOME='%s' SOOTH_MODELS= && export "
                   "XDG_CACHE_HOME HOME SOOTH_MODELS && sooth() { %s \"$@\"; } && "
-                  "generate() { %s \"$@\"; } && { %s; } %s </dev/null",
-                  f->dir, f->dir, f->dir, f->bin, f->example, line, streams);
+                  "generate() { %s \"$@\"; } && "
+                  "mutant() { SOOTH_DEBUG=mutant=$1; export SOOTH_DEBUG; shift; %s \"$@\"; } && "
+                  "{ %s; } %s </dev/null",
+                  f->dir, f->dir, f->dir, f->bin, f->example, f->mutants, line, streams);
     int status = system(cmd.data);
     so_buf_free(&cmd);
     return status;

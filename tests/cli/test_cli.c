@@ -566,20 +566,12 @@ static void test_view(void **state) {
 
 static void test_prove(void **state) {
     fixture *f = *state;
-    static const char *const mutants[] = {"accept_all", "keep_row", "move_tail"};
     json_t *o = json_of(f, "sooth prove -m tiny.gguf -md tiny.gguf -n 12 -t 1 --json");
     assert_true(json_is_true(json_object_get(o, "exact")));
     assert_int_equal(json_integer_value(json_object_get(o, "runs")), 6 * 5 * 3 * 2);
     assert_int_equal(json_integer_value(json_object_get(o, "chi_square_tests")), 18);
     assert_true(json_integer_value(json_object_get(o, "accepted")) > 100);
     json_decref(o);
-    for (size_t i = 0; i < SO_LEN(mutants); i++) {
-        ran r = run(f, "SOOTH_DEBUG=mutant=%s sooth prove -m tiny.gguf -n 12 -t 1", mutants[i]);
-        if (r.status != 1 || !strstr(text_of(&r.out), "NOT EXACT") ||
-            !strstr(text_of(&r.err), "DIFFERENT"))
-            fail_msg("%s: status %d, %s%s", mutants[i], r.status, text_of(&r.out), text_of(&r.err));
-        done(&r);
-    }
     expect(f, 2, "nothing to prove", "sooth prove -m tiny.gguf --no-spec");
     expect(f, 2, "lossy", "sooth prove -m tiny.gguf --verify lenient=0.5");
     expect(f, 1, "nothing was guessed", "sooth prove -m tiny.gguf -n 1 -t 1");

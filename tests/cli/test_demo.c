@@ -108,8 +108,8 @@ static void test_wide_and_narrow(void **state) {
 /* A wrong engine is shown as such. */
 static void test_a_difference_is_a_failure(void **state) {
     fixture *f = *state;
-    ran r = run(f, "SOOTH_DEBUG=mutant=accept_all; export SOOTH_DEBUG; " DEMO
-                   "--spec random --spec-length 3");
+    ran r =
+        run(f, "mutant accept_all demo -m deep.gguf -p hello -n 40 --spec random --spec-length 3");
     assert_int_equal(r.status, 1);
     has(&r.out, "identical: NO");
     done(&r);

@@ -1,6 +1,6 @@
 /* Speculation on tiny models: the text is plain decoding's, with `==`, for every drafter, length,
- * batch and way of sampling; endings in mid-round; and the mutants, which these very comparisons
- * must catch. Perfect drafts and what each drafter is good for: test_drafts.c. */
+ * batch and way of sampling; endings in mid-round. Perfect drafts and what each drafter is good
+ * for: test_drafts.c. A wrong engine is noticed: tests/cli/test_mutants.c. */
 #include "so_test.h"
 
 #include <math.h>
@@ -563,23 +563,6 @@ static void test_draft_target_tokenizer_mismatch(void **state) {
     so_test_tmp_free(dir);
 }
 
-/* --- mutants --- */
-
-static void test_mutants_are_caught(void **state) {
-    fixture *f = *state;
-    static const char *const names[] = {"accept_all", "keep_row", "move_tail"};
-    for (size_t i = 0; i < SO_LEN(names); i++) {
-        char value[64];
-        snprintf(value, sizeof value, "mutant=%s", names[i]);
-        setenv("SOOTH_DEBUG", value, 1);
-        int different = count_different(f, &f->draft, 1, 8, 4);
-        unsetenv("SOOTH_DEBUG");
-        if (different == 0)
-            fail_msg("nobody noticed %s", names[i]);
-    }
-    assert_int_equal(count_different(f, &f->draft, 1, 8, 4), 0);
-}
-
 int main(int argc, char **argv) {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
@@ -597,7 +580,6 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_config_validation),
         cmocka_unit_test(test_draft_target_tokenizer_mismatch),
         cmocka_unit_test(test_one_file_many_specs),
-        cmocka_unit_test(test_mutants_are_caught),
     };
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);
 }

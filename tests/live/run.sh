@@ -20,7 +20,7 @@ case " $models " in *" smollm2 "*) ;; *) exit 0 ;; esac
 SOOTH_STRICT=1 make -s grid GRID=--quick
 SOOTH_STRICT=1 make -s load
 for mutant in accept_all keep_row move_tail; do
-    if SOOTH_DEBUG=mutant=$mutant build/sooth prove -m smollm2 --spec "oracle(0.7)" -n 12 > /dev/null 2>&1; then
+    if SOOTH_DEBUG=mutant=$mutant build/obj/*-cc/sooth-mutants prove -m smollm2 --spec "oracle(0.7)" -n 12 > /dev/null 2>&1; then
         echo "failed: prove did not notice $mutant"; exit 1
     fi
     echo "ok: prove notices $mutant"

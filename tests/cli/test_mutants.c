@@ -1,0 +1,76 @@
+/* Does `sooth prove` notice a wrong engine? Every fault of base/mutant.h is switched on in turn,
+ * and `prove` must end with 1 and say so; without a fault it must end with 0. The shipped program
+ * has none of them. */
+#include "rig.h"
+
+#define PROVE "prove -m tiny.gguf -md tiny.gguf -n 12 -t 1 "
+
+/* What notices it: "text" the comparison with plain decoding, "reject" the chi-square tests. */
+typedef struct fault {
+    const char *name;
+    bool text, reject;
+} fault;
+
+static const fault FAULTS[] = {
+    {"accept_all", true, false},
+    {"keep_row", true, false},
+    {"move_tail", true, false},
+};
+
+static void need_noticed(const fixture *f, const fault *x) {
+    ran r = run(f, "mutant %s " PROVE "--json", x->name);
+    json_t *o = json_loads(text_of(&r.out), 0, NULL);
+    int different = (int)json_integer_value(json_object_get(o, "different"));
+    int failed = (int)json_integer_value(json_object_get(o, "chi_square_failed"));
+    print_message("%s: %d texts different, %d chi-square tests failed\n", x->name, different,
+                  failed);
+    if (r.status != 1 || !json_is_false(json_object_get(o, "exact")) ||
+        (different > 0) != x->text || (failed > 0) != x->reject)
+        fail_msg("%s: status %d, %s%s", x->name, r.status, text_of(&r.out), text_of(&r.err));
+    json_decref(o);
+    done(&r);
+}
+
+static void test_faults_are_noticed(void **state) {
+    for (size_t i = 0; i < SO_LEN(FAULTS); i++)
+        need_noticed(*state, &FAULTS[i]);
+}
+
+/* The same objects with no fault switched on. */
+static void test_no_fault_is_exact(void **state) {
+    json_t *o = json_of(*state, "mutant none " PROVE "--json");
+    assert_true(json_is_true(json_object_get(o, "exact")));
+    json_decref(o);
+}
+
+static void test_a_fault_is_announced(void **state) {
+    expect(*state, 0, "MUTANT keep_row: this program is wrong on purpose",
+           "mutant keep_row run -m tiny.gguf -p hello -n 4 -t 1");
+    ran r = run(*state, "mutant keep_it run -m tiny.gguf -p hello -n 4 -t 1");
+    assert_int_not_equal(r.status, 0);
+    assert_non_null(strstr(text_of(&r.err), "no mutant 'keep_it'; there are accept_all"));
+    done(&r);
+}
+
+/* The program that users get ignores the variable and does not even hold the word. */
+static void test_not_in_the_shipped_program(void **state) {
+    const fixture *f = *state;
+    ran r = run(f, "SOOTH_DEBUG=mutant=accept_all; export SOOTH_DEBUG; sooth " PROVE);
+    assert_int_equal(r.status, 0);
+    done(&r);
+    const char *path = strchr(f->bin, '\'');
+    assert_non_null(path);
+    r = run(f, "grep -c mutant %s", path);
+    assert_string_equal(text_of(&r.out), "0\n");
+    done(&r);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_faults_are_noticed),
+        cmocka_unit_test(test_no_fault_is_exact),
+        cmocka_unit_test(test_a_fault_is_announced),
+        cmocka_unit_test(test_not_in_the_shipped_program),
+    };
+    return cmocka_run_group_tests(tests, open_fixture, close_fixture);
+}
