@@ -2,32 +2,32 @@
  *
  *   1. same text    prompts × drafters × lengths × batch sizes, greedy and with a seed, with and
  *                   without penalties and cuts: every token equal to plain decoding's, with ==
- *   2. reject       draws through the verifier against the model's own next-token distributions,
- *                   for guesses from several q: a chi-square test each
+ *   2. reject       short texts sampled by the engine with `--verify reject`, over many seeds and
+ *                   several drafters: a chi-square test each of their joint distribution, and one
+ *                   of all together (prove_reject.c)
  *
- * The distributions of 2 are the model's rows after each prompt, with all but the likeliest tokens
- * taken together as one, so that every cell has enough draws. A correct program fails a single test
- * with a chance of one in a million. Drafters that are told the text (`oracle`) are told plain
- * decoding's, so that long and broken chains of right guesses both occur.
+ * A test of 2 fails where p < 1e-6. The chi-square distribution is an approximation for cells of
+ * ten: by simulation a correct program fails one test in 250,000. Drafters that are told the text
+ * (`oracle`) are told plain decoding's, so that long and broken chains of right guesses both occur.
  *
  * Prints what was checked, how much, and the verdict; exit 1 on any difference, and where nothing
  * was guessed: a verdict must have been put at risk. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/statistics.h"
 #include "cli/progress.h"
 #include "cli/prompts.h"
+#include "cli/prove_reject.h"
 #include "cli/report.h"
 #include "cli/spec.h"
 #include "format/describe.h"
-#include "kv/kv.h"
 
 enum { DEFAULT_PREDICT = 24, MAX_PROMPTS = 40, MAX_DRAFTERS = 8, MAX_DIFFERENCES = 5 };
-enum { CELLS = 33, N_DRAWS = 50000, MAX_ROWS = 256 };
-static const double FALSE_ALARM = 1e-6;
+enum { N_REJECT = 3, REJECT_LENGTH = 2 };
+static const double MIN_P = 1e-6; /* of a chi-square test */
 
 static const char *const PROMPTS[] = {
     "Write a short story about a lighthouse keeper who finds a map.",
@@ -39,7 +39,7 @@ static const char *const PROMPTS[] = {
 };
 
 typedef struct text {
-    so_tokens prompt, plain;
+    so_tokens prompt, words, plain; /* words: the prompt without a chat format */
     so_sample_params sample;
 } text;
 
@@ -52,6 +52,8 @@ typedef struct prover {
     int n_texts, n_predict;
     const char *drafters[MAX_DRAFTERS];
     int n_drafters;
+    const char *reject[N_REJECT]; /* drafters of the tests of `reject` */
+    int n_reject;
     int64_t n_runs, n_tokens, n_different;
     int64_t n_accepted, n_drafted;
     int n_chi2, n_chi2_failed;
@@ -188,7 +190,7 @@ static int check_texts(prover *v) {
         for (int d = 0; d < v->n_drafters && rc == SO_OK; d++)
             for (int k = 0; k < n_lengths && rc == SO_OK; k++) {
                 rc = check_way(v, e, v->drafters[d], fixed ? fixed : LENGTHS[k], BATCHES[b]);
-                so_progress_set(&v->bar, 0.05 + 0.85 * ++done / n_ways);
+                so_progress_set(&v->bar, 0.05 + 0.7 * ++done / n_ways);
             }
         so_engine_free(e);
     }
@@ -197,188 +199,42 @@ static int check_texts(prover *v) {
 
 /* --- 2. reject --- */
 
-/* The row after a prompt. */
-static int read_row(prover *v, const so_tokens *prompt, float *logits) {
-    const so_hparams *hp = so_model_hparams(v->b.model);
-    int n = (int)prompt->len, n_ctx = SO_MIN(v->eo.n_ctx, n), rc;
-    so_kv_shape shape = {.n_layers = hp->n_layers,
-                         .n_heads_kv = hp->n_heads_kv,
-                         .head_dim = hp->head_dim,
-                         .n_pages = so_kv_pages_for(n_ctx) + 1,
-                         .dtype = v->eo.kv_dtype};
-    so_kv *kv = NULL;
-    so_pass *pass = NULL;
-    so_seq *seq = NULL;
-    so_row *rows = SO_NEW_N(so_row, MAX_ROWS);
-    rc = so_kv_create(v->b.backend, &shape, &kv, &v->err);
-    if (rc == SO_OK)
-        rc = so_pass_create(v->b.model, kv, MAX_ROWS, 1, &pass, &v->err);
-    if (rc == SO_OK)
-        seq = so_seq_create(kv);
-    for (int at = 0; at < n && rc == SO_OK;) {
-        int k = SO_MIN(n - at, (int)MAX_ROWS);
-        for (int i = 0; i < k; i++)
-            rows[i] = (so_row){prompt->ids[at + i], at + i, 0, i - 1, at + i == n - 1, NULL};
-        so_batch batch = {rows, k, &seq, 1};
-        rc = so_seq_begin(seq, k, &v->err);
-        if (rc == SO_OK)
-            rc = so_pass_run(pass, &batch, SO_PASS_LOGITS, &v->err);
-        if (rc == SO_OK)
-            rc = so_pass_check_all(pass, &v->err);
-        if (rc == SO_OK)
-            so_seq_commit_chain(seq, k);
-        at += k;
-    }
-    if (rc == SO_OK)
-        memcpy(logits, so_pass_logits(pass, 0), (size_t)hp->n_vocab * sizeof *logits);
-    so_seq_free(seq);
-    so_pass_free(pass);
-    so_kv_free(kv);
-    free(rows);
-    return rc;
-}
-
-/* The likeliest tokens of p as cells, the rest as the last one; −1 where p has no more tokens. */
-static void choose_cells(const float *p, int n, int32_t cells[CELLS - 1]) {
-    for (int k = 0; k < CELLS - 1; k++) {
-        int32_t best = -1;
-        for (int32_t i = 0; i < n; i++) {
-            bool used = false;
-            for (int j = 0; j < k && !used; j++)
-                used = cells[j] == i;
-            if (!used && (best < 0 || p[i] > p[best]))
-                best = i;
-        }
-        cells[k] = best;
-    }
-}
-
-static void condense(const float *row, const int32_t cells[CELLS - 1], float out[CELLS]) {
-    double rest = 1;
-    for (int k = 0; k < CELLS - 1; k++) {
-        out[k] = cells[k] < 0 ? 0 : row[cells[k]];
-        rest -= (double)out[k];
-    }
-    out[CELLS - 1] = (float)SO_MAX(rest, 0);
-}
-
-/* P(a chi-square of df degrees of freedom is at least x): the upper incomplete gamma function, by
- * its series below the mean and its continued fraction above. */
-static double chi2_tail(double x, int df) {
-    double a = df / 2.0, z = x / 2, front = exp(a * log(z) - z - lgamma(a));
-    if (z <= 0)
-        return 1;
-    if (z < a + 1) {
-        double term = 1 / a, sum = term;
-        for (int k = 1; k < 1000 && term > sum * 1e-15; k++)
-            sum += term *= z / (a + k);
-        return 1 - front * sum;
-    }
-    double b = z + 1 - a, c = 1e300, d = 1 / b, h = d;
-    for (int k = 1; k < 1000; k++) {
-        double an = -k * (k - a), delta;
-        b += 2;
-        d = 1 / (an * d + b);
-        c = b + an / c;
-        h *= delta = d * c;
-        if (fabs(delta - 1) < 1e-15)
-            break;
-    }
-    return front * h;
-}
-
-/* Cells with few expected draws are taken together. */
-static double p_value(const float *p, const int64_t *count) {
-    double chi2 = 0, small_expected = 0, small_count = 0;
-    int df = -1;
-    for (int i = 0; i < CELLS; i++) {
-        double expected = (double)p[i] * N_DRAWS;
-        if (expected < 10) {
-            small_expected += expected;
-            small_count += (double)count[i];
-            continue;
-        }
-        chi2 += ((double)count[i] - expected) * ((double)count[i] - expected) / expected;
-        df++;
-    }
-    if (small_expected >= 5) {
-        chi2 += (small_count - small_expected) * (small_count - small_expected) / small_expected;
-        df++;
-    } else if (small_count > small_expected + 40) {
-        return 0;
-    }
-    return df < 1 ? 1 : chi2_tail(chi2, df);
-}
-
-static const float *row_of(void *user, int node) {
-    (void)node;
-    return user;
-}
-
-/* N draws of the first token through the verifier; q NULL: the argmax of p as a point. */
-static void test_reject(prover *v, float *p, const float *q, uint64_t seed) {
-    static const int n_guesses = 2; /* draws of one position: the second meets a residual */
-    so_tree *t = SO_NEW(so_tree);
-    double scratch[2 * CELLS];
-    int64_t count[CELLS] = {0};
-    so_verdict verdict;
-    so_tree_init(t, CELLS, 1);
-    for (int i = 0; i < N_DRAWS; i++) {
-        so_chance_keyed chance;
-        so_chance_keyed_init(&chance, seed + (uint64_t)i, 0);
-        so_tree_reset(t, 0, 0);
-        int row = q ? so_tree_new_row(t) : -1;
-        if (q)
-            memcpy(so_tree_row(t, row), q, CELLS * sizeof *q);
-        for (uint32_t k = 0; k < (uint32_t)n_guesses; k++) {
-            so_rng_key key = {.seed = seed + (uint64_t)i, .position = 1, .purpose = SO_RNG_DRAFT};
-            int32_t x = q ? so_sample_pick(q, CELLS, so_rng_uniform(&key, k)) : (int32_t)k;
-            so_tree_add(t, 0, x, q ? SO_Q_ROW : SO_Q_POINT, row, 0, 0.5f);
-        }
-        so_verify_reject(t, row_of, p, &chance.base, 1, scratch, &verdict);
-        int32_t first = verdict.n_accepted ? t->nodes[verdict.path[0]].token : verdict.token;
-        count[first]++;
-    }
-    so_tree_deinit(t);
-    free(t);
-    double pv = p_value(p, count);
+static void count_test(prover *v, const so_prove_result *t) {
+    double p = t->df > 0 ? so_chi2_tail(t->chi2, t->df) : 1;
     v->n_chi2++;
-    v->n_chi2_failed += pv < FALSE_ALARM;
-    v->worst_p = SO_MIN(v->worst_p, pv);
+    v->n_chi2_failed += p < MIN_P;
+    v->worst_p = SO_MIN(v->worst_p, p);
 }
 
 static int check_reject(prover *v) {
-    int n_vocab = so_model_hparams(v->b.model)->n_vocab, rc = SO_OK;
-    float *logits = SO_NEW_N(float, n_vocab), *dense = SO_NEW_N(float, n_vocab);
-    so_sampler *s = so_sampler_create(n_vocab);
-    for (int i = 0; i < v->n_texts && rc == SO_OK; i++) {
-        int32_t cells[CELLS - 1];
-        float p[CELLS], q[CELLS], even[CELLS];
-        so_sample_params sp;
-        so_sample_context ctx = {v->texts[i].prompt.ids, (int)v->texts[i].prompt.len,
-                                 (int)v->texts[i].prompt.len};
-        so_sample_defaults(&sp);
-        sp.temp = 1;
-        rc = read_row(v, &v->texts[i].prompt, logits);
-        if (rc == SO_OK)
-            rc = so_sample_distribution(s, &sp, logits, &ctx, dense, &v->err);
+    int fixed = (int)so_args_int(v->a, SO_OPT_SPEC_LENGTH, 0);
+    uint64_t seed = (uint64_t)so_args_int(v->a, SO_OPT_SEED, 1);
+    so_prove_reject *r = NULL;
+    so_prove_result all = {0};
+    int rc = so_prove_reject_open(&v->b, &v->eo, fixed ? fixed : REJECT_LENGTH, &r, &v->err);
+    for (int i = 0; i < v->n_reject && rc == SO_OK; i++) {
+        const text *t = &v->texts[i % v->n_texts];
+        so_prove_result one;
+        so_prove_case c = {.drafter = v->reject[i],
+                           .text = t->words.len > 0 ? &t->words : &t->prompt,
+                           .favour = i > 0,
+                           .seed = seed + ((uint64_t)i << 8)};
+        rc = so_prove_reject_test(r, &c, &one, &v->err);
         if (rc != SO_OK)
             break;
-        choose_cells(dense, n_vocab, cells);
-        condense(dense, cells, p);
-        sp.temp = 2; /* what a draft that is unsure of itself would say */
-        rc = so_sample_distribution(s, &sp, logits, &ctx, dense, &v->err);
-        condense(dense, cells, q);
-        for (int k = 0; k < CELLS; k++)
-            even[k] = 1.0f / CELLS;
-        test_reject(v, p, q, 1000003 * (uint64_t)(i + 1));
-        test_reject(v, p, even, 2000003 * (uint64_t)(i + 1));
-        test_reject(v, p, NULL, 3000017 * (uint64_t)(i + 1));
-        so_progress_set(&v->bar, 0.9 + 0.1 * (i + 1) / v->n_texts);
+        count_test(v, &one);
+        all.chi2 += one.chi2;
+        all.df += one.df;
+        all.n_drafted += one.n_drafted;
+        all.n_accepted += one.n_accepted;
+        so_progress_set(&v->bar, 0.75 + 0.25 * (i + 1) / v->n_reject);
     }
-    so_sampler_free(s);
-    free(logits);
-    free(dense);
+    so_prove_reject_close(r);
+    if (rc == SO_OK && all.n_drafted == 0)
+        return so_err_set(&v->err, SO_EINVAL,
+                          "`reject` had nothing to test: %s guessed nothing behind short prompts",
+                          v->reject[0]);
+    count_test(v, &all); /* small faults that all drafters meet */
     return rc;
 }
 
@@ -397,6 +253,8 @@ static int read_texts(prover *v) {
         so_str words = p.n ? p.items[i].turns[0] : so_str_c(PROMPTS[i]);
         rc = so_cli_encode(&v->b, so_args_has(v->a, SO_OPT_RAW), words, &v->texts[i].prompt,
                            &v->err);
+        if (rc == SO_OK)
+            rc = so_cli_encode(&v->b, true, words, &v->texts[i].words, &v->err);
         v->texts[i].sample = sampling(i, v);
     }
     so_prompts_free(&p);
@@ -408,8 +266,13 @@ static void list_drafters(prover *v) {
     static const char *const with_model[] = {"model", "model(ngram)"};
     if (so_args_has(v->a, SO_OPT_SPEC)) {
         v->drafters[v->n_drafters++] = v->spec.opts.drafter;
+        while (v->n_reject < N_REJECT)
+            v->reject[v->n_reject++] = v->spec.opts.drafter;
         return;
     }
+    v->reject[v->n_reject++] = "oracle(0.7)";             /* points */
+    v->reject[v->n_reject++] = "ngram(draw)+oracle(0.7)"; /* siblings */
+    v->reject[v->n_reject++] = v->eo.draft ? "model" : "ngram(draw)";
     for (size_t i = 0; i < SO_LEN(always); i++)
         v->drafters[v->n_drafters++] = always[i];
     for (size_t i = 0; v->eo.draft && i < SO_LEN(with_model); i++)
@@ -440,8 +303,8 @@ static int print_verdict(const prover *v) {
     printf("; 1 and 4 at once), %lld tokens, %lld guesses, %lld accepted: %lld different\n",
            (long long)v->n_tokens, (long long)v->n_drafted, (long long)v->n_accepted,
            (long long)v->n_different);
-    printf("reject      %d chi-square tests of %d draws, least p %.3g: %d below %g\n", v->n_chi2,
-           N_DRAWS, v->worst_p, v->n_chi2_failed, FALSE_ALARM);
+    printf("reject      %d chi-square tests of %d texts, least p %.3g: %d below %g\n", v->n_chi2,
+           so_prove_reject_texts(&v->b), v->worst_p, v->n_chi2_failed, MIN_P);
     printf("verdict     %s\n", exact ? "exact: speculation changed nothing" : "NOT EXACT");
     return exact ? 0 : 1;
 }
@@ -496,6 +359,7 @@ int so_cmd_prove(int argc, char **argv) {
     int status = prove(&v);
     for (int i = 0; i < v.n_texts; i++) {
         so_tokens_free(&v.texts[i].prompt);
+        so_tokens_free(&v.texts[i].words);
         so_tokens_free(&v.texts[i].plain);
     }
     free(v.texts);

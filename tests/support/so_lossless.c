@@ -431,31 +431,6 @@ void so_lossless_check(const so_lossless_case *c) {
 
 /* --- sampling --- */
 
-/* Q(a, x), the upper regularised gamma function: the series of P below a+1, else Lentz's continued
- * fraction of Q. */
-static double gamma_q(double a, double x) {
-    double lead = exp(a * log(x) - x - lgamma(a));
-    if (x < a + 1) {
-        double term = 1 / a, s = term;
-        for (int k = 1; k < 10000 && term > s * 1e-16; k++)
-            s += term *= x / (a + k);
-        return 1 - lead * s;
-    }
-    double b = x + 1 - a, c = 1e300, d = 1 / b, h = d;
-    for (int k = 1; k < 10000; k++) {
-        double an = -k * (k - a);
-        b += 2;
-        d = 1 / (an * d + b);
-        c = b + an / c;
-        h *= d * c;
-        if (fabs(d * c - 1) < 1e-15)
-            break;
-    }
-    return lead * h;
-}
-
-double so_chi2_tail(double x, int df) { return x > 0 ? gamma_q(df / 2.0, x / 2) : 1; }
-
 /* Chance for drafters: a purpose of its own, and a running index, so that no draw repeats. */
 typedef struct drafter_chance {
     so_chance base;

@@ -18,6 +18,7 @@
 #ifndef SO_LOSSLESS_H
 #define SO_LOSSLESS_H
 
+#include "base/statistics.h"
 #include "draft/drafter.h"
 #include "token/tree.h"
 #include "verify/verify.h"
@@ -103,9 +104,6 @@ double so_lossless_gap(const so_lossless_case *c);
 double so_lossless_tokens_per_round(const so_lossless_case *c);
 void so_lossless_check(const so_lossless_case *c);
 double so_lossless_chi2(const so_lossless_case *c, int n_draws, uint64_t seed);
-
-/* P(a chi-square of df degrees of freedom is at least x). */
-double so_chi2_tail(double x, int df);
 
 /* The text up to and including `node`; returns its length. */
 int so_toy_path(const so_tree *t, int node, const int32_t *text, int n, int32_t *out);

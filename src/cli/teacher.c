@@ -1,0 +1,58 @@
+/* See teacher.h. */
+#include "cli/teacher.h"
+
+#include <stdlib.h>
+
+#include "base/mem.h"
+
+int so_teacher_open(so_teacher *t, const so_model *m, const so_teacher_opts *o, so_err *err) {
+    const so_hparams *hp = so_model_hparams(m);
+    so_kv_shape shape = {.n_layers = hp->n_layers,
+                         .n_heads_kv = hp->n_heads_kv,
+                         .head_dim = hp->head_dim,
+                         .n_pages = o->n_pages,
+                         .dtype = o->kv_dtype};
+    *t = (so_teacher){.max_rows = o->max_rows};
+    int rc = so_kv_create(so_model_backend(m), &shape, &t->kv, err);
+    if (rc == SO_OK)
+        rc = so_pass_create(m, t->kv, o->max_rows, o->max_logits, &t->pass, err);
+    if (rc != SO_OK)
+        return rc;
+    t->seq = so_seq_create(t->kv);
+    t->rows = SO_NEW_N(so_row, o->max_rows);
+    return SO_OK;
+}
+
+void so_teacher_close(so_teacher *t) {
+    so_seq_free(t->seq);
+    so_pass_free(t->pass);
+    so_kv_free(t->kv);
+    free(t->rows);
+}
+
+int so_teacher_rows(so_teacher *t, so_seq *seq, const int32_t *ids, int n, int first_logit,
+                    unsigned want, so_err *err) {
+    int len = so_seq_len(seq);
+    for (int i = 0; i < n; i++)
+        t->rows[i] = (so_row){
+            .token = ids[i], .pos = len + i, .parent = i - 1, .want_logits = i >= first_logit};
+    so_batch batch = {.rows = t->rows, .n_rows = n, .seqs = &seq, .n_seqs = 1};
+    int rc = so_seq_begin(seq, n, err);
+    if (rc == SO_OK)
+        rc = so_pass_run(t->pass, &batch, want, err);
+    return rc == SO_OK ? so_pass_check_all(t->pass, err) : rc;
+}
+
+int so_teacher_feed(so_teacher *t, so_seq *seq, const int32_t *ids, int n, int n_logits,
+                    so_err *err) {
+    int rc = SO_OK;
+    for (int at = 0; at < n && rc == SO_OK;) {
+        int k = SO_MIN(n - at, t->max_rows), first_logit = SO_MAX(0, n - n_logits - at);
+        rc = so_teacher_rows(t, seq, ids + at, k, first_logit, n_logits > 0 ? SO_PASS_LOGITS : 0,
+                             err);
+        if (rc == SO_OK)
+            so_seq_commit_chain(seq, k);
+        at += k;
+    }
+    return rc;
+}
