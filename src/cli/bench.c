@@ -27,36 +27,17 @@
 
 enum { MAX_TEXT = 256 << 20, PPL_ROWS = 64 };
 
-/* Logits of row i, which took ids[i]. */
-typedef int row_fn(so_bench_rig *g, const int32_t *ids, int i, const float *logits, void *user);
-
-/* Feeds a window, tells of its rows first … n - 1 in order, and leaves the sequence empty. */
-static int each_row(so_bench_rig *g, const int32_t *ids, int first, int n, row_fn *fn, void *user) {
-    int rc = so_bench_feed(g, ids, first, 0);
-    for (int at = first; at < n && rc == SO_OK;) {
-        int k = SO_MIN(n - at, g->max_rows);
-        rc = so_bench_rows(g, ids + at, k, 0, SO_PASS_LOGITS);
-        for (int i = 0; i < k && rc == SO_OK; i++)
-            rc = fn(g, ids, at + i, so_pass_logits(g->pass, i), user);
-        if (rc == SO_OK)
-            so_seq_commit_chain(g->seq, k);
-        at += k;
-    }
-    if (rc == SO_OK)
-        so_seq_truncate_to(g->seq, 0);
-    return rc;
-}
-
 /* --- perplexity --- */
 
 typedef struct score {
     double nll; /* Σ −log p of the token that came */
-    int n;
+    int n, n_vocab;
+    const int32_t *ids; /* of the window */
 } score;
 
-static int score_row(so_bench_rig *g, const int32_t *ids, int i, const float *logits, void *user) {
+static int score_row(void *user, const so_teacher *t, int i, int row) {
     score *s = user;
-    s->nll -= so_sample_logprob(logits, so_model_hparams(g->b.model)->n_vocab, ids[i + 1]);
+    s->nll -= so_sample_logprob(so_pass_logits(t->pass, row), s->n_vocab, s->ids[i + 1]);
     s->n++;
     return SO_OK;
 }
@@ -71,7 +52,9 @@ static int score_text(so_bench_rig *g, const so_tokens *t, score *s) {
         int32_t *ids = t->ids + (size_t)w * (size_t)g->n_ctx;
         if (bos != SO_TOKEN_NONE)
             ids[0] = bos;
-        rc = each_row(g, ids, g->n_ctx / 2, g->n_ctx - 1, score_row, s);
+        s->ids = ids;
+        so_teacher_text window = {ids, g->n_ctx - 1, g->n_ctx / 2, SO_PASS_LOGITS};
+        rc = so_teacher_each(&g->t, &window, score_row, s, &g->err);
         so_progress_set(&bar, (w + 1.0) / n_windows);
     }
     so_progress_end(&bar);
@@ -99,7 +82,7 @@ static int bench_ppl(const so_args *a, so_bench_rig *g) {
     if (status != 0)
         return status;
     so_tokens t = {0};
-    score s = {0};
+    score s = {.n_vocab = so_model_hparams(g->b.model)->n_vocab};
     int rc = read_text(g, &t);
     if (rc == SO_OK)
         rc = score_text(g, &t, &s);
@@ -142,25 +125,32 @@ static int read_ids(so_bench_rig *g, so_tokens *out) {
     return rc;
 }
 
-static int write_row(so_bench_rig *g, const int32_t *ids, int i, const float *logits, void *user) {
-    (void)ids, (void)i;
-    size_t n_vocab = (size_t)so_model_hparams(g->b.model)->n_vocab;
-    return so_out_write(user, logits, n_vocab * sizeof *logits, &g->err);
+typedef struct writer {
+    so_bench_rig *g;
+    so_out_file *out;
+} writer;
+
+static int write_row(void *user, const so_teacher *t, int i, int row) {
+    (void)i;
+    writer *w = user;
+    size_t n_vocab = (size_t)so_model_hparams(w->g->b.model)->n_vocab;
+    return so_out_write(w->out, so_pass_logits(t->pass, row), n_vocab * sizeof(float), &w->g->err);
 }
 
 static int write_logits(so_bench_rig *g, const so_tokens *t) {
-    so_out_file *out = NULL;
-    int rc = so_out_begin(so_args_str(g->a, SO_OPT_OUT, NULL), &out, &g->err), n = (int)t->len;
+    writer w = {.g = g};
+    int rc = so_out_begin(so_args_str(g->a, SO_OPT_OUT, NULL), &w.out, &g->err), n = (int)t->len;
     so_progress bar;
     so_progress_begin(&bar, "logits");
     for (int at = 0; at < n && rc == SO_OK; at += g->n_ctx) {
-        rc = each_row(g, t->ids + at, 0, SO_MIN(n - at, g->n_ctx), write_row, out);
+        so_teacher_text window = {t->ids + at, SO_MIN(n - at, g->n_ctx), 0, SO_PASS_LOGITS};
+        rc = so_teacher_each(&g->t, &window, write_row, &w, &g->err);
         so_progress_set(&bar, (double)at / n);
     }
     so_progress_end(&bar);
     if (rc != SO_OK)
-        so_out_abort(out);
-    return rc == SO_OK ? so_out_commit(out, &g->err) : rc;
+        so_out_abort(w.out);
+    return rc == SO_OK ? so_out_commit(w.out, &g->err) : rc;
 }
 
 static int bench_logits(const so_args *a, so_bench_rig *g) {

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "base/statistics.h"
 #include "cli/report.h"
 
 static const int WIDTHS[] = {1, 2, 4, 5, 8, 16, 32, 64};
@@ -124,11 +125,6 @@ static int multiply(bench *g, const set *s, int n, double *ms) {
     return rc;
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void print_row(const bench *g, const set *s, int n, double ms) {
     double weights = (double)s->n_weights * s->m * s->k;
     double bytes = (double)s->n_weights * s->m * (double)so_dtype_row_bytes(s->dtype, s->k);
@@ -155,10 +151,8 @@ static int time_set(bench *g, so_dtype dtype, int k) {
             if (rep >= 0)
                 s->ms[w][rep] = ms;
         }
-    for (int w = 0; w < N_WIDTHS && rc == SO_OK; w++) {
-        qsort(s->ms[w], (size_t)g->n_repeats, sizeof(double), by_value);
-        print_row(g, s, WIDTHS[w], s->ms[w][g->n_repeats / 2]);
-    }
+    for (int w = 0; w < N_WIDTHS && rc == SO_OK; w++)
+        print_row(g, s, WIDTHS[w], so_median(s->ms[w], g->n_repeats));
     set_close(g, s);
     free(s);
     return rc;

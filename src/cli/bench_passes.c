@@ -58,24 +58,24 @@ static int parse_pass(so_bench_rig *g, const char *line, question *q) {
 
 /* The sequence grows to the longest context that was asked for; shorter ones are forks of it. */
 static int answer_pass(so_bench_rig *g, const question *q) {
-    int len = so_seq_len(g->seq);
-    int rc = len < q->n_ctx ? so_bench_feed(g, NULL, q->n_ctx - len, 0) : SO_OK;
+    int len = so_seq_len(g->t.seq);
+    int rc = len < q->n_ctx ? so_bench_feed(g, q->n_ctx - len, 0) : SO_OK;
     if (rc != SO_OK)
         return rc;
-    so_seq *whole = g->seq;
+    so_seq *whole = g->t.seq;
     json_t *times = json_array();
-    g->seq = so_seq_fork(whole, q->n_ctx);
+    g->t.seq = so_seq_fork(whole, q->n_ctx);
     for (int i = 0; i < q->n_times && rc == SO_OK; i++) {
         int64_t t = so_clock_ns();
-        rc = so_bench_feed(g, NULL, q->n_rows, q->n_logits);
+        rc = so_bench_feed(g, q->n_rows, q->n_logits);
         json_array_append_new(times, json_real(so_clock_ms_since(t)));
         if (rc == SO_OK)
-            so_seq_truncate_to(g->seq, q->n_ctx);
+            so_seq_truncate_to(g->t.seq, q->n_ctx);
     }
-    so_seq_free(g->seq);
-    g->seq = whole;
-    so_work w =
-        so_model_work(g->b.model, so_kv_get_shape(g->kv)->dtype, q->n_ctx, q->n_rows, q->n_logits);
+    so_seq_free(g->t.seq);
+    g->t.seq = whole;
+    so_work w = so_model_work(g->b.model, so_kv_get_shape(g->t.kv)->dtype, q->n_ctx, q->n_rows,
+                              q->n_logits);
     if (rc == SO_OK)
         so_report_print_json(
             json_pack("{s:o, s:f, s:f}", "ms", times, "bytes", w.n_bytes, "macs", w.n_macs));

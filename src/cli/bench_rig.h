@@ -3,18 +3,16 @@
 #define SO_CLI_BENCH_RIG_H
 
 #include "cli/load.h"
-#include "kv/kv.h"
+#include "cli/teacher.h"
 
 enum { SO_BENCH_WIDEST = 64 /* rows with logits at once */ };
 
 typedef struct so_bench_rig {
     const so_args *a;
     so_bundle b;
-    so_kv *kv;
-    so_pass *pass;
-    so_seq *seq;
-    so_row *rows;
-    int max_rows, n_ctx, n_repeats;
+    so_teacher t;
+    int32_t *ids; /* [n_ctx + extra] tokens of a fixed seed, by position */
+    int n_ctx, n_repeats;
     bool json;
     bool two; /* set before opening: room for a second sequence as long */
     so_err err;
@@ -25,16 +23,10 @@ typedef struct so_bench_rig {
 int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_rows, int extra);
 void so_bench_close(so_bench_rig *g);
 
-/* A chain of n rows behind the sequence, left open, rows from first_logit on with logits. Row i
- * takes ids[i]; without ids tokens are drawn from a fixed seed: the time of a pass does not depend
- * on what they say. */
-int so_bench_rows(so_bench_rig *g, const int32_t *ids, int n, int first_logit, unsigned want);
-/* Reads n tokens into the cache, max_rows at a time, the last n_logits of them (no more than one
- * pass has) with logits. */
-int so_bench_feed(so_bench_rig *g, const int32_t *ids, int n, int n_logits);
-
-/* Sorts v; [0] is then the minimum. */
-double so_bench_median(double *v, int n);
+/* so_teacher_rows and so_teacher_feed with the tokens of `ids`, all rows of the first with logits:
+ * the time of a pass does not depend on which tokens they are. */
+int so_bench_rows(so_bench_rig *g, int n, unsigned want);
+int so_bench_feed(so_bench_rig *g, int n, int n_logits);
 
 /* bench_time.c */
 int so_bench_curve(const so_args *a, so_bench_rig *g);

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "base/statistics.h"
 
 enum { FAR_UNKNOWN = 512 << 20 };
 
@@ -55,8 +56,8 @@ so_probe so_roof_take(so_roof *r) {
 }
 
 void so_roof_settle(so_roof *r) {
-    r->probe = (so_probe){.read_gb = so_bench_median(r->read_gb, r->n),
-                          .mac_giga = so_bench_median(r->mac_giga, r->n)};
+    r->probe = (so_probe){.read_gb = so_median(r->read_gb, r->n),
+                          .mac_giga = so_median(r->mac_giga, r->n)};
 }
 
 double so_roof_ms(const so_roof *r, so_work w) {

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/statistics.h"
 #include "cli/bench_rig.h"
 #include "cli/bench_roof.h"
 #include "cli/progress.h"
@@ -21,7 +22,7 @@ enum { WARM_UP = 2, SETTLE_PASSES = 10, SETTLE_MS = 60 };
 static const int WIDTHS[] = {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64};
 enum { N_WIDTHS = SO_LEN(WIDTHS) };
 
-static so_dtype kv_dtype(const so_bench_rig *g) { return so_kv_get_shape(g->kv)->dtype; }
+static so_dtype kv_dtype(const so_bench_rig *g) { return so_kv_get_shape(g->t.kv)->dtype; }
 
 /* One width at a time, until the caches have settled to it, as in decoding; then the pass that
  * counts. A large cache shared with others takes its time: ten passes of 100 MB were seen to fall
@@ -33,16 +34,16 @@ static int time_settled(so_bench_rig *g, int n, double *ms) {
     for (int i = 0; !last && rc == SO_OK; i++) {
         last = i > 0 && (i == SETTLE_PASSES || so_clock_ms_since(begin) > SETTLE_MS);
         int64_t t = so_clock_ns();
-        rc = so_bench_rows(g, NULL, n, 0, SO_PASS_LOGITS);
+        rc = so_bench_rows(g, n, SO_PASS_LOGITS);
         *ms = so_clock_ms_since(t);
-        so_seq_abort(g->seq);
+        so_seq_abort(g->t.seq);
     }
     return rc;
 }
 
 static int time_widths(so_bench_rig *g, so_roof *roof, double *ms /* [N_WIDTHS][n_repeats] */) {
     so_progress bar;
-    int rc = so_bench_feed(g, NULL, g->n_ctx, 0);
+    int rc = so_bench_feed(g, g->n_ctx, 0);
     so_progress_begin(&bar, "curve");
     for (int rep = -WARM_UP; rep < g->n_repeats && rc == SO_OK; rep++) {
         for (int w = 0; w < N_WIDTHS && rc == SO_OK; w++) {
@@ -68,7 +69,7 @@ static void print_curve(so_bench_rig *g, const so_roof *roof, double *ms) {
                g->n_ctx, g->n_repeats);
     }
     for (int w = 0; w < N_WIDTHS; w++) {
-        double *v = ms + w * g->n_repeats, mid = so_bench_median(v, g->n_repeats);
+        double *v = ms + w * g->n_repeats, mid = so_median(v, g->n_repeats);
         so_work work = so_model_work(g->b.model, kv_dtype(g), g->n_ctx, WIDTHS[w], WIDTHS[w]);
         double limit = so_roof_ms(roof, work);
         base = w == 0 ? mid : base;
@@ -107,26 +108,26 @@ int so_bench_curve(const so_args *a, so_bench_rig *g) {
 /* One timed run: n tokens one by one, or n tokens as a prompt whose last one has logits; then
  * forgets them. */
 static int time_once(so_bench_rig *g, int n, bool one_by_one, double *ms) {
-    int len = so_seq_len(g->seq), rc = SO_OK;
+    int len = so_seq_len(g->t.seq), rc = SO_OK;
     int64_t t = so_clock_ns();
     if (one_by_one) {
         for (int i = 0; i < n && rc == SO_OK; i++) {
-            rc = so_bench_rows(g, NULL, 1, 0, SO_PASS_ARGMAX);
+            rc = so_bench_rows(g, 1, SO_PASS_ARGMAX);
             if (rc == SO_OK)
-                so_seq_commit_chain(g->seq, 1);
+                so_seq_commit_chain(g->t.seq, 1);
         }
     } else {
-        rc = so_bench_feed(g, NULL, n, 1);
+        rc = so_bench_feed(g, n, 1);
     }
     *ms = so_clock_ms_since(t);
     if (rc == SO_OK)
-        so_seq_truncate_to(g->seq, len);
+        so_seq_truncate_to(g->t.seq, len);
     return rc;
 }
 
 static int time_runs(so_bench_rig *g, so_roof *roof, int n, bool decode, double *ms) {
     so_progress bar;
-    int rc = decode ? so_bench_feed(g, NULL, g->n_ctx, 0) : SO_OK;
+    int rc = decode ? so_bench_feed(g, g->n_ctx, 0) : SO_OK;
     so_progress_begin(&bar, decode ? "decode" : "prompt");
     for (int rep = -WARM_UP; rep < g->n_repeats && rc == SO_OK; rep++) {
         double t;
@@ -155,7 +156,7 @@ static so_work work_of(const so_bench_rig *g, int n, bool decode) {
 }
 
 static void print_rate(so_bench_rig *g, const so_roof *roof, int n, bool decode, double *ms) {
-    double mid = so_bench_median(ms, g->n_repeats);
+    double mid = so_median(ms, g->n_repeats);
     double bytes = (double)so_model_weight_bytes(g->b.model), gbps = bytes / (mid * 1e6);
     const char *label = decode ? "decode" : "prompt";
     int ctx = decode ? g->n_ctx : 0;

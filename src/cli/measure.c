@@ -86,18 +86,6 @@ double so_ratio_error(const so_ratio *r) {
     return sqrt(SO_MAX(sq, 0) * r->k / (r->k - 1)) / r->n;
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double so_measure_median(double *v, int n) {
-    if (n == 0)
-        return 0;
-    qsort(v, (size_t)n, sizeof *v, by_value);
-    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
 so_sample_params so_measure_sampling(const so_measure *m, uint64_t seed) {
     so_sample_params p;
     so_sample_defaults(&p);
@@ -350,23 +338,16 @@ static int fit_context(so_measure *m) {
 }
 
 static int open_pass(so_measure *m) {
-    const so_hparams *hp = so_model_hparams(m->b.model);
-    m->max_rows = SO_MAX((int)ROWS, m->max_gamma + 1);
-    so_kv_shape shape = {.n_layers = hp->n_layers,
-                         .n_heads_kv = hp->n_heads_kv,
-                         .head_dim = hp->head_dim,
-                         .n_pages = so_kv_pages_for(m->eo.n_ctx + m->max_rows) +
+    int max_rows = SO_MAX((int)ROWS, m->max_gamma + 1);
+    so_teacher_opts o = {.n_pages = so_kv_pages_for(m->eo.n_ctx + max_rows) +
                                     so_kv_pages_for(SO_MEASURE_BEHIND + SO_MEASURE_WIDEST) + 2,
-                         .dtype = m->eo.kv_dtype};
-    int rc = so_kv_create(m->b.backend, &shape, &m->kv, &m->err);
+                         .max_rows = max_rows,
+                         .max_logits = max_rows,
+                         .kv_dtype = m->eo.kv_dtype};
+    int rc = so_teacher_open(&m->t, m->b.model, &o, &m->err);
     if (rc == SO_OK)
-        rc = so_pass_create(m->b.model, m->kv, m->max_rows, m->max_rows, &m->pass, &m->err);
-    if (rc == SO_OK) {
-        m->seq = so_seq_create(m->kv);
-        m->timed = so_seq_create(m->kv);
-    }
+        m->timed = so_seq_create(m->t.kv);
     m->rounds = SO_NEW_N(double, (SO_MEASURE_WIDEST + 1) * SO_MEASURE_ROUNDS);
-    m->rows = SO_NEW_N(so_row, m->max_rows);
     return rc;
 }
 
@@ -448,12 +429,9 @@ static void close_all(so_measure *m) {
     for (int k = 0; k < m->n_drafters; k++)
         free(m->drafters[k].name);
     free(m->drafters);
-    so_seq_free(m->seq);
     so_seq_free(m->timed);
+    so_teacher_close(&m->t);
     free(m->rounds);
-    so_pass_free(m->pass);
-    so_kv_free(m->kv);
-    free(m->rows);
     for (int i = 0; i < m->n_files; i++) {
         so_bundle_close(&m->files[i]);
         free(m->file_names[i]);

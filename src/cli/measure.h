@@ -13,9 +13,10 @@
 
 #include "cli/load.h"
 #include "cli/progress.h"
+#include "cli/teacher.h"
 #include "draft/spec.h"
-#include "kv/kv.h"
 
+enum { SO_MEASURE_WANT = SO_PASS_LOGITS | SO_PASS_HIDDEN }; /* of every pass */
 enum {
     SO_MEASURE_DRAFTERS = 32,
     SO_MEASURE_TEMPS = 2,
@@ -108,11 +109,8 @@ typedef struct so_measure {
     double t_ms[SO_MEASURE_WIDEST + 1]; /* their medians */
     double sample_ms[SO_MEASURE_TEMPS]; /* of drawing one token of the target */
 
-    so_kv *kv;
-    so_pass *pass;
-    so_seq *seq, *timed; /* for reading texts, and for timing passes behind n_behind tokens */
-    so_row *rows;
-    int max_rows;
+    so_teacher t;
+    so_seq *timed; /* of t's cache: for timing passes behind n_behind tokens */
     so_progress bar;
     so_err err;
 } so_measure;
@@ -124,7 +122,6 @@ int so_theory_measure(const so_args *a);
 bool so_measure_stopped(void);
 /* Share of the whole work that is behind us, `part` of 0 … 1 through this temperature. */
 void so_measure_progress(so_measure *m, double part);
-double so_measure_median(double *v, int n); /* sorts v; 0 of none */
 so_sample_params so_measure_sampling(const so_measure *m, uint64_t seed);
 /* Drafters for one half of the texts. */
 int so_measure_build(so_measure *m, so_measure_drafter *d, int half, so_draft_set *out);
@@ -134,8 +131,6 @@ int so_measure_build(so_measure *m, so_measure_drafter *d, int half, so_draft_se
 int so_measure_write(so_measure *m);
 int so_measure_accept(so_measure *m);
 void so_measure_forget(so_measure *m); /* the texts */
-/* Appends k rows to a sequence and runs them, left open; logits of rows from first_logit on. */
-int so_measure_rows(so_measure *m, so_seq *seq, const int32_t *ids, int k, int first_logit);
 
 /* measure_speed.c */
 /* Times passes of every width n_rounds times more; t(n) is the median of all rounds. */

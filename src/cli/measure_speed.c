@@ -22,6 +22,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/statistics.h"
 #include "cli/measure.h"
 #include "verify/theory.h"
 
@@ -40,7 +41,7 @@ static int time_pass(so_measure *m, int first, int n, double *ms) {
     for (int i = 0; i < n; i++)
         ids[i] = some_token(m, first + i);
     int64_t t = so_clock_ns();
-    int rc = so_measure_rows(m, m->timed, ids, n, 0);
+    int rc = so_teacher_rows(&m->t, m->timed, ids, n, 0, SO_MEASURE_WANT, &m->err);
     *ms = so_clock_ms_since(t);
     return rc;
 }
@@ -51,7 +52,7 @@ static int fill_behind(so_measure *m) {
     m->n_behind = SO_MAX(
         0, SO_MIN((int)SO_MEASURE_BEHIND, so_model_hparams(m->b.model)->n_ctx_train - widest));
     for (int at = 0; at < m->n_behind && rc == SO_OK;) {
-        int k = SO_MIN(m->n_behind - at, SO_MIN(m->max_rows, (int)SO_MEASURE_WIDEST));
+        int k = SO_MIN(m->n_behind - at, SO_MIN(m->t.max_rows, (int)SO_MEASURE_WIDEST));
         rc = time_pass(m, at, k, &ms);
         if (rc == SO_OK)
             so_seq_commit_chain(m->timed, k);
@@ -80,7 +81,7 @@ int so_measure_passes(so_measure *m, int n_rounds) {
     int n_kept = SO_MIN(m->n_rounds, (int)SO_MEASURE_ROUNDS);
     for (int n = 1; n <= widest && rc == SO_OK; n++) {
         memcpy(copy, m->rounds + n * SO_MEASURE_ROUNDS, (size_t)n_kept * sizeof *copy);
-        m->t_ms[n] = so_measure_median(copy, n_kept);
+        m->t_ms[n] = so_median(copy, n_kept);
     }
     return rc;
 }

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/statistics.h"
 #include "cli/measure.h"
 #include "verify/theory.h"
 
@@ -276,12 +277,16 @@ static void time_draw(reader *w, const so_sample_context *ctx) {
     w->sample_times[w->n_sample_times++] = so_clock_ms_since(t);
 }
 
-/* The position whose row has just been computed. */
-static int read_position(reader *w, int pos, int row) {
+/* Scores the position behind ids[i], whose row has just been computed. */
+static int read_position(void *user, const so_teacher *t, int i, int row) {
+    reader *w = user;
     so_measure *m = w->m;
+    int pos = i + 1;
     so_sample_context ctx = {w->t->ids.ids, pos, w->t->n_prompt};
-    const float *logits = w->logits = so_pass_logits(m->pass, row);
-    w->hidden = so_pass_hidden(m->pass, row);
+    const float *logits = w->logits = so_pass_logits(t->pass, row);
+    if (so_measure_stopped())
+        return 1;
+    w->hidden = so_pass_hidden(t->pass, row);
     w->best = argmax(logits, w->tree.n_vocab);
     int rc = so_sample_distribution(w->sampler, &w->sample, logits, &ctx, w->p, &m->err);
     if (rc == SO_OK && w->temp > 0)
@@ -297,34 +302,11 @@ static int read_position(reader *w, int pos, int row) {
     return rc;
 }
 
-int so_measure_rows(so_measure *m, so_seq *seq, const int32_t *ids, int k, int first_logit) {
-    int len = so_seq_len(seq), rc = so_seq_begin(seq, k, &m->err);
-    for (int i = 0; i < k; i++)
-        m->rows[i] = (so_row){
-            .token = ids[i], .pos = len + i, .parent = i - 1, .want_logits = i >= first_logit};
-    so_batch batch = {.rows = m->rows, .n_rows = k, .seqs = &seq, .n_seqs = 1};
-    if (rc == SO_OK)
-        rc = so_pass_run(m->pass, &batch, SO_PASS_LOGITS | SO_PASS_HIDDEN, &m->err);
-    return rc == SO_OK ? so_pass_check_all(m->pass, &m->err) : rc;
-}
-
-/* Reads the whole text but its last token; every row that foretells an answer's token is scored. */
+/* Reads the whole text but its last token; every row that predicts an answer's token is scored. */
 static int read_rows(reader *w) {
-    so_measure *m = w->m;
-    int n = (int)w->t->ids.len - 1, first = w->t->n_prompt - 1, rc = SO_OK;
-    for (int at = 0; at < n && rc == SO_OK && !so_measure_stopped();) {
-        int k = at < first ? SO_MIN(first - at, m->max_rows) : SO_MIN(n - at, m->max_rows);
-        rc = so_measure_rows(m, m->seq, w->t->ids.ids + at, k, at < first ? k : 0);
-        for (int i = 0; at >= first && i < k && rc == SO_OK && !so_measure_stopped(); i++)
-            rc = read_position(w, at + i + 1, i);
-        if (rc == SO_OK)
-            so_seq_commit_chain(m->seq, k);
-        at += k;
-    }
-    if (so_seq_open_nodes(m->seq) > 0)
-        so_seq_abort(m->seq);
-    so_seq_truncate_to(m->seq, 0);
-    return rc;
+    so_teacher_text text = {w->t->ids.ids, (int)w->t->ids.len - 1, w->t->n_prompt - 1,
+                            SO_MEASURE_WANT};
+    return so_teacher_each(&w->m->t, &text, read_position, w, &w->m->err);
 }
 
 static int open_states(reader *w, int *n_open) {
@@ -400,11 +382,11 @@ int so_measure_accept(so_measure *m) {
     }
     for (int k = 0; k < m->n_drafters; k++) {
         so_measure_drafter *d = &m->drafters[k];
-        d->results[m->temp].draft_ms = so_measure_median(d->times, d->n_times);
+        d->results[m->temp].draft_ms = so_median(d->times, d->n_times);
         free(d->times);
         d->times = NULL;
     }
-    m->sample_ms[m->temp] = so_measure_median(w->sample_times, w->n_sample_times);
+    m->sample_ms[m->temp] = so_median(w->sample_times, w->n_sample_times);
     so_tree_deinit(&w->tree);
     so_tree_deinit(&w->bare);
     so_sampler_free(w->sampler);

@@ -56,3 +56,21 @@ int so_teacher_feed(so_teacher *t, so_seq *seq, const int32_t *ids, int n, int n
     }
     return rc;
 }
+
+int so_teacher_each(so_teacher *t, const so_teacher_text *text, so_teacher_fn *fn, void *user,
+                    so_err *err) {
+    int rc = so_teacher_feed(t, t->seq, text->ids, text->first, 0, err);
+    for (int at = text->first; at < text->n && rc == SO_OK;) {
+        int k = SO_MIN(text->n - at, t->max_rows);
+        rc = so_teacher_rows(t, t->seq, text->ids + at, k, 0, text->want, err);
+        for (int i = 0; i < k && rc == SO_OK; i++)
+            rc = fn(user, t, at + i, i);
+        if (rc == SO_OK)
+            so_seq_commit_chain(t->seq, k);
+        at += k;
+    }
+    if (so_seq_open_nodes(t->seq) > 0)
+        so_seq_abort(t->seq);
+    so_seq_truncate_to(t->seq, 0);
+    return SO_MIN(rc, SO_OK);
+}

@@ -35,4 +35,17 @@ int so_teacher_rows(so_teacher *t, so_seq *seq, const int32_t *ids, int n, int f
 int so_teacher_feed(so_teacher *t, so_seq *seq, const int32_t *ids, int n, int n_logits,
                     so_err *err);
 
+/* A text and the rows of it that are wanted, from `first` on. */
+typedef struct so_teacher_text {
+    const int32_t *ids;
+    int n, first;
+    unsigned want; /* SO_PASS_… of those rows */
+} so_teacher_text;
+/* The row computed from ids[i] is row `row` of t->pass. 0: go on, 1: that is enough, or an error.
+ */
+typedef int so_teacher_fn(void *user, const so_teacher *t, int i, int row);
+/* Reads a text into t->seq, which is empty before and after, and calls fn for its rows in order. */
+int so_teacher_each(so_teacher *t, const so_teacher_text *text, so_teacher_fn *fn, void *user,
+                    so_err *err);
+
 #endif
