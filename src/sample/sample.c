@@ -24,6 +24,7 @@
 
 #include "base/mem.h"
 #include "base/mutant.h"
+#include "base/pick.h"
 #include "sample/noise.h"
 
 enum { N_BINS = 4096, BINS_PER_NAT = 64, PART_MIN = 16, NAMED_PART = 1024 };
@@ -606,38 +607,29 @@ bool so_sample_is_argmax(const so_sample_params *p) {
     return p->temp == 0 && p->n_bias == 0 && !has_penalties(p);
 }
 
-enum { PICK_PART = 64, PICK_LANES = 8 };
+enum { PICK_LANES = 8 };
 
-static double sum_part(const float *w) {
+static double pick_part(const void *weights, int32_t first) {
+    const float *w = (const float *)weights + first;
     double s[PICK_LANES] = {0};
-    for (int i = 0; i < PICK_PART; i += PICK_LANES)
+    for (int i = 0; i < SO_PICK_PART; i += PICK_LANES)
         for (int k = 0; k < PICK_LANES; k++)
             s[k] += (double)w[i + k];
     return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 
-/* Whole parts are passed over by their sums, lane by lane; one running sum would wait for each of
- * its additions. */
+static double pick_weight(const void *weights, int32_t i) {
+    return (double)((const float *)weights)[i];
+}
+
 int32_t so_sample_pick(const float *weights, int n, double u) {
-    double total = 0, sum = 0, part = 0;
-    int32_t last = -1, first = 0, i = 0;
-    for (; i + PICK_PART <= n; i += PICK_PART)
-        total += sum_part(weights + i);
+    double total = 0;
+    int32_t i = 0;
+    for (; i + SO_PICK_PART <= n; i += SO_PICK_PART)
+        total += pick_part(weights, i);
     for (; i < n; i++)
         total += (double)weights[i];
-    for (; first + PICK_PART < n && sum + (part = sum_part(weights + first)) <= u * total;
-         first += PICK_PART)
-        sum += part;
-    for (i = first; i < n && !(sum > u * total); i++) {
-        if (!(weights[i] > 0))
-            continue;
-        last = i;
-        sum += (double)weights[i];
-    }
-    for (i = first; last < 0 && i > 0; i--) /* rounding left the sum short: the last that weighs */
-        if (weights[i - 1] > 0)
-            last = i - 1;
-    return last;
+    return so_pick(weights, n, u * total, pick_part, pick_weight);
 }
 
 /* --- logprobs --- */

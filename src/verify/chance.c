@@ -8,7 +8,7 @@
  * uniform has 32 bits: a probability is met to 2^-32. Pure; any thread. */
 #include "base/mem.h"
 #include "base/mutant.h"
-#include "verify/sums.h"
+#include "base/pick.h"
 #include "verify/verify.h"
 
 static double uniform(const so_chance *c, so_rng_purpose purpose, uint32_t position,
@@ -37,35 +37,22 @@ static double keyed_uniform(so_chance *c, uint32_t position) {
     return uniform(c, SO_RNG_RESIDUAL, position, 0);
 }
 
-enum { PART = SO_SUMS_PART };
-
-static double sum_part(const double *w) {
+static double sum_part(const void *weight, int32_t first) {
+    const double *w = (const double *)weight + first;
     double s[4] = {0};
-    for (int i = 0; i < PART; i += 4)
+    for (int i = 0; i < SO_PICK_PART; i += 4)
         for (int k = 0; k < 4; k++)
             s[k] += w[i + k];
     return (s[0] + s[1]) + (s[2] + s[3]);
 }
 
-/* The first index whose running sum passes u·total; whole parts are passed over by their sums, four
- * additions at a time. A weight of 0 never moves the sum and so is never drawn; where rounding
- * leaves the whole sum short of u·total, the last positive one is. */
+static double weight_at(const void *weight, int32_t i) { return ((const double *)weight)[i]; }
+
 static int32_t keyed_draw(so_chance *c, uint32_t position, const double *weight, int n,
                           double total) {
-    double at = keyed_uniform(c, position) * total, sum = 0, part;
-    int32_t first = 0, last = -1;
-    for (; first + PART < n && sum + (part = sum_part(weight + first)) <= at; first += PART)
-        sum += part;
-    for (int32_t i = first; i < n && !(sum > at); i++)
-        if (weight[i] > 0) {
-            last = i;
-            sum += weight[i];
-        }
-    for (int32_t i = first; last < 0 && i > 0; i--)
-        if (weight[i - 1] > 0)
-            last = i - 1;
-    SO_ASSERT_OP(last, >=, 0);
-    return last;
+    int32_t i = so_pick(weight, n, keyed_uniform(c, position) * total, sum_part, weight_at);
+    SO_ASSERT_OP(i, >=, 0);
+    return i;
 }
 
 void so_chance_keyed_init(so_chance_keyed *c, uint64_t seed, uint32_t choice) {

@@ -17,6 +17,7 @@
 #include <math.h>
 
 #include "base/mem.h"
+#include "base/pick.h"
 #include "verify/sums.h"
 #include "verify/verify.h"
 
@@ -263,24 +264,20 @@ static int test_proposals(walk *w, int node) {
     return -1;
 }
 
-/* The draw from r by the sums of its parts: as keyed_draw in chance.c, which has the reasons. */
+/* r where it is `looked`: the sums of its parts stand in place of it. */
+static double looked_part(const void *w, int32_t first) {
+    return ((const walk *)w)->r[first / SO_PICK_PART];
+}
+
+static double looked_weight(const void *w, int32_t i) {
+    return so_rest_at(&((const walk *)w)->rest, i);
+}
+
+/* As so_chance_keyed draws: its parts have the same lanes (sums.h). */
 static int32_t draw_looked(const walk *w, double u) {
-    double at = u * w->r_mass, sum = 0;
-    int n = w->t->n_vocab;
-    int32_t first = 0, last = -1;
-    for (; first + SO_SUMS_PART < n && sum + w->r[first / SO_SUMS_PART] <= at;
-         first += SO_SUMS_PART)
-        sum += w->r[first / SO_SUMS_PART];
-    for (int32_t i = first; i < n && !(sum > at); i++) {
-        double r = so_rest_at(&w->rest, i);
-        last = r > 0 ? i : last;
-        sum += r;
-    }
-    for (int32_t i = first; last < 0 && i > 0; i--)
-        if (so_rest_at(&w->rest, i - 1) > 0)
-            last = i - 1;
-    SO_ASSERT_OP(last, >=, 0);
-    return last;
+    int32_t i = so_pick(w, w->t->n_vocab, u * w->r_mass, looked_part, looked_weight);
+    SO_ASSERT_OP(i, >=, 0);
+    return i;
 }
 
 /* The token after `node`, from r. */

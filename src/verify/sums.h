@@ -8,8 +8,9 @@
 #define SO_VERIFY_SUMS_H
 
 #include "base/mem.h"
+#include "base/pick.h"
 
-enum { SO_SUMS_PART = 64 };
+enum { SO_SUMS_PART = SO_PICK_PART };
 
 /* r = max(0, p − scale · q): what a rejection leaves. What is no weight in p counts as 0; q has
  * weights alone. */
