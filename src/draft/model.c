@@ -666,7 +666,8 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->base.draws = md->base.costs = md->base.is_model = true;
     md->base.size = o->size;
     md->base.id = o->id;
-    md->base.lasting = o->id != 0 && o->temp < 0; /* at its own temperature it shows something else */
+    md->base.lasting =
+        o->id != 0 && o->temp < 0; /* at its own temperature it shows something else */
     md->base.claimed = o->claimed;
     md->m = m;
     md->o = *o;

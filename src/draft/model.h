@@ -23,7 +23,6 @@ typedef struct so_model_drafter_opts {
     double claimed;    /* so_drafter.claimed */
     float temp;        /* negative: the request's */
     float p_min;       /* a draft ends where its likeliest token has less than this; 0: never */
-    uint64_t id;       /* of the model (so_drafter.id) */
 } so_model_drafter_opts;
 
 /* The model must outlive the drafter. `inner`, or NULL, drafts for the draft; it belongs to the
