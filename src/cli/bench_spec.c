@@ -28,6 +28,7 @@
 #include "cli/progress.h"
 #include "cli/prompts.h"
 #include "cli/report.h"
+#include "cli/request.h"
 #include "cli/spec.h"
 #include "format/describe.h"
 
