@@ -133,20 +133,24 @@ void so_accept_terms(const so_accept *a, int drafter, int rank, so_draft_terms *
     }
 }
 
-double so_accept_option(const so_accept *a, int drafter, int rank, double price) {
+double so_accept_option(const so_accept *a, int drafter, int rank, double price, double *kept) {
     const so_accept_table *t = &a->shared->cells[drafter_of(a, drafter)];
     so_accept_key k = {drafter, 1, rank, -1};
-    double all = SO_MAX(0, so_accept_get(a, &k, SO_TUNE_UNKNOWN_CHANCE) - price);
-    double weight = 0, sum = 0;
+    double all = so_accept_get(a, &k, SO_TUNE_UNKNOWN_CHANCE) - price;
+    double weight = 0, gain = 0, above = 0;
     for (int l = 0; l < SO_ACCEPT_LEVELS; l++) {
         double n = (double)(*t)[0][rank_of(rank)][l].tested;
         k.confidence = (l + 0.5) / SO_ACCEPT_LEVELS;
-        sum += n * SO_MAX(0, so_accept_get(a, &k, SO_TUNE_UNKNOWN_CHANCE) - price);
+        double x = so_accept_get(a, &k, SO_TUNE_UNKNOWN_CHANCE) - price;
+        gain += n * SO_MAX(0, x);
+        above += x > 0 ? n : 0;
         weight += n;
     }
     /* How often which confidence occurs is known as well as the counts are many. */
-    double known = weight / (weight + SO_TUNE_CONFIDENCE_PRIOR);
-    return weight > 0 ? known * sum / weight + (1 - known) * all : all;
+    double known = weight / (weight + SO_TUNE_CONFIDENCE_PRIOR),
+           each = weight > 0 ? known / weight : 0;
+    *kept = each * above + (1 - known) * (all > 0);
+    return each * gain + (1 - known) * SO_MAX(0, all);
 }
 
 /* --- learning --- */

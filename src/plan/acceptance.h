@@ -84,8 +84,8 @@ bool so_accept_recovers(const so_accept *a, int drafter);
 /* The table of chances for so_draft_terms. */
 void so_accept_terms(const so_accept *a, int drafter, int rank, so_draft_terms *out);
 /* E[max(0, chance − price)] of a guess at depth 1 before its row is seen: rows below the price are
- * not kept. */
-double so_accept_option(const so_accept *a, int drafter, int rank, double price);
+ * not kept. *kept: the chance that it will be. */
+double so_accept_option(const so_accept *a, int drafter, int rank, double price, double *kept);
 
 /* For each node of a tree the chance that it is accepted given that its parent was: of a point with
  * its own confidence, of a drawn token with that of its row (rule of sight: a plan may not look at

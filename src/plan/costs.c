@@ -3,6 +3,7 @@
  * says what reading costs, given what its levels are known to take, and nothing about levels. */
 #include "plan/costs.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,7 +52,21 @@ double so_costs_read(const so_costs *c, const so_draft_cost *d) {
 
 double so_costs_check(const so_costs *c, so_verify_mode mode) { return c->check_ms[mode].value; }
 
-void so_costs_observe_pass(so_costs *c, int rows, double ms) {
+/* Both are measured against the same curve, so that its errors cancel. */
+double so_costs_after_draft(const so_costs *c, int rows) {
+    if (c->drafted.n < SO_TUNE_AFTER_PASSES || c->plain.n < SO_TUNE_AFTER_PASSES)
+        return 0;
+    double more = exp(c->drafted.value - c->plain.value) - 1;
+    return so_costs_pass(c, rows) * SO_MAX(0, SO_MIN(more, SO_TUNE_AFTER_MOST));
+}
+
+void so_costs_observe_pass(so_costs *c, int rows, double ms, bool drafted) {
+    double expected = so_costs_pass(c, rows);
+    if (expected > 0 && ms > 0) {
+        double x = log(ms / expected), most = SO_TUNE_NOISE_MAX;
+        so_smooth(drafted ? &c->drafted : &c->plain, SO_MAX(-most, SO_MIN(x, most)),
+                  SO_TUNE_AFTER_PART);
+    }
     so_curve_observe(&c->pass, rows, ms);
 }
 

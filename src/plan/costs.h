@@ -4,6 +4,7 @@
  *   pass    t(n), the target's pass over n rows (curve.h)
  *   step    one level of a drafter that costs, by the number of chains that share it
  *   read    one token of text that such a drafter has not seen
+ *   after   what a draft adds to the target's pass behind it: it takes the caches' place
  *   draw    the host's draw of a token from a row
  *   check   what the host spends on a tested guess beyond that
  *
@@ -36,6 +37,7 @@ struct so_draft_cost {
 /* Zero-initialise. */
 typedef struct so_costs {
     so_curve pass;
+    so_mean drafted, plain; /* log of pass over t(n): behind a draft, and without one */
     so_mean draw_ms, check_ms[SO_VERIFY_MODES];
     so_draft_cost *drafters;
 } so_costs;
@@ -50,7 +52,11 @@ double so_costs_step(const so_costs *c, const so_draft_cost *d, int chains);
 double so_costs_read(const so_costs *c, const so_draft_cost *d);
 double so_costs_check(const so_costs *c, so_verify_mode mode);
 
-void so_costs_observe_pass(so_costs *c, int rows, double ms);
+/* What a draft adds to the pass over `rows` behind it. */
+double so_costs_after_draft(const so_costs *c, int rows);
+
+/* drafted: a drafter that costs ran before it. */
+void so_costs_observe_pass(so_costs *c, int rows, double ms, bool drafted);
 /* One call of a drafter: how many chains it drafted, in how many levels, after reading `read`
  * tokens of text in all, at most `lag` of one chain. */
 typedef struct so_draft_usage {

@@ -51,6 +51,7 @@ typedef struct so_candidate {
     so_plan_ask *ask;
     double reach;    /* chance that its first guess is new and is tested */
     double first;    /* gain of the first guess beyond its row, less the step's share of reading */
+    double kept;     /* chance that the first guess will be kept */
     double path;     /* value of the chain so far */
     double check_ms; /* of a tested guess */
     double once_ms;  /* text to read first */
@@ -70,6 +71,7 @@ struct so_planner {
     int turn;           /* whose probe is next */
     /* Tokens of a request, and plain passes, per step: in the long run, and of late. */
     so_yield rates[SO_PLAN_SIZES], rates_now[SO_PLAN_SIZES];
+    so_mean shortfall[SO_PLAN_SIZES]; /* what drafts brought less than was expected, per request */
     so_selection selection;
     so_candidate *candidates; /* [max_requests] */
     so_plan_entry *entries;   /* [max_requests] */
@@ -79,6 +81,9 @@ struct so_planner {
     double price; /* λ: tokens per millisecond */
     double plain_ms;
     double drafted_ms, expected_draft_ms; /* by the clock; by what is known */
+    double levels_ms;                     /* of the latter: without reading */
+    bool drafted;                         /* by a drafter that costs */
+    double promised;                      /* gain that was expected of it */
     bool probing;
     bool plain;      /* decoded plainly, to see what that takes */
     int since_plain; /* steps */

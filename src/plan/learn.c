@@ -11,6 +11,8 @@ so_planner *so_planner_create(int max_requests) {
     so_planner *p = SO_NEW(so_planner);
     p->max_requests = max_requests;
     p->account = SO_TUNE_ACCOUNT_START;
+    for (int i = 0; i < SO_PLAN_SIZES; i++)
+        p->shortfall[i].n = SO_TUNE_SHORTFALL_PRIOR;
     p->candidates = SO_NEW_N(so_candidate, max_requests);
     p->entries = SO_NEW_N(so_plan_entry, max_requests);
     return p;

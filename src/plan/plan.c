@@ -38,8 +38,9 @@ void so_plan_begin(so_planner *p, const so_plan_room *room) {
     double ms = so_costs_pass(&p->costs, room->n_requests);
     p->room = *room;
     p->n_entries = 0;
-    p->drafted_ms = p->expected_draft_ms = 0;
-    p->probing = false;
+    p->drafted_ms = p->expected_draft_ms = p->levels_ms = 0;
+    p->probing = p->drafted = false;
+    p->promised = 0;
     p->plain_ms = so_costs_pass(&p->costs, room->n_requests + room->other_rows);
     double gain = running_gain(p, room->n_requests);
     p->price = ms > 0 ? room->n_requests * gain / ms : 0;
@@ -70,6 +71,7 @@ static int rows_now(const so_planner *p) {
 
 static double max_risk(const so_planner *p) { return SO_MAX(p->account, SO_TUNE_FREE_RISK); }
 static double margin(const so_planner *p) { return SO_TUNE_MARGIN * p->room.n_requests; }
+static so_mean *shortfall(so_planner *p) { return &p->shortfall[size_class(p->room.n_requests)]; }
 
 /* --- ask --- */
 
@@ -87,17 +89,18 @@ static double step_ms(const so_planner *p, const so_plan_set *s, int leaf, int c
     return s->costs[leaf] ? so_costs_step(&p->costs, s->costs[leaf], chains) : 0;
 }
 
-/* What one more row costs at each depth where n chains grow together behind `rows` others: theirs
- * come by turns. t(n) has steps, and a drafter looks one level ahead, so what counts is the least
- * mean cost of the levels to come: a chain must not end at a step that the next levels share. The
- * final choice knows the real costs. */
+/* What one more row costs at each depth where every level adds n rows behind `rows` others. t(n)
+ * has steps, and a drafter looks one level ahead, so what counts is the least mean cost of the next
+ * few rows: a chain must not end at a step that the next levels share. The final choice knows the
+ * real costs. */
 static void row_costs(const so_planner *p, int rows, int n, double ms[DEPTHS]) {
+    int ahead = SO_MAX(1, SO_TUNE_LOOK_AHEAD / n);
     double t[DEPTHS + 1];
     for (int d = 0; d <= DEPTHS; d++)
         t[d] = so_costs_pass(&p->costs, rows + n * d);
     for (int d = 0; d < DEPTHS; d++) {
         ms[d] = (t[d + 1] - t[d]) / n;
-        for (int k = d + 2; k <= SO_MIN(DEPTHS, d + SO_TUNE_LOOK_AHEAD); k++)
+        for (int k = d + 2; k <= SO_MIN(DEPTHS, d + ahead); k++)
             ms[d] = SO_MIN(ms[d], (t[k] - t[d]) / n / (k - d));
     }
 }
@@ -145,8 +148,8 @@ static so_candidate candidate_of(const so_planner *p, so_plan_ask *ask, int leaf
         c.terms.row[d] = (float)(p->price * (row_ms[d] + c.check_ms));
     c.terms.level = (float)(p->price * level_ms);
     if (c.reach > 0)
-        c.first =
-            c.reach * so_accept_option(&r->accept, leaf, rank, (double)c.terms.row[0] / c.reach);
+        c.first = c.reach * so_accept_option(&r->accept, leaf, rank,
+                                             (double)c.terms.row[0] / c.reach, &c.kept);
     c.first -= p->price * c.once_ms * used_up(ask);
     c.path = c.reach;
     return c;
@@ -166,11 +169,19 @@ static int by_gain(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* The depth with the largest gain of the n candidates together; 0 where none pays or none may be
- * risked. */
-static int best_depth(const so_planner *p, so_candidate *c, int n, double level_ms) {
-    double total = 0, best = margin(p), doubt = 0, once = 0, check = 0;
+/* What the first draft of a step adds to its pass. */
+static double after_ms(const so_planner *p, int rows) {
+    return p->drafted ? 0 : so_costs_after_draft(&p->costs, rows);
+}
+
+/* The depth with the largest gain of the n candidates together; 0 where none pays. *risky: one
+ * would pay and may not be risked. */
+static int best_depth(so_planner *p, so_candidate *c, int n, double level_ms, bool *risky) {
+    double total = -p->price * after_ms(p, rows_now(p) + n);
+    double best = margin(p) + SO_MAX(0, shortfall(p)->value) * n;
+    double doubt = 0, once = 0, check = 0;
     int rows = rows_now(p), limit = 0, depth = 0;
+    *risky = false;
     for (int i = 0; i < n; i++) {
         doubt += (1 - c[i].evidence) / n;
         once += c[i].once_ms;
@@ -184,10 +195,14 @@ static int best_depth(const so_planner *p, so_candidate *c, int n, double level_
         total -= p->price * level_ms;
         double extra_ms = so_costs_pass(&p->costs, rows + n * d) - so_costs_pass(&p->costs, rows) +
                           d * (check + level_ms) + once;
-        if (total > best && extra_ms / p->plain_ms * doubt <= max_risk(p)) {
-            best = total;
-            depth = d;
+        if (total <= best)
+            continue;
+        if (extra_ms / p->plain_ms * doubt > max_risk(p)) {
+            *risky = true;
+            continue;
         }
+        best = p->promised = total;
+        depth = d;
     }
     return depth;
 }
@@ -195,12 +210,13 @@ static int best_depth(const so_planner *p, so_candidate *c, int n, double level_
 /* How many of the n candidates are asked, those with the most to gain, and how deep. Those whose
  * first guess is not worth its row and its reading are left out; where all cannot be risked, half
  * of them may. */
-static int best_crowd(const so_planner *p, so_candidate *c, int n, double level_ms, int *depth) {
+static int best_crowd(so_planner *p, so_candidate *c, int n, double level_ms, int *depth) {
+    bool risky = true;
     qsort(c, (size_t)n, sizeof *c, by_gain);
     while (n > 0 && !(c[n - 1].first > 0))
         n--;
-    for (*depth = 0; n > 0; n /= 2)
-        if ((*depth = best_depth(p, c, n, level_ms)) > 0)
+    for (*depth = 0; n > 0 && risky; n /= 2)
+        if ((*depth = best_depth(p, c, n, level_ms, &risky)) > 0)
             return n;
     return 0;
 }
@@ -217,19 +233,25 @@ static void grant(so_candidate *c, int depth, int leaf) {
     }
 }
 
+/* Whether a probe of a candidate's drafter is due. One that is good and costs too much here will
+ * not become better by a test: it is looked at seldom, in case the text suits it better by now. */
+static bool is_due(const so_planner *p, const so_candidate *c, int leaf) {
+    if (c->evidence >= SO_TUNE_KNOWN && (double)c->terms.chance[0][ALL] >= SO_TUNE_PROBE_BELOW)
+        return p->since_probe >= SO_TUNE_PROBE_SELDOM;
+    return so_accept_recovers(&c->ask->r->accept, leaf) || p->since_probe >= SO_TUNE_PROBE_EVERY;
+}
+
 /* Nothing pays. One guess for one request, to see whether its drafter is good again, if the account
  * can pay for it. A point needs no row for that: the text will tell (shadow.h). */
 static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
     int rows = rows_now(p);
     for (int i = 0; i < n; i++) {
         so_candidate *x = &c[(p->turn + i) % n];
-        bool due =
-            so_accept_recovers(&x->ask->r->accept, leaf) || p->since_probe >= SO_TUNE_PROBE_EVERY;
         double extra_ms = level_ms + x->once_ms;
         if (x->ask->r->tree->max_rows > 0)
             extra_ms +=
                 so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) + x->check_ms;
-        if (!due || rows >= p->room.max_rows || extra_ms / p->plain_ms > p->account)
+        if (!is_due(p, x, leaf) || rows >= p->room.max_rows || extra_ms / p->plain_ms > p->account)
             continue;
         x->ask->max_depth = 1;
         p->since_probe = 0;
@@ -239,10 +261,24 @@ static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_
     }
 }
 
+/* The candidates as they are with the rows that their first guesses will come to: what a row costs
+ * depends on how many are kept, and how many are kept on what a row costs. */
+static void weigh(const so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
+    double row_ms[DEPTHS], kept = n;
+    for (int turn = 0; turn < (n > 1 ? 3 : 1); turn++) {
+        row_costs(p, rows_now(p), SO_MAX(1, (int)(kept + 0.5)), row_ms);
+        kept = 0;
+        for (int i = 0; i < n; i++) {
+            bool merged = c[i].ask->r->tree->n_proposals > 0;
+            c[i] = candidate_of(p, c[i].ask, leaf, merged, row_ms, level_ms);
+            kept += c[i].kept;
+        }
+    }
+}
+
 void so_plan_ask_stage(so_planner *p, int stage, so_plan_ask *asks, int n) {
     so_candidate *c = p->candidates;
-    double row_ms[DEPTHS];
-    int m = 0;
+    int m = 0, depth = 0, asked = 0;
     if (n == 0)
         return;
     const so_plan_set *s = asks[0].r->set;
@@ -256,19 +292,16 @@ void so_plan_ask_stage(so_planner *p, int stage, so_plan_ask *asks, int n) {
     if (m == 0)
         return;
     double level_ms = step_ms(p, s, leaf, m);
-    row_costs(p, rows_now(p), m, row_ms);
-    for (int i = 0; i < m; i++) {
-        bool merged = c[i].ask->r->tree->n_proposals > 0;
-        c[i] = candidate_of(p, c[i].ask, leaf, merged, row_ms, level_ms);
-    }
-    int depth = 0, asked = 0;
-    if (p->plain_ms > 0 && !p->plain) /* else nothing is known of the costs: a plain pass first */
+    bool may = p->plain_ms > 0 && !p->plain; /* nothing known of the costs: a plain pass first */
+    if (may) {
+        weigh(p, c, m, leaf, level_ms);
         asked = best_crowd(p, c, m, level_ms, &depth);
+    }
     for (int i = 0; i < asked; i++)
         grant(&c[i], depth, leaf);
     for (int i = asked; i < m; i++)
         c[i].ask->max_depth = 0;
-    if (asked == 0 && p->plain_ms > 0 && !p->plain)
+    if (asked == 0 && may)
         probe(p, c, m, leaf, level_ms);
 }
 
@@ -316,9 +349,11 @@ void so_plan_drafted(so_planner *p, int stage, so_plan_ask *asks, const so_draft
     p->drafted_ms += ms;
     if (!s->costs[leaf])
         return;
+    p->drafted |= u.levels > 0;
     so_costs_observe_draft(&p->costs, s->costs[leaf], &u);
-    p->expected_draft_ms += u.levels * step_ms(p, s, leaf, SO_MAX(u.chains, 1)) +
-                            u.read * so_costs_read(&p->costs, s->costs[leaf]);
+    double levels_ms = u.levels * step_ms(p, s, leaf, SO_MAX(u.chains, 1));
+    p->levels_ms += levels_ms;
+    p->expected_draft_ms += levels_ms + u.read * so_costs_read(&p->costs, s->costs[leaf]);
 }
 
 /* --- keeps --- */
@@ -356,11 +391,12 @@ static double yield_gain(const so_planner *p, const so_plan_request *r, int leaf
  * levels shared with the other requests of its set. 0 where it would not be asked. */
 static double gain_of_stage(const so_planner *p, so_plan_ask ask, int leaf) {
     const so_plan_request *r = ask.r;
-    double row_ms[DEPTHS], total = 0, best = 0;
+    double row_ms[DEPTHS], best = 0;
     int n = 0;
     for (int i = 0; i < p->n_entries; i++)
         n += p->entries[i].r && p->entries[i].r->set == r->set;
     double level_ms = step_ms(p, r->set, leaf, n) / n;
+    double total = -p->price * after_ms(p, rows_now(p) + n) / n;
     row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
     so_candidate c = candidate_of(p, &ask, leaf, false, row_ms, level_ms);
     for (int d = 1; d <= SO_MIN(ask.max_depth, DEPTHS); d++) {
@@ -441,6 +477,36 @@ static void gather(so_planner *p, int owner, so_sum *sum) {
     }
 }
 
+/* What drafts that cost have brought in this step, against what was expected of them. Begun on
+ * averages, they are begun where the averages flatter most, and costs that nobody knows of are in
+ * it too. */
+static void learn_shortfall(so_planner *p, int rows) {
+    double gain = -p->price * (p->levels_ms + so_costs_after_draft(&p->costs, rows));
+    int n = 0, kept = 0;
+    so_mean *m = shortfall(p);
+    if (!p->drafted || p->probing || !(p->promised > 0) || p->room.other_rows > 0) {
+        m->value *= p->drafted ? 1 : SO_TUNE_SHORTFALL_KEEP;
+        return;
+    }
+    for (int i = 0; i < p->n_entries; i++) {
+        const so_plan_entry *e = &p->entries[i];
+        const so_tree *t = e->tree;
+        float value[SO_TREE_MAX] = {1};
+        if (!e->r || t->n_proposals == 0 || !e->r->set->costs[t->proposals[0].drafter])
+            continue;
+        n++;
+        kept += e->n_keep;
+        gain -= p->price * e->n_keep * so_costs_check(&p->costs, e->r->o.verify);
+        for (int k = 1; k < t->n_nodes; k++) {
+            value[k] = value[t->nodes[k].parent] * e->chance[k];
+            gain += e->keep[k] ? (double)value[k] : 0;
+        }
+    }
+    gain -= p->price * (so_costs_pass(&p->costs, rows) - so_costs_pass(&p->costs, rows - kept));
+    if (n > 0)
+        so_smooth(m, (p->promised - gain) / n, SO_TUNE_SHORTFALL_PART);
+}
+
 /* What a drafter that costs has brought with this round. */
 static void learn_yield(so_planner *p, const so_plan_entry *e) {
     so_plan_request *r = e->r;
@@ -469,7 +535,7 @@ const so_plan *so_plan_choose(so_planner *p) {
     int n = p->n_entries;
     so_sum sum = {.tokens = n, .rows = p->room.n_requests + p->room.other_rows};
     so_selection_limits l = {.price = p->price,
-                             .margin = margin(p),
+                             .margin = p->drafted ? 0 : margin(p), /* a draft is paid for */
                              .max_risk = max_risk(p),
                              .max_rows = p->room.max_rows};
     so_selection_clear(&p->selection);
@@ -488,6 +554,9 @@ const so_plan *so_plan_choose(so_planner *p) {
     double draft_ms = p->drafted_ms;
     if (p->expected_draft_ms > 0)
         draft_ms = SO_MIN(draft_ms, p->expected_draft_ms);
+    if (p->drafted)
+        draft_ms += so_costs_after_draft(&p->costs, sum.rows);
+    learn_shortfall(p, sum.rows);
     p->plan = (so_plan){.n_requests = n,
                         .n_rows = sum.rows,
                         .tokens = sum.tokens,
@@ -543,6 +612,6 @@ void so_plan_end(so_planner *p, double pass_ms, int n_tokens) {
     }
     bool was_plain = plan->n_rows == p->room.n_requests + p->room.other_rows;
     p->since_plain = was_plain ? 0 : p->since_plain + 1;
-    so_costs_observe_pass(&p->costs, plan->n_rows, pass_ms);
+    so_costs_observe_pass(&p->costs, plan->n_rows, pass_ms, p->drafted);
     p->n_passes++;
 }

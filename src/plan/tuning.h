@@ -39,6 +39,10 @@ enum { SO_TUNE_PROMPT_ROWS = 256 }; /* rows of a usual prompt chunk */
  * drafts cost more than their size says: waiting, the host's part. SmolLM2's draft: 0.10 of a
  * pass with 0.07 of the weights. */
 static const double SO_TUNE_STEP_FIXED = 0.04;
+/* What a draft adds to the pass behind it: passes of either kind until it counts, weight of a pass,
+ * and the most of a pass that it can be. Zen 3, SmolLM2 with its draft, 8 requests: 0.06. */
+enum { SO_TUNE_AFTER_PASSES = 8 };
+static const double SO_TUNE_AFTER_PART = 0.03, SO_TUNE_AFTER_MOST = 0.15;
 /* A drafter whose step takes less of a pass than this is asked always, like one that is free. */
 static const double SO_TUNE_STEP_FREE = 0.005;
 
@@ -86,10 +90,16 @@ static const double SO_TUNE_ACCOUNT_START = 0.4, SO_TUNE_ACCOUNT_EARN = 0.0065;
 static const double SO_TUNE_ACCOUNT_MAX = 16, SO_TUNE_ACCOUNT_MIN = -1;
 /* Risk that needs no account, in plain passes: plans with well-known drafters go on. */
 static const double SO_TUNE_FREE_RISK = 0.02;
-static const double SO_TUNE_PROBE_EVERY = 8; /* tokens between probes of a drafter that failed */
+/* Tokens between probes of a drafter that failed, and of one that stands more often than this and
+ * costs too much. */
+static const double SO_TUNE_PROBE_EVERY = 8, SO_TUNE_PROBE_SELDOM = 64, SO_TUNE_PROBE_BELOW = 0.5;
 /* A plan must promise this part of the step's plain tokens: less is within the error of the
  * estimates. */
 static const double SO_TUNE_MARGIN = 0.02;
+/* Weight of a draft in what drafts bring less than was expected, and what is left of that after a
+ * step without one, so that drafting is tried again. */
+static const double SO_TUNE_SHORTFALL_PART = 0.05, SO_TUNE_SHORTFALL_KEEP = 0.99;
+enum { SO_TUNE_SHORTFALL_PRIOR = 16 };         /* drafts that are taken to have met it, at first */
 static const float SO_TUNE_MIN_VALUE = 0.001f; /* guesses below this are not weighed */
 /* Weight of a step in the running rate λ: in the long run, and in the latest steps; the longest
  * step that counts, in plain passes. */

@@ -190,9 +190,13 @@ static void option_counts_what_is_kept(void **state) {
         add(&a, 0, 1, 0.3, i % 10 == 0); /* half of the rows: 0.1 */
         add(&a, 0, 1, 0.9, i % 10 != 0); /* the other half: 0.9 */
     }
-    assert_true(fabs(so_accept_option(&a, 0, 0, 0.5) - 0.5 * 0.4) < 0.03);
-    assert_true(fabs(so_accept_option(&a, 0, 0, 0) - 0.5) < 0.03);
-    assert_true(so_accept_option(&a, 0, 0, 0.95) < 0.01);
+    double kept;
+    assert_true(fabs(so_accept_option(&a, 0, 0, 0.5, &kept) - 0.5 * 0.4) < 0.03);
+    assert_true(fabs(kept - 0.5) < 0.02);
+    assert_true(fabs(so_accept_option(&a, 0, 0, 0, &kept) - 0.5) < 0.03);
+    assert_true(kept > 0.98);
+    assert_true(so_accept_option(&a, 0, 0, 0.95, &kept) < 0.01);
+    assert_true(kept < 0.02);
     so_draft_terms t;
     so_accept_terms(&a, 0, 0, &t);
     for (int depth = 1; depth <= 20; depth += 3)

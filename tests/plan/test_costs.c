@@ -107,7 +107,7 @@ static void draft_steps_by_chains(void **state) {
     assert_ptr_equal(so_costs_drafter(&c, "model", 0.5), d);
     assert_true(so_costs_step(&c, d, 1) == 0); /* nothing is known of the target */
     for (int i = 0; i < 8; i++)
-        so_costs_observe_pass(&c, 1, 10);
+        so_costs_observe_pass(&c, 1, 10, false);
     double prior = so_costs_step(&c, d, 1);
     assert_true(prior > 1 && prior < 2); /* by size, and a little more */
     for (int i = 0; i < 40; i++) {
@@ -129,12 +129,12 @@ static void resting_drafters_follow_the_pace(void **state) {
     c = (so_costs){0};
     so_draft_cost *d = so_costs_drafter(&c, "model", 0.1);
     for (int i = 0; i < 40; i++) {
-        so_costs_observe_pass(&c, 1, 20);
+        so_costs_observe_pass(&c, 1, 20, false);
         call(&c, d, 1, 2, 1, 8);
     }
     double slow = so_costs_step(&c, d, 1);
     for (int i = 0; i < 100; i++)
-        so_costs_observe_pass(&c, 1, 10);
+        so_costs_observe_pass(&c, 1, 10, false);
     assert_true(fabs(so_costs_step(&c, d, 1) / (slow / 2) - 1) < 0.1);
     so_costs_deinit(&c);
 }

@@ -402,7 +402,7 @@ static void bench_open(bench *b, cost *t, int n_drafters, const int *alternative
     b->p = so_planner_create(MAX_STREAMS);
     for (int i = 0; i < 8; i++)
         for (int k = 1; k <= 40; k++)
-            so_costs_observe_pass(so_planner_costs(b->p), k, t(k));
+            so_costs_observe_pass(so_planner_costs(b->p), k, t(k), false);
     b->set = imagine(b->drafters, n_drafters, alternative);
     b->ps = so_plan_set_create(b->p, &b->set);
     b->n = n;

@@ -16,7 +16,7 @@ enum { N_MACHINES = 4, N_TREES = 2 };
 static void teach(so_costs *c, cost *t, int max) {
     for (int i = 0; i < 8; i++)
         for (int n = 1; n <= max; n++)
-            so_costs_observe_pass(c, n, t(n));
+            so_costs_observe_pass(c, n, t(n), false);
 }
 
 /* A random tree with random values, each below its parent's. */

@@ -32,7 +32,7 @@ static void test_round_trip(void **state) {
     assert_non_null(why);
     for (int i = 0; i < 9; i++)
         for (int n = 1; n <= 9; n += 2)
-            so_costs_observe_pass(&a, n, 4 + 0.25 * n);
+            so_costs_observe_pass(&a, n, 4 + 0.25 * n, false);
     a.draw_ms = (so_mean){0.125, 9};
     a.check_ms[SO_VERIFY_REJECT] = (so_mean){0.25, 9};
     SO_OK_OR_FAIL(so_store_write(path, KEY, &a, &kept, &err), err);
@@ -144,7 +144,7 @@ static void test_unwritable(void **state) {
     so_records none = {0};
     so_err err = {0};
     c = (so_costs){0};
-    so_costs_observe_pass(&c, 1, 7);
+    so_costs_observe_pass(&c, 1, 7, false);
     assert_int_not_equal(so_store_write("/dev/null/costs/x.txt", KEY, &c, &none, &err), SO_OK);
     so_costs_deinit(&c);
 }
