@@ -44,7 +44,7 @@ void so_plan_begin(so_planner *p, const so_plan_room *room) {
     p->plain_ms = so_costs_pass(&p->costs, room->n_requests + room->other_rows);
     double gain = running_gain(p, room->n_requests);
     p->price = ms > 0 ? room->n_requests * gain / ms : 0;
-    p->plain = room->other_rows == 0 && gain < SO_TUNE_PLAIN_GAIN &&
+    p->plain = room->n_requests > 1 && room->other_rows == 0 && gain < SO_TUNE_PLAIN_GAIN &&
                p->since_plain >= SO_TUNE_PLAIN_EVERY &&
                so_curve_doubt(&p->costs.pass, room->n_requests) > SO_TUNE_PLAIN_DOUBT;
 }

@@ -63,7 +63,7 @@ static const float SO_TUNE_OWN_PRIOR = 6, SO_TUNE_CHANGED_PRIOR = 1;
 static const double SO_TUNE_CHANGE_ALARM = 0.005;
 static const double SO_TUNE_CHANCE_MIN = 0.001, SO_TUNE_CHANCE_MAX = 0.998;
 /* Tests after which half of the doubt about a drafter is gone. */
-static const double SO_TUNE_EVIDENCE = 4;
+static const double SO_TUNE_EVIDENCE = 3;
 /* What to expect of a drafter nobody has seen and that claims nothing. */
 static const double SO_TUNE_UNKNOWN_CHANCE = 0.7;
 /* A draft file's claimed agreement was measured greedily on held-out text. What is left of it on
@@ -86,7 +86,7 @@ enum { SO_TUNE_CHOICE_TESTS = 4 };
 
 /* The exploration account, in plain passes: what it starts with, earns per token, holds at most,
  * and may be overdrawn by. Simulation: a hopeless drafter costs at most 2 %. */
-static const double SO_TUNE_ACCOUNT_START = 0.4, SO_TUNE_ACCOUNT_EARN = 0.0065;
+static const double SO_TUNE_ACCOUNT_START = 0.5, SO_TUNE_ACCOUNT_EARN = 0.0065;
 static const double SO_TUNE_ACCOUNT_MAX = 16, SO_TUNE_ACCOUNT_MIN = -1;
 /* Risk that needs no account, in plain passes: plans with well-known drafters go on. */
 static const double SO_TUNE_FREE_RISK = 0.02;
@@ -116,7 +116,7 @@ static const double SO_TUNE_OWN_YIELD_PART = 0.08, SO_TUNE_YIELD_PART = 0.02;
 enum { SO_TUNE_YIELD_ROUNDS = 8 }; /* rounds until a yield counts */
 /* Evidence from which on a drafter is known: it drafts on terms, not to a fixed depth. Eight tests,
  * or the agreement that a draft's file claims. */
-static const double SO_TUNE_KNOWN = 0.66;
+static const double SO_TUNE_KNOWN = 0.7;
 /* Free guesses of a known drafter that is this bad are not kept over a paid one. */
 static const double SO_TUNE_HOPELESS = 0.15;
 /* Tokens of a usual answer: reading a prompt is paid off over no more than that. */
