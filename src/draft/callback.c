@@ -145,7 +145,7 @@ static callback *create(const char *name, void *user) {
         .propose = callback_propose,
     };
     c->base.vt = &c->vt;
-    c->base.costs = true;
+    c->base.costs = c->base.one_call = true;
     c->user = user;
     return c;
 }

@@ -1,5 +1,5 @@
 /* What a drafter believes about a guess before anything was measured. Only the order matters in the
- * long run: estimate.h learns what each level of confidence is worth. */
+ * long run: plan/acceptance.h learns what each level of confidence is worth. */
 #ifndef SO_DRAFT_CONFIDENCE_H
 #define SO_DRAFT_CONFIDENCE_H
 

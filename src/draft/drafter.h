@@ -49,6 +49,7 @@ typedef struct so_draft_terms {
     float chance[SO_TERMS_DEPTHS][SO_TERMS_LEVELS + 1]; /* by confidence; last: not seen yet */
     float row[SO_TERMS_DEPTHS]; /* of a row of the target's pass, and of testing it */
     float level;                /* of a level of drafting, shared by the jobs of one call */
+    float start;                /* path at the root: below 1 where others have guessed before */
 } so_draft_terms;
 
 static inline int so_terms_depth(int depth) {
@@ -121,6 +122,8 @@ struct so_drafter {
     int index;         /* its number in so_proposal.drafter */
     bool draws;        /* where the tree has rows, it may draw: lengths are fixed before it does */
     bool costs;        /* drafting takes time that has to be weighed */
+    bool on_terms;     /* goes by the job's terms; others are given a depth */
+    bool one_call;     /* what it costs does not grow with the depth */
     bool reads_states; /* wants the target's states (read_state) */
     bool is_model;     /* a draft model: told apart by its file's id in what is kept */
     bool lasting;      /* what it was worth is worth knowing in the next run, under its name */

@@ -206,7 +206,8 @@ static bool begin_chain(model_drafter *md, so_draft_job *job, chain *c) {
     if (limit < 1 || !knows_text(md, s, job))
         return false;
     sync_text(s, job);
-    *c = (chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens, .path = 1};
+    *c = (chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
+    c->path = job->terms ? (double)job->terms->start : 1;
     job->n_read = c->n_text - so_seq_len(s->seq) - 1;
     return true;
 }
@@ -354,8 +355,8 @@ static bool is_worth_a_draw(const chain *c) {
 /* The place that is drawn, by chances that are written down in the tree as its row; −1 where the
  * chain ends. How sure the draft is of it goes by the row's peak, before anything is drawn: where
  * much of q lies on one token, p mostly agrees (Σ min(p,q) is 0.25 in the flattest eighth of rows,
- * 0.71 in the most peaked). Its root spreads rows over the levels of estimate.h and is too hopeful
- * rather than not hopeful enough, so no level is left untested by its word alone. */
+ * 0.71 in the most peaked). Its root spreads rows over the levels of acceptance.h and is too
+ * hopeful rather than not hopeful enough, so no level is left untested by its word alone. */
 static int32_t draw_from_chances(model_drafter *md, chain *c, const so_sample_params *p,
                                  const draft_row *r, int row) {
     so_draft_job *job = c->job;
@@ -663,7 +664,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     model_drafter *md = SO_NEW(model_drafter);
     int n_par = o->n_parallel, n_logits = n_par * (inner ? o->max_draft : 1);
     md->base.vt = &MODEL_VT;
-    md->base.draws = md->base.costs = md->base.is_model = true;
+    md->base.draws = md->base.costs = md->base.is_model = md->base.on_terms = true;
     md->base.size = o->size;
     md->base.id = o->id;
     md->base.lasting =

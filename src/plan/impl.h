@@ -20,6 +20,7 @@ struct so_plan_set {
     so_draft_cost **costs; /* [n_leaves]; NULL: the drafter is free */
     so_accept_shared shared[SO_PLAN_MODES];
     so_yield *yields[SO_PLAN_MODES]; /* [n_leaves] */
+    double *probed_at;               /* [n_leaves]: so_planner.clock */
     so_mean *novelty; /* [n_leaves]: of a merged member: how often its first guess is a new one */
 };
 
@@ -51,6 +52,7 @@ typedef struct so_candidate {
     so_plan_ask *ask;
     double reach;    /* chance that its first guess is new and is tested */
     double first;    /* gain of the first guess beyond its row, less the step's share of reading */
+    bool one_call;   /* a level costs once, however deep */
     double kept;     /* chance that the first guess will be kept */
     double path;     /* value of the chain so far */
     double check_ms; /* of a tested guess */
@@ -66,9 +68,9 @@ struct so_planner {
     so_records records;
     int n_passes;
     int max_requests;
-    double account;     /* in plain passes */
-    double since_probe; /* tokens per request */
-    int turn;           /* whose probe is next */
+    double account; /* in plain passes */
+    double clock;   /* tokens per request, since the beginning */
+    int turn;       /* whose probe is next */
     /* Tokens of a request, and plain passes, per step: in the long run, and of late. */
     so_yield rates[SO_PLAN_SIZES], rates_now[SO_PLAN_SIZES];
     so_mean shortfall[SO_PLAN_SIZES]; /* what drafts brought less than was expected, per request */
@@ -84,6 +86,7 @@ struct so_planner {
     double levels_ms;                     /* of the latter: without reading */
     bool drafted;                         /* by a drafter that costs */
     double promised;                      /* gain that was expected of it */
+    int n_asked;                          /* requests of which it was */
     bool probing;
     bool plain;      /* decoded plainly, to see what that takes */
     int since_plain; /* steps */

@@ -89,9 +89,10 @@ so_plan_set *so_plan_set_create(so_planner *p, const so_draft_set *drafters) {
     s->drafters = drafters;
     s->costs = SO_NEW_N(so_draft_cost *, n);
     s->novelty = SO_NEW_N(so_mean, n);
+    s->probed_at = SO_NEW_N(double, n);
     for (int i = 0; i < n; i++) {
         const so_drafter *d = drafters->leaves[i];
-        bool known = so_record_name(d, SO_PLAN_GREEDY, name);
+        bool known = d->is_model && so_record_model_name(d->id, SO_PLAN_GREEDY, name);
         if (d->costs)
             s->costs[i] = so_costs_drafter(&p->costs, known ? name : d->vt->name, d->size);
     }
@@ -115,6 +116,7 @@ void so_plan_set_free(so_plan_set *s) {
     }
     free(s->costs);
     free(s->novelty);
+    free(s->probed_at);
     free(s);
 }
 

@@ -41,6 +41,7 @@ void so_plan_begin(so_planner *p, const so_plan_room *room) {
     p->drafted_ms = p->expected_draft_ms = p->levels_ms = 0;
     p->probing = p->drafted = false;
     p->promised = 0;
+    p->n_asked = 0;
     p->plain_ms = so_costs_pass(&p->costs, room->n_requests + room->other_rows);
     double gain = running_gain(p, room->n_requests);
     p->price = ms > 0 ? room->n_requests * gain / ms : 0;
@@ -59,6 +60,7 @@ void so_plan_enter(so_planner *p, so_plan_request *r, so_tree *tree) {
     r->tree = tree;
     r->leaf = -1;
     r->levels = 0;
+    p->plain &= r->o.length == 0; /* its guesses go into the pass in any case */
 }
 
 /* Rows of the pass as the trees are now. */
@@ -140,12 +142,14 @@ static so_candidate candidate_of(const so_planner *p, so_plan_ask *ask, int leaf
     int rank = 0;
     so_candidate c = {.ask = ask,
                       .reach = merged ? reach_of(r, leaf, &rank) : 1,
+                      .one_call = r->set->drafters->leaves[leaf]->one_call,
                       .check_ms = so_costs_check(&p->costs, r->o.verify),
                       .once_ms = once_ms(p, ask, leaf),
                       .evidence = so_accept_evidence(&r->accept, leaf)};
     so_accept_terms(&r->accept, leaf, rank, &c.terms);
     for (int d = 0; d < DEPTHS; d++)
         c.terms.row[d] = (float)(p->price * (row_ms[d] + c.check_ms));
+    c.terms.start = (float)c.reach;
     c.terms.level = (float)(p->price * level_ms);
     if (c.reach > 0)
         c.first = c.reach * so_accept_option(&r->accept, leaf, rank,
@@ -176,7 +180,8 @@ static double after_ms(const so_planner *p, int rows) {
 
 /* The depth with the largest gain of the n candidates together; 0 where none pays. *risky: one
  * would pay and may not be risked. */
-static int best_depth(so_planner *p, so_candidate *c, int n, double level_ms, bool *risky) {
+static int best_depth(so_planner *p, so_candidate *c, int n, double level_ms, bool *risky,
+                      double *gain) {
     double total = -p->price * after_ms(p, rows_now(p) + n);
     double best = margin(p) + SO_MAX(0, shortfall(p)->value) * n;
     double doubt = 0, once = 0, check = 0;
@@ -192,18 +197,19 @@ static int best_depth(so_planner *p, so_candidate *c, int n, double level_ms, bo
     for (int d = 1; d <= SO_MIN(limit, DEPTHS) && rows + n * d <= p->room.max_rows; d++) {
         for (int i = 0; i < n; i++)
             total += level_gain(&c[i], d);
-        total -= p->price * level_ms;
+        total -= d == 1 || !c->one_call ? p->price * level_ms : 0;
         double extra_ms = so_costs_pass(&p->costs, rows + n * d) - so_costs_pass(&p->costs, rows) +
-                          d * (check + level_ms) + once;
+                          d * check + (c->one_call ? 1 : d) * level_ms + once;
         if (total <= best)
             continue;
         if (extra_ms / p->plain_ms * doubt > max_risk(p)) {
             *risky = true;
             continue;
         }
-        best = p->promised = total;
+        best = total;
         depth = d;
     }
+    *gain = best;
     return depth;
 }
 
@@ -212,19 +218,23 @@ static int best_depth(so_planner *p, so_candidate *c, int n, double level_ms, bo
  * of them may. */
 static int best_crowd(so_planner *p, so_candidate *c, int n, double level_ms, int *depth) {
     bool risky = true;
+    double gain = 0;
     qsort(c, (size_t)n, sizeof *c, by_gain);
     while (n > 0 && !(c[n - 1].first > 0))
         n--;
     for (*depth = 0; n > 0 && risky; n /= 2)
-        if ((*depth = best_depth(p, c, n, level_ms, &risky)) > 0)
+        if ((*depth = best_depth(p, c, n, level_ms, &risky, &gain)) > 0) {
+            p->promised += gain;
+            p->n_asked += n;
             return n;
+        }
     return 0;
 }
 
-/* The answer: on terms where the drafter is known, to a fixed depth where it is not. */
+/* The answer: on terms where the drafter goes by them and is known, to a fixed depth where not. */
 static void grant(so_candidate *c, int depth, int leaf) {
     so_plan_request *r = c->ask->r;
-    if (c->evidence < SO_TUNE_KNOWN) {
+    if (c->evidence < SO_TUNE_KNOWN || !r->set->drafters->leaves[leaf]->on_terms) {
         c->ask->max_depth = SO_MIN(c->ask->max_depth, depth);
     } else {
         r->terms = c->terms;
@@ -234,15 +244,20 @@ static void grant(so_candidate *c, int depth, int leaf) {
 }
 
 /* Whether a probe of a candidate's drafter is due. One that is good and costs too much here will
- * not become better by a test: it is looked at seldom, in case the text suits it better by now. */
-static bool is_due(const so_planner *p, const so_candidate *c, int leaf) {
+ * not become better by a test: it is looked at seldom, in case the text suits it better by now.
+ * passes: what the probe costs. */
+static bool is_due(const so_planner *p, const so_candidate *c, int leaf, double passes) {
+    double since = p->clock - c->ask->r->set->probed_at[leaf], every = SO_TUNE_PROBE_EVERY;
     if (c->evidence >= SO_TUNE_KNOWN && (double)c->terms.chance[0][ALL] >= SO_TUNE_PROBE_BELOW)
-        return p->since_probe >= SO_TUNE_PROBE_SELDOM;
-    return so_accept_recovers(&c->ask->r->accept, leaf) || p->since_probe >= SO_TUNE_PROBE_EVERY;
+        return since >= SO_TUNE_PROBE_SELDOM;
+    if (c->evidence >= SO_TUNE_KNOWN)
+        every = SO_MAX(every, passes / SO_TUNE_PROBE_SHARE);
+    return so_accept_recovers(&c->ask->r->accept, leaf) || since >= every;
 }
 
 /* Nothing pays. One guess for one request, to see whether its drafter is good again, if the account
- * can pay for it. A point needs no row for that: the text will tell (shadow.h). */
+ * can pay for it. A point needs
+ * no row for that: the text will tell (shadow.h). */
 static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
     int rows = rows_now(p);
     for (int i = 0; i < n; i++) {
@@ -251,10 +266,11 @@ static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_
         if (x->ask->r->tree->max_rows > 0)
             extra_ms +=
                 so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) + x->check_ms;
-        if (!is_due(p, x, leaf) || rows >= p->room.max_rows || extra_ms / p->plain_ms > p->account)
+        double passes = extra_ms / p->plain_ms;
+        if (!is_due(p, x, leaf, passes) || rows >= p->room.max_rows || passes > p->account)
             continue;
         x->ask->max_depth = 1;
-        p->since_probe = 0;
+        x->ask->r->set->probed_at[leaf] = p->clock;
         p->turn = (p->turn + i + 1) % n;
         p->probing = true;
         return;
@@ -400,7 +416,7 @@ static double gain_of_stage(const so_planner *p, so_plan_ask ask, int leaf) {
     row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
     so_candidate c = candidate_of(p, &ask, leaf, false, row_ms, level_ms);
     for (int d = 1; d <= SO_MIN(ask.max_depth, DEPTHS); d++) {
-        total += level_gain(&c, d) - p->price * level_ms;
+        total += level_gain(&c, d) - (d == 1 || !c.one_call ? p->price * level_ms : 0);
         best = SO_MAX(best, total);
     }
     double risk = (level_ms + row_ms[0] + c.once_ms) / p->plain_ms * (1 - c.evidence);
@@ -433,6 +449,14 @@ static bool is_hopeless(const so_plan_request *r) {
            so_accept_get(&r->accept, &k, SO_TUNE_UNKNOWN_CHANCE) < SO_TUNE_HOPELESS;
 }
 
+/* Whether a paid drafter has guessed: what it guessed is paid for, and so_plan_choose trims it. */
+static bool has_paid_guesses(const so_plan_request *r) {
+    for (int i = 0; i < r->tree->n_proposals; i++)
+        if (r->set->costs[r->tree->proposals[i].drafter])
+            return true;
+    return false;
+}
+
 /* Guesses that are sent away are watched all the same, so that a drafter that has become good again
  * is taken back. */
 bool so_plan_keeps(so_planner *p, const so_plan_ask *ask, int alternative) {
@@ -440,8 +464,7 @@ bool so_plan_keeps(so_planner *p, const so_plan_ask *ask, int alternative) {
     so_tree *t = r->tree;
     if (t->n_proposals == 0)
         return false;
-    if (r->o.length > 0 || !(p->plain_ms > 0) || !so_tree_all_points(t) ||
-        r->set->costs[t->proposals[0].drafter] ||
+    if (r->o.length > 0 || !(p->plain_ms > 0) || !so_tree_all_points(t) || has_paid_guesses(r) ||
         !(is_hopeless(r) || is_outdone(p, ask, alternative)))
         return true;
     so_shadow_watch(&r->shadow, t);
@@ -482,7 +505,7 @@ static void gather(so_planner *p, int owner, so_sum *sum) {
  * it too. */
 static void learn_shortfall(so_planner *p, int rows) {
     double gain = -p->price * (p->levels_ms + so_costs_after_draft(&p->costs, rows));
-    int n = 0, kept = 0;
+    int kept = 0;
     so_mean *m = shortfall(p);
     if (!p->drafted || p->probing || !(p->promised > 0) || p->room.other_rows > 0) {
         m->value *= p->drafted ? 1 : SO_TUNE_SHORTFALL_KEEP;
@@ -494,7 +517,6 @@ static void learn_shortfall(so_planner *p, int rows) {
         float value[SO_TREE_MAX] = {1};
         if (!e->r || t->n_proposals == 0 || !e->r->set->costs[t->proposals[0].drafter])
             continue;
-        n++;
         kept += e->n_keep;
         gain -= p->price * e->n_keep * so_costs_check(&p->costs, e->r->o.verify);
         for (int k = 1; k < t->n_nodes; k++) {
@@ -503,8 +525,7 @@ static void learn_shortfall(so_planner *p, int rows) {
         }
     }
     gain -= p->price * (so_costs_pass(&p->costs, rows) - so_costs_pass(&p->costs, rows - kept));
-    if (n > 0)
-        so_smooth(m, (p->promised - gain) / n, SO_TUNE_SHORTFALL_PART);
+    so_smooth(m, (p->promised - gain) / p->n_asked, SO_TUNE_SHORTFALL_PART);
 }
 
 /* What a drafter that costs has brought with this round. */
@@ -591,7 +612,7 @@ static void settle(so_planner *p, double tokens) {
         gain *= plan->doubt;
     double sum = p->account + SO_TUNE_ACCOUNT_EARN * tokens + gain;
     p->account = SO_MAX(SO_TUNE_ACCOUNT_MIN, SO_MIN(sum, SO_TUNE_ACCOUNT_MAX));
-    p->since_probe += tokens;
+    p->clock += tokens;
 }
 
 static void learn_rate(so_yield *y, double tokens, double passes, double part) {
@@ -610,8 +631,8 @@ void so_plan_end(so_planner *p, double pass_ms, int n_tokens) {
             learn_rate(&p->rates_now[k], tokens, plan->ms / plan->plain_ms, SO_TUNE_RATE_NOW_PART);
         }
     }
-    bool was_plain = plan->n_rows == p->room.n_requests + p->room.other_rows;
-    p->since_plain = was_plain ? 0 : p->since_plain + 1;
+    bool was_plain = plan->n_rows == p->room.n_requests + p->room.other_rows && !p->drafted;
+    p->since_plain = was_plain || p->plain ? 0 : p->since_plain + 1;
     so_costs_observe_pass(&p->costs, plan->n_rows, pass_ms, p->drafted);
     p->n_passes++;
 }

@@ -28,15 +28,16 @@
  * account, counted in plain passes. It starts at half a pass, earns 0.65 % of a pass with every
  * token and whatever speculation gains (up to sixteen), and loses what a plan lost as far as its
  * drafters were not known well: the bad luck of the others is in the estimates already. A plan may
- * risk no more than the account holds. So a hopeless drafter that costs takes less than a pass once
- * and 0.65 % after that, as probes: one guess every eight tokens at most, or at once after one that
- * was right. Free guesses are scored in shadow and need no probes.
+ * risk no more than the account holds. A drafter that was given up is probed with one guess every
+ * eight tokens at most, and no more than 2 % of the time, or at once after a guess that was right;
+ * alone it has only what tokens earn for that. Free guesses are scored in shadow and need no
+ * probes.
  *
  * One step:
  *
  *   so_plan_begin     how many requests, how many rows beside them
  *   so_plan_enter     each request that decides a token, with its tree
- *   so_plan_ask       for each stage of drafters: how deep, and on what terms
+ *   so_plan_ask_stage for each stage of drafters: how deep, and on what terms
  *   so_plan_drafted   what drafting took
  *   so_plan_keeps     after each alternative: whether its guesses stay or the next one is asked
  *   so_plan_choose    which nodes go into the pass; trees are pruned

@@ -90,6 +90,8 @@ static const double SO_TUNE_ACCOUNT_START = 0.5, SO_TUNE_ACCOUNT_EARN = 0.0065;
 static const double SO_TUNE_ACCOUNT_MAX = 16, SO_TUNE_ACCOUNT_MIN = -1;
 /* Risk that needs no account, in plain passes: plans with well-known drafters go on. */
 static const double SO_TUNE_FREE_RISK = 0.02;
+/* Part of the time that probes of one drafter that is known may take. */
+static const double SO_TUNE_PROBE_SHARE = 0.02;
 /* Tokens between probes of a drafter that failed, and of one that stands more often than this and
  * costs too much. */
 static const double SO_TUNE_PROBE_EVERY = 8, SO_TUNE_PROBE_SELDOM = 64, SO_TUNE_PROBE_BELOW = 0.5;
@@ -114,7 +116,7 @@ enum { SO_TUNE_PLAIN_EVERY = 4 };
 /* Weight of a round in what a paid drafter's rounds yield: of one request, of all. */
 static const double SO_TUNE_OWN_YIELD_PART = 0.08, SO_TUNE_YIELD_PART = 0.02;
 enum { SO_TUNE_YIELD_ROUNDS = 8 }; /* rounds until a yield counts */
-/* Evidence from which on a drafter is known: it drafts on terms, not to a fixed depth. Eight tests,
+/* Evidence from which on a drafter is known: it drafts on terms, not to a fixed depth. Seven tests,
  * or the agreement that a draft's file claims. */
 static const double SO_TUNE_KNOWN = 0.7;
 /* Free guesses of a known drafter that is this bad are not kept over a paid one. */

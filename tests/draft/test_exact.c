@@ -378,6 +378,7 @@ static void peaked_terms(so_draft_terms *t) {
         t->row[d] = d == 0 ? 0.6f : 0.45f;
     }
     t->level = 0.05f;
+    t->start = 1;
 }
 
 static void rows_may_end_drafts(void **state) {
