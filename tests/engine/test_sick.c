@@ -148,7 +148,7 @@ static void test_a_sick_guess_is_of_no_account(void **state) {
 }
 
 /* In `reject` the sick guess stands with the chance the target gives it. Then, and only then, its
- * request ends behind it. */
+ * request ends behind it. Draws are new in every run (a user's drafter has a fresh nonce). */
 static void test_a_sick_guess_that_stands(void **state) {
     fixture *f = *state;
     so_rig sick;
@@ -156,7 +156,7 @@ static void test_a_sick_guess_that_stands(void **state) {
     guesser g = {.f = f, .sick = token_of(f, -1)};
     open_model(&sick, g.sick);
     so_engine *e = open_engine(&sick, NULL, 2, guess, &g);
-    for (int seed = 0; seed < 60; seed++) {
+    for (int seed = 0; seed < 300; seed++) {
         so_case *c = &f->cases[1], hot = *c;
         hot.sample.seed = (uint64_t)seed;
         so_request *r = so_case_submit(
@@ -168,7 +168,8 @@ static void test_a_sick_guess_that_stands(void **state) {
         for (int i = 0; i < n; i++)
             n_sick += out[i] == g.sick;
         bool ended = so_request_finish(r) == SO_FINISH_ERROR;
-        assert_int_equal(n_sick, ended);
+        bool last = n == N_PREDICT && out[n - 1] == g.sick; /* nothing is read behind it */
+        assert_int_equal(n_sick, ended || last);
         assert_true(ended ? out[n - 1] == g.sick : n == N_PREDICT);
         n_ended += ended;
         n_whole += !ended;
