@@ -166,7 +166,7 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_NO_SPEC] = {"Speculation", "no-spec", NULL, NULL, FLAG, 0, 0, NULL, NULL,
                         "plain decoding", SPECULATES & ~SO_CMD_DEMO},
     [SO_OPT_DRAFT_MAX] = {"Speculation", "draft-max", NULL, "draft draft-n", INT, 1, 64, "N", "16",
-                          "most guesses per round", SPECULATES},
+                          "deepest draft: most guesses in a row", SPECULATES},
     [SO_OPT_DRAFT_MIN] = {"Speculation", "draft-min", NULL, "draft-n-min", INT, 0, 64, "N", "0",
                           "drop drafts that are shorter", SPECULATES},
     [SO_OPT_DRAFT_P_MIN] = {"Speculation", "draft-p-min", NULL, NULL, FLOAT, 0, 1, "P", "0",

@@ -4,7 +4,8 @@
  *   pass    t(n), the target's pass over n rows (curve.h)
  *   step    one level of a drafter that costs, by the number of chains that share it
  *   read    one token of text that such a drafter has not seen
- *   after   what a draft adds to the target's pass behind it: it takes the caches' place
+ *   after   how much slower the target's pass is after a draft, whose weights displace its own in
+ *           the caches
  *   draw    the host's draw of a token from a row
  *   check   what the host spends on a tested guess beyond that
  *

@@ -60,7 +60,7 @@ void so_plan_enter(so_planner *p, so_plan_request *r, so_tree *tree) {
     r->tree = tree;
     r->leaf = -1;
     r->levels = 0;
-    p->plain &= r->o.length == 0; /* its guesses go into the pass in any case */
+    p->plain &= r->o.length == 0; /* guesses of a fixed length are always in the pass */
 }
 
 /* Rows of the pass as the trees are now. */
@@ -107,8 +107,8 @@ static void row_costs(const so_planner *p, int rows, int n, double ms[DEPTHS]) {
     }
 }
 
-/* The chance that the first guess of a merged member is a new one and gets tested; *rank: as what.
- */
+/* The chance that the first guess of a merged drafter is a new node and is tested; *rank: its rank
+ * among its siblings. */
 static double reach_of(const so_plan_request *r, int leaf, int *rank) {
     float chance[SO_TREE_MAX];
     double left = 1;
@@ -122,14 +122,14 @@ static double reach_of(const so_plan_request *r, int leaf, int *rank) {
     return SO_MAX(left, 0) * (novelty->n > 0 ? novelty->value : 0.5);
 }
 
-/* Reading what the drafter has not read of the text. */
+/* The time to feed the drafter the part of the text that it has not read. */
 static double once_ms(const so_planner *p, const so_plan_ask *ask, int leaf) {
     const so_draft_cost *cost = ask->r->set->costs[leaf];
     int unread = ask->n_tokens - 1 - ask->r->n_read[leaf];
     return cost ? so_costs_read(&p->costs, cost) * SO_MAX(unread, 0) : 0;
 }
 
-/* The part of an investment that one step uses up. */
+/* Reading is paid off over the rest of the answer: the part of it charged to one step. */
 static double used_up(const so_plan_ask *ask) {
     double left = SO_MIN(ask->tokens_left, SO_TUNE_ANSWER);
     return SO_MIN(1, SO_TUNE_STEP_TOKENS / SO_MAX(left, SO_TUNE_STEP_TOKENS));
@@ -173,7 +173,7 @@ static int by_gain(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* What the first draft of a step adds to its pass. */
+/* What drafting adds to the pass of this step (so_costs_after_draft); once per step. */
 static double after_ms(const so_planner *p, int rows) {
     return p->drafted ? 0 : so_costs_after_draft(&p->costs, rows);
 }
@@ -243,9 +243,9 @@ static void grant(so_candidate *c, int depth, int leaf) {
     }
 }
 
-/* Whether a probe of a candidate's drafter is due. One that is good and costs too much here will
- * not become better by a test: it is looked at seldom, in case the text suits it better by now.
- * passes: what the probe costs. */
+/* Whether a probe of a candidate's drafter is due. A drafter whose guesses are accepted and that is
+ * unused because it costs too much learns nothing from a probe, so it is probed rarely, in case the
+ * text suits it better by now. passes: the cost of the probe, in plain passes. */
 static bool is_due(const so_planner *p, const so_candidate *c, int leaf, double passes) {
     double since = p->clock - c->ask->r->set->probed_at[leaf], every = SO_TUNE_PROBE_EVERY;
     if (c->evidence >= SO_TUNE_KNOWN && (double)c->terms.chance[0][ALL] >= SO_TUNE_PROBE_BELOW)
@@ -255,9 +255,9 @@ static bool is_due(const so_planner *p, const so_candidate *c, int leaf, double 
     return so_accept_recovers(&c->ask->r->accept, leaf) || since >= every;
 }
 
-/* Nothing pays. One guess for one request, to see whether its drafter is good again, if the account
- * can pay for it. A point needs
- * no row for that: the text will tell (shadow.h). */
+/* No draft pays in this step. Drafts one guess for one request to see whether its drafter has
+ * become good again, if the account can pay for it. A point guess needs no row of the pass: the
+ * next tokens of the text show whether it was right (shadow.h). */
 static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
     int rows = rows_now(p);
     for (int i = 0; i < n; i++) {
@@ -277,8 +277,8 @@ static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_
     }
 }
 
-/* The candidates as they are with the rows that their first guesses will come to: what a row costs
- * depends on how many are kept, and how many are kept on what a row costs. */
+/* Values the candidates. The cost of a row depends on how many first guesses are kept, and how many
+ * are kept depends on the cost of a row: three iterations settle both. */
 static void weigh(const so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
     double row_ms[DEPTHS], kept = n;
     for (int turn = 0; turn < (n > 1 ? 3 : 1); turn++) {
@@ -308,7 +308,8 @@ void so_plan_ask_stage(so_planner *p, int stage, so_plan_ask *asks, int n) {
     if (m == 0)
         return;
     double level_ms = step_ms(p, s, leaf, m);
-    bool may = p->plain_ms > 0 && !p->plain; /* nothing known of the costs: a plain pass first */
+    /* Without a cost curve the first pass is plain. */
+    bool may = p->plain_ms > 0 && !p->plain;
     if (may) {
         weigh(p, c, m, leaf, level_ms);
         asked = best_crowd(p, c, m, level_ms, &depth);
