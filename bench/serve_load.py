@@ -10,6 +10,9 @@
 Every stream has a prompt of its own (chat, temperature 0); tokens are counted by the server's own usage, times by this
 client. Rounds of all servers alternate, so that a slow minute hits each of them; the figures are medians over rounds.
 Servers other than the one asked are stopped (SIGSTOP) meanwhile: an idle neighbour must not cost anything.
+
+Plain and speculative requests go to one server, because two processes of one program differ by up to 5 % on the machines
+we have (where their memory happens to lie); "speculative / plain" is the median over rounds of the ratio within a round.
 """
 import argparse
 import http.client
@@ -29,8 +32,8 @@ TOPICS = ["the sea", "a small town in winter", "how bread is baked", "a train to
           "a violin maker", "the wind", "building a boat", "a quiet library"]
 
 
-def prompt(i, round_):
-    return f"Write a short text about {TOPICS[i % len(TOPICS)]}. It is number {round_ * 100 + i}."
+def prompt(i, number):
+    return f"Write a short text about {TOPICS[i % len(TOPICS)]}. It is number {number * 100 + i}."
 
 
 def free_port():
@@ -39,17 +42,18 @@ def free_port():
         return s.getsockname()[1]
 
 
-class Target:
-    def __init__(self, name, command=None, url=None, body=None, env=None):
-        self.name, self.body, self.whole = name, body or {}, False
+class Server:
+    def __init__(self, name, command=None, url=None):
+        self.name = name
         self.process = None
+        self.asked = 0  # rounds: each has prompts of its own, or they would be found in the prefix cache
         if command:
             port = free_port()
             self.url = urllib.parse.urlparse(f"http://127.0.0.1:{port}")
             self.log = open(f"/tmp/serve_load.{os.getpid()}.{port}", "wb+")
             os.unlink(self.log.name)
             self.process = subprocess.Popen([a.replace("{port}", str(port)) for a in command], stdout=self.log,
-                                            stderr=self.log, env=dict(os.environ, **(env or {})))
+                                            stderr=self.log)
         else:
             self.url = urllib.parse.urlparse(url)
         self.wait()
@@ -82,6 +86,15 @@ class Target:
             self.process.wait()
 
 
+class Target:
+    """A server asked in one way."""
+
+    def __init__(self, server, way="", body=None):
+        self.server, self.url = server, server.url
+        self.name = f"{server.name} {way}".strip()
+        self.way, self.body, self.whole = way, body or {}, False
+
+
 def one_stream(target, text, n_tokens, out):
     """(seconds to the first text, tokens)"""
     body = {"model": "any", "messages": [{"role": "user", "content": text}], "max_tokens": n_tokens, "temperature": 0,
@@ -111,16 +124,19 @@ def one_stream(target, text, n_tokens, out):
     out.append((first, tokens))
 
 
-def one_round(target, n_streams, n_tokens, round_):
-    results, threads = [], []
+def one_round(target, n_streams, n_tokens):
+    server, results, threads = target.server, [], []
+    server.asked += 1
+    server.pause(False)
     start = time.monotonic()
     for i in range(n_streams):
-        threads.append(threading.Thread(target=one_stream, args=(target, prompt(i, round_), n_tokens, results)))
+        threads.append(threading.Thread(target=one_stream, args=(target, prompt(i, server.asked), n_tokens, results)))
     for t in threads:
         t.start()
     for t in threads:
         t.join()
     seconds = time.monotonic() - start
+    server.pause(True)
     if len(results) != n_streams:
         sys.exit(f"{target.name}: {n_streams - len(results)} of {n_streams} streams failed")
     return sum(n for _, n in results) / seconds, [t for t, _ in results]
@@ -135,38 +151,38 @@ def measure(targets, modes, streams, n_tokens, rounds):
     """{(server, mode, streams): (rates, seconds to the first token, or to the end of a whole answer)}"""
     got = {(t.name, m, n): ([], []) for t in targets for m in modes for n in streams}
     for t in targets:
-        t.pause(False)
-        one_round(t, 2, 16, 99)  # warm
-        t.pause(True)
+        one_round(t, 2, 16)  # warm
     for r in range(rounds):
         for m, n in ((m, n) for n in streams for m in modes):
             for t in targets if r % 2 == 0 else reversed(targets):
                 t.whole = m == "whole"
-                t.pause(False)
-                # other numbers for other modes: a prompt that was asked before would be found in the prefix cache
-                rate, times = one_round(t, n, n_tokens, r + 100 * t.whole)
-                t.pause(True)
+                rate, times = one_round(t, n, n_tokens)
                 got[t.name, m, n][0].append(rate)
                 got[t.name, m, n][1].extend(times)
     return got
 
 
-def start(a, streams, targets):
+def start(a, streams, servers):
+    """What is asked; servers: those that were started, also where a later one fails."""
+    targets = []
     if a.url:
-        targets.append(Target("url", url=a.url))
-        return
+        servers.append(Server("url", url=a.url))
+        return [Target(servers[0])]
     for build in a.sooth or ["build/sooth"]:
         ours = [build, "serve", "-m", a.model or "", "-t", str(a.threads), "--port", "{port}", "--parallel", str(max(streams))]
         if a.draft:
             ours += ["-md", a.draft]
-        name = build if a.sooth and len(a.sooth) > 1 else "sooth"
+        servers.append(Server(build if a.sooth and len(a.sooth) > 1 else "sooth", ours))
+        servers[-1].pause(True)
         for way in a.only or ["plain", "speculative"]:
-            targets.append(Target(f"{name} {way}", ours, body={"speculative": {"enabled": False}} if way == "plain" else {}))
-            targets[-1].pause(True)
+            targets.append(Target(servers[-1], way, {"speculative": {"enabled": False}} if way == "plain" else {}))
     if a.peer:
-        targets.append(Target("llama_cpp.server", [a.peer, "-m", "llama_cpp.server", "--model", a.model, "--port", "{port}",
-                                                   "--n_threads", str(a.threads), "--n_threads_batch", str(a.threads),
-                                                   "--n_ctx", "4096", "--interrupt_requests", "false", "--verbose", "false"]))
+        servers.append(Server("llama_cpp.server", [
+            a.peer, "-m", "llama_cpp.server", "--model", a.model, "--port", "{port}", "--n_threads", str(a.threads),
+            "--n_threads_batch", str(a.threads), "--n_ctx", "4096", "--interrupt_requests", "false", "--verbose", "false"]))
+        servers[-1].pause(True)
+        targets.append(Target(servers[-1]))
+    return targets
 
 
 def report(key, rates, times, a):
@@ -181,6 +197,17 @@ def report(key, rates, times, a):
     what = "whole answer" if mode == "whole" else "first token"
     print(f"{name:18} {n:3} {mode:8}: {row['tokens_per_second']:7.1f} tok/s ({row['spread'][0]}–{row['spread'][1]}), "
           f"{what} {1000 * statistics.median(times):.0f} ms, p95 {1000 * quantile(times, 0.95):.0f} ms")
+
+
+def compare(targets, got):
+    """Speculative against plain of the same server, round by round."""
+    for plain in (t for t in targets if t.way == "plain"):
+        for t in (t for t in targets if t.server is plain.server and t.way == "speculative"):
+            for (name, mode, n), (rates, _) in got.items():
+                if name == t.name:
+                    ratios = sorted(x / y for x, y in zip(rates, got[plain.name, mode, n][0]))
+                    print(f"{t.server.name:18} {n:3} {mode:8}: speculative / plain {statistics.median(ratios):.2f} "
+                          f"({ratios[0]:.2f}–{ratios[-1]:.2f})")
 
 
 def main():
@@ -199,15 +226,17 @@ def main():
     p.add_argument("--json", action="store_true")
     a = p.parse_args()
     streams = [int(n) for n in a.streams.split(",")]
-    targets = []
+    servers = []
     try:
-        start(a, streams, targets)
+        targets = start(a, streams, servers)
         got = measure(targets, ["streamed", "whole"] if a.whole else ["streamed"], streams, a.tokens, a.rounds)
     finally:
-        for t in targets:
-            t.stop()
+        for s in servers:
+            s.stop()
     for key, (rates, times) in got.items():
         report(key, rates, times, a)
+    if not a.json:
+        compare(targets, got)
 
 
 main()
