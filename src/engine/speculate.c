@@ -336,6 +336,7 @@ void so_speculate_step(so_engine *e) {
     for (so_request *r = e->running; r; r = r->next) {
         n_spec += speculates(r);
         room.n_requests += r->has_tree;
+        room.n_reading += !r->has_tree;
         room.other_rows += r->n_chunk;
     }
     e->spec->planned = n_spec > 0;

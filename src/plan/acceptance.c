@@ -32,11 +32,13 @@ void so_accept_shared_init(so_accept_shared *s, int n_drafters) {
     *s = (so_accept_shared){.n_drafters = n_drafters};
     s->cells = SO_NEW_N(so_accept_table, n_drafters);
     s->seen = SO_NEW_N(so_accept_table, n_drafters);
+    s->rows = SO_NEW_N(so_accept_rows, n_drafters);
 }
 
 void so_accept_shared_deinit(so_accept_shared *s) {
     free(s->cells);
     free(s->seen);
+    free(s->rows);
     *s = (so_accept_shared){0};
 }
 
@@ -133,15 +135,13 @@ void so_accept_terms(const so_accept *a, int drafter, int rank, so_draft_terms *
     }
 }
 
-double so_accept_option(const so_accept *a, int drafter, int rank, double price, double *kept) {
-    const so_accept_table *t = &a->shared->cells[drafter_of(a, drafter)];
-    so_accept_key k = {drafter, 1, rank, -1};
-    double all = so_accept_get(a, &k, SO_TUNE_UNKNOWN_CHANCE) - price;
+double so_accept_option(const so_accept *a, int drafter, int rank, const so_draft_terms *t,
+                        double price, double *kept) {
+    const float *rows = a->shared->rows[drafter_of(a, drafter)][rank_of(rank)];
+    double all = (double)t->chance[0][ALL] - price;
     double weight = 0, gain = 0, above = 0;
     for (int l = 0; l < SO_ACCEPT_LEVELS; l++) {
-        double n = (double)(*t)[0][rank_of(rank)][l].tested;
-        k.confidence = (l + 0.5) / SO_ACCEPT_LEVELS;
-        double x = so_accept_get(a, &k, SO_TUNE_UNKNOWN_CHANCE) - price;
+        double n = (double)rows[l], x = (double)t->chance[0][l] - price;
         gain += n * SO_MAX(0, x);
         above += x > 0 ? n : 0;
         weight += n;
@@ -216,6 +216,16 @@ static void count(so_accept *a, const so_accept_key *k, int level, float accepte
     c->tested += 1;
 }
 
+static void count_row(so_accept *a, const so_accept_key *k) {
+    float *rows = a->shared->rows[drafter_of(a, k->drafter)][rank_of(k->rank)];
+    int level = so_terms_level(k->confidence);
+    if (k->depth > 1 || level == ALL)
+        return;
+    for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+        rows[l] *= SO_TUNE_SHARED_KEEP;
+    rows[level]++;
+}
+
 void so_accept_add(so_accept *a, const so_accept_key *k, bool accepted) {
     int level = so_terms_level(k->confidence);
     bool first = so_terms_depth(k->depth) == 0 && k->rank <= 0;
@@ -223,10 +233,12 @@ void so_accept_add(so_accept *a, const so_accept_key *k, bool accepted) {
     if (level != ALL)
         count(a, k, level, (float)accepted);
     count(a, k, ALL, (float)accepted);
+    count_row(a, k);
 }
 
 void so_accept_skip(so_accept *a, const so_accept_key *k) {
     count(a, k, ALL, (float)so_accept_get(a, k, 0.5));
+    count_row(a, k);
 }
 
 /* --- trees --- */

@@ -30,6 +30,9 @@ typedef struct so_accept_cell {
     float accepted, tested;
 } so_accept_cell;
 
+/* How often a first guess had which confidence, whether it was tested or refused: [rank][level]. */
+typedef float so_accept_rows[SO_ACCEPT_RANKS][SO_ACCEPT_LEVELS];
+
 /* One drafter. */
 typedef so_accept_cell so_accept_table[SO_ACCEPT_DEPTHS][SO_ACCEPT_RANKS][SO_ACCEPT_LEVELS + 1];
 
@@ -37,6 +40,7 @@ typedef so_accept_cell so_accept_table[SO_ACCEPT_DEPTHS][SO_ACCEPT_RANKS][SO_ACC
 typedef struct so_accept_shared {
     so_accept_table *cells; /* [n_drafters] prior and tests, fading */
     so_accept_table *seen;  /* [n_drafters] tests alone, for so_record_learn */
+    so_accept_rows *rows;   /* [n_drafters] fading */
     int n_drafters;
 } so_accept_shared;
 void so_accept_shared_init(so_accept_shared *s, int n_drafters);
@@ -73,7 +77,7 @@ typedef struct so_accept_key {
 double so_accept_get(const so_accept *a, const so_accept_key *k, double unknown);
 /* A test and its outcome. */
 void so_accept_add(so_accept *a, const so_accept_key *k, bool accepted);
-/* A row that was not worth a draw: counts as its estimate where confidence is not known, so that
+/* A row that was not worth a guess: counts as its estimate where confidence is not known, so that
  * the tested ones alone do not flatter the drafter. */
 void so_accept_skip(so_accept *a, const so_accept_key *k);
 /* In [0,1): how much evidence stands behind the estimates of a drafter. */
@@ -84,8 +88,9 @@ bool so_accept_recovers(const so_accept *a, int drafter);
 /* The table of chances for so_draft_terms. */
 void so_accept_terms(const so_accept *a, int drafter, int rank, so_draft_terms *out);
 /* E[max(0, chance − price)] of a guess at depth 1 before its row is seen: rows below the price are
- * not kept. *kept: the chance that it will be. */
-double so_accept_option(const so_accept *a, int drafter, int rank, double price, double *kept);
+ * not kept. *kept: the chance that it will be. t: from so_accept_terms with the same rank. */
+double so_accept_option(const so_accept *a, int drafter, int rank, const so_draft_terms *t,
+                        double price, double *kept);
 
 /* For each node of a tree the chance that it is accepted given that its parent was: of a point with
  * its own confidence, of a drawn token with that of its row (rule of sight: a plan may not look at

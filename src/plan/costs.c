@@ -77,7 +77,7 @@ void so_costs_observe_draft(so_costs *c, so_draft_cost *d, const so_draft_usage 
     if (u->lag <= SO_TUNE_MAX_LAG) {
         so_curve_observe(&d->step, u->chains, u->ms / u->levels);
     } else {
-        double rest = u->ms - u->levels * so_curve_ms(&d->step, u->chains);
+        double rest = u->ms - u->levels * so_costs_step(c, d, u->chains);
         so_smooth_time(&d->read_ms, SO_MAX(rest, 1e-3) / u->read, SO_TUNE_READ_PART);
     }
     if (now > 0)

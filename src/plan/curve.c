@@ -38,10 +38,9 @@ static double slope_effect(int knot) {
 /* Covariance of how widths compare, before anything is known: the slope is common to all of them,
  * so that widths that were measured say what the next ones will cost; and each step from knot to
  * knot may differ. */
-static double walk(int i, int j) {
+static double walk(double effect_i, double effect_j, int n_steps) {
     double slope = SO_TUNE_SLOPE_SPREAD * SO_TUNE_SLOPE_SPREAD;
-    return slope * slope_effect(i) * slope_effect(j) +
-           SO_TUNE_ROW_STEP * SO_TUNE_ROW_STEP * SO_MIN(i, j);
+    return slope * effect_i * effect_j + SO_TUNE_ROW_STEP * SO_TUNE_ROW_STEP * n_steps;
 }
 
 static void begin(so_curve *c, double log_one, double spread) {
@@ -49,15 +48,17 @@ static void begin(so_curve *c, double log_one, double spread) {
     for (int i = 0; i < SO_CURVE_KNOTS; i++) {
         c->log_ms[i] = log_one + first_log(KNOTS[i]);
         for (int j = 0; j < SO_CURVE_KNOTS; j++)
-            c->cov[i][j] = spread * spread + walk(i, j);
+            c->cov[i][j] = spread * spread + walk(slope_effect(i), slope_effect(j), SO_MIN(i, j));
     }
 }
 
 static void age(so_curve *c) {
+    double effect[SO_CURVE_KNOTS], speed = SO_TUNE_SPEED_DRIFT * SO_TUNE_SPEED_DRIFT;
+    for (int i = 0; i < SO_CURVE_KNOTS; i++)
+        effect[i] = slope_effect(i);
     for (int i = 0; i < SO_CURVE_KNOTS; i++)
         for (int j = 0; j < SO_CURVE_KNOTS; j++)
-            c->cov[i][j] +=
-                SO_TUNE_SPEED_DRIFT * SO_TUNE_SPEED_DRIFT + SO_TUNE_RATIO_DRIFT * walk(i, j);
+            c->cov[i][j] += speed + SO_TUNE_RATIO_DRIFT * walk(effect[i], effect[j], SO_MIN(i, j));
 }
 
 /* log ms at knot k, measured with this variance. */

@@ -31,11 +31,12 @@ struct so_plan_request {
     so_shadow shadow;
     so_yield *yields; /* [n_leaves] */
     int *n_read;      /* [n_leaves] tokens of the text that a drafter that costs has read */
+    double probed_at; /* so_planner.clock */
     /* this step: */
     so_tree *tree;
-    so_draft_terms terms;
-    int leaf;   /* the drafter that costs and was given terms; −1: none */
-    int levels; /* that it made */
+    so_draft_terms terms; /* of the drafter that is being weighed or asked */
+    int leaf;             /* the drafter that costs and was given terms; −1: none */
+    int levels;           /* that it made */
 };
 
 /* A request in a step. */
@@ -58,7 +59,8 @@ typedef struct so_candidate {
     double check_ms; /* of a tested guess */
     double once_ms;  /* text to read first */
     double evidence;
-    so_draft_terms terms;
+    int rank; /* of its first guess, among siblings */
+    so_draft_terms *terms;
 } so_candidate;
 
 enum { SO_PLAN_SIZES = 11 }; /* sizes of batches, by the bit length of the number of requests */
@@ -70,7 +72,6 @@ struct so_planner {
     int max_requests;
     double account; /* in plain passes */
     double clock;   /* tokens per request, since the beginning */
-    int turn;       /* whose probe is next */
     /* Tokens of a request, and plain passes, per step: in the long run, and of late. */
     so_yield rates[SO_PLAN_SIZES], rates_now[SO_PLAN_SIZES];
     so_mean shortfall[SO_PLAN_SIZES]; /* what drafts brought less than was expected, per request */

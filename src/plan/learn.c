@@ -63,7 +63,8 @@ static void lend(so_plan_set *s, so_plan_mode mode, int leaf) {
     so_draft_cost *cost = s->costs[leaf];
     if (rec && cost && rec->n_step > 0 && so_curve_ms(&cost->step, 1) == 0) {
         so_curve_import(&cost->step, rec->step, rec->n_step, NULL);
-        cost->read_ms = (so_mean){rec->read_ms, rec->read_ms > 0};
+        cost->read_ms = rec->read_ms;
+        cost->read_ms.n = SO_MIN(cost->read_ms.n, 1);
         so_smooth(&cost->pace, so_costs_pass(&s->p->costs, 1), 1);
     }
 }
@@ -77,7 +78,7 @@ static void learn(so_plan_set *s, so_plan_mode mode, int leaf) {
     so_record_learn(rec, &s->shared[mode], leaf);
     if (s->costs[leaf]) {
         rec->n_step = so_curve_export(&s->costs[leaf]->step, rec->step, SO_CURVE_KNOTS);
-        rec->read_ms = s->costs[leaf]->read_ms.value;
+        rec->read_ms = s->costs[leaf]->read_ms;
     }
 }
 

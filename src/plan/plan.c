@@ -35,7 +35,8 @@ static double running_gain(const so_planner *p, int n_requests) {
 }
 
 void so_plan_begin(so_planner *p, const so_plan_room *room) {
-    double ms = so_costs_pass(&p->costs, room->n_requests);
+    int n = room->n_requests + room->n_reading;
+    double ms = so_costs_pass(&p->costs, n), gain = running_gain(p, n);
     p->room = *room;
     p->n_entries = 0;
     p->drafted_ms = p->expected_draft_ms = p->levels_ms = 0;
@@ -43,8 +44,7 @@ void so_plan_begin(so_planner *p, const so_plan_room *room) {
     p->promised = 0;
     p->n_asked = 0;
     p->plain_ms = so_costs_pass(&p->costs, room->n_requests + room->other_rows);
-    double gain = running_gain(p, room->n_requests);
-    p->price = ms > 0 ? room->n_requests * gain / ms : 0;
+    p->price = ms > 0 ? n * gain / ms : 0;
     p->plain = room->n_requests > 1 && room->other_rows == 0 && gain < SO_TUNE_PLAIN_GAIN &&
                p->since_plain >= SO_TUNE_PLAIN_EVERY &&
                so_curve_doubt(&p->costs.pass, room->n_requests) > SO_TUNE_PLAIN_DOUBT;
@@ -72,7 +72,10 @@ static int rows_now(const so_planner *p) {
 }
 
 static double max_risk(const so_planner *p) { return SO_MAX(p->account, SO_TUNE_FREE_RISK); }
-static double margin(const so_planner *p) { return SO_TUNE_MARGIN * p->room.n_requests; }
+static double margin(const so_planner *p) {
+    int n = p->room.n_requests;
+    return n > 1 ? SO_TUNE_BATCH_MARGIN * n : SO_TUNE_MARGIN;
+}
 static so_mean *shortfall(so_planner *p) { return &p->shortfall[size_class(p->room.n_requests)]; }
 
 /* --- ask --- */
@@ -135,28 +138,34 @@ static double used_up(const so_plan_ask *ask) {
     return SO_MIN(1, SO_TUNE_STEP_TOKENS / SO_MAX(left, SO_TUNE_STEP_TOKENS));
 }
 
-/* merged: beside the guesses that the tree holds. */
-static so_candidate candidate_of(const so_planner *p, so_plan_ask *ask, int leaf, bool merged,
-                                 const double row_ms[DEPTHS], double level_ms) {
+/* merged: beside the guesses that the tree holds. The terms are the request's: a copy is large. */
+static so_candidate candidate_of(const so_planner *p, so_plan_ask *ask, int leaf, bool merged) {
     so_plan_request *r = ask->r;
-    int rank = 0;
     so_candidate c = {.ask = ask,
-                      .reach = merged ? reach_of(r, leaf, &rank) : 1,
+                      .terms = &r->terms,
+                      .reach = 1,
                       .one_call = r->set->drafters->leaves[leaf]->one_call,
                       .check_ms = so_costs_check(&p->costs, r->o.verify),
                       .once_ms = once_ms(p, ask, leaf),
                       .evidence = so_accept_evidence(&r->accept, leaf)};
-    so_accept_terms(&r->accept, leaf, rank, &c.terms);
-    for (int d = 0; d < DEPTHS; d++)
-        c.terms.row[d] = (float)(p->price * (row_ms[d] + c.check_ms));
-    c.terms.start = (float)c.reach;
-    c.terms.level = (float)(p->price * level_ms);
-    if (c.reach > 0)
-        c.first = c.reach * so_accept_option(&r->accept, leaf, rank,
-                                             (double)c.terms.row[0] / c.reach, &c.kept);
-    c.first -= p->price * c.once_ms * used_up(ask);
-    c.path = c.reach;
+    if (merged)
+        c.reach = reach_of(r, leaf, &c.rank);
+    so_accept_terms(&r->accept, leaf, c.rank, c.terms);
+    c.terms->start = (float)c.reach;
     return c;
+}
+
+static void set_price(const so_planner *p, so_candidate *c, int leaf, const double row_ms[DEPTHS],
+                      double level_ms) {
+    for (int d = 0; d < DEPTHS; d++)
+        c->terms->row[d] = (float)(p->price * (row_ms[d] + c->check_ms));
+    c->terms->level = (float)(p->price * level_ms);
+    c->first = c->kept = 0;
+    if (c->reach > 0)
+        c->first = c->reach * so_accept_option(&c->ask->r->accept, leaf, c->rank, c->terms,
+                                               (double)c->terms->row[0] / c->reach, &c->kept);
+    c->first -= p->price * c->once_ms * used_up(c->ask);
+    c->path = c->reach;
 }
 
 /* What level d (from 1) brings to a candidate beyond its rows; call for d = 1, 2, … in order. */
@@ -164,8 +173,8 @@ static double level_gain(so_candidate *c, int d) {
     int k = so_terms_depth(d);
     if (d > c->ask->max_depth)
         return 0;
-    c->path *= (double)c->terms.chance[k][ALL];
-    return d == 1 ? c->first : SO_MAX(0, c->path - (double)c->terms.row[k]);
+    c->path *= (double)c->terms->chance[k][ALL];
+    return d == 1 ? c->first : SO_MAX(0, c->path - (double)c->terms->row[k]);
 }
 
 static int by_gain(const void *a, const void *b) {
@@ -237,9 +246,8 @@ static void grant(so_candidate *c, int depth, int leaf) {
     if (c->evidence < SO_TUNE_KNOWN || !r->set->drafters->leaves[leaf]->on_terms) {
         c->ask->max_depth = SO_MIN(c->ask->max_depth, depth);
     } else {
-        r->terms = c->terms;
         r->leaf = r->leaf < 0 ? leaf : r->leaf;
-        c->ask->terms = &r->terms;
+        c->ask->terms = c->terms;
     }
 }
 
@@ -248,7 +256,7 @@ static void grant(so_candidate *c, int depth, int leaf) {
  * text suits it better by now. passes: the cost of the probe, in plain passes. */
 static bool is_due(const so_planner *p, const so_candidate *c, int leaf, double passes) {
     double since = p->clock - c->ask->r->set->probed_at[leaf], every = SO_TUNE_PROBE_EVERY;
-    if (c->evidence >= SO_TUNE_KNOWN && (double)c->terms.chance[0][ALL] >= SO_TUNE_PROBE_BELOW)
+    if (c->evidence >= SO_TUNE_KNOWN && (double)c->terms->chance[0][ALL] >= SO_TUNE_PROBE_BELOW)
         return since >= SO_TUNE_PROBE_SELDOM;
     if (c->evidence >= SO_TUNE_KNOWN)
         every = SO_MAX(every, passes / SO_TUNE_PROBE_SHARE);
@@ -256,37 +264,41 @@ static bool is_due(const so_planner *p, const so_candidate *c, int leaf, double 
 }
 
 /* No draft pays in this step. Drafts one guess for one request to see whether its drafter has
- * become good again, if the account can pay for it. A point guess needs no row of the pass: the
- * next tokens of the text show whether it was right (shadow.h). */
+ * become good again, if the account can pay for it: of those that are due, the one whose last probe
+ * is longest ago. A point guess needs no row of the pass: the next tokens of the text show whether
+ * it was right (shadow.h). */
 static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
     int rows = rows_now(p);
-    for (int i = 0; i < n; i++) {
-        so_candidate *x = &c[(p->turn + i) % n];
+    const so_candidate *best = NULL;
+    for (int i = 0; i < n && rows < p->room.max_rows; i++) {
+        const so_candidate *x = &c[i];
         double extra_ms = level_ms + x->once_ms;
         if (x->ask->r->tree->max_rows > 0)
             extra_ms +=
                 so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) + x->check_ms;
         double passes = extra_ms / p->plain_ms;
-        if (!is_due(p, x, leaf, passes) || rows >= p->room.max_rows || passes > p->account)
-            continue;
-        x->ask->max_depth = 1;
-        x->ask->r->set->probed_at[leaf] = p->clock;
-        p->turn = (p->turn + i + 1) % n;
-        p->probing = true;
-        return;
+        if (is_due(p, x, leaf, passes) && passes <= p->account &&
+            (!best || x->ask->r->probed_at < best->ask->r->probed_at))
+            best = x;
     }
+    if (!best)
+        return;
+    best->ask->max_depth = 1;
+    best->ask->r->probed_at = best->ask->r->set->probed_at[leaf] = p->clock;
+    p->probing = true;
 }
 
 /* Values the candidates. The cost of a row depends on how many first guesses are kept, and how many
  * are kept depends on the cost of a row: three iterations settle both. */
 static void weigh(const so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
     double row_ms[DEPTHS], kept = n;
+    for (int i = 0; i < n; i++)
+        c[i] = candidate_of(p, c[i].ask, leaf, c[i].ask->r->tree->n_proposals > 0);
     for (int turn = 0; turn < (n > 1 ? 3 : 1); turn++) {
         row_costs(p, rows_now(p), SO_MAX(1, (int)(kept + 0.5)), row_ms);
         kept = 0;
         for (int i = 0; i < n; i++) {
-            bool merged = c[i].ask->r->tree->n_proposals > 0;
-            c[i] = candidate_of(p, c[i].ask, leaf, merged, row_ms, level_ms);
+            set_price(p, &c[i], leaf, row_ms, level_ms);
             kept += c[i].kept;
         }
     }
@@ -339,6 +351,13 @@ static void learn_novelty(so_plan_request *r, int leaf) {
         }
 }
 
+static int n_children(const so_tree *t) { /* of the root */
+    int n = 0;
+    for (int i = 1; i < t->n_nodes; i++)
+        n += t->nodes[i].parent == 0;
+    return n;
+}
+
 void so_plan_drafted(so_planner *p, int stage, so_plan_ask *asks, const so_draft_job *jobs, int n,
                      double ms) {
     so_draft_usage u = {.ms = ms};
@@ -360,7 +379,9 @@ void so_plan_drafted(so_planner *p, int stage, so_plan_ask *asks, const so_draft
         if (r->leaf == leaf)
             r->levels = job->n_levels;
         so_accept_key k = {leaf, job->refused_depth, 0, (double)job->refused_confidence};
-        if (job->refused_depth > 0)
+        if (k.depth == 1)
+            k.rank = n_children(job->tree); /* a drafter that refuses here has none among them */
+        if (k.depth > 0)
             so_accept_skip(&r->accept, &k);
     }
     p->drafted_ms += ms;
@@ -415,7 +436,8 @@ static double gain_of_stage(const so_planner *p, so_plan_ask ask, int leaf) {
     double level_ms = step_ms(p, r->set, leaf, n) / n;
     double total = -p->price * after_ms(p, rows_now(p) + n) / n;
     row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
-    so_candidate c = candidate_of(p, &ask, leaf, false, row_ms, level_ms);
+    so_candidate c = candidate_of(p, &ask, leaf, false);
+    set_price(p, &c, leaf, row_ms, level_ms);
     for (int d = 1; d <= SO_MIN(ask.max_depth, DEPTHS); d++) {
         total += level_gain(&c, d) - (d == 1 || !c.one_call ? p->price * level_ms : 0);
         best = SO_MAX(best, total);
@@ -536,8 +558,8 @@ static void learn_yield(so_planner *p, const so_plan_entry *e) {
     float value[SO_TREE_MAX] = {1};
     double tokens = 0;
     int rows = p->room.n_requests + p->room.other_rows;
-    if (!r || r->leaf < 0 || p->probing || t->n_proposals == 0 ||
-        t->proposals[0].drafter != r->leaf || !(p->plain_ms > 0))
+    if (!r || r->leaf < 0 || r->levels == 0 || p->probing || !(p->plain_ms > 0) ||
+        (t->n_proposals > 0 && t->proposals[0].drafter != r->leaf))
         return;
     for (int i = 1; i < t->n_nodes; i++) {
         value[i] = value[t->nodes[i].parent] * e->chance[i];

@@ -16,8 +16,9 @@
  *   who     free guesses or a model's?  the larger gain
  *   begin   draft at all?               the gain of all requests together > 0
  *
- * λ is n · g / t(n) for n requests: g, the tokens that a request gains in the time of a plain pass,
- * is a running mean per size of the batch, never below 1. Measured against t(n) as the cost curve
+ * λ is n · g / t(n) for n requests, those that still read their prompts among them, because time
+ * costs them as much: g, the tokens that a request gains in the time of a plain pass, is a running
+ * mean per size of the batch, never below 1. Measured against t(n) as the cost curve
  * has it at that moment, it does not follow the machine's slow minutes. A step's own best rate
  * would be the wrong price: it keeps easy passages short and hard ones long.
  *
@@ -99,7 +100,8 @@ typedef struct so_plan {
 
 typedef struct so_plan_room {
     int n_requests; /* that decide a token */
-    int other_rows; /* prompt chunks */
+    int n_reading;  /* that are still at their prompts */
+    int other_rows; /* of prompts */
     int max_rows;   /* of the whole pass */
 } so_plan_room;
 void so_plan_begin(so_planner *p, const so_plan_room *room);

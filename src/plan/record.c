@@ -100,6 +100,14 @@ void so_record_lend(const so_record *rec, so_accept_shared *shared, int drafter)
     so_accept_cell *to = cells_of(&shared->cells[drafter]);
     for (int i = 0; i < CELLS; i++)
         to[i] = limited(from[i], SO_TUNE_LENT_TESTS);
+    for (int r = 0; r < SO_ACCEPT_RANKS; r++) {
+        float sum = 0;
+        for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+            sum += rec->rows[r][l];
+        for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+            shared->rows[drafter][r][l] =
+                rec->rows[r][l] * SO_MIN(1, SO_TUNE_LENT_TESTS / SO_MAX(sum, 1));
+    }
 }
 
 void so_record_lend_claim(double chance, so_accept_shared *shared, int drafter) {
@@ -119,4 +127,5 @@ void so_record_learn(so_record *rec, so_accept_shared *shared, int drafter) {
         kept[i] = grown(kept[i], seen[i]);
         seen[i] = (so_accept_cell){0};
     }
+    memcpy(rec->rows, shared->rows[drafter], sizeof rec->rows); /* fading by themselves */
 }

@@ -31,8 +31,9 @@ typedef struct so_record {
     char name[SO_RECORD_NAME]; /* "lookup", "model 0123456789abcdef": no spaces but that one */
     so_curve_point step[SO_CURVE_KNOTS]; /* of a paid drafter: what a level took, by chains */
     int n_step;
-    double read_ms; /* 0: not known */
+    so_mean read_ms;
     so_accept_table cells;
+    so_accept_rows rows;
 } so_record;
 
 /* The latest first; where there are too many, the oldest goes. Zero-initialise. */

@@ -1,6 +1,7 @@
 /* The file of store.h. Its name is a hash of the key; the key inside decides. */
 #include "plan/store.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,9 +41,13 @@ static void print_points(const char *word, const so_curve_point *p, int n, so_bu
 
 static void print_record(const so_record *rec, so_buf *out) {
     so_buf_printf(out, "drafter %s\n", rec->name);
-    if (rec->read_ms > 0)
-        so_buf_printf(out, "read %.6g\n", rec->read_ms);
+    if (rec->read_ms.n > 0)
+        so_buf_printf(out, "read %.6g\n", rec->read_ms.value);
     print_points("step", rec->step, rec->n_step, out);
+    for (int r = 0; r < SO_ACCEPT_RANKS; r++)
+        for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+            if (rec->rows[r][l] >= SO_TUNE_WRITE_TESTS)
+                so_buf_printf(out, "rows %d %d %.4g\n", r, l, (double)rec->rows[r][l]);
     for (int d = 0; d < SO_ACCEPT_DEPTHS; d++)
         for (int r = 0; r < SO_ACCEPT_RANKS; r++)
             for (int l = 0; l <= SO_ACCEPT_LEVELS; l++) {
@@ -100,31 +105,45 @@ typedef struct parser {
     int n_points;
 } parser;
 
-static bool is_ms(double ms) { return ms >= 0 && ms <= MAX_MS; }
-
-static bool parse_point(const char *s, so_curve_point *points, int *n) {
-    so_curve_point p;
-    int used = 0;
-    if (*n == SO_CURVE_KNOTS || sscanf(s, "%d %lf %lf%n", &p.n, &p.ms, &p.weight, &used) != 3 ||
-        s[used] || p.n < 1 || p.n > SO_CURVE_MAX || !(p.ms > 0 && is_ms(p.ms)) ||
-        !(p.weight > 0 && p.weight <= SO_TUNE_POINT_WEIGHT) || (*n > 0 && p.n <= points[*n - 1].n))
-        return false;
-    points[(*n)++] = p;
+/* Exactly n numbers, with single spaces between them. */
+static bool parse_numbers(const char *s, double *out, int n) {
+    for (int i = 0; i < n; i++) {
+        char *end;
+        out[i] = strtod(s, &end);
+        if (end == s || !isfinite(out[i]) || *end != (i + 1 < n ? ' ' : '\0'))
+            return false;
+        s = end + 1;
+    }
     return true;
 }
 
-static bool parse_ms(const char *s, double *out) {
-    int used = 0;
-    return sscanf(s, "%lf%n", out, &used) == 1 && !s[used] && is_ms(*out);
+static bool is_ms(double x) { return x >= 0 && x <= MAX_MS; }
+static bool is_whole(double x, int lo, int hi) { return x >= lo && x <= hi && x == floor(x); }
+
+static bool parse_point(const char *s, so_curve_point *points, int *n) {
+    double x[3]; /* rows, ms, weight */
+    if (*n == SO_CURVE_KNOTS || !parse_numbers(s, x, 3) || !is_whole(x[0], 1, SO_CURVE_MAX) ||
+        !(x[1] > 0 && is_ms(x[1])) || !(x[2] > 0 && x[2] <= SO_TUNE_POINT_WEIGHT) ||
+        (*n > 0 && x[0] <= points[*n - 1].n))
+        return false;
+    points[(*n)++] = (so_curve_point){(int)x[0], x[1], x[2]};
+    return true;
+}
+
+static bool parse_ms(const char *s, so_mean *out) {
+    double ms;
+    if (out->n > 0 || !parse_numbers(s, &ms, 1) || !is_ms(ms))
+        return false;
+    *out = (so_mean){ms, 1};
+    return true;
 }
 
 static bool parse_check(const char *s, so_costs *c) {
-    int mode, used = 0;
-    double ms;
-    if (sscanf(s, "%d %lf%n", &mode, &ms, &used) != 2 || s[used] || mode < 0 ||
-        mode >= SO_VERIFY_MODES || !is_ms(ms) || c->check_ms[mode].n > 0)
+    double x[2]; /* mode, ms */
+    if (!parse_numbers(s, x, 2) || !is_whole(x[0], 0, SO_VERIFY_MODES - 1) || !is_ms(x[1]) ||
+        c->check_ms[(int)x[0]].n > 0)
         return false;
-    c->check_ms[mode] = (so_mean){ms, 1};
+    c->check_ms[(int)x[0]] = (so_mean){x[1], 1};
     return true;
 }
 
@@ -137,14 +156,25 @@ static bool parse_drafter(const char *name, parser *p) {
 }
 
 static bool parse_cell(const char *s, so_record *rec) {
-    int depth, rank, level, used = 0;
-    float accepted, tested;
-    if (sscanf(s, "%d %d %d %f %f%n", &depth, &rank, &level, &accepted, &tested, &used) != 5 ||
-        s[used] || depth < 1 || depth > SO_ACCEPT_DEPTHS || rank < 0 || rank >= SO_ACCEPT_RANKS ||
-        level < 0 || level > SO_ACCEPT_LEVELS || !(tested > 0 && tested <= SO_TUNE_RECORD_TESTS) ||
-        !(accepted >= 0 && accepted <= tested))
+    double x[5]; /* depth, rank, level, accepted, tested */
+    if (!parse_numbers(s, x, 5) || !is_whole(x[0], 1, SO_ACCEPT_DEPTHS) ||
+        !is_whole(x[1], 0, SO_ACCEPT_RANKS - 1) || !is_whole(x[2], 0, SO_ACCEPT_LEVELS) ||
+        !(x[4] > 0 && x[4] <= SO_TUNE_RECORD_TESTS) || !(x[3] >= 0 && x[3] <= x[4]))
         return false;
-    rec->cells[depth - 1][rank][level] = (so_accept_cell){accepted, tested};
+    so_accept_cell *c = &rec->cells[(int)x[0] - 1][(int)x[1]][(int)x[2]];
+    if (c->tested > 0)
+        return false;
+    *c = (so_accept_cell){(float)x[3], (float)x[4]};
+    return true;
+}
+
+static bool parse_rows(const char *s, so_record *rec) {
+    double x[3]; /* rank, level, rows */
+    if (!parse_numbers(s, x, 3) || !is_whole(x[0], 0, SO_ACCEPT_RANKS - 1) ||
+        !is_whole(x[1], 0, SO_ACCEPT_LEVELS - 1) || !(x[2] > 0 && x[2] <= SO_TUNE_RECORD_TESTS) ||
+        rec->rows[(int)x[0]][(int)x[1]] > 0)
+        return false;
+    rec->rows[(int)x[0]][(int)x[1]] = (float)x[2];
     return true;
 }
 
@@ -160,19 +190,18 @@ static bool parse_line(const char *line, parser *p) {
         return parse_drafter(s, p);
     if (p->rec && (s = after(line, "cell")))
         return parse_cell(s, p->rec);
+    if (p->rec && (s = after(line, "rows")))
+        return parse_rows(s, p->rec);
     if (p->rec && (s = after(line, "step")))
         return parse_point(s, p->rec->step, &p->rec->n_step);
     if (p->rec && (s = after(line, "read")))
-        return p->rec->read_ms == 0 && parse_ms(s, &p->rec->read_ms);
+        return parse_ms(s, &p->rec->read_ms);
     if (p->rec)
         return false;
     if ((s = after(line, "pass")))
         return parse_point(s, p->points, &p->n_points);
-    if ((s = after(line, "draw"))) {
-        bool first = p->c->draw_ms.n == 0;
-        p->c->draw_ms.n = 1;
-        return first && parse_ms(s, &p->c->draw_ms.value);
-    }
+    if ((s = after(line, "draw")))
+        return parse_ms(s, &p->c->draw_ms);
     return (s = after(line, "check")) && parse_check(s, p->c);
 }
 

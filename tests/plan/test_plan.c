@@ -422,7 +422,8 @@ static void bench_close(bench *b) {
 }
 
 static void bench_begin(bench *b, int other_rows) {
-    so_plan_begin(b->p, &(so_plan_room){b->n, other_rows, 64});
+    so_plan_begin(b->p,
+                  &(so_plan_room){.n_requests = b->n, .other_rows = other_rows, .max_rows = 64});
     for (int i = 0; i < b->n; i++) {
         so_tree_reset(&b->t[i], 1, 0);
         so_plan_enter(b->p, b->r[i], &b->t[i]);
@@ -497,14 +498,14 @@ static void plain_first(void **state) {
     so_plan_set *ps = so_plan_set_create(p, &b.set);
     so_plan_request *r = so_plan_request_create(ps, &(so_plan_request_opts){0});
     so_tree_init(&b.t[0], 10, 0);
-    so_plan_begin(p, &(so_plan_room){1, 0, 64});
+    so_plan_begin(p, &(so_plan_room){.n_requests = 1, .max_rows = 64});
     so_plan_enter(p, r, &b.t[0]);
     so_plan_ask ask = {.r = r, .n_tokens = 5, .tokens_left = 100, .max_depth = 8};
     so_plan_ask_stage(p, 0, &ask, 1);
     assert_int_equal(ask.max_depth, 0);
     so_tree_add(&b.t[0], 0, 3, SO_Q_POINT, -1, 0, 0.9f);
     assert_int_equal(so_plan_choose(p)->n_rows, 1);
-    so_plan_begin(p, &(so_plan_room){0, 7, 64}); /* nobody decides a token */
+    so_plan_begin(p, &(so_plan_room){.other_rows = 7, .max_rows = 64}); /* nobody decides a token */
     assert_int_equal(so_plan_choose(p)->n_rows, 7);
     so_plan_request_free(r);
     so_plan_set_free(ps);
@@ -736,6 +737,25 @@ static void depth_for_those_without_terms(void **state) {
 
 /* --- several requests --- */
 
+/* Time costs those that are still at their prompts as much as those that decode: a draft that pays
+ * for one request alone does not pay where it keeps fifteen others waiting. */
+static void reading_requests_raise_the_price(void **state) {
+    (void)state;
+    for (int n_reading = 0; n_reading <= 15; n_reading += 15) {
+        bench b = {0};
+        b.drafters[0] = (so_drafter){.costs = true, .on_terms = true, .size = 0.1};
+        bench_open(&b, mild, 1, NULL, 1, 0);
+        bench_teach(&b, 0, 0.8, 100);
+        so_plan_begin(b.p, &(so_plan_room){1, n_reading, 40 * (n_reading > 0), 64});
+        so_tree_reset(&b.t[0], 1, 0);
+        so_plan_enter(b.p, b.r[0], &b.t[0]);
+        so_plan_ask ask = ask_of(&b, 0, 1, 100);
+        so_plan_ask_stage(b.p, 0, &ask, 1);
+        assert_true(n_reading ? ask.max_depth == 0 : ask.max_depth > 0);
+        bench_close(&b);
+    }
+}
+
 /* A neighbour with a fixed length always has guesses in the pass: plain passes are then not to be
  * had, and must not be waited for. */
 static void fixed_neighbours_disturb_nobody(void **state) {
@@ -886,7 +906,7 @@ static double crowd_gain(const crowd *like, double *least) {
 }
 
 /* Speculation among several requests is never below plain, from a cold start, prompts read and all,
- * but for the few tests it takes to find out: 2 % of the first three answers, 3.5 % where the
+ * but for the few tests it takes to find out: 2 % of the first three answers, 4 % where the
  * draft's file claims 0.8 and the truth is less. And it gains where there is something to gain. */
 static void crowds_never_lose(void **state) {
     (void)state;
@@ -902,7 +922,7 @@ static void crowds_never_lose(void **state) {
                     c.claimed = claim ? 0.8 : 0;
                     double gain = crowd_gain(&c, &least);
                     printf("  %.3f (%.3f)", gain, least);
-                    if (gain < (claim ? 0.965 : 0.979) || least < 0.95)
+                    if (gain < (claim ? 0.96 : 0.979) || least < (claim ? 0.94 : 0.95))
                         fail_msg("alpha %.2f: %.3f of plain, %.3f at least", ALPHA[q], gain, least);
                     if (m == 0 && n <= 4 && q == 3)
                         assert_true(gain > 1.5);
@@ -930,6 +950,7 @@ int main(void) {
         cmocka_unit_test(merged_drafters_are_planned_each),
         cmocka_unit_test(paid_guesses_stay),
         cmocka_unit_test(depth_for_those_without_terms),
+        cmocka_unit_test(reading_requests_raise_the_price),
         cmocka_unit_test(fixed_neighbours_disturb_nobody),
         cmocka_unit_test(crowds_never_lose),
     };

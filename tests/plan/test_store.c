@@ -24,9 +24,11 @@ static void test_round_trip(void **state) {
     rec->step[0] = (so_curve_point){1, 0.375, 8};
     rec->step[1] = (so_curve_point){4, 0.5, 2};
     rec->n_step = 2;
-    rec->read_ms = 0.0625;
+    rec->read_ms = (so_mean){0.0625, 1};
     rec->cells[0][0][3] = (so_accept_cell){2.5f, 4};
     rec->cells[15][2][SO_ACCEPT_LEVELS] = (so_accept_cell){0, 512};
+    rec->rows[0][7] = 12.5f;
+    rec->rows[2][0] = 512;
     so_records_touch(&kept, "lookup");
     assert_false(so_store_read(path, KEY, &b, &back, &why)); /* nothing there yet */
     assert_non_null(why);
@@ -112,6 +114,14 @@ static void test_nothing_else_is_believed(void **state) {
         LOOKUP "cell 1 0 1 1 inf\nend\n",
         LOOKUP "cell 1 0 1 1 513\nend\n",
         LOOKUP "cell 1 0 1 1 1 1\nend\n",
+        LOOKUP "cell 4294967297 0 1 1 1\nend\n",
+        LOOKUP "cell 1.5 0 1 1 1\nend\n",
+        LOOKUP "cell 1 0 1 1 1\ncell 1 0 1 1 1\nend\n", /* twice */
+        LOOKUP "rows 3 0 1\nend\n",
+        LOOKUP "rows 0 8 1\nend\n",
+        LOOKUP "rows 0 0 0\nend\n",
+        LOOKUP "rows 0 0 513\nend\n",
+        LOOKUP "rows 0 0 1\nrows 0 0 1\nend\n",
         LOOKUP "cell 1 0 1 1 1", /* cut off in a line */
     };
     char *dir = so_test_tmp(), *path = so_path_join(dir, "costs.txt");
