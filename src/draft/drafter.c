@@ -31,7 +31,7 @@ void so_drafter_read_state(so_drafter *d, void *state, int pos, const float *x) 
 }
 
 int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind kind, int row,
-                 int drafter, float accept) {
+                 int drafter, float confidence) {
     so_tree *t = job->tree;
     if (token < 0 || token >= t->n_vocab || t->nodes[parent].depth >= job->max_depth)
         return -1;
@@ -40,7 +40,7 @@ int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind k
     bool full = t->n_nodes - 1 >= job->max_nodes || t->n_nodes >= SO_TREE_MAX;
     if (full && (kind != SO_Q_POINT || so_tree_child(t, parent, token) < 0))
         return -1;
-    return so_tree_add(t, parent, token, kind, row, drafter, accept);
+    return so_tree_add(t, parent, token, kind, row, drafter, confidence);
 }
 
 double so_draft_uniform(const so_drafter *d, const so_draft_job *job, int depth, int draw) {

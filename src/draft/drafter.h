@@ -125,11 +125,13 @@ struct so_drafter {
     bool on_terms;     /* goes by the job's terms; others are given a depth */
     bool one_call;     /* what it costs does not grow with the depth */
     bool reads_states; /* wants the target's states (read_state) */
-    bool is_model;     /* a draft model: told apart by its file's id in what is kept */
+    bool silent;       /* never guesses */
+    bool is_model;     /* a draft model: kept only where `id` is known */
     bool lasting;      /* what it was worth is worth knowing in the next run, under its name */
     bool by_request;   /* guesses depend on the request and on what `id` names, on nothing else: no
                           other request, no clock, no function of the caller's */
-    uint64_t id;       /* of the file that it was made from; 0: none, or not known */
+    uint64_t id;       /* tells it from others of its kind: by its file, its options, the drafter
+                          inside; 0: the usual one, or of a model: not known */
     /* Of a model: */
     double size;    /* of the target's weights that its own are */
     double claimed; /* the agreement with its target that its file claims; 0: none */
@@ -145,7 +147,7 @@ void so_drafter_read_state(so_drafter *d, void *state, int pos, const float *x);
 /* so_tree_add within the job's budget of nodes and depth and within the vocabulary. The child, or
  * −1 where the chain ends. */
 int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind kind, int row,
-                 int drafter, float accept);
+                 int drafter, float confidence);
 /* The uniform that decides draw number `draw` (0 to 4095) of the guess at `depth`. Keyed by the
  * drafter too, so that what two drafters draw at one place is independent. */
 double so_draft_uniform(const so_drafter *d, const so_draft_job *job, int depth, int draw);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "base/str.h"
 #include "draft/confidence.h"
 #include "draft/drafters.h"
 #include "draft/suffix.h"
@@ -107,5 +108,7 @@ so_drafter *so_lookup_create(const so_lookup_params *p) {
     l->base.by_request = true;
     l->min_len = p && p->min_len > 0 ? p->min_len : DEFAULT_MIN;
     l->max_tokens = SO_MAX(2, p && p->max_tokens > 0 ? p->max_tokens : DEFAULT_TOKENS);
+    if (l->min_len != DEFAULT_MIN)
+        l->base.id = so_hash_bytes(&l->min_len, sizeof l->min_len);
     return &l->base;
 }

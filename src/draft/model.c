@@ -658,6 +658,15 @@ static int find_said(model_drafter *md, so_err *err) {
                               md->o.n_vocab - 1);
 }
 
+/* With a drafter inside, a level takes another time. */
+static uint64_t id_of(const so_model_drafter_opts *o, const so_drafter *inner) {
+    uint64_t ids[2] = {o->id, inner ? inner->id : 0};
+    if (o->id == 0 || !inner)
+        return o->id;
+    ids[1] ^= so_hash_bytes(inner->vt->name, strlen(inner->vt->name));
+    return so_hash_bytes(ids, sizeof ids);
+}
+
 int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, so_drafter *inner,
                             so_drafter **out, so_err *err) {
     SO_ASSERT(o->max_draft >= 1 && o->max_draft < SO_TREE_MAX && o->n_parallel >= 1);
@@ -666,7 +675,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->base.vt = &MODEL_VT;
     md->base.draws = md->base.costs = md->base.is_model = md->base.on_terms = true;
     md->base.size = o->size;
-    md->base.id = o->id;
+    md->base.id = id_of(o, inner);
     md->base.lasting =
         o->id != 0 && o->temp < 0; /* at its own temperature it shows something else */
     md->base.claimed = o->claimed;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/str.h"
 #include "draft/confidence.h"
 #include "draft/counts.h"
 #include "draft/drafters.h"
@@ -104,10 +105,10 @@ static int extend(const ngram *g, so_draft_job *job, int node, const so_follow *
     *token = f->best;
     if (draw)
         row = draw_row(g, job, f, job->tree->nodes[node].depth + 1, token);
-    float accept = row < 0 ? so_draft_count_confidence(f->best_count, f->total)
-                           : so_draft_count_confidence(f->total, f->total);
+    float confidence = row < 0 ? so_draft_count_confidence(f->best_count, f->total)
+                               : so_draft_count_confidence(f->total, f->total);
     return so_draft_add(job, node, *token, so_draft_kind(row), row, g->base.index,
-                        accept * order_weight(f->order));
+                        confidence * order_weight(f->order));
 }
 
 static void propose_one(const ngram *g, so_draft_job *job) {
@@ -158,5 +159,8 @@ so_drafter *so_ngram_create(const so_ngram_params *p) {
         g->params.max_order = SO_COUNTS_MAX_ORDER;
     if (g->params.window == 0)
         g->params.window = DEFAULT_WINDOW;
+    int options[] = {g->params.max_order, g->params.window, g->params.draw};
+    if (options[0] != SO_COUNTS_MAX_ORDER || options[1] != DEFAULT_WINDOW || options[2])
+        g->base.id = so_hash_bytes(options, sizeof options);
     return &g->base;
 }

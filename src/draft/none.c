@@ -38,6 +38,7 @@ static const so_drafter_vt NONE_VT = {
 so_drafter *so_none_create(void) {
     so_drafter *d = SO_NEW(so_drafter);
     d->vt = &NONE_VT;
+    d->silent = true;
     d->by_request = true;
     return d;
 }

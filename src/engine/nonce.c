@@ -181,7 +181,7 @@ static uint64_t hashed(const so_request *r, const so_request_opts *o) {
 static bool needs_nonce(const so_request *r) {
     const so_spec_set *set = r->spec.set;
     return set && r->spec.verify != SO_VERIFY_MATCH && r->sample.temp > 0 &&
-           strcmp(set->text, "none") != 0;
+           !set->drafters.root->silent;
 }
 
 void so_nonce_choose(so_request *r, const so_request_opts *o) {

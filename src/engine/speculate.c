@@ -256,8 +256,11 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
     so_planner *planner = e->spec->planner;
     so_err err = {0};
     int n_jobs = 0;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         set->asks[i] = ask_of(set->requests[i]);
+        if (set->requests[i]->tree->n_nodes > set->requests[i]->spec.max_nodes)
+            set->asks[i].max_depth = 0; /* its tree is full */
+    }
     so_plan_ask_stage(planner, stage, set->asks, n);
     for (int i = 0; i < n; i++) {
         if (set->asks[i].max_depth == 0)

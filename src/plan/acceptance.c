@@ -258,10 +258,8 @@ int so_accept_rank(const so_tree *t, int proposal) {
  * drafter was of the row. */
 static so_accept_key key_of(const so_tree *t, int proposal, int rank) {
     const so_proposal *q = &t->proposals[proposal];
-    const so_node *child = &t->nodes[q->child];
-    bool point = q->kind == SO_Q_POINT;
-    return (so_accept_key){q->drafter, child->depth, rank,
-                           (double)(point ? child->accept : t->row_sure[q->row])};
+    return (so_accept_key){q->drafter, t->nodes[q->child].depth, rank,
+                           (double)(q->kind == SO_Q_POINT ? q->confidence : t->row_sure[q->row])};
 }
 
 void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_MAX]) {
@@ -273,7 +271,7 @@ void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_M
             const so_proposal *q = &t->proposals[p];
             bool again = chance[q->child] > 0;
             so_accept_key k = key_of(t, p, t->nodes[i].first == p ? 0 : so_accept_rank(t, p));
-            double x = so_accept_get(a, &k, (double)t->nodes[q->child].accept);
+            double x = so_accept_get(a, &k, (double)q->confidence);
             float *c = &chance[q->child];
             if (q->kind == SO_Q_POINT && again) {
                 *c = (float)SO_MAX((double)*c, left * x); /* a point fails twice: the better one */

@@ -2,7 +2,7 @@
  * sibling rank and confidence.
  *
  * Three sources, each the prior of the next:
- *   1. the drafter's own confidence (so_node.accept, so_tree.row_sure);
+ *   1. the drafter's own confidence (so_proposal.confidence, so_tree.row_sure);
  *   2. what that confidence was worth in all requests of one mode: counts per drafter, depth, rank
  *      and level of confidence, which fade over some five hundred tests;
  *   3. how this request compares: per drafter, fading over some fifty tests, and at once when the

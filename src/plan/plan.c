@@ -467,7 +467,7 @@ static bool is_outdone(so_planner *p, const so_plan_ask *ask, int alternative) {
 
 static bool is_hopeless(const so_plan_request *r) {
     const so_proposal *q = &r->tree->proposals[0];
-    so_accept_key k = {q->drafter, 1, 0, (double)r->tree->nodes[q->child].accept};
+    so_accept_key k = {q->drafter, 1, 0, (double)q->confidence};
     return so_accept_evidence(&r->accept, q->drafter) >= SO_TUNE_KNOWN &&
            so_accept_get(&r->accept, &k, SO_TUNE_UNKNOWN_CHANCE) < SO_TUNE_HOPELESS;
 }

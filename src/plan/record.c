@@ -9,8 +9,6 @@
 #include "base/mem.h"
 #include "plan/tuning.h"
 
-static const char *const LASTING[] = {"lookup", "ngram", "corpus"}; /* beside models */
-
 void so_records_free(so_records *r) {
     for (int i = 0; i < r->n; i++)
         free(r->items[i]);
@@ -33,25 +31,21 @@ bool so_record_model_name(uint64_t id, so_plan_mode mode, char out[SO_RECORD_NAM
 bool so_record_name(const so_drafter *d, so_plan_mode mode, char out[SO_RECORD_NAME]) {
     if (d->is_model)
         return so_record_model_name(d->id, mode, out) && d->lasting;
-    snprintf(out, SO_RECORD_NAME, "%s", d->vt->name);
+    if (d->id)
+        snprintf(out, SO_RECORD_NAME, "%s %016llx", d->vt->name, (unsigned long long)d->id);
+    else
+        snprintf(out, SO_RECORD_NAME, "%s", d->vt->name);
     mark(mode, out);
     return d->lasting;
 }
 
 bool so_record_is_name(const char *name) {
-    char base[SO_RECORD_NAME];
-    size_t len = strlen(name);
-    if (len >= sizeof base)
+    const char *s = name + strspn(name, "abcdefghijklmnopqrstuvwxyz");
+    if (s == name || strlen(name) >= SO_RECORD_NAME)
         return false;
-    snprintf(base, sizeof base, "%s", name);
-    if (len > 2 && base[len - 2] == '~' && (base[len - 1] == '1' || base[len - 1] == '2'))
-        base[len - 2] = '\0';
-    if (strncmp(base, "model ", 6) == 0)
-        return strlen(base) == 22 && strspn(base + 6, "0123456789abcdef") == 16;
-    for (size_t i = 0; i < SO_LEN(LASTING); i++)
-        if (strcmp(base, LASTING[i]) == 0)
-            return true;
-    return false;
+    if (*s == ' ' && strspn(s + 1, "0123456789abcdef") == 16)
+        s += 17;
+    return !*s || strcmp(s, "~1") == 0 || strcmp(s, "~2") == 0;
 }
 
 /* --- the list --- */

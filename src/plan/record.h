@@ -28,7 +28,7 @@ typedef enum so_plan_mode {
 } so_plan_mode;
 
 typedef struct so_record {
-    char name[SO_RECORD_NAME]; /* "lookup", "model 0123456789abcdef": no spaces but that one */
+    char name[SO_RECORD_NAME];           /* "lookup", "model 0123456789abcdef" */
     so_curve_point step[SO_CURVE_KNOTS]; /* of a paid drafter: what a level took, by chains */
     int n_step;
     so_mean read_ms;
@@ -43,13 +43,13 @@ typedef struct so_records {
 } so_records;
 void so_records_free(so_records *r);
 
-/* The name under which a drafter is kept; false for those whose record would mean nothing another
- * time (a user's function, a table, a model without an id). Greedy has the drafter's name, the
- * other modes are marked behind it: "lookup~1", "lookup~2". */
+/* The name under which a drafter is kept, with its id where it has one; false for those whose
+ * record would mean nothing another time (a user's function, a table, a model without an id).
+ * Greedy has the name alone, the other modes are marked behind it: "lookup~1", "lookup~2". */
 bool so_record_name(const so_drafter *d, so_plan_mode mode, char out[SO_RECORD_NAME]);
 /* The same for a draft model that is not made yet. */
 bool so_record_model_name(uint64_t id, so_plan_mode mode, char out[SO_RECORD_NAME]);
-/* Whether a name read from a file is one that so_record_name gives. */
+/* Whether a name read from a file has the form that so_record_name gives. */
 bool so_record_is_name(const char *name);
 /* NULL where there is none. */
 so_record *so_records_find(const so_records *r, const char *name);

@@ -16,7 +16,7 @@ void so_shadow_watch(so_shadow *s, const so_tree *t) {
         reached[p->child] = true;
         w.guesses[w.n++] = (so_shadow_guess){
             .token = child->token,
-            .confidence = child->accept,
+            .confidence = p->confidence,
             .parent = child->parent,
             .child = p->child,
             .drafter = p->drafter,

@@ -29,8 +29,7 @@ void so_tree_reset(so_tree *t, int32_t root_token, int root_pos) {
     t->n_nodes = 1;
     t->n_proposals = t->n_rows = 0;
     t->root_pos = root_pos;
-    t->nodes[0] =
-        (so_node){.token = root_token, .parent = -1, .first = -1, .last = -1, .accept = 1};
+    t->nodes[0] = (so_node){.token = root_token, .parent = -1, .first = -1, .last = -1};
 }
 
 int so_tree_child(const so_tree *t, int parent, int32_t token) {
@@ -56,7 +55,7 @@ static bool valid_q(const so_tree *t, so_q_kind kind, int row) {
 }
 
 int so_tree_add(so_tree *t, int parent, int32_t token, so_q_kind kind, int row, int drafter,
-                float accept) {
+                float confidence) {
     SO_ASSERT(parent >= 0 && parent < t->n_nodes);
     SO_ASSERT(token >= 0 && token < t->n_vocab);
     SO_ASSERT(valid_q(t, kind, row));
@@ -66,15 +65,13 @@ int so_tree_add(so_tree *t, int parent, int32_t token, so_q_kind kind, int row, 
     int child = so_tree_child(t, parent, token);
     if (child < 0 && (child = add_node(t, parent, token)) < 0)
         return -1;
-    /* Of two expectations for one node the higher stands: each is a chance of its own proposal, and
-     * either proposal is enough. */
-    t->nodes[child].accept = SO_MAX(t->nodes[child].accept, accept);
     int i = t->n_proposals++;
     t->proposals[i] = (so_proposal){.child = (int16_t)child,
                                     .next = -1,
                                     .row = (int16_t)row,
                                     .kind = (uint8_t)kind,
-                                    .drafter = (uint8_t)drafter};
+                                    .drafter = (uint8_t)drafter,
+                                    .confidence = confidence};
     so_node *p = &t->nodes[parent];
     if (p->last >= 0)
         t->proposals[p->last].next = (int16_t)i;
@@ -134,7 +131,6 @@ void so_tree_prune(so_tree *t, const bool keep[SO_TREE_MAX]) {
 
 static void check_node(const so_tree *t, int i) {
     const so_node *n = &t->nodes[i];
-    SO_ASSERT(n->accept >= 0 && n->accept <= 1);
     SO_ASSERT_OP((n->first < 0), ==, (n->last < 0));
     if (i == 0) {
         SO_ASSERT(n->parent == -1 && n->depth == 0);
@@ -158,6 +154,7 @@ static int check_proposals(const so_tree *t, int parent) {
         SO_ASSERT_OP(i, >, before); /* rising, so the list ends */
         SO_ASSERT(p->child > 0 && p->child < t->n_nodes);
         SO_ASSERT_OP(t->nodes[p->child].parent, ==, parent);
+        SO_ASSERT(p->confidence >= 0 && p->confidence <= 1);
         SO_ASSERT(p->kind <= SO_Q_ROW_SET && valid_q(t, (so_q_kind)p->kind, p->row));
         for (int k = t->nodes[parent].first; p->kind == SO_Q_ROW_SET && k != i;
              k = t->proposals[k].next)

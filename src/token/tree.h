@@ -33,13 +33,13 @@ typedef struct so_proposal {
     int16_t row;   /* q row, for SO_Q_ROW and SO_Q_ROW_SET; else −1 */
     uint8_t kind;  /* so_q_kind */
     uint8_t drafter;
+    float confidence; /* in [0,1]: how sure the drafter is of this guess, if its parent stands */
 } so_proposal;
 
 typedef struct so_node {
     int32_t token;
     int16_t parent, depth; /* −1 and 0 for the root */
     int16_t first, last;   /* proposals for this node's children; −1: none */
-    float accept; /* expected chance that this node is accepted, given that its parent was */
 } so_node;
 
 typedef struct so_tree {
@@ -62,7 +62,7 @@ void so_tree_reset(so_tree *t, int32_t root_token, int root_pos);
 /* Adds a proposal of `token` under `parent`, making the child node if the parent has none with that
  * token. The child, or −1 (and nothing added) when the tree is full. */
 int so_tree_add(so_tree *t, int parent, int32_t token, so_q_kind kind, int row, int drafter,
-                float accept);
+                float confidence);
 /* A fresh q row, contents undefined; −1 when all are used. */
 int so_tree_new_row(so_tree *t);
 /* No proposal was drawn: leaving some out biases nothing. */

@@ -29,7 +29,9 @@
  * 2. Several. The draw after a rejection may be made in any way that has its distribution, so also
  *    by 1 with the next proposal, and so on. Needed: given all that led to its test, x_k is
  *    distributed as q_k. Independent draws in draw order are. Draws that were sorted or dropped by
- *    value, or tested once though made twice, are not.
+ *    value, or tested once though made twice, are not. Whether there is a further proposal, and its
+ *    q, may depend on the values of those before it (a merged drafter looks at the tree): with it
+ *    or without it, what is emitted after them has the distribution r.
  * 3. Point mass. A chosen x is a draw from q = 1 on x: accept with r(x), else r(x) ← 0. This is
  *    exact given x, hence however x was come by, so long as no number used below chose it.
  * 4. Without replacement. Given its row's earlier draws, x_k is distributed as q without them,

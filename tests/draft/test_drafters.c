@@ -63,7 +63,7 @@ static void oracle_is_right_at_its_rate(void **state) {
         for (int at = 0; at + 6 < N;) {
             int n = rig_chain(&r, 5, out), k = 0;
             assert_int_equal(n, 5);
-            assert_true(fabs((double)r.tree.nodes[1].accept - alphas[a]) < 1e-6);
+            assert_true(fabs((double)r.tree.proposals[0].confidence - alphas[a]) < 1e-6);
             while (k < n && out[k] == text[at + k]) {
                 k++, tested++, accepted++;
                 both += before;

@@ -25,7 +25,8 @@ static void continues_the_longest_latest_match(void **state) {
             for (int i = 0; i < n; i++) /* past its own end the guess repeats itself */
                 assert_int_equal(out[i], end + i < r.n ? r.text[end + i] : out[end + i - r.n]);
             for (int i = 2; i <= n; i++)
-                assert_true(r.tree.nodes[i].accept > r.tree.nodes[i - 1].accept);
+                assert_true(r.tree.proposals[i - 1].confidence >
+                            r.tree.proposals[i - 2].confidence);
         }
         rig_close(&r);
     }
@@ -44,8 +45,8 @@ static void longer_matches_are_trusted_more(void **state) {
         rig_open(&r, so_lookup_create(NULL), prompt, 30 + len);
         assert_int_equal(rig_chain(&r, 1, out), 1);
         assert_int_equal(out[0], 100 + len + 5);
-        assert_true(r.tree.nodes[1].accept > before);
-        before = r.tree.nodes[1].accept;
+        assert_true(r.tree.proposals[0].confidence > before);
+        before = r.tree.proposals[0].confidence;
         rig_close(&r);
     }
 }

@@ -43,7 +43,7 @@ static void trace(void **state) {
     /* 47 of 51, 31 of 47, 23 of 31, 5 of 23, and one more for what was never seen */
     const float want[] = {47.f / 52, 31.f / 48, 23.f / 32, 5.f / 24};
     for (int i = 0; i < 4; i++)
-        assert_float_equal(r.tree.nodes[i + 1].accept, want[i], 1e-6);
+        assert_float_equal(r.tree.proposals[i].confidence, want[i], 1e-6);
     rig_close(&r);
 }
 
@@ -57,7 +57,8 @@ static void backs_off(void **state) {
         REPEAT(&r, 1, 200 + i, THE, MAT, DOT, 300 + i);
     REPEAT(&r, 1, 400, DOT, AND, ON, THE, MAT);
     assert_tokens(out, rig_chain(&r, 1, out), (int32_t[]){DOT}, 1);
-    assert_float_equal(r.tree.nodes[1].accept, 5.f / 6 * 0.85f, 1e-6); /* a 3-gram's confidence */
+    assert_float_equal(r.tree.proposals[0].confidence, 5.f / 6 * 0.85f,
+                       1e-6); /* a 3-gram's confidence */
     /* (the, mat, .) was seen with five followers: the latest of equals */
     assert_tokens(out, rig_chain(&r, 2, out), (int32_t[]){DOT, 304}, 2);
     REPEAT(&r, 1, 500, DOT); /* (mat,500,.) and (500,.) are new, (.) was last followed by "and" */

@@ -175,7 +175,7 @@ static void drafts_by_table(void **state) {
     assert_string_equal(r.d->vt->name, "bigram");
     assert_tokens(out, rig_chain(&r, 5, out), (int32_t[]){2, 3, 1, 2, 3}, 5);
     assert_int_equal(r.tree.proposals[1].kind, SO_Q_POINT);
-    assert_true(r.tree.nodes[1].accept > r.tree.nodes[2].accept);
+    assert_true(r.tree.proposals[0].confidence > r.tree.proposals[1].confidence);
     int32_t unseen = 30, foreign = 700;
     rig_emit(&r, &unseen, 1, true);
     assert_int_equal(rig_chain(&r, 5, out), 0);

@@ -296,6 +296,25 @@ static void shadow_counts_siblings_in_order(void **state) {
     so_tree_deinit(&t);
 }
 
+/* Two drafters with one guess: each is counted by its own confidence. */
+static void shadow_keeps_confidences_apart(void **state) {
+    (void)state;
+    so_tree t;
+    static so_shadow s;
+    begin_shadow(&s, &t);
+    so_tree_reset(&t, 0, 0);
+    so_tree_add(&t, 0, 4, SO_Q_POINT, -1, 0, 0.2f);
+    so_tree_add(&t, 0, 4, SO_Q_POINT, -1, 1, 0.9f);
+    so_shadow_watch(&s, &t);
+    so_shadow_advance(&s, &a, (int32_t[]){4}, 1);
+    for (int drafter = 0; drafter < 2; drafter++)
+        for (int l = 0; l < SO_ACCEPT_LEVELS; l++) {
+            bool counted = l == so_terms_level(drafter ? 0.9 : 0.2);
+            assert_true((shared.cells[drafter][0][0][l].tested > 0) == counted);
+        }
+    so_tree_deinit(&t);
+}
+
 static void shadow_forgets_the_oldest(void **state) {
     (void)state;
     so_tree t;
@@ -356,6 +375,7 @@ int main(void) {
         cmocka_unit_test(option_counts_refused_rows),
         cmocka_unit_test(shadow_counts_conditional_tests),
         cmocka_unit_test(shadow_counts_siblings_in_order),
+        cmocka_unit_test(shadow_keeps_confidences_apart),
         cmocka_unit_test(shadow_forgets_the_oldest),
         cmocka_unit_test(verdict_counts_drawn_tokens),
     };

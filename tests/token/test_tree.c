@@ -50,11 +50,11 @@ static void test_merge(void **state) {
     assert_int_not_equal(a, b);
     assert_int_equal(t.n_nodes, 3);
     assert_int_equal(t.n_proposals, 3);
-    assert_true(t.nodes[a].accept == 0.75f);
     int want_child[] = {a, b, a}, want_drafter[] = {0, 0, 1}, n = 0;
     for (int i = t.nodes[0].first; i >= 0; i = t.proposals[i].next, n++) {
         assert_int_equal(t.proposals[i].child, want_child[n]);
         assert_int_equal(t.proposals[i].drafter, want_drafter[n]);
+        assert_true(t.proposals[i].confidence == 0.25f * (float)(n + 1)); /* each its own */
     }
     assert_int_equal(n, 3);
     so_tree_check(&t);
