@@ -115,7 +115,8 @@ void so_curve_observe(so_curve *c, int n, double ms) {
     int k = nearest_knot(n);
     double y = log(ms);
     if (!(c->noise > 0)) {
-        begin(c, y - first_log(n), SO_TUNE_NOISE);
+        begin(c, y - first_log(n), 1);
+        update(c, k, 0, c->noise);
     } else {
         y += log(so_curve_ms(c, KNOTS[k]) / so_curve_ms(c, n)); /* as if of the knot's width */
         age(c);

@@ -31,6 +31,25 @@ static void curve_learns(void **state) {
         assert_true(so_curve_ms(&c, n + 1) >= so_curve_ms(&c, n));
 }
 
+/* The first pass of a run reads a prompt. What it says about one row depends on a slope that nobody
+ * knows, so the first narrow passes must outweigh it at once. */
+static void curve_starts_from_a_prompt(void **state) {
+    (void)state;
+    for (int k = 1; k <= 4; k++) {
+        static so_curve c;
+        double slope = 0.06 * k;
+        c = (so_curve){0};
+        so_curve_observe(&c, 232, 7 * (1 + slope * 231));
+        so_curve_observe(&c, 2, 7 * (1 + slope));
+        so_curve_observe(&c, 4, 7 * (1 + slope * 3));
+        for (int n = 1; n <= 6; n++) {
+            double want = 7 * (1 + slope * (n - 1));
+            if (fabs(so_curve_ms(&c, n) / want - 1) > 0.12)
+                fail_msg("slope %.2f: t(%d) = %g, is %g", slope, n, so_curve_ms(&c, n), want);
+        }
+    }
+}
+
 /* A longer context slows all passes down: measured at one n, known for all. */
 static void curve_follows_drift(void **state) {
     (void)state;
@@ -160,6 +179,7 @@ static void host_costs(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(curve_learns),
+        cmocka_unit_test(curve_starts_from_a_prompt),
         cmocka_unit_test(curve_follows_drift),
         cmocka_unit_test(curve_ignores_nonsense),
         cmocka_unit_test(curve_is_kept),
