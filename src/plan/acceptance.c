@@ -236,6 +236,15 @@ void so_accept_add(so_accept *a, const so_accept_key *k, bool accepted) {
     count_row(a, k);
 }
 
+void so_accept_add_alone(so_accept *a, const so_accept_key *k, bool accepted) {
+    so_accept_key first = {k->drafter, 1, 0, k->confidence};
+    int level = so_terms_level(k->confidence);
+    if (level != ALL)
+        count(a, &first, level, (float)accepted);
+    count(a, &first, ALL, (float)accepted);
+    count_row(a, &first);
+}
+
 void so_accept_skip(so_accept *a, const so_accept_key *k) {
     count(a, k, ALL, (float)so_accept_get(a, k, 0.5));
     count_row(a, k);
@@ -243,8 +252,12 @@ void so_accept_skip(so_accept *a, const so_accept_key *k) {
 
 /* --- trees --- */
 
-int so_accept_rank(const so_tree *t, int proposal) {
+int so_accept_rank(const so_accept *a, const so_tree *t, int proposal) {
     int child = t->proposals[proposal].child, rank = 0;
+    if (t->nodes[child].parent == 0)
+        rank = a->own[drafter_of(a, t->proposals[proposal].drafter)].refused_before;
+    if (t->nodes[t->nodes[child].parent].first == proposal)
+        return rank;
     bool seen[SO_TREE_MAX] = {false};
     for (int i = t->nodes[t->nodes[child].parent].first; i != proposal; i = t->proposals[i].next) {
         int other = t->proposals[i].child;
@@ -256,9 +269,9 @@ int so_accept_rank(const so_tree *t, int proposal) {
 
 /* What a plan may know of a proposal: of a point its own confidence, of a drawn token how sure its
  * drafter was of the row. */
-static so_accept_key key_of(const so_tree *t, int proposal, int rank) {
+static so_accept_key key_of(const so_accept *a, const so_tree *t, int proposal) {
     const so_proposal *q = &t->proposals[proposal];
-    return (so_accept_key){q->drafter, t->nodes[q->child].depth, rank,
+    return (so_accept_key){q->drafter, t->nodes[q->child].depth, so_accept_rank(a, t, proposal),
                            (double)(q->kind == SO_Q_POINT ? q->confidence : t->row_sure[q->row])};
 }
 
@@ -270,7 +283,7 @@ void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_M
         for (int p = t->nodes[i].first; p >= 0; p = t->proposals[p].next) {
             const so_proposal *q = &t->proposals[p];
             bool again = chance[q->child] > 0;
-            so_accept_key k = key_of(t, p, t->nodes[i].first == p ? 0 : so_accept_rank(t, p));
+            so_accept_key k = key_of(a, t, p);
             double x = so_accept_get(a, &k, (double)q->confidence);
             float *c = &chance[q->child];
             if (q->kind == SO_Q_POINT && again) {
@@ -295,7 +308,7 @@ void so_accept_verdict(so_accept *a, const so_tree *t, const so_verdict *v) {
         taken[parent] = true;
         if (q->kind == SO_Q_POINT)
             continue;
-        so_accept_key k = key_of(t, v->tested[i], so_accept_rank(t, v->tested[i]));
+        so_accept_key k = key_of(a, t, v->tested[i]);
         so_accept_add(a, &k, accepted);
     }
 }

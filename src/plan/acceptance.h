@@ -8,7 +8,9 @@
  *   3. how this request compares: per drafter, fading over some fifty tests, and at once when the
  *      last eight tests contradict it. It shifts the odds of (2) at all depths alike.
  * The rank of a guess is the number of siblings tested before it: rank 1 is tested only where rank
- * 0 was rejected. A guess that was not tested says nothing and is not counted, but for points: they
+ * 0 was rejected. A drafter that made a row in this step and refused it counts as a sibling of the
+ * drafters asked after it: where one is unsure, the next is no better than usual behind a failure.
+ * A guess that was not tested says nothing and is not counted, but for points: they
  * are scored in shadow (shadow.h), whether they were tested or not.
  *
  * What was counted is kept between runs by record.h. Pure arithmetic; plain structs; one thread. */
@@ -54,7 +56,8 @@ typedef struct so_accept_own {
     /* of the latest guesses of depth 1 and rank 0: */
     float predicted[SO_ACCEPT_RECENT]; /* by (2), newest at n_seen − 1 */
     uint32_t n_seen;
-    uint8_t last; /* outcomes, newest in bit 0 */
+    uint8_t last;           /* outcomes, newest in bit 0 */
+    uint8_t refused_before; /* drafters that refused their first row in this step before it */
 } so_accept_own;
 
 typedef struct so_accept {
@@ -77,6 +80,9 @@ typedef struct so_accept_key {
 double so_accept_get(const so_accept *a, const so_accept_key *k, double unknown);
 /* A test and its outcome. */
 void so_accept_add(so_accept *a, const so_accept_key *k, bool accepted);
+/* The outcome of a first guess of rank 1 or more, whatever became of those before it: counts as
+ * rank 0 too, which says what the drafter would be worth alone. */
+void so_accept_add_alone(so_accept *a, const so_accept_key *k, bool accepted);
 /* A row that was not worth a guess: counts as its estimate where confidence is not known, so that
  * the tested ones alone do not flatter the drafter. */
 void so_accept_skip(so_accept *a, const so_accept_key *k);
@@ -101,7 +107,8 @@ void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_M
  * shadow.h. */
 void so_accept_verdict(so_accept *a, const so_tree *t, const so_verdict *v);
 
-/* The rank of a proposal: how many siblings with other tokens were proposed before it. */
-int so_accept_rank(const so_tree *t, int proposal);
+/* The rank of a proposal: how many siblings with other tokens were proposed before it, or refused.
+ */
+int so_accept_rank(const so_accept *a, const so_tree *t, int proposal);
 
 #endif

@@ -31,12 +31,14 @@ struct so_plan_request {
     so_shadow shadow;
     so_yield *yields; /* [n_leaves] */
     int *n_read;      /* [n_leaves] tokens of the text that a drafter that costs has read */
+    so_mean *asked;   /* [n_leaves] how often a drafter was asked when it could be */
     double probed_at; /* so_planner.clock */
     /* this step: */
     so_tree *tree;
     so_draft_terms terms; /* of the drafter that is being weighed or asked */
     int leaf;             /* the drafter that costs and was given terms; −1: none */
     int levels;           /* that it made */
+    int n_refused;        /* drafters of this alternative that refused their first row */
 };
 
 /* A request in a step. */
@@ -59,7 +61,8 @@ typedef struct so_candidate {
     double check_ms; /* of a tested guess */
     double once_ms;  /* text to read first */
     double evidence;
-    int rank; /* of its first guess, among siblings */
+    int rank;      /* of its first guess, among siblings */
+    bool left_out; /* a drafter merged with it does better alone */
     so_draft_terms *terms;
 } so_candidate;
 

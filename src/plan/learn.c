@@ -130,6 +130,9 @@ so_plan_request *so_plan_request_create(so_plan_set *s, const so_plan_request_op
     so_accept_init(&r->accept, &s->shared[o->mode]);
     r->yields = SO_NEW_N(so_yield, s->drafters->n_leaves);
     r->n_read = SO_NEW_N(int, s->drafters->n_leaves);
+    r->asked = SO_NEW_N(so_mean, s->drafters->n_leaves);
+    for (int i = 0; i < s->drafters->n_leaves; i++)
+        r->asked[i] = (so_mean){1, SO_TUNE_ASKED_PRIOR};
     return r;
 }
 
@@ -139,6 +142,7 @@ void so_plan_request_free(so_plan_request *r) {
     so_accept_deinit(&r->accept);
     free(r->yields);
     free(r->n_read);
+    free(r->asked);
     free(r);
 }
 

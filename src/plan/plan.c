@@ -60,6 +60,7 @@ void so_plan_enter(so_planner *p, so_plan_request *r, so_tree *tree) {
     r->tree = tree;
     r->leaf = -1;
     r->levels = 0;
+    r->n_refused = 0;
     p->plain &= r->o.length == 0; /* guesses of a fixed length are always in the pass */
 }
 
@@ -110,19 +111,26 @@ static void row_costs(const so_planner *p, int rows, int n, double ms[DEPTHS]) {
     }
 }
 
-/* The chance that the first guess of a merged drafter is a new node and is tested; *rank: its rank
- * among its siblings. */
+/* How often the first guess of a merged drafter is one that nobody made before it. */
+static double novelty(const so_plan_set *s, int leaf) {
+    const so_mean *m = &s->novelty[leaf];
+    return m->n > 0 ? m->value : 0.5;
+}
+
+/* The chance that a drafter's first guess is new and is tested, given the guesses in the tree;
+ * *rank: raised by their number. */
 static double reach_of(const so_plan_request *r, int leaf, int *rank) {
     float chance[SO_TREE_MAX];
     double left = 1;
-    const so_mean *novelty = &r->set->novelty[leaf];
+    if (r->tree->n_proposals == 0)
+        return 1;
     so_accept_tree(&r->accept, r->tree, chance);
     for (int i = 1; i < r->tree->n_nodes; i++)
         if (r->tree->nodes[i].parent == 0) {
             left -= (double)chance[i];
             ++*rank;
         }
-    return SO_MAX(left, 0) * (novelty->n > 0 ? novelty->value : 0.5);
+    return SO_MAX(left, 0) * novelty(r->set, leaf);
 }
 
 /* The time to feed the drafter the part of the text that it has not read. */
@@ -132,26 +140,29 @@ static double once_ms(const so_planner *p, const so_plan_ask *ask, int leaf) {
     return cost ? so_costs_read(&p->costs, cost) * SO_MAX(unread, 0) : 0;
 }
 
-/* Reading is paid off over the rest of the answer: the part of it charged to one step. */
-static double used_up(const so_plan_ask *ask) {
+/* The part of reading that is charged to one step. It is paid off over the rest of the answer, but
+ * a drafter that is asked now and then has to catch up each time: it pays at once as far as it was
+ * offered the request and not asked. */
+static double used_up(const so_plan_ask *ask, int leaf) {
     double left = SO_MIN(ask->tokens_left, SO_TUNE_ANSWER);
-    return SO_MIN(1, SO_TUNE_STEP_TOKENS / SO_MAX(left, SO_TUNE_STEP_TOKENS));
+    double share = SO_MIN(1, SO_TUNE_STEP_TOKENS / SO_MAX(left, SO_TUNE_STEP_TOKENS));
+    return SO_MAX(share, 1 - ask->r->asked[leaf].value);
 }
 
-/* merged: beside the guesses that the tree holds. The terms are the request's: a copy is large. */
-static so_candidate candidate_of(const so_planner *p, so_plan_ask *ask, int leaf, bool merged) {
+/* reach, rank: of its first guess. The terms are the request's: a copy is large. */
+static so_candidate candidate_of(const so_planner *p, so_plan_ask *ask, int leaf, double reach,
+                                 int rank) {
     so_plan_request *r = ask->r;
     so_candidate c = {.ask = ask,
                       .terms = &r->terms,
-                      .reach = 1,
+                      .reach = reach,
+                      .rank = rank,
                       .one_call = r->set->drafters->leaves[leaf]->one_call,
                       .check_ms = so_costs_check(&p->costs, r->o.verify),
                       .once_ms = once_ms(p, ask, leaf),
                       .evidence = so_accept_evidence(&r->accept, leaf)};
-    if (merged)
-        c.reach = reach_of(r, leaf, &c.rank);
-    so_accept_terms(&r->accept, leaf, c.rank, c.terms);
-    c.terms->start = (float)c.reach;
+    so_accept_terms(&r->accept, leaf, rank, c.terms);
+    c.terms->start = (float)reach;
     return c;
 }
 
@@ -164,7 +175,9 @@ static void set_price(const so_planner *p, so_candidate *c, int leaf, const doub
     if (c->reach > 0)
         c->first = c->reach * so_accept_option(&c->ask->r->accept, leaf, c->rank, c->terms,
                                                (double)c->terms->row[0] / c->reach, &c->kept);
-    c->first -= p->price * c->once_ms * used_up(c->ask);
+    c->first -= p->price * c->once_ms * used_up(c->ask, leaf);
+    if (c->left_out)
+        c->first = c->kept = 0;
     c->path = c->reach;
 }
 
@@ -288,12 +301,60 @@ static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_
     p->probing = true;
 }
 
+/* What a chain of a drafter is expected to gain for a request, the levels shared with the other
+ * requests of its set. reach, rank: of its first guess. */
+static double chain_gain(const so_planner *p, so_plan_ask ask, int leaf, double reach, int rank) {
+    const so_plan_request *r = ask.r;
+    double row_ms[DEPTHS], best = 0;
+    int n = 0;
+    for (int i = 0; i < p->n_entries; i++)
+        n += p->entries[i].r && p->entries[i].r->set == r->set;
+    double level_ms = step_ms(p, r->set, leaf, n) / n;
+    double total = -p->price * after_ms(p, rows_now(p) + n) / n;
+    row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
+    so_candidate c = candidate_of(p, &ask, leaf, reach, rank);
+    set_price(p, &c, leaf, row_ms, level_ms);
+    for (int d = 1; d <= SO_MIN(ask.max_depth, DEPTHS); d++) {
+        total += level_gain(&c, d) - (d == 1 || !c.one_call ? p->price * level_ms : 0);
+        best = SO_MAX(best, total);
+    }
+    return best;
+}
+
+/* `a+b`, before a is asked: whether b alone gains more than both. */
+static bool is_in_the_way(const so_planner *p, const so_plan_ask *ask, int stage) {
+    const so_plan_set *s = ask->r->set;
+    const so_draft_stage *own = &s->drafters->stages[stage];
+    int leaf = own->drafter->index;
+    so_accept_key first = {leaf, 1, 0, -1};
+    for (int i = stage + 1; i < s->drafters->n_stages; i++) {
+        int next = s->drafters->stages[i].drafter->index;
+        if (s->drafters->stages[i].alternative != own->alternative || !s->costs[next] ||
+            so_accept_evidence(&ask->r->accept, next) < SO_TUNE_KNOWN)
+            continue;
+        double fails = 1 - so_accept_get(&ask->r->accept, &first, SO_TUNE_UNKNOWN_CHANCE);
+        double both = chain_gain(p, *ask, leaf, 1, 0) +
+                      chain_gain(p, *ask, next, fails * novelty(s, next), 1);
+        if (chain_gain(p, *ask, next, 1, 0) > both)
+            return true;
+    }
+    return false;
+}
+
 /* Values the candidates. The cost of a row depends on how many first guesses are kept, and how many
  * are kept depends on the cost of a row: three iterations settle both. */
-static void weigh(const so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
+static void weigh(const so_planner *p, so_candidate *c, int n, int stage, double level_ms) {
+    int leaf = c->ask->r->set->drafters->stages[stage].drafter->index;
     double row_ms[DEPTHS], kept = n;
-    for (int i = 0; i < n; i++)
-        c[i] = candidate_of(p, c[i].ask, leaf, c[i].ask->r->tree->n_proposals > 0);
+    for (int i = 0; i < n; i++) {
+        const so_plan_request *r = c[i].ask->r;
+        bool alone = r->tree->n_proposals == 0 && r->n_refused == 0;
+        bool left_out = alone && is_in_the_way(p, c[i].ask, stage);
+        int rank = r->n_refused;
+        double reach = reach_of(r, leaf, &rank);
+        c[i] = candidate_of(p, c[i].ask, leaf, reach, rank);
+        c[i].left_out = left_out;
+    }
     for (int turn = 0; turn < (n > 1 ? 3 : 1); turn++) {
         row_costs(p, rows_now(p), SO_MAX(1, (int)(kept + 0.5)), row_ms);
         kept = 0;
@@ -312,8 +373,9 @@ void so_plan_ask_stage(so_planner *p, int stage, so_plan_ask *asks, int n) {
     const so_plan_set *s = asks[0].r->set;
     int leaf = s->drafters->stages[stage].drafter->index;
     for (int i = 0; i < n; i++) {
-        const so_plan_request *r = asks[i].r;
+        so_plan_request *r = asks[i].r;
         asks[i].terms = NULL;
+        r->accept.own[leaf].refused_before = (uint8_t)r->n_refused;
         if (r->o.length == 0 && asks[i].max_depth > 0 && is_planned(p, s, leaf, r->tree))
             c[m++].ask = &asks[i];
     }
@@ -323,13 +385,16 @@ void so_plan_ask_stage(so_planner *p, int stage, so_plan_ask *asks, int n) {
     /* Without a cost curve the first pass is plain. */
     bool may = p->plain_ms > 0 && !p->plain;
     if (may) {
-        weigh(p, c, m, leaf, level_ms);
+        weigh(p, c, m, stage, level_ms);
         asked = best_crowd(p, c, m, level_ms, &depth);
     }
-    for (int i = 0; i < asked; i++)
-        grant(&c[i], depth, leaf);
-    for (int i = asked; i < m; i++)
-        c[i].ask->max_depth = 0;
+    for (int i = 0; i < m; i++) {
+        if (i < asked)
+            grant(&c[i], depth, leaf);
+        else
+            c[i].ask->max_depth = 0;
+        so_smooth(&c[i].ask->r->asked[leaf], i < asked, SO_TUNE_ASKED_PART);
+    }
     if (asked == 0 && may)
         probe(p, c, m, leaf, level_ms);
 }
@@ -379,8 +444,8 @@ void so_plan_drafted(so_planner *p, int stage, so_plan_ask *asks, const so_draft
         if (r->leaf == leaf)
             r->levels = job->n_levels;
         so_accept_key k = {leaf, job->refused_depth, 0, (double)job->refused_confidence};
-        if (k.depth == 1)
-            k.rank = n_children(job->tree); /* a drafter that refuses here has none among them */
+        if (k.depth == 1) /* a drafter that refuses here has none of the guesses in the tree */
+            k.rank = n_children(job->tree) + r->n_refused++;
         if (k.depth > 0)
             so_accept_skip(&r->accept, &k);
     }
@@ -425,27 +490,17 @@ static double yield_gain(const so_planner *p, const so_plan_request *r, int leaf
     return tokens - p->price * p->plain_ms * passes;
 }
 
-/* What a paid drafter is expected to gain for a request in place of the guesses in its tree, the
- * levels shared with the other requests of its set. 0 where it would not be asked. */
-static double gain_of_stage(const so_planner *p, so_plan_ask ask, int leaf) {
-    const so_plan_request *r = ask.r;
-    double row_ms[DEPTHS], best = 0;
-    int n = 0;
-    for (int i = 0; i < p->n_entries; i++)
-        n += p->entries[i].r && p->entries[i].r->set == r->set;
-    double level_ms = step_ms(p, r->set, leaf, n) / n;
-    double total = -p->price * after_ms(p, rows_now(p) + n) / n;
-    row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
-    so_candidate c = candidate_of(p, &ask, leaf, false);
-    set_price(p, &c, leaf, row_ms, level_ms);
-    for (int d = 1; d <= SO_MIN(ask.max_depth, DEPTHS); d++) {
-        total += level_gain(&c, d) - (d == 1 || !c.one_call ? p->price * level_ms : 0);
-        best = SO_MAX(best, total);
-    }
-    double risk = (level_ms + row_ms[0] + c.once_ms) / p->plain_ms * (1 - c.evidence);
-    if (best <= SO_TUNE_MARGIN || risk > max_risk(p))
+/* What a paid drafter is expected to gain for a request in place of the guesses in its tree. 0
+ * where it would not be asked. */
+static double gain_of_stage(const so_planner *p, const so_plan_ask *ask, int leaf) {
+    const so_plan_request *r = ask->r;
+    double best = chain_gain(p, *ask, leaf, 1, 0), evidence = so_accept_evidence(&r->accept, leaf);
+    int rows = rows_now(p) - (r->tree->n_nodes - 1);
+    double ms = so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) +
+                step_ms(p, r->set, leaf, 1) + once_ms(p, ask, leaf);
+    if (best <= SO_TUNE_MARGIN || ms / p->plain_ms * (1 - evidence) > max_risk(p))
         return 0;
-    return c.evidence >= SO_TUNE_KNOWN ? SO_MAX(best, yield_gain(p, r, leaf)) : best;
+    return evidence >= SO_TUNE_KNOWN ? SO_MAX(best, yield_gain(p, r, leaf)) : best;
 }
 
 /* Whether a drafter of a later alternative that costs is expected to gain more than the free
@@ -459,7 +514,7 @@ static bool is_outdone(so_planner *p, const so_plan_ask *ask, int alternative) {
             continue;
         if (have < 0)
             have = gain_of_points(p, ask->r);
-        if (gain_of_stage(p, *ask, leaf) > have)
+        if (gain_of_stage(p, ask, leaf) > have)
             return true;
     }
     return false;
@@ -485,12 +540,13 @@ static bool has_paid_guesses(const so_plan_request *r) {
 bool so_plan_keeps(so_planner *p, const so_plan_ask *ask, int alternative) {
     so_plan_request *r = ask->r;
     so_tree *t = r->tree;
+    r->n_refused = 0; /* of the next alternative */
     if (t->n_proposals == 0)
         return false;
     if (r->o.length > 0 || !(p->plain_ms > 0) || !so_tree_all_points(t) || has_paid_guesses(r) ||
         !(is_hopeless(r) || is_outdone(p, ask, alternative)))
         return true;
-    so_shadow_watch(&r->shadow, t);
+    so_shadow_watch(&r->shadow, &r->accept, t);
     so_tree_reset(t, t->nodes[0].token, t->root_pos);
     return false;
 }
@@ -585,7 +641,7 @@ const so_plan *so_plan_choose(so_planner *p) {
     so_selection_clear(&p->selection);
     for (int i = 0; i < n; i++) {
         if (p->entries[i].r)
-            so_shadow_watch(&p->entries[i].r->shadow, p->entries[i].tree);
+            so_shadow_watch(&p->entries[i].r->shadow, &p->entries[i].r->accept, p->entries[i].tree);
         gather(p, i, &sum);
     }
     int chosen = p->plain ? 0 : so_selection_choose(&p->selection, &p->costs, &l, &sum);

@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 
-void so_shadow_watch(so_shadow *s, const so_tree *t) {
+void so_shadow_watch(so_shadow *s, const so_accept *a, const so_tree *t) {
     so_shadow_tree w = {.n = 0, .at = 0};
     bool reached[SO_TREE_MAX] = {true};
     for (int i = 0; i < t->n_proposals && w.n < SO_SHADOW_GUESSES; i++) {
@@ -21,7 +21,7 @@ void so_shadow_watch(so_shadow *s, const so_tree *t) {
             .child = p->child,
             .drafter = p->drafter,
             .depth = (uint8_t)SO_MIN(child->depth, UINT8_MAX),
-            .rank = (uint8_t)so_accept_rank(t, i),
+            .rank = (uint8_t)so_accept_rank(a, t, i),
         };
     }
     if (w.n == 0)
@@ -54,6 +54,8 @@ static void advance_tree(so_shadow_tree *w, so_accept *a, int32_t token) {
         so_accept_key k = {g->drafter, g->depth, g->rank, (double)g->confidence};
         if (is_tested(w, i, token))
             so_accept_add(a, &k, g->token == token);
+        if (g->depth == 1 && g->rank > 0)
+            so_accept_add_alone(a, &k, g->token == token);
     }
     w->at = next;
 }

@@ -36,7 +36,7 @@ typedef struct so_shadow {
 } so_shadow;
 
 /* Remembers the first 24 point guesses of a tree whose root is the last token of the text. */
-void so_shadow_watch(so_shadow *s, const so_tree *t);
+void so_shadow_watch(so_shadow *s, const so_accept *a, const so_tree *t);
 /* Tokens that came after that, in order. */
 void so_shadow_advance(so_shadow *s, so_accept *a, const int32_t *tokens, int n);
 

@@ -129,6 +129,9 @@ enum { SO_TUNE_ANSWER = 128 };
 /* Levels over which a step of t(n) is spread where a drafter looks ahead: kernels have tiles of
  * four rows. */
 enum { SO_TUNE_LOOK_AHEAD = 4 };
+/* How often a drafter is asked: weight of a step, and of the prior that it always is. */
+static const double SO_TUNE_ASKED_PART = 0.1;
+enum { SO_TUNE_ASKED_PRIOR = 8 };
 /* Tokens that one speculative step usually brings: how fast an investment is used up. */
 static const double SO_TUNE_STEP_TOKENS = 2;
 

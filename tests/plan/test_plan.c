@@ -699,6 +699,34 @@ static void merged_drafters_are_planned_each(void **state) {
     }
 }
 
+/* `a+b` where b is better and finds what a finds: a is left out, whichever stands first. */
+static void the_weaker_of_two_is_left_out(void **state) {
+    (void)state;
+    for (int better = 0; better < 2; better++) {
+        bench b = {0};
+        int depth[2] = {0};
+        for (int i = 0; i < 2; i++)
+            b.drafters[i] = (so_drafter){.costs = true, .on_terms = true, .size = 0.05};
+        bench_open(&b, mild, 2, (int[]){0, 0}, 1, 0);
+        bench_teach(&b, better, 0.9, 100);
+        bench_teach(&b, !better, 0.6, 100);
+        bench_teach(&b, !better, 0, 2); /* two failures: no probe is due */
+        bench_begin(&b, 0);
+        for (int k = 0; k < 2; k++) {
+            so_plan_ask ask = ask_of(&b, 0, 1, 100);
+            so_plan_ask_stage(b.p, k, &ask, 1);
+            depth[k] = ask.max_depth;
+            if (depth[k] > 0) {
+                assert_true(ask.terms && ask.terms->start == 1);
+                so_tree_add(&b.t[0], 0, 1, SO_Q_POINT, -1, k, 0.9f);
+            }
+        }
+        assert_true(depth[better] > 0);
+        assert_true(depth[!better] == 0);
+        bench_close(&b);
+    }
+}
+
 /* `lookup+model`: guesses of a paid drafter stay, however poor the free ones beside them are. */
 static void paid_guesses_stay(void **state) {
     (void)state;
@@ -948,6 +976,7 @@ int main(void) {
         cmocka_unit_test(drawn_probes_are_paid_for),
         cmocka_unit_test(free_guesses_may_be_outdone),
         cmocka_unit_test(merged_drafters_are_planned_each),
+        cmocka_unit_test(the_weaker_of_two_is_left_out),
         cmocka_unit_test(paid_guesses_stay),
         cmocka_unit_test(depth_for_those_without_terms),
         cmocka_unit_test(reading_requests_raise_the_price),
