@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/str.h"
 #include "draft/confidence.h"
 #include "draft/drafters.h"
 #include "draft/suffix.h"
@@ -204,5 +205,7 @@ so_drafter *so_corpus_drafter_create(so_corpus *c, int min_len) {
     d->base.lasting = true;
     d->corpus = c;
     d->min_len = min_len > 0 ? min_len : DEFAULT_MIN;
+    if (d->min_len != DEFAULT_MIN)
+        d->base.id = so_hash_bytes(&d->min_len, sizeof d->min_len);
     return &d->base;
 }

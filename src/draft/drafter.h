@@ -4,7 +4,7 @@
  * of its tree, each with a confidence. A job is a bundle of values: it can be queued, handed to
  * another thread or process and answered later; nothing in it leads back to the planner. Of the
  * target it may see the states from which accepted tokens were drawn, never a row that is still to
- * be drawn from, and it must not decide whether to propose by looking at a drawn token's value
+ * be drawn from, and it must not draw a token and then decide by its value whether to propose it
  * (rule of sight): deterministic guesses are SO_Q_POINT, sampled ones carry the row they were drawn
  * from. One engine thread calls; state per request is the drafter's own, opened and closed by the
  * engine. */

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/str.h"
 #include "draft/drafters.h"
 
 typedef struct ask {
@@ -177,6 +178,9 @@ so_drafter *so_group_create(so_drafter *const *members, int n, bool first) {
         g->base.draws |= members[i]->draws;
         g->base.costs |= members[i]->costs;
         g->base.reads_states |= members[i]->reads_states;
+        const char *name = members[i]->vt->name;
+        uint64_t ids[] = {g->base.id, members[i]->id, so_hash_bytes(name, strlen(name))};
+        g->base.id = so_hash_bytes(ids, sizeof ids);
     }
     return &g->base;
 }

@@ -33,12 +33,14 @@ void so_accept_shared_init(so_accept_shared *s, int n_drafters) {
     s->cells = SO_NEW_N(so_accept_table, n_drafters);
     s->seen = SO_NEW_N(so_accept_table, n_drafters);
     s->rows = SO_NEW_N(so_accept_rows, n_drafters);
+    s->seen_rows = SO_NEW_N(so_accept_rows, n_drafters);
 }
 
 void so_accept_shared_deinit(so_accept_shared *s) {
     free(s->cells);
     free(s->seen);
     free(s->rows);
+    free(s->seen_rows);
     *s = (so_accept_shared){0};
 }
 
@@ -111,10 +113,11 @@ double so_accept_get(const so_accept *a, const so_accept_key *k, double unknown)
     return shift(shared_chance(a, k, unknown), own_ratio(&a->own[drafter_of(a, k->drafter)]));
 }
 
-double so_accept_evidence(const so_accept *a, int drafter) {
+double so_accept_evidence(const so_accept *a, int drafter, int rank) {
     int d = drafter_of(a, drafter);
-    double n = (double)a->shared->cells[d][0][0][ALL].tested;
-    n = SO_MAX(n, (double)a->own[d].tested);
+    double n = (double)a->own[d].tested;
+    for (int r = 0; r <= rank_of(rank); r++)
+        n = SO_MAX(n, (double)a->shared->cells[d][0][r][ALL].tested);
     return n / (n + SO_TUNE_EVIDENCE);
 }
 
@@ -207,47 +210,46 @@ static void add_own(so_accept_own *o, float predicted, bool first, bool accepted
     notice_change(o);
 }
 
-static void count(so_accept *a, const so_accept_key *k, int level, float accepted) {
+/* tests: 1, or less where it is not certain that there would have been one. */
+static void count(so_accept *a, const so_accept_key *k, int level, double accepted, double tests) {
     so_accept_cell *c = cell(a->shared->cells, a, k, level);
-    c->accepted = c->accepted * SO_TUNE_SHARED_KEEP + accepted;
-    c->tested = c->tested * SO_TUNE_SHARED_KEEP + 1;
+    c->accepted = c->accepted * SO_TUNE_SHARED_KEEP + (float)accepted;
+    c->tested = c->tested * SO_TUNE_SHARED_KEEP + (float)tests;
     c = cell(a->shared->seen, a, k, level);
-    c->accepted += accepted;
-    c->tested += 1;
+    c->accepted += (float)accepted;
+    c->tested += (float)tests;
 }
 
-static void count_row(so_accept *a, const so_accept_key *k) {
-    float *rows = a->shared->rows[drafter_of(a, k->drafter)][rank_of(k->rank)];
+static void count_outcome(so_accept *a, const so_accept_key *k, bool accepted) {
     int level = so_terms_level(k->confidence);
-    if (k->depth > 1 || level == ALL)
-        return;
-    for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
-        rows[l] *= SO_TUNE_SHARED_KEEP;
-    rows[level]++;
+    if (level != ALL)
+        count(a, k, level, accepted, 1);
+    count(a, k, ALL, accepted, 1);
 }
 
 void so_accept_add(so_accept *a, const so_accept_key *k, bool accepted) {
-    int level = so_terms_level(k->confidence);
     bool first = so_terms_depth(k->depth) == 0 && k->rank <= 0;
     add_own(&a->own[drafter_of(a, k->drafter)], (float)shared_chance(a, k, 0.5), first, accepted);
-    if (level != ALL)
-        count(a, k, level, (float)accepted);
-    count(a, k, ALL, (float)accepted);
-    count_row(a, k);
+    count_outcome(a, k, accepted);
 }
 
 void so_accept_add_alone(so_accept *a, const so_accept_key *k, bool accepted) {
-    so_accept_key first = {k->drafter, 1, 0, k->confidence};
-    int level = so_terms_level(k->confidence);
-    if (level != ALL)
-        count(a, &first, level, (float)accepted);
-    count(a, &first, ALL, (float)accepted);
-    count_row(a, &first);
+    count_outcome(a, &(so_accept_key){k->drafter, 1, 0, k->confidence}, accepted);
 }
 
-void so_accept_skip(so_accept *a, const so_accept_key *k) {
-    count(a, k, ALL, (float)so_accept_get(a, k, 0.5));
-    count_row(a, k);
+void so_accept_row(so_accept *a, const so_accept_key *k) {
+    int drafter = drafter_of(a, k->drafter), rank = rank_of(k->rank);
+    int level = so_terms_level(k->confidence);
+    if (level == ALL)
+        return;
+    for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+        a->shared->rows[drafter][rank][l] *= SO_TUNE_SHARED_KEEP;
+    a->shared->rows[drafter][rank][level]++;
+    a->shared->seen_rows[drafter][rank][level]++;
+}
+
+void so_accept_skip(so_accept *a, const so_accept_key *k, double reach) {
+    count(a, k, ALL, reach * so_accept_get(a, k, 0.5), reach);
 }
 
 /* --- trees --- */
@@ -267,9 +269,7 @@ int so_accept_rank(const so_accept *a, const so_tree *t, int proposal) {
     return rank;
 }
 
-/* What a plan may know of a proposal: of a point its own confidence, of a drawn token how sure its
- * drafter was of the row. */
-static so_accept_key key_of(const so_accept *a, const so_tree *t, int proposal) {
+so_accept_key so_accept_key_of(const so_accept *a, const so_tree *t, int proposal) {
     const so_proposal *q = &t->proposals[proposal];
     return (so_accept_key){q->drafter, t->nodes[q->child].depth, so_accept_rank(a, t, proposal),
                            (double)(q->kind == SO_Q_POINT ? q->confidence : t->row_sure[q->row])};
@@ -283,7 +283,7 @@ void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_M
         for (int p = t->nodes[i].first; p >= 0; p = t->proposals[p].next) {
             const so_proposal *q = &t->proposals[p];
             bool again = chance[q->child] > 0;
-            so_accept_key k = key_of(a, t, p);
+            so_accept_key k = so_accept_key_of(a, t, p);
             double x = so_accept_get(a, &k, (double)q->confidence);
             float *c = &chance[q->child];
             if (q->kind == SO_Q_POINT && again) {
@@ -308,7 +308,7 @@ void so_accept_verdict(so_accept *a, const so_tree *t, const so_verdict *v) {
         taken[parent] = true;
         if (q->kind == SO_Q_POINT)
             continue;
-        so_accept_key k = key_of(a, t, v->tested[i]);
+        so_accept_key k = so_accept_key_of(a, t, v->tested[i]);
         so_accept_add(a, &k, accepted);
     }
 }

@@ -8,8 +8,8 @@
  *   3. how this request compares: per drafter, fading over some fifty tests, and at once when the
  *      last eight tests contradict it. It shifts the odds of (2) at all depths alike.
  * The rank of a guess is the number of siblings tested before it: rank 1 is tested only where rank
- * 0 was rejected. A drafter that made a row in this step and refused it counts as a sibling of the
- * drafters asked after it: where one is unsure, the next is no better than usual behind a failure.
+ * 0 was rejected. A merged drafter that made a row in this step and refused it counts as a sibling
+ * of those asked after it: a refusal lowers what to expect of them as a rejected sibling does.
  * A guess that was not tested says nothing and is not counted, but for points: they
  * are scored in shadow (shadow.h), whether they were tested or not.
  *
@@ -40,9 +40,10 @@ typedef so_accept_cell so_accept_table[SO_ACCEPT_DEPTHS][SO_ACCEPT_RANKS][SO_ACC
 
 /* All requests that use a set of drafters in one mode. Zero-initialise. */
 typedef struct so_accept_shared {
-    so_accept_table *cells; /* [n_drafters] prior and tests, fading */
-    so_accept_table *seen;  /* [n_drafters] tests alone, for so_record_learn */
-    so_accept_rows *rows;   /* [n_drafters] fading */
+    so_accept_table *cells;    /* [n_drafters] prior and tests, fading */
+    so_accept_table *seen;     /* [n_drafters] tests alone, for so_record_learn */
+    so_accept_rows *rows;      /* [n_drafters] fading */
+    so_accept_rows *seen_rows; /* [n_drafters] for so_record_learn */
     int n_drafters;
 } so_accept_shared;
 void so_accept_shared_init(so_accept_shared *s, int n_drafters);
@@ -80,14 +81,16 @@ typedef struct so_accept_key {
 double so_accept_get(const so_accept *a, const so_accept_key *k, double unknown);
 /* A test and its outcome. */
 void so_accept_add(so_accept *a, const so_accept_key *k, bool accepted);
-/* The outcome of a first guess of rank 1 or more, whatever became of those before it: counts as
- * rank 0 too, which says what the drafter would be worth alone. */
+/* The outcome of a drafter's first guess of rank 1 or more, whatever became of those before it:
+ * counts as rank 0, which says what the drafter would be worth alone. */
 void so_accept_add_alone(so_accept *a, const so_accept_key *k, bool accepted);
+/* A first guess was made with this confidence, or would have been, had it been worth it. */
+void so_accept_row(so_accept *a, const so_accept_key *k);
 /* A row that was not worth a guess: counts as its estimate where confidence is not known, so that
- * the tested ones alone do not flatter the drafter. */
-void so_accept_skip(so_accept *a, const so_accept_key *k);
-/* In [0,1): how much evidence stands behind the estimates of a drafter. */
-double so_accept_evidence(const so_accept *a, int drafter);
+ * the tested ones alone do not flatter the drafter. reach: the chance of its test. */
+void so_accept_skip(so_accept *a, const so_accept_key *k, double reach);
+/* In [0,1): how much evidence stands behind the estimates of a drafter up to a rank. */
+double so_accept_evidence(const so_accept *a, int drafter, int rank);
 /* One of the last two tests of a drafter at depth 1 went well: if it was given up, it is worth
  * another try. */
 bool so_accept_recovers(const so_accept *a, int drafter);
@@ -110,5 +113,8 @@ void so_accept_verdict(so_accept *a, const so_tree *t, const so_verdict *v);
 /* The rank of a proposal: how many siblings with other tokens were proposed before it, or refused.
  */
 int so_accept_rank(const so_accept *a, const so_tree *t, int proposal);
+/* What a plan may know of a proposal: of a point its own confidence, of a drawn token how sure its
+ * drafter was of the row. */
+so_accept_key so_accept_key_of(const so_accept *a, const so_tree *t, int proposal);
 
 #endif

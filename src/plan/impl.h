@@ -31,6 +31,7 @@ struct so_plan_request {
     so_shadow shadow;
     so_yield *yields; /* [n_leaves] */
     int *n_read;      /* [n_leaves] tokens of the text that a drafter that costs has read */
+    bool *silent;     /* [n_leaves] was asked last time and made no row */
     so_mean *asked;   /* [n_leaves] how often a drafter was asked when it could be */
     double probed_at; /* so_planner.clock */
     /* this step: */

@@ -71,8 +71,10 @@ static void lend(so_plan_set *s, so_plan_mode mode, int leaf) {
 
 static void learn(so_plan_set *s, so_plan_mode mode, int leaf) {
     char name[SO_RECORD_NAME];
-    if (s->shared[mode].seen[leaf][0][0][SO_ACCEPT_LEVELS].tested <= 0 ||
-        !so_record_name(s->drafters->leaves[leaf], mode, name))
+    float tested = 0;
+    for (int rank = 0; rank < SO_ACCEPT_RANKS; rank++)
+        tested += s->shared[mode].seen[leaf][0][rank][SO_ACCEPT_LEVELS].tested;
+    if (tested <= 0 || !so_record_name(s->drafters->leaves[leaf], mode, name))
         return;
     so_record *rec = so_records_touch(&s->p->records, name);
     so_record_learn(rec, &s->shared[mode], leaf);
@@ -133,6 +135,7 @@ so_plan_request *so_plan_request_create(so_plan_set *s, const so_plan_request_op
     r->asked = SO_NEW_N(so_mean, s->drafters->n_leaves);
     for (int i = 0; i < s->drafters->n_leaves; i++)
         r->asked[i] = (so_mean){1, SO_TUNE_ASKED_PRIOR};
+    r->silent = SO_NEW_N(bool, s->drafters->n_leaves);
     return r;
 }
 
@@ -143,6 +146,7 @@ void so_plan_request_free(so_plan_request *r) {
     free(r->yields);
     free(r->n_read);
     free(r->asked);
+    free(r->silent);
     free(r);
 }
 

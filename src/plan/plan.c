@@ -78,6 +78,10 @@ static double margin(const so_planner *p) {
     return n > 1 ? SO_TUNE_BATCH_MARGIN * n : SO_TUNE_MARGIN;
 }
 static so_mean *shortfall(so_planner *p) { return &p->shortfall[size_class(p->room.n_requests)]; }
+/* What a draft for n requests must be expected to gain, beyond the error of the estimates. */
+static double must_gain(so_planner *p, int n) {
+    return margin(p) + SO_MAX(0, shortfall(p)->value) * n;
+}
 
 /* --- ask --- */
 
@@ -117,9 +121,8 @@ static double novelty(const so_plan_set *s, int leaf) {
     return m->n > 0 ? m->value : 0.5;
 }
 
-/* The chance that a drafter's first guess is new and is tested, given the guesses in the tree;
- * *rank: raised by their number. */
-static double reach_of(const so_plan_request *r, int leaf, int *rank) {
+/* The chance that the guesses at the root of the tree all fail; *rank: raised by their number. */
+static double left_behind(const so_plan_request *r, int *rank) {
     float chance[SO_TREE_MAX];
     double left = 1;
     if (r->tree->n_proposals == 0)
@@ -130,7 +133,13 @@ static double reach_of(const so_plan_request *r, int leaf, int *rank) {
             left -= (double)chance[i];
             ++*rank;
         }
-    return SO_MAX(left, 0) * novelty(r->set, leaf);
+    return SO_MAX(left, 0);
+}
+
+/* The chance that a drafter's first guess is new and is tested, given the guesses in the tree. */
+static double reach_of(const so_plan_request *r, int leaf, int *rank) {
+    double left = left_behind(r, rank);
+    return r->tree->n_proposals > 0 ? left * novelty(r->set, leaf) : left;
 }
 
 /* The time to feed the drafter the part of the text that it has not read. */
@@ -140,13 +149,14 @@ static double once_ms(const so_planner *p, const so_plan_ask *ask, int leaf) {
     return cost ? so_costs_read(&p->costs, cost) * SO_MAX(unread, 0) : 0;
 }
 
-/* The part of reading that is charged to one step. It is paid off over the rest of the answer, but
- * a drafter that is asked now and then has to catch up each time: it pays at once as far as it was
- * offered the request and not asked. */
+/* The part of reading that is charged to one step. It is paid off over the rest of the answer; but
+ * a drafter that was skipped in a fraction f of the steps has to catch up again and again, and is
+ * charged at least f of that. */
 static double used_up(const so_plan_ask *ask, int leaf) {
     double left = SO_MIN(ask->tokens_left, SO_TUNE_ANSWER);
-    double share = SO_MIN(1, SO_TUNE_STEP_TOKENS / SO_MAX(left, SO_TUNE_STEP_TOKENS));
-    return SO_MAX(share, 1 - ask->r->asked[leaf].value);
+    double part = SO_MIN(1, SO_TUNE_STEP_TOKENS / SO_MAX(left, SO_TUNE_STEP_TOKENS));
+    bool catches_up = ask->r->n_read[leaf] > 0;
+    return catches_up ? SO_MAX(part, 1 - ask->r->asked[leaf].value) : part;
 }
 
 /* reach, rank: of its first guess. The terms are the request's: a copy is large. */
@@ -160,7 +170,7 @@ static so_candidate candidate_of(const so_planner *p, so_plan_ask *ask, int leaf
                       .one_call = r->set->drafters->leaves[leaf]->one_call,
                       .check_ms = so_costs_check(&p->costs, r->o.verify),
                       .once_ms = once_ms(p, ask, leaf),
-                      .evidence = so_accept_evidence(&r->accept, leaf)};
+                      .evidence = so_accept_evidence(&r->accept, leaf, rank)};
     so_accept_terms(&r->accept, leaf, rank, c.terms);
     c.terms->start = (float)reach;
     return c;
@@ -205,7 +215,7 @@ static double after_ms(const so_planner *p, int rows) {
 static int best_depth(so_planner *p, so_candidate *c, int n, double level_ms, bool *risky,
                       double *gain) {
     double total = -p->price * after_ms(p, rows_now(p) + n);
-    double best = margin(p) + SO_MAX(0, shortfall(p)->value) * n;
+    double best = must_gain(p, n);
     double doubt = 0, once = 0, check = 0;
     int rows = rows_now(p), limit = 0, depth = 0;
     *risky = false;
@@ -269,6 +279,8 @@ static void grant(so_candidate *c, int depth, int leaf) {
  * text suits it better by now. passes: the cost of the probe, in plain passes. */
 static bool is_due(const so_planner *p, const so_candidate *c, int leaf, double passes) {
     double since = p->clock - c->ask->r->set->probed_at[leaf], every = SO_TUNE_PROBE_EVERY;
+    if (c->left_out)
+        return since >= SO_TUNE_PROBE_SELDOM;
     if (c->evidence >= SO_TUNE_KNOWN && (double)c->terms->chance[0][ALL] >= SO_TUNE_PROBE_BELOW)
         return since >= SO_TUNE_PROBE_SELDOM;
     if (c->evidence >= SO_TUNE_KNOWN)
@@ -276,10 +288,10 @@ static bool is_due(const so_planner *p, const so_candidate *c, int leaf, double 
     return so_accept_recovers(&c->ask->r->accept, leaf) || since >= every;
 }
 
-/* No draft pays in this step. Drafts one guess for one request to see whether its drafter has
- * become good again, if the account can pay for it: of those that are due, the one whose last probe
- * is longest ago. A point guess needs no row of the pass: the next tokens of the text show whether
- * it was right (shadow.h). */
+/* No draft of this drafter pays in this step. Drafts one guess for one request to see whether its
+ * drafter has become good again, if the account can pay for it: of those that are due, the one
+ * whose last probe is longest ago. A point guess needs no row of the pass: the next tokens of the
+ * text show whether it was right (shadow.h). */
 static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
     int rows = rows_now(p);
     const so_candidate *best = NULL;
@@ -298,6 +310,7 @@ static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_
         return;
     best->ask->max_depth = 1;
     best->ask->r->probed_at = best->ask->r->set->probed_at[leaf] = p->clock;
+    so_smooth(&best->ask->r->asked[leaf], 1, SO_TUNE_ASKED_PART);
     p->probing = true;
 }
 
@@ -309,8 +322,9 @@ static double chain_gain(const so_planner *p, so_plan_ask ask, int leaf, double 
     int n = 0;
     for (int i = 0; i < p->n_entries; i++)
         n += p->entries[i].r && p->entries[i].r->set == r->set;
-    double level_ms = step_ms(p, r->set, leaf, n) / n;
-    double total = -p->price * after_ms(p, rows_now(p) + n) / n;
+    double level_ms = step_ms(p, r->set, leaf, n) / n, total = 0;
+    if (r->silent[leaf])
+        return 0;
     row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
     so_candidate c = candidate_of(p, &ask, leaf, reach, rank);
     set_price(p, &c, leaf, row_ms, level_ms);
@@ -322,20 +336,22 @@ static double chain_gain(const so_planner *p, so_plan_ask ask, int leaf, double 
 }
 
 /* `a+b`, before a is asked: whether b alone gains more than both. */
-static bool is_in_the_way(const so_planner *p, const so_plan_ask *ask, int stage) {
+static bool later_is_better_alone(const so_planner *p, const so_plan_ask *ask, int stage) {
     const so_plan_set *s = ask->r->set;
     const so_draft_stage *own = &s->drafters->stages[stage];
     int leaf = own->drafter->index;
     so_accept_key first = {leaf, 1, 0, -1};
+    double gain = -1;
     for (int i = stage + 1; i < s->drafters->n_stages; i++) {
         int next = s->drafters->stages[i].drafter->index;
         if (s->drafters->stages[i].alternative != own->alternative || !s->costs[next] ||
-            so_accept_evidence(&ask->r->accept, next) < SO_TUNE_KNOWN)
+            so_accept_evidence(&ask->r->accept, next, 0) < SO_TUNE_KNOWN)
             continue;
+        if (gain < 0)
+            gain = chain_gain(p, *ask, leaf, 1, 0);
         double fails = 1 - so_accept_get(&ask->r->accept, &first, SO_TUNE_UNKNOWN_CHANCE);
-        double both = chain_gain(p, *ask, leaf, 1, 0) +
-                      chain_gain(p, *ask, next, fails * novelty(s, next), 1);
-        if (chain_gain(p, *ask, next, 1, 0) > both)
+        double more = chain_gain(p, *ask, next, fails * novelty(s, next), 1);
+        if (chain_gain(p, *ask, next, 1, 0) > gain + more)
             return true;
     }
     return false;
@@ -349,7 +365,7 @@ static void weigh(const so_planner *p, so_candidate *c, int n, int stage, double
     for (int i = 0; i < n; i++) {
         const so_plan_request *r = c[i].ask->r;
         bool alone = r->tree->n_proposals == 0 && r->n_refused == 0;
-        bool left_out = alone && is_in_the_way(p, c[i].ask, stage);
+        bool left_out = alone && later_is_better_alone(p, c[i].ask, stage);
         int rank = r->n_refused;
         double reach = reach_of(r, leaf, &rank);
         c[i] = candidate_of(p, c[i].ask, leaf, reach, rank);
@@ -393,7 +409,8 @@ void so_plan_ask_stage(so_planner *p, int stage, so_plan_ask *asks, int n) {
             grant(&c[i], depth, leaf);
         else
             c[i].ask->max_depth = 0;
-        so_smooth(&c[i].ask->r->asked[leaf], i < asked, SO_TUNE_ASKED_PART);
+        if (may)
+            so_smooth(&c[i].ask->r->asked[leaf], i < asked, SO_TUNE_ASKED_PART);
     }
     if (asked == 0 && may)
         probe(p, c, m, leaf, level_ms);
@@ -401,26 +418,46 @@ void so_plan_ask_stage(so_planner *p, int stage, so_plan_ask *asks, int n) {
 
 /* --- drafted --- */
 
-/* Whether a merged member's first guess is one that nobody made before. */
-static void learn_novelty(so_plan_request *r, int leaf) {
-    const so_tree *t = r->tree;
+/* The first proposal of a drafter at the root; −1: none. *is_new: nobody made that guess before. */
+static int first_proposal(const so_tree *t, int leaf, bool *is_new) {
     for (int i = t->nodes[0].first; i >= 0; i = t->proposals[i].next)
         if (t->proposals[i].drafter == leaf) {
-            int child = t->proposals[i].child;
-            bool is_new = true;
+            *is_new = true;
             for (int k = t->nodes[0].first; k != i; k = t->proposals[k].next)
-                is_new &= t->proposals[k].child != child;
-            if (i != t->nodes[0].first)
-                so_smooth(&r->set->novelty[leaf], is_new, SO_TUNE_YIELD_PART);
-            return;
+                *is_new &= t->proposals[k].child != t->proposals[i].child;
+            return i;
         }
+    return -1;
 }
 
-static int n_children(const so_tree *t) { /* of the root */
-    int n = 0;
-    for (int i = 1; i < t->n_nodes; i++)
-        n += t->nodes[i].parent == 0;
-    return n;
+/* The first guess of a merged drafter: whether it is a new one, and how sure of it the drafter is;
+ * also as if it had been alone. */
+static void learn_first(so_plan_request *r, int leaf) {
+    const so_tree *t = r->tree;
+    bool is_new;
+    int i = first_proposal(t, leaf, &is_new);
+    if (i < 0)
+        return;
+    if (i != t->nodes[0].first)
+        so_smooth(&r->set->novelty[leaf], is_new, SO_TUNE_YIELD_PART);
+    so_accept_key k = so_accept_key_of(&r->accept, t, i);
+    so_accept_row(&r->accept, &k);
+    if (k.rank > 0)
+        so_accept_row(&r->accept, &(so_accept_key){leaf, 1, 0, k.confidence});
+}
+
+/* A row that a drafter made and did not find worth a guess. */
+static void learn_refusal(so_plan_request *r, int leaf, const so_draft_job *job) {
+    so_accept_key k = {leaf, job->refused_depth, 0, (double)job->refused_confidence};
+    double reach = 1;
+    if (k.depth == 1) { /* it has none of the guesses in the tree */
+        k.rank = r->n_refused++;
+        reach = left_behind(r, &k.rank);
+        so_accept_row(&r->accept, &k);
+        if (k.rank > 0)
+            so_accept_row(&r->accept, &(so_accept_key){leaf, 1, 0, k.confidence});
+    }
+    so_accept_skip(&r->accept, &k, reach);
 }
 
 void so_plan_drafted(so_planner *p, int stage, so_plan_ask *asks, const so_draft_job *jobs, int n,
@@ -433,7 +470,8 @@ void so_plan_drafted(so_planner *p, int stage, so_plan_ask *asks, const so_draft
     for (int i = 0; i < n; i++) {
         const so_draft_job *job = &jobs[i];
         so_plan_request *r = asks[i].r;
-        learn_novelty(r, leaf);
+        learn_first(r, leaf);
+        r->silent[leaf] = job->n_levels == 0;
         if (job->n_levels == 0)
             continue;
         u.chains++;
@@ -443,11 +481,8 @@ void so_plan_drafted(so_planner *p, int stage, so_plan_ask *asks, const so_draft
         r->n_read[leaf] = asks[i].n_tokens;
         if (r->leaf == leaf)
             r->levels = job->n_levels;
-        so_accept_key k = {leaf, job->refused_depth, 0, (double)job->refused_confidence};
-        if (k.depth == 1) /* a drafter that refuses here has none of the guesses in the tree */
-            k.rank = n_children(job->tree) + r->n_refused++;
-        if (k.depth > 0)
-            so_accept_skip(&r->accept, &k);
+        if (job->refused_depth > 0)
+            learn_refusal(r, leaf, job);
     }
     p->drafted_ms += ms;
     if (!s->costs[leaf])
@@ -492,13 +527,14 @@ static double yield_gain(const so_planner *p, const so_plan_request *r, int leaf
 
 /* What a paid drafter is expected to gain for a request in place of the guesses in its tree. 0
  * where it would not be asked. */
-static double gain_of_stage(const so_planner *p, const so_plan_ask *ask, int leaf) {
+static double gain_of_stage(so_planner *p, const so_plan_ask *ask, int leaf) {
     const so_plan_request *r = ask->r;
-    double best = chain_gain(p, *ask, leaf, 1, 0), evidence = so_accept_evidence(&r->accept, leaf);
-    int rows = rows_now(p) - (r->tree->n_nodes - 1);
+    int n = p->room.n_requests, rows = rows_now(p) - (r->tree->n_nodes - 1);
+    double best = chain_gain(p, *ask, leaf, 1, 0) - p->price * after_ms(p, rows_now(p) + n) / n;
+    double evidence = so_accept_evidence(&r->accept, leaf, 0);
     double ms = so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) +
                 step_ms(p, r->set, leaf, 1) + once_ms(p, ask, leaf);
-    if (best <= SO_TUNE_MARGIN || ms / p->plain_ms * (1 - evidence) > max_risk(p))
+    if (best <= must_gain(p, n) / n || ms / p->plain_ms * (1 - evidence) > max_risk(p))
         return 0;
     return evidence >= SO_TUNE_KNOWN ? SO_MAX(best, yield_gain(p, r, leaf)) : best;
 }
@@ -523,7 +559,7 @@ static bool is_outdone(so_planner *p, const so_plan_ask *ask, int alternative) {
 static bool is_hopeless(const so_plan_request *r) {
     const so_proposal *q = &r->tree->proposals[0];
     so_accept_key k = {q->drafter, 1, 0, (double)q->confidence};
-    return so_accept_evidence(&r->accept, q->drafter) >= SO_TUNE_KNOWN &&
+    return so_accept_evidence(&r->accept, q->drafter, 0) >= SO_TUNE_KNOWN &&
            so_accept_get(&r->accept, &k, SO_TUNE_UNKNOWN_CHANCE) < SO_TUNE_HOPELESS;
 }
 
@@ -567,7 +603,7 @@ static void gather(so_planner *p, int owner, so_sum *sum) {
         return;
     so_accept_tree(&e->r->accept, t, e->chance);
     double check = so_costs_check(&p->costs, e->r->o.verify);
-    double evidence = so_accept_evidence(&e->r->accept, t->proposals[0].drafter);
+    double evidence = so_accept_evidence(&e->r->accept, t->proposals[0].drafter, 0);
     for (int i = 1; i < t->n_nodes; i++) {
         value[i] = value[t->nodes[i].parent] * e->chance[i];
         so_guess g = {value[i], t->nodes[i].depth == 1 ? (float)evidence : -1, (float)check, owner,
@@ -614,16 +650,17 @@ static void learn_yield(so_planner *p, const so_plan_entry *e) {
     float value[SO_TREE_MAX] = {1};
     double tokens = 0;
     int rows = p->room.n_requests + p->room.other_rows;
-    if (!r || r->leaf < 0 || r->levels == 0 || p->probing || !(p->plain_ms > 0) ||
-        (t->n_proposals > 0 && t->proposals[0].drafter != r->leaf))
+    if (!r || r->leaf < 0 || r->levels == 0 || p->probing || !(p->plain_ms > 0))
         return;
-    for (int i = 1; i < t->n_nodes; i++) {
+    bool refused = t->n_proposals == 0 || t->proposals[0].drafter != r->leaf;
+    int kept = refused ? 0 : e->n_keep; /* what another drafter guessed then is not its yield */
+    for (int i = 1; i < t->n_nodes && !refused; i++) {
         value[i] = value[t->nodes[i].parent] * e->chance[i];
         tokens += e->keep[i] ? (double)value[i] : 0;
     }
-    double ms = so_costs_pass(&p->costs, rows + e->n_keep) - p->plain_ms +
+    double ms = so_costs_pass(&p->costs, rows + kept) - p->plain_ms +
                 r->levels * step_ms(p, r->set, r->leaf, 1) +
-                e->n_keep * so_costs_check(&p->costs, r->o.verify);
+                kept * so_costs_check(&p->costs, r->o.verify);
     so_yield *own = &r->yields[r->leaf], *all = &r->set->yields[r->o.mode][r->leaf];
     so_smooth(&own->tokens, tokens, SO_TUNE_OWN_YIELD_PART);
     so_smooth(&own->passes, ms / p->plain_ms, SO_TUNE_OWN_YIELD_PART);

@@ -45,8 +45,8 @@
  *   so_plan_verdict   what became of them, request by request
  *   so_plan_end       what the pass took
  *
- * Trees with drawn tokens are taken as they are: their shape was fixed before drawing, and leaving
- * out what was drawn would bias `reject` (rule of sight).
+ * Trees with drawn tokens are taken as they are: whether a token is drawn is decided before it is,
+ * and leaving out what was drawn would bias `reject` (rule of sight).
  *
  * Owns all it learns (costs.h, acceptance.h) and keeps it between runs (store.h). No clock, no
  * models. One thread. */

@@ -89,19 +89,22 @@ static so_accept_cell limited(so_accept_cell c, float most) {
     return (so_accept_cell){c.accepted * scale, c.tested * scale};
 }
 
+/* At most so many rows in all. */
+static void limit_rows(const float from[SO_ACCEPT_LEVELS], float most, float to[SO_ACCEPT_LEVELS]) {
+    float sum = 0;
+    for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+        sum += from[l];
+    for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+        to[l] = from[l] * (sum > most ? most / sum : 1);
+}
+
 void so_record_lend(const so_record *rec, so_accept_shared *shared, int drafter) {
     const so_accept_cell *from = &rec->cells[0][0][0];
     so_accept_cell *to = cells_of(&shared->cells[drafter]);
     for (int i = 0; i < CELLS; i++)
         to[i] = limited(from[i], SO_TUNE_LENT_TESTS);
-    for (int r = 0; r < SO_ACCEPT_RANKS; r++) {
-        float sum = 0;
-        for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
-            sum += rec->rows[r][l];
-        for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
-            shared->rows[drafter][r][l] =
-                rec->rows[r][l] * SO_MIN(1, SO_TUNE_LENT_TESTS / SO_MAX(sum, 1));
-    }
+    for (int r = 0; r < SO_ACCEPT_RANKS; r++)
+        limit_rows(rec->rows[r], SO_TUNE_LENT_TESTS, shared->rows[drafter][r]);
 }
 
 void so_record_lend_claim(double chance, so_accept_shared *shared, int drafter) {
@@ -121,5 +124,14 @@ void so_record_learn(so_record *rec, so_accept_shared *shared, int drafter) {
         kept[i] = grown(kept[i], seen[i]);
         seen[i] = (so_accept_cell){0};
     }
-    memcpy(rec->rows, shared->rows[drafter], sizeof rec->rows); /* fading by themselves */
+    for (int r = 0; r < SO_ACCEPT_RANKS; r++) {
+        float *rows = rec->rows[r], *seen_rows = shared->seen_rows[drafter][r], sum = 0;
+        for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+            sum += seen_rows[l];
+        for (int l = 0; l < SO_ACCEPT_LEVELS; l++) {
+            rows[l] = rows[l] * SO_MAX(0.0f, 1 - sum / SO_TUNE_RECORD_TESTS) + seen_rows[l];
+            seen_rows[l] = 0;
+        }
+        limit_rows(rows, SO_TUNE_RECORD_TESTS, rows);
+    }
 }

@@ -43,6 +43,15 @@ static bool is_tested(const so_shadow_tree *w, int i, int32_t token) {
     return true;
 }
 
+/* Its drafter made no guess here before it. */
+static bool is_own_first(const so_shadow_tree *w, int i) {
+    for (int k = 0; k < i; k++)
+        if (w->guesses[k].parent == w->guesses[i].parent &&
+            w->guesses[k].drafter == w->guesses[i].drafter)
+            return false;
+    return true;
+}
+
 static void advance_tree(so_shadow_tree *w, so_accept *a, int32_t token) {
     int next = -1;
     for (int i = 0; i < w->n; i++) {
@@ -54,7 +63,7 @@ static void advance_tree(so_shadow_tree *w, so_accept *a, int32_t token) {
         so_accept_key k = {g->drafter, g->depth, g->rank, (double)g->confidence};
         if (is_tested(w, i, token))
             so_accept_add(a, &k, g->token == token);
-        if (g->depth == 1 && g->rank > 0)
+        if (g->depth == 1 && g->rank > 0 && is_own_first(w, i))
             so_accept_add_alone(a, &k, g->token == token);
     }
     w->at = next;

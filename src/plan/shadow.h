@@ -9,7 +9,8 @@
  *   propose → so_shadow_watch (the whole tree, before it is pruned) → … → emit → so_shadow_advance
  *
  * Siblings are scored in test order: a guess of rank 1 counts only where the one of rank 0 was
- * wrong. Drawn proposals are left out: their chance is not that of being equal. */
+ * wrong, and by itself as what its drafter would have guessed alone. Drawn proposals are left out:
+ * their chance is not that of being equal. */
 #ifndef SO_PLAN_SHADOW_H
 #define SO_PLAN_SHADOW_H
 

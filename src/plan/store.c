@@ -1,6 +1,7 @@
 /* The file of store.h. Its name is a hash of the key; the key inside decides. */
 #include "plan/store.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -109,8 +110,10 @@ typedef struct parser {
 static bool parse_numbers(const char *s, double *out, int n) {
     for (int i = 0; i < n; i++) {
         char *end;
+        if (!isdigit((unsigned char)*s)) /* strtod would take spaces, signs and words */
+            return false;
         out[i] = strtod(s, &end);
-        if (end == s || !isfinite(out[i]) || *end != (i + 1 < n ? ' ' : '\0'))
+        if (!isfinite(out[i]) || *end != (i + 1 < n ? ' ' : '\0'))
             return false;
         s = end + 1;
     }

@@ -99,7 +99,8 @@ static const double SO_TUNE_PROBE_EVERY = 8, SO_TUNE_PROBE_SELDOM = 64, SO_TUNE_
  * estimates. */
 static const double SO_TUNE_MARGIN = 0.02;
 /* With several requests: whoever gets ahead ends sooner and leaves a smaller batch behind, whose
- * tokens cost more. Zen 3, 8 streams of 64 tokens: 1 % of the whole where drafts gained nothing. */
+ * tokens cost more. Zen 3, 8 streams of 64 tokens: drafts that promised 2 % gained nothing, and
+ * cost 1 % that way. */
 static const double SO_TUNE_BATCH_MARGIN = 0.04;
 /* Weight of a draft in what drafts bring less than was expected, and what is left of that after a
  * step without one, so that drafting is tried again. */

@@ -7,7 +7,8 @@
  *    2: "sat"                a parent stands before its children; depth grows by one
  *
  * A chain is a tree of width one; plain decoding is a root alone. A guess is recorded as a
- * proposal: how the token was come by (q), which the verifier needs and nobody else. Two drafters
+ * proposal: what the token was drawn from (q), for the verifier, and how sure its drafter is, for
+ * the planner. Two drafters
  * that guess the same token share a node and leave two proposals, because in `reject` mode each
  * must be tested (design: testing a merged child once biases the output). Proposals of one parent
  * keep draw order. */

@@ -31,7 +31,9 @@
  *    distributed as q_k. Independent draws in draw order are. Draws that were sorted or dropped by
  *    value, or tested once though made twice, are not. Whether there is a further proposal, and its
  *    q, may depend on the values of those before it (a merged drafter looks at the tree): with it
- *    or without it, what is emitted after them has the distribution r.
+ *    or without it, what is emitted after them has the distribution r. The same holds for draws
+ *    deeper in the tree: a rejection leaves r(x_k) = 0, so a node is entered by the first of its
+ *    proposals or not at all, and everything below it was drawn later than that one.
  * 3. Point mass. A chosen x is a draw from q = 1 on x: accept with r(x), else r(x) ← 0. This is
  *    exact given x, hence however x was come by, so long as no number used below chose it.
  * 4. Without replacement. Given its row's earlier draws, x_k is distributed as q without them,
@@ -54,9 +56,9 @@
  *    tests/engine/test_seed_reuse.c the measurement.
  *
  * Hence the rule of sight for drafters: whether, where and in which order a proposal is tested may
- * depend on the context, on whole rows and on accepted tokens, never on the value of the drawn
- * token nor on a number used below, in this request or in one before it. The lossless suite breaks
- * the rule in every way we know of and must notice each.
+ * depend on the context, on whole rows, on accepted tokens and on earlier proposals, never on its
+ * own drawn value nor on a number used below, in this request or in one before it. The lossless
+ * suite breaks the rule in every way we know of and must notice each.
  *
  * Lenient, L < 1: accept with min(1, r(x)/(L·q(x))), the residual as above. Claim: s ≤ p/L for the
  * emitted s. Let b = Σ min(q, r/L) be the acceptance, a = Σ min(q, r) ≤ b, r' = max(0, r − q)/(1−a)

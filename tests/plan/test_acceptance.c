@@ -95,12 +95,12 @@ static void prior_is_shared(void **state) {
     dice d = {.seed = 91};
     begin();
     assert_true(fabs(now(&a) - 0.5) < 1e-9); /* the drafter's own word */
-    assert_true(so_accept_evidence(&a, 0) == 0);
+    assert_true(so_accept_evidence(&a, 0, 0) == 0);
     feed(&a, &d, 0.9, 300);
     so_accept_init(&b, &shared); /* a new request starts from what was learned */
     assert_true(fabs(now(&b) - 0.9) < 0.06);
-    assert_true(so_accept_evidence(&b, 0) > 0.9);
-    assert_true(so_accept_evidence(&b, 1) == 0);
+    assert_true(so_accept_evidence(&b, 0, 0) > 0.9);
+    assert_true(so_accept_evidence(&b, 1, 0) == 0);
     for (int i = 0; i < 10; i++)
         add(&b, 0, 1, 0.5, false);
     assert_true(now(&b) < 0.3); /* and goes its own way */
@@ -182,6 +182,13 @@ static void ranks_are_learned(void **state) {
     assert_true(fabs(so_accept_get(&a, &later, 0.5) - 0.2) < 0.08);
 }
 
+/* A tested row. */
+static void add_row(double confidence, bool accepted) {
+    so_accept_key k = {0, 1, 0, confidence};
+    so_accept_row(&a, &k);
+    so_accept_add(&a, &k, accepted);
+}
+
 static double option(double price, double *kept) {
     so_draft_terms t;
     so_accept_terms(&a, 0, 0, &t);
@@ -193,8 +200,8 @@ static void option_counts_what_is_kept(void **state) {
     (void)state;
     begin();
     for (int i = 0; i < 400; i++) {
-        add(&a, 0, 1, 0.3, i % 10 == 0); /* half of the rows: 0.1 */
-        add(&a, 0, 1, 0.9, i % 10 != 0); /* the other half: 0.9 */
+        add_row(0.3, i % 10 == 0); /* half of the rows: 0.1 */
+        add_row(0.9, i % 10 != 0); /* the other half: 0.9 */
     }
     double kept;
     assert_true(fabs(option(0.5, &kept) - 0.5 * 0.4) < 0.03);
@@ -221,8 +228,10 @@ static void option_counts_refused_rows(void **state) {
     double kept;
     begin();
     for (int i = 0; i < 400; i++) {
-        so_accept_skip(&a, &(so_accept_key){0, 1, 0, 0.1});
-        add(&a, 0, 1, 0.9, i % 10 != 0);
+        so_accept_key k = {0, 1, 0, 0.1};
+        so_accept_row(&a, &k);
+        so_accept_skip(&a, &k, 1);
+        add_row(0.9, i % 10 != 0);
     }
     assert_true(fabs(option(0.5, &kept) - 0.5 * 0.4) < 0.03);
     assert_true(fabs(kept - 0.5) < 0.02);
@@ -292,6 +301,7 @@ static void shadow_counts_siblings_in_order(void **state) {
     assert_counts(0, 1, 1, 0);
     assert_rank(1, 1, 1, 2, 0); /* 6 behind 4, and 4 behind 6: both wrong */
     assert_rank(1, 1, 2, 1, 1); /* 5 right, 7 not reached */
+    assert_rank(1, 1, 0, 1, 0); /* 6, its first, by itself */
     assert_counts(2, 1, 0, 0);  /* drawn: not by equality */
     so_tree_deinit(&t);
 }
