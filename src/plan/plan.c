@@ -274,18 +274,17 @@ static void grant(so_candidate *c, int depth, int leaf) {
     }
 }
 
-/* Whether a probe of a candidate's drafter is due. A drafter whose guesses are accepted and that is
- * unused because it costs too much learns nothing from a probe, so it is probed rarely, in case the
- * text suits it better by now. passes: the cost of the probe, in plain passes. */
+/* Whether a probe of a candidate's drafter is due. passes: the cost of the probe, in plain passes.
+ * A drafter that is known is probed rarely where a probe would say little: another one drafts in
+ * its place, or its guesses are accepted and it is unused because it costs too much. */
 static bool is_due(const so_planner *p, const so_candidate *c, int leaf, double passes) {
-    double since = p->clock - c->ask->r->set->probed_at[leaf], every = SO_TUNE_PROBE_EVERY;
-    if (c->left_out)
+    double since = p->clock - c->ask->r->set->probed_at[leaf];
+    if (c->evidence < SO_TUNE_KNOWN)
+        return since >= SO_TUNE_PROBE_EVERY || so_accept_recovers(&c->ask->r->accept, leaf);
+    if (c->left_out || c->rank > 0 || (double)c->terms->chance[0][ALL] >= SO_TUNE_PROBE_BELOW)
         return since >= SO_TUNE_PROBE_SELDOM;
-    if (c->evidence >= SO_TUNE_KNOWN && (double)c->terms->chance[0][ALL] >= SO_TUNE_PROBE_BELOW)
-        return since >= SO_TUNE_PROBE_SELDOM;
-    if (c->evidence >= SO_TUNE_KNOWN)
-        every = SO_MAX(every, passes / SO_TUNE_PROBE_SHARE);
-    return so_accept_recovers(&c->ask->r->accept, leaf) || since >= every;
+    return since >= SO_MAX(SO_TUNE_PROBE_EVERY, passes / SO_TUNE_PROBE_SHARE) ||
+           so_accept_recovers(&c->ask->r->accept, leaf);
 }
 
 /* No draft of this drafter pays in this step. Drafts one guess for one request to see whether its

@@ -710,7 +710,6 @@ static void the_weaker_of_two_is_left_out(void **state) {
         bench_open(&b, mild, 2, (int[]){0, 0}, 1, 0);
         bench_teach(&b, better, 0.9, 100);
         bench_teach(&b, !better, 0.6, 100);
-        bench_teach(&b, !better, 0, 2); /* two failures: no probe is due */
         bench_begin(&b, 0);
         for (int k = 0; k < 2; k++) {
             so_plan_ask ask = ask_of(&b, 0, 1, 100);
