@@ -197,6 +197,10 @@ static const opt_row table[SO_OPT_COUNT] = {
                              SO_CMD_SERVE},
     [SO_OPT_CORS] = {"Server", "cors", NULL, NULL, TEXT, 0, 0, "ORIGIN|*", "none",
                      "pages of this origin may ask from a browser", SO_CMD_SERVE},
+    [SO_OPT_ALLOW_HOST] = {"Server", "allow-host", NULL, NULL, LIST, 0, 0, "NAME", "none",
+                           "a keyless server on 127.0.0.1 may be asked by this name, too (behind a "
+                           "proxy); may be repeated",
+                           SO_CMD_SERVE},
     [SO_OPT_QUEUE] = {"Server", "queue", NULL, NULL, INT, 0, 10000, "N", "64",
                       "answers that may wait for a place; more get 429", SO_CMD_SERVE},
     [SO_OPT_MAX_CONNECTIONS] = {"Server", "max-connections", NULL, NULL, INT, 1, 100000, "N", "512",

@@ -75,6 +75,7 @@ typedef enum so_opt {
     SO_OPT_ALIAS,
     SO_OPT_STRICT_MODEL,
     SO_OPT_CORS,
+    SO_OPT_ALLOW_HOST,
     SO_OPT_QUEUE,
     SO_OPT_MAX_CONNECTIONS,
     SO_OPT_MAX_BODY,

@@ -85,6 +85,8 @@ static void read_server(const so_args *a, so_server_opts *o) {
     o->port = (int)so_args_int(a, SO_OPT_PORT, o->port);
     o->key = so_args_str(a, SO_OPT_API_KEY, so_env_api_key());
     o->cors = so_args_str(a, SO_OPT_CORS, NULL);
+    o->hosts = a->val[SO_OPT_ALLOW_HOST].items;
+    o->n_hosts = a->val[SO_OPT_ALLOW_HOST].n_given;
     o->strict_model = so_args_has(a, SO_OPT_STRICT_MODEL);
     o->n_queue = (int)so_args_int(a, SO_OPT_QUEUE, o->n_queue);
     o->n_threads = (int)so_args_int(a, SO_OPT_HTTP_THREADS, o->n_threads);

@@ -7,6 +7,8 @@
  * A connection whose job has nothing to say is suspended, under the job's lock, and resumed by the
  * engine thread, under the same lock: so a wake-up is never lost, and a suspended connection is
  * never freed. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -236,6 +238,52 @@ static bool is_foreign(const so_exchange *x) {
     return !at || !host || strcasecmp(at + 3, host) != 0;
 }
 
+/* The name in a Host header, without port, brackets and the dot at its end. */
+static so_str name_in(const char *host) {
+    so_str s = so_str_c(host);
+    if (host[0] == '[' && strchr(host, ']')) {
+        s = (so_str){host + 1, strcspn(host + 1, "]")};
+    } else {
+        s.len = strcspn(host, ":");
+        s.len -= s.len > 0 && host[s.len - 1] == '.';
+    }
+    return s;
+}
+
+static bool is_name(so_str s, const char *name) {
+    return s.len == strlen(name) && strncasecmp(s.ptr, name, s.len) == 0;
+}
+
+static bool is_loopback_name(so_str s) {
+    static const char LOCAL[] = "localhost";
+    char text[64];
+    struct in_addr v4;
+    struct in6_addr v6;
+    size_t n = sizeof LOCAL - 1;
+    if (s.len >= n && strncasecmp(s.ptr + s.len - n, LOCAL, n) == 0)
+        return s.len == n || s.ptr[s.len - n - 1] == '.'; /* every name under it is ours, too */
+    snprintf(text, sizeof text, "%.*s", (int)SO_MIN(s.len, sizeof text - 1), s.ptr);
+    if (inet_pton(AF_INET, text, &v4) == 1)
+        return ntohl(v4.s_addr) >> 24 == 127;
+    return inet_pton(AF_INET6, text, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
+/* A name of another site can be made to lead to this machine after its page was loaded (DNS
+ * rebinding): to the browser our server is then part of that site, and Origin and Host agree. So a
+ * server that only this machine can reach is asked by a name of this machine, or by one that it was
+ * told. With a key there is nothing to gain: the page does not have it. */
+static bool has_foreign_host(const so_exchange *x) {
+    const so_server *s = x->s;
+    const char *host = so_http_header(x, "Host");
+    if (!host || !s->on_loopback || s->o.key)
+        return false;
+    so_str name = name_in(host);
+    bool known = is_loopback_name(name) || is_name(name, s->o.host);
+    for (int i = 0; i < s->o.n_hosts && !known; i++)
+        known = is_name(name, s->o.hosts[i]);
+    return !known;
+}
+
 static enum MHD_Result count_length(void *cls, enum MHD_ValueKind kind, const char *name,
                                     const char *value) {
     (void)kind;
@@ -258,7 +306,7 @@ static bool is_encoded(const so_exchange *x) {
 }
 
 /* What can be said before the body is read. */
-static void check_early(so_exchange *x) {
+static void check_early(so_exchange *x, const char *version) {
     so_api_error *e = &x->early;
     const char *allow = NULL, *length = so_http_header(x, "Content-Length");
     const so_server_opts *o = &x->s->o;
@@ -269,6 +317,13 @@ static void check_early(so_exchange *x) {
         so_api_fail(e, 413, "body_too_large", NULL,
                     "the body has %.20s bytes: this server takes at most %zu (--max-body)", length,
                     o->max_body);
+    else if (!so_http_header(x, "Host") && strcmp(version, MHD_HTTP_VERSION_1_1) == 0)
+        so_api_fail(e, 400, "missing_host", NULL, "the request has no Host header");
+    else if (has_foreign_host(x))
+        so_api_fail(e, 403, "foreign_host", NULL,
+                    "Host '%.80s' is not a name of this server, which listens for this machine "
+                    "alone; --allow-host NAME allows it",
+                    so_http_header(x, "Host"));
     else if (!allow)
         so_api_fail(e, 404, "unknown_path", NULL, "there is no %.100s here", x->path);
     else if (is_foreign(x))
@@ -301,7 +356,7 @@ static const char *path_of(const char *url) {
 }
 
 static so_exchange *begin(so_server *s, struct MHD_Connection *conn, const char *url,
-                          const char *method) {
+                          const char *method, const char *version) {
     so_exchange *x = SO_NEW(so_exchange);
     *x = (so_exchange){.s = s,
                        .conn = conn,
@@ -310,7 +365,7 @@ static so_exchange *begin(so_server *s, struct MHD_Connection *conn, const char 
                        .path = path_of(url),
                        .t_start_ns = so_clock_ns()};
     x->body.max = s->o.max_body;
-    check_early(x);
+    check_early(x, version);
     return x;
 }
 
@@ -380,9 +435,8 @@ enum MHD_Result so_http_handle(void *cls, struct MHD_Connection *conn, const cha
                                const char *method, const char *version, const char *data,
                                size_t *n_data, void **con_cls) {
     so_exchange *x = *con_cls;
-    (void)version;
     if (!x) {
-        *con_cls = x = begin(cls, conn, url, method);
+        *con_cls = x = begin(cls, conn, url, method, version);
         return is_answered_early(x) ? so_http_send_error(x, &x->early) : MHD_YES;
     }
     if (x->job)

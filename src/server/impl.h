@@ -26,6 +26,7 @@ struct so_server {
     so_worker *worker;
     struct MHD_Daemon *daemon;
     int listener, port, event_fd;
+    bool on_loopback;
     char key_hash[65];
     char fingerprint[48];
     int64_t created_s;

@@ -105,13 +105,16 @@ static int load(void *user, so_serving *out, so_err *err) {
 
 /* --- the socket --- */
 
-/* Whoever can reach the machine can use it: that must be meant. */
-static void warn_open(const so_server *s, const struct sockaddr *a) {
+static bool is_loopback(const struct sockaddr *a) {
     const struct sockaddr_in *v4 = (const void *)a;
     const struct sockaddr_in6 *v6 = (const void *)a;
-    bool own = a->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)
-                                        : ntohl(v4->sin_addr.s_addr) >> 24 == 127;
-    if (!own && !s->o.key)
+    return a->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)
+                                    : ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+}
+
+/* Whoever can reach the machine can use it: that must be meant. */
+static void warn_open(const so_server *s) {
+    if (!s->on_loopback && !s->o.key)
         so_log(SO_LOG_WARN,
                "--host %.100s without a key: whoever reaches this address may use the "
                "server; give --api-key or SOOTH_API_KEY",
@@ -148,8 +151,7 @@ static int listen_at(so_server *s, so_err *err) {
         return so_err_set(err, SO_EINVAL, "--host '%.100s': %s", s->o.host, gai_strerror(rc));
     for (const struct addrinfo *a = list; a && s->listener < 0; a = a->ai_next) {
         s->listener = open_listener(a, &s->port);
-        if (s->listener >= 0)
-            warn_open(s, a->ai_addr);
+        s->on_loopback = is_loopback(a->ai_addr);
     }
     int e = errno;
     freeaddrinfo(list);
@@ -157,6 +159,7 @@ static int listen_at(so_server *s, so_err *err) {
         return so_err_set(err, SO_EIO, "cannot listen on %.100s port %d: %s%s", s->o.host,
                           s->o.port, strerror(e),
                           e == EADDRINUSE ? " (another server? choose another --port)" : "");
+    warn_open(s);
     return SO_OK;
 }
 

@@ -14,14 +14,16 @@
 #include "server/worker.h"
 
 typedef struct so_server_opts {
-    const char *host;  /* an address or a name */
-    int port;          /* 0: any, see so_server_port */
-    const char *model; /* its id in the API */
-    bool strict_model; /* other names get 404 */
-    const char *key;   /* NULL: everybody may ask */
-    const char *cors;  /* allowed origin, "*": all; NULL: none but our own */
-    int n_queue;       /* answers that may wait */
-    int n_threads;     /* for HTTP */
+    const char *host;         /* an address or a name */
+    int port;                 /* 0: any, see so_server_port */
+    const char *model;        /* its id in the API */
+    bool strict_model;        /* other names get 404 */
+    const char *key;          /* NULL: everybody may ask */
+    const char *cors;         /* allowed origin, "*": all; NULL: none but our own */
+    const char *const *hosts; /* names by which a server on loopback may be asked, beside its own */
+    int n_hosts;
+    int n_queue;   /* answers that may wait */
+    int n_threads; /* for HTTP */
     int max_connections;
     size_t max_body;
     int timeout_s; /* for a request to arrive, for a client to take what is sent */

@@ -167,7 +167,7 @@ class Soak:
         kinds = (rng.randbytes(rng.randrange(1, 3000)), b"GET / HTTP/1.1\r\n" + rng.randbytes(200),
                  rig.http_bytes(TEXT, {"prompt": 5}), rig.http_bytes(TEXT, [1, 2, 3]),
                  rig.http_bytes(CHAT, {"messages": [{"role": "x"}]}),
-                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n\r\n" + rng.randbytes(30))
+                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 30\r\n\r\n" + rng.randbytes(30))
         c = self.s.raw(rng.choice(kinds))
         c.settimeout(0.5)
         try:

@@ -172,7 +172,7 @@ class Server:
 
 def http_bytes(path, body, more=""):
     data = json.dumps(body).encode()
-    return (f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{more}"
+    return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}"
             f"Content-Length: {len(data)}\r\n\r\n").encode() + data
 
 

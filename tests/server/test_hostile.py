@@ -206,7 +206,7 @@ def oversize():
     status, headers, o = S.post(TEXT, b'{"prompt": "' + b"x" * (2 << 20) + b'"}')
     assert status == 413 and "--max-body" in o["error"]["message"], o
     # chunked: the length is not announced
-    c = S.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    c = S.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
     got = b""
     try:
         for _ in range(400):
@@ -217,7 +217,7 @@ def oversize():
         pass
     c.close()
     assert not got or b" 413 " in got, got
-    c = S.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    c = S.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
     for _ in range(160):  # a little too long: there is an answer
         c.sendall(b"2000\r\n" + b"x" * 0x2000 + b"\r\n")
     c.sendall(b"0\r\n\r\n")
@@ -232,8 +232,8 @@ def oversize():
 
 def broken_http():
     for data in (b"\r\n\r\n", b"GET\r\n\r\n", b"garbage\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"x" * 200,
-                 b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
+                 b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n",
                  b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"y" * 200000 + b"\r\n\r\n",
                  b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20000 + b"\r\n", b"\0" * 5000, bytes(range(256)) * 50):
         try:
@@ -263,7 +263,7 @@ def forms_of_http():
     good = rig.http_bytes(TEXT, GOOD, "Connection: close\r\n")
     body = good.split(b"\r\n\r\n", 1)[1]
     half = len(body) // 2
-    chunked = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n" % TEXT.encode()
+    chunked = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n" % TEXT.encode()
     pieces = b"%x\r\n%s\r\n%x;ext=1\r\n%s\r\n0\r\nTrailer: x\r\n\r\n" % (half, body[:half], len(body) - half, body[half:])
     for data in (good, chunked + b"\r\n" + pieces, good.replace(b"POST /", b"POST http://x:80/"), good.replace(b"HTTP/1.1", b"HTTP/1.0"),
                  good.replace(b"POST /v1", b"POST /%76%31"), good.replace(b"Content-Type", b"Content-Encoding: identity\r\nContent-Type")):
@@ -334,7 +334,7 @@ def slow_and_silent_clients():
     with rig.Server("--timeout", "1") as s:
         silent = [s.raw() for _ in range(5)]
         trickle = s.raw(b"POST /v1/completions HTTP/1.1\r\n")
-        body = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        body = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
         unread = s.raw(rig.http_bytes(TEXT, {**GOOD, "max_tokens": 250, "stream": True, "n": 16, "logprobs": 20,
                                              "sooth": {"rounds": True}}), receive=2048)
         closed = set()

@@ -122,6 +122,28 @@ def origins():
         assert s.post(TEXT, LONG, headers=other)[1]["access-control-allow-origin"] == "*"
 
 
+def hosts():
+    """DNS rebinding: a foreign name that leads here, with the Origin that a browser sends then."""
+    def ask(s, host, **more):
+        return s.post(TEXT, LONG, headers={"Host": host, **more})
+    with rig.Server("--allow-host", "my.example") as s:
+        for good in ("localhost", "LocalHost.:%d" % s.port, "127.0.0.1", "127.9.9.9:80", "[::1]:%d" % s.port, "a.localhost",
+                     "my.example", "MY.example:99"):
+            assert ask(s, good)[0] == 200, good
+        for bad in ("evil.example", "evil.example:%d" % s.port, "localhost.evil.example", "evillocalhost", "128.0.0.1",
+                    "127.0.0.1.evil.example", "[::2]", "[::1", "", ":80", "my.example.evil"):
+            status, _, o = ask(s, bad, Origin="http://" + bad)
+            assert status == 403 and o["error"]["code"] == "foreign_host", (bad, status)
+        for path in ("/", "/health", "/metrics", "/v1/models"):
+            assert s.get(path, headers={"Host": "evil.example"})[0] == 403, path
+        for version, status in ((b"1.1", b"400"), (b"1.0", b"200")):  # without a Host
+            with s.raw(b"GET /health HTTP/" + version + b"\r\nConnection: close\r\n\r\n") as c:
+                assert c.recv(64).split(b" ")[1] == status, version
+    with rig.Server("--api-key", "secret") as s:  # a key keeps the page out; a proxy may keep its name
+        assert ask(s, "evil.example")[0] == 401
+        assert ask(s, "proxy.example", Authorization="Bearer secret")[0] == 200
+
+
 def full_queue():
     with rig.Server("--parallel", "1", "--queue", "2", layers=32) as s:
         results = rig.parallel([lambda: s.post(TEXT, LONG) for _ in range(24)])
@@ -230,5 +252,5 @@ def stops_while_busy():
                 t.join()
 
 
-rig.main([tells_the_manager, loading_is_told, bad_starts, open_to_all, keys, origins, full_queue, drain, drain_signalled_twice, drain_refuses, drain_timeout,
+rig.main([tells_the_manager, loading_is_told, bad_starts, open_to_all, keys, origins, hosts, full_queue, drain, drain_signalled_twice, drain_refuses, drain_timeout,
           killed_and_restarted, stops_while_busy])

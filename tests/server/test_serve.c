@@ -97,7 +97,7 @@ static int dial(const rig *r) {
 static void ask(int fd, const char *path, const char *body) {
     char head[256];
     int n = snprintf(head, sizeof head,
-                     "POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: "
+                     "POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: "
                      "%zu\r\n\r\n",
                      path, strlen(body));
     assert_int_equal(send(fd, head, (size_t)n, MSG_NOSIGNAL), n);
