@@ -58,7 +58,7 @@ static void test_without_a_terminal(void **state) {
 
 static void test_json(void **state) {
     fixture *f = *state;
-    json_t *o = json_of(f, DEMO "-md tiny.gguf --json --seed 7 --temp 0.9");
+    json_t *o = json_of(f, DEMO "-md tiny.gguf --spec-length 3 --json --seed 7 --temp 0.9");
     assert_true(json_is_true(json_object_get(o, "identical")));
     assert_true(json_number_value(json_object_get(o, "plain_tps")) > 0);
     assert_true(json_number_value(json_object_get(o, "spec_tps")) > 0);
