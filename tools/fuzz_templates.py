@@ -3,7 +3,7 @@
 
 usage: fuzz_templates.py CLI [COUNT [SEED]]
 
-CLI is the built tests/token/template_cli. Jinja2 runs in its sandbox with lists and dicts mutable, as
+CLI is the built tests/jinja/template_cli. Jinja2 runs in its sandbox with lists and dicts mutable, as
 ours are. Texts must be equal; where one fails the other must fail. What cannot agree is not
 generated: integers past 64 bits, complex numbers, identity of strings. Addresses of objects are
 skipped where they show; a filter that counts the words of one may still report a difference.

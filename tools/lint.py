@@ -11,7 +11,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A file includes its own folder and the ones before it.
-LAYERS = ["base", "format", "token", "backend", "kv", "model", "sample", "verify", "draft", "plan", "engine", "server",
+LAYERS = ["base", "format", "jinja", "token", "backend", "kv", "model", "sample", "verify", "draft", "plan", "engine", "server",
           "cli"]
 MAX_FUNCTION = 60  # lines; kernels and flat switches may be longer
 LONG_OK = re.compile(r"src/backend/cpu/|src/cli/options\.c")

@@ -66,12 +66,15 @@ static size_t lower_bound(const so_added_set *s, size_t lo, size_t hi, size_t de
     return lo;
 }
 
-static const so_added *longest_at(const so_added_set *s, so_str text) {
+/* The longest token that `text` starts with. from_data, if given, marks bytes that no control token
+ * may hold. */
+static const so_added *longest_at(const so_added_set *s, so_str text, const uint8_t *from_data) {
     unsigned c = (unsigned char)text.ptr[0];
     size_t lo = s->first[c], hi = s->first[c + 1];
     const so_added *best = NULL;
     for (size_t depth = 1; lo < hi; depth++) {
-        if (s->items[lo].text.len == depth)
+        if (s->items[lo].text.len == depth &&
+            !(s->items[lo].control && from_data && memchr(from_data, 1, depth)))
             best = &s->items[lo]; /* the shortest sorts first */
         if (depth == text.len)
             break;
@@ -104,7 +107,8 @@ static const so_added *find(so_added_walk *w, size_t *start, size_t *end) {
         unsigned char c = (unsigned char)w->text.ptr[i];
         if (w->set->first[c] == w->set->first[c + 1])
             continue;
-        const so_added *a = longest_at(w->set, (so_str){w->text.ptr + i, w->text.len - i});
+        const so_added *a = longest_at(w->set, (so_str){w->text.ptr + i, w->text.len - i},
+                                       w->from_data ? w->from_data + i : NULL);
         if (!a)
             continue;
         w->scanned = *end = i + a->text.len;

@@ -34,7 +34,8 @@ typedef struct so_added_walk {
     const so_added_set *set;
     so_str text;
     bool parse_control;
-    size_t scanned, done; /* matching goes on at `scanned`; parts up to `done` are given out */
+    const uint8_t *from_data; /* [text.len]; no control token has a marked byte; NULL: all clear */
+    size_t scanned, done;     /* matching goes on at `scanned`; parts up to `done` are given out */
     so_added_part pending;
     bool has_pending;
 } so_added_walk;

@@ -45,16 +45,13 @@ static void set_token(json_t *vars, const char *name, const so_tokenizer *t, int
         json_object_set_new(vars, name, s);
 }
 
-static json_t *variables(const so_chat *c, const json_t *messages, const json_t *extra,
-                         bool add_generation_prompt) {
+/* The variables that are the model's own, apart from the caller's. */
+static json_t *own_variables(const so_chat *c, bool add_generation_prompt) {
     json_t *vars = json_object();
     json_object_set_new(vars, "tools", json_null());
     json_object_set_new(vars, "documents", json_null());
     set_token(vars, "bos_token", c->tok, so_tokenizer_bos(c->tok));
     set_token(vars, "eos_token", c->tok, so_tokenizer_eos(c->tok));
-    if (extra)
-        json_object_update(vars, (json_t *)extra);
-    json_object_set(vars, "messages", (json_t *)messages);
     json_object_set_new(vars, "add_generation_prompt", json_boolean(add_generation_prompt));
     return vars;
 }
@@ -74,34 +71,47 @@ static int check_messages(const json_t *messages, const json_t *extra, so_err *e
     return 0;
 }
 
-int so_chat_render(const so_chat *c, const json_t *messages, const json_t *extra,
-                   bool add_generation_prompt, so_buf *out, so_err *err) {
+static int render(const so_chat *c, const json_t *messages, const json_t *extra,
+                  bool add_generation_prompt, so_buf *out, so_buf *from_data, so_err *err) {
     int rc = check_messages(messages, extra, err);
     if (rc)
         return rc;
-    json_t *vars = variables(c, messages, extra, add_generation_prompt);
-    rc = so_template_render(c->tmpl, vars, 0, out, err);
+    json_t *vars = own_variables(c, add_generation_prompt);
+    json_t *data = extra ? json_copy((json_t *)extra) : json_object();
+    json_object_set(data, "messages", (json_t *)messages);
+    json_object_del(data, "add_generation_prompt");
+    rc = so_template_render_traced(c->tmpl, vars, data, 0, out, from_data, err);
     json_decref(vars);
+    json_decref(data);
     return rc;
+}
+
+int so_chat_render(const so_chat *c, const json_t *messages, const json_t *extra,
+                   bool add_generation_prompt, so_buf *out, so_err *err) {
+    return render(c, messages, extra, add_generation_prompt, out, NULL, err);
 }
 
 /* BOS goes in front where the model wants one and the template wrote none. It is put there by hand:
  * SO_ENCODE_ADD_SPECIAL would also put an EOS behind the prompt of models that add one. */
 int so_chat_encode(const so_chat *c, const json_t *messages, const json_t *extra, so_tokens *out,
                    so_err *err) {
-    so_buf text = {0};
-    int rc = so_chat_render(c, messages, extra, true, &text, err);
+    so_buf text = {0}, from_data = {0};
+    int rc = render(c, messages, extra, true, &text, &from_data, err);
     if (rc == 0) {
         int32_t bos = so_tokenizer_bos(c->tok);
         size_t before = out->len;
-        bool has_bos = bos == SO_TOKEN_NONE ||
-                       so_str_starts(so_buf_str(&text), so_tokenizer_piece(c->tok, bos));
+        so_str piece = so_tokenizer_piece(c->tok, bos);
+        bool has_bos =
+            bos == SO_TOKEN_NONE || (so_str_starts(so_buf_str(&text), piece) &&
+                                     !memchr(from_data.data, 1, SO_MIN(piece.len, from_data.len)));
         if (!has_bos && so_tokenizer_adds_bos(c->tok))
             so_tokens_push(out, bos);
-        rc = so_tokenizer_encode(c->tok, so_buf_str(&text), SO_ENCODE_PARSE_SPECIAL, out, err);
+        rc = so_tokenizer_encode_traced(c->tok, so_buf_str(&text), (const uint8_t *)from_data.data,
+                                        out, err);
         if (rc)
             out->len = before;
     }
     so_buf_free(&text);
+    so_buf_free(&from_data);
     return rc;
 }

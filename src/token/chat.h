@@ -3,7 +3,7 @@
 #ifndef SO_TOKEN_CHAT_H
 #define SO_TOKEN_CHAT_H
 
-#include "token/template.h"
+#include "jinja/template.h"
 #include "token/tokenizer.h"
 
 typedef struct so_chat so_chat;
@@ -16,8 +16,9 @@ void so_chat_free(so_chat *c);
  * enable_thinking, …) or NULL. Appends the prompt text. */
 int so_chat_render(const so_chat *c, const json_t *messages, const json_t *extra,
                    bool add_generation_prompt, so_buf *out, so_err *err);
-/* Renders with the generation prompt and appends the ids: special tokens in the text become their
- * ids, and BOS is put in front if the model wants one and the template wrote none. */
+/* Renders with the generation prompt and appends the ids. Control tokens that the template writes
+ * become their ids; the same text in messages, tools and other data is encoded as ordinary text.
+ * BOS is put in front if the model wants one and the template wrote none. */
 int so_chat_encode(const so_chat *c, const json_t *messages, const json_t *extra, so_tokens *out,
                    so_err *err);
 

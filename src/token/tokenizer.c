@@ -194,6 +194,7 @@ void so_tokenizer_free(so_tokenizer *t) {
 typedef struct encoding {
     const so_tokenizer *t;
     bool parse_control;
+    const uint8_t *from_data; /* marks bytes of the text that no control token may hold, or NULL */
     so_tokens *out;
     so_err *err;
     so_matching *matching;
@@ -251,32 +252,61 @@ static int encode_stretch(encoding *e, so_str text, bool first) {
     return rc;
 }
 
+/* Whether a control token that is matched after normalising occurs in `text` with a marked byte. */
+static bool data_spells_control(const so_tokenizer *t, so_str text, const uint8_t *from_data) {
+    for (size_t i = 0; i < t->added_normalized.n; i++) {
+        const so_added *a = &t->added_normalized.items[i];
+        so_str piece = t->pieces[a->id];
+        const char *p = text.ptr, *end = text.ptr + text.len;
+        while (a->control && (p = memmem(p, (size_t)(end - p), piece.ptr, piece.len))) {
+            if (memchr(from_data + (p - text.ptr), 1, piece.len))
+                return true;
+            p++;
+        }
+    }
+    return false;
+}
+
+/* Step 3 where data spells a control token of the normalised set: marks do not survive normalising,
+ * so data and template are normalised apart. Rare: special tokens are usually matched raw. */
+static int encode_runs(encoding *e, so_str text, const uint8_t *from_data, bool first) {
+    int rc = 0;
+    for (size_t i = 0, n; rc == 0 && i < text.len; i += n) {
+        for (n = 1; i + n < text.len && from_data[i + n] == from_data[i];)
+            n++;
+        e->parse_control = !from_data[i];
+        rc = encode_stretch(e, (so_str){text.ptr + i, n}, first && i == 0);
+    }
+    e->parse_control = true;
+    return rc;
+}
+
 /* Step 2. */
 static int encode_text(encoding *e, so_str text) {
-    so_added_walk walk = {.set = &e->t->added, .text = text, .parse_control = e->parse_control};
+    so_added_walk walk = {.set = &e->t->added,
+                          .text = text,
+                          .parse_control = e->parse_control,
+                          .from_data = e->from_data};
     so_added_part part;
     int rc = 0;
     while (rc == 0 && so_added_next(&walk, &part)) {
+        size_t at = (size_t)(part.text.ptr - text.ptr);
         if (part.id >= 0)
             so_tokens_push(e->out, part.id);
+        else if (e->from_data && data_spells_control(e->t, part.text, e->from_data + at))
+            rc = encode_runs(e, part.text, e->from_data + at, at == 0);
         else
-            rc = encode_stretch(e, part.text, part.text.ptr == text.ptr);
+            rc = encode_stretch(e, part.text, at == 0);
     }
     return rc;
 }
 
-int so_tokenizer_encode(const so_tokenizer *t, so_str text, unsigned flags, so_tokens *out,
-                        so_err *err) {
-    if (text.len > MAX_TEXT)
-        return so_err_set(err, SO_ELIMIT, "a text of %zu bytes (at most 256 MiB)", text.len);
-    so_buf repaired = {0};
-    if (so_utf8_valid_len(text) != text.len) {
-        so_utf8_repair(text, &repaired); /* at most three times as long: it fits */
-        text = so_buf_str(&repaired);
-    }
+static int encode(const so_tokenizer *t, so_str text, unsigned flags, const uint8_t *from_data,
+                  so_tokens *out, so_err *err) {
     size_t before = out->len;
     encoding e = {.t = t,
                   .parse_control = flags & SO_ENCODE_PARSE_SPECIAL,
+                  .from_data = from_data,
                   .out = out,
                   .err = err,
                   .matching = so_matching_create(text.len),
@@ -293,8 +323,34 @@ int so_tokenizer_encode(const so_tokenizer *t, so_str text, unsigned flags, so_t
     so_pieces_deinit(&e.pieces);
     so_buf_free(&e.normal[0]);
     so_buf_free(&e.normal[1]);
+    return rc;
+}
+
+static int check_size(so_str text, so_err *err) {
+    if (text.len > MAX_TEXT)
+        return so_err_set(err, SO_ELIMIT, "a text of %zu bytes (at most 256 MiB)", text.len);
+    return 0;
+}
+
+int so_tokenizer_encode(const so_tokenizer *t, so_str text, unsigned flags, so_tokens *out,
+                        so_err *err) {
+    int rc = check_size(text, err);
+    if (rc)
+        return rc;
+    so_buf repaired = {0};
+    if (so_utf8_valid_len(text) != text.len) {
+        so_utf8_repair(text, &repaired); /* at most three times as long: it fits */
+        text = so_buf_str(&repaired);
+    }
+    rc = encode(t, text, flags, NULL, out, err);
     so_buf_free(&repaired);
     return rc;
+}
+
+int so_tokenizer_encode_traced(const so_tokenizer *t, so_str text, const uint8_t *from_data,
+                               so_tokens *out, so_err *err) {
+    int rc = check_size(text, err);
+    return rc ? rc : encode(t, text, SO_ENCODE_PARSE_SPECIAL, from_data, out, err);
 }
 
 /* --- questions ---------------------------------------------------------------------------------

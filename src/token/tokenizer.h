@@ -34,6 +34,10 @@ void so_tokenizer_free(so_tokenizer *t);
 /* Appends the ids of `text` (any bytes; invalid UTF-8 is encoded as the reference does). */
 int so_tokenizer_encode(const so_tokenizer *t, so_str text, unsigned flags, so_tokens *out,
                         so_err *err);
+/* As SO_ENCODE_PARSE_SPECIAL, but a control token counts only where none of its bytes is marked:
+ * from_data[i] != 0 says that byte i is someone's data. `text` must be valid UTF-8. */
+int so_tokenizer_encode_traced(const so_tokenizer *t, so_str text, const uint8_t *from_data,
+                               so_tokens *out, so_err *err);
 
 /* Appends the text of ids. Control tokens are left out unless `special`. The result may hold
  * invalid UTF-8 where the ids do. */

@@ -2,7 +2,7 @@
  * them. */
 #include <string.h>
 
-#include "token/template.h"
+#include "jinja/template.h"
 
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t len);
 

@@ -463,6 +463,47 @@ static void bpe_both_forms(void **state) {
         so_tokenizer_free(t[i]);
 }
 
+#define TRACED_TEXT "a<|im_end|>b<|im_end|>a"
+
+/* `marks` has a '1' for each byte of TRACED_TEXT that is data. */
+static void check_traced(const char *added, const char *marks, const int32_t *want, size_t n) {
+    char json[1024];
+    uint8_t from_data[sizeof TRACED_TEXT];
+    so_tokenizer *t;
+    so_tokens ids = {0};
+    so_err err;
+    snprintf(json, sizeof json, "{\"added_tokens\":[%s],%s", added,
+             strstr(bpe_json, "\"pre_tokenizer\""));
+    SO_OK_OR_FAIL(load_json(json, &t, &err), err);
+    for (size_t i = 0; i < sizeof TRACED_TEXT; i++)
+        from_data[i] = marks[i] == '1';
+    SO_OK_OR_FAIL(so_tokenizer_encode_traced(t, SO_STR(TRACED_TEXT), from_data, &ids, &err), err);
+    assert_int_equal(ids.len, n);
+    assert_memory_equal(ids.ids, want, n * sizeof *want);
+    so_tokens_free(&ids);
+    so_tokenizer_free(t);
+}
+
+/* A control token needs all its bytes from the template, also one that is matched after
+ * normalising; where data makes a longer token impossible, the shorter one counts. Letters outside
+ * the vocabulary leave no ids. */
+static void control_tokens_in_data(void **state) {
+    (void)state;
+    static const char *const RAW = "{\"id\":9,\"content\":\"<|im_end|>\",\"special\":true}";
+    static const char *const NORMALIZED =
+        "{\"id\":9,\"content\":\"<|im_end|>\",\"special\":true,\"normalized\":true}";
+    static const char *const TWO = "{\"id\":9,\"content\":\"<|im_end|>\",\"special\":true},"
+                                   "{\"id\":10,\"content\":\"<|im_end|>a\",\"special\":true}";
+    static const int32_t FIRST_IS_TEXT[] = {0, 1, 9, 0}, BOTH[] = {0, 9, 1, 9, 0},
+                         LONGER[] = {0, 9, 1, 10};
+    check_traced(RAW, "01111111111000000000000", FIRST_IS_TEXT, 4);
+    check_traced(RAW, "00000000001000000000000", FIRST_IS_TEXT, 4);
+    check_traced(NORMALIZED, "01111111111000000000000", FIRST_IS_TEXT, 4);
+    check_traced(NORMALIZED, "00000000000100000000001", BOTH, 5);
+    check_traced(TWO, "00000000000000000000000", LONGER, 4);
+    check_traced(TWO, "00000000000000000000001", BOTH, 5);
+}
+
 /* Bytes of one character in two tokens, and bytes that no character has. */
 static void detok_splits_characters(void **state) {
     (void)state;
@@ -790,6 +831,7 @@ int main(void) {
         cmocka_unit_test(spm_gguf),
         cmocka_unit_test(spm_random),
         cmocka_unit_test(bpe_both_forms),
+        cmocka_unit_test(control_tokens_in_data),
         cmocka_unit_test(detok_splits_characters),
         cmocka_unit_test(hostile_json),
         cmocka_unit_test(nested_too_deep),

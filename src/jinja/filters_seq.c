@@ -3,7 +3,7 @@
  * map, select and their kin are lazy as in Jinja: they give something that can be walked once, has
  * no length and is always true. Sorting is a stable merge sort, since Python's is stable; comparing
  * keys of kinds that have no order is an error. */
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 #define FILTER(name) \
     static so_jj_val name(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p)

@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/gguf.h"
-#include "token/template.h"
+#include "jinja/template.h"
 
 /* ---- helpers ---- */
 
@@ -519,19 +519,115 @@ static void our_own_choices(void **state) {
                 "bonono");
 }
 
+/* Renders with `data` as the caller's data; `want` has '#' where a byte came from it. */
+static void expect_origin(const char *source, const char *data_json, const char *text,
+                          const char *want) {
+    so_err err = {0};
+    so_template *t;
+    so_buf out = {0}, from = {0};
+    json_t *vars = json_pack("{s:s}", "eos_token", "</s>"), *data = json_loads(data_json, 0, NULL);
+    assert_non_null(data);
+    SO_OK_OR_FAIL(so_template_compile(so_str_c(source), &t, &err), err);
+    SO_OK_OR_FAIL(so_template_render_traced(t, vars, data, 0, &out, &from, &err), err);
+    assert_string_equal(out.data, text);
+    assert_int_equal(from.len, out.len);
+    for (size_t i = 0; i < from.len; i++)
+        from.data[i] = from.data[i] ? '#' : '.';
+    if (strncmp(from.data, want, from.len) != 0 || strlen(want) != from.len)
+        fail_msg("%s\n  %s\n  %.*s\n  %s", source, text, (int)from.len, from.data, want);
+    so_template_free(t);
+    so_buf_free(&out);
+    so_buf_free(&from);
+    json_decref(vars);
+    json_decref(data);
+}
+
+static void origins(void **state) {
+    (void)state;
+    static const struct {
+        const char *source, *data, *text, *want;
+    } CASES[] = {
+        {"a{{ x }}b{{ eos_token }}", "{\"x\":\"</s>\"}", "a</s>b</s>", ".####....."},
+        {"{{ '<' + x + '>' }}", "{\"x\":\"xy\"}", "<xy>", ".##."},
+        {"{% set s = x ~ eos_token %}{{ s ~ s }}", "{\"x\":\"ab\"}", "ab</s>ab</s>",
+         "##....##...."},
+        {"{{ x.strip() }}|{{ x | trim }}|", "{\"x\":\" a \"}", "a|a|", "#.#."},
+        {"{{ x.split('-')[1] }}{{ x[1:3] }}", "{\"x\":\"ab-cd\"}", "cdb-", "####"},
+        {"{{ x | upper }}{{ 'u' | upper }}", "{\"x\":\"aß\"}", "ASSU", "###."},
+        {"{{ x.title() }}{{ x.swapcase() }}", "{\"x\":\"aB\"}", "AbAb", "####"},
+        {"{{ x | replace('b', '</s>') }}", "{\"x\":\"abc\"}", "a</s>c", "#....#"},
+        {"{{ '</s>' | replace('s', x) }}", "{\"x\":\"ab\"}", "</ab>", "..##."},
+        {"{{ x | tojson }}", "{\"x\":[\"</s>\",1]}", "[\"</s>\", 1]", "..####....."},
+        {"{{ x }}", "{\"x\":[\"</s>\"]}", "['</s>']", "..####.."},
+        {"{{ x | join('-') }}", "{\"x\":[\"a\",\"b\"]}", "a-b", "#.#"},
+        {"{{ x * 3 }}{{ '-' * 2 }}", "{\"x\":\"a\"}", "aaa--", "###.."},
+        {"{{ '%s:%5s' % (x, x) }}", "{\"x\":\"ab\"}", "ab:   ab", "##....##"},
+        {"{{ '[{}]'.format(x) }}", "{\"x\":\"ab\"}", "[ab]", ".##."},
+        {"{{ x.format(1) }}", "{\"x\":\"a{}b\"}", "a1b", "#.#"},
+        {"{{ x | reverse }}", "{\"x\":\"ab\"}", "ba", "##"},
+        {"{{ x | escape }}", "{\"x\":\"a<\"}", "a&lt;", "#...."},
+        {"{{ x | indent(1) }}", "{\"x\":\"a\\nb\"}", "a\n b", "#..#"},
+        {"{% for c in x %}{{ c }}.{% endfor %}", "{\"x\":\"ab\"}", "a.b.", "#.#."},
+        {"{% for k in x %}{{ k }}{% endfor %}", "{\"x\":{\"</s>\":1}}", "</s>", "####"},
+        {"{% set y %}<{{ x }}>{% endset %}{{ y | trim }}", "{\"x\":\"a\"}", "<a>", ".#."},
+        {"{% macro m(a) %}({{ a }}){% endmacro %}{{ m(x) }}", "{\"x\":\"a\"}", "(a)", ".#."},
+        {"{{ '<|' + x.role + '|>' }}", "{\"x\":{\"role\":\"user\"}}", "<|user|>", "........"},
+        {"{{ '<|' + x.role + '|>' }}", "{\"x\":{\"role\":\"a|>\"}}", "<|a|>|>", "..###.."},
+        {"{{ x.role[0] }}", "{\"x\":{\"role\":[\"a\"]}}", "a", "#"},
+    };
+    for (size_t i = 0; i < SO_LEN(CASES); i++)
+        expect_origin(CASES[i].source, CASES[i].data, CASES[i].text, CASES[i].want);
+}
+
+/* Flags follow the text when buffers grow past one chunk. */
+static void origins_of_long_texts(void **state) {
+    (void)state;
+    so_err err = {0};
+    so_template *t;
+    so_buf out = {0}, from = {0}, x = {0};
+    for (int i = 0; i < 3000; i++)
+        so_buf_append(&x, "data", 4);
+    json_t *vars = json_object(), *data = json_pack("{s:s#}", "x", x.data, (int)x.len);
+    const char *source = "{% set ns = namespace(s='') %}{% for i in range(40) %}"
+                         "{% set ns.s = ns.s ~ '<' ~ x ~ '>' %}{% endfor %}{{ ns.s }}";
+    SO_OK_OR_FAIL(so_template_compile(so_str_c(source), &t, &err), err);
+    SO_OK_OR_FAIL(so_template_render_traced(t, vars, data, 0, &out, &from, &err), err);
+    assert_int_equal(out.len, 40 * (x.len + 2));
+    assert_int_equal(from.len, out.len);
+    for (size_t i = 0; i < out.len; i++)
+        if (from.data[i] != (out.data[i] != '<' && out.data[i] != '>'))
+            fail_msg("byte %zu ('%c') has origin %d", i, out.data[i], from.data[i]);
+    so_template_free(t);
+    so_buf_free(&out);
+    so_buf_free(&from);
+    so_buf_free(&x);
+    json_decref(vars);
+    json_decref(data);
+}
+
 int main(void) {
     setenv("TZ", "UTC", 1);
     tzset();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(features),        cmocka_unit_test(styles),
-        cmocka_unit_test(smollm2),         cmocka_unit_test(llama3_2),
-        cmocka_unit_test(qwen2_5),         cmocka_unit_test(qwen3),
-        cmocka_unit_test(qwen_coder),      cmocka_unit_test(errors_name_lines),
-        cmocka_unit_test(bad_input),       cmocka_unit_test(bombs),
-        cmocka_unit_test(deep_sources),    cmocka_unit_test(large_conversation),
-        cmocka_unit_test(many_threads),    cmocka_unit_test(appends_and_keeps_variables),
-        cmocka_unit_test(present_time),    cmocka_unit_test(foreign_locale),
+        cmocka_unit_test(features),
+        cmocka_unit_test(styles),
+        cmocka_unit_test(smollm2),
+        cmocka_unit_test(llama3_2),
+        cmocka_unit_test(qwen2_5),
+        cmocka_unit_test(qwen3),
+        cmocka_unit_test(qwen_coder),
+        cmocka_unit_test(errors_name_lines),
+        cmocka_unit_test(bad_input),
+        cmocka_unit_test(bombs),
+        cmocka_unit_test(deep_sources),
+        cmocka_unit_test(large_conversation),
+        cmocka_unit_test(many_threads),
+        cmocka_unit_test(appends_and_keeps_variables),
+        cmocka_unit_test(present_time),
+        cmocka_unit_test(foreign_locale),
         cmocka_unit_test(our_own_choices),
+        cmocka_unit_test(origins),
+        cmocka_unit_test(origins_of_long_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

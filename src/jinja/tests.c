@@ -2,7 +2,7 @@
  *
  * Undefined is iterable, a sequence and callable, as the reference's class is; dicts are sequences;
  * booleans are numbers but not integers. */
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 #define TEST(name) \
     static so_jj_val name(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p)

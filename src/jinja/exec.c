@@ -3,7 +3,7 @@
  * Output goes to x->out. Macros, set blocks, filter blocks and generation capture it: they point
  * x->out to a buffer of their own and put it back. break and continue travel as a result through
  * the bodies between them and their loop. */
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 typedef enum flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE } flow;
 

@@ -1,11 +1,11 @@
 /* The two ways Python fills a text: "%s of %d" % args, and "{} of {:>4}".format(…).
  *
- * Both parse their little language here and leave numbers to jinja_number.c. Fields of str.format
+ * Both parse their little language here and leave numbers to number.c. Fields of str.format
  * reach attributes and items by the template's own rules, as the reference's sandbox does. */
 #include <math.h>
 #include <stdio.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 /* repr() with everything outside ASCII escaped: %a and !a */
 static so_jj_val ascii_repr(so_jj *x, so_jj_val v) {
@@ -437,9 +437,9 @@ static void format_into(braces *f, so_jj_buf *out, so_str s, int depth) {
     for (size_t i = 0; i < s.len; i++) {
         char c = s.ptr[i];
         if (c != '{' && c != '}') {
-            so_jj_buf_char(f->x, out, c);
+            so_jj_buf_add(f->x, out, (so_str){s.ptr + i, 1});
         } else if (i + 1 < s.len && s.ptr[i + 1] == c) {
-            so_jj_buf_char(f->x, out, c);
+            so_jj_buf_add(f->x, out, (so_str){s.ptr + i, 1});
             i++;
         } else if (c == '}') {
             so_jj_fail(f->x, SO_EINVAL, "format: single '}' in the string");

@@ -3,7 +3,7 @@
  * A direct walk: each node pays one step and one level of depth. Calls go to macros, built-in
  * functions and methods; arguments are bound by name here for all of them, so that a wrong call is
  * one kind of error everywhere. */
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 /* ---- arguments ---- */
 

@@ -5,7 +5,7 @@
  * rebuilds the index: rare in templates, and it keeps the order simple. */
 #include <math.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 enum { SCAN_MAX = 8 };
 

@@ -1,15 +1,15 @@
 /* Inside of the template interpreter: values, syntax tree, and the state of one compile or render.
  *
- *   source ─ jinja_lex ─ tokens ─ jinja_parse, jinja_expr ─ tree ─ jinja_scope ─ tree with slots
- *   tree + variables ─ jinja_exec (statements), jinja_eval (expressions) ─ text
+ *   source ─ lex ─ tokens ─ parse, expr ─ tree ─ scope ─ tree with slots
+ *   tree + variables ─ exec (statements), eval (expressions) ─ text
  *
  * Memory of a compile belongs to the template's arena, memory of a render to the render's arena; a
  * value is never freed on its own. Failure leaves by longjmp (so_jj_fail): nothing on the C stack
  * of the interpreter owns a resource, so there is nothing to release on the way out, and no
  * function has to pass errors along. Every loop over outside data pays steps (so_jj_tick), every
  * allocation is counted against the arena's maximum, every recursion goes through so_jj_enter. */
-#ifndef SO_TOKEN_JINJA_H
-#define SO_TOKEN_JINJA_H
+#ifndef SO_JINJA_IMPL_H
+#define SO_JINJA_IMPL_H
 
 #include <jansson.h>
 #include <setjmp.h>
@@ -23,8 +23,8 @@
 enum {
     SO_JJ_MAX_SOURCE = 1 << 20,
     SO_JJ_MAX_COMPILE_BYTES = 64 << 20,
-    SO_JJ_MAX_RENDER_BYTES = 64 << 20, /* plus SO_JJ_INPUT_FACTOR times the variables' size */
-    SO_JJ_MAX_OUTPUT = 16 << 20,       /* plus the same */
+    SO_JJ_MAX_RENDER_BYTES = 128 << 20, /* plus SO_JJ_INPUT_FACTOR times the variables' size */
+    SO_JJ_MAX_OUTPUT = 16 << 20,        /* plus the same */
     SO_JJ_INPUT_FACTOR = 32,
     SO_JJ_MAX_STEPS = 4000000, /* plus SO_JJ_STEP_FACTOR per step of reading the variables */
     SO_JJ_STEP_FACTOR = 1000,
@@ -65,6 +65,7 @@ typedef struct so_jj_dict so_jj_dict;
 typedef struct so_jj_gen so_jj_gen;
 typedef struct so_jj_loop so_jj_loop;
 typedef struct so_jj_args so_jj_args;
+typedef struct so_jj_chunk so_jj_chunk;
 
 /* Bytes that grow at the end. Strings may be views of a buffer's beginning: bytes once written
  * never change, so appending to the buffer leaves them alone (see so_jj_concat). */
@@ -252,7 +253,7 @@ typedef struct so_jj_nodes {
 } so_jj_nodes;
 
 /* How a variable of a scope starts: as an argument, from the render's variables, as a copy of an
- * outer variable, or unset. This is the reference compiler's rule, see jinja_scope.c. */
+ * outer variable, or unset. This is the reference compiler's rule, see scope.c. */
 typedef enum so_jj_load { SO_JJ_PARAM, SO_JJ_RESOLVE, SO_JJ_ALIAS, SO_JJ_UNSET } so_jj_load;
 typedef struct so_jj_sym {
     so_str name;
@@ -304,9 +305,12 @@ struct so_jj {
     so_jj_frame *frame;
     so_jj_buf *out; /* where output goes now */
     int64_t now;
+    bool keeps_origins;   /* see origin.c */
+    bool reads_untrusted; /* strings that so_jj_from_json reads now are the caller's data */
+    so_jj_chunk *chunks;  /* newest first */
 };
 
-/* ---- jinja_value.c: failing, limits, making and looking at values ---- */
+/* ---- value.c: failing, limits, making and looking at values ---- */
 /* For "%.*s" in messages: cuts long text between characters. */
 #define SO_JJ_ARG(s) so_jj_clip(s), (s).ptr
 int so_jj_clip(so_str s);
@@ -360,7 +364,15 @@ int64_t so_jj_int_arg(so_jj *x, so_jj_val v, int64_t missing);
 int64_t so_jj_index_arg(so_jj *x, so_jj_val v, int64_t missing); /* None counts as missing */
 so_jj_val so_jj_from_json(so_jj *x, const json_t *j);
 
-/* ---- jinja_dict.c ---- */
+/* ---- origin.c: which characters came from the caller's data ---- */
+char *so_jj_text_alloc(so_jj *x, size_t n);
+uint8_t *so_jj_origin(const so_jj *x, const char *p); /* flags from p on; NULL: not tracked text */
+void so_jj_origin_copy(so_jj *x, char *to, const char *from, size_t n);
+/* b from `start` on was made from the character at `source`. */
+void so_jj_origin_like(so_jj *x, so_jj_buf *b, size_t start, const char *source);
+so_str so_jj_text_from_data(so_jj *x, so_str s); /* a flagged copy where origins are kept */
+
+/* ---- dict.c ---- */
 so_jj_dict *so_jj_dict_new(so_jj *x);
 so_jj_val so_jj_dict_val(so_jj_dict *d);
 bool so_jj_dict_get(so_jj *x, const so_jj_dict *d, so_jj_val key, so_jj_val *out);
@@ -371,7 +383,7 @@ so_jj_dict *so_jj_dict_copy(so_jj *x, const so_jj_dict *d);
 void so_jj_dict_update(so_jj *x, so_jj_dict *d, so_jj_val from, const so_jj_args *kw);
 uint64_t so_jj_hash(so_jj *x, so_jj_val v); /* fails on what Python cannot hash */
 
-/* ---- jinja_iter.c ---- */
+/* ---- iter.c ---- */
 typedef struct so_jj_iter {
     so_jj_val src;
     size_t i, n_at_start;
@@ -411,7 +423,7 @@ bool so_jj_loop_next(so_jj *x, so_jj_loop *l, so_jj_val *out);
 so_jj_val so_jj_loop_attr(so_jj *x, so_jj_loop *l, so_str name); /* MISSING: no such */
 int64_t so_jj_loop_length(so_jj *x, so_jj_loop *l);
 
-/* ---- jinja_repr.c: str(), repr(), JSON ---- */
+/* ---- repr.c: str(), repr(), JSON ---- */
 so_jj_val so_jj_to_str(so_jj *x, so_jj_val v);
 void so_jj_write_str(so_jj *x, so_jj_buf *b, so_jj_val v);
 void so_jj_write_repr(so_jj *x, so_jj_buf *b, so_jj_val v);
@@ -420,7 +432,7 @@ void so_jj_float_repr(double f, char out[SO_JJ_FLOAT_BUF]);
 void so_jj_write_escaped(so_jj *x, so_jj_buf *b, so_str s); /* HTML */
 so_jj_val so_jj_tojson(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p);
 
-/* ---- jinja_unicode.c ---- */
+/* ---- unicode.c ---- */
 typedef enum so_jj_class {
     SO_JJ_C_SPACE,
     SO_JJ_C_ALPHA,
@@ -444,7 +456,7 @@ so_str so_jj_trim(so_str s, const so_str *chars, bool left, bool right); /* char
 enum so_jj_case { SO_JJ_TO_LOWER, SO_JJ_TO_UPPER, SO_JJ_TO_TITLE, SO_JJ_TO_FOLD };
 void so_jj_buf_case(so_jj *x, so_jj_buf *b, so_str whole, size_t at, enum so_jj_case to);
 
-/* ---- jinja_ops.c ---- */
+/* ---- ops.c ---- */
 so_jj_val so_jj_binary(so_jj *x, so_jj_op op, so_jj_val a, so_jj_val b);
 so_jj_val so_jj_negate(so_jj *x, so_jj_val v);
 so_jj_val so_jj_concat(so_jj *x, so_jj_val a, so_jj_val b); /* strings */
@@ -454,7 +466,7 @@ bool so_jj_compare(so_jj *x, so_jj_op op, so_jj_val a, so_jj_val b);
 bool so_jj_contains(so_jj *x, so_jj_val seq, so_jj_val item);
 bool so_jj_same(so_jj_val a, so_jj_val b); /* Python's `is` */
 
-/* ---- jinja_attr.c: subscripts, attributes, methods of lists and dicts, global functions ---- */
+/* ---- attr.c: subscripts, attributes, methods of lists and dicts, global functions ---- */
 so_jj_val so_jj_getitem(so_jj *x, so_jj_val obj, so_jj_val key);
 so_jj_val so_jj_getattr(so_jj *x, so_jj_val obj, so_str name);
 so_jj_val so_jj_attr_only(so_jj *x, so_jj_val obj, so_str name); /* MISSING: no such attribute */
@@ -463,7 +475,7 @@ const so_jj_func *so_jj_find_func(const so_jj_func *table, size_t n, so_str name
 so_jj_val so_jj_call_func(so_jj *x, const so_jj_func *f, so_jj_val self, const so_jj_args *args);
 const so_jj_func *so_jj_find_global(so_str name);
 
-/* ---- jinja_str.c, jinja_split.c, jinja_format.c ---- */
+/* ---- str.c, split.c, format.c ---- */
 const so_jj_func *so_jj_find_str_method(so_str name);
 so_jj_fn so_jj_str_split, so_jj_str_rsplit, so_jj_str_splitlines, so_jj_str_partition,
     so_jj_str_rpartition, so_jj_str_find, so_jj_str_rfind, so_jj_str_index, so_jj_str_rindex,
@@ -478,7 +490,7 @@ bool so_jj_parse_int(so_jj *x, so_str s, int64_t base, int64_t *out); /* false: 
 bool so_jj_parse_float(so_str s, double *out);
 so_jj_val so_jj_percent(so_jj *x, so_jj_val fmt, so_jj_val arg);
 so_jj_fn so_jj_str_format, so_jj_str_format_map;
-/* printf-like number texts, shared by both formatters; see jinja_number.c */
+/* printf-like number texts, shared by both formatters; see number.c */
 typedef struct so_jj_spec {
     int32_t fill; /* 0: none given */
     char align, sign, group, type;
@@ -488,13 +500,13 @@ typedef struct so_jj_spec {
 void so_jj_format_number(so_jj *x, so_jj_buf *b, so_jj_val v, const so_jj_spec *spec);
 void so_jj_format_pad(so_jj *x, so_jj_buf *b, so_str s, const so_jj_spec *spec, char def_align);
 
-/* ---- jinja_filters.c, jinja_filters_seq.c, jinja_tests.c ---- */
+/* ---- filters.c, filters_seq.c, tests.c ---- */
 const so_jj_func *so_jj_find_filter(so_str name);
 const so_jj_func *so_jj_find_test(so_str name);
 extern const so_jj_func so_jj_seq_filters[];
 extern const size_t so_jj_n_seq_filters;
 
-/* ---- jinja_eval.c, jinja_exec.c ---- */
+/* ---- eval.c, exec.c ---- */
 so_jj_val so_jj_eval(so_jj *x, const so_jj_node *n);
 so_jj_args so_jj_eval_args(so_jj *x, const so_jj_node *n, const so_jj_val *caller);
 so_jj_val so_jj_call(so_jj *x, so_jj_val f, const so_jj_args *args);
@@ -505,7 +517,7 @@ void so_jj_assign(so_jj *x, const so_jj_node *target, so_jj_val v);
 void so_jj_enter_scope(so_jj *x, const so_jj_scope *s);
 void so_jj_run(so_jj *x, const so_jj_node *tmpl);
 
-/* ---- jinja_lex.c ---- */
+/* ---- lex.c ---- */
 typedef enum so_jj_tok_kind {
     SO_JJ_T_EOF,
     SO_JJ_T_DATA,
@@ -540,7 +552,7 @@ typedef struct so_jj_lexer {
 void so_jj_lexer_init(so_jj *x, so_jj_lexer *l, so_str source);
 so_jj_tok so_jj_lex(so_jj_lexer *l);
 
-/* ---- jinja_parse.c (statements), jinja_expr.c (expressions) ---- */
+/* ---- parse.c (statements), expr.c (expressions) ---- */
 typedef struct so_jj_parser {
     so_jj *x;
     so_jj_lexer lexer;
@@ -569,7 +581,7 @@ so_jj_node *so_jj_parse_target(so_jj_parser *p, bool with_namespace);
 so_jj_node *so_jj_parse_filter(so_jj_parser *p, so_jj_node *value, bool at_name);
 bool so_jj_is_constant_name(so_str name); /* true, false, none and their capital forms */
 
-/* ---- jinja_scope.c ---- */
+/* ---- scope.c ---- */
 void so_jj_resolve(so_jj *x, so_jj_node *tmpl);
 
 #endif

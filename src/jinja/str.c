@@ -1,12 +1,12 @@
 /* Methods of strings, by Python's names and rules: case, stripping, padding, joining, classes.
- * Searching, splitting and replacing are in jinja_split.c, formatting in jinja_format.c.
+ * Searching, splitting and replacing are in split.c, formatting in format.c.
  *
  * Positions and widths count characters, never bytes. Markup stays markup where Python's class
  * keeps it, and text put into it is escaped. */
 #include <errno.h>
 #include <stdlib.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 #define METHOD(name) \
     static so_jj_val name(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p)
@@ -81,7 +81,7 @@ METHOD(str_swapcase) {
         else if (so_jj_cp_is(cp, SO_JJ_C_LOWER))
             so_jj_buf_case(x, &b, s, i, SO_JJ_TO_UPPER);
         else
-            so_jj_buf_cp(x, &b, cp);
+            so_jj_buf_add(x, &b, (so_str){s.ptr + i, n});
     }
     return like(x, self, so_jj_buf_str(x, &b));
 }
@@ -217,7 +217,7 @@ METHOD(str_expandtabs) {
             column += k;
             continue;
         }
-        so_jj_buf_cp(x, &b, cp);
+        so_jj_buf_add(x, &b, (so_str){s.ptr + i, n});
         column = cp == '\n' || cp == '\r' ? 0 : column + 1;
     }
     so_jj_tick(x, s.len / 16);

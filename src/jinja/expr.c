@@ -8,7 +8,7 @@
  * tree it builds are both limited, so that later walks over the tree need no check. */
 #include <stdio.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 static so_jj_node *parse_unary(so_jj_parser *p, bool with_filter);
 static so_jj_node *parse_primary(so_jj_parser *p, bool with_namespace);

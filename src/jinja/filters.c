@@ -1,5 +1,5 @@
 /* Filters on single values: text, numbers, defaults, JSON, escaping. Filters on sequences are in
- * jinja_filters_seq.c; so_jj_find_filter knows both.
+ * filters_seq.c; so_jj_find_filter knows both.
  *
  * Each does what Jinja 3.1 does with autoescape off, down to which conversions fail and which fall
  * back to a default. Names that Jinja knows and chat templates have no use for are listed without a
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 #define FILTER(name) \
     static so_jj_val name(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p)
@@ -203,8 +203,10 @@ static void quote_url(so_jj *x, so_jj_buf *b, so_jj_val v, bool query) {
         unsigned char c = (unsigned char)s.ptr[i];
         bool plain = (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '_' ||
                      c == '.' || c == '-' || c == '~' || (c == '/' && !query);
-        if (plain || (c == ' ' && query)) {
-            so_jj_buf_char(x, b, c == ' ' ? '+' : (char)c);
+        if (c == ' ' && query) {
+            so_jj_buf_char(x, b, '+');
+        } else if (plain) {
+            so_jj_buf_add(x, b, (so_str){s.ptr + i, 1});
         } else {
             char t[4];
             snprintf(t, sizeof t, "%%%02X", c);

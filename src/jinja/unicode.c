@@ -6,7 +6,7 @@
  * without a condition). Pure functions, any thread. */
 #include <utf8proc.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 typedef struct range32 {
     int32_t lo, hi;
@@ -365,7 +365,7 @@ static void add_lower(so_jj *x, so_jj_buf *b, so_str whole, size_t at, int32_t c
         so_jj_buf_cp(x, b, utf8proc_tolower(cp));
 }
 
-void so_jj_buf_case(so_jj *x, so_jj_buf *b, so_str whole, size_t at, enum so_jj_case to) {
+static void add_case(so_jj *x, so_jj_buf *b, so_str whole, size_t at, enum so_jj_case to) {
     size_t n;
     int32_t cp = so_jj_cp_at(whole.ptr + at, whole.ptr + whole.len, &n);
     if (to == SO_JJ_TO_LOWER) {
@@ -389,4 +389,10 @@ void so_jj_buf_case(so_jj *x, so_jj_buf *b, so_str whole, size_t at, enum so_jj_
     const uint16_t *seq = to == SO_JJ_TO_UPPER ? sp->upper : sp->title;
     for (int i = 0; i < 3 && seq[i]; i++)
         so_jj_buf_cp(x, b, seq[i]);
+}
+
+void so_jj_buf_case(so_jj *x, so_jj_buf *b, so_str whole, size_t at, enum so_jj_case to) {
+    size_t start = b->len;
+    add_case(x, b, whole, at, to);
+    so_jj_origin_like(x, b, start, whole.ptr + at);
 }

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 enum { MAX_PRECISION = 100000 };
 

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 /* "\r\n" and "\r" become "\n" throughout, and the last line feed goes. */
 void so_jj_lexer_init(so_jj *x, so_jj_lexer *l, so_str source) {

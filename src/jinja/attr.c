@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 /* ---- subscripts ---- */
 

@@ -3,8 +3,8 @@
  * Compile once, render from any thread. Values come in as JSON. Steps, output bytes, recursion and
  * memory are limited, so a hostile template ends with an error naming its line, never with a hang.
  * An unknown construct is an error that names it and its line. */
-#ifndef SO_TOKEN_TEMPLATE_H
-#define SO_TOKEN_TEMPLATE_H
+#ifndef SO_JINJA_TEMPLATE_H
+#define SO_JINJA_TEMPLATE_H
 
 #include <jansson.h>
 
@@ -22,5 +22,11 @@ void so_template_free(so_template *t);
  * means the present. out is untouched on failure. */
 int so_template_render(const so_template *t, const json_t *vars, int64_t now, so_buf *out,
                        so_err *err);
+
+/* The same, with the members of the object `data` as further variables (they win over `vars`), and
+ * appends one byte to `from_data` for each byte of text: 1 if it came from a string in `data`, else
+ * 0. A "role" of letters, digits, '_' and '-' does not count as data. */
+int so_template_render_traced(const so_template *t, const json_t *vars, const json_t *data,
+                              int64_t now, so_buf *out, so_buf *from_data, so_err *err);
 
 #endif

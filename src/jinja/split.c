@@ -3,7 +3,7 @@
  * UTF-8 is self-synchronising, so a byte search for valid UTF-8 only ever hits whole characters;
  * only positions given or returned are converted. An empty needle is found between all characters.
  */
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 #define FN(name) \
     so_jj_val name(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p)

@@ -5,7 +5,7 @@
  * between kinds that have none. */
 #include <math.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 static const char *op_text(so_jj_op op) {
     static const char *const T[] = {

@@ -5,7 +5,7 @@
  * holds no pointer into the caller's source. */
 #include <stdio.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 /* ---- the token stream ---- */
 

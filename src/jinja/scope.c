@@ -16,7 +16,7 @@
  * Also checked here: filters and tests by name (an unknown one is an error now, except in branches
  * of `if`, where it is an error when it runs), break and continue outside of loops, writes to
  * `loop`. */
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 typedef struct binder {
     so_jj *x;

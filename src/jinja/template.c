@@ -3,12 +3,12 @@
  * A render owns an arena for everything it makes and drops it at the end; the text is appended to
  * the caller's buffer only when the whole render succeeded. Numbers and dates are written in the C
  * locale whatever the host program has set. */
-#include "token/template.h"
+#include "jinja/template.h"
 
 #include <locale.h>
 #include <stdlib.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 struct so_template {
     so_arena arena;
@@ -62,10 +62,15 @@ void so_template_free(so_template *t) {
     free(t);
 }
 
-static int render_guarded(so_jj *x, const so_template *t, const json_t *vars) {
+static int render_guarded(so_jj *x, const so_template *t, const json_t *vars, const json_t *data) {
     if (setjmp(x->exit) != 0)
         return x->code;
-    x->vars = so_jj_from_json(x, vars).dict;
+    so_jj_dict *all = so_jj_from_json(x, vars).dict;
+    if (data) {
+        x->reads_untrusted = true;
+        so_jj_dict_update(x, all, so_jj_from_json(x, data), &(so_jj_args){0});
+    }
+    x->vars = all;
     size_t more = x->arena->used + x->in_bytes;
     if (!so_mul_size(more, SO_JJ_INPUT_FACTOR, &more))
         more = 0;
@@ -76,9 +81,9 @@ static int render_guarded(so_jj *x, const so_template *t, const json_t *vars) {
     return 0;
 }
 
-int so_template_render(const so_template *t, const json_t *vars, int64_t now, so_buf *out,
-                       so_err *err) {
-    if (!json_is_object(vars))
+int so_template_render_traced(const so_template *t, const json_t *vars, const json_t *data,
+                              int64_t now, so_buf *out, so_buf *from_data, so_err *err) {
+    if (!json_is_object(vars) || (data && !json_is_object(data)))
         return so_err_set(err, SO_EINVAL, "template: the variables must be a JSON object");
     so_arena arena = {.max = SO_JJ_MAX_RENDER_BYTES};
     so_jj_buf text = {0};
@@ -89,17 +94,25 @@ int so_template_render(const so_template *t, const json_t *vars, int64_t now, so
                  .max_steps = SO_JJ_MAX_STEPS,
                  .max_out = SO_JJ_MAX_OUTPUT,
                  .out = &text,
+                 .keeps_origins = from_data != NULL,
                  .now = now};
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0), old = uselocale(c);
-    int rc = render_guarded(x, t, vars);
+    int rc = render_guarded(x, t, vars, data);
     uselocale(old);
     freelocale(c);
-    if (rc == 0) {
+    if (rc == 0 && text.len) {
         so_buf_append(out, text.data, text.len);
-        if (out->full)
+        if (from_data)
+            so_buf_append(from_data, so_jj_origin(x, text.data), text.len);
+        if (out->full || (from_data && from_data->full))
             rc = so_err_set(err, SO_ELIMIT, "the rendered text does not fit its buffer");
     }
     free(x);
     so_arena_free(&arena);
     return rc;
+}
+
+int so_template_render(const so_template *t, const json_t *vars, int64_t now, so_buf *out,
+                       so_err *err) {
+    return so_template_render_traced(t, vars, NULL, now, out, NULL, err);
 }

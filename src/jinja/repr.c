@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 /* Shortest digits (precision 0 to 16 of %e), then Python's choice between 123.0 and 1.23e+16. */
 void so_jj_float_repr(double f, char out[SO_JJ_FLOAT_BUF]) {
@@ -51,7 +51,7 @@ void so_jj_write_escaped(so_jj *x, so_jj_buf *b, so_str s) {
         if (r)
             so_jj_buf_add(x, b, so_str_c(r));
         else
-            so_jj_buf_char(x, b, s.ptr[i]);
+            so_jj_buf_add(x, b, (so_str){s.ptr + i, 1});
     }
     so_jj_tick(x, s.len / 32);
 }
@@ -73,7 +73,7 @@ static void repr_str(so_jj *x, so_jj_buf *b, so_str s) {
         int32_t cp = so_jj_cp_at(s.ptr + i, s.ptr + s.len, &n);
         if (cp == quote || cp == '\\') {
             so_jj_buf_char(x, b, '\\');
-            so_jj_buf_char(x, b, (char)cp);
+            so_jj_buf_add(x, b, (so_str){s.ptr + i, n});
         } else if (cp == '\n' || cp == '\r' || cp == '\t') {
             so_jj_buf_char(x, b, '\\');
             so_jj_buf_char(x, b, cp == '\n' ? 'n' : cp == '\r' ? 'r' : 't');

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "token/template.h"
+#include "jinja/template.h"
 
 static json_t *render(const json_t *job) {
     so_err err = {0};

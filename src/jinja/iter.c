@@ -4,7 +4,7 @@
  * A walk holds an index, not a snapshot, so it sees changes as Python's iterators do; a dict that
  * changes size under a walk is an error. The loop's filter runs only when the next item is asked
  * for: templates can see the difference when the body changes what the filter reads. */
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 bool so_jj_iterable(so_jj_val v) {
     switch (v.kind) {

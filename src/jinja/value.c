@@ -9,7 +9,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "token/jinja.h"
+#include "jinja/impl.h"
 
 int so_jj_clip(so_str s) {
     size_t n = SO_MIN(s.len, (size_t)300);
@@ -155,9 +155,11 @@ static void reserve(so_jj *x, so_jj_buf *b, size_t more) {
     if (need <= b->cap)
         return;
     size_t cap = SO_MAX(need + need / 2, (size_t)64);
-    char *p = so_jj_alloc(x, cap, 1);
-    if (b->len)
+    char *p = so_jj_text_alloc(x, cap);
+    if (b->len) {
         memcpy(p, b->data, b->len);
+        so_jj_origin_copy(x, p, b->data, b->len);
+    }
     b->data = p;
     b->cap = cap;
 }
@@ -167,6 +169,7 @@ void so_jj_buf_add(so_jj *x, so_jj_buf *b, so_str s) {
         return;
     reserve(x, b, s.len);
     memcpy(b->data + b->len, s.ptr, s.len);
+    so_jj_origin_copy(x, b->data + b->len, s.ptr, s.len);
     b->len += s.len;
 }
 
@@ -193,6 +196,7 @@ void so_jj_buf_fill(so_jj *x, so_jj_buf *b, so_str s, size_t times) {
     if (s.len == 1) {
         memset(b->data + b->len, s.ptr[0], times);
         b->len += times;
+        so_jj_origin_like(x, b, b->len - times, s.ptr);
         return;
     }
     for (size_t i = 0; i < times; i++)
@@ -363,16 +367,30 @@ int64_t so_jj_int_arg(so_jj *x, so_jj_val v, int64_t missing) {
 
 /* ---- JSON in ---- */
 
+#define WORD_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+
 static so_jj_val str_from_json(so_jj *x, const char *p, size_t len) {
     size_t n_chars, bad;
     so_jj_tick(x, len / 256);
     x->in_bytes += len;
     if (!so_jj_utf8_check((so_str){p, len}, &n_chars, &bad))
         so_jj_fail(x, SO_EFORMAT, "a variable holds invalid UTF-8 at byte %zu of a string", bad);
-    return str_of(x, (so_str){p, len}, n_chars, NULL);
+    return str_of(x, so_jj_text_from_data(x, (so_str){p, len}), n_chars, NULL);
 }
 
-/* Strings are borrowed: the JSON outlives the render. */
+/* Templates build markers from a message's role ('<|' + role + '|>'), so a role of word characters
+ * alone counts as the template's. It cannot hold a marker. */
+static so_jj_val role_from_json(so_jj *x, const json_t *j) {
+    bool untrusted = x->reads_untrusted;
+    const char *role = json_string_value(j);
+    if (role && strspn(role, WORD_CHARS) == json_string_length(j))
+        x->reads_untrusted = false;
+    so_jj_val v = so_jj_from_json(x, j);
+    x->reads_untrusted = untrusted;
+    return v;
+}
+
+/* Strings are borrowed, unless origins are kept: the JSON outlives the render. */
 so_jj_val so_jj_from_json(so_jj *x, const json_t *j) {
     so_jj_enter(x);
     so_jj_val v = SO_JJ_NONE_V;
@@ -383,7 +401,10 @@ so_jj_val so_jj_from_json(so_jj *x, const json_t *j) {
              it = json_object_iter_next((json_t *)j, it)) {
             const char *key = json_object_iter_key(it);
             so_jj_val k = str_from_json(x, key, strlen(key));
-            so_jj_dict_set(x, d, k, so_jj_from_json(x, json_object_iter_value(it)));
+            const json_t *member = json_object_iter_value(it);
+            so_jj_dict_set(x, d, k,
+                           strcmp(key, "role") == 0 ? role_from_json(x, member)
+                                                    : so_jj_from_json(x, member));
         }
         v = so_jj_dict_val(d);
         break;
