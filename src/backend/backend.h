@@ -1,23 +1,25 @@
-/* The seam between models and machines: opaque buffers, a short list of operations, explicit sync.
+/* The interface between models and hardware: opaque buffers, a short list of operations, explicit
+ * sync.
  *
  *   model code                     backend
  *   ───────────                    ───────────────────────────────────────────
- *   submit(op) submit(op) …   →    queued, in order; nothing has happened yet
- *   sync()                    →    all of it has happened; downloads are filled
+ *   submit(op) submit(op) …   →    queued, in order; nothing has been computed yet
+ *   sync()                    →    all queued operations are done; downloads are filled
  *
- * Only the backend may look behind a buffer, a weight or a KV store. Host data goes in through
- * SO_OP_UPLOAD, whose bytes are copied at submit, and comes out through SO_OP_DOWNLOAD, whose
- * target is valid after sync. There is no graph language: an operation is a plain struct, and a
- * pass is the list of them in program order. A GPU may run ahead or capture the list; the CPU
- * backend runs the whole list with one wake-up of its threads; the deferred backend keeps it until
- * sync, with the buffers unreadable in between, so that tests catch code that relies on anything
- * else.
+ * Only the backend may read the contents of a buffer, a weight or a KV store. Host data goes in
+ * through SO_OP_UPLOAD, whose bytes are copied at submit, and comes out through SO_OP_DOWNLOAD,
+ * whose target is valid after sync. There is no graph language: an operation is a plain struct, and
+ * a pass is the list of them in program order. A GPU may run ahead of the host or capture the list.
+ * The CPU backend runs the whole list with one wake-up of its threads. The deferred backend keeps
+ * the list until sync and makes the buffers unreadable in between, so that tests catch code that
+ * reads results before sync.
  *
- * Row invariance, the promise every operation keeps: an output row is a function of its own input
- * row (and of the KV positions it sees), with a reduction order fixed by index alone. How many rows
- * ride along, in which order, and how many threads work must not change a bit.
+ * Row invariance, which every operation guarantees: an output row is a function of its own input
+ * row (and of the KV positions it sees), with a reduction order fixed by index alone. The number of
+ * other rows in the operation, their order, and the number of threads must not change a bit.
  *
- * Activations are float32, row-major, [n][d] unless said otherwise. One thread at a time. */
+ * Activations are float32, row-major, [n][d] unless stated otherwise. One thread at a time may use
+ * a backend. */
 #ifndef SO_BACKEND_BACKEND_H
 #define SO_BACKEND_BACKEND_H
 
@@ -30,7 +32,7 @@ typedef struct so_buffer so_buffer;     /* bytes on the device */
 typedef struct so_weight so_weight;     /* a matrix [n_rows][n_cols] of some dtype, in any layout */
 typedef struct so_kv_store so_kv_store; /* the pages of one KV cache, all layers, in any layout */
 
-/* Elements from byte `off` of a buffer on. */
+/* Elements of a buffer from byte offset `off` on. */
 typedef struct so_view {
     so_buffer *buf;
     size_t off;
@@ -44,33 +46,35 @@ typedef struct so_kv_shape {
     so_dtype dtype;
 } so_kv_shape;
 
-/* The types that a cache may have. What is stored is rounded to it, so each type is a model of its
- * own: equal caches give equal bits, whatever the batch, the level and the layout. */
+/* The types a KV cache may have. Entries are rounded to the type on write, so outputs differ
+ * between types. Within one type they are the same bits for every batch, CPU level and cache
+ * layout. */
 #define SO_KV_DTYPES "F16, F32 and Q8_0"
 static inline bool so_kv_dtype_ok(so_dtype t) {
     return t == SO_DTYPE_F16 || t == SO_DTYPE_F32 || t == SO_DTYPE_Q8_0;
 }
 
-/* Bytes of K, or V, of one head at one position; the last block of a head is stored whole. */
+/* Bytes of K, or of V, of one head at one position. The last block of a head is stored in full. */
 static inline size_t so_kv_entry_bytes(so_dtype t, int64_t head_dim) {
     int64_t block = so_dtype_get((int)t)->block_len;
     return so_dtype_row_bytes(t, (head_dim + block - 1) / block * block);
 }
 
-/* What one row sees in attention. A sequence keeps its entries in slots; slot s of a sequence lies
- * in page pages[page_off + s / SO_KV_PAGE] at place s % SO_KV_PAGE. The row at logical position
+/* What one row sees in attention. A sequence keeps its entries in slots; slot s of a sequence is
+ * position s % SO_KV_PAGE of page pages[page_off + s / SO_KV_PAGE]. The row at logical position
  * `pos` sees positions 0 … pos, its own included, in logical order:
  *
- *   positions 0 … n_prefix-1     lie in slots 0 … n_prefix-1
- *   positions n_prefix … pos     lie in slots tails[tail_off + 0 …]   (a branch of a token tree)
+ *   positions 0 … n_prefix-1     are in slots 0 … n_prefix-1
+ *   positions n_prefix … pos     are in slots tails[tail_off + 0 …]   (a branch of a token tree)
  *
  * A chain (and every prompt) has n_prefix = pos + 1 and no tail. The result is a function of the
- * logical order alone: a tree row gives the bits that its path gives when run as a chain. */
+ * logical order alone: a row of a tree gives the same bits as the last row of its path run as a
+ * chain. */
 typedef struct so_attn_row {
     int32_t pos, n_prefix, page_off, tail_off;
 } so_attn_row;
 
-/* Where a row's K and V go: slot `slot` of the sequence whose table starts at page_off. */
+/* Where K and V of one row are stored: `place` is the position within page `page` of the store. */
 typedef struct so_kv_slot {
     int32_t page, place;
 } so_kv_slot;
@@ -110,7 +114,7 @@ typedef struct so_op {
             size_t n_bytes;
         } download;
         struct {              /* out[n][d] = w[ids[i]] · scale */
-            so_view out, ids; /* ids: int32[n], each below w's row count (checked by the caller) */
+            so_view out, ids; /* ids: int32[n], each below w's row count (the caller checks) */
             const so_weight *w;
             float scale;
         } embed;
@@ -123,7 +127,7 @@ typedef struct so_op {
             int d;
             float eps;
         } norm;
-        struct { /* out[n][m] = x[n][k] · wᵀ (+ bias[m], where bias.buf is not NULL) */
+        struct { /* out[n][m] = x[n][k] · wᵀ, + bias[m] if bias.buf is not NULL */
             so_view out, x, bias;
             const so_weight *w;
         } matmul;
@@ -132,27 +136,27 @@ typedef struct so_op {
             so_view out, a, b;
             int d;
         } eltwise;
-        struct { /* rotates x[n][n_heads][head_dim] in place by table[n][head_dim/2] of (cos, sin)
-                  */
+        struct { /* rotates x[n][n_heads][head_dim] in place; table[n][head_dim/2]: (cos, sin) */
             so_view x, table;
             int n_heads, head_dim;
             bool halves; /* pairs (i, i + head_dim/2), else (2i, 2i + 1) */
         } rope;
-        struct { /* rounds k and v [n][n_heads_kv][head_dim] to the store's dtype and writes them */
+        struct
+        { /* rounds k and v, [n][n_heads_kv][head_dim], to the store's dtype and stores them */
             so_kv_store *store;
             int layer;
             so_view k, v, slots; /* slots: so_kv_slot[n] */
         } kv_store;
-        struct { /* copies n entries, all layers, one after the other in the given order */
+        struct { /* copies n entries in all layers, one after the other in the given order */
             so_kv_store *store;
             so_view from, to; /* so_kv_slot[n] */
         } kv_copy;
-        struct { /* out[n][n_heads][head_dim] = softmax(q·kᵀ · scale over what the row sees) · v */
+        struct { /* out[n][n_heads][head_dim] = softmax(q·kᵀ · scale) · v over the positions seen */
             so_kv_store *store;
             int layer, n_heads;
-            so_view out, q, rows, pages, tails; /* so_attn_row[n], int32[], int32[] */
+            so_view out, q, rows, pages, tails; /* rows: so_attn_row[n]; the last two: int32[] */
             float scale;
-            int window; /* 0, or only positions > pos − window are seen */
+            int window; /* 0: no window; else a row sees only positions > pos − window */
         } attention;
         struct { /* out int32[n]: index of the largest of x[n][d], lowest index on ties; -1 for a
                     row that holds NaN or infinity */
@@ -168,29 +172,32 @@ typedef struct so_backend_vt {
     void (*free)(so_backend *b);
     int (*buffer_create)(so_backend *b, size_t n_bytes, so_buffer **out, so_err *err); /* zeroed */
     void (*buffer_free)(so_backend *b, so_buffer *buf);
-    /* The tensor's bytes are borrowed and must outlive the weight, unless it is adopted. */
+    /* The tensor's bytes are borrowed and must outlive the weight, unless weight_pack copied
+     * them. */
     int (*weight_create)(so_backend *b, const so_tensor *t, so_weight **out, so_err *err);
-    /* Copies the weight into the layout that the backend multiplies with best, and gives true: the
-     * tensor's bytes will not be looked at again. false: they stay borrowed, because the type has
-     * no better layout or there is no memory for the copy. The same bits come out either way. */
-    bool (*weight_adopt)(so_backend *b, so_weight *w);
+    /* Copies the weight into the layout that the backend multiplies fastest. Returns true if it
+     * did: the tensor's bytes are not read again. Returns false if the type has no faster layout or
+     * there is no memory for the copy: the bytes stay borrowed. Results have the same bits either
+     * way. */
+    bool (*weight_pack)(so_backend *b, so_weight *w);
     void (*weight_free)(so_backend *b, so_weight *w);
     int (*kv_create)(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_err *err);
     void (*kv_free)(so_backend *b, so_kv_store *s);
     void (*submit)(so_backend *b, const so_op *op);
     int (*sync)(so_backend *b, so_err *err);
-    /* What computes, on one line: two that say the same take the same time. */
+    /* One line that names the hardware and the settings. Recorded costs are keyed by it: backends
+     * with equal descriptions are assumed to need equal time for a pass. */
     void (*describe)(const so_backend *b, so_buf *out);
 } so_backend_vt;
 
 struct so_backend {
     const so_backend_vt *vt;
-    const void *in_flight; /* what has submitted and not yet synced (so_pass); NULL: nothing */
+    const void *in_flight; /* the so_pass that has submitted and not yet synced; NULL: none */
 };
 
 typedef struct so_backend_opts {
     int n_threads;      /* 0: one per core this process may use */
-    so_cpu_level level; /* one that this CPU lacks is an error */
+    so_cpu_level level; /* a level that this CPU lacks is an error */
     bool warn_slow;     /* log a warning for settings that are correct but slow */
 } so_backend_opts;
 
@@ -201,7 +208,7 @@ typedef struct so_backend_opts {
  *
  * An unknown name is an error that lists the known ones. */
 int so_backend_open(const char *name, const so_backend_opts *o, so_backend **out, so_err *err);
-void so_backend_free(so_backend *b); /* NULL is fine */
+void so_backend_free(so_backend *b); /* NULL is allowed */
 
 static inline void so_submit(so_backend *b, const so_op *op) { b->vt->submit(b, op); }
 

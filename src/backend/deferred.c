@@ -1,14 +1,15 @@
-/* A backend that does nothing until sync, for tests: what passes on it will pass on a GPU.
+/* A backend for tests that runs nothing until sync: code that works on it will work on a GPU.
  *
- * It wraps a CPU backend, hands out that backend's own objects, and keeps every submitted operation
- * (uploads with a copy of their bytes) until sync gives them to it in order. In between
+ * It wraps a CPU backend and returns that backend's own objects. Every submitted operation
+ * (uploads with a copy of their bytes) is kept until sync passes them all to the CPU backend,
+ * in order. In between
  *
- *   buffers and KV stores   have no access rights: reading or writing one through any pointer is
- *                           a fault at the guilty instruction
+ *   buffers and KV stores   have no access rights: reading or writing one through any pointer
+ *                           faults at the instruction that did it
  *   download targets        are filled with 0xA5 at submit, so that a result read too early is
- *                           wrong in every run and not only in the unlucky ones
+ *                           wrong in every run and not only occasionally
  *
- * Memory grows with the list; there is no limit, and speed is no aim. One caller at a time. */
+ * Memory grows with the list, without limit; speed is not a goal. One thread at a time. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,7 @@ typedef struct deferred {
     so_backend *inner;
     so_op *ops;
     size_t n_ops, ops_cap;
-    so_buffer **areas; /* pages to lock: of buffers, and K and V of stores */
+    so_buffer **areas; /* mappings to protect: buffers, and K and V of stores */
     size_t n_areas, areas_cap;
 } deferred;
 
@@ -55,7 +56,7 @@ static void forget_area(deferred *d, const so_buffer *area) {
             d->areas[i] = d->areas[--d->n_areas];
             return;
         }
-    so_panic(__FILE__, __LINE__, "a buffer of another backend");
+    so_panic(__FILE__, __LINE__, "buffer does not belong to this backend");
 }
 
 static int deferred_sync(so_backend *b, so_err *err) {
@@ -75,7 +76,7 @@ static int deferred_sync(so_backend *b, so_err *err) {
 static void submit(so_backend *b, const so_op *given) {
     deferred *d = of(b);
     so_range ranges[SO_OP_RANGES];
-    so_cpu_ranges(given, ranges); /* a bad view aborts here, with its submitter on the stack */
+    so_cpu_ranges(given, ranges); /* a bad view aborts here, with the submitter on the stack */
     if (d->n_ops == d->ops_cap) {
         d->ops_cap = SO_MAX(256, 2 * d->ops_cap);
         d->ops = so_realloc(d->ops, d->ops_cap * sizeof *d->ops);
@@ -100,7 +101,7 @@ static int buffer_create(so_backend *b, size_t n_bytes, so_buffer **out, so_err 
     return rc;
 }
 
-/* Work that still uses an object happens before the object goes. */
+/* Runs queued operations before an object that they may use is freed. */
 static void run_pending(deferred *d) {
     so_err err = {0};
     if (d->n_ops > 0 && deferred_sync(&d->base, &err) != 0)
@@ -120,8 +121,8 @@ static int weight_create(so_backend *b, const so_tensor *t, so_weight **out, so_
     return of(b)->inner->vt->weight_create(of(b)->inner, t, out, err);
 }
 
-static bool weight_adopt(so_backend *b, so_weight *w) {
-    return of(b)->inner->vt->weight_adopt(of(b)->inner, w);
+static bool weight_pack(so_backend *b, so_weight *w) {
+    return of(b)->inner->vt->weight_pack(of(b)->inner, w);
 }
 
 static void weight_free(so_backend *b, so_weight *w) {
@@ -172,7 +173,7 @@ static const so_backend_vt deferred_vt = {
     .buffer_create = buffer_create,
     .buffer_free = buffer_free,
     .weight_create = weight_create,
-    .weight_adopt = weight_adopt,
+    .weight_pack = weight_pack,
     .weight_free = weight_free,
     .kv_create = kv_create,
     .kv_free = kv_free,

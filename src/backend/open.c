@@ -1,5 +1,5 @@
-/* The backends by name. Whoever runs a model knows only a name and options; a new backend is one
- * row of this table. */
+/* The table of backends by name. Callers pass a name and options and never see the implementation;
+ * adding a backend is one row in this table. Keeps no state; any thread may call it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -24,7 +24,7 @@ int so_backend_open(const char *name, const so_backend_opts *o, so_backend **out
             (size_t)snprintf(known + len, sizeof known - len, i ? ", %s" : "%s", backends[i].name);
         SO_ASSERT_OP(len, <, sizeof known);
     }
-    return so_err_set(err, SO_EINVAL, "backend '%.40s' is unknown; there are %s", name, known);
+    return so_err_set(err, SO_EINVAL, "unknown backend '%.40s'; use one of %s", name, known);
 }
 
 void so_backend_free(so_backend *b) {

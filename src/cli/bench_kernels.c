@@ -90,7 +90,7 @@ static int set_open(bench *g, so_dtype dtype, int k, set *s) {
         rc = g->b->vt->weight_create(g->b, &t, &s->weights[s->n_weights], &g->err);
         if (rc != SO_OK)
             break;
-        g->b->vt->weight_adopt(g->b, s->weights[s->n_weights]);
+        g->b->vt->weight_pack(g->b, s->weights[s->n_weights]);
     }
     float *x = SO_NEW_N(float, WIDEST *k);
     fill(SO_DTYPE_F32, (unsigned char *)x, (size_t)WIDEST * (size_t)k * 4);

@@ -25,7 +25,7 @@ static int take_far(so_roof *r, so_backend *b, so_err *err) {
     int rc = so_prober_create(b, r->far_bytes, &p, err);
     if (rc != SO_OK)
         return rc;
-    r->far_gb = so_prober_take(p).read_gb;
+    r->far_gb = so_prober_measure(p).read_gb;
     so_prober_free(p);
     return SO_OK;
 }
@@ -49,7 +49,7 @@ void so_roof_close(so_roof *r) {
 
 so_probe so_roof_take(so_roof *r) {
     SO_ASSERT_OP(r->n, <, r->cap);
-    so_probe p = so_prober_take(r->prober);
+    so_probe p = so_prober_measure(r->prober);
     r->read_gb[r->n] = p.read_gb;
     r->mac_giga[r->n++] = p.mac_giga;
     return p;

@@ -196,7 +196,7 @@ static void make_weight(loader *ld, so_tensor t, void *memory, bool may_round, p
     m->weight_bytes += t.n_bytes;
     if (use == LOOKED_UP)
         m->lookup_bytes += t.n_bytes;
-    if (use == MULTIPLIED && ld->pack && m->backend->vt->weight_adopt(m->backend, *out)) {
+    if (use == MULTIPLIED && ld->pack && m->backend->vt->weight_pack(m->backend, *out)) {
         so_checkpoint_drop(m->ck, t.data, t.n_bytes);
         free(memory);
     } else if (memory) {

@@ -1,9 +1,8 @@
-/* One list of operation cases with their data, run row range by row range on any backend: the
- * cross-level test, the row-invariance test, the comparison with double precision and the
- * micro-benchmark all walk it.
+/* One list of operation cases with their data, for any backend. The cross-level test, the
+ * row-invariance test, the comparison with double precision and the packed-weight test all use it.
  *
  * A case has `n` rows of random input. op_run computes rows first … first+n-1 as one submitted
- * operation; a row's output may depend on nothing but the row. */
+ * operation; a row's output may depend on that row alone. */
 #ifndef OP_CASES_H
 #define OP_CASES_H
 
@@ -27,7 +26,7 @@ typedef struct op_case {
     int heads;      /* rope */
 } op_case;
 
-/* Sizes: 1 and 7 are below every vector width, 576 is SmolLM2's, 577 leaves a tail. */
+/* Sizes: 1 and 7 are below every vector width, 576 is SmolLM2's, 577 leaves a partial vector. */
 #define FLOAT_MATMULS(t)                                                \
     {SO_OP_MATMUL, t, 3, 1, 1, 0, 0}, {SO_OP_MATMUL, t, 9, 7, 5, 1, 0}, \
         {SO_OP_MATMUL, t, 17, 576, 33, 0, 0}, {                         \
@@ -104,7 +103,7 @@ static uint32_t noise_u32(noise *z) {
     return w[0];
 }
 
-/* About normal: a sum of four uniforms, deviation 1. */
+/* Approximately normal with deviation 1: a sum of four uniforms. */
 static float noise_normal(noise *z) {
     uint32_t w[4];
     so_rng_block(&z->key, z->at++, w);
@@ -126,7 +125,7 @@ static void put_half(unsigned char *block, size_t off, float value) {
     memcpy(block + off, &h, sizeof h);
 }
 
-/* A block of any bits, but with scales that are small numbers. */
+/* A block of random bits, except that its scales are small numbers. */
 static void noise_block(noise *z, so_dtype t, unsigned char *p) {
     int bytes = so_dtype_get((int)t)->block_bytes;
     for (int i = 0; i < bytes; i++)
@@ -172,7 +171,7 @@ static void noise_block(noise *z, so_dtype t, unsigned char *p) {
 
 typedef struct op_data {
     op_case c;
-    unsigned char *weight_bytes; /* one byte off alignment, as files may be */
+    unsigned char *weight_bytes; /* one byte off alignment, as in files */
     so_tensor tensor;
     float *a, *b;         /* [n][width] */
     float *weight, *bias; /* of norms and matmul */
@@ -212,7 +211,7 @@ static op_data op_data_create(const op_case *c, uint64_t seed) {
             (int32_t)(noise_u32(&z) % (unsigned)SO_MAX(c->kind == SO_OP_EMBED ? c->m : c->n, 1));
     if (c->kind == SO_OP_MATMUL || c->kind == SO_OP_EMBED)
         op_data_weight(&o, &z, c->m);
-    if (c->kind == SO_OP_ARGMAX) { /* ties, and every third row with a NaN in it */
+    if (c->kind == SO_OP_ARGMAX) { /* ties, and a NaN in every third row */
         for (size_t i = 0; i < n * (size_t)o.width; i++)
             o.a[i] = roundf(o.a[i] * 2);
         for (size_t i = 1; i < n; i += 3)
@@ -296,7 +295,7 @@ static so_op op_make(op_bench *w, const op_data *o, int first, int n, const so_w
     return op;
 }
 
-/* Where op_make put the result. */
+/* The output of an operation from op_make. */
 static so_view op_result(const so_op *op) {
     return op->kind == SO_OP_ROPE ? op->rope.x : op->norm.out; /* `out` is first in all others */
 }

@@ -1,6 +1,6 @@
-/* Attention and the KV store behind the seam: against a naive double-precision reference, trees
- * against their paths run as chains (bit by bit), windows, compaction, stale pages full of NaN, and
- * the same bits at every instruction level with one to four threads. */
+/* Attention and the KV store through the backend interface: against a naive double-precision
+ * reference; trees against their paths run as chains, bit by bit; windows, compaction, stale pages
+ * full of NaN; and the same bits at every CPU level with one to four threads. */
 #include "so_test.h"
 
 #include <math.h>
@@ -18,10 +18,10 @@ typedef struct shape {
     int heads, heads_kv, d;
     so_dtype dtype;
     int window;
-    int n_pages; /* of one sequence; the store has twice as many, for a second one */
+    int n_pages; /* per sequence; the store has twice as many, for two sequences */
 } shape;
 
-/* A store with two sequences (page tables interleaved and reversed), all of it NaN at first. */
+/* A store with two sequences (page tables interleaved and reversed). All entries start as NaN. */
 typedef struct scene {
     shape s;
     so_backend *b;
@@ -35,7 +35,7 @@ static float value_of(uint32_t what, uint32_t i) {
     return (float)((so_rng_uniform(&key, i) - 0.5) * 3);
 }
 
-/* Entry e of K (what 1) or V (what 2), as given by the model: [heads_kv][d] floats. */
+/* Entry e of K (what 1) or V (what 2), as the model computed it: [heads_kv][d] floats. */
 static const float *entry(const shape *s, uint32_t what, int e) {
     enum { CELLS = 80000 };
     static float cells[3][CELLS];
@@ -76,7 +76,7 @@ static void store_one(scene *z, so_kv_slot slot, const float *k, const float *v)
                                           .slots = {z->slots, 0}}});
 }
 
-/* Entry e goes to a slot of a sequence. */
+/* Stores entry e in a slot of a sequence. */
 static void put(scene *z, int seq, int slot, int e) {
     store_one(z, place(z, seq, slot), entry(&z->s, 1, e), entry(&z->s, 2, e));
 }
@@ -129,7 +129,7 @@ static void scene_free(scene *z) {
     free(z->table);
 }
 
-/* The query of a row is a function of a number, so that the same row can be asked twice. */
+/* A row's query is a function of a number, so that the same row can be computed twice. */
 static void query(const shape *s, int number, float *out) {
     for (int i = 0; i < s->heads * s->d; i++)
         out[i] = value_of(3, (uint32_t)(number * s->heads * s->d + i));
@@ -168,9 +168,8 @@ static void attend(scene *z, const so_attn_row *rows, const int *numbers, int n,
     free(q);
 }
 
-/* A head as a Q8_0 cache holds it, or as queries meet one: blocks of 32, what is left a shorter
- * one.
- */
+/* A head as rounded in a Q8_0 cache (half) or as a query for one: blocks of 32,
+ * the last one shorter. */
 static void round_q8(const float *x, int d, bool half, double *out) {
     for (int e = 0; e < d; e += 32) {
         float max = 0;
@@ -189,7 +188,7 @@ static void round_q8(const float *x, int d, bool half, double *out) {
     }
 }
 
-/* A head of an entry as the cache holds it. */
+/* A head of an entry as rounded in the cache. */
 static void round_entry(const shape *s, const float *x, double *out) {
     if (s->dtype == SO_DTYPE_Q8_0)
         round_q8(x, s->d, true, out);
@@ -205,7 +204,7 @@ static void round_query(const shape *s, const float *x, double *out) {
         round_q8(scaled, s->d, false, out);
 }
 
-/* One head of what the row at position pos must give, from its query; begin … pos are seen. */
+/* One head of the expected output of the row at position pos, which sees begin … pos. */
 static void reference_head(const shape *s, const float *q, int kv_off, int begin, int pos,
                            const int *entries, double *out) {
     double x[128], kv[128], max = -INFINITY, sum = 0, *score = SO_NEW_N(double, pos + 1);
@@ -231,7 +230,7 @@ static void reference_head(const shape *s, const float *q, int kv_off, int begin
     free(score);
 }
 
-/* What the row at position pos must give; entries[p] is the entry at position p. */
+/* The expected output of the row at position pos; entries[p] is the entry at position p. */
 static void reference(const shape *s, int number, int pos, const int *entries, double *out) {
     float *q = SO_NEW_N(float, s->heads * s->d);
     int begin = s->window && pos >= s->window ? pos - s->window + 1 : 0;
@@ -272,7 +271,7 @@ static const shape shapes[] = {
     {1, 1, 1, SO_DTYPE_F16, 1, 4},   {9, 3, 80, SO_DTYPE_F16, 64, 4},
 };
 
-/* Blocks of 32 that end with the head, and such that do not. */
+/* Heads that are whole blocks of 32, and heads that are not. */
 static const shape shapes_q8[] = {
     {4, 2, 32, SO_DTYPE_Q8_0, 0, 4},  {3, 1, 7, SO_DTYPE_Q8_0, 0, 4},
     {2, 1, 64, SO_DTYPE_Q8_0, 33, 4}, {1, 1, 1, SO_DTYPE_Q8_0, 1, 4},
@@ -329,20 +328,20 @@ static void long_chains(void **state) {
     so_backend_free(b);
 }
 
-/* ---- trees, levels, teams, compaction ---- */
+/* ---- trees, levels, thread counts, compaction ---- */
 
-/* Behind `prefix` positions a tree of nodes, node i in slot prefix + i of sequence 0:
+/* A tree of nodes after `prefix` positions, node i in slot prefix + i of sequence 0:
  *
- *   0 ─┬─ 1 ─── 3 ─── 6 ─── 7 … (a long arm, over a page border)
+ *   0 ─┬─ 1 ─── 3 ─── 6 ─── 7 …       (a long branch that crosses a page border)
  *      └─ 2 ─┬─ 4
- *            └─ 5                                                                            */
+ *            └─ 5 */
 enum { NODES = 40 };
 static int parent_of(int node) {
     static const int first[] = {-1, 0, 0, 1, 2, 2, 3};
     return node < (int)SO_LEN(first) ? first[node] : node - 1;
 }
 
-/* Entry of a node: beyond those of the prefix. */
+/* Entry of a node; entries below `prefix` belong to the prefix. */
 static int node_entry(int prefix, int node) { return prefix + node; }
 
 typedef struct tree {
@@ -371,7 +370,7 @@ static void tree_build(tree *t, int prefix) {
     }
 }
 
-/* All nodes of the tree into out[NODES][…]. */
+/* Computes all nodes of the tree into out[NODES][…]. */
 static void tree_run(scene *z, const tree *t, int prefix, float *out) {
     for (int i = 0; i < prefix; i++)
         put(z, 0, i, i);
@@ -403,7 +402,7 @@ static void check_paths(scene *z, int prefix, const float *all) {
     free(want);
 }
 
-/* The accepted path moves into place: slot prefix + path[j] → prefix + j, ascending. */
+/* Moves the accepted path into place: slot prefix + path[j] → prefix + j, ascending. */
 static void check_compaction(scene *z, int prefix, const float *all) {
     size_t width = (size_t)(z->s.heads * z->s.d);
     int path[NODES], last = NODES - 1, n = path_to(last, path);
@@ -445,8 +444,8 @@ static void tree_on(so_backend *b, const shape *s, int prefix, float *out) {
     scene_free(&z);
 }
 
-/* A tree behind each prefix: teams of 2 to 4 at every level give the scalar kernels' bits, which
- * are added to the hash. */
+/* A tree after each prefix: 2 to 4 threads at every level give the same bits as the scalar kernels.
+ * Returns a hash of these bits. */
 static uint64_t levels_agree(const shape *s, const int *prefixes, size_t n_prefixes, int team) {
     uint64_t hash = 0;
     for (size_t p = 0; p < n_prefixes; p++) {
@@ -476,8 +475,8 @@ static void trees(void **state) {
     uint64_t hash = 0;
     for (size_t i = 0; i < SO_LEN(shapes); i++)
         hash = hash * 31 + levels_agree(&shapes[i], prefixes[i % 2], 3, (int)i);
-    /* the same on every machine and compiler; only a change of the canon may change it (last:
-     * scores as one chain, chunks of 128) */
+    /* The same on every machine and compiler. Only a change of the arithmetic contract may change
+     * it (the last one: scores as one chain, chunks of 128). */
     if (hash != 0xca0b8225a040ff71u)
         fail_msg("the hash is %#llx", (unsigned long long)hash);
 }
@@ -492,7 +491,7 @@ static void trees_q8(void **state) {
         fail_msg("the hash is %#llx", (unsigned long long)hash);
 }
 
-/* Trees over the border of a chunk: single rows are split there, bundles of rows are not. */
+/* Trees across the border of a chunk. */
 static void chunks(void **state) {
     (void)state;
     static const shape wide[] = {{9, 3, 64, SO_DTYPE_F16, 0, 10},
@@ -505,14 +504,14 @@ static void chunks(void **state) {
         levels_agree(&wide[i], prefixes, SO_LEN(prefixes), (int)i);
 }
 
-/* Contexts so long that chunks are dealt out rather than bundles made smaller: some heads stay
- * whole, the others are split. */
+/* Contexts so long that units are split at chunks: some units stay whole, the others are split. */
 static void long_trees(void **state) {
     (void)state;
-    static const shape far[] = {{3, 3, 8, SO_DTYPE_F16, 0, 37}, {6, 3, 8, SO_DTYPE_Q8_0, 0, 37}};
+    static const shape long_shapes[] = {{3, 3, 8, SO_DTYPE_F16, 0, 37},
+                                        {6, 3, 8, SO_DTYPE_Q8_0, 0, 37}};
     static const int prefix = 1100;
-    for (size_t i = 0; i < SO_LEN(far); i++)
-        levels_agree(&far[i], &prefix, 1, (int)i);
+    for (size_t i = 0; i < SO_LEN(long_shapes); i++)
+        levels_agree(&long_shapes[i], &prefix, 1, (int)i);
 }
 
 static void bad_stores(void **state) {

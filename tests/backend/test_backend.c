@@ -1,6 +1,6 @@
-/* The machinery around the operations: order in the list, hazards, uploads, reuse of quantised
- * activations, refusals, and the deferred backend's promises. Run under the thread sanitizer too.
- */
+/* Everything around the operations: order in the list, hazards, uploads, reuse of
+ * quantised activations, refusals, and the guarantees of the deferred backend. Also run
+ * under the thread sanitizer. */
 #include "op_cases.h"
 
 #include <malloc.h>
@@ -44,7 +44,7 @@ static void backends_by_name(void **state) {
     }
     so_backend *none = NULL;
     assert_int_equal(so_backend_open("cuda", &o, &none, &err), SO_EINVAL);
-    assert_string_equal(err.msg, "backend 'cuda' is unknown; there are cpu, deferred");
+    assert_string_equal(err.msg, "unknown backend 'cuda'; use one of cpu, deferred");
     assert_int_equal(so_backend_open("", &o, &none, &err), SO_EINVAL);
     assert_null(none);
 }
@@ -128,15 +128,15 @@ static void machine_end(machine *m, float *result) {
         m->b->vt->weight_free(m->b, m->weights[i]);
 }
 
-/* In place: numbers stay small however long a program is. */
+/* Normalises in place: numbers stay small in programs of any length. */
 static void submit_norm(const machine *m, so_view x, int n) {
     so_submit(m->b, &(so_op){.kind = SO_OP_RMS_NORM,
                              .n = n,
                              .norm = {.out = x, .x = x, .weight = m->gains, .d = D, .eps = 1e-3f}});
 }
 
-/* Normalises `out` after many steps, so that numbers stay in range, but not after all: results are
- * used as they were shared, too. */
+/* Normalises `out` after many steps, so that numbers stay in range. Not after all, so that some
+ * results are read with the split with which they were written. */
 static void machine_run(machine *m, uint64_t seed, const float *fresh, int sync_every,
                         float *result) {
     noise z = noise_of(seed);
@@ -151,7 +151,7 @@ static void machine_run(machine *m, uint64_t seed, const float *fresh, int sync_
     machine_end(m, result);
 }
 
-/* What all programs of a test share, and room for two results. */
+/* Inputs of all programs of a test, and memory for two results. */
 typedef struct programs {
     op_data weights[4];
     float *fresh, *want, *got;
@@ -184,7 +184,7 @@ static void random_programs(void **state) {
         machine m = machine_create(one, p.weights, p.fresh);
         machine_run(&m, seed, p.fresh, 1, p.want);
         for (int i = 0; i < BUFS * AREAS * ROWS * D; i++)
-            assert_true(isfinite(p.want[i])); /* else all programs would agree */
+            assert_true(isfinite(p.want[i])); /* with NaN all programs would agree */
         m = machine_create(team, p.weights, p.fresh);
         machine_run(&m, seed, p.fresh, STEPS, p.got);
         op_case c = {.kind = SO_OP_ADD, .n = ROWS, .d = D};
@@ -199,8 +199,8 @@ static void random_programs(void **state) {
     programs_close(&p);
 }
 
-/* Lists that come again: whole, the beginning alone, and with another end. */
-static void machine_again(machine *m, const float *fresh, bool one_by_one, float *result) {
+/* Submits lists again: whole, only their beginning, and with another end. */
+static void machine_repeat(machine *m, const float *fresh, bool one_by_one, float *result) {
     static const int lengths[] = {30, 30, 12, 30, 31, 12, 1, 30};
     for (int i = 0; i < (int)SO_LEN(lengths); i++)
         for (int seed = 0; seed < 3; seed++) {
@@ -219,17 +219,17 @@ static void machine_again(machine *m, const float *fresh, bool one_by_one, float
     machine_end(m, result);
 }
 
-static void lists_come_again(void **state) {
+static void lists_are_reused(void **state) {
     (void)state;
     programs p = programs_open(98);
     so_backend *one = cpu(1), *team = cpu(3);
     machine m = machine_create(one, p.weights, p.fresh);
-    machine_again(&m, p.fresh, true, p.want);
+    machine_repeat(&m, p.fresh, true, p.want);
     for (int i = 0; i < BUFS * AREAS * ROWS * D; i++)
         assert_true(isfinite(p.want[i]));
-    for (int round = 0; round < 3; round++) { /* buffers freed and made anew */
+    for (int round = 0; round < 3; round++) { /* buffers freed and created anew */
         m = machine_create(team, p.weights, p.fresh);
-        machine_again(&m, p.fresh, false, p.got);
+        machine_repeat(&m, p.fresh, false, p.got);
         op_case c = {.kind = SO_OP_ADD, .n = ROWS, .d = D};
         assert_same_floats(&c, "lists again, 3 threads", p.got, p.want, BUFS * AREAS * ROWS * D);
     }
@@ -238,9 +238,9 @@ static void lists_come_again(void **state) {
     programs_close(&p);
 }
 
-/* ---- which lists are known again ---- */
+/* ---- which lists reuse their tasks ---- */
 
-/* A rope, a norm and a GELU over one buffer; all that they do not use, and padding, is `fill`. */
+/* A rope, a norm and a GELU over one buffer; unused members and padding are set to `fill`. */
 enum { SIMPLE_OPS = 3 };
 static void simple_ops(so_view x, so_view table, so_view weight, int fill, so_op *ops) {
     memset(ops, fill, SIMPLE_OPS * sizeof *ops);
@@ -262,16 +262,16 @@ static void simple_ops(so_view x, so_view table, so_view weight, int fill, so_op
         ops[i].n = 1;
 }
 
-/* Whether the tasks of an earlier run serve again. */
-static bool is_known(so_backend *b, const so_op *ops) {
+/* Whether the tasks of an earlier run are reused. */
+static bool reuses_tasks(so_backend *b, const so_op *ops) {
     for (int i = 0; i < SIMPLE_OPS; i++)
         so_submit(b, &ops[i]);
-    bool known = ((so_cpu *)b)->known;
+    bool matches = ((so_cpu *)b)->matches;
     sync_ok(b);
-    return known;
+    return matches;
 }
 
-static void lists_are_known_by_what_they_use(void **state) {
+static void lists_match_by_used_members(void **state) {
     (void)state;
     so_backend *b = cpu(1);
     op_bench bench = {.b = b};
@@ -282,11 +282,11 @@ static void lists_are_known_by_what_they_use(void **state) {
     so_op ops[SIMPLE_OPS];
     sync_ok(b);
     simple_ops(x, table, weight, 0, ops);
-    assert_false(is_known(b, ops));
-    assert_true(is_known(b, ops));
+    assert_false(reuses_tasks(b, ops));
+    assert_true(reuses_tasks(b, ops));
     simple_ops(x, table, weight, 0x5A, ops);
-    assert_true(is_known(b, ops));
-    for (int i = 0; i < 5; i++) { /* each differs from all before it in one member that is used */
+    assert_true(reuses_tasks(b, ops));
+    for (int i = 0; i < 5; i++) { /* each differs from the earlier ones in one used member */
         simple_ops(x, table, weight, 0, ops);
         if (i == 0)
             ops[2].kind = SO_OP_ADD, ops[2].eltwise.b = weight;
@@ -298,8 +298,8 @@ static void lists_are_known_by_what_they_use(void **state) {
             ops[1].norm.weight.off = 64;
         if (i == 4)
             ops[0].rope.halves = false;
-        assert_false(is_known(b, ops));
-        assert_true(is_known(b, ops));
+        assert_false(reuses_tasks(b, ops));
+        assert_true(reuses_tasks(b, ops));
     }
     free(src);
     op_bench_free(&bench);
@@ -314,13 +314,13 @@ static void uploads_keep_their_bytes(void **state) {
     for (size_t i = 0; i < SO_LEN(all); i++) {
         so_backend *b = all[i];
         op_bench bench = {.b = b};
-        size_t n = 5 << 20; /* four of them pass the 16 MiB that are kept */
+        size_t n = 5 << 20; /* four of them exceed the 16 MiB that are kept */
         unsigned char *src = so_alloc(n), *dst = so_alloc(4 * n);
         so_view v[4];
         so_view first = op_buffer(&bench, NULL, 4);
         for (int j = 0; j < 4; j++)
             v[j] = op_buffer(&bench, NULL, n);
-        /* something before them in the list, so that they cannot go straight into place */
+        /* an operation before them, so that they cannot be copied to their destination at once */
         so_submit(b, &(so_op){.kind = SO_OP_DOWNLOAD, .n = 1, .download = {first, dst, 4}});
         for (int j = 0; j < 4; j++) {
             memset(src, 17 + j, n);
@@ -466,10 +466,10 @@ static void locked_store_read(void *user) {
     _exit(*(volatile unsigned char *)s->v.data);
 }
 
-static void bugs_die(void **state) {
+static void bugs_abort(void **state) {
     (void)state;
     if (SO_SANITIZED)
-        SO_SKIP("a sanitizer answers the signals itself");
+        SO_SKIP("a sanitizer handles the signals itself");
     assert_int_equal(so_test_dies_of(view_past_the_end, NULL), SIGABRT);
     assert_int_equal(so_test_dies_of(locked_buffer_read, NULL), SIGSEGV);
     assert_int_equal(so_test_dies_of(locked_store_read, NULL), SIGSEGV);
@@ -481,7 +481,7 @@ static void downloads_wait_for_sync(void **state) {
     op_bench bench = {.b = b};
     uint32_t in = 123, out = 0;
     so_view v = op_buffer(&bench, &in, sizeof in);
-    in = 7; /* the upload took its bytes */
+    in = 7; /* the upload has copied its bytes */
     so_submit(b, &(so_op){.kind = SO_OP_DOWNLOAD, .n = 1, .download = {v, &out, sizeof out}});
     assert_int_equal(out, 0xA5A5A5A5u);
     sync_ok(b);
@@ -494,13 +494,13 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(backends_by_name),
         cmocka_unit_test(random_programs),
-        cmocka_unit_test(lists_come_again),
-        cmocka_unit_test(lists_are_known_by_what_they_use),
+        cmocka_unit_test(lists_are_reused),
+        cmocka_unit_test(lists_match_by_used_members),
         cmocka_unit_test(uploads_keep_their_bytes),
         cmocka_unit_test(long_lists),
         cmocka_unit_test(warm_passes_allocate_nothing),
         cmocka_unit_test(bad_weights),
-        cmocka_unit_test(bugs_die),
+        cmocka_unit_test(bugs_abort),
         cmocka_unit_test(downloads_wait_for_sync),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

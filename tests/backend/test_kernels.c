@@ -11,24 +11,24 @@
 #include "base/mem.h"
 #include "base/rng.h"
 
-static uint32_t word(uint32_t i) {
+static uint32_t random_u32(uint32_t i) {
     so_rng_key key = {.seed = 77, .purpose = SO_RNG_TEST};
     uint32_t w[4];
     so_rng_block(&key, i, w);
     return w[0];
 }
 
-/* Any float, special ones often. */
+/* Any float, often a special one. */
 static float any_float(uint32_t i) {
     static const float special[] = {0.0f,      -0.0f,   INFINITY, -INFINITY, NAN,      0x1p-149f,
                                     0x1p-126f, 1.0f,    -1.0f,    3.4e38f,   -3.4e38f, 88.7f,
                                     -87.4f,    -103.9f, 65504.0f, 65520.0f,  0x1p-25f, 0x1.8p-24f};
-    uint32_t w = word(2 * i);
+    uint32_t w = random_u32(2 * i);
     if (w % 8 == 0)
         return special[w / 8 % SO_LEN(special)];
     if (w % 8 < 3)
-        return so_bits_f32(word(2 * i + 1));
-    return (float)((double)word(2 * i + 1) / 4294967296.0 * 40 - 20);
+        return so_bits_f32(random_u32(2 * i + 1));
+    return (float)((double)random_u32(2 * i + 1) / 4294967296.0 * 40 - 20);
 }
 
 static float *any_floats(size_t n, uint32_t seed) {
@@ -149,7 +149,8 @@ static void quantize_at(const so_kernels *k) {
     free(c_want);
 }
 
-/* Entries of a Q8_0 cache: the scale is a half, and values are rounded by it as it is. */
+/* Entries of a Q8_0 cache: the scale is rounded to half first, and values are
+ * divided by that half. */
 static void entry_rules(void **state) {
     (void)state;
     float x[32] = {0};
@@ -158,20 +159,20 @@ static void entry_rules(void **state) {
     x[0] = 127.0f, x[1] = -2.5f, x[2] = 3.5f;
     assert_int_equal(so_kernels_scalar.entry_q8(x, q), 0x3C00);
     assert_true(q[0] == 127 && q[1] == -2 && q[2] == 4 && q[3] == 0);
-    x[0] = 127.04f; /* the half below: past 127, held there */
+    x[0] = 127.04f; /* the scale rounds down: 127.04 is past 127, clamped */
     assert_int_equal(so_kernels_scalar.entry_q8(x, q), 0x3C00);
     assert_int_equal(q[0], 127);
-    x[0] = 1e-12f, x[1] = x[2] = 0; /* no half is as small */
+    x[0] = 1e-12f, x[1] = x[2] = 0; /* below the smallest half */
     assert_int_equal(so_kernels_scalar.entry_q8(x, q), 0);
     assert_int_equal(q[0], 0);
-    const float bad[] = {9e6f, INFINITY, -INFINITY, NAN}; /* past the largest half, or no number */
+    const float bad[] = {9e6f, INFINITY, -INFINITY, NAN}; /* past the largest half, or not finite */
     for (size_t i = 0; i < SO_LEN(bad); i++) {
         x[0] = bad[i], x[1] = 1;
         assert_true(isnan(so_f16_to_f32(so_kernels_scalar.entry_q8(x, q))) && q[1] == 0);
     }
 }
 
-static void odd_numbers(void **state) {
+static void special_numbers(void **state) {
     (void)state;
     for (int level = SO_CPU_SCALAR; level < SO_CPU_LEVELS; level++) {
         const so_kernels *k = so_cpu_kernels((so_cpu_level)level);
@@ -182,7 +183,7 @@ static void odd_numbers(void **state) {
     }
 }
 
-/* The canon's words about single blocks, on the scalar twin. */
+/* What the contract of kernels.h states for single blocks, on the scalar reference. */
 static void quantize_rules(void **state) {
     (void)state;
     float x[32] = {0};
@@ -231,10 +232,10 @@ static void argmax_rules(void **state) {
         x[99] = FLT_MAX;
         assert_int_equal(k->argmax(x, 100), 99);
         assert_int_equal(k->argmax(x + 99, 1), 0);
-        const float sick[] = {NAN, INFINITY, -INFINITY};
-        for (int i = 0; i < 300; i++) { /* anywhere in the row, also where it is not the largest */
+        const float nonfinite[] = {NAN, INFINITY, -INFINITY};
+        for (int i = 0; i < 300; i++) { /* in every place, also beside a larger element */
             float was = x[i % 100];
-            x[i % 100] = sick[i / 100];
+            x[i % 100] = nonfinite[i / 100];
             assert_int_equal(k->argmax(x, 100), -1);
             x[i % 100] = was;
         }
@@ -260,7 +261,7 @@ static void levels_by_name(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exp_accuracy),   cmocka_unit_test(odd_numbers),
+        cmocka_unit_test(exp_accuracy),   cmocka_unit_test(special_numbers),
         cmocka_unit_test(quantize_rules), cmocka_unit_test(entry_rules),
         cmocka_unit_test(argmax_rules),   cmocka_unit_test(levels_by_name),
     };

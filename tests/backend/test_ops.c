@@ -1,5 +1,5 @@
-/* Every operation of op_cases.h: against double precision, across instruction levels bit by bit,
- * alone against in a batch, with one to four threads, and on the deferred backend. */
+/* Every operation of op_cases.h: against double precision, across CPU levels bit by bit, alone and
+ * in a batch, with one to four threads, and on the deferred backend. */
 #include "op_cases.h"
 
 static so_backend *cpu(int n_threads, so_cpu_level level) {
@@ -19,7 +19,7 @@ static float *run_all(so_backend *b, const op_data *o) {
 
 /* ---- double precision ---- */
 
-/* What the activations become: the canon's blocks, in double. `x` is replaced. */
+/* The activations after quantisation by the contract of kernels.h, in double. */
 static void round_activations(const op_case *c, const float *x, double *out) {
     int len = so_dtype_get((int)c->dtype)->block_len;
     for (int i = 0; i < c->d; i++)
@@ -34,8 +34,8 @@ static void round_activations(const op_case *c, const float *x, double *out) {
     }
 }
 
-/* Tolerance: every float operation on the way adds 2^-24 of the largest partial sum; `bound` is
- * what the sum of magnitudes allows, minima included by the largest weight. */
+/* Tolerance: each float operation adds an error of 2^-24 of the largest partial sum. `bound`
+ * follows from the sum of magnitudes; the largest weight accounts for minima. */
 static void check_matmul(const op_data *o, const float *got) {
     const op_case *c = &o->c;
     size_t row_bytes = so_dtype_row_bytes(c->dtype, c->d);
@@ -187,7 +187,7 @@ static void across_levels(void **state) {
     (void)state;
     so_cpu_level best = so_cpu_best_level();
     if (best == SO_CPU_SCALAR)
-        SO_SKIP("this CPU has the scalar level alone");
+        SO_SKIP("this CPU has only the scalar level");
     so_backend *scalar = cpu(1, SO_CPU_SCALAR);
     for (size_t i = 0; i < SO_LEN(op_cases); i++) {
         op_data o = op_data_create(&op_cases[i], i);
@@ -225,7 +225,7 @@ static void rows_alone(so_cpu_level level) {
                 assert_same_floats(&o.c, "in groups", got, want,
                                    (size_t)o.c.n * (size_t)o.out_width);
                 if (t > 0)
-                    group += 11; /* fewer sizes where only the team differs */
+                    group += 11; /* fewer sizes where only the thread count differs */
             }
         free(got);
         free(want);
@@ -242,8 +242,8 @@ static void row_invariance(void **state) {
             rows_alone((so_cpu_level)level);
 }
 
-/* The scalar level's bits for all cases, as one number: the same on every machine and compiler. A
- * change of the canon changes it, and only that may. */
+/* A hash of the scalar level's bits for all cases: the same on every machine and compiler. Only a
+ * change of the arithmetic contract may change it. */
 static void bits_are_pinned(void **state) {
     (void)state;
     so_backend *b = cpu(1, SO_CPU_SCALAR);

@@ -1,6 +1,6 @@
-/* Packed weights against the plain ones, bit by bit: every dtype, every level, row counts on both
- * sides of all tile borders, shapes that fill no group, one to four threads, and blocks of extreme
- * numbers, which would show an integer that overflows. */
+/* Packed weights against unpacked ones, bit by bit: every dtype, every level, row counts on both
+ * sides of all tile borders, shapes that fill no row group, one to four threads, and blocks of
+ * extreme numbers, which would reveal an integer overflow. */
 #include "op_cases.h"
 
 #include <sys/resource.h>
@@ -66,7 +66,7 @@ static void packing_loses_nothing(void **state) {
     assert_int_equal(so_pack_group_bytes(SO_DTYPE_F16, 64), 0);
 }
 
-/* What packing may cost: at most 4 % over the file. */
+/* Packing may add at most 4 % to the file's size. */
 static void sizes(void **state) {
     (void)state;
     for (size_t i = 0; i < SO_LEN(dtypes); i++) {
@@ -110,7 +110,7 @@ static void run_packed(so_backend *b, const plain *p, const so_weight *w, int fi
     op_bench_free(&bench);
 }
 
-/* Groups of n rows each, for the given row counts. */
+/* Multiplies the last n rows of the case, for each of the given row counts n. */
 static void check_packed(const plain *p, so_cpu_level level, int threads, const int *counts,
                          int n_counts) {
     const op_case *c = &p->o.c;
@@ -120,8 +120,8 @@ static void check_packed(const plain *p, so_cpu_level level, int threads, const 
     char what[64];
     float *got = SO_NEW_N(float, c->n * c->m);
     SO_OK_OR_FAIL(b->vt->weight_create(b, &p->o.tensor, &w, &err), err);
-    assert_true(b->vt->weight_adopt(b, w));
-    assert_true(b->vt->weight_adopt(b, w)); /* once more changes nothing */
+    assert_true(b->vt->weight_pack(b, w));
+    assert_true(b->vt->weight_pack(b, w)); /* a second call changes nothing */
     for (int i = 0; i < n_counts; i++) {
         int n = SO_MIN(counts[i], c->n);
         run_packed(b, p, w, c->n - n, n, got);
@@ -171,8 +171,7 @@ static void shapes(void **state) {
         }
 }
 
-/* Wide enough for every kind of blocking over activation rows. */
-/* A matrix so large that its last rows are taken as members come. */
+/* A matrix so large that threads claim its last rows dynamically. */
 static void pieces(void **state) {
     (void)state;
     static const int counts[] = {2, 1};
@@ -192,6 +191,7 @@ static void pieces(void **state) {
     plain_free(&p);
 }
 
+/* Wide enough for every kind of blocking over activation rows. */
 static void prompts(void **state) {
     (void)state;
     static const int counts[] = {512, 129};
@@ -204,7 +204,7 @@ static void prompts(void **state) {
     }
 }
 
-static float ranked(uint32_t pattern, int i) {
+static float sign_pattern(uint32_t pattern, int i) {
     switch (pattern) {
     case 0:
         return 1;
@@ -217,7 +217,7 @@ static float ranked(uint32_t pattern, int i) {
     }
 }
 
-/* A block of one bit pattern, but for its halves, which stay as they are. */
+/* Fills a block with one bit pattern, except for its halves. */
 static void fill_block(so_dtype t, uint8_t pattern, uint8_t *block) {
     const so_dtype_info *info = so_dtype_get((int)t);
     size_t len = has_two_halves(t) || t == SO_DTYPE_Q2_K ? 4 : 2;
@@ -228,7 +228,7 @@ static void fill_block(so_dtype t, uint8_t pattern, uint8_t *block) {
     memcpy(block + off, halves, len);
 }
 
-/* Quants, scales and minima of one bit pattern, activations that all round to ±127. */
+/* Quants, scales and minima of one bit pattern, and activations that all round to ±127. */
 static void extreme(const op_case *c, uint8_t pattern) {
     static const int counts[] = {50, 4, 1};
     int block_bytes = so_dtype_get((int)c->dtype)->block_bytes;
@@ -237,7 +237,7 @@ static void extreme(const op_case *c, uint8_t pattern) {
         fill_block(c->dtype, pattern, p.o.weight_bytes + 1 + at);
     for (int r = 0; r < c->n; r++)
         for (int e = 0; e < c->d; e++)
-            p.o.a[r * c->d + e] = ranked((uint32_t)r, e);
+            p.o.a[r * c->d + e] = sign_pattern((uint32_t)r, e);
     so_backend *b = cpu(1, SO_CPU_SCALAR);
     op_run(b, &p.o, 0, c->n, p.want);
     so_backend_free(b);
@@ -250,7 +250,7 @@ static void extremes(void **state) {
     static const uint8_t patterns[] = {0x00, 0xFF, 0x80, 0x7F, 0xF0, 0x0F, 0xAA, 0x55};
     for (size_t i = 0; i < SO_LEN(dtypes); i++)
         for (size_t f = 0; f < SO_LEN(patterns); f++)
-            /* as many rows as tiles want */
+            /* as many rows as every kind of tile needs */
             extreme(&(op_case){SO_OP_MATMUL, dtypes[i], is_k(dtypes[i]) ? 50 : 4,
                                is_k(dtypes[i]) ? 512 : 64, 35, false, 0},
                     patterns[f]);
@@ -268,8 +268,8 @@ static void lookups(void **state) {
         float *got = SO_NEW_N(float, p.o.c.n *p.o.out_width);
         float *want = SO_NEW_N(float, p.o.c.n *p.o.out_width);
         run_packed(b, &p, w, 0, p.o.c.n, want);
-        assert_true(b->vt->weight_adopt(b, w));
-        memset(p.o.weight_bytes, 0, p.o.tensor.n_bytes); /* not needed any more */
+        assert_true(b->vt->weight_pack(b, w));
+        memset(p.o.weight_bytes, 0, p.o.tensor.n_bytes); /* not read any more */
         run_packed(b, &p, w, 0, p.o.c.n, got);
         assert_same_floats(&p.o.c, "packed", got, want, (size_t)(p.o.c.n * p.o.out_width));
         free(got);
@@ -293,7 +293,7 @@ static void stays_borrowed(void **state) {
         so_weight *w = NULL;
         float got[128];
         SO_OK_OR_FAIL(b->vt->weight_create(b, &p.o.tensor, &w, &err), err);
-        assert_false(b->vt->weight_adopt(b, w));
+        assert_false(b->vt->weight_pack(b, w));
         run_packed(b, &p, w, 0, 2, got);
         assert_same_floats(&p.o.c, "borrowed", got, p.want, (size_t)(2 * p.o.c.m));
         b->vt->weight_free(b, w);
@@ -302,7 +302,7 @@ static void stays_borrowed(void **state) {
     so_backend_free(b);
 }
 
-/* Parts come and go in any order; the last one takes its chunk along. */
+/* Allocations are released in any order; the last one of a chunk releases the chunk. */
 static void slab(void **state) {
     (void)state;
     enum { N = 40 };
@@ -311,27 +311,28 @@ static void slab(void **state) {
     unsigned char *parts[N];
     size_t size = 5 << 20;
     for (int i = 0; i < N; i++) {
-        parts[i] = so_slab_take(&s, size + (size_t)i, &chunks[i]);
+        parts[i] = so_slab_alloc(&s, size + (size_t)i, &chunks[i]);
         assert_non_null(parts[i]);
         assert_int_equal((uintptr_t)parts[i] % 64, 0);
         parts[i][0] = parts[i][size + (size_t)i - 1] = (unsigned char)i;
     }
-    assert_ptr_equal(chunks[0], chunks[1]); /* neighbours lie in one chunk */
+    assert_ptr_equal(chunks[0], chunks[1]); /* adjacent allocations share a chunk */
     assert_true(parts[1] >= parts[0] + size && parts[1] < parts[0] + size + 64);
     for (int i = 0; i < N; i++)
         assert_true(parts[i][0] == i && parts[i][size + (size_t)i - 1] == i);
     for (int i = 0; i < N; i++)
-        so_slab_give(&s, chunks[i * 7 % N]);
+        so_slab_release(&s, chunks[i * 7 % N]);
     assert_null(s.chunks);
-    assert_null(so_slab_take(&s, SIZE_MAX - 5, &chunks[0]));
-    assert_null(so_slab_take(&s, SIZE_MAX / 2, &chunks[0]));
-    parts[0] = so_slab_take(&s, 100 << 20, &chunks[0]); /* larger than a chunk */
+    assert_null(so_slab_alloc(&s, SIZE_MAX - 5, &chunks[0]));
+    assert_null(so_slab_alloc(&s, SIZE_MAX / 2, &chunks[0]));
+    parts[0] = so_slab_alloc(&s, 100 << 20, &chunks[0]); /* larger than a chunk */
     assert_non_null(parts[0]);
-    so_slab_give(&s, chunks[0]);
+    so_slab_release(&s, chunks[0]);
     assert_null(s.chunks);
 }
 
-/* 0 where a process that may map no more memory keeps the weight borrowed and multiplies right. */
+/* Returns 0 if a process that cannot map memory keeps the weight borrowed and multiplies
+ * correctly. */
 static int without_memory(void) {
     plain p = plain_create(&(op_case){SO_OP_MATMUL, SO_DTYPE_Q4_K, 3, 2048, 1600, false, 0}, 1);
     so_backend *b = cpu(1, SO_CPU_AUTO);
@@ -339,12 +340,12 @@ static int without_memory(void) {
     so_err err = {0};
     if (b->vt->weight_create(b, &p.o.tensor, &w, &err) != 0)
         return 2;
-    struct rlimit no_more = {1 << 20, RLIM_INFINITY};
-    if (setrlimit(RLIMIT_AS, &no_more) != 0 || b->vt->weight_adopt(b, w))
+    struct rlimit limited = {1 << 20, RLIM_INFINITY};
+    if (setrlimit(RLIMIT_AS, &limited) != 0 || b->vt->weight_pack(b, w))
         return 3;
     static float got[3 * 1600];
-    struct rlimit enough = {RLIM_INFINITY, RLIM_INFINITY};
-    setrlimit(RLIMIT_AS, &enough);
+    struct rlimit unlimited = {RLIM_INFINITY, RLIM_INFINITY};
+    setrlimit(RLIMIT_AS, &unlimited);
     run_packed(b, &p, w, 0, 3, got);
     return memcmp(got, p.want, sizeof got) == 0 ? 0 : 4;
 }

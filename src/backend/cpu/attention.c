@@ -1,25 +1,28 @@
-/* Attention of the CPU backend: which queries go together, which positions they see, and who
- * computes what.
+/* Attention of the CPU backend: which queries are computed together, which positions they see, and
+ * which thread computes them.
  *
- * A query is one head of one row. Those of neighbouring rows of one sequence and of one group of
- * heads, a block, read the same keys and values; row by row and head by head,
+ * A query is one head of one row. The queries of adjacent rows of one sequence and of one group of
+ * heads (those with the same KV head) form a block: they read the same keys and values. All
+ * queries, block by block, row by row and head by head, form one line:
  *
  *   block 0 (first sequence, group 0)   block 1 (group 1)   …   (next sequence, group 0)   …
- *   |— member 0 ——————————————————————————————|— member 1 ————————————————————————————|—
+ *   |— thread 0 ——————————————————————————————|— thread 1 ————————————————————————————|—
  *
- * all queries stand in one line, of which each member takes a stretch of as many pages to look at
- * as the others. A unit of work is a part of such a stretch that lies in one block. It goes through
- * chunks of SO_ATTN_CHUNK positions; each gives a part (largest score, sum of weights, weighted
- * values), and parts are merged in ascending order. Two members whose border lies inside a block
- * read the same pages. Where that costs too much (long contexts) the chunks of a unit are dealt out
- * instead, their parts are kept, and whoever finishes the last of a unit merges them. Borders of
- * chunks are fixed by position, so neither units nor threads change a bit.
+ * Each thread gets a contiguous part of the line, with a number of pages to read that is in
+ * proportion to its speed (balance.c). A unit of work is a piece of such a part within one block.
+ * It is computed in chunks of SO_ATTN_CHUNK positions. Each chunk gives a partial result (largest
+ * score, sum of weights, weighted values), and partial results are merged in ascending order.
  *
- * Scores are computed for whole pages and all queries of a unit, of the slots as they lie; a branch
- * of a tree then picks its own. What a row does not see is masked before the softmax, and its
- * values are not read: they may be NaN. Numbers in device memory are looked at here for the first
- * time; one out of range aborts.
- */
+ * Two threads whose border is inside a block both read its pages. In long contexts that costs too
+ * much: there the chunks of a unit are distributed over the threads instead, their partial results
+ * are stored, and the thread that finishes the last chunk of a unit merges them. Borders of chunks
+ * are fixed by position, so neither units nor threads change a bit.
+ *
+ * Scores are computed for whole pages and all queries of a unit, in slot order; rows on a branch of
+ * a tree then pick the scores of their own slots. Positions that a row does not see are masked
+ * before the softmax, and their values are not read: they may be NaN. Numbers in device memory
+ * (rows, pages, tails) are checked here, when they are read; one that is out of range aborts. Runs
+ * on all threads at once. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -31,9 +34,11 @@ enum {
     PAGE = SO_KV_PAGE,
     CHUNK = SO_ATTN_CHUNK,
     QUERIES = SO_ATTN_QUERIES,
-    FLOATS_MAX = 4096, /* queries times head dimension of a unit */
-    AHEAD = 2,         /* pages: at n = 1 one is used in less time than memory takes to answer */
-    LONG = 1024,       /* positions: reading them twice costs more than keeping parts of chunks */
+    FLOATS_MAX = 4096, /* queries times head dimension of a unit, at most */
+    /* Prefetch distance: at n = 1 using a page takes less time than one memory access. */
+    PREFETCH_PAGES = 2,
+    /* From this position on, reading pages twice costs more than storing partial results. */
+    SPLIT_MIN_POS = 1024,
 };
 
 static inline void *at(so_view v) { return v.buf->data + v.off; }
@@ -44,49 +49,50 @@ typedef struct unit {
     const so_cpu *b;
     const so_op *op;
     const so_attn_fns *fns;
-    const so_act *act; /* rounded results; NULL: nobody wants them */
+    const so_act *act; /* quantised results; NULL: not needed */
     const so_attn_row *rows;
     int first_row, n_rows;
-    int group, head_kv; /* heads that share keys and values; which they share */
-    int skip;           /* heads of the first row that are not in the unit */
+    int group, head_kv; /* query heads per KV head; the KV head */
+    int skip;           /* heads of the first row that do not belong to the unit */
     int n, d;           /* queries, row by row and head by head; head dimension */
-    int from, to;       /* first positions of the first and last chunk that a row sees */
-    int last;           /* position that a row sees */
+    int from, to;       /* first position of the first and of the last chunk that any row sees */
+    int last;           /* last position that any row sees */
 } unit;
 
-/* What a row sees of a chunk: lo … hi-1; those below `own` lie in the slots of their numbers. */
+/* The positions lo … hi-1 of a chunk that a row sees. Those below `prefix_end` belong to the row's
+ * prefix: slot = position. */
 typedef struct span {
-    int lo, hi, own;
+    int lo, hi, prefix_end;
 } span;
 
-/* A chunk of a unit: its first position, the pages that rows see of it, and the first page of what
- * the member does next. */
+/* A chunk of a unit: its first position, the pages of it that rows see, and the first page that
+ * the thread reads afterwards. */
 typedef struct chunk {
     int first;
     int page, n_pages, after;
     span spans[QUERIES]; /* of each row */
 } chunk;
 
-/* One chunk of a unit, or all chunks so far. */
+/* Partial result of one chunk of a unit, or of all chunks so far. */
 typedef struct part {
     float *o;     /* [n][d] */
     float *m, *l; /* [n] largest score; sum of weights */
 } part;
 
-/* ---- what is where ---- */
+/* ---- positions, slots and pages ---- */
 
-/* Element i of an int32 array that runs to its buffer's end. */
+/* Element i of an int32 array that extends to the end of its buffer. */
 static int32_t element(so_view v, int64_t i) {
     SO_ASSERT(v.buf && i >= 0 && (size_t)i < (v.buf->n_bytes - v.off) / sizeof(int32_t));
     return i32(v)[i];
 }
 
-/* The first query of the unit's row r; of row n_rows: the end. */
+/* Index of the first query of the unit's row r; for r = n_rows the number of queries. */
 static int first_of(const unit *w, int r) {
     return SO_MIN(SO_MAX(r * w->group - w->skip, 0), w->n);
 }
 
-/* The page that holds slots PAGE·i …, for the head of the unit: its keys, its values. */
+/* Offset of the page that holds slots PAGE·i …, for the unit's KV head. */
 static size_t page_of(const unit *w, int i) {
     const so_kv_store *s = w->op->attention.store;
     int page = element(w->op->attention.pages, (int64_t)w->rows[0].page_off + i);
@@ -102,7 +108,7 @@ static const void *values_at(const unit *w, int i) {
     return w->op->attention.store->v.data + page_of(w, i);
 }
 
-/* Slot of a position behind the row's prefix. */
+/* Slot of a position after the row's prefix. */
 static int tail_slot(const unit *w, const so_attn_row *row, int pos) {
     int slot = element(w->op->attention.tails, (int64_t)row->tail_off + pos - row->n_prefix);
     SO_ASSERT_OP(slot, >=, 0);
@@ -110,22 +116,22 @@ static int tail_slot(const unit *w, const so_attn_row *row, int pos) {
 }
 
 /* First position that a row sees. */
-static int begin_of(const so_op *op, const so_attn_row *row) {
+static int first_seen(const so_op *op, const so_attn_row *row) {
     int window = op->attention.window;
     return window > 0 && row->pos >= window ? row->pos - window + 1 : 0;
 }
 
 static span span_of(const so_op *op, const so_attn_row *row, int first) {
-    int lo = SO_MAX(begin_of(op, row) - first, 0), hi = SO_MIN(row->pos - first + 1, CHUNK);
+    int lo = SO_MAX(first_seen(op, row) - first, 0), hi = SO_MIN(row->pos - first + 1, CHUNK);
     if (lo >= hi)
         return (span){0, 0, 0};
     return (span){lo, hi, SO_MIN(SO_MAX(row->n_prefix - first, lo), hi)};
 }
 
-/* What is read AHEAD pages after the i-th: all keys of a chunk come first, then its values, then
- * the keys of the next one. */
-static const void *ahead_of(const unit *w, const chunk *c, int i) {
-    i += AHEAD;
+/* The page read PREFETCH_PAGES steps after the i-th one. The order is: all keys of a chunk, its
+ * values, then the keys of the next chunk. */
+static const void *prefetch_target(const unit *w, const chunk *c, int i) {
+    i += PREFETCH_PAGES;
     if (i < c->n_pages)
         return keys_at(w, c->page + i);
     if (i < 2 * c->n_pages)
@@ -135,23 +141,23 @@ static const void *ahead_of(const unit *w, const chunk *c, int i) {
 
 /* ---- scores ---- */
 
-/* Where no row has slots of its own, scores lie as the pages do. */
+/* Chunk without tree branches: slot order is position order, so scores need no reordering. */
 static void score_chain(const unit *w, const void *q, const chunk *c, float *s) {
     float *to = s + (c->page * PAGE - c->first);
     for (int i = 0; i < c->n_pages; i++, to += PAGE) {
-        so_attn_page k = {keys_at(w, c->page + i), ahead_of(w, c, i), 0, PAGE};
+        so_attn_page k = {keys_at(w, c->page + i), prefetch_target(w, c, i), 0, PAGE};
         w->fns->scores(k, q, w->n, w->d, to, CHUNK);
     }
 }
 
-/* Takes what rows see of the page that holds slots PAGE·page … from its scores [n][PAGE]; with
- * NULL only tells whether there is anything. */
-static bool take_page(const unit *w, const chunk *c, int page, const float *scores, float *s) {
+/* Copies the scores that rows need from the scores [n][PAGE] of the page with slots PAGE·page …;
+ * with scores NULL only returns whether any row needs the page. */
+static bool pick_scores(const unit *w, const chunk *c, int page, const float *scores, float *s) {
     bool any = false;
     for (int r = 0; r < w->n_rows; r++)
         for (int j = c->spans[r].lo; j < c->spans[r].hi; j++) {
             int pos = c->first + j;
-            int slot = j < c->spans[r].own ? pos : tail_slot(w, &w->rows[r], pos);
+            int slot = j < c->spans[r].prefix_end ? pos : tail_slot(w, &w->rows[r], pos);
             if (slot / PAGE != page)
                 continue;
             any = true;
@@ -168,28 +174,28 @@ static void score_tree(const unit *w, const void *q, const chunk *c, float *s) {
     for (int r = 0; r < w->n_rows; r++)
         for (int j = c->spans[r].lo; j < c->spans[r].hi; j++) {
             int pos = c->first + j;
-            int slot = j < c->spans[r].own ? pos : tail_slot(w, &w->rows[r], pos);
+            int slot = j < c->spans[r].prefix_end ? pos : tail_slot(w, &w->rows[r], pos);
             low = SO_MIN(low, slot);
             high = SO_MAX(high, slot);
         }
     float scores[QUERIES * PAGE];
     for (int page = low / PAGE; page <= high / PAGE; page++)
-        if (take_page(w, c, page, NULL, s)) {
+        if (pick_scores(w, c, page, NULL, s)) {
             so_attn_page k = {keys_at(w, page), values_at(w, page), 0, PAGE};
             w->fns->scores(k, q, w->n, w->d, scores, PAGE);
-            take_page(w, c, page, scores, s);
+            pick_scores(w, c, page, scores, s);
         }
 }
 
 /* ---- values ---- */
 
-/* Positions from … to-1 of the chunk, in their own slots, for the queries i … end_i-1. */
-static void own_values(const unit *w, const chunk *c, int from, int to, int i, int end_i,
-                       const float *p, float *o) {
+/* Adds values of the prefix positions from … to-1 of the chunk, for the queries i … end_i-1. */
+static void prefix_values(const unit *w, const chunk *c, int from, int to, int i, int end_i,
+                          const float *p, float *o) {
     for (int j = from, end; j < to; j = end) {
         end = SO_MIN(to, (j / PAGE + 1) * PAGE);
         int page = (c->first + j) / PAGE;
-        const void *next = ahead_of(w, c, c->n_pages + page - c->page);
+        const void *next = prefetch_target(w, c, c->n_pages + page - c->page);
         so_attn_page v = {values_at(w, page), next, j % PAGE, end - j};
         w->fns->values(v, p + i * CHUNK + j, end_i - i, w->d, o + i * w->d);
     }
@@ -197,7 +203,7 @@ static void own_values(const unit *w, const chunk *c, int from, int to, int i, i
 
 static void tail_values(const unit *w, const chunk *c, int r, const float *p, float *o) {
     int i = first_of(w, r), n = first_of(w, r + 1) - i;
-    for (int j = c->spans[r].own; j < c->spans[r].hi; j++) {
+    for (int j = c->spans[r].prefix_end; j < c->spans[r].hi; j++) {
         int slot = tail_slot(w, &w->rows[r], c->first + j);
         const void *page = values_at(w, slot / PAGE);
         so_attn_page v = {page, page, slot % PAGE, 1};
@@ -205,29 +211,29 @@ static void tail_values(const unit *w, const chunk *c, int r, const float *p, fl
     }
 }
 
-/* Positions that all rows see in the same slots go once for all; each row's others before and
- * behind. */
+/* Positions that all rows see in the same slots are added once for all queries. Positions before
+ * and after them are added row by row, so that each row still adds in ascending order. */
 static void sum_values(const unit *w, const chunk *c, const float *p, float *o) {
     int lo = 0, hi = CHUNK;
     for (int r = 0; r < w->n_rows; r++) {
         lo = SO_MAX(lo, c->spans[r].lo);
-        hi = SO_MIN(hi, c->spans[r].own);
+        hi = SO_MIN(hi, c->spans[r].prefix_end);
     }
     if (lo >= hi)
         lo = hi = 0;
     for (int r = 0; r < w->n_rows; r++)
-        own_values(w, c, c->spans[r].lo, lo, first_of(w, r), first_of(w, r + 1), p, o);
-    own_values(w, c, lo, hi, 0, w->n, p, o);
+        prefix_values(w, c, c->spans[r].lo, lo, first_of(w, r), first_of(w, r + 1), p, o);
+    prefix_values(w, c, lo, hi, 0, w->n, p, o);
     for (int r = 0; r < w->n_rows; r++) {
-        own_values(w, c, SO_MAX(c->spans[r].lo, hi), c->spans[r].own, first_of(w, r),
-                   first_of(w, r + 1), p, o);
+        prefix_values(w, c, SO_MAX(c->spans[r].lo, hi), c->spans[r].prefix_end, first_of(w, r),
+                      first_of(w, r + 1), p, o);
         tail_values(w, c, r, p, o);
     }
 }
 
 /* ---- chunks ---- */
 
-/* q: as fns->queries has made them. `after`: the chunk that comes next, or this one again. */
+/* q: from fns->queries. after: first position of the next chunk to compute, or of this one. */
 static void attend_chunk(const unit *w, const void *q, int first, int after, part out) {
     float s[QUERIES * CHUNK];
     chunk c = {.first = first, .after = after / PAGE};
@@ -235,7 +241,7 @@ static void attend_chunk(const unit *w, const void *q, int first, int after, par
     bool tails = false;
     for (int r = 0; r < w->n_rows; r++) {
         span sp = c.spans[r] = span_of(w->op, &w->rows[r], first);
-        tails |= sp.own < sp.hi;
+        tails |= sp.prefix_end < sp.hi;
         if (sp.lo < sp.hi)
             lo = SO_MIN(lo, sp.lo);
         hi = SO_MAX(hi, sp.hi);
@@ -256,7 +262,7 @@ static void attend_chunk(const unit *w, const void *q, int first, int after, par
     sum_values(w, &c, s, out.o);
 }
 
-/* The i-th query of `all` with its part of the next chunk. */
+/* Merges query i of the next chunk's partial result into `all`. */
 static void merge_query(const unit *w, int i, const float *factor, part all, part next) {
     float a = factor[2 * i], b = factor[2 * i + 1];
     all.m[i] = next.m[i] > all.m[i] ? next.m[i] : all.m[i];
@@ -293,7 +299,7 @@ static void load_queries(const unit *w, void *q) {
     w->fns->queries(from, w->n, w->d, w->op->attention.scale, q);
 }
 
-static void begin(const unit *w, part all) {
+static void part_init(const unit *w, part all) {
     memset(all.o, 0, (size_t)(w->n * w->d) * sizeof *all.o);
     memset(all.l, 0, (size_t)w->n * sizeof *all.l);
     for (int i = 0; i < w->n; i++)
@@ -305,7 +311,7 @@ static void finish(const unit *w, part all) {
         float *out = f32(w->op->attention.out) + query_at(w, i);
         w->b->kernels->scale(out, all.o + i * w->d, 1.0f / all.l[i], w->d);
     }
-    for (int r = 0; w->act && r < w->n_rows; r++) { /* heads of a row lie together */
+    for (int r = 0; w->act && r < w->n_rows; r++) { /* heads of a row are contiguous */
         size_t at = query_at(w, first_of(w, r));
         int n = (first_of(w, r + 1) - first_of(w, r)) * w->d;
         w->b->kernels->quantize32(f32(w->op->attention.out) + at, n, w->act->q + at,
@@ -317,8 +323,8 @@ static void attend(const unit *w) {
     float q[FLOATS_MAX], o[2][FLOATS_MAX], m[2][QUERIES], l[2][QUERIES];
     part all = {o[0], m[0], l[0]}, next = {o[1], m[1], l[1]};
     load_queries(w, q);
-    begin(w, all);
-    memset(m[1], 0, sizeof m[1]); /* rows that a chunk does not show leave theirs */
+    part_init(w, all);
+    memset(m[1], 0, sizeof m[1]); /* defined also for rows that a chunk does not contain */
     for (int first = w->from; first <= w->to; first += CHUNK) {
         attend_chunk(w, q, first, SO_MIN(first + CHUNK, w->to), next);
         merge(w, first, all, next);
@@ -330,23 +336,24 @@ static void attend(const unit *w) {
 
 static size_t part_floats(int n, int d) { return (size_t)n * (size_t)(d + 2); }
 
-/* The i-th part of the operation; parts of a unit follow each other. */
+/* The i-th partial result of the operation; those of one unit are adjacent. */
 static part part_at(const unit *w, long i, size_t floats) {
     float *p = w->b->attn->floats + (size_t)i * floats;
     size_t n = (size_t)w->n;
     return (part){p + 2 * n, p, p + n};
 }
 
-static void join(const unit *w, long first_part, size_t floats) {
+static void merge_parts(const unit *w, long first_part, size_t floats) {
     float o[FLOATS_MAX], m[QUERIES], l[QUERIES];
     part all = {o, m, l};
-    begin(w, all);
+    part_init(w, all);
     for (int first = w->from; first <= w->to; first += CHUNK)
         merge(w, first, all, part_at(w, first_part++, floats));
     finish(w, all);
 }
 
-/* This member's chunks of one unit, the number-th; chunks of all units are dealt out in turn. */
+/* This thread's chunks of unit `number`; the chunks of all units are assigned
+ * to threads in turn. */
 static void attend_split(const unit *w, int number, long first_part, size_t floats, int index,
                          int count) {
     float q[FLOATS_MAX];
@@ -359,25 +366,25 @@ static void attend_split(const unit *w, int number, long first_part, size_t floa
         attend_chunk(w, q, w->from + c * CHUNK, SO_MIN(w->from + (c + count) * CHUNK, w->to),
                      part_at(w, first_part + c, floats));
     }
-    _Atomic int *arrived = &w->b->attn->arrived[number];
-    if (done > 0 && atomic_fetch_add(arrived, done) + done == n_chunks) {
-        join(w, first_part, floats);
-        atomic_store(arrived, 0);
+    _Atomic int *n_done = &w->b->attn->n_done[number];
+    if (done > 0 && atomic_fetch_add(n_done, done) + done == n_chunks) {
+        merge_parts(w, first_part, floats);
+        atomic_store(n_done, 0);
     }
 }
 
 /* ---- units ---- */
 
-typedef struct plan {
-    int most; /* queries of a unit */
-    /* Each member has its stretch of all queries: work … end_work-1 of their pages. */
+typedef struct assignment {
+    int max_queries; /* per unit, at most */
+    /* Either: this thread computes the queries at pages work … end_work-1 of the line. */
     long work, end_work;
-    /* Or the units are dealt out in turn, and those past the first `whole` are split. */
+    /* Or: units are assigned to threads in turn, and those from n_whole on are split at chunks. */
     bool split;
-    long whole;
-} plan;
+    long n_whole;
+} assignment;
 
-/* Rows that may form units with the row at `first`: neighbours of the same sequence. */
+/* Number of rows from `first` on that belong to the same sequence and may form units together. */
 static int run_of_rows(const so_attn_row *rows, int first, int n) {
     int end = first;
     for (; end < n; end++) {
@@ -395,67 +402,69 @@ static int group_of(const so_op *op) {
     return op->attention.n_heads / op->attention.store->shape.n_heads_kv;
 }
 
-static long count_units(const so_op *op, int most) {
+static long count_units(const so_op *op, int max_queries) {
     const so_attn_row *rows = at(op->attention.rows);
     int n_kv = op->attention.store->shape.n_heads_kv, n = 0;
     long units = 0;
     for (int first = 0; first < op->n; first += n) {
         n = run_of_rows(rows, first, op->n);
-        units += n_kv * divide_up((long)n * group_of(op), most);
+        units += n_kv * divide_up((long)n * group_of(op), max_queries);
     }
     return units;
 }
 
-/* Whether units dealt out in turn leave the members less than an eighth apart. */
-static bool is_even(long units, int count) {
+/* Whether assigning units in turn gives no thread more than 9/8 of the average. */
+static bool is_balanced(long units, int count) {
     return divide_up(units, count) * count * 8 <= units * 9;
 }
 
-/* Whether the parts of all chunks fit the memory that is there for them. */
-static bool can_split(const so_cpu *b, const so_op *op, long units, int most, int last) {
+/* Whether the partial results of all chunks fit into b->attn. */
+static bool can_split(const so_cpu *b, const so_op *op, long units, int max_queries, int last) {
     int d = op->attention.store->shape.head_dim;
     size_t parts = (size_t)units * (size_t)(last / CHUNK + 1);
-    size_t room = SO_ATTN_SPLIT_BYTES / sizeof(float) / part_floats(most, d);
+    size_t room = SO_ATTN_SPLIT_BYTES / sizeof(float) / part_floats(max_queries, d);
     return b->attn->floats && units <= SO_ATTN_SPLIT_UNITS && parts <= room;
 }
 
-/* Pages that a query of the row looks at. */
+/* Pages that one query of the row reads. */
 static long pages_of(const so_op *op, const so_attn_row *row) {
-    return row->pos / PAGE - begin_of(op, row) / PAGE + 1;
+    return row->pos / PAGE - first_seen(op, row) / PAGE + 1;
 }
 
-/* Splits the units that are left when all members have had as many; parts pass from core to core,
- * which whole units spare. Units of several sequences differ in length: all of them are split. */
-static plan make_plan(const so_cpu *b, const so_op *op, int index, int count) {
+/* Where units are split: with one sequence, only the units that remain after every thread got the
+ * same number of whole ones, since partial results move between cores. Units of several sequences
+ * differ in length: all of them are split. */
+static assignment make_assignment(const so_cpu *b, const so_op *op, int index, int count) {
     const so_attn_row *rows = at(op->attention.rows);
-    plan p = {.most = SO_MIN(QUERIES, FLOATS_MAX / op->attention.store->shape.head_dim)};
+    assignment p = {.max_queries =
+                        SO_MIN(QUERIES, FLOATS_MAX / op->attention.store->shape.head_dim)};
     int last = 0;
     long pages = 0;
     for (int i = 0; i < op->n; i++) {
         last = SO_MAX(last, rows[i].pos);
         pages += pages_of(op, &rows[i]) * op->attention.n_heads;
     }
-    so_cpu_share(b, pages, 1, index, &p.work, &p.end_work);
-    if (last >= LONG) {
-        long units = count_units(op, p.most);
-        p.split = !is_even(units, count) && can_split(b, op, units, p.most, last);
-        p.whole = run_of_rows(rows, 0, op->n) == op->n ? units / count * count : 0;
+    so_cpu_split_weighted(b, pages, 1, index, &p.work, &p.end_work);
+    if (last >= SPLIT_MIN_POS) {
+        long units = count_units(op, p.max_queries);
+        p.split = !is_balanced(units, count) && can_split(b, op, units, p.max_queries, last);
+        p.n_whole = run_of_rows(rows, 0, op->n) == op->n ? units / count * count : 0;
     }
     return p;
 }
 
-/* Which chunks the unit's rows see. */
+/* Sets the range of chunks that the unit's rows see. */
 static void set_range(unit *w) {
     w->from = INT32_MAX, w->to = w->last = 0;
     for (int r = 0; r < w->n_rows; r++) {
-        w->from = SO_MIN(w->from, begin_of(w->op, &w->rows[r]) / CHUNK * CHUNK);
+        w->from = SO_MIN(w->from, first_seen(w->op, &w->rows[r]) / CHUNK * CHUNK);
         w->to = SO_MAX(w->to, w->rows[r].pos / CHUNK * CHUNK);
         w->last = SO_MAX(w->last, w->rows[r].pos);
     }
 }
 
-/* Queries first … first+n-1 of the block whose rows begin at first_row. */
-static unit part_of(unit block, int first, int n) {
+/* The unit with queries first … first+n-1 of a block. */
+static unit unit_of(unit block, int first, int n) {
     const so_attn_row *rows = at(block.op->attention.rows);
     block.first_row += first / block.group;
     block.rows = rows + block.first_row;
@@ -466,16 +475,16 @@ static unit part_of(unit block, int first, int n) {
     return block;
 }
 
-typedef struct dealer {
-    plan p;
+typedef struct walker {
+    assignment p;
     int index, count;
-    long done;      /* pages of the blocks before */
+    long done;      /* pages of all earlier blocks */
     int number;     /* of the next unit */
-    long next_part; /* that nobody owns */
-} dealer;
+    long next_part; /* index of the next free partial result */
+} walker;
 
-/* Queries of the block before which less than `work` stands. */
-static int queries_before(const dealer *t, const unit *block, long work) {
+/* Number of the block's queries that begin before `work` pages. */
+static int queries_before(const walker *t, const unit *block, long work) {
     long before = t->done;
     int n = 0;
     for (int r = 0; r < block->n_rows; r++) {
@@ -486,10 +495,10 @@ static int queries_before(const dealer *t, const unit *block, long work) {
     return n;
 }
 
-static void deal(dealer *t, const unit *w) {
-    size_t floats = part_floats(t->p.most, w->d);
+static void run_unit(walker *t, const unit *w) {
+    size_t floats = part_floats(t->p.max_queries, w->d);
     int number = t->number++;
-    if (!t->p.split || number < t->p.whole) {
+    if (!t->p.split || number < t->p.n_whole) {
         if (!t->p.split || number % t->count == t->index)
             attend(w);
         return;
@@ -498,17 +507,18 @@ static void deal(dealer *t, const unit *w) {
     t->next_part += (w->to - w->from) / CHUNK + 1;
 }
 
-/* The member's stretch of a block, or all of it, in units of even size. */
-static void deal_block(dealer *t, const unit *block) {
+/* Runs this thread's part of a block (or all of it, where units are split) in
+ * units of even size. */
+static void run_block(walker *t, const unit *block) {
     int first = 0, end = block->n;
     if (!t->p.split) {
         first = queries_before(t, block, t->p.work);
         end = queries_before(t, block, t->p.end_work);
     }
     for (int n; first < end; first += n) {
-        n = (int)divide_up(end - first, divide_up(end - first, t->p.most));
-        unit w = part_of(*block, first, n);
-        deal(t, &w);
+        n = (int)divide_up(end - first, divide_up(end - first, t->p.max_queries));
+        unit w = unit_of(*block, first, n);
+        run_unit(t, &w);
     }
     for (int r = 0; r < block->n_rows; r++)
         t->done += pages_of(block->op, &block->rows[r]) * block->group;
@@ -517,7 +527,7 @@ static void deal_block(dealer *t, const unit *block) {
 static void attention(const so_cpu *b, const so_op *op, const so_act *act, int index, int count) {
     const so_kv_shape *shape = &op->attention.store->shape;
     const so_attn_row *rows = at(op->attention.rows);
-    dealer t = {.p = make_plan(b, op, index, count), .index = index, .count = count};
+    walker t = {.p = make_assignment(b, op, index, count), .index = index, .count = count};
     unit block = {.b = b, .op = op, .act = act, .d = shape->head_dim, .group = group_of(op)};
     block.fns = shape->dtype == SO_DTYPE_F16    ? &b->kernels->attn_f16
                 : shape->dtype == SO_DTYPE_Q8_0 ? &b->kernels->attn_q8
@@ -528,7 +538,7 @@ static void attention(const so_cpu *b, const so_op *op, const so_act *act, int i
         block.n_rows = run_of_rows(rows, first, op->n);
         block.n = block.n_rows * block.group;
         for (block.head_kv = 0; block.head_kv < shape->n_heads_kv; block.head_kv++)
-            deal_block(&t, &block);
+            run_block(&t, &block);
     }
 }
 
@@ -536,7 +546,7 @@ void so_cpu_attention(const so_cpu *b, const so_op *op, int index, int count) {
     attention(b, op, NULL, index, count);
 }
 
-void so_cpu_attention_rounded(const so_cpu *b, const so_op *op, int index, int count) {
+void so_cpu_attention_quantized(const so_cpu *b, const so_op *op, int index, int count) {
     so_act act = so_cpu_activations(b, op + 1);
     attention(b, op, &act, index, count);
 }

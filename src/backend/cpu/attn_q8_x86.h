@@ -1,18 +1,18 @@
-/* Attention over one page of a Q8_0 cache, over the words of the including level.
+/* Attention over one page of a Q8_0 cache, in the SIMD operations of the including level.
  *
- * Scores are integer dot products: a lane is a position, and takes four neighbours of the head at a
- * time. Integers are exact, so a block of 32 may be summed in any order; kernels.h states how
- * blocks are joined. Values are made float once per page (d · q is exact) and summed by the tiles
- * of attn_x86.h: rounding the weights as well, so that they could be summed as integers, would
- * cost more than it saves.
+ * Scores are integer dot products: a lane is a position, and each step takes four adjacent elements
+ * of the head. Integer sums are exact, so a block of 32 may be summed in any order; kernels.h
+ * defines how blocks are added. Values are converted to float (d · q is exact) and summed by the
+ * tiles of attn_x86.h. Quantising the softmax weights too, in order to sum values as integers,
+ * would cost more than it saves.
  *
- * Included at the end of attn_x86.h. */
+ * Included at the end of attn_x86.h. Keeps no state; any thread. */
 
-enum { KEY_WORDS = SO_KV_PAGE / LANES };
+enum { KEY_VECTORS = SO_KV_PAGE / LANES };
 
-/* Dot products want one side unsigned: keys by an offset that SO_ATTN_START takes back or, without
- * VNNI, by their sign, which the query's bytes take over. */
-#if HAS_DP
+/* Dot products need one unsigned operand. With VNNI keys get an offset, which SO_ATTN_START
+ * cancels. Without it keys lose their sign, and the query's bytes take it over. */
+#if HAS_VNNI
 #define vi_key(p) vi_xor(vi_load(p), vi_set8((char)0x80))
 #define vi_key_mac vi_pmac
 #define vi_key_start(p) vi_bcast(p)
@@ -63,24 +63,25 @@ static void queries_q8(const float *const *q, int n, int d, float scale, void *o
 
 /* ---- scores ---- */
 
-/* Four elements of the head: their keys with `n` queries, whose bytes lie at x. */
-INLINE void key_step(const int8_t (*k)[4], const float *x, const int n, vi (*sum)[KEY_WORDS]) {
-    vi key[KEY_WORDS];
-    UNROLL for (int w = 0; w < KEY_WORDS; w++) key[w] = vi_key(k[LANES * w]);
+/* Four elements of the head: multiplies their keys with the bytes at x of `n` queries. */
+INLINE void key_step(const int8_t (*k)[4], const float *x, const int n, vi (*sum)[KEY_VECTORS]) {
+    vi key[KEY_VECTORS];
+    UNROLL for (int w = 0; w < KEY_VECTORS; w++) key[w] = vi_key(k[LANES * w]);
     UNROLL for (int i = 0; i < n; i++) {
         vi bytes = vi_bcast(x + i);
-        UNROLL for (int w = 0; w < KEY_WORDS; w++) sum[i][w] = vi_key_mac(sum[i][w], key[w], bytes);
+        UNROLL for (int w = 0; w < KEY_VECTORS; w++) sum[i][w] =
+            vi_key_mac(sum[i][w], key[w], bytes);
     }
 }
 
-/* One block of `n` queries of `all`; sums go on from those in s, or start. Few queries take turns
- * between two sums, so that a product need not wait for the one before. */
-INLINE void block_tile(const so_q8_keys *k, feed next, const float *q, int all, bool start,
+/* One block for `n` of `all` queries; sums start at 0 or continue from s. For few queries steps
+ * alternate between two sums, so that a product does not wait for the previous one. */
+INLINE void block_tile(const so_q8_keys *k, row_prefetch next, const float *q, int all, bool start,
                        const int n, float *s, size_t stride) {
-    const bool turns = n * KEY_WORDS <= 8;
+    const bool turns = n * KEY_VECTORS <= 8;
     const float *bytes = q + SO_ATTN_BYTES * all;
-    vi sum[12][KEY_WORDS], odd[12][KEY_WORDS];
-    UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < KEY_WORDS; w++) {
+    vi sum[12][KEY_VECTORS], odd[12][KEY_VECTORS];
+    UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < KEY_VECTORS; w++) {
         sum[i][w] = vi_key_start(q + SO_ATTN_START * all + i);
         if (turns)
             odd[i][w] = vi_set32(0);
@@ -88,10 +89,10 @@ INLINE void block_tile(const so_q8_keys *k, feed next, const float *q, int all, 
     NO_UNROLL for (int c = 0; c < SO_QK / 4; c += 2, bytes += 2 * all) {
         key_step(k->q[c], bytes, n, sum);
         key_step(k->q[c + 1], bytes + all, n, turns ? odd : sum);
-        feed_row(next, c);
-        feed_row(next, c + 1);
+        prefetch_row(next, c);
+        prefetch_row(next, c + 1);
     }
-    UNROLL for (int w = 0; w < KEY_WORDS; w++) {
+    UNROLL for (int w = 0; w < KEY_VECTORS; w++) {
         vf scale = vf_halves(k->d + LANES * w);
         UNROLL for (int i = 0; i < n; i++) {
             float *to = s + (size_t)i * stride + LANES * w;
@@ -105,7 +106,7 @@ INLINE void block_tile(const so_q8_keys *k, feed next, const float *q, int all, 
 static void scores_q8(so_attn_page page, const void *q, int n, int d, float *s, size_t stride) {
     const so_q8_keys *k = page.at;
     const float *block = q;
-    feed next = {page.next, sizeof k->q[0], 2};
+    row_prefetch next = {page.next, sizeof k->q[0], 2};
     for (int e = 0; e < d; e += SO_QK, k++, block += SO_ATTN_WORDS * n, next.at += sizeof *k) {
         _mm_prefetch(next.at + sizeof k->q, _MM_HINT_T0);
         for (int i = 0, size; i < n; i += size) {
@@ -123,7 +124,7 @@ static void scores_q8(so_attn_page page, const void *q, int n, int d, float *s, 
 typedef struct q8_values {
     const int8_t *q;
     const uint16_t *halves;
-    int width; /* bytes of a position */
+    int width; /* bytes per position */
 } q8_values;
 
 INLINE q8_values q8_page(so_attn_page v, int d) {
@@ -132,40 +133,40 @@ INLINE q8_values q8_page(so_attn_page v, int d) {
     return (q8_values){at + v.place * width, (const void *)(at + SO_KV_PAGE * width), width};
 }
 
-/* Scales of the blocks from element e on, SLAB elements at most, as floats. */
+/* Converts the scales of the blocks from element e on, at most WIDEN_STEP elements, to float. */
 INLINE void scales_q8(q8_values a, int e, float *scale) {
     const uint16_t *half = a.halves + e / SO_QK * SO_KV_PAGE;
-    for (int i = 0; i < SO_MIN(SLAB, a.width - e) / SO_QK * SO_KV_PAGE; i += 16)
+    for (int i = 0; i < SO_MIN(WIDEN_STEP, a.width - e) / SO_QK * SO_KV_PAGE; i += 16)
         v_store(scale + i, v_load_f16(half + i));
 }
 
-/* Elements e … of the page made float. */
+/* Converts the page's elements from e on to float. */
 INLINE void widen_q8(q8_values a, int n_pos, int e, const float *scale, float *wide) {
-    for (int b = 0; b < SO_MIN(SLAB, a.width - e); b += 16)
+    for (int b = 0; b < SO_MIN(WIDEN_STEP, a.width - e); b += 16)
         for (int j = 0; j < n_pos; j++)
-            v_store(wide + j * SLAB + b, v_mul(v_load_i8(a.q + j * a.width + e + b),
-                                               v_set1(scale[b / SO_QK * SO_KV_PAGE + j])));
+            v_store(wide + j * WIDEN_STEP + b, v_mul(v_load_i8(a.q + j * a.width + e + b),
+                                                     v_set1(scale[b / SO_QK * SO_KV_PAGE + j])));
 }
 
 static void values_q8(so_attn_page v, const float *p, int n, int d, float *o) {
-    float wide[SO_KV_PAGE * SLAB] __attribute__((aligned(64)));
-    float scale[SLAB / SO_QK * SO_KV_PAGE];
+    float wide[SO_KV_PAGE * WIDEN_STEP] __attribute__((aligned(64)));
+    float scale[WIDEN_STEP / SO_QK * SO_KV_PAGE];
     q8_values page = q8_page(v, d);
     const char *next = v.next, *next_halves = next + SO_KV_PAGE * page.width;
-    for (int e = 0; e < d; e += SLAB, next += SLAB) {
-        int here = SO_MIN(SLAB, d - e), whole = here / 16 * 16;
+    for (int e = 0; e < d; e += WIDEN_STEP, next += WIDEN_STEP) {
+        int here = SO_MIN(WIDEN_STEP, d - e), whole = here / 16 * 16;
         scales_q8(page, e, scale);
         _mm_prefetch(next_halves + 2 * e, _MM_HINT_T0);
         _mm_prefetch(next_halves + 2 * e + 64, _MM_HINT_T0);
         if (n <= ATTN_NQ && whole == here) {
-            value_words a = {page.q + e, (size_t)page.width, v.n, KV_Q8, scale + v.place,
-                             next,       (size_t)page.width, 1};
+            value_source a = {page.q + e, (size_t)page.width, v.n, KV_Q8, scale + v.place,
+                              next,       (size_t)page.width, 1};
             value_tiles(a, p, n, d, whole, o + e);
             continue;
         }
         widen_q8(page, v.n, e, scale + v.place, wide);
-        value_words a = {wide, SLAB, v.n, KV_F32, NULL, next, (size_t)page.width, 1};
+        value_source a = {wide, WIDEN_STEP, v.n, KV_F32, NULL, next, (size_t)page.width, 1};
         value_tiles(a, p, n, d, whole, o + e);
-        value_rest(wide + whole, SLAB, v.n, p, n, d, here - whole, KV_F32, o + e + whole);
+        value_tail(wide + whole, WIDEN_STEP, v.n, p, n, d, here - whole, KV_F32, o + e + whole);
     }
 }

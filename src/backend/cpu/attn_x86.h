@@ -1,21 +1,22 @@
-/* Attention over one page for a bundle of queries, over the words of rows_x86.h.
+/* Attention over one page for several queries, in the SIMD operations of rows_x86.h.
  *
- * Lanes of scores are positions and lanes of values are elements of the head, so every sum is a
- * plain chain and a tile of queries shares each word it loads: no sum is joined across lanes.
- * Where more queries come than one tile holds, F16 pages are widened once for all tiles. Queries
- * are independent, so tiles change no bit; kernels.h states the order.
+ * Lanes of scores are positions, and lanes of values are elements of the head. So every sum is
+ * one chain within a lane, and nothing is added across lanes. A tile of queries uses each
+ * loaded vector for all of its queries. With more queries than one tile holds, F16 pages are
+ * converted once for all tiles. Queries are independent of each other, so tiles change no bit;
+ * kernels.h defines the order.
  *
- *   ATTN_SQ    queries per tile of scores, against a page of 32 positions
+ *   ATTN_SQ    queries per tile of scores, for a page of 32 positions
  *   ATTN_NQ    queries per tile of values
- *   ATTN_NV    words of the output per tile of values
+ *   ATTN_NV    vectors of the output per tile of values
  *
- * Included at the end of rows_x86.h. */
+ * Included at the end of rows_x86.h. Keeps no state; any thread. */
 
-enum { SLAB = 64 }; /* elements of the head that are widened at a time */
+enum { WIDEN_STEP = 64 }; /* elements of the head converted at a time */
 
 typedef enum kv_kind { KV_F32, KV_F16, KV_Q8 } kv_kind;
 
-/* Bytes of an element. */
+/* Bytes per element. */
 INLINE size_t kv_bytes(kv_kind t) { return t == KV_F32 ? 4 : t == KV_F16 ? 2 : 1; }
 
 INLINE v16 kv_load(const void *p, size_t i, kv_kind t) {
@@ -29,15 +30,15 @@ INLINE v16 kv_load_n(const void *p, size_t i, int n, kv_kind t) {
                        : v_load_n((const float *)p + i, n);
 }
 
-/* What comes next is fetched while this is used, row for row: a core has some 16 requests under
- * way, and whoever asks for a whole page at once waits for most of it. */
-typedef struct feed {
+/* The next page is prefetched row by row while this one is used: a core has about 16 misses in
+ * flight, and prefetching a whole page at once would stall on most of it. */
+typedef struct row_prefetch {
     const char *at;
     size_t stride; /* bytes of a row */
-    int lines;     /* of 64 bytes, for one row */
-} feed;
+    int lines;     /* of 64 bytes, per row */
+} row_prefetch;
 
-INLINE void feed_row(feed f, int row) {
+INLINE void prefetch_row(row_prefetch f, int row) {
     UNROLL for (int i = 0; i < f.lines; i++)
         _mm_prefetch(f.at + (size_t)row * f.stride + 64 * i, _MM_HINT_T0);
 }
@@ -67,9 +68,9 @@ static void interleave(const float *const *q, int n, int d, float scale, void *t
 
 /* ---- scores ---- */
 
-/* `rows` rows of k; sums go on from those in s, or start. */
-INLINE void score_tile(const void *k, int rows, feed next, const float *q, int stride_q, kv_kind t,
-                       bool start, const int n, float *s, size_t stride) {
+/* Scores of `n` queries for `rows` elements of the head; sums start at 0 or continue from s. */
+INLINE void score_tile(const void *k, int rows, row_prefetch next, const float *q, int stride_q,
+                       kv_kind t, bool start, const int n, float *s, size_t stride) {
     v16 sum[12][2];
     UNROLL for (int i = 0; i < n; i++) {
         sum[i][0] = start ? v_set1(0) : v_load(s + (size_t)i * stride);
@@ -78,7 +79,7 @@ INLINE void score_tile(const void *k, int rows, feed next, const float *q, int s
     NO_UNROLL for (int e = 0; e < rows; e++, q += stride_q) {
         v16 low = kv_load(k, (size_t)e * SO_KV_PAGE, t);
         v16 high = kv_load(k, (size_t)e * SO_KV_PAGE + 16, t);
-        feed_row(next, e);
+        prefetch_row(next, e);
         UNROLL for (int i = 0; i < n; i++) {
             v16 x = v_set1(q[i]);
             sum[i][0] = v_fma(x, low, sum[i][0]);
@@ -91,8 +92,8 @@ INLINE void score_tile(const void *k, int rows, feed next, const float *q, int s
     }
 }
 
-INLINE void score_tiles(const void *k, int rows, feed next, const float *q, int n, kv_kind t,
-                        bool start, float *s, size_t stride) {
+INLINE void score_tiles(const void *k, int rows, row_prefetch next, const float *q, int n,
+                        kv_kind t, bool start, float *s, size_t stride) {
     for (int i = 0, size; i < n; i += size) {
         size = tile_size(n - i, ATTN_SQ);
 #define TILE(c) score_tile(k, rows, next, q + i, n, t, start, c, s + (size_t)i * stride, stride)
@@ -102,19 +103,19 @@ INLINE void score_tiles(const void *k, int rows, feed next, const float *q, int 
 }
 
 static void scores_f32(so_attn_page k, const void *q, int n, int d, float *s, size_t stride) {
-    feed next = {k.next, SO_KV_PAGE * sizeof(float), 2};
+    row_prefetch next = {k.next, SO_KV_PAGE * sizeof(float), 2};
     score_tiles(k.at, d, next, q, n, KV_F32, true, s, stride);
 }
 
 static void scores_f16(so_attn_page k, const void *q, int n, int d, float *s, size_t stride) {
-    float wide[SLAB * SO_KV_PAGE] __attribute__((aligned(64)));
-    feed next = {k.next, SO_KV_PAGE * sizeof(uint16_t), 1};
+    float wide[WIDEN_STEP * SO_KV_PAGE] __attribute__((aligned(64)));
+    row_prefetch next = {k.next, SO_KV_PAGE * sizeof(uint16_t), 1};
     if (n <= ATTN_SQ) {
         score_tiles(k.at, d, next, q, n, KV_F16, true, s, stride);
         return;
     }
-    for (int e = 0; e < d; e += SLAB, next.at += SLAB * next.stride) {
-        int rows = SO_MIN(SLAB, d - e);
+    for (int e = 0; e < d; e += WIDEN_STEP, next.at += WIDEN_STEP * next.stride) {
+        int rows = SO_MIN(WIDEN_STEP, d - e);
         const uint16_t *from = (const uint16_t *)k.at + e * SO_KV_PAGE;
         for (int i = 0; i < rows * SO_KV_PAGE; i += 16)
             v_store(wide + i, v_load_f16(from + i));
@@ -123,7 +124,7 @@ static void scores_f16(so_attn_page k, const void *q, int n, int d, float *s, si
     }
 }
 
-/* ---- scores to weights ---- */
+/* ---- softmax ---- */
 
 INLINE float max_lane(v16 v) {
     __m256 m8 = _mm256_max_ps(v_low8(v), v_high8(v));
@@ -132,53 +133,55 @@ INLINE float max_lane(v16 v) {
     return _mm_cvtss_f32(_mm_max_ss(m2, _mm_movehdup_ps(m2)));
 }
 
-/* Places lo … hi-1 of a row of scores, all others of their words −infinity; gives the largest. */
+/* Sets all other lanes of the vectors that hold elements lo … hi-1 of a row of scores to −infinity;
+ * returns the largest score. */
 INLINE float mask_row(float *s, int lo, int hi) {
     int from = lo / 16 * 16, last = (hi - 1) / 16 * 16;
     v16 none = v_set1(-INFINITY), top = none;
     v_store(s + from, v_select_n(lo - from, none, v_load(s + from)));
     v_store(s + last, v_select_n(hi - last, v_load(s + last), none));
     for (int j = from; j < hi; j += 16)
-        top = v_max(v_load(s + j), top); /* NaN leaves top as it is */
+        top = v_max(v_load(s + j), top); /* a NaN score does not change top */
     return max_lane(top);
 }
 
-/* All maxima first: exp of one query need not wait for the largest score of the next. */
+/* All maxima first, so that exp of one query does not wait for the maximum of the next. */
 static void softmax(float *s, int n, int lo, int hi, float *m, float *sum) {
     for (int i = 0; i < n; i++)
         m[i] = mask_row(s + i * SO_ATTN_CHUNK, lo, hi);
     for (int i = 0; i < n; i++, s += SO_ATTN_CHUNK) {
         v16 top = v_set1(m[i]), l = v_set1(0);
         for (int j = lo / 16 * 16; j < hi; j += 16) {
-            v16 p = v_exp_from(v_sub(v_load(s + j), top));
+            v16 p = v_exp_bounded(v_sub(v_load(s + j), top));
             v_store(s + j, p);
             l = v_add(l, p);
         }
-        sum[i] = v_join(l);
+        sum[i] = v_reduce(l);
     }
 }
 
 /* ---- values ---- */
 
-/* Values of a page from some element of the head on, and those of the page that comes next, whose
- * elements take next_bytes. */
-typedef struct value_words {
+/* Values of a page from some element of the head on; and the page to prefetch,
+ * with next_bytes per element. */
+typedef struct value_source {
     const void *v;
     size_t stride; /* elements between positions */
     int n_pos;
     kv_kind t;
-    const float *scale; /* KV_Q8: of every 32 elements, SO_KV_PAGE of a position each */
+    const float *scale; /* KV_Q8: per 32 elements, SO_KV_PAGE scales, one per position */
     const char *next;
     size_t next_stride, next_bytes;
-} value_words;
+} value_source;
 
-/* Lines that hold `nv` words of the next page. */
+/* Cache lines that hold `nv` vectors of the next page. */
 INLINE int lines_of(size_t bytes, int nv) { return SO_MAX(1, nv * 16 * (int)bytes / 64); }
 
-/* `nv` words, from element e on, of the outputs of `n` queries. */
-INLINE void value_tile(value_words a, int e, const float *p, int d, const int n, const int nv,
+/* Adds values to `nv` vectors, from element e on, of the outputs of `n` queries. */
+INLINE void value_tile(value_source a, int e, const float *p, int d, const int n, const int nv,
                        float *o) {
-    feed next = {a.next + (size_t)e * a.next_bytes, a.next_stride, lines_of(a.next_bytes, nv)};
+    row_prefetch next = {a.next + (size_t)e * a.next_bytes, a.next_stride,
+                         lines_of(a.next_bytes, nv)};
     const char *v = (const char *)a.v + (size_t)e * kv_bytes(a.t);
     const float *scale = a.t == KV_Q8 ? a.scale + e / SO_QK * SO_KV_PAGE : NULL;
     v16 sum[12][ATTN_NV];
@@ -191,7 +194,7 @@ INLINE void value_tile(value_words a, int e, const float *p, int d, const int n,
             if (a.t == KV_Q8)
                 x[w] = v_mul(x[w], v_set1(scale[w / 2 * SO_KV_PAGE + j]));
         }
-        feed_row(next, j);
+        prefetch_row(next, j);
         UNROLL for (int i = 0; i < n; i++) {
             v16 weight = v_set1(p[i * SO_ATTN_CHUNK + j]);
             UNROLL for (int w = 0; w < nv; w++) sum[i][w] = v_fma(weight, x[w], sum[i][w]);
@@ -201,8 +204,8 @@ INLINE void value_tile(value_words a, int e, const float *p, int d, const int n,
         v_store(o + (size_t)(i * d + e + 16 * w), sum[i][w]);
 }
 
-/* Whole words of elements 0 … width-1 of `n` queries. */
-INLINE void value_row(value_words a, const float *p, int d, int width, const int n, float *o) {
+/* Adds values to the whole vectors of elements 0 … width-1, for `n` queries. */
+INLINE void value_row(value_source a, const float *p, int d, int width, const int n, float *o) {
     int e = 0;
     for (; e + 16 * ATTN_NV <= width; e += 16 * ATTN_NV)
         value_tile(a, e, p, d, n, ATTN_NV, o);
@@ -210,7 +213,7 @@ INLINE void value_row(value_words a, const float *p, int d, int width, const int
         value_tile(a, e, p, d, n, 1, o);
 }
 
-INLINE void value_tiles(value_words a, const float *p, int n, int d, int width, float *o) {
+INLINE void value_tiles(value_source a, const float *p, int n, int d, int width, float *o) {
     for (int i = 0, size; i < n; i += size) {
         size = tile_size(n - i, ATTN_NQ);
         const float *weights = p + (size_t)(i * SO_ATTN_CHUNK);
@@ -220,45 +223,45 @@ INLINE void value_tiles(value_words a, const float *p, int n, int d, int width, 
     }
 }
 
-/* `rest` elements past the last whole word; v and o at the first of them. */
-INLINE void value_rest(const void *v, size_t stride_v, int n_pos, const float *p, int n, int d,
-                       int rest, kv_kind t, float *o) {
-    for (int i = 0; rest && i < n; i++) {
-        v16 sum = v_load_n(o + (size_t)(i * d), rest);
+/* Adds values to the `n_tail` elements after the last whole vector; v and o point to the first. */
+INLINE void value_tail(const void *v, size_t stride_v, int n_pos, const float *p, int n, int d,
+                       int n_tail, kv_kind t, float *o) {
+    for (int i = 0; n_tail && i < n; i++) {
+        v16 sum = v_load_n(o + (size_t)(i * d), n_tail);
         for (int j = 0; j < n_pos; j++)
             sum = v_fma(v_set1(p[i * SO_ATTN_CHUNK + j]),
-                        kv_load_n(v, (size_t)j * stride_v, rest, t), sum);
-        v_store_n(o + (size_t)(i * d), sum, rest);
+                        kv_load_n(v, (size_t)j * stride_v, n_tail, t), sum);
+        v_store_n(o + (size_t)(i * d), sum, n_tail);
     }
 }
 
 static void values_f32(so_attn_page v, const float *p, int n, int d, float *o) {
     const float *from = (const float *)v.at + (size_t)(v.place * d);
     size_t row = (size_t)d * sizeof(float);
-    value_words a = {from, (size_t)d, v.n, KV_F32, NULL, v.next, row, sizeof(float)};
+    value_source a = {from, (size_t)d, v.n, KV_F32, NULL, v.next, row, sizeof(float)};
     value_tiles(a, p, n, d, d, o);
     int e = d / 16 * 16;
-    value_rest(from + e, (size_t)d, v.n, p, n, d, d - e, KV_F32, o + e);
+    value_tail(from + e, (size_t)d, v.n, p, n, d, d - e, KV_F32, o + e);
 }
 
 static void values_f16(so_attn_page v, const float *p, int n, int d, float *o) {
-    float wide[SO_KV_PAGE * SLAB] __attribute__((aligned(64)));
+    float wide[SO_KV_PAGE * WIDEN_STEP] __attribute__((aligned(64)));
     const uint16_t *from = (const uint16_t *)v.at + (size_t)(v.place * d);
     size_t row = (size_t)d * sizeof(uint16_t);
     int whole = d / 16 * 16;
-    value_rest(from + whole, (size_t)d, v.n, p, n, d, d - whole, KV_F16, o + whole);
+    value_tail(from + whole, (size_t)d, v.n, p, n, d, d - whole, KV_F16, o + whole);
     if (n <= ATTN_NQ) {
-        value_words a = {from, (size_t)d, v.n, KV_F16, NULL, v.next, row, sizeof(uint16_t)};
+        value_source a = {from, (size_t)d, v.n, KV_F16, NULL, v.next, row, sizeof(uint16_t)};
         value_tiles(a, p, n, d, d, o);
         return;
     }
-    for (int e = 0; e < whole; e += SLAB) {
-        int width = SO_MIN(SLAB, whole - e);
+    for (int e = 0; e < whole; e += WIDEN_STEP) {
+        int width = SO_MIN(WIDEN_STEP, whole - e);
         for (int j = 0; j < v.n; j++)
             for (int i = 0; i < width; i += 16)
-                v_store(wide + j * SLAB + i, v_load_f16(from + (size_t)(j * d + e + i)));
+                v_store(wide + j * WIDEN_STEP + i, v_load_f16(from + (size_t)(j * d + e + i)));
         const char *next = (const char *)v.next + (size_t)e * sizeof(uint16_t);
-        value_words a = {wide, SLAB, v.n, KV_F32, NULL, next, row, sizeof(uint16_t)};
+        value_source a = {wide, WIDEN_STEP, v.n, KV_F32, NULL, next, row, sizeof(uint16_t)};
         value_tiles(a, p, n, d, width, o + e);
     }
 }

@@ -1,10 +1,11 @@
-/* KV operations of the CPU backend: entries into their pages, and from one slot to another.
+/* KV operations of the CPU backend: writing entries to their pages, and copying them between slots.
  *
- * Keys of a page lie across it (kernels.h): an entry is one column. So the team splits the head
- * dimension and not the rows: rows of one pass are neighbouring columns, and two threads that write
- * them would pass the same cache lines to and fro. A Q8_0 block is rounded by whoever has it, and
- * copied as it is: where an entry lies changes nothing in it. Slots come from device memory and are
- * looked at here for the first time; one out of range aborts. */
+ * Keys are transposed within a page (kernels.h): an entry is one column. So threads split the
+ * head dimension and not the rows: the rows of one pass are adjacent columns, and threads that
+ * write different ones would contend for the same cache lines. A Q8_0 block is rounded by the
+ * thread that stores it and copied unchanged: its bits do not depend on the slot. Slots come from
+ * device memory and are checked here, when they are read; one that is out of range aborts. Runs
+ * on all threads at once. */
 #include <string.h>
 
 #include "backend/cpu/cpu.h"
@@ -38,7 +39,7 @@ static void store_f32(const so_kv_store *s, size_t page, int place, int e, int n
     memcpy((float *)(s->v.data + page) + place * s->shape.head_dim + e, v, (size_t)n * sizeof *v);
 }
 
-/* Where a head's last block ends: elements, filled up. */
+/* Head dimension rounded up to whole blocks. */
 static int padded(const so_kv_store *s) { return (s->shape.head_dim + SO_QK - 1) / SO_QK * SO_QK; }
 
 static so_q8_keys *key_block(const so_kv_store *s, size_t page, int i) {
@@ -68,14 +69,14 @@ static void store_q8(const so_cpu *b, const so_kv_store *s, size_t page, int pla
     *value_scale(s, page, place, i) = b->kernels->entry_q8(x, value_block(s, page, place, i));
 }
 
-/* Blocks of all rows; those of a head are split, as lines of floats are below. */
+/* Stores Q8_0 entries. Threads split the blocks of a head, as cache lines are split below. */
 static void store_blocks(const so_cpu *b, const so_op *op, int index) {
     const so_kv_store *s = op->kv_store.store;
     const so_kv_slot *slots = at(op->kv_store.slots);
     const float *k = at(op->kv_store.k), *v = at(op->kv_store.v);
     int d = s->shape.head_dim, blocks = padded(s) / SO_QK;
     long begin, end;
-    so_cpu_share(b, (long)s->shape.n_heads_kv * blocks, 1, index, &begin, &end);
+    so_cpu_split_weighted(b, (long)s->shape.n_heads_kv * blocks, 1, index, &begin, &end);
     for (int r = 0; r < op->n; r++) {
         check_slot(s, slots[r]);
         for (long j = begin; j < end; j++) {
@@ -99,7 +100,7 @@ void so_cpu_kv_store(const so_cpu *b, const so_op *op, int index, int count) {
     const float *k = at(op->kv_store.k), *v = at(op->kv_store.v);
     int d = s->shape.head_dim;
     long width = (long)s->shape.n_heads_kv * d, begin, end;
-    so_cpu_share(b, width, LINE, index, &begin, &end);
+    so_cpu_split_weighted(b, width, LINE, index, &begin, &end);
     for (int r = 0; r < op->n; r++) {
         so_kv_slot slot = slots[r];
         check_slot(s, slot);
@@ -150,7 +151,8 @@ static void copy_entry(const so_kv_store *s, size_t src, int from, size_t dst, i
             s->v.data + src + (size_t)from * s->entry_bytes, s->entry_bytes);
 }
 
-/* Copies may read what an earlier one wrote, but only within a layer and head: those are split. */
+/* A copy may read what an earlier one wrote, but only within a layer and head. So threads
+ * split layers and heads. */
 void so_cpu_kv_copy(const so_cpu *b, const so_op *op, int index, int count) {
     (void)b;
     const so_kv_store *s = op->kv_copy.store;

@@ -1,6 +1,6 @@
-/* Where the two columns of a tile of packed weights lie (packed_x86.h says what they are), what is
- * fetched while they are used, and how their results are stored. Over the words of the including
- * file. */
+/* Tiles of packed weights: the addresses of a tile's two columns (defined in packed_x86.h), what is
+ * prefetched while they are used, and how their results are stored. Written in the SIMD operations
+ * of simd_avx2.h and simd_avx512.h. Included by packed_x86.h and matmul_amx.c. */
 #include "backend/cpu/pack.h"
 
 INLINE bool has_min32(so_dtype t) { return t == SO_DTYPE_Q4_1 || t == SO_DTYPE_Q5_1; }
@@ -9,62 +9,65 @@ INLINE bool has_min256(so_dtype t) {
     return t == SO_DTYPE_Q2_K || t == SO_DTYPE_Q4_K || t == SO_DTYPE_Q5_K;
 }
 
-/* Sub-blocks of 32 elements; else of 16. */
+/* Whether sub-blocks have 32 elements; else they have 16. */
 INLINE bool sub_is_32(so_dtype t) { return t == SO_DTYPE_Q4_K || t == SO_DTYPE_Q5_K; }
 
-/* `next`: the tile that comes after this one, NULL: nothing is to be fetched. Its groups are
- * next_bytes long, and their words begin at next_words. */
+/* One tile. `next` is the tile to prefetch meanwhile, NULL: none. The row groups of `next` have
+ * next_bytes bytes, and their words begin at offset next_words. */
 typedef struct columns {
     const uint8_t *head[2], *word[2];
     const uint8_t *next;
     size_t next_bytes, next_words;
-    float *out; /* [n][m], at the tile's first row; NULL: they are near */
+    float *out; /* [n][m], at the tile's first row; NULL: cached, no prefetch */
 } columns;
 
-/* Memory answers after the time of a whole tile: part `b` of what lies behind this one is fetched
- * while block `b` is used. A core has some 16 requests under way at most, and a fetch beyond them
- * holds up everything behind it, so those of a large block are strewn over its use. */
-typedef struct fetch {
+/* Memory latency is about the compute time of one tile, so part `b` of the next tile is prefetched
+ * while block `b` is used. A core has about 16 misses in flight at most, and a prefetch beyond them
+ * stalls everything after it. The prefetches of a large block are therefore issued in batches,
+ * spread over the use of the block. */
+typedef struct prefetch {
     const char *at, *end;
-    size_t lines; /* at once */
-} fetch;
+    size_t lines; /* per batch */
+} prefetch;
 
-/* To be fetched in `times` strokes; NULL: nothing. */
-INLINE fetch fetch_from(const uint8_t *p, size_t n_bytes, size_t times) {
+/* Prepares to prefetch n_bytes at p in `n_batches` batches; p NULL: nothing. */
+INLINE prefetch prefetch_start(const uint8_t *p, size_t n_bytes, size_t n_batches) {
     const char *at = (const char *)p;
-    return p ? (fetch){at, at + n_bytes, (n_bytes / 64 + times - 1) / times} : (fetch){0};
+    return p ? (prefetch){at, at + n_bytes, (n_bytes / 64 + n_batches - 1) / n_batches}
+             : (prefetch){0};
 }
 
-INLINE fetch fetch_of(so_dtype dtype, const columns *at, size_t b, size_t times) {
+INLINE prefetch prefetch_of_block(so_dtype dtype, const columns *at, size_t b, size_t n_batches) {
     const size_t part = (so_pack_head(dtype) + so_pack_words(dtype)) * (2 * LANES / SO_PACK_ROWS);
-    return fetch_from(at->next ? at->next + b * part : NULL, part, times);
+    return prefetch_start(at->next ? at->next + b * part : NULL, part, n_batches);
 }
 
-INLINE void fetch_some(fetch *f) {
+INLINE void prefetch_batch(prefetch *f) {
     const char *p = f->at;
     for (size_t i = 0; i < f->lines && p < f->end; i++, p += 64)
         _mm_prefetch(p, _MM_HINT_T1);
     f->at = p;
 }
 
-/* Groups that a tile is made of. */
+/* Row groups per tile. */
 enum { TILE_GROUPS = 2 * LANES / SO_PACK_ROWS };
 
-/* Bytes of weights that lie between what is used and what is fetched. To the first cache, which
- * holds them besides all else that a block of 32 needs, whatever the length of a row is. */
-enum { FETCH_LEAD = 12 << 10 };
+/* Prefetch distance in bytes of weights. The target is L1, which holds that much beside everything
+ * else that blocks of 32 need, for any length of a row. */
+enum { PREFETCH_LEAD = 12 << 10 };
 
-INLINE void fetch_block(so_dtype dtype, const uint8_t *heads, const uint8_t *words, size_t b) {
+INLINE void prefetch_block(so_dtype dtype, const uint8_t *heads, const uint8_t *words, size_t b) {
     _mm_prefetch((const char *)heads + b * so_pack_head(dtype), _MM_HINT_T0);
     UNROLL for (size_t i = 0; i < so_pack_words(dtype); i += 64)
         _mm_prefetch((const char *)words + b * so_pack_words(dtype) + i, _MM_HINT_T0);
 }
 
-/* While block b of n is used: the one that comes FETCH_LEAD later, of this tile or the next. */
-INLINE void fetch_ahead(so_dtype dtype, const columns *at, size_t b, size_t n) {
+/* While block b of n is used: prefetches the block PREFETCH_LEAD bytes later, in this
+ * tile or the next. */
+INLINE void prefetch_ahead(so_dtype dtype, const columns *at, size_t b, size_t n) {
     const size_t part = (so_pack_head(dtype) + so_pack_words(dtype)) * TILE_GROUPS;
     const uint8_t *heads = at->head[0], *words = at->word[0];
-    size_t bytes = (size_t)(at->head[1] - heads), to = b + FETCH_LEAD / part;
+    size_t bytes = (size_t)(at->head[1] - heads), to = b + PREFETCH_LEAD / part;
     if (!at->next || to >= 2 * n)
         return;
     if (to >= n) {
@@ -74,23 +77,24 @@ INLINE void fetch_ahead(so_dtype dtype, const columns *at, size_t b, size_t n) {
         to -= n;
     }
     UNROLL for (size_t j = 0; j < TILE_GROUPS; j++)
-        fetch_block(dtype, heads + j * bytes, words + j * bytes, to);
+        prefetch_block(dtype, heads + j * bytes, words + j * bytes, to);
 }
 
-/* Results of so many bytes lie in no near cache when they are written again. */
-enum { FAR_BYTES = 128 << 10 };
+/* Results of this size or more are assumed to have left L1 and L2 when they are written again. */
+enum { UNCACHED_BYTES = 128 << 10 };
 
-/* The lines that a row of results will lie in: asked for early, since a core that waits for them
- * holds no more than some dozens of stores, and to be written. Where the processor does not know
- * the instruction, it does nothing. */
-INLINE void fetch_result(const so_mm *a, const columns *at, size_t row) {
+/* Prefetches the lines of one row of results, for writing. A core buffers only some
+ * dozens of stores; once these wait for their lines, it stalls. A processor without
+ * the instruction ignores it. */
+INLINE void prefetch_result(const so_mm *a, const columns *at, size_t row) {
     const char *p = (const char *)(at->out + row * (size_t)a->m);
     UNROLL for (size_t i = 0; i < 2 * LANES * sizeof(float);
                 i += 64) __asm__ volatile("prefetchw %0" : : "m"(p[i]));
 }
 
-/* Activation rows that meet all weights before the next ones do: their rounded values, with the
- * tables beside them (as large again for K types), should stay in the second cache. */
+/* Number of activation rows that are multiplied with all weights before the next rows are.
+ * Their quantised values and the tables beside them (the same size again for K types)
+ * should stay in L2. */
 INLINE int span_rows(const so_mm *a, int chunk) {
     enum { BYTES = 1 << 20 };
     return (int)SO_MAX(BYTES / (2L * chunk * a->act.k), 1L) * chunk;
@@ -100,23 +104,24 @@ INLINE const uint8_t *group_at(const so_mm *a, long r) {
     return a->w + (size_t)(r / SO_PACK_ROWS) * a->group_bytes;
 }
 
-INLINE bool is_far(const so_mm *a) {
-    return (size_t)a->act.n * (size_t)a->m * sizeof(float) >= FAR_BYTES;
+INLINE bool results_uncached(const so_mm *a) {
+    return (size_t)a->act.n * (size_t)a->m * sizeof(float) >= UNCACHED_BYTES;
 }
 
 INLINE columns columns_at(const so_mm *a, size_t words_at, long r, long end) {
     const uint8_t *g = group_at(a, r), *g1 = g;
     if (COL_GROUP && r + SO_PACK_ROWS < end)
-        g1 = g + a->group_bytes; /* else the first group twice, of which one result is dropped */
+        g1 = g + a->group_bytes; /* else group 0 twice; its second result is dropped */
     return (columns){{g, g1 + COL_HEAD},
                      {g + words_at, g1 + words_at + COL_WORD},
                      g + a->group_bytes * TILE_GROUPS,
                      a->group_bytes,
                      words_at,
-                     is_far(a) ? a->out + r : NULL};
+                     results_uncached(a) ? a->out + r : NULL};
 }
 
-/* After the last tile of a thread's rows: the first of them again, or another matrix. */
+/* Sets what follows the last tile of a thread's rows: `again`, the first tile of the same rows, or
+ * if that is NULL the next matrix. */
 INLINE void next_columns(const so_mm *a, const uint8_t *again, columns *at) {
     at->next = again ? again : a->next;
     if (!again) {
@@ -127,7 +132,8 @@ INLINE void next_columns(const so_mm *a, const uint8_t *again, columns *at) {
 
 INLINE vi word_at(const uint8_t *words, int i) { return vi_load(words + SO_PACK_WORD * i); }
 
-/* Rows r … of a tile; those from `end` on are padding or belong to another thread. */
+/* Stores the results of a tile that begins at row r. Rows from `end` on are padding or
+ * belong to another thread. */
 INLINE void ptile_store(const so_mm *a, long r, long end, int first, int n, const vf (*acc)[2]) {
     UNROLL for (int j = 0; j < 2; j++) {
         long row = r + (long)LANES * j;

@@ -1,24 +1,27 @@
 /* The CPU backend: buffers, weights and KV stores in plain memory, and the list of operations.
  *
- * submit() copies the operation (and an upload's bytes) to a list; sync(), or a full list, lets the
- * thread pool walk the whole list at once. Every thread takes its share of every task, and the team
- * meets only before a task that touches memory which a task since the last meeting has touched too
- * (at least one of them writing), but where each member keeps to its own share of it. A matmul with
- * quantised weights is two tasks: activations are rounded into a scratch once, and the next matmul
- * over the same rows (q, k, v; gate, up) uses them again. Shares are chosen so that a layer of the
- * Llama family meets seven times (pairs of rope being neighbours, blocks of 32):
+ * submit() appends the operation (and an upload's bytes) to a list. sync(), or a full list, makes
+ * the thread pool run the whole list. Each operation becomes one or two tasks, and every thread
+ * computes its part of every task. There is a barrier before a task only if it touches memory that
+ * a task since the last barrier has touched, with at least one of them writing, unless both tasks
+ * split that memory between threads in the same way. A matmul with quantised weights is two tasks:
+ * the first quantises the activations into a scratch, which the following matmuls over the same
+ * rows (q, k, v; gate, up) reuse. The splits are chosen so that a layer of the Llama family has
+ * seven barriers (rope pairs of adjacent elements, blocks of 32):
  *
- *   residual, norm, rounding | q, k, v, rope, cache | attention, rounding | o |
- *   residual, norm, rounding | gate, up, silu, rounding | down |
+ *   residual, norm, quantise | q, k, v, rope, cache | attention, quantise | o |
+ *   residual, norm, quantise | gate, up, silu, quantise | down |
  *
- * Columns of products and stretches of attention go to members by their speed (shares.c).
- * Finding that out takes longer than some tasks do, so the last lists are kept with their tasks,
- * and one that comes again is only compared, operation by operation, until it differs or ends.
+ * Columns of products and queries of attention are split in proportion to the threads' speed
+ * (balance.c).
  *
- * Nothing is allocated by submit or sync once the upload and scratch memory have grown to the size
- * of the largest pass. Weights are borrowed until they are adopted: then they are copied into the
- * packed layout (pack.h). One caller at a time; refuses nothing at submit that is not a bug (views
- * outside their buffer abort). */
+ * Making tasks takes longer than running some of them. So the last SO_LISTS lists are kept with
+ * their tasks, and a list that is submitted again is only compared, operation by operation, until
+ * it differs or ends.
+ *
+ * submit and sync allocate nothing once the upload and scratch memory have grown to the size of the
+ * largest pass. Weights are borrowed until weight_pack copies them into the packed layout (pack.h).
+ * At submit only bugs fail: a view that exceeds its buffer aborts. One thread at a time. */
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/pack.h"
 
@@ -76,7 +79,7 @@ static void flush(so_cpu *b), forget_lists(so_cpu *b);
 static void buffer_free(so_backend *b, so_buffer *buf) {
     if (!buf)
         return;
-    forget_lists(cpu_of(b)); /* work in the list may still use it */
+    forget_lists(cpu_of(b)); /* queued operations may still use it */
     unmap_pages(buf);
     free(buf);
 }
@@ -85,19 +88,23 @@ static int weight_create(so_backend *b, const so_tensor *t, so_weight **out, so_
     (void)b;
     const so_dtype_info *info = so_dtype_get((int)t->dtype);
     if (!info || !so_kernels_scalar.matmul[t->dtype])
-        return so_err_set(err, SO_EUNSUPPORTED, "tensor %.*s: type %d has no kernel",
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "tensor %.*s: type %d is not supported by the CPU backend",
                           SO_STR_ARG(t->name), (int)t->dtype);
     int64_t n_cols = t->dims[0], n_rows = so_tensor_rows(t);
     if (n_cols < 1 || n_cols > 1 << 24 || n_rows < 1 || n_rows > INT32_MAX)
-        return so_err_set(err, SO_ERANGE, "tensor %.*s: a matrix of %lld by %lld is out of range",
+        return so_err_set(err, SO_ERANGE,
+                          "tensor %.*s: a matrix of %lld rows by %lld columns is out of range",
                           SO_STR_ARG(t->name), (long long)n_rows, (long long)n_cols);
     if (n_cols % info->block_len != 0)
-        return so_err_set(err, SO_EFORMAT,
-                          "tensor %.*s: rows of %lld elements are no multiple of %s's block of %d",
-                          SO_STR_ARG(t->name), (long long)n_cols, info->name, info->block_len);
+        return so_err_set(
+            err, SO_EFORMAT,
+            "tensor %.*s: rows of %lld elements are not a multiple of %s's block length %d",
+            SO_STR_ARG(t->name), (long long)n_cols, info->name, info->block_len);
     size_t row_bytes = so_dtype_row_bytes(t->dtype, n_cols), bytes;
     if (!so_mul_size(row_bytes, (size_t)n_rows, &bytes) || bytes > t->n_bytes || !t->data)
-        return so_err_set(err, SO_EFORMAT, "tensor %.*s: %zu bytes are too few for its shape",
+        return so_err_set(err, SO_EFORMAT,
+                          "tensor %.*s: its %zu bytes are fewer than its shape needs",
                           SO_STR_ARG(t->name), t->n_bytes);
     so_weight *w = SO_NEW(so_weight);
     *w = (so_weight){.dtype = t->dtype,
@@ -113,18 +120,18 @@ typedef struct pack_job {
     const so_weight *w;
     uint8_t *out;
     size_t group_bytes;
-    _Atomic long next; /* first row that nobody has taken */
+    _Atomic long next; /* first row that no thread has claimed */
 } pack_job;
 
-/* Rows are taken as members come: touching fresh memory may take one of them much longer. */
+/* Threads claim rows dynamically: page faults on fresh memory can make one of them much slower. */
 static void pack_rows(void *arg, int index, int count) {
     (void)index, (void)count;
-    enum { TAKE = 8 * SO_PACK_ROWS };
+    enum { CLAIM = 8 * SO_PACK_ROWS };
     pack_job *job = arg;
     const so_weight *w = job->w;
     long begin;
-    while ((begin = atomic_fetch_add(&job->next, TAKE)) < w->n_rows) {
-        long end = SO_MIN(begin + TAKE, w->n_rows);
+    while ((begin = atomic_fetch_add(&job->next, CLAIM)) < w->n_rows) {
+        long end = SO_MIN(begin + CLAIM, w->n_rows);
         for (long r = begin; r < end; r += SO_PACK_ROWS)
             so_pack_group(w->dtype, w->data + (size_t)r * w->row_bytes, w->row_bytes,
                           (int)SO_MIN(SO_PACK_ROWS, end - r), w->n_cols,
@@ -132,17 +139,17 @@ static void pack_rows(void *arg, int index, int count) {
     }
 }
 
-static bool weight_adopt(so_backend *b, so_weight *w) {
+static bool weight_pack(so_backend *b, so_weight *w) {
     size_t group_bytes = so_pack_group_bytes(w->dtype, w->n_cols), bytes;
     size_t n_groups = ((size_t)w->n_rows + SO_PACK_ROWS - 1) / SO_PACK_ROWS;
     if (w->group_bytes != 0)
         return true;
-    /* fewer rows than a group would mostly multiply padding */
+    /* a group with fewer rows would mostly multiply padding */
     if (group_bytes == 0 || w->n_rows < SO_PACK_ROWS)
         return false;
     if (!so_mul_size(n_groups, group_bytes, &bytes))
         return false;
-    uint8_t *out = so_slab_take(&cpu_of(b)->slab, bytes, &w->chunk);
+    uint8_t *out = so_slab_alloc(&cpu_of(b)->slab, bytes, &w->chunk);
     if (!out)
         return false;
     flush(cpu_of(b));
@@ -155,9 +162,9 @@ static bool weight_adopt(so_backend *b, so_weight *w) {
 static void weight_free(so_backend *b, so_weight *w) {
     if (!w)
         return;
-    forget_lists(cpu_of(b)); /* work in the list may still use it */
+    forget_lists(cpu_of(b)); /* queued operations may still use it */
     if (w->chunk)
-        so_slab_give(&cpu_of(b)->slab, w->chunk);
+        so_slab_release(&cpu_of(b)->slab, w->chunk);
     free(w);
 }
 
@@ -189,7 +196,7 @@ static int kv_create(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_
         free(store);
         return rc;
     }
-    /* advice: small pages will do, but a miss of the address cache per page of a head is dear */
+    /* Advice only; small pages work too, but cost a TLB miss for every page of a head. */
     madvise(store->k.data, store->k.map_bytes, MADV_HUGEPAGE);
     madvise(store->v.data, store->v.map_bytes, MADV_HUGEPAGE);
     *out = store;
@@ -199,7 +206,7 @@ static int kv_create(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_
 static void kv_free(so_backend *b, so_kv_store *s) {
     if (!s)
         return;
-    forget_lists(cpu_of(b)); /* work in the list may still use it */
+    forget_lists(cpu_of(b)); /* queued operations may still use it */
     unmap_pages(&s->k);
     unmap_pages(&s->v);
     free(s);
@@ -207,39 +214,40 @@ static void kv_free(so_backend *b, so_kv_store *s) {
 
 /* ---- the list ---- */
 
-static void walk(void *arg, int index, int count) {
+static void run_tasks(void *arg, int index, int count) {
     so_cpu *b = arg;
-    long waited = 0, most = b->list->wait_most;
+    long waited = 0, max = b->list->wait_max;
     for (int i = 0; i < b->n_tasks; i++) {
         const so_task *t = &b->list->tasks[i];
         if (t->barrier) {
             int turns = so_pool_barrier(b->pool);
-            if (t->shared)
-                waited += turns < 0 ? most : SO_MIN(turns, most);
+            if (t->weighted)
+                waited += turns < 0 ? max : SO_MIN(turns, max);
         }
         t->fn(b, &b->list->ops[t->op], index, count);
     }
-    b->shares.waited[index] = waited;
+    b->balance.waited[index] = waited;
 }
 
 static void run_list(so_cpu *b) {
     int64_t t = so_clock_ns();
     double turn_ns = so_pool_turn_ns(b->pool);
-    if (!b->known)
-        b->list->wait_most = 0;
-    so_pool_run(b->pool, walk, b);
+    if (!b->matches)
+        b->list->wait_max = 0;
+    so_pool_run(b->pool, run_tasks, b);
     t = so_clock_ns() - t;
-    so_shares_learn(&b->shares, t, turn_ns);
-    int meetings = 1;
+    so_balance_update(&b->balance, t, turn_ns);
+    int n_barriers = 1;
     for (int i = 0; i < b->n_tasks; i++)
-        meetings += b->list->tasks[i].barrier;
-    b->list->wait_most = turn_ns > 0 ? (long)((double)t / turn_ns / (2 * meetings)) : 0;
+        n_barriers += b->list->tasks[i].barrier;
+    b->list->wait_max = turn_ns > 0 ? (long)((double)t / turn_ns / (2 * n_barriers)) : 0;
 }
 
 static bool grow_scratch(so_cpu *b, so_scratch *s) {
     if (s->need <= s->n_bytes)
         return true;
-    void *data = so_try_aligned(s->need); /* where there is none, older lists still have the old */
+    /* On failure the old scratch stays: lists that were run before can still use it. */
+    void *data = so_try_aligned(s->need);
     if (!data) {
         so_err_set(&b->err, SO_ENOMEM, "no memory for %zu bytes of quantised activations", s->need);
         return false;
@@ -250,12 +258,12 @@ static bool grow_scratch(so_cpu *b, so_scratch *s) {
     return true;
 }
 
-static void relearn(so_cpu *b);
+static void rebuild_tasks(so_cpu *b);
 
 static void flush(so_cpu *b) {
-    if (b->known && b->n_ops != b->list->n_ops)
-        relearn(b);
-    if (b->known)
+    if (b->matches && b->n_ops != b->list->n_ops)
+        rebuild_tasks(b);
+    if (b->matches)
         b->n_tasks = b->list->n_tasks;
     bool ok =
         b->err.code == 0 && grow_scratch(b, &b->scratch[0]) && grow_scratch(b, &b->scratch[1]);
@@ -266,14 +274,15 @@ static void flush(so_cpu *b) {
         b->list->n_tasks = b->n_tasks;
         b->list->run = ++b->n_runs;
     }
-    b->known = false;
+    b->matches = false;
     b->n_ops = b->n_tasks = b->n_open = 0;
     b->uploads_len = 0;
     b->scratch[0].need = b->scratch[1].need = 0;
     b->quantized.owner = NULL;
 }
 
-/* What an operation may have named is freed: another may come to lie there. */
+/* Call before freeing an object that stored operations may name: a new object could get its
+ * address, and a stored list would then wrongly match. */
 static void forget_lists(so_cpu *b) {
     flush(b);
     for (int i = 0; i < SO_LISTS; i++)
@@ -288,8 +297,8 @@ static bool same(const so_range *a, const so_range *b) {
     return a->owner == b->owner && a->begin == b->begin && a->end == b->end;
 }
 
-/* Every member finds in b only what it has touched itself in a. */
-static bool shared_alike(const so_range *a, const so_range *b) {
+/* Every thread touches the same part of the range in both tasks. */
+static bool split_alike(const so_range *a, const so_range *b) {
     return (a->parts > 0 || a->columns > 0) && a->parts == b->parts && a->columns == b->columns &&
            same(a, b);
 }
@@ -298,45 +307,46 @@ static bool conflicts(const so_cpu *b, const so_range *ranges, int n) {
     for (int i = 0; i < n; i++)
         for (int j = 0; j < b->n_open; j++)
             if ((ranges[i].write || b->open[j].write) && overlap(&ranges[i], &b->open[j]) &&
-                !shared_alike(&ranges[i], &b->open[j]))
+                !split_alike(&ranges[i], &b->open[j]))
                 return true;
     return false;
 }
 
-/* Whether members get of the task what so_cpu_share gives them, so that waiting behind it tells of
- * their speed. (Attention over more than a thousand positions may deal out chunks instead: it is
- * one meeting of seven.) */
-static bool is_shared(const so_cpu *b, so_task_fn *fn, const so_op *op) {
+/* Whether so_cpu_split_weighted decides each thread's part of the task, so that waiting after it
+ * measures the threads' speed. (Attention over more than a thousand positions may be split at
+ * chunks instead; that affects one barrier of seven.) */
+static bool is_weighted(const so_cpu *b, so_task_fn *fn, const so_op *op) {
     if (fn == so_cpu_quantize_columns || fn == so_cpu_eltwise_columns || fn == so_cpu_rope_columns)
         return true;
     if (fn == so_cpu_tasks[SO_OP_MATMUL])
-        return so_cpu_dealt_whole(op->matmul.w, so_pool_count(b->pool));
+        return so_cpu_matmul_is_static(op->matmul.w, so_pool_count(b->pool));
     return fn == so_cpu_attention || fn == so_cpu_kv_store;
 }
 
 static void push(so_cpu *b, so_task_fn *fn, const so_range *ranges, int n) {
     bool barrier = b->n_open + n > SO_RANGES_MAX || conflicts(b, ranges, n);
-    bool shared = b->n_open > 0 && b->open_shared;
+    bool weighted = b->n_open > 0 && b->open_weighted;
     if (barrier)
         b->n_open = 0;
-    b->open_shared =
-        (b->n_open == 0 || b->open_shared) && is_shared(b, fn, &b->list->ops[b->n_ops - 1]);
+    b->open_weighted =
+        (b->n_open == 0 || b->open_weighted) && is_weighted(b, fn, &b->list->ops[b->n_ops - 1]);
     memcpy(b->open + b->n_open, ranges, (size_t)n * sizeof ranges[0]);
     b->n_open += n;
     b->list->tasks[b->n_tasks++] =
-        (so_task){.fn = fn, .op = b->n_ops - 1, .barrier = barrier, .shared = shared};
+        (so_task){.fn = fn, .op = b->n_ops - 1, .barrier = barrier, .weighted = weighted};
 }
 
-/* How the same range was written since the last meeting; NULL: it was not. */
-static const so_range *written(const so_cpu *b, const so_range *r) {
+/* The last write to exactly this range since the last barrier; NULL: none. */
+static const so_range *last_write(const so_cpu *b, const so_range *r) {
     for (int i = b->n_open - 1; i >= 0; i--)
         if (b->open[i].write && same(&b->open[i], r))
             return &b->open[i];
     return NULL;
 }
 
-/* Whoever finishes a query of attention may round it at once, where blocks end with heads. */
-static bool round_in_attention(so_cpu *b, const so_op *op, const so_range *x, so_range scratch) {
+/* A thread that finishes a query of attention can quantise it at once, if blocks end with heads.
+ * Returns false where that is not possible. */
+static bool quantize_in_attention(so_cpu *b, const so_op *op, const so_range *x, so_range scratch) {
     so_task *last = b->n_tasks > 0 ? &b->list->tasks[b->n_tasks - 1] : NULL;
     if (!last || last->fn != so_cpu_attention || last->op + 1 != op - b->list->ops)
         return false;
@@ -345,25 +355,27 @@ static bool round_in_attention(so_cpu *b, const so_op *op, const so_range *x, so
     out.end = out.begin + (x->end - x->begin);
     long width = (long)before->attention.n_heads * before->attention.store->shape.head_dim;
     if (!same(&out, x) || before->n != op->n || width != op->matmul.w->n_cols ||
-        before->attention.store->shape.head_dim % SO_COLUMN != 0 || conflicts(b, &scratch, 1) ||
-        b->n_open == SO_RANGES_MAX)
+        before->attention.store->shape.head_dim % SO_COLUMN_GRAIN != 0 ||
+        conflicts(b, &scratch, 1) || b->n_open == SO_RANGES_MAX)
         return false;
-    last->fn = so_cpu_attention_rounded;
+    last->fn = so_cpu_attention_quantized;
     b->open[b->n_open++] = scratch;
     return true;
 }
 
-/* Rounds x as it was shared when it was written, where that was since the last meeting. */
-static void push_rounding(so_cpu *b, const so_op *op, int block, so_range scratch, so_range x) {
+/* Quantises x. If x was written since the last barrier, uses the split of that write, so that
+ * no barrier is needed. */
+static void push_quantize_task(so_cpu *b, const so_op *op, int block, so_range scratch,
+                               so_range x) {
     int k = op->matmul.w->n_cols;
     so_task_fn *fn = so_cpu_quantize;
-    const so_range *w = written(b, &x);
-    if (block == SO_COLUMN && round_in_attention(b, op, &x, scratch))
+    const so_range *w = last_write(b, &x);
+    if (block == SO_COLUMN_GRAIN && quantize_in_attention(b, op, &x, scratch))
         return;
     if (w && w->parts == op->n) {
         fn = so_cpu_quantize_rows;
         x.parts = op->n;
-    } else if (w && w->columns == k && block == SO_COLUMN) {
+    } else if (w && w->columns == k && block == SO_COLUMN_GRAIN) {
         fn = so_cpu_quantize_columns;
         x.columns = k;
     } else {
@@ -376,7 +388,7 @@ static so_range scratch_range(so_cpu *b, bool write) {
     return (so_range){.owner = &b->scratch[b->scratch_at], .end = 1, .write = write};
 }
 
-/* ranges: of the operation, x's the second; room for one more. Gives their new number. */
+/* ranges: those of the operation, with x second and room for one more. Returns their new number. */
 static int push_quantize(so_cpu *b, const so_op *op, so_range *ranges, int n) {
     int block = so_dtype_get((int)op->matmul.w->dtype)->block_len;
     if (block == 1)
@@ -390,7 +402,7 @@ static int push_quantize(so_cpu *b, const so_op *op, so_range *ranges, int n) {
     scratch->need = SO_MAX(scratch->need, so_cpu_scratch_bytes(op->matmul.w, op->n));
     b->list->scratch_of[op - b->list->ops] = (uint8_t)b->scratch_at;
     if (!reuse) {
-        push_rounding(b, op, block, scratch_range(b, true), x);
+        push_quantize_task(b, op, block, scratch_range(b, true), x);
         b->quantized = x;
         b->quantized_n = op->n;
         b->quantized_block = block;
@@ -399,18 +411,18 @@ static int push_quantize(so_cpu *b, const so_op *op, so_range *ranges, int n) {
     return n + 1;
 }
 
-/* The task of an operation that can share its ranges in several ways: as what it reads was shared
- * when it was written, so that nobody has to meet. Not residuals: the norm behind them takes whole
- * rows, and so rows stay with one member from layer to layer. */
+/* The task function of an operation that can split its ranges in several ways: the split with which
+ * its input was written, so that no barrier is needed. Not for residuals: the norm that follows
+ * takes whole rows, so a row stays with one thread from layer to layer. */
 static so_task_fn *choose_task(const so_cpu *b, const so_op *op, so_range *ranges, int n) {
     const so_range *w = NULL;
     switch (op->kind) {
     case SO_OP_MATMUL:
-        if (so_cpu_dealt_whole(op->matmul.w, so_pool_count(b->pool)))
+        if (so_cpu_matmul_is_static(op->matmul.w, so_pool_count(b->pool)))
             ranges[0].columns = op->matmul.w->n_rows;
         break;
     case SO_OP_ROPE:
-        w = written(b, &ranges[0]);
+        w = last_write(b, &ranges[0]);
         if (op->rope.halves || (w && w->parts == ranges[0].parts))
             break;
         ranges[0].parts = 0;
@@ -420,7 +432,7 @@ static so_task_fn *choose_task(const so_cpu *b, const so_op *op, so_range *range
     case SO_OP_GELU_MUL:
     case SO_OP_GELU:
         for (int i = 0; i < n && !(w && w->columns == op->eltwise.d); i++)
-            w = written(b, &ranges[i]);
+            w = last_write(b, &ranges[i]);
         if (!w || w->columns != op->eltwise.d)
             break;
         for (int i = 0; i < n; i++) {
@@ -441,8 +453,8 @@ static void forget_stale(so_cpu *b, const so_range *ranges, int n) {
             b->quantized.owner = NULL;
 }
 
-/* The bytes of an upload: into place at once where nothing stands before it, else kept. False: it
- * is done. */
+/* Copies an upload's bytes: directly to their destination if no operation precedes it (returns
+ * false: nothing is left to do), else into the list's upload memory. */
 static bool keep_upload(so_cpu *b, so_op *op) {
     size_t n_bytes = op->upload.n_bytes;
     if (n_bytes > UPLOADS_MAX - b->uploads_len)
@@ -462,27 +474,27 @@ static bool keep_upload(so_cpu *b, so_op *op) {
     return true;
 }
 
-/* At the end of the list, with its tasks. */
+/* Appends an operation and its tasks to the list. */
 static void append(so_cpu *b, const so_op *given) {
     so_range ranges[SO_OP_RANGES + 1];
     so_op *op = &b->list->ops[b->n_ops];
     int n = so_cpu_ranges(given, ranges);
     if (op != given)
         *op = *given;
-    atomic_store_explicit(&b->list->taken[b->n_ops++], 0, memory_order_relaxed);
+    atomic_store_explicit(&b->list->claimed[b->n_ops++], 0, memory_order_relaxed);
     so_task_fn *fn = choose_task(b, op, ranges, n);
     if (op->kind == SO_OP_MATMUL)
         n = push_quantize(b, op, ranges, n);
-    if (op->kind == SO_OP_ATTENTION) /* results of split units */
+    if (op->kind == SO_OP_ATTENTION) /* partial results of split units */
         ranges[n++] = (so_range){.owner = b->attn, .begin = 0, .end = 1, .write = true};
     push(b, fn, ranges, n);
     forget_stale(b, ranges, n);
 }
 
-/* The list is another one after all: makes the tasks of what it has so far. */
-static void relearn(so_cpu *b) {
+/* The list differs from the stored one after all: makes the tasks of all operations so far. */
+static void rebuild_tasks(so_cpu *b) {
     int n = b->n_ops;
-    b->known = false;
+    b->matches = false;
     for (b->n_ops = 0; b->n_ops < n;)
         append(b, &b->list->ops[b->n_ops]);
 }
@@ -493,7 +505,7 @@ static bool same_view(const so_view *a, const so_view *b) {
 
 static bool same_float(float a, float b) { return so_f32_bits(a) == so_f32_bits(b); }
 
-/* By the members that the kind uses: the others, and padding, may hold anything. */
+/* Compares only the members that the kind uses; others, and padding, may hold anything. */
 static bool same_op(const so_op *a, const so_op *b) {
 #define SAME(member) (a->member == b->member)
 #define SAME_VIEW(member) same_view(&a->member, &b->member)
@@ -548,14 +560,14 @@ static bool same_op(const so_op *a, const so_op *b) {
 #undef SAME_FLOAT
 }
 
-/* The list that began with this operation, or else the one that was run longest ago. */
+/* The stored list that begins with this operation, else the least recently run one. */
 static void choose_list(so_cpu *b, const so_op *first) {
     b->list = b->lists;
     for (so_list *l = b->lists; l < b->lists + SO_LISTS; l++) {
-        b->known = l->n_ops > 0 && same_op(&l->ops[0], first);
-        if (b->known || l->run < b->list->run)
+        b->matches = l->n_ops > 0 && same_op(&l->ops[0], first);
+        if (b->matches || l->run < b->list->run)
             b->list = l;
-        if (b->known)
+        if (b->matches)
             break;
     }
 }
@@ -575,13 +587,13 @@ static void submit(so_backend *base, const so_op *given) {
     }
     if (b->n_ops == 0)
         choose_list(b, &op);
-    if (b->known && (b->n_ops == b->list->n_ops || !same_op(&b->list->ops[b->n_ops], &op)))
-        relearn(b);
-    if (!b->known) {
+    if (b->matches && (b->n_ops == b->list->n_ops || !same_op(&b->list->ops[b->n_ops], &op)))
+        rebuild_tasks(b);
+    if (!b->matches) {
         append(b, &op);
         return;
     }
-    atomic_store_explicit(&b->list->taken[b->n_ops++], 0, memory_order_relaxed);
+    atomic_store_explicit(&b->list->claimed[b->n_ops++], 0, memory_order_relaxed);
 }
 
 static int cpu_sync(so_backend *base, so_err *err) {
@@ -620,7 +632,7 @@ static const so_backend_vt cpu_vt = {
     .buffer_create = buffer_create,
     .buffer_free = buffer_free,
     .weight_create = weight_create,
-    .weight_adopt = weight_adopt,
+    .weight_pack = weight_pack,
     .weight_free = weight_free,
     .kv_create = kv_create,
     .kv_free = kv_free,
@@ -633,12 +645,15 @@ static void warn_slow(const so_backend_opts *o) {
     so_cpu_level best = so_cpu_best_level();
     int cores = so_cpu_count();
     if (o->level == SO_CPU_SCALAR && best != SO_CPU_SCALAR)
-        so_log(SO_LOG_WARN,
-               "level scalar: the same results, many times slower than this CPU's level %s",
-               so_cpu_level_name(best));
+        so_log(
+            SO_LOG_WARN,
+            "CPU level scalar is many times slower than level %s, which this CPU supports; results "
+            "are the same",
+            so_cpu_level_name(best));
     else if (best == SO_CPU_SCALAR)
-        so_log(SO_LOG_WARN, "this CPU has none of the instructions (AVX2 or later) that the fast "
-                            "kernels need: the same results, many times slower");
+        so_log(SO_LOG_WARN,
+               "this CPU lacks AVX2, which the fast kernels need: scalar kernels give the "
+               "same results but are many times slower");
     if (o->n_threads > cores)
         so_log(SO_LOG_WARN, "%d threads on %d cores: the same results, slower than with %d",
                o->n_threads, cores, cores);
@@ -648,7 +663,8 @@ int so_backend_cpu_create(const so_backend_opts *o, so_backend **out, so_err *er
     so_cpu_level best = so_cpu_best_level();
     const so_kernels *kernels = so_cpu_kernels(o->level == SO_CPU_AUTO ? best : o->level);
     if (!kernels)
-        return so_err_set(err, SO_EUNSUPPORTED, "this CPU cannot run level %s; its best is %s",
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "this CPU does not support level %s; the best level it supports is %s",
                           so_cpu_level_name(o->level), so_cpu_level_name(best));
     so_pool *pool = NULL;
     int rc = so_pool_create(o->n_threads == 0 ? so_cpu_count() : o->n_threads, &pool, err);
@@ -660,10 +676,10 @@ int so_backend_cpu_create(const so_backend_opts *o, so_backend **out, so_err *er
     b->base.vt = &cpu_vt;
     b->kernels = kernels;
     b->pool = pool;
-    so_shares_init(&b->shares, so_pool_count(pool));
-    b->list = b->lists = SO_NEW_N(so_list, SO_LISTS); /* touched where used */
+    so_balance_init(&b->balance, so_pool_count(pool));
+    b->list = b->lists = SO_NEW_N(so_list, SO_LISTS); /* backed by memory on first use */
     b->attn = SO_NEW(so_attn_split);
-    b->attn->floats = so_try_alloc(SO_ATTN_SPLIT_BYTES, 1); /* touched where used */
+    b->attn->floats = so_try_alloc(SO_ATTN_SPLIT_BYTES, 1); /* backed by memory on first use */
     b->uploads_cap = UPLOADS_FIRST;
     b->uploads = so_realloc(NULL, b->uploads_cap);
     *out = &b->base;

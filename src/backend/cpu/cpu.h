@@ -1,5 +1,5 @@
-/* What the files of the CPU backend share: the objects behind the opaque handles, and the list of
- * tasks that one pass of the threads walks. Only src/backend may include this. */
+/* Declarations private to the CPU backend: the objects behind the opaque handles, and the list of
+ * tasks that the threads run for one pass. Only src/backend may include this. */
 #ifndef SO_BACKEND_CPU_CPU_H
 #define SO_BACKEND_CPU_CPU_H
 
@@ -8,7 +8,7 @@
 #include "backend/cpu/slab.h"
 #include "base/pool.h"
 
-/* Zeroed pages from the kernel, touched when first written. */
+/* Zeroed pages from the kernel, backed by memory when first written. */
 struct so_buffer {
     unsigned char *data;
     size_t n_bytes;
@@ -21,16 +21,16 @@ struct so_weight {
     long n_rows;
     size_t row_bytes;
     const uint8_t *data;  /* borrowed, or packed in `chunk` */
-    size_t group_bytes;   /* of 16 packed rows (pack.h); 0: rows as the file has them */
-    so_slab_chunk *chunk; /* that holds it */
+    size_t group_bytes;   /* of 16 packed rows (pack.h); 0: not packed, rows as in the file */
+    so_slab_chunk *chunk; /* of the slab that holds the packed rows; NULL: not packed */
 };
 
-/* K and V, each [n_pages][n_layers][n_heads_kv] pages of one head, laid out as kernels.h says at
- * so_attn_fns. Layers of a page lie together, so that memory
- * which is backed by huge pages grows with the positions in use and not with the store. */
+/* K and V, each [n_pages][n_layers][n_heads_kv] pages of one head, in the layout given at
+ * so_attn_fns (kernels.h). All layers of a page are adjacent: with huge pages, memory use then
+ * grows with the positions in use and not with the size of the store. */
 struct so_kv_store {
     so_kv_shape shape;
-    size_t entry_bytes; /* one head of one position */
+    size_t entry_bytes; /* of one head at one position */
     so_buffer k, v;
 };
 
@@ -41,11 +41,11 @@ static inline size_t so_kv_page(const so_kv_store *s, int layer, int page, int h
     return i * SO_KV_PAGE * s->entry_bytes;
 }
 
-/* Results of chunks of positions, where attention is split there (attention.c). */
+/* Partial results of chunks of positions, for attention that is split at chunks (attention.c). */
 enum { SO_ATTN_SPLIT_UNITS = 256, SO_ATTN_SPLIT_BYTES = 16 << 20 };
 typedef struct so_attn_split {
-    float *floats; /* [SO_ATTN_SPLIT_BYTES / 4]; NULL where there was no memory: no split */
-    _Atomic int arrived[SO_ATTN_SPLIT_UNITS]; /* chunks that are done; 0 between operations */
+    float *floats; /* [SO_ATTN_SPLIT_BYTES / 4]; NULL: no memory, attention is not split */
+    _Atomic int n_done[SO_ATTN_SPLIT_UNITS]; /* chunks finished; 0 between operations */
 } so_attn_split;
 
 enum { SO_HEAD_DIM_MAX = 1024 };
@@ -55,51 +55,54 @@ typedef void so_task_fn(const so_cpu *b, const so_op *op, int index, int count);
 
 typedef struct so_task {
     so_task_fn *fn;
-    int op;       /* index into ops */
-    bool barrier; /* the team meets before this task */
-    bool shared;  /* and what it did since the last meeting was shared by so_cpu_share */
+    int op;        /* index into ops */
+    bool barrier;  /* threads wait for each other before this task */
+    bool weighted; /* everything since the barrier before was split by so_cpu_split_weighted */
 } so_task;
 
-/* Who gets how much (shares.c): member i the part cut[i] … cut[i + 1] of SO_SHARE_ONE. */
-enum { SO_SHARES_MAX = 256, SO_SHARE_ONE = 1 << 16 };
-typedef struct so_shares {
+/* How work is split between threads of different speed (balance.c): thread i gets the part cut[i] …
+ * cut[i + 1] of SO_BALANCE_ONE. */
+enum { SO_BALANCE_MAX = 256, SO_BALANCE_ONE = 1 << 16 };
+typedef struct so_balance {
     int count;
-    int32_t cut[SO_SHARES_MAX + 1];
-    double speed[SO_SHARES_MAX]; /* 1 on average */
-    long waited[SO_SHARES_MAX];  /* in the last run, turns of so_pool_barrier */
-} so_shares;
+    int32_t cut[SO_BALANCE_MAX + 1];
+    double speed[SO_BALANCE_MAX]; /* relative; 1 on average */
+    long waited[SO_BALANCE_MAX];  /* in the last run, in turns of so_pool_barrier's waiting loop */
+} so_balance;
 
-/* A stretch of memory that a task reads or writes. `owner` is a buffer, a KV store or a scratch;
- * two ranges of different owners never overlap. Where each member keeps to its share of it, `parts`
- * or `columns` says how it is shared: the same range, shared alike, is then each member's own from
- * task to task, and no meeting is needed. */
+/* A range of memory that a task reads or writes. `owner` is a buffer, a KV store or a scratch;
+ * ranges of different owners never overlap. Where each thread touches only its own part of the
+ * range, `parts` or `columns` states how it is split. If two tasks split the same range in the same
+ * way, each thread finds only its own data there, and no barrier is needed between them. */
 typedef struct so_range {
     const void *owner;
     size_t begin, end;
     bool write;
-    long parts;   /* > 0: in equal parts, as so_split(parts, 1, …) gives them */
-    long columns; /* > 0: rows of so many elements, each as so_cpu_share does */
+    long parts;   /* > 0: split as so_split(parts, 1, …) does */
+    long columns; /* > 0: rows of that many elements, each split by so_cpu_split_weighted */
 } so_range;
 
-enum { SO_COLUMN = 32 }; /* rows of a product are shared so, and a block of activations is one */
+/* Columns of a product are split at multiples of this many elements: one block of activations. */
+enum { SO_COLUMN_GRAIN = 32 };
 
-/* Elements in one part of a row of d where the elements do not depend on each other: whole blocks
- * of activations where d has them, so that what is computed can be rounded without a meeting. */
+/* Granularity, in elements, for splitting a row of d elements that do not depend on each other:
+ * whole blocks of activations where d is a multiple of them, so that the thread that computed a
+ * block can quantise it without a barrier. */
 static inline int so_cpu_grain(int d) { return d % 256 == 0 ? 256 : d % 32 == 0 ? 32 : d; }
 
 enum { SO_OPS_MAX = 4096, SO_TASKS_MAX = 2 * SO_OPS_MAX, SO_RANGES_MAX = 64, SO_OP_RANGES = 6 };
 
-/* Operations and what came of them. Passes repeat themselves: those that were run last are kept,
- * and one that is submitted again, operation for operation, finds its tasks as they were. */
+/* A list of operations and the tasks made from it. Passes repeat: the most recently run lists are
+ * kept, and a list that is submitted again, operation for operation, reuses its tasks. */
 enum { SO_LISTS = 16 };
 typedef struct so_list {
     so_op ops[SO_OPS_MAX];
     so_task tasks[SO_TASKS_MAX];
-    _Atomic int taken[SO_OPS_MAX];  /* pieces of a product that members have taken (ops.c) */
-    uint8_t scratch_of[SO_OPS_MAX]; /* the set of activations that a matmul reads */
-    int n_ops, n_tasks;             /* of the last run; 0: it cannot be used again */
-    uint64_t run;                   /* number of that run */
-    long wait_most; /* turns of waiting that count at one meeting; 0: it was never run */
+    _Atomic int claimed[SO_OPS_MAX]; /* pieces of a matmul that threads have claimed (ops.c) */
+    uint8_t scratch_of[SO_OPS_MAX];  /* which scratch holds the activations of a matmul */
+    int n_ops, n_tasks;              /* of the last run; n_ops 0: not reusable */
+    uint64_t run;                    /* number of that run */
+    long wait_max;                   /* turns of waiting that count at one barrier; 0: never run */
 } so_list;
 
 typedef struct so_scratch {
@@ -113,68 +116,70 @@ struct so_cpu {
     so_pool *pool;
     so_slab slab;       /* packed weights */
     so_list *lists;     /* [SO_LISTS] */
-    so_list *list;      /* that is filled now */
-    bool known;         /* so far it is as it was when it was run last */
-    int n_ops, n_tasks; /* of it, by now; tasks are not counted while it is known */
+    so_list *list;      /* the one being filled */
+    bool matches;       /* so far it equals the list as it was last run */
+    int n_ops, n_tasks; /* so far; tasks are not counted while `matches` */
     uint64_t n_runs;
-    /* What the tasks since the last barrier touch. */
+    /* Ranges touched by the tasks since the last barrier. */
     so_range open[SO_RANGES_MAX];
     int n_open;
-    bool open_shared; /* those tasks are shared by so_cpu_share, all of them */
-    so_shares shares;
+    bool open_weighted; /* all of these tasks are split by so_cpu_split_weighted */
+    so_balance balance;
     /* Bytes of the uploads in the list, copied at submit. */
     unsigned char *uploads;
     size_t uploads_len, uploads_cap;
-    /* Quantised activations, two sets in turn: the next ones are made while these are still used;
-     * what the last were made from. */
+    /* Quantised activations. Two buffers alternate, so that the next activations can be written
+     * while other threads still read the current ones. `quantized` is the source of the last
+     * ones. */
     so_scratch scratch[2];
-    int scratch_at;     /* the last set */
+    int scratch_at;     /* the buffer written last */
     so_range quantized; /* owner NULL: nothing to reuse */
     int quantized_n, quantized_block;
     so_attn_split *attn;
     so_err err; /* first failure since the last sync */
 };
 
-/* [*begin, *end) of n items for member `index`, by its speed; borders at multiples of `grain`. The
- * same in all of a run for as many grains. */
-static inline void so_cpu_share(const so_cpu *b, long n, long grain, int index, long *begin,
-                                long *end) {
-    const int32_t *cut = b->shares.cut + index;
+/* The part [*begin, *end) of n items that thread `index` computes, in proportion to its speed.
+ * Borders are multiples of `grain`. Fixed during a run for a given number of grains. */
+static inline void so_cpu_split_weighted(const so_cpu *b, long n, long grain, int index,
+                                         long *begin, long *end) {
+    const int32_t *cut = b->balance.cut + index;
     long units = (n + grain - 1) / grain;
-    *begin = (units * cut[0] + SO_SHARE_ONE / 2) / SO_SHARE_ONE * grain;
-    *end = (units * cut[1] + SO_SHARE_ONE / 2) / SO_SHARE_ONE * grain;
+    *begin = (units * cut[0] + SO_BALANCE_ONE / 2) / SO_BALANCE_ONE * grain;
+    *end = (units * cut[1] + SO_BALANCE_ONE / 2) / SO_BALANCE_ONE * grain;
     *begin = *begin < n ? *begin : n;
     *end = *end < n ? *end : n;
 }
 
-/* shares.c */
-void so_shares_init(so_shares *s, int count);
-/* After a run of t_ns; turn_ns: of a turn of waiting. */
-void so_shares_learn(so_shares *s, int64_t t_ns, double turn_ns);
+/* balance.c */
+void so_balance_init(so_balance *s, int count);
+/* Adjusts the split after a run of t_ns; one turn of waiting takes turn_ns. */
+void so_balance_update(so_balance *s, int64_t t_ns, double turn_ns);
 
 /* ops.c */
 extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT];
-/* The first half of a matmul, in parts of so_cpu_grain elements, in whole rows or in columns. */
+/* The first half of a matmul, split into parts of so_cpu_grain elements, whole rows, or columns. */
 so_task_fn so_cpu_quantize, so_cpu_quantize_rows, so_cpu_quantize_columns;
 so_task_fn so_cpu_eltwise_columns, so_cpu_rope_columns;
 so_act so_cpu_activations(const so_cpu *b, const so_op *op); /* of a matmul */
-/* Whether all rows of a product are dealt out beforehand, in columns of its result. */
-bool so_cpu_dealt_whole(const so_weight *w, int count);
-/* attention.c; rounded: also makes the activations of the matmul that follows in the list */
-so_task_fn so_cpu_attention, so_cpu_attention_rounded;
+/* Whether all rows of w are assigned to threads before its product runs. */
+bool so_cpu_matmul_is_static(const so_weight *w, int count);
+/* attention.c. _quantized also writes the activations of the matmul that follows in the list. */
+so_task_fn so_cpu_attention, so_cpu_attention_quantized;
 so_task_fn so_cpu_kv_store, so_cpu_kv_copy; /* cache.c */
-/* Bytes of scratch a matmul needs; 0 for float weights, SIZE_MAX where it does not fit. */
+/* Bytes of scratch a matmul needs; 0 for float weights, SIZE_MAX on overflow. */
 size_t so_cpu_scratch_bytes(const so_weight *w, int n);
 
 /* ranges.c */
-/* The memory op touches, checked to lie inside its buffers (a breach aborts); how many ranges. */
+/* Fills `out` with the memory ranges op touches and returns their number. Aborts if a range exceeds
+ * its buffer. */
 int so_cpu_ranges(const so_op *op, so_range *out);
 
-/* What so_backend_open calls: cpu.c, ../deferred.c. */
+/* Called by so_backend_open; cpu.c and ../deferred.c. */
 int so_backend_cpu_create(const so_backend_opts *o, so_backend **out, so_err *err);
 int so_backend_deferred_create(const so_backend_opts *o, so_backend **out, so_err *err);
 
 /* level.c */
-const so_kernels *so_cpu_kernels(so_cpu_level level); /* NULL where the CPU lacks it */
+const so_kernels *so_cpu_kernels(so_cpu_level level); /* NULL: the CPU lacks the level */
 
 #endif

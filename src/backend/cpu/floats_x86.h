@@ -1,9 +1,11 @@
-/* Matrix products over F32, F16 and BF16 weights for x86, over the words of rows_x86.h.
+/* Matrix products with F32, F16 and BF16 weights for x86, in the SIMD operations of rows_x86.h.
  *
- * The canon wants sixteen partial sums along k, so rows keep their order in memory. A tile is four
- * output rows. A part of them, STEP elements long, is made float once, in memory that stays in the
- * first cache; activation rows meet it FLOAT_NX at a time, their sums in registers, and between
- * parts in memory. Few rows need no copy: the weights are widened on their way into the registers.
+ * The contract of kernels.h has sixteen partial sums along k, so rows keep their order in memory. A
+ * tile is four output rows. With more than FLOAT_NX activation rows it is computed in parts of
+ * FLOAT_STEP elements: F16 and BF16 weights of a part are converted to float once, in memory that
+ * stays in L1, and the part is multiplied with FLOAT_NX activation rows at a time. Sums are in
+ * registers, and in memory between parts. With fewer rows there is no copy: the weights are
+ * converted as they are loaded.
  *
  *   FLOAT_NR    output rows whose sums fit the registers together with
  *   FLOAT_NX    activation rows
@@ -13,13 +15,13 @@
 enum { FLOAT_ROWS = 4, FLOAT_STEP = 512 };
 
 typedef struct float_tile {
-    const uint8_t *rows[FLOAT_ROWS]; /* as in the file; past the end the last one again */
+    const uint8_t *rows[FLOAT_ROWS]; /* as in the file; past the end, the last row again */
     _Alignas(64) float copy[FLOAT_ROWS][FLOAT_STEP];
     v16 sums[CHUNK][FLOAT_ROWS];
 } float_tile;
 
-/* Four sums at once by the canon's joining tree: lane i of the result is v_join(v[i]). */
-INLINE __m128 v_join4(const v16 *v) {
+/* Four sums at once in the reduction order of lane16: lane i of the result is v_reduce(v[i]). */
+INLINE __m128 v_reduce4(const v16 *v) {
     __m256 a = _mm256_add_ps(v_low8(v[0]), v_high8(v[0]));
     __m256 b = _mm256_add_ps(v_low8(v[1]), v_high8(v[1]));
     __m256 c = _mm256_add_ps(v_low8(v[2]), v_high8(v[2]));
@@ -28,7 +30,7 @@ INLINE __m128 v_join4(const v16 *v) {
         _mm256_add_ps(_mm256_permute2f128_ps(a, c, 0x20), _mm256_permute2f128_ps(a, c, 0x31));
     __m256 bd =
         _mm256_add_ps(_mm256_permute2f128_ps(b, d, 0x20), _mm256_permute2f128_ps(b, d, 0x31));
-    /* lanes 0 and 1 of a, then of b; in the upper half of c, then of d */
+    /* lanes 0 and 1 of a, then of b; in the upper half those of c, then of d */
     __m256 low = _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(ac), _mm256_castps_pd(bd)));
     __m256 high = _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(ac), _mm256_castps_pd(bd)));
     __m256 two = _mm256_add_ps(low, high);
@@ -50,7 +52,7 @@ INLINE v16 weight_load_n(so_dtype dtype, const uint8_t *row, int i, int n) {
     return dtype == SO_DTYPE_F16 ? v_load_f16_n(p, n) : v_load_bf16_n(p, n);
 }
 
-/* Elements e … e+n-1 made float. */
+/* Converts elements e … e+n-1 to float. */
 INLINE void float_copy(float_tile *t, so_dtype dtype, int e, int n) {
     for (int r = 0; r < FLOAT_ROWS; r++)
         for (int i = 0; i < n; i += 16)
@@ -58,8 +60,8 @@ INLINE void float_copy(float_tile *t, so_dtype dtype, int e, int n) {
                                                 : weight_load_n(dtype, t->rows[r], e + i, n - i));
 }
 
-/* Elements e … e+n-1 of output rows r0 … against activation rows first …; `copied`: the weights
- * are floats already. */
+/* Multiplies elements e … e+n-1 of output rows r0 … with activation rows first + at …. `copied`:
+ * the weights are in t->copy, as floats. */
 INLINE void float_part(float_tile *t, const so_mm *a, so_dtype dtype, bool copied, int r0, int e,
                        int n, int first, int at, const int nr, const int nx) {
     const uint8_t *w[FLOAT_NR];
@@ -96,13 +98,13 @@ INLINE void float_store(const float_tile *t, const so_mm *a, long r, long end, i
     int valid = (int)SO_MIN((long)FLOAT_ROWS, end - r);
     for (int i = 0; i < n; i++) {
         float v[FLOAT_ROWS], *out = a->out + (size_t)(first + i) * (size_t)a->m + (size_t)r;
-        _mm_storeu_ps(v, v_join4(t->sums[i]));
+        _mm_storeu_ps(v, v_reduce4(t->sums[i]));
         for (int j = 0; j < valid; j++)
             out[j] = a->bias ? v[j] + a->bias[r + j] : v[j];
     }
 }
 
-/* All activation rows of a chunk against elements e … e+n-1 of the tile. */
+/* Multiplies all activation rows of a chunk with elements e … e+n-1 of the tile. */
 INLINE void float_rows(float_tile *t, const so_mm *a, so_dtype dtype, bool copied, int e, int n,
                        int first, int n_x) {
     UNROLL for (int r = 0; r < FLOAT_ROWS; r += FLOAT_NR) {

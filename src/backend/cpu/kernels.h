@@ -1,10 +1,11 @@
-/* The kernels of the CPU backend: one table per instruction level, and the arithmetic they share.
+/* The kernels of the CPU backend: one table per CPU level, and the arithmetic that all of them
+ * follow.
  *
- * THE CANON. Every level computes the same bits, whatever the number of rows, the batch around a
- * row, or the thread count. So the order of every float operation is fixed here, and each level is
- * a way to run it. `lane16(v)` means sixteen partial sums, element i going to lane i mod 16 by
- * acc = fma(a, b, acc) (or acc + a) in ascending i, a lane that has no element left staying as it
- * is (a select, never + 0·x), joined as
+ * THE ARITHMETIC CONTRACT. Every level computes the same bits for any number of rows, any batch
+ * around a row, and any thread count. So the order of every float operation is fixed here, and a
+ * level may only choose how to execute it. `lane16(v)` means sixteen partial sums: element i goes
+ * to lane i mod 16 by acc = fma(a, b, acc) (or acc + a) in ascending i. A lane without a further
+ * element keeps its value (by a select, never by adding 0·x). The lanes are reduced as
  *
  *     for width = 8, 4, 2, 1:  lane[i] += lane[i + width], i < width;   the sum is lane[0]
  *
@@ -17,29 +18,29 @@
  *                 exact Σ_j s_j Σ q_w q_x over its sub-blocks; where the type has minima
  *                 acc = fma(−(dmin_w · d_x), (float)Σ_j m_j Σ q_x, acc).
  *                 |isum| ≤ 128 · 63 · 127 · 256 fits 32 bits.
- *   F32 F16 BF16  lane16 over k of the weight made float (exact) times the float activation.
+ *   F32 F16 BF16  lane16 over k of the weight converted to float (exact) times the activation.
  *   bias          added last, one float addition.
  *   norms         lane16 sums; r = 1 / sqrt(sum / d + eps); x · r · w, or fma((x − mean) · r, w, b)
  *   exp           the comment at SO_EXP_MIN below, operation by operation.
  *   silu, gelu    x / (1 + exp(−x)); gelu (tanh form) = x / (1 + exp(−2u)),
  *                 u = √(2/π) · fma(0.044715 · x², x, x)
  *   attention     q' = q · scale. Score: one sum over the head dimension, acc = fma(q', k, acc),
- *                 ascending. Chunks of 128 logical positions (0 … 127, 128 … 255, …), each from
- *                 the positions seen alone: m_c = their largest score, p = exp(score − m_c),
+ *                 ascending. Chunks of 128 logical positions (0 … 127, 128 … 255, …), each computed
+ *                 from the positions seen alone: m_c = their largest score, p = exp(score − m_c),
  *                 l_c = lane16(p) by position, o_c = fma(p, v, o_c) ascending from 0. Chunks are
  *                 merged ascending, from m = −inf, l = 0, o = 0: m' = max(m, m_c),
  *                 a = exp(m − m'), b = exp(m_c − m'), l = l · a + l_c · b (two products, one sum),
- *                 o = fma(o_c, b, o · a). At the end o · (1 / l). Numbers at positions not seen
- *                 (they may be NaN) reach no sum.
- *   Q8_0 cache    Entries are rounded on write in blocks of 32 along the head, the last one filled
- *                 up with zeros: a = max |x|, d = half(a / 127), q = nearest even of x · (1 / d)
+ *                 o = fma(o_c, b, o · a). At the end o · (1 / l). Values at positions not seen
+ *                 (they may be NaN) enter no sum.
+ *   Q8_0 cache    Entries are rounded on write in blocks of 32 along the head, the last one padded
+ *                 with zeros: a = max |x|, d = half(a / 127), q = nearest even of x · (1 / d)
  *                 within ±127; d = 0 gives q = 0; NaN, infinity or a d past the largest half gives
  *                 d = NaN, q = 0. Queries q' are rounded like activations in blocks of 32. Score:
  *                 per block, ascending, acc = fma(d_q · d_k, (float)isum, acc), isum the exact
- *                 integer Σ q_q q_k. Values are d · q, which is exact; the rest is as above.
+ *                 integer Σ q_q q_k. Values are d · q, which is exact; everything else as above.
  *
- * Packed or interleaved copies of a weight must keep to this. Adding a level means one more file
- * with a table and passing tests/backend; nothing else may know intrinsics. */
+ * Packed or interleaved copies of a weight follow the same contract. Adding a level means one more
+ * file with a table that passes tests/backend; no other file may use intrinsics. */
 #ifndef SO_BACKEND_CPU_KERNELS_H
 #define SO_BACKEND_CPU_KERNELS_H
 
@@ -49,8 +50,9 @@
 #include "backend/backend.h"
 #include "format/blocks.h"
 
-/* What a block of quantised activations carries beside its int8 values. Sums that a kernel starts
- * from, to undo the offset of unsigned weights, are there ready to be broadcast. */
+/* What a block of quantised activations stores beside its int8 values. The negative multiples are
+ * the start values of kernels with unsigned weights, ready to broadcast: they cancel the weights'
+ * offset. */
 typedef struct so_q32 {
     float d, s;        /* s = d · (float)sum */
     int32_t sum, neg8; /* −8 · sum */
@@ -64,7 +66,8 @@ typedef struct so_q256 {
     int32_t neg32_8[32];         /* −32 times the sum of each 8 */
 } so_q256;
 
-/* Activations of one matmul: x for float weights, q and one of the tables for quantised ones. */
+/* Activations of one matmul: x for float weights; q and one of the block tables for quantised
+ * ones. */
 typedef struct so_act {
     int n, k;
     const float *x;     /* [n][k] */
@@ -73,25 +76,26 @@ typedef struct so_act {
     so_q256 *blocks256; /* [n][k / 256] */
 } so_act;
 
-/* out[n][m] = act · wᵀ + bias, rows `begin` to `end` of w. */
+/* One product out[n][m] = act · wᵀ + bias. */
 typedef struct so_mm {
     so_act act;
-    const uint8_t *w; /* [m] rows of row_bytes, any alignment; or groups of 16 rows, packed */
+    const uint8_t *w; /* [m] rows of row_bytes, any alignment; or packed groups of 16 rows */
     size_t row_bytes;
-    size_t group_bytes; /* of a packed group (pack.h), w aligned to 64; 0: w is not packed */
+    size_t group_bytes; /* of a packed group (pack.h), w aligned to 64; 0: not packed */
     long m;
     const float *bias; /* [m] or NULL */
-    /* packed: the group that this thread reads after its rows, to be fetched, or NULL; the bytes of
-     * such a group, and where its words begin */
+    /* Packed weights: the group this thread reads after its rows, to be prefetched, or NULL. Its
+     * size in bytes, and the offset of its words. */
     const uint8_t *next;
     size_t next_bytes, next_words;
     float *out;
 } so_mm;
-/* begin is a multiple of SO_MM_GRAIN, and so is end but where it is m. */
+/* Computes rows begin … end-1 of w. begin is a multiple of SO_MM_GRAIN; so is end, unless it is
+ * m. */
 typedef void so_mm_fn(const so_mm *a, long begin, long end);
 enum { SO_MM_GRAIN = 16 };
 
-/* The dtypes with a matmul; X(name, dtype). */
+/* The dtypes that have a matmul; X(name, dtype). */
 #define SO_MM_PLAIN_DTYPES(X) \
     X(f32, SO_DTYPE_F32)      \
     X(f16, SO_DTYPE_F16)      \
@@ -109,28 +113,27 @@ enum { SO_MM_GRAIN = 16 };
     X(q6_k, SO_DTYPE_Q6_K)
 #define SO_MM_DTYPES(X) SO_MM_PLAIN_DTYPES(X) SO_MM_K_DTYPES(X)
 
-/* Attention over one page of one head of a KV store. Keys lie across the page, so that sixteen
- * scores are one register and need no joining:
+/* Attention over one page of one head of a KV store. Keys are transposed within the page: sixteen
+ * scores fill one register, and no sum runs across lanes.
  *
  *   F32, F16   k[d][SO_KV_PAGE]; v[SO_KV_PAGE][d]
  *   Q8_0       k: d / 32 times so_q8_keys; v: int8[SO_KV_PAGE][d], then the halves
- *              d[d / 32][SO_KV_PAGE]; d counted up to a multiple of 32
- */
+ *              d[d / 32][SO_KV_PAGE]; d rounded up to a multiple of 32 */
 typedef struct so_q8_keys {
-    int8_t q[SO_QK / 4][SO_KV_PAGE][4]; /* four neighbours of the head together */
+    int8_t q[SO_QK / 4][SO_KV_PAGE][4]; /* four consecutive elements of the head together */
     uint16_t d[SO_KV_PAGE];             /* halves */
 } so_q8_keys;
 
-/* A page, or a part of one; `next` will be used after it and is fetched meanwhile (NULL: nothing).
- */
+/* A page or a part of one. `next` is read after it and is prefetched meanwhile (NULL: nothing). */
 typedef struct so_attn_page {
     const void *at, *next;
-    int place, n; /* of the positions; scores are always of all */
+    int place, n; /* first position and count; ignored by `scores`, which covers the page */
 } so_attn_page;
 
 enum { SO_ATTN_CHUNK = 128, SO_ATTN_QUERIES = 36 };
 typedef struct so_attn_fns {
-    /* n queries times `scale`, as `scores` reads them: at most n · max(d, SO_ATTN_WORDS) words */
+    /* Writes n queries times `scale` in the layout that `scores` reads, into at most n · max(d,
+     * SO_ATTN_WORDS) 32-bit words. */
     void (*queries)(const float *const *q, int n, int d, float scale, void *out);
     /* s[i · stride + j] = Σ_e q[i][e] · k[j][e] for the whole page */
     void (*scores)(so_attn_page k, const void *q, int n, int d, float *s, size_t stride);
@@ -138,12 +141,13 @@ typedef struct so_attn_fns {
     void (*values)(so_attn_page v, const float *p, int n, int d, float *o);
 } so_attn_fns;
 
-/* Queries of a Q8_0 cache, block by block of 32 elements, n of each: */
+/* Layout of queries for a Q8_0 cache. For each block of 32 elements, each field holds n entries of
+ * 32 bits, one per query; the value is the index of the field. */
 enum {
     SO_ATTN_SCALE = 0,  /* float d_q */
     SO_ATTN_START = 1,  /* int32 −128 · Σ q, for kernels whose keys must be unsigned */
-    SO_ATTN_BYTES = 2,  /* four int8, eight times */
-    SO_ATTN_WORDS = 10, /* of a block, for one query */
+    SO_ATTN_BYTES = 2,  /* four int8 each, eight fields */
+    SO_ATTN_WORDS = 10, /* fields per block */
 };
 
 typedef struct so_kernels {
@@ -155,26 +159,26 @@ typedef struct so_kernels {
     void (*rms_norm)(float *out, const float *x, const float *w, int d, float eps);
     void (*layer_norm)(float *out, const float *x, const float *w, const float *b, int d,
                        float eps);
-    /* (x, y) → (x·cos − y·sin, x·sin + y·cos) for n / 2 pairs of neighbours, every product rounded;
-     * table: cos and sin of each */
+    /* (x, y) → (x·cos − y·sin, x·sin + y·cos) for n / 2 pairs of adjacent elements, every product
+     * rounded; table: cos and sin of each pair */
     void (*rotate)(float *x, const float *table, int n);
     void (*scale)(float *out, const float *x, float a, long n);
     void (*add)(float *out, const float *a, const float *b, long n);
     void (*silu_mul)(float *out, const float *a, const float *b, long n);
     void (*gelu_mul)(float *out, const float *a, const float *b, long n);
     void (*gelu)(float *out, const float *a, long n);
-    void (*exp)(float *out, const float *x, long n); /* what the others use; for tests */
+    void (*exp)(float *out, const float *x, long n); /* also for attention.c and tests */
     void (*to_f16)(uint16_t *out, const float *x, long n);
-    int32_t (*argmax)(const float *x, int d); /* -1 where one is not finite */
+    int32_t (*argmax)(const float *x, int d); /* -1: an element is not finite */
     so_attn_fns attn_f16, attn_f32, attn_q8;
-    /* 32 values of an entry of a Q8_0 cache; gives the half d */
+    /* Rounds 32 values of an entry of a Q8_0 cache; returns d as a half. */
     uint16_t (*entry_q8)(const float *x, int8_t *q);
-    /* For n queries, rows of s SO_ATTN_CHUNK apart: s[lo … hi-1] = exp(s − m), *m their largest;
-     * *sum = lane16(s). Other places of the chunk may be overwritten. */
+    /* For n queries, whose rows of s are SO_ATTN_CHUNK apart: *m = the largest of s[lo … hi-1],
+     * s[lo … hi-1] = exp(s − *m), *sum = lane16(s). May overwrite other elements of the row. */
     void (*softmax)(float *s, int n, int lo, int hi, float *m, float *sum);
     void (*merge)(float *o, const float *part, float a, float b, int d); /* o = part·b + o·a */
-    /* For the roofline: reads n bytes (any function of them comes back), and multiplies and adds
-     * int8 as fast as the level can, n times over; gives the number of multiply-adds. */
+    /* For the roofline. read_all reads n bytes and returns some function of them. multiply_all runs
+     * n rounds of int8 multiply-adds at the level's peak rate and returns their number. */
     uint64_t (*read_all)(const uint8_t *p, size_t n);
     long (*multiply_all)(long n);
 } so_kernels;
@@ -187,8 +191,8 @@ extern const so_kernels so_kernels_avx2, so_kernels_avxvnni, so_kernels_avx512, 
 /* exp(x), within 1 ulp: x = n·ln 2 + r, |r| ≤ ln 2 / 2; 2^n · (1 + r + r²·P(r)); P has a relative
  * error of 3e-9 (fitted by least squares reweighted toward the maximum). n comes from the bits of
  * x·log2(e) + 1.5·2^23, and 2^n is applied in two factors so that results may be subnormal. */
-#define SO_EXP_MIN (-104.0f) /* below: 0 */
-#define SO_EXP_MAX 89.0f     /* above: infinity */
+#define SO_EXP_MIN (-104.0f) /* below: result is 0 */
+#define SO_EXP_MAX 89.0f     /* above: result is infinity */
 #define SO_EXP_LOG2E 0x1.715476p+0f
 #define SO_EXP_MAGIC 0x1.8p23f
 #define SO_EXP_LN2_HI 0x1.62e43p-1f
@@ -205,6 +209,6 @@ extern const so_kernels so_kernels_avx2, so_kernels_avxvnni, so_kernels_avx512, 
 #define SO_HALF_INF 0x7C00
 #define SO_HALF_NAN 0x7E00
 
-#define SO_ACT_TINY 0x1p-100f /* blocks whose largest value is below this count as zero */
+#define SO_ACT_TINY 0x1p-100f /* blocks whose largest magnitude is below this are zero */
 
 #endif

@@ -1,6 +1,6 @@
-/* Kernels for AVX2 with FMA and F16C. */
-#define HAS_DP 0
-#include "backend/cpu/words_avx2.h"
+/* The kernel table of AVX2 with FMA and F16C. */
+#define HAS_VNNI 0
+#include "backend/cpu/simd_avx2.h"
 
 #include "backend/cpu/rows_x86.h"
 

@@ -1,6 +1,6 @@
-/* Kernels for AVX-512 (F, BW, VL, DQ) with VNNI; and those of AMX, which are the same but for the
+/* The kernel tables of AVX-512 (F, BW, VL, DQ) with VNNI, and of AMX, which differs only in the
  * products of K types (matmul_amx.c). */
-#include "backend/cpu/words_avx512.h"
+#include "backend/cpu/simd_avx512.h"
 
 #include "backend/cpu/rows_x86.h"
 
@@ -10,7 +10,7 @@
 
 const so_kernels so_kernels_avx512 = {.level = SO_CPU_AVX512, ROW_KERNELS, MATMULS};
 
-/* K types have entries of their own, all others those of AVX-512. */
+/* K types have AMX kernels; the others are those of AVX-512. */
 #define AMX_ENTRY(name, dtype) [dtype] = so_mm_amx_##name,
 const so_kernels so_kernels_amx = {
     .level = SO_CPU_AMX,

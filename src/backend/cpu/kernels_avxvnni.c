@@ -1,7 +1,7 @@
-/* Kernels for AVX2 with AVX-VNNI, the dot products of processors that have no AVX-512: packed
- * weights gain, everything else is as on AVX2. */
-#define HAS_DP 1
-#include "backend/cpu/words_avx2.h"
+/* The kernel table of AVX2 with AVX-VNNI, for processors that have these dot products but no
+ * AVX-512. Packed weights become faster; everything else is as on AVX2. */
+#define HAS_VNNI 1
+#include "backend/cpu/simd_avx2.h"
 
 #include "backend/cpu/rows_x86.h"
 

@@ -1,8 +1,9 @@
-/* The scalar twin of every kernel but the matrix products (matmul_scalar.c): kernels.h in plain C.
+/* The scalar reference of every kernel except the matrix products (matmul_scalar.c): the contract
+ * of kernels.h in plain C.
  *
- * Written to be read and compared with, not to be fast. Fused operations are fmaf and nothing else
- * (the build forbids contraction), so these bits are the same on every machine. No state; any
- * thread. */
+ * Written to be read and compared with, not to be fast. The only fused operation is fmaf
+ * (the build forbids contraction), so results have the same bits on every machine. Keeps
+ * no state; any thread. */
 #include <math.h>
 #include <string.h>
 
@@ -10,15 +11,15 @@
 #include "backend/cpu/matmul_scalar.h"
 #include "base/half.h"
 
-static float join16(float *lane) {
+static float reduce16(float *lane) {
     for (int width = 8; width > 0; width /= 2)
         for (int i = 0; i < width; i++)
             lane[i] += lane[i + width];
     return lane[0];
 }
 
-static float expf_canon(float x) {
-    x = SO_EXP_MIN > x ? SO_EXP_MIN : x; /* NaN stays */
+static float exp_ref(float x) {
+    x = SO_EXP_MIN > x ? SO_EXP_MIN : x; /* NaN is kept */
     x = SO_EXP_MAX < x ? SO_EXP_MAX : x;
     float t = fmaf(x, SO_EXP_LOG2E, SO_EXP_MAGIC);
     float nf = t - SO_EXP_MAGIC;
@@ -43,7 +44,7 @@ static int8_t round_to_int8(float v) {
     return (int8_t)(int32_t)(so_f32_bits(v + SO_EXP_MAGIC) - so_f32_bits(SO_EXP_MAGIC));
 }
 
-/* Quantises one block; gives its scale. */
+/* Quantises one block; returns its scale. */
 static float quantize(const float *x, int len, int8_t *q) {
     uint32_t max = 0;
     for (int i = 0; i < len; i++) {
@@ -100,7 +101,7 @@ static void rms_norm(float *out, const float *x, const float *w, int d, float ep
     float lane[16] = {0};
     for (int i = 0; i < d; i++)
         lane[i % 16] = fmaf(x[i], x[i], lane[i % 16]);
-    float r = 1.0f / sqrtf(join16(lane) / (float)d + eps);
+    float r = 1.0f / sqrtf(reduce16(lane) / (float)d + eps);
     for (int i = 0; i < d; i++)
         out[i] = x[i] * r * w[i];
 }
@@ -110,10 +111,10 @@ static void layer_norm(float *out, const float *x, const float *w, const float *
     float lane[16] = {0}, square[16] = {0};
     for (int i = 0; i < d; i++)
         lane[i % 16] += x[i];
-    float mean = join16(lane) / (float)d;
+    float mean = reduce16(lane) / (float)d;
     for (int i = 0; i < d; i++)
         square[i % 16] = fmaf(x[i] - mean, x[i] - mean, square[i % 16]);
-    float r = 1.0f / sqrtf(join16(square) / (float)d + eps);
+    float r = 1.0f / sqrtf(reduce16(square) / (float)d + eps);
     for (int i = 0; i < d; i++)
         out[i] = fmaf((x[i] - mean) * r, w[i], b[i]);
 }
@@ -136,11 +137,11 @@ static void add(float *out, const float *a, const float *b, long n) {
         out[i] = a[i] + b[i];
 }
 
-static float silu1(float x) { return x / (1.0f + expf_canon(-x)); }
+static float silu1(float x) { return x / (1.0f + exp_ref(-x)); }
 
 static float gelu1(float x) {
     float u = fmaf(SO_GELU_CUBIC * x * x, x, x);
-    return x / (1.0f + expf_canon(SO_GELU_SCALE * u));
+    return x / (1.0f + exp_ref(SO_GELU_SCALE * u));
 }
 
 static void silu_mul(float *out, const float *a, const float *b, long n) {
@@ -160,7 +161,7 @@ static void gelu(float *out, const float *a, long n) {
 
 static void exp_row(float *out, const float *x, long n) {
     for (long i = 0; i < n; i++)
-        out[i] = expf_canon(x[i]);
+        out[i] = exp_ref(x[i]);
 }
 
 static void to_f16(uint16_t *out, const float *x, long n) {
@@ -225,7 +226,7 @@ static void values_f32(so_attn_page v, const float *p, int n, int d, float *o) {
     values(v, p, n, d, o, false);
 }
 
-/* ---- a Q8_0 cache ---- */
+/* ---- Q8_0 cache ---- */
 
 static uint16_t entry_q8(const float *x, int8_t *q) {
     uint32_t max = 0;
@@ -300,10 +301,10 @@ static float softmax_row(float *s, int lo, int hi, float *sum) {
     for (int j = lo; j < hi; j++)
         m = s[j] > m ? s[j] : m;
     for (int j = lo; j < hi; j++) {
-        s[j] = expf_canon(s[j] - m);
+        s[j] = exp_ref(s[j] - m);
         lane[j % 16] += s[j];
     }
-    *sum = join16(lane);
+    *sum = reduce16(lane);
     return m;
 }
 

@@ -1,4 +1,4 @@
-/* The table of kernels of each instruction level. */
+/* The kernel table of each CPU level. Keeps no state; any thread. */
 #include "backend/cpu/cpu.h"
 
 const so_kernels *so_cpu_kernels(so_cpu_level level) {

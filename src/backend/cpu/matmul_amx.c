@@ -1,32 +1,36 @@
-/* Matrix products over packed K types (pack.h) with AMX: one instruction multiplies two tiles,
+/* Matrix products with packed K types (pack.h) on AMX: one instruction multiplies two tiles,
  *
  *     C[16 rows][16 outputs] += A[16 rows][64 bytes] · B[16][16 outputs][4 bytes]
  *
- * A are activations as they lie, B words of a packed group. Tiles are dear to store and to look at,
- * so nothing is done with sums before a whole block of 256 elements is in them: weights take the
- * scale of their sub-block beforehand, and s · q becomes two bytes, each with tiles of its own:
+ * A holds activations in their normal layout, B words of a packed row group. Storing and reading
+ * tiles is expensive, so sums stay in tiles for a whole block of 256 elements. That requires
+ * weights that are already multiplied by the scale of their sub-block. s · q is held in two bytes
+ * ("digits"), each with tiles of its own:
  *
- *   Q2_K Q4_K Q5_K   s = 8 · s1 + s0, and q · s0, q · s1 fit a byte: one 16-bit product makes two
+ *   Q2_K Q4_K Q5_K   s = 8 · s1 + s0, and q · s0, q · s1 fit a byte: one 16-bit product gives two
  *   Q3_K Q6_K        s · q = 256 · high + low, from 16-bit products of single bytes
  *
  * For every block of 32 output rows
  *
- *   1. groups of up to 16 activation rows meet its bytes: sixteen products, four tiles of sums;
- *   2. between the products of the last group the next block's words are multiplied with their
- *      scales, a quarter of a block at a time, into the place of the quarter that was just used: a
- *      tile cannot be read from stores under way, and two blocks would not fit the first cache;
- *   3. the sums, 16 outputs to a register, go to the float accumulators one group later.
+ *   1. groups of up to 16 activation rows are multiplied with its bytes: sixteen products, four
+ *      tiles of sums;
+ *   2. between the products of the last group, the next block's words are multiplied by their
+ *      scales, a quarter of a block at a time, into the place of the quarter that was just used:
+ *      loading a tile from stores in flight stalls, and two blocks would not fit L1;
+ *   3. the sums, 16 outputs per register, are added to the float accumulators one group later.
  *
- * The integers are exact and the floats take the canon's order (kernels.h), so the bits are those
- * of every other level. Groups are equally large, and the last one reaches back over rows that are
- * done already, which gives them the same results again. Step 2 takes as long as some rows do with
- * AVX-512, which therefore has narrow batches, and weights that are not packed. Blocks of 32
- * elements are left to it as well: every 32 elements would need a tile of sums, and a store takes
- * as long as the product before it.
+ * The integers are exact and the floats follow the order of kernels.h, so results are bit-identical
+ * to every other level. Groups are equally large; the last one starts early enough to be full and
+ * computes some rows a second time, with the same results.
  *
- * Tile registers are set up and given back within each call: threads keep no state. */
+ * AVX-512 does what this file does not: batches too narrow to repay step 2, weights that are not
+ * packed, and blocks of 32 elements, where every 32 elements would need a tile of sums and storing
+ * one takes as long as the product before it.
+ *
+ * Tile registers are configured and released within each call: threads keep no state. Any
+ * thread. */
 #include "backend/cpu/matmul_amx.h"
-#include "backend/cpu/words_avx512.h"
+#include "backend/cpu/simd_avx512.h"
 
 #include "base/loops.h"
 #include "base/mem.h"
@@ -34,17 +38,17 @@
 #include "backend/cpu/columns_x86.h"
 
 enum {
-    ROWS = 16,              /* of activations in a tile, at most */
-    CHUNK = 128,            /* activation rows that meet a decoded block */
-    AT_ONCE = CHUNK / ROWS, /* groups */
-    MIN_SPLIT = 16,         /* rows, by type; below: AVX-512 */
+    ROWS = 16,                   /* activation rows per tile, at most */
+    CHUNK = 128,                 /* activation rows that are multiplied with one decoded block */
+    CHUNK_GROUPS = CHUNK / ROWS, /* groups of activation rows in a chunk */
+    MIN_SPLIT = 16,              /* fewest rows for AMX, by type (splits_scale); below: AVX-512 */
     MIN_WIDE = 24,
 };
 
 /* ---- tiles ---- */
 
-/* Registers: 0 to 3 sums, 4 activations, 5 to 7 weights. The compiler knows nothing of what they
- * read and write. */
+/* Registers: 0 to 3 sums, 4 activations, 5 to 7 weights. The compiler does not track tile
+ * registers. */
 #define TILE_LOAD(t, p, stride) \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(p), "r"((long)(stride)) : "memory")
 #define TILE_STORE(t, p) \
@@ -69,41 +73,42 @@ static void shape_tiles(int rows) {
 
 /* ---- weights ---- */
 
-/* A block of one column: its words in two digits of s · q. */
+/* A block of one column: its words as two digits of s · q. */
 typedef struct amx_block {
     vi low[64], high[64];
 } amx_block;
 
-/* Types whose scales are taken apart, not their products. */
+/* Types that split the scale into digits; the others split the product. */
 INLINE bool splits_scale(so_dtype t) { return has_min256(t); }
 
-/* An affine map of bytes: bit i of the result is bit 0 of the byte; moved, bit `from`. */
+/* Matrices of the GF(2) affine instruction. BIT(i): bit i of the result is bit 0 of the byte. MAP
+ * shifts the source: bit `from` in place of bit 0. */
 #define BIT(i) ((uint64_t)1 << 8 * (7 - (i)))
 #define MAP(bits, from) _mm512_set1_epi64((long long)((uint64_t)(bits) << (from)))
 
-/* Not the intrinsic: gcc 12 sends what it takes through the stack. */
+/* Inline assembly: for the intrinsic gcc 12 moves the operands through the stack. */
 INLINE vi affine(vi v, vi bits, const int flip) {
     vi out;
     __asm__("vgf2p8affineqb %3, %2, %1, %0" : "=v"(out) : "v"(v), "v"(bits), "i"(flip));
     return out;
 }
 
-/* Bits 0 … n-1 as they follow each other. */
-INLINE uint64_t take(const int n) {
+/* Result bits 0 … n-1 are source bits 0 … n-1. */
+INLINE uint64_t copy_bits(const int n) {
     uint64_t m = 0;
     UNROLL for (int i = 0; i < n; i++) m |= BIT(i) << i;
     return m;
 }
 
-/* All bits from `first` on alike, which a sign needs. */
-INLINE uint64_t spread(const int first) {
+/* Result bits first … 7 are all source bit 0: a sign extension. */
+INLINE uint64_t replicate_bit(const int first) {
     uint64_t m = 0;
     UNROLL for (int i = first; i < 8; i++) m |= BIT(i);
     return m;
 }
 
-/* Where the bits of 32 elements lie: those of every word in `low`, and where the type keeps some of
- * them apart, those in `high`. All maps of a type are one, moved. */
+/* Location of 32 elements' bits: words at `low` and, if the type stores some bits apart, at `high`.
+ * All matrices of a type are shifts of one. */
 typedef struct source {
     const uint8_t *low, *high;
     vi low_bits, high_bits;
@@ -114,20 +119,21 @@ INLINE source source_of(so_dtype t, const uint8_t *words, int quarter, const int
     switch (t) {
     case SO_DTYPE_Q2_K:
     case SO_DTYPE_Q3_K:
-        return (source){words + 8 * half * word, words + 16 * word, MAP(take(2), s % 4 * 2),
-                        MAP(spread(2), s)};
+        return (source){words + 8 * half * word, words + 16 * word, MAP(copy_bits(2), s % 4 * 2),
+                        MAP(replicate_bit(2), s)};
     case SO_DTYPE_Q4_K:
     case SO_DTYPE_Q5_K:
-        return (source){words + 8 * quarter * word, words + 32 * word, MAP(take(4), 4 * h),
+        return (source){words + 8 * quarter * word, words + 32 * word, MAP(copy_bits(4), 4 * h),
                         MAP(BIT(4), s)};
     default: /* Q6_K */
         return (source){words + (16 * half + 8 * h) * word, words + (32 + 8 * half) * word,
-                        MAP(take(4), quarter % 2 * 4), MAP(BIT(4) | spread(5) << 1, s % 4 * 2)};
+                        MAP(copy_bits(4), quarter % 2 * 4),
+                        MAP(BIT(4) | replicate_bit(5) << 1, s % 4 * 2)};
     }
 }
 
-/* Word i as bytes, signed where the type has an offset (− 4, − 32). */
-INLINE vi plain_word(so_dtype t, const source *from, const int i) {
+/* Decodes word i to bytes, signed if the type has an offset (− 4, − 32). */
+INLINE vi decode_word(so_dtype t, const source *from, const int i) {
     vi v = affine(word_at(from->low, i), from->low_bits, 0);
     if (t == SO_DTYPE_Q2_K || t == SO_DTYPE_Q4_K)
         return v;
@@ -135,8 +141,8 @@ INLINE vi plain_word(so_dtype t, const source *from, const int i) {
     return vi_or(v, affine(word_at(from->high, i), from->high_bits, flip));
 }
 
-/* s · q = 256 · high + low for signed bytes q and int16 s: products of the even and the odd bytes,
- * and their bytes put together again. */
+/* Digits of s · q = 256 · high + low for signed bytes q and int16 s: multiplies the even and the
+ * odd bytes separately and interleaves the bytes of the products. */
 INLINE void wide_digits(vi q, vi s, vi *low, vi *high) {
     const __mmask64 odd = 0xAAAAAAAAAAAAAAAAu;
     vi a = _mm512_mullo_epi16(_mm512_srai_epi16(_mm512_slli_epi16(q, 8), 8), s);
@@ -145,22 +151,22 @@ INLINE void wide_digits(vi q, vi s, vi *low, vi *high) {
     *high = _mm512_mask_blend_epi8(odd, _mm512_srli_epi16(a, 8), b);
 }
 
-/* Both int16 of a lane from its low or its high one. */
-INLINE vi twice_low(vi v) {
+/* Copies the low, or the high, int16 of a lane to both. */
+INLINE vi dup_low(vi v) {
     return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9,
                                                                        8, 9, 12, 13, 12, 13)));
 }
-INLINE vi twice_high(vi v) {
+INLINE vi dup_high(vi v) {
     return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(
                                       2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15)));
 }
 
-/* Words of a sub-block. */
+/* Words per sub-block. */
 INLINE int sub_words(so_dtype t) { return sub_is_32(t) ? 8 : 4; }
 
-/* The words of 64 elements, a quarter of a block. */
+/* Decodes the words of 64 elements, a quarter of a block. */
 INLINE void decode_quarter(so_dtype t, const uint8_t *head, const uint8_t *words, int quarter,
-                           amx_block *out, fetch *next) {
+                           amx_block *out, prefetch *next) {
     const int per = sub_words(t);
     const uint8_t *bytes = head + (has_min256(t) ? 64 : 32) + 256 / per * quarter;
     vi *low = out->low + 16 * quarter, *high = out->high + 16 * quarter;
@@ -168,12 +174,12 @@ INLINE void decode_quarter(so_dtype t, const uint8_t *head, const uint8_t *words
         source from = source_of(t, words, quarter, i / 8);
         vi v = has_min256(t) ? vi_pairs_u(bytes + i / (2 * per) * 32)
                              : vi_pairs_s(bytes + i / (2 * per) * 32);
-        vi s = i / per % 2 ? twice_high(v) : twice_low(v);
+        vi s = i / per % 2 ? dup_high(v) : dup_low(v);
         if (t == SO_DTYPE_Q2_K)
             s = vi_and(s, vi_set8(15));
         vi s0 = vi_and(s, vi_set8(7)), s1 = _mm512_srli_epi16(s, 3);
         UNROLL for (int j = i; j < i + per; j++) {
-            vi q = plain_word(t, &from, j % 8);
+            vi q = decode_word(t, &from, j % 8);
             if (splits_scale(t)) { /* no product carries into the next byte */
                 low[j] = _mm512_mullo_epi16(q, s0);
                 high[j] = _mm512_mullo_epi16(q, s1);
@@ -182,7 +188,7 @@ INLINE void decode_quarter(so_dtype t, const uint8_t *head, const uint8_t *words
             }
         }
         KEEP_ORDER;
-        fetch_some(next);
+        prefetch_batch(next);
     }
 }
 
@@ -192,7 +198,7 @@ typedef struct tile_sums {
     vi low[ROWS], high[ROWS];
 } tile_sums;
 
-/* A group of rows with a quarter of a block of both columns. */
+/* Multiplies a group of rows with a quarter of a block of both columns. */
 INLINE void dots(so_dtype t, const int8_t *x, size_t stride, const amx_block *w, int quarter) {
     const int i = 16 * quarter;
     TILE_LOAD(4, x + 64 * quarter, stride);
@@ -212,7 +218,7 @@ INLINE void dots(so_dtype t, const int8_t *x, size_t stride, const amx_block *w,
         TILE_DOT(3, 4, 5);
 }
 
-/* Activation rows in groups of as many; the last group reaches back over rows that are done. */
+/* Activation rows in groups of equal size; the last group overlaps the one before. */
 typedef struct groups {
     int n, rows;
 } groups;
@@ -226,14 +232,14 @@ INLINE int first_row(const so_mm *a, groups g, int i) {
     return SO_MIN(g.rows * i, a->act.n - g.rows);
 }
 
-/* Group i of a chunk with block b, whose sums are in the tiles or stored in c. */
-typedef struct sums_of {
+/* Sums of group i of a chunk for block b, stored in c but not yet added to the accumulators. */
+typedef struct pending_sums {
     size_t b;
     int i;
     const tile_sums *c;
-} sums_of;
+} pending_sums;
 
-/* What the float sums need of a block of one column. */
+/* What the float accumulation needs of a block of one column. */
 typedef struct heads {
     vf d, dmin;
     vi minima[8]; /* as pairs of int16 */
@@ -250,8 +256,8 @@ INLINE heads heads_of(so_dtype t, const uint8_t *head) {
     return h;
 }
 
-INLINE void add_sums(const so_mm *a, so_dtype t, const columns *at, groups g, int first, sums_of s,
-                     vf (*acc)[2], fetch *next) {
+INLINE void add_sums(const so_mm *a, so_dtype t, const columns *at, groups g, int first,
+                     pending_sums s, vf (*acc)[2], prefetch *next) {
     const int n_pairs = sub_is_32(t) ? 4 : 8, bits = splits_scale(t) ? 3 : 8;
     size_t n_blocks = (size_t)a->act.k / 256;
     const so_q256 *x = a->act.blocks256 + (size_t)first_row(a, g, first + s.i) * n_blocks + s.b;
@@ -271,12 +277,12 @@ INLINE void add_sums(const so_mm *a, so_dtype t, const columns *at, groups g, in
             }
             acc[i][j] = f;
         }
-        fetch_some(next);
+        prefetch_batch(next);
     }
 }
 
 INLINE void decode(so_dtype t, const columns *at, size_t b, int quarter, amx_block *w,
-                   fetch *next) {
+                   prefetch *next) {
     UNROLL for (int j = 0; j < 2; j++)
         decode_quarter(t, at->head[j] + b * so_pack_head(t), at->word[j] + b * so_pack_words(t),
                        quarter, &w[j], next);
@@ -296,20 +302,20 @@ INLINE void store_tiles(tile_sums *c) {
     TILE_STORE(3, c[1].high);
 }
 
-/* Groups `first` … of rows with all blocks of a tile. */
+/* Multiplies groups first … first+n-1 with all blocks of a tile. */
 INLINE void chunk(const so_mm *a, so_dtype t, const columns *at, groups g, int first, int n,
                   vf (*acc)[2]) {
     size_t k = (size_t)a->act.k, n_blocks = k / 256;
-    const int strokes = 2 * 64 / sub_words(t); /* of fetching, while a block is decoded */
+    const int n_batches = 2 * 64 / sub_words(t); /* of prefetch, per decoded block */
     amx_block w[2];
     tile_sums c[2][2];
-    sums_of last = {.i = -1};
-    fetch next = fetch_of(t, at, 0, (size_t)strokes);
+    pending_sums last = {.i = -1};
+    prefetch next = prefetch_of_block(t, at, 0, (size_t)n_batches);
     NO_UNROLL for (int p = 0; p < 4; p++) decode(t, at, 0, p, w, &next);
     for (size_t b = 0, turn = 0; b < n_blocks; b++) {
         bool more = b + 1 < n_blocks;
         if (more)
-            next = fetch_of(t, at, b + 1, (size_t)(strokes + g.rows * n));
+            next = prefetch_of_block(t, at, b + 1, (size_t)(n_batches + g.rows * n));
         for (int i = 0; i < n; i++, turn ^= 1) {
             const int8_t *x = a->act.q + (size_t)first_row(a, g, first + i) * k + 256 * b;
             zero_tiles();
@@ -321,7 +327,7 @@ INLINE void chunk(const so_mm *a, so_dtype t, const columns *at, groups g, int f
             if (last.i >= 0)
                 add_sums(a, t, at, g, first, last, acc, &next);
             store_tiles(c[turn]);
-            last = (sums_of){b, i, c[turn]};
+            last = (pending_sums){b, i, c[turn]};
         }
     }
     add_sums(a, t, at, g, first, last, acc, &next);
@@ -339,8 +345,8 @@ INLINE void product(const so_mm *a, so_dtype t, long begin, long end) {
             int to = SO_MIN(from + span, g.n);
             if (r + 2 * LANES >= end)
                 at.next = to < g.n ? group_at(a, begin) : a->next;
-            for (int i = from; i < to; i += AT_ONCE) {
-                int n = SO_MIN((int)AT_ONCE, to - i);
+            for (int i = from; i < to; i += CHUNK_GROUPS) {
+                int n = SO_MIN((int)CHUNK_GROUPS, to - i);
                 for (int j = 0; j < g.rows * n; j++)
                     acc[j][0] = acc[j][1] = vf_set1(0);
                 chunk(a, t, &at, g, i, n, acc);
@@ -362,7 +368,7 @@ INLINE void product(const so_mm *a, so_dtype t, long begin, long end) {
     }
 SO_MM_K_DTYPES(AMX_PRODUCT)
 
-/* ---- what the level could do at most ---- */
+/* ---- roofline: peak rate of the level ---- */
 
 long so_amx_multiply_all(long n) {
     static const int8_t zeros[1024];
@@ -370,9 +376,9 @@ long so_amx_multiply_all(long n) {
     TILE_LOAD(4, zeros, 64);
     TILE_LOAD(6, zeros, 64);
     TILE_LOAD(7, zeros, 64);
-    long steps = n / 8; /* so that a call takes about as long as at other levels */
+    long steps = n / 8; /* a call takes about as long as at other levels */
     for (long r = 0; r < steps; r++) {
-        TILE_ZERO(0); /* no sum waits for the one before */
+        TILE_ZERO(0); /* breaks the dependency on the previous sum */
         TILE_DOT(0, 4, 6);
         TILE_ZERO(1);
         TILE_DOT(1, 4, 7);

@@ -1,4 +1,4 @@
-/* Products of packed K types with AMX tiles, for the table in kernels_avx512.c. */
+/* Products of packed K types with AMX tiles, for the kernel table in kernels_avx512.c. */
 #ifndef SO_BACKEND_CPU_MATMUL_AMX_H
 #define SO_BACKEND_CPU_MATMUL_AMX_H
 

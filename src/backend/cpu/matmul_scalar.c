@@ -1,9 +1,8 @@
-/* Matrix products, the plain form: what kernels.h states, one output element at a time.
+/* Scalar matrix products: the contract of kernels.h, one output element at a time.
  *
  * A weight block, packed or not, is decoded once into small integers and used for all activation
- * rows of a chunk.
- * This is the twin every faster level is compared with, bit for bit, and what a machine without a
- * level of its own runs. No state; any thread. */
+ * rows of a chunk. Tests compare every faster level with this code bit by bit, and machines without
+ * a level of their own run it. Keeps no state; any thread. */
 #include "backend/cpu/matmul_scalar.h"
 
 #include <math.h>
@@ -17,7 +16,7 @@ enum { CHUNK = 64 }; /* activation rows whose sums are kept at once */
 
 enum { BLOCK_BYTES_MAX = sizeof(so_block_q6_k) };
 
-/* Block b of row r as the file has it; a packed one passes through `copy`. */
+/* Block b of row r in the file's layout; a packed block is unpacked into `copy`. */
 static const uint8_t *block_at(const so_mm *a, so_dtype dtype, long r, int b, uint8_t *copy) {
     if (a->group_bytes == 0)
         return a->w + (size_t)r * a->row_bytes +
@@ -35,7 +34,7 @@ static float half_at(const uint8_t *p) {
 
 /* ---- blocks of 32 ---- */
 
-/* element = d·q + m; q already signed where the type has an offset instead of a minimum */
+/* element = d·q + m; q is already signed where the type has an offset instead of a minimum */
 typedef struct block32 {
     int8_t q[32];
     float d, m;
@@ -131,7 +130,7 @@ static void scales_q3_k(const uint8_t *block, k_scales *k) {
     k->dmin = 0;
 }
 
-/* Q4_K and Q5_K begin alike. */
+/* Q4_K and Q5_K have the same head. */
 static void scales_q4_k(const uint8_t *block, k_scales *k) {
     for (int j = 0; j < 8; j++) {
         int s, m;

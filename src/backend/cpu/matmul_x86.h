@@ -1,31 +1,34 @@
-/* Matrix products for x86, written once over integer words that the including file defines.
+/* Matrix products for x86, written once in terms of SIMD operations that simd_avx2.h and
+ * simd_avx512.h define. This file multiplies weights in the file's layout; it includes floats_x86.h
+ * for float weights and packed_x86.h for packed ones.
  *
- * A tile is LANES output rows. Their blocks are transposed while they are decoded, so that a word
+ * A tile is LANES output rows. Their blocks are transposed while they are decoded, so that a vector
  * holds four consecutive elements of each row, one row per 32-bit lane:
  *
- *      row 0   row 1   …   row 7          one word: elements 4c … 4c+3 of every row of the tile
+ *      row 0   row 1   …   row 7         one vector: elements 4c … 4c+3 of every row of the tile
  *     abcd     abcd        abcd
  *
- * One broadcast of four activation bytes then meets all rows at once, the sums come out one row per
- * lane, and nothing is ever added across lanes. A block is decoded once and used for all activation
- * rows of a chunk. The last tile of a thread's share reaches back over rows that are done already;
- * a matrix of fewer than LANES rows goes to the scalar twin, whose bits are the same.
+ * One broadcast of four activation bytes is then multiplied with all rows at once. Sums are per
+ * lane, one row each; nothing is added across lanes. A block is decoded once and used for all
+ * activation rows of a chunk. The last tile of a thread's rows starts early enough to be full, and
+ * does not store the rows that are already done. A matrix of fewer than LANES rows is left to the
+ * scalar kernel, which gives the same bits.
  *
  *   vi, vf                     LANES 32-bit integers, LANES floats
- *   rowset                     where the LANES rows of a tile lie
- *   vi_lanes(rows, off, j)      16 bytes at `off` of rows j, j + 4, …, one per 128-bit lane
- *   vi_gather(rows, off)        the 4 bytes at `off` of every row
+ *   rowset                     address and stride of the LANES rows of a tile
+ *   vi_lanes(rows, off, j)     16 bytes at `off` of rows j, j + 4, …, one per 128-bit lane
+ *   vi_gather(rows, off)       the 4 bytes at `off` of every row
  *   vi_and vi_or vi_add8 vi_add32 vi_sub32 vi_equal8 vi_shl vi_shr (16-bit)
  *   vi_bcast(p)                the 4 bytes at p in every lane
  *   vi_spread_byte(v, c)       byte c of every lane, four times
- *   vi_mac(p, w, x)            p + w·x, w unsigned and x signed bytes, four to a lane; the partial
+ *   vi_mac(p, w, x)            p + w·x, w unsigned and x signed bytes, four per lane; the partial
  *                              sums stay exact for MAC_LIMIT(bits) calls in a row
- *   vi_flat(isum, p)           isum + p as 32-bit sums
+ *   vi_widen_add(isum, p)      isum + p, with p widened to 32-bit sums
  *   vi_scaled(isum, p, s)      isum + p·s, s from vi_scale (byte j of every lane of v)
  *   vi_pair(v, j)              bytes 2j and 2j + 1 of every lane as two int16
  *   vi_dot2(m, x)              Σ of both int16 products in a lane
  *
- * Included by kernels_avx2.c and kernels_avx512.c only, after rows_x86.h. */
+ * Included by the x86 kernels_*.c only, after rows_x86.h. Keeps no state; any thread. */
 
 #define BLOCK_BYTES(dtype)                              \
     ((dtype) == SO_DTYPE_Q4_0   ? sizeof(so_block_q4_0) \
@@ -41,10 +44,10 @@
 
 #include "backend/cpu/matmul_scalar.h"
 
-_Static_assert(SO_MM_GRAIN % LANES == 0, "a share of the rows ends inside a tile");
+_Static_assert(SO_MM_GRAIN % LANES == 0, "a thread's rows must end with a tile");
 enum { CHUNK = 64 }; /* activation rows whose sums are kept at once */
 
-/* 16 bytes of every row as four words. */
+/* 16 bytes of every row as four transposed vectors. */
 INLINE void transpose16(rowset rows, size_t off, vi *out) {
     vi a = vi_lanes(rows, off, 0), b = vi_lanes(rows, off, 1);
     vi c = vi_lanes(rows, off, 2), d = vi_lanes(rows, off, 3);
@@ -70,7 +73,7 @@ INLINE vi vi_bits(vi v, int shift, uint8_t mask) {
 typedef struct tile {
     rowset rows;
     long first; /* row in lane 0 */
-    int skip;   /* lanes that are not stored */
+    int skip;   /* leading lanes that are not stored */
 } tile;
 
 INLINE tile tile_at(const so_mm *a, long r, long end) {
@@ -81,7 +84,7 @@ INLINE tile tile_at(const so_mm *a, long r, long end) {
     return t;
 }
 
-/* Fetches part `b` of the memory behind the tile, which the next tile needs. */
+/* Prefetches part `b` of the memory after the tile, which the next tile reads. */
 INLINE void prefetch_next(const tile *t, int b, size_t block_bytes) {
     const uint8_t *next = t->rows.p + LANES * (t->rows.stride + block_bytes * (size_t)b);
     for (size_t i = 0; i < LANES * block_bytes; i += 64)
@@ -117,7 +120,7 @@ INLINE void nibbles(rowset rows, size_t off, vi *q) {
     }
 }
 
-/* Bits 4c … 4c+3 of every row's 32 become bit 4 of the four bytes of word c. */
+/* Bits 4c … 4c+3 of every row's 32 become bit 4 of the four bytes of vector c. */
 INLINE void fifth_bits(vi qh, vi *q) {
     UNROLL for (int c = 0; c < 8; c++) {
         vi byte = vi_spread_byte(qh, c / 2);
@@ -127,7 +130,7 @@ INLINE void fifth_bits(vi qh, vi *q) {
 }
 
 INLINE void decode32(so_dtype dtype, rowset rows, size_t off, block32 *w) {
-    vi head = vi_gather(rows, off); /* d, and m where there is one */
+    vi head = vi_gather(rows, off); /* d, and m if the type has one */
     w->d = vf_half_low(head);
     w->m = vf_half_high(head);
     switch (dtype) {
@@ -158,7 +161,7 @@ INLINE int offset32(so_dtype dtype) {
                                     : 0;
 }
 
-/* Σ q·x over a block for `n` activation rows `stride` bytes apart. */
+/* Σ q·x over a block, for `n` activation rows that are `stride` bytes apart. */
 INLINE void dots32(so_dtype dtype, const block32 *w, const int8_t *x, size_t stride, const int n,
                    vi *isum) {
     const int limit = MAC_LIMIT(dtype == SO_DTYPE_Q4_0 || dtype == SO_DTYPE_Q4_1 ? 4 : 5);
@@ -172,7 +175,7 @@ INLINE void dots32(so_dtype dtype, const block32 *w, const int8_t *x, size_t str
             else
                 part[i] = vi_mac(part[i], w->q[c], xb);
             if (dtype != SO_DTYPE_Q8_0 && (c + 1) % limit == 0) {
-                isum[i] = vi_flat(isum[i], part[i]);
+                isum[i] = vi_widen_add(isum[i], part[i]);
                 part[i] = vi_set32(0);
             }
         }
@@ -216,12 +219,12 @@ INLINE void chunk32(const so_mm *a, so_dtype dtype, const tile *t, int first, in
 /* ---- blocks of 256 ---- */
 
 typedef struct block256 {
-    vi q[64];       /* 8 words per 32 elements */
-    vi s[16], m[8]; /* scales one by one; minima (or scales, where there are none) in pairs */
+    vi q[64];       /* 8 vectors per 32 elements */
+    vi s[16], m[8]; /* scales, one per vector; minima in pairs (scales, if the type has none) */
     vf d, dmin;
 } block256;
 
-/* s, m: four words each of byte values, sub-blocks 4i … 4i+3 in word i. */
+/* s, m: byte values in four vectors each, sub-blocks 4i … 4i+3 in vector i. */
 INLINE void spread_scales(block256 *w, const vi *s, const vi *m, const int n_sub, bool is_signed) {
     UNROLL for (int j = 0; j < n_sub; j++) w->s[j] = vi_scale(s[j / 4], j % 4, is_signed);
     UNROLL for (int j = 0; j < n_sub / 2; j++) w->m[j] = vi_pair(m[j / 2], j % 2, is_signed);
@@ -239,7 +242,7 @@ INLINE void scales_q2_k(rowset rows, size_t off, block256 *w) {
     w->dmin = vf_half_high(head);
 }
 
-/* The 12 packed bytes are no 16 that may be read: they pass through a copy. */
+/* Only 12 bytes of packed scales may be read; a copy pads them to the 16 that transpose16 loads. */
 INLINE void scales_q3_k(rowset rows, size_t off, block256 *w) {
     uint8_t copy[LANES][16];
     for (int r = 0; r < LANES; r++) {
@@ -257,7 +260,7 @@ INLINE void scales_q3_k(rowset rows, size_t off, block256 *w) {
     w->d = vf_half_high(vi_gather(rows, off + offsetof(so_block_q3_k, d) - 2));
 }
 
-/* Q4_K and Q5_K begin alike: 16 bytes of d, dmin and packed scales. */
+/* Q4_K and Q5_K have the same head: 16 bytes of d, dmin and packed scales. */
 INLINE void scales_q4_k(rowset rows, size_t off, block256 *w) {
     vi u[4], s[2], m[2];
     transpose16(rows, off, u);
@@ -353,7 +356,7 @@ INLINE int bits_of_k(so_dtype dtype) {
 /* Σ_j s_j Σ q·x over a block of 256 for `n` activation rows. */
 INLINE void dots256(so_dtype dtype, const block256 *w, const int8_t *x, size_t stride, const int n,
                     vi *isum) {
-    const int sub = dtype == SO_DTYPE_Q4_K || dtype == SO_DTYPE_Q5_K ? 8 : 4; /* words */
+    const int sub = dtype == SO_DTYPE_Q4_K || dtype == SO_DTYPE_Q5_K ? 8 : 4; /* vectors */
     const int limit = SO_MIN(sub, MAC_LIMIT(bits_of_k(dtype)));
     UNROLL for (int i = 0; i < n; i++) isum[i] = vi_set32(0);
     for (int c0 = 0; c0 < 64; c0 += sub) {

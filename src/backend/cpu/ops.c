@@ -1,12 +1,11 @@
 /* The operations of the CPU backend: how each is split over the threads.
  *
  * Work is split by output element only (rows, heads, bytes), never inside a reduction, and the
- * arithmetic is in the kernel table; so no result depends on the number of threads. Every function
- * here runs on all threads at once, each taking its share.
+ * arithmetic is in the kernel table. So no result depends on the number of threads. Every function
+ * here runs on all threads at once; each computes the part that belongs to its `index`.
  *
- * Views were checked at submit (ranges.c). Numbers that lie in device memory (ids, slots, pages)
- * are looked at here for the first time, and one out of range aborts: it is a bug above the seam.
- */
+ * Views were checked at submit (ranges.c). Numbers in device memory (ids, rows) are checked here,
+ * when they are read; one that is out of range is a bug in the caller and aborts. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -30,7 +29,8 @@ static void copy_bytes(unsigned char *dst, const unsigned char *src, size_t n, i
 }
 
 static void upload(const so_cpu *b, const so_op *op, int index, int count) {
-    /* src holds an offset: the bytes were copied at submit, and their home may have moved since */
+    /* src is an offset: the bytes were copied at submit, and b->uploads may have been
+     * reallocated */
     const unsigned char *src = b->uploads + (uintptr_t)op->upload.src;
     copy_bytes(at(op->upload.dst), src, op->upload.n_bytes, index, count);
 }
@@ -40,7 +40,7 @@ static void download(const so_cpu *b, const so_op *op, int index, int count) {
     copy_bytes(op->download.dst, at(op->download.src), op->download.n_bytes, index, count);
 }
 
-/* Row `id` of a weight in floats. */
+/* Row `id` of a weight, converted to floats. */
 static void read_row(const so_weight *w, int32_t id, float *out) {
     if (!w->group_bytes) {
         so_dequantize_row(w->dtype, w->data + (size_t)id * w->row_bytes, out, w->n_cols);
@@ -49,7 +49,7 @@ static void read_row(const so_weight *w, int32_t id, float *out) {
     const uint8_t *group = w->data + (size_t)(id / SO_PACK_ROWS) * w->group_bytes;
     int len = so_dtype_get((int)w->dtype)->block_len;
     for (int i = 0; i < w->n_cols / len; i++) {
-        uint8_t block[sizeof(so_block_q6_k)]; /* the largest */
+        uint8_t block[sizeof(so_block_q6_k)]; /* the largest block type */
         so_pack_block(w->dtype, group, w->n_cols, id % SO_PACK_ROWS, i, block);
         so_dequantize_row(w->dtype, block, out + i * len, len);
     }
@@ -100,7 +100,7 @@ static void norm(const so_cpu *b, const so_op *op, int index, int count) {
     }
 }
 
-/* Elements begin … end-1 of all. */
+/* Elements begin … end-1 of all rows taken together. */
 static void eltwise_part(const so_cpu *b, const so_op *op, long begin, long end) {
     float *out = f32(op->eltwise.out) + begin;
     const float *x = f32(op->eltwise.a) + begin;
@@ -130,12 +130,12 @@ static void eltwise(const so_cpu *b, const so_op *op, int index, int count) {
 void so_cpu_eltwise_columns(const so_cpu *b, const so_op *op, int index, int count) {
     long d = op->eltwise.d, begin, end;
     (void)count;
-    so_cpu_share(b, d, SO_COLUMN, index, &begin, &end);
+    so_cpu_split_weighted(b, d, SO_COLUMN_GRAIN, index, &begin, &end);
     for (long i = 0; i < op->n; i++)
         eltwise_part(b, op, i * d + begin, i * d + end);
 }
 
-/* Pairs (i, i + d/2) of a head, as kernels->rotate does neighbours. */
+/* Rotates pairs (i, i + d/2) of a head, like kernels->rotate does for adjacent pairs. */
 static void rotate_halves(float *x, const float *table, int d) {
     for (int j = 0; j < d / 2; j++) {
         float *y = x + j + d / 2, a = x[j], b = *y, c = table[2 * j], s = table[2 * j + 1];
@@ -158,11 +158,11 @@ static void rope(const so_cpu *b, const so_op *op, int index, int count) {
     }
 }
 
-/* Only for pairs of neighbours, which no border between columns parts. */
+/* Only for pairs of adjacent elements: a border between columns never separates them. */
 void so_cpu_rope_columns(const so_cpu *b, const so_op *op, int index, int count) {
     long d = op->rope.head_dim, width = op->rope.n_heads * d, begin, end;
     (void)count;
-    so_cpu_share(b, width, SO_COLUMN, index, &begin, &end);
+    so_cpu_split_weighted(b, width, SO_COLUMN_GRAIN, index, &begin, &end);
     for (long i = 0; i < op->n; i++)
         for (long j = begin, next; j < end; j = next) {
             next = SO_MIN(end, (j / d + 1) * d);
@@ -207,14 +207,14 @@ so_act so_cpu_activations(const so_cpu *b, const so_op *op) {
     return act;
 }
 
-/* grain: elements that stay together. */
+/* grain: elements that are not split. */
 static void quantize(const so_cpu *b, const so_op *op, long grain, int index, int count) {
     so_act act = so_cpu_activations(b, op);
     int len = act.blocks32 ? 32 : 256;
     long begin, end;
     so_split((long)act.n * act.k, grain, index, count, &begin, &end);
     size_t first = (size_t)begin, n = (size_t)(end - begin);
-    /* rows follow each other without a gap, so a run of blocks may cross from one to the next */
+    /* rows are contiguous, so a run of blocks may cross from one row into the next */
     const size_t step = (size_t)1 << 20;
     for (size_t done = 0; done < n; done += step) {
         int part = (int)SO_MIN(step, n - done);
@@ -238,7 +238,7 @@ void so_cpu_quantize_columns(const so_cpu *b, const so_op *op, int index, int co
     so_act act = so_cpu_activations(b, op);
     long begin, end;
     (void)count;
-    so_cpu_share(b, act.k, SO_COLUMN, index, &begin, &end);
+    so_cpu_split_weighted(b, act.k, SO_COLUMN_GRAIN, index, &begin, &end);
     for (long i = 0; i < act.n; i++) {
         long from = i * act.k + begin;
         b->kernels->quantize32(act.x + from, (int)(end - begin), act.q + from,
@@ -246,40 +246,43 @@ void so_cpu_quantize_columns(const so_cpu *b, const so_op *op, int index, int co
     }
 }
 
-/* The rows of a product: two thirds are dealt out beforehand, each member's in one stretch, and the
- * others are taken piece by piece, because no two cores run alike for long (a neighbour on the
- * other half of the core, a busy host) and everybody waits for the last. Small matrices are not
- * worth it. */
-enum { MM_UNIT = SO_COLUMN, MM_PIECES = 8 /* for each member */, MM_SMALL = 1 << 20 };
+/* How the rows of a product are split. Two thirds are assigned statically, one contiguous part per
+ * thread. The others are claimed in pieces as threads become free: two cores never run at the same
+ * speed for long (load on the sibling hyperthread, a busy host), and all threads wait for the last
+ * one. Small matrices are split statically as a whole. */
+enum { MM_UNIT = SO_COLUMN_GRAIN, MM_PIECES = 8 /* per thread */, MM_SMALL = 1 << 20 };
 
-static long dealt_rows(const so_weight *w, int count) {
+static long static_rows(const so_weight *w, int count) {
     size_t bytes = (size_t)w->n_rows * w->row_bytes;
     if (count == 1 || w->n_rows < 4L * MM_UNIT * count || bytes / (size_t)count < MM_SMALL)
         return w->n_rows;
     return w->n_rows * 2 / 3 / MM_UNIT * MM_UNIT;
 }
 
-_Static_assert(MM_UNIT % SO_MM_GRAIN == 0, "a share of the rows ends inside a group");
+_Static_assert(MM_UNIT % SO_MM_GRAIN == 0, "a thread's rows must end with a row group");
 
-bool so_cpu_dealt_whole(const so_weight *w, int count) { return dealt_rows(w, count) == w->n_rows; }
+bool so_cpu_matmul_is_static(const so_weight *w, int count) {
+    return static_rows(w, count) == w->n_rows;
+}
 
 static long piece_rows(const so_weight *w, int count) {
-    long units = (w->n_rows - dealt_rows(w, count)) / MM_UNIT;
+    long units = (w->n_rows - static_rows(w, count)) / MM_UNIT;
     return SO_MAX(units / (MM_PIECES * count), 1L) * MM_UNIT;
 }
 
-/* The first of some rows that nobody has taken; n_rows where none are left. */
-static long take_rows(const so_cpu *b, const so_op *op, int count) {
+/* Claims a piece: returns its first row, or n_rows if none is left. */
+static long claim_rows(const so_cpu *b, const so_op *op, int count) {
     const so_weight *w = op->matmul.w;
-    long dealt = dealt_rows(w, count);
-    if (dealt == w->n_rows)
-        return dealt;
-    long i = atomic_fetch_add_explicit(&b->list->taken[op - b->list->ops], 1, memory_order_relaxed);
-    return SO_MIN(dealt + i * piece_rows(w, count), w->n_rows);
+    long n_static = static_rows(w, count);
+    if (n_static == w->n_rows)
+        return n_static;
+    long i =
+        atomic_fetch_add_explicit(&b->list->claimed[op - b->list->ops], 1, memory_order_relaxed);
+    return SO_MIN(n_static + i * piece_rows(w, count), w->n_rows);
 }
 
-/* Row `row` of a packed matrix is what the thread reads next. */
-static void set_next(so_mm *mm, const so_weight *w, long row) {
+/* Sets `row` of a packed matrix as what the thread reads next, to be prefetched. */
+static void set_prefetch(so_mm *mm, const so_weight *w, long row) {
     mm->next = NULL;
     if (!w->group_bytes || row >= w->n_rows)
         return;
@@ -289,15 +292,16 @@ static void set_next(so_mm *mm, const so_weight *w, long row) {
     mm->next_words = so_pack_words_at(w->dtype, n_blocks);
 }
 
-/* This thread's part of the next matrix in the list is. */
-static void set_next_matrix(so_mm *mm, const so_cpu *b, const so_op *op, int index, int count) {
+/* Sets this thread's part of the next matrix in the list as what it reads next. */
+static void set_prefetch_matrix(so_mm *mm, const so_cpu *b, const so_op *op, int index, int count) {
     mm->next = NULL;
     for (op++; op < b->list->ops + b->n_ops; op++)
         if (op->kind == SO_OP_MATMUL) {
             long begin, end;
-            so_cpu_share(b, dealt_rows(op->matmul.w, count), MM_UNIT, index, &begin, &end);
+            so_cpu_split_weighted(b, static_rows(op->matmul.w, count), MM_UNIT, index, &begin,
+                                  &end);
             if (begin < end)
-                set_next(mm, op->matmul.w, begin);
+                set_prefetch(mm, op->matmul.w, begin);
             return;
         }
 }
@@ -314,14 +318,14 @@ static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
         .out = f32(op->matmul.out),
     };
     long begin, end;
-    so_cpu_share(b, dealt_rows(w, count), MM_UNIT, index, &begin, &end);
+    so_cpu_split_weighted(b, static_rows(w, count), MM_UNIT, index, &begin, &end);
     while (begin < end) {
-        /* taken before it is needed, so that it can be fetched meanwhile */
-        long next = take_rows(b, op, count);
+        /* claimed before it is needed, so that it can be prefetched meanwhile */
+        long next = claim_rows(b, op, count);
         if (next < w->n_rows)
-            set_next(&mm, w, next);
+            set_prefetch(&mm, w, next);
         else
-            set_next_matrix(&mm, b, op, index, count);
+            set_prefetch_matrix(&mm, b, op, index, count);
         b->kernels->matmul[w->dtype](&mm, begin, end);
         begin = next;
         end = SO_MIN(next + piece_rows(w, count), w->n_rows);

@@ -1,13 +1,14 @@
-/* Packing and its inverse, as pack.h draws the layouts. Both walk the same table, so that a field
- * is described once. Speed matters a little (a model is packed whenever it is loaded): the inner
- * loops transpose four 32-bit units of four rows at a time. */
+/* Packing of quantised weights and its inverse; pack.h shows the layouts. Both use the same table,
+ * so that each field is described once, and no quantised value is changed: packing is a permutation
+ * of bits. A model is packed at every load, so speed matters a little: the inner loops transpose
+ * four 32-bit units of four rows at a time. Pure functions; any thread. */
 #include "backend/cpu/pack.h"
 
 #include <string.h>
 
 #include "base/mem.h"
 
-/* Where the parts of a file's block lie. */
+/* The fields of a block in the file. */
 typedef struct layout {
     int half[2], n_halves; /* byte offsets of d and of the minimum */
     int scales;            /* offset of packed sub-block scales; −1: none */
@@ -55,7 +56,7 @@ size_t so_pack_group_bytes(so_dtype t, int n_cols) {
 static uint32_t bits_pack(uint32_t x) {
     uint32_t out = 0;
     for (int b = 0; b < 4; b++) {
-        uint32_t t = x >> b & 0x11111111u; /* every fourth bit, pushed together */
+        uint32_t t = x >> b & 0x11111111u; /* every fourth bit, then compacted */
         t = (t | t >> 3) & 0x03030303u;
         t = (t | t >> 6) & 0x000F000Fu;
         t = (t | t >> 12) & 0xFFu;
@@ -79,7 +80,7 @@ static uint32_t bits_unpack(uint32_t x) {
 /* ---- sub-block scales: sixteen bytes per row ---- */
 
 /* so_scale_min_k4 for all eight at once, in the order of the layout. */
-static void scales_take_k4(const uint8_t *packed, uint8_t *s) {
+static void scales_unpack_k4(const uint8_t *packed, uint8_t *s) {
     uint32_t in[3], out[4];
     memcpy(in, packed, sizeof in);
     out[0] = in[0] & 0x3F3F3F3Fu;
@@ -89,7 +90,7 @@ static void scales_take_k4(const uint8_t *packed, uint8_t *s) {
     memcpy(s, out, sizeof out);
 }
 
-static void scales_take(so_dtype t, const uint8_t *packed, uint8_t *s) {
+static void scales_unpack(so_dtype t, const uint8_t *packed, uint8_t *s) {
     switch (t) {
     case SO_DTYPE_Q3_K:
         for (int j = 0; j < 16; j++)
@@ -97,14 +98,14 @@ static void scales_take(so_dtype t, const uint8_t *packed, uint8_t *s) {
         break;
     case SO_DTYPE_Q4_K:
     case SO_DTYPE_Q5_K:
-        scales_take_k4(packed, s);
+        scales_unpack_k4(packed, s);
         break;
     default: /* Q2_K, Q6_K */
         memcpy(s, packed, 16);
     }
 }
 
-static void scales_put(so_dtype t, const uint8_t *s, uint8_t *packed) {
+static void scales_pack(so_dtype t, const uint8_t *s, uint8_t *packed) {
     switch (t) {
     case SO_DTYPE_Q3_K:
         memset(packed, 0, 12);
@@ -127,7 +128,7 @@ static void scales_put(so_dtype t, const uint8_t *s, uint8_t *packed) {
     }
 }
 
-/* ---- one block of n_rows rows that lie row_bytes apart ---- */
+/* ---- one block of n_rows rows, row_bytes apart ---- */
 
 static void heads_put(so_dtype t, const layout *l, const uint8_t *src, size_t row_bytes, int n_rows,
                       uint8_t *head) {
@@ -137,7 +138,7 @@ static void heads_put(so_dtype t, const layout *l, const uint8_t *src, size_t ro
         if (l->scales < 0)
             continue;
         uint8_t s[16], *pairs = head + 32 * l->n_halves;
-        scales_take(t, src + l->scales, s);
+        scales_unpack(t, src + l->scales, s);
         for (int p = 0; p < 8; p++)
             memcpy(pairs + 32 * p, s + 2 * p, 2);
     }
@@ -226,7 +227,7 @@ void so_pack_block(so_dtype t, const uint8_t *group, int n_cols, int row, int bl
         uint8_t s[16];
         for (int p = 0; p < 8; p++)
             memcpy(s + 2 * p, head + 32 * l->n_halves + 32 * p + 2 * row, 2);
-        scales_put(t, s, out + l->scales);
+        scales_pack(t, s, out + l->scales);
     }
     for (int run = 0; run < 2; run++)
         for (int i = 0; i < l->words[run].n_units; i++, src += SO_PACK_WORD) {

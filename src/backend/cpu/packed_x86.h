@@ -1,34 +1,43 @@
-/* Matrix products over packed weights (pack.h) for x86, written once over integer words that the
- * including file defines. The arithmetic is the canon's; the bits are those of matmul_x86.h.
+/* Matrix products with packed weights (pack.h) for x86, written once in the SIMD operations
+ * of simd_avx2.h and simd_avx512.h. The arithmetic follows the contract of kernels.h; results are
+ * bit-identical to matmul_x86.h.
  *
- * A tile is two columns of LANES output rows: two groups of 16 rows where a word has 64 bytes, the
- * halves of one group where it has 32. For every block of the tile
+ * A tile is two columns of LANES output rows each: two row groups of 16 where a vector has 64
+ * bytes, the two halves of one group where it has 32. For every block of the tile
  *
- *   1. the words are decoded to unsigned bytes, once, into memory that stays in the first cache;
- *   2. activation rows are taken four at a time: four bytes are broadcast and meet both columns,
- *      products are added up in integer registers, one output row per lane;
- *   3. the block's sum goes to the float accumulators, which lie in the first cache too.
+ *   1. the packed words are decoded to unsigned bytes, once, into memory that stays in L1;
+ *   2. activation rows are taken four at a time: four bytes of each are broadcast and multiplied
+ *      with both columns, and products are added in integer registers, one output row per lane;
+ *   3. the block's sum is added to the float accumulators, which are in L1 too.
  *
- * A wide batch goes through in chunks of CHUNK rows; the weights of a tile stay cached meanwhile.
- * A prompt does so in spans of as many chunks as the second cache holds, one span after the other.
- * Offsets of unsigned weights (8 for Q4_0, 128 for Q8_0, …) are undone by the sum that the integer
- * accumulator starts from, which is exact.
+ * A batch is computed in chunks of CHUNK rows; the weights of a tile stay cached meanwhile. A long
+ * prompt is divided into spans of as many chunks as L2 holds, and each span is multiplied with all
+ * weights before the next. Offsets of unsigned weights (8 for Q4_0, 128 for Q8_0, …) are cancelled
+ * by the start value of the integer sum, which is exact.
  *
- * Words beside those of matmul_x86.h:
+ * SIMD operations in addition to those of matmul_x86.h:
  *
- *   HAS_DP                     vi_pmac adds in 32 bits (VNNI); else pairs of products in 16 bits
- *   vi_pmac(p, w, x)           p + w·x, four bytes to a lane
- *   vi_pmul(w, x)              the same from zero (only without HAS_DP)
- *   vi_pscaled(isum, p, s)     isum + s·p; p must fit 16 bits (with HAS_DP: its sum, else each
- * half) vi_scale_even, vi_scale_odd   what vi_pscaled takes, from a pair of int16 scales
- *   vi_dot2_add(a, m, x)       a + both int16 products of a lane
- *   vi_pairs_u, vi_pairs_s     2·LANES bytes widened to int16
- *   vf_halves(p)               LANES halves to floats
- *   COL_GROUP COL_HEAD COL_WORD   where column 1 lies: groups, bytes in heads, bytes in words
+ *   HAS_VNNI                     1: vi_pmac adds in 32 bits; 0: pairs of products in 16 bits
+ *   vi_pmac(p, w, x)             p + w·x, four bytes per lane
+ *   vi_pmul(w, x)                w·x, four bytes per lane (only without HAS_VNNI)
+ *   vi_pscaled(isum, p, s)       isum + s·p. p must fit 16 bits: with HAS_VNNI its sum, without
+ *                                it each half of a lane
+ *   vi_scale_even, vi_scale_odd  the operand s of vi_pscaled, from a pair of int16 scales
+ *   vi_dot2_add(a, m, x)         a + both int16 products of a lane
+ *   vi_pairs_u, vi_pairs_s       2·LANES bytes, unsigned or signed, widened to int16
+ *   vf_halves(p)                 LANES halves converted to floats
+ *   COL_GROUP COL_HEAD COL_WORD  position of column 1: in groups, bytes in heads, bytes in words
  *
- * K types, why 16 bits suffice: Σ over F words of (q − offset)·x stays within 8·4·8·127 (Q4_K),
- * 4·4·16·127 (Q5_K), 2·4·32·127 (Q6_K), 4·4·7·127 (Q3_K: 4 − 19 + 16 …), 4·4·3·127 (Q2_K), all
- * below 2^15. Included by the kernels_*.c of x86 only, after matmul_x86.h's words. */
+ * Why 16 bits suffice for K types. F is the number of words per partial sum, x is within ±127.
+ *
+ *   type   F   with VNNI: |Σ (q − offset)·x|    without: each half, |Σ q·x|
+ *   Q2_K   4   4·4·3·127  =  6096               4·2·3·127  =  3048
+ *   Q3_K   4   4·4·4·127  =  8128               4·2·19·127 = 19304   (decoded as q + 12)
+ *   Q4_K   8   8·4·8·127  = 32512               8·2·15·127 = 30480
+ *   Q5_K   4   4·4·16·127 = 32512               4·2·31·127 = 31496
+ *   Q6_K   2   2·4·32·127 = 32512               2·2·63·127 = 32004
+ *
+ * All are below 2^15. Included by matmul_x86.h. Keeps no state; any thread. */
 
 #include "backend/cpu/columns_x86.h"
 
@@ -39,7 +48,7 @@ typedef struct pblock32 {
     vf d[2], m[2];
 } pblock32;
 
-/* Bit c of every byte moved to bit 4. */
+/* Bit c of every byte, moved to bit 4. */
 INLINE vi fifth_bit(vi h, int c) {
     return vi_and(c < 4 ? vi_shl(h, 4 - c) : vi_shr(h, c - 4), vi_set8(16));
 }
@@ -53,7 +62,7 @@ INLINE void pdecode32(so_dtype dtype, const columns *at, size_t b, pblock32 *out
         out->m[j] = has_min32(dtype) ? vf_halves(head + 32) : vf_set1(0);
         if (dtype == SO_DTYPE_Q8_0) {
             UNROLL for (int c = 0; c < 8; c++) w[c] =
-                HAS_DP ? word_at(words, c) : vi_xor(word_at(words, c), vi_set8((char)0x80));
+                HAS_VNNI ? word_at(words, c) : vi_xor(word_at(words, c), vi_set8((char)0x80));
             continue;
         }
         UNROLL for (int c = 0; c < 4; c++) {
@@ -68,7 +77,7 @@ INLINE void pdecode32(so_dtype dtype, const columns *at, size_t b, pblock32 *out
     }
 }
 
-/* −offset · Σ x of a block. */
+/* Start value of a block's sum: −offset · Σ x. */
 INLINE vi start32(so_dtype dtype, const so_q32 *xb) {
     switch (dtype) {
     case SO_DTYPE_Q4_0:
@@ -76,13 +85,13 @@ INLINE vi start32(so_dtype dtype, const so_q32 *xb) {
     case SO_DTYPE_Q5_0:
         return vi_shl32(vi_bcast(&xb->neg8), 1);
     case SO_DTYPE_Q8_0:
-        return HAS_DP ? vi_shl32(vi_bcast(&xb->neg8), 4) : vi_set32(0);
+        return HAS_VNNI ? vi_shl32(vi_bcast(&xb->neg8), 4) : vi_set32(0);
     default:
         return vi_set32(0);
     }
 }
 
-/* Σ q·x over a block for `n` activation rows `stride` bytes apart, on top of isum. */
+/* Adds Σ q·x over a block to isum, for `n` activation rows that are `stride` bytes apart. */
 INLINE void pdots32(so_dtype dtype, const pblock32 *w, const int8_t *x, size_t stride, const int n,
                     vi (*isum)[2]) {
     const int limit = dtype == SO_DTYPE_Q8_0                             ? 1
@@ -92,7 +101,7 @@ INLINE void pdots32(so_dtype dtype, const pblock32 *w, const int8_t *x, size_t s
     UNROLL for (int c = 0; c < 8; c++) UNROLL for (int i = 0; i < n; i++) {
         vi xb = vi_bcast(x + (size_t)i * stride + 4 * c);
         UNROLL for (int j = 0; j < 2; j++) {
-            if (HAS_DP)
+            if (HAS_VNNI)
                 isum[i][j] = vi_pmac(isum[i][j], w->w[j][c], xb);
             else if (dtype == SO_DTYPE_Q8_0)
                 isum[i][j] = vi_mac_q8(isum[i][j], w->w[j][c], xb);
@@ -100,8 +109,8 @@ INLINE void pdots32(so_dtype dtype, const pblock32 *w, const int8_t *x, size_t s
                 part[i][j] = vi_pmul(w->w[j][c], xb);
             else
                 part[i][j] = vi_pmac(part[i][j], w->w[j][c], xb);
-            if (!HAS_DP && dtype != SO_DTYPE_Q8_0 && (c + 1) % limit == 0)
-                isum[i][j] = vi_flat(isum[i][j], part[i][j]);
+            if (!HAS_VNNI && dtype != SO_DTYPE_Q8_0 && (c + 1) % limit == 0)
+                isum[i][j] = vi_widen_add(isum[i][j], part[i][j]);
         }
     }
 }
@@ -125,9 +134,9 @@ INLINE void pchunk32(const so_mm *a, so_dtype dtype, const columns *at, size_t f
     size_t n_blocks = (size_t)a->act.k / 32;
     for (size_t b = 0; b < n_blocks; b++) {
         pblock32 w;
-        fetch_ahead(dtype, at, b, n_blocks);
+        prefetch_ahead(dtype, at, b, n_blocks);
         if (at->out && b < (size_t)n)
-            fetch_result(a, at, first + b);
+            prefetch_result(a, at, first + b);
         pdecode32(dtype, at, b, &w);
         for (int i = 0, size; i < n; i += size) {
             size = tile_size(n - i, 4);
@@ -142,18 +151,18 @@ INLINE void pchunk32(const so_mm *a, so_dtype dtype, const columns *at, size_t f
 
 typedef struct pblock256 {
     vi w[8][2][8];         /* 32 elements each */
-    vi s[16][2];           /* scales for vi_pscaled; 8 where sub-blocks have 32 elements */
+    vi s[16][2];           /* scales for vi_pscaled; 8 if sub-blocks have 32 elements */
     vi sp[8][2], mp[8][2]; /* scales and minima as int16 pairs */
     vf d[2], dmin[2];
-    fetch next;
+    prefetch next;
 } pblock256;
 
-/* Bits `from` and up of every byte moved to bit `to`, under a mask. */
+/* Bits `from` and up of every byte, moved to bit `to` and masked. */
 INLINE vi move_bits(vi v, int from, int to, int mask) {
     return vi_and(from < to ? vi_shl(v, to - from) : vi_shr(v, from - to), vi_set8((char)mask));
 }
 
-/* Elements 32s … 32s+31 as eight words. */
+/* Decodes elements 32s … 32s+31 into eight words. */
 INLINE void pwords256(so_dtype dtype, const uint8_t *words, const int s, vi *w) {
     const int half = s / 4, quarter = s % 4;
     UNROLL for (int i = 0; i < 8; i++) {
@@ -204,13 +213,13 @@ INLINE void pdecode256(so_dtype dtype, const columns *at, size_t b, pblock256 *o
         UNROLL for (int j = 0; j < 2; j++)
             pwords256(dtype, at->word[j] + b * so_pack_words(dtype), s, out->w[s][j]);
         KEEP_ORDER;
-        fetch_some(&out->next);
+        prefetch_batch(&out->next);
     }
 }
 
-/* Where the partial sum of words f·F … of sub-chunk s starts: −offset · Σ x. */
+/* Start value of the partial sum f of the 32 elements s: −offset · Σ x of its F words. */
 INLINE vi pstart256(so_dtype dtype, const so_q256 *xb, int s, const int f) {
-    if (!HAS_DP)
+    if (!HAS_VNNI)
         return vi_set32(0);
     switch (dtype) {
     case SO_DTYPE_Q4_K:
@@ -225,7 +234,7 @@ INLINE vi pstart256(so_dtype dtype, const so_q256 *xb, int s, const int f) {
     }
 }
 
-/* Σ over pairs of int16 weights and sums of activations. */
+/* Σ over pairs of int16 weights times sums of activations. */
 INLINE vi psums256(const vi (*pairs)[2], int j, const int16_t *sums, const int n_pairs) {
     vi t = vi_set32(0);
     UNROLL for (int p = 0; p < n_pairs; p++) t =
@@ -233,18 +242,19 @@ INLINE vi psums256(const vi (*pairs)[2], int j, const int16_t *sums, const int n
     return t;
 }
 
-/* What pstart256 takes away from each sub-block is given back here where the type has no offset of
- * its own; without HAS_DP the offset of those that have one is taken here. */
+/* With HAS_VNNI, pstart256 subtracts an offset for all types but Q2_K; Q4_K and Q5_K have
+ * none of their own, so it is added back here. Without HAS_VNNI the offset of Q3_K and
+ * Q6_K is subtracted here. */
 INLINE vi pcorrect256(so_dtype dtype, const pblock256 *w, int j, const so_q256 *xb) {
-    if (HAS_DP && sub_is_32(dtype))
+    if (HAS_VNNI && sub_is_32(dtype))
         return vi_shl32(psums256(w->sp, j, xb->sum32, 4), dtype == SO_DTYPE_Q4_K ? 3 : 4);
-    if (!HAS_DP && (dtype == SO_DTYPE_Q3_K || dtype == SO_DTYPE_Q6_K))
+    if (!HAS_VNNI && (dtype == SO_DTYPE_Q3_K || dtype == SO_DTYPE_Q6_K))
         return vi_sub32(vi_set32(0),
                         vi_shl32(psums256(w->sp, j, xb->sum16, 8), dtype == SO_DTYPE_Q3_K ? 4 : 5));
     return vi_set32(0);
 }
 
-/* One sub-chunk of 32 elements for `n` activation rows. */
+/* 32 elements of a block (number s), for `n` activation rows. */
 INLINE void pdots256(const so_mm *a, so_dtype dtype, const pblock256 *w, int s, size_t at,
                      const int n, vi (*isum)[2]) {
     const int F = dtype == SO_DTYPE_Q4_K ? 8 : dtype == SO_DTYPE_Q6_K ? 2 : 4;
@@ -258,8 +268,8 @@ INLINE void pdots256(const so_mm *a, so_dtype dtype, const pblock256 *w, int s, 
         UNROLL for (int c = f * F; c < (f + 1) * F; c++) UNROLL for (int i = 0; i < n; i++) {
             vi xv = vi_bcast(x + (size_t)i * k + 4 * c);
             UNROLL for (int j = 0; j < 2; j++) part[i][j] =
-                !HAS_DP && c == f * F ? vi_pmul(w->w[s][j][c], xv)
-                                      : vi_pmac(part[i][j], w->w[s][j][c], xv);
+                !HAS_VNNI && c == f * F ? vi_pmul(w->w[s][j][c], xv)
+                                        : vi_pmac(part[i][j], w->w[s][j][c], xv);
         }
         int scale = sub_is_32(dtype) ? s : 2 * s + f * F / 4;
         UNROLL for (int i = 0; i < n; i++) UNROLL for (int j = 0; j < 2; j++) isum[i][j] =
@@ -276,7 +286,7 @@ INLINE void ptile256(const so_mm *a, so_dtype dtype, pblock256 *w, size_t row, s
         pcorrect256(dtype, w, j, xb + (size_t)i * n_blocks);
     NO_UNROLL for (int s = 0; s < 8; s++) {
         pdots256(a, dtype, w, s, at, n, isum);
-        fetch_some(&w->next);
+        prefetch_batch(&w->next);
     }
     UNROLL for (int i = 0; i < n; i++, xb += n_blocks) UNROLL for (int j = 0; j < 2; j++) {
         vf dx = vf_set1(xb->d);
@@ -290,8 +300,8 @@ INLINE void ptile256(const so_mm *a, so_dtype dtype, pblock256 *w, size_t row, s
     }
 }
 
-/* A tile of K types is a function of its own: inlined, the values of a whole block compete for
- * registers with the sums of its inner loop, and gcc 12 spills the sums. */
+/* Tiles of K types are functions that are not inlined: inlined, the values of a whole block compete
+ * for registers with the sums of its inner loop, and gcc 12 spills the sums. */
 typedef void ptile256_fn(const so_mm *a, pblock256 *w, size_t row, size_t b, vf (*acc)[2]);
 
 #define PTILE256(name, dtype, n)                                                                  \
@@ -324,7 +334,7 @@ INLINE void pchunk256(const so_mm *a, so_dtype dtype, const columns *at, size_t 
                       vf (*acc)[2]) {
     for (size_t b = 0; b < (size_t)a->act.k / 256; b++) {
         pblock256 w;
-        w.next = fetch_of(dtype, at, b, 8 + 8 * (((size_t)n + 3) / 4));
+        w.next = prefetch_of_block(dtype, at, b, 8 + 8 * (((size_t)n + 3) / 4));
         pdecode256(dtype, at, b, &w);
         for (int i = 0; i < n; i += 4)
             ptiles_of(dtype)[SO_MIN(4, n - i) - 1](a, &w, first + (size_t)i, b, acc + i);
@@ -355,7 +365,7 @@ INLINE void packed(const so_mm *a, so_dtype dtype, bool wide, long begin, long e
         }
 }
 
-/* ---- what the level could do at most ---- */
+/* ---- roofline: peak rates of the level ---- */
 
 static uint64_t read_all(const uint8_t *p, size_t n) {
     vi sum[4];
@@ -374,7 +384,7 @@ static uint64_t read_all(const uint8_t *p, size_t n) {
     return all;
 }
 
-/* Ten chains: the latency of one step is five cycles, and two may start in each. */
+/* Ten independent chains: one step has a latency of five cycles, and two may start per cycle. */
 static long multiply_all(long n) {
     vi sum[10], w = vi_set8(3), x = vi_set8(1);
     UNROLL for (int i = 0; i < 10; i++) sum[i] = vi_set32(i);

@@ -1,11 +1,11 @@
-/* The roofline's two sides: every thread of the backend reads its part of a buffer, or multiplies
- * in registers.
+/* Measures the two limits of the roofline: every thread of the backend reads its part of a buffer,
+ * or multiplies in registers.
  *
- * Bandwidth has to be the best that code can get, or kernels would pass their own limit: the buffer
- * lies in huge pages where the kernel gives them, as packed weights do, and is read both in one
- * sweep and with the lines of the stretch after next fetched ahead; the faster way counts (which
- * one that is differs between machines, and between a buffer that a cache holds and one that none
- * does). The caller is the only thread that may use the backend meanwhile. */
+ * The measured bandwidth must be the best that any code can reach; otherwise kernels would exceed
+ * their own limit. So the buffer is in huge pages where the kernel provides them, like packed
+ * weights, and it is read both in one sweep and block by block with software prefetch. The faster
+ * of the two counts: which one it is differs between machines, and with whether the buffer fits a
+ * cache. Nothing else may use the backend during a measurement. */
 #include "backend/probe.h"
 
 #include <stdlib.h>
@@ -21,8 +21,8 @@ enum {
     SETTLE_ROUNDS = 10,
     MAC_CALLS = 1 << 16,
     HUGE_PAGE = 2 << 20,
-    STRETCH = 4096, /* read at once … */
-    AHEAD = 8192,   /* … while those so far on are fetched */
+    READ_BLOCK = 4096,     /* bytes read at once, while */
+    PREFETCH_AHEAD = 8192, /* the bytes this much further on are prefetched */
     LINE = 64
 };
 
@@ -33,16 +33,16 @@ struct so_prober {
     unsigned char *map, *data;
     size_t map_bytes, n_bytes;
     bool ahead;
-    _Atomic uint64_t sink; /* so that no loop is left out */
+    _Atomic uint64_t sink; /* keeps the compiler from removing the loops */
     _Atomic long n_macs;
 };
 
 static uint64_t read_ahead(const so_kernels *kernels, const uint8_t *p, size_t n) {
     uint64_t sum = 0;
-    for (size_t at = 0; at < n; at += STRETCH) {
-        for (size_t i = 0; i < STRETCH && at + AHEAD + i < n; i += LINE)
-            __builtin_prefetch(p + at + AHEAD + i, 0, 2);
-        sum ^= kernels->read_all(p + at, SO_MIN(n - at, (size_t)STRETCH));
+    for (size_t at = 0; at < n; at += READ_BLOCK) {
+        for (size_t i = 0; i < READ_BLOCK && at + PREFETCH_AHEAD + i < n; i += LINE)
+            __builtin_prefetch(p + at + PREFETCH_AHEAD + i, 0, 2);
+        sum ^= kernels->read_all(p + at, SO_MIN(n - at, (size_t)READ_BLOCK));
     }
     return sum;
 }
@@ -72,21 +72,21 @@ static double seconds(so_prober *p, so_pool_fn *fn) {
 
 int so_prober_create(so_backend *b, size_t n_bytes, so_prober **out, so_err *err) {
     if (strcmp(b->vt->name, "cpu") != 0)
-        return so_err_set(err, SO_EUNSUPPORTED, "backend %s cannot be probed; cpu can",
+        return so_err_set(err, SO_EUNSUPPORTED, "backend %s cannot be probed; use backend cpu",
                           b->vt->name);
     size_t map_bytes;
     void *map = MAP_FAILED;
     if (so_add_size(n_bytes, HUGE_PAGE, &map_bytes))
         map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
-        return so_err_set(err, SO_ENOMEM, "no memory for a probe of %zu bytes", n_bytes);
+        return so_err_set(err, SO_ENOMEM, "no memory for a probe buffer of %zu bytes", n_bytes);
     so_prober *p = SO_NEW(so_prober);
     p->cpu = (so_cpu *)b;
     p->map = map;
     p->map_bytes = map_bytes;
     p->n_bytes = n_bytes;
     p->data = p->map + (-(uintptr_t)map & (HUGE_PAGE - 1));
-    madvise(p->data, n_bytes, MADV_HUGEPAGE); /* advice: small pages will do */
+    madvise(p->data, n_bytes, MADV_HUGEPAGE); /* advice only; small pages work too */
     memset(p->data, 1, n_bytes);
     *out = p;
     return SO_OK;
@@ -99,9 +99,9 @@ void so_prober_free(so_prober *p) {
     free(p);
 }
 
-so_probe so_prober_take(so_prober *p) {
+so_probe so_prober_measure(so_prober *p) {
     double best = 1e30, spent = 0;
-    /* what was here before leaves the caches, a little with each time */
+    /* earlier data leaves the caches gradually, over several reads */
     for (int i = 0; i < SETTLE_ROUNDS && spent < SETTLE_SECONDS; i++)
         spent += seconds(p, read_part);
     for (int ahead = 0; ahead < 2; ahead++) {
@@ -122,7 +122,7 @@ int so_backend_probe(so_backend *b, size_t n_bytes, so_probe *out, so_err *err) 
         return rc;
     *out = (so_probe){0};
     for (int i = 0; i < ROUNDS; i++) {
-        so_probe t = so_prober_take(p);
+        so_probe t = so_prober_measure(p);
         out->read_gb = SO_MAX(out->read_gb, t.read_gb);
         out->mac_giga = SO_MAX(out->mac_giga, t.mac_giga);
     }

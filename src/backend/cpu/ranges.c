@@ -1,7 +1,8 @@
-/* What memory an operation touches, stated once: so_cpu_ranges proves at submit that every view
- * lies inside its buffer (a breach is a bug above the seam and aborts), and the list uses the same
- * ranges to leave out barriers between operations that do not meet. A range may be larger than what
- * is touched, never smaller. */
+/* The memory that each operation touches, stated once for two uses. At submit, so_cpu_ranges checks
+ * that every view is inside its buffer; a violation is a bug in the caller and aborts. The task
+ * list uses the same ranges to omit barriers between operations that touch different memory. A
+ * range may be larger than what is touched, never smaller: a range that is too small would lose a
+ * barrier. Pure functions; called by the thread that submits. */
 #include "backend/cpu/cpu.h"
 #include "base/mem.h"
 
@@ -14,7 +15,8 @@ static void put(list *l, so_view v, size_t n_bytes, bool write) {
     SO_ASSERT(v.buf != NULL);
     SO_ASSERT(v.off % sizeof(float) == 0);
     if (!so_in_range(v.off, n_bytes, v.buf->n_bytes))
-        so_panic(__FILE__, __LINE__, "view of %zu bytes at %zu in a buffer of %zu", n_bytes, v.off,
+        so_panic(__FILE__, __LINE__,
+                 "view of %zu bytes at offset %zu exceeds its buffer of %zu bytes", n_bytes, v.off,
                  v.buf->n_bytes);
     SO_ASSERT_OP(l->n, <, SO_OP_RANGES);
     l->out[l->n++] = (so_range){v.buf, v.off, v.off + n_bytes, write, 0, 0};
@@ -28,20 +30,20 @@ static void put_rows(list *l, so_view v, long n, long d, bool write) {
     put(l, v, bytes, write);
 }
 
-/* The same, touched in equal parts. */
+/* The same, split into equal parts. */
 static void put_parts(list *l, so_view v, long n, long d, bool write, long parts) {
     put_rows(l, v, n, d, write);
     l->out[l->n - 1].parts = parts;
 }
 
-/* The same, each row touched in columns. */
+/* The same, each row split by columns. */
 static void put_columns(list *l, so_view v, long n, long d, bool write) {
     put_rows(l, v, n, d, write);
     l->out[l->n - 1].columns = d;
 }
 
-/* From the view to the buffer's end: for arrays whose length the operation does not state. */
-static void put_rest(list *l, so_view v) {
+/* From the view to the end of the buffer: for arrays whose length the operation does not state. */
+static void put_to_end(list *l, so_view v) {
     SO_ASSERT(v.buf != NULL);
     SO_ASSERT_OP(v.off, <=, v.buf->n_bytes);
     put(l, v, v.buf->n_bytes - v.off, false);
@@ -53,9 +55,9 @@ static void put_store(list *l, const so_kv_store *s, bool write) {
     l->out[l->n++] = (so_range){s, 0, SIZE_MAX, write, 0, 0};
 }
 
-/* The written range must not meet any other that all members read: they do so while it is written.
- */
-static void assert_apart(const list *l, int written, int read) {
+/* The written range must not overlap one that every thread reads: other
+ * threads read it meanwhile. */
+static void assert_disjoint(const list *l, int written, int read) {
     const so_range *w = &l->out[written], *r = &l->out[read];
     SO_ASSERT(w->owner != r->owner || w->end <= r->begin || r->end <= w->begin);
 }
@@ -66,8 +68,8 @@ static void norm_ranges(list *l, const so_op *op) {
     if (op->kind == SO_OP_LAYER_NORM)
         put_rows(l, op->norm.bias, 1, op->norm.d, false);
     for (int i = 1; i < l->n; i++)
-        assert_apart(l, 0, i);
-    put_parts(l, op->norm.x, op->n, op->norm.d, false, op->n); /* may be out itself */
+        assert_disjoint(l, 0, i);
+    put_parts(l, op->norm.x, op->n, op->norm.d, false, op->n); /* may be `out` itself */
 }
 
 static void matmul_ranges(list *l, const so_op *op) {
@@ -78,7 +80,7 @@ static void matmul_ranges(list *l, const so_op *op) {
     if (op->matmul.bias.buf)
         put_rows(l, op->matmul.bias, 1, w->n_rows, false);
     for (int i = 1; i < l->n; i++)
-        assert_apart(l, 0, i);
+        assert_disjoint(l, 0, i);
 }
 
 static void attention_ranges(list *l, const so_op *op) {
@@ -90,9 +92,9 @@ static void attention_ranges(list *l, const so_op *op) {
     put_rows(l, op->attention.out, op->n, d, true);
     put_rows(l, op->attention.q, op->n, d, false);
     put(l, op->attention.rows, (size_t)op->n * sizeof(so_attn_row), false);
-    put_rest(l, op->attention.pages);
-    if (op->attention.tails.buf) /* chains need none */
-        put_rest(l, op->attention.tails);
+    put_to_end(l, op->attention.pages);
+    if (op->attention.tails.buf) /* chains have no tails */
+        put_to_end(l, op->attention.tails);
 }
 
 static void kv_ranges(list *l, const so_op *op) {
@@ -108,12 +110,14 @@ static void kv_ranges(list *l, const so_op *op) {
     long d = (long)s->shape.n_heads_kv * s->shape.head_dim;
     put_columns(l, op->kv_store.k, op->n, d, false);
     put_columns(l, op->kv_store.v, op->n, d, false);
-    if (s->shape.dtype == SO_DTYPE_Q8_0 && s->shape.head_dim % SO_COLUMN != 0)
-        l->out[l->n - 1].columns = l->out[l->n - 2].columns = 0; /* blocks end with their head */
+    /* a padded last block per head: blocks and columns have different borders */
+    if (s->shape.dtype == SO_DTYPE_Q8_0 && s->shape.head_dim % SO_COLUMN_GRAIN != 0)
+        l->out[l->n - 1].columns = l->out[l->n - 2].columns = 0;
     put(l, op->kv_store.slots, (size_t)op->n * sizeof(so_kv_slot), false);
 }
 
-/* Sums go row by row, as the norm that follows does; the rest in small parts. */
+/* Residual additions are split by rows, like the norm that follows; other
+ * operations in small parts. */
 static void eltwise_ranges(list *l, const so_op *op) {
     int d = op->eltwise.d;
     long parts = op->kind == SO_OP_ADD ? op->n : (long)op->n * (d / so_cpu_grain(d));
@@ -136,11 +140,11 @@ int so_cpu_ranges(const so_op *op, so_range *out) {
     case SO_OP_EMBED:
         put_parts(&l, op->embed.out, op->n, op->embed.w->n_cols, true, op->n);
         put_rows(&l, op->embed.ids, op->n, 1, false);
-        assert_apart(&l, 0, 1);
+        assert_disjoint(&l, 0, 1);
         break;
     case SO_OP_GATHER:
         put_parts(&l, op->gather.out, op->n, op->gather.d, true, op->n);
-        put_rest(&l, op->gather.x);
+        put_to_end(&l, op->gather.x);
         put_rows(&l, op->gather.rows, op->n, 1, false);
         break;
     case SO_OP_RMS_NORM:
@@ -174,7 +178,7 @@ int so_cpu_ranges(const so_op *op, so_range *out) {
         put_rows(&l, op->argmax.x, op->n, op->argmax.d, false);
         break;
     case SO_OP_COUNT:
-        so_panic(__FILE__, __LINE__, "no such operation");
+        so_panic(__FILE__, __LINE__, "unknown operation kind");
     }
     return l.n;
 }

@@ -1,15 +1,17 @@
-/* Row kernels for x86, written once over sixteen-lane words that the including file defines:
+/* Row kernels for x86, written once in terms of sixteen-lane vectors that
+ * simd_avx2.h and simd_avx512.h define:
  *
  *   v16                          sixteen floats: one 512-bit register, or two of 256 bits
- *   v_set1 v_load v_store        whole words; v_load_n, v_store_n touch the first n lanes alone
- *   v_load_f16(_n) v_load_bf16(_n) v_load_i8  the same, converted
+ *   v_set1 v_load v_store        whole vectors; v_load_n, v_store_n access only the first n lanes
+ *   v_load_f16(_n) v_load_bf16(_n) v_load_i8   the same, converted to float
  *   v_select_n(n, a, b)          lanes below n from a, the others from b
  *   v_keep_above(x, limit, a)    lanes of a where x is above limit or NaN, the others 0
- *   v_add v_sub v_mul v_div v_fma v_fnma v_min v_max   fnma: c − a·b; min, max as the instructions
- *   v_times_pow2(p, t)           p · 2^n, n read from the bits of t (SO_EXP_MAGIC)
- *   v_low8 v_high8               halves
+ *   v_add v_sub v_mul v_div v_fma v_fnma v_min v_max   fnma: c − a·b; min, max: as the instructions
+ *   v_times_pow2(p, t)           p · 2^n, n taken from the bits of t (SO_EXP_MAGIC)
+ *   v_low8 v_high8               the two halves
  *
- * Included by kernels_avx2.c and kernels_avx512.c only; kernels.h states the arithmetic. */
+ * The arithmetic follows the contract of kernels.h; results are bit-identical to kernels_scalar.c.
+ * Included by the x86 kernels_*.c only. Keeps no state; any thread. */
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
@@ -18,17 +20,17 @@
 #include "base/half.h"
 #include "base/mem.h"
 
-/* The canon's joining tree. */
-INLINE float v_join(v16 v) {
+/* The reduction order of lane16 (kernels.h). */
+INLINE float v_reduce(v16 v) {
     __m256 s8 = _mm256_add_ps(v_low8(v), v_high8(v));
     __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
-/* Of numbers up to SO_EXP_MAX. Those below SO_EXP_MIN are left out rather than computed: a result
- * that underflows is finished by microcode, which takes as long as a dozen words. */
-INLINE v16 v_exp_from(v16 given) {
+/* exp for x ≤ SO_EXP_MAX. Lanes below SO_EXP_MIN are set to 0 and not computed: a result that
+ * underflows needs a microcode assist, which takes as long as a dozen vectors. */
+INLINE v16 v_exp_bounded(v16 given) {
     v16 x = v_keep_above(given, v_set1(SO_EXP_MIN), given);
     v16 t = v_fma(x, v_set1(SO_EXP_LOG2E), v_set1(SO_EXP_MAGIC));
     v16 n = v_sub(t, v_set1(SO_EXP_MAGIC));
@@ -44,8 +46,8 @@ INLINE v16 v_exp_from(v16 given) {
     return v_keep_above(given, v_set1(SO_EXP_MIN), v_times_pow2(p, t));
 }
 
-/* The second operand of v_min wins where it is NaN. */
-INLINE v16 v_exp(v16 x) { return v_exp_from(v_min(v_set1(SO_EXP_MAX), x)); }
+/* v_min returns its second operand if either is NaN. */
+INLINE v16 v_exp(v16 x) { return v_exp_bounded(v_min(v_set1(SO_EXP_MAX), x)); }
 
 /* ---- activations to int8 ---- */
 
@@ -66,18 +68,18 @@ INLINE __m256i round8(const float *x, __m256 inverse) {
     return _mm256_cvtps_epi32(v);
 }
 
-/* 32 integers to bytes. */
+/* 32 integers, packed to bytes. */
 INLINE __m256i pack32(const __m256i *w) {
     __m256i v = _mm256_packs_epi16(_mm256_packs_epi32(w[0], w[1]), _mm256_packs_epi32(w[2], w[3]));
     return _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-/* The sums of each four of 32 bytes. */
+/* Sums of each four of 32 bytes. */
 INLINE __m256i sums8(__m256i v) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), _mm256_set1_epi16(1));
 }
 
-/* 32 values to int8; gives the sums of each eight. */
+/* Rounds 32 values to int8; returns the sums of each eight. */
 INLINE __m128i round32(const float *x, __m256 inverse, int8_t *q) {
     __m256i w[4] = {round8(x, inverse), round8(x + 8, inverse), round8(x + 16, inverse),
                     round8(x + 24, inverse)};
@@ -92,8 +94,8 @@ INLINE __m128i zero32(int8_t *q) {
     return _mm_setzero_si128();
 }
 
-/* The scale of a block and, in *inverse, what its values are multiplied with; 0 where all of them
- * become 0 whatever they are. */
+/* The scale of a block. *inverse: the factor for its values, or 0 if all of them
+ * are to become 0. */
 INLINE float block_scale(const float *x, int len, float *inverse) {
     uint32_t max = max_abs_bits(x, len);
     float amax = so_bits_f32(max);
@@ -114,8 +116,8 @@ INLINE __m256i add_or_max(__m256i a, __m256i b, const bool add) {
     return add ? _mm256_add_epi32(a, b) : _mm256_max_epi32(a, b);
 }
 
-/* The sum or the largest of each of four words of eight, by one tree for all of them. */
-INLINE __m128i join4(const __m256i *v, const bool add) {
+/* The sum or the maximum of each of four vectors of eight, with one shared reduction tree. */
+INLINE __m128i reduce4(const __m256i *v, const bool add) {
     __m256i ab =
         add_or_max(_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[0], v[1]), add);
     __m256i cd =
@@ -125,8 +127,8 @@ INLINE __m128i join4(const __m256i *v, const bool add) {
     return _mm256_castsi256_si128(add_or_max(all, swapped, add));
 }
 
-/* Four blocks, none of which has numbers so small or so large that it needs care; false: one has.
- * No value is cut at ±127: |x| · (127 / max |x|) rounds to less than 127.5. */
+/* Quantises four blocks at once. Returns false, with nothing written, if one of them is tiny or not
+ * finite. Clamping to ±127 is not needed: |x| · (127 / max |x|) rounds to less than 127.5. */
 INLINE bool quantize_four(const float *x, int8_t *q, so_q32 *blocks) {
     __m256i v[4], sign = _mm256_set1_epi32(0x7FFFFFFF);
     UNROLL for (int b = 0; b < 4; b++) {
@@ -135,15 +137,15 @@ INLINE bool quantize_four(const float *x, int8_t *q, so_q32 *blocks) {
             _mm256_and_si256(_mm256_loadu_si256((const void *)(x + 32 * b + 8 * i)), sign);
         v[b] = _mm256_max_epi32(_mm256_max_epi32(w[0], w[1]), _mm256_max_epi32(w[2], w[3]));
     }
-    __m128i max = join4(v, false);
+    __m128i max = reduce4(v, false);
     __m128i tiny = _mm_cmplt_epi32(max, _mm_castps_si128(_mm_set1_ps(SO_ACT_TINY)));
     __m128i large = _mm_cmpgt_epi32(max, _mm_set1_epi32(0x7F7FFFFF));
     if (_mm_movemask_epi8(_mm_or_si128(tiny, large)) != 0)
         return false;
-    __m128 amax = _mm_castsi128_ps(max), most = _mm_set1_ps(127.0f);
-    __m128 d = _mm_div_ps(amax, most);
+    __m128 amax = _mm_castsi128_ps(max), limit = _mm_set1_ps(127.0f);
+    __m128 d = _mm_div_ps(amax, limit);
     float inverse[4];
-    _mm_storeu_ps(inverse, _mm_div_ps(most, amax));
+    _mm_storeu_ps(inverse, _mm_div_ps(limit, amax));
     UNROLL for (int b = 0; b < 4; b++) {
         __m256 by = _mm256_set1_ps(inverse[b]);
         __m256i w[4];
@@ -153,7 +155,7 @@ INLINE bool quantize_four(const float *x, int8_t *q, so_q32 *blocks) {
         _mm256_storeu_si256((void *)(q + 32 * b), v[b]);
         v[b] = sums8(v[b]);
     }
-    __m128i sum = join4(v, true);
+    __m128i sum = reduce4(v, true);
     __m128i neg8 = _mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), sum), 3);
     __m128 out[4] = {d, _mm_mul_ps(d, _mm_cvtepi32_ps(sum)), _mm_castsi128_ps(sum),
                      _mm_castsi128_ps(neg8)};
@@ -171,7 +173,7 @@ static void quantize32(const float *x, int k, int8_t *q, so_q32 *blocks) {
     }
 }
 
-/* Tables of sums for 32 values, the j-th of a block, from those of each eight. */
+/* Writes the tables of sums for the j-th 32 values of a block, from the sums of each eight. */
 INLINE void sums32(__m128i s8, int j, so_q256 *b) {
     __m128i zero = _mm_setzero_si128(), s16 = _mm_hadd_epi32(s8, s8);
     _mm_storeu_si128((void *)(b->neg32_8 + 4 * j), _mm_slli_epi32(_mm_sub_epi32(zero, s8), 5));
@@ -204,7 +206,7 @@ static void rms_norm(float *out, const float *x, const float *w, int d, float ep
         v16 v = v_load_n(x + i, d - i);
         sum = v_select_n(d - i, v_fma(v, v, sum), sum);
     }
-    v16 r = v_set1(1.0f / sqrtf(v_join(sum) / (float)d + eps));
+    v16 r = v_set1(1.0f / sqrtf(v_reduce(sum) / (float)d + eps));
     for (i = 0; i + 16 <= d; i += 16)
         v_store(out + i, v_mul(v_mul(v_load(x + i), r), v_load(w + i)));
     if (i < d)
@@ -222,7 +224,7 @@ INLINE float sum_of_squares_around(const float *x, int d, v16 mean) {
         v16 v = v_sub(v_load_n(x + i, d - i), mean);
         sum = v_select_n(d - i, v_fma(v, v, sum), sum);
     }
-    return v_join(sum);
+    return v_reduce(sum);
 }
 
 static void layer_norm(float *out, const float *x, const float *w, const float *b, int d,
@@ -233,7 +235,7 @@ static void layer_norm(float *out, const float *x, const float *w, const float *
         sum = v_add(sum, v_load(x + i));
     if (i < d)
         sum = v_select_n(d - i, v_add(sum, v_load_n(x + i, d - i)), sum);
-    v16 mean = v_set1(v_join(sum) / (float)d);
+    v16 mean = v_set1(v_reduce(sum) / (float)d);
     v16 r = v_set1(1.0f / sqrtf(sum_of_squares_around(x, d, mean) / (float)d + eps));
     for (i = 0; i < d; i += 16) {
         int n = SO_MIN(16, d - i);
@@ -258,32 +260,32 @@ INLINE v16 add1(v16 x, v16 y) { return v_add(x, y); }
 INLINE v16 silu_mul1(v16 x, v16 y) { return v_mul(silu1(x), y); }
 INLINE v16 gelu_mul1(v16 x, v16 y) { return v_mul(gelu1(x), y); }
 
-#define ELTWISE2(name)                                                                       \
-    static void name(float *out, const float *a, const float *b, long n) {                   \
-        long i = 0;                                                                          \
-        for (; i + 16 <= n; i += 16)                                                         \
-            v_store(out + i, name##1(v_load(a + i), v_load(b + i)));                         \
-        int rest = (int)(n - i);                                                             \
-        if (rest)                                                                            \
-            v_store_n(out + i, name##1(v_load_n(a + i, rest), v_load_n(b + i, rest)), rest); \
+#define ELTWISE2(name)                                                                             \
+    static void name(float *out, const float *a, const float *b, long n) {                         \
+        long i = 0;                                                                                \
+        for (; i + 16 <= n; i += 16)                                                               \
+            v_store(out + i, name##1(v_load(a + i), v_load(b + i)));                               \
+        int n_tail = (int)(n - i);                                                                 \
+        if (n_tail)                                                                                \
+            v_store_n(out + i, name##1(v_load_n(a + i, n_tail), v_load_n(b + i, n_tail)), n_tail); \
     }
 ELTWISE2(add)
 ELTWISE2(silu_mul)
 ELTWISE2(gelu_mul)
 
-#define ELTWISE1(name, fn)                                       \
-    static void name(float *out, const float *a, long n) {       \
-        long i = 0;                                              \
-        for (; i + 16 <= n; i += 16)                             \
-            v_store(out + i, fn(v_load(a + i)));                 \
-        int rest = (int)(n - i);                                 \
-        if (rest)                                                \
-            v_store_n(out + i, fn(v_load_n(a + i, rest)), rest); \
+#define ELTWISE1(name, fn)                                           \
+    static void name(float *out, const float *a, long n) {           \
+        long i = 0;                                                  \
+        for (; i + 16 <= n; i += 16)                                 \
+            v_store(out + i, fn(v_load(a + i)));                     \
+        int n_tail = (int)(n - i);                                   \
+        if (n_tail)                                                  \
+            v_store_n(out + i, fn(v_load_n(a + i, n_tail)), n_tail); \
     }
 ELTWISE1(gelu, gelu1)
 ELTWISE1(exp_row, v_exp)
 
-/* Four pairs to a register: the partner of each element comes from the other side of its pair. */
+/* Four pairs per register: each element's partner is the other element of its pair. */
 static void rotate(float *x, const float *table, int n) {
     int i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -303,9 +305,9 @@ static void scale_row(float *out, const float *x, float a, long n) {
     long i = 0;
     for (; i + 16 <= n; i += 16)
         v_store(out + i, v_mul(v_load(x + i), v_set1(a)));
-    int rest = (int)(n - i);
-    if (rest)
-        v_store_n(out + i, v_mul(v_load_n(x + i, rest), v_set1(a)), rest);
+    int n_tail = (int)(n - i);
+    if (n_tail)
+        v_store_n(out + i, v_mul(v_load_n(x + i, n_tail), v_set1(a)), n_tail);
 }
 
 static void to_f16(uint16_t *out, const float *x, long n) {
@@ -318,14 +320,14 @@ static void to_f16(uint16_t *out, const float *x, long n) {
 }
 
 static int32_t argmax(const float *x, int d) {
-    v16 max = v_set1(-INFINITY), sick = v_set1(0); /* 0 · x is NaN where x is not finite */
+    v16 max = v_set1(-INFINITY), nonfinite = v_set1(0); /* 0 · x is NaN where x is not finite */
     int i = 0;
     for (; i + 16 <= d; i += 16) {
         v16 v = v_load(x + i);
         max = v_max(v, max);
-        sick = v_fma(v, v_set1(0), sick);
+        nonfinite = v_fma(v, v_set1(0), nonfinite);
     }
-    float lanes[16], m = -INFINITY, bad = v_join(sick);
+    float lanes[16], m = -INFINITY, bad = v_reduce(nonfinite);
     v_store(lanes, max);
     for (int j = 0; j < 16; j++)
         m = lanes[j] > m ? lanes[j] : m;
@@ -344,7 +346,7 @@ static int32_t argmax(const float *x, int d) {
     for (; i < d; i++)
         if (x[i] == m)
             return i;
-    return -1; /* not reached: m is one of them */
+    return -1; /* not reached: m is an element of x */
 }
 
 #include "backend/cpu/attn_x86.h"

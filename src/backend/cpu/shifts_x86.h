@@ -1,5 +1,6 @@
-/* Shifts by an amount the compiler knows only after inlining: the intrinsics want an immediate.
- * Each x86 level writes `switch (n) { SHIFT_CASES(intrinsic) }` over its own word `v`. */
+/* Shifts by an amount that becomes a constant only after inlining: the intrinsics
+ * need an immediate. Each x86 level writes `switch (n) { SHIFT_CASES(intrinsic) }`
+ * for a vector named `v`. */
 #ifndef SO_BACKEND_CPU_SHIFTS_X86_H
 #define SO_BACKEND_CPU_SHIFTS_X86_H
 

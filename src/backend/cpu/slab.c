@@ -1,5 +1,7 @@
-/* Chunks in a list; only the newest one is filled. What is left of a chunk when the next part does
- * not fit stays untouched, and so takes address space but no memory. */
+/* A list of chunks; allocations come from the newest one. If the next allocation does not fit, the
+ * remainder of the chunk stays unused: untouched, it takes address space but no memory. Each chunk
+ * counts its allocations and is unmapped with the last one; released memory is not reused before
+ * that. One thread at a time. */
 #include "backend/cpu/slab.h"
 
 #include <stdint.h>
@@ -13,7 +15,7 @@ enum { HUGE_PAGE = 2 << 20, CHUNK_BYTES = 32 << 20 };
 
 struct so_slab_chunk {
     so_slab_chunk *next;
-    unsigned char *map, *data; /* data: the first huge page border in the mapping */
+    unsigned char *map, *data; /* data: first huge-page border in the mapping */
     size_t map_bytes, n_bytes, used;
     int n_parts;
 };
@@ -31,11 +33,11 @@ static so_slab_chunk *chunk_create(size_t n_bytes) {
     c->map_bytes = map_bytes;
     c->n_bytes = n_bytes;
     c->data = c->map + (-(uintptr_t)map & (HUGE_PAGE - 1));
-    madvise(c->data, n_bytes, MADV_HUGEPAGE); /* advice: small pages will do */
+    madvise(c->data, n_bytes, MADV_HUGEPAGE); /* advice only; small pages work too */
     return c;
 }
 
-void *so_slab_take(so_slab *s, size_t n_bytes, so_slab_chunk **chunk) {
+void *so_slab_alloc(so_slab *s, size_t n_bytes, so_slab_chunk **chunk) {
     size_t size;
     if (!so_add_size(n_bytes, 63, &size))
         return NULL;
@@ -55,7 +57,7 @@ void *so_slab_take(so_slab *s, size_t n_bytes, so_slab_chunk **chunk) {
     return p;
 }
 
-void so_slab_give(so_slab *s, so_slab_chunk *chunk) {
+void so_slab_release(so_slab *s, so_slab_chunk *chunk) {
     SO_ASSERT(chunk->n_parts > 0);
     if (--chunk->n_parts > 0)
         return;

@@ -1,8 +1,9 @@
-/* The words of rows_x86.h, matmul_x86.h and packed_x86.h for registers of 512 bits: AVX-512 (F, BW,
- * VL, DQ) with VNNI. Included by kernels_avx512.c, and by matmul_amx.c for the words alone. */
+/* The SIMD operations that rows_x86.h, matmul_x86.h and packed_x86.h are written in, for 512-bit
+ * registers: AVX-512 (F, BW, VL, DQ) with VNNI. The headers that use an operation define its
+ * meaning. Included by kernels_avx512.c, and by matmul_amx.c for these operations alone. */
 #include "backend/cpu/kernels.h"
-#include "backend/cpu/lanes_x86.h"
 #include "backend/cpu/shifts_x86.h"
+#include "backend/cpu/simd_x86.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -24,32 +25,36 @@ typedef __m512 v16;
 #define v_store _mm512_storeu_ps
 #define v_low8 _mm512_castps512_ps256
 
-WORD __m256 v_high8(v16 v) { return _mm512_extractf32x8_ps(v, 1); }
-WORD __mmask16 below(int n) { return (__mmask16)((1u << n) - 1); }
-WORD v16 v_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(below(n), p); }
-WORD void v_store_n(float *p, v16 v, int n) { _mm512_mask_storeu_ps(p, below(n), v); }
-WORD v16 v_select_n(int n, v16 a, v16 b) { return _mm512_mask_mov_ps(b, below(n), a); }
-WORD v16 v_keep_above(v16 x, v16 limit, v16 a) {
+SIMD_FN __m256 v_high8(v16 v) { return _mm512_extractf32x8_ps(v, 1); }
+SIMD_FN __mmask16 below(int n) { return (__mmask16)((1u << n) - 1); }
+SIMD_FN v16 v_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(below(n), p); }
+SIMD_FN void v_store_n(float *p, v16 v, int n) { _mm512_mask_storeu_ps(p, below(n), v); }
+SIMD_FN v16 v_select_n(int n, v16 a, v16 b) { return _mm512_mask_mov_ps(b, below(n), a); }
+SIMD_FN v16 v_keep_above(v16 x, v16 limit, v16 a) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLE_UQ), a);
 }
-WORD v16 f16_to_v16(__m256i h) { return _mm512_cvtph_ps(h); }
-WORD v16 bf16_to_v16(__m256i h) {
+SIMD_FN v16 f16_to_v16(__m256i h) { return _mm512_cvtph_ps(h); }
+SIMD_FN v16 bf16_to_v16(__m256i h) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
-WORD v16 v_load_f16(const uint16_t *p) { return f16_to_v16(_mm256_loadu_si256((const void *)p)); }
-WORD v16 v_load_bf16(const uint16_t *p) { return bf16_to_v16(_mm256_loadu_si256((const void *)p)); }
-WORD v16 v_load_f16_n(const uint16_t *p, int n) {
+SIMD_FN v16 v_load_f16(const uint16_t *p) {
+    return f16_to_v16(_mm256_loadu_si256((const void *)p));
+}
+SIMD_FN v16 v_load_bf16(const uint16_t *p) {
+    return bf16_to_v16(_mm256_loadu_si256((const void *)p));
+}
+SIMD_FN v16 v_load_f16_n(const uint16_t *p, int n) {
     return f16_to_v16(_mm256_maskz_loadu_epi16(below(n), p));
 }
-WORD v16 v_load_bf16_n(const uint16_t *p, int n) {
+SIMD_FN v16 v_load_bf16_n(const uint16_t *p, int n) {
     return bf16_to_v16(_mm256_maskz_loadu_epi16(below(n), p));
 }
-WORD v16 v_load_i8(const int8_t *p) {
+SIMD_FN v16 v_load_i8(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
 }
 
-/* One rounding, like two factors that are powers of two. */
-WORD v16 v_times_pow2(v16 p, v16 t) {
+/* Rounds once, like the two multiplications by powers of two of the other levels. */
+SIMD_FN v16 v_times_pow2(v16 p, v16 t) {
     return _mm512_scalef_ps(p, _mm512_sub_ps(t, _mm512_set1_ps(SO_EXP_MAGIC)));
 }
 
@@ -88,15 +93,15 @@ typedef struct rowset {
 #define vi_dot2 _mm512_madd_epi16
 #define vi_shl32 _mm512_slli_epi32
 
-WORD vi vi_equal8(vi a, vi b) { return _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b)); }
-WORD vi vi_shr(vi v, int n) {
+SIMD_FN vi vi_equal8(vi a, vi b) { return _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b)); }
+SIMD_FN vi vi_shr(vi v, int n) {
     switch (n) { SHIFT_CASES(_mm512_srli_epi16) }
 }
-WORD vi vi_shl(vi v, int n) {
+SIMD_FN vi vi_shl(vi v, int n) {
     switch (n) { SHIFT_CASES(_mm512_slli_epi16) }
 }
 
-WORD vi vi_lanes(rowset rows, size_t off, int j) {
+SIMD_FN vi vi_lanes(rowset rows, size_t off, int j) {
     vi v = _mm512_castsi128_si512(
         _mm_loadu_si128((const void *)(rows.p + off + (size_t)j * rows.stride)));
     v = _mm512_inserti32x4(
@@ -106,35 +111,37 @@ WORD vi vi_lanes(rowset rows, size_t off, int j) {
     return _mm512_inserti32x4(
         v, _mm_loadu_si128((const void *)(rows.p + off + (size_t)(j + 12) * rows.stride)), 3);
 }
-WORD vi vi_bcast(const void *p) { return vi_set32(load4(p)); }
-WORD vi vi_gather(rowset rows, size_t off) {
+SIMD_FN vi vi_bcast(const void *p) { return vi_set32(load4(p)); }
+SIMD_FN vi vi_gather(rowset rows, size_t off) {
     vi v = _mm512_castsi128_si512(gather4(rows.p + off, rows.stride));
     v = _mm512_inserti32x4(v, gather4(rows.p + off + 4 * rows.stride, rows.stride), 1);
     v = _mm512_inserti32x4(v, gather4(rows.p + off + 8 * rows.stride, rows.stride), 2);
     return _mm512_inserti32x4(v, gather4(rows.p + off + 12 * rows.stride, rows.stride), 3);
 }
-WORD vf vf_half_low(vi v) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)); }
-WORD vf vf_half_high(vi v) { return vf_half_low(_mm512_srli_epi32(v, 16)); }
+SIMD_FN vf vf_half_low(vi v) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)); }
+SIMD_FN vf vf_half_high(vi v) { return vf_half_low(_mm512_srli_epi32(v, 16)); }
 
-/* Byte c of every lane, in all its four bytes. */
-WORD vi vi_spread_byte(vi v, int c) {
+/* Byte c of every lane, copied to all four of its bytes. */
+SIMD_FN vi vi_spread_byte(vi v, int c) {
     vi base =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
     return _mm512_shuffle_epi8(v, _mm512_add_epi8(base, _mm512_set1_epi8((char)c)));
 }
 
-/* Four products are added in 32 bits at once: no limit. */
+/* Four products are added in 32 bits: no limit. */
 #define MAC_LIMIT(bits) ((void)(bits), 8)
 #define vi_mac _mm512_dpbusd_epi32
-#define vi_flat _mm512_add_epi32
-WORD vi vi_scaled(vi isum, vi p, vi s) { return _mm512_add_epi32(isum, _mm512_mullo_epi32(p, s)); }
+#define vi_widen_add _mm512_add_epi32
+SIMD_FN vi vi_scaled(vi isum, vi p, vi s) {
+    return _mm512_add_epi32(isum, _mm512_mullo_epi32(p, s));
+}
 
-/* One int32 of every lane from its byte j; two int16 from its bytes 2j and 2j + 1. */
-WORD vi vi_scale(vi v, int j, bool is_signed) {
+/* An int32 per lane from its byte j; two int16 per lane from its bytes 2j and 2j + 1. */
+SIMD_FN vi vi_scale(vi v, int j, bool is_signed) {
     v = _mm512_sll_epi32(v, _mm_cvtsi32_si128(24 - 8 * j));
     return is_signed ? _mm512_srai_epi32(v, 24) : _mm512_srli_epi32(v, 24);
 }
-WORD vi vi_pair(vi v, int j, bool is_signed) {
+SIMD_FN vi vi_pair(vi v, int j, bool is_signed) {
     vi at = _mm512_set1_epi32(
         (int)(0x00800080u | (unsigned)(2 * j) << 8 | (unsigned)(2 * j + 1) << 24));
     vi lane = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04000400, 0x08000800, 0x0C000C00));
@@ -142,13 +149,13 @@ WORD vi vi_pair(vi v, int j, bool is_signed) {
     return is_signed ? _mm512_srai_epi16(v, 8) : _mm512_srli_epi16(v, 8);
 }
 
-/* Signed weights are made unsigned by an offset, which the block's sum takes back. */
+/* Signed weights become unsigned by an offset, which is subtracted from the block's sum. */
 enum { Q8_OFFSET = 128 };
 #define vi_mac_q8 vi_mac
 
-/* Packed weights: a column is a group. A partial sum that fits 16 bits is the low half of its
- * lane, and its high half meets a zero. */
-#define HAS_DP 1
+/* Packed weights: a column is a row group. A partial sum that fits 16 bits is the low half of its
+ * lane; the high half is multiplied by zero. */
+#define HAS_VNNI 1
 enum { COL_GROUP = 1, COL_HEAD = 0, COL_WORD = 0 };
 #define vi_load(p) _mm512_loadu_si512((const void *)(p))
 #define vi_xor _mm512_xor_si512

@@ -1,9 +1,10 @@
-/* The words of rows_x86.h, matmul_x86.h and packed_x86.h for registers of 256 bits: AVX2 with FMA
- * and F16C and, where the including file says HAS_DP, the dot products of AVX-VNNI. Included by
+/* The SIMD operations that rows_x86.h, matmul_x86.h and packed_x86.h are written in, for
+ * 256-bit registers: AVX2 with FMA and F16C and, if the including file sets HAS_VNNI, the dot
+ * products of AVX-VNNI. The headers that use an operation define its meaning. Included by
  * kernels_avx2.c and kernels_avxvnni.c only. */
 #include "backend/cpu/kernels.h"
-#include "backend/cpu/lanes_x86.h"
 #include "backend/cpu/shifts_x86.h"
+#include "backend/cpu/simd_x86.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -15,7 +16,7 @@ typedef struct v16 {
 } v16;
 
 #define BOTH(name, intrinsic) \
-    WORD v16 name(v16 a, v16 b) { return (v16){intrinsic(a.lo, b.lo), intrinsic(a.hi, b.hi)}; }
+    SIMD_FN v16 name(v16 a, v16 b) { return (v16){intrinsic(a.lo, b.lo), intrinsic(a.hi, b.hi)}; }
 BOTH(v_add, _mm256_add_ps)
 BOTH(v_sub, _mm256_sub_ps)
 BOTH(v_mul, _mm256_mul_ps)
@@ -23,67 +24,67 @@ BOTH(v_div, _mm256_div_ps)
 BOTH(v_min, _mm256_min_ps)
 BOTH(v_max, _mm256_max_ps)
 
-WORD v16 v_fma(v16 a, v16 b, v16 c) {
+SIMD_FN v16 v_fma(v16 a, v16 b, v16 c) {
     return (v16){_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
-WORD v16 v_fnma(v16 a, v16 b, v16 c) {
+SIMD_FN v16 v_fnma(v16 a, v16 b, v16 c) {
     return (v16){_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
 }
-WORD v16 v_set1(float x) { return (v16){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-WORD v16 v_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-WORD void v_store(float *p, v16 v) {
+SIMD_FN v16 v_set1(float x) { return (v16){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+SIMD_FN v16 v_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+SIMD_FN void v_store(float *p, v16 v) {
     _mm256_storeu_ps(p, v.lo);
     _mm256_storeu_ps(p + 8, v.hi);
 }
-WORD __m256 v_low8(v16 v) { return v.lo; }
-WORD __m256 v_high8(v16 v) { return v.hi; }
+SIMD_FN __m256 v_low8(v16 v) { return v.lo; }
+SIMD_FN __m256 v_high8(v16 v) { return v.hi; }
 
-/* All bits in the lanes below n, of lanes first … first+7. */
-WORD __m256i below(int n, int first) {
+/* A mask for lanes first … first+7: all bits set in the lanes below n. */
+SIMD_FN __m256i below(int n, int first) {
     static const int32_t table[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1,
                                       -1, -1, -1, -1, -1, -1, -1, 0};
     return _mm256_loadu_si256((const void *)(table + 16 - n + first));
 }
-WORD v16 v_load_n(const float *p, int n) {
+SIMD_FN v16 v_load_n(const float *p, int n) {
     return (v16){_mm256_maskload_ps(p, below(n, 0)), _mm256_maskload_ps(p + 8, below(n, 8))};
 }
-WORD void v_store_n(float *p, v16 v, int n) {
+SIMD_FN void v_store_n(float *p, v16 v, int n) {
     _mm256_maskstore_ps(p, below(n, 0), v.lo);
     _mm256_maskstore_ps(p + 8, below(n, 8), v.hi);
 }
-WORD v16 v_select_n(int n, v16 a, v16 b) {
+SIMD_FN v16 v_select_n(int n, v16 a, v16 b) {
     return (v16){_mm256_blendv_ps(b.lo, a.lo, _mm256_castsi256_ps(below(n, 0))),
                  _mm256_blendv_ps(b.hi, a.hi, _mm256_castsi256_ps(below(n, 8)))};
 }
-WORD v16 v_keep_above(v16 x, v16 limit, v16 a) {
+SIMD_FN v16 v_keep_above(v16 x, v16 limit, v16 a) {
     return (v16){_mm256_and_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_NLE_UQ), a.lo),
                  _mm256_and_ps(_mm256_cmp_ps(x.hi, limit.hi, _CMP_NLE_UQ), a.hi)};
 }
-WORD v16 v_load_f16(const uint16_t *p) {
+SIMD_FN v16 v_load_f16(const uint16_t *p) {
     return (v16){_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)),
                  _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8)))};
 }
-WORD __m256 bf16_8(const uint16_t *p) {
+SIMD_FN __m256 bf16_8(const uint16_t *p) {
     __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
 }
-WORD v16 v_load_bf16(const uint16_t *p) { return (v16){bf16_8(p), bf16_8(p + 8)}; }
-WORD v16 v_load_f16_n(const uint16_t *p, int n) {
+SIMD_FN v16 v_load_bf16(const uint16_t *p) { return (v16){bf16_8(p), bf16_8(p + 8)}; }
+SIMD_FN v16 v_load_f16_n(const uint16_t *p, int n) {
     uint16_t copy[16] = {0};
     memcpy(copy, p, (size_t)n * sizeof *p);
     return v_load_f16(copy);
 }
-WORD v16 v_load_bf16_n(const uint16_t *p, int n) {
+SIMD_FN v16 v_load_bf16_n(const uint16_t *p, int n) {
     uint16_t copy[16] = {0};
     memcpy(copy, p, (size_t)n * sizeof *p);
     return v_load_bf16(copy);
 }
-WORD __m256 i8_8(const int8_t *p) {
+SIMD_FN __m256 i8_8(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
 }
-WORD v16 v_load_i8(const int8_t *p) { return (v16){i8_8(p), i8_8(p + 8)}; }
+SIMD_FN v16 v_load_i8(const int8_t *p) { return (v16){i8_8(p), i8_8(p + 8)}; }
 
-WORD __m256 times_pow2(__m256 p, __m256 t) {
+SIMD_FN __m256 times_pow2(__m256 p, __m256 t) {
     __m256i n =
         _mm256_sub_epi32(_mm256_castps_si256(t), _mm256_castps_si256(_mm256_set1_ps(SO_EXP_MAGIC)));
     __m256i n1 = _mm256_srai_epi32(n, 1), n2 = _mm256_sub_epi32(n, n1);
@@ -92,7 +93,7 @@ WORD __m256 times_pow2(__m256 p, __m256 t) {
     n2 = _mm256_slli_epi32(_mm256_add_epi32(n2, bias), 23);
     return _mm256_mul_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(n1)), _mm256_castsi256_ps(n2));
 }
-WORD v16 v_times_pow2(v16 p, v16 t) {
+SIMD_FN v16 v_times_pow2(v16 p, v16 t) {
     return (v16){times_pow2(p.lo, t.lo), times_pow2(p.hi, t.hi)};
 }
 
@@ -132,67 +133,70 @@ typedef struct rowset {
 #define vi_dot2 _mm256_madd_epi16
 #define vi_shl32 _mm256_slli_epi32
 
-WORD vi vi_shr(vi v, int n) {
+SIMD_FN vi vi_shr(vi v, int n) {
     switch (n) { SHIFT_CASES(_mm256_srli_epi16) }
 }
-WORD vi vi_shl(vi v, int n) {
+SIMD_FN vi vi_shl(vi v, int n) {
     switch (n) { SHIFT_CASES(_mm256_slli_epi16) }
 }
 
-WORD vi vi_lanes(rowset rows, size_t off, int j) {
+SIMD_FN vi vi_lanes(rowset rows, size_t off, int j) {
     __m128i low = _mm_loadu_si128((const void *)(rows.p + off + (size_t)j * rows.stride));
     __m128i high = _mm_loadu_si128((const void *)(rows.p + off + (size_t)(j + 4) * rows.stride));
     return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
 }
-WORD vi vi_bcast(const void *p) { return vi_set32(load4(p)); }
-WORD vi vi_gather(rowset rows, size_t off) {
+SIMD_FN vi vi_bcast(const void *p) { return vi_set32(load4(p)); }
+SIMD_FN vi vi_gather(rowset rows, size_t off) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(gather4(rows.p + off, rows.stride)),
                                    gather4(rows.p + off + 4 * rows.stride, rows.stride), 1);
 }
-/* The low 16 bits of every lane, from half to float. */
-WORD vf half_of(vi v) {
+/* The low 16 bits of every lane, converted from half to float. */
+SIMD_FN vf half_of(vi v) {
     v = _mm256_permute4x64_epi64(_mm256_packus_epi32(v, v), 0x08);
     return _mm256_cvtph_ps(_mm256_castsi256_si128(v));
 }
-WORD vf vf_half_low(vi v) { return half_of(_mm256_and_si256(v, _mm256_set1_epi32(0xFFFF))); }
-WORD vf vf_half_high(vi v) { return half_of(_mm256_srli_epi32(v, 16)); }
+SIMD_FN vf vf_half_low(vi v) { return half_of(_mm256_and_si256(v, _mm256_set1_epi32(0xFFFF))); }
+SIMD_FN vf vf_half_high(vi v) { return half_of(_mm256_srli_epi32(v, 16)); }
 
-/* Byte c of every lane, in all its four bytes. */
-WORD vi vi_spread_byte(vi v, int c) {
+/* Byte c of every lane, copied to all four of its bytes. */
+SIMD_FN vi vi_spread_byte(vi v, int c) {
     vi base = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
     return _mm256_shuffle_epi8(v, _mm256_add_epi8(base, _mm256_set1_epi8((char)c)));
 }
 
-/* Pairs of products are added in 16 bits: q·x of b-bit q is at most (2^b − 1)·127, twice. */
+/* Two products are added in 16 bits. A product of a b-bit q is at most (2^b − 1)·127, which limits
+ * how many additions fit. */
 #define MAC_LIMIT(bits) ((bits) == 4 ? 8 : (bits) == 5 ? 4 : 2)
-WORD vi vi_mac(vi p, vi w, vi x) { return _mm256_add_epi16(p, _mm256_maddubs_epi16(w, x)); }
-WORD vi vi_flat(vi isum, vi p) {
+SIMD_FN vi vi_mac(vi p, vi w, vi x) { return _mm256_add_epi16(p, _mm256_maddubs_epi16(w, x)); }
+SIMD_FN vi vi_widen_add(vi isum, vi p) {
     return _mm256_add_epi32(isum, _mm256_madd_epi16(p, _mm256_set1_epi16(1)));
 }
-WORD vi vi_scaled(vi isum, vi p, vi s) { return _mm256_add_epi32(isum, _mm256_madd_epi16(p, s)); }
+SIMD_FN vi vi_scaled(vi isum, vi p, vi s) {
+    return _mm256_add_epi32(isum, _mm256_madd_epi16(p, s));
+}
 
 /* Two int16 of every lane, from bytes a and b of the lane. */
-WORD vi bytes_to_pair(vi v, int a, int b, bool is_signed) {
-    /* into the high byte of each int16, then shifted down with or without the sign */
+SIMD_FN vi bytes_to_pair(vi v, int a, int b, bool is_signed) {
+    /* byte to the high half of each int16, then shifted down with or without the sign */
     vi at = _mm256_set1_epi32((int)(0x00800080u | (unsigned)a << 8 | (unsigned)b << 24));
     vi lane = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04000400, 0x08000800, 0x0C000C00));
     v = _mm256_shuffle_epi8(v, _mm256_add_epi8(at, lane));
     return is_signed ? _mm256_srai_epi16(v, 8) : _mm256_srli_epi16(v, 8);
 }
-WORD vi vi_scale(vi v, int j, bool is_signed) { return bytes_to_pair(v, j, j, is_signed); }
-WORD vi vi_pair(vi v, int j, bool is_signed) {
+SIMD_FN vi vi_scale(vi v, int j, bool is_signed) { return bytes_to_pair(v, j, j, is_signed); }
+SIMD_FN vi vi_pair(vi v, int j, bool is_signed) {
     return bytes_to_pair(v, 2 * j, 2 * j + 1, is_signed);
 }
 
-/* Signed weights: |w| times x with w's sign; 128·127 twice still fits 16 bits. */
+/* Signed weights: |w| times x with w's sign; 2·128·127 still fits 16 bits. */
 enum { Q8_OFFSET = 0 };
-WORD vi vi_mac_q8(vi isum, vi w, vi x) {
+SIMD_FN vi vi_mac_q8(vi isum, vi w, vi x) {
     vi p = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-    return vi_flat(isum, p);
+    return vi_widen_add(isum, p);
 }
 
-/* Packed weights: a column is half a group. */
+/* Packed weights: a column is half a row group. */
 enum { COL_GROUP = 0, COL_HEAD = 16, COL_WORD = 32 };
 #define vi_load(p) _mm256_loadu_si256((const void *)(p))
 #define vi_xor _mm256_xor_si256
@@ -200,17 +204,18 @@ enum { COL_GROUP = 0, COL_HEAD = 16, COL_WORD = 32 };
 #define vi_pairs_s(p) _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(p)))
 #define vf_halves(p) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p)))
 #define vi_pmul _mm256_maddubs_epi16
-#if HAS_DP
-/* A partial sum that fits 16 bits is the low half of its lane, and its high half meets a zero. */
+#if HAS_VNNI
+/* A partial sum that fits 16 bits is the low half of its lane; the high half
+ * is multiplied by zero. */
 #define vi_pmac _mm256_dpbusd_avx_epi32
 #define vi_pscaled _mm256_dpwssd_avx_epi32
 #define vi_dot2_add _mm256_dpwssd_avx_epi32
 #define vi_scale_even(v) _mm256_and_si256(v, _mm256_set1_epi32(0xFFFF))
 #define vi_scale_odd(v) _mm256_srli_epi32(v, 16)
 #else
-/* Products are kept next to their addition by hand: left alone, gcc 12 multiplies far ahead and
- * spills every product. */
-WORD vi vi_pmac(vi p, vi w, vi x) {
+/* Inline assembly keeps each product next to its addition: gcc 12 would otherwise compute many
+ * products ahead and spill all of them. */
+SIMD_FN vi vi_pmac(vi p, vi w, vi x) {
     vi t;
     __asm__("vpmaddubsw %[x], %[w], %[t]\n\tvpaddw %[t], %[p], %[p]"
             : [p] "+x"(p), [t] "=&x"(t)
@@ -218,8 +223,8 @@ WORD vi vi_pmac(vi p, vi w, vi x) {
     return p;
 }
 #define vi_pscaled vi_scaled
-WORD vi vi_dot2_add(vi a, vi m, vi x) { return _mm256_add_epi32(a, _mm256_madd_epi16(m, x)); }
-WORD vi pick_bytes(vi v, int low, int high) {
+SIMD_FN vi vi_dot2_add(vi a, vi m, vi x) { return _mm256_add_epi32(a, _mm256_madd_epi16(m, x)); }
+SIMD_FN vi pick_bytes(vi v, int low, int high) {
     vi at = _mm256_broadcastsi128_si256(
         _mm_add_epi8(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12),
                      _mm_set1_epi16((short)(low | high << 8))));
