@@ -15,10 +15,10 @@
  *   tree with rows     from the standardised row q, keyed by position and round (`reject`)
  *   tree without rows  with the target's own noise at that position (`match`): where q is near p,
  *                      the same noise picks the same token
- * A draft may be able to say only some of the vocabulary (so_model_said). Its rows are then as
+ * A draft may be able to say only some of the vocabulary (so_model_vocab_subset). Its rows are then as
  * narrow as that, and are sampled so unless bias or penalties name tokens; the rest of q is 0.
  *
- * A draft may read the target's states beside tokens (so_model_d_state): with each accepted token
+ * A draft may read the target's states beside tokens (so_model_d_target_hidden): with each accepted token
  * the state from which it was drawn. The latest STATES of them are kept; prompts, guesses and what
  * was accepted longer ago are read without. Pages that
  * texts share hold tokens read either way: that changes guesses, never what becomes of them.
@@ -400,11 +400,11 @@ static float chance_of(const model_drafter *md, const float *logits, const draft
                        int32_t at) {
     if (r->n > md->n_said && md->said) { /* of a wide row: a token, that the draft may not say */
         int32_t token = at;
-        at = so_sample_place(md->said, md->n_said, token);
+        at = so_sample_subset_index(md->said, md->n_said, token);
         if (md->said[at] != token)
             return 0;
     }
-    return at < md->n_said ? so_sample_chance(md->narrow, logits, at) : 0;
+    return at < md->n_said ? so_sample_prob_estimate(md->narrow, logits, at) : 0;
 }
 
 /* Draws the next token of the chain from its row and adds it to the tree; false where the chain
@@ -478,7 +478,7 @@ static int add_rows(model_drafter *md, chain *c, int seq, int at, int *n_logits,
                                     .seq = seq,
                                     .parent = i ? at + i - 1 : -1,
                                     .want_logits = whole && i >= n - 1,
-                                    .state = state_of(md, c->s, len + i)};
+                                    .target_hidden = state_of(md, c->s, len + i)};
     if (whole) {
         c->first_logit = *n_logits;
         *n_logits += 1 + n_guess;
@@ -501,7 +501,7 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
             continue;
         int logits_before = n_logits, budget_before = budget;
         add_rows(md, c, n_seqs, n_rows, &n_logits, &budget);
-        if (so_seq_need(c->s->seq, c->n_rows) > so_kv_available_pages(md->kv)) {
+        if (so_seq_pages_needed(c->s->seq, c->n_rows) > so_kv_available_pages(md->kv)) {
             c->done = true; /* with what it has drafted so far */
             n_logits = logits_before;
             budget = budget_before;
@@ -647,8 +647,8 @@ static int check_states(const model_drafter *md, so_err *err) {
 
 /* Of what the draft says, ids that the target has; they are ascending, so it is a beginning. */
 static int find_said(model_drafter *md, so_err *err) {
-    int n = so_model_n_said(md->m);
-    md->said = so_model_said(md->m);
+    int n = so_model_logits_len(md->m);
+    md->said = so_model_vocab_subset(md->m);
     while (n > 0 && (md->said ? md->said[n - 1] : n - 1) >= md->o.n_vocab)
         n--;
     md->n_said = n;
@@ -682,7 +682,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->m = m;
     md->o = *o;
     md->n_vocab = so_model_hparams(m)->n_vocab;
-    md->d_state = so_model_d_state(m);
+    md->d_state = so_model_d_target_hidden(m);
     md->base.reads_states = md->d_state > 0 || (inner && inner->reads_states);
     md->base.by_request = md->d_state == 0; /* pages of other texts were read with other states */
     md->n_ctx = SO_MIN(o->n_ctx, so_model_hparams(m)->n_ctx_train);
@@ -699,7 +699,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->wide = so_sampler_create(o->n_vocab);
     md->narrow = so_sampler_create(md->n_said);
     if (md->said && md->n_said < o->n_vocab) /* else wide_row may serve bias with it */
-        so_sampler_set_names(md->narrow, md->said);
+        so_sampler_set_subset(md->narrow, md->said);
     md->chains = SO_NEW_N(chain, n_par);
     md->inner_jobs = SO_NEW_N(so_draft_job, n_par);
     md->inner_trees = SO_NEW_N(so_tree, n_par);

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/sha256.h"
-#include "model/said.h"
+#include "model/vocab_subset.h"
 
 enum { MAX_NAMES = 1024, MAX_OPENED = 64, MAX_DIRS = 16, SAMPLE = 4096 };
 
@@ -154,7 +154,7 @@ double so_registry_agreement(const so_checkpoint *draft) {
 uint64_t so_registry_id(const so_checkpoint *draft) {
     size_t n = so_checkpoint_n_tensors(draft);
     const so_gguf *g = so_checkpoint_gguf(draft);
-    const so_gguf_kv *said = g ? so_gguf_find(g, SO_SAID_KEY) : NULL;
+    const so_gguf_kv *said = g ? so_gguf_find(g, SO_VOCAB_SUBSET_KEY) : NULL;
     uint64_t id[4] = {so_checkpoint_bytes(draft), 0, 0, 0};
     if (said)
         id[3] = so_hash_bytes(said->data, said->n_bytes);

@@ -281,7 +281,7 @@ static int64_t pages_needed(const so_engine *e) {
     int64_t n = 0;
     for (const so_request *r = e->running; r; r = r->next)
         if (n_rows(r) > 0)
-            n += so_seq_need(r->seq, n_rows(r));
+            n += so_seq_pages_needed(r->seq, n_rows(r));
     return n;
 }
 
@@ -299,12 +299,12 @@ void so_schedule_gather(so_engine *e) {
  * shed: nonce.c relies on it. */
 int so_schedule_room(so_request *r, int want) {
     int rows = n_rows(r);
-    int64_t need = so_seq_need(r->seq, rows);
-    int64_t room = so_seq_room(r->seq, need + r->e->n_spare) - rows;
+    int64_t need = so_seq_pages_needed(r->seq, rows);
+    int64_t room = so_seq_max_nodes(r->seq, need + r->e->n_spare) - rows;
     int64_t own = (int64_t)so_kv_pages_for(r->e->o.n_ctx) * SO_KV_PAGE - so_seq_len(r->seq) - rows;
     want = (int)SO_MAX(0, SO_MIN(want, SO_MIN(room, own)));
     if (want > 0)
-        r->e->n_spare -= so_seq_need(r->seq, rows + want) - need;
+        r->e->n_spare -= so_seq_pages_needed(r->seq, rows + want) - need;
     return want;
 }
 

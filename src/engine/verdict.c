@@ -116,11 +116,11 @@ static const float *adjusted_row(void *user, int node) {
 
 /* Chance with the target's own draw where nothing was guessed. */
 typedef struct engine_chance {
-    so_chance_keyed keyed; /* first: so_chance is its base */
+    so_verify_rng_keyed keyed; /* first: so_verify_rng is its base */
     so_request *r;
 } engine_chance;
 
-static int32_t choose_bonus(so_chance *c, int node) {
+static int32_t choose_bonus(so_verify_rng *c, int node) {
     return choose(((engine_chance *)c)->r, node);
 }
 
@@ -151,7 +151,7 @@ static void reach(so_request *r, so_verify_mode mode) {
     } else if (mode == SO_VERIFY_MATCH || r->sample.temp == 0 || r->tree->n_nodes == 1) {
         so_verify_match(r->tree, choose, r, &r->verdict);
     } else {
-        so_chance_keyed_init(&chance.keyed, r->sample.seed, r->sample.choice);
+        so_verify_rng_keyed_init(&chance.keyed, r->sample.seed, r->sample.choice);
         chance.keyed.base.choose = choose_bonus;
         so_verify_reject(r->tree, standard_row, r, &chance.keyed.base,
                          mode == SO_VERIFY_LENIENT ? s->lenience : 1, r->e->verifier->scratch,

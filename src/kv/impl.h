@@ -1,13 +1,14 @@
-/* What the files of the cache share: kv.c (pages, sequences) and prefix.c (the tree). Nobody else
- * includes this. */
+/* Declarations shared by kv.c (pages, sequences) and prefix.c (the prefix tree). Private to src/kv.
+ * All of it runs on the thread that owns the cache. */
 #ifndef SO_KV_IMPL_H
 #define SO_KV_IMPL_H
 
 #include "base/mem.h"
 #include "kv/kv.h"
 
-/* Copies per operation: a tree has at most 256 nodes, a partly filled page at most 31 entries. A
- * longer list goes out in several operations, which changes nothing (they run in order). */
+/* Entries copied per operation. A tree has at most 256 nodes and a partly filled page at most 31
+ * entries. A longer list is split into several operations; they run in order, so the result is the
+ * same. */
 enum { SO_KV_COPY_CAP = 256 };
 
 typedef struct so_prefix so_prefix;
@@ -17,13 +18,13 @@ struct so_kv {
     so_kv_shape shape;
     so_kv_store *store;
     so_buffer *copies;   /* so_kv_slot from[SO_KV_COPY_CAP], to[SO_KV_COPY_CAP] */
-    int slot_pages;      /* pages of a slot; 0: paged */
+    int slot_pages;      /* pages per slot; 0: paged layout */
     int32_t *refs;       /* [n_pages] */
-    int32_t *free_pages; /* [n_pages] a stack of pages, or of slots' first pages */
-    int n_free;          /* of the stack */
-    so_prefix *prefix;   /* NULL: prefixes are not kept */
+    int32_t *free_pages; /* [n_pages] stack: free pages, or first pages of free slots */
+    int n_free;          /* entries of free_pages */
+    so_prefix *prefix;   /* NULL: no prefix tree */
     so_seq *seqs;
-    int n_pending; /* copies collected and not yet submitted */
+    int n_pending; /* copies collected in from, to and not yet submitted */
     so_kv_slot from[SO_KV_COPY_CAP], to[SO_KV_COPY_CAP];
 };
 
@@ -33,13 +34,13 @@ struct so_seq {
     int32_t *pages;
     int n_pages, pages_cap;
     int len;
-    int open;     /* nodes of the open speculation */
-    int n_shared; /* whole pages from the first on that are the prefix tree's */
-    int32_t slot; /* slotted: its first page, −1: none yet */
+    int open;     /* nodes of the open speculation, 0: none open */
+    int n_shared; /* leading pages that are in the prefix tree */
+    int32_t slot; /* slotted: first page of its slot, −1: no slot yet */
 };
 
 /* --- kv.c --- */
-void so_kv_page_acquire_shared(so_kv *kv, int32_t page); /* one more holder */
+void so_kv_page_acquire_shared(so_kv *kv, int32_t page); /* adds a reference */
 void so_kv_page_release(so_kv *kv, int32_t page);
 void so_seq_table_reserve(so_seq *s, int n_pages);
 
@@ -47,12 +48,13 @@ void so_seq_table_reserve(so_seq *s, int n_pages);
 void so_prefix_free(so_prefix *t); /* NULL is fine */
 bool so_prefix_holds(const so_prefix *t, int32_t page);
 int so_prefix_n_idle(const so_prefix *t);
-/* A page of the tree lost its last other holder, or got its first. */
+/* Called when the tree becomes the only holder of a page, and when a page gets another holder
+ * again. */
 void so_prefix_page_idle(so_prefix *t, int32_t page);
 void so_prefix_page_busy(so_prefix *t, int32_t page);
-/* Gives up the n pages that were idle longest, or all there are. */
+/* Evicts the n pages that have been idle longest, or all idle pages if there are fewer. */
 void so_prefix_evict(so_prefix *t, int n);
-/* Adds the tree's holdings to counts[n_pages]. */
+/* Checks the tree's invariants and adds its references to counts[n_pages]. */
 void so_prefix_check(const so_prefix *t, int32_t *counts);
 
 #endif

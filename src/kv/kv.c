@@ -1,26 +1,28 @@
-/* Page numbers, reference counts and sequences of the KV cache.
+/* Page numbers, reference counts and sequences of the KV cache. kv.h has the contract.
  *
- * Owns: which page belongs to whom, the free list, and the order in which entries are copied. The
- * entries lie behind the backend; this file only ever submits SO_OP_KV_COPY for them. Refuses to
- * know tokens, trees or models: a speculation is a count of nodes, a path is a list of numbers.
+ * Owns: which sequence holds which page, the free list, and the order in which entries are copied.
+ * The entries are stored by the backend; the only operation submitted for them is SO_OP_KV_COPY.
+ * Does not handle tokens, trees or models: a speculation is a number of nodes, a path is a list of
+ * node numbers.
  *
- * Slots are the paged cache with tables that never change: a sequence takes all pages of a slot at
- * its first begin and shows as many of them as it has positions for. So every reader of tables
- * works on both layouts, and contiguity is the slot's, not the reader's, business.
+ * The slotted layout is the paged one with fixed tables. A sequence takes all pages of a slot at
+ * its first begin; n_pages covers only the positions in use. Code that reads page tables therefore
+ * works for both layouts.
  *
- * Invariants (so_kv_check walks them):
- *   1. a page's count is the number of tables that hold it, and one for the prefix tree if it does;
- *      a page with count 0 is in the free list once, and no other page is. In slots every page of a
- *      taken slot has count 1, and the free list has the first pages of the others;
- *   2. a table has exactly the pages of len + open positions; in slots they are neighbours;
- *   3. while a speculation is open, every page with a slot at or past len has count 1. Begin makes
- *      it so (by copying), fork refuses to run, so writes never reach another sequence.
+ * Invariants (so_kv_check tests them):
+ *   1. The reference count of a page is the number of page tables that hold it, plus one if it is
+ *      in the prefix tree. A page with count 0 is in the free list exactly once; no other page is
+ *      in it. Slotted: every page of a slot in use has count 1, and the free list holds the first
+ *      pages of the other slots.
+ *   2. A table has exactly the pages for len + open positions. Slotted: they are neighbours.
+ *   3. While a speculation is open, every page with a slot at or past len has count 1. begin
+ *      ensures this by copying, and fork refuses to run. So writes never reach another sequence.
  *
- * A page that is freed may be read by work still queued and handed out again at once: the backend
- * runs operations in the order they were submitted, so the reader comes first.
+ * A freed page may be handed out again at once although queued operations still read it: the
+ * backend runs operations in submission order, so the read comes before the next write.
  *
- * One thread owns a cache and all its sequences. After a sequence's table has grown to its longest,
- * begin, commit, abort and truncate allocate nothing. */
+ * Thread: the owner of the cache. Once a sequence's table has its full size, begin, commit, abort
+ * and truncate allocate no memory. */
 #include "kv/kv.h"
 
 #include <stdlib.h>
@@ -33,7 +35,8 @@ static int check_shape(const so_kv_shape *s, so_err *err) {
         return so_err_set(err, SO_EINVAL, "KV cache type %d: only " SO_KV_DTYPES " are supported",
                           (int)s->dtype);
     if (s->n_layers < 1 || s->n_heads_kv < 1 || s->head_dim < 1)
-        return so_err_set(err, SO_EINVAL, "KV cache of %d layers, %d heads, head size %d",
+        return so_err_set(err, SO_EINVAL,
+                          "KV cache of %d layers, %d heads, head size %d: each must be at least 1",
                           s->n_layers, s->n_heads_kv, s->head_dim);
     if (s->n_pages < 1 || s->n_pages > INT32_MAX / SO_KV_PAGE)
         return so_err_set(err, SO_ERANGE, "KV cache of %d pages; 1 to %d are possible", s->n_pages,
@@ -50,7 +53,7 @@ static int make_tables(so_kv *kv, so_err *err) {
                           kv->shape.n_pages);
     int step = SO_MAX(1, kv->slot_pages);
     kv->n_free = kv->shape.n_pages / step;
-    for (int i = 0; i < kv->n_free; i++) /* page 0 on top: they are handed out ascending */
+    for (int i = 0; i < kv->n_free; i++) /* page 0 on top: handed out in ascending order */
         kv->free_pages[i] = (kv->n_free - 1 - i) * step;
     return SO_OK;
 }
@@ -84,10 +87,11 @@ int so_kv_create_slotted(so_backend *b, const so_kv_shape *shape, int slot_len, 
                          so_err *err) {
     if (slot_len < 1 || slot_len > INT32_MAX - SO_KV_PAGE ||
         so_kv_pages_for(slot_len) > shape->n_pages)
-        return so_err_set(err, SO_ERANGE,
-                          "a KV slot of %d positions in a cache of %d pages of %d: there must be "
-                          "room for one slot at least",
-                          slot_len, shape->n_pages, SO_KV_PAGE);
+        return so_err_set(
+            err, SO_ERANGE,
+            "KV slot of %d positions: must be at least 1 and fit the cache's %d pages "
+            "of %d positions",
+            slot_len, shape->n_pages, SO_KV_PAGE);
     return create(b, shape, so_kv_pages_for(slot_len), out, err);
 }
 
@@ -206,7 +210,7 @@ void so_seq_table_reserve(so_seq *s, int n) {
     s->pages_cap = cap;
 }
 
-/* Sets the length and gives back the pages that start at or past it. */
+/* Sets the length and releases the pages that start at or past it. */
 static void table_shrink(so_seq *s, int len) {
     int keep = so_kv_pages_for(len);
     while (s->n_pages > keep && s->kv->slot_pages == 0)
@@ -258,7 +262,7 @@ const int32_t *so_seq_pages(const so_seq *s, int *n_pages) {
     return s->pages;
 }
 
-/* A slot of its own for f, with the first len entries of s. */
+/* Takes a slot for f and copies the first len entries of s into it. */
 static bool fork_by_copy(const so_seq *s, so_seq *f, int len) {
     if (len > 0 && !slot_acquire(f))
         return false;
@@ -306,7 +310,7 @@ static bool last_page_shared(const so_seq *s) {
     return s->len % SO_KV_PAGE != 0 && s->kv->refs[s->pages[s->len / SO_KV_PAGE]] > 1;
 }
 
-/* Gives s a page of its own for its partly filled last one. */
+/* Replaces the partly filled last page of s by a copy that only s holds. */
 static void last_page_unshare(so_seq *s) {
     so_kv *kv = s->kv;
     int last = s->len / SO_KV_PAGE;
@@ -318,14 +322,14 @@ static void last_page_unshare(so_seq *s) {
     so_kv_page_release(kv, old);
 }
 
-int64_t so_seq_need(const so_seq *s, int n_nodes) {
+int64_t so_seq_pages_needed(const so_seq *s, int n_nodes) {
     int64_t pages = ((int64_t)s->len + n_nodes + SO_KV_PAGE - 1) / SO_KV_PAGE;
     if (s->kv->slot_pages > 0)
         return s->slot < 0 ? s->kv->slot_pages : 0;
     return pages - s->n_pages + last_page_shared(s);
 }
 
-int64_t so_seq_room(const so_seq *s, int64_t n_pages) {
+int64_t so_seq_max_nodes(const so_seq *s, int64_t n_pages) {
     int64_t pages = s->n_pages + n_pages - last_page_shared(s);
     if (s->kv->slot_pages > 0)
         pages = s->slot >= 0 || n_pages >= s->kv->slot_pages ? s->kv->slot_pages : 0;
@@ -337,7 +341,7 @@ static int begin_slot(so_seq *s, int n_nodes, so_err *err) {
     int64_t most = (int64_t)kv->slot_pages * SO_KV_PAGE;
     if ((int64_t)s->len + n_nodes > most)
         return so_err_set(err, SO_ELIMIT,
-                          "KV slot is full: %d more positions after %d, and it has %lld", n_nodes,
+                          "KV slot is full: %d more positions after %d exceed its %lld", n_nodes,
                           s->len, (long long)most);
     if (!slot_acquire(s))
         return so_err_set(err, SO_ELIMIT, "KV cache is full: all %d slots are taken",
@@ -348,7 +352,7 @@ static int begin_slot(so_seq *s, int n_nodes, so_err *err) {
 
 static int begin_pages(so_seq *s, int n_nodes, so_err *err) {
     so_kv *kv = s->kv;
-    int64_t need = so_seq_need(s, n_nodes);
+    int64_t need = so_seq_pages_needed(s, n_nodes);
     if (need > so_kv_available_pages(kv))
         return so_err_set(err, SO_ELIMIT,
                           "KV cache is full: %d more positions after %d need %lld pages of %d, and "
@@ -399,7 +403,7 @@ void so_seq_commit_chain(so_seq *s, int n) {
 
 void so_seq_abort(so_seq *s) { so_seq_commit_chain(s, 0); }
 
-/* The walker. */
+/* Checks. */
 
 static void check_seq(const so_kv *kv, const so_seq *s, int32_t *counts) {
     SO_ASSERT(s->kv == kv);
@@ -422,7 +426,7 @@ static void check_seq(const so_kv *kv, const so_seq *s, int32_t *counts) {
         counts[s->slot + i]++;
 }
 
-/* What nobody holds is in the free list, once. */
+/* Pages with count 0 are in the free list, each once. */
 static void check_free(const so_kv *kv, int32_t *counts) {
     int n = kv->shape.n_pages, step = SO_MAX(1, kv->slot_pages), n_unused = 0;
     for (int i = 0; i + step <= n; i += step)
@@ -433,7 +437,7 @@ static void check_free(const so_kv *kv, int32_t *counts) {
         SO_ASSERT_OP(page, >=, 0);
         SO_ASSERT_OP(page, <=, n - step);
         SO_ASSERT_OP(page % step, ==, 0);
-        SO_ASSERT_OP(counts[page], ==, 0); /* marked below: a page twice in the list fails here */
+        SO_ASSERT_OP(counts[page], ==, 0); /* marked below: a page listed twice fails here */
         counts[page] = -1;
     }
 }

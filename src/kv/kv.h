@@ -1,28 +1,40 @@
-/* The KV cache: which page holds which position of which sequence. Entries themselves lie behind
- * the backend (so_kv_store); this layer owns page numbers and reference counts.
+/* The KV cache: which page holds which position of which sequence.
+ *
+ * This layer owns page numbers, page tables and reference counts. K and V themselves are stored by
+ * the backend (so_kv_store). A page holds SO_KV_PAGE positions.
  *
  *   sequence A   len 70     pages [4][9][2]         page 9 is shared: refcount 2
  *   sequence B   len 50     pages [4][9]            fork of A at 50: page 9 is partly filled for B
  *
  * Two layouts behind one interface:
  *
- *   paged     pages are taken as a sequence grows and given back as it shrinks; forks and the
- *             prefix tree (prefix.h) share them
- *   slotted   a sequence owns a run of neighbouring pages, its slot, from its first begin until it
- *             is cleared: it can never run out half way and shrinking only changes a number, but
- *             every sequence takes the room of the longest; forks copy, nothing is shared
+ *   paged     A sequence takes pages as it grows and releases them as it shrinks. Forks and the
+ *             prefix tree (prefix.h) share pages.
+ *   slotted   A sequence owns a run of neighbouring pages, its slot, from its first begin until it
+ *             is cleared. It never runs out of pages half way, and shrinking only changes a number.
+ *             In exchange every sequence takes the memory of the longest one, forks copy, and
+ *             nothing is shared.
  *
- * Every pass is a speculation: begin(n) reserves slots len … len+n-1 behind the committed length
- * (and copies a shared, partly filled last page first, so that writes never reach another
- * sequence), the forward pass writes them, then
+ * Every pass writes through a speculation:
  *
- *   commit(path)   keeps the accepted nodes: node path[i] moves from slot len+path[i] to slot
- * len+i, in ascending order (path[i] ≥ i, so no move overwrites a source still needed); a chain
- * moves nothing; abort()        keeps none.
+ *   begin(n)       Reserves slots len … len+n-1, behind the committed length. If the last page is
+ *                  partly filled and shared, it is copied first: a write never reaches another
+ *                  sequence. The forward pass then writes the slots: node i goes to slot len+i.
+ *   commit(path)   Keeps the accepted nodes. Node path[i] moves from slot len+path[i] to slot
+ *                  len+i, in ascending order of i. Since path[i] ≥ i, no move overwrites an entry
+ *                  that a later move reads. A chain moves nothing. The new length is len+n_path.
+ *   abort()        Keeps no node. The length stays len.
  *
- * Both give back the pages past the new length. A prompt chunk is a chain that is committed whole.
- * Pages are never zeroed: stale ones may hold anything, and no row ever looks at a slot it did not
- * get from its own path. One thread owns a cache. */
+ * Commit and abort release the pages past the new length. A prompt chunk is a chain that is
+ * committed whole.
+ *
+ * Pages are never zeroed, so a stale page may hold anything, NaN included. A row only reads slots
+ * of its own path.
+ *
+ * Threads. There are no locks. One thread, the owner, makes all calls for a cache and its
+ * sequences; for an engine this is the engine thread. Each group of functions below repeats who
+ * may call it. "Owner, with the backend" marks calls that submit operations or create and free
+ * buffers: the owner must also have exclusive use of the backend at that time. */
 #ifndef SO_KV_KV_H
 #define SO_KV_KV_H
 
@@ -33,59 +45,77 @@ typedef struct so_seq so_seq;
 
 typedef enum so_kv_layout { SO_KV_PAGED, SO_KV_SLOTTED } so_kv_layout;
 
+/* Create and free: owner, with the backend. */
+
 int so_kv_create(so_backend *b, const so_kv_shape *shape, so_kv **out, so_err *err);
-/* Slots of slot_len positions, as many as the shape's pages make; at least one. */
+/* Slotted: each slot has room for slot_len positions. As many slots as the shape's pages allow,
+ * at least one. */
 int so_kv_create_slotted(so_backend *b, const so_kv_shape *shape, int slot_len, so_kv **out,
                          so_err *err);
-void so_kv_free(so_kv *kv); /* all sequences must be freed */
+void so_kv_free(so_kv *kv); /* all sequences must have been freed */
+
+/* Fixed at creation: any thread. */
+
 so_kv_store *so_kv_backing(so_kv *kv);
 const so_kv_shape *so_kv_get_shape(const so_kv *kv);
 so_kv_layout so_kv_get_layout(const so_kv *kv);
-/* Pages that nobody holds; pages that the prefix tree alone holds; and both together, which is what
- * begin may take: it evicts from the tree as it must. */
+
+/* Page counts: owner.
+ * free: held by no sequence and not in the prefix tree. idle: held by the prefix tree alone.
+ * available: both together, which is what begin can take, since it evicts idle pages as needed. */
 int so_kv_free_pages(const so_kv *kv);
 int so_kv_idle_pages(const so_kv *kv);
 int so_kv_available_pages(const so_kv *kv);
-/* Bytes one position takes, K and V, all layers: 2·n_layers·n_heads_kv·so_kv_entry_bytes. */
+
+/* Pure functions of their arguments: any thread. */
+
+/* Bytes of one position, K and V, all layers: 2·n_layers·n_heads_kv·so_kv_entry_bytes. */
 size_t so_kv_bytes_per_token(const so_kv_shape *shape);
-/* Pages that hold n positions. */
+/* Pages needed for n positions. */
 static inline int so_kv_pages_for(int n) { return (n + SO_KV_PAGE - 1) / SO_KV_PAGE; }
+
+/* Sequences: owner. No backend call unless stated. */
 
 so_seq *so_seq_create(so_kv *kv);
 void so_seq_free(so_seq *s); /* NULL is fine; aborts an open speculation */
-/* Memory for the page table of n positions, so that growing to them takes none. Takes no pages. */
+/* Allocates the page table for n positions, so that growing to n allocates no memory. Takes no
+ * pages. */
 void so_seq_reserve(so_seq *s, int n);
 so_kv *so_seq_kv(const so_seq *s);
 int so_seq_len(const so_seq *s);
-const int32_t *so_seq_pages(const so_seq *s, int *n_pages); /* reserved ones included */
+/* The page table, including pages that an open speculation has reserved. */
+const int32_t *so_seq_pages(const so_seq *s, int *n_pages);
 
-/* A new sequence with the first `len` positions of s: shared where pages are, copied where slots
- * are, and NULL where no slot is free. s must have no open speculation. */
+/* Creates a sequence with the first `len` positions of s. Paged: the pages are shared. Slotted: the
+ * entries are copied (owner, with the backend), and NULL is returned if no slot is free. s must
+ * have no open speculation. */
 so_seq *so_seq_fork(so_seq *s, int len);
-/* Forgets positions from new_len on; frees pages that start at or past it; never extends. The
- * prefix tree keeps what it holds. s must have no open speculation. */
+/* Drops the positions from new_len on and releases pages that start at or past it. Never extends.
+ * Pages in the prefix tree stay there. s must have no open speculation. */
 void so_seq_truncate_to(so_seq *s, int new_len);
 
-/* As when it was created: an open speculation is aborted, all pages and the slot are given back.
- * The memory of its table stays. */
+/* Back to the condition after so_seq_create: aborts an open speculation, releases all pages and the
+ * slot. The memory of the page table is kept. */
 void so_seq_clear(so_seq *s);
 
-/* The pages that begin(n_nodes) would take from the available ones, its copy of a shared last page
- * included. */
-int64_t so_seq_need(const so_seq *s, int n_nodes);
-/* The most nodes that begin could have with n_pages of them. */
-int64_t so_seq_room(const so_seq *s, int64_t n_pages);
-/* SO_ELIMIT, nothing changed, when fewer pages are available than needed, or the slot is full. */
+/* Speculation: owner. begin and commit: owner, with the backend. */
+
+/* The number of available pages that begin(n_nodes) would take, including the copy of a shared last
+ * page. */
+int64_t so_seq_pages_needed(const so_seq *s, int n_nodes);
+/* The largest n_nodes that begin could reserve with n_pages more pages. */
+int64_t so_seq_max_nodes(const so_seq *s, int64_t n_pages);
+/* SO_ELIMIT if too few pages are available or the slot is full; nothing has changed then. */
 int so_seq_begin(so_seq *s, int n_nodes, so_err *err);
 int so_seq_open_nodes(const so_seq *s); /* n_nodes of the open speculation, 0 if none */
-/* path: strictly ascending node numbers, a parent before its child. Copies are submitted to the
- * backend, in order with the passes around them. */
+/* path: node numbers, strictly ascending, each parent before its child. Copies are submitted to the
+ * backend, in order with the passes before and after. */
 void so_seq_commit(so_seq *s, const int32_t *path, int n_path);
-void so_seq_commit_chain(so_seq *s, int n); /* path 0 … n-1 */
+void so_seq_commit_chain(so_seq *s, int n); /* path 0 … n-1; copies nothing */
 void so_seq_abort(so_seq *s);
 
-/* Walks everything: counts against tables and the prefix tree, free list, ranges. Aborts with both
- * values on a breach. */
+/* Checks all invariants of kv.c: reference counts against page tables and prefix tree, the free
+ * list, ranges. Aborts with both values at the first violation. Thread: owner. */
 void so_kv_check(const so_kv *kv);
 
 #endif

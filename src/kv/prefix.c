@@ -1,20 +1,21 @@
-/* The prefix tree over pages. See prefix.h for what it promises.
+/* The prefix tree over pages. prefix.h has the contract.
  *
- * A page is in the tree at most once, so a node is the page's number, and all there is to know of
- * it lies in arrays of one entry per page: nothing is allocated after creation. Edges are one hash
- * table over (parent, tokens), keyed by a number drawn at creation, so that nobody can choose
- * prompts that collide. Merging chains into longer edges would gain nothing: each page needs its
- * own node anyway.
+ * A page is in the tree at most once, so a node is identified by its page number, and all node data
+ * is in arrays with one entry per page: nothing is allocated after creation. All edges are in one
+ * hash table over (parent, tokens). The hash is keyed by a random number drawn at creation, so that
+ * clients cannot choose prompts that collide. Merging chains of nodes into longer edges would gain
+ * nothing: each page needs its own node anyway.
  *
- * Invariants (so_prefix_check walks them):
- *   1. the tree is one holder of each of its pages;
- *   2. who holds a page of the tree holds its ancestors too: take begins at the root, and offer
- *      puts the tree's own page into the sequence. So an idle page has idle descendants only;
- *   3. the list of idle pages runs from the longest idle to the latest, and a page stands behind
- *      its idle descendants: sequences give back their last page first. So the head of the list is
- *      always a leaf, and eviction needs no search.
+ * Invariants (so_prefix_check tests them):
+ *   1. The tree holds one reference to each of its pages.
+ *   2. A sequence that holds a page of the tree holds the page's ancestors too, because take starts
+ *      at the root, and offer puts the tree's own pages into the sequence. So all descendants of an
+ *      idle page are idle.
+ *   3. The list of idle pages is ordered from the longest idle to the latest, and a page comes
+ *      after its idle descendants, because sequences release their last page first. So the head of
+ *      the list is always a leaf, and eviction needs no search.
  *
- * Owner: the cache. Refuses: parts of pages, and tokens that may still be taken back. */
+ * Refuses: parts of pages, and tokens that are not committed. Thread: the owner of the cache. */
 #include "kv/prefix.h"
 
 #include <stdlib.h>
@@ -26,11 +27,11 @@
 enum { NONE = -1 };
 
 typedef struct node {
-    int32_t parent;     /* NONE: the root */
-    int32_t chain;      /* next in its bucket */
+    int32_t parent;     /* NONE: child of the root */
+    int32_t chain;      /* next node in the same bucket */
     int32_t prev, next; /* in the list of idle pages */
     int n_children;
-    bool held; /* in the tree at all */
+    bool held; /* this page is in the tree */
 } node;
 
 struct so_prefix {
@@ -146,7 +147,7 @@ static void evict_one(so_prefix *t) {
     while (*at != page)
         at = &t->nodes[*at].chain;
     *at = n->chain;
-    so_prefix_page_busy(t, page); /* out of the list */
+    so_prefix_page_busy(t, page); /* removes it from the idle list */
     if (n->parent != NONE)
         t->nodes[n->parent].n_children--;
     n->held = false;
@@ -210,7 +211,7 @@ void so_prefix_offer(so_seq *s, const int32_t *tokens, int n) {
         const int32_t *page_tokens = tokens + (size_t)i * SO_KV_PAGE;
         int32_t own = s->pages[i], known = find(t, parent_at(s, i), page_tokens);
         if (known == NONE && s->kv->refs[own] > 1)
-            return; /* a fork has it too, perhaps without the tree's ancestors: invariant 2 */
+            return; /* a fork may hold it without the tree's ancestors: invariant 2 */
         if (known == NONE) {
             insert(t, own, parent_at(s, i), page_tokens);
             continue;
@@ -221,7 +222,7 @@ void so_prefix_offer(so_seq *s, const int32_t *tokens, int n) {
     }
 }
 
-/* --- the walker --- */
+/* --- checks --- */
 
 static void check_node(const so_prefix *t, int32_t page, int *n_children) {
     const node *n = &t->nodes[page];
@@ -234,7 +235,7 @@ static void check_node(const so_prefix *t, int32_t page, int *n_children) {
     n_children[n->parent]++;
 }
 
-/* Invariant 3, and that the list has the idle pages and no others. */
+/* Invariant 3, and: the list holds exactly the idle pages. */
 static void check_idle(const so_prefix *t) {
     bool *seen = SO_NEW_N(bool, t->kv->shape.n_pages);
     int n_idle = 0, n_listed = 0;

@@ -1,4 +1,4 @@
-/* The table of architectures; see arch.h. Pure lookups, any thread. */
+/* The table of architectures; arch.h has the contract. Pure lookups; any thread. */
 #include "model/arch.h"
 
 #include <stdio.h>

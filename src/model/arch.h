@@ -1,7 +1,7 @@
-/* What separates one architecture from the others, as data. Reading shapes, tensor names, loading,
- * converting and counting go by these facts and know no architecture by name, so a new one is a
- * value of so_arch, a row in arch.c, and a file with its description, its tensor names and its
- * forward pass (llama.c, gemma3.c, gpt2.c). Private to src/model. */
+/* The properties of an architecture, as data. Reading shapes, tensor names, loading, converting and
+ * counting use these properties and never test for an architecture by name. A new architecture is a
+ * value of so_arch, an entry in arch.c, and one file with its description, its tensor names and its
+ * forward pass (like llama.c, gemma3.c, gpt2.c). Private to src/model. */
 #ifndef SO_MODEL_ARCH_H
 #define SO_MODEL_ARCH_H
 
@@ -11,66 +11,66 @@
 struct so_pass;
 
 typedef enum so_bias_kind {
-    SO_BIAS_STATED, /* attention and mlp have biases where the file states or holds them */
-    SO_BIAS_QKV,    /* q, k and v always, whatever config.json states */
-    SO_BIAS_ALL,    /* every matrix */
+    SO_BIAS_STATED, /* attention and MLP have biases if the file states or holds them */
+    SO_BIAS_QKV,    /* q, k and v have biases, regardless of config.json */
+    SO_BIAS_ALL,    /* every matrix has a bias */
 } so_bias_kind;
 
 typedef enum so_window_kind {
     SO_WINDOW_NONE,
-    SO_WINDOW_ALL,      /* a window, where stated, is that of every layer (Mistral) */
-    SO_WINDOW_PATTERN,  /* every n-th layer is full (Gemma) */
-    SO_WINDOW_SWITCHED, /* only behind a switch of config.json, the first layers full; GGUF has no
-                           key for it (Qwen) */
+    SO_WINDOW_ALL,      /* a window, if stated, applies to every layer (Mistral) */
+    SO_WINDOW_PATTERN,  /* every n-th layer has full attention, the others a window (Gemma) */
+    SO_WINDOW_SWITCHED, /* off unless config.json switches it on; the first layers are full; GGUF
+                           has no key for it (Qwen) */
 } so_window_kind;
 
-/* What config.json may leave out because it is the default of its class; 0: it must be stated. */
+/* Class defaults for keys that config.json may omit; 0: the key is required. */
 typedef struct so_arch_defaults {
     int n_vocab, d_model, d_ff, n_layers, n_heads;
-    int n_heads_kv; /* 0: as many as heads */
+    int n_heads_kv; /* 0: n_heads */
     int head_dim;   /* 0: d_model / n_heads */
     int n_ctx, window, window_pattern;
     bool tied;
 } so_arch_defaults;
 
 typedef struct so_arch_info {
-    const char *names[3];   /* in GGUF and model_type, the first in the GGUF files we write */
-    const char *aliases[2]; /* accepted too; not listed in messages */
-    const char *classes[3]; /* first of "architectures" in config.json, without model_type */
+    const char *names[3];   /* in GGUF and model_type; the first one is written to GGUF files */
+    const char *aliases[2]; /* also accepted, not listed in messages */
+    const char *classes[3]; /* first of "architectures" in config.json, if model_type is missing */
 
-    /* The forward pass: submits embedding, layers and so_pass_output. */
+    /* The forward pass: submits the embedding, the layers and so_pass_output. */
     void (*forward)(struct so_pass *p);
-    bool layer_norm;        /* with a bias; else RMS norms */
-    bool learned_positions; /* a matrix of n_ctx rows instead of rope */
+    bool layer_norm;        /* layer norms with bias; else RMS norms */
+    bool learned_positions; /* a position matrix of n_ctx rows instead of rope */
     bool gated_mlp;         /* down(act(gate) · up); else down(act(up)) */
-    bool post_norms;        /* a norm after attention and mlp as well */
+    bool post_norms;        /* norms also after attention and MLP */
     bool qk_norm;
-    bool scaled_embed; /* embeddings times sqrt(d_model) */
-    bool reads_states; /* a draft of it may read its target's states */
+    bool scaled_embed;        /* embeddings are multiplied by sqrt(d_model) */
+    bool reads_target_hidden; /* draft models may read their target's hidden states */
     so_bias_kind bias;
     so_window_kind window;
-    double rope_base, rope_base_local; /* defaults; local 0: all layers rotate alike */
+    double rope_base, rope_base_local; /* defaults; local 0: all layers use rope_base */
 
     /* Files. */
-    const so_name_pair *global_names, *layer_names; /* tensors outside and inside layers */
+    const so_name_pair *global_names, *layer_names; /* tensors outside and inside the layers */
     int n_global_names, n_layer_names;
-    const char *hf_prefix, *hf_layers; /* "model." and "layers" of "model.layers.0.…" */
-    bool fused_qkv;                    /* q, k and v are one tensor */
-    bool permuted_gguf;                /* GGUF's q and k pair neighbours for rope, folders halves */
-    void (*infer_gguf)(so_hparams *hp); /* sets what has no key in GGUF; may be NULL */
+    const char *hf_prefix, *hf_layers;  /* "model." and "layers" of "model.layers.0.…" */
+    bool fused_qkv;                     /* q, k and v are one tensor */
+    bool permuted_gguf;                 /* rope pairs in q and k: GGUF neighbours, folders halves */
+    void (*infer_gguf)(so_hparams *hp); /* infers what GGUF has no key for; may be NULL */
 
     /* config.json. */
     void (*read_config)(so_fields *f, so_hparams *hp, const struct so_arch_info *a);
-    const char *act_key, *act, *act_alias; /* the activation that its key must name */
+    const char *act_key, *act, *act_alias; /* key, and the activation it must name */
     double query_scalar; /* default of query_pre_attn_scalar; 0: there is no such key */
     so_arch_defaults defaults;
 } so_arch_info;
 
-/* Rows of arch.c. */
+/* Entries of arch.c. */
 extern const so_arch_info so_arch_llama, so_arch_qwen2, so_arch_qwen3, so_arch_gemma3, so_arch_gpt2;
 
 const so_arch_info *so_arch_get(so_arch arch);
-/* By the name or the class that a file gives it; false where there is none. */
+/* Look up by the name or the class that a file states; false: not supported. */
 bool so_arch_by_name(so_str name, so_arch *out);
 bool so_arch_by_class(so_str name, so_arch *out);
 /* "llama, mistral, …" for messages. */
@@ -81,7 +81,7 @@ static inline const char *so_arch_eps_key(const so_arch_info *a) { /* in GGUF */
     return a->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
 }
 
-/* Readers of config.json (hparams_json.c): with the keys of Llama and its relatives, or GPT-2's. */
+/* Readers of config.json (hparams_json.c): keys of Llama and similar models, and keys of GPT-2. */
 void so_config_read_llama(so_fields *f, so_hparams *hp, const so_arch_info *a);
 void so_config_read_gpt2(so_fields *f, so_hparams *hp, const so_arch_info *a);
 

@@ -1,7 +1,9 @@
-/* Weights are what the file's tensors take; where there is only a config.json they follow from the
- * shape, at the dtype that the config names. The cache takes 2·layers·kv_heads·head_dim·size bytes
- * per token and sequence. Scratch memory of passes is left out: it is small beside both and depends
- * on the batch. Every factor is bounded by so_hparams_read, so the products fit 64 bits. Any
+/* Memory estimate of a model; budget.h has the contract.
+ *
+ * Weights: the sizes of the file's tensors. For a folder with only a config.json they follow from
+ * the shape and the dtype that the config names. Cache: 2·layers·kv_heads·head_dim·size bytes per
+ * token and sequence. Scratch memory of passes is left out: it is small compared with both and
+ * depends on the batch. so_hparams_read bounds every factor, so the products fit 64 bits. Any
  * thread. */
 #include "model/budget.h"
 
@@ -10,7 +12,7 @@
 #include "base/mem.h"
 #include "model/arch.h"
 
-/* Matrices and vectors of the architectures we run, biases included. */
+/* Parameters of all matrices and vectors, including biases. */
 static int64_t count_params(const so_hparams *hp) {
     int64_t d = hp->d_model, q = (int64_t)hp->n_heads * hp->head_dim;
     int64_t kv = (int64_t)hp->n_heads_kv * hp->head_dim, ff = hp->d_ff;
@@ -24,7 +26,7 @@ static int64_t count_params(const so_hparams *hp) {
     return a->learned_positions ? n + (int64_t)hp->n_ctx_train * d : n;
 }
 
-/* Bytes per weight of a folder without weights. */
+/* Bytes per weight for a folder without weight files. */
 static int64_t config_dtype_bytes(const json_t *config) {
     const char *name = json_string_value(json_object_get(config, "torch_dtype"));
     if (!name)
@@ -32,7 +34,7 @@ static int64_t config_dtype_bytes(const json_t *config) {
     return name && strcmp(name, "float32") == 0 ? 4 : 2;
 }
 
-static void weigh(const so_checkpoint *ck, so_budget *b) {
+static void count_weights(const so_checkpoint *ck, so_budget *b) {
     for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++) {
         const so_tensor *t = so_checkpoint_tensor_at(ck, i);
         b->n_params += so_tensor_count(t);
@@ -52,9 +54,12 @@ int so_budget_of(const so_checkpoint *ck, int64_t ctx, int n_seqs, so_dtype kv_d
     if (rc != SO_OK)
         return rc;
     if (ctx < 0 || ctx > (int64_t)1 << 32 || n_seqs < 1 || n_seqs > 1 << 20)
-        return so_err_set(err, SO_ERANGE, "no budget for %d sequences of %lld tokens", n_seqs,
-                          (long long)ctx);
-    weigh(ck, &b);
+        return so_err_set(
+            err, SO_ERANGE,
+            "cannot budget %d sequences of %lld tokens: at most 1048576 of 4294967296 are "
+            "supported",
+            n_seqs, (long long)ctx);
+    count_weights(ck, &b);
     b.ctx = ctx ? ctx : b.hp.n_ctx_train;
     b.kv_bytes_per_token = so_hparams_kv_bytes_per_token(&b.hp, kv_dtype);
     if (__builtin_mul_overflow(b.kv_bytes_per_token, b.ctx, &b.kv_bytes_per_seq) ||

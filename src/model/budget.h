@@ -1,4 +1,5 @@
-/* The memory a model will take, from its header alone: nothing is loaded or allocated. */
+/* Estimates the memory a model needs, from its header alone: nothing is loaded or allocated. Any
+ * thread. */
 #ifndef SO_MODEL_BUDGET_H
 #define SO_MODEL_BUDGET_H
 
@@ -8,12 +9,13 @@ typedef struct so_budget {
     so_hparams hp;
     int64_t n_params;
     int64_t weight_bytes;
-    bool estimated; /* no weight file there: both numbers follow from the shape and config dtype */
+    bool estimated; /* no weight file: both follow from shape and config dtype */
     int64_t ctx;    /* tokens of one sequence */
     int64_t kv_bytes_per_token, kv_bytes_per_seq, kv_bytes; /* kv_bytes: all sequences */
 } so_budget;
 
-/* ctx 0: all that the model was made for. A context beyond that is allowed; the caller may warn. */
+/* ctx 0: the context length the model was trained for. A longer context is allowed; the caller may
+ * warn. */
 int so_budget_of(const so_checkpoint *ck, int64_t ctx, int n_seqs, so_dtype kv_dtype,
                  so_budget *out, so_err *err);
 

@@ -1,8 +1,8 @@
-/* Rows of a folder's tensors in GGUF's conventions; see convert.h and names.h.
+/* A folder's tensors and metadata in GGUF's conventions; see convert.h and names.h.
  *
- * Owns the three differences of form (norms around 1, transposed matrices, rows of q and k paired
- * for rotation) and the metadata keys, each the inverse of what hparams_gguf.c reads. Refuses what
- * GGUF has no key for. rows() may be called from many threads: it only reads. */
+ * Owns the three differences of form (norms around 1, transposed matrices, permuted rows of q and
+ * k) and the metadata keys, each the inverse of what hparams_gguf.c reads. Refuses models with a
+ * property that GGUF has no key for. read_rows may be called from many threads: it only reads. */
 #include "model/convert.h"
 
 #include <jansson.h>
@@ -71,7 +71,7 @@ static void add_all(source *s, const so_names *names, int layer) {
     }
 }
 
-/* What Llama 3's scaling divides each frequency by; GGUF states it as a tensor. */
+/* The divisors of Llama 3's rope scaling. GGUF stores them as a tensor. */
 static void add_rope_factors(source *s) {
     so_hparams plain = s->hp;
     int n = s->hp.rope_dim / 2;
@@ -93,7 +93,8 @@ static void add_rope_factors(source *s) {
 
 /* Rows. */
 
-/* Row r of GGUF's q or k is this row of the folder's: pairs (i, i + half) become neighbours. */
+/* The folder's row that becomes row r of GGUF's q or k: rope pairs (i, i + half) become
+ * neighbours. */
 static int64_t unrotated(int64_t r, int head_dim) {
     int64_t head = r / head_dim, within = r % head_dim;
     return head * head_dim + within % 2 * (head_dim / 2) + within / 2;
@@ -191,7 +192,7 @@ static void put_rope(const writer *w, const so_hparams *hp) {
     if (hp->rope_base_local > 0)
         put_num(w, "rope.freq_base_swa", hp->rope_base_local);
     if (hp->rope_scaling != SO_ROPE_SCALING_LINEAR && hp->rope_scaling != SO_ROPE_SCALING_YARN)
-        return; /* llama3 is a tensor */
+        return; /* llama3 scaling is stored as a tensor */
     put_num(w, "rope.scaling.factor", hp->rope_factor);
     put_str(w, "rope.scaling.type", hp->rope_scaling == SO_ROPE_SCALING_YARN ? "yarn" : "linear");
     if (hp->rope_scaling != SO_ROPE_SCALING_YARN)
@@ -214,7 +215,7 @@ static void put_tokenizer(so_gguf_writer *w, const so_checkpoint *ck) {
     const json_t *stated = so_checkpoint_tokenizer_config(ck);
     json_t *config = stated ? json_copy((json_t *)(uintptr_t)stated) : json_object();
     so_str template = so_checkpoint_template_file(ck);
-    if (template.len > 0) /* beside the config, it stands above what the config says */
+    if (template.len > 0) /* a template file overrides the config */
         json_object_set_new(config, "chat_template", json_stringn(template.ptr, template.len));
     put_json(w, "tokenizer.huggingface.json", so_checkpoint_tokenizer(ck));
     put_json(w, "tokenizer.huggingface.config.json", config);
@@ -236,7 +237,7 @@ static int write_metadata(void *user, so_gguf_writer *gw, so_err *err) {
 
 /* Opening. */
 
-/* Every name and shape is checked by the code that would run the model. */
+/* Loads the model once: checks every name and shape with the code that runs it. */
 static int check_loads(so_checkpoint *ck, so_err *err) {
     so_backend *b;
     so_model *m = NULL;
@@ -253,7 +254,7 @@ static int check_loads(so_checkpoint *ck, so_err *err) {
 static int check_expressible(const so_checkpoint *ck, const so_hparams *hp, so_err *err) {
     if (so_arch_get(hp->arch)->window == SO_WINDOW_SWITCHED && hp->window > 0)
         return so_err_set(err, SO_EUNSUPPORTED,
-                          "%s: a sliding window of %d has no place in GGUF files of '%s'",
+                          "%s: GGUF has no key for the sliding window of %d of architecture '%s'",
                           so_checkpoint_path(ck), hp->window, hp->arch_name);
     return 0;
 }

@@ -1,9 +1,10 @@
-/* A Hugging Face folder as a source of so_convert: GGUF's names, row order and metadata.
+/* A Hugging Face folder as a source for so_convert: GGUF's tensor names, row order and metadata.
  *
- * The folder is loaded first, so that a file is only ever written from a model that would run. The
- * tokenizer travels as the folder's own JSON (tokenizer.huggingface.json and
- * tokenizer.huggingface.config.json), which so_checkpoint_open unpacks again: the ids are the
- * folder's by construction. Other engines, which want their own tables, read the weights only. */
+ * The folder is loaded first, so that a file is written only from a model that runs. The tokenizer
+ * is stored as the folder's own JSON (tokenizer.huggingface.json and
+ * tokenizer.huggingface.config.json), which so_checkpoint_open reads back, so token ids are the
+ * folder's by construction. Other engines need tokenizer tables of their own and can read only the
+ * weights of such a file. */
 #ifndef SO_MODEL_CONVERT_H
 #define SO_MODEL_CONVERT_H
 

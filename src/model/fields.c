@@ -1,7 +1,7 @@
-/* Typed, range-checked reads from GGUF metadata and JSON objects; see fields.h.
+/* Typed, range-checked reads from GGUF metadata and JSON objects; fields.h has the contract.
  *
- * Owns the wording of what is wrong with a number. Refuses to guess: a key of the wrong type is an
- * error, not an absent key. Any thread; no state beyond the so_fields of the caller. */
+ * Owns the error messages about fields. Refuses to guess: a key of the wrong type is an error, not
+ * an absent key. Any thread; no state except the caller's so_fields. */
 #include "model/fields.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ void so_fields_fail(so_fields *f, int code, const char *fmt, ...) {
     f->rc = so_err_set(f->err, code, "%s: %s", f->file, msg);
 }
 
-/* The GGUF entry behind a key, NULL where absent. */
+/* The GGUF entry of a key, NULL if absent. */
 static const so_gguf_kv *entry(const so_fields *f, const char *key) {
     char full[128];
     snprintf(full, sizeof full, "%s%s", f->prefix, key);
@@ -44,7 +44,7 @@ static const char *json_kind(const json_t *v) {
     return t < SO_LEN(names) ? names[t] : "of unknown type";
 }
 
-/* A number of any kind as double and, where it is one, as integer. */
+/* A number of any type as double and, if it is whole, as integer. */
 typedef struct number {
     double real;
     int64_t whole;
@@ -172,7 +172,7 @@ void so_fields_refuse(so_fields *f, const char *key, const char *what) {
     if (!f->gguf && json_is_true(value(f, key)))
         n.real = 1;
     else if (!read_number(f, key, &n))
-        return; /* the wrong type has set the error */
+        return; /* read_number has set the error */
     if (n.real != 0)
         so_fields_fail(f, SO_EUNSUPPORTED, "%s%s is %g: %s is not supported", f->prefix, key,
                        n.real, what);

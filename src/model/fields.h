@@ -1,8 +1,8 @@
-/* Reading numbers out of GGUF metadata or a JSON object, each with its range.
+/* Reads numbers, flags and strings from GGUF metadata or a JSON object, numbers with their range.
  *
- * Errors are sticky: the first one stays in `err`, every later read returns its fallback, and the
- * caller looks at `rc` once. Messages name the file, the key, the value and the range. Private to
- * src/model. */
+ * Errors are sticky: the first error stays in `err`, every later read returns its fallback, and the
+ * caller checks `rc` once at the end. Messages name the file, the key, the value and the range.
+ * Private to src/model. */
 #ifndef SO_MODEL_FIELDS_H
 #define SO_MODEL_FIELDS_H
 
@@ -13,8 +13,8 @@
 
 typedef struct so_fields {
     const char *file;
-    const char *prefix;  /* put before every key in messages, and in GGUF's lookups: "llama." */
-    const so_gguf *gguf; /* one of the two is set */
+    const char *prefix;  /* prepended to every key in messages and GGUF lookups: "llama." */
+    const so_gguf *gguf; /* exactly one of gguf and json is set */
     const json_t *json;
     so_err *err;
     int rc;
@@ -22,22 +22,23 @@ typedef struct so_fields {
 
 #define SO_FIELD_REQUIRED INT64_MIN
 
-/* Absent (or null): the fallback, or an error for SO_FIELD_REQUIRED. A GGUF array (one value per
- * layer) counts as its value if all are equal and is refused by name if they are not. */
+/* If the key is absent or null: the fallback, or an error for SO_FIELD_REQUIRED. A GGUF array (one
+ * value per layer) counts as one value if all entries are equal, else it is an error. */
 int64_t so_fields_int(so_fields *f, const char *key, int64_t lo, int64_t hi, int64_t fallback);
-/* A fallback of NAN: required. lo < value ≤ hi. */
+/* lo < value ≤ hi. A fallback of NAN means required. */
 double so_fields_num(so_fields *f, const char *key, double lo, double hi, double fallback);
 bool so_fields_flag(so_fields *f, const char *key, bool fallback);
-/* Borrowed; empty where absent. */
+/* Borrowed; empty if absent. */
 so_str so_fields_str(so_fields *f, const char *key);
 bool so_fields_has(const so_fields *f, const char *key);
 
-/* An error unless the key is absent, null, 0 or false: `what` says what it would switch on. */
+/* An error unless the key is absent, null, 0 or false. `what` names the unsupported feature for the
+ * message. */
 void so_fields_refuse(so_fields *f, const char *key, const char *what);
 void so_fields_fail(so_fields *f, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Ranges that both sources share, in one place. */
+/* Limits for both sources. */
 enum {
     SO_MAX_LAYERS = 1024,
     SO_MAX_WIDTH = 1 << 17,
@@ -48,9 +49,11 @@ enum {
     SO_MAX_CTX = 1 << 27,
 };
 
-/* What holds for every architecture once its numbers are read: divisibility, head size, scales. */
+/* Derives and checks what depends on several fields, for every architecture: divisibility, head
+ * size, scales. */
 void so_hparams_finish(so_fields *f, so_hparams *hp);
-/* Sets window and window_pattern from a list of layers; refuses lists that are no pattern. */
+/* Sets window and window_pattern from full[n_layers]; an error if the layers follow no regular
+ * pattern. */
 void so_hparams_set_pattern(so_fields *f, so_hparams *hp, const bool *full);
 
 #endif

@@ -1,5 +1,5 @@
 /* Gemma 3 (text). Norms before and after each half of a layer, a norm on each head of q and k, GELU
- * instead of SiLU, embeddings scaled by sqrt(d).
+ * instead of SiLU, embeddings scaled by sqrt(d_model).
  *
  *   x ─┬─ rms ─┬─ q norm rope ─┐
  *      │       ├─ k norm rope ─┤ cache ─ attention ─ o ─ rms ─(+)─ x
@@ -9,7 +9,8 @@
  *      │       └─ up ──────── (·) ─ down ─ rms ─(+)─ x
  *      └─────────────────────────────────────────┘
  *
- * Five layers of six see a window and rotate with their own base; the sixth sees everything. */
+ * Five layers of six attend to a window and have a rope base of their own; the sixth attends to all
+ * positions. */
 #include <math.h>
 
 #include "base/mem.h"
@@ -73,8 +74,8 @@ static const so_name_pair LAYERS[] = {
     {"post_ffw_norm.weight", "post_feedforward_layernorm.weight", SO_NAME_ADD_ONE},
 };
 
-/* Gemma 3 27B alone scales by its width per head (168), not by its head size (128), and GGUF has no
- * key for it; its 62 layers are what tells it apart. */
+/* Only Gemma 3 27B scales by its width per head (168) and not by its head size (128). GGUF has no
+ * key for this, so the model is recognised by its 62 layers. */
 static void infer_gguf(so_hparams *hp) {
     if (hp->n_layers == 62 && hp->attn_scale == 0)
         hp->attn_scale = (float)(1 / sqrt((double)hp->d_model / hp->n_heads));
@@ -103,7 +104,7 @@ const so_arch_info so_arch_gemma3 = {
     .act_key = "hidden_activation",
     .act = "gelu_pytorch_tanh",
     .query_scalar = 256,
-    /* text_config holds only what differs from the class */
+    /* text_config states only values that differ from the class defaults */
     .defaults = {.n_vocab = 262208,
                  .d_model = 2304,
                  .d_ff = 9216,

@@ -1,8 +1,7 @@
-/* The shape of a model: what both sources (GGUF metadata, config.json) share.
+/* The shape of a model: the part common to both sources (GGUF metadata, config.json).
  *
- * Owns the checks that hold between fields. Nothing here allocates;
- * a shape that passes has products that fit 64 bits by far, since every factor is bounded (see
- * fields.h). Any thread. */
+ * Owns the checks between fields. Allocates nothing from the shape. Every factor of a shape is
+ * bounded (fields.h), so products of a shape that passes fit 64 bits. Any thread. */
 #include "model/hparams.h"
 
 #include <math.h>
@@ -60,8 +59,8 @@ void so_hparams_set_pattern(so_fields *f, so_hparams *hp, const bool *full) {
         hp->window = 0;
 }
 
-/* Older folders leave tie_word_embeddings out where it is the class's default, and the defaults of
- * the classes differ: what counts is whether there is a matrix of its own. */
+/* Older folders omit tie_word_embeddings if it is the class default, and the defaults differ
+ * between classes. For those, the presence of a separate output matrix decides. */
 static bool config_silent_on_tying(const json_t *config) {
     const json_t *text = json_object_get(config, "text_config");
     return !json_object_get(config, "tie_word_embeddings") &&

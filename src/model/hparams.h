@@ -1,16 +1,16 @@
-/* The shape of a model, read from GGUF metadata or config.json, every number checked against a
- * range before anything is allocated from it. */
+/* The shape of a model, read from GGUF metadata or config.json. Every number is checked against a
+ * range before anything is allocated from it. Pure reads; any thread. */
 #ifndef SO_MODEL_HPARAMS_H
 #define SO_MODEL_HPARAMS_H
 
 #include "format/checkpoint.h"
 
-/* Described in arch.h. */
+/* arch.h describes their properties. */
 typedef enum so_arch {
     SO_ARCH_LLAMA,  /* Llama 1 to 3.2, Mistral, SmolLM2 */
     SO_ARCH_QWEN2,  /* Llama with biases on q, k, v */
     SO_ARCH_QWEN3,  /* Llama with a norm on each head of q and k */
-    SO_ARCH_GEMMA3, /* sandwich norms, GELU, sliding and full layers with their own rope bases */
+    SO_ARCH_GEMMA3, /* norms before and after, GELU; sliding layers have a rope base of their own */
     SO_ARCH_GPT2,   /* learned positions, layer norm, biases everywhere */
 } so_arch;
 
@@ -26,31 +26,31 @@ typedef struct so_hparams {
     char arch_name[32]; /* as the file states it */
     int n_layers, d_model, n_heads, n_heads_kv, head_dim, d_ff, n_vocab, n_ctx_train;
     float norm_eps;
-    float attn_scale; /* what q·k is multiplied with */
+    float attn_scale; /* factor of q·k */
     float embed_scale;
-    bool tied;                         /* the output matrix is the embedding */
-    bool bias_qkv, bias_out, bias_mlp; /* of q, k, v; of the attention's output; of the mlp */
+    bool tied;                         /* the output matrix is the embedding matrix */
+    bool bias_qkv, bias_out, bias_mlp; /* of q, k, v; of the attention's output; of the MLP */
     bool qk_norm;                      /* an RMS norm on each head of q and k */
     int window;                        /* 0: none */
-    int window_pattern; /* with a window: every window_pattern-th layer is full; 0: none is */
-    bool rope_halves;   /* see SO_OP_ROPE; false for GGUF's permuted Llama weights */
+    int window_pattern; /* with a window: every window_pattern-th layer is full; 0: no layer is */
+    bool rope_halves;   /* see SO_OP_ROPE; false for the permuted Llama weights of GGUF */
     float rope_base;
-    float rope_base_local; /* Gemma 3: layers with a window rotate with this base and no scaling;
-                              0: they rotate like the others */
-    int rope_dim;          /* rotated part of a head; 0: learned positions instead */
+    float rope_base_local; /* Gemma 3: base of layers with a window, which use no rope scaling;
+                              0: they use rope_base */
+    int rope_dim;          /* rotated dimensions of a head; 0: learned positions instead of rope */
     so_rope_scaling rope_scaling;
     float rope_factor, rope_low, rope_high; /* llama3: low_freq_factor, high_freq_factor */
     float rope_attn_factor, rope_beta_fast, rope_beta_slow; /* yarn */
     int rope_ctx_orig;
 } so_hparams;
 
-/* Whether a layer sees only the last `window` positions. */
+/* Whether a layer attends only to the last `window` positions. */
 static inline bool so_hparams_layer_local(const so_hparams *hp, int layer) {
     return hp->window > 0 && (hp->window_pattern == 0 || (layer + 1) % hp->window_pattern != 0);
 }
 
 int so_hparams_read(const so_checkpoint *ck, so_hparams *out, so_err *err);
-/* The two sources by themselves. `file` names the JSON in messages. */
+/* The two sources. `file` is the name of the JSON file for messages. */
 int so_hparams_from_gguf(const so_gguf *g, so_hparams *out, so_err *err);
 int so_hparams_from_json(const json_t *config, const char *file, so_hparams *out, so_err *err);
 int64_t so_hparams_kv_bytes_per_token(const so_hparams *hp, so_dtype kv_dtype);

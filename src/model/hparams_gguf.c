@@ -1,8 +1,8 @@
 /* The shape of a model from GGUF metadata: <architecture>.<key>, as the converters write them.
  *
- * Owns the mapping of keys. Where GGUF has no key for a thing (Gemma's attention scale, biases),
- * the architecture's description has the rule that its files follow. Keys that would change the
- * result and that we do not run are refused by name. Any thread. */
+ * Owns the mapping of keys. Where GGUF has no key (Gemma's attention scale, biases), the
+ * architecture's description states the rule that its files follow. Keys of unsupported features
+ * that would change the result are refused by name. Any thread. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -97,7 +97,8 @@ static void read_dims(so_fields *f, so_hparams *hp) {
 static void read_yarn(so_fields *f, so_hparams *hp) {
     hp->rope_beta_fast = (float)so_fields_num(f, "rope.scaling.yarn_beta_fast", 0, 1e6, 32);
     hp->rope_beta_slow = (float)so_fields_num(f, "rope.scaling.yarn_beta_slow", 0, 1e6, 1);
-    /* GGUF states a factor on top of the one that the paper derives; config.json the product. */
+    /* GGUF states a factor on top of the one derived in the paper; config.json states the
+     * product. */
     double attn = so_fields_num(f, "rope.scaling.attn_factor", 0, 1e6, 1);
     hp->rope_attn_factor = (float)(attn * (1 + 0.1 * log(SO_MAX(1.0, (double)hp->rope_factor))));
 }
@@ -112,7 +113,7 @@ static void read_rope(so_fields *f, so_hparams *hp, const so_arch_info *a) {
     hp->rope_ctx_orig = (int)so_fields_int(f, "rope.scaling.original_context_length", 1, SO_MAX_CTX,
                                            hp->n_ctx_train);
     hp->rope_attn_factor = 1;
-    /* rope.scale_linear is the name that files of 2023 used. */
+    /* Files of 2023 use the name rope.scale_linear. */
     double old = so_fields_num(f, "rope.scale_linear", 0, 1e6, 1);
     hp->rope_factor = (float)so_fields_num(f, "rope.scaling.factor", 0, 1e6, old);
     so_str type = so_fields_str(f, "rope.scaling.type");
@@ -131,7 +132,7 @@ static void read_rope(so_fields *f, so_hparams *hp, const so_arch_info *a) {
         read_yarn(f, hp);
 }
 
-/* One number (every n-th layer is full) or one flag per layer (true: sliding). */
+/* Either one number (every n-th layer is full) or one flag per layer (true: sliding). */
 static void read_pattern(so_fields *f, so_hparams *hp, int fallback) {
     char key[64];
     snprintf(key, sizeof key, "%sattention.sliding_window_pattern", f->prefix);
@@ -158,8 +159,8 @@ static void read_pattern(so_fields *f, so_hparams *hp, int fallback) {
     so_hparams_set_pattern(f, hp, full);
 }
 
-/* Files of other kinds may carry the key, but their engines ignore it (Qwen writes it with the
- * window switched off). */
+/* Files of other architectures may have the key, but it is ignored: Qwen writes it with the window
+ * switched off. */
 static void read_window(so_fields *f, so_hparams *hp, const so_arch_info *a) {
     if (a->window != SO_WINDOW_ALL && a->window != SO_WINDOW_PATTERN)
         return;

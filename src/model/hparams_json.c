@@ -1,9 +1,9 @@
 /* The shape of a model from a Hugging Face config.json.
  *
  * Owns the mapping of keys, old and new: rope_theta with rope_scaling (transformers 4) and
- * rope_parameters (transformers 5, per kind of layer for Gemma 3), a text model inside a
- * multimodal one (text_config), class defaults that files leave out. Options that would change the
- * result and that we do not run are refused by name. Any thread. */
+ * rope_parameters (transformers 5, per layer type for Gemma 3), a text model inside a multimodal
+ * one (text_config), class defaults that files omit. Options of unsupported features that would
+ * change the result are refused by name. Any thread. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -58,7 +58,7 @@ static void refuse_unknown(so_fields *f) {
                        f->prefix);
 }
 
-/* A dimension that must be stated where the class has no default. */
+/* A dimension; required if the class has no default. */
 static int read_dim(so_fields *f, const char *key, int64_t hi, int by_class) {
     return (int)so_fields_int(f, key, 1, hi, by_class > 0 ? by_class : SO_FIELD_REQUIRED);
 }
@@ -104,7 +104,7 @@ static void read_yarn(so_fields *rope, so_hparams *hp) {
                        rope->prefix);
 }
 
-/* rope holds rope_scaling or rope_parameters; factor and type as both spell them. */
+/* rope: the object rope_scaling or rope_parameters. Both spell factor and type alike. */
 static void read_scaling(so_fields *rope, so_hparams *hp) {
     so_str type = so_fields_str(rope, "rope_type");
     if (type.len == 0)
@@ -135,7 +135,7 @@ static void read_scaling(so_fields *rope, so_hparams *hp) {
         read_yarn(rope, hp);
 }
 
-/* The object `key` of f as fields of its own; false where there is none. */
+/* Opens the object `key` as so_fields; false if there is none. */
 static bool sub_fields(so_fields *f, const json_t *parent, const char *key, const char *prefix,
                        so_fields *out) {
     const json_t *o = json_object_get(parent, key);
@@ -160,7 +160,7 @@ static void read_rope_object(so_fields *f, so_fields *rope, so_hparams *hp, doub
     f->rc = rope->rc;
 }
 
-/* Gemma 3, new form: one object per kind of layer. */
+/* Gemma 3, new form: one object per layer type. */
 static void read_rope_by_layer(so_fields *f, so_hparams *hp, const json_t *params, double base) {
     so_fields rope;
     if (sub_fields(f, params, "full_attention", "rope_parameters.full_attention.", &rope))
@@ -295,7 +295,8 @@ int so_hparams_from_json(const json_t *config, const char *file, so_hparams *out
     so_fields text;
     if (!json_is_object(config))
         return so_err_set(err, SO_EFORMAT, "%s: the file is not a JSON object", file);
-    /* Gemma 3 and Mistral 3 keep the language model's shape one level down, beside the eyes. */
+    /* Gemma 3 and Mistral 3 keep the language model's shape in text_config, beside the vision
+     * part. */
     bool tied_above = so_fields_flag(&f, "tie_word_embeddings", false);
     bool above = so_fields_has(&f, "tie_word_embeddings");
     if (sub_fields(&f, config, "text_config", "text_config.", &text))

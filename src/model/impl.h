@@ -1,18 +1,18 @@
-/* What the files of src/model share: the loaded model, the pass, and one-line submits, so that a
- * forward pass reads like the drawing of its architecture. Private to src/model. */
+/* Declarations shared by the files of src/model: the loaded model, the pass, and one-line submits
+ * that make a forward pass read like the drawing of its architecture. Private to src/model. */
 #ifndef SO_MODEL_IMPL_H
 #define SO_MODEL_IMPL_H
 
 #include "model/model.h"
 
-/* y = W x + bias; bias.buf is NULL where there is none. */
+/* y = W x + bias. bias.buf is NULL if there is no bias. */
 typedef struct so_linear {
     so_weight *w;
     so_view bias;
 } so_linear;
 
 typedef struct so_norm {
-    so_view weight, bias; /* bias only for layer norm */
+    so_view weight, bias; /* bias: layer norm only */
 } so_norm;
 
 typedef struct so_layer {
@@ -21,7 +21,7 @@ typedef struct so_layer {
     so_norm attn_post_norm, ffn_post_norm; /* Gemma 3 */
     so_linear q, k, v, o;
     so_linear gate, up, down; /* GPT-2 has no gate */
-    int window;               /* 0: sees everything */
+    int window;               /* 0: no window */
     bool local_rope;
 } so_layer;
 
@@ -31,22 +31,22 @@ struct so_model {
     so_hparams hp;
     const struct so_arch_info *arch; /* of hp.arch */
     so_weight *embed, *pos_embed;    /* pos_embed: GPT-2 */
-    so_linear output;                /* w is `embed` where tied and all of it is said */
-    int32_t *said;                   /* [n_said] ids of the output's rows, ascending; NULL: all */
-    int n_said;                      /* rows of the output matrix */
-    so_linear state; /* of a draft that reads its target's states; w NULL: does not */
-    int d_state;     /* their width */
+    so_linear output;                /* w == embed if tied and without a vocabulary subset */
+    int32_t *vocab_subset;   /* [logits_len] tokens of the output rows, ascending; or NULL */
+    int logits_len;          /* rows of the output matrix */
+    so_linear target_hidden; /* matrix of drafts that read hidden states; w NULL: none */
+    int d_target_hidden;     /* width of the target's hidden states */
     so_norm out_norm;
     so_layer *layers;  /* [n_layers] */
     so_buffer *consts; /* norm weights and biases, float32 */
     float *inv_freq;   /* [rope_dim/2]; NULL without rope */
     float *inv_freq_local;
     size_t weight_bytes;
-    size_t lookup_bytes, output_bytes; /* of these: only looked up in; the output matrix */
+    size_t lookup_bytes, output_bytes; /* of these: only for lookups; the output matrix */
     int64_t n_params;
-    so_weight **weights; /* everything to be freed, each once */
+    so_weight **weights; /* all weights, each once, to be freed */
     int n_weights, weights_cap;
-    void **memory; /* weights made at load: transposed or rounded */
+    void **memory; /* weights created at load: transposed, picked or rounded */
     int n_memory, memory_cap;
 };
 
@@ -56,33 +56,34 @@ struct so_pass {
     so_kv *kv;
     int max_rows, max_logits;
 
-    /* Device. Activations are [max_rows][…]. */
+    /* Device. Activations: [max_rows][…]. */
     so_view x, h, q, k, v, att, gate, up;
-    so_view states; /* of the target, [max_rows][d_state] */
+    so_view target_hidden; /* the target's hidden states, [max_rows][d_target_hidden] */
     so_view ids, positions, slots, rows, pages, tails, rope, rope_local;
     so_view out_rows, out_x, hidden, logits, argmax; /* [max_logits][…] */
 
     /* Host, filled per run. */
     int n, n_out;
-    bool has_states; /* one of the rows has */
+    bool has_target_hidden; /* at least one row has a hidden state of the target */
     unsigned want;
     int32_t *h_ids, *h_positions, *h_out_rows;
     so_kv_slot *h_slots;
     so_attn_row *h_rows;
     int32_t *h_pages, *h_tails;
     int n_pages, pages_cap, n_tails, tails_cap;
-    float *h_rope, *h_states;
+    float *h_rope, *h_target_hidden;
     int32_t *seq_n, *seq_page_off; /* [max_rows], per sequence of the batch */
     float *h_logits, *h_hidden;
     int32_t *h_argmax;
 };
 
-/* inv_freq[rope_dim/2] of the full or the local layers. factors: GGUF's rope_freqs, may be NULL. */
+/* inv_freq[rope_dim/2] of the full layers, or of the local ones. factors: rope_freqs of a GGUF
+ * file, may be NULL. */
 void so_rope_inv_freq(const so_hparams *hp, bool local, const float *factors, float *inv_freq);
 /* table[n][2] = (cos, sin) of position pos. */
 void so_rope_fill(const float *inv_freq, int n, float scale, int32_t pos, float *table);
 
-/* One line per operation of the drawing. n is the batch's row count. */
+/* One line per operation of the drawing. p->n is the row count of the batch. */
 static inline void so_do_embed(so_pass *p, so_view out, so_view ids, const so_weight *w,
                                float scale) {
     so_submit(p->backend, &(so_op){.kind = SO_OP_EMBED, .n = p->n, .embed = {out, ids, w, scale}});
@@ -99,7 +100,7 @@ static inline void so_do_rms_norm(so_pass *p, so_view out, so_view x, const so_n
                 .out = out, .x = x, .weight = w->weight, .d = hp->d_model, .eps = hp->norm_eps}});
 }
 
-/* Each head of x[n][n_heads][head_dim] by itself. */
+/* Normalises each head of x[n][n_heads][head_dim] separately. */
 static inline void so_do_head_norm(so_pass *p, so_view x, int n_heads, const so_norm *w) {
     const so_hparams *hp = &p->model->hp;
     so_submit(
@@ -141,7 +142,8 @@ static inline void so_do_rope(so_pass *p, so_view x, int n_heads, const so_layer
                                    .rope = {x, table, n_heads, hp->head_dim, hp->rope_halves}});
 }
 
-/* Writes k and v of this pass, then att = attention of q over what each row sees. */
+/* Stores k and v of this pass in the cache, then att = attention of q over the positions each row
+ * sees. */
 static inline void so_do_attention(so_pass *p, int layer) {
     const so_hparams *hp = &p->model->hp;
     so_kv_store *store = so_kv_backing(p->kv);
@@ -162,7 +164,7 @@ static inline void so_do_attention(so_pass *p, int layer) {
                                                  .window = p->model->layers[layer].window}});
 }
 
-/* The last norm and the output matrix, for the rows that want them. */
+/* The last norm and the output matrix, for the rows with want_logits. */
 void so_pass_output(so_pass *p);
 
 #endif

@@ -1,5 +1,5 @@
-/* Llama 1 to 3.2, Mistral, SmolLM2, Qwen2/2.5 and Qwen3: one layer, with what some of them add in
- * brackets.
+/* Llama 1 to 3.2, Mistral, SmolLM2, Qwen2/2.5 and Qwen3. One layer, with parts that only some of
+ * them have in brackets:
  *
  *   x ─┬─ rms ─┬─ q [+b] [norm] rope ─┐
  *      │       ├─ k [+b] [norm] rope ─┤ cache ─ attention ─ o [+b] ─(+)─ x
@@ -10,8 +10,8 @@
  *      └───────────────────────────────────┘
  *
  * [+b]: Qwen2 (q, k, v) and Llama files with attention_bias or mlp_bias. [norm]: Qwen3, each head
- * by itself. A draft may add its target's states to x before the first layer (so_row.state).
- * Mistral's window is a property of the layer's attention. */
+ * separately. A draft may add its target's hidden states to x before the first layer
+ * (so_row.target_hidden). Mistral's window is a property of the layer's attention. */
 #include "base/mem.h"
 #include "model/arch.h"
 #include "model/impl.h"
@@ -21,8 +21,8 @@ static void forward(so_pass *p) {
     const so_hparams *hp = &m->hp;
 
     so_do_embed(p, p->x, p->ids, m->embed, hp->embed_scale);
-    if (p->has_states) {
-        so_do_linear(p, p->h, p->states, &m->state);
+    if (p->has_target_hidden) {
+        so_do_linear(p, p->h, p->target_hidden, &m->target_hidden);
         so_do_add(p, p->x, p->h);
     }
     for (int l = 0; l < hp->n_layers; l++) {
@@ -55,7 +55,7 @@ static void forward(so_pass *p) {
 static const so_name_pair GLOBALS[] = {
     {"token_embd.weight", "embed_tokens.weight", 0},
     {"output_norm.weight", "norm.weight", 0},
-    {SO_STATE_TENSOR, SO_STATE_TENSOR, 0}, /* drafts are GGUF files; no folder has it */
+    {SO_TARGET_HIDDEN_TENSOR, SO_TARGET_HIDDEN_TENSOR, 0}, /* only in GGUF files */
     {"output.weight", "lm_head.weight", 0},
 };
 static const so_name_pair LAYERS[] = {
@@ -90,7 +90,7 @@ const so_arch_info so_arch_llama = {
     .names = {"llama", "mistral"},
     .aliases = {"mistral3"},
     .classes = {"LlamaForCausalLM", "MistralForCausalLM"},
-    .reads_states = true,
+    .reads_target_hidden = true,
     .window = SO_WINDOW_ALL,
     .permuted_gguf = true,
     .defaults = {.n_ctx = 2048},

@@ -1,12 +1,15 @@
-/* From a checkpoint to a model: finds every tensor under its GGUF name, checks its shape, hands
- * matrices to the backend as they lie in the file, and vectors (norms, biases) as float32. A matrix
- * the backend has copied into a layout of its own is dropped from memory at once.
+/* From a checkpoint to a model. Finds every tensor under its GGUF name, checks its shape, passes
+ * matrices to the backend in the file's layout, and vectors (norms, biases) as float32. If the
+ * backend has copied a matrix into a layout of its own, the file's pages are dropped from memory at
+ * once.
  *
- * Refuses: a tensor that is missing or has another shape than the hparams say; a tensor that the
- * architecture has no place for, because ignoring it would run a different model; NaN or infinity
- * in a vector. Matrices are too large to be read at load: a NaN in one shows in the first logits
- * (so_pass_run). Errors are sticky in the loader, so that the list of a layer's tensors reads from
- * top to bottom. One thread. */
+ * Refuses: a tensor that is missing or has another shape than the hparams require; a tensor that
+ * the architecture does not have, because ignoring it would run a different model; NaN or infinity
+ * in a vector. Matrices are too large to be read at load: a NaN in one appears in the first logits
+ * (so_pass_check). Errors are sticky in the loader, so that the list of a layer's tensors reads
+ * from top to bottom.
+ *
+ * Thread: any one thread that has exclusive use of the backend. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,18 +22,18 @@
 #include "model/arch.h"
 #include "model/impl.h"
 #include "model/names.h"
-#include "model/said.h"
+#include "model/vocab_subset.h"
 #include "model/weights.h"
 
 typedef struct loader {
     so_model *m;
     const so_model_opts *opts;
     so_names names;
-    so_map *used;  /* names of the tensors that have found their place */
-    so_pool *pool; /* only for rounding */
-    bool pack;     /* matrices are handed over to the backend */
-    /* Vectors are collected on the host and uploaded as one buffer at the end; fix lists the views
-     * that still lack it. */
+    so_map *used;  /* names of the tensors that were loaded */
+    so_pool *pool; /* only if matrices are rounded */
+    bool pack;     /* the backend may repack matrices */
+    /* Vectors are collected on the host and uploaded as one buffer at the end. fix: the views that
+     * need this buffer set then. */
     float *host;
     size_t n_host, host_cap;
     so_view **fix;
@@ -39,9 +42,9 @@ typedef struct loader {
     int rc;
 } loader;
 
-enum { MAX_STATE = 1 << 16 };
+enum { MAX_TARGET_HIDDEN = 1 << 16 };
 
-/* Room for one more element. */
+/* Grows an array if it has no room for one more element. */
 #define GROW(array, n, cap)                                                 \
     do {                                                                    \
         if ((n) == (cap)) {                                                 \
@@ -50,7 +53,7 @@ enum { MAX_STATE = 1 << 16 };
         }                                                                   \
     } while (0)
 
-/* "[576, 1536]" in the order in which the file's own tools print it. */
+/* "[576, 1536]", in the order that the tools of the file format print. */
 static const char *shape_text(const loader *ld, const int64_t *dims, int n, char *buf, size_t cap) {
     bool reversed = so_checkpoint_gguf(ld->m->ck) == NULL;
     size_t len = (size_t)snprintf(buf, cap, "[");
@@ -74,7 +77,8 @@ static void check_shape(loader *ld, const so_tensor *t, const int64_t *want, int
                             shape_text(ld, want, n_want, expected, sizeof expected));
 }
 
-/* The tensor under a GGUF name, its shape checked: k inputs, m outputs; m 0 for a vector of k. */
+/* Finds the tensor with a GGUF name and checks its shape: k inputs, m outputs; m 0: a vector of
+ * k. */
 static const so_tensor *find(loader *ld, const char *gguf, int layer, int64_t k, int64_t m,
                              unsigned *flags) {
     char name[SO_NAME_CAP];
@@ -104,7 +108,8 @@ static void check_finite(loader *ld, const so_tensor *t, const float *x, int64_t
                        so_checkpoint_path(ld->m->ck), SO_STR_ARG(t->name), (long long)bad);
 }
 
-/* n float32 of the vector part, aligned to 64 bytes; the view gets its buffer at the end. */
+/* Reserves n float32 among the vectors, aligned to 64 bytes. The view gets its buffer at the
+ * end. */
 static float *reserve(loader *ld, int64_t n, so_view *view) {
     size_t start = (ld->n_host + 15) / 16 * 16, end = start + (size_t)n;
     if (end > ld->host_cap) {
@@ -154,12 +159,12 @@ static void keep_memory(so_model *m, void *memory) {
     m->memory[m->n_memory++] = memory;
 }
 
-/* What the backend does with a matrix. One that rows are looked up in and nothing else stays in the
- * file: a few rows are read per pass. */
+/* How the backend uses a matrix. A matrix that is only used for row lookups stays in the file,
+ * since a pass reads few of its rows. */
 typedef enum purpose { MULTIPLIED, LOOKED_UP } purpose;
 
-/* The tensor rounded, where that is asked for; *memory, which may own the bytes before, does after.
- */
+/* Rounds the tensor if the options ask for it. *memory owns the tensor's bytes before (unless NULL)
+ * and after. */
 static void round_weight(loader *ld, so_tensor *t, void **memory) {
     so_dtype dtype = t->dtype;
     if (ld->rc != 0 || !ld->opts->quantize)
@@ -179,7 +184,8 @@ static void round_weight(loader *ld, so_tensor *t, void **memory) {
     *t = rounded;
 }
 
-/* memory: owns t's bytes, or NULL where they are the file's or the model's; it is taken over. */
+/* memory: owns t's bytes; NULL if the file or the model owns them. Ownership passes to this
+ * function. */
 static void make_weight(loader *ld, so_tensor t, void *memory, bool may_round, purpose use,
                         so_weight **out) {
     so_model *m = ld->m;
@@ -204,7 +210,7 @@ static void make_weight(loader *ld, so_tensor t, void *memory, bool may_round, p
     }
 }
 
-/* A matrix as the file holds it, or turned around. */
+/* Finds a matrix; transposes it if the file stores it transposed. */
 static bool find_matrix(loader *ld, const char *gguf, int layer, int64_t k, int64_t m,
                         so_tensor *out) {
     unsigned flags;
@@ -227,7 +233,7 @@ static void matrix(loader *ld, const char *gguf, int layer, int64_t k, int64_t m
         make_weight(ld, t, NULL, true, MULTIPLIED, out);
 }
 
-/* name: without ".weight"; the bias is looked for where the hparams promise one. */
+/* name: without ".weight". The bias is loaded only if `bias` is set. */
 static void linear(loader *ld, const char *name, int layer, int64_t k, int64_t m, bool bias,
                    so_linear *out) {
     char full[64];
@@ -238,7 +244,7 @@ static void linear(loader *ld, const char *name, int layer, int64_t k, int64_t m
         vector(ld, full, layer, m, &out->bias);
 }
 
-/* q, k and v in one matrix (GPT-2): three runs of rows, each a matrix of its own. */
+/* q, k and v in one matrix (GPT-2): three runs of rows, each becomes a matrix. */
 static void load_qkv(loader *ld, int layer, so_layer *w) {
     const so_hparams *hp = &ld->m->hp;
     int64_t d = hp->d_model, d_q = (int64_t)hp->n_heads * hp->head_dim;
@@ -320,7 +326,7 @@ static void load_layers(loader *ld) {
     }
 }
 
-/* The rows of the output matrix that the model can say; `whole` where it is the embedding too. */
+/* The output matrix, or its rows of the vocabulary subset. `whole`: the embedding, used if tied. */
 static void load_output(loader *ld, const so_tensor *whole) {
     so_model *m = ld->m;
     so_tensor t, part;
@@ -332,46 +338,47 @@ static void load_output(loader *ld, const so_tensor *whole) {
     else if (!find_matrix(ld, "output.weight", -1, m->hp.d_model, m->hp.n_vocab, &t))
         return;
     part = t;
-    if (m->said)
-        ld->rc = so_weights_pick(&t, m->said, m->n_said, &part, &memory, ld->err);
+    if (m->vocab_subset)
+        ld->rc = so_weights_pick(&t, m->vocab_subset, m->logits_len, &part, &memory, ld->err);
     if (ld->rc == 0)
         make_weight(ld, part, memory, true, MULTIPLIED, &m->output.w);
 }
 
-/* What takes the target's states to the width of a draft's embedding; its width is the file's word,
- * and who runs the draft holds it against the target's. */
-static void load_state(loader *ld) {
+/* The matrix from the target's hidden states to the draft's embedding. The file states its width;
+ * draft/model.c compares it with the target's. */
+static void load_target_hidden(loader *ld) {
     so_model *m = ld->m;
-    const so_tensor *t = so_checkpoint_tensor(m->ck, SO_STATE_TENSOR);
-    if (!t || !so_checkpoint_gguf(m->ck) || !m->arch->reads_states || ld->rc != 0)
+    const so_tensor *t = so_checkpoint_tensor(m->ck, SO_TARGET_HIDDEN_TENSOR);
+    if (!t || !so_checkpoint_gguf(m->ck) || !m->arch->reads_target_hidden || ld->rc != 0)
         return;
     if (!ld->opts->draft) {
         ld->rc = so_err_set(ld->err, SO_EUNSUPPORTED,
-                            "%s: reads another model's states (" SO_STATE_TENSOR
+                            "%s: needs another model's hidden states (" SO_TARGET_HIDDEN_TENSOR
                             "): it is a draft for that model; give it with -md",
                             so_checkpoint_path(m->ck));
         return;
     }
-    if (t->dims[0] > MAX_STATE) {
-        ld->rc =
-            so_err_set(ld->err, SO_ELIMIT, "%s: " SO_STATE_TENSOR " reads %lld numbers; at most %d",
-                       so_checkpoint_path(m->ck), (long long)t->dims[0], MAX_STATE);
+    if (t->dims[0] > MAX_TARGET_HIDDEN) {
+        ld->rc = so_err_set(ld->err, SO_ELIMIT,
+                            "%s: " SO_TARGET_HIDDEN_TENSOR
+                            " takes hidden states of %lld numbers; at most %d are supported",
+                            so_checkpoint_path(m->ck), (long long)t->dims[0], MAX_TARGET_HIDDEN);
         return;
     }
-    m->d_state = (int)t->dims[0];
-    matrix(ld, SO_STATE_TENSOR, -1, m->d_state, m->hp.d_model, &m->state.w);
+    m->d_target_hidden = (int)t->dims[0];
+    matrix(ld, SO_TARGET_HIDDEN_TENSOR, -1, m->d_target_hidden, m->hp.d_model, &m->target_hidden.w);
 }
 
 static void load_ends(loader *ld) {
     so_model *m = ld->m;
     int64_t d = m->hp.d_model;
     size_t before = m->weight_bytes;
-    bool shared = m->hp.tied && !m->said;
+    bool shared = m->hp.tied && !m->vocab_subset;
     so_tensor embd, t;
     if (find_matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &embd))
         make_weight(ld, embd, NULL, true, shared ? MULTIPLIED : LOOKED_UP, &m->embed);
-    m->output_bytes = m->weight_bytes - before; /* shared, until shown otherwise */
-    /* a lookup that is added once; rounding it would save nothing */
+    m->output_bytes = m->weight_bytes - before; /* correct if shared; overwritten below if not */
+    /* only looked up; rounding it would save nothing */
     if (m->arch->learned_positions &&
         find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t))
         make_weight(ld, t, NULL, false, LOOKED_UP, &m->pos_embed);
@@ -387,7 +394,7 @@ static void load_ends(loader *ld) {
     m->output_bytes = m->weight_bytes - before;
 }
 
-/* Rope. GGUF files of Llama 3 state what each frequency is divided by. */
+/* GGUF files of Llama 3 state a divisor for each rope frequency. */
 static const float *load_rope_factors(loader *ld, float *buf) {
     const so_tensor *t = so_checkpoint_tensor(ld->m->ck, "rope_freqs.weight");
     int64_t n = ld->m->hp.rope_dim / 2;
@@ -423,7 +430,7 @@ static void load_rope(loader *ld) {
     free(buf);
 }
 
-/* A tensor without a place means that the file's model is not the one its metadata claims. */
+/* A tensor that was not loaded means that the file's model is not the one its metadata claims. */
 static void check_leftovers(loader *ld) {
     const so_checkpoint *ck = ld->m->ck;
     for (size_t i = 0; i < so_checkpoint_n_tensors(ck) && ld->rc == 0; i++) {
@@ -435,14 +442,14 @@ static void check_leftovers(loader *ld) {
                                so_str_eq_c(name, "language_model.lm_head.weight")))
             continue; /* a copy of the embedding */
         ld->rc = so_err_set(ld->err, SO_EUNSUPPORTED,
-                            "%s: tensor %.*s has no place in architecture '%s' as this version "
-                            "knows it",
+                            "%s: tensor %.*s is not part of architecture '%s'; the file holds a "
+                            "variant that is not supported",
                             so_checkpoint_path(ck), SO_STR_ARG(name), ld->m->hp.arch_name);
     }
 }
 
-/* Whether there is memory for the backend's own copy of the weights, with some to spare for the
- * cache. Where there is not, the model still runs from the file. */
+/* Whether there is memory for the backend's own copy of the weights, with a reserve for the cache.
+ * If not, the model runs from the file's layout. */
 static bool room_to_pack(const loader *ld) {
     const so_checkpoint *ck = ld->m->ck;
     size_t need = 64 << 20, available = so_mem_available();
@@ -454,20 +461,20 @@ static bool room_to_pack(const loader *ld) {
     if (need <= available)
         return true;
     so_log(SO_LOG_WARN,
-           "%s: packing the weights takes %zu MB and %zu MB are available: they are used as they "
-           "lie in the file, with the same results but slower",
+           "%s: packing the weights needs %zu MB and %zu MB are available; using the file's own "
+           "layout, with the same results but slower",
            so_checkpoint_path(ck), need >> 20, available >> 20);
     return false;
 }
 
-/* The ends come first: they hold the largest matrix, and while a matrix is packed both copies of it
- * take memory. */
+/* The embedding and output matrices come first: they include the largest matrix, and while a matrix
+ * is repacked both copies take memory. */
 static void loader_run(loader *ld) {
     if (ld->opts->quantize)
         ld->rc = so_pool_create(so_cpu_count(), &ld->pool, ld->err);
     ld->pack = !ld->opts->no_pack && room_to_pack(ld);
     load_ends(ld);
-    load_state(ld);
+    load_target_hidden(ld);
     if (ld->rc == 0)
         load_layers(ld);
     load_rope(ld);
@@ -477,16 +484,18 @@ static void loader_run(loader *ld) {
         ld->opts->progress(ld->opts->user, 1);
 }
 
-/* What the model can say; only a draft may leave tokens out, since nobody checks a target. */
-static int read_said(so_model *m, const so_model_opts *opts, so_err *err) {
+/* Reads the vocabulary subset. Only a draft may have one: the tokens of a target are not verified
+ * by any other model. */
+static int read_vocab_subset(so_model *m, const so_model_opts *opts, so_err *err) {
     int n_vocab = m->hp.n_vocab;
-    int rc = so_said_read(so_checkpoint_gguf(m->ck), n_vocab, &m->said, &m->n_said, err);
-    if (rc != 0 || !m->said || opts->draft)
+    int rc = so_vocab_subset_read(so_checkpoint_gguf(m->ck), n_vocab, &m->vocab_subset,
+                                  &m->logits_len, err);
+    if (rc != 0 || !m->vocab_subset || opts->draft)
         return rc;
     return so_err_set(err, SO_EUNSUPPORTED,
-                      "%s: can say only %d of its %d tokens (" SO_SAID_KEY
+                      "%s: has logits for only %d of its %d tokens (" SO_VOCAB_SUBSET_KEY
                       "): it is a draft for another model; give it with -md",
-                      so_checkpoint_path(m->ck), m->n_said, n_vocab);
+                      so_checkpoint_path(m->ck), m->logits_len, n_vocab);
 }
 
 int so_model_load(so_checkpoint *ck, so_backend *b, const so_model_opts *opts, so_model **out,
@@ -500,7 +509,7 @@ int so_model_load(so_checkpoint *ck, so_backend *b, const so_model_opts *opts, s
     if (rc == 0)
         m->arch = so_arch_get(m->hp.arch);
     if (rc == 0)
-        rc = read_said(m, opts, err);
+        rc = read_vocab_subset(m, opts, err);
     if (rc == 0) {
         loader ld = {.m = m, .opts = opts, .err = err};
         ld.used = so_map_create(so_checkpoint_n_tensors(ck));
@@ -532,7 +541,7 @@ void so_model_free(so_model *m) {
     free(m->memory);
     free(m->weights);
     free(m->layers);
-    free(m->said);
+    free(m->vocab_subset);
     free(m->inv_freq);
     free(m->inv_freq_local);
     free(m);
@@ -542,7 +551,7 @@ const so_hparams *so_model_hparams(const so_model *m) { return &m->hp; }
 so_backend *so_model_backend(const so_model *m) { return m->backend; }
 size_t so_model_weight_bytes(const so_model *m) { return m->weight_bytes; }
 int64_t so_model_n_params(const so_model *m) { return m->n_params; }
-int so_model_n_said(const so_model *m) { return m->n_said; }
-const int32_t *so_model_said(const so_model *m) { return m->said; }
+int so_model_logits_len(const so_model *m) { return m->logits_len; }
+const int32_t *so_model_vocab_subset(const so_model *m) { return m->vocab_subset; }
 
-int so_model_d_state(const so_model *m) { return m->d_state; }
+int so_model_d_target_hidden(const so_model *m) { return m->d_target_hidden; }

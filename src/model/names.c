@@ -1,4 +1,4 @@
-/* Finding tensors by name; see names.h. Pure lookups, any thread. */
+/* Finds tensors by name; names.h has the contract. Pure lookups; any thread. */
 #include "model/names.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "model/arch.h"
 
-/* Where a folder keeps its language model: alone, bare, or beside a vision tower. */
+/* The prefix that a folder puts before the tensor names of its language model. */
 static const char *find_prefix(const so_checkpoint *ck, const so_arch_info *a) {
     static const char *const prefixes[] = {"model.", "", "language_model.model.",
                                            "model.language_model.", "transformer."};
@@ -40,7 +40,7 @@ static void file_name(const so_names *n, const so_name_pair *pair, int layer,
         snprintf(buf, SO_NAME_CAP, "%s", pair->gguf);
     else if (layer >= 0)
         snprintf(buf, SO_NAME_CAP, "%s%s.%d.%s", n->hf_prefix, n->hf_layers, layer, pair->hf);
-    else if (strcmp(pair->hf, "lm_head.weight") == 0) /* stands beside the model, not in it */
+    else if (strcmp(pair->hf, "lm_head.weight") == 0) /* not under the prefix of the model */
         snprintf(buf, SO_NAME_CAP, "%slm_head.weight",
                  so_checkpoint_tensor(n->ck, "language_model.lm_head.weight") ? "language_model."
                                                                               : "");

@@ -1,10 +1,11 @@
-/* One name for every tensor: GGUF's. A folder's tensors are found under it through a table of
- * pairs per architecture (arch.h; its first pair is the embedding), together with what separates
- * the two conventions:
+/* Tensor names. Code uses the GGUF name of a tensor. In a Hugging Face folder the tensor is found
+ * through a table of pairs per architecture (arch.h; the first pair is the embedding). Flags state
+ * how the stored form differs:
  *
- *   ADD_ONE      Gemma's folders store norm weights around 0, GGUF around 1
- *   TRANSPOSED   GPT-2's folders store matrices [inputs][outputs]
- *   ROTATED      Llama's GGUF files have the rows of q and k permuted for adjacent rotary pairs
+ *   ADD_ONE      folders of Gemma store norm weights around 0, GGUF around 1
+ *   TRANSPOSED   folders of GPT-2 store matrices as [inputs][outputs]
+ *   ROTATED      GGUF files of Llama have the rows of q and k permuted so that rope pairs are
+ *                neighbours
  *
  * Private to src/model. */
 #ifndef SO_MODEL_NAMES_H
@@ -15,7 +16,7 @@
 enum { SO_NAME_ADD_ONE = 1, SO_NAME_TRANSPOSED = 2, SO_NAME_ROTATED = 4 };
 
 typedef struct so_name_pair {
-    const char *gguf, *hf; /* within a layer: what follows "blk.N." and "layers.N." */
+    const char *gguf, *hf; /* in layers: the part after "blk.N." and "layers.N." */
     unsigned flags;
 } so_name_pair;
 
@@ -27,16 +28,17 @@ typedef struct so_names {
 } so_names;
 
 enum { SO_NAME_CAP = 160 };
-#define SO_STATE_TENSOR "target_state.weight" /* of drafts that read their target's states */
+/* The matrix of drafts that read their target's hidden states. */
+#define SO_TARGET_HIDDEN_TENSOR "target_state.weight"
 
 void so_names_init(so_names *n, const so_checkpoint *ck, const so_hparams *hp);
 
-/* layer −1: a tensor outside the layers. buf gets the file's own name. NULL: the architecture has
- * no such tensor. */
+/* layer −1: a tensor outside the layers. buf receives the name in the file. NULL: the architecture
+ * has no such tensor. */
 const so_name_pair *so_names_resolve(const so_names *n, const char *gguf, int layer,
                                      char buf[SO_NAME_CAP]);
-/* Tensors that carry nothing a forward pass needs: causal masks, stored frequencies, the eyes of a
- * multimodal model. */
+/* Tensors that a forward pass does not need: causal masks, stored rope frequencies, the vision part
+ * of a multimodal model. */
 bool so_names_ignored(so_str name);
 
 #endif

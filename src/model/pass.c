@@ -1,23 +1,24 @@
-/* One forward pass: checks the batch, lays out what the operations need to know of each row,
+/* One forward pass: checks the batch, prepares the tables that the operations need for each row,
  * submits the architecture's operations (so_pass_submit), and makes the results readable with one
  * sync (so_pass_wait).
  *
- * Owns the scratch memory, all of it made at create; only the tables of pages and branch slots may
- * grow later, when a batch is wider than any before (doubling, so a warm engine allocates nothing).
- * Refuses a batch whose rows contradict their sequences: a wrong slot would corrupt the cache
- * silently, and the check costs nothing beside a pass.
+ * Owns the scratch memory, all of it allocated at create. Only the tables of pages and branch slots
+ * may grow later, if a batch needs more than any before (they double, so a warm engine allocates
+ * nothing). Refuses a batch whose rows contradict their sequences: a wrong slot would corrupt the
+ * cache silently, and the check costs almost nothing compared with a pass.
  *
- * What a row sees, from its parents:
+ * The positions that a row sees follow from its parents:
  *
  *   row        0   1   2   3        len 10, tree   0 ─┬─ 1 ── 3
  *   parent    −1   0   0   1                          └─ 2
  *   slot      10  11  12  13
  *   pos       10  11  11  12
- *   prefix    11  12  11  12      positions 0 … prefix−1 lie in the slots of the same number
- *   tail       –   –  12  13      the rest of the path, slot by slot
+ *   prefix    11  12  11  12      positions 0 … prefix−1 are in the slots of the same number
+ *   tail       –   –  12  13      slots of the other positions of the path, in order
  *
- * A row extends its parent's prefix while slot and position agree, and its tail from then on. One
- * thread at a time; the model may be shared, its backend may not. */
+ * A row extends its parent's prefix while slot and position are equal, and its tail from then on.
+ *
+ * One thread at a time per pass and per backend. Passes of several threads may use one model. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,7 +67,7 @@ static void make_device(maker *mk, so_pass *p) {
     size_t d_q = (size_t)hp->n_heads * (size_t)hp->head_dim;
     size_t d_kv = (size_t)hp->n_heads_kv * (size_t)hp->head_dim;
     p->x = device(mk, n, d, f);
-    p->states = device(mk, n, (size_t)p->model->d_state, f);
+    p->target_hidden = device(mk, n, (size_t)p->model->d_target_hidden, f);
     p->h = device(mk, n, d, f);
     p->q = device(mk, n, d_q, f);
     p->k = device(mk, n, d_kv, f);
@@ -85,7 +86,7 @@ static void make_device(maker *mk, so_pass *p) {
     p->out_rows = device(mk, n_out, 1, sizeof(int32_t));
     p->out_x = device(mk, n_out, d, f);
     p->hidden = device(mk, n_out, d, f);
-    p->logits = device(mk, n_out, (size_t)p->model->n_said, f);
+    p->logits = device(mk, n_out, (size_t)p->model->logits_len, f);
     p->argmax = device(mk, n_out, 1, sizeof(int32_t));
 }
 
@@ -100,10 +101,10 @@ static void make_host(maker *mk, so_pass *p) {
     p->h_pages = host(mk, (size_t)p->pages_cap, 1, sizeof(int32_t));
     p->h_tails = host(mk, (size_t)p->tails_cap, 1, sizeof(int32_t));
     p->h_rope = host(mk, n, (size_t)hp->rope_dim, sizeof(float));
-    p->h_states = host(mk, n, (size_t)p->model->d_state, sizeof(float));
+    p->h_target_hidden = host(mk, n, (size_t)p->model->d_target_hidden, sizeof(float));
     p->seq_n = host(mk, n, 1, sizeof(int32_t));
     p->seq_page_off = host(mk, n, 1, sizeof(int32_t));
-    p->h_logits = host(mk, n_out, (size_t)p->model->n_said, sizeof(float));
+    p->h_logits = host(mk, n_out, (size_t)p->model->logits_len, sizeof(float));
     p->h_hidden = host(mk, n_out, (size_t)hp->d_model, sizeof(float));
     p->h_argmax = host(mk, n_out, 1, sizeof(int32_t));
 }
@@ -117,8 +118,10 @@ static int check_fit(const so_model *m, so_kv *kv, int max_rows, int max_logits,
             err, SO_EMISMATCH, "KV cache of %d layers, %d heads of %d; the model has %d, %d of %d",
             s->n_layers, s->n_heads_kv, s->head_dim, hp->n_layers, hp->n_heads_kv, hp->head_dim);
     if (max_rows < 1 || max_rows > 1 << 20 || max_logits < 0 || max_logits > max_rows)
-        return so_err_set(err, SO_EINVAL, "a pass of %d rows, %d with logits", max_rows,
-                          max_logits);
+        return so_err_set(err, SO_EINVAL,
+                          "pass of %d rows, %d with logits: rows must be 1 to 1048576, with logits "
+                          "at most all of them",
+                          max_rows, max_logits);
     return 0;
 }
 
@@ -148,16 +151,24 @@ int so_pass_create(const so_model *m, so_kv *kv, int max_rows, int max_logits, s
 void so_pass_free(so_pass *p) {
     if (!p)
         return;
-    so_view views[] = {p->x,      p->h,      p->q,      p->k,          p->v,        p->att,
-                       p->gate,   p->up,     p->ids,    p->positions,  p->slots,    p->rows,
-                       p->pages,  p->tails,  p->rope,   p->rope_local, p->out_rows, p->out_x,
-                       p->hidden, p->logits, p->argmax, p->states};
+    so_view views[] = {p->x,        p->h,
+                       p->q,        p->k,
+                       p->v,        p->att,
+                       p->gate,     p->up,
+                       p->ids,      p->positions,
+                       p->slots,    p->rows,
+                       p->pages,    p->tails,
+                       p->rope,     p->rope_local,
+                       p->out_rows, p->out_x,
+                       p->hidden,   p->logits,
+                       p->argmax,   p->target_hidden};
     for (size_t i = 0; i < SO_LEN(views); i++)
         if (views[i].buf)
             p->backend->vt->buffer_free(p->backend, views[i].buf);
-    void *memory[] = {p->h_ids,    p->h_positions, p->h_out_rows, p->h_slots, p->h_rows,
-                      p->h_pages,  p->h_tails,     p->h_rope,     p->seq_n,   p->seq_page_off,
-                      p->h_logits, p->h_hidden,    p->h_argmax,   p->h_states};
+    void *memory[] = {p->h_ids,    p->h_positions,    p->h_out_rows, p->h_slots,
+                      p->h_rows,   p->h_pages,        p->h_tails,    p->h_rope,
+                      p->seq_n,    p->seq_page_off,   p->h_logits,   p->h_hidden,
+                      p->h_argmax, p->h_target_hidden};
     for (size_t i = 0; i < SO_LEN(memory); i++)
         free(memory[i]);
     if (p->backend->in_flight == p)
@@ -165,8 +176,8 @@ void so_pass_free(so_pass *p) {
     free(p);
 }
 
-/* Doubles a table that lies on both sides until it holds n. The device side is empty between runs.
- */
+/* Doubles a table that exists on host and device until it holds n entries. The device copy is empty
+ * between runs. */
 static int table_reserve(so_pass *p, int n, int32_t **table, int *cap, so_view *view, so_err *err) {
     if (n <= *cap)
         return 0;
@@ -191,19 +202,21 @@ static int check_row(const so_pass *p, const so_batch *b, int i, so_err *err) {
     const so_hparams *hp = &p->model->hp;
     const so_row *r = &b->rows[i];
     if (r->seq < 0 || r->seq >= b->n_seqs)
-        return so_err_set(err, SO_EINVAL, "row %d: sequence %d of %d", i, r->seq, b->n_seqs);
+        return so_err_set(err, SO_EINVAL, "row %d: sequence %d is not one of the batch's %d", i,
+                          r->seq, b->n_seqs);
     if (r->token < 0 || r->token >= hp->n_vocab)
         return so_err_set(err, SO_EINVAL, "row %d: token %d is outside the vocabulary of %d", i,
                           r->token, hp->n_vocab);
     if (r->parent < -1 || r->parent >= i)
-        return so_err_set(err, SO_EINVAL, "row %d: parent %d does not stand before it", i,
-                          r->parent);
+        return so_err_set(err, SO_EINVAL, "row %d: parent %d is not an earlier row", i, r->parent);
     if (r->parent >= 0 && b->rows[r->parent].seq != r->seq)
-        return so_err_set(err, SO_EINVAL, "row %d: parent %d is of another sequence", i, r->parent);
+        return so_err_set(err, SO_EINVAL, "row %d: parent %d belongs to another sequence", i,
+                          r->parent);
     int pos = r->parent >= 0 ? b->rows[r->parent].pos + 1 : so_seq_len(b->seqs[r->seq]);
     if (r->pos != pos)
-        return so_err_set(err, SO_EINVAL, "row %d: position %d does not follow its parent; %d does",
-                          i, r->pos, pos);
+        return so_err_set(err, SO_EINVAL,
+                          "row %d: position %d does not follow its parent; %d is expected", i,
+                          r->pos, pos);
     if (p->model->arch->learned_positions && r->pos >= hp->n_ctx_train)
         return so_err_set(err, SO_ERANGE,
                           "row %d: position %d is past the %d positions this model has learned", i,
@@ -214,7 +227,7 @@ static int check_row(const so_pass *p, const so_batch *b, int i, so_err *err) {
 static int check_seqs(so_pass *p, const so_batch *b, so_err *err) {
     for (int s = 0; s < b->n_seqs; s++) {
         if (so_seq_kv(b->seqs[s]) != p->kv)
-            return so_err_set(err, SO_EINVAL, "sequence %d lives in another KV cache", s);
+            return so_err_set(err, SO_EINVAL, "sequence %d belongs to another KV cache", s);
         for (int other = 0; other < s; other++)
             if (b->seqs[other] == b->seqs[s])
                 return so_err_set(err, SO_EINVAL, "sequences %d and %d are the same", other, s);
@@ -271,7 +284,7 @@ static int lay_out_pages(so_pass *p, const so_batch *b, so_err *err) {
     return 0;
 }
 
-/* See the drawing at the top. */
+/* Computes prefix and tail of row i; see the drawing at the top. */
 static int lay_out_view(so_pass *p, const so_batch *b, int i, int slot, so_err *err) {
     const so_row *r = &b->rows[i];
     int n_prefix = so_seq_len(b->seqs[r->seq]), n_parent_tail = 0;
@@ -302,24 +315,25 @@ static int lay_out_view(so_pass *p, const so_batch *b, int i, int slot, so_err *
     return 0;
 }
 
-/* Zeros where a row has none: they add nothing, and the pass stays one product for all rows. */
-static void lay_out_state(so_pass *p, const float *state, int i) {
-    size_t d = (size_t)p->model->d_state;
-    float *to = p->h_states + (size_t)i * d;
+/* A row without a hidden state gets zeros: they add nothing, and the pass needs only one product
+ * for all rows. */
+static void lay_out_target_hidden(so_pass *p, const float *hidden, int i) {
+    size_t d = (size_t)p->model->d_target_hidden;
+    float *to = p->h_target_hidden + (size_t)i * d;
     if (d == 0)
         return;
-    if (state)
-        memcpy(to, state, d * sizeof *to);
+    if (hidden)
+        memcpy(to, hidden, d * sizeof *to);
     else
         memset(to, 0, d * sizeof *to);
-    p->has_states |= state != NULL;
+    p->has_target_hidden |= hidden != NULL;
 }
 
 static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
     memset(p->seq_n, 0, (size_t)b->n_seqs * sizeof *p->seq_n);
     p->n = b->n_rows;
     p->n_out = p->n_tails = 0;
-    p->has_states = false;
+    p->has_target_hidden = false;
     for (int i = 0; i < b->n_rows; i++) {
         const so_row *r = &b->rows[i];
         int slot = so_seq_len(b->seqs[r->seq]) + p->seq_n[r->seq]++;
@@ -327,7 +341,7 @@ static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
         p->h_positions[i] = r->pos;
         p->h_slots[i] = (so_kv_slot){p->h_pages[p->seq_page_off[r->seq] + slot / SO_KV_PAGE],
                                      slot % SO_KV_PAGE};
-        lay_out_state(p, r->state, i);
+        lay_out_target_hidden(p, r->target_hidden, i);
         if (r->want_logits)
             p->h_out_rows[p->n_out++] = i;
         int rc = lay_out_view(p, b, i, slot, err);
@@ -366,8 +380,9 @@ static void upload_batch(so_pass *p) {
     upload(p, p->pages, p->h_pages, (size_t)p->n_pages * sizeof *p->h_pages);
     upload(p, p->tails, p->h_tails, (size_t)p->n_tails * sizeof *p->h_tails);
     upload(p, p->out_rows, p->h_out_rows, (size_t)p->n_out * sizeof *p->h_out_rows);
-    if (p->has_states)
-        upload(p, p->states, p->h_states, n * (size_t)m->d_state * sizeof *p->h_states);
+    if (p->has_target_hidden)
+        upload(p, p->target_hidden, p->h_target_hidden,
+               n * (size_t)m->d_target_hidden * sizeof *p->h_target_hidden);
     if (m->pos_embed)
         upload(p, p->positions, p->h_positions, n * sizeof *p->h_positions);
     upload_rope(p, p->rope, m->inv_freq, m->hp.rope_attn_factor);
@@ -394,7 +409,7 @@ void so_pass_output(so_pass *p) {
     if (p->want & SO_PASS_ARGMAX)
         so_submit(p->backend, &(so_op){.kind = SO_OP_ARGMAX,
                                        .n = p->n_out,
-                                       .argmax = {p->argmax, p->logits, m->n_said}});
+                                       .argmax = {p->argmax, p->logits, m->logits_len}});
 }
 
 static void submit_downloads(so_pass *p) {
@@ -402,10 +417,10 @@ static void submit_downloads(so_pass *p) {
     size_t n = (size_t)p->n_out;
     if (n == 0)
         return;
-    /* always, whoever wants them: they show whether the weights were finite */
+    /* always downloaded: so_pass_check tests them */
     download(p, p->h_hidden, p->hidden, n * (size_t)hp->d_model * sizeof(float));
     if (p->want & SO_PASS_LOGITS)
-        download(p, p->h_logits, p->logits, n * (size_t)p->model->n_said * sizeof(float));
+        download(p, p->h_logits, p->logits, n * (size_t)p->model->logits_len * sizeof(float));
     if (p->want & SO_PASS_ARGMAX)
         download(p, p->h_argmax, p->argmax, n * sizeof(int32_t));
 }
@@ -454,8 +469,9 @@ static size_t result(const so_pass *p, int i, unsigned need) {
     return row_of(p, i);
 }
 
-/* Looked at when asked: most rows of a tree are never reached. An argmax tells of its row, so that
- * the answer does not depend on what the neighbours want. */
+/* Checked on request, since most rows of a tree are never used. If the pass computed the argmax,
+ * the argmax is checked instead of the logits (−1: not finite), so that the answer does not depend
+ * on whether other rows needed logits. */
 static bool is_finite(const so_pass *p, int i) {
     const so_hparams *hp = &p->model->hp;
     size_t at = row_of(p, i);
@@ -463,7 +479,7 @@ static bool is_finite(const so_pass *p, int i) {
         return false;
     if (p->want & SO_PASS_ARGMAX)
         return p->h_argmax[at] >= 0;
-    int n = p->model->n_said;
+    int n = p->model->logits_len;
     return !(p->want & SO_PASS_LOGITS) || so_weights_nonfinite(p->h_logits + at * (size_t)n, n) < 0;
 }
 
@@ -484,12 +500,12 @@ int so_pass_check_all(const so_pass *p, so_err *err) {
 }
 
 const float *so_pass_logits(const so_pass *p, int i) {
-    return p->h_logits + result(p, i, SO_PASS_LOGITS) * (size_t)p->model->n_said;
+    return p->h_logits + result(p, i, SO_PASS_LOGITS) * (size_t)p->model->logits_len;
 }
 
 int32_t so_pass_argmax(const so_pass *p, int i) {
     int32_t at = p->h_argmax[result(p, i, SO_PASS_ARGMAX)];
-    return at >= 0 && p->model->said ? p->model->said[at] : at;
+    return at >= 0 && p->model->vocab_subset ? p->model->vocab_subset[at] : at;
 }
 
 const float *so_pass_hidden(const so_pass *p, int i) {

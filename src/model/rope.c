@@ -1,14 +1,15 @@
 /* Rotary positions: frequencies once per model, (cos, sin) once per row.
  *
- * Follows transformers to the rounding: inverse frequencies in float32, the angle a float32 product
- * of position and frequency. Cosine and sine are taken in double and rounded once, so that a
- * position's table is a function of the position alone. Pure functions, any thread. */
+ * Rounds as transformers does: inverse frequencies in float32, the angle a float32 product of
+ * position and frequency. Cosine and sine are computed in double and rounded once, so that the
+ * table of a position depends on the position alone. Pure functions; any thread. */
 #include <math.h>
 
 #include "base/mem.h"
 #include "model/impl.h"
 
-/* Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between blended. */
+/* Llama 3.1: long wavelengths are multiplied by `factor`, short ones kept, those between
+ * blended. */
 static float scale_llama3(const so_hparams *hp, float freq) {
     float ctx = (float)hp->rope_ctx_orig;
     float wavelen = (float)(2 * M_PI) / freq;
@@ -20,7 +21,7 @@ static float scale_llama3(const so_hparams *hp, float freq) {
     return (1 - smooth) * freq / hp->rope_factor + smooth * freq;
 }
 
-/* The dimension that turns `rotations` times over the original context (YaRN, section 3.2). */
+/* The dimension that rotates `rotations` times over the original context (YaRN, section 3.2). */
 static double yarn_dim(const so_hparams *hp, double rotations) {
     return hp->rope_dim * log(hp->rope_ctx_orig / (rotations * 2 * M_PI)) /
            (2 * log((double)hp->rope_base));

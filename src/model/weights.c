@@ -1,8 +1,8 @@
-/* Transposing, picking rows and rounding whole matrices at load; see weights.h.
+/* Transposes matrices, picks rows and rounds matrices at load; weights.h has the contract.
  *
- * Rounding goes row by row through float32, so the result does not depend on the number of threads.
- * Sizes come from the file: memory is tried, and its lack is an error. One caller at a time per
- * pool. */
+ * Rounding works row by row through float32, so the result does not depend on the number of
+ * threads. Sizes come from the file, so a failed allocation is an error, not an abort. One caller
+ * at a time per pool. */
 #include "model/weights.h"
 
 #include <stdatomic.h>
@@ -13,7 +13,7 @@
 #include "base/mem.h"
 #include "format/quant.h"
 
-/* A zeroed tensor of the given shape under t's name. */
+/* Allocates a zeroed tensor of the given shape under t's name. */
 static int make_like(const so_tensor *t, so_dtype dtype, int64_t cols, int64_t rows, so_tensor *out,
                      void **memory, so_err *err) {
     size_t n_bytes;
@@ -61,8 +61,8 @@ int so_weights_pick(const so_tensor *t, const int32_t *ids, int n, so_tensor *ou
 
 static uint32_t exponent_full(float x) { return (so_f32_bits(x) & 0x7F800000u) == 0x7F800000u; }
 
-/* Every row of logits comes through here: blocks of a constant length without a way out, so that
- * the compiler uses vectors (with a length that it does not know, gcc at -O2 does not). */
+/* Called for every logits row, so it must be fast. Blocks of constant length without an early exit
+ * let the compiler vectorise (with an unknown length, gcc at -O2 does not). */
 int64_t so_weights_nonfinite(const float *x, int64_t n) {
     enum { BLOCK = 256 };
     int64_t i = 0;
@@ -87,7 +87,7 @@ so_dtype so_weights_fit(so_dtype want, int64_t n) {
 
 typedef struct round_job {
     const so_tensor *src, *dst;
-    _Atomic int64_t bad; /* lowest flat index of a non-finite element, −1 */
+    _Atomic int64_t bad; /* lowest flat index of a non-finite element; −1: none */
 } round_job;
 
 static void note_bad(round_job *job, int64_t at) {
@@ -114,7 +114,7 @@ static void round_rows(void *arg, int index, int count) {
             break;
         }
         so_quantize_row(job->dst->dtype, row, dst + (size_t)r * dst_bytes, cols);
-        /* F16, and the F16 scales of the quants, end at 65504 */
+        /* the largest F16, also as scale of a quantised block, is 65504 */
         so_dequantize_row(job->dst->dtype, dst + (size_t)r * dst_bytes, row, cols);
         bad = so_weights_nonfinite(row, cols);
         if (bad >= 0) {

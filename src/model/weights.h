@@ -1,25 +1,24 @@
-/* Making the matrices that a file does not hold ready for use: transposed, some rows of one, or
- * rounded to another dtype. Private to src/model. */
+/* Creates matrices that the file does not hold in the needed form: transposed, a selection of rows,
+ * or rounded to another dtype. Private to src/model. */
 #ifndef SO_MODEL_WEIGHTS_H
 #define SO_MODEL_WEIGHTS_H
 
 #include "base/pool.h"
 #include "format/dtype.h"
 
-/* t with rows and columns exchanged, float dtypes only; *memory owns the bytes. */
+/* t transposed, float dtypes only. *memory owns the bytes. */
 int so_weights_transpose(const so_tensor *t, so_tensor *out, void **memory, so_err *err);
 
-/* The n rows of t that ids names; *memory owns the bytes. */
+/* The n rows ids[i] of t. *memory owns the bytes. */
 int so_weights_pick(const so_tensor *t, const int32_t *ids, int n, so_tensor *out, void **memory,
                     so_err *err);
 
-/* t rounded to dtype, rows shared out over the pool. An element that is NaN or infinite, or becomes
- * so by rounding, is an error naming the tensor and its place. */
+/* t rounded to dtype; the pool's threads split the rows. An element that is NaN or infinite, before
+ * or after rounding, is an error that names the tensor, row and column. */
 int so_weights_round(const so_tensor *t, so_dtype dtype, so_pool *pool, so_tensor *out,
                      void **memory, so_err *err);
 
-/* The dtype that rows of n elements can have: `want` where the block divides n, else Q8_0, else
- * F16. */
+/* The dtype for rows of n elements: `want` if its block length divides n, else Q8_0, else F16. */
 so_dtype so_weights_fit(so_dtype want, int64_t n);
 
 /* Index of the first NaN or infinity, −1 if there is none. */

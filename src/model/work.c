@@ -1,8 +1,9 @@
-/* Counting, in double: a prompt over a long context passes 2^53 operations on no machine of today.
+/* Counts the work of a pass; work.h has the contract. In double: no pass on today's machines
+ * reaches 2^53 operations.
  *
- * The count is a lower bound on purpose. Weights are read once however many rows there are, every
- * position of the cache once for all rows and heads that see it; norms, rotations and activation
- * functions cost nothing. Bytes are the file's: packing moves them and adds none. */
+ * The count is a lower bound on purpose. Weights are read once for any number of rows, and every
+ * cache position once for all rows and heads that see it. Norms, rotations and activation functions
+ * count as free. Bytes are the file's: packing moves them and adds none. Pure; any thread. */
 #include "model/work.h"
 
 #include "base/mem.h"
@@ -17,7 +18,8 @@ static double layer_macs(const so_model *m) {
     return d * (2 * d_q + 2 * d_kv) + n_mlp * d * hp->d_ff;
 }
 
-/* Positions that rows see, themselves included: each once, and summed over rows. */
+/* Positions that the rows see, themselves included: *once counts each once, *summed sums over
+ * rows. */
 static void count_seen(int window, int n_ctx, int n_rows, double *once, double *summed) {
     *once = *summed = 0;
     for (int i = 0; i < n_rows; i++) {
@@ -33,8 +35,8 @@ so_work so_model_work(const so_model *m, so_dtype kv_dtype, int n_ctx, int n_row
     so_work w = {.n_bytes = (double)(m->weight_bytes - m->lookup_bytes)};
     if (n_logits == 0)
         w.n_bytes -= (double)m->output_bytes;
-    w.n_bytes += (double)n_logits * m->n_said * (double)sizeof(float);
-    w.n_macs = (double)n_logits * m->n_said * hp->d_model;
+    w.n_bytes += (double)n_logits * m->logits_len * (double)sizeof(float);
+    w.n_macs = (double)n_logits * m->logits_len * hp->d_model;
     for (int l = 0; l < hp->n_layers; l++) {
         double once, summed;
         count_seen(m->layers[l].window, n_ctx, n_rows, &once, &summed);

@@ -1,5 +1,5 @@
-/* What a pass takes at least, counted from the model's shapes: the side of the roofline that is not
- * the machine's. */
+/* The least work of a pass, counted from the model's shapes: the model's side of a roofline
+ * estimate. */
 #ifndef SO_MODEL_WORK_H
 #define SO_MODEL_WORK_H
 
@@ -10,9 +10,9 @@ typedef struct so_work {
     double n_macs;  /* multiply-adds of matrices and of attention */
 } so_work;
 
-/* One pass over a chain of n_rows behind n_ctx positions, the last n_logits rows with logits. What
- * stays in the nearest caches is not counted: activations, and the looked-up rows of an embedding
- * that is not the output matrix as well. */
+/* One pass over a chain of n_rows after n_ctx positions; the last n_logits rows have logits. Data
+ * that stays in the nearest caches is not counted: activations, and the rows looked up in an
+ * embedding that is not also the output matrix. */
 so_work so_model_work(const so_model *m, so_dtype kv_dtype, int n_ctx, int n_rows, int n_logits);
 
 #endif

@@ -1,14 +1,17 @@
-/* What drawing a token looks at for every token of the vocabulary, one table per instruction level.
+/* The loops over the whole vocabulary that sampling needs, one table of functions per CPU level.
  *
- * None of it decides: `above` leaves out what a cut leaves out anyway, `hopeful` names the tokens
- * that may win, by a bound that is never too low, and sample.c compares their exact scores. So
- * levels may differ in what they name and never in the token. The bound: with g the leading 24 bits
- * of ~word, a token's noise is at most −log(g / 2²⁴), and log2 g ≥ e + m for g = 2^e · (1 + m),
- * which is read off the bits of (float)g.
+ * Most of them only preselect. `above` drops tokens that a cut would drop anyway. `candidates`
+ * returns the tokens that may win, using an upper bound on their noise. sample.c then compares
+ * exact scores. So CPU levels may preselect different tokens, but never give a different result.
  *
- * `weigh` is the exception: its numbers become probabilities, so all levels give the same bits. exp
- * is a polynomial of its own in double, and sums run in eight lanes by index, joined in order.
- * Any thread. */
+ * The bound: let g be the leading 24 bits of ~word, where word is the token's random number. The
+ * noise is at most −log(g / 2²⁴). For g = 2^e · (1 + m), log2 g ≥ e + m, and e + m can be read off
+ * the bits of (float)g.
+ *
+ * `weigh` is different: its results become probabilities, so all levels give the same bits. exp is
+ * a polynomial in double, and sums use eight lanes by index, added in a fixed order.
+ *
+ * Pure functions; any thread. */
 #ifndef SO_SAMPLE_NOISE_H
 #define SO_SAMPLE_NOISE_H
 
@@ -21,42 +24,45 @@ typedef struct so_noise_row {
     const float *x;     /* logits, none of them NaN or +∞ */
     float top, inverse; /* the largest logit; 1 / temperature, at most SO_NOISE_INVERSE_MAX */
     so_rng_key key;
-    uint32_t block; /* of the generator, whose words are the noise of x[0] … x[3] */
+    uint32_t block; /* index of the generator block that holds the random numbers of x[0] … x[3] */
 } so_noise_row;
 
-/* Keeps 0 · inverse and what follows from being NaN; larger ones are only a sharper bound. */
+/* Upper limit of `inverse`. Keeps 0 · inverse from being NaN. A larger value would only sharpen the
+ * bound. */
 #define SO_NOISE_INVERSE_MAX 1e30f
-#define SO_NOISE_MOST 22.9f              /* no noise is larger */
+#define SO_NOISE_MAX 22.9f               /* upper limit of the noise */
 #define SO_NOISE_SLOPE (-0x1.62e43p-24f) /* −ln 2 / 2²³ */
 #define SO_NOISE_START 104.66523f        /* (127 + 24) · ln 2, rounded up */
-#define SO_NOISE_MARGIN 1e-3f            /* rounding in all of it is a hundredth of this */
+#define SO_NOISE_MARGIN 1e-3f            /* 100 times the total rounding error */
 
 typedef struct so_noise_fns {
-    /* Whether all are finite; *top is the largest then, and anything else where not. */
-    bool (*survey)(const float *x, int n, float *top);
-    float (*largest)(const float *x, int n); /* no NaN */
-    /* The first index that holds `value`, which is there. */
+    /* Returns whether all x are finite. *top: the largest if so, else undefined. */
+    bool (*all_finite)(const float *x, int n, float *top);
+    float (*largest)(const float *x, int n); /* x holds no NaN */
+    /* The first index of `value`, which must be present. */
     int32_t (*find)(const float *x, int n, float value);
-    /* Ids of first … first + n - 1, first a multiple of 4, that may score `least` or more;
-     * ascending. ids[n]. Gives their number. */
-    int (*hopeful)(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids);
-    /* Ids of first … first + n - 1 with y ≥ floor, ascending, y = (x − top) · inverse rounded as it
-     * comes. Adds the sum of exp(y) of the others to *low, to a relative error of 1e-4. */
+    /* Writes the ids of first … first + n - 1 whose score may be `least` or more to ids[n],
+     * ascending, and returns their number. first is a multiple of 4. */
+    int (*candidates)(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids);
+    /* Writes the ids of first … first + n - 1 with y ≥ floor to ids, ascending, and returns their
+     * number. y = (x − top) · inverse, in single precision. Adds Σ exp(y) of the other tokens to
+     * *low, with a relative error of 1e-4. */
     int (*above)(const so_noise_row *r, int32_t first, int n, float floor, int32_t *ids,
                  double *low);
-    /* out[i] = exp(y) in single precision, y = (x − top) · inverse rounded to single, as
-     * so_noise_weight has it; gives the sum. x ≤ top, none NaN; −∞ weighs 0. */
+    /* out[i] = exp(y) in single precision, y = (x − top) · inverse rounded to single. Returns the
+     * sum. x ≤ top, no NaN; −∞ gives 0. */
     double (*weigh)(const float *x, int n, double top, double inverse, float *out);
-    /* out[64 · n]: the next number of x for every bit that is set in said[n], lowest first, −∞ for
-     * the others. Gives how many were taken. */
-    int (*widen)(const float *x, const uint64_t *said, int n, float *out);
+    /* Expands a row of a vocabulary subset: for each bit of subset_bits[n], lowest first, writes
+     * the next element of x if the bit is set, else −∞, to out[64 · n]. Returns how many elements
+     * of x were used. */
+    int (*expand)(const float *x, const uint64_t *subset_bits, int n, float *out);
 } so_noise_fns;
 
 /* exp(y) for y ≤ 0 to 3e-10, 0 below −700: 2^i · P(r), y = i · ln 2 + r, |r| ≤ ln 2 / 2. */
 #define SO_NOISE_LOG2E 0x1.71547652b82fep+0
 #define SO_NOISE_LN2_HIGH 0x1.62e42fefa39efp-1
 #define SO_NOISE_LN2_LOW 0x1.abc9e3b39803fp-56
-#define SO_NOISE_LEAST (-700.0)
+#define SO_NOISE_EXP_MIN (-700.0)
 /* 1/8! … 1/1!, 1 */
 #define SO_NOISE_EXP_TERMS                                                                         \
     {                                                                                              \
@@ -69,6 +75,6 @@ extern const so_noise_fns so_noise_scalar;
 #if defined(__x86_64__)
 extern const so_noise_fns so_noise_avx2, so_noise_avx512;
 #endif
-const so_noise_fns *so_noise(void); /* of the level in use (base/cpu.h) */
+const so_noise_fns *so_noise(void); /* of the CPU level in use (base/cpu.h) */
 
 #endif

@@ -1,20 +1,22 @@
-/* Logits to a token, as sample.h states it. One row goes through these steps:
+/* Logits to a token; sample.h has the contract. One row goes through these steps:
  *
- *   1. x = logits; NaN becomes −∞ (never chosen), +∞ the largest float (wins, as in an argmax)
- *   2. x += bias; repetition, presence and frequency penalties over the window
- *   3. temperature 0: the argmax of x, and no more. Else y = (x − max x)/T, so the best has y = 0
- *      and no temperature overflows; the support is every token with y > −∞
- *   4. top-k, then top-p of what is left, then min-p of what is left
- *   5. the token of the support with the largest y + noise, lowest id on ties
+ *   1. x = logits. NaN becomes −∞ (never chosen), +∞ the largest float (wins, as in an argmax).
+ *   2. x += bias, then repetition, presence and frequency penalties over the window.
+ *   3. Temperature 0: the result is the argmax of x. Otherwise y = (x − max x)/T: the best token
+ *      has y = 0, and no temperature overflows. The support is the tokens with y > −∞.
+ *   4. top-k, then top-p of the remaining tokens, then min-p of the remaining tokens.
+ *   5. The result is the token of the support with the largest y + noise, lowest id on ties.
  *
- * Cuts first leave out what they will cut off for certain, by a floor below the border. Then they
- * look for the border, not for the order: tokens are counted in bins of 1/64 nat below the
- * best, whole bins above the border stay, and only the border's bin is taken in order, from a heap
- * of (y down, id up). Step 5 is exact and still looks at few tokens closely, because a bound on the
- * noise from its leading bits rules out almost all of them (noise.h); where nothing is cut, y is
- * not even computed for the others.
+ * Step 4 does not sort. It first drops tokens below a floor that is certainly under the border of
+ * the first cut. Then it counts tokens in bins of 1/64 nat below the best: whole bins above the
+ * border stay, and only the bin of the border is taken in order, from a heap of (y descending, id
+ * ascending).
  *
- * Refuses to allocate after creation and to keep state between calls. */
+ * Step 5 is exact but computes the noise of few tokens: a bound from the leading bits of the random
+ * number rules out almost all others (noise.h). If nothing is cut, not even y is computed for them.
+ *
+ * Refuses to allocate after creation and to keep state between calls. Any thread, with its own
+ * sampler. */
 #include "sample/sample.h"
 
 #include <float.h>
@@ -27,22 +29,22 @@
 #include "base/pick.h"
 #include "sample/noise.h"
 
-enum { N_BINS = 4096, BINS_PER_NAT = 64, PART_MIN = 16, NAMED_PART = 1024 };
+enum { N_BINS = 4096, BINS_PER_NAT = 64, PART_MIN = 16, SUBSET_PART = 1024 };
 
 struct so_sampler {
     int n_vocab;
     const so_noise_fns *fns;
-    const int32_t *names; /* [n_vocab] or NULL: a place's own number */
-    uint64_t *said;       /* [n_parts][NAMED_PART / 64] their bits */
+    const int32_t *subset; /* [n_vocab] token of each row entry; NULL: entry i is token i */
+    uint64_t *subset_bits; /* [n_parts][SUBSET_PART / 64] bit set of `subset` */
     int n_parts;
-    const float *row; /* [n_vocab] logits after steps 1 and 2: the caller's own, or x */
+    const float *row; /* [n_vocab] logits after steps 1 and 2: the caller's row, or x */
     float *x;         /* [n_vocab] */
-    float *y;         /* [n_vocab] of the tokens in ids */
-    float *maxima;    /* [n_vocab / PART_MIN] of parts of the row */
-    int32_t *ids;     /* [n_vocab, NAMED_PART] the support, n of them */
-    int32_t *border;  /* [n_vocab] the heap of a border bin */
+    float *y;         /* [n_vocab] valid for the tokens in ids */
+    float *maxima;    /* [n_vocab / PART_MIN] maxima of parts of the row */
+    int32_t *ids;     /* [max of n_vocab, SUBSET_PART] the support, n ids */
+    int32_t *border;  /* [n_vocab] heap of the border bin */
     int32_t *seen,
-        *wrote; /* [n_vocab] counts in the window: anywhere, in the output; zero at rest */
+        *generated; /* [n_vocab] counts in the window and in its output part; 0 between calls */
     int n;
     double weight[N_BINS];
 };
@@ -86,9 +88,11 @@ int so_sample_check(const so_sample_params *p, int n_vocab, so_err *err) {
     return SO_OK;
 }
 
-so_sampler *so_sampler_create(int n_vocab) { return so_sampler_create_as(n_vocab, so_noise()); }
+so_sampler *so_sampler_create(int n_vocab) {
+    return so_sampler_create_at_level(n_vocab, so_noise());
+}
 
-so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level) {
+so_sampler *so_sampler_create_at_level(int n_vocab, const struct so_noise_fns *level) {
     SO_ASSERT_OP(n_vocab, >, 0);
     so_sampler *s = SO_NEW(so_sampler);
     s->n_vocab = n_vocab;
@@ -96,20 +100,20 @@ so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level) 
     s->x = SO_NEW_N(float, n_vocab);
     s->y = SO_NEW_N(float, n_vocab);
     s->maxima = SO_NEW_N(float, n_vocab / PART_MIN + 1);
-    s->ids = SO_NEW_N(int32_t, SO_MAX(n_vocab, NAMED_PART));
+    s->ids = SO_NEW_N(int32_t, SO_MAX(n_vocab, SUBSET_PART));
     s->border = SO_NEW_N(int32_t, n_vocab);
     s->seen = SO_NEW_N(int32_t, n_vocab);
-    s->wrote = SO_NEW_N(int32_t, n_vocab);
+    s->generated = SO_NEW_N(int32_t, n_vocab);
     return s;
 }
 
-void so_sampler_set_names(so_sampler *s, const int32_t *names) {
-    SO_ASSERT(!s->names && names);
-    s->names = names;
-    s->n_parts = names[s->n_vocab - 1] / NAMED_PART + 1;
-    s->said = SO_NEW_N(uint64_t, (size_t)s->n_parts * (NAMED_PART / 64));
+void so_sampler_set_subset(so_sampler *s, const int32_t *subset) {
+    SO_ASSERT(!s->subset && subset);
+    s->subset = subset;
+    s->n_parts = subset[s->n_vocab - 1] / SUBSET_PART + 1;
+    s->subset_bits = SO_NEW_N(uint64_t, (size_t)s->n_parts * (SUBSET_PART / 64));
     for (int i = 0; i < s->n_vocab; i++)
-        s->said[names[i] / 64] |= UINT64_C(1) << names[i] % 64;
+        s->subset_bits[subset[i] / 64] |= UINT64_C(1) << subset[i] % 64;
 }
 
 void so_sampler_free(so_sampler *s) {
@@ -121,8 +125,8 @@ void so_sampler_free(so_sampler *s) {
     free(s->ids);
     free(s->border);
     free(s->seen);
-    free(s->wrote);
-    free(s->said);
+    free(s->generated);
+    free(s->subset_bits);
     free(s);
 }
 
@@ -130,12 +134,12 @@ void so_sampler_free(so_sampler *s) {
 
 static float cleaned(float v) { return isnan(v) ? -INFINITY : v > FLT_MAX ? FLT_MAX : v; }
 
-/* The usual row is finite and nothing is to be changed in it: it is read where it lies, and *top is
- * its largest logit. */
+/* A finite row without changes, the usual case, is read in place. *top is then its largest
+ * logit. */
 static int load_row(so_sampler *s, const float *logits, bool change, float *top, so_err *err) {
     bool any = false;
     s->row = s->x;
-    if (s->fns->survey(logits, s->n_vocab, top)) {
+    if (s->fns->all_finite(logits, s->n_vocab, top)) {
         if (change)
             memcpy(s->x, logits, (size_t)s->n_vocab * sizeof *logits);
         else
@@ -148,7 +152,7 @@ static int load_row(so_sampler *s, const float *logits, bool change, float *top,
     }
     if (!any)
         return so_err_set(err, SO_EINVAL,
-                          "the model gave no finite logit (its weights or the file are damaged)");
+                          "no logit is finite: the weights of the model are damaged");
     return SO_OK;
 }
 
@@ -163,26 +167,26 @@ static void penalize(so_sampler *s, const so_sample_params *p, const so_sample_c
     for (int i = first; i < ctx->n_tokens; i++) {
         SO_ASSERT(ctx->tokens[i] >= 0 && ctx->tokens[i] < s->n_vocab);
         s->seen[ctx->tokens[i]]++;
-        s->wrote[ctx->tokens[i]] += i >= ctx->n_prompt;
+        s->generated[ctx->tokens[i]] += i >= ctx->n_prompt;
     }
     for (int i = first; i < ctx->n_tokens; i++) {
         int32_t id = ctx->tokens[i];
         if (!s->seen[id])
-            continue; /* done at its first place */
+            continue; /* already done at an earlier occurrence */
         float v = s->x[id] > 0 ? s->x[id] / p->repeat_penalty : s->x[id] * p->repeat_penalty;
-        if (s->wrote[id])
-            v -= p->presence_penalty + p->frequency_penalty * (float)s->wrote[id];
+        if (s->generated[id])
+            v -= p->presence_penalty + p->frequency_penalty * (float)s->generated[id];
         s->x[id] = cleaned(v);
-        s->seen[id] = s->wrote[id] = 0;
+        s->seen[id] = s->generated[id] = 0;
     }
 }
 
-/* Steps 1 and 2; *best is the argmax. */
+/* Steps 1 and 2. *best: the argmax. */
 static int prepare(so_sampler *s, const so_sample_params *p, const float *logits,
                    const so_sample_context *ctx, int32_t *best, so_err *err) {
     float top;
     bool change = p->n_bias > 0 || has_penalties(p);
-    SO_ASSERT(!(change && s->names));
+    SO_ASSERT(!(change && s->subset));
     int rc = load_row(s, logits, change, &top, err);
     if (rc != SO_OK)
         return rc;
@@ -211,8 +215,8 @@ static so_noise_row noise_row(const so_sampler *s, const so_sample_params *p, in
                           .inverse = (float)SO_MIN(inverse, (double)SO_NOISE_INVERSE_MAX)};
 }
 
-/* Step 3: y of the tokens that are at `floor` or above, up to SO_NOISE_MARGIN; the mass exp(y) of
- * the others, roughly, comes back. */
+/* Step 3: computes y of the tokens at or above `floor`, within SO_NOISE_MARGIN. Returns the
+ * approximate mass Σ exp(y) of the other tokens. */
 static double gather(so_sampler *s, const so_sample_params *p, int32_t best, double floor) {
     enum { PART = 1024 };
     so_noise_row r = noise_row(s, p, best);
@@ -259,9 +263,9 @@ static void sift_down(so_sampler *s, int at, int n) {
     }
 }
 
-/* Keeps the tokens, in order, up to and including the one at which their weights reach `target`.
- * by_mass: a token weighs exp(y); else each weighs 1. At least one token stays. Gives how near to
- * the target the sums came that were compared with it. */
+/* Keeps the tokens, in order, up to and including the one at which the sum of weights reaches
+ * `target`; at least one. by_mass: a token weighs exp(y), else 1. Returns the smallest distance
+ * between `target` and the sums that were compared with it. */
 static double cut(so_sampler *s, double target, bool by_mass) {
     double sum = 0, near;
     int last = 0, n_kept = 0, n_border = 0;
@@ -296,9 +300,9 @@ static void cut_top_k(so_sampler *s, int k) {
     cut(s, k, false);
 }
 
-/* `low`: the mass of tokens that are not in ids, known to a ten-thousandth and too small to reach
- * the border. False: it would take the exact mass to tell where the border lies, and ids are
- * spoilt. */
+/* `low`: mass of the tokens that are not in ids, with a relative error of 1e-4, too small to reach
+ * the border. Returns false if the border is so close that the exact mass is needed; ids are
+ * invalid then. */
 static bool cut_top_p(so_sampler *s, double top_p, double low) {
     double total = 0;
     memset(s->weight, 0, sizeof s->weight);
@@ -343,8 +347,9 @@ static double floor_of_k(so_sampler *s, const so_sample_params *p, int32_t best)
     return y * (1 + 1e-6) - SO_NOISE_MARGIN;
 }
 
-/* Below it no token survives the first cut. For top-p: as many tokens as there are, each with that
- * mass, come to less than the mass that is cut off (the best alone weighs 1). */
+/* A floor below which no token survives the first cut. For top-p: even if all tokens had the mass
+ * exp(floor), their sum would be less than the mass that is cut off (the best token alone has mass
+ * 1). */
 static double floor_of(so_sampler *s, const so_sample_params *p, int32_t best) {
     if (!(1 / (double)p->temp < (double)SO_NOISE_INVERSE_MAX))
         return -INFINITY;
@@ -380,8 +385,8 @@ static so_rng_key token_key(const so_sample_params *p, int position) {
 
 static double gumbel(uint32_t word) { return -log(-log(((double)word + 0.5) * 0x1p-32)); }
 
-static int32_t name_of(const so_sampler *s, int32_t place) {
-    return s->names ? s->names[place] : place;
+static int32_t token_of(const so_sampler *s, int32_t index) {
+    return s->subset ? s->subset[index] : index;
 }
 
 double so_sample_noise(const so_sample_params *p, int position, int32_t token) {
@@ -391,7 +396,7 @@ double so_sample_noise(const so_sample_params *p, int position, int32_t token) {
     return gumbel(w[token % 4]);
 }
 
-/* The best score so far, ties to the lowest id, and the next one, as far as it was looked at. */
+/* The best score so far (lowest id on ties), and the second best of the tokens examined. */
 typedef struct leader {
     double score, second;
     int32_t id;
@@ -404,27 +409,27 @@ static void challenge(leader *l, double score, int32_t id) {
         l->second = SO_MAX(l->second, score);
 }
 
-/* Step 5 where tokens were cut. A token that could not win with the largest noise there is, or with
- * the largest that its leading bits allow (ln 2 · (1 + clz(v)), v = ~word), is left out; the margin
- * covers rounding. */
+/* Step 5 after cuts. Skips a token that could not win with the largest possible noise, or with the
+ * largest noise that the leading bits of its random number allow: ln 2 · (1 + clz(v)), v = ~word.
+ * The margin covers rounding. */
 static leader draw_cut(const so_sampler *s, const so_sample_params *p, int position, int32_t best,
                        double slack) {
     static const double ln2 = 0.6931471805599453, most = 22.88, margin = 1e-6;
     so_rng_key key = token_key(p, position);
     uint32_t w[4], block = UINT32_MAX;
-    double noise = so_sample_noise(p, position, name_of(s, best));
+    double noise = so_sample_noise(p, position, token_of(s, best));
     leader l = {(double)s->y[best] + noise, -INFINITY, best};
     for (int i = 0; i < s->n; i++) {
         int32_t id = s->ids[i];
         double y = s->y[id];
         if (y + most < l.score - slack || id == best)
             continue;
-        int32_t name = name_of(s, id);
-        if ((uint32_t)name / 4 != block) {
-            block = (uint32_t)name / 4;
+        int32_t token = token_of(s, id);
+        if ((uint32_t)token / 4 != block) {
+            block = (uint32_t)token / 4;
             so_rng_block(&key, block, w);
         }
-        uint32_t word = w[name % 4], v = ~word;
+        uint32_t word = w[token % 4], v = ~word;
         int zeros = v ? __builtin_clz(v) : 32;
         if (y + ln2 * (1 + zeros) + margin >= l.score - slack)
             challenge(&l, y + gumbel(word), id);
@@ -432,18 +437,19 @@ static leader draw_cut(const so_sampler *s, const so_sample_params *p, int posit
     return l;
 }
 
-/* A row's part in step 5 over the whole vocabulary. */
-typedef struct noisy {
+/* The arguments of step 5 over the whole vocabulary. */
+typedef struct draw_args {
     so_noise_row r;
     const so_sample_params *p;
     double slack;
     int position;
-} noisy;
+} draw_args;
 
-/* Tokens `first` … of the row that may win; r.x[0] is token `origin`. */
-static void challenge_part(so_sampler *s, const noisy *w, int32_t origin, int32_t first, int n,
+/* Compares the candidates among entries first … first + n - 1 with the leader. r.x[0] is token
+ * `origin`. */
+static void challenge_part(so_sampler *s, const draw_args *w, int32_t origin, int32_t first, int n,
                            leader *l) {
-    int n_ids = s->fns->hopeful(&w->r, first, n, (float)(l->score - w->slack), s->ids);
+    int n_ids = s->fns->candidates(&w->r, first, n, (float)(l->score - w->slack), s->ids);
     for (int i = 0; i < n_ids; i++) {
         int32_t id = origin + s->ids[i];
         float y = y_of(w->r.x[s->ids[i]], w->r.top, 1 / (double)w->p->temp);
@@ -452,54 +458,56 @@ static void challenge_part(so_sampler *s, const noisy *w, int32_t origin, int32_
     }
 }
 
-/* Part by part: the bar rises on the way, so that also of a flat row only the first part is looked
- * at closely. */
-static void challenge_all(so_sampler *s, const noisy *w, leader *l) {
+/* In parts of growing size: the leader's score rises early, so even in a flat row only the first
+ * part yields many candidates. */
+static void challenge_all(so_sampler *s, const draw_args *w, leader *l) {
     for (int32_t first = 0, part = 256; first < s->n_vocab; first += part, part *= 2)
         challenge_part(s, w, 0, first, SO_MIN(part, s->n_vocab - first), l);
 }
 
-/* The generator makes the noise of neighbours together, said or not: the row is widened for it, a
- * part at a time, so that the wide form never leaves the first cache. */
-static void challenge_named(so_sampler *s, const noisy *given, leader *l) {
-    float wide[NAMED_PART];
+/* With a vocabulary subset. The generator produces the noise of neighbouring token ids together, in
+ * the subset or not. So the row is expanded to token ids, one part at a time, which keeps the
+ * expanded part in the first-level cache. */
+static void challenge_subset(so_sampler *s, const draw_args *given, leader *l) {
+    float wide[SUBSET_PART];
     const float *row = s->row;
-    noisy w = *given;
+    draw_args w = *given;
     w.r.x = wide;
     for (int i = 0; i < s->n_parts; i++) {
-        row += s->fns->widen(row, s->said + i * (NAMED_PART / 64), NAMED_PART / 64, wide);
-        w.r.block = (uint32_t)i * (NAMED_PART / 4);
-        challenge_part(s, &w, i * NAMED_PART, 0, NAMED_PART, l);
+        row += s->fns->expand(row, s->subset_bits + i * (SUBSET_PART / 64), SUBSET_PART / 64, wide);
+        w.r.block = (uint32_t)i * (SUBSET_PART / 4);
+        challenge_part(s, &w, i * SUBSET_PART, 0, SUBSET_PART, l);
     }
 }
 
-int32_t so_sample_place(const int32_t *names, int n, int32_t name) {
+int32_t so_sample_subset_index(const int32_t *subset, int n, int32_t token) {
     int32_t at = 0;
     while (n > 1) {
         int half = n / 2;
-        at += names[at + half] <= name ? half : 0;
+        at += subset[at + half] <= token ? half : 0;
         n -= half;
     }
     return at;
 }
 
-/* Step 5 where nothing was cut. */
+/* Step 5 without cuts. */
 static leader draw_all(so_sampler *s, const so_sample_params *p, int position, int32_t best,
                        double slack) {
-    noisy w = {noise_row(s, p, best), p, slack, position};
-    int32_t name = name_of(s, best);
-    leader l = {so_sample_noise(p, position, name), -INFINITY, name};
+    draw_args w = {noise_row(s, p, best), p, slack, position};
+    int32_t token = token_of(s, best);
+    leader l = {so_sample_noise(p, position, token), -INFINITY, token};
     w.r.key = token_key(p, position);
-    if (!s->names) {
+    if (!s->subset) {
         challenge_all(s, &w, &l);
         return l;
     }
-    challenge_named(s, &w, &l);
-    l.id = so_sample_place(s->names, s->n_vocab, l.id);
+    challenge_subset(s, &w, &l);
+    l.id = so_sample_subset_index(s->subset, s->n_vocab, l.id);
     return l;
 }
 
-/* `slack`: how far below the best score others are looked at, for `second`. */
+/* `slack`: tokens within this distance of the best score are examined too, so that `second` is
+ * exact. */
 static int draw(so_sampler *s, const so_sample_params *p, const float *logits,
                 const so_sample_context *ctx, double slack, leader *out, so_err *err) {
     int32_t best;
@@ -537,7 +545,7 @@ int so_sample_token_lead(so_sampler *s, const so_sample_params *p, const float *
     return rc;
 }
 
-/* Where nothing is cut there is no list to go through: the row itself is weighed. */
+/* Without cuts there is no list of ids: the whole row is weighed. */
 static double weigh_all(const so_sampler *s, const so_sample_params *p, int32_t best,
                         float *weights) {
     return s->fns->weigh(s->row, s->n_vocab, s->row[best], 1 / (double)p->temp, weights);
@@ -547,7 +555,7 @@ static void scale_all(const so_sampler *s, double total, float *probs) {
     enum { BLOCK = 64 };
     float scale = (float)(1 / total);
     int i = 0;
-    for (; i + BLOCK <= s->n_vocab; i += BLOCK) /* a constant length: in vectors */
+    for (; i + BLOCK <= s->n_vocab; i += BLOCK) /* constant length, so that it is vectorised */
         for (int k = 0; k < BLOCK; k++)
             probs[i + k] *= scale;
     for (; i < s->n_vocab; i++)
@@ -634,9 +642,10 @@ int32_t so_sample_pick(const float *weights, int n, double u) {
 
 /* --- logprobs --- */
 
-/* log Σ exp of a row is top + rest. Kept apart: beside a large logit the rest would be rounded. */
+/* log Σ exp of a row is top + log_sum. Kept separately, since adding a small log_sum to a large
+ * logit would round it. */
 typedef struct norm {
-    double top, rest;
+    double top, log_sum;
 } norm;
 
 static norm norm_of(const float *logits, int n_vocab) {
@@ -644,7 +653,7 @@ static norm norm_of(const float *logits, int n_vocab) {
     for (int i = 0; i < n_vocab; i++)
         top = fmax(top, (double)cleaned(logits[i]));
     if (top == -INFINITY)
-        return (norm){0, 0}; /* no mass: every token stays at −∞ */
+        return (norm){0, 0}; /* no mass: the logprob of every token is −∞ */
     for (int i = 0; i < n_vocab; i++)
         total += exp((double)cleaned(logits[i]) - top);
     return (norm){top, log(total)};
@@ -652,10 +661,10 @@ static norm norm_of(const float *logits, int n_vocab) {
 
 double so_sample_logprob(const float *logits, int n_vocab, int32_t token) {
     norm z = norm_of(logits, n_vocab);
-    return (double)cleaned(logits[token]) - z.top - z.rest;
+    return (double)cleaned(logits[token]) - z.top - z.log_sum;
 }
 
-float so_sample_chance(so_sampler *s, const float *logits, int32_t token) {
+float so_sample_prob_estimate(so_sampler *s, const float *logits, int32_t token) {
     so_noise_row r = {.x = logits, .top = s->fns->largest(logits, s->n_vocab), .inverse = 1};
     double total = 0;
     if (!(r.top > -INFINITY))
@@ -664,8 +673,8 @@ float so_sample_chance(so_sampler *s, const float *logits, int32_t token) {
     return (float)SO_MIN(exp((double)(logits[token] - r.top)) / total, 1.0);
 }
 
-/* Insertion into a short sorted list: almost every token is turned away at the last place. Logits
- * are compared, not logprobs: rounding must not turn an order into a tie. */
+/* Insertion into a short sorted list; almost every token fails the comparison with the last entry.
+ * Compares logits, not logprobs: rounding must not turn an order into a tie. */
 static void find_top(const float *logits, int n_vocab, int n_top, so_logprob *top) {
     int n = 0;
     for (int32_t id = 0; id < n_vocab; id++) {
@@ -684,9 +693,9 @@ void so_sample_logprobs(so_sampler *s, const float *logits, int32_t token, int n
     SO_ASSERT(token >= 0 && token < s->n_vocab && n_top >= 0 && n_top <= s->n_vocab);
     norm z;
     float best;
-    if (s->fns->survey(logits, s->n_vocab, &best)) {
+    if (s->fns->all_finite(logits, s->n_vocab, &best)) {
         z.top = (double)best;
-        z.rest = log(s->fns->weigh(logits, s->n_vocab, z.top, 1, s->y));
+        z.log_sum = log(s->fns->weigh(logits, s->n_vocab, z.top, 1, s->y));
     } else {
         z = norm_of(logits, s->n_vocab);
     }
@@ -694,7 +703,7 @@ void so_sample_logprobs(so_sampler *s, const float *logits, int32_t token, int n
     if (n_top > 0)
         find_top(logits, s->n_vocab, n_top, out + 1);
     for (int i = 0; i <= n_top; i++) {
-        double x = (double)cleaned(logits[out[i].token]) - z.top - z.rest;
+        double x = (double)cleaned(logits[out[i].token]) - z.top - z.log_sum;
         out[i].logprob = (float)fmax(x, (double)-FLT_MAX);
     }
 }

@@ -1,9 +1,12 @@
-/* Logits to a token: bias, penalties, temperature, top-k, top-p, min-p, in that order, then a draw.
+/* Logits to a token: bias, penalties, temperature, top-k, top-p and min-p, in that order, then
+ * sampling.
  *
- * The draw is argmax(logit/T + Gumbel noise keyed by seed and position) over the tokens left: the
- * same distribution as sampling from the softmax, and the same token for the same seed whatever ran
- * beside it. Temperature 0 is the argmax, lowest id on ties. Pure functions over scratch memory
- * that the caller owns; no models, no KV, any thread with its own sampler. */
+ * The token is argmax(logit/T + Gumbel noise) over the tokens that are left, with noise keyed by
+ * (seed, choice, position). This has the same distribution as sampling from the softmax, and for
+ * one seed it gives the same token in any batch. Temperature 0 is the argmax, lowest id on ties.
+ *
+ * Pure functions over scratch memory that the caller owns (so_sampler). No models, no KV cache. Any
+ * thread, with its own sampler. */
 #ifndef SO_SAMPLE_SAMPLE_H
 #define SO_SAMPLE_SAMPLE_H
 
@@ -28,63 +31,65 @@ typedef struct so_sample_params {
 } so_sample_params;
 
 void so_sample_defaults(so_sample_params *p);
-/* Ranges; the message names the flag. */
+/* Checks all ranges. The message names the command line option. */
 int so_sample_check(const so_sample_params *p, int n_vocab, so_err *err);
 
 typedef struct so_sampler so_sampler;
 so_sampler *so_sampler_create(int n_vocab);
-/* For tests: at a level of sample/noise.h instead of the one in use. */
+/* For tests: uses the given CPU level of sample/noise.h instead of the one in use. */
 struct so_noise_fns;
-so_sampler *so_sampler_create_as(int n_vocab, const struct so_noise_fns *level);
-/* For rows that have logits for some tokens alone: place i stands for token names[i], ascending,
- * the caller's array of n_vocab. What comes back is places still; noise goes by names, so the place
- * is that of the token which a row of the whole vocabulary would give, its other tokens at −∞. Bias
- * and penalties have no place in such a row. */
-void so_sampler_set_names(so_sampler *s, const int32_t *names);
-/* The last place of n ascending names whose name is at most that; 0 where none is. */
-int32_t so_sample_place(const int32_t *names, int n, int32_t name);
+so_sampler *so_sampler_create_at_level(int n_vocab, const struct so_noise_fns *level);
+/* For draft models with a vocabulary subset: entry i of a row is the logit of token subset[i].
+ * subset: ascending, [n_vocab of the sampler], owned by the caller, must outlive the sampler.
+ * Results are indices into the row. Noise is keyed by token id, so the result is the index of the
+ * token that a row of the whole vocabulary would give with −∞ for all other tokens. Bias and
+ * penalties must be off. */
+void so_sampler_set_subset(so_sampler *s, const int32_t *subset);
+/* The last index i with subset[i] ≤ token, of n ascending ids; 0 if there is none. */
+int32_t so_sample_subset_index(const int32_t *subset, int n, int32_t token);
 void so_sampler_free(so_sampler *s);
 
-/* The context a position is sampled in: everything before it. Repetition looks at prompt and
- * output, presence and frequency at the output only. */
+/* The tokens before the position to be sampled. The repetition penalty applies to prompt and
+ * output, the presence and frequency penalties to the output only. */
 typedef struct so_sample_context {
     const int32_t *tokens;
     int n_tokens, n_prompt;
 } so_sample_context;
 
-/* Draws the token of position ctx->n_tokens. SO_EINVAL when no logit is finite. */
+/* Samples the token of position ctx->n_tokens. SO_EINVAL if no logit is finite. */
 int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logits,
                     const so_sample_context *ctx, int32_t *out, so_err *err);
-/* The same token, and by how much its score, noise and all, is above that of the next one, at most
- * SO_SAMPLE_LEAD_MAX: by how much another row may differ and still give this token. */
+/* As so_sample_token. *lead: the winner's score (with noise) minus the second best, at most
+ * SO_SAMPLE_LEAD_MAX. Another row gives the same token if no score in it, relative to the winner's,
+ * is higher by this much. */
 enum { SO_SAMPLE_LEAD_MAX = 3 };
 int so_sample_token_lead(so_sampler *s, const so_sample_params *p, const float *logits,
                          const so_sample_context *ctx, int32_t *out, double *lead, so_err *err);
-/* The whole distribution of that position after all transforms, probs[n_vocab]: what
- * so_sample_token draws from, up to rounding. Temperature 0 is a point mass. */
+/* The distribution from which so_sample_token samples, after all transforms, up to rounding:
+ * probs[n_vocab]. Temperature 0 is a point mass. */
 int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float *logits,
                            const so_sample_context *ctx, float *probs, so_err *err);
-/* The same up to a common factor, for less: weights. */
+/* The same up to a common factor, which is cheaper: weights[n_vocab]. */
 int so_sample_weights(so_sampler *s, const so_sample_params *p, const float *logits,
                       const so_sample_context *ctx, float *weights, so_err *err);
-/* The logits after bias and penalties, before temperature and cuts, out[n_vocab]; out may be
- * logits: what `lenient` compares at temperature 0. */
+/* The logits after bias and penalties, before temperature and cuts: out[n_vocab], may be `logits`.
+ * Input of `lenient` at temperature 0. */
 int so_sample_adjusted(so_sampler *s, const so_sample_params *p, const float *logits,
                        const so_sample_context *ctx, float *out, so_err *err);
-/* True where the token is the argmax of the row as it is: temperature 0, no bias, no penalty. */
+/* True if the token is the argmax of the unchanged row: temperature 0, no bias, no penalty. */
 bool so_sample_is_argmax(const so_sample_params *p);
-/* The index at which the running sum of weights passes u · total, u in (0,1): never one of weight
- * 0. −1 when there is no mass. */
+/* The index at which the running sum of weights exceeds u · total, u in (0,1). Never an index with
+ * weight 0. −1 if the total is 0. */
 int32_t so_sample_pick(const float *weights, int n, double u);
-/* The Gumbel noise of one token at one position. */
+/* The Gumbel noise of a token at a position. */
 double so_sample_noise(const so_sample_params *p, int position, int32_t token);
-/* log-softmax of one token before any transform. */
+/* The log-softmax of a token before any transform. */
 double so_sample_logprob(const float *logits, int n_vocab, int32_t token);
-/* The chance that a softmax gives to a token, to a few parts in ten thousand and in a tenth of the
- * time: for plans, never for a token. No logit is NaN or +∞. */
-float so_sample_chance(so_sampler *s, const float *logits, int32_t token);
+/* The softmax probability of a token, with a relative error of a few 1e-4 and in a tenth of the
+ * time of the exact one. For planning, never for choosing a token. No logit may be NaN or +∞. */
+float so_sample_prob_estimate(so_sampler *s, const float *logits, int32_t token);
 
-/* A token and its log-softmax, rounded once from double; never infinite. */
+/* A token and its log-softmax, computed in double and rounded once; never infinite. */
 typedef struct so_logprob {
     int32_t token;
     float logprob;
@@ -92,8 +97,8 @@ typedef struct so_logprob {
 
 enum { SO_LOGPROBS_MAX = 20 };
 
-/* out[0]: the token itself; out[1 … n_top]: the likeliest tokens before any transform, best first,
- * lower id first on ties. n_top is at most n_vocab. A function of the row alone, to the bit. */
+/* out[0]: `token`. out[1 … n_top]: the most likely tokens before any transform, best first, lower
+ * id first on ties. n_top ≤ n_vocab. The bits depend only on the row. */
 void so_sample_logprobs(so_sampler *s, const float *logits, int32_t token, int n_top,
                         so_logprob *out);
 

@@ -1,17 +1,21 @@
-/* Verification by the target's own token: greedy, seed-exact, and the lenient form of greedy.
+/* Verification by the target's own token: greedy, seed-exact, and lenient at temperature 0.
  *
- * Why match is exact (bit for bit, not in distribution):
- *   1. Plain decoding is a function: y(text) is the argmax of the target's row after `text`, or the
- *      draw whose noise is keyed by seed and position. Neither looks at what was drafted.
- *   2. A node stands for the text along its path. Where that is plain decoding's own text, y(node)
- *      is its next token, if the row's bits do not depend on what was computed beside it (row
- *      invariance, the backend's promise).
- *   3. So stepping to the child that holds y, while there is one, keeps 2 true, and where there is
- *      none, y is emitted and the round ends. Every emitted token is plain decoding's.
- * At most one child holds y, so no choice of order can matter, and how a guess was come by (its q)
- * is never asked: drafters may even share the target's noise.
+ * Claim. so_verify_match emits bit for bit the text of plain decoding, for any tree of guesses.
  *
- * Pure; any thread. */
+ * Proof.
+ *   1. Plain decoding is a function y of the text before a position: y(text) is the argmax of the
+ *      target's row after `text`, or the token sampled with noise keyed by (seed, position).
+ *      Neither depends on guesses.
+ *   2. A node represents the text along its path. If that text is what plain decoding produces,
+ *      then y(node) is plain decoding's next token, because the bits of a row do not depend on
+ *      which other rows are computed beside it (row invariance, guaranteed by the backend).
+ *   3. The root satisfies 2. Moving from a node to the child that holds y keeps 2 true. Where no
+ *      child holds y, y is emitted and the round ends. So every emitted token is plain decoding's.
+ *
+ * At most one child holds y, so the order of the proposals does not matter. q is not used: it does
+ * not matter where a guess came from, and a drafter may even use the target's noise.
+ *
+ * Pure functions; any thread. */
 #include <math.h>
 
 #include "base/mem.h"
@@ -24,7 +28,8 @@ static int accept_node(so_verdict *v, int node) {
     return node;
 }
 
-/* Compares the proposals of `node` with token y until one has it; that child, or −1. */
+/* Compares the proposals of `node` with token y, in order, up to the first match. Returns that
+ * child, or −1. */
 static int find_child(const so_tree *t, int node, int32_t y, so_verdict *v) {
     for (int i = t->nodes[node].first; i >= 0; i = t->proposals[i].next) {
         int child = t->proposals[i].child;
@@ -47,12 +52,15 @@ void so_verify_match(const so_tree *t, so_verify_choose *choose, void *user, so_
 
 /* --- lenient at temperature 0 (Leviathan et al., appendix A.5) ---
  *
- * The standardised distribution at temperature 0 is a point mass, and min(1, p/(L·q)) with p 0 or 1
- * leaves nothing to be lenient about. So A.5 compares before standardising: x stands where
- * p(x) ≥ L·max p (the paper prints ≤, which would keep the unlikely tokens). p is the softmax at
- * temperature 1, so p(x)/max p = exp(z(x) − max z), and logits decide without an exponential.
- * Of several children that stand the likeliest is taken, ties to the lowest id: the least loss the
- * tree allows, and plain greedy wherever the argmax was drafted. */
+ * At temperature 0 the standardised distribution p is a point mass, so min(1, p/(L·q)) is 0 or 1
+ * and lenience would have no effect. A.5 therefore compares before standardising: accept x if
+ * p(x) ≥ L·max p. (The paper prints ≤, which would keep the unlikely tokens.)
+ *
+ * p is the softmax at temperature 1, so p(x)/max p = exp(z(x) − max z), and the test
+ * z(x) ≥ max z + log L needs no exponential per token.
+ *
+ * If several children pass, the most likely one is taken, ties to the lowest id. This loses the
+ * least of what the tree allows, and it is plain greedy wherever the argmax was drafted. */
 
 static int32_t argmax(const float *z, int n) {
     int32_t best = 0;
@@ -62,7 +70,7 @@ static int32_t argmax(const float *z, int n) {
     return best;
 }
 
-/* The likeliest drafted token whose logit is at least `least`; y where none is. */
+/* The most likely guess below `node` whose logit is at least `least`; y if there is none. */
 static int32_t likeliest(const so_tree *t, int node, const float *z, double least, int32_t y) {
     int32_t best = -1;
     for (int i = t->nodes[node].first; i >= 0; i = t->proposals[i].next) {
@@ -81,7 +89,7 @@ void so_verify_lenient_greedy(const so_tree *t, so_verify_row *logits, void *use
         const float *z = logits(user, node);
         int32_t y = out->token = argmax(z, t->n_vocab);
         out->bonus = t->nodes[node].first < 0;
-        if (lenience < 1) /* at 1 a tie with the argmax must not stand */
+        if (lenience < 1) /* at 1 a token that ties with the argmax must not be accepted */
             y = likeliest(t, node, z, (double)z[y] + log(lenience), y);
         if ((child = find_child(t, node, y, out)) < 0)
             return;

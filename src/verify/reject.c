@@ -1,19 +1,21 @@
-/* Verification by rejection: the output is distributed exactly as the target's, for any drafter.
- * Speculative sampling (Leviathan et al., Algorithm 1), iterated over the proposals of a node
- * (Stratos, section 2), walked down a tree. At one position, given the text before it:
+/* Verification by rejection: for any drafter, the emitted text has exactly the distribution that
+ * the target alone would give it. This is speculative sampling (Leviathan et al., Algorithm 1),
+ * iterated over the proposals of a node (Stratos, section 2) and walked down a tree.
+ *
+ * At one position, given the text before it:
  *
  *   p           the target's distribution
- *   x₁, x₂, …   the proposals, in draw order
- *   q₁, q₂, …   what each was drawn from
- *   r           what is still owed
+ *   x₁, x₂, …   the proposals, in the order in which they were drawn
+ *   q₁, q₂, …   the distribution that each was drawn from
+ *   r           the residual: the distribution that the emitted token must still have
  *
  *   r ← p
- *   for each k:  with probability min(1, r(x_k)/q_k(x_k))   emit x_k and go on below its node
- *                else                                       r ← norm(max(0, r − q_k))
- *   at the end:  emit a draw from r; the round is over
+ *   for each k:  with probability min(1, r(x_k)/q_k(x_k))   accept: emit x_k, continue at its node
+ *                else                                       reject: r ← norm(max(0, r − q_k))
+ *   at the end:  emit a token sampled from r; the round is over
  *
- * Knows trees, rows and chance; refuses to know models, caches or time. Pure: any thread with its
- * own scratch. The proof comes first, then the code. */
+ * Uses trees, rows and a source of random numbers; no models, caches or clocks. Pure functions; any
+ * thread, with its own scratch memory. The proof comes first, then the code. */
 #include <math.h>
 
 #include "base/mem.h"
@@ -21,76 +23,103 @@
 #include "verify/sums.h"
 #include "verify/verify.h"
 
-/* Why the emitted token is distributed as p.
+/* Claim. The token emitted at a position is distributed as p, given the text before it.
  *
- * 1. One proposal. P(x is accepted) = q(x)·min(1, r(x)/q(x)) = min(q(x), r(x)). A rejection has the
- *    chance 1 − Σ min(q, r), which is also the mass of max(0, r − q) = r − min(q, r). So a draw
- *    from its norm after a rejection adds exactly max(0, r − q), and the sum of both parts is r.
- * 2. Several. The draw after a rejection may be made in any way that has its distribution, so also
- *    by 1 with the next proposal, and so on. Needed: given all that led to its test, x_k is
- *    distributed as q_k. Independent draws in draw order are. Draws that were sorted or dropped by
- *    value, or tested once though made twice, are not. Whether there is a further proposal, and its
- *    q, may depend on the values of those before it (a merged drafter looks at the tree): with it
- *    or without it, what is emitted after them has the distribution r. The same holds for draws
- *    deeper in the tree: a rejection leaves r(x_k) = 0, so a node is entered by the first of its
- *    proposals or not at all, and everything below it was drawn later than that one.
- * 3. Point mass. A chosen x is a draw from q = 1 on x: accept with r(x), else r(x) ← 0. This is
- *    exact given x, hence however x was come by, so long as no number used below chose it.
- * 4. Without replacement. Given its row's earlier draws, x_k is distributed as q without them,
- *    renormalised. With that as q_k, 2 holds for each value of those draws, so for their mixture.
- * 5. Down the tree. The proposals under a node were drawn given the text up to it, and no test so
- *    far has looked at them; so 1 to 4 hold at the next position with its own p. A node with two
- *    proposals is reached when either is accepted: two draws, two tests.
- * 6. Behind the last node nothing was proposed: any draw from p will do whose numbers nobody has
- *    used, so also the target's plain one (so_chance.choose), which need not write p down.
- * 7. Round after round. Every position is distributed as p given the text before it; what was not
- *    accepted is forgotten unread, and the next round starts from the text alone.
- * 8. Seeds that are used again. All of this is over the numbers used below and in drawing the
- *    proposals: given what decided which proposals are made and whether they are tested, those
- *    numbers must still be uniform. A proposer who has seen a text, or verdicts, that came from
- *    the same numbers has seen the numbers: he proposes the token that they accept. So no two
- *    requests may share them unless their proposals are the same function of them. Keying the tests
- *    afresh is not enough (proposals drawn again from known numbers are no draws from q), nor is a
- *    key made from the proposals (who is refused under one key proposes under another). The engine
- *    keys all of them by (seed, nonce): engine/nonce.c has the argument,
+ * Proof.
+ *
+ * 1. One proposal. x is drawn from q and accepted with probability min(1, r(x)/q(x)), so it is
+ *    emitted by acceptance with probability q(x)·min(1, r(x)/q(x)) = min(q(x), r(x)).
+ *    The probability of a rejection is 1 − Σ min(q, r). This is also the mass of
+ *    max(0, r − q) = r − min(q, r). So sampling from norm(max(0, r − q)) after a rejection emits x
+ *    with probability max(0, r(x) − q(x)). The two parts add up to r(x).
+ *
+ * 2. Several proposals. After a rejection the token must be sampled from the new r. Any procedure
+ *    with that distribution will do, so also step 1 with the next proposal, and so on.
+ *    Condition: given everything that led to its test, x_k is distributed as q_k.
+ *    Independent draws, tested in draw order, satisfy it. Draws that were sorted or dropped by
+ *    value do not, nor does a token that was drawn twice and is tested once.
+ *    Whether there is a further proposal, and its q, may depend on the values of the earlier ones
+ *    (a merged drafter looks at the tree): with it or without it, the token emitted after them has
+ *    the distribution r. The same holds for draws deeper in the tree: a rejection leaves
+ *    r(x_k) = 0, so a node is entered through the first of its proposals or not at all, and
+ *    everything below it was drawn later than that proposal.
+ *
+ * 3. Point mass. A token x that was chosen, not drawn, is a draw from the q with q(x) = 1: accept
+ *    with probability r(x), else r(x) ← 0. This is exact given x. So it does not matter how x was
+ *    chosen, provided that no random number used below took part in the choice.
+ *
+ * 4. Without replacement. Given the earlier draws from its row, x_k is distributed as q without
+ *    those tokens, renormalised. With that distribution as q_k, step 2 holds for each value of the
+ *    earlier draws, hence for their mixture.
+ *
+ * 5. Down the tree. The proposals under a node were drawn given the text up to that node, and no
+ *    test so far has depended on them. So steps 1 to 4 hold at the next position with its own p. A
+ *    node with two proposals is reached if either is accepted: two draws, two tests.
+ *
+ * 6. Bonus token. After a node without proposals, any token sampled from p with random numbers not
+ *    used elsewhere is correct, so also the target's plain sample (so_verify_rng.choose), which
+ *    does not need p in memory.
+ *
+ * 7. Round after round. Every position is distributed as p given the text before it. Proposals that
+ *    were not accepted are discarded without influence, and the next round starts from the text
+ *    alone.
+ *
+ * 8. Reused seeds. The probabilities above are over the random numbers used below and in drawing
+ *    the proposals. Given everything that decides which proposals are made and whether they are
+ *    tested, those numbers must still be uniform. A drafter that has seen a text, or verdicts, made
+ *    with the same numbers has information about the numbers: it can propose the token that they
+ *    accept. So two requests may share numbers only if their proposals are the same function of
+ *    them. Two weaker remedies fail. Fresh numbers for the tests alone are not enough, because
+ *    proposals drawn again from known numbers are not draws from q. A key derived from the
+ *    proposals is not enough, because a drafter that is rejected under one key can propose under
+ *    another. The engine keys all numbers by (seed, nonce): engine/nonce.c has the argument,
  *    tests/engine/test_seed_reuse.c the measurement.
  *
- * Hence the rule of sight for drafters: whether, where and in which order a proposal is tested may
- * depend on the context, on whole rows, on accepted tokens and on earlier proposals, never on its
- * own drawn value nor on a number used below, in this request or in one before it. The lossless
- * suite breaks the rule in every way we know of and must notice each.
+ * Consequence for drafters, the rule of sight: whether, where and in which order a proposal is
+ * tested may depend on the context, on whole rows, on accepted tokens and on earlier proposals. It
+ * must not depend on the proposal's own drawn value, nor on a random number used below, in this
+ * request or in an earlier one. The lossless test suite breaks the rule in every way we know and
+ * must detect each.
  *
- * Lenient, L < 1: accept with min(1, r(x)/(L·q(x))), the residual as above. Claim: s ≤ p/L for the
- * emitted s. Let b = Σ min(q, r/L) be the acceptance, a = Σ min(q, r) ≤ b, r' = max(0, r − q)/(1−a)
- * and s' ≤ r'/L what later proposals make of r'. Then s = min(q, r/L) + (1−b)·s'. Where r ≤ q,
- * s ≤ r/L. Where r > q, s ≤ q + (r − q)/L ≤ r/L. By induction over the proposals, s ≤ p/L.
- * The paper leaves the residual open. max(0, r − L·q) keeps the bound too, but adds mass where the
- * accepted part already exceeds r. Ours adds none there: no choice is nearer to p in variation.
+ * Lenient. With 0 < L < 1, accept with probability min(1, r(x)/(L·q(x))); the residual is as above.
+ * Claim: the distribution s of the emitted token satisfies s ≤ p/L.
+ * Proof by induction over the proposals. Without proposals s = r ≤ r/L. For one more proposal let
+ *    a = Σ min(q, r) and b = Σ min(q, r/L), the probability of acceptance; a ≤ b
+ *    r' = max(0, r − q)/(1 − a), the next residual
+ *    s' ≤ r'/L, the distribution after a rejection, by induction
+ * Then s = min(q, r/L) + (1 − b)·s' ≤ min(q, r/L) + max(0, r − q)/L, since 1 − b ≤ 1 − a.
+ *    Where r ≤ q the second term is 0, so s ≤ r/L.
+ *    Where r > q, s ≤ q + (r − q)/L ≤ r/L.
+ * The first r is p, hence s ≤ p/L.
+ * The paper does not define the residual of the lenient form. max(0, r − L·q) keeps the bound too,
+ * but it adds mass where the accepted part already exceeds r. Ours adds none there, and no other
+ * choice is closer to p in total variation.
  *
- * Rows from outside. A row is weights: q is row/Σrow, whatever the sum. A proposal that its row
- * cannot have drawn (a negative, NaN or infinite entry, no mass, 0 at the token) is tested as a
- * point mass, exact by 3. Where p is 0 nothing is ever emitted.
+ * Rows from outside. A row holds weights: q is row/Σrow for any sum. A proposal that cannot have
+ * been drawn from its row (a negative, NaN or infinite entry, no mass, or 0 at the token) is tested
+ * as a point mass, which is exact by step 3. A token with p = 0 is never emitted.
  *
- * Rounding. r is kept in double, not normalised, beside its mass. Where a rejection leaves no mass,
- * which only rounding can do, r stays what it was. */
+ * Rounding. r is kept in double, unnormalised, together with its mass. If a rejection leaves no
+ * mass, which only rounding can cause, r keeps its previous value. */
 
 typedef struct walk {
     const so_tree *t;
-    so_chance *chance;
+    so_verify_rng *rng;
     double lenience;
     so_verdict *out;
     const float *p;    /* the target's row at this position, [n_vocab] */
-    bool written;      /* r has been written down; before, it is p */
-    double *r, r_mass; /* what is owed at this position, [n_vocab], and its sum */
-    double *q, q_mass; /* of the proposal under test; mass 0: a point mass */
+    bool written;      /* r[] holds the residual; if neither this nor by_parts: the residual is p */
+    double *r, r_mass; /* the residual, [n_vocab], and its mass */
+    double *q, q_mass; /* distribution of the tested proposal; mass 0: a point mass */
     const so_sums_fns *sums;
-    so_rest rest; /* where `looked`: r, whose parts' sums stand in place of it */
-    bool looked;
+    so_residual residual; /* if by_parts: defines the residual; r[] holds the sums of its parts */
+    bool by_parts;
 } walk;
 
 enum { BLOCK = 64, LANES = 8 };
 
-/* Lanes joined in a fixed order: one lane would wait for its own last addition. */
+/* Adds the lanes in a fixed order. Eight lanes, because with one each addition would wait for the
+ * one before. */
 static double joined(const double s[LANES]) {
     return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
@@ -106,8 +135,8 @@ static double sum(const double *w, int n) {
     return joined(s);
 }
 
-/* A row as doubles, with `other` for what is no weight (negative or NaN); returns the mass. Blocks
- * of a constant length, so that the compiler uses vectors. */
+/* Converts a row to doubles, with `other` for entries that are not weights (negative or NaN).
+ * Returns the mass. Blocks have a constant length so that the compiler vectorises the loops. */
 static double load(const float *row, int n, float other, double *out) {
     float w[BLOCK];
     int i = 0;
@@ -122,15 +151,19 @@ static double load(const float *row, int n, float other, double *out) {
     return sum(out, n);
 }
 
-/* --- one drawn proposal, which is the usual case ---
+/* --- one drawn proposal, the usual case ---
  *
- * Rows are as long as the vocabulary and come from far away in the cache. One test needs two of
- * their numbers and their masses. A rejection needs r's mass and the place where a draw falls:
- * where chance says by which number it draws and nothing else is tested, sums of parts find that
- * place, and r is not written down at all; else p, q and r are gone through once. All sums run by
- * index in the same lanes, so that either way gives the same token. */
+ * Rows are as long as the vocabulary and are usually not in the nearest caches, so they are read as
+ * rarely as possible. A test needs one entry of p and of q, and both masses. A rejection needs the
+ * mass of the residual and the index at which a sample falls:
+ *
+ *   by parts    If rng->uniform is given and no further proposal is tested, the sums of parts of
+ *               64 entries locate that index, and the residual is never written to memory.
+ *   written     Otherwise one pass over p and q writes the residual to r[].
+ *
+ * All sums add the entries by index into the same lanes, so both ways give the same token. */
 
-/* r ← max(0, p − scale · q); gives the mass. q has no entry that is no weight. */
+/* r ← max(0, p − scale · q); returns the mass of r. All entries of q must be weights. */
 static double subtract_rows(const float *p, const float *q, double scale, int n, double *r) {
     float w[BLOCK];
     double s[LANES] = {0};
@@ -155,7 +188,7 @@ static void load_p(walk *w, const float *p) {
     w->p = p;
     w->written = false;
     w->r_mass = w->sums->mass(p, w->t->n_vocab, 0);
-    SO_ASSERT(w->r_mass > 0 && isfinite(w->r_mass)); /* standardising refuses such logits */
+    SO_ASSERT(w->r_mass > 0 && isfinite(w->r_mass)); /* the sampler refuses such logits */
 }
 
 /* --- any number of proposals, of any kind --- */
@@ -166,7 +199,7 @@ static void write_r(walk *w) {
     w->written = true;
 }
 
-/* The distribution that proposal i of `node` was drawn from (steps 3 and 4). */
+/* Loads the distribution that proposal i of `node` was drawn from (proof, steps 3 and 4). */
 static void load_q(walk *w, int node, int i) {
     const so_tree *t = w->t;
     const so_proposal *p = &t->proposals[i];
@@ -184,17 +217,17 @@ static void load_q(walk *w, int node, int i) {
         w->q_mass = mass;
 }
 
-/* r ← max(0, r − q), both scaled to r's mass. */
+/* r ← max(0, r − q), with q scaled to the mass of r. */
 static void subtract(walk *w, int32_t x) {
     int n = w->t->n_vocab;
     double mass, was = w->r[x];
     if (w->q_mass > 0) {
-        double scale = w->r_mass / w->q_mass, *rest = w->q;
+        double scale = w->r_mass / w->q_mass, *left = w->q;
         for (int i = 0; i < n; i++)
-            rest[i] = SO_MAX(0, w->r[i] - scale * w->q[i]);
-        if ((mass = sum(rest, n)) > 0) {
+            left[i] = SO_MAX(0, w->r[i] - scale * w->q[i]);
+        if ((mass = sum(left, n)) > 0) {
             w->q = w->r;
-            w->r = rest;
+            w->r = left;
             w->r_mass = mass;
         }
         return;
@@ -211,10 +244,10 @@ static uint32_t position_after(const so_tree *t, int node) {
 }
 
 static bool accepts(walk *w, int node, uint32_t index, double p, double q) {
-    return w->chance->accept(w->chance, position_after(w->t, node), index, p, w->lenience * q);
+    return w->rng->accept(w->rng, position_after(w->t, node), index, p, w->lenience * q);
 }
 
-/* Tests a proposal by r and q as numbers of their own. */
+/* Tests a proposal with r and q written out as doubles. */
 static bool test(walk *w, int node, int i, uint32_t index) {
     int32_t x = w->t->nodes[w->t->proposals[i].child].token;
     write_r(w);
@@ -226,8 +259,8 @@ static bool test(walk *w, int node, int i, uint32_t index) {
     return false;
 }
 
-/* Tests the first proposal of a node by the rows as they are, where it was drawn from one; *done:
- * whether it was. */
+/* Tests the first proposal of a node directly on the rows p and q, if it was drawn from a valid
+ * row. *done: whether the test was made; if not, `test` has to make it. */
 static bool test_first(walk *w, int node, int i, bool *done) {
     const so_proposal *p = &w->t->proposals[i];
     int32_t x = w->t->nodes[p->child].token;
@@ -242,61 +275,63 @@ static bool test_first(walk *w, int node, int i, bool *done) {
     double px = w->p[x] >= 0 ? (double)w->p[x] : 0;
     if (accepts(w, node, 0, px / w->r_mass, (double)q[x] / mass))
         return true;
-    w->rest = (so_rest){w->p, q, w->r_mass / mass};
-    bool look = w->chance->uniform && p->next < 0;
-    double rest =
-        look ? w->sums->rest(&w->rest, n, w->r) : subtract_rows(w->p, q, w->rest.scale, n, w->r);
-    if (rest > 0) {
-        w->r_mass = rest;
-        w->looked = look;
-        w->written = !look;
+    w->residual = (so_residual){w->p, q, w->r_mass / mass};
+    bool by_parts = w->rng->uniform && p->next < 0;
+    double mass_left = by_parts ? w->sums->residual(&w->residual, n, w->r)
+                                : subtract_rows(w->p, q, w->residual.scale, n, w->r);
+    if (mass_left > 0) {
+        w->r_mass = mass_left;
+        w->by_parts = by_parts;
+        w->written = !by_parts;
     }
     return false;
 }
 
-/* Tests the proposals of `node` in draw order: the accepted child, or −1 with r what is left. */
+/* Tests the proposals of `node` in draw order. Returns the accepted child, or −1 with r as the
+ * residual. */
 static int test_proposals(walk *w, int node) {
     const so_tree *t = w->t;
     uint32_t index = 0;
     for (int i = t->nodes[node].first; i >= 0; i = t->proposals[i].next, index++) {
         bool done = false;
         w->out->tested[w->out->n_tested++] = (int16_t)i;
-        bool stands = index == 0 && test_first(w, node, i, &done);
-        if (stands || (!done && test(w, node, i, index)))
+        bool accepted = index == 0 && test_first(w, node, i, &done);
+        if (accepted || (!done && test(w, node, i, index)))
             return t->proposals[i].child;
     }
     return -1;
 }
 
-/* r where it is `looked`: the sums of its parts stand in place of it. */
-static double looked_part(const void *w, int32_t first) {
+/* The residual by parts: r[] holds the sums of whole parts, single entries are computed. */
+static double part_sum(const void *w, int32_t first) {
     return ((const walk *)w)->r[first / SO_PICK_PART];
 }
 
-static double looked_weight(const void *w, int32_t i) {
-    return so_rest_at(&((const walk *)w)->rest, i);
+static double residual_weight(const void *w, int32_t i) {
+    return so_residual_at(&((const walk *)w)->residual, i);
 }
 
-/* As so_chance_keyed draws: its parts have the same lanes (sums.h). */
-static int32_t draw_looked(const walk *w, double u) {
-    int32_t i = so_pick(w, w->t->n_vocab, u * w->r_mass, looked_part, looked_weight);
+/* Gives the token that so_verify_rng_keyed would draw: the sums of parts use the same lanes
+ * (sums.h). */
+static int32_t sample_by_parts(const walk *w, double u) {
+    int32_t i = so_pick(w, w->t->n_vocab, u * w->r_mass, part_sum, residual_weight);
     SO_ASSERT_OP(i, >=, 0);
     return i;
 }
 
-/* The token after `node`, from r. */
-static int32_t draw_rest(walk *w, int node) {
+/* Samples the token after `node` from the residual. */
+static int32_t sample_residual(walk *w, int node) {
     uint32_t position = position_after(w->t, node);
-    if (w->looked)
-        return draw_looked(w, w->chance->uniform(w->chance, position));
+    if (w->by_parts)
+        return sample_by_parts(w, w->rng->uniform(w->rng, position));
     write_r(w);
-    return w->chance->draw(w->chance, position, w->r, w->t->n_vocab, w->r_mass);
+    return w->rng->draw(w->rng, position, w->r, w->t->n_vocab, w->r_mass);
 }
 
-void so_verify_reject(const so_tree *t, so_verify_row *row, void *user, so_chance *chance,
+void so_verify_reject(const so_tree *t, so_verify_row *row, void *user, so_verify_rng *rng,
                       double lenience, double *scratch, so_verdict *out) {
     SO_ASSERT(lenience > 0 && lenience <= 1);
-    walk w = {.t = t, .chance = chance, .lenience = lenience, .out = out, .sums = so_sums()};
+    walk w = {.t = t, .rng = rng, .lenience = lenience, .out = out, .sums = so_sums()};
     int node = 0;
     w.r = scratch;
     w.q = scratch + t->n_vocab;
@@ -310,11 +345,11 @@ void so_verify_reject(const so_tree *t, so_verify_row *row, void *user, so_chanc
         node = child;
     }
     out->bonus = t->nodes[node].first < 0;
-    if (out->bonus && chance->choose) {
-        out->token = chance->choose(chance, node);
+    if (out->bonus && rng->choose) {
+        out->token = rng->choose(rng, node);
         return;
     }
     if (out->bonus)
         load_p(&w, row(user, node));
-    out->token = draw_rest(&w, node);
+    out->token = sample_residual(&w, node);
 }

@@ -1,9 +1,9 @@
-/* Sums over whole rows, as `reject` needs them, one table per instruction level.
+/* Sums over whole rows for reject.c, one table of functions per CPU level.
  *
- * All levels give the same bits: element i of a row is added to lane i mod 8, in order of i, what
- * is left behind the last whole part to lane 0, and lanes are joined in a fixed order. A part's own
- * sum has four lanes (that of so_chance's draw). One body (cpu/sums_body.h) is compiled for every
- * level. Any thread. */
+ * All levels give the same bits. Entry i of a row is added to lane i mod 8, in order of i; entries
+ * after the last whole part go to lane 0; the lanes are added in a fixed order. The sum of a single
+ * part uses four lanes, as so_verify_rng's draw does. All levels compile one body
+ * (cpu/sums_body.h). Pure functions; any thread. */
 #ifndef SO_VERIFY_SUMS_H
 #define SO_VERIFY_SUMS_H
 
@@ -12,29 +12,29 @@
 
 enum { SO_SUMS_PART = SO_PICK_PART };
 
-/* r = max(0, p − scale · q): what a rejection leaves. What is no weight in p counts as 0; q has
- * weights alone. */
-typedef struct so_rest {
+/* The residual of a rejection, max(0, p − scale · q). Entries of p that are not weights count as 0;
+ * all entries of q must be weights. */
+typedef struct so_residual {
     const float *p, *q;
     double scale;
-} so_rest;
+} so_residual;
 
-static inline double so_rest_at(const so_rest *r, int i) {
+static inline double so_residual_at(const so_residual *r, int i) {
     double p = r->p[i] >= 0 ? (double)r->p[i] : 0;
     return SO_MAX(0, p - r->scale * (double)r->q[i]);
 }
 
 typedef struct so_sums_fns {
-    /* The mass of a row with `other` for what is no weight (negative or NaN). */
+    /* The sum of a row, with `other` for entries that are not weights (negative or NaN). */
     double (*mass)(const float *row, int n, float other);
-    /* The mass of r, which is not written down, and that of each whole part: parts[n / 64]. */
-    double (*rest)(const so_rest *r, int n, double *parts);
+    /* The sum of the residual, and of each whole part of it: parts[n / 64]. Writes no residual. */
+    double (*residual)(const so_residual *r, int n, double *parts);
 } so_sums_fns;
 
 extern const so_sums_fns so_sums_scalar;
 #if defined(__x86_64__)
 extern const so_sums_fns so_sums_avx2, so_sums_avx512;
 #endif
-const so_sums_fns *so_sums(void); /* of the level in use (base/cpu.h) */
+const so_sums_fns *so_sums(void); /* of the CPU level in use (base/cpu.h) */
 
 #endif

@@ -1,13 +1,18 @@
-/* The paper's formulas, and its printed tables to check them against. Nothing here is fitted: the
- * tables are inputs of the comparison, never of a formula. Pure; any thread.
+/* The paper's formulas, and its printed tables to check them against. Nothing is fitted: the tables
+ * are inputs of the comparison, never of a formula. Pure functions; any thread.
  *
- * The match formula. Draft and target take the argmax of log q + g and log p + g with the same
- * Gumbel noise g. With E_j = exp(−g_j), independent exponentials, i wins both races where
- * E_j/E_i > max(p_j/p_i, q_j/q_i) for all j ≠ i. Given E_i that has the chance
- * exp(−E_i Σ_{j≠i} max(…)), and integrating over E_i gives 1/(1 + Σ_{j≠i} max(…)), where the 1 is
- * the term j = i.
- * The bound: max(p_j/p_i, q_j/q_i) ≤ max(p_j, q_j)/min(p_i, q_i), so term i is at least
- * min(p_i, q_i)/Σ_j max(p_j, q_j), and Σ min = 1 − D, Σ max = 1 + D. */
+ * Acceptance rate of `match` with shared noise.
+ *   Claim: Σᵢ 1/Σⱼ max(pⱼ/pᵢ, qⱼ/qᵢ).
+ *   Why: draft and target take the argmax of log q + g and of log p + g with the same Gumbel noise
+ *   g. E_j = exp(−g_j) are independent exponential variables. Token i wins both if
+ *   E_j/E_i > max(p_j/p_i, q_j/q_i) for all j ≠ i. Given E_i this has the probability
+ *   exp(−E_i Σ_{j≠i} max(…)). Integrating over E_i gives 1/(1 + Σ_{j≠i} max(…)), and the 1 is the
+ *   term j = i.
+ *
+ * Its lower bound.
+ *   Claim: (1 − D)/(1 + D).
+ *   Why: max(p_j/p_i, q_j/q_i) ≤ max(p_j, q_j)/min(p_i, q_i), so term i is at least
+ *   min(p_i, q_i)/Σ_j max(p_j, q_j), and Σ min = 1 − D, Σ max = 1 + D. */
 #include "verify/theory.h"
 
 #include <math.h>
@@ -15,7 +20,7 @@
 
 #include "base/mem.h"
 
-/* Summed rather than (1 − α^(γ+1))/(1 − α): exact at α = 1 and accurate beside it. */
+/* A sum instead of (1 − α^(γ+1))/(1 − α): exact at α = 1 and accurate near it. */
 double so_theory_expected_tokens(double alpha, int gamma) {
     double e = 1;
     for (int i = 0; i < gamma; i++)
@@ -35,10 +40,10 @@ double so_theory_memory(double alpha, int gamma) {
     return 1 / so_theory_expected_tokens(alpha, gamma);
 }
 
-/* One more guess adds α^(γ+1) tokens and c of time, so γ+1 beats γ where
+/* One more guess adds α^(γ+1) tokens and c of time, so γ+1 is better than γ if
  *   α^(γ+1)·(γc + 1) > c·E(γ).
- * From γ to γ+1 left minus right changes by −α^(γ+1)(1−α)(γc + c + 1) ≤ 0: after the first γ that
- * is not beaten none is better. */
+ * From γ to γ+1, left minus right changes by −α^(γ+1)(1−α)(γc + c + 1) ≤ 0. So once γ+1 is not
+ * better than γ, no larger γ is. */
 int so_theory_best_gamma(double alpha, double c) {
     int gamma = 0;
     double tokens = 1, gain = alpha; /* E(γ), α^(γ+1) */
@@ -52,7 +57,7 @@ int so_theory_best_gamma(double alpha, double c) {
 
 double so_theory_oracle_tokens(double alpha) { return 1 / (1 - alpha); }
 
-/* A round drafts α/(1−α) tokens in the mean and emits one more: 1/(1−α) over 1 + cα/(1−α). */
+/* A round drafts α/(1−α) tokens on average and emits one more: 1/(1−α) over 1 + cα/(1−α). */
 double so_theory_oracle_speedup(double alpha, double c) { return 1 / (1 - alpha + c * alpha); }
 
 double so_theory_accept_reject(const double *p, const double *q, int n) {
@@ -74,8 +79,8 @@ double so_theory_accept_lenient(const double *p, const double *q, int n, double 
     return a;
 }
 
-/* Sorted by p/q downwards, max(pⱼ/pᵢ, qⱼ/qᵢ) is the first for all j up to i and the second for all
- * j after it, so that the inner sum is two running sums: n log n, for vocabularies. */
+/* Sorted by descending p/q, max(pⱼ/pᵢ, qⱼ/qᵢ) is the first ratio for all j up to i and the second
+ * for all j after it. So the inner sum is two running sums, and the whole takes O(n log n). */
 typedef struct racer {
     double ratio, p, q;
 } racer;
@@ -94,7 +99,7 @@ double so_theory_accept_match(const double *p, const double *q, int n) {
             r[n_racers++] = (racer){q[i] > 0 ? p[i] / q[i] : INFINITY, p[i], q[i]};
     qsort(r, (size_t)n_racers, sizeof *r, by_ratio_down);
     for (int i = 0; i < n_racers; i++)
-        r[i].ratio = before += r[i].p; /* sorted: its place is free */
+        r[i].ratio = before += r[i].p; /* from here on the field holds Σ p up to i */
     for (int i = n_racers - 1; i >= 0; i--) {
         if (r[i].p > 0 && r[i].q > 0)
             a += 1 / (r[i].ratio / r[i].p + after / r[i].q);
@@ -113,8 +118,8 @@ const so_theory_row1 so_theory_table1[SO_THEORY_N1] = {
     {0.8, 5, 1.63, 3.69}, {0.9, 2, 1.11, 2.71}, {0.9, 10, 1.60, 6.86},
 };
 
-/* With the rounded α the fifth, sixth and twelfth give 2.35, 1.93 and 1.54: they do not round to
- * what is printed. The others do. */
+/* With the rounded α of the table the fifth, sixth and twelfth rows give 2.35, 1.93 and 1.54, which
+ * do not round to the printed values. The other rows do. */
 const so_theory_row4 so_theory_table4[SO_THEORY_N4] = {
     {"EnDe", "T5-small", 0, 7, 0.75, 0.02, 3.2, 3.4},
     {"EnDe", "T5-base", 0, 7, 0.80, 0.04, 3.3, 2.8},

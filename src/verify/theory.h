@@ -1,33 +1,37 @@
-/* What speculation gains, as formulas: Leviathan, Kalman, Matias, "Fast Inference from Transformers
- * via Speculative Decoding" (2023), equation and theorem named beside each; and the acceptance of
- * seed-exact matching, which is not in the paper. Pure functions in double, any thread.
+/* The gain of speculation as formulas, from Leviathan, Kalman, Matias, "Fast Inference from
+ * Transformers via Speculative Decoding" (2023); each names its equation or theorem. Also the
+ * acceptance rate of seed-exact matching, which is not in the paper. Pure functions in double; any
+ * thread.
  *
  *   alpha  chance that a guess is accepted, given that it is tested
  *   gamma  guesses per round
- *   c      time of one draft step over time of one target pass (c_hat: the same in operations) */
+ *   c      time of one draft step over time of one target pass (c_hat: the same in operations)
+ *   L      lenience
+ *   D      distance of p and q, 1 − Σ min(p, q) (definition 3.2) */
 #ifndef SO_VERIFY_THEORY_H
 #define SO_VERIFY_THEORY_H
 
-/* The longest chain a tree holds; best gammas are capped here. */
+/* The longest chain that fits a tree; the best gamma is capped here. */
 enum { SO_THEORY_MAX_GAMMA = 255 };
 
-/* Equation (1): tokens per round, 1 … gamma+1, the extra token counted. alpha 1 gives gamma+1. */
+/* Equation (1): expected tokens per round, 1 … gamma+1, including the correction or bonus token.
+ * alpha 1 gives gamma+1. */
 double so_theory_expected_tokens(double alpha, int gamma);
-/* Theorem 3.8: walltime of plain decoding over walltime of speculation. */
+/* Theorem 3.8: time of plain decoding over time of speculative decoding. */
 double so_theory_speedup(double alpha, int gamma, double c);
-/* Theorem 3.11: operations of speculation over operations of plain decoding. */
+/* Theorem 3.11: operations of speculative decoding over operations of plain decoding. */
 double so_theory_operations(double alpha, int gamma, double c_hat);
 /* Section 3.4: reads of weights and KV cache, over those of plain decoding. */
 double so_theory_memory(double alpha, int gamma);
 
-/* Section 3.5: the gamma with the highest speed-up, the smallest of several; 0 where none beats
- * plain decoding. Without a draft cost longer is always better, and the cap is the answer. */
+/* Section 3.5: the gamma with the highest speed-up, the smallest if several are equal, 0 if none
+ * beats plain decoding. With c = 0 a longer draft is always better, and the result is the cap. */
 int so_theory_best_gamma(double alpha, double c);
-/* Section 3.5: an oracle drafts what will be accepted and not one token more. */
+/* Section 3.5: with an oracle that drafts exactly the guesses that will be accepted. */
 double so_theory_oracle_tokens(double alpha); /* infinite at alpha 1 */
 double so_theory_oracle_speedup(double alpha, double c);
 
-/* Acceptance of one guess, from the two distributions themselves; [n], each of sum 1. */
+/* Acceptance rate of one guess from the two distributions p and q, [n], each with sum 1. */
 
 /* `reject`, theorem 3.5: Σ min(p, q) = 1 − D. */
 double so_theory_accept_reject(const double *p, const double *q, int n);
@@ -37,10 +41,10 @@ double so_theory_accept_rejection_sampling(const double *p, const double *q, int
 double so_theory_accept_lenient(const double *p, const double *q, int n, double lenience);
 /* `match` with shared Gumbel noise: Σᵢ 1/Σⱼ max(pⱼ/pᵢ, qⱼ/qᵢ). */
 double so_theory_accept_match(const double *p, const double *q, int n);
-/* … and what it is at least where `reject` has alpha = 1 − D: (1−D)/(1+D). */
+/* The lower bound of so_theory_accept_match if `reject` has alpha = 1 − D: (1−D)/(1+D). */
 double so_theory_accept_match_bound(double alpha);
 
-/* --- the paper's printed inputs and results, to set ours beside --- */
+/* --- the paper's printed inputs and results, for comparison with ours --- */
 
 typedef struct so_theory_row1 {
     double alpha;

@@ -79,8 +79,8 @@ static void open_world(world *w, int n_vocab) {
     free(path);
     static const unsigned char said[] = {
         [2] = 1 << 1, [3] = 1 << 0 | 1 << 2, [4] = 1 << 1 | 1 << 3};
-    shape.said = &said[n_vocab];
-    shape.n_said = 1;
+    shape.vocab_mask = &said[n_vocab];
+    shape.n_vocab_mask = 1;
     path = so_shape_write(dir, &shape);
     o.model.draft = true;
     so_rig_open(&w->narrow, path, &o);
@@ -462,7 +462,7 @@ static void inner_drafter_sees_no_noise(void **state) {
         so_tree_init(t, 4, rows ? 4 : 0);
         so_tree_reset(t, worlds[4].prompt[N_PROMPT - 1], N_PROMPT - 1);
         s.c.begin(s.c.user, worlds[4].prompt, N_PROMPT, 1);
-        s.c.propose(s.c.user, worlds[4].prompt, N_PROMPT, t, &(so_chance){0});
+        s.c.propose(s.c.user, worlds[4].prompt, N_PROMPT, t, &(so_verify_rng){0});
         assert_true(t->n_nodes > 1);
         assert_true(inner_temp == (rows ? 0 : p.temp) && inner_sample_temp == inner_temp);
         assert_int_equal(inner_n_bias, p.n_bias);
@@ -476,7 +476,7 @@ static void inner_drafter_sees_no_noise(void **state) {
 /* --- lenient --- */
 
 static double lenience;
-static void lenient_verify(const so_tree *t, so_verify_row *row, void *user, so_chance *chance,
+static void lenient_verify(const so_tree *t, so_verify_row *row, void *user, so_verify_rng *chance,
                            double *scratch, so_verdict *out) {
     so_verify_reject(t, row, user, chance, lenience, scratch, out);
 }

@@ -238,8 +238,8 @@ static void test_id_of_what_is_said(void **state) {
     for (int i = 0; i < 3; i++) {
         so_checkpoint *ck = NULL;
         so_err err = {0};
-        s.said = i ? (const unsigned char[]){(unsigned char)i, 1} : NULL;
-        s.n_said = 2;
+        s.vocab_mask = i ? (const unsigned char[]){(unsigned char)i, 1} : NULL;
+        s.n_vocab_mask = 2;
         char *path = so_shape_write(f->dir, &s);
         SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, &err), err);
         ids[i] = so_registry_id(ck);

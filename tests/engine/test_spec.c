@@ -152,8 +152,8 @@ static void test_other_families(void **state) {
 /* A draft that can say only what `bits` name, over the ids of f's target. */
 static void open_narrow(so_rig *r, const so_shape *s, const unsigned char *bits) {
     so_shape narrow = *s;
-    narrow.said = bits;
-    narrow.n_said = (s->n_vocab + 7) / 8;
+    narrow.vocab_mask = bits;
+    narrow.n_vocab_mask = (s->n_vocab + 7) / 8;
     so_shape_open(r, &narrow,
                   &(so_rig_opts){
                       .level = SO_CPU_AUTO, .max_rows = 8, .n_pages = 4, .model = {.draft = true}});

@@ -1,5 +1,5 @@
-/* A backend whose store holds one number per entry, so that tests of the cache see what attention
- * would see. */
+/* A fake backend whose store holds one number per entry, so that cache tests see what attention
+ * would read. */
 #ifndef SO_TEST_KV_FAKE_H
 #define SO_TEST_KV_FAKE_H
 

@@ -1,8 +1,8 @@
-/* The KV cache against a model that is obviously right: a list of values per sequence. What holds
- * for pages and slots alike runs over both. */
+/* The KV cache against a trivially correct model: a list of values per sequence. Tests that apply
+ * to both layouts run on both. */
 #include "fake.h"
 
-/* A sequence and what it ought to hold. */
+/* A sequence and its expected content. */
 
 enum { MAX_SEQS = 12, MAX_LEN = 300, N_PAGES = 16, MAX_NODES = 90 };
 typedef struct twin {
@@ -18,8 +18,8 @@ typedef struct world {
     int64_t next_value;
     uint32_t draws;
     uint64_t seed;
-    int n_full;  /* begins refused for want of pages or slots */
-    int n_total; /* pages that can be taken */
+    int n_full;  /* begins refused for lack of pages or slots */
+    int n_total; /* pages that sequences can take */
 } world;
 
 static int draw(world *w, int n) { /* 0 … n-1 */
@@ -39,7 +39,7 @@ static void check_all(world *w) {
     }
 }
 
-/* slot_len 0: pages. */
+/* slot_len 0: paged layout. */
 static void world_init_as(world *w, uint64_t seed, int n_pages, int slot_len) {
     memset(w, 0, sizeof *w);
     w->backend.base.vt = &FAKE_VT;
@@ -75,11 +75,11 @@ static void world_deinit(world *w) {
     so_kv_free(w->kv);
 }
 
-/* One speculation of n nodes, written as a forward pass would, kept along a random path. */
+/* One speculation of n nodes, written as a forward pass would, committed along a random path. */
 static void speculate(world *w, twin *t, int n) {
     so_err err = {0};
     int before = so_kv_free_pages(w->kv);
-    int64_t need = so_seq_need(t->seq, n);
+    int64_t need = so_seq_pages_needed(t->seq, n);
     if (so_seq_begin(t->seq, n, &err) != 0) {
         assert_int_equal(err.code, SO_ELIMIT);
         assert_int_equal(so_kv_free_pages(w->kv), before);
@@ -112,7 +112,7 @@ static void fork_random(world *w) {
     twin *from = &w->twins[draw(w, w->n)], *t = &w->twins[w->n];
     t->len = draw(w, from->len + 1);
     t->seq = so_seq_fork(from->seq, t->len);
-    if (!t->seq) { /* no slot */
+    if (!t->seq) { /* no free slot */
         assert_int_equal(so_kv_free_pages(w->kv), 0);
         w->n_full++;
         return;
@@ -156,7 +156,7 @@ static void check_random_operations(int slot_len) {
         world_deinit(w);
         free(w);
     }
-    /* the walk must have met what it is for */
+    /* the random walk must have covered these cases */
     assert_true(n_full > 10);
     assert_true(n_copies > 1000);
 }
@@ -180,14 +180,14 @@ static void append(world *w, twin *t, int n) {
     t->len += n;
 }
 
-/* A slot's entries are neighbours, whatever other sequences do in between; shrinking is a number.
- */
+/* The pages of a slot are neighbours, regardless of other sequences; shrinking only changes a
+ * number. */
 static void slots_are_contiguous(void **state) {
     (void)state;
     world w;
-    world_init_as(&w, 1, 14, 130); /* two slots of five pages; four pages are of no use */
+    world_init_as(&w, 1, 14, 130); /* two slots of five pages; four pages are unused */
     twin *a = world_add(&w), *b = world_add(&w), *c = world_add(&w);
-    assert_int_equal(so_kv_free_pages(w.kv), 10); /* nothing is taken before the first begin */
+    assert_int_equal(so_kv_free_pages(w.kv), 10); /* no pages are taken before the first begin */
     for (int i = 0; i < 13; i++) {
         append(&w, a, 10);
         append(&w, b, 9);
@@ -200,11 +200,11 @@ static void slots_are_contiguous(void **state) {
     a->len = 40;
     assert_int_equal(so_kv_free_pages(w.kv), 0);
     assert_ptr_equal(slot_entry(&w, a->seq, 0), first);
-    assert_int_equal(first[100], kept); /* not even touched */
+    assert_int_equal(first[100], kept); /* not written to */
     so_err err = {0};
     assert_int_equal(so_seq_begin(c->seq, 1, &err), SO_ELIMIT);
     assert_non_null(strstr(err.msg, "all 2 slots"));
-    assert_int_equal(so_seq_begin(a->seq, 121, &err), SO_ELIMIT); /* 160 positions are there */
+    assert_int_equal(so_seq_begin(a->seq, 121, &err), SO_ELIMIT); /* the slot has 160 positions */
     assert_non_null(strstr(err.msg, "121 more positions after 40"));
     append(&w, a, 120);
     assert_int_equal(w.backend.n_copies, 0);
@@ -227,7 +227,7 @@ static void slots_fork_by_copy(void **state) {
         append(&w, f, 30);
         check_all(&w);
     }
-    assert_null(so_seq_fork(a->seq, 50)); /* three slots are there */
+    assert_null(so_seq_fork(a->seq, 50)); /* there are three slots */
     so_seq *empty = so_seq_fork(a->seq, 0);
     assert_non_null(empty);
     so_seq_free(empty);
@@ -283,10 +283,10 @@ static void fork_copies_on_write(void **state) {
     append(&w, b, 3);
     assert_int_equal(w.backend.n_copies, 18);
     assert_int_equal(so_kv_free_pages(w.kv), 4);
-    append(&w, a, 3); /* page 9 of a is a's alone again: nothing is copied */
+    append(&w, a, 3); /* only a holds its page 9 again: nothing is copied */
     assert_int_equal(w.backend.n_copies, 18);
     check_all(&w);
-    /* a fork at a page's border shares whole pages and never copies */
+    /* a fork at a page border shares whole pages and never copies */
     twin *c = &w.twins[w.n++];
     *c = *a;
     c->len = 64;
@@ -337,7 +337,7 @@ static void long_paths_go_out_in_order(void **state) {
     assert_true(w.backend.n_copy_ops > 1);
     for (int k = 0; k < N - 1; k++)
         assert_int_equal(*slot_entry(&w, t->seq, 5 + k), first + k + 1);
-    t->len = 5; /* the rest was checked here */
+    t->len = 5; /* positions from 5 on were checked here */
     so_seq_truncate_to(t->seq, 5);
     check_all(&w);
     world_deinit(&w);
@@ -367,7 +367,7 @@ static void bad_shapes(void **state) {
     so_kv_free(NULL);
 }
 
-/* The table of the first seed document: Llama-3.2-1B and 3B in F16. */
+/* Known sizes: Llama-3.2-1B and 3B in F16. */
 static void bytes_per_token(void **state) {
     (void)state;
     assert_int_equal(so_kv_bytes_per_token(&(so_kv_shape){16, 8, 64, 1, SO_DTYPE_F16}), 32768);

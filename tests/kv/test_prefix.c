@@ -1,6 +1,6 @@
-/* The prefix tree against a naive one: a list of texts with the time each was last held. Entries
- * hold a number made of all tokens up to them, as real ones do, so a page in the wrong place
- * shows. */
+/* The prefix tree against a naive one: a list of texts with the time each was last held. An entry
+ * holds a number computed from all tokens up to it, as real entries do, so a page in the wrong
+ * place is detected. */
 #include "fake.h"
 
 #include "kv/prefix.h"
@@ -8,7 +8,8 @@
 enum { MAX_SEQS = 8, MAX_PAGES = 10, MAX_LEN = MAX_PAGES * SO_KV_PAGE, N_PAGES = 24 };
 enum { MAX_NODES = 4 * N_PAGES, N_SYMBOLS = 3 };
 
-/* A text is symbols, one per page; each stands for SO_KV_PAGE tokens, of which the last differ. */
+/* A text is a list of symbols, one per page. A symbol gives SO_KV_PAGE tokens; only the last ones
+ * differ between symbols. */
 static int32_t token_of(int symbol, int place) {
     return place < SO_KV_PAGE - 2 ? place : place + 100 * symbol;
 }
@@ -21,8 +22,8 @@ typedef struct twin {
     so_seq *seq;
     text t;
     int len;
-    int n_shared; /* naive: whole pages that are the tree's, … */
-    int n_held;   /* … and one more where it was cut within one */
+    int n_shared; /* naive: whole pages held in the tree, … */
+    int n_held;   /* … plus one if the sequence was cut within a page of the tree */
 } twin;
 
 typedef struct naive_node {
@@ -56,7 +57,7 @@ static const int32_t *tokens_of(const text *t) {
     return tokens;
 }
 
-/* What passes would write for each position. */
+/* The value that a pass would write for each position. */
 static const int64_t *values_of(const text *t) {
     static int64_t values[MAX_LEN];
     uint64_t h = 1;
@@ -156,7 +157,7 @@ static void take(world *w, twin *t, int n) {
 
 static void append(world *w, twin *t, int n) {
     so_err err = {0};
-    int64_t need = so_seq_need(t->seq, n), n_free = so_kv_free_pages(w->kv);
+    int64_t need = so_seq_pages_needed(t->seq, n), n_free = so_kv_free_pages(w->kv);
     if (so_seq_begin(t->seq, n, &err) != SO_OK) {
         assert_true(need > n_free + so_kv_idle_pages(w->kv));
         w->n_full++;
@@ -267,7 +268,7 @@ static void random_operations(void **state) {
     assert_true(n_hits > 100 && n_evicted > 100 && n_full > 10);
 }
 
-/* --- what prefix.h says, one by one --- */
+/* --- the statements of prefix.h, one by one --- */
 
 static void hit_is_by_reference(void **state) {
     (void)state;
@@ -290,7 +291,7 @@ static void hit_is_by_reference(void **state) {
     world_deinit(&w);
 }
 
-/* Both computed the same page; one of the two copies is given back. */
+/* Two sequences computed the same page; one of the two copies is released. */
 static void equal_pages_become_one(void **state) {
     (void)state;
     world w;
@@ -320,10 +321,10 @@ static void truncation_leaves_the_tree(void **state) {
     int idle;
     assert_int_equal(so_prefix_match(w.kv, tokens_of(&x), 96, &idle), 96);
     assert_int_equal(idle, 1);
-    naive_shrink(&w, a, 1, 1); /* the naive tree knows pages by their text, which changes now */
-    a->t.symbols[1] = 2;       /* behind the tokens that all texts share */
+    naive_shrink(&w, a, 1, 1); /* the naive tree finds pages by their text, which changes */
+    a->t.symbols[1] = 2;       /* after the tokens that all texts have in common */
     append(&w, a, 24);
-    assert_int_equal(w.backend.n_copies, 8); /* its own copy of what it keeps of that page */
+    assert_int_equal(w.backend.n_copies, 8); /* its own copy of the part it keeps */
     assert_int_equal(so_prefix_match(w.kv, tokens_of(&x), 96, &idle), 96);
     offer(&w, a, 64);
     assert_int_equal(so_prefix_match(w.kv, tokens_of(&a->t), 96, &idle), 64);
@@ -349,16 +350,16 @@ static void longest_idle_goes_first(void **state) {
     assert_int_equal(so_kv_free_pages(w.kv), 2);
     t = add(&w, &z);
     append(&w, t, 80);
-    assert_int_equal(so_prefix_match(w.kv, tokens_of(&y), 64, &idle), 32); /* its end went */
+    assert_int_equal(so_prefix_match(w.kv, tokens_of(&y), 64, &idle), 32); /* last page evicted */
     assert_int_equal(so_prefix_match(w.kv, tokens_of(&x), 64, &idle), 64);
-    append(&w, t, 80); /* y's beginning, then x's end */
+    append(&w, t, 80); /* evicts the first page of y, then the last of x */
     assert_int_equal(so_prefix_match(w.kv, tokens_of(&y), 64, &idle), 0);
     assert_int_equal(so_prefix_match(w.kv, tokens_of(&x), 64, &idle), 32);
     check_all(&w);
     world_deinit(&w);
 }
 
-/* What sequences hold is never evicted, however many pages are wanted. */
+/* Pages held by sequences are never evicted, however many pages are needed. */
 static void held_pages_stay(void **state) {
     (void)state;
     world w;
@@ -375,7 +376,7 @@ static void held_pages_stay(void **state) {
     world_deinit(&w);
 }
 
-/* A page that a fork holds too stays out: the fork may lack the tree's own pages before it. */
+/* A page that a fork also holds is not added: the fork may lack the tree's pages before it. */
 static void forks_and_the_tree(void **state) {
     (void)state;
     world w;
@@ -393,7 +394,7 @@ static void forks_and_the_tree(void **state) {
     so_seq_free(f);
     so_prefix_offer(b->seq, tokens_of(&x), 64);
     assert_int_equal(so_prefix_match(w.kv, tokens_of(&x), 64, &idle), 64);
-    f = so_seq_fork(b->seq, 50); /* of the tree's pages: nothing is copied until it writes */
+    f = so_seq_fork(b->seq, 50); /* its pages are in the tree: nothing is copied until it writes */
     so_seq_free(a->seq);
     so_seq_free(b->seq);
     so_kv_check(w.kv);
@@ -420,7 +421,7 @@ static void slots_share_nothing(void **state) {
     int idle;
     SO_OK_OR_FAIL(so_seq_begin(s, 64, &err), err);
     so_seq_commit_chain(s, 64);
-    so_prefix_offer(s, tokens_of(&x), 64); /* both do nothing */
+    so_prefix_offer(s, tokens_of(&x), 64); /* neither has an effect */
     assert_int_equal(so_prefix_match(kv, tokens_of(&x), 64, &idle), 0);
     so_seq_free(s);
     so_kv_free(kv);

@@ -34,7 +34,7 @@ static void budget_of_config(const char *config, int64_t ctx, int n_seqs, so_dty
     "\"original_max_position_embeddings\":8192,\"rope_type\":\"llama3\"},"                   \
     "\"hidden_act\":\"silu\",\"tie_word_embeddings\":true,\"torch_dtype\":\"bfloat16\"}"
 
-/* The table of the engine design: Llama 3.2 1B and 3B, 8 sequences of 4096 tokens. */
+/* Known sizes: Llama 3.2 1B and 3B, 8 sequences of 4096 tokens. */
 static void llama_1b_3b(void **state) {
     (void)state;
     so_budget b;
@@ -61,7 +61,7 @@ static void llama_1b_3b(void **state) {
     assert_int_equal(b.kv_bytes_per_token, 114688 / 64 * 34);
 }
 
-/* The count made from the shape is the count of the tensors. */
+/* The parameter count from the shape equals the count from the tensors. */
 static void counts_agree(void **state) {
     (void)state;
     static const char *const names[] = {

@@ -1,7 +1,7 @@
-/* What the type of the cache changes in what a model says: nothing for F32, next to nothing for
+/* How much the type of the cache changes the model's output: not at all for F32, very little for
  * F16, little for Q8_0. The distance is the mean Kullback-Leibler divergence of the distributions
- * of all positions from those of the F32 cache, on the small models of the golden files and on a
- * real one where it is pulled. Bounds are four times what was measured when they were set. */
+ * of all positions from those with the F32 cache, on the small models of the golden files and on a
+ * real one if it is installed. Bounds are four times what was measured when they were set. */
 #include "so_test.h"
 
 #include <math.h>
@@ -41,7 +41,7 @@ static double divergence(const float *p, const float *q, int n) {
     return sum;
 }
 
-/* Mean over positions, of caches of this type from those of F32. */
+/* Mean divergence over positions, for a cache of this type from one of F32. */
 static double distance(const char *path, const int32_t *tokens, so_dtype cache) {
     float *want, *got;
     int n_vocab;

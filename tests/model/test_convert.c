@@ -1,5 +1,5 @@
-/* Folders written as GGUF: the converted file must be the same model. Bits are equal where the two
- * forms compute the same sums; Llama's permuted q and k add up in another order. */
+/* Folders converted to GGUF: the converted file must be the same model. Bits are equal if both
+ * forms compute the same sums; the permuted q and k of Llama add up in another order. */
 #include "so_test.h"
 
 #include <math.h>
@@ -30,7 +30,7 @@ static void convert(const char *folder, const char *out, const char *type) {
     assert_true(so_recipe_parse(type, &recipe));
     SO_OK_OR_FAIL(so_convert(&src, &recipe, out, NULL, NULL, &err), err);
     so_model_convert_source_free(&src);
-    so_model_convert_source_free(&src); /* empty is fine */
+    so_model_convert_source_free(&src); /* an empty source is allowed */
     so_checkpoint_close(ck);
 }
 
@@ -59,7 +59,7 @@ static void same_model(void **state) {
         convert(folder, out, "F32");
         run(folder, want);
         run(out, got);
-        /* yarn's factor is divided and multiplied again, llama3's frequencies too */
+        /* factors of yarn and frequencies of llama3 are divided and multiplied again */
         bool exact = names[i][0] != 'l' && names[i][0] != 'm' && strcmp(names[i], "qwen2_yarn");
         float largest = 0, worst = 0;
         for (int k = 0; k < N * N_VOCAB; k++) {
@@ -94,7 +94,7 @@ static void refuses_what_would_not_run(void **state) {
     so_test_tmp_free(dir);
 }
 
-/* The tokenizer goes along: the same ids from the folder and from the file. */
+/* The tokenizer is converted too: the same ids from the folder and from the file. */
 static void tokenizer_travels(void **state) {
     (void)state;
     static const char text[] =

@@ -1,6 +1,7 @@
-/* Tiny models of every architecture against the logits that Hugging Face transformers gave in
- * float32 (tests/golden/models, with the script that made them): max |Δ| ≤ 1e-4 · max |logit| at
- * every position, the prompt whole and token by token, on the scalar and on the best level. */
+/* Tiny models of every architecture against the logits of Hugging Face transformers in float32
+ * (tests/golden/models, with the script that made them): max |Δ| ≤ 1e-4 · max |logit| at every
+ * position, with the prompt in one pass and token by token, on the scalar and the best CPU
+ * level. */
 #include "so_test.h"
 
 #include <jansson.h>
@@ -18,7 +19,8 @@ typedef struct expect {
     int n, n_vocab;
 } expect;
 
-/* A test's reader of a file that the test itself trusts: I32 is no dtype of weights. */
+/* Copies the bytes of a tensor of any dtype, also I32, which is not a dtype of weights. The file is
+ * trusted. */
 static void copy_tensor(const so_map_file *f, const json_t *head, size_t base, const char *name,
                         void *dst, size_t n_bytes) {
     const json_t *off = json_object_get(json_object_get(head, name), "data_offsets");

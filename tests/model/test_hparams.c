@@ -1,5 +1,5 @@
-/* The shape of a model from config.json and from GGUF metadata: what is read, what stands in for
- * what a file leaves out, and what is refused, with the words it is refused in. */
+/* The shape of a model from config.json and from GGUF metadata: the values read, the defaults for
+ * omitted keys, and the refused files with their messages. */
 #include "so_test.h"
 
 #include <jansson.h>
@@ -23,7 +23,7 @@ static const char GEMMA[] =
 static const char GPT2[] = "{'model_type':'gpt2','vocab_size':1000,'n_embd':64,'n_layer':3,"
                            "'n_head':4,'n_positions':128}";
 
-/* Single quotes for readability. */
+/* JSON with single quotes, for readability. */
 static json_t *parse(const char *text) {
     char *copy = so_strdup(text);
     for (char *c = copy; *c; c++)
@@ -151,7 +151,7 @@ static void reads_gemma_and_gpt2(void **state) {
     assert_float_equal(hp.rope_base, 1e6, 0);
     assert_float_equal(hp.rope_base_local, 1e4, 0);
     assert_true(hp.tied && hp.qk_norm);
-    /* a multimodal folder states only what differs from the class, one level down */
+    /* a multimodal folder states only differences from the class defaults, in text_config */
     json_t *config = parse("{'model_type':'gemma3','vision_config':{},'text_config':{"
                            "'model_type':'gemma3_text','hidden_size':2560,"
                            "'intermediate_size':10240,'num_hidden_layers':34,"
@@ -169,11 +169,11 @@ static void reads_gemma_and_gpt2(void **state) {
     assert_true(hp.tied && hp.bias_qkv && hp.bias_out && hp.bias_mlp);
 }
 
-/* base, patch, code, words of the message */
+/* base, patch, code, part of the message */
 typedef struct refusal {
     const char *base, *patch;
     int code;
-    const char *says;
+    const char *message;
 } refusal;
 
 static void refuses_json(void **state) {
@@ -247,15 +247,15 @@ static void refuses_json(void **state) {
         so_hparams hp;
         so_err err;
         int rc = read_json(list[i].base, list[i].patch, &hp, &err);
-        if (rc != list[i].code || !strstr(err.msg, list[i].says) ||
+        if (rc != list[i].code || !strstr(err.msg, list[i].message) ||
             strncmp(err.msg, "m/config.json: ", 15) != 0)
             fail_msg("%s: %d '%s', and not %d '%s'", list[i].patch, rc, err.msg, list[i].code,
-                     list[i].says);
+                     list[i].message);
         assert_int_equal(so_hparams_from_json(NULL, "x", &hp, NULL), SO_EFORMAT);
     }
 }
 
-/* GGUF. A key set again replaces the first, so a case is a change of the good file. */
+/* GGUF. A key that is set twice keeps the last value, so a case is a change of the valid file. */
 
 typedef void patch_fn(so_gguf_writer *w);
 
@@ -373,7 +373,7 @@ static void refuses_gguf(void **state) {
         const char *arch;
         patch_fn *patch;
         int code;
-        const char *says;
+        const char *message;
     } list[] = {
         {"llama", p_falcon, SO_EUNSUPPORTED, "'falcon' (general.architecture) is not supported"},
         {"llama", p_heads, SO_ERANGE, "llama.attention.head_count is 0; 1 to 1024"},
@@ -391,13 +391,13 @@ static void refuses_gguf(void **state) {
         so_hparams hp;
         so_err err;
         int rc = read_gguf(list[i].arch, list[i].patch, &hp, &err);
-        if (rc != list[i].code || !strstr(err.msg, list[i].says) || !strstr(err.msg, "m.gguf: "))
+        if (rc != list[i].code || !strstr(err.msg, list[i].message) || !strstr(err.msg, "m.gguf: "))
             fail_msg("case %zu: %d '%s', and not %d '%s'", i, rc, err.msg, list[i].code,
-                     list[i].says);
+                     list[i].message);
     }
 }
 
-/* The pulled models' shapes, as their cards state them. */
+/* Shapes of installed models, as their model cards state them. */
 static void reads_real_files(void **state) {
     (void)state;
     static const struct {

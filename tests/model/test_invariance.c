@@ -1,9 +1,9 @@
-/* Row invariance, the property the product stands on: the logits of a position are the same bits
- * however it is computed. Every comparison here is ==, on every logit, against the plainest way to
- * compute it: one row per pass, one thread, scalar kernels.
+/* Row invariance: the logits of a position have the same bits however they are computed. Every
+ * comparison is ==, on every logit, against the simplest computation: one row per pass, one thread,
+ * scalar kernels.
  *
- * The default run covers the cross product by pairs within about a minute on two cores;
- * SOOTH_TEST_FULL=1 walks it whole. */
+ * The default run covers the cross product by pairs in about a minute on two cores;
+ * SOOTH_TEST_FULL=1 runs all of it. */
 #include "so_test.h"
 
 #include <stdio.h>
@@ -16,7 +16,8 @@
 #include "so_rig.h"
 #include "so_shape.h"
 
-/* Wide enough for blocks of 256; two layers, so that what one leaves in the cache is read. */
+/* Wide enough for blocks of 256; two layers, so that the second reads a cache written by the
+ * first. */
 static const so_shape WIDE = {.d_model = 256,
                               .n_layers = 2,
                               .n_heads = 4,
@@ -26,7 +27,7 @@ static const so_shape WIDE = {.d_model = 256,
                               .n_vocab = 261,
                               .n_ctx = 8192,
                               .seed = 1};
-/* Thin enough for contexts past 4096; no dimension is a multiple of a vector. */
+/* Narrow enough for contexts past 4096; no dimension is a multiple of 16. */
 static const so_shape THIN = {.d_model = 36,
                               .n_layers = 1,
                               .n_heads = 2,
@@ -36,7 +37,7 @@ static const so_shape THIN = {.d_model = 36,
                               .n_vocab = 67,
                               .n_ctx = 8192,
                               .seed = 2};
-/* Token 5 makes NaN. */
+/* The embedding of token 5 is NaN. */
 static const so_shape SICK = {.d_model = 40,
                               .n_layers = 2,
                               .n_heads = 3,
@@ -47,7 +48,7 @@ static const so_shape SICK = {.d_model = 40,
                               .n_ctx = 8192,
                               .nan_token = 5,
                               .seed = 4};
-/* The same with heads that the kernels bundle, four to a cache entry. */
+/* The same with heads that the kernels process together, four per cache entry. */
 static const so_shape SICK_HEADS = {.d_model = 64,
                                     .n_layers = 2,
                                     .n_heads = 4,
@@ -110,7 +111,7 @@ static int teardown(void **state) {
     return 0;
 }
 
-/* What is being tried, for messages. */
+/* The current case, for messages. */
 static char g_case[256];
 #define CASE(...) snprintf(g_case, sizeof g_case, __VA_ARGS__)
 
@@ -137,7 +138,7 @@ static so_rig_opts options(so_dtype dtype, so_cpu_level level, int threads, so_d
                          .model = {.quantize = true, .dtype = dtype}};
 }
 
-/* The plainest way: row by row, one thread, scalar. [n][n_vocab], to be freed. */
+/* The reference: row by row, one thread, scalar. [n][n_vocab], freed by the caller. */
 static float *reference(const char *path, so_rig_opts o, const int32_t *tokens, int n) {
     so_rig r;
     o.level = SO_CPU_SCALAR;
@@ -154,8 +155,8 @@ static float *reference(const char *path, so_rig_opts o, const int32_t *tokens, 
 
 static const char *dtype_name(so_dtype t) { return so_dtype_get(t)->name; }
 
-/* Every dtype × width 1 … 64 × level: w rows behind a committed prefix, as a checking pass has
- * them. */
+/* Every dtype × width 1 … 64 × CPU level: w rows after a committed prefix, as in a verifying
+ * pass. */
 static void widths_of(so_dtype dtype, so_cpu_level level, int threads, const float *ref,
                       const int32_t *tokens, bool all) {
     enum { PREFIX = 30, N = PREFIX + 64 };
@@ -201,8 +202,8 @@ static void dtypes_and_widths(void **state) {
     }
 }
 
-/* Prompt chunks × threads × cache type × level × backend; the dtype goes round unless all are
- * asked for. */
+/* Prompt chunks × threads × cache type × CPU level × backend. The dtype rotates, unless the full
+ * run is asked for. */
 static void chunks_of(so_rig_opts o, const int32_t *tokens, int n, const float *ref) {
     const int chunks[] = {1, 7, 64, 0};
     so_rig r;
@@ -231,14 +232,14 @@ static void chunks_and_threads(void **state) {
     for (int d = 0; d < N_DTYPES; d++)
         for (int kv = 0; kv < N_CACHES; kv++) {
             if (!so_test_full() && kv == 1 + d % 2)
-                continue; /* F16, and the others by turns */
+                continue; /* always F16, the others in rotation */
             so_rig_opts o = options(DTYPES[d], SO_CPU_SCALAR, 1, CACHES[kv]);
             float *ref = NULL;
             for (int l = 0; l < n_levels; l++)
                 for (int t = 1; t <= 4; t++)
                     for (int deferred = 0; deferred < 2; deferred++) {
-                        /* 31 and 95 are prime to 48: the turns meet every combination over the
-                         * dtypes */
+                        /* 31 and 95 are coprime to 48: over the dtypes the rotation reaches every
+                         * combination */
                         if (!so_test_full() && turn++ % (SO_TEST_SANITIZED ? 95 : 31) != 0)
                             continue;
                         if (!ref)
@@ -272,7 +273,7 @@ static int roll(dice *d, int n) {
     return (int)(so_rng_uniform(&key, d->n++) * n);
 }
 
-/* Several roots, chains, bushes: a parent is any earlier node, more often a late one. */
+/* Several roots, chains, wide trees: a parent is any earlier node, more often a late one. */
 static void grow_tree(tree *t, int n, dice *d, const so_shape *spec) {
     t->n = n;
     for (int i = 0; i < n; i++) {
@@ -285,7 +286,7 @@ static void grow_tree(tree *t, int n, dice *d, const so_shape *spec) {
     }
 }
 
-/* Node numbers from the root to `node`; returns how many. */
+/* Node numbers on the path from the root to `node`; returns their number. */
 static int path_to(const tree *t, int node, int32_t *path) {
     int n = t->depth[node] + 1;
     for (int i = n - 1; i >= 0; i--, node = t->parent[node])
@@ -293,7 +294,7 @@ static int path_to(const tree *t, int node, int32_t *path) {
     return n;
 }
 
-/* Each node's logits from its path alone, row by row behind a fork of s. */
+/* Computes each node's logits from its path alone, row by row after a fork of s. */
 static void run_paths(so_rig *r, so_seq *s, const tree *t, float *want) {
     bool *leaf = SO_NEW_N(bool, t->n);
     memset(leaf, 1, (size_t)t->n);
@@ -329,8 +330,8 @@ static bool is_sick(const tree *t, int node, const so_shape *spec) {
     return sick;
 }
 
-/* Scores the tree behind s in one pass, left open, and compares with its paths. Rows behind a sick
- * token say so, and no other row. */
+/* Computes the tree after s in one pass, left open, and compares it with its paths. Rows that
+ * follow a NaN token must fail so_pass_check, and no other row may. */
 static void score_tree(so_rig *r, so_seq *s, const tree *t, const so_shape *spec,
                        const float *want) {
     so_row rows[MAX_NODES];
@@ -346,16 +347,16 @@ static void score_tree(so_rig *r, so_seq *s, const tree *t, const so_shape *spec
     }
 }
 
-/* Some nodes get the sick token, the root seldom. */
+/* Some nodes get the NaN token, the root rarely. */
 static void sicken(tree *t, dice *d, const so_shape *spec) {
     for (int k = 1 + roll(d, 3); k > 0 && spec->nan_token > 0; k--)
         t->token[roll(d, 4) ? t->n - 1 - roll(d, (t->n + 1) / 2) : roll(d, t->n)] = spec->nan_token;
 }
 
-/* Rounds of speculation: a random tree is scored in one pass and compared with its paths, a random
- * path is kept (compaction), and the next round stands on what the last one left. At the end the
- * sequence is compared with one that was never speculated on. Where the model has a sick token,
- * branches hold it and none of them is kept. */
+/* Rounds of speculation: a random tree is computed in one pass and compared with its paths, a
+ * random path is committed (compaction), and the next round starts from the result. At the end the
+ * sequence is compared with one that was never speculated on. If the model has a NaN token, some
+ * branches contain it, and none of these is committed. */
 static void speculate(const char *path, so_rig_opts o, const so_shape *spec, int rounds,
                       int max_nodes) {
     dice d = {.seed = 100 + (uint64_t)o.n_threads + (uint64_t)o.level};
@@ -433,8 +434,8 @@ static void trees_of_every_architecture(void **state) {
     }
 }
 
-/* A guess that gives NaN touches no row but those behind it, neither in its pass nor through what
- * it leaves in the cache. */
+/* A guess that gives NaN affects only the rows that follow it, neither other rows of its pass nor
+ * later ones through the cache. */
 static void sick_branches(void **state) {
     (void)state;
     so_cpu_level levels[8];
@@ -449,12 +450,12 @@ static void sick_branches(void **state) {
         }
 }
 
-/* Neighbours: a sequence's rows among prompt chunks and trees of others, some of which hold NaN,
- * interleaved in any order, on pages that hold NaN from an earlier life. */
+/* Neighbours: the rows of a sequence among prompt chunks and trees of others, some of them with
+ * NaN, interleaved in any order, on pages that still hold NaN from earlier use. */
 
 enum { N_OTHERS = 5, OTHER_ROWS = 20 };
 
-/* Fills every page of the cache with NaN and gives them back. */
+/* Fills every page of the cache with NaN and releases them. */
 static void poison(so_rig *r) {
     int32_t tokens[256];
     for (int i = 0; i < 256; i++)
@@ -465,7 +466,7 @@ static void poison(so_rig *r) {
     so_seq_free(s);
 }
 
-/* Rows of all sequences in a random order that keeps each sequence's own. */
+/* Interleaves the rows of all sequences at random; each sequence keeps its own order. */
 static int interleave(dice *d, const tree *trees, so_seq *const *seqs, int n_seqs, so_row *rows,
                       int32_t *place) {
     int next[1 + N_OTHERS] = {0}, at[1 + N_OTHERS][MAX_NODES], n = 0, left = 0;
@@ -511,7 +512,7 @@ static void neighbours_of(so_rig_opts o, int rounds) {
         so_err err = {0};
         for (int s = 0; s < 1 + N_OTHERS; s++) {
             grow_tree(&trees[s], 1 + roll(&d, OTHER_ROWS), &d, &SICK);
-            if (s > 0 && roll(&d, 2)) /* a sick neighbour */
+            if (s > 0 && roll(&d, 2)) /* a neighbour with NaN */
                 trees[s].token[roll(&d, trees[s].n)] = SICK.nan_token;
         }
         CASE("%s %s %d threads neighbours round %d", so_cpu_level_name(o.level),
@@ -542,14 +543,14 @@ static void neighbours(void **state) {
             for (int t = 1; t <= 4; t++, turn++) {
                 so_rig_opts o = options(SO_DTYPE_F32, levels[l], t, CACHES[kv]);
                 o.model.quantize = false;
-                o.n_pages = 40; /* all of them are poisoned first */
+                o.n_pages = 40; /* all of them are filled with NaN first */
                 o.deferred = turn % 3 == 1;
                 if (so_test_full() || turn % (2 * THIN_BY) == 0)
                     neighbours_of(o, so_test_full() ? 12 : 3);
             }
 }
 
-/* NaN from an earlier life of the pages must not reach a row: compared with a clean cache. */
+/* NaN from earlier use of a page must not reach a row: compared with a clean cache. */
 static void stale_pages(void **state) {
     (void)state;
     enum { N = 70 };
@@ -582,9 +583,8 @@ static void stale_pages(void **state) {
         }
 }
 
-/* Forks: what a branch writes behind the fork must not reach the trunk's page, and both go on as if
- * they were alone. Branches leave the trunk within pages and on their borders, then both grow in
- * turns. */
+/* Forks: what a branch writes after the fork must not reach the trunk's page, and both continue as
+ * if alone. Branches fork within pages and on page borders, then both grow alternately. */
 static void forks_of(so_rig_opts o, const int32_t *trunk, const int32_t *branch,
                      const float *want) {
     enum { N = 80, TURNS = 4 };
@@ -639,8 +639,8 @@ static void forked_pages(void **state) {
     }
 }
 
-/* Contexts around the borders of pages and blocks, built in chunks, then left by one row, five
- * rows, and a tree; a fork there must not differ either. */
+/* Contexts around page and block borders, built in chunks, then continued by one row, five rows,
+ * and a tree, also from a fork. */
 static void borders_of(so_rig_opts o, const char *path, const so_shape *spec, const int32_t *tokens,
                        const float *ref, const int *contexts, int n_contexts) {
     enum { W = 5 };
@@ -684,7 +684,7 @@ static void contexts_around_borders(void **state) {
     so_shape_tokens(&THIN, 16, tokens, N);
     for (int kv = 0; kv < N_CACHES; kv++) {
         if (CACHES[kv] == SO_DTYPE_F32 && !so_test_full())
-            continue; /* as F16 but for the loads */
+            continue; /* like F16 except for the loads */
         so_rig_opts o = options(SO_DTYPE_F32, SO_CPU_SCALAR, 1, CACHES[kv]);
         o.model.quantize = false;
         float *ref = reference(g_thin, o, tokens, N);

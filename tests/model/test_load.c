@@ -1,5 +1,5 @@
-/* Loading: what is refused and in which words, rounding at load, and that every way out of a failed
- * load leaves nothing behind (the sanitizers look). */
+/* Loading: the refused files with their messages, rounding at load, and that a failed load leaks
+ * nothing (checked by the sanitizers). */
 #include "so_test.h"
 
 #include <jansson.h>
@@ -46,9 +46,9 @@ static int load_shape(const so_shape *s, const so_model_opts *opts, so_err *err)
     return rc;
 }
 
-static void expect(int rc, const so_err *err, int code, const char *says) {
-    if (rc != code || !strstr(err->msg, says))
-        fail_msg("%d '%s', and not %d '%s'", rc, err->msg, code, says);
+static void expect(int rc, const so_err *err, int code, const char *message) {
+    if (rc != code || !strstr(err->msg, message))
+        fail_msg("%d '%s', and not %d '%s'", rc, err->msg, code, message);
 }
 
 static void refuses_tensors(void **state) {
@@ -69,7 +69,7 @@ static void refuses_tensors(void **state) {
     expect(load_shape(&s, NULL, &err), &err, SO_EFORMAT, "[31, 67]; [32, 67] is expected");
     s = GOOD, s.extra = "blk.0.attn_q_norm.weight";
     expect(load_shape(&s, NULL, &err), &err, SO_EUNSUPPORTED,
-           "tensor blk.0.attn_q_norm.weight has no place in architecture 'llama'");
+           "tensor blk.0.attn_q_norm.weight is not part of architecture 'llama'");
     s = GOOD, s.extra = "rope_freqs.weight";
     expect(load_shape(&s, NULL, &err), &err, SO_EFORMAT, "rope_freqs.weight has shape [1]; [8]");
 }
@@ -82,14 +82,14 @@ static void refuses_infinity(void **state) {
     s.sicken = "blk.1.ffn_norm.weight";
     expect(load_shape(&s, NULL, &err), &err, SO_EFORMAT,
            "tensor blk.1.ffn_norm.weight holds NaN or infinity at element 31");
-    s.sicken = "blk.1.ffn_gate.weight"; /* a matrix is not read at load, but rounding reads it */
+    s.sicken = "blk.1.ffn_gate.weight"; /* matrices are not read at load, but rounding reads them */
     SO_OK_OR_FAIL(load_shape(&s, NULL, &err), err);
     expect(load_shape(&s, &round, &err), &err, SO_EFORMAT, "at row 47, column 31");
     assert_non_null(strstr(err.msg, "shape.gguf: tensor blk.1.ffn_gate.weight"));
 }
 
-/* The row of a model with a sick matrix, by way of each result; hidden states come before the
- * output matrix and may be sound. */
+/* The row of a model with an infinite weight, for each kind of result. Hidden states come before
+ * the output matrix and may be finite. */
 static void expect_sick_row(const char *sicken, bool hidden) {
     so_shape s = GOOD;
     s.sicken = sicken;
@@ -113,7 +113,7 @@ static void expect_sick_row(const char *sicken, bool hidden) {
     so_rig_close(&r);
 }
 
-/* A sick matrix shows in the first logits. */
+/* An infinite weight in a matrix appears in the first logits. */
 static void infinite_weights_show_in_logits(void **state) {
     (void)state;
     expect_sick_row("blk.1.ffn_down.weight", true);
@@ -166,7 +166,7 @@ static void refuses_folders(void **state) {
            "q_proj.bias is missing");
     expect(load_folder("gpt2", "{\"n_positions\":64}", &err), &err, SO_EFORMAT,
            "wpe.weight has shape [128, 48]; [64, 48]");
-    /* an lm_head beside tied embeddings is a copy; no lm_head where none is tied is a loss */
+    /* an lm_head beside tied embeddings is a copy; a missing lm_head without tying is an error */
     SO_OK_OR_FAIL(load_folder("llama", "{\"tie_word_embeddings\":true}", &err), err);
     expect(load_folder("qwen2", "{\"tie_word_embeddings\":false}", &err), &err, SO_ENOTFOUND,
            "lm_head.weight is missing");
@@ -211,14 +211,14 @@ static void rounds_at_load(void **state) {
     first_token_logits(path, &(so_model_opts){.quantize = true, .dtype = SO_DTYPE_Q6_K}, k);
     assert_memory_equal(plain, f32, sizeof plain);
     assert_memory_not_equal(plain, q8, sizeof plain);
-    assert_memory_equal(q8, k, sizeof q8); /* rows of 32 and 48: Q6_K has fallen back */
+    assert_memory_equal(q8, k, sizeof q8); /* rows of 32 and 48: Q6_K falls back like Q8_0 */
     for (int i = 0; i < 67; i++)
         assert_float_equal(plain[i], q8[i], 0.3);
     free(path);
     so_test_tmp_free(dir);
 }
 
-/* Packed or as the file has them: the same logits for every type that can be packed. */
+/* Packed or in the file's layout: the same logits for every dtype that can be packed. */
 static void packing_changes_nothing(void **state) {
     (void)state;
     static const so_dtype types[] = {SO_DTYPE_Q4_0, SO_DTYPE_Q4_1, SO_DTYPE_Q5_0, SO_DTYPE_Q5_1,
@@ -239,7 +239,7 @@ static void packing_changes_nothing(void **state) {
     so_test_tmp_free(dir);
 }
 
-/* Too little address space for packed copies: a model loads all the same. */
+/* Too little address space for packed copies: the model still loads. */
 static void loads_without_room_to_pack(void **state) {
     (void)state;
     const char *path = so_test_model("smollm2");
@@ -251,7 +251,7 @@ static void loads_without_room_to_pack(void **state) {
     assert_true(child >= 0);
     if (child == 0) {
         so_err err;
-        struct rlimit tight = {260 << 20, 260 << 20}; /* the file takes 145 MB of it */
+        struct rlimit tight = {260 << 20, 260 << 20}; /* the file takes 145 MB of this */
         so_log_set_level(SO_LOG_ERROR);
         _exit(setrlimit(RLIMIT_AS, &tight) == 0 && load(path, NULL, &err) == 0 ? 0 : 1);
     }
@@ -260,9 +260,9 @@ static void loads_without_room_to_pack(void **state) {
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* Permuted Llama weights of GGUF and unpermuted ones of a folder are told apart by their source;
- * the pulled models below would babble if norms, rope or scales were off. */
-static void real_models_know_paris(void **state) {
+/* Installed models: wrong norms, rope or scales, or a mix-up of permuted weights (GGUF) and
+ * unpermuted ones (folders), would show in the answer. */
+static void real_models_answer_paris(void **state) {
     (void)state;
     /* "The capital of France is" in each model's ids, and " Paris" */
     static const struct {
@@ -317,7 +317,7 @@ int main(void) {
         cmocka_unit_test(rounds_at_load),
         cmocka_unit_test(packing_changes_nothing),
         cmocka_unit_test(loads_without_room_to_pack),
-        cmocka_unit_test(real_models_know_paris),
+        cmocka_unit_test(real_models_answer_paris),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Passes: what a batch may not say, what the results are, and tables that grow. */
+/* Passes: refused batches, results, and tables that grow. */
 #include "so_test.h"
 
 #include <signal.h>
@@ -31,11 +31,11 @@ static int teardown(void **state) {
 }
 
 static void refused(so_rig *r, so_seq *const *seqs, int n_seqs, const so_row *rows, int n, int code,
-                    const char *says) {
+                    const char *message) {
     so_err err = {0};
     int rc = so_pass_run(r->p, &(so_batch){rows, n, seqs, n_seqs}, SO_PASS_LOGITS, &err);
-    if (rc != code || !strstr(err.msg, says))
-        fail_msg("%d '%s', and not %d '%s'", rc, err.msg, code, says);
+    if (rc != code || !strstr(err.msg, message))
+        fail_msg("%d '%s', and not %d '%s'", rc, err.msg, code, message);
 }
 
 static void refuses_batches(void **state) {
@@ -48,22 +48,24 @@ static void refuses_batches(void **state) {
     SO_OK_OR_FAIL(so_seq_begin(a, 2, &err), err);
     const so_row good[] = {{1, 3, 0, -1, true, NULL}, {2, 4, 0, 0, true, NULL}};
     so_row rows[5];
-#define BAD(change, n, code, says)                 \
-    do {                                           \
-        memcpy(rows, good, sizeof good);           \
-        change;                                    \
-        refused(&r, both, 2, rows, n, code, says); \
+#define BAD(change, n, code, message)                 \
+    do {                                              \
+        memcpy(rows, good, sizeof good);              \
+        change;                                       \
+        refused(&r, both, 2, rows, n, code, message); \
     } while (0)
     BAD(rows[1].token = 67, 2, SO_EINVAL, "row 1: token 67 is outside the vocabulary of 67");
     BAD(rows[0].token = -1, 2, SO_EINVAL, "row 0: token -1");
-    BAD(rows[1].pos = 5, 2, SO_EINVAL, "row 1: position 5 does not follow its parent; 4 does");
+    BAD(rows[1].pos = 5, 2, SO_EINVAL,
+        "row 1: position 5 does not follow its parent; 4 is expected");
     BAD(rows[0].pos = 0, 2, SO_EINVAL, "row 0: position 0");
-    BAD(rows[0].parent = 1, 2, SO_EINVAL, "row 0: parent 1 does not stand before it");
-    BAD(rows[1].parent = 1, 2, SO_EINVAL, "row 1: parent 1 does not stand before it");
+    BAD(rows[0].parent = 1, 2, SO_EINVAL, "row 0: parent 1 is not an earlier row");
+    BAD(rows[1].parent = 1, 2, SO_EINVAL, "row 1: parent 1 is not an earlier row");
     BAD(rows[1].parent = -2, 2, SO_EINVAL, "row 1: parent -2");
-    BAD(rows[0].seq = 2, 2, SO_EINVAL, "row 0: sequence 2 of 2");
-    BAD(rows[0].seq = -1, 2, SO_EINVAL, "row 0: sequence -1 of 2");
-    BAD((rows[1].seq = 1, rows[1].pos = 4), 2, SO_EINVAL, "row 1: parent 0 is of another sequence");
+    BAD(rows[0].seq = 2, 2, SO_EINVAL, "row 0: sequence 2 is not one of the batch's 2");
+    BAD(rows[0].seq = -1, 2, SO_EINVAL, "row 0: sequence -1 is not one of the batch's 2");
+    BAD((rows[1].seq = 1, rows[1].pos = 4), 2, SO_EINVAL,
+        "row 1: parent 0 belongs to another sequence");
     BAD((void)0, 1, SO_EINVAL, "sequence 0 has 1 rows; its open speculation has 2 nodes");
     BAD((void)0, 0, SO_EINVAL, "a batch of 0 rows");
     BAD((void)0, 5, SO_EINVAL, "a batch of 5 rows");
@@ -77,7 +79,7 @@ static void refuses_batches(void **state) {
     so_seq_free(stranger);
     so_kv_free(other);
 
-    /* after all this the batch itself still runs */
+    /* the valid batch still runs afterwards */
     SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){good, 2, both, 2}, SO_PASS_LOGITS, &err), err);
     so_seq_free(a);
     so_seq_free(b);
@@ -99,7 +101,7 @@ static void refuses_sizes(void **state) {
     assert_int_equal(so_pass_create(r.m, other, 4, 4, &p, &err), SO_EMISMATCH);
     assert_non_null(strstr(err.msg, "1 heads of 8; the model has 1, 1 of 16"));
     so_kv_free(other);
-    /* three logits asked of a pass made for two */
+    /* three rows with logits in a pass created for two */
     SO_OK_OR_FAIL(so_pass_create(r.m, r.kv, 4, 2, &p, &err), err);
     so_seq *s = so_seq_create(r.kv);
     so_row rows[] = {{1, 0, 0, -1, true, NULL}, {2, 1, 0, 0, true, NULL}, {3, 2, 0, 1, true, NULL}};
@@ -130,7 +132,8 @@ static void past_learned_positions(void **state) {
     so_rig_close(&r);
 }
 
-/* Logits only where wanted, in the order of the rows; argmax and hidden states of the same rows. */
+/* Logits only for rows with want_logits, in row order; argmax and hidden states of the same
+ * rows. */
 static void results(void **state) {
     (void)state;
     so_rig r;
@@ -158,7 +161,7 @@ static void results(void **state) {
         assert_int_equal(so_pass_argmax(r.p, k), best);
         memcpy(hidden + k * 32, so_pass_hidden(r.p, k), 32 * sizeof(float));
     }
-    /* alone, each is what it was beside the others */
+    /* computed alone, each row gives the same bits */
     SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_HIDDEN, &err), err);
     assert_memory_equal(so_pass_hidden(r.p, 0), hidden, 32 * sizeof(float));
     SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_ARGMAX, &err), err);
@@ -183,8 +186,8 @@ static so_batch open_row(const so_row *row, so_seq **s) {
     return (so_batch){row, 1, s, 1};
 }
 
-/* Results appear at wait. A pointer kept from the pass before shows what happens to code that reads
- * too early: on the deferred backend, bytes that are no logits. */
+/* Results become readable at so_pass_wait. A pointer kept from the previous pass shows what code
+ * that reads too early would get: on the deferred backend, bytes that are not logits. */
 static void results_appear_at_wait(void **state) {
     (void)state;
     for (int deferred = 0; deferred < 2; deferred++) {
@@ -208,7 +211,7 @@ static void results_appear_at_wait(void **state) {
     }
 }
 
-/* A pass that was refused or has no logits has nothing to wait for, or to read. */
+/* A refused pass, or one without logits, has nothing to wait for or to read. */
 static void refused_passes_are_not_submitted(void **state) {
     (void)state;
     so_rig r;
@@ -221,7 +224,7 @@ static void refused_passes_are_not_submitted(void **state) {
     row.token = 66;
     SO_OK_OR_FAIL(so_pass_submit(r.p, &batch, SO_PASS_LOGITS, &err), err);
     SO_OK_OR_FAIL(so_pass_wait(r.p, &err), err);
-    so_pass_submit(r.p, &batch, SO_PASS_LOGITS, &err); /* freed without wait */
+    so_pass_submit(r.p, &batch, SO_PASS_LOGITS, &err); /* freed without so_pass_wait */
     so_seq_free(s);
     so_rig_close(&r);
 }
@@ -261,7 +264,7 @@ static void too_early(void *user) {
         so_pass_wait(e->r.p, NULL);
 }
 
-static void early_readers_die(void **state) {
+static void early_reads_abort(void **state) {
     (void)state;
     if (SO_SANITIZED)
         SO_SKIP("a sanitizer answers the signals itself");
@@ -276,7 +279,7 @@ static void early_readers_die(void **state) {
     }
 }
 
-/* Two long branches and many forks: more branch slots and pages than the pass was made for. */
+/* Two long branches and many forks: more branch slots and pages than the pass was created for. */
 static void tables_grow(void **state) {
     (void)state;
     enum { N = 64, SEQS = 64 };
@@ -285,7 +288,7 @@ static void tables_grow(void **state) {
     so_rig_open(&r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO, .max_rows = N, .n_pages = 80});
     so_seq *s = so_seq_create(r.kv);
     so_row rows[N];
-    for (int i = 0; i < N; i++) /* two chains, taking turns: each row has a tail */
+    for (int i = 0; i < N; i++) /* two chains, alternating: each row has a tail */
         rows[i] = (so_row){i, i / 2, 0, i - 2 < 0 ? -1 : i - 2, i == N - 1, NULL};
     SO_OK_OR_FAIL(so_seq_begin(s, N, &err), err);
     so_batch batch = {rows, N, &s, 1};
@@ -299,7 +302,7 @@ static void tables_grow(void **state) {
     so_rig_chain(&r, s, odd, N / 2, chain);
     assert_memory_equal(branch, chain + (N / 2 - 1) * 67, 67 * sizeof(float));
 
-    /* 64 forks of 10 pages each, all pages shared but the last */
+    /* 64 forks of 10 pages each, all pages shared except the last */
     int32_t text[N];
     for (int i = 0; i < N; i++)
         text[i] = i;
@@ -330,7 +333,7 @@ int main(void) {
         cmocka_unit_test(results),
         cmocka_unit_test(results_appear_at_wait),
         cmocka_unit_test(refused_passes_are_not_submitted),
-        cmocka_unit_test(early_readers_die),
+        cmocka_unit_test(early_reads_abort),
         cmocka_unit_test(tables_grow),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

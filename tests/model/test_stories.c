@@ -1,5 +1,5 @@
-/* A real model end to end: stories260K, greedy, against the text that llama2.c's own tests expect
- * of this checkpoint at temperature 0. */
+/* A real model end to end: stories260K, greedy, against the text that the tests of llama2.c expect
+ * from this checkpoint at temperature 0. */
 #include "so_test.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* What a pass takes at least: counted here by hand for a small shape, with and without a window. */
+/* The least work of a pass, counted by hand for a small shape, with and without a window. */
 #include "so_test.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "so_rig.h"
 #include "so_shape.h"
 
-/* d·(2·d_q + 2·d_kv) + 3·d·d_ff a layer, d·n_vocab behind them. */
+/* d·(2·d_q + 2·d_kv) + 3·d·d_ff per layer, then d·n_vocab. */
 enum { LAYERS = 2, LAYER = 32 * (64 + 32) + 3 * 32 * 48, OUTPUT = 32 * 67, NORMS = 5 * 32 };
 
 static void open_shape(so_rig *r, int window) {
@@ -23,7 +23,7 @@ static void counts(void **state) {
     so_work w = so_model_work(r.m, SO_DTYPE_F16, 10, 3, 2);
     /* three rows see 11, 12 and 13 positions: q·k and the sum of v, 2 heads of 16 */
     assert_int_equal((int64_t)w.n_macs, 3 * LAYERS * LAYER + 2 * OUTPUT + LAYERS * 2 * 36 * 2 * 16);
-    /* the embedding is not multiplied with: it is another matrix of the same size */
+    /* the embedding is only looked up: it is another matrix of the same size */
     assert_int_equal((int64_t)so_model_weight_bytes(r.m),
                      4 * (LAYERS * LAYER + 2 * OUTPUT + NORMS));
     assert_int_equal((int64_t)w.n_bytes,

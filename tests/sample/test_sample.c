@@ -1,6 +1,6 @@
-/* Sampling against a plain reference: every step with sorts and full sums, no bins, no bounds. The
- * statistical tests have fixed seeds; their thresholds are the chi-square values whose false-alarm
- * rate is 1e-6. */
+/* Sampling against a simple reference: every step with sorts and full sums, no bins, no bounds.
+ * Statistical tests have fixed seeds; their thresholds are the chi-square values with a false-alarm
+ * rate of 1e-6. */
 #include "so_test.h"
 
 #include <float.h>
@@ -20,7 +20,7 @@ static float noise_f(uint64_t seed, uint32_t i) {
     return (float)so_rng_uniform(&key, i);
 }
 
-/* A row shaped like a model's: most tokens far below a few good ones. */
+/* A row shaped like a model's: most tokens well below a few good ones. */
 static void make_row(uint64_t seed, int n, float *out) {
     for (int i = 0; i < n; i++)
         out[i] = -8 * logf(noise_f(seed, (uint32_t)i)) * (i % 3 ? -0.3f : 0.4f);
@@ -40,7 +40,7 @@ static int by_y_then_id(const void *a, const void *b) {
     return x->id - y->id;
 }
 
-/* Support of the row in order; returns its size. */
+/* The support of the row, best first; returns its size. */
 static int ref_support(const so_sample_params *p, const float *logits, int n, ref *out) {
     int m = 0;
     float top = -INFINITY;
@@ -133,7 +133,7 @@ static void test_draw_equals_reference(void **state) {
 
 enum { N_LEVELS = 3, N_KINDS = 9 };
 
-/* The levels this CPU has, the scalar one first. */
+/* The CPU levels of this machine, scalar first. */
 static int list_levels(const so_noise_fns *out[N_LEVELS]) {
     int n = 0;
     out[n++] = &so_noise_scalar;
@@ -163,7 +163,8 @@ static void test_a_forced_level_is_used(void **state) {
     assert_ptr_equal(so_noise(), levels[n_levels - 1]);
 }
 
-/* Rows with ties everywhere, with holes, flat ones; sizes that end in the middle of every step. */
+/* Rows with many ties, with −∞ entries, flat ones; sizes that end in the middle of every vector
+ * loop. */
 static void odd_row(int kind, int n, float *out) {
     make_row(1000 + (uint64_t)kind, n, out);
     for (int i = 0; i < n; i++)
@@ -176,7 +177,7 @@ static void odd_row(int kind, int n, float *out) {
         case 2:
             out[i] = 3;
             break;
-        case 3: /* mass where top-p looks closely, and mass below its floor */
+        case 3: /* mass near the border of top-p, and mass below its floor */
             out[i] = i == 0        ? 4
                      : i % 97 == 1 ? -(float)(i % 13) * 0.1f
                                    : -7.5f - noise_f(5, (uint32_t)i);
@@ -187,18 +188,18 @@ static void odd_row(int kind, int n, float *out) {
         case 5:
             out[i] *= 1e36f;
             break;
-        case 6: /* one far above, one far below */
+        case 6: /* one logit very high, one very low */
             out[i] = i == n / 2 ? 1e30f : i == n / 3 ? -1e30f : out[i];
             break;
-        case 7: /* numbers of all sizes, whose differences are rounded */
+        case 7: /* numbers of all magnitudes, whose differences are rounded */
             out[i] = ldexpf(out[i], i % 71 - 66);
             break;
-        default: /* nobody but a few */
+        default: /* all −∞ except a few */
             out[i] = i % 1009 == n / 2 % 1009 ? out[i] : -INFINITY;
         }
 }
 
-static void test_levels_draw_the_same(void **state) {
+static void test_levels_sample_the_same(void **state) {
     (void)state;
     enum { N = 20011 };
     static const int sizes[] = {1, 5, 31, 257, 1031, N};
@@ -217,7 +218,7 @@ static void test_levels_draw_the_same(void **state) {
         for (int kind = 0; kind < N_KINDS; kind++) {
             so_sampler *s[N_LEVELS];
             for (int l = 0; l < n_levels; l++)
-                s[l] = so_sampler_create_as(sizes[z], levels[l]);
+                s[l] = so_sampler_create_at_level(sizes[z], levels[l]);
             odd_row(kind, sizes[z], row);
             for (size_t c = 0; c < SO_LEN(cases); c++) {
                 so_sample_params p = plain(cases[c].temp);
@@ -240,9 +241,10 @@ static void test_levels_draw_the_same(void **state) {
     free(sup);
 }
 
-/* Scores made by hand: the loudest token of a position against the likeliest, a hair above or below
- * it, everybody else out of the race. A bound that is a little too low loses the former. */
-static void test_loudest_wins_by_a_hair(void **state) {
+/* Constructed scores: the token with the largest noise of a position against the most likely token,
+ * slightly above or below it, all others without a chance. A bound that is slightly too low loses
+ * the former. */
+static void test_close_scores(void **state) {
     (void)state;
     enum { N = 3001 };
     static const float temps[] = {0.01f, 0.5f, 1, 30, 100};
@@ -265,11 +267,11 @@ static void test_loudest_wins_by_a_hair(void **state) {
         row[best] = 0;
         row[loud] = (float)((so_sample_noise(&p, position, best) - loudest + hair) * p.temp);
         if (row[loud] > 0)
-            continue; /* it is the likeliest as well */
+            continue; /* it is also the most likely token */
         int want = ref_draw(&p, sup, ref_support(&p, row, N, sup), position);
         assert_int_equal(want, hair > 0 ? loud : best);
         for (int l = 0; l < n_levels; l++) {
-            so_sampler *s = so_sampler_create_as(N, levels[l]);
+            so_sampler *s = so_sampler_create_at_level(N, levels[l]);
             so_sample_context ctx = {NULL, position, 0};
             assert_int_equal(sample(s, &p, row, &ctx), want);
             so_sampler_free(s);
@@ -277,9 +279,9 @@ static void test_loudest_wins_by_a_hair(void **state) {
     }
 }
 
-/* A row of some tokens alone gives the token and the lead of the whole row in which the others are
- * at −∞, with and without cuts. */
-static void test_named_rows(void **state) {
+/* A row of a vocabulary subset gives the token and the lead of the whole row in which the other
+ * tokens are −∞, with and without cuts. */
+static void test_subset_rows(void **state) {
     (void)state;
     enum { N = 9001 };
     static const float temps[] = {0.01f, 0.8f, 1, 5, 100};
@@ -287,35 +289,36 @@ static void test_named_rows(void **state) {
     const so_noise_fns *levels[N_LEVELS];
     int n_levels = list_levels(levels);
     float *wide = SO_NEW_N(float, N), *narrow = SO_NEW_N(float, N), *row = SO_NEW_N(float, N);
-    int32_t *names = SO_NEW_N(int32_t, N);
+    int32_t *subset = SO_NEW_N(int32_t, N);
     for (int i = 0; i < (int)SO_LEN(steps) * N_KINDS * n_levels; i++) {
         int kind = i % N_KINDS, step = steps[i / N_KINDS % (int)SO_LEN(steps)], n = 0;
         const so_noise_fns *level = levels[i / N_KINDS / (int)SO_LEN(steps)];
         odd_row(kind, N, row);
         for (int32_t id = 0; id < N; id++) {
-            bool said = id >= 5 && (id * 7919) % (2 * step) < SO_MIN(step, 50);
-            wide[id] = said ? row[id] : -INFINITY;
-            if (said) {
-                names[n] = id;
+            bool in_subset = id >= 5 && (id * 7919) % (2 * step) < SO_MIN(step, 50);
+            wide[id] = in_subset ? row[id] : -INFINITY;
+            if (in_subset) {
+                subset[n] = id;
                 narrow[n++] = row[id];
             }
         }
-        narrow[n - 1] = wide[names[n - 1]] = 1;
-        so_sampler *a = so_sampler_create_as(N, level), *b = so_sampler_create_as(n, level);
-        so_sampler_set_names(b, names);
+        narrow[n - 1] = wide[subset[n - 1]] = 1;
+        so_sampler *a = so_sampler_create_at_level(N, level),
+                   *b = so_sampler_create_at_level(n, level);
+        so_sampler_set_subset(b, subset);
         for (int k = 0; k < 20; k++) {
             so_sample_params p = plain(temps[k % (int)SO_LEN(temps)]);
             so_sample_context ctx = {NULL, k, 0};
-            int32_t id, place;
+            int32_t id, index;
             double lead[2];
             p.repeat_last_n = 0;
             p.top_p = k < 12 ? 1 : 0.9f;
             p.min_p = k < 16 ? 0 : 0.01f;
             assert_int_equal(so_sample_token_lead(a, &p, wide, &ctx, &id, lead, NULL), SO_OK);
-            assert_int_equal(so_sample_token_lead(b, &p, narrow, &ctx, &place, lead + 1, NULL),
+            assert_int_equal(so_sample_token_lead(b, &p, narrow, &ctx, &index, lead + 1, NULL),
                              SO_OK);
-            assert_in_range(place, 0, n - 1);
-            assert_int_equal(names[place], id);
+            assert_in_range(index, 0, n - 1);
+            assert_int_equal(subset[index], id);
             assert_true(lead[0] == lead[1]);
         }
         so_sampler_free(a);
@@ -324,11 +327,11 @@ static void test_named_rows(void **state) {
     free(wide);
     free(narrow);
     free(row);
-    free(names);
+    free(subset);
 }
 
-/* The bound holds: whoever scores the bar or more is named, by every level. */
-static void test_hopeful_misses_nobody(void **state) {
+/* The bound holds: every token whose score reaches the bar is a candidate, on every CPU level. */
+static void test_candidates_include_every_winner(void **state) {
     (void)state;
     enum { N = 4099 };
     const so_noise_fns *levels[N_LEVELS];
@@ -345,7 +348,7 @@ static void test_hopeful_misses_nobody(void **state) {
                               .inverse = 1 / p.temp,
                               .key = {.position = (uint32_t)position, .purpose = SO_RNG_TOKEN}};
             float bar = (float)(position % 10) - 4;
-            int at = 0, n = levels[l]->hopeful(&r, 0, N, bar, ids), n_true = 0;
+            int at = 0, n = levels[l]->candidates(&r, 0, N, bar, ids), n_true = 0;
             for (int32_t id = 0; id < N; id++) {
                 if ((double)((row[id] - top) * r.inverse) + so_sample_noise(&p, position, id) <
                     (double)bar)
@@ -355,7 +358,7 @@ static void test_hopeful_misses_nobody(void **state) {
                 assert_true(at < n && ids[at] == id);
                 n_true++;
             }
-            assert_true(n <= 2 * n_true + 10); /* and hardly anybody else */
+            assert_true(n <= 2 * n_true + 10); /* and few other tokens */
         }
     free(row);
     free(ids);
@@ -396,7 +399,7 @@ static double weight_of(float x, double top, float temp) {
     return isnan(x) ? 0 : exp((double)(float)(((double)x - top) * (1 / (double)temp)));
 }
 
-/* Levels agree to the bit, and with libm's exp to the rounding of a float. */
+/* All CPU levels agree bit for bit, and with the exp of libm within the rounding of a float. */
 static void test_levels_weigh_the_same(void **state) {
     (void)state;
     enum { N = 20011 };
@@ -414,14 +417,14 @@ static void test_levels_weigh_the_same(void **state) {
                 so_err err = {0};
                 odd_row(kind, n, row);
                 for (int l = 0; l < n_levels; l++) {
-                    so_sampler *s = so_sampler_create_as(n, levels[l]);
+                    so_sampler *s = so_sampler_create_at_level(n, levels[l]);
                     float *out = l ? b : a;
                     SO_OK_OR_FAIL(so_sample_distribution(s, &p, row, &EMPTY, out, &err), err);
                     assert_memory_equal(a, out, (size_t)n * sizeof *a);
                     so_sampler_free(s);
                 }
                 for (int i = 0; i < n; i++)
-                    top = fmax(top, (double)row[i]); /* which passes over NaN */
+                    top = fmax(top, (double)row[i]); /* fmax ignores NaN */
                 for (int i = 0; i < n; i++)
                     total += weight_of(row[i], top, temps[t]);
                 for (int i = 0; i < n; i++) {
@@ -537,7 +540,7 @@ static void test_cut_ties_go_to_lowest_ids(void **state) {
     for (int i = 0; i < N; i++)
         assert_true((probs[i] > 0) == (i < 7));
     p.top_k = 0;
-    p.top_p = 0.105f; /* ten of a hundred are not enough, eleven are */
+    p.top_p = 0.105f; /* ten of a hundred do not suffice, eleven do */
     SO_OK_OR_FAIL(so_sample_distribution(s, &p, row, &EMPTY, probs, &err), err);
     for (int i = 0; i < N; i++)
         assert_true((probs[i] > 0) == (i < 11));
@@ -547,7 +550,7 @@ static void test_cut_ties_go_to_lowest_ids(void **state) {
     so_sampler_free(s);
 }
 
-/* Each row tells two orders of the steps apart. */
+/* Each row distinguishes two orders of the steps. */
 static void test_order_of_transforms(void **state) {
     (void)state;
     so_sampler *s = so_sampler_create(4);
@@ -572,8 +575,8 @@ static void test_order_of_transforms(void **state) {
     /* Bias before penalties: 1 + 1 halved is 1; halved first it would be 1.5. */
     const float one[] = {1, 1.2f, -50, -50};
     const so_bias bias[] = {{0, 1}};
-    const int32_t said[] = {0};
-    so_sample_context ctx = {said, 1, 1};
+    const int32_t tokens[] = {0};
+    so_sample_context ctx = {tokens, 1, 1};
     p = plain(0);
     p.bias = bias;
     p.n_bias = 1;
@@ -609,7 +612,7 @@ static void test_penalties(void **state) {
     p.repeat_last_n = -1;
     p.presence_penalty = 0.5f;
     p.frequency_penalty = 0.25f;
-    assert_true(fabs(ratio_after(&p, pos, prompt, 3, 3) - 2) < 1e-5); /* the prompt is free */
+    assert_true(fabs(ratio_after(&p, pos, prompt, 3, 3) - 2) < 1e-5); /* no penalty on the prompt */
     assert_true(fabs(ratio_after(&p, pos, output, 3, 1) - (2 - 0.5 - 2 * 0.25)) < 1e-5);
     p.repeat_last_n = 1;
     assert_true(fabs(ratio_after(&p, pos, output, 3, 1) - (2 - 0.5 - 0.25)) < 1e-5);
@@ -620,7 +623,7 @@ static void test_bias_bans_and_check_names_flags(void **state) {
     const float row[] = {5, 1, 0};
     const so_bias ban[] = {{0, -INFINITY}},
                   all[] = {{0, -INFINITY}, {1, -INFINITY}, {2, -INFINITY}};
-    const so_bias far[] = {{3, 1}};
+    const so_bias outside[] = {{3, 1}};
     so_sampler *s = so_sampler_create(3);
     so_sample_params p = plain(0);
     so_err err = {0};
@@ -632,7 +635,7 @@ static void test_bias_bans_and_check_names_flags(void **state) {
     p.bias = all;
     p.n_bias = 3;
     assert_int_equal(so_sample_token(s, &p, row, &EMPTY, &id, &err), SO_EINVAL);
-    p.bias = far;
+    p.bias = outside;
     p.n_bias = 1;
     assert_int_equal(so_sample_check(&p, 3, &err), SO_ERANGE);
     p = plain(NAN);
@@ -665,8 +668,8 @@ static void test_logprob(void **state) {
     assert_true(so_sample_logprob(row, 4, 2) == -INFINITY);
 }
 
-/* For plans: near the truth on rows of every length, flat and steep, with tokens ruled out. */
-static void test_chance(void **state) {
+/* Close to the exact probability on rows of every length, flat and steep, with −∞ entries. */
+static void test_prob_estimate(void **state) {
     (void)state;
     enum { N = 1003 };
     float row[N];
@@ -680,7 +683,7 @@ static void test_chance(void **state) {
                 row[n / 2] = -INFINITY;
             for (int i = 0; i < n; i += 1 + n / 7) {
                 double truth = exp(so_sample_logprob(row, n, i));
-                assert_true(fabs((double)so_sample_chance(s, row, i) - truth) <=
+                assert_true(fabs((double)so_sample_prob_estimate(s, row, i) - truth) <=
                             1e-3 * truth + 1e-30);
             }
         }
@@ -697,7 +700,7 @@ static void test_logprobs(void **state) {
     so_rng_key key = {.seed = 5, .purpose = SO_RNG_TEST};
     for (int i = 0; i < N; i++) /* steps of a quarter: ties everywhere */
         row[i] = 0.25f * (float)(int)(40 * so_rng_uniform(&key, (uint32_t)i));
-    so_sampler *s = so_sampler_create(N), *twin = so_sampler_create_as(N, &so_noise_scalar);
+    so_sampler *s = so_sampler_create(N), *twin = so_sampler_create_at_level(N, &so_noise_scalar);
     so_sample_logprobs(twin, row, 17, N, same);
     so_sample_logprobs(s, row, 17, N, out);
     assert_memory_equal(same, out, sizeof out);
@@ -712,17 +715,18 @@ static void test_logprobs(void **state) {
             assert_true(out[0].logprob == out[i].logprob);
     }
     assert_true(fabs(sum - 1) < 1e-6);
-    so_logprob few[1 + 7];
-    so_sample_logprobs(s, row, 17, 7, few);
-    assert_memory_equal(few, out, sizeof few); /* a shorter list is the beginning of a longer one */
-    so_sample_logprobs(s, row, 18, 0, few);
-    assert_int_equal(few[0].token, 18);
-    assert_int_equal(few[1].token, out[1].token); /* untouched */
+    so_logprob shorter[1 + 7];
+    so_sample_logprobs(s, row, 17, 7, shorter);
+    assert_memory_equal(shorter, out,
+                        sizeof shorter); /* a shorter list is a prefix of a longer one */
+    so_sample_logprobs(s, row, 18, 0, shorter);
+    assert_int_equal(shorter[0].token, 18);
+    assert_int_equal(shorter[1].token, out[1].token); /* untouched */
     so_sampler_free(s);
     so_sampler_free(twin);
 }
 
-/* Rows no sane model gives: results stay numbers. */
+/* Rows that no working model gives: results stay finite numbers. */
 static void test_logprobs_of_odd_rows(void **state) {
     (void)state;
     so_logprob out[5];
@@ -746,7 +750,7 @@ static void test_logprobs_of_odd_rows(void **state) {
     so_sampler_free(s);
 }
 
-/* What `reject` and drafts use is the pipeline of so_sample_token, not a second one. */
+/* `reject` and drafts use the same steps as so_sample_token, not a second implementation. */
 static void test_adjusted_and_pick(void **state) {
     (void)state;
     enum { N = 5 };
@@ -780,10 +784,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_draw_equals_reference),
         cmocka_unit_test(test_a_forced_level_is_used),
-        cmocka_unit_test(test_levels_draw_the_same),
-        cmocka_unit_test(test_loudest_wins_by_a_hair),
-        cmocka_unit_test(test_named_rows),
-        cmocka_unit_test(test_hopeful_misses_nobody),
+        cmocka_unit_test(test_levels_sample_the_same),
+        cmocka_unit_test(test_close_scores),
+        cmocka_unit_test(test_subset_rows),
+        cmocka_unit_test(test_candidates_include_every_winner),
         cmocka_unit_test(test_distribution_equals_reference),
         cmocka_unit_test(test_levels_weigh_the_same),
         cmocka_unit_test(test_chi_square_against_softmax),
@@ -795,7 +799,7 @@ int main(void) {
         cmocka_unit_test(test_bias_bans_and_check_names_flags),
         cmocka_unit_test(test_extreme_temperatures),
         cmocka_unit_test(test_logprob),
-        cmocka_unit_test(test_chance),
+        cmocka_unit_test(test_prob_estimate),
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_logprobs_of_odd_rows),
         cmocka_unit_test(test_adjusted_and_pick),

@@ -180,14 +180,14 @@ static const float *target_row(void *user, int node) {
 }
 
 static void make_draft(const so_lossless_case *c, so_tree *t, const int32_t *text, int n,
-                       so_chance *draws) {
+                       so_verify_rng *draws) {
     so_tree_reset(t, text[n - 1], n - 1);
     c->propose(c->user, text, n, t, draws);
 }
 
 /* The emitted tokens and their number. */
 static int check_draft(so_lossless_rows *rows, so_tree *t, const int32_t *text, int n,
-                       so_chance *tests, int32_t *emitted) {
+                       so_verify_rng *tests, int32_t *emitted) {
     const so_lossless_case *c = rows->c;
     double scratch[2 * SO_TOY_MAX_VOCAB];
     so_verdict v;
@@ -246,7 +246,7 @@ static int text_of(const so_lossless_case *c, int len, int number, int32_t *text
 enum { MAX_CHOICES = 256 };
 
 typedef struct enumerator {
-    so_chance base;
+    so_verify_rng base;
     int n, at;
     struct {
         int outcome, next; /* next: −1 where this outcome is the last possible one */
@@ -271,14 +271,15 @@ static int choose(enumerator *e, const double *w, int n, double total) {
     return outcome;
 }
 
-static bool enum_accept(so_chance *c, uint32_t position, uint32_t index, double p, double q) {
+static bool enum_accept(so_verify_rng *c, uint32_t position, uint32_t index, double p, double q) {
     (void)position;
     (void)index;
     double yes = p >= q ? 1 : p / q;
     return choose((enumerator *)c, (double[]){1 - yes, yes}, 2, 1) == 1;
 }
 
-static int32_t enum_draw(so_chance *c, uint32_t position, const double *w, int n, double total) {
+static int32_t enum_draw(so_verify_rng *c, uint32_t position, const double *w, int n,
+                         double total) {
     (void)position;
     return choose((enumerator *)c, w, n, total);
 }
@@ -433,12 +434,13 @@ void so_lossless_check(const so_lossless_case *c) {
 
 /* Chance for drafters: a purpose of its own, and a running index, so that no draw repeats. */
 typedef struct drafter_chance {
-    so_chance base;
+    so_verify_rng base;
     so_rng_key key;
     uint32_t index;
 } drafter_chance;
 
-static int32_t drafter_draw(so_chance *c, uint32_t position, const double *w, int n, double total) {
+static int32_t drafter_draw(so_verify_rng *c, uint32_t position, const double *w, int n,
+                            double total) {
     drafter_chance *d = (drafter_chance *)c;
     (void)position;
     double at = so_rng_uniform(&d->key, d->index++) * total;
@@ -455,11 +457,11 @@ static int32_t drafter_draw(so_chance *c, uint32_t position, const double *w, in
 /* One request of n_out tokens; the number of its text. */
 static int sample_text(so_lossless_rows *rows, so_tree *t, uint64_t seed) {
     const so_lossless_case *c = rows->c;
-    so_chance_keyed tests;
+    so_verify_rng_keyed tests;
     drafter_chance draws = {{.draw = drafter_draw}, {.seed = seed, .purpose = SO_RNG_DRAFT}, 0};
     int32_t text[SO_TOY_MAX_TEXT];
     int n_prompt = so_lossless_prompt(c, text), n = n_prompt, number = 0;
-    so_chance_keyed_init(&tests, seed, 0);
+    so_verify_rng_keyed_init(&tests, seed, 0);
     if (c->begin)
         c->begin(c->user, text, n, seed);
     while (n < n_prompt + c->n_out) {

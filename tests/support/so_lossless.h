@@ -60,13 +60,13 @@ typedef struct so_lossless_case {
     const so_toy *target;
     int n_out;
     /* Adds guesses to the tree, whose root is text[n−1]. draws NULL: see next_draft. */
-    void (*propose)(void *user, const int32_t *text, int n, so_tree *t, so_chance *draws);
+    void (*propose)(void *user, const int32_t *text, int n, so_tree *t, so_verify_rng *draws);
     void *user;
     /* Both optional. A request begins with this text; tokens that a round emitted. */
     void (*begin)(void *user, const int32_t *text, int n, uint64_t seed);
     void (*observe)(void *user, const int32_t *tokens, int n);
     /* NULL: so_verify_reject, exact. */
-    void (*verify)(const so_tree *t, so_verify_row *row, void *user, so_chance *chance,
+    void (*verify)(const so_tree *t, so_verify_row *row, void *user, so_verify_rng *chance,
                    double *scratch, so_verdict *out);
     /* NULL: the toy's rows are distributions. Else their logarithms are logits. */
     const so_sample_params *sample;

@@ -166,7 +166,7 @@ static bool real_next(void *user) {
     return false;
 }
 
-static void real_propose(void *user, const int32_t *text, int n, so_tree *t, so_chance *draws) {
+static void real_propose(void *user, const int32_t *text, int n, so_tree *t, so_verify_rng *draws) {
     so_lossless_real *r = user;
     if (draws) {
         ask(r, text, n, t, NULL);
@@ -217,7 +217,7 @@ static int32_t choose(void *user, int node) {
 
 /* A request of at least n tokens with the drafter. */
 static void speculate(const so_lossless_case *c, seeded *s, so_tree *t, int32_t *text, int n) {
-    so_chance keyed = {0};
+    so_verify_rng keyed = {0};
     int len = s->n = so_lossless_prompt(c, text);
     s->t = t;
     s->text = text;

@@ -22,7 +22,7 @@ void so_rig_open(so_rig *r, const char *path, const so_rig_opts *o) {
     SO_OK_OR_FAIL(so_kv_create(r->b, &shape, &r->kv, &err), err);
     SO_OK_OR_FAIL(so_pass_create(r->m, r->kv, rows, rows, &r->p, &err), err);
     r->n_vocab = hp->n_vocab;
-    r->width = so_model_n_said(r->m);
+    r->width = so_model_logits_len(r->m);
 }
 
 void so_rig_close(so_rig *r) {

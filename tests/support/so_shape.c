@@ -93,14 +93,14 @@ static void metadata(const so_shape *t, so_gguf_writer *w) {
         so_gguf_writer_u32(w, "llama.attention.sliding_window", (uint32_t)t->window);
 }
 
-static void add_said(const so_shape *t, so_gguf_writer *w) {
-    size_t size = t->said_type == SO_GGUF_U8 ? 1 : 4;
+static void add_vocab_mask(const so_shape *t, so_gguf_writer *w) {
+    size_t size = t->vocab_mask_type == SO_GGUF_U8 ? 1 : 4;
     so_gguf_writer_copy_kv(w, &(so_gguf_kv){.key = SO_STR("sooth.draft.output_mask"),
                                             .type = SO_GGUF_ARRAY,
-                                            .elem = t->said_type,
-                                            .n = (uint64_t)t->n_said,
-                                            .data = t->said,
-                                            .n_bytes = size * (size_t)t->n_said});
+                                            .elem = t->vocab_mask_type,
+                                            .n = (uint64_t)t->n_vocab_mask,
+                                            .data = t->vocab_mask,
+                                            .n_bytes = size * (size_t)t->n_vocab_mask});
 }
 
 /* The spec's harm; returns the new count. */
@@ -127,8 +127,8 @@ char *so_shape_write(const char *dir, const so_shape *t) {
     char *path = so_path_join(dir, "shape.gguf");
     so_gguf_writer *w = so_gguf_writer_create();
     metadata(t, w);
-    if (t->said)
-        add_said(t, w);
+    if (t->vocab_mask)
+        add_vocab_mask(t, w);
     for (int i = 0; i < n; i++)
         so_gguf_writer_tensor(w, list[i].name, SO_DTYPE_F32, list[i].n_dims, list[i].dims);
     SO_OK_OR_FAIL(so_gguf_writer_begin(w, path, &err), err);

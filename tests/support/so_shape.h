@@ -20,9 +20,9 @@ typedef struct so_shape {
     const char *sicken;  /* its last element is infinite */
     const char *extra;   /* added, one element */
     /* What it can say, one bit an id; NULL: everything. Another type than bytes is harm. */
-    const void *said;
-    int n_said; /* elements */
-    so_gguf_type said_type;
+    const void *vocab_mask;
+    int n_vocab_mask; /* elements */
+    so_gguf_type vocab_mask_type;
 } so_shape;
 
 /* The small one that most tests take; they add n_layers, n_vocab, n_ctx and a seed. */

@@ -1,6 +1,6 @@
-/* How often guesses are accepted, and how far lenience may go: measured against the formulas of
- * theory.h. Exact where enumeration serves; where chance is sampled the seed is fixed and the limit
- * is four standard errors (one false alarm in 16,000 per comparison, were the seed not fixed). */
+/* Acceptance rates, and the bound of lenience, against the formulas of theory.h. Exact by
+ * enumeration where possible. Sampled tests have a fixed seed and a limit of four standard errors
+ * (with a random seed one false alarm in 16,000 per comparison). */
 #include "so_lossless.h"
 #include "so_test.h"
 
@@ -14,7 +14,7 @@
 enum { V = 5 };
 static const float P[V] = {0.35f, 0.25f, 0.2f, 0.15f, 0.05f};
 static const float Q[V] = {0.2f, 0.3f, 0.05f, 0.15f, 0.3f};
-static double p[V], q[V]; /* the same, of sum 1 in double */
+static double p[V], q[V]; /* the same, with sum 1 in double */
 
 static int setup(void **state) {
     (void)state;
@@ -41,7 +41,7 @@ typedef struct iid_drafter {
     so_q_kind kind;
 } iid_drafter;
 
-static void iid_propose(void *user, const int32_t *text, int n, so_tree *t, so_chance *draws) {
+static void iid_propose(void *user, const int32_t *text, int n, so_tree *t, so_verify_rng *draws) {
     const iid_drafter *d = user;
     (void)text;
     (void)n;
@@ -64,9 +64,9 @@ static void iid_propose(void *user, const int32_t *text, int n, so_tree *t, so_c
 }
 
 static double lenience;
-static void lenient_verify(const so_tree *t, so_verify_row *row, void *user, so_chance *chance,
+static void lenient_verify(const so_tree *t, so_verify_row *row, void *user, so_verify_rng *rng,
                            double *scratch, so_verdict *out) {
-    so_verify_reject(t, row, user, chance, lenience, scratch, out);
+    so_verify_reject(t, row, user, rng, lenience, scratch, out);
 }
 
 static so_toy target;
@@ -106,7 +106,7 @@ static int32_t inverse(const double *w, int n, double u) {
     return i;
 }
 
-/* The same as a user sees it: production chance, accepted over tested, tokens per round. */
+/* The same with the production random source: accepted over tested, tokens per round. */
 static void test_reject_measured(void **state) {
     (void)state;
     enum { GAMMA = 5, ROUNDS = 200000 };
@@ -116,9 +116,9 @@ static void test_reject_measured(void **state) {
     so_tree_init(t, V, GAMMA);
     for (int i = 0; i < ROUNDS; i++) {
         so_rng_key key = {.seed = (uint64_t)i, .purpose = SO_RNG_DRAFT};
-        so_chance_keyed chance;
+        so_verify_rng_keyed rng;
         so_verdict v;
-        so_chance_keyed_init(&chance, (uint64_t)i, 0);
+        so_verify_rng_keyed_init(&rng, (uint64_t)i, 0);
         so_tree_reset(t, 0, 0);
         for (int k = 0, node = 0; k < GAMMA; k++) {
             int row = so_tree_new_row(t);
@@ -126,7 +126,7 @@ static void test_reject_measured(void **state) {
             int32_t x = inverse(q, V, so_rng_uniform(&key, (uint32_t)k));
             node = so_tree_add(t, node, x, SO_Q_ROW, row, 0, 0.5f);
         }
-        so_verify_reject(t, iid_row, (void *)(uintptr_t)P, &chance.base, 1, scratch, &v);
+        so_verify_reject(t, iid_row, (void *)(uintptr_t)P, &rng.base, 1, scratch, &v);
         tested += v.n_tested;
         accepted += v.n_accepted;
     }
@@ -167,8 +167,8 @@ static int32_t seeded_choice(void *user, int node) {
     return gumbel_argmax(p, s->seed, (uint32_t)(s->t->root_pos + s->t->nodes[node].depth + 1));
 }
 
-/* Draft and target share the noise. The text is plain sampling's, token for token, and guesses are
- * accepted as often as the formula says. */
+/* Draft and target share the noise. The text is that of plain sampling, token for token, and the
+ * acceptance rate is that of the formula. */
 static void test_match_measured(void **state) {
     (void)state;
     enum { GAMMA = 4, TEXT = 400000 };
@@ -218,14 +218,14 @@ static void test_lenient_exact(void **state) {
             near(s[i], l + (1 - b) * fmax(0, p[i] - q[i]) / (1 - a), 1e-12);
             assert_true(s[i] <= p[i] / lenience + 1e-12);
             variation += fabs(s[i] - p[i]) / 2;
-            beyond += fmax(0, l - p[i]); /* no residual can take this back */
+            beyond += fmax(0, l - p[i]); /* no residual can compensate this */
         }
         near(variation, beyond, 1e-12);
         assert_int_equal(variation > 1e-3, lenience < 0.9);
     }
 }
 
-/* Chains, and several proposals of either kind: no token is likelier than p/L. */
+/* Chains, and several proposals of either kind: no token is more likely than p/L. */
 static void test_lenient_bound(void **state) {
     (void)state;
     const iid_drafter shapes[] = {{1, 3, SO_Q_ROW}, {3, 1, SO_Q_ROW}, {3, 1, SO_Q_ROW_SET}};
@@ -242,10 +242,10 @@ static void test_lenient_bound(void **state) {
                 tight |= lenience < 0.8 && s[x] > p[x] / lenience - 1e-12;
             }
         }
-    assert_true(tight); /* the bound is reached: no smaller one would hold */
+    assert_true(tight); /* the bound is attained, so no smaller one holds */
 }
 
-/* Lenience must show up as a difference in the suite that everything exact passes. */
+/* The suite that all exact modes pass must detect lenience as a difference. */
 static void test_lenient_is_lossy(void **state) {
     (void)state;
     iid_drafter d = {1, 2, SO_Q_ROW};

@@ -1,8 +1,8 @@
-/* The lossless suite on toy drafters: every kind of proposal and tree leaves the distribution as it
- * was, and every known way to break the rule of sight is noticed.
+/* The lossless suite on toy drafters: with every kind of proposal and tree the output has the
+ * target's distribution, and every known way to break the rule of sight (reject.c) is detected.
  *
- * All by exact enumeration (so_lossless.h); the last test repeats some by sampling with the
- * production source of chance, a million texts each. */
+ * All by exact enumeration (so_lossless.h); the last test repeats some cases by sampling with the
+ * production random source, a million texts each. */
 #include "so_lossless.h"
 #include "so_test.h"
 
@@ -16,18 +16,18 @@
 typedef enum mutation {
     SOUND,
     DROP_LOW_Q,      /* a drawn token is dropped because its q is low */
-    SORT_SIBLINGS,   /* drawn siblings are handed over best-first */
+    SORT_SIBLINGS,   /* drawn siblings are proposed best first */
     MERGE_ONCE,      /* a token that was drawn twice is proposed once */
     SET_AS_ROW,      /* drawn without replacement, declared as independent */
-    SET_SORTED,      /* drawn without replacement, handed over best-first */
+    SET_SORTED,      /* drawn without replacement, proposed best first */
     ARGMAX_AS_ROW,   /* the argmax, declared as drawn from the row */
-    BETTER_OF_TWO,   /* two drafts were drawn, the one that looks better is kept */
-    BETTER_OF_CACHE, /* the same for whole chains, by what q thinks of them */
+    BETTER_OF_TWO,   /* two drafts are drawn, and the better-looking one is proposed */
+    BETTER_OF_CACHE, /* the same for whole chains, by their probability under q */
 } mutation;
 
 typedef struct toy_drafter {
     const so_toy *q[2]; /* NULL: one model only */
-    so_q_kind kind;     /* SO_Q_POINT: the argmax, or where `wild`, any drawn token */
+    so_q_kind kind;     /* SO_Q_POINT: the argmax, or any drawn token if `wild` */
     bool wild;
     int width, depth; /* draws at each node; 1 is a chain */
     mutation mutation;
@@ -40,7 +40,7 @@ static int new_row(so_tree *t, const float *q) {
     return row;
 }
 
-static int32_t draw_without(so_chance *draws, const float *q, int n, unsigned without) {
+static int32_t draw_without(so_verify_rng *draws, const float *q, int n, unsigned without) {
     double w[SO_TOY_MAX_VOCAB], total = 0;
     for (int i = 0; i < n; i++)
         total += w[i] = without >> i & 1 ? 0 : (double)q[i];
@@ -64,8 +64,8 @@ static void sort_by_q(int32_t *x, int n, const float *q) {
         }
 }
 
-/* Draws the tokens to propose at one node; their number. */
-static int draw_tokens(const toy_drafter *d, const float *q, int n_vocab, so_chance *draws,
+/* Draws the tokens to propose at one node; returns their number. */
+static int draw_tokens(const toy_drafter *d, const float *q, int n_vocab, so_verify_rng *draws,
                        int32_t *x) {
     int n = 0;
     unsigned drawn = 0;
@@ -94,7 +94,8 @@ static int draw_tokens(const toy_drafter *d, const float *q, int n_vocab, so_cha
 }
 
 /* Every node above `depth` gets its draws from the first model. */
-static void grow(const toy_drafter *d, const int32_t *text, int n, so_tree *t, so_chance *draws) {
+static void grow(const toy_drafter *d, const int32_t *text, int n, so_tree *t,
+                 so_verify_rng *draws) {
     for (int node = 0; node < t->n_nodes; node++) {
         if (t->nodes[node].depth >= d->depth)
             continue;
@@ -110,7 +111,7 @@ static void grow(const toy_drafter *d, const int32_t *text, int n, so_tree *t, s
 
 /* Two models draw a chain each; where they agree the chains share nodes. */
 static void two_chains(const toy_drafter *d, const int32_t *text, int n, so_tree *t,
-                       so_chance *draws) {
+                       so_verify_rng *draws) {
     for (int m = 0; m < 2; m++)
         for (int node = 0, k = 0; k < d->depth; k++) {
             int32_t path[SO_TOY_MAX_TEXT];
@@ -125,7 +126,7 @@ static void two_chains(const toy_drafter *d, const int32_t *text, int n, so_tree
 
 /* Two chains are drawn, and the one to which q gives the higher probability is proposed. */
 static void better_chain(const toy_drafter *d, const int32_t *text, int n, so_tree *t,
-                         so_chance *draws) {
+                         so_verify_rng *draws) {
     int32_t x[2][SO_TOY_MAX_TEXT];
     double score[2] = {1, 1};
     for (int m = 0; m < 2; m++) {
@@ -142,7 +143,7 @@ static void better_chain(const toy_drafter *d, const int32_t *text, int n, so_tr
                            0.5f);
 }
 
-static void toy_propose(void *user, const int32_t *text, int n, so_tree *t, so_chance *draws) {
+static void toy_propose(void *user, const int32_t *text, int n, so_tree *t, so_verify_rng *draws) {
     const toy_drafter *d = user;
     if (d->mutation == BETTER_OF_CACHE)
         better_chain(d, text, n, t, draws);
@@ -155,7 +156,8 @@ static void toy_propose(void *user, const int32_t *text, int n, so_tree *t, so_c
 
 /* A node of every kind: the argmax of one model as a point mass, two draws without replacement from
  * one row, and between them one from another row, once as a set of its own and once independent. */
-static void mixed_propose(void *user, const int32_t *text, int n, so_tree *t, so_chance *draws) {
+static void mixed_propose(void *user, const int32_t *text, int n, so_tree *t,
+                          so_verify_rng *draws) {
     const toy_drafter *d = user;
     for (int node = 0; node < t->n_nodes; node++) {
         if (t->nodes[node].depth >= d->depth)
@@ -176,17 +178,16 @@ static void mixed_propose(void *user, const int32_t *text, int n, so_tree *t, so
     so_tree_check(t);
 }
 
-/* Rows as they should not be: scaled (the draw is from the scaled row), or with entries that are no
- * probabilities. */
+/* Invalid rows: scaled (drawn from the scaled row), or with entries that are not probabilities. */
 typedef struct bad_rows {
     const so_toy *q;
     float scale;
-    float poison; /* put at the token after the drawn one; 0: none */
-    bool disown;  /* the row has 0 where it drew */
+    float poison; /* entry at the token after the drawn one; 0: none */
+    bool disown;  /* the row has 0 at the drawn token */
     int depth;
 } bad_rows;
 
-static void bad_propose(void *user, const int32_t *text, int n, so_tree *t, so_chance *draws) {
+static void bad_propose(void *user, const int32_t *text, int n, so_tree *t, so_verify_rng *draws) {
     const bad_rows *d = user;
     for (int node = 0, k = 0; k < d->depth; k++) {
         int32_t path[SO_TOY_MAX_TEXT];
@@ -208,15 +209,15 @@ static void bad_propose(void *user, const int32_t *text, int n, so_tree *t, so_c
 typedef enum fault {
     NO_FAULT,
     ACCEPT_ALL,
-    KEEP_P,        /* after a rejection p is drawn from unchanged */
-    NO_RENORM,     /* the residual is compared as it is, without its mass */
-    FORGET_RESIDUE /* a second sibling is tested against p, not against what is left */
+    KEEP_P,         /* after a rejection, samples from the unchanged p */
+    NO_RENORM,      /* the residual is used without dividing by its mass */
+    FORGET_RESIDUAL /* a second sibling is tested against p instead of the residual */
 } fault;
 
 static fault active_fault;
 
-/* The walk of reject.c in its plainest form, normalised at every step, with a fault on request. */
-static void faulty_verify(const so_tree *t, so_verify_row *row, void *user, so_chance *chance,
+/* The walk of reject.c in its simplest form, normalised at every step, with an optional fault. */
+static void faulty_verify(const so_tree *t, so_verify_row *row, void *user, so_verify_rng *rng,
                           double *scratch, so_verdict *out) {
     double *r = scratch, *q = scratch + t->n_vocab, mass;
     int node = 0, child = 0;
@@ -233,9 +234,9 @@ static void faulty_verify(const so_tree *t, so_verify_row *row, void *user, so_c
             double q_mass = 0;
             for (int i = 0; i < t->n_vocab; i++)
                 q_mass += q[i] = s->row < 0 ? i == x : (double)so_tree_row(t, s->row)[i];
-            double px = active_fault == FORGET_RESIDUE ? (double)p[x] : r[x];
+            double px = active_fault == FORGET_RESIDUAL ? (double)p[x] : r[x];
             px /= active_fault == NO_RENORM ? 1 : mass;
-            if (active_fault == ACCEPT_ALL || chance->accept(chance, 0, 0, px, q[x] / q_mass)) {
+            if (active_fault == ACCEPT_ALL || rng->accept(rng, 0, 0, px, q[x] / q_mass)) {
                 child = s->child;
                 continue;
             }
@@ -246,13 +247,13 @@ static void faulty_verify(const so_tree *t, so_verify_row *row, void *user, so_c
             for (int i = 0; i < t->n_vocab; i++)
                 mass += r[i] = r[i] > scale * q[i] ? r[i] - scale * q[i] : 0;
             for (int i = 0; !(mass > 0) && i < t->n_vocab; i++)
-                r[i] = 1; /* only a fault gets here */
+                r[i] = 1; /* only reached with a fault */
             mass = mass > 0 ? mass : t->n_vocab;
         }
         if (child >= 0)
             out->path[out->n_accepted++] = (int16_t)(node = child);
     }
-    out->token = chance->draw(chance, 0, r, t->n_vocab, mass);
+    out->token = rng->draw(rng, 0, r, t->n_vocab, mass);
 }
 
 /* --- toys --- */
@@ -292,7 +293,7 @@ static void test_chains(void **state) {
         }
 }
 
-/* A draft longer than the request is enumerated in full, and four tokens come out. */
+/* A draft longer than the request is enumerated in full, and four tokens are emitted. */
 static void test_long_text(void **state) {
     (void)state;
     make_toys(2, 77, 0);
@@ -340,7 +341,7 @@ static void test_several_drafters(void **state) {
     so_lossless_check(&c);
 }
 
-/* Rows that are not distributions are weights or, where they cannot be, mean a point mass. */
+/* Rows that are not distributions count as weights or, if impossible, as a point mass. */
 static void test_bad_rows(void **state) {
     (void)state;
     const float scales[] = {0.5f, 3, 1e30f, 1e-30f, 0};
@@ -363,7 +364,7 @@ static void test_bad_rows(void **state) {
     so_lossless_check(&c);
 }
 
-/* The plain form of the walk, from which the faulty ones are made, is itself right. */
+/* The fault-free reference walk is itself exact. */
 static void test_reference(void **state) {
     (void)state;
     active_fault = NO_FAULT;
@@ -376,7 +377,7 @@ static void test_reference(void **state) {
 
 /* --- mutants --- */
 
-/* Far above what rounding can do, so that the tolerance is not what decides. */
+/* Well above rounding errors, so that the tolerance does not decide. */
 static const double NOTICED = 1e-4;
 
 static void must_notice(const char *name, const so_lossless_case *c) {
@@ -407,7 +408,7 @@ static void test_mutant_drafters(void **state) {
         toy_drafter d = mutants[i].d;
         so_lossless_case c = toy_case(mutants[i].name, &d, 2);
         must_notice(mutants[i].name, &c);
-        /* The same drafter without its fault passes: it is the fault that was noticed. */
+        /* The same drafter without its fault passes, so the fault is what was detected. */
         d.mutation = SOUND;
         so_lossless_check(&c);
     }
@@ -419,7 +420,7 @@ static void test_mutant_verifiers(void **state) {
                            "residual without its mass", "second sibling against p"};
     make_toys(4, 800, 0);
     toy_drafter d = {{&far_q}, SO_Q_ROW, 0, 2, 1, SOUND};
-    for (int f = ACCEPT_ALL; f <= FORGET_RESIDUE; f++) {
+    for (int f = ACCEPT_ALL; f <= FORGET_RESIDUAL; f++) {
         active_fault = (fault)f;
         so_lossless_case c = toy_case(names[f], &d, 2);
         c.verify = faulty_verify;
@@ -429,9 +430,9 @@ static void test_mutant_verifiers(void **state) {
 
 /* --- the vtable of real drafters --- */
 
-/* A drafter as the engine knows them: a chain of draws from a row, keyed by seed, position and
- * round; or, where `row` is NULL, the text's first token again and again, a point mass. State: how
- * many tokens it has observed, so that the harness is seen to tell it. */
+/* A drafter with the engine's interface: a chain of draws from a row, keyed by seed, position and
+ * round; or, if `row` is NULL, the first token of the text repeated, as a point mass. Its state is
+ * the number of observed tokens, which shows that the harness calls observe. */
 typedef struct vt_drafter {
     so_drafter base;
     const float *row;
@@ -487,8 +488,8 @@ static const so_drafter_vt VT = {
     .observe = vt_observe,
 };
 
-/* The common entry through which every real drafter runs. The last one draws with the very numbers
- * that decide its tests, which the rule of sight forbids. */
+/* The entry point of all real drafters. The last drafter draws with the random numbers that decide
+ * its tests, which the rule of sight forbids. */
 static void test_real_drafters(void **state) {
     (void)state;
     const int n = 300000;
@@ -511,7 +512,7 @@ static void test_real_drafters(void **state) {
     assert_int_equal(d.n_open, 0);
 }
 
-/* --- the production source of chance --- */
+/* --- the production random source --- */
 
 static void test_sampled(void **state) {
     (void)state;

@@ -1,4 +1,5 @@
-/* The paper's tables to the digit, where they come out; the formulas against brute force. */
+/* The paper's tables to the printed digit, where they can be reproduced; the formulas against brute
+ * force. */
 #include "so_test.h"
 
 #include <math.h>
@@ -26,7 +27,7 @@ static void test_expected_tokens(void **state) {
     near(so_theory_expected_tokens(0, 5), 1, 0);
     near(so_theory_expected_tokens(1, 5), 6, 0);
     near(so_theory_expected_tokens(0.7, 0), 1, 0);
-    /* Seed of the n-gram drafter, corrected: accepted tokens of four, without the extra one. */
+    /* N-gram drafting, four guesses: expected accepted tokens, without the correction or bonus. */
     near(so_theory_expected_tokens(0.5, 4) - 1, 0.94, 0.005);
     near(so_theory_expected_tokens(0.7, 4) - 1, 1.77, 0.005);
     near(so_theory_expected_tokens(0.9, 4) - 1, 3.10, 0.005);
@@ -45,7 +46,7 @@ static void test_table1(void **state) {
     }
 }
 
-/* Nine of twelve come out of the printed inputs; the others miss the last digit by one. */
+/* Nine of twelve rows follow from the printed inputs; the others miss the last digit by one. */
 static void test_table4(void **state) {
     (void)state;
     const bool comes_out[SO_THEORY_N4] = {1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 0};
@@ -54,7 +55,7 @@ static void test_table4(void **state) {
         double ours = so_theory_speedup(r->alpha, r->gamma, r->c);
         assert_int_equal(prints_as(ours, r->expected, 1), comes_out[i]);
         near(ours, r->expected, 0.07);
-        /* What α and c lost to rounding explains each of them. */
+        /* The rounding of the printed α and c explains each of them. */
         double least = so_theory_speedup(r->alpha - 0.005, r->gamma, r->c + 0.005);
         double most = so_theory_speedup(r->alpha + 0.005, r->gamma, r->c - 0.005);
         assert_true(least < r->expected + 0.05 && most > r->expected - 0.05);
@@ -94,7 +95,7 @@ static void test_best_gamma(void **state) {
             int ours = so_theory_best_gamma(alpha, c);
             near(so_theory_speedup(alpha, ours, c), so_theory_speedup(alpha, best, c),
                  1e-11 * so_theory_speedup(alpha, best, c));
-            /* Corollary 3.9: some gamma gains where α > c, none where α < c. */
+            /* Corollary 3.9: some gamma gains if α > c, none if α < c. */
             if (a * 50 != k * 100)
                 assert_int_equal(ours > 0, alpha > c);
             if (alpha > c)
@@ -134,7 +135,7 @@ static void random_row(uint64_t seed, uint32_t at, int n, double zeros, double *
         row[i] /= total;
 }
 
-/* The formula as it is written, term by term. */
+/* The formula evaluated directly, term by term. */
 static double match_as_written(const double *p, const double *q, int n) {
     double a = 0;
     for (int i = 0; i < n; i++) {

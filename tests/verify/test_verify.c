@@ -1,5 +1,5 @@
-/* Verification unit by unit: what a verdict says, how chance is asked, and the corners where
- * rounding or bad input would show. Distributions are the lossless suite's business. */
+/* Verification function by function: the contents of a verdict, the calls to the random source, and
+ * edge cases of rounding and bad input. Distributions are tested by the lossless suite. */
 #include "so_test.h"
 
 #include <math.h>
@@ -74,7 +74,7 @@ static void test_match_chain(void **state) {
     assert_int_equal(v.token, 0);
     assert_false(v.bonus);
     assert_int_equal(v.n_tested, 2);
-    assert_int_equal(second.n_asked, 2); /* nothing behind the first difference is looked at */
+    assert_int_equal(second.n_asked, 2); /* nothing after the first difference is examined */
 
     so_tree_reset(&tree, 0, 10);
     script none = {.token = {3}};
@@ -117,7 +117,7 @@ static void test_match_merged(void **state) {
     script s = {.token = {1, 2, 0}};
     so_verify_match(&tree, scripted, &s, &v);
     assert_path(&v, 2, (int[]){a, b});
-    assert_int_equal(v.n_tested, 2); /* the second proposal of a needs no test */
+    assert_int_equal(v.n_tested, 2); /* the second proposal of a is not tested */
 }
 
 /* --- lenient at temperature 0 --- */
@@ -146,7 +146,7 @@ static void test_lenient_greedy(void **state) {
     assert_false(v.bonus);
 
     so_tree_reset(&tree, 0, 0);
-    add(0, 3); /* p = 0 never stands */
+    add(0, 3); /* p = 0 is never accepted */
     so_verify_lenient_greedy(&tree, same_row, z, 1e-300, &v);
     assert_int_equal(v.n_accepted, 0);
 }
@@ -162,11 +162,11 @@ static void test_lenient_greedy_takes_the_likeliest(void **state) {
     assert_path(&v, 1, (int[]){a}); /* 0 and 2 tie: the lower id */
     int b = add(0, 1);
     so_verify_lenient_greedy(&tree, same_row, z, 0.01, &v);
-    assert_path(&v, 1, (int[]){b}); /* the argmax, once it is there */
+    assert_path(&v, 1, (int[]){b}); /* the argmax, if it was proposed */
     (void)c;
 }
 
-/* At lenience 1 it is greedy: another token with the same logit is not the argmax. */
+/* Lenience 1 is greedy: another token with the same logit is not the argmax. */
 static void test_lenient_greedy_one(void **state) {
     (void)state;
     so_verdict v;
@@ -180,17 +180,17 @@ static void test_lenient_greedy_one(void **state) {
     assert_int_equal(v.n_accepted, 1);
 }
 
-/* --- reject: how chance is asked --- */
+/* --- reject: calls to the random source --- */
 
 typedef struct recorder {
-    so_chance base;
-    bool answer[8]; /* of the tests, in order */
+    so_verify_rng base;
+    bool answer[8]; /* answers to the tests, in order */
     int n_tests, n_draws;
     uint32_t position[8], index[8], draw_position;
     double p[8], q[8], weight[V], total;
 } recorder;
 
-static bool record_accept(so_chance *c, uint32_t position, uint32_t index, double p, double q) {
+static bool record_accept(so_verify_rng *c, uint32_t position, uint32_t index, double p, double q) {
     recorder *r = (recorder *)c;
     r->position[r->n_tests] = position;
     r->index[r->n_tests] = index;
@@ -199,7 +199,8 @@ static bool record_accept(so_chance *c, uint32_t position, uint32_t index, doubl
     return r->answer[r->n_tests++];
 }
 
-static int32_t record_draw(so_chance *c, uint32_t position, const double *w, int n, double total) {
+static int32_t record_draw(so_verify_rng *c, uint32_t position, const double *w, int n,
+                           double total) {
     recorder *r = (recorder *)c;
     r->n_draws++;
     r->draw_position = position;
@@ -211,14 +212,14 @@ static int32_t record_draw(so_chance *c, uint32_t position, const double *w, int
     return best;
 }
 
-static const so_chance RECORD = {.accept = record_accept, .draw = record_draw};
+static const so_verify_rng RECORD = {.accept = record_accept, .draw = record_draw};
 
 static void near(double a, double b) {
     if (!(fabs(a - b) < 1e-12))
         fail_msg("%.17g is not %.17g", a, b);
 }
 
-static void test_reject_asks(void **state) {
+static void test_reject_calls(void **state) {
     (void)state;
     so_verdict v;
     double scratch[2 * V];
@@ -240,7 +241,8 @@ static void test_reject_asks(void **state) {
     assert_int_equal(r.index[1], 0);
     assert_int_equal(r.position[2], 22);
     assert_int_equal(r.index[2], 1);
-    /* p − q = 1/4, 0, 0, 1/8: mass 3/8, so the point has 1/3; without it only token 0 is left. */
+    /* p − q = 1/4, 0, 0, 1/8: mass 3/8, so the point mass has 1/3; without it only token 0
+     * remains. */
     near(r.p[2], 1.0 / 3);
     near(r.q[2], 1);
     assert_int_equal(r.draw_position, 22);
@@ -251,7 +253,7 @@ static void test_reject_asks(void **state) {
     (void)c;
 }
 
-/* The second draw without replacement was made from what the first left. */
+/* The second draw without replacement comes from q without the first token. */
 static void test_reject_without_replacement(void **state) {
     (void)state;
     so_verdict v;
@@ -262,14 +264,14 @@ static void test_reject_without_replacement(void **state) {
     memcpy(so_tree_row(&tree, row), q, sizeof q);
     so_tree_add(&tree, 0, 0, SO_Q_ROW_SET, row, 0, 0.5f);
     so_tree_add(&tree, 0, 1, SO_Q_ROW, row, 0, 0.5f); /* independent of the set */
-    add_row(0, 1, SO_Q_ROW_SET, q);                   /* another row: a set of its own */
+    add_row(0, 1, SO_Q_ROW_SET, q);                   /* another row: a separate set */
     so_tree_add(&tree, 0, 2, SO_Q_ROW_SET, row, 0, 0.5f);
     recorder r = {.base = RECORD};
     so_verify_reject(&tree, same_row, p, &r.base, 1, scratch, &v);
     near(r.q[0], 0.5);
     near(r.q[1], 0.25);
     near(r.q[2], 0.25);
-    near(r.q[3], 0.25); /* 1/8 of the half that is left */
+    near(r.q[3], 0.25); /* 1/8 of the remaining half */
     assert_int_equal(v.n_tested, 4);
 }
 
@@ -283,13 +285,13 @@ static void test_reject_lenience(void **state) {
     recorder r = {.base = RECORD};
     so_verify_reject(&tree, same_row, p, &r.base, 0.25, scratch, &v);
     near(r.q[0], 0.125);
-    near(r.weight[0] / r.total, 2.0 / 3); /* the residual is that of the exact form */
+    near(r.weight[0] / r.total, 2.0 / 3); /* same residual as in the exact form */
     near(r.weight[3] / r.total, 1.0 / 3);
 }
 
 /* --- reject: rounding --- */
 
-/* A rejection that cannot happen, forced: r stays what it was, and a token of p comes out. */
+/* An impossible rejection, forced: r keeps its value, and a token of p is emitted. */
 static void test_no_mass_left(void **state) {
     (void)state;
     so_verdict v;
@@ -309,7 +311,7 @@ static void test_no_mass_left(void **state) {
     assert_int_equal(v.token, 2);
     near(r.total, 1);
 
-    /* Point masses that take p away token by token leave the last one. */
+    /* Point masses that remove p token by token leave the last one. */
     so_tree_reset(&tree, 0, 0);
     for (int i = 0; i < V; i++)
         add(0, i);
@@ -319,7 +321,7 @@ static void test_no_mass_left(void **state) {
     near(r.p[3], 1);
 }
 
-/* p need not sum to one, and what is no probability in it is never emitted. */
+/* p need not sum to 1, and an entry that is not a weight is never emitted. */
 static void test_odd_p(void **state) {
     (void)state;
     so_verdict v;
@@ -329,28 +331,28 @@ static void test_odd_p(void **state) {
     add(0, 0);
     add(0, 2);
     for (uint64_t seed = 0; seed < 1000; seed++) {
-        so_chance_keyed c;
-        so_chance_keyed_init(&c, seed, 0);
+        so_verify_rng_keyed c;
+        so_verify_rng_keyed_init(&c, seed, 0);
         so_verify_reject(&tree, same_row, p, &c.base, 1, scratch, &v);
         assert_int_equal(v.n_accepted, 0);
         assert_true(v.token == 1 || v.token == 3);
     }
 }
 
-/* A guess that the target cannot say is never emitted, however sure its drafter, and the draw that
- * follows is from p without loss: q had no mass that p owes. */
+/* A guess with p = 0 is never emitted, whatever its confidence, and the residual is then all of p,
+ * since q covers none of it. */
 static void test_q_where_p_is_zero(void **state) {
     (void)state;
     so_verdict v;
     double scratch[2 * V];
-    const float p[V] = {0.5f, 0, 0.5f, 0}, sure[V] = {0, 1, 0, 0}, both[V] = {0, 0.5f, 0, 0.5f};
+    const float p[V] = {0.5f, 0, 0.5f, 0}, point[V] = {0, 1, 0, 0}, both[V] = {0, 0.5f, 0, 0.5f};
     static const double leniences[] = {1, 0.1, 1e-300};
     for (size_t l = 0; l < SO_LEN(leniences); l++)
         for (uint64_t seed = 0; seed < 300; seed++) {
-            so_chance_keyed c;
-            so_chance_keyed_init(&c, seed, 0);
+            so_verify_rng_keyed c;
+            so_verify_rng_keyed_init(&c, seed, 0);
             so_tree_reset(&tree, 0, 0);
-            add_row(0, 1, SO_Q_ROW, sure);
+            add_row(0, 1, SO_Q_ROW, point);
             add_row(0, 3, SO_Q_ROW_SET, both);
             add(0, 1);
             so_verify_reject(&tree, same_row, (void *)(uintptr_t)p, &c.base, leniences[l], scratch,
@@ -360,14 +362,14 @@ static void test_q_where_p_is_zero(void **state) {
             assert_true(v.token == 0 || v.token == 2);
         }
     so_tree_reset(&tree, 0, 0);
-    add_row(0, 1, SO_Q_ROW, sure);
+    add_row(0, 1, SO_Q_ROW, point);
     recorder r = {.base = RECORD};
     so_verify_reject(&tree, same_row, (void *)(uintptr_t)p, &r.base, 1, scratch, &v);
     for (int i = 0; i < V; i++)
         near(r.weight[i] / r.total, (double)p[i]);
 }
 
-/* Rows that sum to anything are weights: the same test and the same residual. */
+/* Rows with any sum are weights: the same test and the same residual. */
 static void test_q_of_any_sum(void **state) {
     (void)state;
     const float p[V] = {0.1f, 0.2f, 0.3f, 0.4f}, q[V] = {0.4f, 0.3f, 0.2f, 0.1f};
@@ -393,15 +395,15 @@ static void test_q_of_any_sum(void **state) {
     }
 }
 
-/* With the target as its own draft every guess stands, at every depth and seed. */
+/* With the target as its own draft model every guess is accepted, at every depth and seed. */
 static void test_own_draft(void **state) {
     (void)state;
     so_verdict v;
     double scratch[2 * V];
     float p[V] = {0.3f, 0.1f, 0.2f, 0.4f};
     for (uint64_t seed = 0; seed < 1000; seed++) {
-        so_chance_keyed c;
-        so_chance_keyed_init(&c, seed, 0);
+        so_verify_rng_keyed c;
+        so_verify_rng_keyed_init(&c, seed, 0);
         so_tree_reset(&tree, 0, 0);
         for (int k = 0, node = 0; k < 8; k++)
             node = add_row(node, (int32_t)((seed >> k) % V), SO_Q_ROW, p);
@@ -469,17 +471,17 @@ static void test_sums_of_all_levels(void **state) {
     double w[LONG], r[LONG], parts[LONG];
     for (size_t k = 0; k < SO_LEN(lengths) * 4; k++) {
         int n = lengths[k / 4];
-        so_rest rest = {p, q, 0.3 + (double)k};
+        so_residual residual = {p, q, 0.3 + (double)k};
         for (int i = 0; i < n; i++) {
             p[i] = i % 97 == 13 ? (k % 2 ? (float)NAN : -1) : level_of(k, i);
             q[i] = level_of(k + 100, i);
             w[i] = p[i] >= 0 ? (double)p[i] : 0.25;
-            r[i] = fmax(0, (p[i] >= 0 ? (double)p[i] : 0) - rest.scale * (double)q[i]);
-            assert_true(so_rest_at(&rest, i) == r[i]);
+            r[i] = fmax(0, (p[i] >= 0 ? (double)p[i] : 0) - residual.scale * (double)q[i]);
+            assert_true(so_residual_at(&residual, i) == r[i]);
         }
         for (int l = 0; l < n_levels; l++) {
             assert_true(levels[l]->mass(p, n, 0.25f) == plain_sum(w, n));
-            assert_true(levels[l]->rest(&rest, n, parts) == plain_sum(r, n));
+            assert_true(levels[l]->residual(&residual, n, parts) == plain_sum(r, n));
             for (int i = 0; i < n / SO_SUMS_PART; i++) {
                 double s[4] = {0};
                 for (int j = 0; j < SO_SUMS_PART; j++)
@@ -490,8 +492,8 @@ static void test_sums_of_all_levels(void **state) {
     }
 }
 
-/* A draw that never writes r down is the draw that does. */
-static void test_rest_looked_up_or_written(void **state) {
+/* Sampling by parts, without writing r, gives the same token as sampling from the written r. */
+static void test_residual_by_parts_or_written(void **state) {
     (void)state;
     static double scratch[2 * LONG];
     float p[LONG];
@@ -503,10 +505,10 @@ static void test_rest_looked_up_or_written(void **state) {
         so_tree_reset(&t, 0, (int)k);
         float *q = so_tree_row(&t, so_tree_new_row(&t));
         for (int i = 0; i < n; i++) {
-            /* also rows with all of r behind the last whole part, or before it */
-            bool owed = k % 3 == 0 || (k % 3 == 1 ? i >= n / 64 * 64 : i < 40);
+            /* also rows with the whole residual after the last whole part, or before it */
+            bool p_above_q = k % 3 == 0 || (k % 3 == 1 ? i >= n / 64 * 64 : i < 40);
             q[i] = level_of(k, i + 1);
-            p[i] = owed ? level_of(k + 7, i) + 1e-6f : q[i] * 0.01f;
+            p[i] = p_above_q ? level_of(k + 7, i) + 1e-6f : q[i] * 0.01f;
         }
         int32_t x = (int32_t)(k * 31) % n;
         q[x] += 0.1f;
@@ -515,8 +517,8 @@ static void test_rest_looked_up_or_written(void **state) {
         so_tree_add(&t, 0, x, SO_Q_ROW, 0, 0, 0.5f);
         so_verdict v[2];
         for (int written = 0; written < 2; written++) {
-            so_chance_keyed c;
-            so_chance_keyed_init(&c, k, 0);
+            so_verify_rng_keyed c;
+            so_verify_rng_keyed_init(&c, k, 0);
             c.base.uniform = written ? NULL : c.base.uniform;
             so_verify_reject(&t, same_row, p, &c.base, 1, scratch, &v[written]);
         }
@@ -532,17 +534,17 @@ static void test_rest_looked_up_or_written(void **state) {
 
 static void test_keyed(void **state) {
     (void)state;
-    so_chance_keyed a, b, other;
-    so_chance_keyed_init(&a, 7, 0);
-    so_chance_keyed_init(&b, 7, 0);
-    so_chance_keyed_init(&other, 7, 1);
+    so_verify_rng_keyed a, b, other;
+    so_verify_rng_keyed_init(&a, 7, 0);
+    so_verify_rng_keyed_init(&b, 7, 0);
+    so_verify_rng_keyed_init(&other, 7, 1);
     double w[V] = {0, 2, 0, 6};
     int threes = 0, accepted = 0, differ = 0;
     const int n = 100000;
     for (uint32_t i = 0; i < (uint32_t)n; i++) {
         int32_t x = a.base.draw(&a.base, i, w, V, 8);
         assert_true(x == 1 || x == 3);
-        assert_int_equal(b.base.draw(&b.base, i, w, V, 8), x); /* no call order */
+        assert_int_equal(b.base.draw(&b.base, i, w, V, 8), x); /* does not depend on call order */
         differ += other.base.draw(&other.base, i, w, V, 8) != x;
         threes += x == 3;
         accepted += a.base.accept(&a.base, i, 3, 0.1, 0.4);
@@ -554,14 +556,14 @@ static void test_keyed(void **state) {
     assert_true(differ > 30000);
 }
 
-/* Over more weights than are summed at once: each index as often as it weighs. */
+/* With more weights than one part: each index is drawn in proportion to its weight. */
 static void test_keyed_long(void **state) {
     (void)state;
     enum { N = 333, DRAWS = 200000 };
     static double w[N], total;
     static int counts[N];
-    so_chance_keyed c;
-    so_chance_keyed_init(&c, 11, 0);
+    so_verify_rng_keyed c;
+    so_verify_rng_keyed_init(&c, 11, 0);
     for (int i = 0; i < N; i++)
         total += w[i] = i % 5 == 2 || (i >= 64 && i < 192) ? 0 : 1 + i % 7;
     for (uint32_t i = 0; i < DRAWS; i++)
@@ -572,17 +574,18 @@ static void test_keyed_long(void **state) {
     }
 }
 
-/* A total above the sum, as rounding may leave it, still draws a token of positive weight. */
+/* With a total above the sum, as rounding may leave it, a token of positive weight is still
+ * drawn. */
 static void test_keyed_short_sum(void **state) {
     (void)state;
-    so_chance_keyed c;
-    so_chance_keyed_init(&c, 1, 0);
+    so_verify_rng_keyed c;
+    so_verify_rng_keyed_init(&c, 1, 0);
     double w[V] = {1, 1, 0, 0};
     for (uint32_t i = 0; i < 1000; i++)
         assert_true(c.base.draw(&c.base, i, w, V, 3) <= 1);
-    double far[200] = {[3] = 1, [70] = 1};
+    double weight[200] = {[3] = 1, [70] = 1};
     for (uint32_t i = 0; i < 1000; i++) {
-        int32_t x = c.base.draw(&c.base, i, far, 200, 3);
+        int32_t x = c.base.draw(&c.base, i, weight, 200, 3);
         assert_true(x == 3 || x == 70);
     }
 }
@@ -595,7 +598,7 @@ int main(void) {
         cmocka_unit_test(test_lenient_greedy),
         cmocka_unit_test(test_lenient_greedy_takes_the_likeliest),
         cmocka_unit_test(test_lenient_greedy_one),
-        cmocka_unit_test(test_reject_asks),
+        cmocka_unit_test(test_reject_calls),
         cmocka_unit_test(test_reject_without_replacement),
         cmocka_unit_test(test_reject_lenience),
         cmocka_unit_test(test_no_mass_left),
@@ -605,7 +608,7 @@ int main(void) {
         cmocka_unit_test(test_own_draft),
         cmocka_unit_test(test_a_forced_level_is_used),
         cmocka_unit_test(test_sums_of_all_levels),
-        cmocka_unit_test(test_rest_looked_up_or_written),
+        cmocka_unit_test(test_residual_by_parts_or_written),
         cmocka_unit_test(test_keyed),
         cmocka_unit_test(test_keyed_long),
         cmocka_unit_test(test_keyed_short_sum),

@@ -1,5 +1,5 @@
-/* The words of noise_x86.h for registers of 256 bits, AVX2 with FMA, and the table of that level. A
- * set of lanes is a register of all ones and zeros, as comparisons leave it. */
+/* The vector operations of noise_x86.h for 256-bit registers (AVX2 with FMA), and the table of that
+ * level. A set of lanes is a register of ones and zeros, as comparisons produce it. */
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -44,8 +44,8 @@ static inline vh h_minus(vh x, float y) { return _mm_sub_ps(x, _mm_set1_ps(y)); 
 
 #include "sample/cpu/noise_x86.h"
 
-static int widen(const float *x, const uint64_t *said, int n, float *out) {
-    return so_noise_scalar.widen(x, said, n, out);
+static int expand(const float *x, const uint64_t *subset_bits, int n, float *out) {
+    return so_noise_scalar.expand(x, subset_bits, n, out);
 }
 
-const so_noise_fns so_noise_avx2 = {survey, largest, find, hopeful, above, weigh, widen};
+const so_noise_fns so_noise_avx2 = {all_finite, largest, find, candidates, above, weigh, expand};

@@ -1,5 +1,5 @@
-/* The words of noise_x86.h for registers of 512 bits, AVX-512 (F, DQ), and the table of that level.
- * A set of lanes is a mask register. */
+/* The vector operations of noise_x86.h for 512-bit registers (AVX-512 F, DQ), and the table of that
+ * level. A set of lanes is a mask register. */
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -42,16 +42,16 @@ static inline vh h_minus(vh x, float y) { return _mm256_sub_ps(x, _mm256_set1_ps
 
 #include "sample/cpu/noise_x86.h"
 
-static int widen(const float *x, const uint64_t *said, int n, float *out) {
+static int expand(const float *x, const uint64_t *subset_bits, int n, float *out) {
     const float *from = x;
     vf never = _mm512_set1_ps(-INFINITY);
     for (int k = 0; k < n; k++)
         for (int i = 0; i < 64; i += LANES) {
-            vm in = (vm)(said[k] >> i);
+            vm in = (vm)(subset_bits[k] >> i);
             _mm512_storeu_ps(out + 64 * k + i, _mm512_mask_expandloadu_ps(never, in, from));
             from += __builtin_popcount(in);
         }
     return (int)(from - x);
 }
 
-const so_noise_fns so_noise_avx512 = {survey, largest, find, hopeful, above, weigh, widen};
+const so_noise_fns so_noise_avx512 = {all_finite, largest, find, candidates, above, weigh, expand};

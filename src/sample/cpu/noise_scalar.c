@@ -1,5 +1,5 @@
-/* noise.h in plain C: for CPUs without AVX2, and what the other levels are compared with. Also the
- * choice among levels. */
+/* noise.h in plain C: for CPUs without AVX2, and the reference for the other levels. Also selects
+ * the level. */
 #include <float.h>
 #include <math.h>
 
@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "sample/noise.h"
 
-static bool survey(const float *x, int n, float *top) {
+static bool all_finite(const float *x, int n, float *top) {
     bool all = true;
     float best = -INFINITY;
     for (int i = 0; i < n; i++) {
@@ -46,13 +46,13 @@ static int above(const so_noise_row *r, int32_t first, int n, float floor, int32
     return n_ids;
 }
 
-static int hopeful(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids) {
+static int candidates(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids) {
     uint32_t w[4], block = UINT32_MAX;
     int n_ids = 0;
     least -= SO_NOISE_MARGIN;
     for (int32_t id = first; id < first + n; id++) {
         float y = (r->x[id] - r->top) * r->inverse;
-        if (y + SO_NOISE_MOST < least)
+        if (y + SO_NOISE_MAX < least)
             continue;
         if ((uint32_t)id / 4 != block) {
             block = (uint32_t)id / 4;
@@ -68,12 +68,12 @@ static int hopeful(const so_noise_row *r, int32_t first, int n, float least, int
 
 static double exp_of(double y) {
     static const double c[SO_NOISE_N_TERMS] = SO_NOISE_EXP_TERMS;
-    double bounded = y > SO_NOISE_LEAST ? y : SO_NOISE_LEAST;
+    double bounded = y > SO_NOISE_EXP_MIN ? y : SO_NOISE_EXP_MIN;
     double i = nearbyint(bounded * SO_NOISE_LOG2E);
     double r = fma(-i, SO_NOISE_LN2_LOW, fma(-i, SO_NOISE_LN2_HIGH, bounded)), p = c[0];
     for (int k = 1; k < SO_NOISE_N_TERMS; k++)
         p = fma(p, r, c[k]);
-    return y > SO_NOISE_LEAST ? ldexp(p, (int)i) : 0;
+    return y > SO_NOISE_EXP_MIN ? ldexp(p, (int)i) : 0;
 }
 
 static double weigh(const float *x, int n, double top, double inverse, float *out) {
@@ -87,17 +87,17 @@ static double weigh(const float *x, int n, double top, double inverse, float *ou
            ((lane[2] + lane[6]) + (lane[3] + lane[7]));
 }
 
-static int widen(const float *x, const uint64_t *said, int n, float *out) {
+static int expand(const float *x, const uint64_t *subset_bits, int n, float *out) {
     int taken = 0;
     for (int i = 0; i < 64 * n; i++)
         out[i] = -INFINITY;
     for (int k = 0; k < n; k++)
-        for (uint64_t bits = said[k]; bits; bits &= bits - 1)
+        for (uint64_t bits = subset_bits[k]; bits; bits &= bits - 1)
             out[64 * k + __builtin_ctzll(bits)] = x[taken++];
     return taken;
 }
 
-const so_noise_fns so_noise_scalar = {survey, largest, find, hopeful, above, weigh, widen};
+const so_noise_fns so_noise_scalar = {all_finite, largest, find, candidates, above, weigh, expand};
 
 const so_noise_fns *so_noise(void) {
     static const so_noise_fns *const tables[SO_CPU_LEVELS] = {

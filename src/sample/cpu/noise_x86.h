@@ -1,30 +1,31 @@
-/* noise.h for x86, written once over registers whose width the including file knows:
+/* noise.h for x86, written once for both register widths. The including file defines:
  *
  *   V(op)                    the intrinsic of that width: V(add_ps) is _mm256_add_ps or _mm512_…
- *   LANES                    floats of a register; HALF as many are doubles
+ *   LANES                    floats per register; HALF as many doubles
  *   vf vi vd vh              floats, integers, doubles; half as many floats
- *   vm, md                   which lanes of floats, of doubles; m_none m_or m_bits (bit i: lane i)
- *   m_ge m_eq m_same d_gt    comparisons: ≥, =, equal integers, > of doubles; NaN is in none
- *   f_without(m, x)          0 in the lanes of m; d_within(m, x): 0 in the others
+ *   vm, md                   sets of float, of double lanes; m_none m_or m_bits (bit i: lane i)
+ *   m_ge m_eq m_same d_gt    comparisons: ≥, =, equal integers, > of doubles; false for NaN
+ *   f_without(m, x)          x with 0 in the lanes of m; d_within(m, x): 0 in the other lanes
  *   f_bits f_of i_and i_xor  floats as integers and back; bitwise; i_xor3: of three
- *   i_odd                    even lanes from the first, odd ones from the second
+ *   i_odd                    even lanes from the first argument, odd lanes from the second
  *   i_set64 h_load h_store   one number in all 64-bit lanes; vh from and to memory
- *   f_largest                over all lanes
- *   d_bits d_of h_minus      doubles as integers and back; vh less one number
- *   i_blocks                 which block of the generator runs in which lane, below
+ *   f_largest                the largest of all lanes
+ *   d_bits d_of h_minus      doubles as integers and back; vh minus one number
+ *   i_blocks                 which generator block runs in which lane, see below
  *
- * Every lane is computed by itself and sums are taken in an order that the width does not change
- * (`weigh`) or that noise.h leaves open (`above`), so bits are those of the scalar twin where it
- * promises them. What is left of a row takes the scalar way.
+ * Every lane is computed independently. Sums use an order that does not depend on the width
+ * (`weigh`) or that noise.h leaves open (`above`). So results are bit-identical to the scalar level
+ * where noise.h requires it. The elements after the last whole register go through the scalar
+ * functions.
  *
- * HALF blocks of the generator run beside each other, one in each lane of 64 bits, four words each.
- * Unpacking works within 128 bits; blocks are laid over the lanes so that it leaves the words of
- * 2 · LANES tokens in order. With four:
+ * HALF blocks of the generator run in parallel, one in each 64-bit lane, four words each. Unpacking
+ * works within 128 bits, so blocks are assigned to lanes such that unpacking leaves the words of
+ * 2 · LANES tokens in order. With four blocks:
  *
  *     lane      0  1 | 2  3
  *     block     0  2 | 1  3    words c0 … c3 of each, then unpacked: blocks 0 1, 2 3
  *
- * Included by noise_avx2.c and noise_avx512.c only. */
+ * Included only by noise_avx2.c and noise_avx512.c. */
 #include <immintrin.h>
 #include <math.h>
 
@@ -33,11 +34,11 @@
 
 enum { STEP = 4 * LANES, HALF = LANES / 2 };
 
-static bool survey(const float *x, int n, float *top) {
+static bool all_finite(const float *x, int n, float *top) {
     vi full = V(set1_epi32)(0x7F800000);
     vf m[2] = {V(set1_ps)(-INFINITY), V(set1_ps)(-INFINITY)};
     vm any = m_none();
-    float rest;
+    float tail_top;
     int i = 0;
     for (; i + 2 * LANES <= n; i += 2 * LANES)
         for (int k = 0; k < 2; k++) {
@@ -45,9 +46,9 @@ static bool survey(const float *x, int n, float *top) {
             any = m_or(any, m_same(i_and(f_bits(v), full), full));
             m[k] = V(max_ps)(m[k], v);
         }
-    bool all = so_noise_scalar.survey(x + i, n - i, &rest) && !m_bits(any);
+    bool all = so_noise_scalar.all_finite(x + i, n - i, &tail_top) && !m_bits(any);
     float best = f_largest(V(max_ps)(m[0], m[1]));
-    *top = rest > best ? rest : best;
+    *top = tail_top > best ? tail_top : best;
     return all;
 }
 
@@ -87,7 +88,7 @@ static inline vf f_exp(vf y) {
     return f_of(V(add_epi32)(f_bits(p), V(slli_epi32)(i, 23)));
 }
 
-/* Sums stay in single precision for one call: some thousands of elements, or an estimate. */
+/* The sum of one call stays in single precision: some thousands of elements, or an estimate. */
 static int above(const so_noise_row *r, int32_t first, int n, float floor, int32_t *ids,
                  double *low) {
     vf top = V(set1_ps)(r->top), inverse = V(set1_ps)(r->inverse);
@@ -107,11 +108,11 @@ static int above(const so_noise_row *r, int32_t first, int n, float floor, int32
     return n_ids + so_noise_scalar.above(r, first + i, n - i, floor, ids + n_ids, low);
 }
 
-/* What the rounds of the generator add to its words, in all lanes. Before the first two rounds most
- * words are the same in all blocks: what comes of those is worked out once. */
+/* Constants of the generator's rounds, in all lanes. In the first two rounds most words are equal
+ * in all blocks, so their results are computed once here. */
 typedef struct rounds {
-    vi index, second, third, fixed; /* joined to the only word that differs, or alone */
-    vi key[SO_RNG_ROUNDS][2];       /* from the third round on */
+    vi index, second, third, fixed; /* XORed to the word that differs between blocks; alone */
+    vi key[SO_RNG_ROUNDS][2];       /* round keys from the third round on */
 } rounds;
 
 static inline void set_rounds(const so_rng_key *key, rounds *r) {
@@ -131,13 +132,12 @@ static inline void set_rounds(const so_rng_key *key, rounds *r) {
     }
 }
 
-/* Upper halves of all lanes of 64 bits in the place of the lower ones: a shuffle, since shifts wait
- * for the same port as products. */
+/* Moves the upper half of each 64-bit lane to the lower half. A shuffle, because shifts compete
+ * with multiplications for the same port. */
 static inline vi upper(vi x) { return V(shuffle_epi32)(x, (_MM_PERM_ENUM)0xF5); }
 
-/* The words of HALF blocks, one block in each lane of 64 bits, in the order of their tokens. Words
- * are the lower halves of their lanes; the upper ones hold anything, since products do not look at
- * them. */
+/* The words of HALF blocks, one block in each 64-bit lane, in the order of their tokens. A word is
+ * the lower half of its lane; the upper half is undefined, since multiplications ignore it. */
 static inline void block_words(const rounds *r, uint32_t block, vi w[2]) {
     vi mul0 = i_set64(SO_RNG_MUL0), mul1 = i_set64(SO_RNG_MUL1);
     vi c3 = V(mul_epu32)(V(add_epi64)(i_set64(block), i_blocks()), mul0);
@@ -156,7 +156,7 @@ static inline void block_words(const rounds *r, uint32_t block, vi w[2]) {
     w[1] = V(unpackhi_epi64)(p, q);
 }
 
-/* The most that noise with such a word can be. */
+/* Upper bound of the noise for a random word. */
 static inline vf bound_of(vi word) {
     vi v = V(srli_epi32)(i_xor(word, V(set1_epi32)(-1)), 8);
     vf bits = V(cvtepi32_ps)(f_bits(V(cvtepi32_ps)(v)));
@@ -167,16 +167,18 @@ static inline vf y_of(const so_noise_row *r, vf x) {
     return V(mul_ps)(V(sub_ps)(x, V(set1_ps)(r->top)), V(set1_ps)(r->inverse));
 }
 
-/* Bit i: token i of STEP may reach `least`. Most often none may, which is seen by the largest logit
- * and the largest word of every four tokens: y and the bound both rise with them. */
-static inline uint64_t hopes(const so_noise_row *r, const rounds *g, int32_t id, vf least) {
+/* Bit i: token i of STEP may reach `least`. Most often no token may. To see that quickly, one bound
+ * is computed from the largest logit and the largest word of every four tokens: y and the bound
+ * both grow with them. */
+static inline uint64_t candidate_mask(const so_noise_row *r, const rounds *g, int32_t id,
+                                      vf least) {
     const float *x = r->x + id;
     vf high = V(max_ps)(V(loadu_ps)(x), V(loadu_ps)(x + LANES));
     vf higher = V(max_ps)(V(loadu_ps)(x + 2 * LANES), V(loadu_ps)(x + 3 * LANES));
     vf y = y_of(r, V(max_ps)(high, higher));
     vi w[4];
     uint64_t mask = 0;
-    if (!m_bits(m_ge(V(add_ps)(y, V(set1_ps)(SO_NOISE_MOST)), least)))
+    if (!m_bits(m_ge(V(add_ps)(y, V(set1_ps)(SO_NOISE_MAX)), least)))
         return 0;
     block_words(g, r->block + (uint32_t)id / 4, w);
     block_words(g, r->block + (uint32_t)id / 4 + HALF, w + 2);
@@ -190,24 +192,24 @@ static inline uint64_t hopes(const so_noise_row *r, const rounds *g, int32_t id,
     return mask;
 }
 
-static int hopeful(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids) {
+static int candidates(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids) {
     vf bar = V(set1_ps)(least - SO_NOISE_MARGIN);
     rounds g;
     set_rounds(&r->key, &g);
     int n_ids = 0, i = 0;
     for (; i + STEP <= n; i += STEP)
-        for (uint64_t mask = hopes(r, &g, first + i, bar); mask; mask &= mask - 1)
+        for (uint64_t mask = candidate_mask(r, &g, first + i, bar); mask; mask &= mask - 1)
             ids[n_ids++] = first + i + __builtin_ctzll(mask);
-    return n_ids + so_noise_scalar.hopeful(r, first + i, n - i, least, ids + n_ids);
+    return n_ids + so_noise_scalar.candidates(r, first + i, n - i, least, ids + n_ids);
 }
 
-/* so_noise_scalar's exp_of. */
+/* Bit-identical to exp_of of noise_scalar.c. */
 static inline vd d_exp(vd y) {
     static const double c[SO_NOISE_N_TERMS] = SO_NOISE_EXP_TERMS;
-    vd least = V(set1_pd)(SO_NOISE_LEAST);
+    vd least = V(set1_pd)(SO_NOISE_EXP_MIN);
     md in = d_gt(y, least);
     y = V(max_pd)(y, least);
-    /* Beside 1.5 · 2⁵² nothing is left behind the point, and the last bits are the number i. */
+    /* Adding 1.5 · 2⁵² rounds to an integer, which is then in the low bits. */
     vd whole = V(set1_pd)(0x1.8p52), t = V(add_pd)(V(mul_pd)(y, V(set1_pd)(SO_NOISE_LOG2E)), whole);
     vd i = V(sub_pd)(t, whole);
     vd r = V(fnmadd_pd)(i, V(set1_pd)(SO_NOISE_LN2_HIGH), y);
@@ -218,8 +220,9 @@ static inline vd d_exp(vd y) {
     return d_within(in, d_of(V(add_epi64)(d_bits(p), V(slli_epi64)(d_bits(t), 52))));
 }
 
-/* At temperature 1 y is the difference of two floats rounded to one, for which no doubles are
- * needed: the difference is exact in double, or so near to `top` that both give that. */
+/* plain (temperature 1): y is the difference of two floats rounded to float, which needs no
+ * doubles. Either the difference is exact in double, or x is so small beside `top` that both
+ * computations give −top. */
 static inline double weigh_as(const float *x, int n, double top, double inverse, float *out,
                               bool plain) {
     enum { N_SUMS = SO_NOISE_LANES / HALF };

@@ -1,8 +1,8 @@
-/* sums.h over eight lanes, as the compiler lays them out for the including file's instruction set:
- * registers of 512 bits, two of 256, or four of 128. Lanes are the language's own vectors, so the
- * order of additions is that of the text at every level.
+/* sums.h with eight lanes as compiler vectors. The compiler maps them to one register of 512 bits,
+ * two of 256 or four of 128, by the including file's instruction set. The order of additions is
+ * that of the source at every level.
  *
- * Included by sums_scalar.c, sums_avx2.c and sums_avx512.c only. */
+ * Included only by sums_scalar.c, sums_avx2.c and sums_avx512.c. */
 #include <string.h>
 
 #include "verify/sums.h"
@@ -20,7 +20,7 @@ static double joined(const double s[LANES]) {
 }
 
 static double mass(const float *row, int n, float other) {
-    f8 x, rest = {other, other, other, other, other, other, other, other};
+    f8 x, fill = {other, other, other, other, other, other, other, other};
     d8 s = {0};
     double lane[LANES];
     int i = 0;
@@ -28,7 +28,7 @@ static double mass(const float *row, int n, float other) {
         for (int k = 0; k < SO_SUMS_PART; k += LANES) {
             memcpy(&x, row + i + k, sizeof x);
             i8 in = x >= 0;
-            x = (f8)(((i8)x & in) | ((i8)rest & ~in));
+            x = (f8)(((i8)x & in) | ((i8)fill & ~in));
             s += __builtin_convertvector(x, d8);
         }
     memcpy(lane, &s, sizeof lane);
@@ -37,7 +37,7 @@ static double mass(const float *row, int n, float other) {
     return joined(lane);
 }
 
-static double rest(const so_rest *r, int n, double *parts) {
+static double residual(const so_residual *r, int n, double *parts) {
     f8 p, q;
     d8 s = {0};
     double lane[LANES], scale = r->scale;
@@ -58,6 +58,6 @@ static double rest(const so_rest *r, int n, double *parts) {
     }
     memcpy(lane, &s, sizeof lane);
     for (; i < n; i++)
-        lane[0] += so_rest_at(r, i);
+        lane[0] += so_residual_at(r, i);
     return joined(lane);
 }

@@ -1,8 +1,8 @@
-/* sums.h for any CPU, and the choice among levels. */
+/* sums.h for any CPU, and the selection of the level. */
 #include "base/cpu.h"
 #include "verify/cpu/sums_body.h"
 
-const so_sums_fns so_sums_scalar = {mass, rest};
+const so_sums_fns so_sums_scalar = {mass, residual};
 
 const so_sums_fns *so_sums(void) {
     static const so_sums_fns *const tables[SO_CPU_LEVELS] = {

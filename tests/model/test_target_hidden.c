@@ -1,6 +1,6 @@
-/* Drafts that read their target's states: a state is what its product with the draft's matrix adds
- * to the token's embedding; a row without one is the row it would be in a batch that knows of none;
- * files that are not what the format says are refused. */
+/* Drafts that read their target's hidden states: the product of a hidden state with the draft's
+ * matrix is added to the token's embedding; a row without one has the same bits as in a batch
+ * without any; invalid files are refused. */
 #include "so_test.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@
 #include "so_rig.h"
 #include "so_shape.h"
 
-enum { N_VOCAB = 61, D = 64, D_STATE = 96, N_TEXT = 9 };
+enum { N_VOCAB = 61, D = 64, D_HIDDEN = 96, N_TEXT = 9 };
 
 static const so_shape SHAPE = {.d_model = D,
                                .n_layers = 2,
@@ -23,22 +23,22 @@ static const so_shape SHAPE = {.d_model = D,
                                .d_ff = 96,
                                .n_vocab = N_VOCAB,
                                .n_ctx = 256,
-                               .d_state = D_STATE,
+                               .d_state = D_HIDDEN,
                                .seed = 41};
 
-static void make_states(float states[N_TEXT][D_STATE]) {
+static void make_hidden(float hidden[N_TEXT][D_HIDDEN]) {
     for (int i = 0; i < N_TEXT; i++)
-        for (int k = 0; k < D_STATE; k++)
-            states[i][k] = sinf((float)(1 + i * D_STATE + k));
+        for (int k = 0; k < D_HIDDEN; k++)
+            hidden[i][k] = sinf((float)(1 + i * D_HIDDEN + k));
 }
 
-/* Logits of a text as one batch; states[i] may be NULL. */
-static void run(so_rig *r, const int32_t *text, const float *const *states, float *out) {
+/* Logits of a text as one batch; hidden[i] may be NULL. */
+static void run(so_rig *r, const int32_t *text, const float *const *hidden, float *out) {
     so_row rows[N_TEXT];
     so_err err = {0};
     so_seq *s = so_seq_create(r->kv);
     for (int i = 0; i < N_TEXT; i++)
-        rows[i] = (so_row){text[i], i, 0, i - 1, true, states[i]};
+        rows[i] = (so_row){text[i], i, 0, i - 1, true, hidden[i]};
     SO_OK_OR_FAIL(so_seq_begin(s, N_TEXT, &err), err);
     SO_OK_OR_FAIL(so_pass_run(r->p, &(so_batch){rows, N_TEXT, &s, 1}, SO_PASS_LOGITS, &err), err);
     for (int i = 0; i < N_TEXT; i++)
@@ -47,9 +47,9 @@ static void run(so_rig *r, const int32_t *text, const float *const *states, floa
     so_seq_free(s);
 }
 
-/* The file of SHAPE with the embedding of the tokens of `text` replaced by what reading a state
- * with them comes to: every place of the text has a token of its own. */
-static void open_summed(so_rig *r, const int32_t *text, float states[N_TEXT][D_STATE]) {
+/* The file of SHAPE, with the embeddings of the tokens of `text` replaced by the sum of embedding
+ * and product. Every position of the text has a different token. */
+static void open_summed(so_rig *r, const int32_t *text, float hidden[N_TEXT][D_HIDDEN]) {
     char *dir = so_test_tmp(), *path = so_shape_write(dir, &SHAPE);
     so_err err = {0};
     so_checkpoint *ck;
@@ -64,8 +64,8 @@ static void open_summed(so_rig *r, const int32_t *text, float states[N_TEXT][D_S
         assert_non_null(at);
         for (int o = 0; o < D; o++) {
             double sum = (double)row[o];
-            for (int k = 0; k < D_STATE; k++)
-                sum += (double)w[o * D_STATE + k] * (double)states[i][k];
+            for (int k = 0; k < D_HIDDEN; k++)
+                sum += (double)w[o * D_HIDDEN + k] * (double)hidden[i][k];
             float x = (float)sum;
             memcpy((char *)at + (size_t)o * sizeof x, &x, sizeof x);
         }
@@ -80,20 +80,20 @@ static void open_summed(so_rig *r, const int32_t *text, float states[N_TEXT][D_S
     so_test_tmp_free(dir);
 }
 
-static void a_state_is_added(void **state) {
+static void hidden_state_is_added(void **state) {
     (void)state;
-    static float states[N_TEXT][D_STATE], got[N_TEXT * N_VOCAB], want[N_TEXT * N_VOCAB];
+    static float hidden[N_TEXT][D_HIDDEN], got[N_TEXT * N_VOCAB], want[N_TEXT * N_VOCAB];
     const float *given[N_TEXT], *none[N_TEXT] = {0};
     int32_t text[N_TEXT];
     so_rig reads, summed;
-    make_states(states);
+    make_hidden(hidden);
     for (int i = 0; i < N_TEXT; i++) {
         text[i] = 3 + 5 * i;
-        given[i] = states[i];
+        given[i] = hidden[i];
     }
     so_shape_open(&reads, &SHAPE, &(so_rig_opts){.model = {.draft = true}, .max_rows = 16});
-    assert_int_equal(so_model_d_state(reads.m), D_STATE);
-    open_summed(&summed, text, states);
+    assert_int_equal(so_model_d_target_hidden(reads.m), D_HIDDEN);
+    open_summed(&summed, text, hidden);
     run(&reads, text, given, got);
     run(&summed, text, none, want);
     double worst = 0, plain = 0;
@@ -103,25 +103,26 @@ static void a_state_is_added(void **state) {
     for (int i = 0; i < N_TEXT * N_VOCAB; i++)
         plain = fmax(plain, fabs((double)got[i] - (double)want[i]));
     if (worst > 1e-3 || plain < 0.5)
-        fail_msg("off by %g; without states by %g", worst, plain);
+        fail_msg("off by %g; without hidden states by %g", worst, plain);
     so_rig_close(&reads);
     so_rig_close(&summed);
 }
 
-/* On every level: rows before a state are as without any, zeros are as none, each bit for bit. */
-static void others_are_left_alone(void **state) {
+/* On every CPU level, bit for bit: rows before the first hidden state are as without any, and zeros
+ * are as none. */
+static void rows_without_hidden_state_are_unchanged(void **state) {
     (void)state;
-    static float states[N_TEXT][D_STATE], a[N_TEXT * N_VOCAB], b[N_TEXT * N_VOCAB];
-    static const float zeros[D_STATE];
+    static float hidden[N_TEXT][D_HIDDEN], a[N_TEXT * N_VOCAB], b[N_TEXT * N_VOCAB];
+    static const float zeros[D_HIDDEN];
     so_cpu_level levels[SO_CPU_LEVELS];
     int n_levels = so_rig_levels(levels);
     int32_t text[N_TEXT];
-    make_states(states);
+    make_hidden(hidden);
     so_shape_tokens(&SHAPE, 3, text, N_TEXT);
     for (int l = 0; l < n_levels; l++) {
         const float *none[N_TEXT] = {0}, *late[N_TEXT] = {0}, *empty[N_TEXT] = {0};
         so_rig r;
-        late[N_TEXT - 2] = states[0];
+        late[N_TEXT - 2] = hidden[0];
         empty[2] = zeros;
         so_shape_open(
             &r, &SHAPE,
@@ -139,7 +140,7 @@ static void others_are_left_alone(void **state) {
     }
 }
 
-static void expect(const so_shape *s, bool draft, int code, const char *says) {
+static void expect(const so_shape *s, bool draft, int code, const char *message) {
     char *dir = so_test_tmp(), *path = so_shape_write(dir, s);
     so_checkpoint *ck = NULL;
     so_backend *b;
@@ -150,8 +151,8 @@ static void expect(const so_shape *s, bool draft, int code, const char *says) {
         err);
     SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, &err), err);
     int rc = so_model_load(ck, b, &(so_model_opts){.draft = draft}, &m, &err);
-    if (rc != code || !strstr(err.msg, says))
-        fail_msg("%d '%s', and not %d '%s'", rc, err.msg, code, says);
+    if (rc != code || !strstr(err.msg, message))
+        fail_msg("%d '%s', and not %d '%s'", rc, err.msg, code, message);
     so_model_free(m);
     so_backend_free(b);
     so_checkpoint_close(ck);
@@ -165,7 +166,7 @@ static void refuses(void **state) {
     expect(&s, true, 0, "");
     expect(&s, false, SO_EUNSUPPORTED, "it is a draft for that model");
     s.d_state = (1 << 16) + 32;
-    expect(&s, true, SO_ELIMIT, "reads 65568 numbers; at most 65536");
+    expect(&s, true, SO_ELIMIT, "takes hidden states of 65568 numbers; at most 65536");
     s.d_state = 0;
     s.extra = "target_state.weight";
     expect(&s, true, SO_EFORMAT, "tensor target_state.weight has shape [1]; [1, 64] is expected");
@@ -173,8 +174,8 @@ static void refuses(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_state_is_added),
-        cmocka_unit_test(others_are_left_alone),
+        cmocka_unit_test(hidden_state_is_added),
+        cmocka_unit_test(rows_without_hidden_state_are_unchanged),
         cmocka_unit_test(refuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,5 @@
-/* Drafts that can say only some of their tokens: their logits are the bits that the whole output
- * matrix gives for those tokens, in every layout, level and batch; and masks that are not what the
- * format says are refused. */
+/* Drafts with a vocabulary subset: their logits have the bits that the whole output matrix gives
+ * for those tokens, in every layout, CPU level and batch; invalid masks are refused. */
 #include "so_test.h"
 
 #include <math.h>
@@ -25,7 +24,7 @@ static const so_shape SHAPE = {.d_model = 64,
                                .n_ctx = 256,
                                .seed = 31};
 
-/* Ids of every size of gap, the first and the last among them: 0, 1, 4, 9, 16 …, 256, 260. */
+/* Ids with gaps of every size, including the first and the last id: 0, 1, 4, 9, 16 …, 256, 260. */
 static int make_mask(unsigned char mask[N_BYTES], int32_t *ids) {
     int n = 0;
     memset(mask, 0, N_BYTES);
@@ -45,7 +44,7 @@ static void check_rows(so_rig *whole, so_rig *narrow, const int32_t *ids, int n,
     so_rig_chunks(whole, s, text, N_TEXT, 1, a);
     so_rig_chunks(narrow, t, text, N_TEXT, chunk, b);
     assert_int_equal(narrow->width, n);
-    assert_memory_equal(so_model_said(narrow->m), ids, (size_t)n * sizeof *ids);
+    assert_memory_equal(so_model_vocab_subset(narrow->m), ids, (size_t)n * sizeof *ids);
     for (int i = 0; i < N_TEXT; i++)
         for (int k = 0; k < n; k++)
             if (memcmp(&a[i * N_VOCAB + ids[k]], &b[i * n + k], sizeof *a) != 0)
@@ -55,24 +54,24 @@ static void check_rows(so_rig *whole, so_rig *narrow, const int32_t *ids, int n,
     so_seq_free(t);
 }
 
-/* Tied and with an output matrix of its own, as the file has them and rounded, packed and not. */
-static void rows_are_those_of_the_whole(void **state) {
+/* Tied or with a separate output matrix, unchanged or rounded, packed or not. */
+static void logits_match_full_vocabulary(void **state) {
     (void)state;
     unsigned char mask[N_BYTES];
     int32_t ids[N_VOCAB];
     so_cpu_level levels[SO_CPU_LEVELS];
     int n = make_mask(mask, ids), n_levels = so_rig_levels(levels);
-    for (int way = 0; way < 8; way++) {
+    for (int variant = 0; variant < 8; variant++) {
         so_shape full = SHAPE, some;
-        full.drop = way & 1 ? "output.weight" : NULL;
+        full.drop = variant & 1 ? "output.weight" : NULL;
         some = full;
-        some.said = mask;
-        some.n_said = N_BYTES;
+        some.vocab_mask = mask;
+        some.n_vocab_mask = N_BYTES;
         so_rig_opts o = {.n_pages = 8};
         so_rig whole, narrow;
-        o.model.quantize = way & 2;
+        o.model.quantize = variant & 2;
         o.model.dtype = SO_DTYPE_Q4_0;
-        o.model.no_pack = way & 4;
+        o.model.no_pack = variant & 4;
         so_shape_open(&whole, &full, &o);
         for (int l = 0; l < n_levels; l++) {
             o.level = levels[l];
@@ -86,8 +85,9 @@ static void rows_are_those_of_the_whole(void **state) {
     }
 }
 
-/* An argmax is an id, and only of what can be said; work counts the rows that are read. */
-static void argmax_is_an_id(void **state) {
+/* An argmax is a token id of the subset; so_model_work counts only the output rows of the
+ * subset. */
+static void argmax_is_a_token_id(void **state) {
     (void)state;
     unsigned char mask[N_BYTES];
     int32_t ids[N_VOCAB], text[N_TEXT];
@@ -95,8 +95,8 @@ static void argmax_is_an_id(void **state) {
     so_shape some = SHAPE;
     so_rig r;
     so_err err = {0};
-    some.said = mask;
-    some.n_said = N_BYTES;
+    some.vocab_mask = mask;
+    some.n_vocab_mask = N_BYTES;
     so_shape_open(&r, &some, &(so_rig_opts){.model = {.draft = true}});
     so_shape_tokens(&SHAPE, 6, text, N_TEXT);
     so_seq *s = so_seq_create(r.kv);
@@ -133,8 +133,8 @@ static int load(const so_shape *s, bool draft, so_err *err) {
         *err);
     SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, err), *err);
     int rc = so_model_load(ck, b, &(so_model_opts){.draft = draft}, &m, err);
-    if (rc == 0 && s->said) /* what is said all is said as usual */
-        assert_true(so_model_said(m) == NULL || so_model_n_said(m) < N_VOCAB);
+    if (rc == 0 && s->vocab_mask) /* a mask with all bits set is no subset */
+        assert_true(so_model_vocab_subset(m) == NULL || so_model_logits_len(m) < N_VOCAB);
     so_model_free(m);
     so_backend_free(b);
     so_checkpoint_close(ck);
@@ -143,11 +143,11 @@ static int load(const so_shape *s, bool draft, so_err *err) {
     return rc;
 }
 
-static void expect(const so_shape *s, bool draft, int code, const char *says) {
+static void expect(const so_shape *s, bool draft, int code, const char *message) {
     so_err err;
     int rc = load(s, draft, &err);
-    if (rc != code || !strstr(err.msg, says))
-        fail_msg("%d '%s', and not %d '%s'", rc, err.msg, code, says);
+    if (rc != code || !strstr(err.msg, message))
+        fail_msg("%d '%s', and not %d '%s'", rc, err.msg, code, message);
 }
 
 static void refuses_masks(void **state) {
@@ -156,34 +156,34 @@ static void refuses_masks(void **state) {
     int32_t ids[N_VOCAB];
     so_shape s = SHAPE;
     make_mask(mask, ids);
-    s.said = mask;
-    s.n_said = N_BYTES;
+    s.vocab_mask = mask;
+    s.n_vocab_mask = N_BYTES;
     expect(&s, true, 0, "");
-    expect(&s, false, SO_EUNSUPPORTED, "can say only 18 of its 261 tokens");
-    s.n_said = N_BYTES - 1;
+    expect(&s, false, SO_EUNSUPPORTED, "has logits for only 18 of its 261 tokens");
+    s.n_vocab_mask = N_BYTES - 1;
     expect(&s, true, SO_EFORMAT, "has 32 bytes; 33 are expected, a bit for each of 261 tokens");
-    s.n_said = N_BYTES + 1;
+    s.n_vocab_mask = N_BYTES + 1;
     expect(&s, true, SO_EFORMAT, "has 34 bytes; 33");
-    s.n_said = 0;
+    s.n_vocab_mask = 0;
     expect(&s, true, SO_EFORMAT, "has 0 bytes; 33");
-    s.n_said = N_BYTES;
-    s.said_type = SO_GGUF_I32; /* ids where bits are wanted */
-    expect(&s, true, SO_EFORMAT, "is of type i32, expected bytes");
-    s.said_type = SO_GGUF_U8;
+    s.n_vocab_mask = N_BYTES;
+    s.vocab_mask_type = SO_GGUF_I32; /* ids instead of bits */
+    expect(&s, true, SO_EFORMAT, "is of type i32; bytes are expected");
+    s.vocab_mask_type = SO_GGUF_U8;
     mask[N_BYTES - 1] |= 1 << 5; /* 261 */
-    expect(&s, true, SO_EFORMAT, "names id 261; the vocabulary has ids 0 to 260");
+    expect(&s, true, SO_EFORMAT, "selects id 261; the vocabulary has ids 0 to 260");
     memset(mask, 0, sizeof mask);
-    expect(&s, true, SO_EFORMAT, "names no id");
+    expect(&s, true, SO_EFORMAT, "selects no token");
     memset(mask, 255, N_BYTES - 1);
     mask[N_BYTES - 1] = 31;
     expect(&s, true, 0, "");
-    expect(&s, false, 0, ""); /* all of them: a model like any other */
+    expect(&s, false, 0, ""); /* all tokens: not a draft-only file */
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_those_of_the_whole),
-        cmocka_unit_test(argmax_is_an_id),
+        cmocka_unit_test(logits_match_full_vocabulary),
+        cmocka_unit_test(argmax_is_a_token_id),
         cmocka_unit_test(refuses_masks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,12 +1,14 @@
-/* A draft of a few million parameters spends most of its time in the output matrix of a large
- * vocabulary, for tokens that hardly ever come. Its file may name the ids that it can say, one bit
- * each; only their rows of the output matrix are then multiplied, and logits have that width
- * (model.h). What it reads is not limited.
+/* The vocabulary subset of a draft model.
  *
- * The mask comes from outside: its length must be that of the vocabulary, so nothing is allocated
- * from a number in the file, and a bit past the vocabulary is refused rather than left out, since
- * such a file was written for another model. Any thread. */
-#include "model/said.h"
+ * A draft of a few million parameters spends most of its time in the output matrix of a large
+ * vocabulary, on tokens that hardly ever occur. Its file may select the tokens it has logits for,
+ * one bit each. Only those rows of the output matrix are multiplied, and logits rows have that
+ * length (model.h). Tokens that the model reads are not limited.
+ *
+ * The mask comes from outside. Its length must match the vocabulary, so no allocation depends on a
+ * number in the file. A bit past the vocabulary is refused, not ignored: such a file was written
+ * for another model. Any thread. */
+#include "model/vocab_subset.h"
 
 #include "base/mem.h"
 
@@ -23,28 +25,28 @@ static int check(const so_gguf *g, const so_gguf_kv *kv, int n_vocab, so_err *er
     const char *path = so_gguf_path(g);
     uint64_t want = ((uint64_t)n_vocab + 7) / 8;
     if (kv->type != SO_GGUF_ARRAY || kv->elem != SO_GGUF_U8)
-        return so_err_set(err, SO_EFORMAT, "%s: " SO_SAID_KEY " is of type %s, expected bytes",
-                          path, so_gguf_type_name(kv->type == SO_GGUF_ARRAY ? kv->elem : kv->type));
+        return so_err_set(err, SO_EFORMAT,
+                          "%s: " SO_VOCAB_SUBSET_KEY " is of type %s; bytes are expected", path,
+                          so_gguf_type_name(kv->type == SO_GGUF_ARRAY ? kv->elem : kv->type));
     if (kv->n != want)
         return so_err_set(err, SO_EFORMAT,
-                          "%s: " SO_SAID_KEY
+                          "%s: " SO_VOCAB_SUBSET_KEY
                           " has %llu bytes; %llu are expected, a bit for each of "
                           "%d tokens",
                           path, (unsigned long long)kv->n, (unsigned long long)want, n_vocab);
     for (int id = n_vocab; id < (int)want * 8; id++)
         if (has_bit(kv->data, id))
             return so_err_set(err, SO_EFORMAT,
-                              "%s: " SO_SAID_KEY " names id %d; the vocabulary has ids 0 to %d",
+                              "%s: " SO_VOCAB_SUBSET_KEY
+                              " selects id %d; the vocabulary has ids 0 to %d",
                               path, id, n_vocab - 1);
     if (count_bits(kv->data, kv->n) == 0)
-        return so_err_set(err, SO_EFORMAT,
-                          "%s: " SO_SAID_KEY " names no id: the model could not say anything",
-                          path);
+        return so_err_set(err, SO_EFORMAT, "%s: " SO_VOCAB_SUBSET_KEY " selects no token", path);
     return 0;
 }
 
-int so_said_read(const so_gguf *g, int n_vocab, int32_t **ids, int *n, so_err *err) {
-    const so_gguf_kv *kv = g ? so_gguf_find(g, SO_SAID_KEY) : NULL;
+int so_vocab_subset_read(const so_gguf *g, int n_vocab, int32_t **ids, int *n, so_err *err) {
+    const so_gguf_kv *kv = g ? so_gguf_find(g, SO_VOCAB_SUBSET_KEY) : NULL;
     *ids = NULL;
     *n = n_vocab;
     if (!kv)
