@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How far quantised inference strays from the float32 model, for sooth and for llama.cpp, on one file.
+"""KL divergence between quantised inference and the float32 model, for sooth and llama.cpp, on one file.
 
 usage: kl_llamacpp.py -m FILE.gguf -f TEXT [--positions 1000] [--ctx 500] [--sooth build/sooth]
 needs: numpy, llama-cpp-python (pip install numpy llama-cpp-python)
 
 The reference is the same file with every weight dequantised to float32 (`sooth quantize FILE OUT F32`), run with a
-float32 cache by both engines; their two references are compared with each other first. Then KL(reference || engine)
-of the next-token distributions, mean over the positions, for each engine as users run it (F16 cache), against each
+float32 cache by both engines. First the two references are compared with each other. Then KL(reference || engine) of the
+next-token distributions is averaged over the positions, for each engine with its default F16 cache, against each
 reference. Prints one JSON object.
 """
 import argparse
@@ -20,7 +20,7 @@ import numpy as np
 
 
 def sooth_logits(sooth, model, tokens, ctx, extra, folder):
-    """float32 [n][vocab] from `sooth bench logits`, one context of `ctx` tokens after the other."""
+    """float32 [n][vocab] from `sooth bench logits`; the tokens are divided into contexts of `ctx`."""
     ids, out = os.path.join(folder, "ids.json"), os.path.join(folder, "logits.bin")
     json.dump({"tokens": tokens}, open(ids, "w"))
     subprocess.run([sooth, "bench", "logits", "-m", model, "-f", ids, "--ctx", str(ctx), "--out", out, *extra], check=True,
@@ -43,7 +43,7 @@ def peer_logits(model, tokens, ctx, f32_cache):
 
 
 def bos(sooth, model):
-    """The token that the model wants in front of a text, as a list of none or one."""
+    """The BOS token that the model expects before a text, as a list of at most one id."""
     def ids(*flags):
         out = subprocess.run([sooth, "tokenize", "-m", model, "x", "--json", *flags], check=True, stdout=subprocess.PIPE)
         return json.loads(out.stdout)["tokens"]
@@ -52,7 +52,7 @@ def bos(sooth, model):
 
 
 def windows(tokens, first, n, ctx):
-    """n tokens in windows of ctx, each beginning with `first`."""
+    """n tokens in windows of ctx tokens, each of which starts with `first`."""
     out, body = [], iter(tokens)
     while len(out) < n:
         out += first if len(out) % ctx == 0 else []
@@ -67,7 +67,7 @@ def log_softmax(x):
 
 
 def kl(ref, other):
-    """Mean and standard error of KL(ref || other), and how often the argmax agrees."""
+    """Mean and standard error of KL(ref || other), and the share of positions with the same argmax."""
     values, same = [], 0
     for a, b in zip(ref, other):
         n = min(len(a), len(b))

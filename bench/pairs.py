@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Measures a target with drafts of several sizes, in the form of the tables of Leviathan et al. (2 to 4).
+"""Measures one target with drafts of several sizes, for tables in the form of Tables 2 to 4 of Leviathan et al.
 
   bench/pairs.py NAME -m TARGET.gguf [-md DRAFT.gguf ...] --prompts FILE.jsonl [--tasks a,b] --store FILE.json
   bench/plot_pairs.py FILE.json -o docs/pairs.md
 
-For every drafter `sooth theory --measure` (alpha and c over the target's own answers), then `sooth bench spec` (speed-up
-and, from the passes of the same runs, t(n)) for every length, at temperature 0 and at 1 with match and with reject, in lock step with plain decoding. A task is a
-category of the prompts; all tasks of a length are one run. Drafters that cost nothing are measured beside the drafts:
-unigram and bigram (counted from half of the texts) by `theory` alone, lookup and ngram at every second length.
+Each drafter is measured by `sooth theory --measure` (alpha and c over the target's own answers) and then, for every
+length, by `sooth bench spec` (speed-up, and t(n) from the passes of the same runs), alternating with plain decoding: at
+temperature 0, and at 1 with match and with reject. A task is a category of the prompts; one run covers all tasks of a
+length. Drafters without cost are measured too: unigram and bigram (counted from half of the texts) by `theory` only,
+lookup and ngram at every second length.
 
-What was measured is kept in the store after every run, and the same command goes on where it was interrupted (or where
---seconds ended: exit status 3). A draft whose file changed is measured anew; drafts that are not named any more go.
-Measures, never judges."""
+Results are saved in the store after every run. The same command resumes after an interruption or after --seconds (exit
+status 3). A draft whose file changed is measured again; drafts that are no longer named are removed. This script
+measures and does not judge."""
 import argparse
 import hashlib
 import json
@@ -28,13 +29,13 @@ KEPT = {"acceptance": ("kind", "alpha", "alpha_error", "match", "match_error", "
         "speed": ("gamma", "c", "draft_ms", "timed_alpha", "predicted", "measured", "measured_error", "planned", "identical")}
 
 
-class Late(Exception):
-    """--seconds have passed."""
+class DeadlinePassed(Exception):
+    """The time given by --seconds is over."""
 
 
 def run(args, *words):
     if args.deadline and time.monotonic() > args.deadline:
-        raise Late()
+        raise DeadlinePassed()
     out = subprocess.run([args.sooth, *words, "--json"], capture_output=True, text=True)
     if out.returncode != 0:
         sys.exit(f"sooth {' '.join(words)}\n{out.stderr}")
@@ -47,7 +48,7 @@ def sha256(path):
 
 
 def describe(args, path):
-    """Size and shape of a model's file, and the name that they give it."""
+    """Size, shape and hash of a model's file."""
     d = run(args, "inspect", path)[0]
     meta = d["metadata"]
     arch = meta["general.architecture"]
@@ -63,7 +64,7 @@ def label_of(info, taken):
 
 
 def choose_prompts(args):
-    """The first --each of every task that are short enough: prompts are read again and again, and that is not timed."""
+    """The first --each prompts of every task that are short enough. Long ones waste time: every run repeats the prefill, which is not timed."""
     by_task = {}
     with open(args.prompts) as f:
         for line in filter(str.strip, f):
@@ -73,14 +74,14 @@ def choose_prompts(args):
     tasks = args.tasks.split(",") if args.tasks else list(by_task)
     for t in tasks:
         if len(by_task.get(t, ())) < args.each:
-            sys.exit(f"{args.prompts}: {len(by_task.get(t, ()))} prompts of '{t}' with at most {args.longest} characters, --each {args.each} are "
-                     f"wanted; "
-                     f"there are {', '.join(f'{k} ({len(v)})' for k, v in by_task.items())}")
+            sys.exit(f"{args.prompts}: task '{t}' has {len(by_task.get(t, ()))} prompts of at most {args.longest} characters, but --each is {args.each}; "
+                     f"available: "
+                     f"{', '.join(f'{k} ({len(v)})' for k, v in by_task.items())}")
     return {t: by_task[t][:args.each] for t in tasks}
 
 
 class Store:
-    """One JSON file: pairs by name. Written whole after every run, under its name only when complete."""
+    """One JSON file with all pairs by name. It is replaced atomically after every run."""
 
     def __init__(self, path):
         self.path = path
@@ -95,16 +96,16 @@ class Store:
         os.replace(self.path + ".new", self.path)
 
     def pair(self, name, head):
-        """What is known of a pair measured this way; another way needs another store."""
+        """The pair's results so far. They must have been measured with the same settings."""
         p = self.data["pairs"].setdefault(name, {**head, "drafters": {}})
         for k, v in head.items():
             if p.get(k) != v:
-                sys.exit(f"{self.path} has '{name}' measured with {k} = {p.get(k)}, not {v}: name another --store or pair")
+                sys.exit(f"{self.path}: '{name}' was measured with {k} = {p.get(k)}, not {v}: use another --store or pair name")
         return p
 
 
 def theory(args, specs, prompts):
-    """Acceptance and cost by drafter and temperature; costs against the t(1) of the same run."""
+    """Acceptance and cost per drafter and temperature; costs are relative to t(1) of the same run."""
     got = run(args, "theory", "--measure", "-m", args.model, "-t", str(args.threads), "-n", str(args.tokens),
               "-f", prompts, "--spec", ";".join(specs))[0]
     t1 = next(p["ms"] for p in got["passes"] if p["n"] == 1)
@@ -123,17 +124,17 @@ def bench(args, words, prompts, setting, gamma):
     rows = run(args, "bench", "spec", "-m", args.model, *words, "-t", str(args.threads), "-n", str(args.n), "--prompts", prompts,
                "--spec-length", str(gamma), "--temp", temp, "--verify", verify, "-s", "1")
     if any(r["identical"] is False for r in rows):
-        sys.exit(f"{' '.join(words)}, gamma {gamma}: the text is not the same")
+        sys.exit(f"{' '.join(words)}, gamma {gamma}: the speculative text differs from the plain text")
     return {r["category"]: {k: r[k] for k in ("speedup", "speedup_spread", "alpha", "tokens_per_pass", "plain_pass_ms", "spec_pass_ms")} for r in rows}
 
 
 def plan(args, pair, files):
-    """(drafters, what to run) in order; what is in the store already is left out."""
+    """Yields (drafters, run) in order, without those that the store already has."""
     known = pair["drafters"]
     for group in [*([d] for d in files), [d for d in known if d not in files]]:
         if not all(known[d]["theory"] for d in group):
             yield group, ("theory",)
-    # a point guess is accepted by p(x) in match and in reject, so one of them will do
+    # a deterministic guess is accepted with probability p(x) in match and in reject, so one of them suffices
     timed = [(d, s, g) for s in SETTINGS for d in files for g in args.gammas]
     timed += [(d, s, g) for s in SETTINGS if s[1] == "match" for d in FREE for g in args.gammas[::2]]
     for d, setting, gamma in timed:
@@ -162,8 +163,8 @@ def measure(args, store, pair, files):
             t = time.monotonic()
             try:
                 perform(args, pair, files, prompts.name, group, what)
-            except Late:
-                print(f"{len(jobs) - i} of {len(jobs)} runs are left: the same command goes on")
+            except DeadlinePassed:
+                print(f"{len(jobs) - i} of {len(jobs)} runs are left: run the same command again to continue")
                 return 3
             store.save()
             print(f"[{i + 1}/{len(jobs)}] {', '.join(group)}: {what} {time.monotonic() - t:.1f} s", flush=True)
@@ -182,19 +183,19 @@ def processor():
 def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     here = os.path.dirname(os.path.abspath(__file__))
-    p.add_argument("name", help="of the pair, as the page shows it")
+    p.add_argument("name", help="name of the pair on the page")
     p.add_argument("-m", "--model", required=True)
-    p.add_argument("-md", "--draft", action="append", default=[], help="once for every draft")
+    p.add_argument("-md", "--draft", action="append", default=[], help="a draft model; may be repeated")
     p.add_argument("--prompts", required=True)
     p.add_argument("--tasks", help="categories of the prompts (default: all)")
-    p.add_argument("--each", type=int, default=3, help="prompts of each task")
-    p.add_argument("--longest", type=int, default=1800, help="characters of a prompt")
-    p.add_argument("--tokens", type=int, default=1024, help="of the target's own text at each temperature, for theory")
-    p.add_argument("-n", type=int, default=64, help="tokens of an answer")
+    p.add_argument("--each", type=int, default=3, help="prompts per task")
+    p.add_argument("--longest", type=int, default=1800, help="most characters of a prompt")
+    p.add_argument("--tokens", type=int, default=1024, help="tokens of the target's own text per temperature, for theory")
+    p.add_argument("-n", type=int, default=64, help="tokens per answer")
     p.add_argument("--gammas", type=lambda s: [int(g) for g in s.split(",")], default=[1, 2, 3, 5, 7])
     p.add_argument("-t", "--threads", type=int, default=2)
     p.add_argument("--store", required=True)
-    p.add_argument("--seconds", type=float, help="begin no run after so long")
+    p.add_argument("--seconds", type=float, help="start no run after this time")
     p.add_argument("--sooth", default=os.path.join(here, "..", "build", "sooth"))
     a = p.parse_args()
     a.deadline = time.monotonic() + a.seconds if a.seconds else None

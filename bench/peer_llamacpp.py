@@ -1,26 +1,28 @@
 #!/usr/bin/env python3
-"""sooth and llama.cpp side by side: the time of a pass over n tokens, on one file, with as many threads.
+"""Compares sooth and llama.cpp: the time of a pass over n tokens, with the same file and number of threads.
 
   bench/peer_llamacpp.py -m FILE.gguf [-m ...] [-t 2] [--rounds 15] [--seconds 170] [--only widths,prompt,context] [--json]
 
 Both engines keep the model loaded and take turns, cell by cell and round after round, so that a slow moment of the
-machine hits both alike; who begins changes from round to round. A turn is a few passes that settle the caches and a few
-that count. Between turns both are idle until their threads sleep; what an idle one still used of a core is printed.
+machine affects both. The engine that starts changes from round to round. A turn consists of a few passes to warm the
+caches and a few that count. Before each turn the script waits until the other engine's threads sleep; the CPU time that
+an idle engine still used is printed.
 
-  widths    passes of 1, 4, 5, 8 and 16 tokens behind 256, logits of all of them
-  prompt    512 tokens behind nothing, logits of the last one
-  context   passes of 1 and 8 behind 4096
+  widths    passes of 1, 4, 5, 8 and 16 tokens after 256, with logits for all of them
+  prompt    512 tokens from the start, with logits for the last one
+  context   passes of 1 and 8 tokens after 4096
 
-llama.cpp runs as its library does with --threads for both kinds of batches, memory-mapped, weights repacked where it has
-a layout for them; both with an F16 cache, unless --kv-type (ours) and --peer-kv-type (theirs) say otherwise; with and without flash attention, and for each cell the better one (by two rounds of
-warm-up) counts. ours / theirs is the ratio of the medians over rounds; the spread is the middle half of the rounds' own
-ratios. The limit is max(bytes / bandwidth, multiply-adds / peak) of the pass, both measured in every round by sooth's
-threads (bandwidth over a buffer of the weights' size). A pair of turns in which the threads of either engine had to wait
-for a core more than --busy percent of the time, for another program or another guest of the host, is left out and
-counted: barriers make a neighbour cost far more than its share.
+llama.cpp runs with --threads for both kinds of batches, memory-mapped, with weights repacked if it has a layout for them.
+Both engines use an F16 cache, unless --kv-type (ours) and --peer-kv-type (theirs) say otherwise. llama.cpp is run with
+and without flash attention, and the faster one in two rounds of warm-up counts for each cell. ours / theirs is the ratio
+of the medians over the rounds; the spread is the interquartile range of the ratios per round. The limit (roofline) is
+max(bytes / bandwidth, multiply-adds / peak) of the pass, both measured in every round by sooth's threads (bandwidth over
+a buffer of the weights' size). A pair of turns is excluded, and counted, if the threads of either engine waited for a core
+more than --busy percent of the time, because of another program or another guest of the host: with barriers, one delayed
+thread delays all.
 
---add FILE counts the rounds of an earlier --json as well (--rounds 0: nothing but those). Measures, and judges nothing.
-needs: llama-cpp-python (pip install llama-cpp-python)"""
+--add FILE includes the rounds of an earlier --json output (--rounds 0: only those). This script measures and does not
+judge. Needs llama-cpp-python (pip install llama-cpp-python)."""
 import argparse
 import ctypes
 import json
@@ -31,14 +33,14 @@ import subprocess
 import sys
 import time
 
-WIDTHS, PROMPT, NEAR, FAR = (1, 4, 5, 8, 16), 512, 256, 4096
-SETTLE = 150  # milliseconds of passes until the caches hold what the engine reads
-CORES = os.sched_getaffinity(0)  # before OpenMP binds the threads of this process
-REST = 0.04  # seconds until the other engine's threads are asleep: OpenMP's spin for up to 20 ms
+WIDTHS, PROMPT, SHORT_CTX, LONG_CTX = (1, 4, 5, 8, 16), 512, 256, 4096
+SETTLE_MS = 150  # milliseconds of passes that warm the caches
+CORES = os.sched_getaffinity(0)  # read before OpenMP binds the threads of this process
+IDLE_WAIT_S = 0.04  # seconds until the other engine's threads sleep; OpenMP threads spin for up to 20 ms
 
 
 class Ours:
-    """`sooth bench passes`, asked line by line."""
+    """A `sooth bench passes` process; one request line, one answer line."""
 
     def __init__(self, a, model, n_ctx):
         cmd = [a.sooth, "bench", "passes", "-m", model, "-t", str(a.threads), "-c", str(n_ctx), "--kv-type", a.kv_type]
@@ -48,7 +50,7 @@ class Ours:
 
     def answer(self):
         line = self.p.stdout.readline()
-        return json.loads(line) if line else sys.exit("sooth ended")
+        return json.loads(line) if line else sys.exit("sooth ended unexpectedly: see its messages above")
 
     def ask(self, line):
         self.p.stdin.write(line + "\n")
@@ -64,11 +66,11 @@ class Ours:
 
 
 class Theirs:
-    """The library behind llama-cpp-python; one context for each length and kind of attention."""
+    """The library of llama-cpp-python, with one context per length and kind of attention."""
 
     def __init__(self, lib, model, threads, cache):
         self.lib, self.threads, self.contexts = lib, threads, {}
-        self.cache = {"f32": 0, "f16": 1, "q8_0": 8}[cache]  # ggml's numbers
+        self.cache = {"f32": 0, "f16": 1, "q8_0": 8}[cache]  # ggml type numbers
         params = lib.llama_model_default_params()
         if hasattr(params, "use_mmap"):
             params.use_mmap = True
@@ -102,8 +104,8 @@ class Theirs:
             b.logits[i] = i >= n - n_logits
         t = time.perf_counter()
         if self.lib.llama_decode(ctx, b) != 0:
-            sys.exit("llama_decode failed")
-        self.lib.llama_get_logits(ctx)  # waits for them
+            sys.exit(f"llama.cpp: llama_decode failed for {n} tokens at position {at}")
+        self.lib.llama_get_logits(ctx)  # waits for the pass
         return 1e3 * (time.perf_counter() - t)
 
     def run(self, cell, times, flash):
@@ -121,7 +123,7 @@ class Theirs:
 
 
 def thread_seconds(pid):
-    """Seconds that the threads of a process ran, and that they were ready and had no core."""
+    """(seconds that the threads of a process ran, seconds that they were runnable without a core)"""
     ran = waited = 0
     for t in os.listdir(f"/proc/{pid}/task"):
         fields = open(f"/proc/{pid}/task/{t}/schedstat").read().split()
@@ -130,44 +132,44 @@ def thread_seconds(pid):
 
 
 def stolen_seconds():
-    """What the host gave to other guests, summed over cores."""
+    """Time that the host gave to other guests (steal), summed over cores."""
     return int(open("/proc/stat").readline().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def make_cells(only):
     cells = []
     if "widths" in only:
-        cells += [dict(name=f"n = {n}", ctx=NEAR, n=n, logits=n) for n in WIDTHS]
+        cells += [dict(name=f"n = {n}", ctx=SHORT_CTX, n=n, logits=n) for n in WIDTHS]
     if "prompt" in only:
         cells += [dict(name=f"prompt {PROMPT}", ctx=0, n=PROMPT, logits=1)]
     if "context" in only:
         have = {(c["ctx"], c["n"]) for c in cells}
         cells += [dict(name=f"n = {n}, context {ctx}", ctx=ctx, n=n, logits=n)
-                  for ctx in (NEAR, FAR) for n in (1, 8) if (ctx, n) not in have]
+                  for ctx in (SHORT_CTX, LONG_CTX) for n in (1, 8) if (ctx, n) not in have]
     return cells
 
 
 def warm_up(cells, ours, theirs):
-    """Which attention of theirs is the better one, and how many passes make a turn."""
+    """Chooses llama.cpp's faster attention and the number of passes per turn for each cell."""
     for cell in cells:
         best = {}
         for _ in range(2):
-            for flash in (False, True) if theirs.cache < 8 else (True,):  # without it, no quantised values
+            for flash in (False, True) if theirs.cache < 8 else (True,):  # a quantised cache needs flash attention
                 best[flash] = min(best.get(flash, 1e9), *theirs.run(cell, 2, flash))
         cell["flash"] = best[True] < best.get(False, 1e9)
         slow = best[cell["flash"]]
-        cell["settle"] = max(1, min(10, int(SETTLE / slow))) if slow < 1500 else 0
+        cell["settle"] = max(1, min(10, int(SETTLE_MS / slow))) if slow < 1500 else 0
         cell["count"] = 5 if slow < 60 else 3 if slow < 250 else 1
-        time.sleep(REST)
+        time.sleep(IDLE_WAIT_S)
         ours.run(cell, 2)
 
 
 def watched(who, ours, run):
-    """What run() gives, and percentages of the time it took: engine `who` waiting for a core, the host taking one, and
-    the other engine running although it is idle."""
+    """(result of run(), percentages of its time: engine `who` waited for a core, the host took a core, the idle engine
+    ran)"""
     pids = {"ours": ours.p.pid, "theirs": os.getpid()}
     idle = "theirs" if who == "ours" else "ours"
-    time.sleep(REST)
+    time.sleep(IDLE_WAIT_S)
     before, stolen = {k: thread_seconds(pid) for k, pid in pids.items()}, stolen_seconds()
     t = time.perf_counter()
     result = run()
@@ -185,7 +187,7 @@ def one_turn(cell, who, ours, theirs):
 
 
 def one_round(number, cells, ours, theirs):
-    """A turn of each engine for every cell, and what the machine can do."""
+    """One turn of each engine for every cell, and a measurement of bandwidth and peak rate."""
     probe, watch = watched("ours", ours, lambda: ours.ask("probe"))
     result = {"probe": dict(probe, **watch), "cells": {}}
     for cell in cells:
@@ -195,7 +197,7 @@ def one_round(number, cells, ours, theirs):
 
 
 def measure(a, lib, model, stop):
-    n_ctx = FAR + PROMPT if "context" in a.only else NEAR + PROMPT
+    n_ctx = LONG_CTX + PROMPT if "context" in a.only else SHORT_CTX + PROMPT
     ours, theirs = Ours(a, model, n_ctx), Theirs(lib, model, a.threads, a.peer_kv_type)
     cells, rounds = make_cells(a.only), []
     warm_up(cells, ours, theirs)
@@ -206,7 +208,7 @@ def measure(a, lib, model, stop):
             rounds.append(one_round(len(rounds), cells, ours, theirs))
             if sys.stderr.isatty():
                 print(f"\r{os.path.basename(model)}: round {len(rounds)} ", end="", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:  # what was measured counts
+    except KeyboardInterrupt:  # keep what was measured
         if not rounds:
             raise
     about = {"model": os.path.basename(model), "cpu": ours.about["cpu"], "threads": a.threads,
@@ -218,7 +220,7 @@ def measure(a, lib, model, stop):
 
 
 def merge(results):
-    """Results of the same model as one: a cell keeps the rounds that have it."""
+    """Merges the results of each model; a cell uses the rounds that contain it."""
     out = {}
     for r in results:
         have = out.setdefault(r["model"], dict(r, cells=[], rounds=[]))
@@ -229,7 +231,7 @@ def merge(results):
 
 
 def quiet(pairs, limit):
-    """The pairs of turns that had the cores; all where there is none."""
+    """(number of undisturbed pairs, these pairs, or all pairs if there are none)"""
     kept = [p for p in pairs if max(t["waited_percent"] + t["stolen_percent"] for t in p.values()) <= limit]
     return len(kept), kept or pairs
 
@@ -247,7 +249,7 @@ def summarise_cell(r, cell, limit):
 
 
 def summarise(r, limit):
-    """Adds medians, ratios and limits to a result."""
+    """Adds medians, ratios and rooflines to a result."""
     _, probes = quiet([{"ours": x["probe"]} for x in r["rounds"]], limit)
     for key in ("read_gb_per_second", "peak_gmac_per_second", "memory_gb_per_second"):
         values = [p["ours"][key] for p in probes if p["ours"][key] is not None]
@@ -258,15 +260,15 @@ def summarise(r, limit):
 
 
 def show(r):
-    far = "" if r["memory_gb_per_second"] is None else f" ({r['memory_gb_per_second']:.1f} past the caches)"
+    memory_rate = "" if r["memory_gb_per_second"] is None else f" ({r['memory_gb_per_second']:.1f} beyond the caches)"
     turns = [p for x in r["rounds"] for p in x["cells"].values()]
     idle = [max(p[who]["idle_percent"] for p in turns) for who in ("theirs", "ours")]
     stolen = statistics.mean(t["stolen_percent"] for p in turns for t in p.values())
     print(f"{r['model']}: {r['sooth']}; llama-cpp-python {r['llama_cpp']}, {r['threads']} threads\n"
-          f"  reading {r['weight_bytes'] / 1e6:.0f} MB {r['read_gb_per_second']:.1f} GB/s{far}, "
-          f"multiplying {r['peak_gmac_per_second']:.0f} G/s; the host took {stolen:.0f} "
-          f"% of a core; idle engines used {idle[0]:.1f} % (ours), {idle[1]:.1f} % (theirs) of a core at most\n"
-          f"  {'':22}    ours   theirs   ours/theirs  middle half    limit  share (theirs)  flash  quiet")
+          f"  reading {r['weight_bytes'] / 1e6:.0f} MB {r['read_gb_per_second']:.1f} GB/s{memory_rate}, "
+          f"multiply-adds {r['peak_gmac_per_second']:.0f} G/s; the host took {stolen:.0f} "
+          f"% of a core; idle engines used at most {idle[0]:.1f} % (ours), {idle[1]:.1f} % (theirs) of a core\n"
+          f"  {'':22}    ours   theirs   ours/theirs  quartiles      limit  ours (theirs)   flash  undisturbed")
     for c in r["cells"]:
         print(f"  {c['name']:22} {c['ours_ms']:7.2f}  {c['theirs_ms']:7.2f}   {c['ratio']:11.3f}  "
               f"{c['ratio_quartiles'][0]:.3f}-{c['ratio_quartiles'][1]:.3f}  {c['roofline_ms']:7.2f}  "
@@ -274,9 +276,9 @@ def show(r):
               f"{c['n_quiet']}/{c['n_pairs']}")
     by = {(c["ctx"], c["n"]): c for c in r["cells"]}
     for n in (1, 8):
-        if (NEAR, n) in by and (FAR, n) in by:
-            near, long = by[NEAR, n], by[FAR, n]
-            print(f"  t({n}) behind {FAR} / behind {NEAR}: ours {long['ours_ms'] / near['ours_ms']:.2f}, "
+        if (SHORT_CTX, n) in by and (LONG_CTX, n) in by:
+            near, long = by[SHORT_CTX, n], by[LONG_CTX, n]
+            print(f"  t({n}) after {LONG_CTX} / after {SHORT_CTX} tokens: ours {long['ours_ms'] / near['ours_ms']:.2f}, "
                   f"theirs {long['theirs_ms'] / near['theirs_ms']:.2f}")
 
 
@@ -284,7 +286,7 @@ def load_library():
     try:
         import llama_cpp
     except ImportError:
-        sys.exit("llama.cpp's library is missing; try: pip install llama-cpp-python")
+        sys.exit("llama.cpp's library is missing: pip install llama-cpp-python")
     callback = llama_cpp.llama_log_callback(lambda level, text, user: None)
     llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
     llama_cpp.keep_callback = callback
@@ -300,9 +302,9 @@ def main():
     p.add_argument("--kv-type", default="f16", choices=("f16", "f32", "q8_0"))
     p.add_argument("--peer-kv-type", default="f16", choices=("f16", "f32", "q8_0"))
     p.add_argument("--rounds", type=int, default=15)
-    p.add_argument("--seconds", type=float, default=1e9, help="for each model, loading included")
+    p.add_argument("--seconds", type=float, default=1e9, help="time limit per model, with loading")
     p.add_argument("--only", default="widths,prompt,context")
-    p.add_argument("--busy", type=float, default=5, help="percent of a turn")
+    p.add_argument("--busy", type=float, default=5, help="exclude turns that waited for a core longer, in percent")
     p.add_argument("--add", action="append", default=[], metavar="FILE")
     p.add_argument("--sooth", default=os.path.join(here, "..", "build", "sooth"))
     p.add_argument("--json", action="store_true")
@@ -310,9 +312,9 @@ def main():
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     a.only = set(a.only.split(","))
     if not a.only <= {"widths", "prompt", "context"}:
-        p.error("--only: widths, prompt, context")
+        p.error("--only: must be a list of widths, prompt, context")
     if not a.model and not a.add:
-        p.error("-m FILE.gguf")
+        p.error("name a model (-m FILE.gguf) or earlier results (--add FILE)")
     results = [r for path in a.add for line in open(path) if line.strip() for r in [json.loads(line)]]
     if a.model and a.rounds > 0:
         lib = load_library()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes what pairs.py measured as tables and plots, in the form of Tables 2 to 4 of Leviathan et al.
+"""Writes the results of pairs.py as tables and plots, in the form of Tables 2 to 4 of Leviathan et al.
 
   bench/plot_pairs.py STORE.json -o docs/pairs.md
 
-The page is kept but for what stands between its two marks, which is written anew; plots (gnuplot, SVG) lie beside it,
-named after it and the pair. What is expected is computed here from alpha, c and t(n) as measured, by the formulas of
+Of the page only the part between its two marks is replaced. Plots (gnuplot, SVG) are written next to it, named after the
+page and the pair. Expected values are computed here from the measured alpha, c and t(n), with the formulas of
 `sooth theory --measure`; alpha is that of the timed run, as in the paper's Table 4."""
 import argparse
 import json
@@ -16,7 +16,7 @@ import sys
 
 BEGIN, END = "<!-- from here on: bench/plot_pairs.py -->", "<!-- to here -->"
 SETTINGS = (("0", "match", "0"), ("1", "match", "1, match"), ("1", "reject", "1, reject"))
-# told apart also by those who see no red or green (after Okabe and Ito)
+# distinguishable without red-green vision (after Okabe and Ito)
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#000000")
 
 
@@ -26,14 +26,14 @@ def geometric(values):
 
 
 def expected(ratio, th, cell, gamma, everywhere):
-    """(theorem 3.8, the same with t(gamma+1) and the time of drawing), all times in passes over one token. A drafter that does
-    not guess everywhere makes plain rounds, too: as many as bring its tokens of a round with guesses down to those of a pass."""
+    """(speed-up by theorem 3.8, the same with t(gamma+1) and the sampling time), times in units of a pass over one token.
+    A drafter that does not guess everywhere also has plain rounds; their share 1 - rho follows from its tokens per pass."""
     alpha, s, c = cell["alpha"], th["sample_ms"] / th["t1_ms"], th["c"]
     tokens = gamma + 1 if alpha >= 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
     rho = 1 if everywhere or tokens <= 1 else min(1, (cell["tokens_per_pass"] - 1) / (tokens - 1))
-    said, plain = rho * tokens + 1 - rho, 1 + s
+    per_round, plain = rho * tokens + 1 - rho, 1 + s
     checked = gamma * c + ratio + tokens * s
-    return said / (rho * (gamma * c + 1) + 1 - rho), said * plain / (rho * checked + (1 - rho) * plain)
+    return per_round / (rho * (gamma * c + 1) + 1 - rho), per_round * plain / (rho * checked + (1 - rho) * plain)
 
 
 class Pair:
@@ -57,13 +57,13 @@ class Pair:
         return c["speedup"] if c else None
 
     def ratio(self, gamma):
-        """t(gamma+1) / t(1): passes of the timed runs, speculative against plain, where a draft model guesses everywhere."""
+        """t(gamma+1) / t(1) from the speculative and plain passes of the timed runs of draft models, which guess everywhere."""
         cells = [c["all"] for d in self.models for k, c in self.drafters[d]["cells"].items() if k.endswith(f"/{gamma}")]
         got = [c["spec_pass_ms"] / c["plain_pass_ms"] for c in cells if c.get("plain_pass_ms")]
         return statistics.median(got) if got else None
 
     def expected(self, d, temp, verify, gamma, task):
-        """Of one task, or the geometric mean of all, as with what is measured."""
+        """For one task, or the geometric mean over all tasks, as for measured values."""
         if task == "all":
             each = [self.expected(d, temp, verify, gamma, t) for t in self.tasks]
             return geometric(e[0] for e in each), geometric(e[1] for e in each)
@@ -79,7 +79,7 @@ def number(x, digits=2):
 
 
 def gain(x, best=False):
-    """A speed-up; italics: slower than plain decoding."""
+    """A speed-up as text; in italics if slower than plain decoding."""
     if x is None:
         return "–"
     return f"*{x:.2f}*" if x < 1 else f"**{x:.2f}**" if best else f"{x:.2f}"
@@ -97,13 +97,13 @@ def files_table(p):
     rows = []
     for what, info in [("target", p.data["target"]), *(("draft", p.drafters[d]["info"]) for d in reversed(p.models))]:
         rows.append([what, f"`{info['file']}`", f"{info['layers']} × {info['d']}", str(info["ff"]), f"{info['parameters'] / 1e6:.2f} M",
-                     f"{info['bytes']:,}", info["type"] + (", says fewer tokens than it reads" if info["narrow"] else ""),
+                     f"{info['bytes']:,}", info["type"] + (", vocabulary subset" if info["narrow"] else ""),
                      f"{info['parameters'] / p.data['target']['parameters']:.3f}", f"`{info['sha256'][:12]}`"])
     return table(["", "file", "layers × d", "ff", "parameters", "bytes", "type", "of the target", "sha256"], rows)
 
 
 def best_cell(p, d, temp, verify, task):
-    """(length, alpha, speed-up) of the best length; tables that are counted as `theory` raced them, over all tasks."""
+    """(length, alpha, speed-up) of the best length. For counted tables: the speed-up that `theory` measured over all tasks."""
     cells = {g: p.cell(d, temp, verify, g, task) for g in p.gammas}
     cells = {g: c for g, c in cells.items() if c and c["speedup"]}
     if cells:
@@ -134,11 +134,11 @@ def table3(p):
                 parameters = f"{p.drafters[d]['info']['parameters'] / 1e6:.2f} M" if d in p.models else "–"
                 rows.append([shown(d), parameters, temp, f"{th['alpha']:.2f} ± {th['alpha_error'] or 0:.2f}",
                              f"{th['match']:.2f} ± {th['match_error'] or 0:.2f}", number(th["covered"]), number(th.get("c"), 3)])
-    return table(["drafter", "parameters", "temperature", "α: Σ min(p,q)", "α of match", "places with a guess", "c"], rows)
+    return table(["drafter", "parameters", "temperature", "α: Σ min(p,q)", "α of match", "positions with a guess", "c"], rows)
 
 
 def alphas(cells):
-    """From the least to the most over the lengths."""
+    """The range of alpha over the lengths."""
     low, high = (f(c["alpha"] or 0 for c in cells) for f in (min, max))
     return number(low) if high - low < 0.005 else f"{low:.2f} to {high:.2f}"
 
@@ -166,7 +166,7 @@ def passes(p):
 
 
 def agreement(p):
-    """How far what happened lies from what was expected, over all cells of the draft models."""
+    """Deviation of measured from expected speed-ups, over all cells of the draft models."""
     off = ([], [])
     for d, task, (temp, verify, _), g in ((d, t, s, g) for d in p.models for t in p.tasks for s in SETTINGS for g in p.gammas):
         got = p.measured(d, temp, verify, g, task)
@@ -175,9 +175,9 @@ def agreement(p):
                 kept.append(100 * (got / e - 1))
     if len(off[0]) < 4:
         return []
-    said = [f"{statistics.median(o):+.0f} % ({q[0]:+.0f} to {q[2]:+.0f})" for o in off for q in [statistics.quantiles(o, n=4)]]
-    return [f"Measured against expected over {len(off[0])} cells of the draft models, median and middle half: theorem 3.8 {said[0]}, "
-            f"with t(γ+1) {said[1]}.", ""]
+    parts = [f"{statistics.median(o):+.0f} % ({q[0]:+.0f} to {q[2]:+.0f})" for o in off for q in [statistics.quantiles(o, n=4)]]
+    return [f"Measured relative to expected speed-up over {len(off[0])} cells of the draft models, median and quartiles: theorem 3.8 {parts[0]}, "
+            f"with t(γ+1) {parts[1]}.", ""]
 
 
 def gnuplot(script, path, width, height):
@@ -190,7 +190,7 @@ def gnuplot(script, path, width, height):
 
 
 def plot_speed(p, path):
-    """Speed-up over gamma, a panel for every setting: measured with points, expected (with t(gamma+1)) dashed."""
+    """Speed-up over gamma, one panel per setting: measured with points, expected (with t(gamma+1)) dashed."""
     drafters = [*reversed(p.models), *(d for d in p.free if p.drafters[d]["cells"])]
     script = [f"set multiplot layout 1,{len(SETTINGS)}", "set grid lt 1 lc rgb '#dddddd'", "set xlabel 'γ'",
               f"set xrange [0.5:{max(p.gammas) + 0.5}]", f"set xtics ({', '.join(map(str, p.gammas))})", "set key bottom left Left reverse samplen 2 font ',10' spacing 0.9"]
@@ -213,9 +213,9 @@ def plot_speed(p, path):
 
 
 def plot_alpha(pairs, path):
-    """Share of all tokens that are guessed right over the drafters by size, a panel for every pair."""
+    """Share of tokens that are guessed right, over the drafters ordered by size; one panel per pair."""
     series = (("0", "alpha", "temperature 0"), ("1", "alpha", "temperature 1, Σ min(p,q)"), ("1", "match", "temperature 1, match"))
-    script = [f"set multiplot layout 1,{len(pairs)}", "set grid ytics lt 1 lc rgb '#dddddd'", "set yrange [0:1]", "set ylabel 'α × places with a guess'",
+    script = [f"set multiplot layout 1,{len(pairs)}", "set grid ytics lt 1 lc rgb '#dddddd'", "set yrange [0:1]", "set ylabel 'α × positions with a guess'",
               "set key top left Left reverse samplen 2", "set xtics rotate by -30", "set rmargin 7"]
     for p in pairs:
         drafters = [*p.free, *p.models]
@@ -257,7 +257,7 @@ def main():
         with open(args.out) as f:
             text = f.read()
         if BEGIN not in text or END not in text:
-            sys.exit(f"{args.out}: the marks '{BEGIN}' and '{END}' are not there: nothing of it may be written anew")
+            sys.exit(f"{args.out}: the marks '{BEGIN}' and '{END}' are missing: the page is not changed")
         before, after = text[:text.index(BEGIN) + len(BEGIN)], text[text.index(END):]
     base = os.path.splitext(args.out)[0]
     stem = os.path.basename(base)

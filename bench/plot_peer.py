@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws t(n) of sooth, llama.cpp and the roofline from what peer_llamacpp.py --json printed, as SVG.
+"""Draws t(n) of sooth, llama.cpp and the roofline as SVG, from the output of peer_llamacpp.py --json.
 
   bench/plot_peer.py RESULT.json [...] -o FILE.svg
 
-One panel for each model, milliseconds of a pass over n tokens, both axes logarithmic, medians as points and the ratio
-ours / theirs written between the curves. Colours are readable on light and dark ground."""
+One panel per model: milliseconds of a pass over n tokens, both axes logarithmic, medians as points, and the ratio
+ours / theirs between the curves. The colours are readable on light and dark backgrounds."""
 import argparse
 import json
 import math
@@ -15,7 +15,7 @@ STYLES = (("theirs_ms", "llama.cpp", "#d1690e"), ("ours_ms", "sooth", "#1a7fd4")
 
 
 def ticks(lo, hi):
-    """1, 2, 5 times powers of ten within lo … hi."""
+    """1, 2 and 5 times powers of ten from lo to hi."""
     out, power = [], 10 ** math.floor(math.log10(lo))
     while power <= hi:
         out += [m * power for m in (1, 2, 5) if lo <= m * power <= hi]
@@ -85,7 +85,7 @@ def draw(results):
     for _, name, colour in reversed(STYLES):
         out.append(f'<path d="M{x} {y - 4}h24" stroke="{colour}" stroke-width="2"/><text x="{x + 30}" y="{y}">{name}</text>')
         x += 45 + 8 * len(name)
-    out.append(f'<text x="{x + 10}" y="{y}">ms of a pass over n tokens behind 256, {results[0]["threads"]} threads, '
+    out.append(f'<text x="{x + 10}" y="{y}">ms of a pass over n tokens after 256, {results[0]["threads"]} threads, '
                f'{results[0]["cpu"]}; between the curves: ours / theirs</text></svg>')
     return "\n".join(out) + "\n"
 

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Load of a server: N streams at once, each asking for 64 tokens; total tokens per second and the time to the first token.
+"""Load test of a server: N streams at once, each asking for 64 tokens. Reports tokens per second and time to first token.
 
-    bench/serve_load.py -m FILE.gguf                     ours, plain and speculative
-    bench/serve_load.py -m FILE.gguf --peer PYTHON       and `PYTHON -m llama_cpp.server`, by turns in the same minutes
-    bench/serve_load.py -m FILE.gguf --whole             and answers that are sent whole
-    bench/serve_load.py -m FILE.gguf --sooth A --sooth B two builds, by turns
-    bench/serve_load.py --url http://127.0.0.1:8080      one that runs already
+    bench/serve_load.py -m FILE.gguf                     our server, plain and speculative
+    bench/serve_load.py -m FILE.gguf --peer PYTHON       also `PYTHON -m llama_cpp.server`, alternating
+    bench/serve_load.py -m FILE.gguf --whole             also answers that are sent whole
+    bench/serve_load.py -m FILE.gguf --sooth A --sooth B two builds, alternating
+    bench/serve_load.py --url http://127.0.0.1:8080      a server that is already running
 
-Every stream has a prompt of its own (chat, temperature 0); tokens are counted by the server's own usage, times by this
-client. Rounds of all servers alternate, so that a slow minute hits each of them; the figures are medians over rounds.
-Servers other than the one asked are stopped (SIGSTOP) meanwhile: an idle neighbour must not cost anything.
+Every stream has its own prompt (chat, temperature 0). Tokens are counted by the server's usage field, times are measured
+by this client. The servers alternate round by round, so that a slow minute affects all of them; results are medians over
+rounds. Servers that are not being measured are stopped (SIGSTOP), so that an idle one costs nothing.
 
-Plain and speculative requests go to one server, because two processes of one program differ by up to 5 % on the machines
-we have (where their memory happens to lie); "speculative / plain" is the median over rounds of the ratio within a round.
+Plain and speculative requests go to the same server process: on our machines two processes of one program differ by up to
+5 %, depending on their memory placement. "speculative / plain" is the median of the ratios within each round.
 """
 import argparse
 import http.client
@@ -46,7 +46,7 @@ class Server:
     def __init__(self, name, command=None, url=None):
         self.name = name
         self.process = None
-        self.asked = 0  # rounds: each has prompts of its own, or they would be found in the prefix cache
+        self.asked = 0  # rounds so far; each uses new prompts, because old ones are in the prefix cache
         if command:
             port = free_port()
             self.url = urllib.parse.urlparse(f"http://127.0.0.1:{port}")
@@ -62,7 +62,7 @@ class Server:
         for _ in range(1200):
             if self.process and self.process.poll() is not None:
                 self.log.seek(0)
-                sys.exit(f"{self.name} ended: {self.log.read()[-1500:].decode('utf-8', 'replace')}")
+                sys.exit(f"{self.name} ended unexpectedly: {self.log.read()[-1500:].decode('utf-8', 'replace')}")
             try:
                 c = http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=60)
                 c.request("POST", "/v1/chat/completions", json.dumps({
@@ -73,7 +73,7 @@ class Server:
             except OSError:
                 pass
             time.sleep(0.1)
-        sys.exit(f"{self.name} does not answer")
+        sys.exit(f"{self.name} does not answer after 1200 attempts")
 
     def pause(self, on):
         if self.process:
@@ -87,16 +87,16 @@ class Server:
 
 
 class Target:
-    """A server asked in one way."""
+    """A server with one kind of request (plain or speculative)."""
 
-    def __init__(self, server, way="", body=None):
+    def __init__(self, server, kind="", body=None):
         self.server, self.url = server, server.url
-        self.name = f"{server.name} {way}".strip()
-        self.way, self.body, self.whole = way, body or {}, False
+        self.name = f"{server.name} {kind}".strip()
+        self.kind, self.body, self.whole = kind, body or {}, False
 
 
 def one_stream(target, text, n_tokens, out):
-    """(seconds to the first text, tokens)"""
+    """Appends (seconds to the first text or to the whole answer, tokens) to out."""
     body = {"model": "any", "messages": [{"role": "user", "content": text}], "max_tokens": n_tokens, "temperature": 0,
             **({} if target.whole else {"stream": True, "stream_options": {"include_usage": True}}), **target.body}
     start = time.monotonic()
@@ -111,7 +111,7 @@ def one_stream(target, text, n_tokens, out):
         c.close()
         return
     first, lines = None, []
-    for line in r:  # looked at afterwards: the client shares the machine with the server
+    for line in r:  # parsed after the answer: the client shares the machine with the server
         if first is None and b'"content"' in line and json.loads(line[6:])["choices"][0]["delta"].get("content"):
             first = time.monotonic() - start
         lines.append(line)
@@ -120,7 +120,7 @@ def one_stream(target, text, n_tokens, out):
     tokens = usage[-1] if usage else sum(bool(c["delta"].get("content")) for o in events for c in o["choices"])
     c.close()
     if first is None:
-        raise RuntimeError(f"{target.name}: an answer without text")
+        raise RuntimeError(f"{target.name}: the answer has no text")
     out.append((first, tokens))
 
 
@@ -151,7 +151,7 @@ def measure(targets, modes, streams, n_tokens, rounds):
     """{(server, mode, streams): (rates, seconds to the first token, or to the end of a whole answer)}"""
     got = {(t.name, m, n): ([], []) for t in targets for m in modes for n in streams}
     for t in targets:
-        one_round(t, 2, 16)  # warm
+        one_round(t, 2, 16)  # warm-up
     for r in range(rounds):
         for m, n in ((m, n) for n in streams for m in modes):
             for t in targets if r % 2 == 0 else reversed(targets):
@@ -163,7 +163,7 @@ def measure(targets, modes, streams, n_tokens, rounds):
 
 
 def start(a, streams, servers):
-    """What is asked; servers: those that were started, also where a later one fails."""
+    """Starts the servers and returns the targets. Started servers are appended to `servers` even if a later one fails."""
     targets = []
     if a.url:
         servers.append(Server("url", url=a.url))
@@ -174,8 +174,8 @@ def start(a, streams, servers):
             ours += ["-md", a.draft]
         servers.append(Server(build if a.sooth and len(a.sooth) > 1 else "sooth", ours))
         servers[-1].pause(True)
-        for way in a.only or ["plain", "speculative"]:
-            targets.append(Target(servers[-1], way, {"speculative": {"enabled": False}} if way == "plain" else {}))
+        for kind in a.only or ["plain", "speculative"]:
+            targets.append(Target(servers[-1], kind, {"speculative": {"enabled": False}} if kind == "plain" else {}))
     if a.peer:
         servers.append(Server("llama_cpp.server", [
             a.peer, "-m", "llama_cpp.server", "--model", a.model, "--port", "{port}", "--n_threads", str(a.threads),
@@ -200,9 +200,9 @@ def report(key, rates, times, a):
 
 
 def compare(targets, got):
-    """Speculative against plain of the same server, round by round."""
-    for plain in (t for t in targets if t.way == "plain"):
-        for t in (t for t in targets if t.server is plain.server and t.way == "speculative"):
+    """Prints the speed ratio of speculative and plain requests of the same server, by round."""
+    for plain in (t for t in targets if t.kind == "plain"):
+        for t in (t for t in targets if t.server is plain.server and t.kind == "speculative"):
             for (name, mode, n), (rates, _) in got.items():
                 if name == t.name:
                     ratios = sorted(x / y for x, y in zip(rates, got[plain.name, mode, n][0]))
@@ -215,9 +215,9 @@ def main():
     p.add_argument("-m", "--model")
     p.add_argument("-md", "--draft")
     p.add_argument("--url", help="measure this server instead")
-    p.add_argument("--sooth", action="append", help="the program (build/sooth); given twice, two builds by turns")
-    p.add_argument("--only", action="append", choices=["plain", "speculative"], help="one of the two ways of ours")
-    p.add_argument("--whole", action="store_true", help="answers sent whole, too")
+    p.add_argument("--sooth", action="append", help="the program (build/sooth); repeat to compare builds")
+    p.add_argument("--only", action="append", choices=["plain", "speculative"], help="only plain or only speculative requests")
+    p.add_argument("--whole", action="store_true", help="also measure answers that are sent whole")
     p.add_argument("--peer", help="a Python with llama-cpp-python[server]")
     p.add_argument("--streams", default="1,4,8,16")
     p.add_argument("--tokens", type=int, default=64)

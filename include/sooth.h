@@ -1,4 +1,5 @@
-/* sooth: language models, run fast and exactly. The only public header; C11 and C++.
+/* sooth: inference of language models with lossless speculative decoding. This is the only public
+ * header; it is valid C11 and C++.
  *
  *   #include <sooth.h>
  *   #include <stdio.h>
@@ -17,21 +18,28 @@
  *       return rc != 0;
  *   }
  *
- * Two nouns: a model (weights, tokenizer, chat format; immutable) and an engine (a cache of context
- * and the requests that run in it). Link with -lsooth (pkg-config sooth).
+ * There are two main objects. A model holds weights, tokenizer and chat template; it never changes
+ * after loading. An engine holds a KV cache and the requests that run in it. Link with -lsooth
+ * (pkg-config sooth).
  *
- * Errors: functions that can fail return SOOTH_OK or a negative code and fill *err (which may be
- * NULL) with a message that names the thing, the value and the remedy. Outputs are untouched then.
+ * Errors. A function that can fail returns SOOTH_OK or a negative code. On failure it fills *err
+ * with the code and a message that names the object, the value and the remedy, and leaves its other
+ * outputs as they were. err may be NULL.
  *
- * Memory: what a function creates is freed by its counterpart (sooth_x_free). Strings and structs
- * passed in are copied; a model must outlive its engines, an engine its requests.
+ * Memory. The caller owns what a function creates and frees it with the matching function
+ * (sooth_x_create or sooth_x_load: sooth_x_free; sooth_x_init: sooth_x_deinit). Strings and structs
+ * that are passed in are copied and need not outlive the call. Free an engine before its model. An
+ * engine frees the requests that are left in it.
  *
- * Threads: a model and the engines made from it form one family; calls into a family from several
- * threads are safe and take turns. Different families are independent. Callbacks run on the calling
- * thread, in the middle of the call; they must not call back into the same family.
+ * Threads. A model and its engines share one lock. Every function may be called from any thread;
+ * calls on the same model or its engines run one at a time, calls on different models run in
+ * parallel. A free function must be the last call on its object. Callbacks and drafters run on the
+ * thread that is inside sooth_step, sooth_generate or sooth_chat of their engine, with the lock
+ * held: they must not call functions on the same model or its engines, or they deadlock. If several
+ * threads step one engine, a request's callback may run on any of them.
  *
- * Versions: every struct that may grow begins with its size, set by its _init function, so programs
- * built against an older header keep working with a newer library. */
+ * Versions. Every struct that may grow begins with its size, which its _init function sets. A
+ * program that was built with an older header keeps working with a newer library. */
 #ifndef SOOTH_H
 #define SOOTH_H
 
@@ -51,28 +59,29 @@ extern "C" {
 #define SOOTH_VERSION_MAJOR 0
 #define SOOTH_VERSION_MINOR 1
 
-/* "0.1.0": of the library that runs, not of the header. */
+/* Version of the loaded library, for example "0.1.0"; a static string. It may be newer than the
+ * header's SOOTH_VERSION_MAJOR and _MINOR. */
 SOOTH_API const char *sooth_version(void);
 
 /* --- errors --- */
 
 enum {
     SOOTH_OK = 0,
-    SOOTH_ENOMEM = -1,
-    SOOTH_EIO = -2,
-    SOOTH_EFORMAT = -3,
-    SOOTH_EUNSUPPORTED = -4,
-    SOOTH_ERANGE = -5,
-    SOOTH_EINVAL = -6,
-    SOOTH_ENOTFOUND = -7,
-    SOOTH_ELIMIT = -8,
+    SOOTH_ENOMEM = -1,       /* out of memory */
+    SOOTH_EIO = -2,          /* reading or writing failed */
+    SOOTH_EFORMAT = -3,      /* malformed data, for example a damaged model file */
+    SOOTH_EUNSUPPORTED = -4, /* valid, but not supported here */
+    SOOTH_ERANGE = -5,       /* a number is out of range */
+    SOOTH_EINVAL = -6,       /* an argument is wrong */
+    SOOTH_ENOTFOUND = -7,    /* a file, or a part that the model lacks, was not found */
+    SOOTH_ELIMIT = -8,       /* a limit is exceeded, for example the context */
     SOOTH_ECANCELLED = -9,
-    SOOTH_EMISMATCH = -10
+    SOOTH_EMISMATCH = -10 /* two parts do not fit together, for example draft and target */
 };
 
 typedef struct sooth_error {
-    int code;
-    char message[512];
+    int code;          /* one of SOOTH_E… */
+    char message[512]; /* one sentence in UTF-8, NUL-terminated */
 } sooth_error;
 
 /* --- models --- */
@@ -81,32 +90,43 @@ typedef struct sooth_model sooth_model;
 
 typedef struct sooth_model_params {
     size_t size;
-    int n_threads;         /* 0: one per core */
+    int n_threads;         /* at most 256; 0: one per core */
     const char *cpu_level; /* NULL or "auto", "scalar", "avx2", "avxvnni", "avx512", "amx" */
-    const char *quantize; /* round weights to this type at load ("Q8_0", …); NULL: as in the file */
-    void (*progress)(void *user, double done); /* 0 … 1 while loading takes long; may be NULL */
+    const char *quantize;  /* quantise weights to this type while loading ("Q8_0", …); NULL: no */
+    void (*progress)(void *user, double done); /* called while loading, done from 0 to 1; or NULL */
     void *progress_user;
 } sooth_model_params;
 
+/* Fills *p with defaults. Call it before setting fields. */
 SOOTH_API void sooth_model_params_init_sized(sooth_model_params *p, size_t size);
 static inline void sooth_model_params_init(sooth_model_params *p) {
     sooth_model_params_init_sized(p, sizeof *p);
 }
 
-/* path: a GGUF file (the first of a split one) or a Hugging Face folder. params NULL: defaults. */
+/* Loads a model and stores it in *out; the caller frees it with sooth_model_free. path is a GGUF
+ * file (the first one of a split model) or a Hugging Face folder. params may be NULL for defaults.
+ * params->progress runs on the calling thread.
+ * Fails with ENOTFOUND, EIO, EFORMAT, EUNSUPPORTED or ENOMEM for the file, EINVAL or ERANGE for
+ * params. */
 SOOTH_API int sooth_model_load(const char *path, const sooth_model_params *params,
                                sooth_model **out, sooth_error *err);
-SOOTH_API void sooth_model_free(sooth_model *m); /* NULL is fine */
+/* Frees a model; NULL is allowed. All its engines must have been freed. */
+SOOTH_API void sooth_model_free(sooth_model *m);
 
-SOOTH_API const char *sooth_model_arch(const sooth_model *m);
+/* Properties of a model. The string belongs to the model. */
+SOOTH_API const char *sooth_model_arch(const sooth_model *m); /* "llama", "qwen2", … */
 SOOTH_API int64_t sooth_model_n_params(const sooth_model *m);
 SOOTH_API int sooth_model_n_vocab(const sooth_model *m);
-SOOTH_API int sooth_model_n_ctx(const sooth_model *m); /* the longest context it was made for */
-SOOTH_API int sooth_model_has_chat(const sooth_model *m);
+SOOTH_API int sooth_model_n_ctx(const sooth_model *m);    /* longest context, in tokens */
+SOOTH_API int sooth_model_has_chat(const sooth_model *m); /* 1: sooth_chat works; 0: no template */
 
-/* Text to ids and back. *n is the number of ids (bytes) of the whole result, also when it is more
- * than `cap` and only `cap` were written: call with cap 0 to learn the size. parse_special: control
- * tokens written out in the text become their ids. Detokenised text is not NUL-terminated. */
+/* Convert text to token ids and back. *n is set to the length of the whole result (ids or bytes).
+ * At most cap of them are written; call with cap 0 to learn the length, then ids or text may be
+ * NULL.
+ *   add_special     add the tokens that the model wants around a text, such as BOS
+ *   parse_special   control tokens that are spelled out in the text become their ids
+ * Detokenised text is not NUL-terminated. sooth_detokenize fails with ERANGE for an id outside the
+ * vocabulary. */
 SOOTH_API int sooth_tokenize(const sooth_model *m, const char *text, size_t text_len,
                              int add_special, int parse_special, int32_t *ids, size_t cap,
                              size_t *n, sooth_error *err);
@@ -117,62 +137,76 @@ SOOTH_API int sooth_detokenize(const sooth_model *m, const int32_t *ids, size_t 
 
 typedef struct sooth_engine sooth_engine;
 
-/* Your own drafter: writes at most `max` ids that may follow `tokens`, one after the other, to
- * `out` and returns how many; negative means it failed. Guesses cost or save time and never change
- * the text: the model checks every one of them. An answer with more guesses or with ids that are
- * not in the vocabulary is refused with a warning on standard error, and the request goes on
- * without it. Called from sooth_step. */
+/* A drafter of the caller's own, for spec "user". It guesses the tokens that follow tokens[0 …
+ * n_tokens): the first n_prompt are the prompt, the others the text so far. It writes at most `max`
+ * ids to `out`, in order, and returns their number; a negative number means that it failed.
+ *
+ * The model verifies every guess. With verify "match" the text is the same as without guesses; they
+ * only change how long it takes (see sooth_params.verify). If the drafter fails, returns more than
+ * max, or returns an id outside the vocabulary, its guesses are ignored, a warning is logged to
+ * standard error, and the request continues without them. */
 typedef int sooth_drafter(void *user, const int32_t *tokens, int n_tokens, int n_prompt,
                           int32_t *out, int max);
 
-/* The same for a tree of guesses, where several tokens may come next. ids[i] follows the guess
- * parents[i], an earlier one, or the text itself where that is -1:
+/* The same for a tree of guesses, in which several tokens may compete for one position. ids[i]
+ * follows the guess parents[i], which must have a smaller index, or the text itself if parents[i]
+ * is -1:
  *
  *          the text                        i         0   1   2
  *          /      \                        ids[i]    A   B   C
  *         A        B                       parents   -1  -1   1
  *                  C
  *
- * Another parent, or guesses that lie further ahead than max_depth, are refused in the same way.
- * Siblings are tried in order: the likeliest first. */
+ * Siblings are verified in order: put the likeliest first. Guesses are ignored with a warning, as
+ * above, if a parent is invalid or a guess is deeper than max_depth. */
 typedef struct sooth_draft {
     size_t size;
-    const int32_t *tokens; /* the prompt, and the text so far */
+    const int32_t *tokens; /* [n_tokens] prompt and text so far; valid during the call */
     int n_tokens, n_prompt;
-    int max;          /* guesses at most */
-    int max_depth;    /* how many of them may follow each other */
-    int32_t *ids;     /* [max] to fill */
-    int32_t *parents; /* [max] to fill; before the call a chain: i - 1 */
+    int max;          /* most guesses */
+    int max_depth;    /* most guesses that follow each other */
+    int32_t *ids;     /* [max], to be filled */
+    int32_t *parents; /* [max], to be filled; preset to a chain: i - 1 */
 } sooth_draft;
+/* Returns the number of guesses, or a negative number if it failed. */
 typedef int sooth_tree_drafter(void *user, const sooth_draft *draft);
 
 typedef struct sooth_engine_params {
     size_t size;
-    int n_ctx;               /* most tokens of one request; 0: the model's own, at most 4096 */
-    int n_parallel;          /* most requests at once */
-    int n_batch;             /* most prompt tokens in one pass; never changes what is generated */
-    int kv_f32;              /* keep the cache in 32-bit floats instead of 16; see kv_type */
-    int max_draft;           /* most guesses per step and request; 0: no speculation at all */
-    const char *draft_model; /* a file or folder, for the drafter "model"; NULL: none */
+    int n_ctx;      /* most tokens of one request, prompt included; 0: the model's, at most 4096 */
+    int n_parallel; /* most requests that run at once; further ones queue */
+    int n_batch;    /* most prompt tokens in one pass; never changes the text */
+    int kv_f32;     /* 1: KV cache in 32-bit floats, 0: 16-bit; ignored if kv_type is set */
+    int max_draft;  /* most guesses in a row, from 1 to 64; 0: no speculation in this engine */
+    const char *draft_model; /* file or folder, for the drafter "model"; NULL: the best draft that
+                                is registered for this model, if one is installed */
     float draft_temp;        /* temperature of the draft model; negative: the request's */
     sooth_drafter *drafter;  /* the drafter "user"; NULL: none */
-    void *drafter_user;
-    const char *kv_layout; /* "paged" (NULL): shared pages; "slotted": a place for each request */
-    int kv_pages; /* of the cache, 32 tokens each; 0: enough for all. With fewer, requests give way
-                     to each other and are resumed, with the same text */
-    const char *kv_type; /* "f16", "f32" or "q8_0", which takes half the room of f16 and rounds
-                            more; NULL: as kv_f32 says */
-    sooth_tree_drafter *tree_drafter; /* the drafter "user" in its other form; set at most one */
+    void *drafter_user;      /* passed to drafter or tree_drafter */
+    const char *kv_layout;   /* "paged" (NULL): requests share pages; "slotted": each request has a
+                                fixed part of the cache */
+    int kv_pages; /* size of the cache in pages of 32 tokens; 0: room for n_parallel requests of
+                     n_ctx tokens. With fewer pages requests are preempted and resumed, with the
+                     same text */
+    const char *kv_type; /* "f16", "f32" or "q8_0"; q8_0 needs half the memory of f16 and rounds
+                            more. NULL: kv_f32 decides */
+    sooth_tree_drafter *tree_drafter; /* the drafter "user" as a tree; set this or drafter */
 } sooth_engine_params;
 
+/* Fills *p with defaults. Call it before setting fields. */
 SOOTH_API void sooth_engine_params_init_sized(sooth_engine_params *p, size_t size);
 static inline void sooth_engine_params_init(sooth_engine_params *p) {
     sooth_engine_params_init_sized(p, sizeof *p);
 }
 
+/* Creates an engine and stores it in *out; the caller frees it with sooth_engine_free. m must
+ * outlive it. params may be NULL for defaults.
+ * Fails with ERANGE or EINVAL for params, ELIMIT or ENOMEM for the cache, and as sooth_model_load
+ * for a draft model that is named; EMISMATCH if that draft was made for another target. */
 SOOTH_API int sooth_engine_create(sooth_model *m, const sooth_engine_params *params,
                                   sooth_engine **out, sooth_error *err);
-SOOTH_API void sooth_engine_free(sooth_engine *e); /* frees what requests are left, too */
+/* Frees an engine and the requests that are left in it; NULL is allowed. */
+SOOTH_API void sooth_engine_free(sooth_engine *e);
 
 /* --- generating --- */
 
@@ -181,130 +215,147 @@ typedef struct sooth_bias {
     float bias; /* added to the logit; -INFINITY bans the token */
 } sooth_bias;
 
-/* A negative number in a field marked * means: what the model's authors recommend, else off (for
- * the temperature: 0.8). */
+/* In a field marked with *, a negative number selects the value that the model's authors recommend.
+ * If they recommend none, the temperature is 0.8 and the others are off. */
 typedef struct sooth_params {
     size_t size;
-    int max_tokens;       /* -1: until the model ends or the context is full */
-    int has_seed;         /* 0: a random seed, reported in the result */
+    int max_tokens;       /* -1: until the model's end token or the end of the context */
+    int has_seed;         /* 0: a random seed, which the result reports */
     uint64_t seed;        /* the same seed gives the same text, unless the result has a nonce */
-    float temp;           /* *; 0 takes the likeliest token */
+    float temp;           /* *; 0: always the likeliest token (greedy) */
     int top_k;            /* *; 0: off */
     float top_p;          /* *; 1: off */
     float min_p;          /* *; 0: off */
     float repeat_penalty; /* *; 1: off */
     float presence_penalty, frequency_penalty;
-    int repeat_last_n; /* window of the penalties; -1: whole context */
-    const sooth_bias *bias;
+    int repeat_last_n;      /* tokens that the penalties look back; -1: all */
+    const sooth_bias *bias; /* [n_bias], at most 100000 */
     size_t n_bias;
-    const char *const *stop; /* strings that end the text before them */
+    const char *const *stop; /* [n_stop], at most 64; the text ends before the first that occurs */
     size_t n_stop;
-    int ignore_end;     /* go on after the model's end token */
-    const char *spec;   /* who guesses, as in `sooth run --spec`, or "user"; NULL: nobody */
-    int spec_length;    /* guesses per round; 0: as many as pay */
-    const char *verify; /* "match" (the same text as without), "reject", "lenient=L"; NULL: match */
-    int logprobs;       /* tell the logprob of each token and of this many likeliest; 0: none */
-    const char *prediction; /* the text you expect, for spec "predict"; NULL: none */
-    int priority;           /* higher ones run first and give way last; 0 is the usual */
-    int has_nonce;          /* 0: a nonce is chosen where one is needed; see sooth_result.nonce */
+    int ignore_end;     /* 1: continue after the model's end token */
+    const char *spec;   /* drafters, in the syntax of `sooth run --spec`, or "user"; NULL: none */
+    int spec_length;    /* guesses in a row per round; 0: the planner decides */
+    const char *verify; /* "match" (NULL): the same text as without guesses; "reject": the same
+                           distribution; "lenient=L": lossy, L in (0,1] */
+    int logprobs;       /* from 1 to 20: report the logprob of each token and of this many likeliest
+                           tokens; 0: none */
+    const char *prediction; /* text that the caller expects, for spec "predict"; NULL: none */
+    int priority;           /* higher ones run first and are preempted last; the default is 0 */
+    int has_nonce;          /* 0: the engine chooses a nonce if it needs one; see sooth_result */
     uint64_t nonce;
 } sooth_params;
 
+/* Fills *p with defaults. Call it before setting fields. */
 SOOTH_API void sooth_params_init_sized(sooth_params *p, size_t size);
 static inline void sooth_params_init(sooth_params *p) { sooth_params_init_sized(p, sizeof *p); }
 
 typedef struct sooth_message {
-    const char *role; /* "system", "user", "assistant" */
-    const char *content;
+    const char *role;    /* "system", "user", "assistant"; UTF-8 */
+    const char *content; /* UTF-8 */
 } sooth_message;
 
-/* What a text took. */
+/* Counts and times of one request. A round is one pass of the model that decides tokens of this
+ * request. */
 typedef struct sooth_timings {
-    int prompt_n, predicted_n;
-    double prompt_ms, predicted_ms;
-    int rounds;                    /* passes of the model that decided tokens */
-    int draft_n, draft_n_accepted; /* guesses that went into a pass, that stand in the answer */
-    int tested_n; /* guesses whose test ran: none behind the first wrong one or the answer's end */
-    double draft_ms, verify_ms; /* drafting; the model's passes over those rounds */
+    int prompt_n, predicted_n;      /* tokens of the prompt; of the answer */
+    double prompt_ms, predicted_ms; /* admission to first token; first token to the end */
+    int rounds;                     /* without speculation one per token */
+    int draft_n, draft_n_accepted;  /* guesses in passes; those accepted into the answer */
+    int tested_n; /* guesses that were verified: none after the first rejected one or after the end
+                     of the answer */
+    double draft_ms, verify_ms; /* time in drafters; time of the model's passes of the rounds */
 } sooth_timings;
 
-/* What guessing gained; negative where nothing was counted. docs/speculation.md defines each. */
+/* Rates of speculation; negative if nothing was counted. docs/speculation.md defines each. */
 typedef struct sooth_metrics {
-    double tokens_per_pass; /* tokens of the answer, an end token included, per round; plain: 1 */
+    double tokens_per_pass; /* tokens of the answer, with an end token, per round; plain: 1 */
     double mean_accepted;   /* accepted guesses per round */
-    double alpha;           /* accepted of the tested guesses */
-    double acceptance_rate; /* accepted of all guesses */
+    double alpha;           /* accepted / tested guesses */
+    double acceptance_rate; /* accepted / all guesses */
     double round_rate;      /* mean of accepted/k over the rounds that asked for k guesses */
 } sooth_metrics;
 
 typedef enum sooth_finish {
-    SOOTH_FINISH_NONE = 0,
+    SOOTH_FINISH_NONE = 0,      /* still queued or running */
     SOOTH_FINISH_STOP = 1,      /* the model's end token or a stop string */
     SOOTH_FINISH_LENGTH = 2,    /* max_tokens, or the context is full */
-    SOOTH_FINISH_CANCELLED = 3, /* a callback said so */
-    SOOTH_FINISH_ERROR = 4
+    SOOTH_FINISH_CANCELLED = 3, /* a callback returned non-zero */
+    SOOTH_FINISH_ERROR = 4      /* sooth_request_result returns the error */
 } sooth_finish;
 
-/* A token and the logarithm of its probability by the model itself, before bias, penalties,
- * temperature and cuts. The same bits with and without speculation. */
+/* A token and the natural logarithm of its probability under the model itself: before bias,
+ * penalties, temperature and cuts. Speculation does not change its bits. */
 typedef struct sooth_logprob {
     int32_t token;
     float logprob;
 } sooth_logprob;
 
-/* One token, or the end of the text (token -1, finish set). */
+/* One token, or the end of a request (token is -1 and finish is set). All pointers are valid only
+ * during the callback. */
 typedef struct sooth_event {
     size_t size;
     int32_t token;
-    const char *text; /* whole UTF-8 characters, possibly none; NUL-terminated; valid in the call */
+    const char *text; /* whole UTF-8 characters, NUL-terminated; empty while a character is
+                         incomplete or a stop string may have begun */
     size_t text_len;
     sooth_finish finish;
-    int origin; /* 0: plain, 1: a guess that stood, 2: a correction, 3: after all guesses stood */
-    /* With params.logprobs: */
+    int origin; /* 0: no guess was verified, 1: accepted guess, 2: correction of a rejected guess,
+                   3: bonus token after all guesses were accepted */
+    /* If params.logprobs was set: */
     float logprob;            /* of the token */
-    const sooth_logprob *top; /* the likeliest tokens in its place, best first; NULL: none */
+    const sooth_logprob *top; /* [n_top] likeliest tokens at this position, best first */
     size_t n_top;
-    /* With the end of the text, else NULL: */
+    /* At the end of the request, else NULL: */
     const sooth_timings *timings;
     const sooth_metrics *metrics;
 } sooth_event;
 
-/* Return 0 to go on, anything else to cancel. */
+/* Returns 0 to continue; any other value cancels the request. */
 typedef int sooth_event_fn(void *user, const sooth_event *ev);
 
 typedef struct sooth_result {
     size_t size;
-    char *text; /* NUL-terminated; may hold further NULs */
+    char *text; /* [text_len + 1], NUL-terminated; it may contain further NULs */
     size_t text_len;
-    int32_t *tokens; /* without an end token */
+    int32_t *tokens; /* [n_tokens], without an end token */
     size_t n_tokens;
     sooth_finish finish;
     uint64_t seed;
     sooth_timings timings;
-    float *logprobs;    /* [n_tokens]; NULL: none wanted */
-    sooth_logprob *top; /* [n_tokens][n_top] */
+    float *logprobs;    /* [n_tokens]; NULL if params.logprobs was 0 */
+    sooth_logprob *top; /* [n_tokens][n_top], best first */
     size_t n_top;
     sooth_metrics metrics;
     /* With verify "reject" or "lenient=L" above temperature 0 the text depends on the seed and on a
-     * nonce of at most 53 bits, or a seed used twice would bias it. Where guesses depend on the
-     * request alone (spec_length above 0, and a drafter that learns from no other request) the
-     * nonce is a hash of the request: the same request gives the same text. Otherwise it is new
-     * each time. Seed and nonce in the params of an equal request replay the text, as far as its
-     * guesses come out the same: for debugging, not for sampling. */
-    int has_nonce; /* 0: the seed alone decides */
+     * nonce of at most 53 bits: with the seed alone, using a seed twice would bias the second text.
+     * If the guesses depend on nothing but the request (spec_length above 0, and no drafter that
+     * learns from other requests), the nonce is a hash of the request, so equal requests give equal
+     * texts. Otherwise it is random. To replay a text, put its seed and nonce into the params of an
+     * equal request; this works as far as the same guesses are made, and is meant for debugging,
+     * not for sampling. */
+    int has_nonce; /* 0: the text depends on the seed alone */
     uint64_t nonce;
 } sooth_result;
 
+/* Makes *r empty. Call it before r is first passed to a function. */
 SOOTH_API void sooth_result_init_sized(sooth_result *r, size_t size);
 static inline void sooth_result_init(sooth_result *r) { sooth_result_init_sized(r, sizeof *r); }
-SOOTH_API void sooth_result_deinit(sooth_result *r); /* frees what it points to */
+/* Frees what *r points to and makes it empty again. */
+SOOTH_API void sooth_result_deinit(sooth_result *r);
 
-/* Continues the text as it is. params, on_event and result may be NULL; result must be initialised.
- * A cancelled text is no error: result.finish tells. */
+/* Generates a continuation of `prompt` and returns when it is finished. It steps the whole engine,
+ * so requests that were submitted before make progress too.
+ *   params     NULL: defaults
+ *   on_event   called for each token and at the end; NULL: not called
+ *   result     receives the text; initialised, its old content is freed; NULL: not wanted
+ * A request that a callback cancelled is no failure: result->finish tells. Fails with EINVAL,
+ * ERANGE or ELIMIT for the prompt and params, or with the error of the request. */
 SOOTH_API int sooth_generate(sooth_engine *e, const char *prompt, const sooth_params *params,
                              sooth_event_fn *on_event, void *user, sooth_result *result,
                              sooth_error *err);
-/* Answers a conversation in the model's own chat format. */
+/* The same for a conversation, which is formatted by the model's chat template. Fails with
+ * ENOTFOUND if the model has none. */
 SOOTH_API int sooth_chat(sooth_engine *e, const sooth_message *messages, size_t n_messages,
                          const sooth_params *params, sooth_event_fn *on_event, void *user,
                          sooth_result *result, sooth_error *err);
@@ -313,16 +364,23 @@ SOOTH_API int sooth_chat(sooth_engine *e, const sooth_message *messages, size_t 
 
 typedef struct sooth_request sooth_request;
 
-/* Enqueues; the callback is called from sooth_step. Exactly one of prompt and messages is set. */
+/* Checks a request, queues it and stores it in *out; the caller frees it with sooth_request_free.
+ * Set exactly one of prompt and messages. on_event may be NULL; it is called from sooth_step, never
+ * from here. Fails as sooth_generate and sooth_chat do; then nothing is queued. */
 SOOTH_API int sooth_submit(sooth_engine *e, const char *prompt, const sooth_message *messages,
                            size_t n_messages, const sooth_params *params, sooth_event_fn *on_event,
                            void *user, sooth_request **out, sooth_error *err);
-/* One pass over all running requests. 1: more to do, 0: nothing left, negative: it failed. */
+/* Runs one pass over all running requests and calls their callbacks. Returns 1 if there is more to
+ * do, 0 if no request is left, or a negative code if the pass failed: then every running request
+ * has ended with that error. The error of a single request is not returned here. */
 SOOTH_API int sooth_step(sooth_engine *e, sooth_error *err);
+/* How the request ended; SOOTH_FINISH_NONE while it is queued or runs. */
 SOOTH_API sooth_finish sooth_request_finish(const sooth_request *r);
-/* What there is so far; SOOTH_E… when the request ended with an error. */
+/* Copies what the request has generated so far to *result, which must be initialised; its old
+ * content is freed. If the request ended with an error, returns that error and leaves *result. */
 SOOTH_API int sooth_request_result(const sooth_request *r, sooth_result *result, sooth_error *err);
-SOOTH_API void sooth_request_free(sooth_request *r); /* NULL is fine; a running one is cancelled */
+/* Frees a request; NULL is allowed. One that is queued or runs is dropped without a last event. */
+SOOTH_API void sooth_request_free(sooth_request *r);
 
 #ifdef __cplusplus
 }

@@ -313,7 +313,7 @@ static int open_session(so_session *s) {
         return status;
     if (eo.max_draft == 0) /* /spec may ask for guesses later */
         eo.max_draft = SO_CLI_DRAFT_MAX;
-    eo.keep_costs = SO_KEEP_WORTHY;
+    eo.keep_costs = SO_KEEP_LARGE_MODELS;
     int rc = so_dialog_set_system(&s->dialog, so_str_c(so_args_str(a, SO_OPT_SYSTEM, "")), &err);
     if (rc == SO_OK)
         rc = so_engine_create(s->b.model, s->b.tok, &eo, &s->e, &err);

@@ -179,14 +179,14 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
         status = find_draft(a, target, eo->kv_dtype, s);
     if (status == 0 && s->wants_text && so_args_has(a, SO_OPT_PREDICTION))
         status = read_expected(a, target, s);
-    eo->keep_costs = SO_KEEP_WORTHY;
+    eo->keep_costs = SO_KEEP_LARGE_MODELS;
     eo->max_draft = s->opts.draft_max ? s->opts.draft_max : SO_CLI_DRAFT_MAX;
     if (s->opts.length > eo->max_draft)
         eo->max_draft = s->opts.length;
     eo->draft = s->draft.model;
     eo->draft_tok = s->draft.tok;
     eo->draft_id = s->draft.ck ? so_registry_id(s->draft.ck) : 0;
-    eo->draft_claimed = s->draft.ck ? so_registry_agreement(s->draft.ck) : 0;
+    eo->draft_claimed_agreement = s->draft.ck ? so_registry_agreement(s->draft.ck) : 0;
     eo->draft_temp = (float)so_args_float(a, SO_OPT_DRAFT_TEMP, -1);
     eo->draft_p_min = (float)so_args_float(a, SO_OPT_DRAFT_P_MIN, 0);
     return status;

@@ -1,6 +1,6 @@
-/* Opening order: files, backend, weights, tokenizer, template; closing runs backwards. A model
- * whose template cannot be compiled is still usable with raw prompts, so that failure is a warning
- * here and an error only for those who ask for a chat. */
+/* Opens files, backend, weights, tokenizer and chat template, in this order, and closes them in
+ * reverse. If the chat template cannot be compiled, the model still works with raw prompts: a
+ * warning is logged here, and only a chat request fails. Any thread, one at a time per bundle. */
 #include "engine/bundle.h"
 
 #include <math.h>
@@ -46,7 +46,7 @@ void so_bundle_read_sampling(const so_checkpoint *ck, so_sample_params *p) {
         if (got >= keys[i].min && got <= keys[i].max)
             v[i] = got;
         else
-            so_log(SO_LOG_WARN, "%s: generation config: %s is %g, not from %g to %g: left out",
+            so_log(SO_LOG_WARN, "%s: generation config: %s is %g, not from %g to %g: ignored",
                    so_checkpoint_path(ck), keys[i].json, got, keys[i].min, keys[i].max);
     }
     p->temp = (float)v[0];
@@ -56,8 +56,8 @@ void so_bundle_read_sampling(const so_checkpoint *ck, so_sample_params *p) {
     p->repeat_penalty = (float)v[4];
 }
 
-/* eos_token_id of the generation config: a number or a list of them. */
-static void add_ends(const so_checkpoint *ck, so_tokenizer *t) {
+/* eos_token_id of the generation config: one number or a list. */
+static void add_end_tokens(const so_checkpoint *ck, so_tokenizer *t) {
     const json_t *eos = json_object_get(so_checkpoint_generation_config(ck), "eos_token_id");
     size_t n = json_is_array(eos) ? json_array_size(eos) : json_is_integer(eos) ? 1 : 0;
     for (size_t i = 0; i < n && i < 64; i++) {
@@ -79,11 +79,11 @@ static int open_text(so_bundle *b, so_err *err) {
                           "%s: the tokenizer has %d tokens, the model's embedding only %d rows",
                           so_checkpoint_path(b->ck), so_tokenizer_n_vocab(b->tok),
                           so_model_hparams(b->model)->n_vocab);
-    add_ends(b->ck, b->tok);
+    add_end_tokens(b->ck, b->tok);
     so_err chat_err = {0};
     rc = so_chat_create(b->tok, &b->chat, &chat_err);
     if (rc != SO_OK && rc != SO_ENOTFOUND)
-        so_log(SO_LOG_WARN, "%s: chat template: %s; prompts are taken as they are",
+        so_log(SO_LOG_WARN, "%s: chat template: %s; only raw prompts work",
                so_checkpoint_path(b->ck), chat_err.msg);
     return SO_OK;
 }
@@ -143,18 +143,18 @@ int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bun
 
 bool so_bundle_find_draft(const so_bundle *target, so_dtype kv_dtype, so_bundle *out) {
     so_registry_found found;
-    bool done = false;
+    bool opened = false;
     so_registry_search(target->ck, so_model_hparams(target->model), target->tok, &found);
     if (found.n > 1)
         so_choose_first(target->model, kv_dtype, &found);
-    for (int i = 0; i < found.n && !done; i++) {
+    for (int i = 0; i < found.n && !opened; i++) {
         so_err err = {0};
         so_bundle b = {0};
         int rc = so_bundle_open_draft(found.paths[i], target, NULL, &b, &err);
-        if (rc == SO_OK) /* what it says of itself may be wrong */
+        if (rc == SO_OK) /* the registration in its file may be wrong */
             rc = so_draft_check_tokenizers(target->tok, b.tok, &err);
-        done = rc == SO_OK;
-        if (done) {
+        opened = rc == SO_OK;
+        if (opened) {
             so_log(SO_LOG_INFO, "draft model: %s", found.paths[i]);
             *out = b;
             continue;
@@ -163,7 +163,7 @@ bool so_bundle_find_draft(const so_bundle *target, so_dtype kv_dtype, so_bundle 
         so_log(SO_LOG_DEBUG, "%s is passed over: %s", found.paths[i], err.msg);
     }
     so_registry_found_free(&found);
-    return done;
+    return opened;
 }
 
 void so_bundle_close(so_bundle *b) {

@@ -1,35 +1,36 @@
-/* What is counted of a request's rounds, and the rates that follow from it. The only place where
- * these are defined; docs/speculation.md ("Metrics") has the same as a table, and
- * tests/engine/test_counts.c computes them by hand.
+/* Counts of a request's rounds, and the rates derived from them. They are defined only here;
+ * docs/speculation.md ("Metrics") repeats them as a table, and tests/engine/test_counts.c checks
+ * them against values computed by hand.
  *
  *   rounds             passes that decided a token of the answer
- *   asked (k)          how deep a draft the round asked for; 0: for none
- *   draft_n            guesses that went into a pass
- *   tested_n           guesses whose test decided something of the answer
- *   draft_n_accepted   those of them that stood
+ *   asked (k)          depth of the draft that the round asked for; 0: none
+ *   draft_n            guesses that were in a pass
+ *   tested_n           guesses whose verification decided something about the answer
+ *   draft_n_accepted   accepted ones among them
  *   predicted_n        tokens of the answer, without an end token
- *   end_n              1 where an end token ended it
+ *   end_n              1 if an end token ended the answer
  *
- *   tokens_per_pass    (predicted_n + end_n) / rounds: the passes that plain decoding needs for the
- *                      same answer over those that were made, so 1 without speculation
+ *   tokens_per_pass    (predicted_n + end_n) / rounds: the number of passes that plain decoding
+ *                      needs for this answer, divided by the passes made; 1 without speculation
  *   mean_accepted      draft_n_accepted / rounds
  *   alpha              draft_n_accepted / tested_n
  *   acceptance_rate    draft_n_accepted / draft_n
  *   round_rate         mean of accepted/k over the rounds with k > 0
  *
- * What lies behind the end of an answer (an end token, a stop string, a caller who cancels) is
- * counted nowhere: neither as accepted nor as tested, as if the draft had ended there. Plain
- * decoding would never have come to it, and how well two models agree behind the end of a text
- * says nothing about the text. It biases nothing: whether a test is counted depends on the tokens
- * before it, never on its outcome. An end token that was guessed does count, as the pass it saved.
+ * Guesses after the end of an answer (end token, stop string, cancellation) are counted neither as
+ * accepted nor as tested, as if the draft had ended there. Plain decoding would never have reached
+ * them, and how well two models agree after the end of a text is irrelevant for the text. This
+ * causes no bias: whether a guess is counted depends on the tokens before it, never on its own
+ * verdict. A guessed end token is counted, because it saved a pass.
  *
- * So tests are counted one depth at a time, as tokens are emitted: before that nobody knows where
- * a stop string ends. Everything is counted before the event that it belongs to. Engine thread. */
+ * For this reason guesses are counted one depth at a time while tokens are emitted: only then is it
+ * known where a stop string ends. Each count is updated before the event that it belongs to. Engine
+ * thread. */
 #include "engine/impl.h"
 
-/* k: the fixed length, as far as the request's limits leave room for it; without one the depth that
- * the planner put into the pass. */
-static int asked(const so_request *r) {
+/* k: the fixed length, limited by the request's room for guesses; without a fixed length the depth
+ * of the tree in the pass. */
+static int asked_depth(const so_request *r) {
     int depth = 0;
     if (!r->spec.plan)
         return 0;
@@ -48,7 +49,7 @@ void so_counts_begin(so_request *r) {
     s->rounds++;
     s->draft_n += n;
     s->drafted_rounds += n > 0;
-    s->asked_rounds += asked(r) > 0;
+    s->asked_rounds += asked_depth(r) > 0;
     r->e->step.info.drafted += n;
     r->round_accepted = 0;
     r->round_rate_before = s->round_rate_sum;
@@ -60,8 +61,8 @@ static void count_accepted(so_request *r, int depth) {
     s->draft_n_accepted++;
     r->e->step.info.accepted++;
     r->round_accepted++;
-    if (asked(r) > 0) /* not in steps of 1/k: rounds that are all right shall come to 1 exactly */
-        s->round_rate_sum = r->round_rate_before + (double)r->round_accepted / asked(r);
+    if (asked_depth(r) > 0) /* not a sum of 1/k: a fully accepted round adds exactly 1 */
+        s->round_rate_sum = r->round_rate_before + (double)r->round_accepted / asked_depth(r);
 }
 
 void so_counts_depth(so_request *r, int depth) {

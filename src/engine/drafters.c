@@ -1,8 +1,8 @@
-/* The drafters that requests name: a set of them per spec, made once and shared.
+/* The drafters that requests name: one set per spec, created once and shared by its requests.
  *
- * Owns the sets, the draft models that were opened for `model(FILE)`, and the store of finished
- * texts. A set that nobody uses is dropped where room is needed; the planner keeps what it showed.
- * Engine thread. */
+ * Owns the sets, the draft models opened for `model(FILE)`, and the corpus of finished texts. If
+ * there are too many sets, one without requests is freed; the planner keeps its records. Does not
+ * call drafters (speculate.c does). Engine thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ struct so_drafters {
     so_spec_set *sets;
     so_corpus *corpus;
     so_bundle bundles[MAX_BUNDLES];  /* opened for model(FILE) */
-    char *bundle_paths[MAX_BUNDLES]; /* by which they were named */
+    char *bundle_paths[MAX_BUNDLES]; /* the names in the spec */
     int n_bundles;
 };
 
@@ -59,7 +59,8 @@ so_spec_set *so_drafters_sets(const so_drafters *d) { return d->sets; }
 
 /* --- draft models --- */
 
-/* Each file once, however many specs name it: a model is large, and drafters only read it. */
+/* Opens each file once, even if several specs name it: models are large, and drafters only read
+ * them. */
 static int open_draft_file(so_drafters *d, so_str file, const so_bundle **out, so_err *err) {
     so_bundle_opts o;
     so_bundle_defaults(&o);
@@ -73,7 +74,8 @@ static int open_draft_file(so_drafters *d, so_str file, const so_bundle **out, s
     char *path = so_strndup(file.ptr, file.len);
     int rc = d->n_bundles < MAX_BUNDLES
                  ? so_bundle_open(path, &o, &d->bundles[d->n_bundles], err)
-                 : so_err_set(err, SO_ELIMIT, "more than %d draft models", MAX_BUNDLES);
+                 : so_err_set(err, SO_ELIMIT, "more than %d draft models: name fewer files",
+                              MAX_BUNDLES);
     if (rc != SO_OK) {
         free(path);
         return rc;
@@ -96,8 +98,8 @@ static int check_draft(const so_engine *e, const so_model *draft, const so_token
     }
     if (ctx < e->o.n_ctx)
         so_log(SO_LOG_WARN,
-               "the draft model's context is %d tokens, the target's %d: behind it "
-               "there are no drafts",
+               "the draft model's context is %d tokens, the target's %d: it makes no "
+               "drafts beyond its own",
                ctx, e->o.n_ctx);
     return SO_OK;
 }
@@ -117,7 +119,7 @@ static so_model_drafter_opts model_opts(const so_engine *e, const so_model *m, c
         .size = (double)so_model_weight_bytes(m) /
                 (double)SO_MAX(so_model_weight_bytes(e->m), (size_t)1),
         .id = b ? so_registry_id(b->ck) : e->o.draft_id,
-        .claimed = b ? so_registry_agreement(b->ck) : e->o.draft_claimed,
+        .claimed = b ? so_registry_agreement(b->ck) : e->o.draft_claimed_agreement,
         .temp = e->o.draft_temp,
         .p_min = e->o.draft_p_min,
     };
@@ -163,13 +165,14 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
             err, SO_EINVAL,
             "needs a counted table: name its file in parentheses (`sooth count` makes "
             "one)");
-    return so_err_set(err, SO_EUNSUPPORTED, "is not known to this version");
+    return so_err_set(err, SO_EUNSUPPORTED, "is not supported by this version");
 }
 
-/* The one drafter that no spec can name: the caller's own. */
+/* The caller's own drafter, `user`, which is not part of the spec language. */
 static int build_user(const so_engine *e, so_draft_set *out, so_err *err) {
     if (!e->o.user_drafter && !e->o.user_tree_drafter)
-        return so_err_set(err, SO_EINVAL, "the drafter `user` needs a function of yours");
+        return so_err_set(err, SO_EINVAL,
+                          "the drafter `user` needs a function: set drafter or tree_drafter");
     so_drafter *d = e->o.user_tree_drafter
                         ? so_callback_create_tree("user", e->o.user_tree_drafter, e->o.drafter_user)
                         : so_callback_create("user", e->o.user_drafter, e->o.drafter_user);
@@ -178,18 +181,18 @@ static int build_user(const so_engine *e, so_draft_set *out, so_err *err) {
     return SO_OK;
 }
 
-/* The most drafters that are merged into one tree. */
+/* The greatest number of drafters that are merged into one tree. */
 static int width_of(const so_draft_set *s) {
-    int width = 0, most = 1;
+    int width = 0, max_width = 1;
     for (int i = 0; i < s->n_stages; i++) {
         bool same = i > 0 && s->stages[i].alternative == s->stages[i - 1].alternative;
         width = same ? width + 1 : 1;
-        most = SO_MAX(most, width);
+        max_width = SO_MAX(max_width, width);
     }
-    return most;
+    return max_width;
 }
 
-/* spec NULL: `user`. */
+/* spec NULL: the drafter `user`. */
 static int make_set(so_drafters *d, const so_spec *spec, char *text, so_err *err) {
     so_engine *e = d->e;
     so_spec_set *set = SO_NEW(so_spec_set);
@@ -215,7 +218,7 @@ static int make_set(so_drafters *d, const so_spec *spec, char *text, so_err *err
     return SO_OK;
 }
 
-/* Makes room for one more set by dropping one that nobody uses. */
+/* If there are MAX_SETS sets, frees one that no request uses. */
 static int limit_sets(so_drafters *d, so_err *err) {
     int n = 0;
     so_spec_set **unused = NULL;
@@ -225,15 +228,16 @@ static int limit_sets(so_drafters *d, so_err *err) {
     if (n < MAX_SETS)
         return SO_OK;
     if (!unused)
-        return so_err_set(err, SO_ELIMIT, "requests with %d different drafters run: wait", n);
+        return so_err_set(err, SO_ELIMIT,
+                          "%d different drafter specs are in use: wait until a request ends", n);
     so_spec_set *old = *unused;
     *unused = old->next;
     free_set(old);
     return SO_OK;
 }
 
-int so_drafters_find(so_drafters *d, const char *text, so_spec_set **out, so_err *why) {
-    so_err local = {0}, *err = &local; /* opening files leaves traces of what was tried */
+int so_drafters_find(so_drafters *d, const char *text, so_spec_set **out, so_err *out_err) {
+    so_err local = {0}, *err = &local; /* the caller's error is set only on failure */
     so_spec *spec = SO_NEW(so_spec);
     so_buf name = {0};
     bool user = strcmp(text, "user") == 0;
@@ -258,5 +262,5 @@ int so_drafters_find(so_drafters *d, const char *text, so_spec_set **out, so_err
     }
     so_buf_free(&name);
     free(spec);
-    return rc == SO_OK ? rc : so_err_set(why, rc, "%s", local.msg);
+    return rc == SO_OK ? rc : so_err_set(out_err, rc, "%s", local.msg);
 }

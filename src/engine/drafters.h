@@ -1,28 +1,28 @@
-/* The drafters that requests name, by spec. See drafters.c; speculate.c asks them. */
+/* The drafters that requests name, by spec. See drafters.c; speculate.c calls them. */
 #ifndef SO_ENGINE_DRAFTERS_H
 #define SO_ENGINE_DRAFTERS_H
 
 #include "engine/impl.h"
 
-/* The drafters of one spec, shared by the requests that name it. */
+/* The drafters of one spec, shared by all requests that name it. */
 struct so_spec_set {
     so_spec_set *next;
-    char *text; /* in its shortest form */
+    char *text; /* the spec in its shortest form */
     so_draft_set drafters;
     so_plan_set *plan;
-    int width;   /* chains that a tree may hold: as many as drafters are merged into it */
-    int n_users; /* requests */
-    bool failed; /* has been seen to fail */
+    int width;   /* most chains in one tree: the number of drafters merged into it */
+    int n_users; /* requests that use it */
+    bool failed; /* has failed before: further failures are logged at debug level */
     /* This step: */
-    so_request **requests; /* [n_parallel] that have no guesses yet */
-    so_plan_ask *asks;     /* [n_parallel] about them */
-    so_draft_job *jobs;    /* [n_parallel] of one stage */
+    so_request **requests; /* [n_parallel] requests that have no kept guesses yet */
+    so_plan_ask *asks;     /* [n_parallel] the planner's questions about them */
+    so_draft_job *jobs;    /* [n_parallel] drafting jobs of one stage */
 };
 
 so_drafters *so_drafters_create(so_engine *e, so_planner *planner);
-void so_drafters_free(so_drafters *d); /* NULL is fine */
-/* The set of a spec, made if there is none; "user" is the caller's own drafter. */
+void so_drafters_free(so_drafters *d); /* NULL is allowed */
+/* Finds the set of a spec or creates it. The spec "user" is the caller's own drafter. */
 int so_drafters_find(so_drafters *d, const char *spec, so_spec_set **out, so_err *err);
-so_spec_set *so_drafters_sets(const so_drafters *d); /* the first; then set->next */
+so_spec_set *so_drafters_sets(const so_drafters *d); /* the first set; further ones by set->next */
 
 #endif

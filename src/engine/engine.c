@@ -1,12 +1,16 @@
-/* The engine and its step. See engine.h for the shape of a step.
+/* Creation of the engine, its step, and the end of a request. engine.h has the shape of a step.
  *
- * Invariants: a running request has a sequence whose committed length is below its token count (the
- * root is never in the cache), and the pages of all rows of a pass were counted before it
- * (schedule.c), so that none runs out of cache half way. Sequences and trees belong to slots and
- * are made once: after creation, submission and a first round of each drafter a step allocates
- * nothing, whoever comes, goes or is preempted.
+ * Invariants:
+ *   - The committed length of a running request's sequence is below its token count: the root is
+ *     never in the cache.
+ *   - The pages of all rows are counted before the pass (schedule.c), so a pass cannot run out of
+ *     cache.
+ *   - Sequences and trees belong to slots and are created once. After creation, submission and the
+ *     first round of each drafter a step allocates nothing, even if requests are admitted,
+ *     preempted or finished in it.
  *
- * Refuses: to decide who runs, to look at randomness other than through keys. Engine thread. */
+ * This file does not decide which requests run (schedule.c) and samples nothing itself
+ * (verifier.c). Engine thread. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -15,10 +19,10 @@
 #include "engine/impl.h"
 #include "kv/prefix.h"
 
-/* Each is a row of logits, which are written where they are wanted only: memory that nobody asks
- * for is not touched. More would hardly be faster. */
+/* Rows of prompt logits in one pass. Their memory is touched only if prompt logprobs are requested.
+ * A larger value would hardly be faster. */
 enum { MAX_SCORES = 32 };
-enum { NODES_PER_DEPTH = 2 }; /* of --draft-max: room for two merged drafters */
+enum { NODES_PER_DEPTH = 2 }; /* times --draft-max: room for two merged drafters */
 
 /* --- creation --- */
 
@@ -32,11 +36,11 @@ void so_engine_defaults(const so_model *m, so_engine_opts *o) {
 }
 
 static int check_opts(const so_model *m, const so_engine_opts *o, so_err *err) {
-    int most = so_model_hparams(m)->n_ctx_train;
-    if (o->n_ctx < 2 || o->n_ctx > most)
+    int max_ctx = so_model_hparams(m)->n_ctx_train;
+    if (o->n_ctx < 2 || o->n_ctx > max_ctx)
         return so_err_set(err, SO_ERANGE,
                           "--ctx-size %d: must be from 2 to the model's own context of %d",
-                          o->n_ctx, most);
+                          o->n_ctx, max_ctx);
     if (o->n_parallel < 1 || o->n_parallel > 1024)
         return so_err_set(err, SO_ERANGE, "--parallel %d: must be from 1 to 1024", o->n_parallel);
     if (o->n_batch < 1 || o->n_batch > 4096)
@@ -52,7 +56,7 @@ static int check_opts(const so_model *m, const so_engine_opts *o, so_err *err) {
     return SO_OK;
 }
 
-/* Slots: as many requests at once as there are whole ones. */
+/* Slotted cache: n_parallel is limited to the number of whole slots that fit. */
 static int create_slots(so_engine *e, const so_kv_shape *shape, so_err *err) {
     int rc = so_kv_create_slotted(so_model_backend(e->m), shape, e->o.n_ctx, &e->kv, err);
     if (rc != SO_OK)
@@ -75,9 +79,11 @@ static int create_cache(so_engine *e, so_err *err) {
     if (pages == 0)
         pages = (int64_t)e->o.n_parallel * so_kv_pages_for(e->o.n_ctx);
     if (pages > INT32_MAX / SO_KV_PAGE)
-        return so_err_set(err, SO_ELIMIT,
-                          "--parallel %d with --ctx-size %d asks for %lld cache pages: lower one",
-                          e->o.n_parallel, e->o.n_ctx, (long long)pages);
+        return so_err_set(
+            err, SO_ELIMIT,
+            "--parallel %d with --ctx-size %d needs %lld cache pages, which is too many: "
+            "lower one of them",
+            e->o.n_parallel, e->o.n_ctx, (long long)pages);
     so_kv_shape shape = {.n_layers = hp->n_layers,
                          .n_heads_kv = hp->n_heads_kv,
                          .head_dim = hp->head_dim,
@@ -93,7 +99,7 @@ static int create_cache(so_engine *e, so_err *err) {
     return SO_OK;
 }
 
-/* What a request has while it runs, and what a step needs. */
+/* Sequences and trees of the slots, and the buffers of a step. */
 static void create_slot_parts(so_engine *e) {
     int n = e->o.n_parallel, n_vocab = so_model_hparams(e->m)->n_vocab;
     e->sampler = so_sampler_create(n_vocab);
@@ -126,7 +132,7 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     rc = create_cache(e, err);
     e->max_guesses = opts->max_draft ? so_speculate_max_guesses(e) : 0;
     e->max_scores = SO_MIN(opts->n_batch, MAX_SCORES);
-    int max_logits = e->o.n_parallel + e->max_guesses; /* a root for everyone, and guesses */
+    int max_logits = e->o.n_parallel + e->max_guesses; /* one root per request, and the guesses */
     e->max_rows = opts->n_batch + max_logits;
     if (rc == SO_OK)
         rc = so_pass_create(m, e->kv, e->max_rows, max_logits + e->max_scores, &e->pass, err);
@@ -137,7 +143,7 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     create_slot_parts(e);
     if (opts->max_draft > 0) {
         e->spec = so_speculate_create(e);
-        e->verifier = so_verdict_create(so_model_hparams(m)->n_vocab);
+        e->verifier = so_verifier_create(so_model_hparams(m)->n_vocab);
     }
     so_memory_warn(e, opts->draft);
     *out = e;
@@ -149,7 +155,7 @@ void so_engine_free(so_engine *e) {
         return;
     SO_ASSERT_OP(e->n_requests, ==, 0);
     so_speculate_free(e);
-    so_verdict_free(e->verifier);
+    so_verifier_free(e->verifier);
     so_sampler_free(e->sampler);
     so_pass_free(e->pass);
     for (int i = 0; e->trees && i < e->o.n_parallel; i++) {
@@ -208,11 +214,11 @@ void so_engine_finish(so_request *r, so_finish why, bool stop_string) {
         if (!so_stops_push(&r->stops, so_buf_str(&e->step.piece), &e->step.out))
             so_stops_finish(&r->stops, &e->step.out);
     }
-    so_speculate_tell(r);
+    so_speculate_observe_tokens(r);
     so_speculate_close(r);
     so_schedule_retire(r);
     emit(r, SO_TOKEN_NONE, SO_ORIGIN_PLAIN);
-    log_end(r); /* after what the caller prints */
+    log_end(r); /* after the callback, so that the log line follows what the caller prints */
 }
 
 static void drop_cancelled(so_request *list) {
@@ -225,7 +231,7 @@ static void drop_cancelled(so_request *list) {
 
 /* --- the step --- */
 
-/* Rows of one request: the chunk as a chain, then the tree, whose nodes keep their order. */
+/* Adds the rows of one request: the chunk as a chain, then the tree. Returns the end of them. */
 static int add_rows(so_engine *e, so_request *r, int seq, int at) {
     int len = so_seq_len(r->seq), root = at + r->n_chunk;
     for (int i = 0; i < r->n_chunk; i++)
@@ -252,7 +258,7 @@ static int forward(so_engine *e, so_err *err) {
     for (so_request *r = e->running; r && rc == SO_OK; r = r->next) {
         int end = add_rows(e, r, n_seqs, n_rows);
         if (end == n_rows)
-            continue; /* the chunk budget went to others */
+            continue; /* no rows: the chunk budget went to other requests */
         rc = so_seq_begin(r->seq, end - n_rows, err);
         e->step.seqs[n_seqs++] = r->seq;
         n_rows = end;
@@ -264,7 +270,7 @@ static int forward(so_engine *e, so_err *err) {
             n_logits += r->tree->n_nodes;
             want |= r->greedy ? SO_PASS_ARGMAX : SO_PASS_LOGITS;
             want |= r->n_logprobs > 0 ? SO_PASS_LOGITS : 0u;
-            want |= so_speculate_reads_states(r) ? SO_PASS_HIDDEN : 0u;
+            want |= so_speculate_reads_hidden(r) ? SO_PASS_HIDDEN : 0u;
         }
     }
     so_batch batch = {
@@ -288,11 +294,12 @@ static void commit(so_engine *e, so_request *r) {
         so_seq_commit(r->seq, e->step.path, n);
 }
 
-/* Takes one token, told after `node`, into the text; false when the request has ended with it. */
-static bool take(so_request *r, int node, int32_t token, so_origin origin) {
+/* Adds one token, sampled from the logits row of `node`, to the text. Returns false if the request
+ * ended with it. */
+static bool append_token(so_request *r, int node, int32_t token, so_origin origin) {
     so_engine *e = r->e;
     bool stop = false;
-    if (r->stats.predicted_n == r->max_tokens) { /* max_tokens 0: only the prompt was wanted */
+    if (r->stats.predicted_n == r->max_tokens) { /* max_tokens is 0: compute the prompt only */
         so_engine_finish(r, SO_FINISH_LENGTH, false);
         return false;
     }
@@ -301,8 +308,8 @@ static bool take(so_request *r, int node, int32_t token, so_origin origin) {
         so_engine_finish(r, SO_FINISH_STOP, false);
         return false;
     }
-    so_verdict_logprobs(r, node, token);
-    so_speculate_state(r, node);
+    so_verifier_token_logprobs(r, node, token);
+    so_speculate_observe_hidden(r, node);
     r->tokens[r->n_tokens++] = token;
     so_counts_token(r);
     so_buf_clear(&e->step.out);
@@ -311,19 +318,19 @@ static bool take(so_request *r, int node, int32_t token, so_origin origin) {
         so_detok_push(&r->detok, token, &e->step.piece);
         stop = so_stops_push(&r->stops, so_buf_str(&e->step.piece), &e->step.out);
     }
-    bool go_on = emit(r, token, origin);
-    if (stop || !go_on || r->n_tokens == r->max_len) {
+    bool keep_going = emit(r, token, origin);
+    if (stop || !keep_going || r->n_tokens == r->max_len) {
         so_engine_finish(r,
-                         stop     ? SO_FINISH_STOP
-                         : !go_on ? SO_FINISH_CANCELLED
-                                  : SO_FINISH_LENGTH,
+                         stop          ? SO_FINISH_STOP
+                         : !keep_going ? SO_FINISH_CANCELLED
+                                       : SO_FINISH_LENGTH,
                          stop);
         return false;
     }
     return true;
 }
 
-/* Emits the accepted path and the token after it; what lies behind an end is discarded. */
+/* Emits the accepted path and the token after it, up to the end of the request. */
 static void emit_round(so_request *r) {
     const so_verdict *v = &r->verdict;
     if (!r->t_first_ns) {
@@ -336,19 +343,19 @@ static void emit_round(so_request *r) {
     int node = 0;
     for (int i = 0; i < v->n_accepted; node = v->path[i++]) {
         so_counts_depth(r, i + 1);
-        if (!take(r, node, r->tree->nodes[v->path[i]].token, SO_ORIGIN_DRAFT))
+        if (!append_token(r, node, r->tree->nodes[v->path[i]].token, SO_ORIGIN_DRAFT))
             return;
     }
     so_origin last = r->tree->n_nodes == 1 ? SO_ORIGIN_PLAIN
                      : v->bonus            ? SO_ORIGIN_BONUS
                                            : SO_ORIGIN_CORRECTION;
-    if (r->err.code != SO_OK) { /* the guesses there were tested against no row */
+    if (r->err.code != SO_OK) { /* the last row failed, so the guesses after it were not verified */
         so_engine_finish(r, SO_FINISH_ERROR, false);
         return;
     }
     so_counts_depth(r, v->n_accepted + 1);
-    if (take(r, node, v->token, last))
-        so_speculate_tell(r);
+    if (append_token(r, node, v->token, last))
+        so_speculate_observe_tokens(r);
 }
 
 static void fail_all(so_engine *e, const so_err *err) {
@@ -356,7 +363,7 @@ static void fail_all(so_engine *e, const so_err *err) {
         next = r->next;
         r->err = *err;
         so_engine_finish(r, SO_FINISH_ERROR,
-                         false); /* an open speculation is aborted with its sequence */
+                         false); /* retiring the request also aborts its open rows in the cache */
     }
 }
 
@@ -365,7 +372,7 @@ static void begin_info(so_engine *e) {
         (so_step_info){.step = e->step.info.step, .t_ms = so_clock_ms_since(e->t_created_ns)};
 }
 
-/* Before tokens are emitted: a request that ends leaves the list. */
+/* Call before tokens are emitted, because a request that ends leaves the list. */
 static void count_step(so_engine *e, double pass_ms, double host_ms) {
     so_step_info *s = &e->step.info;
     s->pass_ms = pass_ms;
@@ -414,15 +421,15 @@ int so_engine_step(so_engine *e, so_err *err) {
     double pass_ms = so_clock_ms_since(t_start);
     int64_t t_pass = so_clock_ns();
     for (so_request *r = e->running; r; r = r->next) {
-        so_verdict_score(r);
+        so_verifier_prompt_logprobs(r);
         if (r->has_tree) {
-            so_verdict_reach(r);
+            so_verifier_run(r);
             r->stats.verify_ms += pass_ms;
         }
         commit(e, r);
     }
     if (e->spec)
-        so_speculate_observe(e, pass_ms);
+        so_speculate_observe_pass(e, pass_ms);
     count_step(e, pass_ms, so_clock_ms_since(t_pass));
     for (so_request *r = e->running, *next; r; r = next) {
         next = r->next;

@@ -1,4 +1,5 @@
-/* One place for the names of result fields, so that run, bench, demo and the server agree. */
+/* The only place that names the fields of results, so that run, bench, demo and the server
+ * agree. */
 #include "engine/figures.h"
 
 #include <stdio.h>
@@ -37,13 +38,13 @@ static json_t *per_depth_json(const so_request_stats *s) {
     return list;
 }
 
-/* "lenient=0.3" says by itself that the text is not exact; `lossy` says it to programs. */
+/* "lenient=0.3" tells people that the text is not exact; the field `lossy` tells programs. */
 static json_t *verify_json(const so_spec_label *who) {
     return who->verify == SO_VERIFY_LENIENT ? json_sprintf("lenient=%g", who->lenience)
                                             : json_string(so_verify_mode_name(who->verify));
 }
 
-/* Without a drafter every round makes one token, and nothing was tested. */
+/* Without a drafter every round decides one token and no guess is tested. */
 json_t *so_figures_spec(const so_spec_label *who, const so_request_stats *s) {
     bool none = strcmp(who->drafter, "none") == 0;
     so_rates x = so_stats_rates(s);

@@ -1,7 +1,8 @@
-/* What caches may come to take, held against what there is. Caches are mapped and not yet touched
- * when they are made, so nothing fails then: memory that is not there would show in the middle of
- * an answer, as a machine that swaps or a process that is killed. Hence the warning at the start,
- * of target and draft together. It does not refuse: requests may well stay short of --ctx-size. */
+/* Compares the memory that the KV caches may grow to with the memory that is available, and warns.
+ * Caches are mapped but not touched at creation, so creation does not fail if memory is short: the
+ * machine would swap, or the process would be killed, in the middle of an answer. Target and draft
+ * are added up. This is a warning, not an error, because requests may stay below --ctx-size. Engine
+ * thread. */
 #include "base/cgroup.h"
 #include "base/log.h"
 #include "engine/impl.h"

@@ -1,56 +1,66 @@
-/* The nonce: which random numbers a request uses where guesses are tested by rejection.
+/* The nonce: the key of a request's random numbers when guesses are verified by rejection.
  *
- * `match` draws position n with numbers keyed by (seed, choice, n): the guesses decide nothing, so
- * any guesses will do. `reject` and `lenient` test guesses against random numbers, and are exact
- * only where the guesses are independent of those numbers (verify/reject.c, step 8). A seed that is
- * used twice breaks that: the second request may be given the text of the first as a prediction,
- * may find it in a corpus, or may have its draft lengths set by estimates learned from the first
- * one's verdicts. Keying the verifier's numbers alone does not help: draft draws that are repeated,
- * with lengths learned from verdicts on those same draws, are biased too.
+ * Why the seed is not enough:
  *
- * So there, and above temperature 0, all four purposes (DRAFT, ACCEPT, RESIDUAL, TOKEN) are keyed
- * by a function of (seed, nonce), where the nonce is
+ *   1. `match` samples position n with random numbers keyed by (seed, choice, n). Guesses do not
+ *      influence the result, so it is exact for any guesses and a seed may be used again.
+ *   2. `reject` and `lenient` test guesses against random numbers. They are exact only if the
+ *      guesses are independent of these numbers (verify/reject.c, step 8).
+ *   3. A seed that is used twice breaks this independence. The second request may get the text of
+ *      the first as a prediction, may find it in a corpus, or may have its draft lengths set by
+ *      estimates that were learned from the verdicts on the first.
+ *   4. It does not help to key only the verifier's numbers differently: if the draft's samples
+ *      repeat and their lengths were learned from verdicts on the same samples, the result is
+ *      biased too.
  *
- *   given     by the caller, to replay a run: for debugging, since a replay may be biased
- *   hashed    from the request, where its guesses depend on the request alone
- *   fresh     from the system otherwise
+ * So for `reject` and `lenient` above temperature 0 all four purposes (DRAFT, ACCEPT, RESIDUAL,
+ * TOKEN) are keyed by key(seed, nonce). The nonce is
  *
- * Fresh: the numbers are independent of everything before them, so reject.c's proof applies as it
- * stands.
+ *   given     by the caller to replay a run; for debugging only, because a replay may be biased
+ *   hashed    from the request, if its guesses depend on the request alone
+ *   random    from the system otherwise
  *
- * Hashed: let X be what is hashed and C the constants of the engine (weights, context, cache type).
- * Guesses, and so the text, are a function F(X, C, key(seed, X)). Different X have independent
- * keys, so given all answers to other requests under the same seed, also where X was chosen after
- * seeing them, the text is distributed as the target's. The same X gives the same text. This needs
- * that nothing but X, C and the key reaches the guesses. What could:
+ * Random nonce: the random numbers are independent of everything before them, so the proof in
+ * reject.c applies unchanged.
  *
- *   estimates, costs, timings   unused with a fixed length: nothing is weighed, and the
- *                               planner keeps such trees whole (plan/plan.c)
- *   other requests' texts       of the drafters only `corpus` reads them. A draft that reads the
- *                               target's states reads cached pages which others made with or
- *                               without states. so_drafter.by_request is false for both
- *   the caller's function       the same
- *   a draft model's file,       in X by their identity (so_drafter.id): they may have been made
- *   a table's file              from an earlier answer
- *   neighbours                  guesses per pass are shared between requests, and guesses are shed
- *                               where pages are short; that would be fatal even where it is rare:
- *                               two equal requests at once, and the first one's text decides
- *                               whether pages are left for the second one's guesses. Changing the
- *                               key once guesses are shed would not help: to be drawn again because
- *                               of what came out the first time is a bias by itself. So X decides
- *                               only where an engine can never be short (is_never_short)
- *   a drafter that fails        its requests go without guesses for a step. A draft model's pass
- *                               fails only where the machine does, which no text decides
- *   preemption                  changes neither the text nor what a drafter reads of it, and the
- *                               count of rounds goes on
+ * Hashed nonce: the argument.
  *
- * C is not in X: somebody who picks another target after seeing a text is outside of what a seed
- * can promise, with `match` too. Nor is the choice, which is part of every key, or what changes
- * no token: priority, logprobs, callbacks.
+ *   1. Let X be the hashed input and C the constants of the engine (weights, context, cache type).
+ *      If nothing but X, C and the key influences the guesses, then the guesses, and so the text,
+ *      are a function F(X, C, key(seed, X)).
+ *   2. Different X have independent keys. So given the answers to all other requests with the same
+ *      seed, the text has the target's distribution, even if X was chosen after seeing them.
+ *   3. Equal X give equal texts.
+ *   4. It remains to show the premise of step 1. Each possible influence on the guesses:
  *
- * A nonce has 53 bits, so that JSON readers that keep numbers as doubles preserve it, and is never
- * 0 unless given: nonce 0 keys by the seed alone, which is the mutant that tests/engine/
- * test_seed_reuse.c must notice. Engine thread. */
+ *     estimates, costs, times   not used with a fixed length: nothing is weighed, and the planner
+ *                               does not prune such trees (plan/plan.c)
+ *     other requests' texts     only the drafter `corpus` reads them. A draft model that reads the
+ *                               target's hidden states uses cached pages that other requests
+ *                               computed with or without hidden states. so_drafter.by_request is
+ *                               false for both, and then the nonce is random
+ *     the caller's drafter      may depend on anything: by_request is false
+ *     files of draft models     may have been made from an earlier answer: their identity
+ *     and tables                (so_drafter.id) is part of X
+ *     other requests in the     the guesses of a pass are divided among the requests, and guesses
+ *     same step                 are dropped if pages are short. Even rare cases would bias: of two
+ *                               equal requests that run at once, the text of the first would decide
+ *                               whether pages are left for guesses of the second. A new key after
+ *                               guesses were dropped would not help, because sampling again
+ *                               depending on the first outcome is a bias itself. So the nonce is
+ *                               hashed only if guesses can never be dropped (never_loses_guesses)
+ *     a drafter that fails      its requests have no guesses in that step. A draft model's pass
+ *                               fails only if the machine does, which no text influences
+ *     preemption                changes neither the text nor what drafters read of it, and the
+ *                               count of rounds continues
+ *
+ * X does not contain C: choosing another target after seeing a text is outside of what a seed can
+ * guarantee, with `match` as well. It does not contain the choice, which is part of every key, nor
+ * priority, logprobs and callbacks, which change no token.
+ *
+ * A nonce has 53 bits, because some JSON readers store numbers as doubles. It is 0 only if the
+ * caller gave 0. Nonce 0 means a key of the seed alone; tests/engine/test_seed_reuse.c uses it as a
+ * faulty engine that the test must detect. Engine thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,41 +79,42 @@ uint64_t so_nonce_key(uint64_t seed, uint64_t nonce) {
     return (uint64_t)w[0] << 32 | w[1];
 }
 
-static uint64_t fresh(void) {
+static uint64_t new_nonce(void) {
     uint64_t nonce = so_rng_system_seed() >> NONCE_SHIFT;
     return nonce ? nonce : 1;
 }
 
-/* --- where the request decides --- */
+/* --- can the nonce be hashed? --- */
 
-/* The most nodes that the drafters can add at a fixed length: one chain, or one each where they are
- * merged. */
+/* Most nodes that the drafters can add with a fixed length: one chain, or one per merged
+ * drafter. */
 static int max_nodes(const so_request *r) {
     return SO_MIN(r->spec.length * r->spec.set->width, r->e->o.max_nodes);
 }
 
-static int least_share(const so_engine *e) { return e->max_guesses / e->o.n_parallel; }
+static int min_guesses_per_pass(const so_engine *e) { return e->max_guesses / e->o.n_parallel; }
 
-/* Whether neighbours can cost a request a guess. so_schedule_room gives nobody more pages than a
- * context takes; with that many for everyone the last one finds what the first one found. The
- * draft's cache has at least as many pages, and a chain of guesses ends within its context. */
-static bool is_never_short(const so_request *r) {
+/* True if other requests can never cost this one a guess. so_schedule_reserve gives no request more
+ * pages than a context needs; with that many pages for each request, the last one gets as many as
+ * the first. The draft's cache has at least as many pages, and a chain of guesses ends within its
+ * context. */
+static bool never_loses_guesses(const so_request *r) {
     const so_engine *e = r->e;
     if (e->o.n_parallel == 1)
         return true;
     bool pages = e->o.kv_layout == SO_KV_SLOTTED ||
                  e->n_pages >= (int64_t)e->o.n_parallel * so_kv_pages_for(e->o.n_ctx);
-    return pages && least_share(e) >= max_nodes(r);
+    return pages && min_guesses_per_pass(e) >= max_nodes(r);
 }
 
-static bool decides_alone(const so_request *r) {
+static bool guesses_depend_on_request_only(const so_request *r) {
     const so_speculation *s = &r->spec;
     if (s->length == 0)
         return false;
     for (int i = 0; i < s->set->drafters.n_leaves; i++)
         if (!s->set->drafters.leaves[i]->by_request)
             return false;
-    return is_never_short(r);
+    return never_loses_guesses(r);
 }
 
 /* --- the hash --- */
@@ -111,7 +122,7 @@ static bool decides_alone(const so_request *r) {
 static void add_int(so_sha256 *h, int64_t x) { so_sha256_add(h, &x, sizeof x); }
 static void add_float(so_sha256 *h, double x) { so_sha256_add(h, &x, sizeof x); }
 
-/* With its length, so that two lists are never read as another two. */
+/* The length is hashed too, so that different lists never give the same bytes. */
 static void add_bytes(so_sha256 *h, const void *p, size_t len) {
     add_int(h, (int64_t)len);
     if (len > 0)
@@ -150,7 +161,7 @@ static void add_speculation(so_sha256 *h, const so_request *r, const so_spec_opt
     for (int i = 0; i < s->set->drafters.n_leaves; i++)
         add_int(h, (int64_t)s->set->drafters.leaves[i]->id);
     add_int(h, s->length);
-    add_int(h, SO_MIN(max_nodes(r), least_share(r->e)));
+    add_int(h, SO_MIN(max_nodes(r), min_guesses_per_pass(r->e)));
     add_int(h, s->draft_max);
     add_int(h, s->draft_min);
     add_int(h, s->verify);
@@ -161,7 +172,7 @@ static void add_speculation(so_sha256 *h, const so_request *r, const so_spec_opt
     add_bytes(h, o->expected, o->expected ? (size_t)o->n_expected * sizeof *o->expected : 0);
 }
 
-static uint64_t hashed(const so_request *r, const so_request_opts *o) {
+static uint64_t hash_request(const so_request *r, const so_request_opts *o) {
     so_sha256 h;
     char hex[65];
     so_sha256_init(&h);
@@ -177,7 +188,8 @@ static uint64_t hashed(const so_request *r, const so_request_opts *o) {
 
 /* --- the request --- */
 
-/* Without a drafter, and at temperature 0, every mode is plain decoding: by the seed alone. */
+/* Without a drafter, and at temperature 0, no guess is tested against random numbers: the seed is
+ * the key. */
 static bool needs_nonce(const so_request *r) {
     const so_spec_set *set = r->spec.set;
     return set && r->spec.verify != SO_VERIFY_MATCH && r->sample.temp > 0 &&
@@ -189,7 +201,9 @@ void so_nonce_choose(so_request *r, const so_request_opts *o) {
     r->has_nonce = needs_nonce(r);
     if (!r->has_nonce)
         return;
-    r->nonce = o->has_nonce ? o->nonce : decides_alone(r) ? hashed(r, o) : fresh();
+    r->nonce = o->has_nonce                        ? o->nonce
+               : guesses_depend_on_request_only(r) ? hash_request(r, o)
+                                                   : new_nonce();
     r->sample.seed = so_nonce_key(r->seed, r->nonce);
 }
 

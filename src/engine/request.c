@@ -1,6 +1,7 @@
-/* A request before and after it runs: submission, which checks everything that can be checked and
- * takes all memory that it will need, and what can be seen of it. How it runs is schedule.c's and
- * engine.c's business; what it guesses is speculate.c's. Engine thread. */
+/* Submission of a request, and access to its results. Submission checks everything that can be
+ * checked before the request runs and allocates all memory that it will need, so that a step
+ * allocates nothing. Scheduling is in schedule.c, the step in engine.c, guesses in speculate.c.
+ * Engine thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,15 +12,15 @@
 /* --- submission --- */
 
 static int check_prompt(const so_engine *e, const so_request_opts *o, so_err *err) {
-    int n_vocab = so_model_hparams(e->m)->n_vocab, most = so_model_hparams(e->m)->n_ctx_train;
+    int n_vocab = so_model_hparams(e->m)->n_vocab, max_ctx = so_model_hparams(e->m)->n_ctx_train;
     if (o->n_prompt < 1)
         return so_err_set(err, SO_EINVAL,
                           "the prompt is empty: the model needs at least one token");
     if (o->n_prompt >= e->o.n_ctx)
         return so_err_set(err, SO_ELIMIT,
-                          "the prompt has %d tokens, the context %d with room for an answer: "
-                          "shorten the prompt or raise --ctx-size (this model allows %d)",
-                          o->n_prompt, e->o.n_ctx, most);
+                          "the prompt has %d tokens, the context %d, which also holds the "
+                          "answer: shorten the prompt or raise --ctx-size (this model allows %d)",
+                          o->n_prompt, e->o.n_ctx, max_ctx);
     for (int i = 0; i < o->n_prompt; i++)
         if (o->prompt[i] < 0 || o->prompt[i] >= n_vocab)
             return so_err_set(err, SO_ERANGE,
@@ -42,23 +43,25 @@ static int check_length(const so_engine *e, const so_request_opts *o, so_err *er
     return SO_OK;
 }
 
-/* A draft that cannot follow the text to its end is refused where nobody would take over; with no
- * limit on the answer it drafts as far as it can, and the rest is decoded plainly. */
+/* Refuses a text that is longer than the context of its only draft model. Without a limit on the
+ * answer the request is accepted: the draft model guesses up to the end of its context, and the
+ * tokens after it are decoded without guesses. */
 static int check_draft_length(const so_request *r, so_err *err) {
     const so_drafter *d = so_speculate_drafter(r);
-    int most = d ? so_drafter_n_ctx(d) : 0;
+    int max_ctx = d ? so_drafter_n_ctx(d) : 0;
     int n = r->n_prompt + SO_MAX(r->max_tokens, 0);
-    if (most == 0 || n <= most)
+    if (max_ctx == 0 || n <= max_ctx)
         return SO_OK;
-    if (r->n_prompt > most)
+    if (r->n_prompt > max_ctx)
         return so_err_set(err, SO_ELIMIT,
                           "the prompt has %d tokens, the draft model's context %d: shorten it, or "
                           "speculate without the model (--spec lookup)",
-                          r->n_prompt, most);
-    return so_err_set(err, SO_ELIMIT,
-                      "--predict %d after a prompt of %d tokens does not fit the draft model's "
-                      "context of %d: lower it, or name a drafter for the rest (--spec %s,lookup)",
-                      r->max_tokens, r->n_prompt, most, so_request_drafter(r));
+                          r->n_prompt, max_ctx);
+    return so_err_set(
+        err, SO_ELIMIT,
+        "--predict %d after a prompt of %d tokens does not fit the draft model's "
+        "context of %d: lower it, or add a drafter for the text after it (--spec %s,lookup)",
+        r->max_tokens, r->n_prompt, max_ctx, so_request_drafter(r));
 }
 
 static int check_request(const so_engine *e, const so_request_opts *o, so_err *err) {
@@ -94,7 +97,7 @@ static void copy_lists(so_request *r, const so_request_opts *o) {
     r->stops = (so_stops){.strings = stops, .n_strings = o->n_stops};
 }
 
-static void make_texts(so_request *r, const so_request_opts *o, int max_len) {
+static void alloc_text(so_request *r, const so_request_opts *o, int max_len) {
     int n_vocab = so_model_hparams(r->e->m)->n_vocab;
     r->tokens = SO_NEW_N(int32_t, max_len + SO_TREE_MAX);
     memcpy(r->tokens, o->prompt, (size_t)o->n_prompt * sizeof *o->prompt);
@@ -113,7 +116,7 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     if (rc != SO_OK)
         return rc;
     int max_len = o->n_prompt + o->max_tokens;
-    if (o->max_tokens < 0) /* as far as the cache goes, where that is less than the context */
+    if (o->max_tokens < 0) /* up to the end of the context or of the cache, whichever is shorter */
         max_len =
             SO_MAX(o->n_prompt + 1, (int)SO_MIN(e->o.n_ctx, (int64_t)e->n_pages * SO_KV_PAGE));
     if (so_kv_pages_for(max_len) > e->n_pages)
@@ -134,7 +137,7 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     r->on_round = o->on_round;
     r->user = o->user;
     copy_lists(r, o);
-    make_texts(r, o, max_len);
+    alloc_text(r, o, max_len);
     r->detok = (so_detok){.t = e->tok, .started = o->continues};
     r->stats.prompt_n = o->n_prompt;
     e->n_requests++;
@@ -169,7 +172,7 @@ void so_request_free(so_request *r) {
     free(r);
 }
 
-/* --- looking at a request --- */
+/* --- results --- */
 
 const char *so_finish_name(so_finish f) {
     static const char *const names[] = {"", "stop", "length", "cancelled", "error"};
@@ -193,13 +196,13 @@ const char *so_verify_mode_name(so_verify_mode m) {
 }
 
 bool so_verify_mode_parse(const char *text, so_verify_mode *mode, double *lenience) {
-    static const char word[] = "lenient=";
+    static const char prefix[] = "lenient=";
     double value = 1;
     so_verify_mode found = SO_VERIFY_MATCH;
-    if (strncmp(text, word, sizeof word - 1) == 0) {
+    if (strncmp(text, prefix, sizeof prefix - 1) == 0) {
         char *end;
         found = SO_VERIFY_LENIENT;
-        text += sizeof word - 1;
+        text += sizeof prefix - 1;
         value = strtod(text, &end);
         if (end == text || *end)
             return false;

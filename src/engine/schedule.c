@@ -1,52 +1,61 @@
-/* Who runs, how many rows each gets, and who gives way. Every step:
+/* Scheduling: which requests run, how many rows each gets, and which are preempted. In every step:
  *
- *   1. admit   in order of rank, while slots and pages suffice
- *   2. gather  everyone whose text is in the cache gets a tree; prompts share the chunk budget
- *   3. pages   the step's need is known before the pass; the last in rank are preempted until it
- *              fits, and guesses get what is left, so they are shed before anybody is preempted
+ *   1. admit   requests from the queue, in order of rank, while slots and pages suffice
+ *   2. gather  requests whose text is cached get a tree; requests in prefill share the chunk budget
+ *   3. pages   count the pages of all rows; preempt the last in rank until they suffice
+ *   4. guesses take only the pages that are left, so guesses are dropped before a request is
+ *      preempted
  *
- * Rank is (priority, then order of submission). It is total and never changes, and everything goes
- * by it: the queue, the list of those that run, and who is preempted (the last). Invariant: the
- * pages of a step are counted before it begins, so no pass runs out of cache half way.
+ * Rank is (priority, then order of submission). It is a total order and never changes. The queue
+ * and the list of running requests are ordered by it, and the last in rank is preempted first.
  *
- * A preempted request keeps its text and loses its entries; its whole pages stay in the prefix tree
- * while nobody needs them. It waits by its rank, before all that came later, and is resumed by
- * computing what is missing of its text: the same rows, the same tokens (row invariance).
+ * Invariant: the pages of a step are counted before its pass, so no pass runs out of cache.
  *
- * Everyone finishes. Let r be the first in rank of all requests. If it waits, nobody runs whom its
- * priority does not preempt: who ran before it was ahead of it in rank and has ended, since nobody
- * overtakes. So it is admitted. If it runs, it is not preempted: the others are, until it runs
- * alone, and alone it fits (submission checks that). In every step it computes a token of its text
- * or decides one. So it ends, and the next is first. Only an endless stream of higher priority can
- * hold somebody back, and that is what a priority says.
+ * A preempted request keeps its text and loses its cache entries. Its whole pages stay in the
+ * prefix tree until their memory is needed. It waits in the queue by its rank, before all later
+ * requests, and is resumed by computing what is not cached: the same rows give the same tokens (row
+ * invariance).
  *
- * After creation nothing here allocates. Engine thread. */
+ * Every request finishes. Let r be the first in rank of all unfinished requests.
+ *   1. If r waits, all running requests have a lower priority. One with the same priority would
+ *      have been submitted later, but the head of the queue is never overtaken, and r could not
+ *      have been preempted while that one, which ranks after it, was running.
+ *   2. So r is admitted in the next step: running requests of lower priority are preempted until it
+ *      fits, at the latest when no other request runs.
+ *   3. If r runs, it is not preempted, because it is never the last in rank while others run. The
+ *      others are preempted until the pages suffice. Alone it fits: submission checks that.
+ *   4. In every step r computes at least one token of its text or decides one. So it finishes, and
+ *      the next request becomes the first in rank.
+ * Only an endless stream of requests with higher priority can delay a request forever, which is
+ * what a priority asks for.
+ *
+ * Nothing here allocates after creation. Engine thread. */
 #include "base/clock.h"
 #include "engine/impl.h"
 #include "kv/prefix.h"
 
-enum { DECODING_SHARE = 4, FIRST_SHARE = 4 }; /* parts of the chunk budget: one in … */
+enum { DECODING_DIVISOR = 4, FIRST_DIVISOR = 4 }; /* divisors of the chunk budget, see gather() */
 
 /* --- rank --- */
 
-static bool goes_before(const so_request *a, const so_request *b) {
+static bool ranks_before(const so_request *a, const so_request *b) {
     return a->priority != b->priority ? a->priority > b->priority : a->serial < b->serial;
 }
 
-static void put(so_request **list, so_request *r) {
-    while (*list && goes_before(*list, r))
+static void insert_by_rank(so_request **list, so_request *r) {
+    while (*list && ranks_before(*list, r))
         list = &(*list)->next;
     r->next = *list;
     *list = r;
 }
 
-static void take_out(so_request **list, so_request *r) {
+static void remove_request(so_request **list, so_request *r) {
     while (*list != r)
         list = &(*list)->next;
     *list = r->next;
 }
 
-static so_request *last(so_request *list) {
+static so_request *last_in_rank(so_request *list) {
     while (list->next)
         list = list->next;
     return list;
@@ -54,17 +63,17 @@ static so_request *last(so_request *list) {
 
 void so_schedule_enqueue(so_request *r) {
     r->phase = SO_PHASE_WAITING;
-    put(&r->e->waiting, r);
+    insert_by_rank(&r->e->waiting, r);
     r->e->n_waiting++;
 }
 
-/* --- places --- */
+/* --- slots --- */
 
-/* What the request had computed stays in the prefix tree as far as it is text: behind an end there
- * may be guesses that stood and were never said. */
-static void vacate(so_request *r) {
+/* Computed pages are offered to the prefix tree as far as they belong to the text. After an end
+ * token or stop string the cache may hold accepted guesses that were never emitted. */
+static void release_slot(so_request *r) {
     so_engine *e = r->e;
-    if (so_seq_open_nodes(r->seq) == 0) /* else its pass failed */
+    if (so_seq_open_nodes(r->seq) == 0) /* otherwise its pass failed */
         so_prefix_offer(r->seq, r->tokens, SO_MIN(so_seq_len(r->seq), r->n_tokens));
     so_seq_clear(r->seq);
     e->slot_used[r->slot] = false;
@@ -72,31 +81,33 @@ static void vacate(so_request *r) {
     r->tree = NULL;
     r->has_tree = false;
     r->n_chunk = r->n_score = 0;
-    take_out(&e->running, r);
+    remove_request(&e->running, r);
     e->n_running--;
 }
 
 void so_schedule_retire(so_request *r) {
     if (r->phase == SO_PHASE_RUNNING) {
-        vacate(r);
+        release_slot(r);
     } else if (r->phase == SO_PHASE_WAITING) {
-        take_out(&r->e->waiting, r);
+        remove_request(&r->e->waiting, r);
         r->e->n_waiting--;
     }
     r->phase = SO_PHASE_DONE;
 }
 
 static void preempt(so_request *r) {
-    vacate(r);
-    so_speculate_park(r);
+    release_slot(r);
+    so_speculate_preempt(r);
     r->stats.preempted_n++;
     r->e->stats.preemptions++;
     so_schedule_enqueue(r);
 }
 
-/* The text and a little growth, as far as it may grow. */
-static int len_soon(const so_request *r) { return SO_MIN(r->n_tokens + SO_KV_PAGE, r->max_len); }
-static int pages_soon(const so_request *r) { return so_kv_pages_for(len_soon(r)); }
+/* The length of the text after at most one more page of growth. */
+static int len_with_growth(const so_request *r) {
+    return SO_MIN(r->n_tokens + SO_KV_PAGE, r->max_len);
+}
+static int pages_with_growth(const so_request *r) { return so_kv_pages_for(len_with_growth(r)); }
 
 static int pages_held(const so_request *r) {
     int n;
@@ -104,53 +115,57 @@ static int pages_held(const so_request *r) {
     return n;
 }
 
-/* Rows of the prompt that must still be computed for their logprobs. */
-static int unscored(const so_request *r) {
+/* Prompt rows that must still be computed for their logprobs. */
+static int n_unscored(const so_request *r) {
     return r->prompt_logprobs ? r->n_prompt - 1 - r->n_scored : 0;
 }
 
-/* How much of its text r may take from the prefix tree, which keeps no logits. */
-static int takeable(const so_request *r) { return unscored(r) > 0 ? r->n_scored : r->n_tokens - 1; }
+/* How many tokens r may take from the prefix tree. Rows that are still to be scored must be
+ * computed, because the tree keeps no logits. */
+static int max_prefix_len(const so_request *r) {
+    return n_unscored(r) > 0 ? r->n_scored : r->n_tokens - 1;
+}
 
 static bool fits_target(const so_engine *e, const so_request *r) {
-    int n_idle, n_hit = so_prefix_match(e->kv, r->tokens, takeable(r), &n_idle);
-    int64_t need = pages_soon(r) - n_hit / SO_KV_PAGE + n_idle;
+    int n_idle, n_hit = so_prefix_match(e->kv, r->tokens, max_prefix_len(r), &n_idle);
+    int64_t need = pages_with_growth(r) - n_hit / SO_KV_PAGE + n_idle;
     if (so_kv_get_layout(e->kv) == SO_KV_SLOTTED)
-        return true; /* there is a slot for each place */
+        return true; /* every slot has its own pages */
     for (const so_request *q = e->running; q; q = q->next)
-        need += SO_MAX(0, pages_soon(q) - pages_held(q));
+        need += SO_MAX(0, pages_with_growth(q) - pages_held(q));
     return need <= so_kv_available_pages(e->kv);
 }
 
-/* Drafts are lazy, so what counts is what they will hold, not what they do. */
+/* The draft's cache is filled lazily, so expected sizes are added up, not current ones. */
 static bool fits_draft(const so_engine *e, const so_request *r) {
     const so_drafter *d = so_speculate_drafter(r);
     if (!d)
         return true;
-    double share = so_drafter_share(d, len_soon(r));
+    double fraction = so_drafter_share(d, len_with_growth(r));
     for (const so_request *q = e->running; q; q = q->next)
-        share += q->spec.set == r->spec.set ? so_drafter_share(d, len_soon(q)) : 0;
-    return share < 1 + 1e-9;
+        fraction += q->spec.set == r->spec.set ? so_drafter_share(d, len_with_growth(q)) : 0;
+    return fraction < 1 + 1e-9;
 }
 
-/* Pages are asked for what the request has to compute now, beside what those that run still lack
- * and a page of growth for everyone; not for a whole life, which few live to the end. */
-static bool has_place(const so_engine *e, const so_request *r) {
+/* Counts the pages that r needs now, the pages that running requests still lack, and one page of
+ * growth for each. Counting pages for the longest possible answer would admit fewer requests, and
+ * most answers end earlier. */
+static bool can_admit(const so_engine *e, const so_request *r) {
     return e->n_running == 0 ||
            (e->n_running < e->o.n_parallel && fits_target(e, r) && fits_draft(e, r));
 }
 
-static void take_prefix(so_request *r) {
-    int n = so_prefix_take(r->seq, r->tokens, takeable(r));
+static void attach_prefix(so_request *r) {
+    int n = so_prefix_take(r->seq, r->tokens, max_prefix_len(r));
     if (r->stats.preempted_n > 0)
-        return; /* its own text, mostly: no merit of the cache */
+        return; /* mostly its own text, which is not counted as a hit */
     r->stats.cached_n += n;
     r->e->stats.prefix_hits += n;
 }
 
-static void start(so_request *r) {
+static void admit(so_request *r) {
     so_engine *e = r->e;
-    take_out(&e->waiting, r);
+    remove_request(&e->waiting, r);
     e->n_waiting--;
     r->slot = 0;
     while (e->slot_used[r->slot])
@@ -165,21 +180,22 @@ static void start(so_request *r) {
         r->stats.queue_ms = (double)(r->t_admitted_ns - r->t_submitted_ns) * 1e-6;
         e->stats.prefix_queried += so_prefix_enabled(e->kv) ? r->n_prompt : 0;
     }
-    put(&e->running, r);
+    insert_by_rank(&e->running, r);
     e->n_running++;
-    take_prefix(r);
+    attach_prefix(r);
 }
 
-/* Nobody overtakes the first of the queue: a long prompt could wait forever behind short ones.
- * Where there is no place, it takes that of the last in rank, if that one's priority is lower. */
+/* The head of the queue is never overtaken: a long prompt could otherwise wait forever behind short
+ * ones. If there is no room for it, it replaces the last in rank if that one has a lower
+ * priority. */
 void so_schedule_admit(so_engine *e) {
     while (e->waiting) {
         so_request *r = e->waiting;
-        if (has_place(e, r)) {
-            start(r);
+        if (can_admit(e, r)) {
+            admit(r);
             continue;
         }
-        so_request *other = last(e->running);
+        so_request *other = last_in_rank(e->running);
         if (other->priority >= r->priority)
             return;
         preempt(other);
@@ -188,86 +204,93 @@ void so_schedule_admit(so_engine *e) {
 
 /* --- rows --- */
 
-static int missing(const so_request *r) { return r->n_tokens - 1 - so_seq_len(r->seq); }
+static int n_uncached(const so_request *r) { return r->n_tokens - 1 - so_seq_len(r->seq); }
 
-/* Prompts by priority, then the shortest first, then by rank. */
-static bool shorter(const so_request *a, const so_request *b) {
+/* Order of prefill: by priority, then the fewest uncached tokens, then by submission. */
+static bool prefill_before(const so_request *a, const so_request *b) {
     if (a->priority != b->priority)
         return a->priority > b->priority;
-    return missing(a) != missing(b) ? missing(a) < missing(b) : a->serial < b->serial;
+    return n_uncached(a) != n_uncached(b) ? n_uncached(a) < n_uncached(b) : a->serial < b->serial;
 }
 
-/* Those with something missing into e->order; the first in rank, or NULL. */
-static so_request *sort_prompts(so_engine *e, int *n) {
+/* Collects the requests with uncached tokens in e->order. Returns the first of them in rank, or
+ * NULL. */
+static so_request *sort_prefills(so_engine *e, int *n) {
     so_request *first = NULL;
     *n = 0;
     for (so_request *r = e->running; r; r = r->next) {
         r->n_chunk = 0;
-        take_prefix(r); /* somebody may have computed it meanwhile */
-        if (missing(r) == 0)
+        attach_prefix(r); /* another request may have computed these pages since the last step */
+        if (n_uncached(r) == 0)
             continue;
         if (!first)
             first = r;
         int at = (*n)++;
-        for (; at > 0 && shorter(r, e->order[at - 1]); at--)
+        for (; at > 0 && prefill_before(r, e->order[at - 1]); at--)
             e->order[at] = e->order[at - 1];
         e->order[at] = r;
     }
     return first;
 }
 
-/* Of the chunk: its rows from the first that was not scored yet. */
-static int scored_rows(const so_request *r) {
-    return unscored(r) > 0 ? SO_MAX(0, so_seq_len(r->seq) + r->n_chunk - r->n_scored) : 0;
+/* Rows at the end of the chunk whose logprobs are wanted: all from the first unscored row on. */
+static int n_rows_to_score(const so_request *r) {
+    return n_unscored(r) > 0 ? SO_MAX(0, so_seq_len(r->seq) + r->n_chunk - r->n_scored) : 0;
 }
 
-/* Up to `most` rows more for the chunk of r, no more of them scored than *scores allows; how many
- * it became. Rows that are given back later (round_chunk) leave their scores unused, no more. */
+/* Adds up to `most` rows to the chunk of r, and to the rows to score at most *scores, which is
+ * reduced. Returns the number of rows added. Rows that round_chunk_to_page removes later do not
+ * return their scores to *scores, which only leaves some of this step's scores unused. */
 static int add_chunk(so_request *r, int most, int *scores) {
-    int had = scored_rows(r), more = SO_MIN(missing(r) - r->n_chunk, most);
-    if (unscored(r) > 0) { /* those that were scored before r was preempted are free */
+    int had = n_rows_to_score(r), more = SO_MIN(n_uncached(r) - r->n_chunk, most);
+    if (n_unscored(r) > 0) { /* rows that were scored before a preemption need no score again */
         int known = SO_MAX(0, r->n_scored - so_seq_len(r->seq) - r->n_chunk);
         more = SO_MIN(more, known + *scores);
     }
     r->n_chunk += more;
-    *scores -= scored_rows(r) - had;
+    *scores -= n_rows_to_score(r) - had;
     return more;
 }
 
-/* A chunk that the budget cuts ends with a page where it can, so that what the first in rank
- * computes of the same text can be taken for the rest. How many rows that frees. */
-static int round_chunk(so_request *r) {
+/* Shortens a chunk that the budget cut to a page border, if it reaches one. Whole pages that the
+ * first in rank computes can then be shared by requests with the same text. Returns the rows
+ * removed. */
+static int round_chunk_to_page(so_request *r) {
     int over = (so_seq_len(r->seq) + r->n_chunk) % SO_KV_PAGE;
-    if (r->n_chunk == missing(r) || r->n_chunk <= over)
+    if (r->n_chunk == n_uncached(r) || r->n_chunk <= over)
         return 0;
     r->n_chunk -= over;
     return over;
 }
 
-/* A pass takes at most n_batch prompt tokens, a quarter of it where somebody decodes: a token that
- * streams must not wait for a long prompt, and chunks of 64 cost next to nothing more than chunks
- * of 256 (SmolLM2, 512 tokens: 346 and 323 ms; by 32 it is 369). A quarter of that goes to the
- * first in rank, so that no prompt starves; the rest to the shortest first, which makes the mean
- * wait for first tokens smallest. So a prompt of m tokens that is first in rank is through within
- * m / (budget / 4) steps whatever else comes, and a short one does not wait for a long one. Equal
- * shares were considered: equal prompts would all have their first token at the time of the last.
- */
+/* Divides the rows of a pass among the requests in prefill.
+ *
+ *   1. A pass takes at most n_batch prompt tokens, and a quarter of that while a request decodes:
+ *      streaming tokens must not wait for a long prompt. Small chunks cost little: SmolLM2, 512
+ *      tokens, takes 323 ms in chunks of 256, 346 ms in chunks of 64 and 369 ms in chunks of 32.
+ *   2. A quarter of the budget goes to the first in rank, so that no prompt starves: m tokens are
+ *      computed within m / (budget / 4) steps regardless of other requests.
+ *   3. The other rows go to the shortest prompts first, which minimises the mean time to the first
+ *      token. A short prompt does not wait for a long one.
+ *
+ * Equal parts for all were rejected: equal prompts would then all get their first token at the time
+ * of the last. */
 static void gather(so_engine *e) {
     int n = 0, budget = e->o.n_batch, scores = e->max_scores;
-    so_request *first = sort_prompts(e, &n);
+    so_request *first = sort_prefills(e, &n);
     if (n < e->n_running)
-        budget = SO_MIN(budget, SO_MAX(SO_KV_PAGE, budget / DECODING_SHARE));
+        budget = SO_MIN(budget, SO_MAX(SO_KV_PAGE, budget / DECODING_DIVISOR));
     if (first)
-        budget -= add_chunk(first, SO_MAX(1, budget / FIRST_SHARE), &scores);
+        budget -= add_chunk(first, SO_MAX(1, budget / FIRST_DIVISOR), &scores);
     for (int i = 0; i < n; i++) {
         so_request *r = e->order[i];
         budget -= add_chunk(r, budget, &scores);
-        if (r != first) /* whose share is a promise */
-            budget += round_chunk(r);
+        if (r != first) /* the first in rank keeps its guaranteed part */
+            budget += round_chunk_to_page(r);
     }
     for (so_request *r = e->running; r; r = r->next) {
-        r->n_score = scored_rows(r);
-        r->has_tree = r->n_chunk == missing(r);
+        r->n_score = n_rows_to_score(r);
+        r->has_tree = r->n_chunk == n_uncached(r);
         if (r->has_tree)
             so_tree_reset(r->tree, r->tokens[r->n_tokens - 1], r->n_tokens - 1);
     }
@@ -288,27 +311,28 @@ static int64_t pages_needed(const so_engine *e) {
 void so_schedule_gather(so_engine *e) {
     gather(e);
     while (pages_needed(e) > so_kv_available_pages(e->kv)) {
-        SO_ASSERT_OP(e->n_running, >, 1); /* alone everybody fits */
-        preempt(last(e->running));
+        SO_ASSERT_OP(e->n_running, >, 1); /* a single request always fits */
+        preempt(last_in_rank(e->running));
         gather(e);
     }
-    e->n_spare = so_kv_available_pages(e->kv) - pages_needed(e);
+    e->n_spare_pages = so_kv_available_pages(e->kv) - pages_needed(e);
 }
 
-/* Nobody takes more pages than a context has, so with that many for each request no guess is ever
- * shed: nonce.c relies on it. */
-int so_schedule_room(so_request *r, int want) {
+/* No request gets more pages than a context needs. If there are that many pages for each request,
+ * no guess is ever dropped for lack of pages; nonce.c relies on this. */
+int so_schedule_reserve(so_request *r, int want) {
     int rows = n_rows(r);
     int64_t need = so_seq_pages_needed(r->seq, rows);
-    int64_t room = so_seq_max_nodes(r->seq, need + r->e->n_spare) - rows;
-    int64_t own = (int64_t)so_kv_pages_for(r->e->o.n_ctx) * SO_KV_PAGE - so_seq_len(r->seq) - rows;
-    want = (int)SO_MAX(0, SO_MIN(want, SO_MIN(room, own)));
+    int64_t room = so_seq_max_nodes(r->seq, need + r->e->n_spare_pages) - rows;
+    int64_t in_context =
+        (int64_t)so_kv_pages_for(r->e->o.n_ctx) * SO_KV_PAGE - so_seq_len(r->seq) - rows;
+    want = (int)SO_MAX(0, SO_MIN(want, SO_MIN(room, in_context)));
     if (want > 0)
-        r->e->n_spare -= so_seq_pages_needed(r->seq, rows + want) - need;
+        r->e->n_spare_pages -= so_seq_pages_needed(r->seq, rows + want) - need;
     return want;
 }
 
-/* --- looking --- */
+/* --- statistics and checks --- */
 
 void so_engine_get_stats(const so_engine *e, so_engine_stats *out) {
     *out = e->stats;
@@ -323,7 +347,7 @@ static void check_list(const so_engine *e, const so_request *list, so_phase phas
     int count = 0;
     for (const so_request *r = list; r; r = r->next, count++) {
         SO_ASSERT(r->e == e && r->phase == phase);
-        SO_ASSERT(!r->next || goes_before(r, r->next));
+        SO_ASSERT(!r->next || ranks_before(r, r->next));
         if (phase != SO_PHASE_RUNNING)
             continue;
         SO_ASSERT(e->slot_used[r->slot] && r->seq == e->slot_seqs[r->slot]);

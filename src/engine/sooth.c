@@ -1,9 +1,9 @@
-/* The public library over the engine: copies parameters in by their stated size, locks, translates
- * errors and events. No behaviour of its own: what it offers is what engine.h does.
+/* The public library (sooth.h) over the engine (engine.h): copies parameters, takes the lock, and
+ * translates errors and events. It adds no behaviour of its own.
  *
- * One mutex per model guards its backend, so engines of one model take turns (sooth.h, Threads).
- * Structs from outside are read through take_params(), which copies at most what the caller's
- * header knew and leaves defaults for the rest. */
+ * One mutex per model guards its backend, so calls on the engines of one model run one at a time.
+ * Structs of the caller are read by copy_params(), which copies at most the size that the caller's
+ * header had; the other fields keep their defaults. */
 #include <sooth.h>
 
 #include <pthread.h>
@@ -26,7 +26,7 @@ struct sooth_model {
 struct sooth_engine {
     sooth_model *m;
     so_engine *e;
-    so_bundle draft; /* model NULL: none */
+    so_bundle draft; /* draft.model is NULL: no draft model */
     sooth_request *requests;
     sooth_tree_drafter *tree_drafter;
     void *drafter_user;
@@ -39,7 +39,7 @@ struct sooth_request {
     sooth_event_fn *on_event;
     void *user;
     so_buf text;
-    sooth_logprob top[SO_LOGPROBS_MAX]; /* of the event being told */
+    sooth_logprob top[SO_LOGPROBS_MAX]; /* alternatives of the current event */
 };
 
 static void lock(const sooth_model *m) {
@@ -49,7 +49,7 @@ static void unlock(const sooth_model *m) {
     pthread_mutex_unlock((pthread_mutex_t *)(uintptr_t)&m->lock);
 }
 
-/* Every function ends here: the internal error becomes the public one. */
+/* Copies an internal error to the caller. Every public function that can fail ends with it. */
 static int report(int rc, const so_err *from, sooth_error *to) {
     if (rc < 0 && to) {
         to->code = rc;
@@ -58,8 +58,8 @@ static int report(int rc, const so_err *from, sooth_error *to) {
     return rc;
 }
 
-/* Copies the caller's struct of `size` bytes over the library's defaults. */
-static int take_params(void *dst, size_t dst_size, const void *src, const char *what, so_err *err) {
+/* Copies the caller's struct, as long as its size field says, over the library's defaults. */
+static int copy_params(void *dst, size_t dst_size, const void *src, const char *what, so_err *err) {
     size_t size;
     if (!src)
         return SO_OK;
@@ -70,7 +70,7 @@ static int take_params(void *dst, size_t dst_size, const void *src, const char *
     return SO_OK;
 }
 
-static void give_defaults(void *dst, const void *src, size_t src_size, size_t size) {
+static void write_defaults(void *dst, const void *src, size_t src_size, size_t size) {
     memset(dst, 0, size);
     memcpy(dst, src, SO_MIN(size, src_size));
     memcpy(dst, &size, sizeof size);
@@ -83,7 +83,7 @@ const char *sooth_version(void) { return SO_VERSION; }
 static const sooth_model_params MODEL_DEFAULTS = {.size = sizeof(sooth_model_params)};
 
 void sooth_model_params_init_sized(sooth_model_params *p, size_t size) {
-    give_defaults(p, &MODEL_DEFAULTS, sizeof *p, size);
+    write_defaults(p, &MODEL_DEFAULTS, sizeof *p, size);
 }
 
 static int bundle_opts(const sooth_model_params *p, so_bundle_opts *o, so_err *err) {
@@ -109,7 +109,7 @@ int sooth_model_load(const char *path, const sooth_model_params *params, sooth_m
     so_bundle_opts o;
     so_bundle b;
     sooth_model_params p = MODEL_DEFAULTS;
-    int rc = take_params(&p, sizeof p, params, "sooth_model_params", &e);
+    int rc = copy_params(&p, sizeof p, params, "sooth_model_params", &e);
     if (rc == SO_OK)
         rc = bundle_opts(&p, &o, &e);
     if (rc == SO_OK)
@@ -181,10 +181,10 @@ static const sooth_engine_params ENGINE_DEFAULTS = {.size = sizeof(sooth_engine_
                                                     .draft_temp = -1};
 
 void sooth_engine_params_init_sized(sooth_engine_params *p, size_t size) {
-    give_defaults(p, &ENGINE_DEFAULTS, sizeof *p, size);
+    write_defaults(p, &ENGINE_DEFAULTS, sizeof *p, size);
 }
 
-/* The draft that was named, or one that is registered for the model. */
+/* Opens the draft that params name, or the best one registered for the model, if there is any. */
 static int open_draft(const sooth_model *m, const sooth_engine_params *p, so_dtype kv_dtype,
                       so_bundle *out, so_err *err) {
     if (p->draft_model)
@@ -241,18 +241,18 @@ static int drafter_opts(const sooth_engine_params *p, sooth_engine *s, so_engine
     return SO_OK;
 }
 
-/* All that params say, but for the draft model. */
+/* Translates params, except for the draft model. */
 static int engine_opts(const sooth_engine_params *params, sooth_engine *s, sooth_engine_params *p,
                        so_engine_opts *o, so_err *err) {
     *p = ENGINE_DEFAULTS;
-    int rc = take_params(p, sizeof *p, params, "sooth_engine_params", err);
+    int rc = copy_params(p, sizeof *p, params, "sooth_engine_params", err);
     so_engine_defaults(s->m->b.model, o);
     if (p->n_ctx != 0)
         o->n_ctx = p->n_ctx;
     o->n_parallel = p->n_parallel;
     o->n_batch = p->n_batch;
     o->max_draft = p->max_draft;
-    o->keep_costs = SO_KEEP_WORTHY;
+    o->keep_costs = SO_KEEP_LARGE_MODELS;
     o->draft_temp = p->draft_temp;
     if (rc == SO_OK)
         rc = cache_opts(p, o, err);
@@ -273,7 +273,7 @@ int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth
     o.draft = s->draft.model;
     o.draft_tok = s->draft.tok;
     o.draft_id = s->draft.ck ? so_registry_id(s->draft.ck) : 0;
-    o.draft_claimed = s->draft.ck ? so_registry_agreement(s->draft.ck) : 0;
+    o.draft_claimed_agreement = s->draft.ck ? so_registry_agreement(s->draft.ck) : 0;
     if (rc == SO_OK)
         rc = so_engine_create(m->b.model, m->b.tok, &o, &s->e, &e);
     if (rc != SO_OK)
@@ -311,12 +311,12 @@ static const sooth_params PARAM_DEFAULTS = {.size = sizeof(sooth_params),
                                             .repeat_last_n = 64};
 
 void sooth_params_init_sized(sooth_params *p, size_t size) {
-    give_defaults(p, &PARAM_DEFAULTS, sizeof *p, size);
+    write_defaults(p, &PARAM_DEFAULTS, sizeof *p, size);
 }
 
 static so_sample_params sampling(const sooth_model *m, const sooth_params *p) {
     so_sample_params s = m->b.sample;
-    s.seed = p->has_seed ? p->seed : so_rng_system_seed() >> 11; /* 53 bits, as run's */
+    s.seed = p->has_seed ? p->seed : so_rng_system_seed() >> 11; /* 53 bits, as in the CLI */
     s.temp = p->temp < 0 ? s.temp : p->temp;
     s.top_k = p->top_k < 0 ? s.top_k : p->top_k;
     s.top_p = p->top_p < 0 ? s.top_p : p->top_p;
@@ -328,7 +328,7 @@ static so_sample_params sampling(const sooth_model *m, const sooth_params *p) {
     return s;
 }
 
-/* The alternatives of one token; how many there are. */
+/* Copies the alternatives of one token and returns their number. */
 static size_t copy_top(const so_request *r, const so_logprob *from, sooth_logprob *to) {
     int n_each;
     so_request_logprobs(r, &n_each);
@@ -405,7 +405,7 @@ static int encode_chat(const sooth_model *m, const sooth_message *messages, size
 static int encode(const sooth_model *m, const char *prompt, const sooth_message *messages,
                   size_t n_messages, so_tokens *out, so_err *err) {
     if (!prompt == !messages)
-        return so_err_set(err, SO_EINVAL, "give either a prompt or messages");
+        return so_err_set(err, SO_EINVAL, "set exactly one of prompt and messages");
     if (messages)
         return encode_chat(m, messages, n_messages, out, err);
     return so_tokenizer_encode(m->b.tok, so_str_c(prompt), SO_ENCODE_ADD_SPECIAL, out, err);
@@ -475,7 +475,7 @@ int sooth_submit(sooth_engine *s, const char *prompt, const sooth_message *messa
     req->e = s;
     req->on_event = fn;
     req->user = user;
-    int rc = take_params(&p, sizeof p, params, "sooth_params", &e);
+    int rc = copy_params(&p, sizeof p, params, "sooth_params", &e);
     if (rc == SO_OK)
         rc = encode(s->m, prompt, messages, n_messages, &tokens, &e);
     if (rc == SO_OK)
@@ -527,10 +527,10 @@ void sooth_request_free(sooth_request *r) {
 
 void sooth_result_init_sized(sooth_result *r, size_t size) {
     static const sooth_result empty = {.size = sizeof(sooth_result)};
-    give_defaults(r, &empty, sizeof *r, size);
+    write_defaults(r, &empty, sizeof *r, size);
 }
 
-/* Whether the caller's struct, of a header that may be older, holds logprobs. */
+/* True if the caller's struct, whose header may be older, has the logprobs fields. */
 static bool has_logprobs(const sooth_result *r) {
     return r->size >= offsetof(sooth_result, n_top) + sizeof r->n_top;
 }
@@ -582,7 +582,8 @@ static void fill_result(const sooth_request *r, sooth_result *out) {
 int sooth_request_result(const sooth_request *r, sooth_result *result, sooth_error *err) {
     so_err e = {0};
     size_t size = result->size;
-    /* The struct's first version ended with `timings`: less was never initialised. */
+    /* The first version of the struct ended with `timings`. A smaller size was never
+     * initialised. */
     if (size < offsetof(sooth_result, timings) + sizeof result->timings || size > 4096)
         return report(
             so_err_set(&e, SO_EINVAL, "result: size is %zu: call sooth_result_init first", size),
@@ -599,7 +600,7 @@ int sooth_request_result(const sooth_request *r, sooth_result *result, sooth_err
     return report(rc, &e, err);
 }
 
-/* --- the blocking forms --- */
+/* --- blocking calls --- */
 
 static int run_to_end(sooth_engine *s, sooth_request *r, sooth_result *result, sooth_error *err) {
     int rc = SOOTH_OK;

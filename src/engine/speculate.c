@@ -1,16 +1,18 @@
-/* What to guess in a step: drafters propose, the planner decides how much, and nothing here knows
- * which drafter it was.
+/* The draft of a step: drafters propose guesses, the planner decides how many. Nothing here depends
+ * on which drafters a request has.
  *
- *   1. room      how deep a draft may go: the request's own limits, the end of its context (the
- *                last position is decoded plainly), the pages that are left, its part of the pass
- *   2. propose   alternative by alternative, stage by stage (so_draft_set): the planner says how
- *                deep and on what terms, the drafter answers, the planner keeps the answer or sends
- *                the request on to the next alternative
- *   3. choose    the planner keeps the guesses that pay; a fixed length keeps them all
+ *   1. room      how deep a draft may be: the request's limits, the end of its context (the last
+ *                position is decoded without guesses), the pages that are left, its part of the
+ *                pass
+ *   2. propose   for each alternative of the spec, stage by stage (so_draft_set): the planner sets
+ *                the depth and the terms, the drafter adds guesses, the planner keeps them or
+ *                passes the request on to the next alternative
+ *   3. choose    the planner keeps the guesses that gain more than they cost; with a fixed length
+ *                it keeps all
  *
- * What a drafter keeps for a request is opened at submission and closed at its end. A drafter that
- * fails is reported and its requests go on without it: no guess can make a token wrong, and none is
- * worth an answer. Engine thread. */
+ * A drafter's data for a request is opened at submission and closed at the end of the request. If a
+ * drafter fails, that is logged and its requests continue without its guesses: guesses cannot make
+ * a token wrong, so their loss must not cost an answer. Engine thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,9 +22,9 @@
 #include "engine/drafters.h"
 #include "plan/store.h"
 
-enum { WORTH_KEEPING = 8 };                          /* passes after which costs are written, … */
-static const size_t WORTH_KEEPING_BYTES = 8 << 20;   /* … if the model is no toy */
-static const int64_t MAX_LOGITS = (int64_t)64 << 20; /* floats of all guesses in one pass */
+enum { MIN_PASSES_TO_SAVE = 8 };                        /* passes before costs are saved */
+static const size_t MIN_WEIGHT_BYTES_TO_SAVE = 8 << 20; /* smaller models are not saved */
+static const int64_t MAX_LOGITS = (int64_t)64 << 20; /* floats: logits of the guesses of a pass */
 
 struct so_speculator {
     so_planner *planner;
@@ -30,15 +32,16 @@ struct so_speculator {
     bool planned; /* this step has a plan */
 };
 
-/* --- the engine's part --- */
+/* --- the engine --- */
 
 int so_speculate_max_guesses(const so_engine *e) {
     int64_t all = (int64_t)e->o.n_parallel * e->o.max_nodes;
-    int64_t most = MAX_LOGITS / so_model_hparams(e->m)->n_vocab;
-    return (int)SO_MIN(all, SO_MAX(most, SO_MAX(e->o.n_parallel, e->o.max_nodes)));
+    int64_t by_memory = MAX_LOGITS / so_model_hparams(e->m)->n_vocab;
+    return (int)SO_MIN(all, SO_MAX(by_memory, SO_MAX(e->o.n_parallel, e->o.max_nodes)));
 }
 
-/* The file of what was learned; NULL where none is to be kept. Caller frees both. */
+/* Path of the file with costs and records; NULL if nothing is to be kept. The caller frees the path
+ * and *key. */
 static char *store_path(const so_engine *e, so_buf *key) {
     char *dir = so_env_cache_dir(), *path = NULL;
     if (dir && e->o.keep_costs) {
@@ -68,10 +71,10 @@ void so_speculate_free(so_engine *e) {
         return;
     so_buf key = {0};
     char *path = store_path(e, &key);
-    bool worth =
-        e->o.keep_costs == SO_KEEP_ALL || so_model_weight_bytes(e->m) >= WORTH_KEEPING_BYTES;
-    so_drafters_free(s->drafters); /* first: sets hand over what they showed */
-    if (path && worth && so_planner_n_passes(s->planner) >= WORTH_KEEPING)
+    bool worth_saving =
+        e->o.keep_costs == SO_KEEP_ALL || so_model_weight_bytes(e->m) >= MIN_WEIGHT_BYTES_TO_SAVE;
+    so_drafters_free(s->drafters); /* first: freeing a set hands its records to the planner */
+    if (path && worth_saving && so_planner_n_passes(s->planner) >= MIN_PASSES_TO_SAVE)
         so_planner_save(s->planner, path, so_buf_str(&key));
     so_planner_free(s->planner);
     free(path);
@@ -79,21 +82,22 @@ void so_speculate_free(so_engine *e) {
     free(s);
 }
 
-/* --- a request's part --- */
+/* --- a request --- */
 
 static int check_opts(const so_engine *e, const so_spec_opts *o, so_err *err) {
-    int most = e->o.max_draft;
-    if (most == 0)
-        return so_err_set(err, SO_EUNSUPPORTED, "this engine was made without speculation");
-    if (o->length < 0 || o->length > most)
+    int limit = e->o.max_draft;
+    if (limit == 0)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "this engine was created without speculation (max_draft is 0)");
+    if (o->length < 0 || o->length > limit)
         return so_err_set(err, SO_ERANGE, "--spec-length %d: must be from 1 to %d", o->length,
-                          most);
-    if (o->draft_max < 0 || o->draft_max > most)
+                          limit);
+    if (o->draft_max < 0 || o->draft_max > limit)
         return so_err_set(err, SO_ERANGE, "--draft-max %d: must be from 1 to %d", o->draft_max,
-                          most);
-    if (o->draft_min < 0 || o->draft_min > most)
+                          limit);
+    if (o->draft_min < 0 || o->draft_min > limit)
         return so_err_set(err, SO_ERANGE, "--draft-min %d: must be from 0 to %d", o->draft_min,
-                          most);
+                          limit);
     if (o->verify == SO_VERIFY_LENIENT && !(o->lenience > 0 && o->lenience <= 1))
         return so_err_set(err, SO_ERANGE,
                           "--verify lenient=%g: must be above 0 and at most 1 (1 is exact)",
@@ -130,11 +134,11 @@ int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err) {
     s->draft_min = o->draft_min;
     s->verify = o->verify;
     s->lenience = o->verify == SO_VERIFY_LENIENT ? o->lenience : 1;
-    s->n_told = r->n_prompt;
+    s->n_observed = r->n_prompt;
     s->plan = so_plan_request_create(
         set->plan, &(so_plan_request_opts){mode_of(r, o->verify), o->verify, o->length});
     if (s->verify == SO_VERIFY_LENIENT && s->lenience < 1)
-        r->greedy = false; /* needs the logits */
+        r->greedy = false; /* lenient verification reads the logits */
     return SO_OK;
 }
 
@@ -147,7 +151,8 @@ void so_speculate_close(so_request *r) {
     s->plan = NULL;
 }
 
-/* The request is gone: its set, whose name it showed, may go too. */
+/* The request is being freed; after this its set may be freed too. Until now so_speculate_name
+ * needed the set. */
 void so_speculate_release(so_request *r) {
     so_speculate_close(r);
     if (r->spec.set)
@@ -170,43 +175,43 @@ void so_speculate_admit(so_request *r) {
     t->max_rows = n;
 }
 
-void so_speculate_park(so_request *r) {
+void so_speculate_preempt(so_request *r) {
     if (!r->spec.plan)
         return;
     so_plan_request_parked(r->spec.plan);
     so_drafter_park(r->spec.set->drafters.root, r->spec.state);
 }
 
-bool so_speculate_reads_states(const so_request *r) {
+bool so_speculate_reads_hidden(const so_request *r) {
     return r->spec.plan && r->spec.set->drafters.root->reads_states;
 }
 
-void so_speculate_state(so_request *r, int node) {
-    if (so_speculate_reads_states(r))
+void so_speculate_observe_hidden(so_request *r, int node) {
+    if (so_speculate_reads_hidden(r))
         so_drafter_read_state(r->spec.set->drafters.root, r->spec.state, r->n_tokens,
                               so_pass_hidden(r->e->pass, r->first_logit + node));
 }
 
-void so_speculate_tell(so_request *r) {
+void so_speculate_observe_tokens(so_request *r) {
     so_speculation *s = &r->spec;
-    int n = r->n_tokens - s->n_told;
+    int n = r->n_tokens - s->n_observed;
     if (!s->plan || n <= 0)
         return;
-    so_drafter_observe(s->set->drafters.root, s->state, r->tokens + s->n_told, n);
-    so_plan_request_told(s->plan, r->tokens + s->n_told, n);
-    s->n_told = r->n_tokens;
+    so_drafter_observe(s->set->drafters.root, s->state, r->tokens + s->n_observed, n);
+    so_plan_request_told(s->plan, r->tokens + s->n_observed, n);
+    s->n_observed = r->n_tokens;
 }
 
 /* --- 1. room --- */
 
 static bool speculates(const so_request *r) { return r->has_tree && r->spec.plan; }
 
-/* share: guesses that the pass has room for, of this request. */
-static void set_room(so_request *r, int share) {
+/* max_guesses: the part of the pass that belongs to this request. */
+static void set_room(so_request *r, int max_guesses) {
     so_speculation *s = &r->spec;
     int depth = SO_MIN(s->length ? s->length : s->draft_max, r->max_len - r->n_tokens - 1);
-    int want = SO_MIN(depth * s->set->width, SO_MIN(share, r->e->o.max_nodes));
-    s->max_nodes = depth > 0 ? so_schedule_room(r, want) : 0;
+    int want = SO_MIN(depth * s->set->width, SO_MIN(max_guesses, r->e->o.max_nodes));
+    s->max_nodes = depth > 0 ? so_schedule_reserve(r, want) : 0;
     s->depth = SO_MAX(0, SO_MIN(depth, s->max_nodes));
 }
 
@@ -219,7 +224,7 @@ static so_plan_ask ask_of(const so_request *r) {
                          .max_depth = r->spec.depth};
 }
 
-/* An equal part of the nodes that are left for each of the n_left drafters that share the tree. */
+/* The nodes that are left are divided equally among the n_left drafters that add to this tree. */
 static int node_budget(const so_request *r, int n_left) {
     int used = r->tree->n_nodes - 1, left = SO_MAX(r->spec.max_nodes - used, 0);
     return used + (left + n_left - 1) / n_left;
@@ -242,15 +247,17 @@ static so_draft_job job_of(const so_request *r, int stage, const so_plan_ask *as
                           .sample = &r->sample};
 }
 
-static void forget_guesses(so_tree *t) { so_tree_reset(t, t->nodes[0].token, t->root_pos); }
+static void drop_guesses(so_tree *t) { so_tree_reset(t, t->nodes[0].token, t->root_pos); }
 
 static void report_failure(so_spec_set *set, const so_err *err) {
-    so_log(set->failed ? SO_LOG_DEBUG : SO_LOG_WARN, /* once aloud: it fails at every step */
-           "drafter %s: %s; the step goes on without its guesses", set->text, err->msg);
+    so_log(set->failed ? SO_LOG_DEBUG : SO_LOG_WARN, /* warn once: a failing drafter fails in every
+                                                        step */
+           "drafter %s: %s; continuing without its guesses", set->text, err->msg);
     set->failed = true;
 }
 
-/* The first n requests of the set are offered to one drafter; n_left drafters share their trees. */
+/* Offers the first n requests of the set to one drafter. n_left drafters, this one included, add to
+ * the same trees. */
 static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_left) {
     so_drafter *d = set->drafters.stages[stage].drafter;
     so_planner *planner = e->spec->planner;
@@ -277,11 +284,11 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
         return;
     report_failure(set, &err);
     for (int i = 0; i < n_jobs; i++)
-        forget_guesses(set->jobs[i].tree);
+        drop_guesses(set->jobs[i].tree);
 }
 
-/* Requests whose guesses are kept leave; how many are left. */
-static int keep(so_engine *e, so_spec_set *set, int alternative, int n) {
+/* Removes requests whose guesses are kept from set->requests. Returns how many remain. */
+static int keep_undecided(so_engine *e, so_spec_set *set, int alternative, int n) {
     int left = 0;
     for (int i = 0; i < n; i++) {
         so_plan_ask ask = ask_of(set->requests[i]);
@@ -298,15 +305,15 @@ static void propose_set(so_engine *e, so_spec_set *set, int n) {
             end++;
         for (int k = i; k < end; k++)
             run_stage(e, set, k, n, end - k);
-        n = keep(e, set, d->stages[i].alternative, n);
+        n = keep_undecided(e, set, d->stages[i].alternative, n);
     }
 }
 
-/* Short drafts go, but only where every guess is a point: dropping a drawn token because of what
- * follows it would bias the output. */
-static void review(so_request *r) {
+/* Drops drafts shorter than --draft-min, but only if all their guesses are deterministic (points).
+ * Dropping a sampled guess because of what follows it would bias the output. */
+static void drop_short_draft(so_request *r) {
     if (so_tree_all_points(r->tree) && r->tree->n_nodes - 1 < r->spec.draft_min)
-        forget_guesses(r->tree);
+        drop_guesses(r->tree);
 }
 
 static double propose(so_engine *e) {
@@ -324,7 +331,7 @@ static double propose(so_engine *e) {
         for (so_request *r = e->running; r; r = r->next)
             if (speculates(r) && r->spec.set == s && r->spec.depth > 0) {
                 r->stats.draft_ms += ms;
-                review(r);
+                drop_short_draft(r);
             }
     }
     return so_clock_ms_since(start);
@@ -356,12 +363,12 @@ void so_speculate_step(so_engine *e) {
     e->step.info.plan = *so_plan_choose(planner);
 }
 
-void so_speculate_verdict(so_request *r, so_verify_mode mode, double ms) {
+void so_speculate_observe_round(so_request *r, so_verify_mode mode, double ms) {
     if (r->e->spec)
         so_plan_verdict(r->e->spec->planner, r->spec.plan, r->tree, &r->verdict, mode, ms);
 }
 
-void so_speculate_observe(so_engine *e, double pass_ms) {
+void so_speculate_observe_pass(so_engine *e, double pass_ms) {
     int n_tokens = 0;
     if (!e->spec->planned)
         return;

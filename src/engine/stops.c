@@ -1,10 +1,11 @@
-/* The held text is always shorter than the longest stop string, so plain scanning is linear in the
- * stream for all practical stop strings. With several matches the one that starts first ends it. */
+/* The held text is shorter than the longest stop string, so the scan is linear in the length of the
+ * stream for stop strings of practical length. If several stop strings match, the one that starts
+ * first ends the stream. Each stream has one thread. */
 #include "engine/stops.h"
 
 #include "base/mem.h"
 
-/* Start of the earliest stop string in the held text, or its length. */
+/* Start of the earliest stop string in the held text, or the length of the held text. */
 static size_t find_stop(const so_stops *s) {
     size_t best = s->held.len;
     for (int i = 0; i < s->n_strings; i++) {
@@ -17,8 +18,8 @@ static size_t find_stop(const so_stops *s) {
     return best;
 }
 
-/* Length of the longest end of the held text that begins a stop string. */
-static size_t open_tail(const so_stops *s) {
+/* Length of the longest suffix of the held text that is a prefix of a stop string. */
+static size_t partial_match_len(const so_stops *s) {
     size_t best = 0;
     for (int i = 0; i < s->n_strings; i++) {
         size_t n = SO_MIN(s->strings[i].len - 1, s->held.len);
@@ -41,10 +42,10 @@ bool so_stops_push(so_stops *s, so_str piece, so_buf *out) {
         so_buf_clear(&s->held);
         return true;
     }
-    size_t keep = open_tail(s), sure = s->held.len - keep;
-    if (sure > 0) {
-        so_buf_append(out, s->held.data, sure);
-        memmove(s->held.data, s->held.data + sure, keep);
+    size_t keep = partial_match_len(s), n_clear = s->held.len - keep;
+    if (n_clear > 0) {
+        so_buf_append(out, s->held.data, n_clear);
+        memmove(s->held.data, s->held.data + n_clear, keep);
         s->held.len = keep;
     }
     return false;

@@ -1,6 +1,6 @@
-/* After warm-up a step takes no memory, with and without speculation. malloc and its kin are
- * interposed and counted while the guard is up; sanitizers bring their own, so the test is skipped
- * there. */
+/* A step allocates nothing after warm-up, with and without speculation. malloc, calloc and realloc
+ * are interposed and counted while `guard` is set. Sanitizers have their own allocator, so the test
+ * is skipped there. */
 #include "so_test.h"
 
 #include <stdio.h>
@@ -12,12 +12,12 @@
 #include "so_rig.h"
 
 #if SO_TEST_SANITIZED || !defined(__GLIBC__)
-#define GUARDED 0
-static int n_taken;
+#define CAN_COUNT 0
+static int n_allocations;
 static bool guard;
 #else
-#define GUARDED 1
-static int n_taken;
+#define CAN_COUNT 1
+static int n_allocations;
 static volatile bool guard;
 
 void *__libc_malloc(size_t n);
@@ -25,20 +25,20 @@ void *__libc_calloc(size_t n, size_t size);
 void *__libc_realloc(void *p, size_t n);
 
 void *malloc(size_t n) {
-    n_taken += guard;
+    n_allocations += guard;
     return __libc_malloc(n);
 }
 void *calloc(size_t n, size_t size) {
-    n_taken += guard;
+    n_allocations += guard;
     return __libc_calloc(n, size);
 }
 void *realloc(void *p, size_t n) {
-    n_taken += guard;
+    n_allocations += guard;
     return __libc_realloc(p, n);
 }
 #endif
 
-enum { N_PROMPT = 12, WARM_UP = 8, WATCHED = 24 };
+enum { N_PROMPT = 12, WARM_UP = 8, N_COUNTED = 24 };
 
 static int guess(void *user, const int32_t *tokens, int n, int n_prompt, int32_t *out, int max) {
     (void)user;
@@ -47,7 +47,7 @@ static int guess(void *user, const int32_t *tokens, int n, int n_prompt, int32_t
     return max > 0;
 }
 
-/* length 0: the planner's. */
+/* length 0: the planner decides. */
 static void check(const so_rig *r, const char *drafter, float temp, so_verify_mode verify,
                   int n_parallel, int length) {
     so_engine_opts o = {.n_ctx = 240,
@@ -81,25 +81,25 @@ static void check(const so_rig *r, const char *drafter, float temp, so_verify_mo
     }
     for (int i = 0; i < WARM_UP; i++)
         assert_int_equal(so_engine_step(e, &err), 1);
-    n_taken = 0;
+    n_allocations = 0;
     guard = true;
     int rc = 1;
-    for (int i = 0; i < WATCHED && rc == 1; i++)
+    for (int i = 0; i < N_COUNTED && rc == 1; i++)
         rc = so_engine_step(e, &err);
     guard = false;
     assert_int_equal(rc, 1);
-    if (n_taken > 0)
+    if (n_allocations > 0)
         fail_msg("%s, length %d, %s at temperature %g, %d at once: %d allocations in %d steps",
                  drafter ? drafter : "plain", length, so_verify_mode_name(verify), (double)temp,
-                 n_parallel, n_taken, WATCHED);
+                 n_parallel, n_allocations, N_COUNTED);
     for (int i = 0; i < n_parallel; i++)
         so_request_free(req[i]);
     so_engine_free(e);
 }
 
-static void test_steps_take_no_memory(void **state) {
+static void test_steps_allocate_nothing(void **state) {
     (void)state;
-    if (!GUARDED)
+    if (!CAN_COUNT)
         SO_SKIP("this build brings its own malloc");
     static const char *const drafters[] = {
         "none",    "ngram",        "ngram(draw)", "lookup",        "corpus",
@@ -123,9 +123,9 @@ static void test_steps_take_no_memory(void **state) {
     so_rig_close(&r);
 }
 
-/* Requests that come to run, are preempted, resumed and end take no memory either: what they need
- * was taken when they were submitted. */
-static void check_coming_and_going(const so_rig *r, so_kv_layout layout) {
+/* Admission, preemption, resumption and the end of requests allocate nothing either: submission
+ * allocates what they need. */
+static void check_scheduling(const so_rig *r, so_kv_layout layout) {
     static const char *const drafters[] = {NULL, "ngram", "lookup", "model", "random"};
     enum { N = 10 };
     so_engine_opts o = {.n_ctx = 240,
@@ -158,7 +158,7 @@ static void check_coming_and_going(const so_rig *r, so_kv_layout layout) {
     for (int i = 0; i < 2 * WARM_UP; i++)
         assert_int_equal(so_engine_step(e, &err), 1);
     so_engine_get_stats(e, &before);
-    n_taken = 0;
+    n_allocations = 0;
     guard = true;
     int rc = 1;
     while (rc == 1)
@@ -166,7 +166,7 @@ static void check_coming_and_going(const so_rig *r, so_kv_layout layout) {
     guard = false;
     so_engine_get_stats(e, &after);
     assert_int_equal(rc, 0);
-    assert_int_equal(n_taken, 0);
+    assert_int_equal(n_allocations, 0);
     if (layout == SO_KV_PAGED)
         assert_true(after.preemptions > before.preemptions);
     for (int i = 0; i < N; i++)
@@ -174,20 +174,20 @@ static void check_coming_and_going(const so_rig *r, so_kv_layout layout) {
     so_engine_free(e);
 }
 
-static void test_coming_and_going_takes_no_memory(void **state) {
+static void test_scheduling_allocates_nothing(void **state) {
     (void)state;
-    if (!GUARDED)
+    if (!CAN_COUNT)
         SO_SKIP("this build brings its own malloc");
     so_rig r;
     so_rig_open(&r, so_test_data("golden/models/llama"),
                 &(so_rig_opts){.n_pages = 1, .level = so_cpu_best_level()});
-    check_coming_and_going(&r, SO_KV_PAGED);
-    check_coming_and_going(&r, SO_KV_SLOTTED);
+    check_scheduling(&r, SO_KV_PAGED);
+    check_scheduling(&r, SO_KV_SLOTTED);
     so_rig_close(&r);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_take_no_memory),
-                                       cmocka_unit_test(test_coming_and_going_takes_no_memory)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_allocate_nothing),
+                                       cmocka_unit_test(test_scheduling_allocates_nothing)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

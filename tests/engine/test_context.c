@@ -1,6 +1,6 @@
-/* The ends of two contexts: drafts become shorter before the end of the target's and of the
- * draft's, the target's last position is decoded plainly, and the text is plain decoding's all the
- * way. What cannot fit either model is refused at submission, with the numbers. */
+/* The ends of the target's and the draft's context: drafts get shorter before either end, the
+ * target's last position is decoded without guesses, and the text equals plain decoding's up to the
+ * end. A request that cannot fit either model is refused at submission, with the numbers. */
 #include "so_test.h"
 
 #include <stdio.h>
@@ -15,9 +15,9 @@ enum { CTX = 96, DRAFT_CTX = 40, N_PROMPT = 21 };
 
 typedef struct fixture {
     so_rig target;
-    so_rig twin;  /* the same weights, a shorter context: every guess stands */
-    so_rig other; /* other weights, a shorter context */
-    so_rig wide;  /* the same weights, a longer context */
+    so_rig same_weights;  /* the target's weights, a shorter context: every guess is accepted */
+    so_rig other_weights; /* other weights, a shorter context */
+    so_rig longer;        /* the target's weights, a longer context */
     int32_t prompt[CTX];
     int32_t want[2][CTX]; /* greedy and sampled, from N_PROMPT tokens to the end */
 } fixture;
@@ -51,18 +51,18 @@ static so_request *run(so_engine *e, const so_request_opts *o) {
 static int open_fixture(void **state) {
     fixture *f = SO_NEW(fixture);
     open_shape(&f->target, CTX, 1);
-    open_shape(&f->twin, DRAFT_CTX, 1);
-    open_shape(&f->other, DRAFT_CTX, 2);
-    open_shape(&f->wide, 4 * CTX, 1);
+    open_shape(&f->same_weights, DRAFT_CTX, 1);
+    open_shape(&f->other_weights, DRAFT_CTX, 2);
+    open_shape(&f->longer, 4 * CTX, 1);
     so_shape_tokens(&(so_shape){.n_vocab = 67}, 9, f->prompt, CTX);
     so_engine *e = open_engine(f, NULL);
-    for (int way = 0; way < 2; way++) {
-        so_request_opts o = opts_of(f, N_PROMPT, way == 1);
+    for (int variant = 0; variant < 2; variant++) {
+        so_request_opts o = opts_of(f, N_PROMPT, variant == 1);
         so_request *r = run(e, &o);
         int n;
         const int32_t *out = so_request_output(r, &n);
         assert_int_equal(n, CTX - N_PROMPT);
-        memcpy(f->want[way], out, (size_t)n * sizeof *out);
+        memcpy(f->want[variant], out, (size_t)n * sizeof *out);
         so_request_free(r);
     }
     so_engine_free(e);
@@ -73,9 +73,9 @@ static int open_fixture(void **state) {
 static int close_fixture(void **state) {
     fixture *f = *state;
     so_rig_close(&f->target);
-    so_rig_close(&f->twin);
-    so_rig_close(&f->other);
-    so_rig_close(&f->wide);
+    so_rig_close(&f->same_weights);
+    so_rig_close(&f->other_weights);
+    so_rig_close(&f->longer);
     free(f);
     return 0;
 }
@@ -83,42 +83,42 @@ static int close_fixture(void **state) {
 /* --- lengths near an end --- */
 
 typedef struct watcher {
-    int length, draft_ctx; /* what the draft may follow */
-    bool stands;           /* every guess does */
+    int length, draft_ctx; /* draft_ctx: longest text that the draft can follow */
+    bool all_accepted;     /* every guess must be accepted */
     int n_plain;           /* rounds without guesses */
 } watcher;
 
-/* The draft feeds a text of n tokens and all guesses but the last; the target feeds n tokens and
- * all guesses, and the token after them must still have a place. */
-static int most_guesses(const watcher *w, int n) {
-    int most = SO_MIN(w->length, SO_MIN(w->draft_ctx - n + 1, CTX - n - 1));
-    return SO_MAX(most, 0);
+/* The draft computes a text of n tokens and all guesses but the last. The target computes n tokens
+ * and all guesses, and the token after them must still fit its context. */
+static int expected_guesses(const watcher *w, int n) {
+    int limit = SO_MIN(w->length, SO_MIN(w->draft_ctx - n + 1, CTX - n - 1));
+    return SO_MAX(limit, 0);
 }
 
 static void on_round(void *user, const so_round *round) {
     watcher *w = user;
     int n_out;
     so_request_output(round->req, &n_out);
-    int guesses = round->tree->n_nodes - 1, want = most_guesses(w, N_PROMPT + n_out);
+    int guesses = round->tree->n_nodes - 1, want = expected_guesses(w, N_PROMPT + n_out);
     if (guesses != want)
         fail_msg("%d guesses after %d tokens; %d fit", guesses, N_PROMPT + n_out, want);
-    if (w->stands)
+    if (w->all_accepted)
         assert_int_equal(round->verdict->n_accepted, guesses);
     w->n_plain += guesses == 0;
 }
 
-static void check_lengths(const fixture *f, const so_rig *draft, int draft_ctx, bool stands) {
-    for (int way = 0; way < 2; way++)
+static void check_lengths(const fixture *f, const so_rig *draft, int draft_ctx, bool all_accepted) {
+    for (int variant = 0; variant < 2; variant++)
         for (int length = 1; length <= 16; length += length < 3 ? 1 : 13) {
-            watcher w = {.length = length, .draft_ctx = draft_ctx, .stands = stands};
+            watcher w = {.length = length, .draft_ctx = draft_ctx, .all_accepted = all_accepted};
             so_engine *e = open_engine(f, draft);
-            so_request_opts o = opts_of(f, N_PROMPT, way == 1);
+            so_request_opts o = opts_of(f, N_PROMPT, variant == 1);
             o.spec = (so_spec_opts){.drafter = "model", .length = length};
             o.on_round = on_round;
             o.user = &w;
             so_request *r = run(e, &o);
-            so_case_expect(r, f->want[way], CTX - N_PROMPT);
-            if (draft_ctx < CTX) /* behind its end every token is plain */
+            so_case_expect(r, f->want[variant], CTX - N_PROMPT);
+            if (draft_ctx < CTX) /* beyond its context every round has no guesses */
                 assert_true(w.n_plain >= CTX - draft_ctx - 2);
             so_request_free(r);
             so_engine_free(e);
@@ -127,37 +127,37 @@ static void check_lengths(const fixture *f, const so_rig *draft, int draft_ctx, 
 
 static void test_drafts_shorten_before_the_drafts_end(void **state) {
     fixture *f = *state;
-    check_lengths(f, &f->twin, DRAFT_CTX, true);
-    check_lengths(f, &f->other, DRAFT_CTX, false);
+    check_lengths(f, &f->same_weights, DRAFT_CTX, true);
+    check_lengths(f, &f->other_weights, DRAFT_CTX, false);
 }
 
 static void test_drafts_shorten_before_the_targets_end(void **state) {
     fixture *f = *state;
     check_lengths(f, &f->target, CTX, true);
-    check_lengths(f, &f->wide, CTX, true);
+    check_lengths(f, &f->longer, CTX, true);
 }
 
-/* The planner decides, or another drafter takes over: the text is the same. */
+/* With the planner, and with a second drafter that takes over, the text is the same. */
 static void test_planned_and_mixed(void **state) {
     fixture *f = *state;
     static const char *const specs[] = {"model", "model,lookup", "ngram+model", "model(lookup)"};
     for (size_t s = 0; s < SO_LEN(specs); s++)
-        for (int way = 0; way < 2; way++) {
-            so_engine *e = open_engine(f, s % 2 ? &f->twin : &f->other);
-            so_request_opts o = opts_of(f, N_PROMPT, way == 1);
+        for (int variant = 0; variant < 2; variant++) {
+            so_engine *e = open_engine(f, s % 2 ? &f->same_weights : &f->other_weights);
+            so_request_opts o = opts_of(f, N_PROMPT, variant == 1);
             o.spec = (so_spec_opts){.drafter = specs[s], .length = s == 1 ? 4 : 0};
             so_request *r = run(e, &o);
-            so_case_expect(r, f->want[way], CTX - N_PROMPT);
+            so_case_expect(r, f->want[variant], CTX - N_PROMPT);
             so_request_free(r);
             so_engine_free(e);
         }
 }
 
-/* A prompt that leaves one or two places. */
-static void test_last_positions_are_plain(void **state) {
+/* A prompt that leaves room for one or two tokens. */
+static void test_last_position_is_decoded_plainly(void **state) {
     fixture *f = *state;
     for (int left = 1; left <= 2; left++) {
-        so_engine *e = open_engine(f, &f->wide);
+        so_engine *e = open_engine(f, &f->longer);
         so_request_opts o = opts_of(f, CTX - left, false);
         o.spec = (so_spec_opts){.drafter = "model", .length = 8};
         so_request *r = run(e, &o);
@@ -171,7 +171,7 @@ static void test_last_positions_are_plain(void **state) {
 
 /* --- refusals --- */
 
-/* part NULL: it is taken. */
+/* part: expected in the message; NULL: the request must be accepted. */
 static void expect(so_engine *e, const so_request_opts *o, const char *part) {
     so_err err = {0};
     so_request *r = NULL;
@@ -189,7 +189,7 @@ static void expect(so_engine *e, const so_request_opts *o, const char *part) {
 
 static void test_both_lengths_are_checked(void **state) {
     fixture *f = *state;
-    so_engine *e = open_engine(f, &f->twin);
+    so_engine *e = open_engine(f, &f->same_weights);
     so_request_opts o = opts_of(f, N_PROMPT, false);
     o.max_tokens = CTX - N_PROMPT;
     expect(e, &o, NULL);
@@ -208,7 +208,7 @@ static void test_both_lengths_are_checked(void **state) {
     expect(e, &o, NULL);
     o.spec.drafter = "model+ngram";
     expect(e, &o, NULL);
-    o.spec.drafter = "model(lookup)"; /* the inner one drafts for the draft alone */
+    o.spec.drafter = "model(lookup)"; /* the inner drafter drafts for the draft model only */
     expect(e, &o, "draft model's");
     o.spec.drafter = "model";
     o.max_tokens = -1;
@@ -225,9 +225,9 @@ int main(void) {
         cmocka_unit_test(test_drafts_shorten_before_the_drafts_end),
         cmocka_unit_test(test_drafts_shorten_before_the_targets_end),
         cmocka_unit_test(test_planned_and_mixed),
-        cmocka_unit_test(test_last_positions_are_plain),
+        cmocka_unit_test(test_last_position_is_decoded_plainly),
         cmocka_unit_test(test_both_lengths_are_checked),
     };
-    so_log_set_level(SO_LOG_ERROR); /* shorter contexts are the subject here */
+    so_log_set_level(SO_LOG_ERROR); /* drafts with a shorter context would log warnings */
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);
 }

@@ -1,6 +1,6 @@
-/* Every count and rate of engine/counts.c against traces that were computed by hand. The text is
- * fixed by a seed; a user's drafter plays a script, so many right guesses and then wrong ones in
- * each round, and the tables below say what that must come to. */
+/* Every count and rate of engine/counts.c, compared with values computed by hand. A seed fixes the
+ * text. A user's drafter follows a script: in each round a number of right guesses, then wrong
+ * ones. The tables below state the expected counts. */
 #include "so_test.h"
 
 #include <math.h>
@@ -20,8 +20,8 @@ typedef struct fixture {
     int32_t prompt[2];
     so_bias bans[MAX_BANNED];
     so_sample_params sample;
-    int32_t text[N_TEXT]; /* what the model says; text[END_AT] comes there for the first time */
-    char stop[16];        /* the text of text[END_AT], nowhere before it */
+    int32_t text[N_TEXT]; /* the model's text; text[END_AT] occurs there for the first time */
+    char stop[16];        /* the text of text[END_AT], which does not occur before it */
 } fixture;
 
 static void decode(fixture *f, uint64_t seed, int32_t *out) {
@@ -46,7 +46,7 @@ static void decode(fixture *f, uint64_t seed, int32_t *out) {
     so_engine_free(e);
 }
 
-/* Whether the token at END_AT, and its text, are new there. */
+/* True if the token at END_AT and its text do not occur before it. */
 static bool has_end(fixture *f) {
     so_buf before = {0};
     so_str piece = so_tokenizer_text(f->b.tok, f->text[END_AT]);
@@ -76,7 +76,7 @@ static int open_fixture(void **state) {
     f->prompt[1] = 260;
     so_sample_defaults(&f->sample);
     f->sample.temp = 1;
-    for (int id = 0; id < 260; id++) /* special tokens, bytes and the space: letters are left */
+    for (int id = 0; id < 260; id++) /* bans special tokens, bytes and the space; letters remain */
         f->bans[f->sample.n_bias++] = (so_bias){id, -INFINITY};
     f->sample.bias = f->bans;
     for (uint64_t seed = 1; seed < 100; seed++) {
@@ -103,9 +103,9 @@ static int close_fixture(void **state) {
 
 typedef enum ending {
     AT_LENGTH, /* max_tokens */
-    AT_TOKEN,  /* the end token at END_AT */
+    AT_TOKEN,  /* end token at END_AT */
     AT_STRING, /* its text as a stop string */
-    AT_CANCEL, /* the caller, with the token at END_AT */
+    AT_CANCEL, /* the callback cancels with the token at END_AT */
 } ending;
 
 typedef struct trace {
@@ -115,8 +115,8 @@ typedef struct trace {
     struct {
         int right, wrong; /* guesses; right −1: the drafter fails */
     } rounds[MAX_ROUNDS];
-    int siblings; /* wrong ones that are tested before each guess */
-    /* By hand: */
+    int siblings; /* wrong guesses that are verified before each scripted one */
+    /* Computed by hand: */
     int want_rounds, drafts, asked, drafted, tested, accepted, predicted;
     double tokens_per_pass, round_rate;
     struct {
@@ -124,9 +124,11 @@ typedef struct trace {
     } per_depth[LENGTH + 1];
 } trace;
 
-/* Positions of the text are counted from 0; the token at 10 is the end. K is the fixed length. */
+/* Positions of the text are counted from 0; the token at 10 is the end. "|" separates guesses from
+ * the target's token, × is a wrong guess. K is the fixed length. */
 static const trace TRACES[] = {
-    /* 0 1 ×|2 → 3 tokens; nothing → 1; 4 5 6 7|8 → 5; 9 END 11 12|13: 9 is the last of the text */
+    /* 0 1 ×|2 → 3 tokens; no guesses → 1; 4 5 6 7|8 → 5; 9 END 11 12|13: 9 is the last of the
+     * text */
     {"an end token between accepted guesses",
      AT_TOKEN,
      20,
@@ -142,7 +144,7 @@ static const trace TRACES[] = {
      .tokens_per_pass = 11.0 / 4,
      .round_rate = (0.5 + 0 + 1 + 0.5) / 4,
      .per_depth = {{3, 3}, {3, 3}, {2, 1}, {1, 1}}},
-    /* the same, but the token that completes the string is part of the answer's tokens */
+    /* the same, but the token that completes the string is counted as a token of the answer */
     {"a stop string between accepted guesses",
      AT_STRING,
      20,
@@ -173,8 +175,9 @@ static const trace TRACES[] = {
      .tokens_per_pass = 11.0 / 4,
      .round_rate = 0.5,
      .per_depth = {{3, 3}, {3, 3}, {2, 1}, {1, 1}}},
-    /* 0 1 2 3|4; 5 6 7 8|9; END × ×: the wrong ones lie behind the end and were not tested */
-    {"wrong guesses behind the end token",
+    /* 0 1 2 3|4; 5 6 7 8|9; END × ×: the wrong guesses are after the end and not counted as
+     * tested */
+    {"wrong guesses after the end token",
      AT_TOKEN,
      20,
      LENGTH,
@@ -189,7 +192,7 @@ static const trace TRACES[] = {
      .tokens_per_pass = 11.0 / 3,
      .round_rate = (1 + 1 + 0.25) / 3,
      .per_depth = {{3, 3}, {2, 2}, {2, 2}, {2, 2}}},
-    /* 0 1 2|3; 4 5|6; 7 8 9 ×|END: the model's own token is the end */
+    /* 0 1 2|3; 4 5|6; 7 8 9 ×|END: the end token is sampled, not guessed */
     {"an end token of the model's own",
      AT_TOKEN,
      20,
@@ -228,7 +231,7 @@ static const trace TRACES[] = {
      .predicted = 10,
      .tokens_per_pass = 1,
      .round_rate = -1},
-    /* 0 1 2 3|4; two tokens are left but one: 5 6|7 of 4 that were there */
+    /* 0 1 2 3|4; three tokens are left, so at most two guesses: 5 6|7 */
     {"max_tokens shortens what is asked for",
      AT_LENGTH,
      8,
@@ -244,7 +247,7 @@ static const trace TRACES[] = {
      .tokens_per_pass = 4,
      .round_rate = 1,
      .per_depth = {{2, 2}, {2, 2}, {1, 1}, {1, 1}}},
-    /* 0 1 2 3|4; nothing can be asked for the last token: that round has no rate */
+    /* 0 1 2 3|4; no guess is possible for the last token: that round has no rate */
     {"max_tokens leaves nothing to ask for",
      AT_LENGTH,
      6,
@@ -260,7 +263,7 @@ static const trace TRACES[] = {
      .tokens_per_pass = 3,
      .round_rate = 1,
      .per_depth = {{1, 1}, {1, 1}, {1, 1}, {1, 1}}},
-    /* 0 1|2; 3 4|5; 6 7|8: half of what was asked for */
+    /* 0 1|2; 3 4|5: half of the 4 asked for; 6 7|8: all of the 2 that max_tokens leaves room for */
     {"drafts shorter than the fixed length",
      AT_LENGTH,
      9,
@@ -276,7 +279,7 @@ static const trace TRACES[] = {
      .tokens_per_pass = 3,
      .round_rate = (0.5 + 0.5 + 1) / 3,
      .per_depth = {{3, 3}, {3, 3}}},
-    /* a round whose drafter failed was asked and gave nothing: 0 of 4, then 1 of 2 asked for */
+    /* a round whose drafter failed asked for 4 and got 0; then 1 of the 2 asked for is accepted */
     {"a drafter that fails",
      AT_LENGTH,
      4,
@@ -292,8 +295,8 @@ static const trace TRACES[] = {
      .tokens_per_pass = 4.0 / 3,
      .round_rate = (0 + 0.5) / 2,
      .per_depth = {{1, 1}, {1, 0}}},
-    /* At each depth a wrong sibling first: 0 1|2 of depth 4, 4 nodes, 4 tests. Then 3 … 6|7, 8
-       nodes and 8 tests. Then 8 9 END 11: 8 nodes; the tests at the depths 1 to 3. */
+    /* At each depth a wrong sibling is verified first. 0 1|2: 4 nodes, 4 tests. 3 … 6|7: 8 nodes, 8
+     * tests. 8 9 END 11: 8 nodes; only the tests at depths 1 to 3 count. */
     {"a tree",
      AT_TOKEN,
      20,
@@ -317,7 +320,7 @@ typedef struct player {
     const trace *t;
     int n_calls, n_rounds, n_tokens;
     so_step_info sum;
-    so_request_stats at_end; /* as they were when the end was told */
+    so_request_stats at_end; /* copied in the last event */
 } player;
 
 static int play(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents) {
@@ -329,7 +332,7 @@ static int play(void *user, const so_draft_query *q, int32_t *ids, int32_t *pare
         return -1;
     for (int d = 0; d < SO_MIN(right + wrong, q->max_depth); d++) {
         for (int k = 0; k < p->t->siblings; k++, n++) {
-            ids[n] = 4 + k; /* banned */
+            ids[n] = 4 + k; /* banned, so it is never accepted */
             parents[n] = parent;
         }
         ids[n] = d < right ? p->f->text[at + d] : 3;
@@ -364,7 +367,7 @@ static void on_step(void *user, const so_step_info *s) {
     assert_true(s->pass_ms > 0 && s->host_ms >= 0);
 }
 
-/* NULL for −1, which stands for "nothing was counted". */
+/* want −1 means "nothing was counted", which JSON shows as null. */
 static void expect_number(const json_t *o, const char *name, double want) {
     const json_t *got = json_object_get(o, name);
     assert_non_null(got);
@@ -401,7 +404,7 @@ static void check_json(const trace *t, const so_request *r) {
     json_decref(timings);
 }
 
-/* Over all of the request, step by step, and of the engine. */
+/* Sums over the request, over its steps, and of the engine. */
 static void check_sums(const trace *t, const so_engine *e, const player *p,
                        const so_request_stats *s) {
     so_engine_stats all;
@@ -475,7 +478,7 @@ static void test_traces(void **state) {
         run_trace(*state, &TRACES[i]);
 }
 
-/* Rates of several requests are of their counts added up. */
+/* Rates of several requests are computed from the sums of their counts. */
 static void test_sums(void **state) {
     (void)state;
     so_request_stats a = {.predicted_n = 10,

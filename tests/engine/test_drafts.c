@@ -1,5 +1,5 @@
-/* What each way of drafting is good for, seen through the engine: each test fails where its drafter
- * is silent or never right. And the oracles of perfect drafts, at every length. */
+/* Each drafter in the engine, in the situation it is made for: a test fails if its drafter makes no
+ * guesses or is never right. Perfect drafts at every length. */
 #include "so_test.h"
 
 #include <stdio.h>
@@ -15,7 +15,7 @@
 enum { N_PREDICT = SO_CASE_PREDICT, LENGTH = 5 };
 
 typedef struct fixture {
-    so_rig target, twin; /* the same model twice: the twin's passes are counted apart */
+    so_rig target, draft; /* the same model twice, so that the draft's passes can be counted */
     so_case cases[SO_CASES];
 } fixture;
 
@@ -32,32 +32,32 @@ static int counting_sync(so_backend *b, so_err *err) {
 
 static int open_fixture(void **state) {
     fixture *f = SO_NEW(fixture);
-    so_case_open(&f->target, "llama", &f->twin, "llama", f->cases);
-    cpu_vt = f->twin.b->vt;
+    so_case_open(&f->target, "llama", &f->draft, "llama", f->cases);
+    cpu_vt = f->draft.b->vt;
     counting_vt = *cpu_vt;
     counting_vt.sync = counting_sync;
-    f->twin.b->vt = &counting_vt;
+    f->draft.b->vt = &counting_vt;
     *state = f;
     return 0;
 }
 
 static int close_fixture(void **state) {
     fixture *f = *state;
-    f->twin.b->vt = cpu_vt;
+    f->draft.b->vt = cpu_vt;
     so_rig_close(&f->target);
-    so_rig_close(&f->twin);
+    so_rig_close(&f->draft);
     free(f);
     return 0;
 }
 
 static so_engine *open_engine(const fixture *f, int n_parallel) {
-    return so_case_engine(&f->target, &(so_case_engine_opts){.draft = &f->twin,
+    return so_case_engine(&f->target, &(so_case_engine_opts){.draft = &f->draft,
                                                              .n_parallel = n_parallel,
                                                              .n_batch = 64,
                                                              .draft_temp = -1});
 }
 
-/* Runs one case and checks its text; the statistics. */
+/* Runs one case, checks its text, and returns its statistics. */
 static so_request_stats run_case(so_engine *e, const so_case *c, const char *drafter, int length) {
     so_request *r = so_case_submit(e, c, &(so_spec_opts){.drafter = drafter, .length = length});
     so_case_run(e);
@@ -70,29 +70,30 @@ static so_request_stats run_case(so_engine *e, const so_case *c, const char *dra
 
 /* --- perfect drafts --- */
 
-/* Accepted is drafted at every depth and length: greedy, match and reject. */
+/* All guesses are accepted at every depth and length, for greedy, match and reject. */
 static void test_target_as_its_own_draft_at_every_length(void **state) {
     fixture *f = *state;
     for (int length = 1; length <= 16; length++)
-        for (int c = 0; c < SO_CASES; c++) { /* odd ones are greedy */
-            so_case_perfect(&f->target, &f->twin, &f->cases[c], SO_VERIFY_MATCH, "model", length);
-            so_case_perfect(&f->target, &f->twin, &f->cases[c], SO_VERIFY_REJECT, "model", length);
+        for (int c = 0; c < SO_CASES; c++) { /* odd cases are greedy */
+            so_case_perfect(&f->target, &f->draft, &f->cases[c], SO_VERIFY_MATCH, "model", length);
+            so_case_perfect(&f->target, &f->draft, &f->cases[c], SO_VERIFY_REJECT, "model", length);
         }
-    so_case_perfect(&f->target, &f->twin, &f->cases[2], SO_VERIFY_REJECT, "model(ngram)", 4);
-    so_case_perfect(&f->target, &f->twin, &f->cases[1], SO_VERIFY_MATCH, "model(lookup)", 4);
+    so_case_perfect(&f->target, &f->draft, &f->cases[2], SO_VERIFY_REJECT, "model(ngram)", 4);
+    so_case_perfect(&f->target, &f->draft, &f->cases[1], SO_VERIFY_MATCH, "model(lookup)", 4);
 }
 
 static void test_predicted_text_at_every_length(void **state) {
     fixture *f = *state;
     for (int length = 1; length <= 16; length++)
         for (int c = 0; c < SO_CASES; c++)
-            so_case_perfect(&f->target, &f->twin, &f->cases[c], SO_VERIFY_MATCH, "predict", length);
+            so_case_perfect(&f->target, &f->draft, &f->cases[c], SO_VERIFY_MATCH, "predict",
+                            length);
 }
 
-/* --- a drafter for the drafter --- */
+/* --- an inner drafter --- */
 
-/* The inner drafter is told what the draft will draw: one pass of the draft drafts the whole chain.
- * Told nothing it is right about, it saves nothing. No token changes. */
+/* If the inner drafter predicts the draft's samples, one pass of the draft model gives the whole
+ * chain. If it is always wrong, it saves no passes. Neither changes a token. */
 static void test_hierarchical_saves_passes(void **state) {
     fixture *f = *state;
     for (int c = 0; c < SO_CASES; c++) {
@@ -126,7 +127,7 @@ static void test_corpus_hits_on_the_second_request(void **state) {
         assert_int_equal(second.rounds, N_PREDICT / (LENGTH + 1));
     }
     so_engine_free(e);
-    e = open_engine(f, 1); /* the store is the engine's own */
+    e = open_engine(f, 1); /* the corpus belongs to the engine: a new one is empty */
     assert_int_equal(run_case(e, &f->cases[1], "corpus", LENGTH).draft_n_accepted, 0);
     so_engine_free(e);
 }
@@ -149,7 +150,7 @@ static char *write_table(const char *dir, int order, int n_vocab, const so_case 
     return path;
 }
 
-/* Counted over the very text that will be generated, a table is right somewhere. */
+/* A table counted from the text that will be generated is right at some positions. */
 static void test_tables_from_files(void **state) {
     fixture *f = *state;
     for (int c = 0; c < SO_CASES; c++)
@@ -160,7 +161,7 @@ static void test_tables_from_files(void **state) {
             so_engine *e = open_engine(f, 1);
             so_request_stats s = run_case(e, &f->cases[c], spec, 3);
             assert_true(s.draft_n > 0 && s.draft_n_accepted > 0);
-            if (order == 2) /* knows what follows, not only what is frequent */
+            if (order == 2) /* bigrams depend on the previous token, not only on frequency */
                 assert_true(s.rounds <= N_PREDICT * 2 / 3);
             so_engine_free(e);
             free(path);
@@ -170,7 +171,7 @@ static void test_tables_from_files(void **state) {
 
 /* --- continuous batching --- */
 
-/* Requests come while others run; some speculate, some do not, some wait for a place. */
+/* Requests arrive while others run; some speculate, some do not, some wait for a slot. */
 static void test_speculative_with_continuous_batching(void **state) {
     fixture *f = *state;
     static const char *const drafters[SO_CASES] = {"model",       NULL,           "lookup,ngram",

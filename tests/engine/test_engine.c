@@ -1,5 +1,5 @@
-/* The engine on tiny models: a request's tokens are the plain loop's, whatever runs beside it, and
- * every way to end. The plain loop is written out here over the pass and the sampler. */
+/* The engine on tiny models: a request has the same tokens as in a plain loop, regardless of other
+ * requests; and all endings of a request. The plain loop is written here with pass and sampler. */
 #include "so_test.h"
 
 #include <math.h>
@@ -37,7 +37,7 @@ static void make_case(int c, int n_vocab, request_case *out) {
     so_sample_defaults(&out->sample);
     out->sample.temp = c % 2 ? 0 : 0.9f;
     out->sample.seed = 11 + (uint64_t)c;
-    if (c >= 2) { /* every penalty, a bias, and cuts */
+    if (c >= 2) { /* all penalties, a bias, and cuts */
         out->sample.repeat_penalty = 1.2f;
         out->sample.frequency_penalty = 0.1f;
         out->sample.presence_penalty = 0.1f;
@@ -49,7 +49,7 @@ static void make_case(int c, int n_vocab, request_case *out) {
     }
 }
 
-/* The plain loop: feed all, look at the last row, draw, feed the token. */
+/* The plain loop: compute the text, sample from the last row, append the token. */
 static void plain_loop(so_rig *r, request_case *c) {
     so_err err = {0};
     int32_t text[MAX_PROMPT + N_PREDICT];
@@ -119,7 +119,7 @@ static void run_together(so_engine *e, const request_case *cases, int n, int del
     for (int i = 0; i < n; i++) {
         so_request_opts o = opts_of(&cases[i], &got[i]);
         SO_OK_OR_FAIL(so_engine_submit(e, &o, &reqs[i], &err), err);
-        for (int k = 0; k < delay; k++) /* the next one arrives while this one runs */
+        for (int k = 0; k < delay; k++) /* the next request arrives while this one runs */
             assert_true(so_engine_step(e, &err) >= 0);
     }
     int more = 1;
@@ -150,11 +150,13 @@ static void check_same_tokens(const char *model, bool deferred) {
     }
     static const struct {
         int n_parallel, n_batch, n_pages, delay;
-    } ways[] = {{1, 256, 0, 0}, {1, 1, 0, 0}, {1, 7, 0, 0}, {6, 256, 0, 0}, {6, 5, 0, 0},
-                {3, 64, 0, 2},  {6, 3, 0, 3}, {6, 32, 5, 0} /* cache for one or two at a time */};
-    for (size_t w = 0; w < SO_LEN(ways); w++) {
-        so_engine *e = open_engine(&r, ways[w].n_parallel, ways[w].n_batch, ways[w].n_pages);
-        run_together(e, cases, N_CASES, ways[w].delay);
+    } variants[] = {
+        {1, 256, 0, 0}, {1, 1, 0, 0}, {1, 7, 0, 0}, {6, 256, 0, 0}, {6, 5, 0, 0},
+        {3, 64, 0, 2},  {6, 3, 0, 3}, {6, 32, 5, 0} /* pages for one or two requests */};
+    for (size_t w = 0; w < SO_LEN(variants); w++) {
+        so_engine *e =
+            open_engine(&r, variants[w].n_parallel, variants[w].n_batch, variants[w].n_pages);
+        run_together(e, cases, N_CASES, variants[w].delay);
         so_engine_free(e);
     }
     so_rig_close(&r);
@@ -241,7 +243,7 @@ static void test_cancel(void **state) {
         so_request_opts o = opts_of(&f->c, &got[i]);
         SO_OK_OR_FAIL(so_engine_submit(e, &o, &r[i], &err), err);
     }
-    so_request_cancel(r[1]); /* while it waits */
+    so_request_cancel(r[1]); /* while it is queued */
     SO_OK_OR_FAIL(so_engine_run(e, r[0], &err), err);
     assert_int_equal(so_request_finish(r[0]), SO_FINISH_CANCELLED);
     assert_int_equal(got[0].n, 4);
@@ -275,7 +277,7 @@ static void test_free_while_running(void **state) {
     so_engine_free(e);
 }
 
-static void test_request_error_spares_neighbours(void **state) {
+static void test_request_error_leaves_others_running(void **state) {
     fixture *f = *state;
     so_engine *e = open_engine(&f->r, 2, 256, 0);
     collected got[2];
@@ -349,11 +351,11 @@ static void test_options_are_checked(void **state) {
     so_engine *e = NULL;
     so_engine_opts o;
     so_engine_defaults(f->r.m, &o);
-    int most = so_model_hparams(f->r.m)->n_ctx_train;
-    o.n_ctx = most + 1;
+    int max_ctx = so_model_hparams(f->r.m)->n_ctx_train;
+    o.n_ctx = max_ctx + 1;
     assert_int_equal(so_engine_create(f->r.m, NULL, &o, &e, &err), SO_ERANGE);
     assert_non_null(strstr(err.msg, "--ctx-size"));
-    o.n_ctx = most;
+    o.n_ctx = max_ctx;
     o.n_parallel = 0;
     assert_int_equal(so_engine_create(f->r.m, NULL, &o, &e, &err), SO_ERANGE);
     assert_null(e);
@@ -369,7 +371,7 @@ int main(void) {
         WITH_FIXTURE(test_zero_tokens),
         WITH_FIXTURE(test_cancel),
         WITH_FIXTURE(test_free_while_running),
-        WITH_FIXTURE(test_request_error_spares_neighbours),
+        WITH_FIXTURE(test_request_error_leaves_others_running),
         WITH_FIXTURE(test_submission_is_checked),
         WITH_FIXTURE(test_options_are_checked),
     };

@@ -1,6 +1,6 @@
-/* Speculation with bad input: drafters that say too much, too little or nonsense, drafts that do
- * not fit, cuts that leave nothing. Either a clear refusal or plain decoding's text; never a wrong
- * token. Damaged weights: test_sick.c. */
+/* Speculation with bad input: drafters that return too many guesses, none, or invalid ones; drafts
+ * that do not fit the target; cuts that leave no token. The result is a clear error or the text of
+ * plain decoding, never a wrong token. Damaged weights: test_nonfinite.c. */
 #include "so_test.h"
 
 #include <limits.h>
@@ -45,47 +45,47 @@ static so_engine *open_engine(const so_rig *target, const so_rig *draft, so_draf
                                                          .drafter_user = user});
 }
 
-/* --- drafters that misbehave --- */
+/* --- invalid answers of a user's drafter --- */
 
-typedef struct fool {
-    int say;    /* what to return; INT_MIN: as many as asked for */
-    int32_t id; /* what to guess */
+typedef struct bad_drafter {
+    int n_returned; /* return value; INT_MIN: max */
+    int32_t id;     /* the id to guess */
     int n_called;
-} fool;
+} bad_drafter;
 
-static int fooled(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
-                  int max) {
-    fool *s = user;
+static int draft_badly(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
+                       int max) {
+    bad_drafter *s = user;
     (void)tokens;
     (void)n_tokens;
     (void)n_prompt;
     s->n_called++;
     for (int i = 0; i < max; i++)
         out[i] = s->id;
-    return s->say == INT_MIN ? max : s->say;
+    return s->n_returned == INT_MIN ? max : s->n_returned;
 }
 
-static void test_drafter_says_nonsense(void **state) {
+static void test_invalid_user_drafts(void **state) {
     fixture *f = *state;
-    const fool fools[] = {{17, 1, 0},
-                          {INT_MAX, 1, 0},
-                          {-1, 1, 0},
-                          {INT_MIN, -1, 0},
-                          {INT_MIN, INT32_MAX, 0},
-                          {INT_MIN, INT32_MIN, 0},
-                          {INT_MIN, 131, 0},
-                          {0, 1, 0},
-                          {INT_MIN, 130, 0}};
-    for (size_t i = 0; i < SO_LEN(fools); i++)
+    const bad_drafter bad_drafters[] = {{17, 1, 0},
+                                        {INT_MAX, 1, 0},
+                                        {-1, 1, 0},
+                                        {INT_MIN, -1, 0},
+                                        {INT_MIN, INT32_MAX, 0},
+                                        {INT_MIN, INT32_MIN, 0},
+                                        {INT_MIN, 131, 0},
+                                        {0, 1, 0},
+                                        {INT_MIN, 130, 0}};
+    for (size_t i = 0; i < SO_LEN(bad_drafters); i++)
         for (int length = 0; length <= 16; length += 8) {
-            fool s = fools[i];
-            so_engine *e = open_engine(&f->target, NULL, fooled, &s);
+            bad_drafter s = bad_drafters[i];
+            so_engine *e = open_engine(&f->target, NULL, draft_badly, &s);
             for (int c = 0; c < 3; c++) {
                 so_request *r = so_case_submit(
                     e, &f->cases[c], &(so_spec_opts){.drafter = "user", .length = length});
                 so_case_run(e);
                 assert_true(so_case_same(r, &f->cases[c]));
-                if (i + 1 < SO_LEN(fools)) /* all but the last are refused whole */
+                if (i + 1 < SO_LEN(bad_drafters)) /* all but the last are ignored completely */
                     assert_int_equal(so_request_get_stats(r)->draft_n, 0);
                 so_request_free(r);
             }
@@ -94,26 +94,26 @@ static void test_drafter_says_nonsense(void **state) {
         }
 }
 
-/* Trees with a fault in them, and one without: the right token between two wrong ones. */
+/* Trees with one fault, and one without: the right token between two wrong siblings. */
 typedef enum fault {
-    SELF,    /* a guess follows itself */
-    FORWARD, /* … one that comes later */
-    NOWHERE,
+    SELF,    /* a guess is its own parent */
+    FORWARD, /* the parent has a larger index */
+    NO_SUCH_NODE,
     TOO_DEEP,
     TOO_MANY,
     NO_FAULT
 } fault;
 
-typedef struct gardener {
+typedef struct tree_maker {
     const so_case *c;
     fault fault;
     int n_called;
-} gardener;
+} tree_maker;
 
 static int32_t right_token(const so_case *c, int at) { return c->want[SO_MIN(at, c->n_want - 1)]; }
 
-static int grow_tree(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents) {
-    gardener *g = user;
+static int make_tree(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents) {
+    tree_maker *g = user;
     int at = q->n_tokens - q->n_prompt, n = 0, parent = -1;
     g->n_called++;
     for (int d = 0; d < q->max_depth && n + 3 <= q->max; d++) {
@@ -130,7 +130,7 @@ static int grow_tree(void *user, const so_draft_query *q, int32_t *ids, int32_t 
         parents[last] = last;
     else if (g->fault == FORWARD)
         parents[0] = 1;
-    else if (g->fault == NOWHERE)
+    else if (g->fault == NO_SUCH_NODE)
         parents[last] = -7;
     else if (g->fault == TOO_DEEP)
         for (n = 0; n < SO_MIN(q->max, q->max_depth + 1); n++)
@@ -140,17 +140,17 @@ static int grow_tree(void *user, const so_draft_query *q, int32_t *ids, int32_t 
 
 static void count_line(void *user) { ++*(int *)user; }
 
-static void test_trees_of_the_user(void **state) {
+static void test_user_trees(void **state) {
     fixture *f = *state;
     for (int kind = 0; kind <= NO_FAULT; kind++)
         for (int length = 0; length <= 5; length += 5) {
-            gardener g = {.fault = (fault)kind};
+            tree_maker g = {.fault = (fault)kind};
             int n_lines = 0;
             so_engine *e =
                 so_case_engine(&f->target, &(so_case_engine_opts){.n_parallel = 1,
                                                                   .n_batch = 64,
                                                                   .draft_temp = -1,
-                                                                  .tree_drafter = grow_tree,
+                                                                  .tree_drafter = make_tree,
                                                                   .drafter_user = &g});
             so_log_set_level(SO_LOG_WARN);
             so_log_set_before(count_line, &n_lines);
@@ -163,7 +163,7 @@ static void test_trees_of_the_user(void **state) {
                 const so_request_stats *s = so_request_get_stats(r);
                 if (kind != NO_FAULT && (kind != TOO_DEEP || length > 0))
                     assert_int_equal(s->draft_n, 0);
-                else if (length > 0) /* at least one stands in every round but the last */
+                else if (length > 0) /* one accepted in every round but the last */
                     assert_true(s->draft_n_accepted >= s->rounds - 1 &&
                                 s->tested_n > s->draft_n_accepted);
                 so_request_free(r);
@@ -172,12 +172,12 @@ static void test_trees_of_the_user(void **state) {
             so_log_set_level(SO_LOG_ERROR);
             assert_true(g.n_called > 0);
             if (kind == NO_FAULT || length > 0)
-                assert_int_equal(n_lines, kind != NO_FAULT); /* one warning, whatever follows */
+                assert_int_equal(n_lines, kind != NO_FAULT); /* one warning in all */
             so_engine_free(e);
         }
 }
 
-/* The user expects more than there is room for: max_tokens and the length rule, not the text. */
+/* The predicted text is longer than max_tokens and the draft length allow; it is cut to them. */
 static void test_draft_longer_than_the_budget(void **state) {
     fixture *f = *state;
     const so_case *c = &f->cases[1];
@@ -195,7 +195,7 @@ static void test_draft_longer_than_the_budget(void **state) {
 
 /* --- cuts --- */
 
-/* A cut that would leave no mass leaves the likeliest token: the greedy text. */
+/* A cut that would leave no token keeps the likeliest one, so the text is greedy. */
 static void test_cuts_that_leave_one_token(void **state) {
     fixture *f = *state;
     static const so_verify_mode modes[] = {SO_VERIFY_MATCH, SO_VERIFY_REJECT, SO_VERIFY_LENIENT};
@@ -266,11 +266,11 @@ static void test_lengths_out_of_range(void **state) {
     so_engine_free(e);
     so_engine_opts o;
     so_engine_defaults(f->target.m, &o);
-    const int most[] = {-1, SO_MAX_DRAFT + 1, INT_MAX, INT_MIN};
-    for (size_t i = 0; i < SO_LEN(most); i++) {
+    const int bad_max[] = {-1, SO_MAX_DRAFT + 1, INT_MAX, INT_MIN};
+    for (size_t i = 0; i < SO_LEN(bad_max); i++) {
         so_err err = {0};
         so_engine *none = NULL;
-        o.max_draft = most[i];
+        o.max_draft = bad_max[i];
         assert_int_equal(so_engine_create(f->target.m, NULL, &o, &none, &err), SO_ERANGE);
         assert_non_null(strstr(err.msg, "--draft-max"));
         assert_null(none);
@@ -304,7 +304,7 @@ static void test_drafts_that_do_not_fit(void **state) {
     so_buf_free(&spec);
     free(path);
     so_test_tmp_free(dir);
-    /* what was refused leaves nothing behind: the next one runs */
+    /* a refused request leaves nothing in the engine: the next one runs */
     so_request *r = so_case_submit(e, &f->cases[0], &(so_spec_opts){.drafter = "ngram"});
     so_case_run(e);
     assert_true(so_case_same(r, &f->cases[0]));
@@ -315,14 +315,14 @@ static void test_drafts_that_do_not_fit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_drafter_says_nonsense),
-        cmocka_unit_test(test_trees_of_the_user),
+        cmocka_unit_test(test_invalid_user_drafts),
+        cmocka_unit_test(test_user_trees),
         cmocka_unit_test(test_draft_longer_than_the_budget),
         cmocka_unit_test(test_cuts_that_leave_one_token),
         cmocka_unit_test(test_lenience_out_of_range),
         cmocka_unit_test(test_lengths_out_of_range),
         cmocka_unit_test(test_drafts_that_do_not_fit),
     };
-    so_log_set_level(SO_LOG_ERROR); /* failing drafters are the subject here */
+    so_log_set_level(SO_LOG_ERROR); /* failing drafters would log warnings */
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);
 }

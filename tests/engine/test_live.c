@@ -1,4 +1,5 @@
-/* Real models: a request's tokens are the same alone, in company, and with any prompt chunk. */
+/* Real models: a request has the same tokens alone, beside other requests, and with any prompt
+ * chunk size. */
 #include "so_test.h"
 
 #include <stdlib.h>
@@ -27,7 +28,7 @@ static so_request_opts opts_of(int i, const so_tokens *prompt) {
     return o;
 }
 
-/* out[i]: the tokens of prompt i. n_parallel requests are in the engine at a time. */
+/* out[i]: the tokens of prompt i. At most n_parallel requests run at once. */
 static void run_all(const so_bundle *b, int n_parallel, int n_batch, int32_t out[N][N_PREDICT]) {
     so_err err = {0};
     so_engine *e = NULL;

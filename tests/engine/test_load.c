@@ -1,6 +1,6 @@
-/* Exact under load: 200 requests with mixed lengths, temperatures, penalties, drafters, priorities
- * and shared beginnings, cancelled and freed at random, in caches that force preemption. Every
- * token is the one that the request has alone. */
+/* Exactness under load: 200 requests with mixed lengths, temperatures, penalties, drafters,
+ * priorities and common prefixes, cancelled and freed at random, in caches that are small enough to
+ * force preemption. Every request has the same tokens as when it runs alone. */
 #include "so_test.h"
 
 #include <stdio.h>
@@ -24,7 +24,7 @@ static void open_load(fixture *f, const char *model, so_dtype cache, uint64_t se
     so_rig_open(&f->target, so_test_data(path),
                 &(so_rig_opts){.level = so_cpu_best_level(), .max_rows = 1, .n_pages = 1});
     so_rng_key key = {.seed = seed, .purpose = SO_RNG_TEST};
-    for (int i = 0; i < N_SOURCE; i++) /* repeats itself, so that tables have something to find */
+    for (int i = 0; i < N_SOURCE; i++) /* periodic, so that lookup and tables find matches */
         f->source[i] =
             (int32_t)(so_rng_uniform(&key, (uint32_t)(i % 23 + i / 150 * 50)) * f->target.n_vocab);
     f->load = so_load_create(&(so_load_opts){.target = f->target.m,
@@ -88,17 +88,17 @@ static void test_pages_without_prefixes(void **state) {
     assert_true(got.stats.preemptions > 3 && got.stats.prefix_hits == 0);
 }
 
-static void test_pages_enough(void **state) {
+static void test_pages_for_all(void **state) {
     fixture *f = *state;
     so_load_result got;
     so_engine_opts o = usual(f);
     o.prefix_cache = true;
     o.n_parallel = 16;
-    so_load_run(f->load, &o, "paged, enough", &got); /* preempted for priorities alone */
+    so_load_run(f->load, &o, "paged, enough", &got); /* preemption only by priority */
     assert_true(got.stats.prefix_hits > 1000);
 }
 
-/* The smallest pool there can be: it holds the longest request and nothing else. */
+/* The smallest possible cache: exactly the longest request fits. */
 static void test_smallest(void **state) {
     fixture *f = *state;
     so_load_result got;
@@ -109,7 +109,7 @@ static void test_smallest(void **state) {
     assert_true(got.stats.preemptions > 3);
 }
 
-/* Slots never run out half way; who is preempted is so for a priority. */
+/* A slotted cache cannot run out of pages: preemption only by priority. */
 static void test_slots(void **state) {
     fixture *f = *state;
     so_load_result got;
@@ -121,7 +121,7 @@ static void test_slots(void **state) {
     assert_int_equal(got.stats.prefix_hits, 0);
 }
 
-/* Other families, other draws, another cache; SOOTH_TEST_FULL=1 for many. */
+/* Other model families, seeds and cache types; SOOTH_TEST_FULL=1 runs 40 of them. */
 static void test_families(void **state) {
     (void)state;
     static const char *const models[] = {"gemma3", "qwen3", "mistral_window", "qwen2", "llama"};
@@ -148,9 +148,9 @@ static void test_families(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pages),        cmocka_unit_test(test_pages_without_prefixes),
-        cmocka_unit_test(test_pages_enough), cmocka_unit_test(test_smallest),
-        cmocka_unit_test(test_slots),        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_pages),         cmocka_unit_test(test_pages_without_prefixes),
+        cmocka_unit_test(test_pages_for_all), cmocka_unit_test(test_smallest),
+        cmocka_unit_test(test_slots),         cmocka_unit_test(test_families),
     };
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);
 }

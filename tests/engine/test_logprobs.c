@@ -1,6 +1,6 @@
-/* Logprobs through the engine: they are the log-softmax of the row each token came from, computed
- * here a second time from passes of its own, and the same bits with any drafter, any verifier that
- * keeps the text, and any company. */
+/* Logprobs of the engine: they are the log-softmax of the logits row that each token was sampled
+ * from, which the test computes again with its own passes. They have the same bits with every
+ * drafter, every verifier that keeps the text, and beside any other requests. */
 #include "so_test.h"
 
 #include <math.h>
@@ -33,7 +33,7 @@ static int open_fixture(void **state) {
         f->cases[c].n_logprobs = N_TOP;
         so_request *r = so_case_submit(e, &f->cases[c], &(so_spec_opts){0});
         so_case_run(e);
-        assert_true(so_case_same(r, &f->cases[c])); /* asking changes no token */
+        assert_true(so_case_same(r, &f->cases[c])); /* requesting logprobs changes no token */
         int n_each;
         const so_logprob *p = so_request_logprobs(r, &n_each);
         assert_int_equal(n_each, N_EACH);
@@ -53,9 +53,10 @@ static int close_fixture(void **state) {
     return 0;
 }
 
-/* --- what they are --- */
+/* --- values --- */
 
-/* Prompt and answer through a cache of its own; the rows that told the answer. */
+/* Computes prompt and answer in a separate sequence. Returns the rows that the answer was sampled
+ * from. */
 static float *answer_rows(fixture *f, const so_case *c, const int32_t *answer, int n) {
     int32_t text[SO_CASE_PROMPT + N_PREDICT];
     int n_text = c->n_prompt + n;
@@ -77,7 +78,7 @@ static double log_softmax(const float *row, int n, int token) {
     return (double)((long double)row[token] - logl(total));
 }
 
-/* No token outside the list comes before its last; the list itself is in order. */
+/* The list is sorted, and no token outside it ranks before its last one. */
 static void check_top(const float *row, int n, const so_logprob *top) {
     for (int k = 1; k < N_TOP; k++) {
         float a = row[top[k - 1].token], b = row[top[k].token];
@@ -111,15 +112,15 @@ static void test_values_are_the_rows_log_softmax(void **state) {
     }
 }
 
-/* Ban what would be said, and push what would not: the logprobs stay the model's own. */
+/* A banned token and a strongly favoured one change the text but not the logprobs. */
 static void test_bias_does_not_show(void **state) {
     fixture *f = *state;
     const so_logprob *plain = f->want[1][0];
-    int32_t first = plain[1].token, odd = first == 90 ? 91 : 90;
+    int32_t first = plain[1].token, unlikely = first == 90 ? 91 : 90;
     so_case c = f->cases[1];
     float *row = answer_rows(f, &c, c.want, 1);
-    for (int way = 0; way < 2; way++) {
-        const so_bias bias = way ? (so_bias){odd, 1000} : (so_bias){first, -INFINITY};
+    for (int variant = 0; variant < 2; variant++) {
+        const so_bias bias = variant ? (so_bias){unlikely, 1000} : (so_bias){first, -INFINITY};
         c.sample.bias = &bias;
         c.sample.n_bias = 1;
         so_engine *e = open_engine(f, 1);
@@ -127,7 +128,7 @@ static void test_bias_does_not_show(void **state) {
         so_case_run(e);
         int n_each;
         const so_logprob *p = so_request_logprobs(r, &n_each);
-        assert_int_equal(p[0].token, way ? odd : plain[2].token);
+        assert_int_equal(p[0].token, variant ? unlikely : plain[2].token);
         assert_true(fabs((double)p[0].logprob - log_softmax(row, f->target.n_vocab, p[0].token)) <
                     1e-4);
         assert_memory_equal(p + 1, plain + 1, N_TOP * sizeof *p);
@@ -153,7 +154,7 @@ static void test_same_with_speculation(void **state) {
     fixture *f = *state;
     static const struct {
         so_verify_mode mode;
-        bool greedy_only; /* exact at temperature 0 alone */
+        bool greedy_only; /* exact only at temperature 0 */
     } verifiers[] = {{SO_VERIFY_MATCH, false}, {SO_VERIFY_REJECT, true}, {SO_VERIFY_LENIENT, true}};
     static const int lengths[] = {1, 6, 0};
     for (size_t v = 0; v < SO_LEN(verifiers); v++)
@@ -177,18 +178,18 @@ static void test_same_with_speculation(void **state) {
         }
 }
 
-/* All at once: drafters, lengths and wishes differ, and greedy neighbours want none. */
-static void test_same_in_company(void **state) {
+/* All at once, with different drafters, lengths and numbers of logprobs; some request none. */
+static void test_same_beside_other_requests(void **state) {
     fixture *f = *state;
     for (int turn = 0; turn < 4; turn++) {
         so_engine *e = open_engine(f, 4);
         so_request *r[SO_CASES];
         for (int c = 0; c < SO_CASES; c++) {
-            so_case wish = f->cases[c];
-            wish.n_logprobs = (c + turn) % 3 == 0 ? 0 : (c + turn) % 3 == 1 ? N_TOP : 1;
+            so_case wanted = f->cases[c];
+            wanted.n_logprobs = (c + turn) % 3 == 0 ? 0 : (c + turn) % 3 == 1 ? N_TOP : 1;
             so_spec_opts spec = {.drafter = DRAFTERS[(3 * turn + c) % (int)SO_LEN(DRAFTERS)],
                                  .length = (turn + c) % 4};
-            r[c] = so_case_submit(e, &wish, &spec);
+            r[c] = so_case_submit(e, &wanted, &spec);
         }
         so_case_run(e);
         for (int c = 0; c < SO_CASES; c++) {
@@ -208,16 +209,16 @@ static void test_same_in_company(void **state) {
 
 /* --- events, limits --- */
 
-typedef struct listener {
-    so_logprob heard[N_PREDICT][N_EACH];
+typedef struct collected {
+    so_logprob got[N_PREDICT][N_EACH];
     int n;
-} listener;
+} collected;
 
-static bool listen(void *user, const so_event *ev) {
-    listener *l = user;
+static bool collect(void *user, const so_event *ev) {
+    collected *l = user;
     assert_int_equal(ev->logprobs != NULL, ev->token != SO_TOKEN_NONE);
     if (ev->logprobs)
-        memcpy(l->heard[l->n++], ev->logprobs, sizeof l->heard[0]);
+        memcpy(l->got[l->n++], ev->logprobs, sizeof l->got[0]);
     return true;
 }
 
@@ -225,13 +226,13 @@ static void test_events_carry_them(void **state) {
     fixture *f = *state;
     const so_case *c = &f->cases[2];
     so_engine *e = open_engine(f, 1);
-    listener l = {.n = 0};
+    collected l = {.n = 0};
     so_request_opts o = {.prompt = c->prompt,
                          .n_prompt = c->n_prompt,
                          .sample = c->sample,
                          .max_tokens = N_PREDICT,
                          .n_logprobs = N_TOP,
-                         .on_event = listen,
+                         .on_event = collect,
                          .user = &l,
                          .spec = {.drafter = "model", .length = 4}};
     so_err err = {0};
@@ -239,7 +240,7 @@ static void test_events_carry_them(void **state) {
     SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
     so_case_run(e);
     assert_int_equal(l.n, N_PREDICT);
-    assert_memory_equal(l.heard, f->want[2], sizeof l.heard);
+    assert_memory_equal(l.got, f->want[2], sizeof l.got);
     so_request_free(r);
     for (int n = -1; n <= SO_LOGPROBS_MAX + 1; n += SO_LOGPROBS_MAX + 2) {
         char part[32];
@@ -253,7 +254,7 @@ static void test_events_carry_them(void **state) {
     so_engine_free(e);
 }
 
-/* --- of the prompt --- */
+/* --- logprobs of the prompt --- */
 
 enum { TEXT = SO_CASE_PROMPT + N_PREDICT };
 
@@ -263,7 +264,7 @@ typedef struct scored {
     so_logprob want[TEXT - 1][N_EACH];
 } scored;
 
-/* From passes of our own: row i tells token i + 1. */
+/* Expected values from the test's own passes: row i scores token i + 1. */
 static void make_scored(fixture *f, const so_case *c, scored *s) {
     size_t n_vocab = (size_t)f->target.n_vocab;
     float *rows = SO_NEW_N(float, (size_t)TEXT *n_vocab);
@@ -275,7 +276,7 @@ static void make_scored(fixture *f, const so_case *c, scored *s) {
     so_rig_chunks(&f->target, seq, s->text, s->n, 7, rows);
     for (int i = 0; i + 1 < s->n; i++)
         so_sample_logprobs(sampler, rows + (size_t)i * n_vocab, s->text[i + 1], N_TOP, s->want[i]);
-    /* what the answer's tokens were said with is what the prompt's are scored with */
+    /* an answer's token has the same logprobs as the same token in a prompt */
     assert_memory_equal(s->want[c->n_prompt - 1], f->want[c - f->cases], sizeof f->want[0]);
     so_seq_free(seq);
     so_sampler_free(sampler);
@@ -324,7 +325,8 @@ static so_engine *open_scoring(const fixture *f, int n_parallel, int n_batch, in
     return e;
 }
 
-/* Cold, after the tree has all of it, in company, in chunks of any size, in short caches. */
+/* With an empty and a filled prefix tree, beside other requests, in chunks of any size, in small
+ * caches. */
 static void test_prompts_are_scored(void **state) {
     fixture *f = *state;
     scored *s = SO_NEW_N(scored, SO_CASES);
@@ -332,9 +334,9 @@ static void test_prompts_are_scored(void **state) {
     for (int c = 0; c < SO_CASES; c++)
         make_scored(f, &f->cases[c], &s[c]);
     for (size_t b = 0; b < SO_LEN(batches); b++)
-        for (int way = 0; way < 4; way++) {
-            so_engine *e = open_scoring(f, way ? 3 : 1, batches[b], way == 2 ? 5 : 0,
-                                        way == 3 ? SO_KV_SLOTTED : SO_KV_PAGED);
+        for (int variant = 0; variant < 4; variant++) {
+            so_engine *e = open_scoring(f, variant ? 3 : 1, batches[b], variant == 2 ? 5 : 0,
+                                        variant == 3 ? SO_KV_SLOTTED : SO_KV_PAGED);
             for (int turn = 0; turn < 2; turn++) {
                 so_request *r[SO_CASES];
                 for (int c = 0; c < SO_CASES; c++)
@@ -349,14 +351,15 @@ static void test_prompts_are_scored(void **state) {
     free(s);
 }
 
-/* Preempted half way, it goes on where it was, with and without pages left in the tree. */
+/* A request that is preempted during its prompt continues its scores, with and without pages left
+ * in the prefix tree. */
 static void test_scores_survive_preemption(void **state) {
     fixture *f = *state;
     scored *s = SO_NEW_N(scored, 2);
     make_scored(f, &f->cases[0], &s[0]);
     make_scored(f, &f->cases[1], &s[1]);
     for (int n_pages = 3; n_pages <= 9; n_pages += 3)
-        for (int steps = 1; steps <= (s[0].n - 2) / 5; steps++) { /* five rows each */
+        for (int steps = 1; steps <= (s[0].n - 2) / 5; steps++) { /* five rows per step */
             so_engine *e = open_scoring(f, 1, 5, n_pages, SO_KV_PAGED);
             so_engine_stats stats;
             so_err err = {0};
@@ -379,7 +382,7 @@ int main(void) {
         cmocka_unit_test(test_values_are_the_rows_log_softmax),
         cmocka_unit_test(test_bias_does_not_show),
         cmocka_unit_test(test_same_with_speculation),
-        cmocka_unit_test(test_same_in_company),
+        cmocka_unit_test(test_same_beside_other_requests),
         cmocka_unit_test(test_events_carry_them),
         cmocka_unit_test(test_prompts_are_scored),
         cmocka_unit_test(test_scores_survive_preemption),

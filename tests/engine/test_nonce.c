@@ -1,6 +1,6 @@
-/* The nonce of requests with `reject`: who has one, where it is hashed from the request and from
- * what, that replaying it gives the text again, and that `match`, greedy and plain requests know
- * nothing of it. That it makes reused seeds exact: test_seed_reuse.c. */
+/* The nonce of requests with `reject`: which requests have one, when it is hashed from the request
+ * and from which inputs, and that a replay gives the same text. `match`, greedy and plain requests
+ * do not depend on it. test_seed_reuse.c tests that it makes reused seeds exact. */
 #include "so_test.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@
 enum { N_VOCAB = 40, N_CTX = 96, N_PROMPT = 10, N_PREDICT = 12 };
 
 typedef struct fixture {
-    so_rig target, draft, reader; /* the last one reads the target's states */
+    so_rig target, draft, hidden_draft; /* hidden_draft reads the target's hidden states */
     int32_t prompt[N_PROMPT];
     char *dir;
 } fixture;
@@ -32,7 +32,7 @@ static int open_fixture(void **state) {
     so_shape_open(&f->draft, &shape, &o);
     shape.d_state = shape.d_model;
     o.model.draft = true;
-    so_shape_open(&f->reader, &shape, &o);
+    so_shape_open(&f->hidden_draft, &shape, &o);
     f->dir = so_test_tmp();
     *state = f;
     return 0;
@@ -42,7 +42,7 @@ static int close_fixture(void **state) {
     fixture *f = *state;
     so_rig_close(&f->target);
     so_rig_close(&f->draft);
-    so_rig_close(&f->reader);
+    so_rig_close(&f->hidden_draft);
     so_test_tmp_free(f->dir);
     free(f);
     return 0;
@@ -95,72 +95,72 @@ static bool nonce_of(so_engine *e, const so_request_opts *o, uint64_t *out) {
     so_err err = {0};
     so_request *r = NULL;
     SO_OK_OR_FAIL(so_engine_submit(e, o, &r, &err), err);
-    assert_int_equal(so_request_seed(r), o->sample.seed); /* as given, not as used */
+    assert_int_equal(so_request_seed(r), o->sample.seed); /* the seed as given, not the key */
     bool has = so_request_nonce(r, out);
     so_request_free(r);
     return has;
 }
 
-static uint64_t must_have(so_engine *e, const so_request_opts *o) {
+static uint64_t nonce_or_fail(so_engine *e, const so_request_opts *o) {
     uint64_t nonce = 0;
     assert_true(nonce_of(e, o, &nonce));
     return nonce;
 }
 
-/* --- where the request decides --- */
+/* --- when it is hashed --- */
 
-/* Whether two equal requests have one nonce. */
+/* True if two equal requests have the same nonce. */
 static bool is_hashed(const fixture *f, const so_engine_opts *eo, const char *drafter, int length) {
     so_engine *e = open_engine(f, eo);
     so_request_opts o = request_opts(f, drafter, length);
-    uint64_t a = must_have(e, &o), b = must_have(e, &o);
+    uint64_t a = nonce_or_fail(e, &o), b = nonce_or_fail(e, &o);
     assert_true(a > 0 && a < (uint64_t)1 << 53 && b > 0 && b < (uint64_t)1 << 53);
     so_engine_free(e);
     return a == b;
 }
 
-static void test_who_decides(void **state) {
+static void test_when_the_nonce_is_hashed(void **state) {
     const fixture *f = *state;
     static const struct {
         const char *drafter;
         int length;
         bool hashed;
-    } cases[] = {{"model", 4, true},          {"model", 0, false}, /* lengths are learned */
+    } cases[] = {{"model", 4, true},          {"model", 0, false}, /* learned lengths */
                  {"auto", 4, true},           {"lookup,ngram(draw),model", 4, true},
                  {"predict", 4, true},        {"random+model(ngram)", 4, true},
-                 {"ngram", 0, false},         {"corpus", 4, false}, /* texts of others */
+                 {"ngram", 0, false},         {"corpus", 4, false}, /* reads other texts */
                  {"lookup,corpus", 4, false}, {"model(corpus)", 4, false},
-                 {"user", 4, false}}; /* who knows */
+                 {"user", 4, false}}; /* may read anything */
     so_engine_opts eo = engine_opts(f);
     for (size_t i = 0; i < SO_LEN(cases); i++)
         if (is_hashed(f, &eo, cases[i].drafter, cases[i].length) != cases[i].hashed)
             fail_msg("%s, length %d: hashed is not %d", cases[i].drafter, cases[i].length,
                      cases[i].hashed);
-    eo.draft = f->reader.m; /* pages of other texts were read with other states */
+    eo.draft = f->hidden_draft.m; /* cached pages depend on other requests' hidden states */
     assert_false(is_hashed(f, &eo, "model", 4));
     assert_true(is_hashed(f, &eo, "ngram", 4));
 }
 
-/* Only where neighbours can cost nobody a guess: by pages, or by the guesses of one pass. */
+/* Hashed only if other requests can never cost a guess, by pages or by the guesses of one pass. */
 static void test_neighbours(void **state) {
     const fixture *f = *state;
     so_engine_opts eo = engine_opts(f);
-    eo.n_pages = 2; /* alone nothing is shared */
+    eo.n_pages = 2; /* a single request shares no pages */
     assert_true(is_hashed(f, &eo, "model", 4));
     eo.n_parallel = 3;
-    eo.n_pages = 8; /* of nine that three of them may want */
+    eo.n_pages = 8; /* three requests may need nine */
     assert_false(is_hashed(f, &eo, "model", 4));
     eo.n_pages = 9;
     assert_true(is_hashed(f, &eo, "model", 4));
     eo.n_pages = 0;
     assert_true(is_hashed(f, &eo, "model", 16));
-    assert_true(is_hashed(f, &eo, "random+model", 16)); /* 32 nodes, for everyone */
+    assert_true(is_hashed(f, &eo, "random+model", 16)); /* 32 nodes for each request */
     eo.kv_layout = SO_KV_SLOTTED;
-    eo.n_pages = 6; /* room for two */
+    eo.n_pages = 6; /* two slots */
     assert_true(is_hashed(f, &eo, "model", 4));
 }
 
-/* --- from what --- */
+/* --- what is hashed --- */
 
 static void count_table(const char *path, int32_t token) {
     so_table_counter *counter = NULL;
@@ -173,7 +173,7 @@ static void count_table(const char *path, int32_t token) {
     so_table_free(t);
 }
 
-/* Each changes one thing on which guesses or the text depend. */
+/* Each change alters one input that guesses or text depend on. */
 enum { N_CHANGES = 27 };
 static void change(int i, so_engine_opts *eo, so_request_opts *o) {
     static const so_bias bias[] = {{3, 1}, {3, 2}};
@@ -264,7 +264,7 @@ static void change(int i, so_engine_opts *eo, so_request_opts *o) {
     }
 }
 
-static void test_every_input_counts(void **state) {
+static void test_every_input_is_hashed(void **state) {
     const fixture *f = *state;
     uint64_t seen[N_CHANGES + 1];
     for (int i = -1; i < N_CHANGES; i++) {
@@ -272,8 +272,8 @@ static void test_every_input_counts(void **state) {
         so_request_opts o = request_opts(f, "predict,model", 4);
         change(i, &eo, &o);
         so_engine *e = open_engine(f, &eo);
-        seen[i + 1] = must_have(e, &o);
-        if (seen[i + 1] != must_have(e, &o))
+        seen[i + 1] = nonce_or_fail(e, &o);
+        if (seen[i + 1] != nonce_or_fail(e, &o))
             fail_msg("change %d: not hashed", i);
         so_engine_free(e);
         for (int k = -1; k < i; k++)
@@ -282,8 +282,8 @@ static void test_every_input_counts(void **state) {
     }
 }
 
-/* A table may have been counted from an earlier answer: its content counts, not its name. */
-static void test_tables_count(void **state) {
+/* A table may have been counted from an earlier answer: its content is hashed, not its name. */
+static void test_table_contents_are_hashed(void **state) {
     const fixture *f = *state;
     char *path = so_path_join(f->dir, "words.tbl"), spec[512];
     uint64_t nonce[3];
@@ -293,20 +293,20 @@ static void test_tables_count(void **state) {
         so_engine_opts eo = engine_opts(f);
         so_engine *e = open_engine(f, &eo);
         so_request_opts o = request_opts(f, spec, 4);
-        nonce[i] = must_have(e, &o);
+        nonce[i] = nonce_or_fail(e, &o);
         so_engine_free(e);
     }
     assert_true(nonce[0] != nonce[1] && nonce[0] == nonce[2]);
     free(path);
 }
 
-/* What no token depends on, and what is part of every key anyway. */
-static void test_the_rest_does_not_count(void **state) {
+/* Inputs that change no token, and inputs that are part of every key. */
+static void test_inputs_that_are_not_hashed(void **state) {
     const fixture *f = *state;
     so_engine_opts eo = engine_opts(f);
     so_engine *e = open_engine(f, &eo);
     so_request_opts o = request_opts(f, "model(ngram)", 4);
-    uint64_t nonce = must_have(e, &o);
+    uint64_t nonce = nonce_or_fail(e, &o);
     so_engine_free(e);
     o.priority = 3;
     o.n_logprobs = 2;
@@ -317,11 +317,11 @@ static void test_the_rest_does_not_count(void **state) {
     eo.n_batch = 7;
     eo.prefix_cache = false;
     e = open_engine(f, &eo);
-    assert_true(must_have(e, &o) == nonce);
+    assert_true(nonce_or_fail(e, &o) == nonce);
     so_engine_free(e);
 }
 
-/* --- who has one, and what it does --- */
+/* --- which requests have one, and replay --- */
 
 static void run(so_engine *e, const so_request_opts *o, int32_t out[N_PREDICT], uint64_t *nonce,
                 bool *has) {
@@ -334,7 +334,7 @@ static void run(so_engine *e, const so_request_opts *o, int32_t out[N_PREDICT], 
     so_request_free(r);
 }
 
-/* `match`, temperature 0 and no drafter: none, and one that is given changes nothing. */
+/* `match`, temperature 0 and no drafter: no nonce, and a given one changes nothing. */
 static void test_seed_alone(void **state) {
     const fixture *f = *state;
     so_engine_opts eo = engine_opts(f);
@@ -368,8 +368,8 @@ static void test_seed_alone(void **state) {
     so_engine_free(e);
 }
 
-/* A replay by the reported nonce gives the text again where lengths are fixed, also on another
- * engine and beside others; another nonce gives another text. */
+/* With fixed lengths a replay with the reported nonce gives the same text, on another engine and
+ * beside other requests too; another nonce gives another text. */
 static void test_replay(void **state) {
     const fixture *f = *state;
     static const char *const drafters[] = {"model", "lookup,model", "corpus", "random"};
@@ -400,11 +400,11 @@ static void test_replay(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_who_decides),
+        cmocka_unit_test(test_when_the_nonce_is_hashed),
         cmocka_unit_test(test_neighbours),
-        cmocka_unit_test(test_every_input_counts),
-        cmocka_unit_test(test_tables_count),
-        cmocka_unit_test(test_the_rest_does_not_count),
+        cmocka_unit_test(test_every_input_is_hashed),
+        cmocka_unit_test(test_table_contents_are_hashed),
+        cmocka_unit_test(test_inputs_that_are_not_hashed),
         cmocka_unit_test(test_seed_alone),
         cmocka_unit_test(test_replay),
     };

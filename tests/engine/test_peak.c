@@ -1,6 +1,6 @@
-/* What a run takes of memory at its highest, the file's mapping counted: the file, the cache, and
- * 15 percent. Packed weights replace those of the file, so the two must not stand beside each
- * other. A program of its own, because the kernel keeps one highest mark per process. */
+/* Peak memory of a run, including the file's mapping: at most the file, the cache, and 15 percent.
+ * Packed weights replace those of the file, so both must not be resident at the same time. This is
+ * a separate program because the kernel keeps one peak value per process. */
 #include "so_test.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@
 
 enum { CONTEXT = 512, KV_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 2 }; /* SmolLM2 135M, F16 */
 
-static size_t highest(void) {
+static size_t peak_rss(void) {
     struct rusage u;
     assert_int_equal(getrusage(RUSAGE_SELF, &u), 0);
     return (size_t)u.ru_maxrss * 1024;
@@ -57,9 +57,9 @@ static void file_and_cache(void **state) {
     size_t allowed = (size_t)st.st_size + (size_t)CONTEXT * KV_BYTES_PER_TOKEN;
     allowed += allowed / 100 * 15;
     generate(path);
-    assert_true(highest() > (size_t)st.st_size / 2); /* the mark counts what it should */
-    if (highest() > allowed)
-        fail_msg("%zu bytes at the highest, %zu allowed for a file of %lld", highest(), allowed,
+    assert_true(peak_rss() > (size_t)st.st_size / 2); /* the value includes the file's mapping */
+    if (peak_rss() > allowed)
+        fail_msg("%zu bytes at the highest, %zu allowed for a file of %lld", peak_rss(), allowed,
                  (long long)st.st_size);
 }
 

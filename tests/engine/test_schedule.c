@@ -1,5 +1,6 @@
-/* Who runs and who waits: fairness, priorities, preemption, the smallest pool, cancelling in every
- * phase, prefix hits. Tiny models; whatever the schedule, tokens are those of the request alone. */
+/* Scheduling: fairness, priorities, preemption, the smallest cache, cancellation in every phase,
+ * prefix hits. Tiny models. With every schedule a request has the same tokens as when it runs
+ * alone. */
 #include "so_test.h"
 
 #include <stdio.h>
@@ -12,28 +13,28 @@
 
 enum { CTX = 256, MAX_OUT = 256, MAX_REQS = 64 };
 
-/* One request as a test sees it. */
-typedef struct probe {
+/* One request and what the test observed of it. */
+typedef struct tracked {
     so_request *req;
     int32_t prompt[CTX], want[MAX_OUT];
     int n_prompt, n_want;
-    int first_step, end_step; /* by w->step; −1: not yet */
+    int first_step, end_step; /* values of w->step; −1: not yet */
     int n_seen;
     int cancel_after; /* events; 0: never */
-    struct world *w;
-} probe;
+    struct fixture *w;
+} tracked;
 
-typedef struct world {
+typedef struct fixture {
     so_rig target, draft;
     so_engine *e;
-    probe probes[MAX_REQS];
+    tracked tracked_reqs[MAX_REQS];
     int n, step, n_ended;
-    int ended[MAX_REQS]; /* in order */
+    int ended[MAX_REQS]; /* in order of ending */
     int max_rows;
-} world;
+} fixture;
 
-static int open_world(void **state) {
-    world *w = SO_NEW(world);
+static int open_fixture(void **state) {
+    fixture *w = SO_NEW(fixture);
     so_rig_opts o = {.level = so_cpu_best_level(), .max_rows = 1, .n_pages = 1};
     so_rig_open(&w->target, so_test_data("golden/models/llama"), &o);
     so_rig_open(&w->draft, so_test_data("golden/models/qwen2"), &o);
@@ -41,9 +42,9 @@ static int open_world(void **state) {
     return 0;
 }
 
-static void end_engine(world *w) {
+static void end_engine(fixture *w) {
     for (int i = 0; i < w->n; i++)
-        so_request_free(w->probes[i].req);
+        so_request_free(w->tracked_reqs[i].req);
     if (w->e) {
         so_engine_stats s;
         so_engine_get_stats(w->e, &s);
@@ -56,8 +57,8 @@ static void end_engine(world *w) {
     w->n = w->step = w->n_ended = w->max_rows = 0;
 }
 
-static int close_world(void **state) {
-    world *w = *state;
+static int close_fixture(void **state) {
+    fixture *w = *state;
     end_engine(w);
     so_rig_close(&w->target);
     so_rig_close(&w->draft);
@@ -66,11 +67,11 @@ static int close_world(void **state) {
 }
 
 static void on_step(void *user, const so_step_info *info) {
-    world *w = user;
+    fixture *w = user;
     w->max_rows = SO_MAX(w->max_rows, info->n_rows);
 }
 
-static so_engine_opts usual(const world *w) {
+static so_engine_opts usual(const fixture *w) {
     return (so_engine_opts){.n_ctx = CTX,
                             .n_parallel = 4,
                             .n_batch = 64,
@@ -80,7 +81,7 @@ static so_engine_opts usual(const world *w) {
                             .draft_temp = -1};
 }
 
-static void begin_engine(world *w, so_engine_opts o) {
+static void begin_engine(fixture *w, so_engine_opts o) {
     so_err err = {0};
     end_engine(w);
     o.on_step = on_step;
@@ -89,11 +90,11 @@ static void begin_engine(world *w, so_engine_opts o) {
 }
 
 static bool on_event(void *user, const so_event *ev) {
-    probe *p = user;
-    world *w = p->w;
+    tracked *p = user;
+    fixture *w = p->w;
     if (ev->finish != SO_FINISH_NONE) {
         p->end_step = w->step;
-        w->ended[w->n_ended++] = (int)(p - w->probes);
+        w->ended[w->n_ended++] = (int)(p - w->tracked_reqs);
         return true;
     }
     if (p->n_seen++ == 0)
@@ -101,8 +102,8 @@ static bool on_event(void *user, const so_event *ev) {
     return p->n_seen != p->cancel_after;
 }
 
-/* A prompt of n tokens, drawn from `seed`; the first n_same of them are those of seed 0. */
-static void fill_prompt(const world *w, probe *p, int n, int seed, int n_same) {
+/* A prompt of n tokens generated from `seed`; the first n_same are those of seed 0. */
+static void fill_prompt(const fixture *w, tracked *p, int n, int seed, int n_same) {
     p->n_prompt = n;
     for (int i = 0; i < n; i++) {
         so_rng_key key = {.seed = (uint64_t)(i < n_same ? 0 : seed), .purpose = SO_RNG_TEST};
@@ -110,7 +111,7 @@ static void fill_prompt(const world *w, probe *p, int n, int seed, int n_same) {
     }
 }
 
-static so_request_opts opts_of(const probe *p, int max_tokens) {
+static so_request_opts opts_of(const tracked *p, int max_tokens) {
     so_request_opts o = {.prompt = p->prompt, .n_prompt = p->n_prompt, .max_tokens = max_tokens};
     so_sample_defaults(&o.sample);
     o.sample.temp = 0.9f;
@@ -118,8 +119,8 @@ static so_request_opts opts_of(const probe *p, int max_tokens) {
     return o;
 }
 
-/* What the request says alone, plainly, from an empty cache. */
-static void say_alone(const world *w, probe *p, int max_tokens) {
+/* The text of the request alone, without speculation, with an empty cache. */
+static void decode_alone(const fixture *w, tracked *p, int max_tokens) {
     so_engine_opts eo = {.n_ctx = CTX, .n_parallel = 1, .n_batch = 64, .kv_dtype = SO_DTYPE_F32};
     so_engine *e = NULL;
     so_err err = {0};
@@ -132,15 +133,15 @@ static void say_alone(const world *w, probe *p, int max_tokens) {
     so_engine_free(e);
 }
 
-static probe *submit_as(world *w, int n_prompt, int n_same, int max_tokens, int priority,
-                        const char *drafter) {
+static tracked *submit_as(fixture *w, int n_prompt, int n_same, int max_tokens, int priority,
+                          const char *drafter) {
     so_err err = {0};
-    probe *p = &w->probes[w->n];
+    tracked *p = &w->tracked_reqs[w->n];
     memset(p, 0, sizeof *p);
     p->w = w;
     p->first_step = p->end_step = -1;
     fill_prompt(w, p, n_prompt, 1 + w->n, n_same);
-    say_alone(w, p, max_tokens);
+    decode_alone(w, p, max_tokens);
     so_request_opts o = opts_of(p, max_tokens);
     o.priority = priority;
     o.spec = (so_spec_opts){.drafter = drafter, .length = drafter ? 3 : 0};
@@ -151,11 +152,11 @@ static probe *submit_as(world *w, int n_prompt, int n_same, int max_tokens, int 
     return p;
 }
 
-static probe *submit(world *w, int n_prompt, int max_tokens) {
+static tracked *submit(fixture *w, int n_prompt, int max_tokens) {
     return submit_as(w, n_prompt, 0, max_tokens, 0, NULL);
 }
 
-static int step(world *w) {
+static int step(fixture *w) {
     so_err err = {0};
     w->step++;
     int rc = so_engine_step(w->e, &err);
@@ -165,78 +166,78 @@ static int step(world *w) {
     return rc;
 }
 
-static void expect_alone(const probe *p) {
+static void expect_alone(const tracked *p) {
     assert_int_equal(so_request_finish(p->req), SO_FINISH_LENGTH);
     so_case_expect(p->req, p->want, p->n_want);
 }
 
-static void run_out(world *w) {
+static void run_out(fixture *w) {
     while (step(w) > 0)
         assert_true(w->step < 10000);
     for (int i = 0; i < w->n; i++)
-        if (so_request_finish(w->probes[i].req) != SO_FINISH_CANCELLED)
-            expect_alone(&w->probes[i]);
+        if (so_request_finish(w->tracked_reqs[i].req) != SO_FINISH_CANCELLED)
+            expect_alone(&w->tracked_reqs[i]);
 }
 
-static const so_request_stats *stats_of(const probe *p) { return so_request_get_stats(p->req); }
+static const so_request_stats *stats_of(const tracked *p) { return so_request_get_stats(p->req); }
 
 /* --- fairness --- */
 
-/* A short prompt that comes while a long one is read has its first token in the next step. */
+/* A short prompt that arrives during a long prefill has its first token in the next step. */
 static void test_short_prompt_overtakes(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     so_engine_opts o = usual(w);
     o.n_batch = 16;
     begin_engine(w, o);
-    probe *l = submit(w, 200, 3);
+    tracked *l = submit(w, 200, 3);
     step(w);
-    probe *s = submit(w, 9, 2);
+    tracked *s = submit(w, 9, 2);
     step(w);
     assert_int_equal(s->first_step, 2);
     assert_int_equal(l->first_step, -1);
     run_out(w);
 }
 
-/* Short ones that never cease do not starve a long one: a quarter of the budget is its own. */
+/* A steady stream of short prompts does not starve a long one: it gets a quarter of the budget. */
 static void test_long_prompt_is_bounded(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     so_engine_opts o = usual(w);
     o.n_batch = 16;
     begin_engine(w, o);
-    probe *l = submit(w, 160, 2), *s = NULL;
+    tracked *l = submit(w, 160, 2), *s = NULL;
     for (int i = 0; i < 45 && l->first_step < 0; i++) {
-        assert_true(!s || s->first_step >= i - 1); /* twelve rows are theirs: at once, or nearly */
+        assert_true(!s || s->first_step >= i - 1); /* short prompts have twelve rows */
         s = submit(w, 11 + i % 3, 1);
         step(w);
     }
     assert_in_range(l->first_step, 2, 160 / (16 / 4) + 1);
-    assert_true(l->first_step > 160 / 16 + 4); /* it did have to share */
+    assert_true(l->first_step > 160 / 16 + 4); /* it had to share the budget */
     run_out(w);
 }
 
-/* Of prompts that compete, the shortest is told first, and all in the end. */
+/* Among competing prompts the shortest gets its first token first; all finish. */
 static void test_shortest_first(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     so_engine_opts o = usual(w);
     o.n_batch = 8;
     begin_engine(w, o);
-    probe *a = submit(w, 60, 2), *b = submit(w, 40, 2), *c = submit(w, 20, 2),
-          *d = submit(w, 30, 2);
+    tracked *a = submit(w, 60, 2), *b = submit(w, 40, 2), *c = submit(w, 20, 2),
+            *d = submit(w, 30, 2);
     run_out(w);
     assert_true(c->first_step < d->first_step);
     assert_true(d->first_step < b->first_step);
     assert_true(b->first_step < a->first_step);
 }
 
-/* Who decodes gets a token in every step, and steps stay short, while a long prompt is read. */
-static void test_decoding_goes_on(void **state) {
-    world *w = *state;
+/* During a long prefill a decoding request gets a token in every step, and steps stay short. */
+static void test_decoding_continues_during_prefill(void **state) {
+    fixture *w = *state;
     so_engine_opts o = usual(w);
     o.n_batch = 200;
     begin_engine(w, o);
-    probe *d = submit(w, 5, 40);
+    tracked *d = submit(w, 5, 40);
     step(w);
-    probe *l = submit(w, 220, 2);
+    tracked *l = submit(w, 220, 2);
     w->max_rows = 0;
     while (l->first_step < 0) {
         int before = d->n_seen;
@@ -251,30 +252,30 @@ static void test_decoding_goes_on(void **state) {
 /* --- priorities --- */
 
 static void test_priorities(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     so_engine_opts o = usual(w);
     o.n_parallel = 1;
     begin_engine(w, o);
-    probe *a = submit_as(w, 20, 0, 20, 0, NULL);
+    tracked *a = submit_as(w, 20, 0, 20, 0, NULL);
     for (int i = 0; i < 5; i++)
         step(w);
-    probe *b = submit_as(w, 10, 0, 4, 0, NULL), *c = submit_as(w, 10, 0, 4, 5, NULL);
-    probe *d = submit_as(w, 10, 0, 4, 5, NULL), *x = submit_as(w, 10, 0, 4, -3, NULL);
+    tracked *b = submit_as(w, 10, 0, 4, 0, NULL), *c = submit_as(w, 10, 0, 4, 5, NULL);
+    tracked *d = submit_as(w, 10, 0, 4, 5, NULL), *x = submit_as(w, 10, 0, 4, -3, NULL);
     step(w);
-    assert_int_equal(c->first_step, w->step); /* a had to give way at once, b was never asked */
+    assert_int_equal(c->first_step, w->step); /* a was preempted at once; b waits */
     assert_int_equal(stats_of(a)->preempted_n, 1);
     run_out(w);
-    const probe *order[] = {c, d, a, b, x};
+    const tracked *order[] = {c, d, a, b, x};
     for (int i = 0; i < 5; i++)
-        assert_int_equal(w->ended[i], order[i] - w->probes);
+        assert_int_equal(w->ended[i], order[i] - w->tracked_reqs);
     assert_int_equal(stats_of(a)->preempted_n, 1);
 }
 
-/* Where both fit, nobody is preempted for a priority. */
+/* If both requests fit, no request is preempted for a priority. */
 static void test_priority_without_need(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     begin_engine(w, usual(w));
-    probe *a = submit_as(w, 20, 0, 20, 0, NULL);
+    tracked *a = submit_as(w, 20, 0, 20, 0, NULL);
     step(w);
     submit_as(w, 10, 0, 4, 5, NULL);
     run_out(w);
@@ -283,46 +284,47 @@ static void test_priority_without_need(void **state) {
 
 /* --- preemption --- */
 
-/* Four texts that all grow in a pool for two: the youngest give way first, the oldest never does,
- * and a preempted one is resumed before later ones begin. */
-static void test_youngest_gives_way(void **state) {
-    world *w = *state;
+/* Four growing texts in a cache for two: the last submitted are preempted first, the first never,
+ * and a preempted request is resumed before later ones start. */
+static void test_last_in_rank_is_preempted(void **state) {
+    fixture *w = *state;
     so_engine_opts o = usual(w);
     so_engine_stats s;
     o.n_pages = 10;
     begin_engine(w, o);
     for (int i = 0; i < 4; i++)
-        submit(w, 30, 100); /* 5 pages each at the end, 2 of them soon */
-    probe *late = submit(w, 10, 5);
+        submit(w, 30, 100); /* 5 pages each at the end, 2 of them at admission */
+    tracked *late = submit(w, 10, 5);
     run_out(w);
     so_engine_get_stats(w->e, &s);
     assert_true(s.preemptions >= 2);
-    assert_int_equal(stats_of(&w->probes[0])->preempted_n, 0);
-    assert_int_equal(stats_of(&w->probes[1])->preempted_n, 0);
-    assert_true(stats_of(&w->probes[3])->preempted_n >= 1);
-    assert_true(stats_of(&w->probes[3])->preempted_n >= stats_of(&w->probes[2])->preempted_n);
+    assert_int_equal(stats_of(&w->tracked_reqs[0])->preempted_n, 0);
+    assert_int_equal(stats_of(&w->tracked_reqs[1])->preempted_n, 0);
+    assert_true(stats_of(&w->tracked_reqs[3])->preempted_n >= 1);
+    assert_true(stats_of(&w->tracked_reqs[3])->preempted_n >=
+                stats_of(&w->tracked_reqs[2])->preempted_n);
     for (int i = 0; i < 4; i++)
         assert_int_equal(w->ended[i] < 4 || w->ended[i] == 4, true);
-    assert_true(late->first_step > w->probes[0].end_step);
+    assert_true(late->first_step > w->tracked_reqs[0].end_step);
     assert_int_equal(s.pages_total, 10);
 }
 
-static void test_lowest_priority_gives_way(void **state) {
-    world *w = *state;
+static void test_lowest_priority_is_preempted(void **state) {
+    fixture *w = *state;
     so_engine_opts o = usual(w);
     o.n_pages = 9;
     begin_engine(w, o);
-    probe *low = submit_as(w, 30, 0, 100, -1, NULL);
-    probe *a = submit(w, 30, 100), *b = submit(w, 30, 100);
+    tracked *low = submit_as(w, 30, 0, 100, -1, NULL);
+    tracked *a = submit(w, 30, 100), *b = submit(w, 30, 100);
     run_out(w);
-    assert_true(stats_of(low)->preempted_n >= 1); /* though it is the oldest */
+    assert_true(stats_of(low)->preempted_n >= 1); /* although it was submitted first */
     assert_int_equal(stats_of(a)->preempted_n, 0);
     assert_true(a->end_step < low->end_step && b->end_step < low->end_step);
 }
 
-/* A pool that holds one request exactly: all of them finish, with every drafter. */
+/* A cache that holds exactly one request: all requests finish, with every drafter. */
 static void test_smallest_pool(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     static const char *const drafters[] = {NULL, "model", "ngram", "random", "model+lookup"};
     for (int prefix = 0; prefix < 2; prefix++) {
         so_engine_opts o = usual(w);
@@ -337,13 +339,13 @@ static void test_smallest_pool(void **state) {
     }
 }
 
-/* Guesses take only pages that nobody needs: none are left, so none are made, and nobody is
+/* Guesses take only free pages: without free pages there are no guesses, and no request is
  * preempted for them. */
-static void test_guesses_are_shed_first(void **state) {
-    world *w = *state;
+static void test_guesses_are_dropped_before_preemption(void **state) {
+    fixture *w = *state;
     so_engine_opts o = usual(w);
     so_engine_stats s;
-    o.n_pages = 4; /* two texts of 64 exactly */
+    o.n_pages = 4; /* exactly two texts of 64 tokens */
     o.n_parallel = 2;
     begin_engine(w, o);
     submit_as(w, 33, 0, 31, 0, "random");
@@ -351,13 +353,13 @@ static void test_guesses_are_shed_first(void **state) {
     run_out(w);
     so_engine_get_stats(w->e, &s);
     assert_int_equal(s.preemptions, 0);
-    assert_true(s.drafted > 0); /* while there was room in the pages they had */
+    assert_true(s.drafted > 0); /* while the requests' own pages had room */
 }
 
-/* The draft's cache has as many pages as the target's, and admission counts both; where it is full
- * all the same, texts go on without drafts. */
+/* The draft's cache has as many pages as the target's, and admission counts both. If it is full
+ * anyway, texts continue without drafts. */
 static void test_draft_pool(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     so_engine_opts o = usual(w);
     o.n_pages = 8;
     begin_engine(w, o);
@@ -366,13 +368,13 @@ static void test_draft_pool(void **state) {
     run_out(w);
     int n = 0;
     for (int i = 0; i < 6; i++)
-        n += stats_of(&w->probes[i])->draft_n;
+        n += stats_of(&w->tracked_reqs[i])->draft_n;
     assert_true(n > 0);
 }
 
-/* Every small number at once: nothing is refused that fits, and nobody is stuck. */
+/* Combinations of small limits: no request that fits is refused, and all finish. */
 static void test_extremes(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     static const char *const drafters[] = {"model", NULL, "random"};
     for (int i = 0; i < 36; i++) {
         so_engine_opts o = usual(w);
@@ -391,15 +393,15 @@ static void test_extremes(void **state) {
     }
 }
 
-/* Without a limit an answer goes as far as the pool; a prompt that leaves no room is refused. */
+/* Without a limit an answer may fill the cache; a prompt that leaves no room is refused. */
 static void test_pool_below_context(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     so_engine_opts o = usual(w);
     so_request *r = NULL;
     so_err err = {0};
     o.n_pages = 2;
     begin_engine(w, o);
-    probe *p = submit(w, 10, -1);
+    tracked *p = submit(w, 10, -1);
     while (step(w) > 0)
         ;
     int n;
@@ -419,7 +421,7 @@ static void test_pool_below_context(void **state) {
 /* --- cancelling --- */
 
 static void test_cancel_in_every_phase(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     for (int slotted = 0; slotted < 2; slotted++) {
         so_engine_opts o = usual(w);
         o.n_batch = 8;
@@ -427,35 +429,35 @@ static void test_cancel_in_every_phase(void **state) {
         o.prefix_cache = true;
         o.kv_layout = slotted ? SO_KV_SLOTTED : SO_KV_PAGED;
         begin_engine(w, o);
-        probe *stays = submit_as(w, 12, 0, 60, 2, "model");
-        probe *decoding = submit_as(w, 9, 0, 60, 1, "ngram");
+        tracked *stays = submit_as(w, 12, 0, 60, 2, "model");
+        tracked *decoding = submit_as(w, 9, 0, 60, 1, "ngram");
         while (decoding->first_step < 0)
             step(w);
-        probe *reading = submit(w, 150, 10), *waiting = submit(w, 20, 10);
+        tracked *reading = submit(w, 150, 10), *waiting = submit(w, 20, 10);
         step(w);
-        probe *high = submit_as(w, 10, 0, 3, 3, NULL); /* preempts `reading`, the last in rank */
+        tracked *high = submit_as(w, 10, 0, 3, 3, NULL); /* preempts `reading`, the last in rank */
         step(w);
         assert_int_equal(stats_of(reading)->preempted_n, 1);
-        so_request_cancel(reading->req); /* preempted */
-        so_request_cancel(waiting->req); /* never began */
+        so_request_cancel(reading->req); /* while preempted */
+        so_request_cancel(waiting->req); /* before it was admitted */
         so_request_cancel(decoding->req);
         step(w);
-        probe *half = submit(w, 150, 10), *told = submit(w, 10, 30);
-        told->cancel_after = 3; /* in the callback */
+        tracked *half = submit(w, 150, 10), *in_callback = submit(w, 10, 30);
+        in_callback->cancel_after = 3; /* in the callback */
         while (high->end_step < 0)
             step(w);
         step(w);
         step(w);
         assert_int_equal(half->first_step, -1);
-        so_request_cancel(half->req); /* in the middle of its prompt */
-        probe *never = submit(w, 5, 5);
+        so_request_cancel(half->req); /* during its prefill */
+        tracked *never = submit(w, 5, 5);
         so_request_cancel(never->req); /* before any step */
         run_out(w);
-        const probe *gone[] = {reading, waiting, decoding, half, told, never};
+        const tracked *gone[] = {reading, waiting, decoding, half, in_callback, never};
         for (size_t i = 0; i < SO_LEN(gone); i++)
             assert_int_equal(so_request_finish(gone[i]->req), SO_FINISH_CANCELLED);
-        assert_int_equal(told->n_seen, 3);
-        so_case_expect(told->req, told->want, 3);
+        assert_int_equal(in_callback->n_seen, 3);
+        so_case_expect(in_callback->req, in_callback->want, 3);
         expect_alone(stays);
         expect_alone(high);
     }
@@ -463,25 +465,25 @@ static void test_cancel_in_every_phase(void **state) {
 
 /* --- prefixes --- */
 
-static so_engine_opts with_prefixes(const world *w) {
+static so_engine_opts with_prefixes(const fixture *w) {
     so_engine_opts o = usual(w);
     o.prefix_cache = true;
     return o;
 }
 
 static void test_hits_are_counted_and_exact(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     so_engine_stats s;
     begin_engine(w, with_prefixes(w));
     submit_as(w, 100, 70, 10, 0, NULL);
     run_out(w);
-    probe *half = submit_as(w, 100, 70, 10, 0, "model"); /* two pages of 70 tokens */
-    probe *same = submit_as(w, 96, 96, 10, 0, NULL), *none = submit(w, 80, 10);
+    tracked *half = submit_as(w, 100, 70, 10, 0, "model"); /* 70 common tokens: two whole pages */
+    tracked *same = submit_as(w, 96, 96, 10, 0, NULL), *none = submit(w, 80, 10);
     run_out(w);
     assert_int_equal(stats_of(half)->cached_n, 64);
     assert_int_equal(stats_of(same)->cached_n, 64);
     assert_int_equal(stats_of(none)->cached_n, 0);
-    probe *again = submit_as(w, 96, 96, 10, 0, NULL);
+    tracked *again = submit_as(w, 96, 96, 10, 0, NULL);
     run_out(w);
     assert_int_equal(stats_of(again)->cached_n, 64); /* the last token is always computed */
     so_engine_get_stats(w->e, &s);
@@ -490,21 +492,22 @@ static void test_hits_are_counted_and_exact(void **state) {
     assert_true(s.pages_cached > 0);
 }
 
-/* What was generated is kept too, guesses that fell are not: the next turn of a conversation. */
+/* Generated tokens are kept in the prefix tree too, rejected guesses are not: the next turn of a
+ * conversation. */
 static void test_next_turn_hits_the_answer(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     static const char *const drafters[] = {NULL, "random", "model", "ngram"};
     for (size_t d = 0; d < SO_LEN(drafters); d++) {
         begin_engine(w, with_prefixes(w));
-        probe *a = submit_as(w, 40, 0, 60, 0, drafters[d]);
+        tracked *a = submit_as(w, 40, 0, 60, 0, drafters[d]);
         run_out(w);
-        probe *b = &w->probes[w->n];
+        tracked *b = &w->tracked_reqs[w->n];
         memset(b, 0, sizeof *b);
         b->w = w;
         memcpy(b->prompt, a->prompt, sizeof b->prompt);
         memcpy(b->prompt + 40, a->want, 60 * sizeof *a->want);
         b->n_prompt = 103; /* three more tokens */
-        say_alone(w, b, 20);
+        decode_alone(w, b, 20);
         so_request_opts o = opts_of(b, 20);
         o.on_event = on_event;
         o.user = b;
@@ -516,9 +519,9 @@ static void test_next_turn_hits_the_answer(void **state) {
     }
 }
 
-/* Equal prompts at once: the second takes what the first has computed meanwhile. */
+/* Equal prompts at once: the later ones take the pages that the first has computed. */
 static void test_equal_prompts_at_once(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     so_engine_opts o = with_prefixes(w);
     so_engine_stats s;
     o.n_batch = 64;
@@ -530,18 +533,18 @@ static void test_equal_prompts_at_once(void **state) {
     assert_true(s.prefix_hits >= 2 * 192);
     int n = 0;
     for (int i = 0; i < 4; i++)
-        n += stats_of(&w->probes[i])->cached_n;
+        n += stats_of(&w->tracked_reqs[i])->cached_n;
     assert_int_equal(n, s.prefix_hits);
 }
 
-/* A preempted text finds its own pages again, if nobody needed them. */
+/* A resumed request finds its own pages if their memory was not needed. */
 static void test_resuming_hits(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     so_engine_opts o = with_prefixes(w);
     so_engine_stats s;
     o.n_parallel = 1;
     begin_engine(w, o);
-    probe *a = submit_as(w, 100, 0, 20, 0, "model");
+    tracked *a = submit_as(w, 100, 0, 20, 0, "model");
     for (int i = 0; i < 8; i++)
         step(w);
     submit_as(w, 10, 0, 3, 1, NULL);
@@ -552,24 +555,24 @@ static void test_resuming_hits(void **state) {
     run_out(w);
     so_engine_get_stats(w->e, &s);
     assert_true(s.rows_sum - before < 100);
-    assert_int_equal(stats_of(a)->cached_n, 0); /* its own work is no hit */
+    assert_int_equal(stats_of(a)->cached_n, 0); /* its own pages are not counted as hits */
     assert_int_equal(s.prefix_hits, 0);
 }
 
 /* --- slots --- */
 
 static void test_slots(void **state) {
-    world *w = *state;
+    fixture *w = *state;
     so_engine_opts o = usual(w);
     so_engine_stats s;
     so_err err = {0};
     so_engine *e = NULL;
     o.kv_layout = SO_KV_SLOTTED;
-    o.n_pages = 7; /* not even one slot of 256 */
+    o.n_pages = 7; /* less than one slot of 256 tokens */
     assert_int_equal(so_engine_create(w->target.m, NULL, &o, &e, &err), SO_ERANGE);
     assert_non_null(strstr(err.msg, "slot"));
-    o.n_pages = 8 * 2 + 3; /* two slots for four places */
-    o.prefix_cache = true; /* ignored */
+    o.n_pages = 8 * 2 + 3; /* two slots for n_parallel 4 */
+    o.prefix_cache = true; /* ignored for slots */
     begin_engine(w, o);
     for (int i = 0; i < 6; i++)
         submit_as(w, 64, 64, 40, 0, i % 2 ? "model" : "random");
@@ -585,18 +588,18 @@ static void test_slots(void **state) {
 }
 
 int main(void) {
-#define IN_WORLD(t) cmocka_unit_test_setup_teardown(t, open_world, close_world)
+#define IN_WORLD(t) cmocka_unit_test_setup_teardown(t, open_fixture, close_fixture)
     const struct CMUnitTest tests[] = {
         IN_WORLD(test_short_prompt_overtakes),
         IN_WORLD(test_long_prompt_is_bounded),
         IN_WORLD(test_shortest_first),
-        IN_WORLD(test_decoding_goes_on),
+        IN_WORLD(test_decoding_continues_during_prefill),
         IN_WORLD(test_priorities),
         IN_WORLD(test_priority_without_need),
-        IN_WORLD(test_youngest_gives_way),
-        IN_WORLD(test_lowest_priority_gives_way),
+        IN_WORLD(test_last_in_rank_is_preempted),
+        IN_WORLD(test_lowest_priority_is_preempted),
         IN_WORLD(test_smallest_pool),
-        IN_WORLD(test_guesses_are_shed_first),
+        IN_WORLD(test_guesses_are_dropped_before_preemption),
         IN_WORLD(test_draft_pool),
         IN_WORLD(test_extremes),
         IN_WORLD(test_pool_below_context),

@@ -1,23 +1,25 @@
-/* Seeds that are used twice with `reject`: the second text is distributed as the target's, whatever
- * its drafter knows of the first one.
+/* Seeds that are used twice with `reject`: the second text has the target's distribution, whatever
+ * its drafter has seen of the first.
  *
- * Vocabulary 4, three tokens: 64 texts, whose probabilities are listed by plain decoding. A case
- * makes two requests with one seed, over many seeds, and compares
+ * With a vocabulary of 4 and three tokens there are 64 texts, whose probabilities are computed by
+ * plain decoding. A case makes two requests with one seed, for many seeds, and compares by
+ * chi-square
  *
- *   alone   how often each text was the second one, with its probability
- *   pair    how often each pair of texts came out, with the product of theirs: where the second
- *           request is not the first one again, its text is independent
+ *   alone   the frequency of each second text with its probability
+ *   pair    the frequency of each pair of texts with the product of their probabilities: unless the
+ *           second request equals the first, its text is independent
  *
- * by chi-square. Cases run a second time with nonce 0, which keys all numbers by the seed alone:
- * those marked `caught` must then fail the first comparison, or the test tests nothing. (The second
- * one fails there in any case: `match` repeats its text with a seed too, and is exact.)
+ * Cases run a second time with nonce 0, which keys all random numbers by the seed alone. Those
+ * marked `detected` must then fail the first comparison, or the test would prove nothing. (The
+ * second comparison always fails there: with `match`, too, a reused seed repeats the text, and
+ * `match` is exact.)
  *
- * Some nonces come from the system, so runs differ: a correct engine fails one comparison in 10^7
- * (FALSE_ALARM), the whole test one run in about 300,000. SOOTH_TEST_FULL=1 takes 100,000 seeds
- * everywhere (half an hour), SOOTH_TEST_SEEDS=N takes N.
+ * Some nonces are random, so runs differ. A correct engine fails one comparison in 10^7
+ * (FALSE_ALARM), the whole test one run in about 300,000. SOOTH_TEST_FULL=1 uses 100,000 seeds
+ * everywhere (half an hour), SOOTH_TEST_SEEDS=N uses N.
  *
- * --draft-min is tested here too: only a distribution shows that drawn drafts, however short, may
- * not be dropped. */
+ * --draft-min is tested here too: only a distribution shows that sampled drafts must not be dropped
+ * for being short. */
 #include "so_test.h"
 
 #include <dirent.h>
@@ -59,7 +61,7 @@ static int number_of(const int32_t text[N_OUT]) {
     return n;
 }
 
-/* What plain decoding gives each text. */
+/* The probability of each text under plain decoding. */
 static void enumerate(fixture *f) {
     so_sampler *s = so_sampler_create(N_VOCAB);
     for (int t = 0; t < N_TEXTS; t++) {
@@ -117,16 +119,16 @@ static int close_fixture(void **state) {
 
 /* --- two requests --- */
 
-/* One seed's worth of a case. */
+/* One seed of a case. */
 typedef struct pair {
     const fixture *f;
-    so_engine *e; /* kept over seeds where the case shares one; else NULL between them */
+    so_engine *e; /* for cases that use one engine for all seeds */
     uint64_t seed;
-    bool old_keys;
+    bool seed_only;
     int32_t first[N_OUT], second[N_OUT];
 } pair;
 
-static so_engine *open_unsure(const fixture *f, int n_parallel, so_keep keep, float p_min) {
+static so_engine *open_with_p_min(const fixture *f, int n_parallel, so_keep keep, float p_min) {
     so_engine_opts o = {.n_ctx = N_CTX,
                         .n_parallel = n_parallel,
                         .n_batch = 16,
@@ -144,14 +146,14 @@ static so_engine *open_unsure(const fixture *f, int n_parallel, so_keep keep, fl
 }
 
 static so_engine *open_engine(const fixture *f, int n_parallel, so_keep keep) {
-    return open_unsure(f, n_parallel, keep, 0);
+    return open_with_p_min(f, n_parallel, keep, 0);
 }
 
 static so_request *submit(const pair *p, so_engine *e, const so_spec_opts *spec) {
     so_request_opts o = {.prompt = PROMPT,
                          .n_prompt = N_PROMPT,
                          .sample = sampling(p->seed),
-                         .has_nonce = p->old_keys,
+                         .has_nonce = p->seed_only,
                          .max_tokens = N_OUT,
                          .spec = *spec};
     so_err err = {0};
@@ -191,7 +193,7 @@ static so_spec_opts spec_of(const char *drafter, int length) {
     return s;
 }
 
-/* The text of the first request is what the second one expects. */
+/* The second request gets the first text as its prediction. */
 static void predict(pair *p, const so_spec_opts *first, so_spec_opts second) {
     run(p, p->e, first, p->first);
     second.expected = p->first;
@@ -222,8 +224,9 @@ static void predict_adaptive(pair *p) {
     predict(p, &first, spec_of("predict", 0));
 }
 
-/* The same drafters again, on an engine that knows the first text or its verdicts. */
-static void again(pair *p, const char *drafter, int length, int n_before) {
+/* The same drafters again, on an engine that has seen the first text or learned from its
+ * verdicts. */
+static void repeat(pair *p, const char *drafter, int length, int n_before) {
     so_spec_opts spec = spec_of(drafter, length);
     so_engine *e = open_engine(p->f, 1, SO_KEEP_NOTHING);
     for (int i = 0; i < n_before; i++)
@@ -232,13 +235,13 @@ static void again(pair *p, const char *drafter, int length, int n_before) {
     so_engine_free(e);
 }
 
-static void corpus_fixed(pair *p) { again(p, "corpus(min=1,mb=1)", 3, 1); }
-static void corpus_adaptive(pair *p) { again(p, "corpus(min=1,mb=1)", 0, 1); }
-static void corpus_model(pair *p) { again(p, "corpus(min=1,mb=1),model", 3, 1); }
-static void lengths_model(pair *p) { again(p, "model", 0, 8); }
-static void lengths_random(pair *p) { again(p, "random", 0, 8); }
+static void corpus_fixed(pair *p) { repeat(p, "corpus(min=1,mb=1)", 3, 1); }
+static void corpus_adaptive(pair *p) { repeat(p, "corpus(min=1,mb=1)", 0, 1); }
+static void corpus_model(pair *p) { repeat(p, "corpus(min=1,mb=1),model", 3, 1); }
+static void lengths_model(pair *p) { repeat(p, "model", 0, 8); }
+static void lengths_random(pair *p) { repeat(p, "random", 0, 8); }
 
-static int forget(const char *dir) {
+static int remove_files(const char *dir) {
     int n = 0;
     DIR *d = opendir(dir);
     for (struct dirent *at; d && (at = readdir(d));) {
@@ -251,8 +254,8 @@ static int forget(const char *dir) {
     return n;
 }
 
-/* What was learned reaches the second engine through files. */
-static void kept(pair *p, const char *drafter) {
+/* Records reach the second engine through files. */
+static void saved(pair *p, const char *drafter) {
     so_spec_opts spec = spec_of(drafter, 0);
     char *dir = so_path_join(p->f->dir, "sooth/costs");
     so_engine *e = open_engine(p->f, 1, SO_KEEP_ALL);
@@ -262,15 +265,15 @@ static void kept(pair *p, const char *drafter) {
     e = open_engine(p->f, 1, SO_KEEP_ALL);
     run(p, e, &spec, p->second);
     so_engine_free(e);
-    assert_int_equal(forget(dir), 1);
+    assert_int_equal(remove_files(dir), 1);
     free(dir);
 }
 
-static void kept_model(pair *p) { kept(p, "model"); }
-static void kept_random(pair *p) { kept(p, "random"); }
+static void saved_model(pair *p) { saved(p, "model"); }
+static void saved_random(pair *p) { saved(p, "random"); }
 
-/* Both at once, the second one a step behind. */
-static void together(pair *p, const char *drafter, int length) {
+/* Both at once, the second one step later. */
+static void concurrent(pair *p, const char *drafter, int length) {
     so_spec_opts spec = spec_of(drafter, length);
     so_engine *e = open_engine(p->f, 2, SO_KEEP_NOTHING);
     so_request *a = submit(p, e, &spec);
@@ -281,14 +284,14 @@ static void together(pair *p, const char *drafter, int length) {
     so_engine_free(e);
 }
 
-static void together_corpus(pair *p) { together(p, "corpus(min=1,mb=1),model", 3); }
-static void together_model(pair *p) { together(p, "model", 0); }
+static void concurrent_corpus(pair *p) { concurrent(p, "corpus(min=1,mb=1),model", 3); }
+static void concurrent_model(pair *p) { concurrent(p, "model", 0); }
 
-/* Guesses depend on the request alone: the same text twice, at once and one after the other. */
-static void together_same(pair *p) {
+/* Guesses depend on the request alone: the same text at once and one after the other. */
+static void concurrent_same(pair *p) {
     int32_t third[N_OUT];
     so_spec_opts spec = spec_of("model", 3);
-    together(p, "model", 3);
+    concurrent(p, "model", 3);
     run(p, p->e, &spec, third);
     if (number_of(p->first) != number_of(p->second) || number_of(p->first) != number_of(third))
         fail_msg("seed %llu: equal requests, different texts", (unsigned long long)p->seed);
@@ -302,7 +305,7 @@ typedef struct fit {
     double tail;
 } fit;
 
-/* Cells of small expectation are taken together. */
+/* Cells with an expected count below 5 are merged. */
 static fit compare(const int *count, const double *p, int n_cells, int n) {
     double rare = 0, x = 0;
     int n_rare = 0, df = -1;
@@ -323,31 +326,31 @@ static fit compare(const int *count, const double *p, int n_cells, int n) {
     return (fit){x, df, so_chi2_tail(x, df)};
 }
 
-typedef struct reuse {
+typedef struct test_case {
     const char *name;
     void (*run)(pair *p);
-    int n;       /* seeds in CI */
-    bool same;   /* equal requests: no independence */
-    bool caught; /* with the seed alone as key, also in CI */
-} reuse;
+    int n;         /* number of seeds in CI */
+    bool same;     /* equal requests: the pair is not independent */
+    bool detected; /* with the seed alone as key the bias is detected, also in CI */
+} test_case;
 
-static const reuse CASES[] = {
+static const test_case CASES[] = {
     {"predict of a drawn text", predict_drawn, 4000, false, true},
     {"predict,model, length 1", predict_short, 4000, false, true},
     {"the same, lenient=1", predict_lenient, 4000, false, true},
     {"predict of the plain text", predict_plain, 4000, false, false},
     {"predict, lengths learned", predict_adaptive, 4000, false,
-     false}, /* lengths go by the clock */
+     false}, /* learned lengths depend on the clock */
     {"corpus twice, length 3", corpus_fixed, 600, false, false},
     {"corpus twice, lengths learned", corpus_adaptive, 600, false, false},
     {"corpus,model twice", corpus_model, 1000, false, true},
     {"model, lengths learned", lengths_model, 1000, false, false},
     {"random, lengths learned", lengths_random, 1000, false, false},
-    {"model, records kept on disk", kept_model, 400, false, false},
-    {"random, records kept on disk", kept_random, 400, false, false},
-    {"corpus,model at once", together_corpus, 2000, false, true},
-    {"model at once, lengths learned", together_model, 1000, false, false},
-    {"model at once, length 3", together_same, 1000, true, false},
+    {"model, records kept on disk", saved_model, 400, false, false},
+    {"random, records kept on disk", saved_random, 400, false, false},
+    {"corpus,model at once", concurrent_corpus, 2000, false, true},
+    {"model at once, lengths learned", concurrent_model, 1000, false, false},
+    {"model at once, length 3", concurrent_same, 1000, true, false},
 };
 
 static int n_seeds(int n) {
@@ -357,13 +360,13 @@ static int n_seeds(int n) {
     return so_test_full() ? 100000 : SO_TEST_SANITIZED ? n / 16 : n;
 }
 
-/* The fits of one case; the tail of the worse one, of the first alone where keys are the old ones.
- */
-static double check(const fixture *f, const reuse *c, bool old_keys) {
+/* Runs one case and prints both fits. Returns the smaller tail probability; with seed_only, or for
+ * equal requests, that of the first comparison. */
+static double check(const fixture *f, const test_case *c, bool seed_only) {
     static int alone[N_TEXTS], both[N_TEXTS * N_TEXTS];
     static double product[N_TEXTS * N_TEXTS];
     int n = n_seeds(c->n);
-    pair p = {.f = f, .old_keys = old_keys, .e = open_engine(f, 1, SO_KEEP_NOTHING)};
+    pair p = {.f = f, .seed_only = seed_only, .e = open_engine(f, 1, SO_KEEP_NOTHING)};
     memset(alone, 0, sizeof alone);
     memset(both, 0, sizeof both);
     int64_t t = so_clock_ns();
@@ -378,14 +381,14 @@ static double check(const fixture *f, const reuse *c, bool old_keys) {
         product[i] = f->p[i / N_TEXTS] * f->p[i % N_TEXTS];
     fit a = compare(alone, f->p, N_TEXTS, n);
     fit b = compare(both, product, N_TEXTS * N_TEXTS, n);
-    print_message("%-8s %-32s %6d seeds: %8.1f on %d, p %-8.3g", old_keys ? "by seed" : "", c->name,
-                  n, a.x, a.df, a.tail);
+    print_message("%-8s %-32s %6d seeds: %8.1f on %d, p %-8.3g", seed_only ? "by seed" : "",
+                  c->name, n, a.x, a.df, a.tail);
     if (c->same)
         print_message(" (%.0f us)\n", so_clock_ms_since(t) * 1e3 / n);
     else
         print_message(" pairs: %8.1f on %d, p %-8.3g (%.0f us)\n", b.x, b.df, b.tail,
                       so_clock_ms_since(t) * 1e3 / n);
-    return c->same || old_keys ? a.tail : SO_MIN(a.tail, b.tail);
+    return c->same || seed_only ? a.tail : SO_MIN(a.tail, b.tail);
 }
 
 static void test_second_text(void **state) {
@@ -396,21 +399,21 @@ static void test_second_text(void **state) {
 
 static void test_seed_alone_is_caught(void **state) {
     for (size_t i = 0; i < SO_LEN(CASES); i++) {
-        if (!CASES[i].caught && !so_test_full())
+        if (!CASES[i].detected && !so_test_full())
             continue;
         double tail = check(*state, &CASES[i], true);
-        if (CASES[i].caught && !SO_TEST_SANITIZED && tail > FALSE_ALARM)
+        if (CASES[i].detected && !SO_TEST_SANITIZED && tail > FALSE_ALARM)
             fail_msg("%s: keys of the seed alone go unnoticed", CASES[i].name);
     }
 }
 
-/* A draft ends at a row that is flat (--draft-p-min), so whether it is shorter than --draft-min
- * depends on the tokens drawn before: dropping it then would select among them. */
-static void test_drawn_drafts_stay(void **state) {
+/* A draft ends at a flat row (--draft-p-min), so whether it is shorter than --draft-min depends on
+ * the tokens sampled before. Dropping it would select among them. */
+static void test_sampled_drafts_are_kept(void **state) {
     const fixture *f = *state;
     static int count[N_TEXTS];
     so_spec_opts spec = spec_of("model", 3);
-    pair p = {.f = f, .e = open_unsure(f, 1, SO_KEEP_NOTHING, 0.5f)};
+    pair p = {.f = f, .e = open_with_p_min(f, 1, SO_KEEP_NOTHING, 0.5f)};
     int n = n_seeds(20000), n_short = 0;
     memset(count, 0, sizeof count);
     spec.draft_min = 2;
@@ -436,7 +439,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_second_text),
         cmocka_unit_test(test_seed_alone_is_caught),
-        cmocka_unit_test(test_drawn_drafts_stay),
+        cmocka_unit_test(test_sampled_drafts_are_kept),
     };
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);
 }

@@ -1,5 +1,5 @@
-/* The public library, used as a program would use it: only sooth.h (the tiny model comes from the
- * test support). */
+/* The public library, used as a program would use it: through sooth.h. (The tiny model comes from
+ * the test support.) */
 #include "so_test.h"
 
 #include <pthread.h>
@@ -56,13 +56,13 @@ static sooth_params seeded(uint64_t seed, int max_tokens) {
     return p;
 }
 
-typedef struct heard {
+typedef struct collected {
     so_buf text;
     int n_tokens, n_ends, cancel_after;
-} heard;
+} collected;
 
-static int hear(void *user, const sooth_event *ev) {
-    heard *h = user;
+static int collect(void *user, const sooth_event *ev) {
+    collected *h = user;
     so_buf_append(&h->text, ev->text, ev->text_len);
     h->n_tokens += ev->token >= 0;
     h->n_ends += ev->finish != SOOTH_FINISH_NONE;
@@ -101,12 +101,12 @@ static void test_tokenize_both_ways(void **state) {
 static void test_generate_streams_what_it_returns(void **state) {
     fixture *f = *state;
     sooth_error err;
-    heard h = {0};
+    collected h = {0};
     sooth_result r, again;
     sooth_result_init(&r);
     sooth_result_init(&again);
     sooth_params p = seeded(7, 40);
-    assert_int_equal(sooth_generate(f->engine, "the sea", &p, hear, &h, &r, &err), SOOTH_OK);
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, collect, &h, &r, &err), SOOTH_OK);
     assert_int_equal(r.n_tokens, 40);
     assert_int_equal(h.n_tokens, 40);
     assert_int_equal(h.n_ends, 1);
@@ -129,11 +129,11 @@ static void test_generate_streams_what_it_returns(void **state) {
 static void test_callback_cancels(void **state) {
     fixture *f = *state;
     sooth_error err;
-    heard h = {.cancel_after = 5};
+    collected h = {.cancel_after = 5};
     sooth_result r;
     sooth_result_init(&r);
     sooth_params p = seeded(1, -1);
-    assert_int_equal(sooth_generate(f->engine, "the sea", &p, hear, &h, &r, &err), SOOTH_OK);
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, collect, &h, &r, &err), SOOTH_OK);
     assert_int_equal(r.finish, SOOTH_FINISH_CANCELLED);
     assert_int_equal(r.n_tokens, 5);
     sooth_result_deinit(&r);
@@ -214,7 +214,7 @@ static void test_many_at_once_equal_one_by_one(void **state) {
         sooth_result_deinit(&a);
         sooth_result_deinit(&b);
     }
-    sooth_engine_free(many); /* with its requests */
+    sooth_engine_free(many); /* frees its requests too */
 }
 
 typedef struct worker {
@@ -281,8 +281,7 @@ static void test_errors_name_the_cause(void **state) {
     assert_non_null(strstr(err.message, "top-p"));
 }
 
-/* A program built when the struct was shorter: fields past its size keep their defaults. */
-/* Kernels outside the backend too. */
+/* Also of the kernels outside the backend. */
 static void test_cpu_level_reaches_all_kernels(void **state) {
     fixture *f = *state;
     sooth_error err;
@@ -304,6 +303,7 @@ static void test_cpu_level_reaches_all_kernels(void **state) {
     sooth_model_free(m);
 }
 
+/* A program built when the struct was shorter: fields past its size keep their defaults. */
 static void test_old_struct_size(void **state) {
     fixture *f = *state;
     sooth_error err;
@@ -334,7 +334,7 @@ typedef struct scores {
     size_t n;
 } scores;
 
-static int hear_scores(void *user, const sooth_event *ev) {
+static int check_scores(void *user, const sooth_event *ev) {
     scores *s = user;
     if (ev->token < 0) {
         assert_int_equal(ev->n_top, 0);
@@ -364,7 +364,7 @@ static void test_logprobs(void **state) {
     p.spec = "lookup,ngram,random";
     p.spec_length = 3;
     scores s = {.want = &plain};
-    assert_int_equal(sooth_generate(f->engine, "the sea", &p, hear_scores, &s, &got, &err),
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, check_scores, &s, &got, &err),
                      SOOTH_OK);
     assert_int_equal(s.n, 24);
     assert_true(got.timings.draft_n > 0);
@@ -399,15 +399,15 @@ static void test_old_result_without_logprobs(void **state) {
 
 /* --- speculation --- */
 
-typedef struct plan {
-    const int32_t *text; /* what will be said */
+typedef struct script {
+    const int32_t *text; /* the text that will be generated */
     int n_text, n_calls;
     bool fail;
-} plan;
+} script;
 
-static int know_it_all(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
-                       int max) {
-    plan *p = user;
+static int mostly_right(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
+                        int max) {
+    script *p = user;
     int at = n_tokens - n_prompt, n = 0;
     assert_true(tokens != NULL && at >= 0);
     p->n_calls++;
@@ -423,8 +423,7 @@ static void generate(sooth_engine *e, const sooth_params *p, sooth_result *r) {
         fail_msg("%s", err.message);
 }
 
-/* A cache of another type is another model: with guesses and without they say the same, and each
- * type by its name. */
+/* Each cache type gives the same text with and without guesses, and is selected by its name. */
 static void test_cache_types(void **state) {
     fixture *f = *state;
     static const char *const types[] = {NULL, "f16", "F32", "q8_0"};
@@ -462,7 +461,7 @@ static void test_cache_types(void **state) {
     }
 }
 
-/* With `reject` the result has a nonce, which replays the text; without, there is none. */
+/* With `reject` the result has a nonce, which replays the text; otherwise it has none. */
 static void test_nonce(void **state) {
     fixture *f = *state;
     sooth_params p = seeded(4, 30);
@@ -501,11 +500,11 @@ static void test_own_drafter(void **state) {
     sooth_params p = seeded(4, 30);
     sooth_result plain, got;
     generate(f->engine, &p, &plain);
-    plan known = {.text = plain.tokens, .n_text = (int)plain.n_tokens};
+    script known = {.text = plain.tokens, .n_text = (int)plain.n_tokens};
     sooth_engine_params ep;
     sooth_engine *e = NULL;
     sooth_engine_params_init(&ep);
-    ep.drafter = know_it_all;
+    ep.drafter = mostly_right;
     ep.drafter_user = &known;
     ep.draft_model = f->path;
     assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_OK);
@@ -554,9 +553,9 @@ static void test_own_drafter(void **state) {
     sooth_engine_free(e);
 }
 
-/* Two tokens for every place, the right one second. */
-static int know_two(void *user, const sooth_draft *d) {
-    const plan *p = user;
+/* Two siblings per position, the right token second. */
+static int two_per_depth(void *user, const sooth_draft *d) {
+    const script *p = user;
     int at = d->n_tokens - d->n_prompt, n = 0;
     assert_true(d->size >= sizeof *d && d->max >= d->max_depth && d->max_depth > 0);
     for (int k = 0; k < d->max_depth && at + k < p->n_text && n + 2 <= d->max; k++, n += 2) {
@@ -573,11 +572,11 @@ static void test_own_tree(void **state) {
     sooth_params p = seeded(4, 30);
     sooth_result plain, got;
     generate(f->engine, &p, &plain);
-    plan known = {.text = plain.tokens, .n_text = (int)plain.n_tokens};
+    script known = {.text = plain.tokens, .n_text = (int)plain.n_tokens};
     sooth_engine_params ep;
     sooth_engine *e = NULL;
     sooth_engine_params_init(&ep);
-    ep.tree_drafter = know_two;
+    ep.tree_drafter = two_per_depth;
     ep.drafter_user = &known;
     assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_OK);
     p.spec = "user";
@@ -585,26 +584,26 @@ static void test_own_tree(void **state) {
     generate(e, &p, &got);
     assert_int_equal(got.n_tokens, plain.n_tokens);
     assert_memory_equal(got.tokens, plain.tokens, plain.n_tokens * sizeof *plain.tokens);
-    assert_int_equal(got.timings.rounds, 6); /* 30 tokens, five at a time */
+    assert_int_equal(got.timings.rounds, 6); /* 30 tokens, five per round */
     assert_int_equal(got.timings.tested_n, 2 * got.timings.draft_n_accepted);
     sooth_result_deinit(&got);
     sooth_engine_free(e);
     e = NULL;
-    ep.drafter = know_it_all;
+    ep.drafter = mostly_right;
     assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_EINVAL);
     assert_non_null(strstr(err.message, "drafter and tree_drafter are both set"));
     assert_null(e);
     sooth_result_deinit(&plain);
 }
 
-typedef struct told {
+typedef struct end_event {
     int n_ends, n_early;
     sooth_timings timings;
     sooth_metrics metrics;
-} told;
+} end_event;
 
-static int listen(void *user, const sooth_event *ev) {
-    told *t = user;
+static int keep_end(void *user, const sooth_event *ev) {
+    end_event *t = user;
     if (ev->finish == SOOTH_FINISH_NONE) {
         t->n_early += ev->timings || ev->metrics;
         return 0;
@@ -626,10 +625,10 @@ static void test_prediction_and_metrics(void **state) {
     p.spec = "predict";
     p.spec_length = 3;
     for (int with = 0; with < 2; with++) {
-        told t = {0};
+        end_event t = {0};
         p.prediction = with ? plain.text : NULL;
         sooth_result_init(&got);
-        assert_int_equal(sooth_generate(f->engine, "the sea", &p, listen, &t, &got, &err),
+        assert_int_equal(sooth_generate(f->engine, "the sea", &p, keep_end, &t, &got, &err),
                          SOOTH_OK);
         assert_string_equal(got.text, plain.text);
         assert_int_equal(t.n_ends, 1);
@@ -659,29 +658,30 @@ static sooth_engine *cache_of(const fixture *f, int n_parallel, int kv_pages, co
     return e;
 }
 
-static sooth_request *put(sooth_engine *e, const char *prompt, const sooth_params *p, heard *h) {
+static sooth_request *submit(sooth_engine *e, const char *prompt, const sooth_params *p,
+                             collected *h) {
     sooth_error err;
     sooth_request *r = NULL;
-    assert_int_equal(sooth_submit(e, prompt, NULL, 0, p, hear, h, &r, &err), SOOTH_OK);
+    assert_int_equal(sooth_submit(e, prompt, NULL, 0, p, collect, h, &r, &err), SOOTH_OK);
     return r;
 }
 
-/* Pages and places for all, or for a few who take turns: the text is the same. */
+/* With pages and slots for all requests, or for some at a time, the texts are the same. */
 static void test_cache_settings(void **state) {
     fixture *f = *state;
     enum { N = 4, TOKENS = 80 };
     static const struct {
         int pages;
         const char *layout;
-    } ways[] = {{0, NULL}, {4, "paged"}, {0, "slotted"}, {9, "slotted"}};
+    } variants[] = {{0, NULL}, {4, "paged"}, {0, "slotted"}, {9, "slotted"}};
     so_buf want = {0};
-    for (size_t w = 0; w < SO_LEN(ways); w++) {
-        sooth_engine *e = cache_of(f, N, ways[w].pages, ways[w].layout);
-        heard h[N] = {0};
+    for (size_t w = 0; w < SO_LEN(variants); w++) {
+        sooth_engine *e = cache_of(f, N, variants[w].pages, variants[w].layout);
+        collected h[N] = {0};
         sooth_error err;
         for (int i = 0; i < N; i++) {
             sooth_params p = seeded((uint64_t)i, TOKENS);
-            put(e, "the sea", &p, &h[i]);
+            submit(e, "the sea", &p, &h[i]);
         }
         while (sooth_step(e, &err) > 0)
             ;
@@ -720,23 +720,23 @@ static void test_cache_limits(void **state) {
     assert_int_equal(sooth_engine_create(f->model, &ep, &none, &err), SOOTH_EINVAL);
     assert_non_null(strstr(err.message, "'round'"));
     ep.kv_layout = "slotted";
-    ep.kv_pages = 1; /* less than one place */
+    ep.kv_pages = 1; /* less than one slot */
     assert_true(sooth_engine_create(f->model, &ep, &none, &err) < 0);
     assert_null(none);
 }
 
-/* One place: who came last and matters most is answered first, the others in their order. */
+/* One slot: the highest priority is answered first, although it was submitted last. */
 static void test_priority(void **state) {
     fixture *f = *state;
     sooth_engine *e = cache_of(f, 1, 0, NULL);
     sooth_request *r[3];
-    heard h[3] = {0};
+    collected h[3] = {0};
     sooth_error err;
     static const int priority[] = {-1, 0, 7}, rank[] = {2, 1, 0};
     for (int i = 0; i < 3; i++) {
         sooth_params p = seeded(1, 6);
         p.priority = priority[i];
-        r[i] = put(e, "the sea", &p, &h[i]);
+        r[i] = submit(e, "the sea", &p, &h[i]);
     }
     int n_done = 0;
     while (sooth_step(e, &err) > 0 || n_done < 3)

@@ -1,6 +1,6 @@
-/* Speculation on tiny models: the text is plain decoding's, with `==`, for every drafter, length,
- * batch and way of sampling; endings in mid-round. Perfect drafts and what each drafter is good
- * for: test_drafts.c. A wrong engine is noticed: tests/cli/test_mutants.c. */
+/* Speculation on tiny models: the text equals plain decoding's (`==`) for every drafter, length,
+ * batch and sampling; requests that end in the middle of a round. test_drafts.c: perfect drafts,
+ * and what each drafter is good for. tests/cli/test_mutants.c: a faulty engine is detected. */
 #include "so_test.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@
 enum { N_PREDICT = SO_CASE_PREDICT, N_CTX = SO_CASE_CTX, MAX_PROMPT = SO_CASE_PROMPT };
 
 typedef struct fixture {
-    so_rig target, draft; /* the draft is another model over the same ids */
+    so_rig target, draft; /* the draft is another model with the same token ids */
     so_case cases[SO_CASES];
 } fixture;
 
@@ -80,9 +80,10 @@ static const char *const DRAFTERS[] = {"none",         "ngram",
                                        "model+lookup", "oracle(0.5)+random+ngram",
                                        "auto"};
 
-/* All cases, `n_parallel` at once, each with another drafter and length. */
-static int count_different(const fixture *f, const so_rig *draft, int n_parallel, int first,
-                           int length) {
+/* Runs all cases, `n_parallel` at once; if several run, each has another drafter and length.
+ * Returns the number of texts that differ from plain decoding's. */
+static int n_different(const fixture *f, const so_rig *draft, int n_parallel, int first,
+                       int length) {
     so_engine *e = open_engine(f, draft, n_parallel, n_parallel == 1 ? 64 : 5);
     so_request *r[SO_CASES];
     int different = 0;
@@ -108,20 +109,20 @@ static int count_different(const fixture *f, const so_rig *draft, int n_parallel
 enum { N_LENGTHS = 4 };
 static const int LENGTHS[N_LENGTHS] = {1, 4, 16, 0};
 
-/* Every drafter with every length (turn −1), or with one, by turns: the next drafter has the next
- * length. Drafters from `first` on, every `step`-th. */
+/* Runs every drafter with every length (turn −1), or with one length each, which changes from
+ * drafter to drafter. Takes every `step`-th drafter from `first` on. */
 static void check_alone(const fixture *f, const char *name, int turn, int first, int step) {
     for (int d = first; d < (int)SO_LEN(DRAFTERS); d += step)
         for (int k = 0; k < N_LENGTHS; k++)
             if ((turn < 0 || k == (d + d / N_LENGTHS + turn) % N_LENGTHS) &&
-                count_different(f, &f->draft, 1, d, LENGTHS[k]) != 0)
+                n_different(f, &f->draft, 1, d, LENGTHS[k]) != 0)
                 fail_msg("%s, %s, length %d: not the plain text", name, DRAFTERS[d], LENGTHS[k]);
 }
 
 static void check_together(const fixture *f, const char *name, int first, int step) {
     for (int d = first; d < (int)SO_LEN(DRAFTERS); d += step)
         for (int length = 0; length <= 5; length += 5)
-            if (count_different(f, &f->target, 4, d, length) != 0)
+            if (n_different(f, &f->target, 4, d, length) != 0)
                 fail_msg("%s, mixed from %s, length %d: not the plain text", name, DRAFTERS[d],
                          length);
 }
@@ -130,10 +131,10 @@ static void test_same_text_alone(void **state) { check_alone(*state, "llama", -1
 
 static void test_same_text_together(void **state) { check_together(*state, "llama", 0, 2); }
 
-/* --- oracles --- */
+/* --- other families --- */
 
-/* The other families: a sliding window and norms of queries and keys (Gemma 3), norms alone (Qwen
- * 3), learned positions (GPT-2). Drafts come from another family, then from the target itself. */
+/* A sliding window and norms of queries and keys (Gemma 3), norms alone (Qwen 3), learned positions
+ * (GPT-2). Drafts come from another family, then from the target itself. */
 static void test_other_families(void **state) {
     (void)state;
     static const char *const names[] = {"gemma3", "qwen3", "gpt2"};
@@ -149,19 +150,20 @@ static void test_other_families(void **state) {
     }
 }
 
-/* A draft that can say only what `bits` name, over the ids of f's target. */
-static void open_narrow(so_rig *r, const so_shape *s, const unsigned char *bits) {
-    so_shape narrow = *s;
-    narrow.vocab_mask = bits;
-    narrow.n_vocab_mask = (s->n_vocab + 7) / 8;
-    so_shape_open(r, &narrow,
+/* A draft with logits for a vocabulary subset only: the ids whose bit is set. */
+static void open_subset_draft(so_rig *r, const so_shape *s, const unsigned char *bits) {
+    so_shape subset = *s;
+    subset.vocab_mask = bits;
+    subset.n_vocab_mask = (s->n_vocab + 7) / 8;
+    so_shape_open(r, &subset,
                   &(so_rig_opts){
                       .level = SO_CPU_AUTO, .max_rows = 8, .n_pages = 4, .model = {.draft = true}});
 }
 
-/* A draft that is the target but can say only some tokens: the plain text with every drafter, and
- * where it can say all of that text it is never wrong, greedy and with the target's noise alike. */
-static void test_narrow_draft(void **state) {
+/* A draft that is the target with a vocabulary subset: the text equals plain decoding's with every
+ * drafter. If the subset contains all tokens of the text, every guess is accepted, greedy and with
+ * the target's noise. */
+static void test_vocab_subset_draft(void **state) {
     (void)state;
     fixture *f = SO_NEW(fixture);
     so_shape shape = {SO_SHAPE_SMALL, .n_layers = 2, .n_vocab = 67, .n_ctx = 512, .seed = 21};
@@ -169,21 +171,21 @@ static void test_narrow_draft(void **state) {
     so_rig own;
     so_shape_open(&f->target, &shape,
                   &(so_rig_opts){.level = SO_CPU_AUTO, .max_rows = 8, .n_pages = 4});
-    open_narrow(&f->draft, &shape, some);
+    open_subset_draft(&f->draft, &shape, some);
     assert_int_equal(f->draft.width, 31);
     for (int c = 0; c < SO_CASES; c++)
         so_case_make(c, shape.n_vocab, &f->cases[c]);
     so_case_plain(&f->target, f->cases, SO_CASES);
     check_alone(f, "narrow draft", -1, 8, 1);
     for (int d = 8; d < (int)SO_LEN(DRAFTERS); d += 2)
-        assert_int_equal(count_different(f, &f->draft, 4, d, 5), 0);
+        assert_int_equal(n_different(f, &f->draft, 4, d, 5), 0);
     for (int c = 0; c < SO_CASES; c++) {
         unsigned char all[9] = {0};
         if (f->cases[c].sample.top_p < 1)
-            continue; /* of fewer tokens, other ones make up the nucleus */
+            continue; /* with fewer tokens the nucleus of top-p differs */
         for (int i = 0; i < f->cases[c].n_want; i++)
             all[f->cases[c].want[i] / 8] |= (unsigned char)(1 << f->cases[c].want[i] % 8);
-        open_narrow(&own, &shape, all);
+        open_subset_draft(&own, &shape, all);
         assert_true(own.width <= SO_CASE_PREDICT);
         for (int k = 1; k <= 7; k += 3)
             so_case_perfect(&f->target, &own, &f->cases[c], SO_VERIFY_MATCH, "model", k);
@@ -192,8 +194,8 @@ static void test_narrow_draft(void **state) {
     close_pair(f);
 }
 
-/* Prompt lookup by an inner drafter saves passes of the draft and changes no token: the draft's
- * guesses are the same, so the rounds are. */
+/* An inner drafter saves passes of the draft model and changes no token: the draft's guesses are
+ * the same, so the rounds are too. */
 static void test_inner_drafter_changes_nothing(void **state) {
     fixture *f = *state;
     for (int c = 0; c < SO_CASES; c++) {
@@ -204,7 +206,7 @@ static void test_inner_drafter_changes_nothing(void **state) {
                                  .length = 5,
                                  .verify = SO_VERIFY_REJECT};
             so_request_opts o = so_case_opts(&f->cases[c], &spec);
-            o.has_nonce = true; /* the drafter's name is part of a hashed one */
+            o.has_nonce = true; /* a hashed nonce would depend on the drafter's name */
             o.nonce = 1;
             so_request *r = so_case_finish(e, &o);
             draft_n[k] = so_request_get_stats(r)->draft_n;
@@ -219,12 +221,12 @@ static void test_inner_drafter_changes_nothing(void **state) {
 
 /* --- reject and lenient --- */
 
-/* Fixed drafter and length: the same seed gives the same text, alone and beside others. */
+/* With a fixed drafter and length the same seed gives the same text, alone and beside others. */
 static void test_reject_is_reproducible(void **state) {
     fixture *f = *state;
     int32_t first[SO_CASES][N_PREDICT];
-    for (int way = 0; way < 2; way++) {
-        so_engine *e = open_engine(f, &f->draft, way ? 4 : 1, way ? 7 : 64);
+    for (int variant = 0; variant < 2; variant++) {
+        so_engine *e = open_engine(f, &f->draft, variant ? 4 : 1, variant ? 7 : 64);
         so_request *r[SO_CASES];
         so_spec_opts spec = {.drafter = "model", .length = 4, .verify = SO_VERIFY_REJECT};
         for (int c = 0; c < SO_CASES; c++)
@@ -237,7 +239,7 @@ static void test_reject_is_reproducible(void **state) {
             check_stats(r[c]);
             if (f->cases[c].sample.temp == 0)
                 assert_true(so_case_same(r[c], &f->cases[c]));
-            if (way == 0)
+            if (variant == 0)
                 memcpy(first[c], out, sizeof first[c]);
             else
                 assert_memory_equal(first[c], out, sizeof first[c]);
@@ -253,8 +255,8 @@ enum { TOP = 3, DEPTH = 2, N_TEXTS = 9, N_DRAWS = 480 };
 enum { TOP = 3, DEPTH = 3, N_TEXTS = 27, N_DRAWS = 2400 };
 #endif
 
-/* Probabilities of all texts of DEPTH tokens by plain sampling, the first token least significant;
- * `tokens` are the tokens of each, in the order of their ids. */
+/* Probabilities of all texts of DEPTH tokens under plain sampling, the first token least
+ * significant. `tokens` has the tokens of each text. */
 static void enumerate(fixture *f, const so_case *c, so_sampler *s, double *dist,
                       int32_t tokens[N_TEXTS][DEPTH]) {
     int n_vocab = f->target.n_vocab;
@@ -288,8 +290,8 @@ static void enumerate(fixture *f, const so_case *c, so_sampler *s, double *dist,
     free(row);
 }
 
-/* The engine's own path, from drafted rows to emitted tokens: the distribution of a few tokens over
- * many seeds is plain sampling's. False alarm: one in a million. */
+/* The whole path of the engine, from drafted rows to emitted tokens: over many seeds the texts have
+ * plain sampling's distribution. False alarm: one in a million. */
 static void test_reject_distribution(void **state) {
     fixture *f = *state;
     static const char *const drafters[] = {"model+random"};
@@ -303,7 +305,7 @@ static void test_reject_distribution(void **state) {
     enumerate(f, &c, s, dist, tokens);
     so_sampler_free(s);
     for (size_t d = 0; d < SO_LEN(drafters); d++) {
-        so_engine *e = open_engine_at(f, &f->target, 8, 64, 0.6f); /* near p, and not p */
+        so_engine *e = open_engine_at(f, &f->target, 8, 64, 0.6f); /* near p, but not equal */
         int count[N_TEXTS] = {0}, found = 0, accepted = 0;
         for (int i = 0; i < N_DRAWS; i += 8) {
             so_request *r[8];
@@ -345,7 +347,8 @@ static void test_reject_distribution(void **state) {
     }
 }
 
-/* Lenience 1 is exact; lower ones accept at least as much from a drafter that is often wrong. */
+/* Lenience 1 is exact. A very small lenience accepts more guesses of a drafter that is often
+ * wrong. */
 static void test_lenience(void **state) {
     fixture *f = *state;
     for (int c = 1; c < SO_CASES; c += 2) { /* temperature 0 */
@@ -368,7 +371,7 @@ static void test_lenience(void **state) {
     }
 }
 
-/* --- ends --- */
+/* --- endings --- */
 
 typedef struct watcher {
     int n_tokens, n_rounds, most_per_round, stop_after;
@@ -411,7 +414,7 @@ static void test_multi_token_output(void **state) {
         o.on_round = on_round;
         o.user = &w;
         so_request *r = so_case_finish(e, &o);
-        int n = stop_after ? stop_after : N_PREDICT; /* the rest is discarded */
+        int n = stop_after ? stop_after : N_PREDICT; /* further tokens of the round are dropped */
         so_case_expect(r, c->want, n);
         assert_int_equal(w.n_tokens, n);
         assert_int_equal(n_emitted, n);
@@ -421,7 +424,8 @@ static void test_multi_token_output(void **state) {
     so_engine_free(e);
 }
 
-/* The context's end: drafts are shortened, the last position is decoded plainly. */
+/* At the end of the context drafts are shortened, and the last position is decoded without
+ * guesses. */
 static void test_context_end(void **state) {
     fixture *f = *state;
     for (int pass = 0; pass < 2; pass++) {
@@ -512,7 +516,7 @@ static void check_pair(const char *target, const char *draft, const char *part) 
     so_bundle_close(&a);
 }
 
-/* Many specs, one draft file: it is opened once, and no limit on files is met. */
+/* Many specs with one draft file: it is opened once, so the limit on files is not reached. */
 static void test_one_file_many_specs(void **state) {
     (void)state;
     char *dir = so_test_tmp(), *path = so_path_join(dir, "0.gguf");
@@ -570,7 +574,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_same_text_alone),
         cmocka_unit_test(test_same_text_together),
         cmocka_unit_test(test_other_families),
-        cmocka_unit_test(test_narrow_draft),
+        cmocka_unit_test(test_vocab_subset_draft),
         cmocka_unit_test(test_inner_drafter_changes_nothing),
         cmocka_unit_test(test_reject_is_reproducible),
         cmocka_unit_test(test_reject_distribution),

@@ -1,5 +1,5 @@
-/* Stop strings: whatever the pieces, the text that comes out is the text before the first stop
- * string, and nothing that could belong to one leaves early. */
+/* Stop strings: for any division into pieces, the output is the text before the first stop string,
+ * and nothing that may belong to a stop string is passed on early. */
 #include "so_test.h"
 
 #include "base/mem.h"
@@ -13,7 +13,7 @@ static uint32_t pick(uint32_t i, uint32_t below) {
     return w[0] % below;
 }
 
-/* What should come out: everything before the earliest stop string. */
+/* The expected length: everything before the earliest stop string. */
 static size_t ref_end(so_str text, const so_str *stops, int n) {
     for (size_t i = 0; i < text.len; i++)
         for (int s = 0; s < n; s++)
@@ -40,7 +40,7 @@ static void test_random_texts_and_pieces(void **state) {
             size_t most = 1 + pick(k++, 5), n = SO_MIN(most, len - at);
             hit = so_stops_push(&s, (so_str){text + at, n}, &out);
             at += n;
-            assert_true(out.len <= want); /* nothing of a stop string has left */
+            assert_true(out.len <= want); /* nothing of a stop string was passed on */
         }
         assert_true(hit == (want < len));
         if (!hit)

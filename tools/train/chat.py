@@ -1,9 +1,9 @@
-"""Prompts as ids: the target's chat format cut into pieces, and a small byte-level BPE for instructions.
+"""Prompts as token ids: the pieces of the target's chat format, and a small byte-level BPE encoder.
 
-Prompts are put together from ids (turns and passages that the target wrote itself), so text is only tokenised for the few words
-of instructions and for --prompts files. The pre-tokenizer here is GPT-2's with single digits; where a model's own differs, a
-prompt is split a little unlike the model would, which makes an unusual prompt and never a wrong answer: what is learned is what
-the target says to the ids it is given. Needs jinja2 for the chat template.
+Prompts are built from ids (turns and passages that the target wrote itself). Text is tokenised only for instructions and
+--prompts files. The pre-tokenizer is GPT-2's with single digits. If the model's own differs, some prompts are split in an
+unusual way; this is harmless, because the draft learns the target's answers to exactly these ids. Needs jinja2 for the
+chat template.
 """
 import functools
 import json
@@ -18,8 +18,8 @@ AFTER = ("\n\nSummarize the text above.", "\n\nTL;DR:", "\n\nExplain the text ab
 QUESTIONS = (("Answer the question using the passages below.\n\nPassages:\n", "\n\nQuestion: "), ("Context:\n", "\n\nBased on the context above: "),
              ("Here are some documents.\n\n", "\n\nUse them where they help. "))
 
-# How a user's turn may begin. Left alone, a model's own turns are much alike ("I'm planning …", "Can you …"), and a draft
-# trained on the answers knows little else.
+# First words for user turns that the model writes. Without them the turns are too similar ("I'm planning …", "Can you
+# …"), and a draft trained on the answers is poor at everything else.
 OPENERS = ("Write", "Write a short", "Write a story about", "Write a poem about", "Write an email", "Write a function that", "Compose",
            "Describe", "Describe a", "Explain", "Explain why", "Explain how", "What is", "What are the", "What does", "What was the", "Who",
            "Who was", "When did", "Where", "Where is the", "Which", "Why", "Why do", "How", "How many", "How does", "How can I", "Is it",
@@ -29,7 +29,7 @@ OPENERS = ("Write", "Write a short", "Write a story about", "Write a poem about"
 
 
 def byte_letters():
-    """The letter that stands for each byte in a byte-level vocabulary."""
+    """{byte: its character in a byte-level vocabulary}"""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     out, extra = {b: chr(b) for b in plain}, 256
     for b in range(256):
@@ -42,7 +42,7 @@ def byte_letters():
 class Encoder:
     def __init__(self, reader, tokens, types):
         if reader.get_field("tokenizer.ggml.model").contents() != "gpt2":
-            raise SystemExit("only byte-level BPE vocabularies can be written to here; give prompts as {\"ids\": […]}")
+            raise SystemExit("only byte-level BPE tokenizers are supported: give prompts as {\"ids\": […]}")
         self.id = {t.decode("utf-8", "replace"): i for i, t in enumerate(tokens)}
         self.rank = {tuple(m.split(" ", 1)): i for i, m in enumerate(reader.get_field("tokenizer.ggml.merges").contents())}
         self.letters = byte_letters()
@@ -67,7 +67,7 @@ class Encoder:
 
 
 class Chat:
-    """before + user's words + after is a prompt; prompt + answer + between + user's words + after the next one."""
+    """The chat format as ids. First prompt: before + user text + after. Next: prompt + answer + between + user text + after."""
 
     def __init__(self, reader, encode):
         field = reader.get_field("tokenizer.chat_template")
@@ -85,14 +85,14 @@ class Chat:
 
 
 def read_prompts(path, encode, chat, max_len):
-    """A JSON-lines file: {"ids": […]} as they are, {"prompt": …} or {"turns": [first, …]} as a user's turn."""
+    """Prompts of a JSON-lines file: {"ids": […]} is used unchanged, {"prompt": …} or {"turns": [first, …]} becomes a user turn."""
     out = []
     for n, line in enumerate(open(path, encoding="utf-8"), 1):
         try:
             o = json.loads(line)
             ids = o["ids"] if "ids" in o else chat.before + encode(o["prompt"] if "prompt" in o else o["turns"][0]) + chat.after
         except (ValueError, KeyError, TypeError, IndexError) as e:
-            raise SystemExit(f"{path}:{n}: {e}: wanted an object with ids, prompt or turns")
+            raise SystemExit(f"{path}:{n}: {e}: expected an object with ids, prompt or turns")
         if len(ids) <= max_len:
             out.append(ids)
     return out

@@ -1,10 +1,11 @@
-"""Many sequences at once: a cache of fixed slots, one captured step, slots refilled as sequences end.
+"""Generates many sequences at once: a cache with fixed slots, one captured step, slots that are refilled as sequences end.
 
-  slot   ids[b] at pos[b] is fed next; its keys and values go to the cache, one token is drawn, pos moves on
-  step   the same kernels for all slots whatever their lengths, so it is captured once and replayed; finished slots stand still
-  fill   every few steps the host takes out what has ended and reads new prompts into the free slots, all in one pass
+  slot   ids[b] at pos[b] is the next input; its keys and values go to the cache, one token is sampled, pos advances
+  step   runs the same kernels for all slots regardless of their lengths, so it is captured once as a CUDA graph and
+         replayed; slots whose sequence has ended do not change
+  fill   every few steps the host collects ended sequences and prefills new prompts into the free slots, in one pass
 
-Attention reads each slot's own length and no more, in a kernel of its own (Triton); without a GPU, plain torch.
+Attention reads only each slot's own length, in a Triton kernel; without a GPU plain torch is used.
 """
 import time
 
@@ -22,7 +23,7 @@ except ImportError:
 if triton:
     @triton.jit
     def _attend(q_ptr, k_ptr, v_ptr, pos_ptr, o_ptr, scale, S, G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
-        one = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)  # slot and key head
+        one = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)  # (slot, key head)
         n = tl.load(pos_ptr + tl.program_id(0)).to(tl.int32) + 1
         g = tl.arange(0, 16)
         d = tl.arange(0, D)
@@ -56,21 +57,21 @@ if triton:
             best = tl.maximum(best, tl.load(z_ptr + at + lane, mask=at + lane < n_vocab, other=-60000.0).to(tl.float32))
         floor = tl.max(best, 0) + log_min_p * temp
         best = tl.full((BLOCK,), -1e30, tl.float32)
-        who = tl.zeros((BLOCK,), tl.int32)
+        best_id = tl.zeros((BLOCK,), tl.int32)
         key = seed + tl.load(count_ptr) * tl.num_programs(0) + row
         for at in range(0, n_vocab, BLOCK):
             i = at + lane
             z = tl.load(z_ptr + i, mask=i < n_vocab, other=-60000.0).to(tl.float32)
             noise = -tl.log(-tl.log(tl.rand(key, i) * 0.9999999 + 5e-8))
             z = tl.where(z >= floor, z + temp * noise, -1e30)
-            who = tl.where(z > best, i, who)
+            best_id = tl.where(z > best, i, best_id)
             best = tl.maximum(best, z)
         top = tl.max(best, 0)
-        tl.store(out_ptr + row, tl.min(tl.where(best == top, who, n_vocab), 0).to(tl.int64))
+        tl.store(out_ptr + row, tl.min(tl.where(best == top, best_id, n_vocab), 0).to(tl.int64))
 
 
 def attend(q, k, v, pos):
-    """q [B][heads][D], k and v [B][key heads][S][D], pos [B]: keys 0 … pos count."""
+    """q [B][heads][D], k and v [B][key heads][S][D], pos [B]: attends to keys 0 … pos."""
     if not q.is_cuda:
         group = q.shape[1] // k.shape[1]
         mask = torch.arange(k.shape[2])[None, :] <= pos[:, None]
@@ -83,7 +84,7 @@ def attend(q, k, v, pos):
 
 
 def pick(logits, temp, count, log_min_p, seed):
-    """One id per row: argmax of logits / temp + Gumbel noise among those of at least min-p of the likeliest."""
+    """Samples one id per row: argmax of logits / temp + Gumbel noise, among tokens above min-p."""
     if not logits.is_cuda:
         z = logits.float()
         noise = -torch.log(-torch.log(torch.rand_like(z).clamp(1e-9, 1 - 1e-7)))
@@ -116,7 +117,7 @@ class Slots:
         for i in range(s.n_layers):
             q, k, v = m.qkv(x, cos, sin, *llama.layer(w, i, llama.FIRST), s)
             self.k[i][self.all, :, self.pos], self.v[i][self.all, :, self.pos] = k, v
-            x = m.rest(x, attend(q.contiguous(), self.k[i], self.v[i], self.pos), *llama.layer(w, i, llama.SECOND), s)
+            x = m.attn_out_ffn(x, attend(q.contiguous(), self.k[i], self.v[i], self.pos), *llama.layer(w, i, llama.SECOND), s)
         h = llama.rms_norm(x.float(), w["output_norm.weight"], s.eps).to(self.half)
         token = pick(h @ self.output.T, self.temp, self.count, self.log_min_p, self.seed)
         at = self.made.clamp(max=self.max_new - 1)
@@ -146,7 +147,7 @@ class Slots:
 
     @torch.no_grad()
     def fill(self, slots, prompts, temps, limits):
-        """Reads prompts into free slots: all but the last token, which the next step feeds."""
+        """Prefills prompts into free slots, except for the last token, which is the input of the next step."""
         lens = [len(p) - 1 for p in prompts]
         dev = self.device
         total = sum(lens)
@@ -167,11 +168,11 @@ class Slots:
         self.temp[at], self.limit[at] = torch.tensor(temps, device=dev, dtype=torch.float32), torch.tensor(limits, device=dev)
 
 
-FILL = 131072  # prompt tokens of one filling pass
+FILL = 131072  # most prompt tokens of one prefill pass
 
 
 def portions(free, jobs, first):
-    """Free slots and the jobs from `first` on, in groups whose prompts fit one filling pass."""
+    """Yields (slots, jobs): free slots with jobs from `first` on, in groups that fit one prefill pass."""
     slots, these, size = [], [], 0
     for slot, j in zip(free, range(first, len(jobs))):
         if slots and size + len(jobs[j][0]) > FILL:
@@ -185,19 +186,19 @@ def portions(free, jobs, first):
 
 
 def collect(slots, owner):
-    """[(slot, ids)] of sequences that have ended."""
+    """[(slot, ids)] of the sequences that have ended."""
     alive, made = slots.alive.cpu().tolist(), slots.made.cpu().tolist()
     ended = [s for s in range(slots.n) if owner[s] is not None and not alive[s]]
     rows = slots.out[torch.tensor(ended, dtype=torch.int64, device=slots.device)].cpu().numpy()
     return [(s, row[:made[s]].copy()) for s, row in zip(ended, rows)]
 
 
-def generate(slots, jobs, until, say, every=16):
-    """jobs: list of (prompt, temp); yields (job number, ids) of those that ended before `until` (seconds, monotonic).
+def generate(slots, jobs, until, log_line, every=16):
+    """jobs: list of (prompt, temp). Yields (job number, ids) of those that end before `until` (seconds, monotonic).
 
-    No prompt is begun in the last tenth of the time, so that long answers are not the ones that go missing."""
+    No prompt is started in the last tenth of the time; otherwise mainly long answers would be missing."""
     owner, free, nxt, done, made = [None] * slots.n, list(range(slots.n)), 0, 0, 0
-    start = told = time.monotonic()
+    start = last_log = time.monotonic()
     last_begin = start + 0.9 * (until - start)
     while time.monotonic() < until:
         if time.monotonic() < last_begin:
@@ -215,7 +216,7 @@ def generate(slots, jobs, until, say, every=16):
             yield owner[s], ids
             owner[s], made, done = None, made + len(ids), done + 1
             free.append(s)
-        if time.monotonic() - told > 10:
-            told = time.monotonic()
-            say(f"  {done} of {len(jobs)} written, {made:,} tokens, {made / (told - start):,.0f} a second")
-    say(f"  {done} of {len(jobs)} written, {made:,} tokens in {time.monotonic() - start:.1f} s")
+        if time.monotonic() - last_log > 10:
+            last_log = time.monotonic()
+            log_line(f"  {done} of {len(jobs)} finished, {made:,} tokens, {made / (last_log - start):,.0f} per second")
+    log_line(f"  {done} of {len(jobs)} finished, {made:,} tokens in {time.monotonic() - start:.1f} s")

@@ -1,8 +1,8 @@
-"""Dialogues as arrays, the split that is never trained on, and batches of texts laid end to end.
+"""Dialogues as arrays, the held-out split, and batches of concatenated texts.
 
-A file is .npz or .npz.xz: `ids` (uint16, or uint32 for large vocabularies), `plen`, `rlen` (prompt and response length of each
-dialogue, laid end to end in `ids`), `kind`, `temp`. Held out is what a hash of the prompt says, so a prompt answered at three
-temperatures, or written to a second file, is on one side for ever.
+A file is .npz or .npz.xz with `ids` (uint16, or uint32 for large vocabularies), `plen` and `rlen` (prompt and response
+length of each dialogue; the dialogues are concatenated in `ids`), `kind` and `temp`. A hash of the prompt decides what is
+held out, so a prompt that is answered at several temperatures, or occurs in several files, is always on the same side.
 """
 import hashlib
 import io
@@ -13,7 +13,7 @@ import zipfile
 import numpy as np
 
 KINDS = {"task": 0, "maths": 1, "story": 2, "own": 3, "passages": 4, "second": 5, "file": 6}
-HELD_OUT = 50  # one prompt in so many
+HELD_OUT = 50  # one prompt in 50 is held out
 
 
 class Dialogues:
@@ -47,7 +47,7 @@ def read(path, n_vocab):
         z = np.load(io.BytesIO(data))
         d = Dialogues(*(z[k] for k in ("ids", "plen", "rlen", "kind", "temp")))
     except (OSError, ValueError, KeyError, EOFError, lzma.LZMAError, zipfile.BadZipFile) as e:
-        raise SystemExit(f"{path}: {e}: not a file of dialogues, or cut short")
+        raise SystemExit(f"{path}: {e}: not a file of dialogues, or truncated")
     if not len(d) == len(d.rlen) == len(d.kind) == len(d.temp) or d.start[-1] != len(d.ids):
         raise SystemExit(f"{path}: lengths add up to {d.start[-1]} ids, the file has {len(d.ids)}")
     if d.plen.min() < 1 or d.rlen.min() < 1 or d.ids.max() >= n_vocab:
@@ -56,7 +56,7 @@ def read(path, n_vocab):
 
 
 def write(path, dialogues, n_vocab):
-    """dialogues: list of (prompt ids, response ids, kind, temp). Appears under its name when it is complete."""
+    """dialogues: list of (prompt ids, response ids, kind, temp). The file appears under its name when it is complete."""
     flat = [x for p, r, _, _ in dialogues for x in (p, r)]
     ids = np.concatenate([np.asarray(x, np.uint32) for x in flat]).astype(np.uint16 if n_vocab <= 65536 else np.uint32)
     with open(path + ".part", "wb") as f:
@@ -72,22 +72,23 @@ def join(parts):
 
 
 def frequent(d, which, n_vocab, n):
-    """The n ids that are most frequent in the responses of `which`, ascending; the lower id first on ties."""
+    """The n most frequent ids in the responses of `which`, ascending; ties go to the lower id."""
     counts = np.bincount(d.ids[ranges(d.start[which] + d.plen[which], d.rlen[which])], minlength=n_vocab)
     return np.sort(np.argsort(-counts, kind="stable")[:n])
 
 
 def ranges(starts, lengths):
-    """Concatenated start … start + length − 1."""
+    """The concatenated ranges start … start + length − 1."""
     ends = np.cumsum(lengths)
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
 class Batches:
-    """Texts of at most `n_tokens` together, in arrays of constant size.
+    """Batches of whole texts, at most `n_tokens` together, in arrays of constant size.
 
-    The last token of a dialogue is predicted and never fed. Yields numpy arrays: `at` [T] index into ids, `pos` [T], `borders`
-    [D+1], `rows` (places in the batch that predict a response token), `states` (the same rows counted over all dialogues)."""
+    The last token of a dialogue is predicted and never an input. Yields numpy arrays: `at` [T] indices into ids, `pos` [T],
+    `borders` [D+1], `rows` (positions in the batch that predict a response token), `states` (the same rows, numbered over all
+    dialogues)."""
 
     def __init__(self, d, which, n_tokens):
         self.d, self.which, self.n_tokens = d, np.asarray(which), n_tokens
@@ -97,7 +98,7 @@ class Batches:
         longest = int(self.lens[self.which].max()) if len(self.which) else 1
         if longest > n_tokens:
             raise SystemExit(f"a dialogue of {longest} tokens does not fit a batch of {n_tokens}")
-        self.max_len = max(longest, 2 * n_tokens // self.n_docs)  # half of the texts are enough to fill what is left
+        self.max_len = max(longest, 2 * n_tokens // self.n_docs)  # so that n_docs / 2 texts can fill unused positions
 
     def one(self, docs):
         lens, n = self.lens[docs], self.n_tokens
@@ -106,7 +107,7 @@ class Batches:
         borders[0], borders[1:len(docs) + 1] = 0, np.cumsum(lens)
         at, pos = np.zeros(n, np.int64), np.zeros(n, np.int64)
         at[:total], pos[:total] = ranges(self.d.start[docs], lens), ranges(np.zeros_like(lens), lens)
-        # what is left is cut into empty-handed texts no longer than the bound
+        # unused positions become padding texts of at most max_len
         spare = list(range(total, n, self.max_len)) + [n]
         borders[len(docs):len(docs) + len(spare)] = spare
         rows = ranges(borders[:len(docs)] + self.d.plen[docs] - 1, self.d.rlen[docs])
@@ -125,7 +126,7 @@ class Batches:
             yield self.one(np.array(docs))
 
     def epochs(self, seed, skip=0):
-        """Batches without end; the order of epoch n is a function of the seed and n."""
+        """Endless batches; the order of epoch n depends only on the seed and n."""
         epoch = skip
         while True:
             yield from self(np.random.default_rng([seed, epoch]).permutation(self.which))

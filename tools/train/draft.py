@@ -1,31 +1,36 @@
 #!/usr/bin/env python3
-"""Trains a small Llama-shaped draft on the distribution of its target, over text that the target wrote.
+"""Trains a small Llama-shaped draft on the target's distribution, over text that the target wrote.
 
   draft.py --target T.gguf --data D.npz.xz [--data MORE.npz] --out DIR [--minutes 9] [--resume] [--decay 0.4] [--qat]
 
-The target runs once over all dialogues; the states behind its last norm stay in memory (they are 1/170 of its logits), and
-each training step multiplies them by its output matrix again. Positions that predict a response token count, prompts are
-only read. Loss: KL + --tv · (1 − Σ min(p, q)), see loss.py. One prompt in 50, chosen by a hash, is never trained on; agreement
-on those is printed as training goes: `agree` (same argmax) and `Σmin`, on text written at temperature 0 and on sampled text.
+The target runs once over all dialogues. Its hidden states after the last norm stay in memory (they take 1/170 of the size
+of its logits), and each training step multiplies them by its output matrix again. Only positions that predict a response
+token count; prompts are only input. Loss: KL + --tv · (1 − Σ min(p, q)), see loss.py. One prompt in 50, chosen by a hash,
+is held out. The agreement on held-out text is printed during training: `agree` (same argmax) and `Σmin`, for greedy text
+and for sampled text.
 
-A run ends within --minutes (0: after --max-steps alone) and leaves DIR/checkpoint.pt (weights, optimiser, step), DIR/log.tsv, DIR/draft.gguf (float32, for
-`sooth quantize`). The rate is constant until the last --decay of the run, then falls to 0: a run with --decay 0 is continued with
---resume by one that ends with a decay. --qat rounds all matrices to Q4_0 in the forward pass from the decay on, and the file
-then holds rounded weights, which `sooth quantize … Q4_0` keeps as they are.
+A run ends within --minutes (0: after --max-steps only) and writes DIR/checkpoint.pt (weights, optimiser, step),
+DIR/log.tsv and DIR/draft.gguf (float32, for `sooth quantize`). The learning rate is constant until the last --decay of the
+run, then falls to 0. A run with --decay 0 can be continued with --resume by a run that ends with a decay. --qat rounds all
+matrices to Q4_0 in the forward pass from the start of the decay on; the file then holds rounded weights, which `sooth
+quantize … Q4_0` keeps unchanged.
 
---boost DRAFT.gguf (repeatable): positions where an earlier draft already agrees with the target count --boost-rest as much, so
-that the new draft learns what the others miss; `union` is the share of held-out positions where one of them agrees.
---vocab N: the draft can only say the N ids that are most frequent in the responses it is trained on, which makes a step of it
-cheaper; the file names them (vocab.py does the same to a draft that is finished).
+--boost DRAFT.gguf (repeatable): positions where an earlier draft already agrees with the target get the weight
+--boost-rest, so that the new draft learns what the others miss. `union` is the share of held-out positions where at least
+one of them agrees.
+--vocab N: the draft has logits only for a vocabulary subset, the N most frequent ids of the responses it is trained on,
+which makes its passes cheaper. The file lists them (vocab.py does the same to a finished draft).
 
---states: the draft also reads, with each token of an answer, the target's state from which that token was drawn (behind the last norm; a matrix of the
-draft's own takes it to the width of its embedding, to which it is added). A state says what the target made of the whole text, which a small model cannot
-work out by itself. Prompts are read without, and so are guesses: --forget of the positions do without in training, and figures are given for both.
+--states: for each token of an answer the draft also reads the target's hidden state that the token was sampled from
+(after the last norm; a matrix of the draft maps it to the width of its embedding, and it is added there). A hidden state
+summarises the whole text, which a small model cannot compute by itself. Prompts and guesses are read without it, so
+during training a fraction --forget of the positions goes without, and results are printed for both.
 
---from DRAFT.gguf: begins with the weights, shape and vocabulary of a finished draft, instead of chance and --layers, --d and the like; --keep 0,2,4:
-with these of its layers.
+--from DRAFT.gguf: starts from the weights, shape and vocabulary of a finished draft instead of random weights and --layers,
+--d and so on; --keep 0,2,4: only with these of its layers.
 
-Interrupted runs resume from the last checkpoint (--save seconds apart). Needs torch, numpy, gguf; one large GPU, or patience.
+Interrupted runs resume from the last checkpoint (written every --save seconds). Needs torch, numpy, gguf, and one large
+GPU or much time.
 """
 import argparse
 import dataclasses
@@ -45,9 +50,9 @@ import dialogues
 import llama
 import loss
 import optim
-from progress import START, say
+from progress import START, log_line
 
-MANY = 1 << 60
+NO_LIMIT = 1 << 60
 
 
 def options():
@@ -57,20 +62,20 @@ def options():
     p.add_argument("--out", required=True)
     p.add_argument("--name", default="draft")
     p.add_argument("--resume", action="store_true")
-    p.add_argument("--minutes", type=float, default=9, help="0: no limit but --max-steps")
-    p.add_argument("--max-steps", type=int, default=MANY)
+    p.add_argument("--minutes", type=float, default=9, help="0: only --max-steps limits the run")
+    p.add_argument("--max-steps", type=int, default=NO_LIMIT)
     p.add_argument("--layers", type=int, default=5)
     p.add_argument("--d", type=int, default=256)
     p.add_argument("--heads", type=int, default=4)
     p.add_argument("--kv-heads", type=int, default=2)
     p.add_argument("--ff", type=int, default=640)
     p.add_argument("--ctx", type=int, default=4096)
-    p.add_argument("--batch", type=int, default=65536, help="tokens of a step")
-    p.add_argument("--chunk", type=int, default=16384, help="rows whose logits exist at once")
+    p.add_argument("--batch", type=int, default=65536, help="tokens per step")
+    p.add_argument("--chunk", type=int, default=16384, help="rows whose logits are in memory at once")
     p.add_argument("--muon-lr", type=float, default=0.02)
     p.add_argument("--adam-lr", type=float, default=1.5e-3)
     p.add_argument("--tv", type=float, default=0.5)
-    p.add_argument("--decay", type=float, default=0.4, help="share of the run, at its end")
+    p.add_argument("--decay", type=float, default=0.4, help="final fraction of the run in which the rate falls")
     p.add_argument("--qat", action="store_true")
     p.add_argument("--vocab", type=int, default=0)
     p.add_argument("--from", dest="origin")
@@ -87,31 +92,31 @@ def options():
     args = p.parse_args()
     if not 0 <= args.minutes < math.inf:
         p.error(f"--minutes {args.minutes}: must be 0 (no limit) or more")
-    if args.minutes == 0 and args.max_steps == MANY:
+    if args.minutes == 0 and args.max_steps == NO_LIMIT:
         p.error("--minutes 0 needs --max-steps: the run would never end")
     if not 0 <= args.forget <= 1:
         p.error(f"--forget {args.forget}: must be from 0 to 1")
     if args.keep and not args.origin:
-        p.error("--keep names layers of the draft that --from names")
+        p.error("--keep selects layers of a draft: name the draft with --from")
     if args.max_steps < 1:
         p.error(f"--max-steps {args.max_steps}: must be 1 or more")
     return args
 
 
 class Data:
-    """All dialogues, on the device where they are indexed, and the split."""
+    """All dialogues, with their ids on the device, and the held-out split."""
 
     def __init__(self, args, n_vocab):
         self.all = dialogues.join([dialogues.read(p, n_vocab) for p in args.data])
         held = self.all.held_out()
         self.held, self.train = np.flatnonzero(held), np.flatnonzero(~held)
         if not len(self.train) or not len(self.held):
-            raise SystemExit(f"{len(self.all)} dialogues give {len(self.held)} to hold out: too few")
+            raise SystemExit(f"{len(self.all)} dialogues, {len(self.held)} of them held out: too few, give more --data")
         self.device = torch.device(args.device)
         self.ids = torch.from_numpy(self.all.ids.astype(np.int32)).to(self.device)
         self.n_rows = int(self.all.rlen.sum())
-        say(f"{len(self.all)} dialogues, {len(self.all.ids) / 1e6:.1f} M tokens, {self.n_rows / 1e6:.1f} M of them responses, "
-            f"{len(self.held)} dialogues held out")
+        log_line(f"{len(self.all)} dialogues, {len(self.all.ids) / 1e6:.1f} M tokens, {self.n_rows / 1e6:.1f} M of them responses, "
+                 f"{len(self.held)} dialogues held out")
 
     def to_device(self, batch, max_len):
         at, pos, borders, rows, states = (torch.from_numpy(x).to(self.device, non_blocking=True) for x in batch)
@@ -123,7 +128,7 @@ class Data:
             yield self.to_device(batch, b.max_len)
 
     def stream(self, n_tokens, seed):
-        """Training batches without end, made one ahead by a thread."""
+        """Endless training batches, prepared ahead by a thread."""
         b, ready = dialogues.Batches(self.all, self.train, n_tokens), queue.Queue(4)
 
         def fill():
@@ -135,7 +140,7 @@ class Data:
 
 
 class Target:
-    """The target's states at every position that predicts a response token: kept, or made anew for each batch."""
+    """The target's hidden states at the positions that predict a response token: stored if they fit, else recomputed."""
 
     def __init__(self, args, data, shape, weights):
         half = torch.float16 if data.device.type == "cuda" else torch.float32
@@ -153,8 +158,8 @@ class Target:
         for ids, pos, docs, rows, at in data.batches(np.arange(len(data.all)), n_tokens):
             self.states[at] = self.model.hidden(ids, pos, docs)[rows].to(self.half)
         total = float(self.states[:1000].float().abs().mean())
-        say(f"target's states: {self.states.numel() * self.states.element_size() / 1e9:.1f} GB in "
-            f"{time.monotonic() - start:.1f} s, mean size {total:.3f}")
+        log_line(f"target's hidden states: {self.states.numel() * self.states.element_size() / 1e9:.1f} GB in "
+                 f"{time.monotonic() - start:.1f} s, mean magnitude {total:.3f}")
 
     @torch.no_grad()
     def get(self, ids, pos, docs, rows, at):
@@ -166,12 +171,12 @@ class Target:
 # --- the draft ---
 
 def first_weights(shape, target, data, seed):
-    """Layers at random; embedding and last norm from the target: the subspace of its logits that matters most.
+    """Random layers; embedding and last norm from the target: the most important subspace of its logits.
 
-    With states h of second moment C and output matrix E, logits E h = (E C^½ V)(Vᵀ C^−½ h), where V are the eigenvectors of
+    With hidden states h of second moment C and output matrix E, logits E h = (E C^½ V)(Vᵀ C^−½ h), where V are the eigenvectors of
     C^½ Eᵀ F E C^½ (F: how often each id occurs; E less its mean, which moves no probability). The first d of them make the
-    draft's embedding, and a state that predicts well has the unit moments a norm gives. Each singular value is split evenly
-    between embedding and norm, so that no direction drowns the others where the embedding is read as input."""
+    draft's embedding, and a hidden state that predicts well has the unit moments that a norm gives. Each singular value is split evenly
+    between embedding and norm, so that no direction dominates where the embedding is the input."""
     dev, n = data.device, target.model.shape.d
     pick = np.concatenate([x[4].cpu().numpy() for x in sample_batches(data, 8)])
     h = target.states[torch.from_numpy(pick).to(dev)].float() if target.states is not None else \
@@ -195,7 +200,7 @@ def first_weights(shape, target, data, seed):
         weights[name] = weights[name].to(dev)
     weights["token_embd.weight"] = (embd / size).float()
     weights["output_norm.weight"][:k] = (s * size).float()
-    say(f"embedding from the target: {k} directions hold {float(power[-k:].sum() / power.sum()):.3f} of its logits' power")
+    log_line(f"embedding from the target: {k} directions contain {float(power[-k:].sum() / power.sum()):.3f} of its logits' power")
     return weights
 
 
@@ -206,19 +211,19 @@ def sample_batches(data, n):
 
 
 class Draft:
-    """A student, and the target's output matrix as its loss takes it. said: the ids that it can say, None: all."""
+    """The draft, and the target's output matrix in the order that the loss expects. subset: its vocabulary subset, None: all ids."""
 
-    def __init__(self, args, shape, weights, data, target, said=None):
+    def __init__(self, args, shape, weights, data, target, subset=None):
         self.args, self.shape, self.data = args, shape, data
         self.weights = {n: w.clone().requires_grad_() for n, w in weights.items()}
         longest = int((data.all.plen + data.all.rlen).max())
         self.model = llama.Model(shape, self.weights, data.device, longest, not args.no_compile)
         self.dtype = torch.bfloat16 if data.device.type == "cuda" else torch.float32
-        self.said, self.target_output = said, loss.arrange(target.output, said)
+        self.subset, self.target_output = subset, loss.arrange(target.output, subset)
         self.rounded = False
 
     def ready(self):
-        """Weights as the pass takes them: rounded if that is on, layers in the device's fast precision."""
+        """Weights for the forward pass: rounded if enabled, layers in the device's fast precision."""
         out = {}
         for n, w in self.weights.items():
             x = optim.straight_through(w) if self.rounded and w.ndim == 2 else w
@@ -230,17 +235,17 @@ class Draft:
         return self.model.hidden(ids, pos, docs, ready, read=self.reads(pos, rows, target_h, forget))[rows]
 
     def reads(self, pos, rows, target_h, forget):
-        """Each row's state goes to the place behind it, where the token is that was drawn from it; the last one of a text goes nowhere."""
+        """Each row's hidden state goes to the next position, whose token was sampled from it. The last one of a text is not used."""
         if not self.shape.d_state or forget >= 1:
             return None
         known = (rows[1:] == rows[:-1] + 1) & (pos[rows[1:]] > 0)
-        # places that do without are given zeros: shapes stay the same from step to step
+        # positions without a hidden state get zeros, so that shapes do not change between steps
         known &= torch.rand(len(known), device=known.device) >= forget
         return rows[1:], target_h[:-1] * known[:, None]
 
     def output(self, ready):
         e = ready["token_embd.weight"]
-        return e if self.said is None else e[self.said]
+        return e if self.subset is None else e[self.subset]
 
     def train_step(self, batch, target_h, weight, tv):
         ready = self.ready()
@@ -260,7 +265,7 @@ GROUPS = (("temp 0", lambda d, i: (d.temp[i] == 0) & (d.kind[i] < 4)), ("sampled
 
 
 def evaluate(draft, target, data, covered=None, forget=0.0):
-    """{group: (agree, Σmin, union)} over all held-out dialogues."""
+    """{group: (agree, Σmin, union)} for the held-out dialogues."""
     out = {}
     for name, test in GROUPS:
         which = data.held[test(data.all, data.held)]
@@ -276,12 +281,12 @@ def evaluate(draft, target, data, covered=None, forget=0.0):
     return out
 
 
-def told(result, boosted):
+def format_result(result, boosted):
     return "; ".join(f"{n}: agree {a:.4f} Σmin {m:.4f}" + (f" union {u:.4f}" if boosted else "") for n, (a, m, u) in result.items())
 
 
 def earlier_drafts(args, data, target):
-    """uint8 [rows]: 1 where one of --boost's drafts has the target's argmax."""
+    """uint8 [rows]: 1 where a draft of --boost has the target's argmax; None without --boost."""
     if not args.boost:
         return None
     covered = torch.zeros(data.n_rows, dtype=torch.uint8, device=data.device)
@@ -289,10 +294,10 @@ def earlier_drafts(args, data, target):
         shape, weights, reader = llama.load(path, data.device)
         if shape.n_vocab != target.model.shape.n_vocab:
             raise SystemExit(f"{path}: {shape.n_vocab} tokens, the target has {target.model.shape.n_vocab}")
-        other = Draft(args, shape, weights, data, target, llama.said(reader, shape.n_vocab, data.device))
+        other = Draft(args, shape, weights, data, target, llama.vocab_subset(reader, shape.n_vocab, data.device))
         for batch in data.batches(np.arange(len(data.all)), args.batch):
             covered[batch[4]] |= other.agreement(batch, target)[:, 2].to(torch.uint8)
-        say(f"{path}: with the ones before it agrees at {float(covered.float().mean()):.3f} of all positions")
+        log_line(f"{path}: together with earlier drafts it agrees at {float(covered.float().mean()):.3f} of all positions")
     return covered
 
 
@@ -300,7 +305,7 @@ def earlier_drafts(args, data, target):
 
 def save(path, draft, opt, step, n_rows):
     torch.save({"shape": draft.shape, "weights": {n: w.detach() for n, w in draft.weights.items()}, "optimizer": opt.dump(),
-                "step": step, "rows": n_rows, "said": draft.said}, path + ".part")
+                "step": step, "rows": n_rows, "said": draft.subset}, path + ".part")
     os.replace(path + ".part", path)
 
 
@@ -308,26 +313,26 @@ def restore(path, device):
     try:
         with torch.serialization.safe_globals([llama.Shape]):
             return torch.load(path, map_location=device, weights_only=True)
-    except Exception as e:  # torch has a dozen ways to say that a file is damaged
+    except Exception as e:  # torch raises many kinds of exceptions for a damaged file
         raise SystemExit(f"{path}: {e}: cannot be resumed; start without --resume")
 
 
 def finished(path, target, device, keep):
-    """(shape, weights, what it can say) of a draft whose embedding is its output matrix; keep: its layers, None: all."""
+    """(shape, weights, vocabulary subset) of a draft whose embedding is its output matrix. keep: layers to keep, None: all."""
     shape, weights, reader = llama.load(path, device)
     if shape.n_vocab != target.n_vocab:
         raise SystemExit(f"{path}: {shape.n_vocab} tokens, the target has {target.n_vocab}")
     if "output.weight" in weights:
-        raise SystemExit(f"{path}: has an output matrix of its own; drafts made here use their embedding")
+        raise SystemExit(f"{path}: has a separate output matrix; only drafts that use their embedding are supported")
     if shape.d_state not in (0, target.d):
-        raise SystemExit(f"{path}: reads states of {shape.d_state}, the target's have {target.d}")
+        raise SystemExit(f"{path}: reads hidden states of {shape.d_state} numbers; the target's have {target.d}")
     if keep:
         if min(keep) < 0 or max(keep) >= shape.n_layers:
             raise SystemExit(f"--keep {keep}: {path} has layers 0 to {shape.n_layers - 1}")
         fewer = dataclasses.replace(shape, n_layers=len(keep))
         moved = {n: re.sub(r"(?<=^blk\.)\d+", lambda m: str(keep[int(m[0])]), n) for n in fewer.tensors()}
         shape, weights = fewer, {n: weights[old] for n, old in moved.items()}
-    return shape, weights, llama.said(reader, shape.n_vocab, device)
+    return shape, weights, llama.vocab_subset(reader, shape.n_vocab, device)
 
 
 def with_states(shape, weights, d_state):
@@ -345,15 +350,15 @@ def begin(args, data, target):
         if c["shape"].n_vocab != target.model.shape.n_vocab:
             raise SystemExit(f"{path}: was trained for {c['shape'].n_vocab} tokens, the target has {target.model.shape.n_vocab}")
         if "said" not in c:
-            raise SystemExit(f"{path}: was written by an older version; go on with --from DIR/draft.gguf")
+            raise SystemExit(f"{path}: was written by an older version: use --from DIR/draft.gguf instead of --resume")
         draft = Draft(args, c["shape"], c["weights"], data, target, c["said"])
         opt = optim.Optimizer(draft.weights, args.muon_lr, args.adam_lr)
         opt.restore(c["optimizer"])
-        say(f"{path}: goes on at step {c['step']}, {c['rows'] / 1e6:.0f} M rows seen")
+        log_line(f"{path}: resuming at step {c['step']}, {c['rows'] / 1e6:.0f} M rows seen")
         return draft, opt, c["step"], c["rows"]
-    t, said = target.model.shape, None
+    t, subset = target.model.shape, None
     if args.origin:
-        shape, weights, said = finished(args.origin, t, data.device, args.keep)
+        shape, weights, subset = finished(args.origin, t, data.device, args.keep)
     else:
         shape = llama.Shape(args.layers, args.d, args.heads, args.kv_heads, args.d // args.heads, args.ff, t.n_vocab, t.rope_base,
                             t.eps, args.ctx).check()
@@ -361,55 +366,55 @@ def begin(args, data, target):
     if args.states:
         shape, weights = with_states(shape, weights, t.d)
     if args.vocab:
-        said = torch.from_numpy(dialogues.frequent(data.all, data.train, t.n_vocab, args.vocab)).to(data.device)
-    draft = Draft(args, shape, weights, data, target, said)
+        subset = torch.from_numpy(dialogues.frequent(data.all, data.train, t.n_vocab, args.vocab)).to(data.device)
+    draft = Draft(args, shape, weights, data, target, subset)
     return draft, optim.Optimizer(draft.weights, args.muon_lr, args.adam_lr), 0, 0
 
 
 class Clock:
-    """Where in the run we are, by time or by steps, and the rate there."""
+    """Progress of the run as a fraction, by time or by steps, and the learning rate."""
 
     def __init__(self, args, first):
         self.args, self.first, self.begin = args, first, time.monotonic()
         self.end = START + args.minutes * 60 - min(25, args.minutes * 6) if args.minutes else math.inf
 
-    def share(self, step):
+    def fraction(self, step):
         by_time = (time.monotonic() - self.begin) / max(1e-3, self.end - self.begin)
         return max(by_time, (step - self.first) / self.args.max_steps)
 
-    def rate(self, step, share):
+    def rate(self, step, fraction):
         warm = min(1.0, (step + 1) / 100)
-        return warm * (min(1.0, (1 - share) / self.args.decay) if self.args.decay else 1.0)
+        return warm * (min(1.0, (1 - fraction) / self.args.decay) if self.args.decay else 1.0)
 
 
 def train(args, draft, opt, target, data, covered, step, n_rows):
     clock, log = Clock(args, step), open(os.path.join(args.out, "log.tsv"), "a")
     since, saved, sums, count = time.monotonic(), time.monotonic(), torch.zeros(4, device=data.device), 0
     stream = data.stream(args.batch, args.seed + step)
-    told_rows = n_rows
-    while (share := clock.share(step)) < 1:
+    logged_rows = n_rows
+    while (fraction := clock.fraction(step)) < 1:
         batch = next(stream)
-        if args.qat and not draft.rounded and share >= 1 - args.decay:
+        if args.qat and not draft.rounded and fraction >= 1 - args.decay:
             draft.rounded = True
-            say("weights are rounded to Q4_0 from here on")
+            log_line("rounding weights to Q4_0 from this step on")
         weight = torch.ones(len(batch[3]), device=data.device)
         if covered is not None:
             weight -= (1 - args.boost_rest) * covered[batch[4]]
         value, stats = draft.train_step(batch, target.get(*batch), weight, args.tv)
-        opt.step(max(0.0, clock.rate(step, share)))
+        opt.step(max(0.0, clock.rate(step, fraction)))
         sums += stats.mean(0)
         step, n_rows, count = step + 1, n_rows + len(batch[3]), count + 1
         if time.monotonic() - since > args.log:
             kl, both, same, _ = (sums / count).tolist()
             took = time.monotonic() - since
-            say(f"step {step}  KL {kl:.4f}  Σmin {both:.4f}  agree {same:.4f}  {n_rows / 1e6:.0f} M rows, "
-                f"{(n_rows - told_rows) / took / 1e6:.2f} M/s  {1e3 * took / count:.0f} ms")
+            log_line(f"step {step}  KL {kl:.4f}  Σmin {both:.4f}  agree {same:.4f}  {n_rows / 1e6:.0f} M rows, "
+                     f"{(n_rows - logged_rows) / took / 1e6:.2f} M/s  {1e3 * took / count:.0f} ms")
             log.write(f"{step}\t{n_rows}\t{kl:.5f}\t{both:.5f}\t{same:.5f}\n")
             log.flush()
-            told_rows, count, since = n_rows, 0, time.monotonic()
+            logged_rows, count, since = n_rows, 0, time.monotonic()
             sums.zero_()
         if time.monotonic() - saved > args.save:
-            say("held out  " + told(evaluate(draft, target, data, covered), args.boost))
+            log_line("held out  " + format_result(evaluate(draft, target, data, covered), args.boost))
             save(os.path.join(args.out, "checkpoint.pt"), draft, opt, step, n_rows)
             saved = time.monotonic()
     return step, n_rows
@@ -417,20 +422,20 @@ def train(args, draft, opt, target, data, covered, step, n_rows):
 
 def finish(args, draft, opt, target, data, covered, reader, step, n_rows):
     held = evaluate(draft, target, data, covered)
-    say("held out  " + told(held, args.boost))
+    log_line("held out  " + format_result(held, args.boost))
     if draft.shape.d_state:
-        say("held out, no states  " + told(evaluate(draft, target, data, covered, 1.0), args.boost))
+        log_line("held out, no states  " + format_result(evaluate(draft, target, data, covered, 1.0), args.boost))
     save(os.path.join(args.out, "checkpoint.pt"), draft, opt, step, n_rows)
     if args.qat and not draft.rounded:
         draft.rounded = True
     weights = {n: optim.round_q4_0(w) if draft.rounded and w.ndim == 2 else w for n, w in draft.weights.items()}
-    ids = None if draft.said is None else draft.said.cpu().numpy()
-    agreement = next(iter(held.values()))[0]  # greedy text is the first group, where there is some
+    ids = None if draft.subset is None else draft.subset.cpu().numpy()
+    agreement = next(iter(held.values()))[0]  # the first group is greedy text, if there is any
     llama.export(os.path.join(args.out, "draft.gguf"), draft.shape, weights, reader, args.name, ids, agreement)
     if not draft.rounded:
         draft.rounded = True
-        say("held out, rounded to Q4_0  " + told(evaluate(draft, target, data, covered), args.boost))
-    say(f"{args.out}/draft.gguf: {sum(w.numel() for w in weights.values()) / 1e6:.2f} M parameters, {n_rows / 1e6:.0f} M rows seen")
+        log_line("held out, rounded to Q4_0  " + format_result(evaluate(draft, target, data, covered), args.boost))
+    log_line(f"{args.out}/draft.gguf: {sum(w.numel() for w in weights.values()) / 1e6:.2f} M parameters, {n_rows / 1e6:.0f} M rows seen")
 
 
 def main():

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Text by the target itself, to train drafts on: what it says is what a draft must guess.
+"""Generates text with the target itself, to train drafts on: a draft must guess what the target writes.
 
   generate.py --target T.gguf --out MORE.npz [--data D.npz.xz] [--own 90000] [--passages 14000] [--second 6000] [--again 2]
               [--prompts FILE.jsonl] [--temps 0,0.7,1] [--minutes 3]
 
-  own        the target writes the user's turn too (the chat format up to where the user speaks, at temperature 1), then answers
-  passages   texts from --data (answers to prompts that are trained on, never held-out ones, and long tasks) under an instruction, to 1,500
-             tokens: summaries, questions over passages with a turn of its own as the question
-  second     a dialogue of --data and a new user's turn behind it
-  again      the tasks and maths questions of --data, so many times each
+  own        the target also writes the user turn (after the beginning of the chat format, at temperature 1), then answers
+  passages   texts from --data (answers to prompts that are not held out, and long tasks) with an instruction, up to 1,500
+             tokens: summaries, and questions about passages with a generated user turn as the question
+  second     a dialogue of --data followed by a new user turn
+  again      the tasks and maths questions of --data, this many times each
   --prompts  a file of prompts, see chat.py
 
-Each prompt is answered at one of --temps in turn, with min-p. Everything runs in slots (decode.py). The time is shared out: user
-turns a quarter, long prompts two fifths of the rest; what has not ended by then is left out. --minutes 0: until all is written, so that
-a slow machine writes as much as a fast one. The file has the form of dialogues.py and appears
-when it is complete. Needs torch, numpy, gguf, jinja2.
+The prompts are answered at the --temps in turn, with min-p. Everything runs in slots (decode.py). User turns get a quarter
+of the time, long prompts two fifths of what is left. Answers that have not ended by then are dropped. --minutes 0: no
+limit, so that a slow machine writes as much as a fast one. The file has the format of dialogues.py and appears when it is
+complete. Needs torch, numpy, gguf, jinja2.
 """
 import argparse
 import math
@@ -30,7 +30,7 @@ import chat as chat_format
 import decode
 import dialogues
 import llama
-from progress import START, say
+from progress import START, log_line
 
 def options():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -38,7 +38,7 @@ def options():
     p.add_argument("--out", required=True)
     p.add_argument("--data")
     p.add_argument("--own", type=int, default=0)
-    p.add_argument("--openers", type=float, default=0.5, help="share of the user turns whose first words are given, for variety")
+    p.add_argument("--openers", type=float, default=0.5, help="fraction of user turns with given first words, for variety")
     p.add_argument("--passages", type=int, default=0)
     p.add_argument("--second", type=int, default=0)
     p.add_argument("--again", type=int, default=0)
@@ -48,8 +48,8 @@ def options():
     p.add_argument("--max-new", type=int, default=320)
     p.add_argument("--max-prompt", type=int, default=1500)
     p.add_argument("--short-ctx", type=int, default=512)
-    p.add_argument("--slots", type=int, default=4096, help="of --short-ctx; long ones get the same memory")
-    p.add_argument("--minutes", type=float, default=3, help="0: no limit, all is written")
+    p.add_argument("--slots", type=int, default=4096, help="slots of --short-ctx tokens; longer slots use the same memory")
+    p.add_argument("--minutes", type=float, default=3, help="0: no limit")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = p.parse_args()
@@ -58,7 +58,7 @@ def options():
     if not 0 <= args.minutes < math.inf:
         p.error(f"--minutes {args.minutes}: must be 0 (no limit) or more")
     if args.short_ctx <= args.max_new:
-        p.error("--short-ctx must be larger than --max-new")
+        p.error(f"--short-ctx {args.short_ctx}: must be larger than --max-new {args.max_new}")
     return args
 
 
@@ -81,25 +81,25 @@ class Writer:
         self.rng = np.random.default_rng(args.seed)
         self.end = START + args.minutes * 60 - min(10, 6 * args.minutes) if args.minutes else math.inf
 
-    def until(self, share):
-        """The moment when `share` of the time that is left has passed."""
-        return time.monotonic() + max(0.0, self.end - time.monotonic()) * share
+    def until(self, fraction):
+        """The time at which `fraction` of the remaining time has passed."""
+        return time.monotonic() + max(0.0, self.end - time.monotonic()) * fraction
 
     def answers(self, jobs, n_ctx, n_slots, max_new, until):
         if not jobs:
             return
         slots = decode.Slots(self.model, self.args.device, min(n_slots, len(jobs)), n_ctx, max_new, self.eos,
                              math.log(max(self.args.min_p, 1e-6)), int(self.rng.integers(1 << 30)))
-        yield from decode.generate(slots, jobs, until, say)
+        yield from decode.generate(slots, jobs, until, log_line)
         del slots
         if self.args.device == "cuda":
             torch.cuda.empty_cache()
 
     def turns(self, n, until):
-        """At most n different things that a user might say."""
+        """At most n different user turns, written by the target."""
         if not n:
             return []
-        say(f"{n} user turns")
+        log_line(f"{n} user turns")
         room, seen = 128, {}
         begun = [self.encode(str(self.rng.choice(chat_format.OPENERS))) if self.rng.random() < self.args.openers else [] for _ in range(n)]
         jobs = [(self.chat.before + b, 1.0) for b in begun]
@@ -111,7 +111,7 @@ class Writer:
         return [list(t) for t in seen]
 
     def with_passages(self, d, which, long_tasks, turns):
-        """A prompt over texts of the target's own, or over what people wrote: tasks that are longer than a question."""
+        """A prompt about texts of the target, or about long tasks that people wrote."""
         rng, c = self.rng, self.chat
         budget = int(rng.integers(100, self.args.max_prompt - len(c.before) - len(c.after) - 200))
         texts, size = [], 0
@@ -133,11 +133,11 @@ class Writer:
 
     def second_turn(self, d, which, turns):
         i, c = int(self.rng.choice(which)), self.chat
-        said = d.prompt(i).tolist() + d.response(i).tolist()
+        earlier = d.prompt(i).tolist() + d.response(i).tolist()
         between = c.between
-        if between and said[-1] == between[0]:
+        if between and earlier[-1] == between[0]:
             between = between[1:]
-        return said + between + turns[self.rng.integers(len(turns))] + c.after
+        return earlier + between + turns[self.rng.integers(len(turns))] + c.after
 
     def prompts(self):
         """[(ids, kind)]"""
@@ -158,30 +158,30 @@ class Writer:
         return [(p, k) for p, k in out if len(p) <= a.max_prompt]
 
     def write(self):
-        a, said = self.args, []
+        a, finished = self.args, []
         prompts = self.prompts()
         order = self.rng.permutation(len(prompts))
         is_long = lambda i: len(prompts[i][0]) > a.short_ctx - a.max_new
         slots_long = max(1, a.slots * a.short_ctx // self.long_ctx)
         pools = (([i for i in order if is_long(i)], self.long_ctx, slots_long, 0.4),
                  ([i for i in order if not is_long(i)], a.short_ctx, a.slots, 1.0))
-        for pool, n_ctx, n_slots, share in pools:
-            say(f"{len(pool)} prompts in {n_slots} slots of {n_ctx}")
+        for pool, n_ctx, n_slots, fraction in pools:
+            log_line(f"{len(pool)} prompts in {n_slots} slots of {n_ctx}")
             jobs = [(prompts[i][0], self.temps[n % len(self.temps)]) for n, i in enumerate(pool)]
-            for j, ids in self.answers(jobs, n_ctx, n_slots, a.max_new, self.until(share)):
-                said.append((jobs[j][0], ids, dialogues.KINDS[prompts[pool[j]][1]], jobs[j][1]))
-        return said
+            for j, ids in self.answers(jobs, n_ctx, n_slots, a.max_new, self.until(fraction)):
+                finished.append((jobs[j][0], ids, dialogues.KINDS[prompts[pool[j]][1]], jobs[j][1]))
+        return finished
 
 
 def main():
     args = options()
     w = Writer(args)
-    say(f"target read: {w.shape}")
-    said = w.write()
-    if not said:
-        raise SystemExit("nothing was finished in time: give more --minutes")
-    dialogues.write(args.out, said, w.shape.n_vocab)
-    say(f"{args.out}: {len(said)} dialogues, {sum(len(r) for _, r, *_ in said) / 1e6:.2f} M tokens of answers")
+    log_line(f"target read: {w.shape}")
+    finished = w.write()
+    if not finished:
+        raise SystemExit("no answer was finished in time: give more --minutes")
+    dialogues.write(args.out, finished, w.shape.n_vocab)
+    log_line(f"{args.out}: {len(finished)} dialogues, {sum(len(r) for _, r, *_ in finished) / 1e6:.2f} M tokens of answers")
 
 
 if __name__ == "__main__":

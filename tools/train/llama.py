@@ -1,11 +1,11 @@
-"""Llama-shaped models in torch, under GGUF's own names and conventions.
+"""Llama-shaped models in torch, with GGUF's names and conventions.
 
-A model is a Shape and a dict {GGUF tensor name: tensor}; nothing is renamed or permuted between file and training, so
-what is exported is what was trained (q and k rows lie as GGUF has them: rope turns the pairs 2i, 2i+1). Texts of a batch
-are laid end to end and attention is kept inside each by its borders (Docs): no padding, no mask of n x n on a GPU.
+A model is a Shape and a dict {GGUF tensor name: tensor}. Nothing is renamed or permuted between file and training, so the
+exported tensors are the trained ones (q and k rows are in GGUF's order: rope rotates the pairs 2i, 2i+1). The texts of a
+batch are concatenated, and attention stays within each text by its borders (Docs): no padding, and no n x n mask on a GPU.
 
-Files come from outside: missing keys, wrong shapes and other architectures end in SystemExit with the file's name.
-Needs torch, numpy, gguf.
+Files are not trusted: missing keys, wrong shapes and other architectures raise SystemExit with the file's name. Needs
+torch, numpy, gguf.
 """
 import dataclasses
 import hashlib
@@ -31,10 +31,10 @@ class Shape:
     rope_base: float = 100000.0
     eps: float = 1e-5
     n_ctx: int = 4096
-    d_state: int = 0  # width of the target's states, where a draft reads them
+    d_state: int = 0  # width of the target's hidden states if the draft reads them, else 0
 
     def tensors(self):
-        """{name: torch shape} of everything a file of this shape holds; the output matrix is the embedding."""
+        """{name: torch shape} of all tensors of a file with this shape. The output matrix is the embedding."""
         q, kv = self.n_heads * self.head_dim, self.n_kv * self.head_dim
         out = {"token_embd.weight": (self.n_vocab, self.d), "output_norm.weight": (self.d,)}
         if self.d_state:
@@ -49,7 +49,7 @@ class Shape:
 
     def check(self):
         if self.n_heads % self.n_kv or self.head_dim % 32 or self.d % 32 or self.ff % 32 or self.d_state % 32:
-            raise SystemExit(f"{self}: rows must be multiples of 32 and heads of key heads, or the file cannot be quantised")
+            raise SystemExit(f"{self}: row lengths must be multiples of 32 and heads a multiple of key heads, or the file cannot be quantised")
         return self
 
 
@@ -67,7 +67,7 @@ def _field(reader, path, key, default=None):
 def read_shape(reader, path):
     arch = _field(reader, path, "general.architecture")
     if arch != "llama":
-        raise SystemExit(f"{path}: architecture {arch}: only llama can be read here")
+        raise SystemExit(f"{path}: architecture {arch}: only llama is supported")
     get = lambda key, default=None: _field(reader, path, "llama." + key, default)
     d, heads = get("embedding_length"), get("attention.head_count")
     width = {t.name: [int(n) for n in t.shape] for t in reader.tensors if t.name in ("token_embd.weight", STATE)}
@@ -92,11 +92,11 @@ def load(path, device="cpu", dtype=torch.float32):
     if "output.weight" in found:
         wanted["output.weight"] = (shape.n_vocab, shape.d)
     if "rope_freqs.weight" in found:
-        raise SystemExit(f"{path}: rope_freqs.weight: scaled rope is not read here")
+        raise SystemExit(f"{path}: rope_freqs.weight: scaled rope is not supported")
     for name, size in wanted.items():
         t = found.get(name)
         if t is None or tuple(int(n) for n in reversed(t.shape)) != size:
-            raise SystemExit(f"{path}: tensor {name} {'is missing' if t is None else f'has shape {list(t.shape)}'}, wanted {size}")
+            raise SystemExit(f"{path}: tensor {name} {'is missing' if t is None else f'has shape {list(t.shape)}'}, expected {size}")
         x = torch.from_numpy(np.ascontiguousarray(gguf.quants.dequantize(t.data, t.tensor_type)).reshape(size).astype(np.float32))
         weights[name] = x.to(device, torch.float32 if len(size) == 1 else dtype)
     return shape, weights, reader
@@ -104,8 +104,8 @@ def load(path, device="cpu", dtype=torch.float32):
 
 @dataclasses.dataclass
 class Vocab:
-    """What a file says about its tokenizer."""
-    tokens: list  # bytes, as the file has them
+    """The tokenizer metadata of a file."""
+    tokens: list  # bytes, as in the file
     types: list
     merges: list
     model: str = "gpt2"
@@ -124,7 +124,7 @@ class Vocab:
 
 
 def vocabulary(reader):
-    """(token strings as the file has them, token types) of a GGUF file."""
+    """(token strings as in the file, token types) of a GGUF file."""
     f = reader.get_field("tokenizer.ggml.tokens")
     if f is None:
         raise SystemExit("the target has no tokenizer.ggml.tokens")
@@ -165,7 +165,7 @@ def _add_vocab(w, v):
 
 
 def write(path, shape, weights, vocab, name, extra):
-    """A float32 GGUF, for `sooth quantize`; extra(writer) adds keys and tensors. It appears under its name when it is complete."""
+    """Writes a float32 GGUF, for `sooth quantize`; extra(writer) adds keys and tensors. The file appears when it is complete."""
     import gguf
     w = gguf.GGUFWriter(path + ".part", "llama")
     w.add_name(name)
@@ -185,14 +185,14 @@ MASK = "sooth.draft.output_mask"
 
 
 def output_mask(ids, n_vocab):
-    """A bit for each id that a draft can say, the lowest bit of the first byte for id 0."""
-    said = np.zeros(n_vocab, bool)
-    said[np.asarray(ids)] = True
-    return np.packbits(said, bitorder="little").tobytes()
+    """A vocabulary subset as bits, one per id; the lowest bit of the first byte is id 0."""
+    subset = np.zeros(n_vocab, bool)
+    subset[np.asarray(ids)] = True
+    return np.packbits(subset, bitorder="little").tobytes()
 
 
-def said(reader, n_vocab, device):
-    """The ids that a file's mask names, ascending; None where it has none."""
+def vocab_subset(reader, n_vocab, device):
+    """The vocabulary subset of a file as ascending ids; None if it has none."""
     f = reader.get_field(MASK)
     if f is None:
         return None
@@ -201,11 +201,11 @@ def said(reader, n_vocab, device):
 
 
 def export(path, shape, weights, target, name, output_ids=None, agreement=None):
-    """A draft with the vocabulary of its target (a reader) and what it was trained for; output_ids: what it can say, None: all;
-    agreement: with the target, on held-out text.
+    """Writes a draft with the vocabulary of its target (a reader) and its registration for this target. output_ids: vocabulary
+    subset, None: all; agreement: with the target, on held-out text.
 
-    A draft is fed ids and never text, so of the tokenizer's merges only the first is kept, and no chat template: they would be
-    a tenth of the file."""
+    The input of a draft is ids, never text, so only the first of the tokenizer's merges is written, and no chat template:
+    they would take a tenth of the file."""
     vocab = Vocab.of(target)
     vocab.merges, vocab.template = vocab.merges[:1], None
     get = lambda key: target.get_field(key).contents() if target.get_field(key) else None
@@ -228,7 +228,7 @@ def export(path, shape, weights, target, name, output_ids=None, agreement=None):
 # --- the pass ---
 
 class Docs:
-    """Texts laid end to end: borders [n+1] (the last ones may repeat: empty texts), and a bound on their lengths."""
+    """Concatenated texts: borders [n+1] (the last ones may repeat: empty texts), and a bound on their lengths."""
 
     def __init__(self, borders, max_len):
         self.borders, self.max_len, self._mask = borders, max_len, None
@@ -262,7 +262,7 @@ def rope_table(shape, n, device):
 
 
 def rotate(x, cos, sin):
-    """x [T][heads][D]; cos and sin [T][D/2]; pairs (2i, 2i+1) as GGUF's Llama has them."""
+    """x [T][heads][D]; cos and sin [T][D/2]; rotates the pairs (2i, 2i+1), as in GGUF's Llama."""
     a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
@@ -279,7 +279,7 @@ def qkv(x, cos, sin, norm, wq, wk, wv, shape):
     return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
-def rest(x, a, wo, norm, gate, up, down, shape):
+def attn_out_ffn(x, a, wo, norm, gate, up, down, shape):
     x = x + F.linear(a.flatten(-2), wo)
     h = rms_norm(x, norm, shape.eps)
     return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
@@ -294,21 +294,21 @@ def layer(weights, i, names):
 
 
 class Model:
-    """A Llama over a weights dict. hidden() gives the states behind the last norm; logits are states times the output matrix."""
+    """A Llama over a weights dict. hidden() returns the hidden states after the last norm; logits are these times the output matrix."""
 
     def __init__(self, shape, weights, device, n_ctx, compiled=False):
         self.shape, self.weights = shape, weights
         self.cos, self.sin = rope_table(shape, n_ctx, device)
-        self.qkv, self.rest = qkv, rest
+        self.qkv, self.attn_out_ffn = qkv, attn_out_ffn
         if compiled:
-            self.qkv, self.rest = torch.compile(qkv), torch.compile(rest)
+            self.qkv, self.attn_out_ffn = torch.compile(qkv), torch.compile(attn_out_ffn)
 
     def output(self, weights=None):
         w = weights or self.weights
         return w["output.weight"] if "output.weight" in w else w["token_embd.weight"]
 
     def hidden(self, ids, pos, docs, weights=None, keep=None, read=None):
-        """ids, pos [T] -> [T][d] float32. `keep(i, k, v)` sees each layer's keys and values; read: (places, the target's states there)."""
+        """ids, pos [T] -> [T][d] float32. `keep(i, k, v)` gets each layer's keys and values; read: (positions, the target's hidden states there)."""
         w, s = weights or self.weights, self.shape
         x = F.embedding(ids, w["token_embd.weight"]).to(w["blk.0.attn_q.weight"].dtype)
         if read and s.d_state:
@@ -318,5 +318,5 @@ class Model:
             q, k, v = self.qkv(x, cos, sin, *layer(w, i, FIRST), s)
             if keep:
                 keep(i, k, v)
-            x = self.rest(x, attend(q, k, v, docs), *layer(w, i, SECOND), s)
+            x = self.attn_out_ffn(x, attend(q, k, v, docs), *layer(w, i, SECOND), s)
         return rms_norm(x.float(), w["output_norm.weight"], s.eps)

@@ -1,39 +1,40 @@
-"""How far a draft's distribution q is from the target's p, and the gradient, one vocabulary row at a time.
+"""The distance between a draft's distribution q and the target's p, and its gradient, one vocabulary row at a time.
 
   KL   Σ p (log p − log q)          gradient by the draft's logits: q − p
-  TV   1 − Σ min(p, q)              gradient: q (S − [q < p]), S = Σ q over those with q < p
+  TV   1 − Σ min(p, q)              gradient: q (S − [q < p]), S = Σ q over the ids with q < p
 
-1 − TV is the chance that a drawn guess is accepted (Leviathan et al., eq. for α), so TV is what speculation pays for; KL
-has a gradient where TV has none (a token the draft has not heard of). The loss is KL + w·TV.
+1 − TV is the probability that a sampled guess is accepted (Leviathan et al., equation for α), so TV determines the gain of
+speculation. KL has a gradient where TV has none (a token with q near 0). The loss is KL + w·TV.
 
-Draft and target logits are made in half precision, chunk by chunk, and the gradient overwrites the draft's: two matrices of
-rows × vocabulary exist at once and are gone after the chunk. A draft with a smaller output vocabulary (`said`: its ids) has logits
-for those alone; the target's matrix is arranged so that they come first. q is 0 elsewhere, KL counts the said ids alone and TV all.
+Draft and target logits are computed in half precision, chunk by chunk, and the gradient overwrites the draft's logits: two
+matrices of rows × vocabulary exist at once and are freed after the chunk. A draft with a vocabulary subset has logits only
+for these ids; the rows of the target's matrix are arranged so that they come first. q is 0 for the other ids. KL sums over
+the subset only, TV over all ids.
 """
 import torch
 
 try:
     import triton
     import triton.language as tl
-except ImportError:  # no GPU build of torch: the plain form below serves
+except ImportError:  # no GPU build of torch: rows_plain is used
     triton = None
 
-STATS = 4  # per row: KL, Σ min(p, q), the same argmax, S
+STATS = 4  # per row: KL, Σ min(p, q), same argmax, S
 
 
-def arrange(output, said):
-    """The target's output matrix with the rows of the said ids first."""
-    if said is None:
+def arrange(output, subset):
+    """The target's output matrix with the rows of the vocabulary subset first."""
+    if subset is None:
         return output
-    rest = torch.ones(len(output), dtype=torch.bool, device=output.device)
-    rest[said] = False
-    return torch.cat((output[said], output[rest]))
+    others = torch.ones(len(output), dtype=torch.bool, device=output.device)
+    others[subset] = False
+    return torch.cat((output[subset], output[others]))
 
 
 def rows_plain(t, z, weight, tv):
-    """The reference. t [n][vocab], z [n][said] logits, said ids first; gradient [n][said] float32 and stats [n][4]."""
-    lp, lq, n_said = t.float().log_softmax(-1), z.float().log_softmax(-1), z.shape[1]
-    kept, lk = lp[:, :n_said].exp(), lp[:, :n_said]
+    """Reference. t [n][vocab], z [n][subset]: logits, subset ids first. Returns gradient [n][subset] float32 and stats [n][4]."""
+    lp, lq, n_subset = t.float().log_softmax(-1), z.float().log_softmax(-1), z.shape[1]
+    kept, lk = lp[:, :n_subset].exp(), lp[:, :n_subset]
     q = lq.exp()
     less = (q < kept) & (q > 0)
     s = (q * less).sum(-1, keepdim=True)
@@ -46,7 +47,7 @@ def rows_plain(t, z, weight, tv):
 if triton:
     @triton.jit
     def _log_sum(x_ptr, n: tl.constexpr, BLOCK: tl.constexpr):
-        """(log Σ exp x, first place of the largest)"""
+        """(log Σ exp x, first index of the maximum)"""
         lane = tl.arange(0, BLOCK)
         most = tl.full((BLOCK,), -1e30, tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
@@ -62,21 +63,21 @@ if triton:
         return top + tl.log(tl.sum(total * tl.exp(most - top), 0)), tl.min(tl.where(most == top, where, n), 0)
 
     @triton.jit
-    def _rows(t_ptr, z_ptr, g_ptr, w_ptr, out_ptr, tv, n_vocab: tl.constexpr, n_said: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr):
+    def _rows(t_ptr, z_ptr, g_ptr, w_ptr, out_ptr, tv, n_vocab: tl.constexpr, n_subset: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr):
         row = tl.program_id(0).to(tl.int64)
         t_ptr += row * n_vocab
-        z_ptr += row * n_said
-        g_ptr += row * n_said
+        z_ptr += row * n_subset
+        g_ptr += row * n_subset
         lane = tl.arange(0, BLOCK)
         lse_t, best_t = _log_sum(t_ptr, n_vocab, BLOCK)
-        lse_z, best_z = _log_sum(z_ptr, n_said, BLOCK)
+        lse_z, best_z = _log_sum(z_ptr, n_subset, BLOCK)
         kl = tl.zeros((BLOCK,), tl.float32)
         both = tl.zeros((BLOCK,), tl.float32)
         low = tl.zeros((BLOCK,), tl.float32)
         kept = tl.zeros((BLOCK,), tl.float32)
-        for at in range(0, n_said, BLOCK):
+        for at in range(0, n_subset, BLOCK):
             i = at + lane
-            ok = i < n_said
+            ok = i < n_subset
             lp = tl.load(t_ptr + i, mask=ok, other=-60000.0).to(tl.float32) - lse_t
             lq = tl.load(z_ptr + i, mask=ok, other=-60000.0).to(tl.float32) - lse_z
             p = tl.exp(lp)
@@ -93,9 +94,9 @@ if triton:
         if GRAD:
             total = tl.sum(kept, 0)
             w = tl.load(w_ptr + row)
-            for at in range(0, n_said, BLOCK):
+            for at in range(0, n_subset, BLOCK):
                 i = at + lane
-                ok = i < n_said
+                ok = i < n_subset
                 p = tl.exp(tl.load(t_ptr + i, mask=ok, other=-60000.0).to(tl.float32) - lse_t)
                 q = tl.exp(tl.load(z_ptr + i, mask=ok, other=-60000.0).to(tl.float32) - lse_z)
                 g = q * total - p + tv * q * (s - tl.where(q < p, 1.0, 0.0))
@@ -103,16 +104,16 @@ if triton:
 
 
 def rows_fused(t, z, weight, tv, grad=True):
-    """As rows_plain; z is float16 and its memory becomes the bfloat16 gradient."""
-    n, n_said = z.shape
+    """Like rows_plain; z is float16, and the bfloat16 gradient is written to its memory."""
+    n, n_subset = z.shape
     g = z.view(torch.bfloat16)
     stats = torch.empty(n, STATS, device=z.device)
-    _rows[(n,)](t, z, g, weight, stats, float(tv), t.shape[1], n_said, GRAD=grad, BLOCK=4096, num_warps=8)
+    _rows[(n,)](t, z, g, weight, stats, float(tv), t.shape[1], n_subset, GRAD=grad, BLOCK=4096, num_warps=8)
     return g, stats
 
 
 def _matmul32(a, b):
-    """a @ b of half-precision matrices in float32: sums over a whole batch do not fit a half."""
+    """a @ b of half-precision matrices in float32: sums over a whole batch overflow half precision."""
     try:
         return torch.mm(a, b, out_dtype=torch.float32)
     except (TypeError, RuntimeError):
@@ -120,7 +121,7 @@ def _matmul32(a, b):
 
 
 class Head(torch.autograd.Function):
-    """(draft states [n][d], rows of its output matrix [said][d]) -> mean loss; the target's states and matrix (arrange()) are constants."""
+    """(draft's hidden states [n][d], its output matrix [subset][d]) -> mean loss. The target's hidden states and matrix (arrange()) are constants."""
 
     @staticmethod
     def forward(ctx, h, e, target_h, target_e, weight, tv, chunk):
@@ -151,7 +152,7 @@ class Head(torch.autograd.Function):
 
 @torch.no_grad()
 def measure(h, e, target_h, target_e, chunk=8192):
-    """stats [n][4] of draft states against the target's, without a gradient."""
+    """stats [n][4] of the draft's hidden states and the target's, without a gradient."""
     out, half = [], torch.float16 if h.is_cuda else torch.float32
     one = torch.ones(min(chunk, len(h)), device=h.device)
     for i in range(0, len(h), chunk):

@@ -1,14 +1,14 @@
-"""Muon for matrices, Adam for embedding and norms, and rounding to Q4_0 inside training.
+"""Muon for matrices, Adam for embedding and norms, and rounding to Q4_0 during training.
 
-Muon takes the momentum of a matrix to the nearest orthogonal one (five steps of a quintic Newton-Schulz iteration), so every
-direction of the matrix moves alike; small models get there in about two thirds of Adam's tokens. Matrices of one shape are
-stacked: a step is a few dozen launches, whatever the number of layers.
+Muon replaces the momentum of a matrix by the nearest orthogonal matrix (five steps of a quintic Newton-Schulz iteration),
+so that all directions of the matrix move equally; small models need about two thirds of the tokens that Adam needs.
+Matrices of one shape are stacked, so a step is a few dozen launches for any number of layers.
 """
 import torch
 
 
 def orthogonal(m):
-    """[n][rows][columns] -> nearly orthogonal, in the precision of the device's fast path."""
+    """[n][rows][columns] -> nearly orthogonal matrices, computed in the device's fast precision."""
     x = m.bfloat16() if m.is_cuda else m.float()
     flip = x.shape[-2] > x.shape[-1]
     if flip:
@@ -34,7 +34,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, scale):
-        """One step with learning rates times `scale`; gradients are taken and cleared."""
+        """One step with the learning rates times `scale`; the gradients are cleared."""
         self.steps += 1
         for shape, names in self.groups.items():
             grad = torch.stack([self.weights[n].grad for n in names])
@@ -62,15 +62,15 @@ class Optimizer:
 
 
 def round_q4_0(w):
-    """What Q4_0 keeps of w: blocks of 32, step = the largest (by size) over −8 as a half, codes 0 … 15."""
+    """w rounded to Q4_0: blocks of 32, step = (value of largest magnitude) / −8 in half precision, codes 0 … 15."""
     x = w.detach().unflatten(-1, (-1, 32))
     top = x.gather(-1, x.abs().argmax(-1, keepdim=True))
     d = (top / -8).half().float()
-    # codes follow the step before it is rounded to a half, as the reference quantiser has it
+    # codes use the step before its rounding to half precision, as in the reference quantiser
     code = torch.where(top == 0, 8.0, (x / torch.where(top == 0, 1.0, top / -8) + 8.5).clamp(0, 15).floor())
     return ((code - 8) * d).flatten(-2)
 
 
 def straight_through(w):
-    """The rounded weight forward, the plain gradient backward."""
+    """Rounded weights in the forward pass, unchanged gradient in the backward pass."""
     return w + (round_q4_0(w) - w).detach()

@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""A small target from nothing, with a tokenizer of its own, on text that another model wrote. Its drafter then comes from draft.py.
+"""Trains a small target with its own tokenizer from scratch, on text that another model wrote. draft.py then trains its draft.
 
   pair.py --teacher T.gguf --data TEXTS.npz [--data MORE.npz] --out DIR [--minutes 9] [--resume]
 
-  1. texts      dialogues of the teacher (generate.py) become text, up to where it repeats itself; what has signs beyond plain
-                English is left out
-  2. tokenizer  byte-level BPE of --vocab tokens, learned from them: DIR/tokenizer.json
-  3. dialogues  the same in the new ids, some behind an earlier dialogue, so that a second turn is nothing new: DIR/dialogues.npz,
-                which draft.py and generate.py read
-  4. training   cross entropy of the answers; one prompt in 50, chosen by a hash, is never trained on, and its loss and the share of
-                tokens that were the likeliest are printed as training goes
+  1. texts      dialogues of the teacher (generate.py) are decoded, up to where they repeat themselves; dialogues with
+                characters beyond ASCII are skipped
+  2. tokenizer  byte-level BPE of --vocab tokens, trained on these texts: DIR/tokenizer.json
+  3. dialogues  the texts in the new ids, some after an earlier dialogue, so that the model learns second turns:
+                DIR/dialogues.npz, which draft.py and generate.py read
+  4. training   cross entropy of the answers. One prompt in 50, chosen by a hash, is held out; its loss and the share of
+                tokens that were the likeliest are printed during training
   5. file       DIR/target.gguf (float32, for `sooth quantize`), with the tokenizer and a chat template
 
-A run ends within --minutes and leaves DIR/checkpoint.pt; an interrupted one goes on with --resume (steps 1 to 3 are then read from
-DIR). The rate is constant until the last --decay of the run, then falls to 0. Needs torch, numpy, gguf, tokenizers, jinja2.
+A run ends within --minutes and writes DIR/checkpoint.pt. An interrupted run continues with --resume (steps 1 to 3 are then
+read from DIR). The learning rate is constant until the last --decay of the run, then falls to 0. Needs torch, numpy, gguf,
+tokenizers, jinja2.
 """
 import argparse
 import json
@@ -32,7 +33,7 @@ import dialogues
 import draft
 import llama
 import optim
-from progress import say
+from progress import log_line
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 END = 2
@@ -53,18 +54,18 @@ def options():
     p.add_argument("--minutes", type=float, default=9)
     p.add_argument("--max-steps", type=int, default=1 << 60)
     p.add_argument("--vocab", type=int, default=4096)
-    p.add_argument("--kinds", default="story,file", help="of the dialogues that are used (dialogues.py)")
-    p.add_argument("--second", type=float, default=0.12, help="share of dialogues behind an earlier one")
+    p.add_argument("--kinds", default="story,file", help="kinds of dialogues to use (dialogues.py)")
+    p.add_argument("--second", type=float, default=0.12, help="fraction of dialogues that follow an earlier one")
     p.add_argument("--layers", type=int, default=24)
     p.add_argument("--d", type=int, default=256)
     p.add_argument("--heads", type=int, default=4)
     p.add_argument("--kv-heads", type=int, default=1)
     p.add_argument("--ff", type=int, default=704)
     p.add_argument("--ctx", type=int, default=1024)
-    p.add_argument("--batch", type=int, default=65536, help="tokens of a step")
+    p.add_argument("--batch", type=int, default=65536, help="tokens per step")
     p.add_argument("--muon-lr", type=float, default=0.02)
     p.add_argument("--adam-lr", type=float, default=2e-3)
-    p.add_argument("--decay", type=float, default=0.5, help="share of the run, at its end")
+    p.add_argument("--decay", type=float, default=0.5, help="final fraction of the run in which the rate falls")
     p.add_argument("--save", type=float, default=120)
     p.add_argument("--log", type=float, default=15)
     p.add_argument("--seed", type=int, default=1)
@@ -76,10 +77,10 @@ def options():
 # --- texts ---
 
 def trim(text, ended):
-    """(what is worth reading of an answer, whether it ends there).
+    """(usable part of an answer, whether it ends there).
 
-    It goes up to where a sentence comes a second time: from there a small teacher goes round in circles. An answer that does not
-    end is cut behind its last whole paragraph, which then is its end, or else behind its last whole sentence."""
+    The answer is cut where a sentence occurs a second time: from there a small teacher repeats itself. An answer without an end
+    is cut after its last complete paragraph, which then counts as its end, or else after its last complete sentence."""
     seen, at = set(), len(text)
     for m in SENTENCE.finditer(text):
         key = m.group().strip().lower()
@@ -98,7 +99,7 @@ def trim(text, ended):
 
 
 def teacher_texts(args):
-    """[(what the user said, the answer, whether it ends there, kind, temperature)]"""
+    """[(user text, answer, whether it ends there, kind, temperature)]"""
     import gguf
     reader = gguf.GGUFReader(args.teacher)
     vocab = llama.Vocab.of(reader)
@@ -111,12 +112,12 @@ def teacher_texts(args):
     for path in args.data:
         d = dialogues.read(path, len(vocab.tokens))
         for i in np.flatnonzero(np.isin(d.kind, list(kinds))):
-            said, answer = d.prompt(i).tolist(), d.response(i).tolist()
-            if said[:len(before)] != before or said[-len(after):] != after:
+            prompt, answer = d.prompt(i).tolist(), d.response(i).tolist()
+            if prompt[:len(before)] != before or prompt[-len(after):] != after:
                 left += 1
                 continue
             ended = answer[-1] == end
-            parts = [[bytes_of[t] for t in ids] for ids in (said[len(before):-len(after)], answer[:-1] if ended else answer)]
+            parts = [[bytes_of[t] for t in ids] for ids in (prompt[len(before):-len(after)], answer[:-1] if ended else answer)]
             if any(b is None for p in parts for b in p):
                 left += 1
                 continue
@@ -127,9 +128,9 @@ def teacher_texts(args):
                 out.append((user, text, ended, int(d.kind[i]), float(d.temp[i])))
             else:
                 left += 1
-    say(f"{len(out)} dialogues, {sum(len(t) for _, t, *_ in out) / 1e6:.1f} MB of answers; {left} left out")
+    log_line(f"{len(out)} dialogues, {sum(len(t) for _, t, *_ in out) / 1e6:.1f} MB of answers; {left} skipped")
     if not out:
-        raise SystemExit("no dialogue is left: give more --data or other --kinds")
+        raise SystemExit("no usable dialogues: give more --data or other --kinds")
     return out
 
 
@@ -147,7 +148,7 @@ def learn_tokenizer(texts, n_vocab, path):
 
 
 def vocab_of(path):
-    """The tokenizer as GGUF has it. The split into digits and GPT-2's words is what the name `smollm` stands for."""
+    """The tokenizer in GGUF's form. The pre-tokenizer name `smollm` means single digits and GPT-2's words."""
     model = json.load(open(path, encoding="utf-8"))["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
@@ -156,7 +157,7 @@ def vocab_of(path):
 
 
 def encode(texts, tok, args):
-    """Dialogues in the new ids, as dialogues.write takes them."""
+    """Dialogues in the new ids, in the form that dialogues.write expects."""
     ids = lambda words: [e.ids for e in tok.encode_batch_fast(words, add_special_tokens=False)]
     user, answers = ids([u for u, *_ in texts]), ids([t for _, t, *_ in texts])
     mark = {w: i for w, i in zip(("user\n", "assistant\n", "\n"), ids(["user\n", "assistant\n", "\n"]))}
@@ -174,16 +175,16 @@ def encode(texts, tok, args):
 
 
 def prepare(args):
-    """Steps 1 to 3, or what an earlier run left of them. Returns the vocabulary; DIR/dialogues.npz is there then."""
+    """Steps 1 to 3, or their results from an earlier run. Writes DIR/dialogues.npz and returns the vocabulary."""
     tok_path, data_path = (os.path.join(args.out, n) for n in ("tokenizer.json", "dialogues.npz"))
     if not (args.resume and os.path.exists(tok_path) and os.path.exists(data_path)):
         texts = teacher_texts(args)
         tok = learn_tokenizer(texts, args.vocab, tok_path)
-        say(f"tokenizer of {tok.get_vocab_size()} tokens")
-        said = encode(texts, tok, args)
-        dialogues.write(data_path, said, tok.get_vocab_size())
-        say(f"{data_path}: {len(said)} dialogues, {sum(len(a) for _, a, *_ in said) / 1e6:.1f} M tokens of answers, "
-            f"{sum(len(t) for _, t, *_ in texts) / sum(len(a) for _, a, *_ in said):.2f} characters a token")
+        log_line(f"tokenizer of {tok.get_vocab_size()} tokens")
+        encoded = encode(texts, tok, args)
+        dialogues.write(data_path, encoded, tok.get_vocab_size())
+        log_line(f"{data_path}: {len(encoded)} dialogues, {sum(len(a) for _, a, *_ in encoded) / 1e6:.1f} M tokens of answers, "
+                 f"{sum(len(t) for _, t, *_ in texts) / sum(len(a) for _, a, *_ in encoded):.2f} characters per token")
     args.data = [data_path]
     return vocab_of(tok_path)
 
@@ -208,7 +209,7 @@ class Target:
 
 
 class Data(draft.Data):
-    """Batches whose last part is the id that each row predicts."""
+    """Batches whose last element has the id that each row predicts."""
 
     def to_device(self, batch, max_len):
         at = torch.from_numpy(batch[0][batch[3]]).to(self.device, non_blocking=True)
@@ -242,24 +243,24 @@ def save(path, target, opt, step, n_rows):
 def train(args, target, opt, data, step, n_rows):
     clock, path = draft.Clock(args, step), os.path.join(args.out, "checkpoint.pt")
     log = open(os.path.join(args.out, "log.tsv"), "a")
-    since, saved, mean, count, told = time.monotonic(), time.monotonic(), torch.zeros(2, device=data.device), 0, n_rows
+    since, saved, mean, count, logged_rows = time.monotonic(), time.monotonic(), torch.zeros(2, device=data.device), 0, n_rows
     stream = data.stream(args.batch, args.seed + step)
-    while (share := clock.share(step)) < 1:
+    while (fraction := clock.fraction(step)) < 1:
         value, same = target.loss(next(stream))
         value.mean().backward()
-        opt.step(max(0.0, clock.rate(step, share)))
+        opt.step(max(0.0, clock.rate(step, fraction)))
         mean += torch.stack((value.detach().mean(), same.float().mean()))
         step, n_rows, count = step + 1, n_rows + len(value), count + 1
         if time.monotonic() - since > args.log:
             loss, right = (mean / count).tolist()
             took = time.monotonic() - since
-            say(f"step {step}  loss {loss:.4f}  likeliest {right:.4f}  {n_rows / 1e6:.0f} M rows, {(n_rows - told) / took / 1e6:.2f} M/s")
+            log_line(f"step {step}  loss {loss:.4f}  likeliest {right:.4f}  {n_rows / 1e6:.0f} M rows, {(n_rows - logged_rows) / took / 1e6:.2f} M/s")
             log.write(f"{step}\t{n_rows}\t{loss:.5f}\t{right:.5f}\n")
             log.flush()
-            told, count, since = n_rows, 0, time.monotonic()
+            logged_rows, count, since = n_rows, 0, time.monotonic()
             mean.zero_()
         if time.monotonic() - saved > args.save:
-            say(held_out(target, data, args))
+            log_line(held_out(target, data, args))
             save(path, target, opt, step, n_rows)
             saved = time.monotonic()
     save(path, target, opt, step, n_rows)
@@ -278,16 +279,16 @@ def main():
                         args.ctx).check()
     saved = draft.restore(path, data.device) if args.resume and os.path.exists(path) else None
     if saved and saved["shape"] != shape:
-        raise SystemExit(f"{path}: has the shape {saved['shape']}, asked for is {shape}: start without --resume")
+        raise SystemExit(f"{path}: has the shape {saved['shape']}, not {shape}: start without --resume")
     target = Target(args, shape, saved["weights"] if saved else first_weights(shape, args.seed), data)
     opt = optim.Optimizer(target.weights, args.muon_lr, args.adam_lr)
     if saved:
         opt.restore(saved["optimizer"])
     step, n_rows = train(args, target, opt, data, saved["step"] if saved else 0, saved["rows"] if saved else 0)
-    say(held_out(target, data, args))
+    log_line(held_out(target, data, args))
     out = os.path.join(args.out, "target.gguf")
     llama.write(out, shape, target.weights, vocab, args.name, lambda w: w.add_license(args.license))
-    say(f"{out}: {sum(w.numel() for w in target.weights.values()) / 1e6:.2f} M parameters, {n_rows / 1e6:.0f} M answer tokens seen")
+    log_line(f"{out}: {sum(w.numel() for w in target.weights.values()) / 1e6:.2f} M parameters, {n_rows / 1e6:.0f} M answer tokens seen")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Lines of a long run, each with the seconds since it began."""
+"""Log lines of a long run, each with the seconds since its start."""
 import time
 
 START = time.monotonic()
 
 
-def say(text):
+def log_line(text):
     print(f"{time.monotonic() - START:6.1f} s  {text}", flush=True)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Prompts for simple texts: stories and questions in plain words, put together from lists.
+"""Prompts for simple texts: stories and questions in simple language, combined from lists.
 
   prompts.py --out PROMPTS.jsonl [-n 200000] [--seed 1]
   prompts.py --out PROMPTS.jsonl --paragraphs TEXT --ask "Summarize: " [-n 200000]
 
-A small model of its own (pair.py) needs many texts of few kinds. Each line is {"prompt": …} for generate.py; a question comes up to
---most times, to be answered differently each time. The second form puts --ask before each paragraph of a text (blank lines, or lines of
-"%" as in collections of quotations, lie between) of 60 to 1,500 characters.
+A small model (pair.py) needs many texts of few kinds. Each line is {"prompt": …} for generate.py. A question occurs up to
+--most times, to be answered differently each time. The second form puts --ask before each paragraph of 60 to 1,500
+characters of a text; paragraphs are separated by blank lines, or by lines of "%" as in collections of quotations.
 """
 import argparse
 import json
@@ -65,7 +65,7 @@ def one(rng):
 
 
 def paragraphs(path, ask):
-    """A prompt for each paragraph that is prose: no tables, no drawings."""
+    """Yields a prompt for each paragraph of prose, without tables and drawings."""
     for text in re.split(r"\n[ \t]*%?[ \t]*\n", open(path, encoding="utf-8", errors="replace").read()):
         text = " ".join(text.split())
         if 60 <= len(text) <= 1500 and sum(c.isalpha() or c == " " for c in text) > 0.9 * len(text):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes a draft anew that can only say the most frequent tokens of the text it was trained on.
+"""Copies a draft and restricts its output to a vocabulary subset: the most frequent tokens of its training text.
 
   vocab.py --draft D.gguf --data DIALOGUES.npz.xz [--data MORE.npz] --vocab N --out OUT.gguf
 
-Most of a small draft is its output matrix; the engine multiplies only the rows of the N ids that are named (docs/formats.md,
-sooth.draft.output_mask). All tensors are copied byte for byte, and what the draft reads is not limited. Ids are counted in
-the responses that are trained on; the share of held-out responses that the N ids cover is printed, which is what the draft may
-lose at most. --vocab 0 takes such a list away again. Needs numpy and gguf.
+Most of a small draft is its output matrix; with a subset the engine multiplies only the rows of N ids (docs/formats.md,
+sooth.draft.output_mask). All tensors are copied byte for byte, and the draft's input is not restricted. Ids are counted in
+the responses that are trained on. The share of held-out tokens that the N ids cover is printed: it bounds the loss of
+acceptance. --vocab 0 removes a subset. Needs numpy and gguf.
 """
 import argparse
 import os
@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import dialogues
 
-MASK = "sooth.draft.output_mask"  # as llama.py has it, which needs torch
+MASK = "sooth.draft.output_mask"  # the same as in llama.py, which needs torch
 
 
 def options():
@@ -43,28 +43,28 @@ def read(path):
 
 
 def choose(paths, n_vocab, n):
-    """The ids, with what they cover of held-out responses."""
+    """The subset as bool [n_vocab]; prints how much of the held-out responses it covers."""
     if not 0 < n < n_vocab:
-        raise SystemExit(f"--vocab {n}: the draft has {n_vocab} tokens; fewer are wanted, and at least one")
+        raise SystemExit(f"--vocab {n}: must be from 1 to {n_vocab - 1}, as the draft has {n_vocab} tokens, or 0 to remove a subset")
     if not paths:
-        raise SystemExit("--data: the dialogues that the draft was trained on are wanted")
+        raise SystemExit("--data is missing: name the dialogues that the draft was trained on")
     d = dialogues.join([dialogues.read(p, n_vocab) for p in paths])
     held = d.held_out()
     ids = dialogues.frequent(d, np.flatnonzero(~held), n_vocab, n)
-    said = np.zeros(n_vocab, bool)
-    said[ids] = True
+    chosen = np.zeros(n_vocab, bool)
+    chosen[ids] = True
     for name, test in (("temperature 0", d.temp == 0), ("sampled", d.temp > 0)):
         which = np.flatnonzero(held & test)
         if len(which):
             text = d.ids[dialogues.ranges(d.start[which] + d.plen[which], d.rlen[which])]
-            print(f"{n} ids cover {said[text].mean():.4f} of {len(text)} held-out tokens, {name}")
-    return said
+            print(f"{n} ids cover {chosen[text].mean():.4f} of {len(text)} held-out tokens, {name}")
+    return chosen
 
 
 def copy_field(writer, f):
     kind = f.types[0]
     if kind == gguf.GGUFValueType.ARRAY and f.types[-1] == gguf.GGUFValueType.STRING:
-        value = [bytes(f.parts[i]) for i in f.data]  # tokens are bytes, not always text
+        value = [bytes(f.parts[i]) for i in f.data]  # tokens are bytes, not always valid text
     else:
         value = f.contents()
     writer.add_key_value(f.name, value, kind, f.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)

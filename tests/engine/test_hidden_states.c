@@ -1,6 +1,6 @@
-/* Drafts that read their target's states, in the engine. An echo (so_shape.h) says what its state
- * says and nothing else, so its guesses show which state it was given: behind every accepted token
- * the one from which that token was drawn. And whatever a draft reads, the text is plain
+/* Draft models that read the target's hidden states, in the engine. An echo model (so_shape.h)
+ * depends on the hidden state alone, so its guesses show which one it got: for every accepted token
+ * it must be the one that the token was sampled from. Whatever a draft reads, the text equals plain
  * decoding's. */
 #include "so_test.h"
 
@@ -48,19 +48,19 @@ static so_request_opts opts_of(const int32_t *prompt, float temp, const char *dr
 }
 
 typedef struct rounds {
-    int n, n_silent; /* n_silent: the first guess was the one of no state */
+    int n, n_without_state; /* n_without_state: the first guess was that of no hidden state */
 } rounds;
 
-/* At temperature 0 the likeliest token of the root's state is the root itself; behind a guess there
- * is no state, so the next guess is token 0. */
+/* At temperature 0 the likeliest token of the root's hidden state is the root itself. After a guess
+ * there is no hidden state, so the next guess is token 0. */
 static void on_round(void *user, const so_round *round) {
     rounds *seen = user;
     const so_tree *t = round->tree;
     if (t->n_nodes == 1)
         return;
-    if (round->index == 0) { /* the prompt's last token was not drawn */
+    if (round->index == 0) { /* the prompt's last token was not sampled */
         assert_int_equal(t->nodes[1].token, 0);
-        seen->n_silent++;
+        seen->n_without_state++;
         return;
     }
     assert_int_equal(t->nodes[1].token, t->nodes[0].token);
@@ -69,8 +69,8 @@ static void on_round(void *user, const so_round *round) {
     seen->n++;
 }
 
-/* Also where the draft reads several tokens at once, because guesses stood. */
-static void states_are_those_of_their_tokens(void **state) {
+/* Also if the draft reads several tokens at once, because guesses were accepted. */
+static void hidden_states_belong_to_their_tokens(void **state) {
     (void)state;
     so_rig target, echo;
     int32_t prompt[N_PROMPT];
@@ -85,7 +85,7 @@ static void states_are_those_of_their_tokens(void **state) {
         o.user = &seen;
         so_request_free(so_case_finish(e, &o));
         assert_true(seen.n > 10);
-        assert_int_equal(seen.n_silent, 1);
+        assert_int_equal(seen.n_without_state, 1);
         so_engine_free(e);
     }
     so_rig_close(&target);
@@ -95,8 +95,8 @@ static void states_are_those_of_their_tokens(void **state) {
 static const char *const DRAFTERS[] = {"model", "lookup,model", "model+lookup", "model(ngram)",
                                        "auto"};
 
-/* Greedy and drawn with the same noise, alone and together. */
-static void text_is_the_plain_one(void **state) {
+/* Greedy and sampled with the same noise, alone and together. */
+static void text_equals_plain_decoding(void **state) {
     (void)state;
     so_rig target, drafts[2];
     int32_t prompt[N_PROMPT];
@@ -104,10 +104,10 @@ static void text_is_the_plain_one(void **state) {
     open_draft(&drafts[0], true);
     open_draft(&drafts[1], false);
     so_shape_tokens(&(so_shape){.n_vocab = N_VOCAB}, 8, prompt, N_PROMPT);
-    for (int way = 0; way < 4; way++) {
-        so_engine *e = open_engine(&target, &drafts[way % 2], 4);
+    for (int variant = 0; variant < 4; variant++) {
+        so_engine *e = open_engine(&target, &drafts[variant % 2], 4);
         so_request *r[2 * SO_LEN(DRAFTERS)], *plain;
-        so_request_opts o = opts_of(prompt, way < 2 ? 0 : 0.9f, NULL, 0);
+        so_request_opts o = opts_of(prompt, variant < 2 ? 0 : 0.9f, NULL, 0);
         so_err err = {0};
         int n, n_want;
         plain = so_case_finish(e, &o);
@@ -134,7 +134,7 @@ static void text_is_the_plain_one(void **state) {
 
 enum { N_SEEDS = SO_TEST_SANITIZED ? 150 : 1200, N_SHORT = 5 };
 
-/* How often each token came at each of the first places, over many seeds. */
+/* Counts each token at each of the first positions, over many seeds. */
 static void count(so_engine *e, const int32_t *prompt, const char *drafter, int length,
                   uint64_t first_seed, int hist[N_SHORT][N_VOCAB]) {
     memset(hist, 0, N_SHORT * sizeof *hist);
@@ -153,14 +153,14 @@ static void count(so_engine *e, const int32_t *prompt, const char *drafter, int 
     }
 }
 
-/* What `reject` accepts and draws again is plain decoding's distribution, whatever was read. */
-static void drawn_texts_are_exact(void **state) {
+/* The output of `reject` has plain decoding's distribution, whatever the draft reads. */
+static void reject_is_exact(void **state) {
     (void)state;
     static int plain[N_SHORT][N_VOCAB], got[N_SHORT][N_VOCAB];
     static const struct {
         const char *drafter;
         int length;
-    } ways[] = {{"model", 2}, {"model", 0}, {"model+lookup", 2}};
+    } variants[] = {{"model", 2}, {"model", 0}, {"model+lookup", 2}};
     so_rig target, draft;
     int32_t prompt[N_PROMPT];
     open_target(&target);
@@ -168,8 +168,8 @@ static void drawn_texts_are_exact(void **state) {
     so_shape_tokens(&(so_shape){.n_vocab = N_VOCAB}, 8, prompt, N_PROMPT);
     so_engine *e = open_engine(&target, &draft, 1);
     count(e, prompt, NULL, 0, 1, plain);
-    for (size_t w = 0; w < SO_LEN(ways); w++) {
-        count(e, prompt, ways[w].drafter, ways[w].length, (w + 1) * 100000, got);
+    for (size_t w = 0; w < SO_LEN(variants); w++) {
+        count(e, prompt, variants[w].drafter, variants[w].length, (w + 1) * 100000, got);
         for (int i = 0; i < N_SHORT; i++) {
             double chi2 = 0;
             int df = -1;
@@ -179,7 +179,7 @@ static void drawn_texts_are_exact(void **state) {
                 chi2 += a + b > 0 ? (a - b) * (a - b) / (a + b) : 0;
             }
             if (so_chi2_tail(chi2, df) < 1e-6)
-                fail_msg("%s, place %d: chi-square %g of %d", ways[w].drafter, i, chi2, df);
+                fail_msg("%s, place %d: chi-square %g of %d", variants[w].drafter, i, chi2, df);
         }
     }
     so_engine_free(e);
@@ -208,9 +208,9 @@ static void another_width_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(states_are_those_of_their_tokens),
-        cmocka_unit_test(text_is_the_plain_one),
-        cmocka_unit_test(drawn_texts_are_exact),
+        cmocka_unit_test(hidden_states_belong_to_their_tokens),
+        cmocka_unit_test(text_equals_plain_decoding),
+        cmocka_unit_test(reject_is_exact),
         cmocka_unit_test(another_width_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,17 +1,18 @@
-/* From the rows of a pass to a verdict: which verifier, over which rows.
+/* Verification of the guesses of a request: chooses the verifier (verify/) and gives it the logits
+ * rows of the pass.
  *
- * The verifier walks one path from the root and asks for the target's token (match) or its
- * distribution (reject) at each node it reaches. Penalties look at the text up to that node, so the
- * tokens of the path are written behind the request's text as the walk goes on; nothing is sampled
- * for nodes that are not reached.
+ * The verifier walks one path from the root. At each node it reaches it asks for the target's token
+ * (match) or distribution (reject). Penalties depend on the text up to that node, so the walk
+ * writes the tokens of its path after the request's text. Nothing is sampled for nodes that are not
+ * reached.
  *
- * A round without guesses is plain decoding in every mode: its token is drawn as `match` draws it,
- * which is a draw from p like any other, for half the price of writing p down.
+ * A round without guesses is plain decoding in every mode. Its token is sampled as in `match`: that
+ * is a sample from p like any other, at half the cost of computing p.
  *
- * A row that cannot be sampled (logits that are not finite, everything banned) ends the walk at its
- * node: what stood before it is still emitted, as plain decoding would have, and the request ends
- * with an error of its own. Such a row that the walk does not reach is of no account: plain
- * decoding would never have computed it. Engine thread. */
+ * NaN or Inf logits, or a row in which every token is banned, fail only the request that samples
+ * from that row. The walk ends at its node; the tokens accepted before it are emitted, as in plain
+ * decoding, and the request ends with the error. A bad row that the walk does not reach is ignored:
+ * plain decoding would never have computed it. Engine thread. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -21,18 +22,18 @@
 #include "engine/impl.h"
 
 struct so_verifier {
-    float *row;      /* [n_vocab] a standardised row */
+    float *row;      /* [n_vocab] the current logits row, transformed */
     double *scratch; /* [2][n_vocab] */
 };
 
-so_verifier *so_verdict_create(int n_vocab) {
+so_verifier *so_verifier_create(int n_vocab) {
     so_verifier *v = SO_NEW(so_verifier);
     v->row = SO_NEW_N(float, n_vocab);
     v->scratch = SO_NEW_N(double, 2 * n_vocab);
     return v;
 }
 
-void so_verdict_free(so_verifier *v) {
+void so_verifier_free(so_verifier *v) {
     if (!v)
         return;
     free(v->row);
@@ -55,12 +56,12 @@ static int logit_of(const so_request *r, int node) {
 
 /* --- match --- */
 
-static int32_t choose(void *user, int node) {
+static int32_t sample_target(void *user, int node) {
     so_request *r = user;
     const so_pass *pass = r->e->pass;
     int at = logit_of(r, node), rc = so_pass_check(pass, at, &r->err);
     so_sample_context ctx = context_at(r, node);
-    int32_t token = SO_TOKEN_NONE; /* which no node holds */
+    int32_t token = SO_TOKEN_NONE; /* after an error: equal to no guess */
     if (rc != SO_OK)
         return token;
     if (r->greedy)
@@ -72,27 +73,27 @@ static int32_t choose(void *user, int node) {
 
 /* --- rows --- */
 
-/* A token that no guess under `node` holds. */
-static int32_t unguessed(const so_request *r, int node) {
+/* A token that is not among the guesses after `node`. */
+static int32_t token_without_guess(const so_request *r, int node) {
     int32_t token = 0;
     while (so_tree_child(r->tree, node, token) >= 0)
         token++;
     return SO_MIN(token, r->tree->n_vocab - 1);
 }
 
-/* After an error: a row by which every guess fails, so that the walk ends here. */
-static const float *dead_row(so_request *r, int node, float nothing, float all) {
+/* After an error: a row that rejects every guess, so that the walk ends at this node. */
+static const float *rejecting_row(so_request *r, int node, float others, float peak) {
     float *row = r->e->verifier->row;
     for (int i = 0; i < r->tree->n_vocab; i++)
-        row[i] = nothing;
-    row[unguessed(r, node)] = all;
+        row[i] = others;
+    row[token_without_guess(r, node)] = peak;
     return row;
 }
 
 typedef int transform(so_sampler *s, const so_sample_params *p, const float *logits,
                       const so_sample_context *ctx, float *out, so_err *err);
 
-/* The row of `node` in the verifier, after `fn`. */
+/* Loads the logits row of `node`, transformed by `fn`, into the verifier's buffer. */
 static int load_row(so_request *r, int node, transform *fn) {
     so_engine *e = r->e;
     int at = logit_of(r, node), rc = so_pass_check(e->pass, at, &r->err);
@@ -102,46 +103,47 @@ static int load_row(so_request *r, int node, transform *fn) {
                        : rc;
 }
 
-static const float *standard_row(void *user, int node) {
+static const float *weights_row(void *user, int node) {
     so_request *r = user;
     int rc = load_row(r, node, so_sample_weights);
-    return rc == SO_OK ? r->e->verifier->row : dead_row(r, node, 0, 1);
+    return rc == SO_OK ? r->e->verifier->row : rejecting_row(r, node, 0, 1);
 }
 
 static const float *adjusted_row(void *user, int node) {
     so_request *r = user;
     int rc = load_row(r, node, so_sample_adjusted);
-    return rc == SO_OK ? r->e->verifier->row : dead_row(r, node, -FLT_MAX, 0);
+    return rc == SO_OK ? r->e->verifier->row : rejecting_row(r, node, -FLT_MAX, 0);
 }
 
-/* Chance with the target's own draw where nothing was guessed. */
+/* Random numbers of the verifier. Where nothing was guessed, the target's token is sampled
+ * directly. */
 typedef struct engine_chance {
-    so_verify_rng_keyed keyed; /* first: so_verify_rng is its base */
+    so_verify_rng_keyed keyed; /* must be first: so_verify_rng is its base */
     so_request *r;
 } engine_chance;
 
 static int32_t choose_bonus(so_verify_rng *c, int node) {
-    return choose(((engine_chance *)c)->r, node);
+    return sample_target(((engine_chance *)c)->r, node);
 }
 
-/* --- the verdict --- */
+/* --- verification --- */
 
-/* A fault (base/mutant.h). */
+/* Deliberate fault for tests (base/mutant.h). */
 static void accept_all(so_request *r) {
     so_verdict *v = &r->verdict;
     int node = 0;
     *v = (so_verdict){0};
     while (r->tree->nodes[node].first >= 0) {
-        choose(r, node);
+        sample_target(r, node);
         v->tested[v->n_tested++] = r->tree->nodes[node].first;
         node = r->tree->proposals[r->tree->nodes[node].first].child;
         v->path[v->n_accepted++] = (int16_t)node;
     }
-    v->token = choose(r, node);
+    v->token = sample_target(r, node);
     v->bonus = true;
 }
 
-static void reach(so_request *r, so_verify_mode mode) {
+static void verify(so_request *r, so_verify_mode mode) {
     const so_speculation *s = &r->spec;
     engine_chance chance = {.r = r};
     if (SO_MUTANT(ACCEPT_ALL)) {
@@ -149,11 +151,11 @@ static void reach(so_request *r, so_verify_mode mode) {
     } else if (mode == SO_VERIFY_LENIENT && r->sample.temp == 0 && s->lenience < 1) {
         so_verify_lenient_greedy(r->tree, adjusted_row, r, s->lenience, &r->verdict);
     } else if (mode == SO_VERIFY_MATCH || r->sample.temp == 0 || r->tree->n_nodes == 1) {
-        so_verify_match(r->tree, choose, r, &r->verdict);
+        so_verify_match(r->tree, sample_target, r, &r->verdict);
     } else {
         so_verify_rng_keyed_init(&chance.keyed, r->sample.seed, r->sample.choice);
         chance.keyed.base.choose = choose_bonus;
-        so_verify_reject(r->tree, standard_row, r, &chance.keyed.base,
+        so_verify_reject(r->tree, weights_row, r, &chance.keyed.base,
                          mode == SO_VERIFY_LENIENT ? s->lenience : 1, r->e->verifier->scratch,
                          &r->verdict);
     }
@@ -161,22 +163,22 @@ static void reach(so_request *r, so_verify_mode mode) {
         r->verdict.token = SO_TOKEN_NONE;
 }
 
-void so_verdict_reach(so_request *r) {
+void so_verifier_run(so_request *r) {
     so_verify_mode mode = r->spec.set ? r->spec.verify : SO_VERIFY_MATCH;
     int64_t t = so_clock_ns();
-    reach(r, mode);
-    so_speculate_verdict(r, mode, so_clock_ms_since(t));
+    verify(r, mode);
+    so_speculate_observe_round(r, mode, so_clock_ms_since(t));
 }
 
-/* By the row itself, whichever verifier decided: plain decoding would have seen the same one. */
-void so_verdict_logprobs(so_request *r, int node, int32_t token) {
+/* From the logits row itself, whichever verifier decided: plain decoding has the same row. */
+void so_verifier_token_logprobs(so_request *r, int node, int32_t token) {
     if (r->n_logprobs > 0)
         so_sample_logprobs(r->e->sampler, so_pass_logits(r->e->pass, r->first_logit + node), token,
                            r->n_logprobs - 1,
                            r->logprobs + (size_t)(r->n_tokens - r->n_prompt) * r->n_logprobs);
 }
 
-void so_verdict_score(so_request *r) {
+void so_verifier_prompt_logprobs(so_request *r) {
     const so_engine *e = r->e;
     for (int i = 0; i < r->n_score; i++, r->n_scored++) {
         if (so_pass_check(e->pass, r->first_score + i, &r->err) != SO_OK)
