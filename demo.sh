@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs what is missing, builds, and answers one prompt twice: plainly and speculatively. Needs no network once the packages
-# are there, unless the pair that comes with the program is not in this tree: then a small model is fetched once (98 MB).
-#   ./demo.sh [options of `sooth demo`], as in  ./demo.sh -p "Why is the sea blue?" --temp 0.7 --seed 1
+# Installs missing packages, builds, and answers one prompt twice: with plain decoding and with speculation. Once the packages
+# are installed it needs no network, unless models/story is missing: then it fetches a small model once (98 MB).
+#   ./demo.sh [options of `sooth demo`], for example  ./demo.sh -p "Why is the sea blue?" --temp 0.7 --seed 1
 set -eu
 cd "$(dirname "$0")"
 . tools/packages.sh

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A drafter in Python: guesses that what followed the last token before will follow again.
+"""A drafter in Python: finds the previous occurrence of the last token and guesses that the same tokens follow again.
 
 usage: drafter.py LIBSOOTH.so MODEL PROMPT [MAX_TOKENS]
 
-The text is the model's own whatever is guessed. Structs follow sooth.h: each begins with its size, and the library
-fills in defaults.
+The text is the model's own, whatever is guessed. The structs follow sooth.h: each begins with its size, and the library
+fills in the defaults. A chat model gets the prompt in its chat format, because given the bare text it often ends at once.
 """
 import ctypes as c
 import sys
@@ -35,6 +35,10 @@ class Timings(c.Structure):
     _fields_ = [("prompt_n", c.c_int), ("predicted_n", c.c_int), ("prompt_ms", c.c_double), ("predicted_ms", c.c_double),
                 ("rounds", c.c_int), ("draft_n", c.c_int), ("draft_n_accepted", c.c_int),
                 ("tested_n", c.c_int), ("draft_ms", c.c_double), ("verify_ms", c.c_double)]
+
+
+class Message(c.Structure):
+    _fields_ = [("role", c.c_char_p), ("content", c.c_char_p)]
 
 
 class Result(c.Structure):
@@ -75,7 +79,12 @@ def main():
     model, engine = c.c_void_p(), c.c_void_p()
     check(lib.sooth_model_load(sys.argv[2].encode(), None, c.byref(model), c.byref(err)))
     check(lib.sooth_engine_create(model, c.byref(engine_params), c.byref(engine), c.byref(err)))
-    check(lib.sooth_generate(engine, sys.argv[3].encode(), c.byref(params), None, None, c.byref(result), c.byref(err)))
+    common = (c.byref(params), None, None, c.byref(result), c.byref(err))
+    prompt = sys.argv[3].encode()
+    if lib.sooth_model_has_chat(model):
+        check(lib.sooth_chat(engine, c.byref(Message(b"user", prompt)), c.c_size_t(1), *common))
+    else:
+        check(lib.sooth_generate(engine, prompt, *common))
     sys.stdout.buffer.write(c.string_at(result.text, result.text_len) + b"\n")
     t = result.timings
     print(f"{t.predicted_n} tokens in {t.rounds} passes; {t.draft_n} guesses, {t.draft_n_accepted} accepted",

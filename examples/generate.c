@@ -1,4 +1,4 @@
-/* Answers one question and prints the answer as it is made, then how fast that went.
+/* Answers one question: prints the answer while it is generated, then the speed.
  *
  *   cc generate.c $(pkg-config --cflags --libs sooth) -o generate
  *   ./generate model.gguf "Why is the sea blue?" [max_tokens [seed]] */
@@ -9,7 +9,7 @@
 static int show(void *user, const sooth_event *ev) {
     (void)user;
     fwrite(ev->text, 1, ev->text_len, stdout);
-    return fflush(stdout) != 0; /* anything but 0 cancels */
+    return fflush(stdout) != 0; /* a value other than 0 cancels the request */
 }
 
 static int answer(sooth_engine *engine, const char *question, const sooth_params *params,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seed corpus of the format fuzz targets: one small sound file of each kind.
+"""Writes the seed corpus of the format fuzz targets: one small valid file of each kind.
 
 Usage: tools/fuzz_seeds_format.py [OUTDIR]   (tests/fuzz/corpus)
 """
@@ -18,7 +18,7 @@ def text(s):
 
 
 def gguf(kv, tensors, version=3, align=32):
-    """kv: encoded entries; tensors: (name, type). All of one block."""
+    """kv: encoded entries; tensors: (name, type), each of one block."""
     head, data = b"", b""
     for name, kind in tensors:
         elems, size = BLOCKS[kind]

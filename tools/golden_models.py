@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the tiny models of tests/golden/models with the logits that Hugging Face transformers gives.
+"""Writes the tiny models of tests/golden/models, with the logits that Hugging Face transformers computes for them.
 
-usage: golden_models.py OUT_FOLDER      (needs torch, transformers, safetensors; CPU is enough)
+usage: golden_models.py OUT_FOLDER      (needs torch, transformers, safetensors; a CPU suffices)
 
 Each OUT/<name>/ holds config.json, model.safetensors (F32) and expect.safetensors: `tokens` I32 [n] and
-`logits` F32 [n][vocab], computed in float32 with eager attention. Every parameter is random, none keeps
-its initial value: matrices normal with deviation 1.4/sqrt(inputs), embeddings normal, norm weights
-1 ± 0.3 (Gemma stores the part around 0), biases ± 0.5. Lengths pass the sliding window and the
-original rope context. Half of the configs are rewritten in the older form (rope_theta, rope_scaling).
+`logits` F32 [n][vocab], computed in float32 with eager attention. All parameters are random: matrices
+normal with deviation 1.4/sqrt(inputs), embeddings normal, norm weights 1 ± 0.3 (Gemma stores them
+minus 1), biases ± 0.5. The texts are longer than the sliding window and the original rope context.
+Half of the configs are rewritten in the older form (rope_theta, rope_scaling).
 """
 import datetime
 import json
@@ -69,7 +69,7 @@ def randomise(model, gemma):
 
 
 def older_form(cfg):
-    """rope_parameters back to rope_theta and rope_scaling, as files before transformers 5 have them."""
+    """Replaces rope_parameters by rope_theta and rope_scaling, as in files from before transformers 5."""
     rope = cfg.pop("rope_parameters", None)
     if rope:
         cfg["rope_theta"] = rope.pop("rope_theta")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/quant/TYPE.bin: blocks of random bits and what they decode to.
+"""Writes tests/golden/quant/TYPE.bin: blocks of random bits and their decoded values.
 
-The decoder is the `gguf` Python package (gguf.quants.dequantize), the format authors' own. Each file
-holds the raw blocks, then their elements as float32. Half-precision fields are made finite (any sign,
-subnormals too); all other bits are random. Usage: tools/golden_quant.py [OUTDIR]
+The decoder is gguf.quants.dequantize of the `gguf` Python package, by the authors of the format. Each file
+holds the raw blocks, then their elements as float32. Half-precision fields are made finite (of any sign,
+also subnormal); all other bits are random. Usage: tools/golden_quant.py [OUTDIR]
 """
 import sys
 from importlib.metadata import version

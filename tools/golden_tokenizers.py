@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/tokenizers/*.json: ids that the reference libraries give.
+"""Writes tests/golden/tokenizers/*.json: token ids computed by the reference libraries.
 
   corpus.json   texts of many kinds, base64 (some are not valid UTF-8)
   NAME.json     ids of the corpus for a real tokenizer.json, by Hugging Face `tokenizers`
   small.json    made-up tokenizers, one per component and flag, with their ids and decoded texts
   gguf-NAME.json  ids of the corpus for a real GGUF file, by llama-cpp-python
 
-Bytes go to the libraries as bytes.decode("utf-8", errors="replace"), which is the product's rule.
+Bytes are passed to the libraries as bytes.decode("utf-8", errors="replace"), which is sooth's rule too.
 Usage: golden_tokenizers.py SHARED_FOLDER [MODELS_FOLDER]; needs tokenizers, llama-cpp-python.
 """
 import base64
@@ -240,7 +240,7 @@ def small():
         plain = [tok.encode(text(b), add_special_tokens=False).ids for b in texts]
         s["special"] = wrapping(plain, [tok.encode(text(b)).ids for b in texts])
         s["ids"] = plain
-        # Of an added token matched after normalising the library prints the normalised spelling; we print its own.
+        # For an added token matched after normalisation the library prints the normalised spelling; sooth prints the original.
         s["decoded"] = None if s["name"] == "added normalized" else [tok.decode(p) for p in plain]
         tok.encode_special_tokens = True
         s["unparsed"] = [tok.encode(text(b), add_special_tokens=False).ids for b in texts] if "added_tokens" in s else None

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Style rules that a script can check: layers, function lengths, banned calls, formatting.
+"""Checks the style rules: layers, function lengths, banned calls, formatting.
 
-Prints one line per breach and exits 1 if there is any. A rule that is not checked here is advice.
+Prints one line per breach and exits with 1 if there is any. Rules that are not checked here are advice.
 """
 import os
 import re
@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# A file includes its own folder and the ones before it.
+# A file may include headers of its own folder and of the folders before it in this list.
 LAYERS = ["base", "format", "jinja", "token", "backend", "kv", "model", "sample", "verify", "draft", "plan", "engine", "server",
           "cli"]
 MAX_FUNCTION = 60  # lines; kernels and flat switches may be longer
@@ -25,8 +25,8 @@ ONLY_CLI = {"printf": "stdout belongs to cli/", "puts": "stdout belongs to cli/"
             "exit": "only cli/ ends the program"}
 GETENV_HOME = "src/base/env.c"
 CPU_BACKEND_USERS = ("src/backend/", "tests/backend/")
-# draft/ and plan/ are given values and return values: their headers declare no callbacks but these. A member of a struct
-# goes by the struct's name.
+# draft/ and plan/ exchange values, not callbacks: their headers may declare only these function pointers. For a member of
+# a struct the name is that of the struct.
 CALLBACK_FREE = re.compile(r"src/(draft|plan)/[^/]+\.h$")
 CALLBACKS_OK = {
     "so_drafter_vt",   # what a drafter implements
@@ -70,7 +70,7 @@ def check_includes(path, code):
 
 
 def struct_around(plain, at):
-    """The name of the struct whose braces enclose the place, or None."""
+    """The name of the struct that encloses offset `at`, or None."""
     depth = 0
     for m in reversed(list(re.finditer(r"\bstruct\s+(\w+)\s*\{|[{}]", plain[:at]))):
         if m.group(0) == "}":
@@ -83,7 +83,7 @@ def struct_around(plain, at):
 
 
 def check_callbacks(path, plain):
-    """Pointers to functions, as members, types or parameters, and types of functions."""
+    """Finds function pointers (members, types, parameters) and function types."""
     if not CALLBACK_FREE.match(path):
         return
     for m in re.finditer(r"\(\s*\*\s*(\w+)\s*(?:\[\w*\])?\)\s*\(|\btypedef\s[^;{}()]*?(\w+)\s*\((?!\s*\*)", plain):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the manual page from what the command says of itself, so that the two cannot drift apart.
+"""Generates the manual page from the command's own help texts, so that the two always agree.
 
 usage: man.py build/sooth > man/sooth.1        (tests/cli/test_man.py checks that the committed page is current)
 """
@@ -8,18 +8,18 @@ import subprocess
 import sys
 
 
-def say(*args):
+def help_text(*args):
     return subprocess.run([sys.argv[1], *args], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def roff(text):
-    """Escapes what roff would read as a command."""
+    """Escapes characters that roff would interpret."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^([.'])", r"\\&\1", text, flags=re.M)
 
 
 def unwrap(lines):
-    """(head, text) pairs of an option block: a head at column 2 or 6, its text from column 31 on."""
+    """Splits an option block into (head, text) pairs: a head starts at column 2 or 6, its text at column 31."""
     pairs = []
     for line in lines:
         if re.match(r"  ( {4})?-", line):
@@ -31,7 +31,7 @@ def unwrap(lines):
 
 
 def command(name):
-    blocks = say("help", name).rstrip("\n").split("\n\n")
+    blocks = help_text("help", name).rstrip("\n").split("\n\n")
     out = [f".SS {name}"]
     for line in blocks[0].replace("Usage: ", "").split("\n"):
         out += [".br", "\\fB" + roff(line.strip()) + "\\fP"]
@@ -46,21 +46,21 @@ def command(name):
 
 
 def main():
-    names = re.findall(r"^  ([a-z]+) ", say("--help").split("Commands:")[1], re.M)
-    general = say("help", "run").split("General:\n")[1].rstrip("\n").split("\n")
+    names = re.findall(r"^  ([a-z]+) ", help_text("--help").split("Commands:")[1], re.M)
+    general = help_text("help", "run").split("General:\n")[1].rstrip("\n").split("\n")
     out = [".\\\" Written by tools/man.py from the command's own help; do not edit.",
            '.TH SOOTH 1 "" "sooth" "User Commands"', ".SH NAME",
            "sooth \\- run language models faster without changing what they say", ".SH SYNOPSIS",
            "\\fBsooth\\fP \\fICOMMAND\\fP [options]", ".SH DESCRIPTION",
-           roff("sooth runs language models from GGUF files and Hugging Face folders. The logits of a position are the same "
-                "bits whatever is computed beside them, so checking guessed tokens never changes the text."),
+           roff("sooth runs language models from GGUF files and Hugging Face folders. The logits of a position are "
+                "bit-identical whatever else is computed in the same pass, so verifying guessed tokens never changes the text."),
            ".SH COMMANDS"]
     for name in names:
         out += command(name)
     out += [".SH GENERAL OPTIONS"]
     for head, text in unwrap(general):
         out += [".TP", "\\fB" + roff(head) + "\\fP", roff(text)]
-    out += [".SH EXIT STATUS", "0 done, 1 failed, 2 used wrongly.", ".SH FILES", ".TP",
+    out += [".SH EXIT STATUS", "0 success, 1 failure, 2 wrong usage, 128 + N ended by signal N.", ".SH FILES", ".TP",
             roff("$XDG_CACHE_HOME/sooth/models (~/.cache/sooth/models)"), "models fetched by \\fBsooth pull\\fP", ".TP",
             roff("$XDG_STATE_HOME/sooth/chat_history (~/.local/state/sooth/chat_history)"),
             "lines typed in \\fBsooth chat\\fP, for its user alone",

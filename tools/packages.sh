@@ -1,6 +1,6 @@
-# Sourced by demo.sh and test.sh: installs the Debian packages named by need, saying which.
+# Sourced by demo.sh, test.sh and the Makefile: the Debian packages that sooth needs, and how to install them.
 
-# need PACKAGE… : installs those that are missing.
+# need PACKAGE… : installs the packages that are missing and prints their names.
 need() {
     missing=""
     for p in "$@"; do
@@ -8,7 +8,7 @@ need() {
     done
     [ -z "$missing" ] && return 0
     command -v apt-get >/dev/null || {
-        echo "sooth: these packages are needed and apt-get is not here to install them:$missing" >&2
+        echo "sooth: these packages are needed, but there is no apt-get to install them:$missing" >&2
         return 1
     }
     sudo=""
@@ -27,7 +27,31 @@ need() {
 }
 
 BUILD_PACKAGES="gcc libc6-dev make pkg-config libpcre2-dev libutf8proc-dev libjansson-dev libmicrohttpd-dev libedit-dev"
+
+# missing_for_build CC PKG_CONFIG ARCH : prints the packages without which make cannot work, on one line. Libraries count
+# as missing if pkg-config does not find them, so that libraries installed from source are accepted.
+missing_for_build() {
+    suffix=""
+    case "$3" in
+    "$(uname -m)") ;;
+    aarch64) suffix=":arm64" ;;
+    esac
+    absent=""
+    command -v "${1%% *}" >/dev/null || case "$1" in
+    clang*) absent="clang" ;;
+    aarch64-linux-gnu-gcc*) absent="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
+    *) absent="gcc libc6-dev" ;;
+    esac
+    command -v pkg-config >/dev/null || absent="$absent pkg-config"
+    for pair in libpcre2-8=libpcre2-dev libutf8proc=libutf8proc-dev jansson=libjansson-dev \
+        libmicrohttpd=libmicrohttpd-dev libedit=libedit-dev; do
+        eval "$2 --exists ${pair%=*}" 2>/dev/null || absent="$absent ${pair#*=}$suffix"
+    done
+    echo $absent
+}
+
 PULL_PACKAGES="python3 python3-pip ca-certificates"
+DEB_PACKAGES="debhelper dpkg-dev"
 TEST_PACKAGES="libcmocka-dev python3 xz-utils git curl prometheus"
 
 # The cross compiler, the emulator and the libraries for make check-arm.

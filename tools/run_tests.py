@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Runs test programs (TAP on stdout) and prints one line each, then run, failed and skipped counts and the slowest.
+"""Runs test programs and prints one line for each, then the slowest and the counts of run, failed and skipped tests.
 
-A test program is a cmocka binary or a script that speaks TAP. SOOTH_STRICT=1 makes a skip a failure.
-SOOTH_RUNNER is put in front of each binary (qemu for another machine's binaries, say). SOOTH_TEST_JOBS=N runs N programs
-at once, where none of them measures time; seconds are then the processor's, which others on the machine hardly change.
+A test program is a cmocka binary or a script; both write TAP to standard output.
+  SOOTH_STRICT=1         a skipped test is a failure
+  SOOTH_RUNNER=CMD       put in front of each binary (for instance qemu, for binaries of another architecture)
+  SOOTH_TEST_SECONDS=N   time limit of each program (900)
+  SOOTH_TEST_JOBS=N      run N programs at once, if none of them measures time; seconds are then processor time, which other
+                         processes on the machine hardly affect
 """
 import concurrent.futures
 import os
@@ -18,7 +21,7 @@ SLOWEST = 5
 
 
 def processor_seconds(child):
-    """Waits for the child; its exit status and the time it and its children computed."""
+    """Waits for the child. Returns its exit status and the processor time of the child and its children."""
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     return child.returncode, used.ru_utime + used.ru_stime
@@ -50,7 +53,7 @@ def run(program):
     skips = len(re.findall(r"^(?:not )?ok\b.*# SKIP", out, re.M | re.I))
     good = len(re.findall(r"^ok\b(?!.*# SKIP)", out, re.M | re.I))
     bad = len(re.findall(r"^not ok\b(?!.*# SKIP)", out, re.M | re.I))
-    if status != 0 and bad == 0:  # crashed, or said nothing
+    if status != 0 and bad == 0:  # crashed, or reported no failure
         bad = 1
     if status == 0 and good + skips == 0:
         bad, out = 1, out + "\nno test reported\n"

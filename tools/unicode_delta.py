@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes src/token/unicode_tables.h: where the Unicode tables of Hugging Face `tokenizers` differ from
-ours, in two tables.
+"""Writes src/token/unicode_tables.h: two tables of the differences between the Unicode data of Hugging Face
+`tokenizers` and that of the libraries sooth uses.
 
-stand-ins  Its regex engine (Oniguruma) knows newer characters than Debian 12's PCRE2 (Unicode 14).
-           Each range gets a character of the wanted category, of equal length in UTF-8, that
-           Unicode 14 has.
-inert      Its normalizers know older characters than utf8proc. Characters that it leaves alone, though
-           they combine, decompose or compose today.
+stand-ins  The regex engine of `tokenizers` (Oniguruma) has newer characters than Debian 12's PCRE2
+           (Unicode 14). Each range is replaced by a Unicode 14 character of the same category (and Han or not) and the
+           same length in UTF-8.
+inert      The normalizers of `tokenizers` have older Unicode data than utf8proc. These are the characters
+           that they leave unchanged although today they combine, decompose or compose.
 Needs tokenizers, unicodedata2 (newest), and a Python whose unicodedata is 14.0.0 (3.11).
 """
 import sys

@@ -1,6 +1,7 @@
-/* Reads /proc and /sys/fs/cgroup. Everything is advice from the kernel: a file that is missing or
- * unreadable leaves its limit out, and no figure here is trusted for more than a decision that is
- * safe either way. Any thread. */
+/* Limits that the kernel reports in /proc and /sys/fs/cgroup.
+ *
+ * The numbers are hints. A missing or unreadable file means "no limit known", and callers use the
+ * results only for decisions that stay correct when a number is wrong. Any thread. */
 #include "base/cgroup.h"
 
 #include <stdint.h>
@@ -30,7 +31,8 @@ void so_cgroup_walk(void (*fn)(void *arg, const char *dir), void *arg) {
     fclose(f);
 }
 
-/* The number behind `key` ("" for a file that is one number); −1 where there is none ("max"). */
+/* The number that follows `key` in dir/name; key "" reads a file that holds a single number.
+ * Returns −1 if there is no such number (for instance "max"). */
 static int64_t read_number(const char *dir, const char *name, const char *key) {
     char path[1300], line[256];
     snprintf(path, sizeof path, "%s/%s", dir, name);
@@ -53,7 +55,7 @@ static void take_min(size_t *least, int64_t bytes) {
     *least = SO_MIN(*least, v);
 }
 
-/* Cached file pages count as used in a control group, but give way. */
+/* memory.current includes cached file pages, which the kernel reclaims on demand. */
 static void group_limit(void *arg, const char *dir) {
     int64_t max = read_number(dir, "memory.max", ""), used = read_number(dir, "memory.current", "");
     if (max < 0 || used < 0)

@@ -1,8 +1,10 @@
-/* CPU feature detection. The compiler's own feature test covers the operating system's part (saved
- * vector state) as well as the CPU's; the features it does not know are read with cpuid.
+/* CPU feature detection.
  *
- * Features are detected once: cpuid traps where a hypervisor answers it, which costs more than some
- * kernels. Threads that detect at the same time store the same value. */
+ * __builtin_cpu_supports checks both the CPU and the operating system (which must save the vector
+ * registers). Features that it does not cover are read with cpuid.
+ *
+ * Detection runs once, because under a hypervisor cpuid traps and then costs more than some
+ * kernels. Threads that detect at the same time store the same value, so no lock is needed. */
 #include "base/cpu.h"
 
 #include <stdatomic.h>
@@ -32,8 +34,8 @@ static bool has_avxvnni(void) {
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
 
-/* Leaf 7: GFNI is ECX bit 8; tiles and their int8 products are EDX bits 24 and 25. The kernel saves
- * tiles only for processes that have asked for it, once, for all their threads. */
+/* Leaf 7: GFNI is ECX bit 8; AMX-TILE and AMX-INT8 are EDX bits 24 and 25. The kernel saves tile
+ * registers only for processes that requested it; one request covers all threads. */
 static bool has_amx(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM */
     unsigned a, b, c, d;
@@ -43,7 +45,7 @@ static bool has_amx(void) {
 }
 #endif
 
-/* Bit i: level i. */
+/* A bit mask of usable levels: bit i is set if level i is usable. */
 static unsigned detect(void) {
     unsigned levels = 1u << SO_CPU_SCALAR;
 #if defined(__x86_64__)
@@ -65,7 +67,7 @@ static unsigned detect(void) {
 }
 
 static unsigned usable(void) {
-    static _Atomic unsigned detected; /* 0: not yet */
+    static _Atomic unsigned detected; /* 0: not detected yet */
     unsigned levels = atomic_load_explicit(&detected, memory_order_relaxed);
     if (levels == 0) {
         levels = detect();
@@ -113,7 +115,7 @@ void so_cpu_name(char out[SO_CPU_NAME_MAX]) {
             return;
     memcpy(out, r, sizeof r);
     out[SO_CPU_NAME_MAX - 1] = 0;
-    for (char *c = out; *c; c++) /* it goes into lines of text */
+    for (char *c = out; *c; c++) /* the name is printed in single-line output */
         if (*c < ' ' || *c > '~')
             *c = '?';
 #endif

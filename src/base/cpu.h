@@ -1,6 +1,8 @@
-/* The instruction levels of this CPU, and which of them kernels use. A level stands for a set of
- * kernels compiled with its own flags; all levels give the same bits (tested with ==), so a forced
- * level is for debugging and does not change any result. Any thread. */
+/* CPU levels: which instruction sets this CPU has, and which one the kernels use.
+ *
+ * Each level is a set of kernels compiled with its own flags. All levels produce identical bits
+ * (tests compare with ==), so forcing a level is a debugging aid and changes no result. Any
+ * thread. */
 #ifndef SO_BASE_CPU_H
 #define SO_BASE_CPU_H
 
@@ -16,20 +18,20 @@ typedef enum so_cpu_level {
     SO_CPU_LEVELS = 5,
 } so_cpu_level;
 
-/* Whether this CPU has it. A higher level does not imply all lower ones: AVXVNNI implies AVX2, AMX
- * implies AVX512, and AVX512 implies AVX2. */
+/* Whether this CPU supports the level. The levels are not strictly ordered: AVXVNNI and AVX512 both
+ * imply AVX2, AMX implies AVX512, but AVX512 does not imply AVXVNNI. */
 bool so_cpu_level_usable(so_cpu_level level);
 so_cpu_level so_cpu_best_level(void);
 const char *so_cpu_level_name(so_cpu_level level);
 bool so_cpu_level_parse(const char *name, so_cpu_level *out); /* scalar … amx, auto */
 
-/* The level of all kernels that belong to no backend (sample/, verify/): the one set last, or the
- * best. A process-wide setting, because those kernels are called without any object that could
- * carry it. The level must be usable; SO_CPU_AUTO goes back to the best. */
+/* The level used by kernels outside the backends (sample/, verify/): the last one set, by default
+ * the best. It is process-wide because these kernels are called without an object that could hold
+ * it. The level must be usable; SO_CPU_AUTO selects the best. */
 void so_cpu_level_set(so_cpu_level level);
 so_cpu_level so_cpu_level_in_use(void); /* never SO_CPU_AUTO */
 
-/* The CPU's own name for itself, NUL-terminated. */
+/* The CPU's brand string, NUL-terminated. */
 enum { SO_CPU_NAME_MAX = 49 };
 void so_cpu_name(char out[SO_CPU_NAME_MAX]);
 

@@ -1,4 +1,5 @@
-/* See env.h. An empty variable counts as unset everywhere, as the XDG specification asks. */
+/* Reads environment variables for env.h. An empty variable counts as unset, as the XDG base
+ * directory specification requires. */
 #include "base/env.h"
 
 #include <stdlib.h>

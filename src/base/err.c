@@ -1,5 +1,5 @@
-/* The error table, messages, and the way out for bugs. Any thread may call; nothing here allocates.
- */
+/* Error messages and so_panic, which reports a bug and aborts. Any thread. Nothing here allocates,
+ * so an out-of-memory error can be reported too. */
 #include "base/err.h"
 
 #include <stdarg.h>
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Drops a UTF-8 sequence that the buffer's end cut in two, so that every message is valid UTF-8
- * when its parts were. */
+/* Removes an incomplete UTF-8 sequence at the end of a full buffer. A truncated message therefore
+ * stays valid UTF-8 if its arguments were. */
 static void trim_partial_utf8(char *s, size_t cap) {
     size_t len = strlen(s), start = len;
     if (len + 1 < cap)
@@ -38,15 +38,15 @@ int so_err_set(so_err *err, int code, const char *fmt, ...) {
 int so_err_prefix(so_err *err, const char *fmt, ...) {
     if (!err)
         return SO_EINVAL;
-    char rest[sizeof err->msg];
-    memcpy(rest, err->msg, sizeof rest);
+    char old[sizeof err->msg];
+    memcpy(old, err->msg, sizeof old);
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(err->msg, sizeof err->msg, fmt, ap);
     va_end(ap);
     size_t len = strlen(err->msg), room = sizeof err->msg - 1 - len;
     strncat(err->msg, ": ", room);
-    strncat(err->msg, rest, room > 2 ? room - 2 : 0);
+    strncat(err->msg, old, room > 2 ? room - 2 : 0);
     trim_partial_utf8(err->msg, sizeof err->msg);
     return err->code;
 }

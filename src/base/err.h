@@ -1,8 +1,9 @@
-/* Errors that come from outside (files, flags, requests) travel as a negative code and a message.
+/* Errors with an external cause (files, flags, requests): a negative code and a message.
  *
- * A function that can fail for an outside reason returns 0 or one of the codes below and fills
- * `err` with a message that names the thing, the value and, where there is one, the remedy. `err`
- * may be NULL. Bugs do not travel: SO_ASSERT prints and aborts. */
+ * A function that can fail for an external reason returns SO_OK (0) or one of the codes below. On
+ * failure it fills `err` with a message that names the thing, the value and, if there is one, the
+ * remedy. `err` may be NULL. Bugs are not returned as errors: SO_ASSERT prints a message and
+ * aborts. */
 #ifndef SO_BASE_ERR_H
 #define SO_BASE_ERR_H
 
@@ -33,13 +34,14 @@ typedef struct so_err {
     char msg[512];
 } so_err;
 
-/* Fills err (if not NULL), cuts the message at its size on a UTF-8 border, and returns `code`. */
+/* Fills err (if not NULL) and returns `code`. A message that is too long is truncated between two
+ * UTF-8 characters. */
 int so_err_set(so_err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* Puts "fmt: " in front of the message already there; returns the code already there. */
+/* Prepends "fmt: " to err's message and returns err's code. */
 int so_err_prefix(so_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* The table's text for a code. */
+/* The text of a code in SO_ERR_TABLE. */
 const char *so_err_text(int code);
 
 _Noreturn void so_panic(const char *file, int line, const char *fmt, ...)
@@ -51,7 +53,7 @@ _Noreturn void so_panic(const char *file, int line, const char *fmt, ...)
             so_panic(__FILE__, __LINE__, "assertion failed: %s", #cond); \
     } while (0)
 
-/* Compares two integers and prints both values when they break the relation. */
+/* Compares two integers; on failure prints both values and aborts. */
 #define SO_ASSERT_OP(a, op, b)                                                                  \
     do {                                                                                        \
         long long so_a_ = (long long)(a), so_b_ = (long long)(b);                               \

@@ -1,5 +1,9 @@
-/* File access as file.h states it. The list of unfinished outputs is the one piece of shared state:
- * a fixed table of paths that a signal handler can walk without locks. */
+/* File access (see file.h).
+ *
+ * The only shared state is `unfinished`, the paths of temporary files that were neither committed
+ * nor aborted. It is a fixed array of atomic pointers, so that a signal handler can read it without
+ * locks and without allocating. If more than MAX_UNFINISHED files are open at once, the others are
+ * not removed on a signal. */
 #include "base/file.h"
 
 #include <dirent.h>
@@ -20,7 +24,7 @@ static _Atomic(char *) unfinished[MAX_UNFINISHED];
 
 struct so_out_file {
     FILE *f;
-    char *path, *tmp; /* tmp NULL: written in place */
+    char *path, *tmp; /* tmp is NULL for a file written in place */
     uint64_t n_written;
     int slot; /* in `unfinished`, or -1 */
 };
@@ -191,8 +195,13 @@ static int remember(char *tmp) {
     return -1;
 }
 
-/* What is no regular file (a device, a pipe) is written to as it is: a rename would put a file in
- * its place. A link stays, and the file behind it is replaced. */
+static void forget(int slot) {
+    if (slot >= 0)
+        atomic_store(&unfinished[slot], NULL);
+}
+
+/* Devices and pipes are written in place, because a rename would replace them by a regular file. If
+ * the path is a symbolic link, the link stays and the file it points to is replaced. */
 int so_out_begin(const char *path, so_out_file **out, so_err *err) {
     struct stat st;
     so_buf tmp = {0};
@@ -202,6 +211,8 @@ int so_out_begin(const char *path, so_out_file **out, so_err *err) {
     char *real = in_place ? NULL : realpath(path, NULL);
     if (!in_place)
         so_buf_printf(&tmp, "%s.partial-%ld", real ? real : path, (long)getpid());
+    /* entered before the file exists, so that no signal can come between the two */
+    int slot = in_place ? -1 : remember(tmp.data);
     FILE *f = fopen(in_place ? path : tmp.data, "wbe");
     int rc = f ? SO_OK : so_err_set(err, SO_EIO, "%s: cannot write: %s", path, strerror(errno));
     if (f) {
@@ -209,9 +220,10 @@ int so_out_begin(const char *path, so_out_file **out, so_err *err) {
         o->f = f;
         o->path = so_strdup(real ? real : path);
         o->tmp = tmp.data;
-        o->slot = o->tmp ? remember(o->tmp) : -1;
+        o->slot = slot;
         *out = o;
     } else {
+        forget(slot);
         so_buf_free(&tmp);
     }
     free(real);
@@ -228,8 +240,7 @@ int so_out_write(so_out_file *o, const void *p, size_t len, so_err *err) {
 uint64_t so_out_tell(const so_out_file *o) { return o->n_written; }
 
 static void out_free(so_out_file *o) {
-    if (o->slot >= 0)
-        atomic_store(&unfinished[o->slot], NULL);
+    forget(o->slot);
     free(o->path);
     free(o->tmp);
     free(o);

@@ -1,5 +1,6 @@
-/* 16-bit floats in plain C: IEEE half (F16) and bfloat16. Exact, round to nearest even, the same
- * bits as the hardware conversions (vcvtps2ph and vcvtph2ps), so a kernel may use either. */
+/* 16-bit floats in plain C: IEEE half (F16) and bfloat16. Conversions round to nearest even and are
+ * bit-identical to the hardware instructions (vcvtps2ph and vcvtph2ps), so a kernel may use either.
+ */
 #ifndef SO_BASE_HALF_H
 #define SO_BASE_HALF_H
 
@@ -31,9 +32,9 @@ static inline uint16_t so_f32_to_f16(float f) {
     uint32_t u = so_f32_bits(f), sign = u >> 16 & 0x8000u, a = u & 0x7FFFFFFFu;
     if (a > 0x7F800000u) /* NaN, made quiet */
         return (uint16_t)(sign | 0x7E00u | (a >> 13 & 0x3FFu));
-    if (a >= 0x477FF000u) /* rounds past the largest half: infinity */
+    if (a >= 0x477FF000u) /* rounds to more than the largest finite half: infinity */
         return (uint16_t)(sign | 0x7C00u);
-    if (a < 0x38800000u) { /* subnormal half: adding 0.5 lets the hardware round at bit 2^-24 */
+    if (a < 0x38800000u) { /* subnormal half: adding 0.5 makes the FPU round at bit 2^-24 */
         float r = so_bits_f32(a) + 0.5f;
         return (uint16_t)(sign | (so_f32_bits(r) - 0x3F000000u));
     }

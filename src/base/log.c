@@ -1,5 +1,5 @@
-/* Log lines are formatted whole and written with one call, so that lines of two threads never mix.
- */
+/* Writes log lines to stderr. A line is formatted into a buffer and written with one call, so that
+ * lines of two threads never interleave. Lines over about 1200 bytes are truncated. */
 #include "base/log.h"
 
 #include <stdarg.h>
@@ -10,13 +10,13 @@ static _Atomic int max_level = SO_LOG_WARN;
 static struct {
     void (*fn)(void *user);
     void *user;
-} before;
+} hook;
 
 void so_log_set_level(so_log_level level) { atomic_store(&max_level, (int)level); }
 
-void so_log_set_before(void (*fn)(void *user), void *user) {
-    before.fn = fn;
-    before.user = user;
+void so_log_set_hook(void (*fn)(void *user), void *user) {
+    hook.fn = fn;
+    hook.user = user;
 }
 
 void so_log(so_log_level level, const char *fmt, ...) {
@@ -29,7 +29,7 @@ void so_log(so_log_level level, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(line + n, sizeof line - (size_t)n - 1, fmt, ap);
     va_end(ap);
-    if (before.fn)
-        before.fn(before.user);
+    if (hook.fn)
+        hook.fn(hook.user);
     fprintf(stderr, "%s\n", line);
 }

@@ -1,11 +1,11 @@
-/* How kernels ask for inlining and unrolling, which the compilers spell differently. Only for files
- * that hold kernels: the names are short. */
+/* Inlining and unrolling hints for kernels, which gcc and clang spell differently. The macro names
+ * have no prefix, so only kernel files may include this header. */
 #ifndef SO_BASE_LOOPS_H
 #define SO_BASE_LOOPS_H
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNROLL /* halves the time to compile, which is long with every access checked */
+#define UNROLL /* none: sanitizer checks make unrolled code slow to compile; this halves the time */
 #elif defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else
@@ -17,7 +17,7 @@
 #define NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 
-/* A compiler barrier: no load or store moves across it. */
-#define KEEP_ORDER __asm__ volatile("" ::: "memory")
+/* The compiler moves no load or store across it. */
+#define COMPILER_BARRIER __asm__ volatile("" ::: "memory")
 
 #endif

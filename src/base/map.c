@@ -1,5 +1,5 @@
-/* Both maps of map.h: linear probing, grown at two thirds. A string slot keeps the full hash, so a
- * probe compares bytes only where hashes agree. */
+/* The two hash maps of map.h: linear probing, doubled when more than two thirds full. A slot of the
+ * string map stores the full hash, so a probe compares bytes only if the hashes are equal. */
 #include "base/map.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "base/mem.h"
 
 typedef struct slot {
-    so_str key; /* ptr NULL: empty */
+    so_str key; /* ptr is NULL in an empty slot */
     uint64_t hash;
     int64_t value;
 } slot;
@@ -57,7 +57,7 @@ static void grow(so_map *m) {
     free(old);
 }
 
-/* The key's slot, claimed if it was empty; *fresh says so. */
+/* Finds the key's slot or claims an empty one for it; *fresh is set if it was claimed. */
 static slot *claim(so_map *m, so_str key, bool *fresh) {
     if ((m->count + 1) * 3 > m->cap * 2)
         grow(m);
@@ -122,7 +122,7 @@ void so_map64_free(so_map64 *m) {
     free(m);
 }
 
-/* The finaliser of splitmix64: every input bit reaches every output bit. */
+/* The finaliser of splitmix64: every input bit affects every output bit. */
 static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;

@@ -1,14 +1,14 @@
-/* Hash maps with open addressing: bytes → int64 and uint64 → int64. Built once, read often; there
- * is no removal. Reading is safe from many threads once writing has ended. */
+/* Hash maps with open addressing: bytes → int64 and uint64 → int64. Entries cannot be removed. Any
+ * number of threads may read a map while none writes it. */
 #ifndef SO_BASE_MAP_H
 #define SO_BASE_MAP_H
 
 #include "base/str.h"
 
-typedef struct so_map so_map; /* keys are borrowed: they must outlive the map */
+typedef struct so_map so_map; /* borrows the bytes of its keys: they must outlive the map */
 so_map *so_map_create(size_t expected);
 void so_map_free(so_map *m);
-/* false, and the old value stays, when the key is there already */
+/* Returns false and keeps the old value if the key exists. */
 bool so_map_add(so_map *m, so_str key, int64_t value);
 void so_map_set(so_map *m, so_str key, int64_t value);
 bool so_map_get(const so_map *m, so_str key, int64_t *value);

@@ -1,4 +1,5 @@
-/* Allocation with the two rules of mem.h, and the arena. Any thread; an arena belongs to one. */
+/* Allocation and the arena (see mem.h). Any thread, but only one thread at a time may use an
+ * arena. */
 #include "base/mem.h"
 
 #include <stdlib.h>

@@ -1,5 +1,6 @@
-/* See mutant.h. A name that is not in the list aborts: a test that misspells its fault must not
- * pass for one that found nothing. Linked into sooth-mutants alone. */
+/* Selects the active mutant from the environment (see mutant.h). An unknown name aborts: otherwise
+ * a test with a misspelt name would run the correct program and report that its fault went
+ * unnoticed. Linked only into sooth-mutants. */
 #include "base/mutant.h"
 
 #include <pthread.h>

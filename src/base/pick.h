@@ -1,12 +1,13 @@
-/* A draw by weight: the first index whose running sum passes `at`, which is u · (sum of all), u in
- * (0,1).
+/* Weighted random choice: the first index at which the running sum of weights exceeds `at`, where
+ * at = u · (sum of all weights) and u is a random number in (0,1).
  *
- * Whole parts of SO_PICK_PART weights are passed over by their sums, which have several lanes; one
- * running sum would wait for each of its additions. The lanes belong to the caller, and the same
- * lanes give the same index to the bit. A weight that is not above 0 is never drawn; where rounding
- * leaves the whole sum short of `at`, the last one above 0 is. −1 where there is none.
+ * Parts of SO_PICK_PART weights are skipped as a whole by their sums. The caller computes a part's
+ * sum in several SIMD lanes, because a single running sum would wait for every addition. The result
+ * depends only on the order in which the caller adds the lanes. A weight ≤ 0 (or NaN) is never
+ * chosen. If rounding leaves the total sum at or below `at`, the last weight > 0 is chosen. Returns
+ * −1 if there is none.
  *
- * Always inlined, so that the two functions cost no calls. Pure; any thread. */
+ * Always inlined, so that the two function arguments cost no calls. Pure; any thread. */
 #ifndef SO_BASE_PICK_H
 #define SO_BASE_PICK_H
 
@@ -14,7 +15,7 @@
 
 enum { SO_PICK_PART = 64 };
 
-/* Of weights w: the i-th, or the sum of the part that begins at i. */
+/* Returns the weight at i (`weight`), or the sum of the part that begins at i (`part`). */
 typedef double so_pick_fn(const void *w, int32_t i);
 
 __attribute__((always_inline)) static inline int32_t so_pick(const void *w, int n, double at,

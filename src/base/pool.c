@@ -1,25 +1,29 @@
-/* The thread team behind the CPU backend: one job at a time, joined by a generation barrier.
+/* The thread pool of the CPU backend: one job at a time, threads joined by a generation barrier.
  *
- * Owns the worker threads and two words they wait on: `job`, raised once per so_pool_run, and
- * `phase`, raised once per barrier. A waiter spins for a while, then sleeps in the kernel on the
- * word itself (futex). Spinning covers what the members differ by and what the caller does
- * between two jobs; in a virtual machine a sleep costs far more than itself, and on a busy machine
- * it invites a neighbour onto the core that is needed again at once. It must stay below a time
- * slice (some milliseconds): two members that take turns with neighbours on their cores would never
- * be on at the same time. A team larger than the cores it may use does not spin at all.
+ * Owns the worker threads and two counters on which they wait: `job`, incremented by so_pool_run,
+ * and `phase`, incremented by every barrier. A waiting thread first spins, then sleeps in the
+ * kernel on the counter (futex).
  *
- * A team that has exactly the cores this process may use is bound to them, one member each, so that
- * the scheduler cannot put two behind each other on one core while a neighbour has the other to
- * itself. With fewer members than cores there is room to choose, and the kernel chooses: programs
- * that bind themselves to the first cores meet there. The caller is bound while a job runs only,
- * since threads it creates would inherit its mask. SOOTH_NO_PIN turns all of it off.
+ * Spinning covers the difference in arrival times at a barrier and the caller's work between two
+ * jobs. Sleeping is expensive: in a virtual machine the wake-up takes long, and on a busy machine
+ * the scheduler gives the core to another process although it is needed again at once. The spin
+ * time must stay below a scheduler time slice (some milliseconds); otherwise two threads that share
+ * their cores with other processes might never run at the same time. A pool with more threads than
+ * usable cores does not spin.
  *
- * A wake-up cannot be lost: the waker raises the word and then reads `sleepers`, the sleeper raises
- * `sleepers` and then lets the kernel compare the word; all four are sequentially consistent, so
- * one of the two sees the other.
+ * If the pool has exactly as many threads as there are usable cores, each thread is bound to one.
+ * Otherwise the scheduler may queue two of them on one core while another process has the other
+ * core to itself. A smaller pool is not bound: the kernel can choose idle cores, and programs that
+ * bind themselves to the first cores would all compete for the same ones. The calling thread is
+ * bound only during a job, because threads that it creates inherit its mask. SOOTH_NO_PIN disables
+ * binding.
  *
- * Refuses: nested jobs, two callers at once (asserted). Results of a job are visible to the caller
- * after so_pool_run, because the last barrier orders them. */
+ * No wake-up is lost: the waker increments the counter and then reads `sleepers`; the sleeper
+ * increments `sleepers` and then the kernel compares the counter. All four are sequentially
+ * consistent, so at least one of the two sees the other's write.
+ *
+ * Refuses nested jobs and two callers at once (asserted). The final barrier makes a job's results
+ * visible to the caller of so_pool_run. */
 #include "base/pool.h"
 
 #include <errno.h>
@@ -40,11 +44,12 @@
 #include "base/env.h"
 #include "base/mem.h"
 
-/* Beside two neighbours on two cores, of the quiet speed: 30 µs 36 %, 300 µs 41 %, 1 ms 37 %, 3 ms
- * 15 %. Between jobs nobody is kept waiting by a spinning member. */
+/* Spin times. Measured with two other busy processes on two cores, as a share of the speed on an
+ * idle machine, by PHASE_SPIN_NS: 30 µs 36 %, 300 µs 41 %, 1 ms 37 %, 3 ms 15 %. Between jobs no
+ * thread of the pool waits for a spinning one, so JOB_SPIN_NS may be longer. */
 enum { MAX_THREADS = 256, PHASE_SPIN_NS = 300000, JOB_SPIN_NS = 1000000, SPINS_MAX = 1 << 20 };
 
-/* A word that changes and those who sleep until it does, alone on its cache line. */
+/* A counter and the number of threads that sleep until it changes, on a cache line of their own. */
 typedef struct signal_word {
     _Alignas(64) _Atomic uint32_t value;
     _Atomic uint32_t sleepers;
@@ -56,8 +61,8 @@ struct so_pool {
     int count;
     int phase_spins, job_spins;
     bool pinned;
-    cpu_set_t cores; /* pinned: one of them for each member */
-    so_pool_fn *fn;  /* NULL tells the workers to leave */
+    cpu_set_t cores; /* if pinned: one for each thread */
+    so_pool_fn *fn;  /* NULL: the workers exit */
     void *arg;
     atomic_flag busy;
     pthread_t *threads; /* [count - 1] */
@@ -75,7 +80,7 @@ static inline void relax(void) {
 #endif
 }
 
-/* Round to nearest, denormals kept, no traps: what every result assumes. Gives the old word. */
+/* Sets the floating-point control register (MXCSR, FPCR) and returns its old value. */
 static uint64_t fp_control_set(uint64_t word) {
     uint64_t old = 0;
 #if defined(__x86_64__)
@@ -90,6 +95,7 @@ static uint64_t fp_control_set(uint64_t word) {
     return old;
 }
 
+/* Round to nearest, denormals kept, no traps: every kernel's results depend on this. */
 static uint64_t fp_control_default(void) {
 #if defined(__x86_64__)
     return 0x1F80; /* all exceptions masked */
@@ -98,7 +104,7 @@ static uint64_t fp_control_default(void) {
 #endif
 }
 
-/* Turns of the loop; -1: it slept. */
+/* Waits until the counter differs from `old`. Returns the number of spins, or −1 if it slept. */
 static int wait_while(signal_word *w, uint32_t old, int spins) {
     for (int i = 0; i < spins; i++) {
         if (atomic_load_explicit(&w->value, memory_order_acquire) != old)
@@ -123,20 +129,20 @@ int so_pool_barrier(so_pool *p) {
         return 0;
     uint32_t phase = atomic_load(&p->phase.value);
     if (atomic_fetch_add(&p->arrived, 1) + 1 == p->count) {
-        atomic_store(&p->arrived, 0); /* before the others may arrive again */
+        atomic_store(&p->arrived, 0); /* before the other threads can reach the next barrier */
         raise_word(&p->phase);
         return 0;
     }
     return wait_while(&p->phase, phase, p->phase_spins);
 }
 
-double so_pool_turn_ns(const so_pool *p) {
+double so_pool_spin_ns(const so_pool *p) {
     return p->phase_spins > 0 ? (double)PHASE_SPIN_NS / p->phase_spins : 0;
 }
 
 /* ---- cores ---- */
 
-/* The index-th core of the set alone. */
+/* A set that holds only the index-th core of `cores`. */
 static cpu_set_t core_of(const cpu_set_t *cores, int index) {
     cpu_set_t one;
     CPU_ZERO(&one);
@@ -148,7 +154,8 @@ static cpu_set_t core_of(const cpu_set_t *cores, int index) {
     return one;
 }
 
-/* Binds the calling thread to the core of member `index`. Where that fails it runs where it may. */
+/* Binds the calling thread to the core of thread `index`. If that fails the thread stays unbound,
+ * which affects only speed. */
 static void pin(const so_pool *p, int index) {
     if (!p->pinned)
         return;
@@ -156,7 +163,8 @@ static void pin(const so_pool *p, int index) {
     sched_setaffinity(0, sizeof one, &one);
 }
 
-/* A mask too large for the set (more than 1024 cores) leaves the team unbound. */
+/* On machines with more than 1024 cores the mask does not fit into cpu_set_t and the pool stays
+ * unbound. */
 static void choose_cores(so_pool *p) {
     p->pinned = p->count > 1 && !so_env_no_pin() &&
                 sched_getaffinity(0, sizeof p->cores, &p->cores) == 0 &&
@@ -179,7 +187,8 @@ static void *worker_main(void *arg) {
     }
 }
 
-/* Nanoseconds of 1024 turns of the waiting loop: `pause` costs 10 to 150 cycles by machine. */
+/* Nanoseconds of 1024 spins, measured because `pause` takes 10 to 150 cycles depending on the CPU.
+ */
 static int64_t measure_spins(void) {
     int64_t best = INT64_MAX;
     for (int round = 0; round < 4; round++) {
@@ -209,11 +218,11 @@ static void stop_workers(so_pool *p, int n_started) {
 
 int so_pool_create(int n_threads, so_pool **out, so_err *err) {
     if (n_threads < 1 || n_threads > MAX_THREADS)
-        return so_err_set(err, SO_ERANGE, "%d threads asked for; 1 to %d are possible", n_threads,
-                          MAX_THREADS);
+        return so_err_set(err, SO_ERANGE, "%d threads requested; the number must be 1 to %d",
+                          n_threads, MAX_THREADS);
     so_pool *p = so_try_aligned(sizeof *p);
     if (!p)
-        return so_err_set(err, SO_ENOMEM, "no memory for a team of %d threads", n_threads);
+        return so_err_set(err, SO_ENOMEM, "no memory for a pool of %d threads", n_threads);
     memset(p, 0, sizeof *p);
     atomic_flag_clear(&p->busy);
     p->count = n_threads;
@@ -285,8 +294,8 @@ static int affinity_count(void) {
     return 1;
 }
 
-/* Cores' worth of time that "quota period" in a cgroup's cpu.max grants, rounded up; INT_MAX for
- * "max" and for a file that is not there. */
+/* The number of cores that "quota period" in a cgroup's cpu.max amounts to, rounded up. INT_MAX for
+ * "max" and if the file is missing. */
 static int cgroup_quota(const char *path) {
     FILE *f = fopen(path, "re");
     if (!f)

@@ -1,12 +1,13 @@
-/* A fixed team of threads that run one function together.
+/* A fixed pool of threads that run one function together.
  *
- * so_pool_run calls fn(arg, index, count) once on every thread of the team, the caller being index
- * 0, and returns when all have returned. Within fn, so_pool_barrier joins the team. Waiting spins
- * for a while, then sleeps in the kernel, and a team that fills the cores is bound to them, so that
- * a busy neighbour costs its share of the machine and no more. Work must be split by output element
- * only, never inside one reduction, so that results do not depend on `count` (row invariance). One
- * caller at a time. Every thread sets its floating-point control word to round-to-nearest with
- * denormals kept. */
+ * so_pool_run calls fn(arg, index, count) once on every thread and returns when all calls have
+ * returned. The calling thread takes part with index 0. Inside fn, so_pool_barrier waits for all
+ * threads. A waiting thread spins for a while, then sleeps in the kernel. A pool with one thread
+ * per core is bound to the cores; pool.c has the reasons and the measurements.
+ *
+ * Work must be split by output element, never inside one reduction, so that results do not depend
+ * on `count` (row invariance). Only one thread may call so_pool_run at a time. During a job every
+ * thread's floating-point control register is set to round-to-nearest with denormals kept. */
 #ifndef SO_BASE_POOL_H
 #define SO_BASE_POOL_H
 
@@ -19,16 +20,16 @@ int so_pool_create(int n_threads, so_pool **out, so_err *err); /* 1 … 256 */
 void so_pool_free(so_pool *p);
 int so_pool_count(const so_pool *p);
 void so_pool_run(so_pool *p, so_pool_fn *fn, void *arg);
-/* How long the member waited, in turns of the waiting loop of about so_pool_turn_ns; -1: it slept.
- */
+/* Waits for all threads of the job. Returns how long this thread waited, in spins of about
+ * so_pool_spin_ns each, or −1 if it slept. */
 int so_pool_barrier(so_pool *p);
-double so_pool_turn_ns(const so_pool *p); /* 0 where nobody spins */
+double so_pool_spin_ns(const so_pool *p); /* 0 if the pool does not spin */
 
-/* Cores this process may run on (affinity mask and cgroup considered by the kernel). */
+/* The number of cores this process may use: the affinity mask, limited by cgroup CPU quotas. */
 int so_cpu_count(void);
 
-/* [*begin, *end) of n items for member `index` of `count`; contiguous, differing by at most one
- * `grain`, borders at multiples of `grain`. */
+/* The items [*begin, *end) of n that thread `index` of `count` computes. Splits are contiguous,
+ * start at multiples of `grain` and differ in size by at most one grain. */
 static inline void so_split(long n, long grain, int index, int count, long *begin, long *end) {
     long blocks = (n + grain - 1) / grain;
     *begin = blocks * index / count * grain;

@@ -1,4 +1,4 @@
-/* SHA-256 (FIPS 180-4), streaming. Written here because nothing we link has it. */
+/* Streaming SHA-256 (FIPS 180-4). Implemented here because no linked library has it. */
 #ifndef SO_BASE_SHA256_H
 #define SO_BASE_SHA256_H
 
@@ -13,7 +13,7 @@ typedef struct so_sha256 {
 
 void so_sha256_init(so_sha256 *s);
 void so_sha256_add(so_sha256 *s, const void *p, size_t len);
-/* 64 lower-case hex digits and a NUL; s is spent. */
+/* Writes the sum as 64 lower-case hex digits and a NUL. Initialise s again before reusing it. */
 void so_sha256_hex(so_sha256 *s, char out[65]);
 
 #endif

@@ -1,4 +1,4 @@
-/* See statistics.h. */
+/* The median and the chi-square tail probability (see statistics.h). */
 #include "base/statistics.h"
 
 #include <math.h>
@@ -16,8 +16,8 @@ double so_median(double *v, int n) {
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-/* Q(a, x), the upper regularised gamma function: the series of P below a + 1, else Lentz's
- * continued fraction of Q. */
+/* Q(a, x), the upper regularised gamma function: 1 minus the series of P for x < a + 1, else
+ * Lentz's continued fraction of Q. */
 static double gamma_q(double a, double x) {
     double lead = exp(a * log(x) - x - lgamma(a));
     if (x < a + 1) {

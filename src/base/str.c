@@ -1,4 +1,5 @@
-/* Growing buffers. They abort on no memory, but never grow past their stated maximum. */
+/* Growing buffers (see str.h). They abort if out of memory, but never grow beyond their maximum, so
+ * external input cannot make them do so. One thread at a time per buffer. */
 #include "base/str.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Bytes with a length (so_str, borrowed) and bytes that grow up to a stated maximum (so_buf,
- * owned). */
+/* Strings: so_str (borrowed bytes with a length) and so_buf (an owned buffer that grows up to a
+ * maximum); and so_tokens, a growing list of token ids. */
 #ifndef SO_BASE_STR_H
 #define SO_BASE_STR_H
 
@@ -9,7 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Borrowed bytes, not NUL-terminated, any content. Print with "%.*s", SO_STR_ARG(s). */
+/* Borrowed bytes with any content, not NUL-terminated. Print with "%.*s", SO_STR_ARG(s), which
+ * prints at most 200 bytes. */
 typedef struct so_str {
     const char *ptr;
     size_t len;
@@ -30,9 +31,9 @@ static inline bool so_str_starts(so_str s, so_str prefix) {
 /* FNV-1a, 64 bit. */
 uint64_t so_hash_bytes(const void *p, size_t len);
 
-/* A growing buffer. Zero-initialise; `max` 0 means 1 GiB. An append that would pass the maximum
- * adds nothing and sets `full`, which stays set: check it once at the end. data is NUL-terminated
- * once something was appended. */
+/* A growing buffer. Initialise with zeros; `max` 0 means 1 GiB. An append that would exceed the
+ * maximum adds nothing and sets `full`, which stays set, so callers check it once at the end.
+ * `data` is NULL until the first append and NUL-terminated afterwards. */
 typedef struct so_buf {
     char *data;
     size_t len, cap, max;

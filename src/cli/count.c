@@ -1,12 +1,14 @@
-/* `sooth count`: a text file into a unigram or bigram table for --spec unigram(FILE), bigram(FILE).
+/* `sooth count`: counts a text file into a unigram or bigram table for --spec unigram(FILE) or
+ * bigram(FILE).
  *
- * The file is mapped and encoded in pieces of at most 1 MiB that end at a line (at a character,
- * where a line is longer), so that memory is the table's own whatever the file's size; the pair
- * that a border cuts is not counted. The counts are of the model's own ids, and the file says whose
- * they are: a table is refused beside another tokenizer.
+ * The file is mapped and encoded in pieces of at most 1 MiB that end after a line (or after a
+ * character, if the line is longer), so memory use is that of the table, independent of the file's
+ * size. A pair of tokens that spans two pieces is not counted. The table holds token ids of the
+ * model's tokenizer and that tokenizer's hash; drafters refuse it with any other tokenizer.
  *
- * Refuses what is not text (a zero byte, invalid UTF-8), with the place. The output is tried before
- * anything is counted and replaced as a whole at the end. No weights are loaded. */
+ * Refuses input that is not text (a zero byte or invalid UTF-8) and names the offset. The output is
+ * opened once before the counting, so that an unwritable path fails at once, and is replaced
+ * atomically at the end. No weights are loaded. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <signal.h>
@@ -37,7 +39,7 @@ typedef struct job {
     const char *in, *out;
     int order;
     so_tokenizer *tok;
-    int n_vocab; /* of the model, padding rows included: what drafters compare */
+    int n_vocab; /* of the model, including padding rows: drafters compare this number */
     so_map_file map;
     so_buf piped;
     so_str text;
@@ -76,11 +78,11 @@ static int open_text(job *j) {
         j->text = (so_str){(const char *)j->map.data, j->map.len};
     }
     if (rc == SO_OK && j->text.len == 0)
-        rc = so_err_set(&j->err, SO_EFORMAT, "%s: is empty: there is nothing to count", j->in);
+        rc = so_err_set(&j->err, SO_EFORMAT, "%s: is empty; give a file with text", j->in);
     return rc;
 }
 
-/* So that an output that cannot be written is known before minutes of counting. */
+/* Fails now, not after minutes of counting, if the output cannot be written. */
 static int try_output(job *j) {
     so_out_file *f = NULL;
     int rc = so_out_begin(j->out, &f, &j->err);
@@ -99,12 +101,12 @@ static int check_text(job *j, size_t at, so_str piece) {
     return SO_OK;
 }
 
-/* Where the piece that starts at `at` ends. */
+/* The end of the piece that starts at `at`. */
 static size_t piece_end(so_str text, size_t at) {
     size_t end = at + PIECE;
     if (text.len - at <= PIECE)
         return text.len;
-    for (size_t i = end; i > at + 1; i--) /* a line that does not begin with a line break */
+    for (size_t i = end; i > at + 1; i--) /* after a newline that no other newline follows */
         if (text.ptr[i - 1] == '\n' && text.ptr[i] != '\n')
             return i;
     while (end > at + 1 && ((unsigned char)text.ptr[end] & 0xC0) == 0x80)
@@ -173,9 +175,9 @@ static int run(const so_args *a) {
              .out = so_args_str(a, SO_OPT_OUT, NULL),
              .order = (int)so_args_int(a, SO_OPT_ORDER, 2)};
     if (!so_args_has(a, SO_OPT_MODEL))
-        return so_args_bad(a, "-m names no model: its vocabulary is what is counted");
+        return so_args_bad(a, "-m is missing: the table counts the tokens of a model's vocabulary");
     if (!j.in || !j.out)
-        return so_args_bad(a, "count needs a text and a place for the table: -f TEXT -o FILE");
+        return so_args_bad(a, "count needs a text and an output file: -f TEXT -o FILE");
     int rc = load_vocabulary(&j, so_args_str(a, SO_OPT_MODEL, ""));
     if (rc == SO_OK)
         rc = open_text(&j);

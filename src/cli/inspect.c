@@ -1,6 +1,6 @@
-/* `sooth inspect`: what a model file holds, or, with a draft model, a context or a number of
- * sequences, the memory it would take (budget.c). The description itself is made in
- * format/describe.c; this file lays it out in columns. */
+/* `sooth inspect`: prints the metadata and tensors of a model file. With -md, --ctx, --parallel or
+ * --kv-type it prints the memory that the model would need instead (budget.c). format/describe.c
+ * produces the description; this file prints it in columns. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ static void print_config(const json_t *config) {
     }
 }
 
-/* Characters of the longest tensor name, within reason. */
+/* The column width for tensor names: the longest name, at least 24 and at most 80. */
 static int name_width(const so_checkpoint *ck) {
     size_t width = 24;
     for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++)

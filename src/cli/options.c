@@ -77,8 +77,9 @@ static const opt_row table[SO_OPT_COUNT] = {
     [SO_OPT_BATCH] = {"Model", "batch-size", "b", "ubatch-size", INT, 1, 4096, "N", "256",
                       "most prompt tokens in one forward pass; never changes the output", HOLDS},
 
-    [SO_OPT_PROMPT] = {"Prompt", "prompt", "p", NULL, TEXT, 0, 0, "TEXT", NULL, "the prompt",
-                       SO_CMD_RUN | SO_CMD_DEMO},
+    [SO_OPT_PROMPT] = {"Prompt", "prompt", "p", NULL, TEXT, 0, 0, "TEXT", NULL,
+                       "the prompt; tokenize: the text",
+                       SO_CMD_RUN | SO_CMD_DEMO | SO_CMD_TOKENIZE},
     [SO_OPT_FILE] =
         {"Prompt", "file", "f", NULL, TEXT, 0, 0, "FILE", NULL,
          "read the text from a file; - is standard input; theory: prompts as for --prompts",
@@ -240,6 +241,11 @@ static const opt_row table[SO_OPT_COUNT] = {
         {"Theory", "svg", NULL, NULL, TEXT, 0, 0, "FILE", NULL,
          "draw a picture: figures 2 to 4 (theory, needs gnuplot), the lanes of a run (trace)",
          SO_CMD_THEORY | SO_CMD_TRACE},
+
+    [SO_OPT_CHECK] = {"Fetching", "check", NULL, NULL, FLAG, 0, 0, NULL, NULL,
+                      "compare fetched files with their SHA-256; fetches nothing", SO_CMD_PULL},
+    [SO_OPT_FORCE] = {"Fetching", "force", NULL, NULL, FLAG, 0, 0, NULL, NULL,
+                      "fetch the model again and replace the file", SO_CMD_PULL},
 
     [SO_OPT_JSON] = {"General", "json", NULL, NULL, FLAG, 0, 0, NULL, NULL,
                      "print JSON and nothing else on standard output", SO_CMD_ALL},

@@ -91,6 +91,8 @@ typedef enum so_opt {
     SO_OPT_C,
     SO_OPT_C_HAT,
     SO_OPT_SVG,
+    SO_OPT_CHECK,
+    SO_OPT_FORCE,
     SO_OPT_JSON,
     SO_OPT_VERBOSE,
     SO_OPT_NO_COLOR,

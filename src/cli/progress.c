@@ -20,7 +20,7 @@ void so_progress_begin(so_progress *p, const char *label) {
     *p = (so_progress){.label = label, .on = isatty(STDERR_FILENO) == 1, .permille = -1};
     p->t_start_ns = so_clock_ns();
     if (p->on)
-        so_log_set_before(wipe, p);
+        so_log_set_hook(wipe, p);
     so_progress_set(p, 0);
 }
 
@@ -48,7 +48,7 @@ void so_progress_set(so_progress *p, double done) {
 void so_progress_end(so_progress *p) {
     if (p->on) {
         wipe(p);
-        so_log_set_before(NULL, NULL);
+        so_log_set_hook(NULL, NULL);
     }
     p->on = false;
 }

@@ -1,5 +1,9 @@
-/* `sooth quantize IN OUT TYPE`: writes IN as a GGUF file with its weights rounded to TYPE. The rule
- * and the work are in format/recipe.h and format/convert.h. An interrupt leaves nothing behind. */
+/* `sooth quantize IN OUT TYPE`: writes IN as a GGUF file with its weights rounded to TYPE.
+ *
+ * format/recipe.h has the rule for which tensor gets which dtype, format/convert.c does the work.
+ * This file prints the result on one line: sizes, the number of tensors of each dtype, and how many
+ * could not get the dtype they should have. --verbose lists these one by one. An interrupt leaves
+ * no file behind. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <signal.h>
@@ -9,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/pool.h"
 #include "cli/models.h"
 #include "cli/options.h"
@@ -31,17 +36,29 @@ typedef struct result {
 
 static const char *dtype_name(so_dtype t) { return so_dtype_get((int)t)->name; }
 
-static void print_human(const result *r) {
-    const so_convert_report *p = &r->report;
+/* "; rows do not fit: 181 tensors are Q4_0 instead of Q4_K", with every such pair of dtypes. */
+static void print_fallbacks(const so_convert_report *p) {
+    size_t n[SO_DTYPE_COUNT][SO_DTYPE_COUNT] = {0};
     for (size_t i = 0; i < p->n_fallbacks; i++) {
         const so_convert_fallback *f = &p->fallbacks[i];
-        printf("%s: rows of %" PRId64 " are no multiple of %s's block, written as %s\n", f->tensor,
+        n[f->wanted][f->dtype]++;
+        so_log(SO_LOG_INFO,
+               "%s: rows of %" PRId64 " are not a multiple of %s's block: written as %s", f->tensor,
                f->row_len, dtype_name(f->wanted), dtype_name(f->dtype));
     }
-    if (p->n_requantised)
-        printf("%zu tensors were quantised before; what they lost then stays lost\n",
-               p->n_requantised);
-    printf("%s: %s, %.1f MB from %.1f MB in %.1f s (", r->out, r->type, (double)p->bytes_out * 1e-6,
+    const char *sep = "; rows do not fit: ";
+    for (int w = 0; w < SO_DTYPE_COUNT; w++)
+        for (int t = 0; t < SO_DTYPE_COUNT; t++)
+            if (n[w][t]) {
+                printf("%s%zu tensors are %s instead of %s", sep, n[w][t], dtype_name((so_dtype)t),
+                       dtype_name((so_dtype)w));
+                sep = ", ";
+            }
+}
+
+static void print_human(const result *r) {
+    const so_convert_report *p = &r->report;
+    printf("%s: %s, %.1f MB from %.1f MB in %.1f s: ", r->out, r->type, (double)p->bytes_out * 1e-6,
            (double)p->bytes_in * 1e-6, r->seconds);
     const char *sep = "";
     for (int t = 0; t < SO_DTYPE_COUNT; t++)
@@ -49,7 +66,11 @@ static void print_human(const result *r) {
             printf("%s%zu %s", sep, p->n_tensors[t], dtype_name((so_dtype)t));
             sep = ", ";
         }
-    puts(")");
+    print_fallbacks(p);
+    if (p->n_requantised)
+        printf("; %zu tensors were quantised already, so their rounding errors add up",
+               p->n_requantised);
+    putchar('\n');
 }
 
 static void print_json(const result *r) {

@@ -1,12 +1,14 @@
-/* `sooth tokenize`: a text's token ids, as the model's own tokenizer gives them.
+/* `sooth tokenize`: prints the token ids of a text.
  *
- * By default only the text is encoded (no BOS or EOS around it), and control tokens written out in
- * the text are recognised: what `tokenizers` calls add_special_tokens=False. The text is taken byte
- * for byte; a final newline of a file is part of it. Works with a vocabulary-only GGUF file and
- * with a folder that holds nothing but tokenizer.json. */
+ * The text is an argument (TEXT or -p TEXT), a file (-f FILE), or standard input if none of them is
+ * given and standard input is not a terminal. It is used byte for byte; a newline at the end of a
+ * file is part of it. By default only the text is encoded, without BOS and EOS, and control tokens
+ * spelt out in the text are recognised (add_special_tokens=False in the `tokenizers` library).
+ * Works with a vocabulary-only GGUF file and with a folder that holds only tokenizer.json. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "cli/models.h"
@@ -32,7 +34,7 @@ static void print_json(const so_tokens *tokens) {
     puts("]}");
 }
 
-/* The vocabulary's spelling, with what would disturb a terminal written as \xHH. */
+/* The token's bytes as in the vocabulary; control characters and backslashes as \xHH. */
 static void print_piece(so_str piece) {
     for (size_t i = 0; i < piece.len; i++) {
         unsigned char c = (unsigned char)piece.ptr[i];
@@ -76,18 +78,24 @@ int so_cmd_tokenize(int argc, char **argv) {
     if (!so_args_parse(&a, SO_CMD_TOKENIZE, argc, argv))
         return a.status;
     const char *file = so_args_str(&a, SO_OPT_FILE, NULL);
+    const char *given = so_args_str(&a, SO_OPT_PROMPT, a.n_pos ? a.pos[0] : NULL);
+    int n_sources = a.n_pos + so_args_has(&a, SO_OPT_PROMPT) + so_args_has(&a, SO_OPT_FILE);
     so_buf text = {.max = MAX_TEXT};
     so_err err;
     int status;
+    if (n_sources == 0 && isatty(STDIN_FILENO) != 1) {
+        file = "-";
+        n_sources = 1;
+    }
     if (!so_args_has(&a, SO_OPT_MODEL))
         status = so_args_bad(&a, "-m is missing: a GGUF file, a folder with tokenizer.json, or the "
                                  "name of a pulled model");
-    else if (!file == !a.n_pos)
-        status = so_args_bad(&a, "give either TEXT or -f FILE");
+    else if (n_sources != 1)
+        status = so_args_bad(&a, "give one of TEXT, -p TEXT, -f FILE or a text on standard input");
     else if (file && so_file_read(file, MAX_TEXT, &text, &err) != SO_OK)
         status = so_args_fail(&a, &err);
     else
-        status = tokenize(&a, file ? so_buf_str(&text) : so_str_c(a.pos[0]));
+        status = tokenize(&a, file ? so_buf_str(&text) : so_str_c(given));
     so_buf_free(&text);
     so_args_free(&a);
     return status;

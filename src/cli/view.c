@@ -168,9 +168,9 @@ void so_painter_guard(so_painter *v) {
     if (isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1 &&
         fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
         out.st_rdev == err.st_rdev)
-        so_log_set_before(break_line, v);
+        so_log_set_hook(break_line, v);
 }
 
-void so_painter_unguard(void) { so_log_set_before(NULL, NULL); }
+void so_painter_unguard(void) { so_log_set_hook(NULL, NULL); }
 
 void so_painter_free(so_painter *v) { so_buf_free(&v->rejected); }

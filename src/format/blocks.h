@@ -1,9 +1,9 @@
-/* Layouts of quantised blocks, as GGUF files hold them: the only definition, for C and CUDA alike.
+/* Layouts of the quantised blocks in GGUF files. This is their only definition, for C and CUDA.
  *
- * A block stands for 32 consecutive elements of a row (SO_QK) or 256 (SO_QK_K). Multi-byte fields
- * are little-endian; d, m and dmin are IEEE half bits. Files give no alignment promise inside a
- * block, so readers copy a block out before touching its 16-bit fields. The meaning of every bit is
- * drawn in docs/formats.md; so_dequantize_row is its executable form.
+ * A block encodes 32 consecutive elements of a row (SO_QK) or 256 (SO_QK_K). Multi-byte fields are
+ * little-endian; d, m and dmin are the bits of an IEEE half. Blocks may be unaligned in a file, so
+ * readers copy a block out before they read its 16-bit fields. docs/formats.md draws every bit;
+ * so_dequantize_row is the reference implementation.
  *
  *   Q4_0  x = d·(q − 8)            q 4 bits: low nibbles are elements 0…15, high nibbles 16…31
  *   Q4_1  x = d·q + m
@@ -96,7 +96,7 @@ SO_BLOCK_SIZE(so_block_q4_k, 144);
 SO_BLOCK_SIZE(so_block_q5_k, 176);
 SO_BLOCK_SIZE(so_block_q6_k, 210);
 
-/* The 12 scale bytes of Q4_K and Q5_K hold 8 six-bit pairs:
+/* The 12 scale bytes of Q4_K and Q5_K hold 8 pairs (s, m) of six bits each:
  *   bytes 0…3   s0…s3 in bits 0…5, the top two bits of s4…s7 in bits 6 and 7
  *   bytes 4…7   the same for m
  *   bytes 8…11  the low four bits of s4…s7 (low nibble) and of m4…m7 (high nibble) */

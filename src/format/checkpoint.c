@@ -1,11 +1,11 @@
-/* Opening a model on disk: decides by the first bytes what it is, opens the parts, and puts every
- * tensor into one table.
+/* Opens a model on disk: detects its format from the first bytes, opens its files, and lists every
+ * tensor in one table.
  *
- * A folder's JSON files are read whole with a limit each (parsed JSON takes up to 16 times its
- * text). Shard names come from the index file and are hostile: a name with a slash is refused, so
- * that an index cannot reach outside its folder. Refuses: pickled weights, a lone .safetensors file
- * (it has no config), GGUF without tensors where weights are needed. After open all is read-only.
- */
+ * Each JSON file of a folder has a size limit, because parsed JSON takes up to 16 times the memory
+ * of its text. Shard names in the index file are untrusted: a name with a slash is rejected, so an
+ * index cannot refer to a file outside its folder. Refuses pickled weights, a single .safetensors
+ * file (it has no config), and a GGUF file without tensors if weights are needed. An open
+ * checkpoint is read-only and may be used from any thread. */
 #include "format/checkpoint.h"
 
 #include <stdlib.h>
@@ -25,8 +25,8 @@ struct so_checkpoint {
     size_t n_shards;
     const so_tensor **tensors; /* [n_tensors], borrowed from gguf or shards */
     size_t n_tensors;
-    so_map *index;   /* name → tensors */
-    so_map *skipped; /* name → shard << 32 | skipped */
+    so_map *index;   /* name → index in tensors */
+    so_map *skipped; /* name → shard << 32 | index in its list of skipped tensors */
 };
 
 static int load_json(const char *path, size_t max_bytes, size_t flags, json_t **out, so_err *err) {
@@ -46,7 +46,7 @@ static int load_json(const char *path, size_t max_bytes, size_t flags, json_t **
     return rc;
 }
 
-/* One file of a folder; absence is no error. */
+/* Loads one JSON file of a folder; a missing file is not an error. */
 static int load_optional(const char *dir, const char *name, size_t max_bytes, size_t flags,
                          json_t **out, so_err *err) {
     char *path = so_path_join(dir, name);
@@ -65,7 +65,7 @@ static int load_folder_json(so_checkpoint *c, so_err *err) {
         {"config.json", 4u << 20, &c->config, 0},
         {"generation_config.json", 1u << 20, &c->generation_config, 0},
         {"tokenizer.json", 64u << 20, &c->tokenizer, 0},
-        /* "no limit" stands in model_max_length as an integer of 10^30 */
+        /* model_max_length is often 10^30, meaning "no limit", which overflows an integer */
         {"tokenizer_config.json", 16u << 20, &c->tokenizer_config, JSON_DECODE_INT_AS_REAL},
     };
     int rc = SO_OK;
@@ -79,7 +79,7 @@ static int load_folder_json(so_checkpoint *c, so_err *err) {
     return rc;
 }
 
-/* Opens a shard once; `shard_index` maps file names to positions. */
+/* Opens a shard unless it is open already; `shard_index` maps file names to c->shards indices. */
 static int open_shard(so_checkpoint *c, so_map *shard_index, so_str name, so_err *err) {
     int64_t seen;
     if (so_map_get(shard_index, name, &seen))
@@ -127,7 +127,7 @@ static int index_shards(so_checkpoint *c, so_err *err) {
     return rc;
 }
 
-/* Every tensor the index promises must be in the file it names. */
+/* Every tensor in the index must be in the file that the index names for it. */
 static int check_weight_map(const so_checkpoint *c, const json_t *weight_map,
                             const so_map *shard_index, so_err *err) {
     const char *name;
@@ -159,8 +159,9 @@ static int open_sharded(so_checkpoint *c, const char *index_path, so_err *err) {
     if (rc == SO_OK)
         json_object_foreach(weight_map, name, file) {
             if (!json_is_string(file))
-                rc = so_err_set(err, SO_EFORMAT, "%s: weight_map of tensor %.200s is no file name",
-                                index_path, name);
+                rc = so_err_set(err, SO_EFORMAT,
+                                "%s: weight_map of tensor %.200s is not a file name", index_path,
+                                name);
             else
                 rc = open_shard(c, shard_index,
                                 (so_str){json_string_value(file), json_string_length(file)}, err);
@@ -221,7 +222,8 @@ static int open_folder(so_checkpoint *c, so_checkpoint_need need, so_err *err) {
     return open_weights(c, need == SO_CHECKPOINT_ALL, err);
 }
 
-/* A file made from a folder carries the folder's own JSON instead of GGUF's tables. */
+/* A GGUF file converted from a folder embeds the folder's tokenizer JSON files instead of GGUF's
+ * own vocabulary tables. */
 static int unpack_tokenizer(so_checkpoint *c, so_err *err) {
     const struct {
         const char *key;
@@ -266,7 +268,7 @@ static int open_gguf(so_checkpoint *c, so_checkpoint_need need, so_err *err) {
     return unpack_tokenizer(c, err);
 }
 
-/* What a single file is, by its first bytes. */
+/* Opens a single file; its first bytes decide the format. */
 static int open_file(so_checkpoint *c, so_checkpoint_need need, so_err *err) {
     so_map_file m;
     int rc = so_file_map(c->path, &m, err);
@@ -285,7 +287,7 @@ static int open_file(so_checkpoint *c, so_checkpoint_need need, so_err *err) {
                           "%s: is a JSON file; give the folder that holds the model", c->path);
     if (is_safetensors)
         return so_err_set(err, SO_EINVAL,
-                          "%s: is a lone safetensors file; give the folder that also holds its "
+                          "%s: is a single safetensors file; give the folder that also holds its "
                           "config.json",
                           c->path);
     return open_gguf(c, need, err);

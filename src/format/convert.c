@@ -1,10 +1,12 @@
-/* Conversion: choose a dtype per tensor, write all headers, then stream the tensors in pieces of a
- * few megabytes: rows to floats, check, rows to the new dtype, out.
+/* Converts a model to other dtypes:
+ *   1. choose a dtype for each tensor (recipe.c);
+ *   2. write all headers;
+ *   3. stream the tensors in pieces of a few megabytes: rows to floats, check, quantise, write.
  *
- * Memory stays at one piece whatever the model's size. Every element passes the check for NaN and
- * infinity, also in tensors whose bytes are copied, because a file that says it was quantised is
- * believed by everyone after us. Rows are independent, so the output's bytes do not depend on the
- * number of threads. */
+ * Memory use is one piece, independent of the model's size. Every element is checked for NaN and
+ * infinity, also in tensors whose bytes are copied unchanged, because readers of the output trust
+ * its weights. Rows are quantised independently, so the output does not depend on the number of
+ * threads. One thread calls so_convert; it runs its own pool. */
 #include "format/convert.h"
 
 #include <inttypes.h>
@@ -17,7 +19,7 @@
 #include "base/pool.h"
 #include "format/quant.h"
 
-/* Elements of one piece: 4 MiB of floats keep two cores busy between writes. */
+/* Elements of one piece: 4 MiB of floats are enough work for two cores between two writes. */
 enum { PIECE = 1 << 20 };
 
 typedef struct job {
@@ -37,24 +39,38 @@ static int64_t rows_of(const so_convert_tensor *t) {
     return n;
 }
 
-static so_choice choose(const job *j, const so_convert_tensor *t) {
+static so_recipe_choice choose(const job *j, const so_convert_tensor *t) {
     return so_recipe_choose(&j->recipe, so_str_c(t->name), t->n_dims, t->dims);
 }
 
-static void note_fallback(so_convert_report *r, const so_convert_tensor *t, so_choice c) {
+static void note_fallback(so_convert_report *r, const so_convert_tensor *t, so_recipe_choice c) {
     r->fallbacks = so_realloc(r->fallbacks, (r->n_fallbacks + 1) * sizeof *r->fallbacks);
     r->fallbacks[r->n_fallbacks++] =
         (so_convert_fallback){so_strdup(t->name), t->dims[0], c.wanted, c.dtype};
 }
 
-static void plan(job *j) {
+/* The recipe's file type, unless most elements of the quantised tensors fell back: then the type
+ * of the dtype that most of them have. n: elements by dtype. */
+static int file_type(const job *j, const uint64_t *n, uint64_t n_fallback) {
+    uint64_t total = 0;
+    int most = 0;
+    for (int t = 0; t < SO_DTYPE_COUNT; t++) {
+        total += n[t];
+        most = n[t] > n[most] ? t : most;
+    }
+    return n_fallback > total / 2 ? so_recipe_file_type((so_dtype)most) : j->recipe.file_type;
+}
+
+/* Chooses all dtypes and registers the tensors with the writer. Returns general.file_type. */
+static int plan(job *j) {
     const so_convert_source *s = j->src;
     so_convert_report *r = &j->report;
+    uint64_t n_elements[SO_DTYPE_COUNT] = {0}, n_fallback = 0;
     for (size_t i = 0; i < s->n_tensors; i++)
         so_recipe_observe(&j->recipe, so_str_c(s->tensors[i].name));
     for (size_t i = 0; i < s->n_tensors; i++) {
         const so_convert_tensor *t = &s->tensors[i];
-        so_choice c = choose(j, t);
+        so_recipe_choice c = choose(j, t);
         uint64_t rows = (uint64_t)rows_of(t);
         so_gguf_writer_tensor(j->w, t->name, c.dtype, t->n_dims, t->dims);
         j->n_total += rows * (uint64_t)t->dims[0];
@@ -62,9 +78,14 @@ static void plan(job *j) {
         r->bytes_out += rows * so_dtype_row_bytes(c.dtype, t->dims[0]);
         r->n_tensors[c.dtype]++;
         r->n_requantised += !so_dtype_is_float(t->dtype) && c.dtype != t->dtype;
-        if (c.dtype != c.wanted)
+        if (c.wanted != SO_DTYPE_F32)
+            n_elements[c.dtype] += rows * (uint64_t)t->dims[0];
+        if (c.dtype != c.wanted) {
+            n_fallback += rows * (uint64_t)t->dims[0];
             note_fallback(r, t, c);
+        }
     }
+    return file_type(j, n_elements, n_fallback);
 }
 
 /* `first` is the index of x[0] within the tensor. */
@@ -108,14 +129,14 @@ static int piece_alloc(piece *p, const job *j, const so_convert_tensor *t, so_dt
     return SO_OK;
 }
 
-typedef struct team_work {
+typedef struct quantize_job {
     const piece *p;
     so_dtype to;
     int64_t n_rows;
-} team_work;
+} quantize_job;
 
-static void quantize_share(void *arg, int index, int count) {
-    const team_work *k = arg;
+static void quantize_split(void *arg, int index, int count) {
+    const quantize_job *k = arg;
     long begin, end;
     so_split((long)k->n_rows, 1, index, count, &begin, &end);
     so_quantize_row(k->to, k->p->x + begin * k->p->row_len,
@@ -135,7 +156,7 @@ static int convert_piece(job *j, size_t index, so_dtype to, piece *p, int64_t fi
     if (t->data && t->dtype == to)
         bytes = (const unsigned char *)t->data + (size_t)first * p->row_bytes;
     else
-        so_pool_run(j->pool, quantize_share, &(team_work){p, to, n});
+        so_pool_run(j->pool, quantize_split, &(quantize_job){p, to, n});
     rc = so_gguf_writer_data(j->w, bytes, (size_t)n * p->row_bytes, err);
     j->n_done += (uint64_t)(n * p->row_len);
     if (j->opts->progress)
@@ -165,9 +186,8 @@ static int write_all(job *j, const char *out_path, so_err *err) {
     int rc = j->src->metadata(j->src->user, j->w, err);
     if (rc != SO_OK)
         return rc;
-    so_gguf_writer_u32(j->w, "general.file_type", (uint32_t)j->recipe.file_type);
+    so_gguf_writer_u32(j->w, "general.file_type", (uint32_t)plan(j));
     so_gguf_writer_u32(j->w, "general.quantization_version", 2);
-    plan(j);
     rc = so_gguf_writer_begin(j->w, out_path, err);
     for (size_t i = 0; i < j->src->n_tensors && rc == SO_OK; i++)
         rc = convert_tensor(j, i, err);

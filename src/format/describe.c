@@ -1,6 +1,6 @@
-/* Descriptions of checkpoints. Values are converted as the file states them; what JSON cannot hold
- * (invalid UTF-8, NaN, integers past 63 bits) becomes the nearest thing that it can: U+FFFD, null,
- * a real number. Pure functions of an open checkpoint, any thread. */
+/* Describes checkpoints (see describe.h). Values that JSON cannot represent are replaced: invalid
+ * UTF-8 by U+FFFD, NaN and infinity by null, integers over 63 bits by a real number. Reads only the
+ * open checkpoint; any thread. */
 #include "format/describe.h"
 
 #include <inttypes.h>
@@ -12,9 +12,9 @@
 #include "base/mem.h"
 
 enum {
-    FULL_ARRAY = 64, /* longer ones are shortened in JSON */
-    FIRST = 8,       /* to this many */
-    LINE_ITEMS = 12, /* and to this many in words, if they fit */
+    FULL_ARRAY = 64, /* longer arrays are shortened in JSON, */
+    FIRST = 8,       /* to this many elements */
+    LINE_ITEMS = 12, /* elements of an array in a line of text, if they fit */
 };
 
 static void find_arch(const so_checkpoint *ck, so_description *d) {
@@ -51,7 +51,8 @@ void so_describe(const so_checkpoint *ck, so_description *out) {
     }
 }
 
-/* The next character of s from *at; invalid bytes count as one character, −1. */
+/* Decodes the character of s at *at and advances *at. An invalid byte counts as one character with
+ * the value −1. */
 static utf8proc_int32_t next_char(so_str s, size_t *at, size_t *len) {
     utf8proc_int32_t c;
     utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)s.ptr + *at,
@@ -100,7 +101,7 @@ json_t *so_describe_json_text(so_str s) {
     return v ? v : json_null();
 }
 
-/* The shortest decimal that reads back as the same float: 1e-05, not 9.9999997473787516e-06. */
+/* The shortest decimal that parses to the same float: 1e-05, not 9.9999997473787516e-06. */
 static double shortest(double v) {
     char text[32];
     for (int digits = 6; digits <= 9; digits++) {

@@ -1,5 +1,5 @@
-/* The table behind dtype.h. Sizes come from the block structs, so there is one place to be wrong.
- */
+/* The table of dtypes (see dtype.h). Block sizes are taken from the structs in blocks.h, so each
+ * size is stated only once. */
 #include "format/dtype.h"
 
 #include <strings.h>

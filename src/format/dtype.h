@@ -1,4 +1,4 @@
-/* The element types of weight files, in one table. Enum values are GGUF's own type numbers. */
+/* The element types of weight files, and so_tensor. Enum values are GGUF's type numbers. */
 #ifndef SO_FORMAT_DTYPE_H
 #define SO_FORMAT_DTYPE_H
 
@@ -19,18 +19,18 @@ typedef enum so_dtype {
     SO_DTYPE_Q5_K = 13,
     SO_DTYPE_Q6_K = 14,
     SO_DTYPE_BF16 = 30,
-    SO_DTYPE_COUNT = 31, /* one past the largest; the gaps are types we do not read */
+    SO_DTYPE_COUNT = 31, /* one more than the largest; the gaps are unsupported types */
 } so_dtype;
 
 typedef struct so_dtype_info {
-    const char *name; /* "Q4_K"; NULL marks a gap */
+    const char *name; /* "Q4_K" */
     int block_len;    /* elements per block: 1, 32 or 256 */
     int block_bytes;
 } so_dtype_info;
 
-/* NULL for a number that is no known type. */
+/* NULL if the type is unknown or unsupported. */
 const so_dtype_info *so_dtype_get(int dtype);
-/* By name, any case; false if unknown. */
+/* By name, ignoring case; false if unknown. */
 bool so_dtype_parse(const char *name, so_dtype *out);
 static inline bool so_dtype_is_float(so_dtype t) {
     return t == SO_DTYPE_F32 || t == SO_DTYPE_F16 || t == SO_DTYPE_BF16;
@@ -39,7 +39,7 @@ static inline bool so_dtype_is_float(so_dtype t) {
 /* Bytes of a row of n elements; n must be a multiple of the block length (asserted). */
 size_t so_dtype_row_bytes(so_dtype dtype, int64_t n);
 
-/* A tensor as a file holds it: a name, a shape, and borrowed bytes. dims[0] runs fastest (GGUF's
+/* A tensor in a file: a name, a shape, and borrowed bytes. dims[0] is the fastest dimension (GGUF's
  * order): a matrix that maps k inputs to m outputs has dims {k, m} and m rows of k elements. */
 enum { SO_MAX_DIMS = 4 };
 typedef struct so_tensor {

@@ -1,13 +1,17 @@
-/* Both searches work alike: try a ladder of step sizes around the one that just spans the data,
- * round every element to its code, solve for the best scale given those codes (weighted least
- * squares, in closed form), and keep the candidate with the least error. Ten steps to either side
- * of the span, a tenth of a code apart: on normal data five raise the error by 0.1 to 4 %, twenty
- * lower it by 0 to 2 % for twice the time.
+/* Both searches use the same steps:
+ *   1. try candidate scales around the one whose code range exactly spans the data;
+ *   2. for each candidate, round every element to its code;
+ *   3. solve for the best scale given these codes (weighted least squares, in closed form);
+ *   4. keep the candidate with the least error.
+ * There are ten candidates on either side of the first, a tenth of a code apart. On normally
+ * distributed data five candidates raise the error by 0.1 to 4 %; twenty lower it by 0 to 2 % and
+ * take twice the time.
  *
- * The sums run over residuals e = x − (first guess), not over x itself: at five and six bits two
- * candidates differ by a millionth of Σ w·x², which floats cannot hold apart, but by a hundredth of
- * Σ w·e². Four lanes at a time, joined in a fixed order; the ladder is walked in a fixed order and
- * ties keep the first, so results depend on nothing but the input. No allocation, any thread. */
+ * Sums are over residuals e = x − (candidate scale)·q, not over x: at five and six bits two
+ * candidates differ by a millionth of Σ w·x², which float precision cannot resolve, but by a
+ * hundredth of Σ w·e². Four lanes are summed in parallel and combined in a fixed order, candidates
+ * are tried in a fixed order and ties keep the first, so the result depends only on the input. No
+ * allocation; any thread. */
 #include "format/fit.h"
 
 #include <math.h>
@@ -58,7 +62,7 @@ float so_fit_symmetric(const float *x, const float *w, int n, int levels) {
             eq += wq * e;
             ee += we * e;
         }
-        /* the best change of s takes eq²/qq off Σ w·e²; the extreme's code is not 0, so qq > 0 */
+        /* the best change of s reduces Σ w·e² by eq²/qq; the extreme's code is not 0, so qq > 0 */
         double step = total(eq) / total(qq), err = total(ee) - step * total(eq);
         if (err < best) {
             best = err;
@@ -72,8 +76,8 @@ typedef struct sums {
     double w, q, qq, e, eq, ee;
 } sums;
 
-/* The change (ds, dm) of scale and offset that is best for the codes behind `t`, with dm ≤ dm_max;
- * the return value is the error that remains. */
+/* The best change (ds, dm) of scale and offset, with dm ≤ dm_max, for the codes summed in `t`.
+ * Returns the remaining error. */
 static double solve(const sums *t, double dm_max, double *ds, double *dm) {
     double det = t->w * t->qq - t->q * t->q;
     *ds = det > 0 ? (t->w * t->eq - t->e * t->q) / det : 0;

@@ -1,12 +1,16 @@
-/* Reading GGUF: one pass over the header with a bounds-checked cursor, then the checks that need
- * the whole tensor table (duplicates, ranges, overlap), then the siblings of a split file.
+/* Reads GGUF files:
+ *   1. parse the header once with a bounds-checked cursor;
+ *   2. check the whole tensor table (duplicates, ranges, overlap);
+ *   3. open the other parts of a split file.
  *
- * Invariant: a length or count is compared with the bytes that are left before it is used for
- * anything, so memory asked for is a small multiple of the file's own size, and strings are also
- * capped in number (MAX_STRINGS). Every message names the file, the field, the value found and the
- * offset. Refuses: v1 and big-endian files, the formats before GGUF, types outside dtype.h, tensors
- * out of place. Ignores: gaps between tensors, bytes behind the last, metadata of later parts of a
- * split. After open everything is read-only and may be used from any thread. */
+ * Invariant: every length and count is compared with the remaining bytes before it is used.
+ * Allocations are therefore at most a small multiple of the file's size; strings are also limited
+ * in number (MAX_STRINGS). Error messages name the file, the field, the value and the offset.
+ *
+ * Refuses GGUF v1, big-endian files, the formats before GGUF, dtypes that dtype.h does not list,
+ * and tensors that are misaligned, overlapping or outside the file. Accepts gaps between tensors
+ * and bytes after the last one; ignores the metadata of later parts of a split. An open file is
+ * read-only and may be used from any thread. */
 #include "format/gguf_impl.h"
 
 #include <inttypes.h>
@@ -15,24 +19,30 @@
 
 #include "base/mem.h"
 
-/* Bytes of string tables in one file: vocabularies and merges take about 20 MB. */
+/* Limit for the string tables of one file; real vocabularies and merges take about 20 MB. */
 static const size_t MAX_TABLES = (size_t)1 << 30;
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are read as they lie in memory");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are read without byte swapping");
 
 enum {
-    MAX_STRINGS = 16 << 20, /* in one array; the largest vocabularies have a quarter of a million */
+    MAX_STRINGS = 16 << 20, /* in one array; the largest vocabularies have about 250,000 */
     MAX_KV = 1 << 16,       /* real files have 20 to 60 entries */
-    MAX_TENSORS = 1 << 16,  /* in one part; the largest models have a few thousand */
-    MAX_NAME = 1024,        /* bytes of a key or tensor name; real ones stay under 100 */
-    MAX_DEPTH = 4,          /* arrays of arrays */
+    MAX_TENSORS = 1 << 16,  /* in one part; the largest models have several thousand */
+    MAX_NAME = 1024,        /* bytes of a key or tensor name; real names have under 100 */
+    MAX_DEPTH = 4,          /* of nested arrays */
     MIN_KV = 8 + 1 + 4 + 1, /* bytes: key length, key, type, value */
     MIN_TENSOR = 8 + 1 + 4 + 8 + 4 + 8,
     DEFAULT_ALIGNMENT = 32,
     MAX_ALIGNMENT = 1 << 20,
 };
 
-/* Reads forward through one file; never past its end. `what` names the field for messages. */
+/* The remedy for a file that is too short; the reader does not know where the file came from. */
+#define TRUNCATED                                                                              \
+    ": the file is truncated or damaged; fetch it again (a pulled model: `sooth pull --force " \
+    "NAME`)"
+
+/* A read position in one file; reads never go beyond its end. In the functions below `what` and
+ * `name` describe the field for error messages. */
 typedef struct cursor {
     const unsigned char *data;
     size_t len, off;
@@ -57,16 +67,16 @@ const char *so_gguf_type_name(so_gguf_type t) {
     return (unsigned)t < SO_LEN(names) ? names[t] : "unknown type";
 }
 
-static int cut_short(const cursor *c, const char *what, so_str name, uint64_t need) {
+static int truncated(const cursor *c, const char *what, so_str name, uint64_t need) {
     return so_err_set(c->err, SO_EFORMAT,
                       "%s: %s%s%.*s: needs %" PRIu64
-                      " bytes at offset %zu, but the file ends at %zu",
+                      " bytes at offset %zu, but the file ends at %zu" TRUNCATED,
                       c->path, what, name.len ? " " : "", SO_STR_ARG(name), need, c->off, c->len);
 }
 
 static int take(cursor *c, void *out, size_t n, const char *what, so_str name) {
     if (!so_in_range(c->off, n, c->len))
-        return cut_short(c, what, name, n);
+        return truncated(c, what, name, n);
     memcpy(out, c->data + c->off, n);
     c->off += n;
     return SO_OK;
@@ -78,13 +88,13 @@ static int take_str(cursor *c, so_str *out, const char *what, so_str name) {
     if (rc != SO_OK)
         return rc;
     if (!so_in_range(c->off, len, c->len))
-        return cut_short(c, what, name, len);
+        return truncated(c, what, name, len);
     *out = (so_str){(const char *)c->data + c->off, (size_t)len};
     c->off += (size_t)len;
     return SO_OK;
 }
 
-/* A key or tensor name: not empty, not absurdly long, and fit to be a C string. */
+/* A key or tensor name: not empty, at most MAX_NAME bytes, and usable as a C string. */
 static int take_name(cursor *c, so_str *out, const char *what) {
     size_t at = c->off;
     int rc = take_str(c, out, what, SO_STR(""));
@@ -92,8 +102,8 @@ static int take_name(cursor *c, so_str *out, const char *what) {
         rc = so_err_set(c->err, SO_EFORMAT, "%s: %s at offset %zu: length %zu is not in 1…%d",
                         c->path, what, at, out->len, MAX_NAME);
     if (rc == SO_OK && memchr(out->ptr, '\0', out->len))
-        rc = so_err_set(c->err, SO_EFORMAT, "%s: %s at offset %zu holds a zero byte", c->path, what,
-                        at);
+        rc = so_err_set(c->err, SO_EFORMAT, "%s: %s at offset %zu contains a zero byte", c->path,
+                        what, at);
     return rc;
 }
 
@@ -101,37 +111,37 @@ static int check_type(const cursor *c, uint32_t type, so_str key) {
     if (type <= SO_GGUF_F64)
         return SO_OK;
     return so_err_set(c->err, SO_EFORMAT,
-                      "%s: key %.*s: value type %" PRIu32 " is unknown (0…12 are)", c->path,
+                      "%s: key %.*s: value type %" PRIu32 " is unknown (known: 0…12)", c->path,
                       SO_STR_ARG(key), type);
 }
 
 static int check_bools(const cursor *c, const unsigned char *p, uint64_t n, so_str key) {
     for (uint64_t i = 0; i < n; i++)
         if (p[i] > 1)
-            return so_err_set(c->err, SO_EFORMAT, "%s: key %.*s: bool holds %d, neither 0 nor 1",
+            return so_err_set(c->err, SO_EFORMAT, "%s: key %.*s: bool is %d, neither 0 nor 1",
                               c->path, SO_STR_ARG(key), p[i]);
     return SO_OK;
 }
 
-/* Steps over n values of a fixed size. */
+/* Skips n values of a fixed size. */
 static int skip_fixed(cursor *c, so_gguf_type t, uint64_t n, so_str key) {
     size_t size = elem_bytes(t);
     if (n > (c->len - c->off) / size)
         return so_err_set(c->err, SO_EFORMAT,
                           "%s: key %.*s: %" PRIu64 " values of type %s at offset %zu run past the "
-                          "file's end at %zu",
+                          "file's end at %zu" TRUNCATED,
                           c->path, SO_STR_ARG(key), n, so_gguf_type_name(t), c->off, c->len);
     const unsigned char *p = c->data + c->off;
     c->off += (size_t)n * size;
     return t == SO_GGUF_BOOL ? check_bools(c, p, n, key) : SO_OK;
 }
 
-/* Reads n strings; keeps them where `keep` is set, else steps over them. */
+/* Reads n strings into *keep, or skips them if `keep` is NULL. */
 static int read_strings(so_gguf *g, cursor *c, uint64_t n, so_str key, const so_str **keep) {
     if (n > (c->len - c->off) / 8 || n > MAX_STRINGS)
         return so_err_set(c->err, SO_EFORMAT,
                           "%s: key %.*s: %" PRIu64 " strings do not fit in the %zu bytes left "
-                          "(limit %d)",
+                          "(limit %d)" TRUNCATED,
                           c->path, SO_STR_ARG(key), n, c->len - c->off, MAX_STRINGS);
     so_str *list = NULL, one;
     if (keep && !(list = so_arena_alloc(&g->arena, (size_t)n, sizeof *list)))
@@ -158,7 +168,7 @@ static int read_array_head(cursor *c, so_str key, so_gguf_type *elem, uint64_t *
     return rc;
 }
 
-/* Steps over the elements of an array whose elements are arrays. */
+/* Skips the elements of an array of arrays. */
 static int skip_nested(so_gguf *g, cursor *c, uint64_t n, so_str key, int depth) {
     if (depth > MAX_DEPTH)
         return so_err_set(c->err, SO_ELIMIT, "%s: key %.*s: arrays nested deeper than %d", c->path,
@@ -211,7 +221,7 @@ static int read_all_kv(so_gguf *g, cursor *c, uint64_t n) {
     if (n > (c->len - c->off) / MIN_KV || n > MAX_KV)
         return so_err_set(c->err, SO_EFORMAT,
                           "%s: metadata count %" PRIu64
-                          " does not fit in a file of %zu bytes (limit %d)",
+                          " does not fit in a file of %zu bytes (limit %d)" TRUNCATED,
                           c->path, n, c->len, MAX_KV);
     g->kv = so_try_alloc((size_t)n, sizeof *g->kv);
     if (!g->kv)
@@ -231,7 +241,7 @@ static int read_all_kv(so_gguf *g, cursor *c, uint64_t n) {
     return SO_OK;
 }
 
-/* Names of types that exist elsewhere, for a message better than a number. */
+/* Names of GGUF types that are not supported here, for error messages. */
 static const char *foreign_type(uint32_t type) {
     static const char *const names[] = {
         [4] = "Q4_2",    [5] = "Q4_3",     [9] = "Q8_1",   [15] = "Q8_K",   [16] = "IQ2_XXS",
@@ -243,7 +253,7 @@ static const char *foreign_type(uint32_t type) {
     return type < SO_LEN(names) && names[type] ? names[type] : "unknown";
 }
 
-/* Fills n_bytes; false when the product of the dimensions does not fit in 63 bits. */
+/* Sets n_bytes; false if the size overflows 63 bits. */
 static bool tensor_bytes(so_tensor *t) {
     const so_dtype_info *info = so_dtype_get((int)t->dtype);
     int64_t count = 1;
@@ -279,8 +289,8 @@ static int read_dims(cursor *c, so_tensor *t) {
     return SO_OK;
 }
 
-/* Leaves the offset within the data section in `offset`; t->data comes once the header has ended.
- */
+/* Stores the tensor's offset in the data section in *offset. place_tensors sets t->data later, when
+ * the length of the header is known. */
 static int read_tensor(cursor *c, so_tensor *t, uint64_t *offset) {
     uint32_t type = 0;
     int rc = take_name(c, &t->name, "tensor name");
@@ -296,17 +306,17 @@ static int read_tensor(cursor *c, so_tensor *t, uint64_t *offset) {
     if (!info)
         return so_err_set(c->err, SO_EUNSUPPORTED,
                           "%s: tensor %.*s: type %" PRIu32
-                          " (%s) is not supported; F32, F16, BF16, "
-                          "Q4_0…Q8_0 and Q2_K…Q6_K are",
+                          " (%s) is not supported (F32, F16, BF16, "
+                          "Q4_0…Q8_0 and Q2_K…Q6_K are)",
                           c->path, SO_STR_ARG(t->name), type, foreign_type(type));
     t->dtype = (so_dtype)type;
     if (t->dims[0] % info->block_len != 0)
         return so_err_set(c->err, SO_EFORMAT,
-                          "%s: tensor %.*s: rows of %" PRId64 " elements are no multiple of %s's "
-                          "block of %d",
+                          "%s: tensor %.*s: rows of %" PRId64 " elements are not a multiple of "
+                          "%s's block of %d",
                           c->path, SO_STR_ARG(t->name), t->dims[0], info->name, info->block_len);
     if (!tensor_bytes(t))
-        return so_err_set(c->err, SO_EFORMAT, "%s: tensor %.*s: its dimensions overflow 63 bits",
+        return so_err_set(c->err, SO_EFORMAT, "%s: tensor %.*s: the dimensions overflow 63 bits",
                           c->path, SO_STR_ARG(t->name));
     return SO_OK;
 }
@@ -316,7 +326,7 @@ static int read_alignment(const so_gguf *g, const cursor *c, uint64_t *out) {
     int rc = so_gguf_get_i64(g, "general.alignment", &a, c->err);
     if (rc != SO_OK && rc != SO_ENOTFOUND)
         return rc;
-    /* 8 is the format's own minimum; it keeps every float where the processor wants it */
+    /* 8 is the format's minimum; it keeps every float naturally aligned */
     if (a < 8 || a > MAX_ALIGNMENT || (a & (a - 1)) != 0)
         return so_err_set(c->err, SO_EFORMAT,
                           "%s: general.alignment is %" PRId64 ", not a power of two in 8…%d",
@@ -330,7 +340,7 @@ static int by_address(const void *a, const void *b) {
     return x->data < y->data ? -1 : x->data > y->data;
 }
 
-/* Sorted by address, every tensor must start where the one before it has ended, or later. */
+/* Sorted by address, every tensor must start at or after the end of the one before it. */
 static int check_overlap(const so_gguf *g, size_t first, const cursor *c) {
     size_t n = g->n_tensors - first;
     const so_tensor **order = so_try_alloc(n, sizeof *order);
@@ -348,7 +358,7 @@ static int check_overlap(const so_gguf *g, size_t first, const cursor *c) {
     return rc;
 }
 
-/* Turns offsets into pointers and checks that each range lies inside the data section. */
+/* Sets t->data from the offsets and checks that each tensor lies inside the data section. */
 static int place_tensors(so_gguf *g, size_t first, const uint64_t *offsets, const cursor *c,
                          uint64_t align) {
     uint64_t start = (c->off + align - 1) & ~(align - 1);
@@ -358,25 +368,25 @@ static int place_tensors(so_gguf *g, size_t first, const uint64_t *offsets, cons
         uint64_t off = offsets[i - first];
         if (off % align != 0)
             return so_err_set(c->err, SO_EFORMAT,
-                              "%s: tensor %.*s: offset %" PRIu64 " is no multiple of the alignment "
-                              "%" PRIu64,
+                              "%s: tensor %.*s: offset %" PRIu64 " is not a multiple of the "
+                              "alignment %" PRIu64,
                               c->path, SO_STR_ARG(t->name), off, align);
         if (!so_in_range(off, t->n_bytes, room))
             return so_err_set(c->err, SO_EFORMAT,
                               "%s: tensor %.*s: %zu bytes at offset %" PRIu64
-                              " run past the %" PRIu64 " bytes of tensor data (truncated file?)",
+                              " run past the %" PRIu64 " bytes of tensor data" TRUNCATED,
                               c->path, SO_STR_ARG(t->name), t->n_bytes, off, room);
         t->data = c->data + start + off;
     }
     return check_overlap(g, first, c);
 }
 
-/* Makes room for n more tensors behind those of earlier parts. */
+/* Extends g->tensors by n entries, after those of earlier parts. */
 static int grow_tensors(so_gguf *g, uint64_t n, const cursor *c) {
     if (n > (c->len - c->off) / MIN_TENSOR || n > MAX_TENSORS)
         return so_err_set(c->err, SO_EFORMAT,
                           "%s: tensor count %" PRIu64
-                          " does not fit in a file of %zu bytes (limit %d)",
+                          " does not fit in a file of %zu bytes (limit %d)" TRUNCATED,
                           c->path, n, c->len, MAX_TENSORS);
     so_tensor *grown = so_try_alloc(g->n_tensors + (size_t)n, sizeof *grown);
     if (!grown)
@@ -456,8 +466,9 @@ static so_gguf *create(const char *path) {
     return g;
 }
 
-/* Header, metadata and tensors of one file. `into` owns the tensors; it is `g` itself but for later
- * parts of a split, whose metadata lives only while they are checked. */
+/* Parses header, metadata and tensors of one file. The tensors are added to `into`. That is `g`
+ * itself for the first part; for later parts of a split, `g` is temporary and holds only the part's
+ * metadata while it is checked. */
 static int parse(so_gguf *g, const void *data, size_t len, so_gguf *into, so_err *err) {
     cursor c = {data, len, 0, g->path, err};
     header h;
@@ -472,7 +483,7 @@ static int parse(so_gguf *g, const void *data, size_t len, so_gguf *into, so_err
     return rc;
 }
 
-/* split.no, split.count and split.tensors.count, with the values of a single file where absent. */
+/* split.no, split.count and split.tensors.count; if absent, the values of an unsplit file. */
 typedef struct split {
     int64_t no, count, n_tensors;
 } split;
@@ -490,13 +501,13 @@ static int read_split(const so_gguf *g, split *s, so_err *err) {
         (s->count > 0 && s->no >= s->count))
         return so_err_set(err, SO_EFORMAT,
                           "%s: split.no %" PRId64 " of split.count %" PRId64
-                          " makes no sense (at most %d parts)",
+                          " is not valid (at most %d parts)",
                           g->path, s->no, s->count, SO_GGUF_MAX_PARTS);
     return SO_OK;
 }
 
-/* PREFIX-00001-of-00003.gguf → the path of part `no` (from 0); NULL where the name has another
- * form. */
+/* PREFIX-00001-of-00003.gguf → the path of part `no` (counted from 0); NULL if the path does not
+ * have this form. */
 static char *sibling_path(const char *path, int64_t no, int64_t count) {
     char tail[64];
     int n = snprintf(tail, sizeof tail, "-00001-of-%05" PRId64 ".gguf", count);
@@ -523,8 +534,8 @@ static int open_sibling(so_gguf *g, const char *path, int64_t no, int64_t count,
         rc = read_split(part, &s, err);
     if (rc == SO_OK && (s.no != no || s.count != count))
         rc = so_err_set(err, SO_EMISMATCH,
-                        "%s: split.no %" PRId64 " of %" PRId64 ", but part %" PRId64 " of %" PRId64
-                        " belongs here",
+                        "%s: split.no is %" PRId64 " of %" PRId64 ", expected %" PRId64
+                        " of %" PRId64,
                         path, s.no, s.count, no, count);
     so_gguf_close(part);
     return rc;
@@ -584,7 +595,8 @@ int so_gguf_open_memory(const void *data, size_t len, const char *name, so_gguf 
         rc = read_split(g, &s, err);
     if (rc == SO_OK && s.count > 1)
         rc = so_err_set(err, SO_EUNSUPPORTED,
-                        "%s: split.count is %" PRId64 " in a file from memory", name, s.count);
+                        "%s: split.count is %" PRId64 ": a file in memory cannot be split", name,
+                        s.count);
     if (rc == SO_OK)
         *out = g;
     else

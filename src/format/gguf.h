@@ -1,8 +1,9 @@
 /* GGUF files (v2 and v3, little-endian), single or split, memory-mapped.
  *
- * Everything is checked at open: counts against the file's size, every length, every tensor's
- * range, type, alignment and overlap, duplicate keys and names. After so_gguf_open succeeds, every
- * pointer below points at bytes that exist. The layout byte by byte is in docs/formats.md. */
+ * so_gguf_open checks everything: counts against the file's size, every length, every tensor's
+ * range, type, alignment and overlap, duplicate keys and names. After it succeeds, every pointer
+ * below refers to bytes inside the file. docs/formats.md has the layout byte by byte. An open file
+ * is read-only and may be used from any thread. */
 #ifndef SO_FORMAT_GGUF_H
 #define SO_FORMAT_GGUF_H
 
@@ -25,8 +26,8 @@ typedef enum so_gguf_type {
     SO_GGUF_F64 = 12,
 } so_gguf_type;
 
-/* One metadata entry. A scalar has n = 1 and elem = type. An array of arrays is kept as opaque
- * bytes. */
+/* One metadata entry. A scalar has n = 1 and elem = type. Arrays of arrays are not decoded; only
+ * their bytes are available. */
 typedef struct so_gguf_kv {
     so_str key;
     so_gguf_type type; /* SO_GGUF_ARRAY for arrays */
@@ -39,17 +40,18 @@ typedef struct so_gguf_kv {
 
 typedef struct so_gguf so_gguf;
 
-/* Opens a file; a split file (…-00001-of-00003.gguf) opens its siblings too. */
+/* Opens a file. For the first part of a split file (…-00001-of-00003.gguf) it opens all parts. */
 int so_gguf_open(const char *path, so_gguf **out, so_err *err);
-/* The same from memory, which must outlive the result; for tests and fuzzing. Never a split. */
+/* Opens a file in memory, which must outlive the result. For tests and fuzzing; rejects split
+ * files. */
 int so_gguf_open_memory(const void *data, size_t len, const char *name, so_gguf **out, so_err *err);
 void so_gguf_close(so_gguf *g);
-/* so_file_drop for whichever file holds p. */
+/* so_file_drop for the part that contains p. */
 void so_gguf_drop(const so_gguf *g, const void *p, size_t len);
 
 const char *so_gguf_path(const so_gguf *g);
 uint32_t so_gguf_version(const so_gguf *g);
-size_t so_gguf_file_bytes(const so_gguf *g); /* all splits */
+size_t so_gguf_file_bytes(const so_gguf *g); /* of all parts */
 size_t so_gguf_n_kv(const so_gguf *g);
 const so_gguf_kv *so_gguf_kv_at(const so_gguf *g, size_t i);
 const so_gguf_kv *so_gguf_find(const so_gguf *g, const char *key); /* NULL if absent */
@@ -57,8 +59,9 @@ size_t so_gguf_n_tensors(const so_gguf *g);
 const so_tensor *so_gguf_tensor_at(const so_gguf *g, size_t i);
 const so_tensor *so_gguf_tensor(const so_gguf *g, const char *name); /* NULL if absent */
 
-/* Typed reads of scalars. Absent: SO_ENOTFOUND. Any integer type (and bool) converts if the value
- * fits; any float or integer type converts to f64. Wrong type: SO_EFORMAT naming key and type. */
+/* Typed reads of scalars. SO_ENOTFOUND if the key is absent; SO_EFORMAT, naming key and type, if
+ * the type is wrong. Any integer type and bool convert to i64 if the value fits; any float or
+ * integer type converts to f64. */
 int so_gguf_get_i64(const so_gguf *g, const char *key, int64_t *out, so_err *err);
 int so_gguf_get_f64(const so_gguf *g, const char *key, double *out, so_err *err);
 int so_gguf_get_bool(const so_gguf *g, const char *key, bool *out, so_err *err);
@@ -69,13 +72,14 @@ bool so_gguf_elem_i64(const so_gguf_kv *kv, uint64_t i, int64_t *out);
 
 const char *so_gguf_type_name(so_gguf_type t);
 
-/* Writing: collect metadata and tensor headers, then begin, then the data of each tensor in order,
- * in one piece or several. Alignment is 32. Built on so_out_file: nothing is left behind on failure
- * or abort. */
+/* Writing: first all metadata and tensor headers, then so_gguf_writer_begin, then the data of each
+ * tensor in order, in one or more pieces, then commit. Alignment is 32. Uses so_out_file: a failed
+ * or aborted write leaves no file behind. */
 typedef struct so_gguf_writer so_gguf_writer;
 so_gguf_writer *so_gguf_writer_create(void);
 void so_gguf_writer_free(so_gguf_writer *w); /* aborts an unfinished file */
-void so_gguf_writer_copy_kv(so_gguf_writer *w, const so_gguf_kv *kv); /* replaces an equal key */
+/* This and the functions below replace an earlier value of the same key. */
+void so_gguf_writer_copy_kv(so_gguf_writer *w, const so_gguf_kv *kv);
 void so_gguf_writer_u32(so_gguf_writer *w, const char *key, uint32_t v);
 void so_gguf_writer_f32(so_gguf_writer *w, const char *key, float v);
 void so_gguf_writer_bool(so_gguf_writer *w, const char *key, bool v);

@@ -1,6 +1,6 @@
-/* Lookups in an open GGUF file and conversions of its metadata. Nothing here can touch bytes
- * outside the file: so_gguf_open has checked every length. Elements lie unaligned, so each is
- * copied out. */
+/* Lookups in an open GGUF file and conversions of its metadata. No bounds checks are needed here,
+ * because so_gguf_open has checked every length. Elements may be unaligned, so each is copied out.
+ * Any thread. */
 #include <inttypes.h>
 
 #include "format/gguf_impl.h"

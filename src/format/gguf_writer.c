@@ -1,10 +1,10 @@
-/* Writing GGUF v3: metadata and tensor headers are collected in memory, `begin` writes them with
- * all offsets already known, and the data follows in the order of the headers.
+/* Writes GGUF v3. Metadata and tensor headers are collected in memory; `begin` writes them with all
+ * offsets, and the tensor data follows in the order of the headers.
  *
- * The alignment is always 32, so a copied general.alignment is dropped. The bytes of one tensor may
- * come in several pieces; padding goes in by itself. Mistakes of the caller (a name twice, more
- * data than a tensor has, commit before the last byte) are bugs and abort. Nothing appears at the
- * target path before commit. One thread. */
+ * The alignment is always 32, so general.alignment is not copied from a source. The data of a
+ * tensor may be written in several pieces; padding is added automatically. Wrong calls (a duplicate
+ * name, more data than the tensor has, commit before the last byte) are bugs and abort. Nothing
+ * appears at the target path before commit. Only one thread may use a writer. */
 #include <stdlib.h>
 
 #include "base/file.h"
@@ -16,7 +16,7 @@ enum { ALIGNMENT = 32 };
 
 typedef struct entry {
     char *key;
-    so_buf bytes; /* type and value, as the file has them */
+    so_buf bytes; /* type and value in file format */
 } entry;
 
 typedef struct tensor {
@@ -34,8 +34,8 @@ struct so_gguf_writer {
     size_t n_tensors, tensors_cap;
     so_map *names;
     so_out_file *out; /* between begin and commit */
-    size_t current;   /* tensor being written */
-    uint64_t n_done;  /* bytes of it */
+    size_t current;   /* index of the tensor being written */
+    uint64_t n_done;  /* bytes of it written so far */
 };
 
 so_gguf_writer *so_gguf_writer_create(void) {
@@ -60,7 +60,7 @@ void so_gguf_writer_free(so_gguf_writer *w) {
     free(w);
 }
 
-/* The value of `key`, emptied if it was there, so that the last writer of a key wins. */
+/* An empty buffer for the value of `key`; an earlier value is discarded. */
 static so_buf *slot(so_gguf_writer *w, so_str key) {
     SO_ASSERT(w->out == NULL);
     for (size_t i = 0; i < w->n_kv; i++) {

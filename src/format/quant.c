@@ -1,9 +1,9 @@
-/* Dequantisation of every dtype, block by block, in the plainest form that gives the reference's
- * bits.
+/* Dequantisation of every dtype, block by block, in the simplest code that is bit-identical to the
+ * GGUF reference.
  *
- * Each block is copied out of the file first: files promise no alignment. The order of the two
- * products (d·s, then times q) is part of the contract: kernels and other readers use the same, and
- * the golden test compares bits. No allocation, no state, any thread. */
+ * Each block is copied out of the file first, because blocks may be unaligned. The order of the two
+ * products (d·s, then times q) is part of the contract: kernels use the same order, and the golden
+ * test compares bits. No allocation, no state; any thread. */
 #include "format/quant.h"
 
 #include "base/half.h"
@@ -113,8 +113,8 @@ static void block_q3_k(const void *src, float *y) {
     }
 }
 
-/* Q4_K and Q5_K: each 64 elements have 32 bytes; low nibbles are the first 32, high nibbles the
- * rest. */
+/* Q4_K and Q5_K: each group of 64 elements has 32 bytes. The low nibbles are elements 0…31, the
+ * high nibbles elements 32…63. */
 static void block_q4_k(const void *src, float *y) {
     so_block_q4_k b;
     memcpy(&b, src, sizeof b);

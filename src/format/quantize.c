@@ -1,12 +1,12 @@
-/* Quantisation of rows, the inverse of quant.c.
- *
- * Each block: 1. weights: an element counts by its size, w = |x| + rms, because large weights move
- * a dot product more; 2. a scale (and offset) per group from the search in fit.c; 3. for the K
- * types the groups' scales are themselves rounded to 4, 6 or 8 bits against one half-precision
- * scale; 4. codes are rounded with the scales as stored, never with those before rounding. Q8_0
- * takes the span as it is; its codes stay within ±127, which integer kernels rely on. Halves are
- * clamped to their finite range, so that no input makes an infinite scale. A row of zeros gives
- * zeros. No allocation, no state, any thread. */
+/* Quantisation of rows, the inverse of quant.c. For each block:
+ *   1. weight every element's error by w = |x| + rms, because large weights change a dot product
+ *      more;
+ *   2. find a scale (and offset) for each group with the search in fit.c;
+ *   3. K types: round the groups' scales to 4, 6 or 8 bits relative to one half-precision scale;
+ *   4. compute the codes with the scales as stored, not with the scales before rounding.
+ * Q8_0 skips the search: its scale is the largest magnitude / 127, so its codes stay within ±127,
+ * which integer kernels rely on. Half-precision values are clamped to the finite range, so no input
+ * produces an infinite scale. A row of zeros becomes zeros. No allocation, no state; any thread. */
 #include <math.h>
 
 #include "base/half.h"
@@ -20,7 +20,7 @@ static uint16_t finite_half(float v) {
     return so_f32_to_f16(v);
 }
 
-/* Rounds *v to a half, leaving in *v what a reader will see; gives its bits. */
+/* Rounds *v to a half, so that *v is the value a reader will decode, and returns its bits. */
 static uint16_t store_half(float *v) {
     uint16_t h = finite_half(*v);
     *v = so_f16_to_f32(h);
@@ -38,7 +38,7 @@ static void weigh(const float *x, float *w, int n) {
         w[i] = fabsf(x[i]) + rms + 1e-30f;
 }
 
-/* codes[i] = nearest of lo…hi to (x − m)/s */
+/* q[i] = (x[i] − m)/s rounded to the nearest integer in [lo, hi] */
 static void codes(const float *x, int n, float s, float m, int lo, int hi, int8_t *q) {
     float inv = inverse(s);
     for (int i = 0; i < n; i++)
@@ -122,12 +122,12 @@ static void quant_q8_0(const float *x, void *dst) {
     memcpy(dst, &b, sizeof b);
 }
 
-/* Scales and offsets of all groups of a super-block, rounded to integers against two halves: the
- * value of group j is d·s[j]·q − dmin·m[j]. */
+/* Scales and offsets of all groups of a 256-element block, as integers relative to two halves: an
+ * element of group j is d·s[j]·q − dmin·m[j]. */
 typedef struct affine_k {
     uint16_t d, dmin;
     uint8_t s[16], m[16];
-    float ds[16], dm[16]; /* as a reader computes them */
+    float ds[16], dm[16]; /* d·s and dmin·m as a reader computes them */
 } affine_k;
 
 static void fit_affine_k(const float *x, int group, int q_max, int s_max, affine_k *k) {
@@ -155,7 +155,7 @@ static void affine_codes(const float *x, int group, int q_max, const affine_k *k
         codes(x + j * group, group, k->ds[j], -k->dm[j], 0, q_max, q + j * group);
 }
 
-/* The order of two-bit codes that Q2_K and Q3_K share (see quant.c). */
+/* The order of two-bit codes in Q2_K and Q3_K (see two_bits in quant.c). */
 static void pack_two_bits(const int8_t *q, uint8_t *qs) {
     memset(qs, 0, 64);
     for (int i = 0; i < SO_QK_K; i++)
@@ -220,8 +220,8 @@ static void quant_q5_k(const float *x, void *dst) {
     memcpy(dst, &b, sizeof b);
 }
 
-/* 16 groups of 16 with signed scales s against one half: x = d·s[j]·q, q in [−levels, levels−1].
- * The largest scale gets the code −s_levels. */
+/* 16 groups of 16 elements, x = d·s[j]·q with integer scales s and q in [−levels, levels−1]. The
+ * scale of largest magnitude gets the code −s_levels. Returns d as a half. */
 static uint16_t symmetric_k(const float *x, int levels, int s_levels, int8_t *s, int8_t *q) {
     float w[SO_QK_K], fs[16], top = 0;
     weigh(x, w, SO_QK_K);

@@ -1,11 +1,12 @@
-/* The rule of recipe.h. Names of tensors are GGUF's (blk.N.attn_v.weight); sources with other names
- * map them first. Pure functions, any thread. */
+/* Implements the rule in recipe.h. Tensor names are GGUF's (blk.N.attn_v.weight); sources with
+ * other names map them first. No state outside so_recipe; any thread. */
 #include "format/recipe.h"
 
 #include <stdio.h>
 #include <strings.h>
 
 #include "base/mem.h"
+#include "format/blocks.h"
 
 typedef struct row {
     const char *name;
@@ -60,7 +61,14 @@ const char *so_recipe_names(void) {
            "Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M";
 }
 
-/* N of blk.N.…, or −1. */
+int so_recipe_file_type(so_dtype dtype) {
+    for (size_t i = 0; i < SO_LEN(rows); i++)
+        if (rows[i].mix == 0 && rows[i].base == dtype)
+            return rows[i].file_type;
+    return 0;
+}
+
+/* The layer number N of a name blk.N.…, or −1. */
 static int layer_of(so_str name) {
     int n = 0;
     size_t i = 4;
@@ -101,12 +109,27 @@ static bool is_better(const so_recipe *r, so_str name) {
     return r->mix == 'L' || layer < n / 8 || layer >= n - n / 8 || (layer - n / 8) % 3 == 2;
 }
 
-so_choice so_recipe_choose(const so_recipe *r, so_str tensor, int n_dims, const int64_t *dims) {
+/* The largest dtype with blocks of 32 that takes no more bits per element than `wanted`; Q4_0, the
+ * smallest, if there is none. */
+static so_dtype same_size(so_dtype wanted) {
+    static const so_dtype small[] = {SO_DTYPE_Q4_0, SO_DTYPE_Q4_1, SO_DTYPE_Q5_0, SO_DTYPE_Q5_1,
+                                     SO_DTYPE_Q8_0};
+    size_t limit = so_dtype_row_bytes(wanted, SO_QK_K);
+    so_dtype best = small[0];
+    for (size_t i = 1; i < SO_LEN(small); i++)
+        if (so_dtype_row_bytes(small[i], SO_QK_K) <= limit)
+            best = small[i];
+    return best;
+}
+
+so_recipe_choice so_recipe_choose(const so_recipe *r, so_str tensor, int n_dims,
+                                  const int64_t *dims) {
     if (stays_f32(tensor, n_dims))
-        return (so_choice){SO_DTYPE_F32, SO_DTYPE_F32};
+        return (so_recipe_choice){SO_DTYPE_F32, SO_DTYPE_F32};
     so_dtype wanted = is_better(r, tensor) ? r->better : r->base;
     if (dims[0] % so_dtype_get((int)wanted)->block_len == 0)
-        return (so_choice){wanted, wanted};
-    bool k_type = so_dtype_get((int)wanted)->block_len == 256;
-    return (so_choice){k_type && dims[0] % 32 == 0 ? SO_DTYPE_Q8_0 : SO_DTYPE_F16, wanted};
+        return (so_recipe_choice){wanted, wanted};
+    bool k_type = so_dtype_get((int)wanted)->block_len == SO_QK_K;
+    return (so_recipe_choice){k_type && dims[0] % SO_QK == 0 ? same_size(wanted) : SO_DTYPE_F16,
+                              wanted};
 }

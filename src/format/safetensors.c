@@ -1,10 +1,11 @@
-/* Reading safetensors. The header is JSON; everything in it is checked against the file before use.
+/* Reads safetensors files. The header is JSON; everything in it is checked against the file before
+ * use.
  *
- * Invariant, as the format's own definition has it: sorted by their offsets, the tensors cover the
- * data section from its first byte to its last, each starting where the one before it ended. So
- * there are no holes, no overlaps and no bytes behind the last tensor, and a truncated file cannot
- * pass. Refuses: headers over 32 MiB, duplicate names, dtypes the format does not know. After open
- * all is read-only and may be used from any thread. */
+ * Invariant, required by the format: sorted by offset, the tensors cover the data section exactly,
+ * each starting where the previous one ends. There are no gaps, no overlaps and no bytes after the
+ * last tensor, so a truncated file is always detected. Refuses headers over 32 MiB, duplicate names
+ * and dtypes that the format does not define. An open file is read-only and may be used from any
+ * thread. */
 #include "format/safetensors.h"
 
 #include <inttypes.h>
@@ -16,8 +17,8 @@ static const uint64_t MAX_HEADER = 32u << 20;
 typedef struct kind {
     const char *name;
     int bytes;
-    int dtype;        /* so_dtype; -1 for one that is stepped over */
-    const char *skip; /* why */
+    int dtype;        /* so_dtype; −1 if not supported */
+    const char *skip; /* the reason, if not supported */
 } kind;
 
 #define KNOWN(T, size) \
@@ -32,7 +33,7 @@ static const kind kinds[] = {
     FOREIGN(C64, 8),
 };
 
-/* One row of the header's table; `skip` is the reason why it is not listed, or NULL. */
+/* One entry of the header's table. `skip` is the reason why it is not listed, or NULL. */
 typedef struct entry {
     so_tensor t;
     uint64_t begin, end;
@@ -50,11 +51,11 @@ static int bad(const so_safetensors *s, so_str name, const char *what, so_err *e
     return so_err_set(err, SO_EFORMAT, "%s: tensor %.*s: %s", s->path, SO_STR_ARG(name), what);
 }
 
-/* The shape, reversed into our order, and the number of elements. */
+/* Reads the shape, reversed to fastest dimension first, and the number of elements. */
 static int read_shape(const so_safetensors *s, const json_t *shape, entry *e, uint64_t *count,
                       so_err *err) {
     if (!json_is_array(shape))
-        return bad(s, e->t.name, "shape is no array", err);
+        return bad(s, e->t.name, "shape is not an array", err);
     size_t n = json_array_size(shape);
     *count = 1;
     for (int i = 0; i < SO_MAX_DIMS; i++)
@@ -66,7 +67,7 @@ static int read_shape(const so_safetensors *s, const json_t *shape, entry *e, ui
         const json_t *dim = json_array_get(shape, i);
         int64_t v = json_is_integer(dim) ? json_integer_value(dim) : -1;
         if (v < 0)
-            return bad(s, e->t.name, "shape holds something that is no size", err);
+            return bad(s, e->t.name, "shape contains a value that is not a size", err);
         if (__builtin_mul_overflow(*count, (uint64_t)v, count) || *count > INT64_MAX)
             return bad(s, e->t.name, "shape overflows 63 bits", err);
         if (n <= SO_MAX_DIMS)
@@ -82,7 +83,7 @@ static int read_offsets(const so_safetensors *s, const json_t *offsets, entry *e
     const json_t *b = json_array_get(offsets, 0), *f = json_array_get(offsets, 1);
     if (json_array_size(offsets) != 2 || !json_is_integer(b) || !json_is_integer(f) ||
         json_integer_value(b) < 0 || json_integer_value(f) < json_integer_value(b))
-        return bad(s, e->t.name, "data_offsets is no pair of rising offsets", err);
+        return bad(s, e->t.name, "data_offsets is not a pair of ascending offsets", err);
     e->begin = (uint64_t)json_integer_value(b);
     e->end = (uint64_t)json_integer_value(f);
     if (e->end > data_len)
@@ -141,7 +142,7 @@ static int check_cover(const so_safetensors *s, const entry *list, size_t n, uin
                               ", but the data before "
                               "it ends at %" PRIu64 " (%s)",
                               s->path, SO_STR_ARG(list[i].t.name), list[i].begin, at,
-                              list[i].begin < at ? "tensors overlap" : "a hole");
+                              list[i].begin < at ? "tensors overlap" : "a gap");
         at = list[i].end;
     }
     if (at != data_len)
@@ -196,7 +197,7 @@ static int read_table(so_safetensors *s, const json_t *root, const unsigned char
 static int parse(so_safetensors *s, const unsigned char *data, size_t len, so_err *err) {
     uint64_t n;
     if (len < sizeof n)
-        return so_err_set(err, SO_EFORMAT, "%s: %zu bytes are too few for a safetensors header",
+        return so_err_set(err, SO_EFORMAT, "%s: %zu bytes are too short for a safetensors header",
                           s->path, len);
     memcpy(&n, data, sizeof n);
     if (n > len - sizeof n || n > MAX_HEADER)
@@ -209,11 +210,11 @@ static int parse(so_safetensors *s, const unsigned char *data, size_t len, so_er
     json_t *root =
         json_loadb((const char *)data + sizeof n, (size_t)n, JSON_REJECT_DUPLICATES, &je);
     if (!root)
-        return so_err_set(err, SO_EFORMAT, "%s: header is no valid JSON at byte %d: %s", s->path,
+        return so_err_set(err, SO_EFORMAT, "%s: header is not valid JSON at byte %d: %s", s->path,
                           je.position, je.text);
     int rc;
     if (!json_is_object(root))
-        rc = so_err_set(err, SO_EFORMAT, "%s: header is JSON but no object", s->path);
+        rc = so_err_set(err, SO_EFORMAT, "%s: header is not a JSON object", s->path);
     else
         rc = read_table(s, root, data + sizeof n + n, len - sizeof n - n, err);
     json_decref(root);

@@ -1,10 +1,10 @@
-/* Safetensors files: an eight-byte length, a JSON table, the data. Read whole at open,
- * memory-mapped.
+/* Safetensors files: an eight-byte length, a JSON table, the data. The file is memory-mapped; its
+ * whole table is read and checked at open.
  *
- * Tensors of F32, F16 and BF16 are listed with their dimensions in our order (fastest first).
- * Others (integer position ids, boolean masks, float64) are checked like the rest but kept apart
- * with the reason, so that a model which needs one can say what is wrong with it. Data is aligned
- * to one byte only: the format promises nothing. */
+ * Tensors of type F32, F16 and BF16 are listed with the fastest dimension first, as in so_tensor.
+ * Others (integer position ids, boolean masks, float64) are checked too, but listed separately in
+ * `skipped` with a reason, for the error message of a model that needs one of them. Tensor data may
+ * be unaligned. */
 #ifndef SO_FORMAT_SAFETENSORS_H
 #define SO_FORMAT_SAFETENSORS_H
 
@@ -19,8 +19,8 @@ typedef struct so_safetensors_skip {
 
 typedef struct so_safetensors {
     char *path;
-    so_map_file map;    /* empty for a file from memory */
-    so_tensor *tensors; /* [n_tensors], in the order of their data */
+    so_map_file map;    /* empty for a file in memory */
+    so_tensor *tensors; /* [n_tensors], sorted by data offset */
     size_t n_tensors;
     so_safetensors_skip *skipped; /* [n_skipped] */
     size_t n_skipped;
@@ -28,7 +28,7 @@ typedef struct so_safetensors {
 } so_safetensors;
 
 int so_safetensors_open(const char *path, so_safetensors **out, so_err *err);
-/* The same from memory, which must outlive the result; for tests and fuzzing. */
+/* Opens a file in memory, which must outlive the result. For tests and fuzzing. */
 int so_safetensors_open_memory(const void *data, size_t len, const char *name, so_safetensors **out,
                                so_err *err);
 void so_safetensors_close(so_safetensors *s);

@@ -24,7 +24,7 @@ static void err_messages(void **state) {
     assert_string_equal(err.msg, "file 7: x: bad");
     assert_int_equal(so_err_set(NULL, SO_EIO, "quiet"), SO_EIO);
 
-    /* a message longer than the buffer is cut on a character's border */
+    /* a message longer than the buffer is truncated between two characters */
     char longtext[2000];
     for (size_t i = 0; i + 2 < sizeof longtext; i += 2)
         memcpy(longtext + i, "\xC3\xA4", 3);
@@ -98,8 +98,8 @@ static void maps_grow(void **state) {
     free(keys);
 }
 
-/* Every half goes to float and back to itself; every float between two halves goes to the nearer.
- */
+/* Every half converts to float and back to itself; a float between two halves converts to the
+ * nearer one. */
 static void halves(void **state) {
     (void)state;
     for (uint32_t h = 0; h < 0x10000; h++) {
@@ -161,7 +161,7 @@ static void files(void **state) {
     SO_OK_OR_FAIL(so_out_write(out, "hello", 5, &err), err);
     assert_false(so_file_exists(path));
     so_out_abort(out);
-    assert_int_equal(rmdir(sub), 0); /* abort left nothing behind */
+    assert_int_equal(rmdir(sub), 0); /* the folder is empty: abort removed its file */
     SO_OK_OR_FAIL(so_dir_create(sub, &err), err);
     SO_OK_OR_FAIL(so_out_begin(path, &out, &err), err);
     SO_OK_OR_FAIL(so_out_write(out, "hello", 5, &err), err);
@@ -169,7 +169,7 @@ static void files(void **state) {
     SO_OK_OR_FAIL(so_file_map(path, &map, &err), err);
     assert_int_equal(map.len, 5);
     assert_memory_equal(map.data, "hello", 5);
-    assert_true(so_file_drop(&map, map.data, 5)); /* less than a page: nothing to give back */
+    assert_true(so_file_drop(&map, map.data, 5)); /* less than a page: nothing is released */
     assert_false(so_file_drop(&map, map.data, 6));
     assert_false(so_file_drop(&map, &map, 1));
     assert_memory_equal(map.data, "hello", 5);
@@ -199,7 +199,7 @@ static mode_t kind_of(const char *path) {
     return st.st_mode & S_IFMT;
 }
 
-/* Devices, pipes and links are written to, never replaced by a file. */
+/* Devices, pipes and links are written in place, never replaced by a regular file. */
 static void outputs_that_are_no_files(void **state) {
     (void)state;
     char *dir = so_test_tmp(), *null = so_path_join(dir, "null"), *pipe = so_path_join(dir, "pipe");
@@ -235,7 +235,7 @@ static void outputs_that_are_no_files(void **state) {
     so_test_tmp_free(dir);
 }
 
-/* Whole pages given back are read from the file again. */
+/* Released pages are read from the file again. */
 static void dropped_pages_come_back(void **state) {
     (void)state;
     char *dir = so_test_tmp(), *path = so_path_join(dir, "pages");
@@ -269,7 +269,7 @@ static void memory_left(void **state) {
     tight.rlim_cur = (rlim_t)1 << 30;
     assert_int_equal(setrlimit(RLIMIT_AS, &tight), 0);
     assert_true(so_mem_available() < (size_t)1 << 30);
-    tight.rlim_cur = 4096; /* less than is in use */
+    tight.rlim_cur = 4096; /* less than the process uses already */
     assert_int_equal(setrlimit(RLIMIT_AS, &tight), 0);
     size_t none = so_mem_available();
     assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);

@@ -1,13 +1,15 @@
-/* A busy neighbour: one process that never stops, beside a team that fills the cores, must leave
- * the team its share of the machine. On two cores the member that shares its core has half of it,
- * and everybody waits for that member at every barrier: one half of the quiet speed is what there
- * is. Threads that spin away the share of whom they wait for keep 4 %. A virtual machine's host has
- * neighbours of its own, which nobody here sees: 12 % is asked for, and the share is printed.
+/* The thread pool beside another busy process: a pool that fills the cores must keep a reasonable
+ * part of its speed while one other process computes without pause.
  *
- * Work like that of a pass: phases of some ten microseconds, joined by barriers, with a pause of
- * the caller between jobs. Windows with and without the neighbour take turns, and one in which
- * other processes ran does not count; where too few are left, the machine is busy already and the
- * test is skipped. */
+ * On two cores, the thread that shares its core gets half of it, and the others wait for it at
+ * every barrier, so half of the idle-machine speed is the best possible. Threads that spin too long
+ * take the time of the thread they wait for and keep 4 %. The test requires only 12 %, because the
+ * host of a virtual machine may run other loads that cannot be seen from inside. It prints the
+ * measured ratio.
+ *
+ * The load resembles a forward pass: phases of about ten microseconds, separated by barriers, with
+ * a pause of the caller between jobs. Windows with and without the other process alternate. A
+ * window in which third processes ran is discarded; if too many are, the test is skipped. */
 #include "so_test.h"
 
 #include <signal.h>
@@ -25,7 +27,7 @@ enum { PHASES = 250, WORK = 3000, WINDOW_MS = 300, WANTED = 5, TRIES = 14, GIVE_
 
 typedef struct job {
     so_pool *pool;
-    volatile uint32_t sink[256 * 16]; /* a cache line per member */
+    volatile uint32_t sink[256 * 16]; /* a cache line per thread */
 } job;
 
 static void phases(void *arg, int index, int count) {
@@ -53,7 +55,7 @@ static double speed(job *j) {
     return n * 1e9 / (double)(now - start);
 }
 
-/* ---- who ran: seconds of all cores, and of this process and its children ---- */
+/* ---- CPU time of the whole machine, and of this process and its children ---- */
 
 static double seconds_all(void) {
     FILE *f = fopen("/proc/stat", "re");
@@ -72,11 +74,11 @@ static double seconds_of(int who) {
            (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
 }
 
-static pid_t neighbour(void) {
+static pid_t busy_process(void) {
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        alarm(5); /* should the parent die */
+        alarm(5); /* ends the child if the parent dies */
         for (;;)
             __asm__ volatile("");
     }
@@ -89,11 +91,11 @@ static void leave(pid_t pid) {
     waitpid(pid, NULL, 0);
 }
 
-/* False: others took more than a twentieth of a core meanwhile. */
+/* False if third processes used more than a twentieth of a core in the meantime. */
 static bool window(job *j, bool busy, double *out) {
     double all = seconds_all();
     double mine = seconds_of(RUSAGE_SELF) + seconds_of(RUSAGE_CHILDREN);
-    pid_t pid = busy ? neighbour() : 0;
+    pid_t pid = busy ? busy_process() : 0;
     *out = speed(j);
     if (busy)
         leave(pid);
@@ -133,7 +135,7 @@ static void keeps_its_share(void **state) {
     qsort(quiet, (size_t)n_quiet, sizeof *quiet, ascending);
     qsort(busy, (size_t)n_busy, sizeof *busy, ascending);
     double share = busy[n_busy / 2] / quiet[n_quiet / 2];
-    print_message("%.0f jobs per second, %.0f beside a neighbour: %.0f %%\n", quiet[n_quiet / 2],
+    print_message("%.0f jobs per second, %.0f beside a busy process: %.0f %%\n", quiet[n_quiet / 2],
                   busy[n_busy / 2], 100 * share);
     assert_true(share >= 0.12);
 }

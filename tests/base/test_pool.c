@@ -1,5 +1,5 @@
-/* The thread pool: every member runs once, barriers order memory, splits cover everything. Run
- * under the thread sanitizer too: the plain (non-atomic) counters below are the test. */
+/* The thread pool: every thread runs once, barriers order memory, splits cover all items. Run it
+ * under the thread sanitizer too: the counters are not atomic, so a missing ordering is a race. */
 #include "so_test.h"
 
 #include <math.h>
@@ -14,13 +14,13 @@ enum { MAX_TEAM = 9 };
 
 typedef struct team {
     so_pool *pool;
-    long cells[MAX_TEAM]; /* plain on purpose */
+    long cells[MAX_TEAM]; /* not atomic on purpose */
     int rounds;
-    int pause_us; /* one member dawdles, so that the others go to sleep */
+    int pause_us; /* one thread pauses, so that the others go to sleep */
     bool wrong;
 } team;
 
-/* Each round every member adds up all cells, and after a barrier writes the sum into its own. */
+/* In each round every thread sums all cells and, after a barrier, writes the sum into its own. */
 static void sum_rounds(void *arg, int index, int count) {
     team *t = arg;
     for (int r = 0; r < t->rounds; r++) {
@@ -82,7 +82,7 @@ static void control_word(void *arg, int index, int count) {
         t->wrong = true;
 }
 
-/* A caller that flushes denormals must not make its own share of the work differ. */
+/* A caller that flushes denormals must not change the results of the work it does itself. */
 static void denormals_are_kept(void **state) {
     (void)state;
     team t = {0};

@@ -1,4 +1,4 @@
-/* Programs from outside: how they end, what they write, and that none is left behind. */
+/* Child programs: exit status, output, and that none is left running. */
 #include "so_test.h"
 
 #include <errno.h>
@@ -111,7 +111,7 @@ static void test_output_is_read(void **state) {
     assert_no_children();
 }
 
-/* Writers without an end, one of which does not mind a closed pipe. */
+/* Programs that write for ever; one of them ignores SIGPIPE. */
 static void test_refused_output_ends_the_program(void **state) {
     (void)state;
     static const char *const lines[] = {"while :; do echo x; done",
@@ -153,12 +153,12 @@ static void test_descriptors(void **state) {
     fclose(in);
     fclose(out);
     fclose(err_file);
-    assert_int_equal(status_of("read x"), 1); /* /dev/null has an end */
+    assert_int_equal(status_of("read x"), 1); /* end of file on /dev/null */
     int fds[2];
     assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
     char line[64];
     snprintf(line, sizeof line, "test ! -e /proc/self/fd/%d", fds[1]);
-    assert_int_equal(status_of(line), 0); /* nothing else of ours is open there */
+    assert_int_equal(status_of(line), 0); /* the child inherited no other descriptor */
     close(fds[0]);
     close(fds[1]);
 }
@@ -196,7 +196,7 @@ static void test_interrupted_waits(void **state) {
     assert_no_children();
 }
 
-/* A Ctrl-C goes to the whole process group: the program ends by it, and we hear of it. */
+/* Ctrl-C goes to the whole process group: the program ends, and its status shows the signal. */
 static void test_interrupt_reaches_the_program(void **state) {
     (void)state;
     struct sigaction act = {.sa_handler = on_signal}, old;

@@ -1,4 +1,4 @@
-/* base/statistics.h and base/pick.h against values from tables and by hand. */
+/* base/statistics.h and base/pick.h against tabulated and hand-computed values. */
 #include "so_test.h"
 
 #include <math.h>
@@ -50,9 +50,9 @@ static void test_pick(void **state) {
     assert_int_equal(so_pick(w, N, 1, part, weight), 70);
     assert_int_equal(so_pick(w, N, 1.5, part, weight), 70);
     assert_int_equal(so_pick(w, N, 2.5, part, weight), 150);
-    assert_int_equal(so_pick(w, N, 3.5, part, weight), 150); /* the sum falls short */
+    assert_int_equal(so_pick(w, N, 3.5, part, weight), 150); /* the total is below `at` */
     assert_int_equal(so_pick(w, 128, 3.5, part, weight), 70);
-    assert_int_equal(so_pick(w, 65, 3.5, part, weight), 3); /* in a part already passed over */
+    assert_int_equal(so_pick(w, 65, 3.5, part, weight), 3); /* in a part that was skipped */
     assert_int_equal(so_pick(w, 4, 0.5, part, weight), 3);
 }
 

@@ -303,8 +303,8 @@ static void test_bad_counts(void **state) {
     fixture *f = *state;
     spill(f, "empty.txt", "");
     spill(f, "short.txt", "a");
-    expect(f, 2, "-m names no model", "sooth count -f short.txt -o t.tbl");
-    expect(f, 2, "needs a text and a place", "sooth count -m tiny.gguf -f short.txt");
+    expect(f, 2, "-m is missing", "sooth count -f short.txt -o t.tbl");
+    expect(f, 2, "needs a text and an output file", "sooth count -m tiny.gguf -f short.txt");
     expect(f, 2, "--order '3'", "sooth count -m tiny.gguf -f short.txt -o t.tbl --order 3");
     expect(f, 1, "empty.txt", "sooth count -m tiny.gguf -f empty.txt -o t.tbl");
     expect(f, 1, "is empty", "sooth count -m tiny.gguf -f - -o t.tbl");

@@ -153,7 +153,7 @@ static void test_user_trees(void **state) {
                                                                   .tree_drafter = make_tree,
                                                                   .drafter_user = &g});
             so_log_set_level(SO_LOG_WARN);
-            so_log_set_before(count_line, &n_lines);
+            so_log_set_hook(count_line, &n_lines);
             for (int c = 0; c < 4; c++) {
                 g.c = &f->cases[c];
                 so_request *r =
@@ -168,7 +168,7 @@ static void test_user_trees(void **state) {
                                 s->tested_n > s->draft_n_accepted);
                 so_request_free(r);
             }
-            so_log_set_before(NULL, NULL);
+            so_log_set_hook(NULL, NULL);
             so_log_set_level(SO_LOG_ERROR);
             assert_true(g.n_called > 0);
             if (kind == NO_FAULT || length > 0)

@@ -1,5 +1,4 @@
-/* GGUF files put together byte by byte, right or wrong, for tests that the writer is too careful
- * for. */
+/* Builds GGUF files byte by byte, also invalid ones, which so_gguf_writer refuses to write. */
 #ifndef GGUF_BYTES_H
 #define GGUF_BYTES_H
 

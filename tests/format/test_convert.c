@@ -1,5 +1,4 @@
-/* Recipes and conversion: the rule of recipe.h case by case, and a small model through so_convert.
- */
+/* Recipes and conversion: the rule of recipe.h case by case, and so_convert on a small model. */
 #include "so_test.h"
 
 #include <dirent.h>
@@ -45,7 +44,12 @@ static void rule(void **state) {
         {"Q4_0", "blk.0.attn_q.weight", 2, 48, SO_DTYPE_F16},
         {"Q8_0", "blk.0.attn_q.weight", 2, 33, SO_DTYPE_F16},
         {"Q4_K", "blk.0.attn_q.weight", 2, 256, SO_DTYPE_Q4_K},
-        {"Q4_K", "blk.0.attn_q.weight", 2, 576, SO_DTYPE_Q8_0},
+        {"Q2_K", "blk.0.attn_q.weight", 2, 576, SO_DTYPE_Q4_0},
+        {"Q3_K", "blk.0.attn_q.weight", 2, 576, SO_DTYPE_Q4_0},
+        {"Q4_K", "blk.0.attn_q.weight", 2, 576, SO_DTYPE_Q4_0},
+        {"Q5_K", "blk.0.attn_q.weight", 2, 576, SO_DTYPE_Q5_0},
+        {"Q6_K", "blk.0.attn_q.weight", 2, 576, SO_DTYPE_Q5_1},
+        {"Q4_K_M", "output.weight", 2, 576, SO_DTYPE_Q5_1},
         {"Q4_K", "blk.0.attn_q.weight", 2, 48, SO_DTYPE_F16},
         {"Q4_K", "output.weight", 2, 256, SO_DTYPE_Q4_K},
         {"Q4_K_S", "output.weight", 2, 256, SO_DTYPE_Q6_K},
@@ -74,7 +78,7 @@ static void rule(void **state) {
             fail_msg("%s %s row %d: %s", cases[i].recipe, cases[i].tensor, (int)cases[i].row,
                      so_dtype_get((int)got)->name);
     }
-    /* without an output matrix the embedding is the output */
+    /* without output.weight the embedding is the output matrix */
     assert_int_equal(chosen("Q4_K_S", 16, false, "token_embd.weight", 2, 256), SO_DTYPE_Q6_K);
     so_recipe r;
     assert_false(so_recipe_parse("Q4_K_XL", &r));
@@ -96,6 +100,15 @@ static void names(void **state) {
     }
     assert_int_equal(n, 22);
     free(list);
+}
+
+/* A fallback from Q4_K or larger takes no more bytes than the dtype that was asked for. */
+static void fallbacks_do_not_grow(void **state) {
+    (void)state;
+    for (int t = SO_DTYPE_Q4_K; t <= SO_DTYPE_Q6_K; t++) {
+        so_dtype got = chosen(so_dtype_get(t)->name, 16, true, "blk.0.attn_q.weight", 2, 32);
+        assert_true(so_dtype_row_bytes(got, 256) <= so_dtype_row_bytes((so_dtype)t, 256));
+    }
 }
 
 /* A model of three tensors; element `bad` of the matrix is replaced by `value`. */
@@ -181,7 +194,7 @@ static void converts(void **state) {
     so_gguf_close(g);
     so_gguf_close(h);
 
-    /* to the dtype it has: the bytes stay as they are */
+    /* to the dtype that it already has: the bytes are unchanged */
     SO_OK_OR_FAIL(convert(out, again, "Q4_K", &report, &err), err);
     so_convert_report_free(&report);
     so_buf p = {0}, q = {0};
@@ -260,7 +273,7 @@ static void refuses(void **state) {
     for (struct dirent *e; (e = readdir(d));)
         n += e->d_name[0] != '.';
     closedir(d);
-    assert_int_equal(n, 1); /* the input alone */
+    assert_int_equal(n, 1); /* only the input */
     free(in);
     free(out);
     so_test_tmp_free(dir);
@@ -270,7 +283,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rule),     cmocka_unit_test(names),
         cmocka_unit_test(converts), cmocka_unit_test(same_bytes_with_threads),
-        cmocka_unit_test(refuses),
+        cmocka_unit_test(refuses),  cmocka_unit_test(fallbacks_do_not_grow),
     };
     return cmocka_run_group_tests_name("convert", tests, NULL, NULL);
 }

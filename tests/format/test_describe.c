@@ -1,4 +1,4 @@
-/* Descriptions of checkpoints: totals, JSON, and text from hostile files made harmless. */
+/* Descriptions of checkpoints: totals, JSON, and sanitised text from hostile files. */
 #include "so_test.h"
 
 #include <stdio.h>

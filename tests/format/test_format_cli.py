@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`sooth inspect` and `sooth quantize` from outside: JSON, budget, fallbacks, exit status, nothing left behind."""
+"""`sooth inspect` and `sooth quantize` on the command line: JSON, budget, fallbacks, exit status, nothing left behind."""
 import json
 import os
 import signal
@@ -22,8 +22,9 @@ def text(s):
 
 
 def write_gguf(path, rows=4, bad=None):
-    """One matrix that fits K blocks, one that does not, one norm; all F32. `bad` replaces element 3."""
+    """One matrix with rows of 256 (none if rows is 0), one with rows of 96, one norm; all F32. `bad` replaces element 3."""
     tensors = [("blk.0.attn_q.weight", (256, rows)), ("blk.0.odd.weight", (96, 2)), ("output_norm.weight", (256,))]
+    tensors = tensors if rows else tensors[1:]
     head, data = b"", b""
     for name, dims in tensors:
         n = dims[0] * (dims[1] if len(dims) > 1 else 1)
@@ -86,13 +87,20 @@ def quantize(tmp):
     src, dst = os.path.join(tmp, "in.gguf"), os.path.join(tmp, "out.gguf")
     write_gguf(src)
     o = json.loads(sooth("quantize", src, dst, "q4_k", "--json").stdout)
-    assert o["type"] == "Q4_K" and o["tensors"] == {"F32": 1, "Q4_K": 1, "Q8_0": 1}
-    assert o["fallbacks"] == [{"tensor": "blk.0.odd.weight", "row": 96, "wanted": "Q4_K", "dtype": "Q8_0"}]
+    assert o["type"] == "Q4_K" and o["tensors"] == {"F32": 1, "Q4_K": 1, "Q4_0": 1}
+    assert o["fallbacks"] == [{"tensor": "blk.0.odd.weight", "row": 96, "wanted": "Q4_K", "dtype": "Q4_0"}]
     got = json.loads(sooth("inspect", dst, "--json").stdout)
-    assert [t["dtype"] for t in got["tensors"]] == ["Q4_K", "Q8_0", "F32"]
+    assert [t["dtype"] for t in got["tensors"]] == ["Q4_K", "Q4_0", "F32"]
     assert got["metadata"]["general.quantization_version"] == 2 and got["metadata"]["a.list"]["length"] == 100
+    assert got["metadata"]["general.file_type"] == 14  # mostly Q4_K
     p = sooth("quantize", src, dst, "Q6_K")
-    assert p.returncode == 0 and "blk.0.odd.weight: rows of 96" in p.stdout
+    assert p.returncode == 0 and p.stdout.count("\n") == 1, p.stdout
+    assert "1 F32, 1 Q5_1, 1 Q6_K" in p.stdout and "1 tensors are Q5_1 instead of Q6_K" in p.stdout, p.stdout
+    assert "blk.0.odd.weight: rows of 96" in sooth("quantize", src, dst, "Q6_K", "-v").stderr
+    write_gguf(src, rows=0)  # only rows that do not fit: the file does not call itself Q4_K
+    assert sooth("quantize", src, dst, "Q4_K").returncode == 0
+    got = json.loads(sooth("inspect", dst, "--json").stdout)
+    assert got["metadata"]["general.file_type"] == 2
 
 
 def refusals(tmp):

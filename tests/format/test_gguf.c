@@ -1,4 +1,4 @@
-/* GGUF reading on files made by others: the pulled models and the vocabulary-only files. */
+/* Reads GGUF files written by other programs: the pulled models and vocabulary-only files. */
 #include "so_test.h"
 
 #include <stdlib.h>

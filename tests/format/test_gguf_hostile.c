@@ -1,6 +1,5 @@
-/* GGUF files that lie. Every case must come back as an error whose message names the file and the
- * field, without a crash (address sanitizer) and without memory beyond the file's own order of
- * size. */
+/* Invalid GGUF files. Every case must return an error whose message names the file and the field,
+ * without a crash (address sanitizer) and without allocating much more than the file's size. */
 #include "so_test.h"
 
 #include <stdio.h>
@@ -11,7 +10,7 @@
 #include "base/mem.h"
 #include "gguf_bytes.h"
 
-/* A sound file with every kind of value and two tensors; the start of most cases. */
+/* A valid file with every type of value and two tensors; most cases modify it. */
 static so_buf sound(uint32_t version) {
     so_buf b = {0};
     g_head(&b, version, 2, 7);
@@ -48,10 +47,10 @@ static int open_bytes(const void *data, size_t len, so_err *err) {
     return rc;
 }
 
-/* The file must be refused, and the message must name the file and hold `needle`. Frees b. */
+/* The file must be rejected with a message that names the file and contains `needle`. Frees b. */
 static void refused(so_buf *b, const char *needle) {
     so_err err;
-    /* a copy of exactly this size, so that the sanitizer sees the first byte read past it */
+    /* a copy of exactly this size, so that the sanitizer detects any read beyond its end */
     void *exact = so_alloc(b->len);
     memcpy(exact, b->data, b->len);
     int rc = open_bytes(exact, b->len, &err);
@@ -94,7 +93,7 @@ static void sound_file(void **state) {
     }
 }
 
-/* Cut at every byte: never accepted, never a read past the end. */
+/* Truncated at every byte: always rejected, never read beyond the end. */
 static void truncated(void **state) {
     (void)state;
     so_buf b = sound(3);
@@ -110,7 +109,7 @@ static void truncated(void **state) {
     so_buf_free(&b);
 }
 
-/* Every byte replaced by several values: accepted or refused, but never a crash. */
+/* Every byte replaced by several values: accepted or rejected, but never a crash. */
 static void flipped(void **state) {
     (void)state;
     static const unsigned char values[] = {0x00, 0x01, 0x7F, 0x80, 0xFF};
@@ -181,7 +180,7 @@ static void absurd_counts(void **state) {
     g_u64(&b, 3);
     so_buf_append(&b, "a\0b", 3);
     g_data(&b, 1, 32);
-    refused(&b, "metadata key at offset 24 holds a zero byte");
+    refused(&b, "metadata key at offset 24 contains a zero byte");
 }
 
 static void bad_values(void **state) {
@@ -200,7 +199,7 @@ static void bad_values(void **state) {
     g_str(&b, "flag");
     g_u32(&b, SO_GGUF_BOOL);
     so_buf_append_char(&b, 2);
-    refused(&b, "flag: bool holds 2");
+    refused(&b, "flag: bool is 2");
     g_head(&b, 3, 0, 1);
     g_str(&b, "text");
     g_u32(&b, SO_GGUF_STRING);
@@ -236,7 +235,7 @@ static void bad_alignment(void **state) {
     refused(&b, "general.alignment is of type string");
 }
 
-/* One tensor of the given header in front of 256 bytes of data. */
+/* A file with one tensor of the given header and 256 bytes of data. */
 static so_buf one_tensor(uint32_t type, uint64_t d0, uint64_t d1, uint64_t offset) {
     so_buf b = {0};
     g_head(&b, 3, 1, 0);
@@ -258,11 +257,11 @@ static void bad_tensors(void **state) {
         {UINT32_MAX, 32, 1, 0, "type 4294967295"},
         {SO_DTYPE_F32, 0, 1, 0, "w: dimension 0 is 0"},
         {SO_DTYPE_F32, 4, UINT64_MAX, 0, "w: dimension 1 is -1"},
-        {SO_DTYPE_F32, 1ull << 40, 1ull << 40, 0, "w: its dimensions overflow"},
-        {SO_DTYPE_F32, 1ull << 62, 1, 0, "w: its dimensions overflow"},
-        {SO_DTYPE_Q4_0, 33, 1, 0, "rows of 33 elements are no multiple of Q4_0's block of 32"},
+        {SO_DTYPE_F32, 1ull << 40, 1ull << 40, 0, "w: the dimensions overflow"},
+        {SO_DTYPE_F32, 1ull << 62, 1, 0, "w: the dimensions overflow"},
+        {SO_DTYPE_Q4_0, 33, 1, 0, "rows of 33 elements are not a multiple of Q4_0's block of 32"},
         {SO_DTYPE_Q4_K, 32, 8, 0, "block of 256"},
-        {SO_DTYPE_F32, 4, 1, 8, "offset 8 is no multiple of the alignment 32"},
+        {SO_DTYPE_F32, 4, 1, 8, "offset 8 is not a multiple of the alignment 32"},
         {SO_DTYPE_F32, 65, 1, 0, "w: 260 bytes at offset 0 run past"},
         {SO_DTYPE_F32, 4, 1, 256, "at offset 256 run past"},
         {SO_DTYPE_F32, 4, 1, UINT64_MAX - 31, "run past"},
@@ -318,7 +317,7 @@ static void not_files(void **state) {
     so_test_tmp_free(dir);
 }
 
-/* One part of a split on disk: one tensor named after the part. */
+/* Writes one part of a split file, with one tensor named after the part. */
 static void write_part(const char *dir, int no, int of, uint16_t split_no, uint16_t split_count,
                        uint32_t total, const char *tensor) {
     so_buf b = {0};
@@ -371,7 +370,7 @@ static void split_files(void **state) {
 
     write_part(dir, 1, 3, 2, 3, 3, "t1");
     assert_int_equal(open_split(dir, first, &err, &n), SO_EMISMATCH);
-    assert_non_null(strstr(err.msg, "m-00002-of-00003.gguf: split.no 2"));
+    assert_non_null(strstr(err.msg, "m-00002-of-00003.gguf: split.no is 2"));
     write_part(dir, 1, 3, 1, 4, 3, "t1");
     assert_int_equal(open_split(dir, first, &err, &n), SO_EMISMATCH);
     write_part(dir, 1, 3, 1, 3, 3, "t0");

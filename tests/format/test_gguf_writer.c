@@ -1,4 +1,4 @@
-/* What the writer writes, the reader reads; what is not committed leaves nothing behind. */
+/* The reader reads what the writer wrote; a file that was not committed leaves nothing behind. */
 #include "so_test.h"
 
 #include <dirent.h>
@@ -32,7 +32,7 @@ static so_gguf_writer *example(void) {
     so_gguf_writer_strs(w, "words", words, SO_LEN(words));
     so_gguf_writer_i32s(w, "ids", ids, SO_LEN(ids));
     so_gguf_writer_f32s(w, "scores", scores, SO_LEN(scores));
-    so_gguf_writer_u32(w, "count", 7); /* the last one wins */
+    so_gguf_writer_u32(w, "count", 7); /* replaces the first value */
     so_gguf_writer_tensor(w, "odd", SO_DTYPE_F32, 1, one);
     so_gguf_writer_tensor(w, "matrix", SO_DTYPE_Q8_0, 2, dims);
     return w;
@@ -85,7 +85,7 @@ static void round_trip(void **state) {
     so_test_tmp_free(dir);
 }
 
-/* Every metadata type survives a copy, arrays of arrays too; the alignment is the writer's own. */
+/* Every metadata type survives a copy, also arrays of arrays. general.alignment is not copied. */
 static void copies_all_types(void **state) {
     (void)state;
     char *dir = so_test_tmp(), *path = so_path_join(dir, "x.gguf");

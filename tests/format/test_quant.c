@@ -1,5 +1,5 @@
-/* Dequantisation against the golden files, bit for bit, from an unaligned source; quantisation
- * against the error of the reference implementation and on the inputs that break careless code. */
+/* Dequantisation against the golden files, bit for bit, from an unaligned source. Quantisation
+ * against the error of the reference implementation, and on extreme inputs. */
 #include "so_test.h"
 
 #include <math.h>
@@ -48,7 +48,7 @@ static void golden_dtype(so_dtype dtype) {
     assert_int_equal(file.len % per_block, 0);
     assert_true(n_blocks >= 3);
     size_t raw = n_blocks * (size_t)info->block_bytes;
-    unsigned char *odd = so_alloc(raw + 1); /* no alignment at all */
+    unsigned char *odd = so_alloc(raw + 1); /* blocks start at an odd address */
     memcpy(odd + 1, file.data, raw);
     float *y = SO_NEW_N(float, n);
     so_dequantize_row(dtype, odd + 1, y, (int64_t)n);
@@ -120,7 +120,7 @@ static void error_bounds(void **state) {
     free(x);
 }
 
-/* Fills x with one of the awkward rows; false past the last. */
+/* Fills x with the which-th extreme row; false after the last. */
 static bool awkward(int which, float *x, int n) {
     for (int i = 0; i < n; i++) {
         switch (which) {
@@ -158,8 +158,9 @@ static bool awkward(int which, float *x, int n) {
     return true;
 }
 
-/* Every row of the list decodes to finite numbers no larger than the row's own largest, within one
- * part in four of it (Q2_K has four codes), unless the largest is beyond what a half can scale. */
+/* Every extreme row decodes to finite numbers, with an error of at most a quarter of its largest
+ * magnitude (Q2_K has four codes), unless that magnitude is 1e5 or more: then the scale may not fit
+ * into a half. */
 static void awkward_rows(void **state) {
     (void)state;
     float x[256], y[256];
@@ -182,8 +183,8 @@ static void awkward_rows(void **state) {
     }
 }
 
-/* A quantised row quantised again stays nearly where it is: the scales found first are near the
- * best ones for their own result. */
+/* Quantising a decoded row again changes it little: the scales found first are close to the best
+ * ones for their own result. */
 static void repeated(void **state) {
     (void)state;
     const int64_t n = 256 * 64;

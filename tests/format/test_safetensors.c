@@ -1,4 +1,5 @@
-/* Safetensors and Hugging Face folders: right ones are read, lying ones are refused by name. */
+/* Safetensors and Hugging Face folders: valid ones are read, invalid ones rejected with a message
+ * that names the cause. */
 #include "so_test.h"
 
 #include <stdio.h>
@@ -65,24 +66,26 @@ static void refuses(void **state) {
         size_t n_data;
         const char *needle;
     } cases[] = {
-        {"[]", 0, "no object"},
-        {"{", 0, "no valid JSON"},
+        {"[]", 0, "not a JSON object"},
+        {"{", 0, "not valid JSON"},
         {"{\"w\":1}", 0, "w: dtype is missing"},
         {"{\"w\":{\"dtype\":\"Q9\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
          "dtype 'Q9' is unknown"},
-        {"{\"w\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "w: shape is no array"},
-        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, "w: shape holds"},
-        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1.5],\"data_offsets\":[0,4]}}", 4, "w: shape holds"},
+        {"{\"w\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "w: shape is not an array"},
+        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4,
+         "w: shape contains"},
+        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1.5],\"data_offsets\":[0,4]}}", 4,
+         "w: shape contains"},
         {"{\"w\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}}", 4,
          "w: shape overflows"},
         {"{\"w\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904],\"data_offsets\":[0,0]}}", 0,
          "data_offsets give 0 bytes"},
-        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "w: data_offsets is no pair"},
-        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, "rising"},
-        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[-4,0]}}", 4, "rising"},
+        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "w: data_offsets is not a pair"},
+        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, "ascending"},
+        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[-4,0]}}", 4, "ascending"},
         {"{\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 4, "end at 8"},
         {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]}}", 8, "give 8 bytes"},
-        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, "a hole"},
+        {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, "a gap"},
         {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 8, "cover 4 bytes"},
         {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
          "\"v\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
@@ -134,7 +137,7 @@ static void put_shard(const char *dir, const char *name, const char *tensor, con
     so_buf_free(&b);
 }
 
-/* Opening must fail with a message that holds `needle`. */
+/* Opening must fail with a message that contains `needle`. */
 static void fails(const char *path, so_checkpoint_need need, const char *needle) {
     so_checkpoint *ck;
     so_err err = {0};
@@ -180,7 +183,7 @@ static void folder(void **state) {
     assert_int_equal(so_checkpoint_require(ck, "w2", &t, &err), SO_ENOTFOUND);
     so_checkpoint_close(ck);
     char *lone = so_path_join(dir, "model.safetensors");
-    fails(lone, SO_CHECKPOINT_ALL, "lone safetensors");
+    fails(lone, SO_CHECKPOINT_ALL, "single safetensors");
     free(lone);
     so_buf_free(&b);
     so_test_tmp_free(dir);
@@ -196,7 +199,7 @@ static void sharded(void **state) {
     put_text(dir, index, "{}");
     fails(dir, SO_CHECKPOINT_ALL, "weight_map is missing");
     put_text(dir, index, "{\"weight_map\":{\"a\":1}}");
-    fails(dir, SO_CHECKPOINT_ALL, "tensor a is no file name");
+    fails(dir, SO_CHECKPOINT_ALL, "tensor a is not a file name");
     put_text(dir, index, "{\"weight_map\":{\"a\":\"../x.safetensors\"}}");
     fails(dir, SO_CHECKPOINT_ALL, "not a plain file name");
     put_text(dir, index, "{\"weight_map\":{\"a\":\"sub/x.safetensors\"}}");

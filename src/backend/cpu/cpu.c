@@ -231,7 +231,7 @@ static void run_tasks(void *arg, int index, int count) {
 
 static void run_list(so_cpu *b) {
     int64_t t = so_clock_ns();
-    double turn_ns = so_pool_turn_ns(b->pool);
+    double turn_ns = so_pool_spin_ns(b->pool);
     if (!b->matches)
         b->list->wait_max = 0;
     so_pool_run(b->pool, run_tasks, b);

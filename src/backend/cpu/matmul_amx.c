@@ -187,7 +187,7 @@ INLINE void decode_quarter(so_dtype t, const uint8_t *head, const uint8_t *words
                 wide_digits(q, s, &low[j], &high[j]);
             }
         }
-        KEEP_ORDER;
+        COMPILER_BARRIER;
         prefetch_batch(next);
     }
 }

@@ -212,7 +212,7 @@ INLINE void pdecode256(so_dtype dtype, const columns *at, size_t b, pblock256 *o
     UNROLL for (int s = 0; s < 8; s++) {
         UNROLL for (int j = 0; j < 2; j++)
             pwords256(dtype, at->word[j] + b * so_pack_words(dtype), s, out->w[s][j]);
-        KEEP_ORDER;
+        COMPILER_BARRIER;
         prefetch_batch(&out->next);
     }
 }
