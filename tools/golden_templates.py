@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/templates: what Jinja2, set up as transformers does it, renders.
+"""Writes tests/golden/templates: the results of Jinja2 with the settings of transformers.
 
 usage: golden_templates.py SHARED MODELS [DATE]
 
-SHARED is the folder with tokenizers/*/tokenizer_config.json, MODELS one with the pulled *.gguf. Every
+SHARED is the folder with tokenizers/*/tokenizer_config.json, MODELS a folder with *.gguf files. Every
 template found there and every tests/golden/templates/styles/*.jinja renders the same conversations;
 tools/template_features.py adds small templates, one feature each. Needs jinja2 and gguf.
 """

@@ -13,7 +13,7 @@ NOW = 1735787045  # 2025-01-02 03:04:05 UTC
 
 
 class Generation(jinja2.ext.Extension):
-    """{% generation %}: marks what the assistant wrote; the text comes out as it is."""
+    """{% generation %} marks the assistant's text; its body is output unchanged."""
 
     tags = {"generation"}
 
@@ -27,7 +27,7 @@ class Generation(jinja2.ext.Extension):
 
 
 def make_env(mutable=False):
-    """mutable: lists and dicts may be changed, which transformers' own environment forbids."""
+    """mutable: allow changes of lists and dicts, which transformers' environment refuses."""
 
     def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -54,5 +54,5 @@ def render(env, template, variables):
         return text, None
     except RecursionError:
         raise
-    except Exception as e:  # whatever the template provoked
+    except Exception as e:  # any error of the template
         return None, f"{type(e).__name__}: {e}"

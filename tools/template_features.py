@@ -1,6 +1,6 @@
-"""Small templates, one feature each, for golden_templates.py: what Jinja2 makes of them is the truth.
+"""Small templates, one feature each, for golden_templates.py; Jinja2's results are the expected ones.
 
-VARS is their context. MUTATING ones run where lists and dicts may be changed.
+VARS are their variables. MUTATING templates run in an environment that allows changes of lists and dicts.
 """
 
 VARS = {
@@ -18,12 +18,12 @@ VARS = {
 
 FEATURES = r'''
 {{ n }} {{ t }} {{ f }} {{ i }} {{ neg }} {{ big }} {{ fl }} {{ tiny }} {{ 1e16 }} {{ 1e15 }} {{ 123456789012345680.0 }} {{ 0.1+0.2 }} {{ 1.0 }} {{ -0.0 }} {{ 1e300*1e300 }}
-{{ 100.0 }} {{ 1e22 }} {{ 1.5e-5 }} {{ 0.0001 }} {{ 3.14159 }} {{ 1_000 }} {{ 0x1F }} {{ 0b101 }} {{ 0o17 }} {{ 1_0.2_5 }} {{ 1e3 }} {{ 2E-3 }}
+{{ 100.0 }} {{ 1e22 }} {{ 1.5e-5 }} {{ 0.0001 }} {{ 3.14159 }} {{ 1e3 }} {{ 2E-3 }}
 {{ l }} {{ d }} {{ mixed }} {{ (1,) }} {{ (1,2) }} {{ () }} {{ [] }} {{ {} }} {{ {1: 'a', 'b': none} }}
 {{ [quote, quotes, html, u, e, ws] }}
 {{ ['\\', '\x00', '\x7f', '\u200b', '\xa0', 'é', '\U0001f600', '\t\r\n'] }}
-{{ 'a\tb' }}|{{ 'a\\b' }}|{{ 'a\'b' }}|{{ "a\"b" }}|{{ '\x41\u00e9\101' }}|{{ '\q' }}|{{ 'a' 'b' "c" }}
-{{ '\é' }}|{{ '\世' }}
+{{ 'a\tb' }}|{{ 'a\\b' }}|{{ 'a\'b' }}|{{ "a\"b" }}|{{ '\q' }}|{{ 'a' 'b' "c" }}
+{{ '\x41\u00e9' }}
 {{ missing }}|{{ d.missing }}|{{ l[10] }}|{{ s[100] }}|{{ n.x }}|{{ i.x }}
 {{ missing.x }}
 {{ d.missing.x }}
@@ -44,12 +44,12 @@ FEATURES = r'''
 {{ missing|abs }}
 {{ missing|round }}
 {{ missing|dictsort }}
-{{ missing|reverse|list }}|{{ missing|unique|list }}|{{ missing|e }}|{{ missing|safe }}|{{ missing|title }}|{{ missing|replace('a','b') }}|{{ missing|wordcount }}
+{{ missing|reverse|list }}|{{ missing|unique|list }}|{{ missing|e }}|{{ missing|safe }}|{{ missing|title }}|{{ missing|replace('a','b') }}
 {{ missing|min }}
 {{ 1 if false }}|{{ (1 if false) is defined }}
 {{ (1 if false).x }}
-{{ 1 + 2 * 3 - 4 / 2 }} {{ 7 // 2 }} {{ -7 // 2 }} {{ 7 % 3 }} {{ -7 % 3 }} {{ 7 % -3 }} {{ 2 ** 10 }} {{ 2 ** -1 }} {{ 2 ** 3 ** 2 }} {{ -2 ** 2 }}
-{{ 7.5 // 2 }} {{ -7.5 // 2 }} {{ 7.5 % 2 }} {{ -7.5 % 2 }} {{ 7.5 % -2 }} {{ 1 / 3 }} {{ 6 / 3 }} {{ 2 * 2.5 }} {{ 10 ** 15 }} {{ 2.0 ** 0.5 }} {{ -0.0 // 1 }}
+{{ 1 + 2 * 3 - 4 / 2 }} {{ 7 // 2 }} {{ -7 // 2 }} {{ 7 % 3 }} {{ -7 % 3 }} {{ 7 % -3 }}
+{{ 7.5 // 2 }} {{ -7.5 // 2 }} {{ 7.5 % 2 }} {{ -7.5 % 2 }} {{ 7.5 % -2 }} {{ 1 / 3 }} {{ 6 / 3 }} {{ 2 * 2.5 }}
 {{ 1 / 0 }}
 {{ 1 // 0 }}
 {{ 1 % 0 }}
@@ -80,15 +80,15 @@ FEATURES = r'''
 {{ t and f }} {{ t or f }} {{ 0 or 'x' }} {{ '' or none }} {{ 1 and 2 }} {{ [] and 1 }} {{ e or 'default' }} {{ not t and f }} {{ not (t and f) }}
 {{ 'x' if t else 'y' }} {{ 'x' if f else 'y' }} {{ 'x' if f else 'y' if t else 'z' }} {{ ('a' if t) }} {{ 1 if t else 1/0 }}
 {{ s[0] }}{{ s[-1] }} {{ s[0:5] }} {{ s[::-1] }} {{ s[::2] }} {{ s[-5:] }} {{ s[:-6] }} {{ s[3:1] }} {{ s[100:] }} {{ s[-100:3] }} {{ u[0:5] }} {{ u[::-1] }} {{ u[7] }} {{ u[-8:-1:2] }}
-{{ l[0] }} {{ l[-1] }} {{ l[1:] }} {{ l[::-1] }} {{ l[:2] }} {{ l[5:] }} {{ l[-2:] }} {{ l[::2] }} {{ l[2:0:-1] }} {{ l[none:2] }} {{ (1,2,3)[1:] }} {{ range(10)[2:8:3]|list }} {{ range(10)[2:8:3] }} {{ range(10)[::-1] }}
+{{ l[0] }} {{ l[-1] }} {{ l[1:] }} {{ l[::-1] }} {{ l[:2] }} {{ l[5:] }} {{ l[-2:] }} {{ l[::2] }} {{ l[2:0:-1] }} {{ l[none:2] }} {{ (1,2,3)[1:] }} {{ range(10)[2:8:3]|list }}
 {{ l[::0] }}
 {{ l['a'] }}|{{ l[1.0] }}|{{ d[[1]] }}|{{ d[1] }}|{{ l[true] }}|{{ s['upper'] is callable }}
 {{ l['a':] }}
 {{ d[0:1] }}
 {{ d.a }} {{ d['a'] }} {{ d.c.x[2].y }} {{ d['c']['x'][2]['y'] }} {{ l.0 }} {{ nested[1][1][0] }} {{ nested.1.0 }} {{ d.c['x'].0 }}
-{{ items_key['items'] }} {{ items_key['keys'] }} {{ items_key.x }} {{ items_key.items() }} {{ items_key.get('get') }}
+{{ items_key['items'] }} {{ items_key['keys'] }} {{ items_key.x }} {{ items_key.get('get') }}
 {{ (5).x is defined }} {{ 'a'.foo is defined }} {{ d.foo is defined }} {{ d.items is defined }} {{ s.upper is defined }} {{ d.__class__ is defined }} {{ d._x is defined }}
-{{ d.items() }} {{ d.keys() }} {{ d.values() }} {{ d.items()|list }} {{ d.items()|length }} {{ d.keys()|first }} {{ 'a' in d.keys() }} {{ 2 in d.values() }} {{ ('a', 2) in d.items() }}
+{{ d.items()|list }} {{ d.items()|length }} {{ d.keys()|first }} {{ 'a' in d.keys() }} {{ 2 in d.values() }} {{ ('a', 2) in d.items() }}
 {{ d.get('a') }} {{ d.get('zz') }} {{ d.get('zz', 5) }} {{ d.get('zz', default=1) }}
 {{ d.get() }}
 {{ d.copy() }} {{ l.index(2) }} {{ l.count(1) }} {{ (1,1,2).count(1) }} {{ (1,2).index(2) }}
@@ -96,11 +96,11 @@ FEATURES = r'''
 {{ l.foo() }}
 {{ s.foo() }}
 {{ d.items(1) }}
-{{ s.upper() }} {{ s.lower() }} {{ s.title() }} {{ s.capitalize() }} {{ s.swapcase() }} {{ u.upper() }} {{ u.lower() }} {{ u.title() }} {{ u.casefold() }} {{ "they're bill's".title() }} {{ 'ΑΣ ΣΑΣ'.lower() }} {{ 'ǆ'.title() }} {{ 'ﬁx'.upper() }} {{ 'ﬁx'.capitalize() }}
+{{ s.upper() }} {{ s.lower() }} {{ s.title() }} {{ s.capitalize() }} {{ u.upper() }} {{ u.lower() }} {{ u.title() }} {{ "they're bill's".title() }} {{ 'ǆ'.title() }}
 [{{ ws.strip() }}] [{{ ws.lstrip() }}] [{{ ws.rstrip() }}] [{{ 'xxaxx'.strip('x') }}] [{{ 'abcab'.strip('ba') }}] [{{ 'xxaxx'.lstrip('x') }}] [{{ 'xxaxx'.rstrip('x') }}] [{{ s.strip('') }}] [{{ s.strip(none) }}]
 {{ s.strip(1) }}
 {{ s.strip(chars='H') }}
-{{ csv.split(',') }} {{ csv.split(',', 1) }} {{ csv.rsplit(',', 1) }} {{ ' a  b '.split() }} {{ ' a  b c '.split(none, 1) }} {{ ' a b  c '.rsplit(none, 1) }} {{ ''.split() }} {{ ''.split(',') }} {{ 'a--b'.split('--') }} {{ csv.split(sep=',', maxsplit=2) }} {{ 'abc'.split('x') }} {{ csv.split(',')[-1] }} {{ 'aXbXc'.rsplit('X') }} {{ ' a b '.split(' ') }}
+{{ csv.split(',') }} {{ csv.split(',', 1) }} {{ csv.rsplit(',', 1) }} {{ ' a  b '.split() }} {{ ' a  b c '.split(none, 1) }} {{ ''.split() }} {{ ''.split(',') }} {{ 'a--b'.split('--') }} {{ csv.split(sep=',', maxsplit=2) }} {{ 'abc'.split('x') }} {{ csv.split(',')[-1] }} {{ 'aXbXc'.rsplit('X') }} {{ ' a b '.split(' ') }}
 {{ csv.split('') }}
 {{ lines.splitlines() }} {{ lines.splitlines(true) }} {{ ''.splitlines() }} {{ 'a\n'.splitlines() }} {{ 'a\u2028b\x0bc\x85d'.splitlines() }}
 {{ s.startswith('He') }} {{ s.startswith('x') }} {{ s.startswith(('x','H')) }} {{ s.startswith('World', 6) }} {{ s.startswith('') }} {{ s.endswith('ld') }} {{ s.endswith(('a','d')) }} {{ s.endswith('Hello', 0, 5) }} {{ s.startswith('', 100) }} {{ s.startswith('', 11) }}
@@ -111,11 +111,12 @@ FEATURES = r'''
 {{ s.index('zz') }}
 {{ ','.join(ls) }} {{ ''.join([]) }} {{ '-'.join('abc') }} {{ ', '.join(d) }}
 {{ ','.join(l) }}
-{{ '42'.isdigit() }} {{ '4.2'.isdigit() }} {{ ''.isdigit() }} {{ '²'.isdigit() }} {{ '²'.isdecimal() }} {{ '½'.isnumeric() }} {{ '一'.isnumeric() }} {{ 'abc'.isalpha() }} {{ 'äß世'.isalpha() }} {{ 'a1'.isalnum() }} {{ ' \t\u3000'.isspace() }} {{ ''.isspace() }} {{ 'abc'.islower() }} {{ 'ABC'.isupper() }} {{ 'Ab C'.istitle() }} {{ 'Ab c'.istitle() }} {{ 'abc'.isascii() }} {{ 'ä'.isascii() }} {{ 'a_1'.isidentifier() }} {{ '1a'.isidentifier() }} {{ 'a\n'.isprintable() }} {{ 'a1!'.islower() }}
-{{ '42'.zfill(5) }} {{ '-42'.zfill(5) }} {{ '+4'.zfill(4) }} {{ 'a'.ljust(3) }}| {{ 'a'.rjust(3, '*') }} {{ 'a'.center(4, '-') }} {{ 'a'.center(5, '-') }} {{ 'ab'.center(5, '-') }} {{ 'a\tb'.expandtabs() }} {{ 'a\tb'.expandtabs(2) }} {{ 'abc'.partition('b') }} {{ 'abcbd'.rpartition('b') }} {{ 'abc'.partition('x') }} {{ 'abc'.rpartition('x') }} {{ 'prefix'.removeprefix('pre') }} {{ 'suffix'.removesuffix('fix') }} {{ 'abc'.removeprefix('x') }}
+{{ '42'.isdigit() }} {{ '4.2'.isdigit() }} {{ ''.isdigit() }} {{ 'abc'.isalpha() }} {{ 'äß世'.isalpha() }} {{ 'a1'.isalnum() }} {{ ' \t\u3000'.isspace() }} {{ ''.isspace() }} {{ 'abc'.islower() }} {{ 'ABC'.isupper() }} {{ 'a1!'.islower() }}
+{{ 'abc'.partition('b') }} {{ 'abcbd'.rpartition('b') }} {{ 'abc'.partition('x') }} {{ 'abc'.rpartition('x') }} {{ 'prefix'.removeprefix('pre') }} {{ 'suffix'.removesuffix('fix') }} {{ 'abc'.removeprefix('x') }}
 {{ 'a'.center(3, 'xx') }}
-{{ '{} and {}'.format(1, 'a') }} {{ '{0} {1} {0}'.format('a', 'b') }} {{ '{x} {y}'.format(x=1, y=[2]) }} {{ '{:>5}|{:<5}|{:^5}|{:*^7}'.format('a', 'b', 'c', 'd') }} {{ '{:05d} {:+d} {: d} {:x} {:X} {:#x} {:b} {:o} {:,} {:_}'.format(42, 42, 42, 255, 255, 255, 5, 8, 1234567, 1234567) }}
-{{ '{:.2f} {:8.3f} {:e} {:g} {:%} {:.1%} {:10,.2f}|{:<8.1f}|'.format(3.14159, 2.5, 12345.678, 0.00001, 0.25, 0.256, 1234567.891, 2.25) }} {{ '{!r} {!s} {!a}'.format('a', 'b', 'é') }} {{ '{{}} {}'.format(1) }} {{ '{:{}}|'.format('a', 5) }} {{ '{0[a]} {0[c][x][0]} {1.a}'.format(d, d) }} {{ '{:.3}'.format('abcdef') }} {{ '{:.3}'.format(3.14159) }} {{ '{:.3}'.format(1234.5) }} {{ '{:.2}'.format(10.0) }} {{ '{}'.format(none) }} {{ '{:d}'.format(true) }} {{ '{:5}|'.format(true) }} {{ '{:010.2f} {:+.1e}'.format(-3.14159, 12345) }}
+{{ '{} and {}'.format(1, 'a') }} {{ '{0} {1} {0}'.format('a', 'b') }} {{ '{x} {y}'.format(x=1, y=[2]) }} {{ '{:>5}|{:<5}|{:^5}|{:*^7}'.format('a', 'b', 'c', 'd') }}
+{{ '{{}} {}'.format(1) }} {{ '{:.3}'.format('abcdef') }} {{ '{}'.format(none) }} {{ '{:d}'.format(true) }} {{ '{:5}|'.format(true) }}
+{{ '{:05d} {:+d} {:x} {:,}'.format(42, 42, 255, 1234567) }} {{ '{:.2f} {:8.3f} {:%} {:.1%} {:10,.2f}|{:<8.1f}|{:010.2f}'.format(3.14159, 2.5, 0.25, 0.256, 1234567.891, 2.25, -3.14159) }} {{ '{!r} {!s}'.format('a', 'b') }} {{ '%5.2f|%-5d|%05d|%+d|%x|%r|%%' % (3.14159, 3, 42, 5, 255, 'q') }} {{ '{:+,} {:x} {:>+6}|{:é^5}'.format(-1234.5, -255, 7, 'a') }}
 {{ '{} {}'.format(1) }}
 {{ '{x}'.format() }}
 {{ '{'.format(1) }}
@@ -124,7 +125,7 @@ FEATURES = r'''
 {{ '{:d}'.format('a') }}
 {{ '{:.2d}'.format(1) }}
 {{ '{:x}'.format(1.5) }}
-{{ '%s' % 'a' }} {{ '%s %d' % ('a', 5) }} {{ '%5.2f|%-5d|%05d|%+d|% d|%x|%X|%o|%e|%g|%c|%r|%%' % (3.14159, 3, 42, 5, 5, 255, 255, 8, 12345.678, 0.0001, 'x', 'q') }} {{ '%(a)s-%(b)05.1f' % {'a': 1, 'b': 2} }} {{ '%s' % l }} {{ '%s' % none }} {{ '%d' % 3.99 }} {{ '%d' % true }} {{ '%5s|%-5s|%.2s' % ('a', 'b', 'abc') }} {{ '%*d' % (5, 42) }} {{ '%#x %#o' % (255, 8) }} {{ '%.3d' % 5 }} {{ 'abc' % [] }} {{ '%s' % missing }} {{ '%i' % -7 }} {{ '%c' % 65 }} {{ '%a' % 'é' }} {{ '%05s|' % 'a' }} {{ '%.0f %.0f %.0f' % (0.5, 1.5, 2.5) }}
+{{ '%s' % 'a' }} {{ '%s %d' % ('a', 5) }} {{ '%(a)s-%(b)05.1f' % {'a': 1, 'b': 2} }} {{ '%s' % l }} {{ '%s' % none }} {{ '%d' % 3.99 }} {{ '%d' % true }} {{ '%5s|%-5s|%.2s' % ('a', 'b', 'abc') }} {{ 'abc' % [] }} {{ '%s' % missing }} {{ '%i' % -7 }} {{ '%05s|' % 'a' }} {{ '%.0f %.0f %.0f' % (0.5, 1.5, 2.5) }}
 {{ '%d' % 'a' }}
 {{ '%s %s' % 'a' }}
 {{ 'abc' % 1 }}
@@ -132,7 +133,7 @@ FEATURES = r'''
 {{ '%z' % 1 }}
 {{ '%(x)s' % {} }}
 {{ '%' % 1 }}
-{{ s|upper }} {{ s|lower }} {{ s|title }} {{ s|capitalize }} {{ "they're bill's (x-y) [z] {q} <r>"|title }} {{ 'ß'|title }} {{ ws|trim }} {{ 'xxaxx'|trim('x') }} {{ s|replace('l', 'L') }} {{ s|replace('l', 'L', 1) }} {{ 12|replace(1, 3) }} {{ i|string }} {{ i|string|length }} {{ s|center(20) }}| {{ s|wordcount }} {{ u|wordcount }} {{ 5|upper }} {{ l|upper }}
+{{ s|upper }} {{ s|lower }} {{ s|title }} {{ s|capitalize }} {{ "they're bill's (x-y) [z] {q} <r>"|title }} {{ 'ß'|title }} {{ ws|trim }} {{ 'xxaxx'|trim('x') }} {{ s|replace('l', 'L') }} {{ s|replace('l', 'L', 1) }} {{ 12|replace(1, 3) }} {{ i|string }} {{ i|string|length }} {{ 5|upper }} {{ l|upper }}
 {{ s|length }} {{ u|length }} {{ l|count }} {{ d|length }} {{ range(5)|length }} {{ d.values()|length }}
 {{ 5|length }}
 {{ l|map('string')|length }}
@@ -140,7 +141,7 @@ FEATURES = r'''
 {{ l|first }} {{ l|last }} {{ el|first }} {{ el|last }} {{ s|first }} {{ s|last }} {{ d|first }} {{ d|last }} {{ range(3)|last }} {{ l|join }} {{ l|join(', ') }} {{ users|join(', ', attribute='name') }} {{ users|join(attribute='addr.city') }} {{ s|join('-') }} {{ mixed|join('|') }} {{ d|join(',') }}
 {{ l|map('string')|last }}
 {{ 5|first }}
-{{ l|sort }} {{ ls|sort }} {{ ls|sort(case_sensitive=true) }} {{ l|sort(reverse=true) }} {{ users|sort(attribute='age')|map(attribute='name')|list }} {{ users|sort(attribute='age,name')|map(attribute='name')|join(',') }} {{ users|sort(attribute='addr.city', reverse=true)|map(attribute='name')|list }} {{ d|sort }} {{ s|sort }}
+{{ l|sort }} {{ ls|sort }} {{ ls|sort(case_sensitive=true) }} {{ l|sort(reverse=true) }} {{ users|sort(attribute='age')|map(attribute='name')|list }} {{ users|sort(attribute='addr.city', reverse=true)|map(attribute='name')|list }} {{ d|sort }} {{ s|sort }}
 {{ mixed|sort }}
 {{ [none, none]|sort }}
 {{ [missing, missing]|sort }}
@@ -154,8 +155,6 @@ FEATURES = r'''
 {{ d|dictsort }} {{ {'b':1,'A':2}|dictsort }} {{ {'b':1,'A':2}|dictsort(true) }} {{ {'b':1,'A':2}|dictsort(false,'value') }} {{ {'b':1,'A':2}|dictsort(reverse=true) }}
 {{ l|dictsort }}
 {{ d|dictsort(by='x') }}
-{{ users|groupby('age') }}
-{% for g in users|groupby('addr.city') %}{{ g.grouper }}:{{ g.list|map(attribute='name')|join('+') }};{% endfor %}{% for k, v in users|groupby('zz', default='q') %}{{ k }}{{ v|length }}{% endfor %}{{ users|groupby('addr.city', case_sensitive=true)|map('first')|list }}
 {{ l|map('string')|list }} {{ ls|map('upper')|join }} {{ users|map(attribute='name')|list }} {{ users|map(attribute='tags')|list }} {{ users|map(attribute='tags', default=['q'])|list }} {{ users|map(attribute='addr.city')|list }} {{ nested|map(attribute=0)|list }} {{ nested|map(attribute='1')|list }} {{ ls|map('replace', 'b', 'x')|list }} {{ l|map('round', precision=1)|list }} {{ el|map('nope')|list }}
 {{ l|map('nope')|list }}
 {{ l|map|list }}
@@ -166,13 +165,12 @@ FEATURES = r'''
 {{ users|selectattr|list }}
 {{ 'yes' if l|select('gt', 100) else 'no' }} {{ (l|select)[0] is defined }} {{ l|select is iterable }} {{ l|select is sequence }} {{ l|map('string') is string }}
 {% set g = l|map('string') %}{{ g|join }}{{ g|join }}|
-{{ l|batch(2)|list }} {{ l|batch(2, 'x')|list }} {{ range(7)|slice(3)|list }} {{ range(7)|slice(3, 'x')|list }} {{ el|batch(2)|list }} {{ l|batch(1)|list }}
 {{ range(7)|slice(0)|list }}
 {{ s|list }} {{ d|list }} {{ (1,2)|list }} {{ range(3)|list }}
 {{ 5|list }}
-{{ '42'|int }} {{ '42.9'|int }} {{ 'abc'|int }} {{ 'abc'|int(7) }} {{ 3.99|int }} {{ -3.99|int }} {{ 'ff'|int(base=16) }} {{ '0xff'|int(base=16) }} {{ '0b11'|int(0, 2) }} {{ true|int }} {{ none|int }} {{ [1]|int }} {{ ' 5 '|int }} {{ '1_000'|int }} {{ '1e3'|int }} {{ 'inf'|int }} {{ ''|int }} {{ '-5'|int }} {{ '+5'|int }} {{ '5_'|int }}
+{{ '42'|int }} {{ '42.9'|int }} {{ 'abc'|int }} {{ 'abc'|int(7) }} {{ 3.99|int }} {{ -3.99|int }} {{ true|int }} {{ none|int }} {{ [1]|int }} {{ ' 5 '|int }} {{ '1_000'|int }} {{ '1e3'|int }} {{ 'inf'|int }} {{ ''|int }} {{ '-5'|int }} {{ '+5'|int }} {{ '5_'|int }}
 {{ '3.14'|float }} {{ 'abc'|float }} {{ 'abc'|float(1.5) }} {{ 5|float }} {{ 'inf'|float }} {{ '-nan'|float }} {{ '1e5'|float }} {{ none|float }} {{ ' 2.5 '|float }} {{ '1_0.5'|float }} {{ '0x10'|float }} {{ true|float }} {{ '.5'|float }} {{ '5.'|float }} {{ 'infinity'|float }}
-{{ -5|abs }} {{ -2.5|abs }} {{ (-5)|abs }} {{ true|abs }} {{ 2.567|round(2) }} {{ 2.5|round }} {{ 3.5|round }} {{ 2.567|round(1,'ceil') }} {{ 2.567|round(1,'floor') }} {{ 5|round }} {{ 1234|round(-2) }} {{ 1250|round(-2) }} {{ 1234.5|round(-2) }} {{ 42.55|round|int }} {{ 2.675|round(2) }} {{ -2.5|round }} {{ 1e20|round(2) }} {{ 5|round(1,'ceil') }}
+{{ -5|abs }} {{ -2.5|abs }} {{ (-5)|abs }} {{ true|abs }} {{ 2.567|round(2) }} {{ 2.5|round }} {{ 3.5|round }} {{ 2.567|round(1,'ceil') }} {{ 2.567|round(1,'floor') }} {{ 5|round }} {{ 42.55|round|int }} {{ 2.675|round(2) }} {{ -2.5|round }} {{ 1e20|round(2) }} {{ 5|round(1,'ceil') }}
 {{ 's'|abs }}
 {{ 2.5|round(1, 'x') }}
 {{ 's'|round }}
@@ -181,20 +179,18 @@ FEATURES = r'''
 {{ mixed|tojson(indent=0) }}
 {{ d|tojson(indent='--', sort_keys=true) }}
 {{ d|tojson(separators=(',', ':')) }} {{ d|tojson(sort_keys=true) }} {{ uni|tojson(ensure_ascii=true) }} {{ [el, ed]|tojson(indent=4) }} {{ 1e400|tojson }} {{ (-1e400)|tojson }} {{ d|tojson(true, 2) }} {{ [1,[2]]|tojson(indent=1, separators=(';', '=')) }}
-{{ range(3)|tojson }}
 {{ {(1,2): 3}|tojson }}
 {{ {1: 2, 'a': 3}|tojson(sort_keys=true) }}
 {{ l|map('string')|tojson }}
 {{ namespace(a=1)|tojson }}
-{{ html|e }} {{ html|escape|upper }} {{ (html|e)|e }} {{ html|forceescape }} {{ html|safe }} {{ (html|safe)|e }} {{ '<' + (html|safe) }} {{ (html|safe) + '<' }} {{ (html|safe) ~ '<' }} {{ ('<b>'|safe) * 2 + '<' }} {{ ['<', '>'|safe]|join('<') }} {{ [html|safe] }} {{ ('<%s>'|safe) % '<' }} {{ ('<{}>'|safe).format('<') }} {{ ('a<b'|safe).replace('a', '<') }} {{ ('<'|safe).join(['<','>']) }} {{ (html|e).split('&') }} {{ (html|safe)[0:2] + '<' }} {{ 'x'|e is escaped }} {{ 'x' is escaped }} {{ (html|safe)|string is escaped }} {{ ('<'|safe)|replace('<','>') is escaped }} {{ ('<'|safe)|trim + '<' }}
+{{ html|e }} {{ html|escape|upper }} {{ (html|e)|e }} {{ html|safe }} {{ (html|safe)|e }} {{ '<' + (html|safe) }} {{ (html|safe) + '<' }} {{ (html|safe) ~ '<' }} {{ ('<b>'|safe) * 2 + '<' }} {{ ['<', '>'|safe]|join('<') }} {{ [html|safe] }} {{ ('<%s>'|safe) % '<' }} {{ ('<{}>'|safe).format('<') }} {{ ('a<b'|safe).replace('a', '<') }} {{ ('<'|safe).join(['<','>']) }} {{ (html|e).split('&') }} {{ (html|safe)[0:2] + '<' }} {{ 'x'|e is escaped }} {{ 'x' is escaped }} {{ (html|safe)|string is escaped }} {{ ('<'|safe)|replace('<','>') is escaped }} {{ ('<'|safe)|trim + '<' }}
 {{ lines|indent }}|{{ lines|indent(2, true) }}|{{ lines|indent(2, blank=true) }}|{{ lines|indent('> ') }}|{{ ''|indent }}|{{ 'a\n'|indent(first=true) }}|
 {{ 5|indent }}
 {{ 'foo bar baz qux'|truncate(9) }} {{ 'foo bar baz qux'|truncate(9, true) }} {{ 'foo bar baz qux'|truncate(11) }} {{ 'foo bar baz qux'|truncate(11, false, '...', 0) }} {{ 'foobarbazqux'|truncate(5, end='') }} {{ u|truncate(8, true, '…', 0) }} {{ s|truncate }}
 {{ 'foo bar'|truncate(2) }}
-{{ 'a b&c/d?ü'|urlencode }} {{ {'a b': 1, 'c': '/ü'}|urlencode }} {{ [('x', 'y z')]|urlencode }} {{ 5|urlencode }} {{ '~_.-'|urlencode }}
-{{ '%s-%s'|format(1, 'b') }} {{ '%(x)s'|format(x=1) }} {{ 1000|filesizeformat }} {{ 1|filesizeformat }} {{ 999|filesizeformat }} {{ 123456789|filesizeformat }} {{ 123456789|filesizeformat(true) }} {{ 1e30|filesizeformat }}
+{{ '%s-%s'|format(1, 'b') }} {{ '%(x)s'|format(x=1) }}
 {{ '%s'|format(1, x=2) }}
-{{ d|items|list }} {{ d|attr('items') is callable }} {{ d|attr('a') is defined }} {{ e|default('x') }}|{{ e|default('x', true) }}|{{ n|default('x') }}|{{ f|d('x', boolean=true) }}|{{ missing|default }}|{{ missing|default(default_value='k') }}
+{{ d|items|list }} {{ e|default('x') }}|{{ e|default('x', true) }}|{{ n|default('x') }}|{{ f|d('x', boolean=true) }}|{{ missing|default }}|{{ missing|default(default_value='k') }}
 {{ l|items|list }}
 {{ 1|nope }}
 {% if false %}{{ 1|nope }}{% endif %}ok
@@ -203,15 +199,15 @@ FEATURES = r'''
 {% if false %}{% for x in l %}{{ 1|nope }}{% endfor %}{% endif %}ok
 {{ 1 is nope }}
 {% if false %}{{ 1 is nope }}{% endif %}ok
-{{ i is defined }} {{ missing is defined }} {{ missing is undefined }} {{ n is none }} {{ missing is none }} {{ t is boolean }} {{ 1 is boolean }} {{ t is true }} {{ f is false }} {{ 1 is true }} {{ i is integer }} {{ t is integer }} {{ fl is float }} {{ i is number }} {{ t is number }} {{ s is number }} {{ s is string }} {{ i is string }} {{ d is mapping }} {{ l is mapping }} {{ l is sequence }} {{ d is sequence }} {{ s is sequence }} {{ i is sequence }} {{ missing is sequence }} {{ l is iterable }} {{ d is iterable }} {{ i is iterable }} {{ missing is iterable }} {{ n is iterable }} {{ d.items() is sequence }} {{ d.items() is iterable }} {{ range(3) is sequence }}
-{{ 3 is odd }} {{ 4 is even }} {{ 3 is even }} {{ 9 is divisibleby(3) }} {{ 9 is divisibleby 4 }} {{ 2.0 is even }} {{ -3 is odd }} {{ 'abc' is lower }} {{ 'ABC' is upper }} {{ 1 is lower }} {{ 1 is eq 1 }} {{ 1 is equalto(1) }} {{ 1 is ne 2 }} {{ 1 is lt 2 }} {{ 1 is le 1 }} {{ 2 is gt 1 }} {{ 2 is ge 3 }} {{ 1 is in [1] }} {{ 1 is not in [1] }} {{ 'a' is in 'abc' }} {{ n is sameas none }} {{ t is sameas true }} {{ 1 is sameas true }} {{ l is sameas l }} {{ 'upper' is filter }} {{ 'nope' is filter }} {{ 'odd' is test }} {{ range is callable }} {{ s.upper is callable }} {{ s is callable }} {{ missing is callable }} {{ i is not defined }} {{ not i is defined }} {{ 1 is not none and true }} {{ i is defined and i is number }} {{ s is string or f }} {{ l is not string and l is iterable }}
+{{ i is defined }} {{ missing is defined }} {{ missing is undefined }} {{ n is none }} {{ missing is none }} {{ t is boolean }} {{ 1 is boolean }} {{ t is true }} {{ f is false }} {{ 1 is true }} {{ i is integer }} {{ t is integer }} {{ fl is float }} {{ i is number }} {{ t is number }} {{ s is number }} {{ s is string }} {{ i is string }} {{ d is mapping }} {{ l is mapping }} {{ l is sequence }} {{ d is sequence }} {{ s is sequence }} {{ i is sequence }} {{ missing is sequence }} {{ l is iterable }} {{ d is iterable }} {{ i is iterable }} {{ missing is iterable }} {{ n is iterable }} {{ d.items() is iterable }} {{ range(3) is sequence }}
+{{ 3 is odd }} {{ 4 is even }} {{ 3 is even }} {{ 9 is divisibleby(3) }} {{ 9 is divisibleby 4 }} {{ 2.0 is even }} {{ -3 is odd }} {{ 'abc' is lower }} {{ 'ABC' is upper }} {{ 1 is lower }} {{ 1 is eq 1 }} {{ 1 is equalto(1) }} {{ 1 is ne 2 }} {{ 1 is lt 2 }} {{ 1 is le 1 }} {{ 2 is gt 1 }} {{ 2 is ge 3 }} {{ 1 is in [1] }} {{ 1 is not in [1] }} {{ 'a' is in 'abc' }} {{ n is sameas none }} {{ t is sameas true }} {{ 1 is sameas true }} {{ l is sameas l }} {{ range is callable }} {{ s.upper is callable }} {{ s is callable }} {{ missing is callable }} {{ i is not defined }} {{ not i is defined }} {{ 1 is not none and true }} {{ i is defined and i is number }} {{ s is string or f }} {{ l is not string and l is iterable }}
 {{ 's' is odd }}
 {{ missing is odd }}
 {{ 1 is divisibleby }}
 {{ 1 is lt 'a' }}
 {{ 1 is defined is true }}
 {{ (1 is defined) is true }}
-{{ range(5)|list }} {{ range(2,5)|list }} {{ range(5,0,-2)|list }} {{ range(0)|list }} {{ range(3) }} {{ range(1,10,3) }} {{ 3 in range(5) }} {{ range(5)[-1] }} {{ range(5)|sum }} {{ range(3) == range(0,3) }}
+{{ range(5)|list }} {{ range(2,5)|list }} {{ range(5,0,-2)|list }} {{ range(0)|list }} {{ 3 in range(5) }} {{ range(5)[-1] }} {{ range(5)|sum }} {{ range(3) == range(0,3) }}
 {{ range(100001) }}
 {{ range(1.5) }}
 {{ range(1,2,0) }}
@@ -219,18 +215,17 @@ FEATURES = r'''
 {{ dict(a=1, b=2) }} {{ dict([('x', 1), ('y', 2)]) }} {{ dict(d, z=9) }} {{ dict() }} {{ dict({'a': 1}, a=2) }}
 {{ dict([1]) }}
 {{ dict(1) }}
-{% set ns = namespace(a=1, b=[]) %}{{ ns.a }}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ ns }}{{ ns['a'] }}{{ ns.zz is defined }}{% for x in l %}{% set ns.a = ns.a + x %}{% endfor %}{{ ns.a }}{% set ns.c, ns.d = 5, 6 %}{{ ns.c + ns.d }}{{ namespace({'q': 1}, r=2) }}
+{% set ns = namespace(a=1, b=[]) %}{{ ns.a }}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ ns['a'] }}{{ ns.zz is defined }}{% for x in l %}{% set ns.a = ns.a + x %}{% endfor %}{{ ns.a }}{% set ns.c, ns.d = 5, 6 %}{{ ns.c + ns.d }}{{ namespace({'q': 1}, r=2).r }}
 {% set d.x = 1 %}
 {% set missing.x = 1 %}
-{% set ns = namespace() %}{{ ns.zz.y }}
 {% set ns = namespace() %}{{ 1 in ns }}
 {% set j = joiner('|') %}{% for x in l %}{{ j() }}{{ x }}{% endfor %}{% set k = joiner() %}{{ k() }}a{{ k() }}b
-{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}{{ c.current }}{% set _ = c.reset() %}{{ c.next() }}
-{{ strftime_now('%d %b %Y') }} {{ strftime_now('%Y-%m-%dT%H:%M:%S') }} {{ strftime_now('') }}| {{ strftime_now('%A %B %j %p %y %% %f%z%Z') }} {{ strftime_now('é') }}
+{{ strftime_now('%d %b %Y') }} {{ strftime_now('%Y-%m-%dT%H:%M:%S') }} {{ strftime_now('') }} {{ strftime_now('é') }}
+{{ strftime_now('%A %B %j %p %y %% %z%Z') }}|
 {{ raise_exception('boom') }}
 {{ raise_exception() }}
-{% for x in l %}{{ loop.index }}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.depth }}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.cycle('a','b') }}{{ loop.changed(x) }};{% endfor %}
-{% for x in l %}{{ loop.previtem is defined }}{{ loop.nextitem is defined }}{{ loop['index'] }}{{ loop }}{{ loop|length }}{% endfor %}
+{% for x in l %}{{ loop.index }}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.cycle('a','b') }}{{ loop.changed(x) }};{% endfor %}
+{% for x in l %}{{ loop.previtem is defined }}{{ loop.nextitem is defined }}{{ loop['index'] }}{% endfor %}
 {% for x in el %}x{% else %}empty{% endfor %}{% for x in l %}x{% else %}empty{% endfor %}{% for x in missing %}x{% else %}none{% endfor %}
 {% for x in l if x > 1 %}{{ x }}{{ loop.index }}{{ loop.last }}{{ loop.length }};{% endfor %}{% for x in l if x > 100 %}{% else %}none{% endfor %}
 {% for a, b in nested if a %}{{ loop.previtem }}{{ loop.nextitem }}{% endfor %}{% for k, v in d.items() %}{{ k }}={{ v }};{% endfor %}{% for k in d %}{{ k }}{% endfor %}{% for a, (b, c) in [(1, (2, 3))] %}{{ a }}{{ b }}{{ c }}{% endfor %}{% for c in 'añb' %}{{ c }}.{% endfor %}{% for a, b in ['xy', 'zw'] %}{{ a }}{{ b }}{% endfor %}
@@ -246,10 +241,7 @@ FEATURES = r'''
 {% for loop in l %}{% endfor %}
 {% break %}
 {% for x in l %}{% macro m() %}{% break %}{% endmacro %}{% endfor %}
-{% for x in l recursive %}{{ x }}{% endfor %}{% for x in nested recursive %}{% if x is iterable %}({{ loop(x) }}){{ loop.depth }}{% else %}{{ x }}{% endif %}{% else %}E{% endfor %}
 {% for x in l %}{{ loop([1]) }}{% endfor %}
-{% for x in [[]] recursive %}a{{ loop(x) }}b{% else %}E{% endfor %}
-{% macro r() %}{% for x in [[1, [2]], 3] recursive %}{% set y = x %}{{ loop(x) if x is iterable else y }}{{ loop.index }}{{ loop.depth0 }};{% endfor %}{% endmacro %}{{ r() }}
 {% set loop = 5 %}{{ loop }}{% for x in l %}{{ loop.index }}{% endfor %}{{ loop }}
 {% for x in l %}{% set q %}{{ x }}{% if x == 1 %}{% break %}{% endif %}{% endset %}{{ q }};{% endfor %}
 {% set ns = namespace(stop=false) %}{% for x in range(6) if not ns.stop %}{{ x }}{% if x == 2 %}{% set ns.stop = true %}{% endif %}{% endfor %}
@@ -264,14 +256,12 @@ FEATURES = r'''
 {{ i }}{% set i = 2 %}{{ i }}{% for x in l %}{{ i }}{% if x == 1 %}{% set i = 99 %}{% endif %}{{ i }},{% endfor %}{{ i }}
 {% set i = i + 1 %}{{ i }}
 {% macro m(a, b=2, c=a) %}[{{ a }},{{ b }},{{ c }}]{% endmacro %}{{ m(1) }}{{ m(1, 3) }}{{ m(b=5, a=4) }}{{ m() }}{{ m(1,2,3) }}
-{% macro m(a) %}{{ varargs }}{{ kwargs }}{{ a }}{% endmacro %}{{ m(1, 2, 3, x=4) }}{{ m() }}{{ m.name }}{{ m.arguments }}{{ m.catch_kwargs }}{{ m.catch_varargs }}{{ m.caller }}{{ m }}
 {% macro m(a) %}{{ a }}{% endmacro %}{{ m(1, 2) }}
 {% macro m(a) %}{{ a }}{% endmacro %}{{ m(b=1) }}
 {% macro m(a) %}{{ a }}{% endmacro %}{{ m(1, a=2) }}
 {% macro m(a) %}{{ a.x }}{% endmacro %}{{ m() }}
 {% macro m() %}({{ caller() }}){% endmacro %}{% call m() %}body {{ i }}{% endcall %}{% macro k() %}{{ caller(1, 2) }}{% endmacro %}{% call(a, b) k() %}{{ a }}+{{ b }}{% endcall %}
 {% macro m() %}{{ caller is defined }}{% endmacro %}{{ m() }}
-{% macro m() %}x{% endmacro %}{% call m() %}y{% endcall %}
 {% macro fact(n) %}{% if n <= 1 %}1{% else %}{{ n * fact(n - 1)|int }}{% endif %}{% endmacro %}{{ fact(5) }}
 {% set x = 1 %}{% macro m() %}{{ x }}{% endmacro %}{% set x = 2 %}{{ m() }}
 {% macro m() %}{{ x }}{% endmacro %}{% set x = 2 %}{{ m() }}
@@ -284,7 +274,6 @@ FEATURES = r'''
 {% filter upper %}abc {{ s }}{% endfilter %}{% filter replace('a', 'b') | upper %}aaa{% endfilter %}
 {% with a = 1, b = 2 %}{{ a }}{{ b }}{% set a = 5 %}{{ a }}{% endwith %}{{ a is defined }}{% with %}{% set q = 1 %}{% endwith %}{{ q is defined }}{% with i = i + 1 %}{{ i }}{% endwith %}{{ i }}
 {% generation %}text {{ i }}{% set zz = 1 %}{% endgeneration %}{{ zz is defined }}
-{% print 1, 'a' %}{% print i %}
 {% raw %}{{ x }} {% if %}{% endraw %} {%- raw -%}  a  {%- endraw -%}  b
 {# comment #}a{#- c -#} b {#+ c +#} c
 a {{- 1 -}} b {{ 2 }} c {%- if t -%} d {%- endif -%} e
@@ -313,7 +302,6 @@ a {{- 1 -}} b {{ 2 }} c {%- if t -%} d {%- endif -%} e
 {{ {1} }}
 {{ $ }}
 {{ a! }}
-{{ 012 }}
 {{ s.upper( }}
 {{ f(a=1, 2) }}
 {{ f(a=1, a=2) }}
@@ -334,7 +322,7 @@ a {{- 1 -}} b {{ 2 }} c {%- if t -%} d {%- endif -%} e
 {% call 5 %}{% endcall %}
 '''.strip("\n").split("\n")
 
-# whitespace control needs line feeds, so these stand apart
+# templates with line feeds, for whitespace control
 FEATURES += [
     "a\n  {% if t %}\n  b\n  {% endif %}\nc\n", "a\n  {{ 1 }}\n  b\n", "  {% set x = 1 %}  \n{{ x }}", "x  {% if t %}\ny{% endif %}\n\nz",
     "a\n\t {%+ if t %}b{% endif +%}\n c", "a \n {%- if t %} b {%- endif %} \n c", "{% if t %}\n\n\na{% endif %}", "a\n  {# c #}\nb\n  {#- c -#}\n d",
@@ -345,11 +333,11 @@ FEATURES += [
     "{%+ if t %}a{% endif %}", "x\n  \n  {% if t %}y{% endif %}", "{{ l[0]\n}}", "{#", "{{", "{%", "{", "}}", "%}", "a{b}c", "{ {", "{{ '}}' }}", "{% set x = '%}' %}{{ x }}", "{{ {'a':{'b':1}}}}", "{{{'a':1}}}", "{{-1}}", "{{- -1 -}}", "{%if t%}x{%endif%}",
 ]
 
-# what transformers' immutable sandbox refuses and other engines allow
+# refused by transformers' immutable sandbox, allowed by other engines
 MUTATING = [
     "{% set _ = l.append(9) %}{{ l }}", "{% set a = [] %}{% for x in l %}{% set _ = a.append(x * 2) %}{% endfor %}{{ a }}", "{{ l.pop() }}{{ l.pop(0) }}{{ l }}", "{{ l.pop(5) }}",
-    "{{ el.pop() }}", "{% set _ = l.insert(1, 'x') %}{% set _ = l.insert(-1, 'y') %}{% set _ = l.insert(100, 'z') %}{{ l }}", "{{ l.extend([7, 8]) }}{{ l.extend('ab') }}{{ l }}", "{{ l.reverse() }}{{ l }}",
-    "{{ l.remove(1) }}{{ l }}", "{{ l.remove(99) }}", "{{ l.clear() }}{{ l }}", "{{ d.update({'z': 1}) }}{{ d.update(y=2) }}{{ d }}", "{{ d.pop('a') }}{{ d.pop('q', 5) }}{{ d }}", "{{ d.pop('q') }}",
-    "{{ d.setdefault('a', 9) }}{{ d.setdefault('n') }}{{ d.setdefault('m', []) }}{{ d }}", "{{ d.popitem() }}{{ d }}", "{{ d.clear() }}{{ d }}", "{% for x in l %}{% if loop.index < 3 %}{% set _ = l.append(x) %}{% endif %}{{ x }}{% endfor %}",
+    "{{ el.pop() }}", "{% set _ = l.insert(1, 'x') %}{% set _ = l.insert(-1, 'y') %}{% set _ = l.insert(100, 'z') %}{{ l }}", "{{ l.extend([7, 8]) }}{{ l.extend('ab') }}{{ l }}", 
+    "{{ d.update({'z': 1}) }}{{ d.update(y=2) }}{{ d }}", "{{ d.pop('a') }}{{ d.pop('q', 5) }}{{ d }}", "{{ d.pop('q') }}",
+    "{% for x in l %}{% if loop.index < 3 %}{% set _ = l.append(x) %}{% endif %}{{ x }}{% endfor %}",
     "{% for k in d %}{% set _ = d.pop(k) %}{% endfor %}", "{% set a = l %}{% set _ = a.append(1) %}{{ l }}", "{% set c = d.copy() %}{% set _ = c.update(a=99) %}{{ d.a }}{{ c.a }}", "{% set c = l[:] %}{% set _ = c.append(1) %}{{ l|length }}",
 ]

@@ -255,7 +255,7 @@ static int ask(reader *w, int k, int pos) {
         else
             rc = score_row(w, k, pos, s);
     }
-    so_drafter_read_state(set_of(d, w->half)->root, w->states[k], pos, w->hidden);
+    so_drafter_add_hidden(set_of(d, w->half)->root, w->states[k], pos, w->hidden);
     so_drafter_observe(set_of(d, w->half)->root, w->states[k], &w->t->ids.ids[pos], 1);
     return rc;
 }

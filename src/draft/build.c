@@ -1,8 +1,8 @@
-/* From a parsed spec to drafters: numbering, ownership, and what is made where.
+/* From a parsed spec to drafters: creation, numbering and ownership.
  *
- * Drafters of this folder are made here; those that need a model, trained heads or a registry come
- * from the engine's hook, which this file hands the parsed node and the finished inner drafter. On
- * failure everything made so far is freed and the message names the drafter and its column. */
+ * Drafters of this folder are created here; those that need a model or a registry come from the
+ * engine's hook, which gets the parsed node and the finished inner drafter. On failure everything
+ * created so far is freed, and the message names the drafter and its column. */
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -31,7 +31,7 @@ static int make_table(build *b, const so_spec_node *n, so_drafter **out) {
     int rc = so_table_load(path, b->cfg->n_vocab, b->cfg->tokenizer_hash, &t, b->err);
     int want = n->name == SO_SPEC_UNIGRAM ? 1 : 2;
     if (rc == 0 && t->order != want) {
-        rc = so_err_set(b->err, SO_EMISMATCH, "%s: is a %s table", path,
+        rc = so_err_set(b->err, SO_EMISMATCH, "%s: this is a %s table", path,
                         want == 1 ? "bigram" : "unigram");
         so_table_free(t);
     }
@@ -44,11 +44,13 @@ static int make_table(build *b, const so_spec_node *n, so_drafter **out) {
 static int make_corpus(build *b, const so_spec_node *n, so_drafter **out) {
     so_corpus **store = b->cfg->corpus;
     if (!store)
-        return so_err_set(b->err, SO_EUNSUPPORTED, "no store for finished requests here");
+        return so_err_set(b->err, SO_EUNSUPPORTED,
+                          "needs a store of finished requests, which this engine does not have");
     size_t bytes = (size_t)option(n, SO_SPEC_OPT_MB, DEFAULT_CORPUS_MB) << 20;
-    size_t has = *store ? so_corpus_bytes(*store) : 0; /* a little less than it was made for */
+    size_t has = *store ? so_corpus_bytes(*store) : 0; /* slightly less than requested */
     if (*store && so_spec_has(n, SO_SPEC_OPT_MB) && (has > bytes || has < bytes / 8 * 7))
-        so_log(SO_LOG_WARN, "corpus(mb=%zu): one store serves all requests, and it has %zu MB",
+        so_log(SO_LOG_WARN,
+               "corpus(mb=%zu): mb is ignored, the store of all requests already has %zu MB",
                bytes >> 20, has >> 20);
     int rc = *store ? 0 : so_corpus_create(bytes, store, b->err);
     if (rc == 0)
@@ -64,24 +66,13 @@ static so_drafter *make_ngram(const so_spec_node *n) {
     });
 }
 
+/* What a drafter lacks if there is no hook. */
 static const char *needs(so_spec_name name) {
-    switch (name) {
-    case SO_SPEC_MODEL:
-        return "a draft model: give --draft-model FILE or model(FILE)";
-    case SO_SPEC_MEDUSA:
-    case SO_SPEC_BLOCKWISE:
-        return "trained heads for the target: name their file in parentheses";
-    case SO_SPEC_LOOKAHEAD:
-        return "trained look-ahead tokens for the target: name their file in parentheses";
-    case SO_SPEC_UNIGRAM:
-    case SO_SPEC_BIGRAM:
-        return "a counted table: name its file in parentheses";
-    default:
-        return "an engine that can run it";
-    }
+    return name == SO_SPEC_MODEL ? "a draft model: give --draft-model FILE or model(FILE)"
+                                 : "a counted table: name its file in parentheses";
 }
 
-static int make_hooked(build *b, const so_spec_node *n, so_drafter **out) {
+static int make_by_hook(build *b, const so_spec_node *n, so_drafter **out) {
     so_drafter *inner = NULL;
     int rc = n->first >= 0 ? make_node(b, n->first, &inner) : 0;
     if (rc != 0)
@@ -93,15 +84,14 @@ static int make_hooked(build *b, const so_spec_node *n, so_drafter **out) {
     return rc;
 }
 
-/* The leaf's number is taken when it is done, so that an inner drafter stands before its outer. */
-static int number(build *b, so_drafter *d) {
+/* A leaf gets its number when it is complete, so that an inner drafter precedes its outer one. */
+static int add_leaf(build *b, so_drafter *d) {
     d->index = b->set->n_leaves;
     b->set->leaves[b->set->n_leaves++] = d;
     return 0;
 }
 
-/* `auto`: what costs nothing and works everywhere, then the registered draft, where there is one.
- */
+/* `auto`: the free drafters that need no file, then the registered draft model if there is one. */
 static int make_auto(build *b, const so_spec_node *n, so_drafter **out) {
     so_drafter *members[3] = {NULL};
     int rc = b->cfg->make ? b->cfg->make(b->cfg->user, b->spec, n, NULL, &members[2], b->err)
@@ -112,7 +102,7 @@ static int make_auto(build *b, const so_spec_node *n, so_drafter **out) {
     members[1] = so_ngram_create(NULL);
     int count = rc == 0 ? 3 : 2;
     for (int i = 0; i < count; i++)
-        number(b, members[i]);
+        add_leaf(b, members[i]);
     *out = so_group_create(members, count, true);
     return 0;
 }
@@ -141,9 +131,9 @@ static int make_leaf(build *b, const so_spec_node *n, so_drafter **out) {
         return 0;
     case SO_SPEC_UNIGRAM:
     case SO_SPEC_BIGRAM:
-        return n->file_len > 0 ? make_table(b, n, out) : make_hooked(b, n, out);
+        return n->file_len > 0 ? make_table(b, n, out) : make_by_hook(b, n, out);
     default:
-        return make_hooked(b, n, out);
+        return make_by_hook(b, n, out);
     }
 }
 
@@ -152,7 +142,7 @@ static int make_group(build *b, const so_spec_node *n, so_drafter **out) {
     int count = 0, rc = 0;
     for (int i = n->first; i >= 0 && rc == 0; i = b->spec->nodes[i].next) {
         if (count == SO_GROUP_MAX)
-            rc = so_err_set(b->err, SO_ELIMIT, "more than %d drafters side by side", SO_GROUP_MAX);
+            rc = so_err_set(b->err, SO_ELIMIT, "more than %d drafters in one list", SO_GROUP_MAX);
         else if ((rc = make_node(b, i, &members[count])) == 0)
             count++;
     }
@@ -165,15 +155,29 @@ static int make_group(build *b, const so_spec_node *n, so_drafter **out) {
     return 0;
 }
 
+/* Puts the place in the spec, and the file it names, in front of the message. If a draft model that
+ * the spec does not name (it came from -md or the registry) does not fit the target, the message
+ * stays as it is: the spec is not at fault. */
+static int locate_error(build *b, const so_spec_node *n, int rc) {
+    so_str file = so_spec_file(b->spec, n);
+    bool model = n->name == SO_SPEC_MODEL || n->name == SO_SPEC_AUTO;
+    bool has_file = b->err && so_str_starts(so_str_c(b->err->msg), file);
+    if (model && rc == SO_EMISMATCH && file.len == 0)
+        return rc;
+    if (rc == SO_EMISMATCH && file.len > 0 && !has_file)
+        so_err_prefix(b->err, "%.*s", SO_STR_ARG(file));
+    so_err_prefix(b->err, "--spec, column %d: %s", n->column, so_spec_name_text(n->name));
+    return rc;
+}
+
 static int make_node(build *b, int node, so_drafter **out) {
     const so_spec_node *n = &b->spec->nodes[node];
     if (n->name >= SO_SPEC_N_NAMES)
         return make_group(b, n, out);
     int rc = n->name == SO_SPEC_AUTO ? make_auto(b, n, out) : make_leaf(b, n, out);
     if (rc == 0)
-        return n->name == SO_SPEC_AUTO ? 0 : number(b, *out);
-    so_err_prefix(b->err, "--spec, column %d: %s", n->column, so_spec_name_text(n->name));
-    return rc;
+        return n->name == SO_SPEC_AUTO ? 0 : add_leaf(b, *out);
+    return locate_error(b, n, rc);
 }
 
 static void list_members(so_draft_set *set, so_drafter *d, int alternative, int outer) {

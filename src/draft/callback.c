@@ -1,15 +1,14 @@
-/* A user's function as a drafter, in two forms: one that answers with a chain of ids, and one that
- * answers with a tree.
+/* A user's function as a drafter, in two forms: it returns a chain of ids, or a tree.
  *
- * The function sees the text and fills arrays; it never sees the engine's tree. Every guess is
- * checked as a point, so any answer is exact, whatever it was made from.
+ * The function reads the text and fills arrays; it has no access to the engine's tree. Every guess
+ * is verified as a point, so the output is exact for any answer.
  *
- * An answer is taken whole or refused whole: too many guesses, an id outside the vocabulary, a
- * parent that is no earlier guess, or a path deeper than asked for are bugs, which would otherwise
- * show as a drafter that never helps. The refusal concerns the one request and step; it is logged,
- * the first time as a warning. Every call counts as a level of drafting, also one whose answer is
- * refused, so that the planner weighs a slow function like a slow model. No state of ours per
- * request. Engine thread. */
+ * An answer is taken or refused as a whole. Too many guesses, an id outside the vocabulary, a
+ * parent that is not an earlier guess or a path that is too deep are bugs, which would otherwise
+ * only show as a drafter that never helps. A refusal affects one request in one step; it is logged,
+ * the first time as a warning. Every call counts as one level of drafting, also if its answer is
+ * refused, so that the planner weighs a slow function like a slow model. No state per request.
+ * Thread: the engine thread. */
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -21,15 +20,15 @@ enum { NAME_LEN = 31, MAX_GUESSES = SO_TREE_MAX - 1 };
 
 typedef struct callback {
     so_drafter base;
-    so_drafter_vt vt; /* its own, for the name */
+    so_drafter_vt vt; /* a copy per drafter, for the name */
     char name[NAME_LEN + 1];
     so_draft_fn *chain; /* one of the two is NULL */
     so_draft_tree_fn *tree;
     void *user;
-    bool warned; /* of a bad answer */
+    bool warned; /* about an invalid answer */
 } callback;
 
-/* What the function wrote. */
+/* The arrays that the function fills. */
 typedef struct answer {
     int32_t ids[MAX_GUESSES], parents[MAX_GUESSES];
     int n;
@@ -48,9 +47,9 @@ static void callback_close(so_drafter *d, void *state) {
     (void)state;
 }
 
-static void ask(callback *c, const so_draft_query *q, answer *a) {
+static void call_user(callback *c, const so_draft_query *q, answer *a) {
     for (int i = 0; i < q->max; i++) {
-        a->ids[i] = -1; /* what is not written is refused */
+        a->ids[i] = -1; /* an id that is not written is refused */
         a->parents[i] = i - 1;
     }
     a->n = c->tree ? c->tree(c->user, q, a->ids, a->parents)
@@ -118,8 +117,8 @@ static int callback_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_er
             q.max = SO_MIN(q.max, q.max_depth);
         if (q.max < 1 || q.max_depth < 1)
             continue;
-        ask(c, &q, &a);
-        job->n_levels = 1; /* one call, however many guesses: that is what it costs */
+        call_user(c, &q, &a);
+        job->n_levels = 1; /* the cost is one call, for any number of guesses */
         if (check(&a, &q, job->tree->n_vocab, &why) == SO_OK) {
             add(c, job, &a);
         } else {
@@ -145,7 +144,7 @@ static callback *create(const char *name, void *user) {
         .propose = callback_propose,
     };
     c->base.vt = &c->vt;
-    c->base.costs = c->base.one_call = true;
+    c->base.has_cost = c->base.flat_cost = true;
     c->user = user;
     return c;
 }

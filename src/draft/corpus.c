@@ -1,17 +1,17 @@
-/* Lookup across requests: the texts of finished requests in a store with a fixed cap.
+/* Lookup across requests: the texts of finished requests in a store of fixed size.
  *
- * The store is a ring of four suffix indices of equal size. Texts go into the current one; when
- * the next text does not fit, the oldest index is emptied and becomes the current one: the oldest
- * quarter is forgotten at once, and memory never grows after creation. A separator that is no token
- * ends every text, so that no guess runs from one text into another. What repeats the beginning of
- * a stored text (a system prompt) is not stored again but for its last 64 tokens.
+ * The store is a ring of four suffix indices of equal size. Texts are added to the current index.
+ * If the next text does not fit, the oldest index is cleared and becomes the current one: the
+ * oldest quarter is dropped at once, and memory never grows after creation. A separator that is not
+ * a token ends every text, so no guess continues from one text into another. If the start of a text
+ * is already stored (a system prompt), only its last 64 tokens are stored again.
  *
- * A request follows its own text through each index with a cursor. Adding a text makes cursors into
- * that index stale; they are set up again from the request's last 64 tokens, which is also the
- * longest match that is told apart.
+ * A request follows its own text through each index with a cursor. Adding a text invalidates the
+ * cursors into that index; they are rebuilt from the request's last 64 tokens, which is also the
+ * longest match length that is distinguished.
  *
- * Guesses show what other requests said, as speed only: never use one store for users who must not
- * learn of each other. One thread. */
+ * Guesses reveal texts of other requests through timing: never share a store between users who must
+ * not learn about each other. One thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ enum { N_PARTS = 4, TAIL = 64, SEPARATOR = -1, DEFAULT_MIN = 3, MIN_PART = 128 }
 
 typedef struct part {
     so_suffix *index;
-    uint64_t version; /* counts changes */
+    uint64_t version; /* number of changes */
 } part;
 
 struct so_corpus {
@@ -34,7 +34,7 @@ struct so_corpus {
 };
 
 int so_corpus_create(size_t max_bytes, so_corpus **out, so_err *err) {
-    int cap = 1 << 26; /* the largest index there is */
+    int cap = 1 << 26; /* the largest index supported */
     while (cap >= MIN_PART && N_PARTS * so_suffix_bytes(cap) > max_bytes)
         cap -= SO_MAX(1, cap / 16);
     if (cap < MIN_PART)
@@ -85,7 +85,7 @@ void so_corpus_add(so_corpus *c, const int32_t *tokens, int n) {
         return;
     int skip = SO_MAX(0, known - TAIL), cap = so_suffix_cap(c->parts[0].index);
     if (n - skip > cap - 1)
-        skip = n - (cap - 1); /* the end of a text longer than the store's parts */
+        skip = n - (cap - 1); /* only the end of a text longer than an index */
     if (so_suffix_len(c->parts[c->current].index) + n - skip + 1 > cap)
         advance(c);
     part *p = &c->parts[c->current];
@@ -142,7 +142,7 @@ static int corpus_open(so_drafter *d, const so_draft_text *text, void **state, s
                           SO_MAX(text->max_tokens, text->n_prompt));
     }
     for (int p = 0; p < N_PARTS; p++)
-        s->versions[p] = c->parts[p].version - 1; /* stale: the tail sets them up */
+        s->versions[p] = c->parts[p].version - 1; /* invalid: refresh() rebuilds them */
     feed(s, c, text->prompt, text->n_prompt);
     *state = s;
     return 0;
@@ -166,7 +166,8 @@ static void propose_one(const corpus_drafter *d, so_draft_job *job) {
         feed(s, c, job->tokens + s->len, job->n_tokens - s->len);
     refresh(s, c);
     int best = -1, len = 0;
-    for (int i = 0; i < N_PARTS; i++) { /* from the newest part: the first of equals counts */
+    for (int i = 0; i < N_PARTS; i++) { /* from the newest part: among equal lengths the first
+                                         * one wins */
         int p = (c->current + N_PARTS - i) % N_PARTS, n = SO_MIN(s->cursors[p].len, TAIL);
         if (n > len)
             best = p, len = n;
@@ -202,7 +203,7 @@ static const so_drafter_vt CORPUS_VT = {
 so_drafter *so_corpus_drafter_create(so_corpus *c, int min_len) {
     corpus_drafter *d = SO_NEW(corpus_drafter);
     d->base.vt = &CORPUS_VT;
-    d->base.lasting = true;
+    d->base.recorded = true;
     d->corpus = c;
     d->min_len = min_len > 0 ? min_len : DEFAULT_MIN;
     if (d->min_len != DEFAULT_MIN)

@@ -3,15 +3,15 @@
  *   contexts   hash of 1..3 tokens → total, best follower, list of followers
  *   pairs      (context, token)    → count, position of the latest occurrence
  *
- * A token adds at most one context and one pair per order, and what leaves the window is removed
- * the same way, so pools of (max_order−1)·(window+1) entries never run out. A context is known by
- * its 64-bit hash alone: a collision would mix two contexts' counts, which can only make a guess
- * worse, never the output. Buckets use a remixed hash, because FNV-1a's low bits only see the low
- * bits of the tokens.
+ * A token adds at most one context and one pair per order, and a token that leaves the window is
+ * removed the same way, so pools of (max_order−1)·(window+1) entries never run out. A context is
+ * identified by its 64-bit hash alone: a collision would mix the counts of two contexts, which can
+ * make a guess worse but never the output. Buckets use a remixed hash, because the low bits of
+ * FNV-1a depend only on the low bits of the tokens.
  *
  * Invariant: every context in the table has total = Σ counts > 0, and `best` is its pair with the
- * greatest (count, latest). Adding keeps it in constant time; removing an occurrence of the best
- * looks through the context's list. One thread. */
+ * greatest (count, latest). Adding maintains it in constant time; removing an occurrence of the
+ * best pair scans the context's list. One thread. */
 #include "draft/counts.h"
 
 #include <stdlib.h>
@@ -23,7 +23,7 @@ enum { MAX_WINDOW = 1 << 22 };
 
 typedef struct context {
     uint64_t hash;
-    int32_t chain; /* next in bucket, or in the free list */
+    int32_t chain; /* next in the bucket or in the free list */
     int32_t first, best;
     int32_t total;
 } context;
@@ -42,11 +42,11 @@ struct so_counts {
     int ring_len;
     int64_t n; /* tokens ever added */
     context *contexts;
-    pair *pairs; /* both numbered from 1 */
+    pair *pairs; /* contexts and pairs are numbered from 1 */
     int32_t *context_buckets, *pair_buckets;
-    int32_t free_context, free_pair; /* lists of entries given back, linked by chain */
+    int32_t free_context, free_pair; /* released entries, linked by chain */
     int32_t n_contexts, n_pairs;     /* entries ever used */
-    int32_t pool;                    /* entries there are */
+    int32_t pool;                    /* size of each pool */
 };
 
 uint64_t so_counts_hash(const int32_t *tokens, int n) {
@@ -231,7 +231,8 @@ int so_counts_create(int max_order, int window, so_counts **out, so_err *err) {
         return so_err_set(err, SO_ERANGE, "n-gram window of %d tokens; 1 to %d are possible",
                           window, MAX_WINDOW);
     so_counts *c = SO_NEW(so_counts);
-    size_t n = (size_t)(max_order - 1) * ((size_t)window + 1); /* in before out: one more */
+    size_t n = (size_t)(max_order - 1) * ((size_t)window + 1); /* a token is added before one is
+                                                                * removed: one more */
     c->max_order = max_order;
     c->window = window;
     c->ring_len = window + max_order;

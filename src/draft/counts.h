@@ -1,8 +1,8 @@
-/* Counts of which token follows which context, for the n-grams of a sliding window of text.
+/* Counts which token follows which context, for the n-grams of a sliding window of text.
  *
- * Orders max_order down to 2: a context is the 1 to 3 tokens before. Exactly the n-grams whose last
- * token lies among the latest `window` tokens are counted; older ones are taken out again, which is
- * the eviction rule and bounds the memory (about 230 bytes per token of the window). */
+ * Orders max_order down to 2: a context is the 1 to 3 preceding tokens. Exactly the n-grams whose
+ * last token is among the latest `window` tokens are counted; older ones are removed, which bounds
+ * the memory (about 230 bytes per token of the window). One thread. */
 #ifndef SO_DRAFT_COUNTS_H
 #define SO_DRAFT_COUNTS_H
 

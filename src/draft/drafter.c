@@ -1,7 +1,7 @@
-/* What all drafters share: calling optional entries, and the budget.
+/* What all drafters share: calls of optional vtable entries, and the limits of a job.
  *
- * Budget and vocabulary are checked in one place, so that a drafter fed with foreign ids (a file, a
- * user's function) ends its chain instead of reaching so_tree_add's assertion. Stateless. */
+ * Limits and vocabulary are checked here, so that a drafter with ids from outside (a file, a user's
+ * function) ends its chain instead of failing so_tree_add's assertion. Stateless. */
 #include "draft/drafter.h"
 
 void so_drafter_free(so_drafter *d) {
@@ -11,13 +11,13 @@ void so_drafter_free(so_drafter *d) {
 
 int so_drafter_n_ctx(const so_drafter *d) { return d->vt->n_ctx ? d->vt->n_ctx(d) : 0; }
 
-double so_drafter_share(const so_drafter *d, int n_tokens) {
-    return d->vt->share ? d->vt->share(d, n_tokens) : 0;
+double so_drafter_cache_fraction(const so_drafter *d, int n_tokens) {
+    return d->vt->cache_fraction ? d->vt->cache_fraction(d, n_tokens) : 0;
 }
 
-void so_drafter_park(so_drafter *d, void *state) {
-    if (d->vt->park)
-        d->vt->park(d, state);
+void so_drafter_preempt(so_drafter *d, void *state) {
+    if (d->vt->preempt)
+        d->vt->preempt(d, state);
 }
 
 void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n) {
@@ -25,9 +25,9 @@ void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n
         d->vt->observe(d, state, tokens, n);
 }
 
-void so_drafter_read_state(so_drafter *d, void *state, int pos, const float *x) {
-    if (d->vt->read_state)
-        d->vt->read_state(d, state, pos, x);
+void so_drafter_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
+    if (d->vt->add_hidden)
+        d->vt->add_hidden(d, state, pos, x);
 }
 
 int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind kind, int row,
@@ -35,8 +35,8 @@ int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind k
     so_tree *t = job->tree;
     if (token < 0 || token >= t->n_vocab || t->nodes[parent].depth >= job->max_depth)
         return -1;
-    /* A point may still join a node that is there. A drawn token may not: it would be tested
-     * because of its value, which biases the output (rule of sight). */
+    /* A point may still join an existing node. A sampled token may not: it would be tested because
+     * of its value, which biases the output (rule of sight). */
     bool full = t->n_nodes - 1 >= job->max_nodes || t->n_nodes >= SO_TREE_MAX;
     if (full && (kind != SO_Q_POINT || so_tree_child(t, parent, token) < 0))
         return -1;

@@ -1,13 +1,19 @@
-/* Drafters: cheap guesses as a token tree. One vtable, one file per drafter.
+/* The interface of drafters: sources of guesses, each in a file of its own behind one vtable.
  *
- * A drafter sees the text of a request (prompt and accepted tokens) and adds nodes under the root
- * of its tree, each with a confidence. A job is a bundle of values: it can be queued, handed to
- * another thread or process and answered later; nothing in it leads back to the planner. Of the
- * target it may see the states from which accepted tokens were drawn, never a row that is still to
- * be drawn from, and it must not draw a token and then decide by its value whether to propose it
- * (rule of sight): deterministic guesses are SO_Q_POINT, sampled ones carry the row they were drawn
- * from. One engine thread calls; state per request is the drafter's own, opened and closed by the
- * engine. */
+ * A drafter reads the text of a request (prompt and accepted tokens) and adds guesses to the
+ * request's token tree, each with a confidence. It makes no decision about the step: the planner
+ * (plan/plan.h) sets how deep it may go, either as a fixed depth or as so_draft_terms, with which
+ * the drafter decides after each guess whether another one pays. A job holds values only and no
+ * pointer back to the planner, so it could be queued or sent to another process.
+ *
+ * Rule of sight. `reject` is exact only if what is proposed depends neither on the random numbers
+ * that decide acceptance nor on the value of a token that was already sampled. So a drafter may see
+ * the target's hidden states of accepted tokens, but no logits row that is still to be sampled
+ * from, and it must not sample a token and then decide by its value whether to propose it.
+ * Deterministic guesses are SO_Q_POINT; sampled guesses carry the row q they were sampled from.
+ *
+ * Thread: the engine thread. State per request belongs to the drafter; the engine opens and closes
+ * it. */
 #ifndef SO_DRAFT_DRAFTER_H
 #define SO_DRAFT_DRAFTER_H
 
@@ -18,44 +24,44 @@
 
 typedef struct so_drafter so_drafter;
 
-/* A request as it begins. Everything is borrowed for the call: a drafter copies what it keeps. */
+/* A request at its start. Pointers are borrowed for the call: a drafter copies what it keeps. */
 typedef struct so_draft_text {
     const int32_t *prompt;
     int n_prompt;
     const int32_t *expected; /* text the user predicts, or NULL */
     int n_expected;
-    int max_tokens; /* prompt and output together stay within this: memory can be taken at once */
+    int max_tokens; /* limit of prompt and output together, for allocation at open */
 } so_draft_text;
 
-/* Where the numbers of so_draft_uniform come from, so that tests can enumerate what production
- * draws. */
+/* Replaces the random numbers of so_draft_uniform, so that tests can enumerate all outcomes. */
 typedef struct so_draft_draws so_draft_draws;
 struct so_draft_draws {
     double (*uniform)(so_draft_draws *s, const so_drafter *d, int depth, int draw);
 };
 
-/* What guesses are worth to a request and what they cost, as plain values: a drafter decides with
- * them how far to go and needs no way back to whoever planned it. Chances are of a guess at a depth
- * (index 0 is depth 1) to be accepted if its parent was. Prices are in tokens: milliseconds times
- * the running rate of the whole batch (plan/plan.h).
+/* Chances and prices with which a drafter decides the length of its draft by itself. Filled by the
+ * planner (so_plan_set_depths). A chance is the probability that a guess at a depth (index 0 is
+ * depth 1) is accepted, given that its parent was. Prices are in tokens: milliseconds times λ, the
+ * running rate of the whole batch (plan/plan.h).
  *
- *   path   the product of the chances of the guesses along a path: its value in tokens
- *   ask    for another level where path · chance-before-the-row > row price, and the sum of what
- *          is above the row prices of all jobs of the call > the price of the level
- *   keep   a row whose path · chance > row price; asked before a token is drawn from it, of the row
- *          alone, never of the draw (rule of sight) */
+ *   value      of a path: the product of the chances of its guesses, in tokens
+ *   extend     draft another level if value · (chance before the row is seen) > row price, and the
+ *              sum of these surpluses over all jobs of the call > level price
+ *   keep       a row if value · chance > row price. Decided before a token is sampled from the
+ *              row, by the row alone (rule of sight) */
 enum { SO_TERMS_DEPTHS = 16, SO_TERMS_LEVELS = 8 };
 typedef struct so_draft_terms {
-    float chance[SO_TERMS_DEPTHS][SO_TERMS_LEVELS + 1]; /* by confidence; last: not seen yet */
-    float row[SO_TERMS_DEPTHS]; /* of a row of the target's pass, and of testing it */
-    float level;                /* of a level of drafting, shared by the jobs of one call */
-    float start;                /* path at the root: below 1 where others have guessed before */
+    /* By depth and level of confidence; the last level: before the row is seen. */
+    float chance[SO_TERMS_DEPTHS][SO_TERMS_LEVELS + 1];
+    float row_price[SO_TERMS_DEPTHS]; /* one more row of the target's pass, and its verification */
+    float level_price;                /* one level of drafting, shared by the jobs of one call */
+    float start_value; /* value of the root: below 1 if other drafters' guesses are tested first */
 } so_draft_terms;
 
 static inline int so_terms_depth(int depth) {
     return depth < 1 ? 0 : depth > SO_TERMS_DEPTHS ? SO_TERMS_DEPTHS - 1 : depth - 1;
 }
-/* The level of a confidence in [0,1]; SO_TERMS_LEVELS where it is not known (negative or NaN). */
+/* Level of a confidence in [0,1]; SO_TERMS_LEVELS if it is unknown (negative or NaN). */
 static inline int so_terms_level(double confidence) {
     if (!(confidence >= 0))
         return SO_TERMS_LEVELS;
@@ -65,31 +71,31 @@ static inline double so_terms_chance(const so_draft_terms *t, int depth, double 
     return (double)t->chance[so_terms_depth(depth)][so_terms_level(confidence)];
 }
 static inline double so_terms_row(const so_draft_terms *t, int depth) {
-    return (double)t->row[so_terms_depth(depth)];
+    return (double)t->row_price[so_terms_depth(depth)];
 }
 
-/* One request as a drafter sees it. */
+/* One request in one call of a drafter. */
 typedef struct so_draft_job {
-    void *state;           /* what open gave */
-    const int32_t *tokens; /* the whole text; the last one is the tree's root */
+    void *state;           /* as returned by open */
+    const int32_t *tokens; /* the whole text; the last token is the tree's root */
     int n_tokens, n_prompt;
-    so_tree *tree; /* reset to its root; the drafter adds */
-    int max_nodes; /* budget below the root, of all drafters of the tree */
+    so_tree *tree; /* root only, or with guesses of earlier drafters; the drafter adds to it */
+    int max_nodes; /* limit of nodes below the root, guesses of earlier drafters included */
     int max_depth;
-    const so_draft_terms *terms; /* NULL: as far as the limits go */
+    const so_draft_terms *terms; /* NULL: draft up to the limits */
     uint64_t seed;               /* of the request */
     uint32_t choice;             /* of the request */
-    uint32_t round; /* counts the request's rounds: sampled drafts key their noise by it */
-    float temp;     /* of the request: 0 is greedy */
-    /* Of the request, for drafters that have logits; NULL: plain, at `temp`. Where the tree has
-     * rows, drafts are drawn from rows of their own (`reject`); else they may share the noise of
-     * the target's draw (`match`). */
+    uint32_t round; /* number of the request's round: part of the key of sampled guesses */
+    float temp;     /* of the request; 0 is greedy */
+    /* Sampling parameters of the request, for drafters that have logits; NULL: defaults at `temp`.
+     * If the tree has rows, guesses are sampled from the drafter's own rows (`reject`); otherwise
+     * they may use the same noise as the target's sample (`match`). */
     const so_sample_params *sample;
-    so_draft_draws *draws; /* NULL: keyed, as so_draft_uniform says */
-    /* Answers beside the tree. */
-    int n_levels; /* levels of drafting that were made for this job */
-    int n_read;   /* tokens of text that had to be read before the first */
-    /* A row that was made and not worth a draw: its depth, 0 for none, and its confidence. */
+    so_draft_draws *draws; /* NULL: so_draft_uniform derives numbers from seed and position */
+    /* Results besides the tree. */
+    int n_levels;   /* levels drafted for this job */
+    int n_catch_up; /* tokens of catch-up before the first level */
+    /* A row that was computed but not worth a guess: its depth (0: none) and its confidence. */
     int refused_depth;
     float refused_confidence;
 } so_draft_job;
@@ -97,63 +103,63 @@ typedef struct so_draft_job {
 typedef struct so_drafter_vt {
     const char *name;
     void (*free)(so_drafter *d);
-    /* Required. State for a request. */
+    /* Required. Creates the state of a request. */
     int (*open)(so_drafter *d, const so_draft_text *text, void **state, so_err *err);
     void (*close)(so_drafter *d, void *state);
-    /* Required. Adds to each job's tree what it can, below what others have put there; adding
-     * nothing is fine. Tokens that observe has not told are caught up on from the job's text. */
+    /* Required. Adds guesses to each job's tree beside those already in it; adding none is allowed.
+     * A drafter catches up from the job's text on tokens that it did not get through observe. */
     int (*propose)(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err);
-    /* Optional. Tokens that were accepted, in order, after each round (from any drafter). */
+    /* Optional. Accepted tokens, in order, after each round, whichever drafter guessed them. */
     void (*observe)(so_drafter *d, void *state, const int32_t *tokens, int n);
-    /* Optional. The target's state, behind its last norm, from which the token at place `pos` of
-     * the text was drawn; told as tokens are accepted, to drafters that read states. */
-    void (*read_state)(so_drafter *d, void *state, int pos, const float *x);
-    /* The longest text it can follow, 0 for any. Behind it the drafter is silent. Optional. */
+    /* Optional. The target's hidden state (after its last norm) from which the token at position
+     * `pos` of the text was sampled. Called as tokens are accepted, if wants_target_hidden. */
+    void (*add_hidden)(so_drafter *d, void *state, int pos, const float *x);
+    /* Optional. The longest text that the drafter can continue, 0: any. */
     int (*n_ctx)(const so_drafter *d);
-    /* What part of a KV cache of its own, shared by all requests, a text of n tokens takes; 0 for
-     * no cache. Where it is full, the drafter is silent for whom there is no room. Optional. */
-    double (*share)(const so_drafter *d, int n_tokens);
-    /* Optional. The request pauses: what can be rebuilt from its text is given back. */
-    void (*park)(so_drafter *d, void *state);
+    /* Optional. The fraction of the drafter's own KV cache (shared by all requests) that a text of
+     * n tokens needs; 0: no cache. Requests that do not fit get no guesses. */
+    double (*cache_fraction)(const so_drafter *d, int n_tokens);
+    /* Optional. The request was preempted: release memory that can be rebuilt from its text. */
+    void (*preempt)(so_drafter *d, void *state);
 } so_drafter_vt;
 
 struct so_drafter {
     const so_drafter_vt *vt;
-    int index;         /* its number in so_proposal.drafter */
-    bool draws;        /* where the tree has rows, it may draw: lengths are fixed before it does */
-    bool costs;        /* drafting takes time that has to be weighed */
-    bool on_terms;     /* goes by the job's terms; others are given a depth */
-    bool one_call;     /* what it costs does not grow with the depth */
-    bool reads_states; /* wants the target's states (read_state) */
-    bool silent;       /* never guesses */
-    bool is_model;     /* a draft model: kept only where `id` is known */
-    bool lasting;      /* what it was worth is worth knowing in the next run, under its name */
-    bool by_request;   /* guesses depend on the request and on what `id` names, on nothing else: no
-                          other request, no clock, no function of the caller's */
-    uint64_t id;       /* tells it from others of its kind: by its file, its options, the drafter
-                          inside; 0: the usual one, or of a model: not known */
-    /* Of a model: */
-    double size;    /* of the target's weights that its own are */
-    double claimed; /* the agreement with its target that its file claims; 0: none */
+    int index;       /* its number in so_proposal.drafter */
+    bool draws;      /* samples its guesses if the tree has rows */
+    bool has_cost;   /* drafting takes time that the planner must weigh; otherwise it is free */
+    bool uses_terms; /* follows so_draft_job.terms; others get a fixed depth */
+    bool flat_cost;  /* its cost does not grow with the depth */
+    bool wants_target_hidden; /* needs the target's hidden states (add_hidden) */
+    bool never_guesses;       /* `none` */
+    bool is_model;            /* a draft model: recorded only if `id` is known */
+    bool recorded;            /* its acceptance is kept between runs (plan/record.h) */
+    bool request_only; /* guesses depend on the request and on what `id` identifies, and on nothing
+                          else: no other request, no clock, no user function */
+    uint64_t id;       /* hash of file, options and inner drafter, to tell drafters of one kind
+                          apart; 0: default options, or for a model: unknown */
+    /* Draft models only: */
+    double size;              /* its weights in bytes, relative to the target's */
+    double claimed_agreement; /* agreement with the target stated in its file; 0: none */
 };
 
 void so_drafter_free(so_drafter *d); /* NULL is fine */
 int so_drafter_n_ctx(const so_drafter *d);
-double so_drafter_share(const so_drafter *d, int n_tokens);
-void so_drafter_park(so_drafter *d, void *state);
+double so_drafter_cache_fraction(const so_drafter *d, int n_tokens);
+void so_drafter_preempt(so_drafter *d, void *state);
 void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n);
-void so_drafter_read_state(so_drafter *d, void *state, int pos, const float *x);
+void so_drafter_add_hidden(so_drafter *d, void *state, int pos, const float *x);
 
-/* so_tree_add within the job's budget of nodes and depth and within the vocabulary. The child, or
- * −1 where the chain ends. */
+/* so_tree_add within the job's limits of nodes and depth and within the vocabulary. Returns the
+ * child, or −1: the chain ends here. */
 int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind kind, int row,
                  int drafter, float confidence);
-/* The uniform that decides draw number `draw` (0 to 4095) of the guess at `depth`. Keyed by the
- * drafter too, so that what two drafters draw at one place is independent. */
+/* The uniform random number for draw number `draw` (0 to 4095) of the guess at `depth`. The
+ * drafter's index is part of the key, so that two drafters sample independently at one position. */
 double so_draft_uniform(const so_drafter *d, const so_draft_job *job, int depth, int draw);
-/* A guess that no model made, labelled so that every verifier stays exact: drawn from `row` where
- * the tree has rows, else a point (a single proposal checked as a point is exact however it was
- * come by; it is only accepted less often). */
+/* The kind of a guess that no model made: SO_Q_ROW if it was sampled from `row`, otherwise a point.
+ * A single proposal verified as a point is exact regardless of how it was made; a wrong kind would
+ * only lower its acceptance. */
 static inline so_q_kind so_draft_kind(int row) { return row < 0 ? SO_Q_POINT : SO_Q_ROW; }
 
 #endif

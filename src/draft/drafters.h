@@ -1,5 +1,5 @@
-/* The drafters that need no model, each in its own file. Creation never fails where it returns the
- * drafter; the caller sets `index` (its number in proposals, 0 to 255) and frees it. */
+/* The drafters that need no model, each in its own file. A create function that returns the drafter
+ * never fails. The caller sets `index` (its number in proposals, 0 to 255) and frees it. */
 #ifndef SO_DRAFT_DRAFTERS_H
 #define SO_DRAFT_DRAFTERS_H
 
@@ -9,30 +9,30 @@
 /* Proposes nothing: plain decoding. */
 so_drafter *so_none_create(void);
 
-/* N-gram counts of the request's own last tokens, orders max_order down to 2. Zero members mean
+/* N-gram counts over the request's own latest tokens, orders max_order down to 2. Zero members mean
  * the default. */
 typedef struct so_ngram_params {
     int max_order; /* 2 to 4; 4 */
     int window;    /* tokens that are counted; 8192 */
-    bool draw;     /* draw from the counts (with q) instead of taking the most frequent token */
+    bool draw;     /* sample from the counts (with q) instead of taking the most frequent token */
 } so_ngram_params;
 so_drafter *so_ngram_create(const so_ngram_params *p);
 
-/* Continues the longest suffix of the text that occurred before. */
+/* Prompt lookup: continues the longest suffix of the text that occurred before. */
 typedef struct so_lookup_params {
-    int min_len;    /* shortest match to follow; 2 */
-    int max_tokens; /* of text kept in the index of one request; 262144 */
+    int min_len;    /* shortest match that is continued; 2 */
+    int max_tokens; /* tokens of text in the index of one request; 262144 */
 } so_lookup_params;
 so_drafter *so_lookup_create(const so_lookup_params *p);
 
 /* The same over the texts of finished requests, kept in a store that several drafters may share.
- * The store must outlive them; one thread uses it. */
+ * The store must outlive its drafters and is used by one thread. */
 typedef struct so_corpus so_corpus;
 int so_corpus_create(size_t max_bytes, so_corpus **out, so_err *err);
 void so_corpus_free(so_corpus *c);
 void so_corpus_add(so_corpus *c, const int32_t *tokens, int n);
 size_t so_corpus_tokens(const so_corpus *c);                     /* held now */
-size_t so_corpus_bytes(const so_corpus *c);                      /* taken, at most max_bytes */
+size_t so_corpus_bytes(const so_corpus *c);                      /* allocated, at most max_bytes */
 so_drafter *so_corpus_drafter_create(so_corpus *c, int min_len); /* min_len 0: 3 */
 
 /* Unigram or bigram counts from a file; owns the table. */
@@ -47,31 +47,33 @@ so_drafter *so_random_create(void);
 /* Right with probability alpha, for measuring: `expected` is the target's plain output. */
 so_drafter *so_oracle_create(double alpha);
 
-/* A user's function: writes at most `max` ids that may follow `tokens` to `out`, one behind the
- * other, and returns how many; negative means failure. Every id is checked as a point, so that any
- * function is exact. A bad answer is refused whole, with a warning, and the step goes on. */
+/* A user's function: writes at most `max` consecutive ids that may follow `tokens` to `out` and
+ * returns their number; negative means failure. Every id is verified as a point, so any function is
+ * exact. An invalid answer is dropped as a whole, with a warning, and the step continues without
+ * it. */
 typedef int so_draft_fn(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
                         int max);
 so_drafter *so_callback_create(const char *name, so_draft_fn *fn, void *user);
-/* The same with a tree: guess i is ids[i] and follows guess parents[i], which is an earlier one, or
- * −1 for the text itself. parents are i − 1, a chain, before the call. */
+/* The same with a tree: guess i is ids[i] and follows guess parents[i], an earlier one, or −1: the
+ * text itself. Before the call parents[i] is i − 1 (a chain). */
 typedef struct so_draft_query {
     const int32_t *tokens;
     int n_tokens, n_prompt;
     int max;       /* guesses */
-    int max_depth; /* how many of them may follow each other */
+    int max_depth; /* longest path */
 } so_draft_query;
 typedef int so_draft_tree_fn(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents);
 so_drafter *so_callback_create_tree(const char *name, so_draft_tree_fn *fn, void *user);
 
-/* Several drafters as one; owns them. `first`: for each request the first that proposes. Otherwise
- * all of them, merged into one tree. The engine asks the members of the outermost groups one by one
- * (so_draft_set.stages), so that each can be planned; inside `model(…)` a group is one drafter. */
+/* Several drafters as one; owns them. `first`: for each request the guesses of the first member
+ * that has any. Otherwise all members, merged into one tree. The engine calls the members of the
+ * outermost groups one by one (so_draft_set.stages), so that each can be planned; inside `model(…)`
+ * a group acts as one drafter. */
 enum { SO_GROUP_MAX = 16 };
 so_drafter *so_group_create(so_drafter *const *members, int n, bool first);
 bool so_group_is(const so_drafter *d);
 bool so_group_is_first(const so_drafter *d);
-int so_group_size(const so_drafter *d); /* 1 for what is no group */
+int so_group_size(const so_drafter *d); /* 1 if d is not a group */
 so_drafter *so_group_member(const so_drafter *d, int i);
 /* The member's part of a group's state. */
 void *so_group_member_state(const so_drafter *d, void *state, int i);

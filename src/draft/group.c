@@ -1,11 +1,12 @@
-/* Several drafters as one: in order (the first that proposes) or merged into one tree.
+/* Several drafters as one: alternatives (the first with guesses), or merged into one tree.
  *
- *   a,b   each request is offered to a; those it had nothing for go to b, as one batch
- *   a+b   every drafter adds to the same tree; guesses that agree share a node and leave a proposal
- *         each, which the verifier needs (so_tree_add). Each gets an equal share of the node budget
- *         and what the ones before left over.
+ *   a,b   each request goes to a; the requests without guesses then go to b, as one batch
+ *   a+b   every drafter adds to the same tree; equal guesses share a node and leave one proposal
+ *         each, as the verifier needs (so_tree_add). The node budget is divided equally; what one
+ *         member does not use goes to the next.
  *
- * All members follow all accepted tokens, so that any of them can take over. */
+ * All members observe all accepted tokens, so that any of them can continue. Thread: the engine
+ * thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,18 +14,18 @@
 #include "base/str.h"
 #include "draft/drafters.h"
 
-typedef struct ask {
-    int job;    /* of the caller */
-    int before; /* proposals its tree came with */
-} ask;
+typedef struct pending {
+    int job;    /* index in the caller's array */
+    int before; /* proposals in its tree before the call */
+} pending;
 
 typedef struct group {
     so_drafter base;
     so_drafter *members[SO_GROUP_MAX];
     int n;
     bool first;
-    so_draft_job *jobs; /* [jobs_cap], for one member's call */
-    ask *ask;           /* [jobs_cap], for whom no member has proposed yet */
+    so_draft_job *jobs; /* [jobs_cap] for one member's call */
+    pending *pending;   /* [jobs_cap] requests without guesses so far */
     int jobs_cap, n_open;
 } group;
 
@@ -45,7 +46,7 @@ static void reserve(group *g, int n_jobs) {
     if (n_jobs <= g->jobs_cap)
         return;
     g->jobs = so_realloc(g->jobs, (size_t)n_jobs * sizeof *g->jobs);
-    g->ask = so_realloc(g->ask, (size_t)n_jobs * sizeof *g->ask);
+    g->pending = so_realloc(g->pending, (size_t)n_jobs * sizeof *g->pending);
     g->jobs_cap = n_jobs;
 }
 
@@ -61,7 +62,7 @@ static int group_open(so_drafter *d, const so_draft_text *text, void **state, so
             return rc;
         }
     }
-    reserve(g, ++g->n_open); /* proposing takes no memory */
+    reserve(g, ++g->n_open); /* so that propose allocates nothing */
     *state = s;
     return 0;
 }
@@ -73,28 +74,28 @@ static void group_observe(so_drafter *d, void *state, const int32_t *tokens, int
         so_drafter_observe(g->members[i], s->states[i], tokens, n);
 }
 
-static void group_read_state(so_drafter *d, void *state, int pos, const float *x) {
+static void group_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
     group *g = (group *)d;
     group_state *s = state;
     for (int i = 0; i < g->n; i++)
-        so_drafter_read_state(g->members[i], s->states[i], pos, x);
+        so_drafter_add_hidden(g->members[i], s->states[i], pos, x);
 }
 
 static int propose_first(group *g, so_draft_job *jobs, int n_jobs, so_err *err) {
     int n = n_jobs;
     for (int i = 0; i < n; i++)
-        g->ask[i] = (ask){i, jobs[i].tree->n_proposals};
+        g->pending[i] = (pending){i, jobs[i].tree->n_proposals};
     for (int m = 0; m < g->n && n > 0; m++) {
         for (int i = 0; i < n; i++) {
-            g->jobs[i] = jobs[g->ask[i].job];
+            g->jobs[i] = jobs[g->pending[i].job];
             g->jobs[i].state = ((group_state *)g->jobs[i].state)->states[m];
         }
         int rc = g->members[m]->vt->propose(g->members[m], g->jobs, n, err), left = 0;
         if (rc != 0)
             return rc;
         for (int i = 0; i < n; i++)
-            if (g->jobs[i].tree->n_proposals == g->ask[i].before)
-                g->ask[left++] = g->ask[i];
+            if (g->jobs[i].tree->n_proposals == g->pending[i].before)
+                g->pending[left++] = g->pending[i];
         n = left;
     }
     return 0;
@@ -126,11 +127,11 @@ static void group_free(so_drafter *d) {
     for (int i = 0; i < g->n; i++)
         so_drafter_free(g->members[i]);
     free(g->jobs);
-    free(g->ask);
+    free(g->pending);
     free(g);
 }
 
-/* As long as one member has something to say, the group has. */
+/* The longest context of its members. */
 static int group_n_ctx(const so_drafter *d) {
     const group *g = (const group *)d;
     int most = 0;
@@ -143,26 +144,27 @@ static int group_n_ctx(const so_drafter *d) {
     return most;
 }
 
-/* Of the member that has least room. */
-static double group_share(const so_drafter *d, int n_tokens) {
+/* The largest fraction of its members. */
+static double group_cache_fraction(const so_drafter *d, int n_tokens) {
     const group *g = (const group *)d;
     double most = 0;
     for (int i = 0; i < g->n; i++)
-        most = SO_MAX(most, so_drafter_share(g->members[i], n_tokens));
+        most = SO_MAX(most, so_drafter_cache_fraction(g->members[i], n_tokens));
     return most;
 }
 
-static void group_park(so_drafter *d, void *state) {
+static void group_preempt(so_drafter *d, void *state) {
     group *g = (group *)d;
     for (int i = 0; i < g->n; i++)
-        so_drafter_park(g->members[i], ((group_state *)state)->states[i]);
+        so_drafter_preempt(g->members[i], ((group_state *)state)->states[i]);
 }
 
 #define GROUP_VT(NAME)                                                              \
     {                                                                               \
         .name = NAME, .free = group_free, .open = group_open, .close = group_close, \
         .propose = group_propose, .observe = group_observe, .n_ctx = group_n_ctx,   \
-        .share = group_share, .park = group_park, .read_state = group_read_state    \
+        .cache_fraction = group_cache_fraction, .preempt = group_preempt,           \
+        .add_hidden = group_add_hidden                                              \
     }
 static const so_drafter_vt FIRST_VT = GROUP_VT("first");
 static const so_drafter_vt MERGED_VT = GROUP_VT("merged");
@@ -176,8 +178,8 @@ so_drafter *so_group_create(so_drafter *const *members, int n, bool first) {
     g->first = first;
     for (int i = 0; i < n; i++) {
         g->base.draws |= members[i]->draws;
-        g->base.costs |= members[i]->costs;
-        g->base.reads_states |= members[i]->reads_states;
+        g->base.has_cost |= members[i]->has_cost;
+        g->base.wants_target_hidden |= members[i]->wants_target_hidden;
         const char *name = members[i]->vt->name;
         uint64_t ids[] = {g->base.id, members[i]->id, so_hash_bytes(name, strlen(name))};
         g->base.id = so_hash_bytes(ids, sizeof ids);

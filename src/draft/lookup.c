@@ -1,9 +1,10 @@
-/* Prompt lookup: the longest suffix of the text that occurred before, and what followed it there.
+/* Prompt lookup: finds the longest suffix of the text that occurred before and proposes what
+ * followed it there.
  *
- * One suffix index per request over prompt and accepted tokens. The guess is the continuation of
- * the match; where the match overlaps the end (a loop) it continues into the guess itself. Memory
- * is bounded: a text that outgrows the index is indexed anew from its latest half. Proposes one
- * chain of points, so it is exact with every verifier. */
+ * One suffix index per request over prompt and accepted tokens. If the match overlaps the end of
+ * the text (a loop), the continuation repeats with that period. Memory is bounded: a text that
+ * outgrows the index is indexed again from its latest half. Proposes one chain of points, so it is
+ * exact with every verifier. Thread: the engine thread. */
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -24,12 +25,12 @@ typedef struct lookup_state {
     int n_seen;
 } lookup_state;
 
-/* Keeps the latest half, so that re-indexing costs a constant per token on average. */
+/* Keeps the latest half, so that re-indexing costs constant time per token on average. */
 static void forget_half(so_suffix *index) {
     int len = so_suffix_len(index), keep = len / 2;
     const int32_t *tokens = so_suffix_tokens(index);
     so_suffix_clear(index);
-    for (int i = 0; i < keep; i++) /* writes stay behind what is read */
+    for (int i = 0; i < keep; i++) /* the write position stays behind the read position */
         so_suffix_add(index, tokens[len - keep + i]);
 }
 
@@ -104,8 +105,8 @@ static const so_drafter_vt LOOKUP_VT = {
 so_drafter *so_lookup_create(const so_lookup_params *p) {
     lookup *l = SO_NEW(lookup);
     l->base.vt = &LOOKUP_VT;
-    l->base.lasting = true;
-    l->base.by_request = true;
+    l->base.recorded = true;
+    l->base.request_only = true;
     l->min_len = p && p->min_len > 0 ? p->min_len : DEFAULT_MIN;
     l->max_tokens = SO_MAX(2, p && p->max_tokens > 0 ? p->max_tokens : DEFAULT_TOKENS);
     if (l->min_len != DEFAULT_MIN)

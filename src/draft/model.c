@@ -1,38 +1,29 @@
-/* Drafting with a model: a chain per request, one pass of the draft per depth for all of them.
+/* Drafting with a model: one chain per request, one pass of the draft model per depth for all
+ * requests.
  *
- * The draft has a cache of its own, and each request a sequence in it. What the sequence holds is
- * written beside it (`text`), so nothing has to be told: before drafting, the cache is cut back to
- * where it agrees with the request's text, and everything that is missing, be it the whole prompt,
- * the last drafted token (drawn, never fed) or a round that another drafter drafted, is fed first.
- * So a prompt is read when its first draft is wanted and not before, from the pages of texts that
- * began alike where there are any (kv/prefix.h), and a request that was preempted reads its text
- * again. Where pages are short, a request goes without a draft; nobody else notices.
+ * Length. A chain ends at the job's limits, at the draft's context, where its pages run out, where
+ * its most likely token is below p_min, and, with terms, where the expected gain of another guess
+ * (next_gain) or of another level for all chains (end_unprofitable) is not above its price. These
+ * conditions use whole rows, never a sampled value (rule of sight, draft/drafter.h): for a sampled
+ * token only the peak of its row counts.
+ *
+ * Catch-up. The draft has its own KV cache with one sequence per request; `text` has the tokens of
+ * that sequence. Before drafting, the sequence is truncated to where it agrees with the request's
+ * text, and all missing tokens are fed: the whole prompt, the last guess (sampled, never fed), or a
+ * round of another drafter. So a prompt is prefilled at its first draft, from shared pages of
+ * earlier texts if there are any (kv/prefix.h), and again after a preemption. If pages are short,
+ * the request gets no draft; other requests are not affected.
  *
  *   cache: t0 … t4 │ missing: t5 t6 (root) │ drafted: d1 d2 …     every pass feeds what is missing
- *                                                                 and, once nothing is, draws one
- * How a token is drawn:
+ *                                                                 or, if nothing is, adds one guess
+ * How a guess is chosen:
  *   temperature 0      the argmax after bias and penalties; a point
- *   tree with rows     from the standardised row q, keyed by position and round (`reject`)
- *   tree without rows  with the target's own noise at that position (`match`): where q is near p,
- *                      the same noise picks the same token
- * A draft may be able to say only some of the vocabulary (so_model_vocab_subset). Its rows are then as
- * narrow as that, and are sampled so unless bias or penalties name tokens; the rest of q is 0.
+ *   tree with rows     sampled from the standardised row q, keyed by position and round (`reject`)
+ *   tree without rows  with the target's noise at that position (`match`): if q is near p, the
+ *                      same noise selects the same token
  *
- * A draft may read the target's states beside tokens (so_model_d_target_hidden): with each accepted token
- * the state from which it was drawn. The latest STATES of them are kept; prompts, guesses and what
- * was accepted longer ago are read without. Pages that
- * texts share hold tokens read either way: that changes guesses, never what becomes of them.
- *
- * A drafter for the drafter proposes once per round; its chain goes into the first pass and is kept
- * as far as it says what the draft itself draws. So it changes the number of passes, never a token.
- * In `reject` it drafts greedily: by the target's noise it would look at numbers that later decide
- * tokens, and how much there is to feed can end a draft where pages are short. The argmax is also
- * right more often about a token that is drawn.
- *
- * Where the draft ends depends on budgets, contexts, the job's terms and whole rows, never on a
- * drawn value (rule of sight): of a drawn token only the peak of its row counts. Refuses to go past
- * its own context, to read ids it does not know and to go by rows that are not finite: it falls
- * silent there. One thread. */
+ * Refuses to go past its own context, to read ids outside its vocabulary and to use rows with NaN
+ * or Inf: it makes no guesses there. Thread: the engine thread. */
 #include "draft/model.h"
 
 #include <math.h>
@@ -43,36 +34,36 @@
 #include "base/mem.h"
 #include "kv/prefix.h"
 
-enum { STATES = 64 };
-/* The logit of a token that the draft cannot say: finite, since the sampler is slow about rows that
- * are not, and so low that neither bias nor temperature gives it a chance beside another. */
-static const float NEVER = -1e30f;
+enum { N_HIDDEN = 64 };
+/* The logit of a token outside the vocabulary subset: finite, since the sampler is slow with
+ * infinite logits, and so low that neither bias nor temperature can make the token likely. */
+static const float EXCLUDED_LOGIT = -1e30f;
 
 typedef struct request_state {
     so_seq *seq;
     void *inner;
-    int32_t *text; /* [cap] what the draft has read or will read; the cache holds a beginning */
+    int32_t *text; /* [cap] tokens fed or to be fed; the cache holds a prefix of them */
     int cap;
-    int n_agreed;  /* of `text`: known to be the request's own */
-    int n_checked; /* ids looked at */
-    bool foreign;  /* has an id that the draft does not know, or knows by NaN alone */
-    float *states; /* [STATES][d_state] of the target, each place p of the text at p % STATES … */
-    int state_at[STATES]; /* … where this says p */
+    int n_agreed;             /* prefix of `text` that is known to equal the request's text */
+    int n_checked;            /* ids that were checked */
+    bool disabled;            /* the text has an id outside the vocabulary, or one that gives NaN */
+    float *hidden;            /* [N_HIDDEN][d_hidden] that of position p is at p % N_HIDDEN … */
+    int hidden_pos[N_HIDDEN]; /* … if this is p */
 } request_state;
 
-/* One request's chain while it is drafted. */
+/* One request's chain in one call. */
 typedef struct chain {
     so_draft_job *job;
     request_state *s;
     int node, depth, limit;
-    int n_text;                 /* tokens of s->text, drafted ones included */
-    int32_t guess[SO_TREE_MAX]; /* of the inner drafter, for the first draw */
+    int n_text;                 /* tokens of s->text, guesses included */
+    int32_t guess[SO_TREE_MAX]; /* chain of the inner drafter, for the first pass */
     int n_guess;
     so_sample_params inner_sample;
-    int n_rows, first_logit; /* in this pass; first_logit −1: still catching up */
-    double path;             /* chance of the whole chain so far, by the job's terms */
-    float sure;              /* of the latest guess */
-    bool done, refused;      /* refused: a step was made and no token drawn */
+    int n_rows, first_logit; /* in this pass; first_logit −1: still in catch-up */
+    double path;             /* chance that the whole chain is accepted, by the job's terms */
+    float confidence;        /* of the latest guess */
+    bool done, refused;      /* refused: a row was computed and no guess added */
 } chain;
 
 typedef struct model_drafter {
@@ -82,40 +73,40 @@ typedef struct model_drafter {
     so_drafter *inner;
     so_kv *kv;
     so_pass *pass;
-    so_sampler *wide, *narrow; /* of n_vocab of the target, of n_said */
+    so_sampler *wide, *narrow; /* for the target's vocabulary; for the subset */
     int n_ctx, n_vocab;        /* of the draft */
-    const int32_t *said; /* [n_said] ids that it can say and the target has; NULL: 0, 1, … */
-    int n_said;
-    int d_state; /* of the target's states that the draft reads; 0: none */
+    const int32_t *subset; /* [n_subset] ids with logits that the target has, too; NULL: 0, 1, … */
+    int n_subset;
+    int d_hidden; /* width of the target's hidden states that the draft takes; 0: none */
     int max_rows;
     chain *chains;            /* [n_parallel] */
     so_draft_job *inner_jobs; /* [n_parallel] */
     so_tree *inner_trees;     /* [n_parallel] */
     so_row *rows;             /* [max_rows] */
     so_seq **seqs;            /* [n_parallel] */
-    float *logits;            /* [n_vocab of the target], NEVER but for what is said */
+    float *logits;            /* [n_vocab of the target] EXCLUDED_LOGIT outside the subset */
     float *probs;             /* [n_vocab of the target] */
-    bool warned;              /* of rows that are not finite */
+    bool warned;              /* about NaN or Inf */
 } model_drafter;
 
 /* --- requests --- */
 
-/* What is known to be text stays for others; guesses do not. */
-static void keep_pages(request_state *s) {
+/* Offers pages of the request's own text to other requests; pages with guesses are left out. */
+static void offer_pages(request_state *s) {
     so_prefix_offer(s->seq, s->text, SO_MIN(s->n_agreed, so_seq_len(s->seq)));
 }
 
-static void model_park(so_drafter *d, void *state) {
+static void model_preempt(so_drafter *d, void *state) {
     model_drafter *md = (model_drafter *)d;
     request_state *s = state;
     if (md->inner)
-        so_drafter_park(md->inner, s->inner);
-    keep_pages(s);
+        so_drafter_preempt(md->inner, s->inner);
+    offer_pages(s);
     so_seq_clear(s->seq);
 }
 
 static void free_request(request_state *s) {
-    free(s->states);
+    free(s->hidden);
     free(s->text);
     free(s);
 }
@@ -125,7 +116,7 @@ static void model_close(so_drafter *d, void *state) {
     request_state *s = state;
     if (md->inner && s->inner)
         md->inner->vt->close(md->inner, s->inner);
-    keep_pages(s);
+    offer_pages(s);
     so_seq_free(s->seq);
     free_request(s);
 }
@@ -135,20 +126,21 @@ static int model_open(so_drafter *d, const so_draft_text *text, void **state, so
     request_state *s = SO_NEW(request_state);
     s->cap = SO_MIN(SO_MAX(text->max_tokens, text->n_prompt), md->n_ctx) + SO_TREE_MAX;
     s->text = so_try_alloc((size_t)s->cap, sizeof *s->text);
-    s->states = so_try_alloc((size_t)STATES * (size_t)SO_MAX(md->d_state, 1), sizeof *s->states);
-    for (int i = 0; i < STATES; i++)
-        s->state_at[i] = -1;
+    s->hidden = so_try_alloc((size_t)N_HIDDEN * (size_t)SO_MAX(md->d_hidden, 1), sizeof *s->hidden);
+    for (int i = 0; i < N_HIDDEN; i++)
+        s->hidden_pos[i] = -1;
     int rc = SO_OK;
-    if (!s->text || !s->states)
-        rc = so_err_set(err, SO_ENOMEM, "model: no memory for %d tokens and %d states of %d",
-                        s->cap, STATES, md->d_state);
+    if (!s->text || !s->hidden)
+        rc = so_err_set(err, SO_ENOMEM,
+                        "model: no memory for %d tokens and %d hidden states of width %d", s->cap,
+                        N_HIDDEN, md->d_hidden);
     if (rc == SO_OK && md->inner)
         rc = md->inner->vt->open(md->inner, text, &s->inner, err);
     if (rc != SO_OK) {
         free_request(s);
         return rc;
     }
-    s->seq = so_seq_create(md->kv); /* takes no pages yet */
+    s->seq = so_seq_create(md->kv); /* allocates no pages yet */
     so_seq_reserve(s->seq, SO_MIN(s->cap, md->n_ctx));
     *state = s;
     return SO_OK;
@@ -160,33 +152,38 @@ static void model_observe(so_drafter *d, void *state, const int32_t *tokens, int
         so_drafter_observe(md->inner, ((request_state *)state)->inner, tokens, n);
 }
 
-static void model_read_state(so_drafter *d, void *state, int pos, const float *x) {
+/* A draft may take the target's hidden states as input (so_model_d_target_hidden): with each accepted token
+ * the hidden state it was sampled from. The latest N_HIDDEN are kept; prompt tokens, guesses and
+ * older tokens are fed without. Shared pages may hold tokens fed either way: this changes guesses,
+ * never the output. */
+static void model_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
     model_drafter *md = (model_drafter *)d;
     request_state *s = state;
-    size_t width = (size_t)md->d_state;
+    size_t width = (size_t)md->d_hidden;
     if (md->inner)
-        so_drafter_read_state(md->inner, s->inner, pos, x);
+        so_drafter_add_hidden(md->inner, s->inner, pos, x);
     if (width == 0)
         return;
-    memcpy(s->states + (size_t)(pos % STATES) * width, x, width * sizeof *x);
-    s->state_at[pos % STATES] = pos;
+    memcpy(s->hidden + (size_t)(pos % N_HIDDEN) * width, x, width * sizeof *x);
+    s->hidden_pos[pos % N_HIDDEN] = pos;
 }
 
-/* NULL: not known, or no longer. */
-static const float *state_of(const model_drafter *md, const request_state *s, int pos) {
-    bool known = md->d_state > 0 && s->state_at[pos % STATES] == pos;
-    return known ? s->states + (size_t)(pos % STATES) * (size_t)md->d_state : NULL;
+/* NULL: unknown, or no longer kept. */
+static const float *hidden_of(const model_drafter *md, const request_state *s, int pos) {
+    bool known = md->d_hidden > 0 && s->hidden_pos[pos % N_HIDDEN] == pos;
+    return known ? s->hidden + (size_t)(pos % N_HIDDEN) * (size_t)md->d_hidden : NULL;
 }
 
 /* --- before the first pass --- */
 
-static bool knows_text(const model_drafter *md, request_state *s, const so_draft_job *job) {
-    for (; s->n_checked < job->n_tokens && !s->foreign; s->n_checked++)
-        s->foreign = job->tokens[s->n_checked] < 0 || job->tokens[s->n_checked] >= md->n_vocab;
-    return !s->foreign;
+static bool ids_are_known(const model_drafter *md, request_state *s, const so_draft_job *job) {
+    for (; s->n_checked < job->n_tokens && !s->disabled; s->n_checked++)
+        s->disabled = job->tokens[s->n_checked] < 0 || job->tokens[s->n_checked] >= md->n_vocab;
+    return !s->disabled;
 }
 
-/* Cuts the cache to where it agrees with the text; the root is always fed again, for its logits. */
+/* Truncates the cache to where it agrees with the text; the root is always fed again, for its
+ * logits. */
 static void sync_text(request_state *s, const so_draft_job *job) {
     int len = so_seq_len(s->seq), same = SO_MIN(s->n_agreed, len);
     while (same < len && same < job->n_tokens && s->text[same] == job->tokens[same])
@@ -198,24 +195,24 @@ static void sync_text(request_state *s, const so_draft_job *job) {
     so_prefix_take(s->seq, s->text, job->n_tokens - 1);
 }
 
-/* Fills *c; false where the draft has nothing to say. */
+/* Fills *c; false: no guesses for this request. */
 static bool begin_chain(model_drafter *md, so_draft_job *job, chain *c) {
     request_state *s = job->state;
     int limit = SO_MIN(SO_MIN(job->max_depth, job->max_nodes), md->o.max_draft);
-    limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last one is never fed */
-    if (limit < 1 || !knows_text(md, s, job))
+    limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last guess is never fed */
+    if (limit < 1 || !ids_are_known(md, s, job))
         return false;
     sync_text(s, job);
     *c = (chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
-    c->path = job->terms ? (double)job->terms->start : 1;
-    job->n_read = c->n_text - so_seq_len(s->seq) - 1;
+    c->path = job->terms ? (double)job->terms->start_value : 1;
+    job->n_catch_up = c->n_text - so_seq_len(s->seq) - 1;
     return true;
 }
 
-/* The first chain of the tree that the inner drafter made. */
-static void take_guesses(const model_drafter *md, const so_tree *t, chain *c) {
-    int room = SO_MIN(c->limit - 1, md->n_ctx - c->n_text);
-    for (int node = 0; t->nodes[node].first >= 0 && c->n_guess < room;) {
+/* Copies the first chain of the inner drafter's tree. */
+static void copy_inner_chain(const model_drafter *md, const so_tree *t, chain *c) {
+    int max = SO_MIN(c->limit - 1, md->n_ctx - c->n_text);
+    for (int node = 0; t->nodes[node].first >= 0 && c->n_guess < max;) {
         node = t->proposals[t->nodes[node].first].child;
         if (t->nodes[node].token >= md->n_vocab)
             return;
@@ -223,7 +220,7 @@ static void take_guesses(const model_drafter *md, const so_tree *t, chain *c) {
     }
 }
 
-static const so_sample_params *greedily(const so_sample_params *p, so_sample_params *out) {
+static const so_sample_params *make_greedy(const so_sample_params *p, so_sample_params *out) {
     if (!p)
         return NULL;
     *out = *p;
@@ -231,31 +228,39 @@ static const so_sample_params *greedily(const so_sample_params *p, so_sample_par
     return out;
 }
 
-static int ask_inner(model_drafter *md, int n, so_err *err) {
+/* The inner drafter proposes once per round. Its chain goes into the first pass and is kept as far
+ * as it equals the draft's own guesses, so it changes the number of passes, never a guess. In
+ * `reject` it drafts greedily: with the target's noise its guesses would depend on numbers that
+ * later decide tokens, and the number of rows to feed can end a draft if pages are short. The
+ * argmax also matches sampled tokens more often. */
+static int run_inner(model_drafter *md, int n, so_err *err) {
     for (int i = 0; i < n; i++) {
         const so_draft_job *job = md->chains[i].job;
         so_tree *t = &md->inner_trees[i];
         so_tree_reset(t, job->tree->nodes[0].token, job->tree->root_pos);
         md->inner_jobs[i] = *job;
-        md->inner_jobs[i].terms = NULL; /* its guesses are free of the target: no row, no test */
+        md->inner_jobs[i].terms = NULL; /* its guesses cost neither a row nor a test of the
+                                         * target */
         md->inner_jobs[i].state = md->chains[i].s->inner;
         md->inner_jobs[i].tree = t;
-        if (job->tree->max_rows > 0) { /* `reject`: the argmax, which looks at no number */
+        if (job->tree->max_rows > 0) { /* `reject`: the argmax, which uses no random number */
             md->inner_jobs[i].temp = 0;
-            md->inner_jobs[i].sample = greedily(job->sample, &md->chains[i].inner_sample);
+            md->inner_jobs[i].sample = make_greedy(job->sample, &md->chains[i].inner_sample);
         }
         md->inner_jobs[i].max_depth = md->inner_jobs[i].max_nodes = md->chains[i].limit - 1;
     }
     int rc = md->inner->vt->propose(md->inner, md->inner_jobs, n, err);
     for (int i = 0; i < n && rc == SO_OK; i++)
-        take_guesses(md, &md->inner_trees[i], &md->chains[i]);
+        copy_inner_chain(md, &md->inner_trees[i], &md->chains[i]);
     return rc;
 }
 
-/* --- drawing --- */
+/* --- sampling --- */
 
-/* A row of the draft as it is sampled: as narrow as the draft says it, or as wide as the target's
- * vocabulary. ids: what its places stand for; NULL: themselves. */
+/* A row of the draft as it is sampled. A draft may have logits for a vocabulary subset only
+ * (so_model_vocab_subset): its rows then have that width and are sampled so, unless bias or penalties name
+ * tokens; q is 0 outside the subset. ids: the tokens of the columns; NULL: the columns are the
+ * ids. */
 typedef struct draft_row {
     const float *logits;
     so_sampler *sampler;
@@ -264,24 +269,25 @@ typedef struct draft_row {
 } draft_row;
 
 static draft_row narrow_row(const model_drafter *md, const float *logits) {
-    return (draft_row){logits, md->narrow, md->said, md->n_said};
+    return (draft_row){logits, md->narrow, md->subset, md->n_subset};
 }
 
 static draft_row wide_row(const model_drafter *md, const float *logits) {
-    if (md->n_said == md->o.n_vocab)
+    if (md->n_subset == md->o.n_vocab)
         return narrow_row(md, logits);
-    for (int i = 0; i < md->n_said; i++)
-        md->logits[md->said ? md->said[i] : i] = logits[i];
+    for (int i = 0; i < md->n_subset; i++)
+        md->logits[md->subset ? md->subset[i] : i] = logits[i];
     return (draft_row){md->logits, md->wide, NULL, md->o.n_vocab};
 }
 
-/* Penalties and bias go by ids, and so does noise, of which the narrow sampler knows. */
+/* Whether the row must be indexed by token ids: bias and penalties name ids. (So does noise, but
+ * the narrow sampler knows the ids of its columns.) */
 static bool needs_ids(so_sample_params p) {
     p.temp = 0;
     return !so_sample_is_argmax(&p);
 }
 
-/* Lanes, so that the compiler uses vectors. */
+/* Separate lanes, so that the compiler vectorises the loop. */
 static float largest(const float *row, int n) {
     enum { LANES = 16 };
     float m[LANES] = {0}, best = 0;
@@ -296,12 +302,12 @@ static float largest(const float *row, int n) {
     return best;
 }
 
-static bool row_is_unsure(const model_drafter *md, const float *row, int n) {
+static bool row_is_below_p_min(const model_drafter *md, const float *row, int n) {
     return md->o.p_min > 0 && largest(row, n) < md->o.p_min;
 }
 
-/* Chances of a row's places as a row of the target's vocabulary. */
-static void spread(const model_drafter *md, const draft_row *r, const float *probs, float *out) {
+/* Expands the probabilities of a row to the target's vocabulary. */
+static void widen(const model_drafter *md, const draft_row *r, const float *probs, float *out) {
     if (r->n == md->o.n_vocab) {
         memcpy(out, probs, (size_t)r->n * sizeof *out);
         return;
@@ -326,37 +332,38 @@ static so_sample_params params_of(const model_drafter *md, const so_draft_job *j
     return p;
 }
 
-/* A row that is not finite ends its chain. Where it is the text's own, all rows behind it will be
- * the same: the draft falls silent for this request. */
-static bool row_is_sound(model_drafter *md, chain *c, int logit) {
+/* NaN or Inf in a row end its chain. If it is the row of the text itself, all later rows will have
+ * them: the drafter is disabled for this request. */
+static bool row_is_finite(model_drafter *md, chain *c, int logit) {
     so_err err = {0};
     if (so_pass_check(md->pass, logit, &err) == SO_OK)
         return true;
-    c->s->foreign |= c->depth == 0;
+    c->s->disabled |= c->depth == 0;
     if (!md->warned)
-        so_log(SO_LOG_WARN, "draft model: %s; behind such a token there are no guesses", err.msg);
+        so_log(SO_LOG_WARN, "draft model: %s; it makes no guesses after such a token", err.msg);
     md->warned = true;
     return false;
 }
 
-/* Before a token is drawn, by the row alone: whether a test of it is worth its price. A row that is
- * not is told to the planner, or the tested ones would flatter the drafter. */
-static bool is_worth_a_draw(const chain *c) {
+/* Whether a guess from this row is worth the price of its test, decided before sampling by the row
+ * alone. A refused row is reported to the planner; otherwise only good rows would be counted and
+ * the drafter overestimated. */
+static bool is_worth_drawing(const chain *c) {
     so_draft_job *job = c->job;
     int depth = c->depth + 1;
-    if (!job->terms || c->path * so_terms_chance(job->terms, depth, (double)c->sure) >
+    if (!job->terms || c->path * so_terms_chance(job->terms, depth, (double)c->confidence) >
                            so_terms_row(job->terms, depth))
         return true;
     job->refused_depth = depth;
-    job->refused_confidence = c->sure;
+    job->refused_confidence = c->confidence;
     return false;
 }
 
-/* The place that is drawn, by chances that are written down in the tree as its row; −1 where the
- * chain ends. How sure the draft is of it goes by the row's peak, before anything is drawn: where
- * much of q lies on one token, p mostly agrees (Σ min(p,q) is 0.25 in the flattest eighth of rows,
- * 0.71 in the most peaked). Its root spreads rows over the levels of acceptance.h and is too
- * hopeful rather than not hopeful enough, so no level is left untested by its word alone. */
+/* Samples a column from the row's probabilities, which become the proposal's q; −1: the chain ends.
+ * The confidence is derived from the row's peak before anything is sampled: if much of q is on one
+ * token, p mostly agrees (Σ min(p,q) is 0.25 in the flattest eighth of rows, 0.71 in the most
+ * peaked). The square root spreads rows over the levels of acceptance.h and errs on the high side,
+ * so that no level stays untested because of it. */
 static int32_t draw_from_chances(model_drafter *md, chain *c, const so_sample_params *p,
                                  const draft_row *r, int row) {
     so_draft_job *job = c->job;
@@ -364,54 +371,54 @@ static int32_t draw_from_chances(model_drafter *md, chain *c, const so_sample_pa
     if (so_sample_distribution(r->sampler, p, r->logits, &ctx, md->probs, NULL) != SO_OK)
         return -1;
     float peak = largest(md->probs, r->n);
-    c->sure = job->tree->row_sure[row] = sqrtf(SO_MIN(peak, 1.0f));
-    if (peak < md->o.p_min || !is_worth_a_draw(c))
+    c->confidence = job->tree->row_confidence[row] = sqrtf(SO_MIN(peak, 1.0f));
+    if (peak < md->o.p_min || !is_worth_drawing(c))
         return -1;
-    spread(md, r, md->probs, so_tree_row(c->job->tree, row));
+    widen(md, r, md->probs, so_tree_row(c->job->tree, row));
     return so_sample_pick(md->probs, r->n, so_draft_uniform(&md->base, c->job, c->depth + 1, 0));
 }
 
-/* The place that is the likeliest, or the target's own noise's choice; −1 where the chain ends. */
+/* The most likely column, or the one that the target's noise selects; −1: the chain ends. */
 static int32_t draw_point(model_drafter *md, const chain *c, const so_sample_params *p,
                           const draft_row *r, double *lead) {
     so_sample_context ctx = {c->s->text, c->n_text, c->job->n_prompt};
     int32_t at = -1;
     if (md->o.p_min > 0) {
         so_sample_params soft = *p;
-        soft.temp = p->temp > 0 ? p->temp : 1; /* at 0 the row would always be sure of itself */
+        soft.temp = p->temp > 0 ? p->temp : 1; /* at 0 every row would have probability 1 */
         if (so_sample_distribution(r->sampler, &soft, r->logits, &ctx, md->probs, NULL) != SO_OK ||
-            row_is_unsure(md, md->probs, r->n))
+            row_is_below_p_min(md, md->probs, r->n))
             return -1;
     }
     return so_sample_token_lead(r->sampler, p, r->logits, &ctx, &at, lead, NULL) == SO_OK ? at : -1;
 }
 
-/* How sure the draft is of a token that noise chose: the chance that it gives to it, and its lead
- * over the next one, noise and all, since the target's row differs and its noise does not. Both
- * together tell a guess that stands from one that does not in 76 of 100 pairs, the chance alone in
- * 71 (3,300 guesses for SmolLM2, temperature 1; a logistic fit). */
-static float sure_of_noisy(float chance, double lead) {
+/* Confidence in a token that noise selected: from its probability and its lead over the second
+ * token, noise included, because the target's row differs and its noise does not. Both together
+ * rank an accepted guess above a rejected one in 76 of 100 pairs, the probability alone in 71
+ * (3,300 guesses for SmolLM2, temperature 1; a logistic fit). */
+static float noisy_confidence(float chance, double lead) {
     double q = SO_MIN(SO_MAX((double)chance, 1e-4), 1 - 1e-4);
     return (float)(1 / (1 + exp(0.6 - 0.6 * lead - 0.18 * log(q / (1 - q)))));
 }
 
-/* What the draft's own softmax gives to the token at a place of r. */
+/* The probability of the token at a column of r, by the draft's own softmax. */
 static float chance_of(const model_drafter *md, const float *logits, const draft_row *r,
                        int32_t at) {
-    if (r->n > md->n_said && md->said) { /* of a wide row: a token, that the draft may not say */
+    /* The column of a wide row is a token, which may be outside the subset. */
+    if (r->n > md->n_subset && md->subset) {
         int32_t token = at;
-        at = so_sample_subset_index(md->said, md->n_said, token);
-        if (md->said[at] != token)
+        at = so_sample_subset_index(md->subset, md->n_subset, token);
+        if (md->subset[at] != token)
             return 0;
     }
-    return at < md->n_said ? so_sample_prob_estimate(md->narrow, logits, at) : 0;
+    return at < md->n_subset ? so_sample_prob_estimate(md->narrow, logits, at) : 0;
 }
 
-/* Draws the next token of the chain from its row and adds it to the tree; false where the chain
- * ends. */
+/* Adds the chain's next guess from its row to the tree; false: the chain ends. */
 static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
     const so_draft_job *job = c->job;
-    if (!row_is_sound(md, c, logit))
+    if (!row_is_finite(md, c, logit))
         return false;
     so_sample_params p = params_of(md, job);
     bool drawn = p.temp > 0 && job->tree->max_rows > 0;
@@ -426,20 +433,23 @@ static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
         return false;
     *token = r.ids ? r.ids[at] : at;
     if (!drawn)
-        c->sure = chance_of(md, logits, &r, at);
+        c->confidence = chance_of(md, logits, &r, at);
     if (!drawn && p.temp > 0)
-        c->sure = sure_of_noisy(c->sure, lead);
-    c->node = so_draft_add(job, c->node, *token, so_draft_kind(row), row, md->base.index, c->sure);
+        c->confidence = noisy_confidence(c->confidence, lead);
+    c->node =
+        so_draft_add(job, c->node, *token, so_draft_kind(row), row, md->base.index, c->confidence);
     return c->node >= 0;
 }
 
-/* What another guess would bring beyond its row, before that row is seen; negative: nothing. */
+/* The expected gain of another guess beyond its row price, before its row is computed; ≤ 0: it does
+ * not pay. */
 static double next_gain(const chain *c) {
     const so_draft_terms *t = c->job->terms;
     return t ? c->path * so_terms_chance(t, c->depth + 1, -1) - so_terms_row(t, c->depth + 1) : 1;
 }
 
-/* Draws as far as this pass allows: one token, and one more for every guess that was right. */
+/* Adds the guesses that this pass allows: one, and one more per correct guess of the inner
+ * drafter. */
 static void draw_chain(model_drafter *md, chain *c) {
     int n_fed = c->n_rows - c->n_guess, n_right = 0;
     for (;;) {
@@ -451,7 +461,7 @@ static void draw_chain(model_drafter *md, chain *c) {
         c->s->text[c->n_text++] = token;
         c->depth++;
         if (c->job->terms)
-            c->path *= so_terms_chance(c->job->terms, c->depth, (double)c->sure);
+            c->path *= so_terms_chance(c->job->terms, c->depth, (double)c->confidence);
         c->done = c->depth == c->limit || next_gain(c) <= 0;
         if (c->done || n_right == c->n_guess || c->guess[n_right] != token)
             break;
@@ -463,10 +473,10 @@ static void draw_chain(model_drafter *md, chain *c) {
 
 /* --- passes --- */
 
-/* Rows of one chain, as many as the budget allows: what the cache lacks, then the guesses. */
+/* The rows of one chain within the budget: missing tokens, then the inner drafter's chain. */
 static int add_rows(model_drafter *md, chain *c, int seq, int at, int *n_logits, int *budget) {
     int len = so_seq_len(c->s->seq), missing = c->n_text - len;
-    int n = SO_MIN(missing, *budget + 1); /* one row is everybody's own */
+    int n = SO_MIN(missing, *budget + 1); /* each chain has one row outside the budget */
     bool whole = n == missing;
     *budget -= n - 1;
     if (!whole)
@@ -478,7 +488,7 @@ static int add_rows(model_drafter *md, chain *c, int seq, int at, int *n_logits,
                                     .seq = seq,
                                     .parent = i ? at + i - 1 : -1,
                                     .want_logits = whole && i >= n - 1,
-                                    .target_hidden = state_of(md, c->s, len + i)};
+                                    .target_hidden = hidden_of(md, c->s, len + i)};
     if (whole) {
         c->first_logit = *n_logits;
         *n_logits += 1 + n_guess;
@@ -492,7 +502,7 @@ static void abort_all(model_drafter *md, int n) {
             so_seq_abort(md->chains[i].s->seq);
 }
 
-/* One pass for all chains that go on; *more says whether there were any. */
+/* One pass for all chains that are not done; *more: there were any. */
 static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
     int n_rows = 0, n_seqs = 0, n_logits = 0, budget = md->o.n_batch, rc = SO_OK;
     for (int i = 0; i < n && rc == SO_OK; i++) {
@@ -502,7 +512,7 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
         int logits_before = n_logits, budget_before = budget;
         add_rows(md, c, n_seqs, n_rows, &n_logits, &budget);
         if (so_seq_pages_needed(c->s->seq, c->n_rows) > so_kv_available_pages(md->kv)) {
-            c->done = true; /* with what it has drafted so far */
+            c->done = true; /* keeps the guesses so far */
             n_logits = logits_before;
             budget = budget_before;
             continue;
@@ -531,9 +541,10 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
     return SO_OK;
 }
 
-/* Another level is one pass of the draft for all chains that go on: made where what they gain by it
- * together is more than its price. Chains without terms go on by themselves, and pay for all. */
-static void end_unpaid(model_drafter *md, int n) {
+/* Ends all chains if another level does not pay: it is one pass of the draft for all of them, and
+ * their gains together must exceed its price. Chains without terms always continue, and then the
+ * others may, too. */
+static void end_unprofitable(model_drafter *md, int n) {
     double gain = 0, price = 0;
     for (int i = 0; i < n; i++) {
         const chain *c = &md->chains[i];
@@ -542,7 +553,7 @@ static void end_unpaid(model_drafter *md, int n) {
         if (!c->job->terms || c->first_logit < 0)
             return;
         gain += next_gain(c);
-        price = SO_MAX(price, (double)c->job->terms->level);
+        price = SO_MAX(price, (double)c->job->terms->level_price);
     }
     for (int i = 0; i < n && gain <= price; i++)
         md->chains[i].done = true;
@@ -554,8 +565,8 @@ static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *
     for (int i = 0; i < n_jobs && n < md->o.n_parallel; i++)
         n += begin_chain(md, &jobs[i], &md->chains[n]);
     if (n > 0 && md->inner)
-        rc = ask_inner(md, n, err);
-    for (bool more = n > 0; more && rc == SO_OK; end_unpaid(md, n))
+        rc = run_inner(md, n, err);
+    for (bool more = n > 0; more && rc == SO_OK; end_unprofitable(md, n))
         rc = pass_once(md, n, &more, err);
     for (int i = 0; i < n; i++)
         md->chains[i].job->n_levels = md->chains[i].depth + md->chains[i].refused;
@@ -568,11 +579,11 @@ static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *
 
 static int model_n_ctx(const so_drafter *d) { return ((const model_drafter *)d)->n_ctx; }
 
-static double model_share(const so_drafter *d, int n_tokens) {
+static double model_cache_fraction(const so_drafter *d, int n_tokens) {
     const model_drafter *md = (const model_drafter *)d;
     double own = so_kv_pages_for(SO_MIN(n_tokens, md->n_ctx)), inner = 0;
     if (md->inner)
-        inner = so_drafter_share(md->inner, n_tokens);
+        inner = so_drafter_cache_fraction(md->inner, n_tokens);
     return SO_MAX(inner, own / so_kv_get_shape(md->kv)->n_pages);
 }
 
@@ -602,10 +613,10 @@ static const so_drafter_vt MODEL_VT = {
     .close = model_close,
     .propose = model_propose,
     .observe = model_observe,
-    .read_state = model_read_state,
+    .add_hidden = model_add_hidden,
     .n_ctx = model_n_ctx,
-    .share = model_share,
-    .park = model_park,
+    .cache_fraction = model_cache_fraction,
+    .preempt = model_preempt,
 };
 
 static int create_kv(model_drafter *md, const so_kv_shape *shape, so_err *err) {
@@ -637,28 +648,29 @@ static int create_cache(model_drafter *md, int n_logits, so_err *err) {
     return rc == SO_OK ? rc : so_err_prefix(err, "draft model");
 }
 
-static int check_states(const model_drafter *md, so_err *err) {
-    if (md->d_state == 0 || md->d_state == md->o.d_model)
+static int check_hidden_width(const model_drafter *md, so_err *err) {
+    if (md->d_hidden == 0 || md->d_hidden == md->o.d_model)
         return SO_OK;
     return so_err_set(err, SO_EMISMATCH,
-                      "the draft reads states of %d numbers; the target's have %d", md->d_state,
-                      md->o.d_model);
+                      "the draft model takes hidden states of width %d; the target's have width %d",
+                      md->d_hidden, md->o.d_model);
 }
 
-/* Of what the draft says, ids that the target has; they are ascending, so it is a beginning. */
-static int find_said(model_drafter *md, so_err *err) {
+/* Ids of the draft's vocabulary subset that the target has; they are ascending, so these are a
+ * prefix. */
+static int find_subset(model_drafter *md, so_err *err) {
     int n = so_model_logits_len(md->m);
-    md->said = so_model_vocab_subset(md->m);
-    while (n > 0 && (md->said ? md->said[n - 1] : n - 1) >= md->o.n_vocab)
+    md->subset = so_model_vocab_subset(md->m);
+    while (n > 0 && (md->subset ? md->subset[n - 1] : n - 1) >= md->o.n_vocab)
         n--;
-    md->n_said = n;
+    md->n_subset = n;
     return n > 0 ? SO_OK
                  : so_err_set(err, SO_EMISMATCH,
-                              "the draft says no token of the target, which has ids 0 to %d",
+                              "the draft model has logits for none of the target's ids 0 to %d",
                               md->o.n_vocab - 1);
 }
 
-/* With a drafter inside, a level takes another time. */
+/* With an inner drafter a level takes another time, so it has a record of its own. */
 static uint64_t id_of(const so_model_drafter_opts *o, const so_drafter *inner) {
     uint64_t ids[2] = {o->id, inner ? inner->id : 0};
     if (o->id == 0 || !inner)
@@ -673,23 +685,24 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     model_drafter *md = SO_NEW(model_drafter);
     int n_par = o->n_parallel, n_logits = n_par * (inner ? o->max_draft : 1);
     md->base.vt = &MODEL_VT;
-    md->base.draws = md->base.costs = md->base.is_model = md->base.on_terms = true;
+    md->base.draws = md->base.has_cost = md->base.is_model = md->base.uses_terms = true;
     md->base.size = o->size;
     md->base.id = id_of(o, inner);
-    md->base.lasting =
-        o->id != 0 && o->temp < 0; /* at its own temperature it shows something else */
-    md->base.claimed = o->claimed;
+    /* With a temperature of its own its acceptance is not comparable. */
+    md->base.recorded = o->id != 0 && o->temp < 0;
+    md->base.claimed_agreement = o->claimed_agreement;
     md->m = m;
     md->o = *o;
     md->n_vocab = so_model_hparams(m)->n_vocab;
-    md->d_state = so_model_d_target_hidden(m);
-    md->base.reads_states = md->d_state > 0 || (inner && inner->reads_states);
-    md->base.by_request = md->d_state == 0; /* pages of other texts were read with other states */
+    md->d_hidden = so_model_d_target_hidden(m);
+    md->base.wants_target_hidden = md->d_hidden > 0 || (inner && inner->wants_target_hidden);
+    /* Shared pages were computed with the hidden states of other requests. */
+    md->base.request_only = md->d_hidden == 0;
     md->n_ctx = SO_MIN(o->n_ctx, so_model_hparams(m)->n_ctx_train);
     md->max_rows = o->n_batch + n_logits;
-    int rc = check_states(md, err);
+    int rc = check_hidden_width(md, err);
     if (rc == SO_OK)
-        rc = find_said(md, err);
+        rc = find_subset(md, err);
     if (rc == SO_OK)
         rc = create_cache(md, n_logits, err);
     if (rc != SO_OK) {
@@ -697,9 +710,9 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
         return rc;
     }
     md->wide = so_sampler_create(o->n_vocab);
-    md->narrow = so_sampler_create(md->n_said);
-    if (md->said && md->n_said < o->n_vocab) /* else wide_row may serve bias with it */
-        so_sampler_set_subset(md->narrow, md->said);
+    md->narrow = so_sampler_create(md->n_subset);
+    if (md->subset && md->n_subset < o->n_vocab) /* otherwise wide_row uses it for bias, too */
+        so_sampler_set_subset(md->narrow, md->subset);
     md->chains = SO_NEW_N(chain, n_par);
     md->inner_jobs = SO_NEW_N(so_draft_job, n_par);
     md->inner_trees = SO_NEW_N(so_tree, n_par);
@@ -709,7 +722,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->seqs = SO_NEW_N(so_seq *, n_par);
     md->logits = SO_NEW_N(float, o->n_vocab);
     for (int i = 0; i < o->n_vocab; i++)
-        md->logits[i] = NEVER;
+        md->logits[i] = EXCLUDED_LOGIT;
     md->probs = SO_NEW_N(float, o->n_vocab);
     md->inner = inner;
     *out = &md->base;
@@ -718,33 +731,37 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
 
 /* --- tokenizers --- */
 
-/* Rows past the shorter vocabulary: padding, or tokens that only one of the two has. */
-static int check_rest(const so_tokenizer *t, const char *who, int32_t from, so_err *err) {
-    for (int32_t id = from; id < so_tokenizer_n_vocab(t); id++)
-        if (!(so_tokenizer_kind(t, id) & (SO_TOKEN_UNUSED | SO_TOKEN_CONTROL)))
-            return so_err_set(err, SO_EMISMATCH,
-                              "only the %s has token %d ('%.*s'): the two have %d and %d tokens; "
-                              "the draft must come from the target's own family",
-                              who, id, SO_STR_ARG(so_tokenizer_piece(t, id)), from,
-                              so_tokenizer_n_vocab(t));
+/* Start of all messages about a vocabulary: the finding, both sizes, the remedy. */
+#define VOCAB_DIFFERS                                                                         \
+    "the draft model's vocabulary differs from the target's (%d and %d tokens): use a draft " \
+    "model of the target's own family; "
+
+/* Ids past the shorter vocabulary: padding, or tokens that only one of the two has. */
+static int check_extra_ids(const so_tokenizer *target, const so_tokenizer *draft, so_err *err) {
+    int32_t n_target = so_tokenizer_n_vocab(target), n_draft = so_tokenizer_n_vocab(draft);
+    const so_tokenizer *longer = n_target > n_draft ? target : draft;
+    for (int32_t id = SO_MIN(n_target, n_draft); id < so_tokenizer_n_vocab(longer); id++)
+        if (!(so_tokenizer_kind(longer, id) & (SO_TOKEN_UNUSED | SO_TOKEN_CONTROL)))
+            return so_err_set(err, SO_EMISMATCH, VOCAB_DIFFERS "only the %s has token %d ('%.*s')",
+                              n_draft, n_target, longer == target ? "target" : "draft", id,
+                              SO_STR_ARG(so_tokenizer_piece(longer, id)));
     return SO_OK;
 }
 
 int so_draft_check_tokenizers(const so_tokenizer *target, const so_tokenizer *draft, so_err *err) {
     int32_t n_target = so_tokenizer_n_vocab(target), n_draft = so_tokenizer_n_vocab(draft);
-    int32_t n = SO_MIN(n_target, n_draft);
-    for (int32_t id = 0; id < n; id++) {
+    for (int32_t id = 0; id < SO_MIN(n_target, n_draft); id++) {
         so_str a = so_tokenizer_piece(target, id), b = so_tokenizer_piece(draft, id);
         if (!so_str_eq(a, b))
             return so_err_set(err, SO_EMISMATCH,
-                              "token %d is '%.*s' in the target and '%.*s' in the draft: the draft "
-                              "must have the target's vocabulary",
-                              id, SO_STR_ARG(a), SO_STR_ARG(b));
+                              VOCAB_DIFFERS "token %d is '%.*s' in the target and '%.*s' in the "
+                                            "draft",
+                              n_draft, n_target, id, SO_STR_ARG(a), SO_STR_ARG(b));
     }
     if (so_tokenizer_eos(target) != so_tokenizer_eos(draft))
         return so_err_set(err, SO_EMISMATCH,
-                          "the end token is %d in the target and %d in the draft",
-                          so_tokenizer_eos(target), so_tokenizer_eos(draft));
-    int rc = check_rest(target, "target", n, err);
-    return rc == SO_OK ? check_rest(draft, "draft", n, err) : rc;
+                          "the draft model's end token is %d, the target's is %d: use a draft "
+                          "model of the target's own family",
+                          so_tokenizer_eos(draft), so_tokenizer_eos(target));
+    return check_extra_ids(target, draft, err);
 }

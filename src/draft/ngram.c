@@ -1,10 +1,11 @@
-/* N-gram drafting: orders 4 down to 2 with back-off, each guess the context of the next.
+/* N-gram drafting: orders 4 down to 2 with back-off; each guess becomes part of the next context.
  *
  * Counts come from the request's own prompt and accepted tokens, never from rejected guesses. The
- * guess is the most frequent follower of the longest known context, and is a point: the counts are
- * not its q, because an argmax was not drawn from them (taking them as q biases `reject`). With
- * `draw` the guess is drawn from the counts of that context and carries exactly that row; where the
- * tree has no rows or the request is greedy it is the argmax again. One thread. */
+ * guess is the most frequent follower of the longest known context. It is a point: the counts are
+ * not its q, because an argmax was not sampled from them, and using them as q would bias `reject`.
+ * With `draw` the guess is sampled from the counts of that context and carries exactly that row;
+ * if the tree has no rows or the request is greedy, it is the argmax again. Thread: the engine
+ * thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,13 +59,13 @@ static void ngram_observe(so_drafter *d, void *state, const int32_t *tokens, int
     feed(state, tokens, n);
 }
 
-/* A shorter context is a weaker reason. */
+/* A shorter context is weaker evidence. */
 static float order_weight(int order) { return order == 4 ? 1.0f : order == 3 ? 0.85f : 0.65f; }
 
 typedef struct drawing {
     float *row;
     int n_vocab;
-    double total, target; /* the draw falls on the follower that takes the running count past it */
+    double total, target; /* the sample is the follower that takes the running count past target */
     double sum;
     int32_t token;
 } drawing;
@@ -72,7 +73,7 @@ typedef struct drawing {
 static bool draw_visit(void *user, int32_t token, int32_t count) {
     drawing *w = user;
     if (token < 0 || token >= w->n_vocab) {
-        w->token = -1; /* foreign text: no distribution over this vocabulary */
+        w->token = -1; /* an id outside this vocabulary: no distribution */
         return false;
     }
     w->row[token] = (float)(count / w->total);
@@ -82,7 +83,7 @@ static bool draw_visit(void *user, int32_t token, int32_t count) {
     return true;
 }
 
-/* Fills a fresh q row with the context's counts and draws from it. −1: no row is left. */
+/* Fills a new q row with the context's counts and samples from it. −1: no row is left. */
 static int draw_row(const ngram *g, const so_draft_job *job, const so_follow *f, int depth,
                     int32_t *token) {
     const ngram_state *s = job->state;
@@ -98,7 +99,7 @@ static int draw_row(const ngram *g, const so_draft_job *job, const so_follow *f,
     return row;
 }
 
-/* One guess below `node`; the confidence of a drawn one looks at the counts alone. */
+/* Adds one guess below `node`; the confidence of a sampled one depends on the counts alone. */
 static int extend(const ngram *g, so_draft_job *job, int node, const so_follow *f, int32_t *token) {
     bool draw = g->params.draw && job->temp > 0;
     int row = -1;
@@ -151,9 +152,9 @@ static const so_drafter_vt NGRAM_VT = {
 so_drafter *so_ngram_create(const so_ngram_params *p) {
     ngram *g = SO_NEW(ngram);
     g->base.vt = &NGRAM_VT;
-    g->base.lasting = true;
+    g->base.recorded = true;
     g->base.draws = p && p->draw;
-    g->base.by_request = true;
+    g->base.request_only = true;
     g->params = p ? *p : (so_ngram_params){0};
     if (g->params.max_order == 0)
         g->params.max_order = SO_COUNTS_MAX_ORDER;

@@ -1,4 +1,4 @@
-/* The drafter that proposes nothing, so that plain decoding is not a special case. */
+/* The drafter without guesses, so that plain decoding is not a special case. */
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -38,7 +38,7 @@ static const so_drafter_vt NONE_VT = {
 so_drafter *so_none_create(void) {
     so_drafter *d = SO_NEW(so_drafter);
     d->vt = &NONE_VT;
-    d->silent = true;
-    d->by_request = true;
+    d->never_guesses = true;
+    d->request_only = true;
     return d;
 }

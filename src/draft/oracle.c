@@ -1,11 +1,11 @@
-/* A drafter of known quality, for measuring: right with probability alpha at every position.
+/* A drafter of known quality, for measurements: right with probability alpha at every position.
  *
- * It is given the target's plain output as `expected`. Whether it is right at a position is keyed
- * by (seed, choice, position), not by the round: a chain is cut at its first wrong guess and the
- * next one starts behind it, so every position is tested once and the outcomes are independent with
+ * It gets the target's plain output as `expected`. Whether it is right at a position is keyed by
+ * (seed, choice, position) and not by the round: a chain ends at its first wrong guess and the next
+ * one starts after it, so every position is tested once and the outcomes are independent with
  * probability alpha, as the formulas assume. A wrong guess is a token that differs from the right
- * one; what follows a wrong guess is wrong too. Where the output is not the expected one it falls
- * silent: it has nothing to be right about. Guesses are points. */
+ * one; guesses after a wrong one are wrong, too. Once the output differs from the expected text it
+ * makes no guesses. Guesses are points. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ typedef struct oracle {
 typedef struct oracle_state {
     int32_t *expected;
     int n_expected, n_prompt;
-    int n_same; /* output tokens that were as expected */
+    int n_same; /* output tokens equal to the expected ones */
     int n_seen; /* output tokens */
 } oracle_state;
 
@@ -60,7 +60,7 @@ static void oracle_observe(so_drafter *d, void *state, const int32_t *tokens, in
     feed(state, tokens, n);
 }
 
-/* Outcome and replacement of one position; the round stays out of the key. */
+/* Random number for the outcome or replacement at a position; independent of the round. */
 static double keyed(const so_draft_job *job, int position, uint32_t index) {
     so_rng_key key = {job->seed, job->choice, (uint32_t)position, SO_RNG_DRAFT, 0};
     return so_rng_uniform(&key, index);
@@ -112,7 +112,7 @@ so_drafter *so_oracle_create(double alpha) {
     SO_ASSERT(alpha >= 0 && alpha <= 1);
     oracle *o = SO_NEW(oracle);
     o->base.vt = &ORACLE_VT;
-    o->base.by_request = true;
+    o->base.request_only = true;
     o->alpha = alpha;
     return &o->base;
 }

@@ -1,15 +1,16 @@
-/* Drafting from the text the user expects (an edited file, a template).
+/* Drafting from the text that the user expects (an edited file, a template).
  *
- * A pointer walks the expected text. Where the model says something else, the pointer is set again:
- *   1. the last three output tokens occur in the expected text: there, at the longest agreement
- *      (up to 32 tokens), the place nearest to the pointer among equals;
- *   2. else the last token occurs near the pointer (8 back, 16 ahead): something was left out or
- *      put in;
- *   3. else one token was replaced: go on after it. After four replacements in a row the text is
- *      lost, and nothing is proposed until rule 1 or 2 finds it again.
- * Rule 1 looks at no more than 64 places, found by binary search in a sorted list of 3-grams, so
- * that a token costs O(log n) whatever the texts. Guesses are points; confidence grows with the
- * tokens agreed since the last break. One thread. */
+ * A pointer follows the expected text. If the model writes something else, the pointer is set
+ * again:
+ *   1. if the last three output tokens occur in the expected text: to the place with the longest
+ *      agreement (up to 32 tokens), among equals the nearest to the pointer;
+ *   2. else if the last token occurs near the pointer (8 back, 16 ahead): there (text was omitted
+ *      or inserted);
+ *   3. else one token was replaced: continue after it. After four replacements in a row the
+ *      position is lost, and nothing is proposed until rule 1 or 2 finds it again.
+ * Rule 1 examines at most 64 places, found by binary search in a sorted list of 3-grams, so a token
+ * costs O(log n) for any text. Guesses are points; confidence grows with the tokens that agreed
+ * since the last break. Thread: the engine thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +24,7 @@ enum { MAX_EXPECTED = 1 << 24 };
 
 typedef struct gram {
     uint64_t hash;
-    int32_t end; /* just after it */
+    int32_t end; /* index just after it */
 } gram;
 
 typedef struct predict_state {
@@ -31,7 +32,7 @@ typedef struct predict_state {
     int n_expected;
     gram *grams; /* sorted by (hash, end) */
     int n_grams;
-    int at;     /* the next expected token */
+    int at;     /* index of the next expected token */
     int agreed; /* tokens since the last break */
     int replaced;
     int32_t history[HISTORY]; /* of the output, newest last */
@@ -46,7 +47,7 @@ static int compare_grams(const void *a, const void *b) {
     return (x->end > y->end) - (x->end < y->end);
 }
 
-/* How far the output's end agrees with the expected text that ends at `end`. */
+/* Number of tokens before `end` in the expected text that equal the end of the output. */
 static int agreement(const predict_state *s, int end) {
     int n = 0;
     while (n < s->n_history && n < end &&
@@ -69,7 +70,7 @@ static int lower_bound(const predict_state *s, uint64_t hash, int32_t end) {
     return lo;
 }
 
-/* Rule 1: walks outwards from the pointer, so that the nearest of equals is met first. */
+/* Rule 1: searches outwards from the pointer, so that the nearest of equals is found first. */
 static bool find_grams(predict_state *s) {
     if (s->n_history < GRAM)
         return false;
@@ -199,6 +200,6 @@ static const so_drafter_vt PREDICT_VT = {
 so_drafter *so_predict_create(void) {
     so_drafter *d = SO_NEW(so_drafter);
     d->vt = &PREDICT_VT;
-    d->by_request = true;
+    d->request_only = true;
     return d;
 }

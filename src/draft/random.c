@@ -1,8 +1,8 @@
-/* Uniform guesses: the baseline every drafter must beat, and the planner's worst case.
+/* Uniform guesses: the baseline for every drafter, and the planner's worst case.
  *
- * All guesses share one q row of 1/n. Where the tree has no rows (or the request is greedy) they go
- * as points, which is exact for any guess that does not look at the verifier's randomness; the
- * draws are keyed for drafting alone. No state. */
+ * All guesses share one q row of 1/n. If the tree has no rows or the request is greedy they are
+ * points, which is exact for any guess that does not depend on the verifier's random numbers; these
+ * draws have keys of their own. No state. */
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -58,6 +58,6 @@ so_drafter *so_random_create(void) {
     so_drafter *d = SO_NEW(so_drafter);
     d->vt = &RANDOM_VT;
     d->draws = true;
-    d->by_request = true;
+    d->request_only = true;
     return d;
 }

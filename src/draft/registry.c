@@ -1,11 +1,11 @@
-/* Reading, comparing and finding (registry.h).
+/* Reading, checking and searching registered drafts (registry.h).
  *
- * The search runs at every start, so it is bounded and cheap: at most MAX_OPENED files are opened,
- * each mapped and its header checked as for any model (so_gguf_open), which for a vocabulary of
- * fifty thousand tokens takes about a millisecond; no weight is touched. The target's vocabulary is
- * hashed once, when the first file asks for it. A folder that cannot be read, a truncated file, a
- * draft of another target: each leaves a line in the debug log and nothing else. One folder that is
- * reached by two names gives its files once. */
+ * The search runs at every start, so it is bounded: at most MAX_OPENED files are opened, each
+ * mapped and its header checked as for any model (so_gguf_open), which takes about a millisecond
+ * for a vocabulary of fifty thousand tokens; no weight is read. The target's vocabulary is hashed
+ * once, when the first file needs it. A folder that cannot be read, a truncated file or a draft of
+ * another target leaves a line in the debug log and has no other effect. A folder that is reachable
+ * by two names is searched once. */
 #include "draft/registry.h"
 
 #include <stdlib.h>
@@ -28,7 +28,8 @@ static int read_size(const so_gguf *g, const char *key, int64_t *out, so_err *er
     if (rc == SO_ENOTFOUND)
         return so_err_set(err, SO_EFORMAT, "%s: %s is missing", so_gguf_path(g), key);
     if (rc == SO_OK && (*out < 1 || *out > INT32_MAX))
-        return so_err_set(err, SO_EFORMAT, "%s: %s is %lld", so_gguf_path(g), key, (long long)*out);
+        return so_err_set(err, SO_EFORMAT, "%s: %s is %lld: must be from 1 to %d", so_gguf_path(g),
+                          key, (long long)*out, INT32_MAX);
     return rc;
 }
 
@@ -39,8 +40,8 @@ static int read_vocab(const so_gguf *g, char out[65], so_err *err) {
         return rc;
     if (s.len != 64 || memchr(s.ptr, 0, s.len))
         return so_err_set(err, SO_EFORMAT,
-                          "%s: " KEY "vocab_sha256 has %zu characters: 64 hexadecimal digits are "
-                          "wanted",
+                          "%s: " KEY "vocab_sha256 has %zu characters: must be 64 hexadecimal "
+                          "digits",
                           so_gguf_path(g), s.len);
     memcpy(out, s.ptr, 64);
     out[64] = '\0';
@@ -51,7 +52,7 @@ static void read_name(const so_gguf *g, char *out, size_t cap) {
     so_str s = {"", 0};
     so_buf line = {0};
     so_gguf_get_str(g, KEY "name", &s, NULL);
-    for (size_t i = 0; i < s.len && line.len + 1 < cap; i++) /* for a line on a terminal */
+    for (size_t i = 0; i < s.len && line.len + 1 < cap; i++) /* it is shown on a terminal */
         so_buf_append_char(&line,
                            (unsigned char)s.ptr[i] < 0x20 || s.ptr[i] == 0x7F ? '?' : s.ptr[i]);
     so_str text = so_buf_str(&line);
@@ -68,13 +69,13 @@ static int read_agreement(const so_gguf *g, double *out, so_err *err) {
         return SO_OK;
     }
     if (rc == SO_OK && !(*out >= 0 && *out <= 1))
-        return so_err_set(err, SO_EFORMAT, "%s: %s is %g, not from 0 to 1", so_gguf_path(g), key,
-                          *out);
+        return so_err_set(err, SO_EFORMAT, "%s: %s is %g: must be from 0 to 1", so_gguf_path(g),
+                          key, *out);
     return rc;
 }
 
-int so_registry_read(const so_gguf *g, so_draft_for *out, so_err *err) {
-    so_draft_for f = {0};
+int so_registry_read(const so_gguf *g, so_draft_target *out, so_err *err) {
+    so_draft_target f = {0};
     int rc = read_vocab(g, f.vocab, err);
     if (rc == SO_OK)
         rc = read_agreement(g, &f.agreement, err);
@@ -101,7 +102,7 @@ static void hash_vocab(const so_tokenizer *tok, char out[65]) {
     so_sha256_hex(&h, out);
 }
 
-static int check_shape(const so_draft_for *f, const so_hparams *hp, so_err *err) {
+static int check_shape(const so_draft_target *f, const so_hparams *hp, so_err *err) {
     if (f->d_model == hp->d_model && f->n_layers == hp->n_layers)
         return SO_OK;
     return so_err_set(err, SO_EMISMATCH,
@@ -112,17 +113,17 @@ static int check_shape(const so_draft_for *f, const so_hparams *hp, so_err *err)
                       hp->d_model);
 }
 
-static int check_vocab(const so_draft_for *f, const char *vocab, so_err *err) {
+static int check_vocab(const so_draft_target *f, const char *vocab, so_err *err) {
     if (strcmp(f->vocab, vocab) == 0)
         return SO_OK;
     return so_err_set(err, SO_EMISMATCH,
-                      "the draft is registered for '%s', whose tokenizer is another one "
-                      "(vocabulary %.12s…, this target's %.12s…): give a draft that was trained "
-                      "for this target (docs/train-your-own.md)",
+                      "the draft is registered for '%s', whose vocabulary differs from this "
+                      "target's (SHA-256 %.12s… and %.12s…): give a draft that was trained for "
+                      "this target (docs/train-your-own.md)",
                       f->name, f->vocab, vocab);
 }
 
-int so_registry_check(const so_draft_for *f, const so_hparams *hp, const so_tokenizer *tok,
+int so_registry_check(const so_draft_target *f, const so_hparams *hp, const so_tokenizer *tok,
                       so_err *err) {
     char vocab[65];
     int rc = check_shape(f, hp, err);
@@ -132,10 +133,10 @@ int so_registry_check(const so_draft_for *f, const so_hparams *hp, const so_toke
     return check_vocab(f, vocab, err);
 }
 
-int so_registry_admit(const so_checkpoint *draft, const so_hparams *hp, const so_tokenizer *tok,
-                      so_err *err) {
+int so_registry_check_file(const so_checkpoint *draft, const so_hparams *hp,
+                           const so_tokenizer *tok, so_err *err) {
     const so_gguf *g = so_checkpoint_gguf(draft);
-    so_draft_for f;
+    so_draft_target f;
     so_err local = {0};
     int rc = g ? so_registry_read(g, &f, &local) : SO_ENOTFOUND;
     if (rc == SO_ENOTFOUND)
@@ -147,18 +148,18 @@ int so_registry_admit(const so_checkpoint *draft, const so_hparams *hp, const so
 
 double so_registry_agreement(const so_checkpoint *draft) {
     const so_gguf *g = so_checkpoint_gguf(draft);
-    so_draft_for f;
+    so_draft_target f;
     return g && so_registry_read(g, &f, NULL) == SO_OK ? f.agreement : 0;
 }
 
 uint64_t so_registry_id(const so_checkpoint *draft) {
     size_t n = so_checkpoint_n_tensors(draft);
     const so_gguf *g = so_checkpoint_gguf(draft);
-    const so_gguf_kv *said = g ? so_gguf_find(g, SO_VOCAB_SUBSET_KEY) : NULL;
+    const so_gguf_kv *subset = g ? so_gguf_find(g, SO_VOCAB_SUBSET_KEY) : NULL;
     uint64_t id[4] = {so_checkpoint_bytes(draft), 0, 0, 0};
-    if (said)
-        id[3] = so_hash_bytes(said->data, said->n_bytes);
-    for (size_t i = 0; i < 2 && n > 0; i++) { /* the first and the last of them */
+    if (subset)
+        id[3] = so_hash_bytes(subset->data, subset->n_bytes);
+    for (size_t i = 0; i < 2 && n > 0; i++) { /* the first and the last tensor */
         const so_tensor *t = so_checkpoint_tensor_at(draft, i ? n - 1 : 0);
         id[1 + i] = so_hash_bytes(t->data, SO_MIN(t->n_bytes, (size_t)SAMPLE));
     }
@@ -167,19 +168,19 @@ uint64_t so_registry_id(const so_checkpoint *draft) {
 
 /* --- the search --- */
 
-/* A file or folder, by whatever name. */
-typedef struct place {
+/* Identifies a file or folder regardless of its name. */
+typedef struct file_id {
     dev_t dev;
     ino_t ino;
-} place;
+} file_id;
 
 typedef struct search {
     const so_checkpoint *target;
     const so_hparams *hp;
     const so_tokenizer *tok;
-    char vocab[65]; /* of the target; empty: not yet asked for */
-    place opened[MAX_OPENED];
-    place dirs[MAX_DIRS];
+    char vocab[65]; /* hash of the target's vocabulary; empty: not computed yet */
+    file_id opened[MAX_OPENED];
+    file_id dirs[MAX_DIRS];
     int n_dirs, n_opened;
     so_registry_found *out;
 } search;
@@ -189,10 +190,10 @@ static bool ends_in_gguf(const char *name) {
     return n > 5 && strcmp(name + n - 5, ".gguf") == 0;
 }
 
-/* What the file says, and whether it fits. */
+/* Reads a file's registration and checks whether it fits. */
 static int examine(search *s, const char *path, so_err *err) {
     so_gguf *g = NULL;
-    so_draft_for f;
+    so_draft_target f;
     int rc = so_gguf_open(path, &g, err);
     if (rc == SO_OK)
         rc = so_registry_read(g, &f, err);
@@ -206,19 +207,19 @@ static int examine(search *s, const char *path, so_err *err) {
     return rc;
 }
 
-/* Notes the place; false where it is not there, is known, or there are too many. */
-static bool first_visit(const char *path, place *list, int *n, int cap) {
+/* Adds the file to the list; false: it does not exist, was visited, or the list is full. */
+static bool first_visit(const char *path, file_id *list, int *n, int cap) {
     struct stat st;
     if (*n == cap || stat(path, &st) != 0)
         return false;
     for (int i = 0; i < *n; i++)
         if (list[i].dev == st.st_dev && list[i].ino == st.st_ino)
             return false;
-    list[(*n)++] = (place){st.st_dev, st.st_ino};
+    list[(*n)++] = (file_id){st.st_dev, st.st_ino};
     return true;
 }
 
-static void consider(search *s, const char *path) {
+static void try_file(search *s, const char *path) {
     size_t n = so_file_bytes(path);
     so_err err = {0};
     if (n == 0 || n > so_checkpoint_bytes(s->target) / 2 || s->out->n == SO_REGISTRY_MAX ||
@@ -233,19 +234,19 @@ static void consider(search *s, const char *path) {
     }
 }
 
-/* Files first, then folders; `below`: go down one level. */
-static void walk(search *s, const char *dir, bool below) {
+/* Files first, then folders; recurse: one level down. */
+static void walk(search *s, const char *dir, bool recurse) {
     so_dir_names d = {0};
     so_err err = {0};
     if (so_dir_list(dir, MAX_NAMES, &d, &err) != SO_OK) {
-        so_log(SO_LOG_DEBUG, "no drafts are looked for in %s", err.msg);
+        so_log(SO_LOG_DEBUG, "folder not searched for drafts: %s", err.msg);
         return;
     }
-    for (int folders = 0; folders <= below; folders++)
+    for (int folders = 0; folders <= recurse; folders++)
         for (int i = 0; i < d.n; i++) {
             char *path = so_path_join(dir, d.names[i]);
             if (!folders && ends_in_gguf(d.names[i]))
-                consider(s, path);
+                try_file(s, path);
             else if (folders && d.names[i][0] != '.' && so_file_is_dir(path))
                 walk(s, path, false);
             free(path);
@@ -253,8 +254,8 @@ static void walk(search *s, const char *dir, bool below) {
     so_dir_names_free(&d);
 }
 
-/* `under` NULL: dir itself. dir NULL: nowhere. */
-static void look_in(search *s, const char *dir, const char *under) {
+/* `under` NULL: dir itself. dir NULL: does nothing. */
+static void search_dir(search *s, const char *dir, const char *under) {
     char *path = dir && under ? so_path_join(dir, under) : NULL;
     const char *at = path ? path : dir;
     if (at && so_file_is_dir(at) && first_visit(at, s->dirs, &s->n_dirs, MAX_DIRS))
@@ -262,12 +263,12 @@ static void look_in(search *s, const char *dir, const char *under) {
     free(path);
 }
 
-static void look_beside_target(search *s) {
+static void search_target_dir(search *s) {
     const char *path = so_checkpoint_path(s->target), *slash = strrchr(path, '/');
     char *dir = so_file_is_dir(path) ? so_strdup(path)
                 : slash              ? so_strndup(path, SO_MAX((size_t)(slash - path), (size_t)1))
                                      : so_strdup(".");
-    walk(s, dir, false); /* anybody's folder: what lies below it may be anything */
+    walk(s, dir, false); /* a user's folder: its subfolders may hold anything */
     free(dir);
 }
 
@@ -276,13 +277,13 @@ void so_registry_search(const so_checkpoint *target, const so_hparams *hp, const
     search s = {.target = target, .hp = hp, .tok = tok, .out = out};
     char *program = so_path_program_dir(), *data = so_env_data_dir(), *cache = so_env_cache_dir();
     *out = (so_registry_found){0};
-    look_beside_target(&s);
-    look_in(&s, program, "models");
-    look_in(&s, program, "../models");
-    look_in(&s, program, "../share/sooth/models");
-    look_in(&s, data, "models");
-    look_in(&s, so_env_models_dir(), NULL);
-    look_in(&s, cache, "models");
+    search_target_dir(&s);
+    search_dir(&s, program, "models");
+    search_dir(&s, program, "../models");
+    search_dir(&s, program, "../share/sooth/models");
+    search_dir(&s, data, "models");
+    search_dir(&s, so_env_models_dir(), NULL);
+    search_dir(&s, cache, "models");
     free(program);
     free(data);
     free(cache);

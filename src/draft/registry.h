@@ -1,38 +1,38 @@
-/* Registered drafts: files that say whom they were trained for (`sooth.draft.*`, docs/formats.md),
- * and where they are looked for.
+/* Registered drafts: draft model files that name the target they were trained for (`sooth.draft.*`,
+ * docs/formats.md), and where they are searched.
  *
- * A draft fits a target that has the same vocabulary, token by token, and the same width and number
- * of layers. Names are not compared: a target keeps its draft when it is quantised or renamed. One
- * that is given by name must fit, or is refused; one that is merely found and does not fit is
- * passed over. Files without these keys are nobody's: they can be given, and are never found. */
+ * A draft fits a target with the same vocabulary, token by token, the same width and the same
+ * number of layers. Names are not compared: a target keeps its draft when it is quantised or
+ * renamed. A draft that the user named must fit or is refused. A draft that the search found and
+ * that does not fit is skipped. Files without these keys are unregistered: a user may name them,
+ * the search never returns them. */
 #ifndef SO_DRAFT_REGISTRY_H
 #define SO_DRAFT_REGISTRY_H
 
 #include "model/hparams.h"
 #include "token/tokenizer.h"
 
-/* Whom a draft is for. */
-typedef struct so_draft_for {
-    char name[128];  /* for messages */
-    char vocab[65];  /* SHA-256 of the token strings, a zero byte between each two */
+/* The target that a draft was trained for. */
+typedef struct so_draft_target {
+    char name[128];  /* for messages only */
+    char vocab[65];  /* SHA-256 of the token strings, separated by zero bytes */
     int64_t d_model; /* width and layers of the target */
     int64_t n_layers;
-    double
-        agreement; /* share of likeliest tokens that are the target's, by its own word; 0: none */
-} so_draft_for;
+    double agreement; /* claimed: share of positions with the same most likely token; 0: none */
+} so_draft_target;
 
-/* SO_ENOTFOUND where the file says nothing; SO_EFORMAT where what it says makes no sense. */
-int so_registry_read(const so_gguf *g, so_draft_for *out, so_err *err);
-/* SO_EMISMATCH says for whom the draft is and how this target differs. tok may be NULL. */
-int so_registry_check(const so_draft_for *f, const so_hparams *hp, const so_tokenizer *tok,
+/* SO_ENOTFOUND: the file is unregistered. SO_EFORMAT: its keys are invalid. */
+int so_registry_read(const so_gguf *g, so_draft_target *out, so_err *err);
+/* SO_EMISMATCH: the message names the draft's target and the difference. tok may be NULL. */
+int so_registry_check(const so_draft_target *f, const so_hparams *hp, const so_tokenizer *tok,
                       so_err *err);
-/* Both, for a draft that was named: SO_OK also where it is not registered at all. */
-int so_registry_admit(const so_checkpoint *draft, const so_hparams *hp, const so_tokenizer *tok,
-                      so_err *err);
+/* Both, for a draft that the user named: SO_OK also if it is unregistered. */
+int so_registry_check_file(const so_checkpoint *draft, const so_hparams *hp,
+                           const so_tokenizer *tok, so_err *err);
 
-/* so_draft_for.agreement of a file. */
+/* The claimed agreement of a file; 0: none. */
 double so_registry_agreement(const so_checkpoint *draft);
-/* Tells a draft from others of its shape: its size and some of its weights. */
+/* Identifies a draft among others of its shape: a hash of its size and some of its weights. */
 uint64_t so_registry_id(const so_checkpoint *draft);
 
 enum { SO_REGISTRY_MAX = 8 };
@@ -41,10 +41,11 @@ typedef struct so_registry_found {
     int n;
 } so_registry_found;
 
-/* All registered drafts of a target that lies at `path` (file or folder), nearest first: beside it,
- * under models/ of the installation or source tree, under XDG data, in SOOTH_MODELS, in the cache.
- * In each of them and one folder below; only headers are read, and only of files less than half as
- * large as the target. What is there and does not fit is named in the debug log. */
+/* All registered drafts of a target, nearest first: beside its file or folder, under models/ of the
+ * installation or source tree, under XDG data, in SOOTH_MODELS, in the cache. Each place and one
+ * folder below it is searched (beside the target: no folders below). Only headers are read, and
+ * only of files less than half as large as the target. Files that do not fit are named in the debug
+ * log. */
 void so_registry_search(const so_checkpoint *target, const so_hparams *hp, const so_tokenizer *tok,
                         so_registry_found *out);
 void so_registry_found_free(so_registry_found *f);

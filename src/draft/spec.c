@@ -1,8 +1,8 @@
 /* Parser and printer of the --spec language (grammar in spec.h).
  *
- * Recursive descent over at most 1023 bytes into a fixed array of nodes: nothing is allocated, and
- * depth and nodes are capped, so that a hostile request costs microseconds. Two tables hold all
- * that is known of names and options. The output is written only on success. */
+ * Recursive descent over at most 1023 bytes into a fixed array of nodes. Nothing is allocated, and
+ * depth and number of nodes are limited, so a hostile request costs microseconds. Two tables hold
+ * all names and options. The output is written only on success. Stateless; any thread. */
 #include "draft/spec.h"
 
 #include <math.h>
@@ -11,30 +11,26 @@
 
 #include "base/mem.h"
 
+enum { MAX_SHOWN = 80 }; /* bytes of a bad name in a message, so that the list still fits */
 #define BIT(o) (1u << SO_SPEC_OPT_##o)
-enum inner { NO_INNER, MAY_INNER, MUST_INNER };
 
 static const struct {
     const char *name;
     unsigned options;
     bool file;
-    enum inner inner;
+    bool inner; /* may have an inner drafter */
 } NAMES[SO_SPEC_N_NAMES] = {
-    [SO_SPEC_NONE] = {"none", 0, false, NO_INNER},
-    [SO_SPEC_NGRAM] = {"ngram", BIT(ORDER) | BIT(WINDOW) | BIT(DRAW), false, NO_INNER},
-    [SO_SPEC_LOOKUP] = {"lookup", BIT(MIN), false, NO_INNER},
-    [SO_SPEC_CORPUS] = {"corpus", BIT(MIN) | BIT(MB), false, NO_INNER},
-    [SO_SPEC_UNIGRAM] = {"unigram", BIT(DRAW), true, NO_INNER},
-    [SO_SPEC_BIGRAM] = {"bigram", BIT(DRAW), true, NO_INNER},
-    [SO_SPEC_PREDICT] = {"predict", 0, false, NO_INNER},
-    [SO_SPEC_RANDOM] = {"random", 0, false, NO_INNER},
-    [SO_SPEC_ORACLE] = {"oracle", BIT(NUMBER), false, NO_INNER},
-    [SO_SPEC_MODEL] = {"model", 0, true, MAY_INNER},
-    [SO_SPEC_MEDUSA] = {"medusa", 0, true, NO_INNER},
-    [SO_SPEC_BLOCKWISE] = {"blockwise", 0, true, NO_INNER},
-    [SO_SPEC_LOOKAHEAD] = {"lookahead", 0, true, NO_INNER},
-    [SO_SPEC_AUTO] = {"auto", 0, false, NO_INNER},
-    [SO_SPEC_ASYNC] = {"async", 0, false, MUST_INNER},
+    [SO_SPEC_NONE] = {"none", 0, false, false},
+    [SO_SPEC_NGRAM] = {"ngram", BIT(ORDER) | BIT(WINDOW) | BIT(DRAW), false, false},
+    [SO_SPEC_LOOKUP] = {"lookup", BIT(MIN), false, false},
+    [SO_SPEC_CORPUS] = {"corpus", BIT(MIN) | BIT(MB), false, false},
+    [SO_SPEC_UNIGRAM] = {"unigram", BIT(DRAW), true, false},
+    [SO_SPEC_BIGRAM] = {"bigram", BIT(DRAW), true, false},
+    [SO_SPEC_PREDICT] = {"predict", 0, false, false},
+    [SO_SPEC_RANDOM] = {"random", 0, false, false},
+    [SO_SPEC_ORACLE] = {"oracle", BIT(NUMBER), false, false},
+    [SO_SPEC_MODEL] = {"model", 0, true, true},
+    [SO_SPEC_AUTO] = {"auto", 0, false, false},
 };
 
 static const struct {
@@ -71,7 +67,7 @@ so_str so_spec_file(const so_spec *s, const so_spec_node *n) {
     return (so_str){s->text + n->file_at, (size_t)n->file_len};
 }
 
-/* Errors: the first one counts. */
+/* Errors: the first one is reported. */
 
 static void fail_at(parser *p, int at, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 static void fail_at(parser *p, int at, const char *fmt, ...) {
@@ -89,7 +85,7 @@ static void known_names(char *out, size_t cap) {
     size_t n = 0;
     out[0] = '\0';
     for (int i = 0; i < SO_SPEC_N_NAMES && n < cap; i++)
-        n += (size_t)snprintf(out + n, cap - n, "%s%s", i ? " " : "", NAMES[i].name);
+        n += (size_t)snprintf(out + n, cap - n, "%s%s", i ? ", " : "", NAMES[i].name);
 }
 
 static void known_options(so_spec_name name, char *out, size_t cap) {
@@ -102,7 +98,7 @@ static void known_options(so_spec_name name, char *out, size_t cap) {
         snprintf(out, cap, " no options");
 }
 
-/* Words. */
+/* Tokens of the text. */
 
 static void skip_spaces(parser *p) {
     while (p->at < p->len && (p->s->text[p->at] == ' ' || p->s->text[p->at] == '\t'))
@@ -124,7 +120,7 @@ static word quoted_word(parser *p) {
     if (p->at >= p->len)
         fail_at(p, w.at - 1, "a quote is not closed");
     else if (w.len == 0)
-        fail_at(p, w.at - 1, "an empty name");
+        fail_at(p, w.at - 1, "the name is empty");
     p->at++;
     return w;
 }
@@ -197,7 +193,7 @@ static int append(parser *p, int *first, int last, int member) {
     return member;
 }
 
-/* A list of one is its member, a longer one a node of its own. */
+/* A list of one is its member; a longer list gets a node of its own. */
 static int close_list(parser *p, so_spec_name name, int first, int at) {
     if (p->rc != 0 || first < 0 || p->s->nodes[first].next < 0)
         return p->rc != 0 ? -1 : first;
@@ -257,7 +253,7 @@ static void set_file(parser *p, so_spec_node *n, word w) {
     }
 }
 
-/* One argument of `node`; a drafter among them joins the list of inner members. */
+/* Parses one argument of `node`; a drafter is appended to the list of inner drafters. */
 static int parse_arg(parser *p, int node, int *first, int last) {
     so_spec_node *n = &p->s->nodes[node]; /* the array never moves */
     word w = next_word(p);
@@ -269,7 +265,7 @@ static int parse_arg(parser *p, int node, int *first, int last) {
         parse_option(p, n, w);
     } else if (!w.quoted && to_number(s, &v)) {
         set_option(p, n, SO_SPEC_OPT_NUMBER, v, w.at);
-    } else if (!w.quoted && find_name(s) >= 0 && NAMES[n->name].inner != NO_INNER) {
+    } else if (!w.quoted && find_name(s) >= 0 && NAMES[n->name].inner) {
         return append(p, first, last, parse_merge(p, w));
     } else if (!w.quoted && find_option(s) >= 0 && OPTIONS[find_option(s)].flag) {
         set_option(p, n, find_option(s), 1, w.at);
@@ -301,17 +297,16 @@ static void parse_args(parser *p, int node) {
 static void check_item(parser *p, const so_spec_node *n) {
     if (n->name == SO_SPEC_ORACLE && !so_spec_has(n, SO_SPEC_OPT_NUMBER))
         fail_at(p, n->column - 1, "oracle needs its rate, as in oracle(0.8)");
-    if (NAMES[n->name].inner == MUST_INNER && n->first < 0)
-        fail_at(p, n->column - 1, "%s needs a drafter, as in %s(model)", NAMES[n->name].name,
-                NAMES[n->name].name);
 }
 
 static int parse_item(parser *p, word w) {
     int name = w.quoted ? -1 : find_name(word_str(p, w));
     if (name < 0) {
         char known[256];
+        so_str shown = word_str(p, w);
+        shown.len = SO_MIN(shown.len, (size_t)MAX_SHOWN);
         known_names(known, sizeof known);
-        fail_at(p, w.at, "unknown drafter \"%.*s\"; known: %s", SO_STR_ARG(word_str(p, w)), known);
+        fail_at(p, w.at, "unknown drafter \"%.*s\": must be one of %s", SO_STR_ARG(shown), known);
         return -1;
     }
     int node = new_node(p, (so_spec_name)name, w.at);
@@ -349,12 +344,13 @@ static int parse_spec(parser *p) {
     return close_list(p, SO_SPEC_FIRST, first, 0);
 }
 
-/* none and auto are whole specs. */
-static void check_alone(parser *p) {
+/* none and auto cannot be combined with other drafters. */
+static void check_whole_specs(parser *p) {
     for (int i = 0; i < p->s->n_nodes; i++) {
         const so_spec_node *n = &p->s->nodes[i];
         if ((n->name == SO_SPEC_NONE || n->name == SO_SPEC_AUTO) && p->s->n_nodes > 1)
-            fail_at(p, n->column - 1, "%s stands alone", NAMES[n->name].name);
+            fail_at(p, n->column - 1, "%s cannot be combined with other drafters",
+                    NAMES[n->name].name);
     }
 }
 
@@ -369,7 +365,7 @@ int so_spec_parse(so_str text, so_spec *out, so_err *err) {
     if (memchr(s.text, '\0', text.len))
         return so_err_set(err, SO_EINVAL, "--spec contains a zero byte");
     s.root = parse_spec(&p);
-    check_alone(&p);
+    check_whole_specs(&p);
     if (p.rc == 0)
         *out = s;
     return p.rc;

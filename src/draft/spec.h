@@ -1,17 +1,18 @@
-/* The language of --spec: which drafters, and how they work together.
+/* The language of --spec: which drafters run, and how they are combined.
  *
- *   spec  = merge { "," merge }          the first that proposes
- *   merge = item { "+" item }            merged into one tree
+ *   spec  = merge { "," merge }          alternatives: the first one with guesses is used
+ *   merge = item { "+" item }            all of them, merged into one tree
  *   item  = name [ "(" arg { "," arg } ")" ]
  *   arg   = number | option "=" value | option | file | merge
  *
  *   lookup,ngram     oracle(0.8)     lookup(min=4)     bigram(words.tbl)     model(ngram)
- *   async(model)     model(a.gguf)+model(b.gguf)       unigram("odd, name.tbl",draw)
+ *   model(a.gguf)+model(b.gguf)       unigram("odd, name.tbl",draw)
  *
- * An argument that is a drafter's name is a drafter for the drafter; several of them are a spec of
- * their own. Other words are options or files; names with , ( ) + = or spaces stand in quotes.
- * Parsing knows names, options and ranges; it opens nothing. so_spec_build makes the drafters: the
- * ones of this folder itself, the ones with models through the engine's hook. */
+ * An argument that is a drafter's name is an inner drafter, which drafts for the drafter; several
+ * of them are alternatives. Other words are options or files. Names that contain , ( ) + = or
+ * spaces are quoted. Parsing checks names, options and ranges and opens no file. so_spec_build
+ * creates the drafters: those of this folder directly, those that need a model through the engine's
+ * hook. */
 #ifndef SO_DRAFT_SPEC_H
 #define SO_DRAFT_SPEC_H
 
@@ -29,11 +30,7 @@ typedef enum so_spec_name {
     SO_SPEC_RANDOM,
     SO_SPEC_ORACLE,
     SO_SPEC_MODEL,
-    SO_SPEC_MEDUSA,
-    SO_SPEC_BLOCKWISE,
-    SO_SPEC_LOOKAHEAD,
     SO_SPEC_AUTO,
-    SO_SPEC_ASYNC,
     SO_SPEC_N_NAMES,
     SO_SPEC_FIRST = SO_SPEC_N_NAMES, /* a,b */
     SO_SPEC_MERGE,                   /* a+b */
@@ -53,10 +50,11 @@ enum { SO_SPEC_MAX_NODES = 32, SO_SPEC_MAX_DEPTH = 6, SO_SPEC_MAX_TEXT = 1023 };
 
 typedef struct so_spec_node {
     so_spec_name name;
-    int first, next;               /* members or inner spec, and the next member; −1: none */
+    int first, next;               /* index of the first member or inner spec; next member; −1:
+                                    * none */
     unsigned has;                  /* bits of so_spec_option */
-    double opt[SO_SPEC_N_OPTIONS]; /* where the bit is set */
-    int file_at, file_len;         /* in text; length 0: none */
+    double opt[SO_SPEC_N_OPTIONS]; /* valid if the bit is set */
+    int file_at, file_len;         /* file name in text; length 0: none */
     int column;                    /* from 1 */
 } so_spec_node;
 
@@ -66,38 +64,38 @@ typedef struct so_spec {
     char text[SO_SPEC_MAX_TEXT + 1];
 } so_spec;
 
-/* SO_EINVAL with column, token and what is known there. */
+/* SO_EINVAL: the message has the column, the token and what is allowed there. */
 int so_spec_parse(so_str text, so_spec *out, so_err *err);
-/* The same in its shortest form: parsing it again gives the same spec. */
+/* Prints the shortest form; parsing it again gives the same spec. */
 void so_spec_print(const so_spec *s, so_buf *out);
 const char *so_spec_name_text(so_spec_name name);
 so_str so_spec_file(const so_spec *s, const so_spec_node *n);
 static inline bool so_spec_has(const so_spec_node *n, so_spec_option o) { return n->has >> o & 1; }
 
-/* Makes a drafter that needs more than this folder has: model, medusa, blockwise, lookahead, async,
- * auto (the draft that stands behind lookup,ngram; SO_ENOTFOUND: there is none), and unigram or
- * bigram without a file. `inner`, or NULL, belongs to the new drafter on success only. */
+/* Creates a drafter that needs more than this folder has: `model`, `auto` (the draft model after
+ * lookup,ngram; SO_ENOTFOUND: none), and `unigram` or `bigram` without a file. `inner` (may be
+ * NULL) belongs to the new drafter on success only. */
 typedef int so_draft_make(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,
                           so_drafter **out, so_err *err);
 
 typedef struct so_draft_config {
     int n_vocab;
     uint64_t tokenizer_hash;
-    so_corpus **corpus; /* the engine's store; made here when `corpus` is first named */
+    so_corpus **corpus; /* the engine's store; created here when `corpus` is first named */
     so_draft_make *make;
     void *user;
 } so_draft_config;
 
-/* One drafter that is asked by itself. `a,b+c` has three: a is the first alternative, b and c,
- * merged into one tree, the second. */
+/* One drafter that the engine calls separately. `a,b+c` has three stages: a is the first
+ * alternative; b and c, merged into one tree, are the second. */
 typedef struct so_draft_stage {
     so_drafter *drafter;
-    int alternative;  /* from 0, rising; the first that proposes is taken */
-    int outer, inner; /* its place in root and in that member; −1: it is that itself */
+    int alternative;  /* from 0, ascending; the first one with guesses is used */
+    int outer, inner; /* its index in root and in that member; −1: it is the group itself */
 } so_draft_stage;
 
-/* The drafters of a spec. Leaves are numbered in the order they are written: leaves[i]->index is i.
- * Stages are among the leaves, but for inner drafters, and in the same order. */
+/* The drafters of a spec. Leaves are numbered in the order of the text: leaves[i]->index is i.
+ * Stages are the leaves without inner drafters, in the same order. */
 typedef struct so_draft_set {
     so_drafter *root;
     so_drafter *leaves[SO_SPEC_MAX_NODES];
@@ -106,9 +104,9 @@ typedef struct so_draft_set {
     int n_stages;
 } so_draft_set;
 
-/* What `root` opened, as the drafter of a stage knows it. */
+/* The stage's own part of the state that `root` opened. */
 void *so_draft_set_state(const so_draft_set *set, void *state, int stage);
-/* Fills the stages from root; for sets that so_spec_build did not make. */
+/* Fills stages from root; for sets that so_spec_build did not create. */
 void so_draft_set_list_stages(so_draft_set *set);
 
 int so_spec_build(const so_spec *s, const so_draft_config *cfg, so_draft_set *out, so_err *err);

@@ -1,18 +1,19 @@
 /* A suffix automaton, built online (Blumer et al. 1985), with hashed transitions and, per state,
  * the end of its latest occurrence.
  *
- * A state stands for all substrings that end at the same set of positions; `len` is the longest of
- * them, `link` leads to the state of the longest suffix that ends at more positions. After a token
- * is added the state of the whole text links to its longest repeated suffix: that is the match, for
- * free. What the textbook lacks is *where*: every suffix of the text has just occurred again, so
- * the whole link path would need its latest end set. The path is short in real text (about ten) but
- * as long as the text in a loop such as "a a a a", which models do fall into. So at most 64 states
- * of the path are set, from the longest suffix down; the ends of the others stay true, only older.
- * (Exact alternatives: a link-cut tree, O(log n) and twice the memory; not worth it for a tie.)
+ * A state represents all substrings that end at the same set of positions; `len` is the length of
+ * the longest of them, `link` leads to the state of the longest suffix that ends at more positions.
+ * After a token is added, the state of the whole text links to its longest repeated suffix: the
+ * match, without further work. The textbook does not give its position: every suffix of the text
+ * has just occurred again, so the whole link path would need its latest end set. The path is short
+ * in real text (about ten) but as long as the text in a loop such as "a a a a", which models do
+ * produce. So at most 64 states of the path are updated, from the longest suffix down; the ends of
+ * the others are still valid, only older. (Exact alternatives: a link-cut tree, O(log n) and twice
+ * the memory; not worth it for a tie.)
  *
- * Sizes: n tokens make at most 2n states and 3n transitions, so everything is one allocation at
- * creation and adding never fails but by being full. Transitions of a state form a list, because a
- * clone copies them. One thread. */
+ * Sizes: n tokens make at most 2n states and 3n transitions, so all memory is allocated at
+ * creation, and adding fails only if the index is full. The transitions of a state form a list,
+ * because a clone copies them. One thread. */
 #include "draft/suffix.h"
 
 #include <stdlib.h>
@@ -116,7 +117,8 @@ int so_suffix_match(const so_suffix *s, int *end) {
 
 static uint32_t bucket_of(const so_suffix *s, int32_t from, int32_t token) {
     uint64_t key = (uint64_t)(uint32_t)from << 32 | (uint32_t)token;
-    key = (key ^ key >> 29) * 0x9E3779B97F4A7C15u; /* fold first: the product's top bits see both */
+    key = (key ^ key >> 29) * 0x9E3779B97F4A7C15u; /* folded first, so that the top bits depend
+                                                    * on both */
     return (uint32_t)(key >> (64 - s->bucket_bits));
 }
 
@@ -142,7 +144,7 @@ static int32_t add_state(so_suffix *s, state st) {
     return s->n_states++;
 }
 
-/* The strings of q up to `len` now end at a position where its longer ones do not: they move to a
+/* The strings of q up to `len` now end at a position where its longer ones do not. They move to a
  * state of their own, between q and its link, with q's transitions. */
 static int32_t split(so_suffix *s, int32_t p, int32_t q, int32_t token, int32_t len) {
     int32_t clone = add_state(s, (state){len, s->states[q].link, s->states[q].end, 0});
@@ -171,7 +173,7 @@ bool so_suffix_add(so_suffix *s, int32_t token) {
     s->states[cur].link = link;
     s->last = cur;
     s->match_len = s->states[link].len;
-    s->match_end = s->states[link].end; /* before this occurrence is noted */
+    s->match_end = s->states[link].end; /* before this occurrence is recorded */
     for (int i = 0; link > 0 && i < PATH_MAX_SET; i++, link = s->states[link].link)
         s->states[link].end = s->len;
     return true;

@@ -1,8 +1,8 @@
-/* Table files (the format stands in table.h), and the drafter that reads a table.
+/* Table files (format in table.h), and the drafter that uses a table.
  *
- * Every number of a file is checked against the file's real size before anything is allocated, so
- * that a lying header costs nothing; the checksum is looked at first and the structure all the
- * same. Immutable once loaded; the drafter keeps no state per request. */
+ * Every number of a file is checked against the file's real size before anything is allocated, so a
+ * false header costs nothing. The checksum is verified first, and the structure is verified all the
+ * same. Immutable once loaded; the drafter has no state per request. */
 #include "draft/table.h"
 
 #include <inttypes.h>
@@ -71,7 +71,7 @@ int so_table_save(const so_table *t, const char *path, so_err *err) {
     return rc;
 }
 
-/* The header's numbers, and the size they imply. */
+/* Reads the header and checks the size it implies. */
 static int parse_header(const unsigned char *p, size_t len, const char *name, so_table *t,
                         uint64_t *n_entries, so_err *err) {
     if (len < HEADER + SUM || memcmp(p, MAGIC, sizeof MAGIC) != 0)
@@ -105,8 +105,8 @@ static int parse_header(const unsigned char *p, size_t len, const char *name, so
     return 0;
 }
 
-/* One context's entries: in order, in the vocabulary, no token twice (seen[token] = context + 1).
- */
+/* Checks one context's entries: in order, in the vocabulary, no token twice (seen[token] = context
+ * + 1). */
 static bool valid_context(const so_table *t, int context, uint32_t *seen) {
     for (uint32_t i = t->starts[context]; i < t->starts[context + 1]; i++) {
         const so_table_entry *e = &t->entries[i], *before = e - 1;
@@ -219,7 +219,7 @@ static void table_close(so_drafter *d, void *state) {
     (void)state;
 }
 
-/* A fresh q row with the context's counts, and a token drawn from it. −1: no row is left. */
+/* Fills a new q row with the context's counts and samples a token from it. −1: no row is left. */
 static int draw_row(const table_drafter *d, const so_draft_job *job, int context, int depth,
                     int32_t *token) {
     const so_table *t = d->table;
@@ -287,7 +287,7 @@ so_drafter *so_table_drafter_create(so_table *t, bool draw) {
     d->base.vt = t->order == 1 ? &UNIGRAM_VT : &BIGRAM_VT;
     d->table = t;
     d->base.draws = draw;
-    d->base.by_request = true;
+    d->base.request_only = true;
     d->base.id = so_hash_bytes(t->entries, t->starts[t->n_contexts] * sizeof *t->entries) ^
                  so_hash_bytes(t->starts, ((size_t)t->n_contexts + 1) * sizeof *t->starts);
     d->totals = SO_NEW_N(uint64_t, t->n_contexts);

@@ -1,8 +1,8 @@
-/* Counting a text into a table.
+/* Counts a text into a table.
  *
- * Pairs are counted in one open-addressing map from (context, token) to a count, which grows by
- * doubling up to a stated number of pairs; then they are sorted and cut to the most frequent
- * followers of each context. Counts saturate at 2^32 − 1. One thread. */
+ * Pairs are counted in one open-addressing map from (context, token) to a count, which doubles up
+ * to MAX_PAIRS pairs. Then they are sorted and cut to the most frequent followers of each context.
+ * Counts saturate at 2^32 − 1. One thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -99,7 +99,7 @@ int so_table_counter_add(so_table_counter *c, const int32_t *ids, size_t n, so_e
     return rc;
 }
 
-/* Context up, count down, token up. */
+/* Ascending context, descending count, ascending token. */
 static int compare(const void *a, const void *b) {
     const slot *x = a, *y = b;
     uint64_t kx = x->key - 1, ky = y->key - 1;

@@ -133,7 +133,7 @@ int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bun
     }
     int rc = so_bundle_open(path, &own, &b, err);
     if (rc == SO_OK)
-        rc = so_registry_admit(b.ck, so_model_hparams(target->model), target->tok, err);
+        rc = so_registry_check_file(b.ck, so_model_hparams(target->model), target->tok, err);
     if (rc == SO_OK)
         *out = b;
     else

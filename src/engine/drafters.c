@@ -119,7 +119,7 @@ static so_model_drafter_opts model_opts(const so_engine *e, const so_model *m, c
         .size = (double)so_model_weight_bytes(m) /
                 (double)SO_MAX(so_model_weight_bytes(e->m), (size_t)1),
         .id = b ? so_registry_id(b->ck) : e->o.draft_id,
-        .claimed = b ? so_registry_agreement(b->ck) : e->o.draft_claimed_agreement,
+        .claimed_agreement = b ? so_registry_agreement(b->ck) : e->o.draft_claimed_agreement,
         .temp = e->o.draft_temp,
         .p_min = e->o.draft_p_min,
     };
@@ -144,7 +144,7 @@ static int make_model(so_drafters *d, so_str file, so_drafter *inner, so_drafter
         return so_err_set(err, SO_EINVAL,
                           "needs a draft model: give --draft-model FILE or model(FILE)");
     if (b)
-        rc = so_registry_admit(b->ck, so_model_hparams(e->m), e->tok, err);
+        rc = so_registry_check_file(b->ck, so_model_hparams(e->m), e->tok, err);
     if (rc == SO_OK)
         rc = check_draft(e, m, tok, err);
     so_model_drafter_opts o = model_opts(e, m, b);
@@ -210,7 +210,7 @@ static int make_set(so_drafters *d, const so_spec *spec, char *text, so_err *err
     set->text = text;
     set->width = !spec && e->o.user_tree_drafter ? SO_TREE_MAX : width_of(&set->drafters);
     set->requests = SO_NEW_N(so_request *, e->o.n_parallel);
-    set->asks = SO_NEW_N(so_plan_ask, e->o.n_parallel);
+    set->asks = SO_NEW_N(so_plan_query, e->o.n_parallel);
     set->jobs = SO_NEW_N(so_draft_job, e->o.n_parallel);
     set->plan = so_plan_set_create(d->planner, &set->drafters);
     set->next = d->sets;

@@ -37,9 +37,9 @@
  *                               does not prune such trees (plan/plan.c)
  *     other requests' texts     only the drafter `corpus` reads them. A draft model that reads the
  *                               target's hidden states uses cached pages that other requests
- *                               computed with or without hidden states. so_drafter.by_request is
+ *                               computed with or without hidden states. so_drafter.request_only is
  *                               false for both, and then the nonce is random
- *     the caller's drafter      may depend on anything: by_request is false
+ *     the caller's drafter      may depend on anything: request_only is false
  *     files of draft models     may have been made from an earlier answer: their identity
  *     and tables                (so_drafter.id) is part of X
  *     other requests in the     the guesses of a pass are divided among the requests, and guesses
@@ -112,7 +112,7 @@ static bool guesses_depend_on_request_only(const so_request *r) {
     if (s->length == 0)
         return false;
     for (int i = 0; i < s->set->drafters.n_leaves; i++)
-        if (!s->set->drafters.leaves[i]->by_request)
+        if (!s->set->drafters.leaves[i]->request_only)
             return false;
     return never_loses_guesses(r);
 }
@@ -193,7 +193,7 @@ static uint64_t hash_request(const so_request *r, const so_request_opts *o) {
 static bool needs_nonce(const so_request *r) {
     const so_spec_set *set = r->spec.set;
     return set && r->spec.verify != SO_VERIFY_MATCH && r->sample.temp > 0 &&
-           !set->drafters.root->silent;
+           !set->drafters.root->never_guesses;
 }
 
 void so_nonce_choose(so_request *r, const so_request_opts *o) {

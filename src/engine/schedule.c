@@ -141,9 +141,10 @@ static bool fits_draft(const so_engine *e, const so_request *r) {
     const so_drafter *d = so_speculate_drafter(r);
     if (!d)
         return true;
-    double fraction = so_drafter_share(d, len_with_growth(r));
+    double fraction = so_drafter_cache_fraction(d, len_with_growth(r));
     for (const so_request *q = e->running; q; q = q->next)
-        fraction += q->spec.set == r->spec.set ? so_drafter_share(d, len_with_growth(q)) : 0;
+        fraction +=
+            q->spec.set == r->spec.set ? so_drafter_cache_fraction(d, len_with_growth(q)) : 0;
     return fraction < 1 + 1e-9;
 }
 

@@ -178,17 +178,17 @@ void so_speculate_admit(so_request *r) {
 void so_speculate_preempt(so_request *r) {
     if (!r->spec.plan)
         return;
-    so_plan_request_parked(r->spec.plan);
-    so_drafter_park(r->spec.set->drafters.root, r->spec.state);
+    so_plan_request_preempted(r->spec.plan);
+    so_drafter_preempt(r->spec.set->drafters.root, r->spec.state);
 }
 
 bool so_speculate_reads_hidden(const so_request *r) {
-    return r->spec.plan && r->spec.set->drafters.root->reads_states;
+    return r->spec.plan && r->spec.set->drafters.root->wants_target_hidden;
 }
 
 void so_speculate_observe_hidden(so_request *r, int node) {
     if (so_speculate_reads_hidden(r))
-        so_drafter_read_state(r->spec.set->drafters.root, r->spec.state, r->n_tokens,
+        so_drafter_add_hidden(r->spec.set->drafters.root, r->spec.state, r->n_tokens,
                               so_pass_hidden(r->e->pass, r->first_logit + node));
 }
 
@@ -198,7 +198,7 @@ void so_speculate_observe_tokens(so_request *r) {
     if (!s->plan || n <= 0)
         return;
     so_drafter_observe(s->set->drafters.root, s->state, r->tokens + s->n_observed, n);
-    so_plan_request_told(s->plan, r->tokens + s->n_observed, n);
+    so_plan_request_observe(s->plan, r->tokens + s->n_observed, n);
     s->n_observed = r->n_tokens;
 }
 
@@ -217,11 +217,11 @@ static void set_room(so_request *r, int max_guesses) {
 
 /* --- 2. propose --- */
 
-static so_plan_ask ask_of(const so_request *r) {
-    return (so_plan_ask){.r = r->spec.plan,
-                         .n_tokens = r->n_tokens,
-                         .tokens_left = r->max_len - r->n_tokens,
-                         .max_depth = r->spec.depth};
+static so_plan_query ask_of(const so_request *r) {
+    return (so_plan_query){.r = r->spec.plan,
+                           .n_tokens = r->n_tokens,
+                           .tokens_left = r->max_len - r->n_tokens,
+                           .max_depth = r->spec.depth};
 }
 
 /* The nodes that are left are divided equally among the n_left drafters that add to this tree. */
@@ -230,7 +230,7 @@ static int node_budget(const so_request *r, int n_left) {
     return used + (left + n_left - 1) / n_left;
 }
 
-static so_draft_job job_of(const so_request *r, int stage, const so_plan_ask *ask, int n_left) {
+static so_draft_job job_of(const so_request *r, int stage, const so_plan_query *ask, int n_left) {
     const so_speculation *s = &r->spec;
     return (so_draft_job){.state = so_draft_set_state(&s->set->drafters, s->state, stage),
                           .tokens = r->tokens,
@@ -268,7 +268,7 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
         if (set->requests[i]->tree->n_nodes > set->requests[i]->spec.max_nodes)
             set->asks[i].max_depth = 0; /* its tree is full */
     }
-    so_plan_ask_stage(planner, stage, set->asks, n);
+    so_plan_set_depths(planner, stage, set->asks, n);
     for (int i = 0; i < n; i++) {
         if (set->asks[i].max_depth == 0)
             continue;
@@ -279,7 +279,7 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
         return;
     int64_t t = so_clock_ns();
     int rc = d->vt->propose(d, set->jobs, n_jobs, &err);
-    so_plan_drafted(planner, stage, set->asks, set->jobs, n_jobs, so_clock_ms_since(t));
+    so_plan_observe_draft(planner, stage, set->asks, set->jobs, n_jobs, so_clock_ms_since(t));
     if (rc == SO_OK)
         return;
     report_failure(set, &err);
@@ -291,8 +291,8 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
 static int keep_undecided(so_engine *e, so_spec_set *set, int alternative, int n) {
     int left = 0;
     for (int i = 0; i < n; i++) {
-        so_plan_ask ask = ask_of(set->requests[i]);
-        if (!so_plan_keeps(e->spec->planner, &ask, alternative))
+        so_plan_query ask = ask_of(set->requests[i]);
+        if (!so_plan_keep_guesses(e->spec->planner, &ask, alternative))
             set->requests[left++] = set->requests[i];
     }
     return left;
@@ -341,13 +341,13 @@ static double propose(so_engine *e) {
 
 void so_speculate_step(so_engine *e) {
     so_planner *planner = e->spec->planner;
-    so_plan_room room = {.max_rows = e->max_rows};
+    so_plan_step room = {.max_rows = e->max_rows};
     int n_spec = 0;
     for (so_request *r = e->running; r; r = r->next) {
         n_spec += speculates(r);
         room.n_requests += r->has_tree;
-        room.n_reading += !r->has_tree;
-        room.other_rows += r->n_chunk;
+        room.n_prefilling += !r->has_tree;
+        room.prompt_rows += r->n_chunk;
     }
     e->spec->planned = n_spec > 0;
     if (n_spec == 0)
@@ -365,7 +365,7 @@ void so_speculate_step(so_engine *e) {
 
 void so_speculate_observe_round(so_request *r, so_verify_mode mode, double ms) {
     if (r->e->spec)
-        so_plan_verdict(r->e->spec->planner, r->spec.plan, r->tree, &r->verdict, mode, ms);
+        so_plan_observe_verdict(r->e->spec->planner, r->spec.plan, r->tree, &r->verdict, mode, ms);
 }
 
 void so_speculate_observe_pass(so_engine *e, double pass_ms) {

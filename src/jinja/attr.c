@@ -1,10 +1,10 @@
-/* What hangs on values: subscripts, slices, attributes, the methods of lists, tuples and dicts, and
- * the global functions.
+/* Subscripts, slices, attributes, the methods of lists, tuples and dicts, and the global functions.
  *
- * a.b prefers the attribute and falls back to the item, a["b"] the other way round; neither fails:
- * what is not there is undefined and remembers its name. The reference's sandbox refuses methods
- * that change a list or dict; here they work, because each render has its own copy of all data and
- * some templates in the wild rely on other engines allowing it. */
+ * a.b looks for an attribute, then for an item; a["b"] for an item, then for an attribute. Neither
+ * fails: what does not exist is undefined, with its name for a later error. transformers refuses
+ * methods that change a list or dict (append, pop, update, …); here they work, because each render
+ * has its own copy of all data and templates written for other engines use them. range() and the
+ * methods keys, values and items return lists. */
 #include <stdio.h>
 #include <time.h>
 
@@ -19,7 +19,7 @@ static bool index_in(int64_t i, size_t n, size_t *at) {
     return i >= 0 && i < (int64_t)n;
 }
 
-/* The bytes of characters [from, to) */
+/* The bytes of the characters [from, to). */
 static so_str char_range(so_jj *x, const so_jj_str *s, size_t from, size_t to) {
     if (s->n_chars == s->len)
         return (so_str){s->ptr + from, to - from};
@@ -48,11 +48,6 @@ static bool item_at(so_jj *x, so_jj_val obj, int64_t i, so_jj_val *out) {
             return false;
         *out = obj.list->v[at];
         return true;
-    case SO_JJ_RANGE:
-        if (!index_in(i, obj.range->n, &at))
-            return false;
-        *out = so_jj_int(obj.range->start + (int64_t)at * obj.range->step);
-        return true;
     default:
         return false;
     }
@@ -63,7 +58,7 @@ static bool hashable(so_jj_val v) {
         for (size_t i = 0; i < v.list->n; i++)
             if (!hashable(v.list->v[i]))
                 return false;
-    return v.kind != SO_JJ_LIST && v.kind != SO_JJ_DICT && v.kind != SO_JJ_VIEW;
+    return v.kind != SO_JJ_LIST && v.kind != SO_JJ_DICT;
 }
 
 so_jj_val so_jj_getitem(so_jj *x, so_jj_val obj, so_jj_val key) {
@@ -110,7 +105,7 @@ static int64_t clamp_index(int64_t i, int64_t n, int64_t low, int64_t high) {
     return i < low ? low : i > high ? high : i;
 }
 
-/* Python's slice.indices() */
+/* The items of [start:stop:step] in a sequence of len items, by Python's rules. */
 static span slice_span(so_jj *x, size_t len, so_jj_val start, so_jj_val stop, so_jj_val step_v) {
     int64_t n = (int64_t)len, step = so_jj_index_arg(x, step_v, 1);
     if (step == 0)
@@ -149,35 +144,17 @@ static so_jj_val slice_str(so_jj *x, so_jj_val obj, span s) {
         size_t i = (size_t)(s.start + (int64_t)k * s.step);
         so_jj_buf_add(x, &b, (so_str){at[i], (size_t)(at[i + 1] - at[i])});
     }
-    so_jj_val v = so_jj_buf_str(x, &b);
-    return str->markup ? so_jj_markup(x, v) : v;
-}
-
-/* Unsigned, because the end of an empty slice may lie past what fits. */
-static int64_t range_at(const so_jj_range *r, int64_t i) {
-    return (int64_t)((uint64_t)r->start + (uint64_t)i * (uint64_t)r->step);
-}
-
-static so_jj_val range_val(so_jj *x, so_jj_range r) {
-    so_jj_range *p = SO_JJ_NEW(x, so_jj_range);
-    *p = r;
-    return (so_jj_val){.kind = SO_JJ_RANGE, .range = p};
+    return so_jj_like(x, obj, so_jj_buf_str(x, &b));
 }
 
 so_jj_val so_jj_slice(so_jj *x, so_jj_val obj, so_jj_val start, so_jj_val stop, so_jj_val step) {
-    if (obj.kind != SO_JJ_STR && obj.kind != SO_JJ_LIST && obj.kind != SO_JJ_TUPLE &&
-        obj.kind != SO_JJ_RANGE)
-        so_jj_fail_type(x, "only strings, lists and ranges can be sliced", obj);
+    if (obj.kind != SO_JJ_STR && obj.kind != SO_JJ_LIST && obj.kind != SO_JJ_TUPLE)
+        so_jj_fail_type(x, "only strings and lists can be sliced", obj);
     size_t len = 0;
-    so_jj_len(x, obj, &len);
+    so_jj_len(obj, &len);
     span s = slice_span(x, len, start, stop, step);
     if (obj.kind == SO_JJ_STR)
         return slice_str(x, obj, s);
-    if (obj.kind == SO_JJ_RANGE) {
-        const so_jj_range *r = obj.range;
-        return range_val(x, (so_jj_range){range_at(r, s.start), range_at(r, s.stop),
-                                          (int64_t)((uint64_t)s.step * (uint64_t)r->step), s.n});
-    }
     so_jj_list *l = so_jj_list_new(x, s.n);
     for (size_t k = 0; k < s.n; k++)
         so_jj_list_push(x, l, obj.list->v[s.start + (int64_t)k * s.step]);
@@ -186,18 +163,12 @@ so_jj_val so_jj_slice(so_jj *x, so_jj_val obj, so_jj_val start, so_jj_val stop, 
 
 /* ---- methods of lists and tuples ---- */
 
-#define METHOD(name) \
-    static so_jj_val name(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p)
-#define UNUSED (void)x, (void)self, (void)args, (void)p
-
-METHOD(list_append) {
-    UNUSED;
+static SO_JJ_FN(list_append) {
     so_jj_list_push(x, self.list, p[0]);
     return SO_JJ_NONE_V;
 }
 
-METHOD(list_extend) {
-    UNUSED;
+static SO_JJ_FN(list_extend) {
     so_jj_list *more = so_jj_collect(x, p[0]);
     for (size_t i = 0; i < more->n; i++)
         so_jj_list_push(x, self.list, more->v[i]);
@@ -212,16 +183,14 @@ static so_jj_val list_take(so_jj *x, so_jj_list *l, size_t at) {
     return v;
 }
 
-METHOD(list_pop) {
-    UNUSED;
+static SO_JJ_FN(list_pop) {
     size_t at;
     if (!index_in(so_jj_int_arg(x, p[0], -1), self.list->n, &at))
         so_jj_fail(x, SO_EINVAL, "pop index out of range");
     return list_take(x, self.list, at);
 }
 
-METHOD(list_insert) {
-    UNUSED;
+static SO_JJ_FN(list_insert) {
     so_jj_list *l = self.list;
     int64_t n = (int64_t)l->n, i = clamp_index(so_jj_int_arg(x, p[0], 0), n, 0, n);
     so_jj_list_push(x, l, p[1]);
@@ -234,13 +203,12 @@ METHOD(list_insert) {
 static bool list_find(so_jj *x, const so_jj_list *l, so_jj_val v, size_t from, size_t to,
                       size_t *at) {
     for (*at = from; *at < to && *at < l->n; ++*at)
-        if (so_jj_same(l->v[*at], v) || so_jj_equal(x, l->v[*at], v))
+        if (so_jj_equal(x, l->v[*at], v))
             return true;
     return false;
 }
 
-METHOD(list_index) {
-    UNUSED;
+static SO_JJ_FN(list_index) {
     int64_t n = (int64_t)self.list->n;
     size_t at, from = (size_t)clamp_index(so_jj_int_arg(x, p[1], 0), n, 0, n),
                to = (size_t)clamp_index(so_jj_int_arg(x, p[2], n), n, 0, n);
@@ -249,47 +217,16 @@ METHOD(list_index) {
     return so_jj_int((int64_t)at);
 }
 
-METHOD(list_count) {
-    UNUSED;
+static SO_JJ_FN(list_count) {
     int64_t n = 0;
     for (size_t at = 0; list_find(x, self.list, p[0], at, self.list->n, &at); at++)
         n++;
     return so_jj_int(n);
 }
 
-METHOD(list_remove) {
-    UNUSED;
-    size_t at;
-    if (!list_find(x, self.list, p[0], 0, self.list->n, &at))
-        so_jj_fail(x, SO_EINVAL, "the value is not in the list");
-    list_take(x, self.list, at);
-    return SO_JJ_NONE_V;
-}
+static SO_JJ_FN(list_copy) { return so_jj_list_val(so_jj_collect(x, self)); }
 
-METHOD(list_reverse) {
-    UNUSED;
-    so_jj_list *l = self.list;
-    so_jj_tick(x, l->n / 8);
-    for (size_t i = 0; i < l->n / 2; i++) {
-        so_jj_val v = l->v[i];
-        l->v[i] = l->v[l->n - 1 - i];
-        l->v[l->n - 1 - i] = v;
-    }
-    return SO_JJ_NONE_V;
-}
-
-METHOD(list_clear) {
-    UNUSED;
-    self.list->n = 0;
-    return SO_JJ_NONE_V;
-}
-
-METHOD(list_copy) {
-    UNUSED;
-    return so_jj_list_val(so_jj_collect(x, self));
-}
-
-/* the first two are the methods of tuples too */
+/* The first two are also the methods of tuples. */
 static const so_jj_func LIST_METHODS[] = {
     {"index", list_index, "/value,start,stop", 1},
     {"count", list_count, "/value", 1},
@@ -297,54 +234,35 @@ static const so_jj_func LIST_METHODS[] = {
     {"extend", list_extend, "/iterable", 1},
     {"pop", list_pop, "/index", 0},
     {"insert", list_insert, "/index,object", 2},
-    {"remove", list_remove, "/value", 1},
-    {"reverse", list_reverse, "", 0},
-    {"clear", list_clear, "", 0},
     {"copy", list_copy, "", 0},
 };
 
 /* ---- methods of dicts ---- */
 
-static so_jj_val dict_view(so_jj *x, so_jj_val self, int what) {
-    so_jj_view *v = SO_JJ_NEW(x, so_jj_view);
-    *v = (so_jj_view){self.dict, what};
-    return (so_jj_val){.kind = SO_JJ_VIEW, .view = v};
+static SO_JJ_FN(dict_keys) {
+    so_jj_list *l = so_jj_list_new(x, self.dict->n);
+    for (size_t i = 0; i < self.dict->n; i++)
+        so_jj_list_push(x, l, self.dict->e[i].key);
+    return so_jj_list_val(l);
 }
 
-METHOD(dict_keys) {
-    UNUSED;
-    return dict_view(x, self, SO_JJ_KEYS);
+static SO_JJ_FN(dict_values) {
+    so_jj_list *l = so_jj_list_new(x, self.dict->n);
+    for (size_t i = 0; i < self.dict->n; i++)
+        so_jj_list_push(x, l, self.dict->e[i].value);
+    return so_jj_list_val(l);
 }
 
-METHOD(dict_values) {
-    UNUSED;
-    return dict_view(x, self, SO_JJ_VALUES);
-}
-
-METHOD(dict_items) {
-    UNUSED;
-    return dict_view(x, self, SO_JJ_ITEMS);
-}
+static SO_JJ_FN(dict_items) { return so_jj_list_val(so_jj_dict_items(x, self.dict)); }
 
 static so_jj_val or_none(so_jj_val v) { return v.kind == SO_JJ_MISSING ? SO_JJ_NONE_V : v; }
 
-METHOD(dict_get) {
-    UNUSED;
+static SO_JJ_FN(dict_get) {
     so_jj_val v;
     return so_jj_dict_get(x, self.dict, p[0], &v) ? v : or_none(p[1]);
 }
 
-METHOD(dict_setdefault) {
-    UNUSED;
-    so_jj_val v;
-    if (so_jj_dict_get(x, self.dict, p[0], &v))
-        return v;
-    so_jj_dict_set(x, self.dict, p[0], or_none(p[1]));
-    return or_none(p[1]);
-}
-
-METHOD(dict_pop) {
-    UNUSED;
+static SO_JJ_FN(dict_pop) {
     so_jj_val v;
     if (so_jj_dict_remove(x, self.dict, p[0], &v))
         return v;
@@ -353,26 +271,7 @@ METHOD(dict_pop) {
     return p[1];
 }
 
-METHOD(dict_popitem) {
-    UNUSED;
-    so_jj_val v;
-    if (!self.dict->n)
-        so_jj_fail(x, SO_EINVAL, "popitem: the dict is empty");
-    so_jj_val key = self.dict->e[self.dict->n - 1].key;
-    so_jj_dict_remove(x, self.dict, key, &v);
-    return so_jj_pair(x, key, v);
-}
-
-METHOD(dict_clear) {
-    UNUSED;
-    *self.dict = (so_jj_dict){0};
-    return SO_JJ_NONE_V;
-}
-
-METHOD(dict_copy) {
-    UNUSED;
-    return so_jj_dict_val(so_jj_dict_copy(x, self.dict));
-}
+static SO_JJ_FN(dict_copy) { return so_jj_dict_val(so_jj_dict_copy(x, self.dict)); }
 
 static so_jj_val one_or_none(so_jj *x, const so_jj_args *args, const char *what) {
     if (args->n_pos > 1)
@@ -380,8 +279,7 @@ static so_jj_val one_or_none(so_jj *x, const so_jj_args *args, const char *what)
     return args->n_pos ? args->pos[0] : SO_JJ_MISSING_V;
 }
 
-METHOD(dict_update) {
-    UNUSED;
+static SO_JJ_FN(dict_update) {
     so_jj_dict_update(x, self.dict, one_or_none(x, args, "update()"), args);
     return SO_JJ_NONE_V;
 }
@@ -390,29 +288,7 @@ static const so_jj_func DICT_METHODS[] = {
     {"items", dict_items, "", 0},     {"keys", dict_keys, "", 0},
     {"values", dict_values, "", 0},   {"get", dict_get, "/key,default", 1},
     {"update", dict_update, NULL, 0}, {"pop", dict_pop, "/key,default", 1},
-    {"popitem", dict_popitem, "", 0}, {"setdefault", dict_setdefault, "/key,default", 1},
-    {"clear", dict_clear, "", 0},     {"copy", dict_copy, "", 0},
-};
-
-/* ---- methods of cyclers ---- */
-
-METHOD(cycler_next) {
-    UNUSED;
-    so_jj_cycler *c = self.cycler;
-    so_jj_val v = c->items->v[c->pos];
-    c->pos = (c->pos + 1) % c->items->n;
-    return v;
-}
-
-METHOD(cycler_reset) {
-    UNUSED;
-    self.cycler->pos = 0;
-    return SO_JJ_NONE_V;
-}
-
-static const so_jj_func CYCLER_METHODS[] = {
-    {"next", cycler_next, "", 0},
-    {"reset", cycler_reset, "", 0},
+    {"copy", dict_copy, "", 0},
 };
 
 /* ---- attributes ---- */
@@ -434,28 +310,9 @@ static const so_jj_func *find_method(so_jj_val obj, so_str name) {
         return so_jj_find_func(LIST_METHODS, 2, name);
     case SO_JJ_DICT:
         return so_jj_find_func(DICT_METHODS, SO_LEN(DICT_METHODS), name);
-    case SO_JJ_CYCLER:
-        return so_jj_find_func(CYCLER_METHODS, SO_LEN(CYCLER_METHODS), name);
     default:
         return NULL;
     }
-}
-
-static so_jj_val macro_attr(so_jj *x, const so_jj_node *n, so_str name) {
-    if (so_str_eq_c(name, "name"))
-        return n->name.len ? so_jj_str_borrow(x, n->name) : SO_JJ_NONE_V;
-    if (so_str_eq_c(name, "caller"))
-        return so_jj_bool(n->uses & SO_JJ_USES_CALLER);
-    if (so_str_eq_c(name, "catch_kwargs"))
-        return so_jj_bool(n->uses & SO_JJ_USES_KWARGS);
-    if (so_str_eq_c(name, "catch_varargs"))
-        return so_jj_bool(n->uses & SO_JJ_USES_VARARGS);
-    if (!so_str_eq_c(name, "arguments"))
-        return SO_JJ_MISSING_V;
-    so_jj_list *l = so_jj_list_new(x, n->kids.n);
-    for (size_t i = 0; i < n->kids.n; i++)
-        so_jj_list_push(x, l, so_jj_str_borrow(x, n->kids.v[i]->name));
-    return so_jj_tuple_val(l);
 }
 
 so_jj_val so_jj_attr_only(so_jj *x, so_jj_val obj, so_str name) {
@@ -470,100 +327,60 @@ so_jj_val so_jj_attr_only(so_jj *x, so_jj_val obj, so_str name) {
         return so_jj_dict_get_str(x, obj.dict, name, &v) ? v : SO_JJ_MISSING_V;
     if (obj.kind == SO_JJ_LOOP)
         return so_jj_loop_attr(x, obj.loop, name);
-    if (obj.kind == SO_JJ_MACRO)
-        return macro_attr(x, obj.macro->node, name);
-    if (obj.kind == SO_JJ_CYCLER && so_str_eq_c(name, "current"))
-        return obj.cycler->items->v[obj.cycler->pos];
-    if (obj.kind == SO_JJ_TUPLE && obj.list->group) {
-        if (so_str_eq_c(name, "grouper") || so_str_eq_c(name, "list"))
-            return obj.list->v[name.ptr[0] == 'l'];
-    }
     return SO_JJ_MISSING_V;
 }
 
 /* ---- global functions ---- */
 
-METHOD(fn_raise) {
-    UNUSED;
+static SO_JJ_FN(fn_raise) {
     so_str msg = so_jj_bytes(so_jj_to_str(x, p[0]));
     so_err_set(x->err, SO_EINVAL, "%.*s (raised by the template, line %d)", SO_JJ_ARG(msg),
                x->line);
     so_jj_exit(x, SO_EINVAL);
 }
 
-METHOD(fn_namespace) {
-    UNUSED;
+static SO_JJ_FN(fn_namespace) {
     so_jj_dict *d = so_jj_dict_new(x);
     so_jj_dict_update(x, d, one_or_none(x, args, "namespace()"), args);
     return (so_jj_val){.kind = SO_JJ_NAMESPACE, .dict = d};
 }
 
-METHOD(fn_dict) {
-    UNUSED;
+static SO_JJ_FN(fn_dict) {
     so_jj_dict *d = so_jj_dict_new(x);
     so_jj_dict_update(x, d, one_or_none(x, args, "dict()"), args);
     return so_jj_dict_val(d);
 }
 
-METHOD(fn_range) {
-    UNUSED;
+static SO_JJ_FN(fn_range) {
     int64_t v[3];
     for (int i = 0; i < 3; i++)
         if (p[i].kind != SO_JJ_MISSING && !so_jj_is_int(p[i], &v[i]))
             so_jj_fail_type(x, "range() takes integers", p[i]);
     bool one = p[1].kind == SO_JJ_MISSING;
-    so_jj_range r = {.start = one ? 0 : v[0], .stop = one ? v[0] : v[1], .step = 1};
-    if (p[2].kind != SO_JJ_MISSING)
-        r.step = v[2];
-    if (r.step == 0)
+    int64_t start = one ? 0 : v[0], stop = one ? v[0] : v[1];
+    int64_t step = p[2].kind == SO_JJ_MISSING ? 1 : v[2];
+    if (step == 0)
         so_jj_fail(x, SO_EINVAL, "range() step must not be zero");
-    uint64_t dist =
-        r.step > 0 ? (uint64_t)r.stop - (uint64_t)r.start : (uint64_t)r.start - (uint64_t)r.stop;
-    uint64_t step = r.step > 0 ? (uint64_t)r.step : (uint64_t)0 - (uint64_t)r.step;
-    bool empty = r.step > 0 ? r.stop <= r.start : r.start <= r.stop;
-    uint64_t n = empty ? 0 : (dist - 1) / step + 1;
-    if (n > SO_JJ_MAX_RANGE)
-        so_jj_fail(x, SO_ELIMIT, "range() of more than %d items", SO_JJ_MAX_RANGE);
-    r.n = (size_t)n;
-    return range_val(x, r);
+    so_jj_list *l = so_jj_list_new(x, 4);
+    while (step > 0 ? start < stop : start > stop) {
+        if (l->n == SO_JJ_MAX_RANGE)
+            so_jj_fail(x, SO_ELIMIT, "range() of more than %d items", SO_JJ_MAX_RANGE);
+        so_jj_list_push(x, l, so_jj_int(start));
+        if (__builtin_add_overflow(start, step, &start))
+            break;
+    }
+    return so_jj_list_val(l);
 }
 
-METHOD(fn_cycler) {
-    UNUSED;
-    if (!args->n_pos || args->n_kw)
-        so_jj_fail(x, SO_EINVAL, "cycler() needs at least one item");
-    so_jj_cycler *c = SO_JJ_NEW(x, so_jj_cycler);
-    c->items = so_jj_list_new(x, args->n_pos);
-    for (size_t i = 0; i < args->n_pos; i++)
-        so_jj_list_push(x, c->items, args->pos[i]);
-    return (so_jj_val){.kind = SO_JJ_CYCLER, .cycler = c};
-}
-
-METHOD(fn_joiner) {
-    UNUSED;
+/* joiner(sep) is a function that returns "" at its first call and sep later. */
+static SO_JJ_FN(fn_joiner) {
     so_jj_joiner *j = SO_JJ_NEW(x, so_jj_joiner);
     j->sep = p[0].kind == SO_JJ_MISSING ? so_jj_str_c(x, ", ") : p[0];
     return (so_jj_val){.kind = SO_JJ_JOINER, .joiner = j};
 }
 
-/* The time is naive, as the reference's: %z and %Z are empty, and %f (microseconds) is 0. */
-static void date_format(so_jj *x, so_str fmt, so_jj_buf *out) {
-    for (size_t i = 0; i < fmt.len; i++) {
-        char c = i + 1 < fmt.len ? fmt.ptr[i + 1] : '\0';
-        if (fmt.ptr[i] == '%' && c == 'f')
-            so_jj_buf_add(x, out, SO_STR("000000"));
-        else if (fmt.ptr[i] != '%' || (c != 'z' && c != 'Z')) {
-            so_jj_buf_add(x, out, (so_str){fmt.ptr + i, fmt.ptr[i] == '%' && c ? 2 : 1});
-            i += fmt.ptr[i] == '%' && c;
-            continue;
-        }
-        i++;
-    }
-    so_jj_buf_add(x, out, (so_str){"|", 2}); /* so that an empty date is not taken for a failure */
-}
-
-METHOD(fn_strftime_now) {
-    UNUSED;
+/* The local time without a zone, as Python's datetime.now(). */
+static SO_JJ_FN(fn_strftime_now) {
     char text[1024];
     struct tm tm;
     time_t now = x->now ? (time_t)x->now : time(NULL);
@@ -571,9 +388,15 @@ METHOD(fn_strftime_now) {
         so_jj_fail(x, SO_EINVAL, "strftime_now() takes a format string");
     if (!localtime_r(&now, &tm))
         so_jj_fail(x, SO_ERANGE, "the time %lld has no date", (long long)now);
-    so_jj_buf fmt = {0};
-    date_format(x, so_jj_bytes(p[0]), &fmt);
-    size_t n = strftime(text, sizeof text, fmt.data, &tm), chars, bad;
+    tm.tm_isdst = -1; /* unknown: %z is empty, and %Z is tm_zone */
+    tm.tm_zone = "";
+    so_str fmt = so_jj_bytes(p[0]);
+    if (memmem(fmt.ptr, fmt.len, "%f", 2))
+        so_jj_fail(x, SO_EUNSUPPORTED, "strftime_now(): %%f is not supported");
+    so_jj_buf f = {0};
+    so_jj_buf_add(x, &f, fmt);
+    so_jj_buf_add(x, &f, (so_str){"|", 2}); /* so that 0 means failure, not an empty date */
+    size_t n = strftime(text, sizeof text, f.data, &tm), chars, bad;
     if (!n || !so_jj_utf8_check((so_str){text, n}, &chars, &bad))
         so_jj_fail(x, SO_ELIMIT, "strftime_now(): the date is too long");
     return so_jj_str_copy(x, (so_str){text, n - 1});
@@ -581,14 +404,9 @@ METHOD(fn_strftime_now) {
 
 const so_jj_func *so_jj_find_global(so_str name) {
     static const so_jj_func GLOBALS[] = {
-        {"raise_exception", fn_raise, "message", 1},
-        {"strftime_now", fn_strftime_now, "format", 1},
-        {"namespace", fn_namespace, NULL, 0},
-        {"dict", fn_dict, NULL, 0},
-        {"range", fn_range, "/start,stop,step", 1},
-        {"cycler", fn_cycler, NULL, 0},
-        {"joiner", fn_joiner, "sep", 0},
-        {"lipsum", NULL, NULL, 0},
+        {"raise_exception", fn_raise, "message", 1}, {"strftime_now", fn_strftime_now, "format", 1},
+        {"namespace", fn_namespace, NULL, 0},        {"dict", fn_dict, NULL, 0},
+        {"range", fn_range, "/start,stop,step", 1},  {"joiner", fn_joiner, "sep", 0},
     };
     return so_jj_find_func(GLOBALS, SO_LEN(GLOBALS), name);
 }

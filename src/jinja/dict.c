@@ -1,8 +1,8 @@
 /* Python's dict: insertion-ordered, keyed by anything hashable, with 1 == 1.0 == True as one key.
  *
- * Entries stand in an array in order of insertion. Up to eight a search is a scan; beyond that an
- * open-addressing index of entry numbers is kept at most half full. Removal closes the gap and
- * rebuilds the index: rare in templates, and it keeps the order simple. */
+ * Entries are an array in order of insertion. Up to SCAN_MAX entries a lookup scans them; above
+ * that it uses an open-addressing table of entry numbers, at most half full. Removal closes the gap
+ * and rebuilds the table: templates rarely remove, and the order stays simple. */
 #include <math.h>
 
 #include "jinja/impl.h"
@@ -48,11 +48,8 @@ uint64_t so_jj_hash(so_jj *x, so_jj_val v) {
         so_jj_leave(x);
         return h;
     }
-    case SO_JJ_RANGE:
-        return mix(v.range->n);
     case SO_JJ_LIST:
     case SO_JJ_DICT:
-    case SO_JJ_VIEW:
         so_jj_fail(x, SO_EINVAL, "unhashable type: '%s'", so_jj_type(v));
     default:
         return mix((uint64_t)(uintptr_t)v.list);
@@ -88,7 +85,7 @@ static bool same_key(so_jj *x, const so_jj_entry *e, so_jj_val key, uint64_t has
     return e->hash == hash && so_jj_equal(x, e->key, key);
 }
 
-/* The entry's number, or n. */
+/* The number of the entry, or d->n. */
 static size_t find(so_jj *x, const so_jj_dict *d, so_jj_val key, uint64_t hash) {
     so_jj_tick(x, 1);
     if (!d->index) {
@@ -160,6 +157,13 @@ so_jj_dict *so_jj_dict_copy(so_jj *x, const so_jj_dict *d) {
     return c;
 }
 
+so_jj_list *so_jj_dict_items(so_jj *x, const so_jj_dict *d) {
+    so_jj_list *l = so_jj_list_new(x, d->n);
+    for (size_t i = 0; i < d->n; i++)
+        so_jj_list_push(x, l, so_jj_pair(x, d->e[i].key, d->e[i].value));
+    return l;
+}
+
 static void add_pairs(so_jj *x, so_jj_dict *d, so_jj_val from) {
     so_jj_iter it = so_jj_iter_of(x, from);
     so_jj_val item;
@@ -173,7 +177,7 @@ static void add_pairs(so_jj *x, so_jj_dict *d, so_jj_val from) {
     }
 }
 
-/* dict(from, **kw): from is a mapping, an iterable of pairs, or missing. */
+/* Adds `from` (a mapping, an iterable of pairs, or missing), then the keyword arguments. */
 void so_jj_dict_update(so_jj *x, so_jj_dict *d, so_jj_val from, const so_jj_args *kw) {
     if (from.kind == SO_JJ_DICT) {
         for (size_t i = 0; i < from.dict->n; i++)

@@ -1,8 +1,8 @@
-/* Expressions of a bound tree to values.
+/* Evaluates the expressions of a tree whose names are bound to slots (scope.c).
  *
- * A direct walk: each node pays one step and one level of depth. Calls go to macros, built-in
- * functions and methods; arguments are bound by name here for all of them, so that a wrong call is
- * one kind of error everywhere. */
+ * Direct recursion over the tree: each node costs one step and one level of depth. Arguments of
+ * filters, tests, methods and functions are bound to parameters here (so_jj_call_func), so a wrong
+ * call gives the same errors everywhere. */
 #include "jinja/impl.h"
 
 /* ---- arguments ---- */
@@ -32,7 +32,7 @@ static void spread_kw(so_jj *x, so_jj_args *a, size_t *cap, so_jj_val d) {
     }
 }
 
-/* kids, extra, *b, **c of a CALL, FILTER or TEST; `caller` is added by a call block. */
+/* Evaluates kids, extra, *b and **c of a CALL, FILTER or TEST. A call block adds `caller`. */
 so_jj_args so_jj_eval_args(so_jj *x, const so_jj_node *n, const so_jj_val *caller) {
     so_jj_args a = {0};
     size_t cap = 0;
@@ -73,8 +73,6 @@ static bool take_kw(const so_jj_args *a, so_str name, so_jj_val *out) {
 
 so_jj_val so_jj_call_func(so_jj *x, const so_jj_func *f, so_jj_val self, const so_jj_args *args) {
     so_jj_val p[SO_JJ_MAX_PARAMS] = {0};
-    if (!f->fn)
-        so_jj_fail(x, SO_EUNSUPPORTED, "'%s' is not supported in chat templates", f->name);
     if (!f->params)
         return f->fn(x, self, args, p);
     const char *params = f->params;
@@ -110,16 +108,12 @@ so_jj_val so_jj_call(so_jj *x, so_jj_val f, const so_jj_args *args) {
     case SO_JJ_METHOD:
         return so_jj_call_func(x, f.method->func, f.method->self, args);
     case SO_JJ_JOINER: {
-        if (args->n_pos || args->n_kw)
-            so_jj_fail(x, SO_EINVAL, "a joiner takes no arguments");
         bool used = f.joiner->used;
         f.joiner->used = true;
         return used ? f.joiner->sep : so_jj_str_c(x, "");
     }
     case SO_JJ_UNDEFINED:
         so_jj_fail_undefined(x, f);
-    case SO_JJ_LOOP:
-        return so_jj_call_loop(x, f.loop, args);
     default:
         so_jj_fail(x, SO_EINVAL, "'%s' object is not callable", so_jj_type(f));
     }
@@ -158,7 +152,7 @@ static so_jj_val eval_concat(so_jj *x, const so_jj_node *n) {
     return so_jj_buf_str(x, &b);
 }
 
-/* a < b < c: each operand once, stops at the first that fails */
+/* a < b < c evaluates each operand once and stops at the first comparison that is false. */
 static so_jj_val eval_compare(so_jj *x, const so_jj_node *n) {
     so_jj_val left = so_jj_eval(x, n->a);
     for (size_t i = 0; i < n->kids.n; i++) {
@@ -172,7 +166,7 @@ static so_jj_val eval_compare(so_jj *x, const so_jj_node *n) {
 }
 
 static so_jj_val eval_cond(so_jj *x, const so_jj_node *n) {
-    if (so_jj_truth(x, so_jj_eval(x, n->b)))
+    if (so_jj_truth(so_jj_eval(x, n->b)))
         return so_jj_eval(x, n->a);
     if (n->c)
         return so_jj_eval(x, n->c);
@@ -205,33 +199,22 @@ static so_jj_val eval_call(so_jj *x, const so_jj_node *n) {
     return so_jj_call(x, f, &args);
 }
 
-_Noreturn static void fail_unknown(so_jj *x, const so_jj_node *n) {
-    so_jj_fail(x, SO_EUNSUPPORTED, "unknown %s '%.*s'",
-               n->kind == SO_JJ_N_FILTER ? "filter" : "test", SO_JJ_ARG(n->name));
+static so_jj_val apply_function(so_jj *x, const so_jj_node *n, so_jj_val v) {
+    so_jj_args args = so_jj_eval_args(x, n, NULL);
+    x->line = n->line;
+    if (!n->func)
+        so_jj_fail(x, SO_EUNSUPPORTED, "unknown %s '%.*s'",
+                   n->kind == SO_JJ_N_FILTER ? "filter" : "test", SO_JJ_ARG(n->name));
+    return so_jj_call_func(x, n->func, v, &args);
 }
 
 so_jj_val so_jj_apply_filter(so_jj *x, const so_jj_node *n, so_jj_val v) {
-    if (n->a)
-        v = so_jj_apply_filter(x, n->a, v);
-    so_jj_args args = so_jj_eval_args(x, n, NULL);
-    x->line = n->line;
-    if (!n->func)
-        fail_unknown(x, n);
-    return so_jj_call_func(x, n->func, v, &args);
-}
-
-static so_jj_val eval_filter(so_jj *x, const so_jj_node *n) {
-    so_jj_val v = so_jj_eval(x, n->a);
-    so_jj_args args = so_jj_eval_args(x, n, NULL);
-    x->line = n->line;
-    if (!n->func)
-        fail_unknown(x, n);
-    return so_jj_call_func(x, n->func, v, &args);
+    return apply_function(x, n, n->a ? so_jj_apply_filter(x, n->a, v) : v);
 }
 
 static so_jj_val eval_logic(so_jj *x, const so_jj_node *n) {
     so_jj_val left = so_jj_eval(x, n->a);
-    if (so_jj_truth(x, left) == (n->kind == SO_JJ_N_OR))
+    if (so_jj_truth(left) == (n->kind == SO_JJ_N_OR))
         return left;
     return so_jj_eval(x, n->b);
 }
@@ -277,7 +260,7 @@ static so_jj_val eval_node(so_jj *x, const so_jj_node *n) {
     case SO_JJ_N_OR:
         return eval_logic(x, n);
     case SO_JJ_N_NOT:
-        return so_jj_bool(!so_jj_truth(x, so_jj_eval(x, n->a)));
+        return so_jj_bool(!so_jj_truth(so_jj_eval(x, n->a)));
     case SO_JJ_N_NEG:
     case SO_JJ_N_POS:
         return eval_sign(x, n);
@@ -293,7 +276,7 @@ static so_jj_val eval_node(so_jj *x, const so_jj_node *n) {
         return eval_call(x, n);
     case SO_JJ_N_FILTER:
     case SO_JJ_N_TEST:
-        return eval_filter(x, n);
+        return apply_function(x, n, so_jj_eval(x, n->a));
     default:
         so_panic(__FILE__, __LINE__, "node kind %d is no expression", (int)n->kind);
     }

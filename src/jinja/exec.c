@@ -1,8 +1,8 @@
-/* Statements of a bound tree to text.
+/* Executes the statements of a tree whose names are bound to slots (scope.c).
  *
- * Output goes to x->out. Macros, set blocks, filter blocks and generation capture it: they point
- * x->out to a buffer of their own and put it back. break and continue travel as a result through
- * the bodies between them and their loop. */
+ * Output is appended to x->out. Macros, set blocks, filter blocks and generation blocks capture it:
+ * they replace x->out by a buffer of their own for the time of their body. break and continue are
+ * return values that pass through the bodies up to their loop. */
 #include "jinja/impl.h"
 
 typedef enum flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE } flow;
@@ -104,7 +104,7 @@ static flow exec_set_block(so_jj *x, const so_jj_node *n) {
 
 static void emit_value(so_jj *x, so_jj_val v) { emit(x, so_jj_bytes(so_jj_to_str(x, v))); }
 
-/* The reference writes what a filter block or call block gives without making it a string. */
+/* Jinja2 does not convert the result of a filter or call block to a string: other types fail. */
 static void emit_text(so_jj *x, so_jj_val v) {
     if (v.kind != SO_JJ_STR)
         so_jj_fail_type(x, "a filter or call block must give a string", v);
@@ -140,36 +140,19 @@ static so_jj_val *param_slot(const so_jj_node *n, so_jj_frame *f, so_str name) {
     so_panic(__FILE__, __LINE__, "macro without its parameter");
 }
 
-static void set_varargs(so_jj *x, const so_jj_node *n, so_jj_frame *f, const so_jj_args *a) {
-    so_jj_list *l = so_jj_list_new(x, 4);
-    for (size_t i = n->kids.n; i < a->n_pos; i++)
-        so_jj_list_push(x, l, a->pos[i]);
-    *param_slot(n, f, SO_STR("varargs")) = so_jj_tuple_val(l);
-}
-
-static void set_kwargs(so_jj *x, const so_jj_node *n, so_jj_frame *f, const so_jj_args *a) {
-    so_jj_dict *d = so_jj_dict_new(x);
-    so_jj_dict_update(x, d, SO_JJ_MISSING_V, a);
-    *param_slot(n, f, SO_STR("kwargs")) = so_jj_dict_val(d);
-}
-
-/* caller, kwargs, varargs, and errors for what is left over */
+/* Sets `caller`. Arguments without a parameter are an error. */
 static void bind_rest(so_jj *x, const so_jj_node *n, so_jj_frame *f, so_jj_args *a,
                       bool found_caller) {
-    if ((n->uses & SO_JJ_USES_CALLER) && !found_caller) {
+    if (!found_caller) {
         so_jj_val caller = take_kw(a, SO_STR("caller"));
         if (caller.kind == SO_JJ_MISSING || caller.kind == SO_JJ_NONE)
             caller = so_jj_undefined_hint(x, "No caller defined");
         *param_slot(n, f, SO_STR("caller")) = caller;
     }
-    if (n->uses & SO_JJ_USES_KWARGS)
-        set_kwargs(x, n, f, a);
-    else if (a->n_kw)
+    if (a->n_kw)
         so_jj_fail(x, SO_EINVAL, "macro '%.*s' takes no keyword argument '%.*s'",
                    SO_JJ_ARG(n->name), SO_JJ_ARG(so_jj_bytes(a->kw[0].key)));
-    if (n->uses & SO_JJ_USES_VARARGS)
-        set_varargs(x, n, f, a);
-    else if (a->n_pos > n->kids.n)
+    if (a->n_pos > n->kids.n)
         so_jj_fail(x, SO_EINVAL, "macro '%.*s' takes at most %zu arguments, not %zu",
                    SO_JJ_ARG(n->name), n->kids.n, a->n_pos);
 }
@@ -193,7 +176,8 @@ static void bind_params(so_jj *x, const so_jj_node *n, so_jj_frame *f, const so_
         *v = i < a.n_pos ? a.pos[i] : take_kw(&a, n->kids.v[i]->name);
         found_caller |= so_str_eq_c(n->kids.v[i]->name, "caller");
     }
-    bind_rest(x, n, f, &a, found_caller);
+    if (n->kind != SO_JJ_N_GENERATION)
+        bind_rest(x, n, f, &a, found_caller);
 }
 
 so_jj_val so_jj_call_macro(so_jj *x, const so_jj_macro *m, const so_jj_args *args) {
@@ -240,17 +224,16 @@ static void exec_generation(so_jj *x, const so_jj_node *n) {
 static flow exec_if(so_jj *x, const so_jj_node *n) {
     for (size_t i = 0; i < n->kids.n; i++) {
         const so_jj_node *branch = n->kids.v[i];
-        if (!branch->a || so_jj_truth(x, so_jj_eval(x, branch->a)))
+        if (!branch->a || so_jj_truth(so_jj_eval(x, branch->a)))
             return exec_body(x, &branch->body);
     }
     return FLOW_NEXT;
 }
 
-/* The else part runs when no round came to its end, which break and continue prevent too: so does
- * the reference's. */
-static flow run_loop(so_jj *x, const so_jj_node *n, so_jj_val iterable, int64_t depth0) {
-    so_jj_loop *loop = so_jj_loop_new(x, n, iterable);
-    loop->depth0 = depth0;
+/* As in Jinja2, the else part runs if no iteration reached the end of the body: also when every one
+ * ended by break or continue. */
+static flow exec_for(so_jj *x, const so_jj_node *n) {
+    so_jj_loop *loop = so_jj_loop_new(x, n, so_jj_eval(x, n->b));
     so_jj_val item, self = {.kind = SO_JJ_LOOP, .loop = loop};
     uint32_t loop_slot = n->scope->sym[0].slot;
     bool completed = false;
@@ -268,31 +251,6 @@ static flow run_loop(so_jj *x, const so_jj_node *n, so_jj_val iterable, int64_t 
         return FLOW_NEXT;
     so_jj_enter_scope(x, n->else_scope);
     return exec_body(x, &n->extra);
-}
-
-/* loop(items) in a recursive loop: the body once more, over items. What the body sets is its own,
- * so a copy of the frame keeps the rounds apart. */
-so_jj_val so_jj_call_loop(so_jj *x, so_jj_loop *l, const so_jj_args *args) {
-    const so_jj_node *n = l->node;
-    if (!n->recursive)
-        so_jj_fail(x, SO_EINVAL, "the loop must be marked 'recursive' to be called");
-    if (args->n_pos != 1 || args->n_kw)
-        so_jj_fail(x, SO_EINVAL, "loop() takes one argument");
-    so_jj_frame *outer = x->frame, *f = frame_new(x, n->scope->owner, l->frame->up);
-    memcpy(f->slots, l->frame->slots, n->scope->owner->n_slots * sizeof f->slots[0]);
-    so_jj_buf *out = x->out, b = {0};
-    so_jj_enter(x);
-    x->frame = f;
-    x->out = &b;
-    run_loop(x, n, args->pos[0], l->depth0 + 1);
-    x->out = out;
-    x->frame = outer;
-    so_jj_leave(x);
-    return so_jj_buf_str(x, &b);
-}
-
-static flow exec_for(so_jj *x, const so_jj_node *n) {
-    return run_loop(x, n, so_jj_eval(x, n->b), 0);
 }
 
 static flow exec_with(so_jj *x, const so_jj_node *n) {

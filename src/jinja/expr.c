@@ -1,11 +1,11 @@
-/* Expressions: recursive descent over Jinja's grammar, loosest first:
+/* Parses expressions by recursive descent. From the loosest to the tightest binding:
  *
- *   a if b else c · or · and · not · comparisons, in · + - · ~ · * / // % · ** · unary - +
+ *   a if b else c · or · and · not · comparisons, in · + - · ~ · * / // % · unary - +
  *   · primary with .attr [index] (call) · |filter  is test
  *
  * `~` binds tighter than +, filters bind tighter than every operator, and unary minus takes its
- * operand without filters: all as in the reference. The parser's own recursion and the depth of the
- * tree it builds are both limited, so that later walks over the tree need no check. */
+ * operand without filters, all as in Jinja2. Both the recursion of the parser and the depth of the
+ * tree are limited, so code that recurses over the tree needs no check. */
 #include <stdio.h>
 
 #include "jinja/impl.h"
@@ -89,23 +89,13 @@ static so_jj_op bin_op(so_jj_parser *p, const bin_level *level) {
     return SO_JJ_OP_NONE;
 }
 
-static so_jj_node *parse_pow(so_jj_parser *p) {
-    int line = p->cur.line;
-    so_jj_node *n = parse_unary(p, true);
-    while (so_jj_skip_op(p, "**")) {
-        n = node2(p, SO_JJ_N_BIN, line, n, parse_unary(p, true));
-        n->op = SO_JJ_OP_POW;
-    }
-    return n;
-}
-
 static so_jj_node *parse_math2(so_jj_parser *p) {
     static const bin_level L = {
         {{"*", SO_JJ_OP_MUL}, {"/", SO_JJ_OP_DIV}, {"//", SO_JJ_OP_FLOORDIV}, {"%", SO_JJ_OP_MOD}}};
     int line = p->cur.line;
-    so_jj_node *n = parse_pow(p);
+    so_jj_node *n = parse_unary(p, true);
     for (so_jj_op op; (op = bin_op(p, &L)) != SO_JJ_OP_NONE;) {
-        n = node2(p, SO_JJ_N_BIN, line, n, parse_pow(p));
+        n = node2(p, SO_JJ_N_BIN, line, n, parse_unary(p, true));
         n->op = op;
     }
     return n;
@@ -176,7 +166,8 @@ static so_jj_node *parse_or(so_jj_parser *p) {
 
 /* ---- literals ---- */
 
-/* One expression, or a tuple where commas follow. `explicit`: in parentheses, () is allowed. */
+/* One expression, or a tuple if commas follow. explicit: in parentheses, where () is a tuple.
+ * simplified: 1: only names and literals, 2: also ns.attr (targets of assignments). */
 static so_jj_node *tuple_or_one(so_jj_parser *p, bool with_cond, bool explicit, int simplified) {
     so_jj_node *n = so_jj_node_new(p, SO_JJ_N_TUPLE, p->cur.line);
     bool is_tuple = false;
@@ -287,7 +278,7 @@ static so_jj_node *parse_primary(so_jj_parser *p, bool with_namespace) {
 /* ---- postfix: attributes, subscripts, calls, filters, tests ---- */
 
 static so_jj_node *slice_part(so_jj_parser *p) {
-    if (so_jj_at_op(p, "]") || so_jj_at_op(p, ",") || so_jj_at_op(p, ":"))
+    if (so_jj_at_op(p, "]") || so_jj_at_op(p, ":"))
         return NULL;
     return so_jj_parse_expr(p, true);
 }
@@ -306,21 +297,6 @@ static so_jj_node *parse_subscript(so_jj_parser *p) {
     if (so_jj_skip_op(p, ":"))
         n->c = slice_part(p);
     return so_jj_node_sealed(p, n);
-}
-
-static so_jj_node *parse_brackets(so_jj_parser *p, so_jj_node *obj, int line) {
-    so_jj_node *keys = so_jj_node_new(p, SO_JJ_N_TUPLE, line);
-    while (!so_jj_at_op(p, "]")) {
-        if (keys->kids.n)
-            so_jj_expect_op(p, ",");
-        so_jj_nodes_push(p->x, &keys->kids, parse_subscript(p));
-    }
-    so_jj_expect_op(p, "]");
-    for (size_t i = 0; keys->kids.n > 1 && i < keys->kids.n; i++)
-        if (keys->kids.v[i]->kind == SO_JJ_N_SLICE)
-            so_jj_fail(p->x, SO_EFORMAT, "a slice cannot be part of a longer subscript");
-    so_jj_node *key = keys->kids.n == 1 ? keys->kids.v[0] : so_jj_node_sealed(p, keys);
-    return node2(p, SO_JJ_N_GETITEM, line, obj, key);
 }
 
 static so_jj_node *parse_dot(so_jj_parser *p, so_jj_node *obj, int line) {
@@ -395,34 +371,21 @@ static so_jj_node *parse_postfix(so_jj_parser *p, so_jj_node *n) {
         int line = p->cur.line;
         if (so_jj_skip_op(p, "."))
             n = parse_dot(p, n, line);
-        else if (so_jj_skip_op(p, "["))
-            n = parse_brackets(p, n, line);
-        else if (so_jj_at_op(p, "("))
+        else if (so_jj_skip_op(p, "[")) {
+            n = node2(p, SO_JJ_N_GETITEM, line, n, parse_subscript(p));
+            so_jj_expect_op(p, "]");
+        } else if (so_jj_at_op(p, "("))
             n = parse_call(p, n);
         else
             return n;
     }
 }
 
-/* a name with dots, as filters and tests may have */
-static so_str dotted_name(so_jj_parser *p) {
-    so_str first = so_jj_expect_name(p);
-    if (!so_jj_at_op(p, "."))
-        return first;
-    so_jj_buf b = {0};
-    so_jj_buf_add(p->x, &b, first);
-    while (so_jj_skip_op(p, ".")) {
-        so_jj_buf_char(p->x, &b, '.');
-        so_jj_buf_add(p->x, &b, so_jj_expect_name(p));
-    }
-    return (so_str){b.data, b.len};
-}
-
-/* `|name(args)` as often as it comes; at_name: the first name stands without its bar. */
+/* Zero or more `|name(args)`. at_name: the first filter has no bar ({% filter name %}). */
 so_jj_node *so_jj_parse_filter(so_jj_parser *p, so_jj_node *value, bool at_name) {
     while (at_name || so_jj_skip_op(p, "|")) {
         so_jj_node *n = so_jj_node_new(p, SO_JJ_N_FILTER, p->cur.line);
-        n->name = dotted_name(p);
+        n->name = so_jj_expect_name(p);
         n->a = value;
         if (so_jj_at_op(p, "("))
             parse_args(p, n);
@@ -445,7 +408,7 @@ static so_jj_node *parse_test(so_jj_parser *p, so_jj_node *value) {
     bool negated = so_jj_skip_name(p, "not");
     so_jj_node *n = so_jj_node_new(p, SO_JJ_N_TEST, line);
     n->a = value;
-    n->name = dotted_name(p);
+    n->name = so_jj_expect_name(p);
     if (so_jj_at_op(p, "(")) {
         parse_args(p, n);
     } else if (starts_test_argument(p)) {

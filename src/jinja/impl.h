@@ -1,13 +1,14 @@
-/* Inside of the template interpreter: values, syntax tree, and the state of one compile or render.
+/* Internals of the template interpreter: values, syntax tree, and the context of one compile or
+ * render. Included only by files of this folder.
  *
  *   source ─ lex ─ tokens ─ parse, expr ─ tree ─ scope ─ tree with slots
  *   tree + variables ─ exec (statements), eval (expressions) ─ text
  *
- * Memory of a compile belongs to the template's arena, memory of a render to the render's arena; a
- * value is never freed on its own. Failure leaves by longjmp (so_jj_fail): nothing on the C stack
- * of the interpreter owns a resource, so there is nothing to release on the way out, and no
- * function has to pass errors along. Every loop over outside data pays steps (so_jj_tick), every
- * allocation is counted against the arena's maximum, every recursion goes through so_jj_enter. */
+ * A compile allocates from the template's arena, a render from an arena of its own; a value is
+ * never freed alone. Errors leave by longjmp (so_jj_fail): no C stack frame of the interpreter owns
+ * a resource, so nothing has to be released on the way, and no function passes errors on. Every
+ * loop over input counts steps (so_jj_tick), every allocation counts against the arena's maximum,
+ * every recursion goes through so_jj_enter. One so_jj belongs to one thread. */
 #ifndef SO_JINJA_IMPL_H
 #define SO_JINJA_IMPL_H
 
@@ -23,19 +24,19 @@
 enum {
     SO_JJ_MAX_SOURCE = 1 << 20,
     SO_JJ_MAX_COMPILE_BYTES = 64 << 20,
-    SO_JJ_MAX_RENDER_BYTES = 128 << 20, /* plus SO_JJ_INPUT_FACTOR times the variables' size */
+    SO_JJ_MAX_RENDER_BYTES = 128 << 20, /* plus SO_JJ_INPUT_FACTOR × size of the variables */
     SO_JJ_MAX_OUTPUT = 16 << 20,        /* plus the same */
     SO_JJ_INPUT_FACTOR = 32,
-    SO_JJ_MAX_STEPS = 4000000, /* plus SO_JJ_STEP_FACTOR per step of reading the variables */
+    SO_JJ_MAX_STEPS = 4000000, /* plus SO_JJ_STEP_FACTOR per step of converting the variables */
     SO_JJ_STEP_FACTOR = 1000,
     SO_JJ_MAX_TREE_DEPTH = 250, /* of the syntax tree */
     SO_JJ_MAX_DEPTH = 1000,     /* of evaluation: nested nodes, macro calls, nested data */
-    SO_JJ_MAX_RANGE = 100000,   /* as the reference's sandbox */
+    SO_JJ_MAX_RANGE = 100000,   /* as in Jinja2's sandbox */
 };
 
 /* ---- values ---- */
 typedef enum so_jj_kind {
-    SO_JJ_MISSING, /* argument not given, variable not set; never seen by a template */
+    SO_JJ_MISSING, /* argument not given, variable not set; templates never see it */
     SO_JJ_UNDEFINED,
     SO_JJ_NONE,
     SO_JJ_BOOL,
@@ -45,15 +46,12 @@ typedef enum so_jj_kind {
     SO_JJ_LIST,
     SO_JJ_TUPLE,
     SO_JJ_DICT,
-    SO_JJ_RANGE,
-    SO_JJ_VIEW, /* dict.keys(), .values(), .items() */
-    SO_JJ_ITER, /* what lazy filters give: can be walked once, has no length */
+    SO_JJ_ITER, /* result of a lazy filter: iterated once, without a length */
     SO_JJ_NAMESPACE,
     SO_JJ_LOOP,
     SO_JJ_MACRO,
     SO_JJ_FUNC,
     SO_JJ_METHOD,
-    SO_JJ_CYCLER,
     SO_JJ_JOINER,
 } so_jj_kind;
 
@@ -67,8 +65,8 @@ typedef struct so_jj_loop so_jj_loop;
 typedef struct so_jj_args so_jj_args;
 typedef struct so_jj_chunk so_jj_chunk;
 
-/* Bytes that grow at the end. Strings may be views of a buffer's beginning: bytes once written
- * never change, so appending to the buffer leaves them alone (see so_jj_concat). */
+/* A buffer that grows at its end. Strings may be views of the start of a buffer: written bytes
+ * never change, so appending does not affect them (see so_jj_concat). */
 typedef struct so_jj_buf {
     char *data;
     size_t len, cap;
@@ -78,17 +76,14 @@ typedef struct so_jj_buf {
 typedef struct so_jj_str {
     const char *ptr;
     size_t len, n_chars;
-    bool markup;    /* HTML-safe: other text is escaped when it is added */
-    so_jj_buf *buf; /* the buffer ptr points to the start of, or NULL */
+    bool markup;    /* result of |safe or |escape: text added to it is escaped */
+    so_jj_buf *buf; /* the buffer that starts at ptr, or NULL */
 } so_jj_str;
 
 typedef struct so_jj_undef so_jj_undef;
 typedef struct so_jj_list so_jj_list;
-typedef struct so_jj_range so_jj_range;
-typedef struct so_jj_view so_jj_view;
 typedef struct so_jj_macro so_jj_macro;
 typedef struct so_jj_method so_jj_method;
-typedef struct so_jj_cycler so_jj_cycler;
 typedef struct so_jj_joiner so_jj_joiner;
 typedef struct so_jj_func so_jj_func;
 
@@ -102,42 +97,26 @@ struct so_jj_val {
         so_jj_list *list; /* also tuples */
         so_jj_dict *dict; /* also namespaces */
         const so_jj_undef *undef;
-        const so_jj_range *range;
-        const so_jj_view *view;
         so_jj_gen *gen;
         so_jj_loop *loop;
         const so_jj_macro *macro;
         const so_jj_func *func;
         const so_jj_method *method;
-        so_jj_cycler *cycler;
         so_jj_joiner *joiner;
     };
 };
 
 struct so_jj_undef {
-    const char *hint;    /* or NULL: say it from obj and name */
-    so_jj_val obj, name; /* obj MISSING: a variable */
+    const char *hint;    /* error message; NULL: made from obj and name */
+    so_jj_val obj, name; /* obj MISSING: name is a variable, else an attribute or item of obj */
 };
 struct so_jj_list {
     so_jj_val *v;
     size_t n, cap;
-    bool group; /* a tuple of groupby: also .grouper and .list */
-};
-struct so_jj_range {
-    int64_t start, stop, step;
-    size_t n;
-};
-struct so_jj_view {
-    so_jj_dict *dict;
-    enum { SO_JJ_KEYS, SO_JJ_VALUES, SO_JJ_ITEMS } what;
 };
 struct so_jj_macro {
     const so_jj_node *node;
     so_jj_frame *env;
-};
-struct so_jj_cycler {
-    so_jj_list *items;
-    size_t pos;
 };
 struct so_jj_joiner {
     so_jj_val sep;
@@ -149,7 +128,8 @@ typedef struct so_jj_entry {
     uint64_t hash;
 } so_jj_entry;
 
-/* Insertion-ordered; `index` (open addressing, entry number + 1) is kept once there are many. */
+/* Entries in order of insertion. index: hash table (open addressing) of entry number + 1, or NULL
+ * while there are few entries. */
 struct so_jj_dict {
     so_jj_entry *e;
     size_t n, cap;
@@ -167,16 +147,22 @@ struct so_jj_args {
 
 enum { SO_JJ_MAX_PARAMS = 5 };
 
-/* One row of a table of filters, tests, methods or functions. params: names separated by commas; a
- * leading '/' means positional only; NULL: the function reads `args` itself. Missing optional ones
- * arrive as SO_JJ_MISSING in p. */
+/* One row of a table of filters, tests, methods or global functions. params: names separated by
+ * commas; a leading '/' makes them positional only; NULL: the function reads `args` itself. The
+ * values are in p, those not given as SO_JJ_MISSING. */
 typedef so_jj_val so_jj_fn(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p);
 struct so_jj_func {
     const char *name;
-    so_jj_fn *fn; /* NULL: known to Jinja, not supported here */
+    so_jj_fn *fn;
     const char *params;
     int n_required;
 };
+/* The head of a function in such a table. */
+#define SO_JJ_FN(name)                                                                       \
+    so_jj_val name(so_jj *x __attribute__((unused)), so_jj_val self __attribute__((unused)), \
+                   const so_jj_args *args __attribute__((unused)),                           \
+                   const so_jj_val *p __attribute__((unused)))
+
 struct so_jj_method {
     so_jj_val self;
     const so_jj_func *func;
@@ -191,7 +177,6 @@ typedef enum so_jj_op {
     SO_JJ_OP_DIV,
     SO_JJ_OP_FLOORDIV,
     SO_JJ_OP_MOD,
-    SO_JJ_OP_POW,
     SO_JJ_OP_EQ,
     SO_JJ_OP_NE,
     SO_JJ_OP_LT,
@@ -203,7 +188,7 @@ typedef enum so_jj_op {
 } so_jj_op;
 
 /* clang-format off */
-/* What the fields of a node hold:                      a        b        c       kids      extra   body */
+/* Fields used by each kind of node:                    a        b        c       kids      extra   body */
 typedef enum so_jj_node_kind {
     SO_JJ_N_CONST,    /* value */
     SO_JJ_N_NAME,     /* name; hops, slot */
@@ -231,13 +216,13 @@ typedef enum so_jj_node_kind {
     SO_JJ_N_TEXT,     /* value */
     SO_JJ_N_OUTPUT,   /*                                 expression */
     SO_JJ_N_FOR,      /* scope, else_scope, test_scope   target   iterable test?   target*   else    body */
-                      /* kids[0] of FOR: the target again, bound in the scope of the test */
+                      /* kids[0] of FOR: a copy of the target, bound in the scope of the test */
     SO_JJ_N_IF,       /*                                                          BRANCHes */
     SO_JJ_N_BRANCH,   /*                                 test?                                      body */
     SO_JJ_N_SET,      /*                                 target   value */
     SO_JJ_N_SETBLOCK, /* scope                           target   filter?                           body */
-    SO_JJ_N_MACRO,    /* name; scope, uses               target                   params    defaults body */
-    SO_JJ_N_CALLBLOCK, /* scope, uses                    call                     params    defaults body */
+    SO_JJ_N_MACRO,    /* name; scope                     target                   params    defaults body */
+    SO_JJ_N_CALLBLOCK, /* scope                          call                     params    defaults body */
     SO_JJ_N_FILTERBLOCK, /* scope                        filter                                     body */
     SO_JJ_N_WITH,     /* scope                                                    targets   values  body */
     SO_JJ_N_GENERATION, /* scope                                                                    body */
@@ -252,8 +237,8 @@ typedef struct so_jj_nodes {
     size_t n, cap;
 } so_jj_nodes;
 
-/* How a variable of a scope starts: as an argument, from the render's variables, as a copy of an
- * outer variable, or unset. This is the reference compiler's rule, see scope.c. */
+/* Initial value of a variable when its scope is entered: an argument, the variable of the render
+ * with that name, a copy of an outer variable, or none. Jinja2's rules, see scope.c. */
 typedef enum so_jj_load { SO_JJ_PARAM, SO_JJ_RESOLVE, SO_JJ_ALIAS, SO_JJ_UNSET } so_jj_load;
 typedef struct so_jj_sym {
     so_str name;
@@ -262,31 +247,26 @@ typedef struct so_jj_sym {
 } so_jj_sym;
 typedef struct so_jj_scope {
     struct so_jj_scope *parent;
-    so_jj_node
-        *owner; /* the node whose call makes the frame: TEMPLATE, MACRO, CALLBLOCK, GENERATION */
+    so_jj_node *owner; /* whose frame has the slots: TEMPLATE, MACRO, CALLBLOCK or GENERATION */
     so_jj_sym *sym;
     size_t n, cap;
 } so_jj_scope;
-
-enum { SO_JJ_USES_CALLER = 1, SO_JJ_USES_KWARGS = 2, SO_JJ_USES_VARARGS = 4 };
 
 struct so_jj_node {
     so_jj_node_kind kind;
     so_jj_op op;
     int line, depth;
-    bool store;     /* NAME: a target, not a use */
-    bool recursive; /* FOR: its body may call loop() */
-    unsigned uses;  /* MACRO, CALLBLOCK: SO_JJ_USES_… */
+    bool store; /* NAME: assigned, not read */
     uint32_t hops, slot, n_slots;
     so_str name, attr;
     so_jj_val value;
     so_jj_node *a, *b, *c;
     so_jj_nodes kids, extra, body;
     so_jj_scope *scope, *else_scope, *test_scope;
-    const so_jj_func *func; /* NULL: unknown name in a branch that may never run */
+    const so_jj_func *func; /* NULL: unknown name; an error when it is evaluated */
 };
 
-/* ---- state ---- */
+/* ---- one compile or render ---- */
 struct so_jj_frame {
     so_jj_frame *up;
     so_jj_val slots[];
@@ -296,30 +276,30 @@ struct so_jj {
     so_arena *arena;
     so_err *err;
     jmp_buf exit;
-    int code; /* why exit was taken */
+    int code; /* SO_E… that so_jj_fail left with */
     int line, depth;
     uint64_t steps, max_steps;
-    size_t in_bytes; /* of all strings in the variables */
+    size_t in_bytes; /* length of all strings in the variables */
     size_t out_bytes, max_out;
     const so_jj_dict *vars;
     so_jj_frame *frame;
-    so_jj_buf *out; /* where output goes now */
+    so_jj_buf *out; /* receives output; replaced while a block is captured */
     int64_t now;
-    bool keeps_origins;   /* see origin.c */
-    bool reads_untrusted; /* strings that so_jj_from_json reads now are the caller's data */
-    so_jj_chunk *chunks;  /* newest first */
+    bool track_origins;  /* see origin.c */
+    bool reads_data;     /* so_jj_from_json is reading the caller's data: flag its strings */
+    so_jj_chunk *chunks; /* newest first */
 };
 
-/* ---- value.c: failing, limits, making and looking at values ---- */
-/* For "%.*s" in messages: cuts long text between characters. */
+/* ---- value.c: errors, limits, making and examining values ---- */
+/* Arguments for "%.*s": at most 300 bytes of s, whole characters. */
 #define SO_JJ_ARG(s) so_jj_clip(s), (s).ptr
 int so_jj_clip(so_str s);
-_Noreturn void so_jj_exit(so_jj *x, int code); /* the message is set already */
+_Noreturn void so_jj_exit(so_jj *x, int code); /* err is already set */
 _Noreturn void so_jj_fail(so_jj *x, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-_Noreturn void so_jj_fail_type(so_jj *x, const char *what, so_jj_val v); /* "…: 'int' …" */
-void so_jj_tick(so_jj *x, size_t n);
-void so_jj_enter(so_jj *x); /* one recursion deeper */
+_Noreturn void so_jj_fail_type(so_jj *x, const char *what, so_jj_val v); /* "what, not 'int'" */
+void so_jj_tick(so_jj *x, size_t n); /* counts n steps; fails at the limit */
+void so_jj_enter(so_jj *x);          /* before a recursion; fails at the limit */
 static inline void so_jj_leave(so_jj *x) { x->depth--; }
 void *so_jj_alloc(so_jj *x, size_t n, size_t size);
 
@@ -347,7 +327,7 @@ void so_jj_buf_add(so_jj *x, so_jj_buf *b, so_str s);
 void so_jj_buf_char(so_jj *x, so_jj_buf *b, char c);
 void so_jj_buf_cp(so_jj *x, so_jj_buf *b, int32_t cp);
 void so_jj_buf_fill(so_jj *x, so_jj_buf *b, so_str s, size_t times);
-so_jj_val so_jj_buf_str(so_jj *x, so_jj_buf *b); /* a view of all of it; b may grow on */
+so_jj_val so_jj_buf_str(so_jj *x, so_jj_buf *b); /* a view of its text; b may still grow */
 
 so_jj_list *so_jj_list_new(so_jj *x, size_t cap);
 void so_jj_list_push(so_jj *x, so_jj_list *l, so_jj_val v);
@@ -355,22 +335,24 @@ so_jj_val so_jj_list_val(so_jj_list *l);
 so_jj_val so_jj_tuple_val(so_jj_list *l);
 so_jj_val so_jj_pair(so_jj *x, so_jj_val a, so_jj_val b); /* a tuple */
 const char *so_jj_type(so_jj_val v);                      /* Python's name of the type */
-bool so_jj_truth(so_jj *x, so_jj_val v);
-bool so_jj_len(so_jj *x, so_jj_val v, size_t *n); /* false: has none */
-bool so_jj_is_num(so_jj_val v);                   /* bool, int, float */
-bool so_jj_is_int(so_jj_val v, int64_t *i);       /* bool, int */
+bool so_jj_truth(so_jj_val v);
+bool so_jj_flag(so_jj_val v);               /* a missing argument is false */
+bool so_jj_len(so_jj_val v, size_t *n);     /* false: v has no length */
+bool so_jj_is_num(so_jj_val v);             /* bool, int, float */
+bool so_jj_is_int(so_jj_val v, int64_t *i); /* bool, int */
 double so_jj_to_double(so_jj_val v);
 int64_t so_jj_int_arg(so_jj *x, so_jj_val v, int64_t missing);
 int64_t so_jj_index_arg(so_jj *x, so_jj_val v, int64_t missing); /* None counts as missing */
 so_jj_val so_jj_from_json(so_jj *x, const json_t *j);
 
-/* ---- origin.c: which characters came from the caller's data ---- */
+/* ---- origin.c: which bytes came from the caller's data ---- */
 char *so_jj_text_alloc(so_jj *x, size_t n);
-uint8_t *so_jj_origin(const so_jj *x, const char *p); /* flags from p on; NULL: not tracked text */
+uint8_t *so_jj_origin(const so_jj *x,
+                      const char *p); /* flags of the bytes at p; NULL: not tracked */
 void so_jj_origin_copy(so_jj *x, char *to, const char *from, size_t n);
-/* b from `start` on was made from the character at `source`. */
+/* Gives b from `start` on the flag of the character at `source`. */
 void so_jj_origin_like(so_jj *x, so_jj_buf *b, size_t start, const char *source);
-so_str so_jj_text_from_data(so_jj *x, so_str s); /* a flagged copy where origins are kept */
+so_str so_jj_text_from_data(so_jj *x, so_str s); /* a flagged copy if origins are tracked */
 
 /* ---- dict.c ---- */
 so_jj_dict *so_jj_dict_new(so_jj *x);
@@ -379,9 +361,10 @@ bool so_jj_dict_get(so_jj *x, const so_jj_dict *d, so_jj_val key, so_jj_val *out
 bool so_jj_dict_get_str(so_jj *x, const so_jj_dict *d, so_str key, so_jj_val *out);
 void so_jj_dict_set(so_jj *x, so_jj_dict *d, so_jj_val key, so_jj_val value);
 bool so_jj_dict_remove(so_jj *x, so_jj_dict *d, so_jj_val key, so_jj_val *out);
+so_jj_list *so_jj_dict_items(so_jj *x, const so_jj_dict *d); /* tuples of key and value */
 so_jj_dict *so_jj_dict_copy(so_jj *x, const so_jj_dict *d);
 void so_jj_dict_update(so_jj *x, so_jj_dict *d, so_jj_val from, const so_jj_args *kw);
-uint64_t so_jj_hash(so_jj *x, so_jj_val v); /* fails on what Python cannot hash */
+uint64_t so_jj_hash(so_jj *x, so_jj_val v); /* fails for lists and dicts, as in Python */
 
 /* ---- iter.c ---- */
 typedef struct so_jj_iter {
@@ -390,71 +373,72 @@ typedef struct so_jj_iter {
     const char *p; /* strings: the next character */
 } so_jj_iter;
 bool so_jj_iterable(so_jj_val v);
-so_jj_iter so_jj_iter_of(so_jj *x, so_jj_val v); /* fails where v cannot be walked */
+so_jj_iter so_jj_iter_of(so_jj *x, so_jj_val v); /* fails if v is not iterable */
 bool so_jj_iter_next(so_jj *x, so_jj_iter *it, so_jj_val *out);
 so_jj_list *so_jj_collect(so_jj *x, so_jj_val v);
-/* Lazy sequences: each `next` gives one value or false at the end. */
+/* A lazy sequence: `next` returns the next value, or false at the end. The other fields belong to
+ * the filter that made it (filters_seq.c). */
 typedef bool so_jj_gen_fn(so_jj *x, so_jj_gen *g, so_jj_val *out);
 struct so_jj_gen {
     so_jj_gen_fn *next;
     so_jj_iter src;
     const so_jj_func *func;
     so_jj_args args;
-    so_jj_val a, b, size;
+    so_jj_val a;
     so_jj_list *path;
     so_jj_dict *seen;
     int64_t n;
     bool negate, started;
-    const char *type;
 };
 so_jj_val so_jj_gen_val(so_jj_gen *g);
-/* A for loop's state, which templates see as `loop`. */
+/* A running for loop; templates see it as `loop`. */
 struct so_jj_loop {
     so_jj_iter it;
     const so_jj_node *node;
     so_jj_frame *frame;
     int64_t index0, length; /* length −1: not known yet */
-    int64_t depth0;         /* of a recursive loop */
-    bool drawn;             /* the rest has been filtered and stored already */
+    bool rest_stored;       /* `it` iterates over a list of items that passed the filter */
     so_jj_val after, current, before, changed;
 };
 so_jj_loop *so_jj_loop_new(so_jj *x, const so_jj_node *node, so_jj_val iterable);
 bool so_jj_loop_next(so_jj *x, so_jj_loop *l, so_jj_val *out);
-so_jj_val so_jj_loop_attr(so_jj *x, so_jj_loop *l, so_str name); /* MISSING: no such */
+so_jj_val so_jj_loop_attr(so_jj *x, so_jj_loop *l, so_str name); /* MISSING: no such attribute */
 int64_t so_jj_loop_length(so_jj *x, so_jj_loop *l);
 
 /* ---- repr.c: str(), repr(), JSON ---- */
 so_jj_val so_jj_to_str(so_jj *x, so_jj_val v);
 void so_jj_write_str(so_jj *x, so_jj_buf *b, so_jj_val v);
 void so_jj_write_repr(so_jj *x, so_jj_buf *b, so_jj_val v);
+so_jj_val so_jj_repr(so_jj *x, so_jj_val v);
 enum { SO_JJ_FLOAT_BUF = 40 };
 void so_jj_float_repr(double f, char out[SO_JJ_FLOAT_BUF]);
-void so_jj_write_escaped(so_jj *x, so_jj_buf *b, so_str s); /* HTML */
-so_jj_val so_jj_tojson(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p);
+void so_jj_write_escaped(so_jj *x, so_jj_buf *b, so_str s); /* HTML escapes */
+so_jj_val so_jj_escaped(so_jj *x, so_jj_val s);             /* escaped, unless it is markup */
+so_jj_fn so_jj_tojson;
 
 /* ---- unicode.c ---- */
 typedef enum so_jj_class {
     SO_JJ_C_SPACE,
     SO_JJ_C_ALPHA,
-    SO_JJ_C_DECIMAL,
     SO_JJ_C_DIGIT,
-    SO_JJ_C_NUMERIC,
     SO_JJ_C_ALNUM,
     SO_JJ_C_PRINTABLE,
     SO_JJ_C_LOWER,
     SO_JJ_C_UPPER,
-    SO_JJ_C_TITLE,
     SO_JJ_C_ID_START,
     SO_JJ_C_ID_PART,
     SO_JJ_C_LINE_END,
 } so_jj_class;
 bool so_jj_cp_is(int32_t cp, so_jj_class c);
-/* The character at p (valid UTF-8, p < end); *n gets its bytes. */
+/* The character at p (valid UTF-8, p < end); *n: its length in bytes. */
 int32_t so_jj_cp_at(const char *p, const char *end, size_t *n);
-bool so_jj_utf8_check(so_str s, size_t *n_chars, size_t *bad); /* bad: offset of the first fault */
+bool so_jj_utf8_check(so_str s, size_t *n_chars,
+                      size_t *bad); /* bad: offset of the first invalid byte */
 so_str so_jj_trim(so_str s, const so_str *chars, bool left, bool right); /* chars NULL: spaces */
-enum so_jj_case { SO_JJ_TO_LOWER, SO_JJ_TO_UPPER, SO_JJ_TO_TITLE, SO_JJ_TO_FOLD };
-void so_jj_buf_case(so_jj *x, so_jj_buf *b, so_str whole, size_t at, enum so_jj_case to);
+size_t so_jj_count_chars(so_str s);
+typedef enum so_jj_case { SO_JJ_TO_LOWER, SO_JJ_TO_UPPER, SO_JJ_TO_TITLE } so_jj_case;
+/* Appends the character cp, which is at `at`, in another case and with the same origin. */
+void so_jj_buf_case(so_jj *x, so_jj_buf *b, const char *at, int32_t cp, so_jj_case to);
 
 /* ---- ops.c ---- */
 so_jj_val so_jj_binary(so_jj *x, so_jj_op op, so_jj_val a, so_jj_val b);
@@ -464,7 +448,6 @@ bool so_jj_equal(so_jj *x, so_jj_val a, so_jj_val b);
 bool so_jj_less(so_jj *x, so_jj_val a, so_jj_val b);
 bool so_jj_compare(so_jj *x, so_jj_op op, so_jj_val a, so_jj_val b);
 bool so_jj_contains(so_jj *x, so_jj_val seq, so_jj_val item);
-bool so_jj_same(so_jj_val a, so_jj_val b); /* Python's `is` */
 
 /* ---- attr.c: subscripts, attributes, methods of lists and dicts, global functions ---- */
 so_jj_val so_jj_getitem(so_jj *x, so_jj_val obj, so_jj_val key);
@@ -482,23 +465,16 @@ so_jj_fn so_jj_str_split, so_jj_str_rsplit, so_jj_str_splitlines, so_jj_str_part
     so_jj_str_count, so_jj_str_startswith, so_jj_str_endswith, so_jj_str_replace;
 so_jj_list *so_jj_split_lines(so_jj *x, so_jj_val s, bool keep_ends);
 so_jj_val so_jj_replace(so_jj *x, so_str s, so_str from, so_str to, int64_t count);
-so_jj_val so_jj_capitalize(so_jj *x, so_str s);
-so_jj_val so_jj_recase(so_jj *x, so_str s, enum so_jj_case to);
-so_jj_val so_jj_substr(so_jj *x, so_jj_val s, so_str part); /* keeps markup */
-so_jj_val so_jj_center(so_jj *x, so_jj_val s, int64_t width, so_str fill);
-bool so_jj_parse_int(so_jj *x, so_str s, int64_t base, int64_t *out); /* false: not a number */
+so_jj_val so_jj_recase(so_jj *x, so_jj_val s, so_jj_case first, so_jj_case others);
+so_jj_val so_jj_strip(so_jj *x, so_jj_val s, so_jj_val chars, bool left, bool right);
+so_jj_val so_jj_substr(so_jj *x, so_jj_val s, so_str part);   /* keeps markup */
+so_jj_val so_jj_like(so_jj *x, so_jj_val model, so_jj_val v); /* v, as markup if model is markup */
+so_str so_jj_str_arg(so_jj *x, so_jj_val v);                  /* fails if v is not a string */
+bool so_jj_is_case(so_jj *x, so_str s, bool upper);           /* has letters, all of this case */
+bool so_jj_parse_int(so_jj *x, so_str s, int64_t *out);       /* false: not a number */
 bool so_jj_parse_float(so_str s, double *out);
 so_jj_val so_jj_percent(so_jj *x, so_jj_val fmt, so_jj_val arg);
-so_jj_fn so_jj_str_format, so_jj_str_format_map;
-/* printf-like number texts, shared by both formatters; see number.c */
-typedef struct so_jj_spec {
-    int32_t fill; /* 0: none given */
-    char align, sign, group, type;
-    bool alt, zero;
-    int64_t width, precision; /* −1: none */
-} so_jj_spec;
-void so_jj_format_number(so_jj *x, so_jj_buf *b, so_jj_val v, const so_jj_spec *spec);
-void so_jj_format_pad(so_jj *x, so_jj_buf *b, so_str s, const so_jj_spec *spec, char def_align);
+so_jj_fn so_jj_str_format;
 
 /* ---- filters.c, filters_seq.c, tests.c ---- */
 const so_jj_func *so_jj_find_filter(so_str name);
@@ -511,7 +487,6 @@ so_jj_val so_jj_eval(so_jj *x, const so_jj_node *n);
 so_jj_args so_jj_eval_args(so_jj *x, const so_jj_node *n, const so_jj_val *caller);
 so_jj_val so_jj_call(so_jj *x, so_jj_val f, const so_jj_args *args);
 so_jj_val so_jj_apply_filter(so_jj *x, const so_jj_node *n, so_jj_val v);
-so_jj_val so_jj_call_loop(so_jj *x, so_jj_loop *l, const so_jj_args *args);
 so_jj_val so_jj_call_macro(so_jj *x, const so_jj_macro *m, const so_jj_args *args);
 void so_jj_assign(so_jj *x, const so_jj_node *target, so_jj_val v);
 void so_jj_enter_scope(so_jj *x, const so_jj_scope *s);
@@ -529,7 +504,7 @@ typedef enum so_jj_tok_kind {
     SO_JJ_T_STRING,
     SO_JJ_T_INT,
     SO_JJ_T_FLOAT,
-    SO_JJ_T_OP, /* text holds it */
+    SO_JJ_T_OP, /* see text */
 } so_jj_tok_kind;
 typedef struct so_jj_tok {
     so_jj_tok_kind kind;
@@ -541,7 +516,7 @@ typedef struct so_jj_lexer {
     so_jj *x;
     so_str src;
     size_t pos;
-    int line, line_at_pos;
+    int line_at_pos; /* line number of line_pos */
     size_t line_pos;
     enum { SO_JJ_L_TEXT, SO_JJ_L_VAR, SO_JJ_L_BLOCK } state;
     char balance[SO_JJ_MAX_TREE_DEPTH + 2];

@@ -1,9 +1,9 @@
-/* Walking values: strings by character, containers by element, lazy sequences once, and the state
- * of a for loop with its filter and its one item of look-ahead.
+/* Iteration: strings by character, lists by item, dicts by key, lazy sequences once; and for loops
+ * with their filter and one item of look-ahead.
  *
- * A walk holds an index, not a snapshot, so it sees changes as Python's iterators do; a dict that
- * changes size under a walk is an error. The loop's filter runs only when the next item is asked
- * for: templates can see the difference when the body changes what the filter reads. */
+ * An iterator holds an index, not a copy, so it sees items appended during the iteration, as in
+ * Python; a dict that changes its size meanwhile is an error. A loop's filter is evaluated when the
+ * next item is needed, not before the loop: the body may change what the filter reads. */
 #include "jinja/impl.h"
 
 bool so_jj_iterable(so_jj_val v) {
@@ -13,10 +13,7 @@ bool so_jj_iterable(so_jj_val v) {
     case SO_JJ_LIST:
     case SO_JJ_TUPLE:
     case SO_JJ_DICT:
-    case SO_JJ_RANGE:
-    case SO_JJ_VIEW:
     case SO_JJ_ITER:
-    case SO_JJ_LOOP:
         return true;
     default:
         return false;
@@ -29,8 +26,6 @@ so_jj_iter so_jj_iter_of(so_jj *x, so_jj_val v) {
     so_jj_iter it = {.src = v};
     if (v.kind == SO_JJ_DICT)
         it.n_at_start = v.dict->n;
-    else if (v.kind == SO_JJ_VIEW)
-        it.n_at_start = v.view->dict->n;
     else if (v.kind == SO_JJ_STR)
         it.p = v.s->ptr;
     return it;
@@ -47,18 +42,13 @@ static bool next_char(so_jj *x, so_jj_iter *it, so_jj_val *out) {
     return true;
 }
 
-static bool next_entry(so_jj *x, so_jj_iter *it, so_jj_val *out) {
-    bool view = it->src.kind == SO_JJ_VIEW;
-    const so_jj_dict *d = view ? it->src.view->dict : it->src.dict;
+static bool next_key(so_jj *x, so_jj_iter *it, so_jj_val *out) {
+    const so_jj_dict *d = it->src.dict;
     if (d->n != it->n_at_start)
         so_jj_fail(x, SO_EINVAL, "dictionary changed size during iteration");
     if (it->i == d->n)
         return false;
-    const so_jj_entry *e = &d->e[it->i++];
-    if (!view || it->src.view->what == SO_JJ_KEYS)
-        *out = e->key;
-    else
-        *out = it->src.view->what == SO_JJ_VALUES ? e->value : so_jj_pair(x, e->key, e->value);
+    *out = d->e[it->i++].key;
     return true;
 }
 
@@ -74,13 +64,7 @@ bool so_jj_iter_next(so_jj *x, so_jj_iter *it, so_jj_val *out) {
         *out = it->src.list->v[it->i++];
         return true;
     case SO_JJ_DICT:
-    case SO_JJ_VIEW:
-        return next_entry(x, it, out);
-    case SO_JJ_RANGE:
-        if (it->i >= it->src.range->n)
-            return false;
-        *out = so_jj_int(it->src.range->start + (int64_t)it->i++ * it->src.range->step);
-        return true;
+        return next_key(x, it, out);
     case SO_JJ_ITER: {
         so_jj_gen *g = it->src.gen;
         so_jj_enter(x);
@@ -88,11 +72,6 @@ bool so_jj_iter_next(so_jj *x, so_jj_iter *it, so_jj_val *out) {
         so_jj_leave(x);
         return more;
     }
-    case SO_JJ_LOOP:
-        if (!so_jj_loop_next(x, it->src.loop, out))
-            return false;
-        *out = so_jj_pair(x, *out, it->src);
-        return true;
     default:
         return false;
     }
@@ -125,13 +104,13 @@ so_jj_loop *so_jj_loop_new(so_jj *x, const so_jj_node *node, so_jj_val iterable)
 /* The next item that passes the loop's filter. */
 static bool pull(so_jj *x, so_jj_loop *l, so_jj_val *out) {
     while (so_jj_iter_next(x, &l->it, out)) {
-        if (!l->node->c || l->drawn)
+        if (!l->node->c || l->rest_stored)
             return true;
         so_jj_frame *frame = x->frame;
         x->frame = l->frame;
         so_jj_assign(x, l->node->kids.v[0], *out);
-        bool keep = so_jj_truth(x, so_jj_eval(x, l->node->c));
-        if (keep && l->node->a->kind == SO_JJ_N_TUPLE) /* the reference yields the target anew */
+        bool keep = so_jj_truth(so_jj_eval(x, l->node->c));
+        if (keep && l->node->a->kind == SO_JJ_N_TUPLE) /* as in Jinja2, the item becomes a tuple */
             *out = so_jj_eval(x, l->node->kids.v[0]);
         x->frame = frame;
         if (keep)
@@ -156,12 +135,12 @@ static bool peek(so_jj *x, so_jj_loop *l) {
     return l->after.kind != SO_JJ_MISSING || pull(x, l, &l->after);
 }
 
-/* Where the length is not known beforehand the rest is drawn now and walked later. */
+/* If the length is unknown, the remaining items are computed now and stored for the iteration. */
 int64_t so_jj_loop_length(so_jj *x, so_jj_loop *l) {
     size_t n;
     if (l->length >= 0)
         return l->length;
-    if (!l->node->c && l->it.src.kind != SO_JJ_LOOP && so_jj_len(x, l->it.src, &n)) {
+    if (!l->node->c && so_jj_len(l->it.src, &n)) {
         l->length = (int64_t)n;
         return l->length;
     }
@@ -169,22 +148,19 @@ int64_t so_jj_loop_length(so_jj *x, so_jj_loop *l) {
     so_jj_val v;
     while (pull(x, l, &v))
         so_jj_list_push(x, rest, v);
-    l->drawn = true;
+    l->rest_stored = true;
     l->it = so_jj_iter_of(x, so_jj_list_val(rest));
     l->length = (int64_t)rest->n + l->index0 + 1 + (l->after.kind != SO_JJ_MISSING);
     return l->length;
 }
 
-static so_jj_val loop_cycle(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p) {
-    (void)p;
+static SO_JJ_FN(loop_cycle) {
     if (!args->n_pos)
         so_jj_fail(x, SO_EINVAL, "no items for cycling given");
     return args->pos[(size_t)self.loop->index0 % args->n_pos];
 }
 
-static so_jj_val loop_changed(so_jj *x, so_jj_val self, const so_jj_args *args,
-                              const so_jj_val *p) {
-    (void)p;
+static SO_JJ_FN(loop_changed) {
     so_jj_list *l = so_jj_list_new(x, args->n_pos);
     for (size_t i = 0; i < args->n_pos; i++)
         so_jj_list_push(x, l, args->pos[i]);
@@ -223,8 +199,6 @@ so_jj_val so_jj_loop_attr(so_jj *x, so_jj_loop *l, so_str name) {
         return so_jj_int(so_jj_loop_length(x, l) - l->index0 - 1);
     if (so_str_eq_c(name, "previtem") || so_str_eq_c(name, "nextitem"))
         return neighbour(x, l, name.ptr[0] == 'n');
-    if (so_str_eq_c(name, "depth") || so_str_eq_c(name, "depth0"))
-        return so_jj_int(l->depth0 + (name.len == 5));
     const so_jj_func *f = so_jj_find_func(LOOP_METHODS, SO_LEN(LOOP_METHODS), name);
     if (!f)
         return SO_JJ_MISSING_V;

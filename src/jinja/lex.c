@@ -1,16 +1,17 @@
-/* Source text to tokens, with Jinja's whitespace control: '-' eats all space on its side, '+' keeps
- * it; a tag's line feed goes with the tag (trim_blocks) and so does the blank before a tag that
- * starts its line (lstrip_blocks). One trailing line feed of the source is dropped.
+/* Splits the source into tokens and applies Jinja's whitespace control: '-' in a tag removes all
+ * space on its side, '+' keeps it; the line feed after a block tag is removed (trim_blocks), and so
+ * is the space before a block tag that is first on its line (lstrip_blocks). One line feed at the
+ * end of the source is dropped.
  *
- * Tokens are made on demand, so a hostile source costs no more memory than the tree it builds.
- * Brackets are balanced here: "}}" closes a tag only outside of them. */
+ * Tokens are made on demand, so a hostile source needs no more memory than its tree. The lexer
+ * checks that brackets are balanced: "}}" ends a tag only outside brackets. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "jinja/impl.h"
 
-/* "\r\n" and "\r" become "\n" throughout, and the last line feed goes. */
+/* Copies the source with "\r\n" and "\r" as "\n", without the last line feed. */
 void so_jj_lexer_init(so_jj *x, so_jj_lexer *l, so_str source) {
     char *p = so_jj_alloc(x, source.len + 1, 1);
     size_t n = 0;
@@ -27,7 +28,7 @@ void so_jj_lexer_init(so_jj *x, so_jj_lexer *l, so_str source) {
     *l = (so_jj_lexer){.x = x, .src = {p, n}, .line_at_pos = 1};
 }
 
-/* Lines are counted forward from the last question: positions only grow. */
+/* The line number of pos. Counts on from the previous call: positions only increase. */
 static int line_at(so_jj_lexer *l, size_t pos) {
     for (; l->line_pos < pos; l->line_pos++)
         l->line_at_pos += l->src.ptr[l->line_pos] == '\n';
@@ -52,7 +53,8 @@ static size_t skip_space(const so_jj_lexer *l, size_t pos) {
     return pos;
 }
 
-/* The end of a tag at pos: its length with the space it eats, or 0. '+' is no sign of "}}". */
+/* If a tag ends at pos: the length of its end and of the space removed after it; else 0.
+ * plus: '+' is allowed before `close` (not before "}}"). trim: remove one line feed. */
 static size_t tag_end(const so_jj_lexer *l, size_t pos, const char *close, bool plus, bool trim) {
     if (looking_at(l, pos, "-") && looking_at(l, pos + 1, close))
         return skip_space(l, pos + 3) - pos;
@@ -70,7 +72,7 @@ static char sign_at(const so_jj_lexer *l, size_t pos) {
     return c == '-' || c == '+' ? c : '\0';
 }
 
-/* What is left of text[from, to) before a tag with this sign. */
+/* The text [from, to) before a tag with this sign, without the space that the tag removes. */
 static so_str strip_before(const so_jj_lexer *l, size_t from, size_t to, char sign, bool is_var) {
     so_str text = {l->src.ptr + from, to - from};
     if (sign == '-')
@@ -90,7 +92,8 @@ static so_jj_tok data_token(so_jj_lexer *l, size_t at, so_str text) {
     return t;
 }
 
-/* The reference takes an opening at the very end of the source for closed; so do raw blocks. */
+/* The position after the comment that starts at from. As in Jinja2, a comment or raw block that is
+ * opened at the very end of the source counts as closed. */
 static size_t comment_end(so_jj_lexer *l, size_t from) {
     if (from == l->src.len)
         return from;
@@ -106,7 +109,7 @@ static size_t comment_end(so_jj_lexer *l, size_t from) {
     fail_at(l, from, "comment without an end: {#");
 }
 
-/* {% raw %} at pos: the position behind it, or 0. */
+/* If {% raw %} is at pos: the position after it; else 0. */
 static size_t raw_begin(const so_jj_lexer *l, size_t pos) {
     size_t p = skip_space(l, pos + 2 + (sign_at(l, pos + 2) != '\0'));
     if (!looking_at(l, p, "raw"))
@@ -116,7 +119,7 @@ static size_t raw_begin(const so_jj_lexer *l, size_t pos) {
     return n ? p + n : 0;
 }
 
-/* Gives the raw text from `from` on and moves behind {% endraw %}. */
+/* The raw text at `from`; moves l->pos after {% endraw %}. */
 static so_str raw_text(so_jj_lexer *l, size_t from) {
     if (from == l->src.len) {
         l->pos = from;
@@ -151,7 +154,7 @@ static size_t find_tag(const so_jj_lexer *l, size_t pos) {
     return l->src.len;
 }
 
-/* Text up to the next tag; the tag's own token waits in `pending`. Comments give no token. */
+/* The text up to the next tag. The token of the tag is kept in `pending`; comments have none. */
 static so_jj_tok lex_text(so_jj_lexer *l) {
     size_t from = l->pos, at = find_tag(l, from);
     if (at == l->src.len) {
@@ -179,91 +182,48 @@ static so_jj_tok lex_text(so_jj_lexer *l) {
 
 /* ---- inside of tags ---- */
 
-static bool is_digit(char c, int base) {
-    if (base <= 10)
-        return c >= '0' && c < '0' + base;
-    return (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'f');
-}
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* digits with single underscores between them; `lead`: an underscore may come first */
-static size_t digits(const so_jj_lexer *l, size_t pos, int base, bool lead) {
+static size_t digits(const so_jj_lexer *l, size_t pos) {
     size_t p = pos;
-    while (p < l->src.len) {
-        if (is_digit(l->src.ptr[p], base))
-            p++;
-        else if (l->src.ptr[p] == '_' && (p > pos || lead) && p + 1 < l->src.len &&
-                 is_digit(l->src.ptr[p + 1], base))
-            p += 2;
-        else
-            break;
-    }
+    while (p < l->src.len && is_digit(l->src.ptr[p]))
+        p++;
     return p - pos;
 }
 
-static void without_underscores(so_jj_lexer *l, size_t pos, size_t n, char *out, size_t cap) {
-    size_t k = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (l->src.ptr[pos + i] == '_')
-            continue;
-        if (k + 1 == cap)
-            fail_at(l, pos, "number too long");
-        out[k++] = l->src.ptr[pos + i];
-    }
-    out[k] = '\0';
-}
-
+/* The length of the float at pos, or 0. */
 static size_t float_length(const so_jj_lexer *l, size_t pos) {
-    size_t whole = digits(l, pos, 10, false), n = whole, frac = 0;
+    size_t whole = digits(l, pos), n = whole, frac = 0;
     if (!whole || (pos && l->src.ptr[pos - 1] == '.'))
         return 0;
-    if (looking_at(l, pos + n, ".") && (frac = digits(l, pos + n + 1, 10, false)))
+    if (looking_at(l, pos + n, ".") && (frac = digits(l, pos + n + 1)))
         n += 1 + frac;
     size_t e = pos + n;
     if (looking_at(l, e, "e") || looking_at(l, e, "E")) {
         e += 1 + (looking_at(l, e + 1, "+") || looking_at(l, e + 1, "-"));
-        size_t exp = digits(l, e, 10, false);
+        size_t exp = digits(l, e);
         if (exp)
             return e + exp - pos;
     }
     return frac ? n : 0;
 }
 
-static so_jj_tok lex_float(so_jj_lexer *l, size_t n) {
-    char text[512];
-    without_underscores(l, l->pos, n, text, sizeof text);
-    so_jj_tok t = {.kind = SO_JJ_T_FLOAT, .line = line_at(l, l->pos)};
-    t.value = so_jj_float(strtod(text, NULL));
+/* Only decimal digits: 0x1F and 1_000 end after the first digit and fail to parse. */
+static so_jj_tok lex_number(so_jj_lexer *l, size_t float_len) {
+    size_t n = float_len ? float_len : digits(l, l->pos);
+    so_jj_tok t = {.line = line_at(l, l->pos)};
+    so_str text = so_jj_bytes(so_jj_str_copy(l->x, (so_str){l->src.ptr + l->pos, n}));
+    if (float_len) {
+        t.kind = SO_JJ_T_FLOAT;
+        t.value = so_jj_float(strtod(text.ptr, NULL));
+    } else {
+        t.kind = SO_JJ_T_INT;
+        errno = 0;
+        t.value = so_jj_int(strtoll(text.ptr, NULL, 10));
+        if (errno)
+            fail_at(l, l->pos, "integer does not fit 64 bits");
+    }
     l->pos += n;
-    return t;
-}
-
-static so_jj_tok lex_int(so_jj_lexer *l) {
-    size_t pos = l->pos, skip = 0;
-    int base = 10;
-    if (l->src.ptr[pos] == '0' && pos + 1 < l->src.len) {
-        char c = (char)(l->src.ptr[pos + 1] | 32);
-        base = c == 'x' ? 16 : c == 'o' ? 8 : c == 'b' ? 2 : 10;
-        skip = base == 10 ? 0 : 2;
-    }
-    size_t n = digits(l, pos + skip, base, skip > 0);
-    if (skip && !n) { /* "0x" alone: a zero, then a name */
-        skip = 0;
-        base = 10;
-        n = 1;
-    }
-    if (!skip && l->src.ptr[pos] == '0') { /* a decimal starts with 0 only if it is zero */
-        n = 1;
-        while (looking_at(l, pos + n, "0") || looking_at(l, pos + n, "_0"))
-            n += looking_at(l, pos + n, "0") ? 1 : 2;
-    }
-    char text[128];
-    without_underscores(l, pos + skip, n, text, sizeof text);
-    errno = 0;
-    long long v = strtoll(text, NULL, base);
-    if (errno)
-        fail_at(l, pos, "integer does not fit 64 bits");
-    so_jj_tok t = {.kind = SO_JJ_T_INT, .line = line_at(l, pos), .value = so_jj_int(v)};
-    l->pos = pos + skip + n;
     return t;
 }
 
@@ -284,34 +244,21 @@ static int32_t hex_escape(so_jj_lexer *l, size_t pos, size_t n, size_t limit) {
         fail_at(l, pos, "truncated \\x, \\u or \\U escape in a string");
     for (size_t i = 0; i < n; i++) {
         char c = l->src.ptr[pos + i];
-        if (!is_digit(c, 16) || cp > 0x10FFFF)
+        bool letter = (c | 32) >= 'a' && (c | 32) <= 'f';
+        if ((!is_digit(c) && !letter) || cp > 0x10FFFF)
             fail_at(l, pos, "bad \\x, \\u or \\U escape in a string");
-        cp = cp * 16 + (c <= '9' ? c - '0' : (c | 32) - 'a' + 10);
+        cp = cp * 16 + (letter ? (c | 32) - 'a' + 10 : c - '0');
     }
     if (cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000))
         fail_at(l, pos, "escape in a string names no character");
     return cp;
 }
 
-/* A backslash before a non-ASCII character stays, and the character becomes the text of its escape:
- * the reference decodes strings by way of ASCII, and this is what comes out. */
-static size_t quirk_escape(so_jj_lexer *l, so_jj_buf *b, size_t pos, size_t limit) {
-    size_t n;
-    char t[16];
-    int32_t cp = so_jj_cp_at(l->src.ptr + pos, l->src.ptr + limit, &n);
-    const char *fmt = cp < 0x100 ? "\\x%02x" : cp < 0x10000 ? "\\u%04x" : "\\U%08x";
-    snprintf(t, sizeof t, fmt, (unsigned)cp);
-    so_jj_buf_add(l->x, b, so_str_c(t));
-    return n;
-}
-
-/* The escape whose letter is at pos; gives the bytes it took. */
+/* Appends the character of the escape whose letter is at pos; returns the bytes used. */
 static size_t unescape(so_jj_lexer *l, so_jj_buf *b, size_t pos, size_t limit) {
     static const char FROM[] = "abfnrtv\\'\"", TO[] = "\a\b\f\n\r\t\v\\'\"";
     char c = l->src.ptr[pos];
     const char *simple = c ? strchr(FROM, c) : NULL;
-    if ((unsigned char)c >= 0x80)
-        return quirk_escape(l, b, pos, limit);
     if (c == '\n')
         return 1;
     if (simple) {
@@ -323,16 +270,8 @@ static size_t unescape(so_jj_lexer *l, so_jj_buf *b, size_t pos, size_t limit) {
         so_jj_buf_cp(l->x, b, hex_escape(l, pos + 1, n, limit));
         return 1 + n;
     }
-    if (is_digit(c, 8)) {
-        int32_t cp = 0;
-        size_t n = 0;
-        for (; n < 3 && pos + n < limit && is_digit(l->src.ptr[pos + n], 8); n++)
-            cp = cp * 8 + l->src.ptr[pos + n] - '0';
-        so_jj_buf_cp(l->x, b, cp);
-        return n;
-    }
-    if (c == 'N')
-        fail_at(l, pos, "\\N{…} escapes are not supported");
+    if (c == 'N' || is_digit(c))
+        fail_at(l, pos, "\\N{…} and octal escapes in strings are not supported");
     so_jj_buf_char(l->x, b, '\\');
     so_jj_buf_char(l->x, b, c);
     return 1;
@@ -407,10 +346,8 @@ static so_jj_tok lex_tag(so_jj_lexer *l) {
         return t;
     }
     char c = l->src.ptr[l->pos];
-    if ((n = float_length(l, l->pos)))
-        return lex_float(l, n);
-    if (is_digit(c, 10))
-        return lex_int(l);
+    if (is_digit(c))
+        return lex_number(l, float_length(l, l->pos));
     if (c == '"' || c == '\'')
         return lex_string(l);
     if (so_jj_cp_is(so_jj_cp_at(l->src.ptr + l->pos, l->src.ptr + l->src.len, &n),

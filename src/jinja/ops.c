@@ -1,18 +1,18 @@
-/* Python's operators on template values: arithmetic, comparison, membership.
+/* Operators on values, with Python's rules: arithmetic, comparison, membership.
  *
- * Integers are 64 bits wide where Python's have no bound; a result that does not fit is an error,
- * never a wrap. Division and modulo floor, as in Python. Equality never fails; ordering fails
- * between kinds that have none. */
+ * Integers have 64 bits; a result that does not fit is an error (Python's integers are unbounded).
+ * // and % round towards minus infinity. Equality never fails; < and > fail for types without an
+ * order. */
 #include <math.h>
 
 #include "jinja/impl.h"
 
 static const char *op_text(so_jj_op op) {
     static const char *const T[] = {
-        [SO_JJ_OP_ADD] = "+",  [SO_JJ_OP_SUB] = "-",       [SO_JJ_OP_MUL] = "*",
-        [SO_JJ_OP_DIV] = "/",  [SO_JJ_OP_FLOORDIV] = "//", [SO_JJ_OP_MOD] = "%",
-        [SO_JJ_OP_POW] = "**", [SO_JJ_OP_LT] = "<",        [SO_JJ_OP_LE] = "<=",
-        [SO_JJ_OP_GT] = ">",   [SO_JJ_OP_GE] = ">=",
+        [SO_JJ_OP_ADD] = "+", [SO_JJ_OP_SUB] = "-",       [SO_JJ_OP_MUL] = "*",
+        [SO_JJ_OP_DIV] = "/", [SO_JJ_OP_FLOORDIV] = "//", [SO_JJ_OP_MOD] = "%",
+        [SO_JJ_OP_LT] = "<",  [SO_JJ_OP_LE] = "<=",       [SO_JJ_OP_GT] = ">",
+        [SO_JJ_OP_GE] = ">=",
     };
     return T[op];
 }
@@ -31,21 +31,6 @@ _Noreturn static void fail_overflow(so_jj *x, so_jj_op op) {
 }
 
 /* ---- numbers ---- */
-
-static so_jj_val int_pow(so_jj *x, int64_t a, int64_t b) {
-    if (b < 0) {
-        if (a == 0)
-            so_jj_fail(x, SO_EINVAL, "0 cannot be raised to a negative power");
-        return so_jj_float(pow((double)a, (double)b));
-    }
-    int64_t r = 1;
-    if (a == 0 || a == 1 || a == -1)
-        return so_jj_int(b == 0 ? 1 : a == -1 && b % 2 == 0 ? 1 : a);
-    for (; b > 0; b--)
-        if (__builtin_mul_overflow(r, a, &r))
-            fail_overflow(x, SO_JJ_OP_POW);
-    return so_jj_int(r);
-}
 
 static so_jj_val int_divmod(so_jj *x, so_jj_op op, int64_t a, int64_t b) {
     if (b == 0)
@@ -79,8 +64,6 @@ static so_jj_val int_arith(so_jj *x, so_jj_op op, int64_t a, int64_t b) {
     case SO_JJ_OP_MUL:
         over = __builtin_mul_overflow(a, b, &r);
         break;
-    case SO_JJ_OP_POW:
-        return int_pow(x, a, b);
     default:
         return int_divmod(x, op, a, b);
     }
@@ -89,41 +72,10 @@ static so_jj_val int_arith(so_jj *x, so_jj_op op, int64_t a, int64_t b) {
     return so_jj_int(r);
 }
 
-static double float_mod(double a, double b, double *floor_div) {
-    double mod = fmod(a, b), div = (a - mod) / b;
-    if (mod != 0) {
-        if ((b < 0) != (mod < 0)) {
-            mod += b;
-            div -= 1;
-        }
-    } else {
-        mod = copysign(0.0, b);
-    }
-    if (div != 0) {
-        *floor_div = floor(div);
-        if (div - *floor_div > 0.5)
-            *floor_div += 1;
-    } else {
-        *floor_div = copysign(0.0, a / b);
-    }
-    return mod;
-}
-
-static double float_pow(so_jj *x, double a, double b) {
-    if (a == 0 && b < 0)
-        so_jj_fail(x, SO_EINVAL, "0.0 cannot be raised to a negative power");
-    if (a < 0 && isfinite(a) && isfinite(b) && b != floor(b))
-        so_jj_fail(x, SO_EINVAL, "a negative number to a fractional power is not real");
-    double r = pow(a, b);
-    if (isinf(r) && isfinite(a) && isfinite(b))
-        so_jj_fail(x, SO_ERANGE, "the result of ** is too large");
-    return r;
-}
-
 static so_jj_val float_arith(so_jj *x, so_jj_op op, double a, double b) {
-    double div;
     if ((op == SO_JJ_OP_DIV || op == SO_JJ_OP_FLOORDIV || op == SO_JJ_OP_MOD) && b == 0)
         so_jj_fail(x, SO_EINVAL, "float division by zero");
+    double r = fmod(a, b);
     switch (op) {
     case SO_JJ_OP_ADD:
         return so_jj_float(a + b);
@@ -133,13 +85,10 @@ static so_jj_val float_arith(so_jj *x, so_jj_op op, double a, double b) {
         return so_jj_float(a * b);
     case SO_JJ_OP_DIV:
         return so_jj_float(a / b);
-    case SO_JJ_OP_POW:
-        return so_jj_float(float_pow(x, a, b));
     case SO_JJ_OP_MOD:
-        return so_jj_float(float_mod(a, b, &div));
+        return so_jj_float(r != 0 && (r < 0) != (b < 0) ? r + b : copysign(r, b));
     default:
-        float_mod(a, b, &div);
-        return so_jj_float(div);
+        return so_jj_float(floor((a - r) / b + ((r < 0) != (b < 0) && r != 0 ? -0.5 : 0.5)));
     }
 }
 
@@ -163,18 +112,10 @@ so_jj_val so_jj_negate(so_jj *x, so_jj_val v) {
 
 /* ---- sequences ---- */
 
-static so_jj_val escaped(so_jj *x, so_jj_val v) {
-    if (v.s->markup)
-        return v;
-    so_jj_buf b = {0};
-    so_jj_write_escaped(x, &b, so_jj_bytes(v));
-    return so_jj_buf_str(x, &b);
-}
-
 static so_jj_val add_strings(so_jj *x, so_jj_val a, so_jj_val b) {
     if (!a.s->markup && !b.s->markup)
         return so_jj_concat(x, a, b);
-    return so_jj_markup(x, so_jj_concat(x, escaped(x, a), escaped(x, b)));
+    return so_jj_markup(x, so_jj_concat(x, so_jj_escaped(x, a), so_jj_escaped(x, b)));
 }
 
 static so_jj_val add_lists(so_jj *x, so_jj_val a, so_jj_val b) {
@@ -191,8 +132,7 @@ static so_jj_val repeat(so_jj *x, so_jj_val seq, int64_t times) {
     if (seq.kind == SO_JJ_STR) {
         so_jj_buf b = {0};
         so_jj_buf_fill(x, &b, so_jj_bytes(seq), n);
-        so_jj_val s = so_jj_buf_str(x, &b);
-        return seq.s->markup ? so_jj_markup(x, s) : s;
+        return so_jj_like(x, seq, so_jj_buf_str(x, &b));
     }
     size_t total;
     if (!so_mul_size(seq.list->n, n, &total))
@@ -226,29 +166,12 @@ so_jj_val so_jj_binary(so_jj *x, so_jj_op op, so_jj_val a, so_jj_val b) {
 
 /* ---- comparison ---- */
 
-/* −1, 0, 1, or 2 where one is NaN; exact between integers and floats. */
+/* −1, 0, 1, or 2 if one is NaN. A long double holds every int64_t and every double exactly. */
 static int order_numbers(so_jj_val a, so_jj_val b) {
-    int64_t i, j;
-    bool ai = so_jj_is_int(a, &i), bi = so_jj_is_int(b, &j);
-    if (ai && bi)
-        return i < j ? -1 : i > j;
-    if (!ai && !bi)
-        return isnan(a.f) || isnan(b.f) ? 2 : a.f < b.f ? -1 : a.f > b.f;
-    if (!ai) {
-        int r = order_numbers(b, a);
-        return r == 2 ? 2 : -r;
-    }
-    if (isnan(b.f))
-        return 2;
-    if (b.f >= 9223372036854775808.0)
-        return -1;
-    if (b.f < -9223372036854775808.0)
-        return 1;
-    int64_t whole = (int64_t)b.f; /* truncated towards 0 */
-    if (i != whole)
-        return i < whole ? -1 : 1;
-    double frac = b.f - (double)whole;
-    return frac > 0 ? -1 : frac < 0;
+    int64_t i;
+    long double l = so_jj_is_int(a, &i) ? (long double)i : (long double)a.f;
+    long double r = so_jj_is_int(b, &i) ? (long double)i : (long double)b.f;
+    return isnan(l) || isnan(r) ? 2 : l < r ? -1 : l > r;
 }
 
 static int order_bytes(so_jj *x, so_str a, so_str b) {
@@ -262,7 +185,7 @@ static bool equal_lists(so_jj *x, const so_jj_list *a, const so_jj_list *b) {
     if (a->n != b->n)
         return false;
     for (size_t i = 0; i < a->n; i++)
-        if (!so_jj_same(a->v[i], b->v[i]) && !so_jj_equal(x, a->v[i], b->v[i]))
+        if (!so_jj_equal(x, a->v[i], b->v[i]))
             return false;
     return true;
 }
@@ -275,11 +198,6 @@ static bool equal_dicts(so_jj *x, const so_jj_dict *a, const so_jj_dict *b) {
         if (!so_jj_dict_get(x, b, a->e[i].key, &other) || !so_jj_equal(x, a->e[i].value, other))
             return false;
     return true;
-}
-
-static bool equal_ranges(const so_jj_range *a, const so_jj_range *b) {
-    return a->n == b->n &&
-           (a->n == 0 || (a->start == b->start && (a->n == 1 || a->step == b->step)));
 }
 
 bool so_jj_equal(so_jj *x, so_jj_val a, so_jj_val b) {
@@ -305,21 +223,16 @@ bool so_jj_equal(so_jj *x, so_jj_val a, so_jj_val b) {
         so_jj_leave(x);
         return eq;
     }
-    case SO_JJ_RANGE:
-        return equal_ranges(a.range, b.range);
-    case SO_JJ_METHOD:
-        return a.method->func == b.method->func && so_jj_same(a.method->self, b.method->self);
     default:
         return a.list == b.list;
     }
 }
 
-/* Compares by the first elements that differ. */
+/* Lists are ordered by the first items that differ, then by length. */
 static bool compare_lists(so_jj *x, so_jj_op op, so_jj_val a, so_jj_val b) {
     size_t n = SO_MIN(a.list->n, b.list->n), i = 0;
     so_jj_enter(x);
-    while (i < n &&
-           (so_jj_same(a.list->v[i], b.list->v[i]) || so_jj_equal(x, a.list->v[i], b.list->v[i])))
+    while (i < n && so_jj_equal(x, a.list->v[i], b.list->v[i]))
         i++;
     bool r;
     if (i < n)
@@ -355,29 +268,10 @@ bool so_jj_compare(so_jj *x, so_jj_op op, so_jj_val a, so_jj_val b) {
 
 bool so_jj_less(so_jj *x, so_jj_val a, so_jj_val b) { return so_jj_compare(x, SO_JJ_OP_LT, a, b); }
 
-bool so_jj_same(so_jj_val a, so_jj_val b) {
-    if (a.kind != b.kind)
-        return false;
-    switch (a.kind) {
-    case SO_JJ_NONE:
-        return true;
-    case SO_JJ_BOOL:
-        return a.b == b.b;
-    case SO_JJ_INT:
-        return a.i == b.i;
-    case SO_JJ_FLOAT:
-        return false;
-    case SO_JJ_STR:
-        return a.s == b.s || (a.s->ptr == b.s->ptr && a.s->len == b.s->len);
-    default:
-        return a.list == b.list;
-    }
-}
-
 bool so_jj_contains(so_jj *x, so_jj_val seq, so_jj_val item) {
     so_jj_val v;
-    if (seq.kind == SO_JJ_DICT || (seq.kind == SO_JJ_VIEW && seq.view->what == SO_JJ_KEYS))
-        return so_jj_dict_get(x, seq.kind == SO_JJ_DICT ? seq.dict : seq.view->dict, item, &v);
+    if (seq.kind == SO_JJ_DICT)
+        return so_jj_dict_get(x, seq.dict, item, &v);
     if (seq.kind == SO_JJ_STR) {
         if (item.kind != SO_JJ_STR)
             so_jj_fail_type(x, "'in <string>' needs a string on the left", item);
@@ -388,7 +282,7 @@ bool so_jj_contains(so_jj *x, so_jj_val seq, so_jj_val item) {
         so_jj_fail(x, SO_EINVAL, "argument of type '%s' is not iterable", so_jj_type(seq));
     so_jj_iter it = so_jj_iter_of(x, seq);
     while (so_jj_iter_next(x, &it, &v))
-        if (so_jj_same(v, item) || so_jj_equal(x, v, item))
+        if (so_jj_equal(x, v, item))
             return true;
     return false;
 }

@@ -1,29 +1,29 @@
-/* Where each character of a render came from: the template, or the caller's data.
+/* Tracks the origin of each byte of text: the template, or the caller's data.
  *
- * A chat template mixes its own markers ("<|im_end|>") with text from messages. Whoever tokenizes
- * the result must know which is which, or a user's "<|im_end|>" ends the turn. So a render that is
- * asked for origins keeps one flag beside each byte of text it makes:
+ * A chat template mixes its own markers ("<|im_end|>") with text from messages. The tokenizer must
+ * distinguish them, or a user's "<|im_end|>" would end the turn. With track_origins set, a render
+ * has one flag for each byte of text:
  *
- *   1. Text lives in chunks; a chunk has as many flags as bytes.
+ *   1. Text is allocated in chunks that have as many flags as bytes.
  *   2. Strings of the caller's data are copied into a chunk with their flags set.
- *   3. Slices of a string (strip, split, …) point into the same bytes, and so find the same flags.
- *   4. so_jj_buf_add, through which all other text is made, copies the flags with the bytes. Bytes
- *      outside the chunks (literals of the template, numbers) have none.
+ *   3. Parts of a string (strip, split, …) point into the same bytes, so they have the same flags.
+ *   4. All other text is made by so_jj_buf_add, which copies the flags along with the bytes. Bytes
+ *      outside the chunks (literals of the template, numbers) count as the template's.
  *
- * What rewrites characters one by one calls so_jj_origin_like. */
+ * Code that replaces characters (upper, lower, …) sets their flags by so_jj_origin_like. */
 #include "jinja/impl.h"
 
 enum { FIRST_CHUNK = 4096 };
 
 struct so_jj_chunk {
-    so_jj_chunk *next; /* older and at most half as large, so there are few */
+    so_jj_chunk *next; /* older and at most half as large, so the list is short */
     char *text;
     uint8_t *from_data; /* [cap] */
     size_t len, cap;
 };
 
 char *so_jj_text_alloc(so_jj *x, size_t n) {
-    if (!x->keeps_origins)
+    if (!x->track_origins)
         return so_jj_alloc(x, n, 1);
     so_jj_chunk *c = x->chunks;
     if (!c || c->cap - c->len < n) {
@@ -48,7 +48,7 @@ uint8_t *so_jj_origin(const so_jj *x, const char *p) {
 }
 
 void so_jj_origin_copy(so_jj *x, char *to, const char *from, size_t n) {
-    uint8_t *dst = x->keeps_origins ? so_jj_origin(x, to) : NULL;
+    uint8_t *dst = x->track_origins ? so_jj_origin(x, to) : NULL;
     const uint8_t *src = dst ? so_jj_origin(x, from) : NULL;
     if (src)
         memcpy(dst, src, n);
@@ -57,14 +57,14 @@ void so_jj_origin_copy(so_jj *x, char *to, const char *from, size_t n) {
 }
 
 void so_jj_origin_like(so_jj *x, so_jj_buf *b, size_t start, const char *source) {
-    if (!x->keeps_origins || start == b->len)
+    if (!x->track_origins || start == b->len)
         return;
     const uint8_t *src = so_jj_origin(x, source);
     memset(so_jj_origin(x, b->data + start), src ? *src : 0, b->len - start);
 }
 
 so_str so_jj_text_from_data(so_jj *x, so_str s) {
-    if (!x->keeps_origins || !x->reads_untrusted || !s.len)
+    if (!x->track_origins || !x->reads_data || !s.len)
         return s;
     char *p = so_jj_text_alloc(x, s.len);
     memcpy(p, s.ptr, s.len);

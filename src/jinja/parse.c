@@ -1,8 +1,8 @@
-/* Statements: text, {{ … }} and the tags that chat templates use.
+/* Parses statements: text, {{ … }} and the tags that chat templates use.
  *
- * Tags that need other templates or change escaping (include, import, from, extends, block,
- * autoescape) are known and refused by name; everything else unknown is an error too. The tree
- * holds no pointer into the caller's source. */
+ * Tags of Jinja2 that are not supported (include, import, from, extends, block, autoescape, print)
+ * give an error that says so; any other name is an unknown tag. The tree contains no pointer into
+ * the caller's source: the lexer makes a copy. */
 #include <stdio.h>
 
 #include "jinja/impl.h"
@@ -152,7 +152,8 @@ static void parse_output(so_jj_parser *p, so_jj_nodes *body) {
     so_jj_nodes_push(p->x, body, so_jj_node_sealed(p, n));
 }
 
-/* Statements up to a tag named in `ends` (left as the current token), or the template's end. */
+/* Parses up to a tag named in `ends`, whose name is then the current token, or the end of the
+ * template. */
 static void parse_body(so_jj_parser *p, const char *const *ends, so_jj_nodes *body) {
     while (p->cur.kind != SO_JJ_T_EOF) {
         if (p->cur.kind == SO_JJ_T_DATA) {
@@ -174,7 +175,7 @@ static void parse_body(so_jj_parser *p, const char *const *ends, so_jj_nodes *bo
     }
 }
 
-/* The body of the tag that began on `line`: ends at one of `ends`, which becomes current. */
+/* Parses the body of the tag that began on `line`, up to one of the tags `ends`. */
 static void parse_until(so_jj_parser *p, const char *const *ends, so_jj_nodes *body, int line) {
     so_jj_skip_op(p, ":");
     expect_block_end(p);
@@ -196,7 +197,8 @@ static so_jj_node *parse_for(so_jj_parser *p, int line) {
     n->b = so_jj_parse_tuple(p, false);
     if (so_jj_skip_name(p, "if"))
         n->c = so_jj_parse_expr(p, true);
-    n->recursive = so_jj_skip_name(p, "recursive");
+    if (so_jj_at_name(p, "recursive"))
+        so_jj_fail(p->x, SO_EUNSUPPORTED, "recursive loops are not supported in chat templates");
     parse_until(p, ENDS, &n->body, line);
     bool has_else = so_jj_at_name(p, "else");
     so_jj_advance(p);
@@ -252,7 +254,7 @@ static so_jj_node *parse_param(so_jj_parser *p) {
     return n;
 }
 
-/* (a, b=1): kids are the parameters, extra the defaults of the last ones. */
+/* (a, b=1): kids are the parameters, extra the defaults of the last extra.n of them. */
 static void parse_signature(so_jj_parser *p, so_jj_node *n) {
     so_jj_expect_op(p, "(");
     while (!so_jj_at_op(p, ")")) {
@@ -321,24 +323,12 @@ static so_jj_node *parse_with(so_jj_parser *p, int line) {
     return n;
 }
 
-/* {% generation %}: marks the assistant's part; the text comes out as it is. */
+/* {% generation %} marks the assistant's text for training; here it only outputs its body. */
 static so_jj_node *parse_generation(so_jj_parser *p, int line) {
     static const char *const END[] = {"endgeneration", NULL};
     so_jj_node *n = so_jj_node_new(p, SO_JJ_N_GENERATION, line);
     parse_until(p, END, &n->body, line);
     so_jj_advance(p);
-    return n;
-}
-
-static so_jj_node *parse_print(so_jj_parser *p, int line) {
-    so_jj_node *all = so_jj_node_new(p, SO_JJ_N_CONCAT, line);
-    while (p->cur.kind != SO_JJ_T_BLOCK_END) {
-        if (all->kids.n)
-            so_jj_expect_op(p, ",");
-        so_jj_nodes_push(p->x, &all->kids, so_jj_parse_expr(p, true));
-    }
-    so_jj_node *n = so_jj_node_new(p, SO_JJ_N_OUTPUT, line);
-    n->a = so_jj_node_sealed(p, all);
     return n;
 }
 
@@ -355,14 +345,22 @@ static so_jj_node *parse_statement(so_jj_parser *p) {
         const char *tag;
         so_jj_node *(*parse)(so_jj_parser *, int line);
     } TAGS[] = {
-        {"if", parse_if},           {"for", parse_for},
-        {"set", parse_set},         {"macro", parse_macro},
-        {"call", parse_call_block}, {"filter", parse_filter_block},
-        {"with", parse_with},       {"generation", parse_generation},
-        {"break", parse_break},     {"continue", parse_continue},
-        {"print", parse_print},     {"include", NULL},
-        {"import", NULL},           {"from", NULL},
-        {"extends", NULL},          {"block", NULL},
+        {"if", parse_if},
+        {"for", parse_for},
+        {"set", parse_set},
+        {"macro", parse_macro},
+        {"call", parse_call_block},
+        {"filter", parse_filter_block},
+        {"with", parse_with},
+        {"generation", parse_generation},
+        {"break", parse_break},
+        {"continue", parse_continue},
+        {"print", NULL},
+        {"include", NULL},
+        {"import", NULL},
+        {"from", NULL},
+        {"extends", NULL},
+        {"block", NULL},
         {"autoescape", NULL},
     };
     int line = p->cur.line;

@@ -1,15 +1,16 @@
-/* Values as text: Python's str() and repr(), HTML escaping, and json.dumps as the reference calls
- * it for `tojson`.
+/* Values as text: Python's str() and repr(), HTML escapes, and `tojson`, which formats as
+ * json.dumps with the arguments that transformers passes.
  *
- * Floats print as the shortest decimal that reads back to the same bits, in Python's layout. Data
- * that contains itself runs into the depth limit. Pure but for the arena. */
+ * A float prints as the shortest decimal that reads back as the same value, laid out as in Python.
+ * Data that contains itself reaches the depth limit. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "jinja/impl.h"
 
-/* Shortest digits (precision 0 to 16 of %e), then Python's choice between 123.0 and 1.23e+16. */
+/* Finds the shortest precision of %e that reads back as f, then prints as Python does: 123.0, but
+ * 1.23e+16 from 1e16 on and below 1e-4. */
 void so_jj_float_repr(double f, char out[SO_JJ_FLOAT_BUF]) {
     if (isnan(f) || isinf(f)) {
         snprintf(out, SO_JJ_FLOAT_BUF, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
@@ -29,31 +30,21 @@ void so_jj_float_repr(double f, char out[SO_JJ_FLOAT_BUF]) {
 }
 
 void so_jj_write_escaped(so_jj *x, so_jj_buf *b, so_str s) {
+    static const char CHARS[] = "&<>'\"";
+    static const char *const ENTITIES[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
     for (size_t i = 0; i < s.len; i++) {
-        const char *r = NULL;
-        switch (s.ptr[i]) {
-        case '&':
-            r = "&amp;";
-            break;
-        case '<':
-            r = "&lt;";
-            break;
-        case '>':
-            r = "&gt;";
-            break;
-        case '\'':
-            r = "&#39;";
-            break;
-        case '"':
-            r = "&#34;";
-            break;
-        }
-        if (r)
-            so_jj_buf_add(x, b, so_str_c(r));
-        else
-            so_jj_buf_add(x, b, (so_str){s.ptr + i, 1});
+        const char *special = s.ptr[i] ? strchr(CHARS, s.ptr[i]) : NULL;
+        so_jj_buf_add(x, b, special ? so_str_c(ENTITIES[special - CHARS]) : (so_str){s.ptr + i, 1});
     }
     so_jj_tick(x, s.len / 32);
+}
+
+so_jj_val so_jj_escaped(so_jj *x, so_jj_val s) {
+    so_jj_buf b = {0};
+    if (s.s->markup)
+        return s;
+    so_jj_write_escaped(x, &b, so_jj_bytes(s));
+    return so_jj_buf_str(x, &b);
 }
 
 static void write_hex(so_jj *x, so_jj_buf *b, int32_t cp) {
@@ -63,7 +54,7 @@ static void write_hex(so_jj *x, so_jj_buf *b, int32_t cp) {
     so_jj_buf_add(x, b, (so_str){t, (size_t)n});
 }
 
-/* Single quotes, unless the text has some and no double ones. */
+/* In single quotes, or in double quotes if the text has single quotes only. */
 static void repr_str(so_jj *x, so_jj_buf *b, so_str s) {
     bool single = s.len && memchr(s.ptr, '\'', s.len), dbl = s.len && memchr(s.ptr, '"', s.len);
     char quote = single && !dbl ? '"' : '\'';
@@ -123,33 +114,7 @@ static so_jj_val scalar_text(so_jj *x, so_jj_val v) {
     case SO_JJ_FLOAT:
         so_jj_float_repr(v.f, t);
         return so_jj_str_printf(x, "%s", t);
-    case SO_JJ_RANGE:
-        if (v.range->step == 1)
-            return so_jj_str_printf(x, "range(%lld, %lld)", (long long)v.range->start,
-                                    (long long)v.range->stop);
-        return so_jj_str_printf(x, "range(%lld, %lld, %lld)", (long long)v.range->start,
-                                (long long)v.range->stop, (long long)v.range->step);
-    case SO_JJ_LOOP:
-        return so_jj_str_printf(x, "<LoopContext %lld/%lld>", (long long)v.loop->index0 + 1,
-                                (long long)so_jj_loop_length(x, v.loop));
-    case SO_JJ_ITER:
-        return so_jj_str_printf(x, "<%s object>", v.gen->type);
-    case SO_JJ_FUNC:
-        return so_jj_str_printf(x, "<function %s>", v.func->name);
-    case SO_JJ_METHOD:
-        return so_jj_str_printf(x, "<built-in method %s of %s object>", v.method->func->name,
-                                so_jj_type(v.method->self));
-    case SO_JJ_MACRO: {
-        so_jj_buf b = {0};
-        so_jj_buf_add(x, &b, SO_STR("<Macro "));
-        if (v.macro->node->name.len)
-            repr_str(x, &b, v.macro->node->name);
-        else
-            so_jj_buf_add(x, &b, SO_STR("anonymous"));
-        so_jj_buf_char(x, &b, '>');
-        return so_jj_buf_str(x, &b);
-    }
-    default:
+    default: /* macros, functions, loops, generators, namespaces */
         return so_jj_str_printf(x, "<%s object>", so_jj_type(v));
     }
 }
@@ -173,22 +138,19 @@ void so_jj_write_repr(so_jj *x, so_jj_buf *b, so_jj_val v) {
     case SO_JJ_TUPLE:
         repr_items(x, b, v, "(", v.list->n == 1 ? ",)" : ")");
         break;
-    case SO_JJ_VIEW:
-        so_jj_buf_add(x, b, so_str_c(so_jj_type(v)));
-        repr_items(x, b, v, "([", "])");
-        break;
     case SO_JJ_DICT:
         repr_dict(x, b, v.dict);
-        break;
-    case SO_JJ_NAMESPACE:
-        so_jj_buf_add(x, b, SO_STR("<Namespace "));
-        repr_dict(x, b, v.dict);
-        so_jj_buf_char(x, b, '>');
         break;
     default:
         so_jj_buf_add(x, b, so_jj_bytes(scalar_text(x, v)));
     }
     so_jj_leave(x);
+}
+
+so_jj_val so_jj_repr(so_jj *x, so_jj_val v) {
+    so_jj_buf b = {0};
+    so_jj_write_repr(x, &b, v);
+    return so_jj_buf_str(x, &b);
 }
 
 void so_jj_write_str(so_jj *x, so_jj_buf *b, so_jj_val v) {
@@ -206,9 +168,7 @@ so_jj_val so_jj_to_str(so_jj *x, so_jj_val v) {
     if (v.kind == SO_JJ_INT || v.kind == SO_JJ_FLOAT || v.kind == SO_JJ_BOOL ||
         v.kind == SO_JJ_NONE)
         return scalar_text(x, v);
-    so_jj_buf b = {0};
-    so_jj_write_repr(x, &b, v);
-    return so_jj_buf_str(x, &b);
+    return so_jj_repr(x, v);
 }
 
 /* ---- JSON out ---- */
@@ -278,7 +238,7 @@ static void json_key(dumper *d, so_jj_val k) {
         so_jj_fail_type(d->x, "tojson: keys must be strings, numbers or none", k);
 }
 
-/* Insertion: keys are few, and steps are paid. */
+/* Insertion sort: objects have few keys, and each comparison counts a step. */
 static so_jj_entry *sorted_entries(so_jj *x, const so_jj_dict *dict) {
     so_jj_entry *e = so_jj_alloc(x, dict->n, sizeof *e);
     for (size_t i = 0; i < dict->n; i++) {
@@ -378,12 +338,11 @@ static void set_separators(dumper *d, so_jj_val sep) {
 }
 
 /* p: ensure_ascii, indent, separators, sort_keys */
-so_jj_val so_jj_tojson(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p) {
-    (void)args;
+SO_JJ_FN(so_jj_tojson) {
     so_jj_buf b = {0};
     dumper d = {.x = x, .b = &b, .item_sep = SO_STR(", "), .key_sep = SO_STR(": ")};
-    d.ascii = p[0].kind != SO_JJ_MISSING && so_jj_truth(x, p[0]);
-    d.sort = p[3].kind != SO_JJ_MISSING && so_jj_truth(x, p[3]);
+    d.ascii = so_jj_flag(p[0]);
+    d.sort = so_jj_flag(p[3]);
     if (p[1].kind != SO_JJ_MISSING && p[1].kind != SO_JJ_NONE)
         set_indent(&d, p[1]);
     if (p[2].kind != SO_JJ_MISSING && p[2].kind != SO_JJ_NONE)

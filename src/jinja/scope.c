@@ -1,29 +1,31 @@
-/* Names to slots, by the reference compiler's rules of scope.
+/* Binds names to slots, by the scope rules of Jinja2's compiler.
  *
- * Scopes are made by the template, loop bodies, their else parts and filters, macros, call blocks,
- * set blocks, filter blocks, with, and generation; `if` makes none. For each scope two steps:
+ * The template, the body, else part and filter of a loop, macros, call blocks, set blocks, filter
+ * blocks, with and generation blocks have a scope; `if` has none. Each scope takes two steps:
  *
- *   1. survey: walk its statements in order, not into inner scopes, and note every name that is
- * read or written. A name first read and known to no outer scope starts from the render's
- * variables; a name first written starts as a copy of the outer variable of that name, if there is
- * one; else, inside an `if`, from the render's variables (the branch may not run); else unset.
- *   2. bind: walk again, give every name its slot, and do the same for inner scopes.
+ *   1. survey: visit its statements in order, without inner scopes, and define every name that is
+ *      read or written. The initial value of the variable is
+ *        first read, in no outer scope:        the render's variable of that name
+ *        first written, also in outer scopes:  a copy of the outer variable
+ *        first written inside an `if`:         the render's variable (the branch may not run)
+ *        first written elsewhere:              none
+ *   2. bind: visit them again, give every name its slot, and process the inner scopes.
  *
- * Slots live in the frame of the innermost call (template, macro, call block, generation); `hops`
- * counts frames outwards. A macro's frame points to the frame it was defined in, so it sees later
- * changes of outer variables, as Python's closures do.
+ * Slots are in the frame of the innermost template, macro, call block or generation block; `hops`
+ * is the number of frames outwards. The frame of a macro points to the frame it was defined in, so
+ * the macro sees later changes of outer variables, like a closure in Python.
  *
- * Also checked here: filters and tests by name (an unknown one is an error now, except in branches
- * of `if`, where it is an error when it runs), break and continue outside of loops, writes to
- * `loop`. */
+ * Also checked here: unknown filters and tests (inside an `if` or a conditional expression the
+ * error is postponed until the filter is evaluated), break and continue outside a loop, assignment
+ * to `loop`. */
 #include "jinja/impl.h"
 
 typedef struct binder {
     so_jj *x;
-    bool in_if;     /* survey: inside of a branch */
-    bool soft;      /* bind: unknown filters may wait until they run */
-    bool can_break; /* bind: inside of a loop of this frame */
-    int n_for;      /* bind: loops around, across frames */
+    bool in_if;     /* survey: inside a branch of an if */
+    bool postpone;  /* bind: an unknown filter is an error only when it is evaluated */
+    bool can_break; /* bind: inside a loop of this frame */
+    int n_for;      /* bind: number of enclosing loops, in all frames */
 } binder;
 
 static void survey(binder *b, so_jj_scope *s, const so_jj_node *n);
@@ -65,8 +67,13 @@ static so_jj_sym *define(binder *b, so_jj_scope *s, so_str name, so_jj_load load
 
 static void note_load(binder *b, so_jj_scope *s, so_str name) {
     uint32_t hops;
-    if (!find_sym(b, s, name, &hops))
-        define(b, s, name, SO_JJ_RESOLVE);
+    if (find_sym(b, s, name, &hops))
+        return;
+    if (s->owner->kind == SO_JJ_N_MACRO &&
+        (so_str_eq_c(name, "varargs") || so_str_eq_c(name, "kwargs")))
+        so_jj_fail(b->x, SO_EUNSUPPORTED, "'%.*s' is not supported in chat templates",
+                   SO_JJ_ARG(name));
+    define(b, s, name, SO_JJ_RESOLVE);
 }
 
 static void note_store(binder *b, so_jj_scope *s, so_str name) {
@@ -110,7 +117,7 @@ static void survey_if(binder *b, so_jj_scope *s, const so_jj_node *n) {
     bool outer = b->in_if;
     for (size_t i = 0; i < n->kids.n; i++) {
         const so_jj_node *branch = n->kids.v[i];
-        b->in_if = i ? true : outer; /* the first test always runs */
+        b->in_if = i ? true : outer; /* the first test is always evaluated */
         if (branch->a)
             survey(b, s, branch->a);
         b->in_if = true;
@@ -132,6 +139,7 @@ static void survey_children(binder *b, so_jj_scope *s, const so_jj_node *n) {
 
 static void survey(binder *b, so_jj_scope *s, const so_jj_node *n) {
     so_jj_tick(b->x, 1);
+    b->x->line = n->line;
     switch (n->kind) {
     case SO_JJ_N_NAME:
         if (n->store)
@@ -182,7 +190,7 @@ static void bind_all(binder *b, so_jj_scope *s, so_jj_nodes *l) {
         bind(b, s, l->v[i]);
 }
 
-/* Survey and bind the statements of a scope whose parameters are noted already. */
+/* Surveys and binds the statements of a scope whose parameters are already defined. */
 static void bind_scope(binder *b, so_jj_scope *s, so_jj_nodes *body) {
     binder inner = {.x = b->x, .n_for = b->n_for, .can_break = b->can_break};
     survey_all(&inner, s, body);
@@ -220,73 +228,8 @@ static void bind_for(binder *b, so_jj_scope *s, so_jj_node *n) {
     bind_scope(&inner, n->else_scope, &n->extra);
 }
 
-typedef struct reader {
-    so_jj *x;
-    so_str name;
-    bool written;
-} reader;
-
-/* Whether the name is read in the tree before anything writes it, in the reference's order. */
-static bool reads(reader *r, const so_jj_node *n);
-
-static bool any_reads(reader *r, const so_jj_nodes *l) {
-    for (size_t i = 0; i < l->n; i++)
-        if (reads(r, l->v[i]))
-            return true;
-    return false;
-}
-
-static int param_index(const so_jj_node *n, so_str name) {
-    for (size_t i = 0; i < n->kids.n; i++)
-        if (so_str_eq(n->kids.v[i]->name, name))
-            return (int)i;
-    return -1;
-}
-
-static bool reads(reader *r, const so_jj_node *n) {
-    so_jj_tick(r->x, 1);
-    if (r->written)
-        return false;
-    if (n->kind == SO_JJ_N_NAME && so_str_eq(n->name, r->name)) {
-        r->written = n->store;
-        return !n->store;
-    }
-    if (n->a && reads(r, n->a))
-        return true;
-    if ((n->kind == SO_JJ_N_MACRO || n->kind == SO_JJ_N_CALLBLOCK) &&
-        param_index(n, r->name) >= 0) {
-        r->written = true;
-        return false;
-    }
-    return (n->b && reads(r, n->b)) || (n->c && reads(r, n->c)) || any_reads(r, &n->kids) ||
-           any_reads(r, &n->extra) || any_reads(r, &n->body);
-}
-
-/* caller, kwargs and varargs are parameters of every macro that reads them. */
-static void note_special(binder *b, so_jj_node *n) {
-    static const struct {
-        const char *name;
-        unsigned bit;
-    } SPECIAL[] = {{"caller", SO_JJ_USES_CALLER},
-                   {"kwargs", SO_JJ_USES_KWARGS},
-                   {"varargs", SO_JJ_USES_VARARGS}};
-    for (size_t i = 0; i < SO_LEN(SPECIAL); i++) {
-        reader r = {b->x, so_str_c(SPECIAL[i].name), false};
-        int index = param_index(n, r.name);
-        if (!any_reads(&r, &n->body))
-            continue;
-        bool is_caller = SPECIAL[i].bit == SO_JJ_USES_CALLER;
-        if (index < 0)
-            note_param(b, n->scope, r.name);
-        if (index < 0 || is_caller)
-            n->uses |= SPECIAL[i].bit;
-        if (is_caller && index >= 0 && (size_t)index + n->extra.n < n->kids.n) {
-            b->x->line = n->line;
-            so_jj_fail(b->x, SO_EFORMAT, "the parameter 'caller' must have a default");
-        }
-    }
-}
-
+/* Every macro and call block has `caller` as a parameter. Jinja's `varargs` and `kwargs` do not
+ * exist here: reading one inside a macro is an error (note_load). */
 static void bind_macro(binder *b, so_jj_scope *s, so_jj_node *n) {
     if (n->kind != SO_JJ_N_GENERATION)
         bind(b, s, n->a);
@@ -294,7 +237,7 @@ static void bind_macro(binder *b, so_jj_scope *s, so_jj_node *n) {
     for (size_t i = 0; i < n->kids.n; i++)
         note_param(b, n->scope, n->kids.v[i]->name);
     if (n->kind != SO_JJ_N_GENERATION)
-        note_special(b, n);
+        note_param(b, n->scope, SO_STR("caller"));
     binder inner = {.x = b->x, .n_for = b->n_for};
     survey_all(&inner, n->scope, &n->extra);
     survey_all(&inner, n->scope, &n->body);
@@ -303,7 +246,7 @@ static void bind_macro(binder *b, so_jj_scope *s, so_jj_node *n) {
     bind_all(&inner, n->scope, &n->body);
 }
 
-/* set block, filter block: the filter's arguments are evaluated in the inner scope */
+/* Set block, filter block: the arguments of the filter are evaluated in the inner scope. */
 static void bind_captured(binder *b, so_jj_scope *s, so_jj_node *n) {
     so_jj_node *filter = n->kind == SO_JJ_N_SETBLOCK ? n->b : n->a;
     if (n->kind == SO_JJ_N_SETBLOCK)
@@ -321,7 +264,7 @@ static void bind_with(binder *b, so_jj_scope *s, so_jj_node *n) {
     n->scope = scope_new(b, s, s->owner);
     for (size_t i = 0; i < n->kids.n; i++)
         note_params(b, n->scope, n->kids.v[i]);
-    binder targets = {.x = b->x}; /* a with target may be called loop */
+    binder targets = {.x = b->x}; /* n_for 0: a target of with may be named loop */
     bind_all(&targets, n->scope, &n->kids);
     bind_scope(b, n->scope, &n->body);
 }
@@ -339,14 +282,14 @@ static void bind_function(binder *b, so_jj_node *n) {
     bool filter = n->kind == SO_JJ_N_FILTER;
     n->func = filter ? so_jj_find_filter(n->name) : so_jj_find_test(n->name);
     b->x->line = n->line;
-    if (!n->func && !b->soft)
+    if (!n->func && !b->postpone)
         so_jj_fail(b->x, SO_EUNSUPPORTED, "unknown %s '%.*s'", filter ? "filter" : "test",
                    SO_JJ_ARG(n->name));
 }
 
 static void bind_children(binder *b, so_jj_scope *s, so_jj_node *n) {
-    bool soft = b->soft;
-    b->soft = soft || n->kind == SO_JJ_N_COND || n->kind == SO_JJ_N_IF;
+    bool outer = b->postpone;
+    b->postpone = outer || n->kind == SO_JJ_N_COND || n->kind == SO_JJ_N_IF;
     if (n->a)
         bind(b, s, n->a);
     if (n->b)
@@ -356,7 +299,7 @@ static void bind_children(binder *b, so_jj_scope *s, so_jj_node *n) {
     bind_all(b, s, &n->kids);
     bind_all(b, s, &n->extra);
     bind_all(b, s, &n->body);
-    b->soft = soft;
+    b->postpone = outer;
 }
 
 static void bind(binder *b, so_jj_scope *s, so_jj_node *n) {

@@ -1,28 +1,18 @@
 /* Searching, splitting and replacing in strings, by Python's rules.
  *
- * UTF-8 is self-synchronising, so a byte search for valid UTF-8 only ever hits whole characters;
- * only positions given or returned are converted. An empty needle is found between all characters.
- */
+ * UTF-8 is self-synchronising, so a byte search for valid UTF-8 matches only whole characters. Only
+ * positions in arguments and results are converted between bytes and characters. An empty needle
+ * matches before every character and at the end. Parts of a string are views of its bytes, so they
+ * keep its origin flags. */
 #include "jinja/impl.h"
 
-#define FN(name) \
-    so_jj_val name(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p)
-#define UNUSED (void)x, (void)self, (void)args, (void)p
-
-static so_str str_arg(so_jj *x, so_jj_val v) {
-    if (v.kind != SO_JJ_STR)
-        so_jj_fail_type(x, "expected a string", v);
-    return so_jj_bytes(v);
-}
-
 static const char *find(so_str s, so_str sub) {
-    if (sub.len ==
-        1) /* the common separators; memmem would look at all of s first under sanitizers */
+    if (sub.len == 1) /* most separators; under sanitizers memmem first reads all of s */
         return s.len ? memchr(s.ptr, sub.ptr[0], s.len) : NULL;
     return sub.len <= s.len ? memmem(s.ptr, s.len, sub.ptr, sub.len) : NULL;
 }
 
-/* memrmem; pays for its worst case */
+/* The last occurrence. Ticks for the worst case, since the scan is quadratic. */
 static const char *rfind(so_jj *x, so_str s, so_str sub) {
     if (sub.len > s.len)
         return NULL;
@@ -35,19 +25,12 @@ static const char *rfind(so_jj *x, so_str s, so_str sub) {
     return NULL;
 }
 
-static size_t count_chars(so_str s) {
-    size_t n = 0;
-    for (size_t i = 0; i < s.len; i++)
-        n += ((unsigned char)s.ptr[i] & 0xC0) != 0x80;
-    return n;
-}
-
 /* ---- find, index, count, startswith, endswith: all look at self[start:end] ---- */
 
 typedef struct part {
     so_str s;
     int64_t offset; /* characters before it */
-    bool beyond;    /* start lies past the end: nothing is found, not even "" */
+    bool beyond;    /* start is past the end: nothing is found, not even "" */
 } part;
 
 static part part_of(so_jj *x, so_jj_val self, so_jj_val start, so_jj_val end) {
@@ -62,7 +45,7 @@ static part part_of(so_jj *x, so_jj_val self, so_jj_val start, so_jj_val end) {
 }
 
 static int64_t find_index(so_jj *x, so_jj_val self, const so_jj_val *p, bool last) {
-    so_str sub = str_arg(x, p[0]);
+    so_str sub = so_jj_str_arg(x, p[0]);
     part w = part_of(x, self, p[1], p[2]);
     if (w.beyond)
         return -1;
@@ -70,7 +53,7 @@ static int64_t find_index(so_jj *x, so_jj_val self, const so_jj_val *p, bool las
     const char *at = last ? rfind(x, w.s, sub) : find(w.s, sub);
     if (!at)
         return -1;
-    return w.offset + (int64_t)count_chars((so_str){w.s.ptr, (size_t)(at - w.s.ptr)});
+    return w.offset + (int64_t)so_jj_count_chars((so_str){w.s.ptr, (size_t)(at - w.s.ptr)});
 }
 
 static so_jj_val must_find(so_jj *x, int64_t i) {
@@ -79,30 +62,15 @@ static so_jj_val must_find(so_jj *x, int64_t i) {
     return so_jj_int(i);
 }
 
-FN(so_jj_str_find) {
-    UNUSED;
-    return so_jj_int(find_index(x, self, p, false));
-}
-
-FN(so_jj_str_rfind) {
-    UNUSED;
-    return so_jj_int(find_index(x, self, p, true));
-}
-
-FN(so_jj_str_index) {
-    UNUSED;
-    return must_find(x, find_index(x, self, p, false));
-}
-
-FN(so_jj_str_rindex) {
-    UNUSED;
-    return must_find(x, find_index(x, self, p, true));
-}
+SO_JJ_FN(so_jj_str_find) { return so_jj_int(find_index(x, self, p, false)); }
+SO_JJ_FN(so_jj_str_rfind) { return so_jj_int(find_index(x, self, p, true)); }
+SO_JJ_FN(so_jj_str_index) { return must_find(x, find_index(x, self, p, false)); }
+SO_JJ_FN(so_jj_str_rindex) { return must_find(x, find_index(x, self, p, true)); }
 
 static int64_t count_in(so_str s, so_str sub) {
     int64_t n = 0;
     if (!sub.len)
-        return (int64_t)count_chars(s) + 1;
+        return (int64_t)so_jj_count_chars(s) + 1;
     for (const char *at; (at = find(s, sub)); n++) {
         size_t used = (size_t)(at - s.ptr) + sub.len;
         s = (so_str){s.ptr + used, s.len - used};
@@ -110,9 +78,8 @@ static int64_t count_in(so_str s, so_str sub) {
     return n;
 }
 
-FN(so_jj_str_count) {
-    UNUSED;
-    so_str sub = str_arg(x, p[0]);
+SO_JJ_FN(so_jj_str_count) {
+    so_str sub = so_jj_str_arg(x, p[0]);
     part w = part_of(x, self, p[1], p[2]);
     so_jj_tick(x, w.s.len / 32);
     return so_jj_int(w.beyond ? 0 : count_in(w.s, sub));
@@ -128,22 +95,15 @@ static bool has_affix(part w, so_str affix, bool end) {
 static so_jj_val affix_test(so_jj *x, so_jj_val self, const so_jj_val *p, bool end) {
     part w = part_of(x, self, p[1], p[2]);
     if (p[0].kind != SO_JJ_TUPLE)
-        return so_jj_bool(has_affix(w, str_arg(x, p[0]), end));
+        return so_jj_bool(has_affix(w, so_jj_str_arg(x, p[0]), end));
     for (size_t i = 0; i < p[0].list->n; i++)
-        if (has_affix(w, str_arg(x, p[0].list->v[i]), end))
+        if (has_affix(w, so_jj_str_arg(x, p[0].list->v[i]), end))
             return so_jj_bool(true);
     return so_jj_bool(false);
 }
 
-FN(so_jj_str_startswith) {
-    UNUSED;
-    return affix_test(x, self, p, false);
-}
-
-FN(so_jj_str_endswith) {
-    UNUSED;
-    return affix_test(x, self, p, true);
-}
+SO_JJ_FN(so_jj_str_startswith) { return affix_test(x, self, p, false); }
+SO_JJ_FN(so_jj_str_endswith) { return affix_test(x, self, p, true); }
 
 /* ---- split ---- */
 
@@ -161,13 +121,6 @@ static void reverse(so_jj_list *l) {
 
 static bool space_at(const char *p, const char *end, size_t *n) {
     return so_jj_cp_is(so_jj_cp_at(p, end, n), SO_JJ_C_SPACE);
-}
-
-static const char *char_before(const char *p) {
-    do
-        p--;
-    while (((unsigned char)*p & 0xC0) == 0x80);
-    return p;
 }
 
 static so_jj_list *split_space(so_jj *x, so_jj_val self, int64_t max) {
@@ -188,28 +141,6 @@ static so_jj_list *split_space(so_jj *x, so_jj_val self, int64_t max) {
             p += n;
         push_part(x, l, self, from, p);
     }
-}
-
-static so_jj_list *rsplit_space(so_jj *x, so_jj_val self, int64_t max) {
-    so_jj_list *l = so_jj_list_new(x, 4);
-    const char *start = self.s->ptr, *end = start + self.s->len, *p = end;
-    size_t n;
-    for (;;) {
-        while (p > start && space_at(char_before(p), end, &n))
-            p = char_before(p);
-        if (p == start)
-            break;
-        const char *to = p;
-        if (max >= 0 && (int64_t)l->n == max) {
-            push_part(x, l, self, start, to);
-            break;
-        }
-        while (p > start && !space_at(char_before(p), end, &n))
-            p = char_before(p);
-        push_part(x, l, self, p, to);
-    }
-    reverse(l);
-    return l;
 }
 
 static so_jj_list *split_by(so_jj *x, so_jj_val self, so_str sep, int64_t max) {
@@ -241,23 +172,19 @@ static so_jj_list *rsplit_by(so_jj *x, so_jj_val self, so_str sep, int64_t max) 
 static so_jj_val split(so_jj *x, so_jj_val self, const so_jj_val *p, bool right) {
     int64_t max = so_jj_int_arg(x, p[1], -1);
     so_jj_tick(x, self.s->len / 32);
-    if (p[0].kind == SO_JJ_MISSING || p[0].kind == SO_JJ_NONE)
-        return so_jj_list_val((right ? rsplit_space : split_space)(x, self, max));
-    so_str sep = str_arg(x, p[0]);
+    if (p[0].kind == SO_JJ_MISSING || p[0].kind == SO_JJ_NONE) {
+        if (right && max >= 0)
+            so_jj_fail(x, SO_EUNSUPPORTED, "rsplit() with a maximum needs a separator");
+        return so_jj_list_val(split_space(x, self, max));
+    }
+    so_str sep = so_jj_str_arg(x, p[0]);
     if (!sep.len)
         so_jj_fail(x, SO_EINVAL, "empty separator");
     return so_jj_list_val((right ? rsplit_by : split_by)(x, self, sep, max));
 }
 
-FN(so_jj_str_split) {
-    UNUSED;
-    return split(x, self, p, false);
-}
-
-FN(so_jj_str_rsplit) {
-    UNUSED;
-    return split(x, self, p, true);
-}
+SO_JJ_FN(so_jj_str_split) { return split(x, self, p, false); }
+SO_JJ_FN(so_jj_str_rsplit) { return split(x, self, p, true); }
 
 so_jj_list *so_jj_split_lines(so_jj *x, so_jj_val s, bool keep_ends) {
     so_jj_list *l = so_jj_list_new(x, 4);
@@ -276,9 +203,8 @@ so_jj_list *so_jj_split_lines(so_jj *x, so_jj_val s, bool keep_ends) {
     return l;
 }
 
-FN(so_jj_str_splitlines) {
-    UNUSED;
-    bool keep = p[0].kind != SO_JJ_MISSING && so_jj_truth(x, p[0]);
+SO_JJ_FN(so_jj_str_splitlines) {
+    bool keep = p[0].kind != SO_JJ_MISSING && so_jj_truth(p[0]);
     return so_jj_list_val(so_jj_split_lines(x, self, keep));
 }
 
@@ -291,7 +217,7 @@ static so_jj_val three(so_jj *x, so_jj_val self, so_str a, so_str b, so_str c) {
 }
 
 static so_jj_val partition(so_jj *x, so_jj_val self, so_jj_val sep_v, bool last) {
-    so_str s = so_jj_bytes(self), sep = str_arg(x, sep_v), none = {s.ptr, 0};
+    so_str s = so_jj_bytes(self), sep = so_jj_str_arg(x, sep_v), none = {s.ptr, 0};
     if (!sep.len)
         so_jj_fail(x, SO_EINVAL, "empty separator");
     so_jj_tick(x, s.len / 32);
@@ -303,15 +229,8 @@ static so_jj_val partition(so_jj *x, so_jj_val self, so_jj_val sep_v, bool last)
                  (so_str){at + sep.len, s.len - n - sep.len});
 }
 
-FN(so_jj_str_partition) {
-    UNUSED;
-    return partition(x, self, p[0], false);
-}
-
-FN(so_jj_str_rpartition) {
-    UNUSED;
-    return partition(x, self, p[0], true);
-}
+SO_JJ_FN(so_jj_str_partition) { return partition(x, self, p[0], false); }
+SO_JJ_FN(so_jj_str_rpartition) { return partition(x, self, p[0], true); }
 
 /* ---- replace ---- */
 
@@ -348,14 +267,10 @@ so_jj_val so_jj_replace(so_jj *x, so_str s, so_str from, so_str to, int64_t coun
     return so_jj_buf_str(x, &b);
 }
 
-FN(so_jj_str_replace) {
-    UNUSED;
-    so_str from = str_arg(x, p[0]), to = str_arg(x, p[1]);
-    so_jj_buf escaped = {0};
-    if (self.s->markup && !p[1].s->markup) {
-        so_jj_write_escaped(x, &escaped, to);
-        to = (so_str){escaped.data, escaped.len};
-    }
-    so_jj_val v = so_jj_replace(x, so_jj_bytes(self), from, to, so_jj_int_arg(x, p[2], -1));
-    return self.s->markup ? so_jj_markup(x, v) : v;
+SO_JJ_FN(so_jj_str_replace) {
+    so_str from = so_jj_str_arg(x, p[0]), to = so_jj_str_arg(x, p[1]);
+    if (self.s->markup)
+        to = so_jj_bytes(so_jj_escaped(x, p[1]));
+    return so_jj_like(x, self,
+                      so_jj_replace(x, so_jj_bytes(self), from, to, so_jj_int_arg(x, p[2], -1)));
 }

@@ -1,8 +1,9 @@
-/* Chat templates, the outside: compile once into an immutable tree, render from any thread.
+/* The interface of the template interpreter: compile and render.
  *
- * A render owns an arena for everything it makes and drops it at the end; the text is appended to
- * the caller's buffer only when the whole render succeeded. Numbers and dates are written in the C
- * locale whatever the host program has set. */
+ * A compiled template is immutable, so any thread may render it. A render allocates from an arena
+ * of its own, which is freed at the end; its text is appended to the caller's buffer only if the
+ * whole render succeeds. Numbers and dates are formatted in the C locale, independent of the host
+ * program's. */
 #include "jinja/template.h"
 
 #include <locale.h>
@@ -15,7 +16,7 @@ struct so_template {
     so_jj_node *root;
 };
 
-/* Apart from its caller, so that no local variable of theirs lives across setjmp. */
+/* A function of its own, so that no local variable of the caller is live across setjmp. */
 static int compile_guarded(so_jj *x, so_template *t, so_str source) {
     if (setjmp(x->exit) != 0)
         return x->code;
@@ -67,7 +68,7 @@ static int render_guarded(so_jj *x, const so_template *t, const json_t *vars, co
         return x->code;
     so_jj_dict *all = so_jj_from_json(x, vars).dict;
     if (data) {
-        x->reads_untrusted = true;
+        x->reads_data = true;
         so_jj_dict_update(x, all, so_jj_from_json(x, data), &(so_jj_args){0});
     }
     x->vars = all;
@@ -94,7 +95,7 @@ int so_template_render_traced(const so_template *t, const json_t *vars, const js
                  .max_steps = SO_JJ_MAX_STEPS,
                  .max_out = SO_JJ_MAX_OUTPUT,
                  .out = &text,
-                 .keeps_origins = from_data != NULL,
+                 .track_origins = from_data != NULL,
                  .now = now};
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0), old = uselocale(c);
     int rc = render_guarded(x, t, vars, data);

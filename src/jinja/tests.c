@@ -1,17 +1,11 @@
-/* The tests behind `is`: each answers about one value, some with an argument.
+/* The tests behind `is`, each on one value and some with an argument.
  *
- * Undefined is iterable, a sequence and callable, as the reference's class is; dicts are sequences;
- * booleans are numbers but not integers. */
+ * As in Jinja: undefined is iterable, a sequence and callable; dicts are sequences; booleans are
+ * numbers but not integers. */
 #include "jinja/impl.h"
 
-#define TEST(name) \
-    static so_jj_val name(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p)
-#define UNUSED (void)x, (void)self, (void)args, (void)p
-#define SIMPLE(name, condition)       \
-    TEST(name) {                      \
-        UNUSED;                       \
-        return so_jj_bool(condition); \
-    }
+#define SIMPLE(name, condition) \
+    static SO_JJ_FN(name) { return so_jj_bool(condition); }
 
 static bool mod_is(so_jj *x, so_jj_val v, so_jj_val by, int64_t want) {
     return so_jj_equal(x, so_jj_binary(x, SO_JJ_OP_MOD, v, by), so_jj_int(want));
@@ -19,22 +13,19 @@ static bool mod_is(so_jj *x, so_jj_val v, so_jj_val by, int64_t want) {
 
 static bool is_sequence(so_jj_val v) {
     return v.kind == SO_JJ_UNDEFINED || v.kind == SO_JJ_STR || v.kind == SO_JJ_LIST ||
-           v.kind == SO_JJ_TUPLE || v.kind == SO_JJ_DICT || v.kind == SO_JJ_RANGE;
+           v.kind == SO_JJ_TUPLE || v.kind == SO_JJ_DICT;
 }
 
 static bool is_callable(so_jj_val v) {
     return v.kind == SO_JJ_UNDEFINED || v.kind == SO_JJ_MACRO || v.kind == SO_JJ_FUNC ||
-           v.kind == SO_JJ_METHOD || v.kind == SO_JJ_LOOP || v.kind == SO_JJ_JOINER;
+           v.kind == SO_JJ_METHOD;
 }
 
-static bool has_case(so_jj *x, so_jj_val v, const char *method) {
-    const so_jj_func *f = so_jj_find_str_method(so_str_c(method));
-    return so_jj_call_func(x, f, so_jj_to_str(x, v), &(so_jj_args){0}).b;
-}
-
-static so_str name_of(so_jj *x, so_jj_val v) {
-    so_jj_hash(x, v); /* fails on what cannot be a key */
-    return v.kind == SO_JJ_STR ? so_jj_bytes(v) : (so_str){"", 0};
+/* Python's `is` for what templates compare with it: none, booleans, containers. */
+static bool is_same(so_jj *x, so_jj_val a, so_jj_val b) {
+    if (a.kind == SO_JJ_LIST || a.kind == SO_JJ_TUPLE || a.kind == SO_JJ_DICT)
+        return a.kind == b.kind && a.list == b.list;
+    return a.kind == b.kind && so_jj_equal(x, a, b);
 }
 
 SIMPLE(t_defined, self.kind != SO_JJ_UNDEFINED)
@@ -52,12 +43,12 @@ SIMPLE(t_iterable, so_jj_iterable(self))
 SIMPLE(t_sequence, is_sequence(self))
 SIMPLE(t_callable, is_callable(self))
 SIMPLE(t_escaped, self.kind == SO_JJ_STR && self.s->markup)
-SIMPLE(t_lower, has_case(x, self, "islower"))
-SIMPLE(t_upper, has_case(x, self, "isupper"))
+SIMPLE(t_lower, so_jj_is_case(x, so_jj_bytes(so_jj_to_str(x, self)), false))
+SIMPLE(t_upper, so_jj_is_case(x, so_jj_bytes(so_jj_to_str(x, self)), true))
 SIMPLE(t_odd, mod_is(x, self, so_jj_int(2), 1))
 SIMPLE(t_even, mod_is(x, self, so_jj_int(2), 0))
 SIMPLE(t_divisibleby, mod_is(x, self, p[0], 0))
-SIMPLE(t_sameas, so_jj_same(self, p[0]))
+SIMPLE(t_sameas, is_same(x, self, p[0]))
 SIMPLE(t_in, so_jj_contains(x, p[0], self))
 SIMPLE(t_eq, so_jj_equal(x, self, p[0]))
 SIMPLE(t_ne, !so_jj_equal(x, self, p[0]))
@@ -65,8 +56,6 @@ SIMPLE(t_lt, so_jj_compare(x, SO_JJ_OP_LT, self, p[0]))
 SIMPLE(t_le, so_jj_compare(x, SO_JJ_OP_LE, self, p[0]))
 SIMPLE(t_gt, so_jj_compare(x, SO_JJ_OP_GT, self, p[0]))
 SIMPLE(t_ge, so_jj_compare(x, SO_JJ_OP_GE, self, p[0]))
-SIMPLE(t_filter, so_jj_find_filter(name_of(x, self)) != NULL)
-SIMPLE(t_test, so_jj_find_test(name_of(x, self)) != NULL)
 
 const so_jj_func *so_jj_find_test(so_str name) {
     static const so_jj_func TESTS[] = {
@@ -107,8 +96,6 @@ const so_jj_func *so_jj_find_test(so_str name) {
         {"greaterthan", t_gt, "/b", 1},
         {">=", t_ge, "/b", 1},
         {"ge", t_ge, "/b", 1},
-        {"filter", t_filter, "", 0},
-        {"test", t_test, "", 0},
     };
     return so_jj_find_func(TESTS, SO_LEN(TESTS), name);
 }

@@ -1,10 +1,9 @@
-/* Values of the template interpreter: making them, asking what they are, and the way out on
- * failure.
+/* Values of the template interpreter: making and examining them, errors, limits.
  *
- * Everything lives in the arena of the compile or render that made it. Strings are immutable and
- * valid UTF-8 with their characters counted; lists and dicts are mutable, but variables are
- * converted afresh for each render, so a template never changes what its caller holds. Limits are
- * enforced here and only here: steps, bytes, depth. One so_jj belongs to one thread. */
+ * All memory comes from the arena of the compile or render. Strings are immutable, valid UTF-8,
+ * with a count of their characters. Lists and dicts are mutable, but every render converts the
+ * variables anew, so a template never changes its caller's data. The limits on steps, bytes and
+ * depth are enforced only here. One so_jj belongs to one thread. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -56,7 +55,7 @@ void *so_jj_alloc(so_jj *x, size_t n, size_t size) {
     void *p = so_arena_alloc(x->arena, n, size);
     if (!p)
         so_jj_fail(x, SO_ELIMIT, "needs more than %zu MiB of memory", x->arena->max >> 20);
-    so_jj_tick(x, n * size / 256); /* so that filling memory is not free */
+    so_jj_tick(x, n * size / 256); /* filling memory costs time too */
     return p;
 }
 
@@ -106,11 +105,8 @@ static so_jj_val str_of(so_jj *x, so_str s, size_t n_chars, so_jj_buf *buf) {
 }
 
 static size_t count_chars(so_jj *x, so_str s) {
-    size_t n = 0;
     so_jj_tick(x, s.len / 256);
-    for (size_t i = 0; i < s.len; i++)
-        n += ((unsigned char)s.ptr[i] & 0xC0) != 0x80;
-    return n;
+    return so_jj_count_chars(s);
 }
 
 so_jj_val so_jj_str_borrow(so_jj *x, so_str s) { return str_of(x, s, count_chars(x, s), NULL); }
@@ -206,13 +202,13 @@ void so_jj_buf_fill(so_jj *x, so_jj_buf *b, so_str s, size_t times) {
 so_jj_val so_jj_buf_str(so_jj *x, so_jj_buf *b) {
     so_jj_buf *owner = SO_JJ_NEW(x, so_jj_buf);
     *owner = *b;
-    b->cap = b->len; /* the room behind the text now belongs to the string */
+    b->cap = b->len; /* the free space behind the text now belongs to the string */
     so_str s = {b->data ? b->data : "", b->len};
     return str_of(x, s, count_chars(x, s), b->data ? owner : NULL);
 }
 
-/* a + b without looking at markup. Where `a` ends its buffer and there is room, `b` is written
- * behind it and both share the bytes: building a text piece by piece stays linear. */
+/* a + b, ignoring markup. If `a` is at the end of its buffer and b fits, b is written behind it and
+ * the result shares a's bytes: appending piece by piece takes linear time. */
 so_jj_val so_jj_concat(so_jj *x, so_jj_val a, so_jj_val b) {
     const so_jj_str *l = a.s, *r = b.s;
     if (!r->len)
@@ -265,33 +261,22 @@ so_jj_val so_jj_pair(so_jj *x, so_jj_val a, so_jj_val b) {
 
 const char *so_jj_type(so_jj_val v) {
     static const char *const NAMES[] = {
-        [SO_JJ_MISSING] = "missing",
-        [SO_JJ_UNDEFINED] = "Undefined",
-        [SO_JJ_NONE] = "NoneType",
-        [SO_JJ_BOOL] = "bool",
-        [SO_JJ_INT] = "int",
-        [SO_JJ_FLOAT] = "float",
-        [SO_JJ_STR] = "str",
-        [SO_JJ_LIST] = "list",
-        [SO_JJ_TUPLE] = "tuple",
-        [SO_JJ_DICT] = "dict",
-        [SO_JJ_RANGE] = "range",
-        [SO_JJ_VIEW] = "dict_items",
-        [SO_JJ_ITER] = "generator",
-        [SO_JJ_NAMESPACE] = "jinja2.utils.Namespace",
-        [SO_JJ_LOOP] = "jinja2.runtime.LoopContext",
-        [SO_JJ_MACRO] = "jinja2.runtime.Macro",
-        [SO_JJ_FUNC] = "function",
-        [SO_JJ_METHOD] = "builtin_function_or_method",
-        [SO_JJ_CYCLER] = "jinja2.utils.Cycler",
-        [SO_JJ_JOINER] = "jinja2.utils.Joiner",
+        [SO_JJ_MISSING] = "missing", [SO_JJ_UNDEFINED] = "Undefined",
+        [SO_JJ_NONE] = "NoneType",   [SO_JJ_BOOL] = "bool",
+        [SO_JJ_INT] = "int",         [SO_JJ_FLOAT] = "float",
+        [SO_JJ_STR] = "str",         [SO_JJ_LIST] = "list",
+        [SO_JJ_TUPLE] = "tuple",     [SO_JJ_DICT] = "dict",
+
+        [SO_JJ_ITER] = "generator",  [SO_JJ_NAMESPACE] = "namespace",
+        [SO_JJ_LOOP] = "loop",       [SO_JJ_MACRO] = "macro",
+        [SO_JJ_FUNC] = "function",   [SO_JJ_METHOD] = "method",
+        [SO_JJ_JOINER] = "joiner",
+
     };
-    if (v.kind == SO_JJ_VIEW && v.view->what != SO_JJ_ITEMS)
-        return v.view->what == SO_JJ_KEYS ? "dict_keys" : "dict_values";
     return NAMES[v.kind];
 }
 
-bool so_jj_len(so_jj *x, so_jj_val v, size_t *n) {
+bool so_jj_len(so_jj_val v, size_t *n) {
     switch (v.kind) {
     case SO_JJ_UNDEFINED:
         *n = 0;
@@ -306,21 +291,14 @@ bool so_jj_len(so_jj *x, so_jj_val v, size_t *n) {
     case SO_JJ_DICT:
         *n = v.dict->n;
         return true;
-    case SO_JJ_RANGE:
-        *n = v.range->n;
-        return true;
-    case SO_JJ_VIEW:
-        *n = v.view->dict->n;
-        return true;
-    case SO_JJ_LOOP:
-        *n = (size_t)so_jj_loop_length(x, v.loop);
-        return true;
     default:
         return false;
     }
 }
 
-bool so_jj_truth(so_jj *x, so_jj_val v) {
+bool so_jj_flag(so_jj_val v) { return v.kind != SO_JJ_MISSING && so_jj_truth(v); }
+
+bool so_jj_truth(so_jj_val v) {
     size_t n;
     switch (v.kind) {
     case SO_JJ_UNDEFINED:
@@ -333,7 +311,7 @@ bool so_jj_truth(so_jj *x, so_jj_val v) {
     case SO_JJ_FLOAT:
         return v.f != 0;
     default:
-        return !so_jj_len(x, v, &n) || n > 0;
+        return !so_jj_len(v, &n) || n > 0;
     }
 }
 
@@ -378,19 +356,19 @@ static so_jj_val str_from_json(so_jj *x, const char *p, size_t len) {
     return str_of(x, so_jj_text_from_data(x, (so_str){p, len}), n_chars, NULL);
 }
 
-/* Templates build markers from a message's role ('<|' + role + '|>'), so a role of word characters
- * alone counts as the template's. It cannot hold a marker. */
+/* Templates build markers from a message's role ('<|' + role + '|>'), so a role is not flagged as
+ * the caller's data if it has only letters, digits, '_' and '-': it cannot contain a marker. */
 static so_jj_val role_from_json(so_jj *x, const json_t *j) {
-    bool untrusted = x->reads_untrusted;
+    bool outer = x->reads_data;
     const char *role = json_string_value(j);
     if (role && strspn(role, WORD_CHARS) == json_string_length(j))
-        x->reads_untrusted = false;
+        x->reads_data = false;
     so_jj_val v = so_jj_from_json(x, j);
-    x->reads_untrusted = untrusted;
+    x->reads_data = outer;
     return v;
 }
 
-/* Strings are borrowed, unless origins are kept: the JSON outlives the render. */
+/* Strings are borrowed, because the JSON outlives the render; tracking origins copies them. */
 so_jj_val so_jj_from_json(so_jj *x, const json_t *j) {
     so_jj_enter(x);
     so_jj_val v = SO_JJ_NONE_V;

@@ -1,19 +1,20 @@
-/* The arithmetic of acceptance.h.
+/* The estimates of acceptance.h.
  *
- * A request is compared with what the shared cells predicted for the very same tests:
- * r = (accepted / predicted accepted) / (rejected / predicted rejected), every count raised by a
- * few, multiplies the odds of a new guess. So levels of confidence and depths keep their order, a
- * bad passage lowers them all, and a request without tests (r = 1) has the shared estimate.
- * Raising counts instead of averaging rates keeps r calm near certainty, where ten successes out of
- * ten say little: the odds of a rate would be infinite. There is one ratio for all depths, because
- * errors multiply along a chain and a plan picks the length that they flatter most.
+ * A request is compared with what the shared cells predicted for the same tests: the ratio r =
+ * (accepted / predicted accepted) / (rejected / predicted rejected), with a prior added to every
+ * count, multiplies the odds of a new guess. So confidence levels and depths keep their order, a
+ * bad passage lowers all of them, and a request without tests (r = 1) gets the shared estimate.
+ * Adding to counts instead of averaging rates keeps r stable near certainty, where ten successes of
+ * ten mean little: the odds of that rate would be infinite. There is one ratio for all depths:
+ * separate ratios would have independent errors, which multiply along a chain, and the planner
+ * would choose the length with the largest error in its favour.
  *
- * Fading counts alone cannot be both calm and quick: over fifty tests they need thirty to notice a
- * drafter that has changed. So the outcomes of the last eight first guesses are kept. When the
- * number of successes among them, or among the last four, is less likely than
- * SO_TUNE_CHANGE_ALARM under the estimates of their time, the record starts again from the latest
- * of them. At a constant rate that happens once in some hundred tests and costs little then: the
- * next eight set it right. */
+ * Fading counts cannot be both stable and quick: over fifty tests they need thirty to notice a
+ * drafter that has changed. So the outcomes of the last eight first guesses are kept. If the number
+ * of successes among them, or among the last four, is less likely than SO_TUNE_CHANGE_ALARM under
+ * the estimates of that time, the request's counts restart from the latest outcomes. At a constant
+ * rate this happens about once in a hundred tests and costs little: the next eight tests correct
+ * it. */
 #include "plan/acceptance.h"
 
 #include <math.h>
@@ -32,15 +33,15 @@ void so_accept_shared_init(so_accept_shared *s, int n_drafters) {
     *s = (so_accept_shared){.n_drafters = n_drafters};
     s->cells = SO_NEW_N(so_accept_table, n_drafters);
     s->seen = SO_NEW_N(so_accept_table, n_drafters);
-    s->rows = SO_NEW_N(so_accept_rows, n_drafters);
-    s->seen_rows = SO_NEW_N(so_accept_rows, n_drafters);
+    s->confidences = SO_NEW_N(so_confidence_counts, n_drafters);
+    s->seen_confidences = SO_NEW_N(so_confidence_counts, n_drafters);
 }
 
 void so_accept_shared_deinit(so_accept_shared *s) {
     free(s->cells);
     free(s->seen);
-    free(s->rows);
-    free(s->seen_rows);
+    free(s->confidences);
+    free(s->seen_confidences);
     *s = (so_accept_shared){0};
 }
 
@@ -55,7 +56,7 @@ void so_accept_deinit(so_accept *a) {
     *a = (so_accept){0};
 }
 
-/* --- places in the tables --- */
+/* --- indices into the tables --- */
 
 static int drafter_of(const so_accept *a, int drafter) {
     return SO_MAX(0, SO_MIN(drafter, a->shared->n_drafters - 1));
@@ -69,8 +70,8 @@ static so_accept_cell *cell(so_accept_table *tables, const so_accept *a, const s
 
 /* --- estimates --- */
 
-/* The shared estimate: the drafter's confidence is the prior of depth 1, each depth that of the
- * next, and each rank that of the next, so that what was never tested is taken to be like what is
+/* The shared estimate. The drafter's confidence is the prior of depth 1, each depth is the prior of
+ * the next depth, and each rank that of the next rank, so that a cell without tests equals the one
  * before it. */
 static double at_depth(const so_accept_table *t, int depth, int level, double p) {
     so_accept_cell c = (*t)[depth][0][level];
@@ -96,7 +97,7 @@ static double shared_chance(const so_accept *a, const so_accept_key *k, double u
     return at_rank(t, depth, k->rank, level, p);
 }
 
-/* How the odds of the request compare with what the shared cells predicted for the same tests. */
+/* The odds of the request relative to what the shared cells predicted for the same tests. */
 static double own_ratio(const so_accept_own *o) {
     double right = (double)(o->accepted + o->prior) / (double)(o->expected + o->prior);
     double wrong =
@@ -121,11 +122,11 @@ double so_accept_evidence(const so_accept *a, int drafter, int rank) {
     return n / (n + SO_TUNE_EVIDENCE);
 }
 
-bool so_accept_recovers(const so_accept *a, int drafter) {
+bool so_accept_is_recovering(const so_accept *a, int drafter) {
     return a->own[drafter_of(a, drafter)].last & 3;
 }
 
-/* so_accept_get for all depths and levels, each depth from the one before. */
+/* so_accept_get for all depths and levels at once; each depth builds on the previous one. */
 void so_accept_terms(const so_accept *a, int drafter, int rank, so_draft_terms *out) {
     const so_accept_table *t = &a->shared->cells[drafter_of(a, drafter)];
     double ratio = own_ratio(&a->own[drafter_of(a, drafter)]);
@@ -138,18 +139,18 @@ void so_accept_terms(const so_accept *a, int drafter, int rank, so_draft_terms *
     }
 }
 
-double so_accept_option(const so_accept *a, int drafter, int rank, const so_draft_terms *t,
-                        double price, double *kept) {
-    const float *rows = a->shared->rows[drafter_of(a, drafter)][rank_of(rank)];
+double so_accept_first_gain(const so_accept *a, int drafter, int rank, const so_draft_terms *t,
+                            double price, double *kept) {
+    const float *counts = a->shared->confidences[drafter_of(a, drafter)][rank_of(rank)];
     double all = (double)t->chance[0][ALL] - price;
     double weight = 0, gain = 0, above = 0;
     for (int l = 0; l < SO_ACCEPT_LEVELS; l++) {
-        double n = (double)rows[l], x = (double)t->chance[0][l] - price;
+        double n = (double)counts[l], x = (double)t->chance[0][l] - price;
         gain += n * SO_MAX(0, x);
         above += x > 0 ? n : 0;
         weight += n;
     }
-    /* How often which confidence occurs is known as well as the counts are many. */
+    /* The weight of the observed distribution of confidences grows with its counts. */
     double known = weight / (weight + SO_TUNE_CONFIDENCE_PRIOR),
            each = weight > 0 ? known / weight : 0;
     *kept = each * above + (1 - known) * (all > 0);
@@ -158,7 +159,7 @@ double so_accept_option(const so_accept *a, int drafter, int rank, const so_draf
 
 /* --- learning --- */
 
-/* Chance of `hits` successes in n ≤ 8 tests or a count still further from the mean. */
+/* Probability of `hits` successes in n ≤ 8 tests, or of a count further from the mean. */
 static double tail(int hits, int n, double p) {
     double term = pow(1 - p, n), sum = 0;
     bool low = hits < p * n;
@@ -177,7 +178,7 @@ static double mean_predicted(const so_accept_own *o, int n) {
     return sum / n;
 }
 
-/* The last n first guesses went as the estimates they were tested under hardly allow. */
+/* Whether the outcomes of the last n first guesses are very unlikely under their estimates. */
 static bool surprising(const so_accept_own *o, int n) {
     double p = clamp(mean_predicted(o, n), SO_TUNE_CHANCE_MIN, SO_TUNE_CHANCE_MAX);
     double x = odds(p) * own_ratio(o);
@@ -185,9 +186,9 @@ static bool surprising(const so_accept_own *o, int n) {
     return tail(hits, n, clamp(x / (1 + x), 0.01, 0.99)) < SO_TUNE_CHANGE_ALARM;
 }
 
-/* Starts the record again when they did: as if eight tests had gone like the last four, since some
- * of the eight are from before the change, and the shared estimate is worth little until it has
- * been right for a while. */
+/* Restarts the request's counts after a surprise: as if eight tests had gone like the last four
+ * (some of the eight are from before the change), and with little weight for the shared estimate
+ * until it has been right for a while. */
 static void notice_change(so_accept_own *o) {
     if (o->n_seen < RECENT || o->tested <= RECENT ||
         !(surprising(o, RECENT / 2) || surprising(o, RECENT)))
@@ -210,7 +211,7 @@ static void add_own(so_accept_own *o, float predicted, bool first, bool accepted
     notice_change(o);
 }
 
-/* tests: 1, or less where it is not certain that there would have been one. */
+/* tests: 1, or less if it is not certain that the guess would have been tested. */
 static void count(so_accept *a, const so_accept_key *k, int level, double accepted, double tests) {
     so_accept_cell *c = cell(a->shared->cells, a, k, level);
     c->accepted = c->accepted * SO_TUNE_SHARED_KEEP + (float)accepted;
@@ -233,22 +234,22 @@ void so_accept_add(so_accept *a, const so_accept_key *k, bool accepted) {
     count_outcome(a, k, accepted);
 }
 
-void so_accept_add_alone(so_accept *a, const so_accept_key *k, bool accepted) {
+void so_accept_add_as_first(so_accept *a, const so_accept_key *k, bool accepted) {
     count_outcome(a, &(so_accept_key){k->drafter, 1, 0, k->confidence}, accepted);
 }
 
-void so_accept_row(so_accept *a, const so_accept_key *k) {
+void so_accept_add_confidence(so_accept *a, const so_accept_key *k) {
     int drafter = drafter_of(a, k->drafter), rank = rank_of(k->rank);
     int level = so_terms_level(k->confidence);
     if (level == ALL)
         return;
     for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
-        a->shared->rows[drafter][rank][l] *= SO_TUNE_SHARED_KEEP;
-    a->shared->rows[drafter][rank][level]++;
-    a->shared->seen_rows[drafter][rank][level]++;
+        a->shared->confidences[drafter][rank][l] *= SO_TUNE_SHARED_KEEP;
+    a->shared->confidences[drafter][rank][level]++;
+    a->shared->seen_confidences[drafter][rank][level]++;
 }
 
-void so_accept_skip(so_accept *a, const so_accept_key *k, double reach) {
+void so_accept_add_refused(so_accept *a, const so_accept_key *k, double reach) {
     count(a, k, ALL, reach * so_accept_get(a, k, 0.5), reach);
 }
 
@@ -271,8 +272,9 @@ int so_accept_rank(const so_accept *a, const so_tree *t, int proposal) {
 
 so_accept_key so_accept_key_of(const so_accept *a, const so_tree *t, int proposal) {
     const so_proposal *q = &t->proposals[proposal];
-    return (so_accept_key){q->drafter, t->nodes[q->child].depth, so_accept_rank(a, t, proposal),
-                           (double)(q->kind == SO_Q_POINT ? q->confidence : t->row_sure[q->row])};
+    return (so_accept_key){
+        q->drafter, t->nodes[q->child].depth, so_accept_rank(a, t, proposal),
+        (double)(q->kind == SO_Q_POINT ? q->confidence : t->row_confidence[q->row])};
 }
 
 void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_MAX]) {
@@ -287,7 +289,8 @@ void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_M
             double x = so_accept_get(a, &k, (double)q->confidence);
             float *c = &chance[q->child];
             if (q->kind == SO_Q_POINT && again) {
-                *c = (float)SO_MAX((double)*c, left * x); /* a point fails twice: the better one */
+                *c = (float)SO_MAX((double)*c, left * x); /* one point proposed twice: the better
+                                                           * estimate */
                 continue;
             }
             *c += (float)(left * x);
@@ -298,7 +301,7 @@ void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_M
 
 void so_accept_verdict(so_accept *a, const so_tree *t, const so_verdict *v) {
     bool on_path[SO_TREE_MAX] = {false};
-    bool taken[SO_TREE_MAX] = {false}; /* nodes whose accepted child has been counted */
+    bool taken[SO_TREE_MAX] = {false}; /* nodes whose accepted child was counted */
     for (int i = 0; i < v->n_accepted; i++)
         on_path[v->path[i]] = true;
     for (int i = v->n_tested - 1; i >= 0; i--) { /* the last test of a node is the accepted one */

@@ -1,8 +1,8 @@
-/* The choice among drafts (choose.h): a prior from what the file claims, outweighed by what was
- * seen. A claim is expected to be met as far as drafts of this target were seen to meet theirs; a
- * draft that was not tried is expected to take what its size says (so_costs_step). Files are opened
- * for their headers alone. What cannot be read, of records or of a file, counts as not known.
- * Nothing here changes a text. */
+/* The choice among registered drafts (choose.h): a prior from the claimed agreement, outweighed by
+ * observations. A claim is scaled by how well the other drafts of this target met theirs. The level
+ * cost of an untried draft is estimated from its size (so_costs_level). Only headers of files are
+ * read. A record or file that cannot be read counts as unknown. The choice changes the speed, never
+ * the text. */
 #include "plan/choose.h"
 
 #include <stdlib.h>
@@ -14,8 +14,8 @@
 #include "plan/tuning.h"
 
 typedef struct draft {
-    double claimed, size; /* size: of the target's weights */
-    const so_record *rec; /* NULL: not tried yet */
+    double claimed_agreement, size; /* size: weights relative to the target's */
+    const so_record *rec;           /* NULL: untried */
 } draft;
 
 static so_accept_cell first_guesses(const so_record *rec, int depth) {
@@ -28,7 +28,7 @@ static draft look_up(const so_records *r, const char *path, double target_bytes)
     if (so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, NULL) != SO_OK)
         return x;
     char name[SO_RECORD_NAME];
-    x.claimed = so_registry_agreement(ck);
+    x.claimed_agreement = so_registry_agreement(ck);
     x.size = (double)so_checkpoint_bytes(ck) / SO_MAX(target_bytes, 1);
     for (int mode = 0; mode < SO_PLAN_MODES && !x.rec; mode++) {
         if (so_record_model_name(so_registry_id(ck), (so_plan_mode)mode, name))
@@ -40,32 +40,32 @@ static draft look_up(const so_records *r, const char *path, double target_bytes)
     return x;
 }
 
-/* What is left of a claim, by those that were tried. */
-static double kept_of_claims(const draft *all, int n) {
-    double tested = SO_TUNE_CHOICE_CLAIM, accepted = tested * SO_TUNE_CLAIM_KEPT[SO_PLAN_GREEDY];
+/* Observed acceptance relative to the claims, over the drafts that were tried. */
+static double claim_factor(const draft *all, int n) {
+    double tested = SO_TUNE_CHOICE_CLAIM, accepted = tested * SO_TUNE_CLAIM_FACTOR[SO_PLAN_GREEDY];
     for (int i = 0; i < n; i++) {
         so_accept_cell c = first_guesses(all[i].rec, 0);
-        if (all[i].claimed > 0) {
+        if (all[i].claimed_agreement > 0) {
             accepted += (double)c.accepted;
-            tested += all[i].claimed * (double)c.tested;
+            tested += all[i].claimed_agreement * (double)c.tested;
         }
     }
     return accepted / tested;
 }
 
-static double step_ms(const draft *x, const so_costs *c) {
+static double level_ms(const draft *x, const so_costs *c) {
     so_draft_cost cost = {.size = x->size};
-    if (x->rec && x->rec->n_step > 0)
-        so_curve_import(&cost.step, x->rec->step, x->rec->n_step, NULL);
-    return so_costs_step(c, &cost, 1);
+    if (x->rec && x->rec->n_level_points > 0)
+        so_curve_import(&cost.level, x->rec->level_points, x->rec->n_level_points, NULL);
+    return so_costs_level(c, &cost, 1);
 }
 
 /* The speed-up with the best fixed length. */
-static double speed_up(const draft *x, const so_costs *c, double kept) {
-    double expected = x->claimed > 0 ? SO_MIN(x->claimed * kept, 1.0) : 0.5;
-    double weight = x->claimed > 0 ? SO_TUNE_CHOICE_CLAIM : SO_TUNE_CHOICE_NO_CLAIM;
-    double best = 1, tokens = 1, value = 1, draft_ms = step_ms(x, c);
-    if (!x->rec && !(x->claimed > 0))
+static double speed_up(const draft *x, const so_costs *c, double factor) {
+    double expected = x->claimed_agreement > 0 ? SO_MIN(x->claimed_agreement * factor, 1.0) : 0.5;
+    double weight = x->claimed_agreement > 0 ? SO_TUNE_CHOICE_CLAIM : SO_TUNE_CHOICE_NO_CLAIM;
+    double best = 1, tokens = 1, value = 1, draft_ms = level_ms(x, c);
+    if (!x->rec && !(x->claimed_agreement > 0))
         return 1e9;
     for (int k = 0; k < SO_ACCEPT_DEPTHS; k++) {
         so_accept_cell seen = first_guesses(x->rec, k);
@@ -85,9 +85,9 @@ static int choose(const so_records *r, const so_costs *c, const so_registry_foun
     int best = 0;
     for (int i = 0; i < f->n; i++)
         all[i] = look_up(r, f->paths[i], target_bytes);
-    double kept = kept_of_claims(all, f->n);
+    double factor = claim_factor(all, f->n);
     for (int i = 0; i < f->n; i++) {
-        double x = speed_up(&all[i], c, kept);
+        double x = speed_up(&all[i], c, factor);
         if (x > most) {
             most = x;
             best = i;

@@ -1,6 +1,7 @@
-/* See costs.h. A draft step is a curve over the number of chains, like the target's pass over rows:
- * what slows all of them down is told from what one more chain costs. A call that had text to read
- * says what reading costs, given what its levels are known to take, and nothing about levels. */
+/* Learning of costs.h. The cost of a drafting level is a curve over the number of chains, like the
+ * target's pass over rows: it separates the machine's speed from the cost of one more chain. A call
+ * with catch-up updates the cost of catch-up (its time minus the known cost of its levels) and not
+ * that of levels. */
 #include "plan/costs.h"
 
 #include <math.h>
@@ -31,40 +32,40 @@ so_draft_cost *so_costs_drafter(so_costs *c, const char *name, double size) {
 
 double so_costs_pass(const so_costs *c, int rows) { return so_curve_ms(&c->pass, rows); }
 
-/* What was measured at another pace, as it would be now. */
+/* Scales a cost that was measured at another speed of the machine to the current speed. */
 static double at_pace(const so_costs *c, const so_draft_cost *d, double ms) {
     double now = so_costs_pass(c, 1);
     return d->pace.value > 0 && now > 0 ? ms * now / d->pace.value : ms;
 }
 
-double so_costs_step(const so_costs *c, const so_draft_cost *d, int chains) {
-    double ms = so_curve_ms(&d->step, chains);
+double so_costs_level(const so_costs *c, const so_draft_cost *d, int chains) {
+    double ms = so_curve_ms(&d->level, chains);
     if (ms > 0)
         return at_pace(c, d, ms);
-    return so_costs_pass(c, chains) * (SO_TUNE_STEP_FIXED + d->size);
+    return so_costs_pass(c, chains) * (SO_TUNE_LEVEL_FIXED + d->size);
 }
 
-double so_costs_read(const so_costs *c, const so_draft_cost *d) {
-    if (d->read_ms.n > 0)
-        return at_pace(c, d, d->read_ms.value);
+double so_costs_catch_up(const so_costs *c, const so_draft_cost *d) {
+    if (d->catch_up_ms.n > 0)
+        return at_pace(c, d, d->catch_up_ms.value);
     return so_costs_pass(c, SO_TUNE_PROMPT_ROWS) / SO_TUNE_PROMPT_ROWS * d->size;
 }
 
 double so_costs_check(const so_costs *c, so_verify_mode mode) { return c->check_ms[mode].value; }
 
-/* Both are measured against the same curve, so that its errors cancel. */
+/* Both ratios are measured against the same curve, so its errors cancel. */
 double so_costs_after_draft(const so_costs *c, int rows) {
-    if (c->drafted.n < SO_TUNE_AFTER_PASSES || c->plain.n < SO_TUNE_AFTER_PASSES)
+    if (c->drafted_ratio.n < SO_TUNE_AFTER_PASSES || c->plain_ratio.n < SO_TUNE_AFTER_PASSES)
         return 0;
-    double more = exp(c->drafted.value - c->plain.value) - 1;
-    return so_costs_pass(c, rows) * SO_MAX(0, SO_MIN(more, SO_TUNE_AFTER_MOST));
+    double more = exp(c->drafted_ratio.value - c->plain_ratio.value) - 1;
+    return so_costs_pass(c, rows) * SO_MAX(0, SO_MIN(more, SO_TUNE_AFTER_MAX));
 }
 
 void so_costs_observe_pass(so_costs *c, int rows, double ms, bool drafted) {
     double expected = so_costs_pass(c, rows);
     if (expected > 0 && ms > 0) {
         double x = log(ms / expected), most = SO_TUNE_NOISE_MAX;
-        so_smooth(drafted ? &c->drafted : &c->plain, SO_MAX(-most, SO_MIN(x, most)),
+        so_smooth(drafted ? &c->drafted_ratio : &c->plain_ratio, SO_MAX(-most, SO_MIN(x, most)),
                   SO_TUNE_AFTER_PART);
     }
     so_curve_observe(&c->pass, rows, ms);
@@ -74,18 +75,19 @@ void so_costs_observe_draft(so_costs *c, so_draft_cost *d, const so_draft_usage 
     double now = so_costs_pass(c, 1);
     if (u->levels < 1 || u->chains < 1 || !(u->ms > 0))
         return;
-    if (u->lag <= SO_TUNE_MAX_LAG) {
-        so_curve_observe(&d->step, u->chains, u->ms / u->levels);
+    if (u->max_catch_up <= SO_TUNE_MAX_LAG) {
+        so_curve_observe(&d->level, u->chains, u->ms / u->levels);
     } else {
-        double rest = u->ms - u->levels * so_costs_step(c, d, u->chains);
-        so_smooth_time(&d->read_ms, SO_MAX(rest, 1e-3) / u->read, SO_TUNE_READ_PART);
+        double catch_up = u->ms - u->levels * so_costs_level(c, d, u->chains);
+        so_smooth_time(&d->catch_up_ms, SO_MAX(catch_up, 1e-3) / u->n_catch_up,
+                       SO_TUNE_CATCH_UP_PART);
     }
     if (now > 0)
         so_smooth(&d->pace, now, SO_TUNE_PACE_PART);
 }
 
-/* Nothing where the target's token is drawn in either case, a whole distribution where `reject`
- * tests a guess. */
+/* The extra time per tested guess: about zero for `match`, where the target's token is sampled in
+ * any case; a whole distribution for `reject`. */
 void so_costs_observe_verdict(so_costs *c, so_verify_mode mode, const so_verdict *v, double ms) {
     if (v->n_tested == 0) {
         so_smooth_time(&c->draw_ms, ms, SO_TUNE_HOST_PART);

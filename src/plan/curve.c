@@ -1,12 +1,12 @@
-/* The filter of curve.h.
+/* The Kalman filter of curve.h.
  *
  * State: log t at each knot. Before a pass, the covariance grows by SO_TUNE_SPEED_DRIFT² in every
- * entry (the machine's speed) and by SO_TUNE_RATIO_DRIFT times its first value (how widths
- * compare). A pass at knot k then moves all knots by their covariance with k. A width between two
- * knots is measured as if at the nearer one, by the ratio of the current curve. Innovations beyond
- * three deviations are cut: a page fault is one spike, a new speed comes again. Noise makes values
- * cross: runs that fall are pooled to their mean (pool adjacent violators). Some thousand
- * operations a pass. One thread. */
+ * entry (the machine's speed) and by SO_TUNE_RATIO_DRIFT times its initial value (the ratios
+ * between widths). A pass at knot k then moves all knots by their covariance with k. A width
+ * between two knots is converted to the nearer one by the ratio of the current curve. Innovations
+ * beyond three deviations are clipped: a page fault is one spike, a new speed repeats. Noise can
+ * make the estimates decrease from knot to knot: such runs are pooled to their mean (pool adjacent
+ * violators). A few thousand operations per pass. Thread: the engine thread. */
 #include "plan/curve.h"
 
 #include <math.h>
@@ -27,41 +27,42 @@ static int nearest_knot(int n) {
     return k;
 }
 
-static double first_log(int n) { return log(1 + SO_TUNE_ROW_SLOPE * (n - 1)); }
+static double prior_log(int n) { return log(1 + SO_TUNE_ROW_SLOPE * (n - 1)); }
 
-/* How much more log t rises up to a knot where a row costs a little more. */
+/* Derivative of log t at a knot with respect to the cost of a row. */
 static double slope_effect(int knot) {
     int n = KNOTS[knot] - 1;
     return n / (1 + SO_TUNE_ROW_SLOPE * n);
 }
 
-/* Covariance of how widths compare, before anything is known: the slope is common to all of them,
- * so that widths that were measured say what the next ones will cost; and each step from knot to
- * knot may differ. */
-static double walk(double effect_i, double effect_j, int n_steps) {
+/* Prior covariance of the ratios between widths: the slope is common to all of them, so that
+ * measured widths predict the next ones; in addition each step from knot to knot may differ. */
+static double ratio_cov(double effect_i, double effect_j, int n_steps) {
     double slope = SO_TUNE_SLOPE_SPREAD * SO_TUNE_SLOPE_SPREAD;
     return slope * effect_i * effect_j + SO_TUNE_ROW_STEP * SO_TUNE_ROW_STEP * n_steps;
 }
 
-static void begin(so_curve *c, double log_one, double spread) {
+static void init(so_curve *c, double log_one, double spread) {
     c->noise = SO_TUNE_NOISE * SO_TUNE_NOISE;
     for (int i = 0; i < SO_CURVE_KNOTS; i++) {
-        c->log_ms[i] = log_one + first_log(KNOTS[i]);
+        c->log_ms[i] = log_one + prior_log(KNOTS[i]);
         for (int j = 0; j < SO_CURVE_KNOTS; j++)
-            c->cov[i][j] = spread * spread + walk(slope_effect(i), slope_effect(j), SO_MIN(i, j));
+            c->cov[i][j] =
+                spread * spread + ratio_cov(slope_effect(i), slope_effect(j), SO_MIN(i, j));
     }
 }
 
-static void age(so_curve *c) {
+static void add_drift(so_curve *c) {
     double effect[SO_CURVE_KNOTS], speed = SO_TUNE_SPEED_DRIFT * SO_TUNE_SPEED_DRIFT;
     for (int i = 0; i < SO_CURVE_KNOTS; i++)
         effect[i] = slope_effect(i);
     for (int i = 0; i < SO_CURVE_KNOTS; i++)
         for (int j = 0; j < SO_CURVE_KNOTS; j++)
-            c->cov[i][j] += speed + SO_TUNE_RATIO_DRIFT * walk(effect[i], effect[j], SO_MIN(i, j));
+            c->cov[i][j] +=
+                speed + SO_TUNE_RATIO_DRIFT * ratio_cov(effect[i], effect[j], SO_MIN(i, j));
 }
 
-/* log ms at knot k, measured with this variance. */
+/* A measurement of log ms at knot k with variance `noise`. */
 static void update(so_curve *c, int k, double innovation, double noise) {
     double column[SO_CURVE_KNOTS], sum = c->cov[k][k] + noise;
     for (int i = 0; i < SO_CURVE_KNOTS; i++)
@@ -73,29 +74,29 @@ static void update(so_curve *c, int k, double innovation, double noise) {
     }
 }
 
-/* Against the latest width: the machine's speed is common to all. */
-static double doubt(const so_curve *c, int k) {
+/* Relative to the latest width: the machine's speed is common to both. */
+static double std_error(const so_curve *c, int k) {
     int last = c->last;
     double var = c->cov[k][k] + c->cov[last][last] - 2 * c->cov[k][last];
     return sqrt(SO_MAX(var, 0));
 }
 
-double so_curve_doubt(const so_curve *c, int n) {
-    return c->noise > 0 ? doubt(c, nearest_knot(n)) : 0;
+double so_curve_std_error(const so_curve *c, int n) {
+    return c->noise > 0 ? std_error(c, nearest_knot(n)) : 0;
 }
 
-/* What is not known well is taken to be a little cheaper than likely, or a width that once seemed
- * dear would never be tried again. */
-static double hopeful_log(const so_curve *c, int k) {
-    return c->log_ms[k] - SO_MIN(SO_TUNE_HOPE * doubt(c, k), SO_TUNE_HOPE_MAX);
+/* A width that is not known well is assumed to be slightly cheaper than likely. Otherwise a width
+ * that once seemed expensive would never be tried again. */
+static double optimistic_log(const so_curve *c, int k) {
+    return c->log_ms[k] - SO_MIN(SO_TUNE_OPTIMISM * std_error(c, k), SO_TUNE_OPTIMISM_MAX);
 }
 
-/* Makes knot_ms rise. */
+/* Makes knot_ms non-decreasing. */
 static void pool(so_curve *c) {
     double sum[SO_CURVE_KNOTS];
     int count[SO_CURVE_KNOTS], n = 0;
     for (int k = 0; k < SO_CURVE_KNOTS; k++, n++) {
-        sum[n] = hopeful_log(c, k);
+        sum[n] = optimistic_log(c, k);
         count[n] = 1;
         for (; n > 0 && sum[n - 1] * count[n] >= sum[n] * count[n - 1]; n--) {
             sum[n - 1] += sum[n];
@@ -115,11 +116,11 @@ void so_curve_observe(so_curve *c, int n, double ms) {
     int k = nearest_knot(n);
     double y = log(ms);
     if (!(c->noise > 0)) {
-        begin(c, y - first_log(n), 1);
+        init(c, y - prior_log(n), 1);
         update(c, k, 0, c->noise);
     } else {
-        y += log(so_curve_ms(c, KNOTS[k]) / so_curve_ms(c, n)); /* as if of the knot's width */
-        age(c);
+        y += log(so_curve_ms(c, KNOTS[k]) / so_curve_ms(c, n)); /* converted to the knot's width */
+        add_drift(c);
         double expected = c->cov[k][k], error = y - c->log_ms[k];
         double limit = SO_TUNE_OUTLIER * sqrt(expected + c->noise);
         error = clamp(error, -limit, limit);
@@ -142,7 +143,7 @@ double so_curve_ms(const so_curve *c, int n) {
     if (n <= 17)
         return ms[n - 1];
     while (k + 2 < SO_CURVE_KNOTS && KNOTS[k + 1] < n)
-        k++; /* past the last knot the last piece goes on */
+        k++; /* beyond the last knot the last segment is extended */
     return ms[k] + (ms[k + 1] - ms[k]) * (n - KNOTS[k]) / (KNOTS[k + 1] - KNOTS[k]);
 }
 
@@ -165,7 +166,7 @@ int so_curve_import(so_curve *c, const so_curve_point *points, int n, so_err *er
         int k = nearest_knot(points[i].n);
         double y = log(points[i].ms), weight = SO_MIN(points[i].weight, SO_TUNE_OLD_POINT_WEIGHT);
         if (i == 0)
-            begin(c, y - first_log(points[i].n), 1);
+            init(c, y - prior_log(points[i].n), 1);
         update(c, k, y - c->log_ms[k], c->noise / weight);
         c->weight[k] = weight;
     }

@@ -1,5 +1,5 @@
-/* What the files of the planner share: plan.c (one step), learn.c (sets, requests, what is kept).
- * Nobody else includes this. */
+/* Internal to the planner: shared by plan.c (one step) and learn.c (sets, requests, records). Not
+ * included elsewhere. */
 #ifndef SO_PLAN_IMPL_H
 #define SO_PLAN_IMPL_H
 
@@ -8,8 +8,8 @@
 #include "plan/shadow.h"
 #include "plan/smooth.h"
 
-/* What rounds of a drafter that costs have brought beyond the plain token, and taken beyond the
- * plain pass, in plain passes. */
+/* Rounds of a drafter with a cost: expected tokens of their guesses beyond the plain token, and
+ * time beyond the plain pass (in plain passes). Also used for the running rates. */
 typedef struct so_yield {
     so_mean tokens, passes;
 } so_yield;
@@ -20,8 +20,8 @@ struct so_plan_set {
     so_draft_cost **costs; /* [n_leaves]; NULL: the drafter is free */
     so_accept_shared shared[SO_PLAN_MODES];
     so_yield *yields[SO_PLAN_MODES]; /* [n_leaves] */
-    double *probed_at;               /* [n_leaves]: so_planner.clock */
-    so_mean *novelty; /* [n_leaves]: of a merged member: how often its first guess is a new one */
+    double *probed_at;               /* [n_leaves] value of so_planner.token_clock */
+    so_mean *novelty; /* [n_leaves] merged members: how often the first guess is a new one */
 };
 
 struct so_plan_request {
@@ -29,16 +29,16 @@ struct so_plan_request {
     so_plan_request_opts o;
     so_accept accept;
     so_shadow shadow;
-    so_yield *yields; /* [n_leaves] */
-    int *n_read;      /* [n_leaves] tokens of the text that a drafter that costs has read */
-    bool *silent;     /* [n_leaves] was asked last time and made no row */
-    so_mean *asked;   /* [n_leaves] how often a drafter was asked when it could be */
-    double probed_at; /* so_planner.clock */
-    /* this step: */
+    so_yield *yields;   /* [n_leaves] */
+    int *n_prefilled;   /* [n_leaves] tokens of the text in the cache of a drafter with a cost */
+    bool *gave_no_rows; /* [n_leaves] the last call made no row */
+    so_mean *use_rate;  /* [n_leaves] how often the drafter was used when it could be */
+    double probed_at;   /* value of so_planner.token_clock */
+    /* In this step: */
     so_tree *tree;
-    so_draft_terms terms; /* of the drafter that is being weighed or asked */
-    int leaf;             /* the drafter that costs and was given terms; −1: none */
-    int levels;           /* that it made */
+    so_draft_terms terms; /* of the drafter that is being valued or used */
+    int terms_leaf;       /* the drafter with a cost that was given terms; −1: none */
+    int levels;           /* levels that it drafted */
     int n_refused;        /* drafters of this alternative that refused their first row */
 };
 
@@ -51,50 +51,51 @@ typedef struct so_plan_entry {
     int n_keep;
 } so_plan_entry;
 
-/* A request whose draft is being weighed. */
+/* A request whose draft is being valued. */
 typedef struct so_candidate {
-    so_plan_ask *ask;
-    double reach;    /* chance that its first guess is new and is tested */
-    double first;    /* gain of the first guess beyond its row, less the step's share of reading */
-    bool one_call;   /* a level costs once, however deep */
-    double kept;     /* chance that the first guess will be kept */
-    double path;     /* value of the chain so far */
-    double check_ms; /* of a tested guess */
-    double once_ms;  /* text to read first */
+    so_plan_query *query;
+    double reach; /* chance that its first guess is new and is tested */
+    /* Gain of the first guess beyond its row, less this step's part of the catch-up. */
+    double first_gain;
+    bool flat_cost;     /* the level cost is paid once, for any depth */
+    double keep_chance; /* chance that the first guess will be kept */
+    double path;        /* value of the chain up to the current depth */
+    double check_ms;    /* of one tested guess */
+    double catch_up_ms; /* time of the catch-up before the first guess */
     double evidence;
     int rank;      /* of its first guess, among siblings */
-    bool left_out; /* a drafter merged with it does better alone */
+    bool left_out; /* excluded: a drafter merged with it gains more alone */
     so_draft_terms *terms;
 } so_candidate;
 
-enum { SO_PLAN_SIZES = 11 }; /* sizes of batches, by the bit length of the number of requests */
+enum { SO_PLAN_SIZES = 11 }; /* batch sizes, by the bit length of the number of requests */
 
 struct so_planner {
     so_costs costs;
     so_records records;
     int n_passes;
     int max_requests;
-    double account; /* in plain passes */
-    double clock;   /* tokens per request, since the beginning */
-    /* Tokens of a request, and plain passes, per step: in the long run, and of late. */
+    double account;     /* in plain passes */
+    double token_clock; /* tokens per request since the start */
+    /* Tokens and plain passes per step and request: long run, and latest steps. */
     so_yield rates[SO_PLAN_SIZES], rates_now[SO_PLAN_SIZES];
-    so_mean shortfall[SO_PLAN_SIZES]; /* what drafts brought less than was expected, per request */
+    so_mean shortfall[SO_PLAN_SIZES]; /* gain expected before minus after drafting, per request */
     so_selection selection;
     so_candidate *candidates; /* [max_requests] */
     so_plan_entry *entries;   /* [max_requests] */
-    /* this step: */
+    /* In this step: */
     int n_entries;
-    so_plan_room room;
+    so_plan_step step;
     double price; /* λ: tokens per millisecond */
     double plain_ms;
-    double drafted_ms, expected_draft_ms; /* by the clock; by what is known */
-    double levels_ms;                     /* of the latter: without reading */
-    bool drafted;                         /* by a drafter that costs */
-    double promised;                      /* gain that was expected of it */
-    int n_asked;                          /* requests of which it was */
+    double drafted_ms, expected_draft_ms; /* measured; expected from costs */
+    double levels_ms;                     /* part of expected_draft_ms without catch-up */
+    bool drafted;                         /* a drafter with a cost ran */
+    double expected_gain;                 /* expected gain of these drafts */
+    int n_drafting;                       /* requests that draft with a drafter that has a cost */
     bool probing;
-    bool plain;      /* decoded plainly, to see what that takes */
-    int since_plain; /* steps */
+    bool force_plain; /* decode plainly, to measure what that takes */
+    int steps_since_plain;
     so_plan plan;
 };
 

@@ -1,5 +1,6 @@
-/* What the planner knows, and where it comes from: a set of drafters starts from what was kept of
- * each of them, a request from its set. plan.h has the whole. */
+/* Life of the planner, its sets and its requests, and the transfer of records: a set of drafters
+ * starts from the records of its drafters, a request from its set. When a set is freed, its
+ * observations go into the records. plan.h has the whole picture. */
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -32,15 +33,15 @@ void so_planner_free(so_planner *p) {
 void so_planner_load(so_planner *p, const char *path, so_str key) {
     const char *why;
     if (so_store_read(path, key, &p->costs, &p->records, &why))
-        so_log(SO_LOG_DEBUG, "planner: starts from %s", path);
+        so_log(SO_LOG_DEBUG, "planner: loaded costs and records from %s", path);
     else
-        so_log(SO_LOG_DEBUG, "planner: starts from nothing: %s: %s", path, why);
+        so_log(SO_LOG_DEBUG, "planner: starts without costs and records: %s: %s", path, why);
 }
 
 void so_planner_save(so_planner *p, const char *path, so_str key) {
     so_err err = {0};
     if (so_store_write(path, key, &p->costs, &p->records, &err) != SO_OK)
-        so_log(SO_LOG_DEBUG, "planner: what was learned is not kept: %s", err.msg);
+        so_log(SO_LOG_DEBUG, "planner: costs and records are not saved: %s", err.msg);
 }
 
 int so_planner_n_passes(const so_planner *p) { return p->n_passes; }
@@ -49,27 +50,28 @@ double so_planner_account(const so_planner *p) { return p->account; }
 
 /* --- sets --- */
 
-/* An untried draft starts from the agreement that its file claims. */
-static void lend(so_plan_set *s, so_plan_mode mode, int leaf) {
+/* Prior of a drafter: its record, or for an untried draft the claimed agreement of its file. */
+static void load_prior(so_plan_set *s, so_plan_mode mode, int leaf) {
     const so_drafter *d = s->drafters->leaves[leaf];
     char name[SO_RECORD_NAME];
     const so_record *rec = NULL;
     if (so_record_name(d, mode, name))
         rec = so_records_find(&s->p->records, name);
     if (rec)
-        so_record_lend(rec, &s->shared[mode], leaf);
-    else if (d->claimed > 0)
-        so_record_lend_claim(d->claimed * SO_TUNE_CLAIM_KEPT[mode], &s->shared[mode], leaf);
+        so_record_set_prior(rec, &s->shared[mode], leaf);
+    else if (d->claimed_agreement > 0)
+        so_record_set_claim(d->claimed_agreement * SO_TUNE_CLAIM_FACTOR[mode], &s->shared[mode],
+                            leaf);
     so_draft_cost *cost = s->costs[leaf];
-    if (rec && cost && rec->n_step > 0 && so_curve_ms(&cost->step, 1) == 0) {
-        so_curve_import(&cost->step, rec->step, rec->n_step, NULL);
-        cost->read_ms = rec->read_ms;
-        cost->read_ms.n = SO_MIN(cost->read_ms.n, 1);
+    if (rec && cost && rec->n_level_points > 0 && so_curve_ms(&cost->level, 1) == 0) {
+        so_curve_import(&cost->level, rec->level_points, rec->n_level_points, NULL);
+        cost->catch_up_ms = rec->catch_up_ms;
+        cost->catch_up_ms.n = SO_MIN(cost->catch_up_ms.n, 1);
         so_smooth(&cost->pace, so_costs_pass(&s->p->costs, 1), 1);
     }
 }
 
-static void learn(so_plan_set *s, so_plan_mode mode, int leaf) {
+static void save_record(so_plan_set *s, so_plan_mode mode, int leaf) {
     char name[SO_RECORD_NAME];
     float tested = 0;
     for (int rank = 0; rank < SO_ACCEPT_RANKS; rank++)
@@ -79,8 +81,9 @@ static void learn(so_plan_set *s, so_plan_mode mode, int leaf) {
     so_record *rec = so_records_touch(&s->p->records, name);
     so_record_learn(rec, &s->shared[mode], leaf);
     if (s->costs[leaf]) {
-        rec->n_step = so_curve_export(&s->costs[leaf]->step, rec->step, SO_CURVE_KNOTS);
-        rec->read_ms = s->costs[leaf]->read_ms;
+        rec->n_level_points =
+            so_curve_export(&s->costs[leaf]->level, rec->level_points, SO_CURVE_KNOTS);
+        rec->catch_up_ms = s->costs[leaf]->catch_up_ms;
     }
 }
 
@@ -96,14 +99,14 @@ so_plan_set *so_plan_set_create(so_planner *p, const so_draft_set *drafters) {
     for (int i = 0; i < n; i++) {
         const so_drafter *d = drafters->leaves[i];
         bool known = d->is_model && so_record_model_name(d->id, SO_PLAN_GREEDY, name);
-        if (d->costs)
+        if (d->has_cost)
             s->costs[i] = so_costs_drafter(&p->costs, known ? name : d->vt->name, d->size);
     }
     for (int mode = 0; mode < SO_PLAN_MODES; mode++) {
         so_accept_shared_init(&s->shared[mode], n);
         s->yields[mode] = SO_NEW_N(so_yield, n);
         for (int i = 0; i < n; i++)
-            lend(s, (so_plan_mode)mode, i);
+            load_prior(s, (so_plan_mode)mode, i);
     }
     return s;
 }
@@ -113,7 +116,7 @@ void so_plan_set_free(so_plan_set *s) {
         return;
     for (int mode = 0; mode < SO_PLAN_MODES; mode++) {
         for (int i = 0; i < s->drafters->n_leaves; i++)
-            learn(s, (so_plan_mode)mode, i);
+            save_record(s, (so_plan_mode)mode, i);
         so_accept_shared_deinit(&s->shared[mode]);
         free(s->yields[mode]);
     }
@@ -131,11 +134,11 @@ so_plan_request *so_plan_request_create(so_plan_set *s, const so_plan_request_op
     r->o = *o;
     so_accept_init(&r->accept, &s->shared[o->mode]);
     r->yields = SO_NEW_N(so_yield, s->drafters->n_leaves);
-    r->n_read = SO_NEW_N(int, s->drafters->n_leaves);
-    r->asked = SO_NEW_N(so_mean, s->drafters->n_leaves);
+    r->n_prefilled = SO_NEW_N(int, s->drafters->n_leaves);
+    r->use_rate = SO_NEW_N(so_mean, s->drafters->n_leaves);
     for (int i = 0; i < s->drafters->n_leaves; i++)
-        r->asked[i] = (so_mean){1, SO_TUNE_ASKED_PRIOR};
-    r->silent = SO_NEW_N(bool, s->drafters->n_leaves);
+        r->use_rate[i] = (so_mean){1, SO_TUNE_USE_PRIOR};
+    r->gave_no_rows = SO_NEW_N(bool, s->drafters->n_leaves);
     return r;
 }
 
@@ -144,17 +147,17 @@ void so_plan_request_free(so_plan_request *r) {
         return;
     so_accept_deinit(&r->accept);
     free(r->yields);
-    free(r->n_read);
-    free(r->asked);
-    free(r->silent);
+    free(r->n_prefilled);
+    free(r->use_rate);
+    free(r->gave_no_rows);
     free(r);
 }
 
-void so_plan_request_told(so_plan_request *r, const int32_t *tokens, int n) {
+void so_plan_request_observe(so_plan_request *r, const int32_t *tokens, int n) {
     so_shadow_advance(&r->shadow, &r->accept, tokens, n);
 }
 
-void so_plan_request_parked(so_plan_request *r) {
+void so_plan_request_preempted(so_plan_request *r) {
     for (int i = 0; i < r->set->drafters->n_leaves; i++)
-        r->n_read[i] = 0;
+        r->n_prefilled[i] = 0;
 }

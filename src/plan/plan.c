@@ -1,8 +1,17 @@
-/* One step of planning. plan.h has the argument; the sections below are its verbs in order.
+/* One step of planning, in the order of the calls (plan.h). The length of a draft is decided here:
  *
- * How deep to draft is decided before drafting by averages, which say only whether to begin; once
- * rows are seen, the drafter goes on by the terms it was given. A drafter without evidence gets a
- * fixed depth instead, limited by what may be risked. */
+ *   1. value_candidates   for each request: chances by depth (acceptance.h), prices of rows and
+ *                         levels (costs.h, times λ), catch-up
+ *   2. choose_requests    best_depth gives the depth with the largest expected gain of all requests
+ *                         together, within what may be risked; it halves the number of requests if
+ *                         the risk is too large
+ *   3. set_answer         a known drafter gets terms and decides after each guess; another drafter
+ *                         gets the depth of (2)
+ *   4. so_plan_choose     trims what was drafted to what pays in this pass
+ *
+ * Before drafting only averages are known, so (2) mainly decides whether to draft at all; the
+ * confidences of the real rows decide the rest. Refuses to prune trees with sampled tokens. Thread:
+ * the engine thread. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
@@ -26,28 +35,28 @@ static double rate_of(const so_yield *y) {
     return y->passes.value > 0 ? SO_MAX(1, y->tokens.value / y->passes.value) : 1;
 }
 
-/* g: what a request gains in the time of a plain pass. Of the long run and the latest steps the
- * lower one: a price that is too low drafts a little too much, one that is too high ends drafting
- * where it still pays, and with it learning. */
+/* g of plan.h: tokens that a request gains in the time of a plain pass. The lower one of the long
+ * run and the latest steps: a price that is too low drafts slightly too much, one that is too high
+ * ends drafting where it still pays, and ends learning with it. */
 static double running_gain(const so_planner *p, int n_requests) {
     int k = size_class(n_requests);
     return SO_MIN(rate_of(&p->rates[k]), rate_of(&p->rates_now[k]));
 }
 
-void so_plan_begin(so_planner *p, const so_plan_room *room) {
-    int n = room->n_requests + room->n_reading;
+void so_plan_begin(so_planner *p, const so_plan_step *step) {
+    int n = step->n_requests + step->n_prefilling;
     double ms = so_costs_pass(&p->costs, n), gain = running_gain(p, n);
-    p->room = *room;
+    p->step = *step;
     p->n_entries = 0;
     p->drafted_ms = p->expected_draft_ms = p->levels_ms = 0;
     p->probing = p->drafted = false;
-    p->promised = 0;
-    p->n_asked = 0;
-    p->plain_ms = so_costs_pass(&p->costs, room->n_requests + room->other_rows);
+    p->expected_gain = 0;
+    p->n_drafting = 0;
+    p->plain_ms = so_costs_pass(&p->costs, step->n_requests + step->prompt_rows);
     p->price = ms > 0 ? n * gain / ms : 0;
-    p->plain = room->n_requests > 1 && room->other_rows == 0 && gain < SO_TUNE_PLAIN_GAIN &&
-               p->since_plain >= SO_TUNE_PLAIN_EVERY &&
-               so_curve_doubt(&p->costs.pass, room->n_requests) > SO_TUNE_PLAIN_DOUBT;
+    p->force_plain = step->n_requests > 1 && step->prompt_rows == 0 && gain < SO_TUNE_PLAIN_GAIN &&
+                     p->steps_since_plain >= SO_TUNE_PLAIN_EVERY &&
+                     so_curve_std_error(&p->costs.pass, step->n_requests) > SO_TUNE_PLAIN_ERROR;
 }
 
 void so_plan_enter(so_planner *p, so_plan_request *r, so_tree *tree) {
@@ -58,15 +67,15 @@ void so_plan_enter(so_planner *p, so_plan_request *r, so_tree *tree) {
     if (!r)
         return;
     r->tree = tree;
-    r->leaf = -1;
+    r->terms_leaf = -1;
     r->levels = 0;
     r->n_refused = 0;
-    p->plain &= r->o.length == 0; /* guesses of a fixed length are always in the pass */
+    p->force_plain &= r->o.length == 0; /* drafts of a fixed length are always tested */
 }
 
-/* Rows of the pass as the trees are now. */
+/* Rows of the pass with the trees as they are now. */
 static int rows_now(const so_planner *p) {
-    int rows = p->room.n_requests + p->room.other_rows;
+    int rows = p->step.n_requests + p->step.prompt_rows;
     for (int i = 0; i < p->n_entries; i++)
         rows += p->entries[i].tree->n_nodes - 1;
     return rows;
@@ -74,35 +83,35 @@ static int rows_now(const so_planner *p) {
 
 static double max_risk(const so_planner *p) { return SO_MAX(p->account, SO_TUNE_FREE_RISK); }
 static double margin(const so_planner *p) {
-    int n = p->room.n_requests;
+    int n = p->step.n_requests;
     return n > 1 ? SO_TUNE_BATCH_MARGIN * n : SO_TUNE_MARGIN;
 }
-static so_mean *shortfall(so_planner *p) { return &p->shortfall[size_class(p->room.n_requests)]; }
-/* What a draft for n requests must be expected to gain, beyond the error of the estimates. */
-static double must_gain(so_planner *p, int n) {
+static so_mean *shortfall(so_planner *p) { return &p->shortfall[size_class(p->step.n_requests)]; }
+/* The gain that a draft for n requests must be expected to have, beyond estimation errors. */
+static double required_gain(so_planner *p, int n) {
     return margin(p) + SO_MAX(0, shortfall(p)->value) * n;
 }
 
-/* --- ask --- */
+/* --- depths --- */
 
-/* Whether a drafter has to be asked for at all: its guesses cost, or cannot be left out once they
- * are drawn. */
-static bool is_planned(const so_planner *p, const so_plan_set *s, int leaf, const so_tree *tree) {
+/* Whether the planner must decide about a drafter: its guesses have a cost, or they are sampled and
+ * cannot be left out afterwards. */
+static bool needs_plan(const so_planner *p, const so_plan_set *s, int leaf, const so_tree *tree) {
     const so_drafter *d = s->drafters->leaves[leaf];
     if (d->draws && tree->max_rows > 0)
         return true;
-    return d->costs && so_costs_step(&p->costs, s->costs[leaf], 1) >=
-                           SO_TUNE_STEP_FREE * so_costs_pass(&p->costs, 1);
+    return d->has_cost && so_costs_level(&p->costs, s->costs[leaf], 1) >=
+                              SO_TUNE_LEVEL_FREE * so_costs_pass(&p->costs, 1);
 }
 
-static double step_ms(const so_planner *p, const so_plan_set *s, int leaf, int chains) {
-    return s->costs[leaf] ? so_costs_step(&p->costs, s->costs[leaf], chains) : 0;
+static double level_cost_ms(const so_planner *p, const so_plan_set *s, int leaf, int chains) {
+    return s->costs[leaf] ? so_costs_level(&p->costs, s->costs[leaf], chains) : 0;
 }
 
-/* What one more row costs at each depth where every level adds n rows behind `rows` others. t(n)
- * has steps, and a drafter looks one level ahead, so what counts is the least mean cost of the next
- * few rows: a chain must not end at a step that the next levels share. The final choice knows the
- * real costs. */
+/* The cost of one more row at each depth, if every level adds n rows to `rows` others. t(n) has
+ * steps and a drafter looks only one level ahead. So the cost is the least mean cost of the next
+ * few rows: a chain must not end at a step whose cost the next levels share. so_plan_choose uses
+ * the exact costs. */
 static void row_costs(const so_planner *p, int rows, int n, double ms[DEPTHS]) {
     int ahead = SO_MAX(1, SO_TUNE_LOOK_AHEAD / n);
     double t[DEPTHS + 1];
@@ -115,14 +124,15 @@ static void row_costs(const so_planner *p, int rows, int n, double ms[DEPTHS]) {
     }
 }
 
-/* How often the first guess of a merged drafter is one that nobody made before it. */
+/* How often the first guess of a merged drafter is not among those made before it. */
 static double novelty(const so_plan_set *s, int leaf) {
     const so_mean *m = &s->novelty[leaf];
     return m->n > 0 ? m->value : 0.5;
 }
 
-/* The chance that the guesses at the root of the tree all fail; *rank: raised by their number. */
-static double left_behind(const so_plan_request *r, int *rank) {
+/* The chance that all guesses at the root of the tree are rejected; *rank is increased by their
+ * number. */
+static double chance_all_fail(const so_plan_request *r, int *rank) {
     float chance[SO_TREE_MAX];
     double left = 1;
     if (r->tree->n_proposals == 0)
@@ -138,103 +148,106 @@ static double left_behind(const so_plan_request *r, int *rank) {
 
 /* The chance that a drafter's first guess is new and is tested, given the guesses in the tree. */
 static double reach_of(const so_plan_request *r, int leaf, int *rank) {
-    double left = left_behind(r, rank);
+    double left = chance_all_fail(r, rank);
     return r->tree->n_proposals > 0 ? left * novelty(r->set, leaf) : left;
 }
 
-/* The time to feed the drafter the part of the text that it has not read. */
-static double once_ms(const so_planner *p, const so_plan_ask *ask, int leaf) {
-    const so_draft_cost *cost = ask->r->set->costs[leaf];
-    int unread = ask->n_tokens - 1 - ask->r->n_read[leaf];
-    return cost ? so_costs_read(&p->costs, cost) * SO_MAX(unread, 0) : 0;
+/* The time of the drafter's catch-up. */
+static double catch_up_ms(const so_planner *p, const so_plan_query *query, int leaf) {
+    const so_draft_cost *cost = query->r->set->costs[leaf];
+    int unread = query->n_tokens - 1 - query->r->n_prefilled[leaf];
+    return cost ? so_costs_catch_up(&p->costs, cost) * SO_MAX(unread, 0) : 0;
 }
 
-/* The part of reading that is charged to one step. It is paid off over the rest of the answer; but
- * a drafter that was skipped in a fraction f of the steps has to catch up again and again, and is
- * charged at least f of that. */
-static double used_up(const so_plan_ask *ask, int leaf) {
-    double left = SO_MIN(ask->tokens_left, SO_TUNE_ANSWER);
+/* The part of the catch-up that is charged to one step. It is paid off over the rest of the answer.
+ * But a drafter that was skipped in a fraction f of the steps has to catch up again and again, and
+ * is charged at least f of it. */
+static double catch_up_part(const so_plan_query *query, int leaf) {
+    double left = SO_MIN(query->tokens_left, SO_TUNE_ANSWER_TOKENS);
     double part = SO_MIN(1, SO_TUNE_STEP_TOKENS / SO_MAX(left, SO_TUNE_STEP_TOKENS));
-    bool catches_up = ask->r->n_read[leaf] > 0;
-    return catches_up ? SO_MAX(part, 1 - ask->r->asked[leaf].value) : part;
+    bool has_prefilled = query->r->n_prefilled[leaf] > 0;
+    return has_prefilled ? SO_MAX(part, 1 - query->r->use_rate[leaf].value) : part;
 }
 
-/* reach, rank: of its first guess. The terms are the request's: a copy is large. */
-static so_candidate candidate_of(const so_planner *p, so_plan_ask *ask, int leaf, double reach,
+/* reach, rank: of the drafter's first guess. The terms are stored in the request, because a copy is
+ * large. */
+static so_candidate candidate_of(const so_planner *p, so_plan_query *query, int leaf, double reach,
                                  int rank) {
-    so_plan_request *r = ask->r;
-    so_candidate c = {.ask = ask,
+    so_plan_request *r = query->r;
+    so_candidate c = {.query = query,
                       .terms = &r->terms,
                       .reach = reach,
                       .rank = rank,
-                      .one_call = r->set->drafters->leaves[leaf]->one_call,
+                      .flat_cost = r->set->drafters->leaves[leaf]->flat_cost,
                       .check_ms = so_costs_check(&p->costs, r->o.verify),
-                      .once_ms = once_ms(p, ask, leaf),
+                      .catch_up_ms = catch_up_ms(p, query, leaf),
                       .evidence = so_accept_evidence(&r->accept, leaf, rank)};
     so_accept_terms(&r->accept, leaf, rank, c.terms);
-    c.terms->start = (float)reach;
+    c.terms->start_value = (float)reach;
     return c;
 }
 
 static void set_price(const so_planner *p, so_candidate *c, int leaf, const double row_ms[DEPTHS],
                       double level_ms) {
     for (int d = 0; d < DEPTHS; d++)
-        c->terms->row[d] = (float)(p->price * (row_ms[d] + c->check_ms));
-    c->terms->level = (float)(p->price * level_ms);
-    c->first = c->kept = 0;
+        c->terms->row_price[d] = (float)(p->price * (row_ms[d] + c->check_ms));
+    c->terms->level_price = (float)(p->price * level_ms);
+    c->first_gain = c->keep_chance = 0;
     if (c->reach > 0)
-        c->first = c->reach * so_accept_option(&c->ask->r->accept, leaf, c->rank, c->terms,
-                                               (double)c->terms->row[0] / c->reach, &c->kept);
-    c->first -= p->price * c->once_ms * used_up(c->ask, leaf);
+        c->first_gain = c->reach * so_accept_first_gain(
+                                       &c->query->r->accept, leaf, c->rank, c->terms,
+                                       (double)c->terms->row_price[0] / c->reach, &c->keep_chance);
+    c->first_gain -= p->price * c->catch_up_ms * catch_up_part(c->query, leaf);
     if (c->left_out)
-        c->first = c->kept = 0;
+        c->first_gain = c->keep_chance = 0;
     c->path = c->reach;
 }
 
-/* What level d (from 1) brings to a candidate beyond its rows; call for d = 1, 2, … in order. */
+/* The gain of level d (from 1) for a candidate, beyond the cost of its rows. Call for d = 1, 2, …
+ * in order. */
 static double level_gain(so_candidate *c, int d) {
     int k = so_terms_depth(d);
-    if (d > c->ask->max_depth)
+    if (d > c->query->max_depth)
         return 0;
     c->path *= (double)c->terms->chance[k][ALL];
-    return d == 1 ? c->first : SO_MAX(0, c->path - (double)c->terms->row[k]);
+    return d == 1 ? c->first_gain : SO_MAX(0, c->path - (double)c->terms->row_price[k]);
 }
 
 static int by_gain(const void *a, const void *b) {
-    double x = ((const so_candidate *)a)->first, y = ((const so_candidate *)b)->first;
+    double x = ((const so_candidate *)a)->first_gain, y = ((const so_candidate *)b)->first_gain;
     return (x < y) - (x > y);
 }
 
-/* What drafting adds to the pass of this step (so_costs_after_draft); once per step. */
-static double after_ms(const so_planner *p, int rows) {
+/* The time that drafting adds to the pass of this step (so_costs_after_draft); once per step. */
+static double after_draft_ms(const so_planner *p, int rows) {
     return p->drafted ? 0 : so_costs_after_draft(&p->costs, rows);
 }
 
-/* The depth with the largest gain of the n candidates together; 0 where none pays. *risky: one
- * would pay and may not be risked. */
+/* The depth with the largest gain of the n candidates together; 0: none pays. *risky: a depth would
+ * pay but exceeds the allowed risk. */
 static int best_depth(so_planner *p, so_candidate *c, int n, double level_ms, bool *risky,
                       double *gain) {
-    double total = -p->price * after_ms(p, rows_now(p) + n);
-    double best = must_gain(p, n);
-    double doubt = 0, once = 0, check = 0;
+    double total = -p->price * after_draft_ms(p, rows_now(p) + n);
+    double best = required_gain(p, n);
+    double uncertainty = 0, catch_up = 0, check = 0;
     int rows = rows_now(p), limit = 0, depth = 0;
     *risky = false;
     for (int i = 0; i < n; i++) {
-        doubt += (1 - c[i].evidence) / n;
-        once += c[i].once_ms;
+        uncertainty += (1 - c[i].evidence) / n;
+        catch_up += c[i].catch_up_ms;
         check += c[i].check_ms;
-        limit = SO_MAX(limit, c[i].ask->max_depth);
+        limit = SO_MAX(limit, c[i].query->max_depth);
         c[i].path = c[i].reach;
     }
-    for (int d = 1; d <= SO_MIN(limit, DEPTHS) && rows + n * d <= p->room.max_rows; d++) {
+    for (int d = 1; d <= SO_MIN(limit, DEPTHS) && rows + n * d <= p->step.max_rows; d++) {
         for (int i = 0; i < n; i++)
             total += level_gain(&c[i], d);
-        total -= d == 1 || !c->one_call ? p->price * level_ms : 0;
+        total -= d == 1 || !c->flat_cost ? p->price * level_ms : 0;
         double extra_ms = so_costs_pass(&p->costs, rows + n * d) - so_costs_pass(&p->costs, rows) +
-                          d * check + (c->one_call ? 1 : d) * level_ms + once;
+                          d * check + (c->flat_cost ? 1 : d) * level_ms + catch_up;
         if (total <= best)
             continue;
-        if (extra_ms / p->plain_ms * doubt > max_risk(p)) {
+        if (extra_ms / p->plain_ms * uncertainty > max_risk(p)) {
             *risky = true;
             continue;
         }
@@ -245,98 +258,99 @@ static int best_depth(so_planner *p, so_candidate *c, int n, double level_ms, bo
     return depth;
 }
 
-/* How many of the n candidates are asked, those with the most to gain, and how deep. Those whose
- * first guess is not worth its row and its reading are left out; where all cannot be risked, half
- * of them may. */
-static int best_crowd(so_planner *p, so_candidate *c, int n, double level_ms, int *depth) {
+/* How many of the n candidates draft (those with the most to gain), and how deep. Candidates whose
+ * first guess is not worth its row and catch-up are left out. If the risk of all is too large, half
+ * of them are tried. */
+static int choose_requests(so_planner *p, so_candidate *c, int n, double level_ms, int *depth) {
     bool risky = true;
     double gain = 0;
     qsort(c, (size_t)n, sizeof *c, by_gain);
-    while (n > 0 && !(c[n - 1].first > 0))
+    while (n > 0 && !(c[n - 1].first_gain > 0))
         n--;
     for (*depth = 0; n > 0 && risky; n /= 2)
         if ((*depth = best_depth(p, c, n, level_ms, &risky, &gain)) > 0) {
-            p->promised += gain;
-            p->n_asked += n;
+            p->expected_gain += gain;
+            p->n_drafting += n;
             return n;
         }
     return 0;
 }
 
-/* The answer: on terms where the drafter goes by them and is known, to a fixed depth where not. */
-static void grant(so_candidate *c, int depth, int leaf) {
-    so_plan_request *r = c->ask->r;
-    if (c->evidence < SO_TUNE_KNOWN || !r->set->drafters->leaves[leaf]->on_terms) {
-        c->ask->max_depth = SO_MIN(c->ask->max_depth, depth);
+/* Terms if the drafter is known and uses them, otherwise a fixed depth. */
+static void set_answer(so_candidate *c, int depth, int leaf) {
+    so_plan_request *r = c->query->r;
+    if (c->evidence < SO_TUNE_KNOWN || !r->set->drafters->leaves[leaf]->uses_terms) {
+        c->query->max_depth = SO_MIN(c->query->max_depth, depth);
     } else {
-        r->leaf = r->leaf < 0 ? leaf : r->leaf;
-        c->ask->terms = c->terms;
+        r->terms_leaf = r->terms_leaf < 0 ? leaf : r->terms_leaf;
+        c->query->terms = c->terms;
     }
 }
 
-/* Whether a probe of a candidate's drafter is due. passes: the cost of the probe, in plain passes.
- * A drafter that is known is probed rarely where a probe would say little: another one drafts in
- * its place, or its guesses are accepted and it is unused because it costs too much. */
-static bool is_due(const so_planner *p, const so_candidate *c, int leaf, double passes) {
-    double since = p->clock - c->ask->r->set->probed_at[leaf];
+/* Whether a probe of a candidate's drafter is due. passes: the cost of the probe in plain passes. A
+ * known drafter is probed rarely if a probe would show little: another drafter is used in its
+ * place, or its guesses are accepted and only its cost is too high. */
+static bool probe_is_due(const so_planner *p, const so_candidate *c, int leaf, double passes) {
+    double since = p->token_clock - c->query->r->set->probed_at[leaf];
     if (c->evidence < SO_TUNE_KNOWN)
-        return since >= SO_TUNE_PROBE_EVERY || so_accept_recovers(&c->ask->r->accept, leaf);
+        return since >= SO_TUNE_PROBE_EVERY || so_accept_is_recovering(&c->query->r->accept, leaf);
     if (c->left_out || c->rank > 0 || (double)c->terms->chance[0][ALL] >= SO_TUNE_PROBE_BELOW)
-        return since >= SO_TUNE_PROBE_SELDOM;
-    return since >= SO_MAX(SO_TUNE_PROBE_EVERY, passes / SO_TUNE_PROBE_SHARE) ||
-           so_accept_recovers(&c->ask->r->accept, leaf);
+        return since >= SO_TUNE_PROBE_RARELY_EVERY;
+    return since >= SO_MAX(SO_TUNE_PROBE_EVERY, passes / SO_TUNE_PROBE_TIME_MAX) ||
+           so_accept_is_recovering(&c->query->r->accept, leaf);
 }
 
-/* No draft of this drafter pays in this step. Drafts one guess for one request to see whether its
- * drafter has become good again, if the account can pay for it: of those that are due, the one
- * whose last probe is longest ago. A point guess needs no row of the pass: the next tokens of the
- * text show whether it was right (shadow.h). */
-static void probe(so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
+/* No draft of this drafter pays in this step. Drafts one guess for one request, to see whether the
+ * drafter has improved, if the account can pay for it: among those that are due, the request whose
+ * last probe is the oldest. A point guess needs no row of the pass: the next tokens of the text
+ * show whether it was right (shadow.h). */
+static void try_probe(so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
     int rows = rows_now(p);
     const so_candidate *best = NULL;
-    for (int i = 0; i < n && rows < p->room.max_rows; i++) {
+    for (int i = 0; i < n && rows < p->step.max_rows; i++) {
         const so_candidate *x = &c[i];
-        double extra_ms = level_ms + x->once_ms;
-        if (x->ask->r->tree->max_rows > 0)
+        double extra_ms = level_ms + x->catch_up_ms;
+        if (x->query->r->tree->max_rows > 0)
             extra_ms +=
                 so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) + x->check_ms;
         double passes = extra_ms / p->plain_ms;
-        if (is_due(p, x, leaf, passes) && passes <= p->account &&
-            (!best || x->ask->r->probed_at < best->ask->r->probed_at))
+        if (probe_is_due(p, x, leaf, passes) && passes <= p->account &&
+            (!best || x->query->r->probed_at < best->query->r->probed_at))
             best = x;
     }
     if (!best)
         return;
-    best->ask->max_depth = 1;
-    best->ask->r->probed_at = best->ask->r->set->probed_at[leaf] = p->clock;
-    so_smooth(&best->ask->r->asked[leaf], 1, SO_TUNE_ASKED_PART);
+    best->query->max_depth = 1;
+    best->query->r->probed_at = best->query->r->set->probed_at[leaf] = p->token_clock;
+    so_smooth(&best->query->r->use_rate[leaf], 1, SO_TUNE_USE_PART);
     p->probing = true;
 }
 
-/* What a chain of a drafter is expected to gain for a request, the levels shared with the other
+/* The expected gain of a drafter's chain for one request, with the level cost divided among the
  * requests of its set. reach, rank: of its first guess. */
-static double chain_gain(const so_planner *p, so_plan_ask ask, int leaf, double reach, int rank) {
-    const so_plan_request *r = ask.r;
+static double chain_gain(const so_planner *p, so_plan_query query, int leaf, double reach,
+                         int rank) {
+    const so_plan_request *r = query.r;
     double row_ms[DEPTHS], best = 0;
     int n = 0;
     for (int i = 0; i < p->n_entries; i++)
         n += p->entries[i].r && p->entries[i].r->set == r->set;
-    double level_ms = step_ms(p, r->set, leaf, n) / n, total = 0;
-    if (r->silent[leaf])
+    double level_ms = level_cost_ms(p, r->set, leaf, n) / n, total = 0;
+    if (r->gave_no_rows[leaf])
         return 0;
     row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
-    so_candidate c = candidate_of(p, &ask, leaf, reach, rank);
+    so_candidate c = candidate_of(p, &query, leaf, reach, rank);
     set_price(p, &c, leaf, row_ms, level_ms);
-    for (int d = 1; d <= SO_MIN(ask.max_depth, DEPTHS); d++) {
-        total += level_gain(&c, d) - (d == 1 || !c.one_call ? p->price * level_ms : 0);
+    for (int d = 1; d <= SO_MIN(query.max_depth, DEPTHS); d++) {
+        total += level_gain(&c, d) - (d == 1 || !c.flat_cost ? p->price * level_ms : 0);
         best = SO_MAX(best, total);
     }
     return best;
 }
 
-/* `a+b`, before a is asked: whether b alone gains more than both. */
-static bool later_is_better_alone(const so_planner *p, const so_plan_ask *ask, int stage) {
-    const so_plan_set *s = ask->r->set;
+/* For `a+b`, before a drafts: whether b without a gains more than both. */
+static bool later_gains_more_alone(const so_planner *p, const so_plan_query *query, int stage) {
+    const so_plan_set *s = query->r->set;
     const so_draft_stage *own = &s->drafters->stages[stage];
     int leaf = own->drafter->index;
     so_accept_key first = {leaf, 1, 0, -1};
@@ -344,30 +358,31 @@ static bool later_is_better_alone(const so_planner *p, const so_plan_ask *ask, i
     for (int i = stage + 1; i < s->drafters->n_stages; i++) {
         int next = s->drafters->stages[i].drafter->index;
         if (s->drafters->stages[i].alternative != own->alternative || !s->costs[next] ||
-            so_accept_evidence(&ask->r->accept, next, 0) < SO_TUNE_KNOWN)
+            so_accept_evidence(&query->r->accept, next, 0) < SO_TUNE_KNOWN)
             continue;
         if (gain < 0)
-            gain = chain_gain(p, *ask, leaf, 1, 0);
-        double fails = 1 - so_accept_get(&ask->r->accept, &first, SO_TUNE_UNKNOWN_CHANCE);
-        double more = chain_gain(p, *ask, next, fails * novelty(s, next), 1);
-        if (chain_gain(p, *ask, next, 1, 0) > gain + more)
+            gain = chain_gain(p, *query, leaf, 1, 0);
+        double fails = 1 - so_accept_get(&query->r->accept, &first, SO_TUNE_UNKNOWN_CHANCE);
+        double more = chain_gain(p, *query, next, fails * novelty(s, next), 1);
+        if (chain_gain(p, *query, next, 1, 0) > gain + more)
             return true;
     }
     return false;
 }
 
-/* Values the candidates. The cost of a row depends on how many first guesses are kept, and how many
- * are kept depends on the cost of a row: three iterations settle both. */
-static void weigh(const so_planner *p, so_candidate *c, int n, int stage, double level_ms) {
-    int leaf = c->ask->r->set->drafters->stages[stage].drafter->index;
+/* Values the candidates. The cost of a row depends on how many first guesses are kept, and the
+ * number kept depends on the cost of a row: three iterations are enough for both. */
+static void value_candidates(const so_planner *p, so_candidate *c, int n, int stage,
+                             double level_ms) {
+    int leaf = c->query->r->set->drafters->stages[stage].drafter->index;
     double row_ms[DEPTHS], kept = n;
     for (int i = 0; i < n; i++) {
-        const so_plan_request *r = c[i].ask->r;
+        const so_plan_request *r = c[i].query->r;
         bool alone = r->tree->n_proposals == 0 && r->n_refused == 0;
-        bool left_out = alone && later_is_better_alone(p, c[i].ask, stage);
+        bool left_out = alone && later_gains_more_alone(p, c[i].query, stage);
         int rank = r->n_refused;
         double reach = reach_of(r, leaf, &rank);
-        c[i] = candidate_of(p, c[i].ask, leaf, reach, rank);
+        c[i] = candidate_of(p, c[i].query, leaf, reach, rank);
         c[i].left_out = left_out;
     }
     for (int turn = 0; turn < (n > 1 ? 3 : 1); turn++) {
@@ -375,49 +390,49 @@ static void weigh(const so_planner *p, so_candidate *c, int n, int stage, double
         kept = 0;
         for (int i = 0; i < n; i++) {
             set_price(p, &c[i], leaf, row_ms, level_ms);
-            kept += c[i].kept;
+            kept += c[i].keep_chance;
         }
     }
 }
 
-void so_plan_ask_stage(so_planner *p, int stage, so_plan_ask *asks, int n) {
+void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n) {
     so_candidate *c = p->candidates;
-    int m = 0, depth = 0, asked = 0;
+    int m = 0, depth = 0, chosen = 0;
     if (n == 0)
         return;
-    const so_plan_set *s = asks[0].r->set;
+    const so_plan_set *s = queries[0].r->set;
     int leaf = s->drafters->stages[stage].drafter->index;
     for (int i = 0; i < n; i++) {
-        so_plan_request *r = asks[i].r;
-        asks[i].terms = NULL;
+        so_plan_request *r = queries[i].r;
+        queries[i].terms = NULL;
         r->accept.own[leaf].refused_before = (uint8_t)r->n_refused;
-        if (r->o.length == 0 && asks[i].max_depth > 0 && is_planned(p, s, leaf, r->tree))
-            c[m++].ask = &asks[i];
+        if (r->o.length == 0 && queries[i].max_depth > 0 && needs_plan(p, s, leaf, r->tree))
+            c[m++].query = &queries[i];
     }
     if (m == 0)
         return;
-    double level_ms = step_ms(p, s, leaf, m);
+    double level_ms = level_cost_ms(p, s, leaf, m);
     /* Without a cost curve the first pass is plain. */
-    bool may = p->plain_ms > 0 && !p->plain;
+    bool may = p->plain_ms > 0 && !p->force_plain;
     if (may) {
-        weigh(p, c, m, stage, level_ms);
-        asked = best_crowd(p, c, m, level_ms, &depth);
+        value_candidates(p, c, m, stage, level_ms);
+        chosen = choose_requests(p, c, m, level_ms, &depth);
     }
     for (int i = 0; i < m; i++) {
-        if (i < asked)
-            grant(&c[i], depth, leaf);
+        if (i < chosen)
+            set_answer(&c[i], depth, leaf);
         else
-            c[i].ask->max_depth = 0;
+            c[i].query->max_depth = 0;
         if (may)
-            so_smooth(&c[i].ask->r->asked[leaf], i < asked, SO_TUNE_ASKED_PART);
+            so_smooth(&c[i].query->r->use_rate[leaf], i < chosen, SO_TUNE_USE_PART);
     }
-    if (asked == 0 && may)
-        probe(p, c, m, leaf, level_ms);
+    if (chosen == 0 && may)
+        try_probe(p, c, m, leaf, level_ms);
 }
 
-/* --- drafted --- */
+/* --- after drafting --- */
 
-/* The first proposal of a drafter at the root; −1: none. *is_new: nobody made that guess before. */
+/* A drafter's first proposal at the root; −1: none. *is_new: no earlier drafter made this guess. */
 static int first_proposal(const so_tree *t, int leaf, bool *is_new) {
     for (int i = t->nodes[0].first; i >= 0; i = t->proposals[i].next)
         if (t->proposals[i].drafter == leaf) {
@@ -429,9 +444,9 @@ static int first_proposal(const so_tree *t, int leaf, bool *is_new) {
     return -1;
 }
 
-/* The first guess of a merged drafter: whether it is a new one, and how sure of it the drafter is;
- * also as if it had been alone. */
-static void learn_first(so_plan_request *r, int leaf) {
+/* Learns from a drafter's first guess: whether it is new among merged drafters, and its confidence,
+ * counted at its rank and also at rank 0. */
+static void observe_first_guess(so_plan_request *r, int leaf) {
     const so_tree *t = r->tree;
     bool is_new;
     int i = first_proposal(t, leaf, &is_new);
@@ -440,62 +455,62 @@ static void learn_first(so_plan_request *r, int leaf) {
     if (i != t->nodes[0].first)
         so_smooth(&r->set->novelty[leaf], is_new, SO_TUNE_YIELD_PART);
     so_accept_key k = so_accept_key_of(&r->accept, t, i);
-    so_accept_row(&r->accept, &k);
+    so_accept_add_confidence(&r->accept, &k);
     if (k.rank > 0)
-        so_accept_row(&r->accept, &(so_accept_key){leaf, 1, 0, k.confidence});
+        so_accept_add_confidence(&r->accept, &(so_accept_key){leaf, 1, 0, k.confidence});
 }
 
-/* A row that a drafter made and did not find worth a guess. */
-static void learn_refusal(so_plan_request *r, int leaf, const so_draft_job *job) {
+/* Learns from a row that a drafter computed but did not find worth a guess. */
+static void observe_refusal(so_plan_request *r, int leaf, const so_draft_job *job) {
     so_accept_key k = {leaf, job->refused_depth, 0, (double)job->refused_confidence};
     double reach = 1;
-    if (k.depth == 1) { /* it has none of the guesses in the tree */
+    if (k.depth == 1) { /* none of the guesses in the tree is its own */
         k.rank = r->n_refused++;
-        reach = left_behind(r, &k.rank);
-        so_accept_row(&r->accept, &k);
+        reach = chance_all_fail(r, &k.rank);
+        so_accept_add_confidence(&r->accept, &k);
         if (k.rank > 0)
-            so_accept_row(&r->accept, &(so_accept_key){leaf, 1, 0, k.confidence});
+            so_accept_add_confidence(&r->accept, &(so_accept_key){leaf, 1, 0, k.confidence});
     }
-    so_accept_skip(&r->accept, &k, reach);
+    so_accept_add_refused(&r->accept, &k, reach);
 }
 
-void so_plan_drafted(so_planner *p, int stage, so_plan_ask *asks, const so_draft_job *jobs, int n,
-                     double ms) {
+void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
+                           const so_draft_job *jobs, int n, double ms) {
     so_draft_usage u = {.ms = ms};
     if (n == 0)
         return;
-    so_plan_set *s = asks[0].r->set;
+    so_plan_set *s = queries[0].r->set;
     int leaf = s->drafters->stages[stage].drafter->index;
     for (int i = 0; i < n; i++) {
         const so_draft_job *job = &jobs[i];
-        so_plan_request *r = asks[i].r;
-        learn_first(r, leaf);
-        r->silent[leaf] = job->n_levels == 0;
+        so_plan_request *r = queries[i].r;
+        observe_first_guess(r, leaf);
+        r->gave_no_rows[leaf] = job->n_levels == 0;
         if (job->n_levels == 0)
             continue;
         u.chains++;
         u.levels = SO_MAX(u.levels, job->n_levels);
-        u.lag = SO_MAX(u.lag, job->n_read);
-        u.read += job->n_read;
-        r->n_read[leaf] = asks[i].n_tokens;
-        if (r->leaf == leaf)
+        u.max_catch_up = SO_MAX(u.max_catch_up, job->n_catch_up);
+        u.n_catch_up += job->n_catch_up;
+        r->n_prefilled[leaf] = queries[i].n_tokens;
+        if (r->terms_leaf == leaf)
             r->levels = job->n_levels;
         if (job->refused_depth > 0)
-            learn_refusal(r, leaf, job);
+            observe_refusal(r, leaf, job);
     }
     p->drafted_ms += ms;
     if (!s->costs[leaf])
         return;
     p->drafted |= u.levels > 0;
     so_costs_observe_draft(&p->costs, s->costs[leaf], &u);
-    double levels_ms = u.levels * step_ms(p, s, leaf, SO_MAX(u.chains, 1));
+    double levels_ms = u.levels * level_cost_ms(p, s, leaf, SO_MAX(u.chains, 1));
     p->levels_ms += levels_ms;
-    p->expected_draft_ms += levels_ms + u.read * so_costs_read(&p->costs, s->costs[leaf]);
+    p->expected_draft_ms += levels_ms + u.n_catch_up * so_costs_catch_up(&p->costs, s->costs[leaf]);
 }
 
-/* --- keeps --- */
+/* --- keep or go on --- */
 
-/* What the points of a tree gain beyond their rows. */
+/* The gain of the point guesses of a tree beyond their rows. */
 static double gain_of_points(so_planner *p, const so_plan_request *r) {
     float chance[SO_TREE_MAX], value[SO_TREE_MAX] = {1};
     const so_tree *t = r->tree;
@@ -507,13 +522,13 @@ static double gain_of_points(so_planner *p, const so_plan_request *r) {
         value[i] = value[t->nodes[i].parent] * chance[i];
         so_selection_add(&p->selection, (so_guess){value[i], -1, (float)check, 0, i});
     }
-    so_selection_limits l = {.price = p->price, .max_risk = 1e9, .max_rows = p->room.max_rows};
+    so_selection_limits l = {.price = p->price, .max_risk = 1e9, .max_rows = p->step.max_rows};
     double before = so_costs_pass(&p->costs, sum.rows);
     so_selection_choose(&p->selection, &p->costs, &l, &sum);
     return sum.tokens - p->price * (so_costs_pass(&p->costs, sum.rows) + sum.test_ms - before);
 }
 
-/* What rounds of a paid drafter have gained, at today's price; 0: there were too few. */
+/* The mean gain of a paid drafter's rounds at the current price; 0: too few rounds. */
 static double yield_gain(const so_planner *p, const so_plan_request *r, int leaf) {
     const so_yield *own = &r->yields[leaf], *all = &r->set->yields[r->o.mode][leaf];
     if (all->tokens.n < SO_TUNE_YIELD_ROUNDS)
@@ -524,45 +539,46 @@ static double yield_gain(const so_planner *p, const so_plan_request *r, int leaf
     return tokens - p->price * p->plain_ms * passes;
 }
 
-/* What a paid drafter is expected to gain for a request in place of the guesses in its tree. 0
- * where it would not be asked. */
-static double gain_of_stage(so_planner *p, const so_plan_ask *ask, int leaf) {
-    const so_plan_request *r = ask->r;
-    int n = p->room.n_requests, rows = rows_now(p) - (r->tree->n_nodes - 1);
-    double best = chain_gain(p, *ask, leaf, 1, 0) - p->price * after_ms(p, rows_now(p) + n) / n;
+/* The expected gain of a paid drafter for a request, in place of the guesses in its tree. 0 if it
+ * would not be used. */
+static double gain_of_stage(so_planner *p, const so_plan_query *query, int leaf) {
+    const so_plan_request *r = query->r;
+    int n = p->step.n_requests, rows = rows_now(p) - (r->tree->n_nodes - 1);
+    double best =
+        chain_gain(p, *query, leaf, 1, 0) - p->price * after_draft_ms(p, rows_now(p) + n) / n;
     double evidence = so_accept_evidence(&r->accept, leaf, 0);
     double ms = so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) +
-                step_ms(p, r->set, leaf, 1) + once_ms(p, ask, leaf);
-    if (best <= must_gain(p, n) / n || ms / p->plain_ms * (1 - evidence) > max_risk(p))
+                level_cost_ms(p, r->set, leaf, 1) + catch_up_ms(p, query, leaf);
+    if (best <= required_gain(p, n) / n || ms / p->plain_ms * (1 - evidence) > max_risk(p))
         return 0;
     return evidence >= SO_TUNE_KNOWN ? SO_MAX(best, yield_gain(p, r, leaf)) : best;
 }
 
-/* Whether a drafter of a later alternative that costs is expected to gain more than the free
- * guesses in the tree. */
-static bool is_outdone(so_planner *p, const so_plan_ask *ask, int alternative) {
-    const so_draft_set *d = ask->r->set->drafters;
+/* Whether a paid drafter of a later alternative is expected to gain more than the free guesses in
+ * the tree. */
+static bool paid_stage_gains_more(so_planner *p, const so_plan_query *query, int alternative) {
+    const so_draft_set *d = query->r->set->drafters;
     double have = -1;
     for (int i = 0; i < d->n_stages; i++) {
         int leaf = d->stages[i].drafter->index;
-        if (d->stages[i].alternative <= alternative || !ask->r->set->costs[leaf])
+        if (d->stages[i].alternative <= alternative || !query->r->set->costs[leaf])
             continue;
         if (have < 0)
-            have = gain_of_points(p, ask->r);
-        if (gain_of_stage(p, ask, leaf) > have)
+            have = gain_of_points(p, query->r);
+        if (gain_of_stage(p, query, leaf) > have)
             return true;
     }
     return false;
 }
 
-static bool is_hopeless(const so_plan_request *r) {
+static bool first_guess_is_bad(const so_plan_request *r) {
     const so_proposal *q = &r->tree->proposals[0];
     so_accept_key k = {q->drafter, 1, 0, (double)q->confidence};
     return so_accept_evidence(&r->accept, q->drafter, 0) >= SO_TUNE_KNOWN &&
-           so_accept_get(&r->accept, &k, SO_TUNE_UNKNOWN_CHANCE) < SO_TUNE_HOPELESS;
+           so_accept_get(&r->accept, &k, SO_TUNE_UNKNOWN_CHANCE) < SO_TUNE_FREE_CHANCE_MIN;
 }
 
-/* Whether a paid drafter has guessed: what it guessed is paid for, and so_plan_choose trims it. */
+/* Guesses of a paid drafter stay: their cost is spent, and so_plan_choose trims them. */
 static bool has_paid_guesses(const so_plan_request *r) {
     for (int i = 0; i < r->tree->n_proposals; i++)
         if (r->set->costs[r->tree->proposals[i].drafter])
@@ -570,26 +586,25 @@ static bool has_paid_guesses(const so_plan_request *r) {
     return false;
 }
 
-/* Guesses that are sent away are watched all the same, so that a drafter that has become good again
- * is taken back. */
-bool so_plan_keeps(so_planner *p, const so_plan_ask *ask, int alternative) {
-    so_plan_request *r = ask->r;
+/* Guesses that are dropped still become a shadow draft, so that a drafter that has improved is used
+ * again. */
+bool so_plan_keep_guesses(so_planner *p, const so_plan_query *query, int alternative) {
+    so_plan_request *r = query->r;
     so_tree *t = r->tree;
-    r->n_refused = 0; /* of the next alternative */
+    r->n_refused = 0; /* for the next alternative */
     if (t->n_proposals == 0)
         return false;
     if (r->o.length > 0 || !(p->plain_ms > 0) || !so_tree_all_points(t) || has_paid_guesses(r) ||
-        !(is_hopeless(r) || is_outdone(p, ask, alternative)))
+        !(first_guess_is_bad(r) || paid_stage_gains_more(p, query, alternative)))
         return true;
-    so_shadow_watch(&r->shadow, &r->accept, t);
+    so_shadow_add(&r->shadow, &r->accept, t);
     so_tree_reset(t, t->nodes[0].token, t->root_pos);
     return false;
 }
 
 /* --- choose --- */
 
-/* The guesses of one tree: into *sum, if it must be taken as it is, or among those to choose from.
- */
+/* The guesses of one tree: into *sum if the tree must stay whole, otherwise into the selection. */
 static void gather(so_planner *p, int owner, so_sum *sum) {
     so_plan_entry *e = &p->entries[owner];
     const so_tree *t = e->tree;
@@ -614,14 +629,14 @@ static void gather(so_planner *p, int owner, so_sum *sum) {
     }
 }
 
-/* What drafts that cost have brought in this step, against what was expected of them. Begun on
- * averages, they are begun where the averages flatter most, and costs that nobody knows of are in
- * it too. */
+/* Learns the shortfall of drafts with a cost: the gain expected before drafting minus the gain
+ * expected now that the guesses are known. Drafts are started where averages are too optimistic, so
+ * the difference is positive in the mean; unknown costs are part of it too. */
 static void learn_shortfall(so_planner *p, int rows) {
     double gain = -p->price * (p->levels_ms + so_costs_after_draft(&p->costs, rows));
     int kept = 0;
     so_mean *m = shortfall(p);
-    if (!p->drafted || p->probing || !(p->promised > 0) || p->room.other_rows > 0) {
+    if (!p->drafted || p->probing || !(p->expected_gain > 0) || p->step.prompt_rows > 0) {
         m->value *= p->drafted ? 1 : SO_TUNE_SHORTFALL_KEEP;
         return;
     }
@@ -639,28 +654,29 @@ static void learn_shortfall(so_planner *p, int rows) {
         }
     }
     gain -= p->price * (so_costs_pass(&p->costs, rows) - so_costs_pass(&p->costs, rows - kept));
-    so_smooth(m, (p->promised - gain) / p->n_asked, SO_TUNE_SHORTFALL_PART);
+    so_smooth(m, (p->expected_gain - gain) / p->n_drafting, SO_TUNE_SHORTFALL_PART);
 }
 
-/* What a drafter that costs has brought with this round. */
+/* Learns the yield of a round of a paid drafter: expected tokens and passes beyond plain
+ * decoding. */
 static void learn_yield(so_planner *p, const so_plan_entry *e) {
     so_plan_request *r = e->r;
     const so_tree *t = e->tree;
     float value[SO_TREE_MAX] = {1};
     double tokens = 0;
-    int rows = p->room.n_requests + p->room.other_rows;
-    if (!r || r->leaf < 0 || r->levels == 0 || p->probing || !(p->plain_ms > 0))
+    int rows = p->step.n_requests + p->step.prompt_rows;
+    if (!r || r->terms_leaf < 0 || r->levels == 0 || p->probing || !(p->plain_ms > 0))
         return;
-    bool refused = t->n_proposals == 0 || t->proposals[0].drafter != r->leaf;
-    int kept = refused ? 0 : e->n_keep; /* what another drafter guessed then is not its yield */
+    bool refused = t->n_proposals == 0 || t->proposals[0].drafter != r->terms_leaf;
+    int kept = refused ? 0 : e->n_keep; /* guesses of another drafter are not its yield */
     for (int i = 1; i < t->n_nodes && !refused; i++) {
         value[i] = value[t->nodes[i].parent] * e->chance[i];
         tokens += e->keep[i] ? (double)value[i] : 0;
     }
     double ms = so_costs_pass(&p->costs, rows + kept) - p->plain_ms +
-                r->levels * step_ms(p, r->set, r->leaf, 1) +
+                r->levels * level_cost_ms(p, r->set, r->terms_leaf, 1) +
                 kept * so_costs_check(&p->costs, r->o.verify);
-    so_yield *own = &r->yields[r->leaf], *all = &r->set->yields[r->o.mode][r->leaf];
+    so_yield *own = &r->yields[r->terms_leaf], *all = &r->set->yields[r->o.mode][r->terms_leaf];
     so_smooth(&own->tokens, tokens, SO_TUNE_OWN_YIELD_PART);
     so_smooth(&own->passes, ms / p->plain_ms, SO_TUNE_OWN_YIELD_PART);
     so_smooth(&all->tokens, tokens, SO_TUNE_YIELD_PART);
@@ -669,24 +685,25 @@ static void learn_yield(so_planner *p, const so_plan_entry *e) {
 
 const so_plan *so_plan_choose(so_planner *p) {
     int n = p->n_entries;
-    so_sum sum = {.tokens = n, .rows = p->room.n_requests + p->room.other_rows};
+    so_sum sum = {.tokens = n, .rows = p->step.n_requests + p->step.prompt_rows};
     so_selection_limits l = {.price = p->price,
-                             .margin = p->drafted ? 0 : margin(p), /* a draft is paid for */
+                             .margin = p->drafted ? 0 : margin(p), /* a draft is already paid */
                              .max_risk = max_risk(p),
-                             .max_rows = p->room.max_rows};
+                             .max_rows = p->step.max_rows};
     so_selection_clear(&p->selection);
     for (int i = 0; i < n; i++) {
         if (p->entries[i].r)
-            so_shadow_watch(&p->entries[i].r->shadow, &p->entries[i].r->accept, p->entries[i].tree);
+            so_shadow_add(&p->entries[i].r->shadow, &p->entries[i].r->accept, p->entries[i].tree);
         gather(p, i, &sum);
     }
-    int chosen = p->plain ? 0 : so_selection_choose(&p->selection, &p->costs, &l, &sum);
+    int chosen = p->force_plain ? 0 : so_selection_choose(&p->selection, &p->costs, &l, &sum);
     for (int k = 0; k < chosen; k++) {
         const so_guess *g = so_selection_get(&p->selection, k);
         p->entries[g->owner].keep[g->node] = true;
         p->entries[g->owner].n_keep++;
     }
-    /* The clock's bad luck is nobody's fault: drafting counts with what it should have taken. */
+    /* Drafting counts with its expected time if that is lower: a slow moment of the machine says
+     * nothing about the plan. */
     double draft_ms = p->drafted_ms;
     if (p->expected_draft_ms > 0)
         draft_ms = SO_MIN(draft_ms, p->expected_draft_ms);
@@ -698,7 +715,7 @@ const so_plan *so_plan_choose(so_planner *p) {
                         .tokens = sum.tokens,
                         .ms = so_costs_pass(&p->costs, sum.rows) + sum.test_ms + draft_ms,
                         .plain_ms = p->plain_ms,
-                        .doubt = so_sum_doubt(&sum),
+                        .uncertainty = so_sum_uncertainty(&sum),
                         .probe = p->probing};
     for (int i = 0; i < n; i++) {
         learn_yield(p, &p->entries[i]);
@@ -710,29 +727,29 @@ const so_plan *so_plan_choose(so_planner *p) {
 
 /* --- verdict, end --- */
 
-void so_plan_verdict(so_planner *p, so_plan_request *r, const so_tree *tree, const so_verdict *v,
-                     so_verify_mode mode, double ms) {
+void so_plan_observe_verdict(so_planner *p, so_plan_request *r, const so_tree *tree,
+                             const so_verdict *v, so_verify_mode mode, double ms) {
     so_costs_observe_verdict(&p->costs, mode, v, ms);
     if (r)
         so_accept_verdict(&r->accept, tree, v);
 }
 
-/* The account is kept with the times of the cost curve, not with the clock's: what counts is the
- * decision, and a page fault is not its fault. Nor is bad luck the fault of a drafter that is known
- * well: losses count as far as it was in doubt, and the estimates see to the rest. */
-static void settle(so_planner *p, double tokens) {
+/* Updates the exploration account with the times of the cost curve, not of the clock: it judges the
+ * decision, and a page fault is not part of it. A loss is weighted by the uncertainty about the
+ * drafters: for a well-known drafter it is bad luck, and the estimates account for it. */
+static void update_account(so_planner *p, double tokens) {
     const so_plan *plan = &p->plan;
     double gain = plan->ms > plan->plain_ms ? tokens - plan->ms / plan->plain_ms : 0;
     if (gain < 0 && !plan->probe)
-        gain *= plan->doubt;
+        gain *= plan->uncertainty;
     double sum = p->account + SO_TUNE_ACCOUNT_EARN * tokens + gain;
     p->account = SO_MAX(SO_TUNE_ACCOUNT_MIN, SO_MIN(sum, SO_TUNE_ACCOUNT_MAX));
-    p->clock += tokens;
+    p->token_clock += tokens;
 }
 
 static void learn_rate(so_yield *y, double tokens, double passes, double part) {
     so_smooth(&y->tokens, tokens, part);
-    so_smooth(&y->passes, SO_MIN(passes, SO_TUNE_RATE_LONGEST), part);
+    so_smooth(&y->passes, SO_MIN(passes, SO_TUNE_RATE_MAX_PASSES), part);
 }
 
 void so_plan_end(so_planner *p, double pass_ms, int n_tokens) {
@@ -740,14 +757,14 @@ void so_plan_end(so_planner *p, double pass_ms, int n_tokens) {
     if (plan->plain_ms > 0 && plan->n_requests > 0) {
         double tokens = (double)n_tokens / plan->n_requests;
         int k = size_class(plan->n_requests);
-        settle(p, tokens);
-        if (p->room.other_rows == 0) { /* a step that reads a prompt says little about the rate */
+        update_account(p, tokens);
+        if (p->step.prompt_rows == 0) { /* steps with prefill say little about the rate */
             learn_rate(&p->rates[k], tokens, plan->ms / plan->plain_ms, SO_TUNE_RATE_PART);
             learn_rate(&p->rates_now[k], tokens, plan->ms / plan->plain_ms, SO_TUNE_RATE_NOW_PART);
         }
     }
-    bool was_plain = plan->n_rows == p->room.n_requests + p->room.other_rows && !p->drafted;
-    p->since_plain = was_plain || p->plain ? 0 : p->since_plain + 1;
+    bool was_plain = plan->n_rows == p->step.n_requests + p->step.prompt_rows && !p->drafted;
+    p->steps_since_plain = was_plain || p->force_plain ? 0 : p->steps_since_plain + 1;
     so_costs_observe_pass(&p->costs, plan->n_rows, pass_ms, p->drafted);
     p->n_passes++;
 }

@@ -1,55 +1,66 @@
-/* The planner: how much to guess, in one currency.
+/* The planner: decides which guesses are made and which go into the target's pass.
  *
- * The aim is the most tokens per unit of time in the long run. So a millisecond has a price: λ, the
- * running rate of the whole batch in tokens per millisecond, which is what the time would bring
- * otherwise. In each step the planner takes the guesses for which
+ * Where the length of a draft is decided:
+ *
+ *   so_plan_set_depths     before drafting: which requests draft, and how deep. From the estimated
+ *                          acceptance (acceptance.h), the costs (costs.h) and λ. A drafter that is
+ *                          known well gets so_draft_terms and then decides after each guess
+ *                          (draft/model.c); another one gets a fixed depth. Free drafters go as
+ *                          deep as the request's limits allow.
+ *   so_plan_keep_guesses   after an alternative of `a,b`: whether the free guesses of a stay, or
+ *                          are dropped because b is expected to gain more.
+ *   so_plan_choose         after drafting: which nodes of all trees go into the pass (select.h).
+ *
+ * The aim is the most tokens per unit of time in the long run. Time therefore has a price: λ, the
+ * running rate of the whole batch in tokens per millisecond. Each step takes the guesses that
+ * maximise
  *
  *   E[tokens] − λ · E[ms]
  *
- * is largest. A guess's share of E[tokens] is its value, the chance that its whole path is accepted
- * (of a later sibling: that the earlier ones fail and this one stands). The same comparison answers
+ * A guess adds its value to E[tokens]: the chance that its whole path is accepted (for a later
+ * sibling: that the earlier ones are rejected and this one is accepted). One comparison answers
  * every question:
  *
- *   ask     draft another level?        value before its row is seen > λ · (level + row)
- *   keep    test what was drafted?      value > λ · row: the level is paid for by then
- *   which   whose guess goes in?        the largest values, of all requests (select.h)
- *   who     free guesses or a model's?  the larger gain
- *   begin   draft at all?               the gain of all requests together > 0
+ *   draft another level?                    value before its row is seen > λ · (level + row)
+ *   test a guess that was drafted?          value > λ · row: the level is already paid
+ *   whose guesses go into the pass?         the largest values of all requests (select.h)
+ *   free guesses or those of a model?       the larger gain
+ *   draft at all in this step?              gain of all requests together > required gain
  *
- * λ is n · g / t(n) for n requests, those that still read their prompts among them, because time
- * costs them as much: g, the tokens that a request gains in the time of a plain pass, is a running
- * mean per size of the batch, never below 1. Measured against t(n) as the cost curve
- * has it at that moment, it does not follow the machine's slow minutes. A step's own best rate
- * would be the wrong price: it keeps easy passages short and hard ones long.
+ * λ is n · g / t(n) for n requests, including those in prefill, because time costs them as much. g
+ * is the number of tokens that a request gains in the time of a plain pass: a running mean per size
+ * of the batch, at least 1. As g is measured against the current t(n), λ does not follow slow
+ * minutes of the machine. The best rate of the step itself would be the wrong price: it makes
+ * drafts too short in easy passages and too long in hard ones.
  *
- * The cost of a level is shared by all chains that are drafted in it. Reading a text before the
- * first guess is an investment, weighed by the part of it that a step uses up.
+ * All chains drafted in one level share its cost. Catch-up before the first guess is an investment;
+ * each step is charged the part of it that it uses up.
  *
- * Never slower. Estimates can be wrong, so what is tried without evidence is paid for out of an
- * account, counted in plain passes. It starts at half a pass, earns 0.65 % of a pass with every
- * token and whatever speculation gains (up to sixteen), and loses what a plan lost as far as its
- * drafters were not known well: the bad luck of the others is in the estimates already. A plan may
- * risk no more than the account holds. A drafter that was given up is probed with one guess every
- * eight tokens at most, and no more than 2 % of the time, or at once after a guess that was right;
- * alone it has only what tokens earn for that. Free guesses are scored in shadow and need no
- * probes.
+ * The loss against plain decoding is bounded. Estimates can be wrong, so drafting without evidence
+ * is paid from an exploration account, counted in plain passes. It starts at half a pass. It earns
+ * 0.65 % of a pass per token and all that speculation gains, up to sixteen passes. It loses what a
+ * plan lost, weighted by the uncertainty about its drafters: for well-known drafters a loss is bad
+ * luck and already in the estimates. A plan may risk no more than the account holds. A drafter that
+ * was given up is probed with one guess, at most every eight tokens and in at most 2 % of the time,
+ * or immediately after a correct guess. With no other drafter in use the account earns only the
+ * 0.65 % for such probes. Free guesses are scored as shadow drafts and need no probes.
  *
- * One step:
+ * Order of calls in one step:
  *
- *   so_plan_begin     how many requests, how many rows beside them
- *   so_plan_enter     each request that decides a token, with its tree
- *   so_plan_ask_stage for each stage of drafters: how deep, and on what terms
- *   so_plan_drafted   what drafting took
- *   so_plan_keeps     after each alternative: whether its guesses stay or the next one is asked
- *   so_plan_choose    which nodes go into the pass; trees are pruned
- *   so_plan_verdict   what became of them, request by request
- *   so_plan_end       what the pass took
+ *   so_plan_begin            number of requests, rows of prefill
+ *   so_plan_enter            each request that decides a token, with its tree
+ *   so_plan_set_depths       for each stage of drafters: how deep, with which terms
+ *   so_plan_observe_draft    what drafting took
+ *   so_plan_keep_guesses     after each alternative: keep its guesses, or go on to the next one
+ *   so_plan_choose           which nodes go into the pass; the trees are pruned
+ *   so_plan_observe_verdict  which guesses were accepted, per request
+ *   so_plan_end              what the pass took
  *
- * Trees with drawn tokens are taken as they are: whether a token is drawn is decided before it is,
- * and leaving out what was drawn would bias `reject` (rule of sight).
+ * Trees with sampled tokens are never pruned: whether a token is sampled is decided before
+ * sampling, and leaving out sampled tokens would bias `reject` (rule of sight, draft/drafter.h).
  *
- * Owns all it learns (costs.h, acceptance.h) and keeps it between runs (store.h). No clock, no
- * models. One thread. */
+ * Owns all that is learned (costs.h, acceptance.h) and keeps it between runs (store.h). Reads no
+ * clock and runs no model. Thread: the engine thread. */
 #ifndef SO_PLAN_PLAN_H
 #define SO_PLAN_PLAN_H
 
@@ -59,76 +70,79 @@
 
 typedef struct so_planner so_planner;
 typedef struct so_plan_set so_plan_set;         /* the drafters of one spec */
-typedef struct so_plan_request so_plan_request; /* a request's side of planning */
+typedef struct so_plan_request so_plan_request; /* one request's estimates */
 
-so_planner *so_planner_create(int max_requests); /* that take part in one step */
-void so_planner_free(so_planner *p);             /* NULL is fine; sets and requests must be gone */
+so_planner *so_planner_create(int max_requests); /* the most requests of one step */
+/* NULL is fine. Its sets and requests must be freed before. */
+void so_planner_free(so_planner *p);
 
-/* What was learned, from and to a file (store.h). Reading comes before the first set. Both are
- * silent but for the debug log. */
+/* Reads and writes what was learned (store.h). Load before creating the first set. Failures only go
+ * to the debug log. */
 void so_planner_load(so_planner *p, const char *path, so_str key);
 void so_planner_save(so_planner *p, const char *path, so_str key);
-int so_planner_n_passes(const so_planner *p); /* learned from in this run */
+int so_planner_n_passes(const so_planner *p); /* passes of this run */
 so_costs *so_planner_costs(so_planner *p);
-double so_planner_account(const so_planner *p); /* in plain passes */
+double so_planner_account(const so_planner *p); /* the exploration account, in plain passes */
 
 /* The drafters must outlive the set. */
 so_plan_set *so_plan_set_create(so_planner *p, const so_draft_set *drafters);
-void so_plan_set_free(so_plan_set *s); /* its requests must be gone; what they showed is kept */
+/* Its requests must be freed before. Their observations go into the records. */
+void so_plan_set_free(so_plan_set *s);
 
 typedef struct so_plan_request_opts {
     so_plan_mode mode;
     so_verify_mode verify;
-    int length; /* > 0: drafts of this length, and nothing is weighed */
+    int length; /* > 0: drafts of this fixed length, without planning */
 } so_plan_request_opts;
 so_plan_request *so_plan_request_create(so_plan_set *s, const so_plan_request_opts *o);
 void so_plan_request_free(so_plan_request *r); /* NULL is fine */
-/* Tokens that came into the text, in order. */
-void so_plan_request_told(so_plan_request *r, const int32_t *tokens, int n);
-/* The drafters have forgotten the text and must read it again. */
-void so_plan_request_parked(so_plan_request *r);
+/* Tokens that were appended to the text, in order. */
+void so_plan_request_observe(so_plan_request *r, const int32_t *tokens, int n);
+/* The drafters have released their caches: the next draft needs a full catch-up. */
+void so_plan_request_preempted(so_plan_request *r);
 
-/* What was decided, for traces. */
+/* The decision of a step, for traces. */
 typedef struct so_plan {
     int n_requests, n_rows;
-    double tokens;   /* expected, of all requests */
-    double ms;       /* expected, of drafting and pass */
-    double plain_ms; /* expected, of the pass without guesses */
-    double doubt;    /* in [0,1]: how little is known of the drafters in it */
+    double tokens;      /* expected, all requests together */
+    double ms;          /* expected, drafting and pass */
+    double plain_ms;    /* expected, the same pass without guesses */
+    double uncertainty; /* in [0,1]: how little evidence there is about its drafters */
     bool probe;
 } so_plan;
 
-typedef struct so_plan_room {
-    int n_requests; /* that decide a token */
-    int n_reading;  /* that are still at their prompts */
-    int other_rows; /* of prompts */
-    int max_rows;   /* of the whole pass */
-} so_plan_room;
-void so_plan_begin(so_planner *p, const so_plan_room *room);
-/* r NULL: the request does not speculate. tree: reset to its root. */
+typedef struct so_plan_step {
+    int n_requests;   /* that decide a token */
+    int n_prefilling; /* that are still in prefill */
+    int prompt_rows;  /* rows of prefill in the pass */
+    int max_rows;     /* limit of the whole pass */
+} so_plan_step;
+void so_plan_begin(so_planner *p, const so_plan_step *step);
+/* r NULL: the request does not speculate. tree: only its root. */
 void so_plan_enter(so_planner *p, so_plan_request *r, so_tree *tree);
 
-/* A question about one request, and the answer. */
-typedef struct so_plan_ask {
+/* One request before a stage of drafting: limits in, depth and terms out. */
+typedef struct so_plan_query {
     so_plan_request *r;
-    int n_tokens;                /* of its text */
-    int tokens_left;             /* that it may still get */
-    int max_depth;               /* in: the limit; out: how deep to draft, 0: not at all */
-    const so_draft_terms *terms; /* out; NULL: as deep as max_depth says */
-} so_plan_ask;
-/* Requests of one set before the drafter of `stage` gets them. */
-void so_plan_ask_stage(so_planner *p, int stage, so_plan_ask *asks, int n);
-/* The jobs of those that were given a depth, in order, as the drafter left them. */
-void so_plan_drafted(so_planner *p, int stage, so_plan_ask *asks, const so_draft_job *jobs, int n,
-                     double ms);
-/* After the stages of an alternative: whether the request's guesses stay. If not, the tree is a
- * root again and the next alternative is asked. ask: as for the next stage. */
-bool so_plan_keeps(so_planner *p, const so_plan_ask *ask, int alternative);
+    int n_tokens;                /* length of its text */
+    int tokens_left;             /* tokens that it may still produce */
+    int max_depth;               /* in: the limit; out: how deep to draft, 0: do not draft */
+    const so_draft_terms *terms; /* out; NULL: draft to max_depth */
+} so_plan_query;
+/* Decides the depth of each query. All requests are of one set; `stage` is its next stage. */
+void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n);
+/* The jobs of the requests with a depth above 0, in order, as the drafter returned them; ms: time
+ * of the drafter's call. */
+void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
+                           const so_draft_job *jobs, int n, double ms);
+/* After all stages of an alternative: returns whether the request's guesses stay. If not, the tree
+ * is reset to its root and the next alternative drafts. query: as for the next stage. */
+bool so_plan_keep_guesses(so_planner *p, const so_plan_query *query, int alternative);
 
 const so_plan *so_plan_choose(so_planner *p);
-/* ms: what the host took for the verdict. r NULL: a request that does not speculate. */
-void so_plan_verdict(so_planner *p, so_plan_request *r, const so_tree *tree, const so_verdict *v,
-                     so_verify_mode mode, double ms);
+/* ms: the host's time for the verdict. r NULL: the request does not speculate. */
+void so_plan_observe_verdict(so_planner *p, so_plan_request *r, const so_tree *tree,
+                             const so_verdict *v, so_verify_mode mode, double ms);
 void so_plan_end(so_planner *p, double pass_ms, int n_tokens);
 
 #endif

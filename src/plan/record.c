@@ -1,5 +1,5 @@
-/* The arithmetic of record.h. The counts of a cell never pass SO_TUNE_RECORD_TESTS, so an old
- * record weighs as much as the last few long answers, whatever the file says. */
+/* The arithmetic of record.h. The counts of a cell never exceed SO_TUNE_RECORD_TESTS, so an old
+ * record weighs as much as the last few long answers, regardless of the numbers in the file. */
 #include "plan/record.h"
 
 #include <stdio.h>
@@ -17,26 +17,26 @@ void so_records_free(so_records *r) {
 
 /* --- names --- */
 
-static void mark(so_plan_mode mode, char out[SO_RECORD_NAME]) {
+static void append_mode(so_plan_mode mode, char out[SO_RECORD_NAME]) {
     if (mode > 0)
         snprintf(out + strlen(out), SO_RECORD_NAME - strlen(out), "~%d", (int)mode);
 }
 
 bool so_record_model_name(uint64_t id, so_plan_mode mode, char out[SO_RECORD_NAME]) {
     snprintf(out, SO_RECORD_NAME, "model %016llx", (unsigned long long)id);
-    mark(mode, out);
+    append_mode(mode, out);
     return id != 0;
 }
 
 bool so_record_name(const so_drafter *d, so_plan_mode mode, char out[SO_RECORD_NAME]) {
     if (d->is_model)
-        return so_record_model_name(d->id, mode, out) && d->lasting;
+        return so_record_model_name(d->id, mode, out) && d->recorded;
     if (d->id)
         snprintf(out, SO_RECORD_NAME, "%s %016llx", d->vt->name, (unsigned long long)d->id);
     else
         snprintf(out, SO_RECORD_NAME, "%s", d->vt->name);
-    mark(mode, out);
-    return d->lasting;
+    append_mode(mode, out);
+    return d->recorded;
 }
 
 bool so_record_is_name(const char *name) {
@@ -84,13 +84,14 @@ enum { CELLS = sizeof(so_accept_table) / sizeof(so_accept_cell) };
 
 static so_accept_cell *cells_of(so_accept_table *t) { return &(*t)[0][0][0]; }
 
-static so_accept_cell limited(so_accept_cell c, float most) {
+static so_accept_cell limit(so_accept_cell c, float most) {
     float scale = c.tested > most ? most / c.tested : 1;
     return (so_accept_cell){c.accepted * scale, c.tested * scale};
 }
 
-/* At most so many rows in all. */
-static void limit_rows(const float from[SO_ACCEPT_LEVELS], float most, float to[SO_ACCEPT_LEVELS]) {
+/* Scales the counts so that their sum is at most `most`. */
+static void limit_counts(const float from[SO_ACCEPT_LEVELS], float most,
+                         float to[SO_ACCEPT_LEVELS]) {
     float sum = 0;
     for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
         sum += from[l];
@@ -98,40 +99,42 @@ static void limit_rows(const float from[SO_ACCEPT_LEVELS], float most, float to[
         to[l] = from[l] * (sum > most ? most / sum : 1);
 }
 
-void so_record_lend(const so_record *rec, so_accept_shared *shared, int drafter) {
+void so_record_set_prior(const so_record *rec, so_accept_shared *shared, int drafter) {
     const so_accept_cell *from = &rec->cells[0][0][0];
     so_accept_cell *to = cells_of(&shared->cells[drafter]);
     for (int i = 0; i < CELLS; i++)
-        to[i] = limited(from[i], SO_TUNE_LENT_TESTS);
+        to[i] = limit(from[i], SO_TUNE_RECORD_PRIOR_TESTS);
     for (int r = 0; r < SO_ACCEPT_RANKS; r++)
-        limit_rows(rec->rows[r], SO_TUNE_LENT_TESTS, shared->rows[drafter][r]);
+        limit_counts(rec->confidences[r], SO_TUNE_RECORD_PRIOR_TESTS,
+                     shared->confidences[drafter][r]);
 }
 
-void so_record_lend_claim(double chance, so_accept_shared *shared, int drafter) {
+void so_record_set_claim(double chance, so_accept_shared *shared, int drafter) {
     shared->cells[drafter][0][0][SO_ACCEPT_LEVELS] =
         (so_accept_cell){(float)chance * SO_TUNE_CLAIM_TESTS, SO_TUNE_CLAIM_TESTS};
 }
 
-static so_accept_cell grown(so_accept_cell old, so_accept_cell seen) {
+static so_accept_cell merge(so_accept_cell old, so_accept_cell seen) {
     float keep = SO_MAX(0.0f, 1 - seen.tested / SO_TUNE_RECORD_TESTS);
     so_accept_cell c = {old.accepted * keep + seen.accepted, old.tested * keep + seen.tested};
-    return limited(c, SO_TUNE_RECORD_TESTS);
+    return limit(c, SO_TUNE_RECORD_TESTS);
 }
 
 void so_record_learn(so_record *rec, so_accept_shared *shared, int drafter) {
     so_accept_cell *kept = cells_of(&rec->cells), *seen = cells_of(&shared->seen[drafter]);
     for (int i = 0; i < CELLS; i++) {
-        kept[i] = grown(kept[i], seen[i]);
+        kept[i] = merge(kept[i], seen[i]);
         seen[i] = (so_accept_cell){0};
     }
     for (int r = 0; r < SO_ACCEPT_RANKS; r++) {
-        float *rows = rec->rows[r], *seen_rows = shared->seen_rows[drafter][r], sum = 0;
+        float *counts = rec->confidences[r], *seen_counts = shared->seen_confidences[drafter][r],
+              sum = 0;
         for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
-            sum += seen_rows[l];
+            sum += seen_counts[l];
         for (int l = 0; l < SO_ACCEPT_LEVELS; l++) {
-            rows[l] = rows[l] * SO_MAX(0.0f, 1 - sum / SO_TUNE_RECORD_TESTS) + seen_rows[l];
-            seen_rows[l] = 0;
+            counts[l] = counts[l] * SO_MAX(0.0f, 1 - sum / SO_TUNE_RECORD_TESTS) + seen_counts[l];
+            seen_counts[l] = 0;
         }
-        limit_rows(rows, SO_TUNE_RECORD_TESTS, rows);
+        limit_counts(counts, SO_TUNE_RECORD_TESTS, counts);
     }
 }

@@ -1,7 +1,7 @@
-/* The search of select.h, over a heap: mostly a few guesses are worth it, and the rest need not be
- * sorted. Equal values come out by owner, then by node, so that parents precede children and the
- * order is a function of the input. Risk is what a set costs beyond a plain pass times how little
- * is known of its drafters: what is known well is weighed by the objective alone. */
+/* The search of select.h over a heap: usually only the best guesses pay, and the others need not be
+ * sorted. Equal values are ordered by owner, then node, so that parents precede children and the
+ * order is a function of the input. The risk of a set is its cost beyond a plain pass times the
+ * uncertainty about its drafters; for known drafters only the objective counts. */
 #include "plan/select.h"
 
 #include <stdlib.h>
@@ -49,8 +49,8 @@ static void heapify(so_selection *s) {
         sift_down(s->guesses, s->n, i);
 }
 
-/* The best of the n guesses in the heap goes behind its end, so that the k-th of N stays at
- * N − 1 − k. */
+/* Moves the best of the n guesses of the heap behind the heap's end: the k-th best of N ends up at
+ * index N − 1 − k. */
 static const so_guess *pop(so_selection *s, int n) {
     so_guess top = s->guesses[0];
     s->guesses[0] = s->guesses[n - 1];
@@ -70,7 +70,7 @@ void so_sum_add(so_sum *sum, const so_guess *g) {
     }
 }
 
-double so_sum_doubt(const so_sum *sum) {
+double so_sum_uncertainty(const so_sum *sum) {
     return sum->n_evidence > 0 ? 1 - sum->evidence / sum->n_evidence : 1;
 }
 
@@ -80,14 +80,14 @@ int so_selection_choose(so_selection *s, const so_costs *c, const so_selection_l
     double best = l->margin;
     so_sum at = *sum;
     int chosen = 0;
-    if (!(base_ms > 0)) /* nothing is known of the costs: a plain pass first */
+    if (!(base_ms > 0)) /* unknown costs: a plain pass first */
         return 0;
     heapify(s);
     for (int k = 0; k < s->n && at.rows < l->max_rows; k++) {
         so_sum_add(&at, pop(s, s->n - k));
         double extra_ms = so_costs_pass(c, at.rows) + at.test_ms - base_ms;
         double gain = at.tokens - base - l->price * extra_ms;
-        if (gain <= best || extra_ms / base_ms * so_sum_doubt(&at) > l->max_risk)
+        if (gain <= best || extra_ms / base_ms * so_sum_uncertainty(&at) > l->max_risk)
             continue;
         best = gain;
         chosen = k + 1;

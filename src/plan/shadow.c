@@ -1,11 +1,12 @@
-/* Watched trees as flat lists of guesses (shadow.h says why). A guess is kept only if its parent
- * was, which holds because parents' proposals come first in a tree; a tree that is over, by a wrong
- * turn or by its end, costs one comparison per token until the ring overwrites it. */
+/* Shadow drafts as flat lists of guesses (shadow.h has the reasons). A guess is kept only if its
+ * parent was, which holds because the proposals of parents come first in a tree. A tree that the
+ * text has left, or whose end it has reached, costs one comparison per token until the ring
+ * overwrites it. */
 #include "plan/shadow.h"
 
 #include "base/mem.h"
 
-void so_shadow_watch(so_shadow *s, const so_accept *a, const so_tree *t) {
+void so_shadow_add(so_shadow *s, const so_accept *a, const so_tree *t) {
     so_shadow_tree w = {.n = 0, .at = 0};
     bool reached[SO_TREE_MAX] = {true};
     for (int i = 0; i < t->n_proposals && w.n < SO_SHADOW_GUESSES; i++) {
@@ -30,7 +31,8 @@ void so_shadow_watch(so_shadow *s, const so_accept *a, const so_tree *t) {
     s->next = (s->next + 1) % SO_SHADOW_TREES;
 }
 
-/* Somebody guessed it before at this place: in rank, or the same drafter with the same token. */
+/* Whether a verifier would have tested guess i: not if a sibling before it, or its own drafter,
+ * guessed the right token. */
 static bool is_tested(const so_shadow_tree *w, int i, int32_t token) {
     const so_shadow_guess *g = &w->guesses[i];
     for (int k = 0; k < i; k++) {
@@ -43,7 +45,7 @@ static bool is_tested(const so_shadow_tree *w, int i, int32_t token) {
     return true;
 }
 
-/* Its drafter made no guess here before it. */
+/* Whether it is its drafter's first guess at this node. */
 static bool is_own_first(const so_shadow_tree *w, int i) {
     for (int k = 0; k < i; k++)
         if (w->guesses[k].parent == w->guesses[i].parent &&
@@ -64,7 +66,7 @@ static void advance_tree(so_shadow_tree *w, so_accept *a, int32_t token) {
         if (is_tested(w, i, token))
             so_accept_add(a, &k, g->token == token);
         if (g->depth == 1 && g->rank > 0 && is_own_first(w, i))
-            so_accept_add_alone(a, &k, g->token == token);
+            so_accept_add_as_first(a, &k, g->token == token);
     }
     w->at = next;
 }

@@ -1,5 +1,5 @@
-/* The one way in which the planner averages: a running mean whose first values count alike and
- * whose later ones have a fixed weight. */
+/* The planner's running mean: the first values count equally, later ones have a fixed weight
+ * `part`. */
 #ifndef SO_PLAN_SMOOTH_H
 #define SO_PLAN_SMOOTH_H
 
@@ -8,7 +8,7 @@
 /* Zero-initialise. */
 typedef struct so_mean {
     double value;
-    int n; /* values seen */
+    int n; /* number of values */
 } so_mean;
 
 static inline void so_smooth(so_mean *m, double x, double part) {
@@ -17,8 +17,8 @@ static inline void so_smooth(so_mean *m, double x, double part) {
     m->value += part * (x - m->value);
 }
 
-/* The same for times, where one interruption must not count as ten: after four values a new one is
- * cut to three times the mean. */
+/* For times, so that one interruption does not distort the mean: after four values a new value is
+ * limited to three times the mean. */
 static inline void so_smooth_time(so_mean *m, double ms, double part) {
     if (m->n >= 4 && m->value > 0)
         ms = SO_MIN(ms, m->value * 3);

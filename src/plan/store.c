@@ -1,4 +1,4 @@
-/* The file of store.h. Its name is a hash of the key; the key inside decides. */
+/* The file of store.h. Its name is a hash of the key; the key inside the file decides. */
 #include "plan/store.h"
 
 #include <ctype.h>
@@ -35,20 +35,20 @@ char *so_store_path(const char *dir, so_str key) {
 
 /* --- writing --- */
 
-static void print_points(const char *word, const so_curve_point *p, int n, so_buf *out) {
+static void print_points(const char *key, const so_curve_point *p, int n, so_buf *out) {
     for (int i = 0; i < n; i++)
-        so_buf_printf(out, "%s %d %.6g %.4g\n", word, p[i].n, p[i].ms, p[i].weight);
+        so_buf_printf(out, "%s %d %.6g %.4g\n", key, p[i].n, p[i].ms, p[i].weight);
 }
 
 static void print_record(const so_record *rec, so_buf *out) {
     so_buf_printf(out, "drafter %s\n", rec->name);
-    if (rec->read_ms.n > 0)
-        so_buf_printf(out, "read %.6g\n", rec->read_ms.value);
-    print_points("step", rec->step, rec->n_step, out);
+    if (rec->catch_up_ms.n > 0)
+        so_buf_printf(out, "read %.6g\n", rec->catch_up_ms.value);
+    print_points("step", rec->level_points, rec->n_level_points, out);
     for (int r = 0; r < SO_ACCEPT_RANKS; r++)
         for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
-            if (rec->rows[r][l] >= SO_TUNE_WRITE_TESTS)
-                so_buf_printf(out, "rows %d %d %.4g\n", r, l, (double)rec->rows[r][l]);
+            if (rec->confidences[r][l] >= SO_TUNE_WRITE_TESTS)
+                so_buf_printf(out, "rows %d %d %.4g\n", r, l, (double)rec->confidences[r][l]);
     for (int d = 0; d < SO_ACCEPT_DEPTHS; d++)
         for (int r = 0; r < SO_ACCEPT_RANKS; r++)
             for (int l = 0; l <= SO_ACCEPT_LEVELS; l++) {
@@ -101,7 +101,7 @@ int so_store_write(const char *path, so_str key, const so_costs *c, const so_rec
 typedef struct parser {
     so_costs *c;
     so_records *r;
-    so_record *rec; /* the drafter whose lines these are; NULL before the first */
+    so_record *rec; /* the drafter of the current lines; NULL before the first */
     so_curve_point points[SO_CURVE_KNOTS]; /* of t(n) */
     int n_points;
 } parser;
@@ -110,7 +110,7 @@ typedef struct parser {
 static bool parse_numbers(const char *s, double *out, int n) {
     for (int i = 0; i < n; i++) {
         char *end;
-        if (!isdigit((unsigned char)*s)) /* strtod would take spaces, signs and words */
+        if (!isdigit((unsigned char)*s)) /* strtod would accept spaces, signs and names */
             return false;
         out[i] = strtod(s, &end);
         if (!isfinite(out[i]) || *end != (i + 1 < n ? ' ' : '\0'))
@@ -154,7 +154,7 @@ static bool parse_drafter(const char *name, parser *p) {
     if (!so_record_is_name(name) || p->r->n == SO_RECORDS_MAX || so_records_find(p->r, name))
         return false;
     p->rec = p->r->items[p->r->n++] = SO_NEW(so_record);
-    memcpy(p->rec->name, name, strlen(name) + 1); /* so_record_is_name has looked at the length */
+    memcpy(p->rec->name, name, strlen(name) + 1); /* so_record_is_name checked the length */
     return true;
 }
 
@@ -175,16 +175,16 @@ static bool parse_rows(const char *s, so_record *rec) {
     double x[3]; /* rank, level, rows */
     if (!parse_numbers(s, x, 3) || !is_whole(x[0], 0, SO_ACCEPT_RANKS - 1) ||
         !is_whole(x[1], 0, SO_ACCEPT_LEVELS - 1) || !(x[2] > 0 && x[2] <= SO_TUNE_RECORD_TESTS) ||
-        rec->rows[(int)x[0]][(int)x[1]] > 0)
+        rec->confidences[(int)x[0]][(int)x[1]] > 0)
         return false;
-    rec->rows[(int)x[0]][(int)x[1]] = (float)x[2];
+    rec->confidences[(int)x[0]][(int)x[1]] = (float)x[2];
     return true;
 }
 
-/* What follows `word` and a space in s, or NULL. */
-static const char *after(const char *s, const char *word) {
-    size_t n = strlen(word);
-    return strncmp(s, word, n) == 0 && s[n] == ' ' ? s + n + 1 : NULL;
+/* The rest of s after `key` and a space, or NULL. */
+static const char *after(const char *s, const char *key) {
+    size_t n = strlen(key);
+    return strncmp(s, key, n) == 0 && s[n] == ' ' ? s + n + 1 : NULL;
 }
 
 static bool parse_line(const char *line, parser *p) {
@@ -196,9 +196,9 @@ static bool parse_line(const char *line, parser *p) {
     if (p->rec && (s = after(line, "rows")))
         return parse_rows(s, p->rec);
     if (p->rec && (s = after(line, "step")))
-        return parse_point(s, p->rec->step, &p->rec->n_step);
+        return parse_point(s, p->rec->level_points, &p->rec->n_level_points);
     if (p->rec && (s = after(line, "read")))
-        return parse_ms(s, &p->rec->read_ms);
+        return parse_ms(s, &p->rec->catch_up_ms);
     if (p->rec)
         return false;
     if ((s = after(line, "pass")))
@@ -237,7 +237,7 @@ static bool skip(so_str *s, so_str prefix) {
     return true;
 }
 
-/* Cuts the last line, which must be "end": a file that lost its tail has none. */
+/* Removes the last line, which must be "end": a truncated file has none. */
 static bool cut_end(so_buf *file) {
     static const char END[] = "\nend\n";
     size_t n = sizeof END - 1;
@@ -250,16 +250,16 @@ static bool cut_end(so_buf *file) {
 
 bool so_store_read(const char *path, so_str key, so_costs *c, so_records *r, const char **why) {
     so_buf file = {0};
-    *why = "there is none yet";
+    *why = "the file does not exist yet";
     if (so_file_exists(path) && so_file_read(path, MAX_FILE, &file, NULL) == SO_OK) {
         so_str rest = so_buf_str(&file);
         if (!skip(&rest, so_str_c(HEAD)))
-            *why = "it is of another version";
+            *why = "the file is of another version";
         else if (!skip(&rest, key) || !skip(&rest, SO_STR("\n")))
-            *why = "it is of another model or machine";
+            *why = "the file is for another model or machine";
         else if (memchr(rest.ptr, 0, rest.len) || !cut_end(&file) ||
                  !so_store_parse(rest.ptr, c, r))
-            *why = "it is damaged";
+            *why = "the file is damaged";
         else
             *why = NULL;
     }

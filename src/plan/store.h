@@ -1,21 +1,22 @@
-/* The file in which costs and records of drafters are kept between runs: one small text file for
- * each model shape, CPU, thread count and cache type, under the cache folder. A run that finds its
- * file plans well from the first token; one that does not learns from its own passes. The text of
- * an answer never depends on it, so a file that is missing, damaged, of an older version or of
- * another machine is ignored, said once at debug level, and written anew.
+/* The file that keeps costs and records of drafters between runs: one small text file per model
+ * shape, CPU, thread count and cache type, in the cache folder. A run that finds its file plans
+ * well from the first token; another one learns from its own passes. The text of an answer never
+ * depends on it. A file that is missing, damaged, of another version or of another machine is
+ * therefore ignored, reported once at debug level, and overwritten.
  *
  *   sooth plan 1
- *   KEY                                      whose it is, in one line
+ *   KEY                                      model and machine, in one line
  *   pass ROWS MS WEIGHT                      points of t(n)
  *   draw MS
  *   check MODE MS                            0 match, 1 reject, 2 lenient
- *   drafter NAME                             then, of this drafter:
- *   read MS
- *   step CHAINS MS WEIGHT
+ *   drafter NAME                             the following lines belong to this drafter:
+ *   read MS                                  catch-up per token
+ *   step CHAINS MS WEIGHT                    points of the cost of a level
+ *   rows RANK LEVEL COUNT                    confidences of first guesses
  *   cell DEPTH RANK LEVEL ACCEPTED TESTED    each cell that is not empty
  *   end
  *
- * One line that is not exactly that, one number out of range, and nothing is believed. */
+ * One line of another form or one number out of range, and the whole file is ignored. */
 #ifndef SO_PLAN_STORE_H
 #define SO_PLAN_STORE_H
 
@@ -24,20 +25,19 @@
 #include "plan/costs.h"
 #include "plan/record.h"
 
-/* Whose costs they are, as one line. */
+/* The key of a model on this machine, as one line. */
 void so_store_key(const so_model *m, so_dtype kv_dtype, so_buf *out);
-/* Where they are kept: a path in `dir`/costs. Caller frees. */
+/* The path of its file in `dir`/costs. Caller frees. */
 char *so_store_path(const char *dir, so_str key);
 
-/* Both must be empty. False, and both stay so, where there is no file, or one for another key, or
- * one that makes no sense; *why then says which, in words for the log. */
+/* Both must be empty. Returns false, and both stay empty, if there is no file, it is for another
+ * key, or it is invalid; *why then has the reason for the log. */
 bool so_store_read(const char *path, so_str key, so_costs *c, so_records *r, const char **why);
-/* Written beside its target and renamed, so that two runs that end together leave one of the two.
- */
+/* Writes a temporary file and renames it: of two runs that end together one file survives. */
 int so_store_write(const char *path, so_str key, const so_costs *c, const so_records *r,
                    so_err *err);
 
-/* The lines between KEY and end; NUL-terminated. For so_store_read, and for the fuzzer. */
+/* The lines between KEY and end; NUL-terminated. For so_store_read and the fuzzer. */
 void so_store_print(const so_costs *c, const so_records *r, so_buf *out);
 bool so_store_parse(const char *text, so_costs *c, so_records *r);
 

@@ -1,9 +1,9 @@
-/* Finding added tokens: leftmost first, longest of those that start there.
+/* Finds added tokens: the leftmost match, and the longest of those that start there.
  *
- * The tokens are a sorted array; matching narrows a range of it byte by byte, so it needs no trie
- * and costs nothing at bytes with which no token starts. The rules around a match (single_word,
- * lstrip, rstrip, skipped control tokens) are the reference's, which decides on the longest match
- * alone: if that one is refused, no shorter one is tried. Immutable once sealed; any thread. */
+ * The tokens are a sorted array. Matching narrows a range of it byte by byte: no trie is needed,
+ * and a byte that starts no token costs one lookup. The conditions on a match (single_word, lstrip,
+ * rstrip, control tokens) are those of Hugging Face tokenizers, which tests only the longest match:
+ * if it is refused, no shorter one is tried. Immutable once sealed; any thread. */
 #include "token/added.h"
 
 #include <stdlib.h>
@@ -53,7 +53,7 @@ void so_added_deinit(so_added_set *s) {
     *s = (so_added_set){0};
 }
 
-/* The first of items [lo, hi), which agree in `depth` bytes, whose next byte is at least c. */
+/* The first of items [lo, hi), which share their first `depth` bytes, whose next byte is ≥ c. */
 static size_t lower_bound(const so_added_set *s, size_t lo, size_t hi, size_t depth, unsigned c) {
     while (lo < hi) {
         size_t mid = (lo + hi) / 2;
@@ -66,8 +66,8 @@ static size_t lower_bound(const so_added_set *s, size_t lo, size_t hi, size_t de
     return lo;
 }
 
-/* The longest token that `text` starts with. from_data, if given, marks bytes that no control token
- * may hold. */
+/* The longest token that `text` starts with. from_data (or NULL) marks bytes that no control token
+ * may contain. */
 static const so_added *longest_at(const so_added_set *s, so_str text, const uint8_t *from_data) {
     unsigned c = (unsigned char)text.ptr[0];
     size_t lo = s->first[c], hi = s->first[c + 1];
@@ -75,7 +75,7 @@ static const so_added *longest_at(const so_added_set *s, so_str text, const uint
     for (size_t depth = 1; lo < hi; depth++) {
         if (s->items[lo].text.len == depth &&
             !(s->items[lo].control && from_data && memchr(from_data, 1, depth)))
-            best = &s->items[lo]; /* the shortest sorts first */
+            best = &s->items[lo]; /* it ends here: the shortest of the range sorts first */
         if (depth == text.len)
             break;
         c = (unsigned char)text.ptr[depth];
@@ -93,7 +93,7 @@ static size_t char_before(so_str text, size_t end, uint32_t *cp) {
     return i;
 }
 
-static bool stands_alone(so_str text, size_t start, size_t end) {
+static bool is_whole_word(so_str text, size_t start, size_t end) {
     uint32_t cp;
     size_t len;
     if (start > 0 && (char_before(text, start, &cp), so_char_is_word(cp)))
@@ -101,7 +101,7 @@ static bool stands_alone(so_str text, size_t start, size_t end) {
     return end == text.len || !so_char_is_word(so_utf8_at(text.ptr + end, &len));
 }
 
-/* [*start, *end) of the next token to cut out, widened by the spaces it takes along. */
+/* [*start, *end) of the next token to cut out, with the white space that belongs to it. */
 static const so_added *find(so_added_walk *w, size_t *start, size_t *end) {
     for (size_t i = w->scanned; i < w->text.len; i++) {
         unsigned char c = (unsigned char)w->text.ptr[i];
@@ -115,7 +115,7 @@ static const so_added *find(so_added_walk *w, size_t *start, size_t *end) {
         *start = i;
         i = w->scanned - 1;
         if ((a->control && !w->parse_control) ||
-            (a->single_word && !stands_alone(w->text, *start, *end)))
+            (a->single_word && !is_whole_word(w->text, *start, *end)))
             continue;
         uint32_t cp;
         size_t at;
@@ -146,7 +146,7 @@ bool so_added_next(so_added_walk *w, so_added_part *part) {
     }
     so_added_part token = {{w->text.ptr + start, end - start}, a->id};
     w->done = SO_MAX(from, end);
-    if (from >= start) { /* the one before took this one's white space along */
+    if (from >= start) { /* the previous match may already include this one's white space */
         *part = token;
         return true;
     }

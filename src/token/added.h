@@ -1,4 +1,4 @@
-/* Added tokens: strings that are cut out of the text before anything else looks at it. */
+/* Added tokens: strings that are cut out of the text before it is normalised and split. */
 #ifndef SO_TOKEN_ADDED_H
 #define SO_TOKEN_ADDED_H
 
@@ -7,9 +7,9 @@
 typedef struct so_added {
     so_str text; /* borrowed; not empty */
     int32_t id;
-    bool control;        /* skipped unless control tokens are parsed */
-    bool single_word;    /* only where no word character is next to it */
-    bool lstrip, rstrip; /* takes the white space beside it along */
+    bool control;        /* matched only with parse_control */
+    bool single_word;    /* matched only if no word character is next to it */
+    bool lstrip, rstrip; /* the white space on that side belongs to the match */
 } so_added;
 
 typedef struct so_added_set {
@@ -19,23 +19,23 @@ typedef struct so_added_set {
 } so_added_set;
 
 void so_added_push(so_added_set *s, so_added item);
-/* Sorts, and drops all but the first given of items with equal text. Call once, before matching. */
+/* Sorts, and keeps the first of items with equal text. Call once, before matching. */
 void so_added_seal(so_added_set *s);
 void so_added_deinit(so_added_set *s);
 
-/* A stretch of text: an added token, or what lies between two. */
+/* A part of a text: an added token, or the text between two of them. */
 typedef struct so_added_part {
     so_str text;
     int32_t id; /* -1: text to be encoded */
 } so_added_part;
 
-/* Walks the parts of a text. Zero-initialise apart from set, text and parse_control. */
+/* Iterates over the parts of a text. Set the first four fields, zero the others. */
 typedef struct so_added_walk {
     const so_added_set *set;
     so_str text;
     bool parse_control;
-    const uint8_t *from_data; /* [text.len]; no control token has a marked byte; NULL: all clear */
-    size_t scanned, done;     /* matching goes on at `scanned`; parts up to `done` are given out */
+    const uint8_t *from_data; /* [text.len], or NULL: no control token matches a byte marked here */
+    size_t scanned, done; /* matching continues at `scanned`; parts up to `done` were returned */
     so_added_part pending;
     bool has_pending;
 } so_added_walk;

@@ -1,23 +1,23 @@
-/* The merge engine of bpe.h.
+/* Byte-pair merging, see bpe.h.
  *
  * Merging a word of n characters:
  *  1. Each character becomes a symbol in a doubly linked list held in an array.
- *  2. Every neighbouring pair that has a rank goes on a heap as one word, rank << 32 | position of
- *     its left symbol: lowest rank first, then leftmost.
- *  3. Pop. An entry is stale when its left symbol is gone or the pair there now has another rank;
- *     stale ones are dropped. Otherwise the right symbol is joined into the left, and the two new
- *     pairs go on the heap.
- * An entry needs no copy of its pair: if the pair at that position has the entry's rank, joining it
- * is what the order asks for, whichever push put the entry there. Each join pushes at most two
- * entries, so a word costs O(n log n), also a megabyte without a space.
+ *  2. Every adjacent pair that has a rank is pushed on a heap as one 64-bit key, rank << 32 |
+ *     position of its left symbol: lowest rank first, then leftmost.
+ *  3. Pop. An entry is stale if its left symbol was merged away or the pair there now has another
+ *     rank; stale entries are dropped. Otherwise the right symbol is merged into the left one, and
+ *     the two new pairs are pushed.
+ * An entry needs no copy of its pair: if the pair at that position has the rank of the entry, it is
+ * the next pair to merge, whichever push added the entry. Each merge pushes at most two entries, so
+ * a word takes O(n log n), also a megabyte without a space.
  *
- * Cutting. In vocabularies that spell a space as "▁" a whole text is one word. No piece but a few
- * holds a "▁" behind another character, so no merge can cross the place before a "▁" unless the
- * character there is one of those few (`joins`). Cutting at such places changes no result: merges
- * on the two sides never meet. It keeps the heap small and lets words be cached.
+ * Cutting. In vocabularies that write a space as "▁" a whole text is one word. Only a few pieces
+ * contain a "▁" after another character. So no merge crosses the boundary before a "▁" unless the
+ * character before it is one of those few (`joins`), and cutting the word at the other boundaries
+ * changes no result. It keeps the heap small and allows words to be cached.
  *
- * Words seen before come from a cache in the scratch. The engine is immutable after building; a
- * scratch belongs to one call. */
+ * A cache in the scratch holds words that were encoded before. The so_bpe is immutable after
+ * building; a scratch belongs to one call. */
 #include "token/bpe.h"
 
 #include <stdlib.h>
@@ -26,11 +26,11 @@
 #include "token/utf8.h"
 
 enum {
-    N_DIRECT = 0x300,   /* characters looked up without hashing */
+    N_DIRECT = 0x300,   /* characters below this are looked up without hashing */
     SEPARATOR = 0x2581, /* ▁ */
     MAX_JOINS = 16,
     MAX_WORD = 64 << 20,
-    CACHE_WORD = 64, /* bytes of the longest word that is cached */
+    CACHE_WORD = 64, /* longest cached word in bytes */
     CACHE_MIN = 1 << 9,
     CACHE_MAX = 1 << 16, /* words */
 };
@@ -46,7 +46,7 @@ struct so_bpe {
     so_bpe_options o;
     int32_t direct[N_DIRECT];
     so_map64 *chars;
-    uint32_t *parts; /* characters of the ids from n_vocab on */
+    uint32_t *parts; /* the characters of the ids at and above n_vocab */
     size_t n_parts, parts_cap;
     pair *pairs;
     size_t n_pairs, pairs_cap; /* a power of two, at most half full */
@@ -56,7 +56,7 @@ struct so_bpe {
 };
 
 typedef struct symbol {
-    int32_t id; /* SO_BPE_NONE once joined into its left neighbour */
+    int32_t id; /* SO_BPE_NONE: merged into its left neighbour */
     uint32_t prev, next;
 } symbol;
 
@@ -77,8 +77,7 @@ struct so_bpe_scratch {
     so_tokens ids;
 };
 
-/* --- building ----------------------------------------------------------------------------------
- */
+/* ---- building ---- */
 
 so_bpe *so_bpe_create(const so_bpe_options *options, size_t expected_merges) {
     so_bpe *b = SO_NEW(so_bpe);
@@ -132,7 +131,7 @@ static uint64_t mix(uint64_t x) {
     return x ^ x >> 29;
 }
 
-/* The pair's slot, or the empty one where it belongs. */
+/* The slot of the pair, or the empty slot for it. */
 static pair *pair_slot(const so_bpe *b, int32_t left, int32_t right) {
     uint32_t l = (uint32_t)left + 1, r = (uint32_t)right + 1;
     size_t mask = b->pairs_cap - 1;
@@ -154,7 +153,7 @@ static void grow_pairs(so_bpe *b) {
     free(old);
 }
 
-/* Learns from one piece where cutting is safe. */
+/* Adds to `joins` the characters that precede a "▁" in this piece. */
 static void note_separators(so_bpe *b, so_str piece) {
     uint32_t before = SEPARATOR;
     for (size_t i = 0, len; i < piece.len && b->n_joins <= MAX_JOINS; i += len) {
@@ -184,13 +183,12 @@ void so_bpe_add_merge(so_bpe *b, int32_t left, int32_t right, uint32_t rank, int
 uint64_t so_bpe_hash(const so_bpe *b) {
     uint64_t sum = b->n_pairs;
     for (size_t i = 0; i < b->pairs_cap; i++)
-        if (b->pairs[i].left) /* mixed: plain FNV sums of swapped ranks cancel out */
+        if (b->pairs[i].left) /* mixed: a sum of plain FNV hashes is the same with ranks swapped */
             sum += mix(mix(so_hash_bytes(&b->pairs[i], sizeof b->pairs[i])));
     return sum;
 }
 
-/* --- merging -----------------------------------------------------------------------------------
- */
+/* ---- merging ---- */
 
 so_bpe_scratch *so_bpe_scratch_create(void) { return SO_NEW(so_bpe_scratch); }
 
@@ -210,7 +208,7 @@ static void push_symbol(so_bpe_scratch *s, int32_t id) {
     s->n++;
 }
 
-/* Room for n symbols, and for the heap: every pair once, and two for each of at most n joins. */
+/* Space for n symbols and for the heap: every pair once, and two for each of at most n merges. */
 static bool reserve(so_bpe_scratch *s, size_t n) {
     if (n <= s->cap)
         return true;
@@ -236,8 +234,8 @@ static bool push_bytes(const so_bpe *b, so_bpe_scratch *s, so_str c) {
     return true;
 }
 
-/* Step 1. An unknown waits for the next known character, so that neighbours can be fused; the
- * reference lets byte tokens overtake it, and so do we. */
+/* Step 1. An unknown token is held until the next known character, so that adjacent ones can be
+ * fused. Byte tokens are written before a held unknown token, as in Hugging Face tokenizers. */
 static void symbolize(const so_bpe *b, so_bpe_scratch *s, so_str word) {
     bool unknown = false;
     s->n = 0;
@@ -329,7 +327,7 @@ static void merge(const so_bpe *b, so_bpe_scratch *s) {
     }
 }
 
-/* A part that no merge took. */
+/* A character outside the vocabulary that no merge used. */
 static void put_part(const so_bpe *b, int32_t id, so_tokens *out) {
     char c[4];
     size_t len = so_utf8_put(b->parts[id - b->o.n_vocab], c);
@@ -365,8 +363,7 @@ static int encode_new(const so_bpe *b, so_bpe_scratch *s, so_str word, so_tokens
     return 0;
 }
 
-/* --- the cache of words ------------------------------------------------------------------------
- */
+/* ---- the cache of words ---- */
 
 static cached *cache_slot(const so_bpe_scratch *s, so_str word, uint64_t hash) {
     for (size_t i = hash & (s->cache_cap - 1);; i = (i + 1) & (s->cache_cap - 1)) {
@@ -415,10 +412,9 @@ static int encode_cached(const so_bpe *b, so_bpe_scratch *s, so_str word, so_tok
     return 0;
 }
 
-/* --- words -------------------------------------------------------------------------------------
- */
+/* ---- words ---- */
 
-/* Bytes of `word` up to the first place where it may be cut. */
+/* Number of bytes of `word` before the first boundary where it may be cut. */
 static size_t cut_len(const so_bpe *b, so_str word) {
     static const char sep[] = "\xE2\x96\x81";
     uint32_t before = SEPARATOR;
@@ -438,7 +434,8 @@ static size_t cut_len(const so_bpe *b, so_str word) {
 
 int so_bpe_encode(const so_bpe *b, so_bpe_scratch *s, so_str word, so_tokens *out, so_err *err) {
     bool cuts = b->cuts && b->n_joins <= MAX_JOINS && !b->o.whole_words &&
-                so_bpe_char(b, SEPARATOR) != SO_BPE_NONE; /* it ends a run of unknowns */
+                so_bpe_char(b, SEPARATOR) !=
+                    SO_BPE_NONE; /* the separator ends a run of unknown characters */
     while (word.len) {
         size_t len = cuts ? cut_len(b, word) : word.len;
         int rc = encode_cached(b, s, (so_str){word.ptr, len}, out, err);

@@ -1,4 +1,4 @@
-/* Byte-level spelling in both directions, from the rule of bytemap.h; no tables to keep in step.
+/* Bytes to byte-level characters and back, computed by the rule of bytemap.h instead of tables.
  * Plain bytes are 33…126, 161…172, 174…255; the other 68 are, in order, 0…32, 127…160 and 173. */
 #include "token/bytemap.h"
 

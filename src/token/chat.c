@@ -1,8 +1,8 @@
-/* Conversations to prompts: the tokenizer's own template with the variables that transformers
+/* Renders conversations with the tokenizer's own template and the variables that transformers
  * passes.
  *
- * A chat is immutable and borrows its tokenizer; render and encode may run on any thread. Nothing
- * is guessed: a tokenizer without a template is an error that says so, never a default format. */
+ * There is no default format: a tokenizer without a template is an error. A so_chat is immutable
+ * and borrows its tokenizer; any thread may render and encode. */
 #include "token/chat.h"
 
 #include <stdlib.h>
@@ -35,7 +35,7 @@ void so_chat_free(so_chat *c) {
     free(c);
 }
 
-/* A special token's text; a model without it leaves the variable undefined. */
+/* Sets a variable to the text of a special token; a model without it leaves it undefined. */
 static void set_token(json_t *vars, const char *name, const so_tokenizer *t, int32_t id) {
     if (id == SO_TOKEN_NONE)
         return;
@@ -45,7 +45,7 @@ static void set_token(json_t *vars, const char *name, const so_tokenizer *t, int
         json_object_set_new(vars, name, s);
 }
 
-/* The variables that are the model's own, apart from the caller's. */
+/* The variables that come from the model; the caller's data are separate. */
 static json_t *own_variables(const so_chat *c, bool add_generation_prompt) {
     json_t *vars = json_object();
     json_object_set_new(vars, "tools", json_null());
@@ -91,8 +91,8 @@ int so_chat_render(const so_chat *c, const json_t *messages, const json_t *extra
     return render(c, messages, extra, add_generation_prompt, out, NULL, err);
 }
 
-/* BOS goes in front where the model wants one and the template wrote none. It is put there by hand:
- * SO_ENCODE_ADD_SPECIAL would also put an EOS behind the prompt of models that add one. */
+/* Adds BOS in front if the model requires one and the template wrote none. Not done by
+ * SO_ENCODE_ADD_SPECIAL, which would also append EOS for models that add one. */
 int so_chat_encode(const so_chat *c, const json_t *messages, const json_t *extra, so_tokens *out,
                    so_err *err) {
     so_buf text = {0}, from_data = {0};

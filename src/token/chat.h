@@ -1,4 +1,4 @@
-/* Messages to prompt text: the model's own template with the variables that templates expect
+/* Messages to prompt text, by the model's own template with the variables that templates expect
  * (messages, tools, documents, add_generation_prompt, bos_token, eos_token, …). */
 #ifndef SO_TOKEN_CHAT_H
 #define SO_TOKEN_CHAT_H
@@ -8,7 +8,7 @@
 
 typedef struct so_chat so_chat;
 
-/* SO_ENOTFOUND when the tokenizer carries no template. */
+/* SO_ENOTFOUND if the tokenizer has no template. */
 int so_chat_create(const so_tokenizer *t, so_chat **out, so_err *err);
 void so_chat_free(so_chat *c);
 
@@ -18,7 +18,7 @@ int so_chat_render(const so_chat *c, const json_t *messages, const json_t *extra
                    bool add_generation_prompt, so_buf *out, so_err *err);
 /* Renders with the generation prompt and appends the ids. Control tokens that the template writes
  * become their ids; the same text in messages, tools and other data is encoded as ordinary text.
- * BOS is put in front if the model wants one and the template wrote none. */
+ * BOS is added in front if the model requires one and the template wrote none. */
 int so_chat_encode(const so_chat *c, const json_t *messages, const json_t *extra, so_tokens *out,
                    so_err *err);
 

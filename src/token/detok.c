@@ -1,11 +1,12 @@
-/* Ids to text: rendering each token once at load, decoding, and streaming.
+/* Ids to text: computes the text of each token at load, decodes, and streams.
  *
- * Decoding is a concatenation: every decoder we accept works token by token, apart from a leading
- * space that is dropped once (the dummy prefix of SentencePiece) and tokens joined by spaces. A
- * decoder that needs to see its neighbours is refused at load, by name. So what a token prints is
- * known beforehand, decoding is copying, and streaming gives the same bytes as decoding at once.
+ * Decoding is a concatenation: every supported decoder works token by token, except for one leading
+ * space that is dropped (the dummy prefix of SentencePiece) and for spaces between tokens. A
+ * decoder that depends on adjacent tokens is refused at load by its name. So the text of a token is
+ * known in advance, decoding copies it, and streaming gives the same bytes as decoding at once.
  *
- * Streaming holds back at most three bytes: the beginning of a character whose end has not come. */
+ * Streaming holds back at most three bytes: the start of an incomplete character. Loading belongs
+ * to one thread; decoding may be called from any, each so_detok from one at a time. */
 #include <stdlib.h>
 
 #include "token/bytemap.h"
@@ -18,7 +19,7 @@ void so_decoder_deinit(so_decoder *d) {
     d->n_steps = 0;
 }
 
-/* The byte that "<0x0A>" names, or -1. */
+/* The byte of "<0x0A>", or −1 for other pieces. */
 static int fallback_byte(so_str s) {
     if (s.len != 6 || memcmp(s.ptr, "<0x", 3) != 0 || s.ptr[5] != '>')
         return -1;
@@ -43,7 +44,8 @@ static so_str strip_ends(const so_decode_step *step, so_str s) {
     return s;
 }
 
-/* One step from `in` to out (empty before). Bytes of an added token are its text as it stands. */
+/* Applies one step to `in`; `out` is empty before. Bytes that the step does not apply to are
+ * copied. */
 static int render_step(const so_decode_step *step, so_matching *m, unsigned kind, so_str in,
                        so_buf *out, so_err *err) {
     int byte;
@@ -79,7 +81,7 @@ static int render(const so_tokenizer *t, so_matching *m, int32_t id, so_buf bufs
         so_buf_clear(next);
         int rc = render_step(&t->decoder.steps[i], m, t->kinds[id], *out, next, err);
         if (rc == 0 && next->full)
-            rc = so_err_set(err, SO_ELIMIT, "the decoder makes token %d grow too far", id);
+            rc = so_err_set(err, SO_ELIMIT, "decoding token %d exceeds the size limit", id);
         if (rc)
             return rc;
         *out = so_buf_str(next);
@@ -104,7 +106,8 @@ int so_decoder_render(so_tokenizer *t, so_err *err) {
         }
     }
     if (rc == 0 && all.full)
-        rc = so_err_set(err, SO_ELIMIT, "the decoder makes the vocabulary's texts grow too far");
+        rc =
+            so_err_set(err, SO_ELIMIT, "the decoded texts of the vocabulary exceed the size limit");
     for (int32_t id = 0; rc == 0 && id < t->n_vocab; id++) {
         uint32_t begin = id ? ends[id - 1] : 0;
         t->texts[id] = (so_str){all.data ? all.data + begin : "", ends[id] - begin};
@@ -117,7 +120,7 @@ int so_decoder_render(so_tokenizer *t, so_err *err) {
     return rc;
 }
 
-/* What id adds to a text; *started tells whether anything stands there already. */
+/* The text that id appends. *started: the output is not empty; *joined: a space goes before it. */
 static so_str text_of(const so_tokenizer *t, int32_t id, bool special, bool *started,
                       bool *joined) {
     *joined = false;
@@ -155,7 +158,7 @@ static void put_bytes(so_detok *d, so_str s, so_buf *out) {
     while (d->n_held && s.len) {
         d->held[d->n_held++] = (unsigned char)s.ptr[0];
         so_utf8 r = so_utf8_next((const char *)d->held, (size_t)d->n_held, &cp, &len);
-        if (r == SO_UTF8_BAD) { /* what was held is one error; this byte starts afresh */
+        if (r == SO_UTF8_BAD) { /* the held bytes are one error; this byte starts a new sequence */
             so_buf_append_c(out, SO_UTF8_REPLACEMENT);
             d->n_held = 0;
             break;

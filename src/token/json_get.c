@@ -1,4 +1,4 @@
-/* Typed reads of JSON members; every failure names the path, the key and what was found. */
+/* Typed access to JSON members; every error names the path, the key and the value found. */
 #include "token/json_get.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Reading fields of a JSON object with errors that name the path. All any-thread, no state. */
+/* Reads members of a JSON object; errors name the path. Stateless; any thread. */
 #ifndef SO_TOKEN_JSON_GET_H
 #define SO_TOKEN_JSON_GET_H
 
@@ -15,11 +15,11 @@ static inline so_str so_json_str(const json_t *j) {
     return (so_str){json_string_value(j), json_string_length(j)};
 }
 
-/* The member must be there and be a string. */
+/* The member must exist and be a string. */
 int so_json_get_str(const json_t *o, const char *path, const char *key, so_str *out, so_err *err);
-/* Absent or null leaves *out as it is. */
+/* Absent or null: *out is unchanged. */
 int so_json_get_bool(const json_t *o, const char *path, const char *key, bool *out, so_err *err);
-/* Absent leaves *out; otherwise an integer from lo to hi. */
+/* Absent: *out is unchanged. Otherwise it must be an integer from lo to hi. */
 int so_json_get_int(const json_t *o, const char *path, const char *key, json_int_t lo,
                     json_int_t hi, json_int_t *out, so_err *err);
 

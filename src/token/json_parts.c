@@ -1,10 +1,10 @@
-/* The components of a tokenizer.json around its model: normalizer, pre_tokenizer, decoder,
- * post_processor. Each is an object with a "type"; "Sequence" nests others.
+/* Loads the components of a tokenizer.json beside its model: normalizer, pre_tokenizer, decoder,
+ * post_processor. Each is an object with a "type"; "Sequence" contains others.
  *
- * Each component becomes one or more of our own steps (so_text_op, so_pretok_stage,
- * so_decode_step), so that encoding knows nothing of JSON. A type that is not listed here is
- * refused by its name and path (SO_EUNSUPPORTED), never skipped. Nesting and the number of steps
- * are limited. */
+ * Each component is translated to steps of our own (so_text_op, so_pretok_stage, so_decode_step),
+ * so encoding does not depend on JSON. An unknown type is refused with its name and path
+ * (SO_EUNSUPPORTED), never skipped. Nesting and the number of steps are limited. Loading only; one
+ * thread. */
 #include <stdio.h>
 
 #include "token/json_get.h"
@@ -41,7 +41,7 @@ static int each(so_tokenizer *t, const json_t *j, const char *path, const char *
     return 0;
 }
 
-/* {"String": …} or {"Regex": …}, or a bare string as the former. A regex gives *pattern. */
+/* {"String": …} or a bare string sets *literal, {"Regex": …} sets *pattern. */
 static int read_pattern(const json_t *j, const char *path, so_str *literal, so_pattern **pattern,
                         so_err *err) {
     const json_t *p = json_object_get(j, "pattern");
@@ -59,8 +59,7 @@ static int read_pattern(const json_t *j, const char *path, so_str *literal, so_p
     return 0;
 }
 
-/* --- normalizer --------------------------------------------------------------------------------
- */
+/* ---- normalizer ---- */
 
 static int read_replace(const json_t *j, const char *path, so_text_op *op, so_err *err) {
     so_str from, to;
@@ -120,8 +119,7 @@ int so_json_normalizer(so_tokenizer *t, const json_t *j, const char *path, int d
     return unknown_type(path, type, err);
 }
 
-/* --- pre_tokenizer -----------------------------------------------------------------------------
- */
+/* ---- pre_tokenizer ---- */
 
 static int read_behaviour(const json_t *j, const char *path, so_split *out, so_err *err) {
     static const struct {
@@ -276,7 +274,7 @@ static int pretok_punctuation(so_tokenizer *t, const json_t *j, const char *path
     return rc ? rc : add_class_split(t, so_char_is_punct, behaviour, path, err);
 }
 
-/* \w+|[^\w\s]+ with the \w of Rust's regex crate, which the reference uses here alone. */
+/* \w+|[^\w\s]+ with the \w of Rust's regex crate, which Hugging Face tokenizers uses only here. */
 #define RUST_WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200C}\\x{200D}"
 
 static int pretok_whitespace(so_tokenizer *t, const json_t *j, const char *path, so_err *err) {
@@ -343,8 +341,7 @@ int so_json_pretok(so_tokenizer *t, const json_t *j, const char *path, int depth
     return unknown_type(path, type, err);
 }
 
-/* --- decoder -----------------------------------------------------------------------------------
- */
+/* ---- decoder ---- */
 
 static int decode_strip(so_tokenizer *t, so_decode_step *step, const json_t *j, const char *path,
                         so_err *err) {
@@ -431,8 +428,7 @@ int so_json_decoder(so_tokenizer *t, const json_t *j, const char *path, int dept
     return add_decoder(t, type, j, path, err);
 }
 
-/* --- post_processor ----------------------------------------------------------------------------
- */
+/* ---- post_processor ---- */
 
 static int push_id(const so_tokenizer *t, const json_t *j, const char *path, const char *key,
                    so_tokens *out, so_err *err) {
@@ -442,7 +438,7 @@ static int push_id(const so_tokenizer *t, const json_t *j, const char *path, con
     return 0;
 }
 
-/* The ids that a template means by a special token's name. */
+/* The ids of a special token that a template names. */
 static int push_special(const so_tokenizer *t, const json_t *j, const json_t *item,
                         const char *path, so_tokens *out, so_err *err) {
     so_str name;
@@ -490,7 +486,7 @@ static int read_cls_sep(so_tokenizer *t, const json_t *j, const char *path, so_t
               : push_id(t, json_array_get(json_object_get(j, "sep"), 1), path, "sep", after, err);
 }
 
-/* A later processor puts its tokens outside those of an earlier one. */
+/* The tokens of a later processor go outside those of an earlier one. */
 static void wrap(so_tokenizer *t, so_tokens *before, const so_tokens *after) {
     so_tokens_append(before, t->prefix.ids, t->prefix.len);
     so_tokens_free(&t->prefix);

@@ -1,9 +1,9 @@
-/* The text operations of normalize.h, on utf8proc's Unicode data.
+/* The text operations of normalize.h, with the Unicode data of utf8proc.
  *
- * Each appends a whole new text to its output, so operations chain through two buffers. Input is
- * valid UTF-8 (the encoder repairs it first), and so is every output but SO_TEXT_REPLACE's and
- * PREPEND's when the tokenizer's own strings are not: those come from JSON, which is checked.
- * Output is bounded by the maximum of the so_buf given; the caller looks at `full`. */
+ * Each operation appends its whole result to the output, so a chain of them alternates between two
+ * buffers. Input is valid UTF-8 (the encoder repairs it first), and so is the output: the strings
+ * of REPLACE and PREPEND come from JSON, which is checked. The output is limited by the maximum of
+ * the so_buf; the caller checks `full`. */
 #include "token/normalize.h"
 
 #include <stdlib.h>
@@ -56,7 +56,7 @@ bool so_char_is_word(uint32_t cp) {
            cp == 0x200C || cp == 0x200D || (cp >= 0x24B6 && cp <= 0x24E9);
 }
 
-/* Below U+0300 there is nothing that NFC changes; below U+00A0 nothing that any form does. */
+/* NFC changes nothing below U+0300, no normalisation form changes anything below U+00A0. */
 static size_t unchanged_prefix(so_text_kind kind, so_str text) {
     uint32_t limit = kind == SO_TEXT_NFC ? 0x300 : 0xA0;
     size_t i = 0, len;
@@ -65,8 +65,8 @@ static size_t unchanged_prefix(so_text_kind kind, so_str text) {
             break;
     if (i == text.len)
         return i;
-    while (i > 0 &&
-           ((unsigned char)text.ptr[--i] & 0xC0) == 0x80) /* a mark joins what it follows */
+    while (i > 0 && ((unsigned char)text.ptr[--i] & 0xC0) ==
+                        0x80) /* back to the character before: a mark combines with it */
         ;
     return i;
 }
@@ -94,8 +94,7 @@ static int compose_run(so_text_kind kind, so_str text, so_buf *out, so_err *err)
     return 0;
 }
 
-/* Characters that are inert in the reference part the text: nothing moves or combines across them.
- */
+/* Characters that HF tokenizers does not normalise split the text: nothing combines across them. */
 static int compose(so_text_kind kind, so_str text, so_buf *out, so_err *err) {
     size_t begin = 0, len;
     int rc = 0;
@@ -117,7 +116,7 @@ static void put_char(so_buf *out, uint32_t cp) {
 static void lowercase(so_str text, so_buf *out) {
     for (size_t i = 0, len; i < text.len; i += len) {
         uint32_t cp = so_utf8_at(text.ptr + i, &len);
-        if (cp == 0x130) /* the one letter whose lower case is two characters */
+        if (cp == 0x130) /* İ, the only letter whose lower case is two characters */
             so_buf_append_c(out, "i\xCC\x87");
         else
             put_char(out, (uint32_t)utf8proc_tolower((utf8proc_int32_t)cp));
@@ -145,8 +144,8 @@ static void strip_accents(so_str text, so_buf *out) {
             so_buf_append(out, text.ptr + i, len);
 }
 
-/* Needles are mostly one character, often repeated: memmem looks at all that is left each time when
- * a sanitizer intercepts it. A long needle gets its linear worst case. */
+/* Most needles are one character and occur often: a sanitizer's memmem reads the whole remaining
+ * text at each call, so short needles use memchr. Long needles use memmem, which is linear. */
 const char *so_text_find(so_str text, so_str needle) {
     if (needle.len > 16)
         return memmem(text.ptr, text.len, needle.ptr, needle.len);

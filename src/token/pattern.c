@@ -1,20 +1,20 @@
-/* Oniguruma's patterns on PCRE2: translation, compiling, bounded matching.
+/* Oniguruma's patterns for PCRE2: translation, compiling, limited matching.
  *
- * The reference runs patterns with Oniguruma in its Ruby syntax. PCRE2 reads nearly all of it
- * alike; translate() rewrites what it reads otherwise:
+ * Hugging Face tokenizers matches with Oniguruma in its Ruby syntax. PCRE2 interprets most of it
+ * the same way; translate() rewrites the rest:
  *
- *   \s \w \h \b   other sets of characters (\s: U+180E; \w: marks; \h: hexadecimal digits)
+ *   \s \w \h \b   different sets of characters (\s: U+180E; \w: marks; \h: hexadecimal digits)
  *   [a[bc]]       a nested class is a union; flattened
  *   (?m:…)        dot matches newline, PCRE2's (?s:…)
  *   ^ $           always match at line breaks (PCRE2_MULTILINE)
  *   \uHHHH        a code point
  *
- * and refuses by name what has no short equivalent: negated or intersected nested classes, \W and
- * \H within a class, and {n,m}+ (possessive here, repeated there).
+ * and refuses constructs without a short equivalent, naming them: negated or intersected nested
+ * classes, \W and \H in a class, and {n,m}+ (possessive in PCRE2, repeated in Oniguruma).
  *
- * Bounds: PCRE2's match and heap limits hold for one match; processor time bounds the sum of all.
- * Matching runs in the JIT where there is one and again without it when the JIT's small stack is
- * used up. Threads: patterns are immutable; a so_matching belongs to one call. */
+ * Limits: PCRE2's match and heap limits apply to one match, the limit on processor time to all
+ * matches of a text. Matching uses the JIT if there is one, and the interpreter if the JIT's small
+ * stack overflows. Patterns are immutable (any thread); a so_matching belongs to one call. */
 #include "token/pattern.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -28,40 +28,39 @@
 
 enum {
     MAX_PATTERN = 64 * 1024,
-    MATCH_STEPS = 1000 * 1000, /* of one match, */
-    STEPS_PER_BYTE = 64,       /* and so many more for each byte of the text */
+    MATCH_STEPS = 1000 * 1000, /* limit for one match */
+    STEPS_PER_BYTE = 64,       /* added to it for each byte of the text */
     HEAP_LIMIT_KIB = 64 * 1024,
 };
-/* A thousand times what ordinary patterns take. Processor time, so that a busy or stopped machine
- * cannot make it run out. */
+/* A thousand times the need of ordinary patterns. Processor time, so that a busy or suspended
+ * machine does not use it up. */
 static const int64_t BUDGET_NS = 2000000000, BUDGET_NS_PER_BYTE = 20000;
-static const int64_t LOOK_NS = 20000000; /* between two looks at processor time */
+static const int64_t CHECK_NS = 20000000; /* interval of reading the processor time */
 
 #define SPACE "\\p{White_Space}"
-/* The six numbers of Latin-1 are words to Oniguruma, all others of category No are not. */
+/* Oniguruma's \w includes the six characters of category No in Latin-1 and no others. */
 #define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}"
 #define HEX "0-9a-fA-F"
 
 struct so_pattern {
     pcre2_code *code;
-    char *source; /* for messages */
+    char *source; /* for error messages */
 };
 
 struct so_matching {
     pcre2_match_data *data;
     pcre2_match_context *limits;
-    int64_t end_ns;  /* of processor time */
-    int64_t look_ns; /* when to look at it again */
+    int64_t end_ns;   /* limit, in processor time of the thread */
+    int64_t check_ns; /* when to read the processor time next */
     so_buf subject;
 };
 
-/* --- translation -------------------------------------------------------------------------------
- */
+/* ---- translation ---- */
 
 typedef struct translation {
     so_str in;
     size_t i;
-    int depth; /* of classes: 0 outside */
+    int depth; /* nesting of character classes; 0: outside */
     so_buf out;
 } translation;
 
@@ -130,7 +129,7 @@ static int put_escape(translation *t, so_err *err) {
     return 0;
 }
 
-/* One step within a class, or the bracket that opens it. */
+/* Translates one item of a class, or the bracket that opens it. */
 static int put_in_class(translation *t, so_err *err) {
     char c = peek(t, 0);
     if (c == '[' && peek(t, 1) == ':') {
@@ -154,7 +153,7 @@ static int put_in_class(translation *t, so_err *err) {
     if (c == '&' && peek(t, 1) == '&')
         return refuse(t, "an intersection of classes", err);
     if (c == '-' && (peek(t, 1) == '[' || peek(t, 1) == ']'))
-        so_buf_append_char(&t->out, '\\'); /* flattening must not make a range of it */
+        so_buf_append_char(&t->out, '\\'); /* so that flattening does not form a range */
     copy(t, 1);
     return 0;
 }
@@ -207,8 +206,7 @@ static int translate(translation *t, so_err *err) {
     return 0;
 }
 
-/* --- compiling ---------------------------------------------------------------------------------
- */
+/* ---- compiling ---- */
 
 static int compile(so_pattern *p, so_str text, so_err *err) {
     int code;
@@ -225,7 +223,7 @@ static int compile(so_pattern *p, so_str text, so_err *err) {
         pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
         return so_err_set(err, SO_EFORMAT, "pattern \"%s\" does not compile: %s", p->source, why);
     }
-    pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); /* no JIT here: the interpreter runs it */
+    pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); /* may fail: then the interpreter matches */
     return 0;
 }
 
@@ -258,8 +256,7 @@ void so_pattern_free(so_pattern *p) {
     free(p);
 }
 
-/* --- matching ----------------------------------------------------------------------------------
- */
+/* ---- matching ---- */
 
 static int64_t clock_ns(clockid_t id) {
     struct timespec ts;
@@ -280,12 +277,12 @@ so_matching *so_matching_create(size_t text_len) {
     return m;
 }
 
-/* The coarse clock costs a few nanoseconds and decides when to ask the other one, a system call. */
+/* Reading the coarse clock takes a few nanoseconds; reading the processor time is a system call. */
 static bool time_is_up(so_matching *m) {
     int64_t now = clock_ns(CLOCK_MONOTONIC_COARSE);
-    if (now < m->look_ns)
+    if (now < m->check_ns)
         return false;
-    m->look_ns = now + LOOK_NS;
+    m->check_ns = now + CHECK_NS;
     return clock_ns(CLOCK_THREAD_CPUTIME_ID) > m->end_ns;
 }
 
@@ -318,7 +315,8 @@ static int match(so_find *f, so_err *err) {
     const so_pattern *p = f->pattern;
     so_matching *m = f->matching;
     if (time_is_up(m))
-        return so_err_set(err, SO_ELIMIT, "pattern \"%s\" takes too long on this text", p->source);
+        return so_err_set(err, SO_ELIMIT, "pattern \"%s\" exceeds the time limit on this text",
+                          p->source);
     int rc = pcre2_match(p->code, (PCRE2_SPTR)f->text.ptr, f->text.len, f->pos, PCRE2_NO_UTF_CHECK,
                          m->data, m->limits);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
@@ -330,19 +328,18 @@ static int match(so_find *f, so_err *err) {
         return 0;
     char why[160];
     pcre2_get_error_message(rc, (PCRE2_UCHAR *)why, sizeof why);
-    return so_err_set(err, SO_ELIMIT, "pattern \"%s\" gave up at byte %zu of the text: %s",
+    return so_err_set(err, SO_ELIMIT, "pattern \"%s\" failed at byte %zu of the text: %s",
                       p->source, f->pos, why);
 }
 
-/* An empty match right behind the last one is passed over by one character, as the reference does.
- */
+/* An empty match directly after the previous match is skipped, as in Hugging Face tokenizers. */
 int so_find_next(so_find *f, size_t *start, size_t *end, so_err *err) {
     while (f->pos <= f->text.len) {
         int rc = match(f, err);
         if (rc <= 0)
             return rc;
         const PCRE2_SIZE *at = pcre2_get_ovector_pointer(f->matching->data);
-        if (at[0] > at[1] || at[0] < f->pos) /* \K within a lookaround can do this */
+        if (at[0] > at[1] || at[0] < f->pos) /* possible with \K in a lookaround */
             return so_err_set(err, SO_EUNSUPPORTED, "pattern \"%s\" matches backwards",
                               f->pattern->source);
         if (at[0] == at[1] && f->any && f->last_end == at[1]) {

@@ -1,12 +1,13 @@
-/* The stages of pretok.h, run over all pieces of a text at once.
+/* Runs the stages of pretok.h, each over all pieces of a text.
  *
- * Invariant: spans are in order, do not overlap and are never empty, as in the reference, which
- * drops empty pieces after every stage. A split moves no bytes (it only cuts spans); a rewrite
- * writes the next text and swaps the two buffers.
+ * Invariant: spans are in order, do not overlap and are not empty; Hugging Face tokenizers also
+ * drops empty pieces after every stage. A split moves no bytes, it only divides spans; a rewrite
+ * writes a new text and swaps the two buffers.
  *
- * Splitting, in three steps: (1) the matcher covers a piece with ranges, each match or gap;
- * (2) `invert` exchanges the two; (3) the behaviour joins or drops ranges. The joining rules are
- * the reference's, also in their corners (two delimiters in a row, one at the end). */
+ * A split has three steps: (1) the matcher divides a piece into ranges, each a match or a gap; (2)
+ * `invert` exchanges the two; (3) the behaviour joins or drops ranges. The rules for joining are
+ * those of Hugging Face tokenizers, also for two delimiters in a row and for one at the end. Any
+ * thread, each with its own so_pieces. */
 #include "token/pretok.h"
 
 #include <stdlib.h>
@@ -67,17 +68,16 @@ static void swap_spans(so_pieces *p) {
     p->n_next = 0;
 }
 
-/* --- splitting ---------------------------------------------------------------------------------
- */
+/* ---- splitting ---- */
 
-/* Joins ranges as they come. Ranges may be empty (an empty match); they count for the joining and
- * are dropped when written. MERGED_WITH_NEXT works from the right in the reference: a delimiter
- * goes to what follows unless that is a delimiter too. From the left this is: a delimiter waits; a
- * gap takes the one waiting; a delimiter after a delimiter sets the waiting one free. */
+/* Joins ranges in the order of the text. A range may be empty (an empty match): it takes part in
+ * joining and is dropped when written. MERGED_WITH_NEXT: a delimiter is joined to the gap after it,
+ * not to another delimiter. So a delimiter stays open; a gap after it is joined to it; a delimiter
+ * after it closes it. */
 typedef struct joiner {
     so_pieces *out;
     so_split behaviour;
-    size_t off, len; /* the open range */
+    size_t off, len; /* the range that may still be joined */
     bool open, last_was_match;
 } joiner;
 
@@ -115,7 +115,7 @@ static void put_range(joiner *j, size_t off, size_t len, bool is_match) {
     *j = (joiner){j->out, j->behaviour, off, len, true, is_match};
 }
 
-/* Matches of one piece, whatever finds them. */
+/* The three matchers: each passes the ranges of one piece to put_range. */
 static int split_by_pattern(const so_pretok_stage *s, so_matching *m, so_str piece, size_t base,
                             joiner *j, so_err *err) {
     so_find find = {.pattern = s->pattern, .matching = m, .text = piece};
@@ -188,8 +188,7 @@ static int split(const so_pretok_stage *s, so_matching *m, so_pieces *p, so_err 
     return 0;
 }
 
-/* --- rewriting ---------------------------------------------------------------------------------
- */
+/* ---- rewriting ---- */
 
 static int rewrite(const so_text_op *op, so_matching *m, so_pieces *p, so_err *err) {
     so_buf_clear(&p->next_text);
@@ -203,7 +202,7 @@ static int rewrite(const so_text_op *op, so_matching *m, so_pieces *p, so_err *e
             push_span(p, begin, p->next_text.len - begin);
     }
     if (p->next_text.full)
-        return so_err_set(err, SO_ELIMIT, "pre-tokenizing makes the text grow too far");
+        return so_err_set(err, SO_ELIMIT, "pre-tokenizing makes the text longer than the limit");
     so_buf text = p->text;
     p->text = p->next_text;
     p->next_text = text;

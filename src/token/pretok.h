@@ -1,25 +1,26 @@
-/* Pre-tokenizing: text into the pieces that merging never crosses, as a chain of stages. A stage
- * either splits every piece or rewrites every piece; each pre-tokenizer of tokenizer.json and each
- * `tokenizer.ggml.pre` name is a short list of stages. Immutable once built; any thread. */
+/* Pre-tokenizing: splits a text into pieces; merges never cross a boundary between pieces. It is a
+ * chain of stages, each of which either splits or rewrites every piece. A pre-tokenizer of
+ * tokenizer.json or a name in `tokenizer.ggml.pre` is a short list of stages. Immutable once built;
+ * any thread. */
 #ifndef SO_TOKEN_PRETOK_H
 #define SO_TOKEN_PRETOK_H
 
 #include "token/normalize.h"
 
-/* What becomes of a delimiter when a text is split at it. */
+/* Where a delimiter goes when a text is split at it. */
 typedef enum so_split {
     SO_SPLIT_REMOVED,
     SO_SPLIT_ISOLATED,
     SO_SPLIT_MERGED_WITH_PREVIOUS,
     SO_SPLIT_MERGED_WITH_NEXT,
-    SO_SPLIT_CONTIGUOUS, /* neighbouring delimiters stay together */
+    SO_SPLIT_CONTIGUOUS, /* adjacent delimiters form one piece */
 } so_split;
 
 typedef struct so_pretok_stage {
     bool rewrites;
-    so_text_op op; /* if it rewrites; the rest if it splits */
+    so_text_op op; /* if it rewrites; the other fields if it splits */
     so_split behaviour;
-    bool invert; /* the delimiters are what the matcher does not match */
+    bool invert; /* the text between the matches is the delimiter */
     /* the matcher, one of three: a pattern, a literal, a predicate on single characters */
     so_pattern *pattern;
     char *literal;
@@ -36,18 +37,18 @@ typedef struct so_pretok {
 
 void so_pretok_deinit(so_pretok *p);
 
-/* NULL when there are too many already. The caller fills it and owns nothing of it. */
+/* A new stage to fill in, owned by p; NULL if there are too many. */
 so_pretok_stage *so_pretok_add(so_pretok *p);
-/* Split by a pattern with behaviour Isolated; SO_ELIMIT when there are too many stages. */
+/* Adds a split by a pattern, with behaviour Isolated; SO_ELIMIT if there are too many stages. */
 int so_pretok_add_pattern(so_pretok *p, so_str pattern, so_err *err);
-/* ByteLevel's own pattern (GPT-2's), Isolated. */
+/* GPT-2's pattern, which the ByteLevel pre-tokenizer uses. */
 extern const char so_pretok_gpt2_pattern[];
 
-/* What a GGUF file means by its `tokenizer.ggml.pre`. */
+/* What a name in `tokenizer.ggml.pre` implies beside the stages. */
 typedef struct so_pretok_traits {
-    bool ignore_merges; /* a piece that is a token is that token, merges or not */
-    bool adds_bos;      /* where the file says nothing */
-    bool nfc;           /* the model's own tokenizer normalises to NFC */
+    bool ignore_merges; /* a piece that is a token becomes that token without merging */
+    bool adds_bos;      /* default if the file has no add_bos_token */
+    bool nfc;           /* the original tokenizer normalises to NFC */
 } so_pretok_traits;
 int so_pretok_by_name(so_str name, so_pretok *p, so_pretok_traits *traits, so_err *err);
 
@@ -55,12 +56,12 @@ typedef struct so_span {
     uint32_t off, len;
 } so_span;
 
-/* Pieces of a text, and the scratch to make them; zero-initialise, reuse, then deinit. */
+/* The pieces of a text, and scratch. Zero-initialise; may be reused; deinit at the end. */
 typedef struct so_pieces {
     so_buf text, next_text;
     so_span *spans, *next;
     size_t n, cap, n_next, next_cap;
-    bool first; /* the first piece starts at the beginning of what is encoded */
+    bool first; /* the first piece is at the start of the encoded text */
 } so_pieces;
 void so_pieces_deinit(so_pieces *p);
 

@@ -1,17 +1,17 @@
-/* The pre-tokenizers that GGUF files name by `tokenizer.ggml.pre`, one table.
+/* The table of pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`.
  *
- * A GGUF file carries no pattern, only a name; the patterns are those of the tokenizer.json of the
- * model family that the name was given for. Each is split in turn with behaviour Isolated. Models
- * whose own tokenizer normalises (Qwen: NFC) are normalised here too, so that a GGUF file and the
- * folder it was made from give the same ids. An unknown name is refused: a wrong pattern gives text
- * that looks right and is not. */
+ * A GGUF file has no pattern, only a name; the patterns are those of the tokenizer.json of the
+ * model family with that name. They are applied in order, with behaviour Isolated. If the original
+ * tokenizer normalises (Qwen: NFC), so do we: a GGUF file and the folder it was converted from give
+ * the same ids. An unknown name is refused, because a wrong pattern gives plausible but wrong ids.
+ * Loading only; one thread. */
 #include "base/mem.h"
 #include "token/pretok.h"
 
 /* clang-format off */
 #define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
 #define GPT2 CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-/* Llama 3, Qwen 2 and their kin differ in how many digits stay together. */
+/* Llama 3, Qwen 2 and related models differ in how many digits form a piece. */
 #define CL100K(digits) \
     "(?i:" CONTRACTIONS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"

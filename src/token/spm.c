@@ -1,14 +1,15 @@
-/* SentencePiece-style vocabularies (a score per piece, no merges) for the merge engine.
+/* Merges for SentencePiece-style vocabularies, which have a score per piece and no merges.
  *
- * SentencePiece joins, among all neighbouring symbols whose concatenation is a piece, the pair
- * whose piece has the highest score, leftmost first among equals. That is merging with this list:
- * for every piece and every cut of it into two symbols, (left, right) → piece, ranked by the
- * piece's score, equal scores sharing a rank. Symbols are single characters or pieces, so only cuts
- * whose sides are one of these can occur. Characters that are part of pieces but no pieces
- * themselves become parts.
+ * SentencePiece merges, of all adjacent symbols whose concatenation is a piece, the pair whose
+ * piece has the highest score, the leftmost of equals. This is the same as byte-pair merging with
+ * the following list: for every piece and every split of it into two symbols, (left, right) →
+ * piece, ranked by the score of the piece; equal scores have the same rank. A symbol is a single
+ * character or a piece, so only splits into these can occur. A character that occurs in pieces but
+ * is not a piece gets a symbol by so_bpe_add_part.
  *
- * Control, unknown, unused (or not UTF-8) and byte pieces are never the result of merging: text
- * cannot spell a control token. Added pieces are cut out before. Building only; one thread. */
+ * Control, unknown, unused and byte pieces, and those that are not UTF-8, are never the result of a
+ * merge: text cannot produce a control token. Added pieces are cut out before. Loading only; one
+ * thread. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -26,7 +27,7 @@ static int higher_first(const void *pa, const void *pb) {
     return (a < b) - (a > b);
 }
 
-/* Distinct scores, highest first; a score's rank is its index. */
+/* The distinct scores, highest first; the rank of a score is its index. */
 static size_t distinct_scores(const float *scores, size_t n, float *out) {
     memcpy(out, scores, n * sizeof *out);
     qsort(out, n, sizeof *out, higher_first);
@@ -66,7 +67,7 @@ static void add_chars(const so_tokenizer *t, so_bpe *b) {
     }
 }
 
-/* The symbol that spells s: a piece that merging may use, or a single character. */
+/* The symbol with the text s: a piece that merges may use, or a single character. */
 static int32_t symbol_of(const so_tokenizer *t, const so_bpe *b, so_str s) {
     uint32_t cp;
     if (so_vocab_single_char(s, &cp))

@@ -1,17 +1,17 @@
-/* Loading, encoding, and what one can ask a tokenizer.
+/* Loading, encoding and properties of a tokenizer.
  *
  * Encoding a text:
- *  1. Repair: the reference takes Unicode text only, so each maximal invalid part of the bytes
- * becomes U+FFFD, exactly as Python's bytes.decode("utf-8", errors="replace") does it.
- *  2. Cut out added tokens that are matched in the raw text.
- *  3. Normalise each stretch in between; cut out added tokens that are matched after normalising.
- *  4. Pre-tokenize each stretch into pieces.
+ *  1. Repair: each maximal invalid part of the bytes becomes U+FFFD, as in Python's
+ *     bytes.decode("utf-8", errors="replace"): Hugging Face tokenizers takes only Unicode text.
+ *  2. Cut out the added tokens that are matched in the raw text.
+ *  3. Normalise each part between them; cut out the added tokens matched after normalising.
+ *  4. Pre-tokenize each part between them into pieces.
  *  5. Merge each piece (bpe.c).
- *  6. With ADD_SPECIAL, put the model's prefix and suffix around it all.
+ *  6. With ADD_SPECIAL, add the model's prefix and suffix.
  *
- * Refuses: models other than BPE in either of its two forms, and components whose effect it does
- * not know; a wrong tokenizer would answer plausibly and wrongly. Immutable after loading (but for
- * so_tokenizer_add_end, which belongs to loading): scratch lives in the call. */
+ * Models other than the two forms of BPE and unknown components are refused: a wrong tokenizer
+ * would give plausible but wrong ids. A tokenizer is immutable after loading, to which
+ * so_tokenizer_add_end belongs; scratch belongs to the call. Any thread may encode. */
 #include "token/tokenizer.h"
 
 #include <stdio.h>
@@ -22,8 +22,7 @@
 
 static const size_t MAX_TEXT = (size_t)256 << 20;
 
-/* --- building blocks of the loaders ------------------------------------------------------------
- */
+/* ---- building blocks of the loaders ---- */
 
 int so_vocab_init(so_tokenizer *t, size_t n, size_t n_bytes, so_err *err) {
     t->n_vocab = (int32_t)n;
@@ -85,14 +84,13 @@ void so_text_op_set(so_text_op *op, so_str from, so_str to) {
     op->to_len = to.len;
 }
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* ---- create, free ---- */
 
 static uint64_t hash_all(const so_tokenizer *t) {
     uint64_t h = so_bpe_hash(t->bpe);
     for (int32_t id = 0; id < t->n_vocab; id++) {
         if (t->kinds[id] & SO_TOKEN_UNUSED)
-            continue; /* padding of the embedding: no text has these ids */
+            continue; /* padding of the embedding matrix: not a token */
         struct {
             uint64_t piece, before;
             int32_t id;
@@ -103,8 +101,8 @@ static uint64_t hash_all(const so_tokenizer *t) {
     return h;
 }
 
-/* Ends of a turn or of the text that models name alike. Only control tokens count: the same string
- * as ordinary text, or as an added token that prints, ends nothing. */
+/* Common names of tokens that end a turn or the text. Only control tokens count: an ordinary or
+ * added token with such a name does not end a turn. */
 static void add_ends_by_name(so_tokenizer *t) {
     static const char *const names[] = {
         "<|im_end|>",
@@ -136,7 +134,8 @@ int so_tokenizer_load(const so_checkpoint *ck, so_tokenizer **out, so_err *err) 
     so_tokenizer *t = SO_NEW(so_tokenizer);
     t->bos = t->eos = t->unk = SO_TOKEN_NONE;
     const so_gguf *g = so_checkpoint_gguf(ck);
-    bool own_json = so_checkpoint_tokenizer(ck) != NULL; /* also in a GGUF made from a folder */
+    bool own_json =
+        so_checkpoint_tokenizer(ck) != NULL; /* also in a GGUF converted from a folder */
     int rc =
         g && !own_json ? so_tokenizer_from_gguf(t, g, err) : so_tokenizer_from_json(t, ck, err);
     if (rc == 0)
@@ -188,13 +187,12 @@ void so_tokenizer_free(so_tokenizer *t) {
     free(t);
 }
 
-/* --- encoding ----------------------------------------------------------------------------------
- */
+/* ---- encoding ---- */
 
 typedef struct encoding {
     const so_tokenizer *t;
     bool parse_control;
-    const uint8_t *from_data; /* marks bytes of the text that no control token may hold, or NULL */
+    const uint8_t *from_data; /* marks bytes that no control token may contain, or NULL */
     so_tokens *out;
     so_err *err;
     so_matching *matching;
@@ -214,8 +212,8 @@ int so_normalizer_run(const so_tokenizer *t, so_matching *m, so_str text, bool f
         if (rc)
             return rc;
         if (next->full)
-            return so_err_set(err, SO_ELIMIT, "normalising makes %zu bytes of text grow too far",
-                              n_bytes);
+            return so_err_set(err, SO_ELIMIT,
+                              "normalising %zu bytes of text exceeds the size limit", n_bytes);
         text = so_buf_str(next);
     }
     *out = text;
@@ -252,7 +250,7 @@ static int encode_stretch(encoding *e, so_str text, bool first) {
     return rc;
 }
 
-/* Whether a control token that is matched after normalising occurs in `text` with a marked byte. */
+/* Whether `text` contains a control token of the normalised set with a marked byte. */
 static bool data_spells_control(const so_tokenizer *t, so_str text, const uint8_t *from_data) {
     for (size_t i = 0; i < t->added_normalized.n; i++) {
         const so_added *a = &t->added_normalized.items[i];
@@ -267,8 +265,9 @@ static bool data_spells_control(const so_tokenizer *t, so_str text, const uint8_
     return false;
 }
 
-/* Step 3 where data spells a control token of the normalised set: marks do not survive normalising,
- * so data and template are normalised apart. Rare: special tokens are usually matched raw. */
+/* Step 3 if data contains the text of a control token of the normalised set. Normalising loses the
+ * marks, so data and template text are normalised separately. Rare: special tokens are usually
+ * matched in the raw text. */
 static int encode_runs(encoding *e, so_str text, const uint8_t *from_data, bool first) {
     int rc = 0;
     for (size_t i = 0, n; rc == 0 && i < text.len; i += n) {
@@ -339,7 +338,8 @@ int so_tokenizer_encode(const so_tokenizer *t, so_str text, unsigned flags, so_t
         return rc;
     so_buf repaired = {0};
     if (so_utf8_valid_len(text) != text.len) {
-        so_utf8_repair(text, &repaired); /* at most three times as long: it fits */
+        so_utf8_repair(text,
+                       &repaired); /* at most three times as long, below the limit of so_buf */
         text = so_buf_str(&repaired);
     }
     rc = encode(t, text, flags, NULL, out, err);
@@ -353,8 +353,7 @@ int so_tokenizer_encode_traced(const so_tokenizer *t, so_str text, const uint8_t
     return rc ? rc : encode(t, text, SO_ENCODE_PARSE_SPECIAL, from_data, out, err);
 }
 
-/* --- questions ---------------------------------------------------------------------------------
- */
+/* ---- properties ---- */
 
 static bool in_vocab(const so_tokenizer *t, int32_t id) { return id >= 0 && id < t->n_vocab; }
 

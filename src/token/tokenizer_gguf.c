@@ -1,12 +1,12 @@
-/* A tokenizer from GGUF metadata (keys tokenizer.ggml.…), with or without tensors in the file.
+/* Loads a tokenizer from GGUF metadata (keys tokenizer.ggml.…); the file may have no tensors.
  *
  *   model "gpt2"    byte-level BPE: tokens, token_type, merges, pre (a name, pretok_names.c)
  *   model "llama"   SentencePiece-style: tokens, token_type, scores; spaces are "▁"
  *
- * Everything in the file is checked: array types and lengths, ids within the vocabulary, merges of
- * known tokens. A token that is not UTF-8 keeps its id and its bytes but takes no part in encoding.
- * Keys that are absent have the defaults that writers of such files rely on: SentencePiece-style
- * models get BOS and a leading space, others do not. Loading only; one thread. */
+ * Everything in the file is checked: types and lengths of arrays, ids, the tokens of merges. A
+ * token that is not UTF-8 keeps its id and bytes but is never produced by encoding. Absent keys
+ * have the defaults that converters rely on: SentencePiece-style models add BOS and a leading
+ * space, others do not. Loading only; one thread. */
 #include <ctype.h>
 #include <stdlib.h>
 
@@ -17,7 +17,7 @@
 
 enum { TYPE_NORMAL = 1, N_TYPES = 7 };
 
-/* Values of tokenizer.ggml.token_type. Unknown counts as control: text must not spell it. */
+/* Values of tokenizer.ggml.token_type. Unknown counts as control: text must not produce it. */
 static const unsigned kinds_of_type[N_TYPES] = {
     0,
     0,
@@ -35,13 +35,13 @@ static int array(const so_gguf *g, const char *key, bool strings, const so_gguf_
         return so_err_set(err, SO_ENOTFOUND, "%s is missing", key);
     if (kv->type != SO_GGUF_ARRAY || (kv->elem == SO_GGUF_STRING) != strings ||
         kv->elem == SO_GGUF_ARRAY)
-        return so_err_set(err, SO_EFORMAT, "%s is no array of %s", key,
+        return so_err_set(err, SO_EFORMAT, "%s is not an array of %s", key,
                           strings ? "strings" : "numbers");
     *out = kv;
     return 0;
 }
 
-/* An array with one number per token; *out is NULL where the key is absent. */
+/* An array with one number per token; *out is NULL if the key is absent. */
 static int per_token(const so_tokenizer *t, const so_gguf *g, const char *key,
                      const so_gguf_kv **out, so_err *err) {
     *out = NULL;
@@ -71,7 +71,7 @@ static int read_vocab(so_tokenizer *t, const so_gguf *g, so_err *err) {
     for (int32_t id = 0; id < t->n_vocab; id++) {
         int64_t type = TYPE_NORMAL;
         if (types && !so_gguf_elem_i64(types, (uint64_t)id, &type))
-            return so_err_set(err, SO_EFORMAT, KEY "token_type[%d] is no integer", id);
+            return so_err_set(err, SO_EFORMAT, KEY "token_type[%d] is not an integer", id);
         if (type < 0 || type >= N_TYPES)
             return so_err_set(err, SO_ERANGE, KEY "token_type[%d] is %lld (0 to %d)", id,
                               (long long)type, N_TYPES - 1);
@@ -93,7 +93,7 @@ static int read_id(const so_tokenizer *t, const so_gguf *g, const char *key, int
     int rc = so_gguf_get_i64(g, key, &v, err);
     if (rc)
         return rc;
-    if (v == -1 || v == UINT32_MAX) /* writers' way to say there is none */
+    if (v == -1 || v == UINT32_MAX) /* converters write this for "none" */
         return *out = SO_TOKEN_NONE, 0;
     if (v < 0 || v >= t->n_vocab)
         return so_err_set(err, SO_ERANGE, "%s is %lld, the vocabulary has %d tokens", key,
@@ -106,8 +106,7 @@ static int read_bool(const so_gguf *g, const char *key, bool *out, so_err *err) 
     return so_gguf_find(g, key) ? so_gguf_get_bool(g, key, out, err) : 0;
 }
 
-/* --- special tokens ----------------------------------------------------------------------------
- */
+/* ---- special tokens ---- */
 
 static bool strips_right(const so_gguf *g, so_str piece) {
     so_str name;
@@ -118,7 +117,7 @@ static bool strips_right(const so_gguf *g, so_str piece) {
     for (size_t i = 0; i < n; i++)
         lower[i] = (char)tolower((unsigned char)name.ptr[i]);
     lower[n] = '\0';
-    /* Phi-3's own tokenizer has rstrip on its chat tokens; GGUF has no field for it. */
+    /* The chat tokens of Phi-3 have rstrip in its tokenizer.json; GGUF has no field for it. */
     return (strstr(lower, "phi-3") || strstr(lower, "phi3")) && !so_str_eq_c(piece, "<unk>") &&
            !so_str_eq_c(piece, "<s>") && !so_str_eq_c(piece, "<|endoftext|>");
 }
@@ -166,8 +165,7 @@ static int read_specials(so_tokenizer *t, const so_gguf *g, bool adds_bos, so_er
     return rc;
 }
 
-/* --- byte-level BPE ----------------------------------------------------------------------------
- */
+/* ---- byte-level BPE ---- */
 
 static int add_merges(so_tokenizer *t, const so_gguf_kv *merges, so_err *err) {
     so_buf joined = {0};
@@ -228,8 +226,7 @@ static int read_bpe(so_tokenizer *t, const so_gguf *g, bool *adds_bos, so_err *e
     return add_merges(t, merges, err);
 }
 
-/* --- SentencePiece -----------------------------------------------------------------------------
- */
+/* ---- SentencePiece ---- */
 
 static int read_scores(so_tokenizer *t, const so_gguf *g, so_err *err) {
     const so_gguf_kv *kv;

@@ -1,10 +1,11 @@
-/* A tokenizer from a Hugging Face tokenizer.json and the configs beside it.
+/* Loads a tokenizer from a Hugging Face tokenizer.json and the configs beside it.
  *
- * Order matters, as in the reference: the model's own vocabulary first (merges may name only that),
- * then added tokens, then the components (json_parts.c), then the ids that the post-processor adds.
- * BOS, EOS and the chat template come from tokenizer_config.json; further ends of a turn from
- * config.json and generation_config.json. Refuses models other than BPE (Unigram, WordPiece, …) and
- * subword prefixes and suffixes by name; every error names its field. Loading only; one thread. */
+ * The order matters, as in Hugging Face tokenizers: first the vocabulary of the model (merges refer
+ * only to it), then added tokens, then the components (json_parts.c), then the ids of the
+ * post-processor. BOS, EOS and the chat template are in tokenizer_config.json, further ends of a
+ * turn in config.json and generation_config.json. Models other than BPE (Unigram, WordPiece, …) and
+ * subword prefixes and suffixes are refused; every error names its field. Loading only; one
+ * thread. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -14,15 +15,14 @@
 
 #define FILE_NAME "tokenizer.json"
 
-/* --- vocabulary --------------------------------------------------------------------------------
- */
+/* ---- vocabulary ---- */
 
 typedef struct sizes {
     size_t n_entries, n_bytes;
     json_int_t max_id;
 } sizes;
 
-/* Ids may leave gaps (padding), but not such that a small file asks for a large table. */
+/* Ids may have gaps (padding), but a small file must not require a large table. */
 static int check_id(const sizes *s, json_int_t id, const char *where, so_str name, so_err *err) {
     json_int_t limit = (json_int_t)s->n_entries * 4 + 4096;
     limit = SO_MIN(limit, SO_TOKENIZER_MAX_VOCAB);
@@ -85,8 +85,7 @@ static int read_vocab(so_tokenizer *t, json_t *vocab, so_err *err) {
     return 0;
 }
 
-/* --- merges ------------------------------------------------------------------------------------
- */
+/* ---- merges ---- */
 
 /* "a b" or ["a", "b"]. */
 static bool merge_sides(const json_t *j, so_str *left, so_str *right) {
@@ -110,8 +109,8 @@ static bool merge_sides(const json_t *j, so_str *left, so_str *right) {
 static int add_merge(so_tokenizer *t, const json_t *j, size_t rank, so_buf *joined, so_err *err) {
     so_str left, right;
     if (!merge_sides(j, &left, &right))
-        return so_json_bad(FILE_NAME ": model.merges", NULL, err, "entry %zu is no pair of tokens",
-                           rank);
+        return so_json_bad(FILE_NAME ": model.merges", NULL, err,
+                           "entry %zu is not a pair of tokens", rank);
     so_buf_clear(joined);
     so_buf_append_str(joined, left);
     so_buf_append_str(joined, right);
@@ -139,8 +138,7 @@ static int read_merges(so_tokenizer *t, const json_t *merges, so_err *err) {
     return rc;
 }
 
-/* --- model -------------------------------------------------------------------------------------
- */
+/* ---- model ---- */
 
 static bool empty(const json_t *j) {
     return !j || json_is_null(j) || (json_is_string(j) && json_string_length(j) == 0);
@@ -198,8 +196,8 @@ static int read_model(so_tokenizer *t, const json_t *model, so_err *err) {
     return read_merges(t, merges, err);
 }
 
-/* Only the model's own tokens are symbols. Called after the added tokens are known, so that text
- * does not spell a control token of one character. */
+/* Only tokens of the model's vocabulary are symbols. Called after the added tokens are loaded, so
+ * that a control token of one character is not a symbol. */
 static void add_chars(so_tokenizer *t, const json_t *vocab) {
     uint32_t cp;
     for (int32_t id = 0; id < t->n_vocab; id++) {
@@ -211,8 +209,7 @@ static void add_chars(so_tokenizer *t, const json_t *vocab) {
     }
 }
 
-/* --- added tokens ------------------------------------------------------------------------------
- */
+/* ---- added tokens ---- */
 
 typedef struct added_flags {
     bool special, normalized, single_word, lstrip, rstrip;
@@ -254,7 +251,7 @@ static int read_added(so_tokenizer *t, const json_t *j, const char *path, added_
     return 0;
 }
 
-/* A token that is matched after normalising is spelled as the normalizer would leave it. */
+/* The text of a token that is matched after normalising is normalised too. */
 static int push_added(so_tokenizer *t, int32_t id, const added_flags *f, so_matching *m,
                       so_buf bufs[2], so_err *err) {
     so_added a = {.text = t->pieces[id],
@@ -275,7 +272,7 @@ static int push_added(so_tokenizer *t, int32_t id, const added_flags *f, so_matc
         return rc;
     if (!so_str_eq(normal, a.text)) {
         so_buf_append_str(&t->added_bytes, normal);
-        a.text.ptr = NULL; /* set when all are there: the buffer may move */
+        a.text.ptr = NULL; /* set after the last one: the buffer may move */
         a.text.len = normal.len;
     }
     so_added_push(&t->added_normalized, a);
@@ -311,8 +308,7 @@ static int read_all_added(so_tokenizer *t, const json_t *added, so_err *err) {
     return rc;
 }
 
-/* --- configs -----------------------------------------------------------------------------------
- */
+/* ---- configs ---- */
 
 /* The token that a config names: "…" or {"content": "…"}. */
 static int32_t named_token(const so_tokenizer *t, const json_t *config, const char *key) {
@@ -338,7 +334,7 @@ static void add_ends(so_tokenizer *t, const json_t *config) {
         so_tokenizer_add_end(t, numbered_token(t, json_array_get(j, i)));
 }
 
-/* A string, or a list of {"name", "template"} of which "default" is meant. */
+/* A string, or a list of {"name", "template"}: then the one named "default". */
 static so_str template_of(const json_t *j) {
     size_t i;
     json_t *item;

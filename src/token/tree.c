@@ -1,9 +1,9 @@
-/* The token tree: nodes and proposals in two fixed arrays, q rows in one block made at init.
+/* The token tree: nodes and proposals in two fixed arrays, q rows in one block allocated by init.
  *
- * Owns nothing but the rows. Refuses to grow: a tree that is full says so, and the drafter stops.
- * Indices are in order of creation, also after pruning: parents stand before children and a
- * parent's proposals, in list order, have rising indices. so_tree_check walks all of it.
- * One thread at a time. */
+ * Owns only the rows. It does not grow: so_tree_add returns −1 when it is full, and the drafter
+ * stops. Indices are in order of creation, also after pruning: a parent precedes its children, and
+ * the proposals of a parent have increasing indices. so_tree_check verifies all of it. One thread
+ * at a time. */
 #include "token/tree.h"
 
 #include <stdlib.h>
@@ -84,11 +84,11 @@ int so_tree_add(so_tree *t, int parent, int32_t token, so_q_kind kind, int row, 
 int so_tree_new_row(so_tree *t) {
     if (t->n_rows >= t->max_rows)
         return -1;
-    t->row_sure[t->n_rows] = -1;
+    t->row_confidence[t->n_rows] = -1;
     return t->n_rows++;
 }
 
-/* --- pruning --- */
+/* ---- pruning ---- */
 
 static int prune_nodes(so_tree *t, const bool keep[SO_TREE_MAX], int16_t to[SO_TREE_MAX]) {
     int n = 0;
@@ -109,7 +109,7 @@ static int prune_nodes(so_tree *t, const bool keep[SO_TREE_MAX], int16_t to[SO_T
 void so_tree_prune(so_tree *t, const bool keep[SO_TREE_MAX]) {
     int16_t to[SO_TREE_MAX];
     int n_nodes = prune_nodes(t, keep, to), n_proposals = 0;
-    for (int i = 0; i < t->n_proposals; i++) { /* by index, which is draw order */
+    for (int i = 0; i < t->n_proposals; i++) { /* by index, which is sampling order */
         so_proposal q = t->proposals[i];
         if (to[q.child] < 0)
             continue;
@@ -127,7 +127,7 @@ void so_tree_prune(so_tree *t, const bool keep[SO_TREE_MAX]) {
     t->n_proposals = n_proposals;
 }
 
-/* --- the walker --- */
+/* ---- checking ---- */
 
 static void check_node(const so_tree *t, int i) {
     const so_node *n = &t->nodes[i];
@@ -139,19 +139,19 @@ static void check_node(const so_tree *t, int i) {
     SO_ASSERT(n->token >= 0 && n->token < t->n_vocab);
     SO_ASSERT(n->parent >= 0 && n->parent < i);
     SO_ASSERT_OP(n->depth, ==, t->nodes[n->parent].depth + 1);
-    /* Reached by a proposal of its parent, and the only child there with its token. */
+    /* A proposal of its parent leads to it, and no other child of the parent has its token. */
     SO_ASSERT_OP(so_tree_child(t, n->parent, n->token), ==, i);
 }
 
-/* One list of proposals; returns its length. Draws without replacement from one row are distinct.
- */
+/* Checks one list of proposals and returns its length. Tokens sampled without replacement from one
+ * row are distinct. */
 static int check_proposals(const so_tree *t, int parent) {
     int n = 0;
     for (int i = t->nodes[parent].first, before = -1; i >= 0;
          before = i, i = t->proposals[i].next) {
         const so_proposal *p = &t->proposals[i];
         SO_ASSERT_OP(i, <, t->n_proposals);
-        SO_ASSERT_OP(i, >, before); /* rising, so the list ends */
+        SO_ASSERT_OP(i, >, before); /* increasing, so the list ends */
         SO_ASSERT(p->child > 0 && p->child < t->n_nodes);
         SO_ASSERT_OP(t->nodes[p->child].parent, ==, parent);
         SO_ASSERT(p->confidence >= 0 && p->confidence <= 1);

@@ -1,5 +1,5 @@
-/* Lookups in the generated tables of unicode_tables.h: sorted ranges, searched by halving. Ids must
- * equal the reference's for every character, so its Unicode versions count, not the newest. */
+/* Binary search in the sorted ranges of the generated unicode_tables.h. Ids must equal those of
+ * Hugging Face tokenizers for every character, so its Unicode versions apply, not the newest. */
 #include "token/unicode_delta.h"
 
 #include "base/mem.h"

@@ -1,6 +1,7 @@
-/* UTF-8, one character at a time, with Unicode's rule for what is invalid: the longest prefix of a
- * well-formed sequence is one error ("maximal subpart"), as in Python's errors="replace" and on the
- * web. Overlong forms, surrogates and values past U+10FFFF are invalid at their second byte. */
+/* UTF-8, one character at a time, with Unicode's rule for invalid bytes: the longest prefix of a
+ * well-formed sequence is one error ("maximal subpart"), as in Python's errors="replace" and in
+ * browsers. Overlong forms, surrogates and values above U+10FFFF are invalid from their second byte
+ * on. Stateless; any thread. */
 #ifndef SO_TOKEN_UTF8_H
 #define SO_TOKEN_UTF8_H
 
@@ -8,13 +9,13 @@
 
 typedef enum so_utf8 {
     SO_UTF8_OK,
-    SO_UTF8_BAD,   /* *len bytes can never become a character */
-    SO_UTF8_SHORT, /* all bytes left are the beginning of one; at the end of the text this is BAD */
+    SO_UTF8_BAD,   /* the first *len bytes are invalid */
+    SO_UTF8_SHORT, /* the n bytes are an incomplete character; at the end of a text: BAD */
 } so_utf8;
 
 #define SO_UTF8_REPLACEMENT "\xEF\xBF\xBD"
 
-/* Looks at s[0 … n), n ≥ 1. Sets *len (≥ 1) and, when OK, *cp. */
+/* Decodes s[0 … n), n ≥ 1. Sets *len (≥ 1) and, if OK, *cp. */
 static inline so_utf8 so_utf8_next(const char *s, size_t n, uint32_t *cp, size_t *len) {
     const unsigned char *p = (const unsigned char *)s;
     uint32_t c = p[0], lo = 0x80, hi = 0xBF;
@@ -47,7 +48,7 @@ static inline so_utf8 so_utf8_next(const char *s, size_t n, uint32_t *cp, size_t
     return SO_UTF8_OK;
 }
 
-/* The character at s, which is known to be valid. */
+/* The character at s, which must be valid. */
 static inline uint32_t so_utf8_at(const char *s, size_t *len) {
     const unsigned char *p = (const unsigned char *)s;
     if (p[0] < 0x80)
@@ -60,7 +61,7 @@ static inline uint32_t so_utf8_at(const char *s, size_t *len) {
            (p[0] & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu);
 }
 
-/* Writes cp (a scalar value) and gives its length. */
+/* Writes cp (a scalar value) and returns its length. */
 static inline size_t so_utf8_put(uint32_t cp, char out[4]) {
     if (cp < 0x80)
         return out[0] = (char)cp, 1;
@@ -82,7 +83,7 @@ static inline size_t so_utf8_put(uint32_t cp, char out[4]) {
     return 4;
 }
 
-/* Bytes of `s` from its start that are valid UTF-8. */
+/* The length of the valid UTF-8 at the start of s. */
 size_t so_utf8_valid_len(so_str s);
 /* Appends s with each maximal invalid part replaced by U+FFFD. */
 void so_utf8_repair(so_str s, so_buf *out);

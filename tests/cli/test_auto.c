@@ -9,7 +9,7 @@
 enum { DEEP = 160 };
 #define RUN "sooth run -m deep.gguf -p hello --ignore-eos -n 96 --temp 0 "
 
-static so_draft_for key;
+static so_draft_target key;
 
 static void write_models(const fixture *f) {
     so_gguf *g = NULL;
@@ -19,7 +19,7 @@ static void write_models(const fixture *f) {
     so_tiny_write(deep, &(so_tiny_opts){.layers = DEEP, .idle = true});
     SO_OK_OR_FAIL(so_gguf_open(deep, &g, &err), err);
     const so_gguf_kv *kv = so_gguf_find(g, "tokenizer.ggml.tokens");
-    key = (so_draft_for){.name = "deep", .d_model = 64, .n_layers = DEEP};
+    key = (so_draft_target){.name = "deep", .d_model = 64, .n_layers = DEEP};
     so_sha256_init(&h);
     for (uint64_t i = 0; i < kv->n; i++) {
         so_sha256_add(&h, "", i > 0);
@@ -113,7 +113,7 @@ static void test_drafts_stretch(void **state) {
 /* Named and unfit: exit 1, and why. Found and unfit: a line for those who ask, and an answer. */
 static void test_misfits(void **state) {
     fixture *f = *state;
-    so_draft_for other = key;
+    so_draft_target other = key;
     char *path = so_path_join(f->dir, "wrong.gguf"), *last = so_path_join(f->dir, "draft.gguf");
     other.n_layers = 7;
     snprintf(other.name, sizeof other.name, "seven");
@@ -157,7 +157,7 @@ static void test_the_better_of_two(void **state) {
 static void test_a_worse_one_is_not_tried(void **state) {
     fixture *f = *state;
     char *good = so_path_join(f->dir, "draft.gguf"), *other = so_path_join(f->dir, "z-other.gguf");
-    so_draft_for high = key, low = key;
+    so_draft_target high = key, low = key;
     high.agreement = 0.9;
     low.agreement = 0.2;
     so_tiny_write(good, &(so_tiny_opts){.registered = &high});

@@ -61,11 +61,11 @@ static inline void rig_close(rig *r) {
     so_drafter_free(r->d);
 }
 
-/* Tokens that became part of the text, told to the drafter or left for it to catch up on. */
-static inline void rig_emit(rig *r, const int32_t *tokens, int n, bool tell) {
+/* Appends tokens to the text; observe: passes them to the drafter, else it has to catch up. */
+static inline void rig_emit(rig *r, const int32_t *tokens, int n, bool observe) {
     memcpy(r->text + r->n, tokens, (size_t)n * sizeof *tokens);
     r->n += n;
-    if (tell)
+    if (observe)
         so_drafter_observe(r->d, r->state, tokens, n);
 }
 
@@ -83,7 +83,7 @@ static inline so_draft_job rig_job(rig *r, int max_nodes, int max_depth) {
                           .temp = r->temp};
 }
 
-/* Asks for a chain of at most `max`; its length, with the tokens in `out`. */
+/* Drafts a chain of at most `max` guesses into `out`; returns its length. */
 static inline int rig_chain(rig *r, int max, int32_t *out) {
     so_err err = {0};
     so_draft_job job = rig_job(r, max, max);
@@ -97,7 +97,7 @@ static inline int rig_chain(rig *r, int max, int32_t *out) {
     return r->tree.n_nodes - 1;
 }
 
-/* Longest suffix of text[0..n) that ends earlier, the latest such end. */
+/* Longest suffix of text[0..n) that ends earlier; *end: its latest earlier end. */
 static inline int naive_match(const int32_t *text, int n, int *end) {
     int best = 0;
     *end = 0;

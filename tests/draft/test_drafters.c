@@ -16,8 +16,8 @@ static void none_is_silent(void **state) {
     rig_close(&r);
 }
 
-/* Uniform draws with a uniform row. Chi-square over 1000 cells: mean 999, deviation 45; 1200 is
- * passed once in 10^5; the seed is fixed. */
+/* Uniform samples with a uniform row. Chi-square over 1000 cells: mean 999, deviation 45; exceeds
+ * 1200 once in 10^5 runs; the seed is fixed. */
 static void random_is_uniform(void **state) {
     (void)state;
     enum { DRAWS = 200000 };
@@ -44,8 +44,8 @@ static void random_is_uniform(void **state) {
     rig_close(&r);
 }
 
-/* Every position is tested once, right with probability alpha: the tested share is alpha within
- * four standard errors, and consecutive outcomes are uncorrelated. */
+/* Every position is tested once and right with probability alpha: the accepted fraction is alpha
+ * within four standard errors, and consecutive outcomes are uncorrelated. */
 static void oracle_is_right_at_its_rate(void **state) {
     (void)state;
     enum { N = 8000 };
@@ -72,7 +72,7 @@ static void oracle_is_right_at_its_rate(void **state) {
             if (k < n) {
                 tested++;
                 before = false;
-                for (int i = k; i < n; i++) /* once wrong, wrong to the end */
+                for (int i = k; i < n; i++) /* after a wrong guess all are wrong */
                     assert_int_not_equal(out[i], text[at + i]);
             }
             rig_emit(&r, text + at, k + 1, at % 2);
@@ -85,7 +85,8 @@ static void oracle_is_right_at_its_rate(void **state) {
         int32_t wrong = 0;
         rig_emit(&r, &wrong, 1, true);
         rig_emit(&r, &wrong, 1, true);
-        assert_int_equal(rig_chain(&r, 5, out), 0); /* not the expected text: silent */
+        assert_int_equal(rig_chain(&r, 5, out), 0); /* the text is not the expected one: no
+                                                     * guesses */
         rig_close(&r);
     }
 }
@@ -121,7 +122,7 @@ static void callback_proposes_points(void **state) {
     assert_int_equal(r.tree.proposals[2].kind, SO_Q_POINT);
     assert_int_equal(s.n_tokens, 2);
     assert_int_equal(s.max, 4);
-    assert_true(r.d->costs);
+    assert_true(r.d->has_cost);
     rig_chain(&r, 0, out); /* no budget, no call */
     assert_int_equal(s.calls, 1);
     rig_close(&r);
@@ -132,7 +133,7 @@ typedef struct tree_script {
     int n;
     int32_t ids[8], parents[8];
     int calls;
-    bool keep_parents; /* leaves them as they were */
+    bool keep_parents; /* does not write parents */
 } tree_script;
 
 static int scripted_tree(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents) {
@@ -159,7 +160,7 @@ static void callback_proposes_a_tree(void **state) {
     so_draft_job job = rig_job(&r, 8, 4);
     SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
     so_tree_check(&r.tree);
-    assert_int_equal(r.tree.n_nodes, 6); /* the same token twice in one place is one node */
+    assert_int_equal(r.tree.n_nodes, 6); /* the same token twice under one parent is one node */
     assert_int_equal(r.tree.n_proposals, 6);
     for (int i = 0; i < 6; i++) {
         assert_int_equal(r.tree.nodes[i].parent, parents[i]);
@@ -169,7 +170,7 @@ static void callback_proposes_a_tree(void **state) {
     s = (tree_script){.n = 3, .ids = {5, 6, 7}, .keep_parents = true};
     job = rig_job(&r, 8, 4);
     SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
-    assert_int_equal(r.tree.nodes[3].depth, 3); /* a chain where nothing else is said */
+    assert_int_equal(r.tree.nodes[3].depth, 3); /* parents were not written: a chain */
     assert_int_equal(s.calls, 1);
     job = rig_job(&r, 8, 0);
     SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
@@ -177,7 +178,7 @@ static void callback_proposes_a_tree(void **state) {
     rig_close(&r);
 }
 
-/* What proposing logs; a second bad answer is not told again. */
+/* Checks the warning of a call; a second invalid answer is logged at debug level only. */
 static void expect_warning(rig *r, const char *says) {
     char line[512] = "";
     so_err err = {0};
@@ -259,8 +260,8 @@ static int late(void *user, const int32_t *tokens, int n_tokens, int n_prompt, i
     return *(int *)user;
 }
 
-/* Answers, good, empty and bad ones, count as a level of drafting: the planner charges their time.
- */
+/* Every answer (valid, empty, invalid) counts as a level of drafting: the planner charges its
+ * time. */
 static void callback_time_is_charged(void **state) {
     (void)state;
     for (int n = -1; n <= 1; n++) {
@@ -270,13 +271,13 @@ static void callback_time_is_charged(void **state) {
         so_draft_job job = rig_job(&r, 4, 4);
         SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
         assert_int_equal(r.tree.n_nodes, n == 1 ? 2 : 1);
-        assert_true(r.d->costs);
+        assert_true(r.d->has_cost);
         assert_int_equal(job.n_levels, 1);
         rig_close(&r);
     }
 }
 
-/* A bad answer for one request costs the others nothing. */
+/* An invalid answer for one request does not affect the others. */
 static void callback_errors_are_of_one_request(void **state) {
     (void)state;
     rig r[2];
@@ -287,7 +288,7 @@ static void callback_errors_are_of_one_request(void **state) {
         rig_open(&r[i], d, (int32_t[]){1, 2}, 2);
     so_draft_job jobs[2] = {rig_job(&r[0], 4, 4), rig_job(&r[1], 5, 5)};
     SO_OK_OR_FAIL(d->vt->propose(d, jobs, 2, &err), err);
-    assert_int_equal(r[0].tree.n_nodes, 1); /* asked for four, got five */
+    assert_int_equal(r[0].tree.n_nodes, 1); /* at most four allowed, five returned */
     assert_int_equal(r[1].tree.n_nodes, 6);
     rig_end(&r[0]);
     rig_close(&r[1]);
@@ -326,7 +327,7 @@ static void first_that_proposes(void **state) {
     rig_close(&r);
 }
 
-/* Each request goes its own way through the members of one call. */
+/* In one call each request uses the first member that has guesses for it. */
 static void first_works_per_request(void **state) {
     (void)state;
     rig a, b;
@@ -362,10 +363,10 @@ static void merged_into_one_tree(void **state) {
     SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
     so_tree_check(&r.tree);
     assert_int_equal(r.tree.n_nodes, 6);
-    assert_int_equal(r.tree.n_proposals, 7); /* each agreed guess leaves two */
+    assert_int_equal(r.tree.n_proposals, 7); /* each guess made by both has two proposals */
     assert_int_equal(r.tree.nodes[4].token, 9);
     assert_int_equal(r.tree.nodes[4].parent, 2);
-    /* the budget is shared: the first may take half, the second the rest */
+    /* the node budget is divided: half for the first, what is left for the second */
     job = rig_job(&r, 4, 20);
     SO_OK_OR_FAIL(r.d->vt->propose(r.d, &job, 1, &err), err);
     assert_int_equal(r.tree.n_nodes, 5);
@@ -373,8 +374,8 @@ static void merged_into_one_tree(void **state) {
     rig_close(&r);
 }
 
-/* With the budget full a point may join a node that is there; a drawn token may not, because then
- * it would be tested for its value. */
+/* If the node budget is used up, a point may join an existing node; a sampled token may not,
+ * because it would then be tested for its value. */
 static void drawn_tokens_do_not_join_a_full_tree(void **state) {
     (void)state;
     rig r;
@@ -390,7 +391,7 @@ static void drawn_tokens_do_not_join_a_full_tree(void **state) {
     rig_close(&r);
 }
 
-/* Two drawing drafters at one place draw independently: equal tokens as often as chance has it. */
+/* Two sampling drafters at one position are independent: equal tokens as often as chance. */
 static void drafters_draw_independently(void **state) {
     (void)state;
     rig r;
@@ -411,7 +412,7 @@ static void drafters_draw_independently(void **state) {
     rig_close(&r);
 }
 
-/* What a request needs is taken when it opens: thousands of rounds leave the heap as it was. */
+/* Memory is allocated when a request opens: thousands of rounds leave the heap unchanged. */
 static void rounds_take_no_memory(void **state) {
     (void)state;
     so_corpus *c = NULL;

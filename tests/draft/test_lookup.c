@@ -1,4 +1,4 @@
-/* Lookup in the request's own text, across requests, and in text the user expects. */
+/* Lookup in the request's own text, across requests, and in the text that the user expects. */
 #include "rig.h"
 
 #include "draft/suffix.h"
@@ -22,7 +22,7 @@ static void continues_the_longest_latest_match(void **state) {
                 continue;
             }
             assert_int_equal(n, 10);
-            for (int i = 0; i < n; i++) /* past its own end the guess repeats itself */
+            for (int i = 0; i < n; i++) /* past its end the guess repeats */
                 assert_int_equal(out[i], end + i < r.n ? r.text[end + i] : out[end + i - r.n]);
             for (int i = 2; i <= n; i++)
                 assert_true(r.tree.proposals[i - 1].confidence >
@@ -86,9 +86,9 @@ static void long_texts_keep_their_latest_half(void **state) {
         token = 10 + dice_below(&d, 900);
         rig_emit(&r, &token, 1, true);
     }
-    rig_emit(&r, (int32_t[]){1, 2}, 2, true); /* long forgotten */
+    rig_emit(&r, (int32_t[]){1, 2}, 2, true); /* removed from the index long ago */
     assert_int_equal(rig_chain(&r, 2, out), 0);
-    rig_emit(&r, r.text + r.n - 20, 3, true); /* still known */
+    rig_emit(&r, r.text + r.n - 20, 3, true); /* still in the index */
     assert_int_equal(rig_chain(&r, 2, out), 2);
     assert_int_equal(out[0], r.text[r.n - 20]);
     rig_close(&r);
@@ -127,10 +127,10 @@ static void second_request_hits(void **state) {
     assert_int_equal(rig_chain(&a, 8, out), 0);
     rig_emit(&a, answer, 6, true);
     assert_int_equal(rig_chain(&a, 8, out), 0);  /* its own text is not in the store */
-    rig_open(&b, d, (int32_t[]){7, 1, 2, 3}, 4); /* runs beside the first */
+    rig_open(&b, d, (int32_t[]){7, 1, 2, 3}, 4); /* runs at the same time as the first */
     assert_int_equal(rig_chain(&b, 8, out), 0);
     rig_end(&a);
-    assert_tokens(out, rig_chain(&b, 8, out), answer, 6); /* and ends with the stored text */
+    assert_tokens(out, rig_chain(&b, 8, out), answer, 6); /* ends with the stored text */
     rig_emit(&b, answer, 2, false);
     assert_tokens(out, rig_chain(&b, 3, out), answer + 2, 3);
     rig_emit(&b, (int32_t[]){9}, 1, true);
@@ -183,7 +183,7 @@ static void repeated_beginnings_are_stored_once(void **state) {
     so_corpus_free(c);
 }
 
-/* The store answers like a search through all stored texts, whatever is added in between. */
+/* The store finds what a search through all stored texts finds, for any order of additions. */
 static void corpus_equals_naive_search(void **state) {
     (void)state;
     enum { DOCS = 12, LEN = 60 };
@@ -229,7 +229,7 @@ static void bad_corpus(void **state) {
     assert_int_equal(so_corpus_create(1000, &c, &err), SO_ERANGE);
     assert_int_equal(so_corpus_create(0, &c, &err), SO_ERANGE);
     c = corpus(1 << 17);
-    int32_t *big = SO_NEW_N(int32_t, 100000); /* longer than the store: its end stays */
+    int32_t *big = SO_NEW_N(int32_t, 100000); /* longer than the store: only its end is kept */
     for (int i = 0; i < 100000; i++)
         big[i] = i % 997;
     so_corpus_add(c, big, 100000);
@@ -270,7 +270,7 @@ static void expected_text_is_followed(void **state) {
         }
 }
 
-/* Replaced, inserted, removed and moved parts: found again within a few tokens. */
+/* Replaced, inserted, removed and moved parts: the position is found again within a few tokens. */
 static void edits_are_survived(void **state) {
     (void)state;
     int32_t text[200], out[64];
@@ -288,16 +288,16 @@ static void edits_are_survived(void **state) {
         edited[n++] = 901 + i; /* seven inserted */
     for (int i = 60; i < 90; i++)
         edited[n++] = text[i];
-    for (int i = 120; i < 200; i++) /* thirty removed */
+    for (int i = 120; i < 200; i++) /* the thirty tokens before 120 are removed */
         edited[n++] = text[i];
-    for (int i = 90; i < 120; i++) /* and put at the end */
+    for (int i = 90; i < 120; i++) /* … and appended */
         edited[n++] = text[i];
     rig r;
     rig_open_expecting(&r, so_predict_create(), (int32_t[]){1}, 1, text, 200);
     int n_passes = passes(&r, edited, n, 9);
-    /* no more than: full rounds, and for each of the four edits what it breaks and its search */
+    /* at most: full rounds, plus for each of the four edits the broken round and the search */
     assert_true(n_passes <= n / 10 + 1 + 2 + 8 + 5 + 5);
-    /* after a replaced token the guess goes on behind it at once */
+    /* after a replaced token the guess continues behind it immediately */
     rig_end(&r);
     so_drafter *d2 = r.d;
     rig_open_expecting(&r, d2, (int32_t[]){1}, 1, text, 200);
@@ -315,12 +315,12 @@ static void lost_text_is_silent(void **state) {
     rig_open_expecting(&r, so_predict_create(), (int32_t[]){1}, 1, text, 50);
     rig_emit(&r, (int32_t[]){900, 901, 902, 903}, 4, true);
     assert_int_equal(rig_chain(&r, 4, out), 0);
-    rig_emit(&r, (int32_t[]){40, 41, 42}, 3, true); /* far away: three tokens are enough */
+    rig_emit(&r, (int32_t[]){40, 41, 42}, 3, true); /* three tokens find a distant position */
     assert_tokens(out, rig_chain(&r, 4, out), text + 43, 4);
     rig_emit(&r, text + 43, 7, true);
     assert_int_equal(rig_chain(&r, 4, out), 0); /* the end */
     rig_close(&r);
-    rig_open(&r, so_predict_create(), (int32_t[]){1}, 1); /* nothing expected */
+    rig_open(&r, so_predict_create(), (int32_t[]){1}, 1); /* no expected text */
     assert_int_equal(rig_chain(&r, 4, out), 0);
     rig_close(&r);
 }

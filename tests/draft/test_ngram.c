@@ -16,8 +16,8 @@ static void repeat(rig *r, const int32_t *tokens, int n, int times) {
     repeat(r, (int32_t[]){__VA_ARGS__}, (int)SO_LEN(((int32_t[]){__VA_ARGS__})), times)
 
 /* ["the","cat","sat"] → "on" (47 of 51) → "the" (31) → "mat" (23) → "." (5). A running text cannot
- * hold "sat on the mat" without something after "on the mat", so the last step, where the
- * description falls back to ("the","mat"), is shown by the next test. */
+ * contain "sat on the mat" without something after "on the mat", so the last step, where the
+ * description falls back to ("the","mat"), is in the next test. */
 static void trace(void **state) {
     (void)state;
     rig r;
@@ -40,14 +40,14 @@ static void trace(void **state) {
     int32_t out[8];
     int n = rig_chain(&r, 4, out);
     assert_tokens(out, n, (int32_t[]){ON, THE, MAT, DOT}, 4);
-    /* 47 of 51, 31 of 47, 23 of 31, 5 of 23, and one more for what was never seen */
+    /* 47 of 51, 31 of 47, 23 of 31, 5 of 23, and one more for unseen followers */
     const float want[] = {47.f / 52, 31.f / 48, 23.f / 32, 5.f / 24};
     for (int i = 0; i < 4; i++)
         assert_float_equal(r.tree.proposals[i].confidence, want[i], 1e-6);
     rig_close(&r);
 }
 
-/* 4-gram(on, the, mat): not found. 3-gram(the, mat): ".". Then nothing follows "." but a bigram. */
+/* 4-gram (on, the, mat): not found. 3-gram (the, mat): ".". After "." only a bigram is known. */
 static void backs_off(void **state) {
     (void)state;
     rig r;
@@ -59,33 +59,35 @@ static void backs_off(void **state) {
     assert_tokens(out, rig_chain(&r, 1, out), (int32_t[]){DOT}, 1);
     assert_float_equal(r.tree.proposals[0].confidence, 5.f / 6 * 0.85f,
                        1e-6); /* a 3-gram's confidence */
-    /* (the, mat, .) was seen with five followers: the latest of equals */
+    /* (the, mat, .) had five followers: the latest of equals */
     assert_tokens(out, rig_chain(&r, 2, out), (int32_t[]){DOT, 304}, 2);
-    REPEAT(&r, 1, 500, DOT); /* (mat,500,.) and (500,.) are new, (.) was last followed by "and" */
+    REPEAT(&r, 1, 500, DOT); /* (mat,500,.) and (500,.) are new, the latest follower of (.) is
+                              * "and" */
     assert_tokens(out, rig_chain(&r, 1, out), (int32_t[]){AND}, 1);
     rig_close(&r);
 }
 
-/* What the model says after each node of a chain. */
+/* What the model produces after each node of a chain. */
 typedef struct verified {
     const so_tree *t;
     const int32_t *tokens;
 } verified;
 
-static int32_t say(void *user, int node) {
+static int32_t model_token(void *user, int node) {
     const verified *v = user;
     return v->tokens[v->t->nodes[node].depth];
 }
 
-/* Drafts four, checks them against what the model says, and emits what stands and one more. */
-static void draft_and_verify(rig *r, const int32_t *draft, const int32_t *said, int accepted) {
+/* Drafts four tokens, compares them with the model's, and emits the accepted ones and one more. */
+static void draft_and_verify(rig *r, const int32_t *draft, const int32_t *model_tokens,
+                             int accepted) {
     int32_t out[8];
     so_verdict v;
     assert_tokens(out, rig_chain(r, 4, out), draft, 4);
-    so_verify_match(&r->tree, say, &(verified){&r->tree, said}, &v);
+    so_verify_match(&r->tree, model_token, &(verified){&r->tree, model_tokens}, &v);
     assert_int_equal(v.n_accepted, accepted);
-    assert_int_equal(v.token, said[accepted]);
-    rig_emit(r, said, accepted + 1, true);
+    assert_int_equal(v.token, model_tokens[accepted]);
+    rig_emit(r, model_tokens, accepted + 1, true);
 }
 
 /* The second worked example: 3 of 4 drafts accepted, 4 tokens from one pass. */
@@ -101,8 +103,8 @@ static void three_of_four_accepted(void **state) {
     rig_close(&r);
 }
 
-/* The flow diagram: "on the mat" drafted, the model says "on the rug"; 3 tokens from one pass, and
- * what was dropped is not counted. */
+/* The flow diagram: "on the mat" is drafted, the model produces "on the rug"; 3 tokens from one
+ * pass, and the rejected guess is not counted. */
 static void rejected_drafts_are_dropped(void **state) {
     (void)state;
     rig r;
@@ -128,7 +130,7 @@ static void expected_accepted(void **state) {
         rig r;
         int32_t prompt[60], out[8];
         for (int i = 0; i < 60; i++)
-            prompt[i] = 100 + i % 20; /* a loop: the drafter always knows */
+            prompt[i] = 100 + i % 20; /* a loop: the drafter always has a guess */
         rig_open(&r, so_ngram_create(NULL), prompt, 60);
         for (int i = 0; i < ROUNDS; i++) {
             int n = rig_chain(&r, 4, out);
@@ -143,7 +145,7 @@ static void expected_accepted(void **state) {
 
 static void fnv_1a(void **state) {
     (void)state;
-    /* one word: (basis ^ t) * prime, as the description has it */
+    /* one token: (basis ^ t) * prime, as in the description */
     assert_true(so_counts_hash((int32_t[]){7}, 1) ==
                 (14695981039346656037u ^ 7) * (uint64_t)1099511628211u);
     assert_true(so_counts_hash((int32_t[]){7, 8}, 2) != so_counts_hash((int32_t[]){8, 7}, 2));
@@ -234,9 +236,9 @@ static void only_accepted_tokens_count(void **state) {
     rig r;
     int32_t out[8];
     rig_open(&r, so_ngram_create(NULL), (int32_t[]){1, 2, 3, 1, 2}, 5);
-    for (int i = 0; i < 10; i++) /* asking again and again changes nothing */
+    for (int i = 0; i < 10; i++) /* repeated drafting changes nothing */
         assert_tokens(out, rig_chain(&r, 3, out), (int32_t[]){3, 1, 2}, 3);
-    rig_emit(&r, (int32_t[]){4, 1, 2, 4, 1, 2}, 6, false); /* caught up on at the next draft */
+    rig_emit(&r, (int32_t[]){4, 1, 2, 4, 1, 2}, 6, false); /* the next draft catches up */
     assert_tokens(out, rig_chain(&r, 3, out), (int32_t[]){4, 1, 2}, 3);
     rig_close(&r);
 }
@@ -250,8 +252,8 @@ static void nothing_known_nothing_proposed(void **state) {
     rig_close(&r);
 }
 
-/* Drawn from the counts: the row is the distribution, and the draws follow it. Chi-square with 2
- * degrees of freedom stays below 13.8 in 999 of 1000 runs; the seed is fixed. */
+/* Sampled from the counts: the row is the distribution, and the samples follow it. Chi-square with
+ * 2 degrees of freedom stays below 13.8 in 999 of 1000 runs; the seed is fixed. */
 static void draws_follow_the_row(void **state) {
     (void)state;
     enum { DRAWS = 30000 };
@@ -304,7 +306,7 @@ static void draws_are_keyed(void **state) {
     r.round = 5;
     int n = rig_chain(&r, 8, a);
     r.round = 5;
-    assert_tokens(b, rig_chain(&r, 8, b), a, n); /* same round, same draws */
+    assert_tokens(b, rig_chain(&r, 8, b), a, n); /* same round, same samples */
     int differ = 0;
     for (int i = 0; i < 20; i++) {
         int m = rig_chain(&r, 8, c);

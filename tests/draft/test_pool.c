@@ -1,5 +1,6 @@
-/* The draft model's own cache: who finds no room goes without a draft and disturbs nobody, who is
- * parked gives back his pages, and what a text has left there serves those that begin alike. */
+/* The draft model's own cache: a request that finds no pages gets no draft and does not affect
+ * others, a preempted request releases its pages, and pages of a text serve texts with the same
+ * prefix. */
 #include "so_test.h"
 
 #include <string.h>
@@ -20,7 +21,7 @@ typedef struct fixture {
 
 static const so_backend_vt *cpu_vt;
 static so_backend_vt counting_vt;
-static int n_rows; /* that the draft has computed, in all layers */
+static int n_rows; /* rows that the draft computed, in all layers */
 
 static void counting_submit(so_backend *b, const so_op *op) {
     if (op->kind == SO_OP_KV_STORE)
@@ -28,7 +29,7 @@ static void counting_submit(so_backend *b, const so_op *op) {
     cpu_vt->submit(b, op);
 }
 
-/* extra: ids that the target has and the draft does not. */
+/* extra: ids of the target that the draft does not have. */
 static void open_drafter_for(fixture *f, int extra, int n_pages, so_kv_layout layout,
                              bool prefixes) {
     so_err err = {0};
@@ -72,7 +73,7 @@ static void close_drafter(fixture *f) {
     so_rig_close(&f->r);
 }
 
-/* Drafts for requests from … to-1 at once; how many of them got their whole draft. */
+/* Drafts for requests from … to-1 together; returns how many got a full draft. */
 static int propose(fixture *f, int from, int to) {
     so_draft_job jobs[N_JOBS];
     so_err err = {0};
@@ -96,17 +97,17 @@ static int propose(fixture *f, int from, int to) {
     return n_whole;
 }
 
-/* Two pages each, and five there are: the third is silent until another pauses. */
+/* Two pages each, and five in all: the third gets no draft until another is preempted. */
 static void check_shortage(so_kv_layout layout) {
     fixture f;
     open_drafter(&f, layout == SO_KV_PAGED ? 5 : 6, layout, false);
-    assert_true(so_drafter_share(f.d, N_TEXT) * 3 > 1 - 1e-9);
+    assert_true(so_drafter_cache_fraction(f.d, N_TEXT) * 3 > 1 - 1e-9);
     assert_int_equal(propose(&f, 0, 3), 2);
     assert_int_equal(f.trees[2].n_nodes, 1);
     assert_int_equal(propose(&f, 2, 3), 0);
-    so_drafter_park(f.d, f.states[0]);
+    so_drafter_preempt(f.d, f.states[0]);
     assert_int_equal(propose(&f, 2, 3), 1);
-    assert_int_equal(propose(&f, 0, 2), 1); /* now the first has none */
+    assert_int_equal(propose(&f, 0, 2), 1); /* now the first gets none */
     close_drafter(&f);
 }
 
@@ -120,7 +121,7 @@ static void test_shortage_of_slots(void **state) { /* two slots of three pages *
     check_shortage(SO_KV_SLOTTED);
 }
 
-/* The second text begins like the first: its first page is there; parking keeps it. */
+/* The second text starts like the first: its first page is reused; preemption keeps it. */
 static void test_prefixes(void **state) {
     (void)state;
     fixture f;
@@ -129,19 +130,19 @@ static void test_prefixes(void **state) {
     layers = so_model_hparams(f.r.m)->n_layers;
     assert_int_equal(propose(&f, 0, 1), 1);
     cold = n_rows / layers;
-    so_drafter_park(f.d, f.states[0]);
+    so_drafter_preempt(f.d, f.states[0]);
     n_rows = 0;
     assert_int_equal(propose(&f, 1, 2), 1);
     warm = n_rows / layers;
     assert_int_equal(cold - warm, SO_KV_PAGE);
     n_rows = 0;
-    assert_int_equal(propose(&f, 0, 1), 1); /* its own page, too */
+    assert_int_equal(propose(&f, 0, 1), 1); /* its own page is reused, too */
     assert_int_equal(n_rows / layers, warm);
     close_drafter(&f);
 }
 
-/* A target with more rows than its draft, as padded vocabularies have: whatever a guess is drawn
- * with, it is a token that the draft knows, and its row gives nothing to the others. */
+/* A target with more ids than its draft, as with padded vocabularies: in every sampling mode a
+ * guess is a token of the draft, and its row has probability 0 elsewhere. */
 static void test_fewer_ids_than_the_target(void **state) {
     (void)state;
     enum { EXTRA = 64 };
@@ -149,14 +150,14 @@ static void test_fewer_ids_than_the_target(void **state) {
     fixture f;
     so_err err = {0};
     open_drafter_for(&f, EXTRA, 0, SO_KV_PAGED, false);
-    for (int way = 0; way < 6; way++) { /* greedy, noise, rows; each with and without a bias */
+    for (int mode = 0; mode < 6; mode++) { /* greedy, noise, rows; each with and without a bias */
         so_sample_params p;
         so_tree *t = &f.trees[0];
         so_sample_defaults(&p);
-        p.temp = way / 2 > 0 ? 0.8f : 0;
+        p.temp = mode / 2 > 0 ? 0.8f : 0;
         p.bias = bias;
-        p.n_bias = way % 2;
-        t->max_rows = way / 2 == 2 ? DEPTH : 0;
+        p.n_bias = mode % 2;
+        t->max_rows = mode / 2 == 2 ? DEPTH : 0;
         so_tree_reset(t, f.texts[0][N_TEXT - 1], N_TEXT - 1);
         so_draft_job job = {.state = f.states[0],
                             .tokens = f.texts[0],

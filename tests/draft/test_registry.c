@@ -1,5 +1,5 @@
-/* Registered drafts: found where they may lie, refused where they do not fit, and no file, however
- * broken, in the way of a model that works without one. */
+/* Registered drafts: found in all searched places, refused if they do not fit; a broken file never
+ * prevents a model from working without a draft. */
 #include "so_test.h"
 
 #include <stdio.h>
@@ -10,13 +10,14 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/sha256.h"
+#include "draft/model.h"
 #include "draft/registry.h"
 #include "so_shape.h"
 #include "so_tiny.h"
 
 typedef struct fixture {
     char *dir;
-    so_checkpoint *ck; /* the target: many layers, so that drafts are small beside it */
+    so_checkpoint *ck; /* the target: many layers, so that drafts are small compared with it */
     so_hparams hp;
     so_tokenizer *tok;
     char vocab[65];
@@ -68,17 +69,17 @@ static void cut(const char *from, const char *to, double part) {
     so_buf_free(&b);
 }
 
-static void write_draft(const char *path, const so_draft_for *k) {
+static void write_draft(const char *path, const so_draft_target *k) {
     so_tiny_write(path, &(so_tiny_opts){.layers = 1, .registered = k});
 }
 
-static so_draft_for fitting(const fixture *f) {
-    so_draft_for k = {.name = "tiny", .d_model = f->hp.d_model, .n_layers = f->hp.n_layers};
+static so_draft_target fitting(const fixture *f) {
+    so_draft_target k = {.name = "tiny", .d_model = f->hp.d_model, .n_layers = f->hp.n_layers};
     memcpy(k.vocab, f->vocab, sizeof k.vocab);
     return k;
 }
 
-static char *put(const fixture *f, const char *name, const so_draft_for *k) {
+static char *put(const fixture *f, const char *name, const so_draft_target *k) {
     char *path = so_path_join(f->dir, name);
     write_draft(path, k);
     return path;
@@ -92,13 +93,13 @@ static so_registry_found search(const fixture *f) {
 
 static void test_found_beside_the_target(void **state) {
     fixture *f = *state;
-    so_draft_for k = fitting(f);
+    so_draft_target k = fitting(f);
     so_registry_found found = search(f);
-    assert_int_equal(found.n, 0); /* the target itself is none */
+    assert_int_equal(found.n, 0); /* the target itself is not a draft */
     char *b = put(f, "b.gguf", &k), *a = put(f, "a.gguf", &k);
     found = search(f);
     assert_int_equal(found.n, 2);
-    assert_string_equal(found.paths[0], a); /* by name: the same at every start */
+    assert_string_equal(found.paths[0], a); /* sorted by name: the same at every start */
     assert_string_equal(found.paths[1], b);
     so_registry_found_free(&found);
     unlink(a);
@@ -108,10 +109,10 @@ static void test_found_beside_the_target(void **state) {
 }
 
 /* One folder below models/ of the program, of XDG data, of the cache; SOOTH_MODELS itself. A folder
- * that is several of them gives its files once. */
+ * that is several of them is searched once. */
 static void test_found_elsewhere(void **state) {
     fixture *f = *state;
-    so_draft_for k = fitting(f);
+    so_draft_target k = fitting(f);
     so_err err = {0};
     static const char *const places[][2] = {
         {"XDG_DATA_HOME", "home/sooth/models/tiny"},
@@ -152,18 +153,18 @@ static void test_found_elsewhere(void **state) {
     free(home);
 }
 
-/* What is found and does not fit is passed over; what is named and does not fit is refused. */
+/* A draft that was found and does not fit is skipped; one that was named is refused. */
 static void test_misfits(void **state) {
     fixture *f = *state;
-    const so_draft_for good = fitting(f);
+    const so_draft_target good = fitting(f);
     struct {
-        so_draft_for k;
+        so_draft_target k;
         int rc;
         const char *says;
     } cases[9] = {
         {good, SO_OK, ""},
-        {{.name = ""}, SO_OK, ""}, /* an ordinary model: can be given, is not found */
-        {good, SO_EMISMATCH, "tokenizer"},
+        {{.name = ""}, SO_OK, ""}, /* unregistered: may be named, is not found */
+        {good, SO_EMISMATCH, "whose vocabulary differs"},
         {good, SO_EMISMATCH, "'wide'"},
         {good, SO_EMISMATCH, "'a?[2Jb'"},
         {good, SO_EFORMAT, "embedding_length"},
@@ -186,7 +187,7 @@ static void test_misfits(void **state) {
         so_err err = {0};
         SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, &err), err);
         err = (so_err){0};
-        assert_int_equal(so_registry_admit(ck, &f->hp, f->tok, &err), cases[i].rc);
+        assert_int_equal(so_registry_check_file(ck, &f->hp, f->tok, &err), cases[i].rc);
         if (!strstr(err.msg, cases[i].says) || (cases[i].rc != SO_OK && !strstr(err.msg, path)))
             fail_msg("case %zu: %s", i, err.msg);
         so_checkpoint_close(ck);
@@ -198,11 +199,11 @@ static void test_misfits(void **state) {
     }
 }
 
-/* Beside a good one: files that end too soon, that are nothing, that cannot be read, and folders
- * with the name of a file. The good one is found. */
+/* Truncated files, empty files, unreadable files and folders with the name of a file beside a good
+ * draft: the good one is found. */
 static void test_broken_neighbours(void **state) {
     fixture *f = *state;
-    so_draft_for k = fitting(f);
+    so_draft_target k = fitting(f);
     char *good = put(f, "good.gguf", &k), name[32], *path;
     static const double parts[] = {0, 0.001, 0.1, 0.5, 0.999};
     for (size_t i = 0; i < SO_LEN(parts); i++) {
@@ -215,7 +216,7 @@ static void test_broken_neighbours(void **state) {
     mkdir(path, 0000);
     free(path);
     path = so_path_join(f->dir, "fifo.gguf");
-    mkfifo(path, 0600); /* opening it would wait for ever */
+    mkfifo(path, 0600); /* opening it would block forever */
     free(path);
     path = so_path_join(f->dir, "closed");
     mkdir(path, 0000);
@@ -230,8 +231,8 @@ static void test_broken_neighbours(void **state) {
     free(path);
 }
 
-/* The same weights with other words to say are another draft, whose record is its own. */
-static void test_id_of_what_is_said(void **state) {
+/* The same weights with another vocabulary subset are another draft, with its own record. */
+static void test_id_of_vocab_subset(void **state) {
     fixture *f = *state;
     so_shape s = {SO_SHAPE_SMALL, .n_layers = 1, .n_vocab = 16, .n_ctx = 64, .seed = 3};
     uint64_t ids[3];
@@ -250,10 +251,10 @@ static void test_id_of_what_is_said(void **state) {
     assert_true(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
 }
 
-/* A copy is the same draft; one with other weights is not, whatever its shape. */
+/* A copy is the same draft; one with other weights of the same shape is not. */
 static void test_id(void **state) {
     fixture *f = *state;
-    so_draft_for k = fitting(f);
+    so_draft_target k = fitting(f);
     char *a = put(f, "a.gguf", &k), *b = so_path_join(f->dir, "b.gguf");
     so_gguf *g = NULL;
     so_checkpoint *ca = NULL, *cb = NULL;
@@ -286,14 +287,41 @@ static void test_id(void **state) {
     free(b);
 }
 
+/* The message has both sizes, the remedy and the first token that differs. */
+static void test_other_vocabulary(void **state) {
+    fixture *f = *state;
+    char *path = so_path_join(f->dir, "other.gguf"), want[128];
+    so_tokenizer *draft = NULL;
+    so_err err = {0};
+    int n = so_tokenizer_n_vocab(f->tok);
+    assert_int_equal(so_draft_check_tokenizers(f->tok, f->tok, &err), SO_OK);
+    so_tiny_write(path, &(so_tiny_opts){.other_vocab = true});
+    SO_OK_OR_FAIL(so_tokenizer_open(path, &draft, &err), err);
+    assert_int_equal(so_draft_check_tokenizers(f->tok, draft, &err), SO_EMISMATCH);
+    snprintf(want, sizeof want,
+             "vocabulary differs from the target's (%d and %d tokens): use a draft model", n, n);
+    assert_non_null(strstr(err.msg, want));
+    snprintf(want, sizeof want, "token %d is '", n - 2);
+    assert_non_null(strstr(err.msg, want));
+    so_tokenizer_free(draft);
+    so_tiny_write(path, &(so_tiny_opts){.other_end = true});
+    SO_OK_OR_FAIL(so_tokenizer_open(path, &draft, &err), err);
+    assert_int_equal(so_draft_check_tokenizers(f->tok, draft, &err), SO_EMISMATCH);
+    assert_non_null(strstr(err.msg, "the draft model's end token is"));
+    so_tokenizer_free(draft);
+    unlink(path);
+    free(path);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_found_beside_the_target),
         cmocka_unit_test(test_found_elsewhere),
         cmocka_unit_test(test_misfits),
         cmocka_unit_test(test_id),
-        cmocka_unit_test(test_id_of_what_is_said),
+        cmocka_unit_test(test_id_of_vocab_subset),
         cmocka_unit_test(test_broken_neighbours),
+        cmocka_unit_test(test_other_vocabulary),
     };
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);
 }

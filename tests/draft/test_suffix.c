@@ -5,7 +5,7 @@
 
 #include "draft/suffix.h"
 
-/* Longest suffix of query[0..m) that occurs in text[0..n), the latest such end. */
+/* Longest suffix of query[0..m) that occurs in text[0..n); *end: its latest end. */
 static int naive_find(const int32_t *text, int n, const int32_t *query, int m, int *end) {
     int best = 0;
     *end = 0;
@@ -35,7 +35,7 @@ static void equals_naive_search(void **state) {
         int alphabet = 2 + dice_below(&d, 12), n = 1 + dice_below(&d, N), copy = dice_below(&d, 3);
         so_suffix *s = create(n);
         for (int i = 0; i < n; i++) {
-            /* half of the rounds copy earlier stretches, so that long matches occur */
+            /* half of the rounds copy earlier parts, so that long matches occur */
             if (copy && i > 20 && dice_below(&d, 4))
                 text[i] = text[i - 1 - dice_below(&d, copy) * 7 - 10];
             else
@@ -66,7 +66,7 @@ static void cursor_equals_naive_search(void **state) {
             so_suffix_add(s, text[i]);
         }
         for (int i = 0; i < N; i++) {
-            /* now and then a token that the text does not have */
+            /* occasionally a token that is not in the text */
             query[i] = dice_below(&d, 20) ? dice_below(&d, alphabet) : 99;
             so_suffix_step(s, &c, query[i]);
             int end, want = naive_find(text, N, query, i + 1, &end);
@@ -82,7 +82,7 @@ static void cursor_equals_naive_search(void **state) {
     }
 }
 
-/* In a loop the length is exact and the place true, though perhaps not the latest. */
+/* In a loop the length is exact and the position valid, though perhaps not the latest. */
 static void loops_match_truly(void **state) {
     (void)state;
     enum { N = 3000 };
@@ -103,7 +103,7 @@ static void loops_match_truly(void **state) {
     }
 }
 
-/* Half a million tokens of loops, which a quadratic search would need hours for. */
+/* Half a million tokens of loops: a quadratic search would take hours. */
 static void time_is_linear(void **state) {
     (void)state;
     enum { N = 500000 };

@@ -45,7 +45,7 @@ static void counts_equal_naive_counting(void **state) {
                 assert_true(e[-1].count > e->count ||
                             (e[-1].count == e->count && e[-1].token < e->token));
         }
-        /* what was cut is no more frequent than what was kept */
+        /* entries that were cut are not more frequent than those kept */
         for (int k = 0; n == 32 && k < VOCAB; k++) {
             bool kept = false;
             for (uint32_t i = 0; i < n; i++)
@@ -86,7 +86,7 @@ static void file_round_trip(void **state) {
     so_test_tmp_free(dir);
 }
 
-/* A file with its checksum made right again, so that the other checks are reached. */
+/* Corrects the checksum of a file, so that the other checks are reached. */
 static void seal(unsigned char *data, size_t len) {
     uint64_t sum = so_hash_bytes(data, len - 8);
     for (int i = 0; i < 8; i++)
@@ -107,7 +107,7 @@ static void hostile_files(void **state) {
     SO_OK_OR_FAIL(so_table_save(t, path, &err), err);
     read_back(path, &good);
     unsigned char *bad = so_alloc(good.len);
-    /* every cut, and every byte changed, is refused or parses to something valid */
+    /* every truncation and every changed byte is refused or parses to a valid table */
     for (size_t len = 0; len < good.len; len++)
         assert_int_not_equal(so_table_parse(good.data, len, "cut", &out, &err), 0);
     for (size_t i = 0; i < good.len; i++) {
@@ -179,7 +179,7 @@ static void drafts_by_table(void **state) {
     int32_t unseen = 30, foreign = 700;
     rig_emit(&r, &unseen, 1, true);
     assert_int_equal(rig_chain(&r, 5, out), 0);
-    rig_emit(&r, &foreign, 1, true); /* past the table's contexts */
+    rig_emit(&r, &foreign, 1, true); /* outside the table's contexts */
     assert_int_equal(rig_chain(&r, 5, out), 0);
     rig_close(&r);
     rig_open(&r, so_table_drafter_create(count(1, (int32_t[]){5, 6, 6}, 3), false), (int32_t[]){9},
@@ -189,7 +189,7 @@ static void drafts_by_table(void **state) {
     rig_close(&r);
 }
 
-/* Drawn: 2 → 3 with 2/3 and 4 with 1/3, by row and by frequency (5 standard errors). */
+/* Sampled: 2 → 3 with 2/3 and 4 with 1/3, by row and by frequency (5 standard errors). */
 static void draws_by_table(void **state) {
     (void)state;
     enum { DRAWS = 20000 };

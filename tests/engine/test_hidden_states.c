@@ -200,7 +200,7 @@ static void another_width_is_refused(void **state) {
     so_request *r = NULL;
     so_err err = {0};
     assert_int_equal(so_engine_submit(e, &o, &r, &err), SO_EMISMATCH);
-    assert_non_null(strstr(err.msg, "reads states of 64 numbers; the target's have 32"));
+    assert_non_null(strstr(err.msg, "takes hidden states of width 64; the target's have width 32"));
     so_engine_free(e);
     so_rig_close(&target);
     so_rig_close(&draft);

@@ -10,7 +10,7 @@ static void check_estimates(const so_record *rec) {
     so_accept_shared shared;
     so_accept a;
     so_accept_shared_init(&shared, 1);
-    so_record_lend(rec, &shared, 0);
+    so_record_set_prior(rec, &shared, 0);
     so_accept_init(&a, &shared);
     for (int depth = 1; depth < 20; depth++)
         for (int rank = 0; rank < 4; rank++) {

@@ -1,5 +1,5 @@
-/* Any bytes as a template, rendered with fixed variables; after a NUL byte, JSON that replaces
- * them. */
+/* Fuzzes the template interpreter. The bytes up to the first NUL are a template, rendered with
+ * VARS; bytes after the NUL are JSON variables used instead. */
 #include <string.h>
 
 #include "jinja/template.h"

@@ -1,5 +1,5 @@
-/* Renders templates for tools/fuzz_templates.py: one JSON object per line in, {"template", "vars",
- * "now"}, one per line out, {"text"} or {"error", "code"}. */
+/* Renders templates for tools/fuzz_templates.py. Reads one JSON object per line, {"template",
+ * "vars", "now"}, and writes one per line, {"text"} or {"error", "code"}. */
 #include <stdio.h>
 #include <stdlib.h>
 

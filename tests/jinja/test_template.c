@@ -1,4 +1,5 @@
-/* Templates against Jinja2 (golden files of tools/golden_templates.py), limits, errors, threads. */
+/* Templates: comparison with Jinja2 (golden files of tools/golden_templates.py), errors, limits,
+ * threads, origins of text. */
 #include "so_test.h"
 
 #include <locale.h>
@@ -29,7 +30,7 @@ static so_str json_bytes(const json_t *j) {
     return (so_str){json_string_value(j), json_string_length(j)};
 }
 
-/* Compiles and renders; out holds the text where 0 comes back. */
+/* Compiles and renders. */
 static int render(so_str source, const json_t *vars, int64_t now, so_buf *out, so_err *err) {
     so_template *t = NULL;
     int rc = so_template_compile(source, &t, err);
@@ -56,7 +57,7 @@ static void expect_text(const char *source, const char *vars_json, const char *w
     so_buf_free(&out);
 }
 
-/* The render must fail with `code` and a message that holds `part`; nothing may come out. */
+/* The render must fail with `code` and a message that contains `part`, without output. */
 static void expect_error(const char *source, const char *vars_json, int code, const char *part) {
     so_buf out = {0};
     so_err err = {0};
@@ -66,7 +67,8 @@ static void expect_error(const char *source, const char *vars_json, int code, co
     assert_int_equal(out.len, 0);
 }
 
-/* What the reference raised: messages it wrote itself must come through in ours. */
+/* Compares with the result of Jinja2. The messages of its template and undefined errors must be
+ * part of ours. */
 static void check_case(const char *what, size_t i, so_str source, const json_t *vars, int64_t now,
                        const json_t *want) {
     so_buf out = {0};
@@ -77,19 +79,18 @@ static void check_case(const char *what, size_t i, so_str source, const json_t *
     if (text && rc != 0)
         fail_msg("%s case %zu: %s", what, i, err.msg);
     if (text && !so_str_eq(so_buf_str(&out), json_bytes(text)))
-        fail_msg("%s case %zu:\n%.*s\ngives\n%s\nthe reference\n%s", what, i, SO_STR_ARG(source),
+        fail_msg("%s case %zu:\n%.*s\ngives\n%s\nJinja2 gives\n%s", what, i, SO_STR_ARG(source),
                  out.data ? out.data : "", json_string_value(text));
     if (!text && rc == 0)
-        fail_msg("%s case %zu: gives \"%s\" where the reference fails: %s", what, i, out.data,
-                 error);
-    const char *said = error ? strstr(error, ": ") : NULL;
-    if (said &&
+        fail_msg("%s case %zu: gives \"%s\" where Jinja2 fails: %s", what, i, out.data, error);
+    const char *message = error ? strstr(error, ": ") : NULL;
+    if (message &&
         (strncmp(error, "TemplateError", 13) == 0 || strncmp(error, "UndefinedError", 14) == 0)) {
         assert_int_equal(rc, SO_EINVAL);
         char part[64];
-        snprintf(part, sizeof part, "%.40s", said + 2);
+        snprintf(part, sizeof part, "%.40s", message + 2);
         if (!strstr(err.msg, part))
-            fail_msg("%s case %zu: \"%s\" does not say \"%s\"", what, i, err.msg, part);
+            fail_msg("%s case %zu: \"%s\" does not contain \"%s\"", what, i, err.msg, part);
     }
     so_buf_free(&out);
 }
@@ -215,8 +216,20 @@ static void errors_name_lines(void **state) {
     expect_error("{{ 1 is nope }}", "{}", SO_EUNSUPPORTED, "line 1: unknown test 'nope'");
     expect_error("{{ 'a'.nope() }}", "{}", SO_EINVAL, "'str object' has no attribute 'nope'");
     expect_error("{{ nope(1) }}", "{}", SO_EINVAL, "'nope' is undefined");
-    expect_error("{{ 1|urlize }}", "{}", SO_EUNSUPPORTED, "'urlize' is not supported");
-    expect_error("{{ 'a'.encode() }}", "{}", SO_EUNSUPPORTED, "'encode' is not supported");
+    expect_error("{{ 1|urlize }}", "{}", SO_EUNSUPPORTED, "unknown filter 'urlize'");
+    expect_error("{{ 'a'.encode() }}", "{}", SO_EINVAL, "has no attribute 'encode'");
+    expect_error("{{ '%e' % 1.5 }}", "{}", SO_EUNSUPPORTED, "unsupported format '%e'");
+    expect_error("{{ '{:e}'.format(1.5) }}", "{}", SO_EUNSUPPORTED, "unsupported format 'e'");
+    expect_error("{{ '%.2d' % 1 }}", "{}", SO_EUNSUPPORTED, "unsupported format '%.2d'");
+    expect_error("{{ l|sort(attribute='a,b') }}", "{\"l\":[]}", SO_EUNSUPPORTED, "sort by more");
+    expect_error("{{ 2 ** 3 }}", "{}", SO_EFORMAT, "got '**'");
+    expect_error("{{ 0x1F }}", "{}", SO_EFORMAT, "got 'x1F'");
+    expect_error("{{ cycler(1) }}", "{}", SO_EINVAL, "'cycler' is undefined");
+    expect_error("\n{% for x in l recursive %}{% endfor %}", "{}", SO_EUNSUPPORTED,
+                 "line 2: recursive loops");
+    expect_error("{% macro m() %}\n{{ varargs }}{% endmacro %}", "{}", SO_EUNSUPPORTED,
+                 "line 2: 'varargs'");
+    expect_error("{% print 1 %}", "{}", SO_EUNSUPPORTED, "{% print %}");
     expect_error("\n\n{% include 'x' %}", "{}", SO_EUNSUPPORTED, "line 3: {% include %}");
     expect_error("{% import 'x' as y %}", "{}", SO_EUNSUPPORTED, "{% import %}");
     expect_error("{% extends 'x' %}", "{}", SO_EUNSUPPORTED, "{% extends %}");
@@ -228,7 +241,7 @@ static void errors_name_lines(void **state) {
     expect_error("{{ raise_exception('no ' ~ x) }}", "{\"x\":7}", SO_EINVAL, "no 7 (raised");
     expect_error("{{ 9223372036854775807 + 1 }}", "{}", SO_ERANGE, "64 bits");
     expect_error("{{ 99999999999999999999 }}", "{}", SO_EFORMAT, "64 bits");
-    expect_error("{{ 2 ** 64 }}", "{}", SO_ERANGE, "64 bits");
+    expect_error("{{ 9223372036854775807 * 2 }}", "{}", SO_ERANGE, "64 bits");
     expect_error("{{ (-9223372036854775807 - 1) // -1 }}", "{}", SO_ERANGE, "64 bits");
     expect_text("{{ (-9223372036854775807 - 1) % -1 }}", "{}", "0");
 }
@@ -253,7 +266,7 @@ static void bad_input(void **state) {
     json_decref(list);
     json_decref(bad);
 
-    /* a full buffer is an error, and what was there stays */
+    /* a full buffer is an error, and its content is unchanged */
     so_buf small = {.max = 4};
     json_t *vars = json_pack("{s:s}", "x", "too long for four");
     so_buf_append_c(&small, "ab");
@@ -287,7 +300,7 @@ static void expect_bomb(const char *source) {
     if (rc != SO_ELIMIT || !strstr(err.msg, "line"))
         fail_msg("%.80s…: got %d \"%s\"", source, rc, err.msg);
     double ms = so_clock_ms_since(start);
-    if (ms > 20000) /* a tenth of a second by itself; sanitizers and busy machines are slower */
+    if (ms > 20000) /* usually 100 ms; sanitizers and busy machines are slower */
         fail_msg("%.80s… took %.0f ms", source, ms);
     assert_int_equal(out.len, 0);
 }
@@ -318,25 +331,17 @@ static void bombs(void **state) {
         "{{ [1] * 999999999999 }}",
         "{{ range(99999999) }}",
         "{{ range(-9223372036854775807, 9223372036854775807) }}",
-        "{{ 'x'.ljust(99999999999) }}",
         "{{ '%99999999999d' % 1 }}",
         "{{ '%.99999999999f' % 1 }}",
-        "{{ '%*d' % (2000000000, 1) }}",
         "{{ '{:2000000000}'.format(1) }}",
         "{{ '{:.2000000000f}'.format(1.5) }}",
-        "{{ 'x'|center(99999999999) }}",
         "{{ s|indent(99999999999, true) }}",
         "{{ l|tojson(indent=99999999999) }}",
-        "{{ 'a'.zfill(99999999999) }}",
-        "{{ '\\t'.expandtabs(99999999999) }}",
-        "{{ l|batch(99999999999, 'x')|list }}",
-        "{{ l|slice(99999999999)|list }}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{% macro m(n) %}{{ m(n) }}{{ m(n) }}{% endmacro %}{{ m(1) }}",
         "{% macro m() %}{{ caller() }}{% endmacro %}{% macro k() %}{% call m() %}{{ k() }}{% "
         "endcall "
         "%}{% endmacro %}{{ k() }}",
-        "{% for x in [l] recursive %}{{ loop([x]) }}{% endfor %}",
         "{% set _ = l.append(l) %}{{ l }}",
         "{% set _ = l.append(l) %}{{ l|tojson }}",
         "{% set _ = l.append(l) %}{% set k = [1,2,3] %}{% set _ = k.append(k) %}{{ l == k }}",
@@ -370,7 +375,7 @@ static void deep_sources(void **state) {
             fail_msg("many %s: got %d \"%s\"", UNITS[i], rc, err.msg);
         free(source);
     }
-    static const char *const CHAINS[] = {"x + ", "x * ", "x or ", "x and ", "x ** "};
+    static const char *const CHAINS[] = {"x + ", "x * ", "x or ", "x and "};
     for (size_t i = 0; i < SO_LEN(CHAINS); i++) {
         char *source = repeated(CHAINS[i], 50000, "{{ ", "x }}");
         expect_bomb(source);
@@ -393,7 +398,7 @@ static void deep_sources(void **state) {
     free(source);
 }
 
-/* Sensible size is no bomb: a long conversation renders. */
+/* The limits do not affect a long conversation. */
 static void large_conversation(void **state) {
     (void)state;
     so_err err = {0};
@@ -408,7 +413,7 @@ static void large_conversation(void **state) {
     assert_true(out.len > 4000 * strlen(content));
     so_buf_free(&out);
 
-    /* piece by piece into one text: linear, not quadratic */
+    /* appending to one text takes linear time */
     static const char ACCUMULATE[] =
         "{% set n = namespace(t='') %}{% for m in messages %}{% set n.t "
         "= n.t + m.role + m.content %}{% endfor %}{{ n.t }}";
@@ -482,7 +487,7 @@ static void appends_and_keeps_variables(void **state) {
     so_template_free(t);
 }
 
-/* The present, where no time is given, in the local zone. */
+/* now = 0 means the current time, in the local zone. */
 static void present_time(void **state) {
     (void)state;
     char want[16];
@@ -493,13 +498,13 @@ static void present_time(void **state) {
     struct tm tm;
     strftime(want, sizeof want, "%Y", localtime_r(&now, &tm));
     SO_OK_OR_FAIL(render(SO_STR("{{ strftime_now('%Y') }}"), vars, 0, &out, &err), err);
-    assert_string_equal(out.data, want); /* fails for one second a year */
+    assert_string_equal(out.data, want); /* may fail at the turn of the year */
     so_buf_free(&out);
     json_decref(vars);
 }
 
-/* A host program's locale must not change numbers. Of use where a locale with a decimal comma is
- * installed; elsewhere it only repeats the C locale. */
+/* The locale of the host program must not change numbers. Without an installed locale that has a
+ * decimal comma this tests only the C locale. */
 static void foreign_locale(void **state) {
     (void)state;
     if (!setlocale(LC_NUMERIC, "de_DE.UTF-8"))
@@ -509,11 +514,12 @@ static void foreign_locale(void **state) {
     setlocale(LC_NUMERIC, "C");
 }
 
-/* What the reference cannot show: unbounded integers end, addresses are not printed. */
-static void our_own_choices(void **state) {
+/* Deliberate differences: Python prints addresses of objects, ranges and views of a dict. */
+static void differs_from_python(void **state) {
     (void)state;
     expect_text("{{ [1]|map('string') }} {{ 'a'.upper }} {{ range }}", "{}",
-                "<generator object> <built-in method upper of str object> <function range>");
+                "<generator object> <method object> <function object>");
+    expect_text("{{ range(3) }} {{ {'a': 1}.items() }}", "{}", "[0, 1, 2] [('a', 1)]");
     expect_text("{{ -9223372036854775807 - 1 }}", "{}", "-9223372036854775808");
     expect_text("{% set x | replace('a', y) %}banana{% endset %}{{ x }}", "{\"y\":\"o\"}",
                 "bonono");
@@ -554,7 +560,7 @@ static void origins(void **state) {
         {"{{ x.strip() }}|{{ x | trim }}|", "{\"x\":\" a \"}", "a|a|", "#.#."},
         {"{{ x.split('-')[1] }}{{ x[1:3] }}", "{\"x\":\"ab-cd\"}", "cdb-", "####"},
         {"{{ x | upper }}{{ 'u' | upper }}", "{\"x\":\"aß\"}", "ASSU", "###."},
-        {"{{ x.title() }}{{ x.swapcase() }}", "{\"x\":\"aB\"}", "AbAb", "####"},
+        {"{{ x.title() }}{{ x.capitalize() }}", "{\"x\":\"aB\"}", "AbAb", "####"},
         {"{{ x | replace('b', '</s>') }}", "{\"x\":\"abc\"}", "a</s>c", "#....#"},
         {"{{ '</s>' | replace('s', x) }}", "{\"x\":\"ab\"}", "</ab>", "..##."},
         {"{{ x | tojson }}", "{\"x\":[\"</s>\",1]}", "[\"</s>\", 1]", "..####....."},
@@ -563,6 +569,15 @@ static void origins(void **state) {
         {"{{ x * 3 }}{{ '-' * 2 }}", "{\"x\":\"a\"}", "aaa--", "###.."},
         {"{{ '%s:%5s' % (x, x) }}", "{\"x\":\"ab\"}", "ab:   ab", "##....##"},
         {"{{ '[{}]'.format(x) }}", "{\"x\":\"ab\"}", "[ab]", ".##."},
+        {"{{ '%.1s|%-3s|%r' % (x, x, x) }}", "{\"x\":\"ab\"}", "a|ab |'ab'", "#.##...##."},
+        {"{{ '{:.1}|{:*^4}|{!r}'.format(x, x, x) }}", "{\"x\":\"ab\"}", "a|*ab*|'ab'",
+         "#..##...##."},
+        {"{{ x.partition('-')[2] }}{{ x.rsplit('-', 1)[0] }}", "{\"x\":\"a-b\"}", "ba", "##"},
+        {"{{ x | truncate(5, true, '.', 0) }}", "{\"x\":\"abcdefg\"}", "abcd.", "####."},
+        {"{{ x | title }}{{ x | lower }}", "{\"x\":\"aB\"}", "Abab", "####"},
+        {"{{ x.removeprefix('a') }}{{ x.splitlines()[0] }}", "{\"x\":\"ab\"}", "bab", "###"},
+        {"{{ '-'.join(x) }}{{ x.items() | first | last }}", "{\"x\":{\"a\":\"b\",\"c\":\"\"}}",
+         "a-cb", "#.##"},
         {"{{ x.format(1) }}", "{\"x\":\"a{}b\"}", "a1b", "#.#"},
         {"{{ x | reverse }}", "{\"x\":\"ab\"}", "ba", "##"},
         {"{{ x | escape }}", "{\"x\":\"a<\"}", "a&lt;", "#...."},
@@ -579,7 +594,7 @@ static void origins(void **state) {
         expect_origin(CASES[i].source, CASES[i].data, CASES[i].text, CASES[i].want);
 }
 
-/* Flags follow the text when buffers grow past one chunk. */
+/* Flags are kept when a buffer grows beyond one chunk. */
 static void origins_of_long_texts(void **state) {
     (void)state;
     so_err err = {0};
@@ -625,7 +640,7 @@ int main(void) {
         cmocka_unit_test(appends_and_keeps_variables),
         cmocka_unit_test(present_time),
         cmocka_unit_test(foreign_locale),
-        cmocka_unit_test(our_own_choices),
+        cmocka_unit_test(differs_from_python),
         cmocka_unit_test(origins),
         cmocka_unit_test(origins_of_long_texts),
     };

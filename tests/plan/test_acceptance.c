@@ -1,4 +1,4 @@
-/* Estimates of acceptance, and shadow scoring. */
+/* Estimates of acceptance, and shadow drafts. */
 #include "../draft/rig.h"
 
 #include <math.h>
@@ -43,8 +43,8 @@ static void feed(so_accept *e, dice *d, double alpha, int n) {
 
 static double now(const so_accept *e) { return get(e, 0, 1, 0.5); }
 
-/* At a constant rate the estimate is unbiased and calm: its error over many tests stays near the
- * deviation of some thirty coin throws. */
+/* At a constant rate the estimate is unbiased and stable: its error over many tests stays near the
+ * deviation of about thirty coin throws. */
 static void converges(void **state) {
     (void)state;
     const double alphas[] = {0.05, 0.3, 0.6, 0.9, 0.99};
@@ -64,7 +64,7 @@ static void converges(void **state) {
     }
 }
 
-/* How many tests until the estimate is past a level. */
+/* The number of tests until the estimate passes a level. */
 static int tests_until(so_accept *e, dice *d, double alpha, bool above, double level) {
     for (int i = 1; i <= 200; i++) {
         feed(e, d, alpha, 1);
@@ -74,8 +74,8 @@ static int tests_until(so_accept *e, dice *d, double alpha, bool above, double l
     return 1000;
 }
 
-/* A drafter that turns is noticed: bad within 12 tests, good again within 12. */
-static void turns_are_noticed(void **state) {
+/* A drafter that changes is noticed: bad within 12 tests, good again within 12. */
+static void changes_are_noticed(void **state) {
     (void)state;
     int worst_drop = 0, worst_rise = 0;
     for (int run = 0; run < 200; run++) {
@@ -94,29 +94,29 @@ static void prior_is_shared(void **state) {
     (void)state;
     dice d = {.seed = 91};
     begin();
-    assert_true(fabs(now(&a) - 0.5) < 1e-9); /* the drafter's own word */
+    assert_true(fabs(now(&a) - 0.5) < 1e-9); /* the drafter's own confidence */
     assert_true(so_accept_evidence(&a, 0, 0) == 0);
     feed(&a, &d, 0.9, 300);
-    so_accept_init(&b, &shared); /* a new request starts from what was learned */
+    so_accept_init(&b, &shared); /* a new request starts from the shared counts */
     assert_true(fabs(now(&b) - 0.9) < 0.06);
     assert_true(so_accept_evidence(&b, 0, 0) > 0.9);
     assert_true(so_accept_evidence(&b, 1, 0) == 0);
     for (int i = 0; i < 10; i++)
         add(&b, 0, 1, 0.5, false);
-    assert_true(now(&b) < 0.3); /* and goes its own way */
+    assert_true(now(&b) < 0.3); /* and deviates from them */
     assert_true(now(&a) > 0.6);
-    /* a depth never tested is thought of like the one before, another drafter is not */
+    /* a depth without tests is estimated like the one before; another drafter is not affected */
     assert_true(fabs(get(&b, 0, 2, 0.5) - now(&b)) < 1e-9);
     assert_true(fabs(get(&b, 1, 1, 0.5) - 0.5) < 1e-9);
 }
 
-/* What confidence is worth is learned per level, and a bad stretch lowers all levels alike. */
+/* The acceptance at each level of confidence is learned; a bad passage lowers all levels alike. */
 static void levels_are_calibrated(void **state) {
     (void)state;
     dice d = {.seed = 92};
     begin();
     for (int i = 0; i < 1000; i++) {
-        add(&a, 0, 1, 0.3, dice_uniform(&d) < 0.1); /* says 0.3, is 0.1 */
+        add(&a, 0, 1, 0.3, dice_uniform(&d) < 0.1); /* confidence 0.3, acceptance 0.1 */
         add(&a, 0, 1, 0.9, dice_uniform(&d) < 0.7);
     }
     double low = get(&a, 0, 1, 0.3), high = get(&a, 0, 1, 0.9);
@@ -145,8 +145,8 @@ static void odd_values_are_harmless(void **state) {
     }
 }
 
-/*   root ─ 5 ─ 6        a chain, and a sibling tested after it: half as likely as its word, since
- *        └ 7            it is tested where the first one failed */
+/*   root ─ 5 ─ 6        a chain, and a sibling tested after it: half its confidence, since it is
+ *        └ 7            tested only if the first one was rejected */
 static void tree_chances(void **state) {
     (void)state;
     so_tree t;
@@ -156,7 +156,7 @@ static void tree_chances(void **state) {
     int first = so_tree_add(&t, 0, 5, SO_Q_POINT, -1, 0, 0.5f);
     int second = so_tree_add(&t, first, 6, SO_Q_POINT, -1, 0, 0.25f);
     int sibling = so_tree_add(&t, 0, 7, SO_Q_POINT, -1, 0, 0.4f);
-    so_tree_add(&t, 0, 5, SO_Q_POINT, -1, 1, 0.5f); /* another drafter agrees */
+    so_tree_add(&t, 0, 5, SO_Q_POINT, -1, 1, 0.5f); /* another drafter makes the same guess */
     so_accept_tree(&a, &t, accept);
     assert_float_equal(accept[0], 1, 0);
     assert_float_equal(accept[first], 0.5f, 1e-6);
@@ -165,7 +165,7 @@ static void tree_chances(void **state) {
     so_tree_deinit(&t);
 }
 
-/* A later sibling has estimates of its own, and they are learned. */
+/* A later sibling has its own estimates, which are learned. */
 static void ranks_are_learned(void **state) {
     (void)state;
     dice d = {.seed = 93};
@@ -185,18 +185,18 @@ static void ranks_are_learned(void **state) {
 /* A tested row. */
 static void add_row(double confidence, bool accepted) {
     so_accept_key k = {0, 1, 0, confidence};
-    so_accept_row(&a, &k);
+    so_accept_add_confidence(&a, &k);
     so_accept_add(&a, &k, accepted);
 }
 
 static double option(double price, double *kept) {
     so_draft_terms t;
     so_accept_terms(&a, 0, 0, &t);
-    return so_accept_option(&a, 0, 0, &t, price, kept);
+    return so_accept_first_gain(&a, 0, 0, &t, price, kept);
 }
 
-/* What a first guess is worth beyond a price before its row is seen: rows below it are not kept. */
-static void option_counts_what_is_kept(void **state) {
+/* The gain of a first guess beyond a price, before its row is seen: rows below it are not kept. */
+static void first_gain_counts_kept_rows(void **state) {
     (void)state;
     begin();
     for (int i = 0; i < 400; i++) {
@@ -221,16 +221,16 @@ static void option_counts_what_is_kept(void **state) {
         }
 }
 
-/* Rows that were refused are rows all the same: where only the good half is ever tested, a guess
- * is still good only half of the time. */
-static void option_counts_refused_rows(void **state) {
+/* Refused rows count as rows: if only the good half is ever tested, a guess is still good only half
+ * of the time. */
+static void first_gain_counts_refused_rows(void **state) {
     (void)state;
     double kept;
     begin();
     for (int i = 0; i < 400; i++) {
         so_accept_key k = {0, 1, 0, 0.1};
-        so_accept_row(&a, &k);
-        so_accept_skip(&a, &k, 1);
+        so_accept_add_confidence(&a, &k);
+        so_accept_add_refused(&a, &k, 1);
         add_row(0.9, i % 10 != 0);
     }
     assert_true(fabs(option(0.5, &kept) - 0.5 * 0.4) < 0.03);
@@ -239,7 +239,7 @@ static void option_counts_refused_rows(void **state) {
 
 /* Shadow. */
 
-/* Tests of a drafter at a depth that were counted, and how many went well. */
+/* Compares a drafter's counts at a depth and rank: tests and accepted guesses. */
 static void assert_rank(int drafter, int depth, int rank, int tested, int accepted) {
     const so_accept_cell *c = &shared.cells[drafter][depth - 1][rank][SO_ACCEPT_LEVELS];
     assert_int_equal(lroundf(c->tested), tested);
@@ -268,10 +268,10 @@ static void shadow_counts_conditional_tests(void **state) {
     static so_shadow s;
     begin_shadow(&s, &t);
     chain(&t, (int32_t[]){1, 2, 3, 4}, 4, 0);
-    so_shadow_watch(&s, &a, &t);
+    so_shadow_add(&s, &a, &t);
     so_shadow_advance(&s, &a, (int32_t[]){1}, 1); /* plain decoding: one token at a time */
     chain(&t, (int32_t[]){2, 9}, 2, 0);
-    so_shadow_watch(&s, &a, &t);
+    so_shadow_add(&s, &a, &t);
     so_shadow_advance(&s, &a, (int32_t[]){2}, 1);
     so_shadow_advance(&s, &a, (int32_t[]){7, 8}, 2); /* both chains end here */
     so_shadow_advance(&s, &a, (int32_t[]){4, 4, 4}, 3);
@@ -283,7 +283,7 @@ static void shadow_counts_conditional_tests(void **state) {
     so_tree_deinit(&t);
 }
 
-/* Siblings count as they would be tested: in order, until one is right. */
+/* Siblings are counted as they would be tested: in order, until one is right. */
 static void shadow_counts_siblings_in_order(void **state) {
     (void)state;
     so_tree t;
@@ -291,22 +291,22 @@ static void shadow_counts_siblings_in_order(void **state) {
     begin_shadow(&s, &t);
     so_tree_add(&t, 0, 4, SO_Q_POINT, -1, 0, 0.5f);
     so_tree_add(&t, 0, 6, SO_Q_POINT, -1, 1, 0.5f);
-    so_tree_add(&t, 0, 4, SO_Q_POINT, -1, 1, 0.5f); /* agrees with the first drafter */
+    so_tree_add(&t, 0, 4, SO_Q_POINT, -1, 1, 0.5f); /* the same guess as the first drafter */
     so_tree_add(&t, 0, 5, SO_Q_POINT, -1, 1, 0.5f);
     so_tree_add(&t, 0, 7, SO_Q_POINT, -1, 1, 0.5f);
     int row = so_tree_new_row(&t);
     so_tree_add(&t, 0, 5, SO_Q_ROW, row, 2, 0.5f);
-    so_shadow_watch(&s, &a, &t);
+    so_shadow_add(&s, &a, &t);
     so_shadow_advance(&s, &a, (int32_t[]){5}, 1);
     assert_counts(0, 1, 1, 0);
-    assert_rank(1, 1, 1, 2, 0); /* 6 behind 4, and 4 behind 6: both wrong */
+    assert_rank(1, 1, 1, 2, 0); /* 6 after 4, and 4 after 6: both wrong */
     assert_rank(1, 1, 2, 1, 1); /* 5 right, 7 not reached */
-    assert_rank(1, 1, 0, 1, 0); /* 6, its first, by itself */
-    assert_counts(2, 1, 0, 0);  /* drawn: not by equality */
+    assert_rank(1, 1, 0, 1, 0); /* 6, its first guess, without the others */
+    assert_counts(2, 1, 0, 0);  /* sampled: not scored by equality */
     so_tree_deinit(&t);
 }
 
-/* A guess behind a drafter that refused its own row counts as a later sibling, and by itself. */
+/* A guess after a drafter that refused its row counts as a later sibling, and also at rank 0. */
 static void shadow_counts_refusals_before(void **state) {
     (void)state;
     so_tree t;
@@ -314,15 +314,15 @@ static void shadow_counts_refusals_before(void **state) {
     begin_shadow(&s, &t);
     a.own[1].refused_before = 1;
     chain(&t, (int32_t[]){4, 5}, 2, 1);
-    so_shadow_watch(&s, &a, &t);
+    so_shadow_add(&s, &a, &t);
     so_shadow_advance(&s, &a, (int32_t[]){4, 6}, 2);
     assert_rank(1, 1, 1, 1, 1);
-    assert_rank(1, 1, 0, 1, 1); /* what it would be worth alone */
+    assert_rank(1, 1, 0, 1, 1); /* its acceptance without the other */
     assert_rank(1, 2, 0, 1, 0);
     so_tree_deinit(&t);
 }
 
-/* Two drafters with one guess: each is counted by its own confidence. */
+/* Two drafters with one guess: each is counted at its own confidence. */
 static void shadow_keeps_confidences_apart(void **state) {
     (void)state;
     so_tree t;
@@ -331,7 +331,7 @@ static void shadow_keeps_confidences_apart(void **state) {
     so_tree_reset(&t, 0, 0);
     so_tree_add(&t, 0, 4, SO_Q_POINT, -1, 0, 0.2f);
     so_tree_add(&t, 0, 4, SO_Q_POINT, -1, 1, 0.9f);
-    so_shadow_watch(&s, &a, &t);
+    so_shadow_add(&s, &a, &t);
     so_shadow_advance(&s, &a, (int32_t[]){4}, 1);
     for (int drafter = 0; drafter < 2; drafter++)
         for (int l = 0; l < SO_ACCEPT_LEVELS; l++) {
@@ -352,10 +352,10 @@ static void shadow_forgets_the_oldest(void **state) {
     for (int i = 0; i < 250; i++)
         tokens[i] = i;
     for (int round = 0; round < 100; round++) {
-        chain(&t, tokens, 250, 0); /* longer than what is kept */
-        so_shadow_watch(&s, &a, &t);
+        chain(&t, tokens, 250, 0); /* longer than what is stored */
+        so_shadow_add(&s, &a, &t);
         so_tree_reset(&t, 0, 0);
-        so_shadow_watch(&s, &a, &t); /* nothing proposed takes no place */
+        so_shadow_add(&s, &a, &t); /* an empty tree takes no place */
     }
     so_shadow_advance(&s, &a, tokens, 250);
     assert_true(shared.cells[0][0][0][SO_ACCEPT_LEVELS].tested > SO_SHADOW_TREES - 1);
@@ -391,14 +391,14 @@ static void verdict_counts_drawn_tokens(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(converges),
-        cmocka_unit_test(turns_are_noticed),
+        cmocka_unit_test(changes_are_noticed),
         cmocka_unit_test(prior_is_shared),
         cmocka_unit_test(levels_are_calibrated),
         cmocka_unit_test(odd_values_are_harmless),
         cmocka_unit_test(tree_chances),
         cmocka_unit_test(ranks_are_learned),
-        cmocka_unit_test(option_counts_what_is_kept),
-        cmocka_unit_test(option_counts_refused_rows),
+        cmocka_unit_test(first_gain_counts_kept_rows),
+        cmocka_unit_test(first_gain_counts_refused_rows),
         cmocka_unit_test(shadow_counts_conditional_tests),
         cmocka_unit_test(shadow_counts_siblings_in_order),
         cmocka_unit_test(shadow_counts_refusals_before),

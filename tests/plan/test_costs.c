@@ -1,4 +1,4 @@
-/* Costs: the curve t(n) against imagined machines, draft steps by chains, the host's part. */
+/* Costs: the curve t(n) on simulated machines, drafting levels by chains, the host's part. */
 #include "../draft/rig.h"
 
 #include <math.h>
@@ -25,15 +25,15 @@ static void curve_learns(void **state) {
     for (int i = 0; i < 5; i++)
         if (fabs(so_curve_ms(&c, ns[i]) / mild(ns[i]) - 1) > 0.08)
             fail_msg("t(%d) = %g, is %g", ns[i], so_curve_ms(&c, ns[i]), mild(ns[i]));
-    for (int n = 1; n <= 24; n++) /* elsewhere a guess, on the low side */
+    for (int n = 1; n <= 24; n++) /* elsewhere an estimate, on the low side */
         assert_true(so_curve_ms(&c, n) < 1.08 * mild(n) && so_curve_ms(&c, n) > 0.75 * mild(n));
     for (int n = 1; n < 600; n++)
         assert_true(so_curve_ms(&c, n + 1) >= so_curve_ms(&c, n));
 }
 
-/* The first pass of a run reads a prompt. What it says about one row depends on a slope that nobody
- * knows, so the first narrow passes must outweigh it at once. */
-static void curve_starts_from_a_prompt(void **state) {
+/* The first pass of a run is prefill. What it implies for one row depends on an unknown slope, so
+ * the first narrow passes must outweigh it at once. */
+static void curve_starts_from_prefill(void **state) {
     (void)state;
     for (int k = 1; k <= 4; k++) {
         static so_curve c;
@@ -50,7 +50,7 @@ static void curve_starts_from_a_prompt(void **state) {
     }
 }
 
-/* A longer context slows all passes down: measured at one n, known for all. */
+/* A longer context slows all passes down: measured at one width, learned for all. */
 static void curve_follows_drift(void **state) {
     (void)state;
     static so_curve c;
@@ -79,7 +79,7 @@ static void curve_ignores_nonsense(void **state) {
     so_curve_observe(&c, 100000, 5);
     assert_true(so_curve_ms(&c, 1) == 0);
     so_curve_observe(&c, 1, 10);
-    so_curve_observe(&c, 2, 1e9); /* no pass costs more than its rows one by one */
+    so_curve_observe(&c, 2, 1e9); /* a pass never costs more than its rows one by one */
     assert_true(so_curve_ms(&c, 2) <= 25);
     assert_true(so_curve_ms(&c, 100000) > so_curve_ms(&c, 512));
 }
@@ -99,7 +99,7 @@ static void curve_is_kept(void **state) {
     for (int n = 1; n <= 40; n++)
         assert_true(fabs(so_curve_ms(&a, n) / so_curve_ms(&b, n) - 1) < 0.03);
     for (int i = 0; i < 12; i++)
-        so_curve_observe(&b, 4, 2 * mild(4)); /* another machine: soon believed */
+        so_curve_observe(&b, 4, 2 * mild(4)); /* another machine: learned soon */
     assert_true(so_curve_ms(&b, 4) > 1.6 * mild(4));
     assert_int_equal(so_curve_export(&a, points, 2), 2);
     const so_curve_point bad[] = {{0, 1, 1},   {513, 1, 1}, {1, 0, 1},       {1, -1, 1},
@@ -113,36 +113,37 @@ static void curve_is_kept(void **state) {
 /* --- drafters --- */
 
 static void call(so_costs *c, so_draft_cost *d, int chains, int levels, int read, double ms) {
-    so_draft_usage u = {.chains = chains, .levels = levels, .read = read, .lag = read, .ms = ms};
+    so_draft_usage u = {
+        .chains = chains, .levels = levels, .n_catch_up = read, .max_catch_up = read, .ms = ms};
     so_costs_observe_draft(c, d, &u);
 }
 
-/* A level costs more for several chains, and reading is told from drafting. */
-static void draft_steps_by_chains(void **state) {
+/* A level costs more for several chains, and catch-up is separated from drafting. */
+static void draft_levels_by_chains(void **state) {
     (void)state;
     static so_costs c;
     c = (so_costs){0};
     so_draft_cost *d = so_costs_drafter(&c, "model", 0.1);
     assert_ptr_equal(so_costs_drafter(&c, "model", 0.5), d);
-    assert_true(so_costs_step(&c, d, 1) == 0); /* nothing is known of the target */
+    assert_true(so_costs_level(&c, d, 1) == 0); /* nothing was measured */
     for (int i = 0; i < 8; i++)
         so_costs_observe_pass(&c, 1, 10, false);
-    double prior = so_costs_step(&c, d, 1);
-    assert_true(prior > 1 && prior < 2); /* by size, and a little more */
+    double prior = so_costs_level(&c, d, 1);
+    assert_true(prior > 1 && prior < 2); /* by size, plus a constant */
     for (int i = 0; i < 40; i++) {
         call(&c, d, 1, 4, 1, 4 * 2.0);
         call(&c, d, 8, 2, 1, 2 * 5.0);
     }
     call(&c, d, 1, 1, 100, 2.0 + 100 * 0.25);
-    assert_true(fabs(so_costs_step(&c, d, 1) / 2 - 1) < 0.08);
-    assert_true(fabs(so_costs_step(&c, d, 8) / 5 - 1) < 0.08);
-    assert_true(so_costs_step(&c, d, 4) > 2 && so_costs_step(&c, d, 4) < 5);
-    assert_true(fabs(so_costs_read(&c, d) / 0.25 - 1) < 0.05);
+    assert_true(fabs(so_costs_level(&c, d, 1) / 2 - 1) < 0.08);
+    assert_true(fabs(so_costs_level(&c, d, 8) / 5 - 1) < 0.08);
+    assert_true(so_costs_level(&c, d, 4) > 2 && so_costs_level(&c, d, 4) < 5);
+    assert_true(fabs(so_costs_catch_up(&c, d) / 0.25 - 1) < 0.05);
     so_costs_deinit(&c);
 }
 
-/* A drafter that rests while the machine becomes twice as fast is taken to be faster, too. */
-static void resting_drafters_follow_the_pace(void **state) {
+/* The costs of an unused drafter follow the machine when it becomes twice as fast. */
+static void unused_drafters_follow_the_speed(void **state) {
     (void)state;
     static so_costs c;
     c = (so_costs){0};
@@ -151,10 +152,10 @@ static void resting_drafters_follow_the_pace(void **state) {
         so_costs_observe_pass(&c, 1, 20, false);
         call(&c, d, 1, 2, 1, 8);
     }
-    double slow = so_costs_step(&c, d, 1);
+    double slow = so_costs_level(&c, d, 1);
     for (int i = 0; i < 100; i++)
         so_costs_observe_pass(&c, 1, 10, false);
-    assert_true(fabs(so_costs_step(&c, d, 1) / (slow / 2) - 1) < 0.1);
+    assert_true(fabs(so_costs_level(&c, d, 1) / (slow / 2) - 1) < 0.1);
     so_costs_deinit(&c);
 }
 
@@ -179,12 +180,12 @@ static void host_costs(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(curve_learns),
-        cmocka_unit_test(curve_starts_from_a_prompt),
+        cmocka_unit_test(curve_starts_from_prefill),
         cmocka_unit_test(curve_follows_drift),
         cmocka_unit_test(curve_ignores_nonsense),
         cmocka_unit_test(curve_is_kept),
-        cmocka_unit_test(draft_steps_by_chains),
-        cmocka_unit_test(resting_drafters_follow_the_pace),
+        cmocka_unit_test(draft_levels_by_chains),
+        cmocka_unit_test(unused_drafters_follow_the_speed),
         cmocka_unit_test(host_costs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

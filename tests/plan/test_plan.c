@@ -1,5 +1,5 @@
-/* The planner in simulated decoding, with known costs and known drafters: never slower, close to
- * the best fixed length, quick to follow changes, and fair among several requests. */
+/* The planner in simulated decoding with known costs and known drafters: bounded loss against plain
+ * decoding, close to the best fixed length, quick to follow changes, and fair among requests. */
 #include "../draft/rig.h"
 
 #include <math.h>
@@ -7,10 +7,10 @@
 
 #include "plan/plan.h"
 
-/* Costs of imagined machines, in milliseconds. */
+/* Costs of simulated machines, in milliseconds. */
 static double flat(int n) { return 10 + 0.3 * (n - 1); }        /* memory-bound */
 static double mild(int n) { return 10 + 1.0 * (n - 1); }        /* a tenth per row */
-static double steep(int n) { return 10 + 4.0 * (n - 1); }       /* nearly no gain in batching */
+static double steep(int n) { return 10 + 4.0 * (n - 1); }       /* hardly any gain in batching */
 static double steps(int n) { return 10 + 3.0 * ((n - 1) / 4); } /* kernels of four rows */
 /* A cache-resident model on AVX-512: tiles of four rows, passes that outgrow a cache. */
 static double uneven(int n) {
@@ -22,13 +22,12 @@ typedef double cost(int n);
 static cost *const MACHINES[] = {flat, mild, steep, steps};
 enum { N_MACHINES = 4, MAX_K = 16, MAX_STREAMS = 16 };
 
-/* --- drafters that are only imagined --- */
+/* --- simulated drafters --- */
 
-static const so_drafter_vt VT = {.name = "imagined"};
+static const so_drafter_vt VT = {.name = "simulated"};
 
-/* A set of one stage for each drafter; alternative[i]: in `a,b` they rise, in `a+b` they are equal.
- */
-static so_draft_set imagine(so_drafter *drafters, int n, const int *alternative) {
+/* A set with one stage per drafter; alternative[i]: ascending for `a,b`, equal for `a+b`. */
+static so_draft_set make_set(so_drafter *drafters, int n, const int *alternative) {
     so_draft_set s = {.n_leaves = n, .n_stages = n};
     for (int i = 0; i < n; i++) {
         drafters[i].vt = &VT;
@@ -45,30 +44,29 @@ typedef double quality(int at);
 typedef struct sim {
     cost *t;
     quality *alpha;
-    double draft_ms; /* per level; 0: a free drafter, scored in shadow */
+    double draft_ms; /* per level; 0: a free drafter, scored as shadow drafts */
     int n_tokens, fixed;
     uint64_t seed;
-    int answer;          /* tokens of one request, after which another begins; 0: it is one */
-    so_planner *planner; /* with what other requests showed; NULL: a new one */
-    double claimed;
-    bool noisy; /* the clock shows what a shared machine shows; `ms` is kept without noise */
+    int answer;          /* tokens per request, after which another one begins; 0: one request */
+    so_planner *planner; /* with observations of other requests; NULL: a new one */
+    double claimed_agreement;
+    bool noisy; /* the planner sees the times of a shared machine; `ms` is without noise */
     /* results */
     double ms;
     int n_passes, n_probes;
-    int mark;                                /* a token; after it: */
-    int first_plain_after, first_spec_after; /* rounds that spend nothing and something on guesses;
+    int mark;                                /* a position in the text; after it: */
+    int first_plain_after, first_spec_after; /* first round without and with time spent on guesses;
                                               * probes do not count */
-    double bad_ms;                           /* all time after it */
+    double bad_ms;                           /* all time after mark */
 } sim;
 
-/* What is right at each position does not depend on how the text is cut into rounds. */
+/* Whether the guess at a position is right does not depend on the division into rounds. */
 static bool right(const sim *s, int at) {
     so_rng_key key = {.seed = s->seed, .position = (uint32_t)at, .purpose = SO_RNG_TEST};
     return so_rng_uniform(&key, 0) < s->alpha(at);
 }
 
-/* A shared machine: seconds at half speed that come and go, jitter of some 15 %, a spike now and
- * then. */
+/* A shared machine: phases at half speed, jitter of about 15 %, occasional spikes. */
 static double shown(const sim *s, double ms) {
     so_rng_key key = {.seed = s->seed, .position = (uint32_t)s->n_passes, .purpose = SO_RNG_TEST};
     so_rng_key slow = {
@@ -81,8 +79,8 @@ static double shown(const sim *s, double ms) {
     return so_rng_uniform(&key, 5) < 0.01 ? 5 * ms : ms;
 }
 
-/* Drafts a chain as a model does (draft/model.c): on terms, level by level. Token 1 stands for the
- * right one, 2 for a wrong one. */
+/* Drafts a chain like a model (draft/model.c): with terms, level by level. Token 1 is right, token
+ * 2 is wrong. */
 static int draft_chain(const sim *s, int at, int max_depth, const so_draft_terms *terms, so_tree *t,
                        int drafter) {
     double path = 1;
@@ -94,7 +92,7 @@ static int draft_chain(const sim *s, int at, int max_depth, const so_draft_terms
             continue;
         path *= so_terms_chance(terms, depth, 0.5);
         double gain = path * so_terms_chance(terms, depth + 1, -1) - so_terms_row(terms, depth + 1);
-        if (gain <= (double)terms->level)
+        if (gain <= (double)terms->level_price)
             break;
     }
     return depth;
@@ -105,27 +103,28 @@ static void run_round(sim *s, so_planner *p, so_plan_request *r, int *at) {
     static so_verdict v;
     so_tree_init(&t, 10, 0);
     so_tree_reset(&t, 1, *at);
-    so_plan_begin(p, &(so_plan_room){.n_requests = 1, .max_rows = 64});
+    so_plan_begin(p, &(so_plan_step){.n_requests = 1, .max_rows = 64});
     so_plan_enter(p, r, &t);
-    so_plan_ask ask = {.r = r, .n_tokens = 1, .tokens_left = 1000, .max_depth = MAX_K}; /* read */
-    so_plan_ask_stage(p, 0, &ask, 1);
-    int n = draft_chain(s, *at, ask.max_depth, ask.terms, &t, 0), hit = 0;
-    so_draft_job job = {.n_levels = n, .n_read = 1, .tree = &t};
+    so_plan_query query = {
+        .r = r, .n_tokens = 1, .tokens_left = 1000, .max_depth = MAX_K}; /* no catch-up */
+    so_plan_set_depths(p, 0, &query, 1);
+    int n = draft_chain(s, *at, query.max_depth, query.terms, &t, 0), hit = 0;
+    so_draft_job job = {.n_levels = n, .n_catch_up = 1, .tree = &t};
     if (n > 0)
-        so_plan_drafted(p, 0, &ask, &job, 1, shown(s, n * s->draft_ms));
+        so_plan_observe_draft(p, 0, &query, &job, 1, shown(s, n * s->draft_ms));
     const so_plan *plan = so_plan_choose(p);
     int kept = t.n_nodes - 1;
     while (hit < kept && right(s, *at + hit))
         hit++;
     double pass = s->t(1 + kept), all = pass + n * s->draft_ms;
     v = (so_verdict){.n_accepted = hit, .n_tested = SO_MIN(hit + 1, kept)};
-    so_plan_verdict(p, r, &t, &v, SO_VERIFY_MATCH, 0);
+    so_plan_observe_verdict(p, r, &t, &v, SO_VERIFY_MATCH, 0);
     bool probe = plan->probe;
     so_plan_end(p, shown(s, pass), hit + 1);
     int32_t out[MAX_K + 1];
     for (int i = 0; i <= hit; i++)
         out[i] = 1;
-    so_plan_request_told(r, out, hit + 1);
+    so_plan_request_observe(r, out, hit + 1);
     s->ms += all;
     s->n_passes++;
     s->n_probes += probe;
@@ -153,13 +152,14 @@ static void simulate_fixed(sim *s) {
 }
 
 static void simulate(sim *s) {
-    so_drafter drafter = {.costs = s->draft_ms > 0, .on_terms = true, .lasting = true, .size = 0.1};
+    so_drafter drafter = {
+        .has_cost = s->draft_ms > 0, .uses_terms = true, .recorded = true, .size = 0.1};
     so_drafter_vt vt = {.name = "lookup"};
-    so_draft_set set = imagine(&drafter, 1, NULL);
+    so_draft_set set = make_set(&drafter, 1, NULL);
     so_planner *p = s->planner ? s->planner : so_planner_create(1);
     so_plan_request_opts o = {.mode = SO_PLAN_GREEDY};
     drafter.vt = &vt;
-    drafter.claimed = s->claimed;
+    drafter.claimed_agreement = s->claimed_agreement;
     so_plan_set *ps = so_plan_set_create(p, &set);
     so_plan_request *r = so_plan_request_create(ps, &o);
     s->ms = s->bad_ms = 0;
@@ -179,18 +179,18 @@ static void simulate(sim *s) {
         so_planner_free(p);
 }
 
-static double never(int at) { return (void)at, 0.0; }
-static double hardly(int at) { return (void)at, 0.02; }
-static double third(int at) { return (void)at, 0.3; }
-static double most(int at) { return (void)at, 0.6; }
-static double nearly(int at) { return (void)at, 0.9; }
-static double surely(int at) { return (void)at, 0.99; }
+static double alpha_0(int at) { return (void)at, 0.0; }
+static double alpha_2(int at) { return (void)at, 0.02; }
+static double alpha_30(int at) { return (void)at, 0.3; }
+static double alpha_60(int at) { return (void)at, 0.6; }
+static double alpha_90(int at) { return (void)at, 0.9; }
+static double alpha_99(int at) { return (void)at, 0.99; }
 
-/* A hopeless drafter, free or not, on every machine: at most 2 % against plain decoding, from the
- * first token on. */
-static void hopeless_costs_two_percent(void **state) {
+/* A drafter that is (almost) never right, free or not, on every machine: at most 2 % slower than
+ * plain decoding, from the first token on. */
+static void bad_drafters_cost_two_percent(void **state) {
     (void)state;
-    quality *bad[] = {never, hardly};
+    quality *bad[] = {alpha_0, alpha_2};
     const double draft[] = {0, 1, 3, 6};
     double worst = 0;
     for (int m = 0; m < N_MACHINES; m++)
@@ -207,7 +207,7 @@ static void hopeless_costs_two_percent(void **state) {
                         fail_msg("machine %d, draft %g ms, %d tokens: %.2f %% slower", m, draft[k],
                                  n, 100 * loss);
                 }
-    printf("hopeless drafters: at most %.2f %% slower\n", 100 * worst);
+    printf("bad drafters: at most %.2f %% slower\n", 100 * worst);
 }
 
 static double total(const sim *like, int fixed) {
@@ -225,11 +225,11 @@ static double total(const sim *like, int fixed) {
     return ms;
 }
 
-/* Adaptive against the best fixed length, 4000 tokens, five seeds, learning of costs and quality
- * included: within 3 %, or 8 % where the clock is that of a shared machine. */
+/* The planner against the best fixed length, 4000 tokens, five seeds, learning of costs and
+ * acceptance included: within 3 %, or 8 % with the clock of a shared machine. */
 static void close_to_the_best_fixed_length(void **state) {
     (void)state;
-    quality *good[] = {third, most, nearly, surely};
+    quality *good[] = {alpha_30, alpha_60, alpha_90, alpha_99};
     const char *names[] = {"0.3", "0.6", "0.9", "0.99"};
     double worst[2] = {0, 0};
     for (int i = 0; i < N_MACHINES * 4 * 2 * 2; i++) {
@@ -250,12 +250,11 @@ static void close_to_the_best_fixed_length(void **state) {
            100 * worst[0], 100 * worst[1]);
 }
 
-/* Seventeen answers of 128 tokens, starting from nothing: within 3 % of the best fixed length, each
- * over all its answers. Short answers are where estimates are young and flatter the longest plan.
- */
+/* Seventeen answers of 128 tokens without prior knowledge: within 3 % of the best fixed length over
+ * all answers. In short answers estimates have few tests and favour plans that are too long. */
 static void short_answers_are_planned_well(void **state) {
     (void)state;
-    quality *good[] = {third, most, nearly};
+    quality *good[] = {alpha_30, alpha_60, alpha_90};
     const char *names[] = {"0.3", "0.6", "0.9"};
     for (int q = 0; q < 3; q++) {
         sim s = {.t = uneven, .alpha = good[q], .n_tokens = 17 * 128, .answer = 128};
@@ -278,10 +277,10 @@ static void sort_and_print(const char *what, int *v, int n) {
     printf(" %s after %d tokens (at most %d)", what, v[n / 2], v[n - 1]);
 }
 
-/* A drafter that changes is dropped within 32 tokens (nineteen times out of twenty, and within 40
- * always: chance may praise a bad drafter), and taken back within 40 when it is good again (48),
- * whether its guesses are free and scored in shadow or each probe costs. Meanwhile probes take at
- * most 4 % (paid for by what was gained before) and what the change itself cost. */
+/* A drafter that becomes bad is dropped within 32 tokens (in 19 of 20 runs; always within 40, as a
+ * bad drafter may be lucky), and used again within 40 when it is good again (48), whether its
+ * guesses are free (shadow drafts) or each probe costs. Meanwhile probes take at most 4 % (paid by
+ * earlier gains) beyond the cost of the change itself. */
 static void changes_are_followed(void **state) {
     (void)state;
     enum { SEEDS = 40 };
@@ -318,16 +317,20 @@ static void changes_are_followed(void **state) {
     }
 }
 
-/* The agreement that a draft's file claims: it is used from the second pass on, and one whose claim
- * is false is dropped soon and has cost little. */
+/* A draft with a claimed agreement is used from the second pass on; if the claim is false it is
+ * dropped soon at little cost. */
 static void a_claim_is_a_prior(void **state) {
     (void)state;
     for (uint64_t seed = 0; seed < 40; seed++) {
-        sim s = {.t = mild, .draft_ms = 1, .seed = 300 + seed, .n_tokens = 200, .claimed = 0.81};
-        s.alpha = nearly;
+        sim s = {.t = mild,
+                 .draft_ms = 1,
+                 .seed = 300 + seed,
+                 .n_tokens = 200,
+                 .claimed_agreement = 0.81};
+        s.alpha = alpha_90;
         simulate(&s);
         assert_in_range(s.first_spec_after, 0, 2);
-        s.alpha = never;
+        s.alpha = alpha_0;
         s.mark = 1;
         simulate(&s);
         assert_in_range(s.first_plain_after, 0, 32);
@@ -335,7 +338,7 @@ static void a_claim_is_a_prior(void **state) {
     }
 }
 
-/* A planner that has seen 400 tokens of a drafter of this quality, on a machine of its own. */
+/* A planner that has seen 400 tokens of a drafter with this acceptance. */
 static so_planner *after(quality *alpha, uint64_t seed) {
     so_planner *p = so_planner_create(1);
     sim s = {.t = flat, .alpha = alpha, .n_tokens = 400, .planner = p, .seed = seed};
@@ -343,10 +346,9 @@ static so_planner *after(quality *alpha, uint64_t seed) {
     return p;
 }
 
-/* Acceptance that was kept from earlier: one that was good is used from the third pass on (the
- * price of time is still that of a free drafter), one that no longer holds is dropped, or taken up,
- * within 32 tokens. */
-static void kept_acceptance_is_a_prior(void **state) {
+/* A record is a prior: a drafter with a good record is used from the third pass on (λ is still that
+ * without drafts); if the record no longer holds, it is dropped, or used, within 32 tokens. */
+static void a_record_is_a_prior(void **state) {
     (void)state;
     enum { SEEDS = 40 };
     int start[3 * SEEDS], drop[3 * SEEDS], back[3 * SEEDS], n = 0;
@@ -355,20 +357,20 @@ static void kept_acceptance_is_a_prior(void **state) {
     for (int m = 0; m < 3; m++)
         for (uint64_t seed = 0; seed < SEEDS; seed++, n++) {
             sim s = {.t = machines[m], .draft_ms = 1, .seed = 900 + seed, .n_tokens = 200};
-            s.alpha = nearly;
-            s.planner = after(nearly, seed);
+            s.alpha = alpha_90;
+            s.planner = after(alpha_90, seed);
             simulate(&s);
             so_planner_free(s.planner);
             start[n] = s.first_spec_after < 0 ? 1000 : s.first_spec_after;
-            s.alpha = never;
-            s.planner = after(nearly, seed);
+            s.alpha = alpha_0;
+            s.planner = after(alpha_90, seed);
             s.mark = 1;
             simulate(&s);
             so_planner_free(s.planner);
             drop[n] = s.first_plain_after < 0 ? 1000 : s.first_plain_after;
             waste += s.ms / (200 * s.t(1)) - 1;
-            s.alpha = nearly;
-            s.planner = after(hardly, seed);
+            s.alpha = alpha_90;
+            s.planner = after(alpha_2, seed);
             simulate(&s);
             so_planner_free(s.planner);
             back[n] = s.first_spec_after < 0 ? 1000 : s.first_spec_after;
@@ -386,7 +388,7 @@ static void kept_acceptance_is_a_prior(void **state) {
 
 /* --- one step at a time --- */
 
-/* A planner that knows its machine, and requests of one set in it. */
+/* A planner that knows the costs of its machine, and requests of one set. */
 typedef struct bench {
     so_planner *p;
     so_drafter drafters[3];
@@ -403,7 +405,7 @@ static void bench_open(bench *b, cost *t, int n_drafters, const int *alternative
     for (int i = 0; i < 8; i++)
         for (int k = 1; k <= 40; k++)
             so_costs_observe_pass(so_planner_costs(b->p), k, t(k), false);
-    b->set = imagine(b->drafters, n_drafters, alternative);
+    b->set = make_set(b->drafters, n_drafters, alternative);
     b->ps = so_plan_set_create(b->p, &b->set);
     b->n = n;
     for (int i = 0; i < n; i++) {
@@ -421,36 +423,35 @@ static void bench_close(bench *b) {
     so_planner_free(b->p);
 }
 
-static void bench_begin(bench *b, int other_rows) {
+static void bench_begin(bench *b, int prompt_rows) {
     so_plan_begin(b->p,
-                  &(so_plan_room){.n_requests = b->n, .other_rows = other_rows, .max_rows = 64});
+                  &(so_plan_step){.n_requests = b->n, .prompt_rows = prompt_rows, .max_rows = 64});
     for (int i = 0; i < b->n; i++) {
         so_tree_reset(&b->t[i], 1, 0);
         so_plan_enter(b->p, b->r[i], &b->t[i]);
     }
 }
 
-static so_plan_ask ask_of(const bench *b, int i, int n_tokens, int left) {
-    return (so_plan_ask){.r = b->r[i], .n_tokens = n_tokens, .tokens_left = left, .max_depth = 8};
+static so_plan_query query_of(const bench *b, int i, int n_tokens, int left) {
+    return (so_plan_query){.r = b->r[i], .n_tokens = n_tokens, .tokens_left = left, .max_depth = 8};
 }
 
-/* Chains of points of one drafter, all right or all wrong, told again and again: what is known of
- * it then. */
-static void bench_teach(bench *b, int drafter, double alpha, int n) {
+/* Chains of points of one drafter, all right or all wrong, until its acceptance is learned. */
+static void bench_train(bench *b, int drafter, double alpha, int n) {
     dice d = {.seed = 77};
     for (int k = 0; k < n; k++)
         for (int i = 0; i < b->n; i++) {
             bench_begin(b, 0);
             for (int depth = 0, node = 0; depth < 8; depth++)
                 node = so_tree_add(&b->t[i], node, 1, SO_Q_POINT, -1, drafter, 0.5f);
-            so_plan_choose(b->p); /* watches */
+            so_plan_choose(b->p); /* adds a shadow draft */
             int32_t token = dice_uniform(&d) < alpha ? 1 : 2;
-            so_plan_request_told(b->r[i], &token, 1);
+            so_plan_request_observe(b->r[i], &token, 1);
         }
 }
 
-/* Rule of sight: a tree with drawn tokens is taken as it is; the same as points is left out. */
-static void drawn_trees_are_taken_whole(void **state) {
+/* Rule of sight: a tree with sampled tokens stays whole; the same tree of points is left out. */
+static void sampled_trees_stay_whole(void **state) {
     (void)state;
     bench b = {0};
     bench_open(&b, steep, 1, NULL, 1, 0);
@@ -468,44 +469,45 @@ static void drawn_trees_are_taken_whole(void **state) {
     bench_close(&b);
 }
 
-/* --spec-length: nothing is weighed, nothing is left out. */
+/* --spec-length: no planning, nothing is left out. */
 static void fixed_lengths_are_kept(void **state) {
     (void)state;
     bench b = {0};
-    b.drafters[0].costs = true;
+    b.drafters[0].has_cost = true;
     bench_open(&b, steep, 1, NULL, 2, 5);
     bench_begin(&b, 0);
-    so_plan_ask asks[] = {ask_of(&b, 0, 1000, 4), ask_of(&b, 1, 1000, 4)};
-    so_plan_ask_stage(b.p, 0, asks, 2);
+    so_plan_query queries[] = {query_of(&b, 0, 1000, 4), query_of(&b, 1, 1000, 4)};
+    so_plan_set_depths(b.p, 0, queries, 2);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(asks[i].max_depth, 8);
-        assert_null(asks[i].terms);
+        assert_int_equal(queries[i].max_depth, 8);
+        assert_null(queries[i].terms);
         for (int k = 0, node = 0; k < 5; k++)
             node = so_tree_add(&b.t[i], node, 1, SO_Q_POINT, -1, 0, 0.001f);
-        assert_true(so_plan_keeps(b.p, &asks[i], 0));
+        assert_true(so_plan_keep_guesses(b.p, &queries[i], 0));
     }
     assert_int_equal(so_plan_choose(b.p)->n_rows, 12);
     bench_close(&b);
 }
 
-/* Nothing is known of the costs: a plain pass first. */
+/* Without costs the first pass is plain. */
 static void plain_first(void **state) {
     (void)state;
     bench b = {0};
     so_planner *p = so_planner_create(1);
-    b.drafters[0].costs = true;
-    b.set = imagine(b.drafters, 1, NULL);
+    b.drafters[0].has_cost = true;
+    b.set = make_set(b.drafters, 1, NULL);
     so_plan_set *ps = so_plan_set_create(p, &b.set);
     so_plan_request *r = so_plan_request_create(ps, &(so_plan_request_opts){0});
     so_tree_init(&b.t[0], 10, 0);
-    so_plan_begin(p, &(so_plan_room){.n_requests = 1, .max_rows = 64});
+    so_plan_begin(p, &(so_plan_step){.n_requests = 1, .max_rows = 64});
     so_plan_enter(p, r, &b.t[0]);
-    so_plan_ask ask = {.r = r, .n_tokens = 5, .tokens_left = 100, .max_depth = 8};
-    so_plan_ask_stage(p, 0, &ask, 1);
-    assert_int_equal(ask.max_depth, 0);
+    so_plan_query query = {.r = r, .n_tokens = 5, .tokens_left = 100, .max_depth = 8};
+    so_plan_set_depths(p, 0, &query, 1);
+    assert_int_equal(query.max_depth, 0);
     so_tree_add(&b.t[0], 0, 3, SO_Q_POINT, -1, 0, 0.9f);
     assert_int_equal(so_plan_choose(p)->n_rows, 1);
-    so_plan_begin(p, &(so_plan_room){.other_rows = 7, .max_rows = 64}); /* nobody decides a token */
+    so_plan_begin(
+        p, &(so_plan_step){.prompt_rows = 7, .max_rows = 64}); /* no request decides a token */
     assert_int_equal(so_plan_choose(p)->n_rows, 7);
     so_plan_request_free(r);
     so_plan_set_free(ps);
@@ -513,9 +515,9 @@ static void plain_first(void **state) {
     so_tree_deinit(&b.t[0]);
 }
 
-/* Text to read before the first guess is weighed against what is left of the answer, and risked
- * whole by a drafter that nobody knows. */
-static void reading_is_an_investment(void **state) {
+/* Catch-up before the first guess is weighed against the rest of the answer; with an unknown
+ * drafter all of it is at risk. */
+static void catch_up_is_an_investment(void **state) {
     (void)state;
     static const struct {
         bool known;
@@ -525,27 +527,27 @@ static void reading_is_an_investment(void **state) {
                  {true, 40000, 128, false}, {false, 0, 128, true},  {false, 500, 128, false}};
     for (size_t i = 0; i < SO_LEN(cases); i++) {
         bench b = {0};
-        b.drafters[0] = (so_drafter){.costs = true, .on_terms = true, .size = 0.1};
+        b.drafters[0] = (so_drafter){.has_cost = true, .uses_terms = true, .size = 0.1};
         bench_open(&b, mild, 1, NULL, 1, 0);
         if (cases[i].known)
-            bench_teach(&b, 0, 0.8, 100);
+            bench_train(&b, 0, 0.8, 100);
         bench_begin(&b, 0);
-        so_plan_ask ask = ask_of(&b, 0, cases[i].unread + 1, cases[i].left);
-        so_plan_ask_stage(b.p, 0, &ask, 1);
-        if ((ask.max_depth > 0) != cases[i].drafts)
-            fail_msg("case %zu: depth %d", i, ask.max_depth);
-        assert_true((ask.terms != NULL) == (cases[i].known && cases[i].drafts));
+        so_plan_query query = query_of(&b, 0, cases[i].unread + 1, cases[i].left);
+        so_plan_set_depths(b.p, 0, &query, 1);
+        if ((query.max_depth > 0) != cases[i].drafts)
+            fail_msg("case %zu: depth %d", i, query.max_depth);
+        assert_true((query.terms != NULL) == (cases[i].known && cases[i].drafts));
         bench_close(&b);
     }
 }
 
-/* Eight requests share one pass: its rows go to the guesses that use them. */
+/* Eight requests share one pass: its rows go to the guesses with the largest values. */
 static void rows_go_where_they_pay(void **state) {
     (void)state;
     bench b = {0};
     bench_open(&b, mild, 2, NULL, 8, 0);
-    bench_teach(&b, 0, 0.05, 30);
-    bench_teach(&b, 1, 0.95, 30);
+    bench_train(&b, 0, 0.05, 30);
+    bench_train(&b, 1, 0.95, 30);
     bench_begin(&b, 0);
     for (int i = 0; i < 8; i++)
         for (int k = 0, node = 0; k < 8; k++)
@@ -557,20 +559,20 @@ static void rows_go_where_they_pay(void **state) {
     bench_close(&b);
 }
 
-/* Probes of drafters that failed are paid for and take turns. */
+/* Probes of drafters that failed are charged to the account and alternate between requests. */
 static void probes_take_turns(void **state) {
     (void)state;
     bench b = {0};
     int probed[2] = {0}, n_probes = 0;
-    b.drafters[0] = (so_drafter){.costs = true, .on_terms = true, .size = 0.05};
+    b.drafters[0] = (so_drafter){.has_cost = true, .uses_terms = true, .size = 0.05};
     bench_open(&b, flat, 1, NULL, 2, 0);
-    bench_teach(&b, 0, 0.01, 60);
+    bench_train(&b, 0, 0.01, 60);
     for (int step = 0; step < 300; step++) {
         bench_begin(&b, 0);
-        so_plan_ask asks[] = {ask_of(&b, 0, 1, 100), ask_of(&b, 1, 1, 100)};
-        so_plan_ask_stage(b.p, 0, asks, 2);
+        so_plan_query queries[] = {query_of(&b, 0, 1, 100), query_of(&b, 1, 1, 100)};
+        so_plan_set_depths(b.p, 0, queries, 2);
         for (int i = 0; i < 2; i++)
-            probed[i] += asks[i].max_depth;
+            probed[i] += queries[i].max_depth;
         const so_plan *plan = so_plan_choose(b.p);
         n_probes += plan->probe;
         so_plan_end(b.p, flat(plan->n_rows), 2);
@@ -580,9 +582,8 @@ static void probes_take_turns(void **state) {
     bench_close(&b);
 }
 
-/* A probe that was drawn is taken whole, and what it costs is paid for, however well its drafter is
- * known to be hopeless. */
-static void drawn_probes_are_paid_for(void **state) {
+/* A sampled probe stays whole, and its cost is charged even if its drafter is known to be bad. */
+static void sampled_probes_are_charged(void **state) {
     (void)state;
     enum { N = 800 };
     bench b = {0};
@@ -590,36 +591,36 @@ static void drawn_probes_are_paid_for(void **state) {
     double extra = 0;
     int n_probes = 0;
     static so_verdict v;
-    b.drafters[0] = (so_drafter){.costs = true, .on_terms = true, .draws = true, .size = 0.1};
+    b.drafters[0] = (so_drafter){.has_cost = true, .uses_terms = true, .draws = true, .size = 0.1};
     bench_open(&b, mild, 1, NULL, 1, 0);
     for (int i = 0; i < N; i++) {
         bench_begin(&b, 0);
-        so_plan_ask ask = ask_of(&b, 0, 1, 100);
-        so_plan_ask_stage(b.p, 0, &ask, 1);
-        int n = ask.max_depth;
+        so_plan_query query = query_of(&b, 0, 1, 100);
+        so_plan_set_depths(b.p, 0, &query, 1);
+        int n = query.max_depth;
         for (int k = 0, node = 0; k < n; k++)
             node =
                 so_tree_add(&b.t[0], node, 2, SO_Q_ROW, k ? 0 : so_tree_new_row(&b.t[0]), 0, 0.7f);
-        so_draft_job job = {.n_levels = n, .n_read = 1};
+        so_draft_job job = {.n_levels = n, .n_catch_up = 1};
         if (n > 0)
-            so_plan_drafted(b.p, 0, &ask, &job, 1, n * draft_ms);
+            so_plan_observe_draft(b.p, 0, &query, &job, 1, n * draft_ms);
         const so_plan *plan = so_plan_choose(b.p);
         assert_int_equal(b.t[0].n_nodes, 1 + n);
         v = (so_verdict){.n_tested = n > 0};
-        so_plan_verdict(b.p, b.r[0], &b.t[0], &v, SO_VERIFY_REJECT, 0);
+        so_plan_observe_verdict(b.p, b.r[0], &b.t[0], &v, SO_VERIFY_REJECT, 0);
         extra += (mild(plan->n_rows) + n * draft_ms) / mild(1) - 1;
         n_probes += plan->probe;
         so_plan_end(b.p, mild(plan->n_rows), 1);
     }
-    printf("drawn and hopeless: %d probes, %.2f %% slower\n", n_probes, 100 * extra / N);
+    printf("bad drafter, sampled: %d probes, %.2f %% slower\n", n_probes, 100 * extra / N);
     assert_true(n_probes > 5 && extra < 0.02 * N);
     bench_close(&b);
 }
 
 /* --- alternatives and merged drafters --- */
 
-/* `free,paid`: free guesses give way to a paid drafter that gains more, and are watched on. */
-static void free_guesses_may_be_outdone(void **state) {
+/* `free,paid`: free guesses are dropped for a paid drafter that gains more, and still scored. */
+static void paid_drafters_replace_free_guesses(void **state) {
     (void)state;
     static const struct {
         double free, paid;
@@ -627,18 +628,18 @@ static void free_guesses_may_be_outdone(void **state) {
     } cases[] = {{0.9, 0.5, true}, {0.3, 0.9, false}, {0.05, 0.02, false}};
     for (size_t i = 0; i < SO_LEN(cases); i++) {
         bench b = {0};
-        b.drafters[1] = (so_drafter){.costs = true, .on_terms = true, .size = 0.02};
+        b.drafters[1] = (so_drafter){.has_cost = true, .uses_terms = true, .size = 0.02};
         bench_open(&b, mild, 2, (int[]){0, 1}, 1, 0);
-        bench_teach(&b, 0, cases[i].free, 100);
-        bench_teach(&b, 1, cases[i].paid, 100);
+        bench_train(&b, 0, cases[i].free, 100);
+        bench_train(&b, 1, cases[i].paid, 100);
         bench_begin(&b, 0);
-        so_plan_ask ask = ask_of(&b, 0, 1, 100);
-        so_plan_ask_stage(b.p, 0, &ask, 1);
-        assert_int_equal(ask.max_depth, 8); /* free: as deep as it likes */
+        so_plan_query query = query_of(&b, 0, 1, 100);
+        so_plan_set_depths(b.p, 0, &query, 1);
+        assert_int_equal(query.max_depth, 8); /* free: up to the limit */
         for (int k = 0, node = 0; k < 4; k++)
             node = so_tree_add(&b.t[0], node, 1, SO_Q_POINT, -1, 0, 0.5f);
-        ask = ask_of(&b, 0, 1, 100);
-        bool kept = so_plan_keeps(b.p, &ask, 0);
+        query = query_of(&b, 0, 1, 100);
+        bool kept = so_plan_keep_guesses(b.p, &query, 0);
         if (kept != cases[i].kept)
             fail_msg("case %zu: %s", i, kept ? "kept" : "sent on");
         assert_int_equal(b.t[0].n_nodes, kept ? 5 : 1);
@@ -646,8 +647,8 @@ static void free_guesses_may_be_outdone(void **state) {
     }
 }
 
-/* `a+b`: each is planned by what it adds. A second drafter that finds what the first one misses is
- * asked, and as deep as its own terms say; one that never does is not. */
+/* `a+b`: each drafter is planned by what it adds. A second drafter that is right where the first is
+ * wrong is used, as deep as its own terms allow; one that never is, is not used. */
 static void merged_drafters_are_planned_each(void **state) {
     (void)state;
     for (int good = 0; good < 2; good++) {
@@ -655,42 +656,42 @@ static void merged_drafters_are_planned_each(void **state) {
         int asked = 0, depth = 0;
         dice d = {.seed = 5};
         for (int i = 0; i < 2; i++)
-            b.drafters[i] = (so_drafter){.costs = true, .on_terms = true, .size = 0.02};
+            b.drafters[i] = (so_drafter){.has_cost = true, .uses_terms = true, .size = 0.02};
         bench_open(&b, flat, 2, (int[]){0, 0}, 1, 0);
-        bench_teach(&b, 0, 0.5, 100);
+        bench_train(&b, 0, 0.5, 100);
         for (int step = 0; step < 400; step++) {
             bench_begin(&b, 0);
             int levels[2] = {0};
             for (int k = 0; k < 2; k++) {
-                so_plan_ask ask = ask_of(&b, 0, 1, 100);
-                so_plan_ask_stage(b.p, k, &ask, 1);
-                double path = ask.terms ? (double)ask.terms->start : 1;
-                /* the second one says another token in every place, if it is good, or the same */
-                for (int node = 0; levels[k] < ask.max_depth;) {
+                so_plan_query query = query_of(&b, 0, 1, 100);
+                so_plan_set_depths(b.p, k, &query, 1);
+                double path = query.terms ? (double)query.terms->start_value : 1;
+                /* a good second drafter guesses another token everywhere, a bad one the same */
+                for (int node = 0; levels[k] < query.max_depth;) {
                     int32_t token = k == 1 && good ? 3 : 1;
                     node = so_tree_add(&b.t[0], node, token, SO_Q_POINT, -1, k, 0.5f);
                     levels[k]++;
-                    if (!ask.terms)
+                    if (!query.terms)
                         continue;
-                    path *= so_terms_chance(ask.terms, levels[k], 0.5);
-                    if (path * so_terms_chance(ask.terms, levels[k] + 1, -1) <=
-                        so_terms_row(ask.terms, levels[k] + 1) + (double)ask.terms->level)
+                    path *= so_terms_chance(query.terms, levels[k], 0.5);
+                    if (path * so_terms_chance(query.terms, levels[k] + 1, -1) <=
+                        so_terms_row(query.terms, levels[k] + 1) + (double)query.terms->level_price)
                         break;
                 }
-                so_draft_job job = {.n_levels = levels[k], .n_read = 1, .tree = &b.t[0]};
+                so_draft_job job = {.n_levels = levels[k], .n_catch_up = 1, .tree = &b.t[0]};
                 if (levels[k] > 0)
-                    so_plan_drafted(b.p, k, &ask, &job, 1, levels[k] * 0.2);
+                    so_plan_observe_draft(b.p, k, &query, &job, 1, levels[k] * 0.2);
             }
             asked += step >= 300 && levels[1] > 0;
             depth += step >= 300 ? levels[1] : 0;
             const so_plan *plan = so_plan_choose(b.p);
             so_plan_end(b.p, flat(plan->n_rows), 1);
-            int32_t said[4]; /* half the time the first is right, else the second */
+            int32_t text[4]; /* the first is right in half of the rounds, else the second */
             for (int i = 0; i < 4; i++)
-                said[i] = dice_uniform(&d) < 0.5 ? 1 : 3;
-            if (said[0] == 3)
-                said[1] = said[2] = said[3] = 3;
-            so_plan_request_told(b.r[0], said, 4);
+                text[i] = dice_uniform(&d) < 0.5 ? 1 : 3;
+            if (text[0] == 3)
+                text[1] = text[2] = text[3] = 3;
+            so_plan_request_observe(b.r[0], text, 4);
         }
         printf("second of two, %s: asked %d times of 100, %.1f levels\n", good ? "good" : "useless",
                asked, asked ? (double)depth / asked : 0);
@@ -699,24 +700,24 @@ static void merged_drafters_are_planned_each(void **state) {
     }
 }
 
-/* `a+b` where b is better and finds what a finds: a is left out, whichever stands first. */
+/* `a+b` where b is better and includes a's guesses: a is left out, in either order. */
 static void the_weaker_of_two_is_left_out(void **state) {
     (void)state;
     for (int better = 0; better < 2; better++) {
         bench b = {0};
         int depth[2] = {0};
         for (int i = 0; i < 2; i++)
-            b.drafters[i] = (so_drafter){.costs = true, .on_terms = true, .size = 0.05};
+            b.drafters[i] = (so_drafter){.has_cost = true, .uses_terms = true, .size = 0.05};
         bench_open(&b, mild, 2, (int[]){0, 0}, 1, 0);
-        bench_teach(&b, better, 0.9, 100);
-        bench_teach(&b, !better, 0.6, 100);
+        bench_train(&b, better, 0.9, 100);
+        bench_train(&b, !better, 0.6, 100);
         bench_begin(&b, 0);
         for (int k = 0; k < 2; k++) {
-            so_plan_ask ask = ask_of(&b, 0, 1, 100);
-            so_plan_ask_stage(b.p, k, &ask, 1);
-            depth[k] = ask.max_depth;
+            so_plan_query query = query_of(&b, 0, 1, 100);
+            so_plan_set_depths(b.p, k, &query, 1);
+            depth[k] = query.max_depth;
             if (depth[k] > 0) {
-                assert_true(ask.terms && ask.terms->start == 1);
+                assert_true(query.terms && query.terms->start_value == 1);
                 so_tree_add(&b.t[0], 0, 1, SO_Q_POINT, -1, k, 0.9f);
             }
         }
@@ -726,66 +727,66 @@ static void the_weaker_of_two_is_left_out(void **state) {
     }
 }
 
-/* `lookup+model`: guesses of a paid drafter stay, however poor the free ones beside them are. */
+/* `lookup+model`: guesses of a paid drafter stay, even if the free ones beside them are bad. */
 static void paid_guesses_stay(void **state) {
     (void)state;
     bench b = {0};
-    b.drafters[1] = (so_drafter){.costs = true, .on_terms = true, .size = 0.02};
+    b.drafters[1] = (so_drafter){.has_cost = true, .uses_terms = true, .size = 0.02};
     bench_open(&b, mild, 2, (int[]){0, 0}, 1, 0);
-    bench_teach(&b, 0, 0.02, 100);
-    bench_teach(&b, 1, 0.9, 100);
+    bench_train(&b, 0, 0.02, 100);
+    bench_train(&b, 1, 0.9, 100);
     bench_begin(&b, 0);
     so_tree_add(&b.t[0], 0, 2, SO_Q_POINT, -1, 0, 0.5f);
-    so_plan_ask ask = ask_of(&b, 0, 1, 100);
-    assert_false(so_plan_keeps(b.p, &ask, 0)); /* alone they are sent away */
+    so_plan_query query = query_of(&b, 0, 1, 100);
+    assert_false(so_plan_keep_guesses(b.p, &query, 0)); /* without paid guesses they are dropped */
     so_tree_add(&b.t[0], 0, 2, SO_Q_POINT, -1, 0, 0.5f);
     so_tree_add(&b.t[0], 0, 1, SO_Q_POINT, -1, 1, 0.5f);
-    assert_true(so_plan_keeps(b.p, &ask, 0));
+    assert_true(so_plan_keep_guesses(b.p, &query, 0));
     assert_int_equal(b.t[0].n_nodes, 3);
     bench_close(&b);
 }
 
-/* A drafter that does not go by terms is given a depth, also when it is known. */
-static void depth_for_those_without_terms(void **state) {
+/* A drafter that does not use terms gets a depth, even if it is known. */
+static void drafters_without_terms_get_a_depth(void **state) {
     (void)state;
-    for (int on_terms = 0; on_terms < 2; on_terms++) {
+    for (int uses_terms = 0; uses_terms < 2; uses_terms++) {
         bench b = {0};
-        b.drafters[0] = (so_drafter){.costs = true, .on_terms = on_terms, .size = 0.02};
+        b.drafters[0] = (so_drafter){.has_cost = true, .uses_terms = uses_terms, .size = 0.02};
         bench_open(&b, mild, 1, NULL, 1, 0);
-        bench_teach(&b, 0, 0.6, 100);
+        bench_train(&b, 0, 0.6, 100);
         bench_begin(&b, 0);
-        so_plan_ask ask = ask_of(&b, 0, 1, 100);
-        so_plan_ask_stage(b.p, 0, &ask, 1);
-        assert_true((ask.terms != NULL) == on_terms);
-        assert_true(on_terms ? ask.max_depth == 8 : ask.max_depth > 0 && ask.max_depth < 6);
+        so_plan_query query = query_of(&b, 0, 1, 100);
+        so_plan_set_depths(b.p, 0, &query, 1);
+        assert_true((query.terms != NULL) == uses_terms);
+        assert_true(uses_terms ? query.max_depth == 8 : query.max_depth > 0 && query.max_depth < 6);
         bench_close(&b);
     }
 }
 
 /* --- several requests --- */
 
-/* Time costs those that are still at their prompts as much as those that decode: a draft that pays
- * for one request alone does not pay where it keeps fifteen others waiting. */
-static void reading_requests_raise_the_price(void **state) {
+/* Time costs requests in prefill as much as those that decode: a draft that pays for one request
+ * alone does not pay if fifteen others wait for it. */
+static void prefill_raises_the_price(void **state) {
     (void)state;
-    for (int n_reading = 0; n_reading <= 15; n_reading += 15) {
+    for (int n_prefilling = 0; n_prefilling <= 15; n_prefilling += 15) {
         bench b = {0};
-        b.drafters[0] = (so_drafter){.costs = true, .on_terms = true, .size = 0.1};
+        b.drafters[0] = (so_drafter){.has_cost = true, .uses_terms = true, .size = 0.1};
         bench_open(&b, mild, 1, NULL, 1, 0);
-        bench_teach(&b, 0, 0.8, 100);
-        so_plan_begin(b.p, &(so_plan_room){1, n_reading, 40 * (n_reading > 0), 64});
+        bench_train(&b, 0, 0.8, 100);
+        so_plan_begin(b.p, &(so_plan_step){1, n_prefilling, 40 * (n_prefilling > 0), 64});
         so_tree_reset(&b.t[0], 1, 0);
         so_plan_enter(b.p, b.r[0], &b.t[0]);
-        so_plan_ask ask = ask_of(&b, 0, 1, 100);
-        so_plan_ask_stage(b.p, 0, &ask, 1);
-        assert_true(n_reading ? ask.max_depth == 0 : ask.max_depth > 0);
+        so_plan_query query = query_of(&b, 0, 1, 100);
+        so_plan_set_depths(b.p, 0, &query, 1);
+        assert_true(n_prefilling ? query.max_depth == 0 : query.max_depth > 0);
         bench_close(&b);
     }
 }
 
-/* A neighbour with a fixed length always has guesses in the pass: plain passes are then not to be
- * had, and must not be waited for. */
-static void fixed_neighbours_disturb_nobody(void **state) {
+/* A neighbour with a fixed length always has guesses in the pass: plain passes never occur, and the
+ * planner must not wait for them. */
+static void fixed_lengths_block_no_neighbour(void **state) {
     (void)state;
     bench b = {0};
     int guessed = 0;
@@ -803,54 +804,57 @@ static void fixed_neighbours_disturb_nobody(void **state) {
         assert_int_equal(b.t[1].n_nodes, 5);
         so_plan_end(b.p, mild(plan->n_rows), 4);
         for (int i = 0; i < 2; i++)
-            so_plan_request_told(b.r[i], (int32_t[]){dice_uniform(&d) < 0.9 ? 1 : 2}, 1);
+            so_plan_request_observe(b.r[i], (int32_t[]){dice_uniform(&d) < 0.9 ? 1 : 2}, 1);
     }
     assert_true(guessed > 800);
     bench_close(&b);
 }
 
-typedef struct crowd {
+typedef struct streams {
     cost *t;
     double alpha, draft_ms, chain_ms; /* a level: draft_ms and chain_ms for each chain */
     int n, prompt, answer;            /* requests, tokens of each */
-    double read_ms;                   /* of a token of the prompt, by the draft */
-    double claimed;                   /* the agreement that the draft's file claims */
+    double catch_up_ms;               /* per prompt token, by the draft */
+    double claimed_agreement;
     uint64_t seed;
     double ms; /* result */
     int tokens;
-} crowd;
+} streams;
 
-/* n requests at once, each replaced by a new one at its end, until `tokens` are out. A draft that
- * knows how sure it is: three rows in four say so, the others are worth half. */
-static void run_crowd(crowd *c, int n_tokens) {
+/* n requests together, each replaced by a new one at its end, until n_tokens are out. The draft's
+ * confidence is informative: three rows of four are good, the others half as good. */
+static void run_streams(streams *c, int n_tokens) {
     bench b = {0};
     int at[MAX_STREAMS] = {0}, read[MAX_STREAMS] = {0};
     dice d = {.seed = c->seed};
-    b.drafters[0] =
-        (so_drafter){.costs = true, .on_terms = true, .size = 0.1, .claimed = c->claimed};
+    b.drafters[0] = (so_drafter){.has_cost = true,
+                                 .uses_terms = true,
+                                 .size = 0.1,
+                                 .claimed_agreement = c->claimed_agreement};
     bench_open(&b, c->t, 1, NULL, c->n, 0);
     c->ms = 0;
     c->tokens = 0;
     while (c->tokens < n_tokens) {
-        so_plan_ask asks[MAX_STREAMS];
+        so_plan_query queries[MAX_STREAMS];
         so_draft_job jobs[MAX_STREAMS];
-        bool good[MAX_STREAMS][MAX_K], sure[MAX_STREAMS][MAX_K];
+        bool good[MAX_STREAMS][MAX_K], confident[MAX_STREAMS][MAX_K];
         double path[MAX_STREAMS];
         int m = 0, owner[MAX_STREAMS], depth[MAX_STREAMS] = {0}, node[MAX_STREAMS] = {0}, level = 0;
-        int n_read = 0, got = 0;
+        int n_catch_up = 0, got = 0;
         bench_begin(&b, 0);
         for (int i = 0; i < c->n; i++)
-            asks[i] = ask_of(&b, i, c->prompt + at[i], c->answer - at[i]);
-        so_plan_ask_stage(b.p, 0, asks, c->n);
+            queries[i] = query_of(&b, i, c->prompt + at[i], c->answer - at[i]);
+        so_plan_set_depths(b.p, 0, queries, c->n);
         for (int i = 0; i < c->n; i++)
-            if (asks[i].max_depth > 0) {
+            if (queries[i].max_depth > 0) {
                 owner[m] = i;
-                jobs[m] = (so_draft_job){.n_read = c->prompt + at[i] - read[i], .tree = &b.t[i]};
-                n_read += jobs[m].n_read;
+                jobs[m] =
+                    (so_draft_job){.n_catch_up = c->prompt + at[i] - read[i], .tree = &b.t[i]};
+                n_catch_up += jobs[m].n_catch_up;
                 read[i] = c->prompt + at[i];
-                asks[m++] = asks[i];
+                queries[m++] = queries[i];
             }
-        for (bool more = m > 0; more; level++) { /* as draft/model.c: one level for all of them */
+        for (bool more = m > 0; more; level++) { /* like draft/model.c: one level for all of them */
             double gain = 0, price = 0;
             bool always = false;
             for (int k = 0; k < m; k++) {
@@ -859,20 +863,20 @@ static void run_crowd(crowd *c, int n_tokens) {
                     continue;
                 if (level == 0)
                     path[k] = 1;
-                sure[i][level] = dice_uniform(&d) < 0.75;
-                double chance = sure[i][level] ? c->alpha : c->alpha / 2;
+                confident[i][level] = dice_uniform(&d) < 0.75;
+                double chance = confident[i][level] ? c->alpha : c->alpha / 2;
                 good[i][level] = dice_uniform(&d) < chance;
-                float says = sure[i][level] ? 0.9f : 0.3f;
-                node[k] = so_tree_add(&b.t[i], node[k], 1, SO_Q_POINT, -1, 0, says);
+                float confidence = confident[i][level] ? 0.9f : 0.3f;
+                node[k] = so_tree_add(&b.t[i], node[k], 1, SO_Q_POINT, -1, 0, confidence);
                 jobs[k].n_levels = level + 1;
-                const so_draft_terms *t = asks[k].terms;
+                const so_draft_terms *t = queries[k].terms;
                 double next = 1;
                 if (t) {
-                    path[k] *= so_terms_chance(t, level + 1, (double)says);
+                    path[k] *= so_terms_chance(t, level + 1, (double)confidence);
                     next = path[k] * so_terms_chance(t, level + 2, -1) - so_terms_row(t, level + 2);
-                    price = (double)t->level;
+                    price = (double)t->level_price;
                 }
-                if (level + 1 < asks[k].max_depth && next > 0) {
+                if (level + 1 < queries[k].max_depth && next > 0) {
                     depth[k]++;
                     gain += next;
                     always |= !t;
@@ -880,20 +884,20 @@ static void run_crowd(crowd *c, int n_tokens) {
             }
             more = gain > 0 && (always || gain > price);
         }
-        double draft_ms = level * (c->draft_ms + m * c->chain_ms) + n_read * c->read_ms;
+        double draft_ms = level * (c->draft_ms + m * c->chain_ms) + n_catch_up * c->catch_up_ms;
         if (m > 0)
-            so_plan_drafted(b.p, 0, asks, jobs, m, draft_ms);
+            so_plan_observe_draft(b.p, 0, queries, jobs, m, draft_ms);
         else
             draft_ms = 0;
         const so_plan *plan = so_plan_choose(b.p);
         double pass_ms = c->t(plan->n_rows);
         for (int i = 0; i < c->n; i++) {
-            int32_t said[MAX_K + 1];
+            int32_t text[MAX_K + 1];
             int hit = 0, kept = b.t[i].n_nodes - 1;
             while (hit < kept && good[i][hit])
-                said[hit++] = 1;
-            said[hit] = hit < MAX_K ? 2 : 1;
-            so_plan_request_told(b.r[i], said, hit + 1);
+                text[hit++] = 1;
+            text[hit] = hit < MAX_K ? 2 : 1;
+            so_plan_request_observe(b.r[i], text, hit + 1);
             at[i] += hit + 1;
             got += hit + 1;
             if (at[i] >= c->answer) {
@@ -909,22 +913,22 @@ static void run_crowd(crowd *c, int n_tokens) {
     bench_close(&b);
 }
 
-/* A small model on two cores: memory-bound alone, compute-bound with several rows. */
+/* A small model on two cores: memory-bound with one row, compute-bound with several. */
 static double knee(int n) { return n <= 2 ? 8 : 8 + 1.3 * (n - 2); }
 
-/* The mean of five runs of three answers for each request, and the least of them. */
-static double crowd_gain(const crowd *like, double *least) {
+/* The mean of five runs of three answers per request, and the lowest of them. */
+static double streams_gain(const streams *like, double *least) {
     double sum = 0;
     *least = 10;
     for (uint64_t seed = 0; seed < 5; seed++) {
-        crowd c = *like;
+        streams c = *like;
         c.draft_ms = 0.7;
         c.chain_ms = 0.12;
         c.prompt = 60;
         c.answer = 64;
-        c.read_ms = 0.12 * c.t(256) / 256;
+        c.catch_up_ms = 0.12 * c.t(256) / 256;
         c.seed = 40 + seed;
-        run_crowd(&c, 64 * c.n * 3);
+        run_streams(&c, 64 * c.n * 3);
         double gain = (double)c.tokens / c.n * c.t(c.n) / c.ms;
         *least = SO_MIN(*least, gain);
         sum += gain / 5;
@@ -932,11 +936,11 @@ static double crowd_gain(const crowd *like, double *least) {
     return sum;
 }
 
-/* Speculation among several requests is never below plain, from a cold start, prompts read and all,
- * but for the few tests it takes to find out: 2 % of the first three answers, 4 % where the
- * draft's file claims 0.8 and the truth is less (in a single run 5 and 6 %). And it gains where
- * there is something to gain. */
-static void crowds_never_lose(void **state) {
+/* Speculation with several requests is not slower than plain decoding, from a cold start and with
+ * prefill, except for the tests it takes to find out: 2 % of the first three answers, 4 % if the
+ * draft's file claims 0.8 and the truth is less (in a single run 5 and 6 %). And it gains where a
+ * gain is possible. */
+static void several_requests_lose_little(void **state) {
     (void)state;
     static const double ALPHA[] = {0.1, 0.4, 0.7, 0.95};
     cost *const machines[] = {flat, mild, steep, knee};
@@ -945,10 +949,10 @@ static void crowds_never_lose(void **state) {
             printf("machine %d, %2d requests:", m, n);
             for (int claim = 0; claim < 2; claim++)
                 for (int q = 0; q < 4; q++) {
-                    crowd c = {.t = machines[m], .alpha = ALPHA[q], .n = n};
+                    streams c = {.t = machines[m], .alpha = ALPHA[q], .n = n};
                     double least;
-                    c.claimed = claim ? 0.8 : 0;
-                    double gain = crowd_gain(&c, &least);
+                    c.claimed_agreement = claim ? 0.8 : 0;
+                    double gain = streams_gain(&c, &least);
                     printf("  %.3f (%.3f)", gain, least);
                     if (gain < (claim ? 0.96 : 0.979) || least < (claim ? 0.94 : 0.95))
                         fail_msg("alpha %.2f: %.3f of plain, %.3f at least", ALPHA[q], gain, least);
@@ -961,27 +965,27 @@ static void crowds_never_lose(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(drawn_trees_are_taken_whole),
+        cmocka_unit_test(sampled_trees_stay_whole),
         cmocka_unit_test(fixed_lengths_are_kept),
         cmocka_unit_test(plain_first),
-        cmocka_unit_test(hopeless_costs_two_percent),
+        cmocka_unit_test(bad_drafters_cost_two_percent),
         cmocka_unit_test(close_to_the_best_fixed_length),
         cmocka_unit_test(short_answers_are_planned_well),
         cmocka_unit_test(changes_are_followed),
-        cmocka_unit_test(kept_acceptance_is_a_prior),
-        cmocka_unit_test(reading_is_an_investment),
+        cmocka_unit_test(a_record_is_a_prior),
+        cmocka_unit_test(catch_up_is_an_investment),
         cmocka_unit_test(a_claim_is_a_prior),
         cmocka_unit_test(rows_go_where_they_pay),
         cmocka_unit_test(probes_take_turns),
-        cmocka_unit_test(drawn_probes_are_paid_for),
-        cmocka_unit_test(free_guesses_may_be_outdone),
+        cmocka_unit_test(sampled_probes_are_charged),
+        cmocka_unit_test(paid_drafters_replace_free_guesses),
         cmocka_unit_test(merged_drafters_are_planned_each),
         cmocka_unit_test(the_weaker_of_two_is_left_out),
         cmocka_unit_test(paid_guesses_stay),
-        cmocka_unit_test(depth_for_those_without_terms),
-        cmocka_unit_test(reading_requests_raise_the_price),
-        cmocka_unit_test(fixed_neighbours_disturb_nobody),
-        cmocka_unit_test(crowds_never_lose),
+        cmocka_unit_test(drafters_without_terms_get_a_depth),
+        cmocka_unit_test(prefill_raises_the_price),
+        cmocka_unit_test(fixed_lengths_block_no_neighbour),
+        cmocka_unit_test(several_requests_lose_little),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* The best set of guesses, against all sets. */
+/* The selection of guesses, compared with all possible sets. */
 #include "../draft/rig.h"
 
 #include <math.h>
@@ -30,7 +30,7 @@ static void random_tree(dice *d, so_tree *t, float *value, int n) {
     }
 }
 
-/* The value of a set of nodes; false where a parent is missing. */
+/* The value of a set of nodes; false if a parent is missing. */
 static bool sum_set(const so_tree *t, const float *value, unsigned set, double *sum) {
     for (int i = 1; i < t->n_nodes; i++) {
         int parent = t->nodes[i].parent;
@@ -43,7 +43,7 @@ static bool sum_set(const so_tree *t, const float *value, unsigned set, double *
     return true;
 }
 
-/* Two requests with trees of up to five guesses: no set of nodes beats the chosen one. */
+/* Two requests with trees of up to five guesses: no set of nodes is better than the chosen one. */
 static void choice_equals_brute_force(void **state) {
     (void)state;
     dice d = {.seed = 102};

@@ -1,5 +1,4 @@
-/* What the planner keeps between runs: what is written is read back, and nothing else is believed.
- */
+/* The planner's file: what is written is read back; any invalid file is ignored. */
 #include "so_test.h"
 
 #include <math.h>
@@ -21,16 +20,16 @@ static void test_round_trip(void **state) {
     const char *why = NULL;
     a = b = (so_costs){0};
     so_record *rec = so_records_touch(&kept, "model 0123456789abcdef");
-    rec->step[0] = (so_curve_point){1, 0.375, 8};
-    rec->step[1] = (so_curve_point){4, 0.5, 2};
-    rec->n_step = 2;
-    rec->read_ms = (so_mean){0.0625, 1};
+    rec->level_points[0] = (so_curve_point){1, 0.375, 8};
+    rec->level_points[1] = (so_curve_point){4, 0.5, 2};
+    rec->n_level_points = 2;
+    rec->catch_up_ms = (so_mean){0.0625, 1};
     rec->cells[0][0][3] = (so_accept_cell){2.5f, 4};
     rec->cells[15][2][SO_ACCEPT_LEVELS] = (so_accept_cell){0, 512};
-    rec->rows[0][7] = 12.5f;
-    rec->rows[2][0] = 512;
+    rec->confidences[0][7] = 12.5f;
+    rec->confidences[2][0] = 512;
     so_records_touch(&kept, "lookup");
-    assert_false(so_store_read(path, KEY, &b, &back, &why)); /* nothing there yet */
+    assert_false(so_store_read(path, KEY, &b, &back, &why)); /* no file yet */
     assert_non_null(why);
     for (int i = 0; i < 9; i++)
         for (int n = 1; n <= 9; n += 2)
@@ -38,7 +37,7 @@ static void test_round_trip(void **state) {
     a.draw_ms = (so_mean){0.125, 9};
     a.check_ms[SO_VERIFY_REJECT] = (so_mean){0.25, 9};
     SO_OK_OR_FAIL(so_store_write(path, KEY, &a, &kept, &err), err);
-    SO_OK_OR_FAIL(so_store_write(path, KEY, &a, &kept, &err), err); /* over an old one */
+    SO_OK_OR_FAIL(so_store_write(path, KEY, &a, &kept, &err), err); /* over an existing file */
     assert_true(so_store_read(path, KEY, &b, &back, &why));
     assert_null(why);
     for (int n = 1; n <= 9; n++)
@@ -74,7 +73,7 @@ static void test_nothing_else_is_believed(void **state) {
         "",
         "sooth plan 1\n",
         "sooth costs 3\nllama layers 2 on some CPU\n1 4 9\n",          /* an older version */
-        "sooth plan 1\nllama layers 3 on some CPU\npass 1 4 9\nend\n", /* somebody else's */
+        "sooth plan 1\nllama layers 3 on some CPU\npass 1 4 9\nend\n", /* another model */
         LINES "end\n",
         LINES "pass 1 4\nend\n",
         LINES "pass 0 4 9\nend\n",
@@ -84,7 +83,7 @@ static void test_nothing_else_is_believed(void **state) {
         LINES "pass 1 4 0\nend\n",
         LINES "pass 100000 4 9\nend\n",
         LINES "drafter lookup\nend\n", /* no curve */
-        PASS,                          /* no end: cut off between two lines */
+        PASS,                          /* no end: truncated between two lines */
         PASS "end",
         PASS "end\nend\n",
         PASS "and so on\nend\n",
@@ -94,12 +93,12 @@ static void test_nothing_else_is_believed(void **state) {
         PASS "draw 1\ndraw 1\nend\n",
         PASS "check 3 1\nend\n",
         PASS "check 1 nan\nend\n",
-        PASS "cell 1 0 1 1 1\nend\n", /* of nobody */
+        PASS "cell 1 0 1 1 1\nend\n", /* without a drafter */
         PASS "drafter\nend\n",
         PASS "drafter LOOKUP\nend\n",
         PASS "drafter model 0\nend\n",
         LOOKUP "drafter lookup\nend\n", /* twice */
-        LOOKUP "pass 2 5 9\nend\n",     /* out of place */
+        LOOKUP "pass 2 5 9\nend\n",     /* after a drafter */
         LOOKUP "read -1\nend\n",
         LOOKUP "step 0 1 1\nend\n",
         LOOKUP "step 1 nan 1\nend\n",
@@ -122,7 +121,7 @@ static void test_nothing_else_is_believed(void **state) {
         LOOKUP "rows 0 0 0\nend\n",
         LOOKUP "rows 0 0 513\nend\n",
         LOOKUP "rows 0 0 1\nrows 0 0 1\nend\n",
-        LOOKUP "cell 1 0 1 1 1", /* cut off in a line */
+        LOOKUP "cell 1 0 1 1 1", /* truncated in a line */
     };
     char *dir = so_test_tmp(), *path = so_path_join(dir, "costs.txt");
     static so_costs c;
@@ -132,7 +131,7 @@ static void test_nothing_else_is_believed(void **state) {
     for (size_t i = 0; i < SO_LEN(bad); i++) {
         put(path, bad[i], strlen(bad[i]));
         if (so_store_read(path, KEY, &c, &none, &why))
-            fail_msg("believed: %s", bad[i]);
+            fail_msg("accepted: %s", bad[i]);
         assert_non_null(why);
         assert_int_equal(none.n, 0);
         assert_true(so_costs_pass(&c, 1) == 0);
@@ -141,7 +140,8 @@ static void test_nothing_else_is_believed(void **state) {
     put(path, nul, sizeof nul - 1);
     assert_false(so_store_read(path, KEY, &c, &none, &why));
     assert_true(so_costs_pass(&c, 1) == 0);
-    put(path, PASS "end\n", strlen(PASS "end\n")); /* the tests above can fail */
+    put(path, PASS "end\n",
+        strlen(PASS "end\n")); /* a valid file is read: the cases above fail for their defect */
     assert_true(so_store_read(path, KEY, &c, &none, &why));
     so_costs_deinit(&c);
     free(path);

@@ -121,7 +121,7 @@ static void write_tensor(so_gguf_writer *w, const shape *s, int as, int nan_toke
     free(x);
 }
 
-static void add_registration(so_gguf_writer *w, const so_draft_for *f) {
+static void add_registration(so_gguf_writer *w, const so_draft_target *f) {
     if (f && *f->vocab)
         so_gguf_writer_str(w, "sooth.draft.target.vocab_sha256", so_str_c(f->vocab));
     if (f && *f->name)

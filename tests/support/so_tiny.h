@@ -17,7 +17,7 @@ typedef struct so_tiny_opts {
     int layers;           /* 0: two; up to 256, each as slow as the last */
     bool idle;            /* layers behind the second add nothing: the words of the default model,
                              slower; that is the perfect draft for it then */
-    const so_draft_for *registered; /* as a draft of that one; what is 0 or empty is left out */
+    const so_draft_target *registered; /* as a draft of that one; what is 0 or empty is left out */
     int nan_token; /* > 0: its embedding is NaN; all else is as in the model without it */
 } so_tiny_opts;
 

@@ -1,5 +1,5 @@
-/* Chats from real tokenizers: the same golden conversations as test_template.c, through the
- * tokenizer's own template and special tokens; encoding; what is refused. */
+/* Chats with real tokenizers: the golden conversations of test_template.c, rendered with the
+ * template and special tokens of the tokenizer; encoding; errors. */
 #include "so_test.h"
 
 #include <stdio.h>
@@ -16,7 +16,7 @@ static so_tokenizer *open_tokenizer(const char *path) {
     return t;
 }
 
-/* A folder of the shared material, unpacked; NULL where it is absent. */
+/* A folder of the shared material, unpacked; NULL if it is absent. */
 static so_tokenizer *shared_tokenizer(const char *name) {
     char path[128];
     so_err err;
@@ -56,7 +56,7 @@ static void check_case(const so_chat *chat, const json_t *conv, const json_t *wa
     so_err err = {0};
     so_buf out = {0};
     json_t *extra = json_copy(json_object_get(conv, "extra"));
-    if (!json_object_get(extra, "date_string")) /* the golden files' clock */
+    if (!json_object_get(extra, "date_string")) /* the date of the golden files */
         json_object_set_new(extra, "date_string", json_string("02 Jan 2025"));
     int rc =
         so_chat_render(chat, json_object_get(conv, "messages"), extra,
@@ -124,7 +124,7 @@ static void no_template(void **state) {
     so_tokenizer_free(t);
 }
 
-/* Encoded text is the rendered text: special tokens become one id each, and BOS comes once. */
+/* so_chat_encode encodes the rendered text: one id per special token, one BOS. */
 static void check_encode(const char *name, const char *user) {
     so_err err = {0};
     so_chat *chat;
@@ -167,7 +167,7 @@ static size_t n_control(const so_tokenizer *t, const so_tokens *ids) {
     return n;
 }
 
-/* The number of control tokens in a conversation; its ids must spell its text. */
+/* The number of control tokens in an encoded conversation. Its ids must decode to its text. */
 static size_t controls_of(const so_tokenizer *t, const so_chat *chat, const char *messages_json) {
     so_err err = {0};
     so_buf text = {0}, back = {0};
@@ -186,8 +186,8 @@ static size_t controls_of(const so_tokenizer *t, const so_chat *chat, const char
     return n;
 }
 
-/* Text of control tokens in a message is text, whoever says it and however it is put together;
- * what the template writes stays a token. */
+/* The text of a control token in a message is encoded as text, for every role and however the
+ * template builds it; control tokens that the template writes are tokens. */
 static void check_control_tokens(const so_tokenizer *t) {
     so_chat *chat;
     so_err err = {0};
@@ -222,7 +222,7 @@ static void control_tokens_smollm2(void **state) {
     so_tokenizer_free(t);
 }
 
-/* Added tokens that are not control tokens are matched in messages too. */
+/* Added tokens that are not control tokens are also matched in messages. */
 static void control_tokens_qwen3(void **state) {
     (void)state;
     so_chat *chat;

@@ -1,5 +1,5 @@
-/* Ids against the reference libraries: golden files (tools/golden_tokenizers.py) and the
- * vocabularies with expected ids of the shared material. */
+/* Ids compared with those of Hugging Face tokenizers and llama.cpp: golden files
+ * (tools/golden_tokenizers.py), and vocabularies with expected ids from the shared material. */
 #include "so_test.h"
 
 #include <jansson.h>
@@ -65,7 +65,7 @@ static void check_ids(const so_tokenizer *t, so_str text, unsigned flags, const 
     so_tokens_free(&want);
 }
 
-/* Streaming must give, in whole characters, what decoding at once gives. */
+/* Streaming must return whole characters, and together the same text as decoding at once. */
 static void check_streaming(const so_tokenizer *t, so_str text) {
     so_tokens ids = {0};
     so_buf whole = {0}, repaired = {0}, streamed = {0}, piece = {0};
@@ -187,8 +187,7 @@ static void real_gguf(void **state) {
     so_tokenizer_free(t);
 }
 
-/* --- made-up tokenizers ------------------------------------------------------------------------
- */
+/* ---- synthetic tokenizers ---- */
 
 static so_tokenizer *make_small(const json_t *spec, const json_t *models) {
     static const char *const parts[] = {"normalizer", "pre_tokenizer", "post_processor", "decoder",
@@ -263,8 +262,7 @@ static void small_tokenizers(void **state) {
     json_decref(g);
 }
 
-/* --- vocabularies with expected ids ------------------------------------------------------------
- */
+/* ---- vocabularies with expected ids ---- */
 
 static so_str next_case(so_str *rest) {
     static const char mark[] = "\n__ggml_vocab_test__\n";

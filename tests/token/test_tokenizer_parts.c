@@ -1,5 +1,6 @@
-/* The tokenizer's parts on their own: UTF-8, spelling, patterns, merging against a plain twin, GGUF
- * vocabularies made here, hostile files, long words, threads. No fixtures needed. */
+/* The parts of the tokenizer: UTF-8, byte-level characters, patterns, merging compared with a
+ * simple implementation, generated GGUF vocabularies, hostile files, long words, threads. No
+ * fixtures. */
 #include "so_test.h"
 
 #include <jansson.h>
@@ -17,13 +18,12 @@
 #include "token/tokenizer.h"
 #include "token/utf8.h"
 
-/* --- small parts -------------------------------------------------------------------------------
- */
+/* ---- small parts ---- */
 
 static void utf8_repair(void **state) {
     (void)state;
     static const struct {
-        const char *in, *out; /* '?' stands for U+FFFD */
+        const char *in, *out; /* '?' means U+FFFD */
     } cases[] = {
         {"ok \xC3\xA4 \xE2\x82\xAC \xF0\x9F\x98\x80", "ok \xC3\xA4 \xE2\x82\xAC \xF0\x9F\x98\x80"},
         {"\x80", "?"},
@@ -112,12 +112,12 @@ static void patterns_bounded(void **state) {
     so_matching *m = so_matching_create(sizeof text);
     so_find f = {.pattern = p, .matching = m, .text = {text, sizeof text}};
     assert_int_equal(so_find_next(&f, &start, &end, &err), SO_ELIMIT);
-    assert_non_null(strstr(err.msg, "gave up"));
+    assert_non_null(strstr(err.msg, "failed at byte"));
     so_matching_free(m);
     so_pattern_free(p);
 }
 
-/* Every name of the table must compile, and cut nothing out of the text. */
+/* The patterns of every name must compile, and their pieces must cover the text. */
 static void pretok_names(void **state) {
     (void)state;
     static const char *const names[] = {
@@ -155,8 +155,7 @@ static void pretok_names(void **state) {
     assert_int_equal(so_pretok_by_name(SO_STR("gpt-2 phi-2"), &p, &traits, &err), SO_EUNSUPPORTED);
 }
 
-/* --- files made here ---------------------------------------------------------------------------
- */
+/* ---- generated files ---- */
 
 static int load_json(const char *json, so_tokenizer **out, so_err *err) {
     char *dir = so_test_tmp(), *path = so_path_join(dir, "tokenizer.json");
@@ -259,7 +258,7 @@ static void spm_gguf(void **state) {
     IDS(t, "abc ab", 0, SP_AB, C, SP_AB);
     IDS(t, "x\xC3\xA4", 0, SP, 3 + 'x', 3 + 0xC3, 3 + 0xA4);
     IDS(t, "<s>a", SO_ENCODE_PARSE_SPECIAL, 1, SP, A);
-    IDS(t, "<s>a", 0, SP, LT_S, GT, A); /* text never spells a control token */
+    IDS(t, "<s>a", 0, SP, LT_S, GT, A); /* text never produces a control token */
     IDS(t, "a@@b", 0, SP, A, ADDED, SP, B);
     so_buf text = {0};
     so_tokenizer_decode(t, (const int32_t[]){1, SP_AB, C, SP, ADDED, 3 + 0xC3, 3 + 0xA4, 9999, -1},
@@ -284,7 +283,7 @@ static void spm_gguf(void **state) {
     so_tokenizer_free(t);
 }
 
-/* SentencePiece's rule, word for word: join the pair whose text is a piece of highest score. */
+/* SentencePiece's rule literally: merge the pair whose text is the piece with the highest score. */
 static size_t plain_merge(const spm *v, so_str text, so_str *parts) {
     size_t n = 0;
     for (size_t i = 0, len; i < text.len; i += len) {
@@ -315,8 +314,8 @@ static uint32_t draw(uint32_t *i, uint32_t n) {
     return (uint32_t)(so_rng_uniform(&key, (*i)++) * n);
 }
 
-/* Random vocabularies over few letters, with equal scores, pieces that hold a space inside and
- * letters that are no pieces; random texts. */
+/* Random texts and vocabularies of a few letters, with equal scores, pieces that contain a space,
+ * and letters that are not pieces. */
 static void spm_random(void **state) {
     (void)state;
     static const char letters[][4] = {"a", "b", "c", "\xE2\x96\x81", "\xC3\xA4"};
@@ -373,8 +372,7 @@ static void spm_random(void **state) {
     }
 }
 
-/* --- byte-level vocabularies -------------------------------------------------------------------
- */
+/* ---- byte-level vocabularies ---- */
 
 static const char bpe_json[] =
     "{\"added_tokens\":[{\"id\":9,\"content\":\"<|im_end|>\",\"special\":true},"
@@ -436,7 +434,8 @@ static void bpe_both_forms(void **state) {
         IDS(t[i], "ab</s>zc", SO_ENCODE_ADD_SPECIAL, 4, 10, 2);
         assert_int_equal(so_tokenizer_bos(t[i]), SO_TOKEN_NONE);
         assert_true(so_tokenizer_is_end(t[i], 9));
-        assert_false(so_tokenizer_is_end(t[i], 10)); /* printed, so it ends nothing */
+        assert_false(
+            so_tokenizer_is_end(t[i], 10)); /* an added token that is printed does not end a turn */
         so_tokenizer_add_end(t[i], 10);
         so_tokenizer_add_end(t[i], 4000);
         assert_true(so_tokenizer_is_end(t[i], 10) && !so_tokenizer_is_end(t[i], 4000));
@@ -465,7 +464,7 @@ static void bpe_both_forms(void **state) {
 
 #define TRACED_TEXT "a<|im_end|>b<|im_end|>a"
 
-/* `marks` has a '1' for each byte of TRACED_TEXT that is data. */
+/* marks: '1' for each byte of TRACED_TEXT that is data. */
 static void check_traced(const char *added, const char *marks, const int32_t *want, size_t n) {
     char json[1024];
     uint8_t from_data[sizeof TRACED_TEXT];
@@ -484,9 +483,10 @@ static void check_traced(const char *added, const char *marks, const int32_t *wa
     so_tokenizer_free(t);
 }
 
-/* A control token needs all its bytes from the template, also one that is matched after
- * normalising; where data makes a longer token impossible, the shorter one counts. Letters outside
- * the vocabulary leave no ids. */
+/* All bytes of a control token must come from the template, also if it is matched after
+ * normalising; if data rules out a longer token, the shorter one matches. Letters outside the
+ * vocabulary have no ids.
+ */
 static void control_tokens_in_data(void **state) {
     (void)state;
     static const char *const RAW = "{\"id\":9,\"content\":\"<|im_end|>\",\"special\":true}";
@@ -504,7 +504,7 @@ static void control_tokens_in_data(void **state) {
     check_traced(TWO, "00000000000000000000001", BOTH, 5);
 }
 
-/* Bytes of one character in two tokens, and bytes that no character has. */
+/* The bytes of one character in two tokens, and invalid bytes. */
 static void detok_splits_characters(void **state) {
     (void)state;
     so_tokenizer *t;
@@ -542,8 +542,7 @@ static void detok_splits_characters(void **state) {
     so_tokenizer_free(t);
 }
 
-/* --- hostile files -----------------------------------------------------------------------------
- */
+/* ---- hostile files ---- */
 
 #define MODEL(vocab, merges) \
     "\"model\":{\"type\":\"BPE\",\"vocab\":" vocab ",\"merges\":" merges "}"
@@ -568,9 +567,9 @@ static void hostile_json(void **state) {
         {"{" MODEL("{\"a\":0}", "{}") "}", SO_EFORMAT, "model.merges: must be an array"},
         {"{" MODEL("{\"a\":0}", "[\"a b\"]") "}", SO_EFORMAT, "entry 0 needs \"b\""},
         {"{" MODEL("{\"a\":0}", "[\"a a\"]") "}", SO_EFORMAT, "entry 0 needs \"aa\""},
-        {"{" MODEL("{\"a\":0}", "[\"a\"]") "}", SO_EFORMAT, "entry 0 is no pair"},
-        {"{" MODEL("{\"a\":0}", "[\"a a a\"]") "}", SO_EFORMAT, "entry 0 is no pair"},
-        {"{" MODEL("{\"a\":0}", "[[\"a\",1]]") "}", SO_EFORMAT, "entry 0 is no pair"},
+        {"{" MODEL("{\"a\":0}", "[\"a\"]") "}", SO_EFORMAT, "entry 0 is not a pair"},
+        {"{" MODEL("{\"a\":0}", "[\"a a a\"]") "}", SO_EFORMAT, "entry 0 is not a pair"},
+        {"{" MODEL("{\"a\":0}", "[[\"a\",1]]") "}", SO_EFORMAT, "entry 0 is not a pair"},
         {"{\"added_tokens\":7," MODEL("{\"a\":0}", "[]") "}", SO_EFORMAT, "added_tokens: must be"},
         {"{\"added_tokens\":[7]," MODEL("{\"a\":0}", "[]") "}", SO_EFORMAT,
          "added_tokens[0].content"},
@@ -656,7 +655,7 @@ static void nested_too_deep(void **state) {
     }
 }
 
-/* A replacement that grows the text without end is stopped. */
+/* A replacement that makes the text grow without end reaches the limit. */
 static void growth_bounded(void **state) {
     (void)state;
     so_buf json = {0};
@@ -695,7 +694,7 @@ static void hostile_gguf(void **state) {
         {SO_ENOTFOUND, "tokenizer.ggml.model is missing"},
         {SO_EUNSUPPORTED, "tokenizer.ggml.model \"rwkv\""},
         {SO_ENOTFOUND, "tokenizer.ggml.tokens is missing"},
-        {SO_EFORMAT, "tokenizer.ggml.tokens is no array of strings"},
+        {SO_EFORMAT, "tokenizer.ggml.tokens is not an array of strings"},
         {SO_EFORMAT, "tokenizer.ggml.token_type has 12 entries for 2"},
         {SO_ERANGE, "tokenizer.ggml.token_type[0] is 99"},
         {SO_EFORMAT, "merges[0] \"a q\""},
@@ -745,8 +744,7 @@ static void hostile_gguf(void **state) {
     }
 }
 
-/* --- size and threads --------------------------------------------------------------------------
- */
+/* ---- size and threads ---- */
 
 static double cpu_seconds(void) {
     struct timespec ts;
@@ -754,7 +752,7 @@ static double cpu_seconds(void) {
     return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
 }
 
-/* A megabyte without a place to cut. A quadratic merge would take minutes. */
+/* A megabyte that cannot be cut. Quadratic merging would take minutes. */
 static void long_word(void **state) {
     (void)state;
     enum { N = 1 << 20 };
@@ -773,7 +771,7 @@ static void long_word(void **state) {
     so_tokenizer_decode(t, ids.ids, ids.len, false, &back);
     assert_int_equal(back.len, N);
     assert_memory_equal(back.data, text, N);
-    for (size_t i = 0; i + 1 < ids.len; i++) /* nothing that could be joined is left */
+    for (size_t i = 0; i + 1 < ids.len; i++) /* no pair that can be merged is left */
         assert_false(ids.ids[i] == 1 && ids.ids[i + 1] == 2);
     free(text);
     so_buf_free(&back);

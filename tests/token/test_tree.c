@@ -1,4 +1,4 @@
-/* The token tree: shape, merging, draw order, limits, and a walker that notices every lie. */
+/* The token tree: shape, shared nodes, sampling order, limits, pruning, and so_tree_check. */
 #include "so_test.h"
 
 #include <signal.h>
@@ -34,7 +34,7 @@ static void test_shape(void **state) {
     so_tree_deinit(&t);
 }
 
-/* Two guesses of one token share the node; both proposals stay, in draw order. */
+/* Two guesses of one token share a node; both proposals are kept, in sampling order. */
 static void test_merge(void **state) {
     (void)state;
     so_tree t;
@@ -54,7 +54,8 @@ static void test_merge(void **state) {
     for (int i = t.nodes[0].first; i >= 0; i = t.proposals[i].next, n++) {
         assert_int_equal(t.proposals[i].child, want_child[n]);
         assert_int_equal(t.proposals[i].drafter, want_drafter[n]);
-        assert_true(t.proposals[i].confidence == 0.25f * (float)(n + 1)); /* each its own */
+        assert_true(t.proposals[i].confidence ==
+                    0.25f * (float)(n + 1)); /* each proposal has its own confidence */
     }
     assert_int_equal(n, 3);
     so_tree_check(&t);
@@ -101,7 +102,7 @@ static void test_random(void **state) {
     so_tree_deinit(&t);
 }
 
-/* Every field that carries structure, broken once: the walker must abort. */
+/* Corrupts each structural field once: so_tree_check must abort. */
 
 enum { N_LIES = 15 };
 
@@ -127,7 +128,7 @@ static void tell(so_tree *t, int lie) {
         break;
     case 6:
         t->proposals[0].next = 0;
-        break; /* a ring */
+        break; /* a cycle */
     case 7:
         t->proposals[1].child = 3;
         break; /* not a child of its parent */
@@ -139,7 +140,7 @@ static void tell(so_tree *t, int lie) {
         break; /* a point mass with a row */
     case 10:
         t->proposals[3].child = t->proposals[2].child;
-        break; /* drawn twice, and an orphan */
+        break; /* sampled twice, and a node without a proposal */
     case 11:
         t->n_proposals++;
         break;
@@ -198,7 +199,7 @@ static int below(uint32_t *at, int n) {
     return (int)(so_rng_uniform(&key, (*at)++) * n);
 }
 
-/* Random trees, some nodes with two proposals, some removed with what is below them. */
+/* Prunes random trees: some nodes with two proposals, some removed with their subtrees. */
 static void test_prune(void **state) {
     (void)state;
     so_tree t;
