@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Generates the manual page from the command's own help texts, so that the two always agree.
+"""Writes the manual page from the program's own help, so that the two always agree.
 
 usage: man.py build/sooth > man/sooth.1        (tests/cli/test_man.py checks that the committed page is current)
 """
@@ -7,22 +7,50 @@ import re
 import subprocess
 import sys
 
+INTRO = ("sooth runs language models from GGUF files and Hugging Face folders. It speeds them up with speculative decoding: "
+         "a cheap drafter proposes tokens, and the model verifies several of them in one pass. The logits of a position have the "
+         "same bits whether it is computed alone or beside others, so verification never changes the text.")
+EXIT_STATUS = [
+    ("0", "Success."),
+    ("1", "Failure: a file, a model, a prompt or a check. For `prove` and `demo`, also a difference between plain and "
+          "speculative output."),
+    ("2", "Wrong usage: an unknown option, a value out of range, or options that contradict each other."),
+    ("130", "Interrupted by Ctrl-C. Output produced until then has been printed."),
+]
+EXAMPLES = [
+    ("Download a small model and ask it something:",
+     'sooth pull smollm2\nsooth run -m smollm2 "Why does the sea look blue?"'),
+    ("Compare plain and speculative decoding side by side, without any download:", "sooth demo"),
+    ("Show which tokens were proposed and accepted:",
+     'sooth run -m story "Tell me a story about a cat." --view'),
+    ("Answer a file of prompts, eight at a time:",
+     "sooth run -m smollm2 --prompts questions.jsonl --parallel 8 --json"),
+    ("Start a server with the OpenAI API and use it:",
+     "sooth serve -m smollm2 --port 8080 &\n"
+     "curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"),
+    ("Measure what speculation gains with your own model:", "sooth theory --measure -m model.gguf -md draft.gguf"),
+]
 
-def help_text(*args):
+
+def program(*args):
     return subprocess.run([sys.argv[1], *args], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def roff(text):
-    """Escapes characters that roff would interpret."""
+    """Escapes what roff would read as a command."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^([.'])", r"\\&\1", text, flags=re.M)
 
 
+def item(head, text):
+    return [".TP", "\\fB" + roff(head) + "\\fP", roff(text)]
+
+
 def unwrap(lines):
-    """Splits an option block into (head, text) pairs: a head starts at column 2 or 6, its text at column 31."""
+    """(head, text) pairs of a block of rows: a head at column 2 or 6, its text beside it or on the lines below."""
     pairs = []
     for line in lines:
-        if re.match(r"  ( {4})?-", line):
+        if re.match(r"  ( {4})?\S", line):
             head, _, text = line.strip().partition("  ")
             pairs.append([head, text.strip()])
         elif line.strip():
@@ -31,42 +59,61 @@ def unwrap(lines):
 
 
 def command(name):
-    blocks = help_text("help", name).rstrip("\n").split("\n\n")
+    blocks = program("help", name).rstrip("\n").split("\n\n")
     out = [f".SS {name}"]
-    for line in blocks[0].replace("Usage: ", "").split("\n"):
-        out += [".br", "\\fB" + roff(line.strip()) + "\\fP"]
-    out += [".PP", roff(blocks[1].strip())]
+    for usage in re.sub(r"\n {11}", " ", blocks[0]).replace("Usage: ", "").split("\n"):
+        out += [".br", "\\fB" + roff(usage.strip()) + "\\fP"]
+    out += [".PP", roff(" ".join(blocks[1].split()))]
     for block in blocks[2:]:
         title, *lines = block.split("\n")
-        if title.startswith("General"):
-            continue
-        for head, text in unwrap(lines):
-            out += [".TP", "\\fB" + roff(head) + "\\fP", roff(text)]
+        if not title.startswith("General"):
+            for head, text in unwrap(lines):
+                out += item(head, text)
+    return out
+
+
+def topic(name):
+    """A help topic: its paragraphs, and {heading: rows}."""
+    paragraphs, blocks = [], {}
+    for block in program("help", name).rstrip("\n").split("\n\n"):
+        title, *lines = block.split("\n")
+        if title.endswith(":"):
+            blocks[title[:-1]] = unwrap(lines)
+        else:
+            paragraphs += [".PP", roff(" ".join(block.split()))]
+    return paragraphs, blocks
+
+
+def section(title, rows):
+    out = [f".SH {title}"]
+    for head, text in rows:
+        out += item(head, text)
     return out
 
 
 def main():
-    names = re.findall(r"^  ([a-z]+) ", help_text("--help").split("Commands:")[1], re.M)
-    general = help_text("help", "run").split("General:\n")[1].rstrip("\n").split("\n")
-    out = [".\\\" Written by tools/man.py from the command's own help; do not edit.",
+    names = re.findall(r"^  ([a-z]+) ", program("help").split("Help topics:")[0], re.M)
+    out = [".\\\" Written by tools/man.py from the program's help; do not edit.",
            '.TH SOOTH 1 "" "sooth" "User Commands"', ".SH NAME",
-           "sooth \\- run language models faster without changing what they say", ".SH SYNOPSIS",
-           "\\fBsooth\\fP \\fICOMMAND\\fP [options]", ".SH DESCRIPTION",
-           roff("sooth runs language models from GGUF files and Hugging Face folders. The logits of a position are "
-                "bit-identical whatever else is computed in the same pass, so verifying guessed tokens never changes the text."),
-           ".SH COMMANDS"]
+           "sooth \\- run language models faster without changing their output", ".SH SYNOPSIS",
+           "\\fBsooth\\fP \\fICOMMAND\\fP [options]", ".br", "\\fBsooth help\\fP [\\fICOMMAND\\fP|\\fITOPIC\\fP]",
+           ".SH DESCRIPTION", roff(INTRO), ".SH COMMANDS"]
     for name in names:
         out += command(name)
-    out += [".SH GENERAL OPTIONS"]
-    for head, text in unwrap(general):
-        out += [".TP", "\\fB" + roff(head) + "\\fP", roff(text)]
-    out += [".SH EXIT STATUS", "0 success, 1 failure, 2 wrong usage, 128 + N ended by signal N.", ".SH FILES", ".TP",
-            roff("$XDG_CACHE_HOME/sooth/models (~/.cache/sooth/models)"), "models fetched by \\fBsooth pull\\fP", ".TP",
-            roff("$XDG_STATE_HOME/sooth/chat_history (~/.local/state/sooth/chat_history)"),
-            "lines typed in \\fBsooth chat\\fP, for its user alone",
-            ".SH EXAMPLES", ".nf", roff('sooth pull smollm2\nsooth run -m smollm2 -p "Why does the sea look blue?"\n'
-                                        "sooth run -m smollm2 --prompts questions.jsonl --parallel 8 --json\n"
-                                        "sooth inspect smollm2"), ".fi"]
+    out += section("GENERAL OPTIONS", unwrap(program("help", "run").split("General:\n")[1].split("\n")))
+    paragraphs, blocks = topic("spec")
+    out += [".SH DRAFTERS"] + paragraphs
+    for title, rows in blocks.items():
+        out += [".SS " + roff(title)]
+        for head, text in rows:
+            out += item(head, text)
+    paragraphs, blocks = topic("environment")
+    out += section("EXIT STATUS", EXIT_STATUS)
+    out += [".SH ENVIRONMENT"] + paragraphs + section("", blocks["Variables"])[1:]
+    out += section("FILES", blocks["Files"])
+    out += [".SH EXAMPLES"]
+    for text, lines in EXAMPLES:
+        out += [".PP", roff(text), ".PP", ".RS 4", ".nf", roff(lines), ".fi", ".RE"]
     print("\n".join(out))
 
 

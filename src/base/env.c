@@ -13,6 +13,10 @@ static const char *lookup(const char *name) {
 }
 
 bool so_env_no_color(void) { return lookup("NO_COLOR") != NULL; }
+bool so_env_dumb_terminal(void) {
+    const char *term = lookup("TERM");
+    return !term || strcmp(term, "dumb") == 0;
+}
 bool so_env_no_pin(void) { return lookup("SOOTH_NO_PIN") != NULL; }
 
 static char *xdg_dir(const char *variable, const char *in_home) {

@@ -2,6 +2,7 @@
  * A variable set to the empty string counts as unset.
  *
  *   NO_COLOR         any value: never print colours
+ *   TERM             dumb or unset: no control sequences, so no colour and no progress bar
  *   XDG_CACHE_HOME   base of the cache directory: pulled models (sooth/models) and measured pass
  *                    times (sooth/costs); default ~/.cache
  *   XDG_STATE_HOME   base of the state directory: history of `chat` (sooth/chat_history); default
@@ -21,6 +22,7 @@
 #include <stdbool.h>
 
 bool so_env_no_color(void);
+bool so_env_dumb_terminal(void); /* TERM is unset, empty or "dumb" */
 bool so_env_no_pin(void);
 /* sooth's folders below XDG_CACHE_HOME, XDG_STATE_HOME and XDG_DATA_HOME, without a trailing slash.
  * NULL if neither the variable nor HOME is set. Caller frees. */

@@ -1,18 +1,19 @@
-/* `sooth bench`: measures and never judges.
+/* `sooth bench`: measurements. It prints figures and never a verdict.
  *
- *   curve    time of one pass by the number of its rows, all with logits, behind --ctx-size tokens:
- *            what checking n guesses costs against making one token
- *   decode   tokens per second, one at a time, behind --ctx-size tokens
- *   prompt   tokens per second of reading a prompt of --predict tokens
- *   spec     what speculation gains on a file of prompts (bench_spec.c)
- *   passes   the passes that standard input asks for, for side-by-side runs (bench_passes.c)
- *   kernels  the matrix products alone, by dtype and number of rows (bench_kernels.c)
- *   ppl      perplexity of a text: windows of --ctx-size tokens, the second half of each scored, as
- *            llama.cpp's tool does it, so that figures can be compared
- *   logits   the logits after every token of {"tokens":[…]} in a file, windows of --ctx-size, as
- * raw float32 rows: for comparing with other engines (bench/kl_llamacpp.py)
+ *   curve    time of one pass over n rows, all with logits, after --ctx-size cached tokens: the
+ *            cost of verifying n − 1 guesses relative to producing one token
+ *   decode   tokens per second, one token per pass, after --ctx-size cached tokens
+ *   prompt   tokens per second of prefill for a prompt of --predict tokens
+ *   spec     plain and speculative decoding of a file of prompts, compared (bench_spec.c)
+ *   passes   passes requested on standard input, for side-by-side runs (bench_passes.c)
+ *   kernels  matrix products alone, by dtype and number of rows (bench_kernels.c)
+ *   ppl      perplexity of a text in windows of --ctx-size tokens; the second half of each window
+ *            is scored, as in llama.cpp's tool, so that figures can be compared
+ *   logits   logits after every token of {"tokens":[…]} in a file, in windows of --ctx-size, as raw
+ *            float32 rows, for comparison with other engines (bench/kl_llamacpp.py)
  *
- * Here are ppl, logits and the choice among kinds; bench_time.c has curve, decode and prompt. */
+ * This file has ppl, logits and the choice of the measurement; bench_time.c has curve, decode and
+ * prompt. Main thread only. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,9 +31,9 @@ enum { MAX_TEXT = 256 << 20, PPL_ROWS = 64 };
 /* --- perplexity --- */
 
 typedef struct score {
-    double nll; /* Σ −log p of the token that came */
+    double nll; /* Σ −log p of the token that follows */
     int n, n_vocab;
-    const int32_t *ids; /* of the window */
+    const int32_t *ids; /* tokens of the window */
 } score;
 
 static int score_row(void *user, const so_teacher *t, int i, int row) {
@@ -42,7 +43,7 @@ static int score_row(void *user, const so_teacher *t, int i, int row) {
     return SO_OK;
 }
 
-/* The tokens in the second half of every window. */
+/* Scores the tokens in the second half of every window. */
 static int score_text(so_bench_rig *g, const so_tokens *t, score *s) {
     int n_windows = (int)(t->len / (size_t)g->n_ctx), rc = SO_OK;
     int32_t bos = so_tokenizer_adds_bos(g->b.tok) ? so_tokenizer_bos(g->b.tok) : SO_TOKEN_NONE;
@@ -68,10 +69,11 @@ static int read_text(so_bench_rig *g, so_tokens *out) {
         rc = so_tokenizer_encode(g->b.tok, so_buf_str(&text), SO_ENCODE_ADD_SPECIAL, out, &g->err);
     so_buf_free(&text);
     if (rc == SO_OK && out->len < (size_t)g->n_ctx)
-        rc = so_err_set(&g->err, SO_EINVAL,
-                        "%s: has %zu tokens, one window of --ctx-size takes %d: give more text or "
-                        "a smaller --ctx-size",
-                        so_args_str(g->a, SO_OPT_FILE, "-"), out->len, g->n_ctx);
+        rc = so_err_set(
+            &g->err, SO_EINVAL,
+            "%s has %zu tokens, less than one window of --ctx-size (%d): give more text or "
+            "a smaller --ctx-size",
+            so_args_str(g->a, SO_OPT_FILE, "-"), out->len, g->n_ctx);
     return rc;
 }
 
@@ -113,12 +115,12 @@ static int read_ids(so_bench_rig *g, so_tokens *out) {
     size_t i;
     ids = json_object_get(root, "tokens");
     if (json_array_size(ids) == 0)
-        rc = so_err_set(&g->err, SO_EFORMAT, "%s: is not {\"tokens\":[…]}", path);
+        rc = so_err_set(&g->err, SO_EFORMAT, "%s: must be {\"tokens\": [ID, ...]}", path);
     json_array_foreach(ids, i, id) {
         json_int_t v = json_is_integer(id) ? json_integer_value(id) : -1;
         if (v < 0 || v >= n_vocab)
-            rc = so_err_set(&g->err, SO_ERANGE, "%s: token %zu is not an id below %d", path, i,
-                            n_vocab);
+            rc = so_err_set(&g->err, SO_ERANGE, "%s: token %zu is not an id from 0 to %d", path, i,
+                            n_vocab - 1);
         so_tokens_push(out, (int32_t)v);
     }
     json_decref(root);
@@ -155,7 +157,7 @@ static int write_logits(so_bench_rig *g, const so_tokens *t) {
 
 static int bench_logits(const so_args *a, so_bench_rig *g) {
     if (!so_args_has(a, SO_OPT_FILE) || !so_args_has(a, SO_OPT_OUT))
-        return so_args_bad(a, "logits needs tokens and a place for the rows: -f IDS.json -o FILE");
+        return so_args_bad(a, "logits needs -f IDS.json (the tokens) and -o FILE (the output)");
     int status = so_bench_open(g, a, 512, PPL_ROWS, 0);
     if (status != 0)
         return status;

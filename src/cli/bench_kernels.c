@@ -1,10 +1,11 @@
 /* `sooth bench kernels`: the matrix products alone, without a model.
  *
- * For every dtype (--quantize TYPE: only that one) and a few row lengths, matrices of random bytes
- * that together fill WORKING_SET are multiplied with n activation rows, packed as a model's are.
- * Beside the time stand the bytes of weights per second, the multiply-adds per second, and the
- * share of the roofline max(bytes / bandwidth, multiply-adds / peak); bandwidth over as many bytes
- * and peak are measured in the same run. Widths take turns within a round, medians are printed. */
+ * For every dtype (with --quantize TYPE only that one) and a few row lengths, matrices of random
+ * bytes that together fill WORKING_SET are packed as in a model and multiplied with n activation
+ * rows. Printed are the time, weight bytes per second, multiply-adds per second, and the ratio of
+ * the roofline max(bytes / bandwidth, multiply-adds / peak) to the time. Bandwidth, over the same
+ * number of bytes, and peak are measured in the same run. A round times each width once, and the
+ * medians over rounds are printed. Main thread only. */
 #include "cli/bench_kernels.h"
 
 #include <stdio.h>
@@ -28,7 +29,7 @@ enum {
     N_WIDTHS = SO_LEN(WIDTHS),
     WIDEST = 64,
     WORKING_SET = 96 << 20,
-    OUTPUTS = 4, /* results of neighbouring products lie apart, so that they need no barrier */
+    OUTPUTS = 4, /* consecutive products write to different buffers, so that they need no barrier */
     MAX_ROWS = 4096,
     REPEATS_MAX = 1000
 };
@@ -47,12 +48,12 @@ typedef struct set {
     int k, m, n_weights;
     so_weight **weights;
     so_buffer *x, *out;
-    unsigned char *bytes; /* all matrices are packed from the same ones */
+    unsigned char *bytes; /* source of all matrices of the set */
     double ms[N_WIDTHS][REPEATS_MAX];
 } set;
 
-/* Random bytes; floats and halves, in blocks too, lie between 1/2 and 2: a sum of tiny ones would
- * be a measure of how slow the CPU is below the least normal number. */
+/* Random bytes. Floats and halves, also those inside blocks, are between 1/2 and 2: with subnormal
+ * numbers the CPU is slower, and the result would measure that. */
 static void fill(so_dtype dtype, unsigned char *p, size_t n_bytes) {
     bool whole = dtype == SO_DTYPE_F32;
     uint32_t keep = whole ? 0x80FFFFFFu : dtype == SO_DTYPE_BF16 ? 0x80FF80FFu : 0x87FF87FFu;

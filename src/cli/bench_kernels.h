@@ -1,4 +1,4 @@
-/* `sooth bench kernels`, a kind of `bench` in a file of its own. */
+/* `sooth bench kernels`. */
 #ifndef SO_CLI_BENCH_KERNELS_H
 #define SO_CLI_BENCH_KERNELS_H
 

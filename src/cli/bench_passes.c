@@ -1,18 +1,19 @@
-/* `sooth bench passes`: times the passes that standard input asks for, one line at a time, so that
- * another program can alternate them with something else while the model stays loaded
- * (bench/peer_llamacpp.py does).
+/* `sooth bench passes`: times passes requested on standard input, one per line. Another program can
+ * alternate them with its own measurements while the model stays loaded (bench/peer_llamacpp.py).
  *
- *   pass CTX ROWS LOGITS TIMES    a chain of ROWS rows behind CTX tokens, logits of the last LOGITS
- *   probe                         what the machine can do now
- *   { "ms": [one, two, …], "bytes": …, "macs": … }
- *   { "read_gb_per_second": …, "peak_gmac_per_second": …, "memory_gb_per_second": … }
+ *   request                      answer
+ *   pass CTX ROWS LOGITS TIMES   { "ms": [one, two, …], "bytes": …, "macs": … }
+ *   probe                        { "read_gb_per_second": …, "peak_gmac_per_second": …,
+ *                                  "memory_gb_per_second": … }
  *
- * Each line is answered by one of JSON, written out at once; the first line, before any question,
- * says that the model is loaded. The same pass runs TIMES times, the first of them right after
- * whatever the machine did before: the asker leaves those out that it does not want. Rows beyond
- * --batch-size go in several passes, as a prompt does, and count as one. CTX and ROWS together fit
- * --ctx-size. Between lines the threads sleep. A line that asks for something else ends the
- * program. */
+ * `pass` runs a chain of ROWS rows after CTX cached tokens, with logits for the last LOGITS rows,
+ * TIMES times. The first runs may be slow because of what ran before; the client drops those it
+ * does not want. More than --batch-size rows are computed in several passes, as in prefill, and
+ * timed as one. CTX + ROWS must fit --ctx-size. `probe` measures bandwidth and peak.
+ *
+ * Each answer is one line of JSON, flushed at once. A first line, before any request, reports that
+ * the model is loaded. Threads sleep between lines. Any other request ends the program with an
+ * error. Main thread only. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,15 +26,15 @@
 
 enum { MAX_LINE = 128, MAX_TIMES = 1000 };
 
-typedef struct question {
+typedef struct pass_request {
     int n_ctx, n_rows, n_logits, n_times;
-} question;
+} pass_request;
 
 static int bad_line(so_bench_rig *g, const char *line, const char *why) {
     return so_err_set(&g->err, SO_EINVAL, "line '%.60s': %s", line, why);
 }
 
-static int parse_pass(so_bench_rig *g, const char *line, question *q) {
+static int parse_pass(so_bench_rig *g, const char *line, pass_request *q) {
     int *fields[] = {&q->n_ctx, &q->n_rows, &q->n_logits, &q->n_times};
     const char *at = line + strlen("pass");
     for (size_t i = 0; i < SO_LEN(fields); i++) {
@@ -46,18 +47,19 @@ static int parse_pass(so_bench_rig *g, const char *line, question *q) {
         at = end;
     }
     if (at[strspn(at, " \n")] != '\0')
-        return bad_line(g, line, "has more than pass CTX ROWS LOGITS TIMES");
+        return bad_line(g, line, "has more fields than pass CTX ROWS LOGITS TIMES");
     if (q->n_rows < 1 || q->n_rows > g->n_ctx || q->n_ctx > g->n_ctx - q->n_rows)
-        return bad_line(g, line, "CTX and ROWS together must be 1 to --ctx-size");
+        return bad_line(g, line, "ROWS must be at least 1, and CTX + ROWS at most --ctx-size");
     if (q->n_logits > SO_MIN(q->n_rows, (int)SO_BENCH_WIDEST))
-        return bad_line(g, line, "LOGITS must be no more than ROWS, and 64");
+        return bad_line(g, line, "LOGITS must be at most ROWS and at most 64");
     if (q->n_times < 1 || q->n_times > MAX_TIMES)
         return bad_line(g, line, "TIMES must be 1 to 1000");
     return SO_OK;
 }
 
-/* The sequence grows to the longest context that was asked for; shorter ones are forks of it. */
-static int answer_pass(so_bench_rig *g, const question *q) {
+/* The sequence is as long as the longest context requested so far; a request runs on a fork of
+ * it. */
+static int answer_pass(so_bench_rig *g, const pass_request *q) {
     int len = so_seq_len(g->t.seq);
     int rc = len < q->n_ctx ? so_bench_feed(g, q->n_ctx - len, 0) : SO_OK;
     if (rc != SO_OK)
@@ -94,7 +96,7 @@ static void answer_probe(so_roof *roof) {
 
 static int answer_all(so_bench_rig *g, so_roof *roof) {
     char line[MAX_LINE];
-    question q = {0};
+    pass_request q = {0};
     int rc = SO_OK;
     while (rc == SO_OK && fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = '\0';

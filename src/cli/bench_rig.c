@@ -1,5 +1,5 @@
-/* One model, one cache, one sequence: the ground on which `bench` measures. Whatever is left of it
- * after a failure is closed by so_bench_close, which every kind reaches. One thread. */
+/* One model, one cache and one sequence for the measurements of `bench`. so_bench_close frees them,
+ * also after a failure in so_bench_open. Main thread only. */
 #include "cli/bench_rig.h"
 
 #include <stdlib.h>
@@ -19,8 +19,9 @@ int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_ro
     g->n_repeats = (int)so_args_int(a, SO_OPT_REPEATS, 9);
     g->n_ctx = so_args_has(a, SO_OPT_CTX) ? o.n_ctx : SO_MIN(default_ctx, hp->n_ctx_train);
     if (g->n_ctx + extra > hp->n_ctx_train)
-        return so_args_bad(a, "--ctx-size %d: with %d tokens behind it this passes the model's %d",
-                           g->n_ctx, extra, hp->n_ctx_train);
+        return so_args_bad(
+            a, "--ctx-size %d: with %d more tokens this exceeds the model's context of %d",
+            g->n_ctx, extra, hp->n_ctx_train);
     so_teacher_opts to = {.n_pages = (so_kv_pages_for(g->n_ctx + extra) + 1) * (g->two ? 2 : 1),
                           .max_rows = max_rows,
                           .max_logits = SO_MIN(max_rows, (int)SO_BENCH_WIDEST),

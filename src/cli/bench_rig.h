@@ -1,30 +1,31 @@
-/* What the kinds of `bench` that run a model share: one sequence and a pass over it. */
+/* A model with one sequence and passes over it, for the measurements of `bench` that run a
+ * model. */
 #ifndef SO_CLI_BENCH_RIG_H
 #define SO_CLI_BENCH_RIG_H
 
 #include "cli/load.h"
 #include "cli/teacher.h"
 
-enum { SO_BENCH_WIDEST = 64 /* rows with logits at once */ };
+enum { SO_BENCH_WIDEST = 64 /* most rows with logits in one pass */ };
 
 typedef struct so_bench_rig {
     const so_args *a;
     so_bundle b;
     so_teacher t;
-    int32_t *ids; /* [n_ctx + extra] tokens of a fixed seed, by position */
+    int32_t *ids; /* [n_ctx + extra] random tokens of a fixed seed */
     int n_ctx, n_repeats;
     bool json;
-    bool two; /* set before opening: room for a second sequence as long */
+    bool two; /* set before opening: cache for a second sequence of the same length */
     so_err err;
 } so_bench_rig;
 
-/* Room for n_ctx (--ctx-size, else default_ctx) and `extra` tokens; passes of up to max_rows. 0, or
- * the exit status with the message printed; to be closed either way. */
+/* Allocates a cache for n_ctx (--ctx-size, else default_ctx) + extra tokens and passes of up to
+ * max_rows rows. Returns 0, or the exit status with the message printed; close it in both cases. */
 int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_rows, int extra);
 void so_bench_close(so_bench_rig *g);
 
-/* so_teacher_rows and so_teacher_feed with the tokens of `ids`, all rows of the first with logits:
- * the time of a pass does not depend on which tokens they are. */
+/* so_teacher_rows (all rows with logits) and so_teacher_feed over the tokens of `ids`. The time of
+ * a pass does not depend on its tokens. */
 int so_bench_rows(so_bench_rig *g, int n, unsigned want);
 int so_bench_feed(so_bench_rig *g, int n, int n_logits);
 

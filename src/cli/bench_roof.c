@@ -1,15 +1,15 @@
 /* The roofline of whole passes.
  *
- * Two bandwidths are measured, by the threads that run the passes:
- *   near   over a buffer as large as the weights: what answers the passes, be it a cache. This one
- *          makes the roofline; where a cache holds the weights it is the stricter one.
- *   far    over twice the last cache level, once at the start: what memory gives.
- * Beyond `far` a larger buffer would say the same, so weights of any size need no more than that.
+ * The threads that run the passes measure two bandwidths:
+ *   near   over a buffer of the weights' size, at most the size of `far`. Passes read the weights
+ *          from the same level of memory, which may be a cache. The roofline uses this one.
+ *   far    over twice the size of the last cache level, once at the start: the bandwidth of memory.
+ *          A larger buffer would give the same result.
  *
- * Near bandwidth and peak are taken in every round of a measurement, once the caches have settled
- * to the buffer, as passes are timed after others of the same width. Their medians stand against
- * medians: on a machine whose speed drifts, the best of one and the middle of another would not
- * compare. */
+ * Near bandwidth and peak are measured in every round of a measurement, after the caches have
+ * settled to the buffer, as passes are timed after others of the same width. Medians are compared
+ * with medians: on a machine whose speed drifts, the best of one series and the median of another
+ * cannot be compared. Main thread only. */
 #include "cli/bench_roof.h"
 
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #include "base/mem.h"
 #include "base/statistics.h"
 
-enum { FAR_UNKNOWN = 512 << 20 };
+enum { FAR_UNKNOWN = 512 << 20 }; /* bytes, where cache sizes are unknown */
 
 static int take_far(so_roof *r, so_backend *b, so_err *err) {
     so_prober *p;
@@ -65,10 +65,11 @@ double so_roof_ms(const so_roof *r, so_work w) {
 }
 
 void so_roof_print(const so_roof *r) {
-    printf("roofline: reading %.0f MB (as the weights) %.1f GB/s, multiplying %.0f G/s",
+    printf("roofline: reading %.0f MB (the size of the weights) %.1f GB/s, %.0f G multiply-adds/s",
            (double)r->near_bytes / 1e6, r->probe.read_gb, r->probe.mac_giga);
     if (r->far_bytes > 0)
-        printf("; past the caches (%.0f MB) %.1f GB/s", (double)r->far_bytes / 1e6, r->far_gb);
+        printf("; reading %.0f MB (past the caches) %.1f GB/s", (double)r->far_bytes / 1e6,
+               r->far_gb);
     printf("\n");
 }
 

@@ -1,21 +1,18 @@
-/* `sooth bench spec`: what speculation gains on a file of prompts, plain and speculative decoding
- * side by side in one run.
+/* `sooth bench spec`: plain and speculative decoding of a file of prompts, compared in one run.
  *
- * Prompts are taken --parallel at a time, and each group runs in two engines over the same weights,
- * one plain and one speculative, step by step: whoever has emitted fewer tokens makes the next
- * step. So both are at the same place of the text at the same moment, and a slow second of the
- * machine hits both alike. Only steps in which every request has its prompt behind it are timed, by
- * the clock around the step, and the tokens that they emitted are counted: drafting, checking and
- * bookkeeping are all in it. --repeats runs every group so many times. The first turn of each
- * prompt is used. `oracle` is right about the plain output, so it is made beforehand, untimed.
+ * Groups of --parallel prompts run in two engines over the same weights, one plain and one
+ * speculative. The engine that has emitted fewer tokens makes the next step, so both are at the
+ * same place of the text at about the same time, and a slow second of the machine affects both.
+ * Only steps in which all requests decode are timed, by the clock around the step: drafting,
+ * verification and bookkeeping are included. Every group runs --repeats times. The first turn of
+ * each prompt is used. `oracle` needs the plain output, which is generated beforehand, untimed.
  *
- * One result per category, in order of appearance, and one for all: the geometric mean of the
- * categories' speed-ups. plain_pass_ms and spec_pass_ms are the target's passes alone, for formulas
- * that speak of t(n). mean_accepted, alpha and tokens_per_pass are those of the requests with
- * speculation, all their rounds (engine/counts.c). speedup_spread is the standard deviation over
- * groups. `identical` says whether every text was the same; it is null where that is
- * not promised. Measures, never judges.
- */
+ * There is one result per category, in order of appearance, and one for all: the geometric mean of
+ * the categories' speed-ups. plain_pass_ms and spec_pass_ms are the target's passes alone, for
+ * formulas over t(n). mean_accepted, alpha and tokens_per_pass are over all rounds of the
+ * speculative requests (engine/counts.c). speedup_spread is the standard deviation over groups.
+ * `identical` is true where all texts were equal, and null where --verify does not promise that.
+ * The exit status does not depend on the results. Main thread only. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +32,7 @@
 enum { DEFAULT_PREDICT = 128, MAX_CATEGORIES = 256 };
 
 typedef struct measure {
-    double ms, pass_ms; /* of whole steps, of the target's passes alone */
+    double ms, pass_ms; /* time of whole steps, and of the target's passes alone */
     int64_t tokens, passes;
 } measure;
 
@@ -43,27 +40,27 @@ typedef struct category {
     char name[64];
     int n_prompts, n_groups, n_different;
     measure plain, spec;
-    double sum, sum_sq;     /* of the groups' speed-ups */
-    so_request_stats stats; /* of the requests with speculation */
+    double sum, sum_sq;     /* over the speed-ups of groups */
+    so_request_stats stats; /* of the speculative requests */
 } category;
 
-/* One request of a group, as one of the two engines has it. */
+/* One request of a group in one of the two engines. */
 typedef struct answer {
     so_request *req;
-    int64_t *n_emitted; /* the way's */
-    bool decoding;      /* its first token is out */
+    int64_t *n_emitted; /* counter of its engine */
+    bool decoding;      /* its first token was emitted */
     so_tokens out;
     so_request_stats stats;
 } answer;
 
-typedef struct way {
+typedef struct mode {
     so_engine *e;
     answer *answers; /* [n_parallel] */
     int64_t n_emitted;
     bool more;
-    double pass_ms; /* of the last step */
+    double pass_ms; /* time of the last pass */
     measure m;
-} way;
+} mode;
 
 typedef struct slot {
     const so_prompt *p;
@@ -74,7 +71,7 @@ typedef struct bench {
     const so_args *a;
     so_bundle b;
     so_cli_spec spec;
-    way ways[2]; /* plain, speculative */
+    mode modes[2]; /* PLAIN, SPEC */
     so_sample_params sample;
     slot *slots; /* [n_parallel] */
     int n_parallel, n_predict, n_repeats;
@@ -95,7 +92,7 @@ static bool on_event(void *user, const so_event *ev) {
 
 static int submit(bench *g, int which, int i) {
     const slot *s = &g->slots[i];
-    way *w = &g->ways[which];
+    mode *w = &g->modes[which];
     answer *a = &w->answers[i];
     so_request_opts o = {.prompt = s->prompt.ids,
                          .n_prompt = (int)s->prompt.len,
@@ -118,7 +115,7 @@ static int submit(bench *g, int which, int i) {
 }
 
 static int start(bench *g, int which, int n) {
-    way *w = &g->ways[which];
+    mode *w = &g->modes[which];
     w->n_emitted = 0;
     w->m = (measure){0};
     w->more = true;
@@ -130,7 +127,7 @@ static int start(bench *g, int which, int n) {
     return SO_OK;
 }
 
-static bool all_decode(const way *w, int n) {
+static bool all_decode(const mode *w, int n) {
     for (int i = 0; i < n; i++)
         if (!w->answers[i].decoding)
             return false;
@@ -138,10 +135,10 @@ static bool all_decode(const way *w, int n) {
 }
 
 static void on_step(void *user, const so_step_info *info) {
-    ((way *)user)->pass_ms = info->pass_ms;
+    ((mode *)user)->pass_ms = info->pass_ms;
 }
 
-static int step(bench *g, way *w, int n) {
+static int step(bench *g, mode *w, int n) {
     bool timed = all_decode(w, n);
     int64_t before = w->n_emitted, t = so_clock_ns();
     int more = so_engine_step(w->e, &g->err);
@@ -155,8 +152,9 @@ static int step(bench *g, way *w, int n) {
     return SO_MIN(more, 0);
 }
 
-/* Takes the answers and frees the requests; rc, or else the error of the first that failed. */
-static int collect(bench *g, way *w, int n, int rc) {
+/* Copies the answers and frees the requests. Returns rc, or the error of the first failed
+ * request. */
+static int collect(bench *g, mode *w, int n, int rc) {
     for (int i = 0; i < n; i++) {
         answer *a = &w->answers[i];
         int n_out;
@@ -174,17 +172,18 @@ static int collect(bench *g, way *w, int n, int rc) {
     return rc;
 }
 
-/* The group in both engines, whoever is behind next; equals take turns. */
+/* Runs the group in both engines. The engine with fewer tokens steps next; at a tie they
+ * alternate. */
 static int run_group(bench *g, int n) {
-    way *plain = &g->ways[PLAIN], *spec = &g->ways[SPEC], *last = spec;
+    mode *plain = &g->modes[PLAIN], *spec = &g->modes[SPEC], *last = spec;
     int rc = start(g, PLAIN, n);
     if (rc == SO_OK)
         rc = start(g, SPEC, n);
     while (rc == SO_OK && (plain->more || spec->more)) {
-        way *next = plain->n_emitted < spec->n_emitted   ? plain
-                    : plain->n_emitted > spec->n_emitted ? spec
-                    : last == plain                      ? spec
-                                                         : plain;
+        mode *next = plain->n_emitted < spec->n_emitted   ? plain
+                     : plain->n_emitted > spec->n_emitted ? spec
+                     : last == plain                      ? spec
+                                                          : plain;
         if (!next->more)
             next = next == plain ? spec : plain;
         rc = step(g, next, n);
@@ -194,9 +193,9 @@ static int run_group(bench *g, int n) {
     return collect(g, spec, n, rc);
 }
 
-/* What an oracle will be right about. */
-static int foresee(bench *g, int n) {
-    way *w = &g->ways[PLAIN];
+/* The plain output, for `oracle`. */
+static int generate_expected(bench *g, int n) {
+    mode *w = &g->modes[PLAIN];
     int rc = start(g, PLAIN, n);
     while (rc == SO_OK && w->more)
         rc = step(g, w, n);
@@ -232,9 +231,9 @@ static void add_measure(measure *sum, measure m) {
     sum->passes += m.passes;
 }
 
-static void book(bench *g, int n) {
+static void count_group(bench *g, int n) {
     category *c = find_category(g, g->slots[0].p);
-    measure plain = g->ways[PLAIN].m, spec = g->ways[SPEC].m;
+    measure plain = g->modes[PLAIN].m, spec = g->modes[SPEC].m;
     add_measure(&c->plain, plain);
     add_measure(&c->spec, spec);
     if (plain.tokens > 0 && spec.tokens > 0 && spec.ms > 0 && plain.ms > 0) {
@@ -244,8 +243,8 @@ static void book(bench *g, int n) {
         c->n_groups++;
     }
     for (int i = 0; i < n; i++) {
-        const answer *a = &g->ways[SPEC].answers[i];
-        c->n_different += !same(&g->ways[PLAIN].answers[i].out, &a->out);
+        const answer *a = &g->modes[SPEC].answers[i];
+        c->n_different += !same(&g->modes[PLAIN].answers[i].out, &a->out);
         so_stats_add(&c->stats, &a->stats);
     }
 }
@@ -256,7 +255,7 @@ static int encode(bench *g, const so_prompt *p, slot *s) {
     return so_cli_encode(&g->b, so_args_has(g->a, SO_OPT_RAW), p->turns[0], &s->prompt, &g->err);
 }
 
-/* Groups are of one category, so that its figures are its own. */
+/* All prompts of a group have the same category. */
 static int group_size(const bench *g, const so_prompts *p, int at) {
     int n = 1;
     while (n < g->n_parallel && at + n < p->n &&
@@ -275,11 +274,11 @@ static int run_all(bench *g, const so_prompts *p) {
         for (int i = 0; i < n && rc == SO_OK; i++)
             rc = encode(g, &p->items[at + i], &g->slots[i]);
         if (rc == SO_OK && g->oracle)
-            rc = foresee(g, n);
+            rc = generate_expected(g, n);
         for (int k = 0; k < g->n_repeats && rc == SO_OK; k++) {
             rc = run_group(g, n);
             if (rc == SO_OK)
-                book(g, n);
+                count_group(g, n);
             so_progress_set(&bar, (at + (double)n * (k + 1) / g->n_repeats) / p->n);
         }
         find_category(g, g->slots[0].p)->n_prompts += n;
@@ -380,10 +379,10 @@ static int open_bench(bench *g) {
     g->n_parallel = eo.n_parallel;
     g->slots = SO_NEW_N(slot, g->n_parallel);
     for (int i = 0; i < 2; i++) {
-        g->ways[i].answers = SO_NEW_N(answer, g->n_parallel);
+        g->modes[i].answers = SO_NEW_N(answer, g->n_parallel);
         eo.on_step = on_step;
-        eo.step_user = &g->ways[i];
-        if (so_engine_create(g->b.model, g->b.tok, &eo, &g->ways[i].e, &g->err) != SO_OK)
+        eo.step_user = &g->modes[i];
+        if (so_engine_create(g->b.model, g->b.tok, &eo, &g->modes[i].e, &g->err) != SO_OK)
             return so_args_fail(g->a, &g->err);
     }
     so_sample_defaults(&g->sample);
@@ -394,12 +393,12 @@ static int open_bench(bench *g) {
     return 0;
 }
 
-static void close_ways(bench *g) {
+static void close_modes(bench *g) {
     for (int w = 0; w < 2; w++) {
-        so_engine_free(g->ways[w].e);
-        for (int i = 0; g->ways[w].answers && i < g->n_parallel; i++)
-            so_tokens_free(&g->ways[w].answers[i].out);
-        free(g->ways[w].answers);
+        so_engine_free(g->modes[w].e);
+        for (int i = 0; g->modes[w].answers && i < g->n_parallel; i++)
+            so_tokens_free(&g->modes[w].answers[i].out);
+        free(g->modes[w].answers);
     }
     for (int i = 0; g->slots && i < g->n_parallel; i++) {
         so_tokens_free(&g->slots[i].prompt);
@@ -419,9 +418,8 @@ int so_bench_spec(const so_args *a) {
     if (!so_args_has(a, SO_OPT_PROMPTS))
         status = so_args_bad(a, "bench spec needs prompts: --prompts FILE.jsonl");
     else if (g->n_predict < 2)
-        status =
-            so_args_bad(a, "--predict %d: must be 2 or more here: the first token is the prompt's",
-                        g->n_predict);
+        status = so_args_bad(a, "--predict %d: must be at least 2; the first token is not timed",
+                             g->n_predict);
     else if (so_prompts_read(so_args_str(a, SO_OPT_PROMPTS, ""), &prompts, &g->err) != SO_OK)
         status = so_args_fail(a, &g->err);
     if (status == 0)
@@ -430,7 +428,7 @@ int so_bench_spec(const so_args *a) {
         status = so_args_fail(a, &g->err);
     else if (status == 0)
         print_results(g);
-    close_ways(g);
+    close_modes(g);
     so_cli_spec_close(&g->spec);
     so_bundle_close(&g->b);
     so_prompts_free(&prompts);

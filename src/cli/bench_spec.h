@@ -1,4 +1,4 @@
-/* `sooth bench spec`, a kind of `bench` in a file of its own. */
+/* `sooth bench spec`. */
 #ifndef SO_CLI_BENCH_SPEC_H
 #define SO_CLI_BENCH_SPEC_H
 

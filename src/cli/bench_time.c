@@ -1,9 +1,9 @@
 /* Time of whole passes: `bench curve`, `bench decode` and `bench prompt`.
  *
- * Runs are repeated --repeats times after two rounds of warm-up; widths take turns within a round,
- * so that a slow second of the machine hits all of them alike, and every round measures what the
- * machine can do as well (bench_roof.c). Medians and minima are printed, and the share of the
- * roofline max(bytes / bandwidth, multiply-adds / peak) that the median is. */
+ * After two rounds of warm-up there are --repeats timed rounds. A round times each width once, so
+ * that a slow second of the machine affects all widths, and measures bandwidth and peak
+ * (bench_roof.c). Printed are medians, minima, and the ratio of the roofline max(bytes / bandwidth,
+ * multiply-adds / peak) to the median. Main thread only. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -24,9 +24,9 @@ enum { N_WIDTHS = SO_LEN(WIDTHS) };
 
 static so_dtype kv_dtype(const so_bench_rig *g) { return so_kv_get_shape(g->t.kv)->dtype; }
 
-/* One width at a time, until the caches have settled to it, as in decoding; then the pass that
- * counts. A large cache shared with others takes its time: ten passes of 100 MB were seen to fall
- * from 9 to 4 ms. */
+/* Repeats passes of one width until the caches have settled, as in decoding, and times the last
+ * one. A large cache that is shared with other machines settles slowly: ten passes over 100 MB were
+ * seen to fall from 9 to 4 ms. */
 static int time_settled(so_bench_rig *g, int n, double *ms) {
     int64_t begin = so_clock_ns();
     int rc = SO_OK;
@@ -64,8 +64,8 @@ static void print_curve(so_bench_rig *g, const so_roof *roof, double *ms) {
     double base = 0;
     if (!g->json) {
         so_roof_print(roof);
-        printf("rows behind %d tokens, %d repeats\n"
-               "   n       ms   min ms   ratio  limit ms   share\n",
+        printf("rows after %d tokens, %d repeats\n"
+               "   n       ms   min ms   ratio  limit ms  of limit\n",
                g->n_ctx, g->n_repeats);
     }
     for (int w = 0; w < N_WIDTHS; w++) {
@@ -105,8 +105,8 @@ int so_bench_curve(const so_args *a, so_bench_rig *g) {
 
 /* --- decode and prompt --- */
 
-/* One timed run: n tokens one by one, or n tokens as a prompt whose last one has logits; then
- * forgets them. */
+/* One timed run: n tokens one by one, or n tokens as a prompt with logits for the last one. The
+ * sequence is truncated to its old length afterwards. */
 static int time_once(so_bench_rig *g, int n, bool one_by_one, double *ms) {
     int len = so_seq_len(g->t.seq), rc = SO_OK;
     int64_t t = so_clock_ns();
@@ -142,7 +142,7 @@ static int time_runs(so_bench_rig *g, so_roof *roof, int n, bool decode, double 
     return rc;
 }
 
-/* The limit of a prompt is that of one pass, although the engine may make several. */
+/* A prompt is counted as one pass, although it may take several. */
 static so_work work_of(const so_bench_rig *g, int n, bool decode) {
     so_work sum = {0};
     if (!decode)
@@ -172,7 +172,7 @@ static void print_rate(so_bench_rig *g, const so_roof *roof, int n, bool decode,
     }
     double limit = so_roof_ms(roof, work);
     so_roof_print(roof);
-    printf("%s: %d tokens behind %d, %.1f ms (best %.1f), %.1f tokens/s, weights read at %.1f "
+    printf("%s: %d tokens after %d, %.1f ms (best %.1f), %.1f tokens/s, weights read at %.1f "
            "GB/s; limit %.1f ms, %.0f %% of it\n",
            label, n, ctx, mid, ms[0], 1000 * n / mid, gbps, limit, 100 * limit / mid);
 }

@@ -1,4 +1,4 @@
-/* The table of the memory budget; the numbers are made in model/budget.c. */
+/* Prints the memory budget as a table or as JSON. model/budget.c computes it. Main thread only. */
 #include "cli/budget.h"
 
 #include <inttypes.h>
@@ -31,7 +31,7 @@ static int read_part(const char *model, const char *role, int64_t ctx, int n_seq
         return rc;
     out->role = role;
     rc = so_budget_of(ck, SO_MAX(ctx, (int64_t)0), n_seqs, kv, &out->b, err);
-    /* without --ctx: what `run` would take */
+    /* without --ctx: the default of `run` */
     if (rc == SO_OK && ctx < 0 && out->b.ctx > MAX_DEFAULT_CTX)
         rc = so_budget_of(ck, MAX_DEFAULT_CTX, n_seqs, kv, &out->b, err);
     so_checkpoint_close(ck);
@@ -48,7 +48,7 @@ static int64_t total(const part *parts, int n) {
 static void print_human(const part *parts, int n, int n_seqs, const char *kv_type) {
     printf("%d sequence%s of %" PRId64 " tokens, KV cache %s\n\n", n_seqs, n_seqs == 1 ? "" : "s",
            parts[0].b.ctx, kv_type);
-    printf("%-8s %16s %15s %16s %16s\n", "", "weights", "KV per token", "per sequence", "in all");
+    printf("%-8s %16s %15s %16s %16s\n", "", "weights", "KV per token", "per sequence", "total");
     bool estimated = false;
     for (int i = 0; i < n; i++) {
         const so_budget *b = &parts[i].b;
@@ -57,13 +57,13 @@ static void print_human(const part *parts, int n, int n_seqs, const char *kv_typ
                b->kv_bytes_per_seq, b->kv_bytes, parts[i].path);
         estimated |= b->estimated;
         if (b->ctx > b->hp.n_ctx_train)
-            printf("%-8s made for contexts of %d tokens\n", "", b->hp.n_ctx_train);
+            printf("%-8s trained for contexts of %d tokens\n", "", b->hp.n_ctx_train);
     }
     int64_t sum = total(parts, n);
-    printf("\ntotal %" PRId64 " bytes (%.2f GB, %.2f GiB), passes' scratch memory not counted\n",
+    printf("\ntotal %" PRId64 " bytes (%.2f GB, %.2f GiB), without the scratch memory of passes\n",
            sum, (double)sum * 1e-9, (double)sum / (1 << 30));
     if (estimated)
-        puts("* no weight files there: estimated from the shape");
+        puts("* estimated from the shape: the weight files are missing");
 }
 
 static json_t *json_part(const part *p) {
@@ -95,7 +95,7 @@ int so_cli_budget(const so_args *a, const char *target) {
     int n_seqs = (int)so_args_int(a, SO_OPT_PARALLEL, 1), n = draft ? 2 : 1;
     int rc =
         read_part(target, "target", so_args_int(a, SO_OPT_CTX, -1), n_seqs, kv, &parts[0], &err);
-    /* the draft model's cache must reach as far as the target's */
+    /* the draft model's cache must hold the target's context */
     if (rc == SO_OK && draft)
         rc = read_part(draft, "draft", parts[0].b.ctx, n_seqs, kv, &parts[1], &err);
     int status = 0;

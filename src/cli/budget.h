@@ -1,4 +1,4 @@
-/* `sooth inspect -m T -md D --ctx C --parallel N`: the memory that target and draft would take. */
+/* `sooth inspect -m T -md D --ctx C --parallel N`: the memory that target and draft model need. */
 #ifndef SO_CLI_BUDGET_H
 #define SO_CLI_BUDGET_H
 

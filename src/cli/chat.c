@@ -1,17 +1,20 @@
-/* `sooth chat`: a conversation in the model's own chat format.
+/* `sooth chat`: a conversation in the model's chat template.
  *
- * The loop: read a turn, carry it out if it is a command, else put it behind the conversation and
- * answer. Typed at a terminal there is a prompt, editing and history; from a pipe each line is a
- * turn, and with --json each answer an object, so a script can hold a conversation.
+ * The loop reads a turn, executes it if it is a command, and otherwise appends it to the
+ * conversation and generates the answer. On a terminal there is a prompt, line editing and a
+ * history. From a pipe each line is a turn, and with --json each answer is one JSON object, so that
+ * a script can hold a conversation.
  *
- * Answers go to stdout. All else (what commands say, figures, errors) goes to stderr.
+ * Answers go to stdout; messages of commands, figures and errors go to stderr.
  *
- * Ctrl-C stops the answer that is being made; what was said so far stays in the conversation. At
- * the prompt it forgets the line. It ends the program only where nobody sits at a terminal.
+ * Ctrl-C stops the running answer; the text so far stays in the conversation. At the prompt it
+ * discards the line. It ends the program only where turns come from a pipe.
  *
- * A conversation longer than the context loses its oldest exchanges from the model's sight, down to
- * half of the context at once, so that what remains is a stable beginning again for many turns (the
- * cache lives on that). This is said each time, and a saved conversation is whole. */
+ * When the conversation no longer fits the context, the oldest exchanges are hidden from the model
+ * until half of the context is free: the prefix that remains is then stable for many turns, and the
+ * prefix cache can reuse it. A message reports this each time. Saved conversations are complete.
+ *
+ * Main thread only. Signal handlers set flags. */
 #include "cli/chat.h"
 
 #include <errno.h>
@@ -25,9 +28,10 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "cli/terminal.h"
 #include "format/describe.h"
 
-enum { ROOM = 256 }; /* tokens kept free for an answer whose length is not limited */
+enum { ANSWER_TOKENS = 256 }; /* kept free for an answer where --predict sets no limit */
 
 static volatile sig_atomic_t interrupted, ended;
 
@@ -42,7 +46,7 @@ static void on_end(int sig) {
 }
 
 static void watch_signals(void) {
-    struct sigaction sa = {.sa_handler = on_interrupt}; /* no SA_RESTART: reading must end */
+    struct sigaction sa = {.sa_handler = on_interrupt}; /* no SA_RESTART: read() must return */
     sigemptyset(&sa.sa_mask);
     sigaction(SIGINT, &sa, NULL);
     sa.sa_handler = on_end;
@@ -50,9 +54,9 @@ static void watch_signals(void) {
     sigaction(SIGHUP, &sa, NULL);
 }
 
-/* --- saying --- */
+/* --- messages --- */
 
-void so_chat_say(const so_session *s, const char *fmt, ...) {
+void so_chat_print(const so_session *s, const char *fmt, ...) {
     bool dim = so_args_color(s->a, STDERR_FILENO);
     va_list ap;
     va_start(ap, fmt);
@@ -70,21 +74,21 @@ static void fail_answer(so_session *s, const so_err *err) {
     fprintf(stderr, "sooth chat: %s\n", err->msg);
 }
 
-/* One dim line: what it took, and what guessing gained. The rate leaves out the first pass with its
- * tokens, whose time is the prompt's. */
-static void say_figures(const so_session *s, const so_report *r) {
+/* One dim line with the time of the answer and the tokens per pass. The rate excludes the first
+ * pass and its tokens, because its time counts as prefill. */
+static void print_figures(const so_session *s, const so_report *r) {
     const so_request_stats *t = &r->stats;
     char rate[64] = "", gained[64] = "";
     int later = t->predicted_n - s->n_first;
-    if (s->json || (isatty(STDERR_FILENO) != 1 && !so_args_has(s->a, SO_OPT_VERBOSE)))
+    if (s->json || (!so_terminal_is(STDERR_FILENO) && !so_args_has(s->a, SO_OPT_VERBOSE)))
         return;
     if (later > 0 && t->predicted_ms > 0)
         snprintf(rate, sizeof rate, ", then %.1f/s", 1000.0 * later / t->predicted_ms);
-    if (strcmp(r->who.drafter, "none") != 0 && t->rounds > 0)
+    if (strcmp(r->label.drafter, "none") != 0 && t->rounds > 0)
         snprintf(gained, sizeof gained, "; %.2f tokens per pass",
                  so_stats_rates(t).tokens_per_pass);
-    so_chat_say(s, "  %d token%s, first after %.2f s%s%s", t->predicted_n,
-                t->predicted_n == 1 ? "" : "s", t->prompt_ms / 1000, rate, gained);
+    so_chat_print(s, "  %d token%s, first after %.2f s%s%s", t->predicted_n,
+                  t->predicted_n == 1 ? "" : "s", t->prompt_ms / 1000, rate, gained);
 }
 
 /* --- answering --- */
@@ -103,10 +107,10 @@ static void on_round(void *user, const so_round *round) {
         so_painter_round(&s->painter, round);
 }
 
-/* The conversation's tokens, with the oldest exchanges hidden as far as needed. */
+/* The tokens of the conversation; hides the oldest exchanges where it does not fit the context. */
 static int encode(so_session *s, so_tokens *out, so_err *err) {
     int n_ctx = so_engine_n_ctx(s->e), hidden = 0;
-    int want = s->base.max_tokens >= 0 ? s->base.max_tokens : ROOM;
+    int want = s->base.max_tokens >= 0 ? s->base.max_tokens : ANSWER_TOKENS;
     int room = n_ctx - SO_MIN(want, n_ctx / 4);
     int rc = so_dialog_encode(&s->dialog, s->b.chat, out, err);
     if (rc == SO_OK && (int64_t)out->len > room)
@@ -116,15 +120,15 @@ static int encode(so_session *s, so_tokens *out, so_err *err) {
             rc = so_dialog_encode(&s->dialog, s->b.chat, out, err);
         }
     if (rc == SO_OK && hidden > 0)
-        so_chat_say(
+        so_chat_print(
             s,
-            "the conversation no longer fits the %d tokens of context: the model does not "
-            "see the oldest %d exchange%s any more (/reset begins anew; -c gives more room)",
-            n_ctx, hidden, hidden == 1 ? "" : "s");
+            "the conversation no longer fits the context of %d tokens: the oldest %d exchange%s "
+            "hidden from the model now (/reset starts a new one; -c N sets a longer context)",
+            n_ctx, hidden, hidden == 1 ? " is" : "s are");
     if (rc == SO_OK && (int64_t)out->len >= n_ctx)
         rc = so_err_set(err, SO_ELIMIT,
-                        "this turn alone takes %zu tokens and the context holds %d: shorten it, or "
-                        "start with -c N (this model: up to %d)",
+                        "this turn alone has %zu tokens and the context %d: shorten it, or start "
+                        "with -c N (this model: up to %d)",
                         out->len, n_ctx, so_model_hparams(s->b.model)->n_ctx_train);
     return rc;
 }
@@ -148,21 +152,22 @@ static int submit(so_session *s, so_request **out, so_err *err) {
     return rc;
 }
 
-/* How it ended, where that is not plain. */
-static void say_end(const so_session *s, so_finish why, int n_context) {
+/* Reports why an answer ended early. */
+static void print_end(const so_session *s, so_finish why, int n_context) {
     int n_ctx = so_engine_n_ctx(s->e);
     if (why == SO_FINISH_CANCELLED && s->answer.len == 0)
-        so_chat_say(s, "stopped before the first word");
-    else if (why == SO_FINISH_CANCELLED && s->person)
-        so_chat_say(s, "stopped; /retry answers again, /undo takes the turn back");
+        so_chat_print(s, "stopped before the first token");
+    else if (why == SO_FINISH_CANCELLED && s->interactive)
+        so_chat_print(s, "stopped; /retry answers again, /undo removes the turn");
     else if (why == SO_FINISH_LENGTH && n_context >= n_ctx - 1)
-        so_chat_say(s, "cut: the context of %d tokens is full", n_ctx);
-    else if (why == SO_FINISH_LENGTH && s->person)
-        so_chat_say(s, "cut: --predict allows no more");
+        so_chat_print(s, "the answer was cut: the context of %d tokens is full", n_ctx);
+    else if (why == SO_FINISH_LENGTH && s->interactive)
+        so_chat_print(s, "the answer was cut: --predict is reached");
 }
 
-/* Puts the answer behind the conversation, if there is one, and counts it. */
-static bool book(so_session *s, const so_request *req) {
+/* Appends the answer to the conversation and adds up its counts. Returns false where it was stopped
+ * before its first token. */
+static bool record_answer(so_session *s, const so_request *req) {
     so_report one = {0};
     int n;
     so_report_add(&one, req, s->b.tok, so_buf_str(&s->answer));
@@ -170,19 +175,19 @@ static bool book(so_session *s, const so_request *req) {
     s->total.seed = one.seed;
     s->total.nonce = one.nonce;
     s->total.has_nonce = one.has_nonce;
-    s->base.has_nonce = false; /* it was for one answer */
+    s->base.has_nonce = false; /* --nonce applies to the first answer only */
     s->n_answers++;
-    s->chose_seed = false;
+    s->seed_set = false;
     so_request_output(req, &n);
-    bool said = s->answer.len > 0 || one.finish != SO_FINISH_CANCELLED;
-    if (said)
+    bool kept = s->answer.len > 0 || one.finish != SO_FINISH_CANCELLED;
+    if (kept)
         so_dialog_add(&s->dialog, "assistant", so_buf_str(&s->answer), NULL);
-    say_end(s, one.finish, one.stats.prompt_n + n);
-    say_figures(s, &one);
+    print_end(s, one.finish, one.stats.prompt_n + n);
+    print_figures(s, &one);
     if (s->json)
         so_report_print_json(so_report_json(&one));
     so_report_free(&one);
-    return said;
+    return kept;
 }
 
 bool so_chat_answer(so_session *s) {
@@ -190,7 +195,7 @@ bool so_chat_answer(so_session *s) {
     so_err err = {0};
     so_buf_clear(&s->answer);
     s->n_first = 0;
-    so_lines_hush(s->lines, true);
+    so_lines_set_echo(s->lines, false);
     int rc = submit(s, &req, &err);
     while (rc == SO_OK && so_request_finish(req) == SO_FINISH_NONE) {
         so_engine_step(s->e, &err); /* a failed pass ends the request with the error */
@@ -204,12 +209,12 @@ bool so_chat_answer(so_session *s) {
         so_painter_end(&s->painter);
     if (rc == SO_OK)
         rc = so_request_check(req, &err);
-    bool said = rc == SO_OK && book(s, req);
+    bool kept = rc == SO_OK && record_answer(s, req);
     if (rc != SO_OK)
         fail_answer(s, &err);
     so_request_free(req);
-    so_lines_hush(s->lines, false);
-    return said;
+    so_lines_set_echo(s->lines, true);
+    return kept;
 }
 
 /* --- the loop --- */
@@ -218,11 +223,11 @@ static void take_turn(so_session *s, so_str turn) {
     so_err err = {0};
     if (turn.len == 0 || so_chat_command(s, turn))
         return;
-    if (so_dialog_ends_with(&s->dialog, "user")) { /* of a loaded conversation */
+    if (so_dialog_ends_with(&s->dialog, "user")) { /* the end of a loaded conversation */
         so_dialog_pop(&s->dialog);
-        so_chat_say(s, "the unanswered turn before this one is dropped");
+        so_chat_print(s, "the unanswered turn before this one is removed");
     }
-    if (so_str_starts(turn, SO_STR("//"))) /* a slash that is meant */
+    if (so_str_starts(turn, SO_STR("//"))) /* an escaped slash */
         turn.ptr++, turn.len--;
     if (so_dialog_add(&s->dialog, "user", turn, &err) != SO_OK)
         fail_answer(s, &err);
@@ -230,19 +235,19 @@ static void take_turn(so_session *s, so_str turn) {
         so_dialog_pop(&s->dialog);
 }
 
-static void talk(so_session *s) {
+static void run_loop(so_session *s) {
     so_buf turn = {0};
-    for (so_line_end end = SO_LINE_OK; end != SO_LINE_END && !s->leave && !ended;) {
+    for (so_line_end end = SO_LINE_OK; end != SO_LINE_END && !s->quit && !ended;) {
         interrupted = 0;
         end = so_lines_read(s->lines, &turn);
         if (end == SO_LINE_OK)
             take_turn(s, so_buf_str(&turn));
         else if (end == SO_LINE_TOO_LONG)
-            fprintf(stderr, "sooth chat: a turn of more than %d MB is left out\n",
+            fprintf(stderr, "sooth chat: a turn of more than %d MB is ignored\n",
                     SO_LINES_MAX_TURN >> 20);
-        else if (end == SO_LINE_INTERRUPTED && s->person)
-            so_chat_say(s, "Ctrl-D or /quit leaves");
-        if (interrupted && !s->person)
+        else if (end == SO_LINE_INTERRUPTED && s->interactive)
+            so_chat_print(s, "Ctrl-D or /quit ends the program");
+        if (interrupted && !s->interactive)
             break;
     }
     so_buf_free(&turn);
@@ -250,7 +255,7 @@ static void talk(so_session *s) {
 
 /* --- opening --- */
 
-/* Where the history is kept; NULL: nowhere. */
+/* Path of the history file; NULL: no history. */
 static char *history_path(const so_args *a) {
     so_err err = {0};
     char *dir = so_args_has(a, SO_OPT_NO_HISTORY) ? NULL : so_env_state_dir(), *path = NULL;
@@ -260,29 +265,30 @@ static char *history_path(const so_args *a) {
     if (so_dir_create(dir, &err) == SO_OK)
         path = so_path_join(dir, "chat_history");
     else
-        so_log(SO_LOG_WARN, "no history is kept: %s", err.msg);
+        so_log(SO_LOG_WARN, "the history cannot be saved: %s", err.msg);
     umask(old);
     free(dir);
     return path;
 }
 
-/* Drawn where the answers go, unless those are JSON or piped on. */
+/* The stream for prompt and line editor: that of the answers, unless it is not a terminal or takes
+ * JSON. NULL: turns come from a pipe. */
 static FILE *terminal_of(const so_session *s) {
-    if (isatty(STDIN_FILENO) != 1)
+    if (!so_terminal_is(STDIN_FILENO))
         return NULL;
-    if (!s->json && isatty(STDOUT_FILENO) == 1)
+    if (!s->json && so_terminal_is(STDOUT_FILENO))
         return stdout;
-    return isatty(STDERR_FILENO) == 1 ? stderr : NULL;
+    return so_terminal_is(STDERR_FILENO) ? stderr : NULL;
 }
 
 static void open_lines(so_session *s) {
     so_lines_opts o = {
         .terminal = terminal_of(s), .word_at = so_chat_command_at, .interrupted = &interrupted};
-    s->person = o.terminal != NULL;
-    if (s->person) {
+    s->interactive = o.terminal != NULL;
+    if (s->interactive) {
         o.color = so_args_color(s->a, fileno(o.terminal));
         o.history = history_path(s->a);
-        so_chat_say(s, "/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves");
+        so_chat_print(s, "/help lists the commands; Ctrl-C stops an answer; Ctrl-D quits");
     }
     s->lines = so_lines_open(&o);
 }
@@ -298,8 +304,8 @@ static int open_session(so_session *s) {
         status = so_cli_open(a, &s->b);
     if (status == 0 && !s->b.chat) {
         so_err_set(&err, SO_EUNSUPPORTED,
-                   "%.200s has no chat template, so nobody knows how it would be talked with; "
-                   "`sooth run` continues a text as it is",
+                   "%.200s has no chat template, so it cannot hold a conversation; `sooth run` "
+                   "continues a text as it is",
                    so_args_str(a, SO_OPT_MODEL, ""));
         status = so_args_fail(a, &err);
     }
@@ -311,7 +317,7 @@ static int open_session(so_session *s) {
         status = so_cli_spec_open(a, &s->b, &s->spec, &eo);
     if (status != 0)
         return status;
-    if (eo.max_draft == 0) /* /spec may ask for guesses later */
+    if (eo.max_draft == 0) /* /spec may turn speculation on later */
         eo.max_draft = SO_CLI_DRAFT_MAX;
     eo.keep_costs = SO_KEEP_LARGE_MODELS;
     int rc = so_dialog_set_system(&s->dialog, so_str_c(so_args_str(a, SO_OPT_SYSTEM, "")), &err);
@@ -334,9 +340,9 @@ static void close_session(so_session *s) {
     free(s->file);
 }
 
-/* Threads made meanwhile keep out of the terminal's affairs: a signal that one of them took would
- * not end the main thread's read. */
-static int open_apart(so_session *s) {
+/* Threads started while opening the session block SIGCONT and SIGWINCH: a signal delivered to one
+ * of them would not interrupt the main thread's read(). */
+static int open_with_signals_blocked(so_session *s) {
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGCONT);
@@ -352,17 +358,17 @@ int so_cmd_chat(int argc, char **argv) {
     if (!so_args_parse(&a, SO_CMD_CHAT, argc, argv))
         return a.status;
     so_session s = {.a = &a, .json = so_args_has(&a, SO_OPT_JSON)};
-    int status = open_apart(&s);
+    int status = open_with_signals_blocked(&s);
     if (status == 0) {
         so_painter_init(&s.painter, s.b.tok, &a);
         watch_signals();
         open_lines(&s);
         so_painter_guard(&s.painter);
-        talk(&s);
+        run_loop(&s);
         so_painter_unguard();
         if (ended)
             status = 128 + ended;
-        else if (!s.person)
+        else if (!s.interactive)
             status = interrupted ? 130 : s.n_failed > 0;
     }
     close_session(&s);

@@ -1,4 +1,4 @@
-/* `sooth chat`: the session that its loop (chat.c) and its commands (chat_commands.c) share. */
+/* The state of `sooth chat`, used by its loop (chat.c) and its commands (chat_commands.c). */
 #ifndef SO_CLI_CHAT_H
 #define SO_CLI_CHAT_H
 
@@ -13,32 +13,32 @@ typedef struct so_session {
     const so_args *a;
     so_bundle b;
     so_engine *e;
-    so_request_opts base; /* what all answers share; sample and spec change by command */
+    so_request_opts base; /* options of every answer; /temp and /seed change `sample` */
     so_cli_spec spec;
-    char *spec_text; /* what /spec said; NULL: the command line stands */
+    char *spec_text; /* value of the last /spec; NULL: as on the command line */
     so_painter painter;
     so_dialog dialog;
     so_lines *lines;
-    char *file; /* the last one saved or loaded, which may be overwritten; NULL: none */
+    char *file; /* file saved or loaded last, which /save may overwrite; NULL: none */
     bool json;
-    bool person;     /* turns are typed at a terminal */
-    bool chose_seed; /* since the last answer */
-    bool leave;
-    /* Of the answers so far: */
-    so_buf answer; /* the last … */
-    int n_first;   /* … and its tokens that came with the first pass */
-    so_report total;
+    bool interactive; /* turns are typed at a terminal */
+    bool seed_set;    /* /seed was used since the last answer */
+    bool quit;
+    so_buf answer;   /* text of the last answer */
+    int n_first;     /* tokens of the last answer that came with its first pass */
+    so_report total; /* counts of all answers */
     int n_answers, n_failed;
 } so_session;
 
-/* A line for the person, on stderr, so that answers can be piped on. */
-void so_chat_say(const so_session *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Answers the conversation, which ends with the user's turn. False where there is no answer,
- * because it failed or was stopped before its first word: the turn stands there alone then. */
+/* Prints a line on stderr; stdout is for answers only. */
+void so_chat_print(const so_session *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Answers the conversation, which must end with a user's turn. Returns false where there is no
+ * answer, because it failed or was stopped before its first token; the turn is then still the last
+ * message. */
 bool so_chat_answer(so_session *s);
-/* Whether the turn is a command; it has been carried out then. */
+/* Executes the turn if it is a command; returns whether it was one. */
 bool so_chat_command(so_session *s, so_str turn);
-/* "/help", "/system", …; NULL past the end. */
+/* Names of commands ("/help", "/system", …); NULL past the end. */
 const char *so_chat_command_at(int i);
 
 #endif

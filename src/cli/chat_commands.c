@@ -1,6 +1,7 @@
-/* The /commands of `sooth chat`: one row each, found by any beginning of the name that is no
- * beginning of another. A line is a command where letters follow the slash up to a space or the
- * end, so "/usr/bin …" is a turn like any other, and "//help" says "/help" to the model. */
+/* The /commands of `sooth chat`: one row each in a table. A name may be shortened to any prefix
+ * that is unique. A line is a command if only letters follow the slash up to a space or the end of
+ * the line, so "/usr/bin …" is an ordinary turn; "//help" sends "/help" to the model. Main thread
+ * only. */
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
@@ -12,30 +13,30 @@
 #include "cli/chat.h"
 
 typedef struct command {
-    const char *name, *arg, *help; /* arg NULL: it takes none; in brackets: it may be left out */
+    const char *name, *arg, *help; /* arg NULL: takes none; in brackets: optional */
     void (*run)(so_session *s, const char *arg);
 } command;
 
 static const char *or_none(const char *text) { return text && *text ? text : "none"; }
 
-/* --- what is said --- */
+/* --- the conversation --- */
 
 static void do_system(so_session *s, const char *arg) {
     so_err err = {0};
     bool off = strcmp(arg, "-") == 0;
     if (*arg && so_dialog_set_system(&s->dialog, so_str_c(off ? "" : arg), &err) != SO_OK)
-        so_chat_say(s, "%s", err.msg);
+        so_chat_print(s, "%s", err.msg);
     else
-        so_chat_say(s, "system message: %s", or_none(so_dialog_system(&s->dialog).ptr));
+        so_chat_print(s, "system message: %s", or_none(so_dialog_system(&s->dialog).ptr));
 }
 
 static void do_reset(so_session *s, const char *arg) {
     (void)arg;
     so_dialog_clear(&s->dialog);
-    so_chat_say(s, "a new conversation");
+    so_chat_print(s, "new conversation");
 }
 
-/* The beginning of a turn, on one line, to say which one is meant. */
+/* The beginning of a turn on one line, for messages. */
 static void quote(so_str text, char out[64]) {
     size_t n = 0, len;
     for (size_t i = 0; i < text.len && n < 48; i += len) {
@@ -55,15 +56,15 @@ static void do_undo(so_session *s, const char *arg) {
     if (so_dialog_ends_with(&s->dialog, "assistant"))
         so_dialog_pop(&s->dialog);
     if (!so_dialog_ends_with(&s->dialog, "user")) {
-        so_chat_say(s, "there is no turn to take back");
+        so_chat_print(s, "there is no turn to remove");
         return;
     }
     quote(so_dialog_last(&s->dialog), turn);
     so_dialog_pop(&s->dialog);
-    so_chat_say(s, "taken back: %s", turn);
+    so_chat_print(s, "removed: %s", turn);
 }
 
-/* Where there is no new answer, the old one stays. */
+/* Keeps the old answer where there is no new one. */
 static void do_retry(so_session *s, const char *arg) {
     so_buf old = {0};
     bool answered = so_dialog_ends_with(&s->dialog, "assistant");
@@ -73,29 +74,30 @@ static void do_retry(so_session *s, const char *arg) {
         so_dialog_pop(&s->dialog);
     }
     if (!so_dialog_ends_with(&s->dialog, "user")) {
-        so_chat_say(s, "there is nothing to answer yet");
+        so_chat_print(s, "there is nothing to answer yet");
         so_buf_free(&old);
         return;
     }
     if (s->base.sample.temp <= 0)
-        so_chat_say(s, "at temperature 0 the answer stays the same; /temp 0.8 makes it vary");
-    else if (!s->chose_seed && s->n_answers > 0)
+        so_chat_print(
+            s, "at temperature 0 the answer is always the same; set /temp 0.8 for another one");
+    else if (!s->seed_set && s->n_answers > 0)
         s->base.sample.seed = so_cli_new_seed();
     if (!so_chat_answer(s) && answered)
         so_dialog_add(&s->dialog, "assistant", so_buf_str(&old), NULL);
     so_buf_free(&old);
 }
 
-/* --- how it is said --- */
+/* --- settings --- */
 
 static void do_temp(so_session *s, const char *arg) {
     char *end;
     double x = strtod(arg, &end);
     if (*arg && (end == arg || *end || !(x >= 0 && x <= 100)))
-        so_chat_say(s, "/temp '%.40s': must be a number from 0 to 100", arg);
+        so_chat_print(s, "/temp '%.40s': must be a number from 0 to 100", arg);
     else if (*arg)
         s->base.sample.temp = (float)x;
-    so_chat_say(s, "temperature: %g", (double)s->base.sample.temp);
+    so_chat_print(s, "temperature: %g", (double)s->base.sample.temp);
 }
 
 static void do_seed(so_session *s, const char *arg) {
@@ -103,21 +105,21 @@ static void do_seed(so_session *s, const char *arg) {
     errno = 0;
     long long n = strtoll(arg, &end, 10);
     if (*arg && (end == arg || *end || errno || n < 0)) {
-        so_chat_say(s, "/seed '%.40s': must be a whole number from 0", arg);
+        so_chat_print(s, "/seed '%.40s': must be a whole number, 0 or more", arg);
         return;
     }
     if (*arg) {
         s->base.sample.seed = (uint64_t)n;
-        s->chose_seed = true;
+        s->seed_set = true;
     }
-    so_chat_say(s, "seed: %llu", (unsigned long long)s->base.sample.seed);
+    so_chat_print(s, "seed: %llu", (unsigned long long)s->base.sample.seed);
 }
 
 static void do_spec(so_session *s, const char *arg) {
     so_err err = {0};
     char *text = so_strdup(arg);
     if (*arg && so_cli_spec_change(&s->spec, text, &err) != SO_OK) {
-        so_chat_say(s, "%s", err.msg);
+        so_chat_print(s, "%s", err.msg);
         free(text);
         return;
     }
@@ -127,27 +129,28 @@ static void do_spec(so_session *s, const char *arg) {
     } else {
         free(text);
     }
-    so_chat_say(s, "drafter: %s", or_none(s->spec.opts.drafter));
+    so_chat_print(s, "drafter: %s", or_none(s->spec.opts.drafter));
 }
 
 static void do_view(so_session *s, const char *arg) {
     bool rounds = strcmp(arg, "rounds") == 0;
     if (*arg && !rounds && strcmp(arg, "on") != 0 && strcmp(arg, "off") != 0) {
-        so_chat_say(s, "/view '%.40s': must be on, off or rounds", arg);
+        so_chat_print(s, "/view '%.40s': must be on, off or rounds", arg);
         return;
     }
     s->painter.on = *arg ? strcmp(arg, "off") != 0 : !s->painter.on;
     s->painter.rounds = s->painter.on && rounds;
-    so_chat_say(s, "view: %s%s",
-                s->painter.rounds ? "rounds"
-                : s->painter.on   ? "on"
-                                  : "off",
-                s->painter.on && !s->painter.color ? "; {stood} [-fell-] [+the model's own word+]"
-                : s->painter.on ? "; green stood, red fell, blue is the model's own word"
-                                : "");
+    so_chat_print(s, "view: %s%s",
+                  s->painter.rounds ? "rounds"
+                  : s->painter.on   ? "on"
+                                    : "off",
+                  s->painter.on && !s->painter.color
+                      ? "; {accepted} [-rejected-] [+from the model+]"
+                  : s->painter.on ? "; green: accepted, red: rejected, blue: from the model"
+                                  : "");
 }
 
-/* Tokens of the conversation as the model would see it. */
+/* Number of tokens in the visible conversation. */
 static size_t context_tokens(const so_session *s) {
     so_tokens tokens = {0};
     so_dialog_encode(&s->dialog, s->b.chat, &tokens, NULL);
@@ -159,18 +162,18 @@ static size_t context_tokens(const so_session *s) {
 static void do_stats(so_session *s, const char *arg) {
     const so_request_stats *t = &s->total.stats;
     (void)arg;
-    so_chat_say(s, "answers: %d, %d tokens in %.1f s (%.1f/s), %.2f per pass", s->n_answers,
-                t->predicted_n, t->predicted_ms / 1000,
-                t->predicted_ms > 0 ? 1000.0 * t->predicted_n / t->predicted_ms : 0,
-                t->rounds ? so_stats_rates(t).tokens_per_pass : 0);
-    so_chat_say(s, "prompts: %d tokens in %.1f s, %d of them known from before", t->prompt_n,
-                t->prompt_ms / 1000, t->cached_n);
-    so_chat_say(s, "guesses: %d made, %d tested, %d accepted (alpha %.2f); drafter: %s", t->draft_n,
-                t->tested_n, t->draft_n_accepted, t->tested_n ? so_stats_rates(t).alpha : 0,
-                or_none(s->spec.opts.drafter));
-    so_chat_say(s, "context: %zu of %d tokens; temperature: %g; seed: %llu", context_tokens(s),
-                so_engine_n_ctx(s->e), (double)s->base.sample.temp,
-                (unsigned long long)s->base.sample.seed);
+    so_chat_print(s, "answers: %d, %d tokens in %.1f s (%.1f/s), %.2f per pass", s->n_answers,
+                  t->predicted_n, t->predicted_ms / 1000,
+                  t->predicted_ms > 0 ? 1000.0 * t->predicted_n / t->predicted_ms : 0,
+                  t->rounds ? so_stats_rates(t).tokens_per_pass : 0);
+    so_chat_print(s, "prompts: %d tokens in %.1f s, %d of them from the prefix cache", t->prompt_n,
+                  t->prompt_ms / 1000, t->cached_n);
+    so_chat_print(s, "guesses: %d made, %d tested, %d accepted (alpha %.2f); drafter: %s",
+                  t->draft_n, t->tested_n, t->draft_n_accepted,
+                  t->tested_n ? so_stats_rates(t).alpha : 0, or_none(s->spec.opts.drafter));
+    so_chat_print(s, "context: %zu of %d tokens; temperature: %g; seed: %llu", context_tokens(s),
+                  so_engine_n_ctx(s->e), (double)s->base.sample.temp,
+                  (unsigned long long)s->base.sample.seed);
 }
 
 /* --- files --- */
@@ -184,51 +187,53 @@ static void set_file(so_session *s, const char *path) {
 static void do_save(so_session *s, const char *arg) {
     so_err err = {0};
     if (so_file_exists(arg) && (!s->file || strcmp(s->file, arg) != 0))
-        so_chat_say(s, "%.200s exists and is not of this conversation: choose another name", arg);
+        so_chat_print(s, "%.200s exists and was not saved or loaded here: choose another name",
+                      arg);
     else if (so_dialog_save(&s->dialog, arg, &err) != SO_OK)
-        so_chat_say(s, "%s", err.msg);
+        so_chat_print(s, "%s", err.msg);
     else {
         set_file(s, arg);
-        so_chat_say(s, "saved %zu messages to %s", so_dialog_len(&s->dialog), arg);
+        so_chat_print(s, "saved %zu messages to %s", so_dialog_len(&s->dialog), arg);
     }
 }
 
 static void do_load(so_session *s, const char *arg) {
     so_err err = {0};
     if (strcmp(arg, "-") == 0)
-        so_chat_say(s, "/load needs the name of a file");
+        so_chat_print(s, "/load needs a file name");
     else if (so_dialog_load(&s->dialog, arg, &err) != SO_OK)
-        so_chat_say(s, "%s", err.msg);
+        so_chat_print(s, "%s", err.msg);
     else {
         set_file(s, arg);
-        so_chat_say(s, "loaded %zu messages%s", so_dialog_len(&s->dialog),
-                    so_dialog_ends_with(&s->dialog, "user") ? "; /retry answers the last one" : "");
+        so_chat_print(s, "loaded %zu messages%s", so_dialog_len(&s->dialog),
+                      so_dialog_ends_with(&s->dialog, "user") ? "; /retry answers the last one"
+                                                              : "");
     }
 }
 
 static void do_quit(so_session *s, const char *arg) {
     (void)arg;
-    s->leave = true;
+    s->quit = true;
 }
 
-/* --- finding --- */
+/* --- the table --- */
 
 static void do_help(so_session *s, const char *arg);
 
 static const command table[] = {
-    {"/help", NULL, "this list", do_help},
-    {"/system", "[TEXT]", "the message put before the conversation; - removes it", do_system},
-    {"/temp", "[X]", "temperature; 0 takes the likeliest word", do_temp},
-    {"/seed", "[N]", "seed of the noise: the same seed gives the same answer", do_seed},
-    {"/spec", "[NAME]", "who guesses: none, lookup, ngram, model, auto, a,b …", do_spec},
-    {"/view", "[on|off|rounds]", "show what was guessed, and what stood", do_view},
+    {"/help", NULL, "show this list", do_help},
+    {"/system", "[TEXT]", "set the system message; - removes it", do_system},
+    {"/temp", "[X]", "set the temperature; 0 takes the most likely token", do_temp},
+    {"/seed", "[N]", "set the random seed; the same seed gives the same answer", do_seed},
+    {"/spec", "[NAME]", "set the drafters, as --spec: none, auto, model, ngram …", do_spec},
+    {"/view", "[on|off|rounds]", "mark accepted and rejected tokens", do_view},
     {"/retry", NULL, "answer the last turn again, with another seed", do_retry},
-    {"/undo", NULL, "take back the last turn and its answer", do_undo},
-    {"/reset", NULL, "begin a new conversation; the system message stays", do_reset},
-    {"/stats", NULL, "figures of this session", do_stats},
+    {"/undo", NULL, "remove the last turn and its answer", do_undo},
+    {"/reset", NULL, "start a new conversation; keeps the system message", do_reset},
+    {"/stats", NULL, "show the figures of this session", do_stats},
     {"/save", "FILE", "write the conversation as JSON", do_save},
-    {"/load", "FILE", "go on with a saved conversation", do_load},
-    {"/quit", NULL, "leave, like Ctrl-D", do_quit},
+    {"/load", "FILE", "continue a saved conversation", do_load},
+    {"/quit", NULL, "end the program, like Ctrl-D", do_quit},
 };
 
 static void do_help(so_session *s, const char *arg) {
@@ -236,18 +241,20 @@ static void do_help(so_session *s, const char *arg) {
     for (size_t i = 0; i < SO_LEN(table); i++) {
         char left[64];
         snprintf(left, sizeof left, "%s %s", table[i].name, table[i].arg ? table[i].arg : "");
-        so_chat_say(s, "  %-24s %s", left, table[i].help);
+        so_chat_print(s, "  %-24s %s", left, table[i].help);
     }
-    so_chat_say(s, "A turn goes on after a line that ends in \\, between \"\"\" and \"\"\", and "
-                   "after Alt-Enter.");
-    so_chat_say(s, "A beginning of a name will do, as in /v on. // begins a turn with a slash.");
+    so_chat_print(s, "A turn continues on the next line after a \\ at the end of a line, between "
+                     "\"\"\" and \"\"\", and after Alt-Enter.");
+    so_chat_print(
+        s, "Names may be shortened, as in /v on. A turn that begins with / is typed with //.");
 }
 
 const char *so_chat_command_at(int i) {
     return i >= 0 && i < (int)SO_LEN(table) ? table[i].name : NULL;
 }
 
-/* The one command with this beginning; else says why there is none. */
+/* The only command with this prefix; where there is none or several, prints that and returns
+ * NULL. */
 static const command *find(const so_session *s, const char *name) {
     const command *found = NULL;
     const char *names[SO_LEN(table)];
@@ -261,19 +268,20 @@ static const command *find(const so_session *s, const char *name) {
         so_buf_printf(&several, "%s%s", n++ ? ", " : "", table[i].name);
     }
     if (n > 1) {
-        so_chat_say(s, "%s could be %s", name, several.data);
+        so_chat_print(s, "%s could be %s", name, several.data);
     } else if (n == 0) {
         const char *near = so_near_miss(name, names, SO_LEN(table));
-        so_chat_say(s,
-                    "there is no %s%s%s%s; /help lists the commands, // begins a turn with a "
-                    "slash",
-                    name, near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+        so_chat_print(
+            s,
+            "unknown command %s%s%s%s; /help lists the commands, and // sends a turn that "
+            "begins with /",
+            name, near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
     }
     so_buf_free(&several);
     return n == 1 ? found : NULL;
 }
 
-/* The slash and the letters behind it; 0 where the line is no command. */
+/* Length of "/name" at the start of the line; 0 where the line is not a command. */
 static size_t name_len(so_str turn) {
     size_t n = 1;
     if (turn.len < 2 || turn.ptr[0] != '/')
@@ -300,9 +308,9 @@ bool so_chat_command(so_session *s, so_str turn) {
         rest.len--;
     char *arg = so_strndup(rest.ptr, rest.len);
     if (!c->arg && *arg)
-        so_chat_say(s, "%s takes nothing behind it", c->name);
+        so_chat_print(s, "%s takes no argument", c->name);
     else if (c->arg && c->arg[0] != '[' && !*arg)
-        so_chat_say(s, "%s needs %s", c->name, c->arg);
+        so_chat_print(s, "%s needs %s", c->name, c->arg);
     else
         c->run(s, arg);
     free(arg);

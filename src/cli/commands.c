@@ -1,4 +1,4 @@
-/* The table of subcommands, in the order `sooth --help` lists them. */
+/* The table of commands, in the order in which `sooth help` lists them. */
 #include "cli/commands.h"
 
 #include <string.h>
@@ -6,42 +6,119 @@
 #include "base/mem.h"
 
 static const so_command table[] = {
-    {SO_CMD_DEMO, "demo", so_cmd_demo, "[-m MODEL] [-p TEXT] [options]",
-     "one answer twice, plainly and speculatively: the same text, and how much sooner", 0, 0},
-    {SO_CMD_RUN, "run", so_cmd_run,
-     "-m MODEL (-p TEXT | -f FILE) [options]\n-m MODEL --prompts FILE.jsonl [options]",
-     "answer a prompt, or every prompt of a file", 0, 0},
-    {SO_CMD_CHAT, "chat", so_cmd_chat, "-m MODEL [options]",
-     "talk with a model in the terminal, or answer standard input line by line", 0, 0},
-    {SO_CMD_SERVE, "serve", so_cmd_serve, "-m MODEL [--port N] [options]",
-     "answer over HTTP, with the OpenAI API and a page to look at", 0, 0},
-    {SO_CMD_PULL, "pull", so_cmd_pull, "[--check | --force] [NAME]",
-     "fetch a model by name; without a name, list them", 0, 1},
-    {SO_CMD_INSPECT, "inspect", so_cmd_inspect,
-     "FILE|FOLDER|NAME\n-m MODEL [-md DRAFT] --ctx C --parallel N",
-     "show what a model file holds, or the memory it takes", 0, 1},
-    {SO_CMD_QUANTIZE, "quantize", so_cmd_quantize, "IN OUT TYPE",
-     "write a model as GGUF with its weights rounded to a type", 3, 3},
-    {SO_CMD_TOKENIZE, "tokenize", so_cmd_tokenize, "-m MODEL [TEXT | -p TEXT | -f FILE]",
-     "show a text's token ids", 0, 1},
-    {SO_CMD_COUNT, "count", so_cmd_count, "-m MODEL -f TEXT -o TABLE [--order 1|2]",
-     "count a text into a unigram or bigram table for --spec", 0, 0},
-    {SO_CMD_THEORY, "theory", so_cmd_theory,
-     "--alpha A [--gamma G] [--c C]\n[--json] [--svg FILE]\n--measure -m MODEL [-md DRAFT] "
-     "[--spec A;B;...] [-n TOKENS] [-f PROMPTS.jsonl]",
-     "what speculation can gain: formulas, the paper's tables and figures, or measured", 0, 0},
-    {SO_CMD_PROVE, "prove", so_cmd_prove, "-m MODEL [-md DRAFT] [--spec DRAFTERS] [options]",
-     "show on this machine that speculation leaves the model's words as they are", 0, 0},
-    {SO_CMD_TRACE, "trace", so_cmd_trace, "FILE.jsonl... [--svg OUT.svg]",
-     "where the time of runs with --trace went, as a table or a picture", 1, 16},
-    {SO_CMD_BENCH, "bench", so_cmd_bench,
-     "spec -m MODEL --spec DRAFTERS --prompts FILE.jsonl [options]\ncurve -m MODEL [options]\nppl "
-     "-m MODEL -f TEXT [options]\ndecode -m MODEL [options]\nprompt "
-     "-m MODEL [options]\nlogits -m MODEL -f IDS.json -o FILE [options]\npasses -m MODEL -c TOKENS "
-     "[options]",
-     "measure: spec (plain against speculative), curve (time of a pass by its rows), ppl "
-     "(perplexity), decode, prompt, kernels, logits, passes (as standard input asks)",
-     1, 1},
+    {.bit = SO_CMD_RUN,
+     .name = "run",
+     .run = so_cmd_run,
+     .group = SO_GROUP_USE,
+     .usage = "-m MODEL PROMPT [options]\n"
+              "-m MODEL -f FILE [options]\n"
+              "-m MODEL --prompts FILE.jsonl [options]",
+     .summary = "answer a prompt, or every prompt of a file",
+     .max_pos = 1},
+    {.bit = SO_CMD_CHAT,
+     .name = "chat",
+     .run = so_cmd_chat,
+     .group = SO_GROUP_USE,
+     .usage = "-m MODEL [options]",
+     .summary = "hold a conversation in the terminal or over a pipe"},
+    {.bit = SO_CMD_SERVE,
+     .name = "serve",
+     .run = so_cmd_serve,
+     .group = SO_GROUP_USE,
+     .usage = "-m MODEL [--port N] [options]",
+     .summary = "serve the OpenAI API and a web page over HTTP"},
+    {.bit = SO_CMD_DEMO,
+     .name = "demo",
+     .run = so_cmd_demo,
+     .group = SO_GROUP_USE,
+     .usage = "[-m MODEL] [PROMPT] [options]",
+     .summary = "answer a prompt with and without speculation, side by side",
+     .max_pos = 1},
+    {.bit = SO_CMD_PULL,
+     .name = "pull",
+     .run = so_cmd_pull,
+     .group = SO_GROUP_USE,
+     .usage = "[--check | --force] [NAME]",
+     .summary = "download a model by name; without a name, list them",
+     .max_pos = 1},
+    {.bit = SO_CMD_INSPECT,
+     .name = "inspect",
+     .run = so_cmd_inspect,
+     .group = SO_GROUP_USE,
+     .usage = "FILE|FOLDER|NAME\n-m MODEL [-md DRAFT] --ctx C --parallel N",
+     .summary = "show what a model file contains, or the memory it needs",
+     .max_pos = 1},
+    {.bit = SO_CMD_QUANTIZE,
+     .name = "quantize",
+     .run = so_cmd_quantize,
+     .group = SO_GROUP_USE,
+     .usage = "IN OUT TYPE",
+     .summary = "convert a model to a GGUF file with another weight type",
+     .min_pos = 3,
+     .max_pos = 3},
+    {.bit = SO_CMD_TOKENIZE,
+     .name = "tokenize",
+     .run = so_cmd_tokenize,
+     .group = SO_GROUP_USE,
+     .usage = "-m MODEL [TEXT | -p TEXT | -f FILE]",
+     .summary = "print the token ids of a text",
+     .max_pos = 1},
+    {.bit = SO_CMD_COUNT,
+     .name = "count",
+     .run = so_cmd_count,
+     .group = SO_GROUP_USE,
+     .usage = "-m MODEL -f TEXT -o TABLE [--order 1|2]",
+     .summary = "count a text into a unigram or bigram table for --spec"},
+    {.bit = SO_CMD_COMPLETION,
+     .name = "completion",
+     .run = so_cmd_completion,
+     .group = SO_GROUP_USE,
+     .usage = "WHAT",
+     .summary = "print the completion script of a shell",
+     .args = "bash\tsource it from ~/.bashrc: source <(sooth completion bash)\n"
+             "zsh\tsave it as _sooth in a folder of $fpath\n"
+             "fish\tsave it as ~/.config/fish/completions/sooth.fish\n"
+             "models\tthe names that -m takes, one per line (the scripts use it)",
+     .min_pos = 1,
+     .max_pos = 1},
+    {.bit = SO_CMD_PROVE,
+     .name = "prove",
+     .run = so_cmd_prove,
+     .group = SO_GROUP_MEASURE,
+     .usage = "-m MODEL [-md DRAFT] [--spec DRAFTERS] [options]",
+     .summary = "check that speculation does not change the output"},
+    {.bit = SO_CMD_THEORY,
+     .name = "theory",
+     .run = so_cmd_theory,
+     .group = SO_GROUP_MEASURE,
+     .usage = "--alpha A [--gamma G] [--c C]\n"
+              "[--json] [--svg FILE]\n"
+              "--measure -m MODEL [-md DRAFT] [--spec A;B;...] [-n TOKENS] [-f PROMPTS.jsonl]",
+     .summary = "compute or measure what speculation can gain"},
+    {.bit = SO_CMD_BENCH,
+     .name = "bench",
+     .run = so_cmd_bench,
+     .group = SO_GROUP_MEASURE,
+     .usage = "WHAT -m MODEL [options]",
+     .summary = "measure speed, speed-up and perplexity",
+     .args = "spec\tplain and speculative decoding of --prompts, compared\n"
+             "curve\ttime of a pass over n rows, and the roofline\n"
+             "decode\ttokens per second, one token per pass\n"
+             "prompt\ttokens per second of prefill\n"
+             "ppl\tperplexity of the text of -f\n"
+             "kernels\tmatrix products by weight type and number of rows (without -m)\n"
+             "logits\tlogits after every token of -f, written to -o\n"
+             "passes\tpasses that standard input asks for, one per line",
+     .min_pos = 1,
+     .max_pos = 1},
+    {.bit = SO_CMD_TRACE,
+     .name = "trace",
+     .run = so_cmd_trace,
+     .group = SO_GROUP_MEASURE,
+     .usage = "FILE.jsonl... [--svg OUT.svg]",
+     .summary = "show where the time of runs with --trace went",
+     .min_pos = 1,
+     .max_pos = 16},
 };
 
 const so_command *so_command_at(int i) {

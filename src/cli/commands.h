@@ -1,8 +1,8 @@
-/* The subcommands: one row each in commands.c, one function each in a file of its own. */
+/* The commands: one row each in commands.c, one function each in a file of its own. */
 #ifndef SO_CLI_COMMANDS_H
 #define SO_CLI_COMMANDS_H
 
-/* Which subcommands take an option (bits in the option table). */
+/* Bits of commands, for the set of commands that take an option. */
 enum {
     SO_CMD_RUN = 1 << 0,
     SO_CMD_PULL = 1 << 1,
@@ -17,16 +17,21 @@ enum {
     SO_CMD_CHAT = 1 << 10,
     SO_CMD_SERVE = 1 << 11,
     SO_CMD_DEMO = 1 << 12,
+    SO_CMD_COMPLETION = 1 << 13,
     SO_CMD_ALL = ~0,
 };
+
+typedef enum so_command_group { SO_GROUP_USE, SO_GROUP_MEASURE } so_command_group;
 
 typedef struct so_command {
     int bit; /* SO_CMD_… */
     const char *name;
-    int (*run)(int argc, char **argv); /* argv[0] is the subcommand; returns the exit status */
+    int (*run)(int argc, char **argv); /* argv[0] is the command; returns the exit status */
+    so_command_group group;            /* heading in `sooth help` */
     const char *usage;                 /* what follows the name; '\n' begins another form */
     const char *summary;
-    int min_pos, max_pos; /* how many arguments beside options */
+    const char *args; /* values of the first argument and their meaning, "a\tmeaning\n…", or NULL */
+    int min_pos, max_pos; /* number of arguments beside options */
 } so_command;
 
 const so_command *so_command_at(int i); /* NULL past the end */
@@ -46,5 +51,6 @@ int so_cmd_theory(int argc, char **argv);
 int so_cmd_trace(int argc, char **argv);
 int so_cmd_prove(int argc, char **argv);
 int so_cmd_count(int argc, char **argv);
+int so_cmd_completion(int argc, char **argv);
 
 #endif

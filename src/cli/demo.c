@@ -1,22 +1,21 @@
-/* `sooth demo`: one prompt and one seed, answered twice, plainly and speculatively, and what the
- * difference was.
+/* `sooth demo`: answers one prompt twice with the same seed, by plain and by speculative decoding,
+ * and compares the speed.
  *
- * On a wide terminal the two answers stand side by side, on a narrow one below each other, both as
- * they are made, tokens coloured by how they came to be. Elsewhere they are plain text. Then a
- * table, and the exit status: 1 where the texts differ although they must not (`reject` and
- * `lenient` above temperature 0 promise no equal text).
+ * On a wide terminal the two answers are side by side, on a narrow one below each other, both
+ * printed while they are generated, with tokens coloured by origin. Without a terminal they are
+ * plain text. Then follows a table. The exit status is 1 where the texts differ although they must
+ * be equal (`reject` and `lenient` above temperature 0 do not promise that).
  *
- * Time is the clock's around the engine's steps from the second token on, less what showing text
- * took in them, for both ways alike; reading the prompt is not in it. A few tokens are decoded
- * beforehand, untimed, so that the first way does not pay for a cold memory. Neither way finds
- * anything of the prompt in a cache.
+ * The time is that of the engine's steps from the second token on, without the time of printing;
+ * prefill is not included. A few tokens are decoded beforehand, untimed, so that the first mode
+ * does not run with cold caches. The prefix cache is off.
  *
- * Without -m: the pair that comes with the program, else a pulled smollm2. */
+ * Without -m the model is `story`, which comes with the program, else a pulled smollm2. Main thread
+ * only; the signal handler sets a flag. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -28,9 +27,10 @@
 #include "cli/report.h"
 #include "cli/request.h"
 #include "cli/spec.h"
+#include "cli/terminal.h"
 #include "cli/view.h"
 
-enum { PREDICT = 160, WARM_UP = 8, MIN_ROWS = 12, TABLE_ROWS = 10 };
+enum { PREDICT = 160, WARM_UP = 8, MIN_ROWS = 12, TABLE_ROWS = 10, TABLE_COLUMNS = 73 };
 static const char PROMPT[] =
     "Write a short story for children about an honest fairy who makes a new friend.";
 
@@ -38,12 +38,12 @@ enum { PLAIN, SPEC };
 typedef enum show { SHOW_NOTHING, SHOW_TEXT, SHOW_BELOW, SHOW_BESIDE } show;
 
 /* One of the two answers. */
-typedef struct way {
+typedef struct answer {
     so_tokens tokens;
-    double ms; /* of the timed steps … */
-    int timed; /* … and the tokens they gave */
+    double ms; /* of the timed steps */
+    int timed; /* tokens of the timed steps */
     so_request_stats stats;
-} way;
+} answer;
 
 typedef struct demo {
     const so_args *a;
@@ -52,15 +52,15 @@ typedef struct demo {
     so_engine *e;
     so_request_opts base;
     so_tokens prompt;
-    const char *text; /* of the prompt */
+    const char *text; /* the prompt */
     show show;
     so_columns *columns;
     so_painter painter;
     int which;
     int n_emitted;
-    double shown_ms; /* spent on showing, in this step */
+    double shown_ms; /* spent on printing in this step */
     bool color, exact;
-    way ways[2];
+    answer answers[2];
 } demo;
 
 static volatile sig_atomic_t interrupted;
@@ -70,23 +70,22 @@ static void on_interrupt(int sig) {
     signal(sig, SIG_DFL);
 }
 
-/* --- showing --- */
+/* --- display --- */
 
 static const char *title(int which) {
     return which == PLAIN ? "plain decoding" : "speculative decoding";
 }
 
 static show choose_show(const so_args *a, int *width, int *height) {
-    struct winsize w;
+    int rows;
     if (so_args_has(a, SO_OPT_JSON))
         return SHOW_NOTHING;
-    if (isatty(STDOUT_FILENO) != 1)
+    if (!so_terminal_is(STDOUT_FILENO))
         return SHOW_TEXT;
-    if (!so_args_color(a, STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) != 0 ||
-        w.ws_col < SO_COLUMNS_MIN_WIDTH || w.ws_row < MIN_ROWS + TABLE_ROWS)
+    if (!so_args_color(a, STDOUT_FILENO) || !so_terminal_size(STDOUT_FILENO, width, &rows) ||
+        *width < SO_COLUMNS_MIN_WIDTH || rows < MIN_ROWS + TABLE_ROWS)
         return SHOW_BELOW;
-    *width = w.ws_col;
-    *height = w.ws_row - TABLE_ROWS;
+    *height = rows - TABLE_ROWS;
     return SHOW_BESIDE;
 }
 
@@ -96,6 +95,7 @@ static void show_event(demo *d, const so_event *ev) {
         break;
     case SHOW_TEXT:
         fwrite(ev->text.ptr, 1, ev->text.len, stdout);
+        fflush(stdout);
         break;
     case SHOW_BELOW:
         so_painter_event(&d->painter, ev);
@@ -121,14 +121,14 @@ static void on_round(void *user, const so_round *round) {
         so_painter_round(&d->painter, round);
 }
 
-static void begin_way(demo *d) {
+static void begin_answer(demo *d) {
     d->painter.on = d->which == SPEC;
     if (d->show == SHOW_TEXT || d->show == SHOW_BELOW)
         printf("%s%s:%s\n", d->color ? "\033[1m" : "", title(d->which), d->color ? "\033[0m" : "");
     fflush(stdout);
 }
 
-static void end_way(demo *d) {
+static void end_answer(demo *d) {
     if (d->show == SHOW_TEXT)
         fputs("\n\n", stdout);
     if (d->show == SHOW_BELOW) {
@@ -139,8 +139,8 @@ static void end_way(demo *d) {
 
 /* --- the two answers --- */
 
-/* Runs r to its end; steps that began with a token out are timed. */
-static int run_request(demo *d, so_request *r, way *w, so_err *err) {
+/* Runs r to its end. Steps that begin after the first token are timed. */
+static int run_request(demo *d, so_request *r, answer *w, so_err *err) {
     int rc = SO_OK;
     d->n_emitted = 0;
     while (rc == SO_OK && so_request_finish(r) == SO_FINISH_NONE) {
@@ -158,8 +158,8 @@ static int run_request(demo *d, so_request *r, way *w, so_err *err) {
     return rc == SO_OK ? so_request_check(r, err) : rc;
 }
 
-static int answer(demo *d, int which, so_err *err) {
-    way *w = &d->ways[which];
+static int run_answer(demo *d, int which, so_err *err) {
+    answer *w = &d->answers[which];
     so_request *r = NULL;
     so_request_opts o = d->base;
     o.prompt = d->prompt.ids;
@@ -171,7 +171,7 @@ static int answer(demo *d, int which, so_err *err) {
     if (which == SPEC)
         o.spec = d->spec.opts;
     d->which = which;
-    begin_way(d);
+    begin_answer(d);
     int rc = so_engine_submit(d->e, &o, &r, err);
     if (rc == SO_OK)
         rc = run_request(d, r, w, err);
@@ -182,7 +182,7 @@ static int answer(demo *d, int which, so_err *err) {
         w->stats = *so_request_get_stats(r);
     }
     so_request_free(r);
-    end_way(d);
+    end_answer(d);
     return rc;
 }
 
@@ -199,34 +199,40 @@ static int warm_up(demo *d, so_err *err) {
     return rc;
 }
 
-/* --- what came of it --- */
+/* --- results --- */
 
-static double rate(const way *w) { return w->ms > 0 ? 1000.0 * w->timed / w->ms : 0; }
+static double rate(const answer *w) { return w->ms > 0 ? 1000.0 * w->timed / w->ms : 0; }
 
 static double speedup(const demo *d) {
-    return rate(&d->ways[PLAIN]) > 0 ? rate(&d->ways[SPEC]) / rate(&d->ways[PLAIN]) : 0;
+    return rate(&d->answers[PLAIN]) > 0 ? rate(&d->answers[SPEC]) / rate(&d->answers[PLAIN]) : 0;
 }
 
 static bool same_text(const demo *d) {
-    const so_tokens *a = &d->ways[PLAIN].tokens, *b = &d->ways[SPEC].tokens;
+    const so_tokens *a = &d->answers[PLAIN].tokens, *b = &d->answers[SPEC].tokens;
     return a->len == b->len &&
            (a->len == 0 || memcmp(a->ids, b->ids, a->len * sizeof *a->ids) == 0);
 }
 
 static void print_json(const demo *d) {
-    so_rates r = so_stats_rates(&d->ways[SPEC].stats);
+    so_rates r = so_stats_rates(&d->answers[SPEC].stats);
     so_report_print_json(json_pack(
         "{s:f, s:o, s:f, s:f, s:f, s:o, s:i, s:s, s:f, s:I, s:s}", "speedup", speedup(d),
         "identical", d->exact ? json_boolean(same_text(d)) : json_null(), "plain_tps",
-        rate(&d->ways[PLAIN]), "spec_tps", rate(&d->ways[SPEC]), "tokens_per_pass",
-        r.tokens_per_pass, "alpha", d->ways[SPEC].stats.tested_n ? json_real(r.alpha) : json_null(),
-        "tokens", (int)d->ways[SPEC].tokens.len, "drafter", d->spec.opts.drafter, "temp",
+        rate(&d->answers[PLAIN]), "spec_tps", rate(&d->answers[SPEC]), "tokens_per_pass",
+        r.tokens_per_pass, "alpha",
+        d->answers[SPEC].stats.tested_n ? json_real(r.alpha) : json_null(), "tokens",
+        (int)d->answers[SPEC].tokens.len, "drafter", d->spec.opts.drafter, "temp",
         (double)d->base.sample.temp, "seed", (json_int_t)d->base.sample.seed, "prompt", d->text));
 }
 
-static void print_row(const demo *d, int which) {
-    const way *w = &d->ways[which];
+static void print_row(const demo *d, int which, bool narrow) {
+    const answer *w = &d->answers[which];
     so_rates r = so_stats_rates(&w->stats);
+    if (narrow) {
+        printf("%-11s %9.1f %8.2fx\n", which == PLAIN ? "plain" : "speculative", rate(w),
+               which == PLAIN ? 1.0 : speedup(d));
+        return;
+    }
     printf("%-22s %6zu %10.1f %12.2f ", title(which), w->tokens.len, rate(w), r.tokens_per_pass);
     if (w->stats.tested_n > 0)
         printf("%8.2f ", r.alpha);
@@ -237,13 +243,17 @@ static void print_row(const demo *d, int which) {
 
 static void print_table(const demo *d) {
     if (d->show != SHOW_TEXT && d->color)
-        printf("%sguessed and accepted\033[0m, %sthe model's own word\033[0m%s\n\n",
+        printf("%saccepted\033[0m, %sfrom the model\033[0m%s\n\n",
                so_painter_color(SO_ORIGIN_DRAFT), so_painter_color(SO_ORIGIN_BONUS),
-               d->show == SHOW_BELOW ? ", \033[9;31mguessed and rejected\033[0m" : "");
-    printf("%-22s %6s %10s %12s %8s %9s\n", "", "tokens", "tokens/s", "tokens/pass", "alpha",
-           "speed-up");
-    print_row(d, PLAIN);
-    print_row(d, SPEC);
+               d->show == SHOW_BELOW ? ", \033[9;31mrejected\033[0m" : "");
+    bool narrow = so_terminal_columns(STDOUT_FILENO, TABLE_COLUMNS) < TABLE_COLUMNS;
+    if (narrow)
+        printf("%-11s %9s %9s\n", "", "tokens/s", "speed-up");
+    else
+        printf("%-22s %6s %10s %12s %8s %9s\n", "", "tokens", "tokens/s", "tokens/pass", "alpha",
+               "speed-up");
+    print_row(d, PLAIN, narrow);
+    print_row(d, SPEC, narrow);
     if (d->exact)
         printf("identical: %s\n", same_text(d) ? "yes" : "NO");
     else
@@ -264,7 +274,7 @@ static int run_demo(demo *d) {
     if (rc == SO_OK && d->show == SHOW_BESIDE)
         d->columns = so_columns_open(width, height, title(PLAIN), title(SPEC));
     for (int i = PLAIN; i <= SPEC && rc == SO_OK && !interrupted; i++)
-        rc = answer(d, i, &err);
+        rc = run_answer(d, i, &err);
     so_columns_close(d->columns);
     so_painter_free(&d->painter);
     if (rc != SO_OK)
@@ -278,17 +288,16 @@ static int run_demo(demo *d) {
     return d->exact && !same_text(d);
 }
 
-/* --- setting up --- */
+/* --- setup --- */
 
-/* -m, or what there is. */
+/* -m, or the default model. */
 static int choose_model(so_args *a, char **path) {
     so_err err = {0};
     if (so_args_has(a, SO_OPT_MODEL))
         return 0;
     if (!so_model_embedded(path) && so_model_resolve("smollm2", path, NULL) != SO_OK) {
         so_err_set(&err, SO_ENOTFOUND,
-                   "there is no model to show yet: `sooth pull smollm2` fetches one (98 MB), or "
-                   "name one with -m");
+                   "no model found: run `sooth pull smollm2` (98 MB), or give -m MODEL");
         return so_args_fail(a, &err);
     }
     a->val[SO_OPT_MODEL].text = *path;
@@ -337,7 +346,9 @@ int so_cmd_demo(int argc, char **argv) {
         return a.status;
     demo *d = SO_NEW(demo);
     d->a = &a;
-    int status = choose_model(&a, &path);
+    int status = so_cli_prompt_argument(&a);
+    if (status == 0)
+        status = choose_model(&a, &path);
     if (status == 0)
         status = open_demo(d);
     if (status == 0)
@@ -348,7 +359,7 @@ int so_cmd_demo(int argc, char **argv) {
     so_bundle_close(&d->b);
     so_tokens_free(&d->prompt);
     for (int i = 0; i < 2; i++)
-        so_tokens_free(&d->ways[i].tokens);
+        so_tokens_free(&d->answers[i].tokens);
     free(d);
     free(path);
     so_args_free(&a);

@@ -1,14 +1,15 @@
-/* Columns are kept as cells, a character and its colour each, in lines as they are shown: adding
- * text changes the last line, or moves its last word down to a new one. What changed is drawn;
- * where a column has more lines than the field has rows, its last ones are shown and all of it is
- * drawn.
+/* A column is an array of lines, and a line an array of cells (a character and its colour), as
+ * shown. New text changes the last line, or moves its last word to a new line. Changed lines are
+ * drawn again. Where a column has more lines than the field has rows, its last lines are shown, and
+ * all of them are drawn.
  *
  *   row 0       title            │ title
- *   row 1 …     first line       │ first line         the cursor rests at row `at` between calls
+ *   row 1 …     first line       │ first line         between calls the cursor is in row `at`
  *
- * Only relative moves up and down and absolute ones within a line are used, so the field may stand
- * anywhere on the screen. Control characters become spaces and what is not UTF-8 a replacement
- * character: no text steers the terminal. A character wider than a column is left out. stdout. */
+ * The cursor moves relatively between rows and absolutely within a row, so the field may be
+ * anywhere on the screen. Control characters become spaces, and bytes that are not UTF-8 the
+ * replacement character, so that no text controls the terminal. A character wider than a column is
+ * skipped. Writes to stdout; main thread only. */
 #include "cli/demo_columns.h"
 
 #include <stdio.h>
@@ -33,14 +34,14 @@ typedef struct column {
     line *lines;
     int n, cap;
     int first; /* the line shown in the first row */
-    int x;     /* where it begins, from 1 */
+    int x;     /* its first cell, from 1 */
 } column;
 
 struct so_columns {
     column sides[2];
-    int width, height; /* of a column's text, in cells and rows */
-    int at;            /* the row in which the cursor is; 0 is the title */
-    int lowest;        /* row that was ever reached */
+    int width, height; /* cells and rows of a column's text */
+    int at;            /* row of the cursor; 0 is the title */
+    int lowest;        /* lowest row drawn so far */
 };
 
 static int width_of(uint32_t cp) {
@@ -48,7 +49,7 @@ static int width_of(uint32_t cp) {
     return w < 0 ? 0 : w;
 }
 
-/* The next character of s as it is shown; how many bytes it took. */
+/* The first character of s as it is shown; returns its length in bytes. */
 static size_t next_cell(so_str s, cell *out) {
     uint32_t cp;
     size_t len;
@@ -94,9 +95,9 @@ static void put(line *l, const cell *c) {
     l->width += c->width;
 }
 
-/* Begins a line with the last word of the one that is full; a word that fills a line is cut. */
+/* Starts a new line with the last word of the full one; a word as long as a line is split. */
 static line *wrap(column *c) {
-    add_line(c); /* may move the lines */
+    add_line(c); /* may reallocate the lines */
     line *old = &c->lines[c->n - 2], *fresh = &c->lines[c->n - 1];
     int at = old->n;
     while (at > 0 && old->cells[at - 1].bytes[0] != ' ')
@@ -119,7 +120,7 @@ static void add_cell(column *c, int width, const cell *x) {
     if (x->width > width)
         return;
     if (l->width + x->width > width) {
-        if (x->bytes[0] == ' ') { /* a break is worth a space */
+        if (x->bytes[0] == ' ') { /* the line break replaces the space */
             add_line(c);
             return;
         }
@@ -180,7 +181,7 @@ so_columns *so_columns_open(int width, int height, const char *left, const char 
         add_line(&c->sides[i]);
     }
     for (int i = 0; i < c->height; i++)
-        putchar('\n'); /* makes room where the screen ends */
+        putchar('\n'); /* scrolls at the end of the screen */
     c->at = c->height;
     for (int row = 1; row <= c->height; row++) {
         go_to(c, row, c->sides[1].x - 2);
@@ -201,7 +202,7 @@ void so_columns_close(so_columns *c) {
         return;
     int last = SO_MAX(c->lowest, 1);
     go_to(c, last, 1);
-    printf("\033[1B\033[1G\033[J"); /* what was held free and not used */
+    printf("\033[1B\033[1G\033[J"); /* erases the unused rows */
     if (last == c->height)
         putchar('\n');
     fflush(stdout);

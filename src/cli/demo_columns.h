@@ -4,19 +4,19 @@
 
 #include "base/str.h"
 
-enum { SO_COLUMNS_MIN_WIDTH = 88 }; /* of a terminal; narrower columns are a strain to read */
+enum { SO_COLUMNS_MIN_WIDTH = 88 }; /* narrower terminals show the texts one below the other */
 
 typedef struct so_columns so_columns;
 
-/* A field of `height` rows under the cursor, which must stand at the beginning of a line; two
- * columns of a terminal of `width` cells. */
+/* Opens a field of `height` rows below the cursor, which must be at the beginning of a line, with
+ * two columns over the `width` cells of the terminal. */
 so_columns *so_columns_open(int width, int height, const char *left, const char *right);
-/* Text at the end of a column (0 or 1), in a colour ("\033[32m"; "" is none), drawn at once. */
+/* Appends text to a column (0 or 1) in a colour ("\033[32m", or "" for none) and draws it. */
 void so_columns_add(so_columns *c, int column, so_str text, const char *color);
-/* Leaves the cursor at the beginning of the line behind the texts, and frees c. NULL is fine. */
+/* Moves the cursor to the beginning of the line after the texts, and frees c. NULL is allowed. */
 void so_columns_close(so_columns *c);
 
-/* Cells that a text takes in one line; control characters take none. */
+/* Number of cells of a text in one line; a control character takes one, a line break none. */
 int so_columns_width(so_str text);
 
 #endif

@@ -1,8 +1,9 @@
-/* Messages as JSON, because that is what chat templates take and what is kept in files.
+/* Messages are kept as JSON, the form that chat templates and files take.
  *
- * Invariant: the system message stands apart and is always shown; the others are user and assistant
- * in whatever order they were added (the template says whether it likes it). What no longer fits
- * the context is hidden, never thrown away, so a saved conversation is whole. */
+ * Invariant: the system message is separate and always visible. The others are messages of user and
+ * assistant in the order in which they were added; whether that order is valid is for the template
+ * to decide. Messages that no longer fit the context are hidden and never deleted, so that a saved
+ * conversation is complete. Main thread only. */
 #include "cli/dialog.h"
 
 #include <stdlib.h>
@@ -83,7 +84,7 @@ void so_dialog_pop(so_dialog *d) {
         return;
     json_array_remove(d->messages, n - 1);
     if (d->first >= n - 1)
-        d->first = 0; /* nothing of the visible part is left: show what was hidden again */
+        d->first = 0; /* no visible message is left: show the hidden ones again */
 }
 
 bool so_dialog_hide_oldest(so_dialog *d) {

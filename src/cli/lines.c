@@ -1,15 +1,15 @@
-/* The terminal side is libedit with a reader of our own underneath it (EL_GETCFN), because libedit
- * alone cannot do three things: end a line on Ctrl-C without a jump out of a signal handler, take a
- * paste as one piece, and leave signals to the program. The handlers set flags, read() comes back
- * with EINTR, and what follows happens here, outside of any handler.
+/* On a terminal this is libedit with its own character reader (EL_GETCFN), because libedit cannot
+ * do three things: end a line on Ctrl-C without a jump out of a signal handler, take a paste as one
+ * piece, and leave signals to the program. Handlers set flags, read() returns with EINTR, and the
+ * flags are handled here, outside of any handler.
  *
- * A paste arrives between ESC[200~ and ESC[201~ (where the terminal knows that mode). It is read
- * whole, cleaned of control characters and inserted at once, line breaks included: it never runs
- * what was pasted. libedit shows a line break in its buffer as one, so turns of several lines can
- * be edited, and come back from the history, in one piece.
+ * A paste arrives between ESC[200~ and ESC[201~ where the terminal supports that mode. It is read
+ * whole, control characters are removed, and it is inserted at once with its line breaks, so pasted
+ * text is never executed. libedit shows a line break in its buffer as a line break, so turns of
+ * several lines can be edited, and recalled from the history, as a whole.
  *
- * The history is appended to the file turn by turn, so that two sessions at once and a killed one
- * lose nothing; it is cut when it has grown past MAX_HISTORY_BYTES. Mode 0600: it is private. */
+ * Each turn is appended to the history file at once, so that neither two sessions at a time nor a
+ * killed one lose turns. The file is cut when it exceeds MAX_HISTORY_BYTES. Its mode is 0600. */
 #include "cli/lines.h"
 
 #include <errno.h>
@@ -28,21 +28,21 @@
 #include "token/utf8.h"
 
 enum { HISTORY_TURNS = 1000, MAX_HISTORY_BYTES = 1 << 20 };
-enum { PASTE_KEY = 0x1E, ESC = 0x1B }; /* PASTE_KEY: Ctrl-^, which nobody binds */
+enum { PASTE_KEY = 0x1E, ESC = 0x1B }; /* PASTE_KEY: Ctrl-^, bound to nothing else */
 
-#define PASTE_BEGIN "[200~" /* behind ESC */
+#define PASTE_BEGIN "[200~" /* after ESC */
 #define PASTE_END "\033[201~"
 
 struct so_lines {
     so_lines_opts o;
-    EditLine *el; /* NULL: a pipe */
+    EditLine *el; /* NULL: input is a pipe */
     History *hist;
     char prompt[32];
-    unsigned char ahead[8]; /* bytes read past a key that turned out to be another */
+    unsigned char ahead[8]; /* bytes read ahead while looking for a paste mark */
     int n_ahead;
     so_buf paste;
-    bool typed;  /* something stood in the line that was interrupted */
-    bool pastes; /* the terminal may know how to mark a paste */
+    bool typed;  /* the interrupted line was not empty */
+    bool pastes; /* the terminal may mark pastes */
 };
 
 static volatile sig_atomic_t resumed, resized;
@@ -52,9 +52,10 @@ static void on_resize(int sig) { resized = sig; }
 
 /* --- characters --- */
 
-/* After a resize, or when whoever ran meanwhile may have changed the terminal. libedit draws from
- * the first column on, wherever the cursor is, and believes the terminal to be as it left it. */
-static void draw_again(so_lines *l) {
+/* Redraws after a resize, and after the program was stopped and continued, when the terminal's
+ * modes may have changed. libedit assumes the cursor in the first column and its own terminal
+ * modes. */
+static void redraw(so_lines *l) {
     fputc('\r', l->o.terminal);
     el_set(l->el, EL_PREP_TERM, 0);
     el_set(l->el, EL_PREP_TERM, 1);
@@ -63,7 +64,7 @@ static void draw_again(so_lines *l) {
     resumed = resized = 0;
 }
 
-/* 1, 0 at the end, −1 where a signal wants attention. */
+/* Returns 1, 0 at the end of input, −1 on a signal. */
 static int next_byte(so_lines *l, unsigned char *out) {
     if (l->n_ahead > 0) {
         *out = l->ahead[0];
@@ -74,7 +75,7 @@ static int next_byte(so_lines *l, unsigned char *out) {
         if (*l->o.interrupted)
             return -1;
         if (resumed || resized)
-            draw_again(l);
+            redraw(l);
         ssize_t n = read(STDIN_FILENO, out, 1);
         if (n >= 0)
             return (int)n;
@@ -83,11 +84,12 @@ static int next_byte(so_lines *l, unsigned char *out) {
     }
 }
 
-/* Whether the bytes that follow are `mark`, which is then taken; else they stay. */
+/* Whether the next bytes are `mark`. If so they are consumed, else they stay in `ahead`. */
 static bool take_mark(so_lines *l, const char *mark) {
     for (int i = 0; mark[i]; i++) {
         struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
-        if (i == l->n_ahead) { /* a person's next key comes later than the rest of a sequence */
+        if (i ==
+            l->n_ahead) { /* the bytes of a sequence arrive together; a typed key comes later */
             if (poll(&p, 1, 20) != 1 || read(STDIN_FILENO, &l->ahead[i], 1) != 1)
                 return false;
             l->n_ahead++;
@@ -99,7 +101,7 @@ static bool take_mark(so_lines *l, const char *mark) {
     return true;
 }
 
-/* Line breaks as they should be, and no control characters: pasted text is text. */
+/* Converts line breaks to '\n' and removes control characters. */
 static void clean_paste(so_buf *b) {
     size_t n = 0;
     for (size_t i = 0; i < b->len; i++) {
@@ -137,7 +139,7 @@ static int read_paste(so_lines *l) {
     return 1;
 }
 
-/* libedit's reader: 1 and a character, 0 at the end, −1 on a signal. */
+/* libedit's reader: returns 1 with a character, 0 at the end of input, −1 on a signal. */
 static int get_char(EditLine *el, wchar_t *out) {
     so_lines *l = NULL;
     unsigned char c[4];
@@ -181,7 +183,7 @@ static unsigned char insert_newline(EditLine *el, int ch) {
     return el_insertstr(el, "\n") == 0 ? CC_REFRESH : CC_ERROR;
 }
 
-/* The first word if it is one of ours, files behind it. */
+/* Completes the first word to a command and later ones to file names. */
 static unsigned char complete(EditLine *el, int ch) {
     so_lines *l = NULL;
     const LineInfo *line = el_line(el);
@@ -238,7 +240,8 @@ static void load_history(so_lines *l) {
     so_buf_free(&tmp);
 }
 
-/* Through a history of its own: libedit's versions differ in what "the newest n" of one are. */
+/* Uses a separate history object: versions of libedit differ in which entries "the newest n"
+ * are. */
 static bool append_turn(const char *path, const char *turn) {
     HistEvent ev;
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
@@ -259,7 +262,7 @@ static void remember(so_lines *l, const so_buf *turn) {
         history(l->hist, &ev, H_ENTER, turn->data) <= 0 || !l->o.history)
         return;
     if (!append_turn(l->o.history, turn->data)) {
-        so_log(SO_LOG_WARN, "%s: the history cannot be kept: %s", l->o.history, strerror(errno));
+        so_log(SO_LOG_WARN, "%s: the history cannot be written: %s", l->o.history, strerror(errno));
         free(l->o.history);
         l->o.history = NULL;
     }
@@ -276,7 +279,7 @@ static so_line_end edit_line(so_lines *l, so_buf *line) {
     int n = 0;
     l->typed = false;
     el_set(l->el, EL_PREP_TERM,
-           1); /* before the prompt: what is typed at once is not echoed twice */
+           1); /* before the prompt, so that keys typed early are not echoed twice */
     fputs(l->pastes ? "\033[?2004h" : "", l->o.terminal);
     const char *text = el_gets(l->el, &n);
     fputs(l->pastes ? "\033[?2004l" : "", l->o.terminal);
@@ -302,14 +305,14 @@ static so_line_end pipe_line(so_lines *l, so_buf *line) {
     return c == EOF && !any ? SO_LINE_END : SO_LINE_OK;
 }
 
-/* Where the marks close that open the text: an offset, or −1. */
+/* Offset of the closing triple quote, or −1. */
 static ptrdiff_t find_close(so_str s) {
     const char *at = memmem(s.ptr, s.len, "\"\"\"", 3);
     return at ? at - s.ptr : -1;
 }
 
-/* Whether the turn needs another line; takes off what says so. */
-static bool goes_on(so_buf *turn, size_t line_at, bool *quoted) {
+/* Whether the turn continues on another line; removes the mark that states it. */
+static bool continues(so_buf *turn, size_t line_at, bool *quoted) {
     so_str line = {so_buf_str(turn).ptr + line_at, turn->len - line_at};
     if (line_at == 0 && !*quoted && so_str_starts(line, SO_STR("\"\"\""))) {
         *quoted = true;
@@ -328,7 +331,7 @@ static bool goes_on(so_buf *turn, size_t line_at, bool *quoted) {
     return true;
 }
 
-/* Marks on lines of their own leave no empty lines behind. */
+/* Triple quotes on lines of their own leave no empty lines. */
 static void trim_breaks(so_buf *turn) {
     if (turn->len > 0 && turn->data[0] == '\n')
         memmove(turn->data, turn->data + 1, --turn->len);
@@ -346,12 +349,13 @@ so_line_end so_lines_read(so_lines *l, so_buf *turn) {
         size_t at = turn->len;
         set_prompt(l, first);
         so_line_end rc = l->el ? edit_line(l, turn) : pipe_line(l, turn);
-        if (rc == SO_LINE_END && !first) /* what there is counts; the end comes again */
+        if (rc == SO_LINE_END &&
+            !first) /* take the lines so far; the next read returns the end again */
             break;
         if (rc != SO_LINE_OK)
             return rc;
-        more = goes_on(turn, at, &quoted);
-        if (turn->full) { /* forgotten, but read to its end */
+        more = continues(turn, at, &quoted);
+        if (turn->full) { /* discarded, but read to its end */
             so_buf_clear(turn);
             turn->full = false;
             too_long = true;
@@ -366,14 +370,14 @@ so_line_end so_lines_read(so_lines *l, so_buf *turn) {
     return too_long ? SO_LINE_TOO_LONG : SO_LINE_OK;
 }
 
-void so_lines_hush(so_lines *l, bool hush) {
+void so_lines_set_echo(so_lines *l, bool on) {
     struct termios t;
     if (!l->el || tcgetattr(STDIN_FILENO, &t) != 0)
         return;
-    if (hush)
-        t.c_lflag &= ~(tcflag_t)ECHO;
-    else
+    if (on)
         t.c_lflag |= ECHO;
+    else
+        t.c_lflag &= ~(tcflag_t)ECHO;
     tcsetattr(STDIN_FILENO, TCSANOW, &t);
 }
 
@@ -390,7 +394,7 @@ static void watch_signals(void) {
 static void open_editor(so_lines *l) {
     HistEvent ev;
     const char *ctype = setlocale(LC_CTYPE, "");
-    if (!ctype || MB_CUR_MAX == 1) /* libedit's narrow functions go through the locale */
+    if (!ctype || MB_CUR_MAX == 1) /* libedit's char functions convert with the locale */
         setlocale(LC_CTYPE, "C.UTF-8");
     l->el = el_init("sooth", stdin, l->o.terminal, stderr);
     if (!l->el)
@@ -409,7 +413,7 @@ static void open_editor(so_lines *l) {
     el_set(l->el, EL_PROMPT_ESC, prompt, '\1');
     el_set(l->el, EL_HIST, history, l->hist);
     el_set(l->el, EL_GETCFN, get_char);
-    /* The wide form keeps the names as they are; the narrow one would leak copies. */
+    /* The wide form keeps our strings; the char form would leak converted copies. */
     el_wset(l->el, EL_ADDFN, L"sooth-paste", L"insert what was pasted", insert_paste);
     el_wset(l->el, EL_ADDFN, L"sooth-newline", L"insert a line break", insert_newline);
     el_wset(l->el, EL_ADDFN, L"sooth-complete", L"complete a command", complete);

@@ -1,7 +1,8 @@
-/* A person's turns: from a terminal with editing, history and paste, or line by line from a pipe.
+/* Reads the turns of a conversation: from a terminal with line editing, history and paste, or line
+ * by line from a pipe.
  *
- * A turn is a line. It goes on over several lines where a line ends in a backslash, between three
- * quotation marks, in pasted text, and where Alt-Enter was pressed. */
+ * A turn is one line. It continues on the next line after a backslash at the end of a line, between
+ * triple double quotes, in pasted text, and after Alt-Enter. */
 #ifndef SO_CLI_LINES_H
 #define SO_CLI_LINES_H
 
@@ -16,28 +17,29 @@ enum { SO_LINES_MAX_TURN = 4 << 20 };
 typedef struct so_lines so_lines;
 
 typedef struct so_lines_opts {
-    FILE *terminal; /* where the editor draws; NULL: no prompt, no editing */
+    FILE *terminal; /* stream of the editor; NULL: no prompt and no editing */
     bool color;
-    char *history; /* the file; NULL: none is kept. Taken over. */
-    const char *(*word_at)(
-        int i); /* completed by Tab, and so are files behind; NULL past the end */
-    const volatile sig_atomic_t *interrupted; /* set by a signal: reading ends */
+    char *history; /* path of the history, owned; NULL: no history */
+    /* Words that Tab completes at the start of a line (file names after it); NULL past the end. */
+    const char *(*word_at)(int i);
+    const volatile sig_atomic_t *interrupted; /* set by a signal handler: stop reading */
 } so_lines_opts;
 
 typedef enum so_line_end {
     SO_LINE_OK,
-    SO_LINE_END,         /* nothing follows */
-    SO_LINE_INTERRUPTED, /* what was typed is forgotten */
-    SO_LINE_CLEARED,     /* interrupted, and something had been typed */
-    SO_LINE_TOO_LONG,    /* more than SO_LINES_MAX_TURN; read and forgotten */
+    SO_LINE_END,         /* end of input */
+    SO_LINE_INTERRUPTED, /* by a signal; the line is discarded */
+    SO_LINE_CLEARED,     /* the same, and the line was not empty */
+    SO_LINE_TOO_LONG,    /* more than SO_LINES_MAX_TURN bytes; read and discarded */
 } so_line_end;
 
-/* Reads standard input, all of it; one at a time. */
+/* Reads standard input; at most one at a time. Main thread only. */
 so_lines *so_lines_open(const so_lines_opts *o);
-void so_lines_close(so_lines *l); /* NULL is fine */
-/* While an answer is shown, what is typed is kept for the next turn and not echoed into it. */
-void so_lines_hush(so_lines *l, bool hush);
-/* The next turn into `turn`, without its last line break; may be empty. */
+void so_lines_close(so_lines *l); /* NULL is allowed */
+/* Turns the terminal's echo off while an answer is printed: keys typed meanwhile do not appear in
+ * it and belong to the next turn. */
+void so_lines_set_echo(so_lines *l, bool on);
+/* Reads the next turn, without its last line break; it may be empty. */
 so_line_end so_lines_read(so_lines *l, so_buf *turn);
 
 #endif

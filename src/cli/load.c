@@ -1,4 +1,5 @@
-/* From options to an open model. Prints errors itself, so that every command reports them alike. */
+/* Opens the model of the command line. Prints errors itself, so that all commands report them in
+ * the same way. Main thread, or the engine thread of `serve`. */
 #include "cli/load.h"
 
 #include <stdlib.h>
@@ -16,7 +17,7 @@ static int bundle_opts(const so_args *a, so_bundle_opts *o) {
     o->quantize = type != NULL;
     if (type && !so_dtype_parse(type, &o->dtype))
         return so_args_bad(
-            a, "--quantize '%.40s': no such type; try Q8_0, Q6_K, Q5_K, Q4_K or Q4_0", type);
+            a, "--quantize '%.40s': unknown type; try Q8_0, Q6_K, Q5_K, Q4_K or Q4_0", type);
     return 0;
 }
 
@@ -27,7 +28,7 @@ int so_cli_open(const so_args *a, so_bundle *out) {
     char *path = NULL;
     const char *name = so_args_str(a, SO_OPT_MODEL, NULL);
     if (!name)
-        return so_args_bad(a, "-m names no model; `sooth pull` lists models to try");
+        return so_args_bad(a, "-m MODEL is missing; `sooth pull` lists models to try");
     int status = bundle_opts(a, &o);
     if (status != 0)
         return status;
@@ -44,7 +45,7 @@ int so_cli_open(const so_args *a, so_bundle *out) {
 
 so_dtype so_cli_kv_dtype(const so_args *a) {
     so_dtype t = SO_DTYPE_F16;
-    so_dtype_parse(so_args_str(a, SO_OPT_KV_TYPE, "f16"), &t); /* one of the table's choices */
+    so_dtype_parse(so_args_str(a, SO_OPT_KV_TYPE, "f16"), &t); /* the option table has checked it */
     return t;
 }
 
@@ -53,8 +54,9 @@ int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out
     so_engine_defaults(b->model, out);
     int64_t ctx = so_args_int(a, SO_OPT_CTX, out->n_ctx);
     if (ctx > most || ctx == 1)
-        return so_args_bad(a, "--ctx-size %lld: this model's context goes from 2 to %d (0: all)",
-                           (long long)ctx, most);
+        return so_args_bad(
+            a, "--ctx-size %lld: this model's context must be from 2 to %d; 0 is the longest",
+            (long long)ctx, most);
     out->n_ctx = ctx == 0 ? most : (int)ctx;
     out->n_parallel = (int)so_args_int(a, SO_OPT_PARALLEL, 1);
     out->n_batch = (int)so_args_int(a, SO_OPT_BATCH, out->n_batch);
@@ -62,7 +64,7 @@ int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out
     if (strcasecmp(so_args_str(a, SO_OPT_KV_LAYOUT, "paged"), "slotted") == 0)
         out->kv_layout = SO_KV_SLOTTED;
     out->n_pages = (int)so_args_int(a, SO_OPT_KV_PAGES, 0);
-    /* what measures must not find what it measures done already */
+    /* a measurement must not find its prompts in the cache */
     out->prefix_cache = !so_args_has(a, SO_OPT_NO_PREFIX_CACHE) &&
                         !(a->cmd->bit & (SO_CMD_BENCH | SO_CMD_PROVE | SO_CMD_THEORY));
     return 0;

@@ -1,14 +1,14 @@
-/* `sooth theory --measure`: options, drafters and the order of things.
+/* `sooth theory --measure`: options, drafters and the order of the measurements.
  *
- *   1. what the words ask for is checked, models are opened, every drafter is made once: whatever
- *      is wrong is said before minutes are spent
- *   2. t(n): passes of the target by their width, some now and some before each drafter of 3
- *   3. per temperature: the target writes its text; acceptance of every drafter over it; speed of
- *      every drafter, predicted and measured
- *   4. tables or one JSON object
+ *   1. Check the options, open the models and create every drafter once, so that errors are
+ *      reported before minutes are spent.
+ *   2. Time passes of the target by width, t(n): some now, some before each drafter in step 3.
+ *   3. For each temperature: generate texts with the target, measure the acceptance of every
+ *      drafter over them, and predict and measure the speed-up of every drafter.
+ *   4. Print tables or one JSON object.
  *
- * Ctrl-C ends 2 and 3 at once and goes on with 4: what was measured is printed, the rest left out,
- * and the exit status is 130. One thread; the handler only sets a flag. */
+ * Ctrl-C ends steps 2 and 3 and continues with step 4: results so far are printed, and the exit
+ * status is 130. Main thread only; the signal handler sets a flag. */
 #include "cli/measure.h"
 
 #include <math.h>
@@ -18,8 +18,8 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "cli/models.h"
 #include "cli/prompts.h"
+#include "cli/spec.h"
 #include "draft/model.h"
 
 enum {
@@ -27,16 +27,16 @@ enum {
     MAX_TOKENS = 10000000,
     MAX_PROMPTS = 4096,
     MAX_ANSWER = 256,
-    MIN_TEXTS = 8, /* the error of the mean comes from their number */
+    MIN_TEXTS = 8, /* the standard error is computed over texts */
     PARALLEL = 8,
     ROWS = 32,
-    SLACK = 16, /* tokens of context beside prompt and answer */
+    SLACK = 16, /* spare tokens of context */
     FIRST_ROUNDS = 5,
 };
 const double so_measure_leniences[SO_MEASURE_LENIENCES] = {1, 0.5, 0.3, 0.1};
 
-/* The content classes of bench/prompts, short: what a text repeats decides what tables can guess.
- */
+/* One or two of each category of bench/prompts: how repetitive a text is decides how well drafters
+ * without a model do. */
 static const char *const PROMPTS[] = {
     "Write a Java class Point with fields x and y, getters, setters, equals and hashCode.",
     "Write a C function month_name(int m) with a switch over the twelve months.",
@@ -58,7 +58,7 @@ static volatile sig_atomic_t stopped;
 
 static void on_interrupt(int sig) {
     stopped = 1;
-    signal(sig, SIG_DFL); /* a second one ends the program */
+    signal(sig, SIG_DFL); /* a second Ctrl-C ends the program */
 }
 
 bool so_measure_stopped(void) { return stopped != 0; }
@@ -78,7 +78,7 @@ void so_ratio_add(so_ratio *r, double a, double n) {
 
 double so_ratio_value(const so_ratio *r) { return r->n > 0 ? r->a / r->n : NAN; }
 
-/* Of a ratio estimator over k texts: the spread of a − R·n, over the total. */
+/* Standard error of a ratio estimator over k texts: the spread of a − R·n divided by the total. */
 double so_ratio_error(const so_ratio *r) {
     if (r->k < 2 || !(r->n > 0))
         return NAN;
@@ -101,7 +101,7 @@ typedef struct maker {
     int half;
 } maker;
 
-/* A table of the texts in the other half. */
+/* Counts a table from the texts of the other half. */
 static int count_table(const maker *k, int order, so_table **out, so_err *err) {
     const so_measure *m = k->m;
     so_table_counter *c = NULL;
@@ -116,7 +116,7 @@ static int count_table(const maker *k, int order, so_table **out, so_err *err) {
     return so_table_counter_finish(c, so_tokenizer_hash(m->b.tok), out, err);
 }
 
-/* The draft model that a spec names, opened once. */
+/* Opens the draft model that a spec names; each file once. */
 static int open_file(so_measure *m, so_str file, const so_bundle **out, so_err *err) {
     char *path = so_strndup(file.ptr, file.len);
     so_bundle_opts o;
@@ -170,8 +170,8 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
     switch (n->name) {
     case SO_SPEC_MODEL:
         return make_model(k->m, so_spec_file(s, n), inner, out, err);
-    case SO_SPEC_AUTO:
-        return SO_ENOTFOUND; /* nothing is registered: lookup,ngram */
+    case SO_SPEC_AUTO: /* without a draft model: lookup,ngram */
+        return k->m->draft.model ? make_model(k->m, (so_str){0}, NULL, out, err) : SO_ENOTFOUND;
     case SO_SPEC_UNIGRAM:
     case SO_SPEC_BIGRAM:
         rc = count_table(k, n->name == SO_SPEC_UNIGRAM ? 1 : 2, &t, err);
@@ -225,19 +225,17 @@ static int add_spec(so_measure *m, so_str text) {
         return so_args_bad(m->a, "%s", err.msg);
     for (int i = 0; i < d->spec.n_nodes; i++) {
         const so_spec_node *n = &d->spec.nodes[i];
-        d->told |= n->name == SO_SPEC_ORACLE || n->name == SO_SPEC_PREDICT;
+        d->knows_text |= n->name == SO_SPEC_ORACLE || n->name == SO_SPEC_PREDICT;
         d->counted |= (n->name == SO_SPEC_UNIGRAM || n->name == SO_SPEC_BIGRAM) && n->file_len == 0;
         if (n->name == SO_SPEC_NONE)
-            return so_args_bad(m->a, "--spec none guesses nothing: there is nothing to measure");
+            return so_args_bad(m->a, "--spec none makes no guesses: there is nothing to measure");
         if (n->name == SO_SPEC_MERGE)
             return so_args_bad(m->a,
-                               "--spec %.*s: the formulas are about one guess at a place; measure "
+                               "--spec %.*s: the formulas assume one guess per position; measure "
                                "the drafters of a+b one by one",
                                SO_STR_ARG(text));
-        if (n->name == SO_SPEC_MODEL && n->file_len == 0 && !so_args_has(m->a, SO_OPT_DRAFT_MODEL))
-            return so_args_bad(m->a,
-                               "--spec %.*s needs a draft model: give -md FILE or model(FILE)",
-                               SO_STR_ARG(text));
+        d->needs_draft |= n->name == SO_SPEC_MODEL && n->file_len == 0;
+        d->wants_draft |= d->needs_draft || n->name == SO_SPEC_AUTO;
     }
     so_spec_print(&d->spec, &name);
     d->name = so_strndup(so_buf_str(&name).ptr, name.len);
@@ -260,16 +258,18 @@ static int add_specs(so_measure *m, const char *list) {
 }
 
 static int read_drafters(so_measure *m) {
-    static const char *const always[] = {"lookup",        "ngram",        "lookup,ngram", "corpus",
-                                         "unigram(draw)", "bigram(draw)", "random"};
     int status = 0;
     m->drafters = SO_NEW_N(so_measure_drafter, SO_MEASURE_DRAFTERS);
     for (int i = 0; i < m->a->val[SO_OPT_SPEC].n_given && status == 0; i++)
         status = add_specs(m, m->a->val[SO_OPT_SPEC].items[i]);
-    if (so_args_has(m->a, SO_OPT_SPEC))
-        return status;
-    if (so_args_has(m->a, SO_OPT_DRAFT_MODEL))
-        status = add_specs(m, "model");
+    return status;
+}
+
+/* Without --spec: all drafters that need no file, and the draft model, if there is one. */
+static int add_default_drafters(so_measure *m) {
+    static const char *const always[] = {"lookup",        "ngram",        "lookup,ngram", "corpus",
+                                         "unigram(draw)", "bigram(draw)", "random"};
+    int status = m->draft.model ? add_specs(m, "model") : 0;
     for (size_t i = 0; i < SO_LEN(always) && status == 0; i++)
         status = add_specs(m, always[i]);
     return status;
@@ -316,7 +316,8 @@ static int read_prompts(so_measure *m) {
     return rc;
 }
 
-/* A context just long enough, so that caches stay small; answers are cut where it is short. */
+/* Sets the shortest sufficient context, so that caches stay small; limits answers where it is
+ * short. */
 static int fit_context(so_measure *m) {
     int longest = 0, which = 0;
     for (int i = 0; i < m->n_prompts; i++)
@@ -340,7 +341,7 @@ static int fit_context(so_measure *m) {
 static int open_pass(so_measure *m) {
     int max_rows = SO_MAX((int)ROWS, m->max_gamma + 1);
     so_teacher_opts o = {.n_pages = so_kv_pages_for(m->eo.n_ctx + max_rows) +
-                                    so_kv_pages_for(SO_MEASURE_BEHIND + SO_MEASURE_WIDEST) + 2,
+                                    so_kv_pages_for(SO_MEASURE_CACHED + SO_MEASURE_WIDEST) + 2,
                          .max_rows = max_rows,
                          .max_logits = max_rows,
                          .kv_dtype = m->eo.kv_dtype};
@@ -351,20 +352,21 @@ static int open_pass(so_measure *m) {
     return rc;
 }
 
+/* The draft model of -md, else the one registered for the target, where a drafter takes one. */
 static int open_draft(so_measure *m) {
-    so_bundle_opts o;
-    char *path = NULL;
-    if (!so_args_has(m->a, SO_OPT_DRAFT_MODEL))
-        return SO_OK;
-    int rc = so_model_resolve(so_args_str(m->a, SO_OPT_DRAFT_MODEL, ""), &path, &m->err);
-    if (rc != SO_OK)
-        return rc;
-    so_bundle_defaults(&o);
-    o.backend = m->b.backend;
-    o.draft = true;
-    rc = so_bundle_open(path, &o, &m->draft, &m->err);
-    free(path);
-    return rc;
+    bool wanted = m->n_drafters == 0;
+    const char *needed_by = NULL;
+    if (so_args_has(m->a, SO_OPT_DRAFT_MODEL))
+        return so_cli_open_draft(m->a, &m->b, &m->draft);
+    for (int k = 0; k < m->n_drafters; k++) {
+        wanted |= m->drafters[k].wants_draft;
+        needed_by = m->drafters[k].needs_draft ? m->drafters[k].name : needed_by;
+    }
+    if ((wanted && so_bundle_find_draft(&m->b, m->eo.kv_dtype, &m->draft)) || !needed_by)
+        return 0;
+    char option[100];
+    snprintf(option, sizeof option, "--spec %.80s", needed_by);
+    return so_cli_no_draft(m->a, option);
 }
 
 static int open_all(so_measure *m) {
@@ -375,24 +377,27 @@ static int open_all(so_measure *m) {
         status = so_cli_open(m->a, &m->b);
     if (status == 0)
         status = so_cli_engine_opts(m->a, &m->b, &m->eo);
+    if (status == 0)
+        status = open_draft(m);
+    if (status == 0 && m->n_drafters == 0)
+        status = add_default_drafters(m);
     if (status != 0)
         return status;
     if (!so_args_has(m->a, SO_OPT_PARALLEL))
         m->eo.n_parallel = PARALLEL;
-    int rc = open_draft(m);
-    if (rc == SO_OK)
-        rc = read_prompts(m);
+    int rc = read_prompts(m);
     if (rc == SO_OK)
         rc = fit_context(m);
     if (rc == SO_OK)
         rc = open_pass(m);
     if (rc == SO_OK)
-        rc = make_drafters(m); /* to see that they can be made; again when there is text to count */
+        rc = make_drafters(
+            m); /* to report errors now; created again once there are texts to count */
     drop_drafters(m);
     return rc == SO_OK ? 0 : so_args_fail(m->a, &m->err);
 }
 
-/* --- the order of things --- */
+/* --- order of the measurements --- */
 
 static int measure_temp(so_measure *m) {
     int rc = so_measure_write(m);
@@ -405,7 +410,7 @@ static int measure_temp(so_measure *m) {
         so_measure_progress(m, 0.7 + 0.3 * (k + 1) / m->n_drafters);
     }
     drop_drafters(m);
-    so_measure_forget(m);
+    so_measure_free_texts(m);
     return rc;
 }
 
@@ -417,7 +422,7 @@ static int measure(so_measure *m) {
     so_progress_end(&m->bar);
     if (rc != SO_OK)
         return so_args_fail(m->a, &m->err);
-    so_measure_foretell(m);
+    so_measure_predict(m);
     so_measure_print(m, !stopped);
     return stopped ? 130 : 0;
 }

@@ -1,22 +1,22 @@
-/* Time: of passes by their width, of speculation as the formulas foretell it, and as it is.
+/* Times: of passes by width, and the speed-up of speculation, predicted and measured.
  *
- * The prediction. A round of gamma guesses takes gamma draft steps, a pass of gamma+1 rows, and a
- * draw for each of its E(α,γ) tokens; where a drafter has no guess the round is a plain one:
+ * Prediction. A round of γ guesses takes γ draft steps, a pass over γ+1 rows, and the sampling of
+ * its E(α,γ) tokens. Where a drafter has no guess, the round is a plain one. The speed-up is
  *
- *            (ρ·E + 1−ρ) · (t(1) + s)              ρ  share of positions with a guess
+ *            (ρ·E + 1−ρ) · (t(1) + s)              ρ  fraction of positions with a guess
  *   ─────────────────────────────────────────      d  milliseconds of a draft step
- *   ρ·(γ·d + t(γ+1) + E·s) + (1−ρ)·(t(1) + s)      s  milliseconds of drawing a token
+ *   ρ·(γ·d + t(γ+1) + E·s) + (1−ρ)·(t(1) + s)      s  milliseconds of sampling a token
  *
- * With t(γ+1) = t(1), s = 0 and ρ = 1 this is theorem 3.8 with c = d/t(1). It takes guesses as
- * independent of each other, as the paper does.
+ * With t(γ+1) = t(1), s = 0 and ρ = 1 this is theorem 3.8 with c = d/t(1). As in the paper, guesses
+ * are assumed to be accepted independently of each other.
  *
- * The measurement runs parts of the texts of measure_text.c again, with their own seeds and
- * `match`, so that plain decoding and both ways of speculation (gamma fixed, and the planner's)
- * must say the same words. Step by step the one that is behind goes on, so that a slow moment of
- * the machine hits all three alike. The parts lie at the beginning of one text, a little later in
- * the next and at the end of the last, because drafters that follow the text get better along it.
- * What stands before a part is its prompt, and not timed. A part is over before its request is, so
- * that no round is cut short by a limit. The first text warms up. */
+ * Measurement. Parts of the texts of measure_text.c are generated again, with their seeds and
+ * `match`, in three modes: plain, γ fixed, and planned. All three must give the same tokens. The
+ * mode with the fewest tokens makes the next step, so that a slow moment of the machine affects all
+ * three. The part is at the beginning of the first text, later in each following one, and at the
+ * end of the last, because drafters that learn from the text improve along it. The text before a
+ * part is its prompt and is not timed. A part ends before its request does, so that no round is
+ * shortened by the limit. The first text is a warm-up. Main thread only. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,12 +26,15 @@
 #include "cli/measure.h"
 #include "verify/theory.h"
 
-enum { ROUNDS = 2 }; /* of timed passes before each drafter: t(n) and speed see one machine */
-enum { MIN_PART = 40, MAX_PART = 100, MIN_TEXTS = 4, MAX_TEXTS = 20, SHARE = 25 };
+/* Rounds of timed passes before each drafter, so that t(n) and speed are measured at the same
+ * time. */
+enum { ROUNDS = 2 };
+/* A part has MIN_PART to MAX_PART tokens; a drafter is timed over 1/TIMED_PART of all tokens. */
+enum { MIN_PART = 40, MAX_PART = 100, MIN_TEXTS = 4, MAX_TEXTS = 20, TIMED_PART = 25 };
 
 /* --- t(n) --- */
 
-/* What the tokens say does not change the time. */
+/* The time of a pass does not depend on its tokens. */
 static int32_t some_token(const so_measure *m, int i) {
     return m->prompts[0].ids[i % (int)m->prompts[0].len];
 }
@@ -46,13 +49,13 @@ static int time_pass(so_measure *m, int first, int n, double *ms) {
     return rc;
 }
 
-static int fill_behind(so_measure *m) {
+static int fill_cache(so_measure *m) {
     int widest = m->max_gamma + 1, rc = SO_OK;
     double ms;
-    m->n_behind = SO_MAX(
-        0, SO_MIN((int)SO_MEASURE_BEHIND, so_model_hparams(m->b.model)->n_ctx_train - widest));
-    for (int at = 0; at < m->n_behind && rc == SO_OK;) {
-        int k = SO_MIN(m->n_behind - at, SO_MIN(m->t.max_rows, (int)SO_MEASURE_WIDEST));
+    m->n_cached = SO_MAX(
+        0, SO_MIN((int)SO_MEASURE_CACHED, so_model_hparams(m->b.model)->n_ctx_train - widest));
+    for (int at = 0; at < m->n_cached && rc == SO_OK;) {
+        int k = SO_MIN(m->n_cached - at, SO_MIN(m->t.max_rows, (int)SO_MEASURE_WIDEST));
         rc = time_pass(m, at, k, &ms);
         if (rc == SO_OK)
             so_seq_commit_chain(m->timed, k);
@@ -61,16 +64,16 @@ static int fill_behind(so_measure *m) {
     return rc;
 }
 
-/* Widths take turns, so that a slow second of the machine hits all alike. */
+/* A round times each width once, so that a slow second of the machine affects all widths. */
 int so_measure_passes(so_measure *m, int n_rounds) {
     int widest = m->max_gamma + 1, rc = SO_OK;
     double copy[SO_MEASURE_ROUNDS];
     if (so_seq_len(m->timed) == 0)
-        rc = fill_behind(m);
-    for (int k = 0; k <= n_rounds && rc == SO_OK; k++) { /* the first one warms up */
+        rc = fill_cache(m);
+    for (int k = 0; k <= n_rounds && rc == SO_OK; k++) { /* the first round is a warm-up */
         int slot = m->n_rounds % SO_MEASURE_ROUNDS;
         for (int n = 1; n <= widest && rc == SO_OK; n++) {
-            rc = time_pass(m, m->n_behind, n, &m->rounds[n * SO_MEASURE_ROUNDS + slot]);
+            rc = time_pass(m, m->n_cached, n, &m->rounds[n * SO_MEASURE_ROUNDS + slot]);
             if (so_seq_open_nodes(m->timed) > 0)
                 so_seq_abort(m->timed);
             if (so_measure_stopped())
@@ -88,7 +91,7 @@ int so_measure_passes(so_measure *m, int n_rounds) {
 
 /* --- prediction --- */
 
-/* Tokens per time against plain decoding; s: milliseconds of a draw. */
+/* Predicted speed-up over plain decoding; s: milliseconds of sampling a token. */
 static double predict(const so_measure *m, const so_measure_result *r, double s, double alpha,
                       int gamma) {
     double rho = so_ratio_value(&r->covered), tokens = so_theory_expected_tokens(alpha, gamma);
@@ -113,7 +116,7 @@ static int best_gamma(const so_measure *m, const so_measure_result *r, double s,
     return best;
 }
 
-static void foretell(const so_measure *m, so_measure_result *r, double s) {
+static void predict_all(const so_measure *m, so_measure_result *r, double s) {
     double alpha = so_ratio_value(&r->match);
     r->ideal = predict_ideal(m, r, alpha, r->gamma);
     r->predicted = predict(m, r, s, alpha, r->gamma);
@@ -124,42 +127,44 @@ static void foretell(const so_measure *m, so_measure_result *r, double s) {
     }
 }
 
-void so_measure_foretell(so_measure *m) {
+void so_measure_predict(so_measure *m) {
     for (int t = 0; t < m->n_temps; t++)
         for (int k = 0; k < m->n_drafters; k++)
             if (m->drafters[k].results[t].gamma > 0)
-                foretell(m, &m->drafters[k].results[t], m->sample_ms[t]);
+                predict_all(m, &m->drafters[k].results[t], m->sample_ms[t]);
 }
 
 /* --- measurement --- */
 
-typedef enum way { PLAIN, FIXED, PLANNED, N_WAYS } way;
+typedef enum mode { PLAIN, FIXED, PLANNED, N_MODES } mode;
 
-typedef struct racetrack racetrack;
+typedef struct comparison comparison;
 
-/* One way, with an engine of its own: what a drafter remembers of earlier texts is its own too. */
-typedef struct runner {
-    racetrack *x;
+/* One mode with its own engine, so that drafters that remember earlier texts do so per mode. */
+typedef struct mode_run {
+    comparison *x;
     so_engine *e;
     so_request *r;
     int max_tokens;
-    bool decoding; /* its first token is out: steps are timed */
+    bool decoding; /* its first token was emitted: steps are timed */
     int64_t n_emitted, n_timed;
     double ms;
-    void *state; /* of counted tables, which no engine can name: they guess as its `user` */
+    /* State of counted tables, which a spec cannot name: they draft as the engine's `user`
+     * drafter. */
+    void *state;
     so_tree tree;
-} runner;
+} mode_run;
 
-struct racetrack {
+struct comparison {
     so_measure *m;
     so_measure_drafter *d;
-    so_draft_set *set; /* counted tables for the text at hand */
-    runner runners[N_WAYS];
+    so_draft_set *set; /* counted tables for the current text */
+    mode_run runs[N_MODES];
 };
 
 static int guess(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
                  int max) {
-    runner *u = user;
+    mode_run *u = user;
     so_drafter *root = u->x->set->root;
     so_draft_job job = {.state = u->state,
                         .tokens = tokens,
@@ -180,23 +185,23 @@ static int guess(void *user, const int32_t *tokens, int n_tokens, int n_prompt, 
 }
 
 static bool on_event(void *user, const so_event *ev) {
-    runner *u = user;
+    mode_run *u = user;
     u->n_emitted += ev->token != SO_TOKEN_NONE;
     u->decoding = true;
     return true;
 }
 
-/* A stretch of a text: what stands before it, and how much of it is timed. */
+/* A part of a text: where it begins, and how many tokens are timed. */
 typedef struct part {
     const so_measure_text *t;
     int at, len;
 } part;
 
 static int part_len(const so_measure *m) {
-    return SO_MIN(SO_MAX(m->n_tokens / SHARE / MIN_TEXTS, (int)MIN_PART), (int)MAX_PART);
+    return SO_MIN(SO_MAX(m->n_tokens / TIMED_PART / MIN_TEXTS, (int)MIN_PART), (int)MAX_PART);
 }
 
-/* where: 0 … 1, from the beginning of the answer to its end. */
+/* where: 0 is the beginning of the answer, 1 its end. */
 static part part_of(const so_measure *m, const so_measure_text *t, double where) {
     int n = (int)t->ids.len - t->n_prompt, room = SO_MAX(0, n - part_len(m) - m->max_gamma);
     part p = {t, t->n_prompt + (int)(where * room), part_len(m)};
@@ -204,7 +209,7 @@ static part part_of(const so_measure *m, const so_measure_text *t, double where)
     return p;
 }
 
-static int start(runner *u, const part *p, way how) {
+static int start(mode_run *u, const part *p, mode how) {
     so_measure *m = u->x->m;
     const so_measure_drafter *d = u->x->d;
     const int32_t *rest = p->t->ids.ids + p->at;
@@ -220,8 +225,8 @@ static int start(runner *u, const part *p, way how) {
     if (how != PLAIN)
         o.spec = (so_spec_opts){.drafter = d->counted ? "user" : d->name,
                                 .length = how == FIXED ? d->results[m->temp].gamma : 0,
-                                .expected = d->told ? rest : NULL,
-                                .n_expected = d->told ? n_rest : 0};
+                                .expected = d->knows_text ? rest : NULL,
+                                .n_expected = d->knows_text ? n_rest : 0};
     u->max_tokens = o.max_tokens;
     u->decoding = false;
     u->n_emitted = u->n_timed = 0;
@@ -231,7 +236,7 @@ static int start(runner *u, const part *p, way how) {
     return rc == SO_OK ? so_engine_submit(u->e, &o, &u->r, &m->err) : rc;
 }
 
-static int step(runner *u) {
+static int step(mode_run *u) {
     bool timed = u->decoding;
     int64_t before = u->n_emitted, t = so_clock_ns();
     int more = so_engine_step(u->e, &u->x->m->err);
@@ -239,19 +244,19 @@ static int step(runner *u) {
         u->ms += so_clock_ms_since(t);
         u->n_timed += u->n_emitted - before;
     }
-    if (more == 0) /* it can say no more, whatever was expected of it */
+    if (more == 0) /* the request has ended */
         u->n_emitted = INT64_MAX;
     return more < 0 ? more : so_request_check(u->r, &u->x->m->err);
 }
 
-/* Steps until all are through the part. */
-static int run_all(racetrack *x, const part *p) {
+/* Steps until every mode has emitted the part. */
+static int run_all(comparison *x, const part *p) {
     int rc = SO_OK;
     while (rc == SO_OK && !so_measure_stopped()) {
-        runner *last = &x->runners[0];
-        for (int k = 1; k < N_WAYS; k++)
-            if (x->runners[k].n_emitted < last->n_emitted)
-                last = &x->runners[k];
+        mode_run *last = &x->runs[0];
+        for (int k = 1; k < N_MODES; k++)
+            if (x->runs[k].n_emitted < last->n_emitted)
+                last = &x->runs[k];
         if (last->n_emitted >= p->len)
             break;
         rc = step(last);
@@ -259,8 +264,8 @@ static int run_all(racetrack *x, const part *p) {
     return rc;
 }
 
-/* Frees the request; false where it said something else than the text. */
-static bool finish(runner *u, const part *p) {
+/* Frees the request; false where its output differs from the text. */
+static bool finish(mode_run *u, const part *p) {
     int n = 0;
     const int32_t *out = u->r ? so_request_output(u->r, &n) : NULL;
     bool same = n >= p->len && n <= u->max_tokens &&
@@ -273,15 +278,15 @@ static bool finish(runner *u, const part *p) {
     return same;
 }
 
-static double ms_per_token(const runner *u) {
+static double ms_per_token(const mode_run *u) {
     return u->n_timed > 0 ? u->ms / (double)u->n_timed : 0;
 }
 
-static void book(racetrack *x, const part *p) {
+static void add_times(comparison *x, const part *p) {
     so_measure_result *r = &x->d->results[x->m->temp];
-    const so_request_stats *s = so_request_get_stats(x->runners[FIXED].r);
-    double plain = ms_per_token(&x->runners[PLAIN]), fixed = ms_per_token(&x->runners[FIXED]);
-    double planned = ms_per_token(&x->runners[PLANNED]);
+    const so_request_stats *s = so_request_get_stats(x->runs[FIXED].r);
+    double plain = ms_per_token(&x->runs[PLAIN]), fixed = ms_per_token(&x->runs[FIXED]);
+    double planned = ms_per_token(&x->runs[PLANNED]);
     if (!(plain > 0) || !(fixed > 0) || !(planned > 0))
         return;
     so_ratio_add(&r->fixed, p->len * plain, p->len * fixed);
@@ -292,24 +297,24 @@ static void book(racetrack *x, const part *p) {
     r->n_texts++;
 }
 
-/* One part in all three ways; turn 0 only warms up. */
-static int race(racetrack *x, const part *p, int turn) {
+/* Generates one part in all three modes; turn 0 is a warm-up. */
+static int compare_modes(comparison *x, const part *p, int turn) {
     int rc = SO_OK, n_different = 0;
-    for (int k = 0; k < N_WAYS && rc == SO_OK; k++)
-        rc = start(&x->runners[k], p, (way)k);
+    for (int k = 0; k < N_MODES && rc == SO_OK; k++)
+        rc = start(&x->runs[k], p, (mode)k);
     if (rc == SO_OK)
         rc = run_all(x, p);
     bool whole = rc == SO_OK && !so_measure_stopped();
     if (whole && turn > 0)
-        book(x, p);
-    for (int k = 0; k < N_WAYS; k++)
-        n_different += !finish(&x->runners[k], p);
+        add_times(x, p);
+    for (int k = 0; k < N_MODES; k++)
+        n_different += !finish(&x->runs[k], p);
     if (whole)
         x->d->results[x->m->temp].n_different += n_different;
     return rc;
 }
 
-static int open_track(racetrack *x) {
+static int open_runs(comparison *x) {
     so_measure *m = x->m;
     so_engine_opts o = m->eo;
     int rc = SO_OK;
@@ -318,8 +323,8 @@ static int open_track(racetrack *x) {
     o.draft = m->draft.model;
     o.draft_tok = m->draft.tok;
     o.user_drafter = guess;
-    for (int k = 0; k < N_WAYS && rc == SO_OK; k++) {
-        runner *u = &x->runners[k];
+    for (int k = 0; k < N_MODES && rc == SO_OK; k++) {
+        mode_run *u = &x->runs[k];
         u->x = x;
         o.drafter_user = u;
         so_tree_init(&u->tree, so_model_hparams(m->b.model)->n_vocab, 0);
@@ -328,12 +333,12 @@ static int open_track(racetrack *x) {
     return rc;
 }
 
-/* Texts spread over all of them, where they are long enough to time. */
-static int race_texts(racetrack *x) {
+/* Times parts of texts at equal distances, skipping those that are too short. */
+static int compare_texts(comparison *x) {
     so_measure *m = x->m;
-    int want = m->n_tokens / SHARE / MAX_PART, turn = 0, rc = SO_OK;
+    int want = m->n_tokens / TIMED_PART / MAX_PART, turn = 0, rc = SO_OK;
     int n_timed = SO_MIN(SO_MAX(want, (int)MIN_TEXTS), (int)MAX_TEXTS);
-    int stride = SO_MAX(1, m->n_texts / (n_timed + 1)); /* one warms up */
+    int stride = SO_MAX(1, m->n_texts / (n_timed + 1)); /* + 1: the warm-up */
     for (int i = 0; i < m->n_texts && turn <= n_timed && rc == SO_OK && !so_measure_stopped();
          i += stride) {
         if ((int)m->texts[i].ids.len - m->texts[i].n_prompt < 4)
@@ -341,28 +346,28 @@ static int race_texts(racetrack *x) {
         double where = turn > 0 ? (double)(turn - 1) / (n_timed - 1) : 0;
         part p = part_of(m, &m->texts[i], where);
         x->set = &x->d->sets[i % 2];
-        rc = race(x, &p, turn++);
+        rc = compare_modes(x, &p, turn++);
     }
     return rc;
 }
 
 int so_measure_speed(so_measure *m, int drafter) {
-    racetrack *x = SO_NEW(racetrack);
+    comparison *x = SO_NEW(comparison);
     x->m = m;
     x->d = &m->drafters[drafter];
     so_measure_result *r = &x->d->results[m->temp];
     int rc = SO_OK;
-    if (r->match.n > 0) { /* else it made no guess: there is nothing to time */
+    if (r->match.n > 0) { /* else the drafter made no guess */
         rc = so_measure_passes(m, ROUNDS);
         if (rc == SO_OK && !so_measure_stopped())
             r->gamma = best_gamma(m, r, m->sample_ms[m->temp], so_ratio_value(&r->match));
         if (rc == SO_OK)
-            rc = open_track(x);
+            rc = open_runs(x);
         if (rc == SO_OK)
-            rc = race_texts(x);
-        for (int k = 0; k < N_WAYS; k++) {
-            so_engine_free(x->runners[k].e);
-            so_tree_deinit(&x->runners[k].tree);
+            rc = compare_texts(x);
+        for (int k = 0; k < N_MODES; k++) {
+            so_engine_free(x->runs[k].e);
+            so_tree_deinit(&x->runs[k].tree);
         }
     }
     free(x);

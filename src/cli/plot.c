@@ -1,8 +1,8 @@
-/* One run of gnuplot: the script is its standard input, the SVG its standard output.
+/* Runs gnuplot with the script as its standard input and the SVG as its standard output.
  *
- * Both are files without a name, not pipes: a gnuplot that ends early cannot kill us
- * with SIGPIPE or leave us waiting. The path never enters the script, so no quoting can go wrong.
- * Refuses to know what is drawn. One thread. */
+ * Both are unnamed files, not pipes: a gnuplot that ends early can neither kill the program with
+ * SIGPIPE nor block it. The path is not part of the script, so it needs no quoting. This file does
+ * not depend on what is drawn. Main thread only. */
 #include "cli/plot.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 
 static const char FONT[] = "DejaVu Sans,Helvetica,sans-serif";
 
-/* A file without a name that holds the whole script, at its start; NULL with errno. */
+/* An unnamed file with the whole script, positioned at its start; NULL with errno set. */
 static FILE *script_file(so_str script, int width, int height) {
     FILE *f = tmpfile();
     if (!f)
@@ -55,7 +55,7 @@ static int save(FILE *svg, const char *path, so_err *err) {
     while (rc == SO_OK && (n = fread(block, 1, sizeof block, svg)) > 0)
         rc = so_out_write(out, block, n, err);
     if (rc == SO_OK && (ferror(svg) || so_out_tell(out) == 0))
-        rc = so_err_set(err, SO_EIO, "gnuplot left no plot for %s", path);
+        rc = so_err_set(err, SO_EIO, "gnuplot wrote no plot for %s", path);
     if (rc == SO_OK)
         return so_out_commit(out, err);
     so_out_abort(out);

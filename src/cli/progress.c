@@ -1,27 +1,58 @@
-/* One line, redrawn at most twenty times a second. The bar shows the time left only after a second
- * has passed, when the rate means something. */
+/* One line, redrawn at most twenty times a second and erased at the end.
+ *
+ * The line is one column shorter than the terminal, whose width is read at each drawing: a line
+ * that wraps cannot be erased with "\r\033[K". Where there is no room the time left goes first,
+ * then the bar, then the label. The time left is shown after one second, when the rate is known
+ * well enough. Main thread only. */
 #include "cli/progress.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mem.h"
+#include "cli/terminal.h"
 
-enum { WIDTH = 30 };
+enum { MAX_BAR = 30, MIN_BAR = 5, MAX_LINE = 120, REDRAW_NS = 50000000 };
 
-static void wipe(void *user) {
+static void erase(void *user) {
     so_progress *p = user;
     fputs("\r\033[K", stderr);
+    fflush(stderr);
     p->permille = -1;
 }
 
 void so_progress_begin(so_progress *p, const char *label) {
-    *p = (so_progress){.label = label, .on = isatty(STDERR_FILENO) == 1, .permille = -1};
+    *p = (so_progress){
+        .label = label, .on = so_terminal_takes_control(STDERR_FILENO), .permille = -1};
     p->t_start_ns = so_clock_ns();
     if (p->on)
-        so_log_set_hook(wipe, p);
+        so_log_set_hook(erase, p);
     so_progress_set(p, 0);
+}
+
+/* The line for a terminal that leaves `room` columns for it: "label [###...]  42%  9 s left". */
+static void format_line(const so_progress *p, double done, int room, char line[MAX_LINE + 1]) {
+    double s = (double)(so_clock_ns() - p->t_start_ns) * 1e-9;
+    char bar[MAX_BAR + 4] = "", left[32] = "", percent[8];
+    int n_label = (int)strlen(p->label);
+    room = SO_MIN(room, (int)MAX_LINE);
+    snprintf(percent, sizeof percent, "%3d%%", (int)(done * 100));
+    int n_bar = SO_MIN(room - n_label - (int)strlen(" [] 100%"), (int)MAX_BAR);
+    if (n_bar >= MIN_BAR) {
+        snprintf(bar, sizeof bar, "[%*s] ", n_bar, "");
+        for (int i = 0; i < n_bar; i++)
+            bar[1 + i] = i < (int)(done * n_bar) ? '#' : '.';
+    }
+    if (s > 1 && done > 0 && done < 1)
+        snprintf(left, sizeof left, "  %.0f s left", s / done - s);
+    int n = n_label + 1 + (int)strlen(bar) + (int)strlen(percent);
+    if (n + (int)strlen(left) > room)
+        left[0] = '\0';
+    snprintf(line, (size_t)room + 1, "%s%s%s%s%s", n <= room ? p->label : "", n <= room ? " " : "",
+             bar, percent, left);
 }
 
 void so_progress_set(so_progress *p, double done) {
@@ -30,24 +61,19 @@ void so_progress_set(so_progress *p, double done) {
     done = done < 0 ? 0 : done > 1 ? 1 : done;
     int permille = (int)(done * 1000);
     int64_t now = so_clock_ns();
-    if (permille == p->permille || (permille < 1000 && now - p->t_drawn_ns < 50000000))
+    if (permille == p->permille || (permille < 1000 && now - p->t_drawn_ns < REDRAW_NS))
         return;
     p->permille = permille;
     p->t_drawn_ns = now;
-    char bar[WIDTH + 1];
-    for (int i = 0; i < WIDTH; i++)
-        bar[i] = i < (int)(done * WIDTH) ? '#' : '.';
-    bar[WIDTH] = '\0';
-    double s = (double)(now - p->t_start_ns) * 1e-9;
-    fprintf(stderr, "\r\033[K%s [%s] %3d%%", p->label, bar, permille / 10);
-    if (s > 1 && done > 0 && done < 1)
-        fprintf(stderr, "  %.0f s left", s / done - s);
+    char line[MAX_LINE + 1];
+    format_line(p, done, so_terminal_columns(STDERR_FILENO, 80) - 1, line);
+    fprintf(stderr, "\r\033[K%s", line);
     fflush(stderr);
 }
 
 void so_progress_end(so_progress *p) {
     if (p->on) {
-        wipe(p);
+        erase(p);
         so_log_set_hook(NULL, NULL);
     }
     p->on = false;

@@ -1,5 +1,6 @@
-/* Progress on stderr, drawn only when stderr is a terminal; elsewhere these calls do nothing. What
- * is logged meanwhile takes the bar's place, and the bar is drawn again below it. One at a time. */
+/* A progress bar on stderr, drawn only where stderr is a terminal that takes control sequences;
+ * elsewhere these functions do nothing. A log line written meanwhile replaces the bar, which is
+ * drawn again below it. At most one bar at a time; main thread only. */
 #ifndef SO_CLI_PROGRESS_H
 #define SO_CLI_PROGRESS_H
 
@@ -8,14 +9,14 @@
 
 typedef struct so_progress {
     const char *label;
-    bool on;
+    bool on; /* the bar is drawn */
     int64_t t_start_ns, t_drawn_ns;
-    int permille;
+    int permille; /* as drawn last; −1: nothing is drawn */
 } so_progress;
 
 void so_progress_begin(so_progress *p, const char *label);
 void so_progress_set(so_progress *p, double done); /* 0 … 1 */
-void so_progress_end(so_progress *p);              /* wipes the line */
+void so_progress_end(so_progress *p);              /* erases the line */
 /* so_progress_set in the form of a load callback; user is the so_progress. */
 void so_progress_callback(void *user, double done);
 

@@ -1,5 +1,5 @@
-/* Every line is checked before the first prompt runs, so that a typing error in line 80 does not
- * surface after an hour. Empty lines are skipped; unknown fields are ignored. */
+/* All lines are checked before the first prompt runs, so that an error in line 80 is reported at
+ * once and not after an hour. Empty lines are skipped; unknown fields are ignored. */
 #include "cli/prompts.h"
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static int check_turns(const json_t *turns, const char *path, int line, so_err *
     return SO_OK;
 }
 
-/* Takes over `object`. */
+/* Takes ownership of `object`. */
 static int from_object(json_t *object, const char *path, int line, so_prompt *out, so_err *err) {
     json_t *turns = json_object_get(object, "turns"), *prompt = json_object_get(object, "prompt");
     json_t *system = json_object_get(object, "system");
@@ -70,7 +70,7 @@ static int add_line(so_prompts *p, so_str text, const char *path, int line, so_e
         json_decref(object);
         return so_err_set(err, SO_ELIMIT, "%s: more than %d prompts", path, MAX_PROMPTS);
     }
-    if ((p->n & (p->n - 1)) == 0) /* room for twice as many at every power of two */
+    if ((p->n & (p->n - 1)) == 0) /* grow at every power of two */
         p->items = so_realloc(p->items, (size_t)SO_MAX(1, 2 * p->n) * sizeof *p->items);
     int rc = from_object(object, path, line, &p->items[p->n], err);
     p->n += rc == SO_OK;
@@ -91,7 +91,7 @@ int so_prompts_read(const char *path, so_prompts *out, so_err *err) {
         at += len + 1;
     }
     if (rc == SO_OK && p.n == 0)
-        rc = so_err_set(err, SO_EFORMAT, "%s: holds no prompt", path);
+        rc = so_err_set(err, SO_EFORMAT, "%s: contains no prompt", path);
     so_buf_free(&file);
     if (rc == SO_OK)
         *out = p;

@@ -1,17 +1,17 @@
-/* `sooth prove`: the promise, checked on the user's own machine with the user's own model.
+/* `sooth prove`: checks losslessness on the user's machine with the user's model.
  *
- *   1. same text    prompts × drafters × lengths × batch sizes, greedy and with a seed, with and
- *                   without penalties and cuts: every token equal to plain decoding's, with ==
- *   2. reject       short texts sampled by the engine with `--verify reject`, over many seeds and
- *                   several drafters: a chi-square test each of their joint distribution, and one
- *                   of all together (prove_reject.c)
+ *   1. same text    prompts × drafters × lengths × batch sizes, greedy and sampled, with and
+ *                   without penalties and top-p: every token must equal that of plain decoding
+ *   2. reject       short texts sampled with `--verify reject` over many seeds and several
+ *                   drafters: a chi-square test of their joint distribution for each drafter, and
+ *                   one of all together (prove_reject.c)
  *
- * A test of 2 fails where p < 1e-6. The chi-square distribution is an approximation for cells of
- * ten: by simulation a correct program fails one test in 250,000. Drafters that are told the text
- * (`oracle`) are told plain decoding's, so that long and broken chains of right guesses both occur.
+ * A test of part 2 fails where p < 1e-6. For cells of ten texts the chi-square distribution is an
+ * approximation: by simulation a correct program fails one test in 250,000. `oracle` gets the
+ * output of plain decoding, so that long chains of right guesses and broken ones both occur.
  *
- * Prints what was checked, how much, and the verdict; exit 1 on any difference, and where nothing
- * was guessed: a verdict must have been put at risk. */
+ * Prints what was checked and the verdict. The exit status is 1 on any difference, and where no
+ * guess was made, because then nothing was tested. Main thread only. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@
 
 enum { DEFAULT_PREDICT = 24, MAX_PROMPTS = 40, MAX_DRAFTERS = 8, MAX_DIFFERENCES = 5 };
 enum { N_REJECT = 3, REJECT_LENGTH = 2 };
-static const double MIN_P = 1e-6; /* of a chi-square test */
+static const double MIN_P = 1e-6; /* smallest p of a passing chi-square test */
 
 static const char *const PROMPTS[] = {
     "Write a short story about a lighthouse keeper who finds a map.",
@@ -35,11 +35,11 @@ static const char *const PROMPTS[] = {
     "Write a C function that reverses a string in place, then explain it.",
     "List the planets of the solar system with their diameters as JSON.",
     "Translate to French: good morning, how are you, see you tomorrow.",
-    "Count from one to thirty in words, separated by commas.",
+    "Count from one to thirty in bare, separated by commas.",
 };
 
 typedef struct text {
-    so_tokens prompt, words, plain; /* words: the prompt without a chat format */
+    so_tokens prompt, bare, plain; /* bare: the prompt without the chat template */
     so_sample_params sample;
 } text;
 
@@ -52,7 +52,7 @@ typedef struct prover {
     int n_texts, n_predict;
     const char *drafters[MAX_DRAFTERS];
     int n_drafters;
-    const char *reject[N_REJECT]; /* drafters of the tests of `reject` */
+    const char *reject[N_REJECT]; /* drafters for part 2 */
     int n_reject;
     int64_t n_runs, n_tokens, n_different;
     int64_t n_accepted, n_drafted;
@@ -104,16 +104,16 @@ static void report_difference(prover *v, int i, const char *drafter, int length,
     while (at < n && at < (int)t->plain.len && out[at] == t->plain.ids[at])
         at++;
     so_progress_end(&v->bar);
-    fprintf(
-        stderr,
-        "DIFFERENT: prompt %d, %s, length %d, %d at once, temperature %g: token %d is %d, plain "
-        "decoding says %d\n",
-        i + 1, drafter, length, batch, (double)t->sample.temp, at, at < n ? out[at] : -1,
-        at < (int)t->plain.len ? t->plain.ids[at] : -1);
+    fprintf(stderr,
+            "DIFFERENT: prompt %d, %s, length %d, %d at once, temperature %g: token %d is %d, "
+            "with plain decoding %d\n",
+            i + 1, drafter, length, batch, (double)t->sample.temp, at, at < n ? out[at] : -1,
+            at < (int)t->plain.len ? t->plain.ids[at] : -1);
 }
 
-/* Compares and frees one finished request. */
-static void settle(prover *v, so_request *r, int i, const char *drafter, int length, int batch) {
+/* Compares one finished request with plain decoding and frees it. */
+static void check_request(prover *v, so_request *r, int i, const char *drafter, int length,
+                          int batch) {
     int n;
     const int32_t *out = so_request_output(r, &n);
     const so_tokens *plain = &v->texts[i].plain;
@@ -129,7 +129,7 @@ static void settle(prover *v, so_request *r, int i, const char *drafter, int len
     so_request_free(r);
 }
 
-static int check_way(prover *v, so_engine *e, const char *drafter, int length, int batch) {
+static int check_case(prover *v, so_engine *e, const char *drafter, int length, int batch) {
     for (int at = 0; at < v->n_texts; at += batch) {
         so_request *r[4] = {NULL};
         int n = SO_MIN(batch, v->n_texts - at), rc = SO_OK;
@@ -146,7 +146,7 @@ static int check_way(prover *v, so_engine *e, const char *drafter, int length, i
             rc = run_engine(v, e);
         for (int i = 0; i < n; i++)
             if (r[i] && rc == SO_OK)
-                settle(v, r[i], at + i, drafter, length, batch);
+                check_request(v, r[i], at + i, drafter, length, batch);
             else
                 so_request_free(r[i]);
         if (rc != SO_OK)
@@ -158,7 +158,7 @@ static int check_way(prover *v, so_engine *e, const char *drafter, int length, i
 static int plain_texts(prover *v) {
     so_engine_opts o = v->eo;
     so_engine *e = NULL;
-    o.max_draft = 0; /* no part of speculation is even there */
+    o.max_draft = 0; /* speculation is disabled */
     int rc = so_engine_create(v->b.model, v->b.tok, &o, &e, &v->err);
     for (int i = 0; i < v->n_texts && rc == SO_OK; i++) {
         so_request *r = submit(v, e, &v->texts[i], NULL);
@@ -180,7 +180,7 @@ static int plain_texts(prover *v) {
 static int check_texts(prover *v) {
     int fixed = (int)so_args_int(v->a, SO_OPT_SPEC_LENGTH, 0), done = 0;
     int n_lengths = fixed ? 1 : (int)SO_LEN(LENGTHS);
-    int n_ways = v->n_drafters * n_lengths * (int)SO_LEN(BATCHES);
+    int n_cases = v->n_drafters * n_lengths * (int)SO_LEN(BATCHES);
     int rc = plain_texts(v);
     for (size_t b = 0; b < SO_LEN(BATCHES) && rc == SO_OK; b++) {
         so_engine *e = NULL;
@@ -189,8 +189,8 @@ static int check_texts(prover *v) {
         rc = so_engine_create(v->b.model, v->b.tok, &o, &e, &v->err);
         for (int d = 0; d < v->n_drafters && rc == SO_OK; d++)
             for (int k = 0; k < n_lengths && rc == SO_OK; k++) {
-                rc = check_way(v, e, v->drafters[d], fixed ? fixed : LENGTHS[k], BATCHES[b]);
-                so_progress_set(&v->bar, 0.05 + 0.7 * ++done / n_ways);
+                rc = check_case(v, e, v->drafters[d], fixed ? fixed : LENGTHS[k], BATCHES[b]);
+                so_progress_set(&v->bar, 0.05 + 0.7 * ++done / n_cases);
             }
         so_engine_free(e);
     }
@@ -216,7 +216,7 @@ static int check_reject(prover *v) {
         const text *t = &v->texts[i % v->n_texts];
         so_prove_result one;
         so_prove_case c = {.drafter = v->reject[i],
-                           .text = t->words.len > 0 ? &t->words : &t->prompt,
+                           .text = t->bare.len > 0 ? &t->bare : &t->prompt,
                            .favour = i > 0,
                            .seed = seed + ((uint64_t)i << 8)};
         rc = so_prove_reject_test(r, &c, &one, &v->err);
@@ -232,13 +232,13 @@ static int check_reject(prover *v) {
     so_prove_reject_close(r);
     if (rc == SO_OK && all.n_drafted == 0)
         return so_err_set(&v->err, SO_EINVAL,
-                          "`reject` had nothing to test: %s guessed nothing behind short prompts",
+                          "`reject` was not tested: %s made no guess after short prompts",
                           v->reject[0]);
-    count_test(v, &all); /* small faults that all drafters meet */
+    count_test(v, &all); /* finds small errors common to all drafters */
     return rc;
 }
 
-/* --- setting up, and the verdict --- */
+/* --- setup and verdict --- */
 
 static int read_texts(prover *v) {
     so_prompts p = {0};
@@ -250,11 +250,11 @@ static int read_texts(prover *v) {
     v->texts = SO_NEW_N(text, SO_MAX(n, 1));
     v->n_texts = n;
     for (int i = 0; i < n && rc == SO_OK; i++) {
-        so_str words = p.n ? p.items[i].turns[0] : so_str_c(PROMPTS[i]);
-        rc = so_cli_encode(&v->b, so_args_has(v->a, SO_OPT_RAW), words, &v->texts[i].prompt,
-                           &v->err);
+        so_str bare = p.n ? p.items[i].turns[0] : so_str_c(PROMPTS[i]);
+        rc =
+            so_cli_encode(&v->b, so_args_has(v->a, SO_OPT_RAW), bare, &v->texts[i].prompt, &v->err);
         if (rc == SO_OK)
-            rc = so_cli_encode(&v->b, true, words, &v->texts[i].words, &v->err);
+            rc = so_cli_encode(&v->b, true, bare, &v->texts[i].bare, &v->err);
         v->texts[i].sample = sampling(i, v);
     }
     so_prompts_free(&p);
@@ -270,8 +270,8 @@ static void list_drafters(prover *v) {
             v->reject[v->n_reject++] = v->spec.opts.drafter;
         return;
     }
-    v->reject[v->n_reject++] = "oracle(0.7)";             /* points */
-    v->reject[v->n_reject++] = "ngram(draw)+oracle(0.7)"; /* siblings */
+    v->reject[v->n_reject++] = "oracle(0.7)";             /* guesses without q */
+    v->reject[v->n_reject++] = "ngram(draw)+oracle(0.7)"; /* sibling guesses */
     v->reject[v->n_reject++] = v->eo.draft ? "model" : "ngram(draw)";
     for (size_t i = 0; i < SO_LEN(always); i++)
         v->drafters[v->n_drafters++] = always[i];
@@ -315,7 +315,7 @@ static int check_all(prover *v) {
         rc = check_texts(v);
     if (rc == SO_OK && v->n_drafted == 0)
         rc = so_err_set(&v->err, SO_EINVAL,
-                        "nothing was guessed in %lld runs, so nothing is proven: raise --predict "
+                        "no guess was made in %lld runs, so nothing is proven: raise --predict "
                         "(now %d) or name other drafters",
                         (long long)v->n_runs, v->n_predict);
     return rc == SO_OK ? check_reject(v) : rc;
@@ -325,7 +325,7 @@ static int read_options(prover *v) {
     const so_spec_opts *o = &v->spec.opts;
     int status = so_cli_spec_read(v->a, &v->spec);
     if (status == 0 && !o->drafter)
-        status = so_args_bad(v->a, "there is nothing to prove about plain decoding");
+        status = so_args_bad(v->a, "there is nothing to prove for plain decoding");
     if (status == 0 && o->verify == SO_VERIFY_LENIENT && o->lenience < 1)
         status = so_args_bad(v->a, "--verify lenient=%g is lossy: there is nothing to prove",
                              o->lenience);
@@ -359,7 +359,7 @@ int so_cmd_prove(int argc, char **argv) {
     int status = prove(&v);
     for (int i = 0; i < v.n_texts; i++) {
         so_tokens_free(&v.texts[i].prompt);
-        so_tokens_free(&v.texts[i].words);
+        so_tokens_free(&v.texts[i].bare);
         so_tokens_free(&v.texts[i].plain);
     }
     free(v.texts);

@@ -1,25 +1,26 @@
 /* Samples short texts through the engine with `--verify reject` and compares their joint
  * distribution with the exact one.
  *
- *   1. exact     the model reads the prompt and every possible continuation (teacher forcing);
- *                products of its own distributions are the chances of all texts of three tokens
- *   2. sample    the same prompt, again and again, each request with a key of its own, several
- *                requests at a time, guesses two deep
- *   3. compare   a chi-square over the texts; rare ones are taken together
+ *   1. exact     compute the model's distributions after the prompt and every continuation (teacher
+ *                forcing); their products are the probabilities of all texts of three tokens
+ *   2. sample    run the same prompt many times, each request with its own key, several requests at
+ *                a time, with drafts of depth two
+ *   3. compare   chi-square over the texts; rare texts are merged into one cell
  *
- * Joint, because each token alone can be right while they depend on each other: a number used at
- * two positions does that. Three tokens, because a round whose two guesses both stand emits three.
- * A cut (top-k) keeps the number of texts at TOP_K^N_TOKENS. The temperature is high enough that no
- * text is likely: a guess is then accepted about as often as not, and a wrong test shows.
+ * The distribution is joint because each token alone can be right while they depend on each other,
+ * as when one random number is used at two positions. Three tokens, because a round in which both
+ * guesses are accepted emits three. top-k limits the number of texts to TOP_K^N_TOKENS. The
+ * temperature is high enough that no text is likely: guesses are then accepted about half of the
+ * time, and errors in acceptance become visible.
  *
- * A key is (seed, choice). Each of its parts takes a few values only: the low bits of the seed, its
- * high bits, the choice. A build that leaves out one of them uses the same numbers for several
- * texts; texts that come in groups of c alike multiply the chi-square by c.
+ * A key is (seed, choice). The low bits of the seed, its high bits and the choice take a few values
+ * each. A build that ignores one of them uses the same random numbers for several texts; equal
+ * texts in groups of c multiply the chi-square by c.
  *
- * The prompt fills a page of the cache and one token: all requests share the page, and each
- * computes the token alone. It is made of a few words, repeated, or (favour) of three tokens in
- * random order, which then have a bias that excludes all others: so even tables of the prompt guess
- * what the model may say. One thread. */
+ * The prompt is one cache page and one token long: all requests share the page, and each computes
+ * the token itself. It consists of a few words, repeated, or (favour) of TOP_K tokens in random
+ * order with a bias that excludes all others, so that also n-gram tables guess tokens that may
+ * follow. Main thread only. */
 #include "cli/prove_reject.h"
 
 #include <math.h>
@@ -31,12 +32,13 @@
 
 enum { N_TOKENS = 3, TOP_K = 3, N_CELLS = 27 };
 enum { N_PROMPT = SO_KV_PAGE + 1, PERIOD = 11, PARALLEL = 8, MAX_ROWS = 64 };
-enum { KEY_VALUES = 8 }; /* of the low and of the high bits of a seed */
+enum { KEY_VALUES = 8 }; /* number of values of the low and of the high bits of a seed */
 enum { MIN_TEXTS = 256, MAX_TEXTS = 1536 };
-static const double TEXT_BYTES = 16e9; /* texts of one test · bytes of weights, between those */
-enum { FAVOUR = 100, MAX_TEMP = 64 };  /* bias of the favoured tokens; above any logit */
-static const double MIN_EXPECTED = 10; /* texts in a cell */
-static const double MAX_CHANCE = 0.15; /* of one text */
+static const double TEXT_BYTES =
+    16e9; /* texts of one test × bytes of weights, within these limits */
+enum { FAVOUR = 100, MAX_TEMP = 64 };  /* bias of the favoured tokens, above any logit */
+static const double MIN_EXPECTED = 10; /* expected texts in a cell */
+static const double MAX_CHANCE = 0.15; /* largest probability of one text */
 
 typedef struct cell {
     int32_t tokens[N_TOKENS];
@@ -53,14 +55,14 @@ struct so_prove_reject {
     so_sampler *sampler;
     float *dist; /* [n_vocab] */
 
-    /* of the test at hand */
+    /* the current test: */
     so_sample_params sample;
-    int32_t text[N_PROMPT + N_TOKENS]; /* the prompt, and what the teacher tries behind it */
+    int32_t text[N_PROMPT + N_TOKENS]; /* the prompt and a continuation */
     int n_prompt;
     so_bias favoured[TOP_K];
     cell cells[N_CELLS];
     int n_cells;
-    bool impossible; /* a text that is no cell was sampled */
+    bool impossible; /* a text of probability 0 was sampled */
 };
 
 int so_prove_reject_texts(const so_bundle *b) {
@@ -81,7 +83,7 @@ int so_prove_reject_open(const so_bundle *b, const so_engine_opts *eo, int lengt
     v->eo.n_pages = 0;
     v->eo.prefix_cache = true;
     v->eo.max_draft = length;
-    v->eo.keep_costs = SO_KEEP_NOTHING; /* nobody samples like this */
+    v->eo.keep_costs = SO_KEEP_NOTHING; /* these runs are not typical of the user's */
     v->n_prompt = v->eo.n_ctx - N_TOKENS;
     so_teacher_opts to = {.n_pages = so_kv_pages_for(v->eo.n_ctx) + 1,
                           .max_rows = MAX_ROWS,
@@ -89,7 +91,7 @@ int so_prove_reject_open(const so_bundle *b, const so_engine_opts *eo, int lengt
                           .kv_dtype = eo->kv_dtype};
     int rc = v->n_prompt > 0
                  ? SO_OK
-                 : so_err_set(err, SO_ERANGE, "--ctx-size %d leaves no room for a text", eo->n_ctx);
+                 : so_err_set(err, SO_ERANGE, "--ctx-size %d is too small for a text", eo->n_ctx);
     if (rc == SO_OK)
         rc = so_teacher_open(&v->teacher, b->model, &to, err);
     if (rc == SO_OK)
@@ -115,8 +117,8 @@ void so_prove_reject_close(so_prove_reject *v) {
 
 /* --- 1. exact --- */
 
-/* All continuations of the prompt and `depth` tokens behind it, which have chance p and whose row
- * the teacher has just computed. */
+/* Enumerates the continuations of the prompt and `depth` tokens after it, which have probability p
+ * and whose logits row the teacher has just computed. */
 static int enumerate(so_prove_reject *v, int depth, double p, so_err *err) {
     so_teacher *t = &v->teacher;
     int n = v->n_prompt + depth, n_vocab = so_model_hparams(v->b->model)->n_vocab, n_next = 0;
@@ -159,8 +161,8 @@ static const cell *likeliest(const so_prove_reject *v) {
     return best;
 }
 
-/* At the first temperature of 1, 2, 4, … at which no text has most of the chance: a test of what
- * is nearly certain would notice little. */
+/* Computes the probabilities at the first temperature of 1, 2, 4, … at which no text is more likely
+ * than MAX_CHANCE: a test of a nearly certain text would detect little. */
 static int find_chances(so_prove_reject *v, so_err *err) {
     so_teacher *t = &v->teacher;
     int rc = SO_OK;
@@ -185,7 +187,7 @@ static void set_key(so_sample_params *s, uint64_t seed, int i) {
 }
 
 static int submit(so_prove_reject *v, const char *drafter, so_request **out, so_err *err) {
-    const cell *expected = likeliest(v); /* for drafters that are told the text */
+    const cell *expected = likeliest(v); /* for drafters that get the text */
     so_request_opts o = {.prompt = v->text,
                          .n_prompt = v->n_prompt,
                          .sample = v->sample,
@@ -199,7 +201,7 @@ static int submit(so_prove_reject *v, const char *drafter, so_request **out, so_
     return so_engine_submit(v->e, &o, out, err);
 }
 
-/* Takes the text and the counts of a finished request. */
+/* Counts the text and the guesses of a finished request. */
 static int take(so_prove_reject *v, const so_request *r, so_prove_result *out, so_err *err) {
     int n, i = 0, rc = so_request_check(r, err);
     const int32_t *ids = so_request_output(r, &n);
@@ -217,8 +219,8 @@ static int take(so_prove_reject *v, const so_request *r, so_prove_result *out, s
     return SO_OK;
 }
 
-/* PARALLEL requests run at any time; one that ends makes room for the next, so that rounds of
- * different depths share passes. */
+/* PARALLEL requests run at any time; when one ends, the next is submitted, so that rounds of
+ * different depths are in the same pass. */
 static int sample_texts(so_prove_reject *v, const so_prove_case *c, so_prove_result *out,
                         so_err *err) {
     so_request *slots[PARALLEL] = {NULL};
@@ -251,7 +253,7 @@ static int by_chance(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* From the rarest text on; texts are joined until a group is expected MIN_EXPECTED times. */
+/* Merges texts, the rarest first, until a cell is expected MIN_EXPECTED times. */
 static void compare(so_prove_reject *v, so_prove_result *out) {
     double expected = 0, count = 0;
     out->df = -1;
@@ -272,7 +274,7 @@ static void compare(so_prove_reject *v, so_prove_result *out) {
 
 /* --- the prompt --- */
 
-/* The first TOP_K different tokens of a text, or others where it has too few. */
+/* The first TOP_K different tokens of a text; arbitrary ones where it has fewer. */
 static void choose_favoured(so_prove_reject *v, const so_tokens *text) {
     int n = 0;
     for (size_t i = 0; n < TOP_K; i++) {

@@ -1,5 +1,5 @@
-/* Results of commands: what several turns add up to, as JSON and as lines for people. The names of
- * fields are in engine/figures.c. */
+/* Sums up the turns of a prompt and prints the result as JSON or as text. engine/figures.c has the
+ * names of the fields. Main thread only. */
 #include "cli/report.h"
 
 #include <stdio.h>
@@ -27,12 +27,12 @@ void so_report_add(so_report *r, const so_request *req, const so_tokenizer *t, s
     r->seed = so_request_seed(req);
     r->has_nonce = so_request_nonce(req, &r->nonce);
     so_stats_add(&r->stats, so_request_get_stats(req));
-    r->who = so_figures_label(req);
+    r->label = so_figures_label(req);
 }
 
 void so_report_add_stats(so_report *r, const so_report *from) {
     so_stats_add(&r->stats, &from->stats);
-    r->who = from->who;
+    r->label = from->label;
 }
 
 void so_report_free(so_report *r) {
@@ -50,7 +50,7 @@ json_t *so_report_json(const so_report *r) {
         json_pack("{s:o, s:o, s:s, s:I, s:o, s:o, s:o}", "text", json_stringn(text.ptr, text.len),
                   "tokens", ids, "finish_reason", so_finish_name(r->finish), "seed",
                   (json_int_t)r->seed, "nonce", so_figures_nonce(r->has_nonce, r->nonce), "timings",
-                  so_figures_timings(&r->stats), "spec", so_figures_spec(&r->who, &r->stats));
+                  so_figures_timings(&r->stats), "spec", so_figures_spec(&r->label, &r->stats));
     if (r->logprobs)
         json_object_set_new(o, "logprobs", json_pack("{s:O}", "content", r->logprobs));
     return o;
@@ -66,13 +66,13 @@ void so_report_print_json(json_t *o) {
 static void print_guesses(const so_report *r) {
     const so_request_stats *s = &r->stats;
     char verify[SO_VERIFY_TEXT];
-    so_verify_mode_print(r->who.verify, r->who.lenience, verify);
+    so_verify_mode_print(r->label.verify, r->label.lenience, verify);
     if (s->draft_n > 0)
         fprintf(
             stderr,
             "%s, %s: %d passes, %.2f tokens per pass; %d guesses, %d tested, %d accepted (alpha "
             "%.2f)\n",
-            r->who.drafter, verify, s->rounds, so_stats_rates(s).tokens_per_pass, s->draft_n,
+            r->label.drafter, verify, s->rounds, so_stats_rates(s).tokens_per_pass, s->draft_n,
             s->tested_n, s->draft_n_accepted, s->tested_n ? so_stats_rates(s).alpha : 0);
 }
 

@@ -1,4 +1,4 @@
-/* Results as JSON (the fields of `run --json`) and as the line at the end of a run. */
+/* Results of requests: as JSON (the fields of `run --json`) and as lines on stderr. */
 #ifndef SO_CLI_REPORT_H
 #define SO_CLI_REPORT_H
 
@@ -6,32 +6,32 @@
 
 #include "engine/figures.h"
 
-/* What a prompt's turns add up to. */
+/* The result of a prompt, over all its turns. */
 typedef struct so_report {
-    so_buf text; /* answers, a line break between two */
+    so_buf text; /* answers, separated by line breaks */
     so_tokens tokens;
-    json_t *logprobs; /* a list over the tokens; NULL: none wanted */
+    json_t *logprobs; /* one item per token; NULL: not requested */
     so_finish finish; /* of the last turn */
     uint64_t seed;
-    uint64_t nonce; /* of the last turn, where it has one */
+    uint64_t nonce; /* of the last turn, where has_nonce */
     bool has_nonce;
-    so_spec_label who;
+    so_spec_label label; /* drafter and verifier */
     so_request_stats stats;
 } so_report;
 
 void so_report_add(so_report *r, const so_request *req, const so_tokenizer *t, so_str text);
-void so_report_add_stats(so_report *r, const so_report *from); /* the counts alone */
+void so_report_add_stats(so_report *r, const so_report *from); /* counts only */
 void so_report_free(so_report *r);
 /* {"text","tokens","finish_reason","seed","nonce","timings","spec"} (engine/figures.h), and where
- * logprobs were wanted "logprobs": {"content": [{"token": " sea", "id": 9, "logprob": -0.5,
- * "bytes": [32, 115, …], "top_logprobs": [{"token", "id", "logprob", "bytes"}, …]}, …]} one item
- * per token, alternatives best first. */
+ * logprobs were requested "logprobs": {"content": [{"token": " sea", "id": 9, "logprob": -0.5,
+ * "bytes": [32, 115, …], "top_logprobs": [{"token", "id", "logprob", "bytes"}, …]}, …]}: one item
+ * per token, alternatives by falling probability. */
 json_t *so_report_json(const so_report *r);
-/* One line per JSON object on stdout, flushed; takes over o. */
+/* Prints the object as one line on stdout, flushes, and releases o. */
 void so_report_print_json(json_t *o);
 /* "prompt 31 tokens, 120 ms (258/s); answer …" on stderr. */
 void so_report_print_timings(const so_report *r);
-/* What all prompts of a file took together, ms by the clock: they overlap. */
+/* Totals of a file of prompts; ms is the elapsed time, since prompts run at the same time. */
 void so_report_print_total(const so_report *r, int n_prompts, double ms);
 
 #endif

@@ -1,6 +1,6 @@
-/* From options to the part of a request that does not depend on its prompt. Values out of range
- * were refused by the option table; what needs the vocabulary is checked here, once, so that a
- * wrong flag is bad usage and not the failure of every prompt. */
+/* Converts options to the part of a request that does not depend on its prompt. The option table
+ * has checked ranges; options that depend on the vocabulary are checked here, once, so that a wrong
+ * one is reported as wrong usage and not as a failure of every prompt. Main thread only. */
 #include "cli/request.h"
 
 #include <errno.h>
@@ -57,6 +57,17 @@ static int read_stops(const so_args *a, so_request_opts *o) {
 void so_cli_nonce_read(const so_args *a, so_request_opts *o) {
     o->has_nonce = so_args_has(a, SO_OPT_NONCE);
     o->nonce = (uint64_t)so_args_int(a, SO_OPT_NONCE, 0);
+}
+
+int so_cli_prompt_argument(so_args *a) {
+    if (a->n_pos == 0)
+        return 0;
+    if (so_args_has(a, SO_OPT_PROMPT))
+        return so_args_bad(a, "two prompts: '%.80s' and --prompt '%.80s'; give one", a->pos[0],
+                           so_args_str(a, SO_OPT_PROMPT, ""));
+    a->val[SO_OPT_PROMPT].text = a->pos[0];
+    a->val[SO_OPT_PROMPT].n_given = 1;
+    return 0;
 }
 
 uint64_t so_cli_new_seed(void) { return so_rng_system_seed() >> 11; }

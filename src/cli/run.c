@@ -1,11 +1,12 @@
-/* `sooth run`: one prompt, streamed as it is made, or a file of prompts, several at once.
+/* `sooth run`: answers one prompt, streamed, or a file of prompts, several at a time.
  *
- * Both are the same loop over jobs. A job is a conversation: its turns are answered in order, each
- * as a request of the engine with the whole conversation before it; at most --parallel jobs are in
- * the engine at a time. Results come out in the order of the file, whatever finished first. A
- * prompt that fails (too long, say) is reported and the others go on; the exit status is then 1.
+ * Both are one loop over jobs. A job is a conversation: its turns are answered in order, each as
+ * one request with the whole conversation as its prompt. At most --parallel jobs run at a time.
+ * Results are printed in the order of the file. A prompt that fails (because it is too long, say)
+ * is reported, the others continue, and the exit status is 1.
  *
- * Ctrl-C cancels what runs, prints what there is, and exits with 130; a second one kills. */
+ * Ctrl-C cancels the running requests and prints their text so far; the exit status is 130. A
+ * second Ctrl-C ends the program at once. Main thread only; the signal handler sets a flag. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -23,6 +24,7 @@
 #include "cli/report.h"
 #include "cli/request.h"
 #include "cli/spec.h"
+#include "cli/terminal.h"
 #include "cli/trace.h"
 #include "cli/view.h"
 #include "format/describe.h"
@@ -35,12 +37,12 @@ typedef struct job {
     runner *run;
     const so_prompt *p;
     int turn;
-    so_dialog dialog; /* chat: the conversation so far */
-    so_buf raw;       /* raw: the text so far */
+    so_dialog dialog; /* with a chat template: the conversation so far */
+    so_buf raw;       /* without: the text so far */
     so_request *req;
-    so_buf answer; /* of the current turn */
+    so_buf answer; /* to the current turn */
     so_report total;
-    json_t *turns; /* results of each turn, where there are several */
+    json_t *turns; /* results by turn, where there are several */
     bool done;
     so_err err;
 } job;
@@ -49,13 +51,13 @@ struct runner {
     const so_args *a;
     so_bundle b;
     so_engine *e;
-    so_request_opts base; /* what all requests share */
+    so_request_opts base; /* options of every request */
     const char *system;
     bool chat, json, stream;
     so_cli_spec spec;
     so_painter painter;
-    FILE *trace;     /* NULL: none */
-    so_progress bar; /* drawn for a file of prompts whose results do not go to the terminal */
+    FILE *trace;     /* NULL: no trace */
+    so_progress bar; /* for a file of prompts, where stdout is not a terminal */
     job *jobs;
     int n_jobs, n_started, n_printed, n_failed;
     so_report total; /* counts of all jobs */
@@ -70,13 +72,13 @@ static void on_interrupt(int sig) {
 
 static int check_logprobs(const so_args *a) {
     if (so_args_int(a, SO_OPT_LOGPROBS, 0) > 0 && !so_args_has(a, SO_OPT_JSON))
-        return so_args_bad(a, "--logprobs are part of --json's result: give that too");
+        return so_args_bad(a, "--logprobs needs --json, whose result contains them");
     return 0;
 }
 
 /* --- conversations --- */
 
-/* The tokens of the whole conversation up to the current turn. */
+/* The tokens of the conversation up to the current turn. */
 static int encode_turn(job *j, so_tokens *out, so_err *err) {
     so_str text = j->p->turns[j->turn];
     if (!j->run->chat) {
@@ -91,8 +93,8 @@ static int encode_turn(job *j, so_tokens *out, so_err *err) {
     return rc == SO_OK ? so_dialog_encode(&j->dialog, j->run->b.chat, out, err) : rc;
 }
 
-/* With the last event, so that whatever is logged or reported next begins on a line of its own. A
- * failure before the first word leaves stdout empty. */
+/* Ends the line with the last event, so that messages after it begin on a new line. A failure
+ * before the first token leaves stdout empty. */
 static void end_line(const job *j, so_finish why) {
     if (why != SO_FINISH_ERROR || j->answer.len > 0)
         so_painter_end(&j->run->painter);
@@ -148,7 +150,7 @@ static void raw_answer(job *j) {
     so_buf_append_char(&j->raw, '\n');
 }
 
-/* Books the answer of a finished request and goes on with the next turn, if there is one. */
+/* Records the answer of a finished request and starts the next turn, if there is one. */
 static void end_turn(job *j) {
     bool failed = so_request_finish(j->req) == SO_FINISH_ERROR;
     if (failed) {
@@ -201,22 +203,39 @@ static void print_result(const job *j) {
 }
 
 static void print_text(const job *j) {
-    const char *id = json_string_value(j->p->id), *text = so_buf_str(&j->total.text).ptr;
+    const char *id = json_string_value(j->p->id);
     if (j->run->stream)
-        return; /* it is out already */
+        return; /* printed as it was made */
+    fputs("### ", stdout);
     if (id)
-        printf("### %s\n%s\n", id, text);
+        so_view_print(so_str_c(id));
     else
-        printf("### line %d\n%s\n", j->p->line, text);
+        printf("line %d", j->p->line);
+    putchar('\n');
+    so_view_print(so_buf_str(&j->total.text));
+    putchar('\n');
     fflush(stdout);
 }
 
 static bool wants_timings(const runner *r) {
-    return (isatty(STDERR_FILENO) == 1 && !r->bar.on) || so_args_has(r->a, SO_OPT_VERBOSE);
+    return (so_terminal_is(STDERR_FILENO) && !r->bar.on) || so_args_has(r->a, SO_OPT_VERBOSE);
 }
 
-/* A prompt of a file that failed leaves a line with its error, so that lines and prompts still
- * match; a single one leaves stdout empty. */
+/* Without -n only a full context ends an answer for its length. */
+static void note_full_context(const job *j) {
+    const runner *r = j->run;
+    int n_ctx = so_engine_n_ctx(r->e), most = so_model_hparams(r->b.model)->n_ctx_train;
+    if (j->total.finish != SO_FINISH_LENGTH || r->base.max_tokens >= 0)
+        return;
+    fprintf(stderr, "the answer was cut: the context of %d tokens is full (-n N limits answers",
+            n_ctx);
+    if (n_ctx < most)
+        fprintf(stderr, ", -c N sets a context of up to %d", most);
+    fputs(")\n", stderr);
+}
+
+/* For a failed prompt of a file a line with the error is printed, so that output lines match
+ * prompts; a single failed prompt leaves stdout empty. */
 static void print_job(job *j) {
     runner *r = j->run;
     bool many = so_args_has(r->a, SO_OPT_PROMPTS), failed = j->err.code != SO_OK;
@@ -228,8 +247,10 @@ static void print_job(job *j) {
         fprintf(stderr, "sooth run: line %d: %s\n", j->p->line, j->err.msg);
     else if (failed)
         so_args_fail(r->a, &j->err);
-    else if (wants_timings(r))
+    else if (wants_timings(r)) {
+        note_full_context(j);
         so_report_print_timings(&j->total);
+    }
     if (!failed)
         so_report_add_stats(&r->total, &j->total);
 }
@@ -259,10 +280,10 @@ static int start_jobs(runner *r, int most) {
 static void run_jobs(runner *r, int n_parallel) {
     so_err err = {0};
     int64_t t = so_clock_ns();
-    if (!r->stream && isatty(STDOUT_FILENO) != 1 && r->n_jobs > 1)
+    if (!r->stream && !so_terminal_is(STDOUT_FILENO) && r->n_jobs > 1)
         so_progress_begin(&r->bar, "prompts");
     while (start_jobs(r, n_parallel) > 0) {
-        so_engine_step(r->e, &err); /* a failed pass ends its requests, each with the error */
+        so_engine_step(r->e, &err); /* a failed pass ends its requests with the error */
         for (int i = r->n_printed; i < r->n_started; i++) {
             job *j = &r->jobs[i];
             if (j->req && interrupted)
@@ -286,14 +307,15 @@ static void decide_format(runner *r) {
     if (!r->chat && !so_args_has(r->a, SO_OPT_RAW))
         so_log(SO_LOG_INFO, "the model has no chat template: the prompt is continued as it is");
     if (!r->chat && r->system)
-        so_log(SO_LOG_WARN, "--system is left out: the prompt is continued without a chat format");
+        so_log(SO_LOG_WARN, "--system is ignored: the prompt is continued without a chat template");
 }
 
 static void open_painter(runner *r) {
     so_painter_init(&r->painter, r->b.tok, r->a);
     if (r->stream || !r->painter.on)
         return;
-    so_log(SO_LOG_WARN, "--view is left out: it shows one answer as it is made, not %s",
+    so_log(SO_LOG_WARN,
+           "--view is ignored: it shows one streamed answer and cannot be used with %s",
            r->json ? "--json" : "--prompts");
     r->painter.on = false;
 }
@@ -313,7 +335,7 @@ static int open_trace(runner *r, so_engine_opts *eo) {
     return 0;
 }
 
-/* A trace that is not whole is no trace; a full disk shows here at the latest. */
+/* An incomplete trace is an error; closing the file detects a full disk. */
 static int close_trace(const runner *r, int status) {
     so_err err = {0};
     bool lost = r->trace && ferror(r->trace);
@@ -321,7 +343,7 @@ static int close_trace(const runner *r, int status) {
         lost = true;
     if (!lost || status != 0)
         return status;
-    so_err_set(&err, SO_EIO, "--trace %.200s: not all of it could be written",
+    so_err_set(&err, SO_EIO, "--trace %.200s: could not be written completely",
                so_args_str(r->a, SO_OPT_TRACE, ""));
     return so_args_fail(r->a, &err);
 }
@@ -389,13 +411,13 @@ static int read_prompt(const so_args *a, so_buf *text, so_prompts *out) {
     int n_sources = so_args_has(a, SO_OPT_PROMPT) + so_args_has(a, SO_OPT_FILE) +
                     so_args_has(a, SO_OPT_PROMPTS);
     if (n_sources > 1)
-        return so_args_bad(a, "give one of --prompt, --file and --prompts");
+        return so_args_bad(a, "give one of PROMPT (or --prompt), --file and --prompts");
     if (so_args_has(a, SO_OPT_PROMPTS)) {
         int rc = so_prompts_read(so_args_str(a, SO_OPT_PROMPTS, ""), out, &err);
         return rc == SO_OK ? 0 : so_args_fail(a, &err);
     }
-    if (n_sources == 0 && isatty(STDIN_FILENO) == 1)
-        return so_args_bad(a, "no prompt: give -p TEXT, -f FILE or standard input");
+    if (n_sources == 0 && so_terminal_is(STDIN_FILENO))
+        return so_args_bad(a, "no prompt: give PROMPT, -f FILE or standard input");
     if (so_args_has(a, SO_OPT_PROMPT)) {
         so_buf_append_c(text, so_args_str(a, SO_OPT_PROMPT, ""));
     } else {
@@ -415,10 +437,10 @@ int so_cmd_run(int argc, char **argv) {
     so_prompts prompts = {0};
     if (!so_args_parse(&a, SO_CMD_RUN, argc, argv))
         return a.status;
-    int status;
-    if (!so_args_has(&a, SO_OPT_MODEL))
-        status = so_args_bad(&a, "-m names no model; `sooth pull` lists models to try");
-    else
+    int status = so_cli_prompt_argument(&a);
+    if (status == 0 && !so_args_has(&a, SO_OPT_MODEL))
+        status = so_args_bad(&a, "-m MODEL is missing; `sooth pull` lists models to try");
+    if (status == 0)
         status = read_prompt(&a, &text, &prompts);
     if (status == 0)
         status = run_prompts(&a, &prompts);

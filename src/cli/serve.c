@@ -1,11 +1,11 @@
-/* `sooth serve`: options to a server, and signals to its end.
+/* `sooth serve`: starts the server with the options, and stops it on a signal.
  *
- * SIGTERM or SIGINT drains: new requests get 503, running ones finish (--drain-timeout), then the
- * program ends with 0. A second signal ends it at once, unless it comes together with the first:
- * some supervisors (`timeout` among them) signal a program and then its whole group. The model is
- * loaded on the server's engine thread while the socket already answers /health; a model that
- * cannot be loaded ends the program with 1. The log of requests goes to standard output, all else
- * to standard error. */
+ * SIGTERM and SIGINT drain the server: new requests get status 503, running ones finish (within
+ * --drain-timeout), and the program ends with 0. A second signal ends it at once, unless it follows
+ * the first within SAME_SIGNAL_MS: some supervisors (`timeout` among them) signal a program and
+ * then its process group. The model is loaded on the server's engine thread while the socket
+ * already answers /health; the exit status is 1 where it cannot be loaded. Requests are logged on
+ * standard output, everything else on standard error. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -23,16 +23,16 @@
 #include "cli/spec.h"
 #include "server/server.h"
 
-enum { DEFAULT_PARALLEL = 8, TWIN_MS = 250 };
+enum { DEFAULT_PARALLEL = 8, SAME_SIGNAL_MS = 250 };
 
 typedef struct job {
     const so_args *a;
     so_bundle b;
     so_cli_spec spec;
-    int status; /* of loading, with the message printed */
+    int status; /* of loading; the message has been printed */
 } job;
 
-/* On the engine thread. */
+/* Loads the model; runs on the engine thread. */
 static int load(void *user, so_serving *out, so_err *err) {
     job *j = user;
     j->status = so_cli_open(j->a, &j->b);
@@ -43,7 +43,7 @@ static int load(void *user, so_serving *out, so_err *err) {
     if (j->status != 0)
         return so_err_set(err, SO_EINVAL, "the model was not loaded");
     out->eo.n_parallel = (int)so_args_int(j->a, SO_OPT_PARALLEL, DEFAULT_PARALLEL);
-    /* Requests may ask for speculation where the default is none; --no-spec forbids it. */
+    /* Requests may turn speculation on where the default is none; --no-spec forbids it. */
     if (!out->eo.max_draft && !so_args_has(j->a, SO_OPT_NO_SPEC))
         out->eo.max_draft = (int)so_args_int(j->a, SO_OPT_DRAFT_MAX, SO_CLI_DRAFT_MAX);
     out->b = &j->b;
@@ -55,14 +55,14 @@ static int load(void *user, so_serving *out, so_err *err) {
 
 static void write_line(void *user, so_str line) {
     (void)user;
-    flockfile(stdout); /* lines of two threads do not mix */
+    flockfile(stdout); /* several threads log */
     fwrite(line.ptr, 1, line.len, stdout);
     putchar('\n');
     fflush(stdout);
     funlockfile(stdout);
 }
 
-/* "models/smollm2/draft-q4_0.gguf" is called "draft-q4_0". */
+/* --alias, or the file's name: "draft-q4_0" for "models/smollm2/draft-q4_0.gguf". */
 static char *model_name(const so_args *a) {
     const char *alias = so_args_str(a, SO_OPT_ALIAS, NULL);
     const char *path = so_args_str(a, SO_OPT_MODEL, "");
@@ -100,7 +100,7 @@ static void read_server(const so_args *a, so_server_opts *o) {
 
 /* --- the loop --- */
 
-/* True when the server has come to its end. */
+/* Handles a change of the server's state; true when it has stopped. */
 static bool on_state(const so_args *a, so_server *s, bool *announced) {
     so_server_state st = so_server_get_state(s);
     if (st == SO_SERVER_READY && !*announced) {
@@ -114,8 +114,8 @@ static bool on_state(const so_args *a, so_server *s, bool *announced) {
     return st == SO_SERVER_FAILED || st == SO_SERVER_DRAINED;
 }
 
-/* A signal; true when the program is to end now. While the model is being loaded there is nothing
- * to wait for. *t_first_ns is 0 before the first one. */
+/* Handles a signal; true when the program must end now. While the model is loading there are no
+ * requests to wait for. *t_first_ns is 0 before the first signal. */
 static bool on_signal(so_server *s, int fd, int64_t *t_first_ns) {
     struct signalfd_siginfo info;
     if (read(fd, &info, sizeof info) != sizeof info)
@@ -123,10 +123,10 @@ static bool on_signal(so_server *s, int fd, int64_t *t_first_ns) {
     if (so_server_get_state(s) == SO_SERVER_LOADING)
         return true;
     if (*t_first_ns)
-        return so_clock_ms_since(*t_first_ns) > TWIN_MS;
+        return so_clock_ms_since(*t_first_ns) > SAME_SIGNAL_MS;
     *t_first_ns = so_clock_ns();
     so_notify("STOPPING=1");
-    fprintf(stderr, "sooth serve: stopping; running answers are finished first\n");
+    fprintf(stderr, "sooth serve: stopping after the running answers are finished\n");
     so_server_drain(s);
     return false;
 }
@@ -153,7 +153,7 @@ static int open_signals(void) {
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set, NULL); /* in every thread started from here on */
+    pthread_sigmask(SIG_BLOCK, &set, NULL); /* inherited by all threads started later */
     signal(SIGPIPE, SIG_IGN);
     return signalfd(-1, &set, SFD_CLOEXEC);
 }
@@ -172,7 +172,8 @@ static int serve(const so_args *a) {
     if (o.key && !*o.key)
         return so_args_bad(a, "--api-key '': must not be empty");
     if (o.cors && !*o.cors)
-        return so_args_bad(a, "--cors '': must not be empty; without it no other page may ask");
+        return so_args_bad(a,
+                           "--cors '': must not be empty; leave it out to allow no other origin");
     char *name = model_name(a);
     if (!*name) {
         free(name);
@@ -189,7 +190,7 @@ static int serve(const so_args *a) {
         if (status != 0)
             so_server_error(s, &err);
         so_server_free(s);
-        if (status != 0 && j.status == 0) /* else it was said when it happened */
+        if (status != 0 && j.status == 0) /* else the message was printed by load() */
             status = so_args_fail(a, &err);
         else if (status != 0)
             status = j.status;
@@ -207,7 +208,7 @@ int so_cmd_serve(int argc, char **argv) {
         return a.status;
     int status = so_args_has(&a, SO_OPT_MODEL)
                      ? serve(&a)
-                     : so_args_bad(&a, "-m names no model; `sooth pull` lists models to try");
+                     : so_args_bad(&a, "-m MODEL is missing; `sooth pull` lists models to try");
     so_args_free(&a);
     return status;
 }

@@ -1,19 +1,19 @@
-/* The rules for options about speculation:
+/* The rules for the options of speculation:
  *
- *   nothing                 auto: what works without a file and, where one is registered for the
- *                           target (draft/registry.h), a draft model; lengths by the planner
- *   -md FILE                the drafter is `model`, unless --spec names another
- *   --spec model            without -md: the registered draft
- *   --prediction FILE       the drafter is `predict`, and where it is lost `model` or `auto`,
- *                           unless --spec names another
- *   --speculative-decoding  needs -md; `model` with a fixed length of 5, unless --spec-length is
- *                           given
- *   --no-spec, --spec none  plain decoding; a draft model is then not even opened
+ *   no option               `auto`: drafters that need no file and the draft model registered for
+ *                           the target (draft/registry.h), if any; the planner sets the lengths
+ *   -md FILE                `model`, unless --spec names another drafter
+ *   --spec model            without -md: the registered draft model
+ *   --prediction FILE       `predict`, and where the text differs `model` or `lookup,ngram`, unless
+ *                           --spec names another drafter
+ *   --speculative-decoding  `model` with a fixed length of 5, unless --spec-length is given
+ *   --no-spec, --spec none  plain decoding; no draft model is opened
  *
- * What is wrong with the words is said before a model is loaded (exit 2); what is wrong with files
- * when they are opened (exit 1). */
+ * Wrong options are reported before a model is loaded (exit status 2), and errors in files when
+ * they are opened (exit status 1). Main thread, or the engine thread of `serve`. */
 #include "cli/spec.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,10 +21,11 @@
 #include "base/log.h"
 #include "cli/models.h"
 #include "cli/progress.h"
+#include "draft/model.h"
 #include "draft/registry.h"
 #include "draft/spec.h"
 
-enum { SEED_LENGTH = 5, MAX_EXPECTED_BYTES = 16 << 20 };
+enum { DEFAULT_LENGTH = 5, MAX_EXPECTED_BYTES = 16 << 20 };
 
 static int read_verify(const so_args *a, so_spec_opts *o) {
     const char *text = so_args_str(a, SO_OPT_VERIFY, "match");
@@ -35,7 +36,7 @@ static int read_verify(const so_args *a, so_spec_opts *o) {
     return 0;
 }
 
-/* Without a file of its own, where the drafter may name one. */
+/* Whether the spec names this drafter without a file. */
 static bool names(const so_spec *s, so_spec_name name) {
     for (int i = 0; i < s->n_nodes; i++)
         if (s->nodes[i].name == name && s->nodes[i].file_len == 0)
@@ -53,33 +54,30 @@ static int check_tables(const so_spec *s, const char *text, so_err *err) {
 }
 
 static const char *default_spec(const so_args *a) {
-    bool model = so_args_has(a, SO_OPT_DRAFT_MODEL);
-    if (so_args_has(a, SO_OPT_PREDICTION) && !so_args_has(a, SO_OPT_SPECULATIVE))
+    bool model = so_args_has(a, SO_OPT_DRAFT_MODEL), fixed = so_args_has(a, SO_OPT_SPECULATIVE);
+    if (so_args_has(a, SO_OPT_PREDICTION) && !fixed)
         return model ? "predict,model" : "predict,lookup,ngram";
-    return model ? "model" : "auto";
+    return model || fixed ? "model" : "auto";
 }
 
-/* Files that nobody named reads are given by mistake. */
+/* Warns of files that no drafter of the spec uses. */
 static void warn_unused(const so_args *a, const so_spec *spec) {
     if (so_args_has(a, SO_OPT_DRAFT_MODEL) && !names(spec, SO_SPEC_MODEL) &&
         !names(spec, SO_SPEC_AUTO))
-        so_log(SO_LOG_WARN, "-md is left out: --spec names no `model`");
+        so_log(SO_LOG_WARN, "-md is ignored: --spec does not name `model`");
     if (so_args_has(a, SO_OPT_PREDICTION) && !names(spec, SO_SPEC_PREDICT) &&
         !names(spec, SO_SPEC_ORACLE))
-        so_log(SO_LOG_WARN, "--prediction is left out: --spec names no `predict`");
+        so_log(SO_LOG_WARN, "--prediction is ignored: --spec does not name `predict`");
 }
 
 static int read_drafter(const so_args *a, so_cli_spec *out) {
     so_spec spec;
     so_err err = {0};
-    bool has_model = so_args_has(a, SO_OPT_DRAFT_MODEL);
     if (so_args_has(a, SO_OPT_NO_SPEC)) {
         if (so_args_has(a, SO_OPT_SPEC) || so_args_has(a, SO_OPT_SPECULATIVE))
             return so_args_bad(a, "--no-spec contradicts --spec and --speculative-decoding");
         return 0;
     }
-    if (so_args_has(a, SO_OPT_SPECULATIVE) && !has_model)
-        return so_args_bad(a, "--speculative-decoding needs a draft model: give -md FILE");
     const char *text = so_args_str(a, SO_OPT_SPEC, default_spec(a));
     if (so_spec_parse(so_str_c(text), &spec, &err) != SO_OK)
         return so_args_bad(a, "%s", err.msg);
@@ -89,7 +87,7 @@ static int read_drafter(const so_args *a, so_cli_spec *out) {
         return 0;
     out->opts.drafter = text;
     out->wants_model = names(&spec, SO_SPEC_MODEL);
-    out->may_model = names(&spec, SO_SPEC_AUTO);
+    out->takes_model = names(&spec, SO_SPEC_AUTO);
     out->wants_text = names(&spec, SO_SPEC_PREDICT) || names(&spec, SO_SPEC_ORACLE);
     warn_unused(a, &spec);
     return 0;
@@ -102,7 +100,7 @@ int so_cli_spec_read(const so_args *a, so_cli_spec *out) {
         status = read_verify(a, o);
     if (status != 0)
         return status;
-    int fixed = so_args_has(a, SO_OPT_SPECULATIVE) && o->drafter ? SEED_LENGTH : 0;
+    int fixed = so_args_has(a, SO_OPT_SPECULATIVE) && o->drafter ? DEFAULT_LENGTH : 0;
     o->length = (int)so_args_int(a, SO_OPT_SPEC_LENGTH, fixed);
     o->draft_max = (int)so_args_int(a, SO_OPT_DRAFT_MAX, 0);
     o->draft_min = (int)so_args_int(a, SO_OPT_DRAFT_MIN, 0);
@@ -117,7 +115,7 @@ int so_cli_spec_read(const so_args *a, so_cli_spec *out) {
                            o->draft_min, o->length);
     if (o->verify == SO_VERIFY_LENIENT && o->lenience < 1 && o->drafter)
         so_log(SO_LOG_WARN,
-               "--verify lenient=%g is lossy: the text may differ from what the model alone says",
+               "--verify lenient=%g is lossy: the text may differ from that of plain decoding",
                o->lenience);
     return 0;
 }
@@ -125,37 +123,56 @@ int so_cli_spec_read(const so_args *a, so_cli_spec *out) {
 int so_cli_spec_check_text(const so_args *a, const so_cli_spec *s) {
     if (!s->wants_text || so_args_has(a, SO_OPT_PREDICTION))
         return 0;
-    return so_args_bad(a, "--spec %.80s needs the text you expect: give --prediction FILE",
+    return so_args_bad(a, "--spec %.80s needs the expected text: give --prediction FILE",
                        s->opts.drafter);
 }
 
-static int open_draft(const so_args *a, const so_bundle *target, so_bundle *out) {
+int so_cli_open_draft(const so_args *a, const so_bundle *target, so_bundle *out) {
     so_bundle_opts o;
+    so_bundle draft = {0};
     so_err err = {0};
     so_progress bar;
     char *path = NULL;
-    if (so_model_resolve(so_args_str(a, SO_OPT_DRAFT_MODEL, ""), &path, &err) != SO_OK)
+    const char *name = so_args_str(a, SO_OPT_DRAFT_MODEL, "");
+    if (so_model_resolve(name, &path, &err) != SO_OK)
         return so_args_fail(a, &err);
     so_bundle_defaults(&o);
     so_progress_begin(&bar, "loading the draft");
     o.progress = so_progress_callback;
     o.user = &bar;
-    int rc = so_bundle_open_draft(path, target, &o, out, &err);
+    int rc = so_bundle_open_draft(path, target, &o, &draft, &err);
     so_progress_end(&bar);
     free(path);
+    if (rc == SO_OK)
+        rc = so_draft_check_tokenizers(target->tok, draft.tok, &err);
+    if (rc == SO_EMISMATCH)
+        so_err_prefix(&err, "-md %.200s does not fit -m %.200s", name,
+                      so_args_str(a, SO_OPT_MODEL, ""));
+    if (rc == SO_OK)
+        *out = draft;
+    else
+        so_bundle_close(&draft);
     return rc == SO_OK ? 0 : so_args_fail(a, &err);
+}
+
+int so_cli_no_draft(const so_args *a, const char *option) {
+    return so_args_bad(
+        a,
+        "%s needs a draft model, and none is registered for %.200s: give -md FILE or "
+        "--spec 'model(FILE)'",
+        option, so_args_str(a, SO_OPT_MODEL, ""));
 }
 
 static int find_draft(const so_args *a, const so_bundle *target, so_dtype kv_dtype,
                       so_cli_spec *s) {
     if (so_args_has(a, SO_OPT_DRAFT_MODEL))
-        return open_draft(a, target, &s->draft);
+        return so_cli_open_draft(a, target, &s->draft);
     if (so_bundle_find_draft(target, kv_dtype, &s->draft) || !s->wants_model)
         return 0;
-    return so_args_bad(a,
-                       "--spec %.80s needs a draft model, and none is registered for %.200s: give "
-                       "-md FILE or model(FILE)",
-                       s->opts.drafter, so_args_str(a, SO_OPT_MODEL, ""));
+    char option[100] = "--speculative-decoding";
+    if (so_args_has(a, SO_OPT_SPEC))
+        snprintf(option, sizeof option, "--spec %.80s", s->opts.drafter);
+    return so_cli_no_draft(a, option);
 }
 
 static int read_expected(const so_args *a, const so_bundle *target, so_cli_spec *s) {
@@ -175,7 +192,7 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
     int status = 0;
     if (!s->opts.drafter)
         return 0;
-    if (s->wants_model || s->may_model)
+    if (s->wants_model || s->takes_model)
         status = find_draft(a, target, eo->kv_dtype, s);
     if (status == 0 && s->wants_text && so_args_has(a, SO_OPT_PREDICTION))
         status = read_expected(a, target, s);
@@ -201,11 +218,11 @@ int so_cli_spec_change(so_cli_spec *s, const char *text, so_err *err) {
         return rc;
     if (names(&spec, SO_SPEC_MODEL) && !s->draft.model)
         return so_err_set(err, SO_EINVAL,
-                          "%.80s needs a draft model: start with -md FILE, or say model(FILE)",
+                          "%.80s needs a draft model: start with -md FILE, or use model(FILE)",
                           text);
     if ((names(&spec, SO_SPEC_PREDICT) || names(&spec, SO_SPEC_ORACLE)) && !s->expected.ids)
         return so_err_set(err, SO_EINVAL,
-                          "%.80s needs the text you expect: start with --prediction FILE", text);
+                          "%.80s needs the expected text: start with --prediction FILE", text);
     s->opts.drafter = spec.nodes[spec.root].name == SO_SPEC_NONE ? NULL : text;
     return SO_OK;
 }

@@ -1,4 +1,4 @@
-/* Speculation as the command line states it: which drafter, which draft model, which verifier. */
+/* The options for speculation: drafter, draft model, verifier. */
 #ifndef SO_CLI_SPEC_H
 #define SO_CLI_SPEC_H
 
@@ -11,19 +11,26 @@ typedef struct so_cli_spec {
     so_bundle draft;   /* model NULL: none */
     so_tokens expected;
     bool wants_model; /* the spec names `model` without a file */
-    bool may_model;   /* it names `auto`, which takes a draft where there is one */
+    bool takes_model; /* it names `auto`, which uses a draft model if there is one */
     bool wants_text;  /* the spec names `predict` or `oracle` */
 } so_cli_spec;
 
-/* Checks the options alone, before anything is loaded. 0, or the exit status with the message
+/* Checks the options before any file is opened. Returns 0, or the exit status with the message
  * printed. */
 int so_cli_spec_read(const so_args *a, so_cli_spec *out);
-/* For commands that cannot tell a drafter the text themselves: it must have been given. */
+/* Checks that --prediction is given where a drafter needs it; for commands that do not generate the
+ * expected text themselves. */
 int so_cli_spec_check_text(const so_args *a, const so_cli_spec *s);
-/* Opens the draft model beside the target and completes the engine's options. */
+/* Opens the draft model, if any, and completes the engine options. */
 int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s, so_engine_opts *eo);
-/* Another drafter for the requests to come, out of what is open; text must stay. SO_EINVAL where it
- * makes no sense or needs a file that was not given at the start; nothing has changed then. */
+/* Opens the draft model of -md with a progress bar. One with another vocabulary than the target's,
+ * or registered for another target, is refused with a message that names both files and the
+ * difference. 0, or the exit status with the message printed. */
+int so_cli_open_draft(const so_args *a, const so_bundle *target, so_bundle *out);
+/* The message for `option` ("--spec model"), which needs a draft model where there is none; 2. */
+int so_cli_no_draft(const so_args *a, const char *option);
+/* Changes the drafter of later requests, for files that are already open; `text` must stay valid.
+ * SO_EINVAL, with nothing changed, where the spec is wrong or needs a file that is not open. */
 int so_cli_spec_change(so_cli_spec *s, const char *text, so_err *err);
 void so_cli_spec_close(so_cli_spec *s);
 

@@ -1,12 +1,12 @@
-/* `sooth theory`: what speculation can gain, from the formulas of verify/theory.h.
+/* `sooth theory`: the gain of speculation by the formulas of verify/theory.h.
  *
  *   sooth theory --alpha A [--gamma G] [--c C]   one point
  *   sooth theory                                 the paper's tables and figures
- *   sooth theory --measure -m M …                tables 3 to 5 of the user's own models (measure.c)
+ *   sooth theory --measure -m M …                tables 3 to 5 for the user's models (measure.c)
  *
- * Each form prints text or, with --json, one object; --svg FILE draws figures 2 to 4, and marks A
- * where it is given. Every number is computed here and now; the paper's printed ones stand beside
- * ours and are labelled so. */
+ * Each form prints text or, with --json, one object; --svg FILE draws figures 2 to 4, and marks
+ * alpha where it is given. All numbers are computed by the program; the numbers printed in the
+ * paper appear beside them with a label. Main thread only. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -69,10 +69,11 @@ static void print_point(const point *p) {
     for (int i = 0; i < N_FACTS; i++)
         printf("  %-48s %.4g\n", f[i].text, f[i].value);
     if (so_theory_best_gamma(p->alpha, p->c) == SO_THEORY_MAX_GAMMA)
-        printf("\nLonger is always better here; the longest chain is %d.\n", SO_THEORY_MAX_GAMMA);
+        printf("\nThe speed-up grows with gamma without limit; the largest gamma is %d.\n",
+               SO_THEORY_MAX_GAMMA);
 }
 
-/* Infinity has no form in JSON. */
+/* JSON has no infinity. */
 static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
 static json_t *point_json(const point *p) {
@@ -111,7 +112,7 @@ static void print_tables(void) {
            so_theory_speedup(0.2, 3, 0));
 }
 
-/* The paper gives no gamma for temperature 1: ours is the best one. */
+/* The paper gives no gamma for temperature 1; the best one is used. */
 static double lenient_speed1(const so_theory_lenience *r) {
     int best = so_theory_best_gamma(r->alpha_temp1, SO_THEORY_LENIENCE_C);
     return so_theory_speedup(r->alpha_temp1, best, SO_THEORY_LENIENCE_C);
@@ -180,7 +181,7 @@ enum { MAX_LINES = 6, N_ALPHAS = 100 }; /* alpha 0, 0.01, … 0.99 */
 
 typedef struct figure {
     const char *key, *title, *param_name;
-    const char *corner, *style; /* where the legend stands, how gnuplot joins the points */
+    const char *corner, *style; /* position of the legend, and how gnuplot joins the points */
     double (*value)(double alpha, double param);
     double y_max;
     int n_lines;
@@ -269,7 +270,7 @@ static json_t *figure_json(const figure *f) {
     return o;
 }
 
-/* Told apart also by those who see no red or green (after Okabe and Ito). */
+/* Distinguishable with colour blindness (Okabe and Ito). */
 static const char *const colours[MAX_LINES] = {"#0072b2", "#e69f00", "#009e73",
                                                "#cc79a7", "#d55e00", "#000000"};
 
@@ -329,7 +330,7 @@ static void print_json(json_t *o) {
     json_decref(o);
 }
 
-/* Options that say something only with, and only without, --measure. */
+/* Options that apply only with, or only without, --measure. */
 static int check_measure(const so_args *a) {
     static const so_opt with[] = {
         SO_OPT_MODEL,   SO_OPT_DRAFT_MODEL, SO_OPT_QUANTIZE,  SO_OPT_CTX,
@@ -343,8 +344,8 @@ static int check_measure(const so_args *a) {
             return so_args_bad(a, "options about models, drafters and prompts need --measure");
     for (size_t i = 0; i < SO_LEN(without) && measure; i++)
         if (so_args_has(a, without[i]))
-            return so_args_bad(a, "--measure finds alpha and c itself and draws no figure: leave "
-                                  "out --alpha, --c, --c-hat and --svg");
+            return so_args_bad(a, "--measure measures alpha and c and draws no figure: remove "
+                                  "--alpha, --c, --c-hat and --svg");
     return 0;
 }
 
@@ -358,7 +359,7 @@ static int run(const so_args *a) {
     const so_opt needs_alpha[] = {SO_OPT_GAMMA, SO_OPT_C, SO_OPT_C_HAT};
     for (size_t i = 0; i < SO_LEN(needs_alpha); i++)
         if (!one && so_args_has(a, needs_alpha[i]))
-            return so_args_bad(a, "--gamma, --c and --c-hat say something only beside --alpha");
+            return so_args_bad(a, "--gamma, --c and --c-hat need --alpha");
     double c = so_args_float(a, SO_OPT_C, 0);
     point p = {so_args_float(a, SO_OPT_ALPHA, 0), c, so_args_float(a, SO_OPT_C_HAT, c),
                (int)so_args_int(a, SO_OPT_GAMMA, DEFAULT_GAMMA)};

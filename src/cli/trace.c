@@ -1,11 +1,12 @@
-/* `sooth trace FILE… --svg OUT`: where the time of a run went, one pair of lanes per file.
+/* `sooth trace FILE… --svg OUT`: the timeline of runs, one pair of lanes per file.
  *
- *   a.jsonl   draft   ▂▂  ▂▂  ▂▂           drafting, then one pass of the target that checks
- *             target    ████  ████  ████   tokens that the step emitted stand on its box
+ *   a.jsonl   draft   ▂▂  ▂▂  ▂▂           drafting, then one verifying pass of the target
+ *             target    ████  ████  ████   the box of a step shows the number of emitted tokens
  *
- * All files share one scale, so that runs with different lengths, and plain decoding, can be
- * compared by eye (the form of figure 5 in Leviathan et al.). Without --svg a summary is printed.
- * A trace is what someone handed us: every line is checked, sizes are capped. */
+ * All files have the same scale, so that runs with different draft lengths, and plain decoding, can
+ * be compared by eye (as in figure 5 of Leviathan et al.). Without --svg a summary is printed.
+ * Trace files are untrusted input: every line is checked, and sizes are limited. Main thread
+ * only. */
 #include "cli/trace.h"
 
 #include <jansson.h>
@@ -45,8 +46,8 @@ typedef struct run_trace {
     const char *path;
     step *steps;
     int n;
-    double ms, draft_ms, pass_ms; /* of all steps that decided a token */
-    int64_t rounds;               /* requests of each of them, added up */
+    double ms, draft_ms, pass_ms; /* of all steps with a decoding request */
+    int64_t rounds;               /* sum of their decoding requests */
     int64_t drafted, accepted, emitted, ended;
 } run_trace;
 
@@ -73,7 +74,7 @@ static bool read_step(const json_t *o, step *s) {
 
 static void add_step(run_trace *t, const step *s) {
     if (s->requests == 0)
-        return; /* chunks of prompts alone */
+        return; /* a step of prefill only */
     if (t->n % 1024 == 0)
         t->steps = so_realloc(t->steps, (size_t)(t->n + 1024) * sizeof *t->steps);
     t->steps[t->n++] = *s;
@@ -100,7 +101,7 @@ static int read_trace(const char *path, run_trace *t, so_err *err) {
         step s;
         line++;
         if (!o || !read_step(o, &s))
-            rc = so_err_set(err, SO_EFORMAT, "%s:%d: is no step of a trace (of this version)", path,
+            rc = so_err_set(err, SO_EFORMAT, "%s:%d: not a step of a trace of this version", path,
                             line);
         else if (t->n == MAX_STEPS)
             rc = so_err_set(err, SO_ELIMIT, "%s: more than %d steps", path, MAX_STEPS);
@@ -111,7 +112,7 @@ static int read_trace(const char *path, run_trace *t, so_err *err) {
     }
     so_buf_free(&text);
     if (rc == SO_OK && t->n == 0)
-        rc = so_err_set(err, SO_EFORMAT, "%s: no step decided a token", path);
+        rc = so_err_set(err, SO_EFORMAT, "%s: the trace has no step that emitted a token", path);
     return rc;
 }
 
@@ -124,7 +125,7 @@ static void draw_box(FILE *f, double x, double y, double w, const char *fill) {
             x, y, w, LANE, fill);
 }
 
-/* Any bytes, such as a file's name: XML must be UTF-8. */
+/* A text of any bytes, such as a file name; XML must be UTF-8. */
 static void draw_label(FILE *f, double x, double y, const char *text) {
     so_buf whole = {0};
     so_utf8_repair(so_str_c(text), &whole);
@@ -167,7 +168,7 @@ static int draw(const char *path, const run_trace *runs, int n, so_err *err) {
     FILE *f = fopen(path, "w");
     double longest = 0;
     if (!f)
-        return so_err_set(err, SO_EIO, "%s: cannot be written", path);
+        return so_err_set(err, SO_EIO, "%s: cannot open for writing", path);
     for (int i = 0; i < n; i++)
         longest = SO_MAX(longest, runs[i].ms);
     fprintf(f,
@@ -184,7 +185,8 @@ static int draw(const char *path, const run_trace *runs, int n, so_err *err) {
 }
 
 static void print_run(const run_trace *t, bool json) {
-    double per_pass = (double)(t->emitted + t->ended) / (double)t->rounds; /* as counts.c has it */
+    double per_pass =
+        (double)(t->emitted + t->ended) / (double)t->rounds; /* as in engine/counts.c */
     if (json)
         so_report_print_json(json_pack("{s:o, s:i, s:I, s:f, s:f, s:f, s:f, s:I, s:I}", "file",
                                        so_describe_json_text(so_str_c(t->path)), "passes", t->n,

@@ -1,4 +1,4 @@
-/* Traces: one JSON object per step of the engine, written by `run --trace`, drawn by `trace`. */
+/* Traces: one JSON object per engine step, written by `run --trace` and read by `sooth trace`. */
 #ifndef SO_CLI_TRACE_H
 #define SO_CLI_TRACE_H
 

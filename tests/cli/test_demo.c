@@ -1,8 +1,10 @@
-/* `sooth demo`: the same answer twice, on wide and narrow terminals, without one, and as JSON. The
- * target is deep and says what the draft says, so that there is something to gain. */
+/* `sooth demo` on wide and narrow terminals, without one, and as JSON. The target is deep and gives
+ * the same output as the draft model, so that speculation gains time. */
 #include "rig.h"
 
-/* Python's pty, since a terminal is needed: rows, columns, then the command. */
+#include "base/clock.h"
+
+/* Runs a command on a terminal with Python's pty: rows, columns, command. */
 static const char PTY[] =
     "import os, pty, sys, fcntl, termios, struct\n"
     "rows, cols, cmd = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]\n"
@@ -32,7 +34,7 @@ static int open_models(void **state) {
     return 0;
 }
 
-/* Nonsense may hold a zero byte. */
+/* The text may contain a zero byte. */
 static void has(const so_buf *b, const char *word) {
     if (b->len == 0 || !memmem(b->data, b->len, word, strlen(word)))
         fail_msg("'%s' is missing in: %s", word, text_of(b));
@@ -56,6 +58,33 @@ static void test_without_a_terminal(void **state) {
     done(&r);
 }
 
+/* Text is flushed while it is generated, also into a pipe: many pieces, the first one early. */
+static void test_pieces_are_flushed(void **state) {
+    fixture *f = *state;
+    static const char *const lines[] = {
+        "run -m deep.gguf --ignore-eos --temp 0 -n 150 --no-spec hello",
+        "run -m deep.gguf --ignore-eos --temp 0 -n 150 --spec lookup --view hello",
+        "chat -m deep.gguf --ignore-eos --temp 0 -n 150 --no-spec",
+        "demo -m deep.gguf --spec random -n 100 hello",
+    };
+    for (size_t i = 0; i < SO_LEN(lines); i++) {
+        char cmd[6000], piece[4096];
+        int n_pieces = 0;
+        double first_ms = 0;
+        snprintf(cmd, sizeof cmd, "cd '%s' && echo hello | XDG_CACHE_HOME=cache %s %s 2>/dev/null",
+                 f->dir, f->bin, lines[i]);
+        int64_t t = so_clock_ns();
+        FILE *p = popen(cmd, "r");
+        assert_non_null(p);
+        while (read(fileno(p), piece, sizeof piece) > 0)
+            first_ms = n_pieces++ == 0 ? so_clock_ms_since(t) : first_ms;
+        assert_int_equal(pclose(p), 0);
+        if (n_pieces < 40 || first_ms > 0.6 * so_clock_ms_since(t))
+            fail_msg("%s: %d pieces, the first after %.0f of %.0f ms", lines[i], n_pieces, first_ms,
+                     so_clock_ms_since(t));
+    }
+}
+
 static void test_json(void **state) {
     fixture *f = *state;
     json_t *o = json_of(f, DEMO "-md tiny.gguf --spec-length 3 --json --seed 7 --temp 0.9");
@@ -71,7 +100,8 @@ static void test_json(void **state) {
     json_decref(o);
 }
 
-/* Marks of the columns: the rule between them, and moves within the field; none of them narrow. */
+/* Signs of the two columns are the line between them and cursor moves; narrow terminals have
+ * neither. */
 static void test_wide_and_narrow(void **state) {
     fixture *f = *state;
     if (!has_terminals())
@@ -79,8 +109,9 @@ static void test_wide_and_narrow(void **state) {
     ran r = on_terminal(f, 40, 120, "-n 40 -md tiny.gguf");
     assert_int_equal(r.status, 0);
     has(&r.out, "\xE2\x94\x82");
-    has(&r.out, "\033[62G"); /* the right column: 58 cells, two more and a rule */
-    has(&r.out, "\033[32m"); /* a guess that stood */
+    has(&r.out,
+        "\033[62G"); /* the right column begins after 58 cells and a line between two spaces */
+    has(&r.out, "\033[32m"); /* an accepted guess */
     has(&r.out, "identical: yes");
     done(&r);
     r = on_terminal(f, 40, 80, "-n 40 -md tiny.gguf");
@@ -90,13 +121,18 @@ static void test_wide_and_narrow(void **state) {
     has(&r.out, "\033[32m");
     has(&r.out, "identical: yes");
     done(&r);
-    r = on_terminal(f, 12, 120, "-n 8 -md tiny.gguf"); /* wide, but no room for a table below */
+    r = on_terminal(f, 20, 40, "-n 40 -md tiny.gguf"); /* a table of two figures */
+    assert_int_equal(r.status, 0);
+    has(&r.out, "\n             tokens/s  speed-up\r\nplain ");
+    done(&r);
+    r = on_terminal(f, 12, 120, "-n 8 -md tiny.gguf"); /* wide, but too low for the table below */
     assert_int_equal(r.status, 0);
     assert_null(strstr(text_of(&r.out), "\xE2\x94\x82"));
     done(&r);
     r = on_terminal(f, 40, 120, "-n 8 -md tiny.gguf --no-color");
     assert_int_equal(r.status, 0);
-    assert_null(strstr(text_of(&r.out), "\033[3")); /* but for the bar's, while it loads */
+    assert_null(
+        strstr(text_of(&r.out), "\033[3")); /* colours; the progress bar uses other sequences */
     assert_null(strstr(text_of(&r.out), "\033[1m"));
     done(&r);
     r = on_terminal(f, 24, 90, "-n 200 -c 256 -md tiny.gguf"); /* longer than the field */
@@ -105,7 +141,7 @@ static void test_wide_and_narrow(void **state) {
     done(&r);
 }
 
-/* A wrong engine is shown as such. */
+/* A difference between the answers is reported. */
 static void test_a_difference_is_a_failure(void **state) {
     fixture *f = *state;
     ran r =
@@ -128,9 +164,9 @@ static void test_bad_usage(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_a_terminal), cmocka_unit_test(test_json),
-        cmocka_unit_test(test_wide_and_narrow),    cmocka_unit_test(test_a_difference_is_a_failure),
-        cmocka_unit_test(test_bad_usage),
+        cmocka_unit_test(test_without_a_terminal),        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_pieces_are_flushed),        cmocka_unit_test(test_wide_and_narrow),
+        cmocka_unit_test(test_a_difference_is_a_failure), cmocka_unit_test(test_bad_usage),
     };
     return cmocka_run_group_tests(tests, open_models, close_fixture);
 }

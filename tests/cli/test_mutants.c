@@ -1,11 +1,11 @@
-/* Does `sooth prove` notice a wrong engine? Every fault of base/mutant.h is switched on in turn,
- * and `prove` must end with 1 and say so; without a fault it must end with 0. The shipped program
- * has none of them. */
+/* Tests that `sooth prove` detects a wrong engine. With each fault of base/mutant.h it must exit
+ * with 1 and report a difference; without a fault it must exit with 0. The shipped program has no
+ * faults. */
 #include "rig.h"
 
 #define PROVE "prove -m tiny.gguf -n 12 -t 1 "
 
-/* What notices it: the comparison with plain decoding, the chi-square tests of `reject`. */
+/* The part that detects it: comparison with plain decoding, or the chi-square tests of `reject`. */
 typedef struct fault {
     const char *name;
     bool text, reject;
@@ -31,12 +31,12 @@ static void need_noticed(const fixture *f, const fault *x) {
     done(&r);
 }
 
-static void test_faults_are_noticed(void **state) {
+static void test_faults_are_detected(void **state) {
     for (size_t i = 0; i < SO_LEN(FAULTS); i++)
         need_noticed(*state, &FAULTS[i]);
 }
 
-/* The same objects with no fault switched on. */
+/* The test program with no fault switched on. */
 static void test_no_fault_is_exact(void **state) {
     json_t *o = json_of(*state, "mutant none " PROVE "--json");
     assert_true(json_is_true(json_object_get(o, "exact")));
@@ -52,7 +52,7 @@ static void test_a_fault_is_announced(void **state) {
     done(&r);
 }
 
-/* The program that users get ignores the variable and does not even hold the word. */
+/* The shipped program ignores the variable and does not contain the names of faults. */
 static void test_not_in_the_shipped_program(void **state) {
     const fixture *f = *state;
     ran r = run(f, "SOOTH_DEBUG=mutant=accept_all; export SOOTH_DEBUG; sooth " PROVE);
@@ -67,7 +67,7 @@ static void test_not_in_the_shipped_program(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_faults_are_noticed),
+        cmocka_unit_test(test_faults_are_detected),
         cmocka_unit_test(test_no_fault_is_exact),
         cmocka_unit_test(test_a_fault_is_announced),
         cmocka_unit_test(test_not_in_the_shipped_program),

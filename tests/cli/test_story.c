@@ -1,6 +1,6 @@
-/* The pair that comes with the program (models/story): found by its name, its draft found with it,
- * every text that of plain decoding, and broken copies refused. Real weights, so that acceptance is
- * what users get; nothing else is needed for it. */
+/* The model and draft model that come with the program (models/story): found by name, the draft
+ * model found by its registration, output equal to plain decoding, damaged copies refused. The
+ * weights are real, so the acceptance is that of users; no download is needed. */
 #include "rig.h"
 
 #include <sys/stat.h>
@@ -45,7 +45,7 @@ static double timing(const json_t *o, const char *name) {
     return json_number_value(json_object_get(json_object_get(o, "timings"), name));
 }
 
-/* The shipped draft guesses more than half of what its target says, and changes none of it. */
+/* More than half of the shipped draft model's guesses are accepted, and the output is unchanged. */
 static void test_found_and_exact(void **state) {
     fixture *f = *state;
     static const char *const sampling[] = {"--temp 0", "--temp 0.8 --seed 3",
@@ -79,12 +79,12 @@ static void test_prove(void **state) {
     done(&r);
 }
 
-/* As a user types it. */
+/* By name, without paths. */
 static void test_by_name(void **state) {
     fixture *f = *state;
     need_pair();
     ran r = run(f, "sooth demo --json -n 48");
-    if (r.status != 0 && strstr(text_of(&r.err), "no model to show"))
+    if (r.status != 0 && strstr(text_of(&r.err), "no model found"))
         SO_SKIP("this program is built where it does not look for models/story");
     assert_int_equal(r.status, 0);
     json_error_t je;
@@ -97,15 +97,15 @@ static void test_by_name(void **state) {
     expect(f, 0, "", "sooth run -m story " ASK);
 }
 
-/* The first `share` of a file under another name. */
-static void cut_copy(const fixture *f, const char *from, const char *to, double share) {
+/* Copies the first `part` (0 … 1) of a file under another name. */
+static void cut_copy(const fixture *f, const char *from, const char *to, double part) {
     so_err err = {0};
     so_buf all = {0};
     SO_OK_OR_FAIL(so_file_read(from, 1 << 26, &all, &err), err);
     char *path = so_path_join(f->dir, to);
     FILE *file = fopen(path, "w");
     assert_non_null(file);
-    size_t n = (size_t)(share * (double)all.len);
+    size_t n = (size_t)(part * (double)all.len);
     assert_int_equal(fwrite(all.data, 1, n, file), n);
     fclose(file);
     free(path);
@@ -126,7 +126,7 @@ static void test_broken_copies(void **state) {
     }
 }
 
-/* Other vocabularies and other targets are told apart before anything is said. */
+/* Another vocabulary or another target is detected before any output. */
 static void test_wrong_partners(void **state) {
     fixture *f = *state;
     char line[9000];

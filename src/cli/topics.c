@@ -1,0 +1,79 @@
+/* The topics of `sooth help`: what no single option or command can explain. tools/man.py makes
+ * sections of the manual page from them. ASCII only.
+ *
+ * `spec` lists every drafter and option of the parser in src/draft/spec.c, and `environment` every
+ * variable of src/base/env.c: tests/cli/test_help.c and tests/cli/test_man.py compare them. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "cli/help.h"
+
+static const so_topic topics[] = {
+    {"spec", "drafters and their options, for --spec",
+     "--spec names the drafters, which propose tokens. The model verifies every proposed token, so "
+     "drafters change the speed of the output and not the output.\n"
+     "A FILE whose name contains a space or one of , ( ) + = must be in double quotes.",
+     "Combining drafters\n"
+     "A,B\task the drafters in this order and take the first proposal\n"
+     "A+B\tmerge the proposals of both drafters into one tree\n"
+     "model(A)\tlet drafter A propose tokens to the draft model\n"
+     "Drafters\n"
+     "none\tno drafter: plain decoding\n"
+     "auto\tlookup, then ngram, then the draft model, if there is one\n"
+     "model\tthe draft model of -md, or the one registered for the model\n"
+     "model(FILE)\tthe draft model in this file\n"
+     "lookup\tthe text that followed the last tokens when they occurred before\n"
+     "ngram\tthe most frequent continuation of the last tokens in this request\n"
+     "corpus\tas lookup, in the texts of finished requests\n"
+     "unigram(FILE)\tthe most frequent token of a table that `sooth count` wrote\n"
+     "bigram(FILE)\tthe most frequent successor of the last token in such a table\n"
+     "predict\tthe text of --prediction\n"
+     "random\trandom tokens: the worst case, for tests\n"
+     "oracle(P)\tthe right token with probability P, 0 to 1, for measurements; needs --prediction "
+     "except in bench and prove\n"
+     "medusa, blockwise, lookahead, async\treserved names; this version has no such drafter\n"
+     "Options of drafters\n"
+     "lookup(min=N)\tfewest repeated tokens to follow: 1 to 64 (default: 2)\n"
+     "ngram(order=N)\tlongest n-gram: 2 to 4 tokens (default: 4)\n"
+     "ngram(window=N)\tnumber of last tokens that are counted: 1 to 4194304 (default: 8192)\n"
+     "ngram(draw)\tsample from the counts instead of taking the most frequent token\n"
+     "corpus(min=N)\tfewest repeated tokens to follow: 1 to 64 (default: 3)\n"
+     "corpus(mb=N)\tmemory for finished texts: 1 to 65536 MB (default: 64)\n"
+     "unigram(FILE,draw)\tsample from the table instead of taking the most frequent token\n"
+     "bigram(FILE,draw)\tsample from the table instead of taking the most frequent token\n"
+     "Examples\n"
+     "lookup,ngram(order=3)\tprompt lookup; n-grams where it finds nothing\n"
+     "model+lookup(min=4)\tdraft model and prompt lookup, merged\n"
+     "model(ngram)\ta draft model that n-grams draft for"},
+    {"environment", "environment variables and files", "An empty variable counts as unset.",
+     "Variables\n"
+     "NO_COLOR\tif set, output has no colour\n"
+     "TERM\tif unset or dumb, output has no control sequences: no colour and no progress bar\n"
+     "SOOTH_MODELS\ta folder of NAME.gguf files that -m NAME looks in first\n"
+     "SOOTH_API_KEY\tthe key that `sooth serve` requires where --api-key is not given\n"
+     "SOOTH_PYTHON\tthe Python that `sooth pull` runs pip with (default: python3)\n"
+     "SOOTH_NO_PIN\tif set, threads are not bound to cores\n"
+     "XDG_CACHE_HOME\tfolder for downloads and measured costs (default: ~/.cache)\n"
+     "XDG_STATE_HOME\tfolder for the history of `sooth chat` (default: ~/.local/state)\n"
+     "XDG_DATA_HOME\tfolder for draft models of your own (default: ~/.local/share)\n"
+     "HOME\tthe home folder, ~ in these defaults\n"
+     "NOTIFY_SOCKET\tthe socket where `sooth serve` reports to systemd that it is ready\n"
+     "Files\n"
+     "$XDG_CACHE_HOME/sooth/models\tmodels that `sooth pull` downloaded, as NAME.gguf\n"
+     "$XDG_CACHE_HOME/sooth/costs\tmeasured times of passes and acceptance rates of drafters, kept "
+     "between runs; may be deleted at any time\n"
+     "$XDG_DATA_HOME/sooth/models\tdraft models that are found by the target they are registered "
+     "for\n"
+     "$XDG_STATE_HOME/sooth/chat_history\tlines typed in `sooth chat`, readable by their user "
+     "only\n"
+     "~/.editrc\tkey bindings of the line editor in `sooth chat`; see editrc(5)"},
+};
+
+const so_topic *so_topic_at(int i) { return i >= 0 && i < (int)SO_LEN(topics) ? &topics[i] : NULL; }
+
+const so_topic *so_topic_find(const char *name) {
+    for (size_t i = 0; i < SO_LEN(topics); i++)
+        if (strcmp(topics[i].name, name) == 0)
+            return &topics[i];
+    return NULL;
+}
