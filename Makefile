@@ -15,8 +15,8 @@ PKG_CONFIG := PKG_CONFIG_LIBDIR=/usr/lib/$(ARCH)-linux-gnu/pkgconfig pkg-config
 else
 PKG_CONFIG := pkg-config
 endif
-# Only the command needs these, not the library.
-CLI_PKGS := libmicrohttpd libedit
+# Only the command needs this, not the library.
+CLI_PKGS := libedit
 
 # Without the libraries stop with one message, instead of the errors of pkg-config and of every file.
 ifneq ($(filter-out help clean lint,$(or $(MAKECMDGOALS),all)),)

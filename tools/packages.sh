@@ -26,7 +26,7 @@ need() {
     $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null
 }
 
-BUILD_PACKAGES="gcc libc6-dev make pkg-config libpcre2-dev libutf8proc-dev libjansson-dev libmicrohttpd-dev libedit-dev"
+BUILD_PACKAGES="gcc libc6-dev make pkg-config libpcre2-dev libutf8proc-dev libjansson-dev libedit-dev"
 
 # missing_for_build CC PKG_CONFIG ARCH : prints the packages without which make cannot work, on one line. Libraries count
 # as missing if pkg-config does not find them, so that libraries installed from source are accepted.
@@ -44,7 +44,7 @@ missing_for_build() {
     esac
     command -v pkg-config >/dev/null || absent="$absent pkg-config"
     for pair in libpcre2-8=libpcre2-dev libutf8proc=libutf8proc-dev jansson=libjansson-dev \
-        libmicrohttpd=libmicrohttpd-dev libedit=libedit-dev; do
+        libedit=libedit-dev; do
         eval "$2 --exists ${pair%=*}" 2>/dev/null || absent="$absent ${pair#*=}$suffix"
     done
     echo $absent
@@ -63,5 +63,5 @@ need_arm() {
         $sudo apt-get update -qq || true
     fi
     need gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user \
-        libpcre2-dev:arm64 libutf8proc-dev:arm64 libjansson-dev:arm64 libmicrohttpd-dev:arm64 libedit-dev:arm64 libcmocka-dev:arm64
+        libpcre2-dev:arm64 libutf8proc-dev:arm64 libjansson-dev:arm64 libedit-dev:arm64 libcmocka-dev:arm64
 }

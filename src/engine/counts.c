@@ -16,6 +16,8 @@
  *   alpha              draft_n_accepted / tested_n
  *   acceptance_rate    draft_n_accepted / draft_n
  *   round_rate         mean of accepted/k over the rounds with k > 0
+ *   tokens_per_second  (predicted_n − first_n) / predicted_ms: predicted_ms begins with the first
+ *                      token, so the tokens of the first round have no time in it
  *
  * Guesses after the end of an answer (end token, stop string, cancellation) are counted neither as
  * accepted nor as tested, as if the draft had ended there. Plain decoding would never have reached
@@ -80,6 +82,7 @@ void so_counts_depth(so_request *r, int depth) {
 
 void so_counts_token(so_request *r) {
     r->stats.predicted_n++;
+    r->stats.first_n += r->stats.rounds == 1;
     r->e->step.info.emitted++;
 }
 
@@ -97,11 +100,18 @@ so_rates so_stats_rates(const so_request_stats *s) {
                       .mean_accepted = rate(s->draft_n_accepted, s->rounds),
                       .alpha = rate(s->draft_n_accepted, s->tested_n),
                       .acceptance_rate = rate(s->draft_n_accepted, s->draft_n),
-                      .round_rate = rate(s->round_rate_sum, s->asked_rounds)};
+                      .round_rate = rate(s->round_rate_sum, s->asked_rounds),
+                      .tokens_per_second =
+                          s->predicted_n > s->first_n
+                              ? rate(1000.0 * (s->predicted_n - s->first_n), s->predicted_ms)
+                              : -1};
 }
 
 void so_stats_add(so_request_stats *to, const so_request_stats *s) {
+    if (s->predicted_n > 0) /* the earliest of all */
+        to->ttft_ms = to->predicted_n ? SO_MIN(to->ttft_ms, s->ttft_ms) : s->ttft_ms;
     to->prompt_n += s->prompt_n;
+    to->first_n += s->first_n;
     to->predicted_n += s->predicted_n;
     to->end_n += s->end_n;
     to->cached_n += s->cached_n;

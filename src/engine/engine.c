@@ -190,6 +190,15 @@ static bool emit(so_request *r, int32_t token, so_origin origin) {
     return !r->on_event || r->on_event(r->user, &ev);
 }
 
+/* Sends on what is certain of step.piece; true where a stop string ends the answer. */
+static bool push_text(so_request *r) {
+    so_step *s = &r->e->step;
+    if (so_restrict_may_stop(r))
+        return so_stops_push(&r->stops, so_buf_str(&s->piece), &s->out);
+    so_buf_append_str(&s->out, so_buf_str(&s->piece));
+    return false;
+}
+
 static void log_end(const so_request *r) {
     const so_request_stats *s = &r->stats;
     char verify[SO_VERIFY_TEXT];
@@ -211,7 +220,7 @@ void so_engine_finish(so_request *r, so_finish why, bool stop_string) {
     if (e->tok && !stop_string) {
         so_buf_clear(&e->step.piece);
         so_detok_finish(&r->detok, &e->step.piece);
-        if (!so_stops_push(&r->stops, so_buf_str(&e->step.piece), &e->step.out))
+        if (!push_text(r))
             so_stops_finish(&r->stops, &e->step.out);
     }
     so_speculate_observe_tokens(r);
@@ -303,7 +312,7 @@ static bool append_token(so_request *r, int node, int32_t token, so_origin origi
         so_engine_finish(r, SO_FINISH_LENGTH, false);
         return false;
     }
-    if (e->tok && !r->ignore_end && so_tokenizer_is_end(e->tok, token)) {
+    if (so_restrict_ends(r, token)) {
         so_counts_end_token(r);
         so_engine_finish(r, SO_FINISH_STOP, false);
         return false;
@@ -316,7 +325,7 @@ static bool append_token(so_request *r, int node, int32_t token, so_origin origi
     if (e->tok && token < so_tokenizer_n_vocab(e->tok)) { /* padding ids have no text */
         so_buf_clear(&e->step.piece);
         so_detok_push(&r->detok, token, &e->step.piece);
-        stop = so_stops_push(&r->stops, so_buf_str(&e->step.piece), &e->step.out);
+        stop = push_text(r);
     }
     bool keep_going = emit(r, token, origin);
     if (stop || !keep_going || r->n_tokens == r->max_len) {
@@ -336,6 +345,7 @@ static void emit_round(so_request *r) {
     if (!r->t_first_ns) {
         r->t_first_ns = so_clock_ns();
         r->stats.prompt_ms = (double)(r->t_first_ns - r->t_admitted_ns) * 1e-6;
+        r->stats.ttft_ms = (double)(r->t_first_ns - r->t_submitted_ns) * 1e-6;
     }
     so_counts_begin(r);
     if (r->on_round)

@@ -167,8 +167,14 @@ typedef struct so_request_opts {
     int max_tokens; /* −1: until an end token or the end of the context */
     int priority;   /* higher ones run first and are preempted last; the default is 0 */
     bool ignore_end;
+    int min_tokens;      /* no end token, stop token or stop string before this many tokens */
     const so_str *stops; /* copied */
     int n_stops;
+    const int32_t
+        *stop_tokens; /* end the answer as an end token does, also with ignore_end; copied */
+    int n_stop_tokens;
+    const so_tokens *bad_words; /* token sequences that the answer never contains; copied */
+    int n_bad_words;
     int n_logprobs;    /* report logprobs of each token and this many alternatives; 0: none */
     bool score_prompt; /* also of the prompt's tokens, which are then all computed */
     so_spec_opts spec;
@@ -177,7 +183,7 @@ typedef struct so_request_opts {
     void *user;
 } so_request_opts;
 
-enum { SO_REQUEST_MAX_STOPS = 64 };
+enum { SO_REQUEST_MAX_STOPS = 64, SO_REQUEST_MAX_BAD_WORDS = 256 };
 
 /* Checks a request, allocates what it will need and queues it. The caller frees *out. On failure
  * nothing is queued; the message names the numbers and flags. */
@@ -196,10 +202,12 @@ enum { SO_STATS_DEPTHS = 64, SO_MAX_DRAFT = 64 };
 typedef struct so_request_stats {
     int prompt_n, predicted_n;
     int end_n;                      /* 1: ended by an end token, which predicted_n excludes */
+    int first_n;                    /* of predicted_n: tokens of the first round */
     int cached_n;                   /* prompt tokens taken from the prefix cache */
     int preempted_n;                /* times it was preempted */
     double queue_ms;                /* from submission to the first admission */
     double prompt_ms, predicted_ms; /* admission to first token; first token to the end */
+    double ttft_ms;                 /* from submission to the first token */
     int rounds;                     /* passes that decided a token */
     int draft_n, draft_n_accepted;  /* guesses in passes; those accepted into the answer */
     double draft_ms;    /* time in drafters; a call for several requests counts in full for each */
@@ -235,7 +243,8 @@ typedef struct so_rates {
     double tokens_per_pass, mean_accepted; /* per round: tokens; accepted guesses */
     double alpha;                          /* accepted / tested */
     double acceptance_rate;                /* accepted / drafted */
-    double round_rate; /* mean of accepted/k over the rounds that asked for k guesses */
+    double round_rate;        /* mean of accepted/k over the rounds that asked for k guesses */
+    double tokens_per_second; /* tokens after the first round, whose time is the prompt's */
 } so_rates;
 so_rates so_stats_rates(const so_request_stats *s);
 void so_stats_add(so_request_stats *to, const so_request_stats *s);

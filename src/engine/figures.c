@@ -22,12 +22,12 @@ json_t *so_figures_nonce(bool has, uint64_t nonce) {
 static json_t *rate_json(double x) { return x >= 0 ? json_real(x) : json_null(); }
 
 json_t *so_figures_timings(const so_request_stats *s) {
-    return json_pack(
-        "{s:i, s:i, s:f, s:f, s:i, s:f, s:o, s:i, s:i}", "prompt_n", s->prompt_n, "cache_n",
-        s->cached_n, "queue_ms", s->queue_ms, "prompt_ms", s->prompt_ms, "predicted_n",
-        s->predicted_n, "predicted_ms", s->predicted_ms, "predicted_per_second",
-        rate_json(s->predicted_ms > 0 ? 1000.0 * s->predicted_n / s->predicted_ms : -1), "draft_n",
-        s->draft_n, "draft_n_accepted", s->draft_n_accepted);
+    return json_pack("{s:i, s:i, s:f, s:f, s:o, s:i, s:f, s:o, s:i, s:i}", "prompt_n", s->prompt_n,
+                     "cache_n", s->cached_n, "queue_ms", s->queue_ms, "prompt_ms", s->prompt_ms,
+                     "ttft_ms", rate_json(s->predicted_n > 0 ? s->ttft_ms : -1), "predicted_n",
+                     s->predicted_n, "predicted_ms", s->predicted_ms, "predicted_per_second",
+                     rate_json(so_stats_rates(s).tokens_per_second), "draft_n", s->draft_n,
+                     "draft_n_accepted", s->draft_n_accepted);
 }
 
 static json_t *per_depth_json(const so_request_stats *s) {

@@ -6,11 +6,13 @@
 
 #include <jansson.h>
 
+#include "draft/spec.h"
 #include "engine/engine.h"
 
-/* Names the drafters and the verification mode. A longer drafter name is cut. */
+/* Names the drafters and the verification mode. A spec in its shortest form may be a little longer
+ * than the text it was parsed from, but never twice as long. */
 typedef struct so_spec_label {
-    char drafter[64];
+    char drafter[2 * SO_SPEC_MAX_TEXT];
     so_verify_mode verify;
     double lenience;
 } so_spec_label;
@@ -19,9 +21,11 @@ so_spec_label so_figures_label(const so_request *r);
 
 /* The nonce of a request (nonce.c), or null if it has none. */
 json_t *so_figures_nonce(bool has, uint64_t nonce);
-/* {"prompt_n","cache_n","queue_ms","prompt_ms","predicted_n","predicted_ms",
+/* {"prompt_n","cache_n","queue_ms","prompt_ms","ttft_ms","predicted_n","predicted_ms",
  * "predicted_per_second","draft_n","draft_n_accepted"}. cache_n: prompt tokens that were in the
- * prefix cache; the name is llama.cpp's. */
+ * prefix cache; the name is llama.cpp's. ttft_ms: time to the first token, the shortest of several
+ * requests, null without a token. predicted_per_second: null if all tokens came with the first
+ * round. */
 json_t *so_figures_timings(const so_request_stats *s);
 /* {"drafter","verify","rounds","tokens_per_pass","mean_accepted","alpha","acceptance_rate",
  * "round_rate","draft_ms","verify_ms","per_depth":[{"tested","accepted"}, …]}, and "lossy": true if

@@ -45,6 +45,16 @@ typedef struct so_speculation {
     uint32_t round;
 } so_speculation;
 
+/* restrict.c: what a request forbids, and what ends it. All in the request's arena. */
+typedef struct so_restriction {
+    int min_tokens;
+    int32_t *stops, *ends; /* stop tokens; all tokens that would end the answer, for min_tokens */
+    int n_stops, n_ends;
+    so_tokens *words; /* forbidden sequences */
+    int n_words;
+    so_bias *bias; /* the request's own n_bias, then n_ends + n_words more */
+} so_restriction;
+
 /* Buffers of one step, reused by the next. */
 typedef struct so_step {
     so_row *rows;      /* [max_rows] */
@@ -70,6 +80,7 @@ struct so_request {
     bool greedy; /* the sampled token is the argmax that the backend computes */
     int max_tokens;
     bool ignore_end;
+    so_restriction restricted;
     so_event_fn *on_event;
     so_round_fn *on_round;
     void *user;
@@ -187,6 +198,20 @@ void so_speculate_observe_pass(so_engine *e, double pass_ms);
 uint64_t so_nonce_key(uint64_t seed, uint64_t nonce);
 /* r is open: decides whether it needs a nonce and which, and sets its key. */
 void so_nonce_choose(so_request *r, const so_request_opts *o);
+
+/* --- restrict.c --- */
+
+int so_restrict_check(const so_request_opts *o, int n_vocab, so_err *err);
+void so_restrict_open(so_request *r, const so_request_opts *o);
+/* Whether some row of r may have forbidden tokens. */
+bool so_restrict_any(const so_request *r);
+/* The sampling parameters at a position: those of r, and a bias of −∞ for each forbidden token.
+ * Valid until the next call for r. */
+so_sample_params so_restrict_at(const so_request *r, const so_sample_context *ctx);
+/* Whether the token ends the answer. */
+bool so_restrict_ends(const so_request *r, int32_t token);
+/* Whether stop strings are looked for in the text of the latest token. */
+bool so_restrict_may_stop(const so_request *r);
 
 /* --- memory.c --- */
 

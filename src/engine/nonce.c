@@ -152,6 +152,11 @@ static void add_ending(so_sha256 *h, const so_request *r, const so_request_opts 
     add_int(h, o->n_stops);
     for (int i = 0; i < o->n_stops; i++)
         add_bytes(h, o->stops[i].ptr, o->stops[i].len);
+    add_int(h, o->min_tokens);
+    add_bytes(h, o->stop_tokens, (size_t)o->n_stop_tokens * sizeof *o->stop_tokens);
+    add_int(h, o->n_bad_words);
+    for (int i = 0; i < o->n_bad_words; i++)
+        add_bytes(h, o->bad_words[i].ids, o->bad_words[i].len * sizeof *o->bad_words[i].ids);
 }
 
 static void add_speculation(so_sha256 *h, const so_request *r, const so_spec_opts *o) {

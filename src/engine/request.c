@@ -78,6 +78,9 @@ static int check_request(const so_engine *e, const so_request_opts *o, so_err *e
     for (int i = 0; i < o->n_stops; i++)
         if (o->stops[i].len == 0)
             return so_err_set(err, SO_EINVAL, "stop string %d is empty", i + 1);
+    rc = so_restrict_check(o, so_model_hparams(e->m)->n_vocab, err);
+    if (rc != SO_OK)
+        return rc;
     if (o->n_logprobs < 0 || o->n_logprobs > SO_LOGPROBS_MAX)
         return so_err_set(err, SO_ERANGE, "--logprobs %d: must be from 0 to %d", o->n_logprobs,
                           SO_LOGPROBS_MAX);
@@ -85,15 +88,11 @@ static int check_request(const so_engine *e, const so_request_opts *o, so_err *e
 }
 
 static void copy_lists(so_request *r, const so_request_opts *o) {
-    so_bias *bias = so_arena_alloc(&r->arena, (size_t)o->sample.n_bias, sizeof *bias);
     so_str *stops = so_arena_alloc(&r->arena, (size_t)o->n_stops, sizeof *stops);
-    for (int i = 0; i < o->sample.n_bias; i++)
-        bias[i] = o->sample.bias[i];
     for (int i = 0; i < o->n_stops; i++) {
         size_t len = o->stops[i].len;
         stops[i] = (so_str){so_arena_strndup(&r->arena, o->stops[i].ptr, len), len};
     }
-    r->sample.bias = bias;
     r->stops = (so_stops){.strings = stops, .n_strings = o->n_stops};
 }
 
@@ -137,6 +136,8 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     r->on_round = o->on_round;
     r->user = o->user;
     copy_lists(r, o);
+    so_restrict_open(r, o);
+    r->greedy &= !so_restrict_any(r);
     alloc_text(r, o, max_len);
     r->detok = (so_detok){.t = e->tok, .started = o->continues};
     r->stats.prompt_n = o->n_prompt;

@@ -66,8 +66,8 @@ static int32_t sample_target(void *user, int node) {
         return token;
     if (r->greedy)
         return so_pass_argmax(pass, at);
-    rc =
-        so_sample_token(r->e->sampler, &r->sample, so_pass_logits(pass, at), &ctx, &token, &r->err);
+    so_sample_params p = so_restrict_at(r, &ctx);
+    rc = so_sample_token(r->e->sampler, &p, so_pass_logits(pass, at), &ctx, &token, &r->err);
     return rc == SO_OK ? token : SO_TOKEN_NONE;
 }
 
@@ -98,9 +98,10 @@ static int load_row(so_request *r, int node, transform *fn) {
     so_engine *e = r->e;
     int at = logit_of(r, node), rc = so_pass_check(e->pass, at, &r->err);
     so_sample_context ctx = context_at(r, node);
-    return rc == SO_OK ? fn(e->sampler, &r->sample, so_pass_logits(e->pass, at), &ctx,
-                            e->verifier->row, &r->err)
-                       : rc;
+    so_sample_params p = so_restrict_at(r, &ctx);
+    return rc == SO_OK
+               ? fn(e->sampler, &p, so_pass_logits(e->pass, at), &ctx, e->verifier->row, &r->err)
+               : rc;
 }
 
 static const float *weights_row(void *user, int node) {

@@ -1,5 +1,5 @@
-/* Errors in the OpenAI API's shape. The status decides the type; a message names the field, the
- * value and the remedy, and never holds more of a client's bytes than a line. */
+/* Errors as the OpenAI API's JSON. The status decides the type. A message names the field, the
+ * value and the remedy, and quotes at most one line of what the client sent. Pure functions. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +20,7 @@ bool so_api_fail(so_api_error *e, int status, const char *code, const char *para
     return false;
 }
 
-/* The engine speaks of the command's options, a client knows fields. */
+/* Messages of the engine begin with a command-line option; clients know it as a field. */
 static const struct {
     const char *option, *field;
 } FIELDS[] = {
@@ -40,7 +40,6 @@ static bool fail_field(so_api_error *e, const so_err *err) {
     return so_api_fail(e, 400, "invalid_value", NULL, "%s", err->msg);
 }
 
-/* What the outside gave is theirs; what ran out or broke is ours. */
 bool so_api_fail_err(so_api_error *e, const so_err *err) {
     switch (err->code) {
     case SO_ENOMEM:
@@ -65,12 +64,15 @@ static const char *type_of(int status) {
         return "rate_limit_error";
     case 503:
         return "unavailable_error";
+    case 501: /* what the client asked for, not a failure of the server */
+    case 505:
+        return "invalid_request_error";
     default:
         return status >= 500 ? "server_error" : "invalid_request_error";
     }
 }
 
-/* Messages quote what clients sent, and snprintf may have cut it within a character. */
+/* Messages quote clients, and snprintf may have cut a character: invalid UTF-8 is replaced. */
 static json_t *text_json(const char *text) {
     so_buf whole = {0};
     so_utf8_repair(so_str_c(text), &whole);

@@ -1,12 +1,12 @@
-/* JSON to a request: a table of fields, a reader for each kind of value.
+/* Parses request bodies: a table of fields, with a reader function for each kind of value.
  *
- * A body comes from anybody. It must be one JSON object; every known field is checked for type and
- * range with a message that names it; null counts as absent, as clients write it. What would change
- * the answer and cannot be honoured (tools, response formats, images, grammars) is refused, never
- * dropped. Unknown fields are dropped and listed. Lists are capped; nesting and duplicate names are
- * the JSON library's business (2048 levels, the last one counts).
+ * Bodies are untrusted. A body must be one JSON object. Every known field is checked for type and
+ * range, and the error names it. null counts as absent, since clients write it so. A field that
+ * would change the answer and cannot be honoured is refused (api_refused.c); an unknown field is
+ * ignored and listed. Lists have a maximum length. The JSON library limits nesting to 2048 levels;
+ * of duplicate names the last one counts.
  *
- * Pure: no models, no clock, no globals. Any thread. */
+ * Pure functions: no models, no clock, no globals. Any thread. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,14 +16,15 @@
 #include "server/api.h"
 #include "token/utf8.h"
 
-enum { BOTH = SO_API_COMPLETION | SO_API_CHAT, MAX_IGNORED = 400 };
+enum { BOTH = SO_API_COMPLETION | SO_API_CHAT, MAX_IGNORED = 400, NOT_GIVEN = INT32_MIN };
 
 typedef struct parser {
     so_api_request *r;
     so_api_error *err;
-    int max_tokens, max_completion_tokens; /* INT_MIN: not given */
-    int n_logprobs;                        /* completions: −1: not given */
-    bool stream_options;
+    int max_tokens, max_completion_tokens; /* or NOT_GIVEN */
+    int add_prompt;                        /* add_generation_prompt, or NOT_GIVEN */
+    int n_logprobs;                        /* completions; −1: not given */
+    bool stream_options, continues;
 } parser;
 
 typedef struct field field;
@@ -33,13 +34,11 @@ struct field {
     const char *name;
     int kinds; /* so_api_kind bits */
     reader *read;
-    void *(*at)(parser *p); /* where the value goes, for plain ones */
-    double min, max;
+    void *(*at)(parser *p); /* where a number, boolean or string is stored; else NULL */
+    double min, max;        /* range of a number; max: most items of a list */
 };
 
-enum { NOT_GIVEN = INT32_MIN };
-
-/* --- what a value is called in a message --- */
+/* --- error messages --- */
 
 static const char *describe(const json_t *v, char out[64]) {
     switch (json_typeof(v)) {
@@ -71,7 +70,7 @@ static bool bad(parser *p, const char *name, const json_t *v, const char *must) 
                        describe(v, text));
 }
 
-/* --- plain values --- */
+/* --- numbers, booleans, strings --- */
 
 static bool read_float(parser *p, const field *f, const json_t *v) {
     char must[64];
@@ -84,7 +83,7 @@ static bool read_float(parser *p, const field *f, const json_t *v) {
     return true;
 }
 
-/* Some clients write 5.0. Reals are whole numbers as far as they are exact. */
+/* Some clients write 5.0 for 5. A real counts as whole if a double represents it exactly. */
 static bool take_whole(const json_t *v, int64_t *out) {
     const double most = 9007199254740992.0; /* 2^53 */
     double real = json_number_value(v);
@@ -113,8 +112,8 @@ static bool read_bool(parser *p, const field *f, const json_t *v) {
     return true;
 }
 
-/* A name that is used as a C string. */
-static bool take_word(parser *p, const char *name, const json_t *v, const char **out) {
+/* A string that is used as a C string: without zero bytes. */
+static bool take_name(parser *p, const char *name, const json_t *v, const char **out) {
     const char *s = json_string_value(v);
     if (!s || strlen(s) != json_string_length(v))
         return bad(p, name, v, "a string");
@@ -122,8 +121,8 @@ static bool take_word(parser *p, const char *name, const json_t *v, const char *
     return true;
 }
 
-static bool read_word(parser *p, const field *f, const json_t *v) {
-    return take_word(p, f->name, v, f->at(p));
+static bool read_name(parser *p, const field *f, const json_t *v) {
+    return take_name(p, f->name, v, f->at(p));
 }
 
 static bool read_seed(parser *p, const field *f, const json_t *v) {
@@ -135,7 +134,7 @@ static bool read_seed(parser *p, const field *f, const json_t *v) {
     return true;
 }
 
-/* As answers report it: 53 bits. Clients that keep it as text may send it so. */
+/* 53 bits, as responses report it; a number, or its decimal digits as a string. */
 static bool read_nonce(parser *p, const field *f, const json_t *v) {
     int64_t nonce = -1;
     const char *s = json_string_value(v);
@@ -157,51 +156,41 @@ static bool read_nothing(parser *p, const field *f, const json_t *v) {
     return true;
 }
 
-/* --- what is refused --- */
-
-static bool is_empty(const json_t *v) {
-    return (json_is_array(v) && json_array_size(v) == 0) ||
-           (json_is_object(v) && json_object_size(v) == 0) ||
-           (json_is_string(v) && json_string_length(v) == 0) || json_is_false(v);
-}
+/* --- values that are refused --- */
 
 static bool refuse(parser *p, const field *f, const json_t *v) {
-    if (is_empty(v))
-        return true;
-    return so_api_fail(p->err, 400, "unsupported_parameter", f->name,
-                       "'%s' is not supported by this server: leave it out", f->name);
+    return so_api_is_empty(v) || so_api_refuse(p->err, f->name, "");
 }
 
-static bool is_word(const json_t *v, const char *word) {
+static bool is_string(const json_t *v, const char *word) {
     return json_is_string(v) &&
            so_str_eq_c((so_str){json_string_value(v), json_string_length(v)}, word);
 }
 
 static bool read_tool_choice(parser *p, const field *f, const json_t *v) {
-    return is_word(v, "none") || is_word(v, "auto") || refuse(p, f, v);
+    return is_string(v, "none") || is_string(v, "auto") || refuse(p, f, v);
 }
 
 static bool read_response_format(parser *p, const field *f, const json_t *v) {
     const json_t *type = json_object_get(v, "type");
     if (!json_is_object(v) || !json_is_string(type))
         return bad(p, f->name, v, "an object with a \"type\"");
-    if (is_word(type, "text"))
+    if (is_string(type, "text"))
         return true;
     return so_api_fail(p->err, 400, "unsupported_parameter", "response_format.type",
-                       "'response_format' of type '%.40s' is not supported by this server: only "
-                       "'text' is",
+                       "'response_format' of type '%.40s' is not supported by this server: use "
+                       "'text'",
                        json_string_value(type));
 }
 
 static bool read_modalities(parser *p, const field *f, const json_t *v) {
     for (size_t i = 0; i < json_array_size(v); i++)
-        if (!is_word(json_array_get(v, i), "text"))
+        if (!is_string(json_array_get(v, i), "text"))
             return so_api_fail(p->err, 400, "unsupported_parameter", f->name,
                                "'modalities': only \"text\" is supported by this server");
     return json_is_array(v) || bad(p, f->name, v, "an array");
 }
 
-/* Several answers of which the best are kept are not what speculation is about. */
 static bool read_best_of(parser *p, const field *f, const json_t *v) {
     int64_t n;
     return (take_whole(v, &n) && n == 1) || refuse(p, f, v);
@@ -209,7 +198,8 @@ static bool read_best_of(parser *p, const field *f, const json_t *v) {
 
 /* --- lists and objects --- */
 
-/* Calls fn for every member but null ones; unknown names are noted with the parent's in front. */
+/* Adds the name of an unknown field to `ignored`, with its parent's in front. The list becomes a
+ * header, so other characters than these are shown as '?'. */
 static void note_ignored(parser *p, const char *parent, const char *name) {
     so_buf *b = &p->r->ignored;
     if (b->len > MAX_IGNORED)
@@ -228,6 +218,8 @@ static void note_ignored(parser *p, const char *parent, const char *name) {
     }
 }
 
+/* Reads the members of an object by the table; null counts as absent. Names in a table of a parent
+ * begin with the parent's. */
 static bool read_members(parser *p, const field *table, size_t n, const char *parent,
                          const json_t *object) {
     const char *name;
@@ -238,33 +230,44 @@ static bool read_members(parser *p, const field *table, size_t n, const char *pa
             if (strcmp(table[i].name + (parent ? strlen(parent) + 1 : 0), name) == 0 &&
                 (table[i].kinds & (int)p->r->kind))
                 f = &table[i];
-        if (!f)
+        bool refused = false;
+        if (!f && !parent && !so_api_check_refused(name, v, &refused, p->err))
+            return false;
+        if (!f && !refused)
             note_ignored(p, parent, name);
-        else if (!json_is_null(v) && !f->read(p, f, v))
+        else if (f && !json_is_null(v) && !f->read(p, f, v))
             return false;
     }
     return true;
 }
 
-static bool read_stop(parser *p, const field *f, const json_t *v) {
+/* A string or a list of strings, none of them empty. */
+static bool read_strings(parser *p, const field *f, const json_t *v, so_str **out, int *n_out) {
     bool one = json_is_string(v);
-    size_t n = one ? 1 : json_array_size(v);
+    size_t n = one ? 1 : json_array_size(v), most = (size_t)f->max;
     if (!one && !json_is_array(v))
         return bad(p, f->name, v, "a string or an array of strings");
-    if (n > SO_REQUEST_MAX_STOPS)
+    if (n > most)
         return so_api_fail(p->err, 400, "invalid_value", f->name,
-                           "'stop' has %zu strings: at most %d are allowed", n,
-                           SO_REQUEST_MAX_STOPS);
-    free(p->r->stops);
-    p->r->stops = SO_NEW_N(so_str, n);
-    p->r->n_stops = 0;
+                           "'%s' has %zu strings: at most %zu are allowed", f->name, n, most);
+    free(*out);
+    *out = SO_NEW_N(so_str, n);
+    *n_out = 0;
     for (size_t i = 0; i < n; i++) {
         const json_t *s = one ? v : json_array_get(v, i);
         if (!json_is_string(s) || json_string_length(s) == 0)
             return bad(p, f->name, s, "a string, or an array of strings, none of them empty");
-        p->r->stops[p->r->n_stops++] = (so_str){json_string_value(s), json_string_length(s)};
+        (*out)[(*n_out)++] = (so_str){json_string_value(s), json_string_length(s)};
     }
     return true;
+}
+
+static bool read_stop(parser *p, const field *f, const json_t *v) {
+    return read_strings(p, f, v, &p->r->stops, &p->r->n_stops);
+}
+
+static bool read_bad_words(parser *p, const field *f, const json_t *v) {
+    return read_strings(p, f, v, &p->r->bad_words, &p->r->n_bad_words);
 }
 
 static bool read_bias(parser *p, const field *f, const json_t *v) {
@@ -299,21 +302,21 @@ static bool read_logprobs(parser *p, const field *f, const json_t *v) {
         p->r->logprobs = json_is_true(v);
         return true;
     }
-    if (json_is_boolean(v)) { /* as chat has it */
+    if (json_is_boolean(v)) { /* as in chat */
         p->n_logprobs = json_is_true(v) ? 0 : -1;
         return true;
     }
     return read_int(p, f, v);
 }
 
-/* The text of a part {"type": "text", "text"}; NULL: refused. */
+/* The text of a content part {"type": "text", "text"}; NULL: refused. */
 static const json_t *take_part(parser *p, const char *at, const json_t *part) {
     const json_t *type = json_object_get(part, "type"), *s = json_object_get(part, "text");
     const char *key;
     json_t *v;
-    if (json_is_string(type) && !is_word(type, "text")) {
+    if (json_is_string(type) && !is_string(type, "text")) {
         so_api_fail(p->err, 400, "unsupported_parameter", at,
-                    "'%s' is of type '%.40s': this server takes only text", at,
+                    "'%s' is of type '%.40s': this server supports only text", at,
                     json_string_value(type));
         return NULL;
     }
@@ -329,7 +332,7 @@ static const json_t *take_part(parser *p, const char *at, const json_t *part) {
     return s;
 }
 
-/* Text that is a string or an array of parts; a new string. */
+/* A string, or the texts of an array of parts, joined by line breaks; a new reference. */
 static json_t *join_parts(parser *p, const char *name, const json_t *v) {
     char at[96];
     if (json_is_string(v))
@@ -356,15 +359,15 @@ static json_t *join_parts(parser *p, const char *name, const json_t *v) {
 
 /* --- messages and prompts --- */
 
-/* Members of a message beside its role and content. What an answer of ours holds may be sent back
- * as it came (refusal, logprobs and the like are null or empty then, or noted). */
-static bool read_message_rest(parser *p, const char *at, const json_t *m) {
+/* Checks the members of a message other than role and content. A message from a response of this
+ * server may be sent back unchanged: its further members are null, empty or ignored. */
+static bool read_message_extras(parser *p, const char *at, const json_t *m) {
     const char *key;
     json_t *v;
     json_object_foreach((json_t *)(uintptr_t)m, key, v) {
         bool call = strcmp(key, "tool_calls") == 0 || strcmp(key, "function_call") == 0;
         bool known = strcmp(key, "role") == 0 || strcmp(key, "content") == 0;
-        if (json_is_null(v) || known || (call && is_empty(v)))
+        if (json_is_null(v) || known || (call && so_api_is_empty(v)))
             continue;
         if (call)
             return so_api_fail(p->err, 400, "unsupported_parameter", at,
@@ -377,7 +380,7 @@ static bool read_message_rest(parser *p, const char *at, const json_t *m) {
     return true;
 }
 
-/* system, user or assistant; `developer` is the newer word for the first. NULL: refused. */
+/* system, user or assistant; `developer` is an alias of system. NULL: refused. */
 static const char *take_role(parser *p, const char *at, const json_t *m) {
     static const char *const roles[] = {"system", "user", "assistant"};
     const json_t *role = json_object_get(m, "role");
@@ -386,17 +389,17 @@ static const char *take_role(parser *p, const char *at, const json_t *m) {
         return NULL;
     }
     for (size_t i = 0; i < SO_LEN(roles); i++)
-        if (is_word(role, roles[i]))
+        if (is_string(role, roles[i]))
             return roles[i];
-    if (is_word(role, "developer"))
+    if (is_string(role, "developer"))
         return "system";
     so_api_fail(p->err, 400, "unsupported_value", at,
-                "'%s.role' is '%.40s': this server knows system, developer, user and assistant", at,
+                "'%s.role' is '%.40s': must be system, developer, user or assistant", at,
                 json_string_value(role));
     return NULL;
 }
 
-/* A message as templates expect it: contents are strings. */
+/* Appends a message in the form that templates expect: the content is one string. */
 static bool read_message(parser *p, size_t i, const json_t *m) {
     char at[48];
     snprintf(at, sizeof at, "messages[%zu]", i);
@@ -404,7 +407,7 @@ static bool read_message(parser *p, size_t i, const json_t *m) {
         return bad(p, at, m, "an object with \"role\" and \"content\"");
     const json_t *content = json_object_get(m, "content"), *name = json_object_get(m, "name");
     const char *who = take_role(p, at, m);
-    if (!who || !read_message_rest(p, at, m))
+    if (!who || !read_message_extras(p, at, m))
         return false;
     snprintf(at, sizeof at, "messages[%zu].content", i);
     if (!content || json_is_null(content))
@@ -441,8 +444,8 @@ static bool read_kwargs(parser *p, const field *f, const json_t *v) {
         return bad(p, f->name, v, "an object of template variables");
     if (json_object_get(v, "messages") || json_object_get(v, "add_generation_prompt"))
         return so_api_fail(p->err, 400, "unsupported_value", f->name,
-                           "'chat_template_kwargs' may not set messages and add_generation_prompt: "
-                           "they are the server's");
+                           "'chat_template_kwargs' must not set messages or "
+                           "add_generation_prompt: they are fields of their own");
     p->r->kwargs = v;
     return true;
 }
@@ -460,6 +463,16 @@ static bool read_ids(parser *p, const char *name, const json_t *v, int32_t **out
         (*out)[i] = (int32_t)id;
     }
     return true;
+}
+
+static bool read_stop_ids(parser *p, const field *f, const json_t *v) {
+    if (!json_is_array(v) || json_array_size(v) > SO_REQUEST_MAX_STOPS)
+        return so_api_fail(p->err, 400, "invalid_value", f->name,
+                           "'%s' must be an array of at most %d token ids", f->name,
+                           SO_REQUEST_MAX_STOPS);
+    free(p->r->stop_tokens);
+    p->r->n_stop_tokens = 0;
+    return read_ids(p, f->name, v, &p->r->stop_tokens, &p->r->n_stop_tokens);
 }
 
 static bool read_one_prompt(parser *p, const field *f, const json_t *v) {
@@ -505,12 +518,12 @@ static bool read_prompt(parser *p, const field *f, const json_t *v) {
 
 static bool read_prediction(parser *p, const field *f, const json_t *v) {
     const json_t *type = json_object_get(v, "type"), *content = json_object_get(v, "content");
-    if (!json_is_object(v) || !is_word(type, "content") || !content)
+    if (!json_is_object(v) || !is_string(type, "content") || !content)
         return bad(p, f->name, v, "{\"type\": \"content\", \"content\": the text you expect}");
     json_t *text = join_parts(p, "prediction.content", content);
     if (!text)
         return false;
-    /* Kept alive by the root, which everything else points into already. */
+    /* The root keeps the string alive. */
     json_object_set_new((json_t *)(uintptr_t)v, "content", text);
     p->r->prediction = (so_str){json_string_value(text), json_string_length(text)};
     return true;
@@ -542,7 +555,7 @@ static void *at_draft_min(parser *p) { return &p->r->spec.draft_min; }
 static bool read_speculative(parser *p, const field *f, const json_t *v) {
     static const field table[] = {
         {"speculative.enabled", BOTH, read_enabled, NULL, 0, 0},
-        {"speculative.drafter", BOTH, read_word, at_drafter, 0, 0},
+        {"speculative.drafter", BOTH, read_name, at_drafter, 0, 0},
         {"speculative.length", BOTH, read_int, at_length, 0, SO_MAX_DRAFT},
         {"speculative.draft_max", BOTH, read_int, at_draft_max, 0, SO_MAX_DRAFT},
         {"speculative.draft_min", BOTH, read_int, at_draft_min, 0, SO_MAX_DRAFT},
@@ -579,7 +592,7 @@ static bool read_sooth(parser *p, const field *f, const json_t *v) {
     return read_members(p, table, SO_LEN(table), "sooth", v);
 }
 
-/* --- the table --- */
+/* --- the table of fields --- */
 
 static void *at_model(parser *p) { return &p->r->model; }
 static void *at_max_tokens(parser *p) { return &p->max_tokens; }
@@ -600,13 +613,25 @@ static void *at_echo(parser *p) { return &p->r->echo; }
 static void *at_ignore_eos(parser *p) { return &p->r->ignore_eos; }
 static void *at_priority(parser *p) { return &p->r->priority; }
 
+static void *at_min_tokens(parser *p) { return &p->r->min_tokens; }
+static void *at_continues(parser *p) { return &p->continues; }
+static void *at_add_special(parser *p) { return &p->r->add_special; }
+
+static bool read_add_prompt(parser *p, const field *f, const json_t *v) {
+    if (!json_is_boolean(v))
+        return bad(p, f->name, v, "true or false");
+    p->add_prompt = json_is_true(v);
+    return true;
+}
+
 static const field FIELDS[] = {
-    {"model", BOTH, read_word, at_model, 0, 0},
+    {"model", BOTH, read_name, at_model, 0, 0},
     {"messages", SO_API_CHAT, read_messages, NULL, 0, 0},
     {"chat_template_kwargs", SO_API_CHAT, read_kwargs, NULL, 0, 0},
     {"prompt", SO_API_COMPLETION, read_prompt, NULL, 0, 0},
     {"max_tokens", BOTH, read_int, at_max_tokens, -1, INT32_MAX},
     {"n_predict", BOTH, read_int, at_max_tokens, -1, INT32_MAX},
+    {"max_new_tokens", BOTH, read_int, at_max_tokens, -1, INT32_MAX},
     {"max_completion_tokens", BOTH, read_int, at_max_completion, -1, INT32_MAX},
     {"temperature", BOTH, read_float, at_temp, 0, 100},
     {"top_p", BOTH, read_float, at_top_p, 0, 1},
@@ -621,7 +646,14 @@ static const field FIELDS[] = {
     {"seed", BOTH, read_seed, NULL, 0, 0},
     {"nonce", BOTH, read_nonce, NULL, 0, 0},
     {"n", BOTH, read_int, at_n, 1, SO_API_MAX_CHOICES},
-    {"stop", BOTH, read_stop, NULL, 0, 0},
+    {"min_tokens", BOTH, read_int, at_min_tokens, 0, INT32_MAX},
+    {"min_new_tokens", BOTH, read_int, at_min_tokens, 0, INT32_MAX},
+    {"stop", BOTH, read_stop, NULL, 0, SO_REQUEST_MAX_STOPS},
+    {"stop_token_ids", BOTH, read_stop_ids, NULL, 0, 0},
+    {"bad_words", BOTH, read_bad_words, NULL, 0, SO_API_MAX_BAD_WORDS},
+    {"continue_final_message", SO_API_CHAT, read_bool, at_continues, 0, 0},
+    {"add_generation_prompt", SO_API_CHAT, read_add_prompt, NULL, 0, 0},
+    {"add_special_tokens", SO_API_COMPLETION, read_bool, at_add_special, 0, 0},
     {"stream", BOTH, read_bool, at_stream, 0, 0},
     {"stream_options", BOTH, read_stream_options, NULL, 0, 0},
     {"logprobs", BOTH, read_logprobs, at_logprobs, 0, SO_LOGPROBS_MAX},
@@ -637,27 +669,14 @@ static const field FIELDS[] = {
     {"metadata", BOTH, read_nothing, NULL, 0, 0},
     {"service_tier", BOTH, read_nothing, NULL, 0, 0},
     {"parallel_tool_calls", BOTH, read_nothing, NULL, 0, 0},
-    {"tools", BOTH, refuse, NULL, 0, 0},
-    {"functions", BOTH, refuse, NULL, 0, 0},
     {"tool_choice", BOTH, read_tool_choice, NULL, 0, 0},
     {"function_call", BOTH, read_tool_choice, NULL, 0, 0},
     {"response_format", BOTH, read_response_format, NULL, 0, 0},
     {"modalities", BOTH, read_modalities, NULL, 0, 0},
-    {"audio", BOTH, refuse, NULL, 0, 0},
-    {"web_search_options", BOTH, refuse, NULL, 0, 0},
-    {"suffix", BOTH, refuse, NULL, 0, 0},
     {"best_of", BOTH, read_best_of, NULL, 0, 0},
-    {"use_beam_search", BOTH, refuse, NULL, 0, 0},
-    {"grammar", BOTH, refuse, NULL, 0, 0},
-    {"json_schema", BOTH, refuse, NULL, 0, 0},
-    {"guided_json", BOTH, refuse, NULL, 0, 0},
-    {"guided_regex", BOTH, refuse, NULL, 0, 0},
-    {"guided_choice", BOTH, refuse, NULL, 0, 0},
-    {"guided_grammar", BOTH, refuse, NULL, 0, 0},
-    {"structured_outputs", BOTH, refuse, NULL, 0, 0},
 };
 
-/* --- the whole --- */
+/* --- a whole body --- */
 
 static bool load_object(so_str body, json_t **out, so_api_error *err) {
     json_error_t e;
@@ -679,7 +698,22 @@ static bool load_object(so_str body, json_t **out, so_api_error *err) {
     return true;
 }
 
-/* What one field cannot know of the others. */
+/* Where the prompt of a chat ends. */
+static bool choose_end(parser *p) {
+    so_api_request *r = p->r;
+    const json_t *last = json_array_get(r->messages, json_array_size(r->messages) - 1);
+    r->end = p->continues ? SO_CHAT_CONTINUE : p->add_prompt == 0 ? SO_CHAT_AS_IS : SO_CHAT_ASK;
+    if (p->continues && p->add_prompt == 1)
+        return so_api_fail(p->err, 400, "invalid_value", "continue_final_message",
+                           "'continue_final_message' and 'add_generation_prompt' cannot both be "
+                           "true");
+    if (p->continues && !is_string(json_object_get(last, "role"), "assistant"))
+        return so_api_fail(p->err, 400, "invalid_value", "continue_final_message",
+                           "'continue_final_message' needs a last message of the assistant");
+    return true;
+}
+
+/* Checks that involve several fields, and defaults that depend on others. */
 static bool finish(parser *p) {
     so_api_request *r = p->r;
     bool chat = r->kind == SO_API_CHAT;
@@ -699,24 +733,30 @@ static bool finish(parser *p) {
     r->max_tokens = p->max_completion_tokens != NOT_GIVEN ? p->max_completion_tokens
                     : p->max_tokens != NOT_GIVEN          ? p->max_tokens
                     : chat                                ? -1
-                                                          : 16; /* the API's default */
+                                                          : 16; /* the OpenAI API's default */
     r->n_prompts = chat ? 1 : r->n_prompts;
     if (r->n * r->n_prompts > SO_API_MAX_CHOICES)
         return so_api_fail(p->err, 400, "invalid_value", "n",
                            "'n' times the number of prompts is %d: at most %d are allowed",
                            r->n * r->n_prompts, SO_API_MAX_CHOICES);
+    if (r->max_tokens >= 0 && r->min_tokens > r->max_tokens)
+        return so_api_fail(p->err, 400, "invalid_value", "min_tokens",
+                           "'min_tokens' is %d, above 'max_tokens', which is %d", r->min_tokens,
+                           r->max_tokens);
     if (r->sample.top_k < 0)
         r->sample.top_k = 0;
-    return true;
+    return !chat || choose_end(p);
 }
 
 bool so_api_parse(so_api_kind kind, so_str body, const so_sample_params *defaults,
                   so_api_request *out, so_api_error *err) {
-    so_api_request r = {.kind = kind, .n = 1, .sample = *defaults, .spec = {.enabled = -1}};
+    so_api_request r = {
+        .kind = kind, .n = 1, .sample = *defaults, .spec = {.enabled = -1}, .add_special = true};
     parser p = {.r = &r,
                 .err = err,
                 .max_tokens = NOT_GIVEN,
                 .max_completion_tokens = NOT_GIVEN,
+                .add_prompt = NOT_GIVEN,
                 .n_logprobs = -1};
     r.sample.bias = NULL;
     r.sample.n_bias = 0;
@@ -734,6 +774,8 @@ bool so_api_parse(so_api_kind kind, so_str body, const so_sample_params *default
 void so_api_request_free(so_api_request *r) {
     free_prompts(r);
     free(r->stops);
+    free(r->bad_words);
+    free(r->stop_tokens);
     free((void *)(uintptr_t)r->sample.bias);
     json_decref(r->messages);
     json_decref(r->root);
@@ -741,7 +783,7 @@ void so_api_request_free(so_api_request *r) {
     *r = (so_api_request){0};
 }
 
-/* --- the two small endpoints --- */
+/* --- /tokenize and /detokenize --- */
 
 static bool small_bool(const json_t *root, const char *name, bool *out, so_api_error *err) {
     const json_t *v = json_object_get(root, name);

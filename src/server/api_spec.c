@@ -1,12 +1,12 @@
-/* How a request speculates: its own words over the server's settings.
+/* The speculation options of a request: its own fields, else the server's options.
  *
- *   "speculative": {"enabled": false}   plain decoding, whatever else is said
- *   "speculative": {"drafter": "…"}     that drafter; lengths by the planner unless `length` is set
- *   "prediction": …                     `predict` first, then what would have guessed without it
- *   nothing                             the server's own (--spec)
+ *   "speculative": {"enabled": false}   plain decoding, whatever the other fields are
+ *   "speculative": {"drafter": "…"}     this drafter; the planner sets lengths unless `length` does
+ *   "prediction": …                     `predict` first, then the drafter that would be used without
+ *   neither                             the server's --spec
  *
- * A drafter that reads a file (model(FILE), bigram(FILE)) is refused here: which files a server
- * opens is its operator's business. Pure. Any thread. */
+ * A drafter that reads a file (model(FILE), bigram(FILE)) is refused: only the operator decides
+ * which files the server opens. Pure functions. Any thread. */
 #include "draft/spec.h"
 #include "server/api.h"
 
@@ -32,20 +32,21 @@ static bool check_own(const so_api_request *r, int what, so_api_error *err) {
     const char *name = "speculative.drafter", *text = r->spec.drafter;
     if (what & NAMES_FILE)
         return so_api_fail(err, 400, "unsupported_value", name,
-                           "'%s' names a file: only the server's own --spec may", name);
+                           "'%s' names a file: only the server's option --spec may name files",
+                           name);
     if ((what & NAMES_TEXT) && !r->prediction.ptr)
         return so_api_fail(err, 400, "missing_required_parameter", "prediction",
-                           "'%s' is '%.80s', which guesses from a text you expect: give "
+                           "'%s' is '%.80s', which guesses from an expected text: send it as "
                            "'prediction'",
                            name, text);
-    /* So that accepted and rejected prediction tokens can be told from other guesses. */
+    /* job.c counts the guesses of drafter 0 as those of the prediction. */
     if ((what & NAMES_PREDICT) && strncmp(text, "predict", 7) != 0)
         return so_api_fail(err, 400, "unsupported_value", name,
                            "'%s' must name predict first, as in predict,lookup", name);
     return true;
 }
 
-/* The drafter's name into `text`, empty: plain decoding. */
+/* Appends the drafter's name to `text`; nothing for plain decoding. */
 static bool choose_drafter(const so_api_request *r, const so_spec_opts *deflt, so_buf *text,
                            so_api_error *err) {
     const char *own = r->spec.drafter, *base = own ? own : deflt->drafter;
@@ -60,7 +61,7 @@ static bool choose_drafter(const so_api_request *r, const so_spec_opts *deflt, s
         return true;
     if (r->prediction.ptr && !(what & NAMES_TEXT)) {
         so_buf_append_c(text, base ? "predict," : "predict");
-        base = base && strcmp(base, "auto") == 0 ? "lookup,ngram" : base; /* it stands alone */
+        base = base && strcmp(base, "auto") == 0 ? "lookup,ngram" : base; /* auto takes no others */
     }
     if (base)
         so_buf_append_c(text, base);
@@ -78,8 +79,8 @@ static bool check_lengths(const so_spec_opts *o, int max_draft, so_api_error *er
                            o->draft_max, max_draft);
     if (o->draft_min > (o->draft_max ? o->draft_max : max_draft))
         return so_api_fail(err, 400, "invalid_value", "speculative.draft_min",
-                           "'speculative.draft_min' is %d, above the most guesses of a round",
-                           o->draft_min);
+                           "'speculative.draft_min' is %d, above 'draft_max', which is %d",
+                           o->draft_min, o->draft_max ? o->draft_max : max_draft);
     return true;
 }
 

@@ -1,19 +1,21 @@
 /* See format.h.
  *
- *   whole    {envelope, "choices": […], "usage", "seed", "nonce", "timings", "spec"}
+ *   object   {envelope, "choices": […], "usage", "seed", "nonce", "timings", "spec"}
  *   stream   data: {envelope, "choices": [{"index", "delta" or "text", …}]}
- *                what is new; with "sooth": {"rounds": true} one for each round
+ *                new text of one choice; with "sooth": {"rounds": true} one event per round
  *            data: {envelope, "choices": [{… "finish_reason"}], "seed", "nonce", "timings", "spec"}
- *                the last one of each choice
+ *                the last event of each choice
  *            data: {envelope, "choices": [], "usage"}
  *                with include_usage
  *            data: [DONE]
  *
- * where the envelope is "id", "object", "created", "model", "system_fingerprint".
+ * The envelope is "id", "object", "created", "model", "system_fingerprint".
  *
- * The two forms show the same values: concatenated pieces equal the whole. A chunk is written
- * member by member, not built as an object first: there is one for each token. An error after the
- * stream has begun is an event of its own, and no [DONE] follows. */
+ * Both forms have the same values: the pieces of a stream, concatenated, equal the object. Events
+ * are written member by member, without building a JSON object first, because there is one for each
+ * token. An error after the stream has begun is an event {"error": …}, and no [DONE] follows.
+ *
+ * HTTP threads: so_format_stream under the job's lock, so_format_answer once the job is done. */
 #include "server/format.h"
 
 #include <stdlib.h>
@@ -76,7 +78,7 @@ static void tree_json(const so_format *f, const so_out_round *r, json_t *into) {
     json_object_set_new(into, "tree", tree);
 }
 
-/* Round k with its tokens [from, to). */
+/* Round k, which produced the tokens [from, to). */
 static json_t *round_json(const so_format *f, const so_choice *c, int k, int from, int to) {
     const so_out_round *r = c->rounds[k];
     json_t *o = json_pack("{s:i}", "round", k), *tokens = json_array();
@@ -99,7 +101,7 @@ static int round_end(const so_choice *c, int k, int from) {
     return from;
 }
 
-/* --- parts of answers --- */
+/* --- parts of a response --- */
 
 static json_t *usage_json(const so_job *j) {
     so_job_totals t = so_job_total(j);
@@ -113,12 +115,12 @@ static json_t *usage_json(const so_job *j) {
 
 static json_t *nonce_json(const so_choice *c) { return so_figures_nonce(c->has_nonce, c->nonce); }
 
-static void add_figures(json_t *o, const so_job *j, const so_spec_label *who,
+static void add_figures(json_t *o, const so_job *j, const so_spec_label *label,
                         const so_request_stats *s) {
     json_object_set_new(o, "seed", json_integer((json_int_t)j->seed));
     json_object_set_new(o, "nonce", nonce_json(&j->choices[0]));
     json_object_set_new(o, "timings", so_figures_timings(s));
-    json_object_set_new(o, "spec", so_figures_spec(who, s));
+    json_object_set_new(o, "spec", so_figures_spec(label, s));
 }
 
 static json_t *envelope(const so_format *f, const so_job *j, const char *object) {
@@ -127,7 +129,6 @@ static json_t *envelope(const so_format *f, const so_job *j, const char *object)
                      f->fingerprint);
 }
 
-/* With `echo` the prompt stands in front of the answer. */
 void so_format_prompt(const so_format *f, const so_choice *c, so_buf *out) {
     const so_job *j = c->job;
     const so_api_prompt *p = &j->rq.prompts[c->prompt];
@@ -143,7 +144,7 @@ void so_format_prompt(const so_format *f, const so_choice *c, so_buf *out) {
     so_buf_free(&text);
 }
 
-/* --- whole answers --- */
+/* --- one object --- */
 
 static json_t *choice_json(const so_format *f, so_choice *c) {
     json_t *o = json_pack("{s:i}", "index", c->index);
@@ -161,7 +162,7 @@ static json_t *choice_json(const so_format *f, so_choice *c) {
     json_object_set_new(o, "logprobs",
                         so_format_logprobs(f, c, so_job_scores(c->job), 0, c->n_tokens));
     json_object_set_new(o, "finish_reason", json_string(so_finish_name(c->finish)));
-    if (c->job->rq.n_prompts > 1) /* each prompt has its own; else it stands beside the seed */
+    if (c->job->rq.n_prompts > 1) /* one per prompt; with one prompt it is beside the seed */
         json_object_set_new(o, "nonce", nonce_json(c));
     if (!c->job->rq.rounds)
         return o;
@@ -182,7 +183,7 @@ void so_format_answer(const so_format *f, so_job *j, so_buf *out) {
         json_array_append_new(choices, choice_json(f, &j->choices[i]));
     json_object_set_new(o, "choices", choices);
     json_object_set_new(o, "usage", usage_json(j));
-    add_figures(o, j, &t.who, &t.stats);
+    add_figures(o, j, &t.label, &t.stats);
     so_format_json(o, out);
     so_buf_append_char(out, '\n');
 }
@@ -218,22 +219,22 @@ static void put_member(const char *name, json_t *v, so_buf *out) {
     put_value(v, out);
 }
 
-/* What all chunks of a stream begin with is made once: it is most of their bytes. */
+/* The envelope, formatted once per job: it is most of the bytes of an event. */
 static void put_head(const so_format *f, so_job *j, so_buf *out) {
     if (j->head.len == 0) {
         so_format_json(envelope(f, j, is_chat(j) ? "chat.completion.chunk" : "text_completion"),
                        &j->head);
-        j->head.len--; /* without the closing brace */
+        j->head.len--; /* drop the closing brace */
     }
     so_buf_append_c(out, "data: ");
     so_buf_append(out, j->head.data, j->head.len);
 }
 
-/* A chunk with one choice; all of it is taken over. */
+/* An event with one choice; the JSON values are released when it is written. */
 typedef struct chunk {
-    json_t *text; /* what is new; NULL: none */
+    json_t *text; /* new text; NULL: none */
     json_t *logprobs, *round;
-    const char *finish; /* the last one of the choice, with its figures */
+    const char *finish; /* set in the last event of the choice */
 } chunk;
 
 static void put_delta(const so_choice *c, json_t *text, so_buf *out) {
@@ -267,7 +268,7 @@ static void put_chunk(const so_format *f, so_choice *c, const chunk *k, so_buf *
         put_member("seed", json_integer((json_int_t)j->seed), out);
         put_member("nonce", nonce_json(c), out);
         put_member("timings", so_figures_timings(&c->stats), out);
-        put_member("spec", so_figures_spec(&c->who, &c->stats), out);
+        put_member("spec", so_figures_spec(&c->label, &c->stats), out);
     }
     so_buf_append_c(out, "}\n\n");
 }
@@ -286,14 +287,15 @@ static void begin_choice(const so_format *f, so_choice *c, so_buf *out) {
     so_buf_free(&text);
 }
 
-/* Tokens up to `to` and the text they made certain; k: their round, −1: not wanted. */
+/* Writes the tokens up to `to` and the text that they complete. k: their round; −1: rounds are not
+ * shown. */
 static void put_tokens(const so_format *f, so_choice *c, int to, int k, so_buf *out) {
     int from = c->tokens_sent;
     size_t end = to > from ? c->tokens[to - 1].text_end : c->text_sent;
     json_t *logprobs =
         c->job->rq.logprobs && to > from ? so_format_logprobs(f, c, false, from, to) : NULL;
     if (end == c->text_sent && !logprobs && k < 0) {
-        c->tokens_sent = to; /* held back: it comes with a later one */
+        c->tokens_sent = to; /* their text is still held back: a later token brings it */
         return;
     }
     put_chunk(f, c,
@@ -316,7 +318,7 @@ static void end_choice(const so_format *f, so_choice *c, so_buf *out) {
 
 static void advance(const so_format *f, so_choice *c, so_buf *out) {
     if (so_job_scores(c->job) && !so_choice_scorer(c)->scored)
-        return; /* the prompt is shown first */
+        return; /* the prompt's logprobs come first and are not known yet */
     if (!c->began)
         begin_choice(f, c, out);
     if (c->job->rq.rounds) {

@@ -1,4 +1,4 @@
-/* Answers: what a job has produced, as the OpenAI API's JSON, whole or as server-sent events. */
+/* A job's results in the OpenAI API's JSON, as one object or as server-sent events. */
 #ifndef SO_SERVER_FORMAT_H
 #define SO_SERVER_FORMAT_H
 
@@ -9,21 +9,21 @@ typedef struct so_format {
     const so_tokenizer *tok;
 } so_format;
 
-/* The text of one token, repaired where it is a part of a character. */
+/* The text of one token; incomplete UTF-8 is replaced by U+FFFD. */
 json_t *so_format_token(const so_format *f, int32_t id);
-/* Appends the prompt where `echo` puts it before the answer. */
+/* With `echo`, appends the prompt's text; else nothing. */
 void so_format_prompt(const so_format *f, const so_choice *c, so_buf *out);
-/* Of the tokens [from, to) of the answer, after the prompt's if wanted; null where nobody asked
- * (logprobs.c). */
+/* Logprobs of the answer's tokens [from, to), with `prompt` after those of the prompt; JSON null if
+ * the request has no logprobs (logprobs.c). */
 json_t *so_format_logprobs(const so_format *f, so_choice *c, bool prompt, int from, int to);
-/* One line of JSON. Takes over o. */
+/* Appends o as compact JSON and releases it. */
 void so_format_json(json_t *o, so_buf *out);
-/* The whole answer of a job that is done and has no error. */
+/* The response of a job that is done and has no error. */
 void so_format_answer(const so_format *f, so_job *j, so_buf *out);
-/* Appends the events that are new since the last call; true when the stream is complete. Under the
- * job's lock, HTTP thread. */
+/* Appends the events that are new since the last call. True: the stream is complete. HTTP thread,
+ * under the job's lock. */
 bool so_format_stream(const so_format *f, so_job *j, so_buf *out);
-/* The error a job ended with, if any: its own, or that of a choice. */
+/* True if the job or one of its choices ended with an error, which is then in *out. */
 bool so_format_error(const so_job *j, so_api_error *out);
 
 #endif

@@ -1,30 +1,85 @@
-/* What the files of the server share: server.c (lifecycle), http.c (requests and responses),
- * routes.c (endpoints), watch.c (connections, housekeeping), log.c. Nobody else includes this. */
+/* What the files of the server share. Private to src/server:
+ *
+ *   server.c      lifecycle: listen, start and stop the threads, the server's status
+ *   net.c         connections: sockets, HTTP framing, the threads that serve them
+ *   http_parse.c  pure parsers of request heads and bodies
+ *   http.c        one request: access checks, body limits, response headers
+ *   routes.c      the endpoints
+ *   watch.c       the housekeeper: clients that left or are too slow, job log lines, drains
+ *   log.c         the access log
+ *   page.c        the page at /
+ *
+ * A request goes net.c → http.c → routes.c → job.h → worker.c (the engine thread), and its answer
+ * comes back as job.h → format.c → http.c → net.c.
+ *
+ * Locks: a loop's lock may be taken under a job's, and the metrics' under the server's. No other
+ * two locks are held together. */
 #ifndef SO_SERVER_IMPL_H
 #define SO_SERVER_IMPL_H
 
-#include <microhttpd.h>
 #include <stdatomic.h>
+#include <sys/socket.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/format.h"
+#include "server/http_parse.h"
 #include "server/server.h"
 
-/* A connection that waits for a request or receives one is quiet; it may be closed. */
+typedef struct so_exchange so_exchange;
+typedef struct so_loop so_loop;
+
+typedef enum so_conn_state { /* net.c has a drawing */
+                             SO_CONN_HEAD,
+                             SO_CONN_BODY,
+                             SO_CONN_WAIT,
+                             SO_CONN_WRITE,
+                             SO_CONN_LINGER,
+                             SO_CONN_CLOSED,
+} so_conn_state;
+
+/* A client's connection. */
 typedef struct so_conn {
-    struct so_conn *next, *prev;
+    /* constant */
     int fd;
-    bool busy, closing, told; /* told: its job was cancelled */
-    int64_t t_since_ns;       /* quiet: since when */
-    so_job *job;              /* busy with this one; a reference */
+    so_loop *loop;
+    char client[64]; /* the client's address */
+
+    /* watch.c, behind the server's lock. A connection is busy from the end of a request to the end
+     * of its response; while it is not, it may be closed when it is idle for too long. */
+    struct so_conn *next, *prev;
+    bool busy, lingering;
+    bool closing;               /* shutdown() was called on fd */
+    bool cancel_sent;           /* the client left, and its job was cancelled */
+    so_job *job;                /* the job of the request; a reference */
+    _Atomic int64_t t_since_ns; /* last change of the members above, or last byte sent */
+    _Atomic bool blocked;       /* the socket is full: the client does not read */
+
+    /* net.c, only on the thread of `loop` */
+    so_conn_state state;
+    uint32_t events; /* polled for; 0: not in the epoll set */
+    struct so_conn *next_woken;
+    so_buf in;                  /* received bytes */
+    size_t in_at;               /* of which these have been parsed */
+    size_t head_seen;           /* unparsed bytes without the end of a head */
+    so_head head;               /* of the current request */
+    so_body body;               /* its body's framing */
+    so_exchange *x;             /* the current request; NULL: none */
+    bool keep;                  /* the connection stays open after the response */
+    bool streaming;             /* more of the response comes from so_http_read_stream */
+    so_buf out;                 /* response head, or a piece of a stream */
+    so_str body_out;            /* response body, sent after `out` */
+    so_buf body_owned;          /* its memory, unless it is constant */
+    size_t out_at, body_out_at; /* bytes sent of each */
+    size_t n_dropped;           /* LINGER: bytes read and dropped */
 } so_conn;
 
 struct so_server {
     so_server_opts o;
     so_metrics *metrics;
     so_worker *worker;
-    struct MHD_Daemon *daemon;
+    so_loop *loops;
+    int n_loops;
     int listener, port, event_fd;
     bool on_loopback;
     char key_hash[65];
@@ -32,89 +87,131 @@ struct so_server {
     int64_t created_s;
 
     pthread_mutex_t lock;
-    pthread_cond_t tick;
+    pthread_cond_t tick; /* wakes the housekeeper */
     /* behind the lock */
-    so_conn *conns;
+    so_conn *conns; /* all connections, the newest first */
     int n_conns;
-    so_job *ended; /* to be logged and freed */
-    int n_jobs;    /* alive, on whichever side */
-    bool draining, hurried, drained, quit;
+    so_job *ended; /* jobs to be logged and freed */
+    int n_jobs;    /* jobs that exist, running or not yet logged */
+    bool draining;
+    bool hurried; /* the drain timeout has passed, running answers were ended */
+    bool drained;
+    bool quit;
     int64_t t_drain_ns;
-    pthread_t keeper;
-    bool has_keeper;
 
-    _Atomic size_t body_bytes; /* of all requests being received */
+    pthread_t housekeeper;
+    _Atomic size_t body_bytes; /* of all request bodies being received */
 };
 
-/* One request, from its first header to the last byte of the response. */
-typedef struct so_exchange {
+/* One request, from its head to the last byte of the response. */
+struct so_exchange {
     so_server *s;
-    struct MHD_Connection *conn;
     so_conn *c;
-    const struct so_route *route; /* NULL: none has this path */
-    const char *method, *path;    /* MHD's, as long as the request lives */
+    const struct so_route *route; /* NULL: no endpoint has this path and method */
+    const char *method, *path;    /* in c->head; "-" for a malformed request */
     so_buf body;
-    size_t n_received, body_counted; /* bytes of it, and those in s->body_bytes */
-    so_api_error early;              /* status 0: none; answered when the body has been read */
-    so_job *job;
-    char ignored[480]; /* for X-Sooth-Ignored */
-    int status, retry_s;
+    size_t n_received;        /* bytes of the body so far */
+    size_t body_counted;      /* of which these are in s->body_bytes */
+    so_api_error early_error; /* found in the head, sent after the body was read; status 0: none */
+    so_job *job;              /* generation; NULL: answered at once */
+    char ignored[480];        /* for the header X-Sooth-Ignored */
+    int status;               /* of the response; 499: it could not be sent */
+    int retry_s;              /* for Retry-After; 0: the default */
     int64_t t_start_ns;
-} so_exchange;
+};
 
-typedef enum MHD_Result so_handler(so_exchange *x);
+typedef void so_handler(so_exchange *x);
 typedef struct so_route {
     const char *method, *path;
     so_handler *handle;
-    bool open;  /* without the key */
-    bool needs; /* the model: 503 before it is loaded and while draining */
+    bool no_key;      /* allowed without the API key */
+    bool needs_model; /* 503 while the model is loading and while the server drains */
 } so_route;
 
-/* --- http.c --- */
+/* --- net.c --- */
 
-enum MHD_Result so_http_handle(void *cls, struct MHD_Connection *conn, const char *url,
-                               const char *method, const char *version, const char *data,
-                               size_t *n_data, void **con_cls);
-void so_http_completed(void *cls, struct MHD_Connection *conn, void **con_cls,
-                       enum MHD_RequestTerminationCode why);
-/* Responses; each ends the exchange. */
-enum MHD_Result so_http_send(so_exchange *x, int status, const char *type, so_buf *body);
-enum MHD_Result so_http_send_static(so_exchange *x, const char *type, so_str body);
-enum MHD_Result so_http_send_json(so_exchange *x, int status, json_t *o);
-enum MHD_Result so_http_send_error(so_exchange *x, const so_api_error *e);
-enum MHD_Result so_http_send_preflight(so_exchange *x);
-enum MHD_Result so_http_stream(so_exchange *x);
-const char *so_http_header(const so_exchange *x, const char *name);
+/* Serves s->listener with s->o.n_threads threads. */
+int so_net_start(so_server *s, so_err *err);
+/* Ends the threads and closes all connections. No job may be running. */
+void so_net_stop(so_server *s);
+
+/* The result of a handler: exactly one of these three. `headers` holds whole lines. The body is
+ * `owned`, which is taken over, or else `constant`, which lives as long as the program. */
+void so_net_reply(so_conn *c, int status, const so_buf *headers, so_buf *owned, so_str constant);
+/* Status 200 with a body that so_http_read_stream supplies. */
+void so_net_stream(so_conn *c, const so_buf *headers);
+/* No response yet: so_http_resume is called after so_net_wake. */
+void so_net_sleep(so_conn *c);
+
+/* Any thread; exactly once for each sleep. */
+void so_net_wake(so_conn *c);
+
+/* --- http.c: called by net.c on the connection's thread --- */
+
+/* Begins the request in c->head. expects_continue: the client waits for a response before it sends
+ * the body. May respond at once. */
+so_exchange *so_http_begin(so_server *s, so_conn *c, bool expects_continue);
+/* Begins a request whose head could not be parsed; so_http_refuse responds to it. */
+so_exchange *so_http_begin_bad(so_server *s, so_conn *c);
+/* A piece of the body. False: close the connection without a response. */
+bool so_http_receive(so_exchange *x, so_str piece);
+/* The body is complete: respond. */
+void so_http_answer(so_exchange *x);
+/* The connection was woken before its response began. */
+void so_http_resume(so_exchange *x);
+/* Responds to a malformed request. */
+void so_http_refuse(so_exchange *x, const so_api_error *e);
+/* The next piece of a stream, valid until the next call. END may come with a last piece. */
+typedef enum so_http_more { SO_HTTP_MORE, SO_HTTP_SLEEP, SO_HTTP_END } so_http_more;
+so_http_more so_http_read_stream(so_exchange *x, so_str *piece);
+/* Ends and frees the request. sent: the whole response was sent. */
+void so_http_completed(so_exchange *x, bool sent);
+
+/* --- http.c: responses, for handlers --- */
+
+void so_http_send(so_exchange *x, int status, const char *type, so_buf *body);
+void so_http_send_static(so_exchange *x, const char *type, so_str body);
+void so_http_send_json(so_exchange *x, int status, json_t *o);
+void so_http_send_error(so_exchange *x, const so_api_error *e);
+void so_http_send_preflight(so_exchange *x);
+void so_http_stream(so_exchange *x);
+const char *so_http_header(const so_exchange *x, const char *name); /* NULL: not sent */
 so_format so_http_format(const so_server *s);
 
 /* --- routes.c --- */
 
-/* The route of a path, whatever its method first; *allow lists the methods it has. */
+/* NULL: no such path, or another method. *allow lists the methods of the path; NULL: no such path.
+ */
 const so_route *so_route_find(const char *method, const char *path, const char **allow);
-/* Called again when the job has something to say. */
-enum MHD_Result so_route_resume(so_exchange *x);
+/* Responds if the job of x has something to send, else puts the connection to sleep. */
+void so_route_resume(so_exchange *x);
 
 /* --- watch.c --- */
 
-void so_watch_notify(void *cls, struct MHD_Connection *conn, void **socket_context,
-                     enum MHD_ConnectionNotificationCode code);
+void so_watch_add(so_server *s, so_conn *c);
+void so_watch_remove(so_server *s, so_conn *c); /* frees it */
+so_conn *so_watch_first(so_server *s);          /* any connection that is left; NULL: none */
 int so_watch_count(so_server *s);
-so_conn *so_watch_conn(struct MHD_Connection *conn);
-/* job: what it is busy with, NULL: nothing that could be cancelled. */
+/* A response begins. job: cancelled if the client leaves; may be NULL. */
 void so_watch_busy(so_server *s, so_conn *c, so_job *job);
+/* The response has ended. */
 void so_watch_quiet(so_server *s, so_conn *c);
-void *so_watch_run(void *server); /* the housekeeper */
-/* A job is about to be submitted; it was not, after all. */
-void so_watch_began(so_server *s);
-void so_watch_unbegan(so_server *s);
-/* A job has ended on both sides (so_job.on_end). */
-void so_watch_ended(void *server, so_job *job);
+/* The connection is to be closed once the client has stopped sending. */
+void so_watch_linger(so_server *s, so_conn *c);
+void so_watch_progress(so_conn *c); /* bytes were sent */
+void so_watch_blocked(so_conn *c, bool blocked);
+void *so_watch_run(void *server); /* the housekeeper thread */
+/* Before a job is submitted, and where submission failed. */
+void so_watch_job_begin(so_server *s);
+void so_watch_job_abandon(so_server *s);
+/* Both sides have released the job (so_job.on_end). */
+void so_watch_job_end(void *server, so_job *job);
 
 void so_client_name(const struct sockaddr *a, char *out, size_t cap);
 
 /* --- server.c --- */
 
-void so_server_poke(so_server *s); /* the state may have changed */
+void so_server_signal(so_server *s); /* makes so_server_fd readable: the status may have changed */
 
 /* --- log.c --- */
 

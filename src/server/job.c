@@ -1,4 +1,4 @@
-/* See job.h. Appending allocates at most twice what is kept; nothing here blocks but the lock. */
+/* See job.h. Lists grow by doubling; nothing blocks except for the job's lock. */
 #include "server/job.h"
 
 #include <stdio.h>
@@ -46,6 +46,9 @@ void so_job_free(so_job *j) {
     free(j->choices);
     free(j->prompts);
     so_tokens_free(&j->expected);
+    for (int i = 0; i < j->n_bad_words; i++)
+        so_tokens_free(&j->bad_words[i]);
+    free(j->bad_words);
     so_buf_free(&j->spec_text);
     so_buf_free(&j->head);
     so_buf_free(&j->out);
@@ -70,7 +73,7 @@ void so_job_release(so_job *j) {
         so_job_free(j);
 }
 
-/* --- the engine's side --- */
+/* --- engine thread --- */
 
 static void *grow(void *list, int n, int *cap, size_t size) {
     if (n < *cap)
@@ -109,7 +112,7 @@ bool so_job_scores(const so_job *j) { return j->rq.echo && j->rq.logprobs; }
 
 const so_choice *so_choice_scorer(const so_choice *c) { return c - c->index % c->job->rq.n; }
 
-/* With the first event of a choice: its prompt has been read. */
+/* With the first event of a choice, when its prompt has been computed. */
 void so_choice_add_scores(so_choice *c, const so_request *req) {
     int n_each;
     const so_logprob *p = so_request_prompt_logprobs(req, &n_each);
@@ -135,9 +138,9 @@ static void mark_nodes(so_out_round *r, const so_round *round) {
         r->nodes[t->proposals[v->tested[i]].child].tested = true;
 }
 
-/* Guesses of the drafter that stands first, which is `predict` where there is a prediction. A node
- * that two drafters proposed counts for both. What stood of them is counted as tokens come: behind
- * the end of the answer none does. */
+/* Counts guesses of drafter 0, which is `predict` if the request has a prediction (api_spec.c). A
+ * node that two drafters proposed counts for both. Accepted ones are counted as they become tokens
+ * of the answer, so those behind its end do not count. */
 static void count_prediction(so_choice *c, const so_round *round) {
     const so_tree *t = round->tree;
     const so_verdict *v = round->verdict;
@@ -165,8 +168,9 @@ void so_choice_add_round(so_choice *c, const so_round *round) {
     c->rounds[c->n_rounds++] = r;
 }
 
-/* Guesses behind the end of the answer were neither tested nor accepted (engine/counts.c). Tests
- * one deeper than the last guess that stood count where the model's own token came to be told. */
+/* Guesses behind the end of the answer count as neither tested nor accepted (engine/counts.c).
+ * Tests one depth below the last accepted guess count only if the target's own token became part of
+ * the answer. */
 void so_choice_trim_round(so_choice *c) {
     if (c->n_rounds == 0 || c->n_rounds <= c->ready_rounds)
         return;
@@ -181,8 +185,8 @@ void so_choice_trim_round(so_choice *c) {
     }
 }
 
-/* The step that made the new rounds is over, and what it took is known. */
-static void tell_step(so_choice *c, const so_step_info *step) {
+/* Adds to the new rounds what is known only after their step: its plan and times. */
+static void note_step(so_choice *c, const so_step_info *step) {
     for (int i = c->ready_rounds; i < c->n_rounds; i++) {
         c->rounds[i]->plan = step->plan;
         c->rounds[i]->draft_ms = step->draft_ms;
@@ -198,13 +202,13 @@ void so_job_notify(so_job *j, const so_step_info *step, bool done) {
     }
     for (int i = 0; i < j->n_choices; i++) {
         so_choice *c = &j->choices[i];
-        tell_step(c, step);
+        note_step(c, step);
         c->ready_tokens = c->n_tokens;
         c->ready_rounds = c->n_rounds;
         c->ready_text = c->text.len;
         c->ready_end = c->finish != SO_FINISH_NONE;
     }
-    if (j->asleep && (done || j->rq.stream)) { /* an answer that is sent whole waits for its end */
+    if (j->asleep && (done || j->rq.stream)) { /* without `stream` only the end wakes */
         j->asleep = false;
         j->wake(j->wake_user);
     }
@@ -214,26 +218,23 @@ void so_job_notify(so_job *j, const so_step_info *step, bool done) {
 /* --- totals --- */
 
 so_job_totals so_job_total(const so_job *j) {
-    so_job_totals t = {.ttft_ms = -1};
+    so_job_totals t = {0};
     bool predicted = j->rq.prediction.ptr && j->spec.drafter;
     for (int i = 0; i < j->n_choices; i++) {
         const so_choice *c = &j->choices[i];
         so_stats_add(&t.stats, &c->stats);
         t.completion_tokens += c->n_tokens;
-        if (c->index % j->rq.n == 0) /* later choices find what the first one left; one that was
-                                        preempted finds its own */
+        if (c->index % j->rq.n == 0) /* later choices find the first one's pages in the cache, and
+                                        a preempted one its own */
             t.cached_tokens += SO_MIN(c->stats.cached_n, c->stats.prompt_n);
         if (predicted) {
             t.prediction_accepted += c->prediction_accepted;
             t.prediction_rejected += c->prediction_drafted - c->prediction_accepted;
         }
-        double ms = c->t_first_ns ? (double)(c->t_first_ns - j->t_created_ns) * 1e-6 : -1;
-        if (ms >= 0 && (t.ttft_ms < 0 || ms < t.ttft_ms))
-            t.ttft_ms = ms;
     }
     for (int i = 0; i < j->rq.n_prompts; i++)
         t.prompt_tokens += (int)j->prompts[i].len;
     if (j->n_choices > 0)
-        t.who = j->choices[0].who;
+        t.label = j->choices[0].label;
     return t;
 }

@@ -1,14 +1,15 @@
-/* A job: one HTTP request that the engine answers, with one choice for each of its answers.
+/* A job: one generation request between the HTTP thread and the engine thread. It has one choice
+ * for each answer asked for.
  *
  *        HTTP thread                               engine thread
  *   parse, encode, create ──── submit ────▶  one so_request per choice
- *   sleep (connection suspended) ◀─ wake ──  tokens, rounds, the end are appended to choices
- *   read what is new, format, send
+ *   connection sleeps     ◀──── wake ──────  appends tokens, rounds and the end to the choices
+ *   formats and sends what is new
  *
- * Everything that both sides touch is behind `lock`; the rest belongs to the side named. What a
- * choice holds is bounded by its max_tokens, so that a client that never reads costs memory it was
- * granted and no more. A job lives until both sides have released it; the last one hands it to
- * `on_end`, for the log. */
+ * Members used by both threads are behind `lock`; the others belong to the thread that their
+ * section names. A choice holds at most max_tokens tokens, so a client that never reads costs a
+ * bounded amount of memory. A job is freed when both threads have released it: the last release
+ * calls `on_end`, which logs it. */
 #ifndef SO_SERVER_JOB_H
 #define SO_SERVER_JOB_H
 
@@ -23,12 +24,13 @@ typedef struct so_worker so_worker;
 
 typedef struct so_out_token {
     int32_t id;
-    uint32_t text_end; /* in the choice's text, as far as it was certain with this token */
+    uint32_t text_end; /* length of the choice's text after this token; text that may begin a stop
+                          string or a character comes with a later token */
     uint32_t round;
     uint8_t origin; /* so_origin */
 } so_out_token;
 
-/* What a pass was given and what stood, for those who want to see it. */
+/* One node of a round's draft, for "sooth": {"rounds": true}. */
 typedef struct so_out_node {
     int32_t token;
     int16_t parent, depth;
@@ -38,7 +40,7 @@ typedef struct so_out_node {
 typedef struct so_out_round {
     so_plan plan;
     double draft_ms, pass_ms;
-    int n_nodes; /* the root and all guesses */
+    int n_nodes; /* the root and the guesses */
     so_out_node nodes[];
 } so_out_round;
 
@@ -53,64 +55,66 @@ typedef struct so_choice {
     int n_tokens, cap_tokens;
     so_logprob *logprobs; /* [n_tokens][n_each] */
     int n_each;
-    so_logprob *scores; /* of the prompt's tokens from the second on; in the first choice of each
-                           prompt, where `echo` and `logprobs` meet */
+    so_logprob *scores; /* logprobs of the prompt's tokens from the second on; only with `echo` and
+                           `logprobs`, and only in the first choice of each prompt */
     bool scored;
-    so_out_round **rounds; /* only where they are wanted; those already sent are NULL */
+    so_out_round **rounds; /* only if the request asks for them; NULL once sent */
     int n_rounds, cap_rounds;
-    /* What a reader may see: steps are shown whole. */
+    /* What the HTTP thread may read: the state after the last whole step. */
     int ready_tokens, ready_rounds;
     size_t ready_text;
     bool ready_end;
     so_finish finish;
     so_err err;
     so_request_stats stats; /* once finished */
-    so_spec_label who;
+    so_spec_label label;
     bool has_nonce;
     uint64_t nonce;
     int prediction_drafted, prediction_accepted;
-    uint64_t predicted_path; /* of the last round: which guesses of its path, first one first, were
-                                predicted and are not yet told as tokens */
-    int64_t t_first_ns, t_last_ns; /* 0: no token yet */
+    uint64_t predicted_path; /* of the last round: bit i is set if accepted guess i came from the
+                                prediction; shifted right as the guesses become tokens */
+    int64_t t_first_ns, t_last_ns; /* of the first and last token; 0: none yet */
 
-    /* engine thread: what the metrics know of */
+    /* engine thread: what has been added to the metrics */
     int n_counted;
     int64_t t_counted_ns;
-    so_request_stats counted; /* as they were after the step before */
+    so_request_stats counted; /* the statistics after the previous step */
 
-    /* HTTP thread: how much of it was sent */
+    /* HTTP thread: what has been formatted for sending */
     int tokens_sent, rounds_sent;
     size_t text_sent;
-    size_t echo_chars; /* of the prompt, where its logprobs are shown */
+    size_t echo_chars; /* length of the echoed prompt in characters, if it has logprobs */
     bool began, ended;
 } so_choice;
 
 typedef enum so_job_state {
-    SO_JOB_WAITING,  /* for the engine to look at it */
-    SO_JOB_ACCEPTED, /* checked, waiting for its turn or running */
-    SO_JOB_DONE,     /* every choice has finished, or it was refused: see err */
+    SO_JOB_WAITING,  /* submitted, not yet checked by the engine */
+    SO_JOB_ACCEPTED, /* queued or running */
+    SO_JOB_DONE,     /* every choice has finished, or the engine refused it: see err */
 } so_job_state;
 
 struct so_job {
-    so_job *next; /* worker's lists */
+    so_job *next; /* in a list of the worker or of watch.c */
     pthread_mutex_t lock;
     int refs;
     so_job_state state;
     so_api_error err;       /* status 0: none */
-    _Atomic bool cancelled; /* by whoever has lost interest */
+    _Atomic bool cancelled; /* set by any thread; the engine ends the job at its next step */
 
-    /* Whom to wake, and whether they sleep. */
+    /* wake(wake_user) is called under the lock, once for each time `asleep` was set. */
     bool asleep;
     void (*wake)(void *user);
     void *wake_user;
 
-    /* fixed at creation */
+    /* constant after creation */
     so_api_request rq;
     so_tokens *prompts; /* [rq.n_prompts] */
     so_tokens expected;
+    so_tokens *bad_words; /* [n_bad_words] the forms of rq.bad_words */
+    int n_bad_words;
     so_buf spec_text;
     so_spec_opts spec;
-    bool spec_is_default; /* nobody asked for it: it may be left out */
+    bool spec_is_default; /* not asked for by the request: may be dropped if it does not fit */
     uint64_t seed;
     char id[48];
     int64_t created_s, t_created_ns;
@@ -120,50 +124,50 @@ struct so_job {
     /* engine thread */
     so_worker *worker;
     int n_done;
-    bool dirty; /* something to wake for */
+    bool dirty; /* has new data since the last so_job_notify */
     int64_t t_accepted_ns, t_done_ns;
 
     /* HTTP thread */
-    so_buf head; /* of the chunks of a stream */
-    so_buf out;  /* formatted, not yet handed over */
+    so_buf head; /* what every chunk of the stream begins with */
+    so_buf out;  /* formatted events, sent up to out_at */
     size_t out_at;
     bool out_done;
 
     /* for the log */
     char client[64];
-    const char *path; /* the route's */
-    int status;       /* of HTTP; 499: the client went away */
+    const char *path; /* of the endpoint */
+    int status;       /* HTTP status; 499: the client left */
     void (*on_end)(void *user, so_job *job);
     void *on_end_user;
 };
 
-/* Takes over *rq. */
+/* Takes over the contents of *rq. */
 so_job *so_job_create(so_api_request *rq);
 void so_job_free(so_job *job);
 void so_job_acquire(so_job *job);
-void so_job_release(so_job *job); /* the last one calls on_end, which frees */
+void so_job_release(so_job *job); /* the last release calls on_end, which frees the job */
 
-/* Whether the answer shows logprobs of the prompt; and who has those of c's. */
+/* Whether the answer shows logprobs of the prompt; and the choice that holds those for c. */
 bool so_job_scores(const so_job *job);
 const so_choice *so_choice_scorer(const so_choice *c);
 
-/* Engine thread, under the lock. */
+/* Engine thread, under the lock: appends what the engine produced. */
 void so_choice_add_scores(so_choice *c, const so_request *req);
 void so_choice_add_token(so_choice *c, const so_event *ev, int64_t now_ns);
 void so_choice_add_round(so_choice *c, const so_round *round);
-/* The request has ended, and stats say how much of its last round counts. */
+/* The request has ended: clears the verdicts on guesses behind the end in the last round. */
 void so_choice_trim_round(so_choice *c);
-/* Engine thread, not under the lock: shows what there is and wakes the HTTP side if it sleeps.
- * step: the one that made it; done: every choice has finished. */
+/* Engine thread, not under the lock: makes the new data visible to the HTTP thread and wakes it if
+ * it sleeps. step: the step that produced the data; done: every choice has finished. */
 void so_job_notify(so_job *job, const so_step_info *step, bool done);
 
-/* Totals of all choices; under the lock, or once done. Prompts count once for each prompt. */
+/* Sums over all choices. Under the lock, or once the job is done. Each prompt counts once, however
+ * many choices it has. */
 typedef struct so_job_totals {
     so_request_stats stats;
-    so_spec_label who;
+    so_spec_label label;
     int prompt_tokens, completion_tokens, cached_tokens;
     int prediction_accepted, prediction_rejected;
-    double ttft_ms; /* from arrival to the first token of any choice; negative: none */
 } so_job_totals;
 so_job_totals so_job_total(const so_job *job);
 

@@ -1,4 +1,5 @@
-/* The access log: a line per request, key=value or JSON, with what speculation did for it. */
+/* The access log: one line per request, key=value or JSON, with the request's speculation figures.
+ * Lines of jobs are written by the housekeeper thread, all others by HTTP threads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@ static json_t *time_json(void) {
     return json_string(whole);
 }
 
-/* A value as key=value shows it: bare where that is unambiguous, else quoted as JSON quotes. */
+/* A value for key=value: bare if that is unambiguous, else as a JSON string. */
 static void put_value(const json_t *v, so_buf *out) {
     const char *s = json_string_value(v);
     bool bare = s && *s && strlen(s) == json_string_length(v);
@@ -32,7 +33,7 @@ static void put_value(const json_t *v, so_buf *out) {
     free(text);
 }
 
-/* Takes over o; members that are null are left out. */
+/* Writes o without its null members, and releases it. */
 static void write_line(const so_server *s, json_t *o) {
     so_buf line = {0};
     const char *key;
@@ -58,7 +59,7 @@ static void write_line(const so_server *s, json_t *o) {
 
 static json_t *text_json(const char *text, size_t cap) {
     json_t *o = json_stringn(text, strnlen(text, cap));
-    return o ? o : json_string("?"); /* no UTF-8 */
+    return o ? o : json_string("?"); /* not UTF-8 */
 }
 
 static json_t *rounded(double x) {
@@ -66,14 +67,10 @@ static json_t *rounded(double x) {
 }
 
 void so_log_exchange(so_server *s, const so_exchange *x) {
-    char client[64];
     if (!s->o.log)
         return;
-    const union MHD_ConnectionInfo *i =
-        MHD_get_connection_info(x->conn, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    so_client_name(i ? i->client_addr : NULL, client, sizeof client);
     write_line(s, json_pack("{s:o, s:s, s:o, s:o, s:i, s:o, s:o}", "time", time_json(), "client",
-                            client, "method", text_json(x->method, 16), "path",
+                            x->c->client, "method", text_json(x->method, 16), "path",
                             text_json(x->path, 120), "status", x->status, "ms",
                             rounded(so_clock_ms_since(x->t_start_ns)), "ignored",
                             x->ignored[0] ? json_string(x->ignored) : json_null()));
@@ -98,11 +95,9 @@ void so_log_job(so_server *s, const so_job *j) {
     json_object_set_new(o, "cached_tokens",
                         t.cached_tokens ? json_integer(t.cached_tokens) : json_null());
     json_object_set_new(o, "finish", json_string(finish_of(j)));
-    json_object_set_new(o, "ttft_ms", rounded(t.ttft_ms));
-    json_object_set_new(
-        o, "tokens_per_second",
-        rounded(st->predicted_ms > 0 ? 1000.0 * st->predicted_n / st->predicted_ms : -1));
-    json_object_set_new(o, "drafter", json_string(t.who.drafter));
+    json_object_set_new(o, "ttft_ms", rounded(st->predicted_n > 0 ? st->ttft_ms : -1));
+    json_object_set_new(o, "tokens_per_second", rounded(r.tokens_per_second));
+    json_object_set_new(o, "drafter", json_string(t.label.drafter));
     json_object_set_new(o, "drafted", json_integer(st->draft_n));
     json_object_set_new(o, "accepted", json_integer(st->draft_n_accepted));
     json_object_set_new(o, "acceptance", rounded(r.acceptance_rate));

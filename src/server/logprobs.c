@@ -1,9 +1,10 @@
-/* Logprobs in the API's two shapes: chat's list of objects, and the older parallel lists of
- * /v1/completions, where with `echo` the prompt's own tokens come first.
+/* Logprobs in the API's two forms: a list of objects for chat, and parallel lists for
+ * /v1/completions, where with `echo` the prompt's tokens come first.
  *
- * Offsets count characters of the text as it is shown, prompt included. The first token of a prompt
- * follows nothing, so it has no logprob: null. What a list holds depends on the rows alone: pieces
- * of a stream, joined, equal the whole. HTTP thread, under the job's lock or once it is done. */
+ * Offsets count characters of the text as shown, prompt included. The first token of a prompt has
+ * no logprob (null), since nothing precedes it. The values depend only on the logits rows, so the
+ * lists of a stream, concatenated, equal those of the whole response. HTTP thread, under the job's
+ * lock or once the job is done. */
 #include "base/mem.h"
 #include "server/format.h"
 #include "token/utf8.h"
@@ -11,7 +12,7 @@
 typedef struct lists {
     const so_format *f;
     int n_top, n_each;
-    size_t chars; /* before the next token */
+    size_t chars; /* of text before the next token */
     json_t *tokens, *values, *tops, *offsets;
 } lists;
 
@@ -22,7 +23,7 @@ static size_t count_chars(const char *p, size_t n) {
     return chars;
 }
 
-/* Tokens that are parts of a character look alike: the likeliest of them is shown. */
+/* Tokens that are incomplete characters all have the text U+FFFD: only the likeliest is shown. */
 static void add_top(const so_format *f, const so_logprob *p, json_t *top) {
     json_t *name = so_format_token(f, p->token);
     const char *text = json_string_value(name);
@@ -31,7 +32,7 @@ static void add_top(const so_format *f, const so_logprob *p, json_t *top) {
     json_decref(name);
 }
 
-/* The alternatives, and the token itself where it is none of them. p NULL: not known. */
+/* Adds a token with its alternatives, and itself if it is none of them. p NULL: no logprobs. */
 static void add_token(lists *l, int32_t token, const so_logprob *p) {
     json_t *top = p ? json_object() : json_null();
     for (int k = 1; p && k <= l->n_top && k < l->n_each; k++)
@@ -44,7 +45,7 @@ static void add_token(lists *l, int32_t token, const so_logprob *p) {
     json_array_append_new(l->offsets, json_integer((json_int_t)l->chars));
 }
 
-/* A BOS that the tokenizer put before a text is no part of it. */
+/* A BOS that the tokenizer added in front of a text prompt is not part of the text. */
 static bool is_shown(const lists *l, const so_choice *c, size_t i) {
     const so_job *j = c->job;
     return i > 0 || j->rq.prompts[c->prompt].ids || !so_tokenizer_adds_bos(l->f->tok) ||

@@ -1,5 +1,5 @@
-/* See metrics.h. Label values are words of the program, never a client's: the number of series is
- * bounded whatever is sent. */
+/* See metrics.h. Label values are constants of the program or come from the operator, never from a
+ * client, so the number of time series is bounded. */
 #include "server/metrics.h"
 
 #include <math.h>
@@ -15,12 +15,12 @@
 enum { MAX_BOUNDS = 16, MAX_HTTP = 160, MAX_REFUSED = 8, N_FINISH = SO_FINISH_ERROR + 1 };
 
 typedef struct histogram {
-    const double *bounds; /* ascending, ended by an infinity */
+    const double *bounds; /* ascending, the last one is infinity */
     uint64_t n[MAX_BOUNDS];
     double sum;
 } histogram;
 
-/* From a tenth of a millisecond (a toy model's token) to minutes (a queue). */
+/* From half a millisecond (a token of a tiny model) to minutes (a full queue). */
 static const double TOKEN_S[] = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,   0.05,
                                  0.1,    0.25,  0.5,    1,     2.5,  INFINITY};
 static const double REQUEST_S[] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,     1,
@@ -129,7 +129,7 @@ void so_metrics_first(so_metrics *m, double seconds) {
     pthread_mutex_unlock(&m->lock);
 }
 
-/* Tokens of one pass came at once: each took its share of the time. */
+/* Tokens of one pass arrive together: the time since the previous pass is divided among them. */
 void so_metrics_tokens(so_metrics *m, int n, double seconds) {
     pthread_mutex_lock(&m->lock);
     m->generated_tokens += (uint64_t)n;
@@ -172,7 +172,7 @@ static void put_histogram(so_buf *b, const char *name, const char *help, const h
                   (unsigned long long)sum, name, h->sum, name, (unsigned long long)sum);
 }
 
-/* A label value: the model's name comes from the operator and may hold anything. */
+/* Escapes a label value: the operator may give the model any name. */
 static void put_label(so_buf *b, const char *text) {
     for (; *text; text++) {
         if (*text == '"' || *text == '\\')
@@ -186,16 +186,15 @@ static void put_label(so_buf *b, const char *text) {
 
 static void put_speculation(const so_metrics *m, so_buf *b) {
 #define SPEC "sooth_spec_decode_num_"
-    one(b, SPEC "drafts_total", "counter", "Rounds that had guesses.", (double)m->drafts);
-    one(b, SPEC "draft_tokens_total", "counter", "Guesses that went into a pass.",
+    one(b, SPEC "drafts_total", "counter", "Rounds with guesses.", (double)m->drafts);
+    one(b, SPEC "draft_tokens_total", "counter", "Guesses that were computed in a pass.",
         (double)m->drafted);
     one(b, SPEC "tested_tokens_total", "counter",
-        "Guesses whose test decided something of an answer: those before them had stood.",
-        (double)m->tested);
+        "Guesses that were tested: all guesses before them had been accepted.", (double)m->tested);
     one(b, SPEC "accepted_tokens_total", "counter",
-        "Guesses that stood, none behind the end of an answer.", (double)m->accepted);
+        "Guesses that were accepted and became part of an answer.", (double)m->accepted);
     head(b, SPEC "accepted_tokens_per_pos_total", "counter",
-         "The same by their place in the draft.");
+         "Accepted guesses by their position in the draft.");
     for (int i = 0; i < m->max_depth; i++)
         so_buf_printf(b, SPEC "accepted_tokens_per_pos_total{position=\"%d\"} %llu\n", i,
                       (unsigned long long)m->accepted_at[i]);
@@ -205,24 +204,27 @@ static void put_speculation(const so_metrics *m, so_buf *b) {
 static void put_requests(const so_metrics *m, so_buf *b) {
     static const so_finish ends[] = {SO_FINISH_STOP, SO_FINISH_LENGTH, SO_FINISH_CANCELLED,
                                      SO_FINISH_ERROR};
-    head(b, "sooth_requests_finished_total", "counter", "Answers by how they ended.");
+    head(b, "sooth_requests_finished_total", "counter", "Answers by the reason they ended.");
     for (size_t i = 0; i < SO_LEN(ends); i++)
         so_buf_printf(b, "sooth_requests_finished_total{reason=\"%s\"} %llu\n",
                       so_finish_name(ends[i]), (unsigned long long)m->finished[ends[i]]);
-    head(b, "sooth_requests_refused_total", "counter", "Requests turned away before the engine.");
+    head(b, "sooth_requests_refused_total", "counter",
+         "Requests refused before they reached the engine.");
     for (int i = 0; i < MAX_REFUSED && m->refused[i].n; i++)
         so_buf_printf(b, "sooth_requests_refused_total{reason=\"%s\"} %llu\n", m->refused[i].what,
                       (unsigned long long)m->refused[i].n);
     one(b, "sooth_prompt_tokens_total", "counter", "Prompt tokens of finished answers.",
         (double)m->prompt_tokens);
-    one(b, "sooth_generation_tokens_total", "counter", "Tokens generated.",
+    one(b, "sooth_generation_tokens_total", "counter", "Generated tokens.",
         (double)m->generated_tokens);
-    put_histogram(b, "sooth_queue_seconds", "From submission to a place in the batch.", &m->queue);
+    put_histogram(b, "sooth_queue_seconds", "Time from submission to admission into the batch.",
+                  &m->queue);
     put_histogram(b, "sooth_time_to_first_token_seconds",
-                  "From the request's arrival to its first token.", &m->first);
+                  "Time from the request's arrival to its first token.", &m->first);
     put_histogram(b, "sooth_inter_token_seconds",
-                  "Time of a token after the first; tokens of one pass share its time.", &m->token);
-    put_histogram(b, "sooth_request_seconds", "From the request's arrival to its end.",
+                  "Time per token after the first pass; tokens of one pass share its time.",
+                  &m->token);
+    put_histogram(b, "sooth_request_seconds", "Time from the request's arrival to its end.",
                   &m->request);
 }
 
@@ -231,18 +233,17 @@ static void put_engine(const so_metrics *m, so_buf *b) {
         (double)m->steps);
     one(b, "sooth_engine_pass_seconds_total", "counter", "Time in forward passes.",
         m->pass_seconds);
-    one(b, "sooth_engine_draft_seconds_total", "counter", "Time spent on guessing.",
-        m->draft_seconds);
-    put_histogram(b, "sooth_engine_batch_rows", "Rows (tokens) of a forward pass.", &m->rows);
+    one(b, "sooth_engine_draft_seconds_total", "counter", "Time in drafters.", m->draft_seconds);
+    put_histogram(b, "sooth_engine_batch_rows", "Rows (tokens) per forward pass.", &m->rows);
 }
 
 static void put_http(const so_metrics *m, so_buf *b) {
-    head(b, "sooth_http_requests_total", "counter", "Answered requests by path and status.");
+    head(b, "sooth_http_requests_total", "counter", "HTTP requests by path and status.");
     for (int i = 0; i < MAX_HTTP && m->http[i].n; i++)
         so_buf_printf(b, "sooth_http_requests_total{path=\"%s\",code=\"%d\"} %llu\n",
                       m->http[i].what, m->http[i].status, (unsigned long long)m->http[i].n);
-    put_histogram(b, "sooth_http_request_seconds", "From a request's first byte to its last sent.",
-                  &m->http_seconds);
+    put_histogram(b, "sooth_http_request_seconds",
+                  "Time from a request's head to the last byte of its response.", &m->http_seconds);
 }
 
 static double resident_bytes(void) {
@@ -259,7 +260,8 @@ static void put_process(const so_metrics *m, so_buf *b) {
     struct rusage u;
     getrusage(RUSAGE_SELF, &u);
     one(b, "process_resident_memory_bytes", "gauge", "Resident memory.", resident_bytes());
-    one(b, "process_start_time_seconds", "gauge", "When the server was started.", m->started_s);
+    one(b, "process_start_time_seconds", "gauge", "Start time of the server since the epoch.",
+        m->started_s);
     one(b, "process_cpu_seconds_total", "counter", "Processor time, user and system.",
         (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
             (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6);
@@ -267,31 +269,33 @@ static void put_process(const so_metrics *m, so_buf *b) {
 
 static void put_cache(const so_engine_stats *e, so_buf *b) {
     one(b, "sooth_kv_pages", "gauge", "Pages of the KV cache.", e->pages_total);
-    one(b, "sooth_kv_pages_used", "gauge", "Pages that running answers hold.", e->pages_used);
-    one(b, "sooth_kv_pages_cached", "gauge", "Pages kept for prefixes alone.", e->pages_cached);
-    one(b, "sooth_kv_usage_ratio", "gauge", "Share of the pages that running answers hold.",
+    one(b, "sooth_kv_pages_used", "gauge", "Pages in use by running answers.", e->pages_used);
+    one(b, "sooth_kv_pages_cached", "gauge", "Pages kept only for the prefix cache.",
+        e->pages_cached);
+    one(b, "sooth_kv_usage_ratio", "gauge", "Fraction of the pages in use by running answers.",
         e->pages_total ? (double)e->pages_used / e->pages_total : 0);
-    one(b, "sooth_prefix_cache_queries_total", "counter", "Prompt tokens looked for.",
-        (double)e->prefix_queried);
-    one(b, "sooth_prefix_cache_hits_total", "counter", "Prompt tokens found.",
+    one(b, "sooth_prefix_cache_queries_total", "counter",
+        "Prompt tokens looked up in the prefix cache.", (double)e->prefix_queried);
+    one(b, "sooth_prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.",
         (double)e->prefix_hits);
-    one(b, "sooth_preemptions_total", "counter", "Answers that had to give way, to be resumed.",
-        (double)e->preemptions);
+    one(b, "sooth_preemptions_total", "counter",
+        "Times a running answer was preempted, to be resumed later.", (double)e->preemptions);
 }
 
 static void put_gauges(const so_gauges *g, so_buf *b) {
     static const char *const states[] = {"loading", "ready", "draining", "failed"};
-    head(b, "sooth_build_info", "gauge", "What runs.");
+    head(b, "sooth_build_info", "gauge", "Version and model.");
     so_buf_printf(b, "sooth_build_info{version=\"%s\",model=\"", g->version);
     put_label(b, g->model);
     so_buf_append_c(b, "\"} 1\n");
-    head(b, "sooth_state", "gauge", "1 for the state the server is in.");
+    head(b, "sooth_state", "gauge", "1 for the current state of the server.");
     for (size_t i = 0; i < SO_LEN(states); i++)
         so_buf_printf(b, "sooth_state{state=\"%s\"} %d\n", states[i],
                       strcmp(states[i], g->state) == 0);
     one(b, "sooth_requests_running", "gauge", "Answers in the batch.", g->running);
-    one(b, "sooth_requests_waiting", "gauge", "Answers waiting for a place in it.", g->waiting);
-    one(b, "sooth_engine_slots", "gauge", "Most answers in the batch (--parallel).", g->slots);
+    one(b, "sooth_requests_waiting", "gauge", "Answers waiting for admission.", g->waiting);
+    one(b, "sooth_engine_slots", "gauge", "Largest number of answers in the batch (--parallel).",
+        g->slots);
     one(b, "sooth_http_connections", "gauge", "Open connections.", g->connections);
     put_cache(&g->engine, b);
 }

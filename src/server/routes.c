@@ -1,8 +1,9 @@
-/* The endpoints: a table, and what each does with a request whose body has been read.
+/* The endpoints: a table of routes, and the handler of each. A handler is called once the body of
+ * its request is complete.
  *
- * Generation goes parse → prepare (spec, template, tokens, lengths) → submit → sleep. The rest is
- * answered at once. Handlers run on HTTP threads and see the model only through what is immutable:
- * tokenizer, template, shape. */
+ * Generation: parse → prepare (drafter, template, tokens, lengths) → submit a job → sleep. All
+ * other endpoints respond at once. Handlers run on HTTP threads and use only constant parts of the
+ * model: tokenizer, chat template, shape. They never run it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,20 +18,20 @@ static bool check_model(const so_exchange *x, const so_job *j, so_api_error *e) 
     if (!x->s->o.strict_model || !name || strcmp(name, x->s->o.model) == 0)
         return true;
     return so_api_fail(e, 404, "model_not_found", "model",
-                       "the model '%.80s' is not served here: '%.80s' is", name, x->s->o.model);
+                       "this server has no model '%.80s', only '%.80s'", name, x->s->o.model);
 }
 
 static bool encode_prompt(const so_serving *sv, so_job *j, int i, so_err *err) {
     const so_api_prompt *p = &j->rq.prompts[i];
     if (j->rq.kind == SO_API_CHAT)
-        return so_chat_encode(sv->b->chat, j->rq.messages, j->rq.kwargs, &j->prompts[i], err) ==
-               SO_OK;
+        return so_chat_encode_to(sv->b->chat, j->rq.messages, j->rq.kwargs, j->rq.end,
+                                 &j->prompts[i], err) == SO_OK;
     if (p->ids) {
         so_tokens_append(&j->prompts[i], p->ids, p->n_ids);
         return true;
     }
-    return so_tokenizer_encode(sv->b->tok, p->text, SO_ENCODE_ADD_SPECIAL | SO_ENCODE_PARSE_SPECIAL,
-                               &j->prompts[i], err) == SO_OK;
+    unsigned flags = SO_ENCODE_PARSE_SPECIAL | (j->rq.add_special ? SO_ENCODE_ADD_SPECIAL : 0u);
+    return so_tokenizer_encode(sv->b->tok, p->text, flags, &j->prompts[i], err) == SO_OK;
 }
 
 static bool check_prompt(const so_serving *sv, const so_tokens *p, const char *field,
@@ -41,10 +42,10 @@ static bool check_prompt(const so_serving *sv, const so_tokens *p, const char *f
                            "'%s' is empty: the model needs at least one token", field);
     if (p->len >= (size_t)sv->n_room)
         return so_api_fail(e, 400, "context_length_exceeded", field,
-                           "this server's %s has %d tokens, '%s' %zu, and an answer needs room: "
+                           "'%s' has %zu tokens, but this server's %s holds %d with the answer: "
                            "shorten it, or raise the server's %s",
-                           sv->n_room < sv->eo.n_ctx ? "cache" : "context", sv->n_room, field,
-                           p->len, sv->n_room < sv->eo.n_ctx ? "--kv-pages" : "--ctx-size");
+                           field, p->len, sv->n_room < sv->eo.n_ctx ? "cache" : "context",
+                           sv->n_room, sv->n_room < sv->eo.n_ctx ? "--kv-pages" : "--ctx-size");
     for (size_t i = 0; i < p->len; i++)
         if (p->ids[i] < 0 || p->ids[i] >= n_vocab)
             return so_api_fail(e, 400, "invalid_prompt", field,
@@ -71,8 +72,9 @@ static bool encode_prompts(const so_serving *sv, so_job *j, so_api_error *e) {
     return true;
 }
 
-/* A few bytes of request must not make a gigabyte of answer: with `echo` every choice repeats what
- * was computed once. Tokens that are streamed come and go. */
+/* Bounds the logprobs of one response: with `echo` every choice repeats those of the prompt, so a
+ * small request could ask for gigabytes. Answer tokens that are streamed are not counted, since
+ * they are freed as they are sent. */
 static bool check_logprobs(const so_serving *sv, const so_job *j, so_api_error *e) {
     const so_api_request *rq = &j->rq;
     int64_t n_tokens = 0;
@@ -85,7 +87,7 @@ static bool check_logprobs(const so_serving *sv, const so_job *j, so_api_error *
     if (!rq->logprobs || total <= SO_API_MAX_LOGPROBS)
         return true;
     return so_api_fail(e, 400, "invalid_value", "logprobs",
-                       "%d answers with 'logprobs' of %d alternatives may hold %lld values: at "
+                       "%d answers with 'logprobs' of %d alternatives may have %lld values: at "
                        "most %d are allowed; lower n, max_tokens or the alternatives",
                        j->n_choices, rq->n_top, (long long)total, SO_API_MAX_LOGPROBS);
 }
@@ -99,90 +101,125 @@ static bool encode_prediction(const so_serving *sv, so_job *j, so_api_error *e) 
     return true;
 }
 
+/* A word is forbidden as the tokenizer writes it, with and without a space in front: the form at
+ * the start of a text and the form between words. */
+static bool encode_bad_words(const so_serving *sv, so_job *j, so_api_error *e) {
+    so_err err = {0};
+    j->bad_words = SO_NEW_N(so_tokens, 2 * j->rq.n_bad_words);
+    for (int i = 0; i < 2 * j->rq.n_bad_words; i++) {
+        so_buf text = {0};
+        so_str word = j->rq.bad_words[i / 2];
+        while (word.len > 0 && word.ptr[0] == ' ') {
+            word.ptr++;
+            word.len--;
+        }
+        so_buf_append_c(&text, i % 2 ? " " : "");
+        so_buf_append_str(&text, word);
+        so_tokens *to = &j->bad_words[j->n_bad_words];
+        int rc =
+            so_tokenizer_encode(sv->b->tok, so_buf_str(&text), SO_ENCODE_PARSE_SPECIAL, to, &err);
+        so_buf_free(&text);
+        if (rc != SO_OK)
+            return so_api_fail(e, 400, "invalid_value", "bad_words", "'bad_words': %s", err.msg);
+        j->n_bad_words += to->len > 0;
+    }
+    return true;
+}
+
+static bool check_stop_tokens(const so_serving *sv, const so_job *j, so_api_error *e) {
+    int n_vocab = so_model_hparams(sv->b->model)->n_vocab;
+    for (size_t i = 0; i < j->rq.n_stop_tokens; i++)
+        if (j->rq.stop_tokens[i] >= n_vocab)
+            return so_api_fail(e, 400, "invalid_value", "stop_token_ids",
+                               "'stop_token_ids' has %d: the vocabulary has ids 0 to %d",
+                               j->rq.stop_tokens[i], n_vocab - 1);
+    return true;
+}
+
 static bool prepare(so_exchange *x, so_job *j, so_api_error *e) {
     const so_serving *sv = so_worker_serving(x->s->worker);
     int most = sv->eo.n_parallel + x->s->o.n_queue;
     if (j->n_choices > most)
         return so_api_fail(e, 400, "invalid_value", "n",
-                           "%d answers at once are more than this server ever holds (%d)",
+                           "%d answers at once are more than this server can queue (%d)",
                            j->n_choices, most);
     j->spec_is_default = !j->rq.spec.drafter && j->rq.spec.enabled != 1;
     return check_model(x, j, e) &&
            so_api_choose_spec(&j->rq, &sv->spec, sv->eo.max_draft, &j->spec_text, &j->spec, e) &&
-           encode_prompts(sv, j, e) && check_logprobs(sv, j, e) && encode_prediction(sv, j, e);
+           encode_prompts(sv, j, e) && check_stop_tokens(sv, j, e) && encode_bad_words(sv, j, e) &&
+           check_logprobs(sv, j, e) && encode_prediction(sv, j, e);
 }
 
-static void wake(void *user) { MHD_resume_connection(user); }
+static void wake(void *user) { so_net_wake(user); }
 
-static void name_client(const so_exchange *x, char *out, size_t cap) {
-    const union MHD_ConnectionInfo *i =
-        MHD_get_connection_info(x->conn, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    so_client_name(i ? i->client_addr : NULL, out, cap);
-}
-
-static enum MHD_Result submit(so_exchange *x, so_job *j) {
+static void submit(so_exchange *x, so_job *j) {
     so_server *s = x->s;
     so_api_error e;
-    name_client(x, j->client, sizeof j->client);
+    snprintf(j->client, sizeof j->client, "%s", x->c->client);
     j->wake = wake;
-    j->wake_user = x->conn;
-    j->on_end = so_watch_ended;
+    j->wake_user = x->c;
+    j->on_end = so_watch_job_end;
     j->on_end_user = s;
     j->path = x->route->path;
     j->t_created_ns = x->t_start_ns;
-    so_watch_began(s);
+    so_watch_job_begin(s);
     if (so_worker_submit(s->worker, j, &x->retry_s) != SO_OK) {
         so_api_fail(&e, 429, "queue_full", NULL,
-                    "too many requests are waiting: try again in %d s (--queue %d, --parallel %d)",
-                    x->retry_s, s->o.n_queue, so_worker_serving(s->worker)->eo.n_parallel);
+                    "the queue is full: try again in %d s (--queue %d, --parallel %d)", x->retry_s,
+                    s->o.n_queue, so_worker_serving(s->worker)->eo.n_parallel);
         so_metrics_refused(s->metrics, "queue_full");
         j->on_end = NULL;
         so_job_release(j);
-        so_watch_unbegan(s);
-        return so_http_send_error(x, &e);
+        so_watch_job_abandon(s);
+        so_http_send_error(x, &e);
+        return;
     }
     x->job = j;
     so_watch_busy(s, x->c, j);
-    return so_route_resume(x);
+    so_route_resume(x);
 }
 
 static void note_ignored(so_exchange *x, const so_buf *names) {
     snprintf(x->ignored, sizeof x->ignored, "%s", so_buf_str(names).ptr);
 }
 
-static enum MHD_Result generate(so_exchange *x, so_api_kind kind) {
+static void generate(so_exchange *x, so_api_kind kind) {
     const so_serving *sv = so_worker_serving(x->s->worker);
     so_api_request rq;
     so_api_error e;
     if (!so_api_parse(kind, so_buf_str(&x->body), &sv->sample, &rq, &e)) {
         so_metrics_refused(x->s->metrics, "bad_request");
-        return so_http_send_error(x, &e);
+        so_http_send_error(x, &e);
+        return;
     }
-    so_buf_free(&x->body); /* it is in the request now, and answers may take long */
+    so_buf_free(&x->body); /* parsed: not needed while the answer is computed */
     note_ignored(x, &rq.ignored);
     so_job *j = so_job_create(&rq);
     if (!prepare(x, j, &e)) {
         so_metrics_refused(x->s->metrics, "bad_request");
         so_job_free(j);
-        return so_http_send_error(x, &e);
+        so_http_send_error(x, &e);
+        return;
     }
-    return submit(x, j);
+    submit(x, j);
 }
 
-static enum MHD_Result completions(so_exchange *x) { return generate(x, SO_API_COMPLETION); }
-static enum MHD_Result chat(so_exchange *x) { return generate(x, SO_API_CHAT); }
+static void completions(so_exchange *x) { generate(x, SO_API_COMPLETION); }
+static void chat(so_exchange *x) { generate(x, SO_API_CHAT); }
 
-static enum MHD_Result answer_whole(so_exchange *x) {
+static void answer_whole(so_exchange *x) {
     so_api_error e;
     so_buf body = {0};
     so_format f = so_http_format(x->s);
-    if (so_format_error(x->job, &e))
-        return so_http_send_error(x, &e);
+    if (so_format_error(x->job, &e)) {
+        so_http_send_error(x, &e);
+        return;
+    }
     so_format_answer(&f, x->job, &body);
-    return so_http_send(x, 200, "application/json", &body);
+    so_http_send(x, 200, "application/json", &body);
 }
 
-enum MHD_Result so_route_resume(so_exchange *x) {
+void so_route_resume(so_exchange *x) {
     so_job *j = x->job;
     so_api_error e;
     pthread_mutex_lock(&j->lock);
@@ -191,14 +228,15 @@ enum MHD_Result so_route_resume(so_exchange *x) {
     bool stream = j->rq.stream && !failed && j->state != SO_JOB_WAITING;
     if (!done && !stream) {
         j->asleep = true;
-        MHD_suspend_connection(x->conn);
+        so_net_sleep(x->c);
     }
     pthread_mutex_unlock(&j->lock);
     if (failed)
-        return so_http_send_error(x, &e);
-    if (stream)
-        return so_http_stream(x);
-    return done ? answer_whole(x) : MHD_YES;
+        so_http_send_error(x, &e);
+    else if (stream)
+        so_http_stream(x);
+    else if (done)
+        answer_whole(x);
 }
 
 /* --- the model --- */
@@ -219,27 +257,29 @@ static json_t *model_json(const so_server *s) {
     return o;
 }
 
-static enum MHD_Result models(so_exchange *x) {
-    return so_http_send_json(x, 200,
-                             json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(x->s)));
+static void models(so_exchange *x) {
+    so_http_send_json(x, 200,
+                      json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(x->s)));
 }
 
-static enum MHD_Result one_model(so_exchange *x) {
+static void one_model(so_exchange *x) {
     so_api_error e;
     const char *name = x->path + strlen("/v1/models/");
-    if (strcmp(name, x->s->o.model) == 0)
-        return so_http_send_json(x, 200, model_json(x->s));
+    if (strcmp(name, x->s->o.model) == 0) {
+        so_http_send_json(x, 200, model_json(x->s));
+        return;
+    }
     so_api_fail(&e, 404, "model_not_found", "model",
-                "the model '%.80s' is not served here: '%.80s' is", name, x->s->o.model);
-    return so_http_send_error(x, &e);
+                "this server has no model '%.80s', only '%.80s'", name, x->s->o.model);
+    so_http_send_error(x, &e);
 }
 
-static enum MHD_Result health(so_exchange *x) {
+static void health(so_exchange *x) {
     so_server_state s = so_server_get_state(x->s);
     so_worker_load l = so_worker_get_load(x->s->worker);
-    return so_http_send_json(x, s == SO_SERVER_READY ? 200 : 503,
-                             json_pack("{s:s, s:i, s:i}", "status", so_server_state_name(s),
-                                       "running", l.running, "waiting", l.waiting));
+    so_http_send_json(x, s == SO_SERVER_READY ? 200 : 503,
+                      json_pack("{s:s, s:i, s:i}", "status", so_server_state_name(s), "running",
+                                l.running, "waiting", l.waiting));
 }
 
 static json_t *sampling_json(const so_sample_params *p) {
@@ -257,17 +297,17 @@ static json_t *spec_json(const so_serving *sv) {
                      sv->eo.max_draft, "draft_model", sv->eo.draft != NULL);
 }
 
-static enum MHD_Result props(so_exchange *x) {
+static void props(so_exchange *x) {
     const so_serving *sv = so_worker_serving(x->s->worker);
     so_str tmpl = so_tokenizer_chat_template(sv->b->tok);
     json_t *text = json_stringn(tmpl.ptr, tmpl.len);
-    return so_http_send_json(x, 200,
-                             json_pack("{s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o}", "model",
-                                       model_json(x->s), "build", SO_VERSION, "system_fingerprint",
-                                       x->s->fingerprint, "parallel", sv->eo.n_parallel, "queue",
-                                       x->s->o.n_queue, "max_body", (json_int_t)x->s->o.max_body,
-                                       "sampling", sampling_json(&sv->sample), "speculative",
-                                       spec_json(sv), "chat_template", text ? text : json_null()));
+    so_http_send_json(x, 200,
+                      json_pack("{s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o}", "model",
+                                model_json(x->s), "build", SO_VERSION, "system_fingerprint",
+                                x->s->fingerprint, "parallel", sv->eo.n_parallel, "queue",
+                                x->s->o.n_queue, "max_body", (json_int_t)x->s->o.max_body,
+                                "sampling", sampling_json(&sv->sample), "speculative",
+                                spec_json(sv), "chat_template", text ? text : json_null()));
 }
 
 /* --- text and ids --- */
@@ -281,14 +321,16 @@ static json_t *piece_json(const so_tokenizer *t, int32_t id) {
     return o;
 }
 
-static enum MHD_Result tokenize(so_exchange *x) {
+static void tokenize(so_exchange *x) {
     const so_tokenizer *tok = so_worker_serving(x->s->worker)->b->tok;
     so_api_tokenize rq;
     so_api_error e;
     so_err err = {0};
     so_tokens ids = {0};
-    if (!so_api_parse_tokenize(so_buf_str(&x->body), &rq, &e))
-        return so_http_send_error(x, &e);
+    if (!so_api_parse_tokenize(so_buf_str(&x->body), &rq, &e)) {
+        so_http_send_error(x, &e);
+        return;
+    }
     unsigned flags = (rq.add_special ? SO_ENCODE_ADD_SPECIAL : 0u) |
                      (rq.parse_special ? SO_ENCODE_PARSE_SPECIAL : 0u);
     int rc = so_tokenizer_encode(tok, rq.text, flags, &ids, &err);
@@ -299,14 +341,16 @@ static enum MHD_Result tokenize(so_exchange *x) {
     note_ignored(x, &rq.ignored);
     so_tokens_free(&ids);
     so_api_tokenize_free(&rq);
-    if (rc == SO_OK)
-        return so_http_send_json(x, 200, json_pack("{s:o}", "tokens", list));
+    if (rc == SO_OK) {
+        so_http_send_json(x, 200, json_pack("{s:o}", "tokens", list));
+        return;
+    }
     json_decref(list);
     so_api_fail_err(&e, &err);
-    return so_http_send_error(x, &e);
+    so_http_send_error(x, &e);
 }
 
-static enum MHD_Result detokenize(so_exchange *x) {
+static void detokenize(so_exchange *x) {
     const so_tokenizer *tok = so_worker_serving(x->s->worker)->b->tok;
     so_tokens ids = {0};
     so_api_error e = {0};
@@ -326,15 +370,17 @@ static enum MHD_Result detokenize(so_exchange *x) {
     so_buf_free(&ignored);
     so_buf_free(&text);
     so_buf_free(&whole);
-    if (ok)
-        return so_http_send_json(x, 200, o);
+    if (ok) {
+        so_http_send_json(x, 200, o);
+        return;
+    }
     json_decref(o);
-    return so_http_send_error(x, &e);
+    so_http_send_error(x, &e);
 }
 
-/* --- the rest --- */
+/* --- metrics, page, preflight --- */
 
-static enum MHD_Result metrics(so_exchange *x) {
+static void metrics(so_exchange *x) {
     so_server *s = x->s;
     so_buf body = {0};
     so_worker_load l = so_worker_get_load(s->worker);
@@ -348,21 +394,19 @@ static enum MHD_Result metrics(so_exchange *x) {
                    .connections = so_watch_count(s),
                    .engine = l.engine};
     so_metrics_write(s->metrics, &g, &body);
-    return so_http_send(x, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
+    so_http_send(x, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
 }
 
-static enum MHD_Result page(so_exchange *x) {
-    return so_http_send_static(x, "text/html; charset=utf-8", so_page());
-}
+static void page(so_exchange *x) { so_http_send_static(x, "text/html; charset=utf-8", so_page()); }
 
-/* A browser asks before it lets another site's page send; add_headers says who may. */
-static enum MHD_Result preflight(so_exchange *x) { return so_http_send_preflight(x); }
+/* A browser sends this before it lets a page of another origin make a request. */
+static void preflight(so_exchange *x) { so_http_send_preflight(x); }
 
 static const so_route ROUTES[] = {
     {"POST", "/v1/chat/completions", chat, false, true},
     {"POST", "/v1/completions", completions, false, true},
     {"GET", "/v1/models", models, false, false},
-    {"GET", "/v1/models/", one_model, false, false}, /* and what follows */
+    {"GET", "/v1/models/", one_model, false, false}, /* with a name behind it */
     {"GET", "/health", health, true, false},
     {"GET", "/metrics", metrics, false, false},
     {"GET", "/props", props, false, true},

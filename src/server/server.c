@@ -1,8 +1,13 @@
-/* Lifecycle: a socket, the threads, the states, and the order in which everything ends.
+/* The server's lifecycle: the listening socket, the threads, the states, and the shutdown.
  *
- * The end: no new jobs; the engine finishes the running ones with an error, which resumes every
- * suspended connection; only then may the HTTP library be stopped (it aborts on suspended ones);
- * then the engine thread, then the housekeeper, who writes the last log lines. */
+ * Shutdown order:
+ *   1. the engine ends all jobs with an error, which wakes every sleeping connection
+ *   2. the HTTP threads end and all connections are closed (net.c frees no sleeping connection)
+ *   3. the engine thread ends
+ *   4. the housekeeper writes the last log lines and ends
+ *
+ * so_server_create and so_server_free belong to the thread that owns the server; the others may be
+ * called from any thread. */
 #include "server/server.h"
 
 #include <errno.h>
@@ -22,10 +27,6 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "server/impl.h"
-
-/* Nested JSON and templates are read by recursion, to depths that are bounded; the system's default
- * may be less than they need. */
-enum { THREAD_STACK = 8 << 20 };
 
 void so_server_defaults(so_server_opts *o) {
     *o = (so_server_opts){.host = "127.0.0.1",
@@ -64,13 +65,13 @@ void so_server_error(so_server *s, so_err *out) { so_worker_error(s->worker, out
 int so_server_fd(const so_server *s) { return s->event_fd; }
 int so_server_port(const so_server *s) { return s->port; }
 
-void so_server_poke(so_server *s) {
+void so_server_signal(so_server *s) {
     uint64_t one = 1;
     if (write(s->event_fd, &one, sizeof one) < 0)
-        so_log(SO_LOG_DEBUG, "eventfd: %s", strerror(errno)); /* full: it is readable already */
+        so_log(SO_LOG_DEBUG, "eventfd: %s", strerror(errno)); /* full, hence readable already */
 }
 
-static void on_state(void *user) { so_server_poke(user); }
+static void on_state(void *user) { so_server_signal(user); }
 
 void so_server_drain(so_server *s) {
     pthread_mutex_lock(&s->lock);
@@ -82,7 +83,9 @@ void so_server_drain(so_server *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* What decides the answers' bits: equal fingerprints give equal texts for equal seeds. */
+/* A hash of the version, the vocabulary, the model's shape and size and the type of the KV cache.
+ * Servers of one model file with equal fingerprints give equal texts for equal seeds. The weights
+ * themselves are not hashed: that would read the whole file at every start. */
 static void make_fingerprint(so_server *s, const so_serving *sv) {
     const so_hparams *hp = so_model_hparams(sv->b->model);
     so_buf b = {0};
@@ -112,12 +115,11 @@ static bool is_loopback(const struct sockaddr *a) {
                                     : ntohl(v4->sin_addr.s_addr) >> 24 == 127;
 }
 
-/* Whoever can reach the machine can use it: that must be meant. */
 static void warn_open(const so_server *s) {
     if (!s->on_loopback && !s->o.key)
         so_log(SO_LOG_WARN,
-               "--host %.100s without a key: whoever reaches this address may use the "
-               "server; give --api-key or SOOTH_API_KEY",
+               "--host %.100s without a key: anyone who can reach this address can use the "
+               "server; set --api-key or SOOTH_API_KEY",
                s->o.host);
 }
 
@@ -128,7 +130,7 @@ static int open_listener(const struct addrinfo *a, int *port) {
     int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* restarts serve at once */
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* a restart can bind at once */
     if (bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0 ||
         getsockname(fd, (struct sockaddr *)&at, &len) != 0) {
         int e = errno;
@@ -163,7 +165,7 @@ static int listen_at(so_server *s, so_err *err) {
     return SO_OK;
 }
 
-/* Descriptors for the connections and for files beside them; the connections are what gives. */
+/* Raises the limit of open files, and lowers max_connections if it is still too small. */
 static void fit_descriptors(so_server *s) {
     enum { OTHERS = 128 };
     struct rlimit r;
@@ -181,36 +183,6 @@ static void fit_descriptors(so_server *s) {
 
 /* --- threads --- */
 
-static void on_mhd_log(void *user, const char *fmt, va_list ap) {
-    char line[400];
-    (void)user;
-    vsnprintf(line, sizeof line, fmt, ap);
-    line[strcspn(line, "\r\n")] = '\0';
-    so_log(SO_LOG_DEBUG, "http: %s", line);
-}
-
-/* Twice the connections we mean to keep: those above are let in so that the quietest can be closed
- * for them, and the library shares the number out among its threads unevenly.
- *
- * poll() and not epoll: with epoll the library (0.9.75) waits again before it looks at what it has,
- * if exactly 128 connections of a thread have news at once, and then a crowd that hangs up together
- * blocks everybody until the timeout. */
-static int start_http(so_server *s, so_err *err) {
-    unsigned flags =
-        MHD_USE_POLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_IPv6;
-    s->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, so_http_handle, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL,
-        MHD_OPTION_LISTEN_SOCKET, s->listener, MHD_OPTION_THREAD_POOL_SIZE,
-        (unsigned)s->o.n_threads, MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->o.max_connections * 2,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->o.timeout_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)32768, MHD_OPTION_NOTIFY_CONNECTION, so_watch_notify, s,
-        MHD_OPTION_NOTIFY_COMPLETED, so_http_completed, s, MHD_OPTION_END);
-    if (!s->daemon)
-        return so_err_set(err, SO_EIO, "the HTTP library does not start: %s", strerror(errno));
-    s->listener = -1; /* the library's now */
-    return SO_OK;
-}
-
 static void start_worker(so_server *s) {
     so_worker_opts w = {.load = load,
                         .load_user = s,
@@ -224,7 +196,7 @@ static void start_worker(so_server *s) {
     pthread_cond_init(&s->tick, &attr);
     pthread_condattr_destroy(&attr);
     s->worker = so_worker_create(&w);
-    SO_ASSERT_OP(pthread_create(&s->keeper, NULL, so_watch_run, s), ==, 0);
+    SO_ASSERT_OP(pthread_create(&s->housekeeper, NULL, so_watch_run, s), ==, 0);
 }
 
 int so_server_create(const so_server_opts *o, so_server **out, so_err *err) {
@@ -248,7 +220,7 @@ int so_server_create(const so_server_opts *o, so_server **out, so_err *err) {
     s->metrics = so_metrics_create();
     fit_descriptors(s);
     start_worker(s);
-    rc = start_http(s, err);
+    rc = so_net_start(s, err);
     if (rc != SO_OK) {
         so_server_free(s);
         return rc;
@@ -268,14 +240,13 @@ void so_server_free(so_server *s) {
     if (!s)
         return;
     wait_for_jobs(s);
-    if (s->daemon)
-        MHD_stop_daemon(s->daemon);
+    so_net_stop(s);
     so_worker_free(s->worker);
     pthread_mutex_lock(&s->lock);
     s->quit = true;
     pthread_cond_signal(&s->tick);
     pthread_mutex_unlock(&s->lock);
-    pthread_join(s->keeper, NULL);
+    pthread_join(s->housekeeper, NULL);
     if (s->listener >= 0)
         close(s->listener);
     close(s->event_fd);
@@ -287,8 +258,8 @@ void so_server_free(so_server *s) {
 
 /* --- the service manager --- */
 
-/* By hand rather than through libsystemd: the protocol is one datagram. '@' begins a name in the
- * abstract space. */
+/* Without libsystemd: the protocol is one datagram. A name that begins with '@' is in the abstract
+ * namespace. */
 void so_notify(const char *state) {
     const char *path = so_env_notify_socket();
     struct sockaddr_un to = {.sun_family = AF_UNIX};

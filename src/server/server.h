@@ -1,46 +1,46 @@
 /* An OpenAI-compatible HTTP server over the engine.
  *
- *   HTTP threads        parse, check, encode, format; never compute
- *     │ jobs  ▲ wake
+ *   HTTP threads        parse, check, tokenize, format; never run the model (net.c, http.c)
+ *     │ jobs  ▲ wake-ups
  *     ▼       │
  *   engine thread       loads the model, steps the engine (worker.h)
- *   housekeeper         gone and slow clients, the log, the end of a drain (watch.c)
+ *   housekeeper         clients that left or are slow, log lines of jobs, drains (watch.c)
  *
- * It listens before the model is loaded, so that health checks have something to ask: until then
- * and while it drains, requests get 503 with Retry-After. */
+ * The server listens before the model is loaded, so health checks always get an answer. Until the
+ * model is loaded, and while the server drains, generation requests get 503 with Retry-After. */
 #ifndef SO_SERVER_SERVER_H
 #define SO_SERVER_SERVER_H
 
 #include "server/worker.h"
 
 typedef struct so_server_opts {
-    const char *host;         /* an address or a name */
-    int port;                 /* 0: any, see so_server_port */
-    const char *model;        /* its id in the API */
-    bool strict_model;        /* other names get 404 */
-    const char *key;          /* NULL: everybody may ask */
-    const char *cors;         /* allowed origin, "*": all; NULL: none but our own */
-    const char *const *hosts; /* names by which a server on loopback may be asked, beside its own */
+    const char *host;         /* address or name to listen on */
+    int port;                 /* 0: any free one, see so_server_port */
+    const char *model;        /* the model's id in the API */
+    bool strict_model;        /* requests that name another model get 404 */
+    const char *key;          /* API key; NULL: none is needed */
+    const char *cors;         /* other origin that is allowed, "*": all; NULL: none */
+    const char *const *hosts; /* further Host names that a server on loopback accepts */
     int n_hosts;
-    int n_queue;   /* answers that may wait */
-    int n_threads; /* for HTTP */
+    int n_queue;   /* most choices that wait */
+    int n_threads; /* HTTP threads */
     int max_connections;
     size_t max_body;
-    int timeout_s; /* for a request to arrive, for a client to take what is sent */
-    int drain_s;   /* how long running answers may take after so_server_drain */
+    int timeout_s; /* for a request to arrive, and for a client to read what is sent */
+    int drain_s;   /* for running answers to finish after so_server_drain */
     so_load_fn *load;
     void *load_user;
     bool log_json;
-    void (*log)(void *user, so_str line); /* a line per request, without its end; may be NULL */
+    void (*log)(void *user, so_str line); /* one line per request, without LF; may be NULL */
     void *log_user;
 } so_server_opts;
 
 void so_server_defaults(so_server_opts *o);
 
 typedef struct so_server so_server;
-/* Listens and begins to load. Strings of *o are borrowed. */
+/* Listens and starts to load the model. Strings in *o must outlive the server. */
 int so_server_create(const so_server_opts *o, so_server **out, so_err *err);
-/* Ends everything at once. */
+/* Ends running answers with an error, closes all connections, joins all threads. */
 void so_server_free(so_server *s);
 int so_server_port(const so_server *s);
 
@@ -48,18 +48,18 @@ typedef enum so_server_state {
     SO_SERVER_LOADING,
     SO_SERVER_READY,
     SO_SERVER_DRAINING,
-    SO_SERVER_DRAINED, /* nothing is left to do: free it */
+    SO_SERVER_DRAINED, /* no request is left: the server can be freed */
     SO_SERVER_FAILED,  /* the model could not be loaded */
 } so_server_state;
 so_server_state so_server_get_state(so_server *s);
 const char *so_server_state_name(so_server_state s);
-void so_server_error(so_server *s, so_err *out); /* of FAILED */
-/* Readable whenever the state may have changed (an eventfd: read it, then ask). */
+void so_server_error(so_server *s, so_err *out); /* why it is FAILED */
+/* An eventfd that is readable when the state may have changed: read it, then get the state. */
 int so_server_fd(const so_server *s);
-/* Refuses new work, lets what runs finish. */
+/* Refuses new requests and lets running ones finish. */
 void so_server_drain(so_server *s);
 
-/* Tells a service manager, if there is one (NOTIFY_SOCKET): "READY=1", "STOPPING=1", …. */
+/* Sends "READY=1", "STOPPING=1", … to the service manager if NOTIFY_SOCKET is set. */
 void so_notify(const char *state);
 
 #endif

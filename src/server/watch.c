@@ -1,17 +1,20 @@
-/* Connections, and what must be looked after while nobody asks.
+/* The register of connections, and the housekeeper thread that checks them.
  *
- * A suspended connection is not polled by the HTTP library, and one that trickles bytes never looks
- * idle to it. So every connection is registered here, and a housekeeper looks at them a few times a
- * second, as long as there are any:
+ * net.c does not poll a connection whose job is running, and a client that sends one byte a minute
+ * never looks idle to it. So every connection is registered here, and while there are any, the
+ * housekeeper checks all of them every TICK_MS:
  *
- * - busy with a job and hung up: the job is cancelled (a client that closes its sending side counts
- *   as gone);
- * - quiet for too long: closed, since no request came, or not all of it;
- * - too many: those that were quiet for longest are closed, so that a crowd of idle connections
- *   keeps nobody out for long.
+ * - the client has hung up while its job runs: the job is cancelled. Closing only the sending side
+ *   counts as hanging up;
+ * - no complete request within --timeout, or the client has not read for --timeout: closed;
+ * - more than --max-connections: the connections that were idle for longest are closed, so idle
+ *   connections cannot keep new clients out for long.
  *
- * It also writes the log lines of jobs, which end on either side, so that the engine thread never
- * waits for whoever reads the log; and it notices when a drain is over. */
+ * The housekeeper also writes the log lines of jobs, so that the engine thread never waits for the
+ * reader of the log, and it detects the end of a drain.
+ *
+ * It never closes a descriptor: it calls shutdown(), and net.c closes the connection when it sees
+ * the end of the stream. A connection in the register has an open descriptor. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -23,7 +26,7 @@
 
 #include "server/impl.h"
 
-enum { TICK_MS = 200, GRACE_MS = 2000, QUIET_MS = 500 };
+enum { TICK_MS = 200, GRACE_MS = 2000, QUIET_MS = 500, LINGER_MS = 2000 };
 
 void so_client_name(const struct sockaddr *a, char *out, size_t cap) {
     const void *ip = NULL;
@@ -38,7 +41,7 @@ void so_client_name(const struct sockaddr *a, char *out, size_t cap) {
 
 /* --- the register --- */
 
-/* A peer that vanished without a word is found out by the kernel's probes. */
+/* The kernel's probes detect a peer that vanished without closing its connection. */
 static void set_keepalive(int fd, int timeout_s) {
     int on = 1, idle = 30, every = 10, tries = 3, unacked = timeout_s * 1000;
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
@@ -48,17 +51,12 @@ static void set_keepalive(int fd, int timeout_s) {
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked, sizeof unacked);
 }
 
-/* shutdown() and not close(): the descriptor is the library's, which sees the end and closes it. */
 static void close_conn(so_conn *c) {
     c->closing = true;
     shutdown(c->fd, SHUT_RDWR);
 }
 
-static void add_conn(so_server *s, struct MHD_Connection *conn, void **context) {
-    const union MHD_ConnectionInfo *i =
-        MHD_get_connection_info(conn, MHD_CONNECTION_INFO_CONNECTION_FD);
-    so_conn *c = SO_NEW(so_conn);
-    c->fd = i ? i->connect_fd : -1;
+void so_watch_add(so_server *s, so_conn *c) {
     c->t_since_ns = so_clock_ns();
     set_keepalive(c->fd, s->o.timeout_s);
     pthread_mutex_lock(&s->lock);
@@ -69,10 +67,9 @@ static void add_conn(so_server *s, struct MHD_Connection *conn, void **context) 
     s->n_conns++;
     pthread_cond_signal(&s->tick);
     pthread_mutex_unlock(&s->lock);
-    *context = c;
 }
 
-static void remove_conn(so_server *s, so_conn *c) {
+void so_watch_remove(so_server *s, so_conn *c) {
     pthread_mutex_lock(&s->lock);
     *(c->prev ? &c->prev->next : &s->conns) = c->next;
     if (c->next)
@@ -84,19 +81,11 @@ static void remove_conn(so_server *s, so_conn *c) {
     free(c);
 }
 
-void so_watch_notify(void *cls, struct MHD_Connection *conn, void **context,
-                     enum MHD_ConnectionNotificationCode code) {
-    if (code == MHD_CONNECTION_NOTIFY_STARTED)
-        add_conn(cls, conn, context);
-    else if (*context)
-        remove_conn(cls, *context);
-}
-
-so_conn *so_watch_conn(struct MHD_Connection *conn) {
-    const union MHD_ConnectionInfo *i =
-        MHD_get_connection_info(conn, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    SO_ASSERT(i && i->socket_context);
-    return i->socket_context;
+so_conn *so_watch_first(so_server *s) {
+    pthread_mutex_lock(&s->lock);
+    so_conn *c = s->conns;
+    pthread_mutex_unlock(&s->lock);
+    return c;
 }
 
 int so_watch_count(so_server *s) {
@@ -113,7 +102,7 @@ static void set_busy(so_server *s, so_conn *c, bool busy, so_job *job) {
     so_job *old = c->job;
     c->job = job;
     c->busy = busy;
-    c->told = false;
+    c->cancel_sent = false;
     c->t_since_ns = so_clock_ns();
     pthread_mutex_unlock(&s->lock);
     if (old)
@@ -123,21 +112,31 @@ static void set_busy(so_server *s, so_conn *c, bool busy, so_job *job) {
 void so_watch_busy(so_server *s, so_conn *c, so_job *job) { set_busy(s, c, true, job); }
 void so_watch_quiet(so_server *s, so_conn *c) { set_busy(s, c, false, NULL); }
 
+void so_watch_linger(so_server *s, so_conn *c) {
+    pthread_mutex_lock(&s->lock);
+    c->lingering = true;
+    c->t_since_ns = so_clock_ns();
+    pthread_mutex_unlock(&s->lock);
+}
+
+void so_watch_progress(so_conn *c) { c->t_since_ns = so_clock_ns(); }
+void so_watch_blocked(so_conn *c, bool blocked) { c->blocked = blocked; }
+
 /* --- jobs --- */
 
-void so_watch_began(so_server *s) {
+void so_watch_job_begin(so_server *s) {
     pthread_mutex_lock(&s->lock);
     s->n_jobs++;
     pthread_mutex_unlock(&s->lock);
 }
 
-void so_watch_unbegan(so_server *s) {
+void so_watch_job_abandon(so_server *s) {
     pthread_mutex_lock(&s->lock);
     s->n_jobs--;
     pthread_mutex_unlock(&s->lock);
 }
 
-void so_watch_ended(void *server, so_job *job) {
+void so_watch_job_end(void *server, so_job *job) {
     so_server *s = server;
     pthread_mutex_lock(&s->lock);
     job->next = s->ended;
@@ -146,29 +145,29 @@ void so_watch_ended(void *server, so_job *job) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* --- the housekeeper --- */
+/* --- the housekeeper thread --- */
 
 static bool hung_up(int fd) {
     struct pollfd p = {.fd = fd, .events = POLLRDHUP};
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
 }
 
-/* Under the lock: a connection in the register is open. */
-static void look_at(so_server *s, so_conn *c, int64_t now) {
+/* Under the lock. */
+static void check_conn(so_server *s, so_conn *c, int64_t now) {
     if (c->closing)
         return;
-    if (c->busy) {
-        if (c->job && !c->told && hung_up(c->fd)) {
-            c->told = true;
-            c->job->cancelled = true; /* ends at the next step */
-        }
-    } else if (now - c->t_since_ns > (int64_t)s->o.timeout_s * 1000000000) {
-        close_conn(c);
+    if (c->busy && c->job && !c->cancel_sent && hung_up(c->fd)) {
+        c->cancel_sent = true;
+        c->job->cancelled = true; /* the engine ends it at the next step */
     }
+    int64_t limit_ms = c->lingering ? LINGER_MS : s->o.timeout_s * 1000LL;
+    if ((!c->busy || c->blocked) && now - c->t_since_ns > limit_ms * 1000000)
+        close_conn(c);
 }
 
-/* Under the lock. Newcomers have a moment to say what they want; the list has the newest first. */
-static void thin_out(so_server *s, int64_t now) {
+/* Under the lock. Walks from the oldest connection to the newest. A connection younger than
+ * QUIET_MS is kept: it may be about to send its request. */
+static void close_excess(so_server *s, int64_t now) {
     int excess = s->n_conns - s->o.max_connections, n = 0;
     so_conn *last = s->conns;
     for (so_conn *c = s->conns; c; c = c->next) {
@@ -195,7 +194,8 @@ static void write_log(so_server *s, so_job *list) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* When their time is up running answers are ended, and get a moment to be sent so. */
+/* After the drain timeout running answers are ended with an error; clients then have GRACE_MS to
+ * receive it. */
 static void check_drain(so_server *s) {
     bool hurry = false, over = false;
     pthread_mutex_lock(&s->lock);
@@ -210,11 +210,11 @@ static void check_drain(so_server *s) {
     if (hurry)
         so_worker_end_all(s->worker, "the server stopped before the answer was complete");
     if (over)
-        so_server_poke(s);
+        so_server_signal(s);
 }
 
-/* Sleeps a tick, or until something happens where there is nothing to look at. */
-static void rest(so_server *s) {
+/* Sleeps for one tick; without connections until it is signalled. */
+static void wait_tick(so_server *s) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += TICK_MS * 1000000L;
@@ -231,14 +231,14 @@ void *so_watch_run(void *server) {
     pthread_mutex_lock(&s->lock);
     for (int64_t t_looked = 0; !s->quit || s->ended;) {
         if (!s->ended && !s->quit)
-            rest(s);
+            wait_tick(s);
         so_job *ended = s->ended;
         s->ended = NULL;
         int64_t now = so_clock_ns();
         if (now - t_looked >= TICK_MS * 1000000LL) {
             for (so_conn *c = s->conns; c; c = c->next)
-                look_at(s, c, now);
-            thin_out(s, now);
+                check_conn(s, c, now);
+            close_excess(s, now);
             t_looked = now;
         }
         pthread_mutex_unlock(&s->lock);

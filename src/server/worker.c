@@ -1,12 +1,12 @@
 /* See worker.h.
  *
- *   loop:  1. take what was submitted (sleep here while there is nothing at all)
- *          2. hand new jobs to the engine, pass cancellations on
- *          3. one step
- *          4. count, free what has finished, wake who sleeps: once per step, not per token
+ *   loop:  1. take submitted jobs; sleep here if there is no job at all
+ *          2. submit their choices to the engine, forward cancellations
+ *          3. one engine step
+ *          4. update metrics, free finished requests, wake connections: once per step, not per token
  *
- * An error of one job is that job's. A pass that fails ends the requests that ran, each with the
- * error, and the loop goes on. */
+ * An error in one job ends only that job. A failed pass ends the requests that were running, each
+ * with the error, and the loop continues. */
 #include "server/worker.h"
 
 #include <stdio.h>
@@ -26,22 +26,23 @@ struct so_worker {
     /* behind the lock */
     so_worker_state state;
     so_err err;
-    so_job *queue; /* submitted, in order */
+    so_job *queue; /* submitted jobs, in order */
     int n_live;    /* choices submitted and not finished */
     int n_jobs;
-    bool quit, ending;
+    bool quit;
+    bool ending; /* all jobs end with the error `why` */
     char why[160];
-    double job_seconds;    /* of one choice: a moving average, for Retry-After */
+    double job_seconds;    /* moving average of a choice's time, for Retry-After */
     so_engine_stats stats; /* after the last step */
 
     /* engine thread */
     so_serving serving; /* constant from READY on */
     so_engine *engine;
-    so_job *live;
-    so_step_info step; /* the last one */
+    so_job *live;      /* jobs submitted to the engine */
+    so_step_info step; /* the last step */
 };
 
-/* --- from the engine --- */
+/* --- callbacks of the engine --- */
 
 static bool on_event(void *user, const so_event *ev) {
     so_choice *c = user;
@@ -53,7 +54,9 @@ static bool on_event(void *user, const so_event *ev) {
         c->finish = ev->finish;
         c->err = *so_request_error(ev->req);
         c->stats = *so_request_get_stats(ev->req);
-        c->who = so_figures_label(ev->req);
+        if (c->t_first_ns) /* the engine counts from submission, the API from arrival */
+            c->stats.ttft_ms = (double)(c->t_first_ns - j->t_created_ns) * 1e-6;
+        c->label = so_figures_label(ev->req);
         so_choice_trim_round(c);
         c->has_nonce = so_request_nonce(ev->req, &c->nonce);
     }
@@ -75,28 +78,34 @@ static void on_step(void *user, const so_step_info *s) {
     so_metrics_step(w->o.metrics, s);
 }
 
-/* --- into the engine --- */
+/* --- submission to the engine --- */
 
 static void request_opts(const so_worker *w, so_choice *c, so_request_opts *o) {
     so_job *j = c->job;
     const so_api_request *rq = &j->rq;
     const so_tokens *prompt = &j->prompts[c->prompt];
     int room = w->serving.n_room - (int)prompt->len;
-    *o = (so_request_opts){.prompt = prompt->ids,
-                           .n_prompt = (int)prompt->len,
-                           .continues = rq->kind == SO_API_COMPLETION,
-                           .sample = rq->sample,
-                           .max_tokens = rq->max_tokens > room ? -1 : rq->max_tokens,
-                           .priority = rq->priority,
-                           .ignore_end = rq->ignore_eos,
-                           .stops = rq->stops,
-                           .n_stops = rq->n_stops,
-                           .n_logprobs = rq->logprobs ? SO_MAX(rq->n_top, 1) : 0,
-                           .score_prompt = so_job_scores(j) && c == so_choice_scorer(c),
-                           .spec = j->spec,
-                           .on_event = on_event,
-                           .on_round = on_round,
-                           .user = c};
+    *o =
+        (so_request_opts){.prompt = prompt->ids,
+                          .n_prompt = (int)prompt->len,
+                          .continues = rq->kind == SO_API_COMPLETION || rq->end == SO_CHAT_CONTINUE,
+                          .sample = rq->sample,
+                          .max_tokens = rq->max_tokens > room ? -1 : rq->max_tokens,
+                          .priority = rq->priority,
+                          .ignore_end = rq->ignore_eos,
+                          .min_tokens = rq->min_tokens,
+                          .stop_tokens = rq->stop_tokens,
+                          .n_stop_tokens = (int)rq->n_stop_tokens,
+                          .bad_words = j->bad_words,
+                          .n_bad_words = j->n_bad_words,
+                          .stops = rq->stops,
+                          .n_stops = rq->n_stops,
+                          .n_logprobs = rq->logprobs ? SO_MAX(rq->n_top, 1) : 0,
+                          .score_prompt = so_job_scores(j) && c == so_choice_scorer(c),
+                          .spec = j->spec,
+                          .on_event = on_event,
+                          .on_round = on_round,
+                          .user = c};
     o->sample.seed = j->seed;
     o->has_nonce = rq->has_nonce;
     o->nonce = rq->nonce;
@@ -104,18 +113,18 @@ static void request_opts(const so_worker *w, so_choice *c, so_request_opts *o) {
     o->spec.expected = j->expected.ids;
     o->spec.n_expected = (int)j->expected.len;
     int n_vocab = so_model_hparams(w->serving.b->model)->n_vocab;
-    c->n_each = o->n_logprobs ? 1 + SO_MIN(o->n_logprobs, n_vocab) : 0; /* as the engine has it */
+    c->n_each = o->n_logprobs ? 1 + SO_MIN(o->n_logprobs, n_vocab) : 0; /* as in the engine */
 }
 
 static int submit_choice(so_worker *w, so_choice *c, so_err *err) {
     so_request_opts o;
     request_opts(w, c, &o);
     const so_request *first = so_choice_scorer(c)->req;
-    if (first && !o.has_nonce) /* one for all choices of a prompt: the choice is in every key */
+    if (first && !o.has_nonce) /* choices of a prompt share a nonce: the key has their number */
         o.has_nonce = so_request_nonce(first, &o.nonce);
     int rc = so_engine_submit(w->engine, &o, &c->req, err);
     if (rc == SO_ELIMIT && c->job->spec_is_default && o.spec.drafter) {
-        /* A draft model's context ends before the target's: nobody asked for the draft. */
+        /* The draft model's context is too short, and the request did not ask for the draft. */
         o.spec = (so_spec_opts){0};
         rc = so_engine_submit(w->engine, &o, &c->req, err);
     }
@@ -129,7 +138,7 @@ static void set_error(so_job *j, const so_err *err) {
     pthread_mutex_unlock(&j->lock);
 }
 
-/* All choices or none: what was submitted before one that failed is cancelled. */
+/* All choices or none: if one is refused, those submitted before it are dropped. */
 static void start_job(so_worker *w, so_job *j) {
     so_err err = {0};
     int rc = SO_OK;
@@ -194,7 +203,7 @@ static void end_choice(so_worker *w, so_choice *c) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* The engine thread alone writes tokens and finishes, so it may read them without the lock. */
+/* Reads tokens and finishes without the lock: only this thread writes them. */
 static void sweep_job(so_worker *w, so_job *j) {
     for (int i = 0; i < j->n_choices; i++) {
         so_choice *c = &j->choices[i];
@@ -227,7 +236,7 @@ static void sweep(so_worker *w) {
 
 /* --- the loop --- */
 
-/* Moves what was submitted to the live list; false when the thread is to end. */
+/* Moves submitted jobs to the live list. False: the thread is to end. */
 static bool take(so_worker *w, bool *ending, char why[160]) {
     pthread_mutex_lock(&w->lock);
     while (!w->queue && !w->live && !w->quit)
@@ -245,7 +254,7 @@ static bool take(so_worker *w, bool *ending, char why[160]) {
     for (so_job *j = fresh; j; j = j->next) {
         int n = j->n_choices;
         start_job(w, j);
-        if (j->n_done == n) { /* refused: its choices never ran */
+        if (j->n_done == n) { /* refused by the engine: its choices never run */
             pthread_mutex_lock(&w->lock);
             w->n_live -= n;
             pthread_mutex_unlock(&w->lock);
@@ -270,7 +279,7 @@ static void serve(so_worker *w) {
         pass_on_cancels(w, ending, why);
         if (w->live && so_engine_step(w->engine, &err) < 0)
             so_log(SO_LOG_ERROR, "a pass failed: %s", err.msg);
-        publish_stats(w); /* first: whoever is woken may ask for them */
+        publish_stats(w); /* before sweep(), which wakes clients that may read them */
         sweep(w);
     }
 }
@@ -280,8 +289,8 @@ static int room_of(so_worker *w) {
     return (int)SO_MIN(cache, w->serving.eo.n_ctx);
 }
 
-/* The server's own drafter may name files. They are opened for a request that never runs: what is
- * wrong with them is the operator's to know, at the start, and no client's. */
+/* The server's --spec may name files. A request that never runs makes the engine open them, so a
+ * bad file fails the start and not the first client's request. */
 static int check_spec(so_worker *w, so_err *err) {
     const int32_t token = 0;
     so_request *r = NULL;
@@ -332,7 +341,7 @@ static void *run(void *arg) {
     return NULL;
 }
 
-/* --- from outside --- */
+/* --- called by other threads --- */
 
 so_worker *so_worker_create(const so_worker_opts *o) {
     so_worker *w = SO_NEW(so_worker);
@@ -373,7 +382,8 @@ void so_worker_error(so_worker *w, so_err *out) {
 
 const so_serving *so_worker_serving(const so_worker *w) { return &w->serving; }
 
-/* When the queue will have moved: what waits, by what an answer takes. */
+/* Seconds until a place in the queue may be free: live choices times the time of one, shared by
+ * the parallel ones. */
 static int estimate_wait(const so_worker *w) {
     double s = w->job_seconds * (w->n_live + 1) / w->serving.eo.n_parallel;
     return s < 1 ? 1 : s > 60 ? 60 : (int)s;
@@ -397,7 +407,7 @@ int so_worker_submit(so_worker *w, so_job *j, int *retry_s) {
     }
     pthread_mutex_unlock(&w->lock);
     if (rc != SO_OK)
-        so_job_release(j); /* not the last one: the caller has its own */
+        so_job_release(j); /* the caller still has its own reference */
     return rc;
 }
 
@@ -412,7 +422,7 @@ void so_worker_end_all(so_worker *w, const char *why) {
 so_worker_load so_worker_get_load(so_worker *w) {
     pthread_mutex_lock(&w->lock);
     so_worker_load l = {.running = w->stats.running, .jobs = w->n_jobs, .engine = w->stats};
-    l.waiting = SO_MAX(w->n_live - l.running, 0); /* also what the engine has not seen yet */
+    l.waiting = SO_MAX(w->n_live - l.running, 0); /* includes jobs not yet taken */
     pthread_mutex_unlock(&w->lock);
     return l;
 }

@@ -91,12 +91,46 @@ int so_chat_render(const so_chat *c, const json_t *messages, const json_t *extra
     return render(c, messages, extra, add_generation_prompt, out, NULL, err);
 }
 
+static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+/* Cuts the text after the last message, found by its content without surrounding space, which
+ * templates may trim. The content's trailing space is kept if the template kept it. */
+static int cut_after_last(const json_t *messages, so_buf *text, so_err *err) {
+    const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    const json_t *content = json_object_get(last, "content");
+    const char *p = json_string_value(content), *at = NULL;
+    size_t n = json_string_length(content), n_trail = 0;
+    while (n > 0 && is_space(*p)) {
+        p++;
+        n--;
+    }
+    while (n > n_trail && is_space(p[n - 1 - n_trail]))
+        n_trail++;
+    n -= n_trail;
+    if (n == 0)
+        return so_err_set(err, SO_EINVAL, "the last message has no text to continue");
+    for (size_t i = text->len >= n ? text->len - n + 1 : 0; i-- > 0 && !at;)
+        if (memcmp(text->data + i, p, n) == 0)
+            at = text->data + i;
+    if (!at)
+        return so_err_set(err, SO_EINVAL,
+                          "the chat template changes the text of the last message, so it cannot "
+                          "be continued");
+    size_t end = (size_t)(at - text->data) + n;
+    if (text->len - end >= n_trail && memcmp(text->data + end, p + n, n_trail) == 0)
+        end += n_trail;
+    text->len = end;
+    return 0;
+}
+
 /* Adds BOS in front if the model requires one and the template wrote none. Not done by
  * SO_ENCODE_ADD_SPECIAL, which would also append EOS for models that add one. */
-int so_chat_encode(const so_chat *c, const json_t *messages, const json_t *extra, so_tokens *out,
-                   so_err *err) {
+int so_chat_encode_to(const so_chat *c, const json_t *messages, const json_t *extra,
+                      so_chat_end end, so_tokens *out, so_err *err) {
     so_buf text = {0}, from_data = {0};
-    int rc = render(c, messages, extra, true, &text, &from_data, err);
+    int rc = render(c, messages, extra, end == SO_CHAT_ASK, &text, &from_data, err);
+    if (rc == 0 && end == SO_CHAT_CONTINUE)
+        rc = cut_after_last(messages, &text, err);
     if (rc == 0) {
         int32_t bos = so_tokenizer_bos(c->tok);
         size_t before = out->len;
@@ -114,4 +148,9 @@ int so_chat_encode(const so_chat *c, const json_t *messages, const json_t *extra
     so_buf_free(&text);
     so_buf_free(&from_data);
     return rc;
+}
+
+int so_chat_encode(const so_chat *c, const json_t *messages, const json_t *extra, so_tokens *out,
+                   so_err *err) {
+    return so_chat_encode_to(c, messages, extra, SO_CHAT_ASK, out, err);
 }

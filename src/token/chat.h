@@ -22,4 +22,16 @@ int so_chat_render(const so_chat *c, const json_t *messages, const json_t *extra
 int so_chat_encode(const so_chat *c, const json_t *messages, const json_t *extra, so_tokens *out,
                    so_err *err);
 
+/* How a rendered conversation ends. */
+typedef enum so_chat_end {
+    SO_CHAT_ASK,      /* with the generation prompt: the model answers */
+    SO_CHAT_AS_IS,    /* after the last message */
+    SO_CHAT_CONTINUE, /* within the last message, right after its text: the model continues it */
+} so_chat_end;
+/* so_chat_encode with another ending. CONTINUE cuts the text as transformers'
+ * continue_final_message does; SO_EINVAL where the last message has no text or the template does
+ * not show it. */
+int so_chat_encode_to(const so_chat *c, const json_t *messages, const json_t *extra,
+                      so_chat_end end, so_tokens *out, so_err *err);
+
 #endif

@@ -152,7 +152,8 @@ static void test_drafts_that_do_not_fit(void **state) {
     expect(f, 1, "registered for 'seven'", RUN "--spec auto -md wrong.gguf");
     expect(f, 1, "is not downloaded yet", RUN "-md smollm2");
     so_tiny_write(path, &(so_tiny_opts){.registered = &key, .other_vocab = true});
-    expect(f, 1, "-md wrong.gguf does not fit -m deep.gguf: the draft model's vocabulary ", RUN "-md wrong.gguf");
+    expect(f, 1, "-md wrong.gguf does not fit -m deep.gguf: the draft model's vocabulary ",
+           RUN "-md wrong.gguf");
     expect(f, 1, "in the target and", RUN "-md wrong.gguf"); /* its file claims this vocabulary */
     expect(f, 1, "-md wrong.gguf does not fit -m deep.gguf: the draft model's vocabulary ",
            "sooth theory --measure -m deep.gguf -md wrong.gguf -n 8");

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A server under everything at once, for minutes: good requests, slow readers, resets, half-open sockets, garbage.
+"""Runs a server for minutes under good requests, slow readers, resets, half-open sockets and garbage, all at once.
 
     tests/live/soak.py --minutes 10 [-m smollm2] [--connections 32] [-- further options of `sooth serve`]
 
-Passes when every good request was answered as it is answered alone, nothing is stuck, all pages are back in the pool, and
-memory is flat after the warm-up. Exit 1 otherwise. SOOTH_BIN chooses the program: a build with the thread sanitizer, say.
-Without -m the tiny model of the tests is served.
+Passes if every good request gets the answer that it gets alone, no request hangs, all cache pages are free at the end, and
+memory does not grow after the warm-up; else exits with 1. SOOTH_BIN: the program, for example a thread-sanitizer build.
+Without -m it serves the tiny model of the tests.
 """
 import argparse
 import collections
@@ -27,7 +27,7 @@ WORDS = "the sea world or in he sea the hello who where water light blue wind st
 
 
 def make_requests(rng, n, size):
-    """Mixed lengths, temperatures, drafters, shared beginnings."""
+    """Requests of mixed lengths, temperatures and drafters; half of them share a prefix."""
     shared = " ".join(rng.choice(WORDS) for _ in range(size))
     for i in range(n):
         tail = " ".join(rng.choice(WORDS) for _ in range(rng.randrange(1, size)))
@@ -51,7 +51,7 @@ def scores(c):
 
 
 def texts(o):
-    """What must be the same each time: every choice's text, and its logprobs where they were asked for."""
+    """What must be equal each time: the text of every choice, and its logprobs if requested."""
     return [[c["message"]["content"] if "message" in c else c["text"], scores(c)] for c in o["choices"]]
 
 
@@ -86,7 +86,7 @@ class Soak:
         else:
             self.fail(f"request {i}: {got!r} instead of {self.want[i]!r}")
 
-    # --- what clients do ---
+    # --- kinds of clients ---
 
     def good(self, rng):
         i = rng.randrange(len(self.cases))
@@ -124,7 +124,7 @@ class Soak:
         return None
 
     def slow_reader(self, rng):
-        """Reads a little at a time; the answer is whole and right all the same."""
+        """Reads a little at a time; the answer must be complete and correct."""
         i = rng.randrange(len(self.cases))
         path, body = self.cases[i]
         c = self.s.raw(receive=1024, timeout=3600)
@@ -191,7 +191,7 @@ class Soak:
                     self.counts[other or kind.__name__] += 1
                 if other:
                     time.sleep(0.05)
-            except Exception as e:  # noqa: a failure is counted, the others go on
+            except Exception as e:  # noqa: counted; the other clients continue
                 self.fail(f"{kind.__name__}: {type(e).__name__} {str(e)[:300]}")
                 if self.s.process.poll() is not None:
                     return
@@ -230,7 +230,7 @@ def run(s, a):
         m = s.metrics()
         return m["sooth_requests_running"] == 0 and m["sooth_requests_waiting"] == 0 and m["sooth_kv_pages_used"] == 0
     try:
-        rig.eventually(idle, 20, "nothing runs, all pages are back")
+        rig.eventually(idle, 20, "nothing runs, all pages are free")
     except AssertionError as e:
         problems.append(str(e))
     settled = memory[len(memory) // 4:]

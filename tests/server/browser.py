@@ -1,10 +1,10 @@
-"""A headless Chromium, driven over the DevTools protocol with the standard library alone.
+"""A headless Chromium, driven over the DevTools protocol, using only the standard library.
 
     with Browser() as b:
         page = b.open("http://127.0.0.1:8080/", 1280, 900)
         page.eval("document.title")
 
-Everything the page asks for, says on its console and throws is kept: page.requests, page.problems.
+page.requests has every request of the page; page.problems its console messages and exceptions.
 """
 import base64
 import collections
@@ -19,7 +19,7 @@ import time
 
 
 def find():
-    """The program, or None."""
+    """The path of the program, or None."""
     for name in (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome"):
         if name and shutil.which(name):
             return shutil.which(name)
@@ -49,7 +49,7 @@ class WebSocket:
         self.s.sendall(head + mask + bytes(a ^ b for a, b in zip(data, repeated)))
 
     def receive(self, seconds):
-        """The next message, or None when none came in time."""
+        """The next message; None on timeout."""
         message = b""
         self.s.settimeout(seconds)
         while True:
@@ -115,7 +115,7 @@ class Page:
         return r["result"].get("value")
 
     def wait(self, code, seconds=60):
-        """Until the expression is true; its value."""
+        """Waits until the expression is true, and returns its value."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             value = self.eval(code)
@@ -125,7 +125,7 @@ class Page:
         raise RuntimeError(f"never became true: {code}; problems: {self.problems}")
 
     def key(self, key, code=None, text=None, modifiers=0):
-        """One key, pressed and let go; text where it types something."""
+        """Presses and releases one key; text: what it types."""
         base = {"key": key, "code": code or key, "modifiers": modifiers,
                 "windowsVirtualKeyCode": {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, " ": 32}.get(key, 0)}
         self.call("Input.dispatchKeyEvent", type="keyDown", **base, **({"text": text} if text else {}))
@@ -135,14 +135,14 @@ class Page:
         self.call("Input.insertText", text=text)
 
     def bodies(self, part):
-        """Bodies of the responses whose address contains part, oldest first."""
+        """Bodies of the responses whose URL contains part, oldest first."""
         out = []
         for rid, url in self.done.items():
             if part in url:
                 try:
                     r = self.call("Network.getResponseBody", requestId=rid)
                 except RuntimeError:
-                    continue  # a preflight or one that was stopped
+                    continue  # a preflight, or an aborted response
                 out.append(base64.b64decode(r["body"]).decode() if r["base64Encoded"] else r["body"])
         return out
 

@@ -1,9 +1,9 @@
-"""What the server's tests share: a server of our own on the tiny model, plain HTTP, and TAP.
+"""Shared by the server's tests: a server process on the tiny model, HTTP requests, TAP output.
 
     with Server("--queue", "2") as s:
         status, headers, body = s.post("/v1/completions", {"prompt": "he"})
 
-SOOTH_BIN names the program (default build/sooth); the tiny model is written by tests/server/tiny_model of the same build.
+SOOTH_BIN: the program under test (default build/sooth). tests/server/tiny_model of the same build writes the model.
 """
 import contextlib
 import glob
@@ -28,7 +28,7 @@ class Skip(Exception):
 
 
 def tiny_model(path, template=None, layers=0):
-    """Writes the tiny model with the helper that lies beside the program under test; a deep one is slow."""
+    """Writes the tiny model, with the helper of the same build as the program; more layers make it slower."""
     near = [os.path.join(os.path.dirname(SOOTH), "tests", "server", "tiny_model"),
             *glob.glob(os.path.join(ROOT, "build", "obj", "*-cc", "tests", "server", "tiny_model"))]
     tool = next((p for p in near if os.path.exists(p)), None)
@@ -38,7 +38,7 @@ def tiny_model(path, template=None, layers=0):
 
 
 def real_model(name):
-    """The file of a pulled model, or a skip."""
+    """The file of a pulled model; skips the test if there is none."""
     folders = [os.environ.get("SOOTH_MODELS", ""),
                os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "sooth", "models")]
     for folder in folders:
@@ -55,7 +55,7 @@ def free_port():
 
 
 class Server:
-    """A server process. wait=False: do not wait until it is ready."""
+    """A server process. wait=False: return before it is ready."""
 
     def __init__(self, *args, model=None, template=None, layers=0, wait=True, env=None, port=None):
         self.tmp = tempfile.TemporaryDirectory(prefix="sooth-test-")
@@ -147,7 +147,7 @@ class Server:
         return data
 
     def stream(self, path, body, headers=None):
-        """The events of a streamed answer, without [DONE], which must be the last."""
+        """The events of a streamed response; checks that [DONE] is the last, and leaves it out."""
         status, got, data = self.request("POST", path, {**body, "stream": True}, headers)
         assert status == 200 and got["content-type"].startswith("text/event-stream"), (status, data)
         events = data.decode().split("\n\n")
@@ -156,13 +156,13 @@ class Server:
         return [json.loads(e[6:]) for e in events]
 
     def metrics(self):
-        """Samples of /metrics as a dictionary from name with labels to value."""
+        """/metrics as a dictionary: name with labels → value."""
         text = self.get("/metrics")[2].decode()
         return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
                 for line in text.splitlines() if not line.startswith("#")}
 
     def raw(self, data=b"", receive=0, timeout=10):
-        """A bare connection that has sent data."""
+        """A socket connected to the server, with data sent."""
         s = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
         if receive:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
@@ -177,7 +177,7 @@ def http_bytes(path, body, more=""):
 
 
 def eventually(condition, seconds=60, what="condition"):
-    for _ in range(50 * seconds):  # turns, not a clock: a stopped machine has not waited
+    for _ in range(50 * seconds):  # counts turns, not seconds: a suspended machine must not use up the time
         if condition():
             return
         time.sleep(0.02)
@@ -185,13 +185,13 @@ def eventually(condition, seconds=60, what="condition"):
 
 
 def parallel(functions):
-    """Runs them at once; results in order, the first exception raised."""
+    """Runs the functions in threads; returns their results in order, or raises the first exception."""
     results, threads = [None] * len(functions), []
 
     def call(i, f):
         try:
             results[i] = (True, f())
-        except BaseException as e:  # noqa: handed to the caller
+        except BaseException as e:  # noqa: raised again below
             results[i] = (False, e)
     for i, f in enumerate(functions):
         threads.append(threading.Thread(target=call, args=(i, f)))
@@ -205,7 +205,7 @@ def parallel(functions):
 
 
 def main(tests):
-    """Runs test functions, speaks TAP."""
+    """Runs test functions and prints TAP."""
     only = sys.argv[1:]
     tests = [t for t in tests if not only or t.__name__ in only]
     print(f"1..{len(tests)}", flush=True)
@@ -216,7 +216,7 @@ def main(tests):
             print(f"ok {i} {test.__name__}", flush=True)
         except Skip as e:
             print(f"skip: {e}\nok {i} # SKIP {test.__name__}", flush=True)
-        except BaseException as e:  # noqa: a test must not stop the others
+        except BaseException as e:  # noqa: the other tests still run
             if isinstance(e, KeyboardInterrupt):
                 raise
             failed += 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The API as good clients use it: every endpoint, whole and streamed, fields one by one, figures that agree."""
+"""The API with well-formed requests: every endpoint, streamed and not, each field, and figures that agree with each other."""
 import os
 import shutil
 import subprocess
@@ -34,7 +34,7 @@ def shapes():
 
 
 def as_the_command():
-    """The same prompt, seed and settings: the same text and ids as `sooth run`."""
+    """The same prompt, seed and settings give the text of `sooth run`."""
     run = subprocess.run([*rig.RUNNER, rig.SOOTH, "run", "-m", os.path.join(S.tmp.name, "tiny.gguf"), "-p", "hello world",
                           "--json", "--ignore-eos", "-n", "24", "-s", "7", "--temp", "0.8"], check=True, env=S.env,
                          stdout=subprocess.PIPE, text=True)
@@ -67,7 +67,7 @@ def seeds_and_choices():
     a, b = S.ok(TEXT, text(n=3)), S.ok(TEXT, text(n=3))
     texts = [c["text"] for c in a["choices"]]
     assert texts == [c["text"] for c in b["choices"]] and len(set(texts)) == 3
-    assert S.ok(TEXT, text())["choices"][0]["text"] == texts[0]  # choice 0 is the answer of n = 1
+    assert S.ok(TEXT, text())["choices"][0]["text"] == texts[0]  # choice 0 equals the answer with n = 1
     many = S.ok(TEXT, text(prompt=["hello the sea", "he"], n=2))
     assert [c["index"] for c in many["choices"]] == [0, 1, 2, 3]
     assert [c["text"] for c in many["choices"][:2]] == texts[:2]
@@ -108,10 +108,93 @@ def sampling_fields():
     assert S.ok(TEXT, text(max_tokens=3))["usage"]["completion_tokens"] == 3
     assert S.ok(TEXT, text(max_completion_tokens=5))["usage"]["completion_tokens"] == 5
     assert S.ok(TEXT, {**text(), "max_tokens": None, "ignore_eos": True})["usage"]["completion_tokens"] == 16
-    long = S.ok(TEXT, text(max_tokens=100000))  # as much as fits
+    long = S.ok(TEXT, text(max_tokens=100000))  # as many as fit the context
     assert long["choices"][0]["finish_reason"] == "length" and long["usage"]["total_tokens"] == 256
     zero = S.ok(TEXT, text(max_tokens=0, echo=True))
     assert zero["choices"][0]["text"] == "hello the sea" and zero["usage"]["completion_tokens"] == 0
+
+
+def ids_of(words):
+    return S.ok("/tokenize", {"content": words})["tokens"]
+
+
+def token_ids(body):
+    """The ids of an answer, from its rounds."""
+    rounds = S.ok(TEXT, {**body, "sooth": {"rounds": True}})["choices"][0]["sooth"]["rounds"]
+    return [t["id"] for r in rounds for t in r["tokens"]]
+
+
+SPECS = ({"enabled": False}, {"drafter": "ngram", "length": 4}, {"drafter": "lookup,ngram"}, {"drafter": "random", "length": 3})
+
+
+def stop_tokens_and_min_tokens():
+    """stop_token_ids end an answer as an end token does; min_tokens delays every kind of end; the same with speculation."""
+    free = token_ids(text(max_tokens=40, speculative={"enabled": False}))
+    stop = free[12]
+    for spec in SPECS:
+        o = S.ok(TEXT, text(max_tokens=40, stop_token_ids=[stop], speculative=spec))
+        assert o["choices"][0]["finish_reason"] == "stop" and o["usage"]["completion_tokens"] == free.index(stop), spec
+    late = [token_ids(text(max_tokens=40, stop_token_ids=free[:3], min_tokens=20, speculative=spec)) for spec in SPECS]
+    assert all(ids == late[0] for ids in late) and len(late[0]) >= 20 and not set(free[:3]) & set(late[0])
+    hot = text(max_tokens=60, temperature=5, ignore_eos=False)
+    early = next(seed for seed in range(200) if S.ok(TEXT, {**hot, "seed": seed})["usage"]["completion_tokens"] < 10)
+    for name in ("min_tokens", "min_new_tokens"):
+        for spec in SPECS:
+            o = S.ok(TEXT, {**hot, "seed": early, name: 30, "speculative": spec})
+            assert o["usage"]["completion_tokens"] >= 30, o["usage"]
+    word = S.ok(TEXT, text(temperature=0))["choices"][0]["text"][2:5]
+    assert S.ok(TEXT, text(temperature=0, stop=word))["usage"]["completion_tokens"] < 10
+    o = S.ok(TEXT, text(temperature=0, stop=word, min_tokens=15))
+    assert o["usage"]["completion_tokens"] >= 15 and word in o["choices"][0]["text"]
+
+
+def bad_words():
+    """No form of a bad word is generated, of one token or several; the same with speculation."""
+    seen = set()
+    for seed in range(40):
+        body = text(max_tokens=60, temperature=0 if seed == 0 else 2, seed=seed)
+        free = token_ids({**body, "speculative": {"enabled": False}})
+        for n in (1, 2, 3):  # a span of tokens that the tokenizer gives for its text
+            spans = ((free[i:i + n], S.ok("/detokenize", {"tokens": free[i:i + n]})["content"].strip()) for i in range(60 - n))
+            word = next((w for span, w in spans if w and span in (ids_of(w), ids_of(" " + w))), None)
+            if word is None or n in seen:
+                continue
+            seen.add(n)
+            got = [token_ids({**body, "bad_words": [word, "qzqzqz"], "speculative": spec}) for spec in SPECS]
+            assert all(g == got[0] for g in got) and got[0] != free, (seed, word)
+            for form in (ids_of(word), ids_of(" " + word)):
+                assert not any(got[0][i:i + len(form)] == form for i in range(60)), (word, form)
+        if seen >= {1, 2}:
+            break
+    assert seen >= {1, 2}, seen
+    plain = S.ok(TEXT, text())["choices"]
+    assert S.ok(TEXT, text(bad_words=[]))["choices"] == plain == S.ok(TEXT, text(bad_words="qzqzqzqz"))["choices"]
+
+
+def continued_messages():
+    """continue_final_message: the prompt ends within the last message, as transformers renders it."""
+    with rig.Server(template="{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>\n{% endfor %}"
+                             "{% if add_generation_prompt %}<assistant>{% endif %}") as s:
+        ask = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": " the sea in "}]
+        for more, end in (({}, "</s>\n<assistant>"), ({"add_generation_prompt": False}, "</s>\n"),
+                          ({"continue_final_message": True}, ""), ({"continue_final_message": True, "add_generation_prompt": False}, "")):
+            chat_ = s.ok(CHAT, {"messages": ask, **BASE, **more})
+            raw = s.ok(TEXT, {"prompt": f"<user>hello</s>\n<assistant>the sea in{end}", **BASE})
+            assert chat_["usage"]["prompt_tokens"] == raw["usage"]["prompt_tokens"], (more, chat_["usage"], raw["usage"])
+            if more.get("continue_final_message"):
+                assert chat_["choices"][0]["message"]["content"] == raw["choices"][0]["text"]
+    with rig.Server(template="{% for m in messages %}[{{ m.content }}]{% endfor %}") as s:  # keeps the space
+        ask = [{"role": "user", "content": "the sea"}, {"role": "assistant", "content": "the sea "}]
+        chat_ = s.ok(CHAT, {"messages": ask, **BASE, "continue_final_message": True})
+        assert chat_["choices"][0]["message"]["content"] == s.ok(TEXT, {"prompt": "[the sea][the sea ", **BASE})["choices"][0]["text"]
+    with rig.Server(template="{% for m in messages %}{{ m.content | upper }}{% endfor %}") as s:
+        status, _, o = s.post(CHAT, {"messages": ask, **BASE, "continue_final_message": True})
+        assert status == 400 and "changes the text of the last message" in o["error"]["message"], o
+
+
+def special_tokens():
+    with_bos, without = (S.ok(TEXT, text(add_special_tokens=add))["usage"]["prompt_tokens"] for add in (True, False))
+    assert with_bos == without + 1 == S.ok(TEXT, text())["usage"]["prompt_tokens"]
 
 
 def logprobs():
@@ -130,13 +213,13 @@ def logprobs():
     lp = c["logprobs"]
     assert len(lp["tokens"]) == len(lp["token_logprobs"]) == len(lp["top_logprobs"]) == len(lp["text_offset"]) == 24
     assert max(lp["top_logprobs"][0].values()) == lp["token_logprobs"][0]
-    # what speculation guesses does not change the numbers
+    # speculation does not change the numbers
     off = S.ok(TEXT, text(logprobs=2, temperature=0, speculative={"enabled": False}))["choices"][0]
     assert off["logprobs"] == lp and off["text"] == c["text"]
 
 
 def echoed_logprobs():
-    """The prompt's own logprobs: the same numbers that its tokens have as an answer, whoever computed it before."""
+    """Logprobs of the prompt equal those that its tokens have as an answer, cached or not."""
     long = S.ok(TEXT, text(prompt="in the sea he or the world ", max_tokens=60, logprobs=3, temperature=0))["choices"][0]
     ids = S.ok("/tokenize", {"content": "in the sea he or the world ", "add_special": True})["tokens"]
     n = len(ids)
@@ -149,14 +232,14 @@ def echoed_logprobs():
         assert lp[name][n:] == long["logprobs"][name], name
     assert [o - lp["text_offset"][n] for o in lp["text_offset"][n:]] == long["logprobs"]["text_offset"]
     assert lp["text_offset"][n] == len("in the sea he or the world ") and lp["text_offset"] == sorted(lp["text_offset"])
-    # the answer, given as part of a prompt: its numbers again, and the pages of it are in the cache by now
+    # the answer as part of a prompt: the same numbers, though its pages are in the cache now
     answer = S.ok("/tokenize", {"content": whole["text"], "add_special": True})["tokens"]
     for most in (0, 0, 5):
         for prompt in (whole["text"], answer):
             again = S.ok(TEXT, text(prompt=prompt, max_tokens=most, logprobs=3, temperature=0, echo=True))
             got = again["choices"][0]["logprobs"]
             assert len(got["tokens"]) == len(answer) + most and got["token_logprobs"][:n] == lp["token_logprobs"][:n]
-            if len(answer) == n + 60:  # the text has the ids it was made of
+            if len(answer) == n + 60:  # tokenizing the text gives the generated ids
                 assert got["token_logprobs"][:n + 60] == lp["token_logprobs"] and got["top_logprobs"][:n + 60] == lp["top_logprobs"]
             assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     with rig.Server("--no-spec", "--batch-size", "3") as cold:
@@ -174,7 +257,7 @@ def echoed_logprobs():
 
 
 def chosen_among_alternatives():
-    """Completions: `logprobs` alternatives, and the token that was drawn, where it is none of them."""
+    """Completions: `logprobs` alternatives, and the sampled token if it is none of them."""
     lp = S.ok(TEXT, text(logprobs=1, temperature=3))["choices"][0]["logprobs"]
     assert any(len(top) == 2 for top in lp["top_logprobs"])
     for token, value, top in zip(lp["tokens"], lp["token_logprobs"], lp["top_logprobs"]):
@@ -190,14 +273,14 @@ def speculation_per_request():
         assert got["choices"] == want["choices"], spec
         if "drafter" in spec:
             assert got["spec"]["drafter"] == spec["drafter"]
-        if "length" in spec:  # else the planner decides, which may find that nothing pays
+        if "length" in spec:  # without it the planner may decide not to draft
             assert got["timings"]["draft_n"] > 0
     lenient = S.ok(TEXT, text(speculative={"drafter": "ngram", "length": 4, "verify": "lenient=0.5"}))
     assert lenient["spec"]["verify"] == "lenient=0.5" and lenient["spec"]["lossy"] is True
 
 
 def nonces():
-    """With `reject` answers report a nonce. It is the request's own where lengths are fixed, and sent back it replays the text."""
+    """With `reject`, answers report a nonce. With a fixed length it depends on the request only; sent back, it replays the text."""
     for spec in ({"enabled": False, "verify": "reject"}, {"drafter": "random", "length": 3, "verify": "match"}):
         assert S.ok(TEXT, text(speculative=spec, nonce=5))["nonce"] is None
     assert S.ok(TEXT, text(temperature=0, speculative={"drafter": "random", "length": 3, "verify": "reject"}))["nonce"] is None
@@ -208,15 +291,15 @@ def nonces():
         assert a["choices"] == b["choices"] and a["nonce"] == b["nonce"] and 0 < a["nonce"] < 2 ** 53
         for spec in (shared, free):
             assert S.ok(path, {**body, "speculative": spec})["nonce"] != S.ok(path, {**body, "speculative": spec})["nonce"]
-        for kind in (int, str, float):  # also as text, and as clients send numbers that they keep as doubles
+        for kind in (int, str, float):  # as a string too, and as a double
             again = S.ok(path, {**body, "speculative": fixed, "nonce": kind(a["nonce"])})
             assert again["nonce"] == a["nonce"] and again["choices"] == a["choices"], kind
-    # a new nonce is a new text, and a stream reports it with the last chunk of each choice
+    # another nonce gives another text; a stream reports the nonce in the last chunk of each choice
     assert S.ok(TEXT, text(speculative=fixed, nonce=1))["choices"] != S.ok(TEXT, text(speculative=fixed, nonce=2))["choices"]
     whole = S.ok(TEXT, text(n=2, speculative=fixed))
     ends = [e for e in S.stream(TEXT, text(n=2, speculative=fixed)) if e["choices"] and e["choices"][0]["finish_reason"]]
     assert [e["nonce"] for e in ends] == [whole["nonce"]] * 2 and [e["seed"] for e in ends] == [7, 7]
-    # several prompts: one for each
+    # several prompts: one nonce each
     many = S.ok(TEXT, text(prompt=["he", "sea"], n=2, speculative=fixed))
     a, b, c, d = (x["nonce"] for x in many["choices"])
     assert a == b != c == d and many["nonce"] == a
@@ -260,7 +343,7 @@ def rounds():
 
 
 def ends_in_mid_round():
-    """Guesses that stand behind a stop string count nowhere: not in the answer, its rounds, its usage or the counters."""
+    """Accepted guesses behind a stop string count nowhere: not in the answer, its rounds, its usage or the metrics."""
     plain = S.ok(CHAT, chat(max_tokens=60, temperature=0))
     answer = plain["choices"][0]["message"]["content"]
     stop = next(answer[i:i + 2] for i in range(12, 40) if answer[i:i + 2].isascii() and answer[i:i + 2] not in answer[:i + 1])
@@ -291,8 +374,39 @@ def ends_in_mid_round():
     assert grown("sooth_spec_decode_num_drafts_total") == sum(len(r["tree"]) > 1 for r in choice["sooth"]["rounds"])
 
 
+def rates_need_two_tokens():
+    """The first round counts as prompt time, so its tokens have no rate: null in the answer, absent from the log."""
+    for n in (0, 1, 2, 24):
+        o = S.ok(TEXT, text(max_tokens=n, speculative={"enabled": False}))
+        t = o["timings"]
+        assert (t["predicted_per_second"] is None) == (n < 2) and (t["ttft_ms"] is None) == (n == 0), t
+        line = S.wait_log(lambda line: line.get("id") == o["id"])
+        assert ("tokens_per_second" in line) == (n >= 2) and ("ttft_ms" in line) == (n > 0), line
+        if n:
+            assert 0 < t["ttft_ms"] and abs(line["ttft_ms"] - t["ttft_ms"]) < 0.001
+        if n >= 2:
+            want = 1000 * (n - 1) / t["predicted_ms"]
+            assert abs(t["predicted_per_second"] / want - 1) < 1e-6 and abs(line["tokens_per_second"] - want) < 0.01 + 1e-6 * want
+    answer = S.ok(TEXT, text(max_tokens=3, temperature=0))["choices"][0]["text"]
+    o = S.ok(TEXT, text(max_tokens=3, temperature=0, prediction={"type": "content", "content": answer}, speculative={"length": 8}))
+    assert o["spec"]["rounds"] > 1 or o["timings"]["predicted_per_second"] is None, o
+    both = S.ok(TEXT, text(n=2))  # the earliest first token of all choices
+    assert 0 < both["timings"]["ttft_ms"] <= S.wait_log(lambda line: line.get("id") == both["id"])["ms"]
+    ends = [e for e in S.stream(TEXT, text(n=2)) if e["choices"][0]["finish_reason"]]
+    assert all(e["timings"]["ttft_ms"] > 0 for e in ends)
+
+
+def long_drafter_names():
+    """`spec.drafter` is reported whole."""
+    name = ",".join(f"lookup(min={i})" for i in range(10, 22))
+    assert len(name) > 120
+    o = S.ok(TEXT, text(speculative={"drafter": name, "length": 2}))
+    assert o["spec"]["drafter"] == name
+    assert S.wait_log(lambda line: line.get("id") == o["id"])["drafter"] == name
+
+
 def prefix_cache():
-    """A prompt that was there before: the same answer, and it says how much it found."""
+    """A repeated prompt gets the same answer, which reports how many tokens were cached."""
     ask = text(prompt="in the sea he or the world " * 6)
     first, again = S.ok(TEXT, ask), S.ok(TEXT, ask)
     assert again["choices"] == first["choices"]
@@ -381,6 +495,6 @@ def unknown_fields():
 
 
 with rig.Server() as S:
-    rig.main([shapes, as_the_command, whole_equals_stream, seeds_and_choices, nonces, prompts_as_ids, content_parts, sampling_fields,
-              logprobs, echoed_logprobs, chosen_among_alternatives, speculation_per_request, prediction, rounds, ends_in_mid_round, prefix_cache, many_at_once, names, small_endpoints, metrics,
+    rig.main([shapes, as_the_command, whole_equals_stream, seeds_and_choices, nonces, prompts_as_ids, content_parts, sampling_fields, stop_tokens_and_min_tokens, bad_words, continued_messages, special_tokens,
+              logprobs, echoed_logprobs, chosen_among_alternatives, speculation_per_request, prediction, rounds, ends_in_mid_round, rates_need_two_tokens, long_drafter_names, prefix_cache, many_at_once, names, small_endpoints, metrics,
               access_log, unknown_fields])

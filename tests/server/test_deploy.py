@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The files of packaging/ at work: nginx in front of two replicas, the unit, the scrape configuration."""
+"""The files of packaging/ in use: nginx in front of two replicas, the systemd unit, the Prometheus configuration."""
 import os
 import re
 import shutil
@@ -55,11 +55,11 @@ def proxy():
             assert whole == want[0]["text"]
             page = {"Origin": f"http://127.0.0.1:{front.port}"}
             assert front.post(TEXT, ASK, headers=page)[0] == 200  # the page through the proxy
-            # four places in all, two in each: a full replica's 429 sends the request to the other
+            # two places in each replica: nginx sends a request that got 429 to the other one
             got = rig.parallel([lambda: front.post(TEXT, ASK)[0] for _ in range(4)])
             assert got == [200] * 4, got
             assert all(s.metrics()["sooth_generation_tokens_total"] > 0 for s in (a, b))
-            # a replica is told to stop, and one is killed: clients see neither
+            # one replica is stopped, the other killed: clients see no error
             a.process.send_signal(signal.SIGTERM)
             for _ in range(20):
                 assert front.ok(TEXT, ASK)["choices"] == want
@@ -71,7 +71,7 @@ def proxy():
 
 
 def streams_at_once():
-    """Tokens pass the proxy as they are made, not when the answer is complete."""
+    """Tokens pass the proxy as they are generated, not when the answer is complete."""
     nginx = tool("nginx")
     with rig.Server(layers=50) as a, rig.Server(layers=50) as b, Nginx(nginx, (a, b)) as front:
         front.wait_ready()
@@ -80,10 +80,10 @@ def streams_at_once():
         while b"data: " not in first:
             first += reader.recv(500)
         rig.eventually(lambda: a.metrics()["sooth_requests_running"] + b.metrics()["sooth_requests_running"] > 0,
-                       what="the answer is still being made when its first token has come through")
+                       what="the answer is still running when its first token has passed the proxy")
         reader.close()
         rig.eventually(lambda: a.metrics()["sooth_requests_running"] + b.metrics()["sooth_requests_running"] == 0,
-                       what="who left is noticed through the proxy")
+                       what="a client that left is noticed through the proxy")
 
 
 def unit():

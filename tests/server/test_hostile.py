@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Bad input: every case gets a defined answer, and others notice nothing: after each test a good request is answered as
-before, and nothing is left running."""
+"""Bad input: every case gets a defined answer and disturbs no other request. After each test a good request gets the same
+answer as before, and nothing is left running."""
 import json
+import os
+import re
 import resource
 import socket
 import struct
@@ -108,7 +110,7 @@ def out_of_range():
 
 
 def odd_values():
-    """Values that are neither plainly right nor wrong: each has one meaning, and none is silently another one."""
+    """Borderline values: each has one meaning or is refused; none is silently taken for another value."""
     for body, word in (({"best_of": 0}, "best_of"), ({"best_of": -5}, "best_of"), ({"prompt": ["he", []]}, "prompt[1]"),
                        ({"prompt": ["he", [99999999]]}, "prompt[1]"), ({"seed": 1.5}, "seed"), ({"seed": 1e300}, "seed"),
                        ({"nonce": -1}, "nonce"), ({"nonce": 2 ** 53}, "nonce"), ({"nonce": 0.5}, "nonce"), ({"nonce": "1x"}, "nonce"),
@@ -131,13 +133,13 @@ def odd_values():
         assert S.ok(TEXT, {**GOOD, **same})["choices"] == WANT, same
     ids = S.ok("/tokenize", {"content": "the sea", "add_special": True})["tokens"]
     assert S.ok(TEXT, {**GOOD, "prompt": [float(i) for i in ids]})["choices"] == WANT
-    most = S.ok(TEXT, {**GOOD, "max_tokens": 2 ** 31 - 1})  # as many as fit, which is what such clients mean
+    most = S.ok(TEXT, {**GOOD, "max_tokens": 2 ** 31 - 1})  # as many as fit the context
     assert most["usage"]["total_tokens"] == 256 and most["choices"][0]["finish_reason"] == "length"
     undisturbed()
 
 
 def unknown_inside():
-    """Unknown members of messages, of parts, and of the small endpoints are told, too; null and empty ones say nothing."""
+    """Unknown members of messages, of parts and of /tokenize and /detokenize are listed too; null and empty ones are not."""
     message = {"role": "user", "content": [{"type": "text", "text": "he", "cache_control": {"type": "x"}}], "weight": 1,
                "refusal": None, "tool_calls": [], "function_call": None, "name": "me"}
     status, headers, _ = S.post(CHAT, {"messages": [message], "max_tokens": 1})
@@ -150,7 +152,7 @@ def unknown_inside():
 
 
 def errors_name_fields():
-    """What only the engine can check is told in the client's words, not in those of the command line."""
+    """Errors of the engine name the field of the API, not the option of the command line."""
     for body, param in (({"logit_bias": {"99999999": 1}}, "logit_bias"), ({"prompt": [1, 99999999]}, "prompt"),
                         ({"speculative": {"drafter": "model"}}, "speculative.drafter"),
                         ({"speculative": {"drafter": "nonsense"}}, "speculative.drafter"),
@@ -163,7 +165,7 @@ def errors_name_fields():
 
 
 def small_cache():
-    """As many tokens as fit, where the cache is the narrower limit, too."""
+    """max_tokens is limited by the cache if that is smaller than the context."""
     with rig.Server("--kv-pages", "3", "--parallel", "2") as s:
         for most in (200, -1, 100000):
             o = s.ok(TEXT, {**GOOD, "max_tokens": most})
@@ -173,7 +175,7 @@ def small_cache():
 
 
 def too_many_logprobs():
-    """A small request cannot ask for an answer of gigabytes."""
+    """A small request cannot ask for gigabytes of logprobs."""
     with rig.Server(model=rig.real_model("smollm2")) as s:
         ids = [504] * 3000
         for more in ({"echo": True, "max_tokens": 0}, {"echo": True, "max_tokens": 0, "stream": True}, {"prompt": [504], "max_tokens": -1}):
@@ -183,7 +185,7 @@ def too_many_logprobs():
 
 
 def unsupported():
-    """What would change the answer is refused by name, not dropped."""
+    """Unsupported fields that would change the answer are refused by name."""
     tool = {"type": "function", "function": {"name": "f"}}
     for name, value in (("tools", [tool]), ("functions", [{"name": "f"}]), ("tool_choice", "required"), ("audio", {"voice": "x"}),
                         ("response_format", {"type": "json_object"}),
@@ -202,10 +204,56 @@ def unsupported():
     undisturbed()
 
 
+# Parameters of other servers: a value that changes the answer there, and the neutral value.
+REFUSED = {
+    "mirostat": (2, 0), "typical_p": (0.9, 1.0), "typ_p": (0.5, 1), "tfs_z": (0.5, 1), "top_a": (0.1, 0), "top_n_sigma": (1, -1),
+    "dry_multiplier": (0.8, 0), "xtc_probability": (0.5, 0.0), "dynatemp_range": (0.5, 0), "smoothing_factor": (0.3, 0),
+    "epsilon_cutoff": (3e-4, 0), "eta_cutoff": (3e-4, 0), "penalty_alpha": (0.6, 0), "encoder_repetition_penalty": (1.2, 1),
+    "guidance_scale": (2, 1), "cfg_scale": (3, 1), "negative_prompt": ("x", ""), "min_keep": (5, 1), "samplers": (["top_k"], []),
+    "sampler_order": ([1], []), "temperature_last": (True, False), "do_sample": (False, True), "penalize_nl": (False, True),
+    "no_repeat_ngram_size": (3, 0), "allowed_token_ids": ([1, 2], []), "logits_processors": (["x"], []), "sequence_bias": ([[[1], 2]], []),
+    "custom_logit_processor": ("x", ""), "use_beam_search": (True, False), "num_beams": (4, 1), "length_penalty": (2, 1),
+    "early_stopping": (True, False), "best_of": (3, 1), "grammar": ("root ::= x", ""), "json_schema": ({"a": 1}, {}),
+    "guided_json": ({"a": 1}, None), "guided_regex": ("a+", None), "guided_choice": (["a"], []), "guided_grammar": ("x", ""),
+    "structured_outputs": ({"json": {}}, {}), "structural_tag": ("x", None), "regex": ("a", ""), "ebnf": ("a", ""), "stop_regex": ("a", None),
+    "response_format": ({"type": "json_object"}, {"type": "text"}), "tools": ([{"type": "function"}], []), "suffix": ("x", ""),
+    "chat_template": ("{{ x }}", ""), "documents": ([{"text": "x"}], []), "prompt_embeds": ("x", None), "input_embeds": ([1], []),
+    "truncate_prompt_tokens": (5, None), "add_bos_token": (False, True), "lora": ([{"id": 0, "scale": 1}], []), "lora_path": ("x", None),
+    "reasoning_effort": ("high", "none"), "verbosity": ("low", "medium"), "thinking": ({"type": "enabled"}, {}),
+    "include_stop_str_in_output": (True, False), "skip_special_tokens": (False, True), "detokenize": (False, True),
+    "prompt_logprobs": (1, None), "return_tokens_as_token_ids": (True, False), "n_probs": (5, 0), "post_sampling_probs": (True, False),
+    "n_indent": (2, 0), "t_max_predict_ms": (5, 0), "sampling_params": ({"temperature": 0}, {}), "options": ({"seed": 1}, {})}
+
+
+def refused_parameters():
+    """Each is refused by name; its neutral value and null change nothing and are not listed as ignored."""
+    for name, (value, neutral) in REFUSED.items():
+        bad(TEXT, {**GOOD, name: value}, 400, f"'{name}'", "unsupported_parameter")
+        bad(CHAT, {"messages": MESSAGES, name: value}, 400, f"'{name}'", "unsupported_parameter")
+        for same in (neutral, None):
+            status, headers, o = S.post(TEXT, {**GOOD, name: same})
+            assert status == 200 and o["choices"] == WANT and "x-sooth-ignored" not in headers, (name, same, o)
+    source = open(os.path.join(rig.ROOT, "src/server/api_refused.c")).read().split("TABLE[] = {")[1].split("};")[0]
+    names, manual = re.findall(r'"(\w+)"', source), open(os.path.join(rig.ROOT, "docs/server.md")).read()
+    assert len(names) > 80 and all(f"`{name}`" in manual for name in names), [n for n in names if f"`{n}`" not in manual]
+    bad(CHAT, {"messages": MESSAGES, "echo": True}, 400, "'echo'")
+    bad(CHAT, {"messages": MESSAGES, "add_special_tokens": True}, 400, "'add_special_tokens'")
+    for name, value in (("min_tokens", -1), ("min_tokens", "5"), ("min_tokens", 31), ("stop_token_ids", 5), ("stop_token_ids", ["a"]),
+                        ("stop_token_ids", [-1]), ("stop_token_ids", [99999999]), ("stop_token_ids", [1] * 65), ("bad_words", 5),
+                        ("bad_words", [""]), ("bad_words", [5]), ("bad_words", ["x"] * 129), ("add_special_tokens", 1)):
+        bad(TEXT, {**GOOD, name: value}, 400, name)
+    user, bot = MESSAGES[0], {"role": "assistant", "content": "he"}
+    for body in ({"messages": [user], "continue_final_message": True}, {"messages": [user, {**bot, "content": " "}], "continue_final_message": True},
+                 {"messages": [user, bot], "continue_final_message": True, "add_generation_prompt": True},
+                 {"messages": [user, bot], "continue_final_message": 1}, {"messages": [user, bot], "add_generation_prompt": "no"}):
+        bad(CHAT, body, 400)
+    undisturbed()
+
+
 def oversize():
     status, headers, o = S.post(TEXT, b'{"prompt": "' + b"x" * (2 << 20) + b'"}')
     assert status == 413 and "--max-body" in o["error"]["message"], o
-    # chunked: the length is not announced
+    # chunked: the length is not known in advance
     c = S.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
     got = b""
     try:
@@ -218,7 +266,7 @@ def oversize():
     c.close()
     assert not got or b" 413 " in got, got
     c = S.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
-    for _ in range(160):  # a little too long: there is an answer
+    for _ in range(160):  # a little too long: read to its end, then answered
         c.sendall(b"2000\r\n" + b"x" * 0x2000 + b"\r\n")
     c.sendall(b"0\r\n\r\n")
     assert b" 413 " in c.recv(1000)
@@ -247,8 +295,210 @@ def broken_http():
     undisturbed()
 
 
+def answers(data, half_close=False, timeout=20):
+    """Sends raw bytes and parses all responses until the server closes: [(status, headers, body)]."""
+    c, got = S.raw(data, timeout=timeout), b""
+    if half_close:
+        c.shutdown(socket.SHUT_WR)
+    while part := c.recv(65536):
+        got += part
+    c.close()
+    found = []
+    while got:
+        head, got = got.split(b"\r\n\r\n", 1)
+        lines = head.decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+        assert lines[0].startswith("HTTP/1.1 ") and "html" not in headers.get("content-type", ""), head
+        n = int(headers.get("content-length", 0))
+        found.append((int(lines[0].split()[1]), headers, got[:n]))
+        got = got[n:]
+    return found
+
+
+def is_json_error(answer, status, code=None):
+    got, headers, body = answer
+    error = json.loads(body)["error"]
+    assert got == status and headers["content-type"] == "application/json", answer
+    assert headers["connection"] == "close" and error["message"] and error["type"] and error["code"], answer
+    assert code in (None, error["code"]), error
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+MALFORMED = [
+    (HEAD + b"Content-Length: -5\r\n\r\n{}", 400, "invalid_length"),
+    (HEAD + b"Content-Length: +5\r\n\r\n{}", 400, "invalid_length"),
+    (HEAD + b"Content-Length: 1e3\r\n\r\n{}", 400, "invalid_length"),
+    (HEAD + b"Content-Length: 5 5\r\n\r\n{}", 400, "invalid_length"),
+    (HEAD + b"Content-Length: 2, 2\r\n\r\n{}", 400, "invalid_length"),
+    (HEAD + b"Content-Length:\r\n\r\n{}", 400, "invalid_length"),
+    (HEAD + b"Content-Length: 99999999999999999999\r\n\r\n{}", 413, "body_too_large"),
+    (HEAD + b"Content-Length: 18446744073709551617\r\n\r\n{}", 413, "body_too_large"),
+    (HEAD + b"Content-Length: 9223372036854775807\r\n\r\n{}", 413, "body_too_large"),
+    (HEAD + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", 400, "ambiguous_length"),
+    (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, "ambiguous_length"),
+    (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 501, "unsupported_encoding"),
+    (HEAD + b"Transfer-Encoding: chunked, chunked\r\n\r\n", 501, "unsupported_encoding"),
+    (HEAD.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
+    (CHUNKED + b"zz\r\n", 400, "invalid_chunk"),
+    (CHUNKED + b"-1\r\n", 400, "invalid_chunk"),
+    (CHUNKED + b"5\r\nhelloX\r\n0\r\n\r\n", 400, "invalid_chunk"),
+    (CHUNKED + b"2\r\n{}\r\n\r\n0\r\n\r\n", 400, "invalid_chunk"),
+    (CHUNKED + b"2\n{}\n0\n\n", 400, "invalid_chunk"),
+    (CHUNKED + b"ffffffffffffffff\r\n{}", 400, "invalid_chunk"),
+    (CHUNKED + b"11111111111111111\r\n{}", 400, "invalid_chunk"),
+    (CHUNKED + b"2;" + b"x" * 50000 + b"\r\n", 400, "invalid_chunk"),
+    (CHUNKED + b"0\r\n" + b"T: x\r\n" * 20000, 400, "invalid_chunk"),
+    (b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n", 414, "uri_too_long"),
+    (b"A" * 20 + b" " + b"b" * 40000, 414, "uri_too_long"),
+    (b"GET / HTTP/1.1\r\nX: " + b"y" * 200000 + b"\r\n\r\n", 431, "headers_too_large"),
+    (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20000 + b"\r\n", 431, "headers_too_large"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 5460 + b"\r\n", 431, "headers_too_large"),  # complete, but too long
+    (b"GET / HTTP/9.9\r\n\r\n", 505, "unsupported_version"),
+    (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", 505, "unsupported_version"),
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "unsupported_version"),
+    (b"GET\r\n\r\n", 400, "invalid_http"),
+    (b"GET /\r\n\r\n", 400, "invalid_http"),
+    (b"garbage\r\n\r\n", 400, "invalid_http"),
+    (b"GET / HTTP/1.1 HTTP/1.1\r\n\r\n", 400, "invalid_http"),
+    (b"GET / a b HTTP/1.1\r\n\r\n", 400, "invalid_http"),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"x" * 200, 400, "invalid_http"),
+    (b"\0" * 5000, 400, "invalid_http"),
+    (bytes(range(1, 256)) * 50, 400, "invalid_http"),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\nNo colon\r\n\r\n", 400, "invalid_http"),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\n: empty\r\n\r\n", 400, "invalid_http"),
+    (b"GET /health HTTP/1.1\r\nHost : localhost\r\n\r\n", 400, "invalid_http"),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: b\r\n folded\r\n\r\n", 400, "invalid_http"),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: b\0c\r\n\r\n", 400, "invalid_http"),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: b\rc\r\n\r\n", 400, "invalid_http"),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400, "invalid_http"),
+    (b"GET /health%00foo HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "invalid_path"),
+    (b"GET /health%00 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "invalid_path"),
+    (b"GET /health\0foo HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "invalid_http"),
+]
+
+
+def malformed_http():
+    """A malformed request gets exactly one JSON error, then the connection is closed: alone, sent byte by byte, after good requests
+    on the same connection, and before a good one, which is not answered."""
+    good = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for data, status, code in MALFORMED:
+        for tail in (b"", good):
+            got = answers(data + tail)
+            assert len(got) == 1, (data[:100], got)
+            is_json_error(got[0], status, code)
+        got = answers(good + good + data)
+        assert [g[0] for g in got] == [200, 200, status], (data[:100], got)
+        is_json_error(got[2], status, code)
+        if len(data) < 400:
+            c, back = S.raw(), b""
+            for i in range(len(data)):
+                try:
+                    c.sendall(data[i:i + 1])
+                except OSError:  # refused and closed before all was sent
+                    break
+            try:
+                while part := c.recv(65536):
+                    back += part
+            except ConnectionResetError:
+                pass
+            c.close()
+            assert back.count(b"HTTP/1.1 ") == 1 and b'"code":"%s"' % code.encode() in back, (data[:100], back)
+    lines = [line for line in S.log() if line["path"] == "-"]
+    assert lines and all(line["method"] == "-" and line["status"] >= 400 for line in lines)
+    undisturbed()
+
+
+def odd_but_good_http():
+    """Unusual but valid HTTP, and valid HTTP with a bad request: each is answered, and the connection stays open."""
+    end = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    for data, status in ((b"\r\n\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+                         (b"GET /health HTTP/1.1\nHost: localhost\n\n", 200),
+                         (b"GET /health?a=%00&b HTTP/1.1\r\nHOST:localhost\r\n\r\n", 200),
+                         (b"GET /%68ealth HTTP/1.1\r\nHost: \t localhost:99 \t\r\n\r\n", 200),
+                         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc", 200),
+                         (b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 5000 + b"\r\n", 200),
+                         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: \xff\xfe\r\n\r\n", 200),
+                         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 200),
+                         (b"GET /health/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+                         (b"GET //health HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+                         (b"GET /../health HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+                         (b"GET ?health HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+                         (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+                         (b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+                         (b"BREW /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+                         (b"get /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+                         (b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+                         (b"GET /%0d%0aSet-Cookie:x HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+                         (b"GET /health HTTP/1.1\r\n\r\n", 400),
+                         (b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n", 403),
+                         (b"GET /health HTTP/1.1\r\nHost: \r\n\r\n", 403),
+                         (b"GET /health HTTP/1.1\r\nHost: [::1\r\n\r\n", 403),
+                         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nOrigin: null\r\n\r\n", 403),
+                         (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+                         (HEAD + b"Content-Length: 0\r\n\r\n", 400),
+                         (HEAD + b"Content-Length: 000000000000000000000000002\r\n\r\n{}", 400)):
+        got = answers(data + end)
+        assert [g[0] for g in got] == [status, 200], (data[:200], got)
+        assert status == 200 or json.loads(got[0][2])["error"]["code"], got
+        assert "connection" not in got[0][1] and got[1][1]["connection"] == "close", got
+    page = S.get("/")[2]
+    c = S.raw(b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    got = b""
+    while part := c.recv(65536):
+        got += part
+    assert got.endswith(b"\r\n\r\n") and b"Content-Length: %d\r\n" % len(page) in got, got
+    old = answers(b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" + b"GET /health HTTP/1.0\r\n\r\n")
+    assert [g[1]["connection"] for g in old] == ["keep-alive", "close"]
+    stream = exchange(rig.http_bytes(TEXT, {**GOOD, "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0"))  # no chunks, ends with the connection
+    assert b"chunked" not in stream and stream.endswith(b"data: [DONE]\n\n"), stream[-100:]
+    undisturbed()
+
+
+def pipelines_and_early_ends():
+    """Pipelined requests, bodies in one-byte chunks, and clients that leave at any byte."""
+    one = rig.http_bytes(TEXT, {**GOOD, "max_tokens": 2})
+    got = answers(one * 50 + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert [g[0] for g in got] == [200] * 51 and len({json.dumps(json.loads(g[2])["choices"]) for g in got[:50]}) == 1
+    body = json.dumps(GOOD).encode()
+    pieces = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"1\r\n%c\r\n" % b for b in body) + b"0\r\n\r\n"
+    whole = pieces + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert [g[0] for g in answers(whole)] == [200, 200]
+    for n in range(0, len(pieces), 7):  # a client that leaves after n bytes
+        c = S.raw(pieces[:n])
+        if n % 2:
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        c.close()
+    for n in (10, len(HEAD), len(HEAD) + 40):  # half a request, then the end: closed without an answer
+        assert answers(pieces[:n], half_close=True) == []
+    late = S.raw(HEAD + b"Content-Length: 5000000\r\n\r\n")  # answered after its body
+    for _ in range(50):
+        late.sendall(b"x" * 100000)
+    got = late.recv(65536)
+    assert got.startswith(b"HTTP/1.1 413 ") and b"Connection: close" in got, got
+    late.close()
+    flood = [S.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 1000) for _ in range(100)]
+    assert S.get("/health")[0] == 200
+    for c in flood:
+        c.close()
+    rig.eventually(lambda: S.metrics()["sooth_http_connections"] <= 2, what="they are closed")
+    undisturbed()
+
+
+def keys_of_all_kinds():
+    with rig.Server("--api-key", "secret") as s:
+        for value in (b"", b"Bearer", b"Bearer ", b"Bearer wrong", b"Bearer secretx", b"Bearer secre", b"Basic secret", b"secret",
+                      b"Bearer " + b"x" * 20000, b"Bearer \xff\xfe", b"Bearer secret\t x"):
+            c = s.raw(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: " + value + b"\r\n\r\n")
+            got = b""
+            while part := c.recv(65536):
+                got += part
+            assert got.startswith(b"HTTP/1.1 401 ") and b'"code":"invalid_api_key"' in got and b"secret" not in got, (value, got)
+        assert s.get("/v1/models", headers={"Authorization": "bearer   secret"})[0] == 200
+
+
 def exchange(data, end=b""):
-    """What comes back for raw bytes, until the server closes or `end` has come."""
+    """Sends raw bytes; returns what is received until the server closes or `end` was received."""
     c, got = S.raw(data, timeout=20), b""
     while part := c.recv(65536):
         got += part
@@ -259,7 +509,7 @@ def exchange(data, end=b""):
 
 
 def forms_of_http():
-    """Less usual requests that are right are answered, those with two meanings refused."""
+    """Less common forms of requests are answered, ambiguous ones refused."""
     good = rig.http_bytes(TEXT, GOOD, "Connection: close\r\n")
     body = good.split(b"\r\n\r\n", 1)[1]
     half = len(body) // 2
@@ -272,14 +522,14 @@ def forms_of_http():
     assert b" 400 " in exchange(good.replace(b"Content-Type", twice)).split(b"\r\n")[0]
     assert b" 400 " in exchange(chunked + b"Content-Length: 3\r\n\r\n" + pieces).split(b"\r\n")[0]
     assert b" 415 " in exchange(good.replace(b"Content-Type", b"Content-Encoding: gzip\r\nContent-Type")).split(b"\r\n")[0]
-    several = rig.http_bytes(TEXT, GOOD) + rig.http_bytes(TEXT, {**GOOD, "stream": True}) + good  # without waiting
+    several = rig.http_bytes(TEXT, GOOD) + rig.http_bytes(TEXT, {**GOOD, "stream": True}) + good  # pipelined
     got = exchange(several)
     assert got.count(b"HTTP/1.1 200 OK") == 3 and got.count(b"data: [DONE]") == 1, got
     undisturbed()
 
 
 def asks_before_sending():
-    """Expect: 100-continue: good requests are told to go on, bad ones why not, before their body."""
+    """Expect: 100-continue: good requests get 100, bad ones their error, before the body is sent."""
     head, body = rig.http_bytes(TEXT, GOOD, "Expect: 100-continue\r\n").split(b"\r\n\r\n", 1)
     c = S.raw(head + b"\r\n\r\n")
     assert c.recv(1000).startswith(b"HTTP/1.1 100 ")
@@ -293,7 +543,7 @@ def asks_before_sending():
 
 
 def template_bomb():
-    """A template that would loop or write for ever ends with an error that names it."""
+    """A template that would run or write without end fails with an error."""
     for bomb, word in (("{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}", "messages"),
                        ("{% for a in range(99999) %}{{ 'x' * 100000 }}{% endfor %}", "messages"),
                        ("{{ raise_exception('no such role here') }}", "no such role here")):
@@ -309,21 +559,21 @@ def template_bomb():
 def clients_that_leave():
     """Resets and hang-ups in mid-answer cancel the request, streamed or not."""
     long = {**GOOD, "max_tokens": 240, "n": 60}
-    with rig.Server("--threads", "1", layers=100) as s:  # the answer would take many seconds, if nobody left
+    with rig.Server("--threads", "1", layers=100) as s:  # without cancellation the answer would take many seconds
         for stream in (True, False):
             for i in range(4):
                 before = s.metrics()['sooth_requests_finished_total{reason="cancelled"}']
                 c = s.raw(rig.http_bytes(TEXT, {**long, "stream": stream}))
                 if stream:
                     c.recv(100)
-                else:  # a reset would take back a request that was not yet read
+                else:  # a reset discards a request that the server has not read yet
                     rig.eventually(lambda: s.metrics()["sooth_requests_running"] > 0, what="it runs")
-                if i % 2:  # a reset instead of a polite end
+                if i % 2:  # a reset instead of a close
                     c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 c.close()
                 rig.eventually(lambda: s.metrics()['sooth_requests_finished_total{reason="cancelled"}'] > before,
                                what="it is cancelled")
-                # nothing waits either: sixty more beside those that are being given up would be too many
+                # nothing waits either: 60 more choices would not fit the queue beside the cancelled ones
                 rig.eventually(lambda: s.metrics()["sooth_requests_running"] + s.metrics()["sooth_requests_waiting"] == 0,
                                what="nothing runs")
         s.wait_log(lambda line: line["status"] == 499 and line["finish"] == "cancelled")
@@ -356,16 +606,16 @@ def slow_and_silent_clients():
 
 
 def many_connections():
-    """Far more than the server keeps: they come and go, and a good request is answered meanwhile."""
+    """Far more connections than --max-connections: a good request is still answered."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     n = min(10000, hard - 200)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with rig.Server("--max-connections", "256") as s:
-        crowd = []
+        idle = []
         try:
             for i in range(n):
                 try:
-                    crowd.append(s.raw(b"GET /he" if i % 3 else b"", timeout=5))
+                    idle.append(s.raw(b"GET /he" if i % 3 else b"", timeout=5))
                 except OSError:
                     pass  # the backlog is full
                 if i % 2000 == 1999:
@@ -373,18 +623,18 @@ def many_connections():
             assert s.ok(TEXT, GOOD)["choices"] == WANT
             assert s.metrics()["sooth_http_connections"] <= 2 * 256
         finally:
-            for c in crowd:
+            for c in idle:
                 c.close()
         start = time.monotonic()
-        rig.eventually(lambda: s.metrics()["sooth_http_connections"] <= 2, what="the crowd is gone")
-        assert time.monotonic() - start < 30  # not by its timeout
+        rig.eventually(lambda: s.metrics()["sooth_http_connections"] <= 2, what="idle connections are closed")
+        assert time.monotonic() - start < 30  # before the timeout
         assert s.ok(TEXT, GOOD)["choices"] == WANT
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     undisturbed()
 
 
-def a_crowd_that_asks():
-    """More good requests at once than connections are kept quiet: all are answered."""
+def more_requests_than_connections():
+    """More requests at once than --max-connections: all are answered."""
     with rig.Server("--max-connections", "16", "--queue", "200") as s:
         got = rig.parallel([lambda: s.ok(TEXT, GOOD)["choices"] for _ in range(60)])
         assert all(g == WANT for g in got)
@@ -392,5 +642,5 @@ def a_crowd_that_asks():
 
 with rig.Server() as S:
     WANT = S.ok(TEXT, GOOD)["choices"]
-    rig.main([malformed_json, deep_nesting, wrong_types, out_of_range, odd_values, unknown_inside, errors_name_fields, small_cache, too_many_logprobs, unsupported, oversize, broken_http, forms_of_http, asks_before_sending, template_bomb,
-              clients_that_leave, slow_and_silent_clients, many_connections, a_crowd_that_asks])
+    rig.main([malformed_json, deep_nesting, wrong_types, out_of_range, odd_values, unknown_inside, errors_name_fields, small_cache, too_many_logprobs, unsupported, refused_parameters, oversize, broken_http, malformed_http, odd_but_good_http, pipelines_and_early_ends, keys_of_all_kinds, forms_of_http, asks_before_sending, template_bomb,
+              clients_that_leave, slow_and_silent_clients, many_connections, more_requests_than_connections])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The life of a server: before the model is there, under a key, when too many ask, when told to stop, after a kill."""
+"""A server's lifecycle: loading, access control, a full queue, drain, kill and restart."""
 import os
 import signal
 import socket
@@ -14,7 +14,7 @@ TEXT = "/v1/completions"
 LONG = {"prompt": "he", "ignore_eos": True, "max_tokens": 240, "seed": 1}
 
 
-def tells_the_manager():
+def notifies_service_manager():
     with tempfile.TemporaryDirectory(prefix="sooth-test-") as tmp:
         notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notify.bind(os.path.join(tmp, "notify"))
@@ -28,7 +28,7 @@ def tells_the_manager():
         notify.close()
 
 
-def loading_is_told():
+def loading_gets_503():
     model = rig.real_model("smollm2")
     with rig.Server(model=model, wait=False) as s:
         seen = set()
@@ -65,7 +65,7 @@ def bad_starts():
         for name in ("--alias", "--cors"):
             p = run("-m", model, "--port", "0", name, "")
             assert p.returncode == 2 and name in p.stderr, p.stderr
-        # a drafter that cannot be opened is the operator's mistake: told at the start, not to each client
+        # a drafter that cannot be opened fails the start, not each request
         for spec, word in (("model(/nowhere/d.gguf)", "/nowhere/d.gguf"), ("ngram,bigram(/nowhere/b)", "/nowhere/b"),
                            (f"bigram({model})", "not a table")):
             p = run("-m", model, "--port", "0", "--spec", spec)
@@ -77,8 +77,8 @@ def bad_starts():
     assert run().returncode == 2 and run("-m", "x", "--port", "99999").returncode == 2
 
 
-def open_to_all():
-    """An address that others reach, without a key, is warned of."""
+def warns_without_key():
+    """The server warns if other machines can reach it and there is no key."""
     for args, warned in ((("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False),
                          (("--host", "127.0.0.2"), False)):
         with rig.Server(*args, wait=False) as s:
@@ -123,7 +123,7 @@ def origins():
 
 
 def hosts():
-    """DNS rebinding: a foreign name that leads here, with the Origin that a browser sends then."""
+    """DNS rebinding: a foreign name that resolves to this machine, with the Origin that a browser would send."""
     def ask(s, host, **more):
         return s.post(TEXT, LONG, headers={"Host": host, **more})
     with rig.Server("--allow-host", "my.example") as s:
@@ -139,7 +139,7 @@ def hosts():
         for version, status in ((b"1.1", b"400"), (b"1.0", b"200")):  # without a Host
             with s.raw(b"GET /health HTTP/" + version + b"\r\nConnection: close\r\n\r\n") as c:
                 assert c.recv(64).split(b" ")[1] == status, version
-    with rig.Server("--api-key", "secret") as s:  # a key keeps the page out; a proxy may keep its name
+    with rig.Server("--api-key", "secret") as s:  # with a key any Host is accepted: the page does not have the key
         assert ask(s, "evil.example")[0] == 401
         assert ask(s, "proxy.example", Authorization="Bearer secret")[0] == 200
 
@@ -153,14 +153,14 @@ def full_queue():
             if status == 429:
                 assert int(headers["retry-after"]) >= 1 and o["error"]["type"] == "rate_limit_error"
         assert len({o["choices"][0]["text"] for status, _, o in results if status == 200}) == 1
-        status, _, o = s.post(TEXT, {**LONG, "n": 4})  # more than it ever holds: no use in trying again
+        status, _, o = s.post(TEXT, {**LONG, "n": 4})  # more than the queue can ever hold: 400, not 429
         assert status == 400 and o["error"]["param"] == "n"
         assert s.metrics()['sooth_requests_refused_total{reason="queue_full"}'] == codes.count(429)
         assert s.post(TEXT, LONG)[0] == 200
 
 
 def drain():
-    """A running answer is finished, a new one refused, the program ends with 0."""
+    """SIGTERM: a running answer is finished, and the program exits with 0."""
     with rig.Server("--parallel", "2") as s:
         reader = s.raw(rig.http_bytes(TEXT, {**LONG, "stream": True, "n": 2}))
         reader.recv(300)
@@ -174,7 +174,7 @@ def drain():
 
 
 def drain_signalled_twice():
-    """`timeout` and some supervisors send the same signal to the program and to its group: that is one order, not two."""
+    """`timeout` and some supervisors signal both the program and its process group: that counts as one signal."""
     with rig.Server("--parallel", "2", layers=32) as s:
         reader = s.raw(rig.http_bytes(TEXT, {**LONG, "stream": True}))
         data = reader.recv(300)
@@ -199,7 +199,7 @@ def drain_refuses():
         assert status == 503 and o["error"]["code"] == "draining" and "retry-after" in headers
         assert headers["connection"] == "close"
         time.sleep(0.5)
-        s.process.send_signal(signal.SIGTERM)  # the second one does not wait
+        s.process.send_signal(signal.SIGTERM)  # the second signal ends it at once
         s.process.wait(5)
         slow.close()
         s.process.returncode = 0
@@ -223,14 +223,14 @@ def killed_and_restarted():
             r.recv(10)
         s.process.kill()
         s.process.wait()
-        s.start()  # at once: the port is free again
+        s.start()  # the port can be bound again at once
         assert s.ok(TEXT, LONG)["choices"] == want
         for r in readers:
             r.close()
 
 
 def stops_while_busy():
-    """SIGTERM at many moments under load: the end is clean each time."""
+    """SIGTERM at various moments under load: a clean exit each time."""
     for delay in (0.0, 0.005, 0.02, 0.05):
         with rig.Server("--drain-timeout", "0") as s:
             stop = threading.Event()
@@ -239,7 +239,7 @@ def stops_while_busy():
                 while not stop.is_set():
                     try:
                         s.post(TEXT, {**LONG, "stream": True}, timeout=5)
-                    except Exception:  # noqa: it may end at any moment
+                    except Exception:  # noqa: the server may stop at any moment
                         return
             threads = [threading.Thread(target=client) for _ in range(6)]
             for t in threads:
@@ -252,5 +252,5 @@ def stops_while_busy():
                 t.join()
 
 
-rig.main([tells_the_manager, loading_is_told, bad_starts, open_to_all, keys, origins, hosts, full_queue, drain, drain_signalled_twice, drain_refuses, drain_timeout,
+rig.main([notifies_service_manager, loading_gets_503, bad_starts, warns_without_key, keys, origins, hosts, full_queue, drain, drain_signalled_twice, drain_refuses, drain_timeout,
           killed_and_restarted, stops_while_busy])

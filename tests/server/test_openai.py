@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""PyPI's openai and curl as clients, as their users write it. SOOTH_OPENAI_PYTHON names a Python that has openai, if this
-one has not."""
+"""The openai package from PyPI and curl as clients. SOOTH_OPENAI_PYTHON: a Python that has openai, if this one does not."""
 import json
 import os
 import shutil
@@ -71,7 +70,7 @@ def choices_and_seeds():
 
 def predicted_outputs():
     plain = client().chat.completions.create(model="any", messages=ASK, max_tokens=50, temperature=0, **MORE)
-    fixed = {"extra_body": {**MORE.get("extra_body", {}), "speculative": {"length": 4}}}  # not as the planner finds it worth
+    fixed = {"extra_body": {**MORE.get("extra_body", {}), "speculative": {"length": 4}}}  # a fixed length, so that there are guesses
     told = client().chat.completions.create(model="any", messages=ASK, max_tokens=50, temperature=0, **{**MORE, **fixed}, prediction={
         "type": "content", "content": plain.choices[0].message.content})
     assert told.choices[0].message.content == plain.choices[0].message.content

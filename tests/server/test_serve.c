@@ -1,5 +1,5 @@
-/* A server within the test's own process, so that the sanitizers see both sides: threads, wake-ups,
- * cancellations, the end. What the API means is tested by scripts; here it is who touches what. */
+/* A server within the test's own process, so that the sanitizers see all threads: wake-ups,
+ * cancellations, shutdown. The scripts test the API; this tests memory and threads. */
 #include "so_test.h"
 
 #include <arpa/inet.h>
@@ -20,8 +20,8 @@ typedef struct rig {
     char *dir;
     so_bundle b;
     so_server *s;
-    _Atomic int n_lines; /* of the log */
-    bool fail;           /* loading is to fail */
+    _Atomic int n_lines; /* log lines */
+    bool fail;           /* loading the model fails */
 } rig;
 
 static int load(void *user, so_serving *out, so_err *err) {
@@ -94,7 +94,7 @@ static int dial(const rig *r) {
     return fd;
 }
 
-static void ask(int fd, const char *path, const char *body) {
+static void send_request(int fd, const char *path, const char *body) {
     char head[256];
     int n = snprintf(head, sizeof head,
                      "POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: "
@@ -104,8 +104,8 @@ static void ask(int fd, const char *path, const char *body) {
     assert_int_equal(send(fd, body, strlen(body), MSG_NOSIGNAL), strlen(body));
 }
 
-/* All that comes until the server closes. */
-static void listen_to(int fd, so_buf *out) {
+/* Receives until the server closes the connection. */
+static void receive_all(int fd, so_buf *out) {
     char part[4096];
     for (ssize_t n; (n = recv(fd, part, sizeof part, 0)) > 0;)
         so_buf_append(out, part, (size_t)n);
@@ -114,8 +114,8 @@ static void listen_to(int fd, so_buf *out) {
 
 static void get_answer(const rig *r, const char *path, const char *body, so_buf *out) {
     int fd = dial(r);
-    ask(fd, path, body);
-    listen_to(fd, out);
+    send_request(fd, path, body);
+    receive_all(fd, out);
 }
 
 #define TEXT "/v1/completions"
@@ -123,7 +123,7 @@ static void get_answer(const rig *r, const char *path, const char *body, so_buf 
     "{\"prompt\": \"the sea\", \"ignore_eos\": true, \"max_tokens\": 20, \"seed\": 3, \"n\": 2, " \
     "\"logprobs\": 2, \"sooth\": {\"rounds\": true}"
 
-/* The texts of the choices, which is what must not depend on who else asks. */
+/* The texts of all choices: they must not depend on other requests. */
 static void texts_of(const so_buf *answer, so_buf *out) {
     const char *body = strstr(so_buf_str(answer).ptr, "\r\n\r\n");
     json_error_t e;
@@ -151,7 +151,7 @@ typedef struct client {
     so_str want;
 } client;
 
-/* By turns: whole, streamed, hung up on at once, hung up on in the middle, nonsense. */
+/* In turn: not streamed, streamed, hang up at once, hang up in the middle, invalid. */
 static void *run_client(void *arg) {
     client *c = arg;
     char part[64];
@@ -170,12 +170,12 @@ static void *run_client(void *arg) {
             break;
         case 2:
             fd = dial(c->r);
-            ask(fd, TEXT, GOOD "}");
+            send_request(fd, TEXT, GOOD "}");
             close(fd);
             break;
         case 3:
             fd = dial(c->r);
-            ask(fd, TEXT, GOOD ", \"stream\": true}");
+            send_request(fd, TEXT, GOOD ", \"stream\": true}");
             recv(fd, part, sizeof part, 0);
             close(fd);
             break;
@@ -219,15 +219,15 @@ static void test_many_clients(void **state) {
     close_rig(&r);
 }
 
-static void *keep_asking(void *arg) {
+static void *send_repeatedly(void *arg) {
     const rig *r = arg;
     struct timeval limit = {.tv_sec = 120};
     for (int i = 0; i < 3; i++) {
         so_buf out = {0};
         int fd = dial(r);
         setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-        ask(fd, TEXT, GOOD ", \"stream\": true, \"max_tokens\": 200}");
-        listen_to(fd, &out);
+        send_request(fd, TEXT, GOOD ", \"stream\": true, \"max_tokens\": 200}");
+        receive_all(fd, &out);
         so_buf_free(&out);
         if (so_server_get_state(r->s) != SO_SERVER_READY)
             break;
@@ -235,7 +235,8 @@ static void *keep_asking(void *arg) {
     return NULL;
 }
 
-/* Freed while answers run: every suspended connection is woken, nothing is lost or used again. */
+/* Drained with timeout 0 while answers run: every sleeping connection is woken, and nothing leaks
+ * or is used after free. */
 static void test_sudden_end(void **state) {
     (void)state;
     for (int round = 0; round < 4; round++) {
@@ -247,25 +248,25 @@ static void test_sudden_end(void **state) {
         open_rig(&r, &o);
         assert_int_equal(wait_while(r.s, SO_SERVER_LOADING), SO_SERVER_READY);
         for (int i = 0; i < 6; i++)
-            assert_int_equal(pthread_create(&threads[i], NULL, keep_asking, &r), 0);
+            assert_int_equal(pthread_create(&threads[i], NULL, send_repeatedly, &r), 0);
         usleep(20000 + 15000u * (unsigned)round);
         so_server_drain(r.s);
         assert_int_equal(wait_while(r.s, SO_SERVER_DRAINING), SO_SERVER_DRAINED);
-        /* clients are let go before the server is freed under them */
+        /* join the clients before the server is freed */
         for (int i = 0; i < 6; i++)
             pthread_join(threads[i], NULL);
         close_rig(&r);
     }
 }
 
-static void test_ends_before_it_began(void **state) {
+static void test_free_while_loading(void **state) {
     (void)state;
     rig r = {0};
     so_server_opts o;
     so_err err = {0};
     so_server_defaults(&o);
     open_rig(&r, &o);
-    close_rig(&r); /* perhaps while loading */
+    close_rig(&r); /* possibly while loading */
     r = (rig){.fail = true};
     open_rig(&r, &o);
     assert_int_equal(wait_while(r.s, SO_SERVER_LOADING), SO_SERVER_FAILED);
@@ -278,13 +279,12 @@ static void test_ends_before_it_began(void **state) {
     close_rig(&r);
 }
 
-/* --- a job by itself --- */
+/* --- a job without a server --- */
 
 static void count_wake(void *user) { (*(int *)user)++; }
 
-/* Tokens wake a stream each time it sleeps; an answer that is sent whole is woken once, at its end.
- */
-static void test_whole_answers_sleep_to_their_end(void **state) {
+/* New tokens wake a stream each time it sleeps; a job without `stream` is woken once, at its end. */
+static void test_unstreamed_jobs_wake_once(void **state) {
     (void)state;
     static const char *const bodies[] = {"{\"prompt\": \"x\"}",
                                          "{\"prompt\": \"x\", \"stream\": true}"};
@@ -308,7 +308,7 @@ static void test_whole_answers_sleep_to_their_end(void **state) {
         j->asleep = true;
         so_job_notify(j, &step, true);
         assert_int_equal(n_wakes, stream ? 6 : 1);
-        so_job_notify(j, &step, true); /* awake: nobody is woken twice */
+        so_job_notify(j, &step, true); /* already awake: not woken again */
         assert_int_equal(n_wakes, stream ? 6 : 1);
         so_job_release(j);
     }
@@ -318,8 +318,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many_clients),
         cmocka_unit_test(test_sudden_end),
-        cmocka_unit_test(test_ends_before_it_began),
-        cmocka_unit_test(test_whole_answers_sleep_to_their_end),
+        cmocka_unit_test(test_free_while_loading),
+        cmocka_unit_test(test_unstreamed_jobs_wake_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* Writes the tiny model of the tests to a file, for tests that are scripts.
  *
- *   tiny_model FILE [TEMPLATE [LAYERS]]      TEMPLATE '' is the model's own
+ *   tiny_model FILE [TEMPLATE [LAYERS]]      TEMPLATE '': the default one
  */
 #include "so_test.h"
 
