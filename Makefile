@@ -189,6 +189,8 @@ lint: ## layers, function lengths, banned calls, formatting
 bench: all ## time passes of a pulled model (MODEL=smollm2)
 	$(OUT)/sooth bench curve -m $(or $(MODEL),smollm2)
 
+# For bash, zsh and fish. SOOTH_RUNNER runs a program that was built for another processor.
+COMPLETIONS = $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions zsh/site-functions fish/vendor_completions.d)
 install: all ## install under PREFIX (DESTDIR honoured)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 755 $(OUT)/sooth $(DESTDIR)$(PREFIX)/bin/
@@ -199,6 +201,10 @@ install: all ## install under PREFIX (DESTDIR honoured)
 	install -m 644 $(OUT)/sooth.pc $(DESTDIR)$(LIBDIR)/pkgconfig/
 	install -m 644 include/sooth.h $(DESTDIR)$(PREFIX)/include/
 	install -m 644 man/sooth.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	install -d $(COMPLETIONS)
+	$(SOOTH_RUNNER) $(OUT)/sooth completion bash > $(word 1,$(COMPLETIONS))/sooth
+	$(SOOTH_RUNNER) $(OUT)/sooth completion zsh > $(word 2,$(COMPLETIONS))/_sooth
+	$(SOOTH_RUNNER) $(OUT)/sooth completion fish > $(word 3,$(COMPLETIONS))/sooth.fish
 	cd models && find . -name '*.gguf' -exec install -D -m 644 {} $(abspath $(DESTDIR)$(PREFIX))/share/sooth/models/{} \;
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|/usr/local/bin|$(PREFIX)/bin|' packaging/sooth.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sooth.service

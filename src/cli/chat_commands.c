@@ -161,10 +161,11 @@ static size_t context_tokens(const so_session *s) {
 
 static void do_stats(so_session *s, const char *arg) {
     const so_request_stats *t = &s->total.stats;
+    char rate[SO_RATE_TEXT];
     (void)arg;
-    so_chat_print(s, "answers: %d, %d tokens in %.1f s (%.1f/s), %.2f per pass", s->n_answers,
+    so_chat_print(s, "answers: %d, %d tokens in %.1f s%s, %.2f per pass", s->n_answers,
                   t->predicted_n, t->predicted_ms / 1000,
-                  t->predicted_ms > 0 ? 1000.0 * t->predicted_n / t->predicted_ms : 0,
+                  so_report_rate(so_stats_rates(t).tokens_per_second, rate),
                   t->rounds ? so_stats_rates(t).tokens_per_pass : 0);
     so_chat_print(s, "prompts: %d tokens in %.1f s, %d of them from the prefix cache", t->prompt_n,
                   t->prompt_ms / 1000, t->cached_n);

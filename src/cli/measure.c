@@ -179,8 +179,8 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
             *out = so_table_drafter_create(t, so_spec_has(n, SO_SPEC_OPT_DRAW) &&
                                                   n->opt[SO_SPEC_OPT_DRAW] != 0);
         return rc;
-    default:
-        return so_err_set(err, SO_EUNSUPPORTED, "is not known to this version");
+    default: /* every other drafter is built by so_spec_build itself */
+        return so_err_set(err, SO_EUNSUPPORTED, "cannot be measured");
     }
 }
 

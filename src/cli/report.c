@@ -76,15 +76,22 @@ static void print_guesses(const so_report *r) {
             s->tested_n, s->draft_n_accepted, s->tested_n ? so_stats_rates(s).alpha : 0);
 }
 
+const char *so_report_rate(double rate, char out[SO_RATE_TEXT]) {
+    out[0] = '\0';
+    if (rate >= 0)
+        snprintf(out, SO_RATE_TEXT, " (%.1f/s)", rate);
+    return out;
+}
+
 void so_report_print_timings(const so_report *r) {
     const so_request_stats *s = &r->stats;
+    char rate[SO_RATE_TEXT];
     fprintf(stderr,
-            "prompt: %d tokens, %.0f ms (%.1f/s); answer: %d tokens, %.0f ms (%.1f/s), %s; seed "
-            "%llu",
+            "prompt: %d tokens, %.0f ms (%.1f/s); answer: %d tokens, %.0f ms%s, %s; seed %llu",
             s->prompt_n, s->prompt_ms, s->prompt_ms > 0 ? 1000.0 * s->prompt_n / s->prompt_ms : 0,
             s->predicted_n, s->predicted_ms,
-            s->predicted_ms > 0 ? 1000.0 * s->predicted_n / s->predicted_ms : 0,
-            so_finish_name(r->finish), (unsigned long long)r->seed);
+            so_report_rate(so_stats_rates(s).tokens_per_second, rate), so_finish_name(r->finish),
+            (unsigned long long)r->seed);
     if (r->has_nonce)
         fprintf(stderr, ", nonce %llu", (unsigned long long)r->nonce);
     fputc('\n', stderr);

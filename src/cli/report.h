@@ -29,6 +29,9 @@ void so_report_free(so_report *r);
 json_t *so_report_json(const so_report *r);
 /* Prints the object as one line on stdout, flushes, and releases o. */
 void so_report_print_json(json_t *o);
+/* " (12.3/s)", or "" for a rate that is not known (negative). Returns `out`. */
+enum { SO_RATE_TEXT = 32 };
+const char *so_report_rate(double rate, char out[SO_RATE_TEXT]);
 /* "prompt 31 tokens, 120 ms (258/s); answer …" on stderr. */
 void so_report_print_timings(const so_report *r);
 /* Totals of a file of prompts; ms is the elapsed time, since prompts run at the same time. */

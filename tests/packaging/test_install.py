@@ -43,6 +43,9 @@ def works_installed(tmp):
     subprocess.run([*cc, "examples/generate.c", *flags, "-o", tmp + "/generate"], cwd=ROOT, check=True)
     assert subprocess.run([tmp + "/generate"], env=env, stderr=subprocess.DEVNULL).returncode == 2
     assert subprocess.run([at + "/bin/sooth", "--version"], stdout=subprocess.DEVNULL).returncode == 0
+    for name in ("bash-completion/completions/sooth", "zsh/site-functions/_sooth", "fish/vendor_completions.d/sooth.fish"):
+        with open(f"{at}/share/{name}") as f:
+            assert "quantize" in f.read(), name
 
 
 def missing_packages(tmp):
