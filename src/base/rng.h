@@ -4,7 +4,8 @@
  * order, batch slot or thread. Two requests with the same seed get the same noise at the same
  * position, with or without speculation; this makes seed-exact verification (match) possible.
  * Rejection sampling needs the opposite: guesses must be independent of the numbers that test them.
- * There the seed of the key is derived from the request's seed and a nonce (engine/nonce.c). */
+ * So for `reject` and `lenient` above temperature 0 the seed in all keys of a request is derived
+ * from its own seed and a nonce (engine/nonce.c). Otherwise it is the request's seed. */
 #ifndef SO_BASE_RNG_H
 #define SO_BASE_RNG_H
 
@@ -25,7 +26,7 @@ typedef struct so_rng_key {
     uint32_t choice;   /* index of the answer, for requests with n > 1 answers */
     uint32_t position; /* of the sampled token in the context */
     uint32_t purpose;  /* so_rng_purpose */
-    uint32_t round;    /* 0, except where drafting must differ from round to round */
+    uint32_t round;    /* SO_RNG_DRAFT: number of the request's round; other purposes: 0 */
 } so_rng_key;
 
 /* The generator's constants, for kernels that compute many blocks at once. */

@@ -3,14 +3,25 @@
  * A drafter reads the text of a request (prompt and accepted tokens) and adds guesses to the
  * request's token tree, each with a confidence. It makes no decision about the step: the planner
  * (plan/plan.h) sets how deep it may go, either as a fixed depth or as so_draft_terms, with which
- * the drafter decides after each guess whether another one pays. A job holds values only and no
- * pointer back to the planner, so it could be queued or sent to another process.
+ * the drafter decides after each guess whether another one pays. A job has no pointer back to the
+ * planner.
  *
- * Rule of sight. `reject` is exact only if what is proposed depends neither on the random numbers
- * that decide acceptance nor on the value of a token that was already sampled. So a drafter may see
- * the target's hidden states of accepted tokens, but no logits row that is still to be sampled
- * from, and it must not sample a token and then decide by its value whether to propose it.
- * Deterministic guesses are SO_Q_POINT; sampled guesses carry the row q they were sampled from.
+ * Rule of sight. `reject` is exact only if drafters and planner keep this rule (the proof is in
+ * verify/reject.c):
+ *
+ *   Whether a proposal is made and tested, in which order, and its distribution q may depend on the
+ *   text, on whole rows, and on earlier proposals and their values. They must not depend on the
+ *   proposal's own sampled value, nor on the random numbers that test proposals.
+ *
+ * So a drafter must not sample a token and then decide by its value whether to propose it, but the
+ * next guess of a chain may depend on it. Deterministic guesses are SO_Q_POINT; sampled guesses
+ * carry the row q that they were sampled from.
+ *
+ * To add a drafter:
+ *   1. a file with the vtable and a create function, declared in drafters.h;
+ *   2. its name in so_spec_name (spec.h), its row in the table of names (spec.c);
+ *   3. its case in build.c, or in the hook of engine/drafters.c if it needs a model;
+ *   4. a test in tests/draft.
  *
  * Thread: the engine thread. State per request belongs to the drafter; the engine opens and closes
  * it. */
@@ -40,15 +51,15 @@ struct so_draft_draws {
 };
 
 /* Chances and prices with which a drafter decides the length of its draft by itself. Filled by the
- * planner (so_plan_set_depths). A chance is the probability that a guess at a depth (index 0 is
- * depth 1) is accepted, given that its parent was. Prices are in tokens: milliseconds times λ, the
- * running rate of the whole batch (plan/plan.h).
+ * planner (so_plan_set_depths). A chance is the α of a guess at a depth (index 0 is depth 1): the
+ * chance that it is accepted, given that it is tested. Prices are in tokens: milliseconds times λ,
+ * the running rate of the whole batch in tokens per millisecond (plan/plan.h).
  *
  *   value      of a path: the product of the chances of its guesses, in tokens
  *   extend     draft another level if value · (chance before the row is seen) > row price, and the
  *              sum of these surpluses over all jobs of the call > level price
- *   keep       a row if value · chance > row price. Decided before a token is sampled from the
- *              row, by the row alone (rule of sight) */
+ *   keep       propose a token from a computed row if value · chance > row price. Decided by the
+ *              row, before a token is sampled from it (rule of sight) */
 enum { SO_TERMS_DEPTHS = 16, SO_TERMS_LEVELS = 8 };
 typedef struct so_draft_terms {
     /* By depth and level of confidence; the last level: before the row is seen. */
@@ -83,15 +94,16 @@ typedef struct so_draft_job {
     int max_nodes; /* limit of nodes below the root, guesses of earlier drafters included */
     int max_depth;
     const so_draft_terms *terms; /* NULL: draft up to the limits */
-    uint64_t seed;               /* of the request */
+    uint64_t seed;               /* of the request's random numbers: derived from seed and nonce if
+                                    it has a nonce (engine/nonce.c), otherwise the seed itself */
     uint32_t choice;             /* of the request */
-    uint32_t round; /* number of the request's round: part of the key of sampled guesses */
+    uint32_t round; /* number of the request's round; only so_draft_uniform has it in its key */
     float temp;     /* of the request; 0 is greedy */
     /* Sampling parameters of the request, for drafters that have logits; NULL: defaults at `temp`.
      * If the tree has rows, guesses are sampled from the drafter's own rows (`reject`); otherwise
      * they may use the same noise as the target's sample (`match`). */
     const so_sample_params *sample;
-    so_draft_draws *draws; /* NULL: so_draft_uniform derives numbers from seed and position */
+    so_draft_draws *draws; /* NULL: so_draft_uniform computes the numbers from their keys */
     /* Results besides the tree. */
     int n_levels;   /* levels drafted for this job */
     int n_catch_up; /* tokens of catch-up before the first level */
@@ -128,7 +140,8 @@ struct so_drafter {
     int index;       /* its number in so_proposal.drafter */
     bool draws;      /* samples its guesses if the tree has rows */
     bool has_cost;   /* drafting takes time that the planner must weigh; otherwise it is free */
-    bool uses_terms; /* follows so_draft_job.terms; others get a fixed depth */
+    bool uses_terms; /* can follow so_draft_job.terms. The planner gives terms only to drafters that
+                        can and are known well, and a fixed depth to all others */
     bool flat_cost;  /* its cost does not grow with the depth */
     bool wants_target_hidden; /* needs the target's hidden states (add_hidden) */
     bool never_guesses;       /* `none` */
@@ -154,8 +167,9 @@ void so_drafter_add_hidden(so_drafter *d, void *state, int pos, const float *x);
  * child, or −1: the chain ends here. */
 int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind kind, int row,
                  int drafter, float confidence);
-/* The uniform random number for draw number `draw` (0 to 4095) of the guess at `depth`. The
- * drafter's index is part of the key, so that two drafters sample independently at one position. */
+/* The uniform random number for draw number `draw` (0 to 4095) of the guess at `depth`: a function
+ * of (seed, choice, position, SO_RNG_DRAFT, round) and the drafter's index. With the index, two
+ * drafters sample independently at one position; with the round, so do two rounds. */
 double so_draft_uniform(const so_drafter *d, const so_draft_job *job, int depth, int draw);
 /* The kind of a guess that no model made: SO_Q_ROW if it was sampled from `row`, otherwise a point.
  * A single proposal verified as a point is exact regardless of how it was made; a wrong kind would

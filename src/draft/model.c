@@ -4,8 +4,8 @@
  * Length. A chain ends at the job's limits, at the draft's context, where its pages run out, where
  * its most likely token is below p_min, and, with terms, where the expected gain of another guess
  * (next_gain) or of another level for all chains (end_unprofitable) is not above its price. These
- * conditions use whole rows, never a sampled value (rule of sight, draft/drafter.h): for a sampled
- * token only the peak of its row counts.
+ * conditions are decided by whole rows, before a token is sampled from the row (rule of sight,
+ * draft/drafter.h): for a sampled token only the peak of its row counts.
  *
  * Catch-up. The draft has its own KV cache with one sequence per request; `text` has the tokens of
  * that sequence. Before drafting, the sequence is truncated to where it agrees with the request's

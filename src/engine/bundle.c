@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "draft/model.h"
 #include "draft/registry.h"
-#include "plan/choose.h"
+#include "plan/choose_draft.h"
 
 void so_bundle_defaults(so_bundle_opts *o) { *o = (so_bundle_opts){.level = SO_CPU_AUTO}; }
 

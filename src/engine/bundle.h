@@ -40,7 +40,7 @@ void so_bundle_close(so_bundle *b);
 int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bundle_opts *o,
                          so_bundle *out, so_err *err);
 /* Opens the best draft that is registered for the target (draft/registry.h), by the measurements
- * with this cache type (plan/choose.h). Returns false and leaves *out if there is none that can be
+ * with this cache type (plan/choose_draft.h). Returns false and leaves *out if there is none that can be
  * opened. */
 bool so_bundle_find_draft(const so_bundle *target, so_dtype kv_dtype, so_bundle *out);
 

@@ -13,8 +13,10 @@
  *   tokens_per_pass    (predicted_n + end_n) / rounds: the number of passes that plain decoding
  *                      needs for this answer, divided by the passes made; 1 without speculation
  *   mean_accepted      draft_n_accepted / rounds
- *   alpha              draft_n_accepted / tested_n
- *   acceptance_rate    draft_n_accepted / draft_n
+ *   alpha              draft_n_accepted / tested_n: estimates α, the chance that a guess is
+ *                      accepted, given that it is tested
+ *   acceptance_rate    draft_n_accepted / draft_n: not α. Guesses after a rejected one are in
+ *                      draft_n but were never tested, so this rate is at most alpha
  *   round_rate         mean of accepted/k over the rounds with k > 0
  *   tokens_per_second  (predicted_n − first_n) / predicted_ms: predicted_ms begins with the first
  *                      token, so the tokens of the first round have no time in it

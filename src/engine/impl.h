@@ -8,6 +8,7 @@
  *   verifier.c    which guesses are accepted; logprobs
  *   nonce.c       the key of a request's random numbers
  *   counts.c      counts and rates
+ *   restrict.c    forbidden tokens and stop tokens of a request
  *   memory.c      the warning about too little memory
  *
  * Only these files include this header; sooth.c, bundle.c, figures.c and stops.c do without it. The
@@ -41,7 +42,7 @@ typedef struct so_speculation {
     double lenience;
     int n_observed; /* tokens that drafters and planner have seen */
     int depth;      /* this step: greatest depth of the draft; 0: no draft */
-    int max_nodes;  /* this step: most guesses */
+    int max_nodes;  /* this step: maximum number of guesses */
     uint32_t round;
 } so_speculation;
 
@@ -93,7 +94,7 @@ struct so_request {
     so_logprob *prompt_logprobs; /* [n_prompt − 1][n_logprobs]; NULL: none */
     int n_scored;                /* prompt logprobs computed so far */
 
-    int slot; /* while it runs; seq and tree belong to the slot */
+    int slot; /* while it runs: its place, 0 … n_parallel − 1, which owns seq and tree */
     so_seq *seq;
     so_tree *tree;
     so_detok detok;
@@ -122,9 +123,9 @@ struct so_engine {
     so_pass *pass;
     so_sampler *sampler;
     int n_pages, max_rows, max_guesses; /* max_guesses: of all requests in one pass */
-    int max_scores;                     /* most prompt rows in one pass whose logprobs are wanted */
-    so_tree *trees;                     /* [n_parallel], one per slot */
-    so_seq **slot_seqs;                 /* [n_parallel], one per slot */
+    int max_scores;                     /* maximum prompt rows in a pass that are scored */
+    so_tree *trees;                     /* [n_parallel], one per place of a running request */
+    so_seq **slot_seqs;                 /* [n_parallel], the same */
     so_engine_stats stats;
     int64_t t_created_ns;
     so_step step;
@@ -152,8 +153,8 @@ void so_engine_finish(so_request *r, so_finish why, bool stop_string);
 
 /* Puts a new or preempted request into the queue. */
 void so_schedule_enqueue(so_request *r);
-/* Takes a request out of the queue or its slot and releases its cache pages. Its phase is then
- * DONE. */
+/* Takes a request out of the queue or out of its place and releases its cache pages. Its phase is
+ * then DONE. */
 void so_schedule_retire(so_request *r);
 void so_schedule_admit(so_engine *e);
 /* Decides the rows of this step: sets n_chunk, n_score and has_tree, and resets the trees to their
@@ -164,7 +165,7 @@ int so_schedule_reserve(so_request *r, int want);
 
 /* --- speculate.c --- */
 
-/* Most guesses of all requests in one pass. */
+/* Maximum number of guesses of all requests in one pass. */
 int so_speculate_max_guesses(const so_engine *e);
 so_speculator *so_speculate_create(so_engine *e);
 void so_speculate_free(so_engine *e);

@@ -1,6 +1,7 @@
 /* Scheduling: which requests run, how many rows each gets, and which are preempted. In every step:
  *
- *   1. admit   requests from the queue, in order of rank, while slots and pages suffice
+ *   1. admit   requests from the queue, in order of rank, while fewer than n_parallel run and pages
+ *              suffice
  *   2. gather  requests whose text is cached get a tree; requests in prefill share the chunk budget
  *   3. pages   count the pages of all rows; preempt the last in rank until they suffice
  *   4. guesses take only the pages that are left, so guesses are dropped before a request is
@@ -17,9 +18,10 @@
  * invariance).
  *
  * Every request finishes. Let r be the first in rank of all unfinished requests.
- *   1. If r waits, all running requests have a lower priority. One with the same priority would
- *      have been submitted later, but the head of the queue is never overtaken, and r could not
- *      have been preempted while that one, which ranks after it, was running.
+ *   1. If r waits, every running request s has a lower priority than r. Otherwise s would have the
+ *      same priority as r and a later submission. When s was admitted, it was the head of the
+ *      queue, so r was not in the queue: r was running, and was preempted later, while s was
+ *      running. But s ranks after r and would have been preempted first.
  *   2. So r is admitted in the next step: running requests of lower priority are preempted until it
  *      fits, at the latest when no other request runs.
  *   3. If r runs, it is not preempted, because it is never the last in rank while others run. The
@@ -67,7 +69,7 @@ void so_schedule_enqueue(so_request *r) {
     r->e->n_waiting++;
 }
 
-/* --- slots --- */
+/* --- places of running requests: one tree and one sequence each (r->slot) --- */
 
 /* Computed pages are offered to the prefix tree as far as they belong to the text. After an end
  * token or stop string the cache may hold accepted guesses that were never emitted. */
@@ -130,7 +132,7 @@ static bool fits_target(const so_engine *e, const so_request *r) {
     int n_idle, n_hit = so_prefix_match(e->kv, r->tokens, max_prefix_len(r), &n_idle);
     int64_t need = pages_with_growth(r) - n_hit / SO_KV_PAGE + n_idle;
     if (so_kv_get_layout(e->kv) == SO_KV_SLOTTED)
-        return true; /* every slot has its own pages */
+        return true; /* every sequence has its own pages */
     for (const so_request *q = e->running; q; q = q->next)
         need += SO_MAX(0, pages_with_growth(q) - pages_held(q));
     return need <= so_kv_available_pages(e->kv);

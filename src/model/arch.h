@@ -1,7 +1,11 @@
 /* The properties of an architecture, as data. Reading shapes, tensor names, loading, converting and
- * counting use these properties and never test for an architecture by name. A new architecture is a
- * value of so_arch, an entry in arch.c, and one file with its description, its tensor names and its
- * forward pass (like llama.c, gemma3.c, gpt2.c). Private to src/model. */
+ * counting use these properties and never test for an architecture by name. To add an architecture:
+ *   1. a value of the enum so_arch in hparams.h;
+ *   2. a file with its so_arch_info, its tensor names and its forward pass (like llama.c, gemma3.c,
+ *      gpt2.c);
+ *   3. the declaration of that so_arch_info below;
+ *   4. its row in the table of arch.c.
+ * Private to src/model. */
 #ifndef SO_MODEL_ARCH_H
 #define SO_MODEL_ARCH_H
 
@@ -66,7 +70,7 @@ typedef struct so_arch_info {
     so_arch_defaults defaults;
 } so_arch_info;
 
-/* Entries of arch.c. */
+/* The rows of the table in arch.c. */
 extern const so_arch_info so_arch_llama, so_arch_qwen2, so_arch_qwen3, so_arch_gemma3, so_arch_gpt2;
 
 const so_arch_info *so_arch_get(so_arch arch);

@@ -1,5 +1,5 @@
-/* The acceptance rate of a guess (its chance to be accepted, given that it is tested), learned
- * online by drafter, depth, sibling rank and confidence.
+/* α of a guess (the chance that it is accepted, given that it is tested), learned online by
+ * drafter, depth, sibling rank and confidence.
  *
  * Three sources, each the prior of the next:
  *   1. the drafter's own confidence (so_proposal.confidence, so_tree.row_confidence);

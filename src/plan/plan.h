@@ -3,10 +3,11 @@
  * Where the length of a draft is decided:
  *
  *   so_plan_set_depths     before drafting: which requests draft, and how deep. From the estimated
- *                          acceptance (acceptance.h), the costs (costs.h) and λ. A drafter that is
- *                          known well gets so_draft_terms and then decides after each guess
- *                          (draft/model.c); another one gets a fixed depth. Free drafters go as
- *                          deep as the request's limits allow.
+ *                          acceptance (acceptance.h), the costs (costs.h) and λ. A drafter with
+ *                          so_drafter.uses_terms that is known well (SO_TUNE_KNOWN) gets
+ *                          so_draft_terms and decides after each guess (draft/model.c); every
+ *                          other drafter gets a fixed depth. Free drafters go as deep as the
+ *                          request's limits allow.
  *   so_plan_keep_guesses   after an alternative of `a,b`: whether the free guesses of a stay, or
  *                          are dropped because b is expected to gain more.
  *   so_plan_choose         after drafting: which nodes of all trees go into the pass (select.h).
@@ -27,23 +28,36 @@
  *   free guesses or those of a model?       the larger gain
  *   draft at all in this step?              gain of all requests together > required gain
  *
- * λ is n · g / t(n) for n requests, including those in prefill, because time costs them as much. g
- * is the number of tokens that a request gains in the time of a plain pass: a running mean per size
- * of the batch, at least 1. As g is measured against the current t(n), λ does not follow slow
- * minutes of the machine. The best rate of the step itself would be the wrong price: it makes
- * drafts too short in easy passages and too long in hard ones.
+ * The required gain is what the estimates must promise before a draft is started: 2 % of a token
+ * for one request, 4 % of a token per request in a batch, plus the shortfall, the running mean by
+ * which such promises were too high (required_gain in plan.c).
+ *
+ * λ = n · g / t(n). n is the number of requests, including those in prefill, because time costs
+ * them as much. g is the number of tokens that a request gets in the time of a plain pass: a
+ * running mean per size of the batch, at least 1 (the lower one of a slow and a fast mean). As g is
+ * measured in plain passes, a slow minute of the machine does not change it. The best rate of the
+ * step itself would be the wrong price: it makes drafts too short in easy passages and too long in
+ * hard ones.
  *
  * All chains drafted in one level share its cost. Catch-up before the first guess is an investment;
  * each step is charged the part of it that it uses up.
  *
- * The loss against plain decoding is bounded. Estimates can be wrong, so drafting without evidence
- * is paid from an exploration account, counted in plain passes. It starts at half a pass. It earns
- * 0.65 % of a pass per token and all that speculation gains, up to sixteen passes. It loses what a
- * plan lost, weighted by the uncertainty about its drafters: for well-known drafters a loss is bad
- * luck and already in the estimates. A plan may risk no more than the account holds. A drafter that
- * was given up is probed with one guess, at most every eight tokens and in at most 2 % of the time,
- * or immediately after a correct guess. With no other drafter in use the account earns only the
- * 0.65 % for such probes. Free guesses are scored as shadow drafts and need no probes.
+ * The loss against plain decoding is bounded by an exploration account, counted in plain passes:
+ *
+ *   start      half a pass
+ *   income     0.65 % of a pass for each token of a request, and the time that a speculative step
+ *              saved; at most sixteen passes are kept
+ *   expenses   the time that a speculative step lost, times the uncertainty about its drafters. A
+ *              loss with well-known drafters is bad luck, and the estimates already include it. A
+ *              probe is charged in full
+ *   limit      the extra time of a plan, times its uncertainty, must not exceed the account (a risk
+ *              of 2 % of a pass is always allowed). A probe must not cost more than the account
+ *
+ * A drafter whose drafts do not pay is probed from time to time: one guess for one request. A probe
+ * is due after eight tokens, and for a well-known drafter only after so many that probes take at
+ * most 2 % of the time; or at once after a correct guess. While no drafter is in use, the 0.65 %
+ * are the only income, so they bound the cost of all probes. Free guesses are scored as shadow
+ * drafts and need no probes.
  *
  * Order of calls in one step:
  *
@@ -56,8 +70,8 @@
  *   so_plan_observe_verdict  which guesses were accepted, per request
  *   so_plan_end              what the pass took
  *
- * Trees with sampled tokens are never pruned: whether a token is sampled is decided before
- * sampling, and leaving out sampled tokens would bias `reject` (rule of sight, draft/drafter.h).
+ * Trees with sampled tokens are never pruned. A decision made after sampling could depend on a
+ * sampled value, which would bias `reject` (rule of sight, draft/drafter.h).
  *
  * Owns all that is learned (costs.h, acceptance.h) and keeps it between runs (store.h). Reads no
  * clock and runs no model. Thread: the engine thread. */
@@ -72,7 +86,7 @@ typedef struct so_planner so_planner;
 typedef struct so_plan_set so_plan_set;         /* the drafters of one spec */
 typedef struct so_plan_request so_plan_request; /* one request's estimates */
 
-so_planner *so_planner_create(int max_requests); /* the most requests of one step */
+so_planner *so_planner_create(int max_requests); /* maximum number of requests in one step */
 /* NULL is fine. Its sets and requests must be freed before. */
 void so_planner_free(so_planner *p);
 

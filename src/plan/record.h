@@ -8,8 +8,9 @@
  *                                tests
  *
  * Counts are kept, not rates: a run of ten tests must not outweigh one of a thousand. A record
- * changes which guesses are made, and so the speed; the text never depends on it. store.h has the
- * file format. Plain structs. Thread: the engine thread. */
+ * changes which guesses are made, and so the speed. It does not change the text with greedy
+ * decoding and `match`, nor the distribution of the text with `reject`. store.h has the file
+ * format. Plain structs. Thread: the engine thread. */
 #ifndef SO_PLAN_RECORD_H
 #define SO_PLAN_RECORD_H
 

@@ -1,8 +1,10 @@
 /* The file that keeps costs and records of drafters between runs: one small text file per model
  * shape, CPU, thread count and cache type, in the cache folder. A run that finds its file plans
- * well from the first token; another one learns from its own passes. The text of an answer never
- * depends on it. A file that is missing, damaged, of another version or of another machine is
- * therefore ignored, reported once at debug level, and overwritten.
+ * well from the first token; another one learns from its own passes. The file decides which guesses
+ * are made. So with greedy decoding and with `match` the text of an answer does not depend on it;
+ * with `reject` only the distribution of the text does not. A file that is missing, damaged, of
+ * another version or of another machine is therefore ignored, reported once at debug level, and
+ * overwritten.
  *
  *   sooth plan 1
  *   KEY                                      model and machine, in one line
@@ -16,7 +18,7 @@
  *   cell DEPTH RANK LEVEL ACCEPTED TESTED    each cell that is not empty
  *   end
  *
- * One line of another form or one number out of range, and the whole file is ignored. */
+ * A line of another form or a number out of range makes the whole file invalid. */
 #ifndef SO_PLAN_STORE_H
 #define SO_PLAN_STORE_H
 

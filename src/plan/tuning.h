@@ -25,12 +25,13 @@ static const double SO_TUNE_OUTLIER = 3; /* deviations at which an observation i
 /* A width that is not known well is assumed to be cheaper by this many standard errors (at most
  * OPTIMISM_MAX of the logarithm), so that one unlucky pass does not rule it out for good. */
 static const double SO_TUNE_OPTIMISM = 0.5, SO_TUNE_OPTIMISM_MAX = 0.1;
-/* Most passes that a point of the curve weighs; the same for a point from an earlier run. */
+/* Maximum weight of a point of the curve, in passes; the same for a point from an earlier run. */
 static const double SO_TUNE_POINT_WEIGHT = 64, SO_TUNE_OLD_POINT_WEIGHT = 16;
 
 /* --- costs.c --- */
 
-/* Weight of a new measurement: of the host's time, of catch-up, and of t(1) beside a draft. */
+/* Weight of a new measurement: of the host's time, of catch-up, and of t(1) in a step with a
+ * draft. */
 static const double SO_TUNE_HOST_PART = 0.1, SO_TUNE_CATCH_UP_PART = 0.15, SO_TUNE_PACE_PART = 0.15;
 /* Catch-up tokens that still count as a plain level: the last guess of a round was sampled and not
  * fed, and neither was the token after it. A longer catch-up is booked as catch-up. */
@@ -74,10 +75,10 @@ static const double SO_TUNE_UNKNOWN_CHANCE = 0.7;
 static const double SO_TUNE_CLAIM_FACTOR[] = {0.86, 0.58, 0.66};
 static const float SO_TUNE_CLAIM_TESTS = 8;
 
-/* --- record.c, choose.c --- */
+/* --- record.c, choose_draft.c --- */
 
-static const float SO_TUNE_RECORD_TESTS = 512;      /* most tests of a cell on disk */
-static const float SO_TUNE_RECORD_PRIOR_TESTS = 24; /* most tests of a cell as prior of a new run */
+static const float SO_TUNE_RECORD_TESTS = 512;      /* maximum tests of a cell on disk */
+static const float SO_TUNE_RECORD_PRIOR_TESTS = 24; /* maximum of a cell as prior of a new run */
 static const float SO_TUNE_WRITE_TESTS = 0.5f;      /* smaller cells are not written */
 /* Choosing among draft files: weight of a claim and of no claim, in tests; tests from which on a
  * record counts (a draft that is given up early has only a few). */
@@ -92,14 +93,13 @@ static const double SO_TUNE_ACCOUNT_START = 0.5, SO_TUNE_ACCOUNT_EARN = 0.0065;
 static const double SO_TUNE_ACCOUNT_MAX = 16, SO_TUNE_ACCOUNT_MIN = -1;
 /* Risk that is always allowed, in plain passes: plans with well-known drafters continue. */
 static const double SO_TUNE_FREE_RISK = 0.02;
-/* Most time that probes of one known drafter may take, as a fraction. */
+/* Maximum fraction of the time that probes of one known drafter may take. */
 static const double SO_TUNE_PROBE_TIME_MAX = 0.02;
 /* Tokens between probes: of a drafter that is rejected too often; of one whose acceptance is above
  * PROBE_BELOW but that costs too much, or in whose place another one drafts. */
 static const double SO_TUNE_PROBE_EVERY = 8, SO_TUNE_PROBE_RARELY_EVERY = 64,
                     SO_TUNE_PROBE_BELOW = 0.5;
-/* Least expected gain of a plan, as a fraction of the step's plain tokens: less is within the error
- * of the estimates. */
+/* Minimum expected gain of a plan in tokens: less is within the error of the estimates. */
 static const double SO_TUNE_MARGIN = 0.02;
 /* The same per request in a batch. A request that gets ahead ends sooner and leaves a smaller
  * batch, whose tokens cost more. Zen 3, 8 streams of 64 tokens: drafts with an expected gain of 2 %
@@ -110,8 +110,8 @@ static const double SO_TUNE_BATCH_MARGIN = 0.04;
 static const double SO_TUNE_SHORTFALL_PART = 0.05, SO_TUNE_SHORTFALL_KEEP = 0.99;
 enum { SO_TUNE_SHORTFALL_PRIOR = 16 };         /* drafts assumed without a shortfall, at first */
 static const float SO_TUNE_MIN_VALUE = 0.001f; /* guesses below this are ignored */
-/* Weight of a step in the running rate λ: long run, latest steps. Most plain passes that one step
- * counts. */
+/* Weight of a step in g, the running mean from which λ is computed (plan.h): the slow mean and the
+ * fast one. A step counts as at most so many plain passes. */
 static const double SO_TUNE_RATE_PART = 0.03, SO_TUNE_RATE_NOW_PART = 0.15;
 static const double SO_TUNE_RATE_MAX_PASSES = 8;
 /* A step is decoded plainly, to measure it, if the standard error of t(n) (of the logarithm,

@@ -6,8 +6,8 @@
  *        \r\n                                                ┘
  *        {"prompt": "he"}\n                     body: Content-Length bytes, chunks, or none
  *
- * Pure functions over (pointer, length); no sockets, no globals, any thread. tests/fuzz/fuzz_http.c
- * fuzzes both parsers. */
+ * Pure functions over (pointer, length); no sockets, no globals, any thread. The fuzz target of
+ * both parsers is tests/fuzz/fuzz_request.c. */
 #ifndef SO_SERVER_HTTP_PARSE_H
 #define SO_SERVER_HTTP_PARSE_H
 
@@ -21,7 +21,7 @@ typedef struct so_header {
 
 /* A parsed head. Strings are NUL-terminated and live as long as the head. */
 typedef struct so_head {
-    char *text; /* owned; what the others point into */
+    char *text; /* owned; the other strings point into it */
     const char *method;
     const char *path; /* percent-decoded, without scheme, host and query */
     int minor;        /* of HTTP/1.minor: 0 or 1 */

@@ -2,8 +2,10 @@
  *
  * The tokens are a sorted array. Matching narrows a range of it byte by byte: no trie is needed,
  * and a byte that starts no token costs one lookup. The conditions on a match (single_word, lstrip,
- * rstrip, control tokens) are those of Hugging Face tokenizers, which tests only the longest match:
- * if it is refused, no shorter one is tried. Immutable once sealed; any thread. */
+ * rstrip) are those of Hugging Face tokenizers, which tests only the longest match: if that match
+ * is refused, no shorter one is tried. Control tokens are matched only with parse_control, and in a
+ * conversation only in text that the template wrote (from_data, chat.c). Immutable once sealed; any
+ * thread. */
 #include "token/added.h"
 
 #include <stdlib.h>

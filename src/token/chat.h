@@ -1,5 +1,6 @@
 /* Messages to prompt text, by the model's own template with the variables that templates expect
- * (messages, tools, documents, add_generation_prompt, bos_token, eos_token, …). */
+ * (messages, tools, documents, add_generation_prompt, bos_token, eos_token, …). Control tokens
+ * count only where the template wrote them, never in the text of a message. */
 #ifndef SO_TOKEN_CHAT_H
 #define SO_TOKEN_CHAT_H
 

@@ -51,7 +51,8 @@ typedef struct so_tree {
     int n_vocab, n_rows, max_rows;
     float *q; /* [max_rows][n_vocab] */
     /* The drafter's confidence in a token sampled from this row. It depends only on the row, not on
-     * the token, so the planner may use it (rule of sight). −1: not set. */
+     * the sampled token, so the planner may decide by it (rule of sight, draft/drafter.h). −1: not
+     * set. */
     float row_confidence[SO_TREE_MAX_PROPOSALS];
 } so_tree;
 

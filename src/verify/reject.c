@@ -40,9 +40,10 @@
  *    value do not, nor does a token that was drawn twice and is tested once.
  *    Whether there is a further proposal, and its q, may depend on the values of the earlier ones
  *    (a merged drafter looks at the tree): with it or without it, the token emitted after them has
- *    the distribution r. The same holds for draws deeper in the tree: a rejection leaves
- *    r(x_k) = 0, so a node is entered through the first of its proposals or not at all, and
- *    everything below it was drawn later than that proposal.
+ *    the distribution r. The same holds for draws deeper in the tree. If two proposals of a parent
+ *    have the same token, they share a node. A rejection of the first leaves r(x_k) = 0, so the
+ *    second is rejected too. The node is therefore entered only through its first proposal, and
+ *    everything below the node was drawn later than that proposal.
  *
  * 3. Point mass. A token x that was chosen, not drawn, is a draw from the q with q(x) = 1: accept
  *    with probability r(x), else r(x) ← 0. This is exact given x. So it does not matter how x was
@@ -53,8 +54,9 @@
  *    earlier draws, hence for their mixture.
  *
  * 5. Down the tree. The proposals under a node were drawn given the text up to that node, and no
- *    test so far has depended on them. So steps 1 to 4 hold at the next position with its own p. A
- *    node with two proposals is reached if either is accepted: two draws, two tests.
+ *    test so far has depended on them. So steps 1 to 4 hold at the next position with its own p.
+ *    The second of two proposals with one node is still tested after the first was rejected. It is
+ *    always rejected (step 2), but its q must be subtracted from r: it was drawn.
  *
  * 6. Bonus token. After a node without proposals, any token sampled from p with random numbers not
  *    used elsewhere is correct, so also the target's plain sample (so_verify_rng.choose), which
@@ -75,11 +77,11 @@
  *    another. The engine keys all numbers by (seed, nonce): engine/nonce.c has the argument,
  *    tests/engine/test_seed_reuse.c the measurement.
  *
- * Consequence for drafters, the rule of sight: whether, where and in which order a proposal is
- * tested may depend on the context, on whole rows, on accepted tokens and on earlier proposals. It
- * must not depend on the proposal's own drawn value, nor on a random number used below, in this
- * request or in an earlier one. The lossless test suite breaks the rule in every way we know and
- * must detect each.
+ * Consequence for drafters and planner: the rule of sight (draft/drafter.h). Whether a proposal is
+ * made and tested, in which order, and its q may depend on the text, on whole rows, and on earlier
+ * proposals and their values. They must not depend on the proposal's own drawn value, nor on a
+ * random number used below, in this request or in an earlier one. The lossless test suite breaks
+ * the rule in every way we know and must detect each violation.
  *
  * Lenient. With 0 < L < 1, accept with probability min(1, r(x)/(L·q(x))); the residual is as above.
  * Claim: the distribution s of the emitted token satisfies s ≤ p/L.

@@ -1,13 +1,15 @@
-/* The production source of random numbers: each is a function of (seed, choice, position, purpose,
- * index).
+/* The verifier's random numbers in production: each is a function of (seed, choice, position,
+ * purpose, index), with the purposes SO_RNG_ACCEPT and SO_RNG_RESIDUAL.
  *
  * A key is used only once, although the round is not part of it. A position is decided in one
  * round: after the first rejected position no test runs, and the next round begins after the token
- * sampled there. Numbers for drawing guesses have a purpose of their own, so a drafter never sees a
- * number that decides a test.
+ * sampled there. Sampled guesses have numbers with a purpose of their own (SO_RNG_DRAFT), so a
+ * drafter never sees a number that decides a test. Only those numbers have the round in their key,
+ * because a drafter may sample for one position in several rounds (so_draft_uniform).
  *
- * This holds within one request. Another request with the same seed needs other numbers, so the
- * seed used here is derived from the request's seed and a nonce (engine/nonce.c).
+ * This holds within one request. Another request with the same seed needs other numbers. So with
+ * `reject` and `lenient` above temperature 0 the seed here is derived from the request's seed and a
+ * nonce (engine/nonce.c); a request without guesses and a nonce of 0 keep the request's seed.
  *
  * A uniform number has 32 bits, so probabilities are exact to 2^-32. Pure functions; any thread. */
 #include "base/mem.h"

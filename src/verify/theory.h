@@ -3,7 +3,7 @@
  * acceptance rate of seed-exact matching, which is not in the paper. Pure functions in double; any
  * thread.
  *
- *   alpha  chance that a guess is accepted, given that it is tested
+ *   alpha  α, the chance that a guess is accepted, given that it is tested
  *   gamma  guesses per round
  *   c      time of one draft step over time of one target pass (c_hat: the same in operations)
  *   L      lenience

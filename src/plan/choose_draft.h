@@ -1,8 +1,8 @@
 /* Chooses among several registered drafts: the one with the largest expected speed-up on this
  * machine, from its claimed agreement and its record (record.h). A draft without claim and record
  * is tried once. */
-#ifndef SO_PLAN_CHOOSE_H
-#define SO_PLAN_CHOOSE_H
+#ifndef SO_PLAN_CHOOSE_DRAFT_H
+#define SO_PLAN_CHOOSE_DRAFT_H
 
 #include "draft/registry.h"
 #include "model/model.h"

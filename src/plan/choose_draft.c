@@ -1,9 +1,10 @@
-/* The choice among registered drafts (choose.h): a prior from the claimed agreement, outweighed by
- * observations. A claim is scaled by how well the other drafts of this target met theirs. The level
- * cost of an untried draft is estimated from its size (so_costs_level). Only headers of files are
- * read. A record or file that cannot be read counts as unknown. The choice changes the speed, never
- * the text. */
-#include "plan/choose.h"
+/* The choice among registered drafts (choose_draft.h): a prior from the claimed agreement,
+ * outweighed by observations. A claim is scaled by how well the other drafts of this target met
+ * theirs. The level cost of an untried draft is estimated from its size (so_costs_level). Only
+ * headers of files are read. A record or file that cannot be read counts as unknown. The choice
+ * changes the speed. It does not change the text with greedy decoding and `match`, nor the
+ * distribution of the text with `reject`. */
+#include "plan/choose_draft.h"
 
 #include <stdlib.h>
 #include <string.h>
