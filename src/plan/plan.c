@@ -385,7 +385,7 @@ static void value_candidates(const so_planner *p, so_candidate *c, int n, int st
         c[i] = candidate_of(p, c[i].query, leaf, reach, rank);
         c[i].left_out = left_out;
     }
-    for (int turn = 0; turn < (n > 1 ? 3 : 1); turn++) {
+    for (int k = 0; k < (n > 1 ? 3 : 1); k++) {
         row_costs(p, rows_now(p), SO_MAX(1, (int)(kept + 0.5)), row_ms);
         kept = 0;
         for (int i = 0; i < n; i++) {

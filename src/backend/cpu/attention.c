@@ -352,8 +352,7 @@ static void merge_parts(const unit *w, long first_part, size_t floats) {
     finish(w, all);
 }
 
-/* This thread's chunks of unit `number`; the chunks of all units are assigned
- * to threads in turn. */
+/* This thread's chunks of unit `number`. Chunk i of all units belongs to thread i mod count. */
 static void attend_split(const unit *w, int number, long first_part, size_t floats, int index,
                          int count) {
     float q[FLOATS_MAX];
@@ -379,7 +378,8 @@ typedef struct assignment {
     int max_queries; /* per unit, at most */
     /* Either: this thread computes the queries at pages work … end_work-1 of the line. */
     long work, end_work;
-    /* Or: units are assigned to threads in turn, and those from n_whole on are split at chunks. */
+    /* Or: units are assigned to threads round-robin, and those from n_whole on are split into
+     * chunks. */
     bool split;
     long n_whole;
 } assignment;
@@ -413,7 +413,7 @@ static long count_units(const so_op *op, int max_queries) {
     return units;
 }
 
-/* Whether assigning units in turn gives no thread more than 9/8 of the average. */
+/* Whether a round-robin assignment of units gives no thread more than 9/8 of the average. */
 static bool is_balanced(long units, int count) {
     return divide_up(units, count) * count * 8 <= units * 9;
 }

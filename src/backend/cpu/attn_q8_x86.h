@@ -56,7 +56,7 @@ static void query_q8(const float *q, int d, float scale, int n, float *block) {
 
 static void queries_q8(const float *const *q, int n, int d, float scale, void *out) {
     float *block = out;
-    for (int e = 0; e < d; e += SO_QK, block += SO_ATTN_WORDS * n)
+    for (int e = 0; e < d; e += SO_QK, block += SO_ATTN_FIELDS * n)
         for (int i = 0; i < n; i++)
             query_q8(q[i] + e, SO_MIN(SO_QK, d - e), scale, n, block + i);
 }
@@ -74,21 +74,21 @@ INLINE void key_step(const int8_t (*k)[4], const float *x, const int n, vi (*sum
     }
 }
 
-/* One block for `n` of `all` queries; sums start at 0 or continue from s. For few queries steps
- * alternate between two sums, so that a product does not wait for the previous one. */
+/* One block for `n` of `all` queries; sums start at 0 or continue from s. With few queries even and
+ * odd steps have separate sums, so that a product does not wait for the previous one. */
 INLINE void block_tile(const so_q8_keys *k, row_prefetch next, const float *q, int all, bool start,
                        const int n, float *s, size_t stride) {
-    const bool turns = n * KEY_VECTORS <= 8;
+    const bool two_sums = n * KEY_VECTORS <= 8;
     const float *bytes = q + SO_ATTN_BYTES * all;
     vi sum[12][KEY_VECTORS], odd[12][KEY_VECTORS];
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int w = 0; w < KEY_VECTORS; w++) {
         sum[i][w] = vi_key_start(q + SO_ATTN_START * all + i);
-        if (turns)
+        if (two_sums)
             odd[i][w] = vi_set32(0);
     }
     NO_UNROLL for (int c = 0; c < SO_QK / 4; c += 2, bytes += 2 * all) {
         key_step(k->q[c], bytes, n, sum);
-        key_step(k->q[c + 1], bytes + all, n, turns ? odd : sum);
+        key_step(k->q[c + 1], bytes + all, n, two_sums ? odd : sum);
         prefetch_row(next, c);
         prefetch_row(next, c + 1);
     }
@@ -97,7 +97,7 @@ INLINE void block_tile(const so_q8_keys *k, row_prefetch next, const float *q, i
         UNROLL for (int i = 0; i < n; i++) {
             float *to = s + (size_t)i * stride + LANES * w;
             vf both = vf_mul(vf_set1(q[SO_ATTN_SCALE * all + i]), scale);
-            vi whole = turns ? vi_add32(sum[i][w], odd[i][w]) : sum[i][w];
+            vi whole = two_sums ? vi_add32(sum[i][w], odd[i][w]) : sum[i][w];
             vf_store(to, vf_fma(both, vf_from_int(whole), start ? vf_set1(0) : vf_load(to)));
         }
     }
@@ -107,7 +107,7 @@ static void scores_q8(so_attn_page page, const void *q, int n, int d, float *s, 
     const so_q8_keys *k = page.at;
     const float *block = q;
     row_prefetch next = {page.next, sizeof k->q[0], 2};
-    for (int e = 0; e < d; e += SO_QK, k++, block += SO_ATTN_WORDS * n, next.at += sizeof *k) {
+    for (int e = 0; e < d; e += SO_QK, k++, block += SO_ATTN_FIELDS * n, next.at += sizeof *k) {
         _mm_prefetch(next.at + sizeof k->q, _MM_HINT_T0);
         for (int i = 0, size; i < n; i += size) {
             size = tile_size(n - i, ATTN_SQ);
@@ -130,7 +130,7 @@ typedef struct q8_values {
 INLINE q8_values q8_page(so_attn_page v, int d) {
     int width = (d + SO_QK - 1) / SO_QK * SO_QK;
     const int8_t *at = v.at;
-    return (q8_values){at + v.place * width, (const void *)(at + SO_KV_PAGE * width), width};
+    return (q8_values){at + v.first * width, (const void *)(at + SO_KV_PAGE * width), width};
 }
 
 /* Converts the scales of the blocks from element e on, at most WIDEN_STEP elements, to float. */
@@ -159,12 +159,12 @@ static void values_q8(so_attn_page v, const float *p, int n, int d, float *o) {
         _mm_prefetch(next_halves + 2 * e, _MM_HINT_T0);
         _mm_prefetch(next_halves + 2 * e + 64, _MM_HINT_T0);
         if (n <= ATTN_NQ && whole == here) {
-            value_source a = {page.q + e, (size_t)page.width, v.n, KV_Q8, scale + v.place,
+            value_source a = {page.q + e, (size_t)page.width, v.n, KV_Q8, scale + v.first,
                               next,       (size_t)page.width, 1};
             value_tiles(a, p, n, d, whole, o + e);
             continue;
         }
-        widen_q8(page, v.n, e, scale + v.place, wide);
+        widen_q8(page, v.n, e, scale + v.first, wide);
         value_source a = {wide, WIDEN_STEP, v.n, KV_F32, NULL, next, (size_t)page.width, 1};
         value_tiles(a, p, n, d, whole, o + e);
         value_tail(wide + whole, WIDEN_STEP, v.n, p, n, d, here - whole, KV_F32, o + e + whole);

@@ -1,10 +1,10 @@
 /* Attention over one page for several queries, in the SIMD operations of rows_x86.h.
  *
- * Lanes of scores are positions, and lanes of values are elements of the head. So every sum is
- * one chain within a lane, and nothing is added across lanes. A tile of queries uses each
- * loaded vector for all of its queries. With more queries than one tile holds, F16 pages are
- * converted once for all tiles. Queries are independent of each other, so tiles change no bit;
- * kernels.h defines the order.
+ * For scores a lane is a position, for values it is an element of the head. So every sum stays
+ * within one lane and is computed in the order of kernels.h. A tile of queries uses each loaded
+ * vector for all of its queries. With more queries than one tile holds, F16 pages are converted
+ * once for all tiles. Queries are independent of each other, so results are bit-identical for any
+ * size of the tiles.
  *
  *   ATTN_SQ    queries per tile of scores, for a page of 32 positions
  *   ATTN_NQ    queries per tile of values
@@ -133,8 +133,8 @@ INLINE float max_lane(v16 v) {
     return _mm_cvtss_f32(_mm_max_ss(m2, _mm_movehdup_ps(m2)));
 }
 
-/* Sets all other lanes of the vectors that hold elements lo … hi-1 of a row of scores to −infinity;
- * returns the largest score. */
+/* In the vectors that hold elements lo … hi-1 of a row of scores, sets all other lanes to
+ * −infinity. Returns the largest score of lo … hi-1. */
 INLINE float mask_row(float *s, int lo, int hi) {
     int from = lo / 16 * 16, last = (hi - 1) / 16 * 16;
     v16 none = v_set1(-INFINITY), top = none;
@@ -145,7 +145,8 @@ INLINE float mask_row(float *s, int lo, int hi) {
     return max_lane(top);
 }
 
-/* All maxima first, so that exp of one query does not wait for the maximum of the next. */
+/* The maxima of all queries are computed first, so that the exp of a query does not wait for its
+ * own maximum. */
 static void softmax(float *s, int n, int lo, int hi, float *m, float *sum) {
     for (int i = 0; i < n; i++)
         m[i] = mask_row(s + i * SO_ATTN_CHUNK, lo, hi);
@@ -162,8 +163,8 @@ static void softmax(float *s, int n, int lo, int hi, float *m, float *sum) {
 
 /* ---- values ---- */
 
-/* Values of a page from some element of the head on; and the page to prefetch,
- * with next_bytes per element. */
+/* The values of a page, from some element of the head on, and the page to prefetch, with next_bytes
+ * bytes per element. */
 typedef struct value_source {
     const void *v;
     size_t stride; /* elements between positions */
@@ -174,7 +175,7 @@ typedef struct value_source {
     size_t next_stride, next_bytes;
 } value_source;
 
-/* Cache lines that hold `nv` vectors of the next page. */
+/* Number of cache lines of `nv` vectors of the next page. */
 INLINE int lines_of(size_t bytes, int nv) { return SO_MAX(1, nv * 16 * (int)bytes / 64); }
 
 /* Adds values to `nv` vectors, from element e on, of the outputs of `n` queries. */
@@ -236,7 +237,7 @@ INLINE void value_tail(const void *v, size_t stride_v, int n_pos, const float *p
 }
 
 static void values_f32(so_attn_page v, const float *p, int n, int d, float *o) {
-    const float *from = (const float *)v.at + (size_t)(v.place * d);
+    const float *from = (const float *)v.at + (size_t)(v.first * d);
     size_t row = (size_t)d * sizeof(float);
     value_source a = {from, (size_t)d, v.n, KV_F32, NULL, v.next, row, sizeof(float)};
     value_tiles(a, p, n, d, d, o);
@@ -246,7 +247,7 @@ static void values_f32(so_attn_page v, const float *p, int n, int d, float *o) {
 
 static void values_f16(so_attn_page v, const float *p, int n, int d, float *o) {
     float wide[SO_KV_PAGE * WIDEN_STEP] __attribute__((aligned(64)));
-    const uint16_t *from = (const uint16_t *)v.at + (size_t)(v.place * d);
+    const uint16_t *from = (const uint16_t *)v.at + (size_t)(v.first * d);
     size_t row = (size_t)d * sizeof(uint16_t);
     int whole = d / 16 * 16;
     value_tail(from + whole, (size_t)d, v.n, p, n, d, d - whole, KV_F16, o + whole);

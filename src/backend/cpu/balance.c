@@ -1,25 +1,26 @@
 /* How much of the work each thread gets.
  *
- * Cores that are nominally equal are not: load on the sibling hyperthread, or on the host, makes a
- * core a third slower for seconds or minutes, and with an even split the faster threads spend that
- * third waiting. So the split follows the measured speed. It applies to columns of products and of
- * element-wise operations on them, to cache entries, and to queries of attention.
+ * Equal cores are not equally fast: load on the sibling hyperthread, or on the host, can make a
+ * core a third slower for seconds or minutes. With an even split the other threads would wait for
+ * the slow one. So the split follows the measured speed of each thread. This applies to the columns
+ * of matrix products, to element-wise operations on these columns, to writes of cache entries, and
+ * to the queries of attention.
  *
- *   1. In a run each thread counts how long it waits at the barriers that end such work (in turns
- *      of the waiting loop: no clock is read).
- *   2. After the run, with s_i the part of a thread, w_i its waiting time and t the time of the
- *      run, s_i / (t − w_i) is the thread's speed. It is averaged over several passes.
- *   3. Parts become proportional to speeds once a border would move by more than 1/128 of the
- *      whole.
+ *   1. During a run each thread counts how long it waits at the barriers that end such work. The
+ *      unit is a spin, an iteration of the waiting loop, so that no clock is read.
+ *   2. After the run the speed of thread i is s_i / (t − w_i), where s_i is its part of the work,
+ *      w_i its waiting time and t the time of the run. Speeds are averaged over several passes.
+ *   3. The parts are set proportional to the speeds as soon as this moves a border by more than
+ *      1/128 of the whole.
  *
- * In equilibrium all threads wait equally long, regardless of the work in the run that is not split
- * this way. A slow core is late at every barrier; a thread that was descheduled is very late at
- * one. Waiting at one barrier therefore counts at most as half the average time between two
- * barriers (cpu.c), so that beside a busy process the split stays about as it was.
+ * In equilibrium all threads wait equally long; work that is not split this way does not disturb
+ * the measurement. A slow core is late at every barrier, but a thread that was descheduled is very
+ * late at one. So the time waited at one barrier is capped at half the average time between two
+ * barriers (cpu.c). The split then hardly changes when another process runs for a moment.
  *
- * Work is split between output elements only, so the split changes no bit of any result. It is
- * fixed during a run: a thread that wrote columns of a range gets the same columns in the next
- * task. Called by the thread that owns the backend. */
+ * The work is split between output elements only, so results are bit-identical for any split. The
+ * split is fixed during a run: a thread that wrote some columns of a range gets the same columns in
+ * the next task. Called by the thread that owns the backend. */
 #include "backend/cpu/cpu.h"
 #include "base/mem.h"
 
@@ -61,13 +62,13 @@ static void move_cuts(so_balance *s) {
         s->cut[i] = cut[i];
 }
 
-void so_balance_update(so_balance *s, int64_t t_ns, double turn_ns) {
+void so_balance_update(so_balance *s, int64_t t_ns, double spin_ns) {
     double rate = SO_MIN((double)t_ns / AVERAGE_NS, 0.25);
     if (s->count == 1 || t_ns <= 0)
         return;
     for (int i = 0; i < s->count; i++) {
         double part = (double)(s->cut[i + 1] - s->cut[i]) / SO_BALANCE_ONE * s->count;
-        double busy = SO_MAX(1 - (double)s->waited[i] * turn_ns / (double)t_ns, 0.5);
+        double busy = SO_MAX(1 - (double)s->waited[i] * spin_ns / (double)t_ns, 0.5);
         s->speed[i] += rate * (part / busy - s->speed[i]);
     }
     move_cuts(s);

@@ -1,6 +1,6 @@
-/* Tiles of packed weights: the addresses of a tile's two columns (defined in packed_x86.h), what is
- * prefetched while they are used, and how their results are stored. Written in the SIMD operations
- * of simd_avx2.h and simd_avx512.h. Included by packed_x86.h and matmul_amx.c. */
+/* Tiles of packed weights: where the two columns of a tile are (packed_x86.h defines them), what is
+ * prefetched while a tile is used, and how its results are written. Uses the SIMD operations of
+ * simd_avx2.h and simd_avx512.h. Included by packed_x86.h and matmul_amx.c. */
 #include "backend/cpu/pack.h"
 
 INLINE bool has_min32(so_dtype t) { return t == SO_DTYPE_Q4_1 || t == SO_DTYPE_Q5_1; }
@@ -12,19 +12,20 @@ INLINE bool has_min256(so_dtype t) {
 /* Whether sub-blocks have 32 elements; else they have 16. */
 INLINE bool sub_is_32(so_dtype t) { return t == SO_DTYPE_Q4_K || t == SO_DTYPE_Q5_K; }
 
-/* One tile. `next` is the tile to prefetch meanwhile, NULL: none. The row groups of `next` have
- * next_bytes bytes, and their words begin at offset next_words. */
-typedef struct columns {
+/* One tile: the addresses of the heads and words (pack.h) of its two columns. `next` is the tile to
+ * prefetch while this one is used, NULL: none. A row group of `next` has next_bytes bytes, and its
+ * words begin at offset next_words. */
+typedef struct weight_tile {
     const uint8_t *head[2], *word[2];
     const uint8_t *next;
     size_t next_bytes, next_words;
-    float *out; /* [n][m], at the tile's first row; NULL: cached, no prefetch */
-} columns;
+    float *out; /* results to prefetch: [n][m], from the tile's first row on; NULL: none */
+} weight_tile;
 
-/* Memory latency is about the compute time of one tile, so part `b` of the next tile is prefetched
- * while block `b` is used. A core has about 16 misses in flight at most, and a prefetch beyond them
- * stalls everything after it. The prefetches of a large block are therefore issued in batches,
- * spread over the use of the block. */
+/* Memory latency is about the compute time of one tile, so part b of the next tile is prefetched
+ * while block b is used. A core can have about 16 cache misses in flight; one more prefetch stalls
+ * all later instructions. The prefetches of a large block are therefore issued in several batches
+ * while the block is used. */
 typedef struct prefetch {
     const char *at, *end;
     size_t lines; /* per batch */
@@ -37,7 +38,8 @@ INLINE prefetch prefetch_start(const uint8_t *p, size_t n_bytes, size_t n_batche
              : (prefetch){0};
 }
 
-INLINE prefetch prefetch_of_block(so_dtype dtype, const columns *at, size_t b, size_t n_batches) {
+INLINE prefetch prefetch_of_block(so_dtype dtype, const weight_tile *at, size_t b,
+                                  size_t n_batches) {
     const size_t part = (so_pack_head(dtype) + so_pack_words(dtype)) * (2 * LANES / SO_PACK_ROWS);
     return prefetch_start(at->next ? at->next + b * part : NULL, part, n_batches);
 }
@@ -52,8 +54,8 @@ INLINE void prefetch_batch(prefetch *f) {
 /* Row groups per tile. */
 enum { TILE_GROUPS = 2 * LANES / SO_PACK_ROWS };
 
-/* Prefetch distance in bytes of weights. The target is L1, which holds that much beside everything
- * else that blocks of 32 need, for any length of a row. */
+/* Prefetch distance in bytes of weights. The weights are prefetched into L1. It has room for so
+ * many bytes in addition to the other data of blocks of 32, for any length of a row. */
 enum { PREFETCH_LEAD = 12 << 10 };
 
 INLINE void prefetch_block(so_dtype dtype, const uint8_t *heads, const uint8_t *words, size_t b) {
@@ -64,7 +66,7 @@ INLINE void prefetch_block(so_dtype dtype, const uint8_t *heads, const uint8_t *
 
 /* While block b of n is used: prefetches the block PREFETCH_LEAD bytes later, in this
  * tile or the next. */
-INLINE void prefetch_ahead(so_dtype dtype, const columns *at, size_t b, size_t n) {
+INLINE void prefetch_ahead(so_dtype dtype, const weight_tile *at, size_t b, size_t n) {
     const size_t part = (so_pack_head(dtype) + so_pack_words(dtype)) * TILE_GROUPS;
     const uint8_t *heads = at->head[0], *words = at->word[0];
     size_t bytes = (size_t)(at->head[1] - heads), to = b + PREFETCH_LEAD / part;
@@ -80,21 +82,20 @@ INLINE void prefetch_ahead(so_dtype dtype, const columns *at, size_t b, size_t n
         prefetch_block(dtype, heads + j * bytes, words + j * bytes, to);
 }
 
-/* Results of this size or more are assumed to have left L1 and L2 when they are written again. */
+/* Results of this size or more are assumed to be no longer in L1 and L2 when they are written. */
 enum { UNCACHED_BYTES = 128 << 10 };
 
-/* Prefetches the lines of one row of results, for writing. A core buffers only some
- * dozens of stores; once these wait for their lines, it stalls. A processor without
- * the instruction ignores it. */
-INLINE void prefetch_result(const so_mm *a, const columns *at, size_t row) {
+/* Prefetches the cache lines of one row of results, for writing. A core buffers only a few dozen
+ * stores and stalls when all of them wait for their cache lines. A processor without prefetchw
+ * ignores the instruction. */
+INLINE void prefetch_result(const so_mm *a, const weight_tile *at, size_t row) {
     const char *p = (const char *)(at->out + row * (size_t)a->m);
     UNROLL for (size_t i = 0; i < 2 * LANES * sizeof(float);
                 i += 64) __asm__ volatile("prefetchw %0" : : "m"(p[i]));
 }
 
-/* Number of activation rows that are multiplied with all weights before the next rows are.
- * Their quantised values and the tables beside them (the same size again for K types)
- * should stay in L2. */
+/* Number of activation rows in a span: a span is multiplied with all weights before the next one.
+ * Its quantised values and block tables (of the same size for K types) should stay in L2. */
 INLINE int span_rows(const so_mm *a, int chunk) {
     enum { BYTES = 1 << 20 };
     return (int)SO_MAX(BYTES / (2L * chunk * a->act.k), 1L) * chunk;
@@ -108,21 +109,21 @@ INLINE bool results_uncached(const so_mm *a) {
     return (size_t)a->act.n * (size_t)a->m * sizeof(float) >= UNCACHED_BYTES;
 }
 
-INLINE columns columns_at(const so_mm *a, size_t words_at, long r, long end) {
+INLINE weight_tile weight_tile_at(const so_mm *a, size_t words_at, long r, long end) {
     const uint8_t *g = group_at(a, r), *g1 = g;
     if (COL_GROUP && r + SO_PACK_ROWS < end)
-        g1 = g + a->group_bytes; /* else group 0 twice; its second result is dropped */
-    return (columns){{g, g1 + COL_HEAD},
-                     {g + words_at, g1 + words_at + COL_WORD},
-                     g + a->group_bytes * TILE_GROUPS,
-                     a->group_bytes,
-                     words_at,
-                     results_uncached(a) ? a->out + r : NULL};
+        g1 = g + a->group_bytes; /* otherwise group 0 twice; the second result is dropped */
+    return (weight_tile){{g, g1 + COL_HEAD},
+                         {g + words_at, g1 + words_at + COL_WORD},
+                         g + a->group_bytes * TILE_GROUPS,
+                         a->group_bytes,
+                         words_at,
+                         results_uncached(a) ? a->out + r : NULL};
 }
 
-/* Sets what follows the last tile of a thread's rows: `again`, the first tile of the same rows, or
- * if that is NULL the next matrix. */
-INLINE void next_columns(const so_mm *a, const uint8_t *again, columns *at) {
+/* Sets the tile to prefetch during the last tile of a thread's rows: `again`, the first tile of the
+ * same rows, or if that is NULL the next matrix. */
+INLINE void set_next_tile(const so_mm *a, const uint8_t *again, weight_tile *at) {
     at->next = again ? again : a->next;
     if (!again) {
         at->next_bytes = a->next_bytes;

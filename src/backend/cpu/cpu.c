@@ -220,9 +220,9 @@ static void run_tasks(void *arg, int index, int count) {
     for (int i = 0; i < b->n_tasks; i++) {
         const so_task *t = &b->list->tasks[i];
         if (t->barrier) {
-            int turns = so_pool_barrier(b->pool);
+            int n_spins = so_pool_barrier(b->pool);
             if (t->weighted)
-                waited += turns < 0 ? max : SO_MIN(turns, max);
+                waited += n_spins < 0 ? max : SO_MIN(n_spins, max);
         }
         t->fn(b, &b->list->ops[t->op], index, count);
     }
@@ -231,16 +231,16 @@ static void run_tasks(void *arg, int index, int count) {
 
 static void run_list(so_cpu *b) {
     int64_t t = so_clock_ns();
-    double turn_ns = so_pool_spin_ns(b->pool);
+    double spin_ns = so_pool_spin_ns(b->pool);
     if (!b->matches)
         b->list->wait_max = 0;
     so_pool_run(b->pool, run_tasks, b);
     t = so_clock_ns() - t;
-    so_balance_update(&b->balance, t, turn_ns);
+    so_balance_update(&b->balance, t, spin_ns);
     int n_barriers = 1;
     for (int i = 0; i < b->n_tasks; i++)
         n_barriers += b->list->tasks[i].barrier;
-    b->list->wait_max = turn_ns > 0 ? (long)((double)t / turn_ns / (2 * n_barriers)) : 0;
+    b->list->wait_max = spin_ns > 0 ? (long)((double)t / spin_ns / (2 * n_barriers)) : 0;
 }
 
 static bool grow_scratch(so_cpu *b, so_scratch *s) {

@@ -1,46 +1,56 @@
-/* The kernels of the CPU backend: one table per CPU level, and the arithmetic that all of them
- * follow.
+/* The kernels of the CPU backend: one table per CPU level, and the arithmetic contract that all
+ * levels follow.
  *
- * THE ARITHMETIC CONTRACT. Every level computes the same bits for any number of rows, any batch
- * around a row, and any thread count. So the order of every float operation is fixed here, and a
- * level may only choose how to execute it. `lane16(v)` means sixteen partial sums: element i goes
- * to lane i mod 16 by acc = fma(a, b, acc) (or acc + a) in ascending i. A lane without a further
- * element keeps its value (by a select, never by adding 0·x). The lanes are reduced as
+ * THE ARITHMETIC CONTRACT. The results for a row are bit-identical at every level, for any number
+ * of rows, any other rows in the batch, and any thread count. So the order of all float operations
+ * is fixed here; a level chooses only the instructions. `lane16(v)` means sixteen partial sums:
+ * element i goes to lane i mod 16 by acc = fma(a, b, acc) (or acc + a) in ascending i. After its
+ * last element a lane keeps its value (by a select, never by adding 0·x). The lanes are reduced as
  *
  *     for width = 8, 4, 2, 1:  lane[i] += lane[i + width], i < width;   the sum is lane[0]
  *
- *   activations   Blocks of 32 (Q4_0 … Q8_0) or 256 (K types). a = max |x|;
- *                 d = a / 127, q = nearest even of x · (127 / a), within ±127: −128 never occurs.
- *                 a < 2^-100 gives d = 0, q = 0; a block with NaN or infinity gives d = NaN, q = 0.
+ *   activations   are quantised in blocks of 32 (for weights of type Q4_0 … Q8_0) or 256 (K types).
+ *                 a = max |x|; d = a / 127; q = x · (127 / a), rounded to nearest, ties to even,
+ *                 and clamped to ±127, so that −128 never occurs. a < 2^-100 gives d = 0, q = 0; a
+ *                 block with NaN or infinity gives d = NaN, q = 0.
  *   Q4_0 … Q8_0   per block, ascending: acc = fma(d_w · d_x, (float)isum, acc), isum the exact
  *                 integer Σ q_w q_x; Q4_1 and Q5_1 then acc = fma(m_w, d_x · (float)Σ q_x, acc).
  *   K types       per block of 256, ascending: acc = fma(d_w · d_x, (float)isum, acc), isum the
  *                 exact Σ_j s_j Σ q_w q_x over its sub-blocks; where the type has minima
  *                 acc = fma(−(dmin_w · d_x), (float)Σ_j m_j Σ q_x, acc).
  *                 |isum| ≤ 128 · 63 · 127 · 256 fits 32 bits.
- *   F32 F16 BF16  lane16 over k of the weight converted to float (exact) times the activation.
- *   bias          added last, one float addition.
+ *   F32 F16 BF16  lane16 over the k products of a weight, converted to float (exact), and an
+ *                 activation.
+ *   bias          is added last, with one float addition.
  *   norms         lane16 sums; r = 1 / sqrt(sum / d + eps); x · r · w, or fma((x − mean) · r, w, b)
- *   exp           the comment at SO_EXP_MIN below, operation by operation.
+ *   exp           as the comment at SO_EXP_MIN below states, operation by operation.
  *   silu, gelu    x / (1 + exp(−x)); gelu (tanh form) = x / (1 + exp(−2u)),
  *                 u = √(2/π) · fma(0.044715 · x², x, x)
- *   attention     q' = q · scale. Score: one sum over the head dimension, acc = fma(q', k, acc),
- *                 ascending. Chunks of 128 logical positions (0 … 127, 128 … 255, …), each computed
- *                 from the positions seen alone: m_c = their largest score, p = exp(score − m_c),
- *                 l_c = lane16(p) by position, o_c = fma(p, v, o_c) ascending from 0. Chunks are
- *                 merged ascending, from m = −inf, l = 0, o = 0: m' = max(m, m_c),
- *                 a = exp(m − m'), b = exp(m_c − m'), l = l · a + l_c · b (two products, one sum),
- *                 o = fma(o_c, b, o · a). At the end o · (1 / l). Values at positions not seen
- *                 (they may be NaN) enter no sum.
- *   Q8_0 cache    Entries are rounded on write in blocks of 32 along the head, the last one padded
- *                 with zeros: a = max |x|, d = half(a / 127), q = nearest even of x · (1 / d)
- *                 within ±127; d = 0 gives q = 0; NaN, infinity or a d past the largest half gives
- *                 d = NaN, q = 0. Queries q' are rounded like activations in blocks of 32. Score:
- *                 per block, ascending, acc = fma(d_q · d_k, (float)isum, acc), isum the exact
- *                 integer Σ q_q q_k. Values are d · q, which is exact; everything else as above.
+ *   attention     q' = q · scale. A score is one sum over the head dimension, ascending:
+ *                 acc = fma(q', k, acc). Positions are divided into chunks of 128 (0 … 127,
+ *                 128 … 255, …). Of a chunk only the positions that the row attends to are used:
+ *                 m_c = their largest score, p = exp(score − m_c), l_c = lane16(p) by position,
+ *                 o_c = fma(p, v, o_c) ascending from 0. Chunks are merged in ascending order, from
+ *                 m = −inf, l = 0, o = 0: m' = max(m, m_c), a = exp(m − m'), b = exp(m_c − m'),
+ *                 l = l · a + l_c · b (two products, one sum), o = fma(o_c, b, o · a). The result
+ *                 is o · (1 / l). Positions that the row does not attend to may hold NaN; their
+ *                 values are in no sum.
+ *   Q8_0 cache    Entries are quantised on write in blocks of 32 along the head, the last block
+ *                 padded with zeros: a = max |x|; d = a / 127 as fp16; q = x · (1 / d), rounded to
+ *                 nearest even and clamped to ±127. d = 0 gives q = 0; NaN, infinity or a d above
+ *                 the largest fp16 number gives d = NaN, q = 0. Queries q' are quantised like
+ *                 activations in blocks of 32. A score is computed block by block, ascending:
+ *                 acc = fma(d_q · d_k, (float)isum, acc), isum the exact integer Σ q_q q_k. Values
+ *                 are d · q, which is exact. Everything else is as above.
  *
- * Packed or interleaved copies of a weight follow the same contract. Adding a level means one more
- * file with a table that passes tests/backend; no other file may use intrinsics. */
+ * Packed or interleaved copies of a weight follow the same contract.
+ *
+ * To add a CPU level:
+ *   1. base/cpu.h and cpu.c: its value, its name, how it is detected, and when it is the best;
+ *   2. kernels_X.c with its table, declared below; tests/backend compares it with the scalar level;
+ *   3. level.c: the table's row;
+ *   4. Makefile: the compiler flags of files *_X.c. Only these files may use its intrinsics;
+ *   5. optional: sample/cpu/noise_X.c and verify/cpu/sums_X.c. */
 #ifndef SO_BACKEND_CPU_KERNELS_H
 #define SO_BACKEND_CPU_KERNELS_H
 
@@ -50,9 +60,9 @@
 #include "backend/backend.h"
 #include "format/blocks.h"
 
-/* What a block of quantised activations stores beside its int8 values. The negative multiples are
- * the start values of kernels with unsigned weights, ready to broadcast: they cancel the weights'
- * offset. */
+/* The fields of a block of quantised activations other than its int8 values. neg8 and the like are
+ * start values for sums of kernels whose weights are unsigned: they cancel the offset of the
+ * weights. */
 typedef struct so_q32 {
     float d, s;        /* s = d · (float)sum */
     int32_t sum, neg8; /* −8 · sum */
@@ -84,8 +94,8 @@ typedef struct so_mm {
     size_t group_bytes; /* of a packed group (pack.h), w aligned to 64; 0: not packed */
     long m;
     const float *bias; /* [m] or NULL */
-    /* Packed weights: the group this thread reads after its rows, to be prefetched, or NULL. Its
-     * size in bytes, and the offset of its words. */
+    /* Packed weights: the row group that this thread reads after its rows, to be prefetched, or
+     * NULL; the size of that group in bytes, and the offset of its words (pack.h). */
     const uint8_t *next;
     size_t next_bytes, next_words;
     float *out;
@@ -113,27 +123,29 @@ enum { SO_MM_GRAIN = 16 };
     X(q6_k, SO_DTYPE_Q6_K)
 #define SO_MM_DTYPES(X) SO_MM_PLAIN_DTYPES(X) SO_MM_K_DTYPES(X)
 
-/* Attention over one page of one head of a KV store. Keys are transposed within the page: sixteen
- * scores fill one register, and no sum runs across lanes.
+/* Attention over one page of one head of a KV cache. Keys are transposed within the page, so that
+ * sixteen scores fill one register and no sum runs across lanes. Layout of a page, with D the head
+ * dimension:
  *
- *   F32, F16   k[d][SO_KV_PAGE]; v[SO_KV_PAGE][d]
- *   Q8_0       k: d / 32 times so_q8_keys; v: int8[SO_KV_PAGE][d], then the halves
- *              d[d / 32][SO_KV_PAGE]; d rounded up to a multiple of 32 */
+ *   F32, F16   keys k[D][SO_KV_PAGE]; values v[SO_KV_PAGE][D]
+ *   Q8_0       D rounded up to a multiple of 32. Keys: D / 32 times so_q8_keys. Values:
+ *              int8[SO_KV_PAGE][D], then their scales as fp16, [D / 32][SO_KV_PAGE] */
 typedef struct so_q8_keys {
     int8_t q[SO_QK / 4][SO_KV_PAGE][4]; /* four consecutive elements of the head together */
-    uint16_t d[SO_KV_PAGE];             /* halves */
+    uint16_t d[SO_KV_PAGE];             /* scales, fp16 */
 } so_q8_keys;
 
-/* A page or a part of one. `next` is read after it and is prefetched meanwhile (NULL: nothing). */
+/* A page or a part of it. `next` is the page that is read afterwards and prefetched now (NULL:
+ * none). */
 typedef struct so_attn_page {
     const void *at, *next;
-    int place, n; /* first position and count; ignored by `scores`, which covers the page */
+    int first, n; /* positions of the part; `scores` ignores them and covers the whole page */
 } so_attn_page;
 
 enum { SO_ATTN_CHUNK = 128, SO_ATTN_QUERIES = 36 };
 typedef struct so_attn_fns {
     /* Writes n queries times `scale` in the layout that `scores` reads, into at most n · max(d,
-     * SO_ATTN_WORDS) 32-bit words. */
+     * SO_ATTN_FIELDS) 32-bit values. */
     void (*queries)(const float *const *q, int n, int d, float scale, void *out);
     /* s[i · stride + j] = Σ_e q[i][e] · k[j][e] for the whole page */
     void (*scores)(so_attn_page k, const void *q, int n, int d, float *s, size_t stride);
@@ -141,13 +153,13 @@ typedef struct so_attn_fns {
     void (*values)(so_attn_page v, const float *p, int n, int d, float *o);
 } so_attn_fns;
 
-/* Layout of queries for a Q8_0 cache. For each block of 32 elements, each field holds n entries of
- * 32 bits, one per query; the value is the index of the field. */
+/* Layout of n queries for a Q8_0 cache: for each block of 32 elements, SO_ATTN_FIELDS fields of n
+ * 32-bit values, one value per query. The constants are indices of fields. */
 enum {
-    SO_ATTN_SCALE = 0,  /* float d_q */
-    SO_ATTN_START = 1,  /* int32 −128 · Σ q, for kernels whose keys must be unsigned */
-    SO_ATTN_BYTES = 2,  /* four int8 each, eight fields */
-    SO_ATTN_WORDS = 10, /* fields per block */
+    SO_ATTN_SCALE = 0,   /* float d_q */
+    SO_ATTN_START = 1,   /* int32 −128 · Σ q, for kernels whose keys must be unsigned */
+    SO_ATTN_BYTES = 2,   /* first of eight fields; a value holds four int8 elements */
+    SO_ATTN_FIELDS = 10, /* fields per block */
 };
 
 typedef struct so_kernels {
@@ -171,14 +183,15 @@ typedef struct so_kernels {
     void (*to_f16)(uint16_t *out, const float *x, long n);
     int32_t (*argmax)(const float *x, int d); /* -1: an element is not finite */
     so_attn_fns attn_f16, attn_f32, attn_q8;
-    /* Rounds 32 values of an entry of a Q8_0 cache; returns d as a half. */
+    /* Quantises 32 values of an entry of a Q8_0 cache; returns d as fp16. */
     uint16_t (*entry_q8)(const float *x, int8_t *q);
     /* For n queries, whose rows of s are SO_ATTN_CHUNK apart: *m = the largest of s[lo … hi-1],
      * s[lo … hi-1] = exp(s − *m), *sum = lane16(s). May overwrite other elements of the row. */
     void (*softmax)(float *s, int n, int lo, int hi, float *m, float *sum);
     void (*merge)(float *o, const float *part, float a, float b, int d); /* o = part·b + o·a */
     /* For the roofline. read_all reads n bytes and returns some function of them. multiply_all runs
-     * n rounds of int8 multiply-adds at the level's peak rate and returns their number. */
+     * n iterations of int8 multiply-adds at the level's peak rate and returns the number of
+     * multiply-adds. */
     uint64_t (*read_all)(const uint8_t *p, size_t n);
     long (*multiply_all)(long n);
 } so_kernels;

@@ -207,7 +207,7 @@ static inline void scores(const void *k, const float *q, int n, int d, float *s,
 static inline void values(so_attn_page v, const float *p, int n, int d, float *o, bool half) {
     for (int j = 0; j < v.n; j++)
         for (int e = 0; e < d; e++) {
-            float value = entry(v.at, (size_t)((v.place + j) * d + e), half);
+            float value = entry(v.at, (size_t)((v.first + j) * d + e), half);
             for (int i = 0; i < n; i++)
                 o[i * d + e] = fmaf(p[i * SO_ATTN_CHUNK + j], value, o[i * d + e]);
         }
@@ -246,7 +246,7 @@ static uint16_t entry_q8(const float *x, int8_t *q) {
 
 static void queries_q8(const float *const *q, int n, int d, float scale, void *out) {
     float *block = out;
-    for (int e = 0; e < d; e += SO_QK, block += SO_ATTN_WORDS * n)
+    for (int e = 0; e < d; e += SO_QK, block += SO_ATTN_FIELDS * n)
         for (int i = 0; i < n; i++) {
             float x[SO_QK] = {0};
             int8_t rounded[SO_QK];
@@ -274,7 +274,7 @@ static int32_t dot_q8(const so_q8_keys *k, int j, const float *bytes, int n) {
 static void scores_q8(so_attn_page page, const void *q, int n, int d, float *s, size_t stride) {
     const so_q8_keys *k = page.at;
     const float *block = q;
-    for (int e = 0; e < d; e += SO_QK, k++, block += SO_ATTN_WORDS * n)
+    for (int e = 0; e < d; e += SO_QK, k++, block += SO_ATTN_FIELDS * n)
         for (int i = 0; i < n; i++)
             for (int j = 0; j < SO_KV_PAGE; j++) {
                 float *sum = s + (size_t)i * stride + j;
@@ -288,11 +288,11 @@ static void values_q8(so_attn_page v, const float *p, int n, int d, float *o) {
     int width = (d + SO_QK - 1) / SO_QK * SO_QK;
     const int8_t *q = v.at;
     const uint16_t *scales = (const void *)(q + SO_KV_PAGE * width);
-    for (int j = v.place; j < v.place + v.n; j++)
+    for (int j = v.first; j < v.first + v.n; j++)
         for (int e = 0; e < d; e++) {
             float value = so_f16_to_f32(scales[e / SO_QK * SO_KV_PAGE + j]) * q[j * width + e];
             for (int i = 0; i < n; i++)
-                o[i * d + e] = fmaf(p[i * SO_ATTN_CHUNK + j - v.place], value, o[i * d + e]);
+                o[i * d + e] = fmaf(p[i * SO_ATTN_CHUNK + j - v.first], value, o[i * d + e]);
         }
 }
 

@@ -256,7 +256,7 @@ INLINE heads heads_of(so_dtype t, const uint8_t *head) {
     return h;
 }
 
-INLINE void add_sums(const so_mm *a, so_dtype t, const columns *at, groups g, int first,
+INLINE void add_sums(const so_mm *a, so_dtype t, const weight_tile *at, groups g, int first,
                      pending_sums s, vf (*acc)[2], prefetch *next) {
     const int n_pairs = sub_is_32(t) ? 4 : 8, bits = splits_scale(t) ? 3 : 8;
     size_t n_blocks = (size_t)a->act.k / 256;
@@ -281,7 +281,7 @@ INLINE void add_sums(const so_mm *a, so_dtype t, const columns *at, groups g, in
     }
 }
 
-INLINE void decode(so_dtype t, const columns *at, size_t b, int quarter, amx_block *w,
+INLINE void decode(so_dtype t, const weight_tile *at, size_t b, int quarter, amx_block *w,
                    prefetch *next) {
     UNROLL for (int j = 0; j < 2; j++)
         decode_quarter(t, at->head[j] + b * so_pack_head(t), at->word[j] + b * so_pack_words(t),
@@ -303,7 +303,7 @@ INLINE void store_tiles(tile_sums *c) {
 }
 
 /* Multiplies groups first … first+n-1 with all blocks of a tile. */
-INLINE void chunk(const so_mm *a, so_dtype t, const columns *at, groups g, int first, int n,
+INLINE void chunk(const so_mm *a, so_dtype t, const weight_tile *at, groups g, int first, int n,
                   vf (*acc)[2]) {
     size_t k = (size_t)a->act.k, n_blocks = k / 256;
     const int n_batches = 2 * 64 / sub_words(t); /* of prefetch, per decoded block */
@@ -312,11 +312,11 @@ INLINE void chunk(const so_mm *a, so_dtype t, const columns *at, groups g, int f
     pending_sums last = {.i = -1};
     prefetch next = prefetch_of_block(t, at, 0, (size_t)n_batches);
     NO_UNROLL for (int p = 0; p < 4; p++) decode(t, at, 0, p, w, &next);
-    for (size_t b = 0, turn = 0; b < n_blocks; b++) {
+    for (size_t b = 0, buf = 0; b < n_blocks; b++) {
         bool more = b + 1 < n_blocks;
         if (more)
             next = prefetch_of_block(t, at, b + 1, (size_t)(n_batches + g.rows * n));
-        for (int i = 0; i < n; i++, turn ^= 1) {
+        for (int i = 0; i < n; i++, buf ^= 1) {
             const int8_t *x = a->act.q + (size_t)first_row(a, g, first + i) * k + 256 * b;
             zero_tiles();
             NO_UNROLL for (int p = 0; p < 4; p++) {
@@ -326,8 +326,8 @@ INLINE void chunk(const so_mm *a, so_dtype t, const columns *at, groups g, int f
             }
             if (last.i >= 0)
                 add_sums(a, t, at, g, first, last, acc, &next);
-            store_tiles(c[turn]);
-            last = (pending_sums){b, i, c[turn]};
+            store_tiles(c[buf]);
+            last = (pending_sums){b, i, c[buf]};
         }
     }
     add_sums(a, t, at, g, first, last, acc, &next);
@@ -341,7 +341,7 @@ INLINE void product(const so_mm *a, so_dtype t, long begin, long end) {
     shape_tiles(g.rows);
     for (int from = 0; from < g.n; from += span)
         for (long r = begin; r < end; r += 2 * LANES) {
-            columns at = columns_at(a, words_at, r, end);
+            weight_tile at = weight_tile_at(a, words_at, r, end);
             int to = SO_MIN(from + span, g.n);
             if (r + 2 * LANES >= end)
                 at.next = to < g.n ? group_at(a, begin) : a->next;

@@ -53,7 +53,7 @@ INLINE vi fifth_bit(vi h, int c) {
     return vi_and(c < 4 ? vi_shl(h, 4 - c) : vi_shr(h, c - 4), vi_set8(16));
 }
 
-INLINE void pdecode32(so_dtype dtype, const columns *at, size_t b, pblock32 *out) {
+INLINE void pdecode32(so_dtype dtype, const weight_tile *at, size_t b, pblock32 *out) {
     UNROLL for (int j = 0; j < 2; j++) {
         const uint8_t *head = at->head[j] + b * so_pack_head(dtype);
         const uint8_t *words = at->word[j] + b * so_pack_words(dtype);
@@ -129,7 +129,7 @@ INLINE void ptile32(const so_mm *a, so_dtype dtype, const pblock32 *w, size_t ro
     }
 }
 
-INLINE void pchunk32(const so_mm *a, so_dtype dtype, const columns *at, size_t first, int n,
+INLINE void pchunk32(const so_mm *a, so_dtype dtype, const weight_tile *at, size_t first, int n,
                      vf (*acc)[2]) {
     size_t n_blocks = (size_t)a->act.k / 32;
     for (size_t b = 0; b < n_blocks; b++) {
@@ -206,7 +206,7 @@ INLINE void pscales256(so_dtype dtype, const uint8_t *head, const int j, pblock2
     }
 }
 
-INLINE void pdecode256(so_dtype dtype, const columns *at, size_t b, pblock256 *out) {
+INLINE void pdecode256(so_dtype dtype, const weight_tile *at, size_t b, pblock256 *out) {
     UNROLL for (int j = 0; j < 2; j++)
         pscales256(dtype, at->head[j] + b * so_pack_head(dtype), j, out);
     UNROLL for (int s = 0; s < 8; s++) {
@@ -330,7 +330,7 @@ INLINE ptile256_fn *const *ptiles_of(so_dtype dtype) {
                                     : ptiles_q6_k;
 }
 
-INLINE void pchunk256(const so_mm *a, so_dtype dtype, const columns *at, size_t first, int n,
+INLINE void pchunk256(const so_mm *a, so_dtype dtype, const weight_tile *at, size_t first, int n,
                       vf (*acc)[2]) {
     for (size_t b = 0; b < (size_t)a->act.k / 256; b++) {
         pblock256 w;
@@ -347,10 +347,10 @@ INLINE void packed(const so_mm *a, so_dtype dtype, bool wide, long begin, long e
     int span = span_rows(a, CHUNK);
     for (int from = 0; from < a->act.n; from += span)
         for (long r = begin; r < end; r += 2 * LANES) {
-            columns at = columns_at(a, words_at, r, end);
+            weight_tile at = weight_tile_at(a, words_at, r, end);
             int to = SO_MIN(from + span, a->act.n);
             if (r + 2 * LANES >= end)
-                next_columns(a, to < a->act.n ? group_at(a, begin) : NULL, &at);
+                set_next_tile(a, to < a->act.n ? group_at(a, begin) : NULL, &at);
             for (int first = from; first < to; first += CHUNK) {
                 int n = SO_MIN(CHUNK, to - first);
                 for (int i = 0; i < n; i++)

@@ -1,8 +1,8 @@
-/* The memory that each operation touches, stated once for two uses. At submit, so_cpu_ranges checks
- * that every view is inside its buffer; a violation is a bug in the caller and aborts. The task
- * list uses the same ranges to omit barriers between operations that touch different memory. A
- * range may be larger than what is touched, never smaller: a range that is too small would lose a
- * barrier. Pure functions; called by the thread that submits. */
+/* The memory ranges that each operation reads and writes. They have two uses. At submit,
+ * so_cpu_ranges checks that every view is inside its buffer; a violation is a bug in the caller and
+ * aborts. The task list omits the barrier between two operations whose ranges do not conflict. A
+ * range may be larger than the memory that is accessed, but not smaller: then a barrier could be
+ * missing. Pure functions; called by the thread that submits. */
 #include "backend/cpu/cpu.h"
 #include "base/mem.h"
 
@@ -49,14 +49,15 @@ static void put_to_end(list *l, so_view v) {
     put(l, v, v.buf->n_bytes - v.off, false);
 }
 
+/* The whole KV cache. */
 static void put_store(list *l, const so_kv_store *s, bool write) {
     SO_ASSERT(s != NULL);
     SO_ASSERT_OP(l->n, <, SO_OP_RANGES);
     l->out[l->n++] = (so_range){s, 0, SIZE_MAX, write, 0, 0};
 }
 
-/* The written range must not overlap one that every thread reads: other
- * threads read it meanwhile. */
+/* A range that is read by all threads must not overlap the written range: a thread would read what
+ * another one is writing. */
 static void assert_disjoint(const list *l, int written, int read) {
     const so_range *w = &l->out[written], *r = &l->out[read];
     SO_ASSERT(w->owner != r->owner || w->end <= r->begin || r->end <= w->begin);
@@ -93,7 +94,7 @@ static void attention_ranges(list *l, const so_op *op) {
     put_rows(l, op->attention.q, op->n, d, false);
     put(l, op->attention.rows, (size_t)op->n * sizeof(so_attn_row), false);
     put_to_end(l, op->attention.pages);
-    if (op->attention.tails.buf) /* chains have no tails */
+    if (op->attention.tails.buf) /* absent if all rows are chains */
         put_to_end(l, op->attention.tails);
 }
 
@@ -110,14 +111,14 @@ static void kv_ranges(list *l, const so_op *op) {
     long d = (long)s->shape.n_heads_kv * s->shape.head_dim;
     put_columns(l, op->kv_store.k, op->n, d, false);
     put_columns(l, op->kv_store.v, op->n, d, false);
-    /* a padded last block per head: blocks and columns have different borders */
+    /* The last Q8_0 block of a head is padded, so borders of blocks are not borders of columns. */
     if (s->shape.dtype == SO_DTYPE_Q8_0 && s->shape.head_dim % SO_COLUMN_GRAIN != 0)
         l->out[l->n - 1].columns = l->out[l->n - 2].columns = 0;
     put(l, op->kv_store.slots, (size_t)op->n * sizeof(so_kv_slot), false);
 }
 
-/* Residual additions are split by rows, like the norm that follows; other
- * operations in small parts. */
+/* Residual additions are split by rows, like the norm that follows; other operations are split into
+ * small parts. */
 static void eltwise_ranges(list *l, const so_op *op) {
     int d = op->eltwise.d;
     long parts = op->kind == SO_OP_ADD ? op->n : (long)op->n * (d / so_cpu_grain(d));
