@@ -5,8 +5,9 @@
 stand-ins  The regex engine of `tokenizers` (Oniguruma) has newer characters than Debian 12's PCRE2
            (Unicode 14). Each range is replaced by a Unicode 14 character of the same category (and Han or not) and the
            same length in UTF-8.
-inert      The normalizers of `tokenizers` have older Unicode data than utf8proc. These are the characters
-           that they leave unchanged although today they combine, decompose or compose.
+not normalized
+           The normalizers of `tokenizers` have older Unicode data than utf8proc. These are the characters
+           that they leave unchanged although by newer Unicode versions they combine, decompose or compose.
 Needs tokenizers, unicodedata2 (newest), and a Python whose unicodedata is 14.0.0 (3.11).
 """
 import sys
@@ -51,7 +52,7 @@ def left_alone(c):
     return nfkd(c) == c and nfd(c + over) == c + over and nfd(acute + c) == acute + c
 
 
-def inert():
+def not_normalized():
     found = set()
     for c in ALL:
         new = unicodedata2.decomposition(chr(c))
@@ -92,12 +93,14 @@ def main():
 #include <stdint.h>
 
 /* clang-format off */
-/* Characters that the reference's regex engine knows and Unicode 14 does not (or sorts otherwise),
- * with a character of Unicode 14 that has the reference's category and the same length. */
+/* Characters whose category in Hugging Face tokenizers' regex engine differs from Unicode 14
+ * (PCRE2). The third number is a character that has the wanted category in Unicode 14 and the same
+ * length in UTF-8. */
 """)
         table(f, "unicode_stand_ins", stand_ins(), "{0x%X, 0x%X, 0x%X},", 3)
-        f.write("\n/* Characters that normalise today and not in the reference. */\n")
-        table(f, "unicode_inert", inert(), "{0x%X, 0x%X},", 2)
+        f.write("\n/* Characters that Hugging Face tokenizers leaves unchanged when it normalises, and utf8proc does\n"
+                " * not. */\n")
+        table(f, "unicode_not_normalized", not_normalized(), "{0x%X, 0x%X},", 2)
         f.write("/* clang-format on */\n\n#endif\n")
 
 

@@ -55,8 +55,9 @@ static void take_min(size_t *least, int64_t bytes) {
     *least = SO_MIN(*least, v);
 }
 
-/* memory.current includes cached file pages, which the kernel reclaims on demand. */
-static void group_limit(void *arg, const char *dir) {
+/* Lowers *arg to the memory that a cgroup still has available: its limit, minus what it uses, plus
+ * cached file pages, which memory.current includes although the kernel reclaims them on demand. */
+static void limit_to_group(void *arg, const char *dir) {
     int64_t max = read_number(dir, "memory.max", ""), used = read_number(dir, "memory.current", "");
     if (max < 0 || used < 0)
         return;
@@ -69,7 +70,7 @@ size_t so_mem_available(void) {
     int64_t free_kb = read_number("/proc", "meminfo", "MemAvailable:");
     if (free_kb >= 0)
         take_min(&least, free_kb * 1024);
-    so_cgroup_walk(group_limit, &least);
+    so_cgroup_walk(limit_to_group, &least);
     struct rlimit space;
     int64_t pages = read_number("/proc/self", "statm", "");
     if (pages >= 0 && getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur < INT64_MAX)

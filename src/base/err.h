@@ -21,7 +21,7 @@
     X(SO_ENOTFOUND, -7, "not found")        \
     X(SO_ELIMIT, -8, "limit reached")       \
     X(SO_ECANCELLED, -9, "cancelled")       \
-    X(SO_EMISMATCH, -10, "parts do not fit together")
+    X(SO_EMISMATCH, -10, "files or options do not belong together")
 
 enum so_code {
 #define X(name, value, text) name = value,
@@ -34,8 +34,8 @@ typedef struct so_err {
     char msg[512];
 } so_err;
 
-/* Fills err (if not NULL) and returns `code`. A message that is too long is truncated between two
- * UTF-8 characters. */
+/* Fills err (if not NULL) and returns `code`. A message that is too long is truncated after a whole
+ * UTF-8 character. */
 int so_err_set(so_err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 /* Prepends "fmt: " to err's message and returns err's code. */

@@ -25,16 +25,16 @@ typedef struct so_session {
     bool seed_set;    /* /seed was used since the last answer */
     bool quit;
     so_buf answer;   /* text of the last answer */
-    int n_first;     /* tokens of the last answer that came with its first pass */
+    int n_first;     /* number of tokens of the last answer that its first pass produced */
     so_report total; /* counts of all answers */
     int n_answers, n_failed;
 } so_session;
 
 /* Prints a line on stderr; stdout is for answers only. */
 void so_chat_print(const so_session *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Answers the conversation, which must end with a user's turn. Returns false where there is no
- * answer, because it failed or was stopped before its first token; the turn is then still the last
- * message. */
+/* Generates an answer to the conversation, which must end with a user's turn, and appends it.
+ * Returns false if the answer failed or was stopped before its first token; the conversation then
+ * still ends with the user's turn. */
 bool so_chat_answer(so_session *s);
 /* Executes the turn if it is a command; returns whether it was one. */
 bool so_chat_command(so_session *s, so_str turn);

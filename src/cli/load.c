@@ -1,5 +1,6 @@
-/* Opens the model of the command line. Prints errors itself, so that all commands report them in
- * the same way. Main thread, or the engine thread of `serve`. */
+/* Opens the model that the command line names, and converts options for the engine. Prints errors
+ * itself, so that all commands report errors in the same way. Main thread, or the engine thread of
+ * `serve`. */
 #include "cli/load.h"
 
 #include <stdlib.h>
@@ -50,21 +51,21 @@ so_dtype so_cli_kv_dtype(const so_args *a) {
 }
 
 int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out) {
-    int most = so_model_hparams(b->model)->n_ctx_train;
+    int max_ctx = so_model_hparams(b->model)->n_ctx_train;
     so_engine_defaults(b->model, out);
     int64_t ctx = so_args_int(a, SO_OPT_CTX, out->n_ctx);
-    if (ctx > most || ctx == 1)
+    if (ctx > max_ctx || ctx == 1)
         return so_args_bad(
-            a, "--ctx-size %lld: this model's context must be from 2 to %d; 0 is the longest",
-            (long long)ctx, most);
-    out->n_ctx = ctx == 0 ? most : (int)ctx;
+            a, "--ctx-size %lld: must be from 2 to %d for this model, or 0 for the maximum",
+            (long long)ctx, max_ctx);
+    out->n_ctx = ctx == 0 ? max_ctx : (int)ctx;
     out->n_parallel = (int)so_args_int(a, SO_OPT_PARALLEL, 1);
     out->n_batch = (int)so_args_int(a, SO_OPT_BATCH, out->n_batch);
     out->kv_dtype = so_cli_kv_dtype(a);
     if (strcasecmp(so_args_str(a, SO_OPT_KV_LAYOUT, "paged"), "slotted") == 0)
         out->kv_layout = SO_KV_SLOTTED;
     out->n_pages = (int)so_args_int(a, SO_OPT_KV_PAGES, 0);
-    /* a measurement must not find its prompts in the cache */
+    /* Commands that measure must compute every prompt, also when it repeats an earlier one. */
     out->prefix_cache = !so_args_has(a, SO_OPT_NO_PREFIX_CACHE) &&
                         !(a->cmd->bit & (SO_CMD_BENCH | SO_CMD_PROVE | SO_CMD_THEORY));
     return 0;

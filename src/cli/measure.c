@@ -1,14 +1,15 @@
 /* `sooth theory --measure`: options, drafters and the order of the measurements.
  *
  *   1. Check the options, open the models and create every drafter once, so that errors are
- *      reported before minutes are spent.
- *   2. Time passes of the target by width, t(n): some now, some before each drafter in step 3.
+ *      reported before the long measurements begin.
+ *   2. Time passes of the target over n rows, for each n. This gives t(n), which step 3 refines
+ *      with further passes before each drafter is timed.
  *   3. For each temperature: generate texts with the target, measure the acceptance of every
- *      drafter over them, and predict and measure the speed-up of every drafter.
+ *      drafter on these texts, predict the speed-up of every drafter, and measure the speed-up.
  *   4. Print tables or one JSON object.
  *
- * Ctrl-C ends steps 2 and 3 and continues with step 4: results so far are printed, and the exit
- * status is 130. Main thread only; the signal handler sets a flag. */
+ * Ctrl-C ends steps 2 and 3: step 4 then prints the results so far, and the exit status is 130.
+ * Main thread only; the signal handler sets a flag. */
 #include "cli/measure.h"
 
 #include <math.h>
@@ -35,8 +36,8 @@ enum {
 };
 const double so_measure_leniences[SO_MEASURE_LENIENCES] = {1, 0.5, 0.3, 0.1};
 
-/* One or two of each category of bench/prompts: how repetitive a text is decides how well drafters
- * without a model do. */
+/* One or two prompts of each category of bench/prompts, because the acceptance of drafters without
+ * a model depends on how repetitive the text is. */
 static const char *const PROMPTS[] = {
     "Write a Java class Point with fields x and y, getters, setters, equals and hashCode.",
     "Write a C function month_name(int m) with a switch over the twelve months.",
@@ -98,10 +99,10 @@ so_sample_params so_measure_sampling(const so_measure *m, uint64_t seed) {
 
 typedef struct maker {
     so_measure *m;
-    int half;
+    int half; /* of the texts: the drafter is measured on texts half, half + 2, … */
 } maker;
 
-/* Counts a table from the texts of the other half. */
+/* Counts a table from the other half of the texts, on which the drafter is not measured. */
 static int count_table(const maker *k, int order, so_table **out, so_err *err) {
     const so_measure *m = k->m;
     so_table_counter *c = NULL;
@@ -116,7 +117,7 @@ static int count_table(const maker *k, int order, so_table **out, so_err *err) {
     return so_table_counter_finish(c, so_tokenizer_hash(m->b.tok), out, err);
 }
 
-/* Opens the draft model that a spec names; each file once. */
+/* Opens the draft model that a spec names. A file that several specs name is opened once. */
 static int open_file(so_measure *m, so_str file, const so_bundle **out, so_err *err) {
     char *path = so_strndup(file.ptr, file.len);
     so_bundle_opts o;
@@ -316,8 +317,8 @@ static int read_prompts(so_measure *m) {
     return rc;
 }
 
-/* Sets the shortest sufficient context, so that caches stay small; limits answers where it is
- * short. */
+/* Sets the shortest context that suffices, so that caches stay small. Limits the length of answers
+ * if --ctx-size leaves little room. */
 static int fit_context(so_measure *m) {
     int longest = 0, which = 0;
     for (int i = 0; i < m->n_prompts; i++)
@@ -330,7 +331,7 @@ static int fit_context(so_measure *m) {
         return so_err_set(
             &m->err, SO_ELIMIT,
             "prompt %d has %d tokens, which leaves no room for an answer in a context "
-            "of %d: shorten it or raise --ctx-size",
+            "of %d: shorten the prompt or raise --ctx-size",
             which + 1, longest, m->eo.n_ctx);
     int want = SO_MIN(SO_MAX((m->n_tokens + MIN_TEXTS - 1) / MIN_TEXTS, 16), (int)MAX_ANSWER);
     m->n_answer = SO_MIN(want, room);
@@ -338,7 +339,7 @@ static int fit_context(so_measure *m) {
     return SO_OK;
 }
 
-static int open_pass(so_measure *m) {
+static int open_teacher(so_measure *m) {
     int max_rows = SO_MAX((int)ROWS, m->max_gamma + 1);
     so_teacher_opts o = {.n_pages = so_kv_pages_for(m->eo.n_ctx + max_rows) +
                                     so_kv_pages_for(SO_MEASURE_CACHED + SO_MEASURE_WIDEST) + 2,
@@ -352,7 +353,8 @@ static int open_pass(so_measure *m) {
     return rc;
 }
 
-/* The draft model of -md, else the one registered for the target, where a drafter takes one. */
+/* Opens the draft model of -md. Without -md, opens the one that is registered for the target, if
+ * some drafter uses a draft model. */
 static int open_draft(so_measure *m) {
     bool wanted = m->n_drafters == 0;
     const char *needed_by = NULL;
@@ -389,10 +391,10 @@ static int open_all(so_measure *m) {
     if (rc == SO_OK)
         rc = fit_context(m);
     if (rc == SO_OK)
-        rc = open_pass(m);
+        rc = open_teacher(m);
+    /* Only to report errors now. They are created again once there are texts to count. */
     if (rc == SO_OK)
-        rc = make_drafters(
-            m); /* to report errors now; created again once there are texts to count */
+        rc = make_drafters(m);
     drop_drafters(m);
     return rc == SO_OK ? 0 : so_args_fail(m->a, &m->err);
 }
@@ -400,7 +402,7 @@ static int open_all(so_measure *m) {
 /* --- order of the measurements --- */
 
 static int measure_temp(so_measure *m) {
-    int rc = so_measure_write(m);
+    int rc = so_measure_generate(m);
     if (rc == SO_OK && !stopped)
         rc = make_drafters(m);
     if (rc == SO_OK && !stopped)

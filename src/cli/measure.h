@@ -23,7 +23,7 @@ enum {
     SO_MEASURE_LENIENCES = 4,
     SO_MEASURE_GAMMA = 16, /* longest draft considered, unless --gamma is larger */
     SO_MEASURE_WIDEST = SO_MAX_DRAFT + 1,
-    SO_MEASURE_FILES = 8,    /* most draft models named in specs */
+    SO_MEASURE_FILES = 8,    /* maximum number of draft models named in specs */
     SO_MEASURE_CACHED = 256, /* tokens in the cache while passes are timed */
     SO_MEASURE_ROUNDS = 64,  /* timed passes kept for each width */
 };
@@ -39,8 +39,8 @@ void so_ratio_add(so_ratio *r, double a, double n);
 double so_ratio_value(const so_ratio *r); /* NaN where n is 0 */
 double so_ratio_error(const so_ratio *r); /* NaN with fewer than two texts */
 
-/* One text: a prompt and the target's answer. Even and odd texts form two halves: tables counted
- * from one half are measured on the other. */
+/* One text: a prompt and the target's answer. Texts with even and with odd numbers form two halves.
+ * A table that is counted from one half of the texts is measured on the other half. */
 typedef struct so_measure_text {
     so_tokens ids;
     int n_prompt;
@@ -94,7 +94,7 @@ typedef struct so_measure {
     float temps[SO_MEASURE_TEMPS];
     int n_temps;
     int n_tokens; /* to measure at each temperature */
-    int n_answer; /* most tokens of one answer */
+    int n_answer; /* maximum number of tokens of one answer */
     int max_gamma, fixed_gamma;
     uint64_t seed;
 
@@ -128,8 +128,8 @@ so_sample_params so_measure_sampling(const so_measure *m, uint64_t seed);
 int so_measure_build(so_measure *m, so_measure_drafter *d, int half, so_draft_set *out);
 
 /* measure_text.c: generates texts at the current temperature; measures the acceptance of every
- * drafter over them. Both return early, with SO_OK, when stopped. */
-int so_measure_write(so_measure *m);
+ * drafter on these texts. Both return early, with SO_OK, when stopped. */
+int so_measure_generate(so_measure *m);
 int so_measure_accept(so_measure *m);
 void so_measure_free_texts(so_measure *m);
 

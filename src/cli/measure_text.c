@@ -1,9 +1,10 @@
 /* Generates texts with the target, and measures how often each drafter's guess for the next token
  * would be accepted.
  *
- * Texts. The prompts are used in turn. At temperature 0 a prompt has one answer, so a second text
- * from it begins with a few tokens sampled at temperature 1, which count as prompt. Texts are short
- * (n_answer), because the standard error decreases with their number.
+ * Texts. The prompts are used one after the other, then again from the first. At temperature 0 a
+ * prompt has only one answer, so the answer of a later text with the same prompt begins with a few
+ * tokens sampled at temperature 1, which count as prompt. Texts are short (n_answer), because the
+ * standard error decreases with the number of texts.
  *
  * Acceptance. p is the target's distribution at a position after all sampling options. A guess is
  *   a point x          accepted with probability p(x), by `reject` and by `match`
@@ -122,7 +123,7 @@ static int write_group(so_measure *m, so_engine *e, int from, int n, int *n_empt
     return rc;
 }
 
-int so_measure_write(so_measure *m) {
+int so_measure_generate(so_measure *m) {
     so_engine_opts o = m->eo;
     so_engine *e = NULL;
     int n_empty = 0, number = 0;

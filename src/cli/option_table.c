@@ -1,8 +1,9 @@
 /* The table of all options, and the texts that differ between commands.
  *
- * An option is a row here and an id in options.h. The row states which commands take it, its type
- * and range, and what help says about it; parsing (options.c), help (help.c) and completion
- * (completion.c) read nothing else. Help texts and defaults are ASCII, so that a byte is a column.
+ * An option is a row here and an id in options.h. The row states which commands have the option,
+ * its type, its range and its help text. Parsing (options.c), help (help.c) and completion
+ * (completion.c) use only this table. Help texts and defaults are ASCII, so that a byte is one
+ * column.
  *
  * A default is only described here. The command that reads the option applies it. */
 #include "base/mem.h"
@@ -58,7 +59,7 @@ static const so_option table[SO_OPT_COUNT] = {
                         .value = "TYPE",
                         .choices = "f16|f32|q8_0",
                         .default_text = "f16",
-                        .help = "Element type of the KV cache; q8_0 takes half the memory of f16 "
+                        .help = "Element type of the KV cache; q8_0 needs half the memory of f16 "
                                 "and is less precise",
                         .cmds = RUNS_MODEL | SO_CMD_INSPECT},
     [SO_OPT_KV_LAYOUT] = {.group = "Model",
@@ -77,8 +78,8 @@ static const so_option table[SO_OPT_COUNT] = {
                          .max = 1 << 24,
                          .value = "N",
                          .default_text = "enough for --parallel sequences of --ctx-size",
-                         .help = "Size of the KV cache in pages of 32 positions; requests wait "
-                                 "while it is full",
+                         .help = "Size of the KV cache in pages of 32 positions; when it is full, "
+                                 "requests wait, or are preempted and resumed later",
                          .cmds = SPECULATES},
     [SO_OPT_NO_PREFIX_CACHE] = {.group = "Model",
                                 .name = "no-prefix-cache",
@@ -112,7 +113,8 @@ static const so_option table[SO_OPT_COUNT] = {
                       .max = 4096,
                       .value = "N",
                       .default_text = "256",
-                      .help = "Most prompt tokens in one forward pass; never changes the output",
+                      .help = "Maximum number of prompt tokens in one forward pass; never changes "
+                              "the output",
                       .cmds = RUNS_MODEL},
 
     /* --- Prompt --- */
@@ -183,8 +185,9 @@ static const so_option table[SO_OPT_COUNT] = {
                         .min = -1,
                         .max = 1 << 24,
                         .value = "N",
-                        .default_text = "until the model ends or the context is full",
-                        .help = "Most tokens to generate",
+                        .default_text = "until the model emits an end token or the context is "
+                                        "full",
+                        .help = "Maximum number of tokens to generate",
                         .cmds = LOADS | SO_CMD_CHAT | SO_CMD_DEMO},
     [SO_OPT_STOP] = {.group = "Output",
                      .name = "stop",
@@ -197,7 +200,7 @@ static const so_option table[SO_OPT_COUNT] = {
     [SO_OPT_IGNORE_EOS] = {.group = "Output",
                            .name = "ignore-eos",
                            .type = SO_TYPE_FLAG,
-                           .help = "Continue after the model's end token",
+                           .help = "Continue when the model emits an end token",
                            .cmds = ANSWERS},
     [SO_OPT_NO_HISTORY] = {.group = "Output",
                            .name = "no-history",
@@ -212,7 +215,7 @@ static const so_option table[SO_OPT_COUNT] = {
                      .type = SO_TYPE_SEED,
                      .value = "N",
                      .default_text = "random, and reported",
-                     .help = "Random seed; the same seed gives the same text",
+                     .help = "Random seed; with --verify match the same seed gives the same text",
                      .cmds = LOADS | SO_CMD_CHAT | SO_CMD_DEMO},
     [SO_OPT_NONCE] = {.group = "Sampling",
                       .name = "nonce",
@@ -230,7 +233,7 @@ static const so_option table[SO_OPT_COUNT] = {
                      .max = 100,
                      .value = "T",
                      .default_text = "the model's own, else 0.8",
-                     .help = "Temperature; 0 always takes the most likely token",
+                     .help = "Temperature; 0 always selects the most likely token",
                      .cmds = SAMPLES | SO_CMD_BENCH | SO_CMD_THEORY | SO_CMD_DEMO},
     [SO_OPT_TOP_K] = {.group = "Sampling",
                       .name = "top-k",
@@ -266,7 +269,8 @@ static const so_option table[SO_OPT_COUNT] = {
                                .max = 100,
                                .value = "R",
                                .default_text = "the model's own, else 1",
-                               .help = "Divide the logits of recent tokens by R; 1 turns it off",
+                               .help = "Make recent tokens less likely: divide positive logits by "
+                                       "R, multiply negative ones by R; 1 turns it off",
                                .cmds = SAMPLES},
     [SO_OPT_REPEAT_LAST_N] = {.group = "Sampling",
                               .name = "repeat-last-n",
@@ -275,8 +279,8 @@ static const so_option table[SO_OPT_COUNT] = {
                               .max = 1 << 24,
                               .value = "N",
                               .default_text = "64",
-                              .help = "Number of recent tokens the penalties apply to; -1 means "
-                                      "the whole context, 0 turns them off",
+                              .help = "Number of last tokens that the three penalties consider; "
+                                      "-1 means the whole context, 0 turns the penalties off",
                               .cmds = SAMPLES},
     [SO_OPT_PRESENCE_PENALTY] = {.group = "Sampling",
                                  .name = "presence-penalty",
@@ -285,8 +289,8 @@ static const so_option table[SO_OPT_COUNT] = {
                                  .max = 100,
                                  .value = "A",
                                  .default_text = "0",
-                                 .help = "Subtract A from the logit of every token that the output "
-                                         "already contains",
+                                 .help = "Subtract A from the logit of every token that occurs in "
+                                         "the output, within the last --repeat-last-n tokens",
                                  .cmds = SAMPLES},
     [SO_OPT_FREQUENCY_PENALTY] = {.group = "Sampling",
                                   .name = "frequency-penalty",
@@ -295,8 +299,9 @@ static const so_option table[SO_OPT_COUNT] = {
                                   .max = 100,
                                   .value = "A",
                                   .default_text = "0",
-                                  .help = "Subtract A from a token's logit for each time that the "
-                                          "output contains it",
+                                  .help = "Subtract A from a token's logit for each of its "
+                                          "occurrences in the output, within the last "
+                                          "--repeat-last-n tokens",
                                   .cmds = SAMPLES},
     [SO_OPT_LOGIT_BIAS] = {.group = "Sampling",
                            .name = "logit-bias",
@@ -313,7 +318,8 @@ static const so_option table[SO_OPT_COUNT] = {
                          .value = "N",
                          .default_text = "0",
                          .help = "With --json, report the log probability of each token and of the "
-                                 "N most likely ones, before any of the options above",
+                                 "N most likely ones, computed before temperature, penalties, "
+                                 "bias, top-k, top-p and min-p",
                          .cmds = SO_CMD_RUN},
 
     /* --- Speculation --- */
@@ -362,7 +368,7 @@ static const so_option table[SO_OPT_COUNT] = {
                           .max = 64,
                           .value = "N",
                           .default_text = "16",
-                          .help = "Most tokens proposed in one round",
+                          .help = "Maximum number of tokens proposed in one round",
                           .cmds = SPECULATES},
     [SO_OPT_DRAFT_MIN] = {.group = "Speculation",
                           .name = "draft-min",
@@ -371,7 +377,7 @@ static const so_option table[SO_OPT_COUNT] = {
                           .max = 64,
                           .value = "N",
                           .default_text = "0",
-                          .help = "Discard drafts of fewer tokens",
+                          .help = "Discard drafts of fewer than N tokens",
                           .cmds = SPECULATES},
     [SO_OPT_DRAFT_P_MIN] = {.group = "Speculation",
                             .name = "draft-p-min",
@@ -394,8 +400,8 @@ static const so_option table[SO_OPT_COUNT] = {
                            .name = "prediction",
                            .type = SO_TYPE_TEXT,
                            .value = "FILE",
-                           .help = "The text you expect, for --spec predict (which becomes the "
-                                   "default)",
+                           .help = "File with the text that you expect, for --spec predict, which "
+                                   "becomes the default",
                            .cmds = SPECULATES & ~SO_CMD_SERVE},
     [SO_OPT_VIEW] = {.group = "Speculation",
                      .name = "view",
@@ -419,7 +425,8 @@ static const so_option table[SO_OPT_COUNT] = {
                      .type = SO_TYPE_TEXT,
                      .value = "ADDRESS",
                      .default_text = "127.0.0.1",
-                     .help = "Address to listen on; 0.0.0.0 means every interface (set a key then)",
+                     .help = "Address to listen on; 0.0.0.0 means every interface, which needs "
+                             "--api-key to be safe",
                      .cmds = SO_CMD_SERVE},
     [SO_OPT_PORT] = {.group = "Server",
                      .name = "port",
@@ -470,7 +477,7 @@ static const so_option table[SO_OPT_COUNT] = {
                       .max = 10000,
                       .value = "N",
                       .default_text = "64",
-                      .help = "Most requests that wait; further ones get status 429",
+                      .help = "Maximum number of waiting requests; further ones get status 429",
                       .cmds = SO_CMD_SERVE},
     [SO_OPT_MAX_CONNECTIONS] = {.group = "Server",
                                 .name = "max-connections",
@@ -479,8 +486,8 @@ static const so_option table[SO_OPT_COUNT] = {
                                 .max = 100000,
                                 .value = "N",
                                 .default_text = "512",
-                                .help = "Most open connections; beyond that the one idle longest "
-                                        "is closed",
+                                .help = "Maximum number of open connections; for a further one, "
+                                        "the connection that was idle longest is closed",
                                 .cmds = SO_CMD_SERVE},
     [SO_OPT_MAX_BODY] = {.group = "Server",
                          .name = "max-body",
@@ -489,7 +496,7 @@ static const so_option table[SO_OPT_COUNT] = {
                          .max = 1 << 30,
                          .value = "BYTES",
                          .default_text = "1048576",
-                         .help = "Largest request body",
+                         .help = "Maximum size of a request body",
                          .cmds = SO_CMD_SERVE},
     [SO_OPT_HTTP_THREADS] = {.group = "Server",
                              .name = "http-threads",
@@ -508,8 +515,8 @@ static const so_option table[SO_OPT_COUNT] = {
                         .max = 86400,
                         .value = "SECONDS",
                         .default_text = "60",
-                        .help = "Time limit for receiving a request and for sending to a client "
-                                "that does not read",
+                        .help = "Time limit for receiving a request, and for sending to a client "
+                                "that reads nothing",
                         .cmds = SO_CMD_SERVE},
     [SO_OPT_DRAIN_TIMEOUT] = {.group = "Server",
                               .name = "drain-timeout",
@@ -560,7 +567,7 @@ static const so_option table[SO_OPT_COUNT] = {
                       .type = SO_TYPE_FLOAT,
                       .max = 1,
                       .value = "A",
-                      .help = "Acceptance rate: the chance that a proposed token is accepted",
+                      .help = "Chance that a proposed token is accepted, given that it is tested",
                       .cmds = SO_CMD_THEORY},
     [SO_OPT_GAMMA] = {.group = "Theory",
                       .name = "gamma",

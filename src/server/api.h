@@ -13,8 +13,8 @@
 /* An error response: {"error": {"message","type","param","code"}}. */
 typedef struct so_api_error {
     int status;       /* HTTP status */
-    const char *code; /* constant, for programs; NULL: null */
-    char param[96];   /* the field in error; empty: null */
+    const char *code; /* a constant string for programs; NULL: "code" is null */
+    char param[96];   /* name of the invalid field; empty: "param" is null */
     char msg[640];
 } so_api_error;
 
@@ -29,10 +29,10 @@ json_t *so_api_error_json(const so_api_error *e);
 
 /* false, "", [] or {}. */
 bool so_api_is_empty(const json_t *v);
-/* "'NAME' is not supported by this server: leave it out", and more. */
+/* Fills e with "'NAME' is not supported by this server: leave it out", followed by `more`. */
 bool so_api_refuse(so_api_error *e, const char *name, const char *more);
-/* False: the value would change the answer, and this server cannot honour it. *known: the name is
- * in the table. */
+/* Returns false, with e filled, if the value would change the answer in a way that this server does
+ * not support. *known: whether the name is in the table. */
 bool so_api_check_refused(const char *name, const json_t *v, bool *known, so_api_error *e);
 
 /* --- requests (api_parse.c) --- */
@@ -56,7 +56,7 @@ typedef struct so_api_prompt {
     size_t n_ids;
 } so_api_prompt;
 
-/* The field "speculative". What it does not set comes from the server's options. */
+/* The field "speculative". The server's options apply where the field does not set a value. */
 typedef struct so_api_spec {
     int enabled;                      /* −1: not set */
     const char *drafter;              /* NULL: not set */
@@ -69,7 +69,7 @@ typedef struct so_api_spec {
 typedef struct so_api_request {
     so_api_kind kind;
     json_t *root;         /* the parsed body; strings below point into it */
-    json_t *messages;     /* chat: contents are strings, parts joined */
+    json_t *messages;     /* chat: each content is one string; text parts were joined */
     const json_t *kwargs; /* chat_template_kwargs, or NULL */
     so_api_prompt *prompts;
     int n_prompts;     /* 1 for a chat */
@@ -78,7 +78,7 @@ typedef struct so_api_request {
     so_sample_params sample; /* the parser's defaults, changed by the request; bias is owned */
     bool has_seed, has_nonce;
     uint64_t nonce;
-    int max_tokens; /* −1: no limit but the context */
+    int max_tokens; /* −1: limited by the context only */
     int min_tokens;
     int n;
     so_str *stops, *bad_words;
@@ -89,7 +89,7 @@ typedef struct so_api_request {
     bool add_special; /* completions: add BOS if the model uses one */
     bool stream, include_usage, echo, ignore_eos, rounds;
     bool logprobs;     /* of the generated tokens */
-    int n_top;         /* alternatives to each */
+    int n_top;         /* number of alternatives that are reported for each token */
     so_str prediction; /* the expected text; ptr NULL: none */
     so_api_spec spec;
     int priority;
@@ -107,15 +107,16 @@ typedef struct so_api_tokenize {
     json_t *root;
     so_str text;
     bool add_special, parse_special, with_pieces;
-    so_buf ignored; /* as above */
+    so_buf ignored; /* as in so_api_request */
 } so_api_tokenize;
 bool so_api_parse_tokenize(so_str body, so_api_tokenize *out, so_api_error *err);
 void so_api_tokenize_free(so_api_tokenize *t);
 /* /detokenize: {"tokens": […]}. On success the caller frees *ignored. */
 bool so_api_parse_detokenize(so_str body, so_tokens *out, so_buf *ignored, so_api_error *err);
 
-/* The speculation options of a request (api_spec.c): its own, else the server's. max_draft: the
- * engine's; 0: no request may speculate. `text` owns the drafter's name and must outlive *out. */
+/* Sets the speculation options of a request (api_spec.c): those of the request, and the server's
+ * (deflt) where the request has none. max_draft is the engine's; 0: no request may speculate.
+ * `text` owns the drafter's name and must outlive *out. */
 bool so_api_choose_spec(const so_api_request *r, const so_spec_opts *deflt, int max_draft,
                         so_buf *text, so_spec_opts *out, so_api_error *err);
 

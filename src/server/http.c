@@ -1,12 +1,13 @@
-/* Requests and responses: what a request may ask, and the headers of every answer.
+/* Requests and responses: which requests are allowed, and the headers of every response.
  *
- * A request is answered when its body has been read, errors included: a client that is still
- * sending would not see the answer otherwise. Only a body that is far too large is cut off. The
- * bytes kept of bodies are bounded, for one request and for all together.
+ * A response, an error included, is sent only after the request's body has been read, because many
+ * clients do not read a response while they are sending. There are two exceptions: a client that
+ * waits for "100 Continue", and a body that is far too large to be read. The memory for bodies is
+ * bounded, for one request (--max-body) and for all requests together.
  *
- * A connection whose job has nothing to send sleeps. It is put to sleep under the job's lock and
- * woken by the engine thread under the same lock, so a wake-up is never lost. All functions run on
- * the thread of the connection. */
+ * A connection sleeps while its job has nothing to send. It starts to sleep under the job's lock,
+ * and the engine thread wakes it under the same lock, so a wake-up is never lost. All functions run
+ * on the thread of the connection. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -17,7 +18,7 @@
 #include "base/sha256.h"
 #include "server/impl.h"
 
-enum { MAX_BODIES = 8 }; /* bodies being received, all together: this times max_body */
+enum { MAX_BODIES = 8 }; /* the bodies of all requests may have this times max_body bytes */
 /* MAX_DISCARD: bytes of a refused body that are read so that the client sees the error. */
 enum { MAX_DISCARD = 16 << 20, STREAM_BLOCK = 16 << 10 };
 
@@ -60,11 +61,11 @@ static void add_headers(const so_exchange *x, so_buf *h, const char *type) {
     }
 }
 
-/* Before the response head is written: it states whether the connection closes. */
+/* Called before the head of the response is written, which states whether the connection closes. */
 static void begin_response(so_exchange *x, int status) {
     x->status = status;
     if (so_server_get_state(x->s) == SO_SERVER_DRAINING)
-        x->c->keep = false;
+        x->c->keep_alive = false;
     if (!x->job)
         so_watch_busy(x->s, x->c, NULL);
 }
@@ -106,13 +107,13 @@ void so_http_send_preflight(so_exchange *x) {
     so_buf h = {0};
     so_route_find(x->method, x->path, &allow);
     if (!allowed_origin(x)) {
-        so_api_fail(&e, 405, "method_not_allowed", NULL, "%.100s takes %s", x->path, allow);
+        so_api_fail(&e, 405, "method_not_allowed", NULL, "%.100s supports only %s", x->path, allow);
         so_http_send_error(x, &e);
         return;
     }
     add_headers(x, &h, NULL);
     add(&h, "Access-Control-Allow-Methods", allow);
-    /* Clients send headers of their own (x-stainless-…): all are allowed, the origin was checked. */
+    /* Clients send their own headers (x-stainless-…). All are allowed: the origin was checked. */
     const char *asked = so_http_header(x, "Access-Control-Request-Headers");
     add(&h, "Access-Control-Allow-Headers", asked ? asked : "Authorization, Content-Type");
     add(&h, "Access-Control-Max-Age", "600");
@@ -126,7 +127,7 @@ static void add_error_headers(so_exchange *x, int status, so_buf *h) {
     if (status == 401)
         add(h, "WWW-Authenticate", "Bearer");
     if (status == 413)
-        x->c->keep = false;
+        x->c->keep_alive = false;
     if (status == 405) {
         so_route_find(x->method, x->path, &allow);
         add(h, "Allow", allow);
@@ -194,9 +195,10 @@ static bool has_key(const so_exchange *x) {
     return diff == 0;
 }
 
-/* A page of another site can make a visitor's browser send requests to a server that only the
- * visitor can reach. The browser states the page's site as Origin. */
-static bool is_foreign(const so_exchange *x) {
+/* Whether the request comes from a web page of another site. Such a page can make a visitor's
+ * browser send requests to a server that only the visitor can reach. The browser then sends the
+ * page's site as Origin. */
+static bool has_foreign_origin(const so_exchange *x) {
     const char *origin = so_http_header(x, "Origin"), *host = so_http_header(x, "Host");
     if (!origin || allowed_origin(x))
         return false;
@@ -234,10 +236,11 @@ static bool is_loopback_name(so_str s) {
     return inet_pton(AF_INET6, text, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
-/* DNS rebinding: after its page was loaded, a site changes its DNS name to this machine's address.
- * To the browser the server is then part of that site, and Origin and Host agree. So a server on
+/* Whether the Host header has a name that is not this machine's: the sign of DNS rebinding. In that
+ * attack a site, once its page is loaded, changes its DNS entry to the address of this machine. The
+ * browser then treats this server as part of the site, and Origin and Host agree. So a server on
  * loopback without a key accepts only names of this machine and those of --allow-host. With a key
- * the check is not needed: the page does not have it. */
+ * the check is not needed, because the page does not have the key. */
 static bool has_foreign_host(const so_exchange *x) {
     const so_server *s = x->s;
     const char *host = so_http_header(x, "Host");
@@ -264,25 +267,25 @@ static void check_early(so_exchange *x) {
     x->route = so_route_find(x->method, x->path, &allow);
     if (head->length > o->max_body)
         so_api_fail(e, 413, "body_too_large", NULL,
-                    "the body has %llu bytes: this server takes at most %zu (--max-body)",
+                    "the body has %llu bytes; this server accepts at most %zu (--max-body)",
                     (unsigned long long)head->length, o->max_body);
     else if (!so_http_header(x, "Host") && head->minor > 0)
         so_api_fail(e, 400, "missing_host", NULL, "the request has no Host header");
     else if (has_foreign_host(x))
         so_api_fail(e, 403, "foreign_host", NULL,
                     "Host '%.80s' is not a name of this machine, and the server listens on "
-                    "loopback; start it with --allow-host NAME to allow it",
+                    "loopback; start the server with --allow-host NAME to allow this name",
                     so_http_header(x, "Host"));
     else if (!allow)
         so_api_fail(e, 404, "unknown_path", NULL, "this server has no path %.100s", x->path);
-    else if (is_foreign(x))
+    else if (has_foreign_origin(x))
         so_api_fail(e, 403, "foreign_origin", NULL,
                     "requests from pages of other sites (Origin: %.80s) are refused; start the "
                     "server with --cors ORIGIN to allow them",
                     so_http_header(x, "Origin"));
     else if (!x->route)
-        so_api_fail(e, 405, "method_not_allowed", NULL, "%.100s takes %s, not %.16s", x->path,
-                    allow, x->method);
+        so_api_fail(e, 405, "method_not_allowed", NULL, "%.100s supports only %s, not %.16s",
+                    x->path, allow, x->method);
     else if (is_encoded(x))
         so_api_fail(e, 415, "unsupported_encoding", NULL,
                     "Content-Encoding '%.40s' is not supported: send the body uncompressed",
@@ -307,8 +310,9 @@ so_exchange *so_http_begin(so_server *s, so_conn *c, bool expects_continue) {
     so_exchange *x = create(s, c, c->head.method, c->head.path);
     check_early(x);
     if (x->early_error.status && (expects_continue || c->head.length > MAX_DISCARD)) {
-        /* The client waits for an answer before it sends, or sends too much to be read. */
-        c->keep = c->keep && c->body.state == SO_BODY_DONE;
+        /* The client waits for an answer before it sends the body, or the body is too large to be
+         * read. */
+        c->keep_alive = c->keep_alive && c->body.state == SO_BODY_DONE;
         so_http_send_error(x, &x->early_error);
     }
     return x;
@@ -321,7 +325,7 @@ void so_http_refuse(so_exchange *x, const so_api_error *e) {
     so_http_send_error(x, e);
 }
 
-/* Adds n bytes to the sum over all requests, which is returned. */
+/* Adds n to the number of body bytes of all requests; returns the new number. */
 static size_t count_bytes(so_exchange *x, size_t n) {
     x->body_counted += n;
     return atomic_fetch_add(&x->s->body_bytes, n) + n;
@@ -336,7 +340,7 @@ bool so_http_receive(so_exchange *x, so_str piece) {
         return true;
     if (x->n_received > s->o.max_body)
         so_api_fail(&x->early_error, 413, "body_too_large", NULL,
-                    "the body has more than %zu bytes, the most this server takes (--max-body)",
+                    "the body has more than %zu bytes, the maximum of this server (--max-body)",
                     s->o.max_body);
     else if (count_bytes(x, piece.len) > MAX_BODIES * s->o.max_body)
         so_api_fail(&x->early_error, 503, "overloaded", NULL,
@@ -376,7 +380,7 @@ void so_http_resume(so_exchange *x) { so_route_resume(x); }
 void so_http_completed(so_exchange *x, bool sent) {
     so_server *s = x->s;
     if (!sent)
-        x->status = 499; /* the client left before the response was sent */
+        x->status = 499; /* the client disconnected before the response was sent */
     so_watch_quiet(s, x->c);
     atomic_fetch_sub(&s->body_bytes, x->body_counted);
     so_metrics_http(s->metrics, x->route ? x->route->path : "other", x->status,
@@ -387,7 +391,7 @@ void so_http_completed(so_exchange *x, bool sent) {
         bool done = x->job->state == SO_JOB_DONE;
         pthread_mutex_unlock(&x->job->lock);
         if (!done)
-            x->job->cancelled = true; /* the engine ends it at the next step */
+            x->job->cancelled = true; /* the engine ends the job at the next step */
         so_job_release(x->job);
     } else {
         so_log_exchange(s, x);

@@ -185,7 +185,7 @@ static bool read_length(const char *text, uint64_t *out, so_api_error *err) {
     text += strspn(text, "0");
     if (strlen(text) > 18) /* 10^18 < 2^63 */
         return so_api_fail(err, 413, "body_too_large", NULL,
-                           "Content-Length %.40s is more than this server takes (--max-body)",
+                           "Content-Length %.40s is more than this server accepts (--max-body)",
                            text);
     *out = strtoull(text, NULL, 10);
     return true;

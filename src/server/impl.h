@@ -65,7 +65,7 @@ typedef struct so_conn {
     so_head head;               /* of the current request */
     so_body body;               /* its body's framing */
     so_exchange *x;             /* the current request; NULL: none */
-    bool keep;                  /* the connection stays open after the response */
+    bool keep_alive;            /* the connection stays open after the response */
     bool streaming;             /* more of the response comes from so_http_read_stream */
     so_buf out;                 /* response head, or a piece of a stream */
     so_str body_out;            /* response body, sent after `out` */

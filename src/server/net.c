@@ -160,7 +160,7 @@ static void put_head(so_conn *c, int status, const so_buf *headers) {
     SO_ASSERT(c->out.len == 0);
     so_buf_printf(&c->out, "HTTP/1.1 %d %s\r\n", status, phrase_of(status));
     put_date(&c->out);
-    if (!c->keep)
+    if (!c->keep_alive)
         so_buf_append_c(&c->out, "Connection: close\r\n");
     else if (c->head.minor == 0)
         so_buf_append_c(&c->out, "Connection: keep-alive\r\n");
@@ -187,7 +187,7 @@ void so_net_reply(so_conn *c, int status, const so_buf *headers, so_buf *owned, 
 
 /* HTTP/1.0 has no chunks: the end of the connection ends the stream. */
 void so_net_stream(so_conn *c, const so_buf *headers) {
-    c->keep = c->keep && c->head.minor > 0;
+    c->keep_alive = c->keep_alive && c->head.minor > 0;
     put_head(c, 200, headers);
     so_buf_append_c(&c->out, c->head.minor > 0 ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n");
     c->streaming = true;
@@ -243,9 +243,9 @@ static bool take_more(so_conn *c) {
 
 static void finish(so_conn *c) {
     bool whole = c->body.state == SO_BODY_DONE && c->in_at == c->in.len;
-    bool keep = c->keep;
+    bool keep_alive = c->keep_alive;
     forget_request(c, true);
-    if (keep)
+    if (keep_alive)
         c->state = SO_CONN_HEAD;
     else if (whole)
         c->state = SO_CONN_CLOSED;
@@ -305,7 +305,7 @@ static so_str unread(const so_conn *c) {
 /* Responds to a malformed request. The connection is closed then: where the next request would
  * begin is unknown. */
 static void refuse(so_conn *c, const so_api_error *err) {
-    c->keep = false;
+    c->keep_alive = false;
     c->body = (so_body){0};
     if (!c->x)
         c->x = so_http_begin_bad(c->loop->s, c);
@@ -317,10 +317,10 @@ static bool is_too_long(so_conn *c, so_str in, so_api_error *err) {
         return false;
     if (memchr(in.ptr, '\n', SO_HEAD_MAX))
         so_api_fail(err, 431, "headers_too_large", NULL,
-                    "the headers have more than %d bytes, the most this server takes", SO_HEAD_MAX);
+                    "the headers have more than %d bytes, the maximum of this server", SO_HEAD_MAX);
     else
         so_api_fail(err, 414, "uri_too_long", NULL,
-                    "the request line has more than %d bytes, the most this server takes",
+                    "the request line has more than %d bytes, the maximum of this server",
                     SO_HEAD_MAX);
     refuse(c, err);
     return true;
@@ -336,7 +336,7 @@ static void say_continue(so_conn *c) {
 static void begin_request(so_conn *c) {
     const char *expect = so_head_get(&c->head, "Expect");
     bool expects_continue = expect && strcasecmp(expect, "100-continue") == 0 && c->head.minor > 0;
-    c->keep = c->head.keep_alive;
+    c->keep_alive = c->head.keep_alive;
     so_body_init(&c->body, &c->head);
     c->state = SO_CONN_BODY;
     c->x = so_http_begin(c->loop->s, c, expects_continue);

@@ -99,7 +99,7 @@ static int compose(so_text_kind kind, so_str text, so_buf *out, so_err *err) {
     size_t begin = 0, len;
     int rc = 0;
     for (size_t i = 0; i < text.len && rc == 0; i += len) {
-        if (!so_unicode_is_inert(so_utf8_at(text.ptr + i, &len)))
+        if (!so_unicode_not_normalized(so_utf8_at(text.ptr + i, &len)))
             continue;
         rc = compose_run(kind, (so_str){text.ptr + begin, i - begin}, out, err);
         so_buf_append(out, text.ptr + i, len);

@@ -5,9 +5,9 @@
  * writes a new text and swaps the two buffers.
  *
  * A split has three steps: (1) the matcher divides a piece into ranges, each a match or a gap; (2)
- * `invert` exchanges the two; (3) the behaviour joins or drops ranges. The rules for joining are
- * those of Hugging Face tokenizers, also for two delimiters in a row and for one at the end. Any
- * thread, each with its own so_pieces. */
+ * with `invert`, matches become gaps and gaps become matches; (3) the behaviour joins or drops
+ * ranges. The rules for joining are those of Hugging Face tokenizers, also for two matches in a row
+ * and for a match at the end of the piece. Any thread, each with its own so_pieces. */
 #include "token/pretok.h"
 
 #include <stdlib.h>
@@ -70,10 +70,10 @@ static void swap_spans(so_pieces *p) {
 
 /* ---- splitting ---- */
 
-/* Joins ranges in the order of the text. A range may be empty (an empty match): it takes part in
- * joining and is dropped when written. MERGED_WITH_NEXT: a delimiter is joined to the gap after it,
- * not to another delimiter. So a delimiter stays open; a gap after it is joined to it; a delimiter
- * after it closes it. */
+/* Joins ranges in the order of the text. A range may be empty (an empty match): it is joined like
+ * any other, but a result that is empty is not written. With MERGED_WITH_NEXT a match is joined
+ * with the gap that follows, but not with another match. So after a match the range stays open: a
+ * gap extends the range, and another match ends it. */
 typedef struct joiner {
     so_pieces *out;
     so_split behaviour;

@@ -28,10 +28,10 @@ uint32_t so_unicode_stand_in(uint32_t cp) {
                                                                           : 0;
 }
 
-bool so_unicode_is_inert(uint32_t cp) {
+bool so_unicode_not_normalized(uint32_t cp) {
     size_t i;
-    if (cp < unicode_inert[0][0])
+    if (cp < unicode_not_normalized[0][0])
         return false;
-    FIRST_NOT_BEFORE(unicode_inert, cp, i);
-    return i < SO_LEN(unicode_inert) && cp >= unicode_inert[i][0];
+    FIRST_NOT_BEFORE(unicode_not_normalized, cp, i);
+    return i < SO_LEN(unicode_not_normalized) && cp >= unicode_not_normalized[i][0];
 }

@@ -11,6 +11,6 @@ uint32_t so_unicode_stand_in(uint32_t cp);
 
 /* True for characters that utf8proc normalises and Hugging Face tokenizers, with older tables,
  * leaves unchanged. */
-bool so_unicode_is_inert(uint32_t cp);
+bool so_unicode_not_normalized(uint32_t cp);
 
 #endif

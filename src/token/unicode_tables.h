@@ -6,8 +6,9 @@
 #include <stdint.h>
 
 /* clang-format off */
-/* Characters that the reference's regex engine knows and Unicode 14 does not (or sorts otherwise),
- * with a character of Unicode 14 that has the reference's category and the same length. */
+/* Characters whose category in Hugging Face tokenizers' regex engine differs from Unicode 14
+ * (PCRE2). The third number is a character that has the wanted category in Unicode 14 and the same
+ * length in UTF-8. */
 static const uint32_t unicode_stand_ins[][3] = {
     {0x897, 0x897, 0x816}, {0xCF3, 0xCF3, 0x903}, {0xECE, 0xECE, 0x816}, {0x1B4E, 0x1B4F, 0x830},
     {0x1B7F, 0x1B7F, 0x830}, {0x1C89, 0x1C89, 0x10A0}, {0x1C8A, 0x1C8A, 0x10D0}, {0x2427, 0x2429, 0x9FA},
@@ -43,8 +44,9 @@ static const uint32_t unicode_stand_ins[][3] = {
     {0x2B739, 0x2B739, 0x20000}, {0x2EBF0, 0x2EE5D, 0x20000}, {0x31350, 0x323AF, 0x20000},
 };
 
-/* Characters that normalise today and not in the reference. */
-static const uint32_t unicode_inert[][2] = {
+/* Characters that Hugging Face tokenizers leaves unchanged when it normalises, and utf8proc does
+ * not. */
+static const uint32_t unicode_not_normalized[][2] = {
     {0x558, 0x558}, {0x58B, 0x58C}, {0x5C8, 0x5C9}, {0x7FD, 0x7FD},
     {0x897, 0x89F}, {0x8CA, 0x8D3}, {0x9FE, 0x9FE}, {0xC3C, 0xC3C},
     {0xD3B, 0xD3C}, {0xEBA, 0xEBA}, {0x1715, 0x1715}, {0x1ABF, 0x1AF0},
