@@ -163,8 +163,8 @@ typedef struct sooth_draft {
     size_t size;
     const int32_t *tokens; /* [n_tokens] prompt and text so far; valid during the call */
     int n_tokens, n_prompt;
-    int max;          /* most guesses */
-    int max_depth;    /* most guesses that follow each other */
+    int max;          /* maximum number of guesses */
+    int max_depth;    /* maximum depth of a guess */
     int32_t *ids;     /* [max], to be filled */
     int32_t *parents; /* [max], to be filled; preset to a chain: i - 1 */
 } sooth_draft;
@@ -173,11 +173,11 @@ typedef int sooth_tree_drafter(void *user, const sooth_draft *draft);
 
 typedef struct sooth_engine_params {
     size_t size;
-    int n_ctx;      /* most tokens of one request, prompt included; 0: the model's, at most 4096 */
-    int n_parallel; /* most requests that run at once; further ones queue */
-    int n_batch;    /* most prompt tokens in one pass; never changes the text */
+    int n_ctx;      /* maximum tokens of a request, prompt included; 0: the model's, up to 4096 */
+    int n_parallel; /* maximum requests that run at once; further ones queue */
+    int n_batch;    /* maximum prompt tokens in one pass; never changes the text */
     int kv_f32;     /* 1: KV cache in 32-bit floats, 0: 16-bit; ignored if kv_type is set */
-    int max_draft;  /* most guesses in a row, from 1 to 64; 0: no speculation in this engine */
+    int max_draft;  /* maximum guesses in a row, from 1 to 64; 0: no speculation in this engine */
     const char *draft_model; /* file or folder, for the drafter "model"; NULL: the best draft that
                                 is registered for this model, if one is installed */
     float draft_temp;        /* temperature of the draft model; negative: the request's */

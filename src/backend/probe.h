@@ -1,5 +1,5 @@
 /* Measured limits of the machine under a CPU backend: memory bandwidth and multiply-add rate, the
- * two sides of the roofline that benchmarks print beside their figures. */
+ * two sides of the roofline that benchmarks print next to their results. */
 #ifndef SO_BACKEND_PROBE_H
 #define SO_BACKEND_PROBE_H
 

@@ -6,7 +6,7 @@
 #include "cli/load.h"
 #include "cli/teacher.h"
 
-enum { SO_BENCH_WIDEST = 64 /* most rows with logits in one pass */ };
+enum { SO_BENCH_WIDEST = 64 /* maximum rows with logits in one pass */ };
 
 typedef struct so_bench_rig {
     const so_args *a;

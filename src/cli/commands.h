@@ -2,7 +2,7 @@
 #ifndef SO_CLI_COMMANDS_H
 #define SO_CLI_COMMANDS_H
 
-/* Bits of commands, for the set of commands that take an option. */
+/* Bits of commands, for the set of commands that have an option. */
 enum {
     SO_CMD_RUN = 1 << 0,
     SO_CMD_PULL = 1 << 1,
@@ -31,7 +31,7 @@ typedef struct so_command {
     const char *usage;                 /* what follows the name; '\n' begins another form */
     const char *summary;
     const char *args; /* values of the first argument and their meaning, "a\tmeaning\n…", or NULL */
-    int min_pos, max_pos; /* number of arguments beside options */
+    int min_pos, max_pos; /* number of arguments that are not options */
 } so_command;
 
 const so_command *so_command_at(int i); /* NULL past the end */

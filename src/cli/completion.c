@@ -98,7 +98,7 @@ static value_kind command_argument(const so_command *c, so_buf *words) {
         return WORDS;
     case SO_CMD_INSPECT:
         return MODELS;
-    case SO_CMD_QUANTIZE: /* IN OUT TYPE: files, and types beside them */
+    case SO_CMD_QUANTIZE: /* IN OUT TYPE: two files and a type */
         add_types(words);
         return FILES;
     case SO_CMD_TRACE:

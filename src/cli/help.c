@@ -50,7 +50,7 @@ static void print_wrapped(const page *p, const char *text, int at, int indent) {
     fputc('\n', p->out);
 }
 
-/* A head and its text, beside it or below it. */
+/* A heading and its text, to the right of the heading or below it. */
 static void print_row(const page *p, const char *head, const char *text, int column) {
     int len = (int)strlen(head);
     if (len + 2 > column) {

@@ -13,7 +13,7 @@ void so_help_overview(FILE *f);
 /* Usage, summary, arguments and options of one command. */
 void so_help_command(const so_command *cmd, bool color);
 
-/* A topic: text that `sooth help NAME` prints beside the commands' help. */
+/* A topic: a text that `sooth help NAME` prints and that does not belong to a command. */
 typedef struct so_topic {
     const char *name, *summary;
     const char *intro; /* paragraphs, separated by '\n' */

@@ -17,7 +17,7 @@ typedef struct so_teacher {
 
 typedef struct so_teacher_opts {
     int n_pages;              /* size of the cache, for all sequences */
-    int max_rows, max_logits; /* most in one pass */
+    int max_rows, max_logits; /* maximum in one pass */
     so_dtype kv_dtype;
 } so_teacher_opts;
 

@@ -5,8 +5,8 @@
  *   sooth theory --measure -m M …                tables 3 to 5 for the user's models (measure.c)
  *
  * Each form prints text or, with --json, one object; --svg FILE draws figures 2 to 4, and marks
- * alpha where it is given. All numbers are computed by the program; the numbers printed in the
- * paper appear beside them with a label. Main thread only. */
+ * alpha where it is given. All numbers are computed by the program; the paper's own numbers are
+ * printed next to them with a label. Main thread only. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>

@@ -118,7 +118,7 @@ typedef struct so_drafter_vt {
     /* Required. Creates the state of a request. */
     int (*open)(so_drafter *d, const so_draft_text *text, void **state, so_err *err);
     void (*close)(so_drafter *d, void *state);
-    /* Required. Adds guesses to each job's tree beside those already in it; adding none is allowed.
+    /* Required. Adds guesses to each job's tree, which may contain some; adding none is allowed.
      * A drafter catches up from the job's text on tokens that it did not get through observe. */
     int (*propose)(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err);
     /* Optional. Accepted tokens, in order, after each round, whichever drafter guessed them. */

@@ -30,7 +30,7 @@ static void forget_half(so_suffix *index) {
     int len = so_suffix_len(index), keep = len / 2;
     const int32_t *tokens = so_suffix_tokens(index);
     so_suffix_clear(index);
-    for (int i = 0; i < keep; i++) /* the write position stays behind the read position */
+    for (int i = 0; i < keep; i++) /* tokens are read before the index overwrites them */
         so_suffix_add(index, tokens[len - keep + i]);
 }
 

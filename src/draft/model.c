@@ -152,10 +152,11 @@ static void model_observe(so_drafter *d, void *state, const int32_t *tokens, int
         so_drafter_observe(md->inner, ((request_state *)state)->inner, tokens, n);
 }
 
-/* A draft may take the target's hidden states as input (so_model_d_target_hidden): with each accepted token
- * the hidden state it was sampled from. The latest N_HIDDEN are kept; prompt tokens, guesses and
- * older tokens are fed without. Shared pages may hold tokens fed either way: this changes guesses,
- * never the output. */
+/* A draft model may read the target's hidden states (so_model_d_target_hidden): with each accepted
+ * token the hidden state from which the token was sampled. The latest N_HIDDEN states are kept;
+ * prompt tokens, guesses and older tokens are fed without a hidden state. Shared pages may hold
+ * tokens that were fed with or without one: this changes guesses, not the distribution of the
+ * output. */
 static void model_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
     model_drafter *md = (model_drafter *)d;
     request_state *s = state;
@@ -257,10 +258,10 @@ static int run_inner(model_drafter *md, int n, so_err *err) {
 
 /* --- sampling --- */
 
-/* A row of the draft as it is sampled. A draft may have logits for a vocabulary subset only
- * (so_model_vocab_subset): its rows then have that width and are sampled so, unless bias or penalties name
- * tokens; q is 0 outside the subset. ids: the tokens of the columns; NULL: the columns are the
- * ids. */
+/* A row of the draft as it is sampled. If the draft has logits only for a vocabulary subset
+ * (so_model_vocab_subset), its rows have the width of the subset and are sampled at that width,
+ * unless bias or penalties name tokens; q is 0 outside the subset. ids: the tokens of the columns;
+ * NULL: column i is token i. */
 typedef struct draft_row {
     const float *logits;
     so_sampler *sampler;
@@ -362,8 +363,8 @@ static bool is_worth_drawing(const chain *c) {
 /* Samples a column from the row's probabilities, which become the proposal's q; −1: the chain ends.
  * The confidence is derived from the row's peak before anything is sampled: if much of q is on one
  * token, p mostly agrees (Σ min(p,q) is 0.25 in the flattest eighth of rows, 0.71 in the most
- * peaked). The square root spreads rows over the levels of acceptance.h and errs on the high side,
- * so that no level stays untested because of it. */
+ * peaked). The square root spreads rows over the levels of acceptance.h. It errs on the high side,
+ * so that a low confidence never keeps a level from being tested. */
 static int32_t draw_from_chances(model_drafter *md, chain *c, const so_sample_params *p,
                                  const draft_row *r, int row) {
     so_draft_job *job = c->job;

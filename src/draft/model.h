@@ -9,11 +9,11 @@
 
 typedef struct so_model_drafter_opts {
     int n_vocab;    /* of the target: width of trees and rows */
-    int d_model;    /* of the target: width of its hidden states, for drafts that take them */
+    int d_model;    /* of the target: width of its hidden states, for drafts that read them */
     int n_ctx;      /* of the target; the draft's own context may be shorter and then ends
                      * drafting */
     int n_parallel; /* requests that draft at the same time */
-    int n_batch;    /* most tokens of one catch-up pass */
+    int n_batch;    /* maximum tokens of one catch-up pass */
     int max_draft;  /* deepest draft */
     so_dtype kv_dtype;
     so_kv_layout kv_layout;

@@ -18,7 +18,7 @@ typedef struct so_bundle_opts {
     bool draft; /* the model may have logits for a vocabulary subset only */
     void (*progress)(void *user, double done); /* may be NULL */
     void *user;
-    so_backend *backend; /* borrowed, for a second model beside the first; NULL: open a new one */
+    so_backend *backend; /* borrowed, so that a second model uses the same; NULL: open a new one */
 } so_bundle_opts;
 
 typedef struct so_bundle {
@@ -40,8 +40,8 @@ void so_bundle_close(so_bundle *b);
 int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bundle_opts *o,
                          so_bundle *out, so_err *err);
 /* Opens the best draft that is registered for the target (draft/registry.h), by the measurements
- * with this cache type (plan/choose_draft.h). Returns false and leaves *out if there is none that can be
- * opened. */
+ * with this cache type (plan/choose_draft.h). Returns false and leaves *out unchanged if no draft
+ * can be opened. */
 bool so_bundle_find_draft(const so_bundle *target, so_dtype kv_dtype, so_bundle *out);
 
 /* Overrides *p with the sampling parameters that generation_config.json or GGUF's

@@ -10,7 +10,7 @@ struct so_spec_set {
     char *text; /* the spec in its shortest form */
     so_draft_set drafters;
     so_plan_set *plan;
-    int width;   /* most chains in one tree: the number of drafters merged into it */
+    int width;   /* maximum chains in one tree: the number of drafters merged into it */
     int n_users; /* requests that use it */
     bool failed; /* has failed before: further failures are logged at debug level */
     /* This step: */

@@ -5,9 +5,9 @@
  *     never in the cache.
  *   - The pages of all rows are counted before the pass (schedule.c), so a pass cannot run out of
  *     cache.
- *   - Sequences and trees belong to slots and are created once. After creation, submission and the
- *     first round of each drafter a step allocates nothing, even if requests are admitted,
- *     preempted or finished in it.
+ *   - Each of the n_parallel places for running requests has a sequence and a tree, created once.
+ *     After creation, submission and the first round of each drafter a step allocates nothing, even
+ *     if it admits, preempts or finishes requests.
  *
  * This file does not decide which requests run (schedule.c) and samples nothing itself
  * (verifier.c). Engine thread. */
@@ -240,7 +240,8 @@ static void drop_cancelled(so_request *list) {
 
 /* --- the step --- */
 
-/* Adds the rows of one request: the chunk as a chain, then the tree. Returns the end of them. */
+/* Adds the rows of one request: the chunk as a chain, then the tree. Returns the index after the
+ * last row. */
 static int add_rows(so_engine *e, so_request *r, int seq, int at) {
     int len = so_seq_len(r->seq), root = at + r->n_chunk;
     for (int i = 0; i < r->n_chunk; i++)
@@ -303,8 +304,8 @@ static void commit(so_engine *e, so_request *r) {
         so_seq_commit(r->seq, e->step.path, n);
 }
 
-/* Adds one token, sampled from the logits row of `node`, to the text. Returns false if the request
- * ended with it. */
+/* Adds one token, sampled from the logits row of `node`, to the text. Returns false if this token
+ * ended the request. */
 static bool append_token(so_request *r, int node, int32_t token, so_origin origin) {
     so_engine *e = r->e;
     bool stop = false;

@@ -63,15 +63,15 @@ typedef void so_step_fn(void *user, const so_step_info *info);
 typedef enum so_keep { SO_KEEP_NOTHING, SO_KEEP_LARGE_MODELS, SO_KEEP_ALL } so_keep;
 
 typedef struct so_engine_opts {
-    int n_ctx;      /* most tokens of one request, prompt and answer */
-    int n_parallel; /* most requests that run at once; further ones queue */
-    int n_batch;    /* most prompt tokens in one pass */
+    int n_ctx;      /* maximum tokens of one request, prompt and answer */
+    int n_parallel; /* maximum requests that run at once; further ones queue */
+    int n_batch;    /* maximum prompt tokens in one pass */
     int n_pages;    /* size of the KV cache; 0: room for n_parallel requests of n_ctx tokens */
     so_dtype kv_dtype;
     so_kv_layout kv_layout;        /* slotted: with fewer pages fewer requests run at once */
     bool prefix_cache;             /* for paged caches; ignored for slotted ones */
     int max_draft;                 /* greatest depth of a draft; 0: no request may speculate */
-    int max_nodes;                 /* most guesses per request and step; 0: twice max_draft */
+    int max_nodes;                 /* maximum guesses per request and step; 0: twice max_draft */
     const so_model *draft;         /* for the drafter `model`; NULL: only model(FILE) works */
     const so_tokenizer *draft_tok; /* of the draft; NULL if the target has none */
     float draft_temp;              /* temperature of draft models; negative: the request's */

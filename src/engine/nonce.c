@@ -86,8 +86,8 @@ static uint64_t new_nonce(void) {
 
 /* --- can the nonce be hashed? --- */
 
-/* Most nodes that the drafters can add with a fixed length: one chain, or one per merged
- * drafter. */
+/* Maximum number of nodes that the drafters can add with a fixed length: one chain, or one per
+ * merged drafter. */
 static int max_nodes(const so_request *r) {
     return SO_MIN(r->spec.length * r->spec.set->width, r->e->o.max_nodes);
 }

@@ -4,8 +4,7 @@
  *              suffice
  *   2. gather  requests whose text is cached get a tree; requests in prefill share the chunk budget
  *   3. pages   count the pages of all rows; preempt the last in rank until they suffice
- *   4. guesses take only the pages that are left, so guesses are dropped before a request is
- *      preempted
+ *   4. guesses get only the remaining pages, so guesses are dropped before a request is preempted
  *
  * Rank is (priority, then order of submission). It is a total order and never changes. The queue
  * and the list of running requests are ordered by it, and the last in rank is preempted first.
@@ -188,9 +187,9 @@ static void admit(so_request *r) {
     attach_prefix(r);
 }
 
-/* The head of the queue is never overtaken: a long prompt could otherwise wait forever behind short
- * ones. If there is no room for it, it replaces the last in rank if that one has a lower
- * priority. */
+/* The head of the queue is never overtaken: otherwise short prompts could delay a long one forever.
+ * If there is no room for the head, the last in rank is preempted, provided that its priority is
+ * lower. */
 void so_schedule_admit(so_engine *e) {
     while (e->waiting) {
         so_request *r = e->waiting;
@@ -241,11 +240,12 @@ static int n_rows_to_score(const so_request *r) {
     return n_unscored(r) > 0 ? SO_MAX(0, so_seq_len(r->seq) + r->n_chunk - r->n_scored) : 0;
 }
 
-/* Adds up to `most` rows to the chunk of r, and to the rows to score at most *scores, which is
- * reduced. Returns the number of rows added. Rows that round_chunk_to_page removes later do not
- * return their scores to *scores, which only leaves some of this step's scores unused. */
-static int add_chunk(so_request *r, int most, int *scores) {
-    int had = n_rows_to_score(r), more = SO_MIN(n_uncached(r) - r->n_chunk, most);
+/* Adds up to max_rows rows to the chunk of r; at most *scores of them are rows to score, and
+ * *scores is reduced by their number. Returns the number of rows added. Rows to score that
+ * round_chunk_to_page removes later are not added back to *scores: this step then scores fewer rows
+ * than it could. */
+static int add_chunk(so_request *r, int max_rows, int *scores) {
+    int had = n_rows_to_score(r), more = SO_MIN(n_uncached(r) - r->n_chunk, max_rows);
     if (n_unscored(r) > 0) { /* rows that were scored before a preemption need no score again */
         int known = SO_MAX(0, r->n_scored - so_seq_len(r->seq) - r->n_chunk);
         more = SO_MIN(more, known + *scores);

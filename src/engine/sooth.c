@@ -49,7 +49,8 @@ static void unlock(const sooth_model *m) {
     pthread_mutex_unlock((pthread_mutex_t *)(uintptr_t)&m->lock);
 }
 
-/* Copies an internal error to the caller. Every public function that can fail ends with it. */
+/* Copies an internal error to the caller's struct. Every public function that can fail returns
+ * through this function. */
 static int report(int rc, const so_err *from, sooth_error *to) {
     if (rc < 0 && to) {
         to->code = rc;

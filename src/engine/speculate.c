@@ -2,8 +2,7 @@
  * on which drafters a request has.
  *
  *   1. room      how deep a draft may be: the request's limits, the end of its context (the last
- *                position is decoded without guesses), the pages that are left, its part of the
- *                pass
+ *                position is decoded without guesses), the remaining pages, its part of the pass
  *   2. propose   for each alternative of the spec, stage by stage (so_draft_set): the planner sets
  *                the depth and the terms, the drafter adds guesses, the planner keeps them or
  *                passes the request on to the next alternative
@@ -11,8 +10,8 @@
  *                it keeps all
  *
  * A drafter's data for a request is opened at submission and closed at the end of the request. If a
- * drafter fails, that is logged and its requests continue without its guesses: guesses cannot make
- * a token wrong, so their loss must not cost an answer. Engine thread. */
+ * drafter fails, the error is logged and its requests continue without its guesses: an answer never
+ * needs guesses. Engine thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -224,7 +223,7 @@ static so_plan_query ask_of(const so_request *r) {
                            .max_depth = r->spec.depth};
 }
 
-/* The nodes that are left are divided equally among the n_left drafters that add to this tree. */
+/* The remaining nodes are divided equally among the n_left drafters that still add to this tree. */
 static int node_budget(const so_request *r, int n_left) {
     int used = r->tree->n_nodes - 1, left = SO_MAX(r->spec.max_nodes - used, 0);
     return used + (left + n_left - 1) / n_left;

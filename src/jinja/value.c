@@ -202,13 +202,13 @@ void so_jj_buf_fill(so_jj *x, so_jj_buf *b, so_str s, size_t times) {
 so_jj_val so_jj_buf_str(so_jj *x, so_jj_buf *b) {
     so_jj_buf *owner = SO_JJ_NEW(x, so_jj_buf);
     *owner = *b;
-    b->cap = b->len; /* the free space behind the text now belongs to the string */
+    b->cap = b->len; /* the free space after the text now belongs to the string */
     so_str s = {b->data ? b->data : "", b->len};
     return str_of(x, s, count_chars(x, s), b->data ? owner : NULL);
 }
 
-/* a + b, ignoring markup. If `a` is at the end of its buffer and b fits, b is written behind it and
- * the result shares a's bytes: appending piece by piece takes linear time. */
+/* a + b, ignoring markup. If `a` is at the end of its buffer and b fits, b is written after `a` and
+ * the result shares a's bytes. So appending many pieces takes linear time. */
 so_jj_val so_jj_concat(so_jj *x, so_jj_val a, so_jj_val b) {
     const so_jj_str *l = a.s, *r = b.s;
     if (!r->len)

@@ -18,9 +18,9 @@ struct so_kv {
     so_kv_shape shape;
     so_kv_store *store;
     so_buffer *copies;   /* so_kv_slot from[SO_KV_COPY_CAP], to[SO_KV_COPY_CAP] */
-    int slot_pages;      /* pages per slot; 0: paged layout */
+    int run_pages;       /* pages per page run; 0: paged layout */
     int32_t *refs;       /* [n_pages] */
-    int32_t *free_pages; /* [n_pages] stack: free pages, or first pages of free slots */
+    int32_t *free_pages; /* [n_pages] stack: free pages, or first pages of free page runs */
     int n_free;          /* entries of free_pages */
     so_prefix *prefix;   /* NULL: no prefix tree */
     so_seq *seqs;
@@ -34,9 +34,9 @@ struct so_seq {
     int32_t *pages;
     int n_pages, pages_cap;
     int len;
-    int open;     /* nodes of the open speculation, 0: none open */
-    int n_shared; /* leading pages that are in the prefix tree */
-    int32_t slot; /* slotted: first page of its slot, −1: no slot yet */
+    int open;          /* nodes of the open speculation, 0: none open */
+    int n_shared;      /* leading pages that are in the prefix tree */
+    int32_t run_start; /* slotted: first page of its page run, −1: none yet */
 };
 
 /* --- kv.c --- */

@@ -5,15 +5,15 @@
  * Does not handle tokens, trees or models: a speculation is a number of nodes, a path is a list of
  * node numbers.
  *
- * The slotted layout is the paged one with fixed tables. A sequence takes all pages of a slot at
- * its first begin; n_pages covers only the positions in use. Code that reads page tables therefore
- * works for both layouts.
+ * The slotted layout is the paged one with fixed tables. A sequence gets all pages of its page run
+ * at its first begin; n_pages covers only the positions in use. Code that reads page tables
+ * therefore works for both layouts.
  *
  * Invariants (so_kv_check tests them):
  *   1. The reference count of a page is the number of page tables that hold it, plus one if it is
  *      in the prefix tree. A page with count 0 is in the free list exactly once; no other page is
- *      in it. Slotted: every page of a slot in use has count 1, and the free list holds the first
- *      pages of the other slots.
+ *      in that list. Slotted: every page of a page run in use has count 1, and the free list holds
+ *      the first pages of the other page runs.
  *   2. A table has exactly the pages for len + open positions. Slotted: they are neighbours.
  *   3. While a speculation is open, every page with a slot at or past len has count 1. begin
  *      ensures this by copying, and fork refuses to run. So writes never reach another sequence.
@@ -51,14 +51,14 @@ static int make_tables(so_kv *kv, so_err *err) {
     if (!kv->refs || !kv->free_pages)
         return so_err_set(err, SO_ENOMEM, "no memory for the tables of %d KV pages",
                           kv->shape.n_pages);
-    int step = SO_MAX(1, kv->slot_pages);
+    int step = SO_MAX(1, kv->run_pages);
     kv->n_free = kv->shape.n_pages / step;
     for (int i = 0; i < kv->n_free; i++) /* page 0 on top: handed out in ascending order */
         kv->free_pages[i] = (kv->n_free - 1 - i) * step;
     return SO_OK;
 }
 
-static int create(so_backend *b, const so_kv_shape *shape, int slot_pages, so_kv **out,
+static int create(so_backend *b, const so_kv_shape *shape, int run_pages, so_kv **out,
                   so_err *err) {
     int rc = check_shape(shape, err);
     if (rc != SO_OK)
@@ -66,7 +66,7 @@ static int create(so_backend *b, const so_kv_shape *shape, int slot_pages, so_kv
     so_kv *kv = SO_NEW(so_kv);
     kv->backend = b;
     kv->shape = *shape;
-    kv->slot_pages = slot_pages;
+    kv->run_pages = run_pages;
     rc = make_tables(kv, err);
     if (rc == SO_OK)
         rc = b->vt->kv_create(b, shape, &kv->store, err);
@@ -83,16 +83,16 @@ int so_kv_create(so_backend *b, const so_kv_shape *shape, so_kv **out, so_err *e
     return create(b, shape, 0, out, err);
 }
 
-int so_kv_create_slotted(so_backend *b, const so_kv_shape *shape, int slot_len, so_kv **out,
+int so_kv_create_slotted(so_backend *b, const so_kv_shape *shape, int run_len, so_kv **out,
                          so_err *err) {
-    if (slot_len < 1 || slot_len > INT32_MAX - SO_KV_PAGE ||
-        so_kv_pages_for(slot_len) > shape->n_pages)
+    if (run_len < 1 || run_len > INT32_MAX - SO_KV_PAGE ||
+        so_kv_pages_for(run_len) > shape->n_pages)
         return so_err_set(
             err, SO_ERANGE,
-            "KV slot of %d positions: must be at least 1 and fit the cache's %d pages "
+            "KV page run of %d positions: must be at least 1 and fit the cache's %d pages "
             "of %d positions",
-            slot_len, shape->n_pages, SO_KV_PAGE);
-    return create(b, shape, so_kv_pages_for(slot_len), out, err);
+            run_len, shape->n_pages, SO_KV_PAGE);
+    return create(b, shape, so_kv_pages_for(run_len), out, err);
 }
 
 void so_kv_free(so_kv *kv) {
@@ -112,10 +112,10 @@ void so_kv_free(so_kv *kv) {
 so_kv_store *so_kv_backing(so_kv *kv) { return kv->store; }
 const so_kv_shape *so_kv_get_shape(const so_kv *kv) { return &kv->shape; }
 so_kv_layout so_kv_get_layout(const so_kv *kv) {
-    return kv->slot_pages > 0 ? SO_KV_SLOTTED : SO_KV_PAGED;
+    return kv->run_pages > 0 ? SO_KV_SLOTTED : SO_KV_PAGED;
 }
 
-int so_kv_free_pages(const so_kv *kv) { return kv->n_free * SO_MAX(1, kv->slot_pages); }
+int so_kv_free_pages(const so_kv *kv) { return kv->n_free * SO_MAX(1, kv->run_pages); }
 int so_kv_idle_pages(const so_kv *kv) { return kv->prefix ? so_prefix_n_idle(kv->prefix) : 0; }
 int so_kv_available_pages(const so_kv *kv) { return so_kv_free_pages(kv) + so_kv_idle_pages(kv); }
 
@@ -150,28 +150,28 @@ void so_kv_page_release(so_kv *kv, int32_t page) {
 
 /* Slots. */
 
-static bool slot_acquire(so_seq *s) {
+static bool acquire_run(so_seq *s) {
     so_kv *kv = s->kv;
-    if (s->slot >= 0)
+    if (s->run_start >= 0)
         return true;
     if (kv->n_free == 0)
         return false;
-    s->slot = kv->free_pages[--kv->n_free];
-    so_seq_table_reserve(s, kv->slot_pages);
-    for (int i = 0; i < kv->slot_pages; i++) {
-        s->pages[i] = s->slot + i;
-        kv->refs[s->slot + i] = 1;
+    s->run_start = kv->free_pages[--kv->n_free];
+    so_seq_table_reserve(s, kv->run_pages);
+    for (int i = 0; i < kv->run_pages; i++) {
+        s->pages[i] = s->run_start + i;
+        kv->refs[s->run_start + i] = 1;
     }
     return true;
 }
 
-static void slot_release(so_seq *s) {
-    if (s->slot < 0)
+static void release_run(so_seq *s) {
+    if (s->run_start < 0)
         return;
-    for (int i = 0; i < s->kv->slot_pages; i++)
-        s->kv->refs[s->slot + i] = 0;
-    s->kv->free_pages[s->kv->n_free++] = s->slot;
-    s->slot = -1;
+    for (int i = 0; i < s->kv->run_pages; i++)
+        s->kv->refs[s->run_start + i] = 0;
+    s->kv->free_pages[s->kv->n_free++] = s->run_start;
+    s->run_start = -1;
 }
 
 /* Copies of entries. */
@@ -213,7 +213,7 @@ void so_seq_table_reserve(so_seq *s, int n) {
 /* Sets the length and releases the pages that start at or past it. */
 static void table_shrink(so_seq *s, int len) {
     int keep = so_kv_pages_for(len);
-    while (s->n_pages > keep && s->kv->slot_pages == 0)
+    while (s->n_pages > keep && s->kv->run_pages == 0)
         so_kv_page_release(s->kv, s->pages[--s->n_pages]);
     s->n_pages = keep;
     s->n_shared = SO_MIN(s->n_shared, len / SO_KV_PAGE);
@@ -223,7 +223,7 @@ static void table_shrink(so_seq *s, int len) {
 so_seq *so_seq_create(so_kv *kv) {
     so_seq *s = SO_NEW(so_seq);
     s->kv = kv;
-    s->slot = -1;
+    s->run_start = -1;
     s->next = kv->seqs;
     if (s->next)
         s->next->prev = s;
@@ -236,7 +236,7 @@ void so_seq_reserve(so_seq *s, int n) { so_seq_table_reserve(s, so_kv_pages_for(
 void so_seq_clear(so_seq *s) {
     s->open = 0;
     table_shrink(s, 0);
-    slot_release(s);
+    release_run(s);
 }
 
 void so_seq_free(so_seq *s) {
@@ -262,9 +262,9 @@ const int32_t *so_seq_pages(const so_seq *s, int *n_pages) {
     return s->pages;
 }
 
-/* Takes a slot for f and copies the first len entries of s into it. */
+/* Gets a page run for f and copies the first len entries of s into it. */
 static bool fork_by_copy(const so_seq *s, so_seq *f, int len) {
-    if (len > 0 && !slot_acquire(f))
+    if (len > 0 && !acquire_run(f))
         return false;
     for (int i = 0; i < len; i++)
         copies_add(s->kv, slot_at(s, i), slot_at(f, i));
@@ -285,7 +285,7 @@ so_seq *so_seq_fork(so_seq *s, int len) {
     SO_ASSERT_OP(len, >=, 0);
     SO_ASSERT_OP(len, <=, s->len);
     so_seq *f = so_seq_create(s->kv);
-    if (s->kv->slot_pages == 0) {
+    if (s->kv->run_pages == 0) {
         fork_by_sharing(s, f, so_kv_pages_for(len));
     } else if (!fork_by_copy(s, f, len)) {
         so_seq_free(f);
@@ -324,28 +324,28 @@ static void last_page_unshare(so_seq *s) {
 
 int64_t so_seq_pages_needed(const so_seq *s, int n_nodes) {
     int64_t pages = ((int64_t)s->len + n_nodes + SO_KV_PAGE - 1) / SO_KV_PAGE;
-    if (s->kv->slot_pages > 0)
-        return s->slot < 0 ? s->kv->slot_pages : 0;
+    if (s->kv->run_pages > 0)
+        return s->run_start < 0 ? s->kv->run_pages : 0;
     return pages - s->n_pages + last_page_shared(s);
 }
 
 int64_t so_seq_max_nodes(const so_seq *s, int64_t n_pages) {
     int64_t pages = s->n_pages + n_pages - last_page_shared(s);
-    if (s->kv->slot_pages > 0)
-        pages = s->slot >= 0 || n_pages >= s->kv->slot_pages ? s->kv->slot_pages : 0;
+    if (s->kv->run_pages > 0)
+        pages = s->run_start >= 0 || n_pages >= s->kv->run_pages ? s->kv->run_pages : 0;
     return pages * SO_KV_PAGE - s->len;
 }
 
-static int begin_slot(so_seq *s, int n_nodes, so_err *err) {
+static int begin_in_run(so_seq *s, int n_nodes, so_err *err) {
     const so_kv *kv = s->kv;
-    int64_t most = (int64_t)kv->slot_pages * SO_KV_PAGE;
-    if ((int64_t)s->len + n_nodes > most)
+    int64_t run_len = (int64_t)kv->run_pages * SO_KV_PAGE;
+    if ((int64_t)s->len + n_nodes > run_len)
         return so_err_set(err, SO_ELIMIT,
-                          "KV slot is full: %d more positions after %d exceed its %lld", n_nodes,
-                          s->len, (long long)most);
-    if (!slot_acquire(s))
-        return so_err_set(err, SO_ELIMIT, "KV cache is full: all %d slots are taken",
-                          kv->shape.n_pages / kv->slot_pages);
+                          "KV page run is full: %d more positions after %d exceed its %lld",
+                          n_nodes, s->len, (long long)run_len);
+    if (!acquire_run(s))
+        return so_err_set(err, SO_ELIMIT, "KV cache is full: all %d page runs are in use",
+                          kv->shape.n_pages / kv->run_pages);
     s->n_pages = so_kv_pages_for(s->len + n_nodes);
     return SO_OK;
 }
@@ -373,7 +373,7 @@ static int begin_pages(so_seq *s, int n_nodes, so_err *err) {
 int so_seq_begin(so_seq *s, int n_nodes, so_err *err) {
     SO_ASSERT_OP(s->open, ==, 0);
     SO_ASSERT_OP(n_nodes, >, 0);
-    int rc = s->kv->slot_pages > 0 ? begin_slot(s, n_nodes, err) : begin_pages(s, n_nodes, err);
+    int rc = s->kv->run_pages > 0 ? begin_in_run(s, n_nodes, err) : begin_pages(s, n_nodes, err);
     if (rc == SO_OK)
         s->open = n_nodes;
     return rc;
@@ -412,23 +412,23 @@ static void check_seq(const so_kv *kv, const so_seq *s, int32_t *counts) {
     SO_ASSERT_OP(s->open, >=, 0);
     SO_ASSERT_OP(s->n_pages, ==, so_kv_pages_for(s->len + s->open));
     SO_ASSERT_OP(s->n_shared * SO_KV_PAGE, <=, s->len);
-    SO_ASSERT(s->slot >= 0 || kv->slot_pages == 0 || s->n_pages == 0);
+    SO_ASSERT(s->run_start >= 0 || kv->run_pages == 0 || s->n_pages == 0);
     for (int i = 0; i < s->n_pages; i++) {
         SO_ASSERT_OP(s->pages[i], >=, 0);
         SO_ASSERT_OP(s->pages[i], <, kv->shape.n_pages);
         SO_ASSERT(i >= s->n_shared || so_prefix_holds(kv->prefix, s->pages[i]));
-        SO_ASSERT(kv->slot_pages == 0 || s->pages[i] == s->slot + i);
-        counts[s->pages[i]] += kv->slot_pages == 0;
+        SO_ASSERT(kv->run_pages == 0 || s->pages[i] == s->run_start + i);
+        counts[s->pages[i]] += kv->run_pages == 0;
         if (s->open > 0 && (i + 1) * SO_KV_PAGE > s->len)
             SO_ASSERT_OP(kv->refs[s->pages[i]], ==, 1);
     }
-    for (int i = 0; s->slot >= 0 && i < kv->slot_pages; i++)
-        counts[s->slot + i]++;
+    for (int i = 0; s->run_start >= 0 && i < kv->run_pages; i++)
+        counts[s->run_start + i]++;
 }
 
 /* Pages with count 0 are in the free list, each once. */
 static void check_free(const so_kv *kv, int32_t *counts) {
-    int n = kv->shape.n_pages, step = SO_MAX(1, kv->slot_pages), n_unused = 0;
+    int n = kv->shape.n_pages, step = SO_MAX(1, kv->run_pages), n_unused = 0;
     for (int i = 0; i + step <= n; i += step)
         n_unused += counts[i] == 0;
     SO_ASSERT_OP(kv->n_free, ==, n_unused);

@@ -10,14 +10,19 @@
  *
  *   paged     A sequence takes pages as it grows and releases them as it shrinks. Forks and the
  *             prefix tree (prefix.h) share pages.
- *   slotted   A sequence owns a run of neighbouring pages, its slot, from its first begin until it
- *             is cleared. It never runs out of pages half way, and shrinking only changes a number.
- *             In exchange every sequence takes the memory of the longest one, forks copy, and
- *             nothing is shared.
+ *   slotted   A sequence owns a run of neighbouring pages, its page run, from its first begin until
+ *             the sequence is cleared. It never runs out of pages half way, and shrinking only
+ *             changes a number. In exchange every sequence needs the memory of the longest one,
+ *             forks copy, and nothing is shared.
  *
- * Every pass writes through a speculation:
+ * A slot is the place of one position: slot s of a sequence is entry s mod SO_KV_PAGE of its page
+ * s / SO_KV_PAGE.
  *
- *   begin(n)       Reserves slots len … len+n-1, behind the committed length. If the last page is
+ * Every pass writes through a speculation. In this file the word means the slots that a pass
+ * reserves (ARCHITECTURE.md: reservation), with guesses or without: some of its nodes are committed
+ * after the pass, the others are dropped.
+ *
+ *   begin(n)       Reserves slots len … len+n-1, after the committed ones. If the last page is
  *                  partly filled and shared, it is copied first: a write never reaches another
  *                  sequence. The forward pass then writes the slots: node i goes to slot len+i.
  *   commit(path)   Keeps the accepted nodes. Node path[i] moves from slot len+path[i] to slot
@@ -48,9 +53,9 @@ typedef enum so_kv_layout { SO_KV_PAGED, SO_KV_SLOTTED } so_kv_layout;
 /* Create and free: owner, with the backend. */
 
 int so_kv_create(so_backend *b, const so_kv_shape *shape, so_kv **out, so_err *err);
-/* Slotted: each slot has room for slot_len positions. As many slots as the shape's pages allow,
- * at least one. */
-int so_kv_create_slotted(so_backend *b, const so_kv_shape *shape, int slot_len, so_kv **out,
+/* Slotted: each page run has room for run_len positions. There are as many page runs as the
+ * shape's pages allow, at least one. */
+int so_kv_create_slotted(so_backend *b, const so_kv_shape *shape, int run_len, so_kv **out,
                          so_err *err);
 void so_kv_free(so_kv *kv); /* all sequences must have been freed */
 
@@ -62,7 +67,7 @@ so_kv_layout so_kv_get_layout(const so_kv *kv);
 
 /* Page counts: owner.
  * free: held by no sequence and not in the prefix tree. idle: held by the prefix tree alone.
- * available: both together, which is what begin can take, since it evicts idle pages as needed. */
+ * available: both together: all pages that begin can use, since it evicts idle pages as needed. */
 int so_kv_free_pages(const so_kv *kv);
 int so_kv_idle_pages(const so_kv *kv);
 int so_kv_available_pages(const so_kv *kv);
@@ -87,7 +92,7 @@ int so_seq_len(const so_seq *s);
 const int32_t *so_seq_pages(const so_seq *s, int *n_pages);
 
 /* Creates a sequence with the first `len` positions of s. Paged: the pages are shared. Slotted: the
- * entries are copied (owner, with the backend), and NULL is returned if no slot is free. s must
+ * entries are copied (owner, with the backend), and NULL is returned if no page run is free. s must
  * have no open speculation. */
 so_seq *so_seq_fork(so_seq *s, int len);
 /* Drops the positions from new_len on and releases pages that start at or past it. Never extends.
@@ -95,7 +100,7 @@ so_seq *so_seq_fork(so_seq *s, int len);
 void so_seq_truncate_to(so_seq *s, int new_len);
 
 /* Back to the condition after so_seq_create: aborts an open speculation, releases all pages and the
- * slot. The memory of the page table is kept. */
+ * page run. The memory of the page table is kept. */
 void so_seq_clear(so_seq *s);
 
 /* Speculation: owner. begin and commit: owner, with the backend. */
@@ -105,7 +110,7 @@ void so_seq_clear(so_seq *s);
 int64_t so_seq_pages_needed(const so_seq *s, int n_nodes);
 /* The largest n_nodes that begin could reserve with n_pages more pages. */
 int64_t so_seq_max_nodes(const so_seq *s, int64_t n_pages);
-/* SO_ELIMIT if too few pages are available or the slot is full; nothing has changed then. */
+/* SO_ELIMIT if too few pages are available or the page run is full; nothing has changed then. */
 int so_seq_begin(so_seq *s, int n_nodes, so_err *err);
 int so_seq_open_nodes(const so_seq *s); /* n_nodes of the open speculation, 0 if none */
 /* path: node numbers, strictly ascending, each parent before its child. Copies are submitted to the

@@ -47,7 +47,7 @@ struct so_prefix {
 
 int so_prefix_enable(so_kv *kv, so_err *err) {
     size_t n = (size_t)kv->shape.n_pages;
-    if (kv->slot_pages > 0)
+    if (kv->run_pages > 0)
         return so_err_set(err, SO_EUNSUPPORTED, "a slotted KV cache cannot share prefixes");
     if (kv->prefix)
         return SO_OK;

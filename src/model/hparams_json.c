@@ -295,7 +295,7 @@ int so_hparams_from_json(const json_t *config, const char *file, so_hparams *out
     so_fields text;
     if (!json_is_object(config))
         return so_err_set(err, SO_EFORMAT, "%s: the file is not a JSON object", file);
-    /* Gemma 3 and Mistral 3 keep the language model's shape in text_config, beside the vision
+    /* Gemma 3 and Mistral 3 keep the language model's shape in text_config, next to the vision
      * part. */
     bool tied_above = so_fields_flag(&f, "tie_word_embeddings", false);
     bool above = so_fields_has(&f, "tie_word_embeddings");

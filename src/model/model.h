@@ -37,8 +37,8 @@ int64_t so_model_n_params(const so_model *m);
  * for every token. And the subset itself, ascending token ids; NULL: every token. */
 int so_model_logits_len(const so_model *m);
 const int32_t *so_model_vocab_subset(const so_model *m);
-/* The width of the target's hidden states that a draft model reads beside tokens (docs/formats.md);
- * 0: none. */
+/* The width of the target's hidden states that a draft model reads in addition to tokens
+ * (docs/formats.md); 0: none. */
 int so_model_d_target_hidden(const so_model *m);
 
 /* One row of a batch. The k-th row of a sequence (in batch order) is written to slot len + k. pos =
@@ -63,7 +63,7 @@ typedef struct so_batch {
 
 enum { SO_PASS_LOGITS = 1, SO_PASS_ARGMAX = 2, SO_PASS_HIDDEN = 4 };
 
-/* max_rows: most rows of a batch. max_logits: most rows with want_logits. */
+/* max_rows: maximum rows of a batch. max_logits: maximum rows with want_logits. */
 int so_pass_create(const so_model *m, so_kv *kv, int max_rows, int max_logits, so_pass **out,
                    so_err *err);
 void so_pass_free(so_pass *p);

@@ -58,14 +58,14 @@ double so_costs_after_draft(const so_costs *c, int rows);
 
 /* drafted: a drafter with a cost ran before the pass. */
 void so_costs_observe_pass(so_costs *c, int rows, double ms, bool drafted);
-/* One call of a drafter: chains drafted, levels, tokens of catch-up in all chains together and in
- * the chain with most of them. */
+/* One call of a drafter: chains drafted, levels, tokens of catch-up of all chains together, and the
+ * maximum of one chain. */
 typedef struct so_draft_usage {
     int chains, levels, n_catch_up, max_catch_up;
     double ms;
 } so_draft_usage;
 void so_costs_observe_draft(so_costs *c, so_draft_cost *d, const so_draft_usage *u);
-/* A verdict and the host's time for it. */
+/* Adds the host's time for a verdict. */
 void so_costs_observe_verdict(so_costs *c, so_verify_mode mode, const so_verdict *v, double ms);
 
 #endif

@@ -35,9 +35,9 @@ static double rate_of(const so_yield *y) {
     return y->passes.value > 0 ? SO_MAX(1, y->tokens.value / y->passes.value) : 1;
 }
 
-/* g of plan.h: tokens that a request gains in the time of a plain pass. The lower one of the long
- * run and the latest steps: a price that is too low drafts slightly too much, one that is too high
- * ends drafting where it still pays, and ends learning with it. */
+/* g of plan.h: the number of tokens that a request gets in the time of a plain pass; the lower one
+ * of the slow and the fast mean. A price that is too low makes drafts slightly too long; a price
+ * that is too high ends drafting where drafts still pay, and nothing more is learned. */
 static double running_gain(const so_planner *p, int n_requests) {
     int k = size_class(n_requests);
     return SO_MIN(rate_of(&p->rates[k]), rate_of(&p->rates_now[k]));
@@ -159,9 +159,9 @@ static double catch_up_ms(const so_planner *p, const so_plan_query *query, int l
     return cost ? so_costs_catch_up(&p->costs, cost) * SO_MAX(unread, 0) : 0;
 }
 
-/* The part of the catch-up that is charged to one step. It is paid off over the rest of the answer.
- * But a drafter that was skipped in a fraction f of the steps has to catch up again and again, and
- * is charged at least f of it. */
+/* The part of the catch-up cost that is charged to one step: the cost is divided among the steps of
+ * the rest of the answer. But a drafter that was skipped in a fraction f of the steps has to catch
+ * up again and again, and is charged at least the fraction f of the cost. */
 static double catch_up_part(const so_plan_query *query, int leaf) {
     double left = SO_MIN(query->tokens_left, SO_TUNE_ANSWER_TOKENS);
     double part = SO_MIN(1, SO_TUNE_STEP_TOKENS / SO_MAX(left, SO_TUNE_STEP_TOKENS));
@@ -734,9 +734,10 @@ void so_plan_observe_verdict(so_planner *p, so_plan_request *r, const so_tree *t
         so_accept_verdict(&r->accept, tree, v);
 }
 
-/* Updates the exploration account with the times of the cost curve, not of the clock: it judges the
- * decision, and a page fault is not part of it. A loss is weighted by the uncertainty about the
- * drafters: for a well-known drafter it is bad luck, and the estimates account for it. */
+/* Updates the exploration account (plan.h). Uses times of the cost curve, not of the clock, because
+ * the account judges the decision, and a page fault says nothing about the decision. A loss is
+ * weighted by the uncertainty about the drafters: a loss with a well-known drafter is bad luck, and
+ * the estimates already include it. */
 static void update_account(so_planner *p, double tokens) {
     const so_plan *plan = &p->plan;
     double gain = plan->ms > plan->plain_ms ? tokens - plan->ms / plan->plain_ms : 0;

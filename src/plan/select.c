@@ -49,8 +49,8 @@ static void heapify(so_selection *s) {
         sift_down(s->guesses, s->n, i);
 }
 
-/* Moves the best of the n guesses of the heap behind the heap's end: the k-th best of N ends up at
- * index N − 1 − k. */
+/* Moves the best of the n guesses of the heap to the place after the shrunken heap: the k-th best
+ * of N (from 0) ends up at index N − 1 − k. */
 static const so_guess *pop(so_selection *s, int n) {
     so_guess top = s->guesses[0];
     s->guesses[0] = s->guesses[n - 1];

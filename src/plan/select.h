@@ -43,13 +43,14 @@ double so_sum_uncertainty(const so_sum *sum);
 
 typedef struct so_selection_limits {
     double price;    /* λ: tokens per millisecond */
-    double margin;   /* least gain, in tokens, for which any guess is chosen */
+    double margin;   /* minimum gain in tokens: below it no guess is chosen */
     double max_risk; /* in plain passes: (extra time / plain time) · uncertainty */
     int max_rows;    /* limit of the whole pass */
 } so_selection_limits;
 
-/* *sum holds the totals of what is in the pass in any case; the chosen guesses are added to it.
- * Returns their number n; so_selection_get(s, k) for k < n are the guesses, the best first. */
+/* Before the call *sum holds the totals of the rows that are in the pass anyway; the chosen guesses
+ * are added. Returns the number n of chosen guesses; so_selection_get(s, k), k < n, returns them,
+ * the best first. */
 int so_selection_choose(so_selection *s, const so_costs *c, const so_selection_limits *l,
                         so_sum *sum);
 const so_guess *so_selection_get(const so_selection *s, int k);

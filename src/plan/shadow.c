@@ -1,7 +1,7 @@
 /* Shadow drafts as flat lists of guesses (shadow.h has the reasons). A guess is kept only if its
- * parent was, which holds because the proposals of parents come first in a tree. A tree that the
- * text has left, or whose end it has reached, costs one comparison per token until the ring
- * overwrites it. */
+ * parent was, which holds because the proposals of parents come first in a tree. Once the text has
+ * deviated from a tree, or has reached the tree's end, the tree costs one comparison per token
+ * until the ring overwrites it. */
 #include "plan/shadow.h"
 
 #include "base/mem.h"

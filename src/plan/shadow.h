@@ -10,7 +10,8 @@
  *
  * Siblings are scored in test order: a guess of rank 1 counts only if the one of rank 0 was wrong.
  * In addition it counts at rank 0, as what its drafter would have guessed without the others.
- * Sampled proposals are left out: their acceptance is not the chance of being equal to the text. */
+ * Sampled proposals are not scored: their acceptance is not the chance of being equal to the
+ * text. */
 #ifndef SO_PLAN_SHADOW_H
 #define SO_PLAN_SHADOW_H
 
@@ -27,7 +28,7 @@ typedef struct so_shadow_guess {
 
 typedef struct so_shadow_tree {
     so_shadow_guess guesses[SO_SHADOW_GUESSES];
-    int n, at; /* at: the node that the text has reached; −1: the text left the tree */
+    int n, at; /* at: the node that the text has reached; −1: the text deviates from the tree */
 } so_shadow_tree;
 
 /* One request. Zero-initialise. */

@@ -1,15 +1,15 @@
 /* The loops over the whole vocabulary that sampling needs, one table of functions per CPU level.
  *
- * Most of them only preselect. `above` drops tokens that a cut would drop anyway. `candidates`
+ * All but `weigh` only preselect. `above` drops tokens that a cut would drop anyway. `candidates`
  * returns the tokens that may win, using an upper bound on their noise. sample.c then compares
  * exact scores. So CPU levels may preselect different tokens, but never give a different result.
  *
- * The bound: let g be the leading 24 bits of ~word, where word is the token's random number. The
+ * The bound: let g be the leading 24 bits of ~u, where u is the token's 32-bit random number. The
  * noise is at most −log(g / 2²⁴). For g = 2^e · (1 + m), log2 g ≥ e + m, and e + m can be read off
  * the bits of (float)g.
  *
- * `weigh` is different: its results become probabilities, so all levels give the same bits. exp is
- * a polynomial in double, and sums use eight lanes by index, added in a fixed order.
+ * The results of `weigh` become probabilities, so they are bit-identical at all levels: exp is a
+ * polynomial in double, and sums use eight lanes by index, added in a fixed order.
  *
  * Pure functions; any thread. */
 #ifndef SO_SAMPLE_NOISE_H

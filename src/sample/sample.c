@@ -13,7 +13,8 @@
  * ascending).
  *
  * Step 5 is exact but computes the noise of few tokens: a bound from the leading bits of the random
- * number rules out almost all others (noise.h). If nothing is cut, not even y is computed for them.
+ * number rules out almost all tokens (noise.h). If nothing is cut, not even y is computed for those
+ * tokens.
  *
  * Refuses to allocate after creation and to keep state between calls. Any thread, with its own
  * sampler. */
@@ -264,8 +265,8 @@ static void sift_down(so_sampler *s, int at, int n) {
 }
 
 /* Keeps the tokens, in order, up to and including the one at which the sum of weights reaches
- * `target`; at least one. by_mass: a token weighs exp(y), else 1. Returns the smallest distance
- * between `target` and the sums that were compared with it. */
+ * `target`; at least one. by_mass: a token weighs exp(y), otherwise 1. Returns the smallest
+ * distance between `target` and a partial sum. */
 static double cut(so_sampler *s, double target, bool by_mass) {
     double sum = 0, near;
     int last = 0, n_kept = 0, n_border = 0;

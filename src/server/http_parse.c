@@ -129,7 +129,8 @@ static bool read_header(char *line, so_header *out, so_api_error *err) {
     return true;
 }
 
-/* NUL-terminates the line at *at and moves *at behind it. NULL: it has a control character. */
+/* NUL-terminates the line at *at and moves *at to the next line. Returns NULL if the line contains
+ * a control character. */
 static char *take_line(char *text, size_t len, size_t *at) {
     char *line = text + *at, *end = memchr(line, '\n', len - *at);
     *at = (size_t)(end - text) + 1;

@@ -63,15 +63,15 @@ typedef enum so_body_state {
 typedef struct so_body {
     so_body_state state;
     bool chunked;
-    uint64_t left;   /* of the content or of the chunk */
+    uint64_t left;   /* bytes still to come, of the content or of the chunk */
     size_t overhead; /* bytes of extensions and trailers so far */
     int n_digits;
 } so_body;
 
 void so_body_init(so_body *b, const so_head *h);
-/* Reads from in[*at …] and moves *at behind what was read. *piece: the content found, at most one
- * piece per call, a part of `in`. Call again until b->state is SO_BODY_DONE or *at is in.len.
- * False: the chunks are malformed, *err is filled. */
+/* Reads from in[*at …] and moves *at past the bytes that were read. *piece is set to the content
+ * that was found, a part of `in`, at most one piece per call. Call again until b->state is
+ * SO_BODY_DONE or *at is in.len. Returns false, with *err filled, if the chunks are malformed. */
 bool so_body_read(so_body *b, so_str in, size_t *at, so_str *piece, so_api_error *err);
 
 #endif

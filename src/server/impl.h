@@ -5,7 +5,8 @@
  *   http_parse.c  pure parsers of request heads and bodies
  *   http.c        one request: access checks, body limits, response headers
  *   routes.c      the endpoints
- *   watch.c       the housekeeper: clients that left or are too slow, job log lines, drains
+ *   watch.c       the housekeeper: clients that disconnect or are too slow, log lines of jobs,
+ *                 drains
  *   log.c         the access log
  *   page.c        the page at /
  *
@@ -45,12 +46,13 @@ typedef struct so_conn {
     so_loop *loop;
     char client[64]; /* the client's address */
 
-    /* watch.c, behind the server's lock. A connection is busy from the end of a request to the end
-     * of its response; while it is not, it may be closed when it is idle for too long. */
+    /* watch.c, guarded by the server's lock. A connection is busy from the end of a request to the
+     * end of its response. A connection that is not busy may be closed if it is idle for too
+     * long. */
     struct so_conn *next, *prev;
     bool busy, lingering;
     bool closing;               /* shutdown() was called on fd */
-    bool cancel_sent;           /* the client left, and its job was cancelled */
+    bool cancel_sent;           /* the client disconnected, and its job was cancelled */
     so_job *job;                /* the job of the request; a reference */
     _Atomic int64_t t_since_ns; /* last change of the members above, or last byte sent */
     _Atomic bool blocked;       /* the socket is full: the client does not read */
@@ -88,7 +90,7 @@ struct so_server {
 
     pthread_mutex_t lock;
     pthread_cond_t tick; /* wakes the housekeeper */
-    /* behind the lock */
+    /* guarded by the lock */
     so_conn *conns; /* all connections, the newest first */
     int n_conns;
     so_job *ended; /* jobs to be logged and freed */

@@ -139,8 +139,8 @@ static void mark_nodes(so_out_round *r, const so_round *round) {
 }
 
 /* Counts guesses of drafter 0, which is `predict` if the request has a prediction (api_spec.c). A
- * node that two drafters proposed counts for both. Accepted ones are counted as they become tokens
- * of the answer, so those behind its end do not count. */
+ * node that two drafters proposed counts for both. An accepted guess is counted when it becomes a
+ * token of the answer, so guesses after the end of the answer do not count. */
 static void count_prediction(so_choice *c, const so_round *round) {
     const so_tree *t = round->tree;
     const so_verdict *v = round->verdict;
@@ -168,7 +168,7 @@ void so_choice_add_round(so_choice *c, const so_round *round) {
     c->rounds[c->n_rounds++] = r;
 }
 
-/* Guesses behind the end of the answer count as neither tested nor accepted (engine/counts.c).
+/* Guesses after the end of the answer count as neither tested nor accepted (engine/counts.c).
  * Tests one depth below the last accepted guess count only if the target's own token became part of
  * the answer. */
 void so_choice_trim_round(so_choice *c) {

@@ -6,7 +6,7 @@
  *   connection sleeps     ◀──── wake ──────  appends tokens, rounds and the end to the choices
  *   formats and sends what is new
  *
- * Members used by both threads are behind `lock`; the others belong to the thread that their
+ * Members used by both threads are guarded by `lock`; the others belong to the thread that their
  * section names. A choice holds at most max_tokens tokens, so a client that never reads costs a
  * bounded amount of memory. A job is freed when both threads have released it: the last release
  * calls `on_end`, which logs it. */
@@ -49,7 +49,7 @@ typedef struct so_choice {
     int index, prompt;
     so_request *req; /* engine thread */
 
-    /* behind the job's lock */
+    /* guarded by the job's lock */
     so_buf text;
     so_out_token *tokens;
     int n_tokens, cap_tokens;
@@ -136,7 +136,7 @@ struct so_job {
     /* for the log */
     char client[64];
     const char *path; /* of the endpoint */
-    int status;       /* HTTP status; 499: the client left */
+    int status;       /* HTTP status; 499: the client disconnected */
     void (*on_end)(void *user, so_job *job);
     void *on_end_user;
 };
@@ -155,7 +155,8 @@ const so_choice *so_choice_scorer(const so_choice *c);
 void so_choice_add_scores(so_choice *c, const so_request *req);
 void so_choice_add_token(so_choice *c, const so_event *ev, int64_t now_ns);
 void so_choice_add_round(so_choice *c, const so_round *round);
-/* The request has ended: clears the verdicts on guesses behind the end in the last round. */
+/* The request has ended: clears the verdicts on guesses of the last round after the end of the
+ * answer. */
 void so_choice_trim_round(so_choice *c);
 /* Engine thread, not under the lock: makes the new data visible to the HTTP thread and wakes it if
  * it sleeps. step: the step that produced the data; done: every choice has finished. */

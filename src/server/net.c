@@ -1,26 +1,27 @@
 /* Connections: sockets, HTTP/1.1 framing, and the threads that serve them.
  *
- * The server reads and writes HTTP itself. It used libmicrohttpd before, which answers requests
- * that it finds malformed by itself, in HTML, some of them twice, and has no hook to change that. A
- * check in front of a library would need this file's parser anyway, for heads, for chunks and for
- * every request of a kept connection, and a filter behind it would copy every token once more.
+ * The server implements HTTP itself. It used libmicrohttpd before. That library answers malformed
+ * requests itself, in HTML, some of them twice, and has no hook to change this. Checking requests
+ * before the library sees them would need the parser of this server anyway, and filtering the
+ * library's output would copy every token once more.
  *
- * A few threads (loops), each with an epoll set. A connection belongs to the loop that accepted it
- * and is touched by no other thread, but for the members that watch.c guards and so_net_wake:
+ * There are a few threads (loops), each with an epoll set. A connection belongs to the loop that
+ * accepted it. No other thread uses the connection, except through so_net_wake and the members that
+ * watch.c guards.
  *
- *   HEAD ──▶ BODY ──▶ WAIT ⇄ WRITE ──▶ HEAD (kept) or LINGER or closed
+ *   HEAD ──▶ BODY ──▶ WAIT ⇄ WRITE ──▶ HEAD (keep-alive) or LINGER or closed
  *    └─── malformed: one JSON error ─────▶ LINGER
  *
  *   HEAD    collects the head of a request
- *   BODY    reads the body and hands it on as it comes
- *   WAIT    sleeps until so_net_wake: the request's job has nothing to send. It is not polled, and
- *           never freed; watch.c looks for clients that hang up
- *   WRITE   sends the response, asks for more of a stream when all was sent
- *   LINGER  the response is out and the connection is to be closed, but the client may be sending:
- *           closing now would reset the connection and might destroy the response on its way
+ *   BODY    reads the body and passes on each piece
+ *   WAIT    sleeps until so_net_wake, because the request's job has nothing to send. The connection
+ *           is not polled and never freed; watch.c looks for clients that disconnect
+ *   WRITE   sends the response; asks for more of a stream when everything was sent
+ *   LINGER  the response was sent and the connection is to be closed, but the client may still be
+ *           sending: closing now would reset the connection, and the client might lose the response
  *
  * A request is answered exactly once: after a response the connection continues with the bytes
- * behind the request, or reads no further request at all. */
+ * after the request, or reads no further request at all. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -49,8 +50,8 @@ struct so_loop {
     int epoll, event; /* event: an eventfd, readable when `woken` is not empty or `quit` is set */
     bool accepting;
     pthread_mutex_t lock;
-    so_conn *woken; /* behind the lock */
-    bool quit;      /* behind the lock */
+    so_conn *woken; /* guarded by the lock */
+    bool quit;      /* guarded by the lock */
 };
 
 /* --- polling --- */

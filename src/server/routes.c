@@ -406,7 +406,7 @@ static const so_route ROUTES[] = {
     {"POST", "/v1/chat/completions", chat, false, true},
     {"POST", "/v1/completions", completions, false, true},
     {"GET", "/v1/models", models, false, false},
-    {"GET", "/v1/models/", one_model, false, false}, /* with a name behind it */
+    {"GET", "/v1/models/", one_model, false, false}, /* followed by a name */
     {"GET", "/health", health, true, false},
     {"GET", "/metrics", metrics, false, false},
     {"GET", "/props", props, false, true},

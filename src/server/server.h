@@ -4,7 +4,7 @@
  *     │ jobs  ▲ wake-ups
  *     ▼       │
  *   engine thread       loads the model, steps the engine (worker.h)
- *   housekeeper         clients that left or are slow, log lines of jobs, drains (watch.c)
+ *   housekeeper         clients that disconnect or are slow, log lines of jobs, drains (watch.c)
  *
  * The server listens before the model is loaded, so health checks always get an answer. Until the
  * model is loaded, and while the server drains, generation requests get 503 with Retry-After. */
@@ -22,7 +22,7 @@ typedef struct so_server_opts {
     const char *cors;         /* other origin that is allowed, "*": all; NULL: none */
     const char *const *hosts; /* further Host names that a server on loopback accepts */
     int n_hosts;
-    int n_queue;   /* most choices that wait */
+    int n_queue;   /* maximum choices that wait */
     int n_threads; /* HTTP threads */
     int max_connections;
     size_t max_body;

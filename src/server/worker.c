@@ -23,7 +23,7 @@ struct so_worker {
     pthread_mutex_t lock;
     pthread_cond_t wake;
 
-    /* behind the lock */
+    /* guarded by the lock */
     so_worker_state state;
     so_err err;
     so_job *queue; /* submitted jobs, in order */

@@ -16,8 +16,8 @@ typedef struct so_serving {
     so_engine_opts eo;       /* on_step is set by the worker */
     so_sample_params sample; /* defaults for requests */
     so_spec_opts spec;       /* default for requests; drafter NULL: plain decoding */
-    int n_room;              /* most tokens of a prompt and its answer: the smaller of context and
-                                KV cache; set by the worker */
+    int n_room;              /* maximum tokens of a prompt and its answer: the smaller of context
+                                and KV cache; set by the worker */
 } so_serving;
 typedef int so_load_fn(void *user, so_serving *out, so_err *err);
 
@@ -31,7 +31,7 @@ typedef enum so_worker_state {
 typedef struct so_worker_opts {
     so_load_fn *load; /* runs on the engine thread */
     void *load_user;
-    int n_queue; /* most choices that wait, beyond those that run */
+    int n_queue; /* maximum choices that wait, beyond those that run */
     so_metrics *metrics;
     void (*on_state)(void *user); /* called on the engine thread when the state has changed */
     void *state_user;

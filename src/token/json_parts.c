@@ -1,5 +1,6 @@
-/* Loads the components of a tokenizer.json beside its model: normalizer, pre_tokenizer, decoder,
- * post_processor. Each is an object with a "type"; "Sequence" contains others.
+/* Loads the components of a tokenizer.json other than its model: normalizer, pre_tokenizer,
+ * decoder, post_processor. Each is an object with a "type"; a "Sequence" contains further
+ * components.
  *
  * Each component is translated to steps of our own (so_text_op, so_pretok_stage, so_decode_step),
  * so encoding does not depend on JSON. An unknown type is refused with its name and path

@@ -44,7 +44,7 @@ int so_pretok_add_pattern(so_pretok *p, so_str pattern, so_err *err);
 /* GPT-2's pattern, which the ByteLevel pre-tokenizer uses. */
 extern const char so_pretok_gpt2_pattern[];
 
-/* What a name in `tokenizer.ggml.pre` implies beside the stages. */
+/* Further settings that a name in `tokenizer.ggml.pre` implies, in addition to the stages. */
 typedef struct so_pretok_traits {
     bool ignore_merges; /* a piece that is a token becomes that token without merging */
     bool adds_bos;      /* default if the file has no add_bos_token */

@@ -1,4 +1,4 @@
-/* Loads a tokenizer from a Hugging Face tokenizer.json and the configs beside it.
+/* Loads a tokenizer from a Hugging Face tokenizer.json and the config files in the same folder.
  *
  * The order matters, as in Hugging Face tokenizers: first the vocabulary of the model (merges refer
  * only to it), then added tokens, then the components (json_parts.c), then the ids of the

@@ -7,8 +7,8 @@
  *      target's row after `text`, or the token sampled with noise keyed by (seed, position).
  *      Neither depends on guesses.
  *   2. A node represents the text along its path. If that text is what plain decoding produces,
- *      then y(node) is plain decoding's next token, because the bits of a row do not depend on
- *      which other rows are computed beside it (row invariance, guaranteed by the backend).
+ *      then y(node) is plain decoding's next token, because the bits of a row do not depend on the
+ *      other rows of the pass (row invariance, guaranteed by the backend).
  *   3. The root satisfies 2. Moving from a node to the child that holds y keeps 2 true. Where no
  *      child holds y, y is emitted and the round ends. So every emitted token is plain decoding's.
  *

@@ -68,7 +68,8 @@ static void test_help_states_own_defaults(void **state) {
     static const struct {
         const char *command, *option, *says;
     } cases[] = {
-        {"run", "--predict", "(default: until the model emits an end token or the context is full)"},
+        {"run", "--predict",
+         "(default: until the model emits an end token or the context is full)"},
         {"demo", "--predict", "(default: 160)"},
         {"theory", "--predict", "(default: 10000)"},
         {"prove", "--predict", "(default: 24)"},

@@ -108,11 +108,12 @@ static int above(const so_noise_row *r, int32_t first, int n, float floor, int32
     return n_ids + so_noise_scalar.above(r, first + i, n - i, floor, ids + n_ids, low);
 }
 
-/* Constants of the generator's rounds, in all lanes. In the first two rounds most words are equal
- * in all blocks, so their results are computed once here. */
+/* Constants of the generator's rounds, in all lanes. In the first two rounds most of the four
+ * 32-bit values are equal in all blocks, so their results are computed once here. */
 typedef struct rounds {
-    vi index, second, third, fixed; /* XORed to the word that differs between blocks; alone */
-    vi key[SO_RNG_ROUNDS][2];       /* round keys from the third round on */
+    vi index, second, third;  /* XORed to the value that differs between blocks */
+    vi fixed;                 /* a value that is equal in all blocks */
+    vi key[SO_RNG_ROUNDS][2]; /* round keys from the third round on */
 } rounds;
 
 static inline void set_rounds(const so_rng_key *key, rounds *r) {
@@ -167,9 +168,9 @@ static inline vf y_of(const so_noise_row *r, vf x) {
     return V(mul_ps)(V(sub_ps)(x, V(set1_ps)(r->top)), V(set1_ps)(r->inverse));
 }
 
-/* Bit i: token i of STEP may reach `least`. Most often no token may. To see that quickly, one bound
- * is computed from the largest logit and the largest word of every four tokens: y and the bound
- * both grow with them. */
+/* Bit i: token i of STEP may reach `least`. In most cases no token can. To find this out quickly,
+ * one bound is computed for every four tokens, from their largest logit and their largest random
+ * number: the score of a token grows with both. */
 static inline uint64_t candidate_mask(const so_noise_row *r, const rounds *g, int32_t id,
                                       vf least) {
     const float *x = r->x + id;
@@ -221,7 +222,7 @@ static inline vd d_exp(vd y) {
 }
 
 /* plain (temperature 1): y is the difference of two floats rounded to float, which needs no
- * doubles. Either the difference is exact in double, or x is so small beside `top` that both
+ * doubles. Either the difference is exact in double, or x is so small compared with `top` that both
  * computations give −top. */
 static inline double weigh_as(const float *x, int n, double top, double inverse, float *out,
                               bool plain) {
