@@ -203,7 +203,7 @@ static void slots_are_contiguous(void **state) {
     assert_int_equal(first[100], kept); /* not written to */
     so_err err = {0};
     assert_int_equal(so_seq_begin(c->seq, 1, &err), SO_ELIMIT);
-    assert_non_null(strstr(err.msg, "all 2 slots"));
+    assert_non_null(strstr(err.msg, "all 2 page runs"));
     assert_int_equal(so_seq_begin(a->seq, 121, &err), SO_ELIMIT); /* the slot has 160 positions */
     assert_non_null(strstr(err.msg, "121 more positions after 40"));
     append(&w, a, 120);
