@@ -52,7 +52,7 @@ typedef struct set {
     double ms[N_WIDTHS][REPEATS_MAX];
 } set;
 
-/* Random bytes. Floats and halves, also those inside blocks, are between 1/2 and 2: with subnormal
+/* Random bytes. Floats and fp16 numbers, also in blocks, are between 1/2 and 2: with subnormal
  * numbers the CPU is slower, and the result would measure that. */
 static void fill(so_dtype dtype, unsigned char *p, size_t n_bytes) {
     bool whole = dtype == SO_DTYPE_F32;

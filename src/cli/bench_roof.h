@@ -25,7 +25,7 @@ so_probe so_roof_take(so_roof *r);
 /* Computes the medians of all measurements. */
 void so_roof_settle(so_roof *r);
 
-/* The least time that the work w takes, in milliseconds. */
+/* The minimum time for the work w, in milliseconds. */
 double so_roof_ms(const so_roof *r, so_work w);
 /* One line of text. */
 void so_roof_print(const so_roof *r);

@@ -271,8 +271,8 @@ static char *history_path(const so_args *a) {
     return path;
 }
 
-/* The stream for prompt and line editor: that of the answers, unless it is not a terminal or takes
- * JSON. NULL: turns come from a pipe. */
+/* The stream for prompt and line editor: the stream of the answers, unless that is not a terminal
+ * or JSON is written to it. NULL: turns come from a pipe. */
 static FILE *terminal_of(const so_session *s) {
     if (!so_terminal_is(STDIN_FILENO))
         return NULL;

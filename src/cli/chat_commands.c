@@ -13,7 +13,7 @@
 #include "cli/chat.h"
 
 typedef struct command {
-    const char *name, *arg, *help; /* arg NULL: takes none; in brackets: optional */
+    const char *name, *arg, *help; /* arg NULL: no argument; in brackets: optional */
     void (*run)(so_session *s, const char *arg);
 } command;
 
@@ -224,7 +224,7 @@ static void do_help(so_session *s, const char *arg);
 static const command table[] = {
     {"/help", NULL, "show this list", do_help},
     {"/system", "[TEXT]", "set the system message; - removes it", do_system},
-    {"/temp", "[X]", "set the temperature; 0 takes the most likely token", do_temp},
+    {"/temp", "[X]", "set the temperature; 0 selects the most likely token", do_temp},
     {"/seed", "[N]", "set the random seed; the same seed gives the same answer", do_seed},
     {"/spec", "[NAME]", "set the drafters, as --spec: none, auto, model, ngram …", do_spec},
     {"/view", "[on|off|rounds]", "mark accepted and rejected tokens", do_view},

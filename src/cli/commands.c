@@ -78,7 +78,7 @@ static const so_command table[] = {
      .args = "bash\tsource it from ~/.bashrc: source <(sooth completion bash)\n"
              "zsh\tsave it as _sooth in a folder of $fpath\n"
              "fish\tsave it as ~/.config/fish/completions/sooth.fish\n"
-             "models\tthe names that -m takes, one per line (the scripts use it)",
+             "models\tthe names that -m accepts, one per line (used by the scripts)",
      .min_pos = 1,
      .max_pos = 1},
     {.bit = SO_CMD_PROVE,

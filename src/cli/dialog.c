@@ -1,8 +1,8 @@
-/* Messages are kept as JSON, the form that chat templates and files take.
+/* Messages are kept as JSON, the form that chat templates and saved files use.
  *
- * Invariant: the system message is separate and always visible. The others are messages of user and
- * assistant in the order in which they were added; whether that order is valid is for the template
- * to decide. Messages that no longer fit the context are hidden and never deleted, so that a saved
+ * Invariant: the system message is separate and always visible. All other messages are by user or
+ * assistant and in the order in which they were added; the template decides whether that order is
+ * valid. Messages that no longer fit the context are hidden and never deleted, so that a saved
  * conversation is complete. Main thread only. */
 #include "cli/dialog.h"
 
@@ -30,7 +30,7 @@ static int make_message(const char *role, so_str text, json_t **out, so_err *err
     if (ok != text.len)
         return so_err_set(err, SO_EINVAL,
                           "the %s is not valid UTF-8: byte 0x%02X at offset %zu (`sooth run --raw` "
-                          "takes bytes as they are)",
+                          "accepts any bytes)",
                           strcmp(role, "user") == 0 ? "prompt" : role, (unsigned char)text.ptr[ok],
                           ok);
     *out = json_pack("{s:s, s:o}", "role", role, "content", json_stringn(text.ptr, text.len));

@@ -34,8 +34,8 @@ bool so_dialog_hide_oldest(so_dialog *d);
 /* The tokens of the visible messages in the chat template, up to where the answer begins. */
 int so_dialog_encode(const so_dialog *d, const so_chat *chat, so_tokens *out, so_err *err);
 
-/* The format is a JSON object with "messages" as in the OpenAI API; load also takes a bare list. A
- * failure leaves the file, or the conversation, unchanged. */
+/* The format is a JSON object with "messages" as in the OpenAI API; load also accepts a bare list.
+ * A failure leaves the file, or the conversation, unchanged. */
 int so_dialog_save(const so_dialog *d, const char *path, so_err *err);
 int so_dialog_load(so_dialog *d, const char *path, so_err *err);
 

@@ -14,6 +14,7 @@ static int bundle_opts(const so_args *a, so_bundle_opts *o) {
     so_bundle_defaults(o);
     o->n_threads = (int)so_args_int(a, SO_OPT_THREADS, 0);
     so_cpu_level_parse(so_args_str(a, SO_OPT_CPU_LEVEL, "auto"), &o->level);
+    o->device = so_args_str(a, SO_OPT_DEVICE, NULL);
     const char *type = so_args_str(a, SO_OPT_QUANTIZE, NULL);
     o->quantize = type != NULL;
     if (type && !so_dtype_parse(type, &o->dtype))

@@ -73,7 +73,7 @@ typedef struct so_measure_drafter {
     bool counted;    /* a unigram or bigram without a file */
     bool needs_draft, wants_draft; /* needs: `model` without a file; wants: that, or `auto` */
     /* for the current temperature: */
-    so_draft_set sets[2]; /* by the half of the text; the second only where `counted` */
+    so_draft_set sets[2]; /* one for each half of the texts; the second only where `counted` */
     so_corpus *corpus[2];
     double *times; /* [n_times] times of guesses in milliseconds */
     int n_times;

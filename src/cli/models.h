@@ -1,4 +1,4 @@
-/* Models that `sooth pull` can download, and the meaning of the names that -m takes. */
+/* Models that `sooth pull` can download, and the meaning of the names that -m accepts. */
 #ifndef SO_CLI_MODELS_H
 #define SO_CLI_MODELS_H
 
@@ -27,8 +27,8 @@ const so_pull_model *so_pull_model_find(const char *name);
  * Caller frees. */
 int so_pull_path(const char *name, char **out, so_err *err);
 
-/* Path of the target model that comes with the program (models/story), if it is installed; -m takes
- * this name for it. Caller frees. */
+/* Path of the target model that comes with the program (models/story), if it is installed; -m
+ * accepts this name. Caller frees. */
 #define SO_MODEL_EMBEDDED "story"
 bool so_model_embedded(char **out);
 

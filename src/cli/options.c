@@ -1,6 +1,6 @@
 /* The parser of command lines over the table of options (option_table.c).
  *
- * An option of another command is refused with a message that names the commands that take it.
+ * An option of another command is refused with a message that names the commands that have it.
  * Values are checked against the row's type and range; ranges that depend on a model are checked
  * where the model is known. The parser gives options no meaning. Main thread only. */
 #include "cli/options.h"

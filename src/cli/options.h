@@ -10,8 +10,8 @@
  *
  * The parser accepts `--opt value`, `--opt=value`, `-o value`; after `--` everything is an
  * argument. Every value is checked against its type and range; a message names the option, the
- * value and what is allowed. An option given twice takes the last value; a list keeps all. Values
- * borrow argv. */
+ * value and what is allowed. Of an option that is given twice the last value counts; a list keeps
+ * all values. Values borrow argv. */
 #ifndef SO_CLI_OPTIONS_H
 #define SO_CLI_OPTIONS_H
 
@@ -31,6 +31,7 @@ typedef enum so_opt {
     SO_OPT_KV_PAGES,
     SO_OPT_NO_PREFIX_CACHE,
     SO_OPT_THREADS,
+    SO_OPT_DEVICE,
     SO_OPT_CPU_LEVEL,
     SO_OPT_BATCH,
     SO_OPT_PROMPT,
@@ -124,7 +125,7 @@ typedef struct so_option {
     const char *choices;      /* "a|b|c", where the values can be listed; else NULL */
     const char *default_text; /* description of the default; NULL: none */
     const char *help;         /* one sentence */
-    int cmds;                 /* bits of the commands that take it */
+    int cmds;                 /* bits of the commands that have the option */
 } so_option;
 
 const so_option *so_option_at(so_opt id);
@@ -159,8 +160,8 @@ int so_args_bad(const so_args *a, const char *fmt, ...) __attribute__((format(pr
 /* Prints "sooth CMD: message" of err; returns 1. */
 int so_args_fail(const so_args *a, const so_err *err);
 
-/* Whether colours may go to this stream: a terminal that takes control sequences, and neither
- * NO_COLOR nor --no-color forbids them. a may be NULL. */
+/* Whether colours may be written to this descriptor: it must be a terminal that supports control
+ * sequences, and neither NO_COLOR nor --no-color may be set. a may be NULL. */
 bool so_args_color(const so_args *a, int fd);
 /* The candidate with the fewest typing errors against `word`, or NULL where none has less than
  * three. */

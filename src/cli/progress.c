@@ -1,9 +1,9 @@
 /* One line, redrawn at most twenty times a second and erased at the end.
  *
  * The line is one column shorter than the terminal, whose width is read at each drawing: a line
- * that wraps cannot be erased with "\r\033[K". Where there is no room the time left goes first,
- * then the bar, then the label. The time left is shown after one second, when the rate is known
- * well enough. Main thread only. */
+ * that wraps cannot be erased with "\r\033[K". If the terminal is too narrow, the remaining time is
+ * omitted first, then the bar, then the label. The remaining time is shown after one second, when
+ * the rate is known. Main thread only. */
 #include "cli/progress.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* A progress bar on stderr, drawn only where stderr is a terminal that takes control sequences;
+/* A progress bar on stderr, drawn only if stderr is a terminal that supports control sequences;
  * elsewhere these functions do nothing. A log line written meanwhile replaces the bar, which is
  * drawn again below it. At most one bar at a time; main thread only. */
 #ifndef SO_CLI_PROGRESS_H

@@ -13,8 +13,8 @@ void so_cli_request_free(so_request_opts *o);
 void so_cli_sampling_read(const so_args *a, so_sample_params *s);
 /* Reads --nonce. */
 void so_cli_nonce_read(const so_args *a, so_request_opts *o);
-/* For commands that take a prompt as their argument: makes it the value of --prompt. 0, or 2 with
- * the message printed where both are given. */
+/* For commands with a prompt as argument: makes the argument the value of --prompt. Returns 0, or 2
+ * with a message printed if both are given. */
 int so_cli_prompt_argument(so_args *a);
 /* A random seed below 2^53, which JSON readers with doubles keep exactly. */
 uint64_t so_cli_new_seed(void);

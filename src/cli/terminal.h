@@ -6,11 +6,11 @@
 
 #include <stdbool.h>
 
-/* The descriptor is a terminal, of whatever kind. */
+/* Whether the descriptor is a terminal of any kind. */
 bool so_terminal_is(int fd);
-/* A terminal that takes control sequences: TERM is set and not "dumb". */
+/* Whether it is a terminal that supports control sequences: TERM is set and not "dumb". */
 bool so_terminal_takes_control(int fd);
-/* Columns and rows. False, with both left alone, where the size is unknown. */
+/* Sets columns and rows. Returns false, with both unchanged, if the size is unknown. */
 bool so_terminal_size(int fd, int *columns, int *rows);
 /* Columns of the terminal, or `fallback` where fd is none or its width is unknown. */
 int so_terminal_columns(int fd, int fallback);

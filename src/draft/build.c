@@ -45,12 +45,13 @@ static int make_corpus(build *b, const so_spec_node *n, so_drafter **out) {
     so_corpus **store = b->cfg->corpus;
     if (!store)
         return so_err_set(b->err, SO_EUNSUPPORTED,
-                          "needs a store of finished requests, which this engine does not have");
+                          "needs the texts of finished requests, which this engine does not keep");
     size_t bytes = (size_t)option(n, SO_SPEC_OPT_MB, DEFAULT_CORPUS_MB) << 20;
     size_t has = *store ? so_corpus_bytes(*store) : 0; /* slightly less than requested */
     if (*store && so_spec_has(n, SO_SPEC_OPT_MB) && (has > bytes || has < bytes / 8 * 7))
         so_log(SO_LOG_WARN,
-               "corpus(mb=%zu): mb is ignored, the store of all requests already has %zu MB",
+               "corpus(mb=%zu): mb is ignored, because the corpus of all requests already has %zu "
+               "MB",
                bytes >> 20, has >> 20);
     int rc = *store ? 0 : so_corpus_create(bytes, store, b->err);
     if (rc == 0)

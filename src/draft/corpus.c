@@ -1,6 +1,6 @@
-/* Lookup across requests: the texts of finished requests in a store of fixed size.
+/* Lookup across requests: the texts of finished requests, in a corpus of fixed size.
  *
- * The store is a ring of four suffix indices of equal size. Texts are added to the current index.
+ * The corpus is a ring of four suffix indices of equal size. Texts are added to the current index.
  * If the next text does not fit, the oldest index is cleared and becomes the current one: the
  * oldest quarter is dropped at once, and memory never grows after creation. A separator that is not
  * a token ends every text, so no guess continues from one text into another. If the start of a text
@@ -10,8 +10,8 @@
  * cursors into that index; they are rebuilt from the request's last 64 tokens, which is also the
  * longest match length that is distinguished.
  *
- * Guesses reveal texts of other requests through timing: never share a store between users who must
- * not learn about each other. One thread. */
+ * Guesses reveal texts of other requests through timing: never share a corpus between users who
+ * must not learn about each other. One thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,7 +95,7 @@ void so_corpus_add(so_corpus *c, const int32_t *tokens, int n) {
     p->version++;
 }
 
-/* The drafter: a view of a store. */
+/* The drafter. Several drafters may read one corpus. */
 
 typedef struct corpus_drafter {
     so_drafter base;

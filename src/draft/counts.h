@@ -17,7 +17,7 @@ int so_counts_create(int max_order, int window, so_counts **out, so_err *err);
 void so_counts_free(so_counts *c); /* NULL is fine */
 void so_counts_add(so_counts *c, int32_t token);
 
-/* FNV-1a over tokens as 32-bit words. */
+/* FNV-1a over tokens as 32-bit values. */
 uint64_t so_counts_hash(const int32_t *context, int n);
 
 /* What followed a context. */

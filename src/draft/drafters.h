@@ -25,8 +25,8 @@ typedef struct so_lookup_params {
 } so_lookup_params;
 so_drafter *so_lookup_create(const so_lookup_params *p);
 
-/* The same over the texts of finished requests, kept in a store that several drafters may share.
- * The store must outlive its drafters and is used by one thread. */
+/* The same over the texts of finished requests, kept in a corpus that several drafters may share.
+ * The corpus must outlive its drafters and is used by one thread. */
 typedef struct so_corpus so_corpus;
 int so_corpus_create(size_t max_bytes, so_corpus **out, so_err *err);
 void so_corpus_free(so_corpus *c);

@@ -81,7 +81,7 @@ typedef int so_draft_make(void *user, const so_spec *s, const so_spec_node *n, s
 typedef struct so_draft_config {
     int n_vocab;
     uint64_t tokenizer_hash;
-    so_corpus **corpus; /* the engine's store; created here when `corpus` is first named */
+    so_corpus **corpus; /* the engine's corpus; created here when `corpus` is first named */
     so_draft_make *make;
     void *user;
 } so_draft_config;

@@ -100,7 +100,7 @@ int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so
     b.backend = o->backend;
     if (rc == SO_OK && !b.shares_backend) {
         so_backend_opts bo = {.n_threads = o->n_threads, .level = o->level, .warn_slow = true};
-        rc = so_backend_open(NULL, &bo, &b.backend, err);
+        rc = so_backend_open(o->device, &bo, &b.backend, err);
         if (rc == SO_OK)
             so_cpu_level_set(o->level); /* for sample/ and verify/ */
     }

@@ -13,6 +13,7 @@
 typedef struct so_bundle_opts {
     int n_threads; /* 0: all cores */
     so_cpu_level level;
+    const char *device; /* a backend's name (backend.h); NULL: cpu */
     bool quantize;
     so_dtype dtype;
     bool draft; /* the model may have logits for a vocabulary subset only */

@@ -1,7 +1,7 @@
 /* Layouts of the quantised blocks in GGUF files. This is their only definition, for C and CUDA.
  *
  * A block encodes 32 consecutive elements of a row (SO_QK) or 256 (SO_QK_K). Multi-byte fields are
- * little-endian; d, m and dmin are the bits of an IEEE half. Blocks may be unaligned in a file, so
+ * little-endian; d, m and dmin are the bits of fp16 numbers. Blocks may be unaligned in a file, so
  * readers copy a block out before they read its 16-bit fields. docs/formats.md draws every bit;
  * so_dequantize_row is the reference implementation.
  *

@@ -1,4 +1,4 @@
-/* Converts a model to a GGUF file with its weights rounded to other dtypes.
+/* Converts a model to a GGUF file whose weights have other dtypes.
  *
  * The source is a list of tensors and two functions. A GGUF file (so_convert_from_gguf) and a
  * Hugging Face folder, whose names and row order the model layer maps, therefore use the same code.

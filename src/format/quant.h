@@ -8,7 +8,7 @@
 /* dst[n] = the n elements at src. n is a multiple of the block length; src may be unaligned. */
 void so_dequantize_row(so_dtype dtype, const void *src, float *dst, int64_t n);
 
-/* dst = src[n] rounded to dtype. The caller must have rejected NaN and infinity. */
+/* Writes src[n] as dtype to dst. The caller must have rejected NaN and infinity. */
 void so_quantize_row(so_dtype dtype, const float *src, void *dst, int64_t n);
 
 #endif

@@ -20,7 +20,8 @@ static uint16_t finite_half(float v) {
     return so_f32_to_f16(v);
 }
 
-/* Rounds *v to a half, so that *v is the value a reader will decode, and returns its bits. */
+/* Rounds *v to fp16, so that *v is the value that a reader will decode, and returns the fp16
+ * bits. */
 static uint16_t store_half(float *v) {
     uint16_t h = finite_half(*v);
     *v = so_f16_to_f32(h);
@@ -122,8 +123,8 @@ static void quant_q8_0(const float *x, void *dst) {
     memcpy(dst, &b, sizeof b);
 }
 
-/* Scales and offsets of all groups of a 256-element block, as integers relative to two halves: an
- * element of group j is d·s[j]·q − dmin·m[j]. */
+/* Scales and offsets of all groups of a 256-element block, as integers relative to two fp16
+ * numbers: an element of group j is d·s[j]·q − dmin·m[j]. */
 typedef struct affine_k {
     uint16_t d, dmin;
     uint8_t s[16], m[16];
@@ -221,7 +222,7 @@ static void quant_q5_k(const float *x, void *dst) {
 }
 
 /* 16 groups of 16 elements, x = d·s[j]·q with integer scales s and q in [−levels, levels−1]. The
- * scale of largest magnitude gets the code −s_levels. Returns d as a half. */
+ * scale of largest magnitude gets the code −s_levels. Returns d as fp16. */
 static uint16_t symmetric_k(const float *x, int levels, int s_levels, int8_t *s, int8_t *q) {
     float w[SO_QK_K], fs[16], top = 0;
     weigh(x, w, SO_QK_K);

@@ -1,5 +1,5 @@
-/* Gemma 3 (text). Norms before and after each half of a layer, a norm on each head of q and k, GELU
- * instead of SiLU, embeddings scaled by sqrt(d_model).
+/* Gemma 3 (text). Differences from Llama: norms before and after attention and MLP, a norm on each
+ * head of q and k, GELU instead of SiLU, embeddings scaled by sqrt(d_model).
  *
  *   x ─┬─ rms ─┬─ q norm rope ─┐
  *      │       ├─ k norm rope ─┤ cache ─ attention ─ o ─ rms ─(+)─ x

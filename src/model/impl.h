@@ -46,7 +46,7 @@ struct so_model {
     int64_t n_params;
     so_weight **weights; /* all weights, each once, to be freed */
     int n_weights, weights_cap;
-    void **memory; /* weights created at load: transposed, picked or rounded */
+    void **memory; /* weights created at load: transposed, picked or converted */
     int n_memory, memory_cap;
 };
 

@@ -30,7 +30,7 @@ typedef struct loader {
     const so_model_opts *opts;
     so_names names;
     so_map *used;  /* names of the tensors that were loaded */
-    so_pool *pool; /* only if matrices are rounded */
+    so_pool *pool; /* only if matrices are converted */
     bool pack;     /* the backend may repack matrices */
     /* Vectors are collected on the host and uploaded as one buffer at the end. fix: the views that
      * need this buffer set then. */
@@ -163,25 +163,25 @@ static void keep_memory(so_model *m, void *memory) {
  * since a pass reads few of its rows. */
 typedef enum purpose { MULTIPLIED, LOOKED_UP } purpose;
 
-/* Rounds the tensor if the options ask for it. *memory owns the tensor's bytes before (unless NULL)
- * and after. */
-static void round_weight(loader *ld, so_tensor *t, void **memory) {
+/* Converts the tensor to another dtype if the options ask for it. *memory owns the tensor's bytes
+ * before the call (unless NULL) and after it. */
+static void convert_weight(loader *ld, so_tensor *t, void **memory) {
     so_dtype dtype = t->dtype;
     if (ld->rc != 0 || !ld->opts->quantize)
         return;
     dtype = so_weights_fit(ld->opts->dtype, t->dims[0]);
     if (dtype == t->dtype)
         return;
-    so_tensor rounded;
+    so_tensor converted;
     void *own = NULL;
-    ld->rc = so_weights_round(t, dtype, ld->pool, &rounded, &own, ld->err);
+    ld->rc = so_weights_convert(t, dtype, ld->pool, &converted, &own, ld->err);
     if (ld->rc != 0) {
         so_err_prefix(ld->err, "%s", so_checkpoint_path(ld->m->ck));
         return;
     }
     free(*memory);
     *memory = own;
-    *t = rounded;
+    *t = converted;
 }
 
 /* memory: owns t's bytes; NULL if the file or the model owns them. Ownership passes to this
@@ -190,7 +190,7 @@ static void make_weight(loader *ld, so_tensor t, void *memory, bool may_round, p
                         so_weight **out) {
     so_model *m = ld->m;
     if (may_round)
-        round_weight(ld, &t, &memory);
+        convert_weight(ld, &t, &memory);
     if (ld->rc == 0)
         ld->rc = m->backend->vt->weight_create(m->backend, &t, out, ld->err);
     if (ld->rc != 0) {

@@ -16,7 +16,7 @@ typedef struct so_model so_model;
 typedef struct so_pass so_pass;
 
 typedef struct so_model_opts {
-    bool quantize; /* round matrices to `dtype` at load */
+    bool quantize; /* convert matrices to `dtype` at load */
     so_dtype dtype;
     bool no_pack; /* keep the matrices in the file's layout; same results, slower */
     bool draft;   /* accept files that can only be drafts (vocabulary subset, hidden states) */

@@ -1,6 +1,7 @@
-/* Transposes matrices, picks rows and rounds matrices at load; weights.h has the contract.
+/* Transposes matrices, picks rows and converts matrices to another dtype at load; weights.h has the
+ * contract.
  *
- * Rounding works row by row through float32, so the result does not depend on the number of
+ * The conversion works row by row through float32, so the result does not depend on the number of
  * threads. Sizes come from the file, so a failed allocation is an error, not an abort. One caller
  * at a time per pool. */
 #include "model/weights.h"
@@ -125,8 +126,8 @@ static void round_rows(void *arg, int index, int count) {
     free(row);
 }
 
-int so_weights_round(const so_tensor *t, so_dtype dtype, so_pool *pool, so_tensor *out,
-                     void **memory, so_err *err) {
+int so_weights_convert(const so_tensor *t, so_dtype dtype, so_pool *pool, so_tensor *out,
+                       void **memory, so_err *err) {
     int rc = make_like(t, dtype, t->dims[0], so_tensor_rows(t), out, memory, err);
     if (rc != 0)
         return rc;

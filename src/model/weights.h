@@ -1,5 +1,5 @@
 /* Creates matrices that the file does not hold in the needed form: transposed, a selection of rows,
- * or rounded to another dtype. Private to src/model. */
+ * or converted to another dtype. Private to src/model. */
 #ifndef SO_MODEL_WEIGHTS_H
 #define SO_MODEL_WEIGHTS_H
 
@@ -13,10 +13,10 @@ int so_weights_transpose(const so_tensor *t, so_tensor *out, void **memory, so_e
 int so_weights_pick(const so_tensor *t, const int32_t *ids, int n, so_tensor *out, void **memory,
                     so_err *err);
 
-/* t rounded to dtype; the pool's threads split the rows. An element that is NaN or infinite, before
- * or after rounding, is an error that names the tensor, row and column. */
-int so_weights_round(const so_tensor *t, so_dtype dtype, so_pool *pool, so_tensor *out,
-                     void **memory, so_err *err);
+/* t converted to dtype; the pool's threads split the rows. An element that is NaN or infinite,
+ * before or after the conversion, is an error that names the tensor, row and column. */
+int so_weights_convert(const so_tensor *t, so_dtype dtype, so_pool *pool, so_tensor *out,
+                       void **memory, so_err *err);
 
 /* The dtype for rows of n elements: `want` if its block length divides n, else Q8_0, else F16. */
 so_dtype so_weights_fit(so_dtype want, int64_t n);

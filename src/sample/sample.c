@@ -411,7 +411,7 @@ static void challenge(leader *l, double score, int32_t id) {
 }
 
 /* Step 5 after cuts. Skips a token that could not win with the largest possible noise, or with the
- * largest noise that the leading bits of its random number allow: ln 2 · (1 + clz(v)), v = ~word.
+ * largest noise that the leading bits of its 32-bit random number u allow: ln 2 · (1 + clz(~u)).
  * The margin covers rounding. */
 static leader draw_cut(const so_sampler *s, const so_sample_params *p, int position, int32_t best,
                        double slack) {

@@ -2,7 +2,7 @@
  *
  *   "speculative": {"enabled": false}   plain decoding, whatever the other fields are
  *   "speculative": {"drafter": "…"}     this drafter; the planner sets lengths unless `length` does
- *   "prediction": …                     `predict` first, then the drafter that would be used without
+ *   "prediction": …                     `predict` first, then the drafter used otherwise
  *   neither                             the server's --spec
  *
  * A drafter that reads a file (model(FILE), bigram(FILE)) is refused: only the operator decides
@@ -61,7 +61,8 @@ static bool choose_drafter(const so_api_request *r, const so_spec_opts *deflt, s
         return true;
     if (r->prediction.ptr && !(what & NAMES_TEXT)) {
         so_buf_append_c(text, base ? "predict," : "predict");
-        base = base && strcmp(base, "auto") == 0 ? "lookup,ngram" : base; /* auto takes no others */
+        /* auto cannot be combined with other drafters */
+        base = base && strcmp(base, "auto") == 0 ? "lookup,ngram" : base;
     }
     if (base)
         so_buf_append_c(text, base);

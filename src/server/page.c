@@ -1,8 +1,8 @@
-/* The page at /: web/index.html as it is, put into the program by the assembler. One file, no
- * resources from elsewhere, so there is nothing to keep together at run time.
+/* The page at /: the file web/index.html, which the assembler includes in the program. The page
+ * needs no other file.
  *
- * Its policy lets a browser run the one script and the one style that stand in the file, named by
- * their hashes, and talk to this server; nothing else, whatever a model's text may hold. */
+ * Its content security policy allows the script and the style in the file, named by their hashes,
+ * and requests to this server. Everything else is blocked, so a model's text cannot run scripts. */
 #include "base/sha256.h"
 #include "server/impl.h"
 
@@ -31,8 +31,8 @@ static so_str between(so_str page, const char *open, const char *close) {
 
 static unsigned hex_digit(char c) { return (unsigned)(c <= '9' ? c - '0' : c - 'a' + 10); }
 
-/* 'sha256-' and the hash in base64, as the policy wants it: 256 bits are 64 hex digits, of which
- * three make two of base64's; the last takes four bits, and a = fills up. */
+/* Appends 'sha256-' and the hash in base64, the form that the policy needs. Three hex digits are
+ * two base64 digits. Of the 64 hex digits one remains for the last base64 digit; then a = pads. */
 static void append_hash(so_str text, so_buf *out) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     so_sha256 h;

@@ -2,10 +2,10 @@
  *
  * Encoding a text:
  *  1. Repair: each maximal invalid part of the bytes becomes U+FFFD, as in Python's
- *     bytes.decode("utf-8", errors="replace"): Hugging Face tokenizers takes only Unicode text.
+ *     bytes.decode("utf-8", errors="replace"): Hugging Face tokenizers accepts only Unicode text.
  *  2. Cut out the added tokens that are matched in the raw text.
- *  3. Normalise each part between them; cut out the added tokens matched after normalising.
- *  4. Pre-tokenize each part between them into pieces.
+ *  3. Normalise each remaining part; cut out the added tokens that are matched after normalising.
+ *  4. Pre-tokenize each remaining part into pieces.
  *  5. Merge each piece (bpe.c).
  *  6. With ADD_SPECIAL, add the model's prefix and suffix.
  *

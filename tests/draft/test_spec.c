@@ -255,7 +255,7 @@ static void failures_name_the_drafter(void **state) {
         {"lookup,model", "column 8: model: needs a draft model: give --draft-model"},
         {"model(ngram)", "column 1: model: needs a draft model"},
         {"bigram", "column 1: bigram: needs a counted table"},
-        {"corpus", "column 1: corpus: needs a store"},
+        {"corpus", "column 1: corpus: needs the texts of finished"},
         {"ngram,unigram(/nonexistent/x.tbl)", "column 7: unigram: /nonexistent/x.tbl"},
     };
     for (size_t i = 0; i < SO_LEN(cases); i++) {

@@ -1,11 +1,11 @@
 /* KV operations of the CPU backend: writing entries to their pages, and copying them between slots.
  *
- * Keys are transposed within a page (kernels.h): an entry is one column. So threads split the
+ * Keys are transposed within a page (kernels.h), so that an entry is one column. Threads split the
  * head dimension and not the rows: the rows of one pass are adjacent columns, and threads that
- * write different ones would contend for the same cache lines. A Q8_0 block is rounded by the
- * thread that stores it and copied unchanged: its bits do not depend on the slot. Slots come from
- * device memory and are checked here, when they are read; one that is out of range aborts. Runs
- * on all threads at once. */
+ * write adjacent columns would contend for the same cache lines. A Q8_0 block is quantised by the
+ * thread that writes it, and copies are exact, so its bits do not depend on the slot. Slots come
+ * from device memory and are checked here, when they are read; a slot that is out of range aborts.
+ * Runs on all threads at once. */
 #include <string.h>
 
 #include "backend/cpu/cpu.h"

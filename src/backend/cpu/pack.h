@@ -9,7 +9,7 @@
  * A group starts with the heads of its blocks (scales and minima), one after the other and padded
  * to 64 bytes as a whole. The words of its blocks follow:
  *
- *   head    half d[16]; where the type has a minimum half m[16]; for K types then the sub-block
+ *   head    fp16 d[16]; if the type has a minimum, fp16 m[16]; for K types then the sub-block
  *           scales as bytes, [8 pairs][16 rows][2], in the order 0 … 15 (Q4_K, Q5_K: 8 scales, then
  *           8 minima; Q2_K: scale in the low, minimum in the high nibble; Q3_K: minus 32, signed)
  *   words   Q4_0 Q4_1   4  nibbles, as in the file: low ones elements 4c … 4c+3, high ones +16

@@ -25,7 +25,7 @@
  *   vi_scale_even, vi_scale_odd  the operand s of vi_pscaled, from a pair of int16 scales
  *   vi_dot2_add(a, m, x)         a + both int16 products of a lane
  *   vi_pairs_u, vi_pairs_s       2·LANES bytes, unsigned or signed, widened to int16
- *   vf_halves(p)                 LANES halves converted to floats
+ *   vf_halves(p)                 LANES fp16 numbers converted to floats
  *   COL_GROUP COL_HEAD COL_WORD  position of column 1: in groups, bytes in heads, bytes in words
  *
  * Why 16 bits suffice for K types. F is the number of words per partial sum, x is within ±127.

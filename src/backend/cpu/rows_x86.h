@@ -79,7 +79,7 @@ INLINE __m256i sums8(__m256i v) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), _mm256_set1_epi16(1));
 }
 
-/* Rounds 32 values to int8; returns the sums of each eight. */
+/* Quantises 32 values to int8; returns the sum of each eight. */
 INLINE __m128i round32(const float *x, __m256 inverse, int8_t *q) {
     __m256i w[4] = {round8(x, inverse), round8(x + 8, inverse), round8(x + 16, inverse),
                     round8(x + 24, inverse)};

@@ -150,7 +150,7 @@ SIMD_FN vi vi_gather(rowset rows, size_t off) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(gather4(rows.p + off, rows.stride)),
                                    gather4(rows.p + off + 4 * rows.stride, rows.stride), 1);
 }
-/* The low 16 bits of every lane, converted from half to float. */
+/* The low 16 bits of every lane, converted from fp16 to float. */
 SIMD_FN vf half_of(vi v) {
     v = _mm256_permute4x64_epi64(_mm256_packus_epi32(v, v), 0x08);
     return _mm256_cvtph_ps(_mm256_castsi256_si128(v));

@@ -18,12 +18,12 @@
  * where noise.h requires it. The elements after the last whole register go through the scalar
  * functions.
  *
- * HALF blocks of the generator run in parallel, one in each 64-bit lane, four words each. Unpacking
- * works within 128 bits, so blocks are assigned to lanes such that unpacking leaves the words of
- * 2 · LANES tokens in order. With four blocks:
+ * HALF blocks of the generator run in parallel, one in each 64-bit lane. A block is four 32-bit
+ * numbers, c0 … c3, one per token. Unpacking works within 128 bits, so blocks are assigned to lanes
+ * such that unpacking leaves the numbers of 2 · LANES tokens in order. With four blocks:
  *
  *     lane      0  1 | 2  3
- *     block     0  2 | 1  3    words c0 … c3 of each, then unpacked: blocks 0 1, 2 3
+ *     block     0  2 | 1  3    c0 … c3 of each; after unpacking: blocks 0 1, 2 3
  *
  * Included only by noise_avx2.c and noise_avx512.c. */
 #include <immintrin.h>
@@ -137,8 +137,9 @@ static inline void set_rounds(const so_rng_key *key, rounds *r) {
  * with multiplications for the same port. */
 static inline vi upper(vi x) { return V(shuffle_epi32)(x, (_MM_PERM_ENUM)0xF5); }
 
-/* The words of HALF blocks, one block in each 64-bit lane, in the order of their tokens. A word is
- * the lower half of its lane; the upper half is undefined, since multiplications ignore it. */
+/* The random numbers of HALF blocks, one block in each 64-bit lane, in the order of their tokens.
+ * During the rounds a number is the lower half of its lane; the upper half is undefined, since
+ * multiplications ignore it. */
 static inline void block_words(const rounds *r, uint32_t block, vi w[2]) {
     vi mul0 = i_set64(SO_RNG_MUL0), mul1 = i_set64(SO_RNG_MUL1);
     vi c3 = V(mul_epu32)(V(add_epi64)(i_set64(block), i_blocks()), mul0);
@@ -157,7 +158,7 @@ static inline void block_words(const rounds *r, uint32_t block, vi w[2]) {
     w[1] = V(unpackhi_epi64)(p, q);
 }
 
-/* Upper bound of the noise for a random word. */
+/* Upper bound of the noise for a 32-bit random number. */
 static inline vf bound_of(vi word) {
     vi v = V(srli_epi32)(i_xor(word, V(set1_epi32)(-1)), 8);
     vf bits = V(cvtepi32_ps)(f_bits(V(cvtepi32_ps)(v)));
