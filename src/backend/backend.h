@@ -15,8 +15,8 @@
  * reads results before sync.
  *
  * Row invariance, which every operation guarantees: an output row is a function of its own input
- * row (and of the KV positions it sees), with a reduction order fixed by index alone. The number of
- * other rows in the operation, their order, and the number of threads must not change a bit.
+ * row (and of the KV positions that it attends to), with a reduction order fixed by index alone. It
+ * is bit-identical for any number and order of other rows and for any number of threads.
  *
  * Activations are float32, row-major, [n][d] unless stated otherwise. One thread at a time may use
  * a backend. */
@@ -46,8 +46,8 @@ typedef struct so_kv_shape {
     so_dtype dtype;
 } so_kv_shape;
 
-/* The types a KV cache may have. Entries are rounded to the type on write, so outputs differ
- * between types. Within one type they are the same bits for every batch, CPU level and cache
+/* The types a KV cache may have. Entries are converted to the type on write, so outputs differ
+ * between types. With the same type they are bit-identical for every batch, CPU level and cache
  * layout. */
 #define SO_KV_DTYPES "F16, F32 and Q8_0"
 static inline bool so_kv_dtype_ok(so_dtype t) {
@@ -60,9 +60,9 @@ static inline size_t so_kv_entry_bytes(so_dtype t, int64_t head_dim) {
     return so_dtype_row_bytes(t, (head_dim + block - 1) / block * block);
 }
 
-/* What one row sees in attention. A sequence keeps its entries in slots; slot s of a sequence is
- * position s % SO_KV_PAGE of page pages[page_off + s / SO_KV_PAGE]. The row at logical position
- * `pos` sees positions 0 … pos, its own included, in logical order:
+/* The positions that one row attends to. A sequence keeps its entries in slots; slot s of a
+ * sequence is entry s % SO_KV_PAGE of page pages[page_off + s / SO_KV_PAGE]. The row at logical
+ * position `pos` attends to positions 0 … pos, its own included, in logical order:
  *
  *   positions 0 … n_prefix-1     are in slots 0 … n_prefix-1
  *   positions n_prefix … pos     are in slots tails[tail_off + 0 …]   (a branch of a token tree)
@@ -74,7 +74,7 @@ typedef struct so_attn_row {
     int32_t pos, n_prefix, page_off, tail_off;
 } so_attn_row;
 
-/* Where K and V of one row are stored: `place` is the position within page `page` of the store. */
+/* Where K and V of one row are: entry `place` of page `page` of the cache. */
 typedef struct so_kv_slot {
     int32_t page, place;
 } so_kv_slot;
@@ -139,10 +139,10 @@ typedef struct so_op {
         struct { /* rotates x[n][n_heads][head_dim] in place; table[n][head_dim/2]: (cos, sin) */
             so_view x, table;
             int n_heads, head_dim;
-            bool halves; /* pairs (i, i + head_dim/2), else (2i, 2i + 1) */
+            bool halves; /* pairs (i, i + head_dim/2); otherwise (2i, 2i + 1) */
         } rope;
         struct
-        { /* rounds k and v, [n][n_heads_kv][head_dim], to the store's dtype and stores them */
+        { /* converts k and v, [n][n_heads_kv][head_dim], to the cache's dtype and writes them */
             so_kv_store *store;
             int layer;
             so_view k, v, slots; /* slots: so_kv_slot[n] */

@@ -27,7 +27,7 @@ struct so_weight {
 
 /* K and V, each [n_pages][n_layers][n_heads_kv] pages of one head, in the layout given at
  * so_attn_fns (kernels.h). All layers of a page are adjacent: with huge pages, memory use then
- * grows with the positions in use and not with the size of the store. */
+ * grows with the positions in use and not with the size of the cache. */
 struct so_kv_store {
     so_kv_shape shape;
     size_t entry_bytes; /* of one head at one position */
@@ -57,7 +57,7 @@ typedef struct so_task {
     so_task_fn *fn;
     int op;        /* index into ops */
     bool barrier;  /* threads wait for each other before this task */
-    bool weighted; /* everything since the barrier before was split by so_cpu_split_weighted */
+    bool weighted; /* all work since the last barrier was split by so_cpu_split_weighted */
 } so_task;
 
 /* How work is split between threads of different speed (balance.c): thread i gets the part cut[i] …
@@ -67,13 +67,13 @@ typedef struct so_balance {
     int count;
     int32_t cut[SO_BALANCE_MAX + 1];
     double speed[SO_BALANCE_MAX]; /* relative; 1 on average */
-    long waited[SO_BALANCE_MAX];  /* in the last run, in turns of so_pool_barrier's waiting loop */
+    long waited[SO_BALANCE_MAX];  /* in the last run, in spins of so_pool_barrier's waiting loop */
 } so_balance;
 
 /* A range of memory that a task reads or writes. `owner` is a buffer, a KV store or a scratch;
- * ranges of different owners never overlap. Where each thread touches only its own part of the
- * range, `parts` or `columns` states how it is split. If two tasks split the same range in the same
- * way, each thread finds only its own data there, and no barrier is needed between them. */
+ * ranges of different owners never overlap. If each thread accesses only its own part of the range,
+ * `parts` or `columns` states how the range is split. If two tasks split the same range in the same
+ * way, a thread reads only what it wrote itself, and no barrier is needed between the tasks. */
 typedef struct so_range {
     const void *owner;
     size_t begin, end;
@@ -102,7 +102,7 @@ typedef struct so_list {
     uint8_t scratch_of[SO_OPS_MAX];  /* which scratch holds the activations of a matmul */
     int n_ops, n_tasks;              /* of the last run; n_ops 0: not reusable */
     uint64_t run;                    /* number of that run */
-    long wait_max;                   /* turns of waiting that count at one barrier; 0: never run */
+    long wait_max;                   /* maximum spins that count at one barrier; 0: never run */
 } so_list;
 
 typedef struct so_scratch {
@@ -153,8 +153,8 @@ static inline void so_cpu_split_weighted(const so_cpu *b, long n, long grain, in
 
 /* balance.c */
 void so_balance_init(so_balance *s, int count);
-/* Adjusts the split after a run of t_ns; one turn of waiting takes turn_ns. */
-void so_balance_update(so_balance *s, int64_t t_ns, double turn_ns);
+/* Adjusts the split after a run of t_ns; one spin of the waiting loop takes spin_ns. */
+void so_balance_update(so_balance *s, int64_t t_ns, double spin_ns);
 
 /* ops.c */
 extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT];
