@@ -109,9 +109,10 @@ void so_accept_terms(const so_accept *a, int drafter, int rank, so_draft_terms *
 double so_accept_first_gain(const so_accept *a, int drafter, int rank, const so_draft_terms *t,
                             double price, double *kept);
 
-/* For each node of a tree the chance that it is accepted, given that its parent was. For a point
- * from its own confidence, for a sampled token from that of its row (rule of sight: a plan must not
- * depend on what was sampled). A later sibling is tested only if the earlier ones were rejected. */
+/* For each node of a tree the chance that it is accepted, given that its parent was. It is derived
+ * from the confidence of a point, and for a sampled token from the confidence of its row, since a
+ * plan must not depend on the sampled value (rule of sight, draft/drafter.h). For a first sibling
+ * this is α; a later one is tested only if the earlier ones were rejected, which lowers it. */
 void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_MAX]);
 
 /* Counts the tests of sampled proposals, independent of the sampled values. Points are counted by

@@ -9,8 +9,8 @@
 #include "server/job.h"
 #include "server/metrics.h"
 
-/* The loaded model and its settings. Filled by the load function; what it points to must outlive
- * the worker. */
+/* The loaded model and its settings. Filled by the load function; the objects that its members
+ * point to must outlive the worker. */
 typedef struct so_serving {
     const so_bundle *b;
     so_engine_opts eo;       /* on_step is set by the worker */

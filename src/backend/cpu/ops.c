@@ -292,7 +292,7 @@ static void set_prefetch(so_mm *mm, const so_weight *w, long row) {
     mm->next_words = so_pack_words_at(w->dtype, n_blocks);
 }
 
-/* Sets this thread's part of the next matrix in the list as what it reads next. */
+/* Sets mm->next to this thread's part of the next matrix in the list, to be prefetched. */
 static void set_prefetch_matrix(so_mm *mm, const so_cpu *b, const so_op *op, int index, int count) {
     mm->next = NULL;
     for (op++; op < b->list->ops + b->n_ops; op++)
