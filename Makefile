@@ -189,6 +189,12 @@ lint: ## layers, function lengths, banned calls, formatting
 bench: all ## time passes of a pulled model (MODEL=smollm2)
 	$(OUT)/sooth bench curve -m $(or $(MODEL),smollm2)
 
+# The CUDA backend is a library of its own, opened at run time; nothing else needs CUDA. CUDA_ARCHS: compute capabilities.
+CUDA_ARCHS ?= 80 90
+.PHONY: cuda
+cuda: ## build/libsooth_cuda.so, the GPU backend (needs nvcc)
+	@sh tools/cuda.sh $(OUT)/libsooth_cuda.so $(CUDA_ARCHS)
+
 # For bash, zsh and fish. SOOTH_RUNNER runs a program that was built for another processor.
 COMPLETIONS = $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions zsh/site-functions fish/vendor_completions.d)
 install: all ## install under PREFIX (DESTDIR honoured)

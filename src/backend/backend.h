@@ -205,6 +205,7 @@ typedef struct so_backend_opts {
  *
  *   cpu        the default, for NULL
  *   deferred   for tests: a CPU backend that runs only at sync; its buffers cannot be read before
+ *   cuda[:N]   GPU number N, or 0; needs libsooth_cuda.so (cuda_load.c). Ignores the options
  *
  * An unknown name is an error that lists the known ones. */
 int so_backend_open(const char *name, const so_backend_opts *o, so_backend **out, so_err *err);

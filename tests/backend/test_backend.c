@@ -43,9 +43,12 @@ static void backends_by_name(void **state) {
         so_backend_free(b);
     }
     so_backend *none = NULL;
-    assert_int_equal(so_backend_open("cuda", &o, &none, &err), SO_EINVAL);
-    assert_string_equal(err.msg, "unknown backend 'cuda'; use one of cpu, deferred");
-    assert_int_equal(so_backend_open("", &o, &none, &err), SO_EINVAL);
+    assert_int_equal(so_backend_open("tpu", &o, &none, &err), SO_EINVAL);
+    assert_string_equal(err.msg, "unknown backend 'tpu'; use one of cpu, deferred, cuda or cuda:N");
+    static const char *const BAD[] = {"", "cuda:", "cuda:x", "cuda:1x"};
+    for (size_t i = 0; i < SO_LEN(BAD); i++)
+        assert_int_equal(so_backend_open(BAD[i], &o, &none, &err), SO_EINVAL);
+    assert_int_not_equal(so_backend_open("cuda:4096", &o, &none, &err), SO_OK); /* no such GPU */
     assert_null(none);
 }
 

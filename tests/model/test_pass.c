@@ -202,7 +202,7 @@ static void results_appear_at_wait(void **state) {
         float want[67];
         memcpy(want, kept, sizeof want);
         SO_OK_OR_FAIL(so_pass_submit(r.p, &batch, SO_PASS_LOGITS, &err), err);
-        for (int i = 0; i < 67 && deferred; i++)
+        for (int i = 0; i < 67 && deferred && strcmp(so_test_device(), "cpu") == 0; i++)
             assert_true(so_f32_bits(kept[i]) == 0xA5A5A5A5u);
         SO_OK_OR_FAIL(so_pass_wait(r.p, &err), err);
         assert_memory_equal(so_pass_logits(r.p, 0), want, sizeof want);
@@ -268,6 +268,8 @@ static void early_reads_abort(void **state) {
     (void)state;
     if (SO_SANITIZED)
         SO_SKIP("a sanitizer answers the signals itself");
+    if (strcmp(so_test_device(), "cpu") != 0)
+        SO_SKIP("a GPU cannot be used after fork");
     for (int deferred = 0; deferred < 2; deferred++) {
         early e = {.row = {9, 0, 0, -1, true, NULL}};
         so_rig_open(&e.r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO, .deferred = deferred});

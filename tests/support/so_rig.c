@@ -7,13 +7,24 @@
 #include "base/mem.h"
 #include "so_test.h"
 
+const char *so_test_device(void) {
+    const char *s = getenv("SOOTH_DEVICE");
+    return s && *s ? s : "cpu";
+}
+
+/* A GPU defers everything by itself. */
+static const char *backend_name(const so_rig_opts *o) {
+    const char *device = so_test_device();
+    return strcmp(device, "cpu") == 0 && o->deferred ? "deferred" : device;
+}
+
 void so_rig_open(so_rig *r, const char *path, const so_rig_opts *o) {
     so_err err = {0};
     memset(r, 0, sizeof *r);
     int threads = o->n_threads ? o->n_threads : 1;
     SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_ALL, &r->ck, &err), err);
     so_backend_opts bo = {.n_threads = threads, .level = o->level};
-    SO_OK_OR_FAIL(so_backend_open(o->deferred ? "deferred" : "cpu", &bo, &r->b, &err), err);
+    SO_OK_OR_FAIL(so_backend_open(backend_name(o), &bo, &r->b, &err), err);
     SO_OK_OR_FAIL(so_model_load(r->ck, r->b, &o->model, &r->m, &err), err);
     const so_hparams *hp = so_model_hparams(r->m);
     so_kv_shape shape = {hp->n_layers, hp->n_heads_kv, hp->head_dim, o->n_pages ? o->n_pages : 64,

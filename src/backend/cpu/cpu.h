@@ -181,5 +181,6 @@ int so_backend_deferred_create(const so_backend_opts *o, so_backend **out, so_er
 
 /* level.c */
 const so_kernels *so_cpu_kernels(so_cpu_level level); /* NULL: the CPU lacks the level */
+int so_backend_cuda_create(int device, so_backend **out, so_err *err); /* ../cuda_load.c */
 
 #endif

@@ -1,0 +1,61 @@
+/* Opens the CUDA backend, which is a library of its own (libsooth_cuda.so), so that the program runs
+ * unchanged on machines without a GPU and builds without CUDA.
+ *
+ * The library is searched beside the program, in ../lib from it, and where the dynamic loader looks. It
+ * is loaded once and never unloaded: its driver keeps threads. Any thread may call this. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/cpu/cpu.h"
+
+#define LIBRARY "libsooth_cuda.so"
+
+typedef int create_fn(int device, so_backend **out, so_err *err);
+
+/* The program's folder and `tail`; false if it is not known or too long. */
+static bool beside_program(const char *tail, char *out, size_t cap) {
+    ssize_t n = readlink("/proc/self/exe", out, cap - 1);
+    if (n <= 0)
+        return false;
+    out[n] = '\0';
+    char *slash = strrchr(out, '/');
+    if (!slash || (size_t)(slash - out) + strlen(tail) + 2 > cap)
+        return false;
+    memcpy(slash + 1, tail, strlen(tail) + 1);
+    return true;
+}
+
+static void *load(char *why, size_t why_cap) {
+    static const char *const TAILS[] = {LIBRARY, "../lib/" LIBRARY};
+    char path[4096];
+    for (int i = 0; i < 2; i++) {
+        if (!beside_program(TAILS[i], path, sizeof path) || access(path, F_OK) != 0)
+            continue;
+        void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        if (lib)
+            return lib;
+        snprintf(why, why_cap, "%s", dlerror());
+        return NULL;
+    }
+    void *lib = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!lib)
+        snprintf(why, why_cap, "%s", dlerror());
+    return lib;
+}
+
+int so_backend_cuda_create(int device, so_backend **out, so_err *err) {
+    char why[400];
+    void *lib = load(why, sizeof why);
+    if (!lib)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "the GPU library could not be loaded: %s; build it with `make cuda`",
+                          why);
+    create_fn *create = NULL;
+    *(void **)&create = dlsym(lib, "so_cuda_backend_create");
+    if (!create)
+        return so_err_set(err, SO_EUNSUPPORTED, LIBRARY " is of another version");
+    return create(device, out, err);
+}
