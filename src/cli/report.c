@@ -86,12 +86,11 @@ const char *so_report_rate(double rate, char out[SO_RATE_TEXT]) {
 void so_report_print_timings(const so_report *r) {
     const so_request_stats *s = &r->stats;
     char rate[SO_RATE_TEXT];
-    fprintf(stderr,
-            "prompt: %d tokens, %.0f ms (%.1f/s); answer: %d tokens, %.0f ms%s, %s; seed %llu",
-            s->prompt_n, s->prompt_ms, s->prompt_ms > 0 ? 1000.0 * s->prompt_n / s->prompt_ms : 0,
-            s->predicted_n, s->predicted_ms,
-            so_report_rate(so_stats_rates(s).tokens_per_second, rate), so_finish_name(r->finish),
-            (unsigned long long)r->seed);
+    fprintf(
+        stderr, "prompt: %d tokens, %.0f ms (%.1f/s); answer: %d tokens, %.0f ms%s, %s; seed %llu",
+        s->prompt_n, s->prompt_ms, s->prompt_ms > 0 ? 1000.0 * s->prompt_n / s->prompt_ms : 0,
+        s->predicted_n, s->predicted_ms, so_report_rate(so_stats_rates(s).tokens_per_second, rate),
+        so_finish_name(r->finish), (unsigned long long)r->seed);
     if (r->has_nonce)
         fprintf(stderr, ", nonce %llu", (unsigned long long)r->nonce);
     fputc('\n', stderr);
