@@ -570,7 +570,7 @@ static void test_slots(void **state) {
     o.kv_layout = SO_KV_SLOTTED;
     o.n_pages = 7; /* less than one slot of 256 tokens */
     assert_int_equal(so_engine_create(w->target.m, NULL, &o, &e, &err), SO_ERANGE);
-    assert_non_null(strstr(err.msg, "slot"));
+    assert_non_null(strstr(err.msg, "page run"));
     o.n_pages = 8 * 2 + 3; /* two slots for n_parallel 4 */
     o.prefix_cache = true; /* ignored for slots */
     begin_engine(w, o);
