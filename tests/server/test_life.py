@@ -57,7 +57,7 @@ def bad_starts():
         p = run("-m", model, "--port", "0", "--host", "no.such.host.invalid")
         assert p.returncode == 1 and "no.such.host.invalid" in p.stderr
         p = run("-m", model, "--port", "0", "--ctx-size", "100000")
-        assert p.returncode == 2 and "this model's context" in p.stderr
+        assert p.returncode == 2 and "for this model" in p.stderr
         p = run("-m", model, "--port", "0", "--api-key", "")
         assert p.returncode == 2 and "--api-key" in p.stderr
         p = run("-m", model, "--port", "0", "--spec", "model")
