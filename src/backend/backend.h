@@ -166,9 +166,17 @@ typedef struct so_op {
     };
 } so_op;
 
-/* All entries are required. */
+/* Limits of the hardware, for comparing measured times with (backend/probe.h). */
+typedef struct so_probe {
+    double read_gb;  /* 10^9 bytes per second, all threads reading */
+    double mac_giga; /* 10^9 multiply-adds per second of the kind that products use (CPU: int8, GPU:
+                        fp16), all threads, operands in registers */
+} so_probe;
+
+/* All entries but `probe` are required. */
 typedef struct so_backend_vt {
     const char *name;
+    bool remote; /* results are copied over a bus: download what is needed, not everything */
     void (*free)(so_backend *b);
     int (*buffer_create)(so_backend *b, size_t n_bytes, so_buffer **out, so_err *err); /* zeroed */
     void (*buffer_free)(so_backend *b, so_buffer *buf);
@@ -188,6 +196,9 @@ typedef struct so_backend_vt {
     /* One line that names the hardware and the settings. Recorded costs are keyed by it: backends
      * with equal descriptions are assumed to need equal time for a pass. */
     void (*describe)(const so_backend *b, so_buf *out);
+    /* Times one read of n_bytes of the device's memory, and multiply-adds. NULL: so_prober measures
+     * the CPU. */
+    int (*probe)(so_backend *b, size_t n_bytes, so_probe *out, so_err *err);
 } so_backend_vt;
 
 struct so_backend {

@@ -1,17 +1,12 @@
-/* Measured limits of the machine under a CPU backend: memory bandwidth and multiply-add rate, the
+/* Measured limits of the machine under a backend: memory bandwidth and multiply-add rate, the
  * two sides of the roofline that benchmarks print next to their results. */
 #ifndef SO_BACKEND_PROBE_H
 #define SO_BACKEND_PROBE_H
 
 #include "backend/backend.h"
 
-typedef struct so_probe {
-    double read_gb;  /* 10^9 bytes per second, all threads reading */
-    double mac_giga; /* 10^9 int8 multiply-adds per second, all threads, operands in registers */
-} so_probe;
-
 /* A buffer that is read repeatedly, in pages of the same kind as those of packed weights. `b` must
- * outlive it; backends other than cpu are refused. The buffer's size decides which cache level
+ * outlive it; backends that cannot be measured (deferred) are refused. The buffer's size decides which cache level
  * serves the reads: pass the size of the data it is compared with, or one larger than every
  * cache. */
 typedef struct so_prober so_prober;

@@ -29,6 +29,7 @@ int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_ro
     int rc = so_teacher_open(&g->t, g->b.model, &to, &g->err);
     if (rc != SO_OK)
         return so_args_fail(a, &g->err);
+    g->want = g->t.feed_want = g->b.backend->vt->remote ? SO_PASS_ARGMAX : SO_PASS_LOGITS;
     g->ids = SO_NEW_N(int32_t, g->n_ctx + extra);
     for (int i = 0; i < g->n_ctx + extra; i++) {
         so_rng_key key = {.seed = 20, .position = (uint32_t)i, .purpose = SO_RNG_TEST};

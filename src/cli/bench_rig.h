@@ -14,6 +14,9 @@ typedef struct so_bench_rig {
     so_teacher t;
     int32_t *ids; /* [n_ctx + extra] random tokens of a fixed seed */
     int n_ctx, n_repeats;
+    unsigned
+        want; /* what timed passes deliver: logits; from a GPU the argmax of each row, as greedy
+                      decoding does (logits are computed but not downloaded) */
     bool json;
     bool two; /* set before opening: cache for a second sequence of the same length */
     so_err err;

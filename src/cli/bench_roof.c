@@ -31,7 +31,8 @@ static int take_far(so_roof *r, so_backend *b, so_err *err) {
 }
 
 int so_roof_open(so_roof *r, so_bench_rig *g, int cap, so_err *err) {
-    size_t weights = so_model_weight_bytes(g->b.model), cache = so_cpu_cache_bytes();
+    bool remote = g->b.backend->vt->remote; /* its caches are smaller than FAR_UNKNOWN */
+    size_t weights = so_model_weight_bytes(g->b.model), cache = remote ? 0 : so_cpu_cache_bytes();
     *r = (so_roof){.cap = cap, .far_bytes = 2 * cache};
     r->near_bytes = SO_MIN(weights, cache > 0 ? r->far_bytes : (size_t)FAR_UNKNOWN);
     r->read_gb = SO_NEW_N(double, cap);

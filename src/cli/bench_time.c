@@ -34,7 +34,7 @@ static int time_settled(so_bench_rig *g, int n, double *ms) {
     for (int i = 0; !last && rc == SO_OK; i++) {
         last = i > 0 && (i == SETTLE_PASSES || so_clock_ms_since(begin) > SETTLE_MS);
         int64_t t = so_clock_ns();
-        rc = so_bench_rows(g, n, SO_PASS_LOGITS);
+        rc = so_bench_rows(g, n, g->want);
         *ms = so_clock_ms_since(t);
         so_seq_abort(g->t.seq);
     }

@@ -12,7 +12,7 @@ int so_teacher_open(so_teacher *t, const so_model *m, const so_teacher_opts *o, 
                          .head_dim = hp->head_dim,
                          .n_pages = o->n_pages,
                          .dtype = o->kv_dtype};
-    *t = (so_teacher){.max_rows = o->max_rows};
+    *t = (so_teacher){.max_rows = o->max_rows, .feed_want = SO_PASS_LOGITS};
     int rc = so_kv_create(so_model_backend(m), &shape, &t->kv, err);
     if (rc == SO_OK)
         rc = so_pass_create(m, t->kv, o->max_rows, o->max_logits, &t->pass, err);
@@ -48,8 +48,8 @@ int so_teacher_feed(so_teacher *t, so_seq *seq, const int32_t *ids, int n, int n
     int rc = SO_OK;
     for (int at = 0; at < n && rc == SO_OK;) {
         int k = SO_MIN(n - at, t->max_rows), first_logit = SO_MAX(0, n - n_logits - at);
-        rc = so_teacher_rows(t, seq, ids + at, k, first_logit, n_logits > 0 ? SO_PASS_LOGITS : 0,
-                             err);
+        rc =
+            so_teacher_rows(t, seq, ids + at, k, first_logit, n_logits > 0 ? t->feed_want : 0, err);
         if (rc == SO_OK)
             so_seq_commit_chain(seq, k);
         at += k;

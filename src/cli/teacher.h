@@ -13,6 +13,7 @@ typedef struct so_teacher {
     so_seq *seq;
     so_row *rows; /* [max_rows] */
     int max_rows;
+    unsigned feed_want; /* SO_PASS_… of so_teacher_feed; logits unless changed */
 } so_teacher;
 
 typedef struct so_teacher_opts {

@@ -1,29 +1,445 @@
 /* Attention over the paged cache.
  *
- * A block computes the running sums c mod 16 = blockIdx.z of one row and one KV head, for all query
- * heads of the group (at most 8 at a time). Per chunk of 64 logical positions:
+ * A thread block computes one of the 32 running sums (number blockIdx.z: the chunks c of 64 logical
+ * positions with c mod 32 = blockIdx.z) of up to `rows_per` rows, one KV head and up to 8 NT columns;
+ * a column is one query head of one row. The block that finishes last among the 32 of its rows merges
+ * them, in order.
  *
- *   1. keys are copied to shared memory as floats; thread (position, head) computes its score as one
- *      chain over the head dimension;
- *   2. one warp per head: largest score, exp, sum, over the positions seen;
- *   3. thread e adds p_j v_j[e] over the positions in order; then the chunk is merged into the running
- *      sum by m' = max(m, m_c), a = exp(m - m'), b = exp(m_c - m').
+ * Per chunk:
+ *   1. keys and values of its positions are copied to shared memory. Rows that find them in the same
+ *      slots (no branch of a token tree begins before the chunk's end) share the copy; otherwise the
+ *      chunk is computed for one row after the other;
+ *   2. scores q·k for all columns;
+ *   3. one warp for each column: the largest score, exp, the sum of exp over the positions seen;
+ *   4. p·v, merged into the running sum by m' = max(m, m_c), a = exp(m − m'), b = exp(m_c − m').
+ * Positions that a column does not see are left out by selection in 3; their values are zero in shared
+ * memory, so stale pages that hold NaN have no effect.
  *
- * A second kernel merges the 16 running sums in order and divides. Rows do not meet anywhere. */
+ * Two ways to compute 2 and 4:
+ *   tensor   F16 caches with heads of a multiple of 8: mma.m16n8k16 with keys, then transposed values,
+ *            as A. q · scale is brought to a largest magnitude below 2^14 by a power of two for each
+ *            column and rounded to fp16; p is rounded to fp16. Scores: one chain over the head's units
+ *            of 64 (in the order of k of so_fmt); values: one chain over the 64 positions.
+ *   scalar   all others: float32, one chain over the head's elements, one over the positions. */
 #include "backend/cuda/device.cuh"
 
-enum { CHUNK = 64, SPLITS = 16, GROUP = 8, THREADS = 128 };
+enum { CHUNK = 64, SPLITS = 32, THREADS = 128 };
 
 typedef struct attn_args {
     so_kv_store s;
-    int layer, n_heads, window;
+    int layer, n, n_heads, window, rows_per, heads_per; /* heads_per: query heads of a block */
     const float *q;
     const so_attn_row *rows;
     const int32_t *pages, *tails;
     float scale;
-    float *parts; /* [row][head][SPLITS][head_dim + 2]: o, m, l */
-    float *out;
+    float *parts;      /* [row][head][SPLITS][head_dim] o, not yet divided by l */
+    float2 *stats;     /* [row][head][SPLITS] m, l */
+    unsigned *arrived; /* [blockIdx.x][blockIdx.y] */
+    float *out;        /* or NULL */
+    so_half_rows half;
 } attn_args;
+
+SO_DEVICE void merge(float m_c, float l_c, float *m, float *l, float *a, float *b) {
+    float m2 = isnan(m_c) || isnan(*m) ? NAN : fmaxf(*m, m_c); /* fmaxf drops NaN */
+    *a = *m == -INFINITY ? 0 : expf(__fsub_rn(*m, m2));
+    *b = expf(__fsub_rn(m_c, m2));
+    *l = __fadd_rn(__fmul_rn(*l, *a), __fmul_rn(l_c, *b));
+    *m = m2;
+}
+
+/* The rows and columns of a thread block. */
+typedef struct span {
+    int row0, n_rows, kv, head0, n_heads, n_cols;
+} span;
+
+SO_DEVICE span span_of(const attn_args &p) {
+    int per = p.n_heads / p.s.shape.n_heads_kv, groups = (per + p.heads_per - 1) / p.heads_per;
+    span b;
+    b.kv = blockIdx.y / groups;
+    int first = blockIdx.y % groups * p.heads_per;
+    b.head0 = b.kv * per + first;
+    b.n_heads = min(p.heads_per, per - first);
+    b.row0 = blockIdx.x * p.rows_per;
+    b.n_rows = min(p.rows_per, p.n - b.row0);
+    b.n_cols = b.n_rows * b.n_heads;
+    return b;
+}
+
+SO_DEVICE so_attn_row row_of(const attn_args &p, int i) {
+    int4 v = so_load((const int4 *)p.rows + i);
+    return {v.x, v.y, v.z, v.w};
+}
+
+SO_DEVICE int first_seen(const attn_args &p, const so_attn_row &r) {
+    return p.window > 0 ? max(0, r.pos - p.window + 1) : 0;
+}
+
+/* Byte offset of the entry of logical position `pos` of a row. */
+SO_DEVICE size_t entry_of(const attn_args &p, const so_attn_row &r, int pos, int kv) {
+    int slot = pos < r.n_prefix ? pos : so_load(p.tails + r.tail_off + pos - r.n_prefix);
+    int page = so_load(p.pages + r.page_off + slot / SO_KV_PAGE);
+    return ((((size_t)page * p.s.shape.n_layers + p.layer) * p.s.shape.n_heads_kv + kv) *
+                SO_KV_PAGE +
+            slot % SO_KV_PAGE) *
+           p.s.entry;
+}
+
+/* Softmax of a chunk's scores for one column, by one warp: scores[64] → weights; stat: m_c, l_c.
+ * Returns this lane's two weights, 0 where not seen. */
+SO_DEVICE float2 soften(const float *scores, int from, int to, int lane, float *m_c, float *l_c) {
+    bool a = lane >= from && lane < to, b = lane + 32 >= from && lane + 32 < to;
+    float x = a ? scores[lane] : -INFINITY, y = b ? scores[lane + 32] : -INFINITY;
+    float top = so_warp_max(fmaxf(x, y));
+    if (__any_sync(0xffffffffu, (a && isnan(x)) || (b && isnan(y))))
+        top = NAN;
+    x = a ? expf(__fsub_rn(x, top)) : 0;
+    y = b ? expf(__fsub_rn(y, top)) : 0;
+    *m_c = top;
+    *l_c = so_warp_sum(__fadd_rn(x, y));
+    return make_float2(x, y);
+}
+
+/* The number of a column's running sum; parts and stats are indexed by it. */
+SO_DEVICE size_t sum_of(const attn_args &p, const span &b, int col, int split) {
+    return ((size_t)(b.row0 + col / b.n_heads) * p.n_heads + b.head0 + col % b.n_heads) * SPLITS +
+           split;
+}
+
+/* After a block has written its parts: the last one of those that see anything merges them and writes the
+ * rows. n_chunks: of the row that sees most. `shared`: memory that the block no longer needs. */
+SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row *rows,
+                            int n_chunks, char *shared) {
+    __shared__ unsigned before;
+    __threadfence();
+    __syncthreads();
+    unsigned *arrived = p.arrived + blockIdx.x * gridDim.y + blockIdx.y;
+    if (threadIdx.x == 0)
+        before = atomicAdd(arrived, 1);
+    __syncthreads();
+    if (before != min(SPLITS, n_chunks) - 1)
+        return;
+    __threadfence();
+    if (threadIdx.x == 0)
+        *arrived = 0;
+    int d = p.s.shape.head_dim, width = p.n_heads * d;
+    float2 *factors = (float2 *)shared; /* [col][SPLITS]: (m, l), then (a, b) of o = o·a + part·b */
+    float *over = (float *)(factors + b.n_cols * SPLITS); /* 1 / l */
+    for (int i = threadIdx.x; i < b.n_cols * SPLITS; i += THREADS)
+        if (i % SPLITS < n_chunks)
+            factors[i] = so_load(p.stats + sum_of(p, b, i / SPLITS, i % SPLITS));
+    __syncthreads();
+    for (int col = threadIdx.x; col < b.n_cols; col += THREADS) {
+        int n = min(SPLITS, (rows[col / b.n_heads].pos + CHUNK) / CHUNK);
+        float m = -INFINITY, l = 0;
+        for (int s = 0; s < n; s++) {
+            float2 f = factors[col * SPLITS + s], ab = make_float2(1, 0);
+            if (f.x != -INFINITY)
+                merge(f.x, f.y, &m, &l, &ab.x, &ab.y);
+            factors[col * SPLITS + s] = ab;
+        }
+        over[col] = __fdiv_rn(1.0f, l);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < b.n_cols * (d / 2); i += THREADS) { /* d is even: pairs */
+        int col = i / (d / 2), e = i % (d / 2) * 2, row = b.row0 + col / b.n_heads,
+            head = b.head0 + col % b.n_heads,
+            n = min(SPLITS, (rows[col / b.n_heads].pos + CHUNK) / CHUNK);
+        const float2 *part = (const float2 *)(p.parts + sum_of(p, b, col, 0) * d + e);
+        float2 o = {0, 0};
+        for (int s0 = 0; s0 < n; s0 += 8) {
+            float2 v[8];
+#pragma unroll
+            for (int s = 0; s < 8; s++)
+                v[s] = so_load(part + (size_t)min(s0 + s, n - 1) * (d / 2));
+#pragma unroll
+            for (int s = 0; s < 8; s++)
+                if (s0 + s < n) {
+                    float2 ab = factors[col * SPLITS + s0 + s];
+                    o.x = __fmaf_rn(v[s].x, ab.y, __fmul_rn(o.x, ab.x));
+                    o.y = __fmaf_rn(v[s].y, ab.y, __fmul_rn(o.y, ab.x));
+                }
+        }
+        o = make_float2(__fmul_rn(o.x, over[col]), __fmul_rn(o.y, over[col]));
+        if (p.out)
+            *(float2 *)(p.out + (size_t)row * width + head * d + e) = o;
+        if (p.half.data)
+            *(__half2 *)(p.half.data + (size_t)row * p.half.stride + head * d + e) =
+                __halves2half2(so_activation(o.x), so_activation(o.y));
+    }
+}
+
+/* ---- tensor cores, F16 caches ---- */
+
+template <int NT> struct tensor_shape { static constexpr int cols = 8 * NT, p_stride = CHUNK + 8; };
+
+/* Shared memory: [2 buffers][keys, values][64 positions][U · 128 bytes], q [cols][U · 128 bytes],
+ * scores [cols][64] floats, p [cols][72] halves, stat [4][cols] floats. */
+template <int NT> static size_t tensor_shared(int u) {
+    typedef tensor_shape<NT> Z;
+    return (size_t)4 * CHUNK * u * 128 + (size_t)Z::cols * u * 128 + Z::cols * CHUNK * 4 +
+           Z::cols * Z::p_stride * 2 + 4 * Z::cols * 4;
+}
+
+/* Copies keys and values of the chunk's positions from … to-1 as row r sees them; the others are zero.
+ * Two threads share a position. Keys: in the order in which lanes read them (16 bytes of lane (g, t):
+ * position g or g + 8 of 16, 8 dimensions of each half of a unit); values: rows, 16-byte pieces
+ * permuted by position. */
+template <int U>
+SO_DEVICE void copy_chunk(const attn_args &p, const so_attn_row &r, int kv, int base, int from,
+                          int to, char *keys, char *values) {
+    int j = threadIdx.x / 2, pieces = p.s.shape.head_dim / 8;
+    bool on = j >= from && j < to;
+    size_t at = on ? entry_of(p, r, base + j, kv) : 0;
+    for (int c = threadIdx.x % 2; c < U * 8; c += 2) {
+        int n = on && c < pieces ? 16 : 0, u = c / 8, h = c % 8 / 4, t = c % 4;
+        size_t src = n ? at + (size_t)c * 16 : 0;
+        so_copy16(keys + ((((j / 16 * U + u) * 2 + j % 16 / 8) * 2 + h) * 32 + j % 8 * 4 + t) * 16,
+                  p.s.k + src, n);
+        so_copy16(values + j * U * 128 + (c ^ (j & 7)) * 16, p.s.v + src, n);
+    }
+    so_copy_commit();
+}
+
+/* Whether a chunk's values hold NaN or infinity; the same in all threads. */
+template <int U> SO_DEVICE bool has_nonfinite(const char *values) {
+    bool bad = false;
+    for (int i = threadIdx.x; i < CHUNK * U * 8; i += THREADS) {
+        uint4 v = ((const uint4 *)values)[i];
+        const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+        for (int j = 0; j < 4; j++)
+            bad |= (w[j] & 0x7c00u) == 0x7c00u || (w[j] & 0x7c000000u) == 0x7c000000u;
+    }
+    return __syncthreads_or(bad);
+}
+
+/* What the rows of a block see together. */
+typedef struct sight {
+    int n_chunks;    /* of the row that sees most */
+    int longest;     /* that row */
+    int same_to;     /* positions below are in the same slots for all rows */
+    int first, last; /* positions first … last-1 are seen by all rows */
+    int lowest;      /* no row sees a position below */
+} sight;
+
+SO_DEVICE sight sight_of(const attn_args &p, const span &b, const so_attn_row *rows) {
+    sight v = {0, 0, INT32_MAX, 0, INT32_MAX, INT32_MAX};
+    int most = -1;
+    for (int i = 0; i < b.n_rows; i++) {
+        so_attn_row r = rows[i];
+        if (r.pos > most) {
+            most = r.pos;
+            v.longest = i;
+        }
+        if (r.page_off != rows[0].page_off)
+            v.same_to = 0;
+        else if (r.n_prefix <= r.pos)
+            v.same_to = min(v.same_to, r.n_prefix);
+        v.first = max(v.first, first_seen(p, r));
+        v.lowest = min(v.lowest, first_seen(p, r));
+        v.last = min(v.last, r.pos + 1);
+    }
+    v.n_chunks = (most + CHUNK) / CHUNK;
+    if (b.n_rows == 1)
+        v.same_to = INT32_MAX;
+    return v;
+}
+
+SO_DEVICE void load_transposed(uint32_t *a, const char *at) {
+    uint32_t s = (uint32_t)__cvta_generic_to_shared(at);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(s)
+                 : "memory");
+}
+
+template <int NT, int U>
+static __global__ void __launch_bounds__(THREADS) tensor(const __grid_constant__ attn_args p) {
+    typedef tensor_shape<NT> Z;
+    extern __shared__ __align__(128) char shared[];
+    char *kv_at = shared, *qs = kv_at + 4 * CHUNK * U * 128;
+    float *scores = (float *)(qs + Z::cols * U * 128);
+    __half *ps = (__half *)(scores + Z::cols * CHUNK);
+    float *stat = (float *)(ps + Z::cols * Z::p_stride); /* m, l, a, b of each column */
+    float *q_down = stat + 3 * Z::cols;                  /* before the first chunk: 2^-e of q */
+    so_start_next();
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int d = p.s.shape.head_dim;
+    span b = span_of(p);
+    __shared__ so_attn_row rows[Z::cols];
+    so_wait_prior();
+    if (threadIdx.x < b.n_rows)
+        rows[threadIdx.x] = row_of(p, b.row0 + threadIdx.x);
+    __syncthreads();
+    sight v = sight_of(p, b, rows);
+    int c = blockIdx.z;
+    if (c >= v.n_chunks)
+        return;
+    auto fetch = [&](int c, int i, bool exact,
+                     int buf) { /* as row i sees it, or as all rows do */
+                                so_attn_row r = rows[i];
+                                char *keys = kv_at + buf * 2 * CHUNK * U * 128;
+                                copy_chunk<U>(p, r, b.kv, c * CHUNK,
+                                              (exact ? first_seen(p, r) : v.lowest) - c * CHUNK,
+                                              min(r.pos + 1 - c * CHUNK, CHUNK), keys,
+                                              keys + CHUNK * U * 128);
+    };
+    auto same_slots = [&](int c) { return v.same_to == INT32_MAX || (c + 1) * CHUNK <= v.same_to; };
+    while (c < v.n_chunks && (c + 1) * CHUNK <= v.lowest)
+        c += SPLITS;
+    if (c < v.n_chunks && same_slots(c))
+        fetch(c, v.longest, false, 0);
+
+    /* queries, one warp for each column, in the order in which lanes read them */
+    constexpr int MINE = Z::cols / (THREADS / 32);
+    float x[MINE][U * 2];
+#pragma unroll
+    for (int j = 0; j < MINE; j++)
+#pragma unroll
+        for (int i = 0; i < U * 2; i++) {
+            int col = warp + j * (THREADS / 32), e = i * 32 + lane;
+            x[j][i] =
+                col < b.n_cols && e < d ? so_load(p.q + sum_of(p, b, col, 0) / SPLITS * d + e) : 0;
+        }
+#pragma unroll
+    for (int j = 0; j < MINE; j++) {
+        int col = warp + j * (THREADS / 32), e2 = 0;
+        float top = 0;
+        for (int i = 0; i < U * 2; i++) {
+            x[j][i] = __fmul_rn(x[j][i], p.scale);
+            top = fmaxf(top, fabsf(x[j][i]));
+        }
+        top = so_warp_max(top);
+        if (top > 0 && isfinite(top))
+            frexpf(top, &e2);
+        e2 = max(-100, min(100, 14 - e2));
+        for (int i = 0; i < U * 2; i++) {
+            int e = i * 32 + lane, u = e / 64, k = e % 64;
+            char *unit = qs + (col / 8 * U + u) * 1024 + k / 32 * 512;
+            ((__half *)(unit + (col % 8 * 4 + k % 32 / 8) * 16))[k % 8] =
+                __float2half_rn(__fmul_rn(x[j][i], ldexpf(1, e2)));
+        }
+        if (lane == 0) {
+            stat[col] = -INFINITY;
+            stat[Z::cols + col] = 0;
+            q_down[col] = ldexpf(1, -e2);
+        }
+    }
+    __syncthreads();
+    float down[NT][2];
+    for (int j = 0; j < NT; j++)
+        for (int i = 0; i < 2; i++)
+            down[j][i] = q_down[j * 8 + 2 * t + i];
+    __syncthreads();
+
+    float o[U][NT][4] = {}; /* dimensions 16 (warp + 4 i) …, columns */
+    /* Steps 2 to 4 of a chunk that is in shared memory, for all rows or for row `only`. */
+    auto compute = [&](int chunk, int buf, int only) {
+        const char *keys = kv_at + buf * 2 * CHUNK * U * 128, *values = keys + CHUNK * U * 128;
+        float s[NT][4] = {}; /* warp w has positions 16 w … */
+        for (int u = 0; u < U; u++) {
+            uint32_t lo[8], hi[8]; /* positions g and g + 8 */
+            for (int h = 0; h < 2; h++) {
+                const uint4 *at = (const uint4 *)(keys + (warp * U + u) * 2048) + lane;
+                *(uint4 *)&lo[4 * h] = at[h * 32];
+                *(uint4 *)&hi[4 * h] = at[(2 + h) * 32];
+            }
+            for (int j = 0; j < NT; j++) {
+                uint32_t x[8];
+                for (int h = 0; h < 2; h++)
+                    *(uint4 *)&x[4 * h] = ((const uint4 *)(qs + (j * U + u) * 1024))[h * 32 + lane];
+                for (int k = 0; k < 4; k++) {
+                    const uint32_t f[4] = {lo[2 * k], hi[2 * k], lo[2 * k + 1], hi[2 * k + 1]};
+                    so_mma(s[j], f, x[2 * k], x[2 * k + 1]);
+                }
+            }
+        }
+        for (int j = 0; j < NT; j++)
+            for (int i = 0; i < 4; i++)
+                scores[(j * 8 + 2 * t + i % 2) * CHUNK + warp * 16 + g + i / 2 * 8] =
+                    __fmul_rn(s[j][i], down[j][i % 2]);
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < MINE; j++) {
+            int col = warp + j * (THREADS / 32), i = min(col / b.n_heads, b.n_rows - 1);
+            so_attn_row r = rows[i];
+            int from = max(first_seen(p, r) - chunk * CHUNK, 0),
+                to = min(r.pos + 1 - chunk * CHUNK, CHUNK);
+            bool on = col < b.n_cols && from < to && (only < 0 || i == only);
+            float m_c = 0, l_c = 0, a = 1, y = 0, m = stat[col], l = stat[Z::cols + col];
+            float2 w = soften(scores + col * CHUNK, on ? from : 0, on ? to : 0, lane, &m_c, &l_c);
+            ps[col * Z::p_stride + lane] = __float2half_rn(w.x);
+            ps[col * Z::p_stride + lane + 32] = __float2half_rn(w.y);
+            if (on)
+                merge(m_c, l_c, &m, &l, &a, &y);
+            __syncwarp();
+            if (lane == 0) {
+                stat[col] = m;
+                stat[Z::cols + col] = l;
+                stat[2 * Z::cols + col] = a;
+                stat[3 * Z::cols + col] = on ? y : -1; /* −1: this chunk adds nothing */
+            }
+        }
+        __syncthreads();
+        for (int i = 0; i < U; i++) { /* warp w has dimensions 16 (w + 4 i) … */
+            float part[NT][4] = {};
+            int piece = (warp + 4 * i) * 2 + lane / 8 % 2;
+            for (int k = 0; k < CHUNK / 16; k++) {
+                uint32_t a[4];
+                int pos = k * 16 + lane % 8 + lane / 16 * 8;
+                load_transposed(a, values + pos * U * 128 + (piece ^ (pos & 7)) * 16);
+                for (int j = 0; j < NT; j++) {
+                    const __half *w = ps + (j * 8 + g) * Z::p_stride + k * 16 + 2 * t;
+                    so_mma(part[j], a, *(const uint32_t *)w, *(const uint32_t *)(w + 8));
+                }
+            }
+            for (int j = 0; j < NT; j++)
+                for (int e = 0; e < 4; e++) {
+                    int col = j * 8 + 2 * t + e % 2;
+                    float x = stat[2 * Z::cols + col], y = stat[3 * Z::cols + col];
+                    if (y != -1)
+                        o[i][j][e] = __fmaf_rn(part[j][e], y, __fmul_rn(o[i][j][e], x));
+                }
+        }
+        __syncthreads();
+    };
+    for (int buf = 0; c < v.n_chunks; c += SPLITS, buf ^= 1) {
+        bool together = same_slots(c), more = c + SPLITS < v.n_chunks && same_slots(c + SPLITS);
+        if (more)
+            fetch(c + SPLITS, v.longest, false, buf ^ 1);
+        if (together) {
+            if (more)
+                so_copy_wait<1>();
+            else
+                so_copy_wait<0>();
+            __syncthreads();
+            /* a value that some rows do not see must not reach them, not even times zero */
+            bool all_see = b.n_rows == 1 || (c * CHUNK >= v.first && (c + 1) * CHUNK <= v.last);
+            together = all_see || !has_nonfinite<U>(kv_at + (buf * 2 + 1) * CHUNK * U * 128);
+            if (together)
+                compute(c, buf, -1);
+        }
+        for (int i = 0; i < b.n_rows && !together; i++) {
+            fetch(c, i, true, buf);
+            so_copy_wait<0>();
+            __syncthreads();
+            compute(c, buf, i);
+        }
+    }
+    for (int i = 0; i < U; i++)
+        for (int j = 0; j < NT; j++)
+            for (int e = 0; e < 4; e++) {
+                int col = j * 8 + 2 * t + e % 2, dim = (warp + 4 * i) * 16 + g + e / 2 * 8;
+                if (col < b.n_cols && dim < d)
+                    p.parts[sum_of(p, b, col, blockIdx.z) * d + dim] = o[i][j][e];
+            }
+    for (int col = threadIdx.x; col < b.n_cols; col += THREADS)
+        p.stats[sum_of(p, b, col, blockIdx.z)] = make_float2(stat[col], stat[Z::cols + col]);
+    merge_splits(p, b, rows, v.n_chunks, shared);
+}
+
+/* ---- float32, any cache ---- */
+
+enum { GROUP = 8 }; /* query heads of a block; one row */
 
 template <int T> SO_DEVICE float element(const char *entry, int i, int padded) {
     if (T == SO_DTYPE_F32)
@@ -34,88 +450,49 @@ template <int T> SO_DEVICE float element(const char *entry, int i, int padded) {
                      (float)((const int8_t *)entry)[i]);
 }
 
-/* Keys and values of positions from … to-1 to shared memory, as floats. Heads of whole 16-byte units
- * are read by them, all before the first is used. */
+static size_t scalar_shared(int d) {
+    return ((size_t)CHUNK * (2 * d + 1) + GROUP * d + GROUP * CHUNK + 2 * GROUP) * sizeof(float) +
+           CHUNK * sizeof(int64_t) + 8;
+}
+
 template <int T>
-SO_DEVICE void load(const so_kv_store &s, const int64_t *where, int from, int to, int d, int padded,
-                    int stride, float *keys, float *values) {
-    constexpr int UNIT = T == SO_DTYPE_F16 ? 8 : 4;
-    if (T != SO_DTYPE_Q8_0 && d % UNIT == 0) {
-        int per = d / UNIT, n = (to - from) * per;
-        for (int i0 = threadIdx.x; i0 < n; i0 += THREADS * 4) {
-            uint4 k[4], v[4];
-            for (int u = 0; u < 4; u++) {
-                int i = min(i0 + u * THREADS, n - 1);
-                size_t at = (size_t)where[from + i / per] + (size_t)(i % per) * 16;
-                k[u] = *(const uint4 *)(s.k + at);
-                v[u] = *(const uint4 *)(s.v + at);
-            }
-            for (int u = 0; u < 4 && i0 + u * THREADS < n; u++) {
-                int i = i0 + u * THREADS, j = from + i / per, e = i % per * UNIT;
-                for (int c = 0; c < UNIT; c++) {
-                    keys[j * stride + e + c] = element<T>((const char *)&k[u], c, 0);
-                    values[j * d + e + c] = element<T>((const char *)&v[u], c, 0);
-                }
-            }
-        }
+static __global__ void __launch_bounds__(THREADS) scalar(const __grid_constant__ attn_args p) {
+    extern __shared__ __align__(128) char shared[];
+    so_start_next();
+    span b = span_of(p);
+    int row = b.row0, d = p.s.shape.head_dim, padded = (d + 31) / 32 * 32, stride = d + 1;
+    int64_t *where = (int64_t *)shared; /* byte offset of each position's entry */
+    float *keys = (float *)(where + CHUNK), *values = keys + CHUNK * stride,
+          *qs = values + CHUNK * d, *ps = qs + GROUP * d, *stat = ps + GROUP * CHUNK;
+    so_wait_prior();
+    so_attn_row r = row_of(p, row);
+    int lo = first_seen(p, r), n_seen = r.pos + 1, n_chunks = (n_seen + CHUNK - 1) / CHUNK;
+    if (blockIdx.z >= n_chunks)
         return;
-    }
-    for (int i = threadIdx.x; i < (to - from) * d; i += THREADS) {
-        int j = from + i / d, e = i % d;
-        keys[j * stride + e] = element<T>(s.k + where[j], e, padded);
-        values[j * d + e] = element<T>(s.v + where[j], e, padded);
-    }
-}
-
-SO_DEVICE void merge(float m_c, float l_c, float *m, float *l, float *a, float *b) {
-    float m2 = isnan(m_c) || isnan(*m) ? NAN : fmaxf(*m, m_c); /* fmaxf drops NaN */
-    *a = *m == -INFINITY ? 0 : expf(__fsub_rn(*m, m2));
-    *b = expf(__fsub_rn(m_c, m2));
-    *l = __fadd_rn(__fmul_rn(*l, *a), __fmul_rn(l_c, *b));
-    *m = m2;
-}
-
-template <int T> static __global__ void __launch_bounds__(THREADS) attend(attn_args p) {
-    extern __shared__ float shared[];
-    int row = blockIdx.x, d = p.s.shape.head_dim, per = p.n_heads / p.s.shape.n_heads_kv;
-    int groups = (per + GROUP - 1) / GROUP, kv = blockIdx.y / groups,
-        first_head = blockIdx.y % groups * GROUP;
-    int heads = min(GROUP, per - first_head), padded = (d + 31) / 32 * 32, stride = d + 1;
-    float *keys = shared, *values = keys + CHUNK * stride, *qs = values + CHUNK * d,
-          *ps = qs + GROUP * d, *stat = ps + GROUP * CHUNK; /* stat: m_c, l_c, a, b by head */
-    int64_t *where = (int64_t *)(stat + 4 * GROUP); /* byte offset of each position's entry */
-    so_attn_row r = p.rows[row];
-    int lo = p.window > 0 ? max(0, r.pos - p.window + 1) : 0, n_seen = r.pos + 1;
-    for (int i = threadIdx.x; i < heads * d; i += THREADS)
-        qs[i] = __fmul_rn(
-            p.q[((size_t)row * p.n_heads + kv * per + first_head + i / d) * d + i % d], p.scale);
+    for (int i = threadIdx.x; i < b.n_heads * d; i += THREADS)
+        qs[i] = __fmul_rn(so_load(p.q + ((size_t)row * p.n_heads + b.head0 + i / d) * d + i % d),
+                          p.scale);
     float o[GROUP * 2], m[GROUP], l[GROUP]; /* this thread's elements e = threadIdx.x + 128 i */
     for (int h = 0; h < GROUP; h++) {
         o[h] = o[h + GROUP] = 0;
         m[h] = -INFINITY;
         l[h] = 0;
     }
-    int n_chunks = (n_seen + CHUNK - 1) / CHUNK;
     for (int c = blockIdx.z; c < n_chunks; c += SPLITS) {
         int base = c * CHUNK, from = max(lo - base, 0), to = min(n_seen - base, CHUNK);
         if (from >= to)
             continue;
         __syncthreads();
-        for (int j = threadIdx.x; j < to; j += THREADS) {
-            int pos = base + j,
-                slot = pos < r.n_prefix ? pos : p.tails[r.tail_off + pos - r.n_prefix];
-            int page = p.pages[r.page_off + slot / SO_KV_PAGE];
-            where[j] =
-                (int64_t)(((((size_t)page * p.s.shape.n_layers + p.layer) * p.s.shape.n_heads_kv +
-                            kv) *
-                               SO_KV_PAGE +
-                           slot % SO_KV_PAGE) *
-                          p.s.entry);
+        for (int j = threadIdx.x; j < to; j += THREADS)
+            where[j] = (int64_t)entry_of(p, r, base + j, b.kv);
+        __syncthreads();
+        for (int i = threadIdx.x; i < (to - from) * d; i += THREADS) {
+            int j = from + i / d, e = i % d;
+            keys[j * stride + e] = element<T>(p.s.k + where[j], e, padded);
+            values[j * d + e] = element<T>(p.s.v + where[j], e, padded);
         }
         __syncthreads();
-        load<T>(p.s, where, from, to, d, padded, stride, keys, values);
-        __syncthreads();
-        for (int i = threadIdx.x; i < heads * CHUNK; i += THREADS) {
+        for (int i = threadIdx.x; i < b.n_heads * CHUNK; i += THREADS) {
             int j = i % CHUNK, h = i / CHUNK;
             if (j < from || j >= to)
                 continue;
@@ -125,25 +502,16 @@ template <int T> static __global__ void __launch_bounds__(THREADS) attend(attn_a
             ps[h * CHUNK + j] = s;
         }
         __syncthreads();
-        for (int h = threadIdx.x / 32; h < heads; h += THREADS / 32) {
+        for (int h = threadIdx.x / 32; h < b.n_heads; h += THREADS / 32) {
             int lane = threadIdx.x % 32;
-            bool a = lane >= from && lane < to, b = lane + 32 >= from && lane + 32 < to;
-            float x = a ? ps[h * CHUNK + lane] : -INFINITY,
-                  y = b ? ps[h * CHUNK + lane + 32] : -INFINITY;
-            float top = so_warp_max(fmaxf(x, y));
-            bool sick = so_warp_max((a && isnan(x)) || (b && isnan(y)) ? 1.0f : 0.0f) > 0;
-            if (sick)
-                top = NAN;
-            x = a ? expf(__fsub_rn(x, top)) : 0;
-            y = b ? expf(__fsub_rn(y, top)) : 0;
-            if (a)
-                ps[h * CHUNK + lane] = x;
-            if (b)
-                ps[h * CHUNK + lane + 32] = y;
-            float sum = so_warp_sum(__fadd_rn(x, y));
+            float m_c, l_c;
+            float2 w = soften(ps + h * CHUNK, from, to, lane, &m_c, &l_c);
+            __syncwarp();
+            ps[h * CHUNK + lane] = w.x;
+            ps[h * CHUNK + lane + 32] = w.y;
             if (lane == 0) {
-                stat[h] = top;
-                stat[GROUP + h] = sum;
+                stat[h] = m_c;
+                stat[GROUP + h] = l_c;
             }
         }
         __syncthreads();
@@ -153,81 +521,93 @@ template <int T> static __global__ void __launch_bounds__(THREADS) attend(attn_a
         for (int i = 0, e = threadIdx.x; e < d; e += THREADS, i++)
             for (int j = from; j < to; j++) {
                 float v = values[j * d + e];
-                for (int h = 0; h < heads; h++)
+                for (int h = 0; h < b.n_heads; h++)
                     part[i * GROUP + h] = __fmaf_rn(ps[h * CHUNK + j], v, part[i * GROUP + h]);
             }
-        for (int h = 0; h < heads; h++) {
-            float a, b;
-            merge(stat[h], stat[GROUP + h], &m[h], &l[h], &a, &b);
+        for (int h = 0; h < b.n_heads; h++) {
+            float x, y;
+            merge(stat[h], stat[GROUP + h], &m[h], &l[h], &x, &y);
             for (int i = 0; i < 2; i++)
                 o[i * GROUP + h] =
-                    __fmaf_rn(part[i * GROUP + h], b, __fmul_rn(o[i * GROUP + h], a));
+                    __fmaf_rn(part[i * GROUP + h], y, __fmul_rn(o[i * GROUP + h], x));
         }
     }
-    for (int h = 0; h < heads; h++) {
-        float *out =
-            p.parts +
-            (((size_t)row * p.n_heads + kv * per + first_head + h) * SPLITS + blockIdx.z) * (d + 2);
+    for (int h = 0; h < b.n_heads; h++) {
+        size_t at = sum_of(p, b, h, blockIdx.z);
         for (int i = 0, e = threadIdx.x; e < d; e += THREADS, i++)
-            out[e] = o[i * GROUP + h];
-        if (threadIdx.x == 0) {
-            out[d] = m[h];
-            out[d + 1] = l[h];
-        }
+            p.parts[at * d + e] = o[i * GROUP + h];
+        if (threadIdx.x == 0)
+            p.stats[at] = make_float2(m[h], l[h]);
     }
+    merge_splits(p, b, &r, n_chunks, shared);
 }
 
-/* One block of 256 threads per row. */
-static __global__ void join(attn_args p, bool split, so_split to) {
-    int row = blockIdx.x, d = p.s.shape.head_dim, width = p.n_heads * d;
-    int n_chunks = (p.rows[row].pos + CHUNK) / CHUNK, n = min(SPLITS, n_chunks);
-    for (int i = threadIdx.x; i < width; i += 256) {
-        const float *part = p.parts + ((size_t)row * p.n_heads + i / d) * SPLITS * (d + 2);
-        float m = -INFINITY, l = 0, o = 0;
-        for (int s = 0; s < n; s++) {
-            const float *q = part + (size_t)s * (d + 2);
-            if (q[d] == -INFINITY)
-                continue;
-            float a, b;
-            merge(q[d], q[d + 1], &m, &l, &a, &b);
-            o = __fmaf_rn(q[i % d], b, __fmul_rn(o, a));
-        }
-        p.out[(size_t)row * width + i] = __fmul_rn(o, __fdiv_rn(1.0f, l));
-    }
-    if (split) {
-        __syncthreads();
-        so_split_row_any(p.out + (size_t)row * width, row, width, to);
-    }
+/* ---- launching ---- */
+
+void so_cuda_scratch_need(const so_op *op, so_scratch *need) {
+    need->counter_bytes = need->parts_bytes = 0;
+    size_t n = (size_t)op->n;
+    if (op->kind == SO_OP_ARGMAX)
+        need->counter_bytes = n * (sizeof(unsigned long long) + sizeof(unsigned));
+    if (op->kind != SO_OP_ATTENTION)
+        return;
+    size_t columns = n * (size_t)op->attention.n_heads;
+    need->counter_bytes = columns * sizeof(unsigned);
+    need->parts_bytes =
+        columns * SPLITS * (size_t)(op->attention.store->shape.head_dim + 2) * sizeof(float);
 }
 
-size_t so_cuda_attention_bytes(int n, int n_heads, int head_dim) {
-    return (size_t)n * (size_t)n_heads * SPLITS * (size_t)(head_dim + 2) * sizeof(float);
+template <int NT> static void launch_tensor(const so_queue &q, attn_args p) {
+    int per = p.n_heads / p.s.shape.n_heads_kv, u = (p.s.shape.head_dim + 63) / 64;
+    p.heads_per = per < 8 * NT ? per : 8 * NT;
+    p.rows_per = 8 * NT / p.heads_per;
+    dim3 grid((unsigned)((p.n + p.rows_per - 1) / p.rows_per),
+              (unsigned)(p.s.shape.n_heads_kv * ((per + p.heads_per - 1) / p.heads_per)), SPLITS);
+    so_launch(q,
+              u == 1   ? tensor<NT, 1>
+              : u == 2 ? tensor<NT, 2>
+              : u == 3 ? tensor<NT, 3>
+                       : tensor<NT, 4>,
+              grid, THREADS, tensor_shared<NT>(u), p);
 }
 
-void so_cuda_attention(cudaStream_t s, const so_op *op, float *parts, const so_split *split) {
+void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bool keep,
+                       const so_scratch *s) {
     const so_kv_store *st = op->attention.store;
     int d = st->shape.head_dim, per = op->attention.n_heads / st->shape.n_heads_kv;
-    attn_args p = {*st,
-                   op->attention.layer,
-                   op->attention.n_heads,
-                   op->attention.window,
-                   (const float *)(op->attention.q.buf->data + op->attention.q.off),
-                   (const so_attn_row *)(op->attention.rows.buf->data + op->attention.rows.off),
-                   (const int32_t *)(op->attention.pages.buf->data + op->attention.pages.off),
-                   (const int32_t *)(op->attention.tails.buf->data + op->attention.tails.off),
-                   op->attention.scale,
-                   parts,
-                   (float *)(op->attention.out.buf->data + op->attention.out.off)};
-    size_t shared =
-        ((size_t)CHUNK * (2 * d + 1) + GROUP * d + GROUP * CHUNK + 4 * GROUP) * sizeof(float) +
-        CHUNK * sizeof(int64_t) + 8;
+    auto at = [](so_view v) { return v.buf->data + v.off; };
+    attn_args p = {};
+    p.s = *st;
+    p.layer = op->attention.layer;
+    p.n = op->n;
+    p.n_heads = op->attention.n_heads;
+    p.window = op->attention.window;
+    p.q = (const float *)at(op->attention.q);
+    p.rows = (const so_attn_row *)at(op->attention.rows);
+    p.pages = (const int32_t *)at(op->attention.pages);
+    p.tails = (const int32_t *)at(op->attention.tails);
+    p.scale = op->attention.scale;
+    p.arrived = (unsigned *)s->counters;
+    p.stats = (float2 *)s->parts;
+    p.parts = (float *)(p.stats + (size_t)op->n * (size_t)op->attention.n_heads * SPLITS);
+    p.out = keep ? (float *)at(op->attention.out) : NULL;
+    p.half = half;
+    if (st->shape.dtype == SO_DTYPE_F16 && d % 8 == 0) {
+        if (op->n <= 16) /* many small blocks rather than few that share what they read */
+            launch_tensor<1>(q, p);
+        else if (op->n <= 64)
+            launch_tensor<2>(q, p);
+        else
+            launch_tensor<4>(q, p);
+        return;
+    }
+    p.rows_per = 1;
+    p.heads_per = GROUP;
     dim3 grid((unsigned)op->n, (unsigned)(st->shape.n_heads_kv * ((per + GROUP - 1) / GROUP)),
               SPLITS);
-    void (*fn)(attn_args) = st->shape.dtype == SO_DTYPE_F32   ? attend<SO_DTYPE_F32>
-                            : st->shape.dtype == SO_DTYPE_F16 ? attend<SO_DTYPE_F16>
-                                                              : attend<SO_DTYPE_Q8_0>;
-    cudaFuncSetAttribute((const void *)fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)shared);
-    fn<<<grid, THREADS, shared, s>>>(p);
-    join<<<(unsigned)op->n, 256, 0, s>>>(p, split != NULL, split ? *split : so_split{});
+    so_launch(q,
+              st->shape.dtype == SO_DTYPE_F32   ? scalar<SO_DTYPE_F32>
+              : st->shape.dtype == SO_DTYPE_F16 ? scalar<SO_DTYPE_F16>
+                                                : scalar<SO_DTYPE_Q8_0>,
+              grid, THREADS, scalar_shared(d), p);
 }

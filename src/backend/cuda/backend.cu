@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/launch.cuh"
 
-enum { MAX_GRAPHS = 64, STAGE_FIRST = 1 << 20 };
+enum { MAX_GRAPHS = 128, STAGE_FIRST = 1 << 20 };
 
 typedef struct segment { /* of the staged uploads */
     char *dst;
@@ -29,10 +29,17 @@ typedef struct download {
     size_t n_bytes, at; /* at: offset in the pinned results */
 } download;
 
+/* What identifies a list of operations: every member that a kernel gets. */
+typedef struct signature {
+    uint64_t *words;
+    size_t n, cap;
+} signature;
+
 typedef struct graph {
-    uint64_t key;
+    signature key;
+    uint64_t hash;
     cudaGraphExec_t exec; /* NULL: seen once */
-    uint64_t used;
+    uint64_t used;        /* 0: free */
 } graph;
 
 typedef struct host_block {
@@ -44,6 +51,7 @@ typedef struct cuda_backend {
     so_backend base;
     int device;
     cudaStream_t stream;
+    so_queue queue;
     cudaError_t failed;
     const char *failed_at;
     so_op *ops; /* of the phase being recorded, without uploads and downloads */
@@ -56,9 +64,8 @@ typedef struct cuda_backend {
         n_segments; /* stage_from: of this phase */
     segment *segments;
     size_t segments_cap;
-    so_split split[2]; /* bfloat16, half */
-    size_t split_cap[2], sums_cap, parts_cap;
-    float *parts;
+    so_memory memory;
+    signature key; /* of the phase being recorded */
     graph graphs[MAX_GRAPHS];
     uint64_t clock;
     char name[256];
@@ -94,11 +101,10 @@ static int buffer_create(so_backend *base, size_t n_bytes, so_buffer **out, so_e
     return SO_OK;
 }
 
+static void forget(graph *g);
 static void drop_graphs(cuda_backend *b) {
     for (int i = 0; i < MAX_GRAPHS; i++)
-        if (b->graphs[i].exec)
-            cudaGraphExecDestroy(b->graphs[i].exec);
-    memset(b->graphs, 0, sizeof b->graphs);
+        forget(&b->graphs[i]);
 }
 
 static void buffer_free(so_backend *base, so_buffer *buf) {
@@ -178,7 +184,7 @@ static void reserve_host(cuda_backend *b, host_block *h, size_t n, size_t keep) 
     while (cap < n)
         cap *= 2;
     char *p = NULL;
-    TRY(b, cudaMallocHost(&p, cap));
+    TRY(b, cudaMallocHost((void **)&p, cap));
     if (!p)
         return;
     TRY(b, cudaStreamSynchronize(b->stream)); /* copies may still use the old block */
@@ -205,6 +211,7 @@ static void stage(cuda_backend *b, const so_op *op) {
 }
 
 static void queue_phase(cuda_backend *b);
+static void put_op(signature *s, const so_op *o);
 
 static void record_download(cuda_backend *b, const so_op *op) {
     if (b->n_downloads == b->downloads_cap) {
@@ -233,6 +240,7 @@ static void submit(so_backend *base, const so_op *op) {
         b->ops = (so_op *)realloc(b->ops, b->ops_cap * sizeof *b->ops);
     }
     b->ops[b->n_ops++] = *op;
+    put_op(&b->key, op);
 }
 
 /* ---- running ---- */
@@ -280,207 +288,182 @@ static void send_uploads(cuda_backend *b) {
     b->n_segments = 0;
 }
 
-static bool is_bf16(const so_weight *w) { return w->fmt == SO_FMT_BF16 || w->fmt == SO_FMT_F32; }
+/* Replaces *p by n zeroed bytes if it has fewer; true if it did. */
+static bool reserve_device(cuda_backend *b, void **p, size_t *cap, size_t n) {
+    if (n <= *cap)
+        return false;
+    cudaFree(*p); /* waits for the kernels that use it */
+    *p = NULL;
+    *cap = 0;
+    TRY(b, cudaMalloc(p, n));
+    if (*p) {
+        TRY(b, cudaMemsetAsync(*p, 0, n, b->stream));
+        *cap = n;
+    }
+    return true;
+}
 
-/* Scratch for split rows and for parts of attention, before anything is launched or captured. */
-static void reserve_scratch(cuda_backend *b) {
-    size_t frag[2] = {0, 0}, sums = 0, parts = 0, rows = 0;
-    for (size_t i = 0; i < b->n_ops; i++) {
-        const so_op *op = &b->ops[i];
-        size_t n = ((size_t)op->n + 63) / 64 * 64;
-        if (op->kind == SO_OP_MATMUL) {
-            const so_weight *w = op->matmul.w;
-            size_t f = n / 8 * w->n_steps * 32 * sizeof(uint4),
-                   s = n * (w->n_steps / 2) * sizeof(float);
-            int which = !is_bf16(w);
-            frag[which] = f > frag[which] ? f : frag[which];
-            sums = s > sums ? s : sums;
-            rows = n > rows ? n : rows;
-        } else if (op->kind == SO_OP_ATTENTION) {
-            size_t p = so_cuda_attention_bytes(op->n, op->attention.n_heads,
-                                               op->attention.store->shape.head_dim);
-            parts = p > parts ? p : parts;
-        }
-    }
-    bool grown = false;
-    for (int i = 0; i < 2; i++)
-        if (frag[i] > b->split_cap[i]) {
-            cudaFree(b->split[i].frag);
-            TRY(b, cudaMalloc(&b->split[i].frag, frag[i]));
-            TRY(b, cudaMemset(b->split[i].frag, 0, frag[i]));
-            b->split_cap[i] = frag[i];
-            grown = true;
-        }
-    if (sums + rows * sizeof(float) > b->sums_cap) {
-        b->sums_cap = sums + rows * sizeof(float);
-        for (int i = 0; i < 2; i++) {
-            cudaFree(b->split[i].scale);
-            TRY(b, cudaMalloc(&b->split[i].scale, b->sums_cap));
-        }
-        grown = true;
-    }
-    for (int i = 0; i < 2; i++) {
-        b->split[i].sums = b->split[i].scale + rows;
-        b->split[i].bf16 = i == 0;
-    }
-    if (parts > b->parts_cap) {
-        cudaFree(b->parts);
-        TRY(b, cudaMalloc(&b->parts, parts));
-        b->parts_cap = parts;
-        grown = true;
-    }
+/* Memory for the kernels of the list, before anything is launched or captured. */
+static void reserve_memory(cuda_backend *b) {
+    so_memory need, *m = &b->memory;
+    so_cuda_need(b->ops, b->n_ops, &need);
+    size_t cap = m->half_bytes;
+    bool grown = reserve_device(b, (void **)&m->half[0], &cap, need.half_bytes);
+    grown |= reserve_device(b, (void **)&m->half[1], &m->half_bytes, need.half_bytes);
+    grown |= reserve_device(b, &m->scratch.counters, &m->scratch.counter_bytes,
+                            need.scratch.counter_bytes);
+    grown |= reserve_device(b, (void **)&m->scratch.parts, &m->scratch.parts_bytes,
+                            need.scratch.parts_bytes);
     if (grown)
         drop_graphs(b);
 }
 
-static char *at(so_view v) { return v.buf->data + v.off; }
-static bool same(so_view a, so_view b) { return a.buf == b.buf && a.off == b.off; }
+/* ---- graphs ---- */
 
-/* Which rows are split now. */
-typedef struct split_status {
-    const char *x;
-    int kind, n;
-} split_status;
-
-/* The split that the products after operation i want of its result `out`; NULL: no product follows. */
-static const so_split *wanted(cuda_backend *b, size_t i, so_view out, int d, split_status *st) {
-    const so_op *next = i + 1 < b->n_ops ? &b->ops[i + 1] : NULL;
-    if (!next || next->kind != SO_OP_MATMUL || next->n != b->ops[i].n ||
-        !same(next->matmul.x, out) || next->matmul.w->k != d)
-        return NULL;
-    *st = {at(out), !is_bf16(next->matmul.w), next->n};
-    return &b->split[st->kind];
-}
-
-/* Whether operation `next` adds the product's result to a row in place. */
-static bool adds(const so_op *next, const so_op *product) {
-    return next->kind == SO_OP_ADD && next->n == product->n &&
-           same(next->eltwise.b, product->matmul.out) && same(next->eltwise.out, next->eltwise.a) &&
-           next->eltwise.d == product->matmul.w->m;
-}
-
-/* Products of the same rows, of one format, that do not overwrite them; returns how many operations
- * were taken. An addition after the last is part of it. */
-static size_t launch_products(cuda_backend *b, size_t i, split_status *st) {
-    const so_op *op = &b->ops[i];
-    const so_weight *w = op->matmul.w;
-    int kind = !is_bf16(w), n_products = 0;
-    so_product list[SO_MM_GROUP];
-    if (st->x != at(op->matmul.x) || st->kind != kind || st->n != op->n)
-        so_cuda_split(b->stream, (const float *)at(op->matmul.x), op->n, w->k, &b->split[kind]);
-    *st = {at(op->matmul.x), kind, op->n};
-    size_t taken = 0;
-    for (; n_products < SO_MM_GROUP && i + taken < b->n_ops; taken++) {
-        const so_op *o = &b->ops[i + taken];
-        if (o->kind != SO_OP_MATMUL || o->n != op->n || !same(o->matmul.x, op->matmul.x) ||
-            o->matmul.w->fmt != w->fmt || same(o->matmul.out, o->matmul.x))
-            break;
-        list[n_products++] = {o->matmul.w,
-                              o->matmul.bias.buf ? (const float *)at(o->matmul.bias) : NULL, NULL,
-                              (float *)at(o->matmul.out)};
+static void put(signature *s, uint64_t v) {
+    if (s->n == s->cap) {
+        s->cap = s->cap ? 2 * s->cap : 4096;
+        s->words = (uint64_t *)realloc(s->words, s->cap * sizeof *s->words);
     }
-    if (n_products == 0) { /* it overwrites its own rows */
-        list[n_products++] = {w, op->matmul.bias.buf ? (const float *)at(op->matmul.bias) : NULL,
-                              NULL, (float *)at(op->matmul.out)};
-        taken = 1;
-        st->x = NULL;
-    }
-    const so_op *last = &b->ops[i + taken - 1],
-                *next = i + taken < b->n_ops ? &b->ops[i + taken] : NULL;
-    if (next && adds(next, last)) {
-        so_product *p = &list[n_products - 1];
-        p->add = p->out = (float *)at(next->eltwise.out);
-        taken++;
-        if ((const char *)p->out == st->x)
-            st->x = NULL;
-    }
-    so_cuda_matmul(b->stream, list, n_products, &b->split[kind], op->n);
-    return taken;
+    s->words[s->n++] = v;
 }
 
-/* Rope of q, rope of k, store of that k, one after the other. */
-static bool is_rope_store(const cuda_backend *b, size_t i) {
-    const so_op *o = &b->ops[i];
-    return i + 2 < b->n_ops && o[0].kind == SO_OP_ROPE && o[1].kind == SO_OP_ROPE &&
-           o[2].kind == SO_OP_KV_STORE && o[0].n == o[1].n && o[1].n == o[2].n &&
-           same(o[1].rope.x, o[2].kv_store.k) && !same(o[0].rope.x, o[1].rope.x);
+static void put_view(signature *s, so_view v) {
+    put(s, v.buf ? (uint64_t)(uintptr_t)(v.buf->data + v.off) : 0);
 }
 
-/* Neighbouring operations that share a kernel are taken together. This never changes a result: fused
- * kernels round where the separate ones do. */
-static void launch(cuda_backend *b) {
-    split_status st = {};
-    for (size_t i = 0; i < b->n_ops; i++) {
-        const so_op *op = &b->ops[i];
-        if (op->n == 0)
-            continue;
-        if (op->kind == SO_OP_MATMUL) {
-            i += launch_products(b, i, &st) - 1;
-            continue;
-        }
-        st.x = NULL;
-        if (is_rope_store(b, i)) {
-            so_cuda_rope_store(b->stream, op, op + 1, op + 2);
-            i += 2;
-        } else if (op->kind == SO_OP_EMBED) {
-            so_cuda_embed(b->stream, op->embed.w, (const int32_t *)at(op->embed.ids),
-                          op->embed.scale, op->n, (float *)at(op->embed.out));
-        } else if (op->kind == SO_OP_ATTENTION) {
-            so_cuda_attention(b->stream, op, b->parts,
-                              wanted(b, i, op->attention.out,
-                                     op->attention.n_heads * op->attention.store->shape.head_dim,
-                                     &st));
-        } else if (op->kind == SO_OP_RMS_NORM) {
-            so_cuda_op(b->stream, op, wanted(b, i, op->norm.out, op->norm.d, &st));
-        } else if (op->kind == SO_OP_SILU_MUL || op->kind == SO_OP_GELU_MUL ||
-                   op->kind == SO_OP_GELU) {
-            so_cuda_op(b->stream, op, wanted(b, i, op->eltwise.out, op->eltwise.d, &st));
-        } else {
-            so_cuda_op(b->stream, op, NULL);
-        }
+static void put_two(signature *s, uint32_t a, uint32_t b) { put(s, (uint64_t)a << 32 | b); }
+
+static uint32_t bits_of(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+static void put_op(signature *s, const so_op *o) {
+    put_two(s, (uint32_t)o->kind, (uint32_t)o->n);
+    switch (o->kind) {
+    case SO_OP_EMBED:
+        put_view(s, o->embed.out);
+        put_view(s, o->embed.ids);
+        put(s, (uint64_t)(uintptr_t)o->embed.w);
+        put(s, bits_of(o->embed.scale));
+        break;
+    case SO_OP_GATHER:
+        put_view(s, o->gather.out);
+        put_view(s, o->gather.x);
+        put_view(s, o->gather.rows);
+        put(s, (uint64_t)o->gather.d);
+        break;
+    case SO_OP_RMS_NORM:
+    case SO_OP_LAYER_NORM:
+        put_view(s, o->norm.out);
+        put_view(s, o->norm.x);
+        put_view(s, o->norm.weight);
+        put_view(s, o->norm.bias);
+        put_two(s, (uint32_t)o->norm.d, bits_of(o->norm.eps));
+        break;
+    case SO_OP_MATMUL:
+        put_view(s, o->matmul.out);
+        put_view(s, o->matmul.x);
+        put_view(s, o->matmul.bias);
+        put(s, (uint64_t)(uintptr_t)o->matmul.w);
+        break;
+    case SO_OP_ADD:
+    case SO_OP_SILU_MUL:
+    case SO_OP_GELU_MUL:
+    case SO_OP_GELU:
+        put_view(s, o->eltwise.out);
+        put_view(s, o->eltwise.a);
+        if (o->kind != SO_OP_GELU)
+            put_view(s, o->eltwise.b);
+        put(s, (uint64_t)o->eltwise.d);
+        break;
+    case SO_OP_ROPE:
+        put_view(s, o->rope.x);
+        put_view(s, o->rope.table);
+        put_two(s, (uint32_t)o->rope.n_heads, (uint32_t)o->rope.head_dim << 1 | o->rope.halves);
+        break;
+    case SO_OP_KV_STORE:
+        put(s, (uint64_t)(uintptr_t)o->kv_store.store);
+        put(s, (uint64_t)o->kv_store.layer);
+        put_view(s, o->kv_store.k);
+        put_view(s, o->kv_store.v);
+        put_view(s, o->kv_store.slots);
+        break;
+    case SO_OP_KV_COPY:
+        put(s, (uint64_t)(uintptr_t)o->kv_copy.store);
+        put_view(s, o->kv_copy.from);
+        put_view(s, o->kv_copy.to);
+        break;
+    case SO_OP_ATTENTION:
+        put(s, (uint64_t)(uintptr_t)o->attention.store);
+        put_two(s, (uint32_t)o->attention.layer, (uint32_t)o->attention.n_heads);
+        put_view(s, o->attention.out);
+        put_view(s, o->attention.q);
+        put_view(s, o->attention.rows);
+        put_view(s, o->attention.pages);
+        put_view(s, o->attention.tails);
+        put_two(s, bits_of(o->attention.scale), (uint32_t)o->attention.window);
+        break;
+    case SO_OP_ARGMAX:
+        put_view(s, o->argmax.out);
+        put_view(s, o->argmax.x);
+        put(s, (uint64_t)o->argmax.d);
+        break;
+    default:
+        break;
     }
 }
 
-static uint64_t hash(uint64_t h, const void *p, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        h = (h ^ ((const uint8_t *)p)[i]) * 1099511628211u;
-    return h;
-}
-
-static uint64_t key_of(const cuda_backend *b) {
+static uint64_t hash_of(const signature *s) {
     uint64_t h = 14695981039346656037u;
-    for (size_t i = 0; i < b->n_ops; i++)
-        h = hash(h, &b->ops[i], sizeof b->ops[i]);
+    for (size_t i = 0; i < s->n; i++) {
+        h = (h ^ s->words[i]) * 0x9e3779b97f4a7c15u;
+        h ^= h >> 29;
+    }
     return h;
 }
 
-static graph *find_graph(cuda_backend *b, uint64_t key) {
+static void forget(graph *g) {
+    if (g->exec)
+        cudaGraphExecDestroy(g->exec);
+    free(g->key.words);
+    memset(g, 0, sizeof *g);
+}
+
+/* The graph of the recorded list; a new one replaces the one unused for longest. */
+static graph *find_graph(cuda_backend *b) {
+    uint64_t h = hash_of(&b->key);
     graph *oldest = &b->graphs[0];
     for (int i = 0; i < MAX_GRAPHS; i++) {
-        if (b->graphs[i].key == key)
-            return &b->graphs[i];
-        if (b->graphs[i].used < oldest->used)
-            oldest = &b->graphs[i];
+        graph *g = &b->graphs[i];
+        if (g->used && g->hash == h && g->key.n == b->key.n &&
+            memcmp(g->key.words, b->key.words, b->key.n * sizeof *b->key.words) == 0)
+            return g;
+        if (g->used < oldest->used)
+            oldest = g;
     }
-    if (oldest->exec)
-        cudaGraphExecDestroy(oldest->exec);
-    *oldest = {key, NULL, 0};
+    forget(oldest);
+    oldest->hash = h;
+    for (size_t i = 0; i < b->key.n; i++)
+        put(&oldest->key, b->key.words[i]);
     return oldest;
 }
 
+/* A list that comes for the second time is captured, because most prompt chunks come only once. */
 static void run_list(cuda_backend *b) {
-    uint64_t key = key_of(b);
-    graph *g = find_graph(b, key);
+    graph *g = find_graph(b);
     bool seen = g->used > 0;
     g->used = ++b->clock;
     if (!seen || b->n_ops < 8) {
-        launch(b);
+        so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory);
         return;
     }
     if (!g->exec) {
         cudaGraph_t made = NULL;
         TRY(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal));
-        launch(b);
+        so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory);
         TRY(b, cudaStreamEndCapture(b->stream, &made));
         if (made) {
             TRY(b, cudaGraphInstantiate(&g->exec, made, 0));
@@ -508,7 +491,7 @@ static void queue_downloads(cuda_backend *b) {
 static void queue_phase(cuda_backend *b) {
     if (b->failed == cudaSuccess) {
         TRY(b, cudaSetDevice(b->device));
-        reserve_scratch(b);
+        reserve_memory(b);
         send_uploads(b);
     }
     if (b->failed == cudaSuccess && b->n_ops > 0)
@@ -517,7 +500,7 @@ static void queue_phase(cuda_backend *b) {
         TRY(b, cudaGetLastError());
     if (b->failed == cudaSuccess)
         queue_downloads(b);
-    b->n_ops = 0;
+    b->n_ops = b->key.n = 0;
 }
 
 static int sync(so_backend *base, so_err *err) {
@@ -545,25 +528,89 @@ static void describe(const so_backend *base, so_buf *out) {
 static void free_backend(so_backend *base) {
     cuda_backend *b = (cuda_backend *)base;
     drop_graphs(b);
-    for (int i = 0; i < 2; i++) {
-        cudaFree(b->split[i].frag);
-        cudaFree(b->split[i].scale);
-    }
-    cudaFree(b->parts);
+    for (int i = 0; i < 2; i++)
+        cudaFree(b->memory.half[i]);
+    cudaFree(b->memory.scratch.counters);
+    cudaFree(b->memory.scratch.parts);
     cudaFree(b->stage_dev);
     cudaFreeHost(b->stage.data);
     cudaFreeHost(b->results.data);
     if (b->stream)
         cudaStreamDestroy(b->stream);
     free(b->ops);
+    free(b->key.words);
     free(b->downloads);
     free(b->segments);
     free(b);
 }
 
-static const so_backend_vt VT = {"cuda",        free_backend, buffer_create, buffer_free,
-                                 weight_create, weight_pack,  weight_free,   kv_create,
-                                 kv_free,       submit,       sync,          describe};
+/* ---- limits ---- */
+
+static __global__ void read_all(const uint4 *p, size_t n, uint4 *sink) {
+    uint4 x = {0, 0, 0, 0};
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
+        uint4 v = __ldcs(p + i);
+        x.x ^= v.x ^ v.y;
+        x.y ^= v.z ^ v.w;
+    }
+    if (x.x == 0x12345678 && x.y == 0x9abcdef0) /* never; keeps the loads */
+        *sink = x;
+}
+
+enum { PROBE_MMA = 1 << 12 };
+
+static __global__ void multiply_all(float *sink) {
+    float c[4][4] = {};
+    uint32_t a[4] = {threadIdx.x, 1, 2, 3};
+    for (int i = 0; i < PROBE_MMA; i++)
+        for (int j = 0; j < 4; j++)
+            so_mma(c[j], a, i, j);
+    if (c[0][0] + c[1][1] + c[2][2] + c[3][3] == 12345.0f)
+        *sink = c[0][0];
+}
+
+static int probe(so_backend *base, size_t n_bytes, so_probe *out, so_err *err) {
+    cuda_backend *b = (cuda_backend *)base;
+    char *data = NULL;
+    cudaEvent_t t[3] = {};
+    cudaError_t e = cudaSetDevice(b->device);
+    if (e == cudaSuccess)
+        e = cudaMalloc(&data, n_bytes + 16);
+    if (e == cudaSuccess)
+        e = cudaMemsetAsync(data, 1, n_bytes + 16, b->stream);
+    for (int i = 0; i < 3 && e == cudaSuccess; i++)
+        e = cudaEventCreate(&t[i]);
+    unsigned blocks = (unsigned)b->queue.n_sms * 8;
+    if (e == cudaSuccess) {
+        read_all<<<blocks, 256, 0, b->stream>>>((uint4 *)data, n_bytes / 16, (uint4 *)data);
+        cudaEventRecord(t[0], b->stream);
+        read_all<<<blocks, 256, 0, b->stream>>>((uint4 *)data, n_bytes / 16, (uint4 *)data);
+        cudaEventRecord(t[1], b->stream);
+        multiply_all<<<blocks, 256, 0, b->stream>>>((float *)data);
+        cudaEventRecord(t[2], b->stream);
+        e = cudaEventSynchronize(t[2]);
+    }
+    float read_ms = 0, mma_ms = 0;
+    if (e == cudaSuccess)
+        e = cudaEventElapsedTime(&read_ms, t[0], t[1]);
+    if (e == cudaSuccess)
+        e = cudaEventElapsedTime(&mma_ms, t[1], t[2]);
+    for (int i = 0; i < 3; i++)
+        if (t[i])
+            cudaEventDestroy(t[i]);
+    cudaFree(data);
+    if (e != cudaSuccess)
+        return so_err_set(err, e == cudaErrorMemoryAllocation ? SO_ENOMEM : SO_EIO,
+                          "cannot measure the GPU: %s", cudaGetErrorString(e));
+    *out = {(double)n_bytes / read_ms * 1e-6,
+            (double)blocks * 8 * PROBE_MMA * 4 * 2048 / mma_ms * 1e-6};
+    return SO_OK;
+}
+
+static const so_backend_vt VT = {
+    "cuda",      true,      free_backend, buffer_create, buffer_free, weight_create, weight_pack,
+    weight_free, kv_create, kv_free,      submit,        sync,        describe,      probe};
 
 extern "C" __attribute__((visibility("default"))) int
 so_cuda_backend_create(int device, so_backend **out, so_err *err) {
@@ -591,6 +638,7 @@ so_cuda_backend_create(int device, so_backend **out, so_err *err) {
         free(b);
         return so_err_set(err, SO_EIO, "GPU %d: %s", device, cudaGetErrorString(e));
     }
+    b->queue = {b->stream, p.major >= 9, p.multiProcessorCount};
     snprintf(b->name, sizeof b->name, "cuda:%d %s, %d SMs, %zu GiB", device, p.name,
              p.multiProcessorCount, p.totalGlobalMem >> 30);
     *out = &b->base;

@@ -2,28 +2,33 @@
  * weights, and small device helpers.
  *
  * THE ARITHMETIC CONTRACT of this backend. As on the CPU, every output row is a function of its own
- * input row with a reduction order fixed by shape alone; the bits differ from the CPU's, and between
- * weight formats, but never with the number of rows, their order or the launch configuration.
+ * input row, with a reduction order fixed by index and shape alone. The bits differ from the CPU's,
+ * and the same weights in another file type give other bits, but results never depend on the number
+ * of rows, their order, or how the work is divided over the GPU.
  *
- *   activations   a row is scaled by a power of two (largest magnitude just below 2^14) and split into
- *                 two halves-precision numbers, hi = half(x), lo = half(x - hi); BF16 weights use
- *                 bfloat16 for both and no scale. hi + lo has at least 16 correct bits.
- *   matmul        mma.m16n8k16 with weights as A (16 outputs x 16 k) and rows as B (16 k x 8 rows).
- *                 K is cut into 8 segments of ceil(steps / 8) steps of 16. Within a segment one chain:
- *                 step by step, hi then lo. Quantised formats run the chain over one group of 16 or 32
- *                 k from zero and add it by acc = fma(scale, dot, acc), then, if the format has
- *                 offsets, acc = fma(offset, sum of the group's x, acc). Segments are added in order.
- *                 The result is (acc * row factor of the weight) * 2^e of the row, plus the bias.
- *   norms, softmax  sums by thread-strided partial sums and a fixed tree over a fixed thread count.
- *   attention     chunks of 64 logical positions; chunk c is merged into running sum c mod 16, the 16
- *                 are merged in order. Positions not seen enter no sum.
+ *   products    Activations are multiplied by 2^-4 and rounded to fp16 (range ±10^6, 11 bits; what
+ *               exceeds the range becomes infinity, which the caller sees as logits that are not
+ *               finite). Weights are rounded to fp16 after division by a power of two for each
+ *               output (its factor); F32 weights keep two fp16 numbers, high and low. The product is
+ *               mma.m16n8k16 with weights as A and activations as B, float32 sums. K is cut into
+ *               units of 64, units into 8 segments of ceil(units / 8); within a segment one chain of
+ *               mma, four to a unit (so_fmt says which k each one takes); F32: high, then low. The 8
+ *               sums are added in order, then: times factor, times 2^4, plus the bias.
+ *   norms       256 threads; thread i adds x·x of elements 4i … 4i+3, 4i+1024 …, in order; 32 lanes
+ *               by xor 16, 8, 4, 2, 1; the 8 warps in order.
+ *   attention   Chunks of 64 logical positions. In a chunk: the scores; their maximum; exp; the sum
+ *               of exp over lanes (positions j and j + 32 first, then xor 16 … 1); the weighted sum
+ *               of values as one chain over the positions. Chunk c is merged into running sum
+ *               c mod 32, and the 32 are merged in order. attention.cu has the two ways of computing
+ *               scores and values; which one is used depends on the cache's type and head size.
+ *   the rest    One operation per element, rounded as written; exp is CUDA's expf. K and V are
+ *               rounded when stored, and every row reads the rounded values.
  *
  * Products and sums that must round as written use the _rn intrinsics, so that the compiler cannot
  * contract them differently in two kernels. */
 #ifndef SO_BACKEND_CUDA_DEVICE_CUH
 #define SO_BACKEND_CUDA_DEVICE_CUH
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -35,29 +40,40 @@ extern "C" {
 
 #define SO_DEVICE static __device__ __forceinline__
 
-/* Formats of packed weights. A tile is 16 outputs; a step is 16 k. The fragment of a lane is what
- * mma.m16n8k16 wants of matrix A: outputs g and g + 8 (g = lane / 4), k 2t, 2t+1, 2t+8, 2t+9
- * (t = lane % 4).
+/* Formats of packed weights. A tile is 16 outputs, a unit is 64 k; the units of a tile follow each
+ * other. Lane (g, t) = (lane / 4, lane % 4) of a warp has outputs g and g + 8 and, in each half h of
+ * the unit, the 8 consecutive k from 32 h + 8 t on. Mma number 2 h takes the first four of them, mma
+ * 2 h + 1 the others: the first two in the places 2t, 2t+1 of the instruction's k, the next two in 2t+8,
+ * 2t+9. So the numbers of a lane are 16 consecutive bytes of activations in row-major order, and a warp
+ * reads 64 consecutive bytes of each of 8 rows.
  *
- *   BF16, F16   [tile][step][lane] 8 numbers, 16 bytes
- *   F32         the same twice: hi and lo as bfloat16
- *   Q8          [tile][pair of steps] { [lane] 16 int8 in fragment order; [16] scales }
- *   Q4          [tile][pair of steps] { [lane] 16 unsigned 4-bit numbers; [16] scales and offsets }
+ *   F16    [2 outputs][2 halves][lane] 16 bytes: 8 numbers
+ *   F32    two units of F16: high parts, low parts
+ *   Q8     [2 outputs][lane] 16 int8, 8 of each half; then scales
+ *   Q4     [lane] 16 bytes: 8 unsigned 4-bit numbers of each half of output g, then of g + 8; then
+ *          scales
  *
- * Scales and offsets are halves, relative to the row's factor. GROUP is 32 or 16 k; with 16 a pair of
- * steps has two lists of scales. */
+ * Scales follow the unit's numbers, as fp16: for each group of k the 16 outputs. Formats with an
+ * offset have pairs (scale, offset), and a weight is scale · q + offset in fp16. */
 typedef enum so_fmt {
-    SO_FMT_BF16,
     SO_FMT_F16,
     SO_FMT_F32,
-    SO_FMT_Q8_32,
-    SO_FMT_Q8_16,
-    SO_FMT_Q8_32_OFF,
+    SO_FMT_Q8_32,     /* groups of 32 k */
+    SO_FMT_Q8_16,     /* groups of 16 k */
+    SO_FMT_Q8_32_OFF, /* groups of 32 k, with offsets */
     SO_FMT_Q4_32_OFF,
     SO_FMT_COUNT
 } so_fmt;
 
-enum { SO_TILE = 16, SO_STEP = 16, SO_SEGMENTS = 8, SO_WARPS = 8 };
+enum { SO_TILE = 16, SO_UNIT = 64, SO_SEGMENTS = 8, SO_WARPS = 8 };
+
+__host__ __device__ constexpr int so_fmt_numbers(int f) {
+    return f == SO_FMT_F16 ? 2048 : f == SO_FMT_F32 ? 4096 : f == SO_FMT_Q4_32_OFF ? 512 : 1024;
+}
+/* Bytes of a unit of a tile, scales included. */
+__host__ __device__ constexpr int so_fmt_unit(int f) {
+    return so_fmt_numbers(f) + (f <= SO_FMT_F32 ? 0 : f == SO_FMT_Q8_32 ? 64 : 128);
+}
 
 struct so_buffer {
     char *data;
@@ -67,9 +83,9 @@ struct so_buffer {
 struct so_weight {
     so_fmt fmt;
     so_dtype dtype;
-    int m, k, n_steps; /* n_steps: of 16 k, even for quantised formats */
+    int m, k, n_units;
     char *data;
-    float *factor; /* [m] row factors, a power of two each; NULL: all 1 */
+    float *factor; /* [m] a power of two for each output */
 };
 
 struct so_kv_store {
@@ -77,6 +93,71 @@ struct so_kv_store {
     size_t entry; /* bytes of one head's entry, K or V */
     char *k, *v;  /* [page][layer][head][SO_KV_PAGE] entries */
 };
+
+/* ---- order between kernels ----
+ *
+ * On compute capability 9 a kernel may start before the one before it has ended (programmatic
+ * dependent launch). Every kernel calls so_start_next first and so_wait_prior before it touches
+ * anything that another kernel writes; before that it may read weights only. Activations are read
+ * through L2 (so_load), since an SM's L1 may hold lines from before the wait. */
+SO_DEVICE void so_start_next(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+SO_DEVICE void so_wait_prior(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <class T> SO_DEVICE T so_load(const T *p) { return __ldcg(p); }
+
+/* Where kernels are queued, and how. */
+typedef struct so_queue {
+    cudaStream_t stream;
+    bool overlap; /* programmatic dependent launch */
+    int n_sms;
+} so_queue;
+
+template <class... P, class... A>
+static void so_launch(const so_queue &q, void (*kernel)(P...), dim3 grid, unsigned threads,
+                      size_t shared, A... args) {
+    if (shared > 48 << 10)
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)shared);
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute a = {};
+    a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    a.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = grid;
+    c.blockDim = dim3(threads);
+    c.dynamicSmemBytes = shared;
+    c.stream = q.stream;
+    c.attrs = &a;
+    c.numAttrs = q.overlap ? 1 : 0;
+    cudaLaunchKernelEx(&c, kernel, P(args)...);
+}
+
+/* ---- helpers ---- */
+
+/* 16 bytes from global to shared memory, past L1; the last 16 - n_bytes are zero. */
+SO_DEVICE void so_copy16(void *dst, const void *src, int n_bytes = 16) {
+    uint32_t d = (uint32_t)__cvta_generic_to_shared(dst);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(d), "l"(src), "r"(n_bytes)
+                 : "memory");
+}
+SO_DEVICE void so_copy_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> SO_DEVICE void so_copy_wait(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+SO_DEVICE void so_mma(float *c, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 
 SO_DEVICE float so_warp_sum(float v) {
     for (int w = 16; w; w >>= 1)
@@ -90,7 +171,7 @@ SO_DEVICE float so_warp_max(float v) {
     return v;
 }
 
-/* Sum over a block of 256 threads, the same in all of them. */
+/* Sum over a thread block of 256 threads, the same in all of them. */
 SO_DEVICE float so_block_sum(float v) {
     __shared__ float part[8];
     v = so_warp_sum(v);
@@ -104,94 +185,83 @@ SO_DEVICE float so_block_sum(float v) {
     return s;
 }
 
-SO_DEVICE float so_block_max(float v) {
-    __shared__ float part[8];
-    v = so_warp_max(v);
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    __syncthreads();
-    float s = part[0];
-    for (int i = 1; i < 8; i++)
-        s = fmaxf(s, part[i]);
-    __syncthreads();
-    return s;
+SO_DEVICE float so_gelu(float x) {
+    float u = __fmul_rn(0.7978845608f, __fmaf_rn(__fmul_rn(0.044715f, __fmul_rn(x, x)), x, x));
+    return __fdiv_rn(x, __fadd_rn(1.0f, expf(__fmul_rn(-2.0f, u))));
 }
 
-/* Activations of one product, split for the tensor cores. */
-typedef struct so_split {
-    uint4 *frag;  /* [row / 8][step][lane] {hi, lo} */
-    float *scale; /* [row] 2^e */
-    float *sums;  /* [row][k / 32] sums of each 32 scaled values */
-    bool bf16;
-} so_split;
-
-/* Splits one row; all 256 threads of a block. */
-template <bool BF16>
-SO_DEVICE void so_split_row(const float *src, int row, int k, const so_split &out) {
-    int n_steps = (k + 31) / 32 * 2, g = row % 8;
-    float up = 1, down = 1;
-    if (!BF16) {
-        float m = 0;
-        for (int i = threadIdx.x; i < k; i += 256)
-            m = fmaxf(m, fabsf(src[i]));
-        m = so_block_max(m);
-        int e = 0;
-        if (m > 0 && isfinite(m))
-            frexpf(m, &e);
-        e = max(-100, min(100, 14 - e));
-        up = ldexpf(1, e);
-        down = ldexpf(1, -e);
+/* SO_OP_ADD, SO_OP_SILU_MUL, SO_OP_GELU_MUL or SO_OP_GELU of one element. */
+SO_DEVICE float so_combine(int kind, float a, float b) {
+    switch (kind) {
+    case SO_OP_ADD:
+        return __fadd_rn(a, b);
+    case SO_OP_SILU_MUL:
+        return __fmul_rn(__fdiv_rn(a, __fadd_rn(1.0f, expf(-a))), b);
+    case SO_OP_GELU_MUL:
+        return __fmul_rn(so_gelu(a), b);
+    default:
+        return so_gelu(a);
     }
-    uint16_t *frag = (uint16_t *)(out.frag + (size_t)(row / 8) * n_steps * 32);
-    for (int i = threadIdx.x; i < n_steps * 16; i += 256) {
-        float v = i < k ? __fmul_rn(src[i], up) : 0.0f;
-        int step = i / 16, kr = i % 16, lane = g * 4 + kr % 8 / 2;
-        uint16_t *at = frag + ((size_t)step * 32 + lane) * 8 + kr / 8 * 2 + kr % 2;
-        if (BF16) {
-            __nv_bfloat16 hi = __float2bfloat16_rn(v),
-                          lo = __float2bfloat16_rn(v - __bfloat162float(hi));
-            at[0] = __bfloat16_as_ushort(hi);
-            at[4] = __bfloat16_as_ushort(lo);
-        } else {
-            __half hi = __float2half_rn(v), lo = __float2half_rn(v - __half2float(hi));
-            at[0] = __half_as_ushort(hi);
-            at[4] = __half_as_ushort(lo);
-            float s = so_warp_sum(v); /* 32 consecutive elements are the lanes of one warp */
-            if (i % 32 == 0)
-                out.sums[(size_t)row * (n_steps / 2) + i / 32] = s;
-        }
-    }
-    if (threadIdx.x == 0)
-        out.scale[row] = down;
 }
 
-SO_DEVICE void so_split_row_any(const float *src, int row, int k, const so_split &out) {
-    if (out.bf16)
-        so_split_row<true>(src, row, k, out);
-    else
-        so_split_row<false>(src, row, k, out);
+/* ---- activations as products read them ---- */
+
+/* Row-major fp16; a row has `stride` numbers, the width rounded up to SO_UNIT. What lies between
+ * width and stride is never read. */
+typedef struct so_half_rows {
+    __half *data; /* NULL: nobody wants them */
+    int stride;
+} so_half_rows;
+
+SO_DEVICE __half so_activation(float x) { return __float2half_rn(__fmul_rn(x, 0x1p-4f)); }
+SO_DEVICE void so_put_half(const so_half_rows &h, int row, int i, float x) {
+    if (h.data)
+        h.data[(size_t)row * h.stride + i] = so_activation(x);
 }
 
-/* Launchers; each queues its kernels on the stream. Where `split` is not NULL the kernel also splits
- * the rows it makes, for the products that follow. */
+/* ---- launchers; each queues its kernels ---- */
+
+/* Memory of the backend that operations use one after the other. */
+typedef struct so_scratch {
+    void *counters; /* zero before and after every kernel */
+    float *parts;
+    size_t counter_bytes, parts_bytes;
+} so_scratch;
+
+/* Sets the two sizes to what an operation needs. */
+void so_cuda_scratch_need(const so_op *op, so_scratch *need);
+
 enum { SO_MM_GROUP = 3 };
 typedef struct so_product {
     const so_weight *w;
-    const float *bias, *add; /* or NULL; add: out = add + x·wᵀ */
-    float *out;
+    const float *bias; /* or NULL */
+    float *out;        /* or NULL: not wanted */
 } so_product;
 
-void so_cuda_split(cudaStream_t s, const float *x, int n, int k, const so_split *out);
-/* Products of the same rows with weights of one format. */
-void so_cuda_matmul(cudaStream_t s, const so_product *list, int n_products, const so_split *x,
-                    int n);
+/* Products of the same rows with weights of one format, and what is done with the results. */
+typedef struct so_products {
+    so_product list[SO_MM_GROUP];
+    int n_products, n;
+    so_half_rows x;
+    const float *add; /* not NULL: the last product's result is added to this */
+    int act; /* SO_OP_SILU_MUL, SO_OP_GELU_MUL: act(first, second) → act_out; SO_OP_GELU: of
+                         the only one; SO_OP_COUNT: none */
+    float *act_out; /* or NULL */
+    so_half_rows half_out;
+} so_products;
+
+void so_cuda_matmul(const so_queue &q, const so_products *p);
+void so_cuda_to_half(const so_queue &q, const float *x, int n, int d, so_half_rows out);
 int so_cuda_weight_pack(so_weight *w, const so_tensor *t, cudaStream_t s, so_err *err);
-void so_cuda_embed(cudaStream_t s, const so_weight *w, const int32_t *ids, float scale, int n,
-                   float *out);
-void so_cuda_op(cudaStream_t s, const so_op *op, const so_split *split);
+void so_cuda_embed(const so_queue &q, const so_op *op);
+/* Norms, elementwise operations, gather, rope, stores, argmax. Norms and elementwise operations also
+ * write `half`; `keep`: their float32 results are wanted. */
+void so_cuda_op(const so_queue &q, const so_op *op, so_half_rows half, bool keep,
+                const so_scratch *s);
 /* Rope of q and of k, then the store of k and v. */
-void so_cuda_rope_store(cudaStream_t s, const so_op *q, const so_op *k, const so_op *store);
-void so_cuda_attention(cudaStream_t s, const so_op *op, float *parts, const so_split *split);
-size_t so_cuda_attention_bytes(int n, int n_heads, int head_dim);
+void so_cuda_rope_store(const so_queue &q, const so_op *rope_q, const so_op *rope_k,
+                        const so_op *store);
+void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bool keep,
+                       const so_scratch *s);
 
 #endif

@@ -1,337 +1,522 @@
-/* Matrix products on the tensor cores, and the packing of weights for them.
+/* Matrix products on the tensor cores. The contract is in device.cuh, weights are packed in pack.cu.
  *
- * The contract is in device.cuh. Two kernels compute it, with the same bits:
+ * Two kernels compute the same sums, bit for bit:
  *
- *   small   up to 32 rows at a time. A block owns one tile of 16 outputs; its 8 warps are the 8 segments
- *           of K, so that every warp streams weights from its own place and no sum crosses blocks.
- *   large   64 rows at a time. A block owns 8 tiles; each warp computes one tile over all segments, one
- *           after the other, and the warps share the rows through shared memory.
+ *   narrow  Up to 64 rows. A thread block owns R tiles of 16 outputs; each of its 8 warps computes one
+ *           of the 8 segments of K. A warp streams its weights and activations through a ring in shared
+ *           memory that no other warp touches: each lane copies (cp.async) and reads its own bytes, so
+ *           nothing waits but for memory. Weights do not depend on earlier kernels, so the ring is
+ *           filled with them before the wait for the kernel before.
+ *   wide    More rows. A thread block owns 8 tiles and 64 rows; the warps share weights and rows in
+ *           shared memory and go through the segments one after the other.
  *
- * Weights are read once, as one ascending stream per warp. */
-#include <math.h>
-#include <stdlib.h>
-
+ * Both end with the same function, which applies factors, bias, activation and residual. */
 #include "backend/cuda/device.cuh"
 
-extern "C" {
-#include "format/quant.h"
-}
-
-/* ---- splitting activations ---- */
-
-static __global__ void split_rows(const float *x, int k, so_split out) {
-    so_split_row_any(x + (size_t)blockIdx.x * k, blockIdx.x, k, out);
-}
-
-void so_cuda_split(cudaStream_t s, const float *x, int n, int k, const so_split *out) {
-    split_rows<<<n, 256, 0, s>>>(x, k, *out);
-}
-
-/* ---- products ---- */
-
 typedef struct mm_args {
-    const char *w;
-    const float *factor, *bias, *add;
-    so_split x;
-    float *out;
-    int m, n, n_steps;
+    const char *w[SO_MM_GROUP];
+    const float *factor[SO_MM_GROUP], *bias[SO_MM_GROUP];
+    float *out[SO_MM_GROUP];
+    int m[SO_MM_GROUP];
+    int first_block[SO_MM_GROUP];            /* of blockIdx.x; INT32_MAX if unused */
+    int n, k, n_units, n_products, n_blocks; /* n_blocks: of tiles */
+    const __half *x;
+    int x_stride, act;
+    const float *add;
+    float *act_out;
+    so_half_rows half_out;
 } mm_args;
 
-typedef struct mm_group {
-    mm_args p[SO_MM_GROUP];
-    int first_tile[SO_MM_GROUP]; /* of the grid; unused ones are past its end */
-} mm_group;
+/* ---- weights to fp16 fragments ---- */
 
-SO_DEVICE void mma_f16(float *c, const uint32_t *a, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+/* a[s]: the A operand of mma number s. */
+typedef struct fragments {
+    uint32_t a[4][4];
+} fragments;
+
+SO_DEVICE uint32_t as_bits(__half2 h) { return *(uint32_t *)&h; }
+SO_DEVICE __half2 as_half2(uint32_t u) { return *(__half2 *)&u; }
+
+/* 8 numbers of output g (o = 0) or g + 8 (o = 1), k 8 h … 8 h + 7 of the lane's 16. */
+SO_DEVICE void place(fragments &f, int o, int h, const uint32_t *w) {
+    for (int i = 0; i < 4; i++)
+        f.a[h * 2 + i / 2][o + i % 2 * 2] = w[i];
 }
 
-SO_DEVICE void mma_bf16(float *c, const uint32_t *a, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__host__ __device__ constexpr bool fmt_quantised(int f) { return f >= SO_FMT_Q8_32; }
-__host__ __device__ constexpr int fmt_lane_bytes(int f) {
-    return f == SO_FMT_Q4_32_OFF ? 8 : f == SO_FMT_F32 ? 64 : 16 * (fmt_quantised(f) ? 1 : 2);
-} /* of a pair of steps */
-__host__ __device__ constexpr int fmt_scale_bytes(int f) {
-    return f == SO_FMT_Q8_32                                                     ? 32
-           : f == SO_FMT_Q8_16 || f == SO_FMT_Q8_32_OFF || f == SO_FMT_Q4_32_OFF ? 64
-                                                                                 : 0;
-}
-__host__ __device__ constexpr int fmt_pair_bytes(int f) {
-    return 32 * fmt_lane_bytes(f) + fmt_scale_bytes(f);
-} /* of a tile */
-
-/* 16 int8 of a lane, as two fragments of halves. */
-SO_DEVICE void unpack_q8(uint4 q, uint32_t a[2][4]) {
-    const uint32_t w[4] = {q.x, q.y, q.z, q.w};
-    const __half2 off = __half2half2(__ushort_as_half(0x6480)); /* 1152 = 1024 + 128 */
+/* 8 int8 of a lane times a scale, plus an offset. */
+template <bool OFFSET>
+SO_DEVICE void decode_q8(uint32_t *v, uint32_t w0, uint32_t w1, __half2 d, __half2 m) {
+    const __half2 bias = as_half2(0x64806480u); /* 1152 = 1024 + 128 */
     for (int i = 0; i < 4; i++) {
-        uint32_t u = w[i] ^ 0x80808080u;
-        uint32_t lo = __byte_perm(u, 0x64006400u, 0x7150), hi = __byte_perm(u, 0x64006400u, 0x7352);
-        __half2 p = __hsub2(*(__half2 *)&lo, off), r = __hsub2(*(__half2 *)&hi, off);
-        a[i / 2][i % 2 * 2] = *(uint32_t *)&p;
-        a[i / 2][i % 2 * 2 + 1] = *(uint32_t *)&r;
+        uint32_t u = (i < 2 ? w0 : w1) ^ 0x80808080u;
+        __half2 x = __hsub2(as_half2(__byte_perm(u, 0x64646464u, i % 2 ? 0x4342 : 0x4140)), bias);
+        v[i] = as_bits(OFFSET ? __hfma2(x, d, m) : __hmul2_rn(x, d));
     }
 }
 
-/* 16 numbers of 4 bits, number 2j + i of a step at bit 4j + 16i of its word. */
-SO_DEVICE void unpack_q4(uint2 q, uint32_t a[2][4]) {
-    const uint32_t w[2] = {q.x, q.y};
-    const __half2 off = __half2half2(__ushort_as_half(0x6400)); /* 1024 */
-    for (int s = 0; s < 2; s++)
-        for (int j = 0; j < 4; j++) {
-            uint32_t u = (w[s] >> 4 * j & 0x000f000fu) | 0x64006400u;
-            __half2 p = __hsub2(*(__half2 *)&u, off);
-            a[s][j] = *(uint32_t *)&p;
-        }
+/* 8 unsigned 4-bit numbers: k 2j and 2j+1 at bits 4 j and 16 + 4 j. */
+SO_DEVICE void decode_q4(uint32_t *v, uint32_t w, __half2 d, __half2 m) {
+    const __half2 bias = as_half2(0x64006400u); /* 1024 */
+    for (int j = 0; j < 4; j++) {
+        uint32_t u = (w >> 4 * j & 0x000f000fu) | 0x64006400u;
+        v[j] = as_bits(__hfma2(__hsub2(as_half2(u), bias), d, m));
+    }
 }
 
-/* A pair of steps of one tile: weights from `w`, rows from b(step, j), added to acc[NT]. */
-template <int FMT, int NT, class B>
-SO_DEVICE void pair_of_steps(const char *w, int lane, B b, const float *sums, int sums_stride,
-                             float (*acc)[4]) {
-    if (!fmt_quantised(FMT)) {
-        for (int s = 0; s < 2; s++) {
-            if (FMT == SO_FMT_F32) {
-                uint4 h = *(const uint4 *)(w + (s * 64 + lane) * 16),
-                      l = *(const uint4 *)(w + (s * 64 + 32 + lane) * 16);
-                const uint32_t ah[4] = {h.x, h.y, h.z, h.w}, al[4] = {l.x, l.y, l.z, l.w};
-                for (int j = 0; j < NT; j++) {
-                    uint4 v = b(s, j);
-                    mma_bf16(acc[j], ah, v.x, v.y);
-                    mma_bf16(acc[j], ah, v.z, v.w);
-                    mma_bf16(acc[j], al, v.x, v.y);
-                }
-                continue;
-            }
-            uint4 q = *(const uint4 *)(w + (s * 32 + lane) * 16);
-            const uint32_t a[4] = {q.x, q.y, q.z, q.w};
-            for (int j = 0; j < NT; j++) {
-                uint4 v = b(s, j);
-                if (FMT == SO_FMT_BF16) {
-                    mma_bf16(acc[j], a, v.x, v.y);
-                    mma_bf16(acc[j], a, v.z, v.w);
-                } else {
-                    mma_f16(acc[j], a, v.x, v.y);
-                    mma_f16(acc[j], a, v.z, v.w);
-                }
-            }
+/* One unit of one tile, from shared memory. PART 1: the low parts of F32. */
+template <int FMT, int PART> SO_DEVICE void decode(fragments &f, const char *unit, int lane) {
+    const uint4 *q = (const uint4 *)unit + lane;
+    if (FMT == SO_FMT_F16 || FMT == SO_FMT_F32) {
+        for (int i = 0; i < 4; i++) {
+            uint4 v = q[i * 32 + PART * 128];
+            const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+            place(f, i / 2, i % 2, w);
         }
         return;
     }
-    uint32_t a[2][4];
-    if (FMT == SO_FMT_Q4_32_OFF)
-        unpack_q4(*(const uint2 *)(w + lane * 8), a);
-    else
-        unpack_q8(*(const uint4 *)(w + lane * 16), a);
-    const __half *sc = (const __half *)(w + 32 * fmt_lane_bytes(FMT));
+    const char *scales = unit + so_fmt_numbers(FMT);
     int g = lane / 4, t = lane % 4;
-    constexpr int groups = FMT == SO_FMT_Q8_16 ? 2 : 1;
-    for (int k = 0; k < groups; k++) {
-        float d0 = __half2float(sc[k * 16 + g]), d1 = __half2float(sc[k * 16 + g + 8]);
-        for (int j = 0; j < NT; j++) {
-            float dot[4] = {0, 0, 0, 0};
-            for (int s = groups == 2 ? k : 0; s < (groups == 2 ? k + 1 : 2); s++) {
-                uint4 v = b(s, j);
-                mma_f16(dot, a[s], v.x, v.y);
-                mma_f16(dot, a[s], v.z, v.w);
+    uint4 raw[2] = {q[0], FMT == SO_FMT_Q4_32_OFF ? q[0] : q[32]};
+    for (int o = 0; o < 2; o++)
+        for (int h = 0; h < 2; h++) {
+            uint32_t v[4];
+            if (FMT == SO_FMT_Q8_32 || FMT == SO_FMT_Q8_16) {
+                int group = FMT == SO_FMT_Q8_16 ? 2 * h + t / 2 : h;
+                __half2 d = __half2half2(((const __half *)scales)[group * 16 + g + 8 * o]);
+                decode_q8<false>(v, h ? raw[o].z : raw[o].x, h ? raw[o].w : raw[o].y, d, d);
+            } else {
+                __half2 s = ((const __half2 *)scales)[h * 16 + g + 8 * o];
+                __half2 d = __low2half2(s), m = __high2half2(s);
+                if (FMT == SO_FMT_Q4_32_OFF)
+                    decode_q4(v, o ? (h ? raw[0].w : raw[0].z) : (h ? raw[0].y : raw[0].x), d, m);
+                else
+                    decode_q8<true>(v, h ? raw[o].z : raw[o].x, h ? raw[o].w : raw[o].y, d, m);
             }
-            acc[j][0] = __fmaf_rn(d0, dot[0], acc[j][0]);
-            acc[j][1] = __fmaf_rn(d0, dot[1], acc[j][1]);
-            acc[j][2] = __fmaf_rn(d1, dot[2], acc[j][2]);
-            acc[j][3] = __fmaf_rn(d1, dot[3], acc[j][3]);
+            place(f, o, h, v);
         }
-    }
-    if (FMT == SO_FMT_Q8_32_OFF || FMT == SO_FMT_Q4_32_OFF) {
-        float o0 = __half2float(sc[16 + g]), o1 = __half2float(sc[16 + g + 8]);
-        for (int j = 0; j < NT; j++) {
-            const float *s0 = sums + (size_t)(j * 8 + 2 * t) * sums_stride;
-            float a0 = s0[0], a1 = s0[sums_stride];
-            acc[j][0] = __fmaf_rn(o0, a0, acc[j][0]);
-            acc[j][1] = __fmaf_rn(o0, a1, acc[j][1]);
-            acc[j][2] = __fmaf_rn(o1, a0, acc[j][2]);
-            acc[j][3] = __fmaf_rn(o1, a1, acc[j][3]);
-        }
-    }
 }
 
-/* Writes one number: factor of the weight's row, scale of the activation's row, bias, residual. */
-SO_DEVICE void finish(const mm_args &p, int row, int col, float acc) {
-    if (row >= p.n || col >= p.m)
+/* ---- what is done with a sum ---- */
+
+/* The product's value: factor, scale of activations, bias. */
+SO_DEVICE float value_of(const mm_args &p, int which, int col, float acc) {
+    float v = __fmul_rn(__fmul_rn(acc, p.factor[which][col]), 16.0f);
+    return p.bias[which] ? __fadd_rn(v, p.bias[which][col]) : v;
+}
+
+/* `second`: the sum of the second product at the same place, if they are combined. */
+SO_DEVICE void finish(const mm_args &p, int which, int row, int col, float acc, float second) {
+    if (row >= p.n || col >= p.m[which])
         return;
-    float v = acc;
-    if (p.factor)
-        v = __fmul_rn(v, p.factor[col]);
-    v = __fmul_rn(v, p.x.scale[row]);
-    if (p.bias)
-        v = __fadd_rn(v, p.bias[col]);
-    size_t at = (size_t)row * p.m + col;
-    if (p.add)
-        v = __fadd_rn(p.add[at], v);
-    p.out[at] = v;
-}
-
-template <int FMT, int NT>
-static __global__ void __launch_bounds__(256) mm_small(const __grid_constant__ mm_group group) {
-    __shared__ float part[SO_WARPS][NT][128];
-    int which = (blockIdx.y >= group.first_tile[1]) + (blockIdx.y >= group.first_tile[2]);
-    const mm_args &p = group.p[which];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32,
-        tile = blockIdx.y - group.first_tile[which], first = blockIdx.x * NT;
-    int pairs = p.n_steps / 2, per = (p.n_steps + 15) / 16; /* pairs of a segment */
-    int from = min(warp * per, pairs), to = min(from + per, pairs);
-    const char *w = p.w + ((size_t)tile * pairs + from) * fmt_pair_bytes(FMT);
-    const uint4 *x = p.x.frag + ((size_t)first * p.n_steps + 2 * from) * 32 + lane;
-    const float *sums = p.x.sums + (size_t)first * 8 * pairs + from;
-    float acc[NT][4] = {};
-#pragma unroll 4
-    for (int i = from; i < to; i++) {
-        pair_of_steps<FMT, NT>(
-            w, lane, [&](int s, int j) { return x[((size_t)j * p.n_steps + s) * 32]; }, sums, pairs,
-            acc);
-        w += fmt_pair_bytes(FMT);
-        x += 64;
-        sums++;
-    }
-    for (int j = 0; j < NT; j++)
-        *(float4 *)&part[warp][j][lane * 4] =
-            make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
-    __syncthreads();
-    for (int i = threadIdx.x; i < NT * 128; i += 256) {
-        int j = i / 128, l = i % 128 / 4, c = i % 4;
-        float v = part[0][j][i % 128];
-        for (int s = 1; s < SO_SEGMENTS; s++)
-            v = __fadd_rn(v, part[s][j][i % 128]);
-        finish(p, (first + j) * 8 + l % 4 * 2 + c % 2, tile * SO_TILE + l / 4 + c / 2 * 8, v);
-    }
-}
-
-enum { LARGE_NT = 8, LARGE_PAIRS = 2 }; /* 64 rows; pairs of steps staged at once */
-
-template <int FMT> static __global__ void __launch_bounds__(256) mm_large(mm_args p) {
-    __shared__ uint4 stage[2][LARGE_PAIRS][2][LARGE_NT][32];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * LARGE_NT;
-    int tile = blockIdx.y * SO_WARPS + warp, n_tiles = (p.m + SO_TILE - 1) / SO_TILE;
-    int pairs = p.n_steps / 2, per = (p.n_steps + 15) / 16, n_frags = (p.n + 7) / 8;
-    bool on = tile < n_tiles;
-    const char *w = p.w + (size_t)min(tile, n_tiles - 1) * pairs * fmt_pair_bytes(FMT);
-    const float *sums = p.x.sums + (size_t)first * 8 * pairs;
-    float total[LARGE_NT][4] = {}, acc[LARGE_NT][4] = {};
-    auto load = [&](int from, int buf) {
-        for (int i = threadIdx.x; i < LARGE_PAIRS * 2 * LARGE_NT * 32; i += 256) {
-            int l = i % 32, j = i / 32 % LARGE_NT, s = i / 32 / LARGE_NT;
-            int step = min(2 * from + s, p.n_steps - 1), f = min(first + j, n_frags - 1);
-            uint32_t dst = (uint32_t)__cvta_generic_to_shared(&stage[buf][s / 2][s % 2][j][l]);
-            const uint4 *src = p.x.frag + ((size_t)f * p.n_steps + step) * 32 + l;
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src));
+    size_t at = (size_t)row * p.m[which] + col;
+    float v = value_of(p, which, col, acc);
+    if (p.act != SO_OP_COUNT) {
+        float u = 0;
+        if (p.act != SO_OP_GELU) {
+            u = value_of(p, 1, col, second);
+            if (p.out[1])
+                p.out[1][at] = u;
         }
-        asm volatile("cp.async.commit_group;");
+        if (p.out[which])
+            p.out[which][at] = v;
+        v = so_combine(p.act, v, u);
+        if (p.act_out)
+            p.act_out[at] = v;
+        so_put_half(p.half_out, row, col, v);
+        return;
+    }
+    if (p.add && which == p.n_products - 1)
+        v = __fadd_rn(so_load(p.add + at), v);
+    if (p.out[which])
+        p.out[which][at] = v;
+}
+
+SO_DEVICE bool combines(const mm_args &p) {
+    return p.act == SO_OP_SILU_MUL || p.act == SO_OP_GELU_MUL;
+}
+
+SO_DEVICE int n_tiles(const mm_args &p, int which) { return (p.m[which] + SO_TILE - 1) / SO_TILE; }
+
+/* Which product and tile a block of R tiles has as its tile r. Combined products take half of the tiles
+ * each. */
+typedef struct tile_ref {
+    int which, tile;
+} tile_ref;
+
+template <int R> SO_DEVICE tile_ref tile_of(const mm_args &p, int block, int r) {
+    constexpr int HALF = R > 1 ? R / 2 : 1;
+    if (combines(p))
+        return {r / HALF, block * HALF + r % HALF};
+    int which = (block >= p.first_block[1]) + (block >= p.first_block[2]);
+    return {which, (block - p.first_block[which]) * R + r};
+}
+
+SO_DEVICE const char *tile_data(const mm_args &p, tile_ref t, int unit_bytes) {
+    int last = n_tiles(p, t.which) - 1;
+    return p.w[t.which] + (size_t)min(t.tile, last) * p.n_units * unit_bytes;
+}
+
+/* ---- up to 64 rows ---- */
+
+/* Sizes of a narrow kernel. RESIDENT: the rows stay in shared memory while tiles go by; otherwise they come
+ * with the weights, again for every block of tiles. */
+template <int FMT, int NT, int R, bool RESIDENT> struct narrow_shape {
+    static constexpr int unit = so_fmt_unit(FMT), stage = R * unit + (RESIDENT ? 0 : NT * 1024);
+    /* Bytes of the ring, as measured on an H200: with more, the first reads of activations wait behind
+     * weights; with less, the weights of the next kernel are not read early enough. */
+    static constexpr int budget = FMT > SO_FMT_F32 ? 48 << 10
+                                  : NT > 1         ? (RESIDENT ? 64 : 96) << 10
+                                  : !RESIDENT      ? 120 << 10
+                                  : R == 1         ? 64 << 10
+                                                   : 96 << 10;
+    static constexpr int fit = budget / (SO_WARPS * stage);
+    static constexpr int stages = fit < 2 ? 2 : fit > 8 ? 8 : fit;
+    static constexpr int ring = SO_WARPS * stages * stage, parts = SO_WARPS * R * NT * 512;
+    /* with many rows each block has its tiles only, and their sums take the place of the ring */
+    static constexpr bool once = NT >= 4;
+    static int shared(int n_units) {
+        return once ? (ring > parts ? ring : parts) : ring + rows(n_units) + parts;
+    }
+    static int rows(int n_units) {
+        return RESIDENT ? (n_units + SO_SEGMENTS - 1) / SO_SEGMENTS * SO_WARPS * NT * 1024 : 0;
+    }
+};
+
+/* Goes through the weights of one warp: unit by unit, tiles by tiles. */
+template <int FMT, int R> struct weight_cursor {
+    const char *at[R];
+    int block, left; /* units left of these tiles */
+};
+
+template <int FMT, int R>
+SO_DEVICE void cursor_set(weight_cursor<FMT, R> &c, const mm_args &p, int from, int count) {
+    c.left = count;
+    for (int r = 0; r < R; r++)
+        c.at[r] = tile_data(p, tile_of<R>(p, c.block, r), so_fmt_unit(FMT)) +
+                  (size_t)from * so_fmt_unit(FMT);
+}
+
+template <int FMT, int NT, int R, bool RESIDENT>
+static __global__ void __launch_bounds__(256) narrow(const __grid_constant__ mm_args p) {
+    typedef narrow_shape<FMT, NT, R, RESIDENT> Z;
+    extern __shared__ __align__(128) char shared[];
+    so_start_next();
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int per = (p.n_units + SO_SEGMENTS - 1) / SO_SEGMENTS, from = min(warp * per, p.n_units),
+        count = min(from + per, p.n_units) - from;
+    char *ring = shared + warp * Z::stages * Z::stage,
+         *rows = shared + Z::ring + warp * per * NT * 1024;
+    float *part =
+        (float *)(shared + (Z::once ? 0 : Z::ring) + (RESIDENT ? SO_WARPS * per * NT * 1024 : 0));
+    weight_cursor<FMT, R> ahead;
+    ahead.block = blockIdx.x;
+    if (count > 0)
+        cursor_set(ahead, p, from, count);
+    auto copy_weights = [&](char *to) { /* the next unit, if there is one */
+                                        if (count == 0 || ahead.block >= p.n_blocks)
+                                            return;
+                                        for (int r = 0; r < R; r++) {
+                                            for (int b = lane * 16; b < Z::unit; b += 512)
+                                                so_copy16(to + r * Z::unit + b, ahead.at[r] + b);
+                                            ahead.at[r] += Z::unit;
+                                        }
+                                        if (--ahead.left == 0) {
+                                            ahead.block += gridDim.x;
+                                            if (ahead.block < p.n_blocks)
+                                                cursor_set(ahead, p, from, count);
+                                        }
     };
-    load(0, 0);
-    int segment = 0;
-    for (int from = 0, buf = 0; from < pairs; from += LARGE_PAIRS, buf ^= 1) {
-        if (from + LARGE_PAIRS < pairs)
-            load(from + LARGE_PAIRS, buf ^ 1);
-        else
-            asm volatile("cp.async.commit_group;");
-        asm volatile("cp.async.wait_group 1;");
+    auto copy_rows =
+        [&](int i, char *to) { /* of unit `from` + i */
+                               for (int j = 0; j < NT; j++) {
+                                   int row = blockIdx.y * NT * 8 + j * 8 + g;
+                                   const __half *src = p.x + (size_t)min(row, p.n - 1) * p.x_stride;
+                                   for (int h = 0; h < 2; h++) {
+                                       int k0 = (from + i) * SO_UNIT + h * 32 + t * 8;
+                                       so_copy16(to + j * 1024 + h * 512 + lane * 16, src + k0,
+                                                 row < p.n ? max(0, min(16, (p.k - k0) * 2)) : 0);
+                                   }
+                               }
+        };
+    for (int i = 0; i < Z::stages; i++) {
+        copy_weights(ring + i * Z::stage);
+        so_copy_commit();
+    }
+    auto place_of = [&](int i, char *stage) { /* where the rows of unit i go */
+                                              return RESIDENT ? rows + i * NT * 1024
+                                                              : stage + R * Z::unit;
+    };
+    so_wait_prior();
+    for (int i = 0; i < Z::stages && count > 0 && (i < count || !RESIDENT); i++)
+        copy_rows(i % count, place_of(i % count, ring + i * Z::stage));
+    so_copy_commit();
+    so_copy_wait<0>();
+    int slot = 0, next_rows = count == 0 ? 0 : RESIDENT ? Z::stages : Z::stages % count;
+#pragma unroll 1
+    for (int block = blockIdx.x; block < p.n_blocks; block += gridDim.x) {
+        float acc[R][NT][4] = {};
+#pragma unroll 1
+        for (int i = 0; i < count; i++) {
+            so_copy_wait<Z::stages - 1>();
+            __syncwarp();
+            char *stage = ring + slot * Z::stage, *x = place_of(i, stage);
+            uint32_t b[NT][8];
+            for (int j = 0; j < NT; j++)
+                for (int h = 0; h < 2; h++)
+                    *(uint4 *)&b[j][h * 4] = *(const uint4 *)(x + j * 1024 + h * 512 + lane * 16);
+            for (int r = 0; r < R; r++) {
+                fragments f;
+                decode<FMT, 0>(f, stage + r * Z::unit, lane);
+                for (int s = 0; s < 4; s++)
+                    for (int j = 0; j < NT; j++)
+                        so_mma(acc[r][j], f.a[s], b[j][2 * s], b[j][2 * s + 1]);
+                if (FMT == SO_FMT_F32) {
+                    decode<FMT, 1>(f, stage + r * Z::unit, lane);
+                    for (int s = 0; s < 4; s++)
+                        for (int j = 0; j < NT; j++)
+                            so_mma(acc[r][j], f.a[s], b[j][2 * s], b[j][2 * s + 1]);
+                }
+            }
+            __syncwarp();
+            copy_weights(stage);
+            if (next_rows < count) {
+                copy_rows(next_rows, place_of(next_rows, stage));
+                next_rows = next_rows + 1 == count && !RESIDENT ? 0 : next_rows + 1;
+            }
+            so_copy_commit();
+            slot = slot + 1 == Z::stages ? 0 : slot + 1;
+        }
+        if (Z::once)
+            so_copy_wait<0>();
+        __syncthreads(); /* the sums of the tiles before have been read */
+        for (int r = 0; r < R; r++)
+            for (int j = 0; j < NT; j++)
+                *(float4 *)&part[((warp * R + r) * NT + j) * 128 + lane * 4] =
+                    make_float4(acc[r][j][0], acc[r][j][1], acc[r][j][2], acc[r][j][3]);
         __syncthreads();
-        for (int i = from; i < min(from + LARGE_PAIRS, pairs); i++) {
-            if (i == (segment + 1) * per) {
-                for (int j = 0; j < LARGE_NT; j++)
+        auto sum = [&](int r, int i) {
+            float v = part[r * NT * 128 + i];
+            for (int s = 1; s < SO_SEGMENTS; s++)
+                v = __fadd_rn(v, part[(s * R + r) * NT * 128 + i]);
+            return v;
+        };
+        constexpr int HALF = R > 1 ? R / 2 : 1;
+        int tiles = combines(p) ? HALF : R;
+        for (int i = threadIdx.x; i < tiles * NT * 128; i += 256) {
+            /* thread → output fastest, so that a row's results are stored together */
+            int r = i / (NT * 128), e = i % (NT * 128), col = e % 16, row = e / 16;
+            int at = row / 8 * 128 + (col % 8 * 4 + row % 8 / 2) * 4 + col / 8 * 2 + row % 2;
+            tile_ref ref = tile_of<R>(p, block, r);
+            finish(p, ref.which, blockIdx.y * NT * 8 + row, ref.tile * SO_TILE + col, sum(r, at),
+                   combines(p) ? sum(r + HALF, at) : 0.0f);
+        }
+    }
+    so_copy_wait<0>();
+}
+
+/* ---- more rows ---- */
+
+enum { WIDE_TILES = 8, WIDE_ROWS = 64, WIDE_STAGES = 3 };
+
+template <int FMT> struct wide_shape {
+    static constexpr int unit = so_fmt_unit(FMT), stage = WIDE_TILES * unit + WIDE_ROWS * 128;
+    static constexpr int shared = WIDE_STAGES * stage;
+};
+
+/* Warp (a, b), 4 × 2: tiles a and a + 4 of the block, rows 32 b … 32 b + 31. With combined products
+ * tile a is of the first and a + 4 of the second, at the same place. */
+template <int FMT>
+static __global__ void __launch_bounds__(256) wide(const __grid_constant__ mm_args p) {
+    typedef wide_shape<FMT> Z;
+    extern __shared__ __align__(128) char shared[];
+    so_start_next();
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, a = warp / 2, b = warp % 2;
+    int per = (p.n_units + SO_SEGMENTS - 1) / SO_SEGMENTS, row0 = blockIdx.y * WIDE_ROWS;
+    so_wait_prior();
+    auto load = [&](int u, int buf) {
+        char *to = shared + buf * Z::stage;
+        if (u < p.n_units) {
+            for (int i = threadIdx.x; i < WIDE_TILES * (Z::unit / 16); i += 256) {
+                int tile = i / (Z::unit / 16), c = i % (Z::unit / 16);
+                const char *src = tile_data(p, tile_of<WIDE_TILES>(p, blockIdx.x, tile), Z::unit) +
+                                  (size_t)u * Z::unit;
+                so_copy16(to + tile * Z::unit + c * 16, src + c * 16);
+            }
+            for (int i = threadIdx.x; i < WIDE_ROWS * 8; i += 256) { /* in the order of use */
+                int r = i / 8, c = i % 8, row = row0 + r, k0 = u * SO_UNIT + c * 8;
+                const __half *src = p.x + (size_t)min(row, p.n - 1) * p.x_stride + k0;
+                so_copy16(to + WIDE_TILES * Z::unit + r / 8 * 1024 + c / 4 * 512 +
+                              (r % 8 * 4 + c % 4) * 16,
+                          src, row < p.n ? max(0, min(16, (p.k - k0) * 2)) : 0);
+            }
+        }
+        so_copy_commit();
+    };
+    float total[2][4][4] = {}, acc[2][4][4] = {};
+    for (int u = 0; u < WIDE_STAGES - 1; u++)
+        load(u, u);
+    int segment = 0, buf = 0;
+#pragma unroll 1
+    for (int u = 0; u < p.n_units; u++) {
+        so_copy_wait<WIDE_STAGES - 2>();
+        __syncthreads();
+        load(u + WIDE_STAGES - 1, buf == 0 ? WIDE_STAGES - 1 : buf - 1);
+        if (u == (segment + 1) * per) {
+            for (int r = 0; r < 2; r++)
+                for (int j = 0; j < 4; j++)
                     for (int c = 0; c < 4; c++) {
-                        total[j][c] = segment ? __fadd_rn(total[j][c], acc[j][c]) : acc[j][c];
-                        acc[j][c] = 0;
+                        total[r][j][c] =
+                            segment ? __fadd_rn(total[r][j][c], acc[r][j][c]) : acc[r][j][c];
+                        acc[r][j][c] = 0;
                     }
-                segment++;
-            }
-            pair_of_steps<FMT, LARGE_NT>(
-                w + (size_t)i * fmt_pair_bytes(FMT), lane,
-                [&](int s, int j) { return stage[buf][i - from][s][j][lane]; }, sums + i, pairs,
-                acc);
+            segment++;
         }
-        __syncthreads();
-    }
-    for (int s = segment; s < SO_SEGMENTS; s++) /* the last one, and empty ones, which add zero */
-        for (int j = 0; j < LARGE_NT; j++)
-            for (int c = 0; c < 4; c++) {
-                float v = s == segment ? acc[j][c] : 0.0f;
-                total[j][c] = s ? __fadd_rn(total[j][c], v) : v;
+        const char *stage = shared + buf * Z::stage, *rows = stage + WIDE_TILES * Z::unit;
+        fragments f[2];
+        for (int part = 0; part < (FMT == SO_FMT_F32 ? 2 : 1); part++) {
+            for (int r = 0; r < 2; r++)
+                if (part == 0)
+                    decode<FMT, 0>(f[r], stage + (a + 4 * r) * Z::unit, lane);
+                else
+                    decode<FMT, 1>(f[r], stage + (a + 4 * r) * Z::unit, lane);
+            for (int j = 0; j < 4; j++) {
+                uint32_t x[8];
+                for (int h = 0; h < 2; h++)
+                    *(uint4 *)&x[h * 4] =
+                        *(const uint4 *)(rows + (b * 4 + j) * 1024 + h * 512 + lane * 16);
+                for (int s = 0; s < 4; s++)
+                    for (int r = 0; r < 2; r++)
+                        so_mma(acc[r][j], f[r].a[s], x[2 * s], x[2 * s + 1]);
             }
-    if (on)
-        for (int j = 0; j < LARGE_NT; j++)
+        }
+        buf = buf + 1 == WIDE_STAGES ? 0 : buf + 1;
+    }
+    so_copy_wait<0>();
+    for (int s = segment; s < SO_SEGMENTS; s++) /* the last segment, then zeros for empty ones */
+        for (int r = 0; r < 2; r++)
+            for (int j = 0; j < 4; j++)
+                for (int c = 0; c < 4; c++) {
+                    float v = s == segment ? acc[r][j][c] : 0.0f;
+                    total[r][j][c] = s ? __fadd_rn(total[r][j][c], v) : v;
+                }
+    bool both = combines(p);
+    for (int r = 0; r < (both ? 1 : 2); r++) {
+        tile_ref ref = tile_of<WIDE_TILES>(p, blockIdx.x, a + 4 * r);
+        for (int j = 0; j < 4; j++)
             for (int c = 0; c < 4; c++)
-                finish(p, (first + j) * 8 + lane % 4 * 2 + c % 2,
-                       tile * SO_TILE + lane / 4 + c / 2 * 8, total[j][c]);
+                finish(p, ref.which, row0 + (b * 4 + j) * 8 + lane % 4 * 2 + c % 2,
+                       ref.tile * SO_TILE + lane / 4 + c / 2 * 8, total[r][j][c], total[1][j][c]);
+    }
 }
 
-enum {
-    SMALL_FRAGS = 24
-}; /* up to 192 rows: more blocks with 32 rows each are faster than few with 64 */
+/* ---- launching ---- */
 
-template <int FMT> static void launch(cudaStream_t s, const mm_group &g, int n_products) {
-    unsigned tiles = 0, frags = (unsigned)((g.p[0].n + 7) / 8);
-    mm_group all = g;
+/* Divides the tiles into blocks of r. */
+static void set_blocks(mm_args *a, int r) {
+    a->n_blocks = 0;
+    if (a->act == SO_OP_SILU_MUL || a->act == SO_OP_GELU_MUL) {
+        a->n_blocks = ((a->m[0] + SO_TILE - 1) / SO_TILE + r / 2 - 1) / (r / 2);
+        return;
+    }
     for (int i = 0; i < SO_MM_GROUP; i++) {
-        all.first_tile[i] = (int)tiles;
-        if (i < n_products)
-            tiles += (unsigned)((g.p[i].m + SO_TILE - 1) / SO_TILE);
-        else
-            all.first_tile[i] = INT32_MAX;
+        a->first_block[i] = i < a->n_products ? a->n_blocks : INT32_MAX;
+        if (i < a->n_products)
+            a->n_blocks += ((a->m[i] + SO_TILE - 1) / SO_TILE + r - 1) / r;
     }
-    if (frags == 1)
-        mm_small<FMT, 1><<<dim3(1, tiles), 256, 0, s>>>(all);
-    else if (frags == 2)
-        mm_small<FMT, 2><<<dim3(1, tiles), 256, 0, s>>>(all);
-    else if (frags <= SMALL_FRAGS)
-        mm_small<FMT, 4><<<dim3((frags + 3) / 4, tiles), 256, 0, s>>>(all);
-    else
-        for (int i = 0; i < n_products; i++) {
-            unsigned t = (unsigned)((g.p[i].m + SO_TILE - 1) / SO_TILE);
-            mm_large<FMT><<<dim3((frags + LARGE_NT - 1) / LARGE_NT, (t + SO_WARPS - 1) / SO_WARPS),
-                            256, 0, s>>>(g.p[i]);
-        }
 }
 
-void so_cuda_matmul(cudaStream_t s, const so_product *list, int n_products, const so_split *x,
-                    int n) {
-    mm_group g;
-    for (int i = 0; i < n_products; i++) {
-        const so_weight *w = list[i].w;
-        g.p[i] = {w->data, w->factor, list[i].bias, list[i].add, *x, list[i].out,
-                  w->m,    n,         w->n_steps};
+enum { SHARED_MOST = 227 << 10, SHARED_SM = 228 << 10 };
+
+template <int FMT, int NT, int R, bool RESIDENT>
+static void launch_narrow(const so_queue &q, mm_args a) {
+    typedef narrow_shape<FMT, NT, R, RESIDENT> Z;
+    set_blocks(&a, R);
+    /* Formats that take arithmetic to decode have several blocks on an SM. Others have one, and leave
+     * room for a block of the next kernel, which starts to read its weights meanwhile. */
+    int shared = Z::shared(a.n_units), per_sm = SHARED_SM / (shared + 1024);
+    per_sm = FMT <= SO_FMT_F32 || per_sm < 1 ? 1 : per_sm > 4 ? 4 : per_sm;
+    int most = Z::once ? a.n_blocks : q.n_sms * per_sm;
+    so_launch(q, narrow<FMT, NT, R, RESIDENT>,
+              dim3((unsigned)(a.n_blocks < most ? a.n_blocks : most),
+                   (unsigned)((a.n + NT * 8 - 1) / (NT * 8))),
+              256, (size_t)shared, a);
+}
+
+/* Keeps the rows in shared memory if they fit. */
+template <int FMT, int NT, int R> static void launch_rows(const so_queue &q, const mm_args &a) {
+    typedef narrow_shape<FMT, NT, R, true> Z;
+    if (Z::shared(a.n_units) <= SHARED_MOST)
+        launch_narrow<FMT, NT, R, true>(q, a);
+    else
+        launch_narrow<FMT, NT, R, false>(q, a);
+}
+
+/* Whether every SM has a block if blocks have r tiles. */
+static bool enough(const so_queue &q, const mm_args &a, int r) {
+    int tiles = 0;
+    for (int i = 0; i < a.n_products; i++)
+        tiles += (a.m[i] + SO_TILE - 1) / SO_TILE;
+    return tiles >= q.n_sms * r;
+}
+
+template <int FMT> static void launch(const so_queue &q, mm_args a) {
+    bool combined = a.act == SO_OP_SILU_MUL || a.act == SO_OP_GELU_MUL;
+    if (a.n > 64) {
+        set_blocks(&a, WIDE_TILES);
+        so_launch(q, wide<FMT>,
+                  dim3((unsigned)a.n_blocks, (unsigned)((a.n + WIDE_ROWS - 1) / WIDE_ROWS)), 256,
+                  wide_shape<FMT>::shared, a);
+    } else if (a.n > 32 && FMT != SO_FMT_F32) { /* whose ring would not fit */
+        launch_narrow<FMT, FMT == SO_FMT_F32 ? 4 : 8, 2, false>(q, a);
+    } else if (a.n > 16) {
+        launch_narrow<FMT, 4, 2, false>(q, a);
+    } else if (a.n > 8) {
+        if (combined || enough(q, a, 4))
+            launch_rows<FMT, 2, 2>(q, a);
+        else
+            launch_rows<FMT, 2, 1>(q, a);
+    } else {
+        if (combined || enough(q, a, 4))
+            launch_rows<FMT, 1, 2>(q, a);
+        else
+            launch_rows<FMT, 1, 1>(q, a);
     }
-    switch (list[0].w->fmt) {
-    case SO_FMT_BF16:
-        launch<SO_FMT_BF16>(s, g, n_products);
-        break;
+}
+
+void so_cuda_matmul(const so_queue &q, const so_products *p) {
+    mm_args a = {};
+    for (int i = 0; i < p->n_products; i++) {
+        const so_weight *w = p->list[i].w;
+        a.w[i] = w->data;
+        a.factor[i] = w->factor;
+        a.bias[i] = p->list[i].bias;
+        a.out[i] = p->list[i].out;
+        a.m[i] = w->m;
+    }
+    a.n = p->n;
+    a.k = p->list[0].w->k;
+    a.n_units = p->list[0].w->n_units;
+    a.n_products = p->n_products;
+    a.x = p->x.data;
+    a.x_stride = p->x.stride;
+    a.act = p->act;
+    a.add = p->add;
+    a.act_out = p->act_out;
+    a.half_out = p->half_out;
+    switch (p->list[0].w->fmt) {
     case SO_FMT_F16:
-        launch<SO_FMT_F16>(s, g, n_products);
-        break;
+        return launch<SO_FMT_F16>(q, a);
     case SO_FMT_F32:
-        launch<SO_FMT_F32>(s, g, n_products);
-        break;
+        return launch<SO_FMT_F32>(q, a);
     case SO_FMT_Q8_32:
-        launch<SO_FMT_Q8_32>(s, g, n_products);
-        break;
+        return launch<SO_FMT_Q8_32>(q, a);
     case SO_FMT_Q8_16:
-        launch<SO_FMT_Q8_16>(s, g, n_products);
-        break;
+        return launch<SO_FMT_Q8_16>(q, a);
     case SO_FMT_Q8_32_OFF:
-        launch<SO_FMT_Q8_32_OFF>(s, g, n_products);
-        break;
+        return launch<SO_FMT_Q8_32_OFF>(q, a);
     case SO_FMT_Q4_32_OFF:
-        launch<SO_FMT_Q4_32_OFF>(s, g, n_products);
-        break;
+        return launch<SO_FMT_Q4_32_OFF>(q, a);
     case SO_FMT_COUNT:
-        break;
+        return;
     }
 }

@@ -1,75 +1,150 @@
-/* Operations on rows that are neither products nor attention: norms, activations, rope, the cache.
- * One block per row, 256 threads, sums in the order of device.cuh. */
+/* Operations on rows that are neither products nor attention: embeddings are in pack.cu; here are norms,
+ * activations, rope, the cache and argmax. Norms: one thread block per row, 256 threads, sums in the order
+ * of device.cuh. */
 #include "backend/cuda/device.cuh"
 
-static __global__ void rms_norm(float *out, const float *x, const float *w, int d, float eps,
-                                bool split, so_split to) {
-    const float *src = x + (size_t)blockIdx.x * d;
+/* Element 4 (threadIdx.x + 256 j) + i of a row. */
+SO_DEVICE int element_of(int j, int i) { return 4 * ((int)threadIdx.x + 256 * j) + i; }
+SO_DEVICE int n_turns(int d) { return (d + 1023) / 1024; }
+
+typedef struct norm_args {
+    float *out; /* or NULL */
+    const float *x, *w, *b;
+    int d;
+    float eps;
+    so_half_rows half;
+} norm_args;
+
+/* Writes f(x) for each element of the block's row. */
+template <class F> SO_DEVICE void put_row(const norm_args &p, const float *src, F f) {
+    for (int j = 0; j < n_turns(p.d); j++)
+        for (int i = 0; i < 4; i++) {
+            int e = element_of(j, i);
+            if (e >= p.d)
+                continue;
+            float v = f(so_load(src + e), e);
+            if (p.out)
+                p.out[(size_t)blockIdx.x * p.d + e] = v;
+            so_put_half(p.half, blockIdx.x, e, v);
+        }
+}
+
+/* Sum of f(x) over the block's row, in the contract's order. */
+template <class F> SO_DEVICE float sum_row(const norm_args &p, const float *src, F f) {
     float s = 0;
-    for (int i = threadIdx.x; i < d; i += 256)
-        s = __fmaf_rn(src[i], src[i], s);
-    float r = __frsqrt_rn(__fadd_rn(__fdiv_rn(so_block_sum(s), (float)d), eps));
-    for (int i = threadIdx.x; i < d; i += 256)
-        out[(size_t)blockIdx.x * d + i] = __fmul_rn(__fmul_rn(src[i], r), w[i]);
-    if (split) {
-        __syncthreads();
-        so_split_row_any(out + (size_t)blockIdx.x * d, blockIdx.x, d, to);
+    for (int j = 0; j < n_turns(p.d); j++)
+        for (int i = 0; i < 4; i++)
+            if (element_of(j, i) < p.d)
+                s = f(so_load(src + element_of(j, i)), s);
+    return so_block_sum(s);
+}
+
+static __global__ void rms_norm(norm_args p) {
+    so_start_next();
+    so_wait_prior();
+    const float *src = p.x + (size_t)blockIdx.x * p.d;
+    float s = sum_row(p, src, [](float x, float a) { return __fmaf_rn(x, x, a); });
+    float r = __frsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)p.d), p.eps));
+    put_row(p, src, [&](float x, int e) { return __fmul_rn(__fmul_rn(x, r), p.w[e]); });
+}
+
+/* Rows whose length is a multiple of 4 and at most 8192: kept in registers. Same bits. */
+static __global__ void rms_norm_4(norm_args p) {
+    so_start_next();
+    const float4 *src = (const float4 *)(p.x + (size_t)blockIdx.x * p.d);
+    float4 v[8], w[8];
+    float s = 0;
+    int n = p.d / 4;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        if ((int)threadIdx.x + 256 * j < n)
+            w[j] = ((const float4 *)p.w)[threadIdx.x + 256 * j];
+    so_wait_prior();
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        if (j * 256 < n) {
+            int e = threadIdx.x + 256 * j;
+            v[j] = e < n ? so_load(src + e) : make_float4(0, 0, 0, 0);
+        }
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        if ((int)threadIdx.x + 256 * j < n) {
+            s = __fmaf_rn(v[j].x, v[j].x, s);
+            s = __fmaf_rn(v[j].y, v[j].y, s);
+            s = __fmaf_rn(v[j].z, v[j].z, s);
+            s = __fmaf_rn(v[j].w, v[j].w, s);
+        }
+    float r = __frsqrt_rn(__fadd_rn(__fdiv_rn(so_block_sum(s), (float)p.d), p.eps));
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        int e = threadIdx.x + 256 * j;
+        if (e >= n)
+            continue;
+        float4 o;
+        o.x = __fmul_rn(__fmul_rn(v[j].x, r), w[j].x);
+        o.y = __fmul_rn(__fmul_rn(v[j].y, r), w[j].y);
+        o.z = __fmul_rn(__fmul_rn(v[j].z, r), w[j].z);
+        o.w = __fmul_rn(__fmul_rn(v[j].w, r), w[j].w);
+        if (p.out)
+            ((float4 *)(p.out + (size_t)blockIdx.x * p.d))[e] = o;
+        if (p.half.data) {
+            __half2 h[2] = {__halves2half2(so_activation(o.x), so_activation(o.y)),
+                            __halves2half2(so_activation(o.z), so_activation(o.w))};
+            *(uint2 *)(p.half.data + (size_t)blockIdx.x * p.half.stride + 4 * e) = *(uint2 *)h;
+        }
     }
 }
 
-static __global__ void layer_norm(float *out, const float *x, const float *w, const float *b, int d,
-                                  float eps) {
-    const float *src = x + (size_t)blockIdx.x * d;
-    float s = 0, q = 0;
-    for (int i = threadIdx.x; i < d; i += 256)
-        s = __fadd_rn(s, src[i]);
-    float mean = __fdiv_rn(so_block_sum(s), (float)d);
-    for (int i = threadIdx.x; i < d; i += 256) {
-        float v = __fsub_rn(src[i], mean);
-        q = __fmaf_rn(v, v, q);
-    }
-    float r = __frsqrt_rn(__fadd_rn(__fdiv_rn(so_block_sum(q), (float)d), eps));
-    for (int i = threadIdx.x; i < d; i += 256)
-        out[(size_t)blockIdx.x * d + i] =
-            __fmaf_rn(__fmul_rn(__fsub_rn(src[i], mean), r), w[i], b[i]);
+static __global__ void layer_norm(norm_args p) {
+    so_start_next();
+    so_wait_prior();
+    const float *src = p.x + (size_t)blockIdx.x * p.d;
+    float mean =
+        __fdiv_rn(sum_row(p, src, [](float x, float a) { return __fadd_rn(a, x); }), (float)p.d);
+    float q = sum_row(p, src, [&](float x, float a) {
+        float v = __fsub_rn(x, mean);
+        return __fmaf_rn(v, v, a);
+    });
+    float r = __frsqrt_rn(__fadd_rn(__fdiv_rn(q, (float)p.d), p.eps));
+    put_row(p, src, [&](float x, int e) {
+        return __fmaf_rn(__fmul_rn(__fsub_rn(x, mean), r), p.w[e], p.b[e]);
+    });
 }
 
-SO_DEVICE float gelu(float x) {
-    float u = __fmul_rn(0.7978845608f, __fmaf_rn(__fmul_rn(0.044715f, __fmul_rn(x, x)), x, x));
-    return __fdiv_rn(x, __fadd_rn(1.0f, expf(__fmul_rn(-2.0f, u))));
+static __global__ void eltwise(int kind, float *out, const float *a, const float *b, int d,
+                               so_half_rows half) {
+    so_start_next();
+    so_wait_prior();
+    int e = blockIdx.y * 256 + threadIdx.x;
+    if (e >= d)
+        return;
+    size_t i = (size_t)blockIdx.x * d + e;
+    float v = so_combine(kind, so_load(a + i), b ? so_load(b + i) : 0);
+    if (out)
+        out[i] = v;
+    so_put_half(half, blockIdx.x, e, v);
 }
 
-SO_DEVICE float combine(int kind, float x, const float *b, size_t i) {
-    switch (kind) {
-    case SO_OP_ADD:
-        return __fadd_rn(x, b[i]);
-    case SO_OP_SILU_MUL:
-        return __fmul_rn(__fdiv_rn(x, __fadd_rn(1.0f, expf(-x))), b[i]);
-    case SO_OP_GELU_MUL:
-        return __fmul_rn(gelu(x), b[i]);
-    default:
-        return gelu(x);
-    }
+static __global__ void to_half(const float *x, int d, so_half_rows half) {
+    so_start_next();
+    so_wait_prior();
+    int e = blockIdx.y * 256 + threadIdx.x;
+    if (e < d)
+        so_put_half(half, blockIdx.x, e, so_load(x + (size_t)blockIdx.x * d + e));
 }
 
-static __global__ void eltwise(int kind, float *out, const float *a, const float *b, size_t n) {
-    size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
-    if (i < n)
-        out[i] = combine(kind, a[i], b, i);
-}
+static dim3 by_element(int n, int d) { return dim3((unsigned)n, (unsigned)((d + 255) / 256)); }
 
-static __global__ void eltwise_split(int kind, float *out, const float *a, const float *b, int d,
-                                     so_split to) {
-    size_t row = (size_t)blockIdx.x * d;
-    for (int i = threadIdx.x; i < d; i += 256)
-        out[row + i] = combine(kind, a[row + i], b, row + i);
-    __syncthreads();
-    so_split_row_any(out + row, blockIdx.x, d, to);
+void so_cuda_to_half(const so_queue &q, const float *x, int n, int d, so_half_rows out) {
+    so_launch(q, to_half, by_element(n, d), 256, 0, x, d, out);
 }
 
 static __global__ void gather(float *out, const float *x, const int32_t *rows, int d) {
-    for (int i = threadIdx.x; i < d; i += 256)
-        out[(size_t)blockIdx.x * d + i] = x[(size_t)rows[blockIdx.x] * d + i];
+    so_start_next();
+    so_wait_prior();
+    int e = blockIdx.y * 256 + threadIdx.x;
+    if (e < d)
+        out[(size_t)blockIdx.x * d + e] = so_load(x + (size_t)so_load(rows + blockIdx.x) * d + e);
 }
 
 typedef struct rope_args {
@@ -79,21 +154,39 @@ typedef struct rope_args {
     bool halves;
 } rope_args;
 
-SO_DEVICE void rotate(const rope_args &r) {
-    int head_dim = r.head_dim, pairs = head_dim / 2;
-    bool halves = r.halves;
-    float *row = r.x + (size_t)blockIdx.x * r.n_heads * head_dim;
-    const float *t = r.table + (size_t)blockIdx.x * head_dim;
-    for (int i = threadIdx.x; i < r.n_heads * pairs; i += 256) {
-        int h = i / pairs, p = i % pairs;
-        float *a = row + h * head_dim + (halves ? p : 2 * p), *b = a + (halves ? pairs : 1);
-        float c = t[2 * p], s = t[2 * p + 1], u = *a, v = *b;
-        *a = __fsub_rn(__fmul_rn(u, c), __fmul_rn(v, s));
-        *b = __fadd_rn(__fmul_rn(u, s), __fmul_rn(v, c));
+/* Pair i of a row's head: both numbers, rotated. */
+SO_DEVICE float2 rotated(const rope_args &r, int row, int head, int i, int *a, int *b) {
+    int pairs = r.head_dim / 2, at = (row * r.n_heads + head) * r.head_dim;
+    *a = at + (r.halves ? i : 2 * i);
+    *b = *a + (r.halves ? pairs : 1);
+    float2 t = so_load((const float2 *)(r.table + (size_t)row * r.head_dim) + i);
+    float u = so_load(r.x + *a), v = so_load(r.x + *b);
+    return make_float2(__fsub_rn(__fmul_rn(u, t.x), __fmul_rn(v, t.y)),
+                       __fadd_rn(__fmul_rn(u, t.y), __fmul_rn(v, t.x)));
+}
+
+/* One warp for one head of one row. */
+SO_DEVICE void rotate_head(const rope_args &r, int row, int head, float *shared) {
+    for (int i = threadIdx.x % 32; i < r.head_dim / 2; i += 32) {
+        int a, b;
+        float2 v = rotated(r, row, head, i, &a, &b);
+        r.x[a] = v.x;
+        r.x[b] = v.y;
+        if (shared) {
+            int base = (row * r.n_heads + head) * r.head_dim;
+            shared[a - base] = v.x;
+            shared[b - base] = v.y;
+        }
     }
 }
 
-static __global__ void rope(rope_args r) { rotate(r); }
+static __global__ void rope(rope_args r) {
+    so_start_next();
+    so_wait_prior();
+    int head = blockIdx.y * 8 + threadIdx.x / 32;
+    if (head < r.n_heads)
+        rotate_head(r, blockIdx.x, head, NULL);
+}
 
 /* ---- cache ---- */
 
@@ -104,16 +197,12 @@ SO_DEVICE size_t entry_at(const so_kv_store &s, int layer, so_kv_slot slot, int 
            s.entry;
 }
 
-/* One warp for one head of a row, K (even jobs) or V. Q8_0 entries: int8[d], then a half for each block
- * of 32. */
-SO_DEVICE void write_entry(const so_kv_store &s, int layer, const float *k, const float *v,
-                           const so_kv_slot *slots, int job) {
-    int row = blockIdx.x, d = s.shape.head_dim, lane = threadIdx.x % 32, head = job / 2;
-    const float *src = (job % 2 ? v : k) + ((size_t)row * s.shape.n_heads_kv + head) * d;
-    char *dst = (job % 2 ? s.v : s.k) + entry_at(s, layer, slots[row], head);
+/* One warp writes one head's entry; Q8_0 entries: int8[d], then a half for each block of 32. */
+template <class F> SO_DEVICE void write_entry(const so_kv_store &s, char *dst, F value) {
+    int d = s.shape.head_dim, lane = threadIdx.x % 32;
     for (int i0 = 0; i0 < d; i0 += 32) {
         int i = i0 + lane;
-        float x = i < d ? src[i] : 0;
+        float x = i < d ? value(i) : 0;
         if (s.shape.dtype == SO_DTYPE_F32) {
             if (i < d)
                 ((float *)dst)[i] = x;
@@ -134,25 +223,60 @@ SO_DEVICE void write_entry(const so_kv_store &s, int layer, const float *k, cons
     }
 }
 
-static __global__ void kv_write(so_kv_store s, int layer, const float *k, const float *v,
-                                const so_kv_slot *slots) {
-    int job = threadIdx.x / 32 + blockIdx.y * 8;
-    if (job < 2 * s.shape.n_heads_kv)
-        write_entry(s, layer, k, v, slots, job);
+typedef struct store_args {
+    so_kv_store s;
+    int layer;
+    const float *k, *v;
+    const so_kv_slot *slots;
+} store_args;
+
+SO_DEVICE so_kv_slot slot_of(const store_args &a, int row) {
+    int2 v = so_load((const int2 *)a.slots + row);
+    return {v.x, v.y};
 }
 
-/* One block per row. */
-static __global__ void rope_store(rope_args q, rope_args k, so_kv_store s, int layer,
-                                  const float *v, const so_kv_slot *slots) {
-    rotate(q);
-    rotate(k);
-    __syncthreads();
-    for (int job = threadIdx.x / 32; job < 2 * s.shape.n_heads_kv; job += 8)
-        write_entry(s, layer, k.x, v, slots, job);
+/* K (job even) or V of head job / 2. */
+SO_DEVICE void store_head(const store_args &a, int row, int job) {
+    const float *src =
+        (job % 2 ? a.v : a.k) + ((size_t)row * a.s.shape.n_heads_kv + job / 2) * a.s.shape.head_dim;
+    char *dst = (job % 2 ? a.s.v : a.s.k) + entry_at(a.s, a.layer, slot_of(a, row), job / 2);
+    write_entry(a.s, dst, [&](int i) { return so_load(src + i); });
+}
+
+static __global__ void kv_write(store_args a) {
+    so_start_next();
+    so_wait_prior();
+    int job = threadIdx.x / 32 + blockIdx.y * 8;
+    if (job < 2 * a.s.shape.n_heads_kv)
+        store_head(a, blockIdx.x, job);
+}
+
+/* One warp for one head: rotates a head of q; or rotates a head of k and stores it; or stores v. */
+static __global__ void rope_store(rope_args q, rope_args k, store_args a) {
+    __shared__ float rows[8][256];
+    so_start_next();
+    so_wait_prior();
+    int head = blockIdx.y * 8 + threadIdx.x / 32, row = blockIdx.x;
+    float *mine = rows[threadIdx.x / 32];
+    if (head < q.n_heads) {
+        rotate_head(q, row, head, NULL);
+        return;
+    }
+    head -= q.n_heads;
+    if (head < k.n_heads) {
+        rotate_head(k, row, head, mine);
+        __syncwarp();
+        write_entry(a.s, a.s.k + entry_at(a.s, a.layer, slot_of(a, row), head),
+                    [&](int i) { return mine[i]; });
+    } else if (head < 2 * k.n_heads) {
+        store_head(a, row, 2 * (head - k.n_heads) + 1);
+    }
 }
 
 /* Entries one after the other, in order: a later copy may read what an earlier one wrote. */
 static __global__ void kv_copy(so_kv_store s, const so_kv_slot *from, const so_kv_slot *to, int n) {
+    so_start_next();
+    so_wait_prior();
     int layer = blockIdx.x, head = blockIdx.y;
     for (int i = 0; i < n; i++) {
         size_t a = entry_at(s, layer, from[i], head), b = entry_at(s, layer, to[i], head);
@@ -166,108 +290,135 @@ static __global__ void kv_copy(so_kv_store s, const so_kv_slot *from, const so_k
 
 /* ---- argmax ---- */
 
-static __global__ void argmax(int32_t *out, const float *x, int d) {
-    __shared__ float best[256];
-    __shared__ int32_t where[256];
-    __shared__ int bad;
-    const float *row = x + (size_t)blockIdx.x * d;
-    float m = -INFINITY;
-    int32_t at_ = INT32_MAX;
-    if (threadIdx.x == 0)
-        bad = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < d; i += 256) {
-        float v = row[i];
-        if (!isfinite(v))
-            bad = 1;
-        if (v > m) {
-            m = v;
-            at_ = i;
-        }
-    }
-    best[threadIdx.x] = m;
-    where[threadIdx.x] = at_;
-    __syncthreads();
-    for (int w = 128; w; w >>= 1) {
-        if (threadIdx.x < w) {
-            float v = best[threadIdx.x + w];
-            int32_t o = where[threadIdx.x + w];
-            if (v > best[threadIdx.x] || (v == best[threadIdx.x] && o < where[threadIdx.x])) {
-                best[threadIdx.x] = v;
-                where[threadIdx.x] = o;
-            }
-        }
-        __syncthreads();
-    }
-    if (threadIdx.x == 0)
-        out[blockIdx.x] = bad ? -1 : where[0];
+/* A candidate as one number: the larger the better. Finite floats in their order, then lower indices
+ * first. A value that is not finite beats all, and stays recognisable. */
+SO_DEVICE unsigned long long rank_of(float v, int i) {
+    uint32_t u = __float_as_uint(v);
+    u = u >> 31 ? ~u : u | 0x80000000u;
+    if (!isfinite(v))
+        u = 0xffffffffu;
+    return (unsigned long long)u << 32 | (0xffffffffu - (uint32_t)i);
 }
 
-template <class T> static T *host_at(so_view v) { return (T *)(v.buf->data + v.off); }
+enum { ARGMAX_SPLITS = 32 };
+
+/* Each block takes a part of a row; the one that ends last takes the best of the parts. */
+static __global__ void argmax(int32_t *out, const float *x, int d, unsigned long long *best,
+                              unsigned *arrived) {
+    __shared__ unsigned long long warps[8];
+    so_start_next();
+    so_wait_prior();
+    const float *row = x + (size_t)blockIdx.x * d;
+    unsigned long long top = 0;
+    for (int i = blockIdx.y * 256 + threadIdx.x; i < d; i += ARGMAX_SPLITS * 256) {
+        float v = so_load(row + i);
+        unsigned long long r = rank_of(v == 0 ? 0.0f : v, i);
+        top = r > top ? r : top;
+    }
+    for (int w = 16; w; w >>= 1) {
+        unsigned long long o = __shfl_xor_sync(0xffffffffu, top, w);
+        top = o > top ? o : top;
+    }
+    if (threadIdx.x % 32 == 0)
+        warps[threadIdx.x / 32] = top;
+    __syncthreads();
+    if (threadIdx.x != 0)
+        return;
+    for (int i = 0; i < 8; i++)
+        top = warps[i] > top ? warps[i] : top;
+    atomicMax(best + blockIdx.x, top);
+    __threadfence();
+    if (atomicAdd(arrived + blockIdx.x, 1) != ARGMAX_SPLITS - 1)
+        return;
+    __threadfence();
+    top = atomicExch(best + blockIdx.x, 0ull);
+    arrived[blockIdx.x] = 0;
+    out[blockIdx.x] =
+        (uint32_t)(top >> 32) == 0xffffffffu ? -1 : (int32_t)(0xffffffffu - (uint32_t)top);
+}
+
+/* ---- launching ---- */
+
+template <class T> static T *host_at(so_view v) {
+    return v.buf ? (T *)(v.buf->data + v.off) : NULL;
+}
 
 static rope_args rope_of(const so_op *op) {
     return {host_at<float>(op->rope.x), host_at<float>(op->rope.table), op->rope.n_heads,
             op->rope.head_dim, op->rope.halves};
 }
 
-void so_cuda_rope_store(cudaStream_t s, const so_op *q, const so_op *k, const so_op *store) {
-    rope_store<<<(unsigned)q->n, 256, 0, s>>>(
-        rope_of(q), rope_of(k), *store->kv_store.store, store->kv_store.layer,
-        host_at<float>(store->kv_store.v), host_at<so_kv_slot>(store->kv_store.slots));
+static store_args store_of(const so_op *op) {
+    return {*op->kv_store.store, op->kv_store.layer, host_at<float>(op->kv_store.k),
+            host_at<float>(op->kv_store.v), host_at<so_kv_slot>(op->kv_store.slots)};
 }
 
-void so_cuda_op(cudaStream_t s, const so_op *op, const so_split *split) {
+static dim3 by_head(int n, int heads) { return dim3((unsigned)n, (unsigned)((heads + 7) / 8)); }
+
+void so_cuda_rope_store(const so_queue &q, const so_op *rope_q, const so_op *rope_k,
+                        const so_op *store) {
+    so_launch(q, rope_store, by_head(rope_q->n, rope_q->rope.n_heads + 2 * rope_k->rope.n_heads),
+              256, 0, rope_of(rope_q), rope_of(rope_k), store_of(store));
+}
+
+static void launch_norm(const so_queue &q, const so_op *op, so_half_rows half, bool keep) {
+    norm_args p = {keep ? host_at<float>(op->norm.out) : NULL,
+                   host_at<float>(op->norm.x),
+                   host_at<float>(op->norm.weight),
+                   host_at<float>(op->norm.bias),
+                   op->norm.d,
+                   op->norm.eps,
+                   half};
+    bool quads = p.d % 4 == 0 && p.d <= 8192 && ((uintptr_t)p.x | (uintptr_t)p.out) % 16 == 0 &&
+                 (uintptr_t)p.w % 16 == 0;
+    so_launch(q,
+              op->kind == SO_OP_LAYER_NORM ? layer_norm
+              : quads                      ? rms_norm_4
+                                           : rms_norm,
+              dim3((unsigned)op->n), 256, 0, p);
+}
+
+void so_cuda_op(const so_queue &q, const so_op *op, so_half_rows half, bool keep,
+                const so_scratch *s) {
     unsigned n = (unsigned)op->n;
-    const so_split none = {};
     switch (op->kind) {
     case SO_OP_RMS_NORM:
-        rms_norm<<<n, 256, 0, s>>>(host_at<float>(op->norm.out), host_at<float>(op->norm.x),
-                                   host_at<float>(op->norm.weight), op->norm.d, op->norm.eps,
-                                   split != NULL, split ? *split : none);
-        break;
     case SO_OP_LAYER_NORM:
-        layer_norm<<<n, 256, 0, s>>>(host_at<float>(op->norm.out), host_at<float>(op->norm.x),
-                                     host_at<float>(op->norm.weight), host_at<float>(op->norm.bias),
-                                     op->norm.d, op->norm.eps);
+        launch_norm(q, op, half, keep);
         break;
     case SO_OP_ADD:
     case SO_OP_SILU_MUL:
     case SO_OP_GELU_MUL:
-    case SO_OP_GELU: {
-        size_t all = (size_t)n * op->eltwise.d;
-        if (split) {
-            eltwise_split<<<n, 256, 0, s>>>(
-                op->kind, host_at<float>(op->eltwise.out), host_at<float>(op->eltwise.a),
-                op->kind == SO_OP_GELU ? NULL : host_at<float>(op->eltwise.b), op->eltwise.d,
-                *split);
-            break;
-        }
-        eltwise<<<(unsigned)((all + 255) / 256), 256, 0, s>>>(
-            op->kind, host_at<float>(op->eltwise.out), host_at<float>(op->eltwise.a),
-            op->kind == SO_OP_GELU ? NULL : host_at<float>(op->eltwise.b), all);
+    case SO_OP_GELU:
+        so_launch(q, eltwise, by_element(op->n, op->eltwise.d), 256, 0, (int)op->kind,
+                  keep ? host_at<float>(op->eltwise.out) : (float *)NULL,
+                  host_at<float>(op->eltwise.a),
+                  op->kind == SO_OP_GELU ? (float *)NULL : host_at<float>(op->eltwise.b),
+                  op->eltwise.d, half);
         break;
-    }
     case SO_OP_GATHER:
-        gather<<<n, 256, 0, s>>>(host_at<float>(op->gather.out), host_at<float>(op->gather.x),
-                                 host_at<int32_t>(op->gather.rows), op->gather.d);
+        so_launch(q, gather, by_element(op->n, op->gather.d), 256, 0,
+                  host_at<float>(op->gather.out), host_at<float>(op->gather.x),
+                  host_at<int32_t>(op->gather.rows), op->gather.d);
         break;
     case SO_OP_ROPE:
-        rope<<<n, 256, 0, s>>>(rope_of(op));
+        so_launch(q, rope, by_head(op->n, op->rope.n_heads), 256, 0, rope_of(op));
         break;
     case SO_OP_KV_STORE:
-        kv_write<<<dim3(n, (unsigned)(2 * op->kv_store.store->shape.n_heads_kv + 7) / 8), 256, 0,
-                   s>>>(*op->kv_store.store, op->kv_store.layer, host_at<float>(op->kv_store.k),
-                        host_at<float>(op->kv_store.v), host_at<so_kv_slot>(op->kv_store.slots));
+        so_launch(q, kv_write, by_head(op->n, 2 * op->kv_store.store->shape.n_heads_kv), 256, 0,
+                  store_of(op));
         break;
     case SO_OP_KV_COPY:
-        kv_copy<<<dim3((unsigned)op->kv_copy.store->shape.n_layers,
+        so_launch(q, kv_copy,
+                  dim3((unsigned)op->kv_copy.store->shape.n_layers,
                        (unsigned)op->kv_copy.store->shape.n_heads_kv),
-                  128, 0, s>>>(*op->kv_copy.store, host_at<so_kv_slot>(op->kv_copy.from),
-                               host_at<so_kv_slot>(op->kv_copy.to), op->n);
+                  128, 0, *op->kv_copy.store, host_at<so_kv_slot>(op->kv_copy.from),
+                  host_at<so_kv_slot>(op->kv_copy.to), op->n);
         break;
     case SO_OP_ARGMAX:
-        argmax<<<n, 256, 0, s>>>(host_at<int32_t>(op->argmax.out), host_at<float>(op->argmax.x),
-                                 op->argmax.d);
+        so_launch(q, argmax, dim3(n, ARGMAX_SPLITS), 256, 0, host_at<int32_t>(op->argmax.out),
+                  host_at<float>(op->argmax.x), op->argmax.d, (unsigned long long *)s->counters,
+                  (unsigned *)((unsigned long long *)s->counters + n));
         break;
     default:
         break;

@@ -1,10 +1,19 @@
-/* Weights from a file's blocks to the packed formats of device.cuh.
+/* Weights from a file's blocks to the packed formats of device.cuh, and rows of embeddings from there.
  *
- * Raw rows are uploaded in parts and packed by two kernels: the first finds each row's factor, the
- * power of two that brings its largest scale or offset below 1, the second writes the tiles. Which
- * format a dtype gets: Q4_0, Q4_1, Q4_K 4 bits with offsets; Q5_1, Q5_K 8 bits with offsets; Q8_0,
- * Q5_0 8 bits; Q6_K, Q3_K 8 bits with groups of 16; Q2_K halves. Integers are kept exactly; scales that
- * are products (K types) are rounded to halves. */
+ * Raw rows are uploaded in parts. A first kernel computes each row's factor: for formats of integers the
+ * smallest power of two above its largest |scale| and |offset|, which are stored divided by it; for formats
+ * of fp16 numbers the power of two that brings its largest number below 2^15. A second kernel writes the
+ * tiles.
+ *
+ *   F32                   F32: high and low part
+ *   F16, BF16, Q2_K       F16
+ *   Q4_0, Q4_1, Q4_K      4-bit integers with offsets
+ *   Q5_1, Q5_K            8-bit integers with offsets
+ *   Q5_0, Q8_0            8-bit integers
+ *   Q3_K, Q6_K            8-bit integers, groups of 16
+ *
+ * Quantised integers are stored exactly (not those of Q2_K). The scales and offsets of K types are products
+ * and are rounded to fp16. */
 #include <math.h>
 #include <string.h>
 
@@ -127,92 +136,102 @@ SO_DEVICE float float_at(int dtype, const uint8_t *row, int i) {
     return e.scale * (float)e.q + e.offset;
 }
 
-/* One block of 256 threads per row. */
-static __global__ void find_factor(int dtype, const uint8_t *raw, size_t row_bytes, int k,
-                                   float *factor) {
+SO_DEVICE float block_max(float v) {
+    __shared__ float part[8];
+    v = so_warp_max(v);
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    __syncthreads();
+    for (int i = 0; i < 8; i++)
+        v = fmaxf(v, part[i]);
+    return v;
+}
+
+/* One thread block of 256 threads per row. */
+static __global__ void find_factor(so_fmt fmt, int dtype, const uint8_t *raw, size_t row_bytes,
+                                   int k, float *factor) {
     const uint8_t *row = raw + blockIdx.x * row_bytes;
     float m = 0;
-    for (int i = threadIdx.x * 16; i < k; i += 256 * 16) {
-        element e = decode(dtype, row, i);
-        m = fmaxf(m, fmaxf(fabsf(e.scale), fabsf(e.offset)));
+    if (fmt <= SO_FMT_F32) {
+        for (int i = threadIdx.x; i < k; i += 256)
+            m = fmaxf(m, fabsf(float_at(dtype, row, i)));
+    } else {
+        for (int i = threadIdx.x * 16; i < k; i += 256 * 16) {
+            element e = decode(dtype, row, i);
+            m = fmaxf(m, fmaxf(fabsf(e.scale), fabsf(e.offset)));
+        }
     }
-    m = so_block_max(m);
+    m = block_max(m);
     int x = 0;
     if (m > 0 && isfinite(m))
         frexpf(m, &x);
     if (threadIdx.x == 0)
-        factor[blockIdx.x] = ldexpf(1, x);
+        factor[blockIdx.x] = ldexpf(1, max(-120, min(120, fmt <= SO_FMT_F32 ? x - 15 : x)));
 }
 
 typedef struct pack_args {
     so_fmt fmt;
-    int dtype, n_rows, k, n_steps;
+    int dtype, n_rows, k, n_units;
     const uint8_t *raw;
-    size_t row_bytes, pair_bytes, lane_bytes;
-    const float *factor; /* of the part's rows */
-    char *out;           /* of the part's first tile */
+    size_t row_bytes;
+    const float *factor; /* of the rows of this part */
+    char *out;           /* first tile of this part */
 } pack_args;
 
-/* One block of 32 threads per tile and pair of steps; a thread is a lane. */
+/* Scales of one unit; 32 threads. */
+SO_DEVICE void pack_scales(const pack_args &p, int tile, int unit, char *out) {
+    __half *scales = (__half *)(out + so_fmt_numbers(p.fmt));
+    bool offsets = p.fmt == SO_FMT_Q8_32_OFF || p.fmt == SO_FMT_Q4_32_OFF;
+    int group = p.fmt == SO_FMT_Q8_16 ? 16 : 32;
+    for (int i = threadIdx.x; i < SO_UNIT / group * 16; i += 32) {
+        int r = tile * SO_TILE + i % 16, k0 = unit * SO_UNIT + i / 16 * group;
+        element e = {0, 0, 0};
+        float inv = 1;
+        if (r < p.n_rows && k0 < p.k) {
+            e = decode(p.dtype, p.raw + (size_t)r * p.row_bytes, k0);
+            inv = 1 / p.factor[r];
+        }
+        scales[offsets ? 2 * i : i] = __float2half_rn(e.scale * inv);
+        if (offsets)
+            scales[2 * i + 1] = __float2half_rn(e.offset * inv);
+    }
+}
+
+/* One warp per tile and unit; thread i writes what lane i reads. */
 static __global__ void pack_tiles(pack_args p) {
-    int tile = blockIdx.y, pair = blockIdx.x, lane = threadIdx.x;
-    char *out = p.out + ((size_t)tile * (p.n_steps / 2) + pair) * p.pair_bytes;
-    uint32_t q4[2] = {0, 0};
-    for (int s = 0; s < 2; s++)
-        for (int idx = 0; idx < 8; idx++) {
-            int r = tile * SO_TILE + lane / 4 + idx / 2 % 2 * 8,
-                i = (pair * 2 + s) * SO_STEP + lane % 4 * 2 + idx / 4 * 8 + idx % 2;
+    int tile = blockIdx.y, unit = blockIdx.x, lane = threadIdx.x;
+    char *out = p.out + ((size_t)tile * p.n_units + unit) * so_fmt_unit(p.fmt);
+    uint32_t q4[4] = {0, 0, 0, 0};
+    for (int o = 0; o < 2; o++)
+        for (int j = 0; j < 16; j++) {
+            int r = tile * SO_TILE + lane / 4 + 8 * o,
+                i = unit * SO_UNIT + j / 8 * 32 + lane % 4 * 8 + j % 8;
             bool in = r < p.n_rows && i < p.k;
             const uint8_t *row = p.raw + (size_t)(in ? r : 0) * p.row_bytes;
             if (p.fmt == SO_FMT_Q4_32_OFF) {
-                q4[s] |= (in ? (uint32_t)decode(p.dtype, row, i).q : 0u)
-                         << (4 * (idx / 2) + 16 * (idx % 2));
-            } else if (p.fmt >= SO_FMT_Q8_32) {
-                out[lane * 16 + s * 8 + idx] = (char)(in ? decode(p.dtype, row, i).q : 0);
+                q4[o * 2 + j / 8] |= (in ? (uint32_t)decode(p.dtype, row, i).q : 0u)
+                                     << (4 * (j % 8 / 2) + 16 * (j % 2));
+            } else if (p.fmt > SO_FMT_F32) {
+                out[o * 512 + lane * 16 + j] = (char)(in ? decode(p.dtype, row, i).q : 0);
             } else {
-                float v = in ? float_at(p.dtype, row, i) : 0;
-                if (p.fmt == SO_FMT_F16) {
-                    ((__half *)out)[(s * 32 + lane) * 8 + idx] = __float2half_rn(v);
-                } else {
-                    __nv_bfloat16 hi = __float2bfloat16_rn(v);
-                    size_t at = p.fmt == SO_FMT_F32 ? (size_t)(s * 64 + lane) * 8 + idx
-                                                    : (size_t)(s * 32 + lane) * 8 + idx;
-                    ((__nv_bfloat16 *)out)[at] = hi;
-                    if (p.fmt == SO_FMT_F32)
-                        ((__nv_bfloat16 *)out)[at + 256] =
-                            __float2bfloat16_rn(v - __bfloat162float(hi));
-                }
+                float v = in ? float_at(p.dtype, row, i) / p.factor[r] : 0;
+                __half hi = __float2half_rn(v);
+                __half *at = (__half *)out + ((o * 2 + j / 8) * 32 + lane) * 8 + j % 8;
+                *at = hi;
+                if (p.fmt == SO_FMT_F32)
+                    at[1024] = __float2half_rn(isfinite(v) ? v - __half2float(hi) : 0);
             }
         }
     if (p.fmt == SO_FMT_Q4_32_OFF)
-        *(uint2 *)(out + lane * 8) = make_uint2(q4[0], q4[1]);
-    if (p.fmt < SO_FMT_Q8_32)
-        return;
-    int r = tile * SO_TILE + lane % 16, list = lane / 16;
-    bool in = r < p.n_rows && pair * 32 < p.k;
-    const uint8_t *row = p.raw + (size_t)(in ? r : 0) * p.row_bytes;
-    float inv = in ? 1 / p.factor[r] : 1;
-    __half *scales = (__half *)(out + 32 * p.lane_bytes);
-    if (p.fmt == SO_FMT_Q8_16) {
-        scales[lane] =
-            __float2half_rn(in ? decode(p.dtype, row, pair * 32 + list * 16).scale * inv : 0);
-    } else {
-        element e = {0, 0, 0};
-        if (in)
-            e = decode(p.dtype, row, pair * 32);
-        if (list == 0)
-            scales[lane] = __float2half_rn(e.scale * inv);
-        else if (p.fmt != SO_FMT_Q8_32)
-            scales[lane] = __float2half_rn(e.offset * inv);
-    }
+        *(uint4 *)(out + lane * 16) = make_uint4(q4[0], q4[1], q4[2], q4[3]);
+    if (p.fmt > SO_FMT_F32)
+        pack_scales(p, tile, unit, out);
 }
 
 static so_fmt format_of(so_dtype t) {
     switch (t) {
     case SO_DTYPE_F32:
         return SO_FMT_F32;
-    case SO_DTYPE_BF16:
-        return SO_FMT_BF16;
     case SO_DTYPE_Q4_0:
     case SO_DTYPE_Q4_1:
     case SO_DTYPE_Q4_K:
@@ -231,13 +250,6 @@ static so_fmt format_of(so_dtype t) {
     }
 }
 
-static size_t lane_bytes(so_fmt f) {
-    return f == SO_FMT_Q4_32_OFF ? 8 : f == SO_FMT_F32 ? 64 : f >= SO_FMT_Q8_32 ? 16 : 32;
-}
-static size_t pair_bytes(so_fmt f) {
-    return 32 * lane_bytes(f) + (f == SO_FMT_Q8_32 ? 32 : f > SO_FMT_Q8_32 ? 64 : 0);
-}
-
 enum { PART_BYTES = 64 << 20 };
 
 int so_cuda_weight_pack(so_weight *w, const so_tensor *t, cudaStream_t s, so_err *err) {
@@ -245,37 +257,28 @@ int so_cuda_weight_pack(so_weight *w, const so_tensor *t, cudaStream_t s, so_err
     w->dtype = t->dtype;
     w->k = (int)t->dims[0];
     w->m = (int)so_tensor_rows(t);
-    w->n_steps = (w->k + 31) / 32 * 2;
+    w->n_units = (w->k + SO_UNIT - 1) / SO_UNIT;
     size_t row_bytes = so_dtype_row_bytes(t->dtype, w->k),
            tiles = (size_t)(w->m + SO_TILE - 1) / SO_TILE;
-    size_t tile_bytes = (size_t)(w->n_steps / 2) * pair_bytes(w->fmt);
+    size_t tile_bytes = (size_t)w->n_units * so_fmt_unit(w->fmt);
     size_t per = PART_BYTES / row_bytes / SO_TILE * SO_TILE;
     per = per < SO_TILE ? SO_TILE : per;
     uint8_t *raw = NULL;
     cudaError_t e = cudaMalloc(&w->data, tiles * tile_bytes);
     if (e == cudaSuccess)
         e = cudaMalloc(&raw, (per < (size_t)w->m ? per : (size_t)w->m) * row_bytes + 16);
-    bool quantised = w->fmt >= SO_FMT_Q8_32;
-    if (e == cudaSuccess && quantised)
-        e = cudaMalloc(&w->factor, (size_t)w->m * sizeof(float));
+    if (e == cudaSuccess)
+        e = cudaMalloc(&w->factor, tiles * SO_TILE * sizeof(float));
     for (size_t r = 0; e == cudaSuccess && r < (size_t)w->m; r += per) {
         size_t n = (size_t)w->m - r < per ? (size_t)w->m - r : per;
         e = cudaMemcpyAsync(raw, (const char *)t->data + r * row_bytes, n * row_bytes,
                             cudaMemcpyHostToDevice, s);
-        if (quantised)
-            find_factor<<<(unsigned)n, 256, 0, s>>>(t->dtype, raw, row_bytes, w->k, w->factor + r);
-        pack_args p = {w->fmt,
-                       t->dtype,
-                       (int)n,
-                       w->k,
-                       w->n_steps,
-                       raw,
-                       row_bytes,
-                       pair_bytes(w->fmt),
-                       lane_bytes(w->fmt),
-                       quantised ? w->factor + r : NULL,
-                       w->data + r / SO_TILE * tile_bytes};
-        pack_tiles<<<dim3((unsigned)w->n_steps / 2, (unsigned)((n + SO_TILE - 1) / SO_TILE)), 32, 0,
+        find_factor<<<(unsigned)n, 256, 0, s>>>(w->fmt, t->dtype, raw, row_bytes, w->k,
+                                                w->factor + r);
+        pack_args p = {w->fmt,    t->dtype,      (int)n,
+                       w->k,      w->n_units,    raw,
+                       row_bytes, w->factor + r, w->data + r / SO_TILE * tile_bytes};
+        pack_tiles<<<dim3((unsigned)w->n_units, (unsigned)((n + SO_TILE - 1) / SO_TILE)), 32, 0,
                      s>>>(p);
         if (e == cudaSuccess)
             e = cudaStreamSynchronize(s);
@@ -288,49 +291,45 @@ int so_cuda_weight_pack(so_weight *w, const so_tensor *t, cudaStream_t s, so_err
     cudaFree(w->data);
     cudaFree(w->factor);
     return so_err_set(err, e == cudaErrorMemoryAllocation ? SO_ENOMEM : SO_EIO,
-                      "%.*s: %zu MB of weights on the GPU: %s", SO_STR_ARG(t->name),
+                      "%.*s: cannot place %zu MiB of weights on the GPU: %s", SO_STR_ARG(t->name),
                       tiles * tile_bytes >> 20, cudaGetErrorString(e));
 }
 
 /* ---- rows of an embedding ---- */
 
-static __global__ void embed_rows(so_weight w, const int32_t *ids, float scale, float *out) {
-    int row = ids[blockIdx.x], r = row % SO_TILE;
-    size_t pair = w.fmt == SO_FMT_Q4_32_OFF ? 320
-                  : w.fmt == SO_FMT_F32     ? 2048
-                  : w.fmt == SO_FMT_Q8_32   ? 544
-                  : w.fmt > SO_FMT_Q8_32    ? 576
-                                            : 1024;
-    const char *tile = w.data + (size_t)(row / SO_TILE) * (w.n_steps / 2) * pair;
-    for (int i = threadIdx.x; i < w.k; i += blockDim.x) {
-        const char *p = tile + (size_t)(i / 32) * pair;
-        int s = i / 16 % 2, kr = i % 16, lane = r % 8 * 4 + kr % 8 / 2,
-            idx = kr / 8 * 4 + r / 8 * 2 + kr % 2;
-        float v;
-        if (w.fmt == SO_FMT_F16) {
-            v = __half2float(((const __half *)p)[(s * 32 + lane) * 8 + idx]);
-        } else if (w.fmt == SO_FMT_BF16) {
-            v = __bfloat162float(((const __nv_bfloat16 *)p)[(s * 32 + lane) * 8 + idx]);
-        } else if (w.fmt == SO_FMT_F32) {
-            const __nv_bfloat16 *b = (const __nv_bfloat16 *)p + (s * 64 + lane) * 8 + idx;
-            v = __fadd_rn(__bfloat162float(b[0]), __bfloat162float(b[256]));
-        } else {
-            bool four = w.fmt == SO_FMT_Q4_32_OFF;
-            const __half *sc = (const __half *)(p + (four ? 256 : 512));
-            int q = four ? (int)(((const uint32_t *)p)[lane * 2 + s] >>
-                                     (4 * (idx / 2) + 16 * (idx % 2)) &
-                                 15)
-                         : (int)(int8_t)p[lane * 16 + s * 8 + idx];
-            v = __fmul_rn((float)q, __half2float(sc[r + (w.fmt == SO_FMT_Q8_16 ? s * 16 : 0)]));
-            if (four || w.fmt == SO_FMT_Q8_32_OFF)
-                v = __fadd_rn(v, __half2float(sc[16 + r]));
-            v = __fmul_rn(v, w.factor[row]);
-        }
-        out[(size_t)blockIdx.x * w.k + i] = __fmul_rn(v, scale);
+SO_DEVICE float packed_at(const so_weight &w, int row, int i) {
+    int r = row % SO_TILE, o = r / 8, lane = r % 8 * 4 + i % 32 / 8,
+        j = i % SO_UNIT / 32 * 8 + i % 8;
+    const char *unit =
+        w.data + ((size_t)(row / SO_TILE) * w.n_units + i / SO_UNIT) * so_fmt_unit(w.fmt);
+    if (w.fmt <= SO_FMT_F32) {
+        const __half *at = (const __half *)unit + ((o * 2 + j / 8) * 32 + lane) * 8 + j % 8;
+        float v = __half2float(at[0]);
+        return w.fmt == SO_FMT_F32 ? __fadd_rn(v, __half2float(at[1024])) : v;
     }
+    const __half *sc = (const __half *)(unit + so_fmt_numbers(w.fmt));
+    bool four = w.fmt == SO_FMT_Q4_32_OFF, off = four || w.fmt == SO_FMT_Q8_32_OFF;
+    int q = four ? (int)(((const uint32_t *)unit)[lane * 4 + o * 2 + j / 8] >>
+                             (4 * (j % 8 / 2) + 16 * (j % 2)) &
+                         15)
+                 : (int)(int8_t)unit[o * 512 + lane * 16 + j];
+    int at = i % SO_UNIT / (w.fmt == SO_FMT_Q8_16 ? 16 : 32) * 16 + r;
+    float v = __fmul_rn((float)q, __half2float(sc[off ? 2 * at : at]));
+    return off ? __fadd_rn(v, __half2float(sc[2 * at + 1])) : v;
 }
 
-void so_cuda_embed(cudaStream_t s, const so_weight *w, const int32_t *ids, float scale, int n,
-                   float *out) {
-    embed_rows<<<n, 256, 0, s>>>(*w, ids, scale, out);
+static __global__ void embed_rows(so_weight w, const int32_t *ids, float scale, float *out) {
+    so_start_next();
+    so_wait_prior();
+    int row = so_load(ids + blockIdx.x), i = blockIdx.y * 256 + threadIdx.x;
+    if (i < w.k)
+        out[(size_t)blockIdx.x * w.k + i] =
+            __fmul_rn(__fmul_rn(packed_at(w, row, i), w.factor[row]), scale);
+}
+
+void so_cuda_embed(const so_queue &q, const so_op *op) {
+    const so_weight *w = op->embed.w;
+    so_launch(q, embed_rows, dim3((unsigned)op->n, (unsigned)((w->k + 255) / 256)), 256, 0, *w,
+              (const int32_t *)(op->embed.ids.buf->data + op->embed.ids.off), op->embed.scale,
+              (float *)(op->embed.out.buf->data + op->embed.out.off));
 }

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Writes a GGUF file with random weights in the shape of a known model, for measuring speed where no real weights can be had.
+
+  tools/random_model.py SHAPE OUT.gguf [--type BF16] [--layers N] [--vocab N] [--seed 1]
+
+SHAPE: 1b, 3b (Llama 3.2), 135m (SmolLM2). --type: BF16, F16, F32, Q8_0, Q4_0, Q4_K, Q6_K. Norms are ones. The text such a model
+produces means nothing. Needs numpy. Weights are cut from one pool of random numbers at random places, so writing takes as long as the disk does."""
+import argparse, struct, sys
+
+import numpy as np
+
+SHAPES = {  # layers, d, heads, kv heads, head size, ff, vocabulary, rope base
+    "1b": (16, 2048, 32, 8, 64, 8192, 128256, 500000.0),
+    "3b": (28, 3072, 24, 8, 128, 8192, 128256, 500000.0),
+    "135m": (30, 576, 9, 3, 64, 1536, 49152, 100000.0),
+}
+TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210),
+         "BF16": (30, 1, 2)}  # id, block length, block bytes
+U32, F32, STR, ARR = 4, 6, 8, 9
+
+
+def text(s):
+    b = s.encode()
+    return struct.pack("<Q", len(b)) + b
+
+
+def pair(key, value):
+    if isinstance(value, str):
+        return text(key) + struct.pack("<I", STR) + text(value)
+    if isinstance(value, float):
+        return text(key) + struct.pack("<If", F32, value)
+    if isinstance(value, int):
+        return text(key) + struct.pack("<II", U32, value)
+    kind = STR if not value or isinstance(value[0], str) else U32
+    items = b"".join(text(v) if kind == STR else struct.pack("<I", v) for v in value)
+    return text(key) + struct.pack("<IIQ", ARR, kind, len(value)) + items
+
+
+def byte_tokens():
+    """The 256 characters with which byte-level BPE writes bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return [chr(b) if b in plain else chr(256 + [x for x in range(256) if x not in plain].index(b)) for b in range(256)]
+
+
+def pool(kind, rng, n_blocks):
+    """n_blocks random blocks of a type, with values of about ±0.03."""
+    if kind in ("F32", "F16", "BF16"):
+        x = (rng.standard_normal(n_blocks) * 0.02).astype(np.float32)
+        if kind == "BF16":
+            return (x.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+        return x.astype(np.float32 if kind == "F32" else np.float16).tobytes()
+    _, _, size = TYPES[kind]
+    b = rng.integers(0, 256, (n_blocks, size), dtype=np.uint8)
+    half = lambda v: np.frombuffer(np.float16(v).tobytes(), np.uint8)
+    if kind == "Q8_0":
+        b[:, 0:2] = half(0.0003)
+    elif kind == "Q4_0":
+        b[:, 0:2] = half(0.004)
+    elif kind == "Q4_K":
+        b[:, 0:2], b[:, 2:4] = half(0.0002), half(0.0014)
+    else:  # Q6_K: 8-bit scales are signed
+        b[:, 192:208] = b[:, 192:208] % 32
+        b[:, 208:210] = half(0.00006)
+    return b.tobytes()
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("shape", choices=SHAPES)
+    p.add_argument("out")
+    p.add_argument("--type", default="BF16", choices=TYPES)
+    p.add_argument("--layers", type=int)
+    p.add_argument("--vocab", type=int)
+    p.add_argument("--seed", type=int, default=1)
+    args = p.parse_args()
+    layers, d, heads, kv, hd, ff, vocab, base = SHAPES[args.shape]
+    layers, vocab = args.layers or layers, args.vocab or vocab
+    if vocab < 258:
+        sys.exit(f"--vocab {vocab}: at least 258 are needed, 256 bytes and two control tokens")
+    tensors = [("token_embd.weight", d, vocab, args.type), ("output_norm.weight", d, 1, None)]
+    for i in range(layers):
+        b = f"blk.{i}."
+        tensors += [(b + "attn_norm.weight", d, 1, None), (b + "attn_q.weight", d, heads * hd, args.type),
+                    (b + "attn_k.weight", d, kv * hd, args.type), (b + "attn_v.weight", d, kv * hd, args.type),
+                    (b + "attn_output.weight", heads * hd, d, args.type), (b + "ffn_norm.weight", d, 1, None),
+                    (b + "ffn_gate.weight", d, ff, args.type), (b + "ffn_up.weight", d, ff, args.type),
+                    (b + "ffn_down.weight", ff, d, args.type)]
+    tokens = byte_tokens() + [f"<|unused_{i}|>" for i in range(vocab - 258)] + ["<|begin|>", "<|end|>"]
+    meta = {"general.architecture": "llama", "general.name": f"random {args.shape}", "llama.block_count": layers, "llama.context_length": 131072,
+            "llama.embedding_length": d, "llama.feed_forward_length": ff, "llama.attention.head_count": heads,
+            "llama.attention.head_count_kv": kv, "llama.attention.key_length": hd, "llama.attention.value_length": hd,
+            "llama.rope.dimension_count": hd, "llama.rope.freq_base": base, "llama.attention.layer_norm_rms_epsilon": 1e-5,
+            "llama.vocab_size": vocab, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [1] * 256 + [4] * (vocab - 258) + [3, 3], "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.bos_token_id": vocab - 2, "tokenizer.ggml.eos_token_id": vocab - 1}
+    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(meta)) + b"".join(pair(k, v) for k, v in meta.items())
+    at, sizes = 0, []
+    for name, k, m, kind in tensors:
+        tid, block, size = TYPES[kind or "F32"]
+        n = k * m // block * size
+        dims = struct.pack("<IQQ", 2, k, m) if kind else struct.pack("<IQ", 1, k)
+        head += text(name) + dims + struct.pack("<IQ", tid, at)
+        sizes.append(n)
+        at += (n + 31) // 32 * 32
+    rng = np.random.default_rng(args.seed)
+    block = TYPES[args.type][2]
+    n_pool = max(1, (64 << 20) // block)
+    random = pool(args.type, rng, n_pool)
+    with open(args.out, "wb") as f:
+        f.write(head + bytes(-len(head) % 32))
+        for (name, k, m, kind), n in zip(tensors, sizes):
+            if kind is None:
+                f.write(np.ones(k, np.float32).tobytes())
+            else:
+                left = n
+                while left:
+                    first = int(rng.integers(0, n_pool)) * block
+                    piece = random[first:first + left]
+                    f.write(piece)
+                    left -= len(piece)
+            f.write(bytes(-n % 32))
+    print(f"{args.out}: {args.shape}, {args.type}, {at / 1e9:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()
