@@ -476,8 +476,10 @@ static const so_option table[SO_OPT_COUNT] = {
                            .type = SO_TYPE_LIST,
                            .value = "NAME",
                            .default_text = "none",
-                           .help = "Accept this host name in requests to a server on 127.0.0.1 "
-                                   "without a key (behind a proxy); may be given several times",
+                           .help =
+                               "Accept this host name in requests (behind a proxy); other names "
+                               "are then refused, as they are on 127.0.0.1 without a key; may "
+                               "be given several times",
                            .cmds = SO_CMD_SERVE},
     [SO_OPT_QUEUE] = {.group = "Server",
                       .name = "queue",

@@ -19,8 +19,7 @@
 #include "server/impl.h"
 
 enum { MAX_BODIES = 8 }; /* the bodies of all requests may have this times max_body bytes */
-/* MAX_DISCARD: bytes of a refused body that are read so that the client sees the error. */
-enum { MAX_DISCARD = 16 << 20, STREAM_BLOCK = 16 << 10 };
+enum { STREAM_BLOCK = 16 << 10 };
 
 const char *so_http_header(const so_exchange *x, const char *name) {
     return so_head_get(&x->c->head, name);
@@ -206,15 +205,15 @@ static bool has_foreign_origin(const so_exchange *x) {
     return !at || !host || strcasecmp(at + 3, host) != 0;
 }
 
-/* The name in a Host header, without port, brackets and trailing dot. */
+/* The name in a Host header, without port, brackets and trailing dot; the whole header if it is not
+ * of the form NAME or NAME:PORT. */
 static so_str name_in(const char *host) {
-    so_str s = so_str_c(host);
-    if (host[0] == '[' && strchr(host, ']')) {
-        s = (so_str){host + 1, strcspn(host + 1, "]")};
-    } else {
-        s.len = strcspn(host, ":");
-        s.len -= s.len > 0 && host[s.len - 1] == '.';
-    }
+    bool bracket = host[0] == '[' && strchr(host, ']');
+    so_str s = {host + bracket, strcspn(host + bracket, bracket ? "]" : ":")};
+    const char *port = s.ptr + s.len + bracket;
+    if (*port && (*port != ':' || port[1 + strspn(port + 1, "0123456789")]))
+        return so_str_c(host);
+    s.len -= !bracket && s.len > 0 && s.ptr[s.len - 1] == '.';
     return s;
 }
 
@@ -240,11 +239,12 @@ static bool is_loopback_name(so_str s) {
  * attack a site, once its page is loaded, changes its DNS entry to the address of this machine. The
  * browser then treats this server as part of the site, and Origin and Host agree. So a server on
  * loopback without a key accepts only names of this machine and those of --allow-host. With a key
- * the check is not needed, because the page does not have the key. */
+ * the check is not needed, because the page does not have the key. With --allow-host any server
+ * checks. */
 static bool has_foreign_host(const so_exchange *x) {
     const so_server *s = x->s;
     const char *host = so_http_header(x, "Host");
-    if (!host || !s->on_loopback || s->o.key)
+    if (!host || (s->o.n_hosts == 0 && (!s->on_loopback || s->o.key)))
         return false;
     so_str name = name_in(host);
     bool known = is_loopback_name(name) || is_name(name, s->o.host);
@@ -256,6 +256,13 @@ static bool has_foreign_host(const so_exchange *x) {
 static bool is_encoded(const so_exchange *x) {
     const char *coding = so_http_header(x, "Content-Encoding");
     return coding && strcasecmp(coding, "identity") != 0;
+}
+
+/* Whether the request may have a body, but does not state its length. By RFC 9112 the body is empty,
+ * but the client may have meant otherwise. */
+static bool lacks_length(const so_head *h) {
+    return (so_head_is(h, "POST") || so_head_is(h, "PUT") || so_head_is(h, "PATCH")) &&
+           !h->chunked && !so_head_get(h, "Content-Length");
 }
 
 /* Everything that can be checked before the body is read. */
@@ -273,8 +280,8 @@ static void check_early(so_exchange *x) {
         so_api_fail(e, 400, "missing_host", NULL, "the request has no Host header");
     else if (has_foreign_host(x))
         so_api_fail(e, 403, "foreign_host", NULL,
-                    "Host '%.80s' is not a name of this machine, and the server listens on "
-                    "loopback; start the server with --allow-host NAME to allow this name",
+                    "Host '%.80s' is not a name that this server accepts; start the server with "
+                    "--allow-host NAME to allow this name",
                     so_http_header(x, "Host"));
     else if (!allow)
         so_api_fail(e, 404, "unknown_path", NULL, "this server has no path %.100s", x->path);
@@ -293,6 +300,9 @@ static void check_early(so_exchange *x) {
     else if (o->key && !x->route->no_key && !has_key(x))
         so_api_fail(e, 401, "invalid_api_key", NULL,
                     "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'");
+    else if (lacks_length(head))
+        so_api_fail(e, 411, "length_required", NULL,
+                    "the request does not state the length of its body: send Content-Length");
     if (e->status)
         so_metrics_refused(x->s->metrics, "bad_http");
 }
@@ -309,7 +319,8 @@ static so_exchange *create(so_server *s, so_conn *c, const char *method, const c
 so_exchange *so_http_begin(so_server *s, so_conn *c, bool expects_continue) {
     so_exchange *x = create(s, c, c->head.method, c->head.path);
     check_early(x);
-    if (x->early_error.status && (expects_continue || c->head.length > MAX_DISCARD)) {
+    c->keep_alive = c->keep_alive && !lacks_length(&c->head); /* a body may follow */
+    if (x->early_error.status && (expects_continue || c->head.length > x->s->o.max_body)) {
         /* The client waits for an answer before it sends the body, or the body is too large to be
          * read. */
         c->keep_alive = c->keep_alive && c->body.state == SO_BODY_DONE;
@@ -331,13 +342,8 @@ static size_t count_bytes(so_exchange *x, size_t n) {
     return atomic_fetch_add(&x->s->body_bytes, n) + n;
 }
 
-bool so_http_receive(so_exchange *x, so_str piece) {
+static void keep_piece(so_exchange *x, so_str piece) {
     so_server *s = x->s;
-    x->n_received += piece.len;
-    if (x->n_received > s->o.max_body + MAX_DISCARD)
-        return false;
-    if (x->early_error.status)
-        return true;
     if (x->n_received > s->o.max_body)
         so_api_fail(&x->early_error, 413, "body_too_large", NULL,
                     "the body has more than %zu bytes, the maximum of this server (--max-body)",
@@ -347,7 +353,18 @@ bool so_http_receive(so_exchange *x, so_str piece) {
                     "the server is receiving too many bytes at once: try again later");
     else
         so_buf_append_str(&x->body, piece);
-    return true;
+}
+
+/* After an early error the body is read to its end, so that the connection can stay open, unless it
+ * is too long. */
+void so_http_receive(so_exchange *x, so_str piece) {
+    x->n_received += piece.len;
+    if (!x->early_error.status)
+        keep_piece(x, piece);
+    if (x->early_error.status && x->n_received > x->s->o.max_body) {
+        x->c->keep_alive = false;
+        so_http_send_error(x, &x->early_error);
+    }
 }
 
 static bool check_state(so_exchange *x, so_api_error *e) {

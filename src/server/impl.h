@@ -155,8 +155,8 @@ void so_net_wake(so_conn *c);
 so_exchange *so_http_begin(so_server *s, so_conn *c, bool expects_continue);
 /* Begins a request whose head could not be parsed; so_http_refuse responds to it. */
 so_exchange *so_http_begin_bad(so_server *s, so_conn *c);
-/* A piece of the body. False: close the connection without a response. */
-bool so_http_receive(so_exchange *x, so_str piece);
+/* A piece of the body. May respond at once; the rest of the body is then discarded. */
+void so_http_receive(so_exchange *x, so_str piece);
 /* The body is complete: respond. */
 void so_http_answer(so_exchange *x);
 /* The connection was woken before its response began. */

@@ -128,6 +128,7 @@ static const char *phrase_of(int status) {
         {403, "Forbidden"},
         {404, "Not Found"},
         {405, "Method Not Allowed"},
+        {411, "Length Required"},
         {413, "Content Too Large"},
         {414, "URI Too Long"},
         {415, "Unsupported Media Type"},
@@ -382,8 +383,8 @@ static bool step_body(so_conn *c) {
         return receive(c);
     if (!so_body_read(&c->body, so_buf_str(&c->in), &c->in_at, &piece, &err))
         refuse(c, &err);
-    else if (piece.len > 0 && !so_http_receive(c->x, piece))
-        c->state = SO_CONN_CLOSED;
+    else if (piece.len > 0)
+        so_http_receive(c->x, piece);
     return true;
 }
 

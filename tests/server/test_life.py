@@ -142,6 +142,9 @@ def hosts():
     with rig.Server("--api-key", "secret") as s:  # with a key any Host is accepted: the page does not have the key
         assert ask(s, "evil.example")[0] == 401
         assert ask(s, "proxy.example", Authorization="Bearer secret")[0] == 200
+    with rig.Server("--api-key", "secret", "--allow-host", "proxy.example") as s:  # unless names are given
+        assert ask(s, "evil.example", Authorization="Bearer secret")[0] == 403
+        assert ask(s, "proxy.example", Authorization="Bearer secret")[0] == 200
 
 
 def full_queue():
