@@ -67,7 +67,7 @@ def log_softmax(x):
 
 
 def kl(ref, other):
-    """Mean and standard error of KL(ref || other), and the share of positions with the same argmax."""
+    """Mean and standard error of KL(ref || other), and the fraction of positions with the same argmax."""
     values, same = [], 0
     for a, b in zip(ref, other):
         n = min(len(a), len(b))

@@ -27,7 +27,7 @@ def geometric(values):
 
 def expected(ratio, th, cell, gamma, everywhere):
     """(speed-up by theorem 3.8, the same with t(gamma+1) and the sampling time), times in units of a pass over one token.
-    A drafter that does not guess everywhere also has plain rounds; their share 1 - rho follows from its tokens per pass."""
+    A drafter that does not guess everywhere also has plain rounds; their fraction 1 - rho follows from its tokens per pass."""
     alpha, s, c = cell["alpha"], th["sample_ms"] / th["t1_ms"], th["c"]
     tokens = gamma + 1 if alpha >= 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
     rho = 1 if everywhere or tokens <= 1 else min(1, (cell["tokens_per_pass"] - 1) / (tokens - 1))

@@ -44,7 +44,7 @@
 #include "base/env.h"
 #include "base/mem.h"
 
-/* Spin times. Measured with two other busy processes on two cores, as a share of the speed on an
+/* Spin times. Measured with two other busy processes on two cores, as a fraction of the speed on an
  * idle machine, by PHASE_SPIN_NS: 30 µs 36 %, 300 µs 41 %, 1 ms 37 %, 3 ms 15 %. Between jobs no
  * thread of the pool waits for a spinning one, so JOB_SPIN_NS may be longer. */
 enum { MAX_THREADS = 256, PHASE_SPIN_NS = 300000, JOB_SPIN_NS = 1000000, SPINS_MAX = 1 << 20 };

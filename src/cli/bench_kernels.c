@@ -130,16 +130,16 @@ static void print_row(const bench *g, const set *s, int n, double ms) {
     double weights = (double)s->n_weights * s->m * s->k;
     double bytes = (double)s->n_weights * s->m * (double)so_dtype_row_bytes(s->dtype, s->k);
     double gb = bytes / (ms * 1e6), giga = weights * n / (ms * 1e6);
-    double share = 100 * so_probe_floor(&g->probe, bytes, weights * n) / (ms * 1e-3);
+    double percent = 100 * so_probe_floor(&g->probe, bytes, weights * n) / (ms * 1e-3);
     const char *name = so_dtype_get((int)s->dtype)->name;
     if (so_args_has(g->a, SO_OPT_JSON))
         so_report_print_json(
             json_pack("{s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "type", name, "k", s->k,
                       "m", s->m * s->n_weights, "n", n, "ms", ms, "gb_per_second", gb,
-                      "gmac_per_second", giga, "roofline_percent", share, "read_gb_per_second",
+                      "gmac_per_second", giga, "roofline_percent", percent, "read_gb_per_second",
                       g->probe.read_gb, "peak_gmac_per_second", g->probe.mac_giga));
     else
-        printf("%-5s %6d %4d %9.2f %8.1f %8.1f %6.0f %%\n", name, s->k, n, ms, gb, giga, share);
+        printf("%-5s %6d %4d %9.2f %8.1f %8.1f %6.0f %%\n", name, s->k, n, ms, gb, giga, percent);
 }
 
 static int time_set(bench *g, so_dtype dtype, int k) {

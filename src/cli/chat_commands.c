@@ -225,8 +225,8 @@ static const command table[] = {
     {"/help", NULL, "show this list", do_help},
     {"/system", "[TEXT]", "set the system message; - removes it", do_system},
     {"/temp", "[X]", "set the temperature; 0 selects the most likely token", do_temp},
-    {"/seed", "[N]", "set the random seed; the same seed gives the same answer", do_seed},
-    {"/spec", "[NAME]", "set the drafters, as --spec: none, auto, model, ngram …", do_spec},
+    {"/seed", "[N]", "set the random seed: same seed, same answer", do_seed},
+    {"/spec", "[NAME]", "set the drafters, as --spec: none, auto, ngram …", do_spec},
     {"/view", "[on|off|rounds]", "mark accepted and rejected tokens", do_view},
     {"/retry", NULL, "answer the last turn again, with another seed", do_retry},
     {"/undo", NULL, "remove the last turn and its answer", do_undo},
@@ -244,8 +244,8 @@ static void do_help(so_session *s, const char *arg) {
         snprintf(left, sizeof left, "%s %s", table[i].name, table[i].arg ? table[i].arg : "");
         so_chat_print(s, "  %-24s %s", left, table[i].help);
     }
-    so_chat_print(s, "A turn continues on the next line after a \\ at the end of a line, between "
-                     "\"\"\" and \"\"\", and after Alt-Enter.");
+    so_chat_print(s, "A turn continues on the next line after a \\ at the end of a line, between");
+    so_chat_print(s, "\"\"\" and \"\"\", and after Alt-Enter.");
     so_chat_print(
         s, "Names may be shortened, as in /v on. A turn that begins with / is typed with //.");
 }

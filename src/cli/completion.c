@@ -367,7 +367,7 @@ static void fish_values(value_kind kind, const char *words) {
     if (kind == FILES || kind == MODELS)
         printf(" -F");
     if (kind == MODELS)
-        printf(" -a '(sooth completion models)'");
+        printf(" -a '(command -q sooth; and sooth completion models)'");
     if (*words)
         printf(" -a '%s'", words);
 }

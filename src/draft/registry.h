@@ -18,7 +18,7 @@ typedef struct so_draft_target {
     char vocab[65];  /* SHA-256 of the token strings, separated by zero bytes */
     int64_t d_model; /* width and layers of the target */
     int64_t n_layers;
-    double agreement; /* claimed: share of positions with the same most likely token; 0: none */
+    double agreement; /* claimed: fraction of positions with the same most likely token; 0: none */
 } so_draft_target;
 
 /* SO_ENOTFOUND: the file is unregistered. SO_EFORMAT: its keys are invalid. */

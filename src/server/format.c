@@ -58,7 +58,7 @@ json_t *so_format_token(const so_format *f, int32_t id) {
 static json_t *plan_json(const so_plan *p) {
     return json_pack("{s:i, s:i, s:f, s:f, s:f, s:f, s:b}", "requests", p->n_requests, "rows",
                      p->n_rows, "expected_tokens", p->tokens, "expected_ms", p->ms, "plain_ms",
-                     p->plain_ms, "unsure", p->uncertainty, "probe", p->probe);
+                     p->plain_ms, "uncertainty", p->uncertainty, "probe", p->probe);
 }
 
 static void tree_json(const so_format *f, const so_out_round *r, json_t *into) {

@@ -177,6 +177,10 @@ static void test_command_words(void **state) {
     for (size_t i = 0; i < SO_LEN(says); i++)
         has(&r.err, says[i]);
     done(&r);
+    r = run(f, "echo /help | " CHAT);
+    for (const char *line = text_of(&r.err); *line; line += strcspn(line, "\n") + 1)
+        assert_in_range(strcspn(line, "\n"), 0, 80); /* bytes; fits a terminal without wrapping */
+    done(&r);
     r = run(f, "printf '/usr/bin\\n/ 1\\n/4\\n' | " CHAT "--json"); /* ordinary turns */
     json_t *got = lines_of(&r);
     assert_int_equal(json_array_size(got), 3);

@@ -114,8 +114,11 @@ def check_fish(folder):
     for words, wanted, unwanted in CASES:
         got, err = complete_fish(folder, " ".join(["sooth"] + words))
         got = [g.replace("\\ ", " ") for g in got]
-        ok = set(wanted) <= set(got) and not set(unwanted) & set(got)
+        ok = set(wanted) <= set(got) and not set(unwanted) & set(got) and not err
         check(ok, "fish: " + " ".join(words), f"{got} {err}")
+    os.unlink(f"{folder}/bin/sooth")  # typed as a path, and not in PATH
+    got, err = complete_fish(folder, "build/sooth run -m a")
+    check("a.gguf" in got and not err, "fish: program not in PATH", f"{got} {err}")
 
 
 def main():

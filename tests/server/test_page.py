@@ -319,10 +319,14 @@ def test_gone(b, _):
     with Server() as server:
         page = b.open(server.url, 800, 700)
         page.wait("document.getElementById('about').textContent.includes('smollm2')")
-    settle(page, max=4)
+        settle(page, max=4)
+        say(page, "Hello.")
+        idle(page)
+        assert shown(page, "pass-name") != "–"
     say(page, "Hello.")
     idle(page)
     equal(page.eval("document.querySelector('#log .error').textContent"), "The server cannot be reached.", "the error")
+    equal((shown(page, "pass-name"), shown(page, "tree"), shown(page, "plan")), ("–", "", ""), "the draft of an answer without passes")
     page.eval("greet()")
     page.wait("document.getElementById('about').textContent.includes('trying again')")
     port = server.url.rstrip("/").rsplit(":", 1)[1]
@@ -334,11 +338,13 @@ def test_key(b, _):
     with Server("--api-key", "opensesame") as server:
         page = b.open(server.url, 800, 700)
         page.wait("!document.getElementById('key-form').hidden")
+        equal(shown(page, "about"), "This server requires an API key.", "no key")
         page.eval("document.getElementById('key').focus()")
         page.type("wrong")
         page.key("Enter", text="\r")
         page.wait("!document.getElementById('key-note').hidden")
         equal(shown(page, "key-note"), "The server refused this key.", "a wrong key")
+        equal(shown(page, "about"), "The server refused the API key.", "a wrong key")
         page.eval("document.getElementById('key').value = ''")
         page.type("opensesame")
         page.key("Enter", text="\r")

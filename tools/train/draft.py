@@ -16,7 +16,7 @@ matrices to Q4_0 in the forward pass from the start of the decay on; the file th
 quantize … Q4_0` keeps unchanged.
 
 --boost DRAFT.gguf (repeatable): positions where an earlier draft already agrees with the target get the weight
---boost-rest, so that the new draft learns what the others miss. `union` is the share of held-out positions where at least
+--boost-rest, so that the new draft learns what the others miss. `union` is the fraction of held-out positions where at least
 one of them agrees.
 --vocab N: the draft has logits only for a vocabulary subset, the N most frequent ids of the responses it is trained on,
 which makes its passes cheaper. The file lists them (vocab.py does the same to a finished draft).
@@ -305,7 +305,7 @@ def earlier_drafts(args, data, target):
 
 def save(path, draft, opt, step, n_rows):
     torch.save({"shape": draft.shape, "weights": {n: w.detach() for n, w in draft.weights.items()}, "optimizer": opt.dump(),
-                "step": step, "rows": n_rows, "said": draft.subset}, path + ".part")
+                "step": step, "rows": n_rows, "subset": draft.subset}, path + ".part")
     os.replace(path + ".part", path)
 
 
@@ -349,9 +349,9 @@ def begin(args, data, target):
         c = restore(path, data.device)
         if c["shape"].n_vocab != target.model.shape.n_vocab:
             raise SystemExit(f"{path}: was trained for {c['shape'].n_vocab} tokens, the target has {target.model.shape.n_vocab}")
-        if "said" not in c:
+        if "subset" not in c:
             raise SystemExit(f"{path}: was written by an older version: use --from DIR/draft.gguf instead of --resume")
-        draft = Draft(args, c["shape"], c["weights"], data, target, c["said"])
+        draft = Draft(args, c["shape"], c["weights"], data, target, c["subset"])
         opt = optim.Optimizer(draft.weights, args.muon_lr, args.adam_lr)
         opt.restore(c["optimizer"])
         log_line(f"{path}: resuming at step {c['step']}, {c['rows'] / 1e6:.0f} M rows seen")

@@ -8,7 +8,7 @@
   2. tokenizer  byte-level BPE of --vocab tokens, trained on these texts: DIR/tokenizer.json
   3. dialogues  the texts in the new ids, some after an earlier dialogue, so that the model learns second turns:
                 DIR/dialogues.npz, which draft.py and generate.py read
-  4. training   cross entropy of the answers. One prompt in 50, chosen by a hash, is held out; its loss and the share of
+  4. training   cross entropy of the answers. One prompt in 50, chosen by a hash, is held out; its loss and the fraction of
                 tokens that were the likeliest are printed during training
   5. file       DIR/target.gguf (float32, for `sooth quantize`), with the tokenizer and a chat template
 

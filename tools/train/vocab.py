@@ -5,7 +5,7 @@
 
 Most of a small draft is its output matrix; with a subset the engine multiplies only the rows of N ids (docs/formats.md,
 sooth.draft.output_mask). All tensors are copied byte for byte, and the draft's input is not restricted. Ids are counted in
-the responses that are trained on. The share of held-out tokens that the N ids cover is printed: it bounds the loss of
+the responses that are trained on. The fraction of held-out tokens that the N ids cover is printed: it bounds the loss of
 acceptance. --vocab 0 removes a subset. Needs numpy and gguf.
 """
 import argparse
