@@ -95,6 +95,10 @@ typedef struct sooth_model_params {
     const char *quantize;  /* quantise weights to this type while loading ("Q8_0", …); NULL: no */
     void (*progress)(void *user, double done); /* called while loading, done from 0 to 1; or NULL */
     void *progress_user;
+    const char
+        *device; /* "cpu", "cuda", "cuda:N"; NULL or "auto": a GPU if there is one and the model
+                           fits, else the CPU. CPU and GPU give different bits */
+    const char *draft_device; /* the same for draft models; NULL: as the model */
 } sooth_model_params;
 
 /* Fills *p with defaults. Call it before setting fields. */

@@ -173,7 +173,7 @@ typedef struct so_probe {
                         fp16), all threads, operands in registers */
 } so_probe;
 
-/* All entries but `probe` are required. */
+/* All entries but the last two are required. */
 typedef struct so_backend_vt {
     const char *name;
     bool remote; /* results are copied over a bus: download what is needed, not everything */
@@ -199,6 +199,8 @@ typedef struct so_backend_vt {
     /* Times one read of n_bytes of the device's memory, and multiply-adds. NULL: so_prober measures
      * the CPU. */
     int (*probe)(so_backend *b, size_t n_bytes, so_probe *out, so_err *err);
+    /* Bytes of the device's own memory. NULL: it has none, and uses the machine's. */
+    int (*memory)(so_backend *b, size_t *free_bytes, size_t *total_bytes, so_err *err);
 } so_backend_vt;
 
 struct so_backend {

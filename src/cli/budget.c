@@ -45,6 +45,36 @@ static int64_t total(const part *parts, int n) {
     return sum;
 }
 
+/* The memory of the device that --device names. */
+typedef struct device_memory {
+    const char *name; /* NULL: not asked for */
+    size_t free_bytes, total_bytes;
+} device_memory;
+
+static int ask_device(const so_args *a, device_memory *out, so_err *err) {
+    const char *name = so_args_str(a, SO_OPT_DEVICE, "cpu");
+    so_backend *b = NULL;
+    if (strcmp(name, "cpu") == 0)
+        return SO_OK;
+    int rc =
+        so_backend_open(strcmp(name, "auto") == 0 ? "cuda" : name, &(so_backend_opts){0}, &b, err);
+    if (rc == SO_OK && !b->vt->memory)
+        rc = so_err_set(err, SO_EINVAL, "--device %.40s has no memory of its own", name);
+    if (rc == SO_OK)
+        rc = b->vt->memory(b, &out->free_bytes, &out->total_bytes, err);
+    if (rc == SO_OK)
+        out->name = name;
+    so_backend_free(b);
+    return rc;
+}
+
+static void print_device(const device_memory *d, int64_t need) {
+    if (d->name)
+        printf("--device %s: %zu MiB free of %zu MiB; target and draft %s\n", d->name,
+               d->free_bytes >> 20, d->total_bytes >> 20,
+               need <= (int64_t)d->free_bytes ? "fit" : "do not fit");
+}
+
 static void print_human(const part *parts, int n, int n_seqs, const char *kv_type) {
     printf("%d sequence%s of %" PRId64 " tokens, KV cache %s\n\n", n_seqs, n_seqs == 1 ? "" : "s",
            parts[0].b.ctx, kv_type);
@@ -76,11 +106,17 @@ static json_t *json_part(const part *p) {
                      (json_int_t)b->kv_bytes_per_seq, "kv_bytes", (json_int_t)b->kv_bytes);
 }
 
-static void print_json(const part *parts, int n, int n_seqs, const char *kv_type) {
+static void print_json(const part *parts, int n, int n_seqs, const char *kv_type,
+                       const device_memory *d) {
     json_t *o = json_pack("{s:I, s:i, s:s, s:o, s:o, s:I}", "ctx", (json_int_t)parts[0].b.ctx,
                           "parallel", n_seqs, "kv_type", kv_type, "target", json_part(&parts[0]),
                           "draft", n > 1 ? json_part(&parts[1]) : json_null(), "total_bytes",
                           (json_int_t)total(parts, n));
+    if (d->name)
+        json_object_set_new(o, "device",
+                            json_pack("{s:s, s:I, s:I}", "name", d->name, "free_bytes",
+                                      (json_int_t)d->free_bytes, "total_bytes",
+                                      (json_int_t)d->total_bytes));
     json_dumpf(o, stdout, JSON_COMPACT);
     putchar('\n');
     json_decref(o);
@@ -98,13 +134,18 @@ int so_cli_budget(const so_args *a, const char *target) {
     /* the draft model's cache must hold the target's context */
     if (rc == SO_OK && draft)
         rc = read_part(draft, "draft", parts[0].b.ctx, n_seqs, kv, &parts[1], &err);
+    device_memory device = {0};
+    if (rc == SO_OK)
+        rc = ask_device(a, &device, &err);
     int status = 0;
-    if (rc != SO_OK)
+    if (rc != SO_OK) {
         status = so_args_fail(a, &err);
-    else if (so_args_has(a, SO_OPT_JSON))
-        print_json(parts, n, n_seqs, kv_type);
-    else
+    } else if (so_args_has(a, SO_OPT_JSON)) {
+        print_json(parts, n, n_seqs, kv_type, &device);
+    } else {
         print_human(parts, n, n_seqs, kv_type);
+        print_device(&device, total(parts, n));
+    }
     free(parts[0].path);
     free(parts[1].path);
     return status;

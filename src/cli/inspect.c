@@ -130,7 +130,8 @@ static int inspect_file(const so_args *a, const char *model) {
 
 static bool wants_budget(const so_args *a) {
     return so_args_has(a, SO_OPT_DRAFT_MODEL) || so_args_has(a, SO_OPT_CTX) ||
-           so_args_has(a, SO_OPT_PARALLEL) || so_args_has(a, SO_OPT_KV_TYPE);
+           so_args_has(a, SO_OPT_PARALLEL) || so_args_has(a, SO_OPT_KV_TYPE) ||
+           so_args_has(a, SO_OPT_DEVICE);
 }
 
 int so_cmd_inspect(int argc, char **argv) {

@@ -14,7 +14,8 @@ static int bundle_opts(const so_args *a, so_bundle_opts *o) {
     so_bundle_defaults(o);
     o->n_threads = (int)so_args_int(a, SO_OPT_THREADS, 0);
     so_cpu_level_parse(so_args_str(a, SO_OPT_CPU_LEVEL, "auto"), &o->level);
-    o->device = so_args_str(a, SO_OPT_DEVICE, NULL);
+    o->device = so_args_str(a, SO_OPT_DEVICE, "auto");
+    o->draft_device = so_args_str(a, SO_OPT_DRAFT_DEVICE, NULL);
     const char *type = so_args_str(a, SO_OPT_QUANTIZE, NULL);
     o->quantize = type != NULL;
     if (type && !so_dtype_parse(type, &o->dtype))
@@ -59,6 +60,7 @@ int so_cli_engine_opts(const so_args *a, const so_bundle *b, so_engine_opts *out
         return so_args_bad(
             a, "--ctx-size %lld: must be from 2 to %d for this model, or 0 for the maximum",
             (long long)ctx, max_ctx);
+    out->draft_backend = b->draft_backend;
     out->n_ctx = ctx == 0 ? max_ctx : (int)ctx;
     out->n_parallel = (int)so_args_int(a, SO_OPT_PARALLEL, 1);
     out->n_batch = (int)so_args_int(a, SO_OPT_BATCH, out->n_batch);

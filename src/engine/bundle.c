@@ -3,6 +3,8 @@
  * warning is logged here, and only a chat request fails. Any thread, one at a time per bundle. */
 #include "engine/bundle.h"
 
+#include <string.h>
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -88,6 +90,59 @@ static int open_text(so_bundle *b, so_err *err) {
     return SO_OK;
 }
 
+static int open_named(const so_bundle_opts *o, const char *device, so_backend **out, so_err *err) {
+    so_backend_opts bo = {.n_threads = o->n_threads, .level = o->level, .warn_slow = true};
+    return so_backend_open(device, &bo, out, err);
+}
+
+/* Whether weights of this size leave room for a cache in the device's memory. Packed weights of K types
+ * may need up to 1.3 times the bytes of the file. */
+static bool fits(so_backend *b, size_t weight_bytes) {
+    enum { ROOM = 1 << 30 };
+    size_t free_bytes, total_bytes;
+    so_err err = {0};
+    if (!b->vt->memory || b->vt->memory(b, &free_bytes, &total_bytes, &err) != SO_OK)
+        return false;
+    bool ok = free_bytes > ROOM && (free_bytes - ROOM) / 13 * 10 >= weight_bytes;
+    if (!ok)
+        so_log(SO_LOG_INFO,
+               "the CPU is used: weights of %zu MiB do not fit a GPU with %zu MiB free",
+               weight_bytes >> 20, free_bytes >> 20);
+    return ok;
+}
+
+static bool is_auto(const char *device) { return device && strcmp(device, "auto") == 0; }
+
+static int open_device(const so_bundle_opts *o, const char *device, const so_checkpoint *ck,
+                       so_backend **out, so_err *err) {
+    if (!is_auto(device))
+        return open_named(o, device, out, err);
+    so_err why = {0};
+    size_t weight_bytes = 0;
+    for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++)
+        weight_bytes += so_checkpoint_tensor_at(ck, i)->n_bytes;
+    if (open_named(o, "cuda", out, &why) != SO_OK)
+        so_log(SO_LOG_DEBUG, "the CPU is used: %s", why.msg);
+    else if (fits(*out, weight_bytes))
+        return SO_OK;
+    else
+        so_backend_free(*out);
+    *out = NULL;
+    return open_named(o, "cpu", out, err);
+}
+
+/* Loads the weights. With `auto`, a GPU whose memory does not suffice after all gives way to the CPU. */
+static int load_model(const so_bundle_opts *o, const so_model_opts *mo, so_bundle *b, so_err *err) {
+    int rc = so_model_load(b->ck, b->backend, mo, &b->model, err);
+    if (rc != SO_ENOMEM || b->shares_backend || !is_auto(o->device) || !b->backend->vt->remote)
+        return rc;
+    so_log(SO_LOG_INFO, "the CPU is used: %s", err->msg);
+    so_backend_free(b->backend);
+    b->backend = NULL;
+    rc = open_named(o, "cpu", &b->backend, err);
+    return rc == SO_OK ? so_model_load(b->ck, b->backend, mo, &b->model, err) : rc;
+}
+
 int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so_err *err) {
     so_bundle b = {0};
     so_model_opts mo = {.quantize = o->quantize,
@@ -99,13 +154,14 @@ int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so
     b.shares_backend = o->backend != NULL;
     b.backend = o->backend;
     if (rc == SO_OK && !b.shares_backend) {
-        so_backend_opts bo = {.n_threads = o->n_threads, .level = o->level, .warn_slow = true};
-        rc = so_backend_open(o->device, &bo, &b.backend, err);
+        rc = open_device(o, o->device, b.ck, &b.backend, err);
         if (rc == SO_OK)
             so_cpu_level_set(o->level); /* for sample/ and verify/ */
     }
     if (rc == SO_OK)
-        rc = so_model_load(b.ck, b.backend, &mo, &b.model, err);
+        rc = load_model(o, &mo, &b, err);
+    if (rc == SO_OK && o->draft_device)
+        rc = open_device(o, o->draft_device, b.ck, &b.draft_backend, err);
     if (rc == SO_OK)
         rc = open_text(&b, err);
     if (rc != SO_OK) {
@@ -125,7 +181,7 @@ int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bun
     so_bundle b = {0};
     so_bundle_opts own;
     so_bundle_defaults(&own);
-    own.backend = target->backend;
+    own.backend = target->draft_backend ? target->draft_backend : target->backend;
     own.draft = true;
     if (o) {
         own.progress = o->progress;
@@ -172,6 +228,7 @@ void so_bundle_close(so_bundle *b) {
     so_model_free(b->model);
     if (b->backend && !b->shares_backend)
         so_backend_free(b->backend);
+    so_backend_free(b->draft_backend);
     so_checkpoint_close(b->ck);
     *b = (so_bundle){0};
 }

@@ -13,7 +13,10 @@
 typedef struct so_bundle_opts {
     int n_threads; /* 0: all cores */
     so_cpu_level level;
-    const char *device; /* a backend's name (backend.h); NULL: cpu */
+    const char
+        *device; /* a backend's name (backend.h), or "auto": a GPU if there is one and the model
+                           fits, else the CPU; NULL: cpu */
+    const char *draft_device; /* the same for drafts of this model; NULL: the model's own backend */
     bool quantize;
     so_dtype dtype;
     bool draft; /* the model may have logits for a vocabulary subset only */
@@ -25,7 +28,8 @@ typedef struct so_bundle_opts {
 typedef struct so_bundle {
     so_checkpoint *ck;
     so_backend *backend;
-    bool shares_backend; /* the backend belongs to another bundle */
+    bool shares_backend;       /* the backend belongs to another bundle */
+    so_backend *draft_backend; /* what drafts of this model run on; NULL: its own backend */
     so_model *model;
     so_tokenizer *tok;
     so_chat *chat;           /* NULL: no chat template, or it cannot be compiled */
@@ -36,7 +40,7 @@ void so_bundle_defaults(so_bundle_opts *o);
 int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so_err *err);
 void so_bundle_close(so_bundle *b);
 
-/* Opens a draft that the user named, on the target's backend. Fails with EMISMATCH if it is
+/* Opens a draft that the user named, on the target's backend for drafts. Fails with EMISMATCH if it is
  * registered for another target. Of o only progress and user are read; o may be NULL. */
 int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bundle_opts *o,
                          so_bundle *out, so_err *err);

@@ -64,7 +64,7 @@ so_spec_set *so_drafters_sets(const so_drafters *d) { return d->sets; }
 static int open_draft_file(so_drafters *d, so_str file, const so_bundle **out, so_err *err) {
     so_bundle_opts o;
     so_bundle_defaults(&o);
-    o.backend = so_model_backend(d->e->m);
+    o.backend = d->e->o.draft_backend ? d->e->o.draft_backend : so_model_backend(d->e->m);
     o.draft = true;
     for (int i = 0; i < d->n_bundles; i++)
         if (so_str_eq_c(file, d->bundle_paths[i])) {

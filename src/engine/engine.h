@@ -74,6 +74,7 @@ typedef struct so_engine_opts {
     int max_nodes;                 /* maximum guesses per request and step; 0: twice max_draft */
     const so_model *draft;         /* for the drafter `model`; NULL: only model(FILE) works */
     const so_tokenizer *draft_tok; /* of the draft; NULL if the target has none */
+    so_backend *draft_backend;     /* what model(FILE) is opened on; NULL: the target's backend */
     float draft_temp;              /* temperature of draft models; negative: the request's */
     float draft_p_min; /* a draft ends where the confidence of its likeliest token is below this */
     uint64_t draft_id; /* identifies the draft in records kept on disk */

@@ -90,6 +90,8 @@ void sooth_model_params_init_sized(sooth_model_params *p, size_t size) {
 static int bundle_opts(const sooth_model_params *p, so_bundle_opts *o, so_err *err) {
     so_bundle_defaults(o);
     o->n_threads = p->n_threads;
+    o->device = p->device ? p->device : "auto";
+    o->draft_device = p->draft_device;
     o->progress = p->progress;
     o->user = p->progress_user;
     if (p->n_threads < 0 || p->n_threads > 256)
@@ -271,6 +273,7 @@ int sooth_engine_create(sooth_model *m, const sooth_engine_params *params, sooth
     lock(m);
     if (rc == SO_OK)
         rc = open_draft(m, &p, o.kv_dtype, &s->draft, &e);
+    o.draft_backend = m->b.draft_backend;
     o.draft = s->draft.model;
     o.draft_tok = s->draft.tok;
     o.draft_id = s->draft.ck ? so_registry_id(s->draft.ck) : 0;

@@ -546,6 +546,15 @@ static void free_backend(so_backend *base) {
 
 /* ---- limits ---- */
 
+static int memory(so_backend *base, size_t *free_bytes, size_t *total_bytes, so_err *err) {
+    cudaError_t e = cudaSetDevice(((cuda_backend *)base)->device);
+    if (e == cudaSuccess)
+        e = cudaMemGetInfo(free_bytes, total_bytes);
+    return e == cudaSuccess ? SO_OK
+                            : so_err_set(err, SO_EIO, "cannot ask the GPU for its memory: %s",
+                                         cudaGetErrorString(e));
+}
+
 static __global__ void read_all(const uint4 *p, size_t n, uint4 *sink) {
     uint4 x = {0, 0, 0, 0};
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
@@ -608,9 +617,10 @@ static int probe(so_backend *base, size_t n_bytes, so_probe *out, so_err *err) {
     return SO_OK;
 }
 
-static const so_backend_vt VT = {
-    "cuda",      true,      free_backend, buffer_create, buffer_free, weight_create, weight_pack,
-    weight_free, kv_create, kv_free,      submit,        sync,        describe,      probe};
+static const so_backend_vt VT = {"cuda",      true,          free_backend, buffer_create,
+                                 buffer_free, weight_create, weight_pack,  weight_free,
+                                 kv_create,   kv_free,       submit,       sync,
+                                 describe,    probe,         memory};
 
 extern "C" __attribute__((visibility("default"))) int
 so_cuda_backend_create(int device, so_backend **out, so_err *err) {
