@@ -152,6 +152,20 @@ static bool prepare(so_exchange *x, so_job *j, so_api_error *e) {
 
 static void wake(void *user) { so_net_wake(user); }
 
+/* rc: of so_worker_submit. */
+static void fail_submit(const so_exchange *x, int rc, so_api_error *e) {
+    const so_server *s = x->s;
+    if (rc == SO_ECANCELLED) { /* the drain timeout expired while the request was parsed */
+        so_api_fail(e, 503, "stopping", NULL, "the server is shutting down");
+        so_metrics_refused(s->metrics, "not_ready");
+        return;
+    }
+    so_api_fail(e, 429, "queue_full", NULL,
+                "the queue is full: try again in %d s (--queue %d, --parallel %d)", x->retry_s,
+                s->o.n_queue, so_worker_serving(s->worker)->eo.n_parallel);
+    so_metrics_refused(s->metrics, "queue_full");
+}
+
 static void submit(so_exchange *x, so_job *j) {
     so_server *s = x->s;
     so_api_error e;
@@ -163,11 +177,9 @@ static void submit(so_exchange *x, so_job *j) {
     j->path = x->route->path;
     j->t_created_ns = x->t_start_ns;
     so_watch_job_begin(s);
-    if (so_worker_submit(s->worker, j, &x->retry_s) != SO_OK) {
-        so_api_fail(&e, 429, "queue_full", NULL,
-                    "the queue is full: try again in %d s (--queue %d, --parallel %d)", x->retry_s,
-                    s->o.n_queue, so_worker_serving(s->worker)->eo.n_parallel);
-        so_metrics_refused(s->metrics, "queue_full");
+    int rc = so_worker_submit(s->worker, j, &x->retry_s);
+    if (rc != SO_OK) {
+        fail_submit(x, rc, &e);
         j->on_end = NULL;
         so_job_release(j);
         so_watch_job_abandon(s);
@@ -276,7 +288,7 @@ static void one_model(so_exchange *x) {
 
 static void health(so_exchange *x) {
     so_server_state s = so_server_get_state(x->s);
-    so_worker_load l = so_worker_get_load(x->s->worker);
+    so_worker_usage l = so_worker_get_usage(x->s->worker);
     so_http_send_json(x, s == SO_SERVER_READY ? 200 : 503,
                       json_pack("{s:s, s:i, s:i}", "status", so_server_state_name(s), "running",
                                 l.running, "waiting", l.waiting));
@@ -383,7 +395,7 @@ static void detokenize(so_exchange *x) {
 static void metrics(so_exchange *x) {
     so_server *s = x->s;
     so_buf body = {0};
-    so_worker_load l = so_worker_get_load(s->worker);
+    so_worker_usage l = so_worker_get_usage(s->worker);
     bool ready = so_worker_get_state(s->worker) == SO_WORKER_READY;
     so_gauges g = {.version = SO_VERSION,
                    .model = s->o.model,

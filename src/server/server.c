@@ -83,16 +83,28 @@ void so_server_drain(so_server *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* A hash of the version, the vocabulary, the model's shape and size and the type of the KV cache.
- * Servers of one model file with equal fingerprints give equal texts for equal seeds. The weights
- * themselves are not hashed: that would read the whole file at every start. */
+/* Names the hardware as far as it decides the bits of the logits. All CPUs give the same bits, with
+ * any number of threads. Other devices differ from the CPU and may differ from each other. */
+static void print_device(const so_serving *sv, so_buf *out) {
+    const so_backend *b = so_model_backend(sv->b->model);
+    so_buf_append_c(out, b->vt->name);
+    if (strcmp(b->vt->name, "cpu") != 0) {
+        so_buf_append_char(out, ' ');
+        b->vt->describe(b, out);
+    }
+}
+
+/* A hash of the version, the vocabulary, the model's shape and size, the type of the KV cache and
+ * the device. Servers of one model file with equal fingerprints give equal texts for equal seeds.
+ * The weights themselves are not hashed: that would read the whole file at every start. */
 static void make_fingerprint(so_server *s, const so_serving *sv) {
     const so_hparams *hp = so_model_hparams(sv->b->model);
     so_buf b = {0};
-    so_buf_printf(&b, "%s %016llx %d %d %d %zu %lld %d", SO_VERSION,
+    so_buf_printf(&b, "%s %016llx %d %d %d %zu %lld %d on ", SO_VERSION,
                   (unsigned long long)so_tokenizer_hash(sv->b->tok), hp->n_layers, hp->d_model,
                   hp->n_vocab, so_model_weight_bytes(sv->b->model),
                   (long long)so_model_n_params(sv->b->model), (int)sv->eo.kv_dtype);
+    print_device(sv, &b);
     snprintf(s->fingerprint, sizeof s->fingerprint, "sooth-%s-%08x", SO_VERSION,
              (unsigned)so_hash_bytes(b.data, b.len));
     so_buf_free(&b);
@@ -232,7 +244,7 @@ int so_server_create(const so_server_opts *o, so_server **out, so_err *err) {
 static void wait_for_jobs(so_server *s) {
     struct timespec ms = {.tv_nsec = 1000000};
     so_worker_end_all(s->worker, "the server is stopping");
-    while (so_worker_get_load(s->worker).jobs > 0)
+    while (so_worker_get_usage(s->worker).jobs > 0)
         nanosleep(&ms, NULL);
 }
 

@@ -390,12 +390,16 @@ static int estimate_wait(const so_worker *w) {
 }
 
 int so_worker_submit(so_worker *w, so_job *j, int *retry_s) {
-    int rc = SO_ELIMIT;
+    int rc;
     j->worker = w;
     so_job_acquire(j);
     pthread_mutex_lock(&w->lock);
     *retry_s = estimate_wait(w);
-    if (w->n_live + j->n_choices <= w->serving.eo.n_parallel + w->o.n_queue && !w->ending) {
+    if (w->ending) {
+        rc = SO_ECANCELLED;
+    } else if (w->n_live + j->n_choices > w->serving.eo.n_parallel + w->o.n_queue) {
+        rc = SO_ELIMIT;
+    } else {
         so_job **at = &w->queue;
         while (*at)
             at = &(*at)->next;
@@ -419,9 +423,9 @@ void so_worker_end_all(so_worker *w, const char *why) {
     pthread_mutex_unlock(&w->lock);
 }
 
-so_worker_load so_worker_get_load(so_worker *w) {
+so_worker_usage so_worker_get_usage(so_worker *w) {
     pthread_mutex_lock(&w->lock);
-    so_worker_load l = {.running = w->stats.running, .jobs = w->n_jobs, .engine = w->stats};
+    so_worker_usage l = {.running = w->stats.running, .jobs = w->n_jobs, .engine = w->stats};
     l.waiting = SO_MAX(w->n_live - l.running, 0); /* includes jobs not yet taken */
     pthread_mutex_unlock(&w->lock);
     return l;

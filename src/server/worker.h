@@ -16,9 +16,10 @@ typedef struct so_serving {
     so_engine_opts eo;       /* on_step is set by the worker */
     so_sample_params sample; /* defaults for requests */
     so_spec_opts spec;       /* default for requests; drafter NULL: plain decoding */
-    int n_room;              /* maximum tokens of a prompt and its answer: the smaller of context
-                                and KV cache; set by the worker */
+    int n_room;              /* maximum tokens of a prompt and its answer together: the context, or
+                                the KV cache if that is smaller. Set by the worker */
 } so_serving;
+/* Loads the model and fills *out. */
 typedef int so_load_fn(void *user, so_serving *out, so_err *err);
 
 typedef enum so_worker_state {
@@ -31,7 +32,8 @@ typedef enum so_worker_state {
 typedef struct so_worker_opts {
     so_load_fn *load; /* runs on the engine thread */
     void *load_user;
-    int n_queue; /* maximum choices that wait, beyond those that run */
+    int n_queue; /* maximum number of choices that wait, in addition to the n_parallel that run. A
+                    choice is one of the n answers of a request */
     so_metrics *metrics;
     void (*on_state)(void *user); /* called on the engine thread when the state has changed */
     void *state_user;
@@ -46,16 +48,18 @@ void so_worker_error(so_worker *w, so_err *out);
 /* Valid and constant from READY on. */
 const so_serving *so_worker_serving(const so_worker *w);
 
-/* Takes a reference to the job. SO_ELIMIT: the queue is full, try again in *retry_s seconds. */
+/* Takes a reference to the job. Returns SO_ELIMIT if the queue is full: try again in *retry_s
+ * seconds; SO_ECANCELLED after so_worker_end_all. */
 int so_worker_submit(so_worker *w, so_job *job, int *retry_s);
-/* All jobs end with this error at the next step, and no new ones are accepted. */
+/* Cancels all jobs at the next step: each ends with status 503 and the message `why`, unless it
+ * has failed before. No new ones are accepted. */
 void so_worker_end_all(so_worker *w, const char *why);
 
-typedef struct so_worker_load {
+typedef struct so_worker_usage {
     int running, waiting; /* choices */
     int jobs;
     so_engine_stats engine; /* after the last step */
-} so_worker_load;
-so_worker_load so_worker_get_load(so_worker *w);
+} so_worker_usage;
+so_worker_usage so_worker_get_usage(so_worker *w);
 
 #endif

@@ -232,6 +232,21 @@ def killed_and_restarted():
             r.close()
 
 
+def fingerprints():
+    """Equal for servers that give equal texts: CPU level and threads do not matter, the device and the cache type do."""
+    with tempfile.TemporaryDirectory(prefix="sooth-test-") as tmp:
+        model = os.path.join(tmp, "tiny.gguf")
+        rig.tiny_model(model)
+
+        def of(*args):
+            with rig.Server(*args, model=model) as s:
+                return s.get("/props")[2]["system_fingerprint"]
+        cpu = of("--threads", "2")
+        assert of("--threads", "1", "--cpu-level", "scalar") == cpu
+        assert of("--threads", "2", "--device", "deferred") != cpu
+        assert of("--threads", "2", "--kv-type", "f32") != cpu
+
+
 def stops_while_busy():
     """SIGTERM at various moments under load: a clean exit each time."""
     for delay in (0.0, 0.005, 0.02, 0.05):
@@ -256,4 +271,4 @@ def stops_while_busy():
 
 
 rig.main([notifies_service_manager, loading_gets_503, bad_starts, warns_without_key, keys, origins, hosts, full_queue, drain, drain_signalled_twice, drain_refuses, drain_timeout,
-          killed_and_restarted, stops_while_busy])
+          killed_and_restarted, fingerprints, stops_while_busy])

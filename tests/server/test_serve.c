@@ -13,7 +13,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "server/server.h"
+#include "server/impl.h"
 #include "so_tiny.h"
 
 typedef struct rig {
@@ -279,6 +279,25 @@ static void test_free_while_loading(void **state) {
     close_rig(&r);
 }
 
+/* A request whose job reaches the worker after so_worker_end_all gets 503, not the 429 of a full
+ * queue. */
+static void test_submitted_after_end(void **state) {
+    (void)state;
+    rig r = {0};
+    so_server_opts o;
+    so_buf out = {0};
+    so_server_defaults(&o);
+    open_rig(&r, &o);
+    assert_int_equal(wait_while(r.s, SO_SERVER_LOADING), SO_SERVER_READY);
+    so_worker_end_all(r.s->worker, "as wanted");
+    get_answer(&r, TEXT, GOOD "}", &out);
+    assert_non_null(strstr(so_buf_str(&out).ptr, " 503 "));
+    assert_non_null(strstr(out.data, "\"stopping\""));
+    assert_null(strstr(out.data, "queue"));
+    so_buf_free(&out);
+    close_rig(&r);
+}
+
 /* --- a job without a server --- */
 
 static void count_wake(void *user) { (*(int *)user)++; }
@@ -319,6 +338,7 @@ int main(void) {
         cmocka_unit_test(test_many_clients),
         cmocka_unit_test(test_sudden_end),
         cmocka_unit_test(test_free_while_loading),
+        cmocka_unit_test(test_submitted_after_end),
         cmocka_unit_test(test_unstreamed_jobs_wake_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
