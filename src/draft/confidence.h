@@ -1,5 +1,5 @@
 /* A drafter's confidence in a guess before anything was measured. In the long run only the order
- * matters: plan/acceptance.h learns the acceptance at each level of confidence. */
+ * matters: plan/acceptance.h learns the acceptance of each class of confidence. */
 #ifndef SO_DRAFT_CONFIDENCE_H
 #define SO_DRAFT_CONFIDENCE_H
 

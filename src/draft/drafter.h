@@ -10,18 +10,23 @@
  * verify/reject.c):
  *
  *   Whether a proposal is made and tested, in which order, and its distribution q may depend on the
- *   text, on whole rows, and on earlier proposals and their values. They must not depend on the
- *   proposal's own sampled value, nor on the random numbers that test proposals.
+ *   text, on whole rows, and on earlier proposals and their tokens. They must not depend on the
+ *   proposal's own sampled token, nor on random numbers that test proposals, in this request or in
+ *   an earlier one.
  *
- * So a drafter must not sample a token and then decide by its value whether to propose it, but the
- * next guess of a chain may depend on it. Deterministic guesses are SO_Q_POINT; sampled guesses
- * carry the row q that they were sampled from.
+ * So a drafter must not sample a token and then look at the token to decide whether to propose it.
+ * The next guess of a chain may depend on that token. Deterministic guesses are SO_Q_POINT; sampled
+ * guesses carry the row q that they were sampled from.
  *
  * To add a drafter:
- *   1. a file with the vtable and a create function, declared in drafters.h;
- *   2. its name in so_spec_name (spec.h), its row in the table of names (spec.c);
- *   3. its case in build.c, or in the hook of engine/drafters.c if it needs a model;
- *   4. a test in tests/draft.
+ *   1. a file with the vtable and a create function, declared in draft/drafters.h;
+ *   2. the flags of so_drafter. `draws` must be true if guesses are sampled. request_only must be
+ *      false if anything but the request and `id` influences the guesses: engine/nonce.c relies on
+ *      it;
+ *   3. its name in so_spec_name (spec.h), its row in the table of names (spec.c);
+ *   4. its case in build.c, or, if it needs a model, in make_drafter of engine/drafters.c (the
+ *      engine's so_draft_config.make);
+ *   5. a test in tests/draft.
  *
  * Thread: the engine thread. State per request belongs to the drafter; the engine opens and closes
  * it. */
@@ -60,10 +65,10 @@ struct so_draft_draws {
  *              sum of these surpluses over all jobs of the call > level price
  *   keep       propose a token from a computed row if value · chance > row price. Decided by the
  *              row, before a token is sampled from it (rule of sight) */
-enum { SO_TERMS_DEPTHS = 16, SO_TERMS_LEVELS = 8 };
+enum { SO_TERMS_DEPTHS = 16, SO_TERMS_CLASSES = 8 };
 typedef struct so_draft_terms {
-    /* By depth and level of confidence; the last level: before the row is seen. */
-    float chance[SO_TERMS_DEPTHS][SO_TERMS_LEVELS + 1];
+    /* By depth and class of confidence; the last class: before the row is seen. */
+    float chance[SO_TERMS_DEPTHS][SO_TERMS_CLASSES + 1];
     float row_price[SO_TERMS_DEPTHS]; /* one more row of the target's pass, and its verification */
     float level_price;                /* one level of drafting, shared by the jobs of one call */
     float start_value; /* value of the root: below 1 if other drafters' guesses are tested first */
@@ -72,14 +77,14 @@ typedef struct so_draft_terms {
 static inline int so_terms_depth(int depth) {
     return depth < 1 ? 0 : depth > SO_TERMS_DEPTHS ? SO_TERMS_DEPTHS - 1 : depth - 1;
 }
-/* Level of a confidence in [0,1]; SO_TERMS_LEVELS if it is unknown (negative or NaN). */
-static inline int so_terms_level(double confidence) {
+/* Class of a confidence in [0,1]: equal parts; SO_TERMS_CLASSES if it is unknown (negative or NaN). */
+static inline int so_terms_class(double confidence) {
     if (!(confidence >= 0))
-        return SO_TERMS_LEVELS;
-    return confidence >= 1 ? SO_TERMS_LEVELS - 1 : (int)(confidence * SO_TERMS_LEVELS);
+        return SO_TERMS_CLASSES;
+    return confidence >= 1 ? SO_TERMS_CLASSES - 1 : (int)(confidence * SO_TERMS_CLASSES);
 }
 static inline double so_terms_chance(const so_draft_terms *t, int depth, double confidence) {
-    return (double)t->chance[so_terms_depth(depth)][so_terms_level(confidence)];
+    return (double)t->chance[so_terms_depth(depth)][so_terms_class(confidence)];
 }
 static inline double so_terms_row(const so_draft_terms *t, int depth) {
     return (double)t->row_price[so_terms_depth(depth)];
@@ -172,8 +177,8 @@ int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind k
  * drafters sample independently at one position; with the round, so do two rounds. */
 double so_draft_uniform(const so_drafter *d, const so_draft_job *job, int depth, int draw);
 /* The kind of a guess that no model made: SO_Q_ROW if it was sampled from `row`, otherwise a point.
- * A single proposal verified as a point is exact regardless of how it was made; a wrong kind would
- * only lower its acceptance. */
+ * A single proposal that is verified as a point is exact however it was chosen, provided that no
+ * random number that tests it took part in the choice (verify/reject.c, step 3). */
 static inline so_q_kind so_draft_kind(int row) { return row < 0 ? SO_Q_POINT : SO_Q_ROW; }
 
 #endif

@@ -2,10 +2,11 @@
  * requests.
  *
  * Length. A chain ends at the job's limits, at the draft's context, where its pages run out, where
- * its most likely token is below p_min, and, with terms, where the expected gain of another guess
- * (next_gain) or of another level for all chains (end_unprofitable) is not above its price. These
- * conditions are decided by whole rows, before a token is sampled from the row (rule of sight,
- * draft/drafter.h): for a sampled token only the peak of its row counts.
+ * the probability of the row's most likely token is below p_min, and, with terms, where the
+ * expected gain of another guess (next_gain) or of another level for all chains (end_unprofitable)
+ * is not above its price. These conditions are decided by whole rows, before a token is sampled
+ * from the row (rule of sight, draft/drafter.h): of a row that a token is sampled from, only the
+ * largest probability is used.
  *
  * Catch-up. The draft has its own KV cache with one sequence per request; `text` has the tokens of
  * that sequence. Before drafting, the sequence is truncated to where it agrees with the request's
@@ -18,8 +19,9 @@
  *                                                                 or, if nothing is, adds one guess
  * How a guess is chosen:
  *   temperature 0      the argmax after bias and penalties; a point
- *   tree with rows     sampled from the standardised row q, keyed by position and round (`reject`)
- *   tree without rows  with the target's noise at that position (`match`): if q is near p, the
+ *   tree with q rows   sampled from the row q after bias, penalties, temperature and cuts, with
+ *                      random numbers keyed by position and round (`reject`)
+ *   tree without them  with the target's noise at that position (`match`): if q is near p, the
  *                      same noise selects the same token
  *
  * Refuses to go past its own context, to read ids outside its vocabulary and to use rows with NaN
@@ -361,10 +363,10 @@ static bool is_worth_drawing(const chain *c) {
 }
 
 /* Samples a column from the row's probabilities, which become the proposal's q; −1: the chain ends.
- * The confidence is derived from the row's peak before anything is sampled: if much of q is on one
+ * The confidence is derived from the row's largest probability before anything is sampled: if much of q is on one
  * token, p mostly agrees (Σ min(p,q) is 0.25 in the flattest eighth of rows, 0.71 in the most
- * peaked). The square root spreads rows over the levels of acceptance.h. It errs on the high side,
- * so that a low confidence never keeps a level from being tested. */
+ * peaked). The square root spreads rows over the classes of acceptance.h. It errs on the high side,
+ * so that a low confidence never keeps a class from being tested. */
 static int32_t draw_from_chances(model_drafter *md, chain *c, const so_sample_params *p,
                                  const draft_row *r, int row) {
     so_draft_job *job = c->job;

@@ -1,6 +1,8 @@
 /* The language of --spec: which drafters run, and how they are combined.
  *
- *   spec  = merge { "," merge }          alternatives: the first one with guesses is used
+ *   spec  = merge { "," merge }          alternatives, tried in order: the next one drafts if this
+ *                                        one has no guesses, or if the planner expects more from
+ *                                        the next (so_plan_keep_guesses)
  *   merge = item { "+" item }            all of them, merged into one tree
  *   item  = name [ "(" arg { "," arg } ")" ]
  *   arg   = number | option "=" value | option | file | merge
@@ -11,8 +13,8 @@
  * An argument that is a drafter's name is an inner drafter, which drafts for the drafter; several
  * of them are alternatives. Other words are options or files. Names that contain , ( ) + = or
  * spaces are quoted. Parsing checks names, options and ranges and opens no file. so_spec_build
- * creates the drafters: those of this folder directly, those that need a model through the engine's
- * hook. */
+ * creates the drafters: those of this folder directly, those that need a model by calling
+ * so_draft_config.make. */
 #ifndef SO_DRAFT_SPEC_H
 #define SO_DRAFT_SPEC_H
 
@@ -90,7 +92,7 @@ typedef struct so_draft_config {
  * alternative; b and c, merged into one tree, are the second. */
 typedef struct so_draft_stage {
     so_drafter *drafter;
-    int alternative;  /* from 0, ascending; the first one with guesses is used */
+    int alternative;  /* from 0, ascending; tried in this order */
     int outer, inner; /* its index in root and in that member; −1: it is the group itself */
 } so_draft_stage;
 

@@ -2,7 +2,7 @@
  *
  * A request is compared with what the shared cells predicted for the same tests: the ratio r =
  * (accepted / predicted accepted) / (rejected / predicted rejected), with a prior added to every
- * count, multiplies the odds of a new guess. So confidence levels and depths keep their order, a
+ * count, multiplies the odds of a new guess. So classes of confidence and depths keep their order, a
  * bad passage lowers all of them, and a request without tests (r = 1) gets the shared estimate.
  * Adding to counts instead of averaging rates keeps r stable near certainty, where ten successes of
  * ten mean little: the odds of that rate would be infinite. There is one ratio for all depths:
@@ -23,7 +23,7 @@
 #include "base/mem.h"
 #include "plan/tuning.h"
 
-enum { RECENT = SO_ACCEPT_RECENT, ALL = SO_ACCEPT_LEVELS };
+enum { RECENT = SO_ACCEPT_RECENT, ALL = SO_ACCEPT_CLASSES };
 
 static double clamp(double x, double lo, double hi) { return x >= lo ? SO_MIN(x, hi) : lo; }
 static double odds(double p) { return p / (1 - p); }
@@ -64,8 +64,8 @@ static int drafter_of(const so_accept *a, int drafter) {
 static int rank_of(int rank) { return SO_MAX(0, SO_MIN(rank, SO_ACCEPT_RANKS - 1)); }
 
 static so_accept_cell *cell(so_accept_table *tables, const so_accept *a, const so_accept_key *k,
-                            int level) {
-    return &tables[drafter_of(a, k->drafter)][so_terms_depth(k->depth)][rank_of(k->rank)][level];
+                            int class) {
+    return &tables[drafter_of(a, k->drafter)][so_terms_depth(k->depth)][rank_of(k->rank)][class];
 }
 
 /* --- estimates --- */
@@ -73,15 +73,15 @@ static so_accept_cell *cell(so_accept_table *tables, const so_accept *a, const s
 /* The shared estimate. The drafter's confidence is the prior of depth 1, each depth is the prior of
  * the next depth, and each rank that of the next rank, so that a cell without tests equals the one
  * before it. */
-static double at_depth(const so_accept_table *t, int depth, int level, double p) {
-    so_accept_cell c = (*t)[depth][0][level];
+static double at_depth(const so_accept_table *t, int depth, int class, double p) {
+    so_accept_cell c = (*t)[depth][0][class];
     double prior = depth == 0 ? SO_TUNE_CONFIDENCE_PRIOR : SO_TUNE_DEPTH_PRIOR;
     return ((double)c.accepted + prior * p) / ((double)c.tested + prior);
 }
 
-static double at_rank(const so_accept_table *t, int depth, int rank, int level, double p) {
+static double at_rank(const so_accept_table *t, int depth, int rank, int class, double p) {
     for (int r = 1; r <= rank_of(rank); r++) {
-        so_accept_cell c = (*t)[depth][r][level];
+        so_accept_cell c = (*t)[depth][r][class];
         p = ((double)c.accepted + SO_TUNE_SIBLING_PRIOR * SO_TUNE_SIBLING_FACTOR * p) /
             ((double)c.tested + SO_TUNE_SIBLING_PRIOR);
     }
@@ -91,10 +91,10 @@ static double at_rank(const so_accept_table *t, int depth, int rank, int level, 
 static double shared_chance(const so_accept *a, const so_accept_key *k, double unknown) {
     const so_accept_table *t = &a->shared->cells[drafter_of(a, k->drafter)];
     double p = clamp(k->confidence >= 0 ? k->confidence : unknown, 0, 1);
-    int level = so_terms_level(k->confidence), depth = so_terms_depth(k->depth);
+    int class = so_terms_class(k->confidence), depth = so_terms_depth(k->depth);
     for (int d = 0; d <= depth; d++)
-        p = at_depth(t, d, level, p);
-    return at_rank(t, depth, k->rank, level, p);
+        p = at_depth(t, d, class, p);
+    return at_rank(t, depth, k->rank, class, p);
 }
 
 /* The odds of the request relative to what the shared cells predicted for the same tests. */
@@ -126,12 +126,12 @@ bool so_accept_is_recovering(const so_accept *a, int drafter) {
     return a->own[drafter_of(a, drafter)].last & 3;
 }
 
-/* so_accept_get for all depths and levels at once; each depth builds on the previous one. */
+/* so_accept_get for all depths and classes at once; each depth builds on the previous one. */
 void so_accept_terms(const so_accept *a, int drafter, int rank, so_draft_terms *out) {
     const so_accept_table *t = &a->shared->cells[drafter_of(a, drafter)];
     double ratio = own_ratio(&a->own[drafter_of(a, drafter)]);
     for (int l = 0; l <= ALL; l++) {
-        double p = l == ALL ? SO_TUNE_UNKNOWN_CHANCE : (l + 0.5) / SO_ACCEPT_LEVELS;
+        double p = l == ALL ? SO_TUNE_UNKNOWN_CHANCE : (l + 0.5) / SO_ACCEPT_CLASSES;
         for (int d = 0; d < SO_ACCEPT_DEPTHS; d++) {
             p = at_depth(t, d, l, p);
             out->chance[d][l] = (float)shift(at_rank(t, d, d == 0 ? rank : 0, l, p), ratio);
@@ -144,7 +144,7 @@ double so_accept_first_gain(const so_accept *a, int drafter, int rank, const so_
     const float *counts = a->shared->confidences[drafter_of(a, drafter)][rank_of(rank)];
     double all = (double)t->chance[0][ALL] - price;
     double weight = 0, gain = 0, above = 0;
-    for (int l = 0; l < SO_ACCEPT_LEVELS; l++) {
+    for (int l = 0; l < SO_ACCEPT_CLASSES; l++) {
         double n = (double)counts[l], x = (double)t->chance[0][l] - price;
         gain += n * SO_MAX(0, x);
         above += x > 0 ? n : 0;
@@ -212,19 +212,19 @@ static void add_own(so_accept_own *o, float predicted, bool first, bool accepted
 }
 
 /* tests: 1, or less if it is not certain that the guess would have been tested. */
-static void count(so_accept *a, const so_accept_key *k, int level, double accepted, double tests) {
-    so_accept_cell *c = cell(a->shared->cells, a, k, level);
+static void count(so_accept *a, const so_accept_key *k, int class, double accepted, double tests) {
+    so_accept_cell *c = cell(a->shared->cells, a, k, class);
     c->accepted = c->accepted * SO_TUNE_SHARED_KEEP + (float)accepted;
     c->tested = c->tested * SO_TUNE_SHARED_KEEP + (float)tests;
-    c = cell(a->shared->seen, a, k, level);
+    c = cell(a->shared->seen, a, k, class);
     c->accepted += (float)accepted;
     c->tested += (float)tests;
 }
 
 static void count_outcome(so_accept *a, const so_accept_key *k, bool accepted) {
-    int level = so_terms_level(k->confidence);
-    if (level != ALL)
-        count(a, k, level, accepted, 1);
+    int class = so_terms_class(k->confidence);
+    if (class != ALL)
+        count(a, k, class, accepted, 1);
     count(a, k, ALL, accepted, 1);
 }
 
@@ -240,13 +240,13 @@ void so_accept_add_as_first(so_accept *a, const so_accept_key *k, bool accepted)
 
 void so_accept_add_confidence(so_accept *a, const so_accept_key *k) {
     int drafter = drafter_of(a, k->drafter), rank = rank_of(k->rank);
-    int level = so_terms_level(k->confidence);
-    if (level == ALL)
+    int class = so_terms_class(k->confidence);
+    if (class == ALL)
         return;
-    for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+    for (int l = 0; l < SO_ACCEPT_CLASSES; l++)
         a->shared->confidences[drafter][rank][l] *= SO_TUNE_SHARED_KEEP;
-    a->shared->confidences[drafter][rank][level]++;
-    a->shared->seen_confidences[drafter][rank][level]++;
+    a->shared->confidences[drafter][rank][class]++;
+    a->shared->seen_confidences[drafter][rank][class]++;
 }
 
 void so_accept_add_refused(so_accept *a, const so_accept_key *k, double reach) {

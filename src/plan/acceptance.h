@@ -4,7 +4,7 @@
  * Three sources, each the prior of the next:
  *   1. the drafter's own confidence (so_proposal.confidence, so_tree.row_confidence);
  *   2. the outcomes at that confidence in all requests of one mode: counts per drafter, depth, rank
- *      and level of confidence, which fade over about 500 tests;
+ *      and class of confidence, which fade over about 500 tests;
  *   3. how this request compares with (2): per drafter, fading over about 50 tests, and reset at
  *      once if the last eight tests contradict it. It shifts the odds of (2) at all depths alike.
  *
@@ -26,22 +26,22 @@
 #include "verify/verify.h"
 
 enum {
-    SO_ACCEPT_DEPTHS = SO_TERMS_DEPTHS, /* deeper guesses are counted at this depth */
-    SO_ACCEPT_LEVELS = SO_TERMS_LEVELS, /* of confidence; one more level holds all of them
-                                         * together */
-    SO_ACCEPT_RANKS = 3,                /* later siblings are counted as the last rank */
-    SO_ACCEPT_RECENT = 8,               /* outcomes that can reset a request's own counts */
+    SO_ACCEPT_DEPTHS = SO_TERMS_DEPTHS,   /* deeper guesses are counted at this depth */
+    SO_ACCEPT_CLASSES = SO_TERMS_CLASSES, /* of confidence, equal parts of [0,1]; one more
+                                           * class holds all of them together */
+    SO_ACCEPT_RANKS = 3,                  /* later siblings are counted as the last rank */
+    SO_ACCEPT_RECENT = 8,                 /* outcomes that can reset a request's own counts */
 };
 
 typedef struct so_accept_cell {
     float accepted, tested;
 } so_accept_cell;
 
-/* How often a first guess had which confidence, tested or refused: [rank][level]. */
-typedef float so_confidence_counts[SO_ACCEPT_RANKS][SO_ACCEPT_LEVELS];
+/* How often a first guess had which confidence, tested or refused: [rank][class]. */
+typedef float so_confidence_counts[SO_ACCEPT_RANKS][SO_ACCEPT_CLASSES];
 
 /* The counts of one drafter. */
-typedef so_accept_cell so_accept_table[SO_ACCEPT_DEPTHS][SO_ACCEPT_RANKS][SO_ACCEPT_LEVELS + 1];
+typedef so_accept_cell so_accept_table[SO_ACCEPT_DEPTHS][SO_ACCEPT_RANKS][SO_ACCEPT_CLASSES + 1];
 
 /* All requests that use a set of drafters in one mode. Zero-initialise. */
 typedef struct so_accept_shared {

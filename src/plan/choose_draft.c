@@ -20,7 +20,7 @@ typedef struct draft {
 } draft;
 
 static so_accept_cell first_guesses(const so_record *rec, int depth) {
-    return rec ? rec->cells[depth][0][SO_ACCEPT_LEVELS] : (so_accept_cell){0};
+    return rec ? rec->cells[depth][0][SO_ACCEPT_CLASSES] : (so_accept_cell){0};
 }
 
 static draft look_up(const so_records *r, const char *path, double target_bytes) {

@@ -75,7 +75,7 @@ static void save_record(so_plan_set *s, so_plan_mode mode, int leaf) {
     char name[SO_RECORD_NAME];
     float tested = 0;
     for (int rank = 0; rank < SO_ACCEPT_RANKS; rank++)
-        tested += s->shared[mode].seen[leaf][0][rank][SO_ACCEPT_LEVELS].tested;
+        tested += s->shared[mode].seen[leaf][0][rank][SO_ACCEPT_CLASSES].tested;
     if (tested <= 0 || !so_record_name(s->drafters->leaves[leaf], mode, name))
         return;
     so_record *rec = so_records_touch(&s->p->records, name);

@@ -20,7 +20,7 @@
 #include "plan/impl.h"
 #include "plan/tuning.h"
 
-enum { DEPTHS = SO_TERMS_DEPTHS, ALL = SO_TERMS_LEVELS };
+enum { DEPTHS = SO_TERMS_DEPTHS, ALL = SO_TERMS_CLASSES };
 
 /* --- begin, enter --- */
 

@@ -33,11 +33,11 @@
  * which such promises were too high (required_gain in plan.c).
  *
  * λ = n · g / t(n). n is the number of requests, including those in prefill, because time costs
- * them as much. g is the number of tokens that a request gets in the time of a plain pass: a
- * running mean per size of the batch, at least 1 (the lower one of a slow and a fast mean). As g is
- * measured in plain passes, a slow minute of the machine does not change it. The best rate of the
- * step itself would be the wrong price: it makes drafts too short in easy passages and too long in
- * hard ones.
+ * them as much. g is the number of tokens that a request gets in the time of one plain pass. It is
+ * a running mean over steps, kept per class of batch size (1, 2-3, 4-7, … requests). There are a
+ * slow and a fast mean; the lower one counts, and never less than 1. The unit of time in g is the
+ * plain pass, so a slow minute of the machine does not change g. The best rate of the step itself
+ * would be the wrong price: it makes drafts too short in easy passages and too long in hard ones.
  *
  * All chains drafted in one level share its cost. Catch-up before the first guess is an investment;
  * each step is charged the part of it that it uses up.
@@ -54,10 +54,16 @@
  *              of 2 % of a pass is always allowed). A probe must not cost more than the account
  *
  * A drafter whose drafts do not pay is probed from time to time: one guess for one request. A probe
- * is due after eight tokens, and for a well-known drafter only after so many that probes take at
- * most 2 % of the time; or at once after a correct guess. While no drafter is in use, the 0.65 %
- * are the only income, so they bound the cost of all probes. Free guesses are scored as shadow
- * drafts and need no probes.
+ * is due
+ *
+ *   at once            after a correct guess
+ *   after 8 tokens     otherwise; for a well-known drafter later, if probes would take more than
+ *                      2 % of the time
+ *   after 64 tokens    in any case if the drafter is known to be accurate and only costs too much,
+ *                      or if another drafter is used in its place
+ *
+ * While no drafter is in use, the 0.65 % are the only income, so they bound the cost of all probes.
+ * Free guesses are scored as shadow drafts and need no probes.
  *
  * Order of calls in one step:
  *

@@ -90,12 +90,12 @@ static so_accept_cell limit(so_accept_cell c, float most) {
 }
 
 /* Scales the counts so that their sum is at most `most`. */
-static void limit_counts(const float from[SO_ACCEPT_LEVELS], float most,
-                         float to[SO_ACCEPT_LEVELS]) {
+static void limit_counts(const float from[SO_ACCEPT_CLASSES], float most,
+                         float to[SO_ACCEPT_CLASSES]) {
     float sum = 0;
-    for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+    for (int l = 0; l < SO_ACCEPT_CLASSES; l++)
         sum += from[l];
-    for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+    for (int l = 0; l < SO_ACCEPT_CLASSES; l++)
         to[l] = from[l] * (sum > most ? most / sum : 1);
 }
 
@@ -110,7 +110,7 @@ void so_record_set_prior(const so_record *rec, so_accept_shared *shared, int dra
 }
 
 void so_record_set_claim(double chance, so_accept_shared *shared, int drafter) {
-    shared->cells[drafter][0][0][SO_ACCEPT_LEVELS] =
+    shared->cells[drafter][0][0][SO_ACCEPT_CLASSES] =
         (so_accept_cell){(float)chance * SO_TUNE_CLAIM_TESTS, SO_TUNE_CLAIM_TESTS};
 }
 
@@ -129,9 +129,9 @@ void so_record_learn(so_record *rec, so_accept_shared *shared, int drafter) {
     for (int r = 0; r < SO_ACCEPT_RANKS; r++) {
         float *counts = rec->confidences[r], *seen_counts = shared->seen_confidences[drafter][r],
               sum = 0;
-        for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+        for (int l = 0; l < SO_ACCEPT_CLASSES; l++)
             sum += seen_counts[l];
-        for (int l = 0; l < SO_ACCEPT_LEVELS; l++) {
+        for (int l = 0; l < SO_ACCEPT_CLASSES; l++) {
             counts[l] = counts[l] * SO_MAX(0.0f, 1 - sum / SO_TUNE_RECORD_TESTS) + seen_counts[l];
             seen_counts[l] = 0;
         }

@@ -1,4 +1,5 @@
-/* The file of store.h. Its name is a hash of the key; the key inside the file decides. */
+/* The file of store.h. Its name is a hash of the key. Different keys may have the same hash, so the
+ * whole key is in the file and is compared when the file is read. */
 #include "plan/store.h"
 
 #include <ctype.h>
@@ -46,12 +47,12 @@ static void print_record(const so_record *rec, so_buf *out) {
         so_buf_printf(out, "read %.6g\n", rec->catch_up_ms.value);
     print_points("step", rec->level_points, rec->n_level_points, out);
     for (int r = 0; r < SO_ACCEPT_RANKS; r++)
-        for (int l = 0; l < SO_ACCEPT_LEVELS; l++)
+        for (int l = 0; l < SO_ACCEPT_CLASSES; l++)
             if (rec->confidences[r][l] >= SO_TUNE_WRITE_TESTS)
                 so_buf_printf(out, "rows %d %d %.4g\n", r, l, (double)rec->confidences[r][l]);
     for (int d = 0; d < SO_ACCEPT_DEPTHS; d++)
         for (int r = 0; r < SO_ACCEPT_RANKS; r++)
-            for (int l = 0; l <= SO_ACCEPT_LEVELS; l++) {
+            for (int l = 0; l <= SO_ACCEPT_CLASSES; l++) {
                 so_accept_cell c = rec->cells[d][r][l];
                 if (c.tested >= SO_TUNE_WRITE_TESTS)
                     so_buf_printf(out, "cell %d %d %d %.4g %.4g\n", d + 1, r, l, (double)c.accepted,
@@ -159,9 +160,9 @@ static bool parse_drafter(const char *name, parser *p) {
 }
 
 static bool parse_cell(const char *s, so_record *rec) {
-    double x[5]; /* depth, rank, level, accepted, tested */
+    double x[5]; /* depth, rank, class, accepted, tested */
     if (!parse_numbers(s, x, 5) || !is_whole(x[0], 1, SO_ACCEPT_DEPTHS) ||
-        !is_whole(x[1], 0, SO_ACCEPT_RANKS - 1) || !is_whole(x[2], 0, SO_ACCEPT_LEVELS) ||
+        !is_whole(x[1], 0, SO_ACCEPT_RANKS - 1) || !is_whole(x[2], 0, SO_ACCEPT_CLASSES) ||
         !(x[4] > 0 && x[4] <= SO_TUNE_RECORD_TESTS) || !(x[3] >= 0 && x[3] <= x[4]))
         return false;
     so_accept_cell *c = &rec->cells[(int)x[0] - 1][(int)x[1]][(int)x[2]];
@@ -172,9 +173,9 @@ static bool parse_cell(const char *s, so_record *rec) {
 }
 
 static bool parse_rows(const char *s, so_record *rec) {
-    double x[3]; /* rank, level, rows */
+    double x[3]; /* rank, class, rows */
     if (!parse_numbers(s, x, 3) || !is_whole(x[0], 0, SO_ACCEPT_RANKS - 1) ||
-        !is_whole(x[1], 0, SO_ACCEPT_LEVELS - 1) || !(x[2] > 0 && x[2] <= SO_TUNE_RECORD_TESTS) ||
+        !is_whole(x[1], 0, SO_ACCEPT_CLASSES - 1) || !(x[2] > 0 && x[2] <= SO_TUNE_RECORD_TESTS) ||
         rec->confidences[(int)x[0]][(int)x[1]] > 0)
         return false;
     rec->confidences[(int)x[0]][(int)x[1]] = (float)x[2];

@@ -1,21 +1,24 @@
-/* The file that keeps costs and records of drafters between runs: one small text file per model
- * shape, CPU, thread count and cache type, in the cache folder. A run that finds its file plans
- * well from the first token; another one learns from its own passes. The file decides which guesses
- * are made. So with greedy decoding and with `match` the text of an answer does not depend on it;
- * with `reject` only the distribution of the text does not. A file that is missing, damaged, of
- * another version or of another machine is therefore ignored, reported once at debug level, and
- * overwritten.
+/* The file that keeps costs and records of drafters between runs: one small text file per key, in
+ * the cache folder. The key consists of the model's shape and size, the type of the KV cache, the
+ * backend's description of itself (CPU, level and threads, or the GPU), and the version. A run that
+ * finds its file plans well from the first token; a run without one learns from its own passes.
+ *
+ * The file influences only which guesses are made. So it never changes the text with greedy decoding
+ * or `match`, nor the distribution of the text with `reject`, and a bad file is harmless: a file
+ * that is damaged or has another key is ignored as a whole, reported once at debug level, and
+ * overwritten. The file's name is a hash of the key, so machines that share a cache folder use
+ * different files.
  *
  *   sooth plan 1
- *   KEY                                      model and machine, in one line
+ *   KEY                                      in one line
  *   pass ROWS MS WEIGHT                      points of t(n)
  *   draw MS
  *   check MODE MS                            0 match, 1 reject, 2 lenient
  *   drafter NAME                             the following lines belong to this drafter:
  *   read MS                                  catch-up per token
  *   step CHAINS MS WEIGHT                    points of the cost of a level
- *   rows RANK LEVEL COUNT                    confidences of first guesses
- *   cell DEPTH RANK LEVEL ACCEPTED TESTED    each cell that is not empty
+ *   rows RANK CLASS COUNT                    confidences of first guesses, by class
+ *   cell DEPTH RANK CLASS ACCEPTED TESTED    each cell that is not empty
  *   end
  *
  * A line of another form or a number out of range makes the whole file invalid. */
@@ -27,7 +30,7 @@
 #include "plan/costs.h"
 #include "plan/record.h"
 
-/* The key of a model on this machine, as one line. */
+/* Appends the key of a model on its backend, as one line. */
 void so_store_key(const so_model *m, so_dtype kv_dtype, so_buf *out);
 /* The path of its file in `dir`/costs. Caller frees. */
 char *so_store_path(const char *dir, so_str key);

@@ -373,8 +373,8 @@ static void reject_is_exact(void **state) {
  * flat row, and only a peaked one is followed by another guess. */
 static void peaked_terms(so_draft_terms *t) {
     for (int d = 0; d < SO_TERMS_DEPTHS; d++) {
-        for (int l = 0; l <= SO_TERMS_LEVELS; l++)
-            t->chance[d][l] = l == SO_TERMS_LEVELS ? 1.0f : ((float)l + 0.5f) / SO_TERMS_LEVELS;
+        for (int l = 0; l <= SO_TERMS_CLASSES; l++)
+            t->chance[d][l] = l == SO_TERMS_CLASSES ? 1.0f : ((float)l + 0.5f) / SO_TERMS_CLASSES;
         t->row_price[d] = d == 0 ? 0.6f : 0.45f;
     }
     t->level_price = 0.05f;

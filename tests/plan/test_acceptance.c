@@ -110,8 +110,8 @@ static void prior_is_shared(void **state) {
     assert_true(fabs(get(&b, 1, 1, 0.5) - 0.5) < 1e-9);
 }
 
-/* The acceptance at each level of confidence is learned; a bad passage lowers all levels alike. */
-static void levels_are_calibrated(void **state) {
+/* The acceptance of each class of confidence is learned; a bad passage lowers all classes alike. */
+static void classes_are_calibrated(void **state) {
     (void)state;
     dice d = {.seed = 92};
     begin();
@@ -213,8 +213,8 @@ static void first_gain_counts_kept_rows(void **state) {
     so_draft_terms t;
     so_accept_terms(&a, 0, 0, &t);
     for (int depth = 1; depth <= 20; depth += 3)
-        for (int l = 0; l <= SO_TERMS_LEVELS; l++) {
-            double confidence = l == SO_TERMS_LEVELS ? -1 : (l + 0.5) / SO_TERMS_LEVELS;
+        for (int l = 0; l <= SO_TERMS_CLASSES; l++) {
+            double confidence = l == SO_TERMS_CLASSES ? -1 : (l + 0.5) / SO_TERMS_CLASSES;
             so_accept_key k = {0, depth, 0, confidence};
             double want = so_accept_get(&a, &k, 0.7);
             assert_true(fabs(so_terms_chance(&t, depth, confidence) - want) < 1e-6);
@@ -241,7 +241,7 @@ static void first_gain_counts_refused_rows(void **state) {
 
 /* Compares a drafter's counts at a depth and rank: tests and accepted guesses. */
 static void assert_rank(int drafter, int depth, int rank, int tested, int accepted) {
-    const so_accept_cell *c = &shared.cells[drafter][depth - 1][rank][SO_ACCEPT_LEVELS];
+    const so_accept_cell *c = &shared.cells[drafter][depth - 1][rank][SO_ACCEPT_CLASSES];
     assert_int_equal(lroundf(c->tested), tested);
     assert_int_equal(lroundf(c->accepted), accepted);
 }
@@ -334,8 +334,8 @@ static void shadow_keeps_confidences_apart(void **state) {
     so_shadow_add(&s, &a, &t);
     so_shadow_advance(&s, &a, (int32_t[]){4}, 1);
     for (int drafter = 0; drafter < 2; drafter++)
-        for (int l = 0; l < SO_ACCEPT_LEVELS; l++) {
-            bool counted = l == so_terms_level(drafter ? 0.9 : 0.2);
+        for (int l = 0; l < SO_ACCEPT_CLASSES; l++) {
+            bool counted = l == so_terms_class(drafter ? 0.9 : 0.2);
             assert_true((shared.cells[drafter][0][0][l].tested > 0) == counted);
         }
     so_tree_deinit(&t);
@@ -358,8 +358,8 @@ static void shadow_forgets_the_oldest(void **state) {
         so_shadow_add(&s, &a, &t); /* an empty tree takes no place */
     }
     so_shadow_advance(&s, &a, tokens, 250);
-    assert_true(shared.cells[0][0][0][SO_ACCEPT_LEVELS].tested > SO_SHADOW_TREES - 1);
-    assert_true(shared.cells[0][0][0][SO_ACCEPT_LEVELS].tested <= SO_SHADOW_TREES);
+    assert_true(shared.cells[0][0][0][SO_ACCEPT_CLASSES].tested > SO_SHADOW_TREES - 1);
+    assert_true(shared.cells[0][0][0][SO_ACCEPT_CLASSES].tested <= SO_SHADOW_TREES);
     so_tree_deinit(&t);
 }
 
@@ -393,7 +393,7 @@ int main(void) {
         cmocka_unit_test(converges),
         cmocka_unit_test(changes_are_noticed),
         cmocka_unit_test(prior_is_shared),
-        cmocka_unit_test(levels_are_calibrated),
+        cmocka_unit_test(classes_are_calibrated),
         cmocka_unit_test(odd_values_are_harmless),
         cmocka_unit_test(tree_chances),
         cmocka_unit_test(ranks_are_learned),

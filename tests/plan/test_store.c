@@ -25,7 +25,7 @@ static void test_round_trip(void **state) {
     rec->n_level_points = 2;
     rec->catch_up_ms = (so_mean){0.0625, 1};
     rec->cells[0][0][3] = (so_accept_cell){2.5f, 4};
-    rec->cells[15][2][SO_ACCEPT_LEVELS] = (so_accept_cell){0, 512};
+    rec->cells[15][2][SO_ACCEPT_CLASSES] = (so_accept_cell){0, 512};
     rec->confidences[0][7] = 12.5f;
     rec->confidences[2][0] = 512;
     so_records_touch(&kept, "lookup");
