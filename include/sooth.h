@@ -266,17 +266,18 @@ typedef struct sooth_timings {
     double prompt_ms, predicted_ms; /* admission to first token; first token to the end */
     int rounds;                     /* without speculation one per token */
     int draft_n, draft_n_accepted;  /* guesses in passes; those accepted into the answer */
-    int tested_n; /* guesses that were verified: none after the first rejected one or after the end
+    int tested_n; /* guesses that were verified: not those below a rejected guess, nor after the end
                      of the answer */
     double draft_ms, verify_ms; /* time in drafters; time of the model's passes of the rounds */
 } sooth_timings;
 
-/* Rates of speculation; negative if nothing was counted. docs/speculation.md defines each. */
+/* Rates of speculation; negative if nothing was counted. engine/counts.c defines each;
+ * docs/speculation.md has a table. */
 typedef struct sooth_metrics {
     double tokens_per_pass; /* tokens of the answer, with an end token, per round; plain: 1 */
     double mean_accepted;   /* accepted guesses per round */
     double alpha;           /* accepted / tested guesses */
-    double acceptance_rate; /* accepted / all guesses */
+    double acceptance_rate; /* accepted / guesses in passes, tested or not */
     double round_rate;      /* mean of accepted/k over the rounds that asked for k guesses */
 } sooth_metrics;
 
@@ -333,9 +334,10 @@ typedef struct sooth_result {
     sooth_metrics metrics;
     /* With verify "reject" or "lenient=L" above temperature 0 the text depends on the seed and on a
      * nonce of at most 53 bits: with the seed alone, using a seed twice would bias the second text.
-     * If the guesses depend on nothing but the request (spec_length above 0, and no drafter that
-     * learns from other requests), the nonce is a hash of the request, so equal requests give equal
-     * texts. Otherwise it is random. To replay a text, put its seed and nonce into the params of an
+     * The nonce is a hash of the request, so that equal requests give equal texts, if the guesses
+     * depend on nothing but the request: spec_length is above 0; the cache has room for the guesses
+     * of all requests; and no drafter depends on other requests or on the caller (corpus, user,
+     * draft models that read the target's hidden states). Otherwise it is random. To replay a text, put its seed and nonce into the params of an
      * equal request; this works as far as the same guesses are made, and is meant for debugging,
      * not for sampling. */
     int has_nonce; /* 0: the text depends on the seed alone */
@@ -348,8 +350,10 @@ static inline void sooth_result_init(sooth_result *r) { sooth_result_init_sized(
 /* Frees what *r points to and makes it empty again. */
 SOOTH_API void sooth_result_deinit(sooth_result *r);
 
-/* Generates a continuation of `prompt` and returns when it is finished. It steps the whole engine,
- * so requests that were submitted before make progress too.
+/* Generates a continuation of `prompt` and returns when it is finished. The prompt is tokenized with
+ * add_special and without parse_special (sooth_tokenize): control tokens that are spelled out in it
+ * are plain text. It steps the whole engine, so requests that were submitted before make progress
+ * too.
  *   params     NULL: defaults
  *   on_event   called for each token and at the end; NULL: not called
  *   result     receives the text; initialised, its old content is freed; NULL: not wanted

@@ -5,7 +5,8 @@
  *   rounds             passes that decided a token of the answer
  *   asked (k)          depth of the draft that the round asked for; 0: none
  *   draft_n            guesses that were in a pass
- *   tested_n           guesses whose verification decided something about the answer
+ *   tested_n           guesses that were verified: not those below a rejected guess, nor after
+ *                      the end of the answer
  *   draft_n_accepted   accepted ones among them
  *   predicted_n        tokens of the answer, without an end token
  *   end_n              1 if an end token ended the answer
@@ -15,8 +16,9 @@
  *   mean_accepted      draft_n_accepted / rounds
  *   alpha              draft_n_accepted / tested_n: estimates α, the chance that a guess is
  *                      accepted, given that it is tested
- *   acceptance_rate    draft_n_accepted / draft_n: not α. Guesses after a rejected one are in
- *                      draft_n but were never tested, so this rate is at most alpha
+ *   acceptance_rate    draft_n_accepted / draft_n: not α. draft_n includes guesses that were
+ *                      never tested (below a rejected guess, or after the end of the answer), so
+ *                      this rate is at most alpha
  *   round_rate         mean of accepted/k over the rounds with k > 0
  *   tokens_per_second  (predicted_n − first_n) / predicted_ms: predicted_ms begins with the first
  *                      token, so the tokens of the first round have no time in it

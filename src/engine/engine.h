@@ -16,7 +16,7 @@
  * Scheduling (schedule.c) is decided anew in every step, by priority and then by order of
  * submission. If cache pages run out, guesses are dropped first; then the last request in rank is
  * preempted. It returns to the queue and is resumed by recomputing its text. Pages of accepted text
- * stay in the prefix cache (kv/prefix.h) until their memory is needed. A hit changes only the time
+ * stay in the prefix tree (kv/prefix.h) until their memory is needed. A hit changes only the time
  * to the first token. That time reveals whether another prompt began in the same way: users who
  * must not learn this need separate engines or no prefix cache.
  *
@@ -76,7 +76,7 @@ typedef struct so_engine_opts {
     const so_tokenizer *draft_tok; /* of the draft; NULL if the target has none */
     so_backend *draft_backend;     /* what model(FILE) is opened on; NULL: the target's backend */
     float draft_temp;              /* temperature of draft models; negative: the request's */
-    float draft_p_min; /* a draft ends where the confidence of its likeliest token is below this */
+    float draft_p_min; /* a draft ends where the probability of its likeliest token is below this */
     uint64_t draft_id; /* identifies the draft in records kept on disk */
     double draft_claimed_agreement; /* stated in the draft's file (docs/formats.md); 0: none */
     so_keep
@@ -213,7 +213,7 @@ typedef struct so_request_stats {
     int draft_n, draft_n_accepted;  /* guesses in passes; those accepted into the answer */
     double draft_ms;    /* time in drafters; a call for several requests counts in full for each */
     double verify_ms;   /* time of the target's passes; a shared pass counts in full for each */
-    int tested_n;       /* guesses whose verification decided something about the answer */
+    int tested_n;       /* guesses verified before the end of the answer (counts.c) */
     int drafted_rounds; /* rounds with guesses */
     int asked_rounds;   /* rounds that asked for guesses (counts.c) */
     double round_rate_sum; /* sum over asked rounds of accepted/k, with k guesses asked for */
@@ -235,7 +235,7 @@ typedef struct so_engine_stats {
 } so_engine_stats;
 /* Call between steps. */
 void so_engine_get_stats(const so_engine *e, so_engine_stats *out);
-/* Checks the invariants of queue, slots and cache; aborts on a violation. For tests, between
+/* Checks the invariants of queue, places and cache; aborts on a violation. For tests, between
  * steps. */
 void so_engine_check(const so_engine *e);
 
@@ -243,7 +243,7 @@ void so_engine_check(const so_engine *e);
 typedef struct so_rates {
     double tokens_per_pass, mean_accepted; /* per round: tokens; accepted guesses */
     double alpha;                          /* accepted / tested */
-    double acceptance_rate;                /* accepted / drafted */
+    double acceptance_rate;                /* accepted / guesses in passes, tested or not */
     double round_rate;        /* mean of accepted/k over the rounds that asked for k guesses */
     double tokens_per_second; /* tokens after the first round, whose time is the prompt's */
 } so_rates;

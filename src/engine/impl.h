@@ -6,7 +6,7 @@
  *   speculate.c   the draft of a step; reports to drafters and planner
  *   drafters.c    the drafters that requests name
  *   verifier.c    which guesses are accepted; logprobs
- *   nonce.c       the key of a request's random numbers
+ *   nonce.c       which nonce a request has, and the key made from it and the seed
  *   counts.c      counts and rates
  *   restrict.c    forbidden tokens and stop tokens of a request
  *   memory.c      the warning about too little memory

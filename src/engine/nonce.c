@@ -1,11 +1,12 @@
-/* The nonce: the key of a request's random numbers when guesses are verified by rejection.
+/* The nonce: a number that is combined with the seed to key a request's random numbers when its
+ * guesses are tested against random numbers (`reject` and `lenient` above temperature 0).
  *
  * Why the seed is not enough:
  *
  *   1. `match` samples position n with random numbers keyed by (seed, choice, n). Guesses do not
  *      influence the result, so it is exact for any guesses and a seed may be used again.
- *   2. `reject` and `lenient` test guesses against random numbers. They are exact only if the
- *      guesses are independent of these numbers (verify/reject.c, step 8).
+ *   2. `reject` and `lenient` test guesses against random numbers. Their guarantees hold only if
+ *      the guesses are independent of these numbers (verify/reject.c, step 8).
  *   3. A seed that is used twice breaks this independence. The second request may get the text of
  *      the first as a prediction, may find it in a corpus, or may have its draft lengths set by
  *      estimates that were learned from the verdicts on the first.
@@ -14,10 +15,12 @@
  *      biased too.
  *
  * So for `reject` and `lenient` above temperature 0 all four purposes (DRAFT, ACCEPT, RESIDUAL,
- * TOKEN) are keyed by key(seed, nonce). The nonce is
+ * TOKEN; base/rng.h) are keyed by key(seed, nonce). The nonce is
  *
  *   given     by the caller to replay a run; for debugging only, because a replay may be biased
- *   hashed    from the request, if its guesses depend on the request alone
+ *   hashed    from the request, if its guesses depend on the request alone: drafts of a fixed
+ *             length, only drafters with so_drafter.request_only, and a cache with room for the
+ *             guesses of all requests (guesses_depend_on_request_only)
  *   random    from the system otherwise
  *
  * Random nonce: the random numbers are independent of everything before them, so the proof in
@@ -34,7 +37,7 @@
  *   4. It remains to show the premise of step 1. Each possible influence on the guesses:
  *
  *     estimates, costs, times   not used with a fixed length: nothing is weighed, and the planner
- *                               does not prune such trees (plan/plan.c)
+ *                               does not prune trees of fixed length (plan/plan.c)
  *     other requests' texts     only the drafter `corpus` reads them. A draft model that reads the
  *                               target's hidden states uses cached pages that other requests
  *                               computed with or without hidden states. so_drafter.request_only is

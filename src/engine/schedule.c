@@ -1,7 +1,8 @@
 /* Scheduling: which requests run, how many rows each gets, and which are preempted. In every step:
  *
  *   1. admit   requests from the queue, in order of rank, while fewer than n_parallel run and pages
- *              suffice
+ *              suffice. For a request of higher priority, running ones of lower priority are
+ *              preempted
  *   2. gather  requests whose text is cached get a tree; requests in prefill share the chunk budget
  *   3. pages   count the pages of all rows; preempt the last in rank until they suffice
  *   4. guesses get only the remaining pages, so guesses are dropped before a request is preempted
@@ -17,9 +18,9 @@
  * invariance).
  *
  * Every request finishes. Let r be the first in rank of all unfinished requests.
- *   1. If r waits, every running request s has a lower priority than r. Otherwise s would have the
- *      same priority as r and a later submission. When s was admitted, it was the head of the
- *      queue, so r was not in the queue: r was running, and was preempted later, while s was
+ *   1. If r waits, every running request s has a lower priority than r. Otherwise s, which ranks after
+ *      r, would have the same priority and a later submission. When s was admitted, it was the head
+ *      of the queue, so r was not in the queue: r was running, and was preempted later, while s was
  *      running. But s ranks after r and would have been preempted first.
  *   2. So r is admitted in the next step: running requests of lower priority are preempted until it
  *      fits, at the latest when no other request runs.

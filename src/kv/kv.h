@@ -19,7 +19,7 @@
  * s / SO_KV_PAGE.
  *
  * Every pass writes through a speculation. In this file the word means the slots that a pass
- * reserves (ARCHITECTURE.md: reservation), with guesses or without: some of its nodes are committed
+ * reserves (ARCHITECTURE.md, "KV cache"), with guesses or without: some of its nodes are committed
  * after the pass, the others are dropped.
  *
  *   begin(n)       Reserves slots len … len+n-1, after the committed ones. If the last page is

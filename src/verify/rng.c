@@ -1,15 +1,17 @@
 /* The verifier's random numbers in production: each is a function of (seed, choice, position,
  * purpose, index), with the purposes SO_RNG_ACCEPT and SO_RNG_RESIDUAL.
  *
- * A key is used only once, although the round is not part of it. A position is decided in one
- * round: after the first rejected position no test runs, and the next round begins after the token
- * sampled there. Sampled guesses have numbers with a purpose of their own (SO_RNG_DRAFT), so a
- * drafter never sees a number that decides a test. Only those numbers have the round in their key,
- * because a drafter may sample for one position in several rounds (so_draft_uniform).
+ * Within a request no number is used twice, although the round is not part of the key. A round
+ * tests guesses at consecutive positions and ends at the first position where none is accepted; the
+ * token sampled there decides that position, and the next round begins after it. So a position is
+ * tested in one round only, and the guesses tested at it have different indices. Sampled guesses
+ * have numbers with a purpose of their own (SO_RNG_DRAFT), so a drafter never sees a number that
+ * decides a test. Only those numbers have the round in their key, because a drafter may sample for
+ * one position in several rounds (so_draft_uniform).
  *
- * This holds within one request. Another request with the same seed needs other numbers. So with
- * `reject` and `lenient` above temperature 0 the seed here is derived from the request's seed and a
- * nonce (engine/nonce.c); a request without guesses and a nonce of 0 keep the request's seed.
+ * Another request with the same seed needs other numbers. So with `reject` and `lenient` above
+ * temperature 0 the seed here is derived from the request's seed and a nonce (engine/nonce.c). With
+ * nonce 0 it is the request's seed.
  *
  * A uniform number has 32 bits, so probabilities are exact to 2^-32. Pure functions; any thread. */
 #include "base/mem.h"

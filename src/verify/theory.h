@@ -31,7 +31,7 @@ int so_theory_best_gamma(double alpha, double c);
 double so_theory_oracle_tokens(double alpha); /* infinite at alpha 1 */
 double so_theory_oracle_speedup(double alpha, double c);
 
-/* Acceptance rate of one guess from the two distributions p and q, [n], each with sum 1. */
+/* α of one guess, from the two distributions p and q, [n], each with sum 1. */
 
 /* `reject`, theorem 3.5: Σ min(p, q) = 1 − D. */
 double so_theory_accept_reject(const double *p, const double *q, int n);
