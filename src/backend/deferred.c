@@ -1,8 +1,9 @@
-/* A backend for tests that runs nothing until sync: code that works on it will work on a GPU.
+/* A backend for tests that runs operations as late as possible. It finds code that reads a result
+ * before sync, which works by chance on the CPU and fails on a GPU.
  *
  * It wraps a CPU backend and returns that backend's own objects. Every submitted operation
  * (uploads with a copy of their bytes) is kept until sync passes them all to the CPU backend,
- * in order. In between
+ * in order. Freeing an object that queued operations may use runs the queue earlier. In between
  *
  *   buffers and KV stores   have no access rights: reading or writing one through any pointer
  *                           faults at the instruction that did it
@@ -25,7 +26,7 @@ typedef struct deferred {
     so_backend *inner;
     so_op *ops;
     size_t n_ops, ops_cap;
-    so_buffer **areas; /* mappings to protect: buffers, and K and V of stores */
+    so_buffer **areas; /* memory to protect: buffers, and K and V of KV stores */
     size_t n_areas, areas_cap;
 } deferred;
 
@@ -76,7 +77,9 @@ static int deferred_sync(so_backend *b, so_err *err) {
 static void submit(so_backend *b, const so_op *given) {
     deferred *d = of(b);
     so_range ranges[SO_OP_RANGES];
-    so_cpu_ranges(given, ranges); /* a bad view aborts here, with the submitter on the stack */
+    so_cpu_ranges(
+        given,
+        ranges); /* an invalid view aborts here, so that the backtrace shows who submitted it */
     if (d->n_ops == d->ops_cap) {
         d->ops_cap = SO_MAX(256, 2 * d->ops_cap);
         d->ops = so_realloc(d->ops, d->ops_cap * sizeof *d->ops);

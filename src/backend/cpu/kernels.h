@@ -46,9 +46,11 @@
  * Packed or interleaved copies of a weight follow the same contract.
  *
  * To add a CPU level:
- *   1. base/cpu.h and cpu.c: its value, its name, how it is detected, and when it is the best;
- *   2. kernels_X.c with its table, declared below; tests/backend compares it with the scalar level;
- *   3. level.c: the table's row;
+ *   1. base/cpu.h and cpu.c: its value, its name, how it is detected, and when it is the best. The
+ *      names are also listed in cli/option_table.c (--cpu-level) and engine/sooth.c;
+ *   2. kernels_X.c with its table, declared below;
+ *   3. level.c: the table's row. tests/backend compares every usable level with the scalar one and
+ *      needs no change;
  *   4. Makefile: the compiler flags of files *_X.c. Only these files may use its intrinsics;
  *   5. optional: sample/cpu/noise_X.c and verify/cpu/sums_X.c. */
 #ifndef SO_BACKEND_CPU_KERNELS_H

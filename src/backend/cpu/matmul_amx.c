@@ -1,31 +1,38 @@
-/* Matrix products with packed K types (pack.h) on AMX: one instruction multiplies two tiles,
+/* Matrix products with packed K types (pack.h) on AMX. One instruction multiplies two tile
+ * registers ("tiles" here) and adds the product to a third:
  *
  *     C[16 rows][16 outputs] += A[16 rows][64 bytes] · B[16][16 outputs][4 bytes]
  *
- * A holds activations in their normal layout, B words of a packed row group. Storing and reading
- * tiles is expensive, so sums stay in tiles for a whole block of 256 elements. That requires
- * weights that are already multiplied by the scale of their sub-block. s · q is held in two bytes
- * ("digits"), each with tiles of its own:
+ * A holds activations in their normal layout. B holds 16 decoded words of a column, which is one
+ * packed row group: 16 output rows. C holds integer sums. A block is 256 consecutive elements of
+ * all rows of a column. As in packed_x86.h, two columns are computed together (weight_tile).
  *
- *   Q2_K Q4_K Q5_K   s = 8 · s1 + s0, and q · s0, q · s1 fit a byte: one 16-bit product gives two
- *   Q3_K Q6_K        s · q = 256 · high + low, from 16-bit products of single bytes
+ * Moving sums from a tile to memory and back is slow, so they stay in tiles for a whole block. Then
+ * the scales of its sub-blocks cannot be applied to sums; they are applied to the weights. A
+ * scaled weight s · q does not fit a byte. It is held as two bytes, the digits low and high, each
+ * with a tile of sums of its own:
  *
- * For every block of 32 output rows
+ *   Q2_K Q4_K Q5_K   s = 8 · s1 + s0, low = q · s0, high = q · s1. Both fit a byte, so one 16-bit
+ *                    multiplication computes the products of two bytes at once
+ *   Q3_K Q6_K        s · q = 256 · high + low, the two bytes of a 16-bit product
  *
- *   1. groups of up to 16 activation rows are multiplied with its bytes: sixteen products, four
- *      tiles of sums;
- *   2. between the products of the last group, the next block's words are multiplied by their
- *      scales, a quarter of a block at a time, into the place of the quarter that was just used:
- *      loading a tile from stores in flight stalls, and two blocks would not fit L1;
- *   3. the sums, 16 outputs per register, are added to the float accumulators one group later.
+ * For every block of two columns
+ *
+ *   1. groups of up to 16 activation rows are multiplied with the digits, a quarter of the block (64
+ *      elements) at a time: 4 quarters · 2 columns · 2 digits = 16 instructions, 4 tiles of sums;
+ *   2. during the last group, each quarter that has been used is overwritten with the same quarter
+ *      of the next block, decoded and scaled. So no tile is loaded right after its bytes were
+ *      stored, which would stall, and one buffer suffices: two blocks would not fit L1;
+ *   3. the sums of a group are added to the float accumulators, 16 outputs per register, after the
+ *      products of the next group have been started.
  *
  * The integers are exact and the floats follow the order of kernels.h, so results are bit-identical
- * to every other level. Groups are equally large; the last one starts early enough to be full and
- * computes some rows a second time, with the same results.
+ * to every other level. All groups have the same size; the last one starts early enough to be full
+ * and computes some rows a second time, with the same results.
  *
- * AVX-512 does what this file does not: batches too narrow to repay step 2, weights that are not
- * packed, and blocks of 32 elements, where every 32 elements would need a tile of sums and storing
- * one takes as long as the product before it.
+ * The AVX-512 kernels compute everything else: batches with too few rows for the cost of step 2,
+ * weights that are not packed, and types with blocks of 32 elements. Those would need a tile of sums
+ * for every 32 elements, and storing it takes as long as the multiplication before it.
  *
  * Tile registers are configured and released within each call: threads keep no state. Any
  * thread. */
@@ -41,8 +48,9 @@ enum {
     ROWS = 16,                   /* activation rows per tile, at most */
     CHUNK = 128,                 /* activation rows that are multiplied with one decoded block */
     CHUNK_GROUPS = CHUNK / ROWS, /* groups of activation rows in a chunk */
-    MIN_SPLIT = 16,              /* fewest rows for AMX, by type (splits_scale); below: AVX-512 */
-    MIN_WIDE = 24,
+    /* With fewer activation rows AVX-512 is used: */
+    MIN_SPLIT = 16, /* for types that split the scale (splits_scale) */
+    MIN_WIDE = 24,  /* for the others */
 };
 
 /* ---- tiles ---- */
@@ -73,7 +81,7 @@ static void shape_tiles(int rows) {
 
 /* ---- weights ---- */
 
-/* A block of one column: its words as two digits of s · q. */
+/* A decoded block of one column: word i of the digits of s · q is low[i] and high[i]. */
 typedef struct amx_block {
     vi low[64], high[64];
 } amx_block;
@@ -161,10 +169,10 @@ INLINE vi dup_high(vi v) {
                                       2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15)));
 }
 
-/* Words per sub-block. */
 INLINE int sub_words(so_dtype t) { return sub_is_32(t) ? 8 : 4; }
 
-/* Decodes the words of 64 elements, a quarter of a block. */
+/* Decodes a quarter of a block, 64 elements of each row of a column, and multiplies it by the
+ * scales of its sub-blocks. Issues prefetch batches in between. */
 INLINE void decode_quarter(so_dtype t, const uint8_t *head, const uint8_t *words, int quarter,
                            amx_block *out, prefetch *next) {
     const int per = sub_words(t);
@@ -198,7 +206,8 @@ typedef struct tile_sums {
     vi low[ROWS], high[ROWS];
 } tile_sums;
 
-/* Multiplies a group of rows with a quarter of a block of both columns. */
+/* Multiplies a group of activation rows with a quarter of a block of both columns. Adds to the four
+ * tiles of sums: 0 and 1 are low and high of column 0, 2 and 3 those of column 1. */
 INLINE void dots(so_dtype t, const int8_t *x, size_t stride, const amx_block *w, int quarter) {
     const int i = 16 * quarter;
     TILE_LOAD(4, x + 64 * quarter, stride);
@@ -302,7 +311,7 @@ INLINE void store_tiles(tile_sums *c) {
     TILE_STORE(3, c[1].high);
 }
 
-/* Multiplies groups first … first+n-1 with all blocks of a tile. */
+/* Multiplies groups first … first+n-1 with all blocks of both columns. */
 INLINE void chunk(const so_mm *a, so_dtype t, const weight_tile *at, groups g, int first, int n,
                   vf (*acc)[2]) {
     size_t k = (size_t)a->act.k, n_blocks = k / 256;
