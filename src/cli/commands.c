@@ -68,7 +68,7 @@ static const so_command table[] = {
      .run = so_cmd_count,
      .group = SO_GROUP_USE,
      .usage = "-m MODEL -f TEXT -o TABLE [--order 1|2]",
-     .summary = "count a text into a unigram or bigram table for --spec"},
+     .summary = "make a unigram or bigram table for --spec from a text"},
     {.bit = SO_CMD_COMPLETION,
      .name = "completion",
      .run = so_cmd_completion,
@@ -116,7 +116,7 @@ static const so_command table[] = {
      .run = so_cmd_trace,
      .group = SO_GROUP_MEASURE,
      .usage = "FILE.jsonl... [--svg OUT.svg]",
-     .summary = "show where the time of runs with --trace went",
+     .summary = "summarise or draw files of `run --trace`: where the time went",
      .min_pos = 1,
      .max_pos = 16},
 };

@@ -33,7 +33,7 @@ static const so_option table[SO_OPT_COUNT] = {
                             .type = SO_TYPE_TEXT,
                             .value = "FILE|FOLDER|NAME",
                             .default_text = "the one registered for the model, if any",
-                            .help = "Draft model: a smaller model that proposes tokens",
+                            .help = "Draft model: a smaller model that proposes draft tokens",
                             .cmds = SPECULATES | SO_CMD_INSPECT | SO_CMD_THEORY},
     [SO_OPT_QUANTIZE] = {.group = "Model",
                          .name = "quantize",
@@ -69,7 +69,7 @@ static const so_option table[SO_OPT_COUNT] = {
                           .choices = "paged|slotted",
                           .default_text = "paged",
                           .help = "Layout of the KV cache: pages allocated as needed, or one fixed "
-                                  "slot of --ctx-size positions per sequence",
+                                  "run of pages for --ctx-size positions per sequence",
                           .cmds = SPECULATES},
     [SO_OPT_KV_PAGES] = {.group = "Model",
                          .name = "kv-pages",
@@ -93,7 +93,7 @@ static const so_option table[SO_OPT_COUNT] = {
                         .type = SO_TYPE_INT,
                         .max = 256,
                         .value = "N",
-                        .default_text = "one per core",
+                        .default_text = "0",
                         .help = "Number of compute threads; 0 means one per core",
                         .cmds = RUNS_MODEL | SO_CMD_QUANTIZE},
     [SO_OPT_DEVICE] = {.group = "Model",
@@ -138,7 +138,7 @@ static const so_option table[SO_OPT_COUNT] = {
                        .letter = "p",
                        .type = SO_TYPE_TEXT,
                        .value = "TEXT",
-                       .help = "Prompt or text; the same as the argument",
+                       .help = "The prompt, as an option instead of an argument",
                        .cmds = SO_CMD_RUN | SO_CMD_DEMO | SO_CMD_TOKENIZE},
     [SO_OPT_FILE] = {.group = "Prompt",
                      .name = "file",
@@ -237,7 +237,7 @@ static const so_option table[SO_OPT_COUNT] = {
                       .type = SO_TYPE_INT,
                       .max = 9007199254740991.0,
                       .value = "N",
-                      .default_text = "random, and reported",
+                      .default_text = "chosen by sooth and reported",
                       .help = "Repeat a run of --verify reject or lenient, together with its seed; "
                               "for debugging only",
                       .cmds = ANSWERS | SO_CMD_BENCH},
@@ -343,8 +343,9 @@ static const so_option table[SO_OPT_COUNT] = {
                      .type = SO_TYPE_LIST,
                      .value = "DRAFTERS",
                      .default_text = "auto",
-                     .help = "What proposes tokens: none, auto, model, ngram, lookup, ...; see "
-                             "`sooth help spec`",
+                     .help =
+                         "What proposes draft tokens: none, auto, model, ngram, lookup, ...; see "
+                         "`sooth help spec`",
                      .cmds = SPECULATES | SO_CMD_THEORY},
     [SO_OPT_SPEC_LENGTH] = {.group = "Speculation",
                             .name = "spec-length",
@@ -353,8 +354,9 @@ static const so_option table[SO_OPT_COUNT] = {
                             .min = 1,
                             .max = 64,
                             .value = "K",
-                            .default_text = "chosen at each step",
-                            .help = "Propose exactly K tokens in each round",
+                            .default_text = "chosen by the planner",
+                            .help = "Request K draft tokens in every round, instead of letting the "
+                                    "planner choose",
                             .cmds = SPECULATES},
     [SO_OPT_VERIFY] = {.group = "Speculation",
                        .name = "verify",
@@ -362,13 +364,13 @@ static const so_option table[SO_OPT_COUNT] = {
                        .value = "MODE",
                        .choices = "match|reject|lenient=L",
                        .default_text = "match",
-                       .help = "How proposed tokens are checked: match gives the same text as "
+                       .help = "How draft tokens are verified: match gives the same text as "
                                "plain decoding, reject the same distribution, lenient=L is lossy",
                        .cmds = SPECULATES},
     [SO_OPT_SPECULATIVE] = {.group = "Speculation",
                             .name = "speculative-decoding",
                             .type = SO_TYPE_FLAG,
-                            .help = "Propose 5 tokens in each round with the draft model",
+                            .help = "Request 5 draft tokens in every round from the draft model",
                             .cmds = SPECULATES},
     [SO_OPT_NO_SPEC] = {.group = "Speculation",
                         .name = "no-spec",
@@ -383,17 +385,19 @@ static const so_option table[SO_OPT_COUNT] = {
                           .max = 64,
                           .value = "N",
                           .default_text = "16",
-                          .help = "Maximum number of tokens proposed in one round",
+                          .help = "Maximum depth of a draft, in tokens",
                           .cmds = SPECULATES},
-    [SO_OPT_DRAFT_MIN] = {.group = "Speculation",
-                          .name = "draft-min",
-                          .aliases = "draft-n-min",
-                          .type = SO_TYPE_INT,
-                          .max = 64,
-                          .value = "N",
-                          .default_text = "0",
-                          .help = "Discard drafts of fewer than N tokens",
-                          .cmds = SPECULATES},
+    [SO_OPT_DRAFT_MIN] =
+        {.group = "Speculation",
+         .name = "draft-min",
+         .aliases = "draft-n-min",
+         .type = SO_TYPE_INT,
+         .max = 64,
+         .value = "N",
+         .default_text = "0",
+         .help = "Do not verify drafts of fewer than N tokens, unless dropping them would "
+                 "bias the output",
+         .cmds = SPECULATES},
     [SO_OPT_DRAFT_P_MIN] = {.group = "Speculation",
                             .name = "draft-p-min",
                             .type = SO_TYPE_FLOAT,
@@ -415,23 +419,26 @@ static const so_option table[SO_OPT_COUNT] = {
                            .name = "prediction",
                            .type = SO_TYPE_TEXT,
                            .value = "FILE",
-                           .help = "File with the text that you expect, for --spec predict, which "
-                                   "becomes the default",
+                           .help = "File with the text that you expect; makes "
+                                   "predict,lookup,ngram (with -md predict,model) the default of "
+                                   "--spec",
                            .cmds = SPECULATES & ~SO_CMD_SERVE},
     [SO_OPT_VIEW] = {.group = "Speculation",
                      .name = "view",
                      .type = SO_TYPE_OPTIONAL,
                      .value = "rounds",
                      .choices = "rounds",
-                     .help = "Mark accepted, rejected and corrected tokens in the answer; =rounds "
-                             "prints one line per pass",
+                     .help =
+                         "Mark accepted and rejected draft tokens and corrections in the answer; "
+                         "=rounds prints one line per round",
                      .cmds = ANSWERS},
     [SO_OPT_TRACE] = {.group = "Speculation",
                       .name = "trace",
                       .type = SO_TYPE_TEXT,
                       .value = "FILE",
-                      .help = "Write one JSON line per step for `sooth trace`: what was planned, "
-                              "accepted and spent",
+                      .help =
+                          "Write one JSON line per step (one pass over all running sequences) for "
+                          "`sooth trace`: the plan, accepted draft tokens and times",
                       .cmds = SO_CMD_RUN},
 
     /* --- Server --- */
@@ -584,7 +591,7 @@ static const so_option table[SO_OPT_COUNT] = {
                       .type = SO_TYPE_FLOAT,
                       .max = 1,
                       .value = "A",
-                      .help = "Chance that a proposed token is accepted, given that it is tested",
+                      .help = "Chance that a draft token is accepted, given that it is tested",
                       .cmds = SO_CMD_THEORY},
     [SO_OPT_GAMMA] = {.group = "Theory",
                       .name = "gamma",
@@ -592,7 +599,7 @@ static const so_option table[SO_OPT_COUNT] = {
                       .max = 255,
                       .value = "G",
                       .default_text = "5; with --measure, the best one",
-                      .help = "Tokens proposed per round",
+                      .help = "Draft tokens per round",
                       .cmds = SO_CMD_THEORY},
     [SO_OPT_C] = {.group = "Theory",
                   .name = "c",
@@ -666,6 +673,7 @@ static const struct {
     {SO_OPT_CTX, SO_CMD_BENCH,
      "Tokens in the cache before the timed passes; for ppl and logits the length of a window",
      "256; ppl and logits 512; passes 1024; spec as for run"},
+    {SO_OPT_PROMPT, SO_CMD_TOKENIZE, "The text, as an option instead of an argument", NULL},
     {SO_OPT_FILE, SO_CMD_RUN, "Read the prompt from a file; - is standard input", NULL},
     {SO_OPT_FILE, SO_CMD_BENCH, "Text for ppl, token ids for logits; - is standard input", NULL},
     {SO_OPT_FILE, SO_CMD_THEORY, "The same as --prompts", NULL},

@@ -36,24 +36,26 @@ typedef struct result {
 
 static const char *dtype_name(so_dtype t) { return so_dtype_get((int)t)->name; }
 
-/* "; rows do not fit: 181 tensors are Q4_0 instead of Q4_K", with every such pair of dtypes. */
+/* Tensors whose row length is not a multiple of the wanted dtype's block length are written in
+ * another dtype. Prints for every pair of dtypes "; 181 tensors are Q4_0 instead of Q4_K (row length
+ * not a multiple of 256)". */
 static void print_fallbacks(const so_convert_report *p) {
     size_t n[SO_DTYPE_COUNT][SO_DTYPE_COUNT] = {0};
     for (size_t i = 0; i < p->n_fallbacks; i++) {
         const so_convert_fallback *f = &p->fallbacks[i];
         n[f->wanted][f->dtype]++;
         so_log(SO_LOG_INFO,
-               "%s: rows of %" PRId64 " are not a multiple of %s's block: written as %s", f->tensor,
-               f->row_len, dtype_name(f->wanted), dtype_name(f->dtype));
+               "%s: row length %" PRId64
+               " is not a multiple of %s's block length %d; written as %s",
+               f->tensor, f->row_len, dtype_name(f->wanted), so_dtype_get(f->wanted)->block_len,
+               dtype_name(f->dtype));
     }
-    const char *sep = "; rows do not fit: ";
     for (int w = 0; w < SO_DTYPE_COUNT; w++)
         for (int t = 0; t < SO_DTYPE_COUNT; t++)
-            if (n[w][t]) {
-                printf("%s%zu tensors are %s instead of %s", sep, n[w][t], dtype_name((so_dtype)t),
-                       dtype_name((so_dtype)w));
-                sep = ", ";
-            }
+            if (n[w][t])
+                printf("; %zu %s %s instead of %s (row length not a multiple of %d)", n[w][t],
+                       n[w][t] == 1 ? "tensor is" : "tensors are", dtype_name((so_dtype)t),
+                       dtype_name((so_dtype)w), so_dtype_get(w)->block_len);
 }
 
 static void print_human(const result *r) {
@@ -68,8 +70,8 @@ static void print_human(const result *r) {
         }
     print_fallbacks(p);
     if (p->n_requantised)
-        printf("; %zu tensors were quantised already, so their rounding errors add up",
-               p->n_requantised);
+        printf("; %zu %s quantised already, so rounding errors add up", p->n_requantised,
+               p->n_requantised == 1 ? "tensor was" : "tensors were");
     putchar('\n');
 }
 

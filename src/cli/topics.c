@@ -10,13 +10,15 @@
 
 static const so_topic topics[] = {
     {"spec", "drafters and their options, for --spec",
-     "--spec names the drafters, which propose tokens. The model verifies every proposed token, so "
-     "drafters change the speed of the output and not the output.\n"
+     "--spec names the drafters, which propose draft tokens. The model verifies every draft token. "
+     "With --verify match (the default) drafters change only the speed; with reject they may "
+     "change "
+     "the text above temperature 0, but not its distribution; lenient is lossy.\n"
      "A FILE whose name contains a space or one of , ( ) + = must be in double quotes.",
      "Combining drafters\n"
-     "A,B\task the drafters in this order and take the first proposal\n"
-     "A+B\tmerge the proposals of both drafters into one tree\n"
-     "model(A)\tlet drafter A propose tokens to the draft model\n"
+     "A,B\task the drafters in this order; use the first whose draft tokens are expected to pay\n"
+     "A+B\tmerge the draft tokens of both drafters into one tree\n"
+     "model(A)\tlet drafter A propose draft tokens to the draft model\n"
      "Drafters\n"
      "none\tno drafter: plain decoding\n"
      "auto\tlookup, then ngram, then the draft model, if there is one\n"
@@ -42,7 +44,7 @@ static const so_topic topics[] = {
      "unigram(FILE,draw)\tsample from the table instead of taking the most frequent token\n"
      "bigram(FILE,draw)\tsample from the table instead of taking the most frequent token\n"
      "Examples\n"
-     "lookup,ngram(order=3)\tprompt lookup; n-grams where it finds nothing\n"
+     "lookup,ngram(order=3)\tprompt lookup; n-grams where it finds nothing useful\n"
      "model+lookup(min=4)\tdraft model and prompt lookup, merged\n"
      "model(ngram)\ta draft model that n-grams draft for"},
     {"environment", "environment variables and files", "An empty variable counts as unset.",
