@@ -3,8 +3,8 @@
  *
  *   NO_COLOR         any value: never print colours
  *   TERM             dumb or unset: no control sequences, so no colour and no progress bar
- *   XDG_CACHE_HOME   base of the cache directory: pulled models (sooth/models) and measured pass
- *                    times (sooth/costs); default ~/.cache
+ *   XDG_CACHE_HOME   base of the cache directory: pulled models (sooth/models), measured costs and
+ *                    records of drafters (sooth/costs); default ~/.cache
  *   XDG_STATE_HOME   base of the state directory: history of `chat` (sooth/chat_history); default
  *                    ~/.local/state
  *   XDG_DATA_HOME    base of the data directory: drafts trained by the user (sooth/models);

@@ -4,7 +4,9 @@
  *   2. a file with its so_arch_info, its tensor names and its forward pass (like llama.c, gemma3.c,
  *      gpt2.c);
  *   3. the declaration of that so_arch_info below;
- *   4. its row in the table of arch.c.
+ *   4. its row in the table of arch.c;
+ *   5. tests: a small model of it in tests/golden, its name in the lists of tests/model
+ *      (test_golden.c, test_invariance.c, test_convert.c, test_budget.c).
  * Private to src/model. */
 #ifndef SO_MODEL_ARCH_H
 #define SO_MODEL_ARCH_H

@@ -1,6 +1,7 @@
 /* Renders conversations with the tokenizer's own template and the variables that transformers
- * passes. A control token counts only where the template wrote it: the same text in a message, a
- * tool or another variable is encoded as ordinary text, so a user cannot forge a turn.
+ * passes. The text of a control token becomes its id only where the template wrote it: the same
+ * text in a message, a tool or another variable is encoded as ordinary text, so a user cannot forge
+ * a turn.
  *
  * There is no default format: a tokenizer without a template is an error. A so_chat is immutable
  * and borrows its tokenizer; any thread may render and encode. */

@@ -1,6 +1,6 @@
 /* Messages to prompt text, by the model's own template with the variables that templates expect
- * (messages, tools, documents, add_generation_prompt, bos_token, eos_token, …). Control tokens
- * count only where the template wrote them, never in the text of a message. */
+ * (messages, tools, documents, add_generation_prompt, bos_token, eos_token, …). The text of a
+ * control token becomes its id only where the template wrote it, never in the text of a message. */
 #ifndef SO_TOKEN_CHAT_H
 #define SO_TOKEN_CHAT_H
 

@@ -15,7 +15,8 @@ enum { SO_TOKEN_NONE = -1 };
 
 /* The kind of a token (bits). */
 enum {
-    SO_TOKEN_CONTROL = 1, /* special: never printed as text, recognised only with PARSE_SPECIAL */
+    SO_TOKEN_CONTROL = 1, /* never printed as text, recognised only with PARSE_SPECIAL. Flags and
+                             sooth.h call these tokens special */
     SO_TOKEN_ADDED = 2,   /* user-defined: matched before pre-tokenizing, printed as text */
     SO_TOKEN_BYTE = 4,    /* <0x0A>-style byte fallback */
     SO_TOKEN_UNKNOWN = 8,
