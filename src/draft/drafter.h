@@ -77,7 +77,8 @@ typedef struct so_draft_terms {
 static inline int so_terms_depth(int depth) {
     return depth < 1 ? 0 : depth > SO_TERMS_DEPTHS ? SO_TERMS_DEPTHS - 1 : depth - 1;
 }
-/* Class of a confidence in [0,1]: equal parts; SO_TERMS_CLASSES if it is unknown (negative or NaN). */
+/* The class of a confidence: [0,1] is divided into equal parts. SO_TERMS_CLASSES if it is unknown
+ * (negative or NaN). */
 static inline int so_terms_class(double confidence) {
     if (!(confidence >= 0))
         return SO_TERMS_CLASSES;

@@ -17,7 +17,8 @@
 #include "base/sha256.h"
 #include "model/vocab_subset.h"
 
-enum { MAX_NAMES = 1024, MAX_OPENED = 64, MAX_DIRS = 16, SAMPLE = 4096 };
+enum { MAX_NAMES = 1024, MAX_OPENED = 64, MAX_DIRS = 16 };
+enum { SAMPLE = 4096 }; /* bytes of a tensor that are hashed for so_registry_id */
 
 /* --- one draft --- */
 
@@ -96,7 +97,7 @@ static void hash_vocab(const so_tokenizer *tok, char out[65]) {
     for (int32_t id = 0; id < so_tokenizer_n_vocab(tok); id++) {
         so_str piece = so_tokenizer_piece(tok, id);
         if (id > 0)
-            so_sha256_add(&h, "", 1);
+            so_sha256_add(&h, "", 1); /* a zero byte between tokens */
         so_sha256_add(&h, piece.ptr, piece.len);
     }
     so_sha256_hex(&h, out);
@@ -230,11 +231,11 @@ static void try_file(search *s, const char *path) {
         so_log(SO_LOG_DEBUG, "registered draft: %s", path);
         s->out->paths[s->out->n++] = so_strdup(path);
     } else if (rc != SO_ENOTFOUND) {
-        so_log(SO_LOG_DEBUG, "%s is passed over: %s", path, err.msg);
+        so_log(SO_LOG_DEBUG, "%s is skipped: %s", path, err.msg);
     }
 }
 
-/* Files first, then folders; recurse: one level down. */
+/* Tries the files of a folder. recurse: then also those of the folders in it, one level down. */
 static void walk(search *s, const char *dir, bool recurse) {
     so_dir_names d = {0};
     so_err err = {0};

@@ -91,9 +91,11 @@ static void known_names(char *out, size_t cap) {
 static void known_options(so_spec_name name, char *out, size_t cap) {
     size_t n = 0;
     out[0] = '\0';
-    for (int o = SO_SPEC_OPT_NUMBER + 1; o < SO_SPEC_N_OPTIONS && n < cap; o++)
+    for (int o = 0; o < SO_SPEC_N_OPTIONS && n < cap; o++)
         if (NAMES[name].options >> o & 1)
-            n += (size_t)snprintf(out + n, cap - n, " %s", OPTIONS[o].name);
+            n += (size_t)snprintf(out + n, cap - n, " %s%s",
+                                  o == SO_SPEC_OPT_NUMBER ? "a number" : OPTIONS[o].name,
+                                  o == SO_SPEC_OPT_NUMBER || OPTIONS[o].flag ? "" : "=N");
     if (n == 0)
         snprintf(out, cap, " no options");
 }
@@ -241,9 +243,9 @@ static void parse_option(parser *p, so_spec_node *n, word key) {
 
 static void set_file(parser *p, so_spec_node *n, word w) {
     if (!NAMES[n->name].file) {
-        char known[256];
-        known_names(known, sizeof known);
-        fail_at(p, w.at, "%s does not take \"%.*s\"; drafters are %s", NAMES[n->name].name,
+        char known[128];
+        known_options(n->name, known, sizeof known);
+        fail_at(p, w.at, "%s does not take \"%.*s\"; it takes%s", NAMES[n->name].name,
                 SO_STR_ARG(word_str(p, w)), known);
     } else if (n->file_len > 0) {
         fail_at(p, w.at, "%s takes one file", NAMES[n->name].name);

@@ -161,7 +161,7 @@ static void test_drafts_that_do_not_fit(void **state) {
     expect(f, 0, "in the target and",
            RUN "-v -v"); /* not an error where it was found and not named */
     so_tiny_write(path, &(so_tiny_opts){.registered = &other});
-    expect(f, 0, "is passed over", RUN "-v -v");
+    expect(f, 0, "is skipped", RUN "-v -v");
     ran r = run(f, RUN);
     assert_int_equal(r.status, 0);
     assert_null(strstr(text_of(&r.err), "wrong.gguf"));
@@ -172,7 +172,7 @@ static void test_drafts_that_do_not_fit(void **state) {
            RUN "--speculative-decoding");
     expect(f, 2, "--spec model needs a draft model, and none is registered",
            "sooth theory --measure -m deep.gguf --spec model -n 8");
-    expect(f, 0, "is passed over", "head -c 3000 wrong.gguf > cut.gguf && " RUN "-v -v");
+    expect(f, 0, "is skipped", "head -c 3000 wrong.gguf > cut.gguf && " RUN "-v -v");
     unlink(path);
     free(path);
     free(last);
