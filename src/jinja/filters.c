@@ -85,8 +85,11 @@ static SO_JJ_FN(f_truncate) {
               end = p[2].kind == SO_JJ_MISSING ? so_jj_str_c(x, "...") : p[2];
     int64_t length = so_jj_int_arg(x, p[0], 255), leeway = so_jj_index_arg(x, p[3], 5), limit;
     int64_t n_end = (int64_t)must_str(x, end).s->n_chars;
-    if (length < n_end || leeway < 0)
-        so_jj_fail(x, SO_EINVAL, "truncate: the length must hold the %lld characters of the end",
+    if (leeway < 0)
+        so_jj_fail(x, SO_EINVAL, "truncate: the leeway must not be negative");
+    if (length < n_end)
+        so_jj_fail(x, SO_EINVAL,
+                   "truncate: the length must be at least %lld, the length of the end",
                    (long long)n_end);
     if (__builtin_add_overflow(length, leeway, &limit) || (int64_t)s.s->n_chars <= limit)
         return s;

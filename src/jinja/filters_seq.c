@@ -167,6 +167,7 @@ static SO_JJ_FN(f_reject) { return select_or_reject(x, self, args, false, true);
 static SO_JJ_FN(f_selectattr) { return select_or_reject(x, self, args, true, false); }
 static SO_JJ_FN(f_rejectattr) { return select_or_reject(x, self, args, true, true); }
 
+/* g->negate: case_sensitive. */
 static bool unique_next(so_jj *x, so_jj_gen *g, so_jj_val *out) {
     while (gen_next(x, g, out)) {
         so_jj_val key = path_key(x, *out, g->path, !g->negate), seen;
@@ -231,6 +232,7 @@ static SO_JJ_FN(f_length) {
 
 static SO_JJ_FN(f_list) { return so_jj_list_val(so_jj_collect(x, self)); }
 
+/* As in Jinja: a string for a string, an iterator where Python's reversed() works, else a list. */
 static SO_JJ_FN(f_reverse) {
     if (self.kind == SO_JJ_STR)
         return so_jj_slice(x, self, SO_JJ_NONE_V, SO_JJ_NONE_V, so_jj_int(-1));
@@ -310,14 +312,15 @@ static SO_JJ_FN(f_sort) {
 /* p: case_sensitive, by, reverse */
 static SO_JJ_FN(f_dictsort) {
     so_str by = p[1].kind == SO_JJ_STR ? so_jj_bytes(p[1]) : SO_STR("key");
-    if (!so_str_eq_c(by, "key") && !so_str_eq_c(by, "value"))
+    bool by_key = so_str_eq_c(by, "key");
+    if (!by_key && !so_str_eq_c(by, "value"))
         so_jj_fail(x, SO_EINVAL, "dictsort sorts by \"key\" or \"value\"");
     if (self.kind != SO_JJ_DICT)
         so_jj_fail_type(x, "dictsort needs a mapping", self);
     const so_jj_dict *d = self.dict;
     keyed *v = so_jj_alloc(x, d->n, sizeof *v);
     for (size_t i = 0; i < d->n; i++) {
-        so_jj_val key = by.len == 3 ? d->e[i].key : d->e[i].value;
+        so_jj_val key = by_key ? d->e[i].key : d->e[i].value;
         v[i].key = so_jj_flag(p[0]) ? key : fold_case(x, key);
         v[i].value = so_jj_pair(x, d->e[i].key, d->e[i].value);
     }

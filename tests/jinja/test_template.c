@@ -225,6 +225,8 @@ static void errors_name_lines(void **state) {
     expect_error("{{ 2 ** 3 }}", "{}", SO_EFORMAT, "got '**'");
     expect_error("{{ 0x1F }}", "{}", SO_EFORMAT, "got 'x1F'");
     expect_error("{{ cycler(1) }}", "{}", SO_EINVAL, "'cycler' is undefined");
+    expect_error("{{ 'abcdefg' | truncate(5, true, '.', -1) }}", "{}", SO_EINVAL, "leeway");
+    expect_error("{{ 'abcdefg' | truncate(2) }}", "{}", SO_EINVAL, "must be at least 3");
     expect_error("\n{% for x in l recursive %}{% endfor %}", "{}", SO_EUNSUPPORTED,
                  "line 2: recursive loops");
     expect_error("{% macro m() %}\n{{ varargs }}{% endmacro %}", "{}", SO_EUNSUPPORTED,
