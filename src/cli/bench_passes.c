@@ -89,9 +89,9 @@ static int answer_pass(so_bench_rig *g, const pass_request *q) {
 static void answer_probe(so_roof *roof) {
     roof->n = 0;
     so_probe p = so_roof_take(roof);
-    so_report_print_json(json_pack("{s:f, s:f, s:o}", "read_gb_per_second", p.read_gb,
-                                   "peak_gmac_per_second", p.mac_giga, "memory_gb_per_second",
-                                   roof->far_bytes > 0 ? json_real(roof->far_gb) : json_null()));
+    so_report_print_json(json_pack(
+        "{s:f, s:f, s:o}", "read_gb_per_second", p.read_gb, "peak_gmac_per_second", p.mac_giga,
+        "memory_gb_per_second", roof->memory_bytes > 0 ? json_real(roof->memory_gb) : json_null()));
 }
 
 static int answer_all(so_bench_rig *g, so_roof *roof) {
@@ -130,7 +130,7 @@ int so_bench_passes(const so_args *a, so_bench_rig *g) {
         so_report_print_json(json_pack("{s:s, s:s#, s:I, s:I}", "cpu", cpu, "backend", what.data,
                                        (int)what.len, "weight_bytes",
                                        (json_int_t)so_model_weight_bytes(g->b.model), "read_bytes",
-                                       (json_int_t)roof.near_bytes));
+                                       (json_int_t)roof.weight_bytes));
         fflush(stdout);
         so_buf_free(&what);
         rc = answer_all(g, &roof);

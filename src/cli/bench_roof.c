@@ -1,15 +1,16 @@
 /* The roofline of whole passes.
  *
  * The threads that run the passes measure two bandwidths:
- *   near   over a buffer of the weights' size, at most the size of `far`. Passes read the weights
- *          from the same level of memory, which may be a cache. The roofline uses this one.
- *   far    over twice the size of the last cache level, once at the start: the bandwidth of memory.
- *          A larger buffer would give the same result.
+ *   weights   over a buffer of the weights' size, at most the size of the other buffer. Passes read
+ *             the weights from the same level of memory, which may be a cache. The roofline uses
+ *             this bandwidth.
+ *   memory    over twice the size of the last cache level, once at the start: the bandwidth of
+ *             memory. A larger buffer would give the same result.
  *
- * Near bandwidth and peak are measured in every round of a measurement, after the caches have
- * settled to the buffer, as passes are timed after others of the same width. Medians are compared
- * with medians: on a machine whose speed drifts, the best of one series and the median of another
- * cannot be compared. Main thread only. */
+ * The first bandwidth and the peak are measured once per repeat, after the caches hold the buffer,
+ * as passes are timed after others of the same width. Medians are compared with medians: on a
+ * machine whose speed drifts, the best of one series and the median of another cannot be compared.
+ * Main thread only. */
 #include "cli/bench_roof.h"
 
 #include <stdio.h>
@@ -18,27 +19,27 @@
 #include "base/mem.h"
 #include "base/statistics.h"
 
-enum { FAR_UNKNOWN = 512 << 20 }; /* bytes, where cache sizes are unknown */
+enum { MAX_UNKNOWN = 512 << 20 }; /* maximum bytes to read if cache sizes are unknown */
 
-static int take_far(so_roof *r, so_backend *b, so_err *err) {
+static int measure_memory(so_roof *r, so_backend *b, so_err *err) {
     so_prober *p;
-    int rc = so_prober_create(b, r->far_bytes, &p, err);
+    int rc = so_prober_create(b, r->memory_bytes, &p, err);
     if (rc != SO_OK)
         return rc;
-    r->far_gb = so_prober_measure(p).read_gb;
+    r->memory_gb = so_prober_measure(p).read_gb;
     so_prober_free(p);
     return SO_OK;
 }
 
 int so_roof_open(so_roof *r, so_bench_rig *g, int cap, so_err *err) {
-    bool remote = g->b.backend->vt->remote; /* its caches are smaller than FAR_UNKNOWN */
+    bool remote = g->b.backend->vt->remote; /* its caches are smaller than MAX_UNKNOWN */
     size_t weights = so_model_weight_bytes(g->b.model), cache = remote ? 0 : so_cpu_cache_bytes();
-    *r = (so_roof){.cap = cap, .far_bytes = 2 * cache};
-    r->near_bytes = SO_MIN(weights, cache > 0 ? r->far_bytes : (size_t)FAR_UNKNOWN);
+    *r = (so_roof){.cap = cap, .memory_bytes = 2 * cache};
+    r->weight_bytes = SO_MIN(weights, cache > 0 ? r->memory_bytes : (size_t)MAX_UNKNOWN);
     r->read_gb = SO_NEW_N(double, cap);
     r->mac_giga = SO_NEW_N(double, cap);
-    int rc = cache > 0 ? take_far(r, g->b.backend, err) : SO_OK;
-    return rc == SO_OK ? so_prober_create(g->b.backend, r->near_bytes, &r->prober, err) : rc;
+    int rc = cache > 0 ? measure_memory(r, g->b.backend, err) : SO_OK;
+    return rc == SO_OK ? so_prober_create(g->b.backend, r->weight_bytes, &r->prober, err) : rc;
 }
 
 void so_roof_close(so_roof *r) {
@@ -67,10 +68,10 @@ double so_roof_ms(const so_roof *r, so_work w) {
 
 void so_roof_print(const so_roof *r) {
     printf("roofline: reading %.0f MB (the size of the weights) %.1f GB/s, %.0f G multiply-adds/s",
-           (double)r->near_bytes / 1e6, r->probe.read_gb, r->probe.mac_giga);
-    if (r->far_bytes > 0)
-        printf("; reading %.0f MB (past the caches) %.1f GB/s", (double)r->far_bytes / 1e6,
-               r->far_gb);
+           (double)r->weight_bytes / 1e6, r->probe.read_gb, r->probe.mac_giga);
+    if (r->memory_bytes > 0)
+        printf("; reading %.0f MB (past the caches) %.1f GB/s", (double)r->memory_bytes / 1e6,
+               r->memory_gb);
     printf("\n");
 }
 
@@ -79,9 +80,9 @@ void so_roof_json(const so_roof *r, so_work w, double ms, json_t *o) {
     json_t *more =
         json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:o}", "bytes", w.n_bytes, "macs", w.n_macs,
                   "roofline_ms", floor_ms, "roofline_percent", 100 * floor_ms / ms,
-                  "read_gb_per_second", r->probe.read_gb, "read_bytes", (json_int_t)r->near_bytes,
+                  "read_gb_per_second", r->probe.read_gb, "read_bytes", (json_int_t)r->weight_bytes,
                   "peak_gmac_per_second", r->probe.mac_giga, "memory_gb_per_second",
-                  r->far_bytes > 0 ? json_real(r->far_gb) : json_null());
+                  r->memory_bytes > 0 ? json_real(r->memory_gb) : json_null());
     json_object_update(o, more);
     json_decref(more);
 }

@@ -10,8 +10,9 @@
 
 typedef struct so_roof {
     so_prober *prober;
-    size_t near_bytes, far_bytes; /* buffer sizes (bench_roof.c); far 0: cache sizes are unknown */
-    double far_gb;                /* bandwidth of memory, past all caches, in GB/s */
+    size_t weight_bytes; /* size of the buffer for weights (bench_roof.c) */
+    size_t memory_bytes; /* size of the buffer for memory; 0: cache sizes are unknown */
+    double memory_gb;    /* bandwidth of memory, past all caches, in GB/s */
     int n, cap;
     double *read_gb, *mac_giga; /* [cap] results of so_roof_take */
     so_probe probe;             /* their medians, set by so_roof_settle */

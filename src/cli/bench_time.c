@@ -1,7 +1,7 @@
 /* Time of whole passes: `bench curve`, `bench decode` and `bench prompt`.
  *
- * After two rounds of warm-up there are --repeats timed rounds. A round times each width once, so
- * that a slow second of the machine affects all widths, and measures bandwidth and peak
+ * Everything is measured --repeats times, after two repeats as a warm-up. A repeat times each width
+ * once, so that a slow second of the machine affects all widths, and measures bandwidth and peak
  * (bench_roof.c). Printed are medians, minima, and the ratio of the roofline max(bytes / bandwidth,
  * multiply-adds / peak) to the median. Main thread only. */
 #include <stdio.h>
@@ -24,8 +24,9 @@ enum { N_WIDTHS = SO_LEN(WIDTHS) };
 
 static so_dtype kv_dtype(const so_bench_rig *g) { return so_kv_get_shape(g->t.kv)->dtype; }
 
-/* Repeats passes of one width until the caches have settled, as in decoding, and times the last
- * one. A large cache that is shared with other machines settles slowly: ten passes over 100 MB were
+/* Runs passes of one width until the caches hold what these passes read, as in decoding, and times
+ * the last one: SETTLE_PASSES, or fewer if they take longer than SETTLE_MS. A large cache that is
+ * shared with other machines fills slowly: over ten passes that read 100 MB, the time of a pass was
  * seen to fall from 9 to 4 ms. */
 static int time_settled(so_bench_rig *g, int n, double *ms) {
     int64_t begin = so_clock_ns();
@@ -173,7 +174,7 @@ static void print_rate(so_bench_rig *g, const so_roof *roof, int n, bool decode,
     double limit = so_roof_ms(roof, work);
     so_roof_print(roof);
     printf("%s: %d tokens after %d, %.1f ms (best %.1f), %.1f tokens/s, weights read at %.1f "
-           "GB/s; limit %.1f ms, %.0f %% of it\n",
+           "GB/s; roofline %.1f ms, %.0f %% of the time\n",
            label, n, ctx, mid, ms[0], 1000 * n / mid, gbps, limit, 100 * limit / mid);
 }
 

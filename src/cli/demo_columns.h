@@ -8,8 +8,8 @@ enum { SO_COLUMNS_MIN_WIDTH = 88 }; /* narrower terminals show the texts one bel
 
 typedef struct so_columns so_columns;
 
-/* Opens a field of `height` rows below the cursor, which must be at the beginning of a line, with
- * two columns over the `width` cells of the terminal. */
+/* Opens an area of `height` rows below the cursor, which must be at the beginning of a line. It has
+ * two columns, titled `left` and `right`, which divide the `width` cells of the terminal. */
 so_columns *so_columns_open(int width, int height, const char *left, const char *right);
 /* Appends text to a column (0 or 1) in a colour ("\033[32m", or "" for none) and draws it. */
 void so_columns_add(so_columns *c, int column, so_str text, const char *color);

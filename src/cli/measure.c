@@ -32,7 +32,7 @@ enum {
     PARALLEL = 8,
     ROWS = 32,
     SLACK = 16, /* spare tokens of context */
-    FIRST_ROUNDS = 5,
+    FIRST_REPEATS = 5,
 };
 const double so_measure_leniences[SO_MEASURE_LENIENCES] = {1, 0.5, 0.3, 0.1};
 
@@ -349,7 +349,7 @@ static int open_teacher(so_measure *m) {
     int rc = so_teacher_open(&m->t, m->b.model, &o, &m->err);
     if (rc == SO_OK)
         m->timed = so_seq_create(m->t.kv);
-    m->rounds = SO_NEW_N(double, (SO_MEASURE_WIDEST + 1) * SO_MEASURE_ROUNDS);
+    m->pass_ms = SO_NEW_N(double, (SO_MEASURE_WIDEST + 1) * SO_MEASURE_REPEATS);
     return rc;
 }
 
@@ -418,7 +418,7 @@ static int measure_temp(so_measure *m) {
 
 static int measure(so_measure *m) {
     so_progress_begin(&m->bar, "measuring");
-    int rc = so_measure_passes(m, FIRST_ROUNDS);
+    int rc = so_measure_passes(m, FIRST_REPEATS);
     for (m->temp = 0; m->temp < m->n_temps && rc == SO_OK && !stopped; m->temp++)
         rc = measure_temp(m);
     so_progress_end(&m->bar);
@@ -438,7 +438,7 @@ static void close_all(so_measure *m) {
     free(m->drafters);
     so_seq_free(m->timed);
     so_teacher_close(&m->t);
-    free(m->rounds);
+    free(m->pass_ms);
     for (int i = 0; i < m->n_files; i++) {
         so_bundle_close(&m->files[i]);
         free(m->file_names[i]);

@@ -25,7 +25,7 @@ enum {
     SO_MEASURE_WIDEST = SO_MAX_DRAFT + 1,
     SO_MEASURE_FILES = 8,    /* maximum number of draft models named in specs */
     SO_MEASURE_CACHED = 256, /* tokens in the cache while passes are timed */
-    SO_MEASURE_ROUNDS = 64,  /* timed passes kept for each width */
+    SO_MEASURE_REPEATS = 64, /* timed passes kept for each width */
 };
 extern const double so_measure_leniences[SO_MEASURE_LENIENCES]; /* 1, 0.5, 0.3, 0.1 */
 
@@ -104,9 +104,9 @@ typedef struct so_measure {
     int64_t got_tokens[SO_MEASURE_TEMPS];
     int got_texts[SO_MEASURE_TEMPS];
 
-    int n_cached;   /* tokens in the cache while passes are timed */
-    double *rounds; /* [SO_MEASURE_WIDEST + 1][SO_MEASURE_ROUNDS] milliseconds by width */
-    int n_rounds;
+    int n_cached;    /* tokens in the cache while passes are timed */
+    double *pass_ms; /* [SO_MEASURE_WIDEST + 1][SO_MEASURE_REPEATS] milliseconds by width */
+    int n_repeats;
     double t_ms[SO_MEASURE_WIDEST + 1]; /* their medians */
     double sample_ms[SO_MEASURE_TEMPS]; /* of sampling one token from the target's logits */
 
@@ -134,8 +134,8 @@ int so_measure_accept(so_measure *m);
 void so_measure_free_texts(so_measure *m);
 
 /* measure_speed.c */
-/* Times passes of every width n_rounds more times; t(n) is the median of all rounds. */
-int so_measure_passes(so_measure *m, int n_rounds);
+/* Times passes of every width n_repeats more times; t(n) is the median of all of them. */
+int so_measure_passes(so_measure *m, int n_repeats);
 int so_measure_speed(so_measure *m, int drafter); /* at the current temperature */
 /* Predicts the speed-up of every drafter that was timed, with the final t(n). */
 void so_measure_predict(so_measure *m);

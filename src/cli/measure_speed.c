@@ -13,10 +13,10 @@
  * Measurement. Parts of the texts of measure_text.c are generated again, with their seeds and
  * `match`, in three modes: plain, γ fixed, and planned. All three must give the same tokens. The
  * mode with the fewest tokens makes the next step, so that a slow moment of the machine affects all
- * three. The part is at the beginning of the first text, later in each following one, and at the
- * end of the last, because drafters that learn from the text improve along it. The text before a
+ * three. The part is at the beginning of the first timed text, later in each following one, and at
+ * the end of the last, because drafters that learn from the text improve along it. The text before a
  * part is its prompt and is not timed. A part ends before its request does, so that no round is
- * shortened by the limit. The first text is a warm-up. Main thread only. */
+ * shortened by the limit. One text before these is a warm-up. Main thread only. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,11 +26,11 @@
 #include "cli/measure.h"
 #include "verify/theory.h"
 
-/* Rounds of timed passes before each drafter, so that t(n) and speed are measured at the same
- * time. */
-enum { ROUNDS = 2 };
-/* A part has MIN_PART to MAX_PART tokens; a drafter is timed over 1/TIMED_PART of all tokens. */
-enum { MIN_PART = 40, MAX_PART = 100, MIN_TEXTS = 4, MAX_TEXTS = 20, TIMED_PART = 25 };
+/* How often passes of every width are timed before each drafter, so that t(n) and speed are measured
+ * at the same time. */
+enum { REPEATS = 2 };
+/* A part has MIN_PART to MAX_PART tokens. A drafter is timed over one in TIMED_EVERY of all tokens. */
+enum { MIN_PART = 40, MAX_PART = 100, MIN_TEXTS = 4, MAX_TEXTS = 20, TIMED_EVERY = 25 };
 
 /* --- t(n) --- */
 
@@ -64,26 +64,26 @@ static int fill_cache(so_measure *m) {
     return rc;
 }
 
-/* A round times each width once, so that a slow second of the machine affects all widths. */
-int so_measure_passes(so_measure *m, int n_rounds) {
+/* A repeat times each width once, so that a slow second of the machine affects all widths. */
+int so_measure_passes(so_measure *m, int n_repeats) {
     int widest = m->max_gamma + 1, rc = SO_OK;
-    double copy[SO_MEASURE_ROUNDS];
+    double copy[SO_MEASURE_REPEATS];
     if (so_seq_len(m->timed) == 0)
         rc = fill_cache(m);
-    for (int k = 0; k <= n_rounds && rc == SO_OK; k++) { /* the first round is a warm-up */
-        int slot = m->n_rounds % SO_MEASURE_ROUNDS;
+    for (int k = 0; k <= n_repeats && rc == SO_OK; k++) { /* the first repeat is a warm-up */
+        int slot = m->n_repeats % SO_MEASURE_REPEATS;
         for (int n = 1; n <= widest && rc == SO_OK; n++) {
-            rc = time_pass(m, m->n_cached, n, &m->rounds[n * SO_MEASURE_ROUNDS + slot]);
+            rc = time_pass(m, m->n_cached, n, &m->pass_ms[n * SO_MEASURE_REPEATS + slot]);
             if (so_seq_open_nodes(m->timed) > 0)
                 so_seq_abort(m->timed);
             if (so_measure_stopped())
                 return rc;
         }
-        m->n_rounds += k > 0;
+        m->n_repeats += k > 0;
     }
-    int n_kept = SO_MIN(m->n_rounds, (int)SO_MEASURE_ROUNDS);
+    int n_kept = SO_MIN(m->n_repeats, (int)SO_MEASURE_REPEATS);
     for (int n = 1; n <= widest && rc == SO_OK; n++) {
-        memcpy(copy, m->rounds + n * SO_MEASURE_ROUNDS, (size_t)n_kept * sizeof *copy);
+        memcpy(copy, m->pass_ms + n * SO_MEASURE_REPEATS, (size_t)n_kept * sizeof *copy);
         m->t_ms[n] = so_median(copy, n_kept);
     }
     return rc;
@@ -99,6 +99,8 @@ static double predict(const so_measure *m, const so_measure_result *r, double s,
     return (rho * tokens + 1 - rho) * plain / (rho * round + (1 - rho) * plain);
 }
 
+/* The same if sampling and the additional rows of a pass took no time: theorem 3.8, with rounds
+ * without a guess. */
 static double predict_ideal(const so_measure *m, const so_measure_result *r, double alpha,
                             int gamma) {
     double rho = so_ratio_value(&r->covered), tokens = so_theory_expected_tokens(alpha, gamma);
@@ -198,7 +200,7 @@ typedef struct part {
 } part;
 
 static int part_len(const so_measure *m) {
-    return SO_MIN(SO_MAX(m->n_tokens / TIMED_PART / MIN_TEXTS, (int)MIN_PART), (int)MAX_PART);
+    return SO_MIN(SO_MAX(m->n_tokens / TIMED_EVERY / MIN_TEXTS, (int)MIN_PART), (int)MAX_PART);
 }
 
 /* where: 0 is the beginning of the answer, 1 its end. */
@@ -244,8 +246,8 @@ static int step(mode_run *u) {
         u->ms += so_clock_ms_since(t);
         u->n_timed += u->n_emitted - before;
     }
-    if (more == 0) /* the request has ended */
-        u->n_emitted = INT64_MAX;
+    if (more == 0)
+        u->n_emitted = INT64_MAX; /* the request has ended: run_all does not step it again */
     return more < 0 ? more : so_request_check(u->r, &u->x->m->err);
 }
 
@@ -336,7 +338,7 @@ static int open_runs(comparison *x) {
 /* Times parts of texts at equal distances, skipping those that are too short. */
 static int compare_texts(comparison *x) {
     so_measure *m = x->m;
-    int want = m->n_tokens / TIMED_PART / MAX_PART, turn = 0, rc = SO_OK;
+    int want = m->n_tokens / TIMED_EVERY / MAX_PART, turn = 0, rc = SO_OK;
     int n_timed = SO_MIN(SO_MAX(want, (int)MIN_TEXTS), (int)MAX_TEXTS);
     int stride = SO_MAX(1, m->n_texts / (n_timed + 1)); /* + 1: the warm-up */
     for (int i = 0; i < m->n_texts && turn <= n_timed && rc == SO_OK && !so_measure_stopped();
@@ -345,7 +347,7 @@ static int compare_texts(comparison *x) {
             continue;
         double where = turn > 0 ? (double)(turn - 1) / (n_timed - 1) : 0;
         part p = part_of(m, &m->texts[i], where);
-        x->set = &x->d->sets[i % 2];
+        x->set = &x->d->sets[i % 2]; /* tables counted from the other half of the texts */
         rc = compare_modes(x, &p, turn++);
     }
     return rc;
@@ -358,7 +360,7 @@ int so_measure_speed(so_measure *m, int drafter) {
     so_measure_result *r = &x->d->results[m->temp];
     int rc = SO_OK;
     if (r->match.n > 0) { /* else the drafter made no guess */
-        rc = so_measure_passes(m, ROUNDS);
+        rc = so_measure_passes(m, REPEATS);
         if (rc == SO_OK && !so_measure_stopped())
             r->gamma = best_gamma(m, r, m->sample_ms[m->temp], so_ratio_value(&r->match));
         if (rc == SO_OK)

@@ -1044,6 +1044,16 @@ static void test_pull(void **state) {
 #undef FAKE
 }
 
+/* Rows of the tiny model are shorter than a block of Q4_K. */
+static void test_quantize_states_other_types(void **state) {
+    fixture *f = *state;
+    ran r = run(f, "sooth quantize -v tiny.gguf q4_k.gguf Q4_K");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(text_of(&r.out), "instead of Q4_K (row length not a multiple of 256)"));
+    assert_non_null(strstr(text_of(&r.err), "is not a multiple of Q4_K's block length 256; "));
+    done(&r);
+}
+
 static void test_example_runs(void **state) {
     fixture *f = *state;
     json_t *o = json_of(f, "sooth run -m tiny.gguf -p 'the sea' -n 20 -s 9 --json");
@@ -1152,6 +1162,7 @@ int main(void) {
         cmocka_unit_test(test_bench_passes),
         cmocka_unit_test(test_tokenize),
         cmocka_unit_test(test_pull),
+        cmocka_unit_test(test_quantize_states_other_types),
         cmocka_unit_test(test_example_runs),
         cmocka_unit_test(test_header_is_cxx),
     };
