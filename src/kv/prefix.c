@@ -6,6 +6,8 @@
  * clients cannot choose prompts that collide. Merging chains of nodes into longer edges would gain
  * nothing: each page needs its own node anyway.
  *
+ * A page is idle if the tree is the only one that holds it: its reference count is 1.
+ *
  * Invariants (so_prefix_check tests them):
  *   1. The tree holds one reference to each of its pages.
  *   2. A sequence that holds a page of the tree holds the page's ancestors too, because take starts
@@ -15,7 +17,7 @@
  *      after its idle descendants, because sequences release their last page first. So the head of
  *      the list is always a leaf, and eviction needs no search.
  *
- * Refuses: parts of pages, and tokens that are not committed. Thread: the owner of the cache. */
+ * The tree holds only whole pages of committed tokens. Thread: the owner of the cache. */
 #include "kv/prefix.h"
 
 #include <stdlib.h>
@@ -211,7 +213,7 @@ void so_prefix_offer(so_seq *s, const int32_t *tokens, int n) {
         const int32_t *page_tokens = tokens + (size_t)i * SO_KV_PAGE;
         int32_t own = s->pages[i], known = find(t, parent_at(s, i), page_tokens);
         if (known == NONE && s->kv->refs[own] > 1)
-            return; /* a fork may hold it without the tree's ancestors: invariant 2 */
+            return; /* a fork may hold this page and other pages before it: breaks invariant 2 */
         if (known == NONE) {
             insert(t, own, parent_at(s, i), page_tokens);
             continue;

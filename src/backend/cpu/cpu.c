@@ -7,7 +7,7 @@
  * split that memory between threads in the same way. A matmul with quantised weights is two tasks:
  * the first quantises the activations into a scratch, which the following matmuls over the same
  * rows (q, k, v; gate, up) reuse. The splits are chosen so that a layer of the Llama family has
- * seven barriers (rope pairs of adjacent elements, blocks of 32):
+ * seven barriers, if rope rotates adjacent elements and activations are quantised in blocks of 32:
  *
  *   residual, norm, quantise | q, k, v, rope, cache | attention, quantise | o |
  *   residual, norm, quantise | gate, up, silu, quantise | down |
@@ -229,6 +229,8 @@ static void run_tasks(void *arg, int index, int count) {
     b->balance.waited[index] = waited;
 }
 
+/* Measures how long threads wait (balance.c). The time that counts at one barrier is capped at
+ * wait_max: half of the mean time between two barriers when the list was last run. */
 static void run_list(so_cpu *b) {
     int64_t t = so_clock_ns();
     double spin_ns = so_pool_spin_ns(b->pool);
@@ -344,8 +346,8 @@ static const so_range *last_write(const so_cpu *b, const so_range *r) {
     return NULL;
 }
 
-/* A thread that finishes a query of attention can quantise it at once, if blocks end with heads.
- * Returns false where that is not possible. */
+/* If no block of activations spans two heads, the thread that computed the attention of a query can
+ * quantise the result at once. Returns false where that is not possible. */
 static bool quantize_in_attention(so_cpu *b, const so_op *op, const so_range *x, so_range scratch) {
     so_task *last = b->n_tasks > 0 ? &b->list->tasks[b->n_tasks - 1] : NULL;
     if (!last || last->fn != so_cpu_attention || last->op + 1 != op - b->list->ops)
@@ -469,7 +471,7 @@ static bool keep_upload(so_cpu *b, so_op *op) {
         b->uploads = so_realloc(b->uploads, b->uploads_cap);
     }
     memcpy(b->uploads + b->uploads_len, op->upload.src, n_bytes);
-    op->upload.src = (const void *)(uintptr_t)b->uploads_len;
+    op->upload.src = (const void *)(uintptr_t)b->uploads_len; /* an offset: the memory may move */
     b->uploads_len = need;
     return true;
 }
@@ -485,7 +487,7 @@ static void append(so_cpu *b, const so_op *given) {
     so_task_fn *fn = choose_task(b, op, ranges, n);
     if (op->kind == SO_OP_MATMUL)
         n = push_quantize(b, op, ranges, n);
-    if (op->kind == SO_OP_ATTENTION) /* partial results of split units */
+    if (op->kind == SO_OP_ATTENTION) /* memory for partial results (attention.c) */
         ranges[n++] = (so_range){.owner = b->attn, .begin = 0, .end = 1, .write = true};
     push(b, fn, ranges, n);
     forget_stale(b, ranges, n);

@@ -38,13 +38,15 @@ static float exp_ref(float x) {
     return p * so_bits_f32((uint32_t)(n2 + 127) << 23);
 }
 
+/* Rounds to nearest, ties to even: adding SO_EXP_MAGIC leaves the integer in the low bits. */
 static int8_t round_to_int8(float v) {
     v = v > 127.0f ? 127.0f : v;
     v = v < -127.0f ? -127.0f : v;
     return (int8_t)(int32_t)(so_f32_bits(v + SO_EXP_MAGIC) - so_f32_bits(SO_EXP_MAGIC));
 }
 
-/* Quantises one block; returns its scale. */
+/* Quantises one block; returns its scale. The bits of |x| are ordered as the numbers are, with
+ * infinity and NaN above all others. */
 static float quantize(const float *x, int len, int8_t *q) {
     uint32_t max = 0;
     for (int i = 0; i < len; i++) {
@@ -180,7 +182,7 @@ static int32_t argmax(const float *x, int d) {
     return best;
 }
 
-static inline float entry(const void *p, size_t i, bool half) {
+static inline float load(const void *p, size_t i, bool half) {
     return half ? so_f16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
 
@@ -196,7 +198,7 @@ static inline void scores(const void *k, const float *q, int n, int d, float *s,
         memset(s + (size_t)i * stride, 0, SO_KV_PAGE * sizeof *s);
     for (int e = 0; e < d; e++, q += n)
         for (int j = 0; j < SO_KV_PAGE; j++) {
-            float key = entry(k, (size_t)(e * SO_KV_PAGE + j), half);
+            float key = load(k, (size_t)(e * SO_KV_PAGE + j), half);
             for (int i = 0; i < n; i++) {
                 float *sum = s + (size_t)i * stride + j;
                 *sum = fmaf(q[i], key, *sum);
@@ -207,7 +209,7 @@ static inline void scores(const void *k, const float *q, int n, int d, float *s,
 static inline void values(so_attn_page v, const float *p, int n, int d, float *o, bool half) {
     for (int j = 0; j < v.n; j++)
         for (int e = 0; e < d; e++) {
-            float value = entry(v.at, (size_t)((v.first + j) * d + e), half);
+            float value = load(v.at, (size_t)((v.first + j) * d + e), half);
             for (int i = 0; i < n; i++)
                 o[i * d + e] = fmaf(p[i * SO_ATTN_CHUNK + j], value, o[i * d + e]);
         }
@@ -253,7 +255,7 @@ static void queries_q8(const float *const *q, int n, int d, float scale, void *o
             for (int c = 0; c < SO_QK && e + c < d; c++)
                 x[c] = q[i][e + c] * scale;
             block[SO_ATTN_SCALE * n + i] = quantize(x, SO_QK, rounded);
-            int32_t start = -128 * sum_of(rounded, SO_QK);
+            int32_t start = -128 * sum_of(rounded, SO_QK); /* part of the layout; unused here */
             memcpy(block + SO_ATTN_START * n + i, &start, sizeof start);
             for (int c = 0; c < SO_QK / 4; c++)
                 memcpy(block + (SO_ATTN_BYTES + c) * n + i, rounded + 4 * c, 4);
@@ -318,7 +320,8 @@ static void merge(float *o, const float *part, float a, float b, int d) {
         o[e] = fmaf(part[e], b, o[e] * a);
 }
 
-#define ENTRY(name, dtype) [dtype] = so_mm_scalar_##name,
+/* ---- for the roofline ---- */
+
 static uint64_t read_all(const uint8_t *p, size_t n) {
     uint64_t sum = 0, word;
     size_t i = 0;
@@ -343,6 +346,7 @@ static long multiply_all(long n) {
     return 4 * n;
 }
 
+#define ENTRY(name, dtype) [dtype] = so_mm_scalar_##name,
 const so_kernels so_kernels_scalar = {
     .level = SO_CPU_SCALAR,
     .matmul = {SO_MM_DTYPES(ENTRY)},

@@ -8,9 +8,9 @@
  * all rows of a column. As in packed_x86.h, two columns are computed together (weight_tile).
  *
  * Moving sums from a tile to memory and back is slow, so they stay in tiles for a whole block. Then
- * the scales of its sub-blocks cannot be applied to sums; they are applied to the weights. A
- * scaled weight s · q does not fit a byte. It is held as two bytes, the digits low and high, each
- * with a tile of sums of its own:
+ * the scales of its sub-blocks cannot be applied to sums; they are applied to the weights. In most
+ * types a scaled weight s · q does not fit a byte, so it is held as two bytes, the digits low and
+ * high, each with a tile of sums of its own:
  *
  *   Q2_K Q4_K Q5_K   s = 8 · s1 + s0, low = q · s0, high = q · s1. Both fit a byte, so one 16-bit
  *                    multiplication computes the products of two bytes at once
