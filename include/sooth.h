@@ -271,7 +271,7 @@ typedef struct sooth_timings {
     double draft_ms, verify_ms; /* time in drafters; time of the model's passes of the rounds */
 } sooth_timings;
 
-/* Rates of speculation; negative if nothing was counted. engine/counts.c defines each;
+/* Rates of speculation; negative if nothing was counted. src/engine/counts.c defines each;
  * docs/speculation.md has a table. */
 typedef struct sooth_metrics {
     double tokens_per_pass; /* tokens of the answer, with an end token, per round; plain: 1 */

@@ -26,7 +26,7 @@ static double gamma_q(double a, double x) {
             sum += term *= x / (a + k);
         return 1 - lead * sum;
     }
-    double b = x + 1 - a, c = 1e300, d = 1 / b, h = d;
+    double b = x + 1 - a, c = 1e300 /* infinity */, d = 1 / b, h = d;
     for (int k = 1; k < 10000; k++) {
         double an = -k * (k - a);
         b += 2;

@@ -9,8 +9,8 @@
 #include "draft/spec.h"
 #include "engine/engine.h"
 
-/* Names the drafters and the verification mode. A spec in its shortest form may be a little longer
- * than the text it was parsed from, but never twice as long. */
+/* Names the drafters and the verification mode. drafter: as so_spec_print writes it, which may be
+ * longer than the text that was parsed ("draw" becomes "draw=1") but never twice as long. */
 typedef struct so_spec_label {
     char drafter[2 * SO_SPEC_MAX_TEXT];
     so_verify_mode verify;
@@ -29,7 +29,7 @@ json_t *so_figures_nonce(bool has, uint64_t nonce);
 json_t *so_figures_timings(const so_request_stats *s);
 /* {"drafter","verify","rounds","tokens_per_pass","mean_accepted","alpha","acceptance_rate",
  * "round_rate","draft_ms","verify_ms","per_depth":[{"tested","accepted"}, …]}, and "lossy": true if
- * the text may differ from the model's own. counts.c defines each. */
+ * the distribution of the text may differ from the model's (lenient). counts.c defines each. */
 json_t *so_figures_spec(const so_spec_label *who, const so_request_stats *s);
 /* One position in the form of the OpenAI API, plus the id. p[0] is the token, the others are its
  * alternatives. `token` replaces invalid UTF-8 with U+FFFD; `bytes` has the original bytes. */

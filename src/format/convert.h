@@ -38,6 +38,8 @@ typedef struct so_convert_opts {
     void *user;
 } so_convert_opts;
 
+/* A tensor that was written as `dtype`, because its row length is not a multiple of the block length
+ * of the wanted dtype. */
 typedef struct so_convert_fallback {
     char *tensor;
     int64_t row_len;

@@ -59,8 +59,8 @@
  *   at once            after a correct guess
  *   after 8 tokens     otherwise; for a well-known drafter later, if probes would take more than
  *                      2 % of the time
- *   after 64 tokens    in any case if the drafter is known to be accurate and only costs too much,
- *                      or if another drafter is used in its place
+ *   after 64 tokens    and not earlier, even after a correct guess, if the drafter is well known and
+ *                      either accurate but too slow, or another drafter is used in its place
  *
  * While no drafter is in use, the 0.65 % are the only income, so they bound the cost of all probes.
  * Free guesses are scored as shadow drafts and need no probes.

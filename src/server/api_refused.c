@@ -58,7 +58,7 @@ static const refused TABLE[] = {
     NONE("ebnf"),
     NONE("stop_regex"),
     NONE("force_words_ids"),
-    /* which tokens may come */
+    /* allowed tokens */
     NONE("allowed_token_ids"),
     NONE("sequence_bias"),
     NONE("banned_tokens"),

@@ -235,7 +235,7 @@ static int encode_plain(encoding *e, so_str text, bool first) {
 }
 
 /* Step 3. */
-static int encode_stretch(encoding *e, so_str text, bool first) {
+static int encode_part(encoding *e, so_str text, bool first) {
     so_str normal;
     int rc = so_normalizer_run(e->t, e->matching, text, first, e->normal, &normal, e->err);
     so_added_walk walk = {
@@ -274,7 +274,7 @@ static int encode_runs(encoding *e, so_str text, const uint8_t *from_data, bool 
         for (n = 1; i + n < text.len && from_data[i + n] == from_data[i];)
             n++;
         e->parse_control = !from_data[i];
-        rc = encode_stretch(e, (so_str){text.ptr + i, n}, first && i == 0);
+        rc = encode_part(e, (so_str){text.ptr + i, n}, first && i == 0);
     }
     e->parse_control = true;
     return rc;
@@ -295,7 +295,7 @@ static int encode_text(encoding *e, so_str text) {
         else if (e->from_data && data_spells_control(e->t, part.text, e->from_data + at))
             rc = encode_runs(e, part.text, e->from_data + at, at == 0);
         else
-            rc = encode_stretch(e, part.text, at == 0);
+            rc = encode_part(e, part.text, at == 0);
     }
     return rc;
 }

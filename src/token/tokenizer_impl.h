@@ -19,10 +19,11 @@ enum {
 
 /* One step of decoding a piece to text. */
 typedef enum so_decode_kind {
-    SO_DECODE_REPLACE,       /* op */
+    SO_DECODE_REPLACE,       /* replaces text as `op` states */
     SO_DECODE_BYTE_FALLBACK, /* <0x0A> is byte 10 */
     SO_DECODE_BYTE_LEVEL,    /* byte-level characters to bytes */
-    SO_DECODE_STRIP,         /* removes `strip` up to n_start and n_stop times at the ends */
+    SO_DECODE_STRIP,         /* removes `strip` up to n_start times at the start and n_stop times
+                                at the end */
 } so_decode_kind;
 
 typedef struct so_decode_step {
@@ -36,7 +37,8 @@ typedef struct so_decode_step {
 typedef struct so_decoder {
     so_decode_step steps[SO_TOKENIZER_MAX_OPS];
     int n_steps;
-    bool fused;       /* while loading: later steps apply to the whole text */
+    bool fused;       /* while loading: a Fuse step was read, which joins all tokens. Of the later
+                         steps only a Strip of one leading space is supported */
     bool drops_space; /* one leading space of the whole text is dropped */
     bool drops_run;   /* and all spaces that the first token starts with (Metaspace) */
     bool joins;       /* tokens are joined by spaces (a tokenizer.json without a decoder) */
@@ -62,7 +64,7 @@ struct so_tokenizer {
 
     int32_t bos, eos, unk;
     so_tokens prefix, suffix; /* added with ADD_SPECIAL */
-    so_tokens ends;
+    so_tokens ends;           /* end tokens: EOS and others that end an answer */
     char *chat_template;
     size_t chat_template_len;
     uint64_t hash;
@@ -95,7 +97,8 @@ int so_json_pretok(so_tokenizer *t, const json_t *j, const char *path, int depth
 int so_json_decoder(so_tokenizer *t, const json_t *j, const char *path, int depth, so_err *err);
 int so_json_post(so_tokenizer *t, const json_t *j, const char *path, int depth, so_err *err);
 
-/* Applies the normalizers; *out is text itself or in one of the buffers. */
+/* Applies the normalizers; *out is text itself or in one of the buffers. first: text is at the
+ * start of the text to encode (so_text_op_apply). */
 int so_normalizer_run(const so_tokenizer *t, so_matching *m, so_str text, bool first,
                       so_buf bufs[2], so_str *out, so_err *err);
 
