@@ -31,6 +31,7 @@
 #include "base/mem.h"
 #include "engine/bundle.h"
 #include "engine/engine.h"
+#include "so_rig.h"
 #include "so_test.h"
 
 enum { MAX_PROMPTS = 40, N_SEEDS = 3, N_SETTINGS = 1 + 2 * N_SEEDS, AT_ONCE = 8, N_CTX = 1024 };
@@ -593,6 +594,7 @@ static void open_model(grid *g, const char *path) {
     so_err err = {0};
     g->model_path = so_strdup(path);
     so_bundle_defaults(&o);
+    o.device = so_test_device();
     o.n_threads = g->n_threads;
     if (so_bundle_open(path, &o, &g->b, &err) != SO_OK)
         die(path, &err);

@@ -7,6 +7,7 @@
  * MODEL is a file or a pulled model's name; its own weights, rounded to Q4_0, are its draft. By
  * default 28 requests of up to 64 tokens (a minute at most); tests/engine/test_load does the same
  * with tiny models. Prints a line per cache; exit 1 on any difference. */
+#include "so_rig.h"
 #include "so_test.h"
 
 #include <stdio.h>
@@ -43,6 +44,7 @@ static void open_bundle(const char *path, so_backend *backend, so_bundle *out) {
     so_bundle_opts o;
     so_err err = {0};
     so_bundle_defaults(&o);
+    o.device = so_test_device();
     o.backend = backend;
     o.quantize = backend != NULL;
     o.dtype = SO_DTYPE_Q4_0;

@@ -79,7 +79,8 @@ static void check_model(const char *name, so_cpu_level level, bool deferred) {
         so_seq *s = so_seq_create(r.kv);
         so_rig_chunks(&r, s, e.tokens, e.n, chunks[c], got);
         double d = distance(&e, got);
-        if (!(d <= 1e-4))
+        /* a GPU rounds activations and weights to fp16 */
+        if (!(d <= (strcmp(so_test_device(), "cpu") == 0 ? 1e-4 : 5e-3)))
             fail_msg("%s, %s, chunks of %d: distance %g", name, so_cpu_level_name(level), chunks[c],
                      d);
         if (c == 0)

@@ -89,7 +89,7 @@ static int buffer_create(so_backend *base, size_t n_bytes, so_buffer **out, so_e
     if (e == cudaSuccess)
         e = cudaMalloc(&buf->data, n_bytes);
     if (e == cudaSuccess)
-        e = cudaMemset(buf->data, 0, n_bytes);
+        e = cudaMemsetAsync(buf->data, 0, n_bytes, b->stream); /* in the order of its uploads */
     if (e != cudaSuccess) {
         free(buf);
         return so_err_set(err, e == cudaErrorMemoryAllocation ? SO_ENOMEM : SO_EIO,
@@ -107,9 +107,19 @@ static void drop_graphs(cuda_backend *b) {
         forget(&b->graphs[i]);
 }
 
+static void queue_phase(cuda_backend *b);
+
+/* Before an object is freed: operations that were submitted may use it, and graphs hold its address. */
+static void let_go(cuda_backend *b) {
+    if (b->n_ops > 0 || b->n_segments > 0)
+        queue_phase(b);
+    cudaStreamSynchronize(b->stream);
+    drop_graphs(b);
+}
+
 static void buffer_free(so_backend *base, so_buffer *buf) {
     cuda_backend *b = (cuda_backend *)base;
-    drop_graphs(b); /* they hold its address */
+    let_go(b);
     cudaFree(buf->data);
     free(buf);
 }
@@ -133,7 +143,9 @@ static bool weight_pack(so_backend *b, so_weight *w) {
 }
 
 static void weight_free(so_backend *base, so_weight *w) {
-    drop_graphs((cuda_backend *)base);
+    if (!w)
+        return;
+    let_go((cuda_backend *)base);
     cudaFree(w->data);
     cudaFree(w->factor);
     free(w);
@@ -169,7 +181,7 @@ static int kv_create(so_backend *base, const so_kv_shape *shape, so_kv_store **o
 }
 
 static void kv_free(so_backend *base, so_kv_store *s) {
-    drop_graphs((cuda_backend *)base);
+    let_go((cuda_backend *)base);
     cudaFree(s->k);
     cudaFree(s->v);
     free(s);
@@ -210,7 +222,6 @@ static void stage(cuda_backend *b, const so_op *op) {
     b->stage_len = at + n;
 }
 
-static void queue_phase(cuda_backend *b);
 static void put_op(signature *s, const so_op *o);
 
 static void record_download(cuda_backend *b, const so_op *op) {

@@ -136,7 +136,7 @@ static void so_launch(const so_queue &q, void (*kernel)(P...), dim3 grid, unsign
     c.stream = q.stream;
     c.attrs = &a;
     c.numAttrs = q.overlap ? 1 : 0;
-    cudaLaunchKernelEx(&c, kernel, P(args)...);
+    cudaLaunchKernelEx(&c, kernel, P(args)...); /* errors: cudaGetLastError, once for a phase */
 }
 
 /* ---- helpers ---- */
