@@ -72,8 +72,13 @@ TEST_BIN := $(TEST_SRC:tests/%.c=$(O)/tests/%)
 FUZZ_BIN := $(FUZZ_SRC:tests/%.c=$(O)/tests/%)
 EXAMPLE_BIN := $(EXAMPLE_SRC:examples/%.c=$(OUT)/examples/%)
 
+# The CUDA backend is a library of its own, opened at run time; nothing else needs CUDA. `make all` builds it where nvcc is found, in
+# the default configuration. CUDA_ARCHS: compute capabilities.
+CUDA_ARCHS ?= 90
+CUDA_LIB := $(if $(filter build,$(OUT)),$(if $(shell command -v nvcc 2>/dev/null),build/libsooth_cuda.so))
+
 .PHONY: all help mutants
-all: $(OUT)/sooth $(OUT)/libsooth.a $(OUT)/libsooth.so $(OUT)/sooth.pc $(EXAMPLE_BIN) ## build the command and the library
+all: $(OUT)/sooth $(OUT)/libsooth.a $(OUT)/libsooth.so $(OUT)/sooth.pc $(EXAMPLE_BIN) $(CUDA_LIB) ## build the command and the library
 
 mutants: $(O)/sooth-mutants ## build/obj/CONFIG/sooth-mutants, the command with deliberate faults that tests must detect
 
@@ -189,11 +194,10 @@ lint: ## layers, function lengths, banned calls, formatting
 bench: all ## time passes of a pulled model (MODEL=smollm2)
 	$(OUT)/sooth bench curve -m $(or $(MODEL),smollm2)
 
-# The CUDA backend is a library of its own, opened at run time; nothing else needs CUDA. CUDA_ARCHS: compute capabilities.
-CUDA_ARCHS ?= 80 90
 .PHONY: cuda
-cuda: ## build/libsooth_cuda.so, the GPU backend (needs nvcc)
-	@sh tools/cuda.sh $(OUT)/libsooth_cuda.so $(CUDA_ARCHS)
+cuda: build/libsooth_cuda.so ## build/libsooth_cuda.so, the GPU backend (needs nvcc)
+build/libsooth_cuda.so: $(wildcard src/backend/cuda/*) src/backend/backend.h tools/cuda.sh
+	@sh tools/cuda.sh $@ $(CUDA_ARCHS)
 
 # For bash, zsh and fish. SOOTH_RUNNER runs a program that was built for another processor.
 COMPLETIONS = $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions zsh/site-functions fish/vendor_completions.d)

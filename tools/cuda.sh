@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds libsooth_cuda.so: cuda.sh OUT [ARCH…], e.g. cuda.sh build/libsooth_cuda.so 80 90. Objects go to OUT's folder/cuda.
+# Builds libsooth_cuda.so: cuda.sh OUT [ARCH…], e.g. cuda.sh build/libsooth_cuda.so 90. Objects go to OUT's folder/cuda.
 set -eu
 out=$1
 shift
@@ -9,13 +9,17 @@ gencode=""
 [ $# -gt 0 ] || set -- 90
 for a in "$@"; do gencode="$gencode -gencode arch=compute_$a,code=sm_$a"; done
 flags="-std=c++17 -O3 -Isrc -Xcompiler -fPIC,-fvisibility=hidden $gencode"
+[ "$(cat "$dir/flags" 2>/dev/null)" = "$flags" ] || rm -f "$dir"/*.o
+echo "$flags" > "$dir/flags"
+jobs=""
 for f in src/backend/cuda/*.cu; do
     o=$dir/$(basename "$f" .cu).o
-    if [ ! -e "$o" ] || [ -n "$(find src/backend/cuda src/backend/backend.h -newer "$o" 2>/dev/null | head -1)" ]; then
-        nvcc $flags -c "$f" -o "$o" &
+    if [ ! -e "$o" ] || [ -n "$(find "$f" src/backend/cuda/*.cuh src/backend/backend.h -newer "$o" 2>/dev/null)" ]; then
+        { nvcc $flags -c "$f" -o "$o.new" && mv "$o.new" "$o"; } &
+        jobs="$jobs $!"
     fi
 done
-wait
+for j in $jobs; do wait "$j"; done
 for f in base/err format/dtype base/str base/mem; do
     ${CC:-cc} -std=c11 -D_GNU_SOURCE -O2 -fPIC -fvisibility=hidden -Isrc -c "src/$f.c" -o "$dir/$(basename $f).o"
 done

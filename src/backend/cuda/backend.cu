@@ -648,6 +648,10 @@ so_cuda_backend_create(int device, so_backend **out, so_err *err) {
         return so_err_set(err, SO_EUNSUPPORTED,
                           "%s has compute capability %d.%d; 8.0 or newer is needed", p.name,
                           p.major, p.minor);
+    if (e == cudaSuccess && p.sharedMemPerBlockOptin < SO_SHARED_BYTES)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "%s gives a thread block %zu KB of shared memory; the kernels need %d",
+                          p.name, p.sharedMemPerBlockOptin >> 10, SO_SHARED_BYTES >> 10);
     cuda_backend *b = (cuda_backend *)calloc(1, sizeof *b);
     b->base.vt = &VT;
     b->device = device;

@@ -65,6 +65,7 @@ typedef enum so_fmt {
     SO_FMT_COUNT
 } so_fmt;
 
+enum { SO_SHARED_BYTES = 227 << 10 }; /* of a thread block: compute capability 9.0 */
 enum { SO_TILE = 16, SO_UNIT = 64, SO_SEGMENTS = 8, SO_WARPS = 8 };
 
 __host__ __device__ constexpr int so_fmt_numbers(int f) {

@@ -425,7 +425,7 @@ static void set_blocks(mm_args *a, int r) {
     }
 }
 
-enum { SHARED_MOST = 227 << 10, SHARED_SM = 228 << 10 };
+enum { SHARED_SM = 228 << 10 }; /* of an SM, with 1 KB for each block */
 
 template <int FMT, int NT, int R, bool RESIDENT>
 static void launch_narrow(const so_queue &q, mm_args a) {
@@ -445,7 +445,7 @@ static void launch_narrow(const so_queue &q, mm_args a) {
 /* Keeps the rows in shared memory if they fit. */
 template <int FMT, int NT, int R> static void launch_rows(const so_queue &q, const mm_args &a) {
     typedef narrow_shape<FMT, NT, R, true> Z;
-    if (Z::shared(a.n_units) <= SHARED_MOST)
+    if (Z::shared(a.n_units) <= SO_SHARED_BYTES)
         launch_narrow<FMT, NT, R, true>(q, a);
     else
         launch_narrow<FMT, NT, R, false>(q, a);
