@@ -173,7 +173,7 @@ static void results(void **state) {
         for (int i = 0; i < 32; i++)
             sum += (double)((const float *)w->data)[v * 32 + i] * (double)hidden[i];
         assert_float_equal((float)sum, all[67 + v],
-                           strcmp(so_test_device(), "cpu") == 0 ? 1e-4 : 1e-2);
+                           strcmp(so_test_device(), "cpu") == 0 ? 1e-4F : 1e-2F);
     }
     so_seq_free(s);
     so_rig_close(&r);
