@@ -194,6 +194,14 @@ lint: ## layers, function lengths, banned calls, formatting
 bench: all ## time passes of a pulled model (MODEL=smollm2)
 	$(OUT)/sooth bench curve -m $(or $(MODEL),smollm2)
 
+# Reads weights in several memory layouts; independent of the library.
+.PHONY: bench-streams
+bench-streams: $(O)/bench/streams ## bandwidth of a product with one row by layout of the weights (bench/streams.c)
+	$(O)/bench/streams
+$(O)/bench/streams: bench/streams.c $(O)/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) $< $(LDFLAGS) -pthread -o $@
+
 .PHONY: cuda
 cuda: build/libsooth_cuda.so ## build/libsooth_cuda.so, the GPU backend (needs nvcc)
 build/libsooth_cuda.so: $(wildcard src/backend/cuda/*) src/backend/backend.h tools/cuda.sh

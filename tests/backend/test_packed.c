@@ -3,6 +3,7 @@
  * extreme numbers, which would reveal an integer overflow. */
 #include "op_cases.h"
 
+#include <limits.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,46 +35,53 @@ static bool is_k(so_dtype t) { return so_dtype_get((int)t)->block_len == 256; }
 
 static void round_trip(so_dtype t, int n_rows, int n_blocks, int fill) {
     const so_dtype_info *info = so_dtype_get((int)t);
-    size_t row_bytes = (size_t)info->block_bytes * (size_t)n_blocks;
+    size_t row_bytes = (size_t)info->block_bytes * (size_t)n_blocks, tile_bytes;
     uint8_t *rows = so_alloc(row_bytes * (size_t)n_rows), *block = so_alloc(256);
-    size_t group_bytes = so_pack_group_bytes(t, n_blocks * info->block_len);
-    uint8_t *group = so_alloc(group_bytes + 1);
+    assert_true(so_pack_bytes(t, n_blocks * info->block_len, n_rows, &tile_bytes));
+    uint8_t *tile = so_alloc(tile_bytes + 1);
     noise z = noise_of((uint64_t)t);
     for (size_t i = 0; i < row_bytes * (size_t)n_rows; i++)
         rows[i] = fill < 0 ? (uint8_t)noise_u32(&z) : (uint8_t)fill;
-    memset(group, 0xCD, group_bytes + 1);
-    so_pack_group(t, rows, row_bytes, n_rows, n_blocks * info->block_len, group);
-    assert_int_equal(group[group_bytes], 0xCD);
+    memset(tile, 0xCD, tile_bytes + 1);
+    so_pack_tile(t, rows, row_bytes, n_rows, n_blocks * info->block_len, tile);
+    assert_int_equal(tile[tile_bytes], 0xCD);
     for (int r = 0; r < n_rows; r++)
         for (int b = 0; b < n_blocks; b++) {
-            so_pack_block(t, group, n_blocks * info->block_len, r, b, block);
+            so_pack_block(t, tile, so_pack_groups(n_rows, 0), r, b, block);
             assert_memory_equal(block, rows + (size_t)r * row_bytes + b * info->block_bytes,
                                 (size_t)info->block_bytes);
         }
     free(rows);
     free(block);
-    free(group);
+    free(tile);
 }
 
 static void packing_loses_nothing(void **state) {
     (void)state;
+    static const int n_rows[] = {1, 6, 15, 16, 17, 22, 31, 32};
     for (size_t i = 0; i < SO_LEN(dtypes); i++)
-        for (int n_rows = 1; n_rows <= 16; n_rows += 5)
+        for (size_t r = 0; r < SO_LEN(n_rows); r++)
             for (int n_blocks = 1; n_blocks < 5; n_blocks++) {
-                round_trip(dtypes[i], n_rows, n_blocks, -1);
-                round_trip(dtypes[i], n_rows, n_blocks, 0xFF);
+                round_trip(dtypes[i], n_rows[r], n_blocks, -1);
+                round_trip(dtypes[i], n_rows[r], n_blocks, 0xFF);
             }
-    assert_int_equal(so_pack_group_bytes(SO_DTYPE_F16, 64), 0);
 }
 
-/* Packing may add at most 4 % to the file's size. */
+/* Packing may add at most 4 % to the file's size, and one group of rows to a matrix. */
 static void sizes(void **state) {
     (void)state;
+    size_t packed;
     for (size_t i = 0; i < SO_LEN(dtypes); i++) {
-        size_t file = 16 * so_dtype_row_bytes(dtypes[i], 1536);
-        size_t packed = so_pack_group_bytes(dtypes[i], 1536);
-        assert_true(packed >= file && packed * 100 <= file * 104);
+        size_t row = so_dtype_row_bytes(dtypes[i], 1536);
+        assert_true(so_pack_bytes(dtypes[i], 1536, 320, &packed));
+        assert_int_equal(packed, 10 * so_pack_tile_bytes(dtypes[i], 1536));
+        assert_true(packed >= 320 * row && packed * 100 <= 320 * row * 104);
+        assert_true(so_pack_bytes(dtypes[i], 1536, 321, &packed));
+        assert_true(packed * 100 <= 336 * row * 104 + 1536 / 32 * 32 * 100);
     }
+    assert_int_equal(so_pack_tile_bytes(SO_DTYPE_F16, 64), 0);
+    assert_false(so_pack_bytes(SO_DTYPE_F16, 64, 64, &packed));
+    assert_false(so_pack_bytes(SO_DTYPE_Q8_0, 1 << 24, LONG_MAX, &packed));
 }
 
 /* ---- products ---- */
@@ -158,7 +166,7 @@ static void row_counts(void **state) {
 
 static void shapes(void **state) {
     (void)state;
-    static const int rows[] = {16, 17, 31, 32, 33, 48, 63, 100};
+    static const int rows[] = {16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 80, 97, 100};
     static const int counts[] = {1, 3, 6};
     for (size_t i = 0; i < SO_LEN(dtypes); i++)
         for (size_t r = 0; r < SO_LEN(rows); r++) {
@@ -287,7 +295,9 @@ static void stays_borrowed(void **state) {
     so_backend *b = cpu(1, SO_CPU_AUTO);
     so_err err = {0};
     const op_case cases[] = {{SO_OP_MATMUL, SO_DTYPE_F16, 2, 64, 64, false, 0},
-                             {SO_OP_MATMUL, SO_DTYPE_Q4_0, 2, 64, 15, false, 0}};
+                             {SO_OP_MATMUL, SO_DTYPE_Q4_0, 2, 64, 15, false, 0},
+                             {SO_OP_MATMUL, SO_DTYPE_Q8_0, 2, 64, 1, true, 0},
+                             {SO_OP_MATMUL, SO_DTYPE_Q6_K, 2, 512, 1, false, 0}};
     for (size_t i = 0; i < SO_LEN(cases); i++) {
         plain p = plain_create(&cases[i], i);
         so_weight *w = NULL;

@@ -119,43 +119,41 @@ static int weight_create(so_backend *b, const so_tensor *t, so_weight **out, so_
 typedef struct pack_job {
     const so_weight *w;
     uint8_t *out;
-    size_t group_bytes;
+    size_t tile_bytes;
     _Atomic long next; /* first row that no thread has claimed */
 } pack_job;
 
 /* Threads claim rows dynamically: page faults on fresh memory can make one of them much slower. */
 static void pack_rows(void *arg, int index, int count) {
     (void)index, (void)count;
-    enum { CLAIM = 8 * SO_PACK_ROWS };
+    enum { CLAIM = 4 * SO_PACK_TILE };
     pack_job *job = arg;
     const so_weight *w = job->w;
     long begin;
     while ((begin = atomic_fetch_add(&job->next, CLAIM)) < w->n_rows) {
         long end = SO_MIN(begin + CLAIM, w->n_rows);
-        for (long r = begin; r < end; r += SO_PACK_ROWS)
-            so_pack_group(w->dtype, w->data + (size_t)r * w->row_bytes, w->row_bytes,
-                          (int)SO_MIN(SO_PACK_ROWS, end - r), w->n_cols,
-                          job->out + (size_t)(r / SO_PACK_ROWS) * job->group_bytes);
+        for (long r = begin; r < end; r += SO_PACK_TILE)
+            so_pack_tile(w->dtype, w->data + (size_t)r * w->row_bytes, w->row_bytes,
+                         (int)SO_MIN(SO_PACK_TILE, end - r), w->n_cols,
+                         job->out + (size_t)(r / SO_PACK_TILE) * job->tile_bytes);
     }
 }
 
 static bool weight_pack(so_backend *b, so_weight *w) {
-    size_t group_bytes = so_pack_group_bytes(w->dtype, w->n_cols), bytes;
-    size_t n_groups = ((size_t)w->n_rows + SO_PACK_ROWS - 1) / SO_PACK_ROWS;
-    if (w->group_bytes != 0)
+    size_t bytes;
+    if (w->tile_bytes != 0)
         return true;
     /* a group with fewer rows would mostly multiply padding */
-    if (group_bytes == 0 || w->n_rows < SO_PACK_ROWS)
-        return false;
-    if (!so_mul_size(n_groups, group_bytes, &bytes))
+    if (w->n_rows < SO_PACK_ROWS || !so_pack_bytes(w->dtype, w->n_cols, w->n_rows, &bytes))
         return false;
     uint8_t *out = so_slab_alloc(&cpu_of(b)->slab, bytes, &w->chunk);
     if (!out)
         return false;
     flush(cpu_of(b));
-    so_pool_run(cpu_of(b)->pool, pack_rows, &(pack_job){w, out, group_bytes, 0});
+    size_t tile_bytes = so_pack_tile_bytes(w->dtype, w->n_cols);
+    so_pool_run(cpu_of(b)->pool, pack_rows, &(pack_job){w, out, tile_bytes, 0});
     w->data = out;
-    w->group_bytes = group_bytes;
+    w->tile_bytes = tile_bytes;
     return true;
 }
 
@@ -678,6 +676,8 @@ int so_backend_cpu_create(const so_backend_opts *o, so_backend **out, so_err *er
     b->base.vt = &cpu_vt;
     b->kernels = kernels;
     b->pool = pool;
+    b->prefetch[0] = (so_prefetch){12 << 10, true};
+    b->prefetch[1] = (so_prefetch){32 << 10, false};
     so_balance_init(&b->balance, so_pool_count(pool));
     b->list = b->lists = SO_NEW_N(so_list, SO_LISTS); /* backed by memory on first use */
     b->attn = SO_NEW(so_attn_split);

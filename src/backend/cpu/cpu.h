@@ -21,7 +21,7 @@ struct so_weight {
     long n_rows;
     size_t row_bytes;
     const uint8_t *data;  /* borrowed, or packed in `chunk` */
-    size_t group_bytes;   /* of 16 packed rows (pack.h); 0: not packed, rows as in the file */
+    size_t tile_bytes;    /* of 32 packed rows (pack.h); 0: not packed, rows as in the file */
     so_slab_chunk *chunk; /* of the slab that holds the packed rows; NULL: not packed */
 };
 
@@ -125,6 +125,7 @@ struct so_cpu {
     int n_open;
     bool open_weighted; /* all of these tasks are split by so_cpu_split_weighted */
     so_balance balance;
+    so_prefetch prefetch[2]; /* of weights in blocks of 32, of 256 */
     /* Bytes of the uploads in the list, copied at submit. */
     unsigned char *uploads;
     size_t uploads_len, uploads_cap;

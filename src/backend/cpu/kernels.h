@@ -88,24 +88,32 @@ typedef struct so_act {
     so_q256 *blocks256; /* [n][k / 256] */
 } so_act;
 
+/* How weights that are read soon are requested: `lead` bytes, a multiple of 64, before they are used
+ * (0: not at all, the processor's own prefetcher does better), into the L1 or the L2 cache. Never
+ * changes a result. */
+typedef struct so_prefetch {
+    uint32_t lead;
+    bool l1;
+} so_prefetch;
+
 /* One product out[n][m] = act · wᵀ + bias. */
 typedef struct so_mm {
     so_act act;
-    const uint8_t *w; /* [m] rows of row_bytes, any alignment; or packed groups of 16 rows */
+    const uint8_t *w; /* [m] rows of row_bytes, any alignment; or packed tiles of 32 rows */
     size_t row_bytes;
-    size_t group_bytes; /* of a packed group (pack.h), w aligned to 64; 0: not packed */
+    size_t tile_bytes; /* of a packed tile (pack.h), w aligned to 64; 0: not packed */
     long m;
     const float *bias; /* [m] or NULL */
-    /* Packed weights: the row group that this thread reads after its rows, to be prefetched, or
-     * NULL; the size of that group in bytes, and the offset of its words (pack.h). */
+    /* Packed weights: what this thread reads after these rows, to be prefetched, or NULL; and how
+     * they are prefetched. */
     const uint8_t *next;
-    size_t next_bytes, next_words;
+    so_prefetch prefetch;
     float *out;
 } so_mm;
 /* Computes rows begin … end-1 of w. begin is a multiple of SO_MM_GRAIN; so is end, unless it is
  * m. */
 typedef void so_mm_fn(const so_mm *a, long begin, long end);
-enum { SO_MM_GRAIN = 16 };
+enum { SO_MM_GRAIN = 32 };
 
 /* The dtypes that have a matmul; X(name, dtype). */
 #define SO_MM_PLAIN_DTYPES(X) \

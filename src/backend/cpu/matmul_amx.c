@@ -44,6 +44,8 @@
 
 #include "backend/cpu/columns_x86.h"
 
+_Static_assert(COLUMNS == 2, "the two columns of a tile are its row groups");
+
 enum {
     ROWS = 16,                   /* activation rows per tile, at most */
     CHUNK = 128,                 /* activation rows that are multiplied with one decoded block */
@@ -123,19 +125,18 @@ typedef struct source {
 } source;
 
 INLINE source source_of(so_dtype t, const uint8_t *words, int quarter, const int h) {
-    const int s = 2 * quarter + h, half = quarter / 2, word = SO_PACK_WORD;
+    const int s = 2 * quarter + h;
+    const uint8_t *low = words + SO_PACK_WORD * so_pack_low_word(t, s);
+    const uint8_t *high = words + SO_PACK_WORD * so_pack_high_word(t, s);
     switch (t) {
     case SO_DTYPE_Q2_K:
     case SO_DTYPE_Q3_K:
-        return (source){words + 8 * half * word, words + 16 * word, MAP(copy_bits(2), s % 4 * 2),
-                        MAP(replicate_bit(2), s)};
+        return (source){low, high, MAP(copy_bits(2), s % 4 * 2), MAP(replicate_bit(2), s)};
     case SO_DTYPE_Q4_K:
     case SO_DTYPE_Q5_K:
-        return (source){words + 8 * quarter * word, words + 32 * word, MAP(copy_bits(4), 4 * h),
-                        MAP(BIT(4), s)};
+        return (source){low, high, MAP(copy_bits(4), 4 * h), MAP(BIT(4), s)};
     default: /* Q6_K */
-        return (source){words + (16 * half + 8 * h) * word, words + (32 + 8 * half) * word,
-                        MAP(copy_bits(4), quarter % 2 * 4),
+        return (source){low, high, MAP(copy_bits(4), quarter % 2 * 4),
                         MAP(BIT(4) | replicate_bit(5) << 1, s % 4 * 2)};
     }
 }
@@ -266,12 +267,12 @@ INLINE heads heads_of(so_dtype t, const uint8_t *head) {
 }
 
 INLINE void add_sums(const so_mm *a, so_dtype t, const weight_tile *at, groups g, int first,
-                     pending_sums s, vf (*acc)[2], prefetch *next) {
+                     pending_sums s, vf (*acc)[COLUMNS], prefetch *next) {
     const int n_pairs = sub_is_32(t) ? 4 : 8, bits = splits_scale(t) ? 3 : 8;
     size_t n_blocks = (size_t)a->act.k / 256;
     const so_q256 *x = a->act.blocks256 + (size_t)first_row(a, g, first + s.i) * n_blocks + s.b;
     heads h[2];
-    UNROLL for (int j = 0; j < 2; j++) h[j] = heads_of(t, at->head[j] + s.b * so_pack_head(t));
+    UNROLL for (int j = 0; j < 2; j++) h[j] = heads_of(t, head_of(t, at, s.b, j));
     acc += g.rows * s.i;
     for (int i = 0; i < g.rows; i++, x += n_blocks) {
         const int16_t *pairs = sub_is_32(t) ? x->sum32 : x->sum16;
@@ -293,8 +294,7 @@ INLINE void add_sums(const so_mm *a, so_dtype t, const weight_tile *at, groups g
 INLINE void decode(so_dtype t, const weight_tile *at, size_t b, int quarter, amx_block *w,
                    prefetch *next) {
     UNROLL for (int j = 0; j < 2; j++)
-        decode_quarter(t, at->head[j] + b * so_pack_head(t), at->word[j] + b * so_pack_words(t),
-                       quarter, &w[j], next);
+        decode_quarter(t, head_of(t, at, b, j), words_of(t, at, b, j), quarter, &w[j], next);
 }
 
 INLINE void zero_tiles(void) {
@@ -313,7 +313,7 @@ INLINE void store_tiles(tile_sums *c) {
 
 /* Multiplies groups first … first+n-1 with all blocks of both columns. */
 INLINE void chunk(const so_mm *a, so_dtype t, const weight_tile *at, groups g, int first, int n,
-                  vf (*acc)[2]) {
+                  vf (*acc)[COLUMNS]) {
     size_t k = (size_t)a->act.k, n_blocks = k / 256;
     const int n_batches = 2 * 64 / sub_words(t); /* of prefetch, per decoded block */
     amx_block w[2];
@@ -343,17 +343,14 @@ INLINE void chunk(const so_mm *a, so_dtype t, const weight_tile *at, groups g, i
 }
 
 INLINE void product(const so_mm *a, so_dtype t, long begin, long end) {
-    vf acc[CHUNK][2];
-    size_t words_at = so_pack_words_at(t, (size_t)a->act.k / 256);
+    vf acc[CHUNK][COLUMNS];
     groups g = groups_of(a->act.n);
     int span = span_rows(a, CHUNK) / ROWS;
     shape_tiles(g.rows);
     for (int from = 0; from < g.n; from += span)
-        for (long r = begin; r < end; r += 2 * LANES) {
-            weight_tile at = weight_tile_at(a, words_at, r, end);
+        for (long r = begin; r < end; r += SO_PACK_TILE) {
             int to = SO_MIN(from + span, g.n);
-            if (r + 2 * LANES >= end)
-                at.next = to < g.n ? group_at(a, begin) : a->next;
+            weight_tile at = weight_tile_at(a, r, begin, end, to < g.n);
             for (int i = from; i < to; i += CHUNK_GROUPS) {
                 int n = SO_MIN((int)CHUNK_GROUPS, to - i);
                 for (int j = 0; j < g.rows * n; j++)
@@ -361,19 +358,19 @@ INLINE void product(const so_mm *a, so_dtype t, long begin, long end) {
                 chunk(a, t, &at, g, i, n, acc);
                 for (int j = 0; j < n; j++)
                     ptile_store(a, r, end, first_row(a, g, i + j), g.rows,
-                                (const vf(*)[2])acc + g.rows * j);
-                at.next = NULL;
+                                (const vf(*)[COLUMNS])acc + g.rows * j);
+                at.prefetch.lead = 0; /* the next chunk reads the same tile, which is cached */
             }
         }
     TILE_RELEASE;
 }
 
-#define AMX_PRODUCT(name, dtype)                                                        \
-    void so_mm_amx_##name(const so_mm *a, long begin, long end) {                       \
-        if (a->group_bytes && a->act.n >= (splits_scale(dtype) ? MIN_SPLIT : MIN_WIDE)) \
-            product(a, dtype, begin, end);                                              \
-        else                                                                            \
-            so_kernels_avx512.matmul[dtype](a, begin, end);                             \
+#define AMX_PRODUCT(name, dtype)                                                       \
+    void so_mm_amx_##name(const so_mm *a, long begin, long end) {                      \
+        if (a->tile_bytes && a->act.n >= (splits_scale(dtype) ? MIN_SPLIT : MIN_WIDE)) \
+            product(a, dtype, begin, end);                                             \
+        else                                                                           \
+            so_kernels_avx512.matmul[dtype](a, begin, end);                            \
     }
 SO_MM_K_DTYPES(AMX_PRODUCT)
 

@@ -18,11 +18,12 @@ enum { BLOCK_BYTES_MAX = sizeof(so_block_q6_k) };
 
 /* Block b of row r in the file's layout; a packed block is unpacked into `copy`. */
 static const uint8_t *block_at(const so_mm *a, so_dtype dtype, long r, int b, uint8_t *copy) {
-    if (a->group_bytes == 0)
+    if (a->tile_bytes == 0)
         return a->w + (size_t)r * a->row_bytes +
                (size_t)b * (size_t)so_dtype_get((int)dtype)->block_bytes;
-    so_pack_block(dtype, a->w + (size_t)(r / SO_PACK_ROWS) * a->group_bytes, a->act.k,
-                  (int)(r % SO_PACK_ROWS), b, copy);
+    long first = r / SO_PACK_TILE * SO_PACK_TILE;
+    so_pack_block(dtype, a->w + (size_t)(r / SO_PACK_TILE) * a->tile_bytes,
+                  so_pack_groups(a->m, first), (int)(r - first), b, copy);
     return copy;
 }
 

@@ -444,7 +444,7 @@ INLINE void quantized(const so_mm *a, so_dtype dtype, bool wide, long begin, lon
     static void mm_##name(const so_mm *a, long begin, long end) {                     \
         if (dtype == SO_DTYPE_F32 || dtype == SO_DTYPE_F16 || dtype == SO_DTYPE_BF16) \
             floats(a, dtype, begin, end);                                             \
-        else if (a->group_bytes)                                                      \
+        else if (a->tile_bytes)                                                       \
             packed(a, dtype, dtype >= SO_DTYPE_Q2_K, begin, end);                     \
         else if (a->m < LANES)                                                        \
             so_mm_scalar_##name(a, begin, end);                                       \

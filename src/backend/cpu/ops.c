@@ -42,15 +42,15 @@ static void download(const so_cpu *b, const so_op *op, int index, int count) {
 
 /* Row `id` of a weight, converted to floats. */
 static void read_row(const so_weight *w, int32_t id, float *out) {
-    if (!w->group_bytes) {
+    if (!w->tile_bytes) {
         so_dequantize_row(w->dtype, w->data + (size_t)id * w->row_bytes, out, w->n_cols);
         return;
     }
-    const uint8_t *group = w->data + (size_t)(id / SO_PACK_ROWS) * w->group_bytes;
-    int len = so_dtype_get((int)w->dtype)->block_len;
+    const uint8_t *tile = w->data + (size_t)(id / SO_PACK_TILE) * w->tile_bytes;
+    int len = so_dtype_get((int)w->dtype)->block_len, row = id % SO_PACK_TILE;
     for (int i = 0; i < w->n_cols / len; i++) {
         uint8_t block[sizeof(so_block_q6_k)]; /* the largest block type */
-        so_pack_block(w->dtype, group, w->n_cols, id % SO_PACK_ROWS, i, block);
+        so_pack_block(w->dtype, tile, so_pack_groups(w->n_rows, id - row), row, i, block);
         so_dequantize_row(w->dtype, block, out + i * len, len);
     }
 }
@@ -259,7 +259,7 @@ static long static_rows(const so_weight *w, int count) {
     return w->n_rows * 2 / 3 / MM_UNIT * MM_UNIT;
 }
 
-_Static_assert(MM_UNIT % SO_MM_GRAIN == 0, "a thread's rows must end with a row group");
+_Static_assert(MM_UNIT % SO_MM_GRAIN == 0, "a thread's rows must end with a tile");
 
 bool so_cpu_matmul_is_static(const so_weight *w, int count) {
     return static_rows(w, count) == w->n_rows;
@@ -284,12 +284,8 @@ static long claim_rows(const so_cpu *b, const so_op *op, int count) {
 /* Sets `row` of a packed matrix as what the thread reads next, to be prefetched. */
 static void set_prefetch(so_mm *mm, const so_weight *w, long row) {
     mm->next = NULL;
-    if (!w->group_bytes || row >= w->n_rows)
-        return;
-    size_t n_blocks = (size_t)(w->n_cols / so_dtype_get((int)w->dtype)->block_len);
-    mm->next = w->data + (size_t)(row / SO_PACK_ROWS) * w->group_bytes;
-    mm->next_bytes = w->group_bytes;
-    mm->next_words = so_pack_words_at(w->dtype, n_blocks);
+    if (w->tile_bytes && row < w->n_rows)
+        mm->next = w->data + (size_t)(row / SO_PACK_TILE) * w->tile_bytes;
 }
 
 /* Sets mm->next to this thread's part of the next matrix in the list, to be prefetched. */
@@ -312,7 +308,8 @@ static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
         .act = so_cpu_activations(b, op),
         .w = w->data,
         .row_bytes = w->row_bytes,
-        .group_bytes = w->group_bytes,
+        .tile_bytes = w->tile_bytes,
+        .prefetch = b->prefetch[so_dtype_get((int)w->dtype)->block_len == 256],
         .m = w->n_rows,
         .bias = op->matmul.bias.buf ? f32(op->matmul.bias) : NULL,
         .out = f32(op->matmul.out),

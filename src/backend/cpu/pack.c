@@ -14,7 +14,7 @@ typedef struct layout {
     int scales;            /* offset of packed sub-block scales; −1: none */
     struct {
         int off, n_units;
-    } words[2];    /* runs of 4-byte units */
+    } words[4];    /* runs of 4-byte units, in packed order */
     int bits;      /* offset of the fifth bits of Q5_0 and Q5_1; −1: none */
     uint32_t flip; /* xored into every unit */
 } layout;
@@ -30,25 +30,39 @@ static const layout layouts[SO_DTYPE_COUNT] = {
     [SO_DTYPE_Q2_K] =
         {{OFF(q2_k, d), OFF(q2_k, dmin)}, 2, OFF(q2_k, scales), {{OFF(q2_k, qs), 16}}, -1, 0},
     [SO_DTYPE_Q3_K] =
-        {{OFF(q3_k, d)}, 1, OFF(q3_k, scales), {{OFF(q3_k, qs), 16}, {OFF(q3_k, hmask), 8}}, -1, 0},
+        {{OFF(q3_k, d)}, 1, OFF(q3_k, scales), {{OFF(q3_k, hmask), 8}, {OFF(q3_k, qs), 16}}, -1, 0},
     [SO_DTYPE_Q4_K] =
         {{OFF(q4_k, d), OFF(q4_k, dmin)}, 2, OFF(q4_k, scales), {{OFF(q4_k, qs), 32}}, -1, 0},
     [SO_DTYPE_Q5_K] = {{OFF(q5_k, d), OFF(q5_k, dmin)},
                        2,
                        OFF(q5_k, scales),
-                       {{OFF(q5_k, qs), 32}, {OFF(q5_k, qh), 8}},
+                       {{OFF(q5_k, qh), 8}, {OFF(q5_k, qs), 32}},
                        -1,
                        0},
-    [SO_DTYPE_Q6_K] =
-        {{OFF(q6_k, d)}, 1, OFF(q6_k, scales), {{OFF(q6_k, ql), 32}, {OFF(q6_k, qh), 16}}, -1, 0},
+    [SO_DTYPE_Q6_K] = {{OFF(q6_k, d)},
+                       1,
+                       OFF(q6_k, scales),
+                       {{OFF(q6_k, qh), 8},
+                        {OFF(q6_k, ql), 16},
+                        {OFF(q6_k, qh) + 32, 8},
+                        {OFF(q6_k, ql) + 64, 16}},
+                       -1,
+                       0},
 };
 
-size_t so_pack_group_bytes(so_dtype t, int n_cols) {
-    size_t words = so_pack_words(t);
-    if (words == 0)
+size_t so_pack_tile_bytes(so_dtype t, int n_cols) {
+    if (so_pack_words(t) == 0)
         return 0;
-    size_t n_blocks = (size_t)(n_cols / so_dtype_get((int)t)->block_len);
-    return so_pack_words_at(t, n_blocks) + words * n_blocks;
+    return so_pack_block_bytes(t, 2) * (size_t)(n_cols / so_dtype_get((int)t)->block_len);
+}
+
+bool so_pack_bytes(so_dtype t, int n_cols, long n_rows, size_t *out) {
+    size_t tile = so_pack_tile_bytes(t, n_cols), n_tiles = (size_t)n_rows / SO_PACK_TILE, last = 0;
+    int rest = (int)(n_rows % SO_PACK_TILE);
+    if (rest > 0)
+        last = so_pack_block_bytes(t, so_pack_groups(rest, 0)) *
+               (size_t)(n_cols / so_dtype_get((int)t)->block_len);
+    return tile > 0 && so_mul_size(n_tiles, tile, out) && so_add_size(*out, last, out);
 }
 
 /* ---- fifth bits: bit 4c + b of the file becomes bit c of byte b ---- */
@@ -192,7 +206,7 @@ static void bits_put(const uint8_t *src, size_t row_bytes, int n_rows, uint8_t *
 
 static void words_put(const layout *l, const uint8_t *src, size_t row_bytes, int n_rows,
                       uint8_t *dst) {
-    for (int run = 0; run < 2; run++) {
+    for (size_t run = 0; run < SO_LEN(l->words); run++) {
         run_put(src + l->words[run].off, row_bytes, n_rows, l->words[run].n_units, l->flip, dst);
         dst += l->words[run].n_units * SO_PACK_WORD;
     }
@@ -200,36 +214,50 @@ static void words_put(const layout *l, const uint8_t *src, size_t row_bytes, int
         bits_put(src + l->bits, row_bytes, n_rows, dst);
 }
 
-void so_pack_group(so_dtype t, const uint8_t *rows, size_t row_bytes, int n_rows, int n_cols,
-                   uint8_t *group) {
+/* One block of a row group. */
+static void block_put(so_dtype t, const uint8_t *src, size_t row_bytes, int n_rows, uint8_t *head,
+                      uint8_t *words) {
     const layout *l = &layouts[t];
+    if (n_rows < SO_PACK_ROWS) {
+        memset(head, 0, so_pack_head(t));
+        memset(words, 0, so_pack_words(t));
+    }
+    heads_put(t, l, src, row_bytes, n_rows, head);
+    words_put(l, src, row_bytes, n_rows, words);
+}
+
+void so_pack_tile(so_dtype t, const uint8_t *rows, size_t row_bytes, int n_rows, int n_cols,
+                  uint8_t *tile) {
     const so_dtype_info *info = so_dtype_get((int)t);
-    int n_blocks = n_cols / info->block_len;
-    uint8_t *words = group + so_pack_words_at(t, (size_t)n_blocks);
-    if (n_rows < SO_PACK_ROWS)
-        memset(group, 0, so_pack_group_bytes(t, n_cols));
-    for (int b = 0; b < n_blocks; b++, rows += info->block_bytes) {
-        heads_put(t, l, rows, row_bytes, n_rows, group + (size_t)b * so_pack_head(t));
-        words_put(l, rows, row_bytes, n_rows, words + (size_t)b * so_pack_words(t));
+    int groups = so_pack_groups(n_rows, 0);
+    size_t head = so_pack_head(t) * (size_t)groups, padding = so_pack_heads_bytes(t, groups) - head;
+    for (int b = 0; b < n_cols / info->block_len; b++, rows += info->block_bytes) {
+        for (int g = 0; g < groups; g++) {
+            int first = g * SO_PACK_ROWS;
+            block_put(t, rows + (size_t)first * row_bytes, row_bytes,
+                      SO_MIN(SO_PACK_ROWS, n_rows - first), tile + so_pack_head_at(t, first),
+                      tile + so_pack_words_at(t, groups, first));
+        }
+        memset(tile + head, 0, padding);
+        tile += so_pack_block_bytes(t, groups);
     }
 }
 
-void so_pack_block(so_dtype t, const uint8_t *group, int n_cols, int row, int block, uint8_t *out) {
+void so_pack_block(so_dtype t, const uint8_t *tile, int groups, int row, int block, uint8_t *out) {
     const layout *l = &layouts[t];
-    int n_blocks = n_cols / so_dtype_get((int)t)->block_len;
-    const uint8_t *head = group + (size_t)block * so_pack_head(t);
-    const uint8_t *src = group + so_pack_words_at(t, (size_t)n_blocks) +
-                         (size_t)block * so_pack_words(t) + 4 * (size_t)row;
+    const uint8_t *at = tile + (size_t)block * so_pack_block_bytes(t, groups);
+    const uint8_t *head = at + so_pack_head_at(t, row);
+    const uint8_t *src = at + so_pack_words_at(t, groups, row);
     uint32_t unit;
     for (int h = 0; h < l->n_halves; h++)
-        memcpy(out + l->half[h], head + 32 * h + 2 * row, 2);
+        memcpy(out + l->half[h], head + 32 * h, 2);
     if (l->scales >= 0) {
         uint8_t s[16];
         for (int p = 0; p < 8; p++)
-            memcpy(s + 2 * p, head + 32 * l->n_halves + 32 * p + 2 * row, 2);
+            memcpy(s + 2 * p, head + 32 * l->n_halves + 32 * p, 2);
         scales_pack(t, s, out + l->scales);
     }
-    for (int run = 0; run < 2; run++)
+    for (size_t run = 0; run < SO_LEN(l->words); run++)
         for (int i = 0; i < l->words[run].n_units; i++, src += SO_PACK_WORD) {
             memcpy(&unit, src, sizeof unit);
             unit ^= l->flip;

@@ -6,34 +6,42 @@
  *      row 0   row 1   …   row 15
  *     abcd     abcd        abcd
  *
- * A group starts with the heads of its blocks (scales and minima), one after the other and padded
- * to 64 bytes as a whole. The words of its blocks follow:
+ * Two row groups form a tile. Its groups are interleaved block by block, so that a thread reads its
+ * rows as one ascending stream, from the first block of its first tile to the last block of its
+ * last. Processors prefetch such a stream best (docs/performance.md):
  *
+ *   tile    block 0, block 1, … of all 32 rows; the next tile follows without a gap
+ *   block   head of group 0, head of group 1, words of group 0, words of group 1. The heads are
+ *           padded to 64 bytes as a whole, so that no word crosses a cache line; only the heads
+ *           of a tile with one group ever need it
  *   head    fp16 d[16]; if the type has a minimum, fp16 m[16]; for K types then the sub-block
  *           scales as bytes, [8 pairs][16 rows][2], in the order 0 … 15 (Q4_K, Q5_K: 8 scales, then
  *           8 minima; Q2_K: scale in the low, minimum in the high nibble; Q3_K: minus 32, signed)
- *   words   Q4_0 Q4_1   4  nibbles, as in the file: low ones elements 4c … 4c+3, high ones +16
+ *   words   in the order in which they are decoded:
+ *           Q4_0 Q4_1   4  nibbles, as in the file: low ones elements 4c … 4c+3, high ones +16
  *           Q5_0 Q5_1   4  nibbles, then one word of fifth bits: bit c of byte b is element 4c + b
  *           Q8_0        8  bytes with the top bit inverted: unsigned, 128 too large
  *           Q2_K       16  qs
- *           Q3_K       16  qs, then 8 of hmask
+ *           Q3_K        8  hmask, then 16 of qs
  *           Q4_K       32  qs
- *           Q5_K       32  qs, then 8 of qh
- *           Q6_K       32  ql, then 16 of qh
+ *           Q5_K        8  qh, then 32 of qs
+ *           Q6_K        8  qh and 16 of ql of elements 0 … 127, then the same of the others
  *
- * A last group of fewer rows is padded with zeros. Packing is lossless: so_pack_block restores the
- * file's block bit by bit. Size: that of the file, plus 4 bytes per block of Q3_K, Q4_K and Q5_K,
- * whose packed scales are expanded to bytes. Pure functions; any thread. */
+ * The last tile of a matrix has one group if at most 16 rows are left. A group of fewer than 16 rows
+ * is padded with zeros. Packing is lossless: so_pack_block restores the file's block bit by bit.
+ * Size: that of the file, plus 4 bytes per block of Q3_K, Q4_K and Q5_K, whose packed scales are
+ * expanded to bytes. Every level finds heads and words with the functions of this header. Pure
+ * functions; any thread. */
 #ifndef SO_BACKEND_CPU_PACK_H
 #define SO_BACKEND_CPU_PACK_H
 
 #include "format/blocks.h"
 #include "format/dtype.h"
 
-enum { SO_PACK_ROWS = 16, SO_PACK_WORD = 64 };
+enum { SO_PACK_ROWS = 16, SO_PACK_TILE = 32, SO_PACK_WORD = 64 };
 
-/* Bytes of one block's head, and of its words, in a group. Compile-time constants if dtype is
- * one. */
+/* Bytes of one block's head, and of its words, of one row group. Compile-time constants if dtype
+ * is one. */
 static inline size_t so_pack_head(so_dtype t) {
     switch (t) {
     case SO_DTYPE_Q4_0:
@@ -80,19 +88,60 @@ static inline size_t so_pack_words(so_dtype t) {
     }
 }
 
-/* Offset of the words in a group of n_blocks blocks per row. */
-static inline size_t so_pack_words_at(so_dtype t, size_t n_blocks) {
-    return (so_pack_head(t) * n_blocks + 63) / 64 * 64;
+/* Row groups of the tile that begins at row `first` of n_rows. */
+static inline int so_pack_groups(long n_rows, long first) {
+    return n_rows - first > SO_PACK_ROWS ? 2 : 1;
 }
 
-/* Bytes of one group of rows of n_cols elements; 0 for types that are not packed. */
-size_t so_pack_group_bytes(so_dtype t, int n_cols);
+/* Bytes of the heads of a block, and of the whole block, in a tile of `groups` row groups. */
+static inline size_t so_pack_heads_bytes(so_dtype t, int groups) {
+    return (so_pack_head(t) * (size_t)groups + 63) / 64 * 64;
+}
+static inline size_t so_pack_block_bytes(so_dtype t, int groups) {
+    return so_pack_heads_bytes(t, groups) + so_pack_words(t) * (size_t)groups;
+}
 
-/* Packs n_rows (1 to 16) rows, which are row_bytes apart. */
-void so_pack_group(so_dtype t, const uint8_t *rows, size_t row_bytes, int n_rows, int n_cols,
-                   uint8_t *group);
+/* Offsets in a block from row `row` of the tile on: of its d, with everything else in the head 32
+ * bytes apart per half or pair, and of its part of the first word. */
+static inline size_t so_pack_head_at(so_dtype t, int row) {
+    return (size_t)(row / SO_PACK_ROWS) * so_pack_head(t) + 2 * (size_t)(row % SO_PACK_ROWS);
+}
+static inline size_t so_pack_words_at(so_dtype t, int groups, int row) {
+    return so_pack_heads_bytes(t, groups) + (size_t)(row / SO_PACK_ROWS) * so_pack_words(t) +
+           4 * (size_t)(row % SO_PACK_ROWS);
+}
 
-/* Restores block `block` of row `row` of a group, as in the file, into out[block_bytes]. */
-void so_pack_block(so_dtype t, const uint8_t *group, int n_cols, int row, int block, uint8_t *out);
+/* K types: index of the first of the eight words with the low bits of elements 32s … 32s+31, and of
+ * the eight with their high bits (Q3_K, Q5_K, Q6_K). */
+static inline int so_pack_low_word(so_dtype t, int s) {
+    switch (t) {
+    case SO_DTYPE_Q2_K:
+        return s / 4 * 8;
+    case SO_DTYPE_Q3_K:
+        return 8 + s / 4 * 8;
+    case SO_DTYPE_Q4_K:
+        return s / 2 * 8;
+    case SO_DTYPE_Q5_K:
+        return 8 + s / 2 * 8;
+    default: /* Q6_K */
+        return s / 4 * 24 + 8 + s % 2 * 8;
+    }
+}
+static inline int so_pack_high_word(so_dtype t, int s) {
+    return t == SO_DTYPE_Q6_K ? s / 4 * 24 : 0;
+}
+
+/* Bytes of a tile of two groups of rows of n_cols elements; 0 for types that are not packed. */
+size_t so_pack_tile_bytes(so_dtype t, int n_cols);
+/* Bytes of a matrix; false if they exceed SIZE_MAX or the type is not packed. */
+bool so_pack_bytes(so_dtype t, int n_cols, long n_rows, size_t *out);
+
+/* Packs n_rows (1 to 32) rows, which are row_bytes apart. */
+void so_pack_tile(so_dtype t, const uint8_t *rows, size_t row_bytes, int n_rows, int n_cols,
+                  uint8_t *tile);
+
+/* Restores block `block` of row `row` of a tile of `groups` row groups, as in the file, into
+ * out[block_bytes]. */
+void so_pack_block(so_dtype t, const uint8_t *tile, int groups, int row, int block, uint8_t *out);
 
 #endif

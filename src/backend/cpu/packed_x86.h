@@ -2,13 +2,16 @@
  * of simd_avx2.h and simd_avx512.h. The arithmetic follows the contract of kernels.h; results are
  * bit-identical to matmul_x86.h.
  *
- * A tile is two columns of LANES output rows each: two row groups of 16 where a vector has 64
- * bytes, the two halves of one group where it has 32. For every block of the tile
+ * A tile is 32 output rows in columns of LANES rows: two columns, its row groups, where a vector has
+ * 64 bytes; four, the halves of its groups, where it has 32. For every block of the tile the heads
+ * of all columns are converted. Then, in one step or two, for two columns at a time
  *
  *   1. the packed words are decoded to unsigned bytes, once, into memory that stays in L1;
  *   2. activation rows are taken four at a time: four bytes of each are broadcast and multiplied
  *      with both columns, and products are added in integer registers, one output row per lane;
  *   3. the block's sum is added to the float accumulators, which are in L1 too.
+ *
+ * Everything is read in the order in which it lies in memory (pack.h).
  *
  * A batch is computed in chunks of CHUNK rows; the weights of a tile stay cached meanwhile. A long
  * prompt is divided into spans of as many chunks as L2 holds, and each span is multiplied with all
@@ -26,7 +29,6 @@
  *   vi_dot2_add(a, m, x)         a + both int16 products of a lane
  *   vi_pairs_u, vi_pairs_s       2·LANES bytes, unsigned or signed, widened to int16
  *   vf_halves(p)                 LANES fp16 numbers converted to floats
- *   COL_GROUP COL_HEAD COL_WORD  position of column 1: in groups, bytes in heads, bytes in words
  *
  * Why 16 bits suffice for K types. F is the number of words per partial sum, x is within ±127.
  *
@@ -43,9 +45,13 @@
 
 /* ---- blocks of 32 ---- */
 
+/* Scales and minima of all columns; words of two. */
+typedef struct phead32 {
+    vf d[COLUMNS], m[COLUMNS];
+} phead32;
+
 typedef struct pblock32 {
     vi w[2][8];
-    vf d[2], m[2];
 } pblock32;
 
 /* Bit c of every byte, moved to bit 4. */
@@ -53,13 +59,18 @@ INLINE vi fifth_bit(vi h, int c) {
     return vi_and(c < 4 ? vi_shl(h, 4 - c) : vi_shr(h, c - 4), vi_set8(16));
 }
 
-INLINE void pdecode32(so_dtype dtype, const weight_tile *at, size_t b, pblock32 *out) {
+INLINE void pheads32(so_dtype dtype, const weight_tile *at, size_t b, phead32 *out) {
+    UNROLL for (int c = 0; c < COLUMNS; c++) {
+        const uint8_t *head = head_of(dtype, at, b, c < 2 * steps_of(at) ? c : 0);
+        out->d[c] = vf_halves(head);
+        out->m[c] = has_min32(dtype) ? vf_halves(head + 32) : vf_set1(0);
+    }
+}
+
+INLINE void pdecode32(so_dtype dtype, const weight_tile *at, size_t b, int step, pblock32 *out) {
     UNROLL for (int j = 0; j < 2; j++) {
-        const uint8_t *head = at->head[j] + b * so_pack_head(dtype);
-        const uint8_t *words = at->word[j] + b * so_pack_words(dtype);
+        const uint8_t *words = words_of(dtype, at, b, 2 * step + j);
         vi *w = out->w[j];
-        out->d[j] = vf_halves(head);
-        out->m[j] = has_min32(dtype) ? vf_halves(head + 32) : vf_set1(0);
         if (dtype == SO_DTYPE_Q8_0) {
             UNROLL for (int c = 0; c < 8; c++) w[c] =
                 HAS_VNNI ? word_at(words, c) : vi_xor(word_at(words, c), vi_set8((char)0x80));
@@ -115,8 +126,9 @@ INLINE void pdots32(so_dtype dtype, const pblock32 *w, const int8_t *x, size_t s
     }
 }
 
-INLINE void ptile32(const so_mm *a, so_dtype dtype, const pblock32 *w, size_t row, size_t b,
-                    const int n, vf (*acc)[2]) {
+/* Adds block b of `n` rows from `row` on to acc. d and m: of the two columns. */
+INLINE void ptile32(const so_mm *a, so_dtype dtype, const pblock32 *w, const vf *d, const vf *m,
+                    size_t row, size_t b, const int n, vf (*acc)[COLUMNS]) {
     size_t k = (size_t)a->act.k, n_blocks = k / 32, at = row * n_blocks + b;
     const so_q32 *xb = a->act.blocks32 + at;
     vi isum[4][2];
@@ -124,36 +136,48 @@ INLINE void ptile32(const so_mm *a, so_dtype dtype, const pblock32 *w, size_t ro
         start32(dtype, xb + (size_t)i * n_blocks);
     pdots32(dtype, w, a->act.q + 32 * at, k, n, isum);
     UNROLL for (int i = 0; i < n; i++, xb += n_blocks) UNROLL for (int j = 0; j < 2; j++) {
-        vf sum = vf_fma(vf_mul(w->d[j], vf_set1(xb->d)), vf_from_int(isum[i][j]), acc[i][j]);
-        acc[i][j] = has_min32(dtype) ? vf_fma(w->m[j], vf_set1(xb->s), sum) : sum;
+        vf sum = vf_fma(vf_mul(d[j], vf_set1(xb->d)), vf_from_int(isum[i][j]), acc[i][j]);
+        acc[i][j] = has_min32(dtype) ? vf_fma(m[j], vf_set1(xb->s), sum) : sum;
     }
 }
 
 INLINE void pchunk32(const so_mm *a, so_dtype dtype, const weight_tile *at, size_t first, int n,
-                     vf (*acc)[2]) {
-    size_t n_blocks = (size_t)a->act.k / 32;
-    for (size_t b = 0; b < n_blocks; b++) {
-        pblock32 w;
-        prefetch_ahead(dtype, at, b, n_blocks);
+                     vf (*acc)[COLUMNS]) {
+    for (size_t b = 0; b < (size_t)a->act.k / 32; b++) {
+        phead32 h;
+        prefetch_ahead(dtype, at, b);
         if (at->out && b < (size_t)n)
             prefetch_result(a, at, first + b);
-        pdecode32(dtype, at, b, &w);
-        for (int i = 0, size; i < n; i += size) {
-            size = tile_size(n - i, 4);
-#define TILE(c) ptile32(a, dtype, &w, first + (size_t)i, b, c, acc + i)
-            TILE_CASES(size, 4)
+        pheads32(dtype, at, b, &h);
+        NO_UNROLL for (int step = 0; step < steps_of(at); step++) {
+            const vf *d = h.d + 2 * step, *m = h.m + 2 * step;
+            pblock32 w;
+            pdecode32(dtype, at, b, step, &w);
+            for (int i = 0, size; i < n; i += size) {
+                size = tile_size(n - i, 4);
+                vf(*sums)[COLUMNS] = (vf(*)[COLUMNS])(acc[i] + 2 * step);
+#define TILE(c) ptile32(a, dtype, &w, d, m, first + (size_t)i, b, c, sums)
+                TILE_CASES(size, 4)
 #undef TILE
+            }
         }
     }
 }
 
 /* ---- blocks of 256 ---- */
 
-typedef struct pblock256 {
-    vi w[8][2][8];         /* 32 elements each */
+/* The heads of two columns. */
+typedef struct phead256 {
     vi s[16][2];           /* scales for vi_pscaled; 8 if sub-blocks have 32 elements */
     vi sp[8][2], mp[8][2]; /* scales and minima as int16 pairs */
     vf d[2], dmin[2];
+} phead256;
+
+/* A block: the heads of all columns, the words of two, and the number of their step. */
+typedef struct pblock256 {
+    vi w[8][2][8]; /* 32 elements each */
+    phead256 heads[STEPS];
+    int step;
     prefetch next;
 } pblock256;
 
@@ -164,31 +188,33 @@ INLINE vi move_bits(vi v, int from, int to, int mask) {
 
 /* Decodes elements 32s … 32s+31 into eight words. */
 INLINE void pwords256(so_dtype dtype, const uint8_t *words, const int s, vi *w) {
-    const int half = s / 4, quarter = s % 4;
+    const int quarter = s % 4;
+    const uint8_t *low = words + SO_PACK_WORD * so_pack_low_word(dtype, s);
+    const uint8_t *high = words + SO_PACK_WORD * so_pack_high_word(dtype, s);
     UNROLL for (int i = 0; i < 8; i++) {
-        vi v;
+        vi v, h = word_at(high, i);
         switch (dtype) {
         case SO_DTYPE_Q2_K:
         case SO_DTYPE_Q3_K:
-            v = vi_bits(word_at(words, 8 * half + i), 2 * quarter, 3);
+            v = vi_bits(word_at(low, i), 2 * quarter, 3);
             break;
         case SO_DTYPE_Q4_K:
         case SO_DTYPE_Q5_K:
-            v = vi_bits(word_at(words, s / 2 * 8 + i), s % 2 * 4, 15);
+            v = vi_bits(word_at(low, i), s % 2 * 4, 15);
             break;
         default: /* Q6_K */
-            v = vi_bits(word_at(words, 16 * half + quarter % 2 * 8 + i), quarter / 2 * 4, 15);
-            v = vi_or(v, move_bits(word_at(words, 32 + 8 * half + i), 2 * quarter, 4, 48));
+            v = vi_bits(word_at(low, i), quarter / 2 * 4, 15);
+            v = vi_or(v, move_bits(h, 2 * quarter, 4, 48));
         }
         if (dtype == SO_DTYPE_Q5_K)
-            v = vi_or(v, move_bits(word_at(words, 32 + i), s, 4, 16));
+            v = vi_or(v, move_bits(h, s, 4, 16));
         if (dtype == SO_DTYPE_Q3_K) /* q + 12, so that the offset is 16 */
-            v = vi_add8(vi_or(v, move_bits(word_at(words, 16 + i), s, 2, 4)), vi_set8(12));
+            v = vi_add8(vi_or(v, move_bits(h, s, 2, 4)), vi_set8(12));
         w[i] = v;
     }
 }
 
-INLINE void pscales256(so_dtype dtype, const uint8_t *head, const int j, pblock256 *out) {
+INLINE void pscales256(so_dtype dtype, const uint8_t *head, const int j, phead256 *out) {
     const uint8_t *pairs = head + (has_min256(dtype) ? 64 : 32);
     const int n_pairs = sub_is_32(dtype) ? 4 : 8;
     out->d[j] = vf_halves(head);
@@ -206,12 +232,18 @@ INLINE void pscales256(so_dtype dtype, const uint8_t *head, const int j, pblock2
     }
 }
 
+INLINE void pheads256(so_dtype dtype, const weight_tile *at, size_t b, pblock256 *out) {
+    NO_UNROLL for (int step = 0; step < steps_of(at); step++) UNROLL for (int j = 0; j < 2; j++)
+        pscales256(dtype, head_of(dtype, at, b, 2 * step + j), j, &out->heads[step]);
+}
+
+/* Decodes the words of two columns, the second after the first where they are different words. */
 INLINE void pdecode256(so_dtype dtype, const weight_tile *at, size_t b, pblock256 *out) {
-    UNROLL for (int j = 0; j < 2; j++)
-        pscales256(dtype, at->head[j] + b * so_pack_head(dtype), j, out);
-    UNROLL for (int s = 0; s < 8; s++) {
-        UNROLL for (int j = 0; j < 2; j++)
-            pwords256(dtype, at->word[j] + b * so_pack_words(dtype), s, out->w[s][j]);
+    UNROLL for (int i = 0; i < 16; i++) {
+        const int s = STEPS == 1 ? i % 8 : i / 2, j = STEPS == 1 ? i / 8 : i % 2;
+        pwords256(dtype, words_of(dtype, at, b, 2 * out->step + j), s, out->w[s][j]);
+        if (STEPS == 2 && j == 0)
+            continue;
         COMPILER_BARRIER;
         prefetch_batch(&out->next);
     }
@@ -245,18 +277,18 @@ INLINE vi psums256(const vi (*pairs)[2], int j, const int16_t *sums, const int n
 /* With HAS_VNNI, pstart256 subtracts an offset for all types but Q2_K; Q4_K and Q5_K have
  * none of their own, so it is added back here. Without HAS_VNNI the offset of Q3_K and
  * Q6_K is subtracted here. */
-INLINE vi pcorrect256(so_dtype dtype, const pblock256 *w, int j, const so_q256 *xb) {
+INLINE vi pcorrect256(so_dtype dtype, const phead256 *h, int j, const so_q256 *xb) {
     if (HAS_VNNI && sub_is_32(dtype))
-        return vi_shl32(psums256(w->sp, j, xb->sum32, 4), dtype == SO_DTYPE_Q4_K ? 3 : 4);
+        return vi_shl32(psums256(h->sp, j, xb->sum32, 4), dtype == SO_DTYPE_Q4_K ? 3 : 4);
     if (!HAS_VNNI && (dtype == SO_DTYPE_Q3_K || dtype == SO_DTYPE_Q6_K))
         return vi_sub32(vi_set32(0),
-                        vi_shl32(psums256(w->sp, j, xb->sum16, 8), dtype == SO_DTYPE_Q3_K ? 4 : 5));
+                        vi_shl32(psums256(h->sp, j, xb->sum16, 8), dtype == SO_DTYPE_Q3_K ? 4 : 5));
     return vi_set32(0);
 }
 
 /* 32 elements of a block (number s), for `n` activation rows. */
-INLINE void pdots256(const so_mm *a, so_dtype dtype, const pblock256 *w, int s, size_t at,
-                     const int n, vi (*isum)[2]) {
+INLINE void pdots256(const so_mm *a, so_dtype dtype, const pblock256 *w, const phead256 *h, int s,
+                     size_t at, const int n, vi (*isum)[2]) {
     const int F = dtype == SO_DTYPE_Q4_K ? 8 : dtype == SO_DTYPE_Q6_K ? 2 : 4;
     size_t k = (size_t)a->act.k, n_blocks = k / 256;
     const int8_t *x = a->act.q + 256 * at + 32 * s;
@@ -273,28 +305,29 @@ INLINE void pdots256(const so_mm *a, so_dtype dtype, const pblock256 *w, int s, 
         }
         int scale = sub_is_32(dtype) ? s : 2 * s + f * F / 4;
         UNROLL for (int i = 0; i < n; i++) UNROLL for (int j = 0; j < 2; j++) isum[i][j] =
-            vi_pscaled(isum[i][j], part[i][j], w->s[scale][j]);
+            vi_pscaled(isum[i][j], part[i][j], h->s[scale][j]);
     }
 }
 
 INLINE void ptile256(const so_mm *a, so_dtype dtype, pblock256 *w, size_t row, size_t b,
-                     const int n, vf (*acc)[2]) {
+                     const int n, vf (*acc)[COLUMNS]) {
+    const phead256 *h = &w->heads[w->step];
     size_t n_blocks = (size_t)a->act.k / 256, at = row * n_blocks + b;
     const so_q256 *xb = a->act.blocks256 + at;
     vi isum[4][2];
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int j = 0; j < 2; j++) isum[i][j] =
-        pcorrect256(dtype, w, j, xb + (size_t)i * n_blocks);
+        pcorrect256(dtype, h, j, xb + (size_t)i * n_blocks);
     NO_UNROLL for (int s = 0; s < 8; s++) {
-        pdots256(a, dtype, w, s, at, n, isum);
+        pdots256(a, dtype, w, h, s, at, n, isum);
         prefetch_batch(&w->next);
     }
     UNROLL for (int i = 0; i < n; i++, xb += n_blocks) UNROLL for (int j = 0; j < 2; j++) {
         vf dx = vf_set1(xb->d);
-        vf sum = vf_fma(vf_mul(w->d[j], dx), vf_from_int(isum[i][j]), acc[i][j]);
+        vf sum = vf_fma(vf_mul(h->d[j], dx), vf_from_int(isum[i][j]), acc[i][j]);
         if (has_min256(dtype)) {
-            vi m = sub_is_32(dtype) ? psums256(w->mp, j, xb->sum32, 4)
-                                    : psums256(w->mp, j, xb->sum16, 8);
-            sum = vf_fnma(vf_mul(w->dmin[j], dx), vf_from_int(m), sum);
+            vi m = sub_is_32(dtype) ? psums256(h->mp, j, xb->sum32, 4)
+                                    : psums256(h->mp, j, xb->sum16, 8);
+            sum = vf_fnma(vf_mul(h->dmin[j], dx), vf_from_int(m), sum);
         }
         acc[i][j] = sum;
     }
@@ -302,12 +335,12 @@ INLINE void ptile256(const so_mm *a, so_dtype dtype, pblock256 *w, size_t row, s
 
 /* Tiles of K types are functions that are not inlined: inlined, the values of a whole block compete
  * for registers with the sums of its inner loop, and gcc 12 spills the sums. */
-typedef void ptile256_fn(const so_mm *a, pblock256 *w, size_t row, size_t b, vf (*acc)[2]);
+typedef void ptile256_fn(const so_mm *a, pblock256 *w, size_t row, size_t b, vf (*acc)[COLUMNS]);
 
-#define PTILE256(name, dtype, n)                                                                  \
-    static __attribute__((noinline)) void ptile_##name##_##n(const so_mm *a, pblock256 *w,        \
-                                                             size_t row, size_t b, vf(*acc)[2]) { \
-        ptile256(a, dtype, w, row, b, n, acc);                                                    \
+#define PTILE256(name, dtype, n)                                                 \
+    static __attribute__((noinline)) void ptile_##name##_##n(                    \
+        const so_mm *a, pblock256 *w, size_t row, size_t b, vf(*acc)[COLUMNS]) { \
+        ptile256(a, dtype, w, row, b, n, acc);                                   \
     }
 #define PTILES256(name, dtype)                                                       \
     PTILE256(name, dtype, 1)                                                         \
@@ -331,36 +364,39 @@ INLINE ptile256_fn *const *ptiles_of(so_dtype dtype) {
 }
 
 INLINE void pchunk256(const so_mm *a, so_dtype dtype, const weight_tile *at, size_t first, int n,
-                      vf (*acc)[2]) {
+                      vf (*acc)[COLUMNS]) {
+    const size_t n_batches = STEPS == 1 ? 16 : 8 * (size_t)steps_of(at); /* while decoding */
     for (size_t b = 0; b < (size_t)a->act.k / 256; b++) {
         pblock256 w;
-        w.next = prefetch_of_block(dtype, at, b, 8 + 8 * (((size_t)n + 3) / 4));
-        pdecode256(dtype, at, b, &w);
-        for (int i = 0; i < n; i += 4)
-            ptiles_of(dtype)[SO_MIN(4, n - i) - 1](a, &w, first + (size_t)i, b, acc + i);
+        w.next = prefetch_of_block(dtype, at, b,
+                                   n_batches + 8 * (size_t)steps_of(at) * (((size_t)n + 3) / 4));
+        pheads256(dtype, at, b, &w);
+        NO_UNROLL for (w.step = 0; w.step < steps_of(at); w.step++) {
+            pdecode256(dtype, at, b, &w);
+            for (int i = 0; i < n; i += 4)
+                ptiles_of(dtype)[SO_MIN(4, n - i) - 1](a, &w, first + (size_t)i, b,
+                                                       (vf(*)[COLUMNS])(acc[i] + 2 * w.step));
+        }
     }
 }
 
 INLINE void packed(const so_mm *a, so_dtype dtype, bool wide, long begin, long end) {
-    vf acc[CHUNK][2];
-    size_t words_at = so_pack_words_at(dtype, (size_t)a->act.k / (wide ? 256 : 32));
+    vf acc[CHUNK][COLUMNS];
     int span = span_rows(a, CHUNK);
     for (int from = 0; from < a->act.n; from += span)
-        for (long r = begin; r < end; r += 2 * LANES) {
-            weight_tile at = weight_tile_at(a, words_at, r, end);
+        for (long r = begin; r < end; r += SO_PACK_TILE) {
             int to = SO_MIN(from + span, a->act.n);
-            if (r + 2 * LANES >= end)
-                set_next_tile(a, to < a->act.n ? group_at(a, begin) : NULL, &at);
+            weight_tile at = weight_tile_at(a, r, begin, end, to < a->act.n);
             for (int first = from; first < to; first += CHUNK) {
                 int n = SO_MIN(CHUNK, to - first);
                 for (int i = 0; i < n; i++)
-                    acc[i][0] = acc[i][1] = vf_set1(0);
+                    UNROLL for (int j = 0; j < COLUMNS; j++) acc[i][j] = vf_set1(0);
                 if (wide)
                     pchunk256(a, dtype, &at, (size_t)first, n, acc);
                 else
                     pchunk32(a, dtype, &at, (size_t)first, n, acc);
-                ptile_store(a, r, end, first, n, (const vf(*)[2])acc);
-                at.next = NULL;
+                ptile_store(a, r, end, first, n, (const vf(*)[COLUMNS])acc);
+                at.prefetch.lead = 0; /* the next chunk reads the same tile, which is cached */
             }
         }
 }

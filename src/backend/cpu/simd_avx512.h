@@ -156,7 +156,6 @@ enum { Q8_OFFSET = 128 };
 /* Packed weights: a column is a row group. A partial sum that fits 16 bits is the low half of its
  * lane; the high half is multiplied by zero. */
 #define HAS_VNNI 1
-enum { COL_GROUP = 1, COL_HEAD = 0, COL_WORD = 0 };
 #define vi_load(p) _mm512_loadu_si512((const void *)(p))
 #define vi_xor _mm512_xor_si512
 #define vi_pmac _mm512_dpbusd_epi32
