@@ -8,6 +8,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "backend/prefetch.h"
+#include "base/env.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "draft/model.h"
@@ -143,6 +145,15 @@ static int load_model(const so_bundle_opts *o, const so_model_opts *mo, so_bundl
     return rc == SO_OK ? so_model_load(b->ck, b->backend, mo, &b->model, err) : rc;
 }
 
+/* Small models fit a cache, where prefetching matters little. */
+static void choose_prefetch(const so_bundle *b) {
+    static const size_t MIN_WEIGHT_BYTES = 32 << 20;
+    char *dir = so_env_cache_dir();
+    if (so_model_weight_bytes(b->model) >= MIN_WEIGHT_BYTES)
+        so_prefetch_choose(b->backend, dir);
+    free(dir);
+}
+
 int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so_err *err) {
     so_bundle b = {0};
     so_model_opts mo = {.quantize = o->quantize,
@@ -164,6 +175,8 @@ int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so
         rc = open_device(o, o->draft_device, b.ck, &b.draft_backend, err);
     if (rc == SO_OK)
         rc = open_text(&b, err);
+    if (rc == SO_OK && !b.shares_backend)
+        choose_prefetch(&b);
     if (rc != SO_OK) {
         so_bundle_close(&b);
         return rc;

@@ -330,6 +330,19 @@ static void slab(void **state) {
     assert_true(parts[1] >= parts[0] + size && parts[1] < parts[0] + size + 64);
     for (int i = 0; i < N; i++)
         assert_true(parts[i][0] == i && parts[i][size + (size_t)i - 1] == i);
+    /* runs walk through all chunks and begin again */
+    size_t at = 0, n_seen = 0;
+    bool seen[N] = {0};
+    assert_true(so_slab_bytes(&s) >= N * size && so_slab_largest(&s) >= 6 * size);
+    for (int i = 0; i < 2 * N; i++) {
+        const unsigned char *run = so_slab_run(&s, &at, 2 << 20);
+        for (int j = 0; j < N; j++)
+            if (run >= parts[j] && run < parts[j] + size && !seen[j]) {
+                seen[j] = true;
+                n_seen++;
+            }
+    }
+    assert_true(n_seen > N / 2);
     for (int i = 0; i < N; i++)
         so_slab_release(&s, chunks[i * 7 % N]);
     assert_null(s.chunks);

@@ -676,8 +676,7 @@ int so_backend_cpu_create(const so_backend_opts *o, so_backend **out, so_err *er
     b->base.vt = &cpu_vt;
     b->kernels = kernels;
     b->pool = pool;
-    b->prefetch[0] = (so_prefetch){12 << 10, true};
-    b->prefetch[1] = (so_prefetch){32 << 10, false};
+    so_cpu_prefetch_init(b);
     so_balance_init(&b->balance, so_pool_count(pool));
     b->list = b->lists = SO_NEW_N(so_list, SO_LISTS); /* backed by memory on first use */
     b->attn = SO_NEW(so_attn_split);

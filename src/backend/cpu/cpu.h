@@ -110,6 +110,13 @@ typedef struct so_scratch {
     size_t n_bytes, need;
 } so_scratch;
 
+/* Where the choice of prefetch came from (backend/prefetch.h). */
+typedef enum so_prefetch_origin {
+    SO_PREFETCH_DEFAULT,
+    SO_PREFETCH_MEASURED,
+    SO_PREFETCH_KEPT,
+} so_prefetch_origin;
+
 struct so_cpu {
     so_backend base;
     const so_kernels *kernels;
@@ -126,6 +133,7 @@ struct so_cpu {
     bool open_weighted; /* all of these tasks are split by so_cpu_split_weighted */
     so_balance balance;
     so_prefetch prefetch[2]; /* of weights in blocks of 32, of 256 */
+    so_prefetch_origin prefetch_origin;
     /* Bytes of the uploads in the list, copied at submit. */
     unsigned char *uploads;
     size_t uploads_len, uploads_cap;
@@ -156,6 +164,9 @@ static inline void so_cpu_split_weighted(const so_cpu *b, long n, long grain, in
 void so_balance_init(so_balance *s, int count);
 /* Adjusts the split after a run of t_ns; one spin of the waiting loop takes spin_ns. */
 void so_balance_update(so_balance *s, int64_t t_ns, double spin_ns);
+
+/* prefetch.c: the choice before any measurement */
+void so_cpu_prefetch_init(so_cpu *b);
 
 /* ops.c */
 extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT];

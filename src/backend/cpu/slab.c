@@ -68,3 +68,33 @@ void so_slab_release(so_slab *s, so_slab_chunk *chunk) {
     munmap(chunk->map, chunk->map_bytes);
     free(chunk);
 }
+
+size_t so_slab_bytes(const so_slab *s) {
+    size_t n = 0;
+    for (const so_slab_chunk *c = s->chunks; c; c = c->next)
+        n += c->used;
+    return n;
+}
+
+size_t so_slab_largest(const so_slab *s) {
+    size_t n = 0;
+    for (const so_slab_chunk *c = s->chunks; c; c = c->next)
+        n = SO_MAX(n, c->used);
+    return n;
+}
+
+/* *at counts bytes from the first chunk of the list on; a chunk whose rest is too short is passed
+ * over. */
+const void *so_slab_run(const so_slab *s, size_t *at, size_t n_bytes) {
+    SO_ASSERT(n_bytes > 0 && n_bytes <= so_slab_largest(s));
+    for (;; *at = 0) {
+        size_t before = 0;
+        for (const so_slab_chunk *c = s->chunks; c; before += c->used, c = c->next) {
+            size_t off = *at > before ? *at - before : 0;
+            if (off > c->used || c->used - off < n_bytes)
+                continue;
+            *at = before + off + n_bytes;
+            return c->data + off;
+        }
+    }
+}

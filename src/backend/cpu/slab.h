@@ -18,4 +18,11 @@ typedef struct so_slab {
 void *so_slab_alloc(so_slab *s, size_t n_bytes, so_slab_chunk **chunk);
 void so_slab_release(so_slab *s, so_slab_chunk *chunk);
 
+/* For measurements that read what is there: bytes allocated in all chunks, and in the largest. */
+size_t so_slab_bytes(const so_slab *s);
+size_t so_slab_largest(const so_slab *s);
+/* Some n_bytes (a multiple of 64, at most so_slab_largest) of one chunk. Repeated calls walk through
+ * all chunks in turn. *at: 0 before the first call, then not to be changed. */
+const void *so_slab_run(const so_slab *s, size_t *at, size_t n_bytes);
+
 #endif
