@@ -16,8 +16,8 @@ llama.cpp runs with --threads for both kinds of batches, memory-mapped, with wei
 Both engines use an F16 cache, unless --kv-type (ours) and --peer-kv-type (theirs) say otherwise. llama.cpp is run with
 and without flash attention, and the faster one in two rounds of warm-up counts for each cell. ours / theirs is the ratio
 of the medians over the rounds; the spread is the interquartile range of the ratios per round. The limit (roofline) is
-max(bytes / bandwidth, multiply-adds / peak) of the pass, both measured in every round by sooth's threads (bandwidth over
-a buffer of the weights' size). A pair of turns is excluded, and counted, if the threads of either engine waited for a core
+max(bytes / bandwidth, multiply-adds / peak) of the pass, both measured in every round by sooth's threads: the bandwidth of
+memory, or that of the last cache level if the weights fit it. A pair of turns is excluded, and counted, if the threads of either engine waited for a core
 more than --busy percent of the time, because of another program or another guest of the host: with barriers, one delayed
 thread delays all.
 
@@ -251,7 +251,7 @@ def summarise_cell(r, cell, limit):
 def summarise(r, limit):
     """Adds medians, ratios and rooflines to a result."""
     _, probes = quiet([{"ours": x["probe"]} for x in r["rounds"]], limit)
-    for key in ("read_gb_per_second", "peak_gmac_per_second", "memory_gb_per_second"):
+    for key in ("read_gb_per_second", "peak_gmac_per_second", "memory_gb_per_second", "cache_gb_per_second"):
         values = [p["ours"][key] for p in probes if p["ours"][key] is not None]
         r[key] = statistics.median(values) if values else None
     for cell in r["cells"]:
@@ -260,12 +260,12 @@ def summarise(r, limit):
 
 
 def show(r):
-    memory_rate = "" if r["memory_gb_per_second"] is None else f" ({r['memory_gb_per_second']:.1f} beyond the caches)"
+    cache_rate = "" if r["cache_gb_per_second"] is None else f" ({r['cache_gb_per_second']:.1f} within the cache)"
     turns = [p for x in r["rounds"] for p in x["cells"].values()]
     idle = [max(p[who]["idle_percent"] for p in turns) for who in ("theirs", "ours")]
     stolen = statistics.mean(t["stolen_percent"] for p in turns for t in p.values())
     print(f"{r['model']}: {r['sooth']}; llama-cpp-python {r['llama_cpp']}, {r['threads']} threads\n"
-          f"  reading {r['weight_bytes'] / 1e6:.0f} MB {r['read_gb_per_second']:.1f} GB/s{memory_rate}, "
+          f"  weights {r['weight_bytes'] / 1e6:.0f} MB, reading memory {r['memory_gb_per_second']:.1f} GB/s{cache_rate}, "
           f"multiply-adds {r['peak_gmac_per_second']:.0f} G/s; the host took {stolen:.0f} "
           f"% of a core; idle engines used at most {idle[0]:.1f} % (ours), {idle[1]:.1f} % (theirs) of a core\n"
           f"  {'':22}    ours   theirs   ours/theirs  quartiles      limit  ours (theirs)   flash  undisturbed")

@@ -23,6 +23,11 @@ int so_backend_probe(so_backend *b, size_t n_bytes, so_probe *out, so_err *err);
 /* Bytes of the last cache level as the system reports it; 0 where it does not. */
 size_t so_cpu_cache_bytes(void);
 
+/* Buffer sizes for the two bandwidths that benchmarks report. A buffer between them is served partly
+ * by the cache, by a fraction that changes from run to run. */
+size_t so_probe_bytes_within(void); /* half of the last cache level; 0: its size is unknown */
+size_t so_probe_bytes_past(void);   /* eight times the last cache level, within bounds */
+
 /* Lower bound on run time in seconds: max(bytes / bandwidth, multiply-adds / peak rate). */
 static inline double so_probe_floor(const so_probe *p, double n_bytes, double n_macs) {
     double read = n_bytes / (p->read_gb * 1e9), compute = n_macs / (p->mac_giga * 1e9);

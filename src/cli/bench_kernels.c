@@ -3,8 +3,9 @@
  * For every dtype (with --quantize TYPE only that one) and a few row lengths, matrices of random
  * bytes that together fill WORKING_SET are packed as in a model and multiplied with n activation
  * rows. Printed are the time, weight bytes per second, multiply-adds per second, and the ratio of
- * the roofline max(bytes / bandwidth, multiply-adds / peak) to the time. Bandwidth, over the same
- * number of bytes, and peak are measured in the same run. A round times each width once, and the
+ * the roofline max(bytes / bandwidth, multiply-adds / peak) to the time. Bandwidth and peak are
+ * measured in the same run. The bandwidth is that of memory, or that of the last cache level if the
+ * working set fits it; both are printed (backend/probe.h). A round times each width once, and the
  * medians over rounds are printed. Main thread only. */
 #include "cli/bench_kernels.h"
 
@@ -12,8 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/prefetch.h"
 #include "backend/probe.h"
 #include "base/clock.h"
+#include "base/env.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/statistics.h"
@@ -38,6 +41,8 @@ typedef struct bench {
     const so_args *a;
     so_backend *b;
     so_probe probe;
+    bool cached; /* the working set fits the last cache level */
+    double within_gb, past_gb;
     int n_repeats;
     so_err err;
 } bench;
@@ -159,12 +164,59 @@ static int time_set(bench *g, so_dtype dtype, int k) {
     return rc;
 }
 
-static int time_all(bench *g, bool one_type, so_dtype only) {
-    int rc = so_backend_probe(g->b, WORKING_SET, &g->probe, &g->err);
-    if (rc == SO_OK && !so_args_has(g->a, SO_OPT_JSON))
-        printf("reading %d MB: %.1f GB/s; multiplying: %.1f G/s; %d repeats\n"
+/* Chooses how weights are prefetched, as a model's start does. */
+static int choose_prefetch(bench *g) {
+    set *s = SO_NEW(set);
+    char *dir = so_env_cache_dir();
+    int rc = set_open(g, SO_DTYPE_Q4_1, LENGTHS[1], s);
+    if (rc == SO_OK)
+        so_prefetch_choose(g->b, dir);
+    set_close(g, s);
+    free(s);
+    free(dir);
+    return rc;
+}
+
+/* Measures both bandwidths and chooses the one for the roofline. */
+static int take_probe(bench *g) {
+    so_probe within = {0}, past;
+    size_t n_within = so_probe_bytes_within();
+    int rc = so_backend_probe(g->b, so_probe_bytes_past(), &past, &g->err);
+    if (rc == SO_OK && n_within > 0)
+        rc = so_backend_probe(g->b, n_within, &within, &g->err);
+    if (rc != SO_OK)
+        return rc;
+    g->cached = so_cpu_cache_bytes() >= WORKING_SET;
+    g->within_gb = within.read_gb;
+    g->past_gb = past.read_gb;
+    g->probe = g->cached ? within : past;
+    return SO_OK;
+}
+
+static void print_head(const bench *g) {
+    so_buf how = {0};
+    so_prefetch_describe(g->b, &how);
+    if (so_args_has(g->a, SO_OPT_JSON))
+        so_report_print_json(json_pack("{s:s#, s:f, s:f}", "prefetch", how.data, (int)how.len,
+                                       "memory_gb_per_second", g->past_gb, "cache_gb_per_second",
+                                       g->within_gb));
+    else
+        printf("prefetch of packed weights: %.*s\n"
+               "reading memory %.1f GB/s, reading the cache %.1f GB/s, multiplying %.1f G/s; the "
+               "roofline uses %s\n"
+               "%d MB of weights, %d repeats\n"
                "type       k    n        ms     GB/s G mac/s  roofline\n",
-               WORKING_SET >> 20, g->probe.read_gb, g->probe.mac_giga, g->n_repeats);
+               (int)how.len, how.data, g->past_gb, g->within_gb, g->probe.mac_giga,
+               g->cached ? "the cache" : "memory", WORKING_SET >> 20, g->n_repeats);
+    so_buf_free(&how);
+}
+
+static int time_all(bench *g, bool one_type, so_dtype only) {
+    int rc = choose_prefetch(g);
+    if (rc == SO_OK)
+        rc = take_probe(g);
+    if (rc == SO_OK)
+        print_head(g);
     for (size_t d = 0; d < SO_LEN(DTYPES) && rc == SO_OK; d++)
         for (size_t l = 0; l < SO_LEN(LENGTHS) && rc == SO_OK; l++)
             if ((!one_type || only == DTYPES[d]) &&

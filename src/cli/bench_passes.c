@@ -4,12 +4,13 @@
  *   request                      answer
  *   pass CTX ROWS LOGITS TIMES   { "ms": [one, two, …], "bytes": …, "macs": … }
  *   probe                        { "read_gb_per_second": …, "peak_gmac_per_second": …,
- *                                  "memory_gb_per_second": … }
+ *                                  "memory_gb_per_second": …, "cache_gb_per_second": … }
  *
  * `pass` runs a chain of ROWS rows after CTX cached tokens, with logits for the last LOGITS rows,
  * TIMES times. The first runs may be slow because of what ran before; the client drops those it
  * does not want. More than --batch-size rows are computed in several passes, as in prefill, and
- * timed as one. CTX + ROWS must fit --ctx-size. `probe` measures bandwidth and peak.
+ * timed as one. CTX + ROWS must fit --ctx-size. `probe` measures bandwidth and peak
+ * (bench_roof.h).
  *
  * Each answer is one line of JSON, flushed at once. A first line, before any request, reports that
  * the model is loaded. Threads sleep between lines. Any other request ends the program with an
@@ -89,9 +90,9 @@ static int answer_pass(so_bench_rig *g, const pass_request *q) {
 static void answer_probe(so_roof *roof) {
     roof->n = 0;
     so_probe p = so_roof_take(roof);
-    so_report_print_json(json_pack(
-        "{s:f, s:f, s:o}", "read_gb_per_second", p.read_gb, "peak_gmac_per_second", p.mac_giga,
-        "memory_gb_per_second", roof->memory_bytes > 0 ? json_real(roof->memory_gb) : json_null()));
+    so_report_print_json(json_pack("{s:f, s:f, s:f, s:o}", "read_gb_per_second", p.read_gb,
+                                   "peak_gmac_per_second", p.mac_giga, "memory_gb_per_second",
+                                   roof->past_gb, "cache_gb_per_second", so_roof_cache_json(roof)));
 }
 
 static int answer_all(so_bench_rig *g, so_roof *roof) {
@@ -130,7 +131,7 @@ int so_bench_passes(const so_args *a, so_bench_rig *g) {
         so_report_print_json(json_pack("{s:s, s:s#, s:I, s:I}", "cpu", cpu, "backend", what.data,
                                        (int)what.len, "weight_bytes",
                                        (json_int_t)so_model_weight_bytes(g->b.model), "read_bytes",
-                                       (json_int_t)roof.weight_bytes));
+                                       (json_int_t)roof.read_bytes));
         fflush(stdout);
         so_buf_free(&what);
         rc = answer_all(g, &roof);

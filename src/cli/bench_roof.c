@@ -1,16 +1,17 @@
 /* The roofline of whole passes.
  *
- * The threads that run the passes measure two bandwidths:
- *   weights   over a buffer of the weights' size, at most the size of the other buffer. Passes read
- *             the weights from the same level of memory, which may be a cache. The roofline uses
- *             this bandwidth.
- *   memory    over twice the size of the last cache level, once at the start: the bandwidth of
- *             memory. A larger buffer would give the same result.
+ * The threads that run the passes measure two bandwidths (backend/probe.h):
+ *   within   over a buffer that fits the last cache level
+ *   past     over a buffer several times as large: the bandwidth of memory
  *
- * The first bandwidth and the peak are measured once per repeat, after the caches hold the buffer,
- * as passes are timed after others of the same width. Medians are compared with medians: on a
- * machine whose speed drifts, the best of one series and the median of another cannot be compared.
- * Main thread only. */
+ * The limit of a pass uses `past`, or `within` if the weights fit the last cache level, and the
+ * output says which. A buffer of the weights' size would not do: where it is a few times the cache,
+ * the part of it that stays cached differs from run to run, and with it the bandwidth, by a factor
+ * of up to two. The same holds for the weights, so a pass may exceed a limit by `past`.
+ *
+ * The bandwidth of the limit and the peak are measured once per repeat, the other
+ * bandwidth once at the start. Medians are compared with medians: on a machine whose speed drifts,
+ * the best of one series and the median of another cannot be compared. Main thread only. */
 #include "cli/bench_roof.h"
 
 #include <stdio.h>
@@ -19,27 +20,33 @@
 #include "base/mem.h"
 #include "base/statistics.h"
 
-enum { MAX_UNKNOWN = 512 << 20 }; /* maximum bytes to read if cache sizes are unknown */
+enum { REMOTE_PAST = 512 << 20 }; /* bytes, past the caches of every GPU */
 
-static int measure_memory(so_roof *r, so_backend *b, so_err *err) {
+/* The bandwidth over a buffer of n_bytes, measured once. */
+static int measure_once(so_backend *b, size_t n_bytes, double *gb, so_err *err) {
     so_prober *p;
-    int rc = so_prober_create(b, r->memory_bytes, &p, err);
-    if (rc != SO_OK)
+    int rc = n_bytes > 0 ? so_prober_create(b, n_bytes, &p, err) : SO_OK;
+    if (rc != SO_OK || n_bytes == 0)
         return rc;
-    r->memory_gb = so_prober_measure(p).read_gb;
+    *gb = so_prober_measure(p).read_gb;
     so_prober_free(p);
     return SO_OK;
 }
 
 int so_roof_open(so_roof *r, so_bench_rig *g, int cap, so_err *err) {
-    bool remote = g->b.backend->vt->remote; /* its caches are smaller than MAX_UNKNOWN */
-    size_t weights = so_model_weight_bytes(g->b.model), cache = remote ? 0 : so_cpu_cache_bytes();
-    *r = (so_roof){.cap = cap, .memory_bytes = 2 * cache};
-    r->weight_bytes = SO_MIN(weights, cache > 0 ? r->memory_bytes : (size_t)MAX_UNKNOWN);
+    so_backend *b = g->b.backend;
+    bool remote = b->vt->remote; /* a GPU: its caches are small, and their size is not asked for */
+    *r = (so_roof){.cap = cap,
+                   .weight_bytes = so_model_weight_bytes(g->b.model),
+                   .within_bytes = remote ? 0 : so_probe_bytes_within(),
+                   .past_bytes = remote ? (size_t)REMOTE_PAST : so_probe_bytes_past()};
+    r->cached = !remote && r->weight_bytes <= so_cpu_cache_bytes();
+    r->read_bytes = r->cached ? r->within_bytes : r->past_bytes;
     r->read_gb = SO_NEW_N(double, cap);
     r->mac_giga = SO_NEW_N(double, cap);
-    int rc = cache > 0 ? measure_memory(r, g->b.backend, err) : SO_OK;
-    return rc == SO_OK ? so_prober_create(g->b.backend, r->weight_bytes, &r->prober, err) : rc;
+    int rc = r->cached ? measure_once(b, r->past_bytes, &r->past_gb, err)
+                       : measure_once(b, r->within_bytes, &r->within_gb, err);
+    return rc == SO_OK ? so_prober_create(b, r->read_bytes, &r->prober, err) : rc;
 }
 
 void so_roof_close(so_roof *r) {
@@ -54,12 +61,14 @@ so_probe so_roof_take(so_roof *r) {
     so_probe p = so_prober_measure(r->prober);
     r->read_gb[r->n] = p.read_gb;
     r->mac_giga[r->n++] = p.mac_giga;
+    *(r->cached ? &r->within_gb : &r->past_gb) = p.read_gb;
     return p;
 }
 
 void so_roof_settle(so_roof *r) {
     r->probe = (so_probe){.read_gb = so_median(r->read_gb, r->n),
                           .mac_giga = so_median(r->mac_giga, r->n)};
+    *(r->cached ? &r->within_gb : &r->past_gb) = r->probe.read_gb;
 }
 
 double so_roof_ms(const so_roof *r, so_work w) {
@@ -67,22 +76,28 @@ double so_roof_ms(const so_roof *r, so_work w) {
 }
 
 void so_roof_print(const so_roof *r) {
-    printf("roofline: reading %.0f MB (the size of the weights) %.1f GB/s, %.0f G multiply-adds/s",
-           (double)r->weight_bytes / 1e6, r->probe.read_gb, r->probe.mac_giga);
-    if (r->memory_bytes > 0)
-        printf("; reading %.0f MB (past the caches) %.1f GB/s", (double)r->memory_bytes / 1e6,
-               r->memory_gb);
-    printf("\n");
+    printf("roofline: reading memory %.1f GB/s (%.0f MB, past the caches)", r->past_gb,
+           (double)r->past_bytes / 1e6);
+    if (r->within_bytes > 0)
+        printf(", reading the cache %.1f GB/s (%.0f MB)", r->within_gb,
+               (double)r->within_bytes / 1e6);
+    printf(", %.0f G multiply-adds/s\nthe limit uses %s: the weights (%.0f MB) %s the last cache\n",
+           r->probe.mac_giga, r->cached ? "the cache" : "memory", (double)r->weight_bytes / 1e6,
+           r->cached ? "fit" : "do not fit");
 }
 
 void so_roof_json(const so_roof *r, so_work w, double ms, json_t *o) {
     double floor_ms = so_roof_ms(r, w);
     json_t *more =
-        json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:o}", "bytes", w.n_bytes, "macs", w.n_macs,
-                  "roofline_ms", floor_ms, "roofline_percent", 100 * floor_ms / ms,
-                  "read_gb_per_second", r->probe.read_gb, "read_bytes", (json_int_t)r->weight_bytes,
-                  "peak_gmac_per_second", r->probe.mac_giga, "memory_gb_per_second",
-                  r->memory_bytes > 0 ? json_real(r->memory_gb) : json_null());
+        json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:o}", "bytes", w.n_bytes, "macs",
+                  w.n_macs, "roofline_ms", floor_ms, "roofline_percent", 100 * floor_ms / ms,
+                  "read_gb_per_second", r->probe.read_gb, "read_bytes", (json_int_t)r->read_bytes,
+                  "peak_gmac_per_second", r->probe.mac_giga, "memory_gb_per_second", r->past_gb,
+                  "cache_gb_per_second", so_roof_cache_json(r));
     json_object_update(o, more);
     json_decref(more);
+}
+
+json_t *so_roof_cache_json(const so_roof *r) {
+    return r->within_bytes > 0 ? json_real(r->within_gb) : json_null();
 }

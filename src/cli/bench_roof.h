@@ -10,9 +10,10 @@
 
 typedef struct so_roof {
     so_prober *prober;
-    size_t weight_bytes; /* size of the buffer for weights (bench_roof.c) */
-    size_t memory_bytes; /* size of the buffer for memory; 0: cache sizes are unknown */
-    double memory_gb;    /* bandwidth of memory, past all caches, in GB/s */
+    bool cached;                     /* the weights fit the last cache level */
+    size_t weight_bytes, read_bytes; /* read_bytes: buffer whose bandwidth the limit uses */
+    size_t within_bytes, past_bytes; /* buffer sizes (bench_roof.c); within 0: unknown */
+    double within_gb, past_gb;       /* bandwidths in GB/s */
     int n, cap;
     double *read_gb, *mac_giga; /* [cap] results of so_roof_take */
     so_probe probe;             /* their medians, set by so_roof_settle */
@@ -30,6 +31,8 @@ void so_roof_settle(so_roof *r);
 double so_roof_ms(const so_roof *r, so_work w);
 /* One line of text. */
 void so_roof_print(const so_roof *r);
+/* The bandwidth within the caches; null if it is unknown. */
+json_t *so_roof_cache_json(const so_roof *r);
 /* Adds the roofline of w, and its ratio to `ms`, to a JSON object. */
 void so_roof_json(const so_roof *r, so_work w, double ms, json_t *o);
 

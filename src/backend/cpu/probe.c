@@ -8,13 +8,16 @@
  * cache. Nothing else may use the backend during a measurement. */
 #include "backend/probe.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "backend/cpu/cpu.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
+#include "base/str.h"
 
 enum {
     ROUNDS = 5,
@@ -147,13 +150,50 @@ int so_backend_probe(so_backend *b, size_t n_bytes, so_probe *out, so_err *err) 
     return SO_OK;
 }
 
+/* Linux describes the caches of a core in index0, index1, … sysconf computes the size of a shared
+ * cache from other figures, which a hypervisor may present inconsistently: 256 MB for 32. */
+static size_t cache_from_sysfs(void) {
+    size_t best = 0;
+    int best_level = 1;
+    for (int i = 0; i < 8; i++) {
+        char path[80];
+        so_buf level = {0}, size = {0};
+        int number;
+        unsigned long kb;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/level", i);
+        bool good = so_file_exists(path) && so_file_read(path, 64, &level, NULL) == SO_OK;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", i);
+        good = good && so_file_exists(path) && so_file_read(path, 64, &size, NULL) == SO_OK;
+        if (good) {
+            so_buf_append_char(&level, '\0');
+            so_buf_append_char(&size, '\0');
+            if (sscanf(level.data, "%1d", &number) == 1 && sscanf(size.data, "%9luK", &kb) == 1 &&
+                number > best_level) {
+                best_level = number;
+                best = (size_t)kb << 10;
+            }
+        }
+        so_buf_free(&level);
+        so_buf_free(&size);
+    }
+    return best;
+}
+
 size_t so_cpu_cache_bytes(void) {
     static const int names[] = {_SC_LEVEL4_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE,
                                 _SC_LEVEL2_CACHE_SIZE};
-    for (size_t i = 0; i < SO_LEN(names); i++) {
+    size_t found = cache_from_sysfs();
+    for (size_t i = 0; i < SO_LEN(names) && found == 0; i++) {
         long n = sysconf(names[i]);
         if (n > 0)
-            return (size_t)n;
+            found = (size_t)n;
     }
-    return 0;
+    return found;
+}
+
+size_t so_probe_bytes_within(void) { return so_cpu_cache_bytes() / 2 / 4096 * 4096; }
+
+size_t so_probe_bytes_past(void) {
+    const size_t least = 256 << 20, most = (size_t)1 << 30;
+    return SO_MIN(SO_MAX(8 * so_cpu_cache_bytes(), least), most);
 }
