@@ -91,7 +91,7 @@ static void assert_described(const fixture *f, const char *want) {
 }
 
 static const char DEFAULT[] =
-    "blocks of 32: 12 KB ahead into L1, blocks of 256: 32 KB ahead into L2 (default)";
+    "blocks of 32: 12 KB ahead into L1, blocks of 256: 4 KB ahead into L1 (default)";
 
 enum { ENOUGH = 9216 }; /* rows: 40 MB */
 

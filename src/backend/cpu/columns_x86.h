@@ -52,7 +52,7 @@ INLINE const uint8_t *words_of(so_dtype dtype, const weight_tile *at, size_t b, 
  * used. */
 typedef struct prefetch {
     const char *at, *end;
-    size_t lines; /* per batch */
+    size_t n_bytes; /* per batch */
     bool l1;
 } prefetch;
 
@@ -70,18 +70,17 @@ INLINE prefetch prefetch_of_block(so_dtype dtype, const weight_tile *at, size_t 
                                   size_t n_batches) {
     size_t n_bytes = so_pack_block_bytes(dtype, at->groups);
     const char *p = (const char *)ahead_of(dtype, at, b);
-    return p ? (prefetch){p, p + n_bytes, (n_bytes / 64 + n_batches - 1) / n_batches,
-                          at->prefetch.l1}
-             : (prefetch){0};
+    size_t lines = (n_bytes / 64 + n_batches - 1) / n_batches;
+    return p ? (prefetch){p, p + n_bytes, 64 * lines, at->prefetch.l1} : (prefetch){0};
 }
 
 INLINE void prefetch_batch(prefetch *f) {
-    const char *p = f->at;
+    const char *p = f->at, *end = SO_MIN(p + f->n_bytes, f->end);
     if (f->l1)
-        for (size_t i = 0; i < f->lines && p < f->end; i++, p += 64)
+        for (; p < end; p += 64)
             _mm_prefetch(p, _MM_HINT_T0);
     else
-        for (size_t i = 0; i < f->lines && p < f->end; i++, p += 64)
+        for (; p < end; p += 64)
             _mm_prefetch(p, _MM_HINT_T1);
     f->at = p;
 }

@@ -26,20 +26,30 @@
 #include "base/statistics.h"
 
 enum {
-    ROUNDS = 5,
+    ROUNDS = 7,
     THREAD_BYTES = 2 << 20, /* that a thread reads in a measurement, at most */
     SLICE_MAX = 16 << 20,
     MIN_SLICES = 8, /* fewer packed weights are not measured: they may be in a cache by accident */
     COLS = 1536,
     MAX_FILE = 4096,
 };
-static const double MARGIN = 0.03;
+static const double MARGIN = 0.02;
 static const char HEAD[] = "sooth prefetch 1\n";
 
 /* The first candidate of the list is used if none is known. */
-static const so_prefetch candidates[2][5] = {
-    {{12 << 10, true}, {0, false}, {4 << 10, true}, {8 << 10, false}, {32 << 10, false}},
-    {{32 << 10, false}, {0, false}, {8 << 10, false}, {4 << 10, true}, {12 << 10, true}},
+static const so_prefetch candidates[2][6] = {
+    {{12 << 10, true},
+     {0, false},
+     {2 << 10, true},
+     {4 << 10, true},
+     {8 << 10, false},
+     {32 << 10, false}},
+    {{4 << 10, true},
+     {0, false},
+     {2 << 10, true},
+     {12 << 10, true},
+     {8 << 10, false},
+     {32 << 10, false}},
 };
 enum { N_CANDIDATES = SO_LEN(candidates[0]) };
 static const so_dtype probe_types[2] = {SO_DTYPE_Q4_1, SO_DTYPE_Q4_K};

@@ -197,6 +197,7 @@ SIMD_FN vi vi_mac_q8(vi isum, vi w, vi x) {
 }
 
 /* Packed weights: a column is half a row group. */
+#define N_REGISTERS 16
 #define vi_load(p) _mm256_loadu_si256((const void *)(p))
 #define vi_xor _mm256_xor_si256
 #define vi_pairs_u(p) _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)(p)))

@@ -156,6 +156,7 @@ enum { Q8_OFFSET = 128 };
 /* Packed weights: a column is a row group. A partial sum that fits 16 bits is the low half of its
  * lane; the high half is multiplied by zero. */
 #define HAS_VNNI 1
+#define N_REGISTERS 32
 #define vi_load(p) _mm512_loadu_si512((const void *)(p))
 #define vi_xor _mm512_xor_si512
 #define vi_pmac _mm512_dpbusd_epi32
