@@ -254,9 +254,12 @@ INLINE void pheads256(so_dtype dtype, const weight_tile *at, size_t b, pblock256
 
 /* Decodes the words of two columns, the second after the first where they are different words. */
 INLINE void pdecode256(so_dtype dtype, const weight_tile *at, size_t b, pblock256 *out) {
+    /* computed once: after a barrier gcc would load everything that they depend on again */
+    const uint8_t *words[2] = {words_of(dtype, at, b, 2 * out->step),
+                               words_of(dtype, at, b, 2 * out->step + 1)};
     UNROLL for (int i = 0; i < 16; i++) {
         const int s = STEPS == 1 ? i % 8 : i / 2, j = STEPS == 1 ? i / 8 : i % 2;
-        pwords256(dtype, words_of(dtype, at, b, 2 * out->step + j), s, out->w[s][j]);
+        pwords256(dtype, words[j], s, out->w[s][j]);
         if (STEPS == 2 && j == 0)
             continue;
         COMPILER_BARRIER;
