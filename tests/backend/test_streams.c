@@ -4,8 +4,8 @@
  *
  *   layout    for every dtype and every level, the addresses of all loads of a block, computed with
  *             the functions of pack.h that the kernels use, in the order in which the kernels load
- *   kernels   the levels that this processor has run on memory of which only a window of three
- *             pages is readable; every fault moves the window by one page
+ *   kernels   the levels that this processor has run on memory of which only a window of
+ *             pages, as large as a block, is readable; every fault moves the window by one page
  *
  * Loads that touch a line again are not restricted: the line is in the L1 cache. Two orders differ
  * from the strict one within a block, and the walk states by how many lines: types with separate high
@@ -160,12 +160,12 @@ static void walk_detects_other_layouts(void **state) {
 
 /* ---- the kernels ---- */
 
-enum { PAGE = 4096, WINDOW = 3 };
+enum { PAGE = 4096 };
 
-/* Of the memory at `base` only the pages newest-WINDOW+1 … newest are readable. */
+/* Of the memory at `base` only the pages newest-window+1 … newest are readable. */
 static struct {
     uint8_t *base;
-    long n_pages, newest;
+    long n_pages, newest, window;
     volatile sig_atomic_t n_strays, n_faults;
 } trap;
 
@@ -179,8 +179,8 @@ static void on_fault(int signal_number, siginfo_t *info, void *context) {
     trap.n_faults++;
     if (page == trap.newest + 1) {
         trap.newest = page;
-        if (page >= WINDOW)
-            mprotect(trap.base + (page - WINDOW) * PAGE, PAGE, PROT_NONE);
+        if (page >= trap.window)
+            mprotect(trap.base + (page - trap.window) * PAGE, PAGE, PROT_NONE);
     } else {
         trap.n_strays++;
     }
@@ -227,6 +227,8 @@ static void check_kernel(so_cpu_level level, so_dtype t, int n) {
     mprotect(trap.base, (size_t)trap.n_pages * PAGE, PROT_NONE);
     long first = (long)(so_pack_tile_bytes(t, k) / PAGE);
     trap.newest = first - 1;
+    /* as many pages as a block may touch; AMX reads the heads of a block once more after the next */
+    trap.window = level == SO_CPU_AMX ? 6 : 3;
     trap.n_strays = trap.n_faults = 0;
     multiply(level, t, n, k, begin, m);
     if (trap.n_strays > 0 || trap.newest != trap.n_pages - 1 ||
