@@ -146,6 +146,10 @@ static void uses_what_was_kept(void **state) {
     rewrite(path, "blocks32 0 2 1\nblocks256 4096 1 2\nend\n"); /* measured only once */
     so_prefetch_choose(f.b, f.dir);
     assert_int_equal(origin(&f), SO_PREFETCH_MEASURED);
+    so_buf text = {0};
+    read_text(path, &text);
+    assert_non_null(strstr(text.data, "\nblocks256 4096 1 2\n")); /* was settled */
+    so_buf_free(&text);
     free(path);
     teardown(&f);
 }

@@ -253,6 +253,8 @@ static bool remeasure(so_cpu *b, kept *k) {
     if (!measure_all(b, k->choice, now))
         return false;
     for (int c = 0; c < 2; c++) {
+        if (k->agreed[c] >= SO_PREFETCH_AGREED) /* settled, whatever this measurement says */
+            continue;
         k->agreed[c] =
             same(now[c], k->choice[c]) ? SO_MIN(k->agreed[c] + 1, SO_PREFETCH_AGREED) : 1;
         k->choice[c] = now[c];
