@@ -71,8 +71,13 @@ typedef struct cuda_backend {
     char name[256];
 } cuda_backend;
 
+/* Remembers the first failure. CUDA also keeps it as the thread's last error, which is cleared here, so that
+ * it is not taken for a failure of what comes next. */
 static void note(cuda_backend *b, cudaError_t e, const char *what) {
-    if (e != cudaSuccess && b->failed == cudaSuccess) {
+    if (e == cudaSuccess)
+        return;
+    (void)cudaGetLastError();
+    if (b->failed == cudaSuccess) {
         b->failed = e;
         b->failed_at = what;
     }
@@ -91,6 +96,8 @@ static int buffer_create(so_backend *base, size_t n_bytes, so_buffer **out, so_e
     if (e == cudaSuccess)
         e = cudaMemsetAsync(buf->data, 0, n_bytes, b->stream); /* in the order of its uploads */
     if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        cudaFree(buf->data);
         free(buf);
         return so_err_set(err, e == cudaErrorMemoryAllocation ? SO_ENOMEM : SO_EIO,
                           "a buffer of %zu MB on the GPU: %s", n_bytes >> 20,
@@ -111,7 +118,7 @@ static void queue_phase(cuda_backend *b);
 
 /* Before an object is freed: operations that were submitted may use it, and graphs hold its address. */
 static void let_go(cuda_backend *b) {
-    if (b->n_ops > 0 || b->n_segments > 0)
+    if (b->n_ops > 0 || b->n_segments > 0 || b->n_downloads > b->n_queued)
         queue_phase(b);
     cudaStreamSynchronize(b->stream);
     drop_graphs(b);
@@ -153,10 +160,10 @@ static void weight_free(so_backend *base, so_weight *w) {
 
 static int kv_create(so_backend *base, const so_kv_shape *shape, so_kv_store **out, so_err *err) {
     cuda_backend *b = (cuda_backend *)base;
-    if (!so_kv_dtype_ok(shape->dtype) || shape->head_dim > 256)
+    if (!so_kv_dtype_ok(shape->dtype) || shape->head_dim > 256 || shape->head_dim % 2 != 0)
         return so_err_set(err, SO_EUNSUPPORTED,
                           "a KV cache of %s with heads of %d on the GPU; types are " SO_KV_DTYPES
-                          ", heads at most 256",
+                          ", heads even and at most 256",
                           so_dtype_get(shape->dtype) ? so_dtype_get(shape->dtype)->name : "?",
                           shape->head_dim);
     so_kv_store *s = (so_kv_store *)calloc(1, sizeof *s);
@@ -169,6 +176,7 @@ static int kv_create(so_backend *base, const so_kv_shape *shape, so_kv_store **o
     if (e == cudaSuccess)
         e = cudaMalloc(&s->v, n + 16);
     if (e != cudaSuccess) {
+        (void)cudaGetLastError();
         cudaFree(s->k);
         free(s);
         return so_err_set(
@@ -325,6 +333,8 @@ static void reserve_memory(cuda_backend *b) {
                             need.scratch.counter_bytes);
     grown |= reserve_device(b, (void **)&m->scratch.parts, &m->scratch.parts_bytes,
                             need.scratch.parts_bytes);
+    if (!m->half[0] || !m->half[1])
+        m->half_bytes = 0; /* one of them could not be had: try both again */
     if (grown)
         drop_graphs(b);
 }
@@ -462,6 +472,26 @@ static graph *find_graph(cuda_backend *b) {
     return oldest;
 }
 
+/* The list as a graph; NULL if that fails, for example for lack of memory. A launch that is refused during the
+ * capture leaves a graph without that kernel, which must not be used. */
+static cudaGraphExec_t capture(cuda_backend *b) {
+    cudaGraph_t made = NULL;
+    cudaGraphExec_t exec = NULL;
+    if (cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return NULL;
+    }
+    so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory);
+    bool whole = cudaGetLastError() == cudaSuccess;
+    whole &= cudaStreamEndCapture(b->stream, &made) == cudaSuccess;
+    if (whole && cudaGraphInstantiate(&exec, made, 0) != cudaSuccess)
+        exec = NULL;
+    if (made)
+        cudaGraphDestroy(made);
+    (void)cudaGetLastError();
+    return exec;
+}
+
 /* A list that comes for the second time is captured, because most prompt chunks come only once. */
 static void run_list(cuda_backend *b) {
     graph *g = find_graph(b);
@@ -471,18 +501,12 @@ static void run_list(cuda_backend *b) {
         so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory);
         return;
     }
-    if (!g->exec) {
-        cudaGraph_t made = NULL;
-        TRY(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal));
-        so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory);
-        TRY(b, cudaStreamEndCapture(b->stream, &made));
-        if (made) {
-            TRY(b, cudaGraphInstantiate(&g->exec, made, 0));
-            cudaGraphDestroy(made);
-        }
-    }
+    if (!g->exec)
+        g->exec = capture(b);
     if (g->exec)
         TRY(b, cudaGraphLaunch(g->exec, b->stream));
+    else
+        so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory);
 }
 
 static void queue_downloads(cuda_backend *b) {

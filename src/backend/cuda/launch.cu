@@ -75,8 +75,10 @@ static bool is_read(op_list l, size_t from, so_view v, int n) {
 
 /* The same for rows that the products from operation `from` on take as fp16. */
 static bool is_read_as_float(op_list l, size_t from, so_view v, int n) {
+    const so_op *first = from < l.n ? &l.ops[from] : NULL;
     while (from < l.n && l.ops[from].kind == SO_OP_MATMUL && same(l.ops[from].matmul.x, v) &&
-           l.ops[from].n == n && !same(l.ops[from].matmul.out, v))
+           l.ops[from].n == n && l.ops[from].matmul.w->k == first->matmul.w->k &&
+           !same(l.ops[from].matmul.out, v))
         from++;
     return is_read(l, from, v, n);
 }
@@ -115,7 +117,9 @@ static so_half_rows wanted(launcher *a, size_t i, so_view out, int n, int d) {
 
 static bool is_product_of(const so_op *o, const so_op *first) {
     return o->kind == SO_OP_MATMUL && o->n == first->n && same(o->matmul.x, first->matmul.x) &&
-           o->matmul.w->fmt == first->matmul.w->fmt && !same(o->matmul.out, o->matmul.x);
+           o->matmul.w->fmt == first->matmul.w->fmt && o->matmul.w->k == first->matmul.w->k &&
+           !same(o->matmul.out, o->matmul.x) &&
+           (o == first || !same(o->matmul.out, first->matmul.out));
 }
 
 /* Products i, i+1 and the gated activation over them. */
@@ -166,7 +170,7 @@ static bool is_rope_store(op_list l, size_t i) {
     return i + 2 < l.n && o[0].kind == SO_OP_ROPE && o[1].kind == SO_OP_ROPE &&
            o[2].kind == SO_OP_KV_STORE && o[0].n == o[1].n && o[1].n == o[2].n &&
            same(o[1].rope.x, o[2].kv_store.k) && !same(o[0].rope.x, o[1].rope.x) &&
-           !same(o[0].rope.x, o[2].kv_store.v) &&
+           !same(o[1].rope.x, o[2].kv_store.v) && !same(o[0].rope.x, o[2].kv_store.v) &&
            o[1].rope.n_heads == o[2].kv_store.store->shape.n_heads_kv &&
            o[1].rope.head_dim == o[2].kv_store.store->shape.head_dim;
 }
@@ -196,8 +200,10 @@ static size_t launch_products(launcher *a, size_t i) {
     }
     so_product *last = &p.list[p.n_products - 1];
     const so_op *prior = op + taken - 1, *next = op + taken;
-    if (next < end && adds(next, prior) &&
-        !is_read(a->l, i + taken + 1, prior->matmul.out, op->n)) {
+    bool added = next < end && adds(next, prior);
+    for (int j = 0; j < p.n_products && added; j++) /* no product writes what is added to */
+        added = (const char *)p.list[j].out != at(next->eltwise.a);
+    if (added && !is_read(a->l, i + taken + 1, prior->matmul.out, op->n)) {
         p.add = last->out = (float *)at(next->eltwise.out);
         if ((const char *)last->out == a->h.x)
             a->h.x = NULL;
@@ -232,9 +238,15 @@ static void launch_rows(launcher *a, size_t i, so_view out, int d) {
 }
 
 void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_memory *m) {
-    launcher a = {q, m, {ops, n_ops}, {NULL, 0, 0, 0}};
+    /* Kernels may read weights before the kernel before them has ended; norms keep theirs in buffers, which
+     * may have been uploaded just now. So the first kernel starts after the uploads. */
+    so_queue in_order = *q;
+    in_order.overlap = false;
+    launcher a = {&in_order, m, {ops, n_ops}, {NULL, 0, 0, 0}};
     for (size_t i = 0; i < n_ops; i++) {
         const so_op *op = &ops[i];
+        if (i > 0)
+            a.q = q;
         if (op->n == 0)
             continue;
         switch (op->kind) {
@@ -260,12 +272,12 @@ void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_mem
         }
         a.h.x = NULL;
         if (is_rope_store(a.l, i)) {
-            so_cuda_rope_store(*q, op, op + 1, op + 2);
+            so_cuda_rope_store(*a.q, op, op + 1, op + 2);
             i += 2;
         } else if (op->kind == SO_OP_EMBED) {
-            so_cuda_embed(*q, op);
+            so_cuda_embed(*a.q, op);
         } else {
-            so_cuda_op(*q, op, {NULL, 0}, true, &m->scratch);
+            so_cuda_op(*a.q, op, {NULL, 0}, true, &m->scratch);
         }
     }
 }
