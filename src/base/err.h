@@ -38,7 +38,7 @@ typedef struct so_err {
  * UTF-8 character. */
 int so_err_set(so_err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* Prepends "fmt: " to err's message and returns err's code. */
+/* Prepends "fmt: " to err's message and returns err's code, or SO_EINVAL if err is NULL. */
 int so_err_prefix(so_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* The text of a code in SO_ERR_TABLE. */

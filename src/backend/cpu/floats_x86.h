@@ -1,14 +1,14 @@
 /* Matrix products with F32, F16 and BF16 weights for x86, in the SIMD operations of rows_x86.h.
  *
- * The contract of kernels.h has sixteen partial sums along k, so rows keep their order in memory. A
- * tile is four output rows. With more than FLOAT_NX activation rows it is computed in parts of
- * FLOAT_STEP elements: F16 and BF16 weights of a part are converted to float once, in memory that
- * stays in L1, and the part is multiplied with FLOAT_NX activation rows at a time. Sums are in
- * registers, and in memory between parts. With fewer rows there is no copy: the weights are
- * converted as they are loaded.
+ * The contract of kernels.h requires sixteen partial sums along k. A vector therefore holds sixteen
+ * consecutive elements of one row, and rows are not interleaved as packed weights are. A tile is four
+ * output rows. Activation rows are taken in chunks of CHUNK. If a chunk has more than FLOAT_NX rows,
+ * the tile is computed in parts of FLOAT_STEP elements: F16 and BF16 weights of a part are converted
+ * to float once per chunk, in memory that stays in L1, and the part is multiplied with FLOAT_NX
+ * activation rows at a time. Sums are in registers, and in memory between parts. With FLOAT_NX rows or
+ * fewer there is no copy: the weights are converted as they are loaded.
  *
- *   FLOAT_NR    output rows whose sums fit the registers together with
- *   FLOAT_NX    activation rows
+ *   FLOAT_NR × FLOAT_NX    output rows × activation rows whose sums fit the registers at once
  *
  * Included by matmul_x86.h. */
 
@@ -60,8 +60,8 @@ INLINE void float_copy(float_tile *t, so_dtype dtype, int e, int n) {
                                                 : weight_load_n(dtype, t->rows[r], e + i, n - i));
 }
 
-/* Multiplies elements e … e+n-1 of output rows r0 … with activation rows first + at …. `copied`:
- * the weights are in t->copy, as floats. */
+/* Multiplies elements e … e+n-1 of the `nr` output rows from r0 with the `nx` activation rows from
+ * first + at, and adds the products to t->sums. `copied`: the weights are in t->copy, as floats. */
 INLINE void float_part(float_tile *t, const so_mm *a, so_dtype dtype, bool copied, int r0, int e,
                        int n, int first, int at, const int nr, const int nx) {
     const uint8_t *w[FLOAT_NR];

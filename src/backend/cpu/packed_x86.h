@@ -2,16 +2,19 @@
  * of simd_avx2.h and simd_avx512.h. The arithmetic follows the contract of kernels.h; results are
  * bit-identical to matmul_x86.h.
  *
- * A tile is 32 output rows in columns of LANES rows: two columns, its row groups, where a vector has
- * 64 bytes; four, the halves of its groups, where it has 32. For every block of the tile the heads
- * of all columns are converted. Then, in one step or two, for two columns at a time
+ * A tile is 32 output rows, divided into columns of LANES rows. With 64-byte vectors it has two
+ * columns, one for each row group; with 32-byte vectors it has four, two for each row group. For
+ * every block of the tile the heads of all columns are converted. Then the columns are processed
+ * two at a time, in one step with 64-byte vectors and in two with 32-byte vectors:
  *
- *   1. the packed words are decoded to unsigned bytes, once, into memory that stays in L1;
+ *   1. the packed words are decoded to bytes, once, into memory that stays in L1. The bytes are
+ *      unsigned, except those of Q8_0 without VNNI, which are signed and need no offset;
  *   2. activation rows are taken four at a time: four bytes of each are broadcast and multiplied
  *      with both columns, and products are added in integer registers, one output row per lane;
  *   3. the block's sum is added to the float accumulators, which are in L1 too.
  *
- * Everything is read in the order in which it lies in memory (pack.h).
+ * A block's weights are first touched in the order in which they lie in memory (pack.h), to within a
+ * few cache lines; later reads of the same words hit L1.
  *
  * A batch is computed in chunks of CHUNK rows; the weights of a tile stay cached meanwhile. A long
  * prompt is divided into spans of as many chunks as L2 holds, and each span is multiplied with all
@@ -24,8 +27,8 @@
  *   HAS_VNNI                     1: vi_pmac adds in 32 bits; 0: pairs of products in 16 bits
  *   vi_pmac(p, w, x)             p + w·x, four bytes per lane
  *   vi_pmul(w, x)                w·x, four bytes per lane (only without HAS_VNNI)
- *   vi_pscaled(isum, p, s)       isum + s·p. p must fit 16 bits: with HAS_VNNI its sum, without
- *                                it each half of a lane
+ *   vi_pscaled(isum, p, s)       isum + s·p. With HAS_VNNI a lane of p is one sum, which must fit
+ *                                int16; without it a lane holds two int16 sums
  *   vi_scale_even, vi_scale_odd  the operand s of vi_pscaled, from a pair of int16 scales
  *   vi_dot2_add(a, m, x)         a + both int16 products of a lane
  *   vi_pairs_u, vi_pairs_s       2·LANES bytes, unsigned or signed, widened to int16
@@ -46,11 +49,12 @@
 
 /* ---- blocks of 32 ---- */
 
-/* Scales and minima of all columns; words of two. */
+/* Scales and minima of all columns. */
 typedef struct phead32 {
     vf d[COLUMNS], m[COLUMNS];
 } phead32;
 
+/* Decoded words of two columns. */
 typedef struct pblock32 {
     vi w[2][8];
 } pblock32;
@@ -127,15 +131,16 @@ INLINE void pdots32(so_dtype dtype, const pblock32 *w, const int8_t *x, size_t s
     }
 }
 
-/* With 16 registers, gcc 12 keeps decoded words in registers over several tiles and spills the sums
- * of each tile instead: n = 64 took 1.35 times as long. */
+/* With 16 registers, gcc 12 keeps decoded words in registers across several groups of four activation
+ * rows and spills the sums of each group instead: 64 rows took 1.35 times as long. */
 #if N_REGISTERS == 16
 #define KEEP_IN_MEMORY(v) __asm__ volatile("" : "+m"(v))
 #else
 #define KEEP_IN_MEMORY(v) (void)(v)
 #endif
 
-/* Adds block b of `n` rows from `row` on to acc. d and m: of the two columns. */
+/* Adds to acc the products of block b for the `n` activation rows that start at `row`. d and m are
+ * those of the two columns. */
 INLINE void ptile32(const so_mm *a, so_dtype dtype, const pblock32 *w, const vf *d, const vf *m,
                     size_t row, size_t b, const int n, vf (*acc)[COLUMNS]) {
     size_t k = (size_t)a->act.k, n_blocks = k / 32, at = row * n_blocks + b;
@@ -252,7 +257,9 @@ INLINE void pheads256(so_dtype dtype, const weight_tile *at, size_t b, pblock256
         pscales256(dtype, head_of(dtype, at, b, 2 * step + j), j, &out->heads[step]);
 }
 
-/* Decodes the words of two columns, the second after the first where they are different words. */
+/* Decodes the words of two columns. With 64-byte vectors the columns have different words, and the first
+ * column is decoded before the second. With 32-byte vectors they are halves of the same words and are
+ * decoded alternately, 32 elements at a time. */
 INLINE void pdecode256(so_dtype dtype, const weight_tile *at, size_t b, pblock256 *out) {
     /* computed once: after a barrier gcc would load everything that they depend on again */
     const uint8_t *words[2] = {words_of(dtype, at, b, 2 * out->step),
@@ -267,7 +274,8 @@ INLINE void pdecode256(so_dtype dtype, const weight_tile *at, size_t b, pblock25
     }
 }
 
-/* Start value of the partial sum f of the 32 elements s: −offset · Σ x of its F words. */
+/* Start value of partial sum f within elements 32 s … 32 s + 31: −offset · Σ x over the F words of that
+ * partial sum. */
 INLINE vi pstart256(so_dtype dtype, const so_q256 *xb, int s, const int f) {
     if (!HAS_VNNI)
         return vi_set32(0);
@@ -284,7 +292,8 @@ INLINE vi pstart256(so_dtype dtype, const so_q256 *xb, int s, const int f) {
     }
 }
 
-/* Σ over pairs of int16 weights times sums of activations. */
+/* Σ of sub-block scales or minima times the activation sums of the sub-blocks; both come as pairs of
+ * int16. */
 INLINE vi psums256(const vi (*pairs)[2], int j, const int16_t *sums, const int n_pairs) {
     vi t = vi_set32(0);
     UNROLL for (int p = 0; p < n_pairs; p++) t =
@@ -351,7 +360,7 @@ INLINE void ptile256(const so_mm *a, so_dtype dtype, pblock256 *w, size_t row, s
     }
 }
 
-/* Tiles of K types are functions that are not inlined: inlined, the values of a whole block compete
+/* Products of up to four activation rows are functions that are not inlined for K types: inlined, the values of a whole block compete
  * for registers with the sums of its inner loop, and gcc 12 spills the sums. */
 typedef void ptile256_fn(const so_mm *a, pblock256 *w, size_t row, size_t b, vf (*acc)[COLUMNS]);
 
@@ -438,7 +447,8 @@ static uint64_t read_all(const uint8_t *p, size_t n) {
     return all;
 }
 
-/* Ten independent chains: one step has a latency of five cycles, and two may start per cycle. */
+/* Ten independent chains: a VNNI multiply-add has a latency of five cycles, and two may start per cycle.
+ * Without VNNI fewer would do. */
 static long multiply_all(long n) {
     vi sum[10], w = vi_set8(3), x = vi_set8(1);
     UNROLL for (int i = 0; i < 10; i++) sum[i] = vi_set32(i);
