@@ -32,7 +32,8 @@ static void add_top(const so_format *f, const so_logprob *p, json_t *top) {
     json_decref(name);
 }
 
-/* Adds a token with its alternatives, and itself if it is none of them. p NULL: no logprobs. */
+/* Adds a token and its alternatives; if the token is not one of them, it is added to them. p NULL:
+ * the token has no logprobs. */
 static void add_token(lists *l, int32_t token, const so_logprob *p) {
     json_t *top = p ? json_object() : json_null();
     for (int k = 1; p && k <= l->n_top && k < l->n_each; k++)
@@ -45,10 +46,12 @@ static void add_token(lists *l, int32_t token, const so_logprob *p) {
     json_array_append_new(l->offsets, json_integer((json_int_t)l->chars));
 }
 
-/* A BOS that the tokenizer added in front of a text prompt is not part of the text. */
+/* Whether token i of the prompt is part of the echoed text. A BOS that the tokenizer added in front
+ * of a text prompt is not. */
 static bool is_shown(const lists *l, const so_choice *c, size_t i) {
     const so_job *j = c->job;
-    return i > 0 || j->rq.prompts[c->prompt].ids || !so_tokenizer_adds_bos(l->f->tok) ||
+    return i > 0 || j->rq.prompts[c->prompt].ids || !j->rq.add_special ||
+           !so_tokenizer_adds_bos(l->f->tok) ||
            j->prompts[c->prompt].ids[0] != so_tokenizer_bos(l->f->tok);
 }
 

@@ -195,6 +195,11 @@ def continued_messages():
 def special_tokens():
     with_bos, without = (S.ok(TEXT, text(add_special_tokens=add))["usage"]["prompt_tokens"] for add in (True, False))
     assert with_bos == without + 1 == S.ok(TEXT, text())["usage"]["prompt_tokens"]
+    # a BOS that the client writes itself is part of the echoed text
+    bos = S.ok("/tokenize", {"content": "", "add_special": True, "with_pieces": True})["tokens"][0]["piece"]
+    c = S.ok(TEXT, text(prompt=bos + "in the sea", add_special_tokens=False, max_tokens=0, logprobs=1, echo=True))["choices"][0]
+    assert bos and c["logprobs"]["tokens"][0] == bos and c["text"].startswith(bos)
+    assert c["logprobs"]["text_offset"][:2] == [0, len(bos)], c["logprobs"]
 
 
 def logprobs():
