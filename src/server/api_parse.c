@@ -1,10 +1,10 @@
 /* Parses request bodies: a table of fields, with a reader function for each kind of value.
  *
  * Bodies are untrusted. A body must be one JSON object. Every known field is checked for type and
- * range, and the error names it. null counts as absent, since clients write it so. A field that
- * would change the answer and cannot be honoured is refused (api_refused.c); an unknown field is
- * ignored and listed. Lists have a maximum length. The JSON library limits nesting to 2048 levels;
- * of duplicate names the last one counts.
+ * range, and the error names it. null counts as absent: many clients send it for fields that are
+ * not set. A field that would change the answer and cannot be honoured is refused (api_refused.c);
+ * an unknown field is ignored and listed. Lists have a maximum length. The JSON library limits
+ * nesting to 2048 levels; of duplicate names the last one counts.
  *
  * Pure functions: no models, no clock, no globals. Any thread. */
 #include <math.h>
@@ -35,7 +35,7 @@ struct field {
     int kinds; /* so_api_kind bits */
     reader *read;
     void *(*at)(parser *p); /* where a number, boolean or string is stored; else NULL */
-    double min, max;        /* range of a number; max: most items of a list */
+    double min, max;        /* range of a number; for a list, max is the maximum of its length */
 };
 
 /* --- error messages --- */
@@ -83,7 +83,8 @@ static bool read_float(parser *p, const field *f, const json_t *v) {
     return true;
 }
 
-/* Some clients write 5.0 for 5. A real counts as whole if a double represents it exactly. */
+/* Some clients write 5.0 for 5. A real without a fraction counts as whole up to 2^53, above which
+ * doubles skip integers. */
 static bool take_whole(const json_t *v, int64_t *out) {
     const double most = 9007199254740992.0; /* 2^53 */
     double real = json_number_value(v);
@@ -198,8 +199,8 @@ static bool read_best_of(parser *p, const field *f, const json_t *v) {
 
 /* --- lists and objects --- */
 
-/* Adds the name of an unknown field to `ignored`, with its parent's in front. The list becomes a
- * header, so other characters than these are shown as '?'. */
+/* Adds the name of an unknown field to `ignored`, after that of its parent. The list becomes a
+ * header, so characters that are not letters, digits, '_', '-' or '.' are replaced by '?'. */
 static void note_ignored(parser *p, const char *parent, const char *name) {
     so_buf *b = &p->r->ignored;
     if (b->len > MAX_IGNORED)
@@ -218,8 +219,8 @@ static void note_ignored(parser *p, const char *parent, const char *name) {
     }
 }
 
-/* Reads the members of an object by the table; null counts as absent. Names in a table of a parent
- * begin with the parent's. */
+/* Reads the members of an object by the table. For a nested object, `parent` is its name, and the
+ * names in its table begin with it: "speculative.length". */
 static bool read_members(parser *p, const field *table, size_t n, const char *parent,
                          const json_t *object) {
     const char *name;
@@ -230,10 +231,10 @@ static bool read_members(parser *p, const field *table, size_t n, const char *pa
             if (strcmp(table[i].name + (parent ? strlen(parent) + 1 : 0), name) == 0 &&
                 (table[i].kinds & (int)p->r->kind))
                 f = &table[i];
-        bool refused = false;
-        if (!f && !parent && !so_api_check_refused(name, v, &refused, p->err))
+        bool neutral = false; /* a parameter of api_refused.c, with a value that is accepted */
+        if (!f && !parent && !so_api_check_refused(name, v, &neutral, p->err))
             return false;
-        if (!f && !refused)
+        if (!f && !neutral)
             note_ignored(p, parent, name);
         else if (f && !json_is_null(v) && !f->read(p, f, v))
             return false;
@@ -285,7 +286,7 @@ static bool read_bias(parser *p, const field *f, const json_t *v) {
         double x = json_number_value(bias);
         if (*key < '0' || *key > '9' || *end || id > INT32_MAX)
             return so_api_fail(p->err, 400, "invalid_value", f->name,
-                               "'logit_bias': '%.40s' is no token id", key);
+                               "'logit_bias': '%.40s' is not a token id", key);
         if (!json_is_number(bias) || !(x >= -1000 && x <= 1000))
             return so_api_fail(p->err, 400, "invalid_value", f->name,
                                "'logit_bias' of token %ld must be a number from -1000 to 1000", id);
@@ -709,7 +710,7 @@ static bool choose_end(parser *p) {
                            "true");
     if (p->continues && !is_string(json_object_get(last, "role"), "assistant"))
         return so_api_fail(p->err, 400, "invalid_value", "continue_final_message",
-                           "'continue_final_message' needs a last message of the assistant");
+                           "'continue_final_message': the last message must be the assistant's");
     return true;
 }
 

@@ -18,7 +18,7 @@ typedef enum neutral {
     EMPTY,  /* false, "", [] and {} */
     NUMBER, /* a number from min to max */
     TRUE,
-    WORD, /* this string, or EMPTY */
+    WORD, /* the string `word`, or EMPTY */
 } neutral;
 
 typedef struct refused {

@@ -13,8 +13,8 @@ typedef struct so_format {
 json_t *so_format_token(const so_format *f, int32_t id);
 /* With `echo`, appends the prompt's text; else nothing. */
 void so_format_prompt(const so_format *f, const so_choice *c, so_buf *out);
-/* Logprobs of the answer's tokens [from, to), with `prompt` after those of the prompt; JSON null if
- * the request has no logprobs (logprobs.c). */
+/* Logprobs of the answer's tokens [from, to); if `prompt` is set, those of the prompt come first.
+ * JSON null if the request did not ask for logprobs. Defined in logprobs.c. */
 json_t *so_format_logprobs(const so_format *f, so_choice *c, bool prompt, int from, int to);
 /* Appends o as compact JSON and releases it. */
 void so_format_json(json_t *o, so_buf *out);

@@ -1,8 +1,8 @@
 /* Requests and responses: which requests are allowed, and the headers of every response.
  *
  * A response, an error included, is sent only after the request's body has been read, because many
- * clients do not read a response while they are sending. There are two exceptions: a client that
- * waits for "100 Continue", and a body that is far too large to be read. The memory for bodies is
+ * clients do not read a response while they are sending. There are two exceptions: errors sent to a
+ * client that waits for "100 Continue", and bodies longer than --max-body. The memory for bodies is
  * bounded, for one request (--max-body) and for all requests together.
  *
  * A connection sleeps while its job has nothing to send. It starts to sleep under the job's lock,
@@ -18,7 +18,7 @@
 #include "base/sha256.h"
 #include "server/impl.h"
 
-enum { MAX_BODIES = 8 }; /* the bodies of all requests may have this times max_body bytes */
+enum { MAX_BODIES = 8 }; /* all bodies together may have MAX_BODIES · max_body bytes */
 enum { STREAM_BLOCK = 16 << 10 };
 
 const char *so_http_header(const so_exchange *x, const char *name) {

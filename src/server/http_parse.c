@@ -1,7 +1,7 @@
 /* See http_parse.h.
  *
  * Strict where two parsers could disagree about where a request ends, since a proxy in front might
- * read it the other way (request smuggling): one Content-Length of digits only or one
+ * read it differently (request smuggling): one Content-Length of digits only or one
  * Transfer-Encoding "chunked", never both; no space before a colon, no folded lines, no control
  * characters; chunk lines end with CR LF. Lenient where nothing depends on it: a bare LF may end a
  * header line; methods and headers may be unknown; a malformed percent sign stands for itself. A

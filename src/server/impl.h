@@ -1,6 +1,6 @@
 /* What the files of the server share. Private to src/server:
  *
- *   server.c      lifecycle: listen, start and stop the threads, the server's status
+ *   server.c      lifecycle: listen, start and stop the threads, the server's state
  *   net.c         connections: sockets, HTTP framing, the threads that serve them
  *   http_parse.c  pure parsers of request heads and bodies
  *   http.c        one request: access checks, body limits, response headers
@@ -54,7 +54,8 @@ typedef struct so_conn {
     bool closing;               /* shutdown() was called on fd */
     bool cancel_sent;           /* the client disconnected, and its job was cancelled */
     so_job *job;                /* the job of the request; a reference */
-    _Atomic int64_t t_since_ns; /* last change of the members above, or last byte sent */
+    _Atomic int64_t t_since_ns; /* when it was accepted, became busy, idle or lingering, or sent its
+                                   last byte, whichever is latest */
     _Atomic bool blocked;       /* the socket is full: the client does not read */
 
     /* net.c, only on the thread of `loop` */
@@ -62,8 +63,8 @@ typedef struct so_conn {
     uint32_t events; /* polled for; 0: not in the epoll set */
     struct so_conn *next_woken;
     so_buf in;                  /* received bytes */
-    size_t in_at;               /* of which these have been parsed */
-    size_t head_seen;           /* unparsed bytes without the end of a head */
+    size_t in_at;               /* number of bytes of `in` that have been parsed */
+    size_t head_seen;           /* number of bytes after in_at known to hold no end of a head */
     so_head head;               /* of the current request */
     so_body body;               /* its body's framing */
     so_exchange *x;             /* the current request; NULL: none */
@@ -113,7 +114,7 @@ struct so_exchange {
     const char *method, *path;    /* in c->head; "-" for a malformed request */
     so_buf body;
     size_t n_received;        /* bytes of the body so far */
-    size_t body_counted;      /* of which these are in s->body_bytes */
+    size_t body_counted;      /* bytes of this body that are included in s->body_bytes */
     so_api_error early_error; /* found in the head, sent after the body was read; status 0: none */
     so_job *job;              /* generation; NULL: answered at once */
     char ignored[480];        /* for the header X-Sooth-Ignored */
@@ -137,8 +138,8 @@ int so_net_start(so_server *s, so_err *err);
 /* Ends the threads and closes all connections. No job may be running. */
 void so_net_stop(so_server *s);
 
-/* The result of a handler: exactly one of these three. `headers` holds whole lines. The body is
- * `owned`, which is taken over, or else `constant`, which lives as long as the program. */
+/* A handler calls exactly one of the next three functions, once. `headers` holds whole lines. The
+ * body is `owned`, which is taken over, or else `constant`, which lives as long as the program. */
 void so_net_reply(so_conn *c, int status, const so_buf *headers, so_buf *owned, so_str constant);
 /* Status 200 with a body that so_http_read_stream supplies. */
 void so_net_stream(so_conn *c, const so_buf *headers);
@@ -194,7 +195,8 @@ void so_watch_add(so_server *s, so_conn *c);
 void so_watch_remove(so_server *s, so_conn *c); /* frees it */
 so_conn *so_watch_first(so_server *s);          /* any connection that is left; NULL: none */
 int so_watch_count(so_server *s);
-/* A response begins. job: cancelled if the client leaves; may be NULL. */
+/* A job was submitted, or a response without a job begins: until so_watch_quiet the connection
+ * counts as busy. If the client disconnects, the job is cancelled; it may be NULL. */
 void so_watch_busy(so_server *s, so_conn *c, so_job *job);
 /* The response has ended. */
 void so_watch_quiet(so_server *s, so_conn *c);
@@ -202,18 +204,17 @@ void so_watch_quiet(so_server *s, so_conn *c);
 void so_watch_linger(so_server *s, so_conn *c);
 void so_watch_progress(so_conn *c); /* bytes were sent */
 void so_watch_blocked(so_conn *c, bool blocked);
-void *so_watch_run(void *server); /* the housekeeper thread */
-/* Before a job is submitted, and where submission failed. */
-void so_watch_job_begin(so_server *s);
-void so_watch_job_abandon(so_server *s);
-/* Both sides have released the job (so_job.on_end). */
+void *so_watch_run(void *server);        /* the housekeeper thread */
+void so_watch_job_begin(so_server *s);   /* call before a job is submitted */
+void so_watch_job_abandon(so_server *s); /* the submission failed */
+/* so_job.on_end: the last reference was released. The housekeeper logs and frees the job. */
 void so_watch_job_end(void *server, so_job *job);
 
 void so_client_name(const struct sockaddr *a, char *out, size_t cap);
 
 /* --- server.c --- */
 
-void so_server_signal(so_server *s); /* makes so_server_fd readable: the status may have changed */
+void so_server_signal(so_server *s); /* makes so_server_fd readable: the state may have changed */
 
 /* --- log.c --- */
 

@@ -1,4 +1,4 @@
-/* See job.h. Lists grow by doubling; nothing blocks except for the job's lock. */
+/* See job.h. Lists grow by doubling. The only blocking calls take the job's lock. */
 #include "server/job.h"
 
 #include <stdio.h>
@@ -16,7 +16,7 @@ so_job *so_job_create(so_api_request *rq) {
     pthread_mutex_init(&j->lock, NULL);
     j->refs = 1;
     j->prompts = SO_NEW_N(so_tokens, j->rq.n_prompts);
-    j->seed = j->rq.has_seed ? j->rq.sample.seed : so_rng_system_seed() >> 11; /* JSON-safe */
+    j->seed = j->rq.has_seed ? j->rq.sample.seed : so_rng_system_seed() >> 11; /* 53 bits */
     snprintf(j->id, sizeof j->id, "%s-%016llx", j->rq.kind == SO_API_CHAT ? "chatcmpl" : "cmpl",
              (unsigned long long)so_rng_system_seed());
     j->created_s = (int64_t)time(NULL);
@@ -112,7 +112,7 @@ bool so_job_scores(const so_job *j) { return j->rq.echo && j->rq.logprobs; }
 
 const so_choice *so_choice_scorer(const so_choice *c) { return c - c->index % c->job->rq.n; }
 
-/* With the first event of a choice, when its prompt has been computed. */
+/* Called at every event; copies the scores at the first one, when the prompt has been computed. */
 void so_choice_add_scores(so_choice *c, const so_request *req) {
     int n_each;
     const so_logprob *p = so_request_prompt_logprobs(req, &n_each);
@@ -168,9 +168,9 @@ void so_choice_add_round(so_choice *c, const so_round *round) {
     c->rounds[c->n_rounds++] = r;
 }
 
-/* Guesses after the end of the answer count as neither tested nor accepted (engine/counts.c).
- * Tests one depth below the last accepted guess count only if the target's own token became part of
- * the answer. */
+/* Guesses after the end of the answer count as neither tested nor accepted (engine/counts.c). The
+ * guesses one depth below the last accepted one count as tested only if the target's own token
+ * became part of the answer. */
 void so_choice_trim_round(so_choice *c) {
     if (c->n_rounds == 0 || c->n_rounds <= c->ready_rounds)
         return;
@@ -224,8 +224,7 @@ so_job_totals so_job_total(const so_job *j) {
         const so_choice *c = &j->choices[i];
         so_stats_add(&t.stats, &c->stats);
         t.completion_tokens += c->n_tokens;
-        if (c->index % j->rq.n == 0) /* later choices find the first one's pages in the cache, and
-                                        a preempted one its own */
+        if (c->index % j->rq.n == 0) /* later choices only find the first one's pages */
             t.cached_tokens += SO_MIN(c->stats.cached_n, c->stats.prompt_n);
         if (predicted) {
             t.prediction_accepted += c->prediction_accepted;

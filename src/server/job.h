@@ -8,8 +8,8 @@
  *
  * Members used by both threads are guarded by `lock`; the others belong to the thread that their
  * section names. A choice holds at most max_tokens tokens, so a client that never reads costs a
- * bounded amount of memory. A job is freed when both threads have released it: the last release
- * calls `on_end`, which logs it. */
+ * bounded amount of memory. The HTTP thread, the engine thread and watch.c each hold a reference;
+ * releasing the last one calls `on_end`, which has the job logged and freed. */
 #ifndef SO_SERVER_JOB_H
 #define SO_SERVER_JOB_H
 
@@ -90,7 +90,7 @@ typedef struct so_choice {
 typedef enum so_job_state {
     SO_JOB_WAITING,  /* submitted, not yet checked by the engine */
     SO_JOB_ACCEPTED, /* queued or running */
-    SO_JOB_DONE,     /* every choice has finished, or the engine refused it: see err */
+    SO_JOB_DONE,     /* every choice has finished, or the engine refused the job: see err */
 } so_job_state;
 
 struct so_job {
@@ -108,13 +108,14 @@ struct so_job {
 
     /* constant after creation */
     so_api_request rq;
-    so_tokens *prompts; /* [rq.n_prompts] */
-    so_tokens expected;
-    so_tokens *bad_words; /* [n_bad_words] the forms of rq.bad_words */
+    so_tokens *prompts;   /* [rq.n_prompts] */
+    so_tokens expected;   /* rq.prediction */
+    so_tokens *bad_words; /* [n_bad_words] rq.bad_words, each in up to two forms (routes.c) */
     int n_bad_words;
     so_buf spec_text;
     so_spec_opts spec;
-    bool spec_is_default; /* not asked for by the request: may be dropped if it does not fit */
+    bool spec_is_default; /* spec comes from the server's options: the worker may drop it if the
+                             draft model's context is too short */
     uint64_t seed;
     char id[48];
     int64_t created_s, t_created_ns;
@@ -128,7 +129,7 @@ struct so_job {
     int64_t t_accepted_ns, t_done_ns;
 
     /* HTTP thread */
-    so_buf head; /* what every chunk of the stream begins with */
+    so_buf head; /* what every event of the stream begins with */
     so_buf out;  /* formatted events, sent up to out_at */
     size_t out_at;
     bool out_done;
@@ -145,18 +146,19 @@ struct so_job {
 so_job *so_job_create(so_api_request *rq);
 void so_job_free(so_job *job);
 void so_job_acquire(so_job *job);
-void so_job_release(so_job *job); /* the last release calls on_end, which frees the job */
+void so_job_release(so_job *job); /* the last one calls on_end, or frees the job if that is NULL */
 
-/* Whether the answer shows logprobs of the prompt; and the choice that holds those for c. */
+/* Whether the answer shows logprobs of the prompt. */
 bool so_job_scores(const so_job *job);
+/* The first choice with the same prompt as c: it holds the prompt's logprobs. */
 const so_choice *so_choice_scorer(const so_choice *c);
 
 /* Engine thread, under the lock: appends what the engine produced. */
 void so_choice_add_scores(so_choice *c, const so_request *req);
 void so_choice_add_token(so_choice *c, const so_event *ev, int64_t now_ns);
 void so_choice_add_round(so_choice *c, const so_round *round);
-/* The request has ended: clears the verdicts on guesses of the last round after the end of the
- * answer. */
+/* The request has ended: in its last round, clears the marks (tested, accepted) of guesses that
+ * come after the end of the answer. */
 void so_choice_trim_round(so_choice *c);
 /* Engine thread, not under the lock: makes the new data visible to the HTTP thread and wakes it if
  * it sleeps. step: the step that produced the data; done: every choice has finished. */

@@ -1,6 +1,6 @@
 /* Counters and histograms of a server, and their Prometheus text format. Any thread; one lock, held
- * for a few additions at a time. The names of speculation metrics end as those of vLLM and
- * llama.cpp do, so dashboards written for them need only another prefix. */
+ * for a few additions at a time. Speculation metrics have the names of vLLM and llama.cpp after the
+ * prefix sooth_, so in dashboards written for those only the prefix must be changed. */
 #ifndef SO_SERVER_METRICS_H
 #define SO_SERVER_METRICS_H
 
@@ -19,7 +19,8 @@ void so_metrics_step(so_metrics *m, const so_step_info *s);
 /* Adds the difference between `now` and `known`, then copies `now` to `known`. */
 void so_metrics_guesses(so_metrics *m, const so_request_stats *now, so_request_stats *known);
 void so_metrics_first(so_metrics *m, double seconds); /* time to the first token */
-/* n tokens that came together, `seconds` after the previous ones; negative: they are the first. */
+/* n tokens of one step, `seconds` after the previous tokens of the request; negative: they are its
+ * first ones. */
 void so_metrics_tokens(so_metrics *m, int n, double seconds);
 void so_metrics_finish(so_metrics *m, so_finish why, const so_request_stats *s, double seconds);
 void so_metrics_refused(so_metrics *m, const char *why); /* why: a constant of the program */

@@ -14,8 +14,8 @@
  *
  *   HEAD    collects the head of a request
  *   BODY    reads the body and passes on each piece
- *   WAIT    sleeps until so_net_wake, because the request's job has nothing to send. The connection
- *           is not polled and never freed; watch.c looks for clients that disconnect
+ *   WAIT    sleeps until so_net_wake, because the request's job has nothing to send. In this state
+ *           the connection is neither polled nor freed; watch.c looks for clients that disconnect
  *   WRITE   sends the response; asks for more of a stream when everything was sent
  *   LINGER  the response was sent and the connection is to be closed, but the client may still be
  *           sending: closing now would reset the connection, and the client might lose the response
@@ -41,7 +41,7 @@ enum {
     MAX_LINGER = 16 << 20,  /* bytes that are read and dropped before a connection is closed */
     ACCEPT_BATCH = 16,
     MAX_EVENTS = 64,
-    PAUSE_MS = 50, /* without accepting, when there are too many connections or descriptors */
+    PAUSE_MS = 50, /* before accepting again, after too many connections or open descriptors */
 };
 
 struct so_loop {
@@ -96,8 +96,8 @@ static void forget_request(so_conn *c, bool sent) {
     c->head_seen = 0;
 }
 
-/* Unregisters the connection before it closes the descriptor: watch.c uses those of registered
- * connections. */
+/* Unregisters the connection before it closes the descriptor: watch.c uses the descriptors of
+ * registered connections. */
 static void close_conn(so_conn *c) {
     int fd = c->fd;
     poll_for(c, 0);
@@ -433,8 +433,8 @@ static void set_accepting(so_loop *l, bool on) {
     l->accepting = on;
 }
 
-/* Accepts up to twice --max-connections: watch.c then closes the connections that were idle for
- * longest. Further clients wait in the kernel's queue. */
+/* Accepts up to twice --max-connections: above --max-connections watch.c closes idle connections,
+ * the oldest first. Further clients wait in the kernel's queue. */
 static void accept_some(so_loop *l) {
     so_server *s = l->s;
     for (int i = 0; i < ACCEPT_BATCH; i++) {

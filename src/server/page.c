@@ -19,7 +19,7 @@ extern const char so_page_begin[], so_page_end[];
 
 so_str so_page(void) { return (so_str){so_page_begin, (size_t)(so_page_end - so_page_begin)}; }
 
-/* What stands between the tags; they occur once. */
+/* The text between two tags, each of which occurs once in the page. */
 static so_str between(so_str page, const char *open, const char *close) {
     const char *at = memmem(page.ptr, page.len, open, strlen(open));
     SO_ASSERT(at != NULL);
@@ -31,8 +31,8 @@ static so_str between(so_str page, const char *open, const char *close) {
 
 static unsigned hex_digit(char c) { return (unsigned)(c <= '9' ? c - '0' : c - 'a' + 10); }
 
-/* Appends 'sha256-' and the hash in base64, the form that the policy needs. Three hex digits are
- * two base64 digits. Of the 64 hex digits one remains for the last base64 digit; then a = pads. */
+/* Appends 'sha256-' and the hash in base64, the form that the policy needs. Three hex digits make
+ * two base64 digits; the 64th, padded with zeros, makes the last one, and '=' fills the group. */
 static void append_hash(so_str text, so_buf *out) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     so_sha256 h;

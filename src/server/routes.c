@@ -73,8 +73,8 @@ static bool encode_prompts(const so_serving *sv, so_job *j, so_api_error *e) {
 }
 
 /* Bounds the logprobs of one response: with `echo` every choice repeats those of the prompt, so a
- * small request could ask for gigabytes. Answer tokens that are streamed are not counted, since
- * they are freed as they are sent. */
+ * small request could ask for gigabytes. Streamed answer tokens are not counted, since their JSON
+ * is freed as it is sent. */
 static bool check_logprobs(const so_serving *sv, const so_job *j, so_api_error *e) {
     const so_api_request *rq = &j->rq;
     int64_t n_tokens = 0;
@@ -101,8 +101,8 @@ static bool encode_prediction(const so_serving *sv, so_job *j, so_api_error *e) 
     return true;
 }
 
-/* A word is forbidden as the tokenizer writes it, with and without a space in front: the form at
- * the start of a text and the form between words. */
+/* Tokenizes each word twice: without a space in front, as at the start of a text, and with one, as
+ * after another word. */
 static bool encode_bad_words(const so_serving *sv, so_job *j, so_api_error *e) {
     so_err err = {0};
     j->bad_words = SO_NEW_N(so_tokens, 2 * j->rq.n_bad_words);
@@ -152,7 +152,7 @@ static bool prepare(so_exchange *x, so_job *j, so_api_error *e) {
 
 static void wake(void *user) { so_net_wake(user); }
 
-/* rc: of so_worker_submit. */
+/* Fills *e. rc: what so_worker_submit returned. */
 static void fail_submit(const so_exchange *x, int rc, so_api_error *e) {
     const so_server *s = x->s;
     if (rc == SO_ECANCELLED) { /* the drain timeout expired while the request was parsed */

@@ -177,9 +177,9 @@ static int listen_at(so_server *s, so_err *err) {
     return SO_OK;
 }
 
-/* Raises the limit of open files, and lowers max_connections if it is still too small. */
+/* Raises the limit of open files, and lowers max_connections if the limit is still too small. */
 static void fit_descriptors(so_server *s) {
-    enum { OTHERS = 128 };
+    enum { OTHERS = 128 }; /* descriptors that are not connections */
     struct rlimit r;
     if (getrlimit(RLIMIT_NOFILE, &r) != 0)
         return;

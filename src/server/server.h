@@ -7,7 +7,8 @@
  *   housekeeper         clients that disconnect or are slow, log lines of jobs, drains (watch.c)
  *
  * The server listens before the model is loaded, so health checks always get an answer. Until the
- * model is loaded, and while the server drains, generation requests get 503 with Retry-After. */
+ * model is loaded, and while the server drains, requests that need the model get 503 with
+ * Retry-After. */
 #ifndef SO_SERVER_SERVER_H
 #define SO_SERVER_SERVER_H
 
@@ -19,10 +20,11 @@ typedef struct so_server_opts {
     const char *model;        /* the model's id in the API */
     bool strict_model;        /* requests that name another model get 404 */
     const char *key;          /* API key; NULL: none is needed */
-    const char *cors;         /* other origin that is allowed, "*": all; NULL: none */
-    const char *const *hosts; /* further Host names that a server on loopback accepts */
+    const char *cors;         /* origin whose pages may call this server, "*": all; NULL: none */
+    const char *const *hosts; /* further names accepted in the Host header. Host is checked if there
+                                 are any, or on loopback without a key */
     int n_hosts;
-    int n_queue;   /* maximum choices that wait */
+    int n_queue;   /* maximum choices (answers) that wait */
     int n_threads; /* HTTP threads */
     int max_connections;
     size_t max_body;
@@ -56,7 +58,7 @@ const char *so_server_state_name(so_server_state s);
 void so_server_error(so_server *s, so_err *out); /* why it is FAILED */
 /* An eventfd that is readable when the state may have changed: read it, then get the state. */
 int so_server_fd(const so_server *s);
-/* Refuses new requests and lets running ones finish. */
+/* Refuses new requests and lets running ones finish, for at most drain_s seconds. */
 void so_server_drain(so_server *s);
 
 /* Sends "READY=1", "STOPPING=1", … to the service manager if NOTIFY_SOCKET is set. */

@@ -7,8 +7,8 @@
  * - the client has hung up while its job runs: the job is cancelled. Closing only the sending side
  *   counts as hanging up;
  * - no complete request within --timeout, or the client has not read for --timeout: closed;
- * - more than --max-connections: the connections that were idle for longest are closed, so idle
- *   connections cannot keep new clients out for long.
+ * - more than --max-connections: idle connections are closed, the oldest first, so that they cannot
+ *   keep new clients out for long.
  *
  * The housekeeper also writes the log lines of jobs, so that the engine thread never waits for the
  * reader of the log, and it detects the end of a drain.
@@ -165,8 +165,8 @@ static void check_conn(so_server *s, so_conn *c, int64_t now) {
         close_conn(c);
 }
 
-/* Under the lock. Walks from the oldest connection to the newest. A connection younger than
- * QUIET_MS is kept: it may be about to send its request. */
+/* Under the lock. Walks from the oldest connection to the newest. A connection that became idle
+ * less than QUIET_MS ago is kept: it may be about to send its request. */
 static void close_excess(so_server *s, int64_t now) {
     int excess = s->n_conns - s->o.max_connections, n = 0;
     so_conn *last = s->conns;

@@ -120,7 +120,7 @@ static int submit_choice(so_worker *w, so_choice *c, so_err *err) {
     so_request_opts o;
     request_opts(w, c, &o);
     const so_request *first = so_choice_scorer(c)->req;
-    if (first && !o.has_nonce) /* choices of a prompt share a nonce: the key has their number */
+    if (first && !o.has_nonce) /* choices of a prompt share a nonce and differ by sample.choice */
         o.has_nonce = so_request_nonce(first, &o.nonce);
     int rc = so_engine_submit(w->engine, &o, &c->req, err);
     if (rc == SO_ELIMIT && c->job->spec_is_default && o.spec.drafter) {
@@ -203,7 +203,7 @@ static void end_choice(so_worker *w, so_choice *c) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Reads tokens and finishes without the lock: only this thread writes them. */
+/* Reads `tokens` and `finish` without the job's lock: only this thread writes them. */
 static void sweep_job(so_worker *w, so_job *j) {
     for (int i = 0; i < j->n_choices; i++) {
         so_choice *c = &j->choices[i];
@@ -382,8 +382,8 @@ void so_worker_error(so_worker *w, so_err *out) {
 
 const so_serving *so_worker_serving(const so_worker *w) { return &w->serving; }
 
-/* Seconds until a place in the queue may be free: live choices times the time of one, shared by
- * the parallel ones. */
+/* Seconds until a place in the queue may be free: the mean time of a choice, times the number of
+ * live choices, divided by the number that run in parallel. */
 static int estimate_wait(const so_worker *w) {
     double s = w->job_seconds * (w->n_live + 1) / w->serving.eo.n_parallel;
     return s < 1 ? 1 : s > 60 ? 60 : (int)s;

@@ -52,7 +52,7 @@ const so_serving *so_worker_serving(const so_worker *w);
  * seconds; SO_ECANCELLED after so_worker_end_all. */
 int so_worker_submit(so_worker *w, so_job *job, int *retry_s);
 /* Cancels all jobs at the next step: each ends with status 503 and the message `why`, unless it
- * has failed before. No new ones are accepted. */
+ * has failed before. No new jobs are accepted. */
 void so_worker_end_all(so_worker *w, const char *why);
 
 typedef struct so_worker_usage {
