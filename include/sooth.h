@@ -73,7 +73,7 @@ enum {
     SOOTH_EUNSUPPORTED = -4, /* valid, but not supported here */
     SOOTH_ERANGE = -5,       /* a number is out of range */
     SOOTH_EINVAL = -6,       /* an argument is wrong */
-    SOOTH_ENOTFOUND = -7,    /* a file, or a part that the model lacks, was not found */
+    SOOTH_ENOTFOUND = -7,    /* no such file, or the model lacks a part such as a chat template */
     SOOTH_ELIMIT = -8,       /* a limit is exceeded, for example the context */
     SOOTH_ECANCELLED = -9,
     SOOTH_EMISMATCH = -10 /* two parts do not fit together, for example draft and target */
@@ -220,7 +220,7 @@ typedef struct sooth_bias {
 } sooth_bias;
 
 /* In a field marked with *, a negative number selects the value that the model's authors recommend.
- * If they recommend none, the temperature is 0.8 and the others are off. */
+ * If they recommend none, temp is 0.8 and the other fields marked with * are off. */
 typedef struct sooth_params {
     size_t size;
     int max_tokens;       /* -1: until the model's end token or the end of the context */
@@ -235,7 +235,8 @@ typedef struct sooth_params {
     int repeat_last_n;      /* tokens that the penalties look back; -1: all */
     const sooth_bias *bias; /* [n_bias], at most 100000 */
     size_t n_bias;
-    const char *const *stop; /* [n_stop], at most 64; the text ends before the first that occurs */
+    const char *const *stop; /* [n_stop], at most 64 strings; the text ends before the first one
+                                that occurs in it */
     size_t n_stop;
     int ignore_end;     /* 1: continue after the model's end token */
     const char *spec;   /* drafters, in the syntax of `sooth run --spec`, or "user"; NULL: none */
@@ -268,7 +269,7 @@ typedef struct sooth_timings {
     int draft_n, draft_n_accepted;  /* guesses in passes; those accepted into the answer */
     int tested_n; /* guesses that were verified: not those below a rejected guess, nor after the end
                      of the answer */
-    double draft_ms, verify_ms; /* time in drafters; time of the model's passes of the rounds */
+    double draft_ms, verify_ms; /* time in drafters; time of the model's passes in the rounds */
 } sooth_timings;
 
 /* Rates of speculation; negative if nothing was counted. src/engine/counts.c defines each;
@@ -337,9 +338,9 @@ typedef struct sooth_result {
      * The nonce is a hash of the request, so that equal requests give equal texts, if the guesses
      * depend on nothing but the request: spec_length is above 0; the cache has room for the guesses
      * of all requests; and no drafter depends on other requests or on the caller (corpus, user,
-     * draft models that read the target's hidden states). Otherwise it is random. To replay a text, put its seed and nonce into the params of an
-     * equal request; this works as far as the same guesses are made, and is meant for debugging,
-     * not for sampling. */
+     * draft models that read the target's hidden states). Otherwise the nonce is random. To replay
+     * a text, put its seed and nonce into the params of an equal request. The texts are equal as
+     * long as the guesses are; replaying is meant for debugging, not for sampling. */
     int has_nonce; /* 0: the text depends on the seed alone */
     uint64_t nonce;
 } sooth_result;
@@ -356,9 +357,11 @@ SOOTH_API void sooth_result_deinit(sooth_result *r);
  * too.
  *   params     NULL: defaults
  *   on_event   called for each token and at the end; NULL: not called
- *   result     receives the text; initialised, its old content is freed; NULL: not wanted
- * A request that a callback cancelled is no failure: result->finish tells. Fails with EINVAL,
- * ERANGE or ELIMIT for the prompt and params, or with the error of the request. */
+ *   result     receives the text; must be initialised, and its old content is freed; NULL: not
+ *              wanted
+ * If the callback cancels the request, that is not a failure: the function returns SOOTH_OK and
+ * result->finish is SOOTH_FINISH_CANCELLED. Fails with EINVAL, ERANGE or ELIMIT for the prompt and
+ * params, or with the error of the request. */
 SOOTH_API int sooth_generate(sooth_engine *e, const char *prompt, const sooth_params *params,
                              sooth_event_fn *on_event, void *user, sooth_result *result,
                              sooth_error *err);
@@ -380,12 +383,13 @@ SOOTH_API int sooth_submit(sooth_engine *e, const char *prompt, const sooth_mess
                            void *user, sooth_request **out, sooth_error *err);
 /* Runs one pass over all running requests and calls their callbacks. Returns 1 if there is more to
  * do, 0 if no request is left, or a negative code if the pass failed: then every running request
- * has ended with that error. The error of a single request is not returned here. */
+ * has ended with that error. The error of a single request is returned by sooth_request_result. */
 SOOTH_API int sooth_step(sooth_engine *e, sooth_error *err);
 /* How the request ended; SOOTH_FINISH_NONE while it is queued or runs. */
 SOOTH_API sooth_finish sooth_request_finish(const sooth_request *r);
 /* Copies what the request has generated so far to *result, which must be initialised; its old
- * content is freed. If the request ended with an error, returns that error and leaves *result. */
+ * content is freed. If the request ended with an error, returns that error and leaves *result
+ * unchanged. */
 SOOTH_API int sooth_request_result(const sooth_request *r, sooth_result *result, sooth_error *err);
 /* Frees a request; NULL is allowed. One that is queued or runs is dropped without a last event. */
 SOOTH_API void sooth_request_free(sooth_request *r);
