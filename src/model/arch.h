@@ -1,5 +1,6 @@
-/* The properties of an architecture, as data. Reading shapes, tensor names, loading, converting and
- * counting use these properties and never test for an architecture by name. To add an architecture:
+/* The properties of an architecture, as data. All code of src/model that reads, loads, converts or
+ * sizes a model uses these properties and never tests for an architecture by name. To add an
+ * architecture:
  *   1. a value of the enum so_arch in hparams.h;
  *   2. a file with its so_arch_info, its tensor names and its forward pass (like llama.c, gemma3.c,
  *      gpt2.c);
@@ -17,7 +18,7 @@
 struct so_pass;
 
 typedef enum so_bias_kind {
-    SO_BIAS_STATED, /* attention and MLP have biases if the file states or holds them */
+    SO_BIAS_STATED, /* as config.json states, or as the tensors of a GGUF file show */
     SO_BIAS_QKV,    /* q, k and v have biases, regardless of config.json */
     SO_BIAS_ALL,    /* every matrix has a bias */
 } so_bias_kind;
@@ -26,23 +27,25 @@ typedef enum so_window_kind {
     SO_WINDOW_NONE,
     SO_WINDOW_ALL,      /* a window, if stated, applies to every layer (Mistral) */
     SO_WINDOW_PATTERN,  /* every n-th layer has full attention, the others a window (Gemma) */
-    SO_WINDOW_SWITCHED, /* off unless config.json switches it on; the first layers are full; GGUF
-                           has no key for it (Qwen) */
+    SO_WINDOW_SWITCHED, /* a window only if config.json switches it on, and not in the first layers;
+                           GGUF has no key for it (Qwen) */
 } so_window_kind;
 
-/* Class defaults for keys that config.json may omit; 0: the key is required. */
+/* Values of keys that config.json omits: the defaults of the transformers class. 0: the key is
+ * required, unless noted. */
 typedef struct so_arch_defaults {
     int n_vocab, d_model, d_ff, n_layers, n_heads;
     int n_heads_kv; /* 0: n_heads */
     int head_dim;   /* 0: d_model / n_heads */
-    int n_ctx, window, window_pattern;
+    int n_ctx;
+    int window, window_pattern; /* 0: none */
     bool tied;
 } so_arch_defaults;
 
 typedef struct so_arch_info {
-    const char *names[3];   /* in GGUF and model_type; the first one is written to GGUF files */
+    const char *names[3];   /* in GGUF and model_type (config.json); names[0] is written to GGUF */
     const char *aliases[2]; /* also accepted, not listed in messages */
-    const char *classes[3]; /* first of "architectures" in config.json, if model_type is missing */
+    const char *classes[3]; /* compared with "architectures"[0] if model_type is missing */
 
     /* The forward pass: submits the embedding, the layers and so_pass_output. */
     void (*forward)(struct so_pass *p);
@@ -62,7 +65,7 @@ typedef struct so_arch_info {
     int n_global_names, n_layer_names;
     const char *hf_prefix, *hf_layers;  /* "model." and "layers" of "model.layers.0.…" */
     bool fused_qkv;                     /* q, k and v are one tensor */
-    bool permuted_gguf;                 /* rope pairs in q and k: GGUF neighbours, folders halves */
+    bool permuted_gguf;                 /* GGUF files permute the rows of q and k, see names.h */
     void (*infer_gguf)(so_hparams *hp); /* infers what GGUF has no key for; may be NULL */
 
     /* config.json. */

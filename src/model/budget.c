@@ -2,9 +2,9 @@
  *
  * Weights: the sizes of the file's tensors. For a folder with only a config.json they follow from
  * the shape and the dtype that the config names. Cache: 2·layers·kv_heads·head_dim·size bytes per
- * token and sequence. Scratch memory of passes is left out: it is small compared with both and
- * depends on the batch. so_hparams_read bounds every factor, so the products fit 64 bits. Any
- * thread. */
+ * token and sequence. Scratch memory of passes is left out: it is small compared with weights and
+ * cache, and depends on the batch. so_hparams_read bounds every factor, so the products fit 64
+ * bits. Any thread. */
 #include "model/budget.h"
 
 #include <string.h>
@@ -56,8 +56,8 @@ int so_budget_of(const so_checkpoint *ck, int64_t ctx, int n_seqs, so_dtype kv_d
     if (ctx < 0 || ctx > (int64_t)1 << 32 || n_seqs < 1 || n_seqs > 1 << 20)
         return so_err_set(
             err, SO_ERANGE,
-            "cannot budget %d sequences of %lld tokens: at most 1048576 of 4294967296 are "
-            "supported",
+            "cannot budget %d sequences of %lld tokens: at most 1048576 sequences of 4294967296 "
+            "tokens are supported",
             n_seqs, (long long)ctx);
     count_weights(ck, &b);
     b.ctx = ctx ? ctx : b.hp.n_ctx_train;

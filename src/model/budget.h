@@ -9,7 +9,7 @@ typedef struct so_budget {
     so_hparams hp;
     int64_t n_params;
     int64_t weight_bytes;
-    bool estimated; /* no weight file: both follow from shape and config dtype */
+    bool estimated; /* no weight file: n_params, weight_bytes follow from config.json */
     int64_t ctx;    /* tokens of one sequence */
     int64_t kv_bytes_per_token, kv_bytes_per_seq, kv_bytes; /* kv_bytes: all sequences */
 } so_budget;

@@ -1,8 +1,8 @@
 /* A folder's tensors and metadata in GGUF's conventions; see convert.h and names.h.
  *
- * Owns the three differences of form (norms around 1, transposed matrices, permuted rows of q and
- * k) and the metadata keys, each the inverse of what hparams_gguf.c reads. Refuses models with a
- * property that GGUF has no key for. read_rows may be called from many threads: it only reads. */
+ * Owns the conversion of stored forms (the three flags of names.h) and the metadata keys, written
+ * so that hparams_gguf.c reads back the same shape. Refuses models with a property that GGUF has no
+ * key for. read_rows may be called from many threads: it only reads. */
 #include "model/convert.h"
 
 #include <jansson.h>

@@ -1,4 +1,4 @@
-/* Reads numbers, flags and strings from GGUF metadata or a JSON object, numbers with their range.
+/* Reads numbers, flags and strings from GGUF metadata or a JSON object, and checks ranges.
  *
  * Errors are sticky: the first error stays in `err`, every later read returns its fallback, and the
  * caller checks `rc` once at the end. Messages name the file, the key, the value and the range.
@@ -22,10 +22,11 @@ typedef struct so_fields {
 
 #define SO_FIELD_REQUIRED INT64_MIN
 
-/* If the key is absent or null: the fallback, or an error for SO_FIELD_REQUIRED. A GGUF array (one
- * value per layer) counts as one value if all entries are equal, else it is an error. */
+/* lo ≤ value ≤ hi. If the key is absent or null: the fallback, or an error for SO_FIELD_REQUIRED. A
+ * GGUF array (one value per layer) counts as one value if all entries are equal, else it is an
+ * error. */
 int64_t so_fields_int(so_fields *f, const char *key, int64_t lo, int64_t hi, int64_t fallback);
-/* lo < value ≤ hi. A fallback of NAN means required. */
+/* lo < value ≤ hi; otherwise as so_fields_int. A fallback of NAN means required. */
 double so_fields_num(so_fields *f, const char *key, double lo, double hi, double fallback);
 bool so_fields_flag(so_fields *f, const char *key, bool fallback);
 /* Borrowed; empty if absent. */

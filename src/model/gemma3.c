@@ -9,8 +9,7 @@
  *      │       └─ up ──────── (·) ─ down ─ rms ─(+)─ x
  *      └─────────────────────────────────────────┘
  *
- * Five layers of six attend to a window and have a rope base of their own; the sixth attends to all
- * positions. */
+ * Five of six layers have a window and their own rope base; the sixth attends to all positions. */
 #include <math.h>
 
 #include "base/mem.h"
@@ -74,8 +73,8 @@ static const so_name_pair LAYERS[] = {
     {"post_ffw_norm.weight", "post_feedforward_layernorm.weight", SO_NAME_ADD_ONE},
 };
 
-/* Only Gemma 3 27B scales by its width per head (168) and not by its head size (128). GGUF has no
- * key for this, so the model is recognised by its 62 layers. */
+/* Gemma 3 27B alone divides q·k by sqrt(d_model / n_heads) (168), not by sqrt(head_dim) (128). GGUF
+ * has no key for this, so the model is recognised by its 62 layers. */
 static void infer_gguf(so_hparams *hp) {
     if (hp->n_layers == 62 && hp->attn_scale == 0)
         hp->attn_scale = (float)(1 / sqrt((double)hp->d_model / hp->n_heads));

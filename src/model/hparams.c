@@ -1,7 +1,7 @@
 /* The shape of a model: the part common to both sources (GGUF metadata, config.json).
  *
  * Owns the checks between fields. Allocates nothing from the shape. Every factor of a shape is
- * bounded (fields.h), so products of a shape that passes fit 64 bits. Any thread. */
+ * bounded (fields.h), so products of an accepted shape fit 64 bits. Any thread. */
 #include "model/hparams.h"
 
 #include <math.h>
@@ -50,7 +50,7 @@ void so_hparams_set_pattern(so_fields *f, so_hparams *hp, const bool *full) {
         if (full[i] != ((i + 1) % period == 0)) {
             so_fields_fail(f, SO_EUNSUPPORTED,
                            "layer %d breaks the pattern of sliding and full attention (every %d-th "
-                           "full), and only even patterns are supported",
+                           "full), and only regular patterns are supported",
                            i, period);
             return;
         }
@@ -60,7 +60,7 @@ void so_hparams_set_pattern(so_fields *f, so_hparams *hp, const bool *full) {
 }
 
 /* Older folders omit tie_word_embeddings if it is the class default, and the defaults differ
- * between classes. For those, the presence of a separate output matrix decides. */
+ * between classes. In such folders the presence of a separate output matrix decides. */
 static bool config_silent_on_tying(const json_t *config) {
     const json_t *text = json_object_get(config, "text_config");
     return !json_object_get(config, "tie_word_embeddings") &&

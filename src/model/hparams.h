@@ -5,12 +5,12 @@
 
 #include "format/checkpoint.h"
 
-/* arch.h describes their properties. */
+/* The architectures. arch.h describes their properties. */
 typedef enum so_arch {
     SO_ARCH_LLAMA,  /* Llama 1 to 3.2, Mistral, SmolLM2 */
     SO_ARCH_QWEN2,  /* Llama with biases on q, k, v */
     SO_ARCH_QWEN3,  /* Llama with a norm on each head of q and k */
-    SO_ARCH_GEMMA3, /* norms before and after, GELU; sliding layers have a rope base of their own */
+    SO_ARCH_GEMMA3, /* norms before and after, GELU; own rope base in layers with a window */
     SO_ARCH_GPT2,   /* learned positions, layer norm, biases everywhere */
 } so_arch;
 
@@ -32,7 +32,7 @@ typedef struct so_hparams {
     bool bias_qkv, bias_out, bias_mlp; /* of q, k, v; of the attention's output; of the MLP */
     bool qk_norm;                      /* an RMS norm on each head of q and k */
     int window;                        /* 0: none */
-    int window_pattern; /* with a window: every window_pattern-th layer is full; 0: no layer is */
+    int window_pattern; /* every window_pattern-th layer has no window; 0: all layers have it */
     bool rope_halves;   /* see SO_OP_ROPE; false for the permuted Llama weights of GGUF */
     float rope_base;
     float rope_base_local; /* Gemma 3: base of layers with a window, which use no rope scaling;
@@ -41,7 +41,7 @@ typedef struct so_hparams {
     so_rope_scaling rope_scaling;
     float rope_factor, rope_low, rope_high; /* llama3: low_freq_factor, high_freq_factor */
     float rope_attn_factor, rope_beta_fast, rope_beta_slow; /* yarn */
-    int rope_ctx_orig;
+    int rope_ctx_orig;                                      /* context length before rope scaling */
 } so_hparams;
 
 /* Whether a layer attends only to the last `window` positions. */

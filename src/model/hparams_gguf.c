@@ -1,4 +1,4 @@
-/* The shape of a model from GGUF metadata: <architecture>.<key>, as the converters write them.
+/* The shape of a model from GGUF metadata: keys of the form <architecture>.<key>.
  *
  * Owns the mapping of keys. Where GGUF has no key (Gemma's attention scale, biases), the
  * architecture's description states the rule that its files follow. Keys of unsupported features
@@ -76,7 +76,7 @@ static void read_dims(so_fields *f, so_hparams *hp) {
     bool stated = so_fields_has(f, "attention.key_length");
     if (f->rc == 0 && !stated && hp->d_model % hp->n_heads != 0)
         so_fields_fail(f, SO_EFORMAT,
-                       "%sembedding_length %d is no multiple of %sattention.head_count %d, and "
+                       "%sembedding_length %d is not a multiple of %sattention.head_count %d, and "
                        "%sattention.key_length is missing",
                        f->prefix, hp->d_model, f->prefix, hp->n_heads, f->prefix);
     hp->head_dim = (int)so_fields_int(f, "attention.key_length", 1, SO_MAX_HEAD_DIM,
@@ -97,8 +97,8 @@ static void read_dims(so_fields *f, so_hparams *hp) {
 static void read_yarn(so_fields *f, so_hparams *hp) {
     hp->rope_beta_fast = (float)so_fields_num(f, "rope.scaling.yarn_beta_fast", 0, 1e6, 32);
     hp->rope_beta_slow = (float)so_fields_num(f, "rope.scaling.yarn_beta_slow", 0, 1e6, 1);
-    /* GGUF states a factor on top of the one derived in the paper; config.json states the
-     * product. */
+    /* The paper derives an attention factor from rope_factor. GGUF states a multiplier of it,
+     * config.json the product. */
     double attn = so_fields_num(f, "rope.scaling.attn_factor", 0, 1e6, 1);
     hp->rope_attn_factor = (float)(attn * (1 + 0.1 * log(SO_MAX(1.0, (double)hp->rope_factor))));
 }
@@ -132,7 +132,7 @@ static void read_rope(so_fields *f, so_hparams *hp, const so_arch_info *a) {
         read_yarn(f, hp);
 }
 
-/* Either one number (every n-th layer is full) or one flag per layer (true: sliding). */
+/* The key holds a number n (every n-th layer has no window) or a flag per layer (true: window). */
 static void read_pattern(so_fields *f, so_hparams *hp, int fallback) {
     char key[64];
     snprintf(key, sizeof key, "%sattention.sliding_window_pattern", f->prefix);
@@ -159,8 +159,7 @@ static void read_pattern(so_fields *f, so_hparams *hp, int fallback) {
     so_hparams_set_pattern(f, hp, full);
 }
 
-/* Files of other architectures may have the key, but it is ignored: Qwen writes it with the window
- * switched off. */
+/* The key is ignored for other kinds: Qwen files state a window although it is switched off. */
 static void read_window(so_fields *f, so_hparams *hp, const so_arch_info *a) {
     if (a->window != SO_WINDOW_ALL && a->window != SO_WINDOW_PATTERN)
         return;

@@ -58,7 +58,7 @@ static void refuse_unknown(so_fields *f) {
                        f->prefix);
 }
 
-/* A dimension; required if the class has no default. */
+/* by_class: the default of the transformers class; 0: the key is required. */
 static int read_dim(so_fields *f, const char *key, int64_t hi, int by_class) {
     return (int)so_fields_int(f, key, 1, hi, by_class > 0 ? by_class : SO_FIELD_REQUIRED);
 }
@@ -77,8 +77,8 @@ static void read_dims(so_fields *f, so_hparams *hp, const so_arch_defaults *d) {
     if (head_dim == 0 && f->rc == 0 && !so_fields_has(f, "head_dim")) {
         if (hp->d_model % hp->n_heads != 0)
             so_fields_fail(f, SO_EFORMAT,
-                           "%shidden_size %d is no multiple of %snum_attention_heads %d", f->prefix,
-                           hp->d_model, f->prefix, hp->n_heads);
+                           "%shidden_size %d is not a multiple of %snum_attention_heads %d",
+                           f->prefix, hp->d_model, f->prefix, hp->n_heads);
         head_dim = hp->d_model / hp->n_heads;
     }
     hp->head_dim = (int)so_fields_int(f, "head_dim", 1, SO_MAX_HEAD_DIM, head_dim);
@@ -104,7 +104,7 @@ static void read_yarn(so_fields *rope, so_hparams *hp) {
                        rope->prefix);
 }
 
-/* rope: the object rope_scaling or rope_parameters. Both spell factor and type alike. */
+/* rope: the object rope_scaling or rope_parameters. The keys inside are the same. */
 static void read_scaling(so_fields *rope, so_hparams *hp) {
     so_str type = so_fields_str(rope, "rope_type");
     if (type.len == 0)
@@ -160,7 +160,7 @@ static void read_rope_object(so_fields *f, so_fields *rope, so_hparams *hp, doub
     f->rc = rope->rc;
 }
 
-/* Gemma 3, new form: one object per layer type. */
+/* Gemma 3 since transformers 5: one object per layer type. */
 static void read_rope_by_layer(so_fields *f, so_hparams *hp, const json_t *params, double base) {
     so_fields rope;
     if (sub_fields(f, params, "full_attention", "rope_parameters.full_attention.", &rope))
@@ -279,7 +279,7 @@ void so_config_read_gpt2(so_fields *f, so_hparams *hp, const so_arch_info *a) {
     hp->n_ctx_train = read_dim(f, "n_positions", SO_MAX_CTX, a->defaults.n_ctx);
     hp->norm_eps = (float)so_fields_num(f, "layer_norm_epsilon", 1e-30, 1, 1e-5);
     if (hp->d_model % hp->n_heads != 0)
-        so_fields_fail(f, SO_EFORMAT, "%sn_embd %d is no multiple of %sn_head %d", f->prefix,
+        so_fields_fail(f, SO_EFORMAT, "%sn_embd %d is not a multiple of %sn_head %d", f->prefix,
                        hp->d_model, f->prefix, hp->n_heads);
     hp->head_dim = hp->d_model / hp->n_heads;
     if (hp->head_dim > SO_MAX_HEAD_DIM)

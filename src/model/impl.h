@@ -34,7 +34,7 @@ struct so_model {
     so_linear output;                /* w == embed if tied and without a vocabulary subset */
     int32_t *vocab_subset;   /* [logits_len] tokens of the output rows, ascending; or NULL */
     int logits_len;          /* rows of the output matrix */
-    so_linear target_hidden; /* matrix of drafts that read hidden states; w NULL: none */
+    so_linear target_hidden; /* applied to the target's hidden states; w NULL: none */
     int d_target_hidden;     /* width of the target's hidden states */
     so_norm out_norm;
     so_layer *layers;  /* [n_layers] */
@@ -42,7 +42,7 @@ struct so_model {
     float *inv_freq;   /* [rope_dim/2]; NULL without rope */
     float *inv_freq_local;
     size_t weight_bytes;
-    size_t lookup_bytes, output_bytes; /* of these: only for lookups; the output matrix */
+    size_t lookup_bytes, output_bytes; /* part of weight_bytes: lookup only; the output matrix */
     int64_t n_params;
     so_weight **weights; /* all weights, each once, to be freed */
     int n_weights, weights_cap;
@@ -72,15 +72,15 @@ struct so_pass {
     int32_t *h_pages, *h_tails;
     int n_pages, pages_cap, n_tails, tails_cap;
     float *h_rope, *h_target_hidden;
-    int32_t *seq_n, *seq_page_off; /* [max_rows], per sequence of the batch */
+    int32_t *seq_n, *seq_page_off; /* per sequence: rows so far; its first entry in h_pages */
     float *h_logits, *h_hidden;
     int32_t *h_argmax;
 };
 
-/* inv_freq[rope_dim/2] of the full layers, or of the local ones. factors: rope_freqs of a GGUF
- * file, may be NULL. */
+/* inv_freq[rope_dim/2] of layers without a window or, if local, with one. factors: rope_freqs of a
+ * GGUF file, may be NULL. */
 void so_rope_inv_freq(const so_hparams *hp, bool local, const float *factors, float *inv_freq);
-/* table[n][2] = (cos, sin) of position pos. */
+/* table[n][2] = scale · (cos, sin) of the angles pos · inv_freq[n]. */
 void so_rope_fill(const float *inv_freq, int n, float scale, int32_t pos, float *table);
 
 /* One line per operation of the drawing. p->n is the row count of the batch. */

@@ -1,5 +1,5 @@
-/* Llama 1 to 3.2, Mistral, SmolLM2, Qwen2/2.5 and Qwen3. One layer, with parts that only some of
- * them have in brackets:
+/* Llama 1 to 3.2, Mistral, SmolLM2, Qwen2/2.5 and Qwen3. One layer is drawn below; parts in
+ * brackets exist only in some of them:
  *
  *   x ─┬─ rms ─┬─ q [+b] [norm] rope ─┐
  *      │       ├─ k [+b] [norm] rope ─┤ cache ─ attention ─ o [+b] ─(+)─ x
@@ -11,7 +11,7 @@
  *
  * [+b]: Qwen2 (q, k, v) and Llama files with attention_bias or mlp_bias. [norm]: Qwen3, each head
  * separately. A draft may add its target's hidden states to x before the first layer
- * (so_row.target_hidden). Mistral's window is a property of the layer's attention. */
+ * (so_row.target_hidden). Mistral's window is part of the attention operation. */
 #include "base/mem.h"
 #include "model/arch.h"
 #include "model/impl.h"

@@ -5,9 +5,8 @@
  *
  * Refuses: a tensor that is missing or has another shape than the hparams require; a tensor that
  * the architecture does not have, because ignoring it would run a different model; NaN or infinity
- * in a vector. Matrices are too large to be read at load: a NaN in one appears in the first logits
- * (so_pass_check). Errors are sticky in the loader, so that the list of a layer's tensors reads
- * from top to bottom.
+ * in a vector. Matrices are too large to be checked at load: a NaN in one shows in the first logits
+ * (so_pass_check). Errors are sticky in the loader: after the first one, further calls do nothing.
  *
  * Thread: any one thread that has exclusive use of the backend. */
 #include <stdio.h>
@@ -32,8 +31,8 @@ typedef struct loader {
     so_map *used;  /* names of the tensors that were loaded */
     so_pool *pool; /* only if matrices are converted */
     bool pack;     /* the backend may repack matrices */
-    /* Vectors are collected on the host and uploaded as one buffer at the end. fix: the views that
-     * need this buffer set then. */
+    /* Vectors are collected in `host` and uploaded as one buffer at the end. fix: the views of this
+     * buffer; their buf is set at the end. */
     float *host;
     size_t n_host, host_cap;
     so_view **fix;
@@ -244,7 +243,7 @@ static void linear(loader *ld, const char *name, int layer, int64_t k, int64_t m
         vector(ld, full, layer, m, &out->bias);
 }
 
-/* q, k and v in one matrix (GPT-2): three runs of rows, each becomes a matrix. */
+/* q, k and v in one matrix (GPT-2): three runs of rows, which become three matrices. */
 static void load_qkv(loader *ld, int layer, so_layer *w) {
     const so_hparams *hp = &ld->m->hp;
     int64_t d = hp->d_model, d_q = (int64_t)hp->n_heads * hp->head_dim;
@@ -326,7 +325,8 @@ static void load_layers(loader *ld) {
     }
 }
 
-/* The output matrix, or its rows of the vocabulary subset. `whole`: the embedding, used if tied. */
+/* The output matrix, or only its rows for the vocabulary subset. `whole`: the embedding, used if
+ * tied. */
 static void load_output(loader *ld, const so_tensor *whole) {
     so_model *m = ld->m;
     so_tensor t, part;
@@ -369,6 +369,7 @@ static void load_target_hidden(loader *ld) {
     matrix(ld, SO_TARGET_HIDDEN_TENSOR, -1, m->d_target_hidden, m->hp.d_model, &m->target_hidden.w);
 }
 
+/* The tensors outside the layers: embeddings, the last norm, the output matrix. */
 static void load_ends(loader *ld) {
     so_model *m = ld->m;
     int64_t d = m->hp.d_model;
@@ -378,7 +379,7 @@ static void load_ends(loader *ld) {
     if (find_matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &embd))
         make_weight(ld, embd, NULL, true, shared ? MULTIPLIED : LOOKED_UP, &m->embed);
     m->output_bytes = m->weight_bytes - before; /* correct if shared; overwritten below if not */
-    /* only looked up; rounding it would save nothing */
+    /* not converted: positions are only looked up, so a smaller matrix would save nothing */
     if (m->arch->learned_positions &&
         find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t))
         make_weight(ld, t, NULL, false, LOOKED_UP, &m->pos_embed);

@@ -1,6 +1,6 @@
-/* A loaded model (so_model: weights, immutable) and a forward pass (so_pass: scratch memory and
- * results of passes, one per thread of control). The forward code is straight-line, one file per
- * architecture family, over so_submit.
+/* A loaded model (so_model: weights, immutable) and what runs it (so_pass: scratch memory and
+ * results of one forward pass at a time). The forward code is a straight list of so_submit calls,
+ * one file per architecture family.
  *
  * Threads. A model may be read by several threads. A pass and the model's backend are used by one
  * thread at a time; so_pass_submit, so_pass_wait, so_model_load and so_model_free use the
@@ -25,7 +25,7 @@ typedef struct so_model_opts {
     void *user;
 } so_model_opts;
 
-/* The checkpoint stays open (its mapping holds the weights) until the model is freed. */
+/* The caller keeps ck open until the model is freed: the weights may be in its mapping. */
 int so_model_load(so_checkpoint *ck, so_backend *b, const so_model_opts *opts, so_model **out,
                   so_err *err);
 void so_model_free(so_model *m);
@@ -69,9 +69,9 @@ int so_pass_create(const so_model *m, so_kv *kv, int max_rows, int max_logits, s
 void so_pass_free(so_pass *p);
 
 /* Queues the operations of a batch. The batch is not read after the call. Rows, tokens, positions
- * and parents are checked first; on SO_EINVAL, which names the row, nothing was queued. want:
- * SO_PASS_… bits, for the rows with want_logits. The caller may do other work until so_pass_wait,
- * but must not submit a second pass on the same backend: an error would be reported to the wrong
+ * and parents are checked first; if an error is returned, nothing was queued. want: SO_PASS_… bits,
+ * the results of the rows with want_logits. The caller may do other work until so_pass_wait, but
+ * must not submit a second pass on the same backend: an error would be reported to the wrong
  * pass. */
 int so_pass_submit(so_pass *p, const so_batch *batch, unsigned want, so_err *err);
 /* Waits for the submitted batch. Its results are readable only after this call. */

@@ -1,6 +1,6 @@
 /* Tensor names. Code uses the GGUF name of a tensor. In a Hugging Face folder the tensor is found
- * through a table of pairs per architecture (arch.h; the first pair is the embedding). Flags state
- * how the stored form differs:
+ * through tables of pairs, one table for the layers and one for the other tensors (arch.h; the
+ * first pair of the latter is the embedding). Flags state how the stored form differs:
  *
  *   ADD_ONE      folders of Gemma store norm weights around 0, GGUF around 1
  *   TRANSPOSED   folders of GPT-2 store matrices as [inputs][outputs]
@@ -24,7 +24,7 @@ typedef struct so_names {
     const so_checkpoint *ck;
     const so_name_pair *global, *layer;
     int n_global, n_layer;
-    const char *hf_prefix, *hf_layers; /* "model." and "layers."; "" and "h." */
+    const char *hf_prefix, *hf_layers; /* "model." and "layers"; "transformer." and "h" */
 } so_names;
 
 enum { SO_NAME_CAP = 160 };

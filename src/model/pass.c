@@ -3,9 +3,9 @@
  * sync (so_pass_wait).
  *
  * Owns the scratch memory, all of it allocated at create. Only the tables of pages and branch slots
- * may grow later, if a batch needs more than any before (they double, so a warm engine allocates
- * nothing). Refuses a batch whose rows contradict their sequences: a wrong slot would corrupt the
- * cache silently, and the check costs almost nothing compared with a pass.
+ * may grow later, if a batch needs more than all batches before it (they double, so a warm engine
+ * allocates nothing). Refuses a batch whose rows contradict their sequences: a wrong slot would
+ * corrupt the cache silently, and the check costs almost nothing compared with a pass.
  *
  * The positions that a row sees follow from its parents:
  *
@@ -18,7 +18,7 @@
  *
  * A row extends its parent's prefix while slot and position are equal, and its tail from then on.
  *
- * One thread at a time per pass and per backend. Passes of several threads may use one model. */
+ * One thread at a time per backend, and so per model. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -114,14 +114,17 @@ static int check_fit(const so_model *m, so_kv *kv, int max_rows, int max_logits,
     const so_hparams *hp = &m->hp;
     if (s->n_layers != hp->n_layers || s->n_heads_kv != hp->n_heads_kv ||
         s->head_dim != hp->head_dim)
-        return so_err_set(
-            err, SO_EMISMATCH, "KV cache of %d layers, %d heads of %d; the model has %d, %d of %d",
-            s->n_layers, s->n_heads_kv, s->head_dim, hp->n_layers, hp->n_heads_kv, hp->head_dim);
+        return so_err_set(err, SO_EMISMATCH,
+                          "KV cache of %d layers, %d heads of size %d; the model has %d layers, %d "
+                          "heads of size %d",
+                          s->n_layers, s->n_heads_kv, s->head_dim, hp->n_layers, hp->n_heads_kv,
+                          hp->head_dim);
     if (max_rows < 1 || max_rows > 1 << 20 || max_logits < 0 || max_logits > max_rows)
-        return so_err_set(err, SO_EINVAL,
-                          "pass of %d rows, %d with logits: rows must be 1 to 1048576, with logits "
-                          "at most all of them",
-                          max_rows, max_logits);
+        return so_err_set(
+            err, SO_EINVAL,
+            "pass of %d rows, %d of them with logits: must be 1 to 1048576 rows, and no "
+            "more with logits than rows",
+            max_rows, max_logits);
     return 0;
 }
 
@@ -176,8 +179,8 @@ void so_pass_free(so_pass *p) {
     free(p);
 }
 
-/* Doubles a table that exists on host and device until it holds n entries. The device copy is empty
- * between runs. */
+/* Doubles a table that exists on host and device until it holds n entries. The device copy loses
+ * its contents, so this is called only before the upload. */
 static int table_reserve(so_pass *p, int n, int32_t **table, int *cap, so_view *view, so_err *err) {
     if (n <= *cap)
         return 0;
@@ -267,8 +270,9 @@ static int lay_out_pages(so_pass *p, const so_batch *b, so_err *err) {
         total += n;
     }
     if (total > INT32_MAX)
-        return so_err_set(err, SO_ELIMIT, "the batch's sequences have %lld pages",
-                          (long long)total);
+        return so_err_set(err, SO_ELIMIT,
+                          "the batch's sequences have %lld pages; at most %d are possible",
+                          (long long)total, INT32_MAX);
     int rc = table_reserve(p, (int)total, &p->h_pages, &p->pages_cap, &p->pages, err);
     if (rc != 0)
         return rc;

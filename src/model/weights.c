@@ -115,7 +115,7 @@ static void round_rows(void *arg, int index, int count) {
             break;
         }
         so_quantize_row(job->dst->dtype, row, dst + (size_t)r * dst_bytes, cols);
-        /* the largest F16, also as scale of a quantised block, is 65504 */
+        /* a value, or a block scale, above 65504 becomes infinite as F16 */
         so_dequantize_row(job->dst->dtype, dst + (size_t)r * dst_bytes, row, cols);
         bad = so_weights_nonfinite(row, cols);
         if (bad >= 0) {

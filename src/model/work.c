@@ -1,5 +1,5 @@
-/* Counts the work of a pass; work.h has the contract. In double: no pass on today's machines
- * reaches 2^53 operations.
+/* Counts the work of a pass; work.h has the contract. Doubles are exact here: no pass on today's
+ * machines reaches 2^53 operations.
  *
  * The count is a lower bound on purpose. Weights are read once for any number of rows, and every
  * cache position once for all rows and heads that see it. Norms, rotations and activation functions

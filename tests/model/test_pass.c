@@ -99,7 +99,8 @@ static void refuses_sizes(void **state) {
     shape.head_dim = 8;
     SO_OK_OR_FAIL(so_kv_create(r.b, &shape, &other, &err), err);
     assert_int_equal(so_pass_create(r.m, other, 4, 4, &p, &err), SO_EMISMATCH);
-    assert_non_null(strstr(err.msg, "1 heads of 8; the model has 1, 1 of 16"));
+    assert_non_null(
+        strstr(err.msg, "1 heads of size 8; the model has 1 layers, 1 heads of size 16"));
     so_kv_free(other);
     /* three rows with logits in a pass created for two */
     SO_OK_OR_FAIL(so_pass_create(r.m, r.kv, 4, 2, &p, &err), err);
