@@ -284,17 +284,15 @@ void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_M
         double left = 1; /* chance that the test is reached */
         for (int p = t->nodes[i].first; p >= 0; p = t->proposals[p].next) {
             const so_proposal *q = &t->proposals[p];
-            bool again = chance[q->child] > 0;
             so_accept_key k = so_accept_key_of(a, t, p);
-            double x = so_accept_get(a, &k, (double)q->confidence);
-            float *c = &chance[q->child];
-            if (q->kind == SO_Q_POINT && again) {
-                *c = (float)SO_MAX((double)*c, left * x); /* one point proposed twice: the better
-                                                           * estimate */
-                continue;
-            }
-            *c += (float)(left * x);
-            left *= 1 - x;
+            double x = so_accept_get(a, &k, (double)q->confidence), before = chance[q->child];
+            /* One point proposed twice: the better estimate, as if it had been proposed once. The
+             * chance that the other siblings are rejected includes the first estimate. */
+            double add = left * x;
+            if (q->kind == SO_Q_POINT && before > 0)
+                add = SO_MAX(0, (left + before) * x - before);
+            chance[q->child] += (float)add;
+            left = SO_MAX(0, left - add);
         }
     }
 }

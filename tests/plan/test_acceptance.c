@@ -341,6 +341,34 @@ static void shadow_keeps_confidences_apart(void **state) {
     so_tree_deinit(&t);
 }
 
+/* Two drafters with one point: the better estimate counts, in either order, and what remains for
+ * other siblings follows from it. */
+static void one_point_twice_has_the_better_chance(void **state) {
+    (void)state;
+    so_tree t;
+    static so_shadow s;
+    float chance[SO_TREE_MAX];
+    begin_shadow(&s, &t);
+    for (int i = 0; i < 400; i++) {
+        so_accept_add(&a, &(so_accept_key){0, 1, 0, 0.5}, i % 10 < 3);
+        so_accept_add(&a, &(so_accept_key){1, 1, 0, 0.5}, i % 10 < 9);
+    }
+    double low = so_accept_get(&a, &(so_accept_key){0, 1, 0, 0.5}, 0.5);
+    double high = so_accept_get(&a, &(so_accept_key){1, 1, 0, 0.5}, 0.5);
+    double other = so_accept_get(&a, &(so_accept_key){2, 1, 1, 0.5}, 0.5);
+    assert_true(low < 0.35 && high > 0.85);
+    for (int first = 0; first < 2; first++) {
+        so_tree_reset(&t, 0, 0);
+        so_tree_add(&t, 0, 4, SO_Q_POINT, -1, first, 0.5f);
+        so_tree_add(&t, 0, 4, SO_Q_POINT, -1, !first, 0.5f);
+        so_tree_add(&t, 0, 5, SO_Q_POINT, -1, 2, 0.5f);
+        so_accept_tree(&a, &t, chance);
+        assert_true(fabs((double)chance[1] - high) < 1e-6);
+        assert_true(fabs((double)chance[2] - (1 - high) * other) < 1e-6);
+    }
+    so_tree_deinit(&t);
+}
+
 static void shadow_forgets_the_oldest(void **state) {
     (void)state;
     so_tree t;
@@ -403,6 +431,7 @@ int main(void) {
         cmocka_unit_test(shadow_counts_siblings_in_order),
         cmocka_unit_test(shadow_counts_refusals_before),
         cmocka_unit_test(shadow_keeps_confidences_apart),
+        cmocka_unit_test(one_point_twice_has_the_better_chance),
         cmocka_unit_test(shadow_forgets_the_oldest),
         cmocka_unit_test(verdict_counts_drawn_tokens),
     };
