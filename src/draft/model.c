@@ -1,7 +1,7 @@
 /* Drafting with a model: one chain per request, one pass of the draft model per depth for all
  * requests.
  *
- * Length. A chain ends at the job's limits, at the draft's context, where its pages run out, where
+ * Length. A chain ends at the job's limits, where the tree is full, at the draft's context, where its pages run out, where
  * the probability of the row's most likely token is below p_min, and, with terms, where the
  * expected gain of another guess (next_gain) or of another level for all chains (end_unprofitable)
  * is not above its price. These conditions are decided by whole rows, before a token is sampled
@@ -198,12 +198,17 @@ static void sync_text(request_state *s, const so_draft_job *job) {
     so_prefix_take(s->seq, s->text, job->n_tokens - 1);
 }
 
+/* Guesses of other drafters count, too. Another row would be computed in vain. */
+static bool tree_is_full(const so_draft_job *job) {
+    return job->tree->n_nodes - 1 >= job->max_nodes || job->tree->n_nodes >= SO_TREE_MAX;
+}
+
 /* Fills *c; false: no guesses for this request. */
 static bool begin_chain(model_drafter *md, so_draft_job *job, chain *c) {
     request_state *s = job->state;
     int limit = SO_MIN(SO_MIN(job->max_depth, job->max_nodes), md->o.max_draft);
     limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last guess is never fed */
-    if (limit < 1 || !ids_are_known(md, s, job))
+    if (limit < 1 || tree_is_full(job) || !ids_are_known(md, s, job))
         return false;
     sync_text(s, job);
     *c = (chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
@@ -465,7 +470,7 @@ static void draw_chain(model_drafter *md, chain *c) {
         c->depth++;
         if (c->job->terms)
             c->path *= so_terms_chance(c->job->terms, c->depth, (double)c->confidence);
-        c->done = c->depth == c->limit || next_gain(c) <= 0;
+        c->done = c->depth == c->limit || tree_is_full(c->job) || next_gain(c) <= 0;
         if (c->done || n_right == c->n_guess || c->guess[n_right] != token)
             break;
         n_right++;
@@ -691,8 +696,8 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->base.draws = md->base.has_cost = md->base.is_model = md->base.uses_terms = true;
     md->base.size = o->size;
     md->base.id = id_of(o, inner);
-    /* With a temperature of its own its acceptance is not comparable. */
-    md->base.recorded = o->id != 0 && o->temp < 0;
+    /* With a temperature of its own, or p_min, its acceptance is not comparable. */
+    md->base.recorded = o->id != 0 && o->temp < 0 && !(o->p_min > 0);
     md->base.claimed_agreement = o->claimed_agreement;
     md->m = m;
     md->o = *o;

@@ -143,6 +143,39 @@ static void test_prefixes(void **state) {
 
 /* A target with more ids than its draft, as with padded vocabularies: in every sampling mode a
  * guess is a token of the draft, and its row has probability 0 elsewhere. */
+/* A tree with two guesses of another drafter, of which n_same are the same as the draft's: no row
+ * is computed for a guess that does not fit. */
+static void test_full_trees(void **state) {
+    (void)state;
+    fixture f;
+    so_err err = {0};
+    open_drafter(&f, 0, SO_KV_PAGED, false);
+    int layers = so_model_hparams(f.r.m)->n_layers;
+    assert_int_equal(propose(&f, 0, 1), 1);
+    so_tree *t = &f.trees[0];
+    int32_t own[2] = {t->nodes[1].token, t->nodes[2].token};
+    for (int n_same = 0; n_same <= 2; n_same++)
+        for (int room = 0; room <= 2; room++) {
+            so_tree_reset(t, f.texts[0][N_TEXT - 1], N_TEXT - 1);
+            for (int k = 0, node = 0; k < 2; k++)
+                node =
+                    so_tree_add(t, node, k < n_same ? own[k] : own[k] + 1, SO_Q_POINT, -1, 1, 0.5f);
+            so_draft_job job = {.state = f.states[0],
+                                .tokens = f.texts[0],
+                                .n_tokens = N_TEXT,
+                                .n_prompt = N_TEXT,
+                                .tree = t,
+                                .max_nodes = 2 + room,
+                                .max_depth = DEPTH};
+            n_rows = 0;
+            SO_OK_OR_FAIL(f.d->vt->propose(f.d, &job, 1, &err), err);
+            assert_int_equal(t->n_nodes, 3 + room);
+            assert_int_equal(job.n_levels, room > 0 ? n_same + room : 0);
+            assert_int_equal(n_rows / layers, job.n_levels);
+        }
+    close_drafter(&f);
+}
+
 static void test_fewer_ids_than_the_target(void **state) {
     (void)state;
     enum { EXTRA = 64 };
@@ -180,9 +213,39 @@ static void test_fewer_ids_than_the_target(void **state) {
     close_drafter(&f);
 }
 
+/* Only a draft with default options is the same in the next run. */
+static void test_recorded(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t id;
+        float temp, p_min;
+        bool recorded;
+    } cases[] = {{7, -1, 0, true}, {0, -1, 0, false}, {7, 0.5f, 0, false}, {7, -1, 0.5f, false}};
+    so_rig r;
+    so_err err = {0};
+    so_rig_open(&r, so_test_data("golden/models/llama"),
+                &(so_rig_opts){.level = so_cpu_best_level(), .max_rows = 1, .n_pages = 1});
+    for (size_t i = 0; i < SO_LEN(cases); i++) {
+        so_model_drafter_opts o = {.n_vocab = r.n_vocab,
+                                   .n_ctx = N_TEXT,
+                                   .n_parallel = 1,
+                                   .n_batch = 8,
+                                   .max_draft = DEPTH,
+                                   .id = cases[i].id,
+                                   .temp = cases[i].temp,
+                                   .p_min = cases[i].p_min};
+        so_drafter *d = NULL;
+        SO_OK_OR_FAIL(so_model_drafter_create(r.m, &o, NULL, &d, &err), err);
+        assert_true(d->recorded == cases[i].recorded);
+        so_drafter_free(d);
+    }
+    so_rig_close(&r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shortage), cmocka_unit_test(test_shortage_of_slots),
-        cmocka_unit_test(test_prefixes), cmocka_unit_test(test_fewer_ids_than_the_target)};
+        cmocka_unit_test(test_prefixes), cmocka_unit_test(test_full_trees),
+        cmocka_unit_test(test_recorded), cmocka_unit_test(test_fewer_ids_than_the_target)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
