@@ -746,6 +746,51 @@ static void paid_guesses_stay(void **state) {
     bench_close(&b);
 }
 
+/* Rounds in which a paid drafter refused its first row are part of its yield: of two drafters with
+ * the same drafts, the one that refuses three rounds of four replaces fewer free guesses. Returns
+ * the number of free guesses that are kept. */
+static int free_guesses_kept(int n_refused) {
+    bench b = {0};
+    int n = 1;
+    b.drafters[1] = (so_drafter){.has_cost = true, .uses_terms = true, .size = 0.05};
+    bench_open(&b, mild, 2, (int[]){0, 1}, 1, 0);
+    bench_train(&b, 0, 0.7, 100);
+    bench_train(&b, 1, 0.9, 100);
+    for (int step = 0; step < 200; step++) {
+        bench_begin(&b, 0);
+        so_plan_query query = query_of(&b, 0, 1, 100);
+        so_plan_set_depths(b.p, 1, &query, 1);
+        assert_true(query.max_depth > 0 && query.terms);
+        so_draft_job job = {.n_levels = 1, .n_catch_up = 1, .tree = &b.t[0]};
+        if (step % 4 < n_refused) {
+            job.refused_depth = 1;
+            job.refused_confidence = 0.05f;
+        } else {
+            for (int node = 0; job.n_levels <= 4; job.n_levels++)
+                node = so_tree_add(&b.t[0], node, 1, SO_Q_POINT, -1, 1, 0.5f);
+        }
+        so_plan_observe_draft(b.p, 1, &query, &job, 1, job.n_levels * 0.2);
+        const so_plan *plan = so_plan_choose(b.p);
+        so_plan_end(b.p, mild(plan->n_rows), 1);
+    }
+    for (bool kept = false; n < 8 && !kept; n += !kept) {
+        bench_begin(&b, 0);
+        for (int k = 0, node = 0; k < n; k++)
+            node = so_tree_add(&b.t[0], node, 1, SO_Q_POINT, -1, 0, 0.5f);
+        so_plan_query query = query_of(&b, 0, 1, 100);
+        kept = so_plan_keep_guesses(b.p, &query, 0);
+    }
+    bench_close(&b);
+    return n;
+}
+
+static void refused_rounds_lower_the_yield(void **state) {
+    (void)state;
+    int never = free_guesses_kept(0), often = free_guesses_kept(3);
+    printf("free guesses kept from %d on, %d if the paid drafter often refuses\n", never, often);
+    assert_true(often < never);
+}
+
 /* A drafter that does not use terms gets a depth, even if it is known. */
 static void drafters_without_terms_get_a_depth(void **state) {
     (void)state;
@@ -982,6 +1027,7 @@ int main(void) {
         cmocka_unit_test(merged_drafters_are_planned_each),
         cmocka_unit_test(the_weaker_of_two_is_left_out),
         cmocka_unit_test(paid_guesses_stay),
+        cmocka_unit_test(refused_rounds_lower_the_yield),
         cmocka_unit_test(drafters_without_terms_get_a_depth),
         cmocka_unit_test(prefill_raises_the_price),
         cmocka_unit_test(fixed_lengths_block_no_neighbour),

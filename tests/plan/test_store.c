@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "draft/drafters.h"
 #include "plan/store.h"
 
 static const so_str KEY = SO_STR("llama layers 2 on some CPU");
@@ -159,11 +160,30 @@ static void test_unwritable(void **state) {
     so_costs_deinit(&c);
 }
 
+/* Drafters with other options have records of their own. */
+static void test_names(void **state) {
+    (void)state;
+    so_drafter *d[] = {so_ngram_create(NULL), so_ngram_create(&(so_ngram_params){.draw = true}),
+                       so_ngram_create(&(so_ngram_params){.max_order = 3}), so_lookup_create(NULL)};
+    enum { N = SO_LEN(d) * SO_PLAN_MODES };
+    char names[N][SO_RECORD_NAME];
+    for (int i = 0; i < N; i++) {
+        assert_true(
+            so_record_name(d[i / SO_PLAN_MODES], (so_plan_mode)(i % SO_PLAN_MODES), names[i]));
+        assert_true(so_record_is_name(names[i]));
+        for (int k = 0; k < i; k++)
+            assert_string_not_equal(names[i], names[k]);
+    }
+    for (size_t i = 0; i < SO_LEN(d); i++)
+        so_drafter_free(d[i]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_nothing_else_is_believed),
         cmocka_unit_test(test_unwritable),
+        cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
