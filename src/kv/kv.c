@@ -148,7 +148,7 @@ void so_kv_page_release(so_kv *kv, int32_t page) {
         so_prefix_page_idle(kv->prefix, page);
 }
 
-/* Slots. */
+/* Page runs (slotted layout). */
 
 static bool acquire_run(so_seq *s) {
     so_kv *kv = s->kv;
@@ -355,8 +355,8 @@ static int begin_pages(so_seq *s, int n_nodes, so_err *err) {
     int64_t need = so_seq_pages_needed(s, n_nodes);
     if (need > so_kv_available_pages(kv))
         return so_err_set(err, SO_ELIMIT,
-                          "KV cache is full: %d more positions after %d need %lld pages of %d, and "
-                          "%d of %d are free",
+                          "KV cache is full: %d more positions after %d need %lld pages of %d "
+                          "positions, and %d of %d pages are free",
                           n_nodes, s->len, (long long)need, SO_KV_PAGE, so_kv_available_pages(kv),
                           kv->shape.n_pages);
     if (need > kv->n_free)

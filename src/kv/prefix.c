@@ -213,7 +213,7 @@ void so_prefix_offer(so_seq *s, const int32_t *tokens, int n) {
         const int32_t *page_tokens = tokens + (size_t)i * SO_KV_PAGE;
         int32_t own = s->pages[i], known = find(t, parent_at(s, i), page_tokens);
         if (known == NONE && s->kv->refs[own] > 1)
-            return; /* a fork may hold this page and other pages before it: breaks invariant 2 */
+            return; /* a fork may hold it after other pages, which would break invariant 2 */
         if (known == NONE) {
             insert(t, own, parent_at(s, i), page_tokens);
             continue;

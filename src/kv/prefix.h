@@ -2,7 +2,7 @@
  *
  *            ┌ [12] "…brief." ─ [7] "Why is the …"        A node is a page of SO_KV_PAGE tokens.
  *   root ─ [3]                                             The path from the root gives the tokens
- *            └ [9] "…brief." ─ [1] "def fib(n):…" ─ [20]   before it.
+ *            └ [9] "…fully." ─ [1] "def fib(n):…" ─ [20]   before it.
  *
  * A hit changes no token. The K and V of a position depend only on the tokens up to it (row
  * invariance), so a page found by its tokens is bit-identical to the page that would be computed.

@@ -370,7 +370,7 @@ static void held_pages_stay(void **state) {
     append(&w, a, 64);
     offer(&w, a, 64);
     assert_int_equal(so_seq_begin(b->seq, 65, &err), SO_ELIMIT);
-    assert_non_null(strstr(err.msg, "2 of 4 are free"));
+    assert_non_null(strstr(err.msg, "2 of 4 pages are free"));
     append(&w, b, 64);
     check_all(&w);
     world_deinit(&w);
