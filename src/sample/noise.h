@@ -1,8 +1,9 @@
 /* The loops over the whole vocabulary that sampling needs, one table of functions per CPU level.
  *
- * All but `weigh` only preselect. `above` drops tokens that a cut would drop anyway. `candidates`
- * returns the tokens that may win, using an upper bound on their noise. sample.c then compares
- * exact scores. So CPU levels may preselect different tokens, but never give a different result.
+ * `above` and `candidates` only preselect. `above` drops tokens that a cut would drop anyway.
+ * `candidates` returns the tokens that may win, using an upper bound on their noise. sample.c then
+ * compares exact scores (y + noise; y is defined in sample.c). So CPU levels may preselect
+ * different tokens, but never give a different result.
  *
  * The bound: let g be the leading 24 bits of ~u, where u is the token's 32-bit random number. The
  * noise is at most −log(g / 2²⁴). For g = 2^e · (1 + m), log2 g ≥ e + m, and e + m can be read off
@@ -41,12 +42,12 @@ typedef struct so_noise_fns {
     float (*largest)(const float *x, int n); /* x holds no NaN */
     /* The first index of `value`, which must be present. */
     int32_t (*find)(const float *x, int n, float value);
-    /* Writes the ids of first … first + n - 1 whose score may be `least` or more to ids[n],
-     * ascending, and returns their number. first is a multiple of 4. */
+    /* Of the tokens first … first + n - 1, writes the ids of those whose score may reach `least` to
+     * ids[n], ascending, and returns how many there are. first is a multiple of 4. */
     int (*candidates)(const so_noise_row *r, int32_t first, int n, float least, int32_t *ids);
-    /* Writes the ids of first … first + n - 1 with y ≥ floor to ids, ascending, and returns their
-     * number. y = (x − top) · inverse, in single precision. Adds Σ exp(y) of the other tokens to
-     * *low, with a relative error of 1e-4. */
+    /* Of the tokens first … first + n - 1, writes the ids of those with y ≥ floor to ids,
+     * ascending, and returns how many there are. y = (x − top) · inverse, in single precision. Adds
+     * Σ exp(y) of the other tokens to *low, with a relative error of 1e-4. */
     int (*above)(const so_noise_row *r, int32_t first, int n, float floor, int32_t *ids,
                  double *low);
     /* out[i] = exp(y) in single precision, y = (x − top) · inverse rounded to single. Returns the

@@ -1,20 +1,21 @@
 /* Logits to a token; sample.h has the contract. One row goes through these steps:
  *
  *   1. x = logits. NaN becomes −∞ (never chosen), +∞ the largest float (wins, as in an argmax).
- *   2. x += bias, then repetition, presence and frequency penalties over the window.
+ *   2. x += bias, then repetition, presence and frequency penalties over the last repeat_last_n
+ *      tokens (the window).
  *   3. Temperature 0: the result is the argmax of x. Otherwise y = (x − max x)/T: the best token
- *      has y = 0, and no temperature overflows. The support is the tokens with y > −∞.
+ *      has y = 0, so no y overflows to +∞ at any T. The support is the tokens with y > −∞.
  *   4. top-k, then top-p of the remaining tokens, then min-p of the remaining tokens.
  *   5. The result is the token of the support with the largest y + noise, lowest id on ties.
  *
- * Step 4 does not sort. It first drops tokens below a floor that is certainly under the border of
- * the first cut. Then it counts tokens in bins of 1/64 nat below the best: whole bins above the
- * border stay, and only the bin of the border is taken in order, from a heap of (y descending, id
- * ascending).
+ * Step 4 does not sort. The border of a cut is the y of the last token it keeps. Step 4 first drops
+ * tokens below a floor that is certainly under the border of the first cut. Then it counts tokens
+ * in bins of 1/64 nat below the best: whole bins above the border stay, and only the bin of the
+ * border is taken in order, from a heap of (y descending, id ascending).
  *
- * Step 5 is exact but computes the noise of few tokens: a bound from the leading bits of the random
- * number rules out almost all tokens (noise.h). If nothing is cut, not even y is computed for those
- * tokens.
+ * Step 5 is exact but computes the noise of only a few tokens: a bound from the leading bits of the
+ * random number rules out almost all tokens (noise.h). If nothing is cut, not even y is computed
+ * for those tokens.
  *
  * Refuses to allocate after creation and to keep state between calls. Any thread, with its own
  * sampler. */
@@ -47,7 +48,7 @@ struct so_sampler {
     int32_t *seen,
         *generated; /* [n_vocab] counts in the window and in its output part; 0 between calls */
     int n;
-    double weight[N_BINS];
+    double weight[N_BINS]; /* number or mass of the tokens in each bin */
 };
 
 void so_sample_defaults(so_sample_params *p) {
@@ -135,8 +136,8 @@ void so_sampler_free(so_sampler *s) {
 
 static float cleaned(float v) { return isnan(v) ? -INFINITY : v > FLT_MAX ? FLT_MAX : v; }
 
-/* A finite row without changes, the usual case, is read in place. *top is then its largest
- * logit. */
+/* change: bias or penalties will modify the row. A finite row without changes, the usual case, is
+ * read in place; *top is then its largest logit. */
 static int load_row(so_sampler *s, const float *logits, bool change, float *top, so_err *err) {
     bool any = false;
     s->row = s->x;
@@ -216,8 +217,9 @@ static so_noise_row noise_row(const so_sampler *s, const so_sample_params *p, in
                           .inverse = (float)SO_MIN(inverse, (double)SO_NOISE_INVERSE_MAX)};
 }
 
-/* Step 3: computes y of the tokens at or above `floor`, within SO_NOISE_MARGIN. Returns the
- * approximate mass Σ exp(y) of the other tokens. */
+/* Step 3: fills ids with the tokens whose y, computed to within SO_NOISE_MARGIN, is at least
+ * `floor`, and computes their exact y. Returns the approximate mass Σ exp(y) of the other
+ * tokens. */
 static double gather(so_sampler *s, const so_sample_params *p, int32_t best, double floor) {
     enum { PART = 1024 };
     so_noise_row r = noise_row(s, p, best);
@@ -264,9 +266,9 @@ static void sift_down(so_sampler *s, int at, int n) {
     }
 }
 
-/* Keeps the tokens, in order, up to and including the one at which the sum of weights reaches
- * `target`; at least one. by_mass: a token weighs exp(y), otherwise 1. Returns the smallest
- * distance between `target` and a partial sum. */
+/* Keeps the tokens, in descending order of y, up to and including the one at which the sum of
+ * weights reaches `target`; at least one. by_mass: a token weighs exp(y), otherwise 1. Returns the
+ * smallest distance between `target` and a partial sum. */
 static double cut(so_sampler *s, double target, bool by_mass) {
     double sum = 0, near;
     int last = 0, n_kept = 0, n_border = 0;
@@ -301,9 +303,9 @@ static void cut_top_k(so_sampler *s, int k) {
     cut(s, k, false);
 }
 
-/* `low`: mass of the tokens that are not in ids, with a relative error of 1e-4, too small to reach
- * the border. Returns false if the border is so close that the exact mass is needed; ids are
- * invalid then. */
+/* `low`: the mass of the tokens that gather left out, with a relative error of 1e-4; the cut would
+ * drop them in any case. Returns false if a partial sum is so close to the target mass that this
+ * error could move the border; ids are invalid then. */
 static bool cut_top_p(so_sampler *s, double top_p, double low) {
     double total = 0;
     memset(s->weight, 0, sizeof s->weight);
@@ -643,8 +645,8 @@ int32_t so_sample_pick(const float *weights, int n, double u) {
 
 /* --- logprobs --- */
 
-/* log Σ exp of a row is top + log_sum. Kept separately, since adding a small log_sum to a large
- * logit would round it. */
+/* log Σ exp of a row is top + log_sum. The two are kept apart, because adding a small log_sum to a
+ * large logit would round it. */
 typedef struct norm {
     double top, log_sum;
 } norm;
@@ -675,7 +677,7 @@ float so_sample_prob_estimate(so_sampler *s, const float *logits, int32_t token)
 }
 
 /* Insertion into a short sorted list; almost every token fails the comparison with the last entry.
- * Compares logits, not logprobs: rounding must not turn an order into a tie. */
+ * Compares logits, stored in `logprob` for now: rounding must not turn an order into a tie. */
 static void find_top(const float *logits, int n_vocab, int n_top, so_logprob *top) {
     int n = 0;
     for (int32_t id = 0; id < n_vocab; id++) {

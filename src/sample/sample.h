@@ -27,7 +27,7 @@ typedef struct so_sample_params {
     const so_bias *bias;
     int n_bias;
     uint64_t seed;
-    uint32_t choice;
+    uint32_t choice; /* see so_rng_key */
 } so_sample_params;
 
 void so_sample_defaults(so_sample_params *p);
@@ -60,8 +60,8 @@ typedef struct so_sample_context {
 int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logits,
                     const so_sample_context *ctx, int32_t *out, so_err *err);
 /* As so_sample_token. *lead: the winner's score (with noise) minus the second best, at most
- * SO_SAMPLE_LEAD_MAX. Another row gives the same token if no score in it, relative to the winner's,
- * is higher by this much. */
+ * SO_SAMPLE_LEAD_MAX. Another row gives the same token if no score, relative to the winner's, rises
+ * by *lead or more. */
 enum { SO_SAMPLE_LEAD_MAX = 3 };
 int so_sample_token_lead(so_sampler *s, const so_sample_params *p, const float *logits,
                          const so_sample_context *ctx, int32_t *out, double *lead, so_err *err);

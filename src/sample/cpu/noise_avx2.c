@@ -1,5 +1,5 @@
 /* The vector operations of noise_x86.h for 256-bit registers (AVX2 with FMA), and the table of that
- * level. A set of lanes is a register of ones and zeros, as comparisons produce it. */
+ * level. A set of lanes is a register whose lanes are all ones or all zeros. */
 #include <immintrin.h>
 #include <stdint.h>
 

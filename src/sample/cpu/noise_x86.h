@@ -88,7 +88,8 @@ static inline vf f_exp(vf y) {
     return f_of(V(add_epi32)(f_bits(p), V(slli_epi32)(i, 23)));
 }
 
-/* The sum of one call stays in single precision: some thousands of elements, or an estimate. */
+/* The sum of one call is kept in single precision, which is enough: a call has at most 1024
+ * elements or needs only an estimate (so_sample_prob_estimate). */
 static int above(const so_noise_row *r, int32_t first, int n, float floor, int32_t *ids,
                  double *low) {
     vf top = V(set1_ps)(r->top), inverse = V(set1_ps)(r->inverse);
@@ -111,7 +112,7 @@ static int above(const so_noise_row *r, int32_t first, int n, float floor, int32
 /* Constants of the generator's rounds, in all lanes. In the first two rounds most of the four
  * 32-bit values are equal in all blocks, so their results are computed once here. */
 typedef struct rounds {
-    vi index, second, third;  /* XORed to the value that differs between blocks */
+    vi index, second, third;  /* XORed with the value that differs between blocks */
     vi fixed;                 /* a value that is equal in all blocks */
     vi key[SO_RNG_ROUNDS][2]; /* round keys from the third round on */
 } rounds;
