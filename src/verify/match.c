@@ -9,8 +9,9 @@
  *   2. A node represents the text along its path. If that text is what plain decoding produces,
  *      then y(node) is plain decoding's next token, because the bits of a row do not depend on the
  *      other rows of the pass (row invariance, guaranteed by the backend).
- *   3. The root satisfies 2. Moving from a node to the child that holds y keeps 2 true. Where no
- *      child holds y, y is emitted and the round ends. So every emitted token is plain decoding's.
+ *   3. The root satisfies the condition of 2. Moving to the child that holds y keeps it true. Where
+ *      no child holds y, y is emitted and the round ends. So every emitted token is plain
+ *      decoding's.
  *
  * At most one child holds y, so the order of the proposals does not matter. q is not used: it does
  * not matter where a guess came from, and a drafter may even use the target's noise.
@@ -59,8 +60,8 @@ void so_verify_match(const so_tree *t, so_verify_choose *choose, void *user, so_
  * p is the softmax at temperature 1, so p(x)/max p = exp(z(x) − max z), and the test
  * z(x) ≥ max z + log L needs no exponential per token.
  *
- * If several children pass, the most likely one is taken, ties to the lowest id. This loses the
- * least of what the tree allows, and it is plain greedy wherever the argmax was drafted. */
+ * If several children pass, the most likely one is taken, ties to the lowest id. Of the drafted
+ * tokens it loses the least likelihood, and it is the argmax itself where that was drafted. */
 
 static int32_t argmax(const float *z, int n) {
     int32_t best = 0;

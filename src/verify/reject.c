@@ -39,11 +39,11 @@
  *    Independent draws, tested in draw order, satisfy it. Draws that were sorted or dropped by
  *    value do not, nor does a token that was drawn twice and is tested once.
  *    Whether there is a further proposal, and its q, may depend on the values of the earlier ones
- *    (a merged drafter looks at the tree): with it or without it, the token emitted after them has
- *    the distribution r. The same holds for draws deeper in the tree. If two proposals of a parent
- *    have the same token, they share a node. A rejection of the first leaves r(x_k) = 0, so the
- *    second is rejected too. The node is therefore entered only through its first proposal, and
- *    everything below the node was drawn later than that proposal.
+ *    (in `a+b` the stage `b` looks at the tree that `a` drafted): with it or without it, the token
+ *    emitted after them has the distribution r. The same holds for draws deeper in the tree. If two
+ *    proposals of a parent have the same token, they share a node. A rejection of the first leaves
+ *    r(x_k) = 0, so the second is rejected too. The node is therefore entered only through its
+ *    first proposal, and everything below the node was drawn later than that proposal.
  *
  * 3. Point mass. A token x that was chosen, not drawn, is a draw from the q with q(x) = 1: accept
  *    with probability r(x), else r(x) ← 0. This is exact given x. So it does not matter how x was
@@ -163,7 +163,7 @@ static double load(const float *row, int n, float other, double *out) {
  *               64 entries locate that index, and the residual is never written to memory.
  *   written     Otherwise one pass over p and q writes the residual to r[].
  *
- * All sums add the entries by index into the same lanes, so both ways give the same token. */
+ * Both add the entries to the same lanes in the same order, so they give the same token. */
 
 /* r ← max(0, p − scale · q); returns the mass of r. All entries of q must be weights. */
 static double subtract_rows(const float *p, const float *q, double scale, int n, double *r) {
@@ -190,7 +190,7 @@ static void load_p(walk *w, const float *p) {
     w->p = p;
     w->written = false;
     w->r_mass = w->sums->mass(p, w->t->n_vocab, 0);
-    SO_ASSERT(w->r_mass > 0 && isfinite(w->r_mass)); /* the sampler refuses such logits */
+    SO_ASSERT(w->r_mass > 0 && isfinite(w->r_mass)); /* the sampler refuses logits without mass */
 }
 
 /* --- any number of proposals, of any kind --- */

@@ -9,7 +9,7 @@
  *   exp(−E_i Σ_{j≠i} max(…)). Integrating over E_i gives 1/(1 + Σ_{j≠i} max(…)), and the 1 is the
  *   term j = i.
  *
- * Its lower bound.
+ * Lower bound of this rate.
  *   Claim: (1 − D)/(1 + D).
  *   Why: max(p_j/p_i, q_j/q_i) ≤ max(p_j, q_j)/min(p_i, q_i), so term i is at least
  *   min(p_i, q_i)/Σ_j max(p_j, q_j), and Σ min = 1 − D, Σ max = 1 + D. */
@@ -79,8 +79,9 @@ double so_theory_accept_lenient(const double *p, const double *q, int n, double 
     return a;
 }
 
-/* Sorted by descending p/q, max(pⱼ/pᵢ, qⱼ/qᵢ) is the first ratio for all j up to i and the second
- * for all j after it. So the inner sum is two running sums, and the whole takes O(n log n). */
+/* With the tokens sorted by descending p/q, max(pⱼ/pᵢ, qⱼ/qᵢ) is the first ratio for all j up to i
+ * and the second for all j after it. So the inner sum is two running sums, and the time is that of
+ * sorting. */
 typedef struct racer {
     double ratio, p, q;
 } racer;

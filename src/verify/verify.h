@@ -4,8 +4,10 @@
  *   mode      claim                                                   proof
  *   match     the text is bit for bit that of plain decoding          match.c, steps 1 to 3
  *   reject    the text has exactly the target's distribution p        reject.c, steps 1 to 8
- *   lenient   lossy: no token is more likely than p/L, 0 < L ≤ 1      reject.c, "Lenient"; match.c
- *                                                                     for temperature 0
+ *   lenient   lossy, with a lenience L, 0 < L ≤ 1:
+ *             above temperature 0 no token is more likely than p/L    reject.c, "Lenient"
+ *             at temperature 0 no token is less than L times as       match.c, "lenient at
+ *             likely as the argmax                                    temperature 0"
  *
  * Greedy decoding is match with an argmax. p is the target's distribution after all sampling
  * transforms (temperature, top-k, …), which the paper calls the standardised distribution.
@@ -28,8 +30,10 @@ typedef struct so_verdict {
     int16_t path[SO_TREE_MAX]; /* accepted nodes in order, without the root */
     int32_t token;             /* the correction or bonus after the last accepted node */
     bool bonus;                /* `token` is a bonus: the last accepted node had no proposals */
-    int n_tested;              /* proposals tested, in order; of each node only … */
-    int16_t tested[SO_TREE_MAX_PROPOSALS]; /* … the last one tested can have been accepted */
+    /* The proposals that were tested, in order. Of those of one node, only the last can have been
+     * accepted. */
+    int n_tested;
+    int16_t tested[SO_TREE_MAX_PROPOSALS];
 } so_verdict;
 
 /* --- match --- */
