@@ -77,7 +77,7 @@ static const so_added *longest_at(const so_added_set *s, so_str text, const uint
     for (size_t depth = 1; lo < hi; depth++) {
         if (s->items[lo].text.len == depth &&
             !(s->items[lo].control && from_data && memchr(from_data, 1, depth)))
-            best = &s->items[lo]; /* it ends here: the shortest of the range sorts first */
+            best = &s->items[lo]; /* a token that ends here sorts first in the range */
         if (depth == text.len)
             break;
         c = (unsigned char)text.ptr[depth];

@@ -15,7 +15,7 @@ typedef struct so_added {
 typedef struct so_added_set {
     so_added *items; /* sorted by text once sealed */
     size_t n, cap;
-    uint32_t first[257]; /* items whose first byte is c: first[c] … first[c+1] */
+    uint32_t first[257]; /* items first[c] … first[c+1] − 1 start with byte c */
 } so_added_set;
 
 void so_added_push(so_added_set *s, so_added item);
@@ -34,7 +34,7 @@ typedef struct so_added_walk {
     const so_added_set *set;
     so_str text;
     bool parse_control;
-    const uint8_t *from_data; /* [text.len], or NULL: no control token matches a byte marked here */
+    const uint8_t *from_data; /* [text.len] or NULL; no control token may contain a byte marked 1 */
     size_t scanned, done; /* matching continues at `scanned`; parts up to `done` were returned */
     so_added_part pending;
     bool has_pending;

@@ -50,7 +50,7 @@ struct so_bpe {
     size_t n_parts, parts_cap;
     pair *pairs;
     size_t n_pairs, pairs_cap; /* a power of two, at most half full */
-    bool cuts;
+    bool cuts;                 /* some piece contains a "▁" */
     uint32_t joins[MAX_JOINS]; /* characters that some piece has before a "▁" */
     int n_joins;
 };
@@ -183,7 +183,7 @@ void so_bpe_add_merge(so_bpe *b, int32_t left, int32_t right, uint32_t rank, int
 uint64_t so_bpe_hash(const so_bpe *b) {
     uint64_t sum = b->n_pairs;
     for (size_t i = 0; i < b->pairs_cap; i++)
-        if (b->pairs[i].left) /* mixed: a sum of plain FNV hashes is the same with ranks swapped */
+        if (b->pairs[i].left) /* without mixing, swapping two ranks could leave the sum unchanged */
             sum += mix(mix(so_hash_bytes(&b->pairs[i], sizeof b->pairs[i])));
     return sum;
 }
@@ -433,9 +433,9 @@ static size_t cut_len(const so_bpe *b, so_str word) {
 }
 
 int so_bpe_encode(const so_bpe *b, so_bpe_scratch *s, so_str word, so_tokens *out, so_err *err) {
+    /* if "▁" were an unknown character, a run of unknown characters could cross a cut */
     bool cuts = b->cuts && b->n_joins <= MAX_JOINS && !b->o.whole_words &&
-                so_bpe_char(b, SEPARATOR) !=
-                    SO_BPE_NONE; /* the separator ends a run of unknown characters */
+                so_bpe_char(b, SEPARATOR) != SO_BPE_NONE;
     while (word.len) {
         size_t len = cuts ? cut_len(b, word) : word.len;
         int rc = encode_cached(b, s, (so_str){word.ptr, len}, out, err);

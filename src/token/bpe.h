@@ -33,10 +33,10 @@ typedef struct so_bpe_options {
 so_bpe *so_bpe_create(const so_bpe_options *options, size_t expected_merges);
 void so_bpe_free(so_bpe *b);
 
-/* The initial symbol of a character. */
+/* Sets the initial symbol of a character. */
 void so_bpe_add_char(so_bpe *b, uint32_t cp, int32_t id);
-/* The same for a character that is not a token but occurs in one: its symbol falls back to bytes if
- * no merge uses it. Returns the id of the symbol, at or above n_vocab. */
+/* The same for a character that is not a token but occurs in one: if no merge uses it, it is
+ * encoded as its bytes or as unk. Returns the id of the symbol, at or above n_vocab. */
 int32_t so_bpe_add_part(so_bpe *b, uint32_t cp);
 int32_t so_bpe_char(const so_bpe *b, uint32_t cp); /* SO_BPE_NONE if it has none */
 /* left + right become `result`, whose text is `piece`. A pair added twice has the later rank, as in

@@ -30,8 +30,8 @@ typedef enum so_chat_end {
     SO_CHAT_CONTINUE, /* within the last message, right after its text: the model continues it */
 } so_chat_end;
 /* so_chat_encode with another ending. CONTINUE cuts the text as transformers'
- * continue_final_message does; SO_EINVAL where the last message has no text or the template does
- * not show it. */
+ * continue_final_message does; SO_EINVAL if the last message has no text or the template does not
+ * output it unchanged. */
 int so_chat_encode_to(const so_chat *c, const json_t *messages, const json_t *extra,
                       so_chat_end end, so_tokens *out, so_err *err);
 

@@ -45,8 +45,8 @@ int so_json_get_int(const json_t *o, const char *path, const char *key, json_int
         return so_json_bad(path, key, err, "must be an integer, it is %s", type_name(j));
     json_int_t v = json_integer_value(j);
     if (v < lo || v > hi)
-        return so_json_bad(path, key, err, "is %lld, out of %lld to %lld", (long long)v,
-                           (long long)lo, (long long)hi);
+        return so_json_bad(path, key, err, "must be %lld to %lld, it is %lld", (long long)lo,
+                           (long long)hi, (long long)v);
     *out = v;
     return 0;
 }

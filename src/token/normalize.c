@@ -144,8 +144,9 @@ static void strip_accents(so_str text, so_buf *out) {
             so_buf_append(out, text.ptr + i, len);
 }
 
-/* Most needles are one character and occur often: a sanitizer's memmem reads the whole remaining
- * text at each call, so short needles use memchr. Long needles use memmem, which is linear. */
+/* Most needles are one character and occur often. Short needles use memchr, because under a
+ * sanitizer each memmem reads the whole remaining text. Long needles use memmem, which is
+ * linear. */
 const char *so_text_find(so_str text, so_str needle) {
     if (needle.len > 16)
         return memmem(text.ptr, text.len, needle.ptr, needle.len);

@@ -18,7 +18,7 @@ typedef enum so_split {
 
 typedef struct so_pretok_stage {
     bool rewrites;
-    so_text_op op; /* if it rewrites; the other fields if it splits */
+    so_text_op op; /* used if it rewrites; the fields below are used if it splits */
     so_split behaviour;
     bool invert; /* the text between the matches is the delimiter */
     /* the matcher, one of three: a pattern, a literal, a predicate on single characters */

@@ -1,11 +1,11 @@
 /* Merges for SentencePiece-style vocabularies, which have a score per piece and no merges.
  *
- * SentencePiece merges, of all adjacent symbols whose concatenation is a piece, the pair whose
- * piece has the highest score, the leftmost of equals. This is the same as byte-pair merging with
- * the following list: for every piece and every split of it into two symbols, (left, right) →
- * piece, ranked by the score of the piece; equal scores have the same rank. A symbol is a single
- * character or a piece, so only splits into these can occur. A character that occurs in pieces but
- * is not a piece gets a symbol by so_bpe_add_part.
+ * At each step SentencePiece looks at all pairs of adjacent symbols whose concatenation is a piece.
+ * It merges the pair whose piece has the highest score, the leftmost of equals. This is the same as
+ * byte-pair merging with the following list: for every piece and every split of it into two
+ * symbols, (left, right) → piece, ranked by the score of the piece; equal scores have the same
+ * rank. A symbol is a single character or a piece, so only splits into these can occur. A character
+ * that occurs in pieces but is not a piece gets a symbol by so_bpe_add_part.
  *
  * Control, unknown, unused and byte pieces, and those that are not UTF-8, are never the result of a
  * merge: text cannot produce a control token. Added pieces are cut out before. Loading only; one

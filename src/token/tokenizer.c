@@ -9,9 +9,9 @@
  *  5. Merge each piece (bpe.c).
  *  6. With ADD_SPECIAL, add the model's prefix and suffix.
  *
- * Models other than the two forms of BPE and unknown components are refused: a wrong tokenizer
- * would give plausible but wrong ids. A tokenizer is immutable after loading, to which
- * so_tokenizer_add_end belongs; scratch belongs to the call. Any thread may encode. */
+ * Unknown components, and models other than the two forms of BPE, are refused: a wrong tokenizer
+ * would give plausible but wrong ids. After loading (which includes so_tokenizer_add_end) a
+ * tokenizer is immutable and any thread may encode; scratch belongs to the call. */
 #include "token/tokenizer.h"
 
 #include <stdio.h>

@@ -62,7 +62,8 @@ bool so_tokenizer_is_end(const so_tokenizer *t, int32_t id);
 void so_tokenizer_add_end(so_tokenizer *t, int32_t id);
 /* The model's chat template, empty if it has none. */
 so_str so_tokenizer_chat_template(const so_tokenizer *t);
-/* Hash of all pieces, kinds and merges; equal hashes: the same ids for the same text. */
+/* Hash of all pieces, kinds and merges. Equal hashes mean the same vocabulary: every id has the same
+ * piece. Normalizer and pre-tokenizer are not part of it. */
 uint64_t so_tokenizer_hash(const so_tokenizer *t);
 
 /* Streaming decoder: returns text in parts that never split a UTF-8 sequence. Invalid bytes become

@@ -1,10 +1,10 @@
 /* Loads a tokenizer from a Hugging Face tokenizer.json and the config files in the same folder.
  *
- * The order matters, as in Hugging Face tokenizers: first the vocabulary of the model (merges refer
- * only to it), then added tokens, then the components (json_parts.c), then the ids of the
- * post-processor. BOS, EOS and the chat template are in tokenizer_config.json, further ends of a
- * turn in config.json and generation_config.json. Models other than BPE (Unigram, WordPiece, …) and
- * subword prefixes and suffixes are refused; every error names its field. Loading only; one
+ * The order matters: first the vocabulary and merges of the model (merges refer only to its
+ * vocabulary), then the normalizer, then the added tokens (some are normalised), then the other
+ * components (json_parts.c). BOS, EOS and the chat template are in tokenizer_config.json, further
+ * end tokens in config.json and generation_config.json. Models other than BPE (Unigram, WordPiece,
+ * …) and subword prefixes and suffixes are refused; every error names its field. Loading only; one
  * thread. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -148,7 +148,7 @@ static int check_model(const json_t *model, so_err *err) {
     const json_t *type = json_object_get(model, "type"),
                  *dropout = json_object_get(model, "dropout");
     if (!json_is_object(model))
-        return so_json_bad(FILE_NAME ": model", NULL, err, "is missing or no object");
+        return so_json_bad(FILE_NAME ": model", NULL, err, "is missing or not an object");
     if (type ? !json_is_string(type) || strcmp(json_string_value(type), "BPE") != 0
              : !json_object_get(model, "merges"))
         return so_err_set(err, SO_EUNSUPPORTED,
@@ -163,7 +163,7 @@ static int check_model(const json_t *model, so_err *err) {
         return so_err_set(err, SO_EUNSUPPORTED,
                           FILE_NAME ": model.dropout makes ids random; set it to null");
     if (!json_is_object(json_object_get(model, "vocab")))
-        return so_json_bad(FILE_NAME ": model.vocab", NULL, err, "is missing or no object");
+        return so_json_bad(FILE_NAME ": model.vocab", NULL, err, "is missing or not an object");
     return 0;
 }
 

@@ -67,7 +67,7 @@ int so_tree_add(so_tree *t, int parent, int32_t token, so_q_kind kind, int row, 
                 float confidence);
 /* A new q row, uninitialised; −1 if all are used. */
 int so_tree_new_row(so_tree *t);
-/* No proposal was sampled, so removing some does not bias the output. */
+/* True if no proposal was sampled: then removing proposals does not bias the output. */
 static inline bool so_tree_all_points(const so_tree *t) {
     for (int i = 0; i < t->n_proposals; i++)
         if (t->proposals[i].kind != SO_Q_POINT)
