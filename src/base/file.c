@@ -211,7 +211,7 @@ int so_out_begin(const char *path, so_out_file **out, so_err *err) {
     char *real = in_place ? NULL : realpath(path, NULL);
     if (!in_place)
         so_buf_printf(&tmp, "%s.partial-%ld", real ? real : path, (long)getpid());
-    /* entered before the file exists, so that no signal can come between the two */
+    /* remembered before the file is created, so that a signal never misses an existing file */
     int slot = in_place ? -1 : remember(tmp.data);
     FILE *f = fopen(in_place ? path : tmp.data, "wbe");
     int rc = f ? SO_OK : so_err_set(err, SO_EIO, "%s: cannot write: %s", path, strerror(errno));

@@ -1,4 +1,4 @@
-/* Mutants: deliberate faults, which show that `sooth prove` and the tests detect them.
+/* Mutants: deliberate faults that `sooth prove` and the tests must detect.
  *
  * They exist only if SO_MUTANTS is defined, that is in the test program sooth-mutants (make
  * mutants). There SOOTH_DEBUG=mutant=NAME enables one fault and prints a line on stderr. In every

@@ -1,11 +1,11 @@
 /* Weighted random choice: the first index at which the running sum of weights exceeds `at`, where
  * at = u · (sum of all weights) and u is a random number in (0,1).
  *
- * Parts of SO_PICK_PART weights are skipped as a whole by their sums. The caller computes a part's
- * sum in several SIMD lanes, because a single running sum would wait for every addition. The result
- * depends only on the order in which the caller adds the lanes. A weight ≤ 0 (or NaN) is never
- * chosen. If rounding leaves the total sum at or below `at`, the last weight > 0 is chosen. Returns
- * −1 if there is none.
+ * A part of SO_PICK_PART weights is skipped as a whole if the running sum stays at or below `at`.
+ * The caller computes a part's sum in several SIMD lanes, because in a single running sum each
+ * addition waits for the one before. Callers that add in the same order get the same index. A
+ * weight ≤ 0 (or NaN) is never chosen. If rounding leaves the total sum at or below `at`, the last
+ * weight > 0 is chosen. Returns −1 if there is none.
  *
  * Always inlined, so that the two function arguments cost no calls. Pure; any thread. */
 #ifndef SO_BASE_PICK_H

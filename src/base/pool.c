@@ -19,8 +19,8 @@
  * binding.
  *
  * No wake-up is lost: the waker increments the counter and then reads `sleepers`; the sleeper
- * increments `sleepers` and then the kernel compares the counter. All four are sequentially
- * consistent, so at least one of the two sees the other's write.
+ * increments `sleepers` and then the kernel compares the counter. All four accesses are
+ * sequentially consistent, so at least one of the two sees the other's write.
  *
  * Refuses nested jobs and two callers at once (asserted). The final barrier makes a job's results
  * visible to the caller of so_pool_run. */

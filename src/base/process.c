@@ -4,8 +4,8 @@
  * after a read error or an interrupted system call. There are no zombies and no programs left
  * running. Ctrl-C reaches the child directly, because it is in the same process group; its status
  * is then 130. If so_process.child is set, the child never receives SIGINT and the caller's signal
- * handler ends it. *child is set before a handler can run after the start, and cleared before the
- * process id can be reused.
+ * handler ends it. No handler can run between the start of the child and the setting of *child, and
+ * *child is cleared before the process id can be reused.
  *
  * Uses no shell, so arguments need no quoting. Passes on only the three descriptors in so_process;
  * all others are opened with O_CLOEXEC. SIGPIPE is reset to its default action in the child, even

@@ -1,5 +1,5 @@
-/* Growing buffers (see str.h). They abort if out of memory, but never grow beyond their maximum, so
- * external input cannot make them do so. One thread at a time per buffer. */
+/* Growing buffers (see str.h). They abort if out of memory. They never grow beyond their maximum,
+ * so external input cannot exhaust the memory. One thread at a time per buffer. */
 #include "base/str.h"
 
 #include <stdio.h>
