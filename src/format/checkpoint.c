@@ -140,8 +140,8 @@ static int check_weight_map(const so_checkpoint *c, const json_t *weight_map,
                       c->tensors[at] < s->tensors + s->n_tensors;
         if (!listed && !(so_map_get(c->skipped, so_str_c(name), &at) && at >> 32 == want))
             return so_err_set(err, SO_EMISMATCH,
-                              "%s: tensor %.200s is not there, although "
-                              "model.safetensors.index.json says so",
+                              "%s: tensor %.200s is not in this file, although "
+                              "model.safetensors.index.json says it is",
                               s->path, name);
     }
     return SO_OK;

@@ -106,8 +106,8 @@ static int check_values(const job *j, const so_convert_tensor *t, so_dtype to, c
 }
 
 typedef struct piece {
-    float *x;         /* [n_rows][row_len] */
-    unsigned char *q; /* [n_rows][row_bytes] */
+    float *x;         /* [max_rows][row_len] */
+    unsigned char *q; /* [max_rows][row_bytes] */
     int64_t row_len, max_rows;
     size_t row_bytes;
 } piece;

@@ -38,7 +38,7 @@ typedef struct so_convert_opts {
     void *user;
 } so_convert_opts;
 
-/* A tensor that was written as `dtype`, because its row length is not a multiple of the block length
+/* A tensor that was written as `dtype` because its row length is not a multiple of the block length
  * of the wanted dtype. */
 typedef struct so_convert_fallback {
     char *tensor;
@@ -49,7 +49,7 @@ typedef struct so_convert_fallback {
 typedef struct so_convert_report {
     uint64_t bytes_in, bytes_out;     /* of tensor data */
     size_t n_tensors[SO_DTYPE_COUNT]; /* written, by dtype */
-    size_t n_requantised;             /* tensors that were already quantised in the source */
+    size_t n_requantised;             /* tensors that the source has in another quantised dtype */
     so_convert_fallback *fallbacks;
     size_t n_fallbacks;
 } so_convert_report;

@@ -12,8 +12,8 @@
 #include "base/mem.h"
 
 enum {
-    FULL_ARRAY = 64, /* longer arrays are shortened in JSON, */
-    FIRST = 8,       /* to this many elements */
+    FULL_ARRAY = 64, /* longer arrays are shortened to FIRST elements in JSON */
+    FIRST = 8,
     LINE_ITEMS = 12, /* elements of an array in a line of text, if they fit */
 };
 

@@ -1,11 +1,11 @@
-/* Both searches use the same steps:
+/* The two scale searches of fit.h. Both use the same steps:
  *   1. try candidate scales around the one whose code range exactly spans the data;
  *   2. for each candidate, round every element to its code;
  *   3. solve for the best scale given these codes (weighted least squares, in closed form);
  *   4. keep the candidate with the least error.
  * There are ten candidates on either side of the first, a tenth of a code apart. On normally
- * distributed data five candidates raise the error by 0.1 to 4 %; twenty lower it by 0 to 2 % and
- * take twice the time.
+ * distributed data five on either side raise the error by 0.1 to 4 %; twenty lower it by 0 to 2 %
+ * and take twice the time.
  *
  * Sums are over residuals e = x − (candidate scale)·q, not over x: at five and six bits two
  * candidates differ by a millionth of Σ w·x², which float precision cannot resolve, but by a

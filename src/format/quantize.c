@@ -1,7 +1,8 @@
 /* Quantisation of rows, the inverse of quant.c. For each block:
  *   1. weight every element's error by w = |x| + rms, because large weights change a dot product
  *      more;
- *   2. find a scale (and offset) for each group with the search in fit.c;
+ *   2. find a scale (and offset) for each group with the search in fit.c; a group is the whole
+ *      block or, for K types, a sub-block;
  *   3. K types: round the groups' scales to 4, 6 or 8 bits relative to one half-precision scale;
  *   4. compute the codes with the scales as stored, not with the scales before rounding.
  * Q8_0 skips the search: its scale is the largest magnitude / 127, so its codes stay within ±127,

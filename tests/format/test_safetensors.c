@@ -221,7 +221,7 @@ static void sharded(void **state) {
     assert_non_null(strstr(err.msg, "3.safetensors: tensor c"));
     so_checkpoint_close(ck);
     put_shard(dir, "3.safetensors", "d", "F32");
-    fails(dir, SO_CHECKPOINT_ALL, "3.safetensors: tensor c is not there");
+    fails(dir, SO_CHECKPOINT_ALL, "3.safetensors: tensor c is not in this file");
     put_shard(dir, "3.safetensors", "a", "F32");
     fails(dir, SO_CHECKPOINT_ALL, "3.safetensors: tensor a is also in another file");
     so_test_tmp_free(dir);
