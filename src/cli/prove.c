@@ -6,11 +6,12 @@
  *                   drafters: a chi-square test of their joint distribution for each drafter, and
  *                   one of all together (prove_reject.c)
  *
- * A test of part 2 fails where p < 1e-6. For cells of ten texts the chi-square distribution is an
+ * A test of part 2 fails if p < 1e-6. For cells of ten texts the chi-square distribution is an
  * approximation: by simulation a correct program fails one test in 250,000. `oracle` gets the
- * output of plain decoding, so that long chains of right guesses and broken ones both occur.
+ * output of plain decoding, so that both long chains of right guesses and chains that break off
+ * occur.
  *
- * Prints what was checked and the verdict. The exit status is 1 on any difference, and where no
+ * Prints what was checked and the verdict. The exit status is 1 on any difference, and also if no
  * guess was made, because then nothing was tested. Main thread only. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +36,7 @@ static const char *const PROMPTS[] = {
     "Write a C function that reverses a string in place, then explain it.",
     "List the planets of the solar system with their diameters as JSON.",
     "Translate to French: good morning, how are you, see you tomorrow.",
-    "Count from one to thirty in bare, separated by commas.",
+    "Count from one to thirty in words, separated by commas.",
 };
 
 typedef struct text {
