@@ -5,7 +5,7 @@
  *   sooth theory --measure -m M …                tables 3 to 5 for the user's models (measure.c)
  *
  * Each form prints text or, with --json, one object; --svg FILE draws figures 2 to 4, and marks
- * alpha where it is given. All numbers are computed by the program; the paper's own numbers are
+ * alpha if it is given. All numbers are computed by the program; the paper's own numbers are
  * printed next to them with a label. Main thread only. */
 #include <jansson.h>
 #include <math.h>
@@ -330,13 +330,13 @@ static void print_json(json_t *o) {
     json_decref(o);
 }
 
-/* Options that apply only with, or only without, --measure. */
+/* Refuses options that apply only with, or only without, --measure. */
 static int check_measure(const so_args *a) {
     static const so_opt with[] = {
-        SO_OPT_MODEL,   SO_OPT_DRAFT_MODEL, SO_OPT_QUANTIZE,  SO_OPT_CTX,
-        SO_OPT_KV_TYPE, SO_OPT_THREADS,     SO_OPT_CPU_LEVEL, SO_OPT_BATCH,
-        SO_OPT_FILE,    SO_OPT_RAW,         SO_OPT_PROMPTS,   SO_OPT_PARALLEL,
-        SO_OPT_PREDICT, SO_OPT_SEED,        SO_OPT_TEMP,      SO_OPT_SPEC};
+        SO_OPT_MODEL,   SO_OPT_DRAFT_MODEL, SO_OPT_QUANTIZE,    SO_OPT_CTX,  SO_OPT_KV_TYPE,
+        SO_OPT_THREADS, SO_OPT_CPU_LEVEL,   SO_OPT_BATCH,       SO_OPT_FILE, SO_OPT_RAW,
+        SO_OPT_PROMPTS, SO_OPT_PARALLEL,    SO_OPT_PREDICT,     SO_OPT_SEED, SO_OPT_TEMP,
+        SO_OPT_SPEC,    SO_OPT_DEVICE,      SO_OPT_DRAFT_DEVICE};
     static const so_opt without[] = {SO_OPT_ALPHA, SO_OPT_C, SO_OPT_C_HAT, SO_OPT_SVG};
     bool measure = so_args_has(a, SO_OPT_MEASURE);
     for (size_t i = 0; i < SO_LEN(with) && !measure; i++)

@@ -194,6 +194,8 @@ static void test_bad_measures(void **state) {
         {2, "--measure", "-m MODEL is missing"},
         {2, "-m tiny.gguf", "need --measure"},
         {2, "--alpha 0.5 --spec ngram", "need --measure"},
+        {2, "--alpha 0.5 --device cpu", "need --measure"},
+        {2, "--alpha 0.5 --draft-device cpu", "need --measure"},
         {2, "--measure -m tiny.gguf --alpha 0.5", "--alpha"},
         {2, "--measure -m tiny.gguf --svg x.svg", "--svg"},
         {2, "--measure -m tiny.gguf -n 0", "--predict 0: must be from 1"},
