@@ -5,8 +5,8 @@
  * rows. Printed are the time, weight bytes per second, multiply-adds per second, and the ratio of
  * the roofline max(bytes / bandwidth, multiply-adds / peak) to the time. Bandwidth and peak are
  * measured in the same run. The bandwidth is that of memory, or that of the last cache level if the
- * working set fits it; both are printed (backend/probe.h). A round times each width once, and the
- * medians over rounds are printed. Main thread only. */
+ * working set fits it; both are printed (backend/probe.h). Each repeat times every width n once, and
+ * medians over the repeats are printed. Main thread only. */
 #include "cli/bench_kernels.h"
 
 #include <stdio.h>
@@ -41,8 +41,8 @@ typedef struct bench {
     const so_args *a;
     so_backend *b;
     so_probe probe;
-    bool cached; /* the working set fits the last cache level */
-    double within_gb, past_gb;
+    bool cached;               /* the working set fits the last cache level */
+    double within_gb, past_gb; /* bandwidth of the last cache level and of memory, GB/s */
     int n_repeats;
     so_err err;
 } bench;

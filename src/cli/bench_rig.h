@@ -14,11 +14,11 @@ typedef struct so_bench_rig {
     so_teacher t;
     int32_t *ids; /* [n_ctx + extra] random tokens of a fixed seed */
     int n_ctx, n_repeats;
-    unsigned
-        want; /* what timed passes deliver: logits; from a GPU the argmax of each row, as greedy
-                      decoding does (logits are computed but not downloaded) */
+    /* What timed passes deliver (SO_PASS_…): logits; on a GPU the argmax of each row, as in greedy
+     * decoding, so that logits are computed but not downloaded. */
+    unsigned want;
     bool json;
-    bool two; /* set before opening: cache for a second sequence of the same length */
+    bool two; /* set before opening: the cache has room for a second sequence of this length */
     so_err err;
 } so_bench_rig;
 

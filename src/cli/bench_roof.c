@@ -4,12 +4,13 @@
  *   within   over a buffer that fits the last cache level
  *   past     over a buffer several times as large: the bandwidth of memory
  *
- * The limit of a pass uses `past`, or `within` if the weights fit the last cache level, and the
- * output says which. A buffer of the weights' size would not do: where it is a few times the cache,
- * the part of it that stays cached differs from run to run, and with it the bandwidth, by a factor
- * of up to two. The same holds for the weights, so a pass may exceed a limit by `past`.
+ * The roofline of a pass uses `past`, or `within` if the weights fit the last cache level, and the
+ * output says which. Measuring over a buffer of the weights' size would not do: if that is a few
+ * times the cache, the part that stays cached differs from run to run, and the bandwidth with it,
+ * by a factor of up to two. The same holds for the weights themselves, so a pass may be faster than
+ * the roofline that uses `past`.
  *
- * The bandwidth of the limit and the peak are measured once per repeat, the other
+ * The bandwidth that the roofline uses and the peak are measured once per repeat, the other
  * bandwidth once at the start. Medians are compared with medians: on a machine whose speed drifts,
  * the best of one series and the median of another cannot be compared. Main thread only. */
 #include "cli/bench_roof.h"

@@ -11,7 +11,7 @@
 typedef struct so_roof {
     so_prober *prober;
     bool cached;                     /* the weights fit the last cache level */
-    size_t weight_bytes, read_bytes; /* read_bytes: buffer whose bandwidth the limit uses */
+    size_t weight_bytes, read_bytes; /* read_bytes: buffer whose bandwidth the roofline uses */
     size_t within_bytes, past_bytes; /* buffer sizes (bench_roof.c); within 0: unknown */
     double within_gb, past_gb;       /* bandwidths in GB/s */
     int n, cap;
@@ -29,7 +29,7 @@ void so_roof_settle(so_roof *r);
 
 /* The minimum time for the work w, in milliseconds. */
 double so_roof_ms(const so_roof *r, so_work w);
-/* One line of text. */
+/* Prints the bandwidths, the peak, and which bandwidth is used: two lines. */
 void so_roof_print(const so_roof *r);
 /* The bandwidth within the caches; null if it is unknown. */
 json_t *so_roof_cache_json(const so_roof *r);

@@ -11,7 +11,7 @@
  * the categories' speed-ups. plain_pass_ms and spec_pass_ms are the target's passes alone, for
  * formulas over t(n). mean_accepted, alpha and tokens_per_pass are over all rounds of the
  * speculative requests (engine/counts.c). speedup_spread is the standard deviation over groups.
- * `identical` is true where all texts were equal, and null where --verify does not promise that.
+ * `identical` says whether all texts were equal; it is null if --verify does not promise that.
  * The exit status does not depend on the results. Main thread only. */
 #include <math.h>
 #include <stdio.h>
@@ -62,10 +62,11 @@ typedef struct mode {
     measure m;
 } mode;
 
-typedef struct slot {
+/* One prompt of the current group. */
+typedef struct entry {
     const so_prompt *p;
-    so_tokens prompt, expected;
-} slot;
+    so_tokens prompt, expected; /* expected: the plain output, for `oracle` */
+} entry;
 
 typedef struct bench {
     const so_args *a;
@@ -73,7 +74,7 @@ typedef struct bench {
     so_cli_spec spec;
     mode modes[2]; /* PLAIN, SPEC */
     so_sample_params sample;
-    slot *slots; /* [n_parallel] */
+    entry *entries; /* [n_parallel] */
     int n_parallel, n_predict, n_repeats;
     bool exact, oracle, json;
     category cats[MAX_CATEGORIES];
@@ -91,7 +92,7 @@ static bool on_event(void *user, const so_event *ev) {
 }
 
 static int submit(bench *g, int which, int i) {
-    const slot *s = &g->slots[i];
+    const entry *s = &g->entries[i];
     mode *w = &g->modes[which];
     answer *a = &w->answers[i];
     so_request_opts o = {.prompt = s->prompt.ids,
@@ -201,8 +202,8 @@ static int generate_expected(bench *g, int n) {
         rc = step(g, w, n);
     rc = collect(g, w, n, rc);
     for (int i = 0; i < n && rc == SO_OK; i++) {
-        g->slots[i].expected.len = 0;
-        so_tokens_append(&g->slots[i].expected, w->answers[i].out.ids, w->answers[i].out.len);
+        g->entries[i].expected.len = 0;
+        so_tokens_append(&g->entries[i].expected, w->answers[i].out.ids, w->answers[i].out.len);
     }
     return rc;
 }
@@ -232,7 +233,7 @@ static void add_measure(measure *sum, measure m) {
 }
 
 static void count_group(bench *g, int n) {
-    category *c = find_category(g, g->slots[0].p);
+    category *c = find_category(g, g->entries[0].p);
     measure plain = g->modes[PLAIN].m, spec = g->modes[SPEC].m;
     add_measure(&c->plain, plain);
     add_measure(&c->spec, spec);
@@ -249,7 +250,7 @@ static void count_group(bench *g, int n) {
     }
 }
 
-static int encode(bench *g, const so_prompt *p, slot *s) {
+static int encode(bench *g, const so_prompt *p, entry *s) {
     s->p = p;
     s->prompt.len = 0;
     return so_cli_encode(&g->b, so_args_has(g->a, SO_OPT_RAW), p->turns[0], &s->prompt, &g->err);
@@ -272,7 +273,7 @@ static int run_all(bench *g, const so_prompts *p) {
     for (int at = 0, n; at < p->n && rc == SO_OK; at += n) {
         n = group_size(g, p, at);
         for (int i = 0; i < n && rc == SO_OK; i++)
-            rc = encode(g, &p->items[at + i], &g->slots[i]);
+            rc = encode(g, &p->items[at + i], &g->entries[i]);
         if (rc == SO_OK && g->oracle)
             rc = generate_expected(g, n);
         for (int k = 0; k < g->n_repeats && rc == SO_OK; k++) {
@@ -281,7 +282,7 @@ static int run_all(bench *g, const so_prompts *p) {
                 count_group(g, n);
             so_progress_set(&bar, (at + (double)n * (k + 1) / g->n_repeats) / p->n);
         }
-        find_category(g, g->slots[0].p)->n_prompts += n;
+        find_category(g, g->entries[0].p)->n_prompts += n;
     }
     so_progress_end(&bar);
     return rc;
@@ -377,7 +378,7 @@ static int open_bench(bench *g) {
     if (status != 0)
         return status;
     g->n_parallel = eo.n_parallel;
-    g->slots = SO_NEW_N(slot, g->n_parallel);
+    g->entries = SO_NEW_N(entry, g->n_parallel);
     for (int i = 0; i < 2; i++) {
         g->modes[i].answers = SO_NEW_N(answer, g->n_parallel);
         eo.on_step = on_step;
@@ -400,11 +401,11 @@ static void close_modes(bench *g) {
             so_tokens_free(&g->modes[w].answers[i].out);
         free(g->modes[w].answers);
     }
-    for (int i = 0; g->slots && i < g->n_parallel; i++) {
-        so_tokens_free(&g->slots[i].prompt);
-        so_tokens_free(&g->slots[i].expected);
+    for (int i = 0; g->entries && i < g->n_parallel; i++) {
+        so_tokens_free(&g->entries[i].prompt);
+        so_tokens_free(&g->entries[i].expected);
     }
-    free(g->slots);
+    free(g->entries);
 }
 
 int so_bench_spec(const so_args *a) {

@@ -1,9 +1,9 @@
 /* Time of whole passes: `bench curve`, `bench decode` and `bench prompt`.
  *
  * Everything is measured --repeats times, after two repeats as a warm-up. A repeat times each width
- * once, so that a slow second of the machine affects all widths, and measures bandwidth and peak
- * (bench_roof.c). Printed are medians, minima, and the ratio of the roofline max(bytes / bandwidth,
- * multiply-adds / peak) to the median. Main thread only. */
+ * (number of rows) once, so that a slow second of the machine affects all of them, and measures
+ * bandwidth and peak (bench_roof.c). Printed are medians, minima, and the ratio of the roofline
+ * max(bytes / bandwidth, multiply-adds / peak) to the median. Main thread only. */
 #include <stdio.h>
 #include <stdlib.h>
 

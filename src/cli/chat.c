@@ -8,7 +8,7 @@
  * Answers go to stdout; messages of commands, figures and errors go to stderr.
  *
  * Ctrl-C stops the running answer; the text so far stays in the conversation. At the prompt it
- * discards the line. It ends the program only where turns come from a pipe.
+ * discards the line. It ends the program only if turns come from a pipe.
  *
  * When the conversation no longer fits the context, the oldest exchanges are hidden from the model
  * until half of the context is free: the prefix that remains is then stable for many turns, and the
@@ -31,7 +31,7 @@
 #include "cli/terminal.h"
 #include "format/describe.h"
 
-enum { ANSWER_TOKENS = 256 }; /* kept free for an answer where --predict sets no limit */
+enum { ANSWER_TOKENS = 256 }; /* kept free for an answer if --predict sets no limit */
 
 static volatile sig_atomic_t interrupted, ended;
 
@@ -107,7 +107,7 @@ static void on_round(void *user, const so_round *round) {
         so_painter_round(&s->painter, round);
 }
 
-/* The tokens of the conversation; hides the oldest exchanges where it does not fit the context. */
+/* The tokens of the conversation; hides the oldest exchanges if it does not fit the context. */
 static int encode(so_session *s, so_tokens *out, so_err *err) {
     int n_ctx = so_engine_n_ctx(s->e), hidden = 0;
     int want = s->base.max_tokens >= 0 ? s->base.max_tokens : ANSWER_TOKENS;
@@ -165,8 +165,8 @@ static void print_end(const so_session *s, so_finish why, int n_context) {
         so_chat_print(s, "the answer was cut: --predict is reached");
 }
 
-/* Appends the answer to the conversation and adds up its counts. Returns false where it was stopped
- * before its first token. */
+/* Appends the answer to the conversation and adds its counts to the totals. Returns false if the
+ * answer was stopped before its first token; then it is not appended. */
 static bool record_answer(so_session *s, const so_request *req) {
     so_report one = {0};
     int n;
@@ -223,7 +223,7 @@ static void take_turn(so_session *s, so_str turn) {
     so_err err = {0};
     if (turn.len == 0 || so_chat_command(s, turn))
         return;
-    if (so_dialog_ends_with(&s->dialog, "user")) { /* the end of a loaded conversation */
+    if (so_dialog_ends_with(&s->dialog, "user")) { /* only a loaded conversation can end so */
         so_dialog_pop(&s->dialog);
         so_chat_print(s, "the unanswered turn before this one is removed");
     }

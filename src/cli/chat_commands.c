@@ -64,7 +64,7 @@ static void do_undo(so_session *s, const char *arg) {
     so_chat_print(s, "removed: %s", turn);
 }
 
-/* Keeps the old answer where there is no new one. */
+/* Keeps the old answer if no new one was generated. */
 static void do_retry(so_session *s, const char *arg) {
     so_buf old = {0};
     bool answered = so_dialog_ends_with(&s->dialog, "assistant");
@@ -254,7 +254,7 @@ const char *so_chat_command_at(int i) {
     return i >= 0 && i < (int)SO_LEN(table) ? table[i].name : NULL;
 }
 
-/* The only command with this prefix; where there is none or several, prints that and returns
+/* The command with this prefix. If there is none or more than one, prints a message and returns
  * NULL. */
 static const command *find(const so_session *s, const char *name) {
     const command *found = NULL;
@@ -282,7 +282,7 @@ static const command *find(const so_session *s, const char *name) {
     return n == 1 ? found : NULL;
 }
 
-/* Length of "/name" at the start of the line; 0 where the line is not a command. */
+/* Length of "/name" at the start of the line; 0 if the line is not a command. */
 static size_t name_len(so_str turn) {
     size_t n = 1;
     if (turn.len < 2 || turn.ptr[0] != '/')

@@ -2,9 +2,9 @@
  * options.
  *
  * The scripts complete commands, options, the values of options that can be listed, file names, and
- * names of models. Names of models are asked from the program when a completion runs (`sooth
- * completion models`); everything else is in the script. Long aliases are not offered, but bash
- * completes their values.
+ * names of models. At completion time the script gets the names of models from `sooth completion
+ * models`; everything else is in the script. Long aliases are not offered, but bash completes their
+ * values.
  *
  * Help texts reach the scripts in single quotes. They are ASCII and our own, so escaping them is a
  * matter of form and not of safety. */
@@ -71,7 +71,8 @@ static void add_args(so_buf *out, const char *line) {
     }
 }
 
-/* What the value of an option can be; the words are appended where they can be listed. */
+/* The kind of an option's value. If the possible values can be listed, they are appended to
+ * `words`. */
 static value_kind option_value(so_opt id, so_buf *words) {
     const so_option *o = so_option_at(id);
     if (o->type == SO_TYPE_FLAG)
@@ -247,7 +248,7 @@ static void zsh_action(value_kind kind, const char *words) {
     if (kind == MODELS)
         fputs("_sooth_models", stdout);
     else if (kind == FILES && *words)
-        printf(" _sooth_files_or %s", words); /* the space: no further arguments */
+        printf(" _sooth_files_or %s", words); /* the space: zsh adds no arguments of its own */
     else if (kind == FILES)
         fputs("_files", stdout);
     else if (kind == WORDS)

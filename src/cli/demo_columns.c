@@ -1,12 +1,12 @@
 /* A column is an array of lines, and a line an array of cells (a character and its colour), as
  * shown. New text changes the last line, or moves its last word to a new line. Changed lines are
- * drawn again. Where a column has more lines than the field has rows, its last lines are shown, and
- * all of them are drawn.
+ * drawn again. If a column has more lines than the area has rows, its last lines are shown, and new
+ * text draws all of them.
  *
  *   row 0       title            │ title
  *   row 1 …     first line       │ first line         between calls the cursor is in row `at`
  *
- * The cursor moves relatively between rows and absolutely within a row, so the field may be
+ * The cursor moves relatively between rows and absolutely within a row, so the area may be
  * anywhere on the screen. Control characters become spaces, and bytes that are not UTF-8 the
  * replacement character, so that no text controls the terminal. A character wider than a column is
  * skipped. Writes to stdout; main thread only. */
@@ -34,7 +34,7 @@ typedef struct column {
     line *lines;
     int n, cap;
     int first; /* the line shown in the first row */
-    int x;     /* its first cell, from 1 */
+    int x;     /* where it begins in a row of the screen, from 1 */
 } column;
 
 struct so_columns {

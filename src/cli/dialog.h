@@ -17,7 +17,7 @@ typedef struct so_dialog {
 void so_dialog_free(so_dialog *d);
 void so_dialog_clear(so_dialog *d); /* keeps the system message */
 
-/* SO_EINVAL where the text is not UTF-8. */
+/* SO_EINVAL if the text is not UTF-8. */
 int so_dialog_add(so_dialog *d, const char *role, so_str text, so_err *err);
 /* Empty text: no system message. */
 int so_dialog_set_system(so_dialog *d, so_str text, so_err *err);
@@ -28,7 +28,8 @@ size_t so_dialog_len(const so_dialog *d); /* number of messages, without the sys
 bool so_dialog_ends_with(const so_dialog *d, const char *role);
 so_str so_dialog_last(const so_dialog *d); /* text of the last message */
 void so_dialog_pop(so_dialog *d);
-/* Hides the oldest exchange from the model. False where only one is visible. */
+/* Hides the oldest visible exchange from the model. False, with nothing hidden, if only one is
+ * visible. */
 bool so_dialog_hide_oldest(so_dialog *d);
 
 /* The tokens of the visible messages in the chat template, up to where the answer begins. */

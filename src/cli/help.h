@@ -1,5 +1,5 @@
 /* What `sooth help` prints on standard output, wrapped to the terminal's width: at most 100
- * columns, 80 where standard output is no terminal. */
+ * columns, and 80 if standard output is not a terminal. */
 #ifndef SO_CLI_HELP_H
 #define SO_CLI_HELP_H
 
@@ -8,7 +8,7 @@
 
 #include "cli/commands.h"
 
-/* All commands, by group; for `sooth` without arguments on stderr. */
+/* All commands, by group, and the topics. `sooth` without arguments prints this on stderr. */
 void so_help_overview(FILE *f);
 /* Usage, summary, arguments and options of one command. */
 void so_help_command(const so_command *cmd, bool color);

@@ -1,6 +1,6 @@
-/* `sooth inspect`: prints the metadata and tensors of a model file. With -md, --ctx, --parallel or
- * --kv-type it prints the memory that the model would need instead (budget.c). format/describe.c
- * produces the description; this file prints it in columns. */
+/* `sooth inspect`: prints the metadata and tensors of a model file. With -md, --ctx, --parallel,
+ * --kv-type or --device it prints the memory that the model would need instead (budget.c).
+ * format/describe.c produces the description; this file prints it in columns. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,15 +1,16 @@
-/* On a terminal this is libedit with its own character reader (EL_GETCFN), because libedit cannot
- * do three things: end a line on Ctrl-C without a jump out of a signal handler, take a paste as one
- * piece, and leave signals to the program. Handlers set flags, read() returns with EINTR, and the
- * flags are handled here, outside of any handler.
+/* See lines.h. On a terminal, lines are edited by libedit, but characters are read by this file
+ * (EL_GETCFN), because libedit's reader cannot do three things: end a line on Ctrl-C without a jump
+ * out of a signal handler, take a paste as one piece, and leave signals to the program. Handlers set
+ * flags, read() returns with EINTR, and the flags are handled here, outside of any handler.
  *
- * A paste arrives between ESC[200~ and ESC[201~ where the terminal supports that mode. It is read
+ * A paste arrives between ESC[200~ and ESC[201~ if the terminal supports that mode. It is read
  * whole, control characters are removed, and it is inserted at once with its line breaks, so pasted
  * text is never executed. libedit shows a line break in its buffer as a line break, so turns of
  * several lines can be edited, and recalled from the history, as a whole.
  *
  * Each turn is appended to the history file at once, so that neither two sessions at a time nor a
- * killed one lose turns. The file is cut when it exceeds MAX_HISTORY_BYTES. Its mode is 0600. */
+ * killed one lose turns. If the file exceeds MAX_HISTORY_BYTES, the next start reduces it to the
+ * newest HISTORY_TURNS turns. Its mode is 0600. */
 #include "cli/lines.h"
 
 #include <errno.h>
@@ -222,7 +223,7 @@ static void load_history(so_lines *l) {
     if (!path || stat(path, &st) != 0)
         return;
     if (!S_ISREG(st.st_mode) || history(l->hist, &ev, H_LOAD, path) < 0) {
-        so_log(SO_LOG_WARN, "%s: no history of ours; it is left alone", path);
+        so_log(SO_LOG_WARN, "%s: is not a history file; it is left unchanged", path);
         free(l->o.history);
         l->o.history = NULL;
         return;
@@ -311,7 +312,7 @@ static ptrdiff_t find_close(so_str s) {
     return at ? at - s.ptr : -1;
 }
 
-/* Whether the turn continues on another line; removes the mark that states it. */
+/* Whether the turn continues on another line; removes the marks (\ or """) that decide it. */
 static bool continues(so_buf *turn, size_t line_at, bool *quoted) {
     so_str line = {so_buf_str(turn).ptr + line_at, turn->len - line_at};
     if (line_at == 0 && !*quoted && so_str_starts(line, SO_STR("\"\"\""))) {
@@ -331,7 +332,7 @@ static bool continues(so_buf *turn, size_t line_at, bool *quoted) {
     return true;
 }
 
-/* Triple quotes on lines of their own leave no empty lines. */
+/* Removes the empty first and last line that triple quotes on lines of their own leave. */
 static void trim_breaks(so_buf *turn) {
     if (turn->len > 0 && turn->data[0] == '\n')
         memmove(turn->data, turn->data + 1, --turn->len);

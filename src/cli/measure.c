@@ -99,7 +99,7 @@ so_sample_params so_measure_sampling(const so_measure *m, uint64_t seed) {
 
 typedef struct maker {
     so_measure *m;
-    int half; /* of the texts: the drafter is measured on texts half, half + 2, … */
+    int half; /* 0 or 1: the drafter is measured on the texts half, half + 2, … */
 } maker;
 
 /* Counts a table from the other half of the texts, on which the drafter is not measured. */
@@ -392,7 +392,7 @@ static int open_all(so_measure *m) {
         rc = fit_context(m);
     if (rc == SO_OK)
         rc = open_teacher(m);
-    /* Only to report errors now. They are created again once there are texts to count. */
+    /* Only to report errors now; measure_temp creates the drafters again from its texts. */
     if (rc == SO_OK)
         rc = make_drafters(m);
     drop_drafters(m);

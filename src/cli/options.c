@@ -122,7 +122,7 @@ static bool wrong_command(so_args *a, const so_option *o) {
     for (int i = 0; so_command_at(i); i++)
         if (so_command_at(i)->bit & o->cmds)
             so_buf_printf(&who, "%s%s", who.len ? ", " : "", so_command_at(i)->name);
-    a->status = so_args_bad(a, "--%s is no option of this command (it belongs to: %s)", o->name,
+    a->status = so_args_bad(a, "--%s is not an option of this command (it belongs to: %s)", o->name,
                             who.len ? who.data : "none");
     so_buf_free(&who);
     return false;
@@ -210,7 +210,7 @@ static void take(so_args *a, int id, const char *text) {
         a->val[id].n_given = 0;
 }
 
-/* One option at argv[*i]; moves *i onto its value where that is an argument of its own. */
+/* One option at argv[*i]. If its value is the next argument, moves *i to it. */
 static bool parse_option(so_args *a, int argc, char **argv, int *i) {
     const char *arg = argv[*i], *eq = strchr(arg, '=');
     so_str flag = {arg, eq ? (size_t)(eq - arg) : strlen(arg)};

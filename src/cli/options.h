@@ -11,7 +11,7 @@
  * The parser accepts `--opt value`, `--opt=value`, `-o value`; after `--` everything is an
  * argument. Every value is checked against its type and range; a message names the option, the
  * value and what is allowed. Of an option that is given twice the last value counts; a list keeps
- * all values. Values borrow argv. */
+ * all values. Values point into argv. */
 #ifndef SO_CLI_OPTIONS_H
 #define SO_CLI_OPTIONS_H
 
@@ -123,7 +123,7 @@ typedef struct so_option {
     so_opt_type type;
     double min, max;          /* SO_TYPE_INT, SO_TYPE_FLOAT */
     const char *value;        /* what help calls the value; one that begins with FILE is a path */
-    const char *choices;      /* "a|b|c", where the values can be listed; else NULL */
+    const char *choices;      /* "a|b|c" if the values can be listed, else NULL */
     const char *default_text; /* description of the default; NULL: none */
     const char *help;         /* one sentence */
     int cmds;                 /* bits of the commands that have the option */
@@ -164,8 +164,8 @@ int so_args_fail(const so_args *a, const so_err *err);
 /* Whether colours may be written to this descriptor: it must be a terminal that supports control
  * sequences, and neither NO_COLOR nor --no-color may be set. a may be NULL. */
 bool so_args_color(const so_args *a, int fd);
-/* The candidate with the fewest typing errors against `word`, or NULL where none has less than
- * three. */
+/* The candidate that differs from `word` by the fewest typing errors, at most two; NULL: none. If a
+ * candidate begins with `word`, that counts as one error. */
 const char *so_near_miss(const char *word, const char *const *candidates, int n);
 
 #endif

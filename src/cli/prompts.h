@@ -1,4 +1,5 @@
-/* Prompt files: one JSON object per line, {"id","category","turns":["…", …]} or {"prompt":"…"}. */
+/* Prompt files: one JSON object per line, with either "prompt": TEXT or "turns": [TEXT, …], and
+ * optionally "id", "category" and "system". */
 #ifndef SO_CLI_PROMPTS_H
 #define SO_CLI_PROMPTS_H
 

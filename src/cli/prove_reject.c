@@ -18,9 +18,9 @@
  * texts in groups of c multiply the chi-square by c.
  *
  * The prompt is one cache page and one token long: all requests share the page, and each computes
- * the token itself. It consists of a few words, repeated, or (favour) of TOP_K tokens in random
- * order with a bias that excludes all others, so that also n-gram tables guess tokens that may
- * follow. Main thread only. */
+ * the token itself. It repeats the first tokens of a text, or (favour) consists of TOP_K tokens in
+ * random order, with a bias so that only these can follow: then n-gram tables, too, guess tokens
+ * that can follow. Main thread only. */
 #include "cli/prove_reject.h"
 
 #include <math.h>
@@ -34,9 +34,10 @@ enum { N_TOKENS = 3, TOP_K = 3, N_CELLS = 27 };
 enum { N_PROMPT = SO_KV_PAGE + 1, PERIOD = 11, PARALLEL = 8, MAX_ROWS = 64 };
 enum { KEY_VALUES = 8 }; /* number of values of the low and of the high bits of a seed */
 enum { MIN_TEXTS = 256, MAX_TEXTS = 1536 };
-static const double TEXT_BYTES =
-    16e9; /* texts of one test × bytes of weights, within these limits */
-enum { FAVOUR = 100, MAX_TEMP = 64 };  /* bias of the favoured tokens, above any logit */
+/* Number of texts of one test × bytes of weights, unless MIN_TEXTS or MAX_TEXTS limits it. */
+static const double TEXT_BYTES = 16e9;
+enum { FAVOUR = 100 }; /* bias of the favoured tokens: more than any difference of logits */
+enum { MAX_TEMP = 64 };
 static const double MIN_EXPECTED = 10; /* expected texts in a cell */
 static const double MAX_CHANCE = 0.15; /* largest probability of one text */
 
@@ -274,7 +275,7 @@ static void compare(so_prove_reject *v, so_prove_result *out) {
 
 /* --- the prompt --- */
 
-/* The first TOP_K different tokens of a text; arbitrary ones where it has fewer. */
+/* The first TOP_K different tokens of a text; if it has fewer, arbitrary ones are added. */
 static void choose_favoured(so_prove_reject *v, const so_tokens *text) {
     int n = 0;
     for (size_t i = 0; n < TOP_K; i++) {

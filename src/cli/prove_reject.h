@@ -16,8 +16,8 @@ int so_prove_reject_open(const so_bundle *b, const so_engine_opts *eo, int lengt
                          so_prove_reject **out, so_err *err);
 void so_prove_reject_close(so_prove_reject *v); /* NULL is allowed */
 
-/* Result of one test: chi-square, degrees of freedom, and counts of guesses. chi2 is infinite where
- * a sampled text has probability 0 under the model. */
+/* Result of one test: chi-square, degrees of freedom, and counts of guesses. chi2 is infinite if a
+ * sampled text has probability 0 under the model. */
 typedef struct so_prove_result {
     double chi2;
     int df;
@@ -28,7 +28,7 @@ typedef struct so_prove_case {
     const char *drafter;
     const so_tokens *text; /* source of the prompt; not empty */
     bool favour;           /* the prompt consists of TOP_K tokens, and only these may follow */
-    uint64_t seed;         /* first seed; cases should be 2^8 apart */
+    uint64_t seed;         /* first seed; the seeds of two cases should differ by at least 2^8 */
 } so_prove_case;
 int so_prove_reject_test(so_prove_reject *v, const so_prove_case *c, so_prove_result *out,
                          so_err *err);

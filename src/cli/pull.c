@@ -320,7 +320,7 @@ static int sum_file(const so_pull_model *m, const char *path, char hex[65], so_e
     return rc;
 }
 
-/* Compares the file with the table: its size and, with `sum`, its SHA-256. SO_EMISMATCH where they
+/* Compares the file with the table: its size and, with `sum`, its SHA-256. SO_EMISMATCH if they
  * differ; the message names the remedy. */
 static int check_file(const so_pull_model *m, const char *path, bool sum, so_err *err) {
     char hex[65];
@@ -360,8 +360,8 @@ static void print_row(const so_pull_model *m, const char *path, const char *prob
     json_decref(o);
 }
 
-/* Prints a row for each model, or for `only`. A damaged file is reported on standard error, too;
- * it makes the status 1 where --check was given. */
+/* Prints a row for each model, or for `only`. A damaged file is also reported on standard error.
+ * With --check it makes the status 1. */
 static int list_models(const so_args *a, const so_pull_model *only) {
     bool check = so_args_has(a, SO_OPT_CHECK);
     int status = 0;

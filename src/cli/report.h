@@ -13,7 +13,7 @@ typedef struct so_report {
     json_t *logprobs; /* one item per token; NULL: not requested */
     so_finish finish; /* of the last turn */
     uint64_t seed;
-    uint64_t nonce; /* of the last turn, where has_nonce */
+    uint64_t nonce; /* of the last turn, if has_nonce */
     bool has_nonce;
     so_spec_label label; /* drafter and verifier */
     so_request_stats stats;
@@ -22,10 +22,10 @@ typedef struct so_report {
 void so_report_add(so_report *r, const so_request *req, const so_tokenizer *t, so_str text);
 void so_report_add_stats(so_report *r, const so_report *from); /* counts only */
 void so_report_free(so_report *r);
-/* {"text","tokens","finish_reason","seed","nonce","timings","spec"} (engine/figures.h), and where
- * logprobs were requested "logprobs": {"content": [{"token": " sea", "id": 9, "logprob": -0.5,
+/* {"text","tokens","finish_reason","seed","nonce","timings","spec"} (engine/figures.h). If logprobs
+ * were requested, also "logprobs": {"content": [{"token": " sea", "id": 9, "logprob": -0.5,
  * "bytes": [32, 115, …], "top_logprobs": [{"token", "id", "logprob", "bytes"}, …]}, …]}: one item
- * per token, alternatives by falling probability. */
+ * per token, its alternatives in order of decreasing probability. */
 json_t *so_report_json(const so_report *r);
 /* Prints the object as one line on stdout, flushes, and releases o. */
 void so_report_print_json(json_t *o);

@@ -42,7 +42,7 @@ typedef struct job {
     so_request *req;
     so_buf answer; /* to the current turn */
     so_report total;
-    json_t *turns; /* results by turn, where there are several */
+    json_t *turns; /* results by turn, if there are several */
     bool done;
     so_err err;
 } job;
@@ -57,7 +57,7 @@ struct runner {
     so_cli_spec spec;
     so_painter painter;
     FILE *trace;     /* NULL: no trace */
-    so_progress bar; /* for a file of prompts, where stdout is not a terminal */
+    so_progress bar; /* for a file of prompts, if stdout is not a terminal */
     job *jobs;
     int n_jobs, n_started, n_printed, n_failed;
     so_report total; /* counts of all jobs */
@@ -221,7 +221,7 @@ static bool wants_timings(const runner *r) {
     return (so_terminal_is(STDERR_FILENO) && !r->bar.on) || so_args_has(r->a, SO_OPT_VERBOSE);
 }
 
-/* Without -n only a full context ends an answer for its length. */
+/* Reports that an answer was cut. Without -n only a full context cuts answers. */
 static void note_full_context(const job *j) {
     const runner *r = j->run;
     int n_ctx = so_engine_n_ctx(r->e), most = so_model_hparams(r->b.model)->n_ctx_train;
@@ -234,7 +234,7 @@ static void note_full_context(const job *j) {
     fputs(")\n", stderr);
 }
 
-/* For a failed prompt of a file a line with the error is printed, so that output lines match
+/* With --json, a failed prompt of a file prints a line with the error, so that output lines match
  * prompts; a single failed prompt leaves stdout empty. */
 static void print_job(job *j) {
     runner *r = j->run;

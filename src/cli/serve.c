@@ -4,7 +4,7 @@
  * --drain-timeout), and the program ends with 0. A second signal ends it at once, unless it follows
  * the first within SAME_SIGNAL_MS: some supervisors (`timeout` among them) signal a program and
  * then its process group. The model is loaded on the server's engine thread while the socket
- * already answers /health; the exit status is 1 where it cannot be loaded. Requests are logged on
+ * already answers /health; the exit status is 1 if it cannot be loaded. Requests are logged on
  * standard output, everything else on standard error. */
 #include <errno.h>
 #include <poll.h>
@@ -43,7 +43,7 @@ static int load(void *user, so_serving *out, so_err *err) {
     if (j->status != 0)
         return so_err_set(err, SO_EINVAL, "the model was not loaded");
     out->eo.n_parallel = (int)so_args_int(j->a, SO_OPT_PARALLEL, DEFAULT_PARALLEL);
-    /* Requests may turn speculation on where the default is none; --no-spec forbids it. */
+    /* Requests may turn speculation on even if the default is none; --no-spec forbids it. */
     if (!out->eo.max_draft && !so_args_has(j->a, SO_OPT_NO_SPEC))
         out->eo.max_draft = (int)so_args_int(j->a, SO_OPT_DRAFT_MAX, SO_CLI_DRAFT_MAX);
     out->b = &j->b;

@@ -12,7 +12,7 @@ bool so_terminal_is(int fd);
 bool so_terminal_takes_control(int fd);
 /* Sets columns and rows. Returns false, with both unchanged, if the size is unknown. */
 bool so_terminal_size(int fd, int *columns, int *rows);
-/* Columns of the terminal, or `fallback` where fd is none or its width is unknown. */
+/* Columns of the terminal, or `fallback` if fd is not a terminal or its width is unknown. */
 int so_terminal_columns(int fd, int fallback);
 
 #endif

@@ -52,7 +52,7 @@ static const so_topic topics[] = {
      "NO_COLOR\tif set, output has no colour\n"
      "TERM\tif unset or dumb, output has no control sequences: no colour and no progress bar\n"
      "SOOTH_MODELS\ta folder of NAME.gguf files that -m NAME looks in first\n"
-     "SOOTH_API_KEY\tthe key that `sooth serve` requires where --api-key is not given\n"
+     "SOOTH_API_KEY\tthe key that `sooth serve` requires if --api-key is not given\n"
      "SOOTH_PYTHON\tthe Python that `sooth pull` runs pip with (default: python3)\n"
      "SOOTH_NO_PIN\tif set, threads are not bound to cores\n"
      "XDG_CACHE_HOME\tfolder for downloads and measured costs (default: ~/.cache)\n"

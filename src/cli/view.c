@@ -3,10 +3,10 @@
  *
  *   {accepted}  [-rejected-]  [+from the target+]
  *
- * The view by rounds prints line breaks as \n and shows the end token. The flowing view prints line
- * breaks, except those of rejected guesses. A rejected guess may be half a character or a control
- * character; such bytes are written as \xNN, so that a guess neither moves the cursor nor breaks
- * the encoding of the line. Writes to stdout. */
+ * --view=rounds prints one line per round, with line breaks as \n, and shows the end token. --view
+ * prints the answer with its line breaks, except those of rejected guesses. A rejected guess may be
+ * half a character or a control character; such bytes are written as \xNN, so that a guess neither
+ * moves the cursor nor breaks the encoding of the line. Writes to stdout. */
 #include "cli/view.h"
 
 #include <stdio.h>
@@ -128,7 +128,7 @@ static void print_token(so_painter *v, const so_event *ev) {
     }
 }
 
-/* The guess that the end token replaced and, in the view by rounds, the end token itself. */
+/* The guesses that the end token replaced and, with --view=rounds, the end token itself. */
 static void print_end(so_painter *v) {
     so_event end = {.origin = v->end_origin};
     if (v->rounds)

@@ -23,7 +23,7 @@ typedef struct so_painter {
 
 /* Reads --view and --no-color. */
 void so_painter_init(so_painter *v, const so_tokenizer *tok, const so_args *a);
-/* Notes the verdict of a round before its events. Does nothing where the view is off. */
+/* Notes the verdict of a round before its events. Does nothing if the view is off. */
 void so_painter_round(so_painter *v, const so_round *round);
 void so_painter_event(so_painter *v, const so_event *ev);
 /* The colour of a token by its origin; "" for plain decoding. */

@@ -258,7 +258,7 @@ static void test_bad_input(void **state) {
     free(path);
     expect(f, 1, "mute.gguf has no chat template", "sooth chat -m mute.gguf");
     expect(f, 2, "-m MODEL is missing", "sooth chat");
-    expect(f, 2, "no option of this command", "sooth chat -m tiny.gguf -p x");
+    expect(f, 2, "not an option of this command", "sooth chat -m tiny.gguf -p x");
     ran r = run(f, "printf 'a\\377b\\nthe sea\\n' | " CHAT "--json");
     assert_int_equal(r.status, 1);
     has(&r.err, "not valid UTF-8: byte 0xFF at offset 1");
@@ -446,7 +446,7 @@ static void test_terminal_history(void **state) {
     assert_int_not_equal(stat(path, &st), 0);
     spill(f, "state/sooth/chat_history", "not ours\n"); /* and it is not written */
     t = open_term(f, TINY, "xterm");
-    at = await(&t, 0, "it is left alone");
+    at = await(&t, 0, "it is left unchanged");
     await(&t, at, PROMPT);
     type(&t, "/quit\r");
     assert_int_equal(close_term(&t), 0);
