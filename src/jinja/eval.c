@@ -278,7 +278,7 @@ static so_jj_val eval_node(so_jj *x, const so_jj_node *n) {
     case SO_JJ_N_TEST:
         return apply_function(x, n, so_jj_eval(x, n->a));
     default:
-        so_panic(__FILE__, __LINE__, "node kind %d is no expression", (int)n->kind);
+        so_panic(__FILE__, __LINE__, "node kind %d is not an expression", (int)n->kind);
     }
 }
 

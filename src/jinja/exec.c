@@ -295,7 +295,7 @@ static flow exec_node(so_jj *x, const so_jj_node *n) {
     case SO_JJ_N_CONTINUE:
         return FLOW_CONTINUE;
     default:
-        so_panic(__FILE__, __LINE__, "node kind %d is no statement", (int)n->kind);
+        so_panic(__FILE__, __LINE__, "node kind %d is not a statement", (int)n->kind);
     }
 }
 

@@ -232,7 +232,7 @@ static SO_JJ_FN(f_length) {
 
 static SO_JJ_FN(f_list) { return so_jj_list_val(so_jj_collect(x, self)); }
 
-/* As in Jinja: a string for a string, an iterator where Python's reversed() works, else a list. */
+/* As in Jinja: a string for a string, an iterator if Python's reversed() works, else a list. */
 static SO_JJ_FN(f_reverse) {
     if (self.kind == SO_JJ_STR)
         return so_jj_slice(x, self, SO_JJ_NONE_V, SO_JJ_NONE_V, so_jj_int(-1));

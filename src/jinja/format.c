@@ -18,7 +18,7 @@ enum { MAX_PRECISION = 1000 };
 
 typedef struct spec {
     so_str fill; /* one character */
-    char align;  /* < > ^, or 0: strings left (% right), numbers right */
+    char align;  /* < > ^; 0: the default, which is > except for strings in str.format() */
     char type;   /* 0: none given */
     bool plus, zero, group;
     int64_t width, precision; /* −1: none */

@@ -25,7 +25,7 @@ enum {
     SO_JJ_MAX_SOURCE = 1 << 20,
     SO_JJ_MAX_COMPILE_BYTES = 64 << 20,
     SO_JJ_MAX_RENDER_BYTES = 128 << 20, /* plus SO_JJ_INPUT_FACTOR × size of the variables */
-    SO_JJ_MAX_OUTPUT = 16 << 20,        /* plus the same */
+    SO_JJ_MAX_OUTPUT = 16 << 20,        /* bytes; plus the same amount */
     SO_JJ_INPUT_FACTOR = 32,
     SO_JJ_MAX_STEPS = 4000000, /* plus SO_JJ_STEP_FACTOR per step of converting the variables */
     SO_JJ_STEP_FACTOR = 1000,
@@ -247,7 +247,8 @@ typedef struct so_jj_sym {
 } so_jj_sym;
 typedef struct so_jj_scope {
     struct so_jj_scope *parent;
-    so_jj_node *owner; /* whose frame has the slots: TEMPLATE, MACRO, CALLBLOCK or GENERATION */
+    so_jj_node *owner; /* the node whose frame holds the slots: TEMPLATE, MACRO, CALLBLOCK or
+                          GENERATION */
     so_jj_sym *sym;
     size_t n, cap;
 } so_jj_scope;
@@ -256,8 +257,9 @@ struct so_jj_node {
     so_jj_node_kind kind;
     so_jj_op op;
     int line, depth;
-    bool store; /* NAME: assigned, not read */
-    uint32_t hops, slot, n_slots;
+    bool store;          /* NAME: assigned, not read */
+    uint32_t hops, slot; /* NAME: slot of the frame that is `hops` frames outwards */
+    uint32_t n_slots;    /* owner of a frame: the frame's length */
     so_str name, attr;
     so_jj_val value;
     so_jj_node *a, *b, *c;
@@ -347,8 +349,8 @@ so_jj_val so_jj_from_json(so_jj *x, const json_t *j);
 
 /* ---- origin.c: which bytes came from the caller's data ---- */
 char *so_jj_text_alloc(so_jj *x, size_t n);
-uint8_t *so_jj_origin(const so_jj *x,
-                      const char *p); /* flags of the bytes at p; NULL: not tracked */
+/* The flags of the bytes at p; NULL: not tracked. */
+uint8_t *so_jj_origin(const so_jj *x, const char *p);
 void so_jj_origin_copy(so_jj *x, char *to, const char *from, size_t n);
 /* Gives b from `start` on the flag of the character at `source`. */
 void so_jj_origin_like(so_jj *x, so_jj_buf *b, size_t start, const char *source);
@@ -398,7 +400,8 @@ struct so_jj_loop {
     so_jj_frame *frame;
     int64_t index0, length; /* length −1: not known yet */
     bool rest_stored;       /* `it` iterates over a list of items that passed the filter */
-    so_jj_val after, current, before, changed;
+    so_jj_val before, current, after; /* items; after MISSING: not read ahead */
+    so_jj_val changed;                /* arguments of the last loop.changed() that was true */
 };
 so_jj_loop *so_jj_loop_new(so_jj *x, const so_jj_node *node, so_jj_val iterable);
 bool so_jj_loop_next(so_jj *x, so_jj_loop *l, so_jj_val *out);
@@ -432,8 +435,8 @@ typedef enum so_jj_class {
 bool so_jj_cp_is(int32_t cp, so_jj_class c);
 /* The character at p (valid UTF-8, p < end); *n: its length in bytes. */
 int32_t so_jj_cp_at(const char *p, const char *end, size_t *n);
-bool so_jj_utf8_check(so_str s, size_t *n_chars,
-                      size_t *bad); /* bad: offset of the first invalid byte */
+/* Counts the characters of s, or returns false with the offset of the first invalid byte in *bad. */
+bool so_jj_utf8_check(so_str s, size_t *n_chars, size_t *bad);
 so_str so_jj_trim(so_str s, const so_str *chars, bool left, bool right); /* chars NULL: spaces */
 size_t so_jj_count_chars(so_str s);
 typedef enum so_jj_case { SO_JJ_TO_LOWER, SO_JJ_TO_UPPER, SO_JJ_TO_TITLE } so_jj_case;
@@ -467,11 +470,11 @@ so_jj_list *so_jj_split_lines(so_jj *x, so_jj_val s, bool keep_ends);
 so_jj_val so_jj_replace(so_jj *x, so_str s, so_str from, so_str to, int64_t count);
 so_jj_val so_jj_recase(so_jj *x, so_jj_val s, so_jj_case first, so_jj_case others);
 so_jj_val so_jj_strip(so_jj *x, so_jj_val s, so_jj_val chars, bool left, bool right);
-so_jj_val so_jj_substr(so_jj *x, so_jj_val s, so_str part);   /* keeps markup */
-so_jj_val so_jj_like(so_jj *x, so_jj_val model, so_jj_val v); /* v, as markup if model is markup */
-so_str so_jj_str_arg(so_jj *x, so_jj_val v);                  /* fails if v is not a string */
-bool so_jj_is_case(so_jj *x, so_str s, bool upper);           /* has letters, all of this case */
-bool so_jj_parse_int(so_jj *x, so_str s, int64_t *out);       /* false: not a number */
+so_jj_val so_jj_substr(so_jj *x, so_jj_val s, so_str part);  /* keeps markup */
+so_jj_val so_jj_like(so_jj *x, so_jj_val like, so_jj_val v); /* v, as markup if `like` is markup */
+so_str so_jj_str_arg(so_jj *x, so_jj_val v);                 /* fails if v is not a string */
+bool so_jj_is_case(so_jj *x, so_str s, bool upper);          /* has letters, all of this case */
+bool so_jj_parse_int(so_jj *x, so_str s, int64_t *out);      /* false: not a number */
 bool so_jj_parse_float(so_str s, double *out);
 so_jj_val so_jj_percent(so_jj *x, so_jj_val fmt, so_jj_val arg);
 so_jj_fn so_jj_str_format;
@@ -519,7 +522,7 @@ typedef struct so_jj_lexer {
     int line_at_pos; /* line number of line_pos */
     size_t line_pos;
     enum { SO_JJ_L_TEXT, SO_JJ_L_VAR, SO_JJ_L_BLOCK } state;
-    char balance[SO_JJ_MAX_TREE_DEPTH + 2];
+    char balance[SO_JJ_MAX_TREE_DEPTH + 2]; /* closing brackets still to come, the next one last */
     int n_balance;
     bool has_pending;
     so_jj_tok pending;

@@ -3,12 +3,13 @@
  * The template, the body, else part and filter of a loop, macros, call blocks, set blocks, filter
  * blocks, with and generation blocks have a scope; `if` has none. Each scope takes two steps:
  *
- *   1. survey: visit its statements in order, without inner scopes, and define every name that is
- *      read or written. The initial value of the variable is
- *        first read, in no outer scope:        the render's variable of that name
- *        first written, also in outer scopes:  a copy of the outer variable
- *        first written inside an `if`:         the render's variable (the branch may not run)
- *        first written elsewhere:              none
+ *   1. survey: visit its statements in order, without inner scopes, and define a variable for every
+ *      name that is written, or read and not defined in an outer scope. Its initial value depends
+ *      on the first use:
+ *        read:                                   the render's variable of that name
+ *        written, and defined in an outer scope: a copy of the outer variable
+ *        written inside an `if`:                 the render's variable (the branch may not run)
+ *        written elsewhere:                      none
  *   2. bind: visit them again, give every name its slot, and process the inner scopes.
  *
  * Slots are in the frame of the innermost template, macro, call block or generation block; `hops`

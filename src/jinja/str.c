@@ -2,15 +2,15 @@
  * conversion of text to numbers. Searching, splitting and replacing are in split.c, formatting in
  * format.c.
  *
- * Positions and widths count characters, never bytes. Markup stays markup where Python's class
- * keeps it, and text added to markup is escaped. Methods that no chat template uses (swapcase,
- * zfill, center, encode, …) do not exist here: calling one is an error that names it. */
+ * Positions and widths count characters, never bytes. A method of markup returns markup if Python's
+ * class Markup does, and text added to markup is escaped. Methods that no chat template uses
+ * (swapcase, zfill, center, encode, …) do not exist here: calling one is an error that names it. */
 #include <stdlib.h>
 
 #include "jinja/impl.h"
 
-so_jj_val so_jj_like(so_jj *x, so_jj_val model, so_jj_val v) {
-    return model.s->markup ? so_jj_markup(x, v) : v;
+so_jj_val so_jj_like(so_jj *x, so_jj_val like, so_jj_val v) {
+    return like.s->markup ? so_jj_markup(x, v) : v;
 }
 
 so_jj_val so_jj_substr(so_jj *x, so_jj_val s, so_str part) {

@@ -1,8 +1,8 @@
 /* UTF-8 decoding, character classes and case mapping for templates.
  *
  * Categories and case mappings are those of utf8proc, one character to one character; the only
- * addition is ß, whose upper case is "SS". Python's context-dependent rules (final sigma,
- * ligatures) are not reproduced. Case mapping keeps the origin flag of a character. Any thread. */
+ * addition is ß, whose upper case is "SS". Python's other special cases (final sigma, ligatures) are
+ * not reproduced. Case mapping keeps the origin flag of a character. Any thread. */
 #include <utf8proc.h>
 
 #include "jinja/impl.h"
@@ -19,7 +19,7 @@ static bool is_line_end(int32_t cp) {
            cp == 0x2029;
 }
 
-/* Python's repr() escapes the other characters. */
+/* The characters that Python's repr() does not escape. */
 static bool is_printable(int32_t cp, int cat) {
     if (cp == ' ')
         return true;
