@@ -154,7 +154,7 @@ typedef struct so_op {
         struct { /* out[n][n_heads][head_dim] = softmax(q·kᵀ · scale) · v over the positions seen */
             so_kv_store *store;
             int layer, n_heads;
-            so_view out, q, rows, pages, tails; /* rows: so_attn_row[n]; the last two: int32[] */
+            so_view out, q, rows, pages, tails; /* rows: so_attn_row[n]; pages, tails: int32[] */
             float scale;
             int window; /* 0: no window; else a row sees only positions > pos − window */
         } attention;
@@ -196,8 +196,8 @@ typedef struct so_backend_vt {
     /* One line that names the hardware and the settings. Recorded costs are keyed by it: backends
      * with equal descriptions are assumed to need equal time for a pass. */
     void (*describe)(const so_backend *b, so_buf *out);
-    /* Times one read of n_bytes of the device's memory, and multiply-adds. NULL: so_prober measures
-     * the CPU. */
+    /* Measures the read bandwidth of the device's memory, with n_bytes, and its multiply-add rate.
+     * NULL: the backend has no device of its own; so_prober measures the CPU. */
     int (*probe)(so_backend *b, size_t n_bytes, so_probe *out, so_err *err);
     /* Bytes of the device's own memory. NULL: it has none, and uses the machine's. */
     int (*memory)(so_backend *b, size_t *free_bytes, size_t *total_bytes, so_err *err);

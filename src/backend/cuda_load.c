@@ -1,8 +1,9 @@
 /* Opens the CUDA backend, which is a library of its own (libsooth_cuda.so), so that the program runs
  * unchanged on machines without a GPU and builds without CUDA.
  *
- * The library is searched beside the program, in ../lib from it, and where the dynamic loader looks. It
- * is loaded once and never unloaded: its driver keeps threads. Any thread may call this. */
+ * The library is searched for in the program's folder, in ../lib from there, and where the dynamic
+ * loader looks. It is loaded once and never unloaded, because the CUDA driver in it keeps threads
+ * running. Any thread may call this. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,8 @@
 
 typedef int create_fn(int device, so_backend **out, so_err *err);
 
-/* The program's folder and `tail`; false if it is not known or too long. */
+/* Writes the path of `tail` in the program's folder to `out`. Returns false if the folder is not
+ * known or the path does not fit. */
 static bool beside_program(const char *tail, char *out, size_t cap) {
     ssize_t n = readlink("/proc/self/exe", out, cap - 1);
     if (n <= 0)
@@ -56,6 +58,6 @@ int so_backend_cuda_create(int device, so_backend **out, so_err *err) {
     create_fn *create = NULL;
     *(void **)&create = dlsym(lib, "so_cuda_backend_create");
     if (!create)
-        return so_err_set(err, SO_EUNSUPPORTED, LIBRARY " is of another version");
+        return so_err_set(err, SO_EUNSUPPORTED, LIBRARY " is from another version of sooth");
     return create(device, out, err);
 }

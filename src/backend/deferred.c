@@ -77,9 +77,8 @@ static int deferred_sync(so_backend *b, so_err *err) {
 static void submit(so_backend *b, const so_op *given) {
     deferred *d = of(b);
     so_range ranges[SO_OP_RANGES];
-    so_cpu_ranges(
-        given,
-        ranges); /* an invalid view aborts here, so that the backtrace shows who submitted it */
+    /* an invalid view aborts here, so that the backtrace shows who submitted it */
+    so_cpu_ranges(given, ranges);
     if (d->n_ops == d->ops_cap) {
         d->ops_cap = SO_MAX(256, 2 * d->ops_cap);
         d->ops = so_realloc(d->ops, d->ops_cap * sizeof *d->ops);

@@ -1,20 +1,25 @@
 /* How packed weights are prefetched by software, chosen for the processor by measurement.
  *
- * Which distance is best, and whether software prefetch helps at all, differs between processors by
- * a factor of up to 1.5 (docs/performance.md). So the first start measures: products with one row
- * over the packed weights, with every candidate in turn, about 10 ms in all. The result is kept in a
- * small text file in the folder of the costs, one per processor, level and thread count:
+ * Processors differ in which prefetch distance is best and in whether software prefetch helps at
+ * all; a wrong choice can make products 1.5 times slower (docs/performance.md). So the first start
+ * measures, for about 10 ms: it multiplies one row with the packed weights, with each candidate in
+ * turn. The result is kept in a small text file in the cache folder, below costs/, one per
+ * processor, CPU level, thread count and version of sooth:
  *
  *   sooth prefetch 1
- *   KEY                          processor, level, threads and version, in one line
- *   blocks32 LEAD CACHE AGREED   bytes ahead (0: no prefetch), cache (1 or 2)
- *   blocks256 LEAD CACHE AGREED
+ *   KEY                           processor, level, threads and version, in one line
+ *   blocks32 LEAD CACHE AGREED    for types with blocks of 32 (Q4_0 … Q8_0)
+ *   blocks256 LEAD CACHE AGREED   for types with blocks of 256 (K types)
  *   end
  *
- * AGREED counts the measurements in a row that gave this result. After SO_PREFETCH_AGREED of them
- * nothing is measured any more; until then every start measures again. A measurement that a busy
- * neighbour disturbed therefore costs speed for one run only. The choice never changes a result. A
- * file that is missing, damaged or of another machine is ignored and overwritten. */
+ *   LEAD     prefetch distance in bytes; 0: no software prefetch
+ *   CACHE    cache level to prefetch into, 1 or 2
+ *   AGREED   number of consecutive measurements that gave this result
+ *
+ * A choice is settled once SO_PREFETCH_AGREED measurements agree. Until both are settled, every
+ * start measures again, so a measurement disturbed by other load costs speed for one run only. The
+ * choice never changes a result. A file that is missing, damaged or of another machine is ignored
+ * and overwritten. */
 #ifndef SO_BACKEND_PREFETCH_H
 #define SO_BACKEND_PREFETCH_H
 
@@ -23,14 +28,15 @@
 
 enum { SO_PREFETCH_AGREED = 2 };
 
-/* Applies the kept choice, or measures and keeps the result. cache_dir: the cache folder; NULL: the
- * result is not kept. Does nothing on backends other than cpu, on the scalar level, which does not
- * prefetch, and if the backend has packed fewer weights than a measurement needs. Nothing else may
- * use the backend meanwhile. */
+/* Applies the kept choice if it is settled; otherwise measures, applies the result and keeps it.
+ * Call it after the weights were packed. With too few packed weights to measure, the default stays.
+ * cache_dir: the cache folder; NULL: nothing is read or kept. Does nothing on backends other than
+ * cpu, and on the scalar level, which does not prefetch. Nothing else may use the backend
+ * meanwhile. */
 void so_prefetch_choose(so_backend *b, const char *cache_dir);
 
-/* What is used and why, for people: "blocks of 32: 12 KB ahead into L1, …". Appends nothing for
- * backends other than cpu. */
+/* Appends the choice in use and where it came from, for people: "blocks of 32: 12 KB ahead into L1,
+ * …". Appends nothing for backends other than cpu. */
 void so_prefetch_describe(const so_backend *b, so_buf *out);
 
 #endif

@@ -2,21 +2,22 @@
  *
  * Equal cores are not equally fast: load on the sibling hyperthread, or on the host, can make a
  * core a third slower for seconds or minutes. With an even split the other threads would wait for
- * the slow one. So the split follows the measured speed of each thread. This applies to the columns
- * of matrix products, to element-wise operations on these columns, to writes of cache entries, and
- * to the queries of attention.
+ * the slow one. So work is split in proportion to the measured speed of each thread: the output
+ * columns of matrix products, element-wise operations on these columns, writes of cache entries,
+ * and the queries of attention ("weighted" tasks in cpu.c).
  *
- *   1. During a run each thread counts how long it waits at the barriers that end such work. The
+ *   1. During a run each thread counts how long it waits at the barriers that follow such work. The
  *      unit is a spin, an iteration of the waiting loop, so that no clock is read.
  *   2. After the run the speed of thread i is s_i / (t − w_i), where s_i is its part of the work,
  *      w_i its waiting time and t the time of the run. Speeds are averaged over several passes.
  *   3. The parts are set proportional to the speeds as soon as this moves a border by more than
  *      1/128 of the whole.
  *
- * In equilibrium all threads wait equally long; work that is not split this way does not disturb
- * the measurement. A slow core is late at every barrier, but a thread that was descheduled is very
- * late at one. So the time waited at one barrier is capped at half the average time between two
- * barriers (cpu.c). The split then hardly changes when another process runs for a moment.
+ * In equilibrium all threads wait equally long. t also includes work that is split otherwise, which
+ * slows the adjustment but does not move the equilibrium. A slow core is late at every barrier, but
+ * a thread that was descheduled is very late at one. So the time waited at one barrier is capped at
+ * half the average time between two barriers (cpu.c). The split then hardly changes when another
+ * process runs for a moment.
  *
  * The work is split between output elements only, so results are bit-identical for any split. The
  * split is fixed during a run: a thread that wrote some columns of a range gets the same columns in

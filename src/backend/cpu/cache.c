@@ -11,7 +11,7 @@
 #include "backend/cpu/cpu.h"
 #include "base/mem.h"
 
-enum { LINE = 32 }; /* F16 values in a cache line */
+enum { LINE = SO_COLUMN_GRAIN }; /* the F16 values of a cache line */
 
 static inline void *at(so_view v) { return v.buf->data + v.off; }
 
@@ -69,7 +69,8 @@ static void store_q8(const so_cpu *b, const so_kv_store *s, size_t page, int pla
     *value_scale(s, page, place, i) = b->kernels->entry_q8(x, value_block(s, page, place, i));
 }
 
-/* Stores Q8_0 entries. Threads split the blocks of a head, as cache lines are split below. */
+/* Stores Q8_0 entries. Threads split the blocks of all heads, where so_cpu_kv_store splits cache
+ * lines for the other types. */
 static void store_blocks(const so_cpu *b, const so_op *op, int index) {
     const so_kv_store *s = op->kv_store.store;
     const so_kv_slot *slots = at(op->kv_store.slots);
@@ -129,7 +130,7 @@ static void copy_q8(const so_kv_store *s, size_t src, int from, size_t dst, int 
     }
 }
 
-/* One entry; src and dst are offsets of pages. */
+/* Copies the entry of one head; src and dst are offsets of pages. */
 static void copy_entry(const so_kv_store *s, size_t src, int from, size_t dst, int to) {
     int d = s->shape.head_dim;
     if (s->shape.dtype == SO_DTYPE_Q8_0) {

@@ -1,5 +1,5 @@
-/* Tiles of packed weights: where the columns of a tile are (pack.h), what is prefetched while a tile
- * is used, and how its results are written. Uses the SIMD operations of
+/* Tiles of packed weights (pack.h): where the columns of a tile are (packed_x86.h draws them), what
+ * is prefetched while a tile is used, and how its results are written. Uses the SIMD operations of
  * simd_avx2.h and simd_avx512.h. Included by packed_x86.h and matmul_amx.c. */
 #include "backend/cpu/pack.h"
 
@@ -12,26 +12,24 @@ INLINE bool has_min256(so_dtype t) {
 /* Whether sub-blocks have 32 elements; else they have 16. */
 INLINE bool sub_is_32(so_dtype t) { return t == SO_DTYPE_Q4_K || t == SO_DTYPE_Q5_K; }
 
-/* Columns of LANES rows in a tile of packed weights. Two of them are multiplied at a time: all of
- * the tile with 64-byte vectors, one of its row groups with 32-byte vectors. */
+/* Columns of LANES rows in a tile. A step multiplies two of them: the whole tile with 64-byte
+ * vectors, one of its row groups with 32-byte vectors. */
 enum { COLUMNS = SO_PACK_TILE / LANES, STEPS = COLUMNS / 2 };
 
-/* One tile of packed weights. The thread reads `left` bytes from its first block on to the end of
- * its rows, then `next` (NULL: nothing). */
 typedef struct weight_tile {
-    const uint8_t *at;
-    int groups;
-    size_t left;
-    const uint8_t *next;
+    const uint8_t *at;   /* its first block */
+    int groups;          /* row groups: 2, or 1 at the end of a matrix */
+    size_t left;         /* bytes from `at` to the end of the rows that the thread computes */
+    const uint8_t *next; /* what the thread reads after these rows; NULL: nothing */
     so_prefetch prefetch;
     float *out; /* results to prefetch: [n][m], from the tile's first row on; NULL: none */
 } weight_tile;
 
-/* Steps of the tile: a tile of one group has only the first half of its columns. */
+/* Steps that the tile needs: one per group with 32-byte vectors, else one. */
 INLINE int steps_of(const weight_tile *at) { return STEPS == 2 ? at->groups : 1; }
 
-/* First row of column c. If a column is a group and the tile has one group, both columns are group
- * 0, and the second result is dropped. */
+/* First row of column c. With 64-byte vectors and a tile of one group, both columns are that group,
+ * and the result of the second is not stored. */
 INLINE int column_row(const weight_tile *at, int c) {
     return STEPS == 1 && at->groups == 1 ? 0 : c * LANES;
 }
@@ -46,17 +44,17 @@ INLINE const uint8_t *words_of(so_dtype dtype, const weight_tile *at, size_t b, 
     return block_of(dtype, at, b) + so_pack_words_at(dtype, at->groups, column_row(at, c));
 }
 
-/* While block b is used, as many bytes as it has are prefetched, from the prefetch distance on. A
- * core can have about 16 cache misses in flight; one more prefetch stalls all later instructions.
- * The prefetches of a large block are therefore issued in several batches while the block is
- * used. */
+/* The prefetches issued while one block is used: as many bytes as the block has, `lead` bytes ahead
+ * of it (so_prefetch). A core can have about 16 cache misses in flight; one more prefetch stalls
+ * all later instructions. The prefetches of a large block are therefore issued in several
+ * batches. */
 typedef struct prefetch {
-    const char *at, *end;
-    size_t n_bytes; /* per batch */
+    const char *at, *end; /* what is left to prefetch */
+    size_t n_bytes;       /* per batch */
     bool l1;
 } prefetch;
 
-/* The address that is read the prefetch distance after block b; NULL: none. */
+/* The address that the thread reads `lead` bytes after the start of block b; NULL: none. */
 INLINE const uint8_t *ahead_of(so_dtype dtype, const weight_tile *at, size_t b) {
     size_t done = b * so_pack_block_bytes(dtype, at->groups), to = done + at->prefetch.lead;
     if (at->prefetch.lead == 0)
@@ -85,8 +83,9 @@ INLINE void prefetch_batch(prefetch *f) {
     f->at = p;
 }
 
-/* All prefetches of a block of 32 elements at once: its lines are few. The empty assembly keeps gcc
- * from computing each address once for both branches, in a register of its own. */
+/* Issues all prefetches for a block of 32 elements at once, since it has few cache lines. The empty
+ * assembly keeps gcc from computing each address once for both branches, in a register of its
+ * own. */
 INLINE void prefetch_ahead(so_dtype dtype, const weight_tile *at, size_t b) {
     const size_t n_bytes = so_pack_block_bytes(dtype, 2);
     const char *p = (const char *)ahead_of(dtype, at, b);
@@ -101,7 +100,8 @@ INLINE void prefetch_ahead(so_dtype dtype, const weight_tile *at, size_t b) {
     }
 }
 
-/* Results of this size or more are assumed to be no longer in L1 and L2 when they are written. */
+/* If a product has this many bytes of results or more, their cache lines are assumed to have left
+ * L1 and L2 since they were last used. */
 enum { UNCACHED_BYTES = 128 << 10 };
 
 /* Prefetches the cache lines of one row of results, for writing. A core buffers only a few dozen
@@ -113,8 +113,8 @@ INLINE void prefetch_result(const so_mm *a, const weight_tile *at, size_t row) {
                 i += 64) __asm__ volatile("prefetchw %0" : : "m"(p[i]));
 }
 
-/* Number of activation rows in a span: a span is multiplied with all weights before the next one.
- * Its quantised values and block tables (of the same size for K types) should stay in L2. */
+/* Number of activation rows in a span (packed_x86.h). The span's quantised values and block tables,
+ * which for K types are as large as the values, should stay in L2. */
 INLINE int span_rows(const so_mm *a, int chunk) {
     enum { BYTES = 1 << 20 };
     return (int)SO_MAX(BYTES / (2L * chunk * a->act.k), 1L) * chunk;
@@ -128,8 +128,8 @@ INLINE bool results_uncached(const so_mm *a) {
     return (size_t)a->act.n * (size_t)a->m * sizeof(float) >= UNCACHED_BYTES;
 }
 
-/* The tile at row r of the rows up to `end`. `again`: after these rows the thread reads them once
- * more, from row `begin` on. */
+/* The tile that begins at row r. The thread computes rows begin … end-1. `again`: after them it
+ * reads the same rows once more, for the next span. */
 INLINE weight_tile weight_tile_at(const so_mm *a, long r, long begin, long end, bool again) {
     size_t n_tiles = (size_t)((end - r + SO_PACK_TILE - 1) / SO_PACK_TILE);
     return (weight_tile){packed_at(a, r),
@@ -142,8 +142,8 @@ INLINE weight_tile weight_tile_at(const so_mm *a, long r, long begin, long end, 
 
 INLINE vi word_at(const uint8_t *words, int i) { return vi_load(words + SO_PACK_WORD * i); }
 
-/* Stores the results of a tile that begins at row r. Rows from `end` on are padding or
- * belong to another thread. */
+/* Stores the results of the tile that begins at row r, for activation rows first … first+n-1. Rows
+ * from `end` on are padding or belong to another thread, and are not stored. */
 INLINE void ptile_store(const so_mm *a, long r, long end, int first, int n,
                         const vf (*acc)[COLUMNS]) {
     UNROLL for (int j = 0; j < COLUMNS; j++) {

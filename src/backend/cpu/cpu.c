@@ -2,22 +2,24 @@
  *
  * submit() appends the operation (and an upload's bytes) to a list. sync(), or a full list, makes
  * the thread pool run the whole list. Each operation becomes one or two tasks, and every thread
- * computes its part of every task. There is a barrier before a task only if it touches memory that
- * a task since the last barrier has touched, with at least one of them writing, unless both tasks
- * split that memory between threads in the same way. A matmul with quantised weights is two tasks:
- * the first quantises the activations into a scratch, which the following matmuls over the same
- * rows (q, k, v; gate, up) reuse. The splits are chosen so that a layer of the Llama family has
- * seven barriers, if rope rotates adjacent elements and activations are quantised in blocks of 32:
+ * computes its part of every task. A task has a barrier before it only if it conflicts with a task
+ * since the last barrier: both touch the same memory, and at least one of them writes it. Tasks
+ * that split this memory between the threads in the same way do not conflict.
+ *
+ * A matmul with quantised weights is two tasks: the first quantises the activations into a scratch,
+ * which the following matmuls over the same rows (q, k, v; gate, up) reuse. The splits are chosen
+ * so that a layer of the Llama family has seven barriers (|), if rope rotates adjacent elements and
+ * activations are quantised in blocks of 32:
  *
  *   residual, norm, quantise | q, k, v, rope, cache | attention, quantise | o |
  *   residual, norm, quantise | gate, up, silu, quantise | down |
  *
- * Columns of products and queries of attention are split in proportion to the threads' speed
+ * Output columns of products and queries of attention are split in proportion to the threads' speed
  * (balance.c).
  *
  * Making tasks takes longer than running some of them. So the last SO_LISTS lists are kept with
- * their tasks, and a list that is submitted again is only compared, operation by operation, until
- * it differs or ends.
+ * their tasks, except those with uploads after their first operation. A list that is submitted
+ * again is only compared with the kept one, operation by operation, until it differs or ends.
  *
  * submit and sync allocate nothing once the upload and scratch memory have grown to the size of the
  * largest pass. Weights are borrowed until weight_pack copies them into the packed layout (pack.h).
@@ -227,8 +229,9 @@ static void run_tasks(void *arg, int index, int count) {
     b->balance.waited[index] = waited;
 }
 
-/* Measures how long threads wait (balance.c). The time that counts at one barrier is capped at
- * wait_max: half of the mean time between two barriers when the list was last run. */
+/* Runs the list and measures how long threads wait (balance.c). The waiting time that counts at one
+ * barrier is capped at wait_max: half of the mean time between two barriers when the list was last
+ * run. */
 static void run_list(so_cpu *b) {
     int64_t t = so_clock_ns();
     double spin_ns = so_pool_spin_ns(b->pool);
@@ -312,9 +315,9 @@ static bool conflicts(const so_cpu *b, const so_range *ranges, int n) {
     return false;
 }
 
-/* Whether so_cpu_split_weighted decides each thread's part of the task, so that waiting after it
- * measures the threads' speed. (Attention over more than a thousand positions may be split at
- * chunks instead; that affects one barrier of seven.) */
+/* Whether so_cpu_split_weighted decides each thread's part of the task, so that the time waited
+ * after it measures the threads' speed. (Attention over more than a thousand positions may be split
+ * at chunks instead; that affects one barrier of seven.) */
 static bool is_weighted(const so_cpu *b, so_task_fn *fn, const so_op *op) {
     if (fn == so_cpu_quantize_columns || fn == so_cpu_eltwise_columns || fn == so_cpu_rope_columns)
         return true;
@@ -363,8 +366,8 @@ static bool quantize_in_attention(so_cpu *b, const so_op *op, const so_range *x,
     return true;
 }
 
-/* Quantises x. If x was written since the last barrier, uses the split of that write, so that
- * no barrier is needed. */
+/* Appends the task that quantises x. If x was written since the last barrier, the task uses the
+ * split of that write, so that no barrier is needed. */
 static void push_quantize_task(so_cpu *b, const so_op *op, int block, so_range scratch,
                                so_range x) {
     int k = op->matmul.w->n_cols;
@@ -388,7 +391,9 @@ static so_range scratch_range(so_cpu *b, bool write) {
     return (so_range){.owner = &b->scratch[b->scratch_at], .end = 1, .write = write};
 }
 
-/* ranges: those of the operation, with x second and room for one more. Returns their new number. */
+/* First half of a matmul with quantised weights: appends the task that quantises its activations,
+ * unless the scratch already holds them, and adds the scratch to the operation's `ranges`, which
+ * must have room for it (ranges[1] is x). Returns the new number of ranges. */
 static int push_quantize(so_cpu *b, const so_op *op, so_range *ranges, int n) {
     int block = so_dtype_get((int)op->matmul.w->dtype)->block_len;
     if (block == 1)
@@ -411,9 +416,10 @@ static int push_quantize(so_cpu *b, const so_op *op, so_range *ranges, int n) {
     return n + 1;
 }
 
-/* The task function of an operation that can split its ranges in several ways: the split with which
- * its input was written, so that no barrier is needed. Not for residuals: the norm that follows
- * takes whole rows, so a row stays with one thread from layer to layer. */
+/* Returns the task function of the operation and sets how its ranges are split. An operation that
+ * supports several splits gets the one with which its input was written, so that no barrier is
+ * needed. Residual additions are always split by rows, like the norm that follows: a row stays with
+ * one thread from layer to layer. */
 static so_task_fn *choose_task(const so_cpu *b, const so_op *op, so_range *ranges, int n) {
     const so_range *w = NULL;
     switch (op->kind) {

@@ -60,8 +60,8 @@ typedef struct so_task {
     bool weighted; /* all work since the last barrier was split by so_cpu_split_weighted */
 } so_task;
 
-/* How work is split between threads of different speed (balance.c): thread i gets the part cut[i] …
- * cut[i + 1] of SO_BALANCE_ONE. */
+/* How work is split between threads of different speed (balance.c). With the whole work as
+ * SO_BALANCE_ONE, thread i gets the part from cut[i] to cut[i + 1]. */
 enum { SO_BALANCE_MAX = 256, SO_BALANCE_ONE = 1 << 16 };
 typedef struct so_balance {
     int count;
@@ -79,7 +79,8 @@ typedef struct so_range {
     size_t begin, end;
     bool write;
     long parts;   /* > 0: split as so_split(parts, 1, …) does */
-    long columns; /* > 0: rows of that many elements, each split by so_cpu_split_weighted */
+    long columns; /* > 0: rows of that many elements, each split by so_cpu_split_weighted with grain
+                     SO_COLUMN_GRAIN */
 } so_range;
 
 /* Columns of a product are split at multiples of this many elements: one block of activations. */
@@ -100,9 +101,9 @@ typedef struct so_list {
     so_task tasks[SO_TASKS_MAX];
     _Atomic int claimed[SO_OPS_MAX]; /* pieces of a matmul that threads have claimed (ops.c) */
     uint8_t scratch_of[SO_OPS_MAX];  /* which scratch holds the activations of a matmul */
-    int n_ops, n_tasks;              /* of the last run; n_ops 0: not reusable */
+    int n_ops, n_tasks;              /* when last run; n_ops 0: not reusable */
     uint64_t run;                    /* number of that run */
-    long wait_max;                   /* maximum spins that count at one barrier; 0: never run */
+    long wait_max;                   /* maximum spins that count at one barrier (cpu.c) */
 } so_list;
 
 typedef struct so_scratch {
@@ -124,7 +125,7 @@ struct so_cpu {
     so_slab slab;       /* packed weights */
     so_list *lists;     /* [SO_LISTS] */
     so_list *list;      /* the one being filled */
-    bool matches;       /* so far it equals the list as it was last run */
+    bool matches;       /* the operations so far equal those of `list` when it was last run */
     int n_ops, n_tasks; /* so far; tasks are not counted while `matches` */
     uint64_t n_runs;
     /* Ranges touched by the tasks since the last barrier. */
@@ -138,18 +139,18 @@ struct so_cpu {
     unsigned char *uploads;
     size_t uploads_len, uploads_cap;
     /* Quantised activations. Two buffers alternate, so that the next activations can be written
-     * while other threads still read the current ones. `quantized` is the source of the last
-     * ones. */
+     * while other threads still read the current ones. */
     so_scratch scratch[2];
     int scratch_at;     /* the buffer written last */
-    so_range quantized; /* owner NULL: nothing to reuse */
-    int quantized_n, quantized_block;
+    so_range quantized; /* the floats it was quantised from; owner NULL: nothing to reuse */
+    int quantized_n, quantized_block; /* their rows, and elements per block */
     so_attn_split *attn;
     so_err err; /* first failure since the last sync */
 };
 
 /* The part [*begin, *end) of n items that thread `index` computes, in proportion to its speed.
- * Borders are multiples of `grain`. Fixed during a run for a given number of grains. */
+ * Borders are multiples of `grain`. During a run they depend only on the number of grains: if two
+ * arrays have equally many, a thread gets the same grains of both. */
 static inline void so_cpu_split_weighted(const so_cpu *b, long n, long grain, int index,
                                          long *begin, long *end) {
     const int32_t *cut = b->balance.cut + index;
@@ -169,30 +170,30 @@ void so_balance_update(so_balance *s, int64_t t_ns, double spin_ns);
 void so_cpu_prefetch_init(so_cpu *b);
 
 /* ops.c */
-extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT];
+extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT]; /* the default split of each operation */
 /* The first half of a matmul, split into parts of so_cpu_grain elements, whole rows, or columns. */
 so_task_fn so_cpu_quantize, so_cpu_quantize_rows, so_cpu_quantize_columns;
 so_task_fn so_cpu_eltwise_columns, so_cpu_rope_columns;
 so_act so_cpu_activations(const so_cpu *b, const so_op *op); /* of a matmul */
+/* Bytes of scratch a matmul needs; 0 for float weights, SIZE_MAX on overflow. */
+size_t so_cpu_scratch_bytes(const so_weight *w, int n);
 /* Whether all rows of w are assigned to threads before its product runs. */
 bool so_cpu_matmul_is_static(const so_weight *w, int count);
 /* attention.c. _quantized also writes the activations of the matmul that follows in the list. */
 so_task_fn so_cpu_attention, so_cpu_attention_quantized;
 so_task_fn so_cpu_kv_store, so_cpu_kv_copy; /* cache.c */
-/* Bytes of scratch a matmul needs; 0 for float weights, SIZE_MAX on overflow. */
-size_t so_cpu_scratch_bytes(const so_weight *w, int n);
 
 /* ranges.c */
 /* Fills `out` with the memory ranges op touches and returns their number. Aborts if a range exceeds
  * its buffer. */
 int so_cpu_ranges(const so_op *op, so_range *out);
 
-/* Called by so_backend_open; cpu.c and ../deferred.c. */
+/* Called by so_backend_open; cpu.c, ../deferred.c and ../cuda_load.c. */
 int so_backend_cpu_create(const so_backend_opts *o, so_backend **out, so_err *err);
 int so_backend_deferred_create(const so_backend_opts *o, so_backend **out, so_err *err);
+int so_backend_cuda_create(int device, so_backend **out, so_err *err);
 
 /* level.c */
 const so_kernels *so_cpu_kernels(so_cpu_level level); /* NULL: the CPU lacks the level */
-int so_backend_cuda_create(int device, so_backend **out, so_err *err); /* ../cuda_load.c */
 
 #endif

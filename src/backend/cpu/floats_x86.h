@@ -1,12 +1,14 @@
 /* Matrix products with F32, F16 and BF16 weights for x86, in the SIMD operations of rows_x86.h.
  *
  * The contract of kernels.h requires sixteen partial sums along k. A vector therefore holds sixteen
- * consecutive elements of one row, and rows are not interleaved as packed weights are. A tile is four
- * output rows. Activation rows are taken in chunks of CHUNK. If a chunk has more than FLOAT_NX rows,
- * the tile is computed in parts of FLOAT_STEP elements: F16 and BF16 weights of a part are converted
- * to float once per chunk, in memory that stays in L1, and the part is multiplied with FLOAT_NX
- * activation rows at a time. Sums are in registers, and in memory between parts. With FLOAT_NX rows or
- * fewer there is no copy: the weights are converted as they are loaded.
+ * consecutive elements of one row, and rows are not interleaved as packed weights are. A tile is
+ * four output rows. Activation rows are taken in chunks of CHUNK.
+ *
+ * If a chunk has more than FLOAT_NX rows, the tile is computed in parts of FLOAT_STEP elements. F16
+ * and BF16 weights of a part are converted to float once per chunk, into memory that stays in L1;
+ * then the part is multiplied with FLOAT_NX activation rows at a time. Sums are kept in registers
+ * within a part and in memory between parts. With FLOAT_NX rows or fewer the weights are converted
+ * as they are loaded, without a copy.
  *
  *   FLOAT_NR × FLOAT_NX    output rows × activation rows whose sums fit the registers at once
  *

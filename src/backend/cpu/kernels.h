@@ -62,9 +62,9 @@
 #include "backend/backend.h"
 #include "format/blocks.h"
 
-/* The fields of a block of quantised activations other than its int8 values. neg8 and the like are
- * start values for sums of kernels whose weights are unsigned: they cancel the offset of the
- * weights. */
+/* The fields of a block of quantised activations other than its int8 values. Some kernels use
+ * unsigned weights, which are too large by an offset. They start a sum at neg8, neg16 or neg32,
+ * which cancels the offset. */
 typedef struct so_q32 {
     float d, s;        /* s = d · (float)sum */
     int32_t sum, neg8; /* −8 · sum */
@@ -88,9 +88,9 @@ typedef struct so_act {
     so_q256 *blocks256; /* [n][k / 256] */
 } so_act;
 
-/* How weights that are read soon are requested: `lead` bytes, a multiple of 64, before they are used
- * (0: not at all, the processor's own prefetcher does better), into the L1 or the L2 cache. Never
- * changes a result. */
+/* How packed weights are prefetched: `lead` bytes (a multiple of 64) ahead of those in use, into
+ * the L1 or the L2 cache. 0: no software prefetch; the processor's own prefetcher does better.
+ * Never changes a result. */
 typedef struct so_prefetch {
     uint32_t lead;
     bool l1;
@@ -103,15 +103,13 @@ typedef struct so_mm {
     size_t row_bytes;
     size_t tile_bytes; /* of a packed tile (pack.h), w aligned to 64; 0: not packed */
     long m;
-    const float *bias; /* [m] or NULL */
-    /* Packed weights: what this thread reads after these rows, to be prefetched, or NULL; and how
-     * they are prefetched. */
-    const uint8_t *next;
-    so_prefetch prefetch;
+    const float *bias;    /* [m] or NULL */
+    const uint8_t *next;  /* packed weights that this thread reads after these rows; NULL: none */
+    so_prefetch prefetch; /* how w and `next` are prefetched, if w is packed */
     float *out;
 } so_mm;
-/* Computes rows begin … end-1 of w. begin is a multiple of SO_MM_GRAIN; so is end, unless it is
- * m. */
+/* Multiplies all activation rows with rows begin … end-1 of w. begin is a multiple of SO_MM_GRAIN;
+ * so is end, unless it is m. */
 typedef void so_mm_fn(const so_mm *a, long begin, long end);
 enum { SO_MM_GRAIN = 32 };
 
@@ -145,8 +143,7 @@ typedef struct so_q8_keys {
     uint16_t d[SO_KV_PAGE];             /* scales, fp16 */
 } so_q8_keys;
 
-/* A page or a part of it. `next` is the page that is read afterwards and prefetched now (NULL:
- * none). */
+/* A page or a part of it. Kernels prefetch `next`, a page that is read later (NULL: none). */
 typedef struct so_attn_page {
     const void *at, *next;
     int first, n; /* positions of the part; `scores` ignores them and covers the whole page */
@@ -195,8 +192,9 @@ typedef struct so_kernels {
     so_attn_fns attn_f16, attn_f32, attn_q8;
     /* Quantises 32 values of an entry of a Q8_0 cache; returns d as fp16. */
     uint16_t (*entry_q8)(const float *x, int8_t *q);
-    /* For n queries, whose rows of s are SO_ATTN_CHUNK apart: *m = the largest of s[lo … hi-1],
-     * s[lo … hi-1] = exp(s − *m), *sum = lane16(s). May overwrite other elements of the row. */
+    /* For each of n queries, whose rows of s are SO_ATTN_CHUNK apart: m[i] = the largest of
+     * s[lo … hi-1], s[lo … hi-1] = exp(s − m[i]), sum[i] = lane16(s[lo … hi-1]). May overwrite
+     * other elements of the row. */
     void (*softmax)(float *s, int n, int lo, int hi, float *m, float *sum);
     void (*merge)(float *o, const float *part, float a, float b, int d); /* o = part·b + o·a */
     /* For the roofline. read_all reads n bytes and returns some function of them. multiply_all runs

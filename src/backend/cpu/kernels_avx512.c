@@ -10,7 +10,6 @@
 
 const so_kernels so_kernels_avx512 = {.level = SO_CPU_AVX512, ROW_KERNELS, MATMULS};
 
-/* K types have AMX kernels; the others are those of AVX-512. */
 #define AMX_ENTRY(name, dtype) [dtype] = so_mm_amx_##name,
 const so_kernels so_kernels_amx = {
     .level = SO_CPU_AMX,

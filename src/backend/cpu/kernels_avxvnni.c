@@ -1,5 +1,5 @@
-/* The kernel table of AVX2 with AVX-VNNI, for processors that have these dot products but no
- * AVX-512. Packed weights become faster; everything else is as on AVX2. */
+/* The kernel table of AVX2 with the dot products of AVX-VNNI, for processors without AVX-512.
+ * Products with packed weights are faster than on AVX2; everything else is the same. */
 #define HAS_VNNI 1
 #include "backend/cpu/simd_avx2.h"
 

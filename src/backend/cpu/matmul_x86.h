@@ -8,24 +8,27 @@
  *      row 0   row 1   …   row 7         one vector: elements 4c … 4c+3 of every row of the tile
  *     abcd     abcd        abcd
  *
- * One broadcast of four activation bytes is then multiplied with all rows at once. Sums are per
- * lane, one row each; nothing is added across lanes. A block is decoded once and used for all
- * activation rows of a chunk. The last tile of a thread's rows starts early enough to be full, and
- * does not store the rows that are already done. A matrix of fewer than LANES rows is left to the
- * scalar kernel, which gives the same bits.
+ * One broadcast of four activation bytes is then multiplied with all rows at once. Each lane sums
+ * one row; nothing is added across lanes. A block is decoded once and used for all activation rows
+ * of a chunk. If fewer than LANES rows are left, the last tile starts earlier so as to be full, and
+ * the rows that belong to the tile before are not stored. A matrix of fewer than LANES rows is left
+ * to the scalar kernel, which gives the same bits. The SIMD operations:
  *
  *   vi, vf                     LANES 32-bit integers, LANES floats
  *   rowset                     address and stride of the LANES rows of a tile
- *   vi_lanes(rows, off, j)     16 bytes at `off` of rows j, j + 4, …, one per 128-bit lane
+ *   vi_lanes(rows, off, j)     16 bytes at `off` of each of the rows j, j + 4, j + 8, …
  *   vi_gather(rows, off)       the 4 bytes at `off` of every row
  *   vi_and vi_or vi_add8 vi_add32 vi_sub32 vi_equal8 vi_shl vi_shr (16-bit)
  *   vi_bcast(p)                the 4 bytes at p in every lane
  *   vi_spread_byte(v, c)       byte c of every lane, four times
- *   vi_mac(p, w, x)            p + w·x, w unsigned and x signed bytes, four per lane; the partial
- *                              sums stay exact for MAC_LIMIT(bits) calls in a row
+ *   vi_mac(p, w, x)            p + w·x, w unsigned and x signed bytes, four per lane. With 32-byte
+ *                              vectors p holds 16-bit sums, which stay exact for MAC_LIMIT(b) calls
+ *                              in a row if w has b bits
  *   vi_widen_add(isum, p)      isum + p, with p widened to 32-bit sums
- *   vi_scaled(isum, p, s)      isum + p·s, s from vi_scale (byte j of every lane of v)
- *   vi_pair(v, j)              bytes 2j and 2j + 1 of every lane as two int16
+ *   vi_mac_q8(isum, w, x)      isum + w·x for Q8_0 weights plus Q8_OFFSET (0 where w is signed)
+ *   vi_scale(v, j, is_signed)  byte j of every lane, as the operand s of
+ *   vi_scaled(isum, p, s)      isum + p·s, with p widened as above
+ *   vi_pair(v, j, is_signed)   bytes 2j and 2j + 1 of every lane as two int16
  *   vi_dot2(m, x)              Σ of both int16 products in a lane
  *
  * Included by the x86 kernels_*.c only, after rows_x86.h. Keeps no state; any thread. */
@@ -47,7 +50,7 @@
 _Static_assert(SO_MM_GRAIN % LANES == 0, "a thread's rows must end with a tile");
 enum { CHUNK = 64 }; /* activation rows whose sums are kept at once */
 
-/* 16 bytes of every row as four transposed vectors. */
+/* Loads 16 bytes of every row and transposes them into four vectors. */
 INLINE void transpose16(rowset rows, size_t off, vi *out) {
     vi a = vi_lanes(rows, off, 0), b = vi_lanes(rows, off, 1);
     vi c = vi_lanes(rows, off, 2), d = vi_lanes(rows, off, 3);
@@ -219,12 +222,13 @@ INLINE void chunk32(const so_mm *a, so_dtype dtype, const tile *t, int first, in
 /* ---- blocks of 256 ---- */
 
 typedef struct block256 {
-    vi q[64];       /* 8 vectors per 32 elements */
-    vi s[16], m[8]; /* scales, one per vector; minima in pairs (scales, if the type has none) */
+    vi q[64]; /* 8 vectors per 32 elements */
+    vi s[16]; /* scales, a vector for each sub-block */
+    vi m[8];  /* minima, a vector for each two sub-blocks; scales if the type has no minima */
     vf d, dmin;
 } block256;
 
-/* s, m: byte values in four vectors each, sub-blocks 4i … 4i+3 in vector i. */
+/* s, m: the scales and minima as bytes, those of sub-blocks 4i … 4i+3 in vector i. */
 INLINE void spread_scales(block256 *w, const vi *s, const vi *m, const int n_sub, bool is_signed) {
     UNROLL for (int j = 0; j < n_sub; j++) w->s[j] = vi_scale(s[j / 4], j % 4, is_signed);
     UNROLL for (int j = 0; j < n_sub / 2; j++) w->m[j] = vi_pair(m[j / 2], j % 2, is_signed);

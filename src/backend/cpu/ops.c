@@ -207,7 +207,7 @@ so_act so_cpu_activations(const so_cpu *b, const so_op *op) {
     return act;
 }
 
-/* grain: elements that are not split. */
+/* Quantises this thread's part of x. Parts begin at multiples of `grain` elements. */
 static void quantize(const so_cpu *b, const so_op *op, long grain, int index, int count) {
     so_act act = so_cpu_activations(b, op);
     int len = act.blocks32 ? 32 : 256;
@@ -246,10 +246,10 @@ void so_cpu_quantize_columns(const so_cpu *b, const so_op *op, int index, int co
     }
 }
 
-/* How the rows of a product are split. Two thirds are assigned statically, one contiguous part per
- * thread. The others are claimed in pieces as threads become free: two cores never run at the same
- * speed for long (load on the sibling hyperthread, a busy host), and all threads wait for the last
- * one. Small matrices are split statically as a whole. */
+/* How the rows of a weight matrix are split. Two thirds of them are assigned before the product
+ * runs ("static"), one contiguous part per thread. The others are claimed in pieces as threads
+ * become free: two cores never run at the same speed for long (load on the sibling hyperthread, a
+ * busy host), and all threads wait for the last one. All rows of a small matrix are static. */
 enum { MM_UNIT = SO_COLUMN_GRAIN, MM_PIECES = 8 /* per thread */, MM_SMALL = 1 << 20 };
 
 static long static_rows(const so_weight *w, int count) {
@@ -281,14 +281,14 @@ static long claim_rows(const so_cpu *b, const so_op *op, int count) {
     return SO_MIN(n_static + i * piece_rows(w, count), w->n_rows);
 }
 
-/* Sets `row` of a packed matrix as what the thread reads next, to be prefetched. */
+/* Sets mm->next to the tile of `row`, which the thread reads next. NULL if w is not packed. */
 static void set_prefetch(so_mm *mm, const so_weight *w, long row) {
     mm->next = NULL;
     if (w->tile_bytes && row < w->n_rows)
         mm->next = w->data + (size_t)(row / SO_PACK_TILE) * w->tile_bytes;
 }
 
-/* Sets mm->next to this thread's part of the next matrix in the list, to be prefetched. */
+/* Sets mm->next to this thread's part of the next matrix in the list; NULL: none, or not packed. */
 static void set_prefetch_matrix(so_mm *mm, const so_cpu *b, const so_op *op, int index, int count) {
     mm->next = NULL;
     for (op++; op < b->list->ops + b->n_ops; op++)
@@ -317,7 +317,7 @@ static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
     long begin, end;
     so_cpu_split_weighted(b, static_rows(w, count), MM_UNIT, index, &begin, &end);
     while (begin < end) {
-        /* claimed before it is needed, so that it can be prefetched meanwhile */
+        /* the next piece is claimed before it is needed, so that it can be prefetched meanwhile */
         long next = claim_rows(b, op, count);
         if (next < w->n_rows)
             set_prefetch(&mm, w, next);

@@ -1,7 +1,7 @@
-/* Packing of quantised weights and its inverse; pack.h shows the layouts. Both use the same table,
- * so that each field is described once, and no quantised value is changed: packing is a permutation
- * of bits. A model is packed at every load, so speed matters a little: the inner loops transpose
- * four 32-bit units of four rows at a time. Pure functions; any thread. */
+/* Packing of quantised weights and its inverse; pack.h shows the layouts. Both use one table, so
+ * that each field is described once. A model is packed at every load, so speed matters a little:
+ * the inner loops transpose four 32-bit units of four rows at a time. Pure functions; any
+ * thread. */
 #include "backend/cpu/pack.h"
 
 #include <string.h>
@@ -93,7 +93,7 @@ static uint32_t bits_unpack(uint32_t x) {
 
 /* ---- sub-block scales: sixteen bytes per row ---- */
 
-/* so_scale_min_k4 for all eight at once, in the order of the layout. */
+/* The eight scales, then the eight minima, as so_scale_min_k4 decodes them one by one. */
 static void scales_unpack_k4(const uint8_t *packed, uint8_t *s) {
     uint32_t in[3], out[4];
     memcpy(in, packed, sizeof in);
@@ -160,7 +160,7 @@ static void heads_put(so_dtype t, const layout *l, const uint8_t *src, size_t ro
 
 typedef uint32_t unit4 __attribute__((vector_size(16)));
 
-/* Four units of four rows, transposed. */
+/* Packs four units of each of four rows. */
 static inline void put4x4(const uint8_t *src, size_t row_bytes, unit4 flip, uint8_t *dst) {
     unit4 r[4], lo[2], hi[2];
     for (int i = 0; i < 4; i++)
@@ -177,7 +177,7 @@ static inline void put4x4(const uint8_t *src, size_t row_bytes, unit4 flip, uint
         memcpy(dst + SO_PACK_WORD * i, &r[i], sizeof r[i]);
 }
 
-/* n_units, a multiple of four, of every row. */
+/* Packs n_units units, a multiple of four, of every row. */
 static void run_put(const uint8_t *src, size_t row_bytes, int n_rows, int n_units, uint32_t flip,
                     uint8_t *dst) {
     unit4 flips = {flip, flip, flip, flip};

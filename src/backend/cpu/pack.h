@@ -1,7 +1,7 @@
 /* The packed layout of quantised weights: one per dtype, the same for every CPU level.
  *
- * Sixteen rows form a row group. Packing only reorders the bytes of the file's blocks within a
- * group: one 64-byte word holds four consecutive bytes of each row, one row per 32 bits:
+ * Sixteen rows form a row group. A word is 64 bytes: four consecutive bytes from the same place of
+ * the block of each row, one row per 32 bits:
  *
  *      row 0   row 1   …   row 15
  *     abcd     abcd        abcd
@@ -11,27 +11,31 @@
  * last. Processors prefetch such a stream best (docs/performance.md):
  *
  *   tile    block 0, block 1, … of all 32 rows; the next tile follows without a gap
- *   block   head of group 0, head of group 1, words of group 0, words of group 1. The heads are
- *           padded to 64 bytes as a whole, so that no word crosses a cache line; only the heads
- *           of a tile with one group ever need it
- *   head    fp16 d[16]; if the type has a minimum, fp16 m[16]; for K types then the sub-block
- *           scales as bytes, [8 pairs][16 rows][2], in the order 0 … 15 (Q4_K, Q5_K: 8 scales, then
- *           8 minima; Q2_K: scale in the low, minimum in the high nibble; Q3_K: minus 32, signed)
- *   words   in the order in which they are decoded:
- *           Q4_0 Q4_1   4  nibbles, as in the file: low ones elements 4c … 4c+3, high ones +16
- *           Q5_0 Q5_1   4  nibbles, then one word of fifth bits: bit c of byte b is element 4c + b
- *           Q8_0        8  bytes with the top bit inverted: unsigned, 128 too large
+ *   block   head of group 0, head of group 1, words of group 0, words of group 1. The two heads
+ *           together fill whole cache lines. A tile with one group has padding after its head where
+ *           that is needed, so that no word crosses a cache line
+ *   head arrays of 32 bytes, two bytes per row: fp16 d[16]; fp16 m[16] if the type has a minimum;
+ *           for K types then eight arrays, each with the scales of two sub-blocks, one byte per
+ *           scale (Q4_K, Q5_K: four arrays of scales, then four of minima; Q2_K: scale in the low
+ *           nibble, minimum in the high one; Q3_K: minus 32, signed; Q6_K: signed)
+ *   words   in the order in which they are decoded; names of fields are those of the file's blocks
+ *           (format/blocks.h):
+ *           Q4_0 Q4_1   4  qs: word c has elements 4c … 4c+3 in the low nibbles and
+ *                          4c+16 … 4c+19 in the high ones
+ *           Q5_0 Q5_1   4  the same, then one word of fifth bits: bit c of byte b belongs to
+ *                          element 4c + b
+ *           Q8_0        8  qs with the top bit inverted: unsigned, 128 too large
  *           Q2_K       16  qs
  *           Q3_K        8  hmask, then 16 of qs
  *           Q4_K       32  qs
  *           Q5_K        8  qh, then 32 of qs
- *           Q6_K        8  qh and 16 of ql of elements 0 … 127, then the same of the others
+ *           Q6_K        8  qh and 16 of ql for elements 0 … 127, then the same for 128 … 255
  *
  * The last tile of a matrix has one group if at most 16 rows are left. A group of fewer than 16 rows
  * is padded with zeros. Packing is lossless: so_pack_block restores the file's block bit by bit.
- * Size: that of the file, plus 4 bytes per block of Q3_K, Q4_K and Q5_K, whose packed scales are
- * expanded to bytes. Every level finds heads and words with the functions of this header. Pure
- * functions; any thread. */
+ * Size: that of the file, plus 4 bytes per block of Q3_K, Q4_K and Q5_K, whose 6-bit scales become
+ * bytes. Every CPU level finds heads and words with the functions of this header. Pure functions;
+ * any thread. */
 #ifndef SO_BACKEND_CPU_PACK_H
 #define SO_BACKEND_CPU_PACK_H
 
@@ -40,8 +44,8 @@
 
 enum { SO_PACK_ROWS = 16, SO_PACK_TILE = 32, SO_PACK_WORD = 64 };
 
-/* Bytes of one block's head, and of its words, of one row group. Compile-time constants if dtype
- * is one. */
+/* Bytes of the head, and of the words, of one block of one row group. Compile-time constants if
+ * dtype is one. */
 static inline size_t so_pack_head(so_dtype t) {
     switch (t) {
     case SO_DTYPE_Q4_0:
@@ -93,7 +97,8 @@ static inline int so_pack_groups(long n_rows, long first) {
     return n_rows - first > SO_PACK_ROWS ? 2 : 1;
 }
 
-/* Bytes of the heads of a block, and of the whole block, in a tile of `groups` row groups. */
+/* Bytes of both heads with their padding, and of the whole block, in a tile of `groups` row
+ * groups. */
 static inline size_t so_pack_heads_bytes(so_dtype t, int groups) {
     return (so_pack_head(t) * (size_t)groups + 63) / 64 * 64;
 }
@@ -101,8 +106,8 @@ static inline size_t so_pack_block_bytes(so_dtype t, int groups) {
     return so_pack_heads_bytes(t, groups) + so_pack_words(t) * (size_t)groups;
 }
 
-/* Offsets in a block from row `row` of the tile on: of its d, with everything else in the head 32
- * bytes apart per half or pair, and of its part of the first word. */
+/* Offsets in a block, for row `row` of the tile: of the row's d, and of its part of the first word.
+ * The row's other fields follow 32 bytes apart in the head, and 64 bytes apart in the words. */
 static inline size_t so_pack_head_at(so_dtype t, int row) {
     return (size_t)(row / SO_PACK_ROWS) * so_pack_head(t) + 2 * (size_t)(row % SO_PACK_ROWS);
 }
@@ -131,7 +136,7 @@ static inline int so_pack_high_word(so_dtype t, int s) {
     return t == SO_DTYPE_Q6_K ? s / 4 * 24 : 0;
 }
 
-/* Bytes of a tile of two groups of rows of n_cols elements; 0 for types that are not packed. */
+/* Bytes of a tile of 32 rows of n_cols elements; 0 for types that are not packed. */
 size_t so_pack_tile_bytes(so_dtype t, int n_cols);
 /* Bytes of a matrix; false if they exceed SIZE_MAX or the type is not packed. */
 bool so_pack_bytes(so_dtype t, int n_cols, long n_rows, size_t *out);

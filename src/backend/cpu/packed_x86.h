@@ -2,24 +2,30 @@
  * of simd_avx2.h and simd_avx512.h. The arithmetic follows the contract of kernels.h; results are
  * bit-identical to matmul_x86.h.
  *
- * A tile is 32 output rows, divided into columns of LANES rows. With 64-byte vectors it has two
- * columns, one for each row group; with 32-byte vectors it has four, two for each row group. For
- * every block of the tile the heads of all columns are converted. Then the columns are processed
- * two at a time, in one step with 64-byte vectors and in two with 32-byte vectors:
+ * A tile is 32 rows of weights, which are 32 outputs. A column is LANES of these rows, one per
+ * 32-bit lane of a vector. A step computes two columns:
+ *
+ *   rows of the tile   0 … 7      8 … 15     16 … 23    24 … 31
+ *   row groups         group 0               group 1
+ *   64-byte vectors    column 0              column 1              one step
+ *   32-byte vectors    column 0   column 1   column 2   column 3   two steps
+ *
+ * For every block of the tile the heads of all columns are converted. Then each step does this:
  *
  *   1. the packed words are decoded to bytes, once, into memory that stays in L1. The bytes are
- *      unsigned, except those of Q8_0 without VNNI, which are signed and need no offset;
+ *      unsigned, too large by the type's offset (8 for Q4_0, 128 for Q8_0, …), except those of Q8_0
+ *      without VNNI, which are signed;
  *   2. activation rows are taken four at a time: four bytes of each are broadcast and multiplied
- *      with both columns, and products are added in integer registers, one output row per lane;
+ *      with both columns, and products are added in integer registers, one output per lane. The
+ *      start value of a sum cancels the offset, exactly;
  *   3. the block's sum is added to the float accumulators, which are in L1 too.
  *
  * A block's weights are first touched in the order in which they lie in memory (pack.h), to within a
  * few cache lines; later reads of the same words hit L1.
  *
- * A batch is computed in chunks of CHUNK rows; the weights of a tile stay cached meanwhile. A long
- * prompt is divided into spans of as many chunks as L2 holds, and each span is multiplied with all
- * weights before the next. Offsets of unsigned weights (8 for Q4_0, 128 for Q8_0, …) are cancelled
- * by the start value of the integer sum, which is exact.
+ * A batch is computed in chunks of CHUNK activation rows; the weights of a tile stay cached
+ * meanwhile. The activations of a long prompt do not fit L2, so it is divided into spans of as many
+ * chunks as do, and each span is multiplied with all rows of the thread before the next.
  *
  * SIMD operations in addition to those of matmul_x86.h:
  *
@@ -34,9 +40,10 @@
  *   vi_pairs_u, vi_pairs_s       2·LANES bytes, unsigned or signed, widened to int16
  *   vf_halves(p)                 LANES fp16 numbers converted to floats
  *
- * Why 16 bits suffice for K types. F is the number of words per partial sum, x is within ±127.
+ * Why 16 bits suffice for the partial sums of K types. F is the number of words per partial sum, x
+ * is within ±127. Without VNNI a lane holds two partial sums of half as many products.
  *
- *   type   F   with VNNI: |Σ (q − offset)·x|    without: each half, |Σ q·x|
+ *   type   F   with VNNI: |Σ (q − offset)·x|    without VNNI: |Σ q·x|
  *   Q2_K   4   4·4·3·127  =  6096               4·2·3·127  =  3048
  *   Q3_K   4   4·4·4·127  =  8128               4·2·19·127 = 19304   (decoded as q + 12)
  *   Q4_K   8   8·4·8·127  = 32512               8·2·15·127 = 30480
@@ -131,16 +138,17 @@ INLINE void pdots32(so_dtype dtype, const pblock32 *w, const int8_t *x, size_t s
     }
 }
 
-/* With 16 registers, gcc 12 keeps decoded words in registers across several groups of four activation
- * rows and spills the sums of each group instead: 64 rows took 1.35 times as long. */
+/* Makes the compiler read decoded words from memory for each group of four activation rows. With 16
+ * registers, gcc 12 keeps them in registers across several groups and spills the sums of each group
+ * instead: 64 rows took 1.35 times as long. */
 #if N_REGISTERS == 16
 #define KEEP_IN_MEMORY(v) __asm__ volatile("" : "+m"(v))
 #else
 #define KEEP_IN_MEMORY(v) (void)(v)
 #endif
 
-/* Adds to acc the products of block b for the `n` activation rows that start at `row`. d and m are
- * those of the two columns. */
+/* Adds to acc the products of block b for the `n` activation rows that start at `row`. d and m:
+ * scales and minima of the two columns. */
 INLINE void ptile32(const so_mm *a, so_dtype dtype, const pblock32 *w, const vf *d, const vf *m,
                     size_t row, size_t b, const int n, vf (*acc)[COLUMNS]) {
     size_t k = (size_t)a->act.k, n_blocks = k / 32, at = row * n_blocks + b;
@@ -186,19 +194,20 @@ INLINE void pchunk32(const so_mm *a, so_dtype dtype, const weight_tile *at, size
 
 /* ---- blocks of 256 ---- */
 
-/* The heads of two columns. */
+/* The heads of two columns. Types with sub-blocks of 32 elements fill only the first half of each
+ * array. */
 typedef struct phead256 {
-    vi s[16][2];           /* scales for vi_pscaled; 8 if sub-blocks have 32 elements */
-    vi sp[8][2], mp[8][2]; /* scales and minima as int16 pairs */
+    vi s[16][2];           /* scales for vi_pscaled, one per sub-block */
+    vi sp[8][2], mp[8][2]; /* scales and minima as int16 pairs, for two sub-blocks */
     vf d[2], dmin[2];
 } phead256;
 
-/* A block: the heads of all columns, the words of two, and the number of their step. */
+/* A block: the heads of all columns and the words of the two columns of one step. */
 typedef struct pblock256 {
-    vi w[8][2][8]; /* 32 elements each */
+    vi w[8][2][8]; /* [32 elements][column][word] */
     phead256 heads[STEPS];
     int step;
-    prefetch next;
+    prefetch next; /* what is prefetched while the block is used */
 } pblock256;
 
 /* Bits `from` and up of every byte, moved to bit `to` and masked. */
@@ -257,11 +266,11 @@ INLINE void pheads256(so_dtype dtype, const weight_tile *at, size_t b, pblock256
         pscales256(dtype, head_of(dtype, at, b, 2 * step + j), j, &out->heads[step]);
 }
 
-/* Decodes the words of two columns. With 64-byte vectors the columns have different words, and the first
- * column is decoded before the second. With 32-byte vectors they are halves of the same words and are
- * decoded alternately, 32 elements at a time. */
+/* Decodes the words of two columns. With 64-byte vectors the columns have different words, and the
+ * first column is decoded before the second. With 32-byte vectors they are halves of the same words
+ * and are decoded alternately, 32 elements at a time. */
 INLINE void pdecode256(so_dtype dtype, const weight_tile *at, size_t b, pblock256 *out) {
-    /* computed once: after a barrier gcc would load everything that they depend on again */
+    /* Not computed in the loop: after each compiler barrier gcc would load their inputs again. */
     const uint8_t *words[2] = {words_of(dtype, at, b, 2 * out->step),
                                words_of(dtype, at, b, 2 * out->step + 1)};
     UNROLL for (int i = 0; i < 16; i++) {
@@ -274,8 +283,8 @@ INLINE void pdecode256(so_dtype dtype, const weight_tile *at, size_t b, pblock25
     }
 }
 
-/* Start value of partial sum f within elements 32 s … 32 s + 31: −offset · Σ x over the F words of that
- * partial sum. */
+/* Start value of partial sum f of elements 32 s … 32 s + 31: −offset · Σ x over its F words (see
+ * the table at the top). */
 INLINE vi pstart256(so_dtype dtype, const so_q256 *xb, int s, const int f) {
     if (!HAS_VNNI)
         return vi_set32(0);
@@ -301,9 +310,9 @@ INLINE vi psums256(const vi (*pairs)[2], int j, const int16_t *sums, const int n
     return t;
 }
 
-/* With HAS_VNNI, pstart256 subtracts an offset for all types but Q2_K; Q4_K and Q5_K have
- * none of their own, so it is added back here. Without HAS_VNNI the offset of Q3_K and
- * Q6_K is subtracted here. */
+/* Start value of the sum over a block. With HAS_VNNI, pstart256 has subtracted an offset for all
+ * types but Q2_K. In Q4_K and Q5_K it serves only to keep partial sums within 16 bits, so it is
+ * added back here. Without HAS_VNNI the offset of Q3_K and Q6_K is subtracted here. */
 INLINE vi pcorrect256(so_dtype dtype, const phead256 *h, int j, const so_q256 *xb) {
     if (HAS_VNNI && sub_is_32(dtype))
         return vi_shl32(psums256(h->sp, j, xb->sum32, 4), dtype == SO_DTYPE_Q4_K ? 3 : 4);
@@ -313,7 +322,8 @@ INLINE vi pcorrect256(so_dtype dtype, const phead256 *h, int j, const so_q256 *x
     return vi_set32(0);
 }
 
-/* 32 elements of a block (number s), for `n` activation rows. */
+/* Adds the scaled products of elements 32 s … 32 s + 31 of a block to isum, for `n` activation
+ * rows. */
 INLINE void pdots256(const so_mm *a, so_dtype dtype, const pblock256 *w, const phead256 *h, int s,
                      size_t at, const int n, vi (*isum)[2]) {
     const int F = dtype == SO_DTYPE_Q4_K ? 8 : dtype == SO_DTYPE_Q6_K ? 2 : 4;
@@ -360,8 +370,8 @@ INLINE void ptile256(const so_mm *a, so_dtype dtype, pblock256 *w, size_t row, s
     }
 }
 
-/* Products of up to four activation rows are functions that are not inlined for K types: inlined, the values of a whole block compete
- * for registers with the sums of its inner loop, and gcc 12 spills the sums. */
+/* ptile256 for 1 to 4 activation rows, as functions that are not inlined. Inlined, the values of a
+ * whole block compete for registers with the sums of the inner loop, and gcc 12 spills the sums. */
 typedef void ptile256_fn(const so_mm *a, pblock256 *w, size_t row, size_t b, vf (*acc)[COLUMNS]);
 
 #define PTILE256(name, dtype, n)                                                 \
@@ -447,8 +457,8 @@ static uint64_t read_all(const uint8_t *p, size_t n) {
     return all;
 }
 
-/* Ten independent chains: a VNNI multiply-add has a latency of five cycles, and two may start per cycle.
- * Without VNNI fewer would do. */
+/* Ten independent sums: a VNNI multiply-add has a latency of five cycles, and two may start per
+ * cycle. Without VNNI fewer would do. */
 static long multiply_all(long n) {
     vi sum[10], w = vi_set8(3), x = vi_set8(1);
     UNROLL for (int i = 0; i < 10; i++) sum[i] = vi_set32(i);

@@ -2,15 +2,16 @@
  *
  *   1. Read the kept choice; if enough measurements agreed on it, use it and stop.
  *   2. For each block length and each candidate, in ROUNDS rounds: all threads multiply one row with
- *      a slice of the packed weights, whatever they are, as if they were weights of a common type.
- *      Consecutive measurements use consecutive slices, so that each slice was last read many
- *      megabytes ago and comes from the level of memory that serves the model's weights.
+ *      a slice of the packed weights. The bytes are read as weights of one fixed type per block
+ *      length (probe_types), whatever their real type: any bytes are valid weights, and NaN or
+ *      infinity in the sums costs no time. Consecutive measurements use consecutive slices, so that
+ *      each slice was last read many megabytes ago and comes from the same cache or memory as in a
+ *      pass of the model.
  *   3. The candidate with the smallest median replaces the choice so far only if it is faster by
  *      more than MARGIN. So candidates that are equally fast do not alternate.
  *   4. Write the result.
  *
- * The bytes of weights of one type are valid weights of every other type; NaN and infinity in the
- * sums take no longer. Called by the thread that owns the backend. */
+ * Called by the thread that owns the backend. */
 #include "backend/prefetch.h"
 
 #include <stdio.h>
@@ -27,8 +28,8 @@
 
 enum {
     ROUNDS = 7,
-    THREAD_BYTES = 2 << 20, /* that a thread reads in a measurement, at most */
-    SLICE_MAX = 16 << 20,
+    THREAD_BYTES = 2 << 20, /* limit of what one thread reads in a measurement */
+    SLICE_MAX = 16 << 20,   /* limit of what all threads read in a measurement */
     MIN_SLICES = 8, /* fewer packed weights are not measured: they may be in a cache by accident */
     COLS = 1536,
     MAX_FILE = 4096,
@@ -36,7 +37,7 @@ enum {
 static const double MARGIN = 0.02;
 static const char HEAD[] = "sooth prefetch 1\n";
 
-/* The first candidate of the list is used if none is known. */
+/* [0]: for blocks of 32, [1]: for blocks of 256. The first of each is the default. */
 static const so_prefetch candidates[2][6] = {
     {{12 << 10, true},
      {0, false},
@@ -70,7 +71,7 @@ typedef struct probe_job {
     so_cpu *b;
     so_mm mm;
     const uint8_t *slice;
-    size_t part; /* bytes of a thread */
+    size_t part; /* bytes of the slice that one thread reads */
     float *out;  /* [threads][mm.m] */
 } probe_job;
 
@@ -83,7 +84,8 @@ static void multiply_part(void *arg, int index, int count) {
     job->b->kernels->matmul[probe_types[mm.act.blocks256 != NULL]](&mm, 0, mm.m);
 }
 
-/* Times of all candidates for one block length: [candidate][round]. *at: position in the weights. */
+/* Fills ns[candidate][round] for one block length (class 0: 32, 1: 256). *at: position in the
+ * weights, for so_slab_run. */
 static void measure(probe_job *job, int class, size_t *at, double (*ns)[ROUNDS]) {
     so_pool *pool = job->b->pool;
     int count = so_pool_count(pool);

@@ -24,20 +24,20 @@ enum {
     SETTLE_ROUNDS = 10,
     MAC_CALLS = 1 << 16,
     HUGE_PAGE = 2 << 20,
-    READ_BLOCK = 4096,     /* bytes read at once, while */
-    PREFETCH_AHEAD = 8192, /* the bytes this much further on are prefetched */
+    READ_BLOCK = 4096,     /* bytes read between two batches of prefetches */
+    PREFETCH_AHEAD = 8192, /* prefetch distance in bytes */
     LINE = 64
 };
 
 static const double SETTLE_SECONDS = 0.06;
 
 struct so_prober {
-    so_backend *device; /* not NULL: it measures itself; only the next two are used */
-    so_probe last;
+    so_backend *device; /* a backend that measures itself, with `last` and n_bytes; else NULL */
+    so_probe last;      /* its last result */
     so_cpu *cpu;
     unsigned char *map, *data;
     size_t map_bytes, n_bytes;
-    bool ahead;
+    bool ahead;            /* read with software prefetch */
     _Atomic uint64_t sink; /* keeps the compiler from removing the loops */
     _Atomic long n_macs;
 };
@@ -116,7 +116,7 @@ void so_prober_free(so_prober *p) {
 
 so_probe so_prober_measure(so_prober *p) {
     so_err err;
-    if (p->device) { /* a failure shows in the next pass; the old figures do no harm */
+    if (p->device) { /* on failure the old figures stay; the next pass reports the error */
         p->device->vt->probe(p->device, p->n_bytes, &p->last, &err);
         return p->last;
     }

@@ -1,8 +1,8 @@
 /* The memory ranges that each operation reads and writes. They have two uses. At submit,
  * so_cpu_ranges checks that every view is inside its buffer; a violation is a bug in the caller and
- * aborts. The task list omits the barrier between two operations whose ranges do not conflict. A
- * range may be larger than the memory that is accessed, but not smaller: then a barrier could be
- * missing. Pure functions; called by the thread that submits. */
+ * aborts. And cpu.c omits the barrier between two operations whose ranges do not conflict. A range
+ * may be larger than the memory that is accessed, but not smaller: a barrier could be missing. Pure
+ * functions; called by the thread that submits. */
 #include "backend/cpu/cpu.h"
 #include "base/mem.h"
 
@@ -30,7 +30,7 @@ static void put_rows(list *l, so_view v, long n, long d, bool write) {
     put(l, v, bytes, write);
 }
 
-/* The same, split into equal parts. */
+/* The same, split evenly into that many parts. */
 static void put_parts(list *l, so_view v, long n, long d, bool write, long parts) {
     put_rows(l, v, n, d, write);
     l->out[l->n - 1].parts = parts;
@@ -111,7 +111,7 @@ static void kv_ranges(list *l, const so_op *op) {
     long d = (long)s->shape.n_heads_kv * s->shape.head_dim;
     put_columns(l, op->kv_store.k, op->n, d, false);
     put_columns(l, op->kv_store.v, op->n, d, false);
-    /* The last Q8_0 block of a head is padded, so borders of blocks are not borders of columns. */
+    /* If the last Q8_0 block of a head is padded, splitting blocks does not split columns alike. */
     if (s->shape.dtype == SO_DTYPE_Q8_0 && s->shape.head_dim % SO_COLUMN_GRAIN != 0)
         l->out[l->n - 1].columns = l->out[l->n - 2].columns = 0;
     put(l, op->kv_store.slots, (size_t)op->n * sizeof(so_kv_slot), false);

@@ -1,12 +1,14 @@
-/* Row kernels for x86, written once in terms of sixteen-lane vectors that
- * simd_avx2.h and simd_avx512.h define:
+/* The x86 kernels that compute on rows of activations: quantisation, norms, element-wise
+ * operations, argmax; attn_x86.h, included at the end, has attention. Written once in terms of
+ * sixteen-lane vectors that simd_avx2.h and simd_avx512.h define:
  *
  *   v16                          sixteen floats: one 512-bit register, or two of 256 bits
  *   v_set1 v_load v_store        whole vectors; v_load_n, v_store_n access only the first n lanes
  *   v_load_f16(_n) v_load_bf16(_n) v_load_i8   the same, converted to float
  *   v_select_n(n, a, b)          lanes below n from a, the others from b
  *   v_keep_above(x, limit, a)    lanes of a where x is above limit or NaN, the others 0
- *   v_add v_sub v_mul v_div v_fma v_fnma v_min v_max   fnma: c − a·b; min, max: as the instructions
+ *   v_add v_sub v_mul v_div v_fma v_fnma v_min v_max   fnma: c − a·b. v_min and v_max return their
+ *                                                      second operand if either is NaN
  *   v_times_pow2(p, t)           p · 2^n, n taken from the bits of t (SO_EXP_MAGIC)
  *   v_low8 v_high8               the two halves
  *
@@ -28,8 +30,8 @@ INLINE float v_reduce(v16 v) {
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
-/* exp for x ≤ SO_EXP_MAX. Lanes below SO_EXP_MIN are set to 0 and not computed: a result that
- * underflows needs a microcode assist, which takes as long as a dozen vectors. */
+/* exp for x ≤ SO_EXP_MAX. In lanes below SO_EXP_MIN, exp(0) is computed and then replaced by 0: a
+ * result that underflows needs a microcode assist, which takes as long as a dozen vectors. */
 INLINE v16 v_exp_bounded(v16 given) {
     v16 x = v_keep_above(given, v_set1(SO_EXP_MIN), given);
     v16 t = v_fma(x, v_set1(SO_EXP_LOG2E), v_set1(SO_EXP_MAGIC));
@@ -46,7 +48,7 @@ INLINE v16 v_exp_bounded(v16 given) {
     return v_keep_above(given, v_set1(SO_EXP_MIN), v_times_pow2(p, t));
 }
 
-/* v_min returns its second operand if either is NaN. */
+/* NaN stays NaN: it is v_min's second operand. */
 INLINE v16 v_exp(v16 x) { return v_exp_bounded(v_min(v_set1(SO_EXP_MAX), x)); }
 
 /* ---- activations to int8 ---- */
@@ -68,18 +70,18 @@ INLINE __m256i round8(const float *x, __m256 inverse) {
     return _mm256_cvtps_epi32(v);
 }
 
-/* 32 integers, packed to bytes. */
+/* Packs 32 integers to bytes. */
 INLINE __m256i pack32(const __m256i *w) {
     __m256i v = _mm256_packs_epi16(_mm256_packs_epi32(w[0], w[1]), _mm256_packs_epi32(w[2], w[3]));
     return _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-/* Sums of each four of 32 bytes. */
+/* The eight sums of four consecutive bytes each. */
 INLINE __m256i sums8(__m256i v) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), _mm256_set1_epi16(1));
 }
 
-/* Quantises 32 values to int8; returns the sum of each eight. */
+/* Quantises 32 values to int8; returns the four sums of eight consecutive results each. */
 INLINE __m128i round32(const float *x, __m256 inverse, int8_t *q) {
     __m256i w[4] = {round8(x, inverse), round8(x + 8, inverse), round8(x + 16, inverse),
                     round8(x + 24, inverse)};
@@ -94,8 +96,8 @@ INLINE __m128i zero32(int8_t *q) {
     return _mm_setzero_si128();
 }
 
-/* The scale of a block. *inverse: the factor for its values, or 0 if all of them
- * are to become 0. */
+/* The scale of a block. *inverse: the factor by which its values are multiplied; 0 if all of them
+ * become 0. */
 INLINE float block_scale(const float *x, int len, float *inverse) {
     uint32_t max = max_abs_bits(x, len);
     float amax = so_bits_f32(max);
@@ -116,7 +118,7 @@ INLINE __m256i add_or_max(__m256i a, __m256i b, const bool add) {
     return add ? _mm256_add_epi32(a, b) : _mm256_max_epi32(a, b);
 }
 
-/* The sum or the maximum of each of four vectors of eight, with one shared reduction tree. */
+/* The sum or the maximum of each of four vectors of eight. */
 INLINE __m128i reduce4(const __m256i *v, const bool add) {
     __m256i ab =
         add_or_max(_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[0], v[1]), add);
@@ -173,7 +175,8 @@ static void quantize32(const float *x, int k, int8_t *q, so_q32 *blocks) {
     }
 }
 
-/* Writes the tables of sums for the j-th 32 values of a block, from the sums of each eight. */
+/* Writes the tables of sums for values 32j … 32j+31 of a block. s8: the sums of each eight of
+ * them. */
 INLINE void sums32(__m128i s8, int j, so_q256 *b) {
     __m128i zero = _mm_setzero_si128(), s16 = _mm_hadd_epi32(s8, s8);
     _mm_storeu_si128((void *)(b->neg32_8 + 4 * j), _mm_slli_epi32(_mm_sub_epi32(zero, s8), 5));
@@ -285,7 +288,8 @@ ELTWISE2(gelu_mul)
 ELTWISE1(gelu, gelu1)
 ELTWISE1(exp_row, v_exp)
 
-/* Four pairs per register: each element's partner is the other element of its pair. */
+/* Four pairs per register. `own`: products of each element with cos; `other`: products of the other
+ * element of its pair with sin. */
 static void rotate(float *x, const float *table, int n) {
     int i = 0;
     for (; i + 8 <= n; i += 8) {

@@ -165,8 +165,8 @@ SIMD_FN vi vi_spread_byte(vi v, int c) {
     return _mm256_shuffle_epi8(v, _mm256_add_epi8(base, _mm256_set1_epi8((char)c)));
 }
 
-/* Two products are added in 16 bits. A product of a b-bit q is at most (2^b − 1)·127, which limits
- * how many additions fit. */
+/* Every call adds two products to each 16-bit sum. A product with a b-bit weight is at most
+ * (2^b − 1)·127, which limits the number of calls. */
 #define MAC_LIMIT(bits) ((bits) == 4 ? 8 : (bits) == 5 ? 4 : 2)
 SIMD_FN vi vi_mac(vi p, vi w, vi x) { return _mm256_add_epi16(p, _mm256_maddubs_epi16(w, x)); }
 SIMD_FN vi vi_widen_add(vi isum, vi p) {
@@ -176,9 +176,9 @@ SIMD_FN vi vi_scaled(vi isum, vi p, vi s) {
     return _mm256_add_epi32(isum, _mm256_madd_epi16(p, s));
 }
 
-/* Two int16 of every lane, from bytes a and b of the lane. */
+/* Widens bytes a and b of every lane to two int16. */
 SIMD_FN vi bytes_to_pair(vi v, int a, int b, bool is_signed) {
-    /* byte to the high half of each int16, then shifted down with or without the sign */
+    /* the byte goes to the high half of the int16 and is shifted down, with or without the sign */
     vi at = _mm256_set1_epi32((int)(0x00800080u | (unsigned)a << 8 | (unsigned)b << 24));
     vi lane = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04000400, 0x08000800, 0x0C000C00));
     v = _mm256_shuffle_epi8(v, _mm256_add_epi8(at, lane));
@@ -189,7 +189,7 @@ SIMD_FN vi vi_pair(vi v, int j, bool is_signed) {
     return bytes_to_pair(v, 2 * j, 2 * j + 1, is_signed);
 }
 
-/* Signed weights: |w| times x with w's sign; 2·128·127 still fits 16 bits. */
+/* Signed weights: |w| is multiplied with x, which takes w's sign; 2·128·127 still fits 16 bits. */
 enum { Q8_OFFSET = 0 };
 SIMD_FN vi vi_mac_q8(vi isum, vi w, vi x) {
     vi p = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
@@ -205,8 +205,8 @@ SIMD_FN vi vi_mac_q8(vi isum, vi w, vi x) {
 #define vf_halves(p) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p)))
 #define vi_pmul _mm256_maddubs_epi16
 #if HAS_VNNI
-/* A partial sum that fits 16 bits is the low half of its lane; the high half
- * is multiplied by zero. */
+/* vi_pscaled uses the low half of a lane of p, in which the sum fits; the high half is multiplied
+ * by zero. */
 #define vi_pmac _mm256_dpbusd_avx_epi32
 #define vi_pscaled _mm256_dpwssd_avx_epi32
 #define vi_dot2_add _mm256_dpwssd_avx_epi32

@@ -128,7 +128,7 @@ SIMD_FN vi vi_spread_byte(vi v, int c) {
     return _mm512_shuffle_epi8(v, _mm512_add_epi8(base, _mm512_set1_epi8((char)c)));
 }
 
-/* Four products are added in 32 bits: no limit. */
+/* Sums have 32 bits: no limit. */
 #define MAC_LIMIT(bits) ((void)(bits), 8)
 #define vi_mac _mm512_dpbusd_epi32
 #define vi_widen_add _mm512_add_epi32
@@ -136,7 +136,8 @@ SIMD_FN vi vi_scaled(vi isum, vi p, vi s) {
     return _mm512_add_epi32(isum, _mm512_mullo_epi32(p, s));
 }
 
-/* An int32 per lane from its byte j; two int16 per lane from its bytes 2j and 2j + 1. */
+/* vi_scale widens byte j of every lane to int32; vi_pair widens bytes 2j and 2j + 1 to two
+ * int16. */
 SIMD_FN vi vi_scale(vi v, int j, bool is_signed) {
     v = _mm512_sll_epi32(v, _mm_cvtsi32_si128(24 - 8 * j));
     return is_signed ? _mm512_srai_epi32(v, 24) : _mm512_srli_epi32(v, 24);
@@ -153,8 +154,8 @@ SIMD_FN vi vi_pair(vi v, int j, bool is_signed) {
 enum { Q8_OFFSET = 128 };
 #define vi_mac_q8 vi_mac
 
-/* Packed weights: a column is a row group. A partial sum that fits 16 bits is the low half of its
- * lane; the high half is multiplied by zero. */
+/* Packed weights: a column is a row group. vi_pscaled uses the low half of a lane of p, in which
+ * the sum fits; the high half is multiplied by zero. */
 #define HAS_VNNI 1
 #define N_REGISTERS 32
 #define vi_load(p) _mm512_loadu_si512((const void *)(p))

@@ -17,7 +17,7 @@ struct so_slab_chunk {
     so_slab_chunk *next;
     unsigned char *map, *data; /* data: first huge-page border in the mapping */
     size_t map_bytes, n_bytes, used;
-    int n_parts;
+    int n_parts; /* allocations not yet released */
 };
 
 static so_slab_chunk *chunk_create(size_t n_bytes) {
@@ -83,8 +83,8 @@ size_t so_slab_largest(const so_slab *s) {
     return n;
 }
 
-/* *at counts bytes from the first chunk of the list on; a chunk whose rest is too short is passed
- * over. */
+/* *at is a position in the used bytes of all chunks, in list order. If fewer than n_bytes of a
+ * chunk follow it, the next chunk is used. */
 const void *so_slab_run(const so_slab *s, size_t *at, size_t n_bytes) {
     SO_ASSERT(n_bytes > 0 && n_bytes <= so_slab_largest(s));
     for (;; *at = 0) {

@@ -22,7 +22,7 @@ void so_slab_release(so_slab *s, so_slab_chunk *chunk);
 size_t so_slab_bytes(const so_slab *s);
 size_t so_slab_largest(const so_slab *s);
 /* Some n_bytes (a multiple of 64, at most so_slab_largest) of one chunk. Repeated calls walk through
- * all chunks in turn. *at: 0 before the first call, then not to be changed. */
+ * all chunks in turn. Set *at to 0 before the first call and do not change it afterwards. */
 const void *so_slab_run(const so_slab *s, size_t *at, size_t n_bytes);
 
 #endif
