@@ -3,7 +3,7 @@
 #ifndef SO_DRAFT_CONFIDENCE_H
 #define SO_DRAFT_CONFIDENCE_H
 
-/* The continuation of a match of `len` tokens: 0.5 at one token, 0.8 at six, towards 1. */
+/* The continuation of a match of `len` tokens: 0.5 at one token, 0.8 at seven, towards 1. */
 static inline float so_draft_confidence(int len) { return (float)(len + 1) / ((float)len + 3); }
 
 /* A token seen `count` times out of `total` after a context. Unseen followers weigh like one more

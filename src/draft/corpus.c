@@ -4,11 +4,12 @@
  * If the next text does not fit, the oldest index is cleared and becomes the current one: the
  * oldest quarter is dropped at once, and memory never grows after creation. A separator that is not
  * a token ends every text, so no guess continues from one text into another. If the start of a text
- * is already stored (a system prompt), only its last 64 tokens are stored again.
+ * is already stored (a system prompt), the text is stored from 64 tokens before the end of that
+ * start on.
  *
  * A request follows its own text through each index with a cursor. Adding a text invalidates the
- * cursors into that index; they are rebuilt from the request's last 64 tokens, which is also the
- * longest match length that is distinguished.
+ * cursors into that index; they are rebuilt from the request's last 64 tokens. So a match of more
+ * than 64 tokens counts as one of 64.
  *
  * Guesses reveal texts of other requests through timing: never share a corpus between users who
  * must not learn about each other. One thread. */
@@ -166,8 +167,7 @@ static void propose_one(const corpus_drafter *d, so_draft_job *job) {
         feed(s, c, job->tokens + s->len, job->n_tokens - s->len);
     refresh(s, c);
     int best = -1, len = 0;
-    for (int i = 0; i < N_PARTS; i++) { /* from the newest part: among equal lengths the first
-                                         * one wins */
+    for (int i = 0; i < N_PARTS; i++) { /* newest part first: it wins among equal lengths */
         int p = (c->current + N_PARTS - i) % N_PARTS, n = SO_MIN(s->cursors[p].len, TAIL);
         if (n > len)
             best = p, len = n;

@@ -28,8 +28,8 @@ typedef struct so_follow {
     int32_t best_count, total;
 } so_follow;
 
-/* Looks up the longest known context at the end of `text`, then shorter ones. `best` is the most
- * frequent follower, the latest seen of equals. */
+/* Looks up the longest known context at the end of `text`. `best` is its most frequent follower; of
+ * equally frequent ones, the one seen last. */
 so_follow so_counts_find(const so_counts *c, const int32_t *text, int n);
 /* Calls visit for every follower of a context with its count, in a fixed order, until it returns
  * false. */

@@ -100,14 +100,13 @@ typedef struct so_draft_job {
     int max_nodes; /* limit of nodes below the root, guesses of earlier drafters included */
     int max_depth;
     const so_draft_terms *terms; /* NULL: draft up to the limits */
-    uint64_t seed;               /* of the request's random numbers: derived from seed and nonce if
-                                    it has a nonce (engine/nonce.c), otherwise the seed itself */
-    uint32_t choice;             /* of the request */
-    uint32_t round; /* number of the request's round; only so_draft_uniform has it in its key */
-    float temp;     /* of the request; 0 is greedy */
+    uint64_t seed; /* the request's seed, combined with its nonce if it has one (engine/nonce.c) */
+    uint32_t choice; /* of the request */
+    uint32_t round;  /* number of the request's round, for the key in so_draft_uniform */
+    float temp;      /* of the request; 0 is greedy */
     /* Sampling parameters of the request, for drafters that have logits; NULL: defaults at `temp`.
-     * If the tree has rows, guesses are sampled from the drafter's own rows (`reject`); otherwise
-     * they may use the same noise as the target's sample (`match`). */
+     * If the tree has room for q rows, guesses are sampled from the drafter's own rows (`reject`);
+     * otherwise they may use the same noise as the target's sample (`match`). */
     const so_sample_params *sample;
     so_draft_draws *draws; /* NULL: so_draft_uniform computes the numbers from their keys */
     /* Results besides the tree. */
@@ -124,8 +123,9 @@ typedef struct so_drafter_vt {
     /* Required. Creates the state of a request. */
     int (*open)(so_drafter *d, const so_draft_text *text, void **state, so_err *err);
     void (*close)(so_drafter *d, void *state);
-    /* Required. Adds guesses to each job's tree, which may contain some; adding none is allowed.
-     * A drafter catches up from the job's text on tokens that it did not get through observe. */
+    /* Required. Adds guesses to each job's tree, which may already have guesses of other drafters;
+     * adding none is allowed. Tokens that the drafter did not get through observe are in the job's
+     * text. */
     int (*propose)(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err);
     /* Optional. Accepted tokens, in order, after each round, whichever drafter guessed them. */
     void (*observe)(so_drafter *d, void *state, const int32_t *tokens, int n);

@@ -9,19 +9,19 @@
 /* Proposes nothing: plain decoding. */
 so_drafter *so_none_create(void);
 
-/* N-gram counts over the request's own latest tokens, orders max_order down to 2. Zero members mean
- * the default. */
+/* N-gram counts over the request's own latest tokens, orders max_order down to 2. Here and below, 0
+ * means the default. */
 typedef struct so_ngram_params {
-    int max_order; /* 2 to 4; 4 */
-    int window;    /* tokens that are counted; 8192 */
+    int max_order; /* 2 to 4; default 4 */
+    int window;    /* tokens that are counted; default 8192 */
     bool draw;     /* sample from the counts (with q) instead of taking the most frequent token */
 } so_ngram_params;
 so_drafter *so_ngram_create(const so_ngram_params *p);
 
 /* Prompt lookup: continues the longest suffix of the text that occurred before. */
 typedef struct so_lookup_params {
-    int min_len;    /* shortest match that is continued; 2 */
-    int max_tokens; /* tokens of text in the index of one request; 262144 */
+    int min_len;    /* shortest match that is continued; default 2 */
+    int max_tokens; /* maximum tokens in the index of one request; default 262144 */
 } so_lookup_params;
 so_drafter *so_lookup_create(const so_lookup_params *p);
 
@@ -31,9 +31,10 @@ typedef struct so_corpus so_corpus;
 int so_corpus_create(size_t max_bytes, so_corpus **out, so_err *err);
 void so_corpus_free(so_corpus *c);
 void so_corpus_add(so_corpus *c, const int32_t *tokens, int n);
-size_t so_corpus_tokens(const so_corpus *c);                     /* held now */
-size_t so_corpus_bytes(const so_corpus *c);                      /* allocated, at most max_bytes */
-so_drafter *so_corpus_drafter_create(so_corpus *c, int min_len); /* min_len 0: 3 */
+size_t so_corpus_tokens(const so_corpus *c); /* held now */
+size_t so_corpus_bytes(const so_corpus *c);  /* allocated, at most max_bytes */
+/* min_len: shortest match that is continued; default 3. */
+so_drafter *so_corpus_drafter_create(so_corpus *c, int min_len);
 
 /* Unigram or bigram counts from a file; owns the table. */
 so_drafter *so_table_drafter_create(so_table *t, bool draw);

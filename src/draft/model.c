@@ -1,12 +1,17 @@
 /* Drafting with a model: one chain per request, one pass of the draft model per depth for all
  * requests.
  *
- * Length. A chain ends at the job's limits, where the tree is full, at the draft's context, where its pages run out, where
- * the probability of the row's most likely token is below p_min, and, with terms, where the
- * expected gain of another guess (next_gain) or of another level for all chains (end_unprofitable)
- * is not above its price. These conditions are decided by whole rows, before a token is sampled
- * from the row (rule of sight, draft/drafter.h): of a row that a token is sampled from, only the
- * largest probability is used.
+ * Length. A chain ends
+ *
+ *   - at the job's limits, or when the tree is full;
+ *   - at the end of the draft's context, or when its cache has too few pages;
+ *   - at a row whose most likely token has a probability below p_min;
+ *   - with terms, where another guess (next_gain, is_worth_drawing) or another level for all chains
+ *     (end_unprofitable) does not gain more than its price.
+ *
+ * These conditions are decided by whole rows, before a token is sampled from the row (rule of
+ * sight, draft/drafter.h): of a row that a token is sampled from, only the largest probability is
+ * used.
  *
  * Catch-up. The draft has its own KV cache with one sequence per request; `text` has the tokens of
  * that sequence. Before drafting, the sequence is truncated to where it agrees with the request's
@@ -15,8 +20,11 @@
  * earlier texts if there are any (kv/prefix.h), and again after a preemption. If pages are short,
  * the request gets no draft; other requests are not affected.
  *
- *   cache: t0 … t4 │ missing: t5 t6 (root) │ drafted: d1 d2 …     every pass feeds what is missing
- *                                                                 or, if nothing is, adds one guess
+ *   cache: t0 … t4 │ missing: t5 t6 (root) │ drafted: d1 d2 …
+ *
+ * Each pass feeds missing tokens within a budget of rows. The row of the last missing token gives
+ * the next guess, which is then missing itself.
+ *
  * How a guess is chosen:
  *   temperature 0      the argmax after bias and penalties; a point
  *   tree with q rows   sampled from the row q after bias, penalties, temperature and cuts, with
@@ -47,10 +55,10 @@ typedef struct request_state {
     int32_t *text; /* [cap] tokens fed or to be fed; the cache holds a prefix of them */
     int cap;
     int n_agreed;             /* prefix of `text` that is known to equal the request's text */
-    int n_checked;            /* ids that were checked */
+    int n_checked;            /* tokens of the request's text that ids_are_known has checked */
     bool disabled;            /* the text has an id outside the vocabulary, or one that gives NaN */
-    float *hidden;            /* [N_HIDDEN][d_hidden] that of position p is at p % N_HIDDEN … */
-    int hidden_pos[N_HIDDEN]; /* … if this is p */
+    float *hidden;            /* [N_HIDDEN][d_hidden]: the state of position p is at p % N_HIDDEN */
+    int hidden_pos[N_HIDDEN]; /* the position whose state is stored there; −1: none */
 } request_state;
 
 /* One request's chain in one call. */
@@ -198,7 +206,7 @@ static void sync_text(request_state *s, const so_draft_job *job) {
     so_prefix_take(s->seq, s->text, job->n_tokens - 1);
 }
 
-/* Guesses of other drafters count, too. Another row would be computed in vain. */
+/* Whether another row would be computed in vain. Guesses of other drafters fill the tree, too. */
 static bool tree_is_full(const so_draft_job *job) {
     return job->tree->n_nodes - 1 >= job->max_nodes || job->tree->n_nodes >= SO_TREE_MAX;
 }
@@ -265,10 +273,10 @@ static int run_inner(model_drafter *md, int n, so_err *err) {
 
 /* --- sampling --- */
 
-/* A row of the draft as it is sampled. If the draft has logits only for a vocabulary subset
- * (so_model_vocab_subset), its rows have the width of the subset and are sampled at that width,
- * unless bias or penalties name tokens; q is 0 outside the subset. ids: the tokens of the columns;
- * NULL: column i is token i. */
+/* A row of the draft's logits in the form in which it is sampled. If the draft has logits only for
+ * a vocabulary subset (so_model_vocab_subset), its rows have the width of the subset and are
+ * sampled at that width, unless bias or penalties name tokens; q is 0 outside the subset. ids: the
+ * tokens of the columns; NULL: column i is token i. */
 typedef struct draft_row {
     const float *logits;
     so_sampler *sampler;
@@ -340,8 +348,8 @@ static so_sample_params params_of(const model_drafter *md, const so_draft_job *j
     return p;
 }
 
-/* NaN or Inf in a row end its chain. If it is the row of the text itself, all later rows will have
- * them: the drafter is disabled for this request. */
+/* NaN or Inf in a row end its chain. If the row follows the text itself, not a guess, all later
+ * rows will have them too: the drafter is disabled for this request. */
 static bool row_is_finite(model_drafter *md, chain *c, int logit) {
     so_err err = {0};
     if (so_pass_check(md->pass, logit, &err) == SO_OK)
@@ -368,10 +376,10 @@ static bool is_worth_drawing(const chain *c) {
 }
 
 /* Samples a column from the row's probabilities, which become the proposal's q; −1: the chain ends.
- * The confidence is derived from the row's largest probability before anything is sampled: if much of q is on one
- * token, p mostly agrees (Σ min(p,q) is 0.25 in the flattest eighth of rows, 0.71 in the most
- * peaked). The square root spreads rows over the classes of acceptance.h. It errs on the high side,
- * so that a low confidence never keeps a class from being tested. */
+ * The confidence is derived from the row's largest probability before anything is sampled: if much
+ * of q is on one token, p mostly agrees (Σ min(p,q) is 0.25 in the flattest eighth of rows, 0.71 in
+ * the most peaked). The square root spreads rows over the classes of acceptance.h. It errs on the
+ * high side, so that a low confidence never keeps a class from being tested. */
 static int32_t draw_from_chances(model_drafter *md, chain *c, const so_sample_params *p,
                                  const draft_row *r, int row) {
     so_draft_job *job = c->job;
@@ -401,10 +409,11 @@ static int32_t draw_point(model_drafter *md, const chain *c, const so_sample_par
     return so_sample_token_lead(r->sampler, p, r->logits, &ctx, &at, lead, NULL) == SO_OK ? at : -1;
 }
 
-/* Confidence in a token that noise selected: from its probability and its lead over the second
- * token, noise included, because the target's row differs and its noise does not. Both together
- * rank an accepted guess above a rejected one in 76 of 100 pairs, the probability alone in 71
- * (3,300 guesses for SmolLM2, temperature 1; a logistic fit). */
+/* Confidence in a token that noise selected: from its probability, and from its lead over the
+ * second token with the noise included. The target adds the same noise to its own row, so a large
+ * lead mostly holds there too. Both together rank an accepted guess above a rejected one in 76 of
+ * 100 pairs, the probability alone in 71 (3,300 guesses for SmolLM2, temperature 1; a logistic
+ * fit). */
 static float noisy_confidence(float chance, double lead) {
     double q = SO_MIN(SO_MAX((double)chance, 1e-4), 1 - 1e-4);
     return (float)(1 / (1 + exp(0.6 - 0.6 * lead - 0.18 * log(q / (1 - q)))));
@@ -550,8 +559,8 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
 }
 
 /* Ends all chains if another level does not pay: it is one pass of the draft for all of them, and
- * their gains together must exceed its price. Chains without terms always continue, and then the
- * others may, too. */
+ * their gains together must exceed its price. If one chain has no terms or is still in catch-up,
+ * the pass is made anyway, and all continue. */
 static void end_unprofitable(model_drafter *md, int n) {
     double gain = 0, price = 0;
     for (int i = 0; i < n; i++) {

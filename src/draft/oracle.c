@@ -1,11 +1,11 @@
 /* A drafter of known quality, for measurements: right with probability alpha at every position.
  *
  * It gets the target's plain output as `expected`. Whether it is right at a position is keyed by
- * (seed, choice, position) and not by the round: a chain ends at its first wrong guess and the next
- * one starts after it, so every position is tested once and the outcomes are independent with
- * probability alpha, as the formulas assume. A wrong guess is a token that differs from the right
- * one; guesses after a wrong one are wrong, too. Once the output differs from the expected text it
- * makes no guesses. Guesses are points. */
+ * (seed, choice, position) and not by the round: no guess after the first wrong one of a chain is
+ * tested, and the next chain starts after that position, so every position is tested once. The
+ * outcomes are then independent with probability alpha, as the formulas assume. A wrong guess is a
+ * token that differs from the right one; guesses after a wrong one are wrong, too. Once the output
+ * differs from the expected text it makes no guesses. Guesses are points. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,8 +4,8 @@
  * mapped and its header checked as for any model (so_gguf_open), which takes about a millisecond
  * for a vocabulary of fifty thousand tokens; no weight is read. The target's vocabulary is hashed
  * once, when the first file needs it. A folder that cannot be read, a truncated file or a draft of
- * another target leaves a line in the debug log and has no other effect. A folder that is reachable
- * by two names is searched once. */
+ * another target leaves a line in the debug log and has no other effect. A file that is reachable
+ * by two names is opened once. */
 #include "draft/registry.h"
 
 #include <stdlib.h>
@@ -208,7 +208,8 @@ static int examine(search *s, const char *path, so_err *err) {
     return rc;
 }
 
-/* Adds the file to the list; false: it does not exist, was visited, or the list is full. */
+/* Adds the file or folder to the list; false: it does not exist, was visited, or the list is
+ * full. */
 static bool first_visit(const char *path, file_id *list, int *n, int cap) {
     struct stat st;
     if (*n == cap || stat(path, &st) != 0)

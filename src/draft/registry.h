@@ -41,11 +41,11 @@ typedef struct so_registry_found {
     int n;
 } so_registry_found;
 
-/* All registered drafts of a target. These places are searched in this order: the folder that
- * contains the target, models/ of the installation or source tree, the XDG data folder,
- * SOOTH_MODELS, the cache. In all but the first, folders one level below are searched too. Only
- * headers are read, and only of files less than half as large as the target. Files that do not fit
- * the target are named in the debug log. */
+/* The registered drafts of a target, at most SO_REGISTRY_MAX. These places are searched in this
+ * order: the folder that contains the target, models/ of the installation or source tree, the XDG
+ * data folder, SOOTH_MODELS, the cache. In all but the first, folders one level below are searched
+ * too. Only headers are read, and only of files at most half as large as the target. Files that do
+ * not fit the target are named in the debug log. */
 void so_registry_search(const so_checkpoint *target, const so_hparams *hp, const so_tokenizer *tok,
                         so_registry_found *out);
 void so_registry_found_free(so_registry_found *f);

@@ -10,8 +10,8 @@
  *   lookup,ngram     oracle(0.8)     lookup(min=4)     bigram(words.tbl)     model(ngram)
  *   model(a.gguf)+model(b.gguf)       unigram("odd, name.tbl",draw)
  *
- * An argument that is a drafter's name is an inner drafter, which drafts for the drafter; several
- * of them are alternatives. Other words are options or files. Names that contain , ( ) + = or
+ * An argument that is a drafter's name is an inner drafter, which drafts for the outer one; several
+ * of them are alternatives. Other words are options or files. File names that contain , ( ) + = or
  * spaces are quoted. Parsing checks names, options and ranges and opens no file. so_spec_build
  * creates the drafters: those of this folder directly, those that need a model by calling
  * so_draft_config.make. */
@@ -52,9 +52,9 @@ enum { SO_SPEC_MAX_NODES = 32, SO_SPEC_MAX_DEPTH = 6, SO_SPEC_MAX_TEXT = 1023 };
 
 typedef struct so_spec_node {
     so_spec_name name;
-    int first, next;               /* index of the first member or inner spec; next member; −1:
-                                    * none */
-    unsigned has;                  /* bits of so_spec_option */
+    int first;    /* index of the first member of a group, or of the inner spec; −1: none */
+    int next;     /* index of the next member of the same group; −1: none */
+    unsigned has; /* bits of so_spec_option */
     double opt[SO_SPEC_N_OPTIONS]; /* valid if the bit is set */
     int file_at, file_len;         /* file name in text; length 0: none */
     int column;                    /* from 1 */
@@ -74,9 +74,9 @@ const char *so_spec_name_text(so_spec_name name);
 so_str so_spec_file(const so_spec *s, const so_spec_node *n);
 static inline bool so_spec_has(const so_spec_node *n, so_spec_option o) { return n->has >> o & 1; }
 
-/* Creates a drafter that needs more than this folder has: `model`, `auto` (the draft model after
- * lookup,ngram; SO_ENOTFOUND: none), and `unigram` or `bigram` without a file. `inner` (may be
- * NULL) belongs to the new drafter on success only. */
+/* Creates a drafter that needs more than this folder has: `model`; for `auto` the draft model,
+ * which build.c puts after lookup and ngram (SO_ENOTFOUND: there is none); `unigram` or `bigram`
+ * without a file. `inner` (may be NULL) belongs to the new drafter on success only. */
 typedef int so_draft_make(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,
                           so_drafter **out, so_err *err);
 
@@ -92,12 +92,15 @@ typedef struct so_draft_config {
  * alternative; b and c, merged into one tree, are the second. */
 typedef struct so_draft_stage {
     so_drafter *drafter;
-    int alternative;  /* from 0, ascending; tried in this order */
-    int outer, inner; /* its index in root and in that member; −1: it is the group itself */
+    int alternative; /* from 0, ascending; tried in this order */
+    /* Where it is in root, which may be a list of alternatives that contains merged groups: */
+    int outer; /* index of its alternative in that list; −1: root is no such list */
+    int inner; /* index in its merged group; −1: it is in none */
 } so_draft_stage;
 
-/* The drafters of a spec. Leaves are numbered in the order of the text: leaves[i]->index is i.
- * Stages are the leaves without inner drafters, in the same order. */
+/* The drafters of a spec. Leaves are numbered in the order of the text, an inner drafter before its
+ * outer one: leaves[i]->index is i. Stages are the leaves that are not inner drafters, in the same
+ * order. */
 typedef struct so_draft_set {
     so_drafter *root;
     so_drafter *leaves[SO_SPEC_MAX_NODES];

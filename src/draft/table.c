@@ -1,8 +1,8 @@
 /* Table files (format in table.h), and the drafter that uses a table.
  *
- * Every number of a file is checked against the file's real size before anything is allocated, so a
- * false header costs nothing. The checksum is verified first, and the structure is verified all the
- * same. Immutable once loaded; the drafter has no state per request. */
+ * The sizes in a header are checked against the file's real size before anything is allocated, so a
+ * false header costs nothing. The structure is verified even if the checksum matches. Immutable
+ * once loaded; the drafter has no state per request. */
 #include "draft/table.h"
 
 #include <inttypes.h>

@@ -1,7 +1,8 @@
 /* Counts a text into a table.
  *
- * Pairs are counted in one open-addressing map from (context, token) to a count, which doubles up
- * to MAX_PAIRS pairs. Then they are sorted and cut to the most frequent followers of each context.
+ * Pairs are counted in one open-addressing map from (context, token) to a count, which doubles when
+ * it is three quarters full. Then they are sorted and cut to the most frequent followers of each
+ * context.
  * Counts saturate at 2^32 − 1. One thread. */
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 #include "draft/table.h"
 
 enum { KEEP = 32, MAX_VOCAB = 1 << 24 };
-#define MAX_PAIRS ((size_t)1 << 26) /* 1 GiB of slots */
+#define MAX_PAIRS ((size_t)1 << 26) /* the map does not grow beyond 2^27 slots, 2 GiB */
 
 typedef struct slot {
     uint64_t key; /* context << 32 | token, plus one; 0: empty */
