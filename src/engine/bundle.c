@@ -97,8 +97,8 @@ static int open_named(const so_bundle_opts *o, const char *device, so_backend **
     return so_backend_open(device, &bo, out, err);
 }
 
-/* Whether weights of this size leave room for a cache in the device's memory. Packed weights of K types
- * may need up to 1.3 times the bytes of the file. */
+/* Whether weights of this size leave room for a cache in the device's memory. Packed weights of K
+ * types may need up to 1.3 times the bytes of the file. */
 static bool fits(so_backend *b, size_t weight_bytes) {
     enum { ROOM = 1 << 30 };
     size_t free_bytes, total_bytes;
@@ -133,7 +133,8 @@ static int open_device(const so_bundle_opts *o, const char *device, const so_che
     return open_named(o, "cpu", out, err);
 }
 
-/* Loads the weights. With `auto`, a GPU whose memory does not suffice after all gives way to the CPU. */
+/* Loads the weights. With `auto`, the CPU is used if the GPU's memory does not suffice after
+ * all. */
 static int load_model(const so_bundle_opts *o, const so_model_opts *mo, so_bundle *b, so_err *err) {
     int rc = so_model_load(b->ck, b->backend, mo, &b->model, err);
     if (rc != SO_ENOMEM || b->shares_backend || !is_auto(o->device) || !b->backend->vt->remote)

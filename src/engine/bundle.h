@@ -13,9 +13,9 @@
 typedef struct so_bundle_opts {
     int n_threads; /* 0: all cores */
     so_cpu_level level;
-    const char
-        *device; /* a backend's name (backend.h), or "auto": a GPU if there is one and the model
-                           fits, else the CPU; NULL: cpu */
+    /* A backend's name (backend.h), or "auto": a GPU if there is one and the model fits, else the
+     * CPU; NULL: cpu. */
+    const char *device;
     const char *draft_device; /* the same for drafts of this model; NULL: the model's own backend */
     bool quantize;
     so_dtype dtype;
@@ -40,8 +40,8 @@ void so_bundle_defaults(so_bundle_opts *o);
 int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so_err *err);
 void so_bundle_close(so_bundle *b);
 
-/* Opens a draft that the user named, on the target's backend for drafts. Fails with EMISMATCH if it is
- * registered for another target. Of o only progress and user are read; o may be NULL. */
+/* Opens a draft that the user named, on the target's backend for drafts. Fails with SO_EMISMATCH if
+ * it is registered for another target. Of o only progress and user are read; o may be NULL. */
 int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bundle_opts *o,
                          so_bundle *out, so_err *err);
 /* Opens the best draft that is registered for the target (draft/registry.h), by the measurements

@@ -15,7 +15,7 @@ struct so_spec_set {
     bool failed; /* has failed before: further failures are logged at debug level */
     /* This step: */
     so_request **requests; /* [n_parallel] requests that have no kept guesses yet */
-    so_plan_query *asks;   /* [n_parallel] the planner's questions about them */
+    so_plan_query *asks;   /* [n_parallel] queries to the planner about them */
     so_draft_job *jobs;    /* [n_parallel] drafting jobs of one stage */
 };
 

@@ -56,7 +56,7 @@ static int check_opts(const so_model *m, const so_engine_opts *o, so_err *err) {
     return SO_OK;
 }
 
-/* Slotted cache: n_parallel is limited to the number of whole slots that fit. */
+/* Slotted cache: n_parallel is limited to the number of page runs of n_ctx tokens that fit. */
 static int create_slots(so_engine *e, const so_kv_shape *shape, so_err *err) {
     int rc = so_kv_create_slotted(so_model_backend(e->m), shape, e->o.n_ctx, &e->kv, err);
     if (rc != SO_OK)
@@ -99,7 +99,7 @@ static int create_cache(so_engine *e, so_err *err) {
     return SO_OK;
 }
 
-/* Sequences and trees of the slots, and the buffers of a step. */
+/* Sequences and trees of the places for running requests, and the buffers of a step. */
 static void create_slot_parts(so_engine *e) {
     int n = e->o.n_parallel, n_vocab = so_model_hparams(e->m)->n_vocab;
     e->sampler = so_sampler_create(n_vocab);
@@ -190,7 +190,8 @@ static bool emit(so_request *r, int32_t token, so_origin origin) {
     return !r->on_event || r->on_event(r->user, &ev);
 }
 
-/* Sends on what is certain of step.piece; true where a stop string ends the answer. */
+/* Appends step.piece, the text of a token, to step.out, except an end that may be the beginning of
+ * a stop string. Returns true if a stop string is complete, which ends the answer. */
 static bool push_text(so_request *r) {
     so_step *s = &r->e->step;
     if (so_restrict_may_stop(r))
@@ -373,8 +374,8 @@ static void fail_all(so_engine *e, const so_err *err) {
     for (so_request *r = e->running, *next; r; r = next) {
         next = r->next;
         r->err = *err;
-        so_engine_finish(r, SO_FINISH_ERROR,
-                         false); /* retiring the request also aborts its open rows in the cache */
+        /* retiring the request also aborts its open rows in the cache */
+        so_engine_finish(r, SO_FINISH_ERROR, false);
     }
 }
 

@@ -79,9 +79,9 @@ typedef struct so_engine_opts {
     float draft_p_min; /* a draft ends where the probability of its likeliest token is below this */
     uint64_t draft_id; /* identifies the draft in records kept on disk */
     double draft_claimed_agreement; /* stated in the draft's file (docs/formats.md); 0: none */
-    so_keep
-        keep_costs; /* whether t(n) and acceptance rates are read from the cache folder at the start
-                       and saved at the end */
+    /* Whether t(n) and acceptance rates are read from the cache folder at the start and saved at
+     * the end. */
+    so_keep keep_costs;
     so_draft_fn *user_drafter;           /* the drafter `user` as a chain; may be NULL */
     so_draft_tree_fn *user_tree_drafter; /* or as a tree; at most one of the two is set */
     void *drafter_user;
@@ -171,8 +171,8 @@ typedef struct so_request_opts {
     int min_tokens;      /* no end token, stop token or stop string before this many tokens */
     const so_str *stops; /* copied */
     int n_stops;
-    const int32_t
-        *stop_tokens; /* end the answer as an end token does, also with ignore_end; copied */
+    /* Tokens that end the answer as an end token does, also with ignore_end; copied. */
+    const int32_t *stop_tokens;
     int n_stop_tokens;
     const so_tokens *bad_words; /* token sequences that the answer never contains; copied */
     int n_bad_words;

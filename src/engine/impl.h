@@ -171,7 +171,9 @@ so_speculator *so_speculate_create(so_engine *e);
 void so_speculate_free(so_engine *e);
 /* Checks o and opens the drafters of r, whose prompt and limits are set. */
 int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err);
+/* r has finished: closes its drafters' data and its plan. */
 void so_speculate_close(so_request *r);
+/* r is being freed: closes it if it is still open, and gives up its set of drafters. */
 void so_speculate_release(so_request *r);
 const char *so_speculate_name(const so_request *r); /* its spec in the shortest form */
 /* The root of its drafters; NULL: none. */

@@ -23,7 +23,7 @@
 
 enum { MIN_PASSES_TO_SAVE = 8 };                        /* passes before costs are saved */
 static const size_t MIN_WEIGHT_BYTES_TO_SAVE = 8 << 20; /* smaller models are not saved */
-static const int64_t MAX_LOGITS = (int64_t)64 << 20; /* floats: logits of the guesses of a pass */
+static const int64_t MAX_LOGITS = (int64_t)64 << 20;    /* of all guesses of a pass, in floats */
 
 struct so_speculator {
     so_planner *planner;
@@ -205,7 +205,7 @@ void so_speculate_observe_tokens(so_request *r) {
 
 static bool speculates(const so_request *r) { return r->has_tree && r->spec.plan; }
 
-/* max_guesses: the part of the pass that belongs to this request. */
+/* max_guesses: how many of the guesses in the pass may be this request's. */
 static void set_room(so_request *r, int max_guesses) {
     so_speculation *s = &r->spec;
     int depth = SO_MIN(s->length ? s->length : s->draft_max, r->max_len - r->n_tokens - 1);

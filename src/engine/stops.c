@@ -1,6 +1,6 @@
-/* The held text is shorter than the longest stop string, so the scan is linear in the length of the
- * stream for stop strings of practical length. If several stop strings match, the one that starts
- * first ends the stream. Each stream has one thread. */
+/* The search for stop strings (stops.h). The held text is shorter than the longest stop string, so
+ * the scan is linear in the length of the stream for stop strings of practical length. If several
+ * stop strings match, the one that starts first ends the stream. Each stream has one thread. */
 #include "engine/stops.h"
 
 #include "base/mem.h"
