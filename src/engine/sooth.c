@@ -450,8 +450,10 @@ static int submit(sooth_engine *s, sooth_request *req, const so_tokens *prompt, 
     so_tokens expected = {0};
     if (p->prediction)
         rc = so_tokenizer_encode(s->m->b.tok, so_str_c(p->prediction), 0, &expected, err);
-    if (rc != SO_OK)
+    if (rc != SO_OK) {
+        so_tokens_free(&expected);
         return rc;
+    }
     o.spec.expected = expected.ids;
     o.spec.n_expected = (int)SO_MIN(expected.len, (size_t)INT32_MAX);
     so_bias *bias = SO_NEW_N(so_bias, p->n_bias);

@@ -666,6 +666,24 @@ static sooth_request *submit(sooth_engine *e, const char *prompt, const sooth_pa
     return r;
 }
 
+/* The prediction fails after some of its tokens were made; the leak sanitizer checks that they are
+ * freed. */
+static void test_prediction_too_long(void **state) {
+    fixture *f = *state;
+    enum { LEN = (64 << 20) + 16 }; /* one word longer than the tokenizer accepts */
+    sooth_params p = seeded(1, 5);
+    sooth_error err = {0};
+    char *text = so_alloc(LEN + 1);
+    memset(text, 'q', LEN);
+    memcpy(text, "a b ", 4);
+    text[LEN] = '\0';
+    p.spec = "predict";
+    p.prediction = text;
+    assert_int_equal(sooth_generate(f->engine, "a", &p, NULL, NULL, NULL, &err), SOOTH_ELIMIT);
+    assert_non_null(strstr(err.message, "a word of"));
+    free(text);
+}
+
 /* With pages and slots for all requests, or for some at a time, the texts are the same. */
 static void test_cache_settings(void **state) {
     fixture *f = *state;
@@ -772,6 +790,7 @@ int main(void) {
         WITH_FIXTURE(test_own_drafter),
         WITH_FIXTURE(test_own_tree),
         WITH_FIXTURE(test_prediction_and_metrics),
+        WITH_FIXTURE(test_prediction_too_long),
         WITH_FIXTURE(test_cache_settings),
         WITH_FIXTURE(test_cache_limits),
         WITH_FIXTURE(test_priority),
