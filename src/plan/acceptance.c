@@ -70,9 +70,9 @@ static so_accept_cell *cell(so_accept_table *tables, const so_accept *a, const s
 
 /* --- estimates --- */
 
-/* The shared estimate. The drafter's confidence is the prior of depth 1, each depth is the prior of
- * the next depth, and each rank that of the next rank, so that a cell without tests equals the one
- * before it. */
+/* The shared estimate. The drafter's confidence is the prior of depth 1, and each depth is the
+ * prior of the next, so that a depth without tests equals the one before it. The prior of a rank is
+ * half of the rank before it. */
 static double at_depth(const so_accept_table *t, int depth, int class, double p) {
     so_accept_cell c = (*t)[depth][0][class];
     double prior = depth == 0 ? SO_TUNE_CONFIDENCE_PRIOR : SO_TUNE_DEPTH_PRIOR;

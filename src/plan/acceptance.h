@@ -82,8 +82,7 @@ typedef struct so_accept_key {
     double confidence; /* negative: unknown (before drafting) */
 } so_accept_key;
 
-/* The chance that a tested guess is accepted. unknown: estimate for a drafter without any counts if
- * the confidence is unknown. */
+/* The chance that a tested guess is accepted. unknown: the prior if k has no confidence. */
 double so_accept_get(const so_accept *a, const so_accept_key *k, double unknown);
 /* Counts one test and its outcome. */
 void so_accept_add(so_accept *a, const so_accept_key *k, bool accepted);

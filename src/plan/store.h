@@ -35,8 +35,8 @@ void so_store_key(const so_model *m, so_dtype kv_dtype, so_buf *out);
 /* The path of its file in `dir`/costs. Caller frees. */
 char *so_store_path(const char *dir, so_str key);
 
-/* Both must be empty. Returns false, and both stay empty, if there is no file, it is for another
- * key, or it is invalid; *why then has the reason for the log. */
+/* *c and *r must be empty. Returns false, and both stay empty, if there is no file, it is for
+ * another key, or it is invalid; *why then has the reason for the log. */
 bool so_store_read(const char *path, so_str key, so_costs *c, so_records *r, const char **why);
 /* Writes a temporary file and renames it: of two runs that end together one file survives. */
 int so_store_write(const char *path, so_str key, const so_costs *c, const so_records *r,

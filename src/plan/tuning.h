@@ -25,7 +25,8 @@ static const double SO_TUNE_OUTLIER = 3; /* deviations at which an observation i
 /* A width that is not known well is assumed to be cheaper by this many standard errors (at most
  * OPTIMISM_MAX of the logarithm), so that one unlucky pass does not rule it out for good. */
 static const double SO_TUNE_OPTIMISM = 0.5, SO_TUNE_OPTIMISM_MAX = 0.1;
-/* Maximum weight of a point of the curve, in passes; the same for a point from an earlier run. */
+/* Maximum weight of a point of the curve, in passes: learned in this run; read from the file of an
+ * earlier one. */
 static const double SO_TUNE_POINT_WEIGHT = 64, SO_TUNE_OLD_POINT_WEIGHT = 16;
 
 /* --- costs.c --- */
@@ -57,10 +58,10 @@ static const float SO_TUNE_SHARED_KEEP = 0.998f, SO_TUNE_OWN_KEEP = 0.98f;
 /* Weight of priors in tests: confidence for depth 1, each depth for the next. */
 static const double SO_TUNE_CONFIDENCE_PRIOR = 4, SO_TUNE_DEPTH_PRIOR = 32;
 /* Prior of a later sibling, tested after an earlier one was rejected: half the acceptance of the
- * first, weighing so many tests. */
+ * sibling before it, with the weight of SIBLING_PRIOR tests. */
 static const double SO_TUNE_SIBLING_FACTOR = 0.5, SO_TUNE_SIBLING_PRIOR = 8;
-/* Weight of the shared estimate against a request's own counts, in successes and in failures: at
- * first, and after a sudden change. */
+/* Weight of the shared estimate against a request's own counts, added to its successes and to its
+ * failures: at first, and after a sudden change. */
 static const float SO_TUNE_OWN_PRIOR = 6, SO_TUNE_CHANGED_PRIOR = 1;
 /* A run of outcomes less likely than this is a change: eight failures at a rate of one half. */
 static const double SO_TUNE_CHANGE_ALARM = 0.005;
@@ -111,7 +112,7 @@ static const double SO_TUNE_SHORTFALL_PART = 0.05, SO_TUNE_SHORTFALL_KEEP = 0.99
 enum { SO_TUNE_SHORTFALL_PRIOR = 16 };         /* drafts assumed without a shortfall, at first */
 static const float SO_TUNE_MIN_VALUE = 0.001f; /* guesses below this are ignored */
 /* Weight of a step in g, the running mean from which λ is computed (plan.h): the slow mean and the
- * fast one. A step counts as at most so many plain passes. */
+ * fast one. A step counts as at most RATE_MAX_PASSES plain passes. */
 static const double SO_TUNE_RATE_PART = 0.03, SO_TUNE_RATE_NOW_PART = 0.15;
 static const double SO_TUNE_RATE_MAX_PASSES = 8;
 /* A step is decoded plainly, to measure it, if the standard error of t(n) (of the logarithm,
