@@ -13,8 +13,8 @@
  * For every block of the tile the heads of all columns are converted. Then each step does this:
  *
  *   1. the packed words are decoded to bytes, once, into memory that stays in L1. The bytes are
- *      unsigned, too large by the type's offset (8 for Q4_0, 128 for Q8_0, …), except those of Q8_0
- *      without VNNI, which are signed;
+ *      unsigned; if the type has an offset (8 for Q4_0, 128 for Q8_0, …), they are too large by it.
+ *      Only those of Q8_0 without VNNI are signed;
  *   2. activation rows are taken four at a time: four bytes of each are broadcast and multiplied
  *      with both columns, and products are added in integer registers, one output per lane. The
  *      start value of a sum cancels the offset, exactly;
