@@ -119,7 +119,7 @@ typedef struct so_op {
             float scale;
         } embed;
         struct {                  /* out[n][d] = x[rows[i]][d] */
-            so_view out, x, rows; /* rows: int32[n] */
+            so_view out, x, rows; /* rows: int32[n]; −1: the row is zero */
             int d;
         } gather;
         struct { /* out = x / rms(x) · weight, or (x − mean)/σ · weight + bias; out may be x */

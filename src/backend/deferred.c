@@ -171,6 +171,7 @@ static void deferred_describe(const so_backend *b, so_buf *out) {
 
 static const so_backend_vt deferred_vt = {
     .name = "deferred",
+    .remote = true, /* so that tests take the same path as with a GPU */
     .free = deferred_free,
     .buffer_create = buffer_create,
     .buffer_free = buffer_free,

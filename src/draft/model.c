@@ -25,6 +25,12 @@
  * Each pass feeds missing tokens within a budget of rows. The row of the last missing token gives
  * the next guess, which is then missing itself.
  *
+ * Levels together. On a remote backend a pass costs a round trip, so greedy chains draft several
+ * levels in one pass: the device feeds the argmax of each row to the next level (SO_ROW_GUESS).
+ * Afterwards the guesses are taken level by level, on the same conditions as if each level had been
+ * a pass, and what lies past the end of a chain is dropped. So the guesses are the same; passes are
+ * saved, and some levels may be computed in vain.
+ *
  * How a guess is chosen:
  *   temperature 0      the argmax after bias and penalties; a point
  *   tree with q rows   sampled from the row q after bias, penalties, temperature and cuts, with
@@ -45,6 +51,7 @@
 #include "kv/prefix.h"
 
 enum { N_HIDDEN = 64 };
+enum { MAX_LOGITS = 16 << 20 }; /* floats of the results of one pass */
 /* The logit of a token outside the vocabulary subset: finite, since the sampler is slow with
  * infinite logits, and so low that neither bias nor temperature can make the token likely. */
 static const float EXCLUDED_LOGIT = -1e30f;
@@ -71,6 +78,9 @@ typedef struct chain {
     int n_guess;
     so_sample_params inner_sample;
     int n_rows, first_logit; /* in this pass; first_logit −1: still in catch-up */
+    int last_row;            /* of this pass, without the rows of levels_together */
+    int n_in_vain;           /* levels that were computed and not used */
+    double expected;         /* of `path`, during levels_together */
     double path;             /* chance that the whole chain is accepted, by the job's terms */
     float confidence;        /* of the latest guess */
     bool done, refused;      /* refused: a row was computed and no guess added */
@@ -88,7 +98,7 @@ typedef struct model_drafter {
     const int32_t *subset; /* [n_subset] ids with logits that the target has, too; NULL: 0, 1, … */
     int n_subset;
     int d_hidden; /* width of the target's hidden states that the draft takes; 0: none */
-    int max_rows;
+    int max_rows, max_logits; /* of a pass */
     chain *chains;            /* [n_parallel] */
     so_draft_job *inner_jobs; /* [n_parallel] */
     so_tree *inner_trees;     /* [n_parallel] */
@@ -206,10 +216,13 @@ static void sync_text(request_state *s, const so_draft_job *job) {
     so_prefix_take(s->seq, s->text, job->n_tokens - 1);
 }
 
-/* Whether another row would be computed in vain. Guesses of other drafters fill the tree, too. */
-static bool tree_is_full(const so_draft_job *job) {
-    return job->tree->n_nodes - 1 >= job->max_nodes || job->tree->n_nodes >= SO_TREE_MAX;
+/* New guesses that the tree can take. Guesses of other drafters fill it, too. If it is full,
+ * another row would be computed in vain. */
+static int tree_room(const so_draft_job *job) {
+    return SO_MIN(job->max_nodes + 1, SO_TREE_MAX) - job->tree->n_nodes;
 }
+
+static bool tree_is_full(const so_draft_job *job) { return tree_room(job) <= 0; }
 
 /* Fills *c; false: no guesses for this request. */
 static bool begin_chain(model_drafter *md, so_draft_job *job, chain *c) {
@@ -465,26 +478,33 @@ static double next_gain(const chain *c) {
     return t ? c->path * so_terms_chance(t, c->depth + 1, -1) - so_terms_row(t, c->depth + 1) : 1;
 }
 
+/* Adds the guess of one row, or ends the chain. */
+static void draw_next(model_drafter *md, chain *c, int logit) {
+    int32_t token;
+    if (!draw(md, c, logit, &token)) {
+        c->done = c->refused = true;
+        return;
+    }
+    c->s->text[c->n_text++] = token;
+    c->depth++;
+    if (c->job->terms)
+        c->path *= so_terms_chance(c->job->terms, c->depth, (double)c->confidence);
+    c->done = c->depth == c->limit || tree_is_full(c->job) || next_gain(c) <= 0;
+}
+
+static int32_t last_token(const chain *c) { return c->s->text[c->n_text - 1]; }
+
 /* Adds the guesses that this pass allows: one, and one more per correct guess of the inner
  * drafter. */
 static void draw_chain(model_drafter *md, chain *c) {
-    int n_fed = c->n_rows - c->n_guess, n_right = 0;
+    int n_right = 0;
     for (;;) {
-        int32_t token;
-        if (!draw(md, c, c->first_logit + n_right, &token)) {
-            c->done = c->refused = true;
-            break;
-        }
-        c->s->text[c->n_text++] = token;
-        c->depth++;
-        if (c->job->terms)
-            c->path *= so_terms_chance(c->job->terms, c->depth, (double)c->confidence);
-        c->done = c->depth == c->limit || tree_is_full(c->job) || next_gain(c) <= 0;
-        if (c->done || n_right == c->n_guess || c->guess[n_right] != token)
+        draw_next(md, c, c->first_logit + n_right);
+        if (c->done || n_right == c->n_guess || c->guess[n_right] != last_token(c))
             break;
         n_right++;
     }
-    so_seq_commit_chain(c->s->seq, n_fed + n_right);
+    so_seq_commit_chain(c->s->seq, c->n_rows - c->n_guess + n_right);
     c->n_guess = 0;
 }
 
@@ -513,51 +533,6 @@ static int add_rows(model_drafter *md, chain *c, int seq, int at, int *n_logits,
     return c->n_rows = n + n_guess;
 }
 
-static void abort_all(model_drafter *md, int n) {
-    for (int i = 0; i < n; i++)
-        if (so_seq_open_nodes(md->chains[i].s->seq) > 0)
-            so_seq_abort(md->chains[i].s->seq);
-}
-
-/* One pass for all chains that are not done; *more: there were any. */
-static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
-    int n_rows = 0, n_seqs = 0, n_logits = 0, budget = md->o.n_batch, rc = SO_OK;
-    for (int i = 0; i < n && rc == SO_OK; i++) {
-        chain *c = &md->chains[i];
-        if (c->done)
-            continue;
-        int logits_before = n_logits, budget_before = budget;
-        add_rows(md, c, n_seqs, n_rows, &n_logits, &budget);
-        if (so_seq_pages_needed(c->s->seq, c->n_rows) > so_kv_available_pages(md->kv)) {
-            c->done = true; /* keeps the guesses so far */
-            n_logits = logits_before;
-            budget = budget_before;
-            continue;
-        }
-        n_rows += c->n_rows;
-        rc = so_seq_begin(c->s->seq, c->n_rows, err);
-        md->seqs[n_seqs++] = c->s->seq;
-    }
-    *more = n_seqs > 0;
-    if (n_seqs == 0)
-        return SO_OK;
-    so_batch batch = {md->rows, n_rows, md->seqs, n_seqs};
-    if (rc == SO_OK)
-        rc = so_pass_run(md->pass, &batch, SO_PASS_LOGITS, err);
-    if (rc != SO_OK)
-        return rc;
-    for (int i = 0; i < n; i++) {
-        chain *c = &md->chains[i];
-        if (c->done)
-            continue;
-        if (c->first_logit >= 0)
-            draw_chain(md, c);
-        else
-            so_seq_commit_chain(c->s->seq, c->n_rows);
-    }
-    return SO_OK;
-}
-
 /* Ends all chains if another level does not pay: it is one pass of the draft for all of them, and
  * their gains together must exceed its price. If one chain has no terms or is still in catch-up,
  * the pass is made anyway, and all continue. */
@@ -576,6 +551,156 @@ static void end_unprofitable(model_drafter *md, int n) {
         md->chains[i].done = true;
 }
 
+/* The most levels that the next pass may compute. 1: the chains need the host for every guess. */
+static int max_levels(const model_drafter *md, int n) {
+    int levels = SO_PASS_LEVELS, n_active = 0, n_missing = 0;
+    int64_t n_pages = 0;
+    bool possible = so_model_backend(md->m)->vt->remote && !md->inner &&
+                    md->n_subset == so_model_logits_len(md->m);
+    for (int i = 0; i < n && possible; i++) {
+        const chain *c = &md->chains[i];
+        if (c->done)
+            continue;
+        so_sample_params p = params_of(md, c->job);
+        possible = so_sample_is_argmax(&p);
+        levels = SO_MIN(levels, SO_MIN(c->limit - c->depth, tree_room(c->job)));
+        n_missing += c->n_text - so_seq_len(c->s->seq) - 1;
+        n_active++;
+    }
+    if (!possible || n_active == 0 || n_missing > md->o.n_batch)
+        return 1;
+    levels = SO_MIN(levels, md->max_logits / n_active);
+    for (int i = 0; i < n; i++) {
+        const so_seq *s = md->chains[i].s->seq;
+        if (!md->chains[i].done)
+            n_pages += so_seq_pages_needed(s, md->chains[i].n_text - so_seq_len(s) + levels - 1);
+    }
+    return n_pages > so_kv_available_pages(md->kv) ? 1 : levels;
+}
+
+/* Whether level number `level` of the next pass, the first being 0, is expected to pay, with the
+ * chances that are known before the rows are seen. */
+static bool level_pays(model_drafter *md, int n, int level) {
+    double gain = 0, price = 0;
+    for (int i = 0; i < n; i++) {
+        chain *c = &md->chains[i];
+        const so_draft_terms *t = c->job->terms;
+        int depth = c->depth + level;
+        if (c->done)
+            continue;
+        if (!t)
+            return true;
+        c->expected *= so_terms_chance(t, depth, -1);
+        gain += SO_MAX(c->expected * so_terms_chance(t, depth + 1, -1) - so_terms_row(t, depth + 1),
+                       0.0);
+        price = SO_MAX(price, (double)t->level_price);
+    }
+    return gain > price;
+}
+
+static int levels_together(model_drafter *md, int n) {
+    int max = max_levels(md, n), levels = 1;
+    for (int i = 0; i < n; i++)
+        md->chains[i].expected = md->chains[i].path;
+    while (levels < max && level_pays(md, n, levels))
+        levels++;
+    return levels;
+}
+
+/* The rows of the levels after the first; n_seqs chains are in the pass. */
+static int add_levels(model_drafter *md, int n, int at, int n_seqs, int levels) {
+    for (int level = 1; level < levels; level++)
+        for (int i = 0, seq = 0; i < n; i++) {
+            const chain *c = &md->chains[i];
+            if (c->done)
+                continue;
+            int parent = level == 1 ? c->last_row : at - n_seqs;
+            md->rows[at++] = (so_row){.token = SO_ROW_GUESS,
+                                      .pos = md->rows[parent].pos + 1,
+                                      .seq = seq++,
+                                      .parent = parent,
+                                      .want_logits = true};
+        }
+    return at;
+}
+
+/* Takes the guesses of a pass of several levels, as if each level had been a pass. */
+static void draw_levels(model_drafter *md, int n, int n_seqs, int levels) {
+    for (int level = 0; level < levels; level++) {
+        for (int i = 0; i < n; i++) {
+            chain *c = &md->chains[i];
+            int logit = c->first_logit + level * n_seqs;
+            if (c->done) {
+                c->n_in_vain += so_seq_open_nodes(c->s->seq) > 0;
+                continue;
+            }
+            draw_next(md, c, logit);
+            SO_ASSERT(c->refused || last_token(c) == so_pass_argmax(md->pass, logit));
+        }
+        if (level + 1 == levels)
+            break;
+        end_unprofitable(md, n);
+        for (int i = 0; i < n; i++)
+            md->chains[i].n_rows += !md->chains[i].done;
+    }
+    for (int i = 0; i < n; i++)
+        if (so_seq_open_nodes(md->chains[i].s->seq) > 0)
+            so_seq_commit_chain(md->chains[i].s->seq, md->chains[i].n_rows);
+}
+
+static void abort_all(model_drafter *md, int n) {
+    for (int i = 0; i < n; i++)
+        if (so_seq_open_nodes(md->chains[i].s->seq) > 0)
+            so_seq_abort(md->chains[i].s->seq);
+}
+
+/* One pass for all chains that are not done; *more: there were any. */
+static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
+    int n_rows = 0, n_seqs = 0, n_logits = 0, budget = md->o.n_batch, rc = SO_OK;
+    int levels = levels_together(md, n);
+    for (int i = 0; i < n && rc == SO_OK; i++) {
+        chain *c = &md->chains[i];
+        if (c->done)
+            continue;
+        int logits_before = n_logits, budget_before = budget;
+        add_rows(md, c, n_seqs, n_rows, &n_logits, &budget);
+        int n_nodes = c->n_rows + levels - 1;
+        if (so_seq_pages_needed(c->s->seq, n_nodes) > so_kv_available_pages(md->kv)) {
+            c->done = true; /* keeps the guesses so far */
+            n_logits = logits_before;
+            budget = budget_before;
+            continue;
+        }
+        n_rows += c->n_rows;
+        c->last_row = n_rows - 1;
+        rc = so_seq_begin(c->s->seq, n_nodes, err);
+        md->seqs[n_seqs++] = c->s->seq;
+    }
+    *more = n_seqs > 0;
+    if (n_seqs == 0)
+        return SO_OK;
+    n_rows = add_levels(md, n, n_rows, n_seqs, levels);
+    so_batch batch = {md->rows, n_rows, md->seqs, n_seqs};
+    if (rc == SO_OK)
+        rc = so_pass_run(md->pass, &batch, SO_PASS_LOGITS, err);
+    if (rc != SO_OK)
+        return rc;
+    if (levels > 1) {
+        draw_levels(md, n, n_seqs, levels);
+        return SO_OK;
+    }
+    for (int i = 0; i < n; i++) {
+        chain *c = &md->chains[i];
+        if (c->done)
+            continue;
+        if (c->first_logit >= 0)
+            draw_chain(md, c);
+        else
+            so_seq_commit_chain(c->s->seq, c->n_rows);
+    }
+    return SO_OK;
+}
+
 static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
     model_drafter *md = (model_drafter *)d;
     int n = 0, rc = SO_OK;
@@ -585,8 +710,10 @@ static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *
         rc = run_inner(md, n, err);
     for (bool more = n > 0; more && rc == SO_OK; end_unprofitable(md, n))
         rc = pass_once(md, n, &more, err);
-    for (int i = 0; i < n; i++)
-        md->chains[i].job->n_levels = md->chains[i].depth + md->chains[i].refused;
+    for (int i = 0; i < n; i++) {
+        const chain *c = &md->chains[i];
+        c->job->n_levels = c->depth + c->refused + c->n_in_vain;
+    }
     if (rc != SO_OK)
         abort_all(md, n);
     return rc;
@@ -644,7 +771,7 @@ static int create_kv(model_drafter *md, const so_kv_shape *shape, so_err *err) {
     return rc == SO_OK && md->o.prefix_cache ? so_prefix_enable(md->kv, err) : rc;
 }
 
-static int create_cache(model_drafter *md, int n_logits, so_err *err) {
+static int create_cache(model_drafter *md, so_err *err) {
     const so_hparams *hp = so_model_hparams(md->m);
     int64_t pages = md->o.n_pages;
     if (pages == 0)
@@ -661,7 +788,7 @@ static int create_cache(model_drafter *md, int n_logits, so_err *err) {
                          .dtype = md->o.kv_dtype};
     int rc = create_kv(md, &shape, err);
     if (rc == SO_OK)
-        rc = so_pass_create(md->m, md->kv, md->max_rows, n_logits, &md->pass, err);
+        rc = so_pass_create(md->m, md->kv, md->max_rows, md->max_logits, &md->pass, err);
     return rc == SO_OK ? rc : so_err_prefix(err, "draft model");
 }
 
@@ -687,6 +814,16 @@ static int find_subset(model_drafter *md, so_err *err) {
                               md->o.n_vocab - 1);
 }
 
+/* Rows with logits in one pass: one per request, and more where a pass has several levels. */
+static int max_logits_of(const so_model *m, const so_model_drafter_opts *o, bool has_inner) {
+    int all = o->n_parallel * o->max_draft;
+    if (has_inner)
+        return all;
+    if (!so_model_backend(m)->vt->remote)
+        return o->n_parallel;
+    return SO_MAX(o->n_parallel, SO_MIN(all, MAX_LOGITS / so_model_logits_len(m)));
+}
+
 /* With an inner drafter a level takes another time, so it has a record of its own. */
 static uint64_t id_of(const so_model_drafter_opts *o, const so_drafter *inner) {
     uint64_t ids[2] = {o->id, inner ? inner->id : 0};
@@ -700,7 +837,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
                             so_drafter **out, so_err *err) {
     SO_ASSERT(o->max_draft >= 1 && o->max_draft < SO_TREE_MAX && o->n_parallel >= 1);
     model_drafter *md = SO_NEW(model_drafter);
-    int n_par = o->n_parallel, n_logits = n_par * (inner ? o->max_draft : 1);
+    int n_par = o->n_parallel;
     md->base.vt = &MODEL_VT;
     md->base.draws = md->base.has_cost = md->base.is_model = md->base.uses_terms = true;
     md->base.size = o->size;
@@ -716,12 +853,13 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     /* Shared pages were computed with the hidden states of other requests. */
     md->base.request_only = md->d_hidden == 0;
     md->n_ctx = SO_MIN(o->n_ctx, so_model_hparams(m)->n_ctx_train);
-    md->max_rows = o->n_batch + n_logits;
+    md->max_logits = max_logits_of(m, o, inner != NULL);
+    md->max_rows = o->n_batch + md->max_logits;
     int rc = check_hidden_width(md, err);
     if (rc == SO_OK)
         rc = find_subset(md, err);
     if (rc == SO_OK)
-        rc = create_cache(md, n_logits, err);
+        rc = create_cache(md, err);
     if (rc != SO_OK) {
         model_free(&md->base);
         return rc;
@@ -744,41 +882,4 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->inner = inner;
     *out = &md->base;
     return SO_OK;
-}
-
-/* --- tokenizers --- */
-
-/* Start of all messages about a vocabulary: the finding, both sizes, the remedy. */
-#define VOCAB_DIFFERS                                                                         \
-    "the draft model's vocabulary differs from the target's (%d and %d tokens): use a draft " \
-    "model of the target's own family; "
-
-/* Ids past the shorter vocabulary: padding, or tokens that only one of the two has. */
-static int check_extra_ids(const so_tokenizer *target, const so_tokenizer *draft, so_err *err) {
-    int32_t n_target = so_tokenizer_n_vocab(target), n_draft = so_tokenizer_n_vocab(draft);
-    const so_tokenizer *longer = n_target > n_draft ? target : draft;
-    for (int32_t id = SO_MIN(n_target, n_draft); id < so_tokenizer_n_vocab(longer); id++)
-        if (!(so_tokenizer_kind(longer, id) & (SO_TOKEN_UNUSED | SO_TOKEN_CONTROL)))
-            return so_err_set(err, SO_EMISMATCH, VOCAB_DIFFERS "only the %s has token %d ('%.*s')",
-                              n_draft, n_target, longer == target ? "target" : "draft", id,
-                              SO_STR_ARG(so_tokenizer_piece(longer, id)));
-    return SO_OK;
-}
-
-int so_draft_check_tokenizers(const so_tokenizer *target, const so_tokenizer *draft, so_err *err) {
-    int32_t n_target = so_tokenizer_n_vocab(target), n_draft = so_tokenizer_n_vocab(draft);
-    for (int32_t id = 0; id < SO_MIN(n_target, n_draft); id++) {
-        so_str a = so_tokenizer_piece(target, id), b = so_tokenizer_piece(draft, id);
-        if (!so_str_eq(a, b))
-            return so_err_set(err, SO_EMISMATCH,
-                              VOCAB_DIFFERS "token %d is '%.*s' in the target and '%.*s' in the "
-                                            "draft",
-                              n_draft, n_target, id, SO_STR_ARG(a), SO_STR_ARG(b));
-    }
-    if (so_tokenizer_eos(target) != so_tokenizer_eos(draft))
-        return so_err_set(err, SO_EMISMATCH,
-                          "the draft model's end token is %d, the target's is %d: use a draft "
-                          "model of the target's own family",
-                          so_tokenizer_eos(draft), so_tokenizer_eos(target));
-    return check_extra_ids(target, draft, err);
 }

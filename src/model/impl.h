@@ -61,10 +61,12 @@ struct so_pass {
     so_view target_hidden; /* the target's hidden states, [max_rows][d_target_hidden] */
     so_view ids, positions, slots, rows, pages, tails, rope, rope_local;
     so_view out_rows, out_x, hidden, logits, argmax; /* [max_logits][…] */
+    so_view guess_ids; /* int32[logits_len]: token ids of the logits; made when first needed */
 
     /* Host, filled per run. */
     int n, n_out;
-    bool has_target_hidden; /* at least one row has a hidden state of the target */
+    int n_levels, level_row[SO_PASS_LEVELS + 1], level_out[SO_PASS_LEVELS + 1]; /* first of each */
+    bool has_target_hidden; /* at least one row of the level has a hidden state of the target */
     unsigned want;
     int32_t *h_ids, *h_positions, *h_out_rows;
     so_kv_slot *h_slots;

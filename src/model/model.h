@@ -44,7 +44,13 @@ int so_model_d_target_hidden(const so_model *m);
 /* One row of a batch. The k-th row of a sequence (in batch order) is written to slot len + k. pos =
  * len + depth in the tree. parent: index in the batch of the row that this one follows, −1 if it
  * follows the committed context. A parent comes before its children and belongs to the same
- * sequence. */
+ * sequence.
+ *
+ * token SO_ROW_GUESS: the argmax of the parent's logits, which the host does not see before
+ * so_pass_wait. Such rows come after all others and form levels: the i-th row of a level follows
+ * the i-th row with want_logits of the level before. Results are those of one pass per level. */
+enum { SO_ROW_GUESS = INT32_MIN };
+enum { SO_PASS_LEVELS = 32 }; /* maximum of a batch; rows that are no guesses are one */
 typedef struct so_row {
     int32_t token, pos, seq, parent;
     bool want_logits;

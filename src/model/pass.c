@@ -164,7 +164,8 @@ void so_pass_free(so_pass *p) {
                        p->rope,     p->rope_local,
                        p->out_rows, p->out_x,
                        p->hidden,   p->logits,
-                       p->argmax,   p->target_hidden};
+                       p->argmax,   p->target_hidden,
+                       p->guess_ids};
     for (size_t i = 0; i < SO_LEN(views); i++)
         if (views[i].buf)
             p->backend->vt->buffer_free(p->backend, views[i].buf);
@@ -201,13 +202,15 @@ static int table_reserve(so_pass *p, int n, int32_t **table, int *cap, so_view *
 
 /* The batch. */
 
+static bool is_guess(const so_row *r) { return r->token == SO_ROW_GUESS; }
+
 static int check_row(const so_pass *p, const so_batch *b, int i, so_err *err) {
     const so_hparams *hp = &p->model->hp;
     const so_row *r = &b->rows[i];
     if (r->seq < 0 || r->seq >= b->n_seqs)
         return so_err_set(err, SO_EINVAL, "row %d: sequence %d is not one of the batch's %d", i,
                           r->seq, b->n_seqs);
-    if (r->token < 0 || r->token >= hp->n_vocab)
+    if (!is_guess(r) && (r->token < 0 || r->token >= hp->n_vocab))
         return so_err_set(err, SO_EINVAL, "row %d: token %d is outside the vocabulary of %d", i,
                           r->token, hp->n_vocab);
     if (r->parent < -1 || r->parent >= i)
@@ -260,6 +263,35 @@ static int check_batch(so_pass *p, const so_batch *b, so_err *err) {
         return so_err_set(err, SO_EINVAL, "%d rows want logits; at most %d can have them", n_out,
                           p->max_logits);
     return check_seqs(p, b, err);
+}
+
+/* The levels of guesses. A guess whose parent is in the latest level starts a new one. */
+static int lay_out_levels(so_pass *p, const so_batch *b, so_err *err) {
+    int n_out = 0, level = 0, parent = 0; /* parent: of the next guess, or a row before that */
+    p->level_row[0] = p->level_out[0] = 0;
+    for (int i = 0; i < b->n_rows; i++) {
+        const so_row *r = &b->rows[i];
+        bool guess = is_guess(r);
+        if (guess && r->parent >= p->level_row[level]) {
+            if (level + 1 == SO_PASS_LEVELS)
+                return so_err_set(err, SO_EINVAL, "row %d: more than %d levels", i, SO_PASS_LEVELS);
+            parent = p->level_row[level++];
+            p->level_row[level] = i;
+            p->level_out[level] = n_out;
+        }
+        while (guess && parent < i && !b->rows[parent].want_logits)
+            parent++;
+        if (guess != (level > 0) || (guess && r->parent != parent++))
+            return so_err_set(err, SO_EINVAL,
+                              "row %d: guesses come last, in the order of the rows with logits "
+                              "that they follow",
+                              i);
+        n_out += r->want_logits;
+    }
+    p->n_levels = level + 1;
+    p->level_row[p->n_levels] = b->n_rows;
+    p->level_out[p->n_levels] = n_out;
+    return 0;
 }
 
 static int lay_out_pages(so_pass *p, const so_batch *b, so_err *err) {
@@ -330,24 +362,23 @@ static void lay_out_target_hidden(so_pass *p, const float *hidden, int i) {
         memcpy(to, hidden, d * sizeof *to);
     else
         memset(to, 0, d * sizeof *to);
-    p->has_target_hidden |= hidden != NULL;
 }
 
 static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
     memset(p->seq_n, 0, (size_t)b->n_seqs * sizeof *p->seq_n);
     p->n = b->n_rows;
     p->n_out = p->n_tails = 0;
-    p->has_target_hidden = false;
-    for (int i = 0; i < b->n_rows; i++) {
+    for (int i = 0, level = 0; i < b->n_rows; i++) {
         const so_row *r = &b->rows[i];
+        level += i == p->level_row[level + 1];
         int slot = so_seq_len(b->seqs[r->seq]) + p->seq_n[r->seq]++;
-        p->h_ids[i] = r->token;
+        p->h_ids[i] = is_guess(r) ? 0 : r->token;
         p->h_positions[i] = r->pos;
         p->h_slots[i] = (so_kv_slot){p->h_pages[p->seq_page_off[r->seq] + slot / SO_KV_PAGE],
                                      slot % SO_KV_PAGE};
         lay_out_target_hidden(p, r->target_hidden, i);
         if (r->want_logits)
-            p->h_out_rows[p->n_out++] = i;
+            p->h_out_rows[p->n_out++] = i - p->level_row[level];
         int rc = lay_out_view(p, b, i, slot, err);
         if (rc != 0)
             return rc;
@@ -375,14 +406,18 @@ static void upload_rope(so_pass *p, so_view dst, const float *inv_freq, float sc
     upload(p, dst, p->h_rope, (size_t)p->n * (size_t)d * sizeof(float));
 }
 
-static void upload_batch(so_pass *p) {
-    const so_model *m = p->model;
-    size_t n = (size_t)p->n;
-    upload(p, p->ids, p->h_ids, n * sizeof *p->h_ids);
-    upload(p, p->slots, p->h_slots, n * sizeof *p->h_slots);
-    upload(p, p->rows, p->h_rows, n * sizeof *p->h_rows);
+/* What all levels share; and the tokens, which later levels get from submit_guesses. */
+static void upload_tables(so_pass *p) {
+    upload(p, p->ids, p->h_ids, (size_t)p->level_row[1] * sizeof *p->h_ids);
     upload(p, p->pages, p->h_pages, (size_t)p->n_pages * sizeof *p->h_pages);
     upload(p, p->tails, p->h_tails, (size_t)p->n_tails * sizeof *p->h_tails);
+}
+
+static void upload_level(so_pass *p) {
+    const so_model *m = p->model;
+    size_t n = (size_t)p->n;
+    upload(p, p->slots, p->h_slots, n * sizeof *p->h_slots);
+    upload(p, p->rows, p->h_rows, n * sizeof *p->h_rows);
     upload(p, p->out_rows, p->h_out_rows, (size_t)p->n_out * sizeof *p->h_out_rows);
     if (p->has_target_hidden)
         upload(p, p->target_hidden, p->h_target_hidden,
@@ -429,20 +464,79 @@ static void submit_downloads(so_pass *p) {
         download(p, p->h_argmax, p->argmax, n * sizeof(int32_t));
 }
 
+/* The pass as its level sees it: rows and results of the level alone, in the same buffers. */
+static so_pass level_of(const so_pass *p, const so_batch *b, int level) {
+    int row = p->level_row[level], out = p->level_out[level];
+    so_pass l = *p;
+    l.n = p->level_row[level + 1] - row;
+    l.n_out = p->level_out[level + 1] - out;
+    l.h_ids += row;
+    l.h_positions += row;
+    l.h_slots += row;
+    l.h_rows += row;
+    l.h_target_hidden += (size_t)row * (size_t)p->model->d_target_hidden;
+    l.h_out_rows += out;
+    l.h_logits += (size_t)out * (size_t)p->model->logits_len;
+    l.h_hidden += (size_t)out * (size_t)p->model->hp.d_model;
+    l.h_argmax += out;
+    l.has_target_hidden = false;
+    for (int i = 0; i < l.n && p->model->d_target_hidden > 0; i++)
+        l.has_target_hidden |= b->rows[row + i].target_hidden != NULL;
+    return l;
+}
+
+/* The tokens of the next level's n rows. A row that is not finite has no argmax; gather gives 0,
+ * which is a token. */
+static void submit_guesses(so_pass *p, int n) {
+    so_submit(
+        p->backend,
+        &(so_op){.kind = SO_OP_GATHER, .n = n, .gather = {p->ids, p->guess_ids, p->argmax, 1}});
+}
+
+static int make_guess_ids(so_pass *p, so_err *err) {
+    const so_model *m = p->model;
+    size_t n = (size_t)m->logits_len;
+    if (p->guess_ids.buf)
+        return 0;
+    int rc = p->backend->vt->buffer_create(p->backend, n * sizeof(int32_t), &p->guess_ids.buf, err);
+    if (rc != 0)
+        return rc;
+    int32_t *ids = SO_NEW_N(int32_t, n);
+    for (size_t i = 0; i < n; i++)
+        ids[i] = m->vocab_subset ? m->vocab_subset[i] : (int32_t)i;
+    upload(p, p->guess_ids, ids, n * sizeof *ids);
+    free(ids);
+    return 0;
+}
+
+static void submit_levels(so_pass *p, const so_batch *b) {
+    upload_tables(p);
+    for (int i = 0; i < p->n_levels; i++) {
+        so_pass l = level_of(p, b, i);
+        upload_level(&l);
+        p->model->arch->forward(&l);
+        if (i + 1 < p->n_levels)
+            submit_guesses(&l, p->level_row[i + 2] - p->level_row[i + 1]);
+        submit_downloads(&l);
+    }
+}
+
 int so_pass_submit(so_pass *p, const so_batch *batch, unsigned want, so_err *err) {
     SO_ASSERT(!p->backend->in_flight);
     p->n_out = 0; /* a failed pass has no results */
     int rc = check_batch(p, batch, err);
+    if (rc == 0)
+        rc = lay_out_levels(p, batch, err);
+    if (rc == 0 && p->n_levels > 1)
+        rc = make_guess_ids(p, err);
     if (rc == 0)
         rc = lay_out_pages(p, batch, err);
     if (rc == 0)
         rc = lay_out_rows(p, batch, err);
     if (rc != 0)
         return rc;
-    p->want = want;
-    upload_batch(p);
-    p->model->arch->forward(p);
-    submit_downloads(p);
+    p->want = want | (p->n_levels > 1 ? SO_PASS_ARGMAX : 0);
+    submit_levels(p, batch);
     p->backend->in_flight = p;
     return 0;
 }

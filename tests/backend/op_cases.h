@@ -209,6 +209,8 @@ static op_data op_data_create(const op_case *c, uint64_t seed) {
     for (size_t i = 0; i < n; i++)
         o.ids[i] =
             (int32_t)(noise_u32(&z) % (unsigned)SO_MAX(c->kind == SO_OP_EMBED ? c->m : c->n, 1));
+    for (size_t i = 1; i < n && c->kind == SO_OP_GATHER; i += 4)
+        o.ids[i] = -1;
     if (c->kind == SO_OP_MATMUL || c->kind == SO_OP_EMBED)
         op_data_weight(&o, &z, c->m);
     if (c->kind == SO_OP_ARGMAX) { /* ties, and a NaN in every third row */

@@ -124,7 +124,7 @@ static void row_of(const op_data *o, int row, double *out) {
             out[j] = (double)w[j] * 1.5;
             break;
         case SO_OP_GATHER:
-            out[j] = (double)o->a[o->ids[row] * o->width + j];
+            out[j] = o->ids[row] < 0 ? 0 : (double)o->a[o->ids[row] * o->width + j];
             break;
         case SO_OP_ADD:
             out[j] = a + b;
@@ -256,7 +256,7 @@ static void bits_are_pinned(void **state) {
         op_data_free(&o);
     }
     so_backend_free(b);
-    assert_true(hash == 0x164462a2757290d6u);
+    assert_true(hash == 0x933f1fed165381aeu);
 }
 
 static void deferred_agrees(void **state) {

@@ -93,12 +93,14 @@ static void test_predicted_text_at_every_length(void **state) {
 /* --- an inner drafter --- */
 
 /* If the inner drafter predicts the draft's samples, one pass of the draft model gives the whole
- * chain. If it is always wrong, it saves no passes. Neither changes a token. */
+ * chain. If it is always wrong, it saves no passes. Neither changes a token. (Without one, a greedy
+ * chain on a remote backend is one pass.) */
 static void test_hierarchical_saves_passes(void **state) {
     fixture *f = *state;
     for (int c = 0; c < SO_CASES; c++) {
         static const char *const specs[] = {"model", "model(predict)", "model(oracle(0))"};
         int passes[SO_LEN(specs)], rounds[SO_LEN(specs)];
+        bool together = cpu_vt->remote && so_sample_is_argmax(&f->cases[c].sample);
         for (size_t k = 0; k < SO_LEN(specs); k++) {
             so_engine *e = open_engine(f, 1);
             n_passes = 0;
@@ -109,9 +111,9 @@ static void test_hierarchical_saves_passes(void **state) {
         assert_int_equal(rounds[0], N_PREDICT / (LENGTH + 1));
         assert_int_equal(rounds[1], rounds[0]);
         assert_int_equal(rounds[2], rounds[0]);
-        assert_int_equal(passes[0], LENGTH * rounds[0]);
+        assert_int_equal(passes[0], (together ? 1 : LENGTH) * rounds[0]);
         assert_int_equal(passes[1], rounds[0]);
-        assert_int_equal(passes[2], passes[0]);
+        assert_int_equal(passes[2], LENGTH * rounds[0]);
     }
 }
 

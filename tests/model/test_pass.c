@@ -56,6 +56,15 @@ static void refuses_batches(void **state) {
     } while (0)
     BAD(rows[1].token = 67, 2, SO_EINVAL, "row 1: token 67 is outside the vocabulary of 67");
     BAD(rows[0].token = -1, 2, SO_EINVAL, "row 0: token -1");
+    BAD(rows[0].token = SO_ROW_GUESS, 2, SO_EINVAL, "row 0: guesses come last");
+    BAD((rows[0].want_logits = false, rows[1].token = SO_ROW_GUESS), 2, SO_EINVAL,
+        "row 1: guesses come last, in the order of the rows with logits");
+    so_seq_abort(a);
+    SO_OK_OR_FAIL(so_seq_begin(a, 3, &err), err);
+    BAD((rows[1].token = SO_ROW_GUESS, rows[2] = (so_row){2, 5, 0, 1, true, NULL}), 3, SO_EINVAL,
+        "row 2: guesses come last");
+    so_seq_abort(a);
+    SO_OK_OR_FAIL(so_seq_begin(a, 2, &err), err);
     BAD(rows[1].pos = 5, 2, SO_EINVAL,
         "row 1: position 5 does not follow its parent; 4 is expected");
     BAD(rows[0].pos = 0, 2, SO_EINVAL, "row 0: position 0");
@@ -178,6 +187,117 @@ static void results(void **state) {
     }
     so_seq_free(s);
     so_rig_close(&r);
+}
+
+/* ---- guesses ---- */
+
+enum { N_CHAINS = 3, N_GIVEN = 5, DEPTH = 6, MAX_WIDTH = 100 };
+
+/* The results of a chain of guesses: of level k of chain c at [c][k]. */
+typedef struct guesses {
+    int32_t argmax[N_CHAINS][DEPTH];
+    float logits[N_CHAINS][DEPTH][MAX_WIDTH], hidden[N_CHAINS][DEPTH][64];
+} guesses;
+
+static void keep(const so_rig *r, guesses *g, int c, int level, int out) {
+    g->argmax[c][level] = so_pass_argmax(r->p, out);
+    memcpy(g->logits[c][level], so_pass_logits(r->p, out), (size_t)r->width * sizeof(float));
+    memcpy(g->hidden[c][level], so_pass_hidden(r->p, out),
+           (size_t)so_model_hparams(r->m)->d_model * sizeof(float));
+}
+
+/* n_chains texts of 1 … N_GIVEN tokens that are yet to be read, then the guesses: the first
+ * n_levels in one pass, and so on. */
+static void guess(so_rig *r, int n_chains, int n_levels, const float *hidden, guesses *g) {
+    so_err err = {0};
+    so_seq *seqs[N_CHAINS];
+    int n_given[N_CHAINS];
+    for (int c = 0; c < n_chains; c++) {
+        seqs[c] = so_seq_create(r->kv);
+        so_rig_chain(r, seqs[c], (int32_t[]){7, 3 + c, 2}, 3, NULL);
+        n_given[c] = 1 + c * 2 % N_GIVEN;
+    }
+    for (int done = 0; done < DEPTH; done += n_levels) {
+        so_row rows[N_CHAINS * (N_GIVEN + DEPTH)];
+        int n = 0, last[N_CHAINS];
+        for (int c = 0; c < n_chains; c++) {
+            int len = so_seq_len(seqs[c]), n_new = done ? 1 : n_given[c];
+            for (int i = 0; i < n_new; i++, n++)
+                rows[n] = (so_row){done ? SO_MAX(g->argmax[c][done - 1], 0) : 11 + 5 * c + i,
+                                   len + i,
+                                   c,
+                                   i ? n - 1 : -1,
+                                   i + 1 == n_new,
+                                   done ? NULL : hidden};
+            last[c] = n - 1;
+            SO_OK_OR_FAIL(so_seq_begin(seqs[c], n_new + n_levels - 1, &err), err);
+        }
+        for (int level = 1; level < n_levels; level++)
+            for (int c = 0; c < n_chains; c++, n++) {
+                rows[n] = (so_row){SO_ROW_GUESS, rows[last[c]].pos + 1, c, last[c], true, NULL};
+                last[c] = n;
+            }
+        SO_OK_OR_FAIL(so_pass_run(r->p, &(so_batch){rows, n, seqs, n_chains},
+                                  SO_PASS_LOGITS | SO_PASS_ARGMAX | SO_PASS_HIDDEN, &err),
+                      err);
+        for (int level = 0; level < n_levels; level++)
+            for (int c = 0; c < n_chains; c++)
+                keep(r, g, c, done + level, level * n_chains + c);
+        for (int c = 0; c < n_chains; c++)
+            so_seq_commit_chain(seqs[c], so_seq_open_nodes(seqs[c]));
+    }
+    for (int c = 0; c < n_chains; c++)
+        so_seq_free(seqs[c]);
+}
+
+static void check_guesses(const so_shape *shape, so_dtype kv, const float *hidden) {
+    for (int deferred = 0; deferred < 2; deferred++) {
+        so_rig r;
+        static guesses want, got;
+        so_shape_open(&r, shape,
+                      &(so_rig_opts){.level = SO_CPU_AUTO,
+                                     .deferred = deferred,
+                                     .kv_dtype = kv,
+                                     .n_threads = 2,
+                                     .model = {.draft = true}});
+        for (int n = 1; n <= N_CHAINS; n++) {
+            memset(&want, 0, sizeof want);
+            guess(&r, n, 1, hidden, &want);
+            for (int levels = 2; levels <= DEPTH; levels += levels == 3 ? 3 : 1) {
+                memset(&got, 0, sizeof got);
+                guess(&r, n, levels, hidden, &got);
+                if (memcmp(&got, &want, sizeof got) != 0)
+                    fail_msg("%d chains, %d levels%s: other results than step by step", n, levels,
+                             deferred ? ", deferred" : "");
+            }
+        }
+        so_rig_close(&r);
+    }
+}
+
+/* Levels of guesses in one pass have the bits of one pass per level: for one chain and several, with
+ * rows before the guesses, with a vocabulary subset, with hidden states of a target, after
+ * rows without an argmax, and for every type of cache. */
+static void guesses_have_the_bits_of_steps(void **state) {
+    (void)state;
+    so_shape subset = {SO_SHAPE_SMALL, .n_layers = 2, .n_vocab = 96, .n_ctx = 256, .seed = 22};
+    so_shape reads = {SO_SHAPE_SMALL, .n_layers = 2, .n_vocab = 96,
+                      .n_ctx = 256,   .d_state = 32, .seed = 23};
+    unsigned char mask[12];
+    float hidden[32];
+    memset(mask, 0x35, sizeof mask);
+    subset.vocab_mask = mask;
+    subset.n_vocab_mask = sizeof mask;
+    for (int i = 0; i < 32; i++)
+        hidden[i] = (float)(i % 7) - 3;
+    check_guesses(&SHAPE, SO_DTYPE_F32, NULL);
+    check_guesses(&SHAPE, SO_DTYPE_F16, NULL);
+    check_guesses(&SHAPE, SO_DTYPE_Q8_0, NULL);
+    check_guesses(&subset, SO_DTYPE_F16, NULL);
+    check_guesses(&reads, SO_DTYPE_F16, hidden);
+    check_guesses(&reads, SO_DTYPE_F16, NULL);
+    reads.nan_token = 11; /* the first chain's */
+    check_guesses(&reads, SO_DTYPE_F16, NULL);
 }
 
 /* ---- submit and wait ---- */
@@ -335,6 +455,7 @@ int main(void) {
         cmocka_unit_test(refuses_sizes),
         cmocka_unit_test(past_learned_positions),
         cmocka_unit_test(results),
+        cmocka_unit_test(guesses_have_the_bits_of_steps),
         cmocka_unit_test(results_appear_at_wait),
         cmocka_unit_test(refused_passes_are_not_submitted),
         cmocka_unit_test(early_reads_abort),

@@ -77,9 +77,12 @@ static void gather(const so_cpu *b, const so_op *op, int index, int count) {
     so_split(op->n, 1, index, count, &begin, &end);
     for (long i = begin; i < end; i++) {
         int32_t row = i32(op->gather.rows)[i];
-        SO_ASSERT(row >= 0 && (size_t)row < n_rows);
-        memcpy(f32(op->gather.out) + (size_t)i * d, f32(op->gather.x) + (size_t)row * d,
-               d * sizeof(float));
+        float *out = f32(op->gather.out) + (size_t)i * d;
+        SO_ASSERT(row == -1 || (row >= 0 && (size_t)row < n_rows));
+        if (row == -1)
+            memset(out, 0, d * sizeof(float));
+        else
+            memcpy(out, f32(op->gather.x) + (size_t)row * d, d * sizeof(float));
     }
 }
 

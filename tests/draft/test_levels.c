@@ -1,0 +1,208 @@
+/* A draft model on a remote backend drafts several levels in one pass (draft/model.c, "Levels
+ * together"): the guesses and their confidences are those of one pass per level, with and without
+ * terms, for one request and several, when pages are short and in every mode; and passes are
+ * saved. */
+#include "so_test.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "draft/model.h"
+#include "so_rig.h"
+#include "so_shape.h"
+
+enum { N_JOBS = 3, N_CTX = 160, DEPTH = 8, N_ROUNDS = 24 };
+
+/* The two drafters: 0 with a pass for each level, 1 with levels together. */
+typedef struct side {
+    so_rig r;
+    const so_backend_vt *vt;
+    so_backend_vt watched;
+    so_drafter *d;
+    so_tree trees[N_JOBS];
+    void *states[N_JOBS];
+    so_draft_job jobs[N_JOBS];
+} side;
+
+typedef struct setting {
+    const char *name;
+    int n_jobs, n_pages;
+    bool terms, subset;
+    float temp, p_min;
+    int extra; /* ids that the target has beyond the draft's, or lacks if negative */
+} setting;
+
+static int n_syncs[2];
+static side sides[2];
+
+static int count_sync(so_backend *b, so_err *err) {
+    const side *s = b == sides[1].r.b ? &sides[1] : &sides[0];
+    n_syncs[s == &sides[1]]++;
+    return s->vt->sync(b, err);
+}
+
+static void open_side(side *s, const setting *t, bool remote) {
+    so_shape shape = {SO_SHAPE_SMALL, .n_layers = 2, .n_vocab = 96, .n_ctx = N_CTX, .seed = 77};
+    unsigned char mask[12];
+    so_err err = {0};
+    memset(mask, 0xB6, sizeof mask);
+    if (t->subset) {
+        shape.vocab_mask = mask;
+        shape.n_vocab_mask = sizeof mask;
+    }
+    so_shape_open(&s->r, &shape,
+                  &(so_rig_opts){
+                      .level = SO_CPU_AUTO, .max_rows = 1, .n_pages = 1, .model = {.draft = true}});
+    s->vt = s->r.b->vt;
+    s->watched = *s->vt;
+    s->watched.sync = count_sync;
+    s->watched.remote = remote;
+    s->r.b->vt = &s->watched;
+    so_model_drafter_opts o = {.n_vocab = 96 + t->extra,
+                               .n_ctx = N_CTX,
+                               .n_parallel = N_JOBS,
+                               .n_batch = 64,
+                               .max_draft = DEPTH,
+                               .n_pages = t->n_pages,
+                               .prefix_cache = true,
+                               .p_min = t->p_min,
+                               .temp = -1};
+    SO_OK_OR_FAIL(so_model_drafter_create(s->r.m, &o, NULL, &s->d, &err), err);
+}
+
+static void close_side(side *s) {
+    so_drafter_free(s->d);
+    s->r.b->vt = s->vt;
+    so_rig_close(&s->r);
+}
+
+static uint32_t n_drawn;
+
+static double uniform(void) {
+    return so_rng_uniform(&(so_rng_key){.seed = 5, .purpose = SO_RNG_TEST}, n_drawn++);
+}
+
+/* Terms under which some guesses pay and some do not. */
+static so_draft_terms make_terms(void) {
+    so_draft_terms t = {.start_value = 1, .level_price = 0.4F * (float)uniform()};
+    for (int depth = 0; depth < SO_TERMS_DEPTHS; depth++) {
+        t.row_price[depth] = 0.1F * (float)uniform();
+        for (int k = 0; k <= SO_TERMS_CLASSES; k++)
+            t.chance[depth][k] = 0.5F + 0.5F * (float)uniform();
+    }
+    return t;
+}
+
+static void check_same(const setting *t, int round, const so_draft_job *a, const so_draft_job *b) {
+    const so_tree *x = a->tree, *y = b->tree;
+    bool same = x->n_nodes == y->n_nodes;
+    for (int i = 1; same && i < x->n_nodes; i++)
+        same = x->nodes[i].token == y->nodes[i].token && x->nodes[i].parent == y->nodes[i].parent &&
+               memcmp(&x->proposals[i - 1].confidence, &y->proposals[i - 1].confidence,
+                      sizeof(float)) == 0;
+    if (!same)
+        fail_msg("%s, round %d: %d guesses, step by step %d, or other ones", t->name, round,
+                 y->n_nodes - 1, x->n_nodes - 1);
+    assert_int_equal(a->n_catch_up, b->n_catch_up);
+    assert_true(b->n_levels >= a->n_levels);
+}
+
+/* Rounds in which a part of the guesses is accepted. Returns how many guesses were made. */
+static int run(const setting *t) {
+    so_err err = {0};
+    n_drawn = 0;
+    int32_t texts[N_JOBS][N_CTX + DEPTH];
+    int n_tokens[N_JOBS], n_guesses = 0;
+    memset(n_syncs, 0, sizeof n_syncs);
+    for (int k = 0; k < 2; k++)
+        open_side(&sides[k], t, k == 1);
+    for (int i = 0; i < t->n_jobs; i++) {
+        n_tokens[i] = 20 + 25 * i;
+        for (int j = 0; j < n_tokens[i]; j++)
+            texts[i][j] = (int32_t)(uniform() * 90);
+        for (int k = 0; k < 2; k++) {
+            so_draft_text text = {texts[i], n_tokens[i], NULL, 0, N_CTX};
+            so_tree_init(&sides[k].trees[i], 96 + t->extra, 0);
+            SO_OK_OR_FAIL(sides[k].d->vt->open(sides[k].d, &text, &sides[k].states[i], &err), err);
+        }
+    }
+    for (int round = 0; round < N_ROUNDS; round++) {
+        so_draft_terms terms = make_terms();
+        for (int k = 0; k < 2; k++) {
+            side *s = &sides[k];
+            for (int i = 0; i < t->n_jobs; i++) {
+                so_tree_reset(&s->trees[i], texts[i][n_tokens[i] - 1], n_tokens[i] - 1);
+                s->jobs[i] = (so_draft_job){.state = s->states[i],
+                                            .tokens = texts[i],
+                                            .n_tokens = n_tokens[i],
+                                            .n_prompt = 20,
+                                            .tree = &s->trees[i],
+                                            .max_nodes = DEPTH - (i + round) % 3,
+                                            .max_depth = DEPTH,
+                                            .terms = t->terms ? &terms : NULL,
+                                            .seed = 9,
+                                            .round = (uint32_t)round,
+                                            .temp = t->temp};
+            }
+            SO_OK_OR_FAIL(s->d->vt->propose(s->d, s->jobs, t->n_jobs, &err), err);
+        }
+        for (int i = 0; i < t->n_jobs; i++) {
+            const so_tree *tree = &sides[0].trees[i];
+            check_same(t, round, &sides[0].jobs[i], &sides[1].jobs[i]);
+            int n = tree->n_nodes - 1, accepted = (int)(uniform() * (n + 1));
+            n_guesses += n;
+            for (int j = 1; j <= accepted && n_tokens[i] < N_CTX - 1; j++)
+                texts[i][n_tokens[i]++] = tree->nodes[j].token;
+            if (n_tokens[i] < N_CTX - 1)
+                texts[i][n_tokens[i]++] = (int32_t)(uniform() * 90);
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < t->n_jobs; i++) {
+            sides[k].d->vt->close(sides[k].d, sides[k].states[i]);
+            so_tree_deinit(&sides[k].trees[i]);
+        }
+        close_side(&sides[k]);
+    }
+    return n_guesses;
+}
+
+static void guesses_are_those_of_steps(void **state) {
+    (void)state;
+    static const setting all[] = {
+        {.name = "one request", .n_jobs = 1},
+        {.name = "three requests", .n_jobs = 3},
+        {.name = "terms", .n_jobs = 1, .terms = true},
+        {.name = "terms, three requests", .n_jobs = 3, .terms = true},
+        {.name = "few pages", .n_jobs = 3, .n_pages = 8},
+        {.name = "p_min", .n_jobs = 2, .p_min = 0.02F},
+        {.name = "vocabulary subset", .n_jobs = 2, .subset = true},
+        {.name = "target with more ids", .n_jobs = 2, .extra = 4},
+    };
+    for (size_t i = 0; i < SO_LEN(all); i++) {
+        int n = run(&all[i]);
+        if (n < N_ROUNDS || 10 * n_syncs[1] > 8 * n_syncs[0])
+            fail_msg("%s: %d guesses; %d passes, step by step %d", all[i].name, n, n_syncs[1],
+                     n_syncs[0]);
+    }
+}
+
+/* Where the device's argmax is not the guess, every level is a pass. */
+static void other_modes_go_step_by_step(void **state) {
+    (void)state;
+    static const setting all[] = {
+        {.name = "temperature 1", .n_jobs = 2, .temp = 1},
+        {.name = "target with fewer ids", .n_jobs = 2, .extra = -8},
+    };
+    for (size_t i = 0; i < SO_LEN(all); i++) {
+        assert_true(run(&all[i]) >= N_ROUNDS);
+        assert_int_equal(n_syncs[0], n_syncs[1]);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(guesses_are_those_of_steps),
+                                       cmocka_unit_test(other_modes_go_step_by_step)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
