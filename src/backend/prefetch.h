@@ -1,22 +1,25 @@
 /* How packed weights are prefetched by software, chosen for the processor by measurement.
  *
  * Processors differ in which prefetch distance is best and in whether software prefetch helps at
- * all; a wrong choice can make products 1.5 times slower (docs/performance.md). So the first start
- * measures, for about 10 ms: it multiplies one row with the packed weights, with each candidate in
- * turn. The result is kept in a small text file in the cache folder, below costs/, one per
- * processor, CPU level, thread count and version of sooth:
+ * all. Products with several rows differ from those with one: on Zen 4 all choices are nearly equal
+ * with one row, and the worst is three times slower than the best with eight (docs/performance.md).
+ * So the first start measures, for about 20 ms: it multiplies one row, then four, with the packed
+ * weights, with each candidate in turn. The result is kept in a small text file in the cache folder,
+ * below costs/, one per processor, CPU level, thread count and version of sooth:
  *
- *   sooth prefetch 1
- *   KEY                           processor, level, threads and version, in one line
- *   blocks32 LEAD CACHE AGREED    for types with blocks of 32 (Q4_0 … Q8_0)
- *   blocks256 LEAD CACHE AGREED   for types with blocks of 256 (K types)
+ *   sooth prefetch 2
+ *   KEY                               processor, level, threads and version, in one line
+ *   blocks32 LEAD CACHE AGREED        for types with blocks of 32 (Q4_0 … Q8_0), one row
+ *   blocks256 LEAD CACHE AGREED       for types with blocks of 256 (K types), one row
+ *   blocks32rows LEAD CACHE AGREED    the same for several rows
+ *   blocks256rows LEAD CACHE AGREED
  *   end
  *
  *   LEAD     prefetch distance in bytes; 0: no software prefetch
  *   CACHE    cache level to prefetch into, 1 or 2
  *   AGREED   number of consecutive measurements that gave this result
  *
- * A choice is settled once SO_PREFETCH_AGREED measurements agree. Until both are settled, every
+ * A choice is settled once SO_PREFETCH_AGREED measurements agree. Until all are settled, every
  * start measures again, so a measurement disturbed by other load costs speed for one run only. The
  * choice never changes a result. A file that is missing, damaged or of another machine is ignored
  * and overwritten. */

@@ -90,8 +90,11 @@ static void assert_described(const fixture *f, const char *want) {
     so_buf_free(&text);
 }
 
+#define ROWS_LINES "blocks32rows 8192 2 2\nblocks256rows 32768 2 2\n"
+
 static const char DEFAULT[] =
-    "blocks of 32: 12 KB ahead into L1, blocks of 256: 4 KB ahead into L1 (default)";
+    "blocks of 32: 12 KB ahead into L1, several rows 12 KB ahead into L1; "
+    "blocks of 256: 4 KB ahead into L1, several rows 4 KB ahead into L1 (default)";
 
 enum { ENOUGH = 9216 }; /* rows: 40 MB */
 
@@ -139,11 +142,18 @@ static void uses_what_was_kept(void **state) {
     setup(&f, SO_CPU_AUTO, ENOUGH);
     so_prefetch_choose(f.b, f.dir);
     char *path = kept_path(&f);
-    rewrite(path, "blocks32 0 2 2\nblocks256 4096 1 2\nend\n");
+    rewrite(path, "blocks32 0 2 2\nblocks256 4096 1 2\n" ROWS_LINES "end\n");
     so_prefetch_choose(f.b, f.dir);
-    assert_described(&f,
-                     "blocks of 32: none, blocks of 256: 4 KB ahead into L1 (measured earlier)");
-    rewrite(path, "blocks32 0 2 1\nblocks256 4096 1 2\nend\n"); /* measured only once */
+    assert_described(&f, "blocks of 32: none, several rows 8 KB ahead into L2; "
+                         "blocks of 256: 4 KB ahead into L1, several rows 32 KB ahead into L2 "
+                         "(measured earlier)");
+    const so_prefetch *used = ((const so_cpu *)f.b)->prefetch;
+    assert_int_equal(used[so_prefetch_class(32, 1)].lead, 0);
+    assert_int_equal(used[so_prefetch_class(256, 1)].lead, 4096);
+    assert_int_equal(used[so_prefetch_class(32, 2)].lead, 8192);
+    assert_int_equal(used[so_prefetch_class(256, 64)].lead, 32768);
+    rewrite(path,
+            "blocks32 0 2 1\nblocks256 4096 1 2\n" ROWS_LINES "end\n"); /* measured only once */
     so_prefetch_choose(f.b, f.dir);
     assert_int_equal(origin(&f), SO_PREFETCH_MEASURED);
     so_buf text = {0};
@@ -160,15 +170,17 @@ static void ignores_invalid_files(void **state) {
         SO_SKIP("the scalar level does not prefetch");
     static const char *const bad[] = {
         "",
-        "blocks32 0 2 2\nblocks256 4096 1 2\n",            /* no end */
-        "blocks32 0 2 2\nblocks256 4096 1 2\nend\nmore\n", /* text after the end */
-        "blocks32 0 2 2\nend\n",
-        "blocks256 4096 1 2\nblocks32 0 2 2\nend\n",
-        "blocks32 0 3 2\nblocks256 4096 1 2\nend\n",   /* no such cache */
-        "blocks32 100 1 2\nblocks256 4096 1 2\nend\n", /* no candidate */
-        "blocks32 99999999 1 2\nblocks256 4096 1 2\nend\n",
-        "blocks32 0 2 2 2\nblocks256 4096 1 2\nend\n",
-        "blocks32 0 2\nblocks256 4096 1 2\nend\n",
+        "blocks32 0 2 2\nblocks256 4096 1 2\n" ROWS_LINES,               /* no end */
+        "blocks32 0 2 2\nblocks256 4096 1 2\n" ROWS_LINES "end\nmore\n", /* text after the end */
+        "blocks32 0 2 2\n" ROWS_LINES "end\n",
+        "blocks256 4096 1 2\nblocks32 0 2 2\n" ROWS_LINES "end\n",
+        "blocks32 0 3 2\nblocks256 4096 1 2\n" ROWS_LINES "end\n",   /* no such cache */
+        "blocks32 100 1 2\nblocks256 4096 1 2\n" ROWS_LINES "end\n", /* no candidate */
+        "blocks32 99999999 1 2\nblocks256 4096 1 2\n" ROWS_LINES "end\n",
+        "blocks32 0 2 2 2\nblocks256 4096 1 2\n" ROWS_LINES "end\n",
+        "blocks32 0 2\nblocks256 4096 1 2\n" ROWS_LINES "end\n",
+        "blocks32 0 2 2\nblocks256 4096 1 2\nend\n", /* of version 1 */
+        "blocks32 0 2 2\nblocks256 4096 1 2\nblocks32rows 8192 2 2\nend\n",
     };
     fixture f;
     setup(&f, SO_CPU_AUTO, ENOUGH);
@@ -179,7 +191,9 @@ static void ignores_invalid_files(void **state) {
         so_prefetch_choose(f.b, f.dir);
         assert_int_equal(origin(&f), SO_PREFETCH_MEASURED);
     }
-    write_text(path, "sooth prefetch 1\nanother machine\nblocks32 0 2 2\nblocks256 0 2 2\nend\n");
+    write_text(path,
+               "sooth prefetch 2\nanother machine\nblocks32 0 2 2\nblocks256 0 2 2\n" ROWS_LINES
+               "end\n");
     so_prefetch_choose(f.b, f.dir);
     assert_int_equal(origin(&f), SO_PREFETCH_MEASURED);
     free(path);
@@ -227,7 +241,8 @@ static void no_choice_changes_a_result(void **state) {
         for (size_t i = 0; i < SO_LEN(choices); i++) {
             op_bench bench = {.b = b};
             so_op op = op_make(&bench, &o, 0, c.n, w);
-            ((so_cpu *)b)->prefetch[0] = ((so_cpu *)b)->prefetch[1] = choices[i];
+            for (int p = 0; p < SO_PREFETCH_CLASSES; p++)
+                ((so_cpu *)b)->prefetch[p] = choices[i];
             so_submit(b, &op);
             so_submit(b, &(so_op){.kind = SO_OP_DOWNLOAD,
                                   .n = c.n,

@@ -118,6 +118,13 @@ typedef enum so_prefetch_origin {
     SO_PREFETCH_KEPT,
 } so_prefetch_origin;
 
+/* Products that are prefetched alike: by the block length of the weights (32 or 256) and by whether
+ * the product has one activation row or several. */
+enum { SO_PREFETCH_CLASSES = 4 };
+static inline int so_prefetch_class(int block_len, int n) {
+    return (block_len == 256 ? 1 : 0) + (n > 1 ? 2 : 0);
+}
+
 struct so_cpu {
     so_backend base;
     const so_kernels *kernels;
@@ -133,7 +140,7 @@ struct so_cpu {
     int n_open;
     bool open_weighted; /* all of these tasks are split by so_cpu_split_weighted */
     so_balance balance;
-    so_prefetch prefetch[2]; /* of weights in blocks of 32, of 256 */
+    so_prefetch prefetch[SO_PREFETCH_CLASSES];
     so_prefetch_origin prefetch_origin;
     /* Bytes of the uploads in the list, copied at submit. */
     unsigned char *uploads;

@@ -312,7 +312,7 @@ static void matmul(const so_cpu *b, const so_op *op, int index, int count) {
         .w = w->data,
         .row_bytes = w->row_bytes,
         .tile_bytes = w->tile_bytes,
-        .prefetch = b->prefetch[so_dtype_get((int)w->dtype)->block_len == 256],
+        .prefetch = b->prefetch[so_prefetch_class(so_dtype_get((int)w->dtype)->block_len, op->n)],
         .m = w->n_rows,
         .bias = op->matmul.bias.buf ? f32(op->matmul.bias) : NULL,
         .out = f32(op->matmul.out),

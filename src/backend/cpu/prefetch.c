@@ -1,8 +1,8 @@
 /* The choice of backend/prefetch.h.
  *
  *   1. Read the kept choice; if enough measurements agreed on it, use it and stop.
- *   2. For each block length and each candidate, in ROUNDS rounds: all threads multiply one row with
- *      a slice of the packed weights. The bytes are read as weights of one fixed type per block
+ *   2. For each class and each candidate, in ROUNDS rounds: all threads multiply one row or ROWS rows
+ *      with a slice of the packed weights. The bytes are read as weights of one fixed type per block
  *      length (probe_types), whatever their real type: any bytes are valid weights, and NaN or
  *      infinity in the sums costs no time. Consecutive measurements use consecutive slices, so that
  *      each slice was last read many megabytes ago and comes from the same cache or memory as in a
@@ -32,10 +32,11 @@ enum {
     SLICE_MAX = 16 << 20,   /* limit of what all threads read in a measurement */
     MIN_SLICES = 8, /* fewer packed weights are not measured: they may be in a cache by accident */
     COLS = 1536,
+    ROWS = 4, /* of products with several activation rows */
     MAX_FILE = 4096,
 };
 static const double MARGIN = 0.02;
-static const char HEAD[] = "sooth prefetch 1\n";
+static const char HEAD[] = "sooth prefetch 2\n";
 
 /* [0]: for blocks of 32, [1]: for blocks of 256. The first of each is the default. */
 static const so_prefetch candidates[2][6] = {
@@ -54,11 +55,15 @@ static const so_prefetch candidates[2][6] = {
 };
 enum { N_CANDIDATES = SO_LEN(candidates[0]) };
 static const so_dtype probe_types[2] = {SO_DTYPE_Q4_1, SO_DTYPE_Q4_K};
-static const char *const class_names[2] = {"blocks32", "blocks256"};
+static const char *const class_names[SO_PREFETCH_CLASSES] = {"blocks32", "blocks256",
+                                                             "blocks32rows", "blocks256rows"};
+
+/* The candidates and the type of weights depend only on the block length: 0 means 32, 1 means 256. */
+static int length_of(int class) { return class % 2; }
 
 void so_cpu_prefetch_init(so_cpu *b) {
-    for (int c = 0; c < 2; c++)
-        b->prefetch[c] = candidates[c][0];
+    for (int c = 0; c < SO_PREFETCH_CLASSES; c++)
+        b->prefetch[c] = candidates[length_of(c)][0];
 }
 
 static bool same(so_prefetch a, so_prefetch b) {
@@ -72,7 +77,7 @@ typedef struct probe_job {
     so_mm mm;
     const uint8_t *slice;
     size_t part; /* bytes of the slice that one thread reads */
-    float *out;  /* [threads][mm.m] */
+    float *out;  /* [threads][ROWS][mm.m] */
 } probe_job;
 
 static void multiply_part(void *arg, int index, int count) {
@@ -80,21 +85,20 @@ static void multiply_part(void *arg, int index, int count) {
     const probe_job *job = arg;
     so_mm mm = job->mm;
     mm.w = job->slice + (size_t)index * job->part;
-    mm.out = job->out + (size_t)index * (size_t)mm.m;
+    mm.out = job->out + (size_t)index * ROWS * (size_t)mm.m;
     job->b->kernels->matmul[probe_types[mm.act.blocks256 != NULL]](&mm, 0, mm.m);
 }
 
-/* Fills ns[candidate][round] for one block length (class 0: 32, 1: 256). *at: position in the
- * weights, for so_slab_run. */
+/* Fills ns[candidate][round] for one class. *at: position in the weights, for so_slab_run. */
 static void measure(probe_job *job, int class, size_t *at, double (*ns)[ROUNDS]) {
     so_pool *pool = job->b->pool;
     int count = so_pool_count(pool);
-    job->mm.tile_bytes = so_pack_tile_bytes(probe_types[class], COLS);
+    job->mm.tile_bytes = so_pack_tile_bytes(probe_types[length_of(class)], COLS);
     job->mm.m = (long)(job->part / job->mm.tile_bytes) * SO_PACK_TILE;
     for (int r = -1; r < ROUNDS; r++)
         for (int i = 0; i < N_CANDIDATES; i++) {
             job->slice = so_slab_run(&job->b->slab, at, job->part * (size_t)count);
-            job->mm.prefetch = candidates[class][i];
+            job->mm.prefetch = candidates[length_of(class)][i];
             int64_t t = so_clock_ns();
             so_pool_run(pool, multiply_part, job);
             if (r >= 0) /* the first round warms up */
@@ -106,42 +110,43 @@ static void measure(probe_job *job, int class, size_t *at, double (*ns)[ROUNDS])
 static so_prefetch pick(int class, so_prefetch incumbent, double (*ns)[ROUNDS]) {
     double best = 0, limit = 0;
     so_prefetch out = incumbent;
+    const so_prefetch *all = candidates[length_of(class)];
     for (int i = 0; i < N_CANDIDATES; i++)
-        if (same(candidates[class][i], incumbent))
+        if (same(all[i], incumbent))
             limit = so_median(ns[i], ROUNDS) * (1 - MARGIN);
     for (int i = 0; i < N_CANDIDATES; i++) {
         double t = so_median(ns[i], ROUNDS);
         if ((limit == 0 || t < limit) && (best == 0 || t < best)) {
             best = t;
-            out = candidates[class][i];
+            out = all[i];
         }
     }
     return out;
 }
 
-static bool measure_all(so_cpu *b, const so_prefetch incumbent[2], so_prefetch out[2]) {
+static bool measure_all(so_cpu *b, const so_prefetch *incumbent, so_prefetch *out) {
     size_t count = (size_t)so_pool_count(b->pool), at = 0;
     size_t part = SO_MIN((size_t)THREAD_BYTES, SLICE_MAX / count);
     if (so_slab_largest(&b->slab) < part * count ||
         so_slab_bytes(&b->slab) < part * count * MIN_SLICES)
         return false;
-    float x[COLS];
-    int8_t q[COLS];
-    so_q32 blocks32[COLS / 32];
-    so_q256 blocks256[COLS / 256];
-    for (int i = 0; i < COLS; i++)
+    float x[ROWS * COLS];
+    int8_t q[ROWS * COLS];
+    so_q32 blocks32[ROWS * COLS / 32];
+    so_q256 blocks256[ROWS * COLS / 256];
+    for (int i = 0; i < ROWS * COLS; i++)
         x[i] = (float)(i % 17 - 8);
     probe_job job = {.b = b, .part = part};
-    job.out = SO_NEW_N(float, (long)(count * part / 256));
-    for (int c = 0; c < 2; c++) {
+    job.out = SO_NEW_N(float, (long)(count * part / 256 * ROWS));
+    for (int c = 0; c < SO_PREFETCH_CLASSES; c++) {
         double ns[N_CANDIDATES][ROUNDS];
-        job.mm.act = (so_act){.n = 1, .k = COLS, .x = x, .q = q};
-        if (c == 0) {
+        job.mm.act = (so_act){.n = c < 2 ? 1 : ROWS, .k = COLS, .x = x, .q = q};
+        if (length_of(c) == 0) {
             job.mm.act.blocks32 = blocks32;
-            b->kernels->quantize32(x, COLS, q, blocks32);
+            b->kernels->quantize32(x, ROWS * COLS, q, blocks32);
         } else {
             job.mm.act.blocks256 = blocks256;
-            b->kernels->quantize256(x, COLS, q, blocks256);
+            b->kernels->quantize256(x, ROWS * COLS, q, blocks256);
         }
         measure(&job, c, &at, ns);
         out[c] = pick(c, incumbent[c], ns);
@@ -153,8 +158,8 @@ static bool measure_all(so_cpu *b, const so_prefetch incumbent[2], so_prefetch o
 /* ---- the file ---- */
 
 typedef struct kept {
-    so_prefetch choice[2];
-    int agreed[2];
+    so_prefetch choice[SO_PREFETCH_CLASSES];
+    int agreed[SO_PREFETCH_CLASSES];
 } kept;
 
 static void key_of(const so_cpu *b, so_buf *out) {
@@ -170,9 +175,10 @@ static bool parse_class(const char *line, int class, kept *out) {
         sscanf(line + name, " %7u %1u %3u%n", &lead, &cache, &agreed, &end) != 3 ||
         line[name + (size_t)end] != '\n' || cache < 1 || cache > 2)
         return false;
+    const so_prefetch *all = candidates[length_of(class)];
     for (int i = 0; i < N_CANDIDATES; i++)
-        if (same(candidates[class][i], (so_prefetch){lead, cache == 1})) {
-            out->choice[class] = candidates[class][i];
+        if (same(all[i], (so_prefetch){lead, cache == 1})) {
+            out->choice[class] = all[i];
             out->agreed[class] = (int)agreed;
             return true;
         }
@@ -185,7 +191,7 @@ static bool parse(const char *text, const char *key, kept *out) {
     if (strncmp(text, HEAD, head) != 0 || strncmp(text + head, key, n) != 0)
         return false;
     text += head + n;
-    for (int c = 0; c < 2; c++) {
+    for (int c = 0; c < SO_PREFETCH_CLASSES; c++) {
         const char *end = strchr(text, '\n');
         if (!end || !parse_class(text, c, out))
             return false;
@@ -215,7 +221,7 @@ static int write_kept(const char *path, const char *key, const kept *k, so_err *
     int rc = so_dir_create(dir, err);
     so_buf_append_c(&text, HEAD);
     so_buf_append_c(&text, key);
-    for (int c = 0; c < 2; c++)
+    for (int c = 0; c < SO_PREFETCH_CLASSES; c++)
         so_buf_printf(&text, "%s %u %d %d\n", class_names[c], (unsigned)k->choice[c].lead,
                       k->choice[c].l1 ? 1 : 2, k->agreed[c]);
     so_buf_append_c(&text, "end\n");
@@ -244,17 +250,17 @@ static char *path_of(const char *cache_dir, const so_buf *key) {
 
 /* ---- the choice ---- */
 
-static void apply(so_cpu *b, const so_prefetch choice[2], so_prefetch_origin origin) {
+static void apply(so_cpu *b, const so_prefetch *choice, so_prefetch_origin origin) {
     memcpy(b->prefetch, choice, sizeof b->prefetch);
     b->prefetch_origin = origin;
 }
 
 /* Measures and updates *k. Returns false if nothing was measured. */
 static bool remeasure(so_cpu *b, kept *k) {
-    so_prefetch now[2];
+    so_prefetch now[SO_PREFETCH_CLASSES];
     if (!measure_all(b, k->choice, now))
         return false;
-    for (int c = 0; c < 2; c++) {
+    for (int c = 0; c < SO_PREFETCH_CLASSES; c++) {
         if (k->agreed[c] >= SO_PREFETCH_AGREED) /* settled, whatever this measurement says */
             continue;
         k->agreed[c] =
@@ -265,20 +271,28 @@ static bool remeasure(so_cpu *b, kept *k) {
     return true;
 }
 
+static bool is_settled(const kept *k) {
+    for (int c = 0; c < SO_PREFETCH_CLASSES; c++)
+        if (k->agreed[c] < SO_PREFETCH_AGREED)
+            return false;
+    return true;
+}
+
 void so_prefetch_choose(so_backend *base, const char *cache_dir) {
     if (strcmp(base->vt->name, "cpu") != 0)
         return;
     so_cpu *b = (so_cpu *)base;
     so_buf key = {0};
     so_err err = {0};
-    kept k = {.choice = {candidates[0][0], candidates[1][0]}};
+    kept k = {0};
+    memcpy(k.choice, b->prefetch, sizeof k.choice); /* the default */
     if (b->kernels->level == SO_CPU_SCALAR)
         return;
     key_of(b, &key);
     so_buf_append_char(&key, '\0');
     char *path = cache_dir ? path_of(cache_dir, &key) : NULL;
     bool found = path && read_kept(path, key.data, &k);
-    if (found && k.agreed[0] >= SO_PREFETCH_AGREED && k.agreed[1] >= SO_PREFETCH_AGREED)
+    if (found && is_settled(&k))
         apply(b, k.choice, SO_PREFETCH_KEPT);
     else if (remeasure(b, &k) && path && write_kept(path, key.data, &k, &err) != SO_OK)
         so_log(SO_LOG_DEBUG, "the choice of prefetch is not kept: %s", err.msg);
@@ -286,18 +300,23 @@ void so_prefetch_choose(so_backend *base, const char *cache_dir) {
     so_buf_free(&key);
 }
 
+static void describe_one(so_prefetch p, so_buf *out) {
+    if (p.lead == 0)
+        so_buf_append_c(out, "none");
+    else
+        so_buf_printf(out, "%u KB ahead into L%d", (unsigned)p.lead >> 10, p.l1 ? 1 : 2);
+}
+
 void so_prefetch_describe(const so_backend *base, so_buf *out) {
     static const char *const origins[] = {"default", "measured in this run", "measured earlier"};
     if (strcmp(base->vt->name, "cpu") != 0)
         return;
     const so_cpu *b = (const so_cpu *)base;
-    for (int c = 0; c < 2; c++) {
-        so_buf_printf(out, "%sblocks of %d: ", c ? ", " : "", c ? 256 : 32);
-        if (b->prefetch[c].lead == 0)
-            so_buf_append_c(out, "none");
-        else
-            so_buf_printf(out, "%u KB ahead into L%d", (unsigned)b->prefetch[c].lead >> 10,
-                          b->prefetch[c].l1 ? 1 : 2);
+    for (int length = 32; length <= 256; length += 256 - 32) {
+        so_buf_printf(out, "%sblocks of %d: ", length == 32 ? "" : "; ", length);
+        describe_one(b->prefetch[so_prefetch_class(length, 1)], out);
+        so_buf_append_c(out, ", several rows ");
+        describe_one(b->prefetch[so_prefetch_class(length, 2)], out);
     }
     so_buf_printf(out, " (%s)", origins[b->prefetch_origin]);
 }
