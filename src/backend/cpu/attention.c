@@ -57,6 +57,7 @@ typedef struct unit {
     int n, d;           /* queries, row by row and head by head; head dimension */
     int from, to;       /* first position of the first and of the last chunk that any row sees */
     int last;           /* last position that any row sees */
+    bool prefetch_l1;   /* pages are prefetched into L1, else into L2 */
 } unit;
 
 /* The positions lo … hi-1 of a chunk that a row sees. Those below `prefix_end` belong to the row's
@@ -139,13 +140,17 @@ static const void *prefetch_target(const unit *w, const chunk *c, int i) {
     return keys_at(w, SO_MIN(c->after + i - 2 * c->n_pages, w->last / PAGE));
 }
 
+static so_attn_page page_part(const unit *w, const void *at, const void *next, int first, int n) {
+    return (so_attn_page){at, next, w->prefetch_l1, first, n};
+}
+
 /* ---- scores ---- */
 
 /* Chunk without tree branches: slot order is position order, so scores need no reordering. */
 static void score_chain(const unit *w, const void *q, const chunk *c, float *s) {
     float *to = s + (c->page * PAGE - c->first);
     for (int i = 0; i < c->n_pages; i++, to += PAGE) {
-        so_attn_page k = {keys_at(w, c->page + i), prefetch_target(w, c, i), 0, PAGE};
+        so_attn_page k = page_part(w, keys_at(w, c->page + i), prefetch_target(w, c, i), 0, PAGE);
         w->fns->scores(k, q, w->n, w->d, to, CHUNK);
     }
 }
@@ -181,7 +186,7 @@ static void score_tree(const unit *w, const void *q, const chunk *c, float *s) {
     float scores[QUERIES * PAGE];
     for (int page = low / PAGE; page <= high / PAGE; page++)
         if (pick_scores(w, c, page, NULL, s)) {
-            so_attn_page k = {keys_at(w, page), values_at(w, page), 0, PAGE};
+            so_attn_page k = page_part(w, keys_at(w, page), values_at(w, page), 0, PAGE);
             w->fns->scores(k, q, w->n, w->d, scores, PAGE);
             pick_scores(w, c, page, scores, s);
         }
@@ -196,7 +201,7 @@ static void prefix_values(const unit *w, const chunk *c, int from, int to, int i
         end = SO_MIN(to, (j / PAGE + 1) * PAGE);
         int page = (c->first + j) / PAGE;
         const void *next = prefetch_target(w, c, c->n_pages + page - c->page);
-        so_attn_page v = {values_at(w, page), next, j % PAGE, end - j};
+        so_attn_page v = page_part(w, values_at(w, page), next, j % PAGE, end - j);
         w->fns->values(v, p + i * CHUNK + j, end_i - i, w->d, o + i * w->d);
     }
 }
@@ -206,7 +211,7 @@ static void tail_values(const unit *w, const chunk *c, int r, const float *p, fl
     for (int j = c->spans[r].prefix_end; j < c->spans[r].hi; j++) {
         int slot = tail_slot(w, &w->rows[r], c->first + j);
         const void *page = values_at(w, slot / PAGE);
-        so_attn_page v = {page, page, slot % PAGE, 1};
+        so_attn_page v = page_part(w, page, page, slot % PAGE, 1);
         w->fns->values(v, p + i * CHUNK + j, n, w->d, o + i * w->d);
     }
 }
@@ -532,6 +537,9 @@ static void attention(const so_cpu *b, const so_op *op, const so_act *act, int i
     block.fns = shape->dtype == SO_DTYPE_F16    ? &b->kernels->attn_f16
                 : shape->dtype == SO_DTYPE_Q8_0 ? &b->kernels->attn_q8
                                                 : &b->kernels->attn_f32;
+    /* What was measured for weights holds for keys and values too. */
+    so_prefetch measured = b->prefetch[so_prefetch_class(SO_QK, 2)];
+    block.prefetch_l1 = measured.lead > 0 && measured.l1;
     for (int first = 0; first < op->n; first += block.n_rows) {
         block.rows = rows + first;
         block.first_row = first;

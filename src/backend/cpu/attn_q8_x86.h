@@ -106,15 +106,17 @@ INLINE void block_tile(const so_q8_keys *k, row_prefetch next, const float *q, i
 static void scores_q8(so_attn_page page, const void *q, int n, int d, float *s, size_t stride) {
     const so_q8_keys *k = page.at;
     const float *block = q;
-    row_prefetch next = {page.next, sizeof k->q[0], 2};
+    row_prefetch next = {page.next, sizeof k->q[0], 2, page.next_l1};
     for (int e = 0; e < d; e += SO_QK, k++, block += SO_ATTN_FIELDS * n, next.at += sizeof *k) {
-        _mm_prefetch(next.at + sizeof k->q, _MM_HINT_T0);
+        prefetch_row((row_prefetch){next.at + sizeof k->q, 0, 1, next.l1}, 0);
         for (int i = 0, size; i < n; i += size) {
-            size = tile_size(n - i, ATTN_SQ);
+            size = tile_size(n - i, ATTN_BQ);
             float *to = s + (size_t)i * stride;
-#define TILE(c) block_tile(k, next, block + i, n, e == 0, c, to, stride)
-            TILE_CASES(size, ATTN_SQ)
+#define TILE_TO(l1, c) block_tile(k, prefetch_to(next, l1), block + i, n, e == 0, c, to, stride)
+#define TILE(c) next.l1 ? TILE_TO(true, c) : TILE_TO(false, c)
+            TILE_CASES(size, ATTN_BQ)
 #undef TILE
+#undef TILE_TO
         }
     }
 }
@@ -149,23 +151,31 @@ INLINE void widen_q8(q8_values a, int n_pos, int e, const float *scale, float *w
 }
 
 static void values_q8(so_attn_page v, const float *p, int n, int d, float *o) {
-    float wide[SO_KV_PAGE * WIDEN_STEP] __attribute__((aligned(64)));
     float scale[WIDEN_STEP / SO_QK * SO_KV_PAGE];
     q8_values page = q8_page(v, d);
     const char *next = v.next, *next_halves = next + SO_KV_PAGE * page.width;
     for (int e = 0; e < d; e += WIDEN_STEP, next += WIDEN_STEP) {
         int here = SO_MIN(WIDEN_STEP, d - e), whole = here / 16 * 16;
+        value_source a = {.v = page.q + e,
+                          .stride = (size_t)page.width,
+                          .n_pos = v.n,
+                          .t = KV_Q8,
+                          .scale = scale + v.first,
+                          .next = next,
+                          .next_stride = (size_t)page.width,
+                          .next_bytes = 1,
+                          .next_l1 = v.next_l1};
         scales_q8(page, e, scale);
-        _mm_prefetch(next_halves + 2 * e, _MM_HINT_T0);
-        _mm_prefetch(next_halves + 2 * e + 64, _MM_HINT_T0);
-        if (n <= ATTN_NQ && whole == here) {
-            value_source a = {page.q + e, (size_t)page.width, v.n, KV_Q8, scale + v.first,
-                              next,       (size_t)page.width, 1};
-            value_tiles(a, p, n, d, whole, o + e);
+        prefetch_row((row_prefetch){next_halves + 2 * e, 0, 2, v.next_l1}, 0);
+        if (whole == here) {
+            value_tiles_widened(a, p, n, d, whole, o + e);
             continue;
         }
+        float wide[SO_KV_PAGE * WIDEN_STEP] __attribute__((aligned(64)));
         widen_q8(page, v.n, e, scale + v.first, wide);
-        value_source a = {wide, WIDEN_STEP, v.n, KV_F32, NULL, next, (size_t)page.width, 1};
+        a.v = wide;
+        a.stride = WIDEN_STEP;
+        a.t = KV_F32;
         value_tiles(a, p, n, d, whole, o + e);
         value_tail(wide + whole, WIDEN_STEP, v.n, p, n, d, here - whole, KV_F32, o + e + whole);
     }

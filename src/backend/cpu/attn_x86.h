@@ -7,6 +7,7 @@
  * size of the tiles.
  *
  *   ATTN_SQ    queries per tile of scores, for a page of 32 positions
+ *   ATTN_BQ    the same for a Q8_0 cache, whose sums are integers
  *   ATTN_NQ    queries per tile of values
  *   ATTN_NV    vectors of the output per tile of values
  *
@@ -36,11 +37,21 @@ typedef struct row_prefetch {
     const char *at;
     size_t stride; /* bytes of a row */
     int lines;     /* of 64 bytes, per row */
+    bool l1;       /* into L1, else into L2 */
 } row_prefetch;
 
 INLINE void prefetch_row(row_prefetch f, int row) {
-    UNROLL for (int i = 0; i < f.lines; i++)
-        _mm_prefetch(f.at + (size_t)row * f.stride + 64 * i, _MM_HINT_T0);
+    const char *at = f.at + (size_t)row * f.stride;
+    if (f.l1)
+        UNROLL for (int i = 0; i < f.lines; i++) _mm_prefetch(at + 64 * i, _MM_HINT_T0);
+    else
+        UNROLL for (int i = 0; i < f.lines; i++) _mm_prefetch(at + 64 * i, _MM_HINT_T1);
+}
+
+/* For tiles: with l1 a constant, the choice costs nothing in their loops. */
+INLINE row_prefetch prefetch_to(row_prefetch f, const bool l1) {
+    f.l1 = l1;
+    return f;
 }
 
 /* ---- queries ---- */
@@ -68,9 +79,10 @@ static void interleave(const float *const *q, int n, int d, float scale, void *t
 
 /* ---- scores ---- */
 
-/* Scores of `n` queries for `rows` elements of the head; sums start at 0 or continue from s. */
+/* Scores of `n` queries for `rows` elements of the head; sums start at 0 or continue from s. wide:
+ * where the keys are stored as floats, for other tiles (NULL: nowhere). */
 INLINE void score_tile(const void *k, int rows, row_prefetch next, const float *q, int stride_q,
-                       kv_kind t, bool start, const int n, float *s, size_t stride) {
+                       kv_kind t, float *wide, bool start, const int n, float *s, size_t stride) {
     v16 sum[12][2];
     UNROLL for (int i = 0; i < n; i++) {
         sum[i][0] = start ? v_set1(0) : v_load(s + (size_t)i * stride);
@@ -80,6 +92,10 @@ INLINE void score_tile(const void *k, int rows, row_prefetch next, const float *
         v16 low = kv_load(k, (size_t)e * SO_KV_PAGE, t);
         v16 high = kv_load(k, (size_t)e * SO_KV_PAGE + 16, t);
         prefetch_row(next, e);
+        if (wide) {
+            v_store(wide + e * SO_KV_PAGE, low);
+            v_store(wide + e * SO_KV_PAGE + 16, high);
+        }
         UNROLL for (int i = 0; i < n; i++) {
             v16 x = v_set1(q[i]);
             sum[i][0] = v_fma(x, low, sum[i][0]);
@@ -92,35 +108,44 @@ INLINE void score_tile(const void *k, int rows, row_prefetch next, const float *
     }
 }
 
-INLINE void score_tiles(const void *k, int rows, row_prefetch next, const float *q, int n,
-                        kv_kind t, bool start, float *s, size_t stride) {
+/* stride_q: number of queries in an element of q, of which the first `n` are used. */
+INLINE void score_tiles(const void *k, int rows, row_prefetch next, const float *q, int stride_q,
+                        int n, kv_kind t, float *wide, bool start, float *s, size_t stride) {
     for (int i = 0, size; i < n; i += size) {
         size = tile_size(n - i, ATTN_SQ);
-#define TILE(c) score_tile(k, rows, next, q + i, n, t, start, c, s + (size_t)i * stride, stride)
+        float *to = s + (size_t)i * stride;
+#define TILE_TO(l1, c) \
+    score_tile(k, rows, prefetch_to(next, l1), q + i, stride_q, t, wide, start, c, to, stride)
+#define TILE(c) next.l1 ? TILE_TO(true, c) : TILE_TO(false, c)
         TILE_CASES(size, ATTN_SQ)
 #undef TILE
+#undef TILE_TO
     }
 }
 
 static void scores_f32(so_attn_page k, const void *q, int n, int d, float *s, size_t stride) {
-    row_prefetch next = {k.next, SO_KV_PAGE * sizeof(float), 2};
-    score_tiles(k.at, d, next, q, n, KV_F32, true, s, stride);
+    row_prefetch next = {k.next, SO_KV_PAGE * sizeof(float), 2, k.next_l1};
+    score_tiles(k.at, d, next, q, n, n, KV_F32, NULL, true, s, stride);
 }
 
+/* With several tiles the first one stores what it converted, while it waits for its sums, and the
+ * others read that. */
 static void scores_f16(so_attn_page k, const void *q, int n, int d, float *s, size_t stride) {
     float wide[WIDEN_STEP * SO_KV_PAGE] __attribute__((aligned(64)));
-    row_prefetch next = {k.next, SO_KV_PAGE * sizeof(uint16_t), 1};
+    const uint16_t *from = k.at;
+    row_prefetch next = {k.next, SO_KV_PAGE * sizeof(uint16_t), 1, k.next_l1}, none = {0};
     if (n <= ATTN_SQ) {
-        score_tiles(k.at, d, next, q, n, KV_F16, true, s, stride);
+        score_tiles(from, d, next, q, n, n, KV_F16, NULL, true, s, stride);
         return;
     }
+    const int first = tile_size(n, ATTN_SQ);
     for (int e = 0; e < d; e += WIDEN_STEP, next.at += WIDEN_STEP * next.stride) {
         int rows = SO_MIN(WIDEN_STEP, d - e);
-        const uint16_t *from = (const uint16_t *)k.at + e * SO_KV_PAGE;
-        for (int i = 0; i < rows * SO_KV_PAGE; i += 16)
-            v_store(wide + i, v_load_f16(from + i));
-        score_tiles(wide, rows, next, (const float *)q + (size_t)(e * n), n, KV_F32, e == 0, s,
+        const float *at = (const float *)q + (size_t)(e * n);
+        score_tiles(from + e * SO_KV_PAGE, rows, next, at, n, first, KV_F16, wide, e == 0, s,
                     stride);
+        score_tiles(wide, rows, none, at + first, n, n - first, KV_F32, NULL, e == 0,
+                    s + (size_t)first * stride, stride);
     }
 }
 
@@ -173,16 +198,20 @@ typedef struct value_source {
     const float *scale; /* KV_Q8: per 32 elements, SO_KV_PAGE scales, one per position */
     const char *next;
     size_t next_stride, next_bytes;
+    bool next_l1;
+    float *wide; /* where values are stored as floats, WIDEN_STEP to a position; NULL: nowhere */
 } value_source;
 
 /* Number of cache lines of `nv` vectors of the next page. */
-INLINE int lines_of(size_t bytes, int nv) { return SO_MAX(1, nv * 16 * (int)bytes / 64); }
+INLINE int lines_of(size_t bytes, int nv) {
+    return bytes == 0 ? 0 : SO_MAX(1, nv * 16 * (int)bytes / 64);
+}
 
 /* Adds values to `nv` vectors, from element e on, of the outputs of `n` queries. */
-INLINE void value_tile(value_source a, int e, const float *p, int d, const int n, const int nv,
-                       float *o) {
+INLINE void value_tile(value_source a, int e, const float *p, int d, const bool l1, const int n,
+                       const int nv, float *o) {
     row_prefetch next = {a.next + (size_t)e * a.next_bytes, a.next_stride,
-                         lines_of(a.next_bytes, nv)};
+                         lines_of(a.next_bytes, nv), l1};
     const char *v = (const char *)a.v + (size_t)e * kv_bytes(a.t);
     const float *scale = a.t == KV_Q8 ? a.scale + e / SO_QK * SO_KV_PAGE : NULL;
     v16 sum[12][ATTN_NV];
@@ -194,6 +223,8 @@ INLINE void value_tile(value_source a, int e, const float *p, int d, const int n
             x[w] = kv_load(v, (size_t)j * a.stride + (size_t)(16 * w), a.t);
             if (a.t == KV_Q8)
                 x[w] = v_mul(x[w], v_set1(scale[w / 2 * SO_KV_PAGE + j]));
+            if (a.wide)
+                v_store(a.wide + j * WIDEN_STEP + e + 16 * w, x[w]);
         }
         prefetch_row(next, j);
         UNROLL for (int i = 0; i < n; i++) {
@@ -206,22 +237,40 @@ INLINE void value_tile(value_source a, int e, const float *p, int d, const int n
 }
 
 /* Adds values to the whole vectors of elements 0 … width-1, for `n` queries. */
-INLINE void value_row(value_source a, const float *p, int d, int width, const int n, float *o) {
+INLINE void value_row(value_source a, const float *p, int d, int width, const bool l1, const int n,
+                      float *o) {
     int e = 0;
     for (; e + 16 * ATTN_NV <= width; e += 16 * ATTN_NV)
-        value_tile(a, e, p, d, n, ATTN_NV, o);
+        value_tile(a, e, p, d, l1, n, ATTN_NV, o);
     for (; e + 16 <= width; e += 16)
-        value_tile(a, e, p, d, n, 1, o);
+        value_tile(a, e, p, d, l1, n, 1, o);
 }
 
 INLINE void value_tiles(value_source a, const float *p, int n, int d, int width, float *o) {
     for (int i = 0, size; i < n; i += size) {
         size = tile_size(n - i, ATTN_NQ);
         const float *weights = p + (size_t)(i * SO_ATTN_CHUNK);
-#define TILE(c) value_row(a, weights, d, width, c, o + (size_t)(i * d))
+#define TILE_TO(l1, c) value_row(a, weights, d, width, l1, c, o + (size_t)(i * d))
+#define TILE(c) a.next_l1 ? TILE_TO(true, c) : TILE_TO(false, c)
         TILE_CASES(size, ATTN_NQ)
 #undef TILE
+#undef TILE_TO
     }
+}
+
+/* The values at `a`, at most WIDEN_STEP elements of each position, for several tiles of queries: the
+ * first tile stores what it converted, the others read that. */
+INLINE void value_tiles_widened(value_source a, const float *p, int n, int d, int width, float *o) {
+    float wide[SO_KV_PAGE * WIDEN_STEP] __attribute__((aligned(64)));
+    int first = tile_size(n, ATTN_NQ);
+    if (first == n) {
+        value_tiles(a, p, n, d, width, o);
+        return;
+    }
+    a.wide = wide;
+    value_tiles(a, p, first, d, width, o);
+    value_source rest = {.v = wide, .stride = WIDEN_STEP, .n_pos = a.n_pos, .t = KV_F32};
+    value_tiles(rest, p + first * SO_ATTN_CHUNK, n - first, d, width, o + (size_t)(first * d));
 }
 
 /* Adds values to the `n_tail` elements after the last whole vector; v and o point to the first. */
@@ -238,32 +287,33 @@ INLINE void value_tail(const void *v, size_t stride_v, int n_pos, const float *p
 
 static void values_f32(so_attn_page v, const float *p, int n, int d, float *o) {
     const float *from = (const float *)v.at + (size_t)(v.first * d);
-    size_t row = (size_t)d * sizeof(float);
-    value_source a = {from, (size_t)d, v.n, KV_F32, NULL, v.next, row, sizeof(float)};
+    value_source a = {.v = from,
+                      .stride = (size_t)d,
+                      .n_pos = v.n,
+                      .t = KV_F32,
+                      .next = v.next,
+                      .next_stride = (size_t)d * sizeof(float),
+                      .next_bytes = sizeof(float),
+                      .next_l1 = v.next_l1};
     value_tiles(a, p, n, d, d, o);
     int e = d / 16 * 16;
     value_tail(from + e, (size_t)d, v.n, p, n, d, d - e, KV_F32, o + e);
 }
 
 static void values_f16(so_attn_page v, const float *p, int n, int d, float *o) {
-    float wide[SO_KV_PAGE * WIDEN_STEP] __attribute__((aligned(64)));
     const uint16_t *from = (const uint16_t *)v.at + (size_t)(v.first * d);
-    size_t row = (size_t)d * sizeof(uint16_t);
     int whole = d / 16 * 16;
     value_tail(from + whole, (size_t)d, v.n, p, n, d, d - whole, KV_F16, o + whole);
-    if (n <= ATTN_NQ) {
-        value_source a = {from, (size_t)d, v.n, KV_F16, NULL, v.next, row, sizeof(uint16_t)};
-        value_tiles(a, p, n, d, d, o);
-        return;
-    }
     for (int e = 0; e < whole; e += WIDEN_STEP) {
-        int width = SO_MIN(WIDEN_STEP, whole - e);
-        for (int j = 0; j < v.n; j++)
-            for (int i = 0; i < width; i += 16)
-                v_store(wide + j * WIDEN_STEP + i, v_load_f16(from + (size_t)(j * d + e + i)));
-        const char *next = (const char *)v.next + (size_t)e * sizeof(uint16_t);
-        value_source a = {wide, WIDEN_STEP, v.n, KV_F32, NULL, next, row, sizeof(uint16_t)};
-        value_tiles(a, p, n, d, width, o + e);
+        value_source a = {.v = from + e,
+                          .stride = (size_t)d,
+                          .n_pos = v.n,
+                          .t = KV_F16,
+                          .next = (const char *)v.next + (size_t)e * sizeof(uint16_t),
+                          .next_stride = (size_t)d * sizeof(uint16_t),
+                          .next_bytes = sizeof(uint16_t),
+                          .next_l1 = v.next_l1};
+        value_tiles_widened(a, p, n, d, SO_MIN(WIDEN_STEP, whole - e), o + e);
     }
 }
 

@@ -185,8 +185,9 @@ static int kv_create(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_
     store->shape = *s;
     store->entry_bytes = so_kv_entry_bytes(s->dtype, s->head_dim);
     size_t bytes = store->entry_bytes * SO_KV_PAGE * (size_t)s->n_heads_kv;
+    size_t n_runs = ((size_t)s->n_pages + SO_KV_RUN - 1) / SO_KV_RUN;
     if (!so_mul_size(bytes, (size_t)s->n_layers, &bytes) ||
-        !so_mul_size(bytes, (size_t)s->n_pages, &bytes))
+        !so_mul_size(bytes, n_runs * SO_KV_RUN, &bytes))
         bytes = SIZE_MAX;
     int rc = map_pages(&store->k, bytes, "the K cache", err);
     if (rc == 0)

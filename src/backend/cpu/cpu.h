@@ -25,9 +25,12 @@ struct so_weight {
     so_slab_chunk *chunk; /* of the slab that holds the packed rows; NULL: not packed */
 };
 
-/* K and V, each [n_pages][n_layers][n_heads_kv] pages of one head, in the layout given at
- * so_attn_fns (kernels.h). All layers of a page are adjacent: with huge pages, memory use then
+/* K and V, each [n_pages / SO_KV_RUN][n_layers][n_heads_kv][SO_KV_RUN] pages of one head, in the
+ * layout given at so_attn_fns (kernels.h). Pages are given to a sequence mostly in ascending order,
+ * so the pages of one chunk of positions are one stream in memory, which processors prefetch better
+ * than single pages. All layers of a run of pages are adjacent: with huge pages, memory use then
  * grows with the positions in use and not with the size of the cache. */
+enum { SO_KV_RUN = SO_ATTN_CHUNK / SO_KV_PAGE };
 struct so_kv_store {
     so_kv_shape shape;
     size_t entry_bytes; /* of one head at one position */
@@ -36,8 +39,9 @@ struct so_kv_store {
 
 /* Byte offset of one page of one head in k or v. */
 static inline size_t so_kv_page(const so_kv_store *s, int layer, int page, int head) {
-    size_t i = (size_t)page * (size_t)s->shape.n_layers + (size_t)layer;
+    size_t i = (size_t)(page / SO_KV_RUN) * (size_t)s->shape.n_layers + (size_t)layer;
     i = i * (size_t)s->shape.n_heads_kv + (size_t)head;
+    i = i * SO_KV_RUN + (size_t)(page % SO_KV_RUN);
     return i * SO_KV_PAGE * s->entry_bytes;
 }
 

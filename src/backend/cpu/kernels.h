@@ -143,9 +143,11 @@ typedef struct so_q8_keys {
     uint16_t d[SO_KV_PAGE];             /* scales, fp16 */
 } so_q8_keys;
 
-/* A page or a part of it. Kernels prefetch `next`, a page that is read later (NULL: none). */
+/* A page or a part of it. Kernels prefetch `next`, a page that is read later (NULL: none), into the
+ * L1 or the L2 cache. */
 typedef struct so_attn_page {
     const void *at, *next;
+    bool next_l1;
     int first, n; /* positions of the part; `scores` ignores them and covers the whole page */
 } so_attn_page;
 

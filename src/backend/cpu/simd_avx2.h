@@ -100,7 +100,7 @@ SIMD_FN v16 v_times_pow2(v16 p, v16 t) {
 /* ---- eight rows of integers ---- */
 
 enum { LANES = 8, FLOAT_NR = 2, FLOAT_NX = 2 };
-enum { ATTN_SQ = 2, ATTN_NQ = 2, ATTN_NV = 2 };
+enum { ATTN_SQ = 2, ATTN_BQ = 2, ATTN_NQ = 2, ATTN_NV = 2 };
 typedef __m256i vi;
 typedef __m256 vf;
 

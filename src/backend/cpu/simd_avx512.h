@@ -61,7 +61,7 @@ SIMD_FN v16 v_times_pow2(v16 p, v16 t) {
 /* ---- sixteen rows of integers ---- */
 
 enum { LANES = 16, FLOAT_NR = 4, FLOAT_NX = 4 };
-enum { ATTN_SQ = 12, ATTN_NQ = 6, ATTN_NV = 4 };
+enum { ATTN_SQ = 12, ATTN_BQ = 8, ATTN_NQ = 6, ATTN_NV = 4 };
 typedef __m512i vi;
 typedef __m512 vf;
 
