@@ -192,6 +192,8 @@ typedef struct so_backend_vt {
     int (*kv_create)(so_backend *b, const so_kv_shape *s, so_kv_store **out, so_err *err);
     void (*kv_free)(so_backend *b, so_kv_store *s);
     void (*submit)(so_backend *b, const so_op *op);
+    /* After a failure, operations since the last sync may not have run; the next pass may succeed,
+     * unless the device is lost. A sync with nothing queued fails only if it is lost. */
     int (*sync)(so_backend *b, so_err *err);
     /* One line that names the hardware and the settings. Recorded costs are keyed by it: backends
      * with equal descriptions are assumed to need equal time for a pass. */
@@ -206,6 +208,7 @@ typedef struct so_backend_vt {
 struct so_backend {
     const so_backend_vt *vt;
     const void *in_flight; /* the so_pass that has submitted and not yet synced; NULL: none */
+    unsigned n_failed;     /* passes whose sync failed */
 };
 
 typedef struct so_backend_opts {

@@ -13,6 +13,7 @@ struct so_spec_set {
     int width;   /* maximum chains in one tree: the number of drafters merged into it */
     int n_users; /* requests that use it */
     bool failed; /* has failed before: further failures are logged at debug level */
+    bool off;    /* failed on the target's device: not asked again */
     /* This step: */
     so_request **requests; /* [n_parallel] requests that have no kept guesses yet */
     so_plan_query *asks;   /* [n_parallel] queries to the planner about them */

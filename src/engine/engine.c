@@ -379,6 +379,22 @@ static void fail_all(so_engine *e, const so_err *err) {
     }
 }
 
+/* A pass failed. Copies within the cache, which the last commit submitted, may be lost with it, so
+ * nothing in the cache can be used again. */
+static void forget_cache(so_engine *e) {
+    so_schedule_restart(e);
+    e->n_failed_seen = so_model_backend(e->m)->n_failed;
+}
+
+static bool cache_is_whole(const so_engine *e) {
+    return so_model_backend(e->m)->n_failed == e->n_failed_seen;
+}
+
+int so_engine_check_device(so_engine *e, so_err *err) {
+    so_backend *b = so_model_backend(e->m);
+    return b->vt->sync(b, err);
+}
+
 static void begin_info(so_engine *e) {
     e->step.info =
         (so_step_info){.step = e->step.info.step, .t_ms = so_clock_ms_since(e->t_created_ns)};
@@ -424,10 +440,15 @@ int so_engine_step(so_engine *e, so_err *err) {
     so_schedule_gather(e);
     if (e->spec)
         so_speculate_step(e);
+    if (!cache_is_whole(e)) { /* a draft's pass on the same device failed */
+        forget_cache(e);
+        return 1;
+    }
     int64_t t_start = so_clock_ns();
     int rc = forward(e, &local);
     if (rc != SO_OK) {
         fail_all(e, &local);
+        forget_cache(e);
         return so_err_set(err, rc, "%s", local.msg);
     }
     double pass_ms = so_clock_ms_since(t_start);

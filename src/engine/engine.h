@@ -195,6 +195,8 @@ void so_request_free(so_request *r);   /* NULL is allowed; a running one ends wi
 /* Runs one step. Returns 1 if there is more to do, 0 if no request is left, or a negative code if
  * the pass failed: then every running request has finished with that error. */
 int so_engine_step(so_engine *e, so_err *err);
+/* After a failed step: an error if the device is lost, so that every later step will fail, too. */
+int so_engine_check_device(so_engine *e, so_err *err);
 /* Steps until r has finished. Returns the error that r or a pass failed with. */
 int so_engine_run(so_engine *e, so_request *r, so_err *err);
 

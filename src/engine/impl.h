@@ -127,6 +127,7 @@ struct so_engine {
     so_tree *trees;                     /* [n_parallel], one per place of a running request */
     so_seq **slot_seqs;                 /* [n_parallel], the same */
     so_engine_stats stats;
+    unsigned n_failed_seen; /* so_backend.n_failed when the cache was last known to be whole */
     int64_t t_created_ns;
     so_step step;
     /* request.c */
@@ -156,6 +157,8 @@ void so_schedule_enqueue(so_request *r);
 /* Takes a request out of the queue or out of its place and releases its cache pages. Its phase is
  * then DONE. */
 void so_schedule_retire(so_request *r);
+/* Empties the cache: all running requests go back into the queue and will be computed again. */
+void so_schedule_restart(so_engine *e);
 void so_schedule_admit(so_engine *e);
 /* Decides the rows of this step: sets n_chunk, n_score and has_tree, and resets the trees to their
  * roots. Preempts requests until the pages suffice. */

@@ -105,6 +105,12 @@ static void preempt(so_request *r) {
     so_schedule_enqueue(r);
 }
 
+void so_schedule_restart(so_engine *e) {
+    while (e->running)
+        preempt(e->running);
+    so_prefix_clear(e->kv);
+}
+
 /* The length of the text after at most one more page of growth. */
 static int len_with_growth(const so_request *r) {
     return SO_MIN(r->n_tokens + SO_KV_PAGE, r->max_len);

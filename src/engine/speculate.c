@@ -11,7 +11,8 @@
  *
  * A drafter's data for a request is opened at submission and closed at the end of the request. If a
  * drafter fails, the error is logged and its requests continue without its guesses: an answer never
- * needs guesses. Engine thread. */
+ * needs guesses. If the target's device failed meanwhile, the requests are computed again from their
+ * tokens (engine.c). Engine thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -276,12 +277,15 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
     }
     if (n_jobs == 0)
         return;
+    const so_backend *b = so_model_backend(e->m);
+    unsigned n_failed = b->n_failed;
     int64_t t = so_clock_ns();
     int rc = d->vt->propose(d, set->jobs, n_jobs, &err);
     so_plan_observe_draft(planner, stage, set->asks, set->jobs, n_jobs, so_clock_ms_since(t));
     if (rc == SO_OK)
         return;
     report_failure(set, &err);
+    set->off = b->n_failed != n_failed; /* otherwise the requests would be restarted for ever */
     for (int i = 0; i < n_jobs; i++)
         drop_guesses(set->jobs[i].tree);
 }
@@ -320,7 +324,7 @@ static double propose(so_engine *e) {
     for (so_spec_set *s = so_drafters_sets(e->spec->drafters); s; s = s->next) {
         int n = 0;
         int64_t t = so_clock_ns();
-        for (so_request *r = e->running; r; r = r->next)
+        for (so_request *r = e->running; r && !s->off; r = r->next)
             if (speculates(r) && r->spec.set == s && r->spec.depth > 0)
                 s->requests[n++] = r;
         if (n == 0)

@@ -545,8 +545,10 @@ int so_pass_wait(so_pass *p, so_err *err) {
     SO_ASSERT(p->backend->in_flight == p);
     p->backend->in_flight = NULL;
     int rc = p->backend->vt->sync(p->backend, err);
-    if (rc != 0)
+    if (rc != 0) {
         p->n_out = 0;
+        p->backend->n_failed++;
+    }
     return rc;
 }
 

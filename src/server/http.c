@@ -368,6 +368,7 @@ void so_http_receive(so_exchange *x, so_str piece) {
 }
 
 static bool check_state(so_exchange *x, so_api_error *e) {
+    so_err err = {0};
     switch (so_server_get_state(x->s)) {
     case SO_SERVER_READY:
         return true;
@@ -375,6 +376,11 @@ static bool check_state(so_exchange *x, so_api_error *e) {
         return so_api_fail(e, 503, "loading", NULL, "the model is being loaded: try again later");
     case SO_SERVER_FAILED:
         return so_api_fail(e, 503, "failed", NULL, "the model could not be loaded");
+    case SO_SERVER_LOST:
+        so_server_error(x->s, &err);
+        return so_api_fail(e, 503, "device_lost", NULL,
+                           "the server's device is lost: %s; the server must be restarted",
+                           err.msg);
     default:
         return so_api_fail(e, 503, "draining", NULL, "the server is shutting down");
     }

@@ -282,8 +282,23 @@ static void put_cache(const so_engine_stats *e, so_buf *b) {
         "Times a running answer was preempted, to be resumed later.", (double)e->preemptions);
 }
 
+static void put_device(const so_gauges *g, so_buf *b) {
+    if (g->device) {
+        head(b, "sooth_device_info", "gauge", "The device that computes the model's passes.");
+        so_buf_append_c(b, "sooth_device_info{name=\"");
+        put_label(b, g->device);
+        so_buf_append_c(b, "\"} 1\n");
+    }
+    if (g->device_total == 0)
+        return;
+    one(b, "sooth_device_memory_bytes", "gauge", "The device's own memory.",
+        (double)g->device_total);
+    one(b, "sooth_device_memory_free_bytes", "gauge",
+        "What is free of it, as seen after a step, at most once a second.", (double)g->device_free);
+}
+
 static void put_gauges(const so_gauges *g, so_buf *b) {
-    static const char *const states[] = {"loading", "ready", "draining", "failed"};
+    static const char *const states[] = {"loading", "ready", "draining", "failed", "lost"};
     head(b, "sooth_build_info", "gauge", "Version and model.");
     so_buf_printf(b, "sooth_build_info{version=\"%s\",model=\"", g->version);
     put_label(b, g->model);
@@ -297,6 +312,7 @@ static void put_gauges(const so_gauges *g, so_buf *b) {
     one(b, "sooth_engine_slots", "gauge", "Largest number of answers in the batch (--parallel).",
         g->slots);
     one(b, "sooth_http_connections", "gauge", "Open connections.", g->connections);
+    put_device(g, b);
     put_cache(&g->engine, b);
 }
 

@@ -28,8 +28,10 @@ void so_metrics_refused(so_metrics *m, const char *why); /* why: a constant of t
 /* Current values, read when /metrics is requested. */
 typedef struct so_gauges {
     const char *version, *model;
-    const char *state; /* loading, ready, draining, failed */
+    const char *state;  /* loading, ready, draining, failed, lost */
+    const char *device; /* one line; NULL: not known yet */
     int running, waiting, slots, connections;
+    size_t device_free, device_total; /* total 0: the device has no memory of its own */
     so_engine_stats engine;
 } so_gauges;
 void so_metrics_write(so_metrics *m, const so_gauges *g, so_buf *out);

@@ -289,9 +289,14 @@ static void one_model(so_exchange *x) {
 static void health(so_exchange *x) {
     so_server_state s = so_server_get_state(x->s);
     so_worker_usage l = so_worker_get_usage(x->s->worker);
-    so_http_send_json(x, s == SO_SERVER_READY ? 200 : 503,
-                      json_pack("{s:s, s:i, s:i}", "status", so_server_state_name(s), "running",
-                                l.running, "waiting", l.waiting));
+    json_t *o = json_pack("{s:s, s:i, s:i}", "status", so_server_state_name(s), "running",
+                          l.running, "waiting", l.waiting);
+    if (s == SO_SERVER_LOST) {
+        so_err err = {0};
+        so_server_error(x->s, &err);
+        json_object_set_new(o, "error", json_string(err.msg));
+    }
+    so_http_send_json(x, s == SO_SERVER_READY ? 200 : 503, o);
 }
 
 static json_t *sampling_json(const so_sample_params *p) {
@@ -309,17 +314,35 @@ static json_t *spec_json(const so_serving *sv) {
                      sv->eo.max_draft, "draft_model", sv->eo.draft != NULL);
 }
 
+static void describe_device(const so_server *s, so_buf *out) {
+    const so_backend *b = so_model_backend(so_worker_serving(s->worker)->b->model);
+    b->vt->describe(b, out);
+}
+
+static json_t *device_json(const so_server *s) {
+    so_worker_usage l = so_worker_get_usage(s->worker);
+    so_buf name = {0};
+    describe_device(s, &name);
+    json_t *o = json_pack("{s:s}", "name", so_buf_str(&name).ptr);
+    so_buf_free(&name);
+    if (l.device_total > 0) {
+        json_object_set_new(o, "memory_bytes", json_integer((json_int_t)l.device_total));
+        json_object_set_new(o, "memory_free_bytes", json_integer((json_int_t)l.device_free));
+    }
+    return o;
+}
+
 static void props(so_exchange *x) {
     const so_serving *sv = so_worker_serving(x->s->worker);
     so_str tmpl = so_tokenizer_chat_template(sv->b->tok);
     json_t *text = json_stringn(tmpl.ptr, tmpl.len);
-    so_http_send_json(x, 200,
-                      json_pack("{s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o}", "model",
-                                model_json(x->s), "build", SO_VERSION, "system_fingerprint",
-                                x->s->fingerprint, "parallel", sv->eo.n_parallel, "queue",
-                                x->s->o.n_queue, "max_body", (json_int_t)x->s->o.max_body,
-                                "sampling", sampling_json(&sv->sample), "speculative",
-                                spec_json(sv), "chat_template", text ? text : json_null()));
+    so_http_send_json(
+        x, 200,
+        json_pack("{s:o, s:s, s:s, s:o, s:i, s:i, s:I, s:o, s:o, s:o}", "model", model_json(x->s),
+                  "build", SO_VERSION, "system_fingerprint", x->s->fingerprint, "device",
+                  device_json(x->s), "parallel", sv->eo.n_parallel, "queue", x->s->o.n_queue,
+                  "max_body", (json_int_t)x->s->o.max_body, "sampling", sampling_json(&sv->sample),
+                  "speculative", spec_json(sv), "chat_template", text ? text : json_null()));
 }
 
 /* --- text and ids --- */
@@ -394,18 +417,25 @@ static void detokenize(so_exchange *x) {
 
 static void metrics(so_exchange *x) {
     so_server *s = x->s;
-    so_buf body = {0};
+    so_buf body = {0}, device = {0};
     so_worker_usage l = so_worker_get_usage(s->worker);
-    bool ready = so_worker_get_state(s->worker) == SO_WORKER_READY;
+    so_worker_state st = so_worker_get_state(s->worker);
+    bool ready = st == SO_WORKER_READY || st == SO_WORKER_LOST;
+    if (ready)
+        describe_device(s, &device);
     so_gauges g = {.version = SO_VERSION,
                    .model = s->o.model,
                    .state = so_server_state_name(so_server_get_state(s)),
+                   .device = ready ? so_buf_str(&device).ptr : NULL,
+                   .device_free = l.device_free,
+                   .device_total = l.device_total,
                    .running = l.running,
                    .waiting = l.waiting,
                    .slots = ready ? so_worker_serving(s->worker)->eo.n_parallel : 0,
                    .connections = so_watch_count(s),
                    .engine = l.engine};
     so_metrics_write(s->metrics, &g, &body);
+    so_buf_free(&device);
     so_http_send(x, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
 }
 

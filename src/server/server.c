@@ -53,11 +53,14 @@ so_server_state so_server_get_state(so_server *s) {
         return SO_SERVER_DRAINED;
     if (draining)
         return SO_SERVER_DRAINING;
+    if (w == SO_WORKER_LOST)
+        return SO_SERVER_LOST;
     return w == SO_WORKER_LOADING ? SO_SERVER_LOADING : SO_SERVER_READY;
 }
 
 const char *so_server_state_name(so_server_state s) {
-    static const char *const names[] = {"loading", "ready", "draining", "draining", "failed"};
+    static const char *const names[] = {"loading",  "ready",  "draining",
+                                        "draining", "failed", "lost"};
     return names[s];
 }
 

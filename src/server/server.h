@@ -52,10 +52,11 @@ typedef enum so_server_state {
     SO_SERVER_DRAINING,
     SO_SERVER_DRAINED, /* no request is left: the server can be freed */
     SO_SERVER_FAILED,  /* the model could not be loaded */
+    SO_SERVER_LOST,    /* the device failed for good */
 } so_server_state;
 so_server_state so_server_get_state(so_server *s);
 const char *so_server_state_name(so_server_state s);
-void so_server_error(so_server *s, so_err *out); /* why it is FAILED */
+void so_server_error(so_server *s, so_err *out); /* why it is FAILED or LOST */
 /* An eventfd that is readable when the state may have changed: read it, then get the state. */
 int so_server_fd(const so_server *s);
 /* Refuses new requests and lets running ones finish, for at most drain_s seconds. */

@@ -6,7 +6,7 @@
  *          4. update metrics, free finished requests, wake connections: once per step, not per token
  *
  * An error in one job ends only that job. A failed pass ends the requests that were running, each
- * with the error, and the loop continues. */
+ * with the error, and the loop continues. If the device is lost, the state says so. */
 #include "server/worker.h"
 
 #include <stdio.h>
@@ -34,12 +34,14 @@ struct so_worker {
     char why[160];
     double job_seconds;    /* moving average of a choice's time, for Retry-After */
     so_engine_stats stats; /* after the last step */
+    size_t device_free, device_total;
 
     /* engine thread */
     so_serving serving; /* constant from READY on */
     so_engine *engine;
-    so_job *live;      /* jobs submitted to the engine */
-    so_step_info step; /* the last step */
+    so_job *live;        /* jobs submitted to the engine */
+    so_step_info step;   /* the last step */
+    int64_t t_device_ns; /* when the device was asked for its memory; 0: never */
 };
 
 /* --- callbacks of the engine --- */
@@ -263,22 +265,59 @@ static bool take(so_worker *w, bool *ending, char why[160]) {
     return go_on;
 }
 
+/* Here and not when metrics are read, because only this thread may use the backend. */
+static void publish_memory(so_worker *w) {
+    so_backend *b = so_model_backend(w->serving.b->model);
+    size_t n_free = 0, n_total = 0;
+    so_err err = {0};
+    if (!b->vt->memory || (w->t_device_ns && so_clock_ms_since(w->t_device_ns) < 1000))
+        return;
+    w->t_device_ns = so_clock_ns();
+    if (b->vt->memory(b, &n_free, &n_total, &err) != SO_OK)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->device_free = n_free;
+    w->device_total = n_total;
+    pthread_mutex_unlock(&w->lock);
+}
+
 static void publish_stats(so_worker *w) {
     so_engine_stats s;
     so_engine_get_stats(w->engine, &s);
     pthread_mutex_lock(&w->lock);
     w->stats = s;
     pthread_mutex_unlock(&w->lock);
+    publish_memory(w);
+}
+
+static void set_state(so_worker *w, so_worker_state s, const so_err *err) {
+    pthread_mutex_lock(&w->lock);
+    w->state = s;
+    if (err)
+        w->err = *err;
+    pthread_mutex_unlock(&w->lock);
+    w->o.on_state(w->o.state_user);
+}
+
+static void step(so_worker *w) {
+    so_err err = {0}, lost = {0};
+    if (so_engine_step(w->engine, &err) >= 0)
+        return;
+    so_log(SO_LOG_ERROR, "a pass failed: %s", err.msg);
+    if (so_worker_get_state(w) == SO_WORKER_LOST ||
+        so_engine_check_device(w->engine, &lost) == SO_OK)
+        return;
+    so_log(SO_LOG_ERROR, "the device is lost: %s; restart the server", lost.msg);
+    set_state(w, SO_WORKER_LOST, &lost);
 }
 
 static void serve(so_worker *w) {
-    so_err err = {0};
     char why[160];
     bool ending;
     while (take(w, &ending, why)) {
         pass_on_cancels(w, ending, why);
-        if (w->live && so_engine_step(w->engine, &err) < 0)
-            so_log(SO_LOG_ERROR, "a pass failed: %s", err.msg);
+        if (w->live)
+            step(w);
         publish_stats(w); /* before sweep(), which wakes clients that may read them */
         sweep(w);
     }
@@ -304,13 +343,6 @@ static int check_spec(so_worker *w, so_err *err) {
     return rc;
 }
 
-static void set_state(so_worker *w, so_worker_state s) {
-    pthread_mutex_lock(&w->lock);
-    w->state = s;
-    pthread_mutex_unlock(&w->lock);
-    w->o.on_state(w->o.state_user);
-}
-
 static void *run(void *arg) {
     so_worker *w = arg;
     so_err err = {0};
@@ -325,19 +357,16 @@ static void *run(void *arg) {
         w->engine = NULL;
     }
     if (rc != SO_OK) {
-        pthread_mutex_lock(&w->lock);
-        w->err = err;
-        w->err.code = rc;
-        pthread_mutex_unlock(&w->lock);
-        set_state(w, SO_WORKER_FAILED);
+        err.code = rc;
+        set_state(w, SO_WORKER_FAILED, &err);
         return NULL;
     }
     publish_stats(w);
     w->serving.n_room = room_of(w);
-    set_state(w, SO_WORKER_READY);
+    set_state(w, SO_WORKER_READY, NULL);
     serve(w);
     so_engine_free(w->engine);
-    set_state(w, SO_WORKER_STOPPED);
+    set_state(w, SO_WORKER_STOPPED, NULL);
     return NULL;
 }
 
@@ -425,7 +454,11 @@ void so_worker_end_all(so_worker *w, const char *why) {
 
 so_worker_usage so_worker_get_usage(so_worker *w) {
     pthread_mutex_lock(&w->lock);
-    so_worker_usage l = {.running = w->stats.running, .jobs = w->n_jobs, .engine = w->stats};
+    so_worker_usage l = {.running = w->stats.running,
+                         .jobs = w->n_jobs,
+                         .engine = w->stats,
+                         .device_free = w->device_free,
+                         .device_total = w->device_total};
     l.waiting = SO_MAX(w->n_live - l.running, 0); /* includes jobs not yet taken */
     pthread_mutex_unlock(&w->lock);
     return l;

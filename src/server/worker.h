@@ -26,6 +26,7 @@ typedef enum so_worker_state {
     SO_WORKER_LOADING,
     SO_WORKER_READY,
     SO_WORKER_FAILED, /* the model could not be loaded: see so_worker_error */
+    SO_WORKER_LOST,   /* the device failed for good: every request fails; see so_worker_error */
     SO_WORKER_STOPPED,
 } so_worker_state;
 
@@ -59,6 +60,8 @@ typedef struct so_worker_usage {
     int running, waiting; /* choices */
     int jobs;
     so_engine_stats engine; /* after the last step */
+    /* Bytes of the device's own memory, asked at most once a second; total 0: it has none. */
+    size_t device_free, device_total;
 } so_worker_usage;
 so_worker_usage so_worker_get_usage(so_worker *w);
 

@@ -22,7 +22,39 @@ typedef struct rig {
     so_server *s;
     _Atomic int n_lines; /* log lines */
     bool fail;           /* loading the model fails */
+    bool faulty;         /* the device fails while device_fails > 0 */
 } rig;
+
+/* --- a device that fails --- */
+
+static const so_backend_vt *real_vt;
+static so_backend_vt faulty_vt;
+static _Atomic int device_fails; /* that many more syncs fail */
+
+static int faulty_sync(so_backend *b, so_err *err) {
+    so_err ignored = {0};
+    if (device_fails == 0)
+        return real_vt->sync(b, err);
+    device_fails--;
+    real_vt->sync(b, &ignored);
+    return so_err_set(err, SO_EIO, "the GPU failed: injected");
+}
+
+static int faulty_memory(so_backend *b, size_t *n_free, size_t *n_total, so_err *err) {
+    (void)b;
+    (void)err;
+    *n_free = 1234567;
+    *n_total = 80000000;
+    return SO_OK;
+}
+
+static void make_faulty(so_backend *b) {
+    real_vt = b->vt;
+    faulty_vt = *real_vt;
+    faulty_vt.sync = faulty_sync;
+    faulty_vt.memory = faulty_memory;
+    b->vt = &faulty_vt;
+}
 
 static int load(void *user, so_serving *out, so_err *err) {
     rig *r = user;
@@ -36,6 +68,8 @@ static int load(void *user, so_serving *out, so_err *err) {
     free(path);
     if (rc != SO_OK)
         return rc;
+    if (r->faulty)
+        make_faulty(r->b.backend);
     so_engine_defaults(r->b.model, &out->eo);
     out->eo.n_parallel = 4;
     out->eo.max_draft = 8;
@@ -78,6 +112,8 @@ static void open_rig(rig *r, const so_server_opts *more) {
 
 static void close_rig(rig *r) {
     so_server_free(r->s);
+    if (r->faulty)
+        r->b.backend->vt = real_vt;
     so_bundle_close(&r->b);
     so_test_tmp_free(r->dir);
 }
@@ -298,6 +334,77 @@ static void test_submitted_after_end(void **state) {
     close_rig(&r);
 }
 
+static void get(const rig *r, const char *path, so_buf *out) {
+    int fd = dial(r);
+    char head[128];
+    int n = snprintf(head, sizeof head,
+                     "GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", path);
+    assert_int_equal(send(fd, head, (size_t)n, MSG_NOSIGNAL), n);
+    so_buf_clear(out);
+    receive_all(fd, out);
+}
+
+static void need(const so_buf *out, const char *text) {
+    if (!strstr(so_buf_str(out).ptr, text))
+        fail_msg("no '%s' in %.400s", text, so_buf_str(out).ptr);
+}
+
+/* A failed pass ends its requests with the cause, streamed or not, and the server goes on. When the
+ * device is lost, requests are refused with the reason, and /health and /metrics say so. */
+static void test_failing_device(void **state) {
+    (void)state;
+    rig r = {.faulty = true};
+    so_server_opts o;
+    so_buf out = {0}, before = {0}, after = {0};
+    so_server_defaults(&o);
+    open_rig(&r, &o);
+    assert_int_equal(wait_while(r.s, SO_SERVER_LOADING), SO_SERVER_READY);
+    get_texts(&r, &before);
+    for (int stream = 0; stream < 2; stream++) {
+        device_fails = 1;
+        so_buf_clear(&out);
+        get_answer(&r, TEXT, stream ? GOOD ", \"stream\": true}" : GOOD "}", &out);
+        need(&out, "the GPU failed: injected");
+        if (!stream)
+            need(&out, " 500 ");
+        get(&r, "/health", &out);
+        need(&out, " 200 ");
+        so_buf_clear(&after);
+        get_texts(&r, &after);
+        assert_string_equal(so_buf_str(&before).ptr, so_buf_str(&after).ptr);
+    }
+    get(&r, "/metrics", &out);
+    need(&out, "sooth_device_memory_bytes 80000000\n");
+    need(&out, "sooth_device_memory_free_bytes 1234567\n");
+    need(&out, "threads 2\"} 1\n"); /* of sooth_device_info */
+    get(&r, "/props", &out);
+    need(&out, "\"memory_free_bytes\":1234567");
+    device_fails = 1 << 30;
+    so_buf_clear(&out);
+    get_answer(&r, TEXT, GOOD "}", &out);
+    need(&out, "the GPU failed: injected");
+    assert_int_equal(wait_while(r.s, SO_SERVER_READY), SO_SERVER_LOST);
+    for (int i = 0; i < 2; i++) {
+        so_buf_clear(&out);
+        get_answer(&r, TEXT, GOOD "}", &out);
+        need(&out, " 503 ");
+        need(&out, "\"device_lost\"");
+        need(&out, "the GPU failed: injected");
+    }
+    get(&r, "/health", &out);
+    need(&out, " 503 ");
+    need(&out, "\"lost\"");
+    need(&out, "\"the GPU failed: injected\"");
+    get(&r, "/metrics", &out);
+    need(&out, "sooth_state{state=\"lost\"} 1");
+    so_server_drain(r.s);
+    device_fails = 0;
+    so_buf_free(&out);
+    so_buf_free(&before);
+    so_buf_free(&after);
+    close_rig(&r);
+}
+
 /* --- a job without a server --- */
 
 static void count_wake(void *user) { (*(int *)user)++; }
@@ -335,11 +442,9 @@ static void test_unstreamed_jobs_wake_once(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many_clients),
-        cmocka_unit_test(test_sudden_end),
-        cmocka_unit_test(test_free_while_loading),
-        cmocka_unit_test(test_submitted_after_end),
-        cmocka_unit_test(test_unstreamed_jobs_wake_once),
+        cmocka_unit_test(test_many_clients),       cmocka_unit_test(test_sudden_end),
+        cmocka_unit_test(test_free_while_loading), cmocka_unit_test(test_submitted_after_end),
+        cmocka_unit_test(test_failing_device),     cmocka_unit_test(test_unstreamed_jobs_wake_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
