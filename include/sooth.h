@@ -192,8 +192,8 @@ typedef struct sooth_engine_params {
     int kv_pages; /* size of the cache in pages of 32 tokens; 0: room for n_parallel requests of
                      n_ctx tokens. With fewer pages requests are preempted and resumed, with the
                      same text */
-    const char *kv_type; /* "f16", "f32" or "q8_0"; q8_0 needs half the memory of f16 and rounds
-                            more. NULL: kv_f32 decides */
+    const char *kv_type; /* "f16", "f32", "q8_0" or, on a GPU, "bf16"; q8_0 needs half the memory of
+                            f16 and rounds more. NULL: kv_f32 decides */
     sooth_tree_drafter *tree_drafter; /* the drafter "user" as a tree; set this or drafter */
 } sooth_engine_params;
 

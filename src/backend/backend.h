@@ -46,7 +46,7 @@ typedef struct so_kv_shape {
     so_dtype dtype;
 } so_kv_shape;
 
-/* The types a KV cache may have. Entries are converted to the type on write, so outputs differ
+/* The types a KV cache may have on every backend; so_backend_vt.kv_bf16 adds BF16. Entries are converted to the type on write, so outputs differ
  * between types. With the same type they are bit-identical for every batch, CPU level and cache
  * layout. */
 #define SO_KV_DTYPES "F16, F32 and Q8_0"
@@ -173,7 +173,7 @@ typedef struct so_probe {
                         fp16), all threads, operands in registers */
 } so_probe;
 
-/* All entries but the last two are required. */
+/* All entries but the last three are required. */
 typedef struct so_backend_vt {
     const char *name;
     bool remote; /* results are copied over a bus: download what is needed, not everything */
@@ -203,6 +203,7 @@ typedef struct so_backend_vt {
     int (*probe)(so_backend *b, size_t n_bytes, so_probe *out, so_err *err);
     /* Bytes of the device's own memory. NULL: it has none, and uses the machine's. */
     int (*memory)(so_backend *b, size_t *free_bytes, size_t *total_bytes, so_err *err);
+    bool kv_bf16; /* KV caches may be BF16 */
 } so_backend_vt;
 
 struct so_backend {

@@ -57,10 +57,10 @@ static const so_option table[SO_OPT_COUNT] = {
                         .aliases = "cache-type cache-type-k",
                         .type = SO_TYPE_CHOICE,
                         .value = "TYPE",
-                        .choices = "f16|f32|q8_0",
+                        .choices = "f16|f32|q8_0|bf16",
                         .default_text = "f16",
                         .help = "Element type of the KV cache; q8_0 needs half the memory of f16 "
-                                "and is less precise",
+                                "and is less precise; bf16 needs a GPU",
                         .cmds = RUNS_MODEL | SO_CMD_INSPECT},
     [SO_OPT_KV_LAYOUT] = {.group = "Model",
                           .name = "kv-layout",

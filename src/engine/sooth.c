@@ -199,8 +199,10 @@ static int open_draft(const sooth_model *m, const sooth_engine_params *p, so_dty
 
 static int cache_type(const sooth_engine_params *p, so_dtype *out, so_err *err) {
     *out = p->kv_f32 ? SO_DTYPE_F32 : SO_DTYPE_F16;
-    if (p->kv_type && (!so_dtype_parse(p->kv_type, out) || !so_kv_dtype_ok(*out)))
-        return so_err_set(err, SO_EINVAL, "kv_type '%.40s': must be f16, f32 or q8_0", p->kv_type);
+    if (p->kv_type &&
+        (!so_dtype_parse(p->kv_type, out) || (!so_kv_dtype_ok(*out) && *out != SO_DTYPE_BF16)))
+        return so_err_set(err, SO_EINVAL, "kv_type '%.40s': must be f16, f32, q8_0 or bf16",
+                          p->kv_type);
     return SO_OK;
 }
 

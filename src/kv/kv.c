@@ -30,8 +30,13 @@
 
 #include "kv/impl.h"
 
-static int check_shape(const so_kv_shape *s, so_err *err) {
-    if (!so_kv_dtype_ok(s->dtype))
+static int check_shape(const so_backend *b, const so_kv_shape *s, so_err *err) {
+    bool bf16 = s->dtype == SO_DTYPE_BF16;
+    if (bf16 && !b->vt->kv_bf16)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "a KV cache of type BF16 needs a GPU; '%s' has " SO_KV_DTYPES,
+                          b->vt->name);
+    if (!bf16 && !so_kv_dtype_ok(s->dtype))
         return so_err_set(err, SO_EINVAL, "KV cache type %d: only " SO_KV_DTYPES " are supported",
                           (int)s->dtype);
     if (s->n_layers < 1 || s->n_heads_kv < 1 || s->head_dim < 1)
@@ -60,7 +65,7 @@ static int make_tables(so_kv *kv, so_err *err) {
 
 static int create(so_backend *b, const so_kv_shape *shape, int run_pages, so_kv **out,
                   so_err *err) {
-    int rc = check_shape(shape, err);
+    int rc = check_shape(b, shape, err);
     if (rc != SO_OK)
         return rc;
     so_kv *kv = SO_NEW(so_kv);

@@ -116,7 +116,7 @@ static void test_bad_usage(void **state) {
         {"sooth run -m tiny.gguf -p x -n -2", "from -1 to"},
         {"sooth run -m tiny.gguf -p x --seed -2", "--seed '-2'"},
         {"sooth run -m tiny.gguf -p x --top-p 1.01", "from 0 to 1"},
-        {"sooth run -m tiny.gguf -p x --kv-type f64", "must be one of f16|f32|q8_0"},
+        {"sooth run -m tiny.gguf -p x --kv-type f64", "must be one of f16|f32|q8_0|bf16"},
         {"sooth run -m tiny.gguf -p x --json=yes", "--json takes no value"},
         {"sooth run -m tiny.gguf -p x -t 1000", "--threads '1000'"},
         {"sooth run -m tiny.gguf -p x --quantize Q9_Z", "--quantize 'Q9_Z'"},

@@ -451,14 +451,18 @@ static void test_cache_types(void **state) {
     assert_string_equal(named[0].text, named[1].text);
     for (size_t i = 0; i < SO_LEN(types); i++)
         sooth_result_deinit(&named[i]);
-    static const char *const bad[] = {"q8", "Q4_0", "", "bf16"};
+    static const char *const bad[] = {"q8", "Q4_0", ""};
     for (size_t i = 0; i < SO_LEN(bad); i++) {
         sooth_engine *e = NULL;
         ep.kv_type = bad[i];
         assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_EINVAL);
-        assert_non_null(strstr(err.message, "must be f16, f32 or q8_0"));
+        assert_non_null(strstr(err.message, "must be f16, f32, q8_0 or bf16"));
         assert_null(e);
     }
+    sooth_engine *e = NULL;
+    ep.kv_type = "bf16"; /* of a GPU */
+    assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_EUNSUPPORTED);
+    assert_non_null(strstr(err.message, "BF16 needs a GPU; 'cpu' has F16, F32 and Q8_0"));
 }
 
 /* With `reject` the result has a nonce, which replays the text; otherwise it has none. */

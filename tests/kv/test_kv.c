@@ -352,6 +352,8 @@ static void bad_shapes(void **state) {
     s = good, s.dtype = SO_DTYPE_Q4_0;
     assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_EINVAL);
     assert_non_null(strstr(err.msg, "F16, F32 and Q8_0"));
+    s = good, s.dtype = SO_DTYPE_BF16;
+    assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_EUNSUPPORTED);
     s = good, s.n_heads_kv = 0;
     assert_int_equal(so_kv_create(&f.base, &s, &kv, &err), SO_EINVAL);
     s = good, s.n_pages = 0;
