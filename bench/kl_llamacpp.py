@@ -2,12 +2,16 @@
 """KL divergence between quantised inference and the float32 model, for sooth and llama.cpp, on one file.
 
 usage: kl_llamacpp.py -m FILE.gguf -f TEXT [--positions 1000] [--ctx 500] [--sooth build/sooth]
+                      [--device cuda] [--llama FOLDER] [--no-peer]
 needs: numpy, llama-cpp-python (pip install numpy llama-cpp-python)
 
 The reference is the same file with every weight dequantised to float32 (`sooth quantize FILE OUT F32`), run with a
-float32 cache by both engines. First the two references are compared with each other. Then KL(reference || engine) of the
-next-token distributions is averaged over the positions, for each engine with its default F16 cache, against each
-reference. Prints one JSON object.
+float32 cache on the CPU by both engines. First the two references are compared with each other. Then KL(reference ||
+engine) of the next-token distributions is averaged over the positions, for each engine with its default F16 cache,
+against each reference. Prints one JSON object.
+
+--device cuda runs both engines on the GPU, the references still on the CPU. It needs a llama.cpp with CUDA: --llama names
+the folder of its libllama.so, of the release that the Python package binds. --no-peer leaves llama.cpp out.
 """
 import argparse
 import json
@@ -28,10 +32,13 @@ def sooth_logits(sooth, model, tokens, ctx, extra, folder):
     return np.fromfile(out, dtype=np.float32).reshape(len(tokens), -1)
 
 
-def peer_logits(model, tokens, ctx, f32_cache):
-    from llama_cpp import Llama
+def peer_logits(model, tokens, ctx, f32_cache, gpu):
+    import llama_cpp
+    if gpu and not llama_cpp.llama_supports_gpu_offload():
+        sys.exit("kl_llamacpp.py: this llama.cpp was built without CUDA: name another with --llama FOLDER")
     kind = {"type_k": 0, "type_v": 0} if f32_cache else {}
-    llm = Llama(model_path=model, n_ctx=ctx, n_batch=ctx, n_threads=2, logits_all=True, verbose=False, **kind)
+    llm = llama_cpp.Llama(model_path=model, n_ctx=ctx, n_batch=ctx, n_threads=len(os.sched_getaffinity(0)), logits_all=True,
+                          verbose=False, n_gpu_layers=-1 if gpu else 0, **kind)
     rows = []
     for start in range(0, len(tokens), ctx):
         part = tokens[start:start + ctx]
@@ -85,7 +92,13 @@ def main():
     ap.add_argument("--positions", type=int, default=1000)
     ap.add_argument("--ctx", type=int, default=500)
     ap.add_argument("--sooth", default="build/sooth")
+    ap.add_argument("--device", default="cpu")
+    ap.add_argument("--llama", metavar="FOLDER")
+    ap.add_argument("--no-peer", action="store_true")
     a = ap.parse_args()
+    gpu = a.device != "cpu"
+    if a.llama:
+        os.environ["LLAMA_CPP_LIB_PATH"] = os.path.abspath(a.llama)
     text = open(a.f, encoding="utf-8").read()[:a.positions * 40]
     with tempfile.TemporaryDirectory() as folder:
         part, f32 = os.path.join(folder, "text"), os.path.join(folder, "f32.gguf")
@@ -93,11 +106,16 @@ def main():
         out = subprocess.run([a.sooth, "tokenize", "-m", a.m, "-f", part, "--json"], check=True, stdout=subprocess.PIPE)
         tokens = windows(json.loads(out.stdout)["tokens"], bos(a.sooth, a.m), a.positions, a.ctx)
         subprocess.run([a.sooth, "quantize", a.m, f32, "F32"], check=True, stdout=subprocess.DEVNULL)
-        ours = sooth_logits(a.sooth, a.m, tokens, a.ctx, [], folder)
-        ref_ours = sooth_logits(a.sooth, f32, tokens, a.ctx, ["--kv-type", "f32"], folder)
-        peer = peer_logits(a.m, tokens, a.ctx, False)
-        ref_peer = peer_logits(f32, tokens, a.ctx, True)
-    result = {"model": os.path.basename(a.m), "positions": a.positions, "references": kl(ref_ours, ref_peer)}
+        ours = sooth_logits(a.sooth, a.m, tokens, a.ctx, ["--device", a.device], folder)
+        ref_ours = sooth_logits(a.sooth, f32, tokens, a.ctx, ["--device", "cpu", "--kv-type", "f32"], folder)
+        result = {"model": os.path.basename(a.m), "device": a.device, "positions": a.positions}
+        if a.no_peer:
+            result["sooth_f32"] = {"sooth": kl(ref_ours, ours)}
+            print(json.dumps(result, indent=1))
+            return
+        peer = peer_logits(a.m, tokens, a.ctx, False, gpu)
+        ref_peer = peer_logits(f32, tokens, a.ctx, True, False)
+    result["references"] = kl(ref_ours, ref_peer)
     for name, ref in (("sooth_f32", ref_ours), ("llamacpp_f32", ref_peer)):
         s, p = kl(ref, ours), kl(ref, peer)
         result[name] = {"sooth": s, "llamacpp": p, "ratio": s["kl"] / p["kl"]}
