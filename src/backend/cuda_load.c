@@ -48,16 +48,25 @@ static void *load(char *why, size_t why_cap) {
     return lib;
 }
 
-int so_backend_cuda_create(int device, so_backend **out, so_err *err) {
-    char why[400];
+static int create(int device, so_backend **out, so_err *err) {
+    char why[300];
     void *lib = load(why, sizeof why);
     if (!lib)
         return so_err_set(err, SO_EUNSUPPORTED,
                           "the GPU library could not be loaded: %s; build it with `make cuda`",
                           why);
-    create_fn *create = NULL;
-    *(void **)&create = dlsym(lib, "so_cuda_backend_create");
-    if (!create)
-        return so_err_set(err, SO_EUNSUPPORTED, LIBRARY " is from another version of sooth");
-    return create(device, out, err);
+    create_fn *fn = NULL;
+    *(void **)&fn = dlsym(lib, "so_cuda_backend_create");
+    if (!fn)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          LIBRARY " is from another version of sooth; build it with `make cuda`");
+    return fn(device, out, err);
+}
+
+int so_backend_cuda_create(int device, so_backend **out, so_err *err) {
+    so_err why = {0};
+    int rc = create(device, out, &why);
+    if (rc == SO_OK)
+        return rc;
+    return so_err_set(err, rc, "cuda:%d: %.400s (--device cpu needs no GPU)", device, why.msg);
 }

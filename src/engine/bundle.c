@@ -113,6 +113,13 @@ static bool fits(so_backend *b, size_t weight_bytes) {
     return ok;
 }
 
+static size_t file_bytes(const so_checkpoint *ck) {
+    size_t n = 0;
+    for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++)
+        n += so_checkpoint_tensor_at(ck, i)->n_bytes;
+    return n;
+}
+
 static bool is_auto(const char *device) { return device && strcmp(device, "auto") == 0; }
 
 static int open_device(const so_bundle_opts *o, const char *device, const so_checkpoint *ck,
@@ -120,12 +127,9 @@ static int open_device(const so_bundle_opts *o, const char *device, const so_che
     if (!is_auto(device))
         return open_named(o, device, out, err);
     so_err why = {0};
-    size_t weight_bytes = 0;
-    for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++)
-        weight_bytes += so_checkpoint_tensor_at(ck, i)->n_bytes;
     if (open_named(o, "cuda", out, &why) != SO_OK)
         so_log(SO_LOG_DEBUG, "the CPU is used: %s", why.msg);
-    else if (fits(*out, weight_bytes))
+    else if (fits(*out, file_bytes(ck)))
         return SO_OK;
     else
         so_backend_free(*out);
@@ -137,8 +141,15 @@ static int open_device(const so_bundle_opts *o, const char *device, const so_che
  * all. */
 static int load_model(const so_bundle_opts *o, const so_model_opts *mo, so_bundle *b, so_err *err) {
     int rc = so_model_load(b->ck, b->backend, mo, &b->model, err);
-    if (rc != SO_ENOMEM || b->shares_backend || !is_auto(o->device) || !b->backend->vt->remote)
+    if (rc != SO_ENOMEM || !b->backend->vt->remote)
         return rc;
+    if (b->shares_backend || !is_auto(o->device)) {
+        so_err why = *err;
+        return so_err_set(err, rc,
+                          "%.300s; a file of %zu MiB does not fit this device: use a smaller "
+                          "--quantize, or --%sdevice cpu",
+                          why.msg, file_bytes(b->ck) >> 20, o->draft ? "draft-" : "");
+    }
     so_log(SO_LOG_INFO, "the CPU is used: %s", err->msg);
     so_backend_free(b->backend);
     b->backend = NULL;

@@ -44,7 +44,8 @@ static void backends_by_name(void **state) {
     }
     so_backend *none = NULL;
     assert_int_equal(so_backend_open("tpu", &o, &none, &err), SO_EINVAL);
-    assert_string_equal(err.msg, "unknown backend 'tpu'; use one of cpu, deferred, cuda or cuda:N");
+    assert_string_equal(err.msg, "unknown backend 'tpu'; use one of cpu, deferred, cuda or cuda:N "
+                                 "(N: number of a GPU, from 0)");
     static const char *const BAD[] = {"", "cuda:", "cuda:x", "cuda:1x"};
     for (size_t i = 0; i < SO_LEN(BAD); i++)
         assert_int_equal(so_backend_open(BAD[i], &o, &none, &err), SO_EINVAL);
