@@ -75,8 +75,17 @@ static const so_dtype DTYPES[] = {SO_DTYPE_F32,  SO_DTYPE_F16,  SO_DTYPE_BF16, S
                                   SO_DTYPE_Q2_K, SO_DTYPE_Q3_K, SO_DTYPE_Q4_K, SO_DTYPE_Q5_K,
                                   SO_DTYPE_Q6_K};
 enum { N_DTYPES = sizeof DTYPES / sizeof DTYPES[0] };
-static const so_dtype CACHES[] = {SO_DTYPE_F16, SO_DTYPE_F32, SO_DTYPE_Q8_0};
-enum { N_CACHES = sizeof CACHES / sizeof CACHES[0] };
+static const so_dtype CACHES[] = {SO_DTYPE_F16, SO_DTYPE_F32, SO_DTYPE_Q8_0, SO_DTYPE_BF16};
+static int n_caches = 3; /* 4 where the device has BF16 caches */
+
+static void count_caches(void) {
+    so_backend *b = NULL;
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_backend_open(so_test_device(), &(so_backend_opts){.n_threads = 1}, &b, &err),
+                  err);
+    n_caches += b->vt->kv_bf16;
+    so_backend_free(b);
+}
 
 static char *g_dir, *g_wide, *g_thin, *g_windowed, *g_sick, *g_sick_heads; /* files */
 
@@ -91,6 +100,7 @@ static char *write_in(const char *sub, const so_shape *t) {
 
 static int setup(void **state) {
     (void)state;
+    count_caches();
     g_dir = so_test_tmp();
     g_wide = write_in("wide", &WIDE);
     g_thin = write_in("thin", &THIN);
@@ -230,7 +240,7 @@ static void chunks_and_threads(void **state) {
     int32_t tokens[N];
     so_shape_tokens(&WIDE, 12, tokens, N);
     for (int d = 0; d < N_DTYPES; d++)
-        for (int kv = 0; kv < N_CACHES; kv++) {
+        for (int kv = 0; kv < n_caches; kv++) {
             if (!so_test_full() && kv == 1 + d % 2)
                 continue; /* always F16, the others in rotation */
             so_rig_opts o = options(DTYPES[d], SO_CPU_SCALAR, 1, CACHES[kv]);
@@ -404,7 +414,7 @@ static void trees_and_compaction(void **state) {
     so_cpu_level levels[8];
     int n_levels = so_rig_levels(levels), turn = 0;
     for (int l = 0; l < n_levels; l++)
-        for (int kv = 0; kv < N_CACHES; kv++)
+        for (int kv = 0; kv < n_caches; kv++)
             for (int d = 0; d < N_DTYPES; d++) {
                 if (!so_test_full() && (d + l + kv) % (4 * THIN_BY) != 0)
                     continue;
@@ -429,7 +439,7 @@ static void trees_of_every_architecture(void **state) {
         snprintf(sub, sizeof sub, "golden/models/%s", names[i]);
         snprintf(folder, sizeof folder, "%s", so_test_data(sub));
         so_rig_opts o = {.level = so_cpu_best_level(), .n_threads = 2, .deferred = i % 2 == 1};
-        o.kv_dtype = CACHES[i % N_CACHES];
+        o.kv_dtype = CACHES[i % n_caches];
         speculate(folder, o, &golden, 8, 20);
     }
 }
@@ -441,7 +451,7 @@ static void sick_branches(void **state) {
     so_cpu_level levels[8];
     int n_levels = so_rig_levels(levels);
     for (int l = 0; l < n_levels; l++)
-        for (int kv = 0; kv < N_CACHES; kv++) {
+        for (int kv = 0; kv < n_caches; kv++) {
             so_rig_opts o = options(SO_DTYPE_F32, levels[l], 1 + (l + kv) % 4, CACHES[kv]);
             o.model.quantize = false;
             o.deferred = (l + kv) % 3 == 2;
@@ -539,7 +549,7 @@ static void neighbours(void **state) {
     so_cpu_level levels[8];
     int n_levels = so_rig_levels(levels), turn = 0;
     for (int l = 0; l < n_levels; l++)
-        for (int kv = 0; kv < N_CACHES; kv++)
+        for (int kv = 0; kv < n_caches; kv++)
             for (int t = 1; t <= 4; t++, turn++) {
                 so_rig_opts o = options(SO_DTYPE_F32, levels[l], t, CACHES[kv]);
                 o.model.quantize = false;
@@ -559,7 +569,7 @@ static void stale_pages(void **state) {
     so_cpu_level levels[8];
     int n_levels = so_rig_levels(levels);
     for (int l = 0; l < n_levels; l++)
-        for (int kv = 0; kv < N_CACHES; kv++) {
+        for (int kv = 0; kv < n_caches; kv++) {
             so_rig_opts o = options(SO_DTYPE_F32, levels[l], 2, CACHES[kv]);
             o.model.quantize = false;
             o.n_pages = 10;
@@ -625,7 +635,7 @@ static void forked_pages(void **state) {
     int32_t trunk[N], branch[4];
     so_shape_tokens(&THIN, 17, trunk, N);
     so_shape_tokens(&THIN, 18, branch, 4);
-    for (int kv = 0; kv < N_CACHES; kv++) {
+    for (int kv = 0; kv < n_caches; kv++) {
         so_rig_opts o = options(SO_DTYPE_F32, SO_CPU_SCALAR, 1, CACHES[kv]);
         o.model.quantize = false;
         float *want = reference(g_thin, o, trunk, N);
@@ -682,7 +692,7 @@ static void contexts_around_borders(void **state) {
     int n_levels = so_rig_levels(levels);
     int32_t *tokens = SO_NEW_N(int32_t, N);
     so_shape_tokens(&THIN, 16, tokens, N);
-    for (int kv = 0; kv < N_CACHES; kv++) {
+    for (int kv = 0; kv < n_caches; kv++) {
         if (CACHES[kv] == SO_DTYPE_F32 && !so_test_full())
             continue; /* like F16 except for the loads */
         so_rig_opts o = options(SO_DTYPE_F32, SO_CPU_SCALAR, 1, CACHES[kv]);
