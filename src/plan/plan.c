@@ -287,14 +287,36 @@ static void set_answer(so_candidate *c, int depth, int leaf) {
     }
 }
 
+/* Whether drafts for all n candidates would pay, against plain decoding, with this acceptance at
+ * every depth. */
+static bool would_pay(so_planner *p, const so_candidate *c, int n, double level_ms, double chance) {
+    double price = p->price / running_gain(p, p->step.n_requests + p->step.n_prefilling);
+    double total = -price * after_draft_ms(p, rows_now(p) + n), path = 1, row_ms[DEPTHS];
+    row_costs(p, rows_now(p), n, row_ms);
+    for (int d = 0; d < DEPTHS; d++) {
+        path *= chance;
+        total += n * (path - price * (row_ms[d] + c->check_ms));
+        total -= d == 0 || !c->flat_cost ? price * level_ms : 0;
+        if (total > required_gain(p, n))
+            return true;
+    }
+    return false;
+}
+
 /* Whether a probe of a candidate's drafter is due. passes: the cost of the probe in plain passes. A
  * known drafter is probed rarely if a probe would show little: another drafter is used in its
- * place, or its guesses are accepted and only its cost is too high. */
-static bool probe_is_due(const so_planner *p, const so_candidate *c, int leaf, double passes) {
+ * place, its guesses are accepted and only its cost is too high, or drafts for all n candidates
+ * would not pay even if half of the rejected guesses were accepted. */
+static bool probe_is_due(so_planner *p, const so_candidate *c, int n, int leaf, double passes,
+                         double level_ms) {
     double since = p->token_clock - c->query->r->set->probed_at[leaf];
+    if (since < SO_TUNE_PROBE_HOPELESS_EVERY && !would_pay(p, c, n, level_ms, SO_TUNE_BEST_CHANCE))
+        return false; /* but costs may have been measured in a bad moment */
     if (c->evidence < SO_TUNE_KNOWN)
         return since >= SO_TUNE_PROBE_EVERY || so_accept_is_recovering(&c->query->r->accept, leaf);
-    if (c->left_out || c->rank > 0 || (double)c->terms->chance[0][ALL] >= SO_TUNE_PROBE_BELOW)
+    double chance = (double)c->terms->chance[0][ALL];
+    if (c->left_out || c->rank > 0 || chance >= SO_TUNE_PROBE_BELOW ||
+        (n > 1 && !would_pay(p, c, n, level_ms, (1 + chance) / 2)))
         return since >= SO_TUNE_PROBE_RARELY_EVERY;
     return since >= SO_MAX(SO_TUNE_PROBE_EVERY, passes / SO_TUNE_PROBE_TIME_MAX) ||
            so_accept_is_recovering(&c->query->r->accept, leaf);
@@ -314,7 +336,7 @@ static void try_probe(so_planner *p, so_candidate *c, int n, int leaf, double le
             extra_ms +=
                 so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) + x->check_ms;
         double passes = extra_ms / p->plain_ms;
-        if (probe_is_due(p, x, leaf, passes) && passes <= p->account &&
+        if (probe_is_due(p, x, n, leaf, passes, level_ms) && passes <= p->account &&
             (!best || x->query->r->probed_at < best->query->r->probed_at))
             best = x;
     }

@@ -60,7 +60,10 @@
  *   after 8 tokens     otherwise; for a well-known drafter later, if probes would take more than
  *                      2 % of the time
  *   after 64 tokens    and not earlier, even after a correct guess, if the drafter is well known and
- *                      either accurate but too slow, or another drafter is used in its place
+ *                      either accurate but too slow, or another drafter is used in its place, or,
+ *                      with several requests, it would be too slow even if it were right in half of
+ *                      the cases in which it is wrong
+ *   after 512 tokens   if drafts would not pay even if nearly every guess were accepted
  *
  * While no drafter is in use, the 0.65 % are the only income, so they bound the cost of all probes.
  * Free guesses are scored as shadow drafts and need no probes.

@@ -100,6 +100,9 @@ static const double SO_TUNE_PROBE_TIME_MAX = 0.02;
  * PROBE_BELOW but that costs too much, or in whose place another one drafts. */
 static const double SO_TUNE_PROBE_EVERY = 8, SO_TUNE_PROBE_RARELY_EVERY = 64,
                     SO_TUNE_PROBE_BELOW = 0.5;
+/* The same for a drafter that would not pay with acceptance BEST_CHANCE at every depth: no probe can
+ * change that, unless its costs were measured in a bad moment. */
+static const double SO_TUNE_PROBE_HOPELESS_EVERY = 512, SO_TUNE_BEST_CHANCE = 0.95;
 /* Minimum expected gain of a plan in tokens: less is within the error of the estimates. */
 static const double SO_TUNE_MARGIN = 0.02;
 /* The same per request in a batch. A request that gets ahead ends sooner and leaves a smaller
