@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds libsooth_cuda.so: cuda.sh OUT [ARCH…], e.g. cuda.sh build/libsooth_cuda.so 90. Objects go to OUT's folder/cuda.
+# Builds libsooth_cuda.so: cuda.sh OUT [ARCH…], e.g. cuda.sh build/libsooth_cuda.so 90. Objects go to OUT's folder/cuda. CUDA_FLAGS: more flags for nvcc.
 set -eu
 out=$1
 shift
@@ -8,7 +8,7 @@ mkdir -p "$dir"
 gencode=""
 [ $# -gt 0 ] || set -- 90
 for a in "$@"; do gencode="$gencode -gencode arch=compute_$a,code=sm_$a"; done
-flags="-std=c++17 -O3 -Isrc -Xcompiler -fPIC,-fvisibility=hidden $gencode"
+flags="-std=c++17 -O3 -Isrc -Xcompiler -fPIC,-fvisibility=hidden $gencode ${CUDA_FLAGS:-}"
 [ "$(cat "$dir/flags" 2>/dev/null)" = "$flags" ] || rm -f "$dir"/*.o
 echo "$flags" > "$dir/flags"
 jobs=""

@@ -212,6 +212,10 @@ struct so_backend {
     unsigned n_failed;     /* passes whose sync failed */
 };
 
+/* Tells libraries apart that were built from other declarations of this file. */
+#define SO_BACKEND_ABI \
+    ((unsigned)(sizeof(so_op) + 1000 * sizeof(so_backend_vt) + 1000000 * sizeof(so_backend)))
+
 typedef struct so_backend_opts {
     int n_threads;      /* 0: one per core this process may use */
     so_cpu_level level; /* a level that this CPU lacks is an error */

@@ -57,7 +57,8 @@ static int create(int device, so_backend **out, so_err *err) {
                           why);
     create_fn *fn = NULL;
     *(void **)&fn = dlsym(lib, "so_cuda_backend_create");
-    if (!fn)
+    const unsigned *abi = dlsym(lib, "so_cuda_abi");
+    if (!fn || !abi || *abi != SO_BACKEND_ABI)
         return so_err_set(err, SO_EUNSUPPORTED,
                           LIBRARY " is from another version of sooth; build it with `make cuda`");
     return fn(device, out, err);

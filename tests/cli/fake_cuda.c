@@ -49,6 +49,11 @@ static const so_backend_vt VT = {.name = "cuda",
                                  .describe = describe,
                                  .memory = memory};
 
+#ifndef FAKE_ABI
+#define FAKE_ABI SO_BACKEND_ABI
+#endif
+__attribute__((visibility("default"))) const unsigned so_cuda_abi = FAKE_ABI;
+
 __attribute__((visibility("default"))) int so_cuda_backend_create(int device, so_backend **out,
                                                                   so_err *err) {
     const char *fault = getenv("FAKE_GPU");

@@ -49,8 +49,12 @@ def main():
         subprocess.run([*CC, "-shared", "-fPIC", empty, "-o", library], check=True)
         need(folder, "a library of another version", "cuda", "another version", "make cuda")
         os.remove(library)
-        subprocess.run([*CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Isrc", "tests/cli/fake_cuda.c", "src/base/err.c",
-                        "src/base/str.c", "src/base/mem.c", "src/format/dtype.c", "-o", library], check=True)
+        fake = [*CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Isrc", "tests/cli/fake_cuda.c", "src/base/err.c",
+                "src/base/str.c", "src/base/mem.c", "src/format/dtype.c", "-o", library]
+        subprocess.run([*fake, "-DFAKE_ABI=7"], check=True)
+        need(folder, "a library built from other declarations", "cuda", "another version", "make cuda")
+        os.remove(library)
+        subprocess.run(fake, check=True)
         old = "the driver is too old: it has CUDA 11.4"
         need(folder, "the library's own cause", "cuda:0", "cuda:0: " + old, "--device cpu", fault=old)
         need(folder, "a number that no GPU has", "cuda:7", "cuda:7: GPU 7 does not exist; this machine has 1")

@@ -102,7 +102,9 @@ static void hidden_state_is_added(void **state) {
     run(&reads, text, none, want);
     for (int i = 0; i < N_TEXT * N_VOCAB; i++)
         plain = fmax(plain, fabs((double)got[i] - (double)want[i]));
-    if (worst > 1e-3 || plain < 0.5)
+    /* a GPU rounds activations to fp16 */
+    double allowed = strncmp(so_test_device(), "cuda", 4) == 0 ? 0.03 : 1e-3;
+    if (worst > allowed || plain < 0.5)
         fail_msg("off by %g; without hidden states by %g", worst, plain);
     so_rig_close(&reads);
     so_rig_close(&summed);

@@ -446,6 +446,8 @@ template <int T> SO_DEVICE float element(const char *entry, int i, int padded) {
         return ((const float *)entry)[i];
     if (T == SO_DTYPE_F16)
         return __half2float(((const __half *)entry)[i]);
+    if (T == SO_DTYPE_BF16)
+        return __uint_as_float((uint32_t)((const uint16_t *)entry)[i] << 16);
     return __fmul_rn(__half2float(((const __half *)(entry + padded))[i / 32]),
                      (float)((const int8_t *)entry)[i]);
 }
@@ -557,8 +559,11 @@ void so_cuda_scratch_need(const so_op *op, so_scratch *need) {
         columns * SPLITS * (size_t)(op->attention.store->shape.head_dim + 2) * sizeof(float);
 }
 
-template <int NT> static void launch_tensor(const so_queue &q, attn_args p) {
+/* False if it needs more shared memory than a block can have. */
+template <int NT> static bool launch_tensor(const so_queue &q, attn_args p) {
     int per = p.n_heads / p.s.shape.n_heads_kv, u = (p.s.shape.head_dim + 63) / 64;
+    if (tensor_shared<NT>(u) > (size_t)q.shared_block)
+        return false;
     p.heads_per = per < 8 * NT ? per : 8 * NT;
     p.rows_per = 8 * NT / p.heads_per;
     dim3 grid((unsigned)((p.n + p.rows_per - 1) / p.rows_per),
@@ -569,6 +574,12 @@ template <int NT> static void launch_tensor(const so_queue &q, attn_args p) {
               : u == 3 ? tensor<NT, 3>
                        : tensor<NT, 4>,
               grid, THREADS, tensor_shared<NT>(u), p);
+    return true;
+}
+
+bool so_cuda_heads_fit(int d, int shared_block) {
+    size_t most = tensor_shared<1>((d + 63) / 64), other = scalar_shared(d);
+    return (most > other ? most : other) <= (size_t)shared_block;
 }
 
 void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bool keep,
@@ -593,12 +604,12 @@ void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bo
     p.out = keep ? (float *)at(op->attention.out) : NULL;
     p.half = half;
     if (st->shape.dtype == SO_DTYPE_F16 && d % 8 == 0) {
-        if (op->n <= 16) /* many small blocks rather than few that share what they read */
+        /* few rows: many small blocks rather than few that share what they read */
+        bool done = op->n > 64 && launch_tensor<4>(q, p);
+        if (!done)
+            done = op->n > 16 && launch_tensor<2>(q, p);
+        if (!done)
             launch_tensor<1>(q, p);
-        else if (op->n <= 64)
-            launch_tensor<2>(q, p);
-        else
-            launch_tensor<4>(q, p);
         return;
     }
     p.rows_per = 1;
@@ -606,8 +617,9 @@ void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bo
     dim3 grid((unsigned)op->n, (unsigned)(st->shape.n_heads_kv * ((per + GROUP - 1) / GROUP)),
               SPLITS);
     so_launch(q,
-              st->shape.dtype == SO_DTYPE_F32   ? scalar<SO_DTYPE_F32>
-              : st->shape.dtype == SO_DTYPE_F16 ? scalar<SO_DTYPE_F16>
-                                                : scalar<SO_DTYPE_Q8_0>,
+              st->shape.dtype == SO_DTYPE_F32    ? scalar<SO_DTYPE_F32>
+              : st->shape.dtype == SO_DTYPE_F16  ? scalar<SO_DTYPE_F16>
+              : st->shape.dtype == SO_DTYPE_BF16 ? scalar<SO_DTYPE_BF16>
+                                                 : scalar<SO_DTYPE_Q8_0>,
               grid, THREADS, scalar_shared(d), p);
 }

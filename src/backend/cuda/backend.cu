@@ -160,12 +160,19 @@ static void weight_free(so_backend *base, so_weight *w) {
 
 static int kv_create(so_backend *base, const so_kv_shape *shape, so_kv_store **out, so_err *err) {
     cuda_backend *b = (cuda_backend *)base;
-    if (!so_kv_dtype_ok(shape->dtype) || shape->head_dim > 256 || shape->head_dim % 2 != 0)
+    bool known = so_kv_dtype_ok(shape->dtype) || shape->dtype == SO_DTYPE_BF16;
+    if (!known || shape->head_dim > 256 || shape->head_dim % 2 != 0)
         return so_err_set(err, SO_EUNSUPPORTED,
                           "a KV cache of %s with heads of %d on the GPU; types are " SO_KV_DTYPES
-                          ", heads even and at most 256",
+                          " and BF16, heads even and at most 256",
                           so_dtype_get(shape->dtype) ? so_dtype_get(shape->dtype)->name : "?",
                           shape->head_dim);
+    if (!so_cuda_heads_fit(shape->head_dim, b->queue.shared_block))
+        return so_err_set(
+            err, SO_EUNSUPPORTED,
+            "heads of %d need more shared memory than the %d KB that this GPU gives a "
+            "thread block; use --device cpu",
+            shape->head_dim, b->queue.shared_block >> 10);
     so_kv_store *s = (so_kv_store *)calloc(1, sizeof *s);
     s->shape = *shape;
     s->entry = so_kv_entry_bytes(shape->dtype, shape->head_dim);
@@ -655,14 +662,37 @@ static int probe(so_backend *base, size_t n_bytes, so_probe *out, so_err *err) {
 static const so_backend_vt VT = {"cuda",      true,          free_backend, buffer_create,
                                  buffer_free, weight_create, weight_pack,  weight_free,
                                  kv_create,   kv_free,       submit,       sync,
-                                 describe,    probe,         memory};
+                                 describe,    probe,         memory,       true};
+
+/* CUDA reports a missing driver and an old one by the same code. */
+static int no_gpu(cudaError_t e, so_err *err) {
+    int driver = 0, runtime = 0;
+    (void)cudaGetLastError();
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    if (e == cudaErrorInsufficientDriver && driver == 0)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "no NVIDIA driver is installed (libcuda.so.1 is missing)");
+    if (e == cudaErrorInsufficientDriver)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "the NVIDIA driver is too old: it has CUDA %d.%d, and this build needs "
+                          "%d.%d; update the driver",
+                          driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    if (e == cudaSuccess || e == cudaErrorNoDevice)
+        return so_err_set(
+            err, SO_EUNSUPPORTED,
+            "the NVIDIA driver finds no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES");
+    return so_err_set(err, SO_EUNSUPPORTED, "no usable GPU: %s", cudaGetErrorString(e));
+}
+
+extern "C" __attribute__((visibility("default"))) const unsigned so_cuda_abi = SO_BACKEND_ABI;
 
 extern "C" __attribute__((visibility("default"))) int
 so_cuda_backend_create(int device, so_backend **out, so_err *err) {
     int n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
-    if (e != cudaSuccess)
-        return so_err_set(err, SO_EUNSUPPORTED, "no usable GPU: %s", cudaGetErrorString(e));
+    if (e != cudaSuccess || n == 0)
+        return no_gpu(e, err);
     if (device < 0 || device >= n)
         return so_err_set(err, SO_ENOTFOUND, "GPU %d does not exist; this machine has %d", device,
                           n);
@@ -672,10 +702,14 @@ so_cuda_backend_create(int device, so_backend **out, so_err *err) {
         return so_err_set(err, SO_EUNSUPPORTED,
                           "%s has compute capability %d.%d; 8.0 or newer is needed", p.name,
                           p.major, p.minor);
-    if (e == cudaSuccess && p.sharedMemPerBlockOptin < SO_SHARED_BYTES)
+    if (e == cudaSuccess && p.sharedMemPerBlockOptin < SO_SHARED_MIN)
         return so_err_set(err, SO_EUNSUPPORTED,
                           "%s gives a thread block %zu KB of shared memory; the kernels need %d",
-                          p.name, p.sharedMemPerBlockOptin >> 10, SO_SHARED_BYTES >> 10);
+                          p.name, p.sharedMemPerBlockOptin >> 10, SO_SHARED_MIN >> 10);
+#ifdef SO_SHARED_LIMIT /* for tests: a GPU with less shared memory */
+    p.sharedMemPerBlockOptin = SO_SHARED_LIMIT;
+    p.sharedMemPerMultiprocessor = SO_SHARED_LIMIT + 1024;
+#endif
     cuda_backend *b = (cuda_backend *)calloc(1, sizeof *b);
     b->base.vt = &VT;
     b->device = device;
@@ -687,7 +721,8 @@ so_cuda_backend_create(int device, so_backend **out, so_err *err) {
         free(b);
         return so_err_set(err, SO_EIO, "GPU %d: %s", device, cudaGetErrorString(e));
     }
-    b->queue = {b->stream, p.major >= 9, p.multiProcessorCount};
+    b->queue = {b->stream, p.major >= 9, p.multiProcessorCount, (int)p.sharedMemPerBlockOptin,
+                (int)p.sharedMemPerMultiprocessor};
     snprintf(b->name, sizeof b->name, "cuda:%d %s, %d SMs, %zu GiB", device, p.name,
              p.multiProcessorCount, p.totalGlobalMem >> 30);
     *out = &b->base;

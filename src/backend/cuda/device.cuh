@@ -29,6 +29,7 @@
 #ifndef SO_BACKEND_CUDA_DEVICE_CUH
 #define SO_BACKEND_CUDA_DEVICE_CUH
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -40,21 +41,21 @@ extern "C" {
 
 #define SO_DEVICE static __device__ __forceinline__
 
-/* Formats of packed weights. A tile is 16 outputs, a unit is 64 k; the units of a tile follow each
- * other. Lane (g, t) = (lane / 4, lane % 4) of a warp has outputs g and g + 8 and, in each half h of
- * the unit, the 8 consecutive k from 32 h + 8 t on. Mma number 2 h takes the first four of them, mma
- * 2 h + 1 the others: the first two in the places 2t, 2t+1 of the instruction's k, the next two in 2t+8,
- * 2t+9. So the numbers of a lane are 16 consecutive bytes of activations in row-major order, and a warp
- * reads 64 consecutive bytes of each of 8 rows.
+/* Formats of packed weights. A tile is 8 outputs, a unit is 64 k; the units of a tile follow each
+ * other. An mma takes two tiles, one as the rows 0 … 7 of its A operand and one as 8 … 15. Lane (g, t) =
+ * (lane / 4, lane % 4) of a warp has output g of each tile and, in each half h of the unit, the 8
+ * consecutive k from 32 h + 8 t on. Mma number 2 h takes the first four of them, mma 2 h + 1 the others:
+ * the first two in the places 2t, 2t+1 of the instruction's k, the next two in 2t+8, 2t+9. So the numbers
+ * of a lane are 16 consecutive bytes of activations in row-major order, and a warp reads 64 consecutive
+ * bytes of each of 8 rows.
  *
- *   F16    [2 outputs][2 halves][lane] 16 bytes: 8 numbers
+ *   F16    [2 halves][lane] 16 bytes: 8 numbers
  *   F32    two units of F16: high parts, low parts
- *   Q8     [2 outputs][lane] 16 int8, 8 of each half; then scales
- *   Q4     [lane] 16 bytes: 8 unsigned 4-bit numbers of each half of output g, then of g + 8; then
- *          scales
+ *   Q8     [lane] 16 int8, 8 of each half; then scales
+ *   Q4     [lane] 8 bytes: 8 unsigned 4-bit numbers of each half; then scales
  *
- * Scales follow the unit's numbers, as fp16: for each group of k the 16 outputs. Formats with an
- * offset have pairs (scale, offset), and a weight is scale · q + offset in fp16. */
+ * Scales follow the unit's numbers, as fp16: for each group of k the 8 outputs. Formats with an offset
+ * have pairs (scale, offset), and a weight is scale · q + offset in fp16. */
 typedef enum so_fmt {
     SO_FMT_F16,
     SO_FMT_F32,
@@ -65,15 +66,16 @@ typedef enum so_fmt {
     SO_FMT_COUNT
 } so_fmt;
 
-enum { SO_SHARED_BYTES = 227 << 10 }; /* of a thread block: compute capability 9.0 */
-enum { SO_TILE = 16, SO_UNIT = 64, SO_SEGMENTS = 8, SO_WARPS = 8 };
+/* What the kernels need of a thread block's shared memory at least; compute capability 8.6 has it. */
+enum { SO_SHARED_MIN = 99 << 10 };
+enum { SO_TILE = 8, SO_UNIT = 64, SO_SEGMENTS = 8, SO_WARPS = 8 };
 
 __host__ __device__ constexpr int so_fmt_numbers(int f) {
-    return f == SO_FMT_F16 ? 2048 : f == SO_FMT_F32 ? 4096 : f == SO_FMT_Q4_32_OFF ? 512 : 1024;
+    return f == SO_FMT_F16 ? 1024 : f == SO_FMT_F32 ? 2048 : f == SO_FMT_Q4_32_OFF ? 256 : 512;
 }
 /* Bytes of a unit of a tile, scales included. */
 __host__ __device__ constexpr int so_fmt_unit(int f) {
-    return so_fmt_numbers(f) + (f <= SO_FMT_F32 ? 0 : f == SO_FMT_Q8_32 ? 64 : 128);
+    return so_fmt_numbers(f) + (f <= SO_FMT_F32 ? 0 : f == SO_FMT_Q8_32 ? 32 : 64);
 }
 
 struct so_buffer {
@@ -119,6 +121,7 @@ typedef struct so_queue {
     cudaStream_t stream;
     bool overlap; /* programmatic dependent launch */
     int n_sms;
+    int shared_block, shared_sm; /* bytes of shared memory that a block, an SM can have */
 } so_queue;
 
 template <class... P, class... A>
@@ -262,6 +265,8 @@ void so_cuda_op(const so_queue &q, const so_op *op, so_half_rows half, bool keep
 /* Rope of q and of k, then the store of k and v. */
 void so_cuda_rope_store(const so_queue &q, const so_op *rope_q, const so_op *rope_k,
                         const so_op *store);
+/* Whether attention over heads of d numbers fits into the shared memory of a block. */
+bool so_cuda_heads_fit(int d, int shared_block);
 void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bool keep,
                        const so_scratch *s);
 

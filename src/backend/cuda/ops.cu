@@ -1,6 +1,7 @@
 /* Operations on rows that are neither products nor attention: embeddings are in pack.cu; here are norms,
  * activations, rope, the cache and argmax. Norms: one thread block per row, 256 threads, sums in the order
- * of device.cuh. */
+ * of device.cuh. What was uploaded (tables of rope, slots) no kernel of the list writes, so kernels read it
+ * before they wait for the kernel before. */
 #include "backend/cuda/device.cuh"
 
 /* Element 4 (threadIdx.x + 256 j) + i of a row. */
@@ -142,9 +143,9 @@ void so_cuda_to_half(const so_queue &q, const float *x, int n, int d, so_half_ro
 static __global__ void gather(float *out, const float *x, const int32_t *rows, int d) {
     so_start_next();
     so_wait_prior();
-    int e = blockIdx.y * 256 + threadIdx.x;
+    int e = blockIdx.y * 256 + threadIdx.x, row = so_load(rows + blockIdx.x);
     if (e < d)
-        out[(size_t)blockIdx.x * d + e] = so_load(x + (size_t)so_load(rows + blockIdx.x) * d + e);
+        out[(size_t)blockIdx.x * d + e] = row < 0 ? 0.0f : so_load(x + (size_t)row * d + e);
 }
 
 typedef struct rope_args {
@@ -154,38 +155,49 @@ typedef struct rope_args {
     bool halves;
 } rope_args;
 
-/* Pair i of a row's head: both numbers, rotated. */
-SO_DEVICE float2 rotated(const rope_args &r, int row, int head, int i, int *a, int *b) {
-    int pairs = r.head_dim / 2, at = (row * r.n_heads + head) * r.head_dim;
-    *a = at + (r.halves ? i : 2 * i);
-    *b = *a + (r.halves ? pairs : 1);
-    float2 t = so_load((const float2 *)(r.table + (size_t)row * r.head_dim) + i);
-    float u = so_load(r.x + *a), v = so_load(r.x + *b);
-    return make_float2(__fsub_rn(__fmul_rn(u, t.x), __fmul_rn(v, t.y)),
-                       __fadd_rn(__fmul_rn(u, t.y), __fmul_rn(v, t.x)));
+enum { MAX_PAIRS = 4 }; /* pairs of a head that a lane rotates: heads of at most 256 */
+
+/* The lane's numbers of a row's table; they were uploaded before the list. */
+SO_DEVICE void load_angles(const rope_args &r, int row, float2 *angles) {
+#pragma unroll
+    for (int j = 0; j < MAX_PAIRS; j++) {
+        int i = threadIdx.x % 32 + 32 * j;
+        if (i < r.head_dim / 2)
+            angles[j] = so_load((const float2 *)(r.table + (size_t)row * r.head_dim) + i);
+    }
 }
 
 /* One warp for one head of one row. */
-SO_DEVICE void rotate_head(const rope_args &r, int row, int head, float *shared) {
-    for (int i = threadIdx.x % 32; i < r.head_dim / 2; i += 32) {
-        int a, b;
-        float2 v = rotated(r, row, head, i, &a, &b);
-        r.x[a] = v.x;
-        r.x[b] = v.y;
+SO_DEVICE void rotate_head(const rope_args &r, int row, int head, const float2 *angles,
+                           float *shared) {
+    float *x = r.x + ((size_t)row * r.n_heads + head) * r.head_dim;
+    int pairs = r.head_dim / 2;
+#pragma unroll
+    for (int j = 0; j < MAX_PAIRS; j++) {
+        int i = threadIdx.x % 32 + 32 * j, a = r.halves ? i : 2 * i, b = a + (r.halves ? pairs : 1);
+        if (i >= pairs)
+            continue;
+        float2 t = angles[j];
+        float u = so_load(x + a), v = so_load(x + b);
+        float y = __fsub_rn(__fmul_rn(u, t.x), __fmul_rn(v, t.y)),
+              z = __fadd_rn(__fmul_rn(u, t.y), __fmul_rn(v, t.x));
+        x[a] = y;
+        x[b] = z;
         if (shared) {
-            int base = (row * r.n_heads + head) * r.head_dim;
-            shared[a - base] = v.x;
-            shared[b - base] = v.y;
+            shared[a] = y;
+            shared[b] = z;
         }
     }
 }
 
 static __global__ void rope(rope_args r) {
     so_start_next();
-    so_wait_prior();
     int head = blockIdx.y * 8 + threadIdx.x / 32;
+    float2 angles[MAX_PAIRS];
+    load_angles(r, blockIdx.x, angles);
+    so_wait_prior();
     if (head < r.n_heads)
-        rotate_head(r, blockIdx.x, head, NULL);
+        rotate_head(r, blockIdx.x, head, angles, NULL);
 }
 
 /* ---- cache ---- */
@@ -209,6 +221,9 @@ template <class F> SO_DEVICE void write_entry(const so_kv_store &s, char *dst, F
         } else if (s.shape.dtype == SO_DTYPE_F16) {
             if (i < d)
                 ((__half *)dst)[i] = __float2half_rn(x);
+        } else if (s.shape.dtype == SO_DTYPE_BF16) {
+            if (i < d)
+                ((__nv_bfloat16 *)dst)[i] = __float2bfloat16_rn(x);
         } else {
             int padded = (d + 31) / 32 * 32;
             float m = so_warp_max(isfinite(x) ? fabsf(x) : INFINITY);
@@ -236,10 +251,10 @@ SO_DEVICE so_kv_slot slot_of(const store_args &a, int row) {
 }
 
 /* K (job even) or V of head job / 2. */
-SO_DEVICE void store_head(const store_args &a, int row, int job) {
+SO_DEVICE void store_head(const store_args &a, int row, so_kv_slot slot, int job) {
     const float *src =
         (job % 2 ? a.v : a.k) + ((size_t)row * a.s.shape.n_heads_kv + job / 2) * a.s.shape.head_dim;
-    char *dst = (job % 2 ? a.s.v : a.s.k) + entry_at(a.s, a.layer, slot_of(a, row), job / 2);
+    char *dst = (job % 2 ? a.s.v : a.s.k) + entry_at(a.s, a.layer, slot, job / 2);
     write_entry(a.s, dst, [&](int i) { return so_load(src + i); });
 }
 
@@ -248,28 +263,31 @@ static __global__ void kv_write(store_args a) {
     so_wait_prior();
     int job = threadIdx.x / 32 + blockIdx.y * 8;
     if (job < 2 * a.s.shape.n_heads_kv)
-        store_head(a, blockIdx.x, job);
+        store_head(a, blockIdx.x, slot_of(a, blockIdx.x), job);
 }
 
 /* One warp for one head: rotates a head of q; or rotates a head of k and stores it; or stores v. */
 static __global__ void rope_store(rope_args q, rope_args k, store_args a) {
     __shared__ float rows[8][256];
     so_start_next();
-    so_wait_prior();
     int head = blockIdx.y * 8 + threadIdx.x / 32, row = blockIdx.x;
     float *mine = rows[threadIdx.x / 32];
+    float2 angles[MAX_PAIRS];
+    load_angles(head < q.n_heads ? q : k, row, angles);
+    so_kv_slot slot = slot_of(a, row);
+    so_wait_prior();
     if (head < q.n_heads) {
-        rotate_head(q, row, head, NULL);
+        rotate_head(q, row, head, angles, NULL);
         return;
     }
     head -= q.n_heads;
     if (head < k.n_heads) {
-        rotate_head(k, row, head, mine);
+        rotate_head(k, row, head, angles, mine);
         __syncwarp();
-        write_entry(a.s, a.s.k + entry_at(a.s, a.layer, slot_of(a, row), head),
+        write_entry(a.s, a.s.k + entry_at(a.s, a.layer, slot, head),
                     [&](int i) { return mine[i]; });
     } else if (head < 2 * k.n_heads) {
-        store_head(a, row, 2 * (head - k.n_heads) + 1);
+        store_head(a, row, slot, 2 * (head - k.n_heads) + 1);
     }
 }
 

@@ -183,8 +183,8 @@ SO_DEVICE void pack_scales(const pack_args &p, int tile, int unit, char *out) {
     __half *scales = (__half *)(out + so_fmt_numbers(p.fmt));
     bool offsets = p.fmt == SO_FMT_Q8_32_OFF || p.fmt == SO_FMT_Q4_32_OFF;
     int group = p.fmt == SO_FMT_Q8_16 ? 16 : 32;
-    for (int i = threadIdx.x; i < SO_UNIT / group * 16; i += 32) {
-        int r = tile * SO_TILE + i % 16, k0 = unit * SO_UNIT + i / 16 * group;
+    for (int i = threadIdx.x; i < SO_UNIT / group * SO_TILE; i += 32) {
+        int r = tile * SO_TILE + i % SO_TILE, k0 = unit * SO_UNIT + i / SO_TILE * group;
         element e = {0, 0, 0};
         float inv = 1;
         if (r < p.n_rows && k0 < p.k) {
@@ -201,29 +201,28 @@ SO_DEVICE void pack_scales(const pack_args &p, int tile, int unit, char *out) {
 static __global__ void pack_tiles(pack_args p) {
     int tile = blockIdx.y, unit = blockIdx.x, lane = threadIdx.x;
     char *out = p.out + ((size_t)tile * p.n_units + unit) * so_fmt_unit(p.fmt);
-    uint32_t q4[4] = {0, 0, 0, 0};
-    for (int o = 0; o < 2; o++)
-        for (int j = 0; j < 16; j++) {
-            int r = tile * SO_TILE + lane / 4 + 8 * o,
-                i = unit * SO_UNIT + j / 8 * 32 + lane % 4 * 8 + j % 8;
-            bool in = r < p.n_rows && i < p.k;
-            const uint8_t *row = p.raw + (size_t)(in ? r : 0) * p.row_bytes;
-            if (p.fmt == SO_FMT_Q4_32_OFF) {
-                q4[o * 2 + j / 8] |= (in ? (uint32_t)decode(p.dtype, row, i).q : 0u)
-                                     << (4 * (j % 8 / 2) + 16 * (j % 2));
-            } else if (p.fmt > SO_FMT_F32) {
-                out[o * 512 + lane * 16 + j] = (char)(in ? decode(p.dtype, row, i).q : 0);
-            } else {
-                float v = in ? float_at(p.dtype, row, i) / p.factor[r] : 0;
-                __half hi = __float2half_rn(v);
-                __half *at = (__half *)out + ((o * 2 + j / 8) * 32 + lane) * 8 + j % 8;
-                *at = hi;
-                if (p.fmt == SO_FMT_F32)
-                    at[1024] = __float2half_rn(isfinite(v) ? v - __half2float(hi) : 0);
-            }
+    uint32_t q4[2] = {0, 0};
+    int r = tile * SO_TILE + lane / 4;
+    for (int j = 0; j < 16; j++) {
+        int i = unit * SO_UNIT + j / 8 * 32 + lane % 4 * 8 + j % 8;
+        bool in = r < p.n_rows && i < p.k;
+        const uint8_t *row = p.raw + (size_t)(in ? r : 0) * p.row_bytes;
+        if (p.fmt == SO_FMT_Q4_32_OFF) {
+            q4[j / 8] |= (in ? (uint32_t)decode(p.dtype, row, i).q : 0u)
+                         << (4 * (j % 8 / 2) + 16 * (j % 2));
+        } else if (p.fmt > SO_FMT_F32) {
+            out[lane * 16 + j] = (char)(in ? decode(p.dtype, row, i).q : 0);
+        } else {
+            float v = in ? float_at(p.dtype, row, i) / p.factor[r] : 0;
+            __half hi = __float2half_rn(v);
+            __half *at = (__half *)out + (j / 8 * 32 + lane) * 8 + j % 8;
+            *at = hi;
+            if (p.fmt == SO_FMT_F32)
+                at[512] = __float2half_rn(isfinite(v) ? v - __half2float(hi) : 0);
         }
+    }
     if (p.fmt == SO_FMT_Q4_32_OFF)
-        *(uint4 *)(out + lane * 16) = make_uint4(q4[0], q4[1], q4[2], q4[3]);
+        *(uint2 *)(out + lane * 8) = make_uint2(q4[0], q4[1]);
     if (p.fmt > SO_FMT_F32)
         pack_scales(p, tile, unit, out);
 }
@@ -262,7 +261,7 @@ int so_cuda_weight_pack(so_weight *w, const so_tensor *t, cudaStream_t s, so_err
            tiles = (size_t)(w->m + SO_TILE - 1) / SO_TILE;
     size_t tile_bytes = (size_t)w->n_units * so_fmt_unit(w->fmt);
     size_t per = PART_BYTES / row_bytes / SO_TILE * SO_TILE;
-    per = per < SO_TILE ? SO_TILE : per;
+    per = per < SO_TILE ? SO_TILE : per > 65535 * SO_TILE ? 65535 * SO_TILE : per; /* grid's y */
     uint8_t *raw = NULL;
     cudaError_t e = cudaMalloc(&w->data, tiles * tile_bytes);
     if (e == cudaSuccess)
@@ -298,22 +297,22 @@ int so_cuda_weight_pack(so_weight *w, const so_tensor *t, cudaStream_t s, so_err
 /* ---- rows of an embedding ---- */
 
 SO_DEVICE float packed_at(const so_weight &w, int row, int i) {
-    int r = row % SO_TILE, o = r / 8, lane = r % 8 * 4 + i % 32 / 8,
-        j = i % SO_UNIT / 32 * 8 + i % 8;
+    int r = row % SO_TILE, lane = r * 4 + i % 32 / 8, j = i % SO_UNIT / 32 * 8 + i % 8;
     const char *unit =
         w.data + ((size_t)(row / SO_TILE) * w.n_units + i / SO_UNIT) * so_fmt_unit(w.fmt);
     if (w.fmt <= SO_FMT_F32) {
-        const __half *at = (const __half *)unit + ((o * 2 + j / 8) * 32 + lane) * 8 + j % 8;
+        const __half *at = (const __half *)unit + (j / 8 * 32 + lane) * 8 + j % 8;
         float v = __half2float(at[0]);
-        return w.fmt == SO_FMT_F32 ? __fadd_rn(v, __half2float(at[1024])) : v;
+        return w.fmt == SO_FMT_F32 ? __fadd_rn(v, __half2float(at[512])) : v;
     }
     const __half *sc = (const __half *)(unit + so_fmt_numbers(w.fmt));
     bool four = w.fmt == SO_FMT_Q4_32_OFF, off = four || w.fmt == SO_FMT_Q8_32_OFF;
-    int q = four ? (int)(((const uint32_t *)unit)[lane * 4 + o * 2 + j / 8] >>
-                             (4 * (j % 8 / 2) + 16 * (j % 2)) &
-                         15)
-                 : (int)(int8_t)unit[o * 512 + lane * 16 + j];
-    int at = i % SO_UNIT / (w.fmt == SO_FMT_Q8_16 ? 16 : 32) * 16 + r;
+    int q =
+        four
+            ? (int)(((const uint32_t *)unit)[lane * 2 + j / 8] >> (4 * (j % 8 / 2) + 16 * (j % 2)) &
+                    15)
+            : (int)(int8_t)unit[lane * 16 + j];
+    int at = i % SO_UNIT / (w.fmt == SO_FMT_Q8_16 ? 16 : 32) * SO_TILE + r;
     float v = __fmul_rn((float)q, __half2float(sc[off ? 2 * at : at]));
     return off ? __fadd_rn(v, __half2float(sc[2 * at + 1])) : v;
 }
