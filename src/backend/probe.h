@@ -5,10 +5,10 @@
 
 #include "backend/backend.h"
 
-/* A buffer that is read repeatedly, in pages of the same kind as those of packed weights. Its size
- * decides which level of cache serves the reads: pass the size of the weights whose read time the
- * result is compared with, or a size larger than every cache. `b` must outlive the prober; backends
- * that cannot be measured (deferred) are refused. */
+/* A buffer that is read repeatedly. On the CPU it is in huge pages where the kernel provides them,
+ * like packed weights. Its size decides which level of cache serves the reads: pass the size of the
+ * weights whose read time the result is compared with, or a size larger than every cache. `b` must
+ * outlive the prober; backends that cannot be measured (deferred) are refused. */
 typedef struct so_prober so_prober;
 int so_prober_create(so_backend *b, size_t n_bytes, so_prober **out, so_err *err);
 void so_prober_free(so_prober *p); /* NULL is allowed */
@@ -23,8 +23,8 @@ int so_backend_probe(so_backend *b, size_t n_bytes, so_probe *out, so_err *err);
 /* Bytes of the last cache level, as the system reports it; 0 if it does not report it. */
 size_t so_cpu_cache_bytes(void);
 
-/* Buffer sizes for the two bandwidths that benchmarks report: within the caches and past them. Of a
- * buffer of a size in between, the caches hold a fraction that changes from run to run. */
+/* Buffer sizes for the two bandwidths that benchmarks report: within the caches and past them. A
+ * buffer of a size in between is partly cached, and how much of it changes from run to run. */
 size_t so_probe_bytes_within(void); /* half of the last cache level; 0: its size is unknown */
 size_t so_probe_bytes_past(void);   /* eight times the last cache level, within bounds */
 

@@ -1,6 +1,6 @@
-/* 16-bit floats in plain C: IEEE half (F16) and bfloat16. Conversions round to nearest even and are
- * bit-identical to the hardware instructions (vcvtps2ph and vcvtph2ps), so a kernel may use either.
- */
+/* 16-bit floats in plain C: IEEE half (F16) and bfloat16. Conversions round to nearest even. Those
+ * of F16 are bit-identical to the instructions vcvtps2ph and vcvtph2ps, so a kernel may use these
+ * functions or the instructions. */
 #ifndef SO_BASE_HALF_H
 #define SO_BASE_HALF_H
 

@@ -5,7 +5,8 @@
  *   decode   tokens per second, one token per pass, after --ctx-size cached tokens
  *   prompt   tokens per second of prefill for a prompt of --predict tokens
  *   spec     plain and speculative decoding of a file of prompts, compared (bench_spec.c)
- *   passes   passes requested on standard input, for side-by-side runs (bench_passes.c)
+ *   passes   times of passes that another program requests on standard input, in alternation with
+ *            its own measurements (bench_passes.c)
  *   kernels  matrix products alone, by dtype and number of rows (bench_kernels.c)
  *   ppl      perplexity of a text in windows of --ctx-size tokens; the second half of each window
  *            is scored, as in llama.cpp's tool, so that figures can be compared

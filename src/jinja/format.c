@@ -7,8 +7,8 @@
  *
  * Anything else is an error that names the format. Floats are printed by the C library, which
  * rounds as Python does (correctly, ties to even). Widths and precisions come from the template:
- * they are bounded before anything is allocated. All text passes through so_jj_buf_add, which keeps
- * origins. */
+ * they are bounded before anything is allocated. Text is appended by the so_jj_buf functions,
+ * which keep the origin of each byte (origin.c). */
 #include <math.h>
 #include <stdio.h>
 
@@ -212,7 +212,8 @@ so_jj_val so_jj_percent(so_jj *x, so_jj_val fmt, so_jj_val arg) {
         f.i++;
         percent_field(&f, &b);
     }
-    /* as in Python, an argument that can be subscripted may remain unused */
+    /* As in Python, an argument that can be subscripted may remain unused, unless it is a tuple or
+     * a string. Jinja's undefined values can be subscripted. */
     size_t want = arg.kind == SO_JJ_TUPLE ? arg.list->n : 1;
     if (f.n_used < want && arg.kind != SO_JJ_DICT && arg.kind != SO_JJ_LIST &&
         arg.kind != SO_JJ_UNDEFINED)

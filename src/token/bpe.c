@@ -9,15 +9,17 @@
  *     the two new pairs are pushed.
  * An entry needs no copy of its pair: if the pair at that position has the rank of the entry, it is
  * the next pair to merge, whichever push added the entry. Each merge pushes at most two entries, so
- * a word takes O(n log n), also a megabyte without a space.
+ * a word takes O(n log n) time, even one of a megabyte without a space.
  *
- * Cutting. In vocabularies that write a space as "▁" a whole text is one word. Only a few pieces
- * contain a "▁" after another character. So no merge crosses the boundary before a "▁" unless the
- * character before it is one of those few (`joins`), and cutting the word at the other boundaries
- * changes no result. It keeps the heap small and allows words to be cached.
+ * Cutting. In vocabularies that write a space as "▁" a whole text is one word. Few pieces contain a
+ * "▁" after another character; `joins` lists the characters that come before it in those pieces. No
+ * merge crosses the boundary before a "▁" unless the character before the boundary is in `joins`,
+ * so cutting the word at the other boundaries changes no result. It keeps the heap small and allows
+ * words to be cached.
  *
- * A cache in the scratch holds words that were encoded before. The so_bpe is immutable after
- * building; a scratch belongs to one call. */
+ * A cache in the scratch holds words that were encoded before with the same scratch. The so_bpe is
+ * immutable after building; a scratch is used by one thread at a time (tokenizer.c creates one for
+ * each text). */
 #include "token/bpe.h"
 
 #include <stdlib.h>

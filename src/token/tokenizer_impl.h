@@ -74,7 +74,7 @@ struct so_tokenizer {
 
 /* Allocates arrays for n tokens whose pieces have n_bytes in all. */
 int so_vocab_init(so_tokenizer *t, size_t n, size_t n_bytes, so_err *err);
-/* Sets a token once; the bytes are copied. */
+/* Sets the piece and the kind of a token that is not set yet; the bytes are copied. */
 void so_vocab_put(so_tokenizer *t, int32_t id, so_str piece, unsigned kind);
 /* The ids of <0x00> … <0xFF>, or SO_BPE_NONE; sets their SO_TOKEN_BYTE. */
 void so_vocab_find_bytes(so_tokenizer *t, int32_t byte_ids[256]);
@@ -82,7 +82,7 @@ void so_vocab_find_bytes(so_tokenizer *t, int32_t byte_ids[256]);
 bool so_vocab_single_char(so_str piece, uint32_t *cp);
 
 so_text_op *so_normalizer_add(so_tokenizer *t, so_text_kind kind); /* NULL: too many */
-/* Sets copies of the strings of a literal REPLACE or a PREPEND. */
+/* Copies both strings into op: a literal REPLACE, or a PREPEND, which uses only `to`. */
 void so_text_op_set(so_text_op *op, so_str from, so_str to);
 
 /* Adds the merges that the scores imply, see spm.c. */

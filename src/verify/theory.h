@@ -41,7 +41,8 @@ double so_theory_accept_rejection_sampling(const double *p, const double *q, int
 double so_theory_accept_lenient(const double *p, const double *q, int n, double lenience);
 /* `match` with shared Gumbel noise: Σᵢ 1/Σⱼ max(pⱼ/pᵢ, qⱼ/qᵢ). */
 double so_theory_accept_match(const double *p, const double *q, int n);
-/* The lower bound of so_theory_accept_match if `reject` has alpha = 1 − D: (1−D)/(1+D). */
+/* A lower bound of so_theory_accept_match, (1−D)/(1+D). alpha is the acceptance rate of `reject`
+ * for the same p and q, 1 − D. */
 double so_theory_accept_match_bound(double alpha);
 
 /* --- the paper's printed inputs and results, for comparison with ours --- */

@@ -19,8 +19,8 @@
  *                 exact Σ_j s_j Σ q_w q_x over its sub-blocks; where the type has minima
  *                 acc = fma(−(dmin_w · d_x), (float)Σ_j m_j Σ q_x, acc).
  *                 |isum| ≤ 128 · 63 · 127 · 256 fits 32 bits.
- *   F32 F16 BF16  lane16 over the k products of a weight, converted to float (exact), and an
- *                 activation.
+ *   F32 F16 BF16  lane16 over the k products weight · activation. Weights are first converted to
+ *                 float, which is exact.
  *   bias          is added last, with one float addition.
  *   norms         lane16 sums; r = 1 / sqrt(sum / d + eps); x · r · w, or fma((x − mean) · r, w, b)
  *   exp           as the comment at SO_EXP_MIN below states, operation by operation.
@@ -212,8 +212,15 @@ extern const so_kernels so_kernels_avx2, so_kernels_avxvnni, so_kernels_avx512, 
 #endif
 
 /* exp(x), within 1 ulp: x = n·ln 2 + r, |r| ≤ ln 2 / 2; 2^n · (1 + r + r²·P(r)); P has a relative
- * error of 3e-9 (fitted by least squares reweighted toward the maximum). n comes from the bits of
- * x·log2(e) + 1.5·2^23, and 2^n is applied in two factors so that results may be subnormal. */
+ * error of 3e-9 (fitted by least squares, reweighted to reduce the largest error). The operations,
+ * without the prefix SO_EXP_:
+ *
+ *   1. x below MIN gives 0, x above MAX gives infinity; NaN is kept
+ *   2. t = fma(x, LOG2E, MAGIC), MAGIC = 1.5·2^23; n = t − MAGIC, an integer
+ *   3. r = fma(n, −LN2_HI, x); r = fma(n, −LN2_LO, r)
+ *   4. p = C6; p = fma(p, r, c) for c = C5, C4, C3, C2, 1, 1
+ *   5. the result is p · 2^n, rounded once; it may be subnormal. Without an instruction for that,
+ *      2^n is applied in two factors, 2^floor(n / 2) first, which is exact */
 #define SO_EXP_MIN (-104.0f) /* below: result is 0 */
 #define SO_EXP_MAX 89.0f     /* above: result is infinity */
 #define SO_EXP_LOG2E 0x1.715476p+0f

@@ -1,11 +1,13 @@
 /* Matrix products with packed K types (pack.h) on AMX. One instruction multiplies two tile
- * registers ("tiles" here) and adds the product to a third:
+ * registers and adds the product to a third. In the comments of this file a tile is such a
+ * register; the tiles of pack.h, two row groups each, are called weight tiles.
  *
  *     C[16 rows][16 outputs] += A[16 rows][64 bytes] · B[16][16 outputs][4 bytes]
  *
- * A holds activations in their normal layout. B holds 16 decoded words of a column, which is one
- * packed row group: 16 output rows. C holds integer sums. A block is 256 consecutive elements of
- * all rows of a column. As in packed_x86.h, two columns are computed together (weight_tile).
+ * A holds activations in their normal layout. B holds 16 decoded words (pack.h) of a column. A
+ * column is one row group of the packed weights: 16 rows, which are 16 outputs. C holds integer
+ * sums. A block is 256 consecutive elements of all rows of a column. As in packed_x86.h, two
+ * columns are computed together, here a whole weight tile.
  *
  * Moving sums from a tile to memory and back is slow, so they stay in tiles for a whole block. Then
  * the scales of its sub-blocks cannot be applied to sums; they are applied to the weights. In most
@@ -91,12 +93,12 @@ typedef struct amx_block {
 /* Types that split the scale into digits; the others split the product. */
 INLINE bool splits_scale(so_dtype t) { return has_min256(t); }
 
-/* Matrices of the GF(2) affine instruction. BIT(i): bit i of the result is bit 0 of the byte. MAP
- * shifts the source: bit `from` in place of bit 0. */
+/* Matrices of the GF(2) affine instruction. BIT(i) copies bit 0 of a source byte to bit i of the
+ * result. MAP(bits, from) reads source bit j + from where the matrix `bits` reads bit j. */
 #define BIT(i) ((uint64_t)1 << 8 * (7 - (i)))
 #define MAP(bits, from) _mm512_set1_epi64((long long)((uint64_t)(bits) << (from)))
 
-/* Inline assembly: for the intrinsic gcc 12 moves the operands through the stack. */
+/* Inline assembly, because gcc 12 moves the operands of the intrinsic through the stack. */
 INLINE vi affine(vi v, vi bits, const int flip) {
     vi out;
     __asm__("vgf2p8affineqb %3, %2, %1, %0" : "=v"(out) : "v"(v), "v"(bits), "i"(flip));
@@ -118,7 +120,8 @@ INLINE uint64_t replicate_bit(const int first) {
 }
 
 /* Location of 32 elements' bits: words at `low` and, if the type stores some bits apart, at `high`.
- * All matrices of a type are shifts of one. */
+ * The matrices low_bits and high_bits extract them; those of a dtype differ only by the shift of
+ * MAP. */
 typedef struct source {
     const uint8_t *low, *high;
     vi low_bits, high_bits;
@@ -359,7 +362,7 @@ INLINE void product(const so_mm *a, so_dtype t, long begin, long end) {
                 for (int j = 0; j < n; j++)
                     ptile_store(a, r, end, first_row(a, g, i + j), g.rows,
                                 (const vf(*)[COLUMNS])acc + g.rows * j);
-                at.prefetch.lead = 0; /* the next chunk reads the same tile, which is cached */
+                at.prefetch.lead = 0; /* the next chunk reads the same weights, now cached */
             }
         }
     TILE_RELEASE;

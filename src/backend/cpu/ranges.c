@@ -111,7 +111,8 @@ static void kv_ranges(list *l, const so_op *op) {
     long d = (long)s->shape.n_heads_kv * s->shape.head_dim;
     put_columns(l, op->kv_store.k, op->n, d, false);
     put_columns(l, op->kv_store.v, op->n, d, false);
-    /* If the last Q8_0 block of a head is padded, splitting blocks does not split columns alike. */
+    /* Threads split Q8_0 entries by blocks (cache.c). If the last block of a head is padded, blocks
+     * are not split at the same elements as columns. */
     if (s->shape.dtype == SO_DTYPE_Q8_0 && s->shape.head_dim % SO_COLUMN_GRAIN != 0)
         l->out[l->n - 1].columns = l->out[l->n - 2].columns = 0;
     put(l, op->kv_store.slots, (size_t)op->n * sizeof(so_kv_slot), false);
