@@ -16,7 +16,7 @@
  * Two threads whose border is inside a block both read its pages. In long contexts that costs too
  * much: there the chunks of a unit are distributed over the threads instead, their partial results
  * are stored, and the thread that finishes the last chunk of a unit merges them. Borders of chunks
- * are fixed by position, so neither units nor threads change a bit.
+ * are fixed by position, so results are bit-identical for any division into units and threads.
  *
  * Scores are computed for whole pages and all queries of a unit, in slot order; rows on a branch of
  * a tree then pick the scores of their own slots. Positions that a row does not see are masked
@@ -238,7 +238,8 @@ static void sum_values(const unit *w, const chunk *c, const float *p, float *o) 
 
 /* ---- chunks ---- */
 
-/* q: from fns->queries. after: first position of the next chunk to compute, or of this one. */
+/* q: from fns->queries. after: first position of the chunk that the thread computes next; if there
+ * is none, of the unit's last chunk. */
 static void attend_chunk(const unit *w, const void *q, int first, int after, part out) {
     float s[QUERIES * CHUNK];
     chunk c = {.first = first, .after = after / PAGE};
@@ -329,7 +330,7 @@ static void attend(const unit *w) {
     part all = {o[0], m[0], l[0]}, next = {o[1], m[1], l[1]};
     load_queries(w, q);
     part_init(w, all);
-    memset(m[1], 0, sizeof m[1]); /* defined also for rows that a chunk does not contain */
+    memset(m[1], 0, sizeof m[1]); /* for rows that see nothing of a chunk */
     for (int first = w->from; first <= w->to; first += CHUNK) {
         attend_chunk(w, q, first, SO_MIN(first + CHUNK, w->to), next);
         merge(w, first, all, next);
@@ -357,7 +358,8 @@ static void merge_parts(const unit *w, long first_part, size_t floats) {
     finish(w, all);
 }
 
-/* This thread's chunks of unit `number`. Chunk i of all units belongs to thread i mod count. */
+/* This thread's chunks of unit `number`. The chunks of all split units are numbered consecutively;
+ * chunk i belongs to thread i mod count. */
 static void attend_split(const unit *w, int number, long first_part, size_t floats, int index,
                          int count) {
     float q[FLOATS_MAX];
@@ -436,8 +438,8 @@ static long pages_of(const so_op *op, const so_attn_row *row) {
     return row->pos / PAGE - first_seen(op, row) / PAGE + 1;
 }
 
-/* Where units are split: with one sequence, only the units that remain after every thread got the
- * same number of whole ones, since partial results move between cores. Units of several sequences
+/* With one sequence, only the units are split that remain after every thread got the same number of
+ * whole ones, since merging moves partial results between cores. Units of several sequences
  * differ in length: all of them are split. */
 static assignment make_assignment(const so_cpu *b, const so_op *op, int index, int count) {
     const so_attn_row *rows = at(op->attention.rows);
@@ -488,7 +490,7 @@ typedef struct walker {
     long next_part; /* index of the next free partial result */
 } walker;
 
-/* Number of the block's queries that begin before `work` pages. */
+/* Number of the block's queries that begin before page `work` of the line. */
 static int queries_before(const walker *t, const unit *block, long work) {
     long before = t->done;
     int n = 0;
@@ -512,8 +514,8 @@ static void run_unit(walker *t, const unit *w) {
     t->next_part += (w->to - w->from) / CHUNK + 1;
 }
 
-/* Runs this thread's part of a block (or all of it, where units are split) in
- * units of even size. */
+/* Runs this thread's part of a block in units of nearly equal size. If units are split, visits all
+ * of the block; run_unit then picks what the thread computes. */
 static void run_block(walker *t, const unit *block) {
     int first = 0, end = block->n;
     if (!t->p.split) {

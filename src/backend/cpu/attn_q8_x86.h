@@ -11,7 +11,7 @@
 enum { KEY_VECTORS = SO_KV_PAGE / LANES };
 
 /* Dot products need one unsigned operand. With VNNI keys get an offset, which SO_ATTN_START
- * cancels. Without it keys lose their sign, and the query's bytes take it over. */
+ * cancels. Without VNNI |key| is multiplied with the query's byte, which takes the key's sign. */
 #if HAS_VNNI
 #define vi_key(p) vi_xor(vi_load(p), vi_set8((char)0x80))
 #define vi_key_mac vi_pmac
@@ -135,7 +135,7 @@ INLINE q8_values q8_page(so_attn_page v, int d) {
     return (q8_values){at + v.first * width, (const void *)(at + SO_KV_PAGE * width), width};
 }
 
-/* Converts the scales of the blocks from element e on, at most WIDEN_STEP elements, to float. */
+/* Converts to float the scales of at most WIDEN_STEP elements, from element e on. */
 INLINE void scales_q8(q8_values a, int e, float *scale) {
     const uint16_t *half = a.halves + e / SO_QK * SO_KV_PAGE;
     for (int i = 0; i < SO_MIN(WIDEN_STEP, a.width - e) / SO_QK * SO_KV_PAGE; i += 16)

@@ -1,10 +1,10 @@
 /* Attention over one page for several queries, in the SIMD operations of rows_x86.h.
  *
  * For scores a lane is a position, for values it is an element of the head. So every sum stays
- * within one lane and is computed in the order of kernels.h. A tile of queries uses each loaded
- * vector for all of its queries. With more queries than one tile holds, F16 pages are converted
- * once for all tiles. Queries are independent of each other, so results are bit-identical for any
- * size of the tiles.
+ * within one lane and is computed in the order of kernels.h. In this file a tile is a group of
+ * queries whose sums stay in registers; each loaded vector is used for all queries of a tile. With
+ * more queries than one tile holds, F16 pages are converted once for all tiles. Queries are
+ * independent of each other, so results are bit-identical for any tile size.
  *
  *   ATTN_SQ    queries per tile of scores, for a page of 32 positions
  *   ATTN_BQ    the same for a Q8_0 cache, whose sums are integers
@@ -48,7 +48,7 @@ INLINE void prefetch_row(row_prefetch f, int row) {
         UNROLL for (int i = 0; i < f.lines; i++) _mm_prefetch(at + 64 * i, _MM_HINT_T1);
 }
 
-/* For tiles: with l1 a constant, the choice costs nothing in their loops. */
+/* Makes l1 a compile-time constant, so that the loops of a tile do not test it. */
 INLINE row_prefetch prefetch_to(row_prefetch f, const bool l1) {
     f.l1 = l1;
     return f;
@@ -108,7 +108,7 @@ INLINE void score_tile(const void *k, int rows, row_prefetch next, const float *
     }
 }
 
-/* stride_q: number of queries in an element of q, of which the first `n` are used. */
+/* q holds stride_q queries for each element of the head; the first `n` of them are used. */
 INLINE void score_tiles(const void *k, int rows, row_prefetch next, const float *q, int stride_q,
                         int n, kv_kind t, float *wide, bool start, float *s, size_t stride) {
     for (int i = 0, size; i < n; i += size) {
@@ -128,8 +128,8 @@ static void scores_f32(so_attn_page k, const void *q, int n, int d, float *s, si
     score_tiles(k.at, d, next, q, n, n, KV_F32, NULL, true, s, stride);
 }
 
-/* With several tiles the first one stores what it converted, while it waits for its sums, and the
- * others read that. */
+/* With several tiles, the first one stores the converted keys, and the others read them. The stores
+ * cost little: they run while the first tile waits for its sums. */
 static void scores_f16(so_attn_page k, const void *q, int n, int d, float *s, size_t stride) {
     float wide[WIDEN_STEP * SO_KV_PAGE] __attribute__((aligned(64)));
     const uint16_t *from = k.at;
@@ -258,8 +258,8 @@ INLINE void value_tiles(value_source a, const float *p, int n, int d, int width,
     }
 }
 
-/* The values at `a`, at most WIDEN_STEP elements of each position, for several tiles of queries: the
- * first tile stores what it converted, the others read that. */
+/* value_tiles for at most WIDEN_STEP elements of each position. With several tiles of queries, the
+ * first one stores the converted values, and the others read them. */
 INLINE void value_tiles_widened(value_source a, const float *p, int n, int d, int width, float *o) {
     float wide[SO_KV_PAGE * WIDEN_STEP] __attribute__((aligned(64)));
     int first = tile_size(n, ATTN_NQ);

@@ -11,7 +11,7 @@
 #include "backend/cpu/cpu.h"
 #include "base/mem.h"
 
-enum { LINE = SO_COLUMN_GRAIN }; /* the F16 values of a cache line */
+enum { LINE = SO_COLUMN_GRAIN }; /* number of F16 values in a cache line */
 
 static inline void *at(so_view v) { return v.buf->data + v.off; }
 

@@ -113,8 +113,8 @@ INLINE void prefetch_result(const so_mm *a, const weight_tile *at, size_t row) {
                 i += 64) __asm__ volatile("prefetchw %0" : : "m"(p[i]));
 }
 
-/* Number of activation rows in a span (packed_x86.h). The span's quantised values and block tables,
- * which for K types are as large as the values, should stay in L2. */
+/* Number of activation rows in a span (packed_x86.h). The span's quantised values and its block
+ * tables (for K types about as large as the values) should stay in L2. */
 INLINE int span_rows(const so_mm *a, int chunk) {
     enum { BYTES = 1 << 20 };
     return (int)SO_MAX(BYTES / (2L * chunk * a->act.k), 1L) * chunk;

@@ -17,13 +17,13 @@
  * Output columns of products and queries of attention are split in proportion to the threads' speed
  * (balance.c).
  *
- * Making tasks takes longer than running some of them. So the last SO_LISTS lists are kept with
+ * Making a task can take longer than running it. So the last SO_LISTS lists are kept with
  * their tasks, except those with uploads after their first operation. A list that is submitted
  * again is only compared with the kept one, operation by operation, until it differs or ends.
  *
  * submit and sync allocate nothing once the upload and scratch memory have grown to the size of the
  * largest pass. Weights are borrowed until weight_pack copies them into the packed layout (pack.h).
- * At submit only bugs fail: a view that exceeds its buffer aborts. One thread at a time. */
+ * submit cannot fail: a view that exceeds its buffer is a bug and aborts. One thread at a time. */
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/pack.h"
 

@@ -8,7 +8,7 @@
 #include "backend/cpu/slab.h"
 #include "base/pool.h"
 
-/* Zeroed pages from the kernel, backed by memory when first written. */
+/* Zeroed pages from the operating system, backed by memory when first written. */
 struct so_buffer {
     unsigned char *data;
     size_t n_bytes;

@@ -28,7 +28,7 @@
  *                 u = √(2/π) · fma(0.044715 · x², x, x)
  *   attention     q' = q · scale. A score is one sum over the head dimension, ascending:
  *                 acc = fma(q', k, acc). Positions are divided into chunks of 128 (0 … 127,
- *                 128 … 255, …). Of a chunk only the positions that the row attends to are used:
+ *                 128 … 255, …). In a chunk only the positions that the row attends to are used:
  *                 m_c = their largest score, p = exp(score − m_c), l_c = lane16(p) by position,
  *                 o_c = fma(p, v, o_c) ascending from 0. Chunks are merged in ascending order, from
  *                 m = −inf, l = 0, o = 0: m' = max(m, m_c), a = exp(m − m'), b = exp(m_c − m'),
@@ -43,7 +43,7 @@
  *                 acc = fma(d_q · d_k, (float)isum, acc), isum the exact integer Σ q_q q_k. Values
  *                 are d · q, which is exact. Everything else is as above.
  *
- * Packed or interleaved copies of a weight follow the same contract.
+ * Packed copies of a weight (pack.h) follow the same contract.
  *
  * To add a CPU level:
  *   1. base/cpu.h and cpu.c: its value, its name, how it is detected, and when it is the best. The
@@ -63,8 +63,8 @@
 #include "format/blocks.h"
 
 /* The fields of a block of quantised activations other than its int8 values. Some kernels use
- * unsigned weights, which are too large by an offset. They start a sum at neg8, neg16 or neg32,
- * which cancels the offset. */
+ * unsigned weights, which are too large by an offset. Those kernels start a sum at neg8, neg16 or
+ * neg32, which cancels the offset. */
 typedef struct so_q32 {
     float d, s;        /* s = d · (float)sum */
     int32_t sum, neg8; /* −8 · sum */

@@ -10,9 +10,9 @@
  * columns are computed together, here a whole weight tile.
  *
  * Moving sums from a tile to memory and back is slow, so they stay in tiles for a whole block. Then
- * the scales of its sub-blocks cannot be applied to sums; they are applied to the weights. In most
- * types a scaled weight s · q does not fit a byte, so it is held as two bytes, the digits low and
- * high, each with a tile of sums of its own:
+ * the scales of its sub-blocks cannot be applied to sums; they are applied to the weights. A scaled
+ * weight s · q does not fit a byte (except in Q2_K), so all types hold it as two bytes, the digits
+ * low and high. Each digit has its own tile of sums:
  *
  *   Q2_K Q4_K Q5_K   s = 8 · s1 + s0, low = q · s0, high = q · s1. Both fit a byte, so one 16-bit
  *                    multiplication computes the products of two bytes at once
@@ -29,10 +29,10 @@
  *      products of the next group have been started.
  *
  * The integers are exact and the floats follow the order of kernels.h, so results are bit-identical
- * to every other level. All groups have the same size; the last one starts early enough to be full
- * and computes some rows a second time, with the same results.
+ * to every other level. All groups have the same size. The last one starts early enough to be full,
+ * so it may compute some rows a second time, with the same results.
  *
- * The AVX-512 kernels compute everything else: batches with too few rows for the cost of step 2,
+ * The AVX-512 kernels compute everything else: batches too small to pay for the decoding in step 2,
  * weights that are not packed, and types with blocks of 32 elements. Those would need a tile of sums
  * for every 32 elements, and storing it takes as long as the multiplication before it.
  *
@@ -231,7 +231,7 @@ INLINE void dots(so_dtype t, const int8_t *x, size_t stride, const amx_block *w,
         TILE_DOT(3, 4, 5);
 }
 
-/* Activation rows in groups of equal size; the last group overlaps the one before. */
+/* Activation rows in groups of equal size; the last group may overlap the one before. */
 typedef struct groups {
     int n, rows;
 } groups;

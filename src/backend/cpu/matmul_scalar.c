@@ -1,8 +1,8 @@
 /* Scalar matrix products: the contract of kernels.h, one output element at a time.
  *
  * A weight block, packed or not, is decoded once into small integers and used for all activation
- * rows of a chunk. Tests compare every faster level with this code bit by bit, and machines without
- * a level of their own run it. Keeps no state; any thread. */
+ * rows of a chunk. Tests compare every faster level with this code bit by bit, and CPUs that
+ * support no faster level run it. Keeps no state; any thread. */
 #include "backend/cpu/matmul_scalar.h"
 
 #include <math.h>
@@ -106,7 +106,8 @@ static inline void chunk32(const so_mm *a, so_dtype dtype, long row, int first, 
  *   the others (Q3_K Q6_K)               element = d·s·(q − offset); m holds offset·s, so that
  *                                        Σ s·(q − offset)·x = Σ s·q·x − Σ m·Σx
  *
- * Q4_K and Q5_K have 8 sub-blocks of 32 and fill 8 entries, the others 16 of 16. */
+ * Q4_K and Q5_K have 8 sub-blocks of 32 elements and fill 8 entries; the others have 16 sub-blocks
+ * of 16 elements. */
 typedef struct k_scales {
     int16_t s[16], m[16];
     float d, dmin;

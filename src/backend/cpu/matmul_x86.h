@@ -2,8 +2,9 @@
  * simd_avx512.h define. This file multiplies weights in the file's layout; it includes floats_x86.h
  * for float weights and packed_x86.h for packed ones.
  *
- * A tile is LANES output rows. Their blocks are transposed while they are decoded, so that a vector
- * holds four consecutive elements of each row, one row per 32-bit lane:
+ * In this file a tile is LANES rows of weights (in packed_x86.h it is 32). Their blocks are
+ * transposed while they are decoded, so that a vector holds four consecutive elements of each row,
+ * one row per 32-bit lane:
  *
  *      row 0   row 1   …   row 7         one vector: elements 4c … 4c+3 of every row of the tile
  *     abcd     abcd        abcd
@@ -26,7 +27,7 @@
  *                              in a row if w has b bits
  *   vi_widen_add(isum, p)      isum + p, with p widened to 32-bit sums
  *   vi_mac_q8(isum, w, x)      isum + w·x for Q8_0 weights plus Q8_OFFSET (0 where w is signed)
- *   vi_scale(v, j, is_signed)  byte j of every lane, as the operand s of
+ *   vi_scale(v, j, is_signed)  byte j of every lane, in the form of vi_scaled's operand s
  *   vi_scaled(isum, p, s)      isum + p·s, with p widened as above
  *   vi_pair(v, j, is_signed)   bytes 2j and 2j + 1 of every lane as two int16
  *   vi_dot2(m, x)              Σ of both int16 products in a lane
@@ -224,7 +225,7 @@ INLINE void chunk32(const so_mm *a, so_dtype dtype, const tile *t, int first, in
 typedef struct block256 {
     vi q[64]; /* 8 vectors per 32 elements */
     vi s[16]; /* scales, a vector for each sub-block */
-    vi m[8];  /* minima, a vector for each two sub-blocks; scales if the type has no minima */
+    vi m[8];  /* minima, a vector per two sub-blocks; scales if the type has no minima */
     vf d, dmin;
 } block256;
 

@@ -14,12 +14,12 @@
  *   block   head of group 0, head of group 1, words of group 0, words of group 1. The two heads
  *           together fill whole cache lines. A tile with one group has padding after its head where
  *           that is needed, so that no word crosses a cache line
- *   head arrays of 32 bytes, two bytes per row: fp16 d[16]; fp16 m[16] if the type has a minimum;
+ *   head    arrays of 32 bytes, two bytes per row: fp16 d[16]; fp16 m[16] if the type has minima;
  *           for K types then eight arrays, each with the scales of two sub-blocks, one byte per
  *           scale (Q4_K, Q5_K: four arrays of scales, then four of minima; Q2_K: scale in the low
  *           nibble, minimum in the high one; Q3_K: minus 32, signed; Q6_K: signed)
- *   words   in the order in which they are decoded; names of fields are those of the file's blocks
- *           (format/blocks.h):
+ *   words   in the order in which they are decoded: for each type the number of words and the field
+ *           of the file's block (format/blocks.h) that they hold:
  *           Q4_0 Q4_1   4  qs: word c has elements 4c … 4c+3 in the low nibbles and
  *                          4c+16 … 4c+19 in the high ones
  *           Q5_0 Q5_1   4  the same, then one word of fifth bits: bit c of byte b belongs to

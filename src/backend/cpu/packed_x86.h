@@ -24,8 +24,9 @@
  * few cache lines; later reads of the same words hit L1.
  *
  * A batch is computed in chunks of CHUNK activation rows; the weights of a tile stay cached
- * meanwhile. The activations of a long prompt do not fit L2, so it is divided into spans of as many
- * chunks as do, and each span is multiplied with all rows of the thread before the next.
+ * meanwhile. The activations of a long prompt do not fit L2. So the batch is divided into spans of
+ * as many chunks as fit L2, and each span is multiplied with all weights of the thread before the
+ * next.
  *
  * SIMD operations in addition to those of matmul_x86.h:
  *

@@ -1,4 +1,4 @@
-/* The choice of backend/prefetch.h.
+/* Chooses how packed weights are prefetched (backend/prefetch.h):
  *
  *   1. Read the kept choice; if enough measurements agreed on it, use it and stop.
  *   2. For each class and each candidate, in ROUNDS rounds: all threads multiply one row or ROWS rows
@@ -7,10 +7,10 @@
  *      infinity in the sums costs no time. Consecutive measurements use consecutive slices, so that
  *      each slice was last read many megabytes ago and comes from the same cache or memory as in a
  *      pass of the model.
- *      Several rows come first. Their choice is also the first one for a single row, and another
- *      must be faster by ONE_ROW_MARGIN: with one row this measurement differs little between
- *      candidates, though whole passes differ (Zen 4, Q4_K: no prefetch 1.3 times slower than 8 KB
- *      into L2).
+ *      Products of several rows are measured first. Their choice is the initial choice for one
+ *      row, and another candidate replaces it only if it is faster by ONE_ROW_MARGIN: with one row
+ *      this measurement differs little between candidates, though whole passes differ (Zen 4, Q4_K:
+ *      no prefetch 1.3 times slower than 8 KB into L2).
  *   3. The candidate with the smallest median replaces the choice so far only if it is faster by
  *      more than MARGIN. So candidates that are equally fast do not alternate.
  *   4. Write the result.
@@ -34,7 +34,7 @@ enum {
     ROUNDS = 7,
     THREAD_BYTES = 2 << 20, /* limit of what one thread reads in a measurement */
     SLICE_MAX = 16 << 20,   /* limit of what all threads read in a measurement */
-    MIN_SLICES = 8, /* fewer packed weights are not measured: they may be in a cache by accident */
+    MIN_SLICES = 8, /* with fewer slices nothing is measured: they may still be in a cache */
     COLS = 1536,
     ROWS = 4, /* of products with several activation rows */
     MAX_FILE = 4096,
@@ -196,7 +196,7 @@ static bool parse_class(const char *line, int class, kept *out) {
             out->agreed[class] = (int)agreed;
             return true;
         }
-    return false; /* of a version with other candidates */
+    return false; /* written by a version with other candidates */
 }
 
 /* `text`: a whole file, NUL-terminated. */

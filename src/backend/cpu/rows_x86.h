@@ -31,7 +31,8 @@ INLINE float v_reduce(v16 v) {
 }
 
 /* exp for x ≤ SO_EXP_MAX. In lanes below SO_EXP_MIN, exp(0) is computed and then replaced by 0: a
- * result that underflows needs a microcode assist, which takes as long as a dozen vectors. */
+ * result that underflows needs a microcode assist, which takes as long as this function takes for a
+ * dozen vectors. */
 INLINE v16 v_exp_bounded(v16 given) {
     v16 x = v_keep_above(given, v_set1(SO_EXP_MIN), given);
     v16 t = v_fma(x, v_set1(SO_EXP_LOG2E), v_set1(SO_EXP_MAGIC));
@@ -175,8 +176,8 @@ static void quantize32(const float *x, int k, int8_t *q, so_q32 *blocks) {
     }
 }
 
-/* Writes the tables of sums for values 32j … 32j+31 of a block. s8: the sums of each eight of
- * them. */
+/* Writes the tables of sums for values 32j … 32j+31 of a block. s8: the sums of each group
+ * of eight. */
 INLINE void sums32(__m128i s8, int j, so_q256 *b) {
     __m128i zero = _mm_setzero_si128(), s16 = _mm_hadd_epi32(s8, s8);
     _mm_storeu_si128((void *)(b->neg32_8 + 4 * j), _mm_slli_epi32(_mm_sub_epi32(zero, s8), 5));

@@ -53,7 +53,7 @@ SIMD_FN v16 v_load_i8(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
 }
 
-/* Rounds once, like the two multiplications by powers of two of the other levels. */
+/* Rounds once. So do the other levels: the first of their two multiplications is exact. */
 SIMD_FN v16 v_times_pow2(v16 p, v16 t) {
     return _mm512_scalef_ps(p, _mm512_sub_ps(t, _mm512_set1_ps(SO_EXP_MAGIC)));
 }
@@ -128,7 +128,7 @@ SIMD_FN vi vi_spread_byte(vi v, int c) {
     return _mm512_shuffle_epi8(v, _mm512_add_epi8(base, _mm512_set1_epi8((char)c)));
 }
 
-/* Sums have 32 bits: no limit. */
+/* Sums have 32 bits. There is no limit; 8 is the largest number of vectors in a sub-block. */
 #define MAC_LIMIT(bits) ((void)(bits), 8)
 #define vi_mac _mm512_dpbusd_epi32
 #define vi_widen_add _mm512_add_epi32

@@ -1,5 +1,5 @@
-/* Dispatch to tile functions by size. The size must be a compile-time constant for the sums of a
- * tile to stay in registers. */
+/* Dispatch to tile functions by size. In this file a tile is a group of activation rows or queries
+ * whose sums stay in registers; for that its size must be a compile-time constant. */
 #ifndef SO_BACKEND_CPU_TILES_X86_H
 #define SO_BACKEND_CPU_TILES_X86_H
 

@@ -1,9 +1,9 @@
 /* Attention over the paged cache.
  *
- * A thread block computes one of the 32 running sums (number blockIdx.z: the chunks c of 64 logical
- * positions with c mod 32 = blockIdx.z) of up to `rows_per` rows, one KV head and up to 8 NT columns;
- * a column is one query head of one row. The block that finishes last among the 32 of its rows merges
- * them, in order.
+ * Logical positions are divided into chunks of 64; chunk c is part of running sum c mod 32. A thread
+ * block computes running sum blockIdx.z for one KV head and up to `rows_per` rows: up to 8 · NT
+ * columns, where a column is one query head of one row. Of the up to 32 blocks of the same columns,
+ * the last to finish merges the running sums, in order.
  *
  * Per chunk:
  *   1. keys and values of its positions are copied to shared memory. Rows that find them in the same
@@ -12,14 +12,16 @@
  *   2. scores q·k for all columns;
  *   3. one warp for each column: the largest score, exp, the sum of exp over the positions seen;
  *   4. p·v, merged into the running sum by m' = max(m, m_c), a = exp(m − m'), b = exp(m_c − m').
- * Positions that a column does not see are left out by selection in 3; their values are zero in shared
- * memory, so stale pages that hold NaN have no effect.
+ * Step 3 leaves out the positions that a column does not see. Positions that no row sees are zero in
+ * shared memory, so stale pages that hold NaN have no effect. If a chunk that not all rows see has
+ * values that are not finite, it is computed for one row after the other.
  *
  * Two ways to compute 2 and 4:
  *   tensor   F16 caches with heads of a multiple of 8: mma.m16n8k16 with keys, then transposed values,
- *            as A. q · scale is brought to a largest magnitude below 2^14 by a power of two for each
- *            column and rounded to fp16; p is rounded to fp16. Scores: one chain over the head's units
- *            of 64 (in the order of k of so_fmt); values: one chain over the 64 positions.
+ *            as A. q · scale is multiplied by a power of two for each column, so that its largest
+ *            magnitude is below 2^14, and rounded to fp16; p is rounded to fp16. Scores: one chain
+ *            over the head's units of 64 (in the order of k of so_fmt); values: one chain over the
+ *            64 positions.
  *   scalar   all others: float32, one chain over the head's elements, one over the positions. */
 #include "backend/cuda/device.cuh"
 
@@ -84,8 +86,9 @@ SO_DEVICE size_t entry_of(const attn_args &p, const so_attn_row &r, int pos, int
            p.s.entry;
 }
 
-/* Softmax of a chunk's scores for one column, by one warp: scores[64] → weights; stat: m_c, l_c.
- * Returns this lane's two weights, 0 where not seen. */
+/* Softmax of a chunk's scores[64] for one column, which sees positions from … to-1, by one warp. Sets
+ * *m_c to the largest score and *l_c to the sum of the weights. Returns the weights of positions
+ * `lane` and `lane` + 32, 0 where not seen. */
 SO_DEVICE float2 soften(const float *scores, int from, int to, int lane, float *m_c, float *l_c) {
     bool a = lane >= from && lane < to, b = lane + 32 >= from && lane + 32 < to;
     float x = a ? scores[lane] : -INFINITY, y = b ? scores[lane + 32] : -INFINITY;
@@ -99,14 +102,15 @@ SO_DEVICE float2 soften(const float *scores, int from, int to, int lane, float *
     return make_float2(x, y);
 }
 
-/* The number of a column's running sum; parts and stats are indexed by it. */
+/* Index of running sum `split` of a column, in parts and stats. */
 SO_DEVICE size_t sum_of(const attn_args &p, const span &b, int col, int split) {
     return ((size_t)(b.row0 + col / b.n_heads) * p.n_heads + b.head0 + col % b.n_heads) * SPLITS +
            split;
 }
 
-/* After a block has written its parts: the last one of those that see anything merges them and writes the
- * rows. n_chunks: of the row that sees most. `shared`: memory that the block no longer needs. */
+/* Called by each block after it has written its running sums. The last of the min(SPLITS, n_chunks)
+ * blocks of the same columns merges them and writes the results. n_chunks: of the row with the largest
+ * position. `shared`: memory that the block no longer needs. */
 SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row *rows,
                             int n_chunks, char *shared) {
     __shared__ unsigned before;
@@ -181,9 +185,9 @@ template <int NT> static size_t tensor_shared(int u) {
 }
 
 /* Copies keys and values of the chunk's positions from … to-1 as row r sees them; the others are zero.
- * Two threads share a position. Keys: in the order in which lanes read them (16 bytes of lane (g, t):
- * position g or g + 8 of 16, 8 dimensions of each half of a unit); values: rows, 16-byte pieces
- * permuted by position. */
+ * Two threads copy a position. Keys are stored in the order in which lanes read them: lane (g, t) reads
+ * positions g and g + 8 of each 16, 8 dimensions (16 bytes) of each half of a unit. Values are stored
+ * position by position, their 16-byte pieces permuted to avoid bank conflicts. */
 template <int U>
 SO_DEVICE void copy_chunk(const attn_args &p, const so_attn_row &r, int kv, int base, int from,
                           int to, char *keys, char *values) {
@@ -214,7 +218,7 @@ template <int U> SO_DEVICE bool has_nonfinite(const char *values) {
 
 /* What the rows of a block see together. */
 typedef struct sight {
-    int n_chunks;    /* of the row that sees most */
+    int n_chunks;    /* of the row with the largest position */
     int longest;     /* that row */
     int same_to;     /* positions below are in the same slots for all rows */
     int first, last; /* positions first … last-1 are seen by all rows */
@@ -260,7 +264,7 @@ static __global__ void __launch_bounds__(THREADS) tensor(const __grid_constant__
     float *scores = (float *)(qs + Z::cols * U * 128);
     __half *ps = (__half *)(scores + Z::cols * CHUNK);
     float *stat = (float *)(ps + Z::cols * Z::p_stride); /* m, l, a, b of each column */
-    float *q_down = stat + 3 * Z::cols;                  /* before the first chunk: 2^-e of q */
+    float *q_down = stat + 3 * Z::cols;                  /* 2^-e2; overwritten by b */
     so_start_next();
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int d = p.s.shape.head_dim;
@@ -275,7 +279,7 @@ static __global__ void __launch_bounds__(THREADS) tensor(const __grid_constant__
     if (c >= v.n_chunks)
         return;
     auto fetch = [&](int c, int i, bool exact,
-                     int buf) { /* as row i sees it, or as all rows do */
+                     int buf) { /* exact: only what row i sees */
                                 so_attn_row r = rows[i];
                                 char *keys = kv_at + buf * 2 * CHUNK * U * 128;
                                 copy_chunk<U>(p, r, b.kv, c * CHUNK,

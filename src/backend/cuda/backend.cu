@@ -3,10 +3,10 @@
  * submit records operations in phases: uploads, then computation, then downloads. An operation that
  * would go back to an earlier part ends the phase. A phase is queued on the stream as one copy of all
  * its uploads, one kernel that spreads them to their buffers, its computation, and copies of results to
- * pinned memory; sync queues the last phase, waits, and hands the results over. A usual pass is one
- * phase. Computation that comes again (the same operations on the same buffers) is replayed as a CUDA
- * graph; what changes from pass to pass (tokens, positions, pages, rope) is data in device memory, never
- * an argument of a kernel.
+ * pinned memory; sync queues the last phase, waits, and copies the results to the caller. A usual pass
+ * is one phase. Computation that comes again (the same operations on the same buffers) is replayed as a
+ * CUDA graph; what changes from pass to pass (tokens, positions, pages, rope) is data in device memory,
+ * never an argument of a kernel.
  *
  * Errors stick: the first failed call is reported by the next sync, and by every one after it if the
  * device is lost. One thread at a time, as backend.h says. */
@@ -61,7 +61,7 @@ typedef struct cuda_backend {
     host_block stage, results; /* pinned; filled from the start after each sync */
     char *stage_dev;
     size_t stage_from, stage_len, results_len, stage_dev_cap,
-        n_segments; /* stage_from: of this phase */
+        n_segments; /* stage_from: start of this phase */
     segment *segments;
     size_t segments_cap;
     so_memory memory;
@@ -72,7 +72,7 @@ typedef struct cuda_backend {
 } cuda_backend;
 
 /* Remembers the first failure. CUDA also keeps it as the thread's last error, which is cleared here, so that
- * it is not taken for a failure of what comes next. */
+ * a later call does not report it. */
 static void note(cuda_backend *b, cudaError_t e, const char *what) {
     if (e == cudaSuccess)
         return;
@@ -94,7 +94,7 @@ static int buffer_create(so_backend *base, size_t n_bytes, so_buffer **out, so_e
     if (e == cudaSuccess)
         e = cudaMalloc(&buf->data, n_bytes);
     if (e == cudaSuccess)
-        e = cudaMemsetAsync(buf->data, 0, n_bytes, b->stream); /* in the order of its uploads */
+        e = cudaMemsetAsync(buf->data, 0, n_bytes, b->stream); /* before its uploads */
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         cudaFree(buf->data);
@@ -341,7 +341,7 @@ static void reserve_memory(cuda_backend *b) {
     grown |= reserve_device(b, (void **)&m->scratch.parts, &m->scratch.parts_bytes,
                             need.scratch.parts_bytes);
     if (!m->half[0] || !m->half[1])
-        m->half_bytes = 0; /* one of them could not be had: try both again */
+        m->half_bytes = 0; /* one allocation failed: try both again */
     if (grown)
         drop_graphs(b);
 }
@@ -499,7 +499,7 @@ static cudaGraphExec_t capture(cuda_backend *b) {
     return exec;
 }
 
-/* A list that comes for the second time is captured, because most prompt chunks come only once. */
+/* A list is captured when it comes for the second time: most lists of prompt chunks come only once. */
 static void run_list(cuda_backend *b) {
     graph *g = find_graph(b);
     bool seen = g->used > 0;

@@ -10,12 +10,14 @@
  *               exceeds the range becomes infinity, which the caller sees as logits that are not
  *               finite). Weights are rounded to fp16 after division by a power of two for each
  *               output (its factor); F32 weights keep two fp16 numbers, high and low. The product is
- *               mma.m16n8k16 with weights as A and activations as B, float32 sums. K is cut into
- *               units of 64, units into 8 segments of ceil(units / 8); within a segment one chain of
- *               mma, four to a unit (so_fmt says which k each one takes); F32: high, then low. The 8
- *               sums are added in order, then: times factor, times 2^4, plus the bias.
- *   norms       256 threads; thread i adds x·x of elements 4i … 4i+3, 4i+1024 …, in order; 32 lanes
- *               by xor 16, 8, 4, 2, 1; the 8 warps in order.
+ *               mma.m16n8k16 with weights as A and activations as B, float32 sums. K is divided into
+ *               units of 64, and the units into 8 segments of ceil(units / 8). A segment is one chain
+ *               of mma, four per unit (so_fmt states which k each one takes); for F32 four with the
+ *               high parts, then four with the low parts. The 8 sums are added in order; the result
+ *               is multiplied by the factor and by 2^4, and the bias is added.
+ *   norms       256 threads. Thread i adds x·x of elements 4i … 4i+3, 4i+1024 … 4i+1027, …, in order.
+ *               The 32 lanes of a warp are added by exchanges with lane xor 16, 8, 4, 2, 1, then the
+ *               8 warps in order.
  *   attention   Chunks of 64 logical positions. In a chunk: the scores; their maximum; exp; the sum
  *               of exp over lanes (positions j and j + 32 first, then xor 16 … 1); the weighted sum
  *               of values as one chain over the positions. Chunk c is merged into running sum
@@ -41,21 +43,21 @@ extern "C" {
 
 #define SO_DEVICE static __device__ __forceinline__
 
-/* Formats of packed weights. A tile is 8 outputs, a unit is 64 k; the units of a tile follow each
- * other. An mma takes two tiles, one as the rows 0 … 7 of its A operand and one as 8 … 15. Lane (g, t) =
- * (lane / 4, lane % 4) of a warp has output g of each tile and, in each half h of the unit, the 8
- * consecutive k from 32 h + 8 t on. Mma number 2 h takes the first four of them, mma 2 h + 1 the others:
- * the first two in the places 2t, 2t+1 of the instruction's k, the next two in 2t+8, 2t+9. So the numbers
- * of a lane are 16 consecutive bytes of activations in row-major order, and a warp reads 64 consecutive
- * bytes of each of 8 rows.
+/* Formats of packed weights. A tile is 8 outputs; a unit is 64 consecutive k. The units of a tile are
+ * stored one after the other. An mma multiplies two tiles: one as rows 0 … 7 of its A operand, the
+ * other as rows 8 … 15. Lane (g, t) = (lane / 4, lane % 4) of a warp holds output g of each tile and,
+ * for each half h of the unit, 8 consecutive k from 32 h + 8 t on. Mma 2 h takes the first four of
+ * these k, mma 2 h + 1 the last four: two of them as the instruction's k = 2t, 2t+1, the next two as
+ * 2t+8, 2t+9. So a lane's 8 activations are 16 consecutive bytes of a row-major row, and a warp reads
+ * 64 consecutive bytes of each of 8 rows.
  *
  *   F16    [2 halves][lane] 16 bytes: 8 numbers
  *   F32    two units of F16: high parts, low parts
  *   Q8     [lane] 16 int8, 8 of each half; then scales
  *   Q4     [lane] 8 bytes: 8 unsigned 4-bit numbers of each half; then scales
  *
- * Scales follow the unit's numbers, as fp16: for each group of k the 8 outputs. Formats with an offset
- * have pairs (scale, offset), and a weight is scale · q + offset in fp16. */
+ * The scales follow the unit's numbers as fp16: for each group of k one per output. Formats with
+ * offsets store pairs (scale, offset), and a weight is scale · q + offset in fp16. */
 typedef enum so_fmt {
     SO_FMT_F16,
     SO_FMT_F32,
@@ -66,7 +68,7 @@ typedef enum so_fmt {
     SO_FMT_COUNT
 } so_fmt;
 
-/* What the kernels need of a thread block's shared memory at least; compute capability 8.6 has it. */
+/* Shared memory that a thread block must be able to use; compute capability 8.6 has this much. */
 enum { SO_SHARED_MIN = 99 << 10 };
 enum { SO_TILE = 8, SO_UNIT = 64, SO_SEGMENTS = 8, SO_WARPS = 8 };
 
@@ -99,10 +101,10 @@ struct so_kv_store {
 
 /* ---- order between kernels ----
  *
- * On compute capability 9 a kernel may start before the one before it has ended (programmatic
+ * On compute capability 9 a kernel may start before the previous one has ended (programmatic
  * dependent launch). Every kernel calls so_start_next first and so_wait_prior before it touches
- * anything that another kernel writes; before that it may read weights only. Activations are read
- * through L2 (so_load), since an SM's L1 may hold lines from before the wait. */
+ * anything that another kernel writes; before that it may read only weights and uploaded data.
+ * Activations are read through L2 (so_load), since an SM's L1 may hold lines from before the wait. */
 SO_DEVICE void so_start_next(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -121,7 +123,7 @@ typedef struct so_queue {
     cudaStream_t stream;
     bool overlap; /* programmatic dependent launch */
     int n_sms;
-    int shared_block, shared_sm; /* bytes of shared memory that a block, an SM can have */
+    int shared_block, shared_sm; /* shared memory in bytes: of a block, of an SM */
 } so_queue;
 
 template <class... P, class... A>
@@ -140,7 +142,7 @@ static void so_launch(const so_queue &q, void (*kernel)(P...), dim3 grid, unsign
     c.stream = q.stream;
     c.attrs = &a;
     c.numAttrs = q.overlap ? 1 : 0;
-    cudaLaunchKernelEx(&c, kernel, P(args)...); /* errors: cudaGetLastError, once for a phase */
+    cudaLaunchKernelEx(&c, kernel, P(args)...); /* errors: cudaGetLastError, once per phase */
 }
 
 /* ---- helpers ---- */
@@ -213,7 +215,7 @@ SO_DEVICE float so_combine(int kind, float a, float b) {
 /* Row-major fp16; a row has `stride` numbers, the width rounded up to SO_UNIT. What lies between
  * width and stride is never read. */
 typedef struct so_half_rows {
-    __half *data; /* NULL: nobody wants them */
+    __half *data; /* NULL: not needed */
     int stride;
 } so_half_rows;
 

@@ -2,12 +2,13 @@
  *
  * Neighbouring operations that share a kernel are taken together: products of the same rows; a product and
  * the addition of its result; two products and the gated activation over them; rope of q and k with the
- * store of k and v. Whoever makes rows that a product reads next also writes them as fp16, so that no
- * kernel has to convert. None of this changes a result: every kernel rounds where the separate ones
- * would. A float32 result that is overwritten before anybody reads it is not stored.
+ * store of k and v. A kernel whose result is the input of the next product also writes it as
+ * fp16, so that no extra kernel has to convert it. None of this changes a result: every kernel rounds
+ * where the separate ones would. A float32 result that is overwritten before anybody reads it is not
+ * stored.
  *
- * The list is looked at as a whole and depends on no number of rows, so the kernels of a pass can be
- * captured as a graph. */
+ * The choice of kernels depends only on the list, never on data in device memory, so the kernels of a
+ * pass can be captured as a graph. */
 #include "backend/cuda/launch.cuh"
 
 static char *at(so_view v) { return v.buf ? v.buf->data + v.off : NULL; }
@@ -59,8 +60,8 @@ typedef struct op_list {
     size_t n;
 } op_list;
 
-/* Whether somebody may read the n rows at v after operation `from`-1: an operation reads the buffer
- * before one overwrites these rows, or the list ends. */
+/* Whether the n rows at v may be read by operation `from` or later: an operation reads the buffer
+ * before one overwrites these rows, or the list ends first. */
 static bool is_read(op_list l, size_t from, so_view v, int n) {
     for (size_t i = from; i < l.n; i++) {
         op_views w = views_of(&l.ops[i]);
@@ -73,7 +74,7 @@ static bool is_read(op_list l, size_t from, so_view v, int n) {
     return true;
 }
 
-/* The same for rows that the products from operation `from` on take as fp16. */
+/* The same, without the products at operation `from` that read the rows as fp16. */
 static bool is_read_as_float(op_list l, size_t from, so_view v, int n) {
     const so_op *first = from < l.n ? &l.ops[from] : NULL;
     while (from < l.n && l.ops[from].kind == SO_OP_MATMUL && same(l.ops[from].matmul.x, v) &&
@@ -102,7 +103,8 @@ static so_half_rows half_rows(const launcher *a, int buf, int d) {
     return {a->m->half[buf], (d + SO_UNIT - 1) / SO_UNIT * SO_UNIT};
 }
 
-/* If operation i is a product of the n rows of width d at `out`, whoever makes them writes them here. */
+/* Where the kernel that makes the n rows of width d at `out` also writes them as fp16; data is NULL if
+ * operation i is not a product of these rows. */
 static so_half_rows wanted(launcher *a, size_t i, so_view out, int n, int d) {
     const so_op *next = i < a->l.n ? &a->l.ops[i] : NULL;
     a->h.x = NULL;
@@ -137,7 +139,7 @@ static so_product product_of(const so_op *o) {
     return {o->matmul.w, (const float *)at(o->matmul.bias), (float *)at(o->matmul.out)};
 }
 
-/* The float32 result of operation i, or NULL if operation `after`-1 was the last to use it. */
+/* The address of the n rows at `out`, or NULL if no operation from `after` on reads them. */
 static float *kept(op_list l, so_view out, int n, size_t after) {
     return is_read(l, after, out, n) ? (float *)at(out) : NULL;
 }
@@ -226,7 +228,7 @@ static size_t launch_products(launcher *a, size_t i) {
 
 /* ---- the list ---- */
 
-/* An operation that makes rows of width d at `out`, and no product. */
+/* Launches an operation other than a product that makes rows of width d at `out`. */
 static void launch_rows(launcher *a, size_t i, so_view out, int d) {
     const so_op *op = &a->l.ops[i];
     so_half_rows half = wanted(a, i + 1, out, op->n, d);
@@ -238,8 +240,8 @@ static void launch_rows(launcher *a, size_t i, so_view out, int d) {
 }
 
 void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_memory *m) {
-    /* Kernels may read weights before the kernel before them has ended; norms keep theirs in buffers, which
-     * may have been uploaded just now. So the first kernel starts after the uploads. */
+    /* Kernels may read weights before the previous kernel has ended. The weights of norms are in buffers
+     * and may have been uploaded just now, so the first kernel starts after the uploads. */
     so_queue in_order = *q;
     in_order.overlap = false;
     launcher a = {&in_order, m, {ops, n_ops}, {NULL, 0, 0, 0}};

@@ -2,18 +2,18 @@
  *
  * Two kernels compute the same sums, bit for bit:
  *
- *   narrow  Up to 64 rows. A thread block has a range of tiles, as many as any other block up to one, and
- *           goes through them in steps of up to P pairs. Each of its 8 warps computes one of the 8
- *           segments of K. A warp streams its weights and activations through a ring in shared memory
- *           that no other warp touches: each lane copies (cp.async) and reads its own bytes, so nothing
- *           waits but for memory. Weights do not depend on earlier kernels, so the ring is filled with
- *           them before the wait for the kernel before.
+ *   narrow  Up to 64 rows. The items (see below) are divided evenly between the thread blocks, to
+ *           within one. A block goes through its items in steps of up to P pairs of tiles.
+ *           Each of its 8 warps computes one of the 8 segments of K. A warp streams its weights and
+ *           activations through its own ring in shared memory, so warps wait for memory but not for
+ *           each other. Weights do not depend on earlier kernels, so the ring is filled with weights
+ *           before so_wait_prior.
  *   wide    More rows. A thread block owns 8 pairs of tiles and 64 rows; the warps share weights and rows
  *           in shared memory and go through the segments one after the other.
  *
- * Work is counted in items: a tile, or, of two products with a gated activation over them, the tile of
- * each at the same place. Both kernels end with the same functions, which apply factors, bias, activation
- * and residual. */
+ * Work is counted in items. An item is one tile; if two products are combined by a gated activation, it
+ * is the tile at the same place of each. Both kernels end with the same functions, which apply factors,
+ * bias, activation and residual. */
 #include "backend/cuda/device.cuh"
 
 typedef struct mm_args {
@@ -42,7 +42,7 @@ typedef struct fragments {
 SO_DEVICE uint32_t as_bits(__half2 h) { return *(uint32_t *)&h; }
 SO_DEVICE __half2 as_half2(uint32_t u) { return *(__half2 *)&u; }
 
-/* 8 numbers of tile o of a pair, k 8 h … 8 h + 7 of the lane's 16. */
+/* Places the lane's 8 numbers of half h, in tile o of a pair. */
 SO_DEVICE void place(fragments &f, int o, int h, const uint32_t *w) {
     for (int i = 0; i < 4; i++)
         f.a[h * 2 + i / 2][o + i % 2 * 2] = w[i];
@@ -187,8 +187,8 @@ SO_DEVICE void finish(const mm_args &p, tile_ref t, int o, int row, float acc, f
 
 /* ---- up to 64 rows ---- */
 
-/* RESIDENT: the rows stay in shared memory while tiles go by; otherwise they come with the weights, again
- * in every step. */
+/* RESIDENT: the activation rows stay in shared memory for all steps; otherwise each step copies them
+ * again, together with the weights. */
 template <int FMT, int NT, int P, bool RESIDENT> struct narrow_shape {
     static constexpr int unit = so_fmt_unit(FMT), stage = 2 * P * unit + (RESIDENT ? 0 : NT * 1024);
     static constexpr int parts = SO_WARPS * P * NT * 512;
@@ -205,7 +205,7 @@ template <int FMT, int NT, int P, bool RESIDENT> struct narrow_shape {
 
 /* The part of the work that a thread block and a warp have. */
 typedef struct share {
-    int item, n_items, n_steps, step; /* of the block; step: items of one */
+    int item, n_items, n_steps, step; /* of the block; step: items per step */
     int from, count;                  /* units of the warp */
 } share;
 
@@ -305,7 +305,7 @@ SO_DEVICE void finish_step(const mm_args &p, int first, int end, const float *pa
         return v;
     };
     for (int i = threadIdx.x; i < (end - first) * NT * 64; i += 256) {
-        /* thread → output fastest, so that a row's results are stored together */
+        /* consecutive threads store consecutive outputs of a row */
         int place = i / (NT * 64), e = i % (NT * 64), o = e % 8, r = e / 8;
         int at = r / 8 * 128 + (o * 4 + r % 8 / 2) * 4 + r % 2, row = blockIdx.y * NT * 8 + r;
         tile_ref t = tile_of(p, first, end, both ? 2 * place : place);
@@ -493,7 +493,8 @@ enum {
     STREAM_RING = 96 << 10,
 };
 
-/* The number of stages for a ring of `budget` bytes; 0 if not even two fit into a block. */
+/* The number of stages for a ring of `budget` bytes; 0 if not even two fit into
+ * a block's shared memory. */
 static int stages_for(const so_queue &q, int stage_bytes, int others, int budget) {
     int most = (q.shared_block - others) / (SO_WARPS * stage_bytes),
         n = budget / (SO_WARPS * stage_bytes);
@@ -517,7 +518,7 @@ static bool launch_narrow(const so_queue &q, mm_args a, int budget) {
     per_sm = FMT <= SO_FMT_F32 || per_sm < 1 ? 1 : per_sm > 4 ? 4 : per_sm;
     if (!Z::once && blocks > q.n_sms * per_sm)
         blocks = q.n_sms * per_sm;
-    else if (!Z::once && FMT <= SO_FMT_F32) /* fewer tiles to each, if there are SMs */
+    else if (!Z::once && FMT <= SO_FMT_F32) /* a block for each SM, if there are items */
         blocks = a.n_items < q.n_sms ? a.n_items : q.n_sms;
     a.each = a.n_items / blocks;
     a.more = a.n_items % blocks;
@@ -544,7 +545,7 @@ template <int FMT, int NT> static void launch_few(const so_queue &q, const mm_ar
         launch_narrow<FMT, 1, 1, false>(q, a, 0); /* fits every GPU */
 }
 
-/* 17 rows and more: each block has its tiles only. */
+/* 17 rows or more: each block computes one step (more in the last fallback). */
 template <int FMT> static void launch_many(const so_queue &q, mm_args a) {
     typedef wide_shape<FMT> Z;
     bool both = a.act == SO_OP_SILU_MUL || a.act == SO_OP_GELU_MUL;

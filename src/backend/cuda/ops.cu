@@ -1,7 +1,6 @@
-/* Operations on rows that are neither products nor attention: embeddings are in pack.cu; here are norms,
- * activations, rope, the cache and argmax. Norms: one thread block per row, 256 threads, sums in the order
- * of device.cuh. What was uploaded (tables of rope, slots) no kernel of the list writes, so kernels read it
- * before they wait for the kernel before. */
+/* Norms, activations, gather, rope, the cache and argmax. (Embeddings are in pack.cu.) Norms: one thread
+ * block per row, 256 threads, sums in the order of device.cuh. No kernel of a list writes uploaded data
+ * (rope tables, slots), so kernels may read it before they wait for the previous kernel. */
 #include "backend/cuda/device.cuh"
 
 /* Element 4 (threadIdx.x + 256 j) + i of a row. */

@@ -1,9 +1,9 @@
-/* Weights from a file's blocks to the packed formats of device.cuh, and rows of embeddings from there.
+/* Packs weights from a file's blocks into the formats of device.cuh, and reads rows of packed embeddings.
  *
  * Raw rows are uploaded in parts. A first kernel computes each row's factor: for formats of integers the
  * smallest power of two above its largest |scale| and |offset|, which are stored divided by it; for formats
  * of fp16 numbers the power of two that brings its largest number below 2^15. A second kernel writes the
- * tiles.
+ * tiles. Types of the file and their formats:
  *
  *   F32                   F32: high and low part
  *   F16, BF16, Q2_K       F16
@@ -12,8 +12,8 @@
  *   Q5_0, Q8_0            8-bit integers
  *   Q3_K, Q6_K            8-bit integers, groups of 16
  *
- * Quantised integers are stored exactly (not those of Q2_K). The scales and offsets of K types are products
- * and are rounded to fp16. */
+ * Quantised integers are stored exactly, except those of Q2_K, which becomes fp16 numbers. The scales and
+ * offsets of K types are products and are rounded to fp16. */
 #include <math.h>
 #include <string.h>
 
