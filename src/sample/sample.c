@@ -17,7 +17,7 @@
  * random number rules out almost all tokens (noise.h). If nothing is cut, not even y is computed
  * for those tokens.
  *
- * Refuses to allocate after creation and to keep state between calls. Any thread, with its own
+ * Allocates nothing after creation and keeps no state between calls. Any thread, with its own
  * sampler. */
 #include "sample/sample.h"
 

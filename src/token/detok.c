@@ -1,7 +1,7 @@
 /* Ids to text: computes the text of each token at load, decodes, and streams.
  *
- * Decoding is a concatenation: every supported decoder works token by token, except for one leading
- * space that is dropped (the dummy prefix of SentencePiece) and for spaces between tokens. A
+ * Decoding is a concatenation: every supported decoder works token by token, except that it may drop
+ * leading spaces of the text (the dummy prefix of SentencePiece) and add spaces between tokens. A
  * decoder that depends on adjacent tokens is refused at load by its name. So the text of a token is
  * known in advance, decoding copies it, and streaming gives the same bytes as decoding at once.
  *
@@ -120,7 +120,7 @@ int so_decoder_render(so_tokenizer *t, so_err *err) {
     return rc;
 }
 
-/* The text that id appends. *started: the output is not empty; *joined: a space goes before it. */
+/* The text that id appends. *started: the output is not empty; *joined: a space goes first. */
 static so_str text_of(const so_tokenizer *t, int32_t id, bool special, bool *started,
                       bool *joined) {
     *joined = false;

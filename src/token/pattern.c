@@ -3,7 +3,7 @@
  * Hugging Face tokenizers matches with Oniguruma in its Ruby syntax. PCRE2 interprets most of it
  * the same way; translate() rewrites the rest:
  *
- *   \s \w \h \b   different sets of characters (\s: U+180E; \w: marks; \h: hexadecimal digits)
+ *   \s \w \h \b   other sets of characters: \s without U+180E, \w with marks, \h hexadecimal digits
  *   [a[bc]]       a nested class is a union; flattened
  *   (?m:…)        dot matches newline, PCRE2's (?s:…)
  *   ^ $           always match at line breaks (PCRE2_MULTILINE)

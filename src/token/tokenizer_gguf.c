@@ -6,7 +6,7 @@
  * Everything in the file is checked: types and lengths of arrays, ids, the tokens of merges. A
  * token that is not UTF-8 keeps its id and bytes but is never produced by encoding. Absent keys
  * have the defaults that converters rely on: SentencePiece-style models add BOS and a leading
- * space, others do not. Loading only; one thread. */
+ * space; others add no space, and BOS only if their `pre` implies it. Loading only; one thread. */
 #include <ctype.h>
 #include <stdlib.h>
 
@@ -17,7 +17,7 @@
 
 enum { TYPE_NORMAL = 1, N_TYPES = 7 };
 
-/* Values of tokenizer.ggml.token_type. Unknown counts as control: text must not produce it. */
+/* Indexed by token_type. The unknown token is also control: text that spells it must not give it. */
 static const unsigned kinds_of_type[N_TYPES] = {
     0,
     0,

@@ -34,7 +34,7 @@
  *    with probability max(0, r(x) − q(x)). The two parts add up to r(x).
  *
  * 2. Several proposals. After a rejection the token must be sampled from the new r. Any procedure
- *    with that distribution will do, so also step 1 with the next proposal, and so on.
+ *    with that distribution will do, including step 1 with the next proposal, and so on.
  *    Condition: given everything that led to its test, x_k is distributed as q_k.
  *    Independent draws, tested in draw order, satisfy it. Draws that were sorted or dropped by
  *    value do not, nor does a token that was drawn twice and is tested once.
@@ -55,12 +55,12 @@
  *
  * 5. Down the tree. The proposals under a node were drawn given the text up to that node, and no
  *    test so far has depended on them. So steps 1 to 4 hold at the next position with its own p.
- *    The second of two proposals with one node is still tested after the first was rejected. It is
+ *    If two proposals share a node and the first is rejected, the second is still tested. It is
  *    always rejected (step 2), but its q must be subtracted from r: it was drawn.
  *
  * 6. Bonus token. After a node without proposals, any token sampled from p with random numbers not
- *    used elsewhere is correct, so also the target's plain sample (so_verify_rng.choose), which
- *    does not need p in memory.
+ *    used elsewhere is correct. The target's plain sample (so_verify_rng.choose) is one; it does
+ *    not need p in memory.
  *
  * 7. Round after round. Every position is distributed as p given the text before it. Proposals that
  *    were not accepted are discarded without influence, and the next round starts from the text
