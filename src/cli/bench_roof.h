@@ -11,8 +11,10 @@
 typedef struct so_roof {
     so_prober *prober;
     bool cached;                     /* the weights fit the last cache level */
-    size_t weight_bytes, read_bytes; /* read_bytes: buffer whose bandwidth the roofline uses */
-    size_t within_bytes, past_bytes; /* buffer sizes (bench_roof.c); within 0: unknown */
+    size_t weight_bytes, read_bytes; /* read_bytes: within_bytes or past_bytes, whichever the
+                                        roofline uses */
+    size_t within_bytes, past_bytes; /* sizes of a buffer that fits the caches (0: unknown) and of
+                                        one that does not */
     double within_gb, past_gb;       /* bandwidths in GB/s */
     int n, cap;
     double *read_gb, *mac_giga; /* [cap] results of so_roof_take */

@@ -19,7 +19,8 @@ static bool is_line_end(int32_t cp) {
            cp == 0x2029;
 }
 
-/* The characters that Python's repr() does not escape. */
+/* As Python's str.isprintable(). Of the printable characters, repr() escapes only the quote and the
+ * backslash. */
 static bool is_printable(int32_t cp, int cat) {
     if (cp == ' ')
         return true;

@@ -1,8 +1,8 @@
 /* Reads numbers, flags and strings from GGUF metadata or a JSON object, and checks ranges.
  *
- * Errors are sticky: the first error stays in `err`, every later read returns its fallback, and the
- * caller checks `rc` once at the end. Messages name the file, the key, the value and the range.
- * Private to src/model. */
+ * Errors are sticky: the first error stays in `err`, every later read returns its fallback (or, if
+ * the field is required, a bound of its range), and the caller checks `rc` once at the end. Messages
+ * name the file, the key, the value and the range. Private to src/model. */
 #ifndef SO_MODEL_FIELDS_H
 #define SO_MODEL_FIELDS_H
 
@@ -53,8 +53,8 @@ enum {
 /* Derives and checks what depends on several fields, for every architecture: divisibility, head
  * size, scales. */
 void so_hparams_finish(so_fields *f, so_hparams *hp);
-/* Sets window and window_pattern from full[n_layers]; an error if the layers follow no regular
- * pattern. */
+/* full[i]: layer i has no window. Sets window_pattern, and window to 0 if no layer has one. An error
+ * if the layers follow no regular pattern. */
 void so_hparams_set_pattern(so_fields *f, so_hparams *hp, const bool *full);
 
 #endif

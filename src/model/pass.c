@@ -2,10 +2,11 @@
  * submits the architecture's operations (so_pass_submit), and makes the results readable with one
  * sync (so_pass_wait).
  *
- * Owns the scratch memory, all of it allocated at create. Only the tables of pages and branch slots
- * may grow later, if a batch needs more than all batches before it (they double, so a warm engine
- * allocates nothing). Refuses a batch whose rows contradict their sequences: a wrong slot would
- * corrupt the cache silently, and the check costs almost nothing compared with a pass.
+ * Owns the scratch memory. It is allocated at create, with two exceptions: the tables of pages and
+ * tails grow if a batch needs more than all batches before it (they double, so a warm engine
+ * allocates nothing), and guess_ids is made for the first batch with a token SO_ROW_GUESS. Refuses a
+ * batch whose rows contradict their sequences: a wrong slot would corrupt the cache silently, and
+ * the check costs almost nothing compared with a pass.
  *
  * The positions that a row sees follow from its parents:
  *
@@ -265,9 +266,10 @@ static int check_batch(so_pass *p, const so_batch *b, so_err *err) {
     return check_seqs(p, b, err);
 }
 
-/* The levels of guesses. A guess whose parent is in the latest level starts a new one. */
+/* Divides the rows into levels (model.h). Level 0 has the rows whose tokens are known. A guess
+ * (SO_ROW_GUESS) whose parent is in the latest level starts a new one. */
 static int lay_out_levels(so_pass *p, const so_batch *b, so_err *err) {
-    int n_out = 0, level = 0, parent = 0; /* parent: of the next guess, or a row before that */
+    int n_out = 0, level = 0, parent = 0; /* parent: earlier rows get no more guesses */
     p->level_row[0] = p->level_out[0] = 0;
     for (int i = 0; i < b->n_rows; i++) {
         const so_row *r = &b->rows[i];
@@ -351,8 +353,8 @@ static int lay_out_view(so_pass *p, const so_batch *b, int i, int slot, so_err *
     return 0;
 }
 
-/* A row without a hidden state gets zeros: they add nothing, and the pass needs only one product
- * for all rows. */
+/* A row without a hidden state of the target (hidden is NULL) gets zeros: their product with the
+ * matrix adds nothing to the row, so one product can be computed for all rows of a level. */
 static void lay_out_target_hidden(so_pass *p, const float *hidden, int i) {
     size_t d = (size_t)p->model->d_target_hidden;
     float *to = p->h_target_hidden + (size_t)i * d;
@@ -406,7 +408,8 @@ static void upload_rope(so_pass *p, so_view dst, const float *inv_freq, float sc
     upload(p, dst, p->h_rope, (size_t)p->n * (size_t)d * sizeof(float));
 }
 
-/* What all levels share; and the tokens, which later levels get from submit_guesses. */
+/* What all levels share, and the tokens of the first level; later levels get theirs from
+ * submit_guesses. */
 static void upload_tables(so_pass *p) {
     upload(p, p->ids, p->h_ids, (size_t)p->level_row[1] * sizeof *p->h_ids);
     upload(p, p->pages, p->h_pages, (size_t)p->n_pages * sizeof *p->h_pages);
@@ -485,8 +488,9 @@ static so_pass level_of(const so_pass *p, const so_batch *b, int level) {
     return l;
 }
 
-/* The tokens of the next level's n rows. A row that is not finite has no argmax; gather gives 0,
- * which is a token. */
+/* Sets the tokens of the next level's n rows to the argmax of this level's logits. If the logits are
+ * not finite, the argmax is −1, for which gather writes 0: a valid token, so the next level can be
+ * computed. */
 static void submit_guesses(so_pass *p, int n) {
     so_submit(
         p->backend,
@@ -570,8 +574,8 @@ static size_t result(const so_pass *p, int i, unsigned need) {
 }
 
 /* Checked on request, since most rows of a tree are never used. If the pass computed the argmax,
- * the argmax is checked instead of the logits (−1: not finite), so that the answer does not depend
- * on whether other rows needed logits. */
+ * the argmax is checked instead of the logits (−1: not finite), so that the result of this check
+ * does not depend on whether the pass also downloaded logits for the sake of other rows. */
 static bool is_finite(const so_pass *p, int i) {
     const so_hparams *hp = &p->model->hp;
     size_t at = row_of(p, i);

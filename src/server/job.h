@@ -24,8 +24,9 @@ typedef struct so_worker so_worker;
 
 typedef struct so_out_token {
     int32_t id;
-    uint32_t text_end; /* length of the choice's text after this token; text that may begin a stop
-                          string or a character comes with a later token */
+    uint32_t text_end; /* length of the choice's text after this token. Text held back, because it
+                          may begin a stop string or ends inside a character, is counted at a
+                          later token */
     uint32_t round;
     uint8_t origin; /* so_origin */
 } so_out_token;
@@ -58,7 +59,7 @@ typedef struct so_choice {
     so_logprob *scores; /* logprobs of the prompt's tokens from the second on; only with `echo` and
                            `logprobs`, and only in the first choice of each prompt */
     bool scored;
-    so_out_round **rounds; /* only if the request asks for them; NULL once sent */
+    so_out_round **rounds; /* only if the request asks for them; an entry is NULL once sent */
     int n_rounds, cap_rounds;
     /* What the HTTP thread may read: the state after the last whole step. */
     int ready_tokens, ready_rounds;
@@ -71,8 +72,8 @@ typedef struct so_choice {
     bool has_nonce;
     uint64_t nonce;
     int prediction_drafted, prediction_accepted;
-    uint64_t predicted_path; /* of the last round: bit i is set if accepted guess i came from the
-                                prediction; shifted right as the guesses become tokens */
+    uint64_t predicted_path; /* the last round's accepted guesses that are not tokens yet: bit i is
+                                set if the i-th of them came from the prediction */
     int64_t t_first_ns, t_last_ns; /* of the first and last token; 0: none yet */
 
     /* engine thread: what has been added to the metrics */

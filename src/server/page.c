@@ -2,7 +2,8 @@
  * needs no other file.
  *
  * Its content security policy allows the script and the style in the file, named by their hashes,
- * and requests to this server. Everything else is blocked, so a model's text cannot run scripts. */
+ * images in data: URLs (the icon), and requests to this server. Everything else is blocked, so a
+ * model's text cannot run scripts. */
 #include "base/sha256.h"
 #include "server/impl.h"
 
