@@ -2,7 +2,7 @@
  *
  * Everything is measured --repeats times, after two repeats as a warm-up. A repeat times each width
  * (number of rows) once, so that a slow second of the machine affects all of them, and measures
- * bandwidth and peak (bench_roof.c). Printed are medians, minima, and the ratio of the roofline
+ * bandwidth and peak (bench_roof.c). Prints medians, minima, and the ratio of the roofline
  * max(bytes / bandwidth, multiply-adds / peak) to the median. Main thread only. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,10 +24,10 @@ enum { N_WIDTHS = SO_LEN(WIDTHS) };
 
 static so_dtype kv_dtype(const so_bench_rig *g) { return so_kv_get_shape(g->t.kv)->dtype; }
 
-/* Runs passes of one width until the caches hold what these passes read, as in decoding, and times
- * the last one: SETTLE_PASSES, or fewer if they take longer than SETTLE_MS. A large cache that is
- * shared with other machines fills slowly: over ten passes that read 100 MB, the time of a pass was
- * seen to fall from 9 to 4 ms. */
+/* Runs SETTLE_PASSES passes of one width, or fewer if they take longer than SETTLE_MS, so that the
+ * caches hold what these passes read, as in decoding. Then times one more. A large cache that is
+ * shared with other machines fills slowly: over ten passes that read 100 MB each, the time of a
+ * pass fell from 9 to 4 ms. */
 static int time_settled(so_bench_rig *g, int n, double *ms) {
     int64_t begin = so_clock_ns();
     int rc = SO_OK;

@@ -6,10 +6,10 @@
  *                   drafters: a chi-square test of their joint distribution for each drafter, and
  *                   one of all together (prove_reject.c)
  *
- * A test of part 2 fails if p < 1e-6. For cells of ten texts the chi-square distribution is an
- * approximation: by simulation a correct program fails one test in 250,000. `oracle` gets the
- * output of plain decoding, so that both long chains of right guesses and chains that break off
- * occur.
+ * A test of part 2 fails if p < 1e-6. A cell of a test may have as few as ten expected texts, so
+ * the chi-square distribution is only an approximation: in simulations a correct program fails one
+ * test in 250,000. In part 1 `oracle` gets the output of plain decoding, so that both long chains
+ * of right guesses and chains that break off occur; in part 2 it gets the likeliest text.
  *
  * Prints what was checked and the verdict. The exit status is 1 on any difference, and also if no
  * guess was made, because then nothing was tested. Main thread only. */
@@ -271,7 +271,7 @@ static void list_drafters(prover *v) {
             v->reject[v->n_reject++] = v->spec.opts.drafter;
         return;
     }
-    v->reject[v->n_reject++] = "oracle(0.7)";             /* guesses without q */
+    v->reject[v->n_reject++] = "oracle(0.7)";             /* points */
     v->reject[v->n_reject++] = "ngram(draw)+oracle(0.7)"; /* sibling guesses */
     v->reject[v->n_reject++] = v->eo.draft ? "model" : "ngram(draw)";
     for (size_t i = 0; i < SO_LEN(always); i++)

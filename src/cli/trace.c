@@ -4,8 +4,8 @@
  *             target    ████  ████  ████   the box of a step shows the number of emitted tokens
  *
  * All files have the same scale, so that runs with different draft lengths, and plain decoding, can
- * be compared by eye (as in figure 5 of Leviathan et al.). Without --svg a summary is printed.
- * Trace files are untrusted input: every line is checked, and sizes are limited. Main thread
+ * be compared by eye (as in figure 5 of Leviathan et al.). A summary of each run is printed in any
+ * case. Trace files are untrusted input: every line is checked, and sizes are limited. Main thread
  * only. */
 #include "cli/trace.h"
 

@@ -1,5 +1,5 @@
-/* The colours are those of the paper's figure 1: green for accepted guesses, red and struck through
- * for rejected guesses, blue for tokens of the target (correction or bonus). Without colour:
+/* The colours are those of figure 1 of Leviathan et al.: green for accepted guesses, red and struck
+ * through for rejected ones, blue for tokens of the target (correction or bonus). Without colour:
  *
  *   {accepted}  [-rejected-]  [+from the target+]
  *

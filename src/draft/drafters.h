@@ -1,5 +1,6 @@
 /* The drafters that need no model, each in its own file. A create function that returns the drafter
- * never fails. The caller sets `index` (its number in proposals, 0 to 255) and frees it. */
+ * never fails. The caller sets the drafter's `index` (its number in proposals, 0 to 255) and frees
+ * the drafter. */
 #ifndef SO_DRAFT_DRAFTERS_H
 #define SO_DRAFT_DRAFTERS_H
 
@@ -50,13 +51,13 @@ so_drafter *so_oracle_create(double alpha);
 
 /* A user's function: writes at most `max` consecutive ids that may follow `tokens` to `out` and
  * returns their number; negative means failure. Every id is verified as a point, so any function is
- * exact. An invalid answer is dropped as a whole, with a warning, and the step continues without
- * it. */
+ * exact. An invalid answer is dropped as a whole, the first time with a warning, and the step
+ * continues without it. */
 typedef int so_draft_fn(void *user, const int32_t *tokens, int n_tokens, int n_prompt, int32_t *out,
                         int max);
 so_drafter *so_callback_create(const char *name, so_draft_fn *fn, void *user);
-/* The same with a tree: guess i is ids[i] and follows guess parents[i], an earlier one, or −1: the
- * text itself. Before the call parents[i] is i − 1 (a chain). */
+/* The same with a tree: guess i is ids[i] and follows guess parents[i], which must be less than i,
+ * or the text itself if parents[i] is −1. Before the call parents[i] is i − 1 (a chain). */
 typedef struct so_draft_query {
     const int32_t *tokens;
     int n_tokens, n_prompt;
@@ -66,10 +67,10 @@ typedef struct so_draft_query {
 typedef int so_draft_tree_fn(void *user, const so_draft_query *q, int32_t *ids, int32_t *parents);
 so_drafter *so_callback_create_tree(const char *name, so_draft_tree_fn *fn, void *user);
 
-/* Several drafters as one; owns them. `first`: for each request the guesses of the first member
- * that has any. Otherwise all members, merged into one tree. The engine calls the members of the
- * outermost groups one by one (so_draft_set.stages), so that each can be planned; inside `model(…)`
- * a group acts as one drafter. */
+/* Several drafters as one; owns them. If `first` is true, each request gets the guesses of the
+ * first member that has any; if false, those of all members, merged into one tree. The engine calls
+ * the members of the outermost groups one by one (so_draft_set.stages), so that each can be
+ * planned; inside `model(…)` a group acts as one drafter. */
 enum { SO_GROUP_MAX = 16 };
 so_drafter *so_group_create(so_drafter *const *members, int n, bool first);
 bool so_group_is(const so_drafter *d);

@@ -1,10 +1,10 @@
 /* Prompt lookup: finds the longest suffix of the text that occurred before and proposes what
  * followed it there.
  *
- * One suffix index per request over prompt and accepted tokens. If the match overlaps the end of
- * the text (a loop), the continuation repeats with that period. Memory is bounded: a text that
- * outgrows the index is indexed again from its latest half. Proposes one chain of points, so it is
- * exact with every verifier. Thread: the engine thread. */
+ * One suffix index per request over prompt and accepted tokens. A continuation that reaches the
+ * end of the text starts over from its first token, so that a loop goes on. Memory is bounded: a
+ * text that outgrows the index is indexed again from its latest half. Proposes one chain of points,
+ * so it is exact with every verifier. Thread: the engine thread. */
 #include <stdlib.h>
 
 #include "base/mem.h"

@@ -24,8 +24,8 @@
  * chunk sizes, order of submission, preemption or the content of the cache. With `reject` and
  * `lenient` above temperature 0 this always holds for the distribution, even if a seed is used
  * again. For the tokens themselves it holds if the guesses depend on the request alone: fixed
- * length, drafters that do not learn from other requests, pages for all requests. Otherwise each
- * run has a random nonce, which it reports (nonce.c).
+ * length, drafters that do not learn from other requests, enough pages for all requests. Otherwise
+ * each run has a random nonce, which it reports (nonce.c).
  *
  * One thread owns an engine and its requests and makes all calls below. */
 #ifndef SO_ENGINE_ENGINE_H

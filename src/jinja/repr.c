@@ -2,7 +2,7 @@
  * json.dumps with the arguments that transformers passes.
  *
  * A float prints as the shortest decimal that reads back as the same value, laid out as in Python.
- * Data that contains itself reaches the depth limit. */
+ * Data that contains itself fails at the depth limit. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -50,7 +50,7 @@ int so_model_d_target_hidden(const so_model *m);
  * so_pass_wait. Such rows come after all others and form levels: the i-th row of a level follows
  * the i-th row with want_logits of the level before. Results are those of one pass per level. */
 enum { SO_ROW_GUESS = INT32_MIN };
-enum { SO_PASS_LEVELS = 32 }; /* maximum of a batch; rows that are no guesses are one */
+enum { SO_PASS_LEVELS = 32 }; /* of a batch, at most; rows without SO_ROW_GUESS form one */
 typedef struct so_row {
     int32_t token, pos, seq, parent;
     bool want_logits;

@@ -1,8 +1,8 @@
 /* The Kalman filter of curve.h.
  *
  * State: log t at each knot. Before a pass, the covariance grows by SO_TUNE_SPEED_DRIFT² in every
- * entry (the machine's speed) and by SO_TUNE_RATIO_DRIFT times its initial value (the ratios
- * between widths). A pass at knot k then moves all knots by their covariance with k. A width
+ * entry (the machine's speed) and by SO_TUNE_RATIO_DRIFT times the prior covariance of the ratios
+ * between widths. A pass at knot k then moves all knots by their covariance with k. A width
  * between two knots is converted to the nearer one by the ratio of the current curve. Innovations
  * beyond three deviations are clipped: a page fault is one spike, a new speed repeats. Noise can
  * make the estimates decrease from knot to knot: such runs are pooled to their mean (pool adjacent
@@ -74,7 +74,8 @@ static void update(so_curve *c, int k, double innovation, double noise) {
     }
 }
 
-/* Relative to the latest width: the machine's speed is common to both. */
+/* Standard error of log t at knot k relative to the width of the latest pass: the machine's speed,
+ * which is common to both, cancels. */
 static double std_error(const so_curve *c, int k) {
     int last = c->last;
     double var = c->cov[k][k] + c->cov[last][last] - 2 * c->cov[k][last];

@@ -1,5 +1,5 @@
 /* Records: what was learned about drafters, kept between runs. Acceptance by depth, rank and
- * confidence, and the cost of a level, for each drafter that is the same in the next run.
+ * confidence, and the cost of a level, for each drafter that a later run can recognise.
  *
  *   begin   so_record_set_prior  the record becomes the prior of the shared estimates
  *                                (acceptance.h), with at most SO_TUNE_RECORD_PRIOR_TESTS per cell,
@@ -29,7 +29,7 @@ typedef enum so_plan_mode {
 
 typedef struct so_record {
     char name[SO_RECORD_NAME]; /* "lookup", "model 0123456789abcdef" */
-    /* Drafters with a cost: ms of a level, by chains. */
+    /* Drafters with a cost: ms of a level, by number of chains. */
     so_curve_point level_points[SO_CURVE_KNOTS];
     int n_level_points;
     so_mean catch_up_ms;
@@ -54,11 +54,12 @@ bool so_record_model_name(uint64_t id, so_plan_mode mode, char out[SO_RECORD_NAM
 bool so_record_is_name(const char *name);
 /* NULL: none. */
 so_record *so_records_find(const so_records *r, const char *name);
-/* Finds or creates, and moves it to the front. */
+/* Finds or creates the record and moves it to the front. */
 so_record *so_records_touch(so_records *r, const char *name);
 
 void so_record_set_prior(const so_record *rec, so_accept_shared *shared, int drafter);
-/* For a drafter without a record: the chance derived from its file's claimed agreement. */
+/* For a drafter without a record: the prior is `chance`, derived from its file's claimed
+ * agreement. */
 void so_record_set_claim(double chance, so_accept_shared *shared, int drafter);
 /* Adds the observations of this run to the record and clears them in `shared`. */
 void so_record_learn(so_record *rec, so_accept_shared *shared, int drafter);

@@ -12,13 +12,13 @@
  *   sooth plan 1
  *   KEY                                      in one line
  *   pass ROWS MS WEIGHT                      points of t(n)
- *   draw MS
- *   check MODE MS                            0 match, 1 reject, 2 lenient
+ *   draw MS                                  per sampled token (costs.h)
+ *   check MODE MS                            per tested guess; 0 match, 1 reject, 2 lenient
  *   drafter NAME                             the following lines belong to this drafter:
  *   read MS                                  catch-up per token
  *   step CHAINS MS WEIGHT                    points of the cost of a level
  *   rows RANK CLASS COUNT                    confidences of first guesses, by class
- *   cell DEPTH RANK CLASS ACCEPTED TESTED    each cell that is not empty
+ *   cell DEPTH RANK CLASS ACCEPTED TESTED    each cell with at least SO_TUNE_WRITE_TESTS tests
  *   end
  *
  * A line of another form or a number out of range makes the whole file invalid. */
@@ -32,7 +32,7 @@
 
 /* Appends the key of a model on its backend, as one line. */
 void so_store_key(const so_model *m, so_dtype kv_dtype, so_buf *out);
-/* The path of its file in `dir`/costs. Caller frees. */
+/* The path of the key's file in `dir`/costs. Caller frees. */
 char *so_store_path(const char *dir, so_str key);
 
 /* *c and *r must be empty. Returns false, and both stay empty, if there is no file, it is for
@@ -42,7 +42,7 @@ bool so_store_read(const char *path, so_str key, so_costs *c, so_records *r, con
 int so_store_write(const char *path, so_str key, const so_costs *c, const so_records *r,
                    so_err *err);
 
-/* The lines between KEY and end; NUL-terminated. For so_store_read and the fuzzer. */
+/* Print and parse the lines between KEY and end; NUL-terminated. Public for the fuzzer. */
 void so_store_print(const so_costs *c, const so_records *r, so_buf *out);
 bool so_store_parse(const char *text, so_costs *c, so_records *r);
 

@@ -208,7 +208,7 @@ void so_job_notify(so_job *j, const so_step_info *step, bool done) {
         c->ready_text = c->text.len;
         c->ready_end = c->finish != SO_FINISH_NONE;
     }
-    if (j->asleep && (done || j->rq.stream)) { /* without `stream` only the end wakes */
+    if (j->asleep && (done || j->rq.stream)) { /* without `stream`: at the end only */
         j->asleep = false;
         j->wake(j->wake_user);
     }

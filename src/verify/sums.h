@@ -1,9 +1,9 @@
 /* Sums over whole rows for reject.c, one table of functions per CPU level.
  *
  * All levels give the same bits. Entry i of a row is added to lane i mod 8, in order of i; entries
- * after the last whole part go to lane 0; the lanes are added in a fixed order. The sum of a single
- * part uses four lanes, as so_verify_rng's draw does. All levels compile one body
- * (cpu/sums_body.h). Pure functions; any thread. */
+ * after the last whole part go to lane 0; the lanes are added in a fixed order. Sums of single
+ * parts (`parts` of residual) use four lanes, as so_verify_rng's draw does. All levels compile one
+ * body (cpu/sums_body.h). Pure functions; any thread. */
 #ifndef SO_VERIFY_SUMS_H
 #define SO_VERIFY_SUMS_H
 

@@ -35,7 +35,7 @@ enum {
     CHUNK = SO_ATTN_CHUNK,
     QUERIES = SO_ATTN_QUERIES,
     FLOATS_MAX = 4096, /* queries times head dimension of a unit, at most */
-    /* Prefetch distance: at n = 1 using a page takes less time than one memory access. */
+    /* Prefetch distance: with one row, work on a page takes less time than one memory access. */
     PREFETCH_PAGES = 2,
     /* From this position on, reading pages twice costs more than storing partial results. */
     SPLIT_MIN_POS = 1024,
@@ -60,8 +60,8 @@ typedef struct unit {
     bool prefetch_l1;   /* pages are prefetched into L1, else into L2 */
 } unit;
 
-/* The positions lo … hi-1 of a chunk that a row sees. Those below `prefix_end` belong to the row's
- * prefix: slot = position. */
+/* The positions lo … hi-1 of a chunk that a row sees, counted from the chunk's first position.
+ * Those below `prefix_end` belong to the row's prefix: there the slot equals the position. */
 typedef struct span {
     int lo, hi, prefix_end;
 } span;
@@ -383,7 +383,8 @@ static void attend_split(const unit *w, int number, long first_part, size_t floa
 
 typedef struct assignment {
     int max_queries; /* per unit, at most */
-    /* Either: this thread computes the queries at pages work … end_work-1 of the line. */
+    /* Either: this thread computes the queries that begin at pages work … end_work-1 of the line,
+     * which counts the pages that each query reads. */
     long work, end_work;
     /* Or: units are assigned to threads round-robin, and those from n_whole on are split into
      * chunks. */

@@ -182,7 +182,8 @@ void so_cpu_prefetch_init(so_cpu *b);
 
 /* ops.c */
 extern so_task_fn *const so_cpu_tasks[SO_OP_COUNT]; /* the default split of each operation */
-/* The first half of a matmul, split into parts of so_cpu_grain elements, whole rows, or columns. */
+/* Quantise the activations of a matmul before its product. Split into parts of so_cpu_grain
+ * elements, whole rows, or columns. */
 so_task_fn so_cpu_quantize, so_cpu_quantize_rows, so_cpu_quantize_columns;
 so_task_fn so_cpu_eltwise_columns, so_cpu_rope_columns;
 so_act so_cpu_activations(const so_cpu *b, const so_op *op); /* of a matmul */

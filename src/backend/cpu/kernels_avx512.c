@@ -1,5 +1,5 @@
 /* The kernel tables of AVX-512 (F, BW, VL, DQ) with VNNI, and of AMX, which differs only in the
- * products of K types (matmul_amx.c). */
+ * products of K types and in multiply_all (matmul_amx.c). */
 #include "backend/cpu/simd_avx512.h"
 
 #include "backend/cpu/rows_x86.h"

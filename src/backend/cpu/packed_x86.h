@@ -10,11 +10,12 @@
  *   64-byte vectors    column 0              column 1              one step
  *   32-byte vectors    column 0   column 1   column 2   column 3   two steps
  *
- * For every block of the tile the heads of all columns are converted. Then each step does this:
+ * For every block of the tile the heads (scales and minima, see pack.h) of all columns are
+ * converted. Then each step does this:
  *
  *   1. the packed words are decoded to bytes, once, into memory that stays in L1. The bytes are
- *      unsigned; if the type has an offset (8 for Q4_0, 128 for Q8_0, …), they are too large by it.
- *      Only those of Q8_0 without VNNI are signed;
+ *      unsigned; if the type has an offset (8 for Q4_0, 128 for Q8_0, …), it is included. Only the
+ *      bytes of Q8_0 without VNNI are signed and have no offset;
  *   2. activation rows are taken four at a time: four bytes of each are broadcast and multiplied
  *      with both columns, and products are added in integer registers, one output per lane. The
  *      start value of a sum cancels the offset, exactly;
