@@ -2,8 +2,8 @@
  *
  * The only shared state is `unfinished`, the paths of temporary files that were neither committed
  * nor aborted. It is a fixed array of atomic pointers, so that a signal handler can read it without
- * locks and without allocating. If more than MAX_UNFINISHED files are open at once, the others are
- * not removed on a signal. */
+ * locks and without allocating. It has room for MAX_UNFINISHED files; a file opened while it is full
+ * is not removed on a signal. */
 #include "base/file.h"
 
 #include <dirent.h>

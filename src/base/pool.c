@@ -12,8 +12,8 @@
  * usable cores does not spin.
  *
  * If the pool has exactly as many threads as there are usable cores, each thread is bound to one.
- * Otherwise the scheduler may queue two of them on one core while another process has the other
- * core to itself. A smaller pool is not bound: the kernel can choose idle cores, and programs that
+ * Otherwise the scheduler may queue two of them on one core while another process has a core to
+ * itself. A smaller pool is not bound: the kernel can choose idle cores, and programs that
  * bind themselves to the first cores would all compete for the same ones. The calling thread is
  * bound only during a job, because threads that it creates inherit its mask. SOOTH_NO_PIN disables
  * binding.
@@ -44,9 +44,9 @@
 #include "base/env.h"
 #include "base/mem.h"
 
-/* Spin times. Measured with two other busy processes on two cores, as a fraction of the speed on an
- * idle machine, by PHASE_SPIN_NS: 30 µs 36 %, 300 µs 41 %, 1 ms 37 %, 3 ms 15 %. Between jobs no
- * thread of the pool waits for a spinning one, so JOB_SPIN_NS may be longer. */
+/* Spin times. Speed on two cores shared with two busy processes, relative to an idle machine, for
+ * different PHASE_SPIN_NS: 30 µs: 36 %, 300 µs: 41 %, 1 ms: 37 %, 3 ms: 15 %. Between jobs no thread
+ * of the pool waits for a spinning one, so JOB_SPIN_NS may be longer. */
 enum { MAX_THREADS = 256, PHASE_SPIN_NS = 300000, JOB_SPIN_NS = 1000000, SPINS_MAX = 1 << 20 };
 
 /* A counter and the number of threads that sleep until it changes, on a cache line of their own. */

@@ -6,7 +6,7 @@
  * per core is bound to the cores; pool.c has the reasons and the measurements.
  *
  * Work must be split by output element, never inside one reduction, so that results do not depend
- * on `count` (row invariance). Only one thread may call so_pool_run at a time. During a job every
+ * on `count`. Only one thread may call so_pool_run at a time. During a job every
  * thread's floating-point control register is set to round-to-nearest with denormals kept. */
 #ifndef SO_BASE_POOL_H
 #define SO_BASE_POOL_H

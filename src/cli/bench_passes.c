@@ -9,8 +9,8 @@
  * `pass` runs a chain of ROWS rows after CTX cached tokens, with logits for the last LOGITS rows,
  * TIMES times. The first runs may be slow because of what ran before; the client drops those it
  * does not want. More than --batch-size rows are computed in several passes, as in prefill, and
- * timed as one. CTX + ROWS must fit --ctx-size. `probe` measures bandwidth and peak
- * (bench_roof.h).
+ * timed as one. CTX + ROWS must fit --ctx-size. `probe` measures the memory bandwidth and the
+ * arithmetic peak (bench_roof.h).
  *
  * Each answer is one line of JSON, flushed at once. A first line, before any request, reports that
  * the model is loaded. Threads sleep between lines. Any other request ends the program with an

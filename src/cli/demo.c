@@ -4,7 +4,7 @@
  * On a wide terminal the two answers are side by side, on a narrow one below each other, both
  * printed while they are generated, with tokens coloured by origin. Without a terminal they are
  * plain text. Then follows a table. The exit status is 1 if the texts differ although they must be
- * equal (`reject` and `lenient` above temperature 0 do not promise that).
+ * equal (`lenient`, and `reject` above temperature 0, do not promise that).
  *
  * The time is that of the engine's steps from the second token on, without the time of printing;
  * prefill is not included. A few tokens are decoded beforehand, untimed, so that the first mode

@@ -1,6 +1,6 @@
 /* `sooth run`: answers one prompt, streamed, or a file of prompts, several at a time.
  *
- * Both are one loop over jobs. A job is a conversation: its turns are answered in order, each as
+ * Both use the same loop over jobs. A job is a conversation: its turns are answered in order, each as
  * one request with the whole conversation as its prompt. At most --parallel jobs run at a time.
  * Results are printed in the order of the file. A prompt that fails (because it is too long, say)
  * is reported, the others continue, and the exit status is 1.
@@ -93,8 +93,8 @@ static int encode_turn(job *j, so_tokens *out, so_err *err) {
     return rc == SO_OK ? so_dialog_encode(&j->dialog, j->run->b.chat, out, err) : rc;
 }
 
-/* Ends the line with the last event, so that messages after it begin on a new line. A failure
- * before the first token leaves stdout empty. */
+/* Called at the last event. Ends the line, so that messages after the answer begin on a new one. A
+ * failure before the first token leaves stdout empty. */
 static void end_line(const job *j, so_finish why) {
     if (why != SO_FINISH_ERROR || j->answer.len > 0)
         so_painter_end(&j->run->painter);
@@ -205,7 +205,7 @@ static void print_result(const job *j) {
 static void print_text(const job *j) {
     const char *id = json_string_value(j->p->id);
     if (j->run->stream)
-        return; /* printed as it was made */
+        return; /* printed while it was generated */
     fputs("### ", stdout);
     if (id)
         so_view_print(so_str_c(id));

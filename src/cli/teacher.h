@@ -22,7 +22,7 @@ typedef struct so_teacher_opts {
     so_dtype kv_dtype;
 } so_teacher_opts;
 
-/* Close it also after a failure. */
+/* so_teacher_close must be called also after a failure. */
 int so_teacher_open(so_teacher *t, const so_model *m, const so_teacher_opts *o, so_err *err);
 void so_teacher_close(so_teacher *t);
 

@@ -131,7 +131,7 @@ static void group_free(so_drafter *d) {
     free(g);
 }
 
-/* The longest context of its members. */
+/* The longest context of its members; 0 (any length) if one of them has no limit. */
 static int group_n_ctx(const so_drafter *d) {
     const group *g = (const group *)d;
     int most = 0;

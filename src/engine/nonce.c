@@ -11,7 +11,7 @@
  *      the first as a prediction, may find it in a corpus, or may have its draft lengths set by
  *      estimates that were learned from the verdicts on the first.
  *   4. It does not help to key only the verifier's numbers differently: if the draft's samples
- *      repeat and their lengths were learned from verdicts on the same samples, the result is
+ *      repeat and the draft lengths were learned from verdicts on the same samples, the result is
  *      biased too.
  *
  * So for `reject` and `lenient` above temperature 0 all four purposes (DRAFT, ACCEPT, RESIDUAL,
@@ -46,7 +46,7 @@
  *     files of draft models     may have been made from an earlier answer: their identity
  *     and tables                (so_drafter.id) is part of X
  *     other requests in the     the guesses of a pass are divided among the requests, and guesses
- *     same step                 are dropped if pages are short. Even rare cases would bias: of two
+ *     same step                 are dropped if pages are short. Even rare drops would bias: of two
  *                               equal requests that run at once, the text of the first would decide
  *                               whether pages are left for guesses of the second. A new key after
  *                               guesses were dropped would not help, because sampling again

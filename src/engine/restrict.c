@@ -9,7 +9,7 @@
  * 0 and is rejected.
  *
  * A bad word is a sequence of tokens. Its last token is forbidden where the answer (not the prompt)
- * ends with all the tokens before it, as vLLM defines it. Pure functions of the request; engine
+ * ends with all the tokens before it, as vLLM defines it. No state outside the request; engine
  * thread. */
 #include <math.h>
 #include <string.h>
@@ -61,8 +61,8 @@ bool so_restrict_ends(const so_request *r, int32_t token) {
            is_stop(&r->restricted, token);
 }
 
-/* Lists all tokens that would end the answer, which min_tokens forbids at first. Without min_tokens
- * none is forbidden, and no list is needed. */
+/* Lists all tokens that would end the answer: they are forbidden until it has min_tokens tokens.
+ * Without min_tokens no list is needed. */
 static void list_ends(so_request *r, int n_vocab) {
     so_restriction *s = &r->restricted;
     if (s->min_tokens == 0)

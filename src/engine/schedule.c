@@ -262,9 +262,9 @@ static int add_chunk(so_request *r, int max_rows, int *scores) {
     return more;
 }
 
-/* Shortens a chunk that the budget cut to a page border, if it reaches one. Whole pages that the
- * first in rank computes can then be shared by requests with the same text. Returns the rows
- * removed. */
+/* If the budget cut r's chunk short, shortens it to the last page border that it reaches. From a
+ * border r can take the next pages from the prefix tree if another request with the same text
+ * computes them first (attach_prefix). Returns the rows removed. */
 static int round_chunk_to_page(so_request *r) {
     int over = (so_seq_len(r->seq) + r->n_chunk) % SO_KV_PAGE;
     if (r->n_chunk == n_uncached(r) || r->n_chunk <= over)

@@ -143,8 +143,9 @@ static void block_q5_k(const void *src, float *y) {
     }
 }
 
-/* Q6_K: each half of 128 elements has 64 bytes of low nibbles (elements 0…63 low, 64…127 high) and
- * 32 bytes of bit pairs, pair j for elements 32·j … 32·j+31. */
+/* Q6_K: each half of 128 elements has 64 bytes with the lower four bits of its elements (0…63 in the
+ * low nibbles, 64…127 in the high nibbles) and 32 bytes with the upper two bits, bit pair j for
+ * elements 32·j … 32·j+31. */
 static void block_q6_k(const void *src, float *y) {
     so_block_q6_k b;
     memcpy(&b, src, sizeof b);

@@ -1,10 +1,10 @@
 /* Parses expressions by recursive descent. From the loosest to the tightest binding:
  *
- *   a if b else c · or · and · not · comparisons, in · + - · ~ · * / // % · unary - +
- *   · primary with .attr [index] (call) · |filter  is test
+ *   a if b else c · or · and · not · comparisons, in · + - · ~ · * / // % · |filter, is test
+ *   · unary - + · primary with .attr [index] (call)
  *
- * `~` binds tighter than +, filters bind tighter than every operator, and unary minus takes its
- * operand without filters, all as in Jinja2. Both the recursion of the parser and the depth of the
+ * As in Jinja2, `~` binds tighter than +, and filters bind tighter than every binary operator but
+ * looser than unary minus: -x|abs is (-x)|abs. Both the recursion of the parser and the depth of the
  * tree are limited, so code that recurses over the tree needs no check. */
 #include <stdio.h>
 

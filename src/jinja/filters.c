@@ -172,7 +172,7 @@ static SO_JJ_FN(f_float) {
     return or_default(p[0], so_jj_float(0));
 }
 
-/* p: precision, method. "common" rounds the printed decimal, half to even, as Python does. */
+/* p: precision, method. "common" rounds the exact decimal value, half to even, as Python does. */
 static SO_JJ_FN(f_round) {
     int64_t digits = so_jj_int_arg(x, p[0], 0), i;
     so_str method = p[1].kind == SO_JJ_MISSING ? SO_STR("common") : so_jj_str_arg(x, p[1]);

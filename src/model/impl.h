@@ -1,5 +1,5 @@
-/* Declarations shared by the files of src/model: the loaded model, the pass, and one-line submits
- * that make a forward pass read like the drawing of its architecture. Private to src/model. */
+/* Declarations shared by the files of src/model: the loaded model, the pass, and one function
+ * per operation, so that a forward pass reads like the diagram at the top of its file. Private to src/model. */
 #ifndef SO_MODEL_IMPL_H
 #define SO_MODEL_IMPL_H
 
@@ -42,11 +42,11 @@ struct so_model {
     float *inv_freq;   /* [rope_dim/2]; NULL without rope */
     float *inv_freq_local;
     size_t weight_bytes;
-    size_t lookup_bytes, output_bytes; /* part of weight_bytes: lookup only; the output matrix */
+    size_t lookup_bytes, output_bytes; /* in weight_bytes: lookup-only matrices; the output matrix */
     int64_t n_params;
     so_weight **weights; /* all weights, each once, to be freed */
     int n_weights, weights_cap;
-    void **memory; /* weights created at load: transposed, picked or converted */
+    void **memory; /* weights made at load: transposed, converted or a subset of rows */
     int n_memory, memory_cap;
 };
 
@@ -65,7 +65,8 @@ struct so_pass {
 
     /* Host, filled per run. */
     int n, n_out;
-    int n_levels, level_row[SO_PASS_LEVELS + 1], level_out[SO_PASS_LEVELS + 1]; /* first of each */
+    /* Level l begins at row level_row[l] and at output level_out[l]. */
+    int n_levels, level_row[SO_PASS_LEVELS + 1], level_out[SO_PASS_LEVELS + 1];
     bool has_target_hidden; /* at least one row of the level has a hidden state of the target */
     unsigned want;
     int32_t *h_ids, *h_positions, *h_out_rows;
@@ -79,13 +80,13 @@ struct so_pass {
     int32_t *h_argmax;
 };
 
-/* inv_freq[rope_dim/2] of layers without a window or, if local, with one. factors: rope_freqs of a
+/* inv_freq[rope_dim/2] from rope_base or, if local, from rope_base_local. factors: rope_freqs of a
  * GGUF file, may be NULL. */
 void so_rope_inv_freq(const so_hparams *hp, bool local, const float *factors, float *inv_freq);
 /* table[n][2] = scale · (cos, sin) of the angles pos · inv_freq[n]. */
 void so_rope_fill(const float *inv_freq, int n, float scale, int32_t pos, float *table);
 
-/* One line per operation of the drawing. p->n is the row count of the batch. */
+/* Each submits one operation of a diagram, over the p->n rows of the batch. */
 static inline void so_do_embed(so_pass *p, so_view out, so_view ids, const so_weight *w,
                                float scale) {
     so_submit(p->backend, &(so_op){.kind = SO_OP_EMBED, .n = p->n, .embed = {out, ids, w, scale}});

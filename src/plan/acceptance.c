@@ -9,8 +9,8 @@
  * separate ratios would have independent errors, which multiply along a chain, and the planner
  * would choose the length with the largest error in its favour.
  *
- * Fading counts cannot be both stable and quick: over fifty tests they need thirty to notice a
- * drafter that has changed. So the outcomes of the last eight first guesses are kept. If the number
+ * Fading counts cannot be both stable and quick: with a memory of fifty tests they need thirty to
+ * notice that a drafter has changed. So the outcomes of the last eight first guesses are kept. If the number
  * of successes among them, or among the last four, is less likely than SO_TUNE_CHANGE_ALARM under
  * the estimates of that time, the request's counts restart from the latest outcomes. At a constant
  * rate this happens about once in a hundred tests and costs little: the next eight tests correct
@@ -72,7 +72,7 @@ static so_accept_cell *cell(so_accept_table *tables, const so_accept *a, const s
 
 /* The shared estimate. The drafter's confidence is the prior of depth 1, and each depth is the
  * prior of the next, so that a depth without tests equals the one before it. The prior of a rank is
- * half of the rank before it. */
+ * half of the estimate for the rank before it. */
 static double at_depth(const so_accept_table *t, int depth, int class, double p) {
     so_accept_cell c = (*t)[depth][0][class];
     double prior = depth == 0 ? SO_TUNE_CONFIDENCE_PRIOR : SO_TUNE_DEPTH_PRIOR;
@@ -159,7 +159,8 @@ double so_accept_first_gain(const so_accept *a, int drafter, int rank, const so_
 
 /* --- learning --- */
 
-/* Probability of `hits` successes in n ≤ 8 tests, or of a count further from the mean. */
+/* Probability of `hits` successes in n ≤ 8 tests, or of a count further from the mean on the same
+ * side. */
 static double tail(int hits, int n, double p) {
     double term = pow(1 - p, n), sum = 0;
     bool low = hits < p * n;
@@ -286,8 +287,8 @@ void so_accept_tree(const so_accept *a, const so_tree *t, float chance[SO_TREE_M
             const so_proposal *q = &t->proposals[p];
             so_accept_key k = so_accept_key_of(a, t, p);
             double x = so_accept_get(a, &k, (double)q->confidence), before = chance[q->child];
-            /* One point proposed twice: the better estimate, as if it had been proposed once. The
-             * chance that the other siblings are rejected includes the first estimate. */
+            /* A point proposed twice counts once, with the higher estimate. left + before is the
+             * chance that its other siblings are rejected. */
             double add = left * x;
             if (q->kind == SO_Q_POINT && before > 0)
                 add = SO_MAX(0, (left + before) * x - before);
@@ -302,7 +303,7 @@ void so_accept_verdict(so_accept *a, const so_tree *t, const so_verdict *v) {
     bool taken[SO_TREE_MAX] = {false}; /* nodes whose accepted child was counted */
     for (int i = 0; i < v->n_accepted; i++)
         on_path[v->path[i]] = true;
-    for (int i = v->n_tested - 1; i >= 0; i--) { /* the last test of a node is the accepted one */
+    for (int i = v->n_tested - 1; i >= 0; i--) { /* only a node's last test can have accepted */
         const so_proposal *q = &t->proposals[v->tested[i]];
         int parent = t->nodes[q->child].parent;
         bool accepted = on_path[q->child] && !taken[parent];

@@ -5,8 +5,8 @@
  *   catch-up  one token of text that such a drafter has not seen
  *   after     how much slower the target's pass is after a draft, whose weights displace the
  *             target's in the CPU caches
- *   draw      the host samples one token from a row
- *   check     the host's time for one tested guess beyond that
+ *   draw      the host's time to sample one token from a row
+ *   check     the host's time for one tested guess, without draws
  *
  * The costs of a drafter were measured when it last drafted. The machine's speed may have changed
  * since, and a drafter that is not used is not measured again. t(1) is measured all the time, so

@@ -2,7 +2,7 @@
  *
  * A Kalman filter over log t(n) at knots: every n up to 17, then at growing distances. Effects that
  * slow down all passes alike (a longer context, other processes) are modelled as large common
- * noise, so that one pass informs about all widths. The ratios between widths are a random walk
+ * noise, so that one pass informs about all widths n. The ratios between widths are a random walk
  * from knot to knot around a prior (each further row adds a tenth of a one-row pass) and change
  * slowly. So a width that was never tried follows its neighbours, ratios of widths that alternate
  * are learned even while the machine's speed changes, and one unlucky pass changes no estimate

@@ -72,8 +72,8 @@ int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float
 /* The same up to a common factor, which is cheaper: weights[n_vocab]. */
 int so_sample_weights(so_sampler *s, const so_sample_params *p, const float *logits,
                       const so_sample_context *ctx, float *weights, so_err *err);
-/* The logits after bias and penalties, before temperature and cuts: out[n_vocab], may be `logits`.
- * Input of `lenient` at temperature 0. */
+/* The logits after bias and penalties, before temperature, top-k, top-p and min-p: out[n_vocab], may
+ * be `logits`. Input of `lenient` at temperature 0. */
 int so_sample_adjusted(so_sampler *s, const so_sample_params *p, const float *logits,
                        const so_sample_context *ctx, float *out, so_err *err);
 /* True if the token is the argmax of the unchanged row: temperature 0, no bias, no penalty. */

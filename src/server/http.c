@@ -355,8 +355,8 @@ static void keep_piece(so_exchange *x, so_str piece) {
         so_buf_append_str(&x->body, piece);
 }
 
-/* After an early error the body is read to its end, so that the connection can stay open, unless it
- * is too long. */
+/* After an early error the body is read to its end, so that the connection can stay open, unless
+ * the body is too long. */
 void so_http_receive(so_exchange *x, so_str piece) {
     x->n_received += piece.len;
     if (!x->early_error.status)

@@ -213,7 +213,7 @@ static void check_drain(so_server *s) {
         so_server_signal(s);
 }
 
-/* Sleeps for one tick; without connections until it is signalled. */
+/* Sleeps for one tick, or until signalled if there are no connections and no drain. */
 static void wait_tick(so_server *s) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);

@@ -10,7 +10,7 @@
  *             likely as the argmax                                    temperature 0"
  *
  * Greedy decoding is match with an argmax. p is the target's distribution after all sampling
- * transforms (temperature, top-k, …), which the paper calls the standardised distribution.
+ * transforms (temperature, top-k, …), the "standardised" one of Leviathan et al.
  *
  * Pure functions over the tree, the target's rows and a source of random numbers. No KV cache, no
  * models, no clock, no state between calls. Any thread, with its own scratch memory.
@@ -30,8 +30,8 @@ typedef struct so_verdict {
     int16_t path[SO_TREE_MAX]; /* accepted nodes in order, without the root */
     int32_t token;             /* the correction or bonus after the last accepted node */
     bool bonus;                /* `token` is a bonus: the last accepted node had no proposals */
-    /* The proposals that were tested, in order. Of those of one node, only the last can have been
-     * accepted. */
+    /* The proposals that were tested, in order. Of those that follow one node, only the last can
+     * have been accepted. */
     int n_tested;
     int16_t tested[SO_TREE_MAX_PROPOSALS];
 } so_verdict;
@@ -39,7 +39,7 @@ typedef struct so_verdict {
 /* --- match --- */
 
 /* Returns the target's own token after `node`: the argmax, or the token sampled with the noise of
- * (seed, position). Called once for the root and once for each accepted node, in order. */
+ * (seed, choice, position). Called once for the root and once for each accepted node, in order. */
 typedef int32_t so_verify_choose(void *user, int node);
 void so_verify_match(const so_tree *t, so_verify_choose *choose, void *user, so_verdict *out);
 
@@ -80,8 +80,8 @@ typedef const float *so_verify_row(void *user, int node);
 void so_verify_reject(const so_tree *t, so_verify_row *row, void *user, so_verify_rng *rng,
                       double lenience, double *scratch, so_verdict *out);
 
-/* `lenient` at temperature 0. The row holds logits after bias and penalties, before temperature and
- * cuts. Token x is accepted if softmax(x) ≥ lenience · max softmax. lenience 1 is greedy. */
+/* `lenient` at temperature 0. The row holds logits after bias and penalties, before all other
+ * transforms (so_sample_adjusted). Token x is accepted if softmax(x) ≥ lenience · max softmax. lenience 1 is greedy. */
 void so_verify_lenient_greedy(const so_tree *t, so_verify_row *logits, void *user, double lenience,
                               so_verdict *out);
 

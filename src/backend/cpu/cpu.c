@@ -145,7 +145,7 @@ static bool weight_pack(so_backend *b, so_weight *w) {
     size_t bytes;
     if (w->tile_bytes != 0)
         return true;
-    /* a group with fewer rows would mostly multiply padding */
+    /* a matrix smaller than one row group (pack.h) would multiply padding */
     if (w->n_rows < SO_PACK_ROWS || !so_pack_bytes(w->dtype, w->n_cols, w->n_rows, &bytes))
         return false;
     uint8_t *out = so_slab_alloc(&cpu_of(b)->slab, bytes, &w->chunk);

@@ -120,8 +120,8 @@ INLINE uint64_t replicate_bit(const int first) {
 }
 
 /* Location of 32 elements' bits: words at `low` and, if the type stores some bits apart, at `high`.
- * The matrices low_bits and high_bits extract them; those of a dtype differ only by the shift of
- * MAP. */
+ * The matrices low_bits and high_bits extract them. Within a dtype, each of the two varies only in
+ * the shift of MAP. */
 typedef struct source {
     const uint8_t *low, *high;
     vi low_bits, high_bits;
@@ -163,7 +163,7 @@ INLINE void wide_digits(vi q, vi s, vi *low, vi *high) {
     *high = _mm512_mask_blend_epi8(odd, _mm512_srli_epi16(a, 8), b);
 }
 
-/* Copies the low, or the high, int16 of a lane to both. */
+/* Copies the low (or the high) int16 of each 32-bit lane to both halves of the lane. */
 INLINE vi dup_low(vi v) {
     return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9,
                                                                        8, 9, 12, 13, 12, 13)));
@@ -385,7 +385,7 @@ long so_amx_multiply_all(long n) {
     TILE_LOAD(4, zeros, 64);
     TILE_LOAD(6, zeros, 64);
     TILE_LOAD(7, zeros, 64);
-    long steps = n / 8; /* a call takes about as long as at other levels */
+    long steps = n / 8; /* so that a call takes about as long as at other levels */
     for (long r = 0; r < steps; r++) {
         TILE_ZERO(0); /* breaks the dependency on the previous sum */
         TILE_DOT(0, 4, 6);
