@@ -1,5 +1,5 @@
-/* Allocation and the arena (see mem.h). Any thread, but only one thread at a time may use an
- * arena. */
+/* Allocation and the arena (see mem.h). Any thread; an arena may be used by one thread at a
+ * time. */
 #include "base/mem.h"
 
 #include <stdlib.h>

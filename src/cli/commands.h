@@ -2,7 +2,7 @@
 #ifndef SO_CLI_COMMANDS_H
 #define SO_CLI_COMMANDS_H
 
-/* Bits of commands, for the set of commands that have an option. */
+/* One bit per command; so_option.cmds is a set of them. */
 enum {
     SO_CMD_RUN = 1 << 0,
     SO_CMD_PULL = 1 << 1,

@@ -8,9 +8,9 @@
  * text is never executed. libedit shows a line break in its buffer as a line break, so turns of
  * several lines can be edited, and recalled from the history, as a whole.
  *
- * Each turn is appended to the history file at once, so that neither two sessions at a time nor a
- * killed one lose turns. If the file exceeds MAX_HISTORY_BYTES, the next start reduces it to the
- * newest HISTORY_TURNS turns. Its mode is 0600. */
+ * Each turn is appended to the history file at once, so that no turn is lost if two sessions run
+ * at a time or one is killed. If the file exceeds MAX_HISTORY_BYTES, the next start reduces it to
+ * the newest HISTORY_TURNS turns. Its mode is 0600. */
 #include "cli/lines.h"
 
 #include <errno.h>
@@ -54,8 +54,8 @@ static void on_resize(int sig) { resized = sig; }
 /* --- characters --- */
 
 /* Redraws after a resize, and after the program was stopped and continued, when the terminal's
- * modes may have changed. libedit assumes the cursor in the first column and its own terminal
- * modes. */
+ * modes may have changed. libedit assumes that the cursor is in the first column and that the
+ * terminal has libedit's modes. */
 static void redraw(so_lines *l) {
     fputc('\r', l->o.terminal);
     el_set(l->el, EL_PREP_TERM, 0);
@@ -65,7 +65,7 @@ static void redraw(so_lines *l) {
     resumed = resized = 0;
 }
 
-/* Returns 1, 0 at the end of input, −1 on a signal. */
+/* Returns 1, 0 at the end of input, −1 if *o.interrupted is set. */
 static int next_byte(so_lines *l, unsigned char *out) {
     if (l->n_ahead > 0) {
         *out = l->ahead[0];
@@ -140,7 +140,7 @@ static int read_paste(so_lines *l) {
     return 1;
 }
 
-/* libedit's reader: returns 1 with a character, 0 at the end of input, −1 on a signal. */
+/* libedit's reader: returns 1 with a character, 0 at the end of input, −1 if interrupted. */
 static int get_char(EditLine *el, wchar_t *out) {
     so_lines *l = NULL;
     unsigned char c[4];
@@ -184,7 +184,8 @@ static unsigned char insert_newline(EditLine *el, int ch) {
     return el_insertstr(el, "\n") == 0 ? CC_REFRESH : CC_ERROR;
 }
 
-/* Completes the first word to a command and later ones to file names. */
+/* If the line begins with a slash: completes the first word to a command, later ones to file
+ * names. */
 static unsigned char complete(EditLine *el, int ch) {
     so_lines *l = NULL;
     const LineInfo *line = el_line(el);

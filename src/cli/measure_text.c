@@ -13,8 +13,8 @@
  *                      `match`, which is accepted with probability p(x)
  * Lenient acceptance follows A.5 of the paper, which has a form for points and one for samples. All
  * these are expectations over the target's sample, so no token of the target is sampled, except to
- * time it; drafters sample. For a drafter that gets the text (`oracle`, `predict`) the outcome is
- * known: its guesses are counted as right or wrong. Main thread only. */
+ * measure the time of sampling; drafters do sample. For a drafter that gets the text (`oracle`,
+ * `predict`) the outcome is known: its guesses are counted as right or wrong. Main thread only. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,7 +132,7 @@ int so_measure_generate(so_measure *m) {
     int n_empty = 0, number = 0;
     o.max_draft = 0;
     int rc = so_engine_create(m->b.model, m->b.tok, &o, &e, &m->err);
-    /* stop when all prompts in turn gave empty answers */
+    /* stop when every prompt gave an empty answer */
     while (rc == SO_OK && m->got_tokens[m->temp] < m->n_tokens && !so_measure_stopped() &&
            n_empty <= m->n_prompts + o.n_parallel) {
         int64_t missing = m->n_tokens - m->got_tokens[m->temp];
@@ -229,7 +229,7 @@ static int score_row(reader *w, int k, int pos, sums *s) {
         s->match += so_theory_accept_match(w->pd, w->qd, n);
         return SO_OK;
     }
-    int rc = propose(w, k, pos, &w->bare); /* cheap: only tables come here */
+    int rc = propose(w, k, pos, &w->bare); /* cheap: not a model */
     if (rc == SO_OK && w->bare.n_nodes > 1)
         s->match += w->pd[w->bare.nodes[1].token];
     return rc;

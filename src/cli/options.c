@@ -2,7 +2,7 @@
  *
  * An option of another command is refused with a message that names the commands that have it.
  * Values are checked against the row's type and range; ranges that depend on a model are checked
- * where the model is known. The parser gives options no meaning. Main thread only. */
+ * where the model is known. What an option does is up to its command. Main thread only. */
 #include "cli/options.h"
 
 #include <ctype.h>
@@ -44,7 +44,7 @@ static int edit_distance(const char *a, const char *b) {
 
 const char *so_near_miss(const char *word, const char *const *candidates, int n) {
     const char *best = NULL;
-    int best_d = 3; /* two typing errors */
+    int best_d = 3; /* at most two typing errors */
     for (int i = 0; i < n; i++) {
         int d = edit_distance(word, candidates[i]);
         if (strlen(word) >= 3 && strncmp(word, candidates[i], strlen(word)) == 0)

@@ -4,9 +4,9 @@
  *   sooth theory                                 the paper's tables and figures
  *   sooth theory --measure -m M …                tables 3 to 5 for the user's models (measure.c)
  *
- * Each form prints text or, with --json, one object; --svg FILE draws figures 2 to 4, and marks
- * alpha if it is given. All numbers are computed by the program; the paper's own numbers are
- * printed next to them with a label. Main thread only. */
+ * Each form prints text or, with --json, one object. Without --measure, --svg FILE draws figures
+ * 2 to 4 and marks alpha if it is given. All numbers are computed by the program; the paper's own
+ * numbers are printed next to them with a label. Main thread only. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>

@@ -3,9 +3,8 @@
  * The corpus is a ring of four suffix indices of equal size. Texts are added to the current index.
  * If the next text does not fit, the oldest index is cleared and becomes the current one: the
  * oldest quarter is dropped at once, and memory never grows after creation. A separator that is not
- * a token ends every text, so no guess continues from one text into another. If the start of a text
- * is already stored (a system prompt), the text is stored from 64 tokens before the end of that
- * start on.
+ * a token ends every text, so no guess continues from one text into another. If a text begins
+ * with tokens that are already stored (a system prompt), only the last 64 of them are stored again.
  *
  * A request follows its own text through each index with a cursor. Adding a text invalidates the
  * cursors into that index; they are rebuilt from the request's last 64 tokens. So a match of more

@@ -3,14 +3,14 @@
  * A pointer follows the expected text. If the model writes something else, the pointer is set
  * again:
  *   1. if the last three output tokens occur in the expected text: to the place with the longest
- *      agreement (up to 32 tokens), among equals the nearest to the pointer;
+ *      match (up to 32 tokens), among equals the nearest to the pointer;
  *   2. else if the last token occurs near the pointer (8 back, 16 ahead): there (text was omitted
  *      or inserted);
  *   3. else one token was replaced: continue after it. After four replacements in a row the
  *      position is lost, and nothing is proposed until rule 1 or 2 finds it again.
  * Rule 1 examines at most 64 places, found by binary search in a sorted list of 3-grams, so a token
- * costs O(log n) for any text. Guesses are points; confidence grows with the tokens that agreed
- * since the last break. Thread: the engine thread. */
+ * costs O(log n) for any text. Guesses are points; confidence grows with the number of tokens
+ * that matched in a row. Thread: the engine thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,7 +33,7 @@ typedef struct predict_state {
     gram *grams; /* sorted by (hash, end) */
     int n_grams;
     int at;     /* index of the next expected token */
-    int agreed; /* tokens since the last break */
+    int agreed; /* newest tokens that matched in a row */
     int replaced;
     int32_t history[HISTORY]; /* of the output, newest last */
     int n_history;

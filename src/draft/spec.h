@@ -1,8 +1,8 @@
 /* The language of --spec: which drafters run, and how they are combined.
  *
  *   spec  = merge { "," merge }          alternatives, tried in order: the next one drafts if this
- *                                        one has no guesses, or if the planner expects more from
- *                                        the next (so_plan_keep_guesses)
+ *                                        one has no guesses, or if the planner drops them
+ *                                        (so_plan_keep_guesses)
  *   merge = item { "+" item }            all of them, merged into one tree
  *   item  = name [ "(" arg { "," arg } ")" ]
  *   arg   = number | option "=" value | option | file | merge

@@ -379,7 +379,7 @@ static void fail_all(so_engine *e, const so_err *err) {
     }
 }
 
-/* A pass failed. Copies within the cache, which the last commit submitted, may be lost with it, so
+/* A pass failed. Copies within the cache, which the last commit submitted, may be lost too, so
  * nothing in the cache can be used again. */
 static void forget_cache(so_engine *e) {
     so_schedule_restart(e);
@@ -440,7 +440,7 @@ int so_engine_step(so_engine *e, so_err *err) {
     so_schedule_gather(e);
     if (e->spec)
         so_speculate_step(e);
-    if (!cache_is_whole(e)) { /* a draft's pass on the same device failed */
+    if (!cache_is_whole(e)) { /* a draft model's pass on the same device failed */
         forget_cache(e);
         return 1;
     }

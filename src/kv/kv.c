@@ -16,7 +16,8 @@
  *      the first pages of the other page runs.
  *   2. A table has exactly the pages for len + open positions. Slotted: they are neighbours.
  *   3. While a speculation is open, every page with a slot at or past len has count 1. begin
- *      ensures this by copying, and fork refuses to run. So writes never reach another sequence.
+ *      ensures this by copying; fork asserts that no speculation is open. So writes never reach
+ *      another sequence.
  *
  * A freed page may be handed out again at once although queued operations still read it: the
  * backend runs operations in submission order, so the read comes before the next write.

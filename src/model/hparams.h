@@ -10,7 +10,7 @@ typedef enum so_arch {
     SO_ARCH_LLAMA,  /* Llama 1 to 3.2, Mistral, SmolLM2 */
     SO_ARCH_QWEN2,  /* Llama with biases on q, k, v */
     SO_ARCH_QWEN3,  /* Llama with a norm on each head of q and k */
-    SO_ARCH_GEMMA3, /* norms before and after, GELU; own rope base in layers with a window */
+    SO_ARCH_GEMMA3, /* norms also after attention and MLP, GELU; rope_base_local */
     SO_ARCH_GPT2,   /* learned positions, layer norm, biases everywhere */
 } so_arch;
 

@@ -269,7 +269,7 @@ static int check_batch(so_pass *p, const so_batch *b, so_err *err) {
 /* Divides the rows into levels (model.h). Level 0 has the rows whose tokens are known. A guess
  * (SO_ROW_GUESS) whose parent is in the latest level starts a new one. */
 static int lay_out_levels(so_pass *p, const so_batch *b, so_err *err) {
-    int n_out = 0, level = 0, parent = 0; /* parent: earlier rows get no more guesses */
+    int n_out = 0, level = 0, parent = 0; /* rows before `parent` get no more guesses */
     p->level_row[0] = p->level_out[0] = 0;
     for (int i = 0; i < b->n_rows; i++) {
         const so_row *r = &b->rows[i];
@@ -467,7 +467,7 @@ static void submit_downloads(so_pass *p) {
         download(p, p->h_argmax, p->argmax, n * sizeof(int32_t));
 }
 
-/* The pass as its level sees it: rows and results of the level alone, in the same buffers. */
+/* A copy of the pass with the rows and results of one level alone, in the same buffers. */
 static so_pass level_of(const so_pass *p, const so_batch *b, int level) {
     int row = p->level_row[level], out = p->level_out[level];
     so_pass l = *p;

@@ -3,7 +3,8 @@
  *
  * The count is a lower bound on purpose. Weights are read once for any number of rows, and every
  * cache position once for all rows and heads that see it. Norms, rotations and activation functions
- * count as free. Bytes are the file's: packing moves them and adds none. Pure; any thread. */
+ * count as free. Weights count with their size before packing, which adds a little for some types
+ * (backend/cpu/pack.h). Pure; any thread. */
 #include "model/work.h"
 
 #include "base/mem.h"

@@ -37,7 +37,7 @@ typedef struct so_accept_cell {
     float accepted, tested;
 } so_accept_cell;
 
-/* How often a first guess had which confidence, tested or refused: [rank][class]. */
+/* How often a first guess, made or refused, had a confidence of each class: [rank][class]. */
 typedef float so_confidence_counts[SO_ACCEPT_RANKS][SO_ACCEPT_CLASSES];
 
 /* The counts of one drafter. */
@@ -87,15 +87,15 @@ double so_accept_get(const so_accept *a, const so_accept_key *k, double unknown)
 /* Counts one test and its outcome. */
 void so_accept_add(so_accept *a, const so_accept_key *k, bool accepted);
 /* Counts the outcome of a drafter's first guess of rank 1 or more also at rank 0, regardless of the
- * siblings before it: an estimate of the drafter without the others. */
+ * siblings before it: an estimate of the drafter's acceptance if it drafted alone. */
 void so_accept_add_as_first(so_accept *a, const so_accept_key *k, bool accepted);
 /* Counts the confidence of a first guess, made or refused. */
 void so_accept_add_confidence(so_accept *a, const so_accept_key *k);
 /* Counts a row that was refused (not worth a guess) with its estimated outcome, in the cell for
- * unknown confidence. Without it only good rows would be counted there, and the estimate would be
- * too high. reach: the chance that it would have been tested. */
+ * unknown confidence. Otherwise only good rows would be counted there, and the estimate would be
+ * too high. reach: the chance that a guess from this row would have been tested. */
 void so_accept_add_refused(so_accept *a, const so_accept_key *k, double reach);
-/* In [0,1): the amount of evidence about a drafter, up to a rank. */
+/* In [0,1): the amount of evidence about a drafter, from its tests at ranks 0 … rank. */
 double so_accept_evidence(const so_accept *a, int drafter, int rank);
 /* One of the last two tests of the drafter at depth 1 was accepted: if it was given up, it is worth
  * another try. */

@@ -3,8 +3,8 @@
  *   1. value_candidates   for each request: chances by depth (acceptance.h), prices of rows and
  *                         levels (costs.h, times λ), catch-up
  *   2. choose_requests    best_depth gives the depth with the largest expected gain of all requests
- *                         together, within what may be risked; it halves the number of requests if
- *                         the risk is too large
+ *                         together, within the allowed risk; if the risk is too large,
+ *                         choose_requests halves the number of requests
  *   3. set_answer         a known drafter gets terms and decides after each guess; another drafter
  *                         gets the depth of (2)
  *   4. so_plan_choose     trims what was drafted to what pays in this pass
@@ -35,7 +35,7 @@ static double rate_of(const so_yield *y) {
     return y->passes.value > 0 ? SO_MAX(1, y->tokens.value / y->passes.value) : 1;
 }
 
-/* g of plan.h: the number of tokens that a request gets in the time of a plain pass; the lower one
+/* g of plan.h: the number of tokens that a request gets in the time of a plain pass; the lower
  * of the slow and the fast mean. A price that is too low makes drafts slightly too long; a price
  * that is too high ends drafting where drafts still pay, and nothing more is learned. */
 static double running_gain(const so_planner *p, int n_requests) {
@@ -108,10 +108,10 @@ static double level_cost_ms(const so_planner *p, const so_plan_set *s, int leaf,
     return s->costs[leaf] ? so_costs_level(&p->costs, s->costs[leaf], chains) : 0;
 }
 
-/* The cost of one more row at each depth, if every level adds n rows to `rows` others. t(n) has
- * steps and a drafter looks only one level ahead. So the cost is the least mean cost of the next
- * few rows: a chain must not end at a step whose cost the next levels share. so_plan_choose uses
- * the exact costs. */
+/* The cost of one more row at each depth, if every level adds n rows to a pass that has `rows`
+ * already. t(n) has jumps and a drafter looks only one level ahead. So the cost is the least mean
+ * cost of the next few rows: a chain must not end at a jump whose cost the next levels share.
+ * so_plan_choose uses the exact costs. */
 static void row_costs(const so_planner *p, int rows, int n, double ms[DEPTHS]) {
     int ahead = SO_MAX(1, SO_TUNE_LOOK_AHEAD / n);
     double t[DEPTHS + 1];
@@ -304,14 +304,14 @@ static bool would_pay(so_planner *p, const so_candidate *c, int n, double level_
 }
 
 /* Whether a probe of a candidate's drafter is due. passes: the cost of the probe in plain passes. A
- * known drafter is probed rarely if a probe would show little: another drafter is used in its
- * place, its guesses are accepted and only its cost is too high, or drafts for all n candidates
- * would not pay even if half of the rejected guesses were accepted. */
+ * known drafter is probed rarely if a probe would show little: another drafter is used in its place
+ * or before it, its guesses are accepted and only its cost is too high, or drafts for all n
+ * candidates would not pay even if half of the rejected guesses were accepted. */
 static bool probe_is_due(so_planner *p, const so_candidate *c, int n, int leaf, double passes,
                          double level_ms) {
     double since = p->token_clock - c->query->r->set->probed_at[leaf];
     if (since < SO_TUNE_PROBE_HOPELESS_EVERY && !would_pay(p, c, n, level_ms, SO_TUNE_BEST_CHANCE))
-        return false; /* but costs may have been measured in a bad moment */
+        return false; /* probed later all the same: its measured costs may be wrong */
     if (c->evidence < SO_TUNE_KNOWN)
         return since >= SO_TUNE_PROBE_EVERY || so_accept_is_recovering(&c->query->r->accept, leaf);
     double chance = (double)c->terms->chance[0][ALL];
@@ -322,10 +322,10 @@ static bool probe_is_due(so_planner *p, const so_candidate *c, int n, int leaf, 
            so_accept_is_recovering(&c->query->r->accept, leaf);
 }
 
-/* No draft of this drafter pays in this step. Drafts one guess for one request, to see whether the
- * drafter has improved, if the account can pay for it: among those that are due, the request whose
- * last probe is the oldest. A point guess needs no row of the pass: the next tokens of the text
- * show whether it was right (shadow.h). */
+/* Called if no draft of this drafter pays in this step. If the account can pay for it, one request
+ * drafts one guess, to see whether the drafter has improved: of the requests that are due, the one
+ * whose last probe is the oldest. A point guess needs no row of the pass: the next tokens of the
+ * text show whether it was right (shadow.h). */
 static void try_probe(so_planner *p, so_candidate *c, int n, int leaf, double level_ms) {
     int rows = rows_now(p);
     const so_candidate *best = NULL;
@@ -532,7 +532,7 @@ void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
 
 /* --- keep or go on --- */
 
-/* The gain of the point guesses of a tree beyond their rows. */
+/* The gain of the point guesses of a tree, beyond the cost of their rows. */
 static double gain_of_points(so_planner *p, const so_plan_request *r) {
     float chance[SO_TREE_MAX], value[SO_TREE_MAX] = {1};
     const so_tree *t = r->tree;
@@ -709,7 +709,7 @@ const so_plan *so_plan_choose(so_planner *p) {
     int n = p->n_entries;
     so_sum sum = {.tokens = n, .rows = p->step.n_requests + p->step.prompt_rows};
     so_selection_limits l = {.price = p->price,
-                             .margin = p->drafted ? 0 : margin(p), /* a draft is already paid */
+                             .margin = p->drafted ? 0 : margin(p), /* drafting is paid for */
                              .max_risk = max_risk(p),
                              .max_rows = p->step.max_rows};
     so_selection_clear(&p->selection);

@@ -60,7 +60,7 @@ typedef struct so_worker_usage {
     int running, waiting; /* choices */
     int jobs;
     so_engine_stats engine; /* after the last step */
-    /* Bytes of the device's own memory, asked at most once a second; total 0: it has none. */
+    /* Bytes of the device's own memory, queried at most once a second; total 0: it has none. */
     size_t device_free, device_total;
 } so_worker_usage;
 so_worker_usage so_worker_get_usage(so_worker *w);

@@ -30,8 +30,8 @@ typedef struct so_text_op {
 
 void so_text_op_deinit(so_text_op *op);
 
-/* Appends the result to out. `text` is valid UTF-8 and not stored in out; `first`: it is at the
- * start of the text to encode. */
+/* Appends the result to out. `text` is valid UTF-8 and does not point into out; `first`: it is at
+ * the start of the text to encode. */
 int so_text_op_apply(const so_text_op *op, so_matching *m, so_str text, bool first, so_buf *out,
                      so_err *err);
 

@@ -3,9 +3,10 @@
  *
  * THE ARITHMETIC CONTRACT. The results for a row are bit-identical at every level, for any number
  * of rows, any other rows in the batch, and any thread count. So the order of all float operations
- * is fixed here; a level chooses only the instructions. `lane16(v)` means sixteen partial sums:
- * element i goes to lane i mod 16 by acc = fma(a, b, acc) (or acc + a) in ascending i. After its
- * last element a lane keeps its value (by a select, never by adding 0·x). The lanes are reduced as
+ * is fixed here; a level chooses only the instructions. `lane16(v)` is the sum of v in sixteen
+ * lanes: element i is added to lane i mod 16, in ascending i, by acc = fma(a, b, acc) if it is a
+ * product a · b, else by acc + v_i. After its last element a lane keeps its value (by a select,
+ * never by adding 0·x). The lanes are reduced as
  *
  *     for width = 8, 4, 2, 1:  lane[i] += lane[i + width], i < width;   the sum is lane[0]
  *

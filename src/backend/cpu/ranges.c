@@ -30,13 +30,13 @@ static void put_rows(list *l, so_view v, long n, long d, bool write) {
     put(l, v, bytes, write);
 }
 
-/* The same, split evenly into that many parts. */
+/* As put_rows; the range is split evenly into `parts` parts. */
 static void put_parts(list *l, so_view v, long n, long d, bool write, long parts) {
     put_rows(l, v, n, d, write);
     l->out[l->n - 1].parts = parts;
 }
 
-/* The same, each row split by columns. */
+/* As put_rows; each row is split by columns. */
 static void put_columns(list *l, so_view v, long n, long d, bool write) {
     put_rows(l, v, n, d, write);
     l->out[l->n - 1].columns = d;

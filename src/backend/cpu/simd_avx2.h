@@ -165,8 +165,8 @@ SIMD_FN vi vi_spread_byte(vi v, int c) {
     return _mm256_shuffle_epi8(v, _mm256_add_epi8(base, _mm256_set1_epi8((char)c)));
 }
 
-/* Every call adds two products to each 16-bit sum. A product with a b-bit weight is at most
- * (2^b − 1)·127, which limits the number of calls. */
+/* The number of calls of vi_mac after which 16-bit sums are still exact: a call adds two products
+ * to each sum, and a product with a b-bit weight is at most (2^b − 1)·127. */
 #define MAC_LIMIT(bits) ((bits) == 4 ? 8 : (bits) == 5 ? 4 : 2)
 SIMD_FN vi vi_mac(vi p, vi w, vi x) { return _mm256_add_epi16(p, _mm256_maddubs_epi16(w, x)); }
 SIMD_FN vi vi_widen_add(vi isum, vi p) {
@@ -189,7 +189,7 @@ SIMD_FN vi vi_pair(vi v, int j, bool is_signed) {
     return bytes_to_pair(v, 2 * j, 2 * j + 1, is_signed);
 }
 
-/* Signed weights: |w| is multiplied with x, which takes w's sign; 2·128·127 still fits 16 bits. */
+/* Signed weights: |w| is multiplied by x · sign(w). 2·128·127 still fits 16 bits. */
 enum { Q8_OFFSET = 0 };
 SIMD_FN vi vi_mac_q8(vi isum, vi w, vi x) {
     vi p = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
@@ -205,7 +205,7 @@ SIMD_FN vi vi_mac_q8(vi isum, vi w, vi x) {
 #define vf_halves(p) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p)))
 #define vi_pmul _mm256_maddubs_epi16
 #if HAS_VNNI
-/* vi_pscaled uses the low half of a lane of p, in which the sum fits; the high half is multiplied
+/* A lane of p is one sum, which fits the low half of the lane. vi_pscaled multiplies the high half
  * by zero. */
 #define vi_pmac _mm256_dpbusd_avx_epi32
 #define vi_pscaled _mm256_dpwssd_avx_epi32
