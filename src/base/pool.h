@@ -28,7 +28,7 @@ double so_pool_spin_ns(const so_pool *p); /* 0 if the pool does not spin */
 /* The number of cores this process may use: the affinity mask, limited by cgroup CPU quotas. */
 int so_cpu_count(void);
 
-/* The items [*begin, *end) of n that thread `index` of `count` computes. Splits are contiguous,
+/* The items [*begin, *end) of n that thread `index` of `count` computes. The parts are contiguous,
  * start at multiples of `grain` and differ in size by at most one grain. */
 static inline void so_split(long n, long grain, int index, int count, long *begin, long *end) {
     long blocks = (n + grain - 1) / grain;

@@ -33,7 +33,7 @@ void so_progress_begin(so_progress *p, const char *label) {
     so_progress_set(p, 0);
 }
 
-/* The line for a terminal that leaves `room` columns for it: "label [###...]  42%  9 s left". */
+/* The line, at most `room` columns wide: "label [###...]  42%  9 s left". */
 static void format_line(const so_progress *p, double done, int room, char line[MAX_LINE + 1]) {
     double s = (double)(so_clock_ns() - p->t_start_ns) * 1e-9;
     char bar[MAX_BAR + 4] = "", left[32] = "", percent[8];

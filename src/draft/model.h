@@ -18,7 +18,7 @@ typedef struct so_model_drafter_opts {
     so_dtype kv_dtype;
     so_kv_layout kv_layout;
     int n_pages;              /* of its cache; 0: for n_parallel texts of n_ctx */
-    bool prefix_cache;        /* keep pages of finished texts for other requests; not with slots */
+    bool prefix_cache;        /* keep pages of finished texts for other requests; paged only */
     double size;              /* the draft's weights in bytes, relative to the target's */
     uint64_t id;              /* so_drafter.id */
     double claimed_agreement; /* so_drafter.claimed_agreement */

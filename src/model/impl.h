@@ -42,7 +42,7 @@ struct so_model {
     float *inv_freq;   /* [rope_dim/2]; NULL without rope */
     float *inv_freq_local;
     size_t weight_bytes;
-    size_t lookup_bytes, output_bytes; /* in weight_bytes: lookup-only matrices; the output matrix */
+    size_t lookup_bytes, output_bytes; /* in weight_bytes: only looked up; the output matrix */
     int64_t n_params;
     so_weight **weights; /* all weights, each once, to be freed */
     int n_weights, weights_cap;

@@ -1,8 +1,8 @@
 /* Rotary positions: frequencies once per model, (cos, sin) once per row.
  *
  * Rounds as the transformers library does: inverse frequencies in float32, the angle a float32
- * product of position and frequency. Cosine and sine are computed in double and rounded once, so
- * that the table of a position depends on the position alone. Pure functions; any thread. */
+ * product of position and frequency. Cosine and sine are computed in double, rounded to
+ * float and then scaled. The table of a position depends on the position alone. Pure functions; any thread. */
 #include <math.h>
 
 #include "base/mem.h"

@@ -188,7 +188,7 @@ static bool surprising(const so_accept_own *o, int n) {
 }
 
 /* Restarts the request's counts after a surprise: as if eight tests had gone like the last four
- * (some of the eight are from before the change), and with little weight for the shared estimate
+ * (some of the last eight are from before the change), and with little weight for the shared estimate
  * until it has been right for a while. */
 static void notice_change(so_accept_own *o) {
     if (o->n_seen < RECENT || o->tested <= RECENT ||

@@ -6,7 +6,7 @@
  * from knot to knot around a prior (each further row adds a tenth of a one-row pass) and change
  * slowly. So a width that was never tried follows its neighbours, ratios of widths that alternate
  * are learned even while the machine's speed changes, and one unlucky pass changes no estimate
- * much. The noise of the clock is learned too. The curve never decreases. */
+ * much. The noise of one measurement is learned too. The curve never decreases. */
 #ifndef SO_PLAN_CURVE_H
 #define SO_PLAN_CURVE_H
 
