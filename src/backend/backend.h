@@ -46,9 +46,9 @@ typedef struct so_kv_shape {
     so_dtype dtype;
 } so_kv_shape;
 
-/* The types a KV cache may have on every backend; so_backend_vt.kv_bf16 adds BF16. Entries are converted to the type on write, so outputs differ
- * between types. With the same type they are bit-identical for every batch, CPU level and cache
- * layout. */
+/* The types a KV cache may have on every backend; so_backend_vt.kv_bf16 adds BF16. Entries are
+ * converted to the type on write, so outputs differ between types. With the same type outputs are
+ * bit-identical for every batch, CPU level and cache layout. */
 #define SO_KV_DTYPES "F16, F32 and Q8_0"
 static inline bool so_kv_dtype_ok(so_dtype t) {
     return t == SO_DTYPE_F16 || t == SO_DTYPE_F32 || t == SO_DTYPE_Q8_0;
@@ -193,7 +193,7 @@ typedef struct so_backend_vt {
     void (*kv_free)(so_backend *b, so_kv_store *s);
     void (*submit)(so_backend *b, const so_op *op);
     /* After a failure, operations since the last sync may not have run; the next pass may succeed,
-     * unless the device is lost. A sync with nothing queued fails only if it is lost. */
+     * unless the device is lost. A sync with nothing queued fails only if the device is lost. */
     int (*sync)(so_backend *b, so_err *err);
     /* One line that names the hardware and the settings. Recorded costs are keyed by it: backends
      * with equal descriptions are assumed to need equal time for a pass. */
@@ -212,7 +212,7 @@ struct so_backend {
     unsigned n_failed;     /* passes whose sync failed */
 };
 
-/* Tells libraries apart that were built from other declarations of this file. */
+/* Detects a backend library that was built with different struct sizes. */
 #define SO_BACKEND_ABI \
     ((unsigned)(sizeof(so_op) + 1000 * sizeof(so_backend_vt) + 1000000 * sizeof(so_backend)))
 

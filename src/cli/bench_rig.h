@@ -18,12 +18,13 @@ typedef struct so_bench_rig {
      * decoding, so that logits are computed but not downloaded. */
     unsigned want;
     bool json;
-    bool two; /* set before opening: the cache has room for a second sequence of this length */
+    bool two; /* set before opening: the cache has room for a second sequence of equal length */
     so_err err;
 } so_bench_rig;
 
 /* Allocates a cache for n_ctx (--ctx-size, else default_ctx) + extra tokens and passes of up to
- * max_rows rows. Returns 0, or the exit status with the message printed; close it in both cases. */
+ * max_rows rows. Returns 0, or the exit status with the message printed; in both cases call
+ * so_bench_close. */
 int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_rows, int extra);
 void so_bench_close(so_bench_rig *g);
 

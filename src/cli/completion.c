@@ -62,7 +62,7 @@ static void add_commands(so_buf *out) {
         add_word(out, so_command_at(i)->name, strlen(so_command_at(i)->name));
 }
 
-/* First words of "a\tmeaning\n…". */
+/* The first word of each line of "a\tmeaning\n…". */
 static void add_args(so_buf *out, const char *line) {
     while (*line) {
         add_word(out, line, strcspn(line, "\t"));
@@ -235,7 +235,7 @@ static void print_bash(void) {
 
 /* --- zsh --- */
 
-/* Text inside '[…]' of an option, or of "name:text", within single quotes. */
+/* Escapes a help text for '[…]' of an option or for "name:text", inside single quotes. */
 static void zsh_text(const char *text) {
     for (; *text; text++) {
         if (strchr("[]:\\", *text))
@@ -248,7 +248,7 @@ static void zsh_action(value_kind kind, const char *words) {
     if (kind == MODELS)
         fputs("_sooth_models", stdout);
     else if (kind == FILES && *words)
-        printf(" _sooth_files_or %s", words); /* the space: zsh adds no arguments of its own */
+        printf(" _sooth_files_or %s", words); /* after a space zsh adds no arguments of its own */
     else if (kind == FILES)
         fputs("_files", stdout);
     else if (kind == WORDS)

@@ -3,8 +3,9 @@
  *
  * The file is mapped and encoded in pieces of at most 1 MiB that end after a line (or after a
  * character, if the line is longer), so memory use is that of the table, independent of the file's
- * size. A pair of tokens that spans two pieces is not counted. The table holds token ids of the
- * model's tokenizer and that tokenizer's hash; drafters refuse it with any other tokenizer.
+ * size. (Standard input is read into memory first.) A pair of tokens that spans two pieces is not
+ * counted. The table holds token ids of the model's tokenizer and that tokenizer's hash; drafters
+ * refuse it with any other tokenizer.
  *
  * Refuses input that is not text (a zero byte or invalid UTF-8) and names the offset. The output is
  * opened once before the counting, so that an unwritable path fails at once, and is replaced

@@ -1,7 +1,7 @@
 /* A column is an array of lines, and a line an array of cells (a character and its colour), as
  * shown. New text changes the last line, or moves its last word to a new line. Changed lines are
- * drawn again. If a column has more lines than the area has rows, its last lines are shown, and new
- * text draws all of them.
+ * drawn again. If a column has more lines than the area has rows, its last lines are shown, and a
+ * new line redraws all of them.
  *
  *   row 0       title            │ title
  *   row 1 …     first line       │ first line         between calls the cursor is in row `at`
@@ -34,7 +34,7 @@ typedef struct column {
     line *lines;
     int n, cap;
     int first; /* the line shown in the first row */
-    int x;     /* where it begins in a row of the screen, from 1 */
+    int x;     /* where the column begins in a row of the screen, from 1 */
 } column;
 
 struct so_columns {

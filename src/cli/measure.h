@@ -108,7 +108,7 @@ typedef struct so_measure {
     int n_cached;    /* tokens in the cache while passes are timed */
     double *pass_ms; /* [SO_MEASURE_WIDEST + 1][SO_MEASURE_REPEATS] milliseconds by width */
     int n_repeats;
-    double t_ms[SO_MEASURE_WIDEST + 1]; /* their medians */
+    double t_ms[SO_MEASURE_WIDEST + 1]; /* medians of pass_ms by width */
     double sample_ms[SO_MEASURE_TEMPS]; /* of sampling one token from the target's logits */
 
     so_teacher t;

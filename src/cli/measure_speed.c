@@ -15,8 +15,8 @@
  * `match`, in three modes: plain, γ fixed, and planned. All three must give the same tokens. The
  * mode with the fewest tokens makes the next step, so that a slow moment of the machine affects all
  * three. The part is at the beginning of the first timed text, later in each following one, and at
- * the end of the last, because drafters that learn from the text improve along it. The text before a
- * part is its prompt and is not timed. A part ends before its request does, so that no round is
+ * the end of the last, because drafters that learn from the text improve along it. The text before
+ * a part is its prompt and is not timed. A part ends before its request does, so that no round is
  * shortened by max_tokens. An untimed text before the others is a warm-up. Main thread only. */
 #include <stdlib.h>
 #include <string.h>
@@ -27,10 +27,11 @@
 #include "cli/measure.h"
 #include "verify/theory.h"
 
-/* How often passes of every width are timed before each drafter, so that t(n) and speed are measured
- * at the same time. */
+/* How often passes of every width are timed before each drafter, so that t(n) and speed are
+ * measured at the same time. */
 enum { REPEATS = 2 };
-/* A part has MIN_PART to MAX_PART tokens. A drafter is timed over one in TIMED_EVERY of all tokens. */
+/* A part has MIN_PART to MAX_PART tokens. A drafter is timed over about one in TIMED_EVERY
+ * tokens. */
 enum { MIN_PART = 40, MAX_PART = 100, MIN_TEXTS = 4, MAX_TEXTS = 20, TIMED_EVERY = 25 };
 
 /* --- t(n) --- */
@@ -336,7 +337,7 @@ static int open_runs(comparison *x) {
     return rc;
 }
 
-/* Times parts of texts at equal distances, skipping those that are too short. */
+/* Times one part of every stride-th text, skipping texts that are too short. */
 static int compare_texts(comparison *x) {
     so_measure *m = x->m;
     int want = m->n_tokens / TIMED_EVERY / MAX_PART, turn = 0, rc = SO_OK;

@@ -20,7 +20,7 @@ typedef struct so_report {
 } so_report;
 
 void so_report_add(so_report *r, const so_request *req, const so_tokenizer *t, so_str text);
-void so_report_add_stats(so_report *r, const so_report *from); /* counts only */
+void so_report_add_stats(so_report *r, const so_report *from); /* stats and label only */
 void so_report_free(so_report *r);
 /* {"text","tokens","finish_reason","seed","nonce","timings","spec"} (engine/figures.h). If logprobs
  * were requested, also "logprobs": {"content": [{"token": " sea", "id": 9, "logprob": -0.5,
@@ -32,7 +32,7 @@ void so_report_print_json(json_t *o);
 /* " (12.3/s)", or "" for a rate that is not known (negative). Returns `out`. */
 enum { SO_RATE_TEXT = 32 };
 const char *so_report_rate(double rate, char out[SO_RATE_TEXT]);
-/* "prompt 31 tokens, 120 ms (258/s); answer …" on stderr. */
+/* "prompt: 31 tokens, 120 ms (258.3/s); answer: …" on stderr. */
 void so_report_print_timings(const so_report *r);
 /* Totals of a file of prompts; ms is the elapsed time, since prompts run at the same time. */
 void so_report_print_total(const so_report *r, int n_prompts, double ms);

@@ -6,8 +6,8 @@
  * A token adds at most one context and one pair per order, and a token that leaves the window is
  * removed the same way, so pools of (max_order−1)·(window+1) entries never run out. A context is
  * identified by its 64-bit hash alone: a collision would mix the counts of two contexts, which can
- * make a guess worse but never the output. Buckets use a remixed hash, because the low bits of
- * FNV-1a depend only on the low bits of the tokens.
+ * make a guess worse but never makes the output wrong. Buckets use a remixed hash, because the low
+ * bits of FNV-1a depend only on the low bits of the tokens.
  *
  * Invariant: every context in the table has total = Σ counts > 0, and `best` is its pair with the
  * greatest (count, latest). Adding maintains it in constant time; removing an occurrence of the

@@ -78,9 +78,9 @@ typedef struct chain {
     int n_guess;
     so_sample_params inner_sample;
     int n_rows, first_logit; /* in this pass; first_logit −1: still in catch-up */
-    int last_row;            /* of this pass, without the rows of levels_together */
+    int last_row;            /* of this pass, before the rows of add_levels */
     int n_in_vain;           /* levels that were computed and not used */
-    double expected;         /* of `path`, during levels_together */
+    double expected;         /* `path` after the levels so far, in levels_together */
     double path;             /* chance that the whole chain is accepted, by the job's terms */
     float confidence;        /* of the latest guess */
     bool done, refused;      /* refused: a row was computed and no guess added */
@@ -361,7 +361,7 @@ static so_sample_params params_of(const model_drafter *md, const so_draft_job *j
     return p;
 }
 
-/* NaN or Inf in a row end its chain. If the row follows the text itself, not a guess, all later
+/* NaN or Inf in a row ends its chain. If the row follows the text itself, not a guess, all later
  * rows will have them too: the drafter is disabled for this request. */
 static bool row_is_finite(model_drafter *md, chain *c, int logit) {
     so_err err = {0};
@@ -551,7 +551,8 @@ static void end_unprofitable(model_drafter *md, int n) {
         md->chains[i].done = true;
 }
 
-/* The most levels that the next pass may compute. 1: the chains need the host for every guess. */
+/* Maximum number of levels of the next pass; 1: the chains need the host for every guess, or pages
+ * or rows do not suffice for more. */
 static int max_levels(const model_drafter *md, int n) {
     int levels = SO_PASS_LEVELS, n_active = 0, n_missing = 0;
     int64_t n_pages = 0;
@@ -800,8 +801,8 @@ static int check_hidden_width(const model_drafter *md, so_err *err) {
                       md->d_hidden, md->o.d_model);
 }
 
-/* Ids of the draft's vocabulary subset that the target has; they are ascending, so these are a
- * prefix. */
+/* Counts the ids of the draft's vocabulary subset that the target has, too. The subset is in
+ * ascending order, so they are a prefix of it. */
 static int find_subset(model_drafter *md, so_err *err) {
     int n = so_model_logits_len(md->m);
     md->subset = so_model_vocab_subset(md->m);
@@ -814,7 +815,8 @@ static int find_subset(model_drafter *md, so_err *err) {
                               md->o.n_vocab - 1);
 }
 
-/* Rows with logits in one pass: one per request, and more where a pass has several levels. */
+/* Maximum number of rows with logits in one pass: one per request, and more with an inner drafter
+ * or several levels. */
 static int max_logits_of(const so_model *m, const so_model_drafter_opts *o, bool has_inner) {
     int all = o->n_parallel * o->max_draft;
     if (has_inner)
@@ -824,7 +826,7 @@ static int max_logits_of(const so_model *m, const so_model_drafter_opts *o, bool
     return SO_MAX(o->n_parallel, SO_MIN(all, MAX_LOGITS / so_model_logits_len(m)));
 }
 
-/* With an inner drafter a level takes another time, so it has a record of its own. */
+/* With an inner drafter a level takes a different time, so the combination has its own record. */
 static uint64_t id_of(const so_model_drafter_opts *o, const so_drafter *inner) {
     uint64_t ids[2] = {o->id, inner ? inner->id : 0};
     if (o->id == 0 || !inner)
@@ -842,7 +844,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->base.draws = md->base.has_cost = md->base.is_model = md->base.uses_terms = true;
     md->base.size = o->size;
     md->base.id = id_of(o, inner);
-    /* With a temperature of its own, or p_min, its acceptance is not comparable. */
+    /* With a temperature of its own, or p_min, its acceptance says nothing about other settings. */
     md->base.recorded = o->id != 0 && o->temp < 0 && !(o->p_min > 0);
     md->base.claimed_agreement = o->claimed_agreement;
     md->m = m;
@@ -866,7 +868,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     }
     md->wide = so_sampler_create(o->n_vocab);
     md->narrow = so_sampler_create(md->n_subset);
-    if (md->subset && md->n_subset < o->n_vocab) /* otherwise wide_row uses it for bias, too */
+    if (md->subset && md->n_subset < o->n_vocab) /* if equal, wide_row uses `narrow`, too */
         so_sampler_set_subset(md->narrow, md->subset);
     md->chains = SO_NEW_N(chain, n_par);
     md->inner_jobs = SO_NEW_N(so_draft_job, n_par);

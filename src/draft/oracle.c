@@ -5,7 +5,7 @@
  * tested, and the next chain starts after that position, so every position is tested once. The
  * outcomes are then independent with probability alpha, as the formulas assume. A wrong guess is a
  * token that differs from the right one; guesses after a wrong one are wrong, too. Once the output
- * differs from the expected text it makes no guesses. Guesses are points. */
+ * differs from the expected text, the oracle makes no guesses. Guesses are points. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -11,10 +11,10 @@
  *   restrict.c    forbidden tokens and stop tokens of a request
  *   memory.c      the warning about too little memory
  *
- * Only these files include this header; sooth.c, bundle.c, figures.c and stops.c do without it. The
- * members of so_engine are grouped by the file that maintains them. Exceptions: engine.c allocates
- * and frees all of them; schedule.c, speculate.c and counts.c also update `stats` and `step.info`.
- * Engine thread. */
+ * Only these files include this header, some through drafters.h; sooth.c, bundle.c, figures.c and
+ * stops.c do without it. The members of so_engine are grouped by the file that maintains them.
+ * Exceptions: engine.c allocates and frees all of them; schedule.c, speculate.c and counts.c also
+ * update `stats` and `step.info`. Engine thread. */
 #ifndef SO_ENGINE_IMPL_H
 #define SO_ENGINE_IMPL_H
 
@@ -85,7 +85,7 @@ struct so_request {
     so_event_fn *on_event;
     so_round_fn *on_round;
     void *user;
-    so_arena arena; /* bias, stop strings */
+    so_arena arena; /* stop strings, and all of `restricted` */
 
     int32_t *tokens; /* prompt and accepted tokens, then room for a path through the tree */
     int n_tokens, n_prompt, max_len;
@@ -102,7 +102,7 @@ struct so_request {
     so_speculation spec;
 
     int n_chunk;     /* this step: prompt rows before the tree */
-    int n_score;     /* this step: the last rows of the chunk, whose logprobs are wanted */
+    int n_score;     /* this step: rows at the end of the chunk whose logprobs are wanted */
     bool has_tree;   /* this step decides a token */
     int first_score; /* index in the pass of the first logits row of n_score */
     int first_logit; /* index in the pass of the root's logits row */
@@ -127,7 +127,7 @@ struct so_engine {
     so_tree *trees;                     /* [n_parallel], one per place of a running request */
     so_seq **slot_seqs;                 /* [n_parallel], the same */
     so_engine_stats stats;
-    unsigned n_failed_seen; /* so_backend.n_failed when the cache was last known to be whole */
+    unsigned n_failed_seen; /* so_backend.n_failed when the cache was last known to be intact */
     int64_t t_created_ns;
     so_step step;
     /* request.c */
@@ -188,10 +188,10 @@ void so_speculate_preempt(so_request *r);
 /* Plans and drafts: fills the trees of this step and prunes them. */
 void so_speculate_step(so_engine *e);
 /* The next token of the text was sampled from the logits row of `node`: drafters that read hidden
- * states get that row's. */
+ * states get that row's hidden state. */
 void so_speculate_observe_hidden(so_request *r, int node);
 bool so_speculate_reads_hidden(const so_request *r);
-/* Passes the tokens since the last call to drafters and planner. They are part of the text. */
+/* Tells drafters and planner the tokens added to the text since the last call. */
 void so_speculate_observe_tokens(so_request *r);
 /* The guesses of r have been verified, which took the host ms milliseconds. */
 void so_speculate_observe_round(so_request *r, so_verify_mode mode, double ms);

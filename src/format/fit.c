@@ -3,12 +3,12 @@
  *   2. for each candidate, round every element to its code;
  *   3. solve for the best scale given these codes (weighted least squares, in closed form);
  *   4. keep the candidate with the least error.
- * There are ten candidates on either side of the first, a tenth of a code apart. On normally
+ * There are ten candidates on either side of that scale, a tenth of a code apart. On normally
  * distributed data five on either side raise the error by 0.1 to 4 %; twenty lower it by 0 to 2 %
  * and take twice the time.
  *
- * Sums are over residuals e = x − (candidate scale)·q, not over x: at five and six bits two
- * candidates differ by a millionth of Σ w·x², which float precision cannot resolve, but by a
+ * Sums are over residuals e = x − (candidate scale)·q, not over x: at five and six bits the errors
+ * of two candidates differ by a millionth of Σ w·x², which float precision cannot resolve, but by a
  * hundredth of Σ w·e². Four lanes are summed in parallel and combined in a fixed order, candidates
  * are tried in a fixed order and ties keep the first, so the result depends only on the input. No
  * allocation; any thread. */

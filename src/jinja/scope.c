@@ -1,7 +1,8 @@
 /* Binds names to slots, by the scope rules of Jinja2's compiler.
  *
- * The template, the body, else part and filter of a loop, macros, call blocks, set blocks, filter
- * blocks, with and generation blocks have a scope; `if` has none. Each scope takes two steps:
+ * These have a scope each: the template, the body, else part and filter of a loop, macros, call
+ * blocks, set blocks, filter blocks, with and generation blocks. `if` has none. Each scope takes
+ * two steps:
  *
  *   1. survey: visit its statements in order, without inner scopes, and define a variable for every
  *      name that is written, or read and not defined in an outer scope. Its initial value depends

@@ -257,7 +257,7 @@ so_jj_val so_jj_pair(so_jj *x, so_jj_val a, so_jj_val b) {
     return so_jj_tuple_val(l);
 }
 
-/* ---- questions ---- */
+/* ---- properties ---- */
 
 const char *so_jj_type(so_jj_val v) {
     static const char *const NAMES[] = {
@@ -368,7 +368,8 @@ static so_jj_val role_from_json(so_jj *x, const json_t *j) {
     return v;
 }
 
-/* Strings are borrowed, because the JSON outlives the render; tracking origins copies them. */
+/* Strings are borrowed, because the JSON outlives the render; if origins are tracked, they are
+ * copied. */
 so_jj_val so_jj_from_json(so_jj *x, const json_t *j) {
     so_jj_enter(x);
     so_jj_val v = SO_JJ_NONE_V;

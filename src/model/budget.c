@@ -3,8 +3,8 @@
  * Weights: the sizes of the file's tensors. For a folder with only a config.json they follow from
  * the shape and the dtype that the config names. Cache: 2·layers·kv_heads·head_dim·size bytes per
  * token and sequence. Scratch memory of passes is left out: it is small compared with weights and
- * cache, and depends on the batch. so_hparams_read bounds every factor, so the products fit 64
- * bits. Any thread. */
+ * cache, and depends on the batch. so_hparams_read bounds the shape, so sizes of weights fit 64
+ * bits; the size of the cache is checked for overflow. Any thread. */
 #include "model/budget.h"
 
 #include <string.h>

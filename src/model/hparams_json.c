@@ -1,9 +1,9 @@
 /* The shape of a model from a Hugging Face config.json.
  *
- * Owns the mapping of keys, old and new: rope_theta with rope_scaling (transformers 4) and
- * rope_parameters (transformers 5, per layer type for Gemma 3), a text model inside a multimodal
- * one (text_config), class defaults that files omit. Options of unsupported features that would
- * change the result are refused by name. Any thread. */
+ * Knows old and new keys: rope_theta with rope_scaling (transformers 4) and rope_parameters
+ * (transformers 5, per layer type for Gemma 3), a text model inside a multimodal one (text_config),
+ * and the defaults of transformers classes for keys that files omit. Options of unsupported
+ * features that would change the result are refused by name. Any thread. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -104,7 +104,7 @@ static void read_yarn(so_fields *rope, so_hparams *hp) {
                        rope->prefix);
 }
 
-/* rope: the object rope_scaling or rope_parameters. The keys inside are the same. */
+/* rope: the object rope_scaling or rope_parameters. Both have the same keys. */
 static void read_scaling(so_fields *rope, so_hparams *hp) {
     so_str type = so_fields_str(rope, "rope_type");
     if (type.len == 0)
@@ -241,7 +241,7 @@ static void read_window(so_fields *f, so_hparams *hp, const so_arch_info *a) {
             (int)so_fields_int(f, "sliding_window_pattern", 1, SO_MAX_LAYERS, fallback);
         if (hp->window_pattern == 1)
             hp->window = 0;
-    } else if (switched) { /* the first max_window_layers layers are full */
+    } else if (switched) { /* the first max_window_layers layers have full attention */
         bool full[SO_MAX_LAYERS];
         int64_t n_full = so_fields_int(f, "max_window_layers", 0, INT32_MAX, 28);
         for (int i = 0; i < hp->n_layers; i++)

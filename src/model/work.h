@@ -11,7 +11,7 @@ typedef struct so_work {
 } so_work;
 
 /* One pass over a chain of n_rows after n_ctx positions; the last n_logits rows have logits. Data
- * that stays in the nearest caches is not counted: activations, and the rows looked up in an
+ * that stays in the processor's caches is not counted: activations, and the rows looked up in an
  * embedding that is not also the output matrix. */
 so_work so_model_work(const so_model *m, so_dtype kv_dtype, int n_ctx, int n_rows, int n_logits);
 

@@ -59,7 +59,8 @@ typedef struct so_noise_fns {
     int (*expand)(const float *x, const uint64_t *subset_bits, int n, float *out);
 } so_noise_fns;
 
-/* exp(y) for y ≤ 0 to 3e-10, 0 below −700: 2^i · P(r), y = i · ln 2 + r, |r| ≤ ln 2 / 2. */
+/* exp(y) for y ≤ 0, with a relative error of at most 3e-10; 0 below −700. Computed as 2^i · P(r),
+ * y = i · ln 2 + r, |r| ≤ ln 2 / 2. */
 #define SO_NOISE_LOG2E 0x1.71547652b82fep+0
 #define SO_NOISE_LN2_HIGH 0x1.62e42fefa39efp-1
 #define SO_NOISE_LN2_LOW 0x1.abc9e3b39803fp-56

@@ -20,7 +20,7 @@ bool so_api_fail(so_api_error *e, int status, const char *code, const char *para
     return false;
 }
 
-/* Messages of the engine begin with a command-line option; clients know it as a field. */
+/* Messages of the engine may begin with a command-line option, which clients know as a field. */
 static const struct {
     const char *option, *field;
 } FIELDS[] = {
@@ -64,7 +64,7 @@ static const char *type_of(int status) {
         return "rate_limit_error";
     case 503:
         return "unavailable_error";
-    case 501: /* what the client asked for, not a failure of the server */
+    case 501: /* caused by the request, not a failure of the server */
     case 505:
         return "invalid_request_error";
     default:

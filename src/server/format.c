@@ -162,7 +162,7 @@ static json_t *choice_json(const so_format *f, so_choice *c) {
     json_object_set_new(o, "logprobs",
                         so_format_logprobs(f, c, so_job_scores(c->job), 0, c->n_tokens));
     json_object_set_new(o, "finish_reason", json_string(so_finish_name(c->finish)));
-    if (c->job->rq.n_prompts > 1) /* each prompt has its own; a single one stands next to "seed" */
+    if (c->job->rq.n_prompts > 1) /* otherwise it is only next to "seed" */
         json_object_set_new(o, "nonce", nonce_json(c));
     if (!c->job->rq.rounds)
         return o;

@@ -23,7 +23,7 @@ void so_format_answer(const so_format *f, so_job *j, so_buf *out);
 /* Appends the events that are new since the last call. True: the stream is complete. HTTP thread,
  * under the job's lock. */
 bool so_format_stream(const so_format *f, so_job *j, so_buf *out);
-/* True if the job or one of its choices ended with an error, which is then in *out. */
+/* True if the job or one of its choices failed or was cancelled; *out is then the error. */
 bool so_format_error(const so_job *j, so_api_error *out);
 
 #endif

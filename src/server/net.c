@@ -56,7 +56,8 @@ struct so_loop {
 
 /* --- polling --- */
 
-/* `events` 0 removes the connection from the set: epoll would report a hang-up again and again. */
+/* `events` 0 removes the connection from the set: a member would report a hang-up again and
+ * again. */
 static void poll_for(so_conn *c, uint32_t events) {
     struct epoll_event ev = {.events = events, .data.ptr = c};
     if (events == c->events)
@@ -304,8 +305,8 @@ static so_str unread(const so_conn *c) {
     return (so_str){in.ptr + c->in_at, in.len - c->in_at};
 }
 
-/* Responds to a malformed request. The connection is closed then: where the next request would
- * begin is unknown. */
+/* Responds to a malformed request. The connection is closed afterwards, because it is unknown where
+ * the next request begins. */
 static void refuse(so_conn *c, const so_api_error *err) {
     c->keep_alive = false;
     c->body = (so_body){0};

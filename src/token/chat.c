@@ -47,7 +47,7 @@ static void set_token(json_t *vars, const char *name, const so_tokenizer *t, int
         json_object_set_new(vars, name, s);
 }
 
-/* The variables that come from the model; the caller's data are separate. */
+/* The variables that are not the caller's data. */
 static json_t *own_variables(const so_chat *c, bool add_generation_prompt) {
     json_t *vars = json_object();
     json_object_set_new(vars, "tools", json_null());

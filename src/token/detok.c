@@ -1,9 +1,10 @@
 /* Ids to text: computes the text of each token at load, decodes, and streams.
  *
- * Decoding is a concatenation: every supported decoder works token by token, except that it may drop
- * leading spaces of the text (the dummy prefix of SentencePiece) and add spaces between tokens. A
- * decoder that depends on adjacent tokens is refused at load by its name. So the text of a token is
- * known in advance, decoding copies it, and streaming gives the same bytes as decoding at once.
+ * Decoding is a concatenation: every supported decoder works token by token, except that it may
+ * drop leading spaces of the text (the dummy prefix of SentencePiece) and add spaces between
+ * tokens. A decoder that depends on adjacent tokens is refused at load by its name. So the text of
+ * a token is known in advance, decoding copies it, and streaming gives the same bytes as decoding
+ * at once, except that it replaces invalid UTF-8.
  *
  * Streaming holds back at most three bytes: the start of an incomplete character. Loading belongs
  * to one thread; decoding may be called from any, each so_detok from one at a time. */

@@ -56,7 +56,7 @@ bool so_char_is_word(uint32_t cp) {
            cp == 0x200C || cp == 0x200D || (cp >= 0x24B6 && cp <= 0x24E9);
 }
 
-/* NFC changes nothing below U+0300, no normalisation form changes anything below U+00A0. */
+/* NFC changes nothing below U+0300; no normalisation form changes anything below U+00A0. */
 static size_t unchanged_prefix(so_text_kind kind, so_str text) {
     uint32_t limit = kind == SO_TEXT_NFC ? 0x300 : 0xA0;
     size_t i = 0, len;

@@ -1,5 +1,6 @@
 /* Binary search in the sorted ranges of the generated unicode_tables.h. Ids must equal those of
- * Hugging Face tokenizers for every character, so its Unicode versions apply, not the newest. */
+ * Hugging Face tokenizers for every character, so the tables follow the Unicode versions of that
+ * library, not the newest. */
 #include "token/unicode_delta.h"
 
 #include "base/mem.h"

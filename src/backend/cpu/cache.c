@@ -3,7 +3,7 @@
  * Keys are transposed within a page (kernels.h), so that an entry is one column. Threads split the
  * head dimension and not the rows: the rows of one pass are adjacent columns, and threads that
  * write adjacent columns would contend for the same cache lines. A Q8_0 block is quantised by the
- * thread that writes it, and copies are exact, so its bits do not depend on the slot. Slots come
+ * thread that writes it, and copies are exact, so bits do not depend on the slot. Slots come
  * from device memory and are checked here, when they are read; a slot that is out of range aborts.
  * Runs on all threads at once. */
 #include <string.h>

@@ -1,5 +1,6 @@
 /* The kernel table of AVX2 with the dot products of AVX-VNNI, for processors without AVX-512.
- * Products with packed weights are faster than on AVX2; everything else is the same. */
+ * Products with packed weights and scores of a Q8_0 cache use them; everything else is as on
+ * AVX2. */
 #define HAS_VNNI 1
 #include "backend/cpu/simd_avx2.h"
 

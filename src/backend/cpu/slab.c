@@ -1,7 +1,7 @@
 /* A list of chunks; allocations come from the newest one. If the next allocation does not fit, the
  * remainder of the chunk stays unused: untouched, it takes address space but no memory. Each chunk
- * counts its allocations and is unmapped with the last one; released memory is not reused before
- * that. One thread at a time. */
+ * counts its allocations and is unmapped when the last one is released; until then, released memory
+ * is not reused. One thread at a time. */
 #include "backend/cpu/slab.h"
 
 #include <stdint.h>
@@ -83,8 +83,8 @@ size_t so_slab_largest(const so_slab *s) {
     return n;
 }
 
-/* *at is a position in the used bytes of all chunks, in list order. If fewer than n_bytes of a
- * chunk follow it, the next chunk is used. */
+/* *at is a position in the used bytes of all chunks, in list order. If fewer than n_bytes of its
+ * chunk are left, the next chunk that has n_bytes is used; after the last, the first. */
 const void *so_slab_run(const so_slab *s, size_t *at, size_t n_bytes) {
     SO_ASSERT(n_bytes > 0 && n_bytes <= so_slab_largest(s));
     for (;; *at = 0) {
