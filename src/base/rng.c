@@ -1,6 +1,6 @@
 /* Philox-4x32-10 (see rng.h). The 128-bit counter is (index, position, choice, purpose and round)
- * and the 64-bit key is the seed, so every field passes through all ten rounds. No state; any
- * thread. */
+ * and the 64-bit key is the seed, so every field passes through all ten Philox rounds. No state;
+ * any thread. */
 #include "base/rng.h"
 
 #include <stdio.h>

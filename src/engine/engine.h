@@ -58,8 +58,9 @@ typedef struct so_step_info {
 } so_step_info;
 typedef void so_step_fn(void *user, const so_step_info *info);
 
-/* When costs and acceptance rates are saved at the end: never, only for models above a minimum size
- * (speculate.c), or always. */
+/* Whether costs and acceptance rates are kept in the cache folder between runs. NOTHING: neither
+ * read nor saved. Otherwise read when the engine is created, and saved when it is freed after
+ * enough passes (speculate.c); with LARGE_MODELS only for models above a minimum size. */
 typedef enum so_keep { SO_KEEP_NOTHING, SO_KEEP_LARGE_MODELS, SO_KEEP_ALL } so_keep;
 
 typedef struct so_engine_opts {
@@ -79,8 +80,6 @@ typedef struct so_engine_opts {
     float draft_p_min; /* a draft ends where the probability of its likeliest token is below this */
     uint64_t draft_id; /* identifies the draft in records kept on disk */
     double draft_claimed_agreement; /* stated in the draft's file (docs/formats.md); 0: none */
-    /* Whether t(n) and acceptance rates are read from the cache folder at the start and saved at
-     * the end. */
     so_keep keep_costs;
     so_draft_fn *user_drafter;           /* the drafter `user` as a chain; may be NULL */
     so_draft_tree_fn *user_tree_drafter; /* or as a tree; at most one of the two is set */

@@ -238,7 +238,7 @@ static void json_key(dumper *d, so_jj_val k) {
         so_jj_fail_type(d->x, "tojson: keys must be strings, numbers or none", k);
 }
 
-/* Insertion sort: objects have few keys, and each comparison counts a step. */
+/* Insertion sort: objects have few keys, and each move counts as a step (so_jj_tick). */
 static so_jj_entry *sorted_entries(so_jj *x, const so_jj_dict *dict) {
     so_jj_entry *e = so_jj_alloc(x, dict->n, sizeof *e);
     for (size_t i = 0; i < dict->n; i++) {

@@ -14,9 +14,10 @@
  * score, sum of weights, weighted values), and partial results are merged in ascending order.
  *
  * Two threads whose border is inside a block both read its pages. In long contexts that costs too
- * much: there the chunks of a unit are distributed over the threads instead, their partial results
- * are stored, and the thread that finishes the last chunk of a unit merges them. Borders of chunks
- * are fixed by position, so results are bit-identical for any division into units and threads.
+ * much: there, if units do not divide evenly among the threads, the chunks of a unit are
+ * distributed over the threads instead, their partial results are stored, and the thread that
+ * finishes the last chunk of a unit merges them. Borders of chunks are fixed by position, so
+ * results are bit-identical for any division into units and threads.
  *
  * Scores are computed for whole pages and all queries of a unit, in slot order; rows on a branch of
  * a tree then pick the scores of their own slots. Positions that a row does not see are masked
