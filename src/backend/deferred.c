@@ -1,16 +1,16 @@
 /* A backend for tests that runs operations as late as possible. It finds code that reads a result
  * before sync, which works by chance on the CPU and fails on a GPU.
  *
- * It wraps a CPU backend and returns that backend's own objects. Every submitted operation
- * (uploads with a copy of their bytes) is kept until sync passes them all to the CPU backend,
- * in order. Freeing an object that queued operations may use runs the queue earlier. In between
+ * It wraps a CPU backend and returns that backend's own objects. Submitted operations
+ * (uploads with a copy of their bytes) are queued until sync passes them all to the CPU backend,
+ * in order. Freeing an object that queued operations may use runs the queue earlier. Until then
  *
  *   buffers and KV stores   have no access rights: reading or writing one through any pointer
  *                           faults at the instruction that did it
  *   download targets        are filled with 0xA5 at submit, so that a result read too early is
  *                           wrong in every run and not only occasionally
  *
- * Memory grows with the list, without limit; speed is not a goal. One thread at a time. */
+ * The queue grows without limit; speed is not a goal. One thread at a time. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

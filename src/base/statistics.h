@@ -1,4 +1,4 @@
-/* The two statistics used by both commands and tests. No state; any thread. */
+/* A median and a chi-square test, for measurements and tests. No state; any thread. */
 #ifndef SO_BASE_STATISTICS_H
 #define SO_BASE_STATISTICS_H
 

@@ -1,5 +1,5 @@
-/* Growing buffers (see str.h). They abort if out of memory. They never grow beyond their maximum,
- * so external input cannot exhaust the memory. One thread at a time per buffer. */
+/* Growing buffers (see str.h). They abort if out of memory. A so_buf never grows beyond its
+ * maximum, so external text cannot exhaust the memory. One thread at a time per buffer. */
 #include "base/str.h"
 
 #include <stdio.h>

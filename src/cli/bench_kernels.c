@@ -2,11 +2,12 @@
  *
  * For every dtype (with --quantize TYPE only that one) and a few row lengths, matrices of random
  * bytes that together fill WORKING_SET are packed as in a model and multiplied with n activation
- * rows. Printed are the time, weight bytes per second, multiply-adds per second, and the ratio of
- * the roofline max(bytes / bandwidth, multiply-adds / peak) to the time. Bandwidth and peak are
- * measured in the same run. The bandwidth is that of memory, or that of the last cache level if the
- * working set fits it; both are printed (backend/probe.h). Each repeat times every width n once, and
- * medians over the repeats are printed. Main thread only. */
+ * rows. Float types are not packed: their matrices share the bytes of one, at most a quarter of
+ * WORKING_SET. Printed are the time, weight bytes per second, multiply-adds per second, and the
+ * ratio of the roofline max(bytes / bandwidth, multiply-adds / peak) to the time. Bandwidth and
+ * peak are measured in the same run. The bandwidth is that of memory, or that of the last cache
+ * level if the working set fits it; both are printed (backend/probe.h). Each repeat times every
+ * width n once, and medians over the repeats are printed. Main thread only. */
 #include "cli/bench_kernels.h"
 
 #include <stdio.h>
@@ -164,7 +165,7 @@ static int time_set(bench *g, so_dtype dtype, int k) {
     return rc;
 }
 
-/* Chooses how weights are prefetched, as a model's start does. */
+/* Chooses how weights are prefetched, as is done when a model is opened. */
 static int choose_prefetch(bench *g) {
     set *s = SO_NEW(set);
     char *dir = so_env_cache_dir();

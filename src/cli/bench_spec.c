@@ -3,16 +3,17 @@
  * Groups of --parallel prompts run in two engines over the same weights, one plain and one
  * speculative. The engine that has emitted fewer tokens makes the next step, so both are at the
  * same place of the text at about the same time, and a slow second of the machine affects both.
- * Only steps in which all requests decode are timed, by the clock around the step: drafting,
- * verification and bookkeeping are included. Every group runs --repeats times. The first turn of
- * each prompt is used. `oracle` needs the plain output, which is generated beforehand, untimed.
+ * Steps are timed once every request of the group has emitted its first token, by the clock around
+ * the step: drafting, verification and bookkeeping are included. Every group runs --repeats times.
+ * The first turn of each prompt is used. The drafter `oracle` needs the plain output, which is
+ * generated beforehand, untimed.
  *
- * There is one result per category, in order of appearance, and one for all: the geometric mean of
- * the categories' speed-ups. plain_pass_ms and spec_pass_ms are the target's passes alone, for
- * formulas over t(n). mean_accepted, alpha and tokens_per_pass are over all rounds of the
- * speculative requests (engine/counts.c). speedup_spread is the standard deviation over groups.
- * `identical` says whether all texts were equal; it is null if --verify does not promise that.
- * The exit status does not depend on the results. Main thread only. */
+ * There is one result per category, in order of appearance, and one for all, whose speed-up is the
+ * geometric mean of the categories' speed-ups. plain_pass_ms and spec_pass_ms are the target's
+ * passes alone, for formulas over t(n). mean_accepted, alpha and tokens_per_pass are over all
+ * rounds of the speculative requests (engine/counts.c). speedup_spread is the standard deviation
+ * over groups. `identical` says whether all texts were equal; it is null if --verify does not
+ * promise that. The exit status does not depend on the results. Main thread only. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

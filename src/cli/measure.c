@@ -5,11 +5,11 @@
  *   2. Time passes of the target over n rows, for each n. This gives t(n), which step 3 refines
  *      with further passes before each drafter is timed.
  *   3. For each temperature: generate texts with the target, measure the acceptance of every
- *      drafter on these texts, predict the speed-up of every drafter, and measure the speed-up.
- *   4. Print tables or one JSON object.
+ *      drafter on these texts, and measure its speed-up.
+ *   4. Predict the speed-ups from t(n) and the acceptance. Print tables or one JSON object.
  *
- * Ctrl-C ends steps 2 and 3: step 4 then prints the results so far, and the exit status is 130.
- * Main thread only; the signal handler sets a flag. */
+ * Ctrl-C or SIGTERM ends steps 2 and 3: step 4 then prints the results so far, and the exit status
+ * is 130. Main thread only; the signal handler sets a flag. */
 #include "cli/measure.h"
 
 #include <math.h>
@@ -36,8 +36,8 @@ enum {
 };
 const double so_measure_leniences[SO_MEASURE_LENIENCES] = {1, 0.5, 0.3, 0.1};
 
-/* One or two prompts of each category of bench/prompts, because the acceptance of drafters without
- * a model depends on how repetitive the text is. */
+/* Two or three prompts of each category of bench/prompts/content.jsonl, because the acceptance of
+ * drafters without a model depends on how repetitive the text is. */
 static const char *const PROMPTS[] = {
     "Write a Java class Point with fields x and y, getters, setters, equals and hashCode.",
     "Write a C function month_name(int m) with a switch over the twelve months.",

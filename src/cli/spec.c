@@ -4,8 +4,8 @@
  *                           the target (draft/registry.h), if any; the planner sets the lengths
  *   -md FILE                `model`, unless --spec names another drafter
  *   --spec model            without -md: the registered draft model
- *   --prediction FILE       `predict`, and where the text differs `model` or `lookup,ngram`, unless
- *                           --spec names another drafter
+ *   --prediction FILE       `predict`, and where the text differs `model` (with -md) or
+ *                           `lookup,ngram`, unless --spec names another drafter
  *   --speculative-decoding  `model` with a fixed length of 5, unless --spec-length is given
  *   --no-spec, --spec none  plain decoding; no draft model is opened
  *

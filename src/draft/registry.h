@@ -1,9 +1,9 @@
 /* Registered drafts: draft model files that name the target they were trained for (`sooth.draft.*`,
- * docs/formats.md), and where they are searched.
+ * docs/formats.md), and the search for them.
  *
- * A draft fits a target with the same vocabulary, token by token, the same width and the same
- * number of layers. Names are not compared: a target keeps its draft when it is quantised or
- * renamed. A draft that the user named must fit or is refused. A draft that the search found and
+ * A draft fits a target whose vocabulary (token by token), width and number of layers are those
+ * stated in the draft's file. Names are not compared: a target keeps its draft when it is quantised
+ * or renamed. A draft that the user named must fit or is refused. A draft that the search found and
  * that does not fit is skipped. Files without these keys are unregistered: a user may name them,
  * the search never returns them. */
 #ifndef SO_DRAFT_REGISTRY_H
@@ -26,7 +26,7 @@ int so_registry_read(const so_gguf *g, so_draft_target *out, so_err *err);
 /* SO_EMISMATCH: the message names the draft's target and the difference. tok may be NULL. */
 int so_registry_check(const so_draft_target *f, const so_hparams *hp, const so_tokenizer *tok,
                       so_err *err);
-/* Both, for a draft that the user named: SO_OK also if it is unregistered. */
+/* Reads and checks a draft that the user named: SO_OK also if it is unregistered. */
 int so_registry_check_file(const so_checkpoint *draft, const so_hparams *hp,
                            const so_tokenizer *tok, so_err *err);
 

@@ -285,12 +285,14 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
     if (rc == SO_OK)
         return;
     report_failure(set, &err);
-    set->off = b->n_failed != n_failed; /* otherwise the requests would be restarted for ever */
+    /* a drafter with which the target's device failed is not used again: each failure restarts the
+     * requests */
+    set->off = b->n_failed != n_failed;
     for (int i = 0; i < n_jobs; i++)
         drop_guesses(set->jobs[i].tree);
 }
 
-/* Removes requests whose guesses are kept from set->requests. Returns how many remain. */
+/* Removes from set->requests those whose guesses are kept. Returns how many remain. */
 static int keep_undecided(so_engine *e, so_spec_set *set, int alternative, int n) {
     int left = 0;
     for (int i = 0; i < n; i++) {

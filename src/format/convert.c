@@ -49,8 +49,8 @@ static void note_fallback(so_convert_report *r, const so_convert_tensor *t, so_r
         (so_convert_fallback){so_strdup(t->name), t->dims[0], c.wanted, c.dtype};
 }
 
-/* The recipe's file type, unless most elements of the quantised tensors fell back: then the type
- * of the dtype that most of them have. n: elements by dtype. */
+/* The recipe's file type, unless most elements of the quantised tensors fell back to another dtype:
+ * then the file type of the most frequent dtype. n: elements by dtype. */
 static int file_type(const job *j, const uint64_t *n, uint64_t n_fallback) {
     uint64_t total = 0;
     int most = 0;

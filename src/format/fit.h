@@ -1,6 +1,6 @@
-/* Scale search for quantisers: finds the scale (and offset) with which a group of floats is best
- * approximated by small integers. It returns no codes: the caller rounds the scale to the file
- * format first and then computes the codes with the rounded scale. */
+/* Scale search for quantisers: finds the scale (and offset) with which small integers approximate a
+ * group of floats best, among the candidates of fit.c. It returns no codes: the caller rounds the
+ * scale to the file format first and then computes the codes with the rounded scale. */
 #ifndef SO_FORMAT_FIT_H
 #define SO_FORMAT_FIT_H
 

@@ -1,6 +1,5 @@
-/* Lookups in an open GGUF file and conversions of its metadata. No bounds checks are needed here,
- * because so_gguf_open has checked every length. Elements may be unaligned, so each is copied out.
- * Any thread. */
+/* Lookups in an open GGUF file and conversions of its metadata. so_gguf_open has checked that every
+ * value lies within the file. Elements may be unaligned, so each is copied out. Any thread. */
 #include <inttypes.h>
 
 #include "format/gguf_impl.h"

@@ -148,8 +148,8 @@ struct so_jj_args {
 enum { SO_JJ_MAX_PARAMS = 5 };
 
 /* One row of a table of filters, tests, methods or global functions. params: names separated by
- * commas; a leading '/' makes them positional only; NULL: the function reads `args` itself. The
- * values are in p, those not given as SO_JJ_MISSING. */
+ * commas; a leading '/' makes them positional only; NULL: the function reads `args` itself. p has
+ * the value of each parameter, SO_JJ_MISSING if it was not given. */
 typedef so_jj_val so_jj_fn(so_jj *x, so_jj_val self, const so_jj_args *args, const so_jj_val *p);
 struct so_jj_func {
     const char *name;
@@ -352,7 +352,7 @@ char *so_jj_text_alloc(so_jj *x, size_t n);
 /* The flags of the bytes at p; NULL: not tracked. */
 uint8_t *so_jj_origin(const so_jj *x, const char *p);
 void so_jj_origin_copy(so_jj *x, char *to, const char *from, size_t n);
-/* Gives b from `start` on the flag of the character at `source`. */
+/* Sets the flags of the bytes of b from `start` on to that of the character at `source`. */
 void so_jj_origin_like(so_jj *x, so_jj_buf *b, size_t start, const char *source);
 so_str so_jj_text_from_data(so_jj *x, so_str s); /* a flagged copy if origins are tracked */
 
@@ -398,8 +398,8 @@ struct so_jj_loop {
     so_jj_iter it;
     const so_jj_node *node;
     so_jj_frame *frame;
-    int64_t index0, length; /* length −1: not known yet */
-    bool rest_stored;       /* `it` iterates over a list of items that passed the filter */
+    int64_t index0, length;           /* length −1: not known yet */
+    bool rest_stored;                 /* `it` iterates over a list of items that passed the test */
     so_jj_val before, current, after; /* items; after MISSING: not read ahead */
     so_jj_val changed;                /* arguments of the last loop.changed() that was true */
 };
@@ -446,7 +446,7 @@ void so_jj_buf_case(so_jj *x, so_jj_buf *b, const char *at, int32_t cp, so_jj_ca
 /* ---- ops.c ---- */
 so_jj_val so_jj_binary(so_jj *x, so_jj_op op, so_jj_val a, so_jj_val b);
 so_jj_val so_jj_negate(so_jj *x, so_jj_val v);
-so_jj_val so_jj_concat(so_jj *x, so_jj_val a, so_jj_val b); /* strings */
+so_jj_val so_jj_concat(so_jj *x, so_jj_val a, so_jj_val b); /* strings; in value.c */
 bool so_jj_equal(so_jj *x, so_jj_val a, so_jj_val b);
 bool so_jj_less(so_jj *x, so_jj_val a, so_jj_val b);
 bool so_jj_compare(so_jj *x, so_jj_op op, so_jj_val a, so_jj_val b);

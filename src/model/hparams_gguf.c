@@ -159,7 +159,8 @@ static void read_pattern(so_fields *f, so_hparams *hp, int fallback) {
     so_hparams_set_pattern(f, hp, full);
 }
 
-/* The key is ignored for other kinds: Qwen files state a window although it is switched off. */
+/* Architectures with another window rule ignore the key: Qwen files state a window although it is
+ * switched off. */
 static void read_window(so_fields *f, so_hparams *hp, const so_arch_info *a) {
     if (a->window != SO_WINDOW_ALL && a->window != SO_WINDOW_PATTERN)
         return;

@@ -21,7 +21,7 @@ struct so_plan_set {
     so_accept_shared shared[SO_PLAN_MODES];
     so_yield *yields[SO_PLAN_MODES]; /* [n_leaves] */
     double *probed_at;               /* [n_leaves] value of so_planner.token_clock */
-    so_mean *novelty; /* [n_leaves] merged members: how often the first guess is a new one */
+    so_mean *novelty;                /* [n_leaves] in a+b: how often the first guess is a new one */
 };
 
 struct so_plan_request {
@@ -51,11 +51,11 @@ typedef struct so_plan_entry {
     int n_keep;
 } so_plan_entry;
 
-/* A request whose draft is being valued. */
+/* A request for which the gain of one drafter is being estimated. */
 typedef struct so_candidate {
     so_plan_query *query;
     double reach; /* chance that its first guess is new and is tested */
-    /* Gain of the first guess beyond its row, less this step's part of the catch-up. */
+    /* Gain of the first guess, less the cost of its row and this step's part of the catch-up. */
     double first_gain;
     bool flat_cost;     /* the level cost is paid once, for any depth */
     double keep_chance; /* chance that the first guess will be kept */
@@ -64,7 +64,7 @@ typedef struct so_candidate {
     double catch_up_ms; /* time of the catch-up before the first guess */
     double evidence;
     int rank;      /* of its first guess, among siblings */
-    bool left_out; /* excluded: a drafter merged with it gains more alone */
+    bool left_out; /* excluded: a later drafter of the same a+b gains more alone */
     so_draft_terms *terms;
 } so_candidate;
 
@@ -75,7 +75,7 @@ struct so_planner {
     so_records records;
     int n_passes;
     int max_requests;
-    double account;     /* in plain passes */
+    double account;     /* exploration account (plan.h), in plain passes */
     double token_clock; /* tokens per request since the start */
     /* Tokens and plain passes per step and request: long run, and latest steps. */
     so_yield rates[SO_PLAN_SIZES], rates_now[SO_PLAN_SIZES];

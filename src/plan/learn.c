@@ -1,6 +1,6 @@
-/* Life of the planner, its sets and its requests, and the transfer of records: a set of drafters
- * starts from the records of its drafters, a request from its set. When a set is freed, its
- * observations go into the records. plan.h has the whole picture. */
+/* Creates and frees the planner, its sets and its requests, and transfers records: a set starts
+ * from the records of its drafters, a request from its set. When a set is freed, its observations
+ * go into the records. plan.h describes the planner as a whole. */
 #include <stdlib.h>
 
 #include "base/log.h"

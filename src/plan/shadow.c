@@ -1,7 +1,7 @@
 /* Shadow drafts as flat lists of guesses (shadow.h has the reasons). A guess is kept only if its
- * parent was, which holds because the proposals of parents come first in a tree. Once the text has
- * deviated from a tree, or has reached the tree's end, the tree costs one comparison per token
- * until the ring overwrites it. */
+ * parent was. One scan is enough, because the proposals of parents come first in a tree. Once the
+ * text has deviated from a tree, or has reached the tree's end, the tree costs one comparison per
+ * token until the ring overwrites it. */
 #include "plan/shadow.h"
 
 #include "base/mem.h"
@@ -31,8 +31,8 @@ void so_shadow_add(so_shadow *s, const so_accept *a, const so_tree *t) {
     s->next = (s->next + 1) % SO_SHADOW_TREES;
 }
 
-/* Whether a verifier would have tested guess i: not if a sibling before it, or its own drafter,
- * guessed the right token. */
+/* Whether a verifier would have tested guess i: not if an earlier guess at this node was right. But
+ * if another drafter made the same guess earlier, it counts as tested for both. */
 static bool is_tested(const so_shadow_tree *w, int i, int32_t token) {
     const so_shadow_guess *g = &w->guesses[i];
     for (int k = 0; k < i; k++) {
@@ -45,7 +45,7 @@ static bool is_tested(const so_shadow_tree *w, int i, int32_t token) {
     return true;
 }
 
-/* Whether it is its drafter's first guess at this node. */
+/* Whether guess i is its drafter's first at this node. */
 static bool is_own_first(const so_shadow_tree *w, int i) {
     for (int k = 0; k < i; k++)
         if (w->guesses[k].parent == w->guesses[i].parent &&

@@ -72,7 +72,7 @@ typedef struct so_choice {
     bool has_nonce;
     uint64_t nonce;
     int prediction_drafted, prediction_accepted;
-    uint64_t predicted_path; /* the last round's accepted guesses that are not tokens yet: bit i is
+    uint64_t predicted_path; /* the last round's accepted guesses that are not emitted yet: bit i is
                                 set if the i-th of them came from the prediction */
     int64_t t_first_ns, t_last_ns; /* of the first and last token; 0: none yet */
 

@@ -8,8 +8,8 @@
  * that occurs in pieces but is not a piece gets a symbol by so_bpe_add_part.
  *
  * Control, unknown, unused and byte pieces, and those that are not UTF-8, are never the result of a
- * merge: text cannot produce a control token. Added pieces are cut out before. Loading only; one
- * thread. */
+ * merge: text cannot produce a control token. Added pieces are cut out before merging. Loading
+ * only; one thread. */
 #include <math.h>
 #include <stdlib.h>
 

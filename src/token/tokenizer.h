@@ -36,8 +36,8 @@ void so_tokenizer_free(so_tokenizer *t);
 /* Appends the ids of `text`: any bytes; invalid UTF-8 is encoded as U+FFFD. */
 int so_tokenizer_encode(const so_tokenizer *t, so_str text, unsigned flags, so_tokens *out,
                         so_err *err);
-/* Like SO_ENCODE_PARSE_SPECIAL, but text with from_data[i] != 0 is data and never part of a control
- * token. `text` must be valid UTF-8. */
+/* Like so_tokenizer_encode with SO_ENCODE_PARSE_SPECIAL, but bytes with from_data[i] != 0 are data
+ * and never part of a control token. `text` must be valid UTF-8. */
 int so_tokenizer_encode_traced(const so_tokenizer *t, so_str text, const uint8_t *from_data,
                                so_tokens *out, so_err *err);
 
@@ -58,12 +58,12 @@ int32_t so_tokenizer_eos(const so_tokenizer *t);
 bool so_tokenizer_adds_bos(const so_tokenizer *t);
 /* True for every id that ends a turn (EOS, <|im_end|>, <|eot_id|>, <end_of_turn>, …). */
 bool so_tokenizer_is_end(const so_tokenizer *t, int32_t id);
-/* Adds an end that a generation config names. Only while loading. */
+/* Adds an end token that a generation config names. Only while loading. */
 void so_tokenizer_add_end(so_tokenizer *t, int32_t id);
 /* The model's chat template, empty if it has none. */
 so_str so_tokenizer_chat_template(const so_tokenizer *t);
 /* Hash of all pieces, kinds and merges. Equal hashes mean the same vocabulary: every id has the same
- * piece. Normalizer and pre-tokenizer are not part of it. */
+ * piece. Unused ids, normalizer and pre-tokenizer are not part of it. */
 uint64_t so_tokenizer_hash(const so_tokenizer *t);
 
 /* Streaming decoder: returns text in parts that never split a UTF-8 sequence. Invalid bytes become

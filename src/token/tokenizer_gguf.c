@@ -17,7 +17,8 @@
 
 enum { TYPE_NORMAL = 1, N_TYPES = 7 };
 
-/* Indexed by token_type. The unknown token is also control: text that spells it must not give it. */
+/* Indexed by token_type. The unknown token is also control: text that spells it must not encode to
+ * it. */
 static const unsigned kinds_of_type[N_TYPES] = {
     0,
     0,

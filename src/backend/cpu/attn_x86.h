@@ -32,7 +32,8 @@ INLINE v16 kv_load_n(const void *p, size_t i, int n, kv_kind t) {
 }
 
 /* The next page is prefetched row by row while this one is used: a core has about 16 misses in
- * flight, and prefetching a whole page at once would stall. */
+ * flight, and prefetching a whole page at once would stall. A row of keys is one element of the
+ * head for all positions (four elements with Q8_0), a row of values is one position. */
 typedef struct row_prefetch {
     const char *at;
     size_t stride; /* bytes of a row */

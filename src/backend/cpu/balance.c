@@ -36,7 +36,7 @@ void so_balance_init(so_balance *s, int count) {
         s->cut[i] = (int32_t)((int64_t)SO_BALANCE_ONE * i / count);
 }
 
-/* Clamps speeds to a factor of two of their mean; returns their sum. */
+/* Clamps speeds to between half and twice their mean; returns their sum. */
 static double bound_speeds(so_balance *s) {
     double sum = 0, bounded = 0;
     for (int i = 0; i < s->count; i++)

@@ -45,7 +45,7 @@
 enum { SO_PACK_ROWS = 16, SO_PACK_TILE = 32, SO_PACK_WORD = 64 };
 
 /* Bytes of the head, and of the words, of one block of one row group. Compile-time constants if
- * dtype is one. */
+ * t is one. */
 static inline size_t so_pack_head(so_dtype t) {
     switch (t) {
     case SO_DTYPE_Q4_0:
@@ -97,8 +97,8 @@ static inline int so_pack_groups(long n_rows, long first) {
     return n_rows - first > SO_PACK_ROWS ? 2 : 1;
 }
 
-/* Bytes of both heads with their padding, and of the whole block, in a tile of `groups` row
- * groups. */
+/* Bytes of the heads of a block with their padding, and of the whole block, in a tile of `groups`
+ * row groups. */
 static inline size_t so_pack_heads_bytes(so_dtype t, int groups) {
     return (so_pack_head(t) * (size_t)groups + 63) / 64 * 64;
 }

@@ -1,18 +1,18 @@
 /* Chooses how packed weights are prefetched (backend/prefetch.h):
  *
  *   1. Read the kept choice; if enough measurements agreed on it, use it and stop.
- *   2. For each class and each candidate, in ROUNDS rounds: all threads multiply one row or ROWS rows
- *      with a slice of the packed weights. The bytes are read as weights of one fixed type per block
- *      length (probe_types), whatever their real type: any bytes are valid weights, and NaN or
- *      infinity in the sums costs no time. Consecutive measurements use consecutive slices, so that
- *      each slice was last read many megabytes ago and comes from the same cache or memory as in a
- *      pass of the model.
+ *   2. For each class (cpu.h) and each candidate, in ROUNDS rounds: all threads multiply one
+ *      activation row, or ROWS of them, with a slice of the packed weights. The bytes are read as
+ *      weights of one fixed type per block length (probe_types), whatever their real type: any
+ *      bytes are valid weights, and NaN or infinity in the sums costs no time. Consecutive
+ *      measurements use consecutive slices, so that each slice was last read many megabytes ago and
+ *      comes from the same cache or memory as in a pass of the model.
  *      Products of several rows are measured first. Their choice is the initial choice for one
- *      row, and another candidate replaces it only if it is faster by ONE_ROW_MARGIN: with one row
- *      this measurement differs little between candidates, though whole passes differ (Zen 4, Q4_K:
- *      no prefetch 1.3 times slower than 8 KB into L2).
+ *      row.
  *   3. The candidate with the smallest median replaces the choice so far only if it is faster by
- *      more than MARGIN. So candidates that are equally fast do not alternate.
+ *      more than MARGIN, so that candidates that are equally fast do not alternate. For one row the
+ *      margin is ONE_ROW_MARGIN: there the measured times hardly depend on the candidate, though
+ *      those of whole passes do (Zen 4, Q4_K: no prefetch 1.3 times slower than 8 KB into L2).
  *   4. Write the result.
  *
  * Called by the thread that owns the backend. */

@@ -1,6 +1,6 @@
-/* sums.h with eight lanes as compiler vectors. The compiler maps them to one register of 512 bits,
- * two of 256 or four of 128, by the including file's instruction set. The order of additions is
- * that of the source at every level.
+/* The functions of sums.h, with eight lanes as compiler vectors. The compiler maps them to one
+ * register of 512 bits, two of 256 or four of 128, by the including file's instruction set. The
+ * order of additions is that of the source at every level.
  *
  * Included only by sums_scalar.c, sums_avx2.c and sums_avx512.c. */
 #include <string.h>
