@@ -3,9 +3,9 @@
  * Processors differ in which prefetch distance is best and in whether software prefetch helps at
  * all. Products with several rows differ from those with one: on Zen 4 all choices are nearly equal
  * with one row, and the worst is three times slower than the best with eight (docs/performance.md).
- * So the first start measures, for about 20 ms: it multiplies one row, then four, with the packed
- * weights, with each candidate in turn. The result is kept in a small text file in the cache folder,
- * below costs/, one per processor, CPU level, thread count and version of sooth:
+ * So the first start measures, for about 20 ms: it multiplies four rows, then one, with the packed
+ * weights, trying each candidate in turn. The result is kept in a small text file in the cache
+ * folder, below costs/, one per processor, CPU level, thread count and version of sooth:
  *
  *   sooth prefetch 2
  *   KEY                               processor, level, threads and version, in one line

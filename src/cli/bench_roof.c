@@ -10,9 +10,10 @@
  * by a factor of up to two. The same holds for the weights themselves, so a pass may be faster than
  * the roofline that uses `past`.
  *
- * The bandwidth that the roofline uses and the peak are measured once per repeat, the other
- * bandwidth once at the start. Medians are compared with medians: on a machine whose speed drifts,
- * the best of one series and the median of another cannot be compared. Main thread only. */
+ * The bandwidth that the roofline uses and the rate of multiply-adds are measured once per repeat,
+ * the other bandwidth once at the start. Medians are compared with medians: on a machine whose
+ * speed drifts, the best of one series and the median of another cannot be compared. Main thread
+ * only. */
 #include "cli/bench_roof.h"
 
 #include <stdio.h>
@@ -36,7 +37,7 @@ static int measure_once(so_backend *b, size_t n_bytes, double *gb, so_err *err) 
 
 int so_roof_open(so_roof *r, so_bench_rig *g, int cap, so_err *err) {
     so_backend *b = g->b.backend;
-    bool remote = b->vt->remote; /* a GPU: its caches are small, and their size is not asked for */
+    bool remote = b->vt->remote; /* a GPU: its caches are small, and their size is not queried */
     *r = (so_roof){.cap = cap,
                    .weight_bytes = so_model_weight_bytes(g->b.model),
                    .within_bytes = remote ? 0 : so_probe_bytes_within(),

@@ -272,7 +272,7 @@ static char *history_path(const so_args *a) {
 }
 
 /* The stream for prompt and line editor: the stream of the answers, unless that is not a terminal
- * or JSON is written to it. NULL: turns come from a pipe. */
+ * or JSON is written to it; then stderr. NULL: no terminal is usable. */
 static FILE *terminal_of(const so_session *s) {
     if (!so_terminal_is(STDIN_FILENO))
         return NULL;

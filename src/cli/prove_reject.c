@@ -4,23 +4,24 @@
  *   1. exact     compute the model's distributions after the prompt and every continuation (teacher
  *                forcing); their products are the probabilities of all texts of three tokens
  *   2. sample    run the same prompt many times, each request with its own key, several requests at
- *                a time, with drafts of depth two
- *   3. compare   chi-square over the texts; rare texts are merged into one cell
+ *                a time, with drafts of a fixed depth (two by default)
+ *   3. compare   chi-square over the texts; rare texts are merged
  *
- * The distribution is joint because each token alone can be right while they depend on each other,
- * as when one random number is used at two positions. Three tokens, because a round in which both
- * guesses are accepted emits three. top-k limits the number of texts to TOP_K^N_TOKENS. The
- * temperature is high enough that no text is likely: guesses are then accepted about half of the
- * time, and errors in acceptance become visible.
+ * The joint distribution is compared because each token alone can be distributed correctly while
+ * the tokens wrongly depend on each other, as when one random number is used at two positions.
+ * Texts have three tokens because a round in which both guesses are accepted emits three. top-k
+ * limits the number of texts to TOP_K^N_TOKENS. The temperature is high enough that no text is
+ * likely: guesses are then accepted about half of the time, and errors in acceptance become
+ * visible.
  *
  * A key is (seed, choice). The low bits of the seed, its high bits and the choice take a few values
  * each. A build that ignores one of them uses the same random numbers for several texts; equal
  * texts in groups of c multiply the chi-square by c.
  *
  * The prompt is one cache page and one token long: all requests share the page, and each computes
- * the token itself. It repeats the first tokens of a text, or (favour) consists of TOP_K tokens in
- * random order, with a bias so that only these can follow: then n-gram tables, too, guess tokens
- * that can follow. Main thread only. */
+ * the last token itself. The prompt repeats the first tokens of a text, or (so_prove_case.favour)
+ * consists of TOP_K tokens in random order, with a bias so that only these can follow: then n-gram
+ * tables, too, guess tokens that can follow. Main thread only. */
 #include "cli/prove_reject.h"
 
 #include <math.h>
@@ -38,7 +39,7 @@ enum { MIN_TEXTS = 256, MAX_TEXTS = 1536 };
 static const double TEXT_BYTES = 16e9;
 enum { FAVOUR = 100 }; /* bias of the favoured tokens: more than any difference of logits */
 enum { MAX_TEMP = 64 };
-static const double MIN_EXPECTED = 10; /* expected texts in a cell */
+static const double MIN_EXPECTED = 10; /* expected texts; rarer ones are merged */
 static const double MAX_CHANCE = 0.15; /* largest probability of one text */
 
 typedef struct cell {
@@ -254,7 +255,7 @@ static int by_chance(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Merges texts, the rarest first, until a cell is expected MIN_EXPECTED times. */
+/* Merges texts, the rarest first, until each group is expected MIN_EXPECTED times. */
 static void compare(so_prove_reject *v, so_prove_result *out) {
     double expected = 0, count = 0;
     out->df = -1;

@@ -4,7 +4,7 @@
  * --drain-timeout), and the program ends with 0. A second signal ends it at once, unless it follows
  * the first within SAME_SIGNAL_MS: some supervisors (`timeout` among them) signal a program and
  * then its process group. The model is loaded on the server's engine thread while the socket
- * already answers /health; the exit status is 1 if it cannot be loaded. Requests are logged on
+ * already answers /health; the exit status is 1 or 2 if it cannot be loaded. Requests are logged on
  * standard output, everything else on standard error. */
 #include <errno.h>
 #include <poll.h>

@@ -4,12 +4,13 @@
  * A state represents all substrings that end at the same set of positions; `len` is the length of
  * the longest of them, `link` leads to the state of the longest suffix that ends at more positions.
  * After a token is added, the state of the whole text links to its longest repeated suffix: the
- * match, without further work. The textbook does not give its position: every suffix of the text
- * has just occurred again, so the whole link path would need its latest end set. The path is short
- * in real text (about ten) but as long as the text in a loop such as "a a a a", which models do
- * produce. So at most 64 states of the path are updated, from the longest suffix down; the ends of
- * the others are still valid, only older. (Exact alternatives: a link-cut tree, O(log n) and twice
- * the memory; not worth it for a tie.)
+ * match, without further work. The textbook algorithm does not keep the latest end of a match:
+ * every suffix of the text has just occurred again, so the end of every state on the link path
+ * would have to be set. The path is short in real text (about ten states) but as long as the text
+ * in a loop such as "a a a a", which models do produce. So at most 64 states of the path are
+ * updated, from the longest suffix down; the ends of the other states are still valid, only older.
+ * (A link-cut tree would be exact, in O(log n) per token and twice the memory: too much for
+ * choosing among equally long matches.)
  *
  * Sizes: n tokens make at most 2n states and 3n transitions, so all memory is allocated at
  * creation, and adding fails only if the index is full. The transitions of a state form a list,

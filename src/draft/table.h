@@ -35,8 +35,8 @@ typedef struct so_table {
     so_table_entry *entries; /* [starts[n_contexts]] */
 } so_table;
 
-/* Counting. A context never spans two added runs. For each context of a bigram table the 32 most
- * frequent followers are kept. */
+/* Counting. No pair of tokens spans two calls of so_table_counter_add. For each context of a bigram
+ * table the 32 most frequent followers are kept. */
 typedef struct so_table_counter so_table_counter;
 int so_table_counter_create(int order, int n_vocab, so_table_counter **out, so_err *err);
 int so_table_counter_add(so_table_counter *c, const int32_t *ids, size_t n, so_err *err);

@@ -1,9 +1,8 @@
 /* Counts a text into a table.
  *
  * Pairs are counted in one open-addressing map from (context, token) to a count, which doubles when
- * it is three quarters full. Then they are sorted and cut to the most frequent followers of each
- * context.
- * Counts saturate at 2^32 − 1. One thread. */
+ * it is three quarters full. Then they are sorted, and a bigram table keeps only the most frequent
+ * followers of each context. Counts saturate at 2^32 − 1. One thread. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -43,9 +43,9 @@ static int check_length(const so_engine *e, const so_request_opts *o, so_err *er
     return SO_OK;
 }
 
-/* Refuses a text that is longer than the context of its only draft model. Without a limit on the
- * answer the request is accepted: the draft model guesses up to the end of its context, and the
- * tokens after it are decoded without guesses. */
+/* If all drafters are draft models, refuses a text that is longer than the longest of their
+ * contexts. Without a limit on the answer only the prompt has to fit: the draft models guess up to
+ * the end of their contexts, and the tokens after it are decoded without guesses. */
 static int check_draft_length(const so_request *r, so_err *err) {
     const so_drafter *d = so_speculate_drafter(r);
     int max_ctx = d ? so_drafter_n_ctx(d) : 0;

@@ -12,7 +12,7 @@
  *   Q8_0  x = d·q
  *   Q2_K  x = d·s·q − dmin·m       16 sub-blocks of 16; s and m 4 bits each in one byte
  *   Q3_K  x = d·(s − 32)·(q − 4)   16 sub-blocks of 16; s 6 bits; q's third bit in hmask
- *   Q4_K  x = d·s·q − dmin·m       8 sub-blocks of 32; s and m 6 bits, packed by so_scale_min_k4
+ *   Q4_K  x = d·s·q − dmin·m       8 sub-blocks of 32; s and m 6 bits, unpacked by so_scale_min_k4
  *   Q5_K  as Q4_K, fifth bits in qh
  *   Q6_K  x = d·s·(q − 32)         16 sub-blocks of 16; s int8; q's high two bits in qh */
 #ifndef SO_FORMAT_BLOCKS_H

@@ -9,8 +9,8 @@
  *
  * Refuses GGUF v1, big-endian files, the formats before GGUF, dtypes that dtype.h does not list,
  * and tensors that are misaligned, overlapping or outside the file. Accepts gaps between tensors
- * and bytes after the last one; ignores the metadata of later parts of a split. An open file is
- * read-only and may be used from any thread. */
+ * and bytes after the last one. Of the metadata of later parts of a split only general.alignment
+ * and split.* are used. An open file is read-only and may be used from any thread. */
 #include "format/gguf_impl.h"
 
 #include <inttypes.h>
@@ -55,7 +55,7 @@ typedef struct header {
     uint64_t n_tensors, n_kv;
 } header;
 
-/* Sizes of fixed types; 0 for strings and arrays. */
+/* Bytes of one value; 0 for strings and arrays, whose size varies. */
 static size_t elem_bytes(so_gguf_type t) {
     static const uint8_t sizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
     return (unsigned)t < SO_LEN(sizes) ? sizes[t] : 0;

@@ -1,5 +1,5 @@
 /* Quantisation of rows, the inverse of quant.c. For each block:
- *   1. weight every element's error by w = |x| + rms, because large weights change a dot product
+ *   1. weight the error of each element x by w = |x| + rms, because errors of large elements matter
  *      more;
  *   2. find a scale (and offset) for each group with the search in fit.c; a group is the whole
  *      block or, for K types, a sub-block;
@@ -222,8 +222,8 @@ static void quant_q5_k(const float *x, void *dst) {
     memcpy(dst, &b, sizeof b);
 }
 
-/* 16 groups of 16 elements, x = d·s[j]·q with integer scales s and q in [−levels, levels−1]. The
- * scale of largest magnitude gets the code −s_levels. Returns d as fp16. */
+/* 16 groups of 16 elements, x = d·s[j]·(q − levels) with integer scales s and q in [0, 2·levels).
+ * The scale of largest magnitude becomes −s_levels. Returns d as fp16. */
 static uint16_t symmetric_k(const float *x, int levels, int s_levels, int8_t *s, int8_t *q) {
     float w[SO_QK_K], fs[16], top = 0;
     weigh(x, w, SO_QK_K);

@@ -33,7 +33,7 @@ static const kind kinds[] = {
     FOREIGN(C64, 8),
 };
 
-/* One entry of the header's table. `skip` is the reason why it is not listed, or NULL. */
+/* One entry of the header's table. `skip` is the reason why the tensor is skipped, or NULL. */
 typedef struct entry {
     so_tensor t;
     uint64_t begin, end;

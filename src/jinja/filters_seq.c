@@ -265,7 +265,7 @@ typedef struct keyed {
     so_jj_val key, value;
 } keyed;
 
-/* Compares equal keys without <, which some types lack: [none, none]|sort works, as in Jinja. */
+/* Tests equality first, because some types have no <: [none, none]|sort works, as in Jinja. */
 static bool before(so_jj *x, so_jj_val a, so_jj_val b) {
     return !so_jj_equal(x, a, b) && so_jj_less(x, a, b);
 }

@@ -6,13 +6,13 @@
  * clients cannot choose prompts that collide. Merging chains of nodes into longer edges would gain
  * nothing: each page needs its own node anyway.
  *
- * A page is idle if the tree is the only one that holds it: its reference count is 1.
+ * A page of the tree is idle if no sequence holds it: its reference count is 1.
  *
  * Invariants (so_prefix_check tests them):
  *   1. The tree holds one reference to each of its pages.
- *   2. A sequence that holds a page of the tree holds the page's ancestors too, because take starts
- *      at the root, and offer puts the tree's own pages into the sequence. So all descendants of an
- *      idle page are idle.
+ *   2. A sequence that holds a page of the tree holds the page's ancestors too, because
+ *      so_prefix_take starts at the root, and so_prefix_offer replaces the sequence's pages with
+ *      the tree's equal ones. So all descendants of an idle page are idle.
  *   3. The list of idle pages is ordered from the longest idle to the latest, and a page comes
  *      after its idle descendants, because sequences release their last page first. So the head of
  *      the list is always a leaf, and eviction needs no search.
@@ -213,7 +213,7 @@ void so_prefix_offer(so_seq *s, const int32_t *tokens, int n) {
         const int32_t *page_tokens = tokens + (size_t)i * SO_KV_PAGE;
         int32_t own = s->pages[i], known = find(t, parent_at(s, i), page_tokens);
         if (known == NONE && s->kv->refs[own] > 1)
-            return; /* a fork may hold it after other pages, which would break invariant 2 */
+            return; /* a fork may hold `own` without its ancestors: would break invariant 2 */
         if (known == NONE) {
             insert(t, own, parent_at(s, i), page_tokens);
             continue;

@@ -1,8 +1,8 @@
 /* The choice among registered drafts (choose_draft.h): a prior from the claimed agreement,
- * outweighed by observations. A claim is scaled by how well the other drafts of this target met
+ * outweighed by observations. A claim is scaled by how well the tried drafts of this target met
  * theirs. The level cost of an untried draft is estimated from its size (so_costs_level). Only
  * headers of files are read. A record or file that cannot be read counts as unknown. The choice
- * changes the speed. It does not change the text with greedy decoding and `match`, nor the
+ * changes the speed. It does not change the text with greedy decoding or `match`, nor the
  * distribution of the text with `reject`. */
 #include "plan/choose_draft.h"
 
@@ -61,7 +61,8 @@ static double level_ms(const draft *x, const so_costs *c) {
     return so_costs_level(c, &cost, 1);
 }
 
-/* The speed-up with the best fixed length. */
+/* The expected speed-up with the best fixed length; 1e9 without record and claim, so that the draft
+ * is tried. */
 static double speed_up(const draft *x, const so_costs *c, double factor) {
     double expected = x->claimed_agreement > 0 ? SO_MIN(x->claimed_agreement * factor, 1.0) : 0.5;
     double weight = x->claimed_agreement > 0 ? SO_TUNE_CHOICE_CLAIM : SO_TUNE_CHOICE_NO_CLAIM;
@@ -78,7 +79,7 @@ static double speed_up(const draft *x, const so_costs *c, double factor) {
     return best;
 }
 
-/* The first of equals. */
+/* Returns the index of the draft with the largest speed-up, the first of equals. */
 static int choose(const so_records *r, const so_costs *c, const so_registry_found *f,
                   double target_bytes) {
     draft all[SO_REGISTRY_MAX];

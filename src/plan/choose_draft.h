@@ -1,7 +1,6 @@
 /* Chooses among several registered drafts: the one with the largest expected speed-up on this
- * machine, from its claimed agreement and its record (record.h). A draft with
- * neither a claim nor a usable record is preferred until its record has SO_TUNE_CHOICE_TESTS tested
- * first guesses. */
+ * machine, from its claimed agreement and its record (record.h). A draft with neither a claim nor a
+ * usable record is preferred until its record has SO_TUNE_CHOICE_TESTS tested first guesses. */
 #ifndef SO_PLAN_CHOOSE_DRAFT_H
 #define SO_PLAN_CHOOSE_DRAFT_H
 

@@ -96,7 +96,7 @@ typedef struct so_plan_set so_plan_set;         /* the drafters of one spec */
 typedef struct so_plan_request so_plan_request; /* one request's estimates */
 
 so_planner *so_planner_create(int max_requests); /* maximum number of requests in one step */
-/* NULL is fine. Its sets and requests must be freed before. */
+/* NULL is fine. Free its sets and requests first. */
 void so_planner_free(so_planner *p);
 
 /* Reads and writes what was learned (store.h). Load before creating the first set. Failures only go
@@ -109,7 +109,7 @@ double so_planner_account(const so_planner *p); /* the exploration account, in p
 
 /* The drafters must outlive the set. */
 so_plan_set *so_plan_set_create(so_planner *p, const so_draft_set *drafters);
-/* Its requests must be freed before. Their observations go into the records. */
+/* Free its requests first. What was observed in them goes into the records. */
 void so_plan_set_free(so_plan_set *s);
 
 typedef struct so_plan_request_opts {

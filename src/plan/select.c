@@ -1,7 +1,7 @@
-/* The search of select.h over a heap: usually only the best guesses pay, and the others need not be
- * sorted. Equal values are ordered by owner, then node, so that parents precede children and the
- * order is a function of the input. The risk of a set is its cost beyond a plain pass times the
- * uncertainty about its drafters; for known drafters only the objective counts. */
+/* The search of select.h over a heap: at most max_rows guesses are taken from it, so the others
+ * need not be sorted. Equal values are ordered by owner, then node, so that parents precede
+ * children and the order is a function of the input. The risk of a set is its cost beyond a plain
+ * pass times the uncertainty about its drafters; for known drafters only the objective counts. */
 #include "plan/select.h"
 
 #include <stdlib.h>

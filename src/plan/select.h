@@ -29,7 +29,7 @@ typedef struct so_selection {
 } so_selection;
 void so_selection_deinit(so_selection *s);
 void so_selection_clear(so_selection *s);
-/* Values that are not positive numbers are left out; values above 1 count as 1. */
+/* Guesses with a value below SO_TUNE_MIN_VALUE or NaN are left out; values above 1 count as 1. */
 void so_selection_add(so_selection *s, so_guess g);
 
 /* Totals of a set. */

@@ -9,21 +9,21 @@
 #ifndef SO_PLAN_TUNING_H
 #define SO_PLAN_TUNING_H
 
-/* --- curve.c: t(n), the time of a pass over n rows --- */
+/* --- curve.c: t(n), the time of a pass over n rows (its width) --- */
 
 /* Prior: each row adds a tenth of a one-row pass. Between memory-bound (0.02) and compute-bound
  * (0.4) models on the machines measured. */
 static const double SO_TUNE_ROW_SLOPE = 0.1, SO_TUNE_SLOPE_SPREAD = 0.06;
 static const double SO_TUNE_ROW_STEP = 0.05; /* prior deviation of log t from knot to knot */
-/* Deviation of the machine's speed from pass to pass; drift of the ratios between widths, as a part
- * of their prior variance per pass. From traces of shared virtual machines. */
+/* Deviation of the machine's speed from pass to pass; drift per pass of the ratios between widths,
+ * as a fraction of their prior variance. From traces of shared virtual machines. */
 static const double SO_TUNE_SPEED_DRIFT = 0.03, SO_TUNE_RATIO_DRIFT = 0.0002;
 /* Deviation of one pass: prior, limits, and how fast it is learned. */
 static const double SO_TUNE_NOISE = 0.08, SO_TUNE_NOISE_MIN = 0.02, SO_TUNE_NOISE_MAX = 0.3;
 static const double SO_TUNE_NOISE_GAIN = 0.03;
 static const double SO_TUNE_OUTLIER = 3; /* deviations at which an observation is clipped */
-/* A width that is not known well is assumed to be cheaper by this many standard errors (at most
- * OPTIMISM_MAX of the logarithm), so that one unlucky pass does not rule it out for good. */
+/* A width that is not known well is assumed to be cheaper by this many standard errors of
+ * log t (at most OPTIMISM_MAX), so that one unlucky pass does not rule it out for good. */
 static const double SO_TUNE_OPTIMISM = 0.5, SO_TUNE_OPTIMISM_MAX = 0.1;
 /* Maximum weight of a point of the curve, in passes: learned in this run; read from the file of an
  * earlier one. */
@@ -34,17 +34,17 @@ static const double SO_TUNE_POINT_WEIGHT = 64, SO_TUNE_OLD_POINT_WEIGHT = 16;
 /* Weight of a new measurement: of the host's time, of catch-up, and of t(1) in a step with a
  * draft. */
 static const double SO_TUNE_HOST_PART = 0.1, SO_TUNE_CATCH_UP_PART = 0.15, SO_TUNE_PACE_PART = 0.15;
-/* Catch-up tokens that still count as a plain level: the last guess of a round was sampled and not
- * fed, and neither was the token after it. A longer catch-up is booked as catch-up. */
+/* Catch-up tokens that still count as an ordinary level: the last guess of a round was sampled and
+ * not fed, and neither was the token after it. A longer catch-up is booked as catch-up. */
 enum { SO_TUNE_MAX_LAG = 2 };
 enum { SO_TUNE_PROMPT_ROWS = 256 }; /* rows of a typical prefill chunk */
 /* Prior of a drafting level, as a fraction of the target's pass: this constant plus the size ratio.
  * Small drafts cost more than their size suggests (barriers, host time). SmolLM2's draft: 0.10 of a
  * pass with 0.07 of the weights. */
 static const double SO_TUNE_LEVEL_FIXED = 0.04;
-/* The time that a draft adds to the following pass: passes of either kind before it counts, weight
- * of a pass, and its limit as a fraction of a pass. Zen 3, SmolLM2 with its draft, 8 requests:
- * 0.06. */
+/* The time that a draft adds to the following pass: number of passes with a draft, and without one,
+ * before it counts; weight of a pass; its limit as a fraction of a pass. Zen 3, SmolLM2 with its
+ * draft, 8 requests: 0.06. */
 enum { SO_TUNE_AFTER_PASSES = 8 };
 static const double SO_TUNE_AFTER_PART = 0.03, SO_TUNE_AFTER_MAX = 0.15;
 /* A drafter whose level takes less than this fraction of a pass is treated as free. */
@@ -55,7 +55,7 @@ static const double SO_TUNE_LEVEL_FREE = 0.005;
 /* Counts fade over 500 tests (all requests) and 50 (one request). Simulation: slower fading misses
  * a change of text, faster fading makes plans fluctuate. */
 static const float SO_TUNE_SHARED_KEEP = 0.998f, SO_TUNE_OWN_KEEP = 0.98f;
-/* Weight of priors in tests: confidence for depth 1, each depth for the next. */
+/* Weight of priors, in tests: of the prior of depth 1, and of each depth as prior of the next. */
 static const double SO_TUNE_CONFIDENCE_PRIOR = 4, SO_TUNE_DEPTH_PRIOR = 32;
 /* Prior of a later sibling, tested after an earlier one was rejected: half the acceptance of the
  * sibling before it, with the weight of SIBLING_PRIOR tests. */
@@ -68,7 +68,7 @@ static const double SO_TUNE_CHANGE_ALARM = 0.005;
 static const double SO_TUNE_CHANCE_MIN = 0.001, SO_TUNE_CHANCE_MAX = 0.998;
 /* Tests at which the evidence about a drafter is one half. */
 static const double SO_TUNE_EVIDENCE = 3;
-/* Acceptance of a drafter without record and claim. */
+/* Acceptance of a drafter with neither a record nor a claim. */
 static const double SO_TUNE_UNKNOWN_CHANCE = 0.7;
 /* A draft file's claimed agreement was measured greedily on held-out text. Acceptance on users'
  * prompts is lower by this factor: greedy, seed-exact (match), sampled (reject). Measured with
@@ -81,8 +81,8 @@ static const float SO_TUNE_CLAIM_TESTS = 8;
 static const float SO_TUNE_RECORD_TESTS = 512;      /* maximum tests of a cell on disk */
 static const float SO_TUNE_RECORD_PRIOR_TESTS = 24; /* maximum of a cell as prior of a new run */
 static const float SO_TUNE_WRITE_TESTS = 0.5f;      /* smaller cells are not written */
-/* Choosing among draft files: weight of a claim and of no claim, in tests; tests from which on a
- * record counts (a draft that is given up early has only a few). */
+/* Choosing among draft files: weight of a claim and of no claim, in tests; number of tests from
+ * which a record counts (a draft that is given up early has only a few). */
 static const double SO_TUNE_CHOICE_CLAIM = 32, SO_TUNE_CHOICE_NO_CLAIM = 1;
 enum { SO_TUNE_CHOICE_TESTS = 4 };
 
@@ -100,14 +100,14 @@ static const double SO_TUNE_PROBE_TIME_MAX = 0.02;
  * PROBE_BELOW but that costs too much, or in whose place another one drafts. */
 static const double SO_TUNE_PROBE_EVERY = 8, SO_TUNE_PROBE_RARELY_EVERY = 64,
                     SO_TUNE_PROBE_BELOW = 0.5;
-/* The same for a drafter that would not pay with acceptance BEST_CHANCE at every depth: no probe can
- * change that, unless its costs were measured in a bad moment. */
+/* The same for a drafter that would not pay with acceptance BEST_CHANCE at every depth: no probe
+ * can change that, unless its costs were measured at a bad moment. */
 static const double SO_TUNE_PROBE_HOPELESS_EVERY = 512, SO_TUNE_BEST_CHANCE = 0.95;
 /* Minimum expected gain of a plan in tokens: less is within the error of the estimates. */
 static const double SO_TUNE_MARGIN = 0.02;
 /* The same per request in a batch. A request that gets ahead ends sooner and leaves a smaller
- * batch, whose tokens cost more. Zen 3, 8 streams of 64 tokens: drafts with an expected gain of 2 %
- * gained nothing, and cost 1 % for this reason. */
+ * batch, whose tokens cost more. Zen 3, 8 requests of 64 tokens: drafts with an expected gain of
+ * 2 % gained nothing, and cost 1 % for this reason. */
 static const double SO_TUNE_BATCH_MARGIN = 0.04;
 /* The shortfall of drafts (learn_shortfall in plan.c): weight of a draft, and what remains of it
  * after a step without one, so that drafting is tried again. */
@@ -118,21 +118,22 @@ static const float SO_TUNE_MIN_VALUE = 0.001f; /* guesses below this are ignored
  * fast one. A step counts as at most RATE_MAX_PASSES plain passes. */
 static const double SO_TUNE_RATE_PART = 0.03, SO_TUNE_RATE_NOW_PART = 0.15;
 static const double SO_TUNE_RATE_MAX_PASSES = 8;
-/* A step is decoded plainly, to measure it, if the standard error of t(n) (of the logarithm,
- * relative to the widths in use) is above PLAIN_ERROR, speculation gains less than PLAIN_GAIN, and
- * the last plain step was PLAIN_EVERY steps ago. With 8 requests that always drafted, t(8) was
- * estimated 10 % too slow, and drafting lost 6 %. */
+/* With several requests a step is decoded without guesses, to measure a plain pass, if the standard
+ * error of log t(n) (relative to the width of the latest pass) is above PLAIN_ERROR, speculation
+ * gains less than PLAIN_GAIN, and the last plain step was PLAIN_EVERY steps ago. With 8 requests
+ * that always drafted, t(8) was estimated 10 % too slow, and drafting lost 6 %. */
 static const double SO_TUNE_PLAIN_ERROR = 0.03, SO_TUNE_PLAIN_GAIN = 1.25;
 enum { SO_TUNE_PLAIN_EVERY = 4 };
-/* Weight of a round in the yield of a drafter with a cost: for one request, for all. */
+/* Weight of a round in the yield (learn_yield in plan.c) of a drafter with a cost: for one request,
+ * for all. */
 static const double SO_TUNE_OWN_YIELD_PART = 0.08, SO_TUNE_YIELD_PART = 0.02;
 enum { SO_TUNE_YIELD_ROUNDS = 8 }; /* rounds before a yield counts */
-/* Evidence from which on a drafter is known: it drafts with terms instead of a fixed depth. Seven
+/* Evidence from which a drafter is known: it drafts with terms instead of a fixed depth. Seven
  * tests, or a claimed agreement. */
 static const double SO_TUNE_KNOWN = 0.7;
 /* Free guesses of a known drafter below this acceptance are dropped for the next alternative. */
 static const double SO_TUNE_FREE_CHANCE_MIN = 0.15;
-/* Tokens of a typical answer: the catch-up of a prompt is paid off over no more than these. */
+/* Tokens of a typical answer: the catch-up of a prompt is paid off over at most this many. */
 enum { SO_TUNE_ANSWER_TOKENS = 128 };
 /* Levels over which a step of t(n) is averaged when a drafter looks ahead: kernels have tiles of
  * four rows. */

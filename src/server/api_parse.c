@@ -135,7 +135,7 @@ static bool read_seed(parser *p, const field *f, const json_t *v) {
     return true;
 }
 
-/* 53 bits, as responses report it; a number, or its decimal digits as a string. */
+/* A nonce has 53 bits, as in responses. It is a number, or its decimal digits in a string. */
 static bool read_nonce(parser *p, const field *f, const json_t *v) {
     int64_t nonce = -1;
     const char *s = json_string_value(v);

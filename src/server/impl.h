@@ -196,7 +196,7 @@ void so_watch_remove(so_server *s, so_conn *c); /* frees it */
 so_conn *so_watch_first(so_server *s);          /* any connection that is left; NULL: none */
 int so_watch_count(so_server *s);
 /* A job was submitted, or a response without a job begins: until so_watch_quiet the connection
- * counts as busy. If the client disconnects, the job is cancelled; it may be NULL. */
+ * counts as busy. If the client disconnects, the job is cancelled. job may be NULL. */
 void so_watch_busy(so_server *s, so_conn *c, so_job *job);
 /* The response has ended. */
 void so_watch_quiet(so_server *s, so_conn *c);

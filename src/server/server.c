@@ -6,8 +6,8 @@
  *   3. the engine thread ends
  *   4. the housekeeper writes the last log lines and ends
  *
- * so_server_create and so_server_free belong to the thread that owns the server; the others may be
- * called from any thread. */
+ * so_server_create and so_server_free belong to the thread that owns the server; the other
+ * functions may be called from any thread. */
 #include "server/server.h"
 
 #include <errno.h>

@@ -205,7 +205,7 @@ static void end_choice(so_worker *w, so_choice *c) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Reads `tokens` and `finish` without the job's lock: only this thread writes them. */
+/* Reads n_tokens and `finish` without the job's lock: only this thread writes them. */
 static void sweep_job(so_worker *w, so_job *j) {
     for (int i = 0; i < j->n_choices; i++) {
         so_choice *c = &j->choices[i];
@@ -411,8 +411,8 @@ void so_worker_error(so_worker *w, so_err *out) {
 
 const so_serving *so_worker_serving(const so_worker *w) { return &w->serving; }
 
-/* Seconds until a place in the queue may be free: the mean time of a choice, times the number of
- * live choices, divided by the number that run in parallel. */
+/* Seconds until a place in the queue may be free, from 1 to 60: the mean time of a choice, times
+ * the number of unfinished choices plus one, divided by the number that run in parallel. */
 static int estimate_wait(const so_worker *w) {
     double s = w->job_seconds * (w->n_live + 1) / w->serving.eo.n_parallel;
     return s < 1 ? 1 : s > 60 ? 60 : (int)s;

@@ -1,4 +1,4 @@
-/* Typed access to JSON members; every error names the path, the key and the value found. */
+/* Typed access to JSON members; every error names the path, the key and what was found. */
 #include "token/json_get.h"
 
 #include <stdio.h>

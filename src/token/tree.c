@@ -1,9 +1,9 @@
-/* The token tree: nodes and proposals in two fixed arrays, q rows in one block allocated by init.
+/* The token tree: nodes and proposals in two fixed arrays, q rows in one block.
  *
- * Owns only the rows. It does not grow: so_tree_add returns −1 when it is full, and the drafter
- * stops. Indices are in order of creation, also after pruning: a parent precedes its children, and
- * the proposals of a parent have increasing indices. so_tree_check verifies all of it. One thread
- * at a time. */
+ * Owns only this block. The tree does not grow: so_tree_add returns −1 when it is full, and the
+ * drafter stops. Indices are in order of creation, also after pruning: a parent precedes its
+ * children, and the proposals of a parent have increasing indices. so_tree_check verifies all of
+ * it. One thread at a time. */
 #include "token/tree.h"
 
 #include <stdlib.h>

@@ -4,8 +4,8 @@
  * The measured bandwidth must be the best that any code can reach; otherwise kernels would exceed
  * their own limit. So the buffer is in huge pages where the kernel provides them, like packed
  * weights, and it is read both in one sweep and block by block with software prefetch. The faster
- * of the two counts: which one it is differs between machines, and with whether the buffer fits a
- * cache. Nothing else may use the backend during a measurement. */
+ * read counts; which one is faster depends on the machine and on whether the buffer fits a cache.
+ * Nothing else may use the backend during a measurement. */
 #include "backend/probe.h"
 
 #include <stdio.h>
@@ -32,8 +32,8 @@ enum {
 static const double SETTLE_SECONDS = 0.06;
 
 struct so_prober {
-    so_backend *device; /* a backend that measures itself, with `last` and n_bytes; else NULL */
-    so_probe last;      /* its last result */
+    so_backend *device; /* measures itself; uses only n_bytes and `last`. NULL: cpu */
+    so_probe last;      /* the device's last result */
     so_cpu *cpu;
     unsigned char *map, *data;
     size_t map_bytes, n_bytes;
@@ -151,7 +151,7 @@ int so_backend_probe(so_backend *b, size_t n_bytes, so_probe *out, so_err *err) 
 }
 
 /* Linux describes the caches of a core in index0, index1, … sysconf computes the size of a shared
- * cache from other figures, which a hypervisor may present inconsistently: 256 MB for 32. */
+ * cache from other figures, which a hypervisor may present inconsistently: 256 MB instead of 32. */
 static size_t cache_from_sysfs(void) {
     size_t best = 0;
     int best_level = 1;
