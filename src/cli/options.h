@@ -165,7 +165,7 @@ int so_args_fail(const so_args *a, const so_err *err);
  * sequences, and neither NO_COLOR nor --no-color may be set. a may be NULL. */
 bool so_args_color(const so_args *a, int fd);
 /* The candidate that differs from `word` by the fewest typing errors, at most two; NULL: none. If a
- * candidate begins with `word`, that counts as one error. */
+ * candidate begins with `word`, of three letters or more, that counts as one error. */
 const char *so_near_miss(const char *word, const char *const *candidates, int n);
 
 #endif

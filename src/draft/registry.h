@@ -42,10 +42,10 @@ typedef struct so_registry_found {
 } so_registry_found;
 
 /* The registered drafts of a target, at most SO_REGISTRY_MAX. These places are searched in this
- * order: the folder that contains the target, models/ of the installation or source tree, the XDG
- * data folder, SOOTH_MODELS, the cache. In all but the first, folders one level below are searched
- * too. Only headers are read, and only of files at most half as large as the target. Files that do
- * not fit the target are named in the debug log. */
+ * order: the target's folder, models/ of the installation or source tree, models/ of the XDG data
+ * folder, SOOTH_MODELS, models/ of the cache. In all but the first, folders one level below are
+ * searched too. Only headers are read, and only of files at most half as large as the target. Files
+ * that do not fit the target are named in the debug log. */
 void so_registry_search(const so_checkpoint *target, const so_hparams *hp, const so_tokenizer *tok,
                         so_registry_found *out);
 void so_registry_found_free(so_registry_found *f);

@@ -285,7 +285,7 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
     if (rc == SO_OK)
         return;
     report_failure(set, &err);
-    /* a drafter with which the target's device failed is not used again: each failure restarts the
+    /* a set whose draft made the target's device fail is not used again: each failure restarts the
      * requests */
     set->off = b->n_failed != n_failed;
     for (int i = 0; i < n_jobs; i++)
