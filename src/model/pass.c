@@ -284,10 +284,11 @@ static int lay_out_levels(so_pass *p, const so_batch *b, so_err *err) {
         while (guess && parent < i && !b->rows[parent].want_logits)
             parent++;
         if (guess != (level > 0) || (guess && r->parent != parent++))
-            return so_err_set(err, SO_EINVAL,
-                              "row %d: guesses come last, in the order of the rows with logits "
-                              "that they follow",
-                              i);
+            return so_err_set(
+                err, SO_EINVAL,
+                "row %d: guesses must come last, in the order of the rows with logits "
+                "that they follow",
+                i);
         n_out += r->want_logits;
     }
     p->n_levels = level + 1;
@@ -590,10 +591,11 @@ static bool is_finite(const so_pass *p, int i) {
 int so_pass_check(const so_pass *p, int i, so_err *err) {
     if (is_finite(p, i))
         return 0;
-    return so_err_set(err, SO_EFORMAT,
-                      "logits are not finite; the weights of %s hold NaN or infinity, or values "
-                      "past the range of the KV cache's type",
-                      so_checkpoint_path(p->model->ck));
+    return so_err_set(
+        err, SO_EFORMAT,
+        "logits are not finite; the weights of %s hold NaN or infinity, or give keys or "
+        "values past the range of the KV cache's type",
+        so_checkpoint_path(p->model->ck));
 }
 
 int so_pass_check_all(const so_pass *p, so_err *err) {

@@ -56,13 +56,13 @@ static void refuses_batches(void **state) {
     } while (0)
     BAD(rows[1].token = 67, 2, SO_EINVAL, "row 1: token 67 is outside the vocabulary of 67");
     BAD(rows[0].token = -1, 2, SO_EINVAL, "row 0: token -1");
-    BAD(rows[0].token = SO_ROW_GUESS, 2, SO_EINVAL, "row 0: guesses come last");
+    BAD(rows[0].token = SO_ROW_GUESS, 2, SO_EINVAL, "row 0: guesses must come last");
     BAD((rows[0].want_logits = false, rows[1].token = SO_ROW_GUESS), 2, SO_EINVAL,
-        "row 1: guesses come last, in the order of the rows with logits");
+        "row 1: guesses must come last, in the order of the rows with logits");
     so_seq_abort(a);
     SO_OK_OR_FAIL(so_seq_begin(a, 3, &err), err);
     BAD((rows[1].token = SO_ROW_GUESS, rows[2] = (so_row){2, 5, 0, 1, true, NULL}), 3, SO_EINVAL,
-        "row 2: guesses come last");
+        "row 2: guesses must come last");
     so_seq_abort(a);
     SO_OK_OR_FAIL(so_seq_begin(a, 2, &err), err);
     BAD(rows[1].pos = 5, 2, SO_EINVAL,

@@ -54,7 +54,7 @@ static void fill_echo(const tensor *x, float *data, int64_t count) {
                 strcmp(x->name, "token_embd.weight") == 0;
     for (int64_t i = 0; i < count; i++)
         if (state || zero || x->n_dims == 1)
-            data[i] = state ? i / x->dims[0] == i % x->dims[0] : zero ? 0 : 1;
+            data[i] = state ? (float)(i / x->dims[0] == i % x->dims[0]) : zero ? 0 : 1;
 }
 
 static void fill(const so_shape *t, const tensor *x, uint32_t index, float *data, int64_t count) {

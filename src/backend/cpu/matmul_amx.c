@@ -46,7 +46,7 @@
 
 #include "backend/cpu/columns_x86.h"
 
-_Static_assert(COLUMNS == 2, "the two columns of a tile are its row groups");
+_Static_assert(COLUMNS == 2, "the two columns of a weight tile are its row groups");
 
 enum {
     ROWS = 16,                   /* activation rows per tile, at most */
