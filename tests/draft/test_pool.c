@@ -213,6 +213,61 @@ static void test_fewer_ids_than_the_target(void **state) {
     close_drafter(&f);
 }
 
+/* `model+model(FILE)`: two drafts add to one tree, and each drafts as long as its own terms say,
+ * whatever the other one has drafted. A guess is made while start · chance^depth > price: three
+ * guesses from 1, two from 1/2. */
+static void test_merged_models(void **state) {
+    (void)state;
+    static const float starts[][2] = {{1, 1}, {1, 0.5f}, {0.5f, 1}};
+    fixture f, g;
+    so_err err = {0};
+    open_drafter(&f, 0, SO_KV_PAGED, false);
+    g = f;
+    so_rig_open(&g.r, so_test_data("golden/models/qwen2"),
+                &(so_rig_opts){.level = so_cpu_best_level(), .max_rows = 1, .n_pages = 1});
+    so_model_drafter_opts o = {.n_vocab = f.r.n_vocab,
+                               .n_ctx = 2 * N_TEXT,
+                               .n_parallel = 1,
+                               .n_batch = 64,
+                               .max_draft = 2 * DEPTH,
+                               .temp = -1};
+    so_draft_text text = {f.texts[0], N_TEXT, NULL, 0, 2 * N_TEXT};
+    SO_OK_OR_FAIL(so_model_drafter_create(g.r.m, &o, NULL, &g.d, &err), err);
+    SO_OK_OR_FAIL(g.d->vt->open(g.d, &text, &g.states[0], &err), err);
+    g.d->index = 1;
+    for (size_t i = 0; i < SO_LEN(starts); i++) {
+        int n_made[2] = {0};
+        so_tree_reset(&f.trees[0], f.texts[0][N_TEXT - 1], N_TEXT - 1);
+        for (int k = 0; k < 2; k++) {
+            so_draft_terms terms = {.level_price = 0.05f, .start_value = starts[i][k]};
+            for (int d = 0; d < SO_TERMS_DEPTHS; d++) {
+                terms.row_price[d] = 0.1f;
+                for (int l = 0; l <= SO_TERMS_CLASSES; l++)
+                    terms.chance[d][l] = 0.6f;
+            }
+            so_draft_job job = {.state = k ? g.states[0] : f.states[0],
+                                .tokens = f.texts[0],
+                                .n_tokens = N_TEXT,
+                                .n_prompt = N_TEXT,
+                                .tree = &f.trees[0],
+                                .max_nodes = 4 * DEPTH,
+                                .max_depth = 2 * DEPTH,
+                                .terms = &terms};
+            so_drafter *d = k ? g.d : f.d;
+            SO_OK_OR_FAIL(d->vt->propose(d, &job, 1, &err), err);
+            assert_int_equal(job.n_levels, starts[i][k] == 1 ? 3 : 2);
+        }
+        for (int k = 0; k < f.trees[0].n_proposals; k++)
+            n_made[f.trees[0].proposals[k].drafter]++;
+        for (int k = 0; k < 2; k++)
+            assert_int_equal(n_made[k], starts[i][k] == 1 ? 3 : 2);
+    }
+    g.d->vt->close(g.d, g.states[0]);
+    so_drafter_free(g.d);
+    so_rig_close(&g.r);
+    close_drafter(&f);
+}
+
 /* Only a draft with default options is the same in the next run. */
 static void test_recorded(void **state) {
     (void)state;
@@ -243,9 +298,12 @@ static void test_recorded(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shortage), cmocka_unit_test(test_shortage_of_slots),
-        cmocka_unit_test(test_prefixes), cmocka_unit_test(test_full_trees),
-        cmocka_unit_test(test_recorded), cmocka_unit_test(test_fewer_ids_than_the_target)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shortage),
+                                       cmocka_unit_test(test_shortage_of_slots),
+                                       cmocka_unit_test(test_prefixes),
+                                       cmocka_unit_test(test_full_trees),
+                                       cmocka_unit_test(test_merged_models),
+                                       cmocka_unit_test(test_recorded),
+                                       cmocka_unit_test(test_fewer_ids_than_the_target)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
