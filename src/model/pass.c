@@ -499,23 +499,30 @@ static void submit_guesses(so_pass *p, int n) {
 }
 
 static int make_guess_ids(so_pass *p, so_err *err) {
-    const so_model *m = p->model;
-    size_t n = (size_t)m->logits_len;
+    size_t n_bytes = (size_t)p->model->logits_len * sizeof(int32_t);
     if (p->guess_ids.buf)
         return 0;
-    int rc = p->backend->vt->buffer_create(p->backend, n * sizeof(int32_t), &p->guess_ids.buf, err);
-    if (rc != 0)
-        return rc;
+    return p->backend->vt->buffer_create(p->backend, n_bytes, &p->guess_ids.buf, err);
+}
+
+/* Once, and again after a failed pass, which may have lost it. */
+static void upload_guess_ids(so_pass *p) {
+    const so_model *m = p->model;
+    size_t n = (size_t)m->logits_len;
+    if (p->has_guess_ids)
+        return;
     int32_t *ids = SO_NEW_N(int32_t, n);
     for (size_t i = 0; i < n; i++)
         ids[i] = m->vocab_subset ? m->vocab_subset[i] : (int32_t)i;
     upload(p, p->guess_ids, ids, n * sizeof *ids);
     free(ids);
-    return 0;
+    p->has_guess_ids = true;
 }
 
 static void submit_levels(so_pass *p, const so_batch *b) {
     upload_tables(p);
+    if (p->n_levels > 1)
+        upload_guess_ids(p);
     for (int i = 0; i < p->n_levels; i++) {
         so_pass l = level_of(p, b, i);
         upload_level(&l);
@@ -552,6 +559,7 @@ int so_pass_wait(so_pass *p, so_err *err) {
     int rc = p->backend->vt->sync(p->backend, err);
     if (rc != 0) {
         p->n_out = 0;
+        p->has_guess_ids = false;
         p->backend->n_failed++;
     }
     return rc;

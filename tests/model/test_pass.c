@@ -300,6 +300,43 @@ static void guesses_have_the_bits_of_steps(void **state) {
     check_guesses(&reads, SO_DTYPE_F16, NULL);
 }
 
+static void lose(so_backend *b, const so_op *op) {
+    (void)b;
+    (void)op;
+}
+
+static int fail_sync(so_backend *b, so_err *err) {
+    (void)b;
+    return so_err_set(err, SO_EIO, "injected");
+}
+
+/* Also after a pass that failed and lost all that it had uploaded. */
+static void guesses_after_a_failed_pass(void **state) {
+    (void)state;
+    for (int deferred = 0; deferred < 2; deferred++) {
+        so_rig r;
+        so_err err = {0};
+        static guesses want, got;
+        so_shape_open(&r, &SHAPE, &(so_rig_opts){.level = SO_CPU_AUTO, .deferred = deferred});
+        guess(&r, 2, 1, NULL, &want);
+        const so_backend_vt *real = r.b->vt;
+        so_backend_vt faulty = *real;
+        faulty.submit = lose;
+        faulty.sync = fail_sync;
+        so_seq *s = so_seq_create(r.kv);
+        SO_OK_OR_FAIL(so_seq_begin(s, 2, &err), err);
+        const so_row rows[] = {{9, 0, 0, -1, true, NULL}, {SO_ROW_GUESS, 1, 0, 0, true, NULL}};
+        r.b->vt = &faulty;
+        assert_int_equal(so_pass_run(r.p, &(so_batch){rows, 2, &s, 1}, SO_PASS_LOGITS, &err),
+                         SO_EIO);
+        r.b->vt = real;
+        so_seq_free(s);
+        guess(&r, 2, 2, NULL, &got);
+        assert_memory_equal(&got, &want, sizeof got);
+        so_rig_close(&r);
+    }
+}
+
 /* ---- submit and wait ---- */
 
 static so_batch open_row(const so_row *row, so_seq **s) {
@@ -456,6 +493,7 @@ int main(void) {
         cmocka_unit_test(past_learned_positions),
         cmocka_unit_test(results),
         cmocka_unit_test(guesses_have_the_bits_of_steps),
+        cmocka_unit_test(guesses_after_a_failed_pass),
         cmocka_unit_test(results_appear_at_wait),
         cmocka_unit_test(refused_passes_are_not_submitted),
         cmocka_unit_test(early_reads_abort),
