@@ -128,6 +128,7 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     e->o = *opts;
     if (e->o.max_nodes == 0)
         e->o.max_nodes = SO_MIN(NODES_PER_DEPTH * opts->max_draft, SO_TREE_MAX - 1);
+    e->n_failed_seen = so_model_backend(m)->n_failed;
     e->t_created_ns = so_clock_ns();
     rc = create_cache(e, err);
     e->max_guesses = opts->max_draft ? so_speculate_max_guesses(e) : 0;

@@ -287,7 +287,7 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
     report_failure(set, &err);
     /* a set whose draft made the target's device fail is not used again: each failure restarts the
      * requests */
-    set->off = b->n_failed != n_failed;
+    set->off |= b->n_failed != n_failed;
     for (int i = 0; i < n_jobs; i++)
         drop_guesses(set->jobs[i].tree);
 }

@@ -7,9 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
+#include "engine/bundle.h"
 #include "engine/engine.h"
 #include "so_cases.h"
+#include "so_tiny.h"
 
 enum { MAX_STEPS = 2000, N_KINDS = 3 };
 
@@ -43,14 +46,18 @@ static void set_fault(int from, int to) {
     fail_to = to;
 }
 
+static void use_faults(so_backend *b) {
+    faulty_vt = *real_vt;
+    faulty_vt.submit = faulty_submit;
+    faulty_vt.sync = faulty_sync;
+    b->vt = &faulty_vt;
+}
+
 static int open_fixture(void **state) {
     fixture *f = SO_NEW(fixture);
     so_case_open(&f->target, "llama", &f->draft, "llama", f->cases);
     real_vt = f->target.b->vt;
-    faulty_vt = *real_vt;
-    faulty_vt.submit = faulty_submit;
-    faulty_vt.sync = faulty_sync;
-    f->target.b->vt = &faulty_vt;
+    use_faults(f->target.b);
     *state = f;
     return 0;
 }
@@ -158,8 +165,73 @@ static void lost_device(void **state) {
         }
 }
 
+/* Failures before an engine was created do not concern it. */
+static void earlier_failures(void **state) {
+    const fixture *f = *state;
+    so_err err = {0};
+    f->target.b->n_failed += 3;
+    so_engine *e = open_engine(f);
+    so_request *r =
+        so_case_submit(e, &f->cases[1], &(so_spec_opts){.drafter = "model", .length = 3});
+    SO_OK_OR_FAIL(so_engine_run(e, r, &err), err);
+    assert_true(so_case_same(r, &f->cases[1]));
+    assert_int_equal(so_request_get_stats(r)->preempted_n, 0);
+    so_request_free(r);
+    so_engine_free(e);
+}
+
+/* Two draft models, one on the target's device, and both devices are lost: the failure of the
+ * second does not make the first one be asked again, with a restart each time. */
+static void two_lost_devices(void **state) {
+    const so_backend_vt *vt_before = real_vt;
+    char *dir = so_test_tmp(), *path = so_path_join(dir, "tiny.gguf");
+    so_bundle target = {0}, other = {0};
+    so_bundle_opts bo;
+    so_engine_opts o;
+    so_engine *e = NULL;
+    so_err err = {0};
+    so_buf spec = {0};
+    (void)state;
+    so_tiny_write(path, NULL);
+    so_bundle_defaults(&bo);
+    bo.n_threads = 1;
+    SO_OK_OR_FAIL(so_bundle_open(path, &bo, &target, &err), err);
+    SO_OK_OR_FAIL(so_bundle_open(path, &bo, &other, &err), err);
+    so_backend *devices[] = {so_model_backend(target.model), so_model_backend(other.model)};
+    so_engine_defaults(target.model, &o);
+    o.max_draft = 4;
+    o.draft = target.model;
+    o.draft_tok = target.tok;
+    o.draft_backend = devices[1];
+    SO_OK_OR_FAIL(so_engine_create(target.model, target.tok, &o, &e, &err), err);
+    so_buf_printf(&spec, "model+model(%s)", path);
+    so_case c = {.prompt = {1, 5, 6, 5}, .n_prompt = 4, .sample = target.sample};
+    so_request *r = so_case_submit(e, &c, &(so_spec_opts){.drafter = spec.data, .length = 2});
+    real_vt = devices[0]->vt;
+    use_faults(devices[0]);
+    use_faults(devices[1]);
+    set_fault(2, INT32_MAX); /* the first is the prompt's */
+    for (int step = 0; so_request_finish(r) == SO_FINISH_NONE; step++) {
+        assert_true(step < MAX_STEPS);
+        so_engine_step(e, &err);
+    }
+    assert_int_equal(so_request_finish(r), SO_FINISH_ERROR);
+    set_fault(0, 0);
+    devices[0]->vt = devices[1]->vt = real_vt;
+    real_vt = vt_before;
+    so_request_free(r);
+    so_engine_free(e);
+    so_bundle_close(&target);
+    so_bundle_close(&other);
+    so_buf_free(&spec);
+    free(path);
+    so_test_tmp_free(dir);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(one_failure),
-                                       cmocka_unit_test(lost_device)};
+                                       cmocka_unit_test(lost_device),
+                                       cmocka_unit_test(earlier_failures),
+                                       cmocka_unit_test(two_lost_devices)};
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);
 }
