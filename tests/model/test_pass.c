@@ -300,6 +300,36 @@ static void guesses_have_the_bits_of_steps(void **state) {
     check_guesses(&reads, SO_DTYPE_F16, NULL);
 }
 
+/* As many levels as a batch may have, and one more. */
+static void levels_have_a_limit(void **state) {
+    (void)state;
+    enum { MAX = SO_PASS_LEVELS };
+    so_rig r;
+    so_err err = {0};
+    int32_t argmax[MAX];
+    so_row rows[MAX + 1] = {{9, 0, 0, -1, true, NULL}};
+    so_shape_open(&r, &SHAPE, &(so_rig_opts){.level = SO_CPU_AUTO});
+    so_seq *s = so_seq_create(r.kv);
+    for (int i = 1; i <= MAX; i++)
+        rows[i] = (so_row){SO_ROW_GUESS, i, 0, i - 1, true, NULL};
+    SO_OK_OR_FAIL(so_seq_begin(s, MAX + 1, &err), err);
+    assert_int_equal(so_pass_submit(r.p, &(so_batch){rows, MAX + 1, &s, 1}, SO_PASS_ARGMAX, &err),
+                     SO_EINVAL);
+    assert_non_null(strstr(err.msg, "row 32: more than 32 levels"));
+    so_seq_abort(s);
+    SO_OK_OR_FAIL(so_seq_begin(s, MAX, &err), err);
+    SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){rows, MAX, &s, 1}, SO_PASS_ARGMAX, &err), err);
+    for (int i = 0; i < MAX; i++)
+        argmax[i] = so_pass_argmax(r.p, i);
+    for (int i = 1; i < MAX; i++) /* the same tokens, known beforehand */
+        rows[i].token = argmax[i - 1];
+    SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){rows, MAX, &s, 1}, SO_PASS_ARGMAX, &err), err);
+    for (int i = 0; i < MAX; i++)
+        assert_int_equal(so_pass_argmax(r.p, i), argmax[i]);
+    so_seq_free(s);
+    so_rig_close(&r);
+}
+
 static void lose(so_backend *b, const so_op *op) {
     (void)b;
     (void)op;
@@ -493,6 +523,7 @@ int main(void) {
         cmocka_unit_test(past_learned_positions),
         cmocka_unit_test(results),
         cmocka_unit_test(guesses_have_the_bits_of_steps),
+        cmocka_unit_test(levels_have_a_limit),
         cmocka_unit_test(guesses_after_a_failed_pass),
         cmocka_unit_test(results_appear_at_wait),
         cmocka_unit_test(refused_passes_are_not_submitted),
