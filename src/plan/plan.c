@@ -317,7 +317,7 @@ static bool probe_is_due(so_planner *p, const so_candidate *c, int n, int leaf, 
     double chance = (double)c->terms->chance[0][ALL];
     if (c->left_out || c->rank > 0 || chance >= SO_TUNE_PROBE_BELOW ||
         (n > 1 && !would_pay(p, c, n, level_ms, (1 + chance) / 2)))
-        return since >= SO_TUNE_PROBE_RARELY_EVERY;
+        return since >= SO_MAX(SO_TUNE_PROBE_RARELY_EVERY, passes / SO_TUNE_PROBE_RARELY_MAX);
     return since >= SO_MAX(SO_TUNE_PROBE_EVERY, passes / SO_TUNE_PROBE_TIME_MAX) ||
            so_accept_is_recovering(&c->query->r->accept, leaf);
 }

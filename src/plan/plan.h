@@ -63,6 +63,7 @@
  *                      either accurate but too slow, or another drafter is used in its place, or,
  *                      with several requests, it would be too slow even if it were right in half of
  *                      the cases in which it is wrong
+ *                      (later, if probes would take more than 0.5 % of the time)
  *   after 512 tokens   if drafts would not pay even if nearly every guess were accepted
  *
  * While no drafter is in use, the 0.65 % are the only income, so they bound the cost of all probes.

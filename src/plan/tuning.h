@@ -94,8 +94,10 @@ static const double SO_TUNE_ACCOUNT_START = 0.5, SO_TUNE_ACCOUNT_EARN = 0.0065;
 static const double SO_TUNE_ACCOUNT_MAX = 16, SO_TUNE_ACCOUNT_MIN = -1;
 /* Risk that is always allowed, in plain passes: plans with well-known drafters continue. */
 static const double SO_TUNE_FREE_RISK = 0.02;
-/* Maximum fraction of the time that probes of one known drafter may take. */
-static const double SO_TUNE_PROBE_TIME_MAX = 0.02;
+/* Maximum fraction of the time that probes of one known drafter may take, and those that would show
+ * little. A probe may have to process a whole prompt: with 3 passes every 64 tokens, probes of the
+ * second model of `model+model(FILE)` took 5 % of the time (SmolLM2, spec_bench). */
+static const double SO_TUNE_PROBE_TIME_MAX = 0.02, SO_TUNE_PROBE_RARELY_MAX = 0.005;
 /* Tokens between probes: of a drafter that is rejected too often; of one whose acceptance is above
  * PROBE_BELOW but that costs too much, or in whose place another one drafts. */
 static const double SO_TUNE_PROBE_EVERY = 8, SO_TUNE_PROBE_RARELY_EVERY = 64,

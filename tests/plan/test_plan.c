@@ -727,6 +727,54 @@ static void the_weaker_of_two_is_left_out(void **state) {
     }
 }
 
+/* `a+b` where b is known to add little: a probe of b has to process the whole prompt first, and
+ * must not be made so often that this costs more than 1.5 %. */
+static void probes_with_long_prompts_are_rare(void **state) {
+    (void)state;
+    enum { PROMPT = 1000, ANSWER = 100, N_ANSWERS = 60 };
+    bench b = {0};
+    double ms = 0, probe_ms = 0;
+    int n_probes = 0;
+    for (int i = 0; i < 2; i++)
+        b.drafters[i] = (so_drafter){
+            .has_cost = true, .uses_terms = true, .is_model = true, .id = 1 + i, .size = 0.02};
+    bench_open(&b, mild, 2, (int[]){0, 0}, 1, 0);
+    bench_train(&b, 0, 0.9, 100);
+    bench_train(&b, 1, 0.6, 100);
+    for (int answer = 0; answer < N_ANSWERS; answer++) {
+        int read[2] = {0};
+        so_plan_request_free(b.r[0]);
+        b.r[0] = so_plan_request_create(b.ps, &(so_plan_request_opts){0});
+        for (int at = 0; at < ANSWER; at += 4) {
+            bench_begin(&b, 0);
+            for (int k = 0; k < 2; k++) {
+                so_plan_query query = query_of(&b, 0, PROMPT + at, ANSWER - at);
+                so_plan_set_depths(b.p, k, &query, 1);
+                if (query.max_depth == 0)
+                    continue;
+                int n_levels = k ? 1 : 3, unread = PROMPT + at - read[k];
+                for (int node = 0, i = 0; i < n_levels; i++)
+                    node = so_tree_add(&b.t[0], node, 1 + k, SO_Q_POINT, -1, k, 0.5f);
+                so_draft_job job = {.n_levels = n_levels, .n_catch_up = unread, .tree = &b.t[0]};
+                double draft_ms = n_levels * 0.3 + unread * 0.03;
+                so_plan_observe_draft(b.p, k, &query, &job, 1, draft_ms);
+                read[k] = PROMPT + at;
+                ms += draft_ms;
+                probe_ms += k ? draft_ms : 0;
+                n_probes += k;
+            }
+            const so_plan *plan = so_plan_choose(b.p);
+            ms += mild(plan->n_rows);
+            so_plan_end(b.p, mild(plan->n_rows), 4);
+            so_plan_request_observe(b.r[0], (int32_t[]){1, 1, 1, 2}, 4);
+        }
+    }
+    printf("second of two, long prompts: %d probes, %.2f %% of the time\n", n_probes,
+           100 * probe_ms / ms);
+    assert_true(n_probes > 0 && probe_ms < 0.015 * ms);
+    bench_close(&b);
+}
+
 /* `lookup+model`: guesses of a paid drafter stay, even if the free ones beside them are bad. */
 static void paid_guesses_stay(void **state) {
     (void)state;
@@ -1028,6 +1076,7 @@ int main(void) {
         cmocka_unit_test(paid_drafters_replace_free_guesses),
         cmocka_unit_test(merged_drafters_are_planned_each),
         cmocka_unit_test(the_weaker_of_two_is_left_out),
+        cmocka_unit_test(probes_with_long_prompts_are_rare),
         cmocka_unit_test(paid_guesses_stay),
         cmocka_unit_test(refused_rounds_lower_the_yield),
         cmocka_unit_test(drafters_without_terms_get_a_depth),
