@@ -18,6 +18,10 @@
  * row (and of the KV positions that it attends to), with a reduction order fixed by index alone. It
  * is bit-identical for any number and order of other rows and for any number of threads.
  *
+ * Results stay in their buffers, with one exception: a backend may leave out steps within a layer
+ * (queries, keys, values, attention's output, and what norms, gates and products before an addition
+ * give) if no later operation before the sync reads them.
+ *
  * Activations are float32, row-major, [n][d] unless stated otherwise. One thread at a time may use
  * a backend. */
 #ifndef SO_BACKEND_BACKEND_H

@@ -27,6 +27,16 @@ static const so_shape WIDE = {.d_model = 256,
                               .n_vocab = 261,
                               .n_ctx = 8192,
                               .seed = 1};
+/* Three layers, heads of 128, and rows that are no multiple of 8 units of 64. */
+static const so_shape DEEP = {.d_model = 320,
+                              .n_layers = 3,
+                              .n_heads = 6,
+                              .n_heads_kv = 2,
+                              .head_dim = 128,
+                              .d_ff = 704,
+                              .n_vocab = 261,
+                              .n_ctx = 8192,
+                              .seed = 6};
 /* Narrow enough for contexts past 4096; no dimension is a multiple of 16. */
 static const so_shape THIN = {.d_model = 36,
                               .n_layers = 1,
@@ -87,7 +97,7 @@ static void count_caches(void) {
     so_backend_free(b);
 }
 
-static char *g_dir, *g_wide, *g_thin, *g_windowed, *g_sick, *g_sick_heads; /* files */
+static char *g_dir, *g_wide, *g_deep, *g_thin, *g_windowed, *g_sick, *g_sick_heads; /* files */
 
 static char *write_in(const char *sub, const so_shape *t) {
     so_err err = {0};
@@ -103,6 +113,7 @@ static int setup(void **state) {
     count_caches();
     g_dir = so_test_tmp();
     g_wide = write_in("wide", &WIDE);
+    g_deep = write_in("deep", &DEEP);
     g_thin = write_in("thin", &THIN);
     g_windowed = write_in("windowed", &WINDOWED);
     g_sick = write_in("sick", &SICK);
@@ -113,6 +124,7 @@ static int setup(void **state) {
 static int teardown(void **state) {
     (void)state;
     free(g_wide);
+    free(g_deep);
     free(g_thin);
     free(g_windowed);
     free(g_sick);
@@ -407,6 +419,62 @@ static void speculate(const char *path, so_rig_opts o, const so_shape *spec, int
     so_rig_close(&r);
     free(got);
     free(want);
+}
+
+/* Passes that come again: a GPU replays them, and may compute them by other kernels than the first
+ * time. Chains of 1 to 17 rows and random trees, after prefixes of one page to several chunks. */
+static void repeat(const char *path, const so_shape *spec, so_rig_opts o, const int *widths,
+                   size_t n_widths) {
+    enum { N = 420, TIMES = 3 };
+    static const int prefixes[] = {1, 30, 64, 130, 400};
+    int32_t tokens[N];
+    dice d = {.seed = 17};
+    so_rig r;
+    so_shape_tokens(spec, 14, tokens, N);
+    so_rig_open(&r, path, &o);
+    float *ref = SO_NEW_N(float, N *r.n_vocab), *got = SO_NEW_N(float, MAX_NODES *r.n_vocab);
+    so_seq *s = so_seq_create(r.kv);
+    so_rig_chunks(&r, s, tokens, N, 140, ref);
+    for (size_t c = 0; c < SO_LEN(prefixes); c++) {
+        int prefix = prefixes[c];
+        for (size_t i = 0; i < n_widths; i++)
+            for (int k = 0; k < TIMES; k++) {
+                CASE("%s %s width %d after %d, time %d", path, dtype_name(o.model.dtype), widths[i],
+                     prefix, k);
+                so_seq_truncate_to(s, prefix);
+                so_rig_chain(&r, s, tokens + prefix, widths[i], got);
+                same(got, ref + prefix * r.n_vocab, r.n_vocab, widths[i]);
+            }
+        so_seq_truncate_to(s, prefix);
+        tree t;
+        grow_tree(&t, 3 + roll(&d, 14), &d, spec);
+        run_paths(&r, s, &t, got);
+        for (int k = 0; k < TIMES; k++) {
+            CASE("%s %s tree of %d after %d, time %d", path, dtype_name(o.model.dtype), t.n, prefix,
+                 k);
+            score_tree(&r, s, &t, spec, got);
+            so_seq_abort(s);
+        }
+        so_seq_truncate_to(s, 0);
+        so_rig_chunks(&r, s, tokens, N, 140, NULL);
+    }
+    so_seq_free(s);
+    so_rig_close(&r);
+    free(ref);
+    free(got);
+}
+
+static void repeated_passes(void **state) {
+    (void)state;
+    static const so_dtype dtypes[] = {SO_DTYPE_F16, SO_DTYPE_Q8_0, SO_DTYPE_Q4_0, SO_DTYPE_BF16,
+                                      SO_DTYPE_F32};
+    static const int widths[] = {1, 2, 3, 5, 8, 9, 12, 16, 17};
+    for (size_t i = 0; i < SO_LEN(dtypes); i++) {
+        so_rig_opts o = options(dtypes[i], so_cpu_best_level(), 2, SO_DTYPE_F16);
+        size_t n = so_test_full() || strcmp(so_test_device(), "cpu") != 0 ? SO_LEN(widths) : 3;
+        repeat(g_wide, &WIDE, o, widths, n);
+        repeat(g_deep, &DEEP, o, widths, n);
+    }
 }
 
 static void trees_and_compaction(void **state) {
@@ -715,10 +783,15 @@ static void contexts_around_borders(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dtypes_and_widths),    cmocka_unit_test(chunks_and_threads),
-        cmocka_unit_test(trees_and_compaction), cmocka_unit_test(trees_of_every_architecture),
-        cmocka_unit_test(neighbours),           cmocka_unit_test(stale_pages),
-        cmocka_unit_test(forked_pages),         cmocka_unit_test(contexts_around_borders),
+        cmocka_unit_test(dtypes_and_widths),
+        cmocka_unit_test(chunks_and_threads),
+        cmocka_unit_test(repeated_passes),
+        cmocka_unit_test(trees_and_compaction),
+        cmocka_unit_test(trees_of_every_architecture),
+        cmocka_unit_test(neighbours),
+        cmocka_unit_test(stale_pages),
+        cmocka_unit_test(forked_pages),
+        cmocka_unit_test(contexts_around_borders),
         cmocka_unit_test(sick_branches),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

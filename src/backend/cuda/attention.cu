@@ -23,9 +23,9 @@
  *            over the head's units of 64 (in the order of k of so_fmt); values: one chain over the
  *            64 positions.
  *   scalar   all others: float32, one chain over the head's elements, one over the positions. */
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/softmax.cuh"
 
-enum { CHUNK = 64, SPLITS = 32, THREADS = 128 };
+enum { THREADS = 128 };
 
 typedef struct attn_args {
     so_kv_store s;
@@ -40,14 +40,6 @@ typedef struct attn_args {
     float *out;        /* or NULL */
     so_half_rows half;
 } attn_args;
-
-SO_DEVICE void merge(float m_c, float l_c, float *m, float *l, float *a, float *b) {
-    float m2 = isnan(m_c) || isnan(*m) ? NAN : fmaxf(*m, m_c); /* fmaxf drops NaN */
-    *a = *m == -INFINITY ? 0 : expf(__fsub_rn(*m, m2));
-    *b = expf(__fsub_rn(m_c, m2));
-    *l = __fadd_rn(__fmul_rn(*l, *a), __fmul_rn(l_c, *b));
-    *m = m2;
-}
 
 /* The rows and columns of a thread block. */
 typedef struct span {
@@ -86,22 +78,6 @@ SO_DEVICE size_t entry_of(const attn_args &p, const so_attn_row &r, int pos, int
            p.s.entry;
 }
 
-/* Softmax of a chunk's scores[64] for one column, which sees positions from … to-1, by one warp. Sets
- * *m_c to the largest score and *l_c to the sum of the weights. Returns the weights of positions
- * `lane` and `lane` + 32, 0 where not seen. */
-SO_DEVICE float2 soften(const float *scores, int from, int to, int lane, float *m_c, float *l_c) {
-    bool a = lane >= from && lane < to, b = lane + 32 >= from && lane + 32 < to;
-    float x = a ? scores[lane] : -INFINITY, y = b ? scores[lane + 32] : -INFINITY;
-    float top = so_warp_max(fmaxf(x, y));
-    if (__any_sync(0xffffffffu, (a && isnan(x)) || (b && isnan(y))))
-        top = NAN;
-    x = a ? expf(__fsub_rn(x, top)) : 0;
-    y = b ? expf(__fsub_rn(y, top)) : 0;
-    *m_c = top;
-    *l_c = so_warp_sum(__fadd_rn(x, y));
-    return make_float2(x, y);
-}
-
 /* Index of running sum `split` of a column, in parts and stats. */
 SO_DEVICE size_t sum_of(const attn_args &p, const span &b, int col, int split) {
     return ((size_t)(b.row0 + col / b.n_heads) * p.n_heads + b.head0 + col % b.n_heads) * SPLITS +
@@ -126,7 +102,7 @@ SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row
     if (threadIdx.x == 0)
         *arrived = 0;
     int d = p.s.shape.head_dim, width = p.n_heads * d;
-    float2 *factors = (float2 *)shared; /* [col][SPLITS]: (m, l), then (a, b) of o = o·a + part·b */
+    float2 *factors = (float2 *)shared; /* [col][SPLITS]: (m, l); m is replaced by the weight */
     float *over = (float *)(factors + b.n_cols * SPLITS); /* 1 / l */
     for (int i = threadIdx.x; i < b.n_cols * SPLITS; i += THREADS)
         if (i % SPLITS < n_chunks)
@@ -134,12 +110,13 @@ SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row
     __syncthreads();
     for (int col = threadIdx.x; col < b.n_cols; col += THREADS) {
         int n = min(SPLITS, (rows[col / b.n_heads].pos + CHUNK) / CHUNK);
+        float2 *f = factors + col * SPLITS;
         float m = -INFINITY, l = 0;
+        for (int s = 0; s < n; s++)
+            m = isnan(f[s].x) || isnan(m) ? NAN : fmaxf(m, f[s].x);
         for (int s = 0; s < n; s++) {
-            float2 f = factors[col * SPLITS + s], ab = make_float2(1, 0);
-            if (f.x != -INFINITY)
-                merge(f.x, f.y, &m, &l, &ab.x, &ab.y);
-            factors[col * SPLITS + s] = ab;
+            f[s].x = weight_of(f[s].x, m);
+            l = __fmaf_rn(f[s].y, f[s].x, l);
         }
         over[col] = __fdiv_rn(1.0f, l);
     }
@@ -158,9 +135,9 @@ SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row
 #pragma unroll
             for (int s = 0; s < 8; s++)
                 if (s0 + s < n) {
-                    float2 ab = factors[col * SPLITS + s0 + s];
-                    o.x = __fmaf_rn(v[s].x, ab.y, __fmul_rn(o.x, ab.x));
-                    o.y = __fmaf_rn(v[s].y, ab.y, __fmul_rn(o.y, ab.x));
+                    float w = factors[col * SPLITS + s0 + s].x;
+                    o.x = __fmaf_rn(v[s].x, w, o.x);
+                    o.y = __fmaf_rn(v[s].y, w, o.y);
                 }
         }
         o = make_float2(__fmul_rn(o.x, over[col]), __fmul_rn(o.y, over[col]));
@@ -246,14 +223,6 @@ SO_DEVICE sight sight_of(const attn_args &p, const span &b, const so_attn_row *r
     if (b.n_rows == 1)
         v.same_to = INT32_MAX;
     return v;
-}
-
-SO_DEVICE void load_transposed(uint32_t *a, const char *at) {
-    uint32_t s = (uint32_t)__cvta_generic_to_shared(at);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(s)
-                 : "memory");
 }
 
 template <int NT, int U>

@@ -39,6 +39,7 @@ typedef struct graph {
     signature key;
     uint64_t hash;
     cudaGraphExec_t exec; /* NULL: seen once */
+    so_persist_plan plan; /* of exec */
     uint64_t used;        /* 0: free */
 } graph;
 
@@ -135,7 +136,7 @@ static int weight_create(so_backend *base, const so_tensor *t, so_weight **out, 
     cuda_backend *b = (cuda_backend *)base;
     so_weight *w = (so_weight *)calloc(1, sizeof *w);
     cudaSetDevice(b->device);
-    int rc = so_cuda_weight_pack(w, t, b->stream, err);
+    int rc = so_cuda_weight_pack(w, t, b->queue.n_sms, b->stream, err);
     if (rc != SO_OK)
         free(w);
     else
@@ -332,7 +333,7 @@ static bool reserve_device(cuda_backend *b, void **p, size_t *cap, size_t n) {
 /* Memory for the kernels of the list, before anything is launched or captured. */
 static void reserve_memory(cuda_backend *b) {
     so_memory need, *m = &b->memory;
-    so_cuda_need(b->ops, b->n_ops, &need);
+    so_cuda_need(&b->queue, b->ops, b->n_ops, &need);
     size_t cap = m->half_bytes;
     bool grown = reserve_device(b, (void **)&m->half[0], &cap, need.half_bytes);
     grown |= reserve_device(b, (void **)&m->half[1], &m->half_bytes, need.half_bytes);
@@ -340,6 +341,9 @@ static void reserve_memory(cuda_backend *b) {
                             need.scratch.counter_bytes);
     grown |= reserve_device(b, (void **)&m->scratch.parts, &m->scratch.parts_bytes,
                             need.scratch.parts_bytes);
+    grown |= reserve_device(b, (void **)&m->squares, &m->squares_bytes, need.squares_bytes);
+    grown |= reserve_device(b, (void **)&m->row_scale, &m->row_scale_bytes, need.row_scale_bytes);
+    grown |= reserve_device(b, (void **)&m->exchange, &m->exchange_bytes, need.exchange_bytes);
     if (!m->half[0] || !m->half[1])
         m->half_bytes = 0; /* one allocation failed: try both again */
     if (grown)
@@ -456,6 +460,7 @@ static uint64_t hash_of(const signature *s) {
 static void forget(graph *g) {
     if (g->exec)
         cudaGraphExecDestroy(g->exec);
+    so_persist_plan_free(&g->plan);
     free(g->key.words);
     memset(g, 0, sizeof *g);
 }
@@ -481,14 +486,15 @@ static graph *find_graph(cuda_backend *b) {
 
 /* The list as a graph; NULL if that fails, for example for lack of memory. A launch that is refused during the
  * capture leaves a graph without that kernel, which must not be used. */
-static cudaGraphExec_t capture(cuda_backend *b) {
+static cudaGraphExec_t capture(cuda_backend *b, so_persist_plan *plan) {
     cudaGraph_t made = NULL;
     cudaGraphExec_t exec = NULL;
+    so_persist_plan_make(&b->queue, b->ops, b->n_ops, b->memory.exchange, plan);
     if (cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
         (void)cudaGetLastError();
         return NULL;
     }
-    so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory);
+    so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory, plan);
     bool whole = cudaGetLastError() == cudaSuccess;
     whole &= cudaStreamEndCapture(b->stream, &made) == cudaSuccess;
     if (whole && cudaGraphInstantiate(&exec, made, 0) != cudaSuccess)
@@ -505,15 +511,15 @@ static void run_list(cuda_backend *b) {
     bool seen = g->used > 0;
     g->used = ++b->clock;
     if (!seen || b->n_ops < 8) {
-        so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory);
+        so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory, NULL);
         return;
     }
     if (!g->exec)
-        g->exec = capture(b);
+        g->exec = capture(b, &g->plan);
     if (g->exec)
         TRY(b, cudaGraphLaunch(g->exec, b->stream));
     else
-        so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory);
+        so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory, NULL);
 }
 
 static void queue_downloads(cuda_backend *b) {
@@ -574,6 +580,9 @@ static void free_backend(so_backend *base) {
         cudaFree(b->memory.half[i]);
     cudaFree(b->memory.scratch.counters);
     cudaFree(b->memory.scratch.parts);
+    cudaFree(b->memory.squares);
+    cudaFree(b->memory.row_scale);
+    cudaFree(b->memory.exchange);
     cudaFree(b->stage_dev);
     cudaFreeHost(b->stage.data);
     cudaFreeHost(b->results.data);
@@ -721,8 +730,13 @@ so_cuda_backend_create(int device, so_backend **out, so_err *err) {
         free(b);
         return so_err_set(err, SO_EIO, "GPU %d: %s", device, cudaGetErrorString(e));
     }
-    b->queue = {b->stream, p.major >= 9, p.multiProcessorCount, (int)p.sharedMemPerBlockOptin,
+    b->queue = {b->stream,
+                p.major >= 9,
+                false,
+                p.multiProcessorCount,
+                (int)p.sharedMemPerBlockOptin,
                 (int)p.sharedMemPerMultiprocessor};
+    b->queue.persist = p.major >= 9 && so_persist_usable(&b->queue);
     snprintf(b->name, sizeof b->name, "cuda:%d %s, %d SMs, %zu GiB", device, p.name,
              p.multiProcessorCount, p.totalGlobalMem >> 30);
     *out = &b->base;

@@ -10,19 +10,27 @@
  *               exceeds the range becomes infinity, which the caller sees as logits that are not
  *               finite). Weights are rounded to fp16 after division by a power of two for each
  *               output (its factor); F32 weights keep two fp16 numbers, high and low. The product is
- *               mma.m16n8k16 with weights as A and activations as B, float32 sums. K is divided into
- *               units of 64, and the units into 8 segments of ceil(units / 8). A segment is one chain
- *               of mma, four per unit (so_fmt states which k each one takes); for F32 four with the
- *               high parts, then four with the low parts. The 8 sums are added in order; the result
- *               is multiplied by the factor and by 2^4, and the bias is added.
+ *               mma.m16n8k16 with float32 sums; weights may be its A operand and activations B, or
+ *               the reverse, which gives the same bits (tests compare). K is divided into units of
+ *               64, and the units into 8 segments of equal length, the first ones longer by one if
+ *               8 does not divide their number. A segment is one chain of mma, four per unit
+ *               (so_fmt states which k each one takes); for F32 four with the high parts, then four
+ *               with the low parts. The 8 sums are added in order; the result is multiplied by the
+ *               factor, by 2^4 and, after a split norm, by the row's scale; then the bias is added.
  *   norms       256 threads. Thread i adds x·x of elements 4i … 4i+3, 4i+1024 … 4i+1027, …, in order.
  *               The 32 lanes of a warp are added by exchanges with lane xor 16, 8, 4, 2, 1, then the
  *               8 warps in order.
+ *   split norm  An RMS norm between a residual addition and products (launch.cu says when): the
+ *               addition's kernel writes x · weight as the products' input and, for each 8 elements,
+ *               the sum of x·x (pairs (e, e xor 1), then xor 2, then xor 4). A row's scale is
+ *               1 / sqrt(sum / d + eps): lane i adds the sums i, i + 32, … in order, the lanes are
+ *               added as above. The products' results are multiplied by it.
  *   attention   Chunks of 64 logical positions. In a chunk: the scores; their maximum; exp; the sum
  *               of exp over lanes (positions j and j + 32 first, then xor 16 … 1); the weighted sum
  *               of values as one chain over the positions. Chunk c is merged into running sum
- *               c mod 32, and the 32 are merged in order. attention.cu has the two ways of computing
- *               scores and values; which one is used depends on the cache's type and head size.
+ *               c mod 32. At the end the running sums are weighted by exp(m_i − max m) and added in
+ *               order. attention.cu has the two ways of computing scores and values; which one is
+ *               used depends on the cache's type and head size.
  *   the rest    One operation per element, rounded as written; exp is CUDA's expf. K and V are
  *               rounded when stored, and every row reads the rounded values.
  *
@@ -43,9 +51,9 @@ extern "C" {
 
 #define SO_DEVICE static __device__ __forceinline__
 
-/* Formats of packed weights. A tile is 8 outputs; a unit is 64 consecutive k. The units of a tile are
- * stored one after the other. An mma multiplies two tiles: one as rows 0 … 7 of its A operand, the
- * other as rows 8 … 15. Lane (g, t) = (lane / 4, lane % 4) of a warp holds output g of each tile and,
+/* Formats of packed weights. A tile is 8 outputs; a unit is 64 consecutive k. so_layout says where the
+ * units are. An mma multiplies two tiles as rows 0 … 7 and 8 … 15 of its A operand, or one tile as its
+ * B operand. Lane (g, t) = (lane / 4, lane % 4) of a warp holds output g of each tile and,
  * for each half h of the unit, 8 consecutive k from 32 h + 8 t on. Mma 2 h takes the first four of
  * these k, mma 2 h + 1 the last four: two of them as the instruction's k = 2t, 2t+1, the next two as
  * 2t+8, 2t+9. So a lane's 8 activations are 16 consecutive bytes of a row-major row, and a warp reads
@@ -85,10 +93,72 @@ struct so_buffer {
     size_t n_bytes;
 };
 
+/* The order of a matrix's units in memory. Quantised formats: tile by tile. Formats of fp16 numbers: the
+ * tiles are divided between as many owners as the GPU has multiprocessors, to within one. The units of an
+ * owner are consecutive, so that a persistent thread block reads one stream (persist.cu). Within it, round
+ * j has the j-th unit of every segment, tile by tile:
+ *
+ *   round 0: tile 0, segments 0 … 7; tile 1, segments 0 … 7; …     round 1: …
+ *
+ * If 8 does not divide the number of units, the last round has only the first `rem` segments. Units of
+ * quantised formats are short, and reading them one by one in this order took 1.4 times as long. */
+typedef struct so_layout {
+    int n_tiles, n_units;
+    bool rounds;    /* in rounds, by owner; otherwise tile by tile */
+    int each, more; /* tiles of an owner; the first `more` owners have one more */
+} so_layout;
+
+static __host__ __device__ __forceinline__ so_layout so_layout_make(so_fmt fmt, int n_tiles,
+                                                                    int n_units, int n_owners) {
+    return {n_tiles, n_units, fmt <= SO_FMT_F32, n_tiles / n_owners, n_tiles % n_owners};
+}
+
+/* First tile of an owner. */
+static __host__ __device__ __forceinline__ int so_first_tile(const so_layout &l, int owner) {
+    return owner * l.each + (owner < l.more ? owner : l.more);
+}
+
+/* First unit of a segment. */
+static __host__ __device__ __forceinline__ int so_first_unit(int n_units, int segment) {
+    int full = n_units / 8, rem = n_units % 8;
+    return segment * full + (segment < rem ? segment : rem);
+}
+
+/* Where the units of a tile are: unit j of segment s is number so_unit_of(place, j, s) of the matrix. */
+typedef struct so_tile_place {
+    int first, n_tiles, r; /* the owner's first unit and number of tiles; the tile among them */
+} so_tile_place;
+
+static __host__ __device__ __forceinline__ so_tile_place so_place_of(const so_layout &l, int tile) {
+    if (!l.rounds)
+        return {tile * l.n_units, 1, 0};
+    int longer = l.more * (l.each + 1);
+    int owner = tile < longer ? tile / (l.each + 1) : l.more + (tile - longer) / l.each;
+    int first = so_first_tile(l, owner);
+    return {first * l.n_units, l.each + (owner < l.more), tile - first};
+}
+
+static __host__ __device__ __forceinline__ int so_unit_of(const so_layout &l, so_tile_place t,
+                                                          int j, int s) {
+    int full = l.n_units / 8, rem = l.n_units % 8;
+    if (!l.rounds)
+        return t.first + so_first_unit(l.n_units, s) + j;
+    return t.first + (j < full ? (j * t.n_tiles + t.r) * 8 : full * t.n_tiles * 8 + t.r * rem) + s;
+}
+
+/* Unit u of a tile, counted along k. */
+static __host__ __device__ __forceinline__ int so_unit_at(const so_layout &l, so_tile_place t,
+                                                          int u) {
+    int full = l.n_units / 8, rem = l.n_units % 8, longer = rem * (full + 1);
+    int s = u < longer ? u / (full + 1) : rem + (u - longer) / (full > 0 ? full : 1);
+    return so_unit_of(l, t, u - so_first_unit(l.n_units, s), s);
+}
+
 struct so_weight {
     so_fmt fmt;
     so_dtype dtype;
     int m, k, n_units;
+    so_layout layout;
     char *data;
     float *factor; /* [m] a power of two for each output */
 };
@@ -122,6 +192,7 @@ template <class T> SO_DEVICE T so_load(const T *p) { return __ldcg(p); }
 typedef struct so_queue {
     cudaStream_t stream;
     bool overlap; /* programmatic dependent launch */
+    bool persist; /* layers may be one persistent kernel (persist.cu) */
     int n_sms;
     int shared_block, shared_sm; /* shared memory in bytes: of a block, of an SM */
 } so_queue;
@@ -191,6 +262,14 @@ SO_DEVICE float so_block_sum(float v) {
     return s;
 }
 
+/* A row's scale in a split norm, from its d / 8 sums of squares; one warp. */
+template <class F> SO_DEVICE float so_row_scale(int d, float eps, F square) {
+    float s = 0;
+    for (int i = threadIdx.x % 32; i < d / SO_TILE; i += 32)
+        s = __fadd_rn(s, square(i));
+    return __frsqrt_rn(__fadd_rn(__fdiv_rn(so_warp_sum(s), (float)d), eps));
+}
+
 SO_DEVICE float so_gelu(float x) {
     float u = __fmul_rn(0.7978845608f, __fmaf_rn(__fmul_rn(0.044715f, __fmul_rn(x, x)), x, x));
     return __fdiv_rn(x, __fadd_rn(1.0f, expf(__fmul_rn(-2.0f, u))));
@@ -254,11 +333,19 @@ typedef struct so_products {
                          the only one; SO_OP_COUNT: none */
     float *act_out; /* or NULL */
     so_half_rows half_out;
+    const float *row_scale; /* not NULL: results are multiplied by row_scale[row] */
+    const float
+        *norm; /* not NULL: half_out is (result of the addition) · norm[col], and the sums of
+                               squares go to squares [row][m / 8] */
+    float *squares;
 } so_products;
 
 void so_cuda_matmul(const so_queue &q, const so_products *p);
 void so_cuda_to_half(const so_queue &q, const float *x, int n, int d, so_half_rows out);
-int so_cuda_weight_pack(so_weight *w, const so_tensor *t, cudaStream_t s, so_err *err);
+/* The second half of a split norm: scale[row] from the sums of squares. */
+void so_cuda_row_scale(const so_queue &q, const float *squares, int n, int d, float eps,
+                       float *scale);
+int so_cuda_weight_pack(so_weight *w, const so_tensor *t, int n_sms, cudaStream_t s, so_err *err);
 void so_cuda_embed(const so_queue &q, const so_op *op);
 /* Norms, elementwise operations, gather, rope, stores, argmax. Norms and elementwise operations also
  * write `half`; `keep`: their float32 results are wanted. */

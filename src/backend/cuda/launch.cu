@@ -7,6 +7,10 @@
  * where the separate ones would. A float32 result that is overwritten before anybody reads it is not
  * stored.
  *
+ * One combination has bits of its own: an RMS norm of a sum (product, addition, norm) whose result only
+ * products read is a split norm (device.cuh). Whether it is one depends on the kinds of operations and
+ * their order alone, never on the number of rows.
+ *
  * The choice of kernels depends only on the list, never on data in device memory, so the kernels of a
  * pass can be captured as a graph. */
 #include "backend/cuda/launch.cuh"
@@ -60,18 +64,21 @@ typedef struct op_list {
     size_t n;
 } op_list;
 
-/* Whether the n rows at v may be read by operation `from` or later: an operation reads the buffer
- * before one overwrites these rows, or the list ends first. */
-static bool is_read(op_list l, size_t from, so_view v, int n) {
-    for (size_t i = from; i < l.n; i++) {
-        op_views w = views_of(&l.ops[i]);
+bool so_cuda_is_read(const so_op *ops, size_t n_ops, size_t from, so_view v, int n, bool at_end) {
+    for (size_t i = from; i < n_ops; i++) {
+        op_views w = views_of(&ops[i]);
         for (int j = 0; j < w.n_in; j++)
             if (w.in[j].buf == v.buf)
                 return true;
-        if (same(w.out, v) && l.ops[i].n >= n)
+        if (same(w.out, v) && ops[i].n >= n)
             return false;
     }
-    return true;
+    return at_end;
+}
+
+/* Whether the n rows at v may be read by operation `from` or later. */
+static bool is_read(op_list l, size_t from, so_view v, int n) {
+    return so_cuda_is_read(l.ops, l.n, from, v, n, true);
 }
 
 /* The same, without the products at operation `from` that read the rows as fp16. */
@@ -90,6 +97,7 @@ static bool is_read_as_float(op_list l, size_t from, so_view v, int n) {
 typedef struct half_status {
     const char *x; /* NULL: none */
     int n, d, buf;
+    bool scaled; /* the first half of a split norm: results are to be multiplied by row_scale */
 } half_status;
 
 typedef struct launcher {
@@ -111,7 +119,7 @@ static so_half_rows wanted(launcher *a, size_t i, so_view out, int n, int d) {
     if (!next || next->kind != SO_OP_MATMUL || next->n != n || !same(next->matmul.x, out) ||
         next->matmul.w->k != d)
         return {NULL, 0};
-    a->h = {at(out), n, d, !a->h.buf};
+    a->h = {at(out), n, d, !a->h.buf, false};
     return half_rows(a, a->h.buf, d);
 }
 
@@ -177,17 +185,32 @@ static bool is_rope_store(op_list l, size_t i) {
            o[1].rope.head_dim == o[2].kv_store.store->shape.head_dim;
 }
 
+/* The rows of a product as fp16. */
+static so_half_rows rows_of(launcher *a, const so_op *op) {
+    int k = op->matmul.w->k;
+    if (a->h.x != at(op->matmul.x) || a->h.n != op->n || a->h.d != k) {
+        a->h = {at(op->matmul.x), op->n, k, !a->h.buf, false};
+        so_cuda_to_half(*a->q, (const float *)a->h.x, op->n, k, half_rows(a, a->h.buf, k));
+    }
+    return half_rows(a, a->h.buf, k);
+}
+
+/* Operation i is an RMS norm of the n rows at `sum`, and only products read its result, as fp16. */
+static bool is_split_norm(op_list l, size_t i, so_view sum, int n, int d) {
+    const so_op *o = &l.ops[i];
+    return i + 1 < l.n && o->kind == SO_OP_RMS_NORM && o->n == n && same(o->norm.x, sum) &&
+           !same(o->norm.out, sum) && o->norm.d == d && d % SO_TILE == 0 &&
+           o[1].kind == SO_OP_MATMUL && o[1].n == n && same(o[1].matmul.x, o->norm.out) &&
+           o[1].matmul.w->k == d && !is_read_as_float(l, i + 1, o->norm.out, n);
+}
+
 /* Returns how many operations were taken. */
 static size_t launch_products(launcher *a, size_t i) {
     const so_op *op = &a->l.ops[i], *end = a->l.ops + a->l.n;
-    int k = op->matmul.w->k;
-    if (a->h.x != at(op->matmul.x) || a->h.n != op->n || a->h.d != k) {
-        a->h = {at(op->matmul.x), op->n, k, !a->h.buf};
-        so_cuda_to_half(*a->q, (const float *)a->h.x, op->n, k, half_rows(a, a->h.buf, k));
-    }
     so_products p = {};
     p.n = op->n;
-    p.x = half_rows(a, a->h.buf, k);
+    p.x = rows_of(a, op);
+    p.row_scale = a->h.scaled ? a->m->row_scale : NULL;
     p.act = SO_OP_COUNT;
     if (is_gated(a->l, i))
         return launch_gated(a, i, &p);
@@ -210,6 +233,18 @@ static size_t launch_products(launcher *a, size_t i) {
         if ((const char *)last->out == a->h.x)
             a->h.x = NULL;
         taken++;
+        const so_op *norm = op + taken;
+        if (p.n_products == 1 &&
+            is_split_norm(a->l, i + taken, next->eltwise.out, op->n, last->w->m)) {
+            p.norm = (const float *)at(norm->norm.weight);
+            p.squares = a->m->squares;
+            p.half_out = wanted(a, i + taken + 1, norm->norm.out, op->n, norm->norm.d);
+            a->h.scaled = true;
+            so_cuda_matmul(*a->q, &p);
+            so_cuda_row_scale(*a->q, p.squares, op->n, norm->norm.d, norm->norm.eps,
+                              a->m->row_scale);
+            return taken + 1;
+        }
     } else if (next < end && p.n_products == 1 && next->kind == SO_OP_GELU && next->n == op->n &&
                same(next->eltwise.a, prior->matmul.out) && next->eltwise.d == last->w->m) {
         so_view out = next->eltwise.out;
@@ -239,18 +274,33 @@ static void launch_rows(launcher *a, size_t i, so_view out, int d) {
         so_cuda_op(*a->q, op, half, keep, &a->m->scratch);
 }
 
-void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_memory *m) {
+static const so_persist_run *find_run(const so_persist_plan *plan, size_t i) {
+    for (int j = 0; plan && j < plan->n_runs; j++)
+        if (plan->run[j].first_op == i)
+            return &plan->run[j];
+    return NULL;
+}
+
+void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_memory *m,
+                 const so_persist_plan *plan) {
     /* Kernels may read weights before the previous kernel has ended. The weights of norms are in buffers
      * and may have been uploaded just now, so the first kernel starts after the uploads. */
     so_queue in_order = *q;
     in_order.overlap = false;
-    launcher a = {&in_order, m, {ops, n_ops}, {NULL, 0, 0, 0}};
+    launcher a = {&in_order, m, {ops, n_ops}, {NULL, 0, 0, 0, false}};
     for (size_t i = 0; i < n_ops; i++) {
         const so_op *op = &ops[i];
         if (i > 0)
             a.q = q;
         if (op->n == 0)
             continue;
+        const so_persist_run *run = find_run(plan, i);
+        if (run) {
+            so_persist_launch(*a.q, run, rows_of(&a, op));
+            a.h.x = NULL;
+            i += run->n_ops - 1;
+            continue;
+        }
         switch (op->kind) {
         case SO_OP_MATMUL:
             i += launch_products(&a, i) - 1;
@@ -286,8 +336,9 @@ void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_mem
 
 static void grow(size_t *most, size_t n) { *most = n > *most ? n : *most; }
 
-void so_cuda_need(const so_op *ops, size_t n_ops, so_memory *need) {
+void so_cuda_need(const so_queue *q, const so_op *ops, size_t n_ops, so_memory *need) {
     memset(need, 0, sizeof *need);
+    need->exchange_bytes = q->persist ? so_persist_need(q, ops, n_ops) : 0;
     for (size_t i = 0; i < n_ops; i++) {
         so_scratch s;
         so_cuda_scratch_need(&ops[i], &s);
@@ -296,5 +347,10 @@ void so_cuda_need(const so_op *ops, size_t n_ops, so_memory *need) {
         if (ops[i].kind == SO_OP_MATMUL)
             grow(&need->half_bytes,
                  (size_t)ops[i].n * (size_t)ops[i].matmul.w->n_units * SO_UNIT * sizeof(__half));
+        if (ops[i].kind == SO_OP_RMS_NORM) {
+            grow(&need->squares_bytes,
+                 (size_t)ops[i].n * (size_t)(ops[i].norm.d / SO_TILE) * sizeof(float));
+            grow(&need->row_scale_bytes, (size_t)ops[i].n * sizeof(float));
+        }
     }
 }

@@ -4,17 +4,27 @@
 
 #include <string.h>
 
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/persist.cuh"
 
 /* Memory of the backend that the kernels of a pass use. */
 typedef struct so_memory {
     __half *half[2];
-    size_t half_bytes; /* of each */
+    size_t half_bytes;          /* of each */
+    float *squares, *row_scale; /* of a split norm */
+    size_t squares_bytes, row_scale_bytes;
+    char *exchange; /* of the persistent kernel */
+    size_t exchange_bytes;
     so_scratch scratch;
 } so_memory;
 
+/* Whether an operation from number `from` on reads the buffer of v before one overwrites its n rows; at_end
+ * is the answer if neither happens. */
+bool so_cuda_is_read(const so_op *ops, size_t n_ops, size_t from, so_view v, int n, bool at_end);
+
 /* Sets the sizes in `need` to what the list needs. */
-void so_cuda_need(const so_op *ops, size_t n_ops, so_memory *need);
-void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_memory *m);
+void so_cuda_need(const so_queue *q, const so_op *ops, size_t n_ops, so_memory *need);
+/* plan: which layers one persistent kernel computes, or NULL. */
+void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_memory *m,
+                 const so_persist_plan *plan);
 
 #endif

@@ -14,7 +14,7 @@
  * Work is counted in items. An item is one tile; if two products are combined by a gated activation, it
  * is the tile at the same place of each. Both kernels end with the same functions, which apply factors,
  * bias, activation and residual. */
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/decode.cuh"
 
 typedef struct mm_args {
     const char *w[SO_MM_GROUP];
@@ -22,6 +22,7 @@ typedef struct mm_args {
     float *out[SO_MM_GROUP];
     int m[SO_MM_GROUP];
     int first_tile[SO_MM_GROUP]; /* number of the product's first tile; INT32_MAX if unused */
+    so_layout layout[SO_MM_GROUP];
     int n, k, n_units, n_products, n_items;
     int each, more; /* narrow kernels: items of a block; the first `more` blocks have one more */
     int stages;     /* of the ring of a narrow kernel */
@@ -30,79 +31,23 @@ typedef struct mm_args {
     const float *add;
     float *act_out;
     so_half_rows half_out;
+    const float *row_scale, *norm;
+    float *squares;
 } mm_args;
-
-/* ---- weights to fp16 fragments ---- */
 
 /* a[s]: the A operand of mma number s. */
 typedef struct fragments {
     uint32_t a[4][4];
 } fragments;
 
-SO_DEVICE uint32_t as_bits(__half2 h) { return *(uint32_t *)&h; }
-SO_DEVICE __half2 as_half2(uint32_t u) { return *(__half2 *)&u; }
-
-/* Places the lane's 8 numbers of half h, in tile o of a pair. */
-SO_DEVICE void place(fragments &f, int o, int h, const uint32_t *w) {
-    for (int i = 0; i < 4; i++)
-        f.a[h * 2 + i / 2][o + i % 2 * 2] = w[i];
-}
-
-/* 8 int8 of a lane times a scale, plus an offset. */
-template <bool OFFSET>
-SO_DEVICE void decode_q8(uint32_t *v, uint32_t w0, uint32_t w1, __half2 d, __half2 m) {
-    const __half2 bias = as_half2(0x64806480u); /* 1152 = 1024 + 128 */
-    for (int i = 0; i < 4; i++) {
-        uint32_t u = (i < 2 ? w0 : w1) ^ 0x80808080u;
-        __half2 x = __hsub2(as_half2(__byte_perm(u, 0x64646464u, i % 2 ? 0x4342 : 0x4140)), bias);
-        v[i] = as_bits(OFFSET ? __hfma2(x, d, m) : __hmul2_rn(x, d));
-    }
-}
-
-/* 8 unsigned 4-bit numbers: k 2j and 2j+1 at bits 4 j and 16 + 4 j. */
-SO_DEVICE void decode_q4(uint32_t *v, uint32_t w, __half2 d, __half2 m) {
-    const __half2 bias = as_half2(0x64006400u); /* 1024 */
-    for (int j = 0; j < 4; j++) {
-        uint32_t u = (w >> 4 * j & 0x000f000fu) | 0x64006400u;
-        v[j] = as_bits(__hfma2(__hsub2(as_half2(u), bias), d, m));
-    }
-}
-
-/* One unit of a pair of tiles, from shared memory. PART 1: the low parts of F32. */
+/* One unit of a pair of tiles, from shared memory. */
 template <int FMT, int PART>
 SO_DEVICE void decode(fragments &f, const char *first, const char *second, int lane) {
-    int g = lane / 4, t = lane % 4;
     for (int o = 0; o < 2; o++) {
-        const char *unit = o ? second : first, *scales = unit + so_fmt_numbers(FMT);
-        if (FMT == SO_FMT_F16 || FMT == SO_FMT_F32) {
-            for (int h = 0; h < 2; h++) {
-                uint4 v = ((const uint4 *)unit)[lane + h * 32 + PART * 64];
-                const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-                place(f, o, h, w);
-            }
-            continue;
-        }
-        uint32_t raw[4];
-        if (FMT == SO_FMT_Q4_32_OFF)
-            *(uint2 *)raw = ((const uint2 *)unit)[lane];
-        else
-            *(uint4 *)raw = ((const uint4 *)unit)[lane];
-        for (int h = 0; h < 2; h++) {
-            uint32_t v[4];
-            if (FMT == SO_FMT_Q8_32 || FMT == SO_FMT_Q8_16) {
-                int group = FMT == SO_FMT_Q8_16 ? 2 * h + t / 2 : h;
-                __half2 d = __half2half2(((const __half *)scales)[group * SO_TILE + g]);
-                decode_q8<false>(v, raw[2 * h], raw[2 * h + 1], d, d);
-            } else {
-                __half2 s = ((const __half2 *)scales)[h * SO_TILE + g];
-                __half2 d = __low2half2(s), m = __high2half2(s);
-                if (FMT == SO_FMT_Q4_32_OFF)
-                    decode_q4(v, raw[h], d, m);
-                else
-                    decode_q8<true>(v, raw[2 * h], raw[2 * h + 1], d, m);
-            }
-            place(f, o, h, v);
-        }
+        uint32_t w[8];
+        so_decode<FMT, PART>(w, o ? second : first, lane);
+        for (int i = 0; i < 8; i++)
+            f.a[i / 2][o + i % 2 * 2] = w[i];
     }
 }
 
@@ -145,29 +90,35 @@ SO_DEVICE tile_ref tile_of(const mm_args &p, int first, int end, int s) {
     return {which, item - p.first_tile[which]};
 }
 
-SO_DEVICE const char *tile_data(const mm_args &p, tile_ref t, int unit_bytes) {
-    return t.which < 0 ? NULL : p.w[t.which] + (size_t)t.tile * p.n_units * unit_bytes;
+/* Where a tile's units are; n_tiles is 0 if there is no tile. */
+SO_DEVICE so_tile_place place_of(const mm_args &p, tile_ref t) {
+    so_tile_place none = {0, 0, 0};
+    return t.which < 0 ? none : so_place_of(p.layout[t.which], t.tile);
 }
 
 /* ---- what is done with a sum ---- */
 
-/* The product's value: factor, scale of activations, bias. */
-SO_DEVICE float value_of(const mm_args &p, int which, int col, float acc) {
+/* The product's value: factor, scale of activations and of the row, bias. */
+SO_DEVICE float value_of(const mm_args &p, int which, int row, int col, float acc) {
     float v = __fmul_rn(__fmul_rn(acc, p.factor[which][col]), 16.0f);
+    if (p.row_scale)
+        v = __fmul_rn(v, so_load(p.row_scale + row));
     return p.bias[which] ? __fadd_rn(v, p.bias[which][col]) : v;
 }
 
-/* Output `o` of a tile. `second`: the sum of the second product at the same place, if they are combined. */
+/* Output `o` of a tile. `second`: the sum of the second product at the same place, if they are combined.
+ * STEP: the lanes of outputs o and o + 1 of the same row differ by it. */
+template <int STEP>
 SO_DEVICE void finish(const mm_args &p, tile_ref t, int o, int row, float acc, float second) {
     int which = t.which, col = t.tile * SO_TILE + o;
     if (which < 0 || row >= p.n || col >= p.m[which])
         return;
     size_t at = (size_t)row * p.m[which] + col;
-    float v = value_of(p, which, col, acc);
+    float v = value_of(p, which, row, col, acc);
     if (p.act != SO_OP_COUNT) {
         float u = 0;
         if (p.act != SO_OP_GELU) {
-            u = value_of(p, 1, col, second);
+            u = value_of(p, 1, row, col, second);
             if (p.out[1])
                 p.out[1][at] = u;
         }
@@ -183,6 +134,15 @@ SO_DEVICE void finish(const mm_args &p, tile_ref t, int o, int row, float acc, f
         v = __fadd_rn(so_load(p.add + at), v);
     if (p.out[which])
         p.out[which][at] = v;
+    if (p.norm) { /* all 8 outputs of the tile are here: a norm's width is a multiple of 8 */
+        so_put_half(p.half_out, row, col, __fmul_rn(v, p.norm[col]));
+        unsigned mask = STEP == 1 ? 0xffu << (threadIdx.x & 24) : 0x11111111u << (threadIdx.x & 3);
+        float q = __fmul_rn(v, v);
+        for (int i = 1; i < 8; i *= 2)
+            q = __fadd_rn(q, __shfl_xor_sync(mask, q, i * STEP));
+        if (o == 0)
+            p.squares[(size_t)row * (p.m[which] / SO_TILE) + t.tile] = q;
+    }
 }
 
 /* ---- up to 64 rows ---- */
@@ -215,9 +175,8 @@ template <int P> SO_DEVICE share share_of(const mm_args &p, int warp) {
     a.n_items = p.each + (blockIdx.x < p.more);
     a.n_steps = combines(p) ? (a.n_items + P - 1) / P : (a.n_items + 2 * P - 1) / (2 * P);
     a.step = a.n_steps > 1 ? (a.n_items + a.n_steps - 1) / a.n_steps : a.n_items;
-    int per = (p.n_units + SO_SEGMENTS - 1) / SO_SEGMENTS;
-    a.from = min(warp * per, p.n_units);
-    a.count = min(a.from + per, p.n_units) - a.from;
+    a.from = so_first_unit(p.n_units, warp);
+    a.count = so_first_unit(p.n_units, warp + 1) - a.from;
     return a;
 }
 
@@ -226,17 +185,27 @@ SO_DEVICE int step_item(const share &a, int i) { return a.item + min(i * a.step,
 
 /* Goes through the weights of one warp: step by step, unit by unit. */
 template <int FMT, int P> struct weight_cursor {
-    const char *at[2 * P];
-    int step, left; /* units left of this step */
+    const char *at[2 * P]; /* NULL: no tile */
+    int round[2 * P];      /* from one unit of the segment to the next, in bytes */
+    int last[2 * P];       /* the same, if the next one is in a round that lacks segments */
+    int step, left;        /* units left of this step */
 };
 
 template <int FMT, int P>
 SO_DEVICE void cursor_set(weight_cursor<FMT, P> &c, const mm_args &p, const share &a) {
-    int first = step_item(a, c.step), end = step_item(a, c.step + 1);
+    constexpr int unit = so_fmt_unit(FMT);
+    int first = step_item(a, c.step), end = step_item(a, c.step + 1), rem = p.n_units % SO_SEGMENTS;
     c.left = a.count;
     for (int s = 0; s < 2 * P; s++) {
-        const char *tile = tile_data(p, tile_of(p, first, end, s), so_fmt_unit(FMT));
-        c.at[s] = tile ? tile + (size_t)a.from * so_fmt_unit(FMT) : NULL;
+        tile_ref t = tile_of(p, first, end, s);
+        so_tile_place at = place_of(p, t);
+        c.at[s] = t.which < 0
+                      ? NULL
+                      : p.w[t.which] +
+                            (size_t)so_unit_of(p.layout[t.which], at, 0, threadIdx.x / 32) * unit;
+        bool rounds = FMT <= SO_FMT_F32;
+        c.round[s] = rounds ? at.n_tiles * SO_SEGMENTS * unit : unit;
+        c.last[s] = rounds ? c.round[s] - at.r * (SO_SEGMENTS - rem) * unit : unit;
     }
 }
 
@@ -252,7 +221,8 @@ SO_DEVICE void copy_weights(weight_cursor<FMT, P> &c, const mm_args &p, const sh
             continue;
         for (int b = lane * 16; b < unit; b += 512)
             so_copy16(to + s * unit + b, c.at[s] + b);
-        c.at[s] += unit;
+        /* the last unit of a longer segment is in a round that lacks the shorter ones */
+        c.at[s] += c.left == 2 && a.count > p.n_units / SO_SEGMENTS ? c.last[s] : c.round[s];
     }
     if (--c.left == 0 && ++c.step < a.n_steps)
         cursor_set(c, p, a);
@@ -310,9 +280,9 @@ SO_DEVICE void finish_step(const mm_args &p, int first, int end, const float *pa
         int at = r / 8 * 128 + (o * 4 + r % 8 / 2) * 4 + r % 2, row = blockIdx.y * NT * 8 + r;
         tile_ref t = tile_of(p, first, end, both ? 2 * place : place);
         if (both)
-            finish(p, t, o, row, sum(place, at), sum(place, at + 2));
+            finish<1>(p, t, o, row, sum(place, at), sum(place, at + 2));
         else
-            finish(p, t, o, row, sum(place / 2, at + place % 2 * 2), 0);
+            finish<1>(p, t, o, row, sum(place / 2, at + place % 2 * 2), 0);
     }
 }
 
@@ -399,15 +369,23 @@ template <int FMT> struct wide_shape {
     static constexpr int unit = so_fmt_unit(FMT), stage = 2 * WIDE_PAIRS * unit + WIDE_ROWS * 128;
 };
 
+/* The tiles of a block. */
+typedef struct wide_tiles {
+    const char *w[2 * WIDE_PAIRS]; /* NULL: none */
+    so_tile_place at[2 * WIDE_PAIRS];
+} wide_tiles;
+
 /* Copies unit u of the block's tiles and rows, the rows in the order of use. */
-template <int FMT> SO_DEVICE void copy_wide(const mm_args &p, int first, int end, int u, char *to) {
+template <int FMT>
+SO_DEVICE void copy_wide(const mm_args &p, const wide_tiles &tiles, int u, char *to) {
     typedef wide_shape<FMT> Z;
     if (u < p.n_units) {
         for (int i = threadIdx.x; i < 2 * WIDE_PAIRS * (Z::unit / 16); i += 256) {
             int s = i / (Z::unit / 16), c = i % (Z::unit / 16);
-            const char *tile = tile_data(p, tile_of(p, first, end, s), Z::unit);
-            if (tile)
-                so_copy16(to + s * Z::unit + c * 16, tile + (size_t)u * Z::unit + c * 16);
+            if (tiles.w[s])
+                so_copy16(to + s * Z::unit + c * 16,
+                          tiles.w[s] + (size_t)so_unit_at(p.layout[0], tiles.at[s], u) * Z::unit +
+                              c * 16);
         }
         for (int i = threadIdx.x; i < WIDE_ROWS * 8; i += 256) {
             int r = i / 8, c = i % 8, row = blockIdx.y * WIDE_ROWS + r, k0 = u * SO_UNIT + c * 8;
@@ -428,21 +406,27 @@ static __global__ void __launch_bounds__(256) wide(const __grid_constant__ mm_ar
     so_start_next();
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, a = warp / 2, b = warp % 2;
     bool both = combines(p);
-    int per = (p.n_units + SO_SEGMENTS - 1) / SO_SEGMENTS, row0 = blockIdx.y * WIDE_ROWS,
-        first = blockIdx.x * WIDE_PAIRS * (both ? 1 : 2),
+    int row0 = blockIdx.y * WIDE_ROWS, first = blockIdx.x * WIDE_PAIRS * (both ? 1 : 2),
         end = min(first + WIDE_PAIRS * (both ? 1 : 2), p.n_items);
+    __shared__ wide_tiles tiles;
+    if (threadIdx.x < 2 * WIDE_PAIRS) {
+        tile_ref t = tile_of(p, first, end, threadIdx.x);
+        tiles.w[threadIdx.x] = t.which < 0 ? NULL : p.w[t.which];
+        tiles.at[threadIdx.x] = place_of(p, t);
+    }
+    __syncthreads();
     so_wait_prior();
     float total[2][4][4] = {}, acc[2][4][4] = {};
     for (int u = 0; u < p.stages - 1; u++)
-        copy_wide<FMT>(p, first, end, u, shared + u * Z::stage);
+        copy_wide<FMT>(p, tiles, u, shared + u * Z::stage);
     int segment = 0, buf = 0;
 #pragma unroll 1
     for (int u = 0; u < p.n_units; u++) {
         copy_wait(p.stages - 2);
         __syncthreads();
-        copy_wide<FMT>(p, first, end, u + p.stages - 1,
+        copy_wide<FMT>(p, tiles, u + p.stages - 1,
                        shared + (buf == 0 ? p.stages - 1 : buf - 1) * Z::stage);
-        if (u == (segment + 1) * per) {
+        if (u == so_first_unit(p.n_units, segment + 1)) {
             for (int r = 0; r < 2; r++)
                 for (int j = 0; j < 4; j++)
                     for (int c = 0; c < 4; c++) {
@@ -478,8 +462,8 @@ static __global__ void __launch_bounds__(256) wide(const __grid_constant__ mm_ar
             for (int j = 0; j < 4; j++)
                 for (int c = 0; c < 2; c++) {
                     int i = (b * 4 + j) * 8 + lane % 4 * 2 + c;
-                    finish(p, t, lane / 4, row0 + i, total[r][j][c + 2 * place],
-                           total[r][j][c + 2]);
+                    finish<4>(p, t, lane / 4, row0 + i, total[r][j][c + 2 * place],
+                              total[r][j][c + 2]);
                 }
         }
 }
@@ -588,6 +572,7 @@ void so_cuda_matmul(const so_queue &q, const so_products *p) {
         a.out[i] = p->list[i].out;
         a.m[i] = w->m;
         a.first_tile[i] = a.n_items;
+        a.layout[i] = w->layout;
         a.n_items += (w->m + SO_TILE - 1) / SO_TILE;
     }
     if (p->act == SO_OP_SILU_MUL || p->act == SO_OP_GELU_MUL)
@@ -602,6 +587,9 @@ void so_cuda_matmul(const so_queue &q, const so_products *p) {
     a.add = p->add;
     a.act_out = p->act_out;
     a.half_out = p->half_out;
+    a.row_scale = p->row_scale;
+    a.norm = p->norm;
+    a.squares = p->squares;
     switch (p->list[0].w->fmt) {
     case SO_FMT_F16:
         return launch<SO_FMT_F16>(q, a);

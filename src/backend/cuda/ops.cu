@@ -95,6 +95,21 @@ static __global__ void rms_norm_4(norm_args p) {
     }
 }
 
+/* One warp per row. */
+static __global__ void row_scale(const float *squares, int d, float eps, float *scale) {
+    so_start_next();
+    so_wait_prior();
+    const float *row = squares + (size_t)blockIdx.x * (d / SO_TILE);
+    float r = so_row_scale(d, eps, [&](int i) { return so_load(row + i); });
+    if (threadIdx.x == 0)
+        scale[blockIdx.x] = r;
+}
+
+void so_cuda_row_scale(const so_queue &q, const float *squares, int n, int d, float eps,
+                       float *scale) {
+    so_launch(q, row_scale, dim3((unsigned)n), 32, 0, squares, d, eps, scale);
+}
+
 static __global__ void layer_norm(norm_args p) {
     so_start_next();
     so_wait_prior();

@@ -171,11 +171,12 @@ static __global__ void find_factor(so_fmt fmt, int dtype, const uint8_t *raw, si
 
 typedef struct pack_args {
     so_fmt fmt;
-    int dtype, n_rows, k, n_units;
+    int dtype, n_rows, k, tile0; /* tile0: first tile of this part */
+    so_layout layout;
     const uint8_t *raw;
     size_t row_bytes;
     const float *factor; /* of the rows of this part */
-    char *out;           /* first tile of this part */
+    char *out;           /* the whole matrix */
 } pack_args;
 
 /* Scales of one unit; 32 threads. */
@@ -200,7 +201,8 @@ SO_DEVICE void pack_scales(const pack_args &p, int tile, int unit, char *out) {
 /* One warp per tile and unit; thread i writes what lane i reads. */
 static __global__ void pack_tiles(pack_args p) {
     int tile = blockIdx.y, unit = blockIdx.x, lane = threadIdx.x;
-    char *out = p.out + ((size_t)tile * p.n_units + unit) * so_fmt_unit(p.fmt);
+    so_tile_place place = so_place_of(p.layout, p.tile0 + tile);
+    char *out = p.out + (size_t)so_unit_at(p.layout, place, unit) * so_fmt_unit(p.fmt);
     uint32_t q4[2] = {0, 0};
     int r = tile * SO_TILE + lane / 4;
     for (int j = 0; j < 16; j++) {
@@ -251,7 +253,7 @@ static so_fmt format_of(so_dtype t) {
 
 enum { PART_BYTES = 64 << 20 };
 
-int so_cuda_weight_pack(so_weight *w, const so_tensor *t, cudaStream_t s, so_err *err) {
+int so_cuda_weight_pack(so_weight *w, const so_tensor *t, int n_sms, cudaStream_t s, so_err *err) {
     w->fmt = format_of(t->dtype);
     w->dtype = t->dtype;
     w->k = (int)t->dims[0];
@@ -260,6 +262,7 @@ int so_cuda_weight_pack(so_weight *w, const so_tensor *t, cudaStream_t s, so_err
     size_t row_bytes = so_dtype_row_bytes(t->dtype, w->k),
            tiles = (size_t)(w->m + SO_TILE - 1) / SO_TILE;
     size_t tile_bytes = (size_t)w->n_units * so_fmt_unit(w->fmt);
+    w->layout = so_layout_make(w->fmt, (int)tiles, w->n_units, n_sms);
     size_t per = PART_BYTES / row_bytes / SO_TILE * SO_TILE;
     per = per < SO_TILE ? SO_TILE : per > 65535 * SO_TILE ? 65535 * SO_TILE : per; /* grid's y */
     uint8_t *raw = NULL;
@@ -274,9 +277,8 @@ int so_cuda_weight_pack(so_weight *w, const so_tensor *t, cudaStream_t s, so_err
                             cudaMemcpyHostToDevice, s);
         find_factor<<<(unsigned)n, 256, 0, s>>>(w->fmt, t->dtype, raw, row_bytes, w->k,
                                                 w->factor + r);
-        pack_args p = {w->fmt,    t->dtype,      (int)n,
-                       w->k,      w->n_units,    raw,
-                       row_bytes, w->factor + r, w->data + r / SO_TILE * tile_bytes};
+        pack_args p = {w->fmt,    t->dtype, (int)n,    w->k,          (int)(r / SO_TILE),
+                       w->layout, raw,      row_bytes, w->factor + r, w->data};
         pack_tiles<<<dim3((unsigned)w->n_units, (unsigned)((n + SO_TILE - 1) / SO_TILE)), 32, 0,
                      s>>>(p);
         if (e == cudaSuccess)
@@ -298,8 +300,8 @@ int so_cuda_weight_pack(so_weight *w, const so_tensor *t, cudaStream_t s, so_err
 
 SO_DEVICE float packed_at(const so_weight &w, int row, int i) {
     int r = row % SO_TILE, lane = r * 4 + i % 32 / 8, j = i % SO_UNIT / 32 * 8 + i % 8;
-    const char *unit =
-        w.data + ((size_t)(row / SO_TILE) * w.n_units + i / SO_UNIT) * so_fmt_unit(w.fmt);
+    int place = so_unit_at(w.layout, so_place_of(w.layout, row / SO_TILE), i / SO_UNIT);
+    const char *unit = w.data + (size_t)place * so_fmt_unit(w.fmt);
     if (w.fmt <= SO_FMT_F32) {
         const __half *at = (const __half *)unit + (j / 8 * 32 + lane) * 8 + j % 8;
         float v = __half2float(at[0]);

@@ -1,0 +1,238 @@
+/* The layers of a pass over up to 16 rows in one persistent kernel.
+ *
+ * One thread block per multiprocessor stays for all layers. A block owns the same tiles of every matrix
+ * (so_layout), so its weights are a fixed sequence that does not depend on any result: one warp (the
+ * producer) copies it into a ring in shared memory and never stops at the end of an operation, while
+ * eight warps (the consumers) compute. A tenth warp (the helper) computes row scales and fetches the next
+ * work's arguments.
+ *
+ *   product     Consumer warp s computes segment s of all tiles of the block: one tile as the B operand of
+ *               mma, the rows as A. The eight sums of each output are added through shared memory.
+ *   attention   An item is a KV head, a group of rows (16 columns) and a running sum; items are dealt to
+ *               the blocks. Rope of q and of the new keys is computed where they are read. The block that
+ *               has a row's own position stores its key and value. Then one warp per column merges the
+ *               running sums.
+ *
+ * The results are bit-identical to those of the kernels in matmul.cu, attention.cu and ops.cu: the same
+ * sums in the same order (device.cuh).
+ *
+ * HANDING OVER. Blocks exchange data through global memory without barriers: every word is empty (all
+ * ones, a NaN that no conversion or arithmetic produces) until its value is written, and readers poll
+ * the word itself. So a word is either empty or right, in whatever order writes become visible. Each
+ * buffer exists twice, for even and odd layers. The thread that writes a word in one layer makes its
+ * twin empty, which was last read a layer ago: a block writes its results of layer l only after it
+ * has read results of layer l that depend, through attention and both additions, on everything that any
+ * block read from layer l - 1. Before the kernel the twins that the first layer uses are made empty.
+ *
+ * All blocks must run at the same time, so the kernel is launched cooperatively. A poll that lasts
+ * SPIN_NS ends the kernel with a trap, which the host sees as a failed device. */
+#include "backend/cuda/persist_attention.cuh"
+#include "backend/cuda/persist_product.cuh"
+
+static_assert((int)SPLITS == (int)SO_PERSIST_SPLITS, "the plan allots memory for the running sums");
+
+/* ---- the helper ---- */
+
+/* Row scales of a product: four rows at a time. */
+SO_DEVICE void scale_rows(const block &b, const so_persist_work &w, float *scale) {
+    int d = w.product.m[0].k, n = d / SO_TILE;
+    for (int row0 = 0; row0 < b.n; row0 += 4) {
+        uint32_t v[4][SO_PERSIST_SQUARES];
+        bool again = true;
+        spin sp = {};
+        while (again) {
+            again = false;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < SO_PERSIST_SQUARES; j++) {
+                    v[i][j] = 0;
+                    if (row0 + i < b.n && j * 32 + b.lane < n)
+                        v[i][j] = read1(w.product.squares +
+                                        ((size_t)(row0 + i) * n + j * 32 + b.lane) * 4);
+                }
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < SO_PERSIST_SQUARES; j++)
+                    again |= v[i][j] == 0xffffffffu;
+            if (again)
+                spin_once(&sp);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float s = 0;
+#pragma unroll
+            for (int j = 0; j < SO_PERSIST_SQUARES; j++)
+                if (j * 32 + b.lane < n)
+                    s = __fadd_rn(s, __uint_as_float(v[i][j]));
+            s = so_warp_sum(s);
+            if (b.lane == 0 && row0 + i < b.n)
+                scale[row0 + i] = __frsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)d), w.product.eps));
+        }
+    }
+}
+
+SO_DEVICE void copy_work(const so_persist_work *from, so_persist_work *to, int lane) {
+    for (int i = lane; i < (int)(sizeof *to / 4); i += 32)
+        ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
+}
+
+/* Fetches what the results of a product need besides the sums. */
+SO_DEVICE void fetch_ahead(const block &b, const so_persist_work &w, ahead *h) {
+    int tile0 = 0;
+    for (int i = 0; i < w.n_matrices; i++) {
+        const so_persist_matrix &m = w.product.m[i];
+        int tiles = tiles_of(m), first = first_of(m);
+        for (int j = b.lane; j < tiles * SO_TILE; j += 32) {
+            h->factor[tile0 * SO_TILE + j] = m.factor[first * SO_TILE + j];
+            if (m.bias)
+                h->bias[tile0 * SO_TILE + j] = m.bias[first * SO_TILE + j];
+        }
+        tile0 += tiles;
+    }
+    if (w.kind != SO_PERSIST_ADD)
+        return;
+    int first = first_of(w.product.m[0]), width = w.product.m[0].layout.n_tiles * SO_TILE;
+    for (int j = b.lane; j < tile0 * SO_TILE; j += 32) {
+        if (w.product.norm)
+            h->norm[j] = w.product.norm[first * SO_TILE + j];
+#pragma unroll 4
+        for (int row = 0; row < b.n; row++)
+            h->residual[row][j] =
+                so_load(w.product.residual + (size_t)row * width + first * SO_TILE + j);
+    }
+}
+
+SO_DEVICE void help(const persist_args &p, block &b) {
+    so_persist_work *args = (so_persist_work *)b.args;
+    for (int i = 0, number = 0; i < p.n_works; i++) {
+        const so_persist_work &w = args[i % ARGS];
+        if (w.kind == SO_PERSIST_ATTENTION)
+            continue;
+        for (int j = i + 1; j < p.n_works && j <= i + 2; j++)
+            copy_work(p.works + j, &args[j % ARGS], b.lane);
+        ahead *h = &b.ahead_of[number++ % 2];
+        fetch_ahead(b, w, h);
+        __syncwarp();
+        if (w.product.squares)
+            scale_rows(b, w, h->scale);
+        sync_helper();
+    }
+}
+
+/* ---- the kernel ---- */
+
+typedef struct control {
+    so_persist_work args[ARGS];
+    unsigned long long full[MAX_SLOTS], empty[MAX_SLOTS];
+    so_attn_row rows[SO_PERSIST_ROWS];
+    ahead ahead_of[2];
+    int new_slots[SO_PERSIST_ROWS];
+    int8_t fresh[CHUNK];
+} control;
+
+template <int NT, int U>
+static __global__ void __launch_bounds__(N_THREADS, 1)
+    persist(const __grid_constant__ persist_args p, const so_attn_row *rows,
+            const so_kv_slot *slots) {
+    extern __shared__ __align__(1024) char shared[];
+    block b;
+    b.ring = shared;
+    b.x = shared + p.n_slots * SLOT;
+    control *c = (control *)(b.x + CONSUMERS * DEPTH * NT * 1024);
+    b.ahead_of = c->ahead_of;
+    b.args = c->args;
+    b.rows = c->rows;
+    b.new_slots = c->new_slots;
+    b.fresh = c->fresh;
+    b.full = address_of(c->full);
+    b.empty = address_of(c->empty);
+    b.n = p.n;
+    b.n_slots = p.n_slots;
+    b.slot = 0;
+    b.phase = 0;
+    b.warp = threadIdx.x / 32;
+    b.lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < p.n_slots; i++) {
+            bar_init(b.full + 8 * i, 1);
+            bar_init(b.empty + 8 * i, CONSUMERS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    if ((int)threadIdx.x < p.n) {
+        c->rows[threadIdx.x] = rows[threadIdx.x];
+        c->new_slots[threadIdx.x] = slots[threadIdx.x].page * SO_KV_PAGE + slots[threadIdx.x].place;
+    }
+    if (b.warp == HELPER)
+        copy_work(p.works, c->args, b.lane);
+    __syncthreads();
+    if (b.warp == PRODUCER) {
+        produce(p, b);
+    } else if (b.warp == HELPER) {
+        help(p, b);
+    } else {
+#pragma unroll 1
+        for (int i = 0, number = 0; i < p.n_works; i++) {
+            const so_persist_work &w = b.args[i % ARGS];
+            if (w.kind == SO_PERSIST_ATTENTION)
+                run_attention<U>(b, w);
+            else
+                run_product<NT>(p, b, w, number++);
+        }
+    }
+}
+
+/* ---- launching ---- */
+
+typedef void (*persist_kernel)(persist_args, const so_attn_row *, const so_kv_slot *);
+
+static persist_kernel kernel_of(int n, int head_dim) {
+    if (n <= 8)
+        return head_dim == 64 ? persist<1, 1> : persist<1, 2>;
+    return head_dim == 64 ? persist<2, 1> : persist<2, 2>;
+}
+
+/* Shared memory without the ring. */
+static size_t fixed_shared(int n) {
+    return (size_t)CONSUMERS * DEPTH * (n <= 8 ? 1 : 2) * 1024 + sizeof(control);
+}
+
+static int slots_for(const so_queue &q, int n) {
+    size_t fixed = fixed_shared(n);
+    int slots = fixed < (size_t)q.shared_block ? (int)((q.shared_block - fixed) / SLOT) : 0;
+    return slots > MAX_SLOTS ? MAX_SLOTS : slots;
+}
+
+bool so_persist_usable(const so_queue *q) { return slots_for(*q, SO_PERSIST_ROWS) >= 4; }
+
+void so_persist_launch(const so_queue &q, const so_persist_run *r, so_half_rows x) {
+    persist_kernel kernel = kernel_of(r->n, r->head_dim);
+    persist_args p = {};
+    p.works = r->works;
+    p.stream = r->stream;
+    p.n_works = r->n_works;
+    p.n_matrices = r->n_matrices;
+    p.n = r->n;
+    p.n_slots = slots_for(q, r->n);
+    p.window = WINDOW;
+    p.x = (const char *)x.data;
+    p.x_stride = x.stride * 2;
+    size_t shared = (size_t)p.n_slots * SLOT + fixed_shared(r->n);
+    cudaMemsetAsync(r->exchange, 0xff, r->clear_bytes, q.stream);
+    cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)shared);
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute a = {};
+    a.id = cudaLaunchAttributeCooperative;
+    a.val.cooperative = 1;
+    c.gridDim = dim3((unsigned)q.n_sms);
+    c.blockDim = dim3(N_THREADS);
+    c.dynamicSmemBytes = shared;
+    c.stream = q.stream;
+    c.attrs = &a;
+    c.numAttrs = 1;
+    cudaLaunchKernelEx(&c, kernel, p, r->rows, r->slots);
+}

@@ -1,0 +1,102 @@
+/* The layers of a pass in one persistent kernel; see persist.cu. */
+#ifndef SO_BACKEND_CUDA_PERSIST_CUH
+#define SO_BACKEND_CUDA_PERSIST_CUH
+
+#include "backend/cuda/device.cuh"
+
+enum {
+    SO_PERSIST_ROWS = 16,    /* at most so many rows */
+    SO_PERSIST_MATRICES = 3, /* of one product: q, k, v */
+    SO_PERSIST_COLS =
+        16, /* columns of an attention item: at most so many query heads share a KV head */
+    SO_PERSIST_SPLITS = 32,  /* running sums of attention, as in softmax.cuh */
+    SO_PERSIST_SQUARES = 16, /* sums of squares that a lane adds: rows of at most 4096 */
+};
+
+/* Tiles of a matrix that a block can have. */
+enum { SO_MAX_Q = 4, SO_MAX_KV = 2, SO_MAX_ADD = 4, SO_MAX_GATED = 8, SO_MAX_TILES = 16 };
+
+/* A matrix as the kernel reads it. */
+typedef struct so_persist_matrix {
+    const char *w;
+    const float *factor, *bias; /* bias: or NULL */
+    so_layout layout;
+    int k, pad;
+} so_persist_matrix;
+
+/* Words that thread blocks hand to each other. `now` is written in this layer, `next` by the same
+ * thread in the next one; the writer makes `next` empty. */
+typedef struct so_exchange {
+    char *now, *next; /* next: NULL if there is no next layer */
+} so_exchange;
+
+enum { SO_PERSIST_QKV, SO_PERSIST_ADD, SO_PERSIST_GATED, SO_PERSIST_ATTENTION };
+
+/* One step of the list. */
+typedef struct so_persist_work {
+    int kind, n_matrices;
+    union {
+        struct {
+            so_persist_matrix m[SO_PERSIST_MATRICES];
+            const char *x; /* fp16 rows; NULL: the kernel's x */
+            int x_stride, act;
+            const char *squares; /* float [row][k / 8], or NULL: rows are not to be scaled */
+            float eps;
+            int pad;
+            so_exchange out[SO_PERSIST_MATRICES]; /* QKV: float rows. Others: out[0], fp16 rows */
+            int out_stride, norm_tiles;
+            float *residual;         /* ADD: [row][m] */
+            const float *norm;       /* ADD: weight of the norm that follows, or NULL: none */
+            so_exchange squares_out; /* ADD, with norm: float [row][norm_tiles] */
+        } product;
+        struct {
+            const char *q, *k, *v; /* float rows, before rope */
+            const float *table;    /* rope, [row][head_dim / 2] (cos, sin) */
+            const so_attn_row *rows;
+            const int32_t *pages, *tails;
+            const so_kv_slot *slots;
+            char *k_cache, *v_cache;
+            size_t entry;
+            int n_cache_layers, layer, n_heads, n_heads_kv;
+            int window, halves;
+            float scale;
+            int out_stride;
+            so_exchange parts; /* float [row][head][SPLITS][head_dim] */
+            so_exchange stats; /* float2 [row][head][SPLITS] m, l */
+            so_exchange out;   /* fp16 rows */
+        } attention;
+    };
+} so_persist_work;
+
+/* A run of layers of a list. */
+typedef struct so_persist_run {
+    size_t first_op, n_ops;
+    int n, head_dim;
+    int n_works, n_matrices;
+    so_persist_work *works;    /* device */
+    so_persist_matrix *stream; /* device: all matrices in the order of use */
+    char *exchange;            /* device */
+    size_t clear_bytes;        /* of `exchange`, to be filled with ones before the kernel */
+    const so_attn_row *rows;   /* device, like the slots of all layers */
+    const so_kv_slot *slots;
+} so_persist_run;
+
+enum { SO_PERSIST_RUNS = 8 };
+typedef struct so_persist_plan {
+    so_persist_run run[SO_PERSIST_RUNS];
+    int n_runs;
+} so_persist_plan;
+
+/* Whether the GPU can run the kernel. */
+bool so_persist_usable(const so_queue *q);
+/* Bytes of exchange memory for a list; 0: the kernel computes none of it. */
+size_t so_persist_need(const so_queue *q, const so_op *ops, size_t n_ops);
+/* Finds the layers of the list that the kernel can compute. Allocates device memory; a plan without
+ * runs is the answer if there is none. Not during a capture. */
+void so_persist_plan_make(const so_queue *q, const so_op *ops, size_t n_ops, char *exchange,
+                          so_persist_plan *plan);
+void so_persist_plan_free(so_persist_plan *plan);
+/* Queues the layers. x: the rows that the first product reads. */
+void so_persist_launch(const so_queue &q, const so_persist_run *run, so_half_rows x);
+
+#endif

@@ -1,0 +1,384 @@
+/* Finds runs of layers in a list of operations and writes them as works for the persistent kernel.
+ *
+ * A layer is exactly the sequence of Llama and its relatives: q, k, v; rope; store; attention; output and
+ * addition; norm; gate and up with their activation; down and addition; and, before the next layer, its
+ * norm. Anything else is left to the kernels of launch.cu. Whether a layer fits depends on shapes, types
+ * and the number of multiprocessors, and because the results have the same bits either way, the choice may
+ * also depend on the number of rows and on what is faster. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/launch.cuh"
+
+static char *view_at(so_view v) { return v.buf ? v.buf->data + v.off : NULL; }
+static bool same_view(so_view a, so_view b) { return a.buf == b.buf && a.off == b.off; }
+
+/* The operations of one layer. */
+typedef struct layer_ops {
+    const so_op *q, *k, *v, *rope_q, *rope_k, *store, *attention, *o, *add_o, *norm, *gate, *up,
+        *act, *down, *add_down;
+    const so_op *next_norm; /* the norm of the next layer, or NULL: this is the last one */
+} layer_ops;
+
+enum { LAYER_OPS = 15 };
+
+static bool reads(const so_op *product, so_view x) {
+    return product->kind == SO_OP_MATMUL && same_view(product->matmul.x, x);
+}
+
+static bool adds_to(const so_op *add, const so_op *product) {
+    return add->kind == SO_OP_ADD && same_view(add->eltwise.out, add->eltwise.a) &&
+           same_view(add->eltwise.b, product->matmul.out) && add->eltwise.d == product->matmul.w->m;
+}
+
+static bool norms(const so_op *norm, const so_op *add) {
+    return norm->kind == SO_OP_RMS_NORM && same_view(norm->norm.x, add->eltwise.out) &&
+           norm->norm.d == add->eltwise.d;
+}
+
+/* Whether the 15 operations at o are a layer, up to the addition at its end. */
+static bool is_layer(const so_op *o, size_t left, layer_ops *l) {
+    if (left < LAYER_OPS)
+        return false;
+    *l = {o,     o + 1, o + 2,  o + 3,  o + 4,  o + 5,  o + 6,  o + 7,
+          o + 8, o + 9, o + 10, o + 11, o + 12, o + 13, o + 14, NULL};
+    for (int i = 0; i < LAYER_OPS; i++)
+        if (o[i].n != o->n)
+            return false;
+    return l->q->kind == SO_OP_MATMUL && reads(l->k, l->q->matmul.x) &&
+           reads(l->v, l->q->matmul.x) && l->rope_q->kind == SO_OP_ROPE &&
+           same_view(l->rope_q->rope.x, l->q->matmul.out) && l->rope_k->kind == SO_OP_ROPE &&
+           same_view(l->rope_k->rope.x, l->k->matmul.out) && l->store->kind == SO_OP_KV_STORE &&
+           same_view(l->store->kv_store.k, l->k->matmul.out) &&
+           same_view(l->store->kv_store.v, l->v->matmul.out) &&
+           l->attention->kind == SO_OP_ATTENTION &&
+           same_view(l->attention->attention.q, l->q->matmul.out) &&
+           l->attention->attention.store == l->store->kv_store.store &&
+           l->attention->attention.layer == l->store->kv_store.layer &&
+           reads(l->o, l->attention->attention.out) && adds_to(l->add_o, l->o) &&
+           norms(l->norm, l->add_o) && reads(l->gate, l->norm->norm.out) &&
+           reads(l->up, l->norm->norm.out) &&
+           (l->act->kind == SO_OP_SILU_MUL || l->act->kind == SO_OP_GELU_MUL) &&
+           same_view(l->act->eltwise.a, l->gate->matmul.out) &&
+           same_view(l->act->eltwise.b, l->up->matmul.out) && reads(l->down, l->act->eltwise.out) &&
+           adds_to(l->add_down, l->down) &&
+           same_view(l->add_o->eltwise.out, l->add_down->eltwise.out);
+}
+
+static int tiles_per_block(const so_weight *w, int n_sms) {
+    return ((w->m + SO_TILE - 1) / SO_TILE + n_sms - 1) / n_sms;
+}
+
+/* With more than FEW rows, layers of fewer bytes are faster as separate kernels (measured on an H200). A
+ * library for tests is built with a limit of 0. */
+#ifndef SO_PERSIST_MIN
+#define SO_PERSIST_MIN (64ll << 20)
+#endif
+enum { FEW = 4 };
+
+/* Whether the kernel can compute a layer. */
+static bool layer_fits(const layer_ops *l, int n_sms) {
+    const so_kv_store *s = l->store->kv_store.store;
+    int d = l->add_o->eltwise.d, hd = s->shape.head_dim, heads = l->attention->attention.n_heads,
+        kv = s->shape.n_heads_kv, ff = l->gate->matmul.w->m;
+    const so_op *products[7] = {l->q, l->k, l->v, l->o, l->gate, l->up, l->down};
+    const int widths[7] = {heads * hd, kv * hd, kv * hd, d, ff, ff, d},
+              depths[7] = {d, d, d, heads * hd, d, d, ff},
+              most[7] = {SO_MAX_Q,     SO_MAX_KV,    SO_MAX_KV, SO_MAX_ADD,
+                         SO_MAX_GATED, SO_MAX_GATED, SO_MAX_ADD};
+    long long n_bytes = 0;
+    for (int i = 0; i < 7; i++) {
+        const so_weight *w = products[i]->matmul.w;
+        n_bytes += (long long)w->layout.n_tiles * w->n_units * so_fmt_unit(SO_FMT_F16);
+        if (w->m != widths[i] || w->k != depths[i] || w->m % SO_TILE != 0 || w->k % SO_UNIT != 0 ||
+            tiles_per_block(w, n_sms) > most[i] || w->fmt != SO_FMT_F16)
+            return false;
+    }
+    return (n_bytes >= SO_PERSIST_MIN || l->q->n <= FEW) && s->shape.dtype == SO_DTYPE_F16 &&
+           (hd == 64 || hd == 128) && heads % kv == 0 && heads / kv <= SO_PERSIST_COLS &&
+           d / SO_TILE <= 32 * SO_PERSIST_SQUARES && l->rope_q->rope.head_dim == hd &&
+           l->rope_k->rope.head_dim == hd && l->rope_q->rope.halves == l->rope_k->rope.halves &&
+           l->rope_q->rope.n_heads == heads && l->rope_k->rope.n_heads == kv &&
+           same_view(l->rope_q->rope.table, l->rope_k->rope.table) && l->act->eltwise.d == ff;
+}
+
+/* Hands out parts of the exchange memory; with a base of NULL it only counts. */
+typedef struct allotment {
+    char *base;
+    size_t used;
+} allotment;
+
+static char *allot(allotment *a, size_t n_bytes) {
+    char *p = a->base + a->used;
+    a->used += (n_bytes + 255) / 256 * 256;
+    return p;
+}
+
+/* The buffers of one twin. */
+typedef struct twin {
+    char *x_attn, *sq_attn, *q, *k, *v, *parts, *stats, *att, *x_mlp, *sq_mlp, *mlp;
+} twin;
+
+static twin make_twin(allotment *a, size_t n, size_t d, size_t heads, size_t kv, size_t hd,
+                      size_t ff) {
+    twin t;
+    t.x_attn = allot(a, n * d * 2);
+    t.sq_attn = allot(a, n * (d / SO_TILE) * 4);
+    t.q = allot(a, n * heads * hd * 4);
+    t.k = allot(a, n * kv * hd * 4);
+    t.v = allot(a, n * kv * hd * 4);
+    t.parts = allot(a, n * heads * SO_PERSIST_SPLITS * hd * 4);
+    t.stats = allot(a, n * heads * SO_PERSIST_SPLITS * 8);
+    t.att = allot(a, n * heads * hd * 2);
+    t.x_mlp = allot(a, n * d * 2);
+    t.sq_mlp = allot(a, n * (d / SO_TILE) * 4);
+    t.mlp = allot(a, n * ff * 2);
+    return t;
+}
+
+static twin twin_of(const layer_ops *l, allotment *a) {
+    const so_kv_store *s = l->store->kv_store.store;
+    return make_twin(a, (size_t)l->q->n, (size_t)l->add_o->eltwise.d,
+                     (size_t)l->attention->attention.n_heads, (size_t)s->shape.n_heads_kv,
+                     (size_t)s->shape.head_dim, (size_t)l->gate->matmul.w->m);
+}
+
+static so_persist_matrix matrix_of(const so_op *product) {
+    const so_weight *w = product->matmul.w;
+    return {w->data, w->factor, (const float *)view_at(product->matmul.bias), w->layout, w->k, 0};
+}
+
+/* A run of layers while it is found. */
+typedef struct builder {
+    so_persist_work *works;
+    so_persist_matrix *stream;
+    int n_works, n_matrices;
+} builder;
+
+static so_persist_work *new_work(builder *b, int kind) {
+    so_persist_work *w = &b->works[b->n_works++];
+    memset(w, 0, sizeof *w);
+    w->kind = kind;
+    return w;
+}
+
+static void add_matrix(builder *b, so_persist_work *w, const so_op *product) {
+    so_persist_matrix m = matrix_of(product);
+    w->product.m[w->n_matrices++] = m;
+    b->stream[b->n_matrices++] = m;
+}
+
+static so_exchange exchange_of(char *now, char *next, bool last) {
+    return {now, last ? NULL : next};
+}
+
+static void put_sum(builder *b, const so_op *product, const so_op *add, const so_op *norm, char *x,
+                    so_exchange out, so_exchange squares) {
+    so_persist_work *w = new_work(b, SO_PERSIST_ADD);
+    add_matrix(b, w, product);
+    w->product.x = x;
+    w->product.x_stride = product->matmul.w->k * 2;
+    w->product.residual = (float *)view_at(add->eltwise.out);
+    w->product.norm = norm ? (const float *)view_at(norm->norm.weight) : NULL;
+    w->product.out[0] = out;
+    w->product.out_stride = add->eltwise.d * 2;
+    w->product.squares_out = squares;
+}
+
+static void put_attention(builder *b, const layer_ops *l, const twin *now, const twin *next,
+                          bool last) {
+    const so_kv_store *s = l->store->kv_store.store;
+    so_persist_work *w = new_work(b, SO_PERSIST_ATTENTION);
+    w->attention.q = now->q;
+    w->attention.k = now->k;
+    w->attention.v = now->v;
+    w->attention.table = (const float *)view_at(l->rope_q->rope.table);
+    w->attention.rows = (const so_attn_row *)view_at(l->attention->attention.rows);
+    w->attention.pages = (const int32_t *)view_at(l->attention->attention.pages);
+    w->attention.tails = (const int32_t *)view_at(l->attention->attention.tails);
+    w->attention.slots = (const so_kv_slot *)view_at(l->store->kv_store.slots);
+    w->attention.k_cache = s->k;
+    w->attention.v_cache = s->v;
+    w->attention.entry = s->entry;
+    w->attention.n_cache_layers = s->shape.n_layers;
+    w->attention.layer = l->attention->attention.layer;
+    w->attention.n_heads = l->attention->attention.n_heads;
+    w->attention.n_heads_kv = s->shape.n_heads_kv;
+    w->attention.window = l->attention->attention.window;
+    w->attention.halves = l->rope_q->rope.halves;
+    w->attention.scale = l->attention->attention.scale;
+    w->attention.out_stride = l->attention->attention.n_heads * s->shape.head_dim * 2;
+    w->attention.parts = exchange_of(now->parts, next->parts, last);
+    w->attention.stats = exchange_of(now->stats, next->stats, last);
+    w->attention.out = exchange_of(now->att, next->att, last);
+}
+
+/* The works of layer number `i` of a run. prior: the norm before it, or NULL in the first layer. */
+static void put_layer(builder *b, const layer_ops *l, int i, const so_op *prior,
+                      const twin *twins) {
+    const twin *now = &twins[i % 2], *next = &twins[(i + 1) % 2];
+    bool last = !l->next_norm;
+    so_persist_work *w = new_work(b, SO_PERSIST_QKV);
+    add_matrix(b, w, l->q);
+    add_matrix(b, w, l->k);
+    add_matrix(b, w, l->v);
+    if (prior) { /* written by the layer before */
+        w->product.x = next->x_attn;
+        w->product.x_stride = prior->norm.d * 2;
+        w->product.squares = next->sq_attn;
+        w->product.eps = prior->norm.eps;
+    }
+    w->product.out[0] = exchange_of(now->q, next->q, last);
+    w->product.out[1] = exchange_of(now->k, next->k, last);
+    w->product.out[2] = exchange_of(now->v, next->v, last);
+    put_attention(b, l, now, next, last);
+    put_sum(b, l->o, l->add_o, l->norm, now->att, exchange_of(now->x_mlp, next->x_mlp, last),
+            exchange_of(now->sq_mlp, next->sq_mlp, last));
+    w = new_work(b, SO_PERSIST_GATED);
+    add_matrix(b, w, l->gate);
+    add_matrix(b, w, l->up);
+    w->product.x = now->x_mlp;
+    w->product.x_stride = l->norm->norm.d * 2;
+    w->product.squares = now->sq_mlp;
+    w->product.eps = l->norm->norm.eps;
+    w->product.act = l->act->kind;
+    w->product.out[0] = exchange_of(now->mlp, next->mlp, last);
+    w->product.out_stride = l->act->eltwise.d * 2;
+    put_sum(b, l->down, l->add_down, l->next_norm, now->mlp,
+            exchange_of(now->x_attn, next->x_attn, last),
+            exchange_of(now->sq_attn, next->sq_attn, last));
+}
+
+/* Whether two layers can be in one run. */
+static bool continues(const layer_ops *a, const layer_ops *b) {
+    const so_kv_store *s = a->store->kv_store.store;
+    return b->q->n == a->q->n && b->store->kv_store.store == s &&
+           same_view(a->add_o->eltwise.out, b->add_o->eltwise.out) &&
+           same_view(a->q->matmul.out, b->q->matmul.out) &&
+           same_view(a->gate->matmul.out, b->gate->matmul.out) &&
+           a->attention->attention.n_heads == b->attention->attention.n_heads &&
+           a->gate->matmul.w->m == b->gate->matmul.w->m &&
+           same_view(a->attention->attention.rows, b->attention->attention.rows) &&
+           same_view(a->store->kv_store.slots, b->store->kv_store.slots);
+}
+
+/* Whether an operation behind the last layer reads what the kernel does not store: everything except the
+ * residual. All layers use the same buffers. */
+static bool results_read(const so_op *ops, size_t n_ops, const layer_ops *last) {
+    const so_view inner[] = {last->q->matmul.out,    last->k->matmul.out,
+                             last->v->matmul.out,    last->attention->attention.out,
+                             last->o->matmul.out,    last->norm->norm.out,
+                             last->gate->matmul.out, last->up->matmul.out,
+                             last->act->eltwise.out, last->down->matmul.out};
+    size_t end = (size_t)(last->add_down - ops) + 1;
+    for (size_t i = 0; i < sizeof inner / sizeof inner[0]; i++)
+        if (so_cuda_is_read(ops, n_ops, end, inner[i], last->q->n, false))
+            return true;
+    return false;
+}
+
+/* The layers from operation i on, one after the other with a norm between them; at most `most`. */
+static int find_layers(const so_queue *q, const so_op *ops, size_t n_ops, size_t i,
+                       layer_ops *layers, int most) {
+    int n = 0;
+    while (n < most && ops[i].n <= SO_PERSIST_ROWS && is_layer(ops + i, n_ops - i, &layers[n]) &&
+           layer_fits(&layers[n], q->n_sms) && (n == 0 || continues(&layers[0], &layers[n]))) {
+        size_t end = i + LAYER_OPS;
+        n++;
+        if (end + 1 >= n_ops || !norms(&ops[end], layers[n - 1].add_down) ||
+            !reads(&ops[end + 1], ops[end].norm.out))
+            break;
+        i = end + 1;
+    }
+    if (n > 0 && results_read(ops, n_ops, &layers[n - 1]))
+        return 0;
+    for (int j = 0; j + 1 < n; j++)
+        layers[j].next_norm = layers[j].add_down + 1;
+    return n;
+}
+
+enum { MAX_LAYERS = 128 };
+
+size_t so_persist_need(const so_queue *q, const so_op *ops, size_t n_ops) {
+    layer_ops l;
+    size_t most = 0;
+    for (size_t i = 0; i < n_ops; i++)
+        if (ops[i].kind == SO_OP_MATMUL && ops[i].n > 0 &&
+            find_layers(q, ops, n_ops, i, &l, 1) == 1) {
+            allotment a = {NULL, 0};
+            twin_of(&l, &a);
+            most = 2 * a.used > most ? 2 * a.used : most;
+            i += LAYER_OPS - 1;
+        }
+    return most;
+}
+
+static bool upload(void **to, const void *from, size_t n_bytes) {
+    return cudaMalloc(to, n_bytes) == cudaSuccess &&
+           cudaMemcpy(*to, from, n_bytes, cudaMemcpyHostToDevice) == cudaSuccess;
+}
+
+static bool make_run(const layer_ops *layers, int n, size_t first, char *exchange,
+                     so_persist_run *run) {
+    builder b = {(so_persist_work *)calloc((size_t)n * 5, sizeof *b.works),
+                 (so_persist_matrix *)calloc((size_t)n * 7, sizeof *b.stream), 0, 0};
+    allotment a = {exchange, 0};
+    twin twins[2];
+    twins[0] = twin_of(&layers[0], &a);
+    size_t clear = a.used;
+    twins[1] = twin_of(&layers[0], &a);
+    for (int i = 0; i < n; i++)
+        put_layer(&b, &layers[i], i, i > 0 ? layers[i - 1].next_norm : NULL, twins);
+    const so_kv_store *s = layers[0].store->kv_store.store;
+    memset(run, 0, sizeof *run);
+    run->first_op = first;
+    run->n_ops = (size_t)n * (LAYER_OPS + 1) - 1;
+    run->n = layers[0].q->n;
+    run->head_dim = s->shape.head_dim;
+    run->n_works = b.n_works;
+    run->n_matrices = b.n_matrices;
+    run->exchange = exchange;
+    run->clear_bytes = clear;
+    run->rows = b.works[1].attention.rows;
+    run->slots = b.works[1].attention.slots;
+    bool ok = upload((void **)&run->works, b.works, (size_t)b.n_works * sizeof *b.works) &&
+              upload((void **)&run->stream, b.stream, (size_t)b.n_matrices * sizeof *b.stream);
+    free(b.works);
+    free(b.stream);
+    return ok;
+}
+
+static void free_run(so_persist_run *r) {
+    cudaFree(r->works);
+    cudaFree(r->stream);
+}
+
+void so_persist_plan_make(const so_queue *q, const so_op *ops, size_t n_ops, char *exchange,
+                          so_persist_plan *plan) {
+    memset(plan, 0, sizeof *plan);
+    if (!exchange || !q->persist)
+        return;
+    layer_ops *layers = (layer_ops *)calloc(MAX_LAYERS, sizeof *layers);
+    for (size_t i = 0; i < n_ops && plan->n_runs < SO_PERSIST_RUNS; i++) {
+        int n = ops[i].kind == SO_OP_MATMUL && ops[i].n > 0
+                    ? find_layers(q, ops, n_ops, i, layers, MAX_LAYERS)
+                    : 0;
+        if (n == 0)
+            continue;
+        so_persist_run *r = &plan->run[plan->n_runs];
+        if (!make_run(layers, n, i, exchange, r)) {
+            free_run(r);
+            (void)cudaGetLastError();
+            break;
+        }
+        plan->n_runs++;
+        i += r->n_ops - 1;
+    }
+    free(layers);
+}
+
+void so_persist_plan_free(so_persist_plan *plan) {
+    for (int i = 0; i < plan->n_runs; i++)
+        free_run(&plan->run[i]);
+    plan->n_runs = 0;
+}
