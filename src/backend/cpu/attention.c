@@ -541,9 +541,10 @@ static void attention(const so_cpu *b, const so_op *op, const so_act *act, int i
     block.fns = shape->dtype == SO_DTYPE_F16    ? &b->kernels->attn_f16
                 : shape->dtype == SO_DTYPE_Q8_0 ? &b->kernels->attn_q8
                                                 : &b->kernels->attn_f32;
-    /* What was measured for weights holds for keys and values too. */
+    /* What was measured for weights holds for keys and values too, except with one row, which does so
+     * little with a page that L2 was faster on all processors tried (docs/log, entries 42 and 45). */
     so_prefetch measured = b->prefetch[so_prefetch_class(SO_QK, 2)];
-    block.prefetch_l1 = measured.lead > 0 && measured.l1;
+    block.prefetch_l1 = op->n > 1 && measured.lead > 0 && measured.l1;
     for (int first = 0; first < op->n; first += block.n_rows) {
         block.rows = rows + first;
         block.first_row = first;
