@@ -489,7 +489,8 @@ static graph *find_graph(cuda_backend *b) {
 static cudaGraphExec_t capture(cuda_backend *b, so_persist_plan *plan) {
     cudaGraph_t made = NULL;
     cudaGraphExec_t exec = NULL;
-    so_persist_plan_make(&b->queue, b->ops, b->n_ops, b->memory.exchange, plan);
+    so_persist_plan_make(&b->queue, b->ops, b->n_ops, b->memory.exchange, b->memory.exchange_bytes,
+                         plan);
     if (cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
         (void)cudaGetLastError();
         return NULL;
@@ -516,6 +517,11 @@ static void run_list(cuda_backend *b) {
     }
     if (!g->exec)
         g->exec = capture(b, &g->plan);
+    if (!g->exec && g->plan.n_runs > 0) { /* without the persistent kernel, from now on */
+        so_persist_plan_free(&g->plan);
+        b->queue.persist = false;
+        g->exec = capture(b, &g->plan);
+    }
     if (g->exec)
         TRY(b, cudaGraphLaunch(g->exec, b->stream));
     else

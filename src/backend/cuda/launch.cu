@@ -9,7 +9,9 @@
  *
  * One combination has bits of its own: an RMS norm of a sum (product, addition, norm) whose result only
  * products read is a split norm (device.cuh). Whether it is one depends on the kinds of operations and
- * their order alone, never on the number of rows.
+ * their order alone, never on the number of rows. The product's input must be the result of the operation
+ * before it: a draft's product with its target's hidden states is in the list only if some row has them,
+ * and a row without them must get the same bits in both lists.
  *
  * The choice of kernels depends only on the list, never on data in device memory, so the kernels of a
  * pass can be captured as a graph. */
@@ -185,18 +187,28 @@ static bool is_rope_store(op_list l, size_t i) {
            o[1].rope.head_dim == o[2].kv_store.store->shape.head_dim;
 }
 
+/* Whether there are the rows of a product as fp16. */
+static bool has_rows(const launcher *a, const so_op *op) {
+    return a->h.x == at(op->matmul.x) && a->h.n == op->n && a->h.d == op->matmul.w->k;
+}
+
+/* Whether they are still to be scaled. The persistent kernel cannot begin with such rows. */
+static bool has_scaled_rows(const launcher *a, const so_op *op) {
+    return has_rows(a, op) && a->h.scaled;
+}
+
 /* The rows of a product as fp16. */
 static so_half_rows rows_of(launcher *a, const so_op *op) {
     int k = op->matmul.w->k;
-    if (a->h.x != at(op->matmul.x) || a->h.n != op->n || a->h.d != k) {
+    if (!has_rows(a, op)) {
         a->h = {at(op->matmul.x), op->n, k, !a->h.buf, false};
         so_cuda_to_half(*a->q, (const float *)a->h.x, op->n, k, half_rows(a, a->h.buf, k));
     }
     return half_rows(a, a->h.buf, k);
 }
 
-/* Operation i is an RMS norm of the n rows at `sum`, and only products read its result, as fp16. */
-static bool is_split_norm(op_list l, size_t i, so_view sum, int n, int d) {
+bool so_cuda_is_split_norm(const so_op *ops, size_t n_ops, size_t i, so_view sum, int n, int d) {
+    op_list l = {ops, n_ops};
     const so_op *o = &l.ops[i];
     return i + 1 < l.n && o->kind == SO_OP_RMS_NORM && o->n == n && same(o->norm.x, sum) &&
            !same(o->norm.out, sum) && o->norm.d == d && d % SO_TILE == 0 &&
@@ -234,8 +246,9 @@ static size_t launch_products(launcher *a, size_t i) {
             a->h.x = NULL;
         taken++;
         const so_op *norm = op + taken;
-        if (p.n_products == 1 &&
-            is_split_norm(a->l, i + taken, next->eltwise.out, op->n, last->w->m)) {
+        if (p.n_products == 1 && i > 0 && same(views_of(op - 1).out, op->matmul.x) &&
+            so_cuda_is_split_norm(a->l.ops, a->l.n, i + taken, next->eltwise.out, op->n,
+                                  last->w->m)) {
             p.norm = (const float *)at(norm->norm.weight);
             p.squares = a->m->squares;
             p.half_out = wanted(a, i + taken + 1, norm->norm.out, op->n, norm->norm.d);
@@ -295,7 +308,7 @@ void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_mem
         if (op->n == 0)
             continue;
         const so_persist_run *run = find_run(plan, i);
-        if (run) {
+        if (run && !has_scaled_rows(&a, op)) {
             so_persist_launch(*a.q, run, rows_of(&a, op));
             a.h.x = NULL;
             i += run->n_ops - 1;

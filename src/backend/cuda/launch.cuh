@@ -21,6 +21,10 @@ typedef struct so_memory {
  * is the answer if neither happens. */
 bool so_cuda_is_read(const so_op *ops, size_t n_ops, size_t from, so_view v, int n, bool at_end);
 
+/* Whether operation i is an RMS norm of the n rows of width d at `sum`, the result of an addition, and only
+ * products read its result, as fp16: it is computed as a split norm then. */
+bool so_cuda_is_split_norm(const so_op *ops, size_t n_ops, size_t i, so_view sum, int n, int d);
+
 /* Sets the sizes in `need` to what the list needs. */
 void so_cuda_need(const so_queue *q, const so_op *ops, size_t n_ops, so_memory *need);
 /* plan: which layers one persistent kernel computes, or NULL. */

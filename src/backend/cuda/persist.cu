@@ -16,18 +16,28 @@
  * The results are bit-identical to those of the kernels in matmul.cu, attention.cu and ops.cu: the same
  * sums in the same order (device.cuh).
  *
- * HANDING OVER. Blocks exchange data through global memory without barriers: every word is empty (all
- * ones, a NaN that no conversion or arithmetic produces) until its value is written, and readers poll
- * the word itself. So a word is either empty or right, in whatever order writes become visible. Each
- * buffer exists twice, for even and odd layers. The thread that writes a word in one layer makes its
- * twin empty, which was last read a layer ago: a block writes its results of layer l only after it
- * has read results of layer l that depend, through attention and both additions, on everything that any
- * block read from layer l - 1. Before the kernel the twins that the first layer uses are made empty.
+ * HANDING OVER. Blocks exchange data through global memory without barriers. A word is empty (all ones, a
+ * NaN that no conversion or arithmetic produces) until its value is written, and readers poll the word
+ * itself. Each buffer exists twice, for even and odd layers. The thread that writes a word in layer l first
+ * makes its twin empty, for layer l + 1. That is safe for two reasons:
+ *
+ *   - nobody still reads the twin, which holds layer l - 1. A block reads words only to compute results that
+ *     others need (has_tiles), and the results of layer l that a writer has read depend, through attention
+ *     and both additions, on all results of layer l - 1;
+ *   - nobody reads the twin of layer l + 1 before it has been made empty: a reader of layer l + 1 has read
+ *     words of layer l, or results that depend on them, which were written after it. No fence orders the
+ *     two writes, so this relies on the first one being visible at least one exchange later (a microsecond
+ *     and more), which holds on the GPUs tried and is not promised by the memory model.
+ *
+ * Before the kernel the twins that the first layer uses are made empty.
  *
  * All blocks must run at the same time, so the kernel is launched cooperatively. A poll that lasts
  * SPIN_NS ends the kernel with a trap, which the host sees as a failed device. */
 #include "backend/cuda/persist_attention.cuh"
 #include "backend/cuda/persist_product.cuh"
+
+static_assert(sizeof(attn_shared<2>) <= CONSUMERS * DEPTH * 1024,
+              "attention uses the memory of b.x");
 
 static_assert((int)SPLITS == (int)SO_PERSIST_SPLITS, "the plan allots memory for the running sums");
 
@@ -114,10 +124,12 @@ SO_DEVICE void help(const persist_args &p, block &b) {
         for (int j = i + 1; j < p.n_works && j <= i + 2; j++)
             copy_work(p.works + j, &args[j % ARGS], b.lane);
         ahead *h = &b.ahead_of[number++ % 2];
-        fetch_ahead(b, w, h);
-        __syncwarp();
-        if (w.product.squares)
-            scale_rows(b, w, h->scale);
+        if (has_tiles(w)) {
+            fetch_ahead(b, w, h);
+            __syncwarp();
+            if (w.product.squares)
+                scale_rows(b, w, h->scale);
+        }
         sync_helper();
     }
 }
@@ -137,6 +149,7 @@ template <int NT, int U>
 static __global__ void __launch_bounds__(N_THREADS, 1)
     persist(const __grid_constant__ persist_args p, const so_attn_row *rows,
             const so_kv_slot *slots) {
+#if __CUDA_ARCH__ >= 900 /* not used on older ones: so_queue.persist */
     extern __shared__ __align__(1024) char shared[];
     block b;
     b.ring = shared;
@@ -183,6 +196,7 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
                 run_product<NT>(p, b, w, number++);
         }
     }
+#endif
 }
 
 /* ---- launching ---- */

@@ -5,7 +5,7 @@
 #include "backend/cuda/device.cuh"
 
 enum {
-    SO_PERSIST_ROWS = 16,    /* at most so many rows */
+    SO_PERSIST_ROWS = 16,    /* maximum number of rows */
     SO_PERSIST_MATRICES = 3, /* of one product: q, k, v */
     SO_PERSIST_COLS =
         16, /* columns of an attention item: at most so many query heads share a KV head */
@@ -24,8 +24,8 @@ typedef struct so_persist_matrix {
     int k, pad;
 } so_persist_matrix;
 
-/* Words that thread blocks hand to each other. `now` is written in this layer, `next` by the same
- * thread in the next one; the writer makes `next` empty. */
+/* Words that thread blocks hand to each other. `now` is written in this layer, `next` by the same thread in
+ * the next one. Before it writes a word of `now`, the thread makes the same word of `next` empty. */
 typedef struct so_exchange {
     char *now, *next; /* next: NULL if there is no next layer */
 } so_exchange;
@@ -94,7 +94,7 @@ size_t so_persist_need(const so_queue *q, const so_op *ops, size_t n_ops);
 /* Finds the layers of the list that the kernel can compute. Allocates device memory; a plan without
  * runs is the answer if there is none. Not during a capture. */
 void so_persist_plan_make(const so_queue *q, const so_op *ops, size_t n_ops, char *exchange,
-                          so_persist_plan *plan);
+                          size_t exchange_bytes, so_persist_plan *plan);
 void so_persist_plan_free(so_persist_plan *plan);
 /* Queues the layers. x: the rows that the first product reads. */
 void so_persist_launch(const so_queue &q, const so_persist_run *run, so_half_rows x);

@@ -432,12 +432,12 @@ SO_DEVICE void attend(const block &b, const so_persist_work &w, const item &it, 
             if (col >= it.n_cols)
                 continue;
             size_t at = ((size_t)sum_at(col) * d + dg * 16 + b.lane / 4) * 4;
-            write1(now + at, word_of(o[i][c2]));
-            write1(now + at + 32, word_of(o[i][c2 + 2]));
             if (next) {
                 write1(next + at, 0xffffffffu);
                 write1(next + at + 32, 0xffffffffu);
             }
+            write1(now + at, word_of(o[i][c2]));
+            write1(now + at + 32, word_of(o[i][c2 + 2]));
         }
     }
     if ((int)threadIdx.x < it.n_cols)

@@ -126,20 +126,20 @@ SO_DEVICE uint32_t word_of(float x) {
 }
 
 SO_DEVICE void give_float(const so_exchange &e, size_t at, float x) {
-    write1(e.now + at, word_of(x));
     if (e.next)
         write1(e.next + at, 0xffffffffu);
+    write1(e.now + at, word_of(x));
 }
 SO_DEVICE void give_floats(const so_exchange &e, size_t at, float x, float y) {
-    write2(e.now + at, word_of(x), word_of(y));
     if (e.next)
         write2(e.next + at, 0xffffffffu, 0xffffffffu);
+    write2(e.now + at, word_of(x), word_of(y));
 }
 /* Two activations. */
 SO_DEVICE void give_halves(const so_exchange &e, size_t at, float x, float y) {
-    write1(e.now + at, so_bits_of(__halves2half2(so_activation(x), so_activation(y))));
     if (e.next)
         write1(e.next + at, 0xffffffffu);
+    write1(e.now + at, so_bits_of(__halves2half2(so_activation(x), so_activation(y))));
 }
 
 /* ---- a block ---- */
@@ -174,6 +174,15 @@ SO_DEVICE int tiles_of(const so_persist_matrix &m) {
     return m.layout.each + ((int)blockIdx.x < m.layout.more);
 }
 SO_DEVICE int first_of(const so_persist_matrix &m) { return so_first_tile(m.layout, blockIdx.x); }
+
+/* Whether the block has a part of a product. If not, it must not wait for the product's rows: nothing
+ * would keep the others from overwriting them before it has seen them. */
+SO_DEVICE bool has_tiles(const so_persist_work &w) {
+    int n = 0;
+    for (int i = 0; i < w.n_matrices; i++)
+        n += tiles_of(w.product.m[i]);
+    return n > 0;
+}
 
 /* ---- the producer ---- */
 

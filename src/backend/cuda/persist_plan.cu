@@ -148,7 +148,7 @@ static so_persist_matrix matrix_of(const so_op *product) {
     return {w->data, w->factor, (const float *)view_at(product->matmul.bias), w->layout, w->k, 0};
 }
 
-/* A run of layers while it is found. */
+/* A run of layers that is being built. */
 typedef struct builder {
     so_persist_work *works;
     so_persist_matrix *stream;
@@ -277,24 +277,40 @@ static bool results_read(const so_op *ops, size_t n_ops, const layer_ops *last) 
     return false;
 }
 
-/* The layers from operation i on, one after the other with a norm between them; at most `most`. */
+/* Whether operation i is the split norm that follows an addition of a product's result. The separate
+ * kernels must see it as one, too, or their bits would differ. */
+static bool is_norm_after(const so_op *ops, size_t n_ops, size_t i, const so_op *product,
+                          const so_op *add) {
+    return i < n_ops && norms(&ops[i], add) && same_view(ops[i].norm.out, product->matmul.out) &&
+           so_cuda_is_split_norm(ops, n_ops, i, add->eltwise.out, add->n, add->eltwise.d);
+}
+
+static bool is_run_layer(const so_queue *q, const so_op *ops, size_t n_ops, size_t i,
+                         layer_ops *l) {
+    return ops[i].n > 0 && ops[i].n <= SO_PERSIST_ROWS && is_layer(ops + i, n_ops - i, l) &&
+           layer_fits(l, q->n_sms) &&
+           is_norm_after(ops, n_ops, (size_t)(l->norm - ops), l->o, l->add_o);
+}
+
+/* The layers from operation i on, one after the other with a norm between them. 0 if there are none, or if
+ * the kernel cannot compute all of them: the norm after its last layer would have other bits. */
 static int find_layers(const so_queue *q, const so_op *ops, size_t n_ops, size_t i,
                        layer_ops *layers, int most) {
     int n = 0;
-    while (n < most && ops[i].n <= SO_PERSIST_ROWS && is_layer(ops + i, n_ops - i, &layers[n]) &&
-           layer_fits(&layers[n], q->n_sms) && (n == 0 || continues(&layers[0], &layers[n]))) {
-        size_t end = i + LAYER_OPS;
-        n++;
-        if (end + 1 >= n_ops || !norms(&ops[end], layers[n - 1].add_down) ||
-            !reads(&ops[end + 1], ops[end].norm.out))
-            break;
-        i = end + 1;
+    while (n < most && is_run_layer(q, ops, n_ops, i, &layers[n]) &&
+           (n == 0 || continues(&layers[0], &layers[n]))) {
+        const layer_ops *l = &layers[n++];
+        i += LAYER_OPS;
+        if (!is_norm_after(ops, n_ops, i, l->down, l->add_down)) {
+            if (results_read(ops, n_ops, l))
+                return 0;
+            for (int j = 0; j + 1 < n; j++)
+                layers[j].next_norm = layers[j].add_down + 1;
+            return n;
+        }
+        i++;
     }
-    if (n > 0 && results_read(ops, n_ops, &layers[n - 1]))
-        return 0;
-    for (int j = 0; j + 1 < n; j++)
-        layers[j].next_norm = layers[j].add_down + 1;
-    return n;
+    return 0;
 }
 
 enum { MAX_LAYERS = 128 };
@@ -302,35 +318,38 @@ enum { MAX_LAYERS = 128 };
 size_t so_persist_need(const so_queue *q, const so_op *ops, size_t n_ops) {
     layer_ops l;
     size_t most = 0;
+    int n = 0; /* rows of the layers seen so far: those with as many need as much */
     for (size_t i = 0; i < n_ops; i++)
-        if (ops[i].kind == SO_OP_MATMUL && ops[i].n > 0 &&
-            find_layers(q, ops, n_ops, i, &l, 1) == 1) {
+        if (ops[i].kind == SO_OP_MATMUL && ops[i].n > n && is_run_layer(q, ops, n_ops, i, &l)) {
             allotment a = {NULL, 0};
             twin_of(&l, &a);
             most = 2 * a.used > most ? 2 * a.used : most;
-            i += LAYER_OPS - 1;
+            n = ops[i].n;
         }
     return most;
 }
 
 static bool upload(void **to, const void *from, size_t n_bytes) {
     return cudaMalloc(to, n_bytes) == cudaSuccess &&
-           cudaMemcpy(*to, from, n_bytes, cudaMemcpyHostToDevice) == cudaSuccess;
+           cudaMemcpy(*to, from, n_bytes, cudaMemcpyHostToDevice) == cudaSuccess &&
+           cudaStreamSynchronize(cudaStreamLegacy) == cudaSuccess; /* it may return early */
 }
 
 static bool make_run(const layer_ops *layers, int n, size_t first, char *exchange,
-                     so_persist_run *run) {
-    builder b = {(so_persist_work *)calloc((size_t)n * 5, sizeof *b.works),
-                 (so_persist_matrix *)calloc((size_t)n * 7, sizeof *b.stream), 0, 0};
+                     size_t exchange_bytes, so_persist_run *run) {
     allotment a = {exchange, 0};
     twin twins[2];
     twins[0] = twin_of(&layers[0], &a);
     size_t clear = a.used;
     twins[1] = twin_of(&layers[0], &a);
+    memset(run, 0, sizeof *run);
+    if (a.used > exchange_bytes)
+        return false;
+    builder b = {(so_persist_work *)calloc((size_t)n * 5, sizeof *b.works),
+                 (so_persist_matrix *)calloc((size_t)n * 7, sizeof *b.stream), 0, 0};
     for (int i = 0; i < n; i++)
         put_layer(&b, &layers[i], i, i > 0 ? layers[i - 1].next_norm : NULL, twins);
     const so_kv_store *s = layers[0].store->kv_store.store;
-    memset(run, 0, sizeof *run);
     run->first_op = first;
     run->n_ops = (size_t)n * (LAYER_OPS + 1) - 1;
     run->n = layers[0].q->n;
@@ -354,19 +373,17 @@ static void free_run(so_persist_run *r) {
 }
 
 void so_persist_plan_make(const so_queue *q, const so_op *ops, size_t n_ops, char *exchange,
-                          so_persist_plan *plan) {
+                          size_t exchange_bytes, so_persist_plan *plan) {
     memset(plan, 0, sizeof *plan);
     if (!exchange || !q->persist)
         return;
     layer_ops *layers = (layer_ops *)calloc(MAX_LAYERS, sizeof *layers);
     for (size_t i = 0; i < n_ops && plan->n_runs < SO_PERSIST_RUNS; i++) {
-        int n = ops[i].kind == SO_OP_MATMUL && ops[i].n > 0
-                    ? find_layers(q, ops, n_ops, i, layers, MAX_LAYERS)
-                    : 0;
+        int n = ops[i].kind == SO_OP_MATMUL ? find_layers(q, ops, n_ops, i, layers, MAX_LAYERS) : 0;
         if (n == 0)
             continue;
         so_persist_run *r = &plan->run[plan->n_runs];
-        if (!make_run(layers, n, i, exchange, r)) {
+        if (!make_run(layers, n, i, exchange, exchange_bytes, r)) {
             free_run(r);
             (void)cudaGetLastError();
             break;

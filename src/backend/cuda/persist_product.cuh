@@ -311,6 +311,10 @@ SO_DEVICE void run_product(const persist_args &p, block &b, const so_persist_wor
     f.on[0] = b.lane / 4 < b.n;
     f.on[1] = NT > 1 && b.lane / 4 + 8 < b.n;
     f.resident = (n_units + 7) / 8 <= DEPTH;
+    if (!has_tiles(w)) {
+        sync_helper();
+        return;
+    }
     if (b.n > 2 && w.product.x)
         wait_last(f);
     feed_begin<NT>(f);
