@@ -3,15 +3,19 @@
  * One thread block per multiprocessor stays for all layers. A block owns the same tiles of every matrix
  * (so_layout), so its weights are a fixed sequence that does not depend on any result: one warp (the
  * producer) copies it into a ring in shared memory and never stops at the end of an operation, while
- * eight warps (the consumers) compute. A tenth warp (the helper) computes row scales and fetches the next
- * work's arguments.
+ * eight warps (the consumers) compute. A tenth warp (the helper) finds row scales, fetches the next works'
+ * arguments, and brings keys and values into L2.
  *
  *   product     Consumer warp s computes segment s of all tiles of the block: one tile as the B operand of
  *               mma, the rows as A. The eight sums of each output are added through shared memory.
- *   attention   An item is a KV head, a group of rows (16 columns) and a running sum; items are dealt to
- *               the blocks. Rope of q and of the new keys is computed where they are read. The block that
- *               has a row's own position stores its key and value. Then one warp per column merges the
+ *   attention   An item is a KV head, up to 16 columns (query heads of rows) and a running sum; items are
+ *               dealt to the blocks. Rope of q and of the new keys is computed where they are read. A block
+ *               that has a row's own position stores its key and value. Then one warp per column merges the
  *               running sums.
+ *
+ * What decides the speed, besides the stream: the consumers must be faster than the weights arrive, so that
+ * they catch up after each exchange; and what happens between two products must be short. Both were bound by
+ * the number of instructions, since only two warps share a scheduler (docs/log/4-gpu.md, 45).
  *
  * The results are bit-identical to those of the kernels in matmul.cu, attention.cu and ops.cu: the same
  * sums in the same order (device.cuh).
@@ -22,7 +26,7 @@
  * makes its twin empty, for layer l + 1. That is safe for two reasons:
  *
  *   - nobody still reads the twin, which holds layer l - 1. A block reads words only to compute results that
- *     others need (has_tiles), and the results of layer l that a writer has read depend, through attention
+ *     others need (tiles_of_all), and the results of layer l that a writer has read depend, through attention
  *     and both additions, on all results of layer l - 1;
  *   - nobody reads the twin of layer l + 1 before it has been made empty: a reader of layer l + 1 has read
  *     words of layer l, or results that depend on them, which were written after it. No fence orders the
@@ -36,52 +40,54 @@
 #include "backend/cuda/persist_attention.cuh"
 #include "backend/cuda/persist_product.cuh"
 
-static_assert(sizeof(attn_shared<2>) <= CONSUMERS * DEPTH * 1024,
-              "attention uses the memory of b.x");
+static_assert(sizeof(attn_shared<2>) <= CONSUMERS * x_bytes(1), "attention uses the memory of b.x");
 
 static_assert((int)SPLITS == (int)SO_PERSIST_SPLITS, "the plan allots memory for the running sums");
 
 /* ---- the helper ---- */
 
-/* Row scales of a product: four rows at a time. */
-SO_DEVICE void scale_rows(const block &b, const so_persist_work &w, float *scale) {
+/* The scale of a row, when its sums of squares have been handed over. */
+SO_DEVICE float find_scale(const block &b, const so_persist_work &w, int row) {
     int d = w.product.m[0].k, n = d / SO_TILE;
-    for (int row0 = 0; row0 < b.n; row0 += 4) {
-        uint32_t v[4][SO_PERSIST_SQUARES];
-        bool again = true;
-        spin sp = {};
-        while (again) {
-            again = false;
+    const char *squares = w.product.squares + ((size_t)row * n + b.lane) * 4;
+    uint32_t v[SO_PERSIST_SQUARES];
+    bool again;
+    spin sp = {};
+    do {
+        again = false;
 #pragma unroll
-            for (int i = 0; i < 4; i++)
+        for (int j = 0; j < SO_PERSIST_SQUARES; j++)
+            v[j] = j * 32 + b.lane < n ? read1(squares + j * 128) : 0;
 #pragma unroll
-                for (int j = 0; j < SO_PERSIST_SQUARES; j++) {
-                    v[i][j] = 0;
-                    if (row0 + i < b.n && j * 32 + b.lane < n)
-                        v[i][j] = read1(w.product.squares +
-                                        ((size_t)(row0 + i) * n + j * 32 + b.lane) * 4);
-                }
+        for (int j = 0; j < SO_PERSIST_SQUARES; j++)
+            again |= v[j] == 0xffffffffu;
+        spin_once(&sp);
+    } while (__any_sync(0xffffffffu, again));
+    float s = 0;
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int j = 0; j < SO_PERSIST_SQUARES; j++)
-                    again |= v[i][j] == 0xffffffffu;
-            if (again)
-                spin_once(&sp);
-        }
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float s = 0;
-#pragma unroll
-            for (int j = 0; j < SO_PERSIST_SQUARES; j++)
-                if (j * 32 + b.lane < n)
-                    s = __fadd_rn(s, __uint_as_float(v[i][j]));
-            s = so_warp_sum(s);
-            if (b.lane == 0 && row0 + i < b.n)
-                scale[row0 + i] = __frsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)d), w.product.eps));
-        }
+    for (int j = 0; j < SO_PERSIST_SQUARES; j++)
+        if (j * 32 + b.lane < n)
+            s = __fadd_rn(s, __uint_as_float(v[j]));
+    return __frsqrt_rn(__fadd_rn(__fdiv_rn(so_warp_sum(s), (float)d), w.product.eps));
+}
+
+/* Row scales of a product. One block computes the scale of a row for all others. */
+SO_DEVICE void scale_rows(const block &b, const so_persist_work &w, float *scale) {
+    int own = gridDim.x - 1 - blockIdx.x;
+    if (own < b.n) {
+        float s = find_scale(b, w, own);
+        if (b.lane == 0)
+            give_float(w.product.scales, own * 4, s);
     }
+    if (tiles_of_all(w) == 0)
+        return;
+    spin sp = {};
+    uint32_t v = 0;
+    while (b.lane < b.n && (v = read1(w.product.scales.now + b.lane * 4)) == 0xffffffffu)
+        spin_once(&sp);
+    if (b.lane < b.n)
+        scale[b.lane] = __uint_as_float(v);
+    __syncwarp();
 }
 
 SO_DEVICE void copy_work(const so_persist_work *from, so_persist_work *to, int lane) {
@@ -123,13 +129,14 @@ SO_DEVICE void help(const persist_args &p, block &b) {
             continue;
         for (int j = i + 1; j < p.n_works && j <= i + 2; j++)
             copy_work(p.works + j, &args[j % ARGS], b.lane);
+        __syncwarp();
+        if (w.kind == SO_PERSIST_QKV)
+            prefetch_entries(b, args[(i + 1) % ARGS]);
         ahead *h = &b.ahead_of[number++ % 2];
-        if (has_tiles(w)) {
+        if (tiles_of_all(w) > 0)
             fetch_ahead(b, w, h);
-            __syncwarp();
-            if (w.product.squares)
-                scale_rows(b, w, h->scale);
-        }
+        if (w.product.squares)
+            scale_rows(b, w, h->scale);
         sync_helper();
     }
 }
@@ -143,6 +150,9 @@ typedef struct control {
     ahead ahead_of[2];
     int new_slots[SO_PERSIST_ROWS];
     int8_t fresh[CHUNK];
+    memo memos[MEMOS];
+    own_items items;
+    int multiplying;
 } control;
 
 template <int NT, int U>
@@ -154,21 +164,27 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
     block b;
     b.ring = shared;
     b.x = shared + p.n_slots * SLOT;
-    control *c = (control *)(b.x + CONSUMERS * DEPTH * NT * 1024);
+    control *c = (control *)(b.x + CONSUMERS * x_bytes(NT));
     b.ahead_of = c->ahead_of;
     b.args = c->args;
     b.rows = c->rows;
     b.new_slots = c->new_slots;
     b.fresh = c->fresh;
+    b.memo = c->memos;
+    b.items = &c->items;
+    b.multiplying = &c->multiplying;
     b.full = address_of(c->full);
     b.empty = address_of(c->empty);
     b.n = p.n;
     b.n_slots = p.n_slots;
     b.slot = 0;
     b.phase = 0;
-    b.warp = threadIdx.x / 32;
+    b.warp =
+        __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); /* tells the compiler: all lanes agree */
     b.lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
+        c->items.window = c->items.from = -1;
+        c->multiplying = false;
         for (int i = 0; i < p.n_slots; i++) {
             bar_init(b.full + 8 * i, 1);
             bar_init(b.empty + 8 * i, CONSUMERS);
@@ -179,6 +195,8 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
         c->rows[threadIdx.x] = rows[threadIdx.x];
         c->new_slots[threadIdx.x] = slots[threadIdx.x].page * SO_KV_PAGE + slots[threadIdx.x].place;
     }
+    for (int i = threadIdx.x; i < MEMOS * CHUNK; i += N_THREADS)
+        c->memos[i / CHUNK].of[i % CHUNK].key = -1;
     if (b.warp == HELPER)
         copy_work(p.works, c->args, b.lane);
     __syncthreads();
@@ -211,7 +229,7 @@ static persist_kernel kernel_of(int n, int head_dim) {
 
 /* Shared memory without the ring. */
 static size_t fixed_shared(int n) {
-    return (size_t)CONSUMERS * DEPTH * (n <= 8 ? 1 : 2) * 1024 + sizeof(control);
+    return (size_t)CONSUMERS * x_bytes(n <= 8 ? 1 : 2) + sizeof(control);
 }
 
 static int slots_for(const so_queue &q, int n) {
@@ -228,10 +246,9 @@ void so_persist_launch(const so_queue &q, const so_persist_run *r, so_half_rows 
     p.works = r->works;
     p.stream = r->stream;
     p.n_works = r->n_works;
-    p.n_matrices = r->n_matrices;
+    p.n_products = r->n_products;
     p.n = r->n;
     p.n_slots = slots_for(q, r->n);
-    p.window = WINDOW;
     p.x = (const char *)x.data;
     p.x_stride = x.stride * 2;
     size_t shared = (size_t)p.n_slots * SLOT + fixed_shared(r->n);

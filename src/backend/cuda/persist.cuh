@@ -24,6 +24,14 @@ typedef struct so_persist_matrix {
     int k, pad;
 } so_persist_matrix;
 
+/* A part of the stream of weights: one matrix of a product. */
+typedef struct so_persist_piece {
+    const char *w;
+    int each, more; /* tiles of a block, as in so_layout */
+    int n_units, pad;
+} so_persist_piece;
+enum { SO_PERSIST_PIECES = 4 }; /* of a product; those that it does not have have no tiles */
+
 /* Words that thread blocks hand to each other. `now` is written in this layer, `next` by the same thread in
  * the next one. Before it writes a word of `now`, the thread makes the same word of `next` empty. */
 typedef struct so_exchange {
@@ -41,6 +49,7 @@ typedef struct so_persist_work {
             const char *x; /* fp16 rows; NULL: the kernel's x */
             int x_stride, act;
             const char *squares; /* float [row][k / 8], or NULL: rows are not to be scaled */
+            so_exchange scales;  /* float [row], with squares: the rows' scales */
             float eps;
             int pad;
             so_exchange out[SO_PERSIST_MATRICES]; /* QKV: float rows. Others: out[0], fp16 rows */
@@ -72,12 +81,12 @@ typedef struct so_persist_work {
 typedef struct so_persist_run {
     size_t first_op, n_ops;
     int n, head_dim;
-    int n_works, n_matrices;
-    so_persist_work *works;    /* device */
-    so_persist_matrix *stream; /* device: all matrices in the order of use */
-    char *exchange;            /* device */
-    size_t clear_bytes;        /* of `exchange`, to be filled with ones before the kernel */
-    const so_attn_row *rows;   /* device, like the slots of all layers */
+    int n_works, n_products;
+    so_persist_work *works;   /* device */
+    so_persist_piece *stream; /* device, [n_products][SO_PERSIST_PIECES] in the order of use */
+    char *exchange;           /* device */
+    size_t clear_bytes;       /* of `exchange`, to be filled with ones before the kernel */
+    const so_attn_row *rows;  /* device, like the slots of all layers */
     const so_kv_slot *slots;
 } so_persist_run;
 

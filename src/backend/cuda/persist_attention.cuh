@@ -21,41 +21,93 @@ template <int U> struct attn_shared {
     float down[COLS];
 };
 
+/* ---- items ----
+ *
+ * An item is one running sum of up to COLS columns of a KV head. A column is a query head of a row; columns
+ * are numbered row by row, and an item may begin and end within a row. A block has the same items in all
+ * layers, unless these differ in their window, so what is known of them is kept. */
+
 typedef struct item {
-    int row0, n_rows, kv, head0, n_heads, n_cols, split;
+    int kv, split, n_cols, row0, n_rows;
+    int n_chunks, longest; /* chunks up to the end of the longest row, and that row */
+    int same_to;           /* up to here all rows see the same slots */
+    int first, last;       /* the positions that all rows see */
+    int lowest;            /* the first that one of them sees */
+    int row[COLS], head[COLS], sum[COLS]; /* of a column; sum: number of its running sum */
 } item;
 
-/* What the rows of an item see together. */
-typedef struct item_sight {
-    int n_chunks, longest, same_to, first, last, lowest;
-} item_sight;
+enum { ITEMS = 4 };
+typedef struct own_items {
+    int window, from, n; /* item[k] is number from + k of the block's n items */
+    item item[ITEMS];
+} own_items;
 
 SO_DEVICE int first_seen(int window, const so_attn_row &r) {
     return window > 0 ? max(0, r.pos - window + 1) : 0;
 }
 
-SO_DEVICE item_sight sight_of_item(const block &b, const item &it, int window) {
-    item_sight v = {0, 0, INT32_MAX, 0, INT32_MAX, INT32_MAX};
+SO_DEVICE void find_sight(const block &b, int window, item *it) {
     int most = -1;
-    for (int i = 0; i < it.n_rows; i++) {
-        so_attn_row r = b.rows[it.row0 + i];
+    it->same_to = it->last = it->lowest = INT32_MAX;
+    it->first = 0;
+    for (int i = it->row0; i < it->row0 + it->n_rows; i++) {
+        so_attn_row r = b.rows[i];
         if (r.pos > most) {
             most = r.pos;
-            v.longest = i;
+            it->longest = i;
         }
-        if (r.page_off != b.rows[it.row0].page_off)
-            v.same_to = 0;
+        if (r.page_off != b.rows[it->row0].page_off)
+            it->same_to = 0;
         else if (r.n_prefix <= r.pos)
-            v.same_to = min(v.same_to, r.n_prefix);
-        v.first = max(v.first, first_seen(window, r));
-        v.lowest = min(v.lowest, first_seen(window, r));
-        v.last = min(v.last, r.pos + 1);
+            it->same_to = min(it->same_to, r.n_prefix);
+        it->first = max(it->first, first_seen(window, r));
+        it->lowest = min(it->lowest, first_seen(window, r));
+        it->last = min(it->last, r.pos + 1);
     }
-    v.n_chunks = (most + CHUNK) / CHUNK;
-    if (it.n_rows == 1)
-        v.same_to = INT32_MAX;
-    return v;
+    it->n_chunks = (most + CHUNK) / CHUNK;
+    if (it->n_rows == 1)
+        it->same_to = INT32_MAX;
 }
+
+/* Finds out about the block's items number `from` and the next ones, one warp for each. */
+SO_DEVICE void find_items(const block &b, const so_persist_work &w, int from) {
+    int n_heads = w.attention.n_heads, n_kv = w.attention.n_heads_kv, per = n_heads / n_kv,
+        cols = b.n * per, most = 0;
+    for (int i = 0; i < b.n; i++)
+        most = max(most, b.rows[i].pos);
+    int splits = min((int)SPLITS, (most + CHUNK) / CHUNK),
+        all = (cols + COLS - 1) / COLS * n_kv * splits,
+        own = (all - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    sync_consumers(); /* the old ones have been read */
+    if (threadIdx.x == 0) {
+        b.items->window = w.attention.window;
+        b.items->from = from;
+        b.items->n = own;
+    }
+    if (b.warp < ITEMS && from + b.warp < own) {
+        item *it = &b.items->item[b.warp];
+        int number = blockIdx.x + (from + b.warp) * gridDim.x, split = number % splits,
+            kv = number / splits % n_kv, col0 = number / splits / n_kv * COLS,
+            n_cols = min((int)COLS, cols - col0);
+        if (b.lane < n_cols) {
+            int row = (col0 + b.lane) / per, head = kv * per + (col0 + b.lane) % per;
+            it->row[b.lane] = row;
+            it->head[b.lane] = head;
+            it->sum[b.lane] = (row * n_heads + head) * SPLITS + split;
+        }
+        if (b.lane == 0) {
+            it->kv = kv;
+            it->split = split;
+            it->n_cols = n_cols;
+            it->row0 = col0 / per;
+            it->n_rows = (col0 + n_cols - 1) / per - it->row0 + 1;
+            find_sight(b, w.attention.window, it);
+        }
+    }
+    sync_consumers();
+}
+
+/* ---- keys and values ---- */
 
 SO_DEVICE size_t entry_offset(const so_persist_work &w, int page, int place, int kv) {
     return ((((size_t)page * w.attention.n_cache_layers + w.attention.layer) *
@@ -66,37 +118,85 @@ SO_DEVICE size_t entry_offset(const so_persist_work &w, int page, int place, int
            w.attention.entry;
 }
 
-/* Starts copying keys and values of a chunk as row r sees them, as copy_chunk in attention.cu; four
+/* Where the keys and values of a chunk are is the same in all layers. What a block has looked up is kept for
+ * the first chunks that it computes in a layer; for each position the row, chunk and range that it was looked
+ * up for, and the result. */
+enum { MEMOS = 4 };
+typedef struct memo {
+    struct {
+        int key, base;
+        int slot; /* page * SO_KV_PAGE + place; NOWHERE: not seen; FRESH - i: row i of this pass */
+    } of[CHUNK];
+    int kv;
+} memo;
+enum { NOWHERE = -1, FRESH = -2 };
+
+/* The slot of position `pos` as row r sees it. */
+SO_DEVICE int find_slot(const block &b, const so_persist_work &w, const so_attn_row &r, int pos) {
+    int at = pos < r.n_prefix ? pos : w.attention.tails[r.tail_off + pos - r.n_prefix],
+        slot = w.attention.pages[r.page_off + at / SO_KV_PAGE] * SO_KV_PAGE + at % SO_KV_PAGE;
+    if (pos > r.pos - b.n) /* a path has at most b.n new rows */
+        for (int i = 0; i < b.n; i++)
+            if (b.new_slots[i] == slot)
+                return FRESH - i;
+    return slot;
+}
+
+/* Starts copying keys and values of a chunk as row `row` sees them, as copy_chunk in attention.cu; four
  * threads for a position. Rows of this pass are not in the cache yet: b.fresh has the row of such a
- * position, -1 for the others. */
+ * position, -1 for the others. turn: number of the chunk in this layer. */
 template <int U>
-SO_DEVICE void fetch_chunk(const block &b, const so_persist_work &w, const so_attn_row &r, int kv,
-                           int base, int from, int to, attn_shared<U> *s) {
-    int j = threadIdx.x / 4, fresh = -1;
-    bool on = j >= from && j < to;
-    size_t at = 0;
-    if (on) {
-        int pos = base + j,
-            slot = pos < r.n_prefix ? pos : w.attention.tails[r.tail_off + pos - r.n_prefix],
-            page = w.attention.pages[r.page_off + slot / SO_KV_PAGE], place = slot % SO_KV_PAGE;
-        at = entry_offset(w, page, place, kv);
-        if (pos > r.pos - b.n) /* a path has at most b.n new rows */
-            for (int i = 0; i < b.n; i++)
-                if (b.new_slots[i] == page * SO_KV_PAGE + place)
-                    fresh = i;
-    }
-    if (threadIdx.x % 4 == 0)
-        b.fresh[j] = (int8_t)fresh;
-    if (fresh < 0)
-        for (int c = threadIdx.x % 4; c < U * 8; c += 4) {
-            int n = on ? 16 : 0, u = c / 8, h = c % 8 / 4, t = c % 4;
-            size_t src = n ? at + (size_t)c * 16 : 0;
-            so_copy16(s->keys +
-                          ((((j / 16 * U + u) * 2 + j % 16 / 8) * 2 + h) * 32 + j % 8 * 4 + t) * 16,
-                      w.attention.k_cache + src, n);
-            so_copy16(s->values + j * U * 128 + (c ^ (j & 7)) * 16, w.attention.v_cache + src, n);
+SO_DEVICE void fetch_chunk(const block &b, const so_persist_work &w, int row, int kv, int base,
+                           int from, int to, int turn, attn_shared<U> *s) {
+    from = min(max(from, 0), (int)CHUNK);
+    to = max(to, 0);
+    int j = threadIdx.x / 4, key = row << 16 | from << 8 | to, slot = NOWHERE;
+    memo *m = &b.memo[min(turn, (int)MEMOS - 1)];
+    bool known = m->of[j].key == key && m->of[j].base == base;
+    if (known)
+        slot = m->of[j].slot;
+    else if (j >= from && j < to)
+        slot = find_slot(b, w, b.rows[row], base + j);
+    __syncwarp();
+    if (threadIdx.x % 4 == 0) {
+        b.fresh[j] = (int8_t)(slot <= FRESH ? FRESH - slot : -1);
+        if (!known) {
+            m->of[j].key = key;
+            m->of[j].base = base;
+            m->of[j].slot = slot;
         }
+    }
+    if (threadIdx.x == 0)
+        m->kv = kv;
+    if (slot >= NOWHERE) {
+        int t = threadIdx.x % 4, n = slot == NOWHERE ? 0 : 16;
+        size_t at = n ? entry_offset(w, slot / SO_KV_PAGE, slot % SO_KV_PAGE, kv) + t * 16 : 0;
+        const char *k = w.attention.k_cache + at, *v = w.attention.v_cache + at;
+        char *to_k = s->keys + (j / 16 * U * 4 + j % 16 / 8 * 2) * 512 + (j % 8 * 4 + t) * 16;
+        char *to_v = s->values + j * U * 128;
+#pragma unroll
+        for (int c = 0; c < U * 2; c++) {
+            so_copy16(to_k + (c / 2 * 4 + c % 2) * 512, k + c * 64, n);
+            so_copy16(to_v + ((c * 4 + t) ^ (j & 7)) * 16, v + c * 64, n);
+        }
+    }
     so_copy_commit();
+}
+
+/* Brings the keys and values that this block will read into L2, judging by the layer before. By the helper,
+ * while the consumers still compute q, k and v. */
+SO_DEVICE void prefetch_entries(const block &b, const so_persist_work &w) {
+    for (int i = b.lane; i < MEMOS * CHUNK; i += 32) {
+        const memo &m = b.memo[i / CHUNK];
+        if (m.of[i % CHUNK].key < 0 || m.of[i % CHUNK].slot < 0)
+            continue;
+        int slot = m.of[i % CHUNK].slot;
+        size_t at = entry_offset(w, slot / SO_KV_PAGE, slot % SO_KV_PAGE, m.kv);
+        for (size_t e = 0; e < w.attention.entry; e += 128) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(w.attention.k_cache + at + e));
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(w.attention.v_cache + at + e));
+        }
+    }
 }
 
 SO_DEVICE const char *head_at(const char *rows, int n_heads, int row, int head, int d) {
@@ -151,15 +251,19 @@ SO_DEVICE void new_entry(const block &b, const so_persist_work &w, int kv, int r
 }
 
 /* Fills in keys and values of this pass's rows, one warp for a position, and stores those whose own
- * position it is. */
+ * position it is. The last warps come first, since the first ones have queries to load. */
 template <int U>
 SO_DEVICE void fill_fresh(const block &b, const so_persist_work &w, const item &it, int base,
                           attn_shared<U> *s) {
     constexpr int d = U * 64, M = d / 32;
-    for (int j = b.warp; j < CHUNK; j += CONSUMERS) {
-        int row = b.fresh[j], e = b.lane * M;
-        if (row < 0)
+    unsigned long long todo =
+        __ballot_sync(0xffffffffu, b.fresh[b.lane] >= 0) |
+        (unsigned long long)__ballot_sync(0xffffffffu, b.fresh[b.lane + 32] >= 0) << 32;
+#pragma unroll 1
+    for (int k = 0; todo; k++, todo &= todo - 1) {
+        if (CONSUMERS - 1 - k % CONSUMERS != b.warp)
             continue;
+        int j = __ffsll(todo) - 1, row = b.fresh[j], e = b.lane * M;
         alignas(8) __half key[M], value[M];
         new_entry<U>(b, w, it.kv, row, key, value);
         char *unit = s->keys + ((j / 16 * U + e / 64) * 2 + j % 16 / 8) * 1024 + e % 64 / 32 * 512 +
@@ -180,94 +284,65 @@ SO_DEVICE void fill_fresh(const block &b, const so_persist_work &w, const item &
     }
 }
 
-enum { MINE = COLS / CONSUMERS }; /* columns of a warp */
+/* ---- queries ---- */
 
-/* Reads the queries of the warp's columns; true if some are empty. */
-template <int U>
-SO_DEVICE bool read_queries(const block &b, const so_persist_work &w, const item &it,
-                            float (*x)[U * 2]) {
-    bool again = false;
-#pragma unroll
-    for (int j = 0; j < MINE; j++)
-#pragma unroll
-        for (int i = 0; i < U * 2; i++) {
-            int col = b.warp + j * CONSUMERS, row = it.row0 + col / it.n_heads,
-                head = it.head0 + col % it.n_heads;
-            uint32_t u = 0;
-            if (col < it.n_cols)
-                u = read1(head_at(w.attention.q, w.attention.n_heads, row, head, U * 64) +
-                          (i * 32 + b.lane) * 4);
-            again |= u == 0xffffffffu;
-            x[j][i] = __uint_as_float(u);
-        }
-    return again;
-}
+enum { MINE = COLS / CONSUMERS }; /* columns of a warp: b.warp and b.warp + CONSUMERS */
 
-/* Queries of the item's columns, rotated and scaled as in attention.cu. x: what read_queries has read. */
+/* Query of a column, rotated and scaled as in attention.cu; one warp. */
 template <int U>
-SO_DEVICE void load_queries(const block &b, const so_persist_work &w, const item &it,
-                            float (*x)[U * 2], bool again, attn_shared<U> *s) {
-    constexpr int d = U * 64, mine = MINE;
-    float y[mine][U * 2];
-    float2 t[mine][U * 2];
+SO_DEVICE void load_query(const block &b, const so_persist_work &w, const item &it, int col,
+                          attn_shared<U> *s) {
+    constexpr int d = U * 64;
+    int row = it.row[col], e2 = 0;
+    const char *q = head_at(w.attention.q, w.attention.n_heads, row, it.head[col], d) + b.lane * 4;
+    const float2 *table = (const float2 *)w.attention.table + (size_t)row * (d / 2);
+    bool halves = w.attention.halves, again;
+    float x[U * 2], y[U * 2], top = 0;
+    float2 t[U * 2];
 #pragma unroll
-    for (int j = 0; j < mine; j++)
-#pragma unroll
-        for (int i = 0; i < U * 2; i++) {
-            int col = b.warp + j * CONSUMERS, e = i * 32 + b.lane,
-                row = it.row0 + min(col / it.n_heads, it.n_rows - 1);
-            t[j][i] =
-                ((const float2 *)w.attention
-                     .table)[(size_t)row * (d / 2) + (w.attention.halves ? e % (d / 2) : e / 2)];
-        }
+    for (int i = 0; i < U * 2; i++)
+        t[i] = table[halves ? (i * 32 + b.lane) % (d / 2) : (i * 32 + b.lane) / 2];
     spin sp = {};
-    while (again) {
-        again = read_queries<U>(b, w, it, x);
-        if (again)
-            spin_once(&sp);
+    do {
+        again = false;
+#pragma unroll
+        for (int i = 0; i < U * 2; i++) {
+            uint32_t u = read1(q + i * 128);
+            again |= u == 0xffffffffu;
+            x[i] = __uint_as_float(u);
+        }
+        spin_once(&sp);
+    } while (__any_sync(0xffffffffu, again));
+#pragma unroll
+    for (int i = 0; i < U * 2; i++) {
+        bool second = halves ? i >= U : b.lane % 2;
+        float other = __shfl_xor_sync(0xffffffffu, x[i], 1);
+        if (halves)
+            other = x[i ^ U];
+        float u = second ? other : x[i], v = second ? x[i] : other;
+        y[i] = second ? __fadd_rn(__fmul_rn(u, t[i].y), __fmul_rn(v, t[i].x))
+                      : __fsub_rn(__fmul_rn(u, t[i].x), __fmul_rn(v, t[i].y));
+        y[i] = __fmul_rn(y[i], w.attention.scale);
+        top = fmaxf(top, fabsf(y[i]));
     }
-    __syncwarp();
+    top = so_warp_max(top);
+    /* frexpf and ldexpf by hand; the limits make numbers without leading one irrelevant */
+    if (top > 0 && isfinite(top))
+        e2 = (int)(__float_as_uint(top) >> 23) - 126;
+    e2 = max(-100, min(100, 14 - e2));
+    float up = __uint_as_float((uint32_t)(127 + e2) << 23);
+    char *to = s->q + col / 8 * U * 1024 + (col % 8 * 4 + b.lane / 8) * 16 + b.lane % 8 * 2;
 #pragma unroll
-    for (int j = 0; j < mine; j++)
-#pragma unroll
-        for (int i = 0; i < U * 2; i++) {
-            bool second = w.attention.halves ? i >= U : b.lane % 2;
-            float other = __shfl_xor_sync(0xffffffffu, x[j][i], 1);
-            if (w.attention.halves)
-                other = x[j][i ^ U];
-            float u = second ? other : x[j][i], v = second ? x[j][i] : other;
-            y[j][i] = second ? __fadd_rn(__fmul_rn(u, t[j][i].y), __fmul_rn(v, t[j][i].x))
-                             : __fsub_rn(__fmul_rn(u, t[j][i].x), __fmul_rn(v, t[j][i].y));
-        }
-#pragma unroll
-    for (int j = 0; j < mine; j++) {
-        int col = b.warp + j * CONSUMERS, e2 = 0;
-        if (col >= it.n_cols)
-            continue;
-        float top = 0;
-        for (int i = 0; i < U * 2; i++) {
-            y[j][i] = __fmul_rn(y[j][i], w.attention.scale);
-            top = fmaxf(top, fabsf(y[j][i]));
-        }
-        top = so_warp_max(top);
-        /* frexpf and ldexpf by hand; the limits make numbers without leading one irrelevant */
-        if (top > 0 && isfinite(top))
-            e2 = (int)(__float_as_uint(top) >> 23) - 126;
-        e2 = max(-100, min(100, 14 - e2));
-        float up = __uint_as_float((uint32_t)(127 + e2) << 23);
-        for (int i = 0; i < U * 2; i++) {
-            int e = i * 32 + b.lane, u = e / 64, k = e % 64;
-            char *unit = s->q + (col / 8 * U + u) * 1024 + k / 32 * 512;
-            ((__half *)(unit + (col % 8 * 4 + k % 32 / 8) * 16))[k % 8] =
-                __float2half_rn(__fmul_rn(y[j][i], up));
-        }
-        if (b.lane == 0) {
-            s->m[col] = -INFINITY;
-            s->l[col] = 0;
-            s->down[col] = __uint_as_float((uint32_t)(127 - e2) << 23);
-        }
+    for (int i = 0; i < U * 2; i++)
+        *(__half *)(to + i * 512) = __float2half_rn(__fmul_rn(y[i], up));
+    if (b.lane == 0) {
+        s->m[col] = -INFINITY;
+        s->l[col] = 0;
+        s->down[col] = __uint_as_float((uint32_t)(127 - e2) << 23);
     }
 }
+
+/* ---- a chunk ---- */
 
 /* Scores, softmax and weighted values of a chunk in shared memory, for all rows or for row `only`. o: warp
  * w has dimensions 16 (w % 4U) … of column group w / 4U, and of w + 8 likewise. */
@@ -275,7 +350,7 @@ template <int U>
 SO_DEVICE void compute_chunk(const block &b, const item &it, int window, int chunk, int only,
                              attn_shared<U> *s, float (*o)[4]) {
     int g = b.lane / 4, t = b.lane % 4;
-    {
+    if (b.warp / 4 * 8 < it.n_cols) {
         int pw = b.warp % 4, cg = b.warp / 4;
         float acc[4] = {};
         for (int u = 0; u < U; u++) {
@@ -298,15 +373,12 @@ SO_DEVICE void compute_chunk(const block &b, const item &it, int window, int chu
         }
     }
     sync_consumers();
-#pragma unroll
-    for (int j = 0; j < COLS / CONSUMERS; j++) {
-        int col = b.warp + j * CONSUMERS, i = col / it.n_heads;
-        if (col >= it.n_cols)
-            continue;
-        so_attn_row r = b.rows[it.row0 + i];
+#pragma unroll 1
+    for (int col = b.warp; col < it.n_cols; col += CONSUMERS) {
+        so_attn_row r = b.rows[it.row[col]];
         int from = max(first_seen(window, r) - chunk * CHUNK, 0),
             to = min(r.pos + 1 - chunk * CHUNK, (int)CHUNK);
-        bool on = from < to && (only < 0 || i == only);
+        bool on = from < to && (only < 0 || it.row[col] == only);
         float m_c = 0, l_c = 0, a = 1, y = 0, m = s->m[col], l = s->l[col];
         float2 w = soften(s->scores + col * CHUNK, on ? from : 0, on ? to : 0, b.lane, &m_c, &l_c);
         s->p[col * P_STRIDE + b.lane] = __float2half_rn(w.x);
@@ -327,6 +399,8 @@ SO_DEVICE void compute_chunk(const block &b, const item &it, int window, int chu
         int id = b.warp + CONSUMERS * i, dg = id % (4 * U), cg = id / (4 * U);
         float part[4] = {};
         int piece = dg * 2 + b.lane / 8 % 2;
+        if (cg * 8 >= it.n_cols)
+            continue;
         for (int k = 0; k < CHUNK / 16; k++) {
             uint32_t a[4];
             int pos = k * 16 + b.lane % 8 + b.lane / 16 * 8;
@@ -364,65 +438,47 @@ template <int U> SO_DEVICE bool values_nonfinite(const attn_shared<U> *s) {
 
 /* One running sum of the item's columns. */
 template <int U>
-SO_DEVICE void attend(const block &b, const so_persist_work &w, const item &it, attn_shared<U> *s) {
+SO_DEVICE void attend(const block &b, const so_persist_work &w, const item &it, int *turn,
+                      attn_shared<U> *s) {
     constexpr int d = U * 64;
-    int window = w.attention.window;
-    item_sight v = sight_of_item(b, it, window);
-    int c = it.split;
-    if (c >= v.n_chunks)
+    int window = w.attention.window, c = it.split;
+    if (c >= it.n_chunks)
         return;
-    auto same_slots = [&](int c) { return v.same_to == INT32_MAX || (c + 1) * CHUNK <= v.same_to; };
-    auto fetch = [&](int c, int i, bool exact) {
-        so_attn_row r = b.rows[it.row0 + i];
-        fetch_chunk<U>(b, w, r, it.kv, c * CHUNK,
-                       (exact ? first_seen(window, r) : v.lowest) - c * CHUNK,
-                       min(r.pos + 1 - c * CHUNK, (int)CHUNK), s);
-    };
-    while (c < v.n_chunks && (c + 1) * CHUNK <= v.lowest)
+    while (c < it.n_chunks && (c + 1) * CHUNK <= it.lowest)
         c += SPLITS;
-    bool ready = c < v.n_chunks && same_slots(c);
-    float x[MINE][U * 2];
-    if (ready) {
-        fetch(c, v.longest, false);
-        sync_consumers(); /* b.fresh */
-    }
-    bool again = read_queries<U>(b, w, it, x); /* under way while the new keys are read */
-    if (ready)
-        fill_fresh<U>(b, w, it, c * CHUNK, s);
-    load_queries<U>(b, w, it, x, again, s);
+    bool loaded = false, none = c >= it.n_chunks; /* none: the rows' windows begin later */
     float o[U][4] = {};
-    for (; c < v.n_chunks; c += SPLITS, ready = false) {
-        bool together = same_slots(c);
-        if (together) {
-            if (!ready) {
-                fetch(c, v.longest, false);
-                sync_consumers();
-                fill_fresh<U>(b, w, it, c * CHUNK, s);
+    do {
+        int base = c * CHUNK;
+        bool together = none || base + CHUNK <= it.same_to;
+        /* i = -1: all rows together; otherwise row by row */
+#pragma unroll 1
+        for (int i = together ? -1 : 0; i < (together ? 0 : it.n_rows); i++) {
+            int row = i < 0 ? it.longest : it.row0 + i;
+            if (!none) {
+                so_attn_row r = b.rows[row];
+                fetch_chunk<U>(b, w, row, it.kv, base,
+                               (i < 0 ? it.lowest : first_seen(window, r)) - base,
+                               min(r.pos + 1 - base, (int)CHUNK), (*turn)++, s);
+                sync_consumers(); /* b.fresh */
+                fill_fresh<U>(b, w, it, base, s);
             }
+            if (!loaded)
+#pragma unroll 1
+                for (int col = b.warp; col < it.n_cols; col += CONSUMERS)
+                    load_query<U>(b, w, it, col, s);
+            loaded = true;
             so_copy_wait<0>();
             sync_consumers();
             /* a value that some rows do not see must not reach them, not even times zero */
-            bool all_see = it.n_rows == 1 || (c * CHUNK >= v.first && (c + 1) * CHUNK <= v.last);
-            together = all_see || !values_nonfinite<U>(s);
-            if (together)
-                compute_chunk<U>(b, it, window, c, -1, s, o);
+            bool all_see = it.n_rows == 1 || (base >= it.first && base + CHUNK <= it.last);
+            if (i < 0 && !none && !all_see && values_nonfinite<U>(s))
+                together = false;
+            else if (!none)
+                compute_chunk<U>(b, it, window, c, i < 0 ? -1 : row, s, o);
         }
-        for (int i = 0; i < it.n_rows && !together; i++) {
-            sync_consumers(); /* the chunk before has been read */
-            fetch(c, i, true);
-            sync_consumers();
-            fill_fresh<U>(b, w, it, c * CHUNK, s);
-            so_copy_wait<0>();
-            sync_consumers();
-            compute_chunk<U>(b, it, window, c, i, s, o);
-        }
-    }
-    sync_consumers(); /* m and l, if there was no chunk */
-    auto sum_at = [&](int col) {
-        return ((it.row0 + col / it.n_heads) * w.attention.n_heads + it.head0 + col % it.n_heads) *
-                   SPLITS +
-               it.split;
-    };
+        c += SPLITS;
+    } while (c < it.n_chunks);
     char *now = w.attention.parts.now, *next = w.attention.parts.next;
 #pragma unroll
     for (int i = 0; i < U; i++) {
@@ -431,7 +487,7 @@ SO_DEVICE void attend(const block &b, const so_persist_work &w, const item &it, 
             int col = cg * 8 + b.lane % 4 * 2 + c2;
             if (col >= it.n_cols)
                 continue;
-            size_t at = ((size_t)sum_at(col) * d + dg * 16 + b.lane / 4) * 4;
+            size_t at = ((size_t)it.sum[col] * d + dg * 16 + b.lane / 4) * 4;
             if (next) {
                 write1(next + at, 0xffffffffu);
                 write1(next + at + 32, 0xffffffffu);
@@ -441,7 +497,7 @@ SO_DEVICE void attend(const block &b, const so_persist_work &w, const item &it, 
         }
     }
     if ((int)threadIdx.x < it.n_cols)
-        give_floats(w.attention.stats, (size_t)sum_at(threadIdx.x) * 8, s->m[threadIdx.x],
+        give_floats(w.attention.stats, (size_t)it.sum[threadIdx.x] * 8, s->m[threadIdx.x],
                     s->l[threadIdx.x]);
     sync_consumers(); /* shared memory is free */
 }
@@ -500,21 +556,14 @@ SO_DEVICE void merge_column(const block &b, const so_persist_work &w, int row, i
 
 template <int U> SO_DEVICE void run_attention(const block &b, const so_persist_work &w) {
     attn_shared<U> *s = (attn_shared<U> *)b.x;
-    int per = w.attention.n_heads / w.attention.n_heads_kv, rows_per = COLS / per,
-        groups = (b.n + rows_per - 1) / rows_per, most = 0;
-    for (int i = 0; i < b.n; i++)
-        most = max(most, b.rows[i].pos);
-    int splits = min((int)SPLITS, (most + CHUNK) / CHUNK);
-    for (int i = blockIdx.x; i < groups * w.attention.n_heads_kv * splits; i += gridDim.x) {
-        item it;
-        it.split = i % splits;
-        it.kv = i / splits % w.attention.n_heads_kv;
-        it.row0 = i / splits / w.attention.n_heads_kv * rows_per;
-        it.n_rows = min(rows_per, b.n - it.row0);
-        it.head0 = it.kv * per;
-        it.n_heads = per;
-        it.n_cols = it.n_rows * per;
-        attend<U>(b, w, it, s);
+    int turn = 0;
+    if (b.items->window != w.attention.window || b.items->from != 0)
+        find_items(b, w, 0);
+#pragma unroll 1
+    for (int i = 0; i < b.items->n; i++) {
+        if (i == b.items->from + ITEMS)
+            find_items(b, w, i);
+        attend<U>(b, w, b.items->item[i - b.items->from], &turn, s);
     }
     /* the last blocks first: they have no item if there are few */
     for (int col = gridDim.x - 1 - blockIdx.x + b.warp * gridDim.x; col < b.n * w.attention.n_heads;

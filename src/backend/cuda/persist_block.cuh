@@ -13,18 +13,24 @@ enum {
     N_THREADS = 320,
     UNIT_BYTES = 1024, /* of a unit of weights: the kernel reads fp16 numbers only */
     SLOT = 16 << 10,   /* bytes of a slot of the ring */
-    DEPTH = 6,         /* units of activations that a warp fetches ahead */
     MAX_SLOTS = 12,
-    WINDOW = 3, /* slots that are being copied: with more, everything else waits behind them */
+    /* slots that are being copied: with more, everything else waits behind them */
+    NARROW = 2, /* while blocks hand over results */
+    WIDE = 4,   /* while they multiply */
     ARGS = 8,   /* works whose arguments are in shared memory */
 };
+/* Units of activations that a warp fetches ahead, if they have nt groups of 8 rows. */
+__host__ __device__ constexpr int depth_of(int nt) { return nt == 1 ? 6 : 4; }
+/* Bytes of b.x of a warp. */
+__host__ __device__ constexpr int x_bytes(int nt) { return depth_of(nt) * nt * 1024; }
+
 static const unsigned long long SPIN_NS = 20ull * 1000 * 1000 * 1000;
 
 typedef struct persist_args {
     const so_persist_work *works;
-    const so_persist_matrix *stream;
-    int n_works, n_matrices, n;
-    int n_slots, window; /* of the ring; slots whose copies may be under way at once */
+    const so_persist_piece *stream;
+    int n_works, n_products, n;
+    int n_slots; /* of the ring */
     const char *x;
     int x_stride;
 } persist_args;
@@ -151,7 +157,10 @@ typedef struct block {
     so_attn_row *rows;           /* [rows] */
     int *new_slots;              /* [rows] page * SO_KV_PAGE + place */
     int8_t *fresh;               /* [64] for attention: a new row for each position, or -1 */
-    uint32_t full, empty;        /* addresses of the ring's barriers */
+    struct memo *memo;           /* [MEMOS] see persist_attention.cuh */
+    struct own_items *items;
+    int *multiplying;     /* whether the consumers compute a product */
+    uint32_t full, empty; /* addresses of the ring's barriers */
     int n, n_slots, slot, warp, lane;
     uint32_t phase;
 } block;
@@ -175,56 +184,118 @@ SO_DEVICE int tiles_of(const so_persist_matrix &m) {
 }
 SO_DEVICE int first_of(const so_persist_matrix &m) { return so_first_tile(m.layout, blockIdx.x); }
 
-/* Whether the block has a part of a product. If not, it must not wait for the product's rows: nothing
+/* The block's tiles of a product. Without any it must not wait for the product's rows: nothing
  * would keep the others from overwriting them before it has seen them. */
-SO_DEVICE bool has_tiles(const so_persist_work &w) {
+SO_DEVICE int tiles_of_all(const so_persist_work &w) {
     int n = 0;
     for (int i = 0; i < w.n_matrices; i++)
         n += tiles_of(w.product.m[i]);
-    return n > 0;
+    return n;
 }
 
-/* ---- the producer ---- */
+/* ---- the producer ----
+ *
+ * The weights of a product come in the order in which the consumers use them: the first round of all its
+ * matrices, then the second round, and so on (so_layout). Each matrix has its rounds in a row, so a product
+ * of three matrices is merged from three streams; lane m of the warp copies from matrix m. */
 
-SO_DEVICE void produce(const persist_args &p, block &b) {
-    int tail = 0, under_way = 0;
-    uint32_t phase = 0, tail_phase = 0;
-    int slot = 0;
-    for (int i0 = 0; i0 < p.n_matrices; i0 += 32) {
-        const char *at = NULL;
-        size_t left = 0;
-        if (i0 + b.lane < p.n_matrices) {
-            so_persist_matrix m = p.stream[i0 + b.lane];
-            at = m.w + (size_t)first_of(m) * m.layout.n_units * UNIT_BYTES;
-            left = (size_t)tiles_of(m) * m.layout.n_units * UNIT_BYTES;
+enum {
+    PIECES = SO_PERSIST_PIECES,
+    LOAD = 32 / PIECES
+}; /* products whose pieces a warp reads at once */
+
+/* What a lane knows of its piece of the product that it has read. */
+typedef struct piece {
+    const char *src;
+    int tiles, n_units;
+} piece;
+
+SO_DEVICE piece read_piece(const persist_args &p, int product, int lane) {
+    piece r = {};
+    product += lane / PIECES;
+    if (product < p.n_products) {
+        so_persist_piece s = p.stream[product * PIECES + lane % PIECES];
+        so_layout l = {0, s.n_units, true, s.each, s.more};
+        r.tiles = s.each + ((int)blockIdx.x < s.more);
+        r.n_units = s.n_units;
+        r.src = s.w + (size_t)so_first_tile(l, blockIdx.x) * s.n_units * UNIT_BYTES;
+    }
+    return r;
+}
+
+/* The ring as the producer sees it. */
+typedef struct filling {
+    int slot, tail,
+        under_way; /* the next slot; the oldest one that is being copied; their number */
+    uint32_t phase, tail_phase;
+} filling;
+
+/* Waits until the next slot is free and few enough copies are under way. */
+SO_DEVICE void wait_to_fill(const persist_args &p, const block &b, filling &r) {
+    bar_wait(b.empty + 8 * r.slot, r.phase ^ 1);
+    int most = *(volatile int *)b.multiplying ? WIDE : NARROW;
+    for (; r.under_way >= most; r.under_way--) {
+        bar_wait(b.full + 8 * r.tail, r.tail_phase);
+        if (++r.tail == p.n_slots) {
+            r.tail = 0;
+            r.tail_phase ^= 1;
         }
-        int count = min(32, p.n_matrices - i0);
-        for (int i = 0; i < count; i++) {
-            const char *src = (const char *)__shfl_sync(0xffffffffu, (unsigned long long)at, i);
-            size_t n = __shfl_sync(0xffffffffu, (unsigned long long)left, i);
-            if (b.lane == 0)
-                while (n > 0) {
-                    int bytes = n < SLOT ? (int)n : SLOT;
-                    bar_wait(b.empty + 8 * slot, phase ^ 1);
-                    while (under_way >= p.window) {
-                        bar_wait(b.full + 8 * tail, tail_phase);
-                        if (++tail == p.n_slots) {
-                            tail = 0;
-                            tail_phase ^= 1;
-                        }
-                        under_way--;
-                    }
-                    bar_expect(b.full + 8 * slot, bytes);
-                    copy_bulk(address_of(b.ring + slot * SLOT), src, bytes, b.full + 8 * slot);
-                    under_way++;
-                    src += bytes;
-                    n -= bytes;
-                    if (++slot == p.n_slots) {
-                        slot = 0;
-                        phase ^= 1;
-                    }
-                }
-            __syncwarp();
+    }
+}
+
+/* Copies a product's weights. src: of the lane's matrix; tiles: of all matrices. */
+SO_DEVICE void fill(const persist_args &p, const block &b, filling &r, const char *src,
+                    const int *tiles, int n_units) {
+    int rem = n_units % 8, rounds = n_units / 8, m = 0,
+        left = 0; /* of this round of matrix m, in bytes */
+    int total = (tiles[0] + tiles[1] + tiles[2]) * n_units * UNIT_BYTES;
+    bool first = true;
+    while (total > 0) {
+        int bytes = min(total, (int)SLOT), at = 0;
+        wait_to_fill(p, b, r);
+        if (b.lane == 0)
+            bar_expect(b.full + 8 * r.slot, bytes);
+        __syncwarp();
+        while (at < bytes) {
+            while (left == 0) {
+                m = first ? 0 : m == 2 ? 0 : m + 1;
+                rounds -= m == 0 && !first;
+                first = false;
+                left = (m == 0   ? tiles[0]
+                        : m == 1 ? tiles[1]
+                                 : tiles[2]) *
+                       (rounds > 0 ? 8 : rem) * UNIT_BYTES;
+            }
+            int n = min(left, bytes - at);
+            if (b.lane == m) {
+                copy_bulk(address_of(b.ring + r.slot * SLOT + at), src, n, b.full + 8 * r.slot);
+                src += n;
+            }
+            at += n;
+            left -= n;
+        }
+        r.under_way++;
+        total -= bytes;
+        if (++r.slot == p.n_slots) {
+            r.slot = 0;
+            r.phase ^= 1;
+        }
+    }
+}
+
+SO_DEVICE void produce(const persist_args &p, const block &b) {
+    filling r = {};
+    piece ahead = read_piece(p, 0, b.lane);
+    for (int i0 = 0; i0 < p.n_products; i0 += LOAD) {
+        piece now = ahead;
+        ahead = read_piece(p, i0 + LOAD, b.lane); /* under way while these are copied */
+        for (int i = 0; i < min((int)LOAD, p.n_products - i0); i++) {
+            int tiles[3];
+            for (int m = 0; m < 3; m++)
+                tiles[m] = __shfl_sync(0xffffffffu, now.tiles, i * PIECES + m);
+            const char *src = (const char *)__shfl_sync(0xffffffffu, (unsigned long long)now.src,
+                                                        i * PIECES + min(b.lane, PIECES - 1));
+            fill(p, b, r, src, tiles, __shfl_sync(0xffffffffu, now.n_units, i * PIECES));
         }
     }
 }

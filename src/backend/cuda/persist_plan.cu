@@ -114,14 +114,16 @@ static char *allot(allotment *a, size_t n_bytes) {
     return p;
 }
 
-/* The buffers of one twin. */
+/* The buffers of one twin. The scales of both are together, because those of the second layer are not made
+ * empty by the first, which has none for its first product. */
 typedef struct twin {
+    char *scale_attn, *scale_mlp;
     char *x_attn, *sq_attn, *q, *k, *v, *parts, *stats, *att, *x_mlp, *sq_mlp, *mlp;
 } twin;
 
-static twin make_twin(allotment *a, size_t n, size_t d, size_t heads, size_t kv, size_t hd,
-                      size_t ff) {
-    twin t;
+static void make_twin(allotment *a, size_t n, size_t d, size_t heads, size_t kv, size_t hd,
+                      size_t ff, twin *out) {
+    twin t = *out;
     t.x_attn = allot(a, n * d * 2);
     t.sq_attn = allot(a, n * (d / SO_TILE) * 4);
     t.q = allot(a, n * heads * hd * 4);
@@ -133,14 +135,24 @@ static twin make_twin(allotment *a, size_t n, size_t d, size_t heads, size_t kv,
     t.x_mlp = allot(a, n * d * 2);
     t.sq_mlp = allot(a, n * (d / SO_TILE) * 4);
     t.mlp = allot(a, n * ff * 2);
-    return t;
+    *out = t;
 }
 
-static twin twin_of(const layer_ops *l, allotment *a) {
+/* Sets both twins and returns how many bytes are to be made empty before the kernel. */
+static size_t make_twins(const layer_ops *l, allotment *a, twin *twins) {
     const so_kv_store *s = l->store->kv_store.store;
-    return make_twin(a, (size_t)l->q->n, (size_t)l->add_o->eltwise.d,
-                     (size_t)l->attention->attention.n_heads, (size_t)s->shape.n_heads_kv,
-                     (size_t)s->shape.head_dim, (size_t)l->gate->matmul.w->m);
+    size_t clear = 0;
+    for (int i = 0; i < 2; i++) {
+        twins[i].scale_attn = allot(a, (size_t)l->q->n * 4);
+        twins[i].scale_mlp = allot(a, (size_t)l->q->n * 4);
+    }
+    for (int i = 0; i < 2; i++) {
+        make_twin(a, (size_t)l->q->n, (size_t)l->add_o->eltwise.d,
+                  (size_t)l->attention->attention.n_heads, (size_t)s->shape.n_heads_kv,
+                  (size_t)s->shape.head_dim, (size_t)l->gate->matmul.w->m, &twins[i]);
+        clear = i == 0 ? a->used : clear;
+    }
+    return clear;
 }
 
 static so_persist_matrix matrix_of(const so_op *product) {
@@ -151,8 +163,8 @@ static so_persist_matrix matrix_of(const so_op *product) {
 /* A run of layers that is being built. */
 typedef struct builder {
     so_persist_work *works;
-    so_persist_matrix *stream;
-    int n_works, n_matrices;
+    so_persist_piece *stream;
+    int n_works, n_products;
 } builder;
 
 static so_persist_work *new_work(builder *b, int kind) {
@@ -164,8 +176,11 @@ static so_persist_work *new_work(builder *b, int kind) {
 
 static void add_matrix(builder *b, so_persist_work *w, const so_op *product) {
     so_persist_matrix m = matrix_of(product);
+    if (w->n_matrices == 0)
+        b->n_products++;
+    b->stream[(b->n_products - 1) * SO_PERSIST_PIECES + w->n_matrices] = {
+        m.w, m.layout.each, m.layout.more, m.layout.n_units, 0};
     w->product.m[w->n_matrices++] = m;
-    b->stream[b->n_matrices++] = m;
 }
 
 static so_exchange exchange_of(char *now, char *next, bool last) {
@@ -226,6 +241,7 @@ static void put_layer(builder *b, const layer_ops *l, int i, const so_op *prior,
         w->product.x = next->x_attn;
         w->product.x_stride = prior->norm.d * 2;
         w->product.squares = next->sq_attn;
+        w->product.scales = exchange_of(now->scale_attn, next->scale_attn, last);
         w->product.eps = prior->norm.eps;
     }
     w->product.out[0] = exchange_of(now->q, next->q, last);
@@ -240,6 +256,7 @@ static void put_layer(builder *b, const layer_ops *l, int i, const so_op *prior,
     w->product.x = now->x_mlp;
     w->product.x_stride = l->norm->norm.d * 2;
     w->product.squares = now->sq_mlp;
+    w->product.scales = exchange_of(now->scale_mlp, next->scale_mlp, last);
     w->product.eps = l->norm->norm.eps;
     w->product.act = l->act->kind;
     w->product.out[0] = exchange_of(now->mlp, next->mlp, last);
@@ -322,8 +339,9 @@ size_t so_persist_need(const so_queue *q, const so_op *ops, size_t n_ops) {
     for (size_t i = 0; i < n_ops; i++)
         if (ops[i].kind == SO_OP_MATMUL && ops[i].n > n && is_run_layer(q, ops, n_ops, i, &l)) {
             allotment a = {NULL, 0};
-            twin_of(&l, &a);
-            most = 2 * a.used > most ? 2 * a.used : most;
+            twin twins[2];
+            make_twins(&l, &a, twins);
+            most = a.used > most ? a.used : most;
             n = ops[i].n;
         }
     return most;
@@ -339,14 +357,13 @@ static bool make_run(const layer_ops *layers, int n, size_t first, char *exchang
                      size_t exchange_bytes, so_persist_run *run) {
     allotment a = {exchange, 0};
     twin twins[2];
-    twins[0] = twin_of(&layers[0], &a);
-    size_t clear = a.used;
-    twins[1] = twin_of(&layers[0], &a);
+    size_t clear = make_twins(&layers[0], &a, twins);
     memset(run, 0, sizeof *run);
     if (a.used > exchange_bytes)
         return false;
     builder b = {(so_persist_work *)calloc((size_t)n * 5, sizeof *b.works),
-                 (so_persist_matrix *)calloc((size_t)n * 7, sizeof *b.stream), 0, 0};
+                 (so_persist_piece *)calloc((size_t)n * 4 * SO_PERSIST_PIECES, sizeof *b.stream), 0,
+                 0};
     for (int i = 0; i < n; i++)
         put_layer(&b, &layers[i], i, i > 0 ? layers[i - 1].next_norm : NULL, twins);
     const so_kv_store *s = layers[0].store->kv_store.store;
@@ -355,13 +372,14 @@ static bool make_run(const layer_ops *layers, int n, size_t first, char *exchang
     run->n = layers[0].q->n;
     run->head_dim = s->shape.head_dim;
     run->n_works = b.n_works;
-    run->n_matrices = b.n_matrices;
+    run->n_products = b.n_products;
     run->exchange = exchange;
     run->clear_bytes = clear;
     run->rows = b.works[1].attention.rows;
     run->slots = b.works[1].attention.slots;
     bool ok = upload((void **)&run->works, b.works, (size_t)b.n_works * sizeof *b.works) &&
-              upload((void **)&run->stream, b.stream, (size_t)b.n_matrices * sizeof *b.stream);
+              upload((void **)&run->stream, b.stream,
+                     (size_t)b.n_products * SO_PERSIST_PIECES * sizeof *b.stream);
     free(b.works);
     free(b.stream);
     return ok;

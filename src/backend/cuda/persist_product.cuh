@@ -16,15 +16,14 @@ typedef struct feed {
     int below;       /* from a row to the one 8 below, in bytes */
     int count;       /* units */
     bool on[2];      /* whether there are these rows */
-    bool resident;   /* all units fit: they are fetched once for all matrices */
 } feed;
 
-template <int NT> SO_DEVICE void fetch_unit(const feed &f, int j, int slot) {
+template <int NT> SO_DEVICE void fetch_unit(const feed &f, int j, int place) {
     for (int i = 0; i < NT; i++)
         if (f.on[i]) {
             const char *src = f.src + i * f.below + j * (SO_UNIT * 2);
-            so_copy16(f.at + (slot * NT + i) * 1024, src);
-            so_copy16(f.at + (slot * NT + i) * 1024 + 512, src + 64);
+            so_copy16(f.at + (place * NT + i) * 1024, src);
+            so_copy16(f.at + (place * NT + i) * 1024 + 512, src + 64);
         }
 }
 
@@ -40,162 +39,179 @@ SO_DEVICE void wait_last(const feed &f) {
 
 template <int NT> SO_DEVICE void feed_begin(const feed &f) {
 #pragma unroll
-    for (int j = 0; j < DEPTH; j++) {
+    for (int j = 0; j < depth_of(NT); j++) {
         if (j < f.count)
             fetch_unit<NT>(f, j, j);
         so_copy_commit();
     }
 }
 
-/* The unit in a slot of the feed: x[i] of row group i. Rows that do not exist hold anything. */
-template <int NT> SO_DEVICE void read_unit(const feed &f, int slot, uint32_t (*x)[8]) {
-    for (int i = 0; i < NT; i++)
-        for (int h = 0; h < 2; h++)
-            *(uint4 *)&x[i][4 * h] = *(const uint4 *)(f.at + (slot * NT + i) * 1024 + h * 512);
-}
-
-/* Two numbers are handed over as one word. */
-template <int NT> SO_DEVICE bool is_empty(const feed &f, const uint32_t (*x)[8]) {
-    bool e[2] = {false, false};
-    for (int i = 0; i < NT; i++)
-        for (int j = 0; j < 8; j++)
-            e[i] |= x[i][j] == 0xffffffffu;
-    return (e[0] && f.on[0]) || (e[1] && f.on[1]);
+/* The unit in a place of the feed, as the A operands of its four mma. Rows that do not exist hold
+ * anything. Returns whether a word has not been handed over yet; two numbers are one word. */
+template <int NT> SO_DEVICE bool read_unit(const feed &f, int place, uint32_t (*a)[4]) {
+    bool empty = false;
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        uint32_t x[8];
+        bool e = false;
+        *(uint4 *)x = *(const uint4 *)(f.at + (place * NT + i) * 1024);
+        *(uint4 *)(x + 4) = *(const uint4 *)(f.at + (place * NT + i) * 1024 + 512);
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            a[s][i] = x[2 * s];
+            a[s][2 + i] = x[2 * s + 1];
+            e |= x[2 * s] == 0xffffffffu || x[2 * s + 1] == 0xffffffffu;
+        }
+        empty |= e && f.on[i];
+    }
+    if (NT == 1)
+        for (int s = 0; s < 4; s++)
+            a[s][1] = a[s][3] = 0;
+    return empty;
 }
 
 /* Fetches unit j again until it has been handed over, and those after it, which are probably empty, too.
  * Not inlined, to keep the loop of a product short. */
-template <int NT> static __device__ __noinline__ void poll_unit(feed f, int j, int slot) {
+template <int NT> static __device__ __noinline__ void poll_unit(feed f, int j, int place) {
     spin s = {};
-    uint32_t x[NT][8];
+    uint32_t a[4][4];
     do {
 #pragma unroll 1
-        for (int i = 0, to = slot; i < DEPTH && j + i < f.count; i++) {
+        for (int i = 0, to = place; i < depth_of(NT) && j + i < f.count; i++) {
             fetch_unit<NT>(f, j + i, to);
-            to = to + 1 == DEPTH ? 0 : to + 1;
+            to = to + 1 == depth_of(NT) ? 0 : to + 1;
         }
         so_copy_commit();
         so_copy_wait<0>();
-        read_unit<NT>(f, slot, x);
         spin_once(&s);
-    } while (is_empty<NT>(f, x));
+    } while (__any_sync(0xffffffffu, read_unit<NT>(f, place, a)));
 }
 
-/* Unit j, when it has been fetched and handed over; then the one DEPTH further is fetched. */
-template <int NT> SO_DEVICE void take_unit(const feed &f, int j, int slot, uint32_t (*x)[8]) {
-    so_copy_wait<DEPTH - 1>();
-    read_unit<NT>(f, slot, x);
-    if (is_empty<NT>(f, x)) {
-        poll_unit<NT>(f, j, slot);
-        read_unit<NT>(f, slot, x);
+/* Unit j, when it has been fetched and handed over; then the one depth_of(NT) further is fetched. */
+template <int NT> SO_DEVICE void take_unit(const feed &f, int j, int *place, uint32_t (*a)[4]) {
+    so_copy_wait<depth_of(NT) - 1>();
+    if (__any_sync(0xffffffffu, read_unit<NT>(f, *place, a))) {
+        poll_unit<NT>(f, j, *place);
+        read_unit<NT>(f, *place, a);
     }
-    __syncwarp();
-    if (!f.resident && j + DEPTH < f.count)
-        fetch_unit<NT>(f, j + DEPTH, slot);
+    if (j + depth_of(NT) < f.count)
+        fetch_unit<NT>(f, j + depth_of(NT), *place);
     so_copy_commit();
+    *place = *place + 1 == depth_of(NT) ? 0 : *place + 1;
 }
 
-/* ---- products ---- */
+/* ---- products ----
+ *
+ * A product's tiles are those of all its matrices. A slot of the ring has the units of two tiles for all
+ * eight warps, so an odd number of tiles takes two rounds until a slot ends with a round. The number of
+ * tiles is known to the compiler: the loop runs with two warps on a scheduler and must be faster than the
+ * stream, so that it catches up after a wait. */
 
 enum { BATCH = 4 }; /* tiles whose weights are in registers at once */
+static_assert(SLOT == 2 * 8 * UNIT_BYTES, "a slot holds two tiles");
 
-/* acc[r] += tile r times a unit of the rows, for n tiles. */
-template <int NT, int N>
-SO_DEVICE void multiply_units(float (*acc)[4], const uint32_t (*w)[8], const uint32_t (*x)[8],
-                              int n) {
+/* acc += P rounds of the T tiles. open: the last slot is only half used and stays open. */
+template <int T, int P>
+SO_DEVICE void multiply_rounds(block &b, const uint32_t (*a)[4][4], float (*acc)[4]) {
+    const char *ring = b.ring + b.warp * UNIT_BYTES;
 #pragma unroll
-    for (int s = 0; s < 4; s++) {
-        const uint32_t a[4] = {x[0][2 * s], NT > 1 ? x[NT - 1][2 * s] : 0u, x[0][2 * s + 1],
-                               NT > 1 ? x[NT - 1][2 * s + 1] : 0u};
+    for (int q0 = 0; q0 < P * T; q0 += BATCH) {
+        constexpr int N = P * T;
+        uint32_t w[BATCH][8];
 #pragma unroll
-        for (int r = 0; r < N; r++)
-            if (r < n)
-                so_mma(acc[r], a, w[r][2 * s], w[r][2 * s + 1]);
+        for (int q = q0; q < q0 + BATCH && q < N; q += 2) {
+            wait_slot(b);
+            so_decode<SO_FMT_F16, 0>(w[q - q0], ring + b.slot * SLOT, b.lane);
+            if (q + 1 < N) {
+                so_decode<SO_FMT_F16, 0>(w[q - q0 + 1], ring + b.slot * SLOT + SLOT / 2, b.lane);
+                next_slot(b);
+            }
+        }
+#pragma unroll
+        for (int p = 0; p < P; p++)
+#pragma unroll
+            for (int s = 0; s < 4; s++)
+#pragma unroll
+                for (int q = q0; q < q0 + BATCH && q < N; q++)
+                    if (q / T == p)
+                        so_mma(acc[q % T], a[p][s], w[q - q0][2 * s], w[q - q0][2 * s + 1]);
     }
 }
 
-/* acc[r] += the block's tile r times the rows, the warp's segment. The loop runs with two warps on a
- * scheduler, so every instruction in it counts. */
-template <int NT, int R>
-SO_DEVICE void multiply(block &b, const so_persist_matrix &m, const feed &f, bool first,
-                        float (*acc)[4]) {
-    constexpr int unit_bytes = UNIT_BYTES, su = SLOT / UNIT_BYTES;
-    int tiles = tiles_of(m), n_units = m.layout.n_units, full = n_units / 8, rem = n_units % 8,
-        passed = 0, in_slot = 0, slot = 0;
-    if (tiles == 0)
-        return;
-    bool fetched = !first && f.resident;
-    if (!first && !f.resident)
-        feed_begin<NT>(f);
-    wait_slot(b);
-    const char *at = b.ring + b.slot * SLOT + b.warp * unit_bytes;
-#pragma unroll 1
-    for (int j = 0; j < full; j++) {
-        uint32_t x[NT][8];
-        if (fetched)
-            read_unit<NT>(f, slot, x);
-        else
-            take_unit<NT>(f, j, slot, x);
-        slot = slot + 1 == DEPTH ? 0 : slot + 1;
+/* The last round, if 8 does not divide the number of units: only the first `rem` warps have a unit. */
+template <int NT, int T>
+SO_DEVICE void multiply_rest(block &b, const feed &f, int n_units, int place, float (*acc)[4]) {
+    int full = n_units / 8, rem = n_units % 8, passed = full * T / 2;
+    bool on = b.warp < rem;
+    uint32_t a[4][4] = {};
+    if (on)
+        take_unit<NT>(f, full, &place, a);
 #pragma unroll
-        for (int r0 = 0; r0 < R; r0 += BATCH)
-            if (r0 < tiles) {
-                uint32_t w[BATCH][8];
-#pragma unroll
-                for (int r = 0; r < BATCH && r0 + r < R; r++)
-                    if (r0 + r < tiles) {
-                        if (in_slot == su) {
-                            next_slot(b);
-                            wait_slot(b);
-                            at = b.ring + b.slot * SLOT + b.warp * unit_bytes;
-                            in_slot = 0;
-                            passed++;
-                        }
-                        so_decode<SO_FMT_F16, 0>(w[r], at, b.lane);
-                        at += 8 * unit_bytes;
-                        in_slot += 8;
-                    }
-                multiply_units<NT, (R < BATCH ? R : BATCH)>(acc + r0, w, x, tiles - r0);
-            }
-    }
-    if (rem > 0) { /* the last round */
-        bool on = b.warp < rem;
-        uint32_t x[NT][8];
-        if (on && fetched)
-            read_unit<NT>(f, slot, x);
-        else if (on)
-            take_unit<NT>(f, full, slot, x);
-#pragma unroll
-        for (int r = 0; r < R; r++)
-            if (r < tiles) {
-                int unit = in_slot + r * rem + min(b.warp, rem - 1);
-                for (; unit >= su; unit -= su, in_slot -= su, passed++) {
-                    next_slot(b);
-                    wait_slot(b);
-                }
-                uint32_t w[1][8];
-                so_decode<SO_FMT_F16, 0>(w[0], b.ring + b.slot * SLOT + unit * unit_bytes, b.lane);
-                if (on)
-                    multiply_units<NT, 1>(acc + r, w, x, 1);
-            }
-    }
-    for (int end = (tiles * n_units + su - 1) / su; passed < end; passed++) {
-        next_slot(b);
-        if (passed + 1 < end)
+    for (int r = 0; r < T; r++) {
+        int unit = full * T * 8 + r * rem + min(b.warp, max(rem - 1, 0));
+        for (; passed < unit / 16; passed++) {
             wait_slot(b);
+            next_slot(b);
+        }
+        if (on) {
+            uint32_t w[8];
+            wait_slot(b);
+            so_decode<SO_FMT_F16, 0>(w, b.ring + b.slot * SLOT + unit % 16 * UNIT_BYTES, b.lane);
+            for (int s = 0; s < 4; s++)
+                so_mma(acc[r], a[s], w[2 * s], w[2 * s + 1]);
+        }
+    }
+    for (; passed < (T * n_units + 15) / 16; passed++) {
+        wait_slot(b);
+        next_slot(b);
     }
 }
 
 /* Where the warp's sums of tile `tile` are; float2 for each lane: outputs 2t and 2t+1 of row g. */
 template <int NT> SO_DEVICE char *sums_at(const block &b, int warp, int tile) {
-    return b.x + warp * (DEPTH * NT * 1024) + tile * (NT * 256);
+    static_assert(SO_MAX_TILES * NT * 256 <= x_bytes(NT),
+                  "the sums use the memory of the warp's rows");
+    return b.x + warp * x_bytes(NT) + tile * (NT * 256);
 }
 
-template <int NT> SO_DEVICE void put_sums(const block &b, int tile0, int n, const float (*acc)[4]) {
-    for (int r = 0; r < n; r++)
+/* The product of the block's T tiles and the rows, the warp's segment of it, to shared memory. */
+template <int NT, int T> SO_DEVICE void multiply(block &b, const feed &f, int n_units) {
+    constexpr int P = T % 2 ? 2 : 1;
+    float acc[T][4] = {};
+    uint32_t a[P][4][4];
+    int j = 0, full = n_units / 8, place = 0;
+#pragma unroll 1
+    for (; j + P <= full; j += P) {
+        for (int p = 0; p < P; p++)
+            take_unit<NT>(f, j + p, &place, a[p]);
+        if (threadIdx.x == 0)
+            *(volatile int *)b.multiplying = true;
+        multiply_rounds<T, P>(b, a, acc);
+    }
+    if (j < full) {
+        take_unit<NT>(f, j, &place, a[0]);
+        multiply_rounds<T, 1>(b, a, acc);
+    }
+    if (n_units % 8 > 0 || j < full)
+        multiply_rest<NT, T>(b, f, n_units, place, acc);
+    if (threadIdx.x == 0)
+        *(volatile int *)b.multiplying = false;
+    so_copy_wait<0>();
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < T; r++)
         for (int i = 0; i < NT; i++)
-            *(float2 *)(sums_at<NT>(b, b.warp, tile0 + r) + i * 256 + b.lane * 8) =
+            *(float2 *)(sums_at<NT>(b, b.warp, r) + i * 256 + b.lane * 8) =
                 make_float2(acc[r][2 * i], acc[r][2 * i + 1]);
+}
+
+/* multiply for a number of tiles that is known only here. */
+template <int NT, int T = SO_MAX_TILES>
+SO_DEVICE void multiply_any(block &b, const feed &f, int n_units, int n_tiles) {
+    if (n_tiles == T)
+        multiply<NT, T>(b, f, n_units);
+    else if constexpr (T > 1)
+        multiply_any<NT, T - 1>(b, f, n_units, n_tiles);
 }
 
 /* What the helper has fetched for the results of a product: numbers of the block's outputs, in the order
@@ -234,12 +250,11 @@ SO_DEVICE float2 result_of(const block &b, const ahead &h, bool scaled, bool bia
 }
 
 /* Calls f(tile, row, t) for t = 0 … 3 of all rows of n_tiles tiles; the four are adjacent lanes. */
-template <class F> SO_DEVICE void each_result(const block &b, int n_tiles, F f) {
+template <int NT, class F> SO_DEVICE void each_result(const block &b, int n_tiles, F f) {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < n_tiles * b.n * 4; i += CONSUMERS * 32) {
-        int tile = b.n == 1 ? i / 4 : i / 4 / b.n;
-        f(tile, i / 4 - tile * b.n, i % 4);
-    }
+    for (int i = threadIdx.x; i < n_tiles * NT * 32; i += CONSUMERS * 32)
+        if (i / 4 % (NT * 8) < b.n)
+            f(i / (NT * 32), i / 4 % (NT * 8), i % 4);
 }
 
 template <int NT>
@@ -247,7 +262,7 @@ SO_DEVICE void finish_qkv(const block &b, const so_persist_work &w, const ahead 
     int n0 = tiles_of(w.product.m[0]), n1 = n0 + tiles_of(w.product.m[1]),
         n2 = n1 + tiles_of(w.product.m[2]);
     bool scaled = w.product.squares;
-    each_result(b, n2, [&](int tile, int row, int t) {
+    each_result<NT>(b, n2, [&](int tile, int row, int t) {
         int i = (tile >= n0) + (tile >= n1);
         const so_persist_matrix &m = w.product.m[i];
         int col = (first_of(m) + tile - (i == 0 ? 0 : i == 1 ? n0 : n1)) * SO_TILE + 2 * t;
@@ -262,7 +277,7 @@ SO_DEVICE void finish_add(const block &b, const so_persist_work &w, const ahead 
     const so_persist_matrix &m = w.product.m[0];
     int first = first_of(m), width = m.layout.n_tiles * SO_TILE;
     bool scaled = w.product.squares, normed = w.product.norm;
-    each_result(b, tiles_of(m), [&](int r, int row, int t) {
+    each_result<NT>(b, tiles_of(m), [&](int r, int row, int t) {
         int col = (first + r) * SO_TILE + 2 * t, at = r * SO_TILE + 2 * t;
         float2 v = result_of<NT>(b, h, scaled, m.bias, r, row, t),
                old = *(const float2 *)&h.residual[row][at];
@@ -289,7 +304,7 @@ SO_DEVICE void finish_gated(const block &b, const so_persist_work &w, const ahea
     const so_persist_matrix &gate = w.product.m[0], &up = w.product.m[1];
     int first = first_of(gate), tiles = tiles_of(gate);
     bool scaled = w.product.squares;
-    each_result(b, tiles, [&](int r, int row, int t) {
+    each_result<NT>(b, tiles, [&](int r, int row, int t) {
         int col = (first + r) * SO_TILE + 2 * t;
         float2 g = result_of<NT>(b, h, scaled, gate.bias, r, row, t),
                u = result_of<NT>(b, h, scaled, up.bias, tiles + r, row, t);
@@ -300,65 +315,26 @@ SO_DEVICE void finish_gated(const block &b, const so_persist_work &w, const ahea
 
 template <int NT>
 SO_DEVICE void run_product(const persist_args &p, block &b, const so_persist_work &w, int number) {
-    int n_units = w.product.m[0].layout.n_units, from = so_first_unit(n_units, b.warp),
+    int n_units = __shfl_sync(0xffffffffu, w.product.m[0].layout.n_units, 0),
+        n_tiles = __shfl_sync(0xffffffffu, tiles_of_all(w), 0),
+        from = so_first_unit(n_units, b.warp),
         stride = w.product.x ? w.product.x_stride : p.x_stride;
+    if (n_tiles == 0) {
+        sync_helper();
+        return;
+    }
     feed f;
     f.src = (w.product.x ? w.product.x : p.x) + (size_t)(b.lane / 4) * stride +
             from * (SO_UNIT * 2) + b.lane % 4 * 16;
-    f.at = b.x + b.warp * (DEPTH * NT * 1024) + b.lane * 16;
+    f.at = b.x + b.warp * x_bytes(NT) + b.lane * 16;
     f.below = 8 * stride;
     f.count = so_first_unit(n_units, b.warp + 1) - from;
     f.on[0] = b.lane / 4 < b.n;
     f.on[1] = NT > 1 && b.lane / 4 + 8 < b.n;
-    f.resident = (n_units + 7) / 8 <= DEPTH;
-    if (!has_tiles(w)) {
-        sync_helper();
-        return;
-    }
     if (b.n > 2 && w.product.x)
         wait_last(f);
     feed_begin<NT>(f);
-    bool any = tiles_of(w.product.m[0]) > 0;
-    if (w.kind == SO_PERSIST_GATED) {
-        float acc[2 * SO_MAX_GATED][4] = {};
-        int tiles = tiles_of(w.product.m[0]);
-        multiply<NT, SO_MAX_GATED>(b, w.product.m[0], f, true, acc);
-        multiply<NT, SO_MAX_GATED>(b, w.product.m[1], f, false, acc + SO_MAX_GATED);
-        so_copy_wait<0>();
-#pragma unroll
-        for (int r = 0; r < SO_MAX_GATED; r++)
-            if (r < tiles) {
-                put_sums<NT>(b, r, 1, acc + r);
-                put_sums<NT>(b, tiles + r, 1, acc + SO_MAX_GATED + r);
-            }
-    } else if (w.kind == SO_PERSIST_QKV) {
-        float acc[SO_MAX_Q + 2 * SO_MAX_KV][4] = {};
-        int q = tiles_of(w.product.m[0]), kt = tiles_of(w.product.m[1]),
-            vt = tiles_of(w.product.m[2]);
-        multiply<NT, SO_MAX_Q>(b, w.product.m[0], f, true, acc);
-        multiply<NT, SO_MAX_KV>(b, w.product.m[1], f, !any, acc + SO_MAX_Q);
-        multiply<NT, SO_MAX_KV>(b, w.product.m[2], f, !any && kt == 0, acc + SO_MAX_Q + SO_MAX_KV);
-        so_copy_wait<0>();
-#pragma unroll
-        for (int r = 0; r < SO_MAX_Q; r++)
-            if (r < q)
-                put_sums<NT>(b, r, 1, acc + r);
-#pragma unroll
-        for (int r = 0; r < SO_MAX_KV; r++) {
-            if (r < kt)
-                put_sums<NT>(b, q + r, 1, acc + SO_MAX_Q + r);
-            if (r < vt)
-                put_sums<NT>(b, q + kt + r, 1, acc + SO_MAX_Q + SO_MAX_KV + r);
-        }
-    } else {
-        float acc[SO_MAX_ADD][4] = {};
-        multiply<NT, SO_MAX_ADD>(b, w.product.m[0], f, true, acc);
-        so_copy_wait<0>();
-#pragma unroll
-        for (int r = 0; r < SO_MAX_ADD; r++)
-            if (r < tiles_of(w.product.m[0]))
-                put_sums<NT>(b, r, 1, acc + r);
-    }
+    multiply_any<NT>(b, f, n_units, n_tiles);
     sync_helper();
     const ahead &h = b.ahead_of[number % 2];
     if (w.kind == SO_PERSIST_GATED)
