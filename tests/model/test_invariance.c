@@ -37,6 +37,16 @@ static const so_shape DEEP = {.d_model = 320,
                               .n_vocab = 261,
                               .n_ctx = 8192,
                               .seed = 6};
+/* So many outputs that a GPU computes the logits of few rows by a kernel of their own (persist.cu). */
+static const so_shape BROAD = {.d_model = 512,
+                               .n_layers = 1,
+                               .n_heads = 4,
+                               .n_heads_kv = 2,
+                               .head_dim = 64,
+                               .d_ff = 512,
+                               .n_vocab = 18400,
+                               .n_ctx = 1024,
+                               .seed = 7};
 /* Narrow enough for contexts past 4096; no dimension is a multiple of 16. */
 static const so_shape THIN = {.d_model = 36,
                               .n_layers = 1,
@@ -475,6 +485,12 @@ static void repeated_passes(void **state) {
         repeat(g_wide, &WIDE, o, widths, n);
         repeat(g_deep, &DEEP, o, widths, n);
     }
+    if (strcmp(so_test_device(), "cpu") == 0)
+        return;
+    char *broad = write_in("broad", &BROAD);
+    repeat(broad, &BROAD, options(SO_DTYPE_F16, so_cpu_best_level(), 2, SO_DTYPE_F16), widths,
+           SO_LEN(widths));
+    free(broad);
 }
 
 static void trees_and_compaction(void **state) {

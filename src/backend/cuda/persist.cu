@@ -1,4 +1,5 @@
-/* The layers of a pass over up to 16 rows in one persistent kernel.
+/* The layers of a pass over up to 16 rows in one persistent kernel, and the logits of 5 to 16 rows in
+ * another launch of it.
  *
  * One thread block per multiprocessor stays for all layers. A block owns the same tiles of every matrix
  * (so_layout), so its weights are a fixed sequence that does not depend on any result: one warp (the
@@ -191,7 +192,7 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if ((int)threadIdx.x < p.n) {
+    if (rows && (int)threadIdx.x < p.n) {
         c->rows[threadIdx.x] = rows[threadIdx.x];
         c->new_slots[threadIdx.x] = slots[threadIdx.x].page * SO_KV_PAGE + slots[threadIdx.x].place;
     }
@@ -252,7 +253,8 @@ void so_persist_launch(const so_queue &q, const so_persist_run *r, so_half_rows 
     p.x = (const char *)x.data;
     p.x_stride = x.stride * 2;
     size_t shared = (size_t)p.n_slots * SLOT + fixed_shared(r->n);
-    cudaMemsetAsync(r->exchange, 0xff, r->clear_bytes, q.stream);
+    if (r->clear_bytes > 0)
+        cudaMemsetAsync(r->exchange, 0xff, r->clear_bytes, q.stream);
     cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int)shared);
     cudaLaunchConfig_t c = {};

@@ -21,14 +21,15 @@ typedef struct so_persist_matrix {
     const char *w;
     const float *factor, *bias; /* bias: or NULL */
     so_layout layout;
-    int k, pad;
+    int k;
+    int group; /* only this group of SO_MAX_TILES of a block's tiles; -1: all of them */
 } so_persist_matrix;
 
 /* A part of the stream of weights: one matrix of a product. */
 typedef struct so_persist_piece {
     const char *w;
     int each, more; /* tiles of a block, as in so_layout */
-    int n_units, pad;
+    int n_units, group;
 } so_persist_piece;
 enum { SO_PERSIST_PIECES = 4 }; /* of a product; those that it does not have have no tiles */
 
@@ -38,7 +39,7 @@ typedef struct so_exchange {
     char *now, *next; /* next: NULL if there is no next layer */
 } so_exchange;
 
-enum { SO_PERSIST_QKV, SO_PERSIST_ADD, SO_PERSIST_GATED, SO_PERSIST_ATTENTION };
+enum { SO_PERSIST_QKV, SO_PERSIST_ADD, SO_PERSIST_GATED, SO_PERSIST_OUT, SO_PERSIST_ATTENTION };
 
 /* One step of the list. */
 typedef struct so_persist_work {
@@ -53,6 +54,7 @@ typedef struct so_persist_work {
             float eps;
             int pad;
             so_exchange out[SO_PERSIST_MATRICES]; /* QKV: float rows. Others: out[0], fp16 rows */
+            float *result;                        /* OUT: [row][m], not handed to anybody */
             int out_stride, norm_tiles;
             float *residual;         /* ADD: [row][m] */
             const float *norm;       /* ADD: weight of the norm that follows, or NULL: none */
@@ -77,7 +79,7 @@ typedef struct so_persist_work {
     };
 } so_persist_work;
 
-/* A run of layers of a list. */
+/* A run of layers of a list, or the product that gives the logits. */
 typedef struct so_persist_run {
     size_t first_op, n_ops;
     int n, head_dim;
@@ -90,7 +92,7 @@ typedef struct so_persist_run {
     const so_kv_slot *slots;
 } so_persist_run;
 
-enum { SO_PERSIST_RUNS = 8 };
+enum { SO_PERSIST_RUNS = 24 }; /* several levels of a draft are one list */
 typedef struct so_persist_plan {
     so_persist_run run[SO_PERSIST_RUNS];
     int n_runs;

@@ -179,10 +179,15 @@ SO_DEVICE void next_slot(block &b) {
 }
 
 /* The block's tiles of a matrix. */
-SO_DEVICE int tiles_of(const so_persist_matrix &m) {
-    return m.layout.each + ((int)blockIdx.x < m.layout.more);
+SO_DEVICE int tiles_in_group(int all, int group) {
+    return group < 0 ? all : min(max(all - group * SO_MAX_TILES, 0), (int)SO_MAX_TILES);
 }
-SO_DEVICE int first_of(const so_persist_matrix &m) { return so_first_tile(m.layout, blockIdx.x); }
+SO_DEVICE int tiles_of(const so_persist_matrix &m) {
+    return tiles_in_group(m.layout.each + ((int)blockIdx.x < m.layout.more), m.group);
+}
+SO_DEVICE int first_of(const so_persist_matrix &m) {
+    return so_first_tile(m.layout, blockIdx.x) + max(m.group, 0) * SO_MAX_TILES;
+}
 
 /* The block's tiles of a product. Without any it must not wait for the product's rows: nothing
  * would keep the others from overwriting them before it has seen them. */
@@ -208,6 +213,7 @@ enum {
 typedef struct piece {
     const char *src;
     int tiles, n_units;
+    int skip; /* bytes from the end of its part of a round to the next one */
 } piece;
 
 SO_DEVICE piece read_piece(const persist_args &p, int product, int lane) {
@@ -216,9 +222,11 @@ SO_DEVICE piece read_piece(const persist_args &p, int product, int lane) {
     if (product < p.n_products) {
         so_persist_piece s = p.stream[product * PIECES + lane % PIECES];
         so_layout l = {0, s.n_units, true, s.each, s.more};
-        r.tiles = s.each + ((int)blockIdx.x < s.more);
+        int all = s.each + ((int)blockIdx.x < s.more), before = max(s.group, 0) * SO_MAX_TILES;
+        r.tiles = tiles_in_group(all, s.group);
         r.n_units = s.n_units;
-        r.src = s.w + (size_t)so_first_tile(l, blockIdx.x) * s.n_units * UNIT_BYTES;
+        r.skip = (all - r.tiles) * 8 * UNIT_BYTES;
+        r.src = s.w + ((size_t)so_first_tile(l, blockIdx.x) * s.n_units + before * 8) * UNIT_BYTES;
     }
     return r;
 }
@@ -243,8 +251,8 @@ SO_DEVICE void wait_to_fill(const persist_args &p, const block &b, filling &r) {
     }
 }
 
-/* Copies a product's weights. src: of the lane's matrix; tiles: of all matrices. */
-SO_DEVICE void fill(const persist_args &p, const block &b, filling &r, const char *src,
+/* Copies a product's weights. src and skip: of the lane's matrix; tiles: of all matrices. */
+SO_DEVICE void fill(const persist_args &p, const block &b, filling &r, const char *src, int skip,
                     const int *tiles, int n_units) {
     int rem = n_units % 8, rounds = n_units / 8, m = 0,
         left = 0; /* of this round of matrix m, in bytes */
@@ -269,7 +277,7 @@ SO_DEVICE void fill(const persist_args &p, const block &b, filling &r, const cha
             int n = min(left, bytes - at);
             if (b.lane == m) {
                 copy_bulk(address_of(b.ring + r.slot * SLOT + at), src, n, b.full + 8 * r.slot);
-                src += n;
+                src += n + (n == left ? skip : 0);
             }
             at += n;
             left -= n;
@@ -293,9 +301,12 @@ SO_DEVICE void produce(const persist_args &p, const block &b) {
             int tiles[3];
             for (int m = 0; m < 3; m++)
                 tiles[m] = __shfl_sync(0xffffffffu, now.tiles, i * PIECES + m);
-            const char *src = (const char *)__shfl_sync(0xffffffffu, (unsigned long long)now.src,
-                                                        i * PIECES + min(b.lane, PIECES - 1));
-            fill(p, b, r, src, tiles, __shfl_sync(0xffffffffu, now.n_units, i * PIECES));
+            int from = i * PIECES + min(b.lane, PIECES - 1);
+            const char *src =
+                (const char *)__shfl_sync(0xffffffffu, (unsigned long long)now.src, from);
+            int skip = __shfl_sync(0xffffffffu, now.skip, from),
+                n_units = __shfl_sync(0xffffffffu, now.n_units, i * PIECES);
+            fill(p, b, r, src, skip, tiles, n_units);
         }
     }
 }

@@ -300,6 +300,16 @@ SO_DEVICE void finish_add(const block &b, const so_persist_work &w, const ahead 
 }
 
 template <int NT>
+SO_DEVICE void finish_out(const block &b, const so_persist_work &w, const ahead &h) {
+    const so_persist_matrix &m = w.product.m[0];
+    int first = first_of(m), width = m.layout.n_tiles * SO_TILE;
+    each_result<NT>(b, tiles_of(m), [&](int tile, int row, int t) {
+        *(float2 *)(w.product.result + (size_t)row * width + (first + tile) * SO_TILE + 2 * t) =
+            result_of<NT>(b, h, false, m.bias, tile, row, t);
+    });
+}
+
+template <int NT>
 SO_DEVICE void finish_gated(const block &b, const so_persist_work &w, const ahead &h) {
     const so_persist_matrix &gate = w.product.m[0], &up = w.product.m[1];
     int first = first_of(gate), tiles = tiles_of(gate);
@@ -341,6 +351,8 @@ SO_DEVICE void run_product(const persist_args &p, block &b, const so_persist_wor
         finish_gated<NT>(b, w, h);
     else if (w.kind == SO_PERSIST_QKV)
         finish_qkv<NT>(b, w, h);
+    else if (w.kind == SO_PERSIST_OUT)
+        finish_out<NT>(b, w, h);
     else
         finish_add<NT>(b, w, h);
     sync_consumers(); /* the sums have been read: b.x is free */
