@@ -206,7 +206,8 @@ typedef struct phead256 {
 
 /* A block: the heads of all columns and the words of the two columns of one step. */
 typedef struct pblock256 {
-    vi w[8][2][8]; /* [32 elements][column][word] */
+    vi w[8][2][8];           /* decoded: [32 elements][column][word] */
+    const uint8_t *words[2]; /* packed, by column */
     phead256 heads[STEPS];
     int step;
     prefetch next; /* what is prefetched while the block is used */
@@ -217,32 +218,30 @@ INLINE vi move_bits(vi v, int from, int to, int mask) {
     return vi_and(from < to ? vi_shl(v, to - from) : vi_shr(v, from - to), vi_set8((char)mask));
 }
 
-/* Decodes elements 32s … 32s+31 into eight words. */
-INLINE void pwords256(so_dtype dtype, const uint8_t *words, const int s, vi *w) {
+/* Decodes word i of elements 32s … 32s+31. */
+INLINE vi pword256(so_dtype dtype, const uint8_t *words, const int s, const int i) {
     const int quarter = s % 4;
     const uint8_t *low = words + SO_PACK_WORD * so_pack_low_word(dtype, s);
     const uint8_t *high = words + SO_PACK_WORD * so_pack_high_word(dtype, s);
-    UNROLL for (int i = 0; i < 8; i++) {
-        vi v, h = word_at(high, i);
-        switch (dtype) {
-        case SO_DTYPE_Q2_K:
-        case SO_DTYPE_Q3_K:
-            v = vi_bits(word_at(low, i), 2 * quarter, 3);
-            break;
-        case SO_DTYPE_Q4_K:
-        case SO_DTYPE_Q5_K:
-            v = vi_bits(word_at(low, i), s % 2 * 4, 15);
-            break;
-        default: /* Q6_K */
-            v = vi_bits(word_at(low, i), quarter / 2 * 4, 15);
-            v = vi_or(v, move_bits(h, 2 * quarter, 4, 48));
-        }
-        if (dtype == SO_DTYPE_Q5_K)
-            v = vi_or(v, move_bits(h, s, 4, 16));
-        if (dtype == SO_DTYPE_Q3_K) /* q + 12, so that the offset is 16 */
-            v = vi_add8(vi_or(v, move_bits(h, s, 2, 4)), vi_set8(12));
-        w[i] = v;
+    vi v, h = word_at(high, i);
+    switch (dtype) {
+    case SO_DTYPE_Q2_K:
+    case SO_DTYPE_Q3_K:
+        v = vi_bits(word_at(low, i), 2 * quarter, 3);
+        break;
+    case SO_DTYPE_Q4_K:
+    case SO_DTYPE_Q5_K:
+        v = vi_bits(word_at(low, i), s % 2 * 4, 15);
+        break;
+    default: /* Q6_K */
+        v = vi_bits(word_at(low, i), quarter / 2 * 4, 15);
+        v = vi_or(v, move_bits(h, 2 * quarter, 4, 48));
     }
+    if (dtype == SO_DTYPE_Q5_K)
+        v = vi_or(v, move_bits(h, s, 4, 16));
+    if (dtype == SO_DTYPE_Q3_K) /* q + 12, so that the offset is 16 */
+        v = vi_add8(vi_or(v, move_bits(h, s, 2, 4)), vi_set8(12));
+    return v;
 }
 
 INLINE void pscales256(so_dtype dtype, const uint8_t *head, const int j, phead256 *out) {
@@ -271,13 +270,12 @@ INLINE void pheads256(so_dtype dtype, const weight_tile *at, size_t b, pblock256
 /* Decodes the words of two columns. With 64-byte vectors the columns have different words, and the
  * first column is decoded before the second. With 32-byte vectors they are halves of the same words
  * and are decoded alternately, 32 elements at a time. */
-INLINE void pdecode256(so_dtype dtype, const weight_tile *at, size_t b, pblock256 *out) {
-    /* Not computed in the loop: after each compiler barrier gcc would load their inputs again. */
-    const uint8_t *words[2] = {words_of(dtype, at, b, 2 * out->step),
-                               words_of(dtype, at, b, 2 * out->step + 1)};
+INLINE void pdecode256(so_dtype dtype, pblock256 *out) {
+    /* Copied: after each compiler barrier gcc would load the members again. */
+    const uint8_t *words[2] = {out->words[0], out->words[1]};
     UNROLL for (int i = 0; i < 16; i++) {
         const int s = STEPS == 1 ? i % 8 : i / 2, j = STEPS == 1 ? i / 8 : i % 2;
-        pwords256(dtype, words[j], s, out->w[s][j]);
+        UNROLL for (int c = 0; c < 8; c++) out->w[s][j][c] = pword256(dtype, words[j], s, c);
         if (STEPS == 2 && j == 0)
             continue;
         COMPILER_BARRIER;
@@ -325,9 +323,9 @@ INLINE vi pcorrect256(so_dtype dtype, const phead256 *h, int j, const so_q256 *x
 }
 
 /* Adds the scaled products of elements 32 s … 32 s + 31 of a block to isum, for `n` activation
- * rows. */
+ * rows. direct: the words are not decoded yet. */
 INLINE void pdots256(const so_mm *a, so_dtype dtype, const pblock256 *w, const phead256 *h, int s,
-                     size_t at, const int n, vi (*isum)[2]) {
+                     size_t at, const int n, const bool direct, vi (*isum)[2]) {
     const int F = dtype == SO_DTYPE_Q4_K ? 8 : dtype == SO_DTYPE_Q6_K ? 2 : 4;
     size_t k = (size_t)a->act.k, n_blocks = k / 256;
     const int8_t *x = a->act.q + 256 * at + 32 * s;
@@ -336,11 +334,16 @@ INLINE void pdots256(const so_mm *a, so_dtype dtype, const pblock256 *w, const p
         vi part[4][2];
         UNROLL for (int i = 0; i < n; i++) part[i][0] = part[i][1] =
             pstart256(dtype, xb + (size_t)i * n_blocks, s, f);
-        UNROLL for (int c = f * F; c < (f + 1) * F; c++) UNROLL for (int i = 0; i < n; i++) {
-            vi xv = vi_bcast(x + (size_t)i * k + 4 * c);
-            UNROLL for (int j = 0; j < 2; j++) part[i][j] =
-                !HAS_VNNI && c == f * F ? vi_pmul(w->w[s][j][c], xv)
-                                        : vi_pmac(part[i][j], w->w[s][j][c], xv);
+        UNROLL for (int c = f * F; c < (f + 1) * F; c++) {
+            vi word[2];
+            UNROLL for (int j = 0; j < 2; j++) word[j] =
+                direct ? pword256(dtype, w->words[j], s, c) : w->w[s][j][c];
+            UNROLL for (int i = 0; i < n; i++) {
+                vi xv = vi_bcast(x + (size_t)i * k + 4 * c);
+                UNROLL for (int j = 0; j < 2; j++) part[i][j] =
+                    !HAS_VNNI && c == f * F ? vi_pmul(word[j], xv)
+                                            : vi_pmac(part[i][j], word[j], xv);
+            }
         }
         int scale = sub_is_32(dtype) ? s : 2 * s + f * F / 4;
         UNROLL for (int i = 0; i < n; i++) UNROLL for (int j = 0; j < 2; j++) isum[i][j] =
@@ -348,44 +351,54 @@ INLINE void pdots256(const so_mm *a, so_dtype dtype, const pblock256 *w, const p
     }
 }
 
+/* Adds a block's sum for column j and one activation row to acc. */
+INLINE vf pfinish256(so_dtype dtype, const phead256 *h, int j, const so_q256 *xb, vi isum, vf acc) {
+    vf dx = vf_set1(xb->d), sum = vf_fma(vf_mul(h->d[j], dx), vf_from_int(isum), acc);
+    if (!has_min256(dtype))
+        return sum;
+    vi m = sub_is_32(dtype) ? psums256(h->mp, j, xb->sum32, 4) : psums256(h->mp, j, xb->sum16, 8);
+    return vf_fnma(vf_mul(h->dmin[j], dx), vf_from_int(m), sum);
+}
+
 INLINE void ptile256(const so_mm *a, so_dtype dtype, pblock256 *w, size_t row, size_t b,
-                     const int n, vf (*acc)[COLUMNS]) {
+                     const int n, const bool direct, vf (*acc)[COLUMNS]) {
     const phead256 *h = &w->heads[w->step];
     size_t n_blocks = (size_t)a->act.k / 256, at = row * n_blocks + b;
     const so_q256 *xb = a->act.blocks256 + at;
     vi isum[4][2];
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int j = 0; j < 2; j++) isum[i][j] =
         pcorrect256(dtype, h, j, xb + (size_t)i * n_blocks);
-    NO_UNROLL for (int s = 0; s < 8; s++) {
-        pdots256(a, dtype, w, h, s, at, n, isum);
-        prefetch_batch(&w->next);
-    }
-    UNROLL for (int i = 0; i < n; i++, xb += n_blocks) UNROLL for (int j = 0; j < 2; j++) {
-        vf dx = vf_set1(xb->d);
-        vf sum = vf_fma(vf_mul(h->d[j], dx), vf_from_int(isum[i][j]), acc[i][j]);
-        if (has_min256(dtype)) {
-            vi m = sub_is_32(dtype) ? psums256(h->mp, j, xb->sum32, 4)
-                                    : psums256(h->mp, j, xb->sum16, 8);
-            sum = vf_fnma(vf_mul(h->dmin[j], dx), vf_from_int(m), sum);
+    if (direct) { /* eight calls: gcc 12 keeps the sums of a loop that it unrolls in memory */
+#define DOTS(s)                                     \
+    pdots256(a, dtype, w, h, s, at, n, true, isum); \
+    COMPILER_BARRIER;                               \
+    prefetch_batch(&w->next);
+        DOTS(0) DOTS(1) DOTS(2) DOTS(3) DOTS(4) DOTS(5) DOTS(6) DOTS(7)
+#undef DOTS
+    } else {
+        NO_UNROLL for (int s = 0; s < 8; s++) {
+            pdots256(a, dtype, w, h, s, at, n, false, isum);
+            prefetch_batch(&w->next);
         }
-        acc[i][j] = sum;
     }
+    UNROLL for (int i = 0; i < n; i++, xb += n_blocks) UNROLL for (int j = 0; j < 2; j++)
+        acc[i][j] = pfinish256(dtype, h, j, xb, isum[i][j], acc[i][j]);
 }
 
 /* ptile256 for 1 to 4 activation rows, as functions that are not inlined. Inlined, the values of a
  * whole block compete for registers with the sums of the inner loop, and gcc 12 spills the sums. */
 typedef void ptile256_fn(const so_mm *a, pblock256 *w, size_t row, size_t b, vf (*acc)[COLUMNS]);
 
-#define PTILE256(name, dtype, n)                                                 \
-    static __attribute__((noinline)) void ptile_##name##_##n(                    \
+#define PTILE256(name, dtype, n, direct)                                         \
+    static __attribute__((noinline)) void ptile_##name##_##n##direct(            \
         const so_mm *a, pblock256 *w, size_t row, size_t b, vf(*acc)[COLUMNS]) { \
-        ptile256(a, dtype, w, row, b, n, acc);                                   \
+        ptile256(a, dtype, w, row, b, n, #direct[0] == 'd', acc);                \
     }
 #define PTILES256(name, dtype)                                                       \
-    PTILE256(name, dtype, 1)                                                         \
-    PTILE256(name, dtype, 2)                                                         \
-    PTILE256(name, dtype, 3)                                                         \
-    PTILE256(name, dtype, 4)                                                         \
+    PTILE256(name, dtype, 1, )                                                       \
+    PTILE256(name, dtype, 2, )                                                       \
+    PTILE256(name, dtype, 3, )                                                       \
+    PTILE256(name, dtype, 4, )                                                       \
     static ptile256_fn *const ptiles_##name[] = {ptile_##name##_1, ptile_##name##_2, \
                                                  ptile_##name##_3, ptile_##name##_4};
 PTILES256(q2_k, SO_DTYPE_Q2_K)
@@ -402,19 +415,56 @@ INLINE ptile256_fn *const *ptiles_of(so_dtype dtype) {
                                     : ptiles_q6_k;
 }
 
+/* Three or four activation rows need each decoded word only once. With 32 registers it is then decoded where
+ * it is used, if that takes few instructions: Q4_K 1.1 to 1.2 times as fast, Q2_K 1.3 times, Q6_K slower. One
+ * or two rows wait for memory, which is read faster when one column is decoded after the other. */
+INLINE bool is_direct(so_dtype dtype, int n) {
+    return N_REGISTERS == 32 && (n == 3 || n == 4) &&
+           (dtype == SO_DTYPE_Q2_K || dtype == SO_DTYPE_Q4_K || dtype == SO_DTYPE_Q5_K);
+}
+#if N_REGISTERS == 32
+PTILE256(q2_k, SO_DTYPE_Q2_K, 3, direct)
+PTILE256(q2_k, SO_DTYPE_Q2_K, 4, direct)
+PTILE256(q4_k, SO_DTYPE_Q4_K, 3, direct)
+PTILE256(q4_k, SO_DTYPE_Q4_K, 4, direct)
+PTILE256(q5_k, SO_DTYPE_Q5_K, 3, direct)
+PTILE256(q5_k, SO_DTYPE_Q5_K, 4, direct)
+
+INLINE ptile256_fn *direct_of(so_dtype dtype, int n) {
+    switch (dtype) {
+    case SO_DTYPE_Q2_K:
+        return n == 3 ? ptile_q2_k_3direct : ptile_q2_k_4direct;
+    case SO_DTYPE_Q4_K:
+        return n == 3 ? ptile_q4_k_3direct : ptile_q4_k_4direct;
+    default:
+        return n == 3 ? ptile_q5_k_3direct : ptile_q5_k_4direct;
+    }
+}
+#else
+#define direct_of(dtype, n) ptiles_of(dtype)[0] /* not reached */
+#endif
+
 INLINE void pchunk256(const so_mm *a, so_dtype dtype, const weight_tile *at, size_t first, int n,
                       vf (*acc)[COLUMNS]) {
-    const size_t n_batches = STEPS == 1 ? 16 : 8 * (size_t)steps_of(at); /* while decoding */
+    const bool direct = is_direct(dtype, n);
+    const size_t decoding = direct       ? 0
+                            : STEPS == 1 ? 16
+                                         : 8 * (size_t)steps_of(at),
+                 n_batches = decoding + 8 * (size_t)steps_of(at) * (((size_t)n + 3) / 4);
     for (size_t b = 0; b < (size_t)a->act.k / 256; b++) {
         pblock256 w;
-        w.next = prefetch_of_block(dtype, at, b,
-                                   n_batches + 8 * (size_t)steps_of(at) * (((size_t)n + 3) / 4));
+        w.next = prefetch_of_block(dtype, at, b, n_batches);
         pheads256(dtype, at, b, &w);
         NO_UNROLL for (w.step = 0; w.step < steps_of(at); w.step++) {
-            pdecode256(dtype, at, b, &w);
+            vf(*sums)[COLUMNS] = (vf(*)[COLUMNS])(acc[0] + 2 * w.step);
+            UNROLL for (int j = 0; j < 2; j++) w.words[j] = words_of(dtype, at, b, 2 * w.step + j);
+            if (direct) {
+                direct_of(dtype, n)(a, &w, first, b, sums);
+                continue;
+            }
+            pdecode256(dtype, &w);
             for (int i = 0; i < n; i += 4)
-                ptiles_of(dtype)[SO_MIN(4, n - i) - 1](a, &w, first + (size_t)i, b,
-                                                       (vf(*)[COLUMNS])(acc[i] + 2 * w.step));
+                ptiles_of(dtype)[SO_MIN(4, n - i) - 1](a, &w, first + (size_t)i, b, sums + i);
         }
     }
 }
