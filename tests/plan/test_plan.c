@@ -617,6 +617,143 @@ static void sampled_probes_are_charged(void **state) {
     bench_close(&b);
 }
 
+/* The number of steps, of n, in which the first drafter is probed; each step is one token per
+ * request. No guess is made, so that nothing is charged or learned, and only the interval between
+ * probes counts. */
+static int count_probes(bench *b, cost *t, int n) {
+    int n_probes = 0;
+    for (int step = 0; step < n; step++) {
+        so_plan_query queries[MAX_STREAMS];
+        bench_begin(b, 0);
+        for (int i = 0; i < b->n; i++)
+            queries[i] = query_of(b, i, 1, 100);
+        so_plan_set_depths(b->p, 0, queries, b->n);
+        for (int i = 0; i < b->n; i++)
+            assert_true(queries[i].max_depth <= 1 && !queries[i].terms);
+        const so_plan *plan = so_plan_choose(b->p);
+        n_probes += plan->probe;
+        so_plan_end(b->p, t(plan->n_rows), b->n);
+    }
+    return n_probes;
+}
+
+/* How often a drafter is probed (plan.h), by why it is not used. A level costs 0.04 + size of a
+ * pass, a row 0.1 of a pass. */
+static void probe_intervals(void **state) {
+    (void)state;
+    static const struct {
+        const char *what;
+        double alpha, size; /* alpha < 0: an unknown drafter */
+        int n_requests, n_steps, least, most;
+    } cases[] = {
+        {"bad, cheap: every 8 tokens", 0.02, 0.01, 1, 400, 45, 50},
+        {"bad, 0.6 of a pass: 2 % of the time", 0.02, 0.46, 1, 400, 10, 16},
+        {"unknown: every 8 tokens", -1, 0.65, 1, 160, 18, 20},
+        {"accurate but too slow: 0.5 % of the time", 0.6, 0.6, 1, 600, 3, 5},
+        {"bad, cannot pay in a batch even if much better", 0.02, 0.36, 4, 400, 3, 5},
+        {"can never pay: every 512 tokens", 0.02, 1.2, 1, 1100, 2, 2},
+    };
+    for (size_t i = 0; i < SO_LEN(cases); i++) {
+        bench b = {0};
+        b.drafters[0] = (so_drafter){.has_cost = true, .uses_terms = true, .size = cases[i].size};
+        bench_open(&b, mild, 1, NULL, cases[i].n_requests, 0);
+        if (cases[i].alpha >= 0)
+            bench_train(&b, 0, cases[i].alpha, 100);
+        else
+            for (int k = 0; k < 300; k++) { /* the account must not be the limit */
+                bench_begin(&b, 0);
+                so_plan_choose(b.p);
+                so_plan_end(b.p, mild(1), 1);
+            }
+        int n = count_probes(&b, mild, cases[i].n_steps);
+        printf("%s: %d probes in %d steps\n", cases[i].what, n, cases[i].n_steps);
+        assert_in_range(n, cases[i].least, cases[i].most);
+        bench_close(&b);
+    }
+}
+
+/* `a+b` where b alone gains more: a is not used, and is probed every 64 tokens, not every 8. */
+static void drafters_left_out_are_probed_rarely(void **state) {
+    (void)state;
+    bench b = {0};
+    for (int i = 0; i < 2; i++)
+        b.drafters[i] = (so_drafter){.has_cost = true, .uses_terms = true, .size = 0.05};
+    bench_open(&b, mild, 2, (int[]){0, 0}, 1, 0);
+    bench_train(&b, 0, 0.3, 100);
+    bench_train(&b, 1, 0.9, 100);
+    assert_int_equal(count_probes(&b, mild, 260), 4);
+    bench_close(&b);
+}
+
+/* A probe needs a row of the pass: none is made in a pass that is full. */
+static void full_passes_are_not_probed(void **state) {
+    (void)state;
+    bench b = {0};
+    b.drafters[0] = (so_drafter){.has_cost = true, .uses_terms = true, .size = 0.05};
+    bench_open(&b, mild, 1, NULL, 1, 0);
+    bench_train(&b, 0, 0.02, 100);
+    for (int step = 0; step <= 20; step++) {
+        so_plan_query query = query_of(&b, 0, 1, 100);
+        so_plan_begin(b.p, &(so_plan_step){.n_requests = 1, .max_rows = step < 20 ? 1 : 2});
+        so_tree_reset(&b.t[0], 1, 0);
+        so_plan_enter(b.p, b.r[0], &b.t[0]);
+        so_plan_set_depths(b.p, 0, &query, 1);
+        assert_int_equal(query.max_depth, step < 20 ? 0 : 1);
+        so_plan_choose(b.p);
+        so_plan_end(b.p, mild(1), 1);
+    }
+    bench_close(&b);
+}
+
+/* The exploration account keeps at most sixteen passes: a long text of easy tokens must not pay for
+ * hundreds of failed drafts later. */
+static void the_account_has_a_maximum(void **state) {
+    (void)state;
+    bench b = {0};
+    bench_open(&b, mild, 1, NULL, 1, 0);
+    for (int step = 0; step < 5000; step++) {
+        bench_begin(&b, 0);
+        so_plan_choose(b.p);
+        so_plan_end(b.p, mild(1), 1);
+    }
+    assert_true(so_planner_account(b.p) > 15.9 && so_planner_account(b.p) <= 16);
+    bench_close(&b);
+}
+
+/* The shortfall belongs to a batch size: drafts that give less than expected with two requests stop
+ * there, and a single request still drafts. */
+static void the_shortfall_is_kept_by_batch_size(void **state) {
+    (void)state;
+    bench b = {0};
+    b.drafters[0] = (so_drafter){.has_cost = true, .uses_terms = true, .size = 0.05};
+    bench_open(&b, flat, 1, NULL, 2, 0);
+    bench_train(&b, 0, 0.8, 100);
+    int n_drafts = 0;
+    for (bool drafts = true; drafts && n_drafts < 200; n_drafts += drafts) {
+        so_plan_query queries[] = {query_of(&b, 0, 1, 100), query_of(&b, 1, 1, 100)};
+        so_draft_job jobs[] = {{.n_levels = 20, .n_catch_up = 1, .tree = &b.t[0]},
+                               {.n_levels = 20, .n_catch_up = 1, .tree = &b.t[1]}};
+        bench_begin(&b, 0);
+        so_plan_set_depths(b.p, 0, queries, 2);
+        drafts = queries[0].terms && queries[1].terms;
+        if (drafts) /* many levels, but no guess that is worth its row */
+            so_plan_observe_draft(b.p, 0, queries, jobs, 2, 20 * 0.9);
+        so_plan_choose(b.p);
+        so_plan_end(b.p, flat(2), 2);
+    }
+    printf("two requests draft %d times without a gain\n", n_drafts);
+    assert_in_range(n_drafts, 1, 100);
+    for (int n = 2; n >= 1; n--) {
+        so_plan_query queries[] = {query_of(&b, 0, 1, 100), query_of(&b, 1, 1, 100)};
+        b.n = n;
+        bench_begin(&b, 0);
+        so_plan_set_depths(b.p, 0, queries, n);
+        assert_true((queries[0].terms != NULL) == (n == 1));
+    }
+    b.n = 2; /* for bench_close */
+    bench_close(&b);
+}
+
 /* --- alternatives and merged drafters --- */
 
 /* `free,paid`: free guesses are dropped for a paid drafter that gains more, and still scored. */
@@ -1073,6 +1210,11 @@ int main(void) {
         cmocka_unit_test(rows_go_where_they_pay),
         cmocka_unit_test(probes_take_turns),
         cmocka_unit_test(sampled_probes_are_charged),
+        cmocka_unit_test(probe_intervals),
+        cmocka_unit_test(drafters_left_out_are_probed_rarely),
+        cmocka_unit_test(full_passes_are_not_probed),
+        cmocka_unit_test(the_account_has_a_maximum),
+        cmocka_unit_test(the_shortfall_is_kept_by_batch_size),
         cmocka_unit_test(paid_drafters_replace_free_guesses),
         cmocka_unit_test(merged_drafters_are_planned_each),
         cmocka_unit_test(the_weaker_of_two_is_left_out),
