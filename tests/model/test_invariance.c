@@ -37,8 +37,9 @@ static const so_shape DEEP = {.d_model = 320,
                               .n_vocab = 261,
                               .n_ctx = 8192,
                               .seed = 6};
-/* So many outputs that a GPU computes the logits of few rows by a kernel of their own (persist.cu). */
-static const so_shape BROAD = {.d_model = 512,
+/* So many outputs that a GPU library built with SO_PERSIST_MIN=0 computes the logits with the persistent
+ * kernel, in two groups of tiles and two rounds. */
+static const so_shape BROAD = {.d_model = 1024,
                                .n_layers = 1,
                                .n_heads = 4,
                                .n_heads_kv = 2,

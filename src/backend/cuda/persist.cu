@@ -1,7 +1,7 @@
 /* The layers of a pass over up to 16 rows in one persistent kernel, and the logits of 5 to 16 rows in
  * another launch of it.
  *
- * One thread block per multiprocessor stays for all layers. A block owns the same tiles of every matrix
+ * One thread block per multiprocessor stays for all layers. A block owns a fixed set of tiles of each matrix
  * (so_layout), so its weights are a fixed sequence that does not depend on any result: one warp (the
  * producer) copies it into a ring in shared memory and never stops at the end of an operation, while
  * eight warps (the consumers) compute. A tenth warp (the helper) finds row scales, fetches the next works'
@@ -26,13 +26,15 @@
  * itself. Each buffer exists twice, for even and odd layers. The thread that writes a word in layer l first
  * makes its twin empty, for layer l + 1. That is safe for two reasons:
  *
- *   - nobody still reads the twin, which holds layer l - 1. A block reads words only to compute results that
- *     others need (tiles_of_all), and the results of layer l that a writer has read depend, through attention
- *     and both additions, on all results of layer l - 1;
+ *   - nobody still reads the twin, which holds layer l - 1. A block reads words only if it computes something
+ *     from them that others need (results of its tiles, items, columns, or the scale of a row), and the
+ *     results of layer l that a writer has read depend, through attention and both additions, on all results
+ *     of layer l - 1;
  *   - nobody reads the twin of layer l + 1 before it has been made empty: a reader of layer l + 1 has read
  *     words of layer l, or results that depend on them, which were written after it. No fence orders the
- *     two writes, so this relies on the first one being visible at least one exchange later (a microsecond
- *     and more), which holds on the GPUs tried and is not promised by the memory model.
+ *     two writes, so this relies on the first one being visible about a microsecond later, which holds on the
+ *     GPUs tried and is not promised by the memory model. Usually an exchange lies between; for a block
+ *     without tiles only the helper's loop does.
  *
  * Before the kernel the twins that the first layer uses are made empty.
  *

@@ -7,8 +7,7 @@
 enum {
     SO_PERSIST_ROWS = 16,    /* maximum number of rows */
     SO_PERSIST_MATRICES = 3, /* of one product: q, k, v */
-    SO_PERSIST_COLS =
-        16, /* columns of an attention item: at most so many query heads share a KV head */
+    SO_PERSIST_COLS = 16,    /* columns of an attention item */
     SO_PERSIST_SPLITS = 32,  /* running sums of attention, as in softmax.cuh */
     SO_PERSIST_SQUARES = 16, /* sums of squares that a lane adds: rows of at most 4096 */
 };
@@ -31,7 +30,7 @@ typedef struct so_persist_piece {
     int each, more; /* tiles of a block, as in so_layout */
     int n_units, group;
 } so_persist_piece;
-enum { SO_PERSIST_PIECES = 4 }; /* of a product; those that it does not have have no tiles */
+enum { SO_PERSIST_PIECES = 4 }; /* of a product; unused ones have no tiles */
 
 /* Words that thread blocks hand to each other. `now` is written in this layer, `next` by the same thread in
  * the next one. Before it writes a word of `now`, the thread makes the same word of `next` empty. */
@@ -55,10 +54,10 @@ typedef struct so_persist_work {
             int pad;
             so_exchange out[SO_PERSIST_MATRICES]; /* QKV: float rows. Others: out[0], fp16 rows */
             float *result;                        /* OUT: [row][m], not handed to anybody */
-            int out_stride, norm_tiles;
+            int out_stride;
             float *residual;         /* ADD: [row][m] */
             const float *norm;       /* ADD: weight of the norm that follows, or NULL: none */
-            so_exchange squares_out; /* ADD, with norm: float [row][norm_tiles] */
+            so_exchange squares_out; /* ADD, with norm: float [row][m / 8] */
         } product;
         struct {
             const char *q, *k, *v; /* float rows, before rope */
@@ -92,7 +91,7 @@ typedef struct so_persist_run {
     const so_kv_slot *slots;
 } so_persist_run;
 
-enum { SO_PERSIST_RUNS = 24 }; /* several levels of a draft are one list */
+enum { SO_PERSIST_RUNS = 8 }; /* layers and logits; a list has few of them */
 typedef struct so_persist_plan {
     so_persist_run run[SO_PERSIST_RUNS];
     int n_runs;
@@ -100,7 +99,7 @@ typedef struct so_persist_plan {
 
 /* Whether the GPU can run the kernel. */
 bool so_persist_usable(const so_queue *q);
-/* Bytes of exchange memory for a list; 0: the kernel computes none of it. */
+/* Bytes of exchange memory for a list; 0: the kernel computes no layers of it (the logits need none). */
 size_t so_persist_need(const so_queue *q, const so_op *ops, size_t n_ops);
 /* Finds the layers of the list that the kernel can compute. Allocates device memory; a plan without
  * runs is the answer if there is none. Not during a capture. */

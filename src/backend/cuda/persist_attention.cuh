@@ -118,9 +118,8 @@ SO_DEVICE size_t entry_offset(const so_persist_work &w, int page, int place, int
            w.attention.entry;
 }
 
-/* Where the keys and values of a chunk are is the same in all layers. What a block has looked up is kept for
- * the first chunks that it computes in a layer; for each position the row, chunk and range that it was looked
- * up for, and the result. */
+/* Slots are the same in all layers, so the first MEMOS chunks that a block computes in a layer remember theirs.
+ * An entry is valid for the row, chunk and range that it was found for. */
 enum { MEMOS = 4 };
 typedef struct memo {
     struct {
@@ -285,8 +284,6 @@ SO_DEVICE void fill_fresh(const block &b, const so_persist_work &w, const item &
 }
 
 /* ---- queries ---- */
-
-enum { MINE = COLS / CONSUMERS }; /* columns of a warp: b.warp and b.warp + CONSUMERS */
 
 /* Query of a column, rotated and scaled as in attention.cu; one warp. */
 template <int U>

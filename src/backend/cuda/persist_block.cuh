@@ -14,7 +14,7 @@ enum {
     UNIT_BYTES = 1024, /* of a unit of weights: the kernel reads fp16 numbers only */
     SLOT = 16 << 10,   /* bytes of a slot of the ring */
     MAX_SLOTS = 12,
-    /* slots that are being copied: with more, everything else waits behind them */
+    /* slots being copied at a time; more would delay all other memory traffic of the block */
     NARROW = 2, /* while blocks hand over results */
     WIDE = 4,   /* while they multiply */
     ARGS = 8,   /* works whose arguments are in shared memory */
@@ -213,7 +213,7 @@ enum {
 typedef struct piece {
     const char *src;
     int tiles, n_units;
-    int skip; /* bytes from the end of its part of a round to the next one */
+    int skip; /* bytes from the end of the group's tiles in a round to their start in the next one */
 } piece;
 
 SO_DEVICE piece read_piece(const persist_args &p, int product, int lane) {

@@ -1,4 +1,5 @@
-/* Finds runs of layers in a list of operations and writes them as works for the persistent kernel.
+/* Finds runs of layers, and the product that gives the logits, in a list of operations and writes them as works
+ * for the persistent kernel.
  *
  * A layer is exactly the sequence of Llama and its relatives: q, k, v; rope; store; attention; output and
  * addition; norm; gate and up with their activation; down and addition; and, before the next layer, its
@@ -95,7 +96,7 @@ static bool layer_fits(const layer_ops *l, int n_sms) {
             return false;
     }
     return (n_bytes >= SO_PERSIST_MIN || l->q->n <= FEW) && s->shape.dtype == SO_DTYPE_F16 &&
-           (hd == 64 || hd == 128) && heads % kv == 0 && heads / kv <= SO_PERSIST_COLS &&
+           (hd == 64 || hd == 128) && heads % kv == 0 && l->q->n <= n_sms &&
            d / SO_TILE <= 32 * SO_PERSIST_SQUARES && l->rope_q->rope.head_dim == hd &&
            l->rope_k->rope.head_dim == hd && l->rope_q->rope.halves == l->rope_k->rope.halves &&
            l->rope_q->rope.n_heads == heads && l->rope_k->rope.n_heads == kv &&
@@ -114,8 +115,8 @@ static char *allot(allotment *a, size_t n_bytes) {
     return p;
 }
 
-/* The buffers of one twin. The scales of both are together, because those of the second layer are not made
- * empty by the first, which has none for its first product. */
+/* The buffers of one twin. The scales of both twins come first, so that both are made empty before the kernel:
+ * the first layer has no scale_attn and does not empty the second layer's. */
 typedef struct twin {
     char *scale_attn, *scale_mlp;
     char *x_attn, *sq_attn, *q, *k, *v, *parts, *stats, *att, *x_mlp, *sq_mlp, *mlp;
@@ -277,7 +278,9 @@ static bool continues(const layer_ops *a, const layer_ops *b) {
            a->attention->attention.n_heads == b->attention->attention.n_heads &&
            a->gate->matmul.w->m == b->gate->matmul.w->m &&
            same_view(a->attention->attention.rows, b->attention->attention.rows) &&
-           same_view(a->store->kv_store.slots, b->store->kv_store.slots);
+           same_view(a->store->kv_store.slots, b->store->kv_store.slots) &&
+           same_view(a->attention->attention.pages, b->attention->attention.pages) &&
+           same_view(a->attention->attention.tails, b->attention->attention.tails);
 }
 
 /* Whether an operation behind the last layer reads what the kernel does not store: everything except the
@@ -391,9 +394,9 @@ static bool make_run(const layer_ops *layers, int n, size_t first, char *exchang
     return send_works(&b, run);
 }
 
-/* Whether operation i is the product that gives the logits: alone, and of so many outputs that a block has at
- * least OUT_TILES tiles. With few rows the kernel is 2 % faster for the 1B shape and as much slower for
- * the 3B; with more it is up to 4 % faster. */
+/* Whether operation i gives the logits: a product that is not fused with the next operation and has at least
+ * OUT_TILES tiles for each block. With few rows the kernel is 2 % faster for the 1B shape and as much slower
+ * for the 3B; with more it is up to 4 % faster. */
 enum { OUT_TILES = SO_PERSIST_MIN > 0 ? 32 : 1, OUT_ROWS = SO_PERSIST_MIN > 0 ? FEW + 1 : 1 };
 static bool is_output(const so_queue *q, const so_op *ops, size_t n_ops, size_t i) {
     const so_op *o = &ops[i];

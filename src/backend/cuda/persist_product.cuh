@@ -70,7 +70,8 @@ template <int NT> SO_DEVICE bool read_unit(const feed &f, int place, uint32_t (*
     return empty;
 }
 
-/* Fetches unit j again until it has been handed over, and those after it, which are probably empty, too.
+/* Fetches unit j again until it has been handed over, and each time also the units after it, which are probably
+ * empty as well.
  * Not inlined, to keep the loop of a product short. */
 template <int NT> static __device__ __noinline__ void poll_unit(feed f, int j, int place) {
     spin s = {};
@@ -103,14 +104,15 @@ template <int NT> SO_DEVICE void take_unit(const feed &f, int j, int *place, uin
 /* ---- products ----
  *
  * A product's tiles are those of all its matrices. A slot of the ring has the units of two tiles for all
- * eight warps, so an odd number of tiles takes two rounds until a slot ends with a round. The number of
+ * eight warps, so with an odd number of tiles only every second round ends at the end of a slot. The number of
  * tiles is known to the compiler: the loop runs with two warps on a scheduler and must be faster than the
  * stream, so that it catches up after a wait. */
 
 enum { BATCH = 4 }; /* tiles whose weights are in registers at once */
 static_assert(SLOT == 2 * 8 * UNIT_BYTES, "a slot holds two tiles");
 
-/* acc += P rounds of the T tiles. open: the last slot is only half used and stays open. */
+/* acc += P rounds of the T tiles. If P·T is odd, the last slot is only half used and stays open for
+ * multiply_rest. */
 template <int T, int P>
 SO_DEVICE void multiply_rounds(block &b, const uint32_t (*a)[4][4], float (*acc)[4]) {
     const char *ring = b.ring + b.warp * UNIT_BYTES;
