@@ -16,7 +16,7 @@
  *
  * What decides the speed, besides the stream: the consumers must be faster than the weights arrive, so that
  * they catch up after each exchange; and what happens between two products must be short. Both were bound by
- * the number of instructions, since only two warps share a scheduler (docs/log/4-gpu.md, 45).
+ * the number of instructions, since only two warps share a scheduler (docs/log/4-gpu.md, 46).
  *
  * The results are bit-identical to those of the kernels in matmul.cu, attention.cu and ops.cu: the same
  * sums in the same order (device.cuh).
