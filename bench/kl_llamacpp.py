@@ -20,6 +20,27 @@ import subprocess
 import sys
 import tempfile
 
+
+def parse():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("-m", required=True)
+    ap.add_argument("-f", required=True)
+    ap.add_argument("--positions", type=int, default=1000)
+    ap.add_argument("--ctx", type=int, default=500)
+    ap.add_argument("--sooth", default="build/sooth")
+    ap.add_argument("--device", default="cpu")
+    ap.add_argument("--llama", metavar="FOLDER")
+    ap.add_argument("--no-peer", action="store_true")
+    return ap.parse_args()
+
+
+# llama_cpp reads LLAMA_CPP_LIB_PATH when it is imported. It comes before numpy, because a llama.cpp built for another
+# C++ library than numpy's crashed when it loaded a model after numpy.
+a = parse()
+if a.llama:
+    os.environ["LLAMA_CPP_LIB_PATH"] = os.path.abspath(a.llama)
+if not a.no_peer:
+    import llama_cpp
 import numpy as np
 
 
@@ -33,7 +54,6 @@ def sooth_logits(sooth, model, tokens, ctx, extra, folder):
 
 
 def peer_logits(model, tokens, ctx, f32_cache, gpu):
-    import llama_cpp
     if gpu and not llama_cpp.llama_supports_gpu_offload():
         sys.exit("kl_llamacpp.py: this llama.cpp was built without CUDA: name another with --llama FOLDER")
     kind = {"type_k": 0, "type_v": 0} if f32_cache else {}
@@ -86,19 +106,7 @@ def kl(ref, other):
 
 
 def main():
-    ap = argparse.ArgumentParser()
-    ap.add_argument("-m", required=True)
-    ap.add_argument("-f", required=True)
-    ap.add_argument("--positions", type=int, default=1000)
-    ap.add_argument("--ctx", type=int, default=500)
-    ap.add_argument("--sooth", default="build/sooth")
-    ap.add_argument("--device", default="cpu")
-    ap.add_argument("--llama", metavar="FOLDER")
-    ap.add_argument("--no-peer", action="store_true")
-    a = ap.parse_args()
     gpu = a.device != "cpu"
-    if a.llama:
-        os.environ["LLAMA_CPP_LIB_PATH"] = os.path.abspath(a.llama)
     text = open(a.f, encoding="utf-8").read()[:a.positions * 40]
     with tempfile.TemporaryDirectory() as folder:
         part, f32 = os.path.join(folder, "text"), os.path.join(folder, "f32.gguf")
