@@ -15,7 +15,8 @@
  *
  *   1. the packed words are decoded to bytes, once, into memory that stays in L1. The bytes are
  *      unsigned; if the type has an offset (8 for Q4_0, 128 for Q8_0, …), it is included. Only the
- *      bytes of Q8_0 without VNNI are signed and have no offset;
+ *      bytes of Q8_0 without VNNI are signed and have no offset. For a few types and numbers of rows
+ *      the words are decoded in step 2 instead (is_direct);
  *   2. activation rows are taken four at a time: four bytes of each are broadcast and multiplied
  *      with both columns, and products are added in integer registers, one output per lane. The
  *      start value of a sum cancels the offset, exactly;
@@ -368,7 +369,7 @@ INLINE void ptile256(const so_mm *a, so_dtype dtype, pblock256 *w, size_t row, s
     vi isum[4][2];
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int j = 0; j < 2; j++) isum[i][j] =
         pcorrect256(dtype, h, j, xb + (size_t)i * n_blocks);
-    if (direct) { /* eight calls: gcc 12 keeps the sums of a loop that it unrolls in memory */
+    if (direct) { /* not a loop: if gcc 12 unrolls one, it spills the sums */
 #define DOTS(s)                                     \
     pdots256(a, dtype, w, h, s, at, n, true, isum); \
     COMPILER_BARRIER;                               \
@@ -389,16 +390,16 @@ INLINE void ptile256(const so_mm *a, so_dtype dtype, pblock256 *w, size_t row, s
  * whole block compete for registers with the sums of the inner loop, and gcc 12 spills the sums. */
 typedef void ptile256_fn(const so_mm *a, pblock256 *w, size_t row, size_t b, vf (*acc)[COLUMNS]);
 
-#define PTILE256(name, dtype, n, direct)                                         \
-    static __attribute__((noinline)) void ptile_##name##_##n##direct(            \
-        const so_mm *a, pblock256 *w, size_t row, size_t b, vf(*acc)[COLUMNS]) { \
-        ptile256(a, dtype, w, row, b, n, #direct[0] == 'd', acc);                \
+#define PTILE256(name, dtype, n, direct)                                                         \
+    static __attribute__((noinline)) void ptile_##name(const so_mm *a, pblock256 *w, size_t row, \
+                                                       size_t b, vf(*acc)[COLUMNS]) {            \
+        ptile256(a, dtype, w, row, b, n, direct, acc);                                           \
     }
 #define PTILES256(name, dtype)                                                       \
-    PTILE256(name, dtype, 1, )                                                       \
-    PTILE256(name, dtype, 2, )                                                       \
-    PTILE256(name, dtype, 3, )                                                       \
-    PTILE256(name, dtype, 4, )                                                       \
+    PTILE256(name##_1, dtype, 1, false)                                              \
+    PTILE256(name##_2, dtype, 2, false)                                              \
+    PTILE256(name##_3, dtype, 3, false)                                              \
+    PTILE256(name##_4, dtype, 4, false)                                              \
     static ptile256_fn *const ptiles_##name[] = {ptile_##name##_1, ptile_##name##_2, \
                                                  ptile_##name##_3, ptile_##name##_4};
 PTILES256(q2_k, SO_DTYPE_Q2_K)
@@ -423,21 +424,21 @@ INLINE bool is_direct(so_dtype dtype, int n) {
            (dtype == SO_DTYPE_Q2_K || dtype == SO_DTYPE_Q4_K || dtype == SO_DTYPE_Q5_K);
 }
 #if N_REGISTERS == 32
-PTILE256(q2_k, SO_DTYPE_Q2_K, 3, direct)
-PTILE256(q2_k, SO_DTYPE_Q2_K, 4, direct)
-PTILE256(q4_k, SO_DTYPE_Q4_K, 3, direct)
-PTILE256(q4_k, SO_DTYPE_Q4_K, 4, direct)
-PTILE256(q5_k, SO_DTYPE_Q5_K, 3, direct)
-PTILE256(q5_k, SO_DTYPE_Q5_K, 4, direct)
+PTILE256(direct_q2_k_3, SO_DTYPE_Q2_K, 3, true)
+PTILE256(direct_q2_k_4, SO_DTYPE_Q2_K, 4, true)
+PTILE256(direct_q4_k_3, SO_DTYPE_Q4_K, 3, true)
+PTILE256(direct_q4_k_4, SO_DTYPE_Q4_K, 4, true)
+PTILE256(direct_q5_k_3, SO_DTYPE_Q5_K, 3, true)
+PTILE256(direct_q5_k_4, SO_DTYPE_Q5_K, 4, true)
 
 INLINE ptile256_fn *direct_of(so_dtype dtype, int n) {
     switch (dtype) {
     case SO_DTYPE_Q2_K:
-        return n == 3 ? ptile_q2_k_3direct : ptile_q2_k_4direct;
+        return n == 3 ? ptile_direct_q2_k_3 : ptile_direct_q2_k_4;
     case SO_DTYPE_Q4_K:
-        return n == 3 ? ptile_q4_k_3direct : ptile_q4_k_4direct;
+        return n == 3 ? ptile_direct_q4_k_3 : ptile_direct_q4_k_4;
     default:
-        return n == 3 ? ptile_q5_k_3direct : ptile_q5_k_4direct;
+        return n == 3 ? ptile_direct_q5_k_3 : ptile_direct_q5_k_4;
     }
 }
 #else

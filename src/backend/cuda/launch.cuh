@@ -27,7 +27,7 @@ bool so_cuda_is_split_norm(const so_op *ops, size_t n_ops, size_t i, so_view sum
 
 /* Sets the sizes in `need` to what the list needs. */
 void so_cuda_need(const so_queue *q, const so_op *ops, size_t n_ops, so_memory *need);
-/* plan: which layers one persistent kernel computes, or NULL. */
+/* plan: which layers and logits the persistent kernel computes, or NULL. */
 void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_memory *m,
                  const so_persist_plan *plan);
 

@@ -14,9 +14,9 @@
  *               that has a row's own position stores its key and value. Then one warp per column merges the
  *               running sums.
  *
- * What decides the speed, besides the stream: the consumers must be faster than the weights arrive, so that
- * they catch up after each exchange; and what happens between two products must be short. Both were bound by
- * the number of instructions, since only two warps share a scheduler (docs/log/4-gpu.md, 46).
+ * Speed: the consumers must compute faster than weights arrive, so that they catch up after each exchange, and
+ * the work between two products must be short. Both are limited by the number of instructions, since only two
+ * warps share a scheduler (docs/log/4-gpu.md, 46).
  *
  * The results are bit-identical to those of the kernels in matmul.cu, attention.cu and ops.cu: the same
  * sums in the same order (device.cuh).
@@ -182,8 +182,8 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
     b.n_slots = p.n_slots;
     b.slot = 0;
     b.phase = 0;
-    b.warp =
-        __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); /* tells the compiler: all lanes agree */
+    b.warp = __shfl_sync(0xffffffffu, threadIdx.x / 32,
+                         0); /* the compiler then knows that all lanes have the same */
     b.lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         c->items.window = c->items.from = -1;

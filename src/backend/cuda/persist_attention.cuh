@@ -25,7 +25,7 @@ template <int U> struct attn_shared {
  *
  * An item is one running sum of up to COLS columns of a KV head. A column is a query head of a row; columns
  * are numbered row by row, and an item may begin and end within a row. A block has the same items in all
- * layers, unless these differ in their window, so what is known of them is kept. */
+ * layers whose window is the same, so they are described once (own_items). */
 
 typedef struct item {
     int kv, split, n_cols, row0, n_rows;
@@ -69,7 +69,7 @@ SO_DEVICE void find_sight(const block &b, int window, item *it) {
         it->same_to = INT32_MAX;
 }
 
-/* Finds out about the block's items number `from` and the next ones, one warp for each. */
+/* Describes up to ITEMS of the block's items, from number `from` on; one warp for each. */
 SO_DEVICE void find_items(const block &b, const so_persist_work &w, int from) {
     int n_heads = w.attention.n_heads, n_kv = w.attention.n_heads_kv, per = n_heads / n_kv,
         cols = b.n * per, most = 0;
@@ -182,8 +182,8 @@ SO_DEVICE void fetch_chunk(const block &b, const so_persist_work &w, int row, in
     so_copy_commit();
 }
 
-/* Brings the keys and values that this block will read into L2, judging by the layer before. By the helper,
- * while the consumers still compute q, k and v. */
+/* Prefetches the keys and values that this block will read into L2. Their slots are those of the layer before.
+ * Called by the helper while the consumers still compute q, k and v. */
 SO_DEVICE void prefetch_entries(const block &b, const so_persist_work &w) {
     for (int i = b.lane; i < MEMOS * CHUNK; i += 32) {
         const memo &m = b.memo[i / CHUNK];
