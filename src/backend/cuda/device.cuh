@@ -9,7 +9,8 @@
  *   products    Activations are multiplied by 2^-4 and rounded to fp16 (range ±10^6, 11 bits; what
  *               exceeds the range becomes infinity, which the caller sees as logits that are not
  *               finite). Weights are rounded to fp16 after division by a power of two for each
- *               output (its factor); F32 weights keep two fp16 numbers, high and low. The product is
+ *               output (its factor): for quantised types that is scale · q + offset, rounded once;
+ *               F32 weights keep two fp16 numbers, high and low. The product is
  *               mma.m16n8k16 with float32 sums; weights may be its A operand and activations B, or
  *               the reverse, which gives the same bits (tests compare). K is divided into units of
  *               64, and the units into 8 segments of equal length, the first ones longer by one if
@@ -61,11 +62,14 @@ extern "C" {
  *
  *   F16    [2 halves][lane] 16 bytes: 8 numbers
  *   F32    two units of F16: high parts, low parts
- *   Q8     [lane] 16 int8, 8 of each half; then scales
+ *   Q8     [lane] 16 unsigned bytes, 8 of each half; then scales
  *   Q4     [lane] 8 bytes: 8 unsigned 4-bit numbers of each half; then scales
  *
- * The scales follow the unit's numbers as fp16: for each group of k one per output. Formats with
- * offsets store pairs (scale, offset), and a weight is scale · q + offset in fp16. */
+ * The scales follow the unit's numbers as fp16: for each output those of its groups of k, one after the
+ * other. Formats with offsets store pairs (scale, offset). Formats without have signed numbers, stored
+ * plus 128, and the offset is -128 scales. A small integer q in the low bits of an fp16 number is
+ * the number q · 2^-24 (a subnormal), so scales are stored times 2^24 and one fused multiply-add makes a
+ * weight: (q · 2^-24) · scale + offset. The factor of an output keeps its scales below 2^15. */
 typedef enum so_fmt {
     SO_FMT_F16,
     SO_FMT_F32,
@@ -83,6 +87,10 @@ enum { SO_TILE = 8, SO_UNIT = 64, SO_SEGMENTS = 8, SO_WARPS = 8 };
 __host__ __device__ constexpr int so_fmt_numbers(int f) {
     return f == SO_FMT_F16 ? 1024 : f == SO_FMT_F32 ? 2048 : f == SO_FMT_Q4_32_OFF ? 256 : 512;
 }
+/* What is added to a number so that it is stored without sign. */
+__host__ __device__ constexpr int so_fmt_zero(int f) {
+    return f == SO_FMT_Q8_32 || f == SO_FMT_Q8_16 ? 128 : 0;
+}
 /* Bytes of a unit of a tile, scales included. */
 __host__ __device__ constexpr int so_fmt_unit(int f) {
     return so_fmt_numbers(f) + (f <= SO_FMT_F32 ? 0 : f == SO_FMT_Q8_32 ? 32 : 64);
@@ -93,24 +101,22 @@ struct so_buffer {
     size_t n_bytes;
 };
 
-/* The order of a matrix's units in memory. Quantised formats: tile by tile. Formats of fp16 numbers: the
- * tiles are divided between as many owners as the GPU has multiprocessors, to within one. The units of an
- * owner are consecutive, so that a persistent thread block reads one stream (persist.cu). Within it, round
- * j has the j-th unit of every segment, tile by tile:
+/* The order of a matrix's units in memory. The tiles are divided between as many owners as the GPU has
+ * multiprocessors, to within one. The units of an owner are consecutive, so that a persistent thread
+ * block reads one stream (persist.cu). Within it, round j has the j-th unit of every segment, tile by
+ * tile:
  *
  *   round 0: tile 0, segments 0 … 7; tile 1, segments 0 … 7; …     round 1: …
  *
- * If 8 does not divide the number of units, the last round has only the first `rem` segments. Units of
- * quantised formats are short, and reading them one by one in this order took 1.4 times as long. */
+ * If 8 does not divide the number of units, the last round has only the first `rem` segments. */
 typedef struct so_layout {
     int n_tiles, n_units;
-    bool rounds;    /* in rounds, by owner; otherwise tile by tile */
     int each, more; /* tiles of an owner; the first `more` owners have one more */
 } so_layout;
 
-static __host__ __device__ __forceinline__ so_layout so_layout_make(so_fmt fmt, int n_tiles,
-                                                                    int n_units, int n_owners) {
-    return {n_tiles, n_units, fmt <= SO_FMT_F32, n_tiles / n_owners, n_tiles % n_owners};
+static __host__ __device__ __forceinline__ so_layout so_layout_make(int n_tiles, int n_units,
+                                                                    int n_owners) {
+    return {n_tiles, n_units, n_tiles / n_owners, n_tiles % n_owners};
 }
 
 /* First tile of an owner. */
@@ -130,8 +136,6 @@ typedef struct so_tile_place {
 } so_tile_place;
 
 static __host__ __device__ __forceinline__ so_tile_place so_place_of(const so_layout &l, int tile) {
-    if (!l.rounds)
-        return {tile * l.n_units, 1, 0};
     int longer = l.more * (l.each + 1);
     int owner = tile < longer ? tile / (l.each + 1) : l.more + (tile - longer) / l.each;
     int first = so_first_tile(l, owner);
@@ -141,8 +145,6 @@ static __host__ __device__ __forceinline__ so_tile_place so_place_of(const so_la
 static __host__ __device__ __forceinline__ int so_unit_of(const so_layout &l, so_tile_place t,
                                                           int j, int s) {
     int full = l.n_units / 8, rem = l.n_units % 8;
-    if (!l.rounds)
-        return t.first + so_first_unit(l.n_units, s) + j;
     return t.first + (j < full ? (j * t.n_tiles + t.r) * 8 : full * t.n_tiles * 8 + t.r * rem) + s;
 }
 

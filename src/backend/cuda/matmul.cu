@@ -203,9 +203,8 @@ SO_DEVICE void cursor_set(weight_cursor<FMT, P> &c, const mm_args &p, const shar
                       ? NULL
                       : p.w[t.which] +
                             (size_t)so_unit_of(p.layout[t.which], at, 0, threadIdx.x / 32) * unit;
-        bool rounds = FMT <= SO_FMT_F32;
-        c.round[s] = rounds ? at.n_tiles * SO_SEGMENTS * unit : unit;
-        c.last[s] = rounds ? c.round[s] - at.r * (SO_SEGMENTS - rem) * unit : unit;
+        c.round[s] = at.n_tiles * SO_SEGMENTS * unit;
+        c.last[s] = c.round[s] - at.r * (SO_SEGMENTS - rem) * unit;
     }
 }
 

@@ -1,9 +1,10 @@
 /* Packs weights from a file's blocks into the formats of device.cuh, and reads rows of packed embeddings.
  *
- * Raw rows are uploaded in parts. A first kernel computes each row's factor: for formats of integers the
- * smallest power of two above its largest |scale| and |offset|, which are stored divided by it; for formats
- * of fp16 numbers the power of two that brings its largest number below 2^15. A second kernel writes the
- * tiles. Types of the file and their formats:
+ * Raw rows are uploaded in parts. A first kernel computes each row's factor, a power of two by which its
+ * numbers are divided: for formats of integers the one that brings the largest |scale| below 2^-9, so that
+ * it can be stored times 2^24 (device.cuh), and the largest |offset| below 2^15; for formats of fp16 numbers
+ * the one that brings the largest number below 2^15. A second kernel writes the tiles. Types of the file and
+ * their formats:
  *
  *   F32                   F32: high and low part
  *   F16, BF16, Q2_K       F16
@@ -147,18 +148,20 @@ SO_DEVICE float block_max(float v) {
     return v;
 }
 
+enum { SCALE_BITS = 24 }; /* integers enter the multiply-add as q · 2^-24 */
+
 /* One thread block of 256 threads per row. */
 static __global__ void find_factor(so_fmt fmt, int dtype, const uint8_t *raw, size_t row_bytes,
                                    int k, float *factor) {
     const uint8_t *row = raw + blockIdx.x * row_bytes;
-    float m = 0;
+    float m = 0; /* to be below 2^15 */
     if (fmt <= SO_FMT_F32) {
         for (int i = threadIdx.x; i < k; i += 256)
             m = fmaxf(m, fabsf(float_at(dtype, row, i)));
     } else {
         for (int i = threadIdx.x * 16; i < k; i += 256 * 16) {
             element e = decode(dtype, row, i);
-            m = fmaxf(m, fmaxf(fabsf(e.scale), fabsf(e.offset)));
+            m = fmaxf(m, fmaxf(ldexpf(fabsf(e.scale), SCALE_BITS), fabsf(e.offset)));
         }
     }
     m = block_max(m);
@@ -166,7 +169,7 @@ static __global__ void find_factor(so_fmt fmt, int dtype, const uint8_t *raw, si
     if (m > 0 && isfinite(m))
         frexpf(m, &x);
     if (threadIdx.x == 0)
-        factor[blockIdx.x] = ldexpf(1, max(-120, min(120, fmt <= SO_FMT_F32 ? x - 15 : x)));
+        factor[blockIdx.x] = ldexpf(1, max(-120, min(120, x - 15)));
 }
 
 typedef struct pack_args {
@@ -183,16 +186,16 @@ typedef struct pack_args {
 SO_DEVICE void pack_scales(const pack_args &p, int tile, int unit, char *out) {
     __half *scales = (__half *)(out + so_fmt_numbers(p.fmt));
     bool offsets = p.fmt == SO_FMT_Q8_32_OFF || p.fmt == SO_FMT_Q4_32_OFF;
-    int group = p.fmt == SO_FMT_Q8_16 ? 16 : 32;
-    for (int i = threadIdx.x; i < SO_UNIT / group * SO_TILE; i += 32) {
-        int r = tile * SO_TILE + i % SO_TILE, k0 = unit * SO_UNIT + i / SO_TILE * group;
+    int group = p.fmt == SO_FMT_Q8_16 ? 16 : 32, n_groups = SO_UNIT / group;
+    for (int i = threadIdx.x; i < n_groups * SO_TILE; i += 32) {
+        int r = tile * SO_TILE + i / n_groups, k0 = unit * SO_UNIT + i % n_groups * group;
         element e = {0, 0, 0};
         float inv = 1;
         if (r < p.n_rows && k0 < p.k) {
             e = decode(p.dtype, p.raw + (size_t)r * p.row_bytes, k0);
             inv = 1 / p.factor[r];
         }
-        scales[offsets ? 2 * i : i] = __float2half_rn(e.scale * inv);
+        scales[offsets ? 2 * i : i] = __float2half_rn(ldexpf(e.scale * inv, SCALE_BITS));
         if (offsets)
             scales[2 * i + 1] = __float2half_rn(e.offset * inv);
     }
@@ -213,7 +216,7 @@ static __global__ void pack_tiles(pack_args p) {
             q4[j / 8] |= (in ? (uint32_t)decode(p.dtype, row, i).q : 0u)
                          << (4 * (j % 8 / 2) + 16 * (j % 2));
         } else if (p.fmt > SO_FMT_F32) {
-            out[lane * 16 + j] = (char)(in ? decode(p.dtype, row, i).q : 0);
+            out[lane * 16 + j] = (char)((in ? decode(p.dtype, row, i).q : 0) + so_fmt_zero(p.fmt));
         } else {
             float v = in ? float_at(p.dtype, row, i) / p.factor[r] : 0;
             __half hi = __float2half_rn(v);
@@ -262,7 +265,7 @@ int so_cuda_weight_pack(so_weight *w, const so_tensor *t, int n_sms, cudaStream_
     size_t row_bytes = so_dtype_row_bytes(t->dtype, w->k),
            tiles = (size_t)(w->m + SO_TILE - 1) / SO_TILE;
     size_t tile_bytes = (size_t)w->n_units * so_fmt_unit(w->fmt);
-    w->layout = so_layout_make(w->fmt, (int)tiles, w->n_units, n_sms);
+    w->layout = so_layout_make((int)tiles, w->n_units, n_sms);
     size_t per = PART_BYTES / row_bytes / SO_TILE * SO_TILE;
     per = per < SO_TILE ? SO_TILE : per > 65535 * SO_TILE ? 65535 * SO_TILE : per; /* grid's y */
     uint8_t *raw = NULL;
@@ -309,13 +312,14 @@ SO_DEVICE float packed_at(const so_weight &w, int row, int i) {
     }
     const __half *sc = (const __half *)(unit + so_fmt_numbers(w.fmt));
     bool four = w.fmt == SO_FMT_Q4_32_OFF, off = four || w.fmt == SO_FMT_Q8_32_OFF;
+    int group = w.fmt == SO_FMT_Q8_16 ? 16 : 32;
     int q =
         four
             ? (int)(((const uint32_t *)unit)[lane * 2 + j / 8] >> (4 * (j % 8 / 2) + 16 * (j % 2)) &
                     15)
-            : (int)(int8_t)unit[lane * 16 + j];
-    int at = i % SO_UNIT / (w.fmt == SO_FMT_Q8_16 ? 16 : 32) * SO_TILE + r;
-    float v = __fmul_rn((float)q, __half2float(sc[off ? 2 * at : at]));
+            : (int)(uint8_t)unit[lane * 16 + j] - so_fmt_zero(w.fmt);
+    int at = r * (SO_UNIT / group) + i % SO_UNIT / group;
+    float v = __fmul_rn(ldexpf((float)q, -SCALE_BITS), __half2float(sc[off ? 2 * at : at]));
     return off ? __fadd_rn(v, __half2float(sc[2 * at + 1])) : v;
 }
 

@@ -40,221 +40,40 @@
  *
  * All blocks must run at the same time, so the kernel is launched cooperatively. A poll that lasts
  * SPIN_NS ends the kernel with a trap, which the host sees as a failed device. */
-#include "backend/cuda/persist_attention.cuh"
-#include "backend/cuda/persist_product.cuh"
+#include "backend/cuda/persist_kernel.cuh"
 
-static_assert(sizeof(attn_shared<2>) <= CONSUMERS * x_bytes(1), "attention uses the memory of b.x");
+so_persist_kernel so_persist_f16(int n, int head_dim) { return kernel_of<SET_F16>(n, head_dim); }
 
-static_assert((int)SPLITS == (int)SO_PERSIST_SPLITS, "the plan allots memory for the running sums");
-
-/* ---- the helper ---- */
-
-/* The scale of a row, when its sums of squares have been handed over. */
-SO_DEVICE float find_scale(const block &b, const so_persist_work &w, int row) {
-    int d = w.product.m[0].k, n = d / SO_TILE;
-    const char *squares = w.product.squares + ((size_t)row * n + b.lane) * 4;
-    uint32_t v[SO_PERSIST_SQUARES];
-    bool again;
-    spin sp = {};
-    do {
-        again = false;
-#pragma unroll
-        for (int j = 0; j < SO_PERSIST_SQUARES; j++)
-            v[j] = j * 32 + b.lane < n ? read1(squares + j * 128) : 0;
-#pragma unroll
-        for (int j = 0; j < SO_PERSIST_SQUARES; j++)
-            again |= v[j] == 0xffffffffu;
-        spin_once(&sp);
-    } while (__any_sync(0xffffffffu, again));
-    float s = 0;
-#pragma unroll
-    for (int j = 0; j < SO_PERSIST_SQUARES; j++)
-        if (j * 32 + b.lane < n)
-            s = __fadd_rn(s, __uint_as_float(v[j]));
-    return __frsqrt_rn(__fadd_rn(__fdiv_rn(so_warp_sum(s), (float)d), w.product.eps));
-}
-
-/* Row scales of a product. One block computes the scale of a row for all others. */
-SO_DEVICE void scale_rows(const block &b, const so_persist_work &w, float *scale) {
-    int own = gridDim.x - 1 - blockIdx.x;
-    if (own < b.n) {
-        float s = find_scale(b, w, own);
-        if (b.lane == 0)
-            give_float(w.product.scales, own * 4, s);
-    }
-    if (tiles_of_all(w) == 0)
-        return;
-    spin sp = {};
-    uint32_t v = 0;
-    while (b.lane < b.n && (v = read1(w.product.scales.now + b.lane * 4)) == 0xffffffffu)
-        spin_once(&sp);
-    if (b.lane < b.n)
-        scale[b.lane] = __uint_as_float(v);
-    __syncwarp();
-}
-
-SO_DEVICE void copy_work(const so_persist_work *from, so_persist_work *to, int lane) {
-    for (int i = lane; i < (int)(sizeof *to / 4); i += 32)
-        ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
-}
-
-/* Fetches what the results of a product need besides the sums. */
-SO_DEVICE void fetch_ahead(const block &b, const so_persist_work &w, ahead *h) {
-    int tile0 = 0;
-    for (int i = 0; i < w.n_matrices; i++) {
-        const so_persist_matrix &m = w.product.m[i];
-        int tiles = tiles_of(m), first = first_of(m);
-        for (int j = b.lane; j < tiles * SO_TILE; j += 32) {
-            h->factor[tile0 * SO_TILE + j] = m.factor[first * SO_TILE + j];
-            if (m.bias)
-                h->bias[tile0 * SO_TILE + j] = m.bias[first * SO_TILE + j];
-        }
-        tile0 += tiles;
-    }
-    if (w.kind != SO_PERSIST_ADD)
-        return;
-    int first = first_of(w.product.m[0]), width = w.product.m[0].layout.n_tiles * SO_TILE;
-    for (int j = b.lane; j < tile0 * SO_TILE; j += 32) {
-        if (w.product.norm)
-            h->norm[j] = w.product.norm[first * SO_TILE + j];
-#pragma unroll 4
-        for (int row = 0; row < b.n; row++)
-            h->residual[row][j] =
-                so_load(w.product.residual + (size_t)row * width + first * SO_TILE + j);
-    }
-}
-
-SO_DEVICE void help(const persist_args &p, block &b) {
-    so_persist_work *args = (so_persist_work *)b.args;
-    for (int i = 0, number = 0; i < p.n_works; i++) {
-        const so_persist_work &w = args[i % ARGS];
-        if (w.kind == SO_PERSIST_ATTENTION)
-            continue;
-        for (int j = i + 1; j < p.n_works && j <= i + 2; j++)
-            copy_work(p.works + j, &args[j % ARGS], b.lane);
-        __syncwarp();
-        if (w.kind == SO_PERSIST_QKV)
-            prefetch_entries(b, args[(i + 1) % ARGS]);
-        ahead *h = &b.ahead_of[number++ % 2];
-        if (tiles_of_all(w) > 0)
-            fetch_ahead(b, w, h);
-        if (w.product.squares)
-            scale_rows(b, w, h->scale);
-        sync_helper();
-    }
-}
-
-/* ---- the kernel ---- */
-
-typedef struct control {
-    so_persist_work args[ARGS];
-    unsigned long long full[MAX_SLOTS], empty[MAX_SLOTS];
-    so_attn_row rows[SO_PERSIST_ROWS];
-    ahead ahead_of[2];
-    int new_slots[SO_PERSIST_ROWS];
-    int8_t fresh[CHUNK];
-    memo memos[MEMOS];
-    own_items items;
-    int multiplying;
-} control;
-
-template <int NT, int U>
-static __global__ void __launch_bounds__(N_THREADS, 1)
-    persist(const __grid_constant__ persist_args p, const so_attn_row *rows,
-            const so_kv_slot *slots) {
-#if __CUDA_ARCH__ >= 900 /* not used on older ones: so_queue.persist */
-    extern __shared__ __align__(1024) char shared[];
-    block b;
-    b.ring = shared;
-    b.x = shared + p.n_slots * SLOT;
-    control *c = (control *)(b.x + CONSUMERS * x_bytes(NT));
-    b.ahead_of = c->ahead_of;
-    b.args = c->args;
-    b.rows = c->rows;
-    b.new_slots = c->new_slots;
-    b.fresh = c->fresh;
-    b.memo = c->memos;
-    b.items = &c->items;
-    b.multiplying = &c->multiplying;
-    b.full = address_of(c->full);
-    b.empty = address_of(c->empty);
-    b.n = p.n;
-    b.n_slots = p.n_slots;
-    b.slot = 0;
-    b.phase = 0;
-    b.warp = __shfl_sync(0xffffffffu, threadIdx.x / 32,
-                         0); /* the compiler then knows that all lanes have the same */
-    b.lane = threadIdx.x % 32;
-    if (threadIdx.x == 0) {
-        c->items.window = c->items.from = -1;
-        c->multiplying = false;
-        for (int i = 0; i < p.n_slots; i++) {
-            bar_init(b.full + 8 * i, 1);
-            bar_init(b.empty + 8 * i, CONSUMERS);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    if (rows && (int)threadIdx.x < p.n) {
-        c->rows[threadIdx.x] = rows[threadIdx.x];
-        c->new_slots[threadIdx.x] = slots[threadIdx.x].page * SO_KV_PAGE + slots[threadIdx.x].place;
-    }
-    for (int i = threadIdx.x; i < MEMOS * CHUNK; i += N_THREADS)
-        c->memos[i / CHUNK].of[i % CHUNK].key = -1;
-    if (b.warp == HELPER)
-        copy_work(p.works, c->args, b.lane);
-    __syncthreads();
-    if (b.warp == PRODUCER) {
-        produce(p, b);
-    } else if (b.warp == HELPER) {
-        help(p, b);
-    } else {
-#pragma unroll 1
-        for (int i = 0, number = 0; i < p.n_works; i++) {
-            const so_persist_work &w = b.args[i % ARGS];
-            if (w.kind == SO_PERSIST_ATTENTION)
-                run_attention<U>(b, w);
-            else
-                run_product<NT>(p, b, w, number++);
-        }
-    }
-#endif
-}
-
-/* ---- launching ---- */
-
-typedef void (*persist_kernel)(persist_args, const so_attn_row *, const so_kv_slot *);
-
-static persist_kernel kernel_of(int n, int head_dim) {
-    if (n <= 8)
-        return head_dim == 64 ? persist<1, 1> : persist<1, 2>;
-    return head_dim == 64 ? persist<2, 1> : persist<2, 2>;
+static size_t side_bytes(int n, bool mixed) {
+    return mixed ? (size_t)CONSUMERS * SO_MAX_KV * (n <= 8 ? 1 : 2) * 256 : 0;
 }
 
 /* Shared memory without the ring. */
-static size_t fixed_shared(int n) {
-    return (size_t)CONSUMERS * x_bytes(n <= 8 ? 1 : 2) + sizeof(control);
+static size_t fixed_shared(int n, bool mixed) {
+    return (size_t)CONSUMERS * x_bytes(n <= 8 ? 1 : 2) + side_bytes(n, mixed) + sizeof(control);
 }
 
-static int slots_for(const so_queue &q, int n) {
-    size_t fixed = fixed_shared(n);
+static int slots_for(const so_queue &q, int n, bool mixed) {
+    size_t fixed = fixed_shared(n, mixed);
     int slots = fixed < (size_t)q.shared_block ? (int)((q.shared_block - fixed) / SLOT) : 0;
     return slots > MAX_SLOTS ? MAX_SLOTS : slots;
 }
 
-bool so_persist_usable(const so_queue *q) { return slots_for(*q, SO_PERSIST_ROWS) >= 4; }
+bool so_persist_usable(const so_queue *q) { return slots_for(*q, SO_PERSIST_ROWS, true) >= 4; }
 
 void so_persist_launch(const so_queue &q, const so_persist_run *r, so_half_rows x) {
-    persist_kernel kernel = kernel_of(r->n, r->head_dim);
+    so_persist_kernel kernel = (r->quant ? so_persist_quant : so_persist_f16)(r->n, r->head_dim);
     persist_args p = {};
     p.works = r->works;
     p.stream = r->stream;
     p.n_works = r->n_works;
     p.n_products = r->n_products;
     p.n = r->n;
-    p.n_slots = slots_for(q, r->n);
+    p.n_slots = slots_for(q, r->n, r->mixed);
+    p.side_bytes = (int)side_bytes(r->n, r->mixed);
     p.x = (const char *)x.data;
     p.x_stride = x.stride * 2;
-    size_t shared = (size_t)p.n_slots * SLOT + fixed_shared(r->n);
+    size_t shared = (size_t)p.n_slots * SLOT + fixed_shared(r->n, r->mixed);
     if (r->clear_bytes > 0)
         cudaMemsetAsync(r->exchange, 0xff, r->clear_bytes, q.stream);
     cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

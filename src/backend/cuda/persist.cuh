@@ -20,15 +20,16 @@ typedef struct so_persist_matrix {
     const char *w;
     const float *factor, *bias; /* bias: or NULL */
     so_layout layout;
-    int k;
+    int fmt, k;
     int group; /* only this group of SO_MAX_TILES of a block's tiles; -1: all of them */
 } so_persist_matrix;
 
-/* A part of the stream of weights: one matrix of a product. */
+/* A part of the stream of weights: one matrix of a product. If v has another format than q and k, it is
+ * streamed before them, like a product of its own. */
 typedef struct so_persist_piece {
     const char *w;
     int each, more; /* tiles of a block, as in so_layout */
-    int n_units, group;
+    int n_units, group, fmt;
 } so_persist_piece;
 enum { SO_PERSIST_PIECES = 4 }; /* of a product; unused ones have no tiles */
 
@@ -82,7 +83,9 @@ typedef struct so_persist_work {
 typedef struct so_persist_run {
     size_t first_op, n_ops;
     int n, head_dim;
-    int n_works, n_products;
+    int n_works, n_products;  /* n_products: of the stream */
+    bool quant;               /* the weights are quantised; otherwise all are fp16 */
+    bool mixed;               /* v of some layer has another format than q and k */
     so_persist_work *works;   /* device */
     so_persist_piece *stream; /* device, [n_products][SO_PERSIST_PIECES] in the order of use */
     char *exchange;           /* device */

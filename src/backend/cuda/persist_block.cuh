@@ -11,8 +11,7 @@ enum {
     PRODUCER = 8,
     HELPER = 9,
     N_THREADS = 320,
-    UNIT_BYTES = 1024, /* of a unit of weights: the kernel reads fp16 numbers only */
-    SLOT = 16 << 10,   /* bytes of a slot of the ring */
+    SLOT = 16 << 10, /* bytes of a slot of the ring */
     MAX_SLOTS = 12,
     /* slots being copied at a time; more would delay all other memory traffic of the block */
     NARROW = 2, /* while blocks hand over results */
@@ -24,6 +23,23 @@ __host__ __device__ constexpr int depth_of(int nt) { return nt == 1 ? 6 : 4; }
 /* Bytes of b.x of a warp. */
 __host__ __device__ constexpr int x_bytes(int nt) { return depth_of(nt) * nt * 1024; }
 
+/* What is in a slot. The tile of a product in one round, 8 units, is an entry; a slot has up to
+ * slot_entries of them. The consumers compute rounds_at_once rounds in one iteration of their loop, and no
+ * slot has entries of two iterations. What is left of the whole rounds comes one round at a time, and the last
+ * round, if 8 does not divide the number of units, has shorter entries. The loop is compiled for some
+ * numbers of tiles (padded_tiles); slots have room for the tiles that a product lacks, and nothing is copied
+ * there. */
+__host__ __device__ constexpr int slot_entries(int fmt) {
+    return SLOT / (SO_SEGMENTS * so_fmt_unit(fmt));
+}
+__host__ __device__ constexpr int padded_tiles(int fmt, int n) {
+    return fmt == SO_FMT_F16 || n <= 6 ? n : n <= 8 ? 8 : n <= 12 ? 12 : SO_MAX_TILES;
+}
+__host__ __device__ constexpr int rounds_at_once(int fmt, int tiles) {
+    int fit = slot_entries(fmt) / (tiles > 0 ? tiles : 1);
+    return fit > 3 ? 3 : fit > 1 ? fit : fmt == SO_FMT_F16 && tiles % 2 ? 2 : 1;
+}
+
 static const unsigned long long SPIN_NS = 20ull * 1000 * 1000 * 1000;
 
 typedef struct persist_args {
@@ -33,7 +49,14 @@ typedef struct persist_args {
     int n_slots; /* of the ring */
     const char *x;
     int x_stride;
+    int side_bytes; /* of b.side, all warps */
+    uint32_t zero;  /* 0, which the compiler does not know; see read_unit */
 } persist_args;
+
+typedef void (*so_persist_kernel)(persist_args, const so_attn_row *, const so_kv_slot *);
+/* The kernel for n rows and heads of head_dim, with fp16 or with quantised weights. */
+so_persist_kernel so_persist_f16(int n, int head_dim);
+so_persist_kernel so_persist_quant(int n, int head_dim);
 
 /* ---- barriers in shared memory ---- */
 
@@ -150,31 +173,39 @@ SO_DEVICE void give_halves(const so_exchange &e, size_t at, float x, float y) {
 
 /* ---- a block ---- */
 
+/* The ring as a consumer warp sees it. */
+typedef struct reader {
+    const char *ring;
+    int *multiplying;     /* whether the consumers compute a product */
+    uint32_t full, empty; /* addresses of the ring's barriers */
+    int n_slots, slot, warp, lane;
+    uint32_t phase;
+} reader;
+
 typedef struct block {
-    char *ring, *x;         /* x: activations, sums of segments and attention's data take turns */
-    struct ahead *ahead_of; /* [2] of a product */
+    reader r;
+    char *x;    /* activations, sums of segments and attention's data take turns */
+    char *side; /* sums of v, if its weights have another format than those of q and k */
+    struct ahead *ahead_of;      /* [2] of a product */
     const so_persist_work *args; /* [ARGS] */
     so_attn_row *rows;           /* [rows] */
     int *new_slots;              /* [rows] page * SO_KV_PAGE + place */
     int8_t *fresh;               /* [64] for attention: a new row for each position, or -1 */
     struct memo *memo;           /* [MEMOS] see persist_attention.cuh */
     struct own_items *items;
-    int *multiplying;     /* whether the consumers compute a product */
-    uint32_t full, empty; /* addresses of the ring's barriers */
-    int n, n_slots, slot, warp, lane;
-    uint32_t phase;
+    int n, warp, lane;
 } block;
 
-SO_DEVICE void wait_slot(const block &b) { bar_wait(b.full + 8 * b.slot, b.phase); }
+SO_DEVICE void wait_slot(const reader &r) { bar_wait(r.full + 8 * r.slot, r.phase); }
 
 /* The warp has read its units of this slot. */
-SO_DEVICE void next_slot(block &b) {
+SO_DEVICE void next_slot(reader &r) {
     __syncwarp();
-    if (b.lane == 0)
-        bar_arrive(b.empty + 8 * b.slot);
-    if (++b.slot == b.n_slots) {
-        b.slot = 0;
-        b.phase ^= 1;
+    if (r.lane == 0)
+        bar_arrive(r.empty + 8 * r.slot);
+    if (++r.slot == r.n_slots) {
+        r.slot = 0;
+        r.phase ^= 1;
     }
 }
 
@@ -212,7 +243,7 @@ enum {
 /* What a lane knows of its piece of the product that it has read. */
 typedef struct piece {
     const char *src;
-    int tiles, n_units;
+    int tiles, n_units, fmt;
     int skip; /* bytes from the end of the group's tiles in a round to their start in the next one */
 } piece;
 
@@ -221,12 +252,15 @@ SO_DEVICE piece read_piece(const persist_args &p, int product, int lane) {
     product += lane / PIECES;
     if (product < p.n_products) {
         so_persist_piece s = p.stream[product * PIECES + lane % PIECES];
-        so_layout l = {0, s.n_units, true, s.each, s.more};
-        int all = s.each + ((int)blockIdx.x < s.more), before = max(s.group, 0) * SO_MAX_TILES;
+        so_layout l = {0, s.n_units, s.each, s.more};
+        int all = s.each + ((int)blockIdx.x < s.more), before = max(s.group, 0) * SO_MAX_TILES,
+            unit = so_fmt_unit(s.fmt);
         r.tiles = tiles_in_group(all, s.group);
         r.n_units = s.n_units;
-        r.skip = (all - r.tiles) * 8 * UNIT_BYTES;
-        r.src = s.w + ((size_t)so_first_tile(l, blockIdx.x) * s.n_units + before * 8) * UNIT_BYTES;
+        r.fmt = s.fmt;
+        r.skip = (all - r.tiles) * SO_SEGMENTS * unit;
+        r.src = s.w + ((size_t)so_first_tile(l, blockIdx.x) * s.n_units + before * SO_SEGMENTS) *
+                          (size_t)unit;
     }
     return r;
 }
@@ -240,10 +274,10 @@ typedef struct filling {
 
 /* Waits until the next slot is free and few enough copies are under way. */
 SO_DEVICE void wait_to_fill(const persist_args &p, const block &b, filling &r) {
-    bar_wait(b.empty + 8 * r.slot, r.phase ^ 1);
-    int most = *(volatile int *)b.multiplying ? WIDE : NARROW;
+    bar_wait(b.r.empty + 8 * r.slot, r.phase ^ 1);
+    int most = *(volatile int *)b.r.multiplying ? WIDE : NARROW;
     for (; r.under_way >= most; r.under_way--) {
-        bar_wait(b.full + 8 * r.tail, r.tail_phase);
+        bar_wait(b.r.full + 8 * r.tail, r.tail_phase);
         if (++r.tail == p.n_slots) {
             r.tail = 0;
             r.tail_phase ^= 1;
@@ -251,43 +285,63 @@ SO_DEVICE void wait_to_fill(const persist_args &p, const block &b, filling &r) {
     }
 }
 
-/* Copies a product's weights. src and skip: of the lane's matrix; tiles: of all matrices. */
-SO_DEVICE void fill(const persist_args &p, const block &b, filling &r, const char *src, int skip,
-                    const int *tiles, int n_units) {
-    int rem = n_units % 8, rounds = n_units / 8, m = 0,
-        left = 0; /* of this round of matrix m, in bytes */
-    int total = (tiles[0] + tiles[1] + tiles[2]) * n_units * UNIT_BYTES;
-    bool first = true;
-    while (total > 0) {
-        int bytes = min(total, (int)SLOT), at = 0;
+/* What is copied: the same in all lanes, except src and skip, which are of the lane's matrix. */
+typedef struct copying {
+    const char *src;
+    int skip;
+    int tiles[3], n_tiles, padded; /* of the matrices; their sum; with those that are missing */
+    int entries;                   /* of a slot */
+    bool alone; /* there is one matrix, and its rounds follow each other without gaps */
+} copying;
+
+/* Copies n_rounds rounds, whose entries have n_bytes each. */
+SO_DEVICE void fill_rounds(const persist_args &p, const block &b, filling &r, copying &c,
+                           int n_rounds, int n_bytes) {
+    int n = n_rounds * c.padded, m = 0, left = c.alone ? n : c.tiles[0]; /* of matrix m */
+    for (int e = 0; e < n; e += c.entries) {
+        int here = min(c.entries, n - e), at = 0;
+        if (c.n_tiles < c.padded) /* one round */
+            here = min(here, max(c.n_tiles - e, 0));
         wait_to_fill(p, b, r);
         if (b.lane == 0)
-            bar_expect(b.full + 8 * r.slot, bytes);
+            bar_expect(b.r.full + 8 * r.slot, here * n_bytes);
         __syncwarp();
-        while (at < bytes) {
+        while (here > 0) {
             while (left == 0) {
-                m = first ? 0 : m == 2 ? 0 : m + 1;
-                rounds -= m == 0 && !first;
-                first = false;
-                left = (m == 0   ? tiles[0]
-                        : m == 1 ? tiles[1]
-                                 : tiles[2]) *
-                       (rounds > 0 ? 8 : rem) * UNIT_BYTES;
+                m = m == 2 ? 0 : m + 1;
+                left = m == 0 ? c.tiles[0] : m == 1 ? c.tiles[1] : c.tiles[2];
             }
-            int n = min(left, bytes - at);
+            int k = min(left, here);
             if (b.lane == m) {
-                copy_bulk(address_of(b.ring + r.slot * SLOT + at), src, n, b.full + 8 * r.slot);
-                src += n + (n == left ? skip : 0);
+                copy_bulk(address_of(b.r.ring + r.slot * SLOT + at), c.src, k * n_bytes,
+                          b.r.full + 8 * r.slot);
+                c.src += k * n_bytes + (k == left ? c.skip : 0);
             }
-            at += n;
-            left -= n;
+            at += k * n_bytes;
+            left -= k;
+            here -= k;
         }
         r.under_way++;
-        total -= bytes;
         if (++r.slot == p.n_slots) {
             r.slot = 0;
             r.phase ^= 1;
         }
+    }
+}
+
+/* Copies a product's weights. */
+SO_DEVICE void fill(const persist_args &p, const block &b, filling &r, copying &c, int n_units,
+                    int fmt) {
+    int unit = so_fmt_unit(fmt), most, n_rounds;
+    c.n_tiles = c.tiles[0] + c.tiles[1] + c.tiles[2];
+    c.padded = padded_tiles(fmt, c.n_tiles);
+    c.entries = slot_entries(fmt);
+    c.alone = __shfl_sync(0xffffffffu, c.skip, 0) == 0 && c.tiles[0] == c.padded;
+    most = rounds_at_once(fmt, c.padded);
+    for (int j = 0; c.n_tiles > 0 && j * SO_SEGMENTS < n_units; j += n_rounds) {
+        int whole = n_units / SO_SEGMENTS - j;
+        n_rounds = whole >= most ? most : 1;
+        fill_rounds(p, b, r, c, n_rounds, (whole > 0 ? SO_SEGMENTS : n_units % SO_SEGMENTS) * unit);
     }
 }
 
@@ -298,15 +352,15 @@ SO_DEVICE void produce(const persist_args &p, const block &b) {
         piece now = ahead;
         ahead = read_piece(p, i0 + LOAD, b.lane); /* under way while these are copied */
         for (int i = 0; i < min((int)LOAD, p.n_products - i0); i++) {
-            int tiles[3];
+            copying c = {};
             for (int m = 0; m < 3; m++)
-                tiles[m] = __shfl_sync(0xffffffffu, now.tiles, i * PIECES + m);
+                c.tiles[m] = __shfl_sync(0xffffffffu, now.tiles, i * PIECES + m);
             int from = i * PIECES + min(b.lane, PIECES - 1);
-            const char *src =
-                (const char *)__shfl_sync(0xffffffffu, (unsigned long long)now.src, from);
-            int skip = __shfl_sync(0xffffffffu, now.skip, from),
-                n_units = __shfl_sync(0xffffffffu, now.n_units, i * PIECES);
-            fill(p, b, r, src, skip, tiles, n_units);
+            c.src = (const char *)__shfl_sync(0xffffffffu, (unsigned long long)now.src, from);
+            c.skip = __shfl_sync(0xffffffffu, now.skip, from);
+            int n_units = __shfl_sync(0xffffffffu, now.n_units, i * PIECES),
+                fmt = __shfl_sync(0xffffffffu, now.fmt, i * PIECES);
+            fill(p, b, r, c, n_units, fmt);
         }
     }
 }

@@ -70,10 +70,17 @@ static int tiles_per_block(const so_weight *w, int n_sms) {
     return ((w->m + SO_TILE - 1) / SO_TILE + n_sms - 1) / n_sms;
 }
 
-/* With more than FEW rows, layers of fewer bytes are faster as separate kernels (measured on an H200). A
+/* Whether the kernel has the loop for a matrix, and which of the two kernels it is. */
+static bool streams(const so_weight *w) {
+    return w->fmt == SO_FMT_F16 || w->fmt == SO_FMT_Q4_32_OFF || w->fmt == SO_FMT_Q8_32 ||
+           w->fmt == SO_FMT_Q8_16;
+}
+static bool is_quant(const so_weight *w) { return w->fmt > SO_FMT_F32; }
+
+/* With more than FEW rows, layers of fewer weights are faster as separate kernels (measured on an H200). A
  * library for tests is built with a limit of 0. */
 #ifndef SO_PERSIST_MIN
-#define SO_PERSIST_MIN (64ll << 20)
+#define SO_PERSIST_MIN (32ll << 20)
 #endif
 enum { FEW = 4 };
 
@@ -87,15 +94,19 @@ static bool layer_fits(const layer_ops *l, int n_sms) {
               depths[7] = {d, d, d, heads * hd, d, d, ff},
               most[7] = {SO_MAX_Q,     SO_MAX_KV,    SO_MAX_KV, SO_MAX_ADD,
                          SO_MAX_GATED, SO_MAX_GATED, SO_MAX_ADD};
-    long long n_bytes = 0;
+    long long n_weights = 0;
     for (int i = 0; i < 7; i++) {
         const so_weight *w = products[i]->matmul.w;
-        n_bytes += (long long)w->layout.n_tiles * w->n_units * so_fmt_unit(SO_FMT_F16);
+        n_weights += (long long)w->m * w->k;
         if (w->m != widths[i] || w->k != depths[i] || w->m % SO_TILE != 0 || w->k % SO_UNIT != 0 ||
-            tiles_per_block(w, n_sms) > most[i] || w->fmt != SO_FMT_F16)
+            tiles_per_block(w, n_sms) > most[i] || !streams(w) ||
+            is_quant(w) != is_quant(l->q->matmul.w))
             return false;
     }
-    return (n_bytes >= SO_PERSIST_MIN || l->q->n <= FEW) && s->shape.dtype == SO_DTYPE_F16 &&
+    if (l->k->matmul.w->fmt != l->q->matmul.w->fmt ||
+        l->up->matmul.w->fmt != l->gate->matmul.w->fmt)
+        return false;
+    return (n_weights >= SO_PERSIST_MIN || l->q->n <= FEW) && s->shape.dtype == SO_DTYPE_F16 &&
            (hd == 64 || hd == 128) && heads % kv == 0 && l->q->n <= n_sms &&
            d / SO_TILE <= 32 * SO_PERSIST_SQUARES && l->rope_q->rope.head_dim == hd &&
            l->rope_k->rope.head_dim == hd && l->rope_q->rope.halves == l->rope_k->rope.halves &&
@@ -158,7 +169,8 @@ static size_t make_twins(const layer_ops *l, allotment *a, twin *twins) {
 
 static so_persist_matrix matrix_of(const so_op *product) {
     const so_weight *w = product->matmul.w;
-    return {w->data, w->factor, (const float *)view_at(product->matmul.bias), w->layout, w->k, -1};
+    const float *bias = (const float *)view_at(product->matmul.bias);
+    return {w->data, w->factor, bias, w->layout, w->fmt, w->k, -1};
 }
 
 /* A run of layers that is being built. */
@@ -166,6 +178,7 @@ typedef struct builder {
     so_persist_work *works;
     so_persist_piece *stream;
     int n_works, n_products;
+    bool mixed;
 } builder;
 
 static so_persist_work *new_work(builder *b, int kind) {
@@ -175,14 +188,27 @@ static so_persist_work *new_work(builder *b, int kind) {
     return w;
 }
 
-static void add_matrix(builder *b, so_persist_work *w, const so_op *product, int group) {
+static so_persist_piece piece_of(const so_persist_matrix &m) {
+    return {m.w, m.layout.each, m.layout.more, m.layout.n_units, m.group, m.fmt};
+}
+
+static void add_matrix(so_persist_work *w, const so_op *product, int group) {
     so_persist_matrix m = matrix_of(product);
     m.group = group;
-    if (w->n_matrices == 0)
-        b->n_products++;
-    b->stream[(b->n_products - 1) * SO_PERSIST_PIECES + w->n_matrices] = {
-        m.w, m.layout.each, m.layout.more, m.layout.n_units, group};
     w->product.m[w->n_matrices++] = m;
+}
+
+/* Adds the weights of a product, whose matrices are known, to the stream. */
+static void add_stream(builder *b, const so_persist_work *w) {
+    const so_persist_matrix *m = w->product.m;
+    int n = w->n_matrices;
+    if (n == 3 && m[2].fmt != m[0].fmt) {
+        b->stream[b->n_products++ * SO_PERSIST_PIECES] = piece_of(m[--n]);
+        b->mixed = true;
+    }
+    for (int i = 0; i < n; i++)
+        b->stream[b->n_products * SO_PERSIST_PIECES + i] = piece_of(m[i]);
+    b->n_products++;
 }
 
 static so_exchange exchange_of(char *now, char *next, bool last) {
@@ -192,7 +218,8 @@ static so_exchange exchange_of(char *now, char *next, bool last) {
 static void put_sum(builder *b, const so_op *product, const so_op *add, const so_op *norm, char *x,
                     so_exchange out, so_exchange squares) {
     so_persist_work *w = new_work(b, SO_PERSIST_ADD);
-    add_matrix(b, w, product, -1);
+    add_matrix(w, product, -1);
+    add_stream(b, w);
     w->product.x = x;
     w->product.x_stride = product->matmul.w->k * 2;
     w->product.residual = (float *)view_at(add->eltwise.out);
@@ -236,9 +263,10 @@ static void put_layer(builder *b, const layer_ops *l, int i, const so_op *prior,
     const twin *now = &twins[i % 2], *next = &twins[(i + 1) % 2];
     bool last = !l->next_norm;
     so_persist_work *w = new_work(b, SO_PERSIST_QKV);
-    add_matrix(b, w, l->q, -1);
-    add_matrix(b, w, l->k, -1);
-    add_matrix(b, w, l->v, -1);
+    add_matrix(w, l->q, -1);
+    add_matrix(w, l->k, -1);
+    add_matrix(w, l->v, -1);
+    add_stream(b, w);
     if (prior) { /* written by the layer before */
         w->product.x = next->x_attn;
         w->product.x_stride = prior->norm.d * 2;
@@ -253,8 +281,9 @@ static void put_layer(builder *b, const layer_ops *l, int i, const so_op *prior,
     put_sum(b, l->o, l->add_o, l->norm, now->att, exchange_of(now->x_mlp, next->x_mlp, last),
             exchange_of(now->sq_mlp, next->sq_mlp, last));
     w = new_work(b, SO_PERSIST_GATED);
-    add_matrix(b, w, l->gate, -1);
-    add_matrix(b, w, l->up, -1);
+    add_matrix(w, l->gate, -1);
+    add_matrix(w, l->up, -1);
+    add_stream(b, w);
     w->product.x = now->x_mlp;
     w->product.x_stride = l->norm->norm.d * 2;
     w->product.squares = now->sq_mlp;
@@ -271,7 +300,8 @@ static void put_layer(builder *b, const layer_ops *l, int i, const so_op *prior,
 /* Whether two layers can be in one run. */
 static bool continues(const layer_ops *a, const layer_ops *b) {
     const so_kv_store *s = a->store->kv_store.store;
-    return b->q->n == a->q->n && b->store->kv_store.store == s &&
+    return b->q->n == a->q->n && is_quant(b->q->matmul.w) == is_quant(a->q->matmul.w) &&
+           b->store->kv_store.store == s &&
            same_view(a->add_o->eltwise.out, b->add_o->eltwise.out) &&
            same_view(a->q->matmul.out, b->q->matmul.out) &&
            same_view(a->gate->matmul.out, b->gate->matmul.out) &&
@@ -361,6 +391,7 @@ static bool upload(void **to, const void *from, size_t n_bytes) {
 static bool send_works(builder *b, so_persist_run *run) {
     run->n_works = b->n_works;
     run->n_products = b->n_products;
+    run->mixed = b->mixed;
     bool ok = upload((void **)&run->works, b->works, (size_t)b->n_works * sizeof *b->works) &&
               upload((void **)&run->stream, b->stream,
                      (size_t)b->n_products * SO_PERSIST_PIECES * sizeof *b->stream);
@@ -378,14 +409,15 @@ static bool make_run(const layer_ops *layers, int n, size_t first, char *exchang
     if (a.used > exchange_bytes)
         return false;
     builder b = {(so_persist_work *)calloc((size_t)n * 5, sizeof *b.works),
-                 (so_persist_piece *)calloc((size_t)n * 4 * SO_PERSIST_PIECES, sizeof *b.stream), 0,
-                 0};
+                 (so_persist_piece *)calloc((size_t)n * 5 * SO_PERSIST_PIECES, sizeof *b.stream), 0,
+                 0, false};
     for (int i = 0; i < n; i++)
         put_layer(&b, &layers[i], i, i > 0 ? layers[i - 1].next_norm : NULL, twins);
     const so_kv_store *s = layers[0].store->kv_store.store;
     run->first_op = first;
     run->n_ops = (size_t)n * (LAYER_OPS + 1) - 1;
     run->n = layers[0].q->n;
+    run->quant = is_quant(layers[0].q->matmul.w);
     run->head_dim = s->shape.head_dim;
     run->exchange = exchange;
     run->clear_bytes = clear;
@@ -403,7 +435,7 @@ static bool is_output(const so_queue *q, const so_op *ops, size_t n_ops, size_t 
     const so_weight *w = o->matmul.w;
     bool alone =
         i + 1 == n_ops || ops[i + 1].kind == SO_OP_ARGMAX || ops[i + 1].kind == SO_OP_GATHER;
-    return alone && o->n >= OUT_ROWS && o->n <= SO_PERSIST_ROWS && w->fmt == SO_FMT_F16 &&
+    return alone && o->n >= OUT_ROWS && o->n <= SO_PERSIST_ROWS && streams(w) &&
            w->m % SO_TILE == 0 && w->k % SO_UNIT == 0 && w->n_units % 8 == 0 &&
            w->layout.n_tiles / q->n_sms >= OUT_TILES && !same_view(o->matmul.x, o->matmul.out);
 }
@@ -412,16 +444,19 @@ static bool make_output(const so_queue *q, const so_op *ops, size_t i, so_persis
     int most = tiles_per_block(ops[i].matmul.w, q->n_sms),
         n = (most + SO_MAX_TILES - 1) / SO_MAX_TILES;
     builder b = {(so_persist_work *)calloc((size_t)n, sizeof *b.works),
-                 (so_persist_piece *)calloc((size_t)n * SO_PERSIST_PIECES, sizeof *b.stream), 0, 0};
+                 (so_persist_piece *)calloc((size_t)n * SO_PERSIST_PIECES, sizeof *b.stream), 0, 0,
+                 false};
     memset(run, 0, sizeof *run);
     for (int g = 0; g < n; g++) {
         so_persist_work *w = new_work(&b, SO_PERSIST_OUT);
-        add_matrix(&b, w, &ops[i], g);
+        add_matrix(w, &ops[i], g);
+        add_stream(&b, w);
         w->product.result = (float *)view_at(ops[i].matmul.out);
     }
     run->first_op = i;
     run->n_ops = 1;
     run->n = ops[i].n;
+    run->quant = is_quant(ops[i].matmul.w);
     run->head_dim = 64; /* any */
     return send_works(&b, run);
 }

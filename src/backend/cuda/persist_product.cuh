@@ -1,6 +1,9 @@
 /* Products in the persistent kernel (persist.cu). Consumer warp s computes segment s of all tiles of the
  * block. Activations are handed over by other blocks, so a warp fetches the units of its segment ahead and
- * checks each one before use. The eight sums of an output are added through shared memory. */
+ * checks each one before use. The eight sums of an output are added through shared memory.
+ *
+ * The loop of a product decides the speed of the kernel, and two warps share a scheduler, so what counts is
+ * its number of instructions. It is compiled for each format and number of tiles. */
 #ifndef SO_BACKEND_CUDA_PERSIST_PRODUCT_CUH
 #define SO_BACKEND_CUDA_PERSIST_PRODUCT_CUH
 
@@ -15,6 +18,7 @@ typedef struct feed {
     char *at;        /* where they go */
     int below;       /* from a row to the one 8 below, in bytes */
     int count;       /* units */
+    uint32_t zero;   /* persist_args.zero */
     bool on[2];      /* whether there are these rows */
 } feed;
 
@@ -47,7 +51,9 @@ template <int NT> SO_DEVICE void feed_begin(const feed &f) {
 }
 
 /* The unit in a place of the feed, as the A operands of its four mma. Rows that do not exist hold
- * anything. Returns whether a word has not been handed over yet; two numbers are one word. */
+ * anything. Returns whether a word has not been handed over yet; two numbers are one word. The words that are
+ * loaded together belong to different operands. Without the `|` the compiler copies them again for every
+ * mma: 150 of the 490 instructions of the loop for 16 tiles. */
 template <int NT> SO_DEVICE bool read_unit(const feed &f, int place, uint32_t (*a)[4]) {
     bool empty = false;
 #pragma unroll
@@ -58,15 +64,15 @@ template <int NT> SO_DEVICE bool read_unit(const feed &f, int place, uint32_t (*
         *(uint4 *)(x + 4) = *(const uint4 *)(f.at + (place * NT + i) * 1024 + 512);
 #pragma unroll
         for (int s = 0; s < 4; s++) {
-            a[s][i] = x[2 * s];
-            a[s][2 + i] = x[2 * s + 1];
+            a[s][i] = x[2 * s] | f.zero;
+            a[s][2 + i] = x[2 * s + 1] | f.zero;
             e |= x[2 * s] == 0xffffffffu || x[2 * s + 1] == 0xffffffffu;
         }
         empty |= e && f.on[i];
     }
-    if (NT == 1)
+    if (NT == 1) /* the sums of rows 8 to 15 are not used: any register will do */
         for (int s = 0; s < 4; s++)
-            a[s][1] = a[s][3] = 0;
+            asm volatile("" : "=r"(a[s][1]), "=r"(a[s][3]));
     return empty;
 }
 
@@ -103,31 +109,26 @@ template <int NT> SO_DEVICE void take_unit(const feed &f, int j, int *place, uin
 
 /* ---- products ----
  *
- * A product's tiles are those of all its matrices. A slot of the ring has the units of two tiles for all
- * eight warps, so with an odd number of tiles only every second round ends at the end of a slot. The number of
- * tiles is known to the compiler: the loop runs with two warps on a scheduler and must be faster than the
- * stream, so that it catches up after a wait. */
+ * A product's tiles are those of all its matrices; slot_entries says how they come through the ring. */
 
 enum { BATCH = 4 }; /* tiles whose weights are in registers at once */
-static_assert(SLOT == 2 * 8 * UNIT_BYTES, "a slot holds two tiles");
 
-/* acc += P rounds of the T tiles. If P·T is odd, the last slot is only half used and stays open for
- * multiply_rest. */
-template <int T, int P>
-SO_DEVICE void multiply_rounds(block &b, const uint32_t (*a)[4][4], float (*acc)[4]) {
-    const char *ring = b.ring + b.warp * UNIT_BYTES;
+/* acc += P rounds of the T tiles. */
+template <int FMT, int T, int P>
+SO_DEVICE void multiply_rounds(reader &r, const uint32_t (*a)[4][4], float (*acc)[4]) {
+    constexpr int N = P * T, S = slot_entries(FMT), UNIT = so_fmt_unit(FMT);
+    const char *ring = r.ring + r.warp * UNIT;
 #pragma unroll
-    for (int q0 = 0; q0 < P * T; q0 += BATCH) {
-        constexpr int N = P * T;
+    for (int q0 = 0; q0 < N; q0 += BATCH) {
         uint32_t w[BATCH][8];
 #pragma unroll
-        for (int q = q0; q < q0 + BATCH && q < N; q += 2) {
-            wait_slot(b);
-            so_decode<SO_FMT_F16, 0>(w[q - q0], ring + b.slot * SLOT, b.lane);
-            if (q + 1 < N) {
-                so_decode<SO_FMT_F16, 0>(w[q - q0 + 1], ring + b.slot * SLOT + SLOT / 2, b.lane);
-                next_slot(b);
-            }
+        for (int q = q0; q < q0 + BATCH && q < N; q++) {
+            if (q % S == 0)
+                wait_slot(r);
+            so_decode<FMT, 0>(w[q - q0], ring + r.slot * SLOT + q % S * (SO_SEGMENTS * UNIT),
+                              r.lane);
+            if (q % S == S - 1 || q == N - 1)
+                next_slot(r);
         }
 #pragma unroll
         for (int p = 0; p < P; p++)
@@ -141,44 +142,40 @@ SO_DEVICE void multiply_rounds(block &b, const uint32_t (*a)[4][4], float (*acc)
 }
 
 /* The last round, if 8 does not divide the number of units: only the first `rem` warps have a unit. */
-template <int NT, int T>
-SO_DEVICE void multiply_rest(block &b, const feed &f, int n_units, int place, float (*acc)[4]) {
-    int full = n_units / 8, rem = n_units % 8, passed = full * T / 2;
-    bool on = b.warp < rem;
+template <int NT, int FMT, int T>
+SO_DEVICE void multiply_rest(reader &r, const feed &f, int n_units, int place, float (*acc)[4]) {
+    constexpr int S = slot_entries(FMT), UNIT = so_fmt_unit(FMT);
+    int rem = n_units % 8;
+    bool on = r.warp < rem;
     uint32_t a[4][4] = {};
     if (on)
-        take_unit<NT>(f, full, &place, a);
+        take_unit<NT>(f, n_units / 8, &place, a);
 #pragma unroll
-    for (int r = 0; r < T; r++) {
-        int unit = full * T * 8 + r * rem + min(b.warp, max(rem - 1, 0));
-        for (; passed < unit / 16; passed++) {
-            wait_slot(b);
-            next_slot(b);
-        }
+    for (int q = 0; q < T; q++) {
+        if (q % S == 0)
+            wait_slot(r);
         if (on) {
             uint32_t w[8];
-            wait_slot(b);
-            so_decode<SO_FMT_F16, 0>(w, b.ring + b.slot * SLOT + unit % 16 * UNIT_BYTES, b.lane);
+            so_decode<FMT, 0>(w, r.ring + r.slot * SLOT + (q % S * rem + r.warp) * UNIT, r.lane);
             for (int s = 0; s < 4; s++)
-                so_mma(acc[r], a[s], w[2 * s], w[2 * s + 1]);
+                so_mma(acc[q], a[s], w[2 * s], w[2 * s + 1]);
         }
-    }
-    for (; passed < (T * n_units + 15) / 16; passed++) {
-        wait_slot(b);
-        next_slot(b);
+        if (q % S == S - 1 || q == T - 1)
+            next_slot(r);
     }
 }
 
-/* Where the warp's sums of tile `tile` are; float2 for each lane: outputs 2t and 2t+1 of row g. */
+/* Where a warp's sums of tile `tile` are; float2 for each lane: outputs 2t and 2t+1 of row g. */
 template <int NT> SO_DEVICE char *sums_at(const block &b, int warp, int tile) {
     static_assert(SO_MAX_TILES * NT * 256 <= x_bytes(NT),
                   "the sums use the memory of the warp's rows");
     return b.x + warp * x_bytes(NT) + tile * (NT * 256);
 }
 
-/* The product of the block's T tiles and the rows, the warp's segment of it, to shared memory. */
-template <int NT, int T> SO_DEVICE void multiply(block &b, const feed &f, int n_units) {
-    constexpr int P = T % 2 ? 2 : 1;
+/* The product of T tiles and the rows, the warp's segment of it, to `sums`. */
+template <int NT, int FMT, int T>
+SO_DEVICE void multiply(reader &r, const feed &f, int n_units, char *sums) {
+    constexpr int P = rounds_at_once(FMT, T);
     float acc[T][4] = {};
     uint32_t a[P][4][4];
     int j = 0, full = n_units / 8, place = 0;
@@ -187,33 +184,83 @@ template <int NT, int T> SO_DEVICE void multiply(block &b, const feed &f, int n_
         for (int p = 0; p < P; p++)
             take_unit<NT>(f, j + p, &place, a[p]);
         if (threadIdx.x == 0)
-            *(volatile int *)b.multiplying = true;
-        multiply_rounds<T, P>(b, a, acc);
+            *(volatile int *)r.multiplying = true;
+        multiply_rounds<FMT, T, P>(r, a, acc);
     }
-    if (j < full) {
-        take_unit<NT>(f, j, &place, a[0]);
-        multiply_rounds<T, 1>(b, a, acc);
-    }
-    if (n_units % 8 > 0 || j < full)
-        multiply_rest<NT, T>(b, f, n_units, place, acc);
+    if (P > 1)
+#pragma unroll 1
+        for (; j < full; j++) {
+            take_unit<NT>(f, j, &place, a[0]);
+            multiply_rounds<FMT, T, 1>(r, a, acc);
+        }
+    if (n_units % 8 > 0)
+        multiply_rest<NT, FMT, T>(r, f, n_units, place, acc);
     if (threadIdx.x == 0)
-        *(volatile int *)b.multiplying = false;
+        *(volatile int *)r.multiplying = false;
     so_copy_wait<0>();
     __syncwarp();
 #pragma unroll
-    for (int r = 0; r < T; r++)
+    for (int q = 0; q < T; q++)
         for (int i = 0; i < NT; i++)
-            *(float2 *)(sums_at<NT>(b, b.warp, r) + i * 256 + b.lane * 8) =
-                make_float2(acc[r][2 * i], acc[r][2 * i + 1]);
+            *(float2 *)(sums + (q * NT + i) * 256 + r.lane * 8) =
+                make_float2(acc[q][2 * i], acc[q][2 * i + 1]);
+}
+
+/* The same as a function that is called: the loops of quantised formats, inlined into one kernel, take minutes to
+ * compile. Saving registers for the call takes about a microsecond, too much for the kernel of fp16 weights.
+ * Returns the slot and the phase of the ring after it: 2 · slot + phase. */
+template <int NT, int FMT, int T>
+static __device__ __noinline__ int multiply_called(reader r, feed f, int n_units, char *sums) {
+    multiply<NT, FMT, T>(r, f, n_units, sums);
+    return 2 * r.slot + (int)r.phase;
+}
+
+/* The next smaller number of tiles that the loop is compiled for. */
+__host__ __device__ constexpr int fewer_tiles(int fmt, int n) {
+    int less = n - 1;
+    while (less > 0 && padded_tiles(fmt, less) != less)
+        less--;
+    return less;
 }
 
 /* multiply for a number of tiles that is known only here. */
-template <int NT, int T = SO_MAX_TILES>
-SO_DEVICE void multiply_any(block &b, const feed &f, int n_units, int n_tiles) {
-    if (n_tiles == T)
-        multiply<NT, T>(b, f, n_units);
-    else if constexpr (T > 1)
-        multiply_any<NT, T - 1>(b, f, n_units, n_tiles);
+template <int NT, int FMT, int T = SO_MAX_TILES>
+SO_DEVICE void multiply_tiles(reader &r, const feed &f, int n_units, int tiles, char *sums) {
+    if (tiles != T) {
+        if constexpr (T > 1)
+            multiply_tiles<NT, FMT, fewer_tiles(FMT, T)>(r, f, n_units, tiles, sums);
+    } else if constexpr (FMT == SO_FMT_F16) {
+        multiply<NT, FMT, T>(r, f, n_units, sums);
+    } else {
+        int at = multiply_called<NT, FMT, T>(r, f, n_units, sums);
+        r.slot = at / 2;
+        r.phase = at % 2;
+    }
+}
+
+/* Formats of weights that a kernel can have. */
+enum {
+    SET_F16 = 1 << SO_FMT_F16,
+    SET_QUANT = 1 << SO_FMT_Q4_32_OFF | 1 << SO_FMT_Q8_32 | 1 << SO_FMT_Q8_16,
+};
+
+/* The same for a format that is known only here, one of SET. */
+template <int NT, int SET, int FMT = 0>
+SO_DEVICE void multiply_any(reader &r, const feed &f, int n_units, int fmt, int tiles, char *sums) {
+    if constexpr (SET >> FMT & 1)
+        if (fmt == FMT)
+            multiply_tiles<NT, FMT>(r, f, n_units, tiles, sums);
+    if constexpr (SET >> (FMT + 1) != 0)
+        multiply_any<NT, SET, FMT + 1>(r, f, n_units, fmt, tiles, sums);
+}
+
+template <int NT, int SET>
+SO_DEVICE void multiply_part(reader &r, const feed &f, int n_units, int fmt, int n_tiles,
+                             char *sums) {
+    if (n_tiles == 0)
+        return;
+    feed_begin<NT>(f);
+    multiply_any<NT, SET>(r, f, n_units, fmt, padded_tiles(fmt, n_tiles), sums);
 }
 
 /* What the helper has fetched for the results of a product: numbers of the block's outputs, in the order
@@ -325,13 +372,31 @@ SO_DEVICE void finish_gated(const block &b, const so_persist_work &w, const ahea
     });
 }
 
-template <int NT>
+/* The warp's part of all sums of a product. If v has a format of its own, it is multiplied first, and its sums
+ * wait in b.side until those of q and k have freed the memory of the activations. */
+template <int NT, int SET>
+SO_DEVICE void multiply_all(block &b, const so_persist_work &w, const feed &f, int n_units) {
+    int n_tiles = __shfl_sync(0xffffffffu, tiles_of_all(w), 0),
+        fmt = __shfl_sync(0xffffffffu, w.product.m[0].fmt, 0), n_side = 0;
+    char *sums = sums_at<NT>(b, b.warp, 0), *side = b.side + b.warp * (SO_MAX_KV * NT * 256);
+    if (w.kind == SO_PERSIST_QKV && w.product.m[2].fmt != fmt) {
+        n_side = __shfl_sync(0xffffffffu, tiles_of(w.product.m[2]), 0);
+        multiply_part<NT, SET>(b.r, f, n_units, __shfl_sync(0xffffffffu, w.product.m[2].fmt, 0),
+                               n_side, side);
+        n_tiles -= n_side;
+    }
+    multiply_part<NT, SET>(b.r, f, n_units, fmt, n_tiles, sums);
+    __syncwarp();
+    for (int i = b.lane; i < n_side * NT * 64; i += 32)
+        ((float *)(sums + n_tiles * NT * 256))[i] = ((const float *)side)[i];
+}
+
+template <int NT, int SET>
 SO_DEVICE void run_product(const persist_args &p, block &b, const so_persist_work &w, int number) {
     int n_units = __shfl_sync(0xffffffffu, w.product.m[0].layout.n_units, 0),
-        n_tiles = __shfl_sync(0xffffffffu, tiles_of_all(w), 0),
         from = so_first_unit(n_units, b.warp),
         stride = w.product.x ? w.product.x_stride : p.x_stride;
-    if (n_tiles == 0) {
+    if (tiles_of_all(w) == 0) {
         sync_helper();
         return;
     }
@@ -340,13 +405,13 @@ SO_DEVICE void run_product(const persist_args &p, block &b, const so_persist_wor
             from * (SO_UNIT * 2) + b.lane % 4 * 16;
     f.at = b.x + b.warp * x_bytes(NT) + b.lane * 16;
     f.below = 8 * stride;
+    f.zero = p.zero;
     f.count = so_first_unit(n_units, b.warp + 1) - from;
     f.on[0] = b.lane / 4 < b.n;
     f.on[1] = NT > 1 && b.lane / 4 + 8 < b.n;
     if (b.n > 2 && w.product.x)
         wait_last(f);
-    feed_begin<NT>(f);
-    multiply_any<NT>(b, f, n_units, n_tiles);
+    multiply_all<NT, SET>(b, w, f, n_units);
     sync_helper();
     const ahead &h = b.ahead_of[number % 2];
     if (w.kind == SO_PERSIST_GATED)

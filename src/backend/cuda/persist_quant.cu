@@ -1,0 +1,6 @@
+/* The persistent kernel for quantised weights (persist.cu has the one for fp16, and the whole picture). */
+#include "backend/cuda/persist_kernel.cuh"
+
+so_persist_kernel so_persist_quant(int n, int head_dim) {
+    return kernel_of<SET_QUANT>(n, head_dim);
+}
