@@ -120,6 +120,32 @@ static void rows_alone_and_together(void **state) {
     }
 }
 
+/* So many outputs that a GPU's thread blocks do not divide K between them (matmul_wide.cu). */
+static void many_outputs(void **state) {
+    (void)state;
+    need_gpu();
+    static const so_dtype TYPES[] = {SO_DTYPE_F32,  SO_DTYPE_BF16, SO_DTYPE_Q8_0,
+                                     SO_DTYPE_Q4_K, SO_DTYPE_Q6_K, SO_DTYPE_Q5_1};
+    static const int WIDTHS[] = {20, 33, 64, 130};
+    for (size_t i = 0; i < SO_LEN(TYPES); i++) {
+        op_case c = {SO_OP_MATMUL, TYPES[i], 130, 768, 20011, true, 0};
+        op_data o = op_data_create(&c, 3000 + i);
+        size_t w = (size_t)o.out_width;
+        float *all = SO_NEW_N(float, (size_t)c.n *w), *part = SO_NEW_N(float, (size_t)c.n *w);
+        for (int first = 0; first < c.n; first += 10)
+            op_run(gpu, &o, first, 10, all + (size_t)first * w);
+        for (size_t k = 0; k < SO_LEN(WIDTHS); k++) {
+            int first = c.n - WIDTHS[k];
+            op_run(gpu, &o, first, WIDTHS[k], part);
+            assert_same_floats(&c, "rows of a window", part, all + (size_t)first * w,
+                               (size_t)WIDTHS[k] * w);
+        }
+        free(all);
+        free(part);
+        op_data_free(&o);
+    }
+}
+
 /* Two gated MLPs with norms and residuals: with a sync after each operation; as one list each, where
  * operations share kernels and results that nobody reads are not stored; and as one list, in which the
  * second norm is a split norm (device.cuh). */
@@ -250,6 +276,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_operation),
         cmocka_unit_test(rows_alone_and_together),
+        cmocka_unit_test(many_outputs),
         cmocka_unit_test(shared_kernels),
         cmocka_unit_test(objects_freed_before_sync),
     };

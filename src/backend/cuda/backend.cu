@@ -739,6 +739,7 @@ so_cuda_backend_create(int device, so_backend **out, so_err *err) {
     b->queue = {b->stream,
                 p.major >= 9,
                 false,
+                p.major >= 9,
                 p.multiProcessorCount,
                 (int)p.sharedMemPerBlockOptin,
                 (int)p.sharedMemPerMultiprocessor};

@@ -195,27 +195,44 @@ typedef struct so_queue {
     cudaStream_t stream;
     bool overlap; /* programmatic dependent launch */
     bool persist; /* layers may be one persistent kernel (persist.cu) */
+    bool cluster; /* the GPU has clusters of thread blocks */
     int n_sms;
     int shared_block, shared_sm; /* shared memory in bytes: of a block, of an SM */
 } so_queue;
 
+/* cluster: thread blocks of a cluster, along x. */
 template <class... P, class... A>
-static void so_launch(const so_queue &q, void (*kernel)(P...), dim3 grid, unsigned threads,
-                      size_t shared, A... args) {
+static void so_launch_clusters(const so_queue &q, unsigned cluster, void (*kernel)(P...), dim3 grid,
+                               unsigned threads, size_t shared, A... args) {
     if (shared > 48 << 10)
         cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)shared);
     cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute a = {};
-    a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    a.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute a[2] = {};
+    unsigned n = 0;
+    if (q.overlap) {
+        a[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        a[n++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        a[n].id = cudaLaunchAttributeClusterDimension;
+        a[n].val.clusterDim.x = cluster;
+        a[n].val.clusterDim.y = a[n].val.clusterDim.z = 1;
+        n++;
+    }
     c.gridDim = grid;
     c.blockDim = dim3(threads);
     c.dynamicSmemBytes = shared;
     c.stream = q.stream;
-    c.attrs = &a;
-    c.numAttrs = q.overlap ? 1 : 0;
+    c.attrs = a;
+    c.numAttrs = n;
     cudaLaunchKernelEx(&c, kernel, P(args)...); /* errors: cudaGetLastError, once per phase */
+}
+
+template <class... P, class... A>
+static void so_launch(const so_queue &q, void (*kernel)(P...), dim3 grid, unsigned threads,
+                      size_t shared, A... args) {
+    so_launch_clusters(q, 1, kernel, grid, threads, shared, args...);
 }
 
 /* ---- helpers ---- */

@@ -1,55 +1,12 @@
-/* Matrix products on the tensor cores. The contract is in device.cuh, weights are packed in pack.cu.
+/* Matrix products on the tensor cores, up to 16 rows; matmul_wide.cu has more rows and gives the same
+ * bits. The contract is in device.cuh, weights are packed in pack.cu.
  *
- * Two kernels compute the same sums, bit for bit:
- *
- *   narrow  Up to 64 rows. The items (see below) are divided evenly between the thread blocks, to
- *           within one. A block goes through its items in steps of up to P pairs of tiles.
- *           Each of its 8 warps computes one of the 8 segments of K. A warp streams its weights and
- *           activations through its own ring in shared memory, so warps wait for memory but not for
- *           each other. Weights do not depend on earlier kernels, so the ring is filled with weights
- *           before so_wait_prior.
- *   wide    More rows. A thread block owns 8 pairs of tiles and 64 rows; the warps share weights and rows
- *           in shared memory and go through the segments one after the other.
- *
- * Work is counted in items. An item is one tile; if two products are combined by a gated activation, it
- * is the tile at the same place of each. Both kernels end with the same functions, which apply factors,
- * bias, activation and residual. */
-#include "backend/cuda/decode.cuh"
-
-typedef struct mm_args {
-    const char *w[SO_MM_GROUP];
-    const float *factor[SO_MM_GROUP], *bias[SO_MM_GROUP];
-    float *out[SO_MM_GROUP];
-    int m[SO_MM_GROUP];
-    int first_tile[SO_MM_GROUP]; /* number of the product's first tile; INT32_MAX if unused */
-    so_layout layout[SO_MM_GROUP];
-    int n, k, n_units, n_products, n_items;
-    int each, more; /* narrow kernels: items of a block; the first `more` blocks have one more */
-    int stages;     /* of the ring of a narrow kernel */
-    const __half *x;
-    int x_stride, act;
-    const float *add;
-    float *act_out;
-    so_half_rows half_out;
-    const float *row_scale, *norm;
-    float *squares;
-} mm_args;
-
-/* a[s]: the A operand of mma number s. */
-typedef struct fragments {
-    uint32_t a[4][4];
-} fragments;
-
-/* One unit of a pair of tiles, from shared memory. */
-template <int FMT, int PART>
-SO_DEVICE void decode(fragments &f, const char *first, const char *second, int lane) {
-    for (int o = 0; o < 2; o++) {
-        uint32_t w[8];
-        so_decode<FMT, PART>(w, o ? second : first, lane);
-        for (int i = 0; i < 8; i++)
-            f.a[i / 2][o + i % 2 * 2] = w[i];
-    }
-}
+ * The items (matmul.cuh) are divided evenly between the thread blocks, to within one. A block goes through
+ * its items in steps of up to P pairs of tiles. Each of its 8 warps computes one of the 8 segments of K. A
+ * warp streams its weights and activations through its own ring in shared memory, so warps wait for memory
+ * but not for each other. Weights do not depend on earlier kernels, so the ring is filled with weights
+ * before so_wait_prior. */
+#include "backend/cuda/matmul.cuh"
 
 /* acc += a pair of tiles times the rows of NT groups of 8, one unit. */
 template <int FMT, int NT>
@@ -68,42 +25,11 @@ SO_DEVICE void multiply(float (*acc)[4], const char *first, const char *second,
             so_mma(acc[j], f.a[s], x[j][2 * s], x[j][2 * s + 1]);
 }
 
-/* ---- items and tiles ---- */
-
-SO_DEVICE bool combines(const mm_args &p) {
-    return p.act == SO_OP_SILU_MUL || p.act == SO_OP_GELU_MUL;
-}
-
-typedef struct tile_ref {
-    int which, tile; /* which: the product; -1: none */
-} tile_ref;
-
-/* The tile in place s of a step over the items first … end-1: places 2 i and 2 i + 1 are pair i. */
-SO_DEVICE tile_ref tile_of(const mm_args &p, int first, int end, int s) {
-    bool both = combines(p);
-    int item = first + (both ? s / 2 : s);
-    if (item >= end)
-        return {-1, 0};
-    if (both)
-        return {s % 2, item};
-    int which = (item >= p.first_tile[1]) + (item >= p.first_tile[2]);
-    return {which, item - p.first_tile[which]};
-}
-
-/* Where a tile's units are; n_tiles is 0 if there is no tile. */
-SO_DEVICE so_tile_place place_of(const mm_args &p, tile_ref t) {
-    so_tile_place none = {0, 0, 0};
-    return t.which < 0 ? none : so_place_of(p.layout[t.which], t.tile);
-}
-
-/* ---- what is done with a sum ---- */
-
-/* The product's value: factor, scale of activations and of the row, bias. */
-SO_DEVICE float value_of(const mm_args &p, int which, int row, int col, float acc) {
-    float v = __fmul_rn(__fmul_rn(acc, p.factor[which][col]), 16.0f);
-    if (p.row_scale)
-        v = __fmul_rn(v, so_load(p.row_scale + row));
-    return p.bias[which] ? __fadd_rn(v, p.bias[which][col]) : v;
+/* The value of a product at a row and column. */
+SO_DEVICE float value_at(const mm_args &p, int which, int row, int col, float acc) {
+    maybe scale = {p.row_scale != NULL, p.row_scale ? so_load(p.row_scale + row) : 1},
+          bias = {p.bias[which] != NULL, p.bias[which] ? p.bias[which][col] : 0};
+    return value_of(acc, p.factor[which][col], scale, bias);
 }
 
 /* Output `o` of a tile. `second`: the sum of the second product at the same place, if they are combined.
@@ -114,11 +40,11 @@ SO_DEVICE void finish(const mm_args &p, tile_ref t, int o, int row, float acc, f
     if (which < 0 || row >= p.n || col >= p.m[which])
         return;
     size_t at = (size_t)row * p.m[which] + col;
-    float v = value_of(p, which, row, col, acc);
+    float v = value_at(p, which, row, col, acc);
     if (p.act != SO_OP_COUNT) {
         float u = 0;
         if (p.act != SO_OP_GELU) {
-            u = value_of(p, 1, row, col, second);
+            u = value_at(p, 1, row, col, second);
             if (p.out[1])
                 p.out[1][at] = u;
         }
@@ -360,113 +286,6 @@ static __global__ void __launch_bounds__(256) narrow(const __grid_constant__ mm_
     so_copy_wait<0>();
 }
 
-/* ---- more rows ---- */
-
-enum { WIDE_PAIRS = 8, WIDE_ROWS = 64 };
-
-template <int FMT> struct wide_shape {
-    static constexpr int unit = so_fmt_unit(FMT), stage = 2 * WIDE_PAIRS * unit + WIDE_ROWS * 128;
-};
-
-/* The tiles of a block. */
-typedef struct wide_tiles {
-    const char *w[2 * WIDE_PAIRS]; /* NULL: none */
-    so_tile_place at[2 * WIDE_PAIRS];
-} wide_tiles;
-
-/* Copies unit u of the block's tiles and rows, the rows in the order of use. */
-template <int FMT>
-SO_DEVICE void copy_wide(const mm_args &p, const wide_tiles &tiles, int u, char *to) {
-    typedef wide_shape<FMT> Z;
-    if (u < p.n_units) {
-        for (int i = threadIdx.x; i < 2 * WIDE_PAIRS * (Z::unit / 16); i += 256) {
-            int s = i / (Z::unit / 16), c = i % (Z::unit / 16);
-            if (tiles.w[s])
-                so_copy16(to + s * Z::unit + c * 16,
-                          tiles.w[s] + (size_t)so_unit_at(p.layout[0], tiles.at[s], u) * Z::unit +
-                              c * 16);
-        }
-        for (int i = threadIdx.x; i < WIDE_ROWS * 8; i += 256) {
-            int r = i / 8, c = i % 8, row = blockIdx.y * WIDE_ROWS + r, k0 = u * SO_UNIT + c * 8;
-            const __half *src = p.x + (size_t)min(row, p.n - 1) * p.x_stride + k0;
-            so_copy16(to + 2 * WIDE_PAIRS * Z::unit + r / 8 * 1024 + c / 4 * 512 +
-                          (r % 8 * 4 + c % 4) * 16,
-                      src, row < p.n ? max(0, min(16, (p.k - k0) * 2)) : 0);
-        }
-    }
-    so_copy_commit();
-}
-
-/* Warp (a, b), 4 × 2: pairs 2 a and 2 a + 1 of the block, rows 32 b … 32 b + 31. */
-template <int FMT>
-static __global__ void __launch_bounds__(256) wide(const __grid_constant__ mm_args p) {
-    typedef wide_shape<FMT> Z;
-    extern __shared__ __align__(128) char shared[];
-    so_start_next();
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, a = warp / 2, b = warp % 2;
-    bool both = combines(p);
-    int row0 = blockIdx.y * WIDE_ROWS, first = blockIdx.x * WIDE_PAIRS * (both ? 1 : 2),
-        end = min(first + WIDE_PAIRS * (both ? 1 : 2), p.n_items);
-    __shared__ wide_tiles tiles;
-    if (threadIdx.x < 2 * WIDE_PAIRS) {
-        tile_ref t = tile_of(p, first, end, threadIdx.x);
-        tiles.w[threadIdx.x] = t.which < 0 ? NULL : p.w[t.which];
-        tiles.at[threadIdx.x] = place_of(p, t);
-    }
-    __syncthreads();
-    so_wait_prior();
-    float total[2][4][4] = {}, acc[2][4][4] = {};
-    for (int u = 0; u < p.stages - 1; u++)
-        copy_wide<FMT>(p, tiles, u, shared + u * Z::stage);
-    int segment = 0, buf = 0;
-#pragma unroll 1
-    for (int u = 0; u < p.n_units; u++) {
-        copy_wait(p.stages - 2);
-        __syncthreads();
-        copy_wide<FMT>(p, tiles, u + p.stages - 1,
-                       shared + (buf == 0 ? p.stages - 1 : buf - 1) * Z::stage);
-        if (u == so_first_unit(p.n_units, segment + 1)) {
-            for (int r = 0; r < 2; r++)
-                for (int j = 0; j < 4; j++)
-                    for (int c = 0; c < 4; c++) {
-                        total[r][j][c] =
-                            segment ? __fadd_rn(total[r][j][c], acc[r][j][c]) : acc[r][j][c];
-                        acc[r][j][c] = 0;
-                    }
-            segment++;
-        }
-        const char *stage = shared + buf * Z::stage,
-                   *rows = stage + 2 * WIDE_PAIRS * Z::unit + b * 4 * 1024;
-        uint32_t x[4][8];
-        for (int j = 0; j < 4; j++)
-            for (int h = 0; h < 2; h++)
-                *(uint4 *)&x[j][h * 4] = *(const uint4 *)(rows + j * 1024 + h * 512 + lane * 16);
-        for (int r = 0; r < 2; r++) {
-            const char *at = stage + (2 * a + r) * 2 * Z::unit;
-            multiply<FMT, 4>(acc[r], at, at + Z::unit, x, lane);
-        }
-        buf = buf + 1 == p.stages ? 0 : buf + 1;
-    }
-    so_copy_wait<0>();
-    for (int s = segment; s < SO_SEGMENTS; s++) /* the last segment, then zeros for empty ones */
-        for (int r = 0; r < 2; r++)
-            for (int j = 0; j < 4; j++)
-                for (int c = 0; c < 4; c++) {
-                    float v = s == segment ? acc[r][j][c] : 0.0f;
-                    total[r][j][c] = s ? __fadd_rn(total[r][j][c], v) : v;
-                }
-    for (int r = 0; r < 2; r++)
-        for (int place = 0; place < (both ? 1 : 2); place++) {
-            tile_ref t = tile_of(p, first, end, (2 * a + r) * 2 + place);
-            for (int j = 0; j < 4; j++)
-                for (int c = 0; c < 2; c++) {
-                    int i = (b * 4 + j) * 8 + lane % 4 * 2 + c;
-                    finish<4>(p, t, lane / 4, row0 + i, total[r][j][c + 2 * place],
-                              total[r][j][c + 2]);
-                }
-        }
-}
-
 /* ---- launching ---- */
 
 enum {
@@ -528,35 +347,19 @@ template <int FMT, int NT> static void launch_few(const so_queue &q, const mm_ar
         launch_narrow<FMT, 1, 1, false>(q, a, 0); /* fits every GPU */
 }
 
-/* 17 rows or more: each block computes one step (more in the last fallback). */
-template <int FMT> static void launch_many(const so_queue &q, mm_args a) {
-    typedef wide_shape<FMT> Z;
-    bool both = a.act == SO_OP_SILU_MUL || a.act == SO_OP_GELU_MUL;
-    if (a.n > 64) {
-        a.stages = q.shared_block / Z::stage;
-        a.stages = a.stages > 3 ? 3 : a.stages;
-        int most = both ? WIDE_PAIRS : 2 * WIDE_PAIRS;
-        so_launch(q, wide<FMT>,
-                  dim3((unsigned)((a.n_items + most - 1) / most),
-                       (unsigned)((a.n + WIDE_ROWS - 1) / WIDE_ROWS)),
-                  256, (size_t)(a.stages * Z::stage), a);
-        return;
-    }
-    if (a.n > 32 && FMT != SO_FMT_F32 && /* whose ring would not fit */
-            launch_narrow < FMT,
-        FMT == SO_FMT_F32 ? 4 : 8, 2, false > (q, a, STREAM_RING))
-        return;
-    if (!launch_narrow<FMT, 4, 2, false>(q, a, STREAM_RING))
-        launch_narrow<FMT, 1, 1, false>(q, a, 0);
-}
-
 template <int FMT> static void launch(const so_queue &q, const mm_args &a) {
-    if (a.n > 16)
-        launch_many<FMT>(q, a);
-    else if (a.n > 8)
+    if (a.n > 8)
         launch_few<FMT, 2>(q, a);
     else
         launch_few<FMT, 1>(q, a);
+}
+
+/* Whether any four outputs of a row that begin at a multiple of four can be read and stored at once. */
+static bool stores_aligned(const mm_args &a) {
+    uintptr_t bits = (uintptr_t)a.add | (uintptr_t)a.act_out | (uintptr_t)a.half_out.data * 2;
+    for (int i = 0; i < a.n_products; i++)
+        bits |= (uintptr_t)a.out[i] | (uintptr_t)a.m[i] * sizeof(float);
+    return bits % 16 == 0;
 }
 
 void so_cuda_matmul(const so_queue &q, const so_products *p) {
@@ -589,6 +392,9 @@ void so_cuda_matmul(const so_queue &q, const so_products *p) {
     a.row_scale = p->row_scale;
     a.norm = p->norm;
     a.squares = p->squares;
+    a.aligned = stores_aligned(a);
+    if (a.n > 16)
+        return so_cuda_matmul_wide(q, p->list[0].w->fmt, a);
     switch (p->list[0].w->fmt) {
     case SO_FMT_F16:
         return launch<SO_FMT_F16>(q, a);
