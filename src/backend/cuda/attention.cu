@@ -1,9 +1,9 @@
 /* Attention over the paged cache.
  *
  * Logical positions are divided into chunks of 64; chunk c is part of running sum c mod 32. A thread
- * block computes running sum blockIdx.z for one KV head and up to `rows_per` rows: up to 8 · NT
- * columns, where a column is one query head of one row. Of the up to 32 blocks of the same columns,
- * the last to finish merges the running sums, in order.
+ * block computes running sums blockIdx.z, blockIdx.z + gridDim.z, … one after the other, for one KV head
+ * and up to `rows_per` rows: up to 8 · NT columns, where a column is one query head of one row. Of the
+ * blocks of the same columns, the last to finish merges the running sums, in order.
  *
  * Per chunk:
  *   1. keys and values of its positions are copied to shared memory. Rows that find them in the same
@@ -84,7 +84,7 @@ SO_DEVICE size_t sum_of(const attn_args &p, const span &b, int col, int split) {
            split;
 }
 
-/* Called by each block after it has written its running sums. The last of the min(SPLITS, n_chunks)
+/* Called by each block after it has written its running sums. The last of the min(gridDim.z, n_chunks)
  * blocks of the same columns merges them and writes the results. n_chunks: of the row with the largest
  * position. `shared`: memory that the block no longer needs. */
 SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row *rows,
@@ -96,7 +96,7 @@ SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row
     if (threadIdx.x == 0)
         before = atomicAdd(arrived, 1);
     __syncthreads();
-    if (before != min(SPLITS, n_chunks) - 1)
+    if (before != min((int)gridDim.z, n_chunks) - 1)
         return;
     __threadfence();
     if (threadIdx.x == 0)
@@ -225,8 +225,42 @@ SO_DEVICE sight sight_of(const attn_args &p, const span &b, const so_attn_row *r
     return v;
 }
 
+/* soften for N columns whose scores are `stride` apart, side by side: one column after the other, a warp
+ * would wait for every exchange. Same bits. */
+template <int N>
+SO_DEVICE void soften_columns(const float *scores, int stride, const int *from, const int *to,
+                              int lane, float2 *w, float *m_c, float *l_c) {
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        bool a = lane >= from[j] && lane < to[j], b = lane + 32 >= from[j] && lane + 32 < to[j];
+        w[j].x = a ? scores[j * stride + lane] : -INFINITY;
+        w[j].y = b ? scores[j * stride + lane + 32] : -INFINITY;
+        m_c[j] = fmaxf(w[j].x, w[j].y);
+    }
+#pragma unroll
+    for (int x = 16; x; x >>= 1)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            m_c[j] = fmaxf(m_c[j], __shfl_xor_sync(0xffffffffu, m_c[j], x));
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        bool a = lane >= from[j] && lane < to[j], b = lane + 32 >= from[j] && lane + 32 < to[j];
+        if (__any_sync(0xffffffffu, isnan(w[j].x) || isnan(w[j].y)))
+            m_c[j] = NAN;
+        w[j].x = a ? expf(__fsub_rn(w[j].x, m_c[j])) : 0;
+        w[j].y = b ? expf(__fsub_rn(w[j].y, m_c[j])) : 0;
+        l_c[j] = __fadd_rn(w[j].x, w[j].y);
+    }
+#pragma unroll
+    for (int x = 16; x; x >>= 1)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            l_c[j] = __fadd_rn(l_c[j], __shfl_xor_sync(0xffffffffu, l_c[j], x));
+}
+
 template <int NT, int U>
-static __global__ void __launch_bounds__(THREADS) tensor(const __grid_constant__ attn_args p) {
+static __global__ void __launch_bounds__(THREADS, NT == 1 && U == 1 ? 6 : 1)
+    tensor(const __grid_constant__ attn_args p) {
     typedef tensor_shape<NT> Z;
     extern __shared__ __align__(128) char shared[];
     char *kv_at = shared, *qs = kv_at + 4 * CHUNK * U * 128;
@@ -244,8 +278,7 @@ static __global__ void __launch_bounds__(THREADS) tensor(const __grid_constant__
         rows[threadIdx.x] = row_of(p, b.row0 + threadIdx.x);
     __syncthreads();
     sight v = sight_of(p, b, rows);
-    int c = blockIdx.z;
-    if (c >= v.n_chunks)
+    if (blockIdx.z >= v.n_chunks)
         return;
     auto fetch = [&](int c, int i, bool exact,
                      int buf) { /* exact: only what row i sees */
@@ -257,8 +290,13 @@ static __global__ void __launch_bounds__(THREADS) tensor(const __grid_constant__
                                               keys + CHUNK * U * 128);
     };
     auto same_slots = [&](int c) { return v.same_to == INT32_MAX || (c + 1) * CHUNK <= v.same_to; };
-    while (c < v.n_chunks && (c + 1) * CHUNK <= v.lowest)
-        c += SPLITS;
+    auto first_of = [&](int split) { /* the first chunk of a running sum that some row sees */
+                                     int c = split;
+                                     while (c < v.n_chunks && (c + 1) * CHUNK <= v.lowest)
+                                         c += SPLITS;
+                                     return c;
+    };
+    int c = first_of(blockIdx.z), n_splits = min(SPLITS, v.n_chunks);
     if (c < v.n_chunks && same_slots(c))
         fetch(c, v.longest, false, 0);
 
@@ -331,28 +369,40 @@ static __global__ void __launch_bounds__(THREADS) tensor(const __grid_constant__
                 scores[(j * 8 + 2 * t + i % 2) * CHUNK + warp * 16 + g + i / 2 * 8] =
                     __fmul_rn(s[j][i], down[j][i % 2]);
         __syncthreads();
+        bool on[MINE];
+        int from[MINE], to[MINE];
+        float2 w[MINE];
+        float m_c[MINE], l_c[MINE];
 #pragma unroll
         for (int j = 0; j < MINE; j++) {
             int col = warp + j * (THREADS / 32), i = min(col / b.n_heads, b.n_rows - 1);
             so_attn_row r = rows[i];
-            int from = max(first_seen(p, r) - chunk * CHUNK, 0),
-                to = min(r.pos + 1 - chunk * CHUNK, CHUNK);
-            bool on = col < b.n_cols && from < to && (only < 0 || i == only);
-            float m_c = 0, l_c = 0, a = 1, y = 0, m = stat[col], l = stat[Z::cols + col];
-            float2 w = soften(scores + col * CHUNK, on ? from : 0, on ? to : 0, lane, &m_c, &l_c);
-            ps[col * Z::p_stride + lane] = __float2half_rn(w.x);
-            ps[col * Z::p_stride + lane + 32] = __float2half_rn(w.y);
-            if (on)
-                merge(m_c, l_c, &m, &l, &a, &y);
+            from[j] = max(first_seen(p, r) - chunk * CHUNK, 0);
+            to[j] = min(r.pos + 1 - chunk * CHUNK, CHUNK);
+            on[j] = col < b.n_cols && from[j] < to[j] && (only < 0 || i == only);
+            from[j] = on[j] ? from[j] : 0;
+            to[j] = on[j] ? to[j] : 0;
+        }
+        soften_columns<MINE>(scores + warp * CHUNK, THREADS / 32 * CHUNK, from, to, lane, w, m_c,
+                             l_c);
+#pragma unroll
+        for (int j = 0; j < MINE; j++) {
+            int col = warp + j * (THREADS / 32);
+            float a = 1, y = 0, m = stat[col], l = stat[Z::cols + col];
+            ps[col * Z::p_stride + lane] = __float2half_rn(w[j].x);
+            ps[col * Z::p_stride + lane + 32] = __float2half_rn(w[j].y);
+            if (on[j])
+                merge(m_c[j], l_c[j], &m, &l, &a, &y);
             __syncwarp();
             if (lane == 0) {
                 stat[col] = m;
                 stat[Z::cols + col] = l;
                 stat[2 * Z::cols + col] = a;
-                stat[3 * Z::cols + col] = on ? y : -1; /* −1: this chunk adds nothing */
+                stat[3 * Z::cols + col] = on[j] ? y : -1; /* −1: this chunk adds nothing */
             }
         }
         __syncthreads();
+#pragma unroll
         for (int i = 0; i < U; i++) { /* warp w has dimensions 16 (w + 4 i) … */
             float part[NT][4] = {};
             int piece = (warp + 4 * i) * 2 + lane / 8 % 2;
@@ -375,38 +425,53 @@ static __global__ void __launch_bounds__(THREADS) tensor(const __grid_constant__
         }
         __syncthreads();
     };
-    for (int buf = 0; c < v.n_chunks; c += SPLITS, buf ^= 1) {
-        bool together = same_slots(c), more = c + SPLITS < v.n_chunks && same_slots(c + SPLITS);
-        if (more)
-            fetch(c + SPLITS, v.longest, false, buf ^ 1);
-        if (together) {
+    int buf = 0;
+    for (int split = blockIdx.z; split < n_splits; split += gridDim.z) {
+        int then = split + (int)gridDim.z < n_splits ? first_of(split + gridDim.z) : v.n_chunks;
+        if (c >= v.n_chunks && then < v.n_chunks && same_slots(then))
+            fetch(then, v.longest, false, buf); /* nothing is seen of this sum */
+        for (; c < v.n_chunks; buf ^= 1) {
+            int next = c + SPLITS < v.n_chunks ? c + SPLITS : then;
+            bool together = same_slots(c), more = next < v.n_chunks && same_slots(next);
             if (more)
-                so_copy_wait<1>();
-            else
-                so_copy_wait<0>();
-            __syncthreads();
-            /* a value that some rows do not see must not reach them, not even times zero */
-            bool all_see = b.n_rows == 1 || (c * CHUNK >= v.first && (c + 1) * CHUNK <= v.last);
-            together = all_see || !has_nonfinite<U>(kv_at + (buf * 2 + 1) * CHUNK * U * 128);
-            if (together)
-                compute(c, buf, -1);
-        }
-        for (int i = 0; i < b.n_rows && !together; i++) {
-            fetch(c, i, true, buf);
-            so_copy_wait<0>();
-            __syncthreads();
-            compute(c, buf, i);
-        }
-    }
-    for (int i = 0; i < U; i++)
-        for (int j = 0; j < NT; j++)
-            for (int e = 0; e < 4; e++) {
-                int col = j * 8 + 2 * t + e % 2, dim = (warp + 4 * i) * 16 + g + e / 2 * 8;
-                if (col < b.n_cols && dim < d)
-                    p.parts[sum_of(p, b, col, blockIdx.z) * d + dim] = o[i][j][e];
+                fetch(next, v.longest, false, buf ^ 1);
+            if (together) {
+                if (more)
+                    so_copy_wait<1>();
+                else
+                    so_copy_wait<0>();
+                __syncthreads();
+                /* a value that some rows do not see must not reach them, not even times zero */
+                bool all_see = b.n_rows == 1 || (c * CHUNK >= v.first && (c + 1) * CHUNK <= v.last);
+                together = all_see || !has_nonfinite<U>(kv_at + (buf * 2 + 1) * CHUNK * U * 128);
+                if (together)
+                    compute(c, buf, -1);
             }
-    for (int col = threadIdx.x; col < b.n_cols; col += THREADS)
-        p.stats[sum_of(p, b, col, blockIdx.z)] = make_float2(stat[col], stat[Z::cols + col]);
+            for (int i = 0; i < b.n_rows && !together; i++) {
+                fetch(c, i, true, buf);
+                so_copy_wait<0>();
+                __syncthreads();
+                compute(c, buf, i);
+            }
+            c += SPLITS;
+        }
+#pragma unroll
+        for (int i = 0; i < U; i++)
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+                for (int e = 0; e < 4; e++) {
+                    int col = j * 8 + 2 * t + e % 2, dim = (warp + 4 * i) * 16 + g + e / 2 * 8;
+                    if (col < b.n_cols && dim < d)
+                        p.parts[sum_of(p, b, col, split) * d + dim] = o[i][j][e];
+                    o[i][j][e] = 0;
+                }
+        for (int col = threadIdx.x; col < b.n_cols; col += THREADS) {
+            p.stats[sum_of(p, b, col, split)] = make_float2(stat[col], stat[Z::cols + col]);
+            stat[col] = -INFINITY;
+            stat[Z::cols + col] = 0;
+        }
+        c = then;
+    }
     merge_splits(p, b, rows, v.n_chunks, shared);
 }
 
@@ -541,6 +606,10 @@ template <int NT> static bool launch_tensor(const so_queue &q, attn_args p) {
     p.rows_per = 8 * NT / p.heads_per;
     dim3 grid((unsigned)((p.n + p.rows_per - 1) / p.rows_per),
               (unsigned)(p.s.shape.n_heads_kv * ((per + p.heads_per - 1) / p.heads_per)), SPLITS);
+    /* Most of the 32 running sums of a short context are empty. With many rows a block computes several of
+     * them, as long as there are enough blocks. */
+    while (p.n > 16 && grid.z > 1 && grid.x * grid.y * grid.z / 2 >= 4u * (unsigned)q.n_sms)
+        grid.z /= 2;
     so_launch(q,
               u == 1   ? tensor<NT, 1>
               : u == 2 ? tensor<NT, 2>
