@@ -33,8 +33,7 @@ SO_DEVICE float value_at(const mm_args &p, int which, int row, int col, float ac
 }
 
 /* Output `o` of a tile. `second`: the sum of the second product at the same place, if they are combined.
- * STEP: the lanes of outputs o and o + 1 of the same row differ by it. */
-template <int STEP>
+ * Consecutive lanes have the 8 outputs of a tile. */
 SO_DEVICE void finish(const mm_args &p, tile_ref t, int o, int row, float acc, float second) {
     int which = t.which, col = t.tile * SO_TILE + o;
     if (which < 0 || row >= p.n || col >= p.m[which])
@@ -62,30 +61,25 @@ SO_DEVICE void finish(const mm_args &p, tile_ref t, int o, int row, float acc, f
         p.out[which][at] = v;
     if (p.norm) { /* all 8 outputs of the tile are here: a norm's width is a multiple of 8 */
         so_put_half(p.half_out, row, col, __fmul_rn(v, p.norm[col]));
-        unsigned mask = STEP == 1 ? 0xffu << (threadIdx.x & 24) : 0x11111111u << (threadIdx.x & 3);
+        unsigned mask = 0xffu << (threadIdx.x & 24);
         float q = __fmul_rn(v, v);
         for (int i = 1; i < 8; i *= 2)
-            q = __fadd_rn(q, __shfl_xor_sync(mask, q, i * STEP));
+            q = __fadd_rn(q, __shfl_xor_sync(mask, q, i));
         if (o == 0)
             p.squares[(size_t)row * (p.m[which] / SO_TILE) + t.tile] = q;
     }
 }
-
-/* ---- up to 64 rows ---- */
 
 /* RESIDENT: the activation rows stay in shared memory for all steps; otherwise each step copies them
  * again, together with the weights. */
 template <int FMT, int NT, int P, bool RESIDENT> struct narrow_shape {
     static constexpr int unit = so_fmt_unit(FMT), stage = 2 * P * unit + (RESIDENT ? 0 : NT * 1024);
     static constexpr int parts = SO_WARPS * P * NT * 512;
-    /* with many rows a block has one step, and its sums take the place of the ring */
-    static constexpr bool once = NT >= 4;
     static int rows(int n_units) {
         return RESIDENT ? (n_units + SO_SEGMENTS - 1) / SO_SEGMENTS * SO_WARPS * NT * 1024 : 0;
     }
     static int shared(int n_units, int stages) {
-        int ring = SO_WARPS * stages * stage;
-        return once ? (ring > parts ? ring : parts) : ring + rows(n_units) + parts;
+        return SO_WARPS * stages * stage + rows(n_units) + parts;
     }
 };
 
@@ -205,9 +199,9 @@ SO_DEVICE void finish_step(const mm_args &p, int first, int end, const float *pa
         int at = r / 8 * 128 + (o * 4 + r % 8 / 2) * 4 + r % 2, row = blockIdx.y * NT * 8 + r;
         tile_ref t = tile_of(p, first, end, both ? 2 * place : place);
         if (both)
-            finish<1>(p, t, o, row, sum(place, at), sum(place, at + 2));
+            finish(p, t, o, row, sum(place, at), sum(place, at + 2));
         else
-            finish<1>(p, t, o, row, sum(place / 2, at + place % 2 * 2), 0);
+            finish(p, t, o, row, sum(place / 2, at + place % 2 * 2), 0);
     }
 }
 
@@ -222,8 +216,8 @@ static __global__ void __launch_bounds__(256) narrow(const __grid_constant__ mm_
         unit = 0;
     char *ring = shared + warp * ring_bytes,
          *rows = shared + SO_WARPS * ring_bytes + warp * per * NT * 1024;
-    float *part = (float *)(shared + (Z::once ? 0 : SO_WARPS * ring_bytes) +
-                            (RESIDENT ? SO_WARPS * per * NT * 1024 : 0));
+    float *part =
+        (float *)(shared + SO_WARPS * ring_bytes + (RESIDENT ? SO_WARPS * per * NT * 1024 : 0));
     weight_cursor<FMT, P> ahead;
     ahead.step = 0;
     if (a.count > 0)
@@ -273,8 +267,6 @@ static __global__ void __launch_bounds__(256) narrow(const __grid_constant__ mm_
             so_copy_commit();
             slot = slot + 1 == p.stages ? 0 : slot + 1;
         }
-        if (Z::once)
-            so_copy_wait<0>();
         __syncthreads(); /* the sums of the step before have been read */
         for (int q = 0; q < P; q++)
             for (int j = 0; j < NT; j++)
@@ -309,7 +301,7 @@ static int stages_for(const so_queue &q, int stage_bytes, int others, int budget
 template <int FMT, int NT, int P, bool RESIDENT>
 static bool launch_narrow(const so_queue &q, mm_args a, int budget) {
     typedef narrow_shape<FMT, NT, P, RESIDENT> Z;
-    a.stages = stages_for(q, Z::stage, Z::once ? 0 : Z::rows(a.n_units) + Z::parts, budget);
+    a.stages = stages_for(q, Z::stage, Z::rows(a.n_units) + Z::parts, budget);
     if (a.stages == 0)
         return false;
     bool both = a.act == SO_OP_SILU_MUL || a.act == SO_OP_GELU_MUL;
@@ -318,9 +310,9 @@ static bool launch_narrow(const so_queue &q, mm_args a, int budget) {
     /* Formats that take arithmetic to decode have several blocks on an SM. Others have one, and leave
      * room for a block of the next kernel, which starts to read its weights meanwhile. */
     per_sm = FMT <= SO_FMT_F32 || per_sm < 1 ? 1 : per_sm > 4 ? 4 : per_sm;
-    if (!Z::once && blocks > q.n_sms * per_sm)
+    if (blocks > q.n_sms * per_sm)
         blocks = q.n_sms * per_sm;
-    else if (!Z::once && FMT <= SO_FMT_F32) /* a block for each SM, if there are items */
+    else if (FMT <= SO_FMT_F32) /* a block for each SM, if there are items */
         blocks = a.n_items < q.n_sms ? a.n_items : q.n_sms;
     a.each = a.n_items / blocks;
     a.more = a.n_items % blocks;
