@@ -3,20 +3,23 @@
 
   tools/random_model.py SHAPE OUT.gguf [--type BF16] [--layers N] [--vocab N] [--seed 1]
 
-SHAPE: 1b, 3b (Llama 3.2), 135m (SmolLM2). --type: BF16, F16, F32, Q8_0, Q4_0, Q4_K, Q6_K. Norms are ones. The text such a model
-produces means nothing. Needs numpy. Weights are cut from one pool of random numbers at random places, so writing takes as long as the disk does."""
-import argparse, struct, sys
-
-import numpy as np
+SHAPE: 1b, 3b (Llama 3.2), 135m (SmolLM2), tiny (for tests). --type: BF16, F16, F32, Q8_0, Q4_0, Q4_K, Q6_K. Norms are ones; the sizes of the
+other weights keep activations and logits near 1. The text such a model produces means nothing. The same arguments give the same bytes. llama.cpp
+reads the files, too. Weights are cut from one pool of random numbers at random places, so writing takes as long as the disk does."""
+import argparse
+import random
+import struct
+import sys
 
 SHAPES = {  # layers, d, heads, kv heads, head size, ff, vocabulary, rope base
     "1b": (16, 2048, 32, 8, 64, 8192, 128256, 500000.0),
     "3b": (28, 3072, 24, 8, 128, 8192, 128256, 500000.0),
+    "tiny": (2, 256, 4, 2, 64, 512, 512, 10000.0),
     "135m": (30, 576, 9, 3, 64, 1536, 49152, 100000.0),
 }
 TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210),
          "BF16": (30, 1, 2)}  # id, block length, block bytes
-U32, F32, STR, ARR = 4, 6, 8, 9
+U32, I32, F32, STR, ARR = 4, 5, 6, 8, 9
 
 
 def text(s):
@@ -31,8 +34,8 @@ def pair(key, value):
         return text(key) + struct.pack("<If", F32, value)
     if isinstance(value, int):
         return text(key) + struct.pack("<II", U32, value)
-    kind = STR if not value or isinstance(value[0], str) else U32
-    items = b"".join(text(v) if kind == STR else struct.pack("<I", v) for v in value)
+    kind = STR if not value or isinstance(value[0], str) else I32
+    items = b"".join(text(v) if kind == STR else struct.pack("<i", v) for v in value)
     return text(key) + struct.pack("<IIQ", ARR, kind, len(value)) + items
 
 
@@ -42,26 +45,56 @@ def byte_tokens():
     return [chr(b) if b in plain else chr(256 + [x for x in range(256) if x not in plain].index(b)) for b in range(256)]
 
 
-def pool(kind, rng, n_blocks):
-    """n_blocks random blocks of a type, with values of about ±0.03."""
+def floats(kind, b, wide):
+    """Turns random bytes into floats of both signs: from 2^-7 to 2^-5 (root mean square 0.019), or four times that."""
+    shift = 0 if wide else 1
+    if kind == "F16":  # sign, 5 bits of exponent, 10 of mantissa
+        b[1::2] = b[1::2].translate(bytes(i & 0x80 | 8 + 2 * shift + (i >> 2 & 1) << 2 | i & 3 for i in range(256)))
+    else:  # sign, 8 bits of exponent, the lowest one in the next byte
+        size = TYPES[kind][2]
+        b[size - 1::size] = b[size - 1::size].translate(bytes(i & 0x80 | 60 + shift for i in range(256)))
+
+
+def pool(kind, rng, n_blocks, wide):
+    """n_blocks random blocks of a type. A product with a row of 1024 values or more (wide), or of a few hundred, keeps the size of its input."""
+    size = TYPES[kind][2]
+    b = bytearray(rng.randbytes(n_blocks * size))
+
+    def scale(at, value):  # fp16
+        b[at::size], b[at + 1::size] = (bytes([x]) * n_blocks for x in struct.pack("<e", value * (1 if wide else 4)))
+
     if kind in ("F32", "F16", "BF16"):
-        x = (rng.standard_normal(n_blocks) * 0.02).astype(np.float32)
-        if kind == "BF16":
-            return (x.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-        return x.astype(np.float32 if kind == "F32" else np.float16).tobytes()
-    _, _, size = TYPES[kind]
-    b = rng.integers(0, 256, (n_blocks, size), dtype=np.uint8)
-    half = lambda v: np.frombuffer(np.float16(v).tobytes(), np.uint8)
-    if kind == "Q8_0":
-        b[:, 0:2] = half(0.0003)
+        floats(kind, b, wide)
+    elif kind == "Q8_0":
+        scale(0, 0.0003)
     elif kind == "Q4_0":
-        b[:, 0:2] = half(0.004)
+        scale(0, 0.004)
     elif kind == "Q4_K":
-        b[:, 0:2], b[:, 2:4] = half(0.0002), half(0.0014)
+        scale(0, 0.0001)
+        scale(2, 0.0007)
     else:  # Q6_K: 8-bit scales are signed
-        b[:, 192:208] = b[:, 192:208] % 32
-        b[:, 208:210] = half(0.00006)
-    return b.tobytes()
+        for at in range(192, 208):
+            b[at::size] = b[at::size].translate(bytes(i % 32 for i in range(256)))
+        scale(208, 0.00006)
+    return memoryview(b)
+
+
+def write_tensors(f, args, tensors, sizes):
+    rng = random.Random(args.seed)
+    block = TYPES[args.type][2]
+    n_pool = max(1, min(64 << 20, sum(sizes)) // block)
+    weights = pool(args.type, rng, n_pool, tensors[0][1] >= 1024)
+    for i, ((_, k, _, kind), n) in enumerate(zip(tensors, sizes)):
+        left = n
+        if kind is None:
+            f.write(struct.pack("<f", 1) * k)
+        while kind and left:
+            first = rng.randrange(n_pool) * block
+            left -= f.write(weights[first:first + left])
+        f.write(bytes(-n % 32))
+        if sys.stderr.isatty():
+            end = "\n" if i + 1 == len(tensors) else ""
+            print(f"\r{args.out}: {i + 1} of {len(tensors)} tensors", end=end, file=sys.stderr, flush=True)
 
 
 def main():
@@ -97,28 +130,19 @@ def main():
     at, sizes = 0, []
     for name, k, m, kind in tensors:
         tid, block, size = TYPES[kind or "F32"]
+        if k % block:
+            sys.exit(f"--type {kind}: rows of {name} have {k} values, not a multiple of {block}; use Q8_0 or another shape")
         n = k * m // block * size
         dims = struct.pack("<IQQ", 2, k, m) if kind else struct.pack("<IQ", 1, k)
         head += text(name) + dims + struct.pack("<IQ", tid, at)
         sizes.append(n)
         at += (n + 31) // 32 * 32
-    rng = np.random.default_rng(args.seed)
-    block = TYPES[args.type][2]
-    n_pool = max(1, (64 << 20) // block)
-    random = pool(args.type, rng, n_pool)
-    with open(args.out, "wb") as f:
-        f.write(head + bytes(-len(head) % 32))
-        for (name, k, m, kind), n in zip(tensors, sizes):
-            if kind is None:
-                f.write(np.ones(k, np.float32).tobytes())
-            else:
-                left = n
-                while left:
-                    first = int(rng.integers(0, n_pool)) * block
-                    piece = random[first:first + left]
-                    f.write(piece)
-                    left -= len(piece)
-            f.write(bytes(-n % 32))
+    try:
+        with open(args.out, "wb") as f:
+            f.write(head + bytes(-len(head) % 32))
+            write_tensors(f, args, tensors, sizes)
+    except OSError as e:
+        sys.exit(f"{args.out}: {e.strerror}; {at / 1e9:.2f} GB are needed")
     print(f"{args.out}: {args.shape}, {args.type}, {at / 1e9:.2f} GB")
 
 
