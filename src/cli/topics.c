@@ -33,6 +33,8 @@ static const so_topic topics[] = {
      "random\trandom tokens: the worst case, for tests\n"
      "oracle(P)\tthe right token with probability P, 0 to 1, for measurements; needs --prediction "
      "except in bench and prove\n"
+     "oracle(P,model)\tthe same, and the draft model is run for its time alone: simulated "
+     "acceptance\n"
      "medusa, blockwise, lookahead, async\treserved names; this version has no such drafter\n"
      "Options of drafters\n"
      "lookup(min=N)\tshortest repetition that is continued: 1 to 64 tokens (default: 2)\n"

@@ -67,6 +67,14 @@ static so_drafter *make_ngram(const so_spec_node *n) {
     });
 }
 
+static int make_oracle(build *b, const so_spec_node *n, so_drafter **out) {
+    so_drafter *model = NULL;
+    int rc = n->first >= 0 ? make_node(b, n->first, &model) : 0;
+    if (rc == 0)
+        *out = so_oracle_create(n->opt[SO_SPEC_OPT_NUMBER], model, b->cfg->n_vocab);
+    return rc;
+}
+
 /* What a drafter lacks if there is no hook. */
 static const char *needs(so_spec_name name) {
     return name == SO_SPEC_MODEL ? "a draft model: give --draft-model FILE or model(FILE)"
@@ -128,8 +136,7 @@ static int make_leaf(build *b, const so_spec_node *n, so_drafter **out) {
         *out = so_random_create();
         return 0;
     case SO_SPEC_ORACLE:
-        *out = so_oracle_create(n->opt[SO_SPEC_OPT_NUMBER]);
-        return 0;
+        return make_oracle(b, n, out);
     case SO_SPEC_UNIGRAM:
     case SO_SPEC_BIGRAM:
         return n->file_len > 0 ? make_table(b, n, out) : make_by_hook(b, n, out);

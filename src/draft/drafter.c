@@ -30,6 +30,29 @@ void so_drafter_add_hidden(so_drafter *d, void *state, int pos, const float *x) 
         d->vt->add_hidden(d, state, pos, x);
 }
 
+void so_drafter_replace(so_drafter *d, void *state, const int32_t *tokens, int n) {
+    if (d->vt->replace)
+        d->vt->replace(d, state, tokens, n);
+}
+
+so_draft_job so_draft_inner_job(const so_draft_job *job, void *state, so_tree *tree,
+                                so_sample_params *greedy) {
+    so_draft_job inner = *job;
+    so_tree_reset(tree, job->tree->nodes[0].token, job->tree->root_pos);
+    inner.state = state;
+    inner.tree = tree;
+    inner.terms = NULL;            /* its guesses cost neither a row nor a test of the target */
+    if (job->tree->max_rows > 0) { /* `reject`: the argmax, which uses no random number */
+        inner.temp = 0;
+        if (job->sample) {
+            *greedy = *job->sample;
+            greedy->temp = 0;
+            inner.sample = greedy;
+        }
+    }
+    return inner;
+}
+
 int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind kind, int row,
                  int drafter, float confidence) {
     so_tree *t = job->tree;

@@ -137,6 +137,11 @@ typedef struct so_drafter_vt {
     /* Optional. The fraction of the drafter's own KV cache (shared by all requests) that a text of
      * n tokens needs; 0: no cache. Requests that do not fit get no guesses. */
     double (*cache_fraction)(const so_drafter *d, int n_tokens);
+    /* Optional. The guesses of the last call are replaced by `tokens`: the drafter treats what it
+     * computed for its own guesses as if it belonged to these. Then the next call takes as long as if
+     * it had guessed them, but its guesses mean nothing. For `oracle`, which runs a draft model for
+     * its cost alone. */
+    void (*replace)(so_drafter *d, void *state, const int32_t *tokens, int n);
     /* Optional. The request was preempted: release memory that can be rebuilt from its text. */
     void (*preempt)(so_drafter *d, void *state);
 } so_drafter_vt;
@@ -168,6 +173,7 @@ double so_drafter_cache_fraction(const so_drafter *d, int n_tokens);
 void so_drafter_preempt(so_drafter *d, void *state);
 void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n);
 void so_drafter_add_hidden(so_drafter *d, void *state, int pos, const float *x);
+void so_drafter_replace(so_drafter *d, void *state, const int32_t *tokens, int n);
 
 /* so_tree_add within the job's limits of nodes and depth and within the vocabulary. Returns the
  * child, or −1: the chain ends here. */
@@ -177,6 +183,12 @@ int so_draft_add(const so_draft_job *job, int parent, int32_t token, so_q_kind k
  * of (seed, choice, position, SO_RNG_DRAFT, round) and the drafter's index. With the index, two
  * drafters sample independently at one position; with the round, so do two rounds. */
 double so_draft_uniform(const so_drafter *d, const so_draft_job *job, int depth, int draw);
+/* The job of an inner drafter with this state, which drafts for the drafter of `job` into a tree of
+ * its own. `greedy` is storage for the job's sampling parameters. In `reject` the inner drafter
+ * drafts greedily: with the target's noise its guesses would depend on numbers that later decide
+ * tokens. */
+so_draft_job so_draft_inner_job(const so_draft_job *job, void *state, so_tree *tree,
+                                so_sample_params *greedy);
 /* The kind of a guess that no model made: SO_Q_ROW if it was sampled from `row`, otherwise a point.
  * A single proposal that is verified as a point is exact however it was chosen, provided that no
  * random number that tests it took part in the choice (verify/reject.c, step 3). */

@@ -46,8 +46,9 @@ so_drafter *so_predict_create(void);
 /* Uniform over the vocabulary: the baseline and the worst case. */
 so_drafter *so_random_create(void);
 
-/* Right with probability alpha, for measuring: `expected` is the target's plain output. */
-so_drafter *so_oracle_create(double alpha);
+/* Right with probability alpha, for measuring: `expected` is the target's plain output. `model` (may
+ * be NULL; owned) is run for every draft, and its guesses are replaced: drafts take its time. */
+so_drafter *so_oracle_create(double alpha, so_drafter *model, int n_vocab);
 
 /* A user's function: writes at most `max` consecutive ids that may follow `tokens` to `out` and
  * returns their number; negative means failure. Every id is verified as a point, so any function is

@@ -172,6 +172,15 @@ static void model_observe(so_drafter *d, void *state, const int32_t *tokens, int
         so_drafter_observe(md->inner, ((request_state *)state)->inner, tokens, n);
 }
 
+/* The cache keeps what was computed for its own guesses; sync_text compares tokens alone. */
+static void model_replace(so_drafter *d, void *state, const int32_t *tokens, int n) {
+    (void)d;
+    request_state *s = state;
+    n = SO_MIN(n, s->cap - s->n_agreed);
+    if (n > 0)
+        memcpy(s->text + s->n_agreed, tokens, (size_t)n * sizeof *tokens);
+}
+
 /* A draft model may read the target's hidden states (so_model_d_target_hidden): with each accepted
  * token the hidden state from which the token was sampled. The latest N_HIDDEN states are kept;
  * prompt tokens, guesses and older tokens are fed without a hidden state. Shared pages may hold
@@ -249,34 +258,17 @@ static void copy_inner_chain(const model_drafter *md, const so_tree *t, chain *c
     }
 }
 
-static const so_sample_params *make_greedy(const so_sample_params *p, so_sample_params *out) {
-    if (!p)
-        return NULL;
-    *out = *p;
-    out->temp = 0;
-    return out;
-}
-
 /* The inner drafter proposes once per round. Its chain goes into the first pass and is kept as far
  * as it equals the draft's own guesses, so it changes the number of passes, never a guess. In
- * `reject` it drafts greedily: with the target's noise its guesses would depend on numbers that
- * later decide tokens, and the number of rows to feed can end a draft if pages are short. The
- * argmax also matches sampled tokens more often. */
+ * `reject` it drafts greedily (so_draft_inner_job): the number of rows to feed can end a draft if
+ * pages are short, so it must not depend on numbers that decide tokens. The argmax also matches
+ * sampled tokens more often. */
 static int run_inner(model_drafter *md, int n, so_err *err) {
     for (int i = 0; i < n; i++) {
-        const so_draft_job *job = md->chains[i].job;
-        so_tree *t = &md->inner_trees[i];
-        so_tree_reset(t, job->tree->nodes[0].token, job->tree->root_pos);
-        md->inner_jobs[i] = *job;
-        md->inner_jobs[i].terms = NULL; /* its guesses cost neither a row nor a test of the
-                                         * target */
-        md->inner_jobs[i].state = md->chains[i].s->inner;
-        md->inner_jobs[i].tree = t;
-        if (job->tree->max_rows > 0) { /* `reject`: the argmax, which uses no random number */
-            md->inner_jobs[i].temp = 0;
-            md->inner_jobs[i].sample = make_greedy(job->sample, &md->chains[i].inner_sample);
-        }
-        md->inner_jobs[i].max_depth = md->inner_jobs[i].max_nodes = md->chains[i].limit - 1;
+        chain *c = &md->chains[i];
+        md->inner_jobs[i] =
+            so_draft_inner_job(c->job, c->s->inner, &md->inner_trees[i], &c->inner_sample);
+        md->inner_jobs[i].max_depth = md->inner_jobs[i].max_nodes = c->limit - 1;
     }
     int rc = md->inner->vt->propose(md->inner, md->inner_jobs, n, err);
     for (int i = 0; i < n && rc == SO_OK; i++)
@@ -759,6 +751,7 @@ static const so_drafter_vt MODEL_VT = {
     .propose = model_propose,
     .observe = model_observe,
     .add_hidden = model_add_hidden,
+    .replace = model_replace,
     .n_ctx = model_n_ctx,
     .cache_fraction = model_cache_fraction,
     .preempt = model_preempt,

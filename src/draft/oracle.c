@@ -5,7 +5,14 @@
  * tested, and the next chain starts after that position, so every position is tested once. The
  * outcomes are then independent with probability alpha, as the formulas assume. A wrong guess is a
  * token that differs from the right one; guesses after a wrong one are wrong, too. Once the output
- * differs from the expected text, the oracle makes no guesses. Guesses are points. */
+ * differs from the expected text, the oracle makes no guesses. Guesses are points.
+ *
+ * Cost of a draft model. With an inner drafter, `oracle(0.8,model)`, every draft first runs the
+ * draft model for as many guesses as the oracle will make, and then replaces its guesses. So a draft
+ * takes the model's time, catch-up and rollback included, while acceptance is simulated: this
+ * measures what a pair of models would gain at a given alpha, when no pair with this alpha is at
+ * hand. The model's cache is taken as that of the replaced guesses (so_drafter_vt.replace), as if it
+ * had guessed them. If the model stops early, so does the oracle. Thread: the engine thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +22,10 @@
 typedef struct oracle {
     so_drafter base;
     double alpha;
+    so_drafter *model;  /* run for its cost; NULL: none */
+    int n_vocab;        /* of its trees */
+    so_draft_job *jobs; /* [jobs_cap] of the model */
+    int jobs_cap, n_open;
 } oracle;
 
 typedef struct oracle_state {
@@ -22,6 +33,10 @@ typedef struct oracle_state {
     int n_expected, n_prompt;
     int n_same; /* output tokens equal to the expected ones */
     int n_seen; /* output tokens */
+    /* With a model: */
+    void *model;
+    so_tree tree; /* of its guesses, which are not used */
+    so_sample_params greedy;
 } oracle_state;
 
 static void feed(oracle_state *s, const int32_t *tokens, int n) {
@@ -31,33 +46,59 @@ static void feed(oracle_state *s, const int32_t *tokens, int n) {
             s->n_same++;
 }
 
+static void free_state(oracle_state *s) {
+    so_tree_deinit(&s->tree);
+    free(s->expected);
+    free(s);
+}
+
+static int open_model(oracle *o, oracle_state *s, const so_draft_text *text, so_err *err) {
+    if (!o->model)
+        return SO_OK;
+    so_tree_init(&s->tree, o->n_vocab, 0);
+    int rc = o->model->vt->open(o->model, text, &s->model, err);
+    if (rc == SO_OK && ++o->n_open > o->jobs_cap) { /* here, so that propose allocates nothing */
+        o->jobs_cap = o->n_open;
+        o->jobs = so_realloc(o->jobs, (size_t)o->jobs_cap * sizeof *o->jobs);
+    }
+    return rc;
+}
+
 static int oracle_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
-    (void)d;
     int n = text->expected ? SO_MAX(text->n_expected, 0) : 0;
     oracle_state *s = SO_NEW(oracle_state);
     s->expected = so_try_alloc((size_t)n, sizeof *s->expected);
-    if (!s->expected) {
-        free(s);
-        return so_err_set(err, SO_ENOMEM, "oracle: no memory for %d expected tokens", n);
+    int rc = s->expected
+                 ? open_model((oracle *)d, s, text, err)
+                 : so_err_set(err, SO_ENOMEM, "oracle: no memory for %d expected tokens", n);
+    if (rc != SO_OK) {
+        free_state(s);
+        return rc;
     }
     if (n > 0)
         memcpy(s->expected, text->expected, (size_t)n * sizeof *s->expected);
     s->n_expected = n;
     s->n_prompt = text->n_prompt;
     *state = s;
-    return 0;
+    return SO_OK;
 }
 
 static void oracle_close(so_drafter *d, void *state) {
-    (void)d;
+    oracle *o = (oracle *)d;
     oracle_state *s = state;
-    free(s->expected);
-    free(s);
+    if (o->model) {
+        o->model->vt->close(o->model, s->model);
+        o->n_open--;
+    }
+    free_state(s);
 }
 
 static void oracle_observe(so_drafter *d, void *state, const int32_t *tokens, int n) {
-    (void)d;
-    feed(state, tokens, n);
+    const oracle *o = (const oracle *)d;
+    oracle_state *s = state;
+    feed(s, tokens, n);
+    if (o->model)
+        so_drafter_observe(o->model, s->model, tokens, n);
 }
 
 /* Random number for the outcome or replacement at a position; independent of the round. */
@@ -72,32 +113,110 @@ static int32_t other_token(const so_draft_job *job, int position, int32_t token)
     return (int32_t)(((int64_t)token + SO_MIN(step, n_vocab - 1)) % n_vocab);
 }
 
-static void propose_one(const oracle *o, so_draft_job *job) {
+/* Feeds tokens that came without observe. Returns how many expected tokens follow; 0: none, or the
+ * output is not the expected one. */
+static int n_known(const so_draft_job *job) {
     oracle_state *s = job->state;
     int seen = s->n_prompt + s->n_seen;
     if (job->n_tokens > seen)
         feed(s, job->tokens + seen, job->n_tokens - seen);
+    return s->n_same == s->n_seen ? s->n_expected - s->n_seen : 0;
+}
+
+/* Adds a chain of at most n guesses. Returns their number; `tokens` gets them. */
+static int add_chain(const oracle *o, const so_draft_job *job, int n, int32_t *tokens) {
+    const oracle_state *s = job->state;
     bool right = true; /* so far in this chain */
-    for (int node = 0, i = s->n_seen; s->n_same == s->n_seen && node >= 0 && i < s->n_expected;
-         i++) {
-        int32_t token = s->expected[i];
+    for (int node = 0, i = 0; i < n; i++) {
+        int pos = s->n_prompt + s->n_seen + i;
+        int32_t token = s->expected[s->n_seen + i];
         if (token < 0 || token >= job->tree->n_vocab)
-            return;
-        right = right && keyed(job, s->n_prompt + i, 0) < o->alpha;
+            return i;
+        right = right && keyed(job, pos, 0) < o->alpha;
         if (!right)
-            token = other_token(job, s->n_prompt + i, token);
+            token = other_token(job, pos, token);
         node = so_draft_add(job, node, token, SO_Q_POINT, -1, o->base.index, (float)o->alpha);
+        if (node < 0)
+            return i;
+        tokens[i] = token;
     }
+    return n;
+}
+
+/* Guesses that the model has to make for a job; 0: it is not run. */
+static int n_wanted(const so_draft_job *job) {
+    int n = SO_MIN(SO_MIN(job->max_depth, job->max_nodes - (job->tree->n_nodes - 1)),
+                   SO_TREE_MAX - job->tree->n_nodes);
+    return SO_MAX(SO_MIN(n, n_known(job)), 0);
+}
+
+static int propose_with_model(oracle *o, so_draft_job *jobs, int n_jobs, so_err *err) {
+    int32_t tokens[SO_TREE_MAX];
+    int n = 0;
+    SO_ASSERT(n_jobs <= o->jobs_cap);
+    for (int i = 0; i < n_jobs; i++) {
+        oracle_state *s = jobs[i].state;
+        int want = n_wanted(&jobs[i]);
+        so_tree_reset(&s->tree, 0, 0);
+        if (want == 0)
+            continue;
+        o->jobs[n] = so_draft_inner_job(&jobs[i], s->model, &s->tree, &s->greedy);
+        o->jobs[n].max_depth = o->jobs[n].max_nodes = want;
+        n++;
+    }
+    int rc = n > 0 ? o->model->vt->propose(o->model, o->jobs, n, err) : SO_OK;
+    for (int i = 0, k = 0; i < n_jobs && rc == SO_OK; i++) {
+        oracle_state *s = jobs[i].state;
+        if (k == n || o->jobs[k].tree != &s->tree)
+            continue;
+        jobs[i].n_levels = o->jobs[k].n_levels;
+        jobs[i].n_catch_up = o->jobs[k].n_catch_up;
+        k++;
+        int n_guesses = add_chain(o, &jobs[i], s->tree.n_nodes - 1, tokens);
+        so_drafter_replace(o->model, s->model, tokens, n_guesses);
+    }
+    return rc;
 }
 
 static int oracle_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
-    (void)err;
+    int32_t tokens[SO_TREE_MAX];
+    if (((oracle *)d)->model)
+        return propose_with_model((oracle *)d, jobs, n_jobs, err);
     for (int i = 0; i < n_jobs; i++)
-        propose_one((const oracle *)d, &jobs[i]);
-    return 0;
+        add_chain((const oracle *)d, &jobs[i], SO_MIN(n_known(&jobs[i]), SO_TREE_MAX), tokens);
+    return SO_OK;
 }
 
-static void oracle_free(so_drafter *d) { free(d); }
+/* --- what the model needs --- */
+
+static void oracle_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
+    const oracle *o = (const oracle *)d;
+    if (o->model)
+        so_drafter_add_hidden(o->model, ((oracle_state *)state)->model, pos, x);
+}
+
+static void oracle_preempt(so_drafter *d, void *state) {
+    const oracle *o = (const oracle *)d;
+    if (o->model)
+        so_drafter_preempt(o->model, ((oracle_state *)state)->model);
+}
+
+static int oracle_n_ctx(const so_drafter *d) {
+    const oracle *o = (const oracle *)d;
+    return o->model ? so_drafter_n_ctx(o->model) : 0;
+}
+
+static double oracle_cache_fraction(const so_drafter *d, int n_tokens) {
+    const oracle *o = (const oracle *)d;
+    return o->model ? so_drafter_cache_fraction(o->model, n_tokens) : 0;
+}
+
+static void oracle_free(so_drafter *d) {
+    oracle *o = (oracle *)d;
+    so_drafter_free(o->model);
+    free(o->jobs);
+    free(o);
+}
 
 static const so_drafter_vt ORACLE_VT = {
     .name = "oracle",
@@ -106,13 +225,25 @@ static const so_drafter_vt ORACLE_VT = {
     .close = oracle_close,
     .propose = oracle_propose,
     .observe = oracle_observe,
+    .add_hidden = oracle_add_hidden,
+    .n_ctx = oracle_n_ctx,
+    .cache_fraction = oracle_cache_fraction,
+    .preempt = oracle_preempt,
 };
 
-so_drafter *so_oracle_create(double alpha) {
+so_drafter *so_oracle_create(double alpha, so_drafter *model, int n_vocab) {
     SO_ASSERT(alpha >= 0 && alpha <= 1);
     oracle *o = SO_NEW(oracle);
     o->base.vt = &ORACLE_VT;
-    o->base.request_only = true;
+    o->base.request_only = !model || model->request_only;
     o->alpha = alpha;
+    o->model = model;
+    o->n_vocab = n_vocab;
+    if (model) { /* its costs are the model's; its acceptance is never recorded */
+        o->base.has_cost = o->base.is_model = true;
+        o->base.size = model->size;
+        o->base.id = model->id;
+        o->base.wants_target_hidden = model->wants_target_hidden;
+    }
     return &o->base;
 }

@@ -28,7 +28,7 @@ static const struct {
     [SO_SPEC_BIGRAM] = {"bigram", BIT(DRAW), true, false},
     [SO_SPEC_PREDICT] = {"predict", 0, false, false},
     [SO_SPEC_RANDOM] = {"random", 0, false, false},
-    [SO_SPEC_ORACLE] = {"oracle", BIT(NUMBER), false, false},
+    [SO_SPEC_ORACLE] = {"oracle", BIT(NUMBER), false, true},
     [SO_SPEC_MODEL] = {"model", 0, true, true},
     [SO_SPEC_AUTO] = {"auto", 0, false, false},
 };
@@ -299,6 +299,10 @@ static void parse_args(parser *p, int node) {
 static void check_item(parser *p, const so_spec_node *n) {
     if (n->name == SO_SPEC_ORACLE && !so_spec_has(n, SO_SPEC_OPT_NUMBER))
         fail_at(p, n->column - 1, "oracle needs its rate, as in oracle(0.8)");
+    if (n->name == SO_SPEC_ORACLE && n->first >= 0 && p->s->nodes[n->first].name != SO_SPEC_MODEL)
+        fail_at(p, p->s->nodes[n->first].column - 1,
+                "the inner drafter of oracle is run for its cost and must be one model, as in "
+                "oracle(0.8,model)");
 }
 
 static int parse_item(parser *p, word w) {

@@ -23,11 +23,16 @@ typedef struct fixture {
 
 static const so_backend_vt *cpu_vt;
 static so_backend_vt counting_vt;
-static int n_passes;
+static int n_passes, n_rows; /* of the draft model */
 
 static int counting_sync(so_backend *b, so_err *err) {
     n_passes++;
     return cpu_vt->sync(b, err);
+}
+
+static void counting_submit(so_backend *b, const so_op *op) {
+    n_rows += op->kind == SO_OP_KV_STORE && op->kv_store.layer == 0 ? op->n : 0;
+    cpu_vt->submit(b, op);
 }
 
 static int open_fixture(void **state) {
@@ -36,6 +41,7 @@ static int open_fixture(void **state) {
     cpu_vt = f->draft.b->vt;
     counting_vt = *cpu_vt;
     counting_vt.sync = counting_sync;
+    counting_vt.submit = counting_submit;
     f->draft.b->vt = &counting_vt;
     *state = f;
     return 0;
@@ -115,6 +121,59 @@ static void test_hierarchical_saves_passes(void **state) {
         assert_int_equal(passes[1], rounds[0]);
         assert_int_equal(passes[2], LENGTH * rounds[0]);
     }
+}
+
+/* --- simulated acceptance --- */
+
+typedef struct draft_work {
+    so_request_stats s;
+    int passes, rows; /* of the draft model */
+} draft_work;
+
+static draft_work work_of(const so_rig *target, so_rig *draft, const so_case *c, const char *spec) {
+    draft_work w;
+    so_engine *e = so_case_engine(
+        target,
+        &(so_case_engine_opts){.draft = draft, .n_parallel = 1, .n_batch = 64, .draft_temp = -1});
+    n_passes = n_rows = 0;
+    w.s = run_case(e, c, spec, LENGTH);
+    w.passes = n_passes;
+    w.rows = n_rows;
+    so_engine_free(e);
+    return w;
+}
+
+/* oracle(P,model) makes the passes and computes the rows of a draft model whose guesses are accepted
+ * with probability P, although its own guesses are other ones. At 1 these are the passes and rows
+ * of a perfect draft. At 0 every round feeds the correction, then all guesses but the last. */
+static void test_oracle_takes_the_cost_of_a_model(void **state) {
+    fixture *f = *state;
+    so_rig other;
+    so_case_model(&other, "qwen3");
+    other.b->vt = &counting_vt;
+    for (int c = 0; c < SO_CASES; c++) {
+        const so_case *k = &f->cases[c];
+        bool together = cpu_vt->remote && so_sample_is_argmax(&k->sample);
+        draft_work perfect = work_of(&f->target, &f->draft, k, "model");
+        draft_work all = work_of(&f->target, &other, k, "oracle(1,model)");
+        draft_work none = work_of(&f->target, &other, k, "oracle(0,model)");
+        draft_work some = work_of(&f->target, &other, k, "oracle(0.5,model)");
+        assert_int_equal(all.s.rounds, perfect.s.rounds);
+        assert_int_equal(all.passes, perfect.passes);
+        assert_int_equal(all.rows, perfect.rows);
+        assert_int_equal(none.s.draft_n_accepted, 0);
+        assert_int_equal(none.s.rounds, N_PREDICT);
+        if (!together) /* drafts are shorter near the end of the text */
+            assert_int_equal(none.passes, none.s.draft_n);
+        assert_int_equal(none.rows, k->n_prompt - 1 + none.s.draft_n);
+        /* A draft that is accepted whole leaves its last guess to be fed, if a draft follows. */
+        int n_whole = some.s.per_depth[LENGTH - 1].accepted;
+        int more = some.rows - (k->n_prompt - 1 + some.s.draft_n);
+        assert_in_range(some.s.draft_n_accepted, 1, some.s.tested_n - 1);
+        assert_true(more == n_whole || more == n_whole - 1);
+    }
+    other.b->vt = cpu_vt;
+    so_rig_close(&other);
 }
 
 /* --- earlier requests --- */
@@ -206,6 +265,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_target_as_its_own_draft_at_every_length),
         cmocka_unit_test(test_predicted_text_at_every_length),
         cmocka_unit_test(test_hierarchical_saves_passes),
+        cmocka_unit_test(test_oracle_takes_the_cost_of_a_model),
         cmocka_unit_test(test_corpus_hits_on_the_second_request),
         cmocka_unit_test(test_tables_from_files),
         cmocka_unit_test(test_speculative_with_continuous_batching),

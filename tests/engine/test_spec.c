@@ -71,13 +71,22 @@ static void check_stats(const so_request *r) {
     assert_int_equal(s->rounds + s->draft_n_accepted, s->predicted_n);
 }
 
-static const char *const DRAFTERS[] = {"none",         "ngram",
-                                       "ngram(draw)",  "lookup",
-                                       "corpus",       "predict",
-                                       "random",       "oracle(0.6)",
-                                       "model",        "model(ngram)",
-                                       "lookup,ngram", "lookup,model",
-                                       "model+lookup", "oracle(0.5)+random+ngram",
+static const char *const DRAFTERS[] = {"none",
+                                       "ngram",
+                                       "ngram(draw)",
+                                       "lookup",
+                                       "corpus",
+                                       "predict",
+                                       "random",
+                                       "oracle(0.6)",
+                                       "model",
+                                       "model(ngram)",
+                                       "lookup,ngram",
+                                       "lookup,model",
+                                       "model+lookup",
+                                       "oracle(0.5)+random+ngram",
+                                       "oracle(0.6,model)",
+                                       "oracle(0.8,model)+lookup",
                                        "auto"};
 
 /* Runs all cases, `n_parallel` at once; if several run, each has another drafter and length.
