@@ -5,6 +5,7 @@
  *   decode   tokens per second, one token per pass, after --ctx-size cached tokens
  *   prompt   tokens per second of prefill for a prompt of --predict tokens
  *   spec     plain and speculative decoding of a file of prompts, compared (bench_spec.c)
+ *   pair     speed-up with a draft model at given acceptance rates, simulated (bench_pair.c)
  *   passes   times of passes that another program requests on standard input, in alternation with
  *            its own measurements (bench_passes.c)
  *   kernels  matrix products alone, by dtype and number of rows (bench_kernels.c)
@@ -22,6 +23,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "cli/bench_kernels.h"
+#include "cli/bench_pair.h"
 #include "cli/bench_rig.h"
 #include "cli/bench_spec.h"
 #include "cli/progress.h"
@@ -196,13 +198,16 @@ int so_cmd_bench(int argc, char **argv) {
         status = so_bench_passes(&a, &g);
     else if (strcmp(kind, "spec") == 0)
         status = so_bench_spec(&a);
+    else if (strcmp(kind, "pair") == 0)
+        status = so_bench_pair(&a);
     else if (strcmp(kind, "kernels") == 0)
         status = so_bench_kernels(&a);
     else if (strcmp(kind, "logits") == 0)
         status = bench_logits(&a, &g);
     else
         status = so_args_bad(
-            &a, "'%.40s': must be spec, curve, ppl, decode, prompt, kernels, passes or logits",
+            &a,
+            "'%.40s': must be spec, pair, curve, ppl, decode, prompt, kernels, passes or logits",
             kind);
     so_bench_close(&g);
     so_args_free(&a);

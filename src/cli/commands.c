@@ -102,6 +102,7 @@ static const so_command table[] = {
      .usage = "WHAT -m MODEL [options]",
      .summary = "measure speed, speed-up and perplexity",
      .args = "spec\tplain and speculative decoding of --prompts, compared\n"
+             "pair\tspeed-up with a draft model at given acceptance rates, which are simulated\n"
              "curve\ttime of a pass over n rows, and the roofline\n"
              "decode\ttokens per second, one token per pass\n"
              "prompt\ttokens per second of prefill\n"

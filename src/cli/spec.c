@@ -128,12 +128,16 @@ int so_cli_spec_check_text(const so_args *a, const so_cli_spec *s) {
 }
 
 int so_cli_open_draft(const so_args *a, const so_bundle *target, so_bundle *out) {
+    return so_cli_open_draft_named(a, target, so_args_str(a, SO_OPT_DRAFT_MODEL, ""), out);
+}
+
+int so_cli_open_draft_named(const so_args *a, const so_bundle *target, const char *name,
+                            so_bundle *out) {
     so_bundle_opts o;
     so_bundle draft = {0};
     so_err err = {0};
     so_progress bar;
     char *path = NULL;
-    const char *name = so_args_str(a, SO_OPT_DRAFT_MODEL, "");
     if (so_model_resolve(name, &path, &err) != SO_OK)
         return so_args_fail(a, &err);
     so_bundle_defaults(&o);

@@ -27,6 +27,8 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s, 
  * or registered for another target, is refused with a message that names both files and the
  * difference. 0, or the exit status with the message printed. */
 int so_cli_open_draft(const so_args *a, const so_bundle *target, so_bundle *out);
+int so_cli_open_draft_named(const so_args *a, const so_bundle *target, const char *name,
+                            so_bundle *out);
 /* Prints that `option` ("--spec model") needs a draft model and none is registered; returns 2. */
 int so_cli_no_draft(const so_args *a, const char *option);
 /* Changes the drafter of later requests to `text`, which must stay valid. SO_EINVAL, with nothing

@@ -717,6 +717,63 @@ static void test_bench_spec(void **state) {
            "sooth bench spec -m tiny.gguf --prompts some.jsonl --spec predict");
 }
 
+static double field(const json_t *o, const char *name) {
+    const json_t *v = json_object_get(o, name);
+    if (!json_is_number(v))
+        fail_msg("%s is not a number", name);
+    return json_number_value(v);
+}
+
+/* Every cell of the grid is there, and theory and ratio follow from the other fields. */
+static void test_bench_pair(void **state) {
+    fixture *f = *state;
+    enum { GAMMA = 3 };
+    json_t *o = json_of(f, "sooth bench pair -m tiny.gguf -md tiny.gguf -t 1 -c 20 -n 24 "
+                           "--draft-max 3 --repeats 2 --json");
+    const json_t *passes = json_object_get(o, "passes"), *cells = json_object_get(o, "cells");
+    assert_true(json_is_true(json_object_get(o, "simulated_acceptance")));
+    assert_true(json_is_true(json_object_get(o, "identical")));
+    assert_int_equal(json_array_size(passes), GAMMA + 1);
+    assert_int_equal(json_array_size(cells), 4 * GAMMA);
+    double t1 = field(json_array_get(passes, 0), "ms"), draft = field(o, "draft_pass_ms");
+    assert_true(fabs(field(o, "c") - draft / t1) < 1e-9);
+    for (int i = 0; i < 4 * GAMMA; i++) {
+        const json_t *c = json_array_get(cells, (size_t)i);
+        double alpha = 0.6 + 0.1 * (i / GAMMA), tokens = 0;
+        int gamma = 1 + i % GAMMA;
+        for (int k = 0; k <= gamma; k++)
+            tokens += pow(alpha, k);
+        double tn = field(json_array_get(passes, (size_t)gamma), "ms");
+        double theory = tokens * t1 / (gamma * draft + tn);
+        assert_true(fabs(field(c, "alpha") - alpha) < 1e-9);
+        assert_int_equal((int)field(c, "gamma"), gamma);
+        assert_in_range((int)field(c, "tokens_per_round"), 1, gamma + 1);
+        assert_true(fabs(field(c, "theory") - theory) < 1e-6 * theory);
+        assert_true(fabs(field(c, "ratio") - field(c, "speedup_at_alpha") / theory) < 1e-6);
+        assert_true(field(c, "draft_ms") > 0 && field(c, "pass_ms") > 0);
+    }
+    assert_int_equal(json_array_size(json_object_get(o, "best")), 4);
+    assert_int_equal(json_array_size(json_object_get(o, "limits")), 2);
+    json_decref(o);
+    ran r = run(f, "sooth bench pair -m tiny.gguf --spec 'model(tiny.gguf);model(tiny.gguf)' -t 1 "
+                   "-c 20 -n 8 --draft-max 1 --repeats 1");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(text_of(&r.out), "Simulated acceptance"));
+    const char *last = strstr(text_of(&r.out), "best gamma"); /* one table for each draft */
+    assert_true(last && strstr(last + 1, "best gamma"));
+    done(&r);
+#define PAIR "sooth bench pair -m tiny.gguf "
+    expect(f, 2, "give -md FILE", PAIR);
+    expect(f, 2, "measures draft models", PAIR "--spec lookup");
+    expect(f, 2, "measures draft models", PAIR "-md tiny.gguf --spec 'model;oracle(0.5)'");
+    expect(f, 2, "--predict 4", PAIR "-md tiny.gguf -n 4");
+    expect(f, 2, "--draft-max 17", PAIR "-md tiny.gguf --draft-max 17");
+    expect(f, 2, "remove --temp", PAIR "-md tiny.gguf --temp 1");
+    expect(f, 2, "tokens, and", PAIR "-md tiny.gguf -n 100000");
+    expect(f, 1, "missing.gguf", PAIR "-c 20 -n 8 -md missing.gguf");
+#undef PAIR
+}
+
 static void same_tokens(const fixture *f, const char *a, const char *b, bool same) {
     json_t *x = json_of(f, a), *y = json_of(f, b);
     if ((json_equal(json_object_get(x, "tokens"), json_object_get(y, "tokens")) == 1) != same)
@@ -1145,6 +1202,7 @@ int main(void) {
         cmocka_unit_test(test_stops_within_a_round),
         cmocka_unit_test(test_prove),
         cmocka_unit_test(test_bench_spec),
+        cmocka_unit_test(test_bench_pair),
         cmocka_unit_test(test_speculation),
         cmocka_unit_test(test_bad_speculation),
         cmocka_unit_test(test_prediction),

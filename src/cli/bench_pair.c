@@ -1,0 +1,538 @@
+/* `sooth bench pair`: speed-up of a target with a draft model at given acceptance rates.
+ *
+ * Acceptance is simulated: with the drafter oracle(alpha,model) the draft model is really run for
+ * every guess, and an oracle decides which guesses are right (draft/oracle.c). So the time is that
+ * of a pair whose guesses are accepted with probability alpha, although no such pair is at hand;
+ * models with random weights will do.
+ *
+ * For each draft (-md, or several in --spec 'model(A);model(B)'), alpha of so_pair_alphas and gamma
+ * from 1 to --draft-max (8):
+ *
+ *   1. Random tokens are the prompt, --ctx-size of them (256). The plain continuation is computed
+ *      once; it is what the oracle knows.
+ *   2. Two engines over the same weights, plain and speculative, generate --predict tokens (192)
+ *      greedily. The engine with fewer tokens makes the next step. The first rounds are not timed:
+ *      the draft processes the prompt there, and a GPU records its graphs.
+ *   3. This is done --repeats times (3), each time with other outcomes of the oracle. Before each
+ *      repeat, passes of target and draft are timed alone, in the middle of the text.
+ *
+ * Every text must be the plain one; differences are counted and reported. The exit status does not
+ * depend on the results. Main thread only. */
+#include "cli/bench_pair.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/statistics.h"
+#include "cli/progress.h"
+#include "cli/spec.h"
+#include "cli/teacher.h"
+#include "draft/spec.h"
+#include "verify/theory.h"
+
+const double so_pair_alphas[SO_PAIR_ALPHAS] = {0.6, 0.7, 0.8, 0.9};
+
+enum {
+    DEFAULT_PREDICT = 192,
+    DEFAULT_BEFORE = 256,
+    DEFAULT_REPEATS = 3,
+    DEFAULT_GAMMA = 8,
+    MAX_REPEATS = 100,
+    MAX_DRAFTS = 8,
+    SETTLE_ROUNDS = 4, /* of a request, not timed */
+    TURNS = 4,         /* of timing passes, per repeat */
+    PASSES = 3,        /* of one width in a turn; the first is not timed */
+    FEED_ROWS = 64
+};
+
+/* Times of one kind of pass over all repeats. */
+typedef struct times {
+    double *ms;
+    int n;
+} times;
+
+/* A model and a sequence in which its passes are timed. */
+typedef struct clocked {
+    so_teacher t;
+    times width[SO_PAIR_MAX_GAMMA + 2]; /* [n] passes over n rows */
+    times levels;                       /* passes over SO_PAIR_LEVELS levels of one row */
+} clocked;
+
+/* A request in one of the engines. */
+typedef struct mode {
+    so_engine *e;
+    so_request *r;
+    bool decoding; /* its first token was emitted */
+    int rounds;    /* since then */
+    int64_t n_emitted;
+    so_step_info info;
+    /* Timed rounds: */
+    int64_t n_rounds, n_tokens;
+    double ms, draft_ms, pass_ms;
+} mode;
+
+typedef struct bench {
+    const so_args *a;
+    so_bundle b, draft;
+    so_engine_opts eo;
+    char *names[MAX_DRAFTS]; /* files or names of the drafts */
+    int n_drafts;
+    int n_all; /* tokens that the plain continuation has */
+    uint64_t seed;
+    int32_t *prompt, *expected; /* [n_before], [n_all] */
+    mode plain, spec;
+    clocked target_clock, draft_clock;
+    times steps; /* of plain decoding */
+    int steps_cap;
+    so_pair p;
+    so_progress bar;
+    so_err err;
+} bench;
+
+/* --- options --- */
+
+static int add_spec(bench *g, so_str text) {
+    so_spec s;
+    so_err err = {0};
+    if (so_spec_parse(text, &s, &err) != SO_OK)
+        return so_args_bad(g->a, "%s", err.msg);
+    const so_spec_node *n = &s.nodes[s.root];
+    if (n->name != SO_SPEC_MODEL || n->first >= 0)
+        return so_args_bad(g->a,
+                           "--spec %.*s: bench pair measures draft models; give --spec "
+                           "'model(FILE)' or -md FILE",
+                           SO_STR_ARG(text));
+    if (g->n_drafts == MAX_DRAFTS)
+        return so_args_bad(g->a, "more than %d draft models", MAX_DRAFTS);
+    so_str file = so_spec_file(&s, n);
+    const char *given = so_args_str(g->a, SO_OPT_DRAFT_MODEL, NULL);
+    if (file.len == 0 && !given)
+        return so_args_bad(g->a, "--spec model needs a draft model: give -md FILE or --spec "
+                                 "'model(FILE)'");
+    g->names[g->n_drafts++] = file.len > 0 ? so_strndup(file.ptr, file.len) : so_strdup(given);
+    return 0;
+}
+
+/* `--spec 'a;b'` and `--spec a --spec b` mean the same. */
+static int read_drafts(bench *g) {
+    int status = 0;
+    for (int i = 0; i < g->a->val[SO_OPT_SPEC].n_given && status == 0; i++)
+        for (const char *at = g->a->val[SO_OPT_SPEC].items[i]; at && status == 0;) {
+            size_t len = strcspn(at, ";");
+            status = add_spec(g, (so_str){at, len});
+            at = at[len] ? at + len + 1 : NULL;
+        }
+    if (status == 0 && g->n_drafts == 0)
+        status = add_spec(g, SO_STR("model"));
+    return status;
+}
+
+static int read_numbers(bench *g) {
+    const so_args *a = g->a;
+    so_pair *p = &g->p;
+    p->n_predict = (int)so_args_int(a, SO_OPT_PREDICT, DEFAULT_PREDICT);
+    p->n_repeats = (int)so_args_int(a, SO_OPT_REPEATS, DEFAULT_REPEATS);
+    p->max_gamma = (int)so_args_int(a, SO_OPT_DRAFT_MAX, DEFAULT_GAMMA);
+    p->n_before = (int)so_args_int(a, SO_OPT_CTX, DEFAULT_BEFORE);
+    g->seed = (uint64_t)so_args_int(a, SO_OPT_SEED, 0);
+    if (p->n_predict < 8 || p->n_predict > 1 << 20)
+        return so_args_bad(a, "--predict %d: must be from 8 to %d here", p->n_predict, 1 << 20);
+    if (p->n_repeats > MAX_REPEATS)
+        return so_args_bad(a, "--repeats %d: must be at most %d here", p->n_repeats, MAX_REPEATS);
+    if (p->max_gamma > SO_PAIR_MAX_GAMMA)
+        return so_args_bad(a, "--draft-max %d: must be at most %d here", p->max_gamma,
+                           SO_PAIR_MAX_GAMMA);
+    if (p->n_before < 2)
+        return so_args_bad(a, "--ctx-size %d: must be at least 2 here", p->n_before);
+    static const so_opt fixed[] = {SO_OPT_TEMP, SO_OPT_SPEC_LENGTH, SO_OPT_PROMPTS,
+                                   SO_OPT_PARALLEL};
+    for (size_t i = 0; i < SO_LEN(fixed); i++)
+        if (so_args_has(a, fixed[i]))
+            return so_args_bad(a,
+                               "bench pair decodes one random prompt greedily, with every "
+                               "length up to --draft-max: remove --%s",
+                               so_option_at(fixed[i])->name);
+    /* A request ends a round past what is timed. */
+    g->n_all = p->n_predict + (SETTLE_ROUNDS + 2) * (p->max_gamma + 1);
+    return 0;
+}
+
+/* --- passes alone --- */
+
+static int clock_open(bench *g, const so_model *m, clocked *c) {
+    int n = TURNS * (PASSES - 1) * g->p.n_repeats, most = g->p.max_gamma + 1;
+    int widest = SO_MAX(most, (int)SO_PAIR_LEVELS);
+    so_teacher_opts o = {.n_pages = so_kv_pages_for(g->p.n_cached + widest) + 2,
+                         .max_rows = SO_MAX((int)FEED_ROWS, widest),
+                         .max_logits = widest,
+                         .kv_dtype = g->eo.kv_dtype};
+    for (int k = 0; k <= most; k++)
+        c->width[k].ms = SO_NEW_N(double, n);
+    c->levels.ms = SO_NEW_N(double, n);
+    int rc = so_teacher_open(&c->t, m, &o, &g->err);
+    for (int at = 0, k; at < g->p.n_cached && rc == SO_OK; at += k) {
+        k = SO_MIN(g->p.n_cached - at, g->p.n_before);
+        rc = so_teacher_feed(&c->t, c->t.seq, g->prompt, k, 0, &g->err);
+    }
+    return rc;
+}
+
+static void clock_close(clocked *c) {
+    for (int k = 0; k < SO_PAIR_MAX_GAMMA + 2; k++)
+        free(c->width[k].ms);
+    free(c->levels.ms);
+    so_teacher_close(&c->t);
+    *c = (clocked){0};
+}
+
+/* One row, and further levels of one row each that the device feeds itself. */
+static int run_levels(bench *g, so_teacher *t) {
+    for (int i = 0; i < SO_PAIR_LEVELS; i++)
+        t->rows[i] = (so_row){.token = i ? SO_ROW_GUESS : g->prompt[0],
+                              .pos = g->p.n_cached + i,
+                              .parent = i - 1,
+                              .want_logits = true};
+    so_batch batch = {.rows = t->rows, .n_rows = SO_PAIR_LEVELS, .seqs = &t->seq, .n_seqs = 1};
+    int rc = so_seq_begin(t->seq, SO_PAIR_LEVELS, &g->err);
+    return rc == SO_OK ? so_pass_run(t->pass, &batch, SO_PASS_ARGMAX, &g->err) : rc;
+}
+
+/* n rows; 0: the levels. */
+static int time_passes(bench *g, clocked *c, int n, times *out) {
+    int rc = SO_OK;
+    for (int i = 0; i < PASSES && rc == SO_OK; i++) {
+        int64_t t = so_clock_ns();
+        rc = n > 0 ? so_teacher_rows(&c->t, c->t.seq, g->prompt, n, 0, SO_PASS_ARGMAX, &g->err)
+                   : run_levels(g, &c->t);
+        double ms = so_clock_ms_since(t);
+        if (so_seq_open_nodes(c->t.seq) > 0)
+            so_seq_abort(c->t.seq);
+        if (i > 0)
+            out->ms[out->n++] = ms;
+    }
+    return rc;
+}
+
+static int time_all_passes(bench *g) {
+    clocked *t = &g->target_clock, *d = &g->draft_clock;
+    int most = SO_MIN(g->p.max_gamma + 1, g->p.n_before), rc = SO_OK;
+    for (int turn = 0; turn < TURNS && rc == SO_OK; turn++) {
+        for (int n = 1; n <= most && rc == SO_OK; n++)
+            rc = time_passes(g, t, n, &t->width[n]);
+        if (rc == SO_OK)
+            rc = time_passes(g, t, 0, &t->levels);
+        if (rc == SO_OK)
+            rc = time_passes(g, d, 1, &d->width[1]);
+        if (rc == SO_OK)
+            rc = time_passes(g, d, 0, &d->levels);
+    }
+    return rc;
+}
+
+static double median_of(times *t) { return so_median(t->ms, t->n); }
+
+/* The time of a further level. */
+static double device_ms(clocked *c) {
+    return (median_of(&c->levels) - median_of(&c->width[1])) / (SO_PAIR_LEVELS - 1);
+}
+
+/* --- decoding --- */
+
+static bool on_event(void *user, const so_event *ev) {
+    mode *m = user;
+    m->n_emitted += ev->token != SO_TOKEN_NONE;
+    m->decoding = true;
+    return true;
+}
+
+static void on_step(void *user, const so_step_info *info) { ((mode *)user)->info = *info; }
+
+/* gamma 0: plain. */
+static int start(bench *g, mode *m, double alpha, int gamma, uint64_t seed) {
+    char drafter[32];
+    so_request_opts o = {.prompt = g->prompt,
+                         .n_prompt = g->p.n_before,
+                         .max_tokens = g->n_all,
+                         .ignore_end = true,
+                         .on_event = on_event,
+                         .user = m};
+    so_sample_defaults(&o.sample);
+    o.sample.temp = 0;
+    o.sample.seed = seed;
+    if (gamma > 0) {
+        snprintf(drafter, sizeof drafter, "oracle(%g,model)", alpha);
+        o.spec = (so_spec_opts){
+            .drafter = drafter, .length = gamma, .expected = g->expected, .n_expected = g->n_all};
+    }
+    *m = (mode){.e = m->e};
+    return so_engine_submit(m->e, &o, &m->r, &g->err);
+}
+
+static int step(bench *g, mode *m, times *steps) {
+    int64_t before = m->n_emitted, t = so_clock_ns();
+    bool decoding = m->decoding;
+    int more = so_engine_step(m->e, &g->err);
+    double ms = so_clock_ms_since(t);
+    if (more < 0)
+        return more;
+    if (decoding && ++m->rounds > SETTLE_ROUNDS) {
+        m->n_rounds++;
+        m->n_tokens += m->n_emitted - before;
+        m->ms += ms;
+        m->draft_ms += m->info.draft_ms;
+        m->pass_ms += m->info.pass_ms;
+        if (steps && steps->n < g->steps_cap)
+            steps->ms[steps->n++] = ms;
+    }
+    return so_request_check(m->r, &g->err);
+}
+
+static bool finish(bench *g, mode *m) {
+    int n = 0;
+    const int32_t *out = so_request_output(m->r, &n);
+    bool same = n <= g->n_all && memcmp(out, g->expected, (size_t)n * sizeof *out) == 0;
+    so_request_free(m->r);
+    m->r = NULL;
+    return same;
+}
+
+static int generate_expected(bench *g) {
+    int rc = start(g, &g->plain, 0, 0, g->seed), n = 0;
+    if (rc == SO_OK)
+        rc = so_engine_run(g->plain.e, g->plain.r, &g->err);
+    const int32_t *out = rc == SO_OK ? so_request_output(g->plain.r, &n) : NULL;
+    if (rc == SO_OK && n != g->n_all)
+        rc = so_err_set(&g->err, SO_ELIMIT, "the target generated %d tokens instead of %d", n,
+                        g->n_all);
+    if (rc == SO_OK)
+        memcpy(g->expected, out, (size_t)n * sizeof *out);
+    so_request_free(g->plain.r);
+    g->plain.r = NULL;
+    return rc;
+}
+
+static int run_cell(bench *g, int a, int gamma, int repeat) {
+    so_pair_cell *c = &g->p.cells[a][gamma];
+    double alpha = so_pair_alphas[a];
+    mode *plain = &g->plain, *spec = &g->spec;
+    uint64_t seed = g->seed + 1000 * (uint64_t)repeat + (uint64_t)(a * SO_PAIR_MAX_GAMMA + gamma);
+    int rc = start(g, plain, 0, 0, seed);
+    if (rc == SO_OK)
+        rc = start(g, spec, alpha, gamma, seed);
+    while (rc == SO_OK && (plain->n_tokens < g->p.n_predict || spec->n_tokens < g->p.n_predict)) {
+        bool plain_is_next =
+            spec->n_tokens >= g->p.n_predict ||
+            (plain->n_tokens < g->p.n_predict && plain->n_emitted <= spec->n_emitted);
+        rc = plain_is_next ? step(g, plain, &g->steps) : step(g, spec, NULL);
+    }
+    if (rc == SO_OK) {
+        double per_round = (double)spec->n_tokens / (double)spec->n_rounds;
+        c->gain[repeat] = plain->ms / (double)plain->n_tokens / (spec->ms / (double)spec->n_tokens);
+        c->at_alpha[repeat] = c->gain[repeat] * so_theory_expected_tokens(alpha, gamma) / per_round;
+        c->rounds += spec->n_rounds;
+        c->tokens += spec->n_tokens;
+        c->draft_ms += spec->draft_ms;
+        c->pass_ms += spec->pass_ms;
+        c->other_ms += spec->ms - spec->draft_ms - spec->pass_ms;
+        g->p.n_different += !finish(g, plain);
+        g->p.n_different += !finish(g, spec);
+    }
+    so_request_free(plain->r);
+    so_request_free(spec->r);
+    plain->r = spec->r = NULL;
+    return rc;
+}
+
+static int measure(bench *g) {
+    int rc = SO_OK, n = g->p.n_repeats * SO_PAIR_ALPHAS * g->p.max_gamma, done = 0;
+    char label[64];
+    const char *base = strrchr(g->p.draft, '/');
+    snprintf(label, sizeof label, "%.40s", base ? base + 1 : g->p.draft);
+    so_progress_begin(&g->bar, label);
+    for (int repeat = 0; repeat < g->p.n_repeats && rc == SO_OK; repeat++) {
+        rc = time_all_passes(g);
+        for (int a = 0; a < SO_PAIR_ALPHAS; a++)
+            for (int gamma = 1; gamma <= g->p.max_gamma && rc == SO_OK; gamma++) {
+                rc = run_cell(g, a, gamma, repeat);
+                so_progress_set(&g->bar, (double)++done / n);
+            }
+    }
+    so_progress_end(&g->bar);
+    return rc;
+}
+
+static void take_times(bench *g) {
+    so_pair *p = &g->p;
+    for (int n = 1; n <= p->max_gamma + 1; n++)
+        p->t_ms[n] = median_of(&g->target_clock.width[n]);
+    p->draft_ms = median_of(&g->draft_clock.width[1]);
+    p->device_ms = device_ms(&g->target_clock);
+    p->draft_device_ms = device_ms(&g->draft_clock);
+    p->plain_ms = median_of(&g->steps);
+}
+
+/* --- setting up --- */
+
+static so_kv_shape kv_shape(const so_model *m, so_dtype dtype) {
+    const so_hparams *hp = so_model_hparams(m);
+    return (so_kv_shape){.n_layers = hp->n_layers,
+                         .n_heads_kv = hp->n_heads_kv,
+                         .head_dim = hp->head_dim,
+                         .dtype = dtype};
+}
+
+/* Bytes in use on the target's device, by other programs, too; 0: not known. */
+static double used_bytes(const bench *g) {
+    so_backend *b = g->b.backend;
+    size_t left, total;
+    so_err err = {0};
+    if (!b->vt->memory || b->vt->memory(b, &left, &total, &err) != SO_OK)
+        return 0;
+    return (double)(total - left);
+}
+
+static void take_memory(bench *g) {
+    so_pair *p = &g->p;
+    so_kv_shape t = kv_shape(g->b.model, g->eo.kv_dtype);
+    so_kv_shape d = kv_shape(g->draft.model, g->eo.kv_dtype);
+    p->weights = (double)so_model_weight_bytes(g->b.model);
+    p->draft_weights = (double)so_model_weight_bytes(g->draft.model);
+    p->kv_token = (double)so_kv_bytes_per_token(&t);
+    p->draft_kv_token = (double)so_kv_bytes_per_token(&d);
+    p->device_used = used_bytes(g);
+    /* Two engines and the timed sequence; a cache of the draft for each alpha and that sequence. */
+    double len = (double)so_kv_pages_for(g->eo.n_ctx) * SO_KV_PAGE;
+    p->own_caches = len * (2 * p->kv_token + SO_PAIR_ALPHAS * p->draft_kv_token) +
+                    p->n_cached * (p->kv_token + p->draft_kv_token);
+}
+
+static int check_context(bench *g, const so_model *m, const char *name) {
+    int has = so_model_hparams(m)->n_ctx_train;
+    if (g->eo.n_ctx <= has)
+        return 0;
+    return so_args_bad(g->a,
+                       "%.200s has a context of %d tokens, and %d are needed: lower --ctx-size, "
+                       "--predict or --draft-max",
+                       name, has, g->eo.n_ctx);
+}
+
+static int open_target(bench *g) {
+    int status = so_cli_open(g->a, &g->b);
+    if (status == 0)
+        status = so_cli_engine_opts(g->a, &g->b, &g->eo);
+    if (status != 0)
+        return status;
+    so_pair *p = &g->p;
+    p->target = so_args_str(g->a, SO_OPT_MODEL, "");
+    p->n_cached = p->n_before + p->n_predict / 2;
+    g->eo.n_ctx = p->n_before + g->n_all + 1;
+    g->eo.n_parallel = 1;
+    g->eo.n_pages = 0;
+    g->eo.prefix_cache = true; /* the prompt is not timed */
+    status = check_context(g, g->b.model, p->target);
+    if (status != 0)
+        return status;
+    g->prompt = SO_NEW_N(int32_t, SO_MAX(p->n_before, (int)SO_PAIR_MAX_GAMMA + 1));
+    g->expected = SO_NEW_N(int32_t, g->n_all);
+    for (int i = 0; i < SO_MAX(p->n_before, (int)SO_PAIR_MAX_GAMMA + 1); i++) {
+        so_rng_key key = {.seed = 20, .position = (uint32_t)i, .purpose = SO_RNG_TEST};
+        g->prompt[i] = (int32_t)(so_rng_uniform(&key, 0) * so_model_hparams(g->b.model)->n_vocab);
+    }
+    so_engine_opts eo = g->eo;
+    eo.on_step = on_step;
+    eo.step_user = &g->plain;
+    int rc = so_engine_create(g->b.model, g->b.tok, &eo, &g->plain.e, &g->err);
+    if (rc == SO_OK)
+        rc = generate_expected(g);
+    return rc == SO_OK ? 0 : so_args_fail(g->a, &g->err);
+}
+
+static int open_draft(bench *g, const char *name) {
+    int status = so_cli_open_draft_named(g->a, &g->b, name, &g->draft);
+    if (status == 0)
+        status = check_context(g, g->draft.model, name);
+    if (status != 0)
+        return status;
+    so_pair *p = &g->p;
+    so_engine_opts eo = g->eo;
+    eo.max_draft = p->max_gamma;
+    eo.draft = g->draft.model;
+    eo.draft_tok = g->draft.tok;
+    eo.draft_temp = -1;
+    eo.on_step = on_step;
+    eo.step_user = &g->spec;
+    p->draft = name;
+    p->n_different = 0;
+    for (int a = 0; a < SO_PAIR_ALPHAS; a++)
+        for (int gamma = 0; gamma <= p->max_gamma; gamma++)
+            p->cells[a][gamma] = (so_pair_cell){.gain = SO_NEW_N(double, p->n_repeats),
+                                                .at_alpha = SO_NEW_N(double, p->n_repeats)};
+    g->steps_cap = SO_PAIR_ALPHAS * p->max_gamma * p->n_repeats * (p->n_predict + 1);
+    g->steps.ms = SO_NEW_N(double, g->steps_cap);
+    int rc = so_engine_create(g->b.model, g->b.tok, &eo, &g->spec.e, &g->err);
+    if (rc == SO_OK)
+        rc = clock_open(g, g->b.model, &g->target_clock);
+    if (rc == SO_OK)
+        rc = clock_open(g, g->draft.model, &g->draft_clock);
+    return rc == SO_OK ? 0 : so_args_fail(g->a, &g->err);
+}
+
+static void close_draft(bench *g) {
+    for (int a = 0; a < SO_PAIR_ALPHAS; a++)
+        for (int gamma = 0; gamma <= SO_PAIR_MAX_GAMMA; gamma++) {
+            free(g->p.cells[a][gamma].gain);
+            free(g->p.cells[a][gamma].at_alpha);
+            g->p.cells[a][gamma] = (so_pair_cell){0};
+        }
+    free(g->steps.ms);
+    g->steps = (times){0};
+    clock_close(&g->target_clock);
+    clock_close(&g->draft_clock);
+    so_engine_free(g->spec.e);
+    g->spec = (mode){0};
+    so_bundle_close(&g->draft);
+    g->draft = (so_bundle){0};
+}
+
+static int measure_draft(bench *g, const char *name) {
+    int status = open_draft(g, name);
+    if (status == 0 && measure(g) != SO_OK)
+        status = so_args_fail(g->a, &g->err);
+    if (status == 0) {
+        so_buf device = {0};
+        take_times(g);
+        take_memory(g);
+        g->b.backend->vt->describe(g->b.backend, &device);
+        so_buf_append_char(&device, '\0');
+        if (so_args_has(g->a, SO_OPT_JSON))
+            so_pair_print_json(&g->p, device.data);
+        else
+            so_pair_print(&g->p, device.data);
+        so_buf_free(&device);
+    }
+    close_draft(g);
+    return status;
+}
+
+int so_bench_pair(const so_args *a) {
+    bench *g = SO_NEW(bench);
+    g->a = a;
+    int status = read_numbers(g);
+    if (status == 0)
+        status = read_drafts(g);
+    if (status == 0)
+        status = open_target(g);
+    for (int i = 0; i < g->n_drafts && status == 0; i++)
+        status = measure_draft(g, g->names[i]);
+    so_engine_free(g->plain.e);
+    so_bundle_close(&g->b);
+    for (int i = 0; i < g->n_drafts; i++)
+        free(g->names[i]);
+    free(g->prompt);
+    free(g->expected);
+    free(g);
+    return status;
+}
