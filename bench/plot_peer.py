@@ -30,7 +30,8 @@ def number(v):
 class Panel:
     def __init__(self, result, x0, y_range):
         self.r, self.x0 = result, x0
-        self.cells = sorted((c for c in result["cells"] if c["ctx"] == 256 and c["n"] == c["logits"] and "ratio" in c),
+        self.cells = sorted((c for c in result["cells"] if c["ctx"] == 256 and c["n"] == c["logits"] and "ratio" in c
+                             and not c.get("streams")),
                             key=lambda c: c["n"])
         self.lo, self.hi = y_range
         self.n_lo, self.n_hi = self.cells[0]["n"], self.cells[-1]["n"]

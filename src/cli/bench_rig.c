@@ -22,7 +22,8 @@ int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_ro
         return so_args_bad(
             a, "--ctx-size %d: with %d more tokens this exceeds the model's context of %d",
             g->n_ctx, extra, hp->n_ctx_train);
-    so_teacher_opts to = {.n_pages = (so_kv_pages_for(g->n_ctx + extra) + 1) * (g->two ? 2 : 1),
+    int n_seqs = (g->two ? 2 : 1) + g->n_streams;
+    so_teacher_opts to = {.n_pages = (so_kv_pages_for(g->n_ctx + extra) + 1) * n_seqs,
                           .max_rows = max_rows,
                           .max_logits = SO_MIN(max_rows, (int)SO_BENCH_WIDEST),
                           .kv_dtype = o.kv_dtype};

@@ -18,7 +18,10 @@ typedef struct so_bench_rig {
      * decoding, so that logits are computed but not downloaded. */
     unsigned want;
     bool json;
-    bool two; /* set before opening: the cache has room for a second sequence of equal length */
+    /* Set before opening: the cache has room for a second sequence of equal length, and for this
+     * many more. */
+    bool two;
+    int n_streams;
     so_err err;
 } so_bench_rig;
 

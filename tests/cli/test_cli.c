@@ -1028,10 +1028,11 @@ static void test_bench(void **state) {
  * shorter contexts. */
 static void test_bench_passes(void **state) {
     fixture *f = *state;
-    ran r = run(f, "printf 'probe\\npass 64 3 3 4\\npass 5 1 0 1\\npass 0 100 1 2\\n' | "
-                   "sooth bench passes -m tiny.gguf -t 2 -c 128 --batch-size 64");
+    ran r = run(f, "printf 'probe\\npass 64 3 3 4\\npass 5 1 0 1\\npass 0 100 1 2\\n"
+                   "streams 40 3 2\\nstreams 127 4 1\\nstreams 5 2 3\\npass 64 1 1 1\\n' | "
+                   "sooth bench passes -m tiny.gguf -t 2 -c 128 --batch-size 64 --parallel 4");
     assert_int_equal(r.status, 0);
-    static const size_t times[] = {0, 0, 4, 1, 2};
+    static const size_t times[] = {0, 0, 4, 1, 2, 2, 1, 3, 1};
     size_t n = 0;
     for (char *line = r.out.data, *end; line && *line; line = end + 1, n++) {
         end = strchr(line, '\n');
@@ -1052,9 +1053,15 @@ static void test_bench_passes(void **state) {
                                          {"pass 1 99999999999 1 1", "CTX ROWS LOGITS TIMES"},
                                          {"pass 1 2 3 1", "LOGITS"},
                                          {"pass 1 2 1 0", "TIMES"},
+                                         {"streams 1 2", "streams CTX SEQS TIMES"},
+                                         {"streams 1 5 1", "--parallel"},
+                                         {"streams 0 1 1", "CTX must be"},
+                                         {"streams 128 1 1", "CTX must be"},
+                                         {"streams 1 1 1001", "TIMES"},
                                          {"what", "must be `probe`"}};
     for (size_t i = 0; i < SO_LEN(bad); i++) {
-        r = run(f, "echo '%s' | sooth bench passes -m tiny.gguf -t 1 -c 128", bad[i][0]);
+        r = run(f, "echo '%s' | sooth bench passes -m tiny.gguf -t 1 -c 128 --parallel 4",
+                bad[i][0]);
         if (r.status != 1 || !strstr(text_of(&r.err), bad[i][1]))
             fail_msg("%s: status %d: %s", bad[i][0], r.status, text_of(&r.err));
         done(&r);
