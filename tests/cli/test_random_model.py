@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""tools/random_model.py: sooth and llama.cpp read its files in every type, numbers stay finite, the same arguments give the
+same bytes, and a pair of such models can be measured (`bench pair`). Prints TAP."""
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+
+SOOTH = os.path.abspath(os.environ.get("SOOTH_BIN", "build/sooth"))
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+LOAD = """import ctypes, sys, llama_cpp
+quiet = llama_cpp.llama_log_callback(lambda level, text, user: None)
+llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
+for path in sys.argv[1:]:
+    m = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+    print(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(m)) if m else 0)
+"""
+results = []
+
+
+def check(ok, name, why=""):
+    results.append(ok)
+    print(f"{'ok' if ok else 'not ok'} {len(results)} - {name}" + ("" if ok else ": " + why.replace("\n", " | ")))
+
+
+def run(*args):
+    return subprocess.run(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+
+
+def make(path, *args):
+    return run(sys.executable, "tools/random_model.py", "tiny", path, *args)
+
+
+def digest(path):
+    return hashlib.sha256(open(path, "rb").read()).hexdigest()
+
+
+def reads(folder):
+    """Perplexity of a text: near the size of the vocabulary, as random logits of size 1 give it."""
+    text = os.path.join(folder, "text")
+    open(text, "w").write(" ".join(str(i * i) for i in range(200)))
+    for kind in TYPES:
+        path = os.path.join(folder, kind + ".gguf")
+        made = make(path, "--type", kind)
+        r = run(SOOTH, "bench", "ppl", "-m", path, "--device", "cpu", "-f", text, "-c", "64", "--json")
+        ppl = json.loads(r.stdout)["ppl"] if r.returncode == 0 else math.nan
+        check(made.returncode == 0 and 100 < ppl < 10000, f"{kind}: perplexity", f"{ppl} {made.stderr} {r.stderr}")
+
+
+def same_bytes(folder):
+    paths = [os.path.join(folder, f"same{i}.gguf") for i in range(3)]
+    for path, seed in zip(paths, "778"):
+        make(path, "--seed", seed, "--type", "Q4_K", "--layers", "1")
+    check(digest(paths[0]) == digest(paths[1]) != digest(paths[2]), "the seed decides the bytes")
+
+
+def refuses(folder):
+    r = run(sys.executable, "tools/random_model.py", "135m", os.path.join(folder, "no.gguf"), "--type", "Q4_K")
+    check(r.returncode == 1 and "multiple of 256" in r.stderr, "a type that does not fit the shape", r.stderr)
+    r = make(os.path.join(folder, "no.gguf"), "--vocab", "10")
+    check(r.returncode == 1 and "at least 258" in r.stderr, "a vocabulary that is too small", r.stderr)
+    r = make(os.path.join(folder, "missing", "no.gguf"))
+    check(r.returncode == 1 and "No such file" in r.stderr and "Traceback" not in r.stderr, "a folder that is missing", r.stderr)
+
+
+def pair(folder):
+    target = os.path.join(folder, "target.gguf")
+    make(target, "--layers", "6", "--seed", "2")
+    drafts = ";".join(f"model({folder}/{k}.gguf)" for k in ("BF16", "Q4_K"))
+    r = run(SOOTH, "bench", "pair", "-m", target, "--device", "cpu", "-t", "1", "--spec", drafts, "-c", "32", "-n", "16",
+            "--draft-max", "2", "--repeats", "1", "--json")
+    found = [json.loads(line) for line in r.stdout.splitlines()]
+    check(len(found) == 2 and all(o["identical"] and len(o["cells"]) == 8 for o in found), "bench pair with two drafts",
+          r.stderr + r.stdout)
+
+
+def llama_cpp(folder):
+    r = run(sys.executable, "-c", LOAD, *(os.path.join(folder, k + ".gguf") for k in TYPES))
+    if "No module named 'llama_cpp'" in r.stderr:
+        results.append(True)
+        print(f"ok {len(results)} - llama.cpp # SKIP llama-cpp-python is not installed")
+    else:
+        check(r.stdout.split() == ["512"] * len(TYPES), "llama.cpp loads every type", r.stdout + r.stderr)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        for part in (reads, same_bytes, refuses, pair, llama_cpp):
+            part(folder)
+    print(f"1..{len(results)}")
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
