@@ -130,7 +130,8 @@ typedef struct draft_work {
     int passes, rows; /* of the draft model */
 } draft_work;
 
-static draft_work work_of(const so_rig *target, so_rig *draft, const so_case *c, const char *spec) {
+static draft_work work_of(const so_rig *target, const so_rig *draft, const so_case *c,
+                          const char *spec) {
     draft_work w;
     so_engine *e = so_case_engine(
         target,
@@ -146,32 +147,37 @@ static draft_work work_of(const so_rig *target, so_rig *draft, const so_case *c,
 /* oracle(P,model) makes the passes and computes the rows of a draft model whose guesses are accepted
  * with probability P, although its own guesses are other ones. At 1 these are the passes and rows
  * of a perfect draft. At 0 every round feeds the correction, then all guesses but the last. */
+static void check_cost(const fixture *f, const so_rig *other, const so_case *k) {
+    bool together = counting_vt.remote && so_sample_is_argmax(&k->sample);
+    draft_work perfect = work_of(&f->target, &f->draft, k, "model");
+    draft_work all = work_of(&f->target, other, k, "oracle(1,model)");
+    draft_work none = work_of(&f->target, other, k, "oracle(0,model)");
+    draft_work some = work_of(&f->target, other, k, "oracle(0.5,model)");
+    assert_int_equal(all.s.rounds, perfect.s.rounds);
+    assert_int_equal(all.passes, perfect.passes);
+    assert_int_equal(all.rows, perfect.rows);
+    assert_int_equal(none.s.draft_n_accepted, 0);
+    assert_int_equal(none.s.rounds, N_PREDICT);
+    assert_int_equal(none.passes, together ? none.s.drafted_rounds : none.s.draft_n);
+    assert_int_equal(none.rows, k->n_prompt - 1 + none.s.draft_n);
+    /* A draft that is accepted whole leaves its last guess to be fed, if a draft follows. */
+    int n_whole = some.s.per_depth[LENGTH - 1].accepted;
+    int more = some.rows - (k->n_prompt - 1 + some.s.draft_n);
+    assert_in_range(some.s.draft_n_accepted, 1, some.s.tested_n - 1);
+    assert_true(more == n_whole || more == n_whole - 1);
+}
+
+/* With a pass for each level, and with levels together (draft/model.c). */
 static void test_oracle_takes_the_cost_of_a_model(void **state) {
     fixture *f = *state;
     so_rig other;
     so_case_model(&other, "qwen3");
     other.b->vt = &counting_vt;
-    for (int c = 0; c < SO_CASES; c++) {
-        const so_case *k = &f->cases[c];
-        bool together = cpu_vt->remote && so_sample_is_argmax(&k->sample);
-        draft_work perfect = work_of(&f->target, &f->draft, k, "model");
-        draft_work all = work_of(&f->target, &other, k, "oracle(1,model)");
-        draft_work none = work_of(&f->target, &other, k, "oracle(0,model)");
-        draft_work some = work_of(&f->target, &other, k, "oracle(0.5,model)");
-        assert_int_equal(all.s.rounds, perfect.s.rounds);
-        assert_int_equal(all.passes, perfect.passes);
-        assert_int_equal(all.rows, perfect.rows);
-        assert_int_equal(none.s.draft_n_accepted, 0);
-        assert_int_equal(none.s.rounds, N_PREDICT);
-        if (!together) /* drafts are shorter near the end of the text */
-            assert_int_equal(none.passes, none.s.draft_n);
-        assert_int_equal(none.rows, k->n_prompt - 1 + none.s.draft_n);
-        /* A draft that is accepted whole leaves its last guess to be fed, if a draft follows. */
-        int n_whole = some.s.per_depth[LENGTH - 1].accepted;
-        int more = some.rows - (k->n_prompt - 1 + some.s.draft_n);
-        assert_in_range(some.s.draft_n_accepted, 1, some.s.tested_n - 1);
-        assert_true(more == n_whole || more == n_whole - 1);
+    for (int c = 0; c < 2 * SO_CASES; c++) {
+        counting_vt.remote = cpu_vt->remote || c >= SO_CASES;
+        check_cost(f, &other, &f->cases[c % SO_CASES]);
     }
+    counting_vt.remote = cpu_vt->remote;
     other.b->vt = cpu_vt;
     so_rig_close(&other);
 }
