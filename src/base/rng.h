@@ -9,7 +9,7 @@
 #ifndef SO_BASE_RNG_H
 #define SO_BASE_RNG_H
 
-#include <stdint.h>
+#include "base/exact.h"
 
 /* What a random number is used for. Numbers for different purposes are independent. */
 typedef enum so_rng_purpose {
@@ -36,8 +36,28 @@ typedef struct so_rng_key {
 #define SO_RNG_KEY0 0x9E3779B9u
 #define SO_RNG_KEY1 0xBB67AE85u
 
-/* Four independent 32-bit numbers for one (key, index). */
-void so_rng_block(const so_rng_key *key, uint32_t index, uint32_t out[4]);
+/* Four independent 32-bit numbers for one (key, index). The 128-bit counter is (index, position,
+ * choice, purpose and round) and the 64-bit key is the seed, so every field passes through all ten
+ * Philox rounds. */
+SO_BOTH void so_rng_block(const so_rng_key *key, uint32_t index, uint32_t out[4]) {
+    uint32_t c0 = index, c1 = key->position, c2 = key->choice;
+    uint32_t c3 = key->purpose << 28 ^ key->round;
+    uint32_t k0 = (uint32_t)key->seed, k1 = (uint32_t)(key->seed >> 32);
+    for (int r = 0; r < SO_RNG_ROUNDS; r++) {
+        uint64_t a = (uint64_t)SO_RNG_MUL0 * c0, b = (uint64_t)SO_RNG_MUL1 * c2;
+        uint32_t n0 = (uint32_t)(b >> 32) ^ c1 ^ k0, n2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)b;
+        c3 = (uint32_t)a;
+        c0 = n0;
+        c2 = n2;
+        k0 += SO_RNG_KEY0;
+        k1 += SO_RNG_KEY1;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
 
 /* Uniform in (0,1), never 0 or 1: (32-bit number + 0.5) / 2^32, exact in double. */
 double so_rng_uniform(const so_rng_key *key, uint32_t index);

@@ -10,7 +10,7 @@
  * the bits of (float)g.
  *
  * The results of `weigh` become probabilities, so they are bit-identical at all levels: exp is a
- * polynomial in double, and sums use eight lanes by index, added in a fixed order.
+ * polynomial in double (base/exact.h), and sums use eight lanes by index, added in a fixed order.
  *
  * Pure functions; any thread. */
 #ifndef SO_SAMPLE_NOISE_H
@@ -59,19 +59,7 @@ typedef struct so_noise_fns {
     int (*expand)(const float *x, const uint64_t *subset_bits, int n, float *out);
 } so_noise_fns;
 
-/* exp(y) for y ≤ 0, with a relative error of at most 3e-10; 0 below −700. Computed as 2^i · P(r),
- * y = i · ln 2 + r, |r| ≤ ln 2 / 2. */
-#define SO_NOISE_LOG2E 0x1.71547652b82fep+0
-#define SO_NOISE_LN2_HIGH 0x1.62e42fefa39efp-1
-#define SO_NOISE_LN2_LOW 0x1.abc9e3b39803fp-56
-#define SO_NOISE_EXP_MIN (-700.0)
-/* 1/8! … 1/1!, 1 */
-#define SO_NOISE_EXP_TERMS                                                                         \
-    {                                                                                              \
-        0x1.a01a01a01a01ap-16, 0x1.a01a01a01a01ap-13, 0x1.6c16c16c16c17p-10, 0x1.1111111111111p-7, \
-            0x1.5555555555555p-5, 0x1.5555555555555p-3, 0x1p-1, 0x1p+0, 0x1p+0                     \
-    }
-enum { SO_NOISE_N_TERMS = 9, SO_NOISE_LANES = 8 };
+enum { SO_NOISE_LANES = 8 };
 
 extern const so_noise_fns so_noise_scalar;
 #if defined(__x86_64__)

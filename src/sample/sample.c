@@ -206,10 +206,6 @@ static int prepare(so_sampler *s, const so_sample_params *p, const float *logits
 
 /* --- steps 3 and 4 --- */
 
-static float y_of(float x, double top, double inverse) {
-    return (float)(((double)x - top) * inverse);
-}
-
 static so_noise_row noise_row(const so_sampler *s, const so_sample_params *p, int32_t best) {
     double inverse = 1 / (double)p->temp;
     return (so_noise_row){.x = s->row,
@@ -231,7 +227,7 @@ static double gather(so_sampler *s, const so_sample_params *p, int32_t best, dou
         int kept = 0;
         for (int i = 0; i < n; i++) {
             int32_t id = ids[i];
-            s->y[id] = y_of(s->row[id], top, inverse);
+            s->y[id] = so_exact_y(s->row[id], top, inverse);
             ids[kept] = id;
             kept += s->y[id] > -INFINITY;
         }
@@ -346,7 +342,7 @@ static double floor_of_k(so_sampler *s, const so_sample_params *p, int32_t best)
     for (int i = 0; i + part <= s->n_vocab; i += part)
         s->maxima[n_parts++] = s->fns->largest(s->row + i, part);
     qsort(s->maxima, (size_t)n_parts, sizeof *s->maxima, descending);
-    double y = (double)y_of(s->maxima[k - 1], s->row[best], 1 / (double)p->temp);
+    double y = (double)so_exact_y(s->maxima[k - 1], s->row[best], 1 / (double)p->temp);
     return y * (1 + 1e-6) - SO_NOISE_MARGIN;
 }
 
@@ -386,8 +382,6 @@ static so_rng_key token_key(const so_sample_params *p, int position) {
                         .purpose = SO_RNG_TOKEN};
 }
 
-static double gumbel(uint32_t word) { return -log(-log(((double)word + 0.5) * 0x1p-32)); }
-
 static int32_t token_of(const so_sampler *s, int32_t index) {
     return s->subset ? s->subset[index] : index;
 }
@@ -396,7 +390,7 @@ double so_sample_noise(const so_sample_params *p, int position, int32_t token) {
     so_rng_key key = token_key(p, position);
     uint32_t w[4];
     so_rng_block(&key, (uint32_t)token / 4, w);
-    return gumbel(w[token % 4]);
+    return so_exact_gumbel(w[token % 4]);
 }
 
 /* The best score so far (lowest id on ties), and the second best of the tokens examined. */
@@ -435,7 +429,7 @@ static leader draw_cut(const so_sampler *s, const so_sample_params *p, int posit
         uint32_t word = w[token % 4], v = ~word;
         int zeros = v ? __builtin_clz(v) : 32;
         if (y + ln2 * (1 + zeros) + margin >= l.score - slack)
-            challenge(&l, y + gumbel(word), id);
+            challenge(&l, y + so_exact_gumbel(word), id);
     }
     return l;
 }
@@ -455,7 +449,7 @@ static void challenge_part(so_sampler *s, const draw_args *w, int32_t origin, in
     int n_ids = s->fns->candidates(&w->r, first, n, (float)(l->score - w->slack), s->ids);
     for (int i = 0; i < n_ids; i++) {
         int32_t id = origin + s->ids[i];
-        float y = y_of(w->r.x[s->ids[i]], w->r.top, 1 / (double)w->p->temp);
+        float y = so_exact_y(w->r.x[s->ids[i]], w->r.top, 1 / (double)w->p->temp);
         if (y > -INFINITY)
             challenge(l, (double)y + so_sample_noise(w->p, w->position, id), id);
     }

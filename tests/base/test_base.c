@@ -2,6 +2,7 @@
 #include "so_test.h"
 
 #include <fcntl.h>
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/cgroup.h"
+#include "base/exact.h"
 #include "base/file.h"
 #include "base/half.h"
 #include "base/map.h"
@@ -276,6 +278,23 @@ static void memory_left(void **state) {
     assert_int_equal(none, 0);
 }
 
+/* base/exact.h against libm, which is correct to one unit in the last place or better. */
+static void exact_functions(void **state) {
+    (void)state;
+    for (uint64_t w = 0; w <= UINT32_MAX; w += 65521) {
+        double u = ((double)(uint32_t)w + 0.5) * 0x1p-32;
+        assert_true(fabs(so_exact_log(u) / log(u) - 1) < 1e-15);
+        assert_true(fabs(so_exact_gumbel((uint32_t)w) + log(-log(u))) < 1e-14);
+    }
+    for (double y = -699.5; y <= 0; y += 0.0137)
+        assert_true(fabs(so_exact_exp(y) / exp(y) - 1) < 3e-10);
+    assert_true(so_exact_exp(0) == 1);
+    assert_true(so_exact_exp(-701) == 0 && so_exact_exp(-INFINITY) == 0);
+    assert_true(so_exact_log(1) == 0);
+    assert_true(so_exact_gumbel(UINT32_MAX) < 22.88); /* the largest noise (backend/sample_row.h) */
+    assert_true(so_exact_y(-FLT_MAX, (double)FLT_MAX, 1) == -INFINITY);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(err_messages),
@@ -284,6 +303,7 @@ int main(void) {
         cmocka_unit_test(maps_grow),
         cmocka_unit_test(halves),
         cmocka_unit_test(rng_known_answers),
+        cmocka_unit_test(exact_functions),
         cmocka_unit_test(files),
         cmocka_unit_test(outputs_that_are_no_files),
         cmocka_unit_test(dropped_pages_come_back),

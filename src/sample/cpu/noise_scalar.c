@@ -66,21 +66,11 @@ static int candidates(const so_noise_row *r, int32_t first, int n, float least, 
     return n_ids;
 }
 
-static double exp_of(double y) {
-    static const double c[SO_NOISE_N_TERMS] = SO_NOISE_EXP_TERMS;
-    double bounded = y > SO_NOISE_EXP_MIN ? y : SO_NOISE_EXP_MIN;
-    double i = nearbyint(bounded * SO_NOISE_LOG2E);
-    double r = fma(-i, SO_NOISE_LN2_LOW, fma(-i, SO_NOISE_LN2_HIGH, bounded)), p = c[0];
-    for (int k = 1; k < SO_NOISE_N_TERMS; k++)
-        p = fma(p, r, c[k]);
-    return y > SO_NOISE_EXP_MIN ? ldexp(p, (int)i) : 0;
-}
-
 static double weigh(const float *x, int n, double top, double inverse, float *out) {
     double lane[SO_NOISE_LANES] = {0};
     for (int i = 0; i < n; i++) {
-        float y = (float)(((double)x[i] - top) * inverse);
-        out[i] = (float)exp_of((double)y);
+        float y = so_exact_y(x[i], top, inverse);
+        out[i] = (float)so_exact_exp((double)y);
         lane[i % SO_NOISE_LANES] += (double)out[i];
     }
     return ((lane[0] + lane[4]) + (lane[1] + lane[5])) +

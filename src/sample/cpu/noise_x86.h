@@ -206,19 +206,19 @@ static int candidates(const so_noise_row *r, int32_t first, int n, float least, 
     return n_ids + so_noise_scalar.candidates(r, first + i, n - i, least, ids + n_ids);
 }
 
-/* Bit-identical to exp_of of noise_scalar.c. */
+/* Bit-identical to so_exact_exp (base/exact.h). */
 static inline vd d_exp(vd y) {
-    static const double c[SO_NOISE_N_TERMS] = SO_NOISE_EXP_TERMS;
-    vd least = V(set1_pd)(SO_NOISE_EXP_MIN);
+    static const double c[SO_EXACT_EXP_N] = SO_EXACT_EXP_TERMS;
+    vd least = V(set1_pd)(SO_EXACT_EXP_MIN);
     md in = d_gt(y, least);
     y = V(max_pd)(y, least);
     /* Adding 1.5 · 2⁵² rounds to an integer, which is then in the low bits. */
-    vd whole = V(set1_pd)(0x1.8p52), t = V(add_pd)(V(mul_pd)(y, V(set1_pd)(SO_NOISE_LOG2E)), whole);
+    vd whole = V(set1_pd)(0x1.8p52), t = V(add_pd)(V(mul_pd)(y, V(set1_pd)(SO_EXACT_LOG2E)), whole);
     vd i = V(sub_pd)(t, whole);
-    vd r = V(fnmadd_pd)(i, V(set1_pd)(SO_NOISE_LN2_HIGH), y);
-    r = V(fnmadd_pd)(i, V(set1_pd)(SO_NOISE_LN2_LOW), r);
+    vd r = V(fnmadd_pd)(i, V(set1_pd)(SO_EXACT_LN2_HIGH), y);
+    r = V(fnmadd_pd)(i, V(set1_pd)(SO_EXACT_LN2_LOW), r);
     vd p = V(set1_pd)(c[0]);
-    for (int k = 1; k < SO_NOISE_N_TERMS; k++)
+    for (int k = 1; k < SO_EXACT_EXP_N; k++)
         p = V(fmadd_pd)(p, r, V(set1_pd)(c[k]));
     return d_within(in, d_of(V(add_epi64)(d_bits(p), V(slli_epi64)(d_bits(t), 52))));
 }
