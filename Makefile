@@ -204,7 +204,7 @@ $(O)/bench/streams: bench/streams.c $(O)/flags
 
 .PHONY: cuda
 cuda: build/libsooth_cuda.so ## build/libsooth_cuda.so, the GPU backend (needs nvcc)
-build/libsooth_cuda.so: $(wildcard src/backend/cuda/*) src/backend/backend.h tools/cuda.sh
+build/libsooth_cuda.so: $(wildcard src/backend/cuda/*) src/backend/backend.h src/backend/sample_row.h src/base/exact.h src/base/rng.h tools/cuda.sh
 	@sh tools/cuda.sh $@ $(CUDA_ARCHS)
 
 # For bash, zsh and fish. SOOTH_RUNNER runs a program that was built for another processor.

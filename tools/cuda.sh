@@ -14,7 +14,7 @@ echo "$flags" > "$dir/flags"
 jobs=""
 for f in src/backend/cuda/*.cu; do
     o=$dir/$(basename "$f" .cu).o
-    if [ ! -e "$o" ] || [ -n "$(find "$f" src/backend/cuda/*.cuh src/backend/backend.h -newer "$o" 2>/dev/null)" ]; then
+    if [ ! -e "$o" ] || [ -n "$(find "$f" src/backend/cuda/*.cuh src/backend/*.h src/base/exact.h src/base/rng.h -newer "$o" 2>/dev/null)" ]; then
         { nvcc $flags -c "$f" -o "$o.new" && mv "$o.new" "$o"; } &
         jobs="$jobs $!"
     fi

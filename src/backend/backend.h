@@ -29,6 +29,7 @@
 
 #include "base/cpu.h"
 #include "base/err.h"
+#include "base/rng.h"
 #include "format/dtype.h"
 
 typedef struct so_backend so_backend;
@@ -83,6 +84,36 @@ typedef struct so_kv_slot {
     int32_t page, place;
 } so_kv_slot;
 
+/* SO_OP_SAMPLE: what is wanted of one logits row. The token is the one that sample/sample.h defines
+ * for these parameters, without bias and penalties, bit for bit:
+ *
+ *   y     = (x − max x) / T, rounded to float (base/exact.h); tokens with y = −∞ are never sampled
+ *   cuts  top-k, top-p of what is left, min-p of what is left. The tokens that are left are always
+ *         the first ones in the order (y descending, token ascending)
+ *   token the one with the largest y + noise, the noise a function of key and token; lowest on ties
+ *
+ * guess ≥ 0 asks for the weight of one token instead, for tests of `reject`: its logit, and the
+ * sum of the weights of all tokens. No cuts then. */
+typedef struct so_sample_row {
+    so_rng_key key; /* of the noise */
+    double inverse; /* 1 / T; 0 for T = 0: the token is the argmax */
+    double top_p;   /* 1: off */
+    double least;   /* min-p: tokens with y below it are dropped; −∞: off */
+    int32_t top_k;  /* 0: off */
+    int32_t guess;  /* −1: sample */
+} so_sample_row;
+
+/* SO_SAMPLE_UNKNOWN: the host has to sample from the row. It is the answer if guess ≥ 0; if a
+ * partial sum of top-p is so close to the border that rounding could decide; and if too many
+ * tokens (SO_SAMPLE_LIST) have nearly the y of the border. */
+enum { SO_SAMPLE_UNKNOWN = -2, SO_SAMPLE_LIST = 4096 };
+enum { SO_SAMPLE_MAX = 1 << 20 }; /* longest row */
+typedef struct so_sample_result {
+    int32_t token;    /* −1: the row holds NaN or infinity */
+    float top, logit; /* guess ≥ 0: the largest logit; the guess's */
+    double mass; /* guess ≥ 0: at least Σ exp(y) (each rounded to float); at most 1e-6 of it more */
+} so_sample_result;
+
 typedef enum so_op_kind {
     SO_OP_UPLOAD,
     SO_OP_DOWNLOAD,
@@ -100,6 +131,7 @@ typedef enum so_op_kind {
     SO_OP_KV_COPY,
     SO_OP_ATTENTION,
     SO_OP_ARGMAX,
+    SO_OP_SAMPLE,
     SO_OP_COUNT,
 } so_op_kind;
 
@@ -167,6 +199,12 @@ typedef struct so_op {
             so_view out, x;
             int d;
         } argmax;
+        struct
+        { /* out so_sample_result[n] from the logits x[n][d], their argmax best (int32[n]) and
+                    the parameters rows (so_sample_row[n]) */
+            so_view out, x, best, rows;
+            int d;
+        } sample;
     };
 } so_op;
 
@@ -216,9 +254,10 @@ struct so_backend {
     unsigned n_failed;     /* passes whose sync failed */
 };
 
-/* Detects a backend library that was built with different struct sizes. */
-#define SO_BACKEND_ABI \
-    ((unsigned)(sizeof(so_op) + 1000 * sizeof(so_backend_vt) + 1000000 * sizeof(so_backend)))
+/* Detects a backend library that was built with other struct sizes or operations. */
+#define SO_BACKEND_ABI                                                                         \
+    ((unsigned)(sizeof(so_op) + 1000 * sizeof(so_backend_vt) + 1000000 * sizeof(so_backend)) + \
+     100000000u * SO_OP_COUNT)
 
 typedef struct so_backend_opts {
     int n_threads;      /* 0: one per core this process may use */

@@ -316,8 +316,12 @@ static bool cut_top_p(so_sampler *s, double top_p, double low) {
     return low == 0 || near > 1e-4 * low + 1e-9 * total;
 }
 
-static void cut_min_p(so_sampler *s, double min_p) {
-    double least = log(min_p); /* p ≥ min_p · p_best, and the best has y = 0 */
+/* min-p keeps tokens with p ≥ min_p · p_best, and the best has y = 0. */
+static double least_y(const so_sample_params *p) {
+    return p->min_p > 0 ? log((double)p->min_p) : -INFINITY;
+}
+
+static void cut_min_p(so_sampler *s, double least) {
     int n_kept = 0;
     for (int i = 0; i < s->n; i++)
         if ((double)s->y[s->ids[i]] >= least)
@@ -325,7 +329,7 @@ static void cut_min_p(so_sampler *s, double min_p) {
     s->n = n_kept;
 }
 
-static bool has_cuts(const so_sample_params *p, int n_vocab) {
+bool so_sample_has_cuts(const so_sample_params *p, int n_vocab) {
     return (p->top_k > 0 && p->top_k < n_vocab) || p->top_p < 1 || p->min_p > 0;
 }
 
@@ -370,7 +374,7 @@ static void transform(so_sampler *s, const so_sample_params *p, int32_t best) {
         cut_top_p(s, p->top_p, 0);
     }
     if (p->min_p > 0)
-        cut_min_p(s, p->min_p);
+        cut_min_p(s, least_y(p));
 }
 
 /* --- step 5 --- */
@@ -513,7 +517,7 @@ static int draw(so_sampler *s, const so_sample_params *p, const float *logits,
         return rc;
     if (p->temp == 0) {
         *out = (leader){0, -INFINITY, best};
-    } else if (!has_cuts(p, s->n_vocab)) {
+    } else if (!so_sample_has_cuts(p, s->n_vocab)) {
         *out = draw_all(s, p, ctx->n_tokens, best, slack);
     } else {
         transform(s, p, best);
@@ -565,7 +569,7 @@ static int weigh(so_sampler *s, const so_sample_params *p, const float *logits,
     int rc = prepare(s, p, logits, ctx, &best, err);
     if (rc != SO_OK)
         return rc;
-    if (p->temp > 0 && !has_cuts(p, s->n_vocab)) {
+    if (p->temp > 0 && !so_sample_has_cuts(p, s->n_vocab)) {
         *total = weigh_all(s, p, best, weights);
         return SO_OK;
     }
@@ -610,6 +614,21 @@ int so_sample_adjusted(so_sampler *s, const so_sample_params *p, const float *lo
 
 bool so_sample_is_argmax(const so_sample_params *p) {
     return p->temp == 0 && p->n_bias == 0 && !has_penalties(p);
+}
+
+bool so_sample_on_device(const so_sample_params *p, int position, so_sample_row *row) {
+    *row = (so_sample_row){.key = token_key(p, position),
+                           .inverse = p->temp > 0 ? 1 / (double)p->temp : 0,
+                           .top_p = (double)p->top_p,
+                           .least = least_y(p),
+                           .top_k = p->top_k,
+                           .guess = -1};
+    return p->n_bias == 0 && !has_penalties(p);
+}
+
+double so_sample_prob_at_least(const so_sample_params *p, const so_sample_result *r) {
+    double y = (double)so_exact_y(r->logit, (double)r->top, 1 / (double)p->temp);
+    return (double)(float)so_exact_exp(y) / r->mass;
 }
 
 enum { PICK_LANES = 8 };

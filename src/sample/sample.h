@@ -10,6 +10,7 @@
 #ifndef SO_SAMPLE_SAMPLE_H
 #define SO_SAMPLE_SAMPLE_H
 
+#include "backend/backend.h"
 #include "base/err.h"
 #include "base/rng.h"
 
@@ -78,6 +79,14 @@ int so_sample_adjusted(so_sampler *s, const so_sample_params *p, const float *lo
                        const so_sample_context *ctx, float *out, so_err *err);
 /* True if the token is the argmax of the unchanged row: temperature 0, no bias, no penalty. */
 bool so_sample_is_argmax(const so_sample_params *p);
+/* True if a backend can sample with these parameters (SO_OP_SAMPLE): no bias, no penalty. *row: what
+ * it needs to sample the token of `position`. The result is so_sample_token's, or unknown. */
+bool so_sample_on_device(const so_sample_params *p, int position, so_sample_row *row);
+/* Whether top-k, top-p or min-p may drop tokens. */
+bool so_sample_has_cuts(const so_sample_params *p, int n_vocab);
+/* A lower bound of the probability of the guess that `r` is the answer for (so_sample_row.guess);
+ * the parameters have no cuts. */
+double so_sample_prob_at_least(const so_sample_params *p, const so_sample_result *r);
 /* The index at which the running sum of weights exceeds u · total, u in (0,1). Never an index with
  * weight 0. −1 if the total is 0. */
 int32_t so_sample_pick(const float *weights, int n, double u);

@@ -80,8 +80,9 @@ static const op_case op_cases[] = {
 
 static const char *op_name(so_op_kind kind) {
     static const char *const names[SO_OP_COUNT] = {
-        "upload",   "download", "embed", "gather", "rms_norm", "layer_norm", "matmul",    "add",
-        "silu_mul", "gelu_mul", "gelu",  "rope",   "kv_store", "kv_copy",    "attention", "argmax",
+        "upload",   "download", "embed",     "gather",   "rms_norm", "layer_norm",
+        "matmul",   "add",      "silu_mul",  "gelu_mul", "gelu",     "rope",
+        "kv_store", "kv_copy",  "attention", "argmax",   "sample",
     };
     return names[kind];
 }

@@ -558,6 +558,9 @@ static bool same_op(const so_op *a, const so_op *b) {
                SAME_FLOAT(attention.scale) && SAME(attention.window);
     case SO_OP_ARGMAX:
         return SAME_VIEW(argmax.out) && SAME_VIEW(argmax.x) && SAME(argmax.d);
+    case SO_OP_SAMPLE:
+        return SAME_VIEW(sample.out) && SAME_VIEW(sample.x) && SAME_VIEW(sample.best) &&
+               SAME_VIEW(sample.rows) && SAME(sample.d);
     case SO_OP_COUNT:
         break;
     }

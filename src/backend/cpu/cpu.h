@@ -194,6 +194,7 @@ bool so_cpu_matmul_is_static(const so_weight *w, int count);
 /* attention.c. _quantized also writes the activations of the matmul that follows in the list. */
 so_task_fn so_cpu_attention, so_cpu_attention_quantized;
 so_task_fn so_cpu_kv_store, so_cpu_kv_copy; /* cache.c */
+so_task_fn so_cpu_sample;                   /* sample.c */
 
 /* ranges.c */
 /* Fills `out` with the memory ranges op touches and returns their number. Aborts if a range exceeds

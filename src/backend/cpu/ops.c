@@ -349,4 +349,5 @@ so_task_fn *const so_cpu_tasks[SO_OP_COUNT] = {
     [SO_OP_KV_COPY] = so_cpu_kv_copy,
     [SO_OP_ATTENTION] = so_cpu_attention,
     [SO_OP_ARGMAX] = argmax,
+    [SO_OP_SAMPLE] = so_cpu_sample,
 };

@@ -179,6 +179,13 @@ int so_cpu_ranges(const so_op *op, so_range *out) {
         put_rows(&l, op->argmax.out, op->n, 1, true);
         put_rows(&l, op->argmax.x, op->n, op->argmax.d, false);
         break;
+    case SO_OP_SAMPLE:
+        SO_ASSERT_OP(op->sample.d, <=, SO_SAMPLE_MAX);
+        put(&l, op->sample.out, (size_t)op->n * sizeof(so_sample_result), true);
+        put_rows(&l, op->sample.x, op->n, op->sample.d, false);
+        put_rows(&l, op->sample.best, op->n, 1, false);
+        put(&l, op->sample.rows, (size_t)op->n * sizeof(so_sample_row), false);
+        break;
     case SO_OP_COUNT:
         so_panic(__FILE__, __LINE__, "unknown operation kind");
     }

@@ -443,6 +443,13 @@ static void put_op(signature *s, const so_op *o) {
         put_view(s, o->argmax.x);
         put(s, (uint64_t)o->argmax.d);
         break;
+    case SO_OP_SAMPLE:
+        put_view(s, o->sample.out);
+        put_view(s, o->sample.x);
+        put_view(s, o->sample.best);
+        put_view(s, o->sample.rows);
+        put(s, (uint64_t)o->sample.d);
+        break;
     default:
         break;
     }

@@ -32,6 +32,8 @@
  *               c mod 32. At the end the running sums are weighted by exp(m_i − max m) and added in
  *               order. attention.cu has the two ways of computing scores and values; which one is
  *               used depends on the cache's type and head size.
+ *   sampling    Arithmetic and results of the host's sampler (base/exact.h, backend/sample_row.h), so that
+ *               the token sampled from a row is the host's.
  *   the rest    One operation per element, rounded as written; exp is CUDA's expf. K and V are
  *               rounded when stored, and every row reads the rounded values.
  *
@@ -370,6 +372,9 @@ void so_cuda_embed(const so_queue &q, const so_op *op);
  * write `half`; `keep`: their float32 results are wanted. */
 void so_cuda_op(const so_queue &q, const so_op *op, so_half_rows half, bool keep,
                 const so_scratch *s);
+/* sample.cu: SO_OP_SAMPLE, and what it needs (0 for other operations). */
+void so_cuda_sample(const so_queue &q, const so_op *op, const so_scratch *s);
+void so_cuda_sample_need(const so_op *op, so_scratch *need);
 /* Rope of q and of k, then the store of k and v. */
 void so_cuda_rope_store(const so_queue &q, const so_op *rope_q, const so_op *rope_k,
                         const so_op *store);

@@ -56,6 +56,8 @@ static op_views views_of(const so_op *o) {
                 4};
     case SO_OP_ARGMAX:
         return {{o->argmax.x}, o->argmax.out, 1};
+    case SO_OP_SAMPLE:
+        return {{o->sample.x, o->sample.best, o->sample.rows}, o->sample.out, 3};
     default:
         return {{}, {}, 0};
     }
@@ -341,6 +343,8 @@ void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_mem
             i += 2;
         } else if (op->kind == SO_OP_EMBED) {
             so_cuda_embed(*a.q, op);
+        } else if (op->kind == SO_OP_SAMPLE) {
+            so_cuda_sample(*a.q, op, &m->scratch);
         } else {
             so_cuda_op(*a.q, op, {NULL, 0}, true, &m->scratch);
         }
@@ -355,6 +359,9 @@ void so_cuda_need(const so_queue *q, const so_op *ops, size_t n_ops, so_memory *
     for (size_t i = 0; i < n_ops; i++) {
         so_scratch s;
         so_cuda_scratch_need(&ops[i], &s);
+        grow(&need->scratch.counter_bytes, s.counter_bytes);
+        grow(&need->scratch.parts_bytes, s.parts_bytes);
+        so_cuda_sample_need(&ops[i], &s);
         grow(&need->scratch.counter_bytes, s.counter_bytes);
         grow(&need->scratch.parts_bytes, s.parts_bytes);
         if (ops[i].kind == SO_OP_MATMUL)
