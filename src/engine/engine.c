@@ -113,6 +113,7 @@ static void create_slot_parts(so_engine *e) {
     e->slot_used = SO_NEW_N(bool, n);
     e->order = SO_NEW_N(so_request *, n);
     e->step.rows = SO_NEW_N(so_row, e->max_rows);
+    e->step.samples = SO_NEW_N(so_sample_row, e->max_rows);
     e->step.seqs = SO_NEW_N(so_seq *, n);
     e->step.path = SO_NEW_N(int32_t, e->max_rows);
 }
@@ -169,6 +170,7 @@ void so_engine_free(so_engine *e) {
     free(e->slot_used);
     free(e->order);
     free(e->step.rows);
+    free(e->step.samples);
     free(e->step.seqs);
     free(e->step.path);
     so_buf_free(&e->step.piece);
@@ -243,15 +245,16 @@ static void drop_cancelled(so_request *list) {
 /* --- the step --- */
 
 /* Adds the rows of one request: the chunk as a chain, then the tree. Returns the index after the
- * last row. */
-static int add_rows(so_engine *e, so_request *r, int seq, int at) {
+ * last row. Adds the results that the tree needs to *want. */
+static int add_rows(so_engine *e, so_request *r, int seq, int at, unsigned *want) {
     int len = so_seq_len(r->seq), root = at + r->n_chunk;
     for (int i = 0; i < r->n_chunk; i++)
         e->step.rows[at + i] = (so_row){.token = r->tokens[len + i],
                                         .pos = len + i,
                                         .seq = seq,
                                         .parent = i ? at + i - 1 : -1,
-                                        .want_logits = i >= r->n_chunk - r->n_score};
+                                        .want_logits = i >= r->n_chunk - r->n_score,
+                                        .logits_to_host = true};
     for (int i = 0; r->has_tree && i < r->tree->n_nodes; i++) {
         const so_node *n = &r->tree->nodes[i];
         int parent = i ? root + n->parent : r->n_chunk ? root - 1 : -1;
@@ -260,6 +263,7 @@ static int add_rows(so_engine *e, so_request *r, int seq, int at) {
                                           .seq = seq,
                                           .parent = parent,
                                           .want_logits = true};
+        *want |= so_verifier_want(r, i, &e->step.samples[root + i], &e->step.rows[root + i]);
     }
     return root + (r->has_tree ? r->tree->n_nodes : 0);
 }
@@ -268,7 +272,7 @@ static int forward(so_engine *e, so_err *err) {
     int n_rows = 0, n_seqs = 0, n_logits = 0, rc = SO_OK;
     unsigned want = 0;
     for (so_request *r = e->running; r && rc == SO_OK; r = r->next) {
-        int end = add_rows(e, r, n_seqs, n_rows);
+        int end = add_rows(e, r, n_seqs, n_rows, &want);
         if (end == n_rows)
             continue; /* no rows: the chunk budget went to other requests */
         rc = so_seq_begin(r->seq, end - n_rows, err);
@@ -276,12 +280,9 @@ static int forward(so_engine *e, so_err *err) {
         n_rows = end;
         r->first_score = n_logits;
         n_logits += r->n_score;
-        want |= r->n_score > 0 ? SO_PASS_LOGITS : 0u;
         if (r->has_tree) {
             r->first_logit = n_logits;
             n_logits += r->tree->n_nodes;
-            want |= r->greedy ? SO_PASS_ARGMAX : SO_PASS_LOGITS;
-            want |= r->n_logprobs > 0 ? SO_PASS_LOGITS : 0u;
             want |= so_speculate_reads_hidden(r) ? SO_PASS_HIDDEN : 0u;
         }
     }

@@ -58,10 +58,11 @@ typedef struct so_restriction {
 
 /* Buffers of one step, reused by the next. */
 typedef struct so_step {
-    so_row *rows;      /* [max_rows] */
-    so_seq **seqs;     /* [n_parallel] */
-    int32_t *path;     /* [max_rows] */
-    so_buf piece, out; /* text of a token; the part of it that is emitted */
+    so_row *rows;           /* [max_rows] */
+    so_sample_row *samples; /* [max_rows] of the rows with the same index */
+    so_seq **seqs;          /* [n_parallel] */
+    int32_t *path;          /* [max_rows] */
+    so_buf piece, out;      /* text of a token; the part of it that is emitted */
     so_step_info info;
 } so_step;
 
@@ -79,6 +80,9 @@ struct so_request {
     uint64_t seed, nonce;    /* as given or chosen; the nonce is valid if has_nonce */
     bool has_nonce;
     bool greedy; /* the sampled token is the argmax that the backend computes */
+    /* The backend samples from the rows of a pass, or weighs a guess; logits are downloaded only if
+     * that is not enough (verifier.c). */
+    bool on_device;
     int max_tokens;
     bool ignore_end;
     so_restriction restricted;
@@ -239,6 +243,11 @@ void so_counts_end_token(so_request *r);
 
 so_verifier *so_verifier_create(int n_vocab);
 void so_verifier_free(so_verifier *v);
+/* r is open: decides whether the backend samples for it. */
+void so_verifier_open(so_request *r);
+/* Sets in `row`, the row of `node` in the next pass, what the verifier needs of its logits.
+ * *sample: memory for the parameters. Returns SO_PASS_… bits. */
+unsigned so_verifier_want(const so_request *r, int node, so_sample_row *sample, so_row *row);
 /* Sets r->verdict from the results of the pass. An error is stored in r->err and ends the walk at
  * the node where it occurred. */
 void so_verifier_run(so_request *r);

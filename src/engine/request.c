@@ -145,8 +145,10 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     rc = so_speculate_open(r, &o->spec, err);
     if (rc == SO_OK)
         rc = check_draft_length(r, err);
-    if (rc == SO_OK)
+    if (rc == SO_OK) {
         so_nonce_choose(r, o);
+        so_verifier_open(r);
+    }
     if (rc != SO_OK) {
         r->phase = SO_PHASE_DONE;
         so_request_free(r);

@@ -6,6 +6,13 @@
  * writes the tokens of its path after the request's text. Nothing is sampled for nodes that are not
  * reached.
  *
+ * On a backend whose results are copied over a bus, logits stay there where that is possible. The
+ * argmax, or the token sampled with the request's noise, is computed with the pass (SO_OP_SAMPLE),
+ * for the rows that the walk will not reach too. For `reject` without cuts the pass weighs the first
+ * guess after a row, which decides most acceptances. A row is downloaded with the pass if the
+ * request needs logits in any case (logprobs, bias, penalties, forbidden tokens), and otherwise
+ * when the walk needs it: for a rejection, and where the backend could not decide.
+ *
  * A round without guesses is plain decoding in every mode. Its token is sampled as in `match`: that
  * is a sample from p like any other, at half the cost of computing p.
  *
@@ -54,11 +61,39 @@ static int logit_of(const so_request *r, int node) {
     return r->first_logit + node;
 }
 
+/* --- what a pass computes for the verifier --- */
+
+/* Whether guesses of this step are tested against whole distributions. */
+static bool tests_rows(const so_request *r) {
+    return r->spec.set && r->spec.verify != SO_VERIFY_MATCH && r->sample.temp > 0 &&
+           r->tree->n_nodes > 1;
+}
+
+void so_verifier_open(so_request *r) {
+    so_sample_row row;
+    int n_vocab = so_model_hparams(r->e->m)->n_vocab;
+    r->on_device = so_model_backend(r->e->m)->vt->remote && n_vocab <= SO_SAMPLE_MAX &&
+                   so_sample_on_device(&r->sample, 0, &row) && r->sample.temp > 0 &&
+                   r->n_logprobs == 0 && !so_restrict_any(r);
+}
+
+unsigned so_verifier_want(const so_request *r, int node, so_sample_row *sample, so_row *row) {
+    const so_node *n = &r->tree->nodes[node];
+    row->logits_to_host = r->n_logprobs > 0 || !(r->greedy || r->on_device);
+    if (!r->on_device)
+        return r->greedy ? SO_PASS_ARGMAX : 0;
+    so_sample_on_device(&r->sample, r->n_tokens + n->depth, sample);
+    if (n->first >= 0 && tests_rows(r) && !so_sample_has_cuts(&r->sample, r->tree->n_vocab))
+        sample->guess = r->tree->nodes[r->tree->proposals[n->first].child].token;
+    row->sample = sample;
+    return SO_PASS_SAMPLE;
+}
+
 /* --- match --- */
 
 static int32_t sample_target(void *user, int node) {
     so_request *r = user;
-    const so_pass *pass = r->e->pass;
+    so_pass *pass = r->e->pass;
     int at = logit_of(r, node), rc = so_pass_check(pass, at, &r->err);
     so_sample_context ctx = context_at(r, node);
     int32_t token = SO_TOKEN_NONE; /* after an error: equal to no guess */
@@ -66,8 +101,13 @@ static int32_t sample_target(void *user, int node) {
         return token;
     if (r->greedy)
         return so_pass_argmax(pass, at);
+    if (r->on_device && so_pass_sampled(pass, at)->token >= 0)
+        return so_pass_sampled(pass, at)->token;
+    const float *logits = so_pass_fetch_logits(pass, at, &r->err);
+    if (!logits)
+        return token;
     so_sample_params p = so_restrict_at(r, &ctx);
-    rc = so_sample_token(r->e->sampler, &p, so_pass_logits(pass, at), &ctx, &token, &r->err);
+    rc = so_sample_token(r->e->sampler, &p, logits, &ctx, &token, &r->err);
     return rc == SO_OK ? token : SO_TOKEN_NONE;
 }
 
@@ -99,9 +139,8 @@ static int load_row(so_request *r, int node, transform *fn) {
     int at = logit_of(r, node), rc = so_pass_check(e->pass, at, &r->err);
     so_sample_context ctx = context_at(r, node);
     so_sample_params p = so_restrict_at(r, &ctx);
-    return rc == SO_OK
-               ? fn(e->sampler, &p, so_pass_logits(e->pass, at), &ctx, e->verifier->row, &r->err)
-               : rc;
+    const float *logits = rc == SO_OK ? so_pass_fetch_logits(e->pass, at, &r->err) : NULL;
+    return logits ? fn(e->sampler, &p, logits, &ctx, e->verifier->row, &r->err) : r->err.code;
 }
 
 static const float *weights_row(void *user, int node) {
@@ -125,6 +164,16 @@ typedef struct engine_chance {
 
 static int32_t choose_bonus(so_verify_rng *c, int node) {
     return sample_target(((engine_chance *)c)->r, node);
+}
+
+/* A lower bound of the target's probability of the first guess after `node`, from the pass. */
+static double first_at_least(so_verify_rng *c, int node) {
+    so_request *r = ((engine_chance *)c)->r;
+    so_err ignored;
+    int at = logit_of(r, node);
+    if (so_pass_check(r->e->pass, at, &ignored) != SO_OK)
+        return 0;
+    return so_sample_prob_at_least(&r->sample, so_pass_sampled(r->e->pass, at));
 }
 
 /* --- verification --- */
@@ -156,6 +205,8 @@ static void verify(so_request *r, so_verify_mode mode) {
     } else {
         so_verify_rng_keyed_init(&chance.keyed, r->sample.seed, r->sample.choice);
         chance.keyed.base.choose = choose_bonus;
+        if (r->on_device && !so_sample_has_cuts(&r->sample, r->tree->n_vocab))
+            chance.keyed.base.first_at_least = first_at_least;
         so_verify_reject(r->tree, weights_row, r, &chance.keyed.base,
                          mode == SO_VERIFY_LENIENT ? s->lenience : 1, r->e->verifier->scratch,
                          &r->verdict);

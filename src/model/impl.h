@@ -60,7 +60,7 @@ struct so_pass {
     so_view x, h, q, k, v, att, gate, up;
     so_view target_hidden; /* the target's hidden states, [max_rows][d_target_hidden] */
     so_view ids, positions, slots, rows, pages, tails, rope, rope_local;
-    so_view out_rows, out_x, hidden, logits, argmax; /* [max_logits][…] */
+    so_view out_rows, out_x, hidden, logits, argmax, sample, sampled; /* [max_logits][…] */
     so_view guess_ids;  /* int32[logits_len]: token ids of the logits; made when first needed */
     bool has_guess_ids; /* they were uploaded, and no pass has failed since */
 
@@ -68,6 +68,7 @@ struct so_pass {
     int n, n_out;
     /* Level l begins at row level_row[l] and at output level_out[l]. */
     int n_levels, level_row[SO_PASS_LEVELS + 1], level_out[SO_PASS_LEVELS + 1];
+    bool has_host_logits;   /* at least one row's logits are downloaded */
     bool has_target_hidden; /* at least one row of the level has a hidden state of the target */
     unsigned want;
     int32_t *h_ids, *h_positions, *h_out_rows;
@@ -78,7 +79,10 @@ struct so_pass {
     float *h_rope, *h_target_hidden;
     int32_t *seq_n, *seq_page_off; /* per sequence: rows so far; its first entry in h_pages */
     float *h_logits, *h_hidden;
+    bool *h_has_logits; /* [max_logits] h_logits holds the row, or will after the sync */
     int32_t *h_argmax;
+    so_sample_row *h_sample;
+    so_sample_result *h_sampled;
 };
 
 /* inv_freq[rope_dim/2] from rope_base or, if local, from rope_base_local. factors: rope_freqs of a

@@ -54,6 +54,9 @@ enum { SO_PASS_LEVELS = 32 }; /* of a batch, at most; rows without SO_ROW_GUESS 
 typedef struct so_row {
     int32_t token, pos, seq, parent;
     bool want_logits;
+    bool logits_to_host; /* with want_logits: its logits are downloaded, as with SO_PASS_LOGITS */
+    /* With want_logits: what the backend samples for the row (SO_PASS_SAMPLE); NULL: the argmax. */
+    const so_sample_row *sample;
     /* The target's hidden state from which the token was sampled, [so_model_d_target_hidden]; NULL:
      * not known. Only for models that read hidden states. */
     const float *target_hidden;
@@ -67,7 +70,10 @@ typedef struct so_batch {
     int n_seqs;
 } so_batch;
 
-enum { SO_PASS_LOGITS = 1, SO_PASS_ARGMAX = 2, SO_PASS_HIDDEN = 4 };
+/* SO_PASS_LOGITS: the logits of all rows with want_logits are downloaded. SO_PASS_SAMPLE: the
+ * backend samples from these rows, and their argmax is computed too; for batches of one level, and
+ * models with logits for every token, at most SO_SAMPLE_MAX. */
+enum { SO_PASS_LOGITS = 1, SO_PASS_ARGMAX = 2, SO_PASS_HIDDEN = 4, SO_PASS_SAMPLE = 8 };
 
 /* max_rows: maximum rows of a batch. max_logits: maximum rows with want_logits. */
 int so_pass_create(const so_model *m, so_kv *kv, int max_rows, int max_logits, so_pass **out,
@@ -91,6 +97,10 @@ int so_pass_run(so_pass *p, const so_batch *batch, unsigned want, so_err *err);
 int so_pass_check(const so_pass *p, int i, so_err *err); /* SO_EFORMAT; names the model's file */
 int so_pass_check_all(const so_pass *p, so_err *err);
 const float *so_pass_logits(const so_pass *p, int i); /* [so_model_logits_len] */
+/* The same for a row whose logits may still be on the device: they are downloaded first, which is a
+ * round trip. For batches of one level. NULL: the device failed. */
+const float *so_pass_fetch_logits(so_pass *p, int i, so_err *err);
+const so_sample_result *so_pass_sampled(const so_pass *p, int i);
 int32_t so_pass_argmax(const so_pass *p, int i);      /* a token id; −1: the row is not finite */
 const float *so_pass_hidden(const so_pass *p, int i); /* [d_model], after the last norm */
 

@@ -89,6 +89,8 @@ static void make_device(maker *mk, so_pass *p) {
     p->hidden = device(mk, n_out, d, f);
     p->logits = device(mk, n_out, (size_t)p->model->logits_len, f);
     p->argmax = device(mk, n_out, 1, sizeof(int32_t));
+    p->sample = device(mk, n_out, 1, sizeof(so_sample_row));
+    p->sampled = device(mk, n_out, 1, sizeof(so_sample_result));
 }
 
 static void make_host(maker *mk, so_pass *p) {
@@ -107,7 +109,10 @@ static void make_host(maker *mk, so_pass *p) {
     p->seq_page_off = host(mk, n, 1, sizeof(int32_t));
     p->h_logits = host(mk, n_out, (size_t)p->model->logits_len, sizeof(float));
     p->h_hidden = host(mk, n_out, (size_t)hp->d_model, sizeof(float));
+    p->h_has_logits = host(mk, n_out, 1, sizeof(bool));
     p->h_argmax = host(mk, n_out, 1, sizeof(int32_t));
+    p->h_sample = host(mk, n_out, 1, sizeof(so_sample_row));
+    p->h_sampled = host(mk, n_out, 1, sizeof(so_sample_result));
 }
 
 static int check_fit(const so_model *m, so_kv *kv, int max_rows, int max_logits, so_err *err) {
@@ -155,25 +160,26 @@ int so_pass_create(const so_model *m, so_kv *kv, int max_rows, int max_logits, s
 void so_pass_free(so_pass *p) {
     if (!p)
         return;
-    so_view views[] = {p->x,        p->h,
-                       p->q,        p->k,
-                       p->v,        p->att,
-                       p->gate,     p->up,
-                       p->ids,      p->positions,
-                       p->slots,    p->rows,
-                       p->pages,    p->tails,
-                       p->rope,     p->rope_local,
-                       p->out_rows, p->out_x,
-                       p->hidden,   p->logits,
-                       p->argmax,   p->target_hidden,
-                       p->guess_ids};
+    so_view views[] = {p->x,         p->h,
+                       p->q,         p->k,
+                       p->v,         p->att,
+                       p->gate,      p->up,
+                       p->ids,       p->positions,
+                       p->slots,     p->rows,
+                       p->pages,     p->tails,
+                       p->rope,      p->rope_local,
+                       p->out_rows,  p->out_x,
+                       p->hidden,    p->logits,
+                       p->argmax,    p->target_hidden,
+                       p->guess_ids, p->sample,
+                       p->sampled};
     for (size_t i = 0; i < SO_LEN(views); i++)
         if (views[i].buf)
             p->backend->vt->buffer_free(p->backend, views[i].buf);
-    void *memory[] = {p->h_ids,    p->h_positions,    p->h_out_rows, p->h_slots,
-                      p->h_rows,   p->h_pages,        p->h_tails,    p->h_rope,
-                      p->seq_n,    p->seq_page_off,   p->h_logits,   p->h_hidden,
-                      p->h_argmax, p->h_target_hidden};
+    void *memory[] = {
+        p->h_ids,    p->h_positions,     p->h_out_rows,   p->h_slots,      p->h_rows,   p->h_pages,
+        p->h_tails,  p->h_rope,          p->seq_n,        p->seq_page_off, p->h_logits, p->h_hidden,
+        p->h_argmax, p->h_target_hidden, p->h_has_logits, p->h_sample,     p->h_sampled};
     for (size_t i = 0; i < SO_LEN(memory); i++)
         free(memory[i]);
     if (p->backend->in_flight == p)
@@ -367,10 +373,21 @@ static void lay_out_target_hidden(so_pass *p, const float *hidden, int i) {
         memset(to, 0, d * sizeof *to);
 }
 
+/* Results that are wanted of a row with want_logits, number p->n_out. A row without parameters is
+ * greedy. */
+static void lay_out_wants(so_pass *p, const so_row *r, int row_of_level) {
+    p->h_out_rows[p->n_out] = row_of_level;
+    p->h_has_logits[p->n_out] = (p->want & SO_PASS_LOGITS) || r->logits_to_host;
+    p->has_host_logits |= p->h_has_logits[p->n_out];
+    p->h_sample[p->n_out] = r->sample ? *r->sample : (so_sample_row){.guess = -1};
+    p->n_out++;
+}
+
 static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
     memset(p->seq_n, 0, (size_t)b->n_seqs * sizeof *p->seq_n);
     p->n = b->n_rows;
     p->n_out = p->n_tails = 0;
+    p->has_host_logits = false;
     for (int i = 0, level = 0; i < b->n_rows; i++) {
         const so_row *r = &b->rows[i];
         level += i == p->level_row[level + 1];
@@ -381,7 +398,7 @@ static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
                                      slot % SO_KV_PAGE};
         lay_out_target_hidden(p, r->target_hidden, i);
         if (r->want_logits)
-            p->h_out_rows[p->n_out++] = i - p->level_row[level];
+            lay_out_wants(p, r, i - p->level_row[level]);
         int rc = lay_out_view(p, b, i, slot, err);
         if (rc != 0)
             return rc;
@@ -423,6 +440,8 @@ static void upload_level(so_pass *p) {
     upload(p, p->slots, p->h_slots, n * sizeof *p->h_slots);
     upload(p, p->rows, p->h_rows, n * sizeof *p->h_rows);
     upload(p, p->out_rows, p->h_out_rows, (size_t)p->n_out * sizeof *p->h_out_rows);
+    if (p->want & SO_PASS_SAMPLE)
+        upload(p, p->sample, p->h_sample, (size_t)p->n_out * sizeof *p->h_sample);
     if (p->has_target_hidden)
         upload(p, p->target_hidden, p->h_target_hidden,
                n * (size_t)m->d_target_hidden * sizeof *p->h_target_hidden);
@@ -444,8 +463,8 @@ void so_pass_output(so_pass *p) {
                                    .n = p->n_out,
                                    .norm = {p->hidden, p->out_x, m->out_norm.weight,
                                             m->out_norm.bias, hp->d_model, hp->norm_eps}});
-    if (!(p->want & (SO_PASS_LOGITS | SO_PASS_ARGMAX)))
-        return;
+    if (!p->has_host_logits && !(p->want & SO_PASS_ARGMAX))
+        return; /* only hidden states are wanted */
     so_submit(p->backend, &(so_op){.kind = SO_OP_MATMUL,
                                    .n = p->n_out,
                                    .matmul = {p->logits, p->hidden, m->output.bias, m->output.w}});
@@ -453,6 +472,30 @@ void so_pass_output(so_pass *p) {
         so_submit(p->backend, &(so_op){.kind = SO_OP_ARGMAX,
                                        .n = p->n_out,
                                        .argmax = {p->argmax, p->logits, m->logits_len}});
+    if (p->want & SO_PASS_SAMPLE)
+        so_submit(p->backend,
+                  &(so_op){.kind = SO_OP_SAMPLE,
+                           .n = p->n_out,
+                           .sample = {p->sampled, p->logits, p->argmax, p->sample, m->logits_len}});
+}
+
+/* Logits rows first … first + n - 1. */
+static void download_logits(so_pass *p, int first, int n) {
+    size_t row = (size_t)p->model->logits_len, at = (size_t)first * row;
+    so_view from = {p->logits.buf, p->logits.off + at * sizeof(float)};
+    if (n > 0)
+        download(p, p->h_logits + at, from, (size_t)n * row * sizeof(float));
+}
+
+/* Neighbouring rows are one download. */
+static void download_wanted_logits(so_pass *p) {
+    int first = 0;
+    for (int i = 0; i < p->n_out; i++)
+        if (!p->h_has_logits[i]) {
+            download_logits(p, first, i - first);
+            first = i + 1;
+        }
+    download_logits(p, first, p->n_out - first);
 }
 
 static void submit_downloads(so_pass *p) {
@@ -462,10 +505,11 @@ static void submit_downloads(so_pass *p) {
         return;
     /* always downloaded: so_pass_check tests them */
     download(p, p->h_hidden, p->hidden, n * (size_t)hp->d_model * sizeof(float));
-    if (p->want & SO_PASS_LOGITS)
-        download(p, p->h_logits, p->logits, n * (size_t)p->model->logits_len * sizeof(float));
+    download_wanted_logits(p);
     if (p->want & SO_PASS_ARGMAX)
         download(p, p->h_argmax, p->argmax, n * sizeof(int32_t));
+    if (p->want & SO_PASS_SAMPLE)
+        download(p, p->h_sampled, p->sampled, n * sizeof *p->h_sampled);
 }
 
 /* A copy of the pass with the rows and results of one level alone, in the same buffers. */
@@ -482,6 +526,7 @@ static so_pass level_of(const so_pass *p, const so_batch *b, int level) {
     l.h_out_rows += out;
     l.h_logits += (size_t)out * (size_t)p->model->logits_len;
     l.h_hidden += (size_t)out * (size_t)p->model->hp.d_model;
+    l.h_has_logits += out;
     l.h_argmax += out;
     l.has_target_hidden = false;
     for (int i = 0; i < l.n && p->model->d_target_hidden > 0; i++)
@@ -536,6 +581,7 @@ static void submit_levels(so_pass *p, const so_batch *b) {
 int so_pass_submit(so_pass *p, const so_batch *batch, unsigned want, so_err *err) {
     SO_ASSERT(!p->backend->in_flight);
     p->n_out = 0; /* a failed pass has no results */
+    p->want = want | (want & SO_PASS_SAMPLE ? SO_PASS_ARGMAX : 0);
     int rc = check_batch(p, batch, err);
     if (rc == 0)
         rc = lay_out_levels(p, batch, err);
@@ -547,7 +593,8 @@ int so_pass_submit(so_pass *p, const so_batch *batch, unsigned want, so_err *err
         rc = lay_out_rows(p, batch, err);
     if (rc != 0)
         return rc;
-    p->want = want | (p->n_levels > 1 ? SO_PASS_ARGMAX : 0);
+    p->want |= p->n_levels > 1 ? SO_PASS_ARGMAX : 0;
+    SO_ASSERT(!(want & SO_PASS_SAMPLE) || (p->n_levels == 1 && !p->model->vocab_subset));
     submit_levels(p, batch);
     p->backend->in_flight = p;
     return 0;
@@ -593,7 +640,7 @@ static bool is_finite(const so_pass *p, int i) {
     if (p->want & SO_PASS_ARGMAX)
         return p->h_argmax[at] >= 0;
     int n = p->model->logits_len;
-    return !(p->want & SO_PASS_LOGITS) || so_weights_nonfinite(p->h_logits + at * (size_t)n, n) < 0;
+    return !p->h_has_logits[at] || so_weights_nonfinite(p->h_logits + at * (size_t)n, n) < 0;
 }
 
 int so_pass_check(const so_pass *p, int i, so_err *err) {
@@ -614,7 +661,26 @@ int so_pass_check_all(const so_pass *p, so_err *err) {
 }
 
 const float *so_pass_logits(const so_pass *p, int i) {
-    return p->h_logits + result(p, i, SO_PASS_LOGITS) * (size_t)p->model->logits_len;
+    size_t at = row_of(p, i);
+    SO_ASSERT(p->h_has_logits[at]);
+    return p->h_logits + at * (size_t)p->model->logits_len;
+}
+
+const float *so_pass_fetch_logits(so_pass *p, int i, so_err *err) {
+    if (!p->h_has_logits[row_of(p, i)]) {
+        SO_ASSERT(p->n_levels == 1 && (p->want & SO_PASS_ARGMAX) && !p->backend->in_flight);
+        download_logits(p, i, 1);
+        if (p->backend->vt->sync(p->backend, err) != 0) {
+            p->backend->n_failed++;
+            return NULL;
+        }
+        p->h_has_logits[i] = true;
+    }
+    return so_pass_logits(p, i);
+}
+
+const so_sample_result *so_pass_sampled(const so_pass *p, int i) {
+    return &p->h_sampled[result(p, i, SO_PASS_SAMPLE)];
 }
 
 int32_t so_pass_argmax(const so_pass *p, int i) {

@@ -289,6 +289,28 @@ static bool test_first(walk *w, int node, int i, bool *done) {
     return false;
 }
 
+/* Tests the first proposal of a node with a lower bound of its probability p(x). Returns the
+ * accepted child. −1: not decided; the row decides, by the same random number, so nothing is
+ * recorded. */
+static int accept_by_bound(walk *w, int node) {
+    int i = w->t->nodes[node].first, n = w->t->n_vocab;
+    const so_proposal *p = &w->t->proposals[i];
+    double q = 1, bound = w->rng->first_at_least ? w->rng->first_at_least(w->rng, node) : 0;
+    if (!(bound > 0))
+        return -1;
+    if (p->kind != SO_Q_POINT) {
+        const float *row = so_tree_row(w->t, p->row);
+        double mass = w->sums->mass(row, n, NAN);
+        q = (double)row[w->t->nodes[p->child].token] / mass;
+        if (!isfinite(mass) || !(q > 0))
+            return -1;
+    }
+    if (!accepts(w, node, 0, bound, q))
+        return -1;
+    w->out->tested[w->out->n_tested++] = (int16_t)i;
+    return p->child;
+}
+
 /* Tests the proposals of `node` in draw order. Returns the accepted child, or −1 with r as the
  * residual. */
 static int test_proposals(walk *w, int node) {
@@ -339,8 +361,11 @@ void so_verify_reject(const so_tree *t, so_verify_row *row, void *user, so_verif
     w.q = scratch + t->n_vocab;
     out->n_accepted = out->n_tested = 0;
     while (t->nodes[node].first >= 0) {
-        load_p(&w, row(user, node));
-        int child = test_proposals(&w, node);
+        int child = accept_by_bound(&w, node);
+        if (child < 0) {
+            load_p(&w, row(user, node));
+            child = test_proposals(&w, node);
+        }
         if (child < 0)
             break;
         out->path[out->n_accepted++] = (int16_t)child;

@@ -61,6 +61,11 @@ struct so_verify_rng {
     /* Optional: the random number in (0,1) that `draw` uses at this position. If given, a residual
      * need not be written to memory to be sampled from (reject.c). */
     double (*uniform)(so_verify_rng *c, uint32_t position);
+    /* Optional: a lower bound of the target's probability of the first proposal's token after
+     * `node`, 0 if none is known. If the bound alone accepts the proposal, so would the probability
+     * itself (`accept` must be monotone in p and give the same answer twice), and the row is not
+     * asked for. */
+    double (*first_at_least)(so_verify_rng *c, int node);
 };
 
 /* The production source: each number is a function of (seed, choice, position, purpose, index),

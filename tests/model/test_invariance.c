@@ -351,9 +351,8 @@ static void run_paths(so_rig *r, so_seq *s, const tree *t, float *want) {
 
 static void tree_rows(const tree *t, int len, int seq, int first, bool logits, so_row *rows) {
     for (int i = 0; i < t->n; i++)
-        rows[i] = (so_row){t->token[i], len + t->depth[i],
-                           seq,         t->parent[i] < 0 ? -1 : first + t->parent[i],
-                           logits,      NULL};
+        rows[i] = (so_row){t->token[i], len + t->depth[i], seq,
+                           t->parent[i] < 0 ? -1 : first + t->parent[i], .want_logits = logits};
 }
 
 static bool is_sick(const tree *t, int node, const so_shape *spec) {
@@ -573,12 +572,8 @@ static int interleave(dice *d, const tree *trees, so_seq *const *seqs, int n_seq
         if (i == trees[s].n)
             continue;
         int parent = trees[s].parent[i];
-        rows[n] = (so_row){trees[s].token[i],
-                           so_seq_len(seqs[s]) + trees[s].depth[i],
-                           s,
-                           parent < 0 ? -1 : at[s][parent],
-                           s == 0,
-                           NULL};
+        rows[n] = (so_row){trees[s].token[i], so_seq_len(seqs[s]) + trees[s].depth[i], s,
+                           parent < 0 ? -1 : at[s][parent], .want_logits = s == 0};
         if (s == 0)
             place[i] = n;
         at[s][i] = n++;

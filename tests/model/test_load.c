@@ -97,7 +97,7 @@ static void expect_sick_row(const char *sicken, bool hidden) {
     so_err err = {0};
     so_shape_open(&r, &s, &(so_rig_opts){.level = SO_CPU_AUTO});
     so_seq *q = so_seq_create(r.kv);
-    so_row row = {3, 0, 0, -1, true, NULL};
+    so_row row = {3, 0, 0, -1, .want_logits = true};
     so_batch batch = {&row, 1, &q, 1};
     SO_OK_OR_FAIL(so_seq_begin(q, 1, &err), err);
     const unsigned wants[] = {SO_PASS_LOGITS, SO_PASS_ARGMAX, SO_PASS_LOGITS | SO_PASS_ARGMAX,
@@ -290,7 +290,7 @@ static void real_models_answer_paris(void **state) {
         so_seq *s = so_seq_create(r.kv);
         so_row rows[8];
         for (int k = 0; k < list[i].n; k++)
-            rows[k] = (so_row){list[i].tokens[k], k, 0, k - 1, k == list[i].n - 1, NULL};
+            rows[k] = (so_row){list[i].tokens[k], k, 0, k - 1, .want_logits = k == list[i].n - 1};
         SO_OK_OR_FAIL(so_seq_begin(s, list[i].n, &err), err);
         so_batch batch = {rows, list[i].n, &s, 1};
         SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_ARGMAX | SO_PASS_LOGITS, &err), err);

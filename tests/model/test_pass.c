@@ -46,7 +46,7 @@ static void refuses_batches(void **state) {
     so_seq *a = so_seq_create(r.kv), *b = so_seq_create(r.kv), *both[] = {a, b}, *twice[] = {a, a};
     so_rig_chain(&r, a, (int32_t[]){1, 2, 3}, 3, NULL);
     SO_OK_OR_FAIL(so_seq_begin(a, 2, &err), err);
-    const so_row good[] = {{1, 3, 0, -1, true, NULL}, {2, 4, 0, 0, true, NULL}};
+    const so_row good[] = {{1, 3, 0, -1, .want_logits = true}, {2, 4, 0, 0, .want_logits = true}};
     so_row rows[5];
 #define BAD(change, n, code, message)                 \
     do {                                              \
@@ -61,8 +61,8 @@ static void refuses_batches(void **state) {
         "row 1: guesses must come last, in the order of the rows with logits");
     so_seq_abort(a);
     SO_OK_OR_FAIL(so_seq_begin(a, 3, &err), err);
-    BAD((rows[1].token = SO_ROW_GUESS, rows[2] = (so_row){2, 5, 0, 1, true, NULL}), 3, SO_EINVAL,
-        "row 2: guesses must come last");
+    BAD((rows[1].token = SO_ROW_GUESS, rows[2] = (so_row){2, 5, 0, 1, .want_logits = true}), 3,
+        SO_EINVAL, "row 2: guesses must come last");
     so_seq_abort(a);
     SO_OK_OR_FAIL(so_seq_begin(a, 2, &err), err);
     BAD(rows[1].pos = 5, 2, SO_EINVAL,
@@ -114,7 +114,9 @@ static void refuses_sizes(void **state) {
     /* three rows with logits in a pass created for two */
     SO_OK_OR_FAIL(so_pass_create(r.m, r.kv, 4, 2, &p, &err), err);
     so_seq *s = so_seq_create(r.kv);
-    so_row rows[] = {{1, 0, 0, -1, true, NULL}, {2, 1, 0, 0, true, NULL}, {3, 2, 0, 1, true, NULL}};
+    so_row rows[] = {{1, 0, 0, -1, .want_logits = true},
+                     {2, 1, 0, 0, .want_logits = true},
+                     {3, 2, 0, 1, .want_logits = true}};
     SO_OK_OR_FAIL(so_seq_begin(s, 3, &err), err);
     so_batch batch = {rows, 3, &s, 1};
     assert_int_equal(so_pass_run(p, &batch, SO_PASS_LOGITS, &err), SO_EINVAL);
@@ -135,7 +137,7 @@ static void past_learned_positions(void **state) {
     so_err err = {0};
     so_seq *s = so_seq_create(r.kv);
     for (int i = 0; i < 129; i++)
-        rows[i] = (so_row){i % 131, i, 0, i - 1, false, NULL};
+        rows[i] = (so_row){i % 131, i, 0, i - 1, .want_logits = false};
     SO_OK_OR_FAIL(so_seq_begin(s, 129, &err), err);
     refused(&r, &s, 1, rows, 129, SO_ERANGE, "position 128 is past the 128 positions");
     so_seq_free(s);
@@ -156,7 +158,7 @@ static void results(void **state) {
     so_seq_truncate_to(s, 0);
     so_row rows[5];
     for (int i = 0; i < 5; i++)
-        rows[i] = (so_row){tokens[i], i, 0, i - 1, i == 1 || i == 4, NULL};
+        rows[i] = (so_row){tokens[i], i, 0, i - 1, .want_logits = i == 1 || i == 4};
     SO_OK_OR_FAIL(so_seq_begin(s, 5, &err), err);
     so_batch batch = {rows, 5, &s, 1};
     SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_LOGITS | SO_PASS_ARGMAX | SO_PASS_HIDDEN, &err),
@@ -227,14 +229,15 @@ static void guess(so_rig *r, int n_chains, int n_levels, const float *hidden, gu
                                    len + i,
                                    c,
                                    i ? n - 1 : -1,
-                                   i + 1 == n_new,
-                                   done ? NULL : hidden};
+                                   .want_logits = i + 1 == n_new,
+                                   .target_hidden = done ? NULL : hidden};
             last[c] = n - 1;
             SO_OK_OR_FAIL(so_seq_begin(seqs[c], n_new + n_levels - 1, &err), err);
         }
         for (int level = 1; level < n_levels; level++)
             for (int c = 0; c < n_chains; c++, n++) {
-                rows[n] = (so_row){SO_ROW_GUESS, rows[last[c]].pos + 1, c, last[c], true, NULL};
+                rows[n] =
+                    (so_row){SO_ROW_GUESS, rows[last[c]].pos + 1, c, last[c], .want_logits = true};
                 last[c] = n;
             }
         SO_OK_OR_FAIL(so_pass_run(r->p, &(so_batch){rows, n, seqs, n_chains},
@@ -307,11 +310,11 @@ static void levels_have_a_limit(void **state) {
     so_rig r;
     so_err err = {0};
     int32_t argmax[MAX];
-    so_row rows[MAX + 1] = {{9, 0, 0, -1, true, NULL}};
+    so_row rows[MAX + 1] = {{9, 0, 0, -1, .want_logits = true}};
     so_shape_open(&r, &SHAPE, &(so_rig_opts){.level = SO_CPU_AUTO});
     so_seq *s = so_seq_create(r.kv);
     for (int i = 1; i <= MAX; i++)
-        rows[i] = (so_row){SO_ROW_GUESS, i, 0, i - 1, true, NULL};
+        rows[i] = (so_row){SO_ROW_GUESS, i, 0, i - 1, .want_logits = true};
     SO_OK_OR_FAIL(so_seq_begin(s, MAX + 1, &err), err);
     assert_int_equal(so_pass_submit(r.p, &(so_batch){rows, MAX + 1, &s, 1}, SO_PASS_ARGMAX, &err),
                      SO_EINVAL);
@@ -355,7 +358,8 @@ static void guesses_after_a_failed_pass(void **state) {
         faulty.sync = fail_sync;
         so_seq *s = so_seq_create(r.kv);
         SO_OK_OR_FAIL(so_seq_begin(s, 2, &err), err);
-        const so_row rows[] = {{9, 0, 0, -1, true, NULL}, {SO_ROW_GUESS, 1, 0, 0, true, NULL}};
+        const so_row rows[] = {{9, 0, 0, -1, .want_logits = true},
+                               {SO_ROW_GUESS, 1, 0, 0, .want_logits = true}};
         r.b->vt = &faulty;
         assert_int_equal(so_pass_run(r.p, &(so_batch){rows, 2, &s, 1}, SO_PASS_LOGITS, &err),
                          SO_EIO);
@@ -384,7 +388,7 @@ static void results_appear_at_wait(void **state) {
         so_err err = {0};
         so_rig_open(&r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO, .deferred = deferred});
         so_seq *s = so_seq_create(r.kv);
-        const so_row row = {9, 0, 0, -1, true, NULL};
+        const so_row row = {9, 0, 0, -1, .want_logits = true};
         so_batch batch = open_row(&row, &s);
         SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_LOGITS, &err), err);
         const float *kept = so_pass_logits(r.p, 0);
@@ -407,7 +411,7 @@ static void refused_passes_are_not_submitted(void **state) {
     so_err err = {0};
     so_rig_open(&r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO, .deferred = true});
     so_seq *s = so_seq_create(r.kv);
-    so_row row = {67, 0, 0, -1, true, NULL};
+    so_row row = {67, 0, 0, -1, .want_logits = true};
     so_batch batch = open_row(&row, &s);
     assert_int_equal(so_pass_submit(r.p, &batch, SO_PASS_LOGITS, &err), SO_EINVAL);
     row.token = 66;
@@ -460,7 +464,7 @@ static void early_reads_abort(void **state) {
     if (strcmp(so_test_device(), "cpu") != 0)
         SO_SKIP("a GPU cannot be used after fork");
     for (int deferred = 0; deferred < 2; deferred++) {
-        early e = {.row = {9, 0, 0, -1, true, NULL}};
+        early e = {.row = {9, 0, 0, -1, .want_logits = true}};
         so_rig_open(&e.r, g_path, &(so_rig_opts){.level = SO_CPU_AUTO, .deferred = deferred});
         e.s = so_seq_create(e.r.kv);
         for (e.what = 0; e.what < N_EARLY; e.what++)
@@ -480,7 +484,7 @@ static void tables_grow(void **state) {
     so_seq *s = so_seq_create(r.kv);
     so_row rows[N];
     for (int i = 0; i < N; i++) /* two chains, alternating: each row has a tail */
-        rows[i] = (so_row){i, i / 2, 0, i - 2 < 0 ? -1 : i - 2, i == N - 1, NULL};
+        rows[i] = (so_row){i, i / 2, 0, i - 2 < 0 ? -1 : i - 2, .want_logits = i == N - 1};
     SO_OK_OR_FAIL(so_seq_begin(s, N, &err), err);
     so_batch batch = {rows, N, &s, 1};
     SO_OK_OR_FAIL(so_pass_run(r.p, &batch, SO_PASS_LOGITS, &err), err);
@@ -503,7 +507,7 @@ static void tables_grow(void **state) {
     for (int i = 0; i < SEQS; i++) {
         forks[i] = so_seq_fork(s, 288);
         SO_OK_OR_FAIL(so_seq_begin(forks[i], 1, &err), err);
-        rows[i] = (so_row){11, 288, i, -1, i == 0 || i == SEQS - 1, NULL};
+        rows[i] = (so_row){11, 288, i, -1, .want_logits = i == 0 || i == SEQS - 1};
     }
     SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){rows, SEQS, forks, SEQS}, SO_PASS_LOGITS, &err),
                   err);

@@ -23,7 +23,7 @@ static void greedy(so_rig *r, int n, so_tokens *out) {
     so_seq *s = so_seq_create(r->kv);
     int32_t token = 1; /* begin */
     for (int i = 0; i < n; i++) {
-        so_row row = {token, i, 0, -1, true, NULL};
+        so_row row = {token, i, 0, -1, .want_logits = true};
         SO_OK_OR_FAIL(so_seq_begin(s, 1, &err), err);
         SO_OK_OR_FAIL(so_pass_run(r->p, &(so_batch){&row, 1, &s, 1}, SO_PASS_ARGMAX, &err), err);
         so_seq_commit_chain(s, 1);

@@ -38,7 +38,7 @@ static void run(so_rig *r, const int32_t *text, const float *const *hidden, floa
     so_err err = {0};
     so_seq *s = so_seq_create(r->kv);
     for (int i = 0; i < N_TEXT; i++)
-        rows[i] = (so_row){text[i], i, 0, i - 1, true, hidden[i]};
+        rows[i] = (so_row){text[i], i, 0, i - 1, .want_logits = true, .target_hidden = hidden[i]};
     SO_OK_OR_FAIL(so_seq_begin(s, N_TEXT, &err), err);
     SO_OK_OR_FAIL(so_pass_run(r->p, &(so_batch){rows, N_TEXT, &s, 1}, SO_PASS_LOGITS, &err), err);
     for (int i = 0; i < N_TEXT; i++)

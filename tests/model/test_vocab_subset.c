@@ -101,7 +101,7 @@ static void argmax_is_a_token_id(void **state) {
     so_shape_tokens(&SHAPE, 6, text, N_TEXT);
     so_seq *s = so_seq_create(r.kv);
     for (int i = 0; i < N_TEXT; i++) {
-        so_row row = {text[i], i, 0, -1, true, NULL};
+        so_row row = {text[i], i, 0, -1, .want_logits = true};
         SO_OK_OR_FAIL(so_seq_begin(s, 1, &err), err);
         SO_OK_OR_FAIL(
             so_pass_run(r.p, &(so_batch){&row, 1, &s, 1}, SO_PASS_ARGMAX | SO_PASS_LOGITS, &err),

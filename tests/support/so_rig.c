@@ -49,7 +49,7 @@ void so_rig_chain(so_rig *r, so_seq *s, const int32_t *tokens, int n, float *log
     so_row *rows = SO_NEW_N(so_row, n);
     int len = so_seq_len(s);
     for (int i = 0; i < n; i++)
-        rows[i] = (so_row){tokens[i], len + i, 0, i - 1, logits != NULL, NULL};
+        rows[i] = (so_row){tokens[i], len + i, 0, i - 1, .want_logits = logits != NULL};
     SO_OK_OR_FAIL(so_seq_begin(s, n, &err), err);
     so_batch batch = {rows, n, &s, 1};
     SO_OK_OR_FAIL(so_pass_submit(r->p, &batch, SO_PASS_LOGITS, &err), err);

@@ -530,6 +530,69 @@ static void test_residual_by_parts_or_written(void **state) {
     assert_true(n_rejected > 1000);
 }
 
+/* --- acceptance by a lower bound --- */
+
+typedef struct bounded {
+    so_verify_rng_keyed keyed; /* must be first */
+    const so_tree *t;
+    const float *p;
+    double factor; /* of the probability */
+    int n_rows;    /* rows that were asked for */
+} bounded;
+
+static const float *counted_row(void *user, int node) {
+    (void)node;
+    ((bounded *)user)->n_rows++;
+    return ((bounded *)user)->p;
+}
+
+static double bound_of(so_verify_rng *c, int node) {
+    const bounded *b = (const bounded *)c;
+    int32_t x = b->t->nodes[b->t->proposals[b->t->nodes[node].first].child].token;
+    return (double)b->p[x] / so_sums()->mass(b->p, b->t->n_vocab, 0) * b->factor;
+}
+
+/* A bound changes no verdict, however low it is; a tight one saves the row of every acceptance. */
+static void test_first_at_least(void **state) {
+    (void)state;
+    static const double factors[] = {0, 0.3, 1 - 1e-7};
+    static double scratch[2 * LONG];
+    float p[LONG];
+    int n_rows[3] = {0}, n_accepted = 0;
+    for (int k = 0; k < 600; k++) {
+        int n = lengths[2 + k % 6];
+        so_tree t;
+        so_tree_init(&t, n, 8);
+        so_tree_reset(&t, 0, k);
+        for (int i = 0; i < n; i++)
+            p[i] = level_of((uint64_t)k, i) + 1e-6f;
+        for (int depth = 0, node = 0; depth < 4; depth++) {
+            so_q_kind kind = (k + depth) % 3 ? SO_Q_ROW : SO_Q_POINT;
+            int row = kind == SO_Q_ROW ? so_tree_new_row(&t) : -1;
+            for (int i = 0; i < n && row >= 0; i++)
+                so_tree_row(&t, row)[i] = p[i] * (1 + 0.5f * level_of((uint64_t)k + 9, i));
+            int child = so_tree_add(&t, node, (k * 7 + depth) % n, kind, row, 0, 0.5f);
+            if (k % 2)
+                so_tree_add(&t, node, (k * 5 + depth + 1) % n, SO_Q_POINT, -1, 0, 0.5f);
+            node = child;
+        }
+        so_verdict v[3];
+        for (int f = 0; f < 3; f++) {
+            bounded b = {.t = &t, .p = p, .factor = factors[f]};
+            memset(&v[f], 0, sizeof v[f]);
+            so_verify_rng_keyed_init(&b.keyed, (uint64_t)k, 0);
+            b.keyed.base.first_at_least = bound_of;
+            so_verify_reject(&t, counted_row, &b, &b.keyed.base, k % 5 ? 1 : 0.5, scratch, &v[f]);
+            assert_memory_equal(&v[f], &v[0], sizeof v[f]);
+            n_rows[f] += b.n_rows;
+        }
+        n_accepted += v[0].n_accepted;
+        so_tree_deinit(&t);
+    }
+    assert_true(n_accepted > 300);
+    assert_true(n_rows[1] < n_rows[0] && n_rows[2] < n_rows[1]);
+}
+
 /* --- the keyed source --- */
 
 static void test_keyed(void **state) {
@@ -609,6 +672,7 @@ int main(void) {
         cmocka_unit_test(test_a_forced_level_is_used),
         cmocka_unit_test(test_sums_of_all_levels),
         cmocka_unit_test(test_residual_by_parts_or_written),
+        cmocka_unit_test(test_first_at_least),
         cmocka_unit_test(test_keyed),
         cmocka_unit_test(test_keyed_long),
         cmocka_unit_test(test_keyed_short_sum),
