@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "format/convert.h"
 #include "so_rig.h"
 #include "so_shape.h"
 
@@ -435,8 +436,9 @@ static void speculate(const char *path, so_rig_opts o, const so_shape *spec, int
  * time. Chains of 1 to 17 rows and random trees, after prefixes of one page to several chunks. */
 static void repeat(const char *path, const so_shape *spec, so_rig_opts o, const int *widths,
                    size_t n_widths) {
-    enum { N = 420, TIMES = 3 };
+    enum { N = 420 };
     static const int prefixes[] = {1, 30, 64, 130, 400};
+    int times = so_test_full() && strcmp(so_test_device(), "cpu") != 0 ? 100 : 3;
     int32_t tokens[N];
     dice d = {.seed = 17};
     so_rig r;
@@ -448,7 +450,7 @@ static void repeat(const char *path, const so_shape *spec, so_rig_opts o, const 
     for (size_t c = 0; c < SO_LEN(prefixes); c++) {
         int prefix = prefixes[c];
         for (size_t i = 0; i < n_widths; i++)
-            for (int k = 0; k < TIMES; k++) {
+            for (int k = 0; k < times; k++) {
                 CASE("%s %s width %d after %d, time %d", path, dtype_name(o.model.dtype), widths[i],
                      prefix, k);
                 so_seq_truncate_to(s, prefix);
@@ -459,7 +461,7 @@ static void repeat(const char *path, const so_shape *spec, so_rig_opts o, const 
         tree t;
         grow_tree(&t, 3 + roll(&d, 14), &d, spec);
         run_paths(&r, s, &t, got);
-        for (int k = 0; k < TIMES; k++) {
+        for (int k = 0; k < times; k++) {
             CASE("%s %s tree of %d after %d, time %d", path, dtype_name(o.model.dtype), t.n, prefix,
                  k);
             score_tree(&r, s, &t, spec, got);
@@ -474,10 +476,28 @@ static void repeat(const char *path, const so_shape *spec, so_rig_opts o, const 
     free(got);
 }
 
+/* The model with v, down and the output matrix in Q6_K, the others in Q4_K. */
+static char *write_mixed(const char *model) {
+    so_err err = {0};
+    so_gguf *g;
+    so_convert_source src;
+    so_recipe recipe;
+    so_convert_report report;
+    char *path = so_path_join(g_dir, "mixed.gguf");
+    SO_OK_OR_FAIL(so_gguf_open(model, &g, &err), err);
+    assert_true(so_recipe_parse("Q4_K_M", &recipe));
+    so_convert_from_gguf(g, &src);
+    SO_OK_OR_FAIL(so_convert(&src, &recipe, path, NULL, &report, &err), err);
+    so_convert_report_free(&report);
+    so_convert_source_free(&src);
+    so_gguf_close(g);
+    return path;
+}
+
 static void repeated_passes(void **state) {
     (void)state;
-    static const so_dtype dtypes[] = {SO_DTYPE_F16, SO_DTYPE_Q8_0, SO_DTYPE_Q4_0, SO_DTYPE_BF16,
-                                      SO_DTYPE_F32};
+    static const so_dtype dtypes[] = {SO_DTYPE_F16,  SO_DTYPE_Q8_0, SO_DTYPE_Q4_0, SO_DTYPE_BF16,
+                                      SO_DTYPE_Q4_1, SO_DTYPE_Q6_K, SO_DTYPE_F32};
     static const int widths[] = {1, 2, 3, 5, 8, 9, 12, 16, 17};
     for (size_t i = 0; i < SO_LEN(dtypes); i++) {
         so_rig_opts o = options(dtypes[i], so_cpu_best_level(), 2, SO_DTYPE_F16);
@@ -488,8 +508,12 @@ static void repeated_passes(void **state) {
     if (strcmp(so_test_device(), "cpu") == 0)
         return;
     char *broad = write_in("broad", &BROAD);
-    repeat(broad, &BROAD, options(SO_DTYPE_F16, so_cpu_best_level(), 2, SO_DTYPE_F16), widths,
-           SO_LEN(widths));
+    so_rig_opts o = options(SO_DTYPE_F16, so_cpu_best_level(), 2, SO_DTYPE_F16);
+    repeat(broad, &BROAD, o, widths, SO_LEN(widths));
+    char *mixed = write_mixed(broad);
+    o.model.quantize = false;
+    repeat(mixed, &BROAD, o, widths, SO_LEN(widths));
+    free(mixed);
     free(broad);
 }
 

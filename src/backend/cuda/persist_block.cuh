@@ -32,8 +32,8 @@ __host__ __device__ constexpr int x_bytes(int nt) { return depth_of(nt) * nt * 1
 __host__ __device__ constexpr int slot_entries(int fmt) {
     return SLOT / (SO_SEGMENTS * so_fmt_unit(fmt));
 }
-__host__ __device__ constexpr int padded_tiles(int fmt, int n) {
-    return fmt == SO_FMT_F16 || n <= 6 ? n : n <= 8 ? 8 : n <= 12 ? 12 : SO_MAX_TILES;
+__host__ __device__ constexpr int padded_tiles(int n) {
+    return n <= 6 ? n : n <= 8 ? 8 : n <= 12 ? 12 : SO_MAX_TILES;
 }
 __host__ __device__ constexpr int rounds_at_once(int fmt, int tiles) {
     int fit = slot_entries(fmt) / (tiles > 0 ? tiles : 1);
@@ -334,7 +334,7 @@ SO_DEVICE void fill(const persist_args &p, const block &b, filling &r, copying &
                     int fmt) {
     int unit = so_fmt_unit(fmt), most, n_rounds;
     c.n_tiles = c.tiles[0] + c.tiles[1] + c.tiles[2];
-    c.padded = padded_tiles(fmt, c.n_tiles);
+    c.padded = padded_tiles(c.n_tiles);
     c.entries = slot_entries(fmt);
     c.alone = __shfl_sync(0xffffffffu, c.skip, 0) == 0 && c.tiles[0] == c.padded;
     most = rounds_at_once(fmt, c.padded);

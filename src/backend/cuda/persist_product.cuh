@@ -216,9 +216,9 @@ static __device__ __noinline__ int multiply_called(reader r, feed f, int n_units
 }
 
 /* The next smaller number of tiles that the loop is compiled for. */
-__host__ __device__ constexpr int fewer_tiles(int fmt, int n) {
+__host__ __device__ constexpr int fewer_tiles(int n) {
     int less = n - 1;
-    while (less > 0 && padded_tiles(fmt, less) != less)
+    while (less > 0 && padded_tiles(less) != less)
         less--;
     return less;
 }
@@ -228,7 +228,7 @@ template <int NT, int FMT, int T = SO_MAX_TILES>
 SO_DEVICE void multiply_tiles(reader &r, const feed &f, int n_units, int tiles, char *sums) {
     if (tiles != T) {
         if constexpr (T > 1)
-            multiply_tiles<NT, FMT, fewer_tiles(FMT, T)>(r, f, n_units, tiles, sums);
+            multiply_tiles<NT, FMT, fewer_tiles(T)>(r, f, n_units, tiles, sums);
     } else if constexpr (FMT == SO_FMT_F16) {
         multiply<NT, FMT, T>(r, f, n_units, sums);
     } else {
@@ -260,7 +260,7 @@ SO_DEVICE void multiply_part(reader &r, const feed &f, int n_units, int fmt, int
     if (n_tiles == 0)
         return;
     feed_begin<NT>(f);
-    multiply_any<NT, SET>(r, f, n_units, fmt, padded_tiles(fmt, n_tiles), sums);
+    multiply_any<NT, SET>(r, f, n_units, fmt, padded_tiles(n_tiles), sums);
 }
 
 /* What the helper has fetched for the results of a product: numbers of the block's outputs, in the order
