@@ -18,6 +18,8 @@
  *   3. While a speculation is open, every page with a slot at or past len has count 1. begin
  *      ensures this by copying; fork asserts that no speculation is open. So writes never reach
  *      another sequence.
+ *   4. In a speculation that was extended, each node of the earlier passes follows a slot from
+ *      len − 1 up to the one before its own. So every path ends at the committed positions.
  *
  * A freed page may be handed out again at once although queued operations still read it: the
  * backend runs operations in submission order, so the read comes before the next write.
@@ -30,6 +32,8 @@
 #include <string.h>
 
 #include "kv/impl.h"
+
+enum { NO_PARENT = -2 }; /* −1 is the slot before the first position */
 
 static int check_shape(const so_backend *b, const so_kv_shape *s, so_err *err) {
     bool bf16 = s->dtype == SO_DTYPE_BF16;
@@ -239,8 +243,16 @@ so_seq *so_seq_create(so_kv *kv) {
 
 void so_seq_reserve(so_seq *s, int n) { so_seq_table_reserve(s, so_kv_pages_for(n)); }
 
+void so_seq_reserve_nodes(so_seq *s, int n) {
+    SO_ASSERT_OP(s->open, ==, 0);
+    if (n <= s->parents_cap)
+        return;
+    s->parents = so_realloc(s->parents, (size_t)n * sizeof *s->parents);
+    s->parents_cap = n;
+}
+
 void so_seq_clear(so_seq *s) {
-    s->open = 0;
+    s->open = s->n_computed = 0;
     table_shrink(s, 0);
     release_run(s);
 }
@@ -256,12 +268,15 @@ void so_seq_free(so_seq *s) {
     if (s->next)
         s->next->prev = s->prev;
     free(s->pages);
+    free(s->parents);
     free(s);
 }
 
 so_kv *so_seq_kv(const so_seq *s) { return s->kv; }
 int so_seq_len(const so_seq *s) { return s->len; }
 int so_seq_open_nodes(const so_seq *s) { return s->open; }
+int so_seq_next_slot(const so_seq *s) { return s->len + s->n_computed; }
+int so_seq_next_nodes(const so_seq *s) { return s->open - s->n_computed; }
 
 const int32_t *so_seq_pages(const so_seq *s, int *n_pages) {
     *n_pages = s->n_pages;
@@ -329,7 +344,7 @@ static void last_page_unshare(so_seq *s) {
 }
 
 int64_t so_seq_pages_needed(const so_seq *s, int n_nodes) {
-    int64_t pages = ((int64_t)s->len + n_nodes + SO_KV_PAGE - 1) / SO_KV_PAGE;
+    int64_t pages = ((int64_t)s->len + s->open + n_nodes + SO_KV_PAGE - 1) / SO_KV_PAGE;
     if (s->kv->run_pages > 0)
         return s->run_start < 0 ? s->kv->run_pages : 0;
     return pages - s->n_pages + last_page_shared(s);
@@ -339,50 +354,82 @@ int64_t so_seq_max_nodes(const so_seq *s, int64_t n_pages) {
     int64_t pages = s->n_pages + n_pages - last_page_shared(s);
     if (s->kv->run_pages > 0)
         pages = s->run_start >= 0 || n_pages >= s->kv->run_pages ? s->kv->run_pages : 0;
-    return pages * SO_KV_PAGE - s->len;
+    return pages * SO_KV_PAGE - s->len - s->open;
 }
 
-static int begin_in_run(so_seq *s, int n_nodes, so_err *err) {
+/* Both give the sequence its pages for n_nodes more positions, after those of an open
+ * speculation. */
+static int grow_in_run(so_seq *s, int n_nodes, so_err *err) {
     const so_kv *kv = s->kv;
     int64_t run_len = (int64_t)kv->run_pages * SO_KV_PAGE;
-    if ((int64_t)s->len + n_nodes > run_len)
+    int used = s->len + s->open;
+    if ((int64_t)used + n_nodes > run_len)
         return so_err_set(err, SO_ELIMIT,
                           "KV page run is full: %d more positions after %d exceed its %lld",
-                          n_nodes, s->len, (long long)run_len);
+                          n_nodes, used, (long long)run_len);
     if (!acquire_run(s))
         return so_err_set(err, SO_ELIMIT, "KV cache is full: all %d page runs are in use",
                           kv->shape.n_pages / kv->run_pages);
-    s->n_pages = so_kv_pages_for(s->len + n_nodes);
+    s->n_pages = so_kv_pages_for(used + n_nodes);
     return SO_OK;
 }
 
-static int begin_pages(so_seq *s, int n_nodes, so_err *err) {
+static int grow_pages(so_seq *s, int n_nodes, so_err *err) {
     so_kv *kv = s->kv;
     int64_t need = so_seq_pages_needed(s, n_nodes);
     if (need > so_kv_available_pages(kv))
         return so_err_set(err, SO_ELIMIT,
                           "KV cache is full: %d more positions after %d need %lld pages of %d "
                           "positions, and %d of %d pages are free",
-                          n_nodes, s->len, (long long)need, SO_KV_PAGE, so_kv_available_pages(kv),
-                          kv->shape.n_pages);
+                          n_nodes, s->len + s->open, (long long)need, SO_KV_PAGE,
+                          so_kv_available_pages(kv), kv->shape.n_pages);
     if (need > kv->n_free)
         so_prefix_evict(kv->prefix, (int)need - kv->n_free);
     if (last_page_shared(s))
         last_page_unshare(s);
-    int pages = so_kv_pages_for(s->len + n_nodes);
+    int pages = so_kv_pages_for(s->len + s->open + n_nodes);
     so_seq_table_reserve(s, pages);
     while (s->n_pages < pages)
         s->pages[s->n_pages++] = page_acquire(kv);
     return SO_OK;
 }
 
+static int grow(so_seq *s, int n_nodes, so_err *err) {
+    SO_ASSERT_OP(n_nodes, >, 0);
+    int rc = s->kv->run_pages > 0 ? grow_in_run(s, n_nodes, err) : grow_pages(s, n_nodes, err);
+    if (rc != SO_OK)
+        return rc;
+    s->n_computed = s->open;
+    s->open += n_nodes;
+    for (int i = s->n_computed; i < SO_MIN(s->open, s->parents_cap); i++)
+        s->parents[i] = NO_PARENT;
+    return SO_OK;
+}
+
 int so_seq_begin(so_seq *s, int n_nodes, so_err *err) {
     SO_ASSERT_OP(s->open, ==, 0);
-    SO_ASSERT_OP(n_nodes, >, 0);
-    int rc = s->kv->run_pages > 0 ? begin_in_run(s, n_nodes, err) : begin_pages(s, n_nodes, err);
-    if (rc == SO_OK)
-        s->open = n_nodes;
-    return rc;
+    return grow(s, n_nodes, err);
+}
+
+int so_seq_extend(so_seq *s, int n_nodes, so_err *err) {
+    SO_ASSERT_OP(s->open, >, 0);
+    SO_ASSERT_OP(n_nodes, <=, s->parents_cap - s->open);
+    for (int i = s->n_computed; i < s->open; i++)
+        SO_ASSERT_OP(s->parents[i], !=, NO_PARENT);
+    return grow(s, n_nodes, err);
+}
+
+void so_seq_set_parent(so_seq *s, int slot, int parent) {
+    SO_ASSERT(slot >= s->len && slot < s->len + s->open);
+    SO_ASSERT(parent >= s->len - 1 && parent < slot);
+    if (slot - s->len < s->parents_cap)
+        s->parents[slot - s->len] = parent;
+}
+
+int so_seq_parent(const so_seq *s, int slot) {
+    SO_ASSERT(slot >= s->len && slot < s->len + SO_MIN(s->open, s->parents_cap));
+    SO_ASSERT_OP(s->parents[slot - s->len], !=, NO_PARENT);
+    return s->parents[slot - s->len];
 }
 
 void so_seq_commit(so_seq *s, const int32_t *path, int n_path) {
@@ -396,14 +443,14 @@ void so_seq_commit(so_seq *s, const int32_t *path, int n_path) {
             copies_add(s->kv, slot_at(s, s->len + path[i]), slot_at(s, s->len + i));
     }
     copies_flush(s->kv);
-    s->open = 0;
+    s->open = s->n_computed = 0;
     table_shrink(s, s->len + n_path);
 }
 
 void so_seq_commit_chain(so_seq *s, int n) {
     SO_ASSERT_OP(n, >=, 0);
     SO_ASSERT_OP(n, <=, s->open);
-    s->open = 0;
+    s->open = s->n_computed = 0;
     table_shrink(s, s->len + n);
 }
 
@@ -411,12 +458,25 @@ void so_seq_abort(so_seq *s) { so_seq_commit_chain(s, 0); }
 
 /* Checks. */
 
+static void check_parents(const so_seq *s) {
+    SO_ASSERT_OP(s->n_computed, >=, 0);
+    SO_ASSERT_OP(s->n_computed, <=, SO_MAX(s->open - 1, 0));
+    SO_ASSERT(s->n_computed == 0 || s->open <= s->parents_cap);
+    for (int i = 0; i < SO_MIN(s->open, s->parents_cap); i++) {
+        if (s->parents[i] == NO_PARENT && i >= s->n_computed)
+            continue;
+        SO_ASSERT_OP(s->parents[i], >=, s->len - 1);
+        SO_ASSERT_OP(s->parents[i], <, s->len + i);
+    }
+}
+
 static void check_seq(const so_kv *kv, const so_seq *s, int32_t *counts) {
     SO_ASSERT(s->kv == kv);
     SO_ASSERT(s->prev ? s->prev->next == s : kv->seqs == s);
     SO_ASSERT_OP(s->len, >=, 0);
     SO_ASSERT_OP(s->open, >=, 0);
     SO_ASSERT_OP(s->n_pages, ==, so_kv_pages_for(s->len + s->open));
+    check_parents(s);
     SO_ASSERT_OP(s->n_shared * SO_KV_PAGE, <=, s->len);
     SO_ASSERT(s->run_start >= 0 || kv->run_pages == 0 || s->n_pages == 0);
     for (int i = 0; i < s->n_pages; i++) {

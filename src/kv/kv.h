@@ -25,6 +25,10 @@
  *   begin(n)       Reserves slots len … len+n-1, after the committed ones. If the last page is
  *                  partly filled and shared, it is copied first: a write never reaches another
  *                  sequence. The forward pass then writes the slots: node i goes to slot len+i.
+ *   extend(n)      Reserves n more slots, for another pass over the same speculation: nodes continue
+ *                  to be numbered, node i goes to slot len+i. Its rows may follow any node of the
+ *                  passes before, which they name by slot; the sequence keeps the slot of each
+ *                  node's parent, so that a pass finds the whole path of such a row.
  *   commit(path)   Keeps the accepted nodes. Node path[i] moves from slot len+path[i] to slot
  *                  len+i, in ascending order of i. Since path[i] ≥ i, no move overwrites an entry
  *                  that a later move reads. A chain moves nothing. The new length is len+n_path.
@@ -99,20 +103,34 @@ so_seq *so_seq_fork(so_seq *s, int len);
  * Pages in the prefix tree stay there. s must have no open speculation. */
 void so_seq_truncate_to(so_seq *s, int new_len);
 
+/* Allocates the table of parents, so that speculations of up to n nodes can be extended. */
+void so_seq_reserve_nodes(so_seq *s, int n);
+
 /* Back to the condition after so_seq_create: aborts an open speculation, releases all pages and the
  * page run. The memory of the page table is kept. */
 void so_seq_clear(so_seq *s);
 
-/* Speculation: owner. begin and commit: owner, with the backend. */
+/* Speculation: owner. begin, extend and commit: owner, with the backend. */
 
 /* The number of available pages that begin(n_nodes) would take, including the copy of a shared last
- * page. */
+ * page; or extend(n_nodes), if a speculation is open. */
 int64_t so_seq_pages_needed(const so_seq *s, int n_nodes);
-/* The largest n_nodes that begin could reserve with n_pages more pages. */
+/* The largest n_nodes that begin, or extend, could reserve with n_pages more pages. */
 int64_t so_seq_max_nodes(const so_seq *s, int64_t n_pages);
 /* SO_ELIMIT if too few pages are available or the page run is full; nothing has changed then. */
 int so_seq_begin(so_seq *s, int n_nodes, so_err *err);
-int so_seq_open_nodes(const so_seq *s); /* n_nodes of the open speculation, 0 if none */
+/* Adds n_nodes to the open speculation, whose passes so far must have been submitted. The nodes must
+ * fit the table of so_seq_reserve_nodes. Fails as begin does. */
+int so_seq_extend(so_seq *s, int n_nodes, so_err *err);
+int so_seq_open_nodes(const so_seq *s); /* all nodes of the open speculation, 0 if none */
+/* The slot of the first node of the latest begin or extend, and the number of its nodes: what the
+ * next pass writes. */
+int so_seq_next_slot(const so_seq *s);
+int so_seq_next_nodes(const so_seq *s);
+/* The slot that the open node in `slot` follows; len − 1 if it follows the committed positions. Set
+ * by the pass that writes the node, if the speculation can be extended. */
+int so_seq_parent(const so_seq *s, int slot);
+void so_seq_set_parent(so_seq *s, int slot, int parent);
 /* path: node numbers, strictly ascending, each parent before its child. Copies are submitted to the
  * backend, in order with the passes before and after. */
 void so_seq_commit(so_seq *s, const int32_t *path, int n_path);

@@ -41,10 +41,11 @@ const int32_t *so_model_vocab_subset(const so_model *m);
  * (docs/formats.md); 0: none. */
 int so_model_d_target_hidden(const so_model *m);
 
-/* One row of a batch. The k-th row of a sequence (in batch order) is written to slot len + k. pos =
- * len + depth in the tree. parent: index in the batch of the row that this one follows, −1 if it
- * follows the committed context. A parent comes before its children and belongs to the same
- * sequence.
+/* One row of a batch. The k-th row of a sequence (in batch order) is written to slot
+ * so_seq_next_slot + k. pos = len + depth in the tree. parent: index in the batch of the row that this
+ * one follows; −1 if it follows the committed context; so_row_after(slot) if it follows a node of an
+ * earlier pass of the same speculation (so_seq_extend). A parent comes before its children and
+ * belongs to the same sequence.
  *
  * token SO_ROW_GUESS: the argmax of the parent's logits, which the host does not see before
  * so_pass_wait. Such rows come after all others and form levels: the i-th row of a level follows
@@ -62,10 +63,12 @@ typedef struct so_row {
     const float *target_hidden;
 } so_row;
 
+static inline int32_t so_row_after(int slot) { return -2 - slot; }
+
 typedef struct so_batch {
     const so_row *rows;
     int n_rows;
-    /* Indexed by rows[i].seq; each has an open speculation with as many nodes as it has rows. */
+    /* Indexed by rows[i].seq; each has as many rows as its latest begin or extend reserved nodes. */
     so_seq *const *seqs;
     int n_seqs;
 } so_batch;

@@ -17,7 +17,9 @@
  *   prefix    11  12  11  12      positions 0 … prefix−1 are in the slots of the same number
  *   tail       –   –  12  13      slots of the other positions of the path, in order
  *
- * A row extends its parent's prefix while slot and position are equal, and its tail from then on.
+ * A row extends its parent's prefix while slot and position are equal, and its tail from then on. If
+ * the parent was computed by an earlier pass of the same speculation, its prefix and tail follow from
+ * the slots of its ancestors, which the sequence knows (so_seq_parent).
  *
  * One thread at a time per backend, and so per model. */
 #include <stdlib.h>
@@ -211,6 +213,18 @@ static int table_reserve(so_pass *p, int n, int32_t **table, int *cap, so_view *
 
 static bool is_guess(const so_row *r) { return r->token == SO_ROW_GUESS; }
 
+/* The slot of a parent that an earlier pass computed; −1: the parent is in this batch, or the row
+ * follows the committed context. */
+static int slot_before(const so_row *r) { return r->parent < -1 ? -2 - r->parent : -1; }
+
+/* Number of open nodes on the path that ends in `slot`; 0 for slot −1. */
+static int path_length(const so_seq *s, int slot) {
+    int n = 0;
+    for (; slot >= so_seq_len(s); slot = so_seq_parent(s, slot))
+        n++;
+    return n;
+}
+
 static int check_row(const so_pass *p, const so_batch *b, int i, so_err *err) {
     const so_hparams *hp = &p->model->hp;
     const so_row *r = &b->rows[i];
@@ -220,12 +234,18 @@ static int check_row(const so_pass *p, const so_batch *b, int i, so_err *err) {
     if (!is_guess(r) && (r->token < 0 || r->token >= hp->n_vocab))
         return so_err_set(err, SO_EINVAL, "row %d: token %d is outside the vocabulary of %d", i,
                           r->token, hp->n_vocab);
-    if (r->parent < -1 || r->parent >= i)
+    if (r->parent >= i)
         return so_err_set(err, SO_EINVAL, "row %d: parent %d is not an earlier row", i, r->parent);
     if (r->parent >= 0 && b->rows[r->parent].seq != r->seq)
         return so_err_set(err, SO_EINVAL, "row %d: parent %d belongs to another sequence", i,
                           r->parent);
-    int pos = r->parent >= 0 ? b->rows[r->parent].pos + 1 : so_seq_len(b->seqs[r->seq]);
+    const so_seq *s = b->seqs[r->seq];
+    int slot = slot_before(r), len = so_seq_len(s);
+    if (slot >= 0 && (slot < len || slot >= so_seq_next_slot(s)))
+        return so_err_set(err, SO_EINVAL,
+                          "row %d: slot %d holds no node of an earlier pass of this speculation", i,
+                          slot);
+    int pos = r->parent >= 0 ? b->rows[r->parent].pos + 1 : len + path_length(s, slot);
     if (r->pos != pos)
         return so_err_set(err, SO_EINVAL,
                           "row %d: position %d does not follow its parent; %d is expected", i,
@@ -244,10 +264,10 @@ static int check_seqs(so_pass *p, const so_batch *b, so_err *err) {
         for (int other = 0; other < s; other++)
             if (b->seqs[other] == b->seqs[s])
                 return so_err_set(err, SO_EINVAL, "sequences %d and %d are the same", other, s);
-        if (so_seq_open_nodes(b->seqs[s]) != p->seq_n[s])
+        if (so_seq_next_nodes(b->seqs[s]) != p->seq_n[s])
             return so_err_set(err, SO_EINVAL,
                               "sequence %d has %d rows; its open speculation has %d nodes", s,
-                              p->seq_n[s], so_seq_open_nodes(b->seqs[s]));
+                              p->seq_n[s], so_seq_next_nodes(b->seqs[s]));
     }
     return 0;
 }
@@ -329,16 +349,32 @@ static int lay_out_pages(so_pass *p, const so_batch *b, so_err *err) {
     return 0;
 }
 
+/* The number of positions of a row's parent that are in the slots of the same number. */
+static int parent_prefix(const so_pass *p, const so_seq *s, const so_row *r) {
+    if (r->parent >= 0)
+        return p->h_rows[r->parent].n_prefix;
+    int n = r->pos, pos = r->pos - 1; /* the whole path, up to the lowest one elsewhere */
+    for (int slot = slot_before(r); slot >= so_seq_len(s); slot = so_seq_parent(s, slot), pos--)
+        if (slot != pos)
+            n = pos;
+    return n;
+}
+
+/* Writes the parent's tail of n slots. */
+static void copy_tail(const so_pass *p, const so_seq *s, const so_row *r, int n, int32_t *out) {
+    if (n > 0 && r->parent >= 0)
+        memcpy(out, p->h_tails + p->h_rows[r->parent].tail_off, (size_t)n * sizeof *out);
+    if (r->parent >= 0)
+        return;
+    for (int slot = slot_before(r); n > 0; slot = so_seq_parent(s, slot))
+        out[--n] = slot;
+}
+
 /* Computes prefix and tail of row i; see the drawing at the top. */
 static int lay_out_view(so_pass *p, const so_batch *b, int i, int slot, so_err *err) {
     const so_row *r = &b->rows[i];
-    int n_prefix = so_seq_len(b->seqs[r->seq]), n_parent_tail = 0;
-    const so_attn_row *parent = NULL;
-    if (r->parent >= 0) {
-        parent = &p->h_rows[r->parent];
-        n_prefix = parent->n_prefix;
-        n_parent_tail = parent->pos + 1 - n_prefix;
-    }
+    const so_seq *s = b->seqs[r->seq];
+    int n_prefix = parent_prefix(p, s, r), n_parent_tail = r->pos - n_prefix;
     bool chain = n_parent_tail == 0 && slot == r->pos;
     p->h_rows[i] = (so_attn_row){.pos = r->pos,
                                  .n_prefix = chain ? r->pos + 1 : n_prefix,
@@ -352,12 +388,25 @@ static int lay_out_view(so_pass *p, const so_batch *b, int i, int slot, so_err *
                            err);
     if (rc != 0)
         return rc;
-    if (n_parent_tail > 0)
-        memcpy(p->h_tails + p->n_tails, p->h_tails + parent->tail_off,
-               (size_t)n_parent_tail * sizeof *p->h_tails);
+    copy_tail(p, s, r, n_parent_tail, p->h_tails + p->n_tails);
     p->n_tails += n_parent_tail;
     p->h_tails[p->n_tails++] = slot;
     return 0;
+}
+
+/* The slot of a row that has been laid out: the end of its prefix or of its tail. */
+static int own_slot(const so_pass *p, const so_attn_row *r) {
+    return r->n_prefix > r->pos ? r->pos : p->h_tails[r->tail_off + r->pos - r->n_prefix];
+}
+
+/* Tells the sequence which slot row i in `slot` follows, for later passes. */
+static void note_parent(const so_pass *p, const so_batch *b, int i, int slot) {
+    const so_row *r = &b->rows[i];
+    so_seq *s = b->seqs[r->seq];
+    int parent = slot_before(r);
+    if (r->parent >= 0)
+        parent = own_slot(p, &p->h_rows[r->parent]);
+    so_seq_set_parent(s, slot, parent >= 0 ? parent : so_seq_len(s) - 1);
 }
 
 /* A row without a hidden state of the target (hidden is NULL) gets zeros: their product with the
@@ -391,7 +440,7 @@ static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
     for (int i = 0, level = 0; i < b->n_rows; i++) {
         const so_row *r = &b->rows[i];
         level += i == p->level_row[level + 1];
-        int slot = so_seq_len(b->seqs[r->seq]) + p->seq_n[r->seq]++;
+        int slot = so_seq_next_slot(b->seqs[r->seq]) + p->seq_n[r->seq]++;
         p->h_ids[i] = is_guess(r) ? 0 : r->token;
         p->h_positions[i] = r->pos;
         p->h_slots[i] = (so_kv_slot){p->h_pages[p->seq_page_off[r->seq] + slot / SO_KV_PAGE],
@@ -402,6 +451,7 @@ static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
         int rc = lay_out_view(p, b, i, slot, err);
         if (rc != 0)
             return rc;
+        note_parent(p, b, i, slot);
     }
     return 0;
 }

@@ -18,7 +18,8 @@ typedef struct world {
     int64_t next_value;
     uint32_t draws;
     uint64_t seed;
-    int n_full;  /* begins refused for lack of pages or slots */
+    int n_full; /* begins and extensions refused for lack of pages or slots */
+    int n_extended;
     int n_total; /* pages that sequences can take */
 } world;
 
@@ -75,23 +76,53 @@ static void world_deinit(world *w) {
     so_kv_free(w->kv);
 }
 
-/* One speculation of n nodes, written as a forward pass would, committed along a random path. */
-static void speculate(world *w, twin *t, int n) {
+/* Begins a speculation of n nodes, or extends the open one, and writes them as a forward pass would.
+ * False: refused, nothing has changed. */
+static bool reserve(world *w, twin *t, int n, int64_t *written) {
     so_err err = {0};
-    int before = so_kv_free_pages(w->kv);
-    int64_t need = so_seq_pages_needed(t->seq, n);
-    if (so_seq_begin(t->seq, n, &err) != 0) {
+    int before = so_kv_free_pages(w->kv), open = so_seq_open_nodes(t->seq);
+    int64_t need = so_seq_pages_needed(t->seq, n), max = so_seq_max_nodes(t->seq, before);
+    int rc = open ? so_seq_extend(t->seq, n, &err) : so_seq_begin(t->seq, n, &err);
+    if (rc != 0) {
         assert_int_equal(err.code, SO_ELIMIT);
         assert_int_equal(so_kv_free_pages(w->kv), before);
+        assert_int_equal(so_seq_open_nodes(t->seq), open);
+        assert_true(n > max);
         w->n_full++;
-        return;
+        return false;
     }
+    assert_true(n <= max);
     assert_int_equal(before - so_kv_free_pages(w->kv), need);
-    assert_int_equal(so_seq_open_nodes(t->seq), n);
+    assert_int_equal(so_seq_open_nodes(t->seq), open + n);
+    assert_int_equal(so_seq_next_slot(t->seq), t->len + open);
+    assert_int_equal(so_seq_next_nodes(t->seq), n);
     so_kv_check(w->kv);
-    int64_t written[MAX_NODES];
-    for (int k = 0; k < n; k++)
+    for (int k = open; k < open + n; k++) {
+        int parent = t->len + draw(w, k + 1) - 1; /* any earlier node, or the committed positions */
+        so_seq_set_parent(t->seq, t->len + k, parent);
+        assert_int_equal(so_seq_parent(t->seq, t->len + k), parent);
         *slot_entry(w, t->seq, t->len + k) = written[k] = ++w->next_value;
+    }
+    so_kv_check(w->kv);
+    return true;
+}
+
+/* One speculation of n nodes, reserved in one or several parts, committed along a random path. What
+ * was written before a refused extension can still be committed. */
+static void speculate(world *w, twin *t, int n) {
+    int64_t written[MAX_NODES];
+    int first = draw(w, 2) ? n : 1 + draw(w, n);
+    so_seq_reserve_nodes(t->seq, MAX_NODES);
+    if (!reserve(w, t, first, written))
+        return;
+    while (first < n) {
+        int more = 1 + draw(w, n - first);
+        if (!reserve(w, t, more, written))
+            break;
+        w->n_extended++;
+        first += more;
+    }
+    n = first;
     int kind = draw(w, 4), n_path = 0;
     int32_t path[MAX_NODES];
     for (int k = 0; k < n; k++)
@@ -143,7 +174,7 @@ static void random_operation(world *w) {
 }
 
 static void check_random_operations(int slot_len) {
-    int n_full = 0, n_copies = 0;
+    int n_full = 0, n_copies = 0, n_extended = 0;
     for (uint64_t seed = 1; seed <= 20; seed++) {
         world *w = SO_NEW(world);
         world_init_as(w, seed, N_PAGES, slot_len);
@@ -153,12 +184,14 @@ static void check_random_operations(int slot_len) {
         }
         n_full += w->n_full;
         n_copies += w->backend.n_copies;
+        n_extended += w->n_extended;
         world_deinit(w);
         free(w);
     }
     /* the random walk must have covered these cases */
     assert_true(n_full > 10);
     assert_true(n_copies > 1000);
+    assert_true(n_extended > 1000);
 }
 
 static void random_operations(void **state) {
@@ -317,6 +350,32 @@ static void full_changes_nothing(void **state) {
     world_deinit(&w);
 }
 
+/* An extension is as atomic as begin: what was reserved before stays open and can be committed. */
+static void extension_is_refused_whole(void **state) {
+    (void)state;
+    for (int slotted = 0; slotted < 2; slotted++) {
+        world w;
+        int64_t written[MAX_NODES];
+        world_init_as(&w, 1, 3, slotted ? 96 : 0);
+        twin *t = world_add(&w);
+        append(&w, t, 40);
+        so_seq_reserve_nodes(t->seq, MAX_NODES);
+        assert_true(reserve(&w, t, 30, written));
+        assert_int_equal(so_seq_max_nodes(t->seq, so_kv_free_pages(w.kv)), 26);
+        assert_false(reserve(&w, t, 27, written));
+        so_err err = {0};
+        assert_int_equal(so_seq_extend(t->seq, 27, &err), SO_ELIMIT);
+        assert_non_null(strstr(err.msg, "27 more positions after 70"));
+        assert_true(reserve(&w, t, 26, written));
+        so_seq_commit(t->seq, (int32_t[]){3, 29, 30, 55}, 4);
+        const int kept[] = {3, 29, 30, 55};
+        for (int k = 0; k < 4; k++)
+            t->want[t->len++] = written[kept[k]];
+        check_all(&w);
+        world_deinit(&w);
+    }
+}
+
 static void long_paths_go_out_in_order(void **state) {
     (void)state;
     world w;
@@ -393,6 +452,7 @@ int main(void) {
         cmocka_unit_test(truncate_frees_page_at_border),
         cmocka_unit_test(fork_copies_on_write),
         cmocka_unit_test(full_changes_nothing),
+        cmocka_unit_test(extension_is_refused_whole),
         cmocka_unit_test(long_paths_go_out_in_order),
         cmocka_unit_test(bad_shapes),
         cmocka_unit_test(bytes_per_token),

@@ -380,6 +380,55 @@ static void score_tree(so_rig *r, so_seq *s, const tree *t, const so_shape *spec
     }
 }
 
+/* The same for trees of n sequences, computed in several passes that extend the speculations: each
+ * pass takes some of the next nodes of each tree, and its rows follow rows of the same pass or slots
+ * of earlier ones. Left open. */
+enum { MAX_TREES = 3 };
+static void score_in_passes(so_rig *r, so_seq *const *seqs, const tree *trees, int n, dice *d,
+                            float *const *want) {
+    int done[MAX_TREES] = {0}, left = 0;
+    so_err err = {0};
+    for (int s = 0; s < n; s++)
+        left += trees[s].n;
+    while (left > 0) {
+        so_row rows[MAX_TREES * MAX_NODES];
+        so_seq *in[MAX_TREES];
+        int owner[MAX_TREES * MAX_NODES], node[MAX_TREES * MAX_NODES], n_rows = 0, n_in = 0;
+        for (int s = 0; s < n; s++) {
+            const tree *t = &trees[s];
+            int k = roll(d, 8), first = n_rows, len = so_seq_len(seqs[s]);
+            k = SO_MIN(k, t->n - done[s]);
+            if (k == 0)
+                continue;
+            int rc = done[s] ? so_seq_extend(seqs[s], k, &err) : so_seq_begin(seqs[s], k, &err);
+            SO_OK_OR_FAIL(rc, err);
+            for (int i = done[s]; i < done[s] + k; i++, n_rows++) {
+                int up = t->parent[i];
+                owner[n_rows] = s;
+                node[n_rows] = i;
+                rows[n_rows] = (so_row){.token = t->token[i],
+                                        .pos = len + t->depth[i],
+                                        .seq = n_in,
+                                        .parent = up < 0         ? -1
+                                                  : up < done[s] ? so_row_after(len + up)
+                                                                 : first + up - done[s],
+                                        .want_logits = true};
+            }
+            done[s] += k;
+            left -= k;
+            in[n_in++] = seqs[s];
+        }
+        if (n_rows == 0)
+            continue;
+        SO_OK_OR_FAIL(so_pass_run(r->p, &(so_batch){rows, n_rows, in, n_in}, SO_PASS_LOGITS, &err),
+                      err);
+        so_kv_check(r->kv);
+        for (int i = 0; i < n_rows; i++)
+            same_row(so_pass_logits(r->p, i), want[owner[i]] + node[i] * r->n_vocab, r->n_vocab,
+                     node[i]);
+    }
+}
+
 /* Some nodes get the NaN token, the root rarely. */
 static void sicken(tree *t, dice *d, const so_shape *spec) {
     for (int k = 1 + roll(d, 3); k > 0 && spec->nan_token > 0; k--)
@@ -533,6 +582,84 @@ static void trees_and_compaction(void **state) {
             }
     so_rig_opts o = options(SO_DTYPE_F32, so_cpu_best_level(), 2, SO_DTYPE_F16);
     speculate(g_thin, o, &THIN, 4, MAX_NODES);
+}
+
+/* Rounds of speculations that are extended: every node has the bits of its path, in whichever pass it
+ * is computed and whichever sequences are in the pass. A random path of each tree is committed; at
+ * the end the sequences equal ones that were never speculated on. */
+static void extend(const char *path, so_rig_opts o, const so_shape *spec, int rounds,
+                   int max_nodes) {
+    dice d = {.seed = 400 + (uint64_t)o.n_threads + (uint64_t)o.level};
+    so_rig r;
+    so_rig_open(&r, path, &o);
+    int32_t *kept[MAX_TREES], n_kept[MAX_TREES], more[3] = {1, 2, 3};
+    so_seq *seqs[MAX_TREES];
+    float *want[MAX_TREES], *got = SO_NEW_N(float, 3 * r.n_vocab);
+    for (int s = 0; s < MAX_TREES; s++) {
+        kept[s] = SO_NEW_N(int32_t, 4096);
+        want[s] = SO_NEW_N(float, MAX_NODES *r.n_vocab);
+        n_kept[s] = s * 17; /* the first starts with an empty cache */
+        so_shape_tokens(spec, 19 + (uint64_t)s, kept[s], n_kept[s]);
+        seqs[s] = so_seq_create(r.kv);
+        so_seq_reserve_nodes(seqs[s], MAX_NODES);
+        if (n_kept[s] > 0)
+            so_rig_chunks(&r, seqs[s], kept[s], n_kept[s], 0, NULL);
+    }
+    for (int k = 0; k < rounds; k++) {
+        tree trees[MAX_TREES];
+        int n = 1 + roll(&d, MAX_TREES), first = roll(&d, MAX_TREES - n + 1);
+        for (int s = first; s < first + n; s++) {
+            grow_tree(&trees[s], 1 + roll(&d, max_nodes), &d, spec);
+            run_paths(&r, seqs[s], &trees[s], want[s]);
+        }
+        CASE("%s %s %s cache%s%s extended, round %d", path, so_cpu_level_name(o.level),
+             dtype_name(o.kv_dtype), o.deferred ? " deferred" : "", o.run_len ? " slotted" : "", k);
+        score_in_passes(&r, seqs + first, trees + first, n, &d, want + first);
+        for (int s = first; s < first + n; s++) {
+            int32_t keep[MAX_NODES];
+            int n_keep = path_to(&trees[s], roll(&d, trees[s].n), keep);
+            so_seq_commit(seqs[s], keep, n_keep);
+            for (int i = 0; i < n_keep; i++)
+                kept[s][n_kept[s]++] = trees[s].token[keep[i]];
+        }
+        so_kv_check(r.kv);
+    }
+    for (int s = 0; s < MAX_TREES; s++) {
+        so_seq *plain = so_seq_create(r.kv);
+        so_rig_chunks(&r, plain, kept[s], n_kept[s], 7, NULL);
+        so_rig_chain(&r, plain, more, 3, want[s]);
+        so_rig_chain(&r, seqs[s], more, 3, got);
+        same(got, want[s], r.n_vocab, 3);
+        so_seq_free(plain);
+        so_seq_free(seqs[s]);
+        free(want[s]);
+        free(kept[s]);
+    }
+    so_rig_close(&r);
+    free(got);
+}
+
+static void extended_speculations(void **state) {
+    (void)state;
+    so_cpu_level levels[8];
+    int n_levels = so_rig_levels(levels), turn = 0;
+    for (int l = 0; l < n_levels; l++)
+        for (int kv = 0; kv < n_caches; kv++)
+            for (int d = 0; d < N_DTYPES; d++) {
+                if (!so_test_full() && (d + l + kv) % (6 * THIN_BY) != 0)
+                    continue;
+                so_rig_opts o = options(DTYPES[d], levels[l], 1 + turn % 4, CACHES[kv]);
+                o.deferred = turn % 3 == 2;
+                o.run_len = turn % 2 ? 800 : 0;
+                turn++;
+                extend(g_wide, o, &WIDE, 4, 24);
+                extend(g_windowed, o, &WINDOWED, 8, 40);
+            }
+    for (int slotted = 0; slotted < 2; slotted++) {
+        so_rig_opts o = options(SO_DTYPE_F32, so_cpu_best_level(), 2, SO_DTYPE_F16);
+        o.run_len = slotted ? 1200 : 0;
+        extend(g_thin, o, &THIN, 4, MAX_NODES);
+    }
 }
 
 /* Every architecture, not only the one that so_shape writes. */
@@ -823,6 +950,7 @@ int main(void) {
         cmocka_unit_test(chunks_and_threads),
         cmocka_unit_test(repeated_passes),
         cmocka_unit_test(trees_and_compaction),
+        cmocka_unit_test(extended_speculations),
         cmocka_unit_test(trees_of_every_architecture),
         cmocka_unit_test(neighbours),
         cmocka_unit_test(stale_pages),

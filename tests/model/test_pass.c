@@ -70,7 +70,9 @@ static void refuses_batches(void **state) {
     BAD(rows[0].pos = 0, 2, SO_EINVAL, "row 0: position 0");
     BAD(rows[0].parent = 1, 2, SO_EINVAL, "row 0: parent 1 is not an earlier row");
     BAD(rows[1].parent = 1, 2, SO_EINVAL, "row 1: parent 1 is not an earlier row");
-    BAD(rows[1].parent = -2, 2, SO_EINVAL, "row 1: parent -2");
+    BAD(rows[1].parent = so_row_after(0), 2, SO_EINVAL, "row 1: slot 0 holds no node");
+    BAD(rows[1].parent = so_row_after(3), 2, SO_EINVAL, "row 1: slot 3 holds no node");
+    BAD(rows[1].parent = INT32_MIN, 2, SO_EINVAL, "row 1: slot 2147483646 holds no node");
     BAD(rows[0].seq = 2, 2, SO_EINVAL, "row 0: sequence 2 is not one of the batch's 2");
     BAD(rows[0].seq = -1, 2, SO_EINVAL, "row 0: sequence -1 is not one of the batch's 2");
     BAD((rows[1].seq = 1, rows[1].pos = 4), 2, SO_EINVAL,
@@ -90,6 +92,26 @@ static void refuses_batches(void **state) {
 
     /* the valid batch still runs afterwards */
     SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){good, 2, both, 2}, SO_PASS_LOGITS, &err), err);
+
+    /* a later pass of the same speculation */
+    so_seq_abort(a);
+    so_seq_reserve_nodes(a, 4);
+    SO_OK_OR_FAIL(so_seq_begin(a, 2, &err), err);
+    SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){good, 2, both, 2}, SO_PASS_LOGITS, &err), err);
+    SO_OK_OR_FAIL(so_seq_extend(a, 2, &err), err);
+    const so_row later[] = {{.token = 5, .pos = 5, .parent = so_row_after(4), .want_logits = true},
+                            {.token = 6, .pos = 4, .parent = so_row_after(3), .want_logits = true}};
+#define BAD_LATER(change, message)                         \
+    do {                                                   \
+        memcpy(rows, later, sizeof later);                 \
+        change;                                            \
+        refused(&r, both, 2, rows, 2, SO_EINVAL, message); \
+    } while (0)
+    BAD_LATER(rows[0].pos = 4, "row 0: position 4 does not follow its parent; 5 is expected");
+    BAD_LATER(rows[0].parent = so_row_after(5), "row 0: slot 5 holds no node of an earlier pass");
+    BAD_LATER(rows[0].parent = so_row_after(2), "row 0: slot 2 holds no node of an earlier pass");
+    BAD_LATER(rows[1].seq = 1, "row 1: slot 3 holds no node of an earlier pass");
+    SO_OK_OR_FAIL(so_pass_run(r.p, &(so_batch){later, 2, both, 2}, SO_PASS_LOGITS, &err), err);
     so_seq_free(a);
     so_seq_free(b);
     so_rig_close(&r);

@@ -30,7 +30,9 @@ void so_rig_open(so_rig *r, const char *path, const so_rig_opts *o) {
     so_kv_shape shape = {hp->n_layers, hp->n_heads_kv, hp->head_dim, o->n_pages ? o->n_pages : 64,
                          o->kv_dtype};
     int rows = o->max_rows ? o->max_rows : 128;
-    SO_OK_OR_FAIL(so_kv_create(r->b, &shape, &r->kv, &err), err);
+    int rc = o->run_len ? so_kv_create_slotted(r->b, &shape, o->run_len, &r->kv, &err)
+                        : so_kv_create(r->b, &shape, &r->kv, &err);
+    SO_OK_OR_FAIL(rc, err);
     SO_OK_OR_FAIL(so_pass_create(r->m, r->kv, rows, rows, &r->p, &err), err);
     r->n_vocab = hp->n_vocab;
     r->width = so_model_logits_len(r->m);

@@ -11,6 +11,7 @@ typedef struct so_rig_opts {
     so_dtype kv_dtype; /* SO_DTYPE_F32 is 0, the default */
     int n_pages;       /* 0: 64 */
     int max_rows;      /* 0: 128 */
+    int run_len;       /* slotted cache with page runs for so many positions; 0: paged */
     so_model_opts model;
 } so_rig_opts;
 
