@@ -546,6 +546,67 @@ int so_sample_token_lead(so_sampler *s, const so_sample_params *p, const float *
     return rc;
 }
 
+/* Puts a token into the ordered list of the best k. */
+static void insert_scored(so_scored *top, int k, int *n, double score, int32_t id) {
+    int at = *n;
+    if (at == k && !(score > top[k - 1].score))
+        return;
+    at = SO_MIN(at, k - 1);
+    *n = SO_MIN(*n + 1, k);
+    for (; at > 0 && score > top[at - 1].score; at--)
+        top[at] = top[at - 1];
+    top[at] = (so_scored){score, id};
+}
+
+/* The best k of the support with noise. A token that cannot reach the k-th best score, by the leading
+ * bits of its random number (draw_cut), is skipped. Ids must be in ascending order. */
+static void top_with_noise(so_sampler *s, const so_sample_params *p, int position, int k,
+                           so_scored *top, int *n) {
+    static const double ln2 = 0.6931471805599453, margin = 1e-6;
+    so_rng_key key = token_key(p, position);
+    uint32_t w[4], block = UINT32_MAX;
+    for (int i = 0; i < s->n; i++) {
+        int32_t id = s->ids[i], token = token_of(s, id);
+        double y = (double)s->y[id];
+        if ((uint32_t)token / 4 != block) {
+            block = (uint32_t)token / 4;
+            so_rng_block(&key, block, w);
+        }
+        uint32_t v = ~w[token % 4];
+        int zeros = v ? __builtin_clz(v) : 32;
+        if (*n == k && y + ln2 * (1 + zeros) + margin < top[k - 1].score)
+            continue;
+        insert_scored(top, k, n, y + so_exact_gumbel(w[token % 4]), id);
+    }
+}
+
+static int by_id(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+int so_sample_top(so_sampler *s, const so_sample_params *p, const float *logits,
+                  const so_sample_context *ctx, int k, so_scored *out, int *n, so_err *err) {
+    int32_t best;
+    SO_ASSERT(k >= 1 && k <= SO_SAMPLE_TOP_MAX);
+    int rc = prepare(s, p, logits, ctx, &best, err);
+    if (rc != SO_OK)
+        return rc;
+    *n = 0;
+    if (p->temp == 0) {
+        for (int i = 0; i < s->n_vocab; i++)
+            if (s->row[i] > -INFINITY)
+                insert_scored(out, k, n, (double)s->row[i], i);
+        return SO_OK;
+    }
+    transform(s, p, best);
+    if (so_sample_has_cuts(p,
+                           s->n_vocab)) /* cuts change the order of ids; ties go to the lower id */
+        qsort(s->ids, (size_t)s->n, sizeof *s->ids, by_id);
+    top_with_noise(s, p, ctx->n_tokens, k, out, n);
+    return SO_OK;
+}
+
 /* Without cuts there is no list of ids: the whole row is weighed. */
 static double weigh_all(const so_sampler *s, const so_sample_params *p, int32_t best,
                         float *weights) {

@@ -66,6 +66,17 @@ int so_sample_token(so_sampler *s, const so_sample_params *p, const float *logit
 enum { SO_SAMPLE_LEAD_MAX = 3 };
 int so_sample_token_lead(so_sampler *s, const so_sample_params *p, const float *logits,
                          const so_sample_context *ctx, int32_t *out, double *lead, so_err *err);
+/* The k indices with the largest scores, best first, lower index first on ties, and the scores: logit
+ * after bias and penalties at temperature 0, with noise above. The first is the token of
+ * so_sample_token; the others would follow if the ones before were banned after the cuts. *n: their
+ * number, less than k if fewer tokens are left. k from 1 to SO_SAMPLE_TOP_MAX. */
+enum { SO_SAMPLE_TOP_MAX = 64 };
+typedef struct so_scored {
+    double score;
+    int32_t id;
+} so_scored;
+int so_sample_top(so_sampler *s, const so_sample_params *p, const float *logits,
+                  const so_sample_context *ctx, int k, so_scored *out, int *n, so_err *err);
 /* The distribution from which so_sample_token samples, after all transforms, up to rounding:
  * probs[n_vocab]. Temperature 0 is a point mass. */
 int so_sample_distribution(so_sampler *s, const so_sample_params *p, const float *logits,

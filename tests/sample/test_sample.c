@@ -330,6 +330,68 @@ static void test_subset_rows(void **state) {
     free(subset);
 }
 
+static int by_score(const void *a, const void *b) {
+    const so_scored *x = a, *y = b;
+    return x->score != y->score ? (x->score > y->score ? -1 : 1) : x->id - y->id;
+}
+
+/* The best k against a full sort of the reference's scores, with and without noise and cuts; the
+ * first is the sampled token. A subset gives the same tokens. */
+static void test_top(void **state) {
+    (void)state;
+    enum { N = 2500 };
+    static const float temps[] = {0, 0.01f, 0.8f, 1, 5, 100};
+    static const int sizes[] = {1, 2, 5, SO_SAMPLE_TOP_MAX};
+    static float row[N], narrow[N];
+    static ref sup[N];
+    static so_scored all[N];
+    static int32_t subset[N];
+    so_sampler *s = so_sampler_create(N), *sub = so_sampler_create(N / 2);
+    for (int i = 0; i < N / 2; i++)
+        subset[i] = 2 * i + 1;
+    so_sampler_set_subset(sub, subset);
+    for (int i = 0; i < 300; i++) {
+        so_sample_params p = plain(temps[i % 6]), q;
+        so_sample_context ctx = {NULL, i, 0};
+        so_scored got[SO_SAMPLE_TOP_MAX];
+        int k = sizes[i / 6 % 4], n = 0;
+        make_row((uint64_t)i, N, row);
+        for (int id = 0; id < N; id++)
+            row[id] = i % 2 && id % 2 == 0 ? -INFINITY : roundf(row[id] * 4) / 4; /* ties */
+        p.repeat_last_n = 0;
+        p.top_k = i / 24 % 3 == 1 ? 20 : 0;
+        p.top_p = i / 24 % 3 == 2 ? 0.9f : 1;
+        q = p;
+        q.temp = p.temp > 0 ? p.temp : 1;
+        q.top_k = p.temp > 0 ? p.top_k : 0;
+        q.top_p = p.temp > 0 ? p.top_p : 1;
+        int m = ref_support(&q, row, N, sup);
+        for (int j = 0; j < m; j++)
+            all[j] =
+                (so_scored){p.temp > 0 ? (double)(float)sup[j].y + so_sample_noise(&p, i, sup[j].id)
+                                       : (double)row[sup[j].id],
+                            sup[j].id};
+        qsort(all, (size_t)m, sizeof *all, by_score);
+        assert_int_equal(so_sample_top(s, &p, row, &ctx, k, got, &n, NULL), SO_OK);
+        assert_int_equal(n, SO_MIN(k, m));
+        for (int j = 0; j < n; j++) {
+            assert_int_equal(got[j].id, all[j].id);
+            assert_true(got[j].score == all[j].score);
+        }
+        assert_int_equal(got[0].id, sample(s, &p, row, &ctx));
+        for (int j = 0; j < N / 2 && i % 2; j++)
+            narrow[j] = row[subset[j]];
+        if (i % 2 == 0)
+            continue;
+        assert_int_equal(so_sample_top(sub, &p, narrow, &ctx, k, got, &n, NULL), SO_OK);
+        assert_int_equal(n, SO_MIN(k, m));
+        for (int j = 0; j < n; j++)
+            assert_int_equal(subset[got[j].id], all[j].id);
+    }
+    so_sampler_free(s);
+    so_sampler_free(sub);
+}
+
 /* The bound holds: every token whose score reaches the bar is a candidate, on every CPU level. */
 static void test_candidates_include_every_winner(void **state) {
     (void)state;
@@ -787,6 +849,7 @@ int main(void) {
         cmocka_unit_test(test_levels_sample_the_same),
         cmocka_unit_test(test_close_scores),
         cmocka_unit_test(test_subset_rows),
+        cmocka_unit_test(test_top),
         cmocka_unit_test(test_candidates_include_every_winner),
         cmocka_unit_test(test_distribution_equals_reference),
         cmocka_unit_test(test_levels_weigh_the_same),
