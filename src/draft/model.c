@@ -40,100 +40,43 @@
  *
  * Refuses to go past its own context, to read ids outside its vocabulary and to use rows with NaN
  * or Inf: it makes no guesses there. Thread: the engine thread. */
-#include "draft/model.h"
-
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
-#include "base/mem.h"
+#include "draft/model_impl.h"
 #include "kv/prefix.h"
 
-enum { N_HIDDEN = 64 };
-enum { MAX_LOGITS = 16 << 20 }; /* floats of the results of one pass */
 /* The logit of a token outside the vocabulary subset: finite, since the sampler is slow with
  * infinite logits, and so low that neither bias nor temperature can make the token likely. */
 static const float EXCLUDED_LOGIT = -1e30f;
-
-typedef struct request_state {
-    so_seq *seq;
-    void *inner;
-    int32_t *text; /* [cap] tokens fed or to be fed; the cache holds a prefix of them */
-    int cap;
-    int n_agreed;             /* prefix of `text` that is known to equal the request's text */
-    int n_checked;            /* tokens of the request's text that ids_are_known has checked */
-    bool disabled;            /* the text has an id outside the vocabulary, or one that gives NaN */
-    float *hidden;            /* [N_HIDDEN][d_hidden]: the state of position p is at p % N_HIDDEN */
-    int hidden_pos[N_HIDDEN]; /* the position whose state is stored there; −1: none */
-} request_state;
-
-/* One request's chain in one call. */
-typedef struct chain {
-    so_draft_job *job;
-    request_state *s;
-    int node, depth, limit;
-    int n_text;                 /* tokens of s->text, guesses included */
-    int32_t guess[SO_TREE_MAX]; /* chain of the inner drafter, for the first pass */
-    int n_guess;
-    so_sample_params inner_sample;
-    int n_rows, first_logit; /* in this pass; first_logit −1: still in catch-up */
-    int last_row;            /* of this pass, before the rows of add_levels */
-    int n_in_vain;           /* levels that were computed and not used */
-    double expected;         /* `path` after the levels so far, in levels_together */
-    double path;             /* chance that the whole chain is accepted, by the job's terms */
-    float confidence;        /* of the latest guess */
-    bool done, refused;      /* refused: a row was computed and no guess added */
-} chain;
-
-typedef struct model_drafter {
-    so_drafter base;
-    const so_model *m;
-    so_model_drafter_opts o;
-    so_drafter *inner;
-    so_kv *kv;
-    so_pass *pass;
-    so_sampler *wide, *narrow; /* for the target's vocabulary; for the subset */
-    int n_ctx, n_vocab;        /* of the draft */
-    const int32_t *subset; /* [n_subset] ids with logits that the target has, too; NULL: 0, 1, … */
-    int n_subset;
-    int d_hidden; /* width of the target's hidden states that the draft takes; 0: none */
-    int max_rows, max_logits; /* of a pass */
-    chain *chains;            /* [n_parallel] */
-    so_draft_job *inner_jobs; /* [n_parallel] */
-    so_tree *inner_trees;     /* [n_parallel] */
-    so_row *rows;             /* [max_rows] */
-    so_seq **seqs;            /* [n_parallel] */
-    float *logits;            /* [n_vocab of the target] EXCLUDED_LOGIT outside the subset */
-    float *probs;             /* [n_vocab of the target] */
-    bool warned;              /* about NaN or Inf */
-} model_drafter;
+enum { MAX_LOGITS = 16 << 20 }; /* floats of the results of one pass */
 
 /* --- requests --- */
 
 /* Offers pages of the request's own text to other requests; pages with guesses are left out. */
-static void offer_pages(request_state *s) {
+static void offer_pages(so_model_request *s) {
     so_prefix_offer(s->seq, s->text, SO_MIN(s->n_agreed, so_seq_len(s->seq)));
 }
 
 static void model_preempt(so_drafter *d, void *state) {
-    model_drafter *md = (model_drafter *)d;
-    request_state *s = state;
+    so_model_drafter *md = (so_model_drafter *)d;
+    so_model_request *s = state;
     if (md->inner)
         so_drafter_preempt(md->inner, s->inner);
     offer_pages(s);
     so_seq_clear(s->seq);
 }
 
-static void free_request(request_state *s) {
+static void free_request(so_model_request *s) {
     free(s->hidden);
     free(s->text);
     free(s);
 }
 
 static void model_close(so_drafter *d, void *state) {
-    model_drafter *md = (model_drafter *)d;
-    request_state *s = state;
+    so_model_drafter *md = (so_model_drafter *)d;
+    so_model_request *s = state;
     if (md->inner && s->inner)
         md->inner->vt->close(md->inner, s->inner);
     offer_pages(s);
@@ -142,18 +85,19 @@ static void model_close(so_drafter *d, void *state) {
 }
 
 static int model_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
-    model_drafter *md = (model_drafter *)d;
-    request_state *s = SO_NEW(request_state);
+    so_model_drafter *md = (so_model_drafter *)d;
+    so_model_request *s = SO_NEW(so_model_request);
     s->cap = SO_MIN(SO_MAX(text->max_tokens, text->n_prompt), md->n_ctx) + SO_TREE_MAX;
     s->text = so_try_alloc((size_t)s->cap, sizeof *s->text);
-    s->hidden = so_try_alloc((size_t)N_HIDDEN * (size_t)SO_MAX(md->d_hidden, 1), sizeof *s->hidden);
-    for (int i = 0; i < N_HIDDEN; i++)
+    s->hidden = so_try_alloc((size_t)SO_MODEL_N_HIDDEN * (size_t)SO_MAX(md->d_hidden, 1),
+                             sizeof *s->hidden);
+    for (int i = 0; i < SO_MODEL_N_HIDDEN; i++)
         s->hidden_pos[i] = -1;
     int rc = SO_OK;
     if (!s->text || !s->hidden)
         rc = so_err_set(err, SO_ENOMEM,
                         "model: no memory for %d tokens and %d hidden states of width %d", s->cap,
-                        N_HIDDEN, md->d_hidden);
+                        SO_MODEL_N_HIDDEN, md->d_hidden);
     if (rc == SO_OK && md->inner)
         rc = md->inner->vt->open(md->inner, text, &s->inner, err);
     if (rc != SO_OK) {
@@ -167,46 +111,47 @@ static int model_open(so_drafter *d, const so_draft_text *text, void **state, so
 }
 
 static void model_observe(so_drafter *d, void *state, const int32_t *tokens, int n) {
-    model_drafter *md = (model_drafter *)d;
+    so_model_drafter *md = (so_model_drafter *)d;
     if (md->inner)
-        so_drafter_observe(md->inner, ((request_state *)state)->inner, tokens, n);
+        so_drafter_observe(md->inner, ((so_model_request *)state)->inner, tokens, n);
 }
 
 /* The cache keeps what was computed for its own guesses; sync_text compares tokens alone. */
 static void model_replace(so_drafter *d, void *state, const int32_t *tokens, int n) {
     (void)d;
-    request_state *s = state;
+    so_model_request *s = state;
     n = SO_MIN(n, s->cap - s->n_agreed);
     if (n > 0)
         memcpy(s->text + s->n_agreed, tokens, (size_t)n * sizeof *tokens);
 }
 
 /* A draft model may read the target's hidden states (so_model_d_target_hidden): with each accepted
- * token the hidden state from which the token was sampled. The latest N_HIDDEN states are kept;
+ * token the hidden state from which the token was sampled. The latest SO_MODEL_N_HIDDEN states are kept;
  * prompt tokens, guesses and older tokens are fed without a hidden state. Shared pages may hold
  * tokens that were fed with or without one: this changes guesses, not the distribution of the
  * output. */
 static void model_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
-    model_drafter *md = (model_drafter *)d;
-    request_state *s = state;
+    so_model_drafter *md = (so_model_drafter *)d;
+    so_model_request *s = state;
     size_t width = (size_t)md->d_hidden;
     if (md->inner)
         so_drafter_add_hidden(md->inner, s->inner, pos, x);
     if (width == 0)
         return;
-    memcpy(s->hidden + (size_t)(pos % N_HIDDEN) * width, x, width * sizeof *x);
-    s->hidden_pos[pos % N_HIDDEN] = pos;
+    memcpy(s->hidden + (size_t)(pos % SO_MODEL_N_HIDDEN) * width, x, width * sizeof *x);
+    s->hidden_pos[pos % SO_MODEL_N_HIDDEN] = pos;
 }
 
 /* NULL: unknown, or no longer kept. */
-static const float *hidden_of(const model_drafter *md, const request_state *s, int pos) {
-    bool known = md->d_hidden > 0 && s->hidden_pos[pos % N_HIDDEN] == pos;
-    return known ? s->hidden + (size_t)(pos % N_HIDDEN) * (size_t)md->d_hidden : NULL;
+static const float *hidden_of(const so_model_drafter *md, const so_model_request *s, int pos) {
+    bool known = md->d_hidden > 0 && s->hidden_pos[pos % SO_MODEL_N_HIDDEN] == pos;
+    return known ? s->hidden + (size_t)(pos % SO_MODEL_N_HIDDEN) * (size_t)md->d_hidden : NULL;
 }
 
 /* --- before the first pass --- */
 
-static bool ids_are_known(const model_drafter *md, request_state *s, const so_draft_job *job) {
+static bool ids_are_known(const so_model_drafter *md, so_model_request *s,
+                          const so_draft_job *job) {
     for (; s->n_checked < job->n_tokens && !s->disabled; s->n_checked++)
         s->disabled = job->tokens[s->n_checked] < 0 || job->tokens[s->n_checked] >= md->n_vocab;
     return !s->disabled;
@@ -214,7 +159,7 @@ static bool ids_are_known(const model_drafter *md, request_state *s, const so_dr
 
 /* Truncates the cache to where it agrees with the text; the root is always fed again, for its
  * logits. */
-static void sync_text(request_state *s, const so_draft_job *job) {
+static void sync_text(so_model_request *s, const so_draft_job *job) {
     int len = so_seq_len(s->seq), same = SO_MIN(s->n_agreed, len);
     while (same < len && same < job->n_tokens && s->text[same] == job->tokens[same])
         same++;
@@ -234,21 +179,21 @@ static int tree_room(const so_draft_job *job) {
 static bool tree_is_full(const so_draft_job *job) { return tree_room(job) <= 0; }
 
 /* Fills *c; false: no guesses for this request. */
-static bool begin_chain(model_drafter *md, so_draft_job *job, chain *c) {
-    request_state *s = job->state;
+static bool begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chain *c) {
+    so_model_request *s = job->state;
     int limit = SO_MIN(SO_MIN(job->max_depth, job->max_nodes), md->o.max_draft);
     limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last guess is never fed */
     if (limit < 1 || tree_is_full(job) || !ids_are_known(md, s, job))
         return false;
     sync_text(s, job);
-    *c = (chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
+    *c = (so_model_chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
     c->path = job->terms ? (double)job->terms->start_value : 1;
     job->n_catch_up = c->n_text - so_seq_len(s->seq) - 1;
     return true;
 }
 
 /* Copies the first chain of the inner drafter's tree. */
-static void copy_inner_chain(const model_drafter *md, const so_tree *t, chain *c) {
+static void copy_inner_chain(const so_model_drafter *md, const so_tree *t, so_model_chain *c) {
     int max = SO_MIN(c->limit - 1, md->n_ctx - c->n_text);
     for (int node = 0; t->nodes[node].first >= 0 && c->n_guess < max;) {
         node = t->proposals[t->nodes[node].first].child;
@@ -263,9 +208,9 @@ static void copy_inner_chain(const model_drafter *md, const so_tree *t, chain *c
  * `reject` it drafts greedily (so_draft_inner_job): the number of rows to feed can end a draft if
  * pages are short, so it must not depend on numbers that decide tokens. The argmax also matches
  * sampled tokens more often. */
-static int run_inner(model_drafter *md, int n, so_err *err) {
+static int run_inner(so_model_drafter *md, int n, so_err *err) {
     for (int i = 0; i < n; i++) {
-        chain *c = &md->chains[i];
+        so_model_chain *c = &md->chains[i];
         md->inner_jobs[i] =
             so_draft_inner_job(c->job, c->s->inner, &md->inner_trees[i], &c->inner_sample);
         md->inner_jobs[i].max_depth = md->inner_jobs[i].max_nodes = c->limit - 1;
@@ -278,98 +223,10 @@ static int run_inner(model_drafter *md, int n, so_err *err) {
 
 /* --- sampling --- */
 
-/* A row of the draft's logits in the form in which it is sampled. If the draft has logits only for
- * a vocabulary subset (so_model_vocab_subset), its rows have the width of the subset and are
- * sampled at that width, unless bias or penalties name tokens; q is 0 outside the subset. ids: the
- * tokens of the columns; NULL: column i is token i. */
-typedef struct draft_row {
-    const float *logits;
-    so_sampler *sampler;
-    const int32_t *ids;
-    int n;
-} draft_row;
-
-static draft_row narrow_row(const model_drafter *md, const float *logits) {
-    return (draft_row){logits, md->narrow, md->subset, md->n_subset};
-}
-
-static draft_row wide_row(const model_drafter *md, const float *logits) {
-    if (md->n_subset == md->o.n_vocab)
-        return narrow_row(md, logits);
-    for (int i = 0; i < md->n_subset; i++)
-        md->logits[md->subset ? md->subset[i] : i] = logits[i];
-    return (draft_row){md->logits, md->wide, NULL, md->o.n_vocab};
-}
-
-/* Whether the row must be indexed by token ids: bias and penalties name ids. (So does noise, but
- * the narrow sampler knows the ids of its columns.) */
-static bool needs_ids(so_sample_params p) {
-    p.temp = 0;
-    return !so_sample_is_argmax(&p);
-}
-
-/* Separate lanes, so that the compiler vectorises the loop. */
-static float largest(const float *row, int n) {
-    enum { LANES = 16 };
-    float m[LANES] = {0}, best = 0;
-    int i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int k = 0; k < LANES; k++)
-            m[k] = row[i + k] > m[k] ? row[i + k] : m[k];
-    for (; i < n; i++)
-        best = SO_MAX(best, row[i]);
-    for (int k = 0; k < LANES; k++)
-        best = SO_MAX(best, m[k]);
-    return best;
-}
-
-static bool row_is_below_p_min(const model_drafter *md, const float *row, int n) {
-    return md->o.p_min > 0 && largest(row, n) < md->o.p_min;
-}
-
-/* Expands the probabilities of a row to the target's vocabulary. */
-static void widen(const model_drafter *md, const draft_row *r, const float *probs, float *out) {
-    if (r->n == md->o.n_vocab) {
-        memcpy(out, probs, (size_t)r->n * sizeof *out);
-        return;
-    }
-    memset(out, 0, (size_t)md->o.n_vocab * sizeof *out);
-    for (int i = 0; i < r->n; i++)
-        out[r->ids ? r->ids[i] : i] = probs[i];
-}
-
-static so_sample_params params_of(const model_drafter *md, const so_draft_job *job) {
-    so_sample_params p;
-    if (job->sample) {
-        p = *job->sample;
-    } else {
-        so_sample_defaults(&p);
-        p.temp = job->temp;
-        p.seed = job->seed;
-        p.choice = job->choice;
-    }
-    if (p.temp > 0 && md->o.temp >= 0)
-        p.temp = md->o.temp;
-    return p;
-}
-
-/* NaN or Inf in a row ends its chain. If the row follows the text itself, not a guess, all later
- * rows will have them too: the drafter is disabled for this request. */
-static bool row_is_finite(model_drafter *md, chain *c, int logit) {
-    so_err err = {0};
-    if (so_pass_check(md->pass, logit, &err) == SO_OK)
-        return true;
-    c->s->disabled |= c->depth == 0;
-    if (!md->warned)
-        so_log(SO_LOG_WARN, "draft model: %s; it makes no guesses after such a token", err.msg);
-    md->warned = true;
-    return false;
-}
-
 /* Whether a guess from this row is worth the price of its test, decided before sampling by the row
  * alone. A refused row is reported to the planner; otherwise only good rows would be counted and
  * the drafter overestimated. */
-static bool is_worth_drawing(const chain *c) {
+static bool is_worth_drawing(const so_model_chain *c) {
     so_draft_job *job = c->job;
     int depth = c->depth + 1;
     if (!job->terms || c->path * so_terms_chance(job->terms, depth, (double)c->confidence) >
@@ -385,67 +242,44 @@ static bool is_worth_drawing(const chain *c) {
  * of q is on one token, p mostly agrees (Σ min(p,q) is 0.25 in the flattest eighth of rows, 0.71 in
  * the most peaked). The square root spreads rows over the classes of acceptance.h. It errs on the
  * high side, so that a low confidence never keeps a class from being tested. */
-static int32_t draw_from_chances(model_drafter *md, chain *c, const so_sample_params *p,
-                                 const draft_row *r, int row) {
+static int32_t draw_from_chances(so_model_drafter *md, so_model_chain *c, const so_sample_params *p,
+                                 const so_model_row *r, int row) {
     so_draft_job *job = c->job;
     so_sample_context ctx = {c->s->text, c->n_text, job->n_prompt};
     if (so_sample_distribution(r->sampler, p, r->logits, &ctx, md->probs, NULL) != SO_OK)
         return -1;
-    float peak = largest(md->probs, r->n);
+    float peak = so_model_row_largest(md->probs, r->n);
     c->confidence = job->tree->row_confidence[row] = sqrtf(SO_MIN(peak, 1.0f));
     if (peak < md->o.p_min || !is_worth_drawing(c))
         return -1;
-    widen(md, r, md->probs, so_tree_row(c->job->tree, row));
+    so_model_row_widen(md, r, md->probs, so_tree_row(c->job->tree, row));
     return so_sample_pick(md->probs, r->n, so_draft_uniform(&md->base, c->job, c->depth + 1, 0));
 }
 
 /* The most likely column, or the one that the target's noise selects; −1: the chain ends. */
-static int32_t draw_point(model_drafter *md, const chain *c, const so_sample_params *p,
-                          const draft_row *r, double *lead) {
+static int32_t draw_point(so_model_drafter *md, const so_model_chain *c, const so_sample_params *p,
+                          const so_model_row *r, double *lead) {
     so_sample_context ctx = {c->s->text, c->n_text, c->job->n_prompt};
     int32_t at = -1;
     if (md->o.p_min > 0) {
         so_sample_params soft = *p;
         soft.temp = p->temp > 0 ? p->temp : 1; /* at 0 every row would have probability 1 */
         if (so_sample_distribution(r->sampler, &soft, r->logits, &ctx, md->probs, NULL) != SO_OK ||
-            row_is_below_p_min(md, md->probs, r->n))
+            so_model_row_largest(md->probs, r->n) < md->o.p_min)
             return -1;
     }
     return so_sample_token_lead(r->sampler, p, r->logits, &ctx, &at, lead, NULL) == SO_OK ? at : -1;
 }
 
-/* Confidence in a token that noise selected: from its probability, and from its lead over the
- * second token with the noise included. The target adds the same noise to its own row, so a large
- * lead mostly holds there too. Both together rank an accepted guess above a rejected one in 76 of
- * 100 pairs, the probability alone in 71 (3,300 guesses for SmolLM2, temperature 1; a logistic
- * fit). */
-static float noisy_confidence(float chance, double lead) {
-    double q = SO_MIN(SO_MAX((double)chance, 1e-4), 1 - 1e-4);
-    return (float)(1 / (1 + exp(0.6 - 0.6 * lead - 0.18 * log(q / (1 - q)))));
-}
-
-/* The probability of the token at a column of r, by the draft's own softmax. */
-static float chance_of(const model_drafter *md, const float *logits, const draft_row *r,
-                       int32_t at) {
-    /* The column of a wide row is a token, which may be outside the subset. */
-    if (r->n > md->n_subset && md->subset) {
-        int32_t token = at;
-        at = so_sample_subset_index(md->subset, md->n_subset, token);
-        if (md->subset[at] != token)
-            return 0;
-    }
-    return at < md->n_subset ? so_sample_prob_estimate(md->narrow, logits, at) : 0;
-}
-
 /* Adds the chain's next guess from its row to the tree; false: the chain ends. */
-static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
+static bool draw(so_model_drafter *md, so_model_chain *c, int logit, int32_t *token) {
     const so_draft_job *job = c->job;
-    if (!row_is_finite(md, c, logit))
+    if (!so_model_row_is_finite(md, c->s, logit, c->depth == 0))
         return false;
-    so_sample_params p = params_of(md, job);
+    so_sample_params p = so_model_params(md, job);
     bool drawn = p.temp > 0 && job->tree->max_rows > 0;
     const float *logits = so_pass_logits(md->pass, logit);
-    draft_row r = needs_ids(p) ? wide_row(md, logits) : narrow_row(md, logits);
+    so_model_row r = so_model_row_of(md, &p, logits);
     int row = drawn ? so_tree_new_row(job->tree) : -1;
     if (drawn && row < 0)
         return false;
@@ -455,9 +289,9 @@ static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
         return false;
     *token = r.ids ? r.ids[at] : at;
     if (!drawn)
-        c->confidence = chance_of(md, logits, &r, at);
+        c->confidence = so_model_row_chance(md, logits, &r, at);
     if (!drawn && p.temp > 0)
-        c->confidence = noisy_confidence(c->confidence, lead);
+        c->confidence = so_model_noisy_confidence(c->confidence, lead);
     c->node =
         so_draft_add(job, c->node, *token, so_draft_kind(row), row, md->base.index, c->confidence);
     return c->node >= 0;
@@ -465,13 +299,13 @@ static bool draw(model_drafter *md, chain *c, int logit, int32_t *token) {
 
 /* The expected gain of another guess beyond its row price, before its row is computed; ≤ 0: it does
  * not pay. */
-static double next_gain(const chain *c) {
+static double next_gain(const so_model_chain *c) {
     const so_draft_terms *t = c->job->terms;
     return t ? c->path * so_terms_chance(t, c->depth + 1, -1) - so_terms_row(t, c->depth + 1) : 1;
 }
 
 /* Adds the guess of one row, or ends the chain. */
-static void draw_next(model_drafter *md, chain *c, int logit) {
+static void draw_next(so_model_drafter *md, so_model_chain *c, int logit) {
     int32_t token;
     if (!draw(md, c, logit, &token)) {
         c->done = c->refused = true;
@@ -484,11 +318,11 @@ static void draw_next(model_drafter *md, chain *c, int logit) {
     c->done = c->depth == c->limit || tree_is_full(c->job) || next_gain(c) <= 0;
 }
 
-static int32_t last_token(const chain *c) { return c->s->text[c->n_text - 1]; }
+static int32_t last_token(const so_model_chain *c) { return c->s->text[c->n_text - 1]; }
 
 /* Adds the guesses that this pass allows: one, and one more per correct guess of the inner
  * drafter. */
-static void draw_chain(model_drafter *md, chain *c) {
+static void draw_chain(so_model_drafter *md, so_model_chain *c) {
     int n_right = 0;
     for (;;) {
         draw_next(md, c, c->first_logit + n_right);
@@ -503,7 +337,8 @@ static void draw_chain(model_drafter *md, chain *c) {
 /* --- passes --- */
 
 /* The rows of one chain within the budget: missing tokens, then the inner drafter's chain. */
-static int add_rows(model_drafter *md, chain *c, int seq, int at, int *n_logits, int *budget) {
+static int add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, int *n_logits,
+                    int *budget) {
     int len = so_seq_len(c->s->seq), missing = c->n_text - len;
     int n = SO_MIN(missing, *budget + 1); /* each chain has one row outside the budget */
     bool whole = n == missing;
@@ -528,10 +363,10 @@ static int add_rows(model_drafter *md, chain *c, int seq, int at, int *n_logits,
 /* Ends all chains if another level does not pay: it is one pass of the draft for all of them, and
  * their gains together must exceed its price. If one chain has no terms or is still in catch-up,
  * the pass is made anyway, and all continue. */
-static void end_unprofitable(model_drafter *md, int n) {
+static void end_unprofitable(so_model_drafter *md, int n) {
     double gain = 0, price = 0;
     for (int i = 0; i < n; i++) {
-        const chain *c = &md->chains[i];
+        const so_model_chain *c = &md->chains[i];
         if (c->done)
             continue;
         if (!c->job->terms || c->first_logit < 0)
@@ -545,16 +380,16 @@ static void end_unprofitable(model_drafter *md, int n) {
 
 /* Maximum number of levels of the next pass; 1: the chains need the host for every guess, or pages
  * or rows do not suffice for more. */
-static int max_levels(const model_drafter *md, int n) {
+static int max_levels(const so_model_drafter *md, int n) {
     int levels = SO_PASS_LEVELS, n_active = 0, n_missing = 0;
     int64_t n_pages = 0;
     bool possible = so_model_backend(md->m)->vt->remote && !md->inner &&
                     md->n_subset == so_model_logits_len(md->m);
     for (int i = 0; i < n && possible; i++) {
-        const chain *c = &md->chains[i];
+        const so_model_chain *c = &md->chains[i];
         if (c->done)
             continue;
-        so_sample_params p = params_of(md, c->job);
+        so_sample_params p = so_model_params(md, c->job);
         possible = so_sample_is_argmax(&p);
         levels = SO_MIN(levels, SO_MIN(c->limit - c->depth, tree_room(c->job)));
         n_missing += c->n_text - so_seq_len(c->s->seq) - 1;
@@ -573,10 +408,10 @@ static int max_levels(const model_drafter *md, int n) {
 
 /* Whether level number `level` of the next pass, the first being 0, is expected to pay, with the
  * chances that are known before the rows are seen. */
-static bool level_pays(model_drafter *md, int n, int level) {
+static bool level_pays(so_model_drafter *md, int n, int level) {
     double gain = 0, price = 0;
     for (int i = 0; i < n; i++) {
-        chain *c = &md->chains[i];
+        so_model_chain *c = &md->chains[i];
         const so_draft_terms *t = c->job->terms;
         int depth = c->depth + level;
         if (c->done)
@@ -591,7 +426,7 @@ static bool level_pays(model_drafter *md, int n, int level) {
     return gain > price;
 }
 
-static int levels_together(model_drafter *md, int n) {
+static int levels_together(so_model_drafter *md, int n) {
     int max = max_levels(md, n), levels = 1;
     for (int i = 0; i < n; i++)
         md->chains[i].expected = md->chains[i].path;
@@ -601,10 +436,10 @@ static int levels_together(model_drafter *md, int n) {
 }
 
 /* The rows of the levels after the first; n_seqs chains are in the pass. */
-static int add_levels(model_drafter *md, int n, int at, int n_seqs, int levels) {
+static int add_levels(so_model_drafter *md, int n, int at, int n_seqs, int levels) {
     for (int level = 1; level < levels; level++)
         for (int i = 0, seq = 0; i < n; i++) {
-            const chain *c = &md->chains[i];
+            const so_model_chain *c = &md->chains[i];
             if (c->done)
                 continue;
             int parent = level == 1 ? c->last_row : at - n_seqs;
@@ -618,10 +453,10 @@ static int add_levels(model_drafter *md, int n, int at, int n_seqs, int levels) 
 }
 
 /* Takes the guesses of a pass of several levels, as if each level had been a pass. */
-static void draw_levels(model_drafter *md, int n, int n_seqs, int levels) {
+static void draw_levels(so_model_drafter *md, int n, int n_seqs, int levels) {
     for (int level = 0; level < levels; level++) {
         for (int i = 0; i < n; i++) {
-            chain *c = &md->chains[i];
+            so_model_chain *c = &md->chains[i];
             int logit = c->first_logit + level * n_seqs;
             if (c->done) {
                 c->n_in_vain += so_seq_open_nodes(c->s->seq) > 0;
@@ -641,18 +476,18 @@ static void draw_levels(model_drafter *md, int n, int n_seqs, int levels) {
             so_seq_commit_chain(md->chains[i].s->seq, md->chains[i].n_rows);
 }
 
-static void abort_all(model_drafter *md, int n) {
+static void abort_all(so_model_drafter *md, int n) {
     for (int i = 0; i < n; i++)
         if (so_seq_open_nodes(md->chains[i].s->seq) > 0)
             so_seq_abort(md->chains[i].s->seq);
 }
 
 /* One pass for all chains that are not done; *more: there were any. */
-static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
+static int pass_once(so_model_drafter *md, int n, bool *more, so_err *err) {
     int n_rows = 0, n_seqs = 0, n_logits = 0, budget = md->o.n_batch, rc = SO_OK;
     int levels = levels_together(md, n);
     for (int i = 0; i < n && rc == SO_OK; i++) {
-        chain *c = &md->chains[i];
+        so_model_chain *c = &md->chains[i];
         if (c->done)
             continue;
         int logits_before = n_logits, budget_before = budget;
@@ -683,7 +518,7 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
         return SO_OK;
     }
     for (int i = 0; i < n; i++) {
-        chain *c = &md->chains[i];
+        so_model_chain *c = &md->chains[i];
         if (c->done)
             continue;
         if (c->first_logit >= 0)
@@ -695,7 +530,7 @@ static int pass_once(model_drafter *md, int n, bool *more, so_err *err) {
 }
 
 static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
-    model_drafter *md = (model_drafter *)d;
+    so_model_drafter *md = (so_model_drafter *)d;
     int n = 0, rc = SO_OK;
     for (int i = 0; i < n_jobs && n < md->o.n_parallel; i++)
         n += begin_chain(md, &jobs[i], &md->chains[n]);
@@ -704,7 +539,7 @@ static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *
     for (bool more = n > 0; more && rc == SO_OK; end_unprofitable(md, n))
         rc = pass_once(md, n, &more, err);
     for (int i = 0; i < n; i++) {
-        const chain *c = &md->chains[i];
+        const so_model_chain *c = &md->chains[i];
         c->job->n_levels = c->depth + c->refused + c->n_in_vain;
     }
     if (rc != SO_OK)
@@ -714,10 +549,10 @@ static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *
 
 /* --- life --- */
 
-static int model_n_ctx(const so_drafter *d) { return ((const model_drafter *)d)->n_ctx; }
+static int model_n_ctx(const so_drafter *d) { return ((const so_model_drafter *)d)->n_ctx; }
 
 static double model_cache_fraction(const so_drafter *d, int n_tokens) {
-    const model_drafter *md = (const model_drafter *)d;
+    const so_model_drafter *md = (const so_model_drafter *)d;
     double own = so_kv_pages_for(SO_MIN(n_tokens, md->n_ctx)), inner = 0;
     if (md->inner)
         inner = so_drafter_cache_fraction(md->inner, n_tokens);
@@ -725,7 +560,7 @@ static double model_cache_fraction(const so_drafter *d, int n_tokens) {
 }
 
 static void model_free(so_drafter *d) {
-    model_drafter *md = (model_drafter *)d;
+    so_model_drafter *md = (so_model_drafter *)d;
     so_drafter_free(md->inner);
     so_pass_free(md->pass);
     so_kv_free(md->kv);
@@ -757,7 +592,7 @@ static const so_drafter_vt MODEL_VT = {
     .preempt = model_preempt,
 };
 
-static int create_kv(model_drafter *md, const so_kv_shape *shape, so_err *err) {
+static int create_kv(so_model_drafter *md, const so_kv_shape *shape, so_err *err) {
     so_backend *b = so_model_backend(md->m);
     if (md->o.kv_layout == SO_KV_SLOTTED)
         return so_kv_create_slotted(b, shape, md->n_ctx, &md->kv, err);
@@ -765,7 +600,7 @@ static int create_kv(model_drafter *md, const so_kv_shape *shape, so_err *err) {
     return rc == SO_OK && md->o.prefix_cache ? so_prefix_enable(md->kv, err) : rc;
 }
 
-static int create_cache(model_drafter *md, so_err *err) {
+static int create_cache(so_model_drafter *md, so_err *err) {
     const so_hparams *hp = so_model_hparams(md->m);
     int64_t pages = md->o.n_pages;
     if (pages == 0)
@@ -786,7 +621,7 @@ static int create_cache(model_drafter *md, so_err *err) {
     return rc == SO_OK ? rc : so_err_prefix(err, "draft model");
 }
 
-static int check_hidden_width(const model_drafter *md, so_err *err) {
+static int check_hidden_width(const so_model_drafter *md, so_err *err) {
     if (md->d_hidden == 0 || md->d_hidden == md->o.d_model)
         return SO_OK;
     return so_err_set(err, SO_EMISMATCH,
@@ -796,7 +631,7 @@ static int check_hidden_width(const model_drafter *md, so_err *err) {
 
 /* Counts the ids of the draft's vocabulary subset that the target has, too. The subset is in
  * ascending order, so they are a prefix of it. */
-static int find_subset(model_drafter *md, so_err *err) {
+static int find_subset(so_model_drafter *md, so_err *err) {
     int n = so_model_logits_len(md->m);
     md->subset = so_model_vocab_subset(md->m);
     while (n > 0 && (md->subset ? md->subset[n - 1] : n - 1) >= md->o.n_vocab)
@@ -831,7 +666,7 @@ static uint64_t id_of(const so_model_drafter_opts *o, const so_drafter *inner) {
 int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, so_drafter *inner,
                             so_drafter **out, so_err *err) {
     SO_ASSERT(o->max_draft >= 1 && o->max_draft < SO_TREE_MAX && o->n_parallel >= 1);
-    model_drafter *md = SO_NEW(model_drafter);
+    so_model_drafter *md = SO_NEW(so_model_drafter);
     int n_par = o->n_parallel;
     md->base.vt = &MODEL_VT;
     md->base.draws = md->base.has_cost = md->base.is_model = md->base.uses_terms = true;
@@ -863,7 +698,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->narrow = so_sampler_create(md->n_subset);
     if (md->subset && md->n_subset < o->n_vocab) /* if equal, wide_row uses `narrow`, too */
         so_sampler_set_subset(md->narrow, md->subset);
-    md->chains = SO_NEW_N(chain, n_par);
+    md->chains = SO_NEW_N(so_model_chain, n_par);
     md->inner_jobs = SO_NEW_N(so_draft_job, n_par);
     md->inner_trees = SO_NEW_N(so_tree, n_par);
     for (int i = 0; i < n_par; i++)

@@ -1,0 +1,96 @@
+/* Declarations shared by the files of the drafter `model`: model.c (requests, chains), model_rows.c
+ * (a row of logits becomes tokens and probabilities) and model_tree.c (trees). Private to them.
+ * Thread: the engine thread. */
+#ifndef SO_DRAFT_MODEL_IMPL_H
+#define SO_DRAFT_MODEL_IMPL_H
+
+#include "base/mem.h"
+#include "draft/model.h"
+
+enum { SO_MODEL_N_HIDDEN = 64 };
+
+typedef struct so_model_request {
+    so_seq *seq;
+    void *inner;
+    int32_t *text; /* [cap] tokens fed or to be fed; the cache holds a prefix of them */
+    int cap;
+    int n_agreed;  /* prefix of `text` that is known to equal the request's text */
+    int n_checked; /* tokens of the request's text that ids_are_known has checked */
+    bool disabled; /* the text has an id outside the vocabulary, or one that gives NaN */
+    float *
+        hidden; /* [SO_MODEL_N_HIDDEN][d_hidden]: the state of position p is at p % SO_MODEL_N_HIDDEN */
+    int hidden_pos[SO_MODEL_N_HIDDEN]; /* the position whose state is stored there; −1: none */
+} so_model_request;
+
+/* One request's chain in one call. */
+typedef struct so_model_chain {
+    so_draft_job *job;
+    so_model_request *s;
+    int node, depth, limit;
+    int n_text;                 /* tokens of s->text, guesses included */
+    int32_t guess[SO_TREE_MAX]; /* chain of the inner drafter, for the first pass */
+    int n_guess;
+    so_sample_params inner_sample;
+    int n_rows, first_logit; /* in this pass; first_logit −1: still in catch-up */
+    int last_row;            /* of this pass, before the rows of add_levels */
+    int n_in_vain;           /* levels that were computed and not used */
+    double expected;         /* `path` after the levels so far, in levels_together */
+    double path;             /* chance that the whole chain is accepted, by the job's terms */
+    float confidence;        /* of the latest guess */
+    bool done, refused;      /* refused: a row was computed and no guess added */
+} so_model_chain;
+
+typedef struct so_model_drafter {
+    so_drafter base;
+    const so_model *m;
+    so_model_drafter_opts o;
+    so_drafter *inner;
+    so_kv *kv;
+    so_pass *pass;
+    so_sampler *wide, *narrow; /* for the target's vocabulary; for the subset */
+    int n_ctx, n_vocab;        /* of the draft */
+    const int32_t *subset; /* [n_subset] ids with logits that the target has, too; NULL: 0, 1, … */
+    int n_subset;
+    int d_hidden; /* width of the target's hidden states that the draft takes; 0: none */
+    int max_rows, max_logits; /* of a pass */
+    so_model_chain *chains;   /* [n_parallel] */
+    so_draft_job *inner_jobs; /* [n_parallel] */
+    so_tree *inner_trees;     /* [n_parallel] */
+    so_row *rows;             /* [max_rows] */
+    so_seq **seqs;            /* [n_parallel] */
+    float *logits;            /* [n_vocab of the target] EXCLUDED_LOGIT outside the subset */
+    float *probs;             /* [n_vocab of the target] */
+    bool warned;              /* about NaN or Inf */
+} so_model_drafter;
+
+/* --- model_rows.c --- */
+
+/* A row of the draft's logits in the form in which it is sampled. If the draft has logits only for
+ * a vocabulary subset (so_model_vocab_subset), its rows have the width of the subset and are
+ * sampled at that width, unless bias or penalties name tokens; q is 0 outside the subset. ids: the
+ * tokens of the columns; NULL: column i is token i. */
+typedef struct so_model_row {
+    const float *logits;
+    so_sampler *sampler;
+    const int32_t *ids;
+    int n;
+} so_model_row;
+
+/* The row of a pass in the form in which it is sampled with p. */
+so_model_row so_model_row_of(const so_model_drafter *md, const so_sample_params *p,
+                             const float *logits);
+float so_model_row_largest(const float *row, int n); /* of probabilities */
+/* Expands the probabilities of a row to the target's vocabulary. */
+void so_model_row_widen(const so_model_drafter *md, const so_model_row *r, const float *probs,
+                        float *out);
+so_sample_params so_model_params(const so_model_drafter *md, const so_draft_job *job);
+/* Whether a row can be used. at_root: it follows the text itself, not a guess. */
+bool so_model_row_is_finite(so_model_drafter *md, so_model_request *s, int logit, bool at_root);
+/* The probability of the token at a column of r, by the draft's own softmax. */
+float so_model_row_chance(const so_model_drafter *md, const float *logits, const so_model_row *r,
+                          int32_t at);
+/* The confidence in a token with probability `chance` that noise selected, `lead` before the
+ * second. */
+float so_model_noisy_confidence(float chance, double lead);
+
+#endif
