@@ -387,6 +387,16 @@ static const so_option table[SO_OPT_COUNT] = {
                           .default_text = "16",
                           .help = "Maximum depth of a draft, in tokens",
                           .cmds = SPECULATES},
+    [SO_OPT_DRAFT_NODES] = {.group = "Speculation",
+                            .name = "draft-nodes",
+                            .type = SO_TYPE_INT,
+                            .min = 1,
+                            .max = 256,
+                            .value = "N",
+                            .default_text = "twice --draft-max",
+                            .help = "Maximum guesses of one request in a pass: the node budget of "
+                                    "a tree, at least --draft-max",
+                            .cmds = SPECULATES},
     [SO_OPT_DRAFT_MIN] =
         {.group = "Speculation",
          .name = "draft-min",

@@ -65,6 +65,7 @@ typedef enum so_opt {
     SO_OPT_SPECULATIVE,
     SO_OPT_NO_SPEC,
     SO_OPT_DRAFT_MAX,
+    SO_OPT_DRAFT_NODES,
     SO_OPT_DRAFT_MIN,
     SO_OPT_DRAFT_P_MIN,
     SO_OPT_DRAFT_TEMP,

@@ -88,6 +88,9 @@ static int read_drafter(const so_args *a, so_cli_spec *out) {
     out->opts.drafter = text;
     out->wants_model = names(&spec, SO_SPEC_MODEL);
     out->takes_model = names(&spec, SO_SPEC_AUTO);
+    for (int i = 0; i < spec.n_nodes; i++)
+        if (so_spec_has(&spec.nodes[i], SO_SPEC_OPT_NODES))
+            out->n_nodes = SO_MAX(out->n_nodes, (int)spec.nodes[i].opt[SO_SPEC_OPT_NODES]);
     out->wants_text = names(&spec, SO_SPEC_PREDICT) || names(&spec, SO_SPEC_ORACLE);
     warn_unused(a, &spec);
     return 0;
@@ -204,6 +207,9 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
     eo->max_draft = s->opts.draft_max ? s->opts.draft_max : SO_CLI_DRAFT_MAX;
     if (s->opts.length > eo->max_draft)
         eo->max_draft = s->opts.length;
+    eo->max_nodes = (int)so_args_int(a, SO_OPT_DRAFT_NODES, 0);
+    if (eo->max_nodes == 0 && s->n_nodes > 2 * eo->max_draft)
+        eo->max_nodes = s->n_nodes; /* the spec itself gives a larger budget than the default */
     eo->draft = s->draft.model;
     eo->draft_tok = s->draft.tok;
     eo->draft_id = s->draft.ck ? so_registry_id(s->draft.ck) : 0;

@@ -13,6 +13,7 @@ typedef struct so_cli_spec {
     bool wants_model; /* the spec names `model` without a file */
     bool takes_model; /* the spec names `auto`, which uses a draft model if there is one */
     bool wants_text;  /* the spec names `predict` or `oracle` */
+    int n_nodes;      /* largest node budget that the spec names; 0: none */
 } so_cli_spec;
 
 /* Checks the options before any file is opened. Returns 0, or the exit status with the message

@@ -37,7 +37,7 @@ static int make_table(build *b, const so_spec_node *n, so_drafter **out) {
     }
     free(path);
     if (rc == 0)
-        *out = so_table_drafter_create(t, option(n, SO_SPEC_OPT_DRAW, 0) != 0);
+        *out = so_table_drafter_create(t, so_spec_flag(n, SO_SPEC_OPT_DRAW));
     return rc;
 }
 
@@ -63,7 +63,7 @@ static so_drafter *make_ngram(const so_spec_node *n) {
     return so_ngram_create(&(so_ngram_params){
         .max_order = (int)option(n, SO_SPEC_OPT_ORDER, 0),
         .window = (int)option(n, SO_SPEC_OPT_WINDOW, 0),
-        .draw = option(n, SO_SPEC_OPT_DRAW, 0) != 0,
+        .draw = so_spec_flag(n, SO_SPEC_OPT_DRAW),
     });
 }
 

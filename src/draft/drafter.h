@@ -154,6 +154,7 @@ struct so_drafter {
     bool uses_terms; /* can follow so_draft_job.terms. The planner gives terms only to drafters that
                         can and are known well, and a fixed depth to all others */
     bool flat_cost;  /* its cost does not grow with the depth */
+    int tree_nodes;  /* maximum nodes of its trees; 0: it drafts chains */
     bool wants_target_hidden; /* needs the target's hidden states (add_hidden) */
     bool never_guesses;       /* `none` */
     bool is_model;            /* a draft model: recorded only if `id` is known */

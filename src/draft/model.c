@@ -1,5 +1,5 @@
 /* Drafting with a model: one chain per request, one pass of the draft model per depth for all
- * requests.
+ * requests. Trees share the requests, the catch-up and the passes' memory; model_tree.c grows them.
  *
  * Length. A chain ends
  *
@@ -56,6 +56,8 @@ enum { MAX_LOGITS = 16 << 20 }; /* floats of the results of one pass */
 
 /* Offers pages of the request's own text to other requests; pages with guesses are left out. */
 static void offer_pages(so_model_request *s) {
+    if (so_seq_open_nodes(s->seq) > 0)
+        so_seq_abort(s->seq);
     so_prefix_offer(s->seq, s->text, SO_MIN(s->n_agreed, so_seq_len(s->seq)));
 }
 
@@ -105,7 +107,9 @@ static int model_open(so_drafter *d, const so_draft_text *text, void **state, so
         return rc;
     }
     s->seq = so_seq_create(md->kv); /* allocates no pages yet */
-    so_seq_reserve(s->seq, SO_MIN(s->cap, md->n_ctx));
+    so_seq_reserve(s->seq, SO_MIN(s->cap, md->n_ctx) + SO_KV_PAGE);
+    if (md->base.tree_nodes > 0)
+        so_seq_reserve_nodes(s->seq, SO_TREE_MAX);
     *state = s;
     return SO_OK;
 }
@@ -185,6 +189,7 @@ static bool begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chain 
     limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last guess is never fed */
     if (limit < 1 || tree_is_full(job) || !ids_are_known(md, s, job))
         return false;
+    so_model_tree_settle(s, job);
     sync_text(s, job);
     *c = (so_model_chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
     c->path = job->terms ? (double)job->terms->start_value : 1;
@@ -336,9 +341,8 @@ static void draw_chain(so_model_drafter *md, so_model_chain *c) {
 
 /* --- passes --- */
 
-/* The rows of one chain within the budget: missing tokens, then the inner drafter's chain. */
-static int add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, int *n_logits,
-                    int *budget) {
+int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, int *n_logits,
+                      int *budget) {
     int len = so_seq_len(c->s->seq), missing = c->n_text - len;
     int n = SO_MIN(missing, *budget + 1); /* each chain has one row outside the budget */
     bool whole = n == missing;
@@ -491,7 +495,7 @@ static int pass_once(so_model_drafter *md, int n, bool *more, so_err *err) {
         if (c->done)
             continue;
         int logits_before = n_logits, budget_before = budget;
-        add_rows(md, c, n_seqs, n_rows, &n_logits, &budget);
+        so_model_add_rows(md, c, n_seqs, n_rows, &n_logits, &budget);
         int n_nodes = c->n_rows + levels - 1;
         if (so_seq_pages_needed(c->s->seq, n_nodes) > so_kv_available_pages(md->kv)) {
             c->done = true; /* keeps the guesses so far */
@@ -536,7 +540,10 @@ static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *
         n += begin_chain(md, &jobs[i], &md->chains[n]);
     if (n > 0 && md->inner)
         rc = run_inner(md, n, err);
-    for (bool more = n > 0; more && rc == SO_OK; end_unprofitable(md, n))
+    if (md->base.tree_nodes > 0)
+        rc = so_model_tree_propose(md, n, err);
+    for (bool more = n > 0 && md->base.tree_nodes == 0; more && rc == SO_OK;
+         end_unprofitable(md, n))
         rc = pass_once(md, n, &more, err);
     for (int i = 0; i < n; i++) {
         const so_model_chain *c = &md->chains[i];
@@ -575,6 +582,8 @@ static void model_free(so_drafter *d) {
     free(md->seqs);
     free(md->logits);
     free(md->probs);
+    free(md->growths);
+    free(md->candidates);
     free(md);
 }
 
@@ -591,6 +600,8 @@ static const so_drafter_vt MODEL_VT = {
     .cache_fraction = model_cache_fraction,
     .preempt = model_preempt,
 };
+
+static bool is_tree(const so_model_drafter_opts *o) { return o->k > 0 || o->best; }
 
 static int create_kv(so_model_drafter *md, const so_kv_shape *shape, so_err *err) {
     so_backend *b = so_model_backend(md->m);
@@ -645,22 +656,54 @@ static int find_subset(so_model_drafter *md, so_err *err) {
 
 /* Maximum number of rows with logits in one pass: one per request, and more with an inner drafter
  * or several levels. */
-static int max_logits_of(const so_model *m, const so_model_drafter_opts *o, bool has_inner) {
+static int max_logits_of(const so_model_drafter *md, const so_drafter *inner) {
+    const so_model *m = md->m;
+    const so_model_drafter_opts *o = &md->o;
     int all = o->n_parallel * o->max_draft;
-    if (has_inner)
+    if (md->max_frontier > 0)
+        return o->n_parallel * md->max_frontier;
+    if (inner)
         return all;
     if (!so_model_backend(m)->vt->remote)
         return o->n_parallel;
     return SO_MAX(o->n_parallel, SO_MIN(all, MAX_LOGITS / so_model_logits_len(m)));
 }
 
-/* With an inner drafter a level takes a different time, so the combination has its own record. */
+/* With an inner drafter, or as a tree, a level takes a different time and its guesses have other
+ * chances, so these have their own records. */
 static uint64_t id_of(const so_model_drafter_opts *o, const so_drafter *inner) {
     uint64_t ids[2] = {o->id, inner ? inner->id : 0};
-    if (o->id == 0 || !inner)
+    if (o->id == 0 || (!inner && !is_tree(o)))
         return o->id;
-    ids[1] ^= so_hash_bytes(inner->vt->name, strlen(inner->vt->name));
+    if (inner)
+        ids[1] ^= so_hash_bytes(inner->vt->name, strlen(inner->vt->name));
+    else
+        ids[1] = 1 + (uint64_t)o->k * 4 + (uint64_t)o->best * 2 + (uint64_t)o->distinct +
+                 ((uint64_t)o->nodes << 16);
     return so_hash_bytes(ids, sizeof ids);
+}
+
+/* Rows of one request's tree in one pass. */
+static int max_frontier_of(const so_model_drafter *md) {
+    if (!is_tree(&md->o))
+        return 0;
+    int by_memory = MAX_LOGITS / so_model_logits_len(md->m) / md->o.n_parallel;
+    return SO_MAX(1, SO_MIN(md->o.nodes, by_memory));
+}
+
+static int check_tree(const so_model_drafter *md, so_err *err) {
+    if (md->o.k <= md->n_subset)
+        return SO_OK;
+    return so_err_set(err, SO_ERANGE, "k=%d: the draft model has logits for %d tokens only",
+                      md->o.k, md->n_subset);
+}
+
+void so_model_opts_from_spec(const so_spec_node *n, so_model_drafter_opts *o) {
+    o->k = so_spec_has(n, SO_SPEC_OPT_K) ? (int)n->opt[SO_SPEC_OPT_K] : 0;
+    o->best = so_spec_flag(n, SO_SPEC_OPT_BEST);
+    o->distinct = so_spec_flag(n, SO_SPEC_OPT_DISTINCT);
+    if (so_spec_has(n, SO_SPEC_OPT_NODES))
+        o->nodes = (int)n->opt[SO_SPEC_OPT_NODES];
 }
 
 int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, so_drafter *inner,
@@ -669,7 +712,9 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     so_model_drafter *md = SO_NEW(so_model_drafter);
     int n_par = o->n_parallel;
     md->base.vt = &MODEL_VT;
-    md->base.draws = md->base.has_cost = md->base.is_model = md->base.uses_terms = true;
+    md->base.draws = md->base.has_cost = md->base.is_model = true;
+    md->base.uses_terms = !is_tree(o);
+    md->base.tree_nodes = is_tree(o) ? o->nodes : 0;
     md->base.size = o->size;
     md->base.id = id_of(o, inner);
     /* With a temperature of its own, or p_min, its acceptance says nothing about other settings. */
@@ -683,11 +728,14 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     /* Shared pages were computed with the hidden states of other requests. */
     md->base.request_only = md->d_hidden == 0;
     md->n_ctx = SO_MIN(o->n_ctx, so_model_hparams(m)->n_ctx_train);
-    md->max_logits = max_logits_of(m, o, inner != NULL);
+    md->max_frontier = max_frontier_of(md);
+    md->max_logits = max_logits_of(md, inner);
     md->max_rows = o->n_batch + md->max_logits;
     int rc = check_hidden_width(md, err);
     if (rc == SO_OK)
         rc = find_subset(md, err);
+    if (rc == SO_OK)
+        rc = check_tree(md, err);
     if (rc == SO_OK)
         rc = create_cache(md, err);
     if (rc != SO_OK) {
@@ -709,6 +757,11 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     for (int i = 0; i < o->n_vocab; i++)
         md->logits[i] = EXCLUDED_LOGIT;
     md->probs = SO_NEW_N(float, o->n_vocab);
+    if (is_tree(o)) {
+        md->growths = SO_NEW_N(so_model_growth, n_par);
+        md->candidates =
+            SO_NEW_N(so_model_branch, SO_TREE_MAX + md->max_frontier * SO_SAMPLE_TOP_MAX);
+    }
     md->inner = inner;
     *out = &md->base;
     return SO_OK;

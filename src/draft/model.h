@@ -2,7 +2,7 @@
 #ifndef SO_DRAFT_MODEL_H
 #define SO_DRAFT_MODEL_H
 
-#include "draft/drafter.h"
+#include "draft/spec.h"
 #include "kv/kv.h"
 #include "model/model.h"
 #include "token/tokenizer.h"
@@ -24,7 +24,15 @@ typedef struct so_model_drafter_opts {
     double claimed_agreement; /* so_drafter.claimed_agreement */
     float temp;               /* negative: the temperature of the request */
     float p_min; /* a draft ends where its most likely token has less probability; 0: never */
+    /* Trees (model_tree.c); without k and best: chains. */
+    int k;         /* children of a node; 0: chains, or a default with `best` */
+    bool best;     /* the most likely paths within the budget */
+    bool distinct; /* sampled siblings are drawn without replacement; always with `best` */
+    int nodes;     /* budget, 1 to SO_TREE_MAX − 1 */
 } so_model_drafter_opts;
+
+/* Sets the options of trees that a spec names; o->nodes is the budget if it names none. */
+void so_model_opts_from_spec(const so_spec_node *n, so_model_drafter_opts *o);
 
 /* The model must outlive the drafter. `inner` (may be NULL) drafts for the draft model; it belongs
  * to the drafter on success only. */

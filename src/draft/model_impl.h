@@ -20,6 +20,10 @@ typedef struct so_model_request {
     float *
         hidden; /* [SO_MODEL_N_HIDDEN][d_hidden]: the state of position p is at p % SO_MODEL_N_HIDDEN */
     int hidden_pos[SO_MODEL_N_HIDDEN]; /* the position whose state is stored there; −1: none */
+    /* Trees only: the nodes of the open speculation in the draft's cache. */
+    int32_t open_tokens[SO_TREE_MAX];
+    int open_parents[SO_TREE_MAX]; /* by node; −1: the root */
+    int n_open;
 } so_model_request;
 
 /* One request's chain in one call. */
@@ -39,6 +43,32 @@ typedef struct so_model_chain {
     float confidence;        /* of the latest guess */
     bool done, refused;      /* refused: a row was computed and no guess added */
 } so_model_chain;
+
+/* A guess of a tree, as the drafter sees it. */
+typedef struct so_model_branch {
+    int32_t token;
+    int16_t parent, depth; /* index of another branch, −1: the root; from 1 */
+    int16_t node;          /* in the job's tree; −1: not added */
+    int16_t shape;         /* its place in so_model_growth.shape_parent */
+    int16_t old;           /* its index before the latest level was added; −1: new */
+    int order;             /* of creation */
+    int slot;              /* in the draft's cache; −1: not computed */
+    float chance;          /* given its parent */
+    double value;          /* chance of the whole path */
+} so_model_branch;
+
+/* One request's tree in one call; the chain has its limits and its catch-up. */
+typedef struct so_model_growth {
+    so_model_branch kept[SO_TREE_MAX];
+    int n_kept, max_nodes;
+    int nodes_before; /* nodes of the job's tree at the start, the root included */
+    int width;        /* maximum children of a branch */
+    int16_t frontier[SO_TREE_MAX];
+    int n_frontier;                        /* branches whose rows the next pass computes */
+    int n_level_draws;                     /* draws of this level, to number their random numbers */
+    int16_t shape_parent[SO_TREE_MAX + 1]; /* `best`, sampled: node 0 is the root */
+    int n_shape;
+} so_model_growth;
 
 typedef struct so_model_drafter {
     so_drafter base;
@@ -61,6 +91,11 @@ typedef struct so_model_drafter {
     float *logits;            /* [n_vocab of the target] EXCLUDED_LOGIT outside the subset */
     float *probs;             /* [n_vocab of the target] */
     bool warned;              /* about NaN or Inf */
+    /* Trees only: */
+    so_model_growth *growths;    /* [n_parallel] */
+    so_model_branch *candidates; /* of one level, and the branches they join */
+    int n_candidates;
+    int max_frontier; /* rows of one request in a pass: independent of other requests */
 } so_model_drafter;
 
 /* --- model_rows.c --- */
@@ -92,5 +127,19 @@ float so_model_row_chance(const so_model_drafter *md, const float *logits, const
 /* The confidence in a token with probability `chance` that noise selected, `lead` before the
  * second. */
 float so_model_noisy_confidence(float chance, double lead);
+#define SO_MODEL_LEAD_SLOPE 0.6 /* of its logistic fit */
+
+/* --- model.c --- */
+
+/* The rows of one chain within the budget: missing tokens, then the inner drafter's chain. */
+int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, int *n_logits,
+                      int *budget);
+
+/* --- model_tree.c --- */
+
+/* Grows the trees of the n chains that have begun. After an error the speculations are left open. */
+int so_model_tree_propose(so_model_drafter *md, int n, so_err *err);
+/* Commits the path that was accepted in the latest round. */
+void so_model_tree_settle(so_model_request *s, const so_draft_job *job);
 
 #endif

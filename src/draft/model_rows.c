@@ -96,7 +96,7 @@ bool so_model_row_is_finite(so_model_drafter *md, so_model_request *s, int logit
  * fit). */
 float so_model_noisy_confidence(float chance, double lead) {
     double q = SO_MIN(SO_MAX((double)chance, 1e-4), 1 - 1e-4);
-    return (float)(1 / (1 + exp(0.6 - 0.6 * lead - 0.18 * log(q / (1 - q)))));
+    return (float)(1 / (1 + exp(0.6 - SO_MODEL_LEAD_SLOPE * lead - 0.18 * log(q / (1 - q)))));
 }
 
 /* The probability of the token at a column of r, by the draft's own softmax. */

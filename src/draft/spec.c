@@ -29,7 +29,7 @@ static const struct {
     [SO_SPEC_PREDICT] = {"predict", 0, false, false},
     [SO_SPEC_RANDOM] = {"random", 0, false, false},
     [SO_SPEC_ORACLE] = {"oracle", BIT(NUMBER), false, true},
-    [SO_SPEC_MODEL] = {"model", 0, true, true},
+    [SO_SPEC_MODEL] = {"model", BIT(K) | BIT(NODES) | BIT(BEST) | BIT(DISTINCT), true, true},
     [SO_SPEC_AUTO] = {"auto", 0, false, false},
 };
 
@@ -44,6 +44,10 @@ static const struct {
     [SO_SPEC_OPT_MIN] = {"min", 1, 64, true, false},
     [SO_SPEC_OPT_MB] = {"mb", 1, 65536, true, false},
     [SO_SPEC_OPT_DRAW] = {"draw", 0, 1, true, true},
+    [SO_SPEC_OPT_K] = {"k", 1, SO_SAMPLE_TOP_MAX, true, false},
+    [SO_SPEC_OPT_NODES] = {"nodes", 1, SO_TREE_MAX - 1, true, false},
+    [SO_SPEC_OPT_BEST] = {"best", 0, 1, true, true},
+    [SO_SPEC_OPT_DISTINCT] = {"distinct", 0, 1, true, true},
 };
 
 typedef struct parser {
@@ -303,6 +307,15 @@ static void check_item(parser *p, const so_spec_node *n) {
         fail_at(p, p->s->nodes[n->first].column - 1,
                 "the inner drafter of oracle is run for its cost and must be one model, as in "
                 "oracle(0.8,model)");
+    bool k = so_spec_has(n, SO_SPEC_OPT_K), tree = k || so_spec_flag(n, SO_SPEC_OPT_BEST);
+    if (so_spec_has(n, SO_SPEC_OPT_NODES) && !tree)
+        fail_at(p, n->column - 1,
+                "nodes needs a tree: give k=N or best, as in model(k=4,nodes=16)");
+    if (so_spec_flag(n, SO_SPEC_OPT_DISTINCT) && !k)
+        fail_at(p, n->column - 1, "distinct needs k, as in model(k=4,distinct)");
+    if (tree && n->first >= 0)
+        fail_at(p, n->column - 1, "a draft model with an inner drafter makes chains: without %s",
+                k ? "k" : "best");
 }
 
 static int parse_item(parser *p, word w) {

@@ -8,7 +8,7 @@
  *   arg   = number | option "=" value | option | file | merge
  *
  *   lookup,ngram     oracle(0.8)     lookup(min=4)     bigram(words.tbl)     model(ngram)
- *   oracle(0.8,model)
+ *   oracle(0.8,model)                 model(k=4,nodes=16)
  *   model(a.gguf)+model(b.gguf)       unigram("odd, name.tbl",draw)
  *
  * An argument that is a drafter's name is an inner drafter, which drafts for the outer one; several
@@ -46,6 +46,10 @@ typedef enum so_spec_option {
     SO_SPEC_OPT_MIN,
     SO_SPEC_OPT_MB,
     SO_SPEC_OPT_DRAW,
+    SO_SPEC_OPT_K,
+    SO_SPEC_OPT_NODES,
+    SO_SPEC_OPT_BEST,
+    SO_SPEC_OPT_DISTINCT,
     SO_SPEC_N_OPTIONS,
 } so_spec_option;
 
@@ -74,6 +78,9 @@ void so_spec_print(const so_spec *s, so_buf *out);
 const char *so_spec_name_text(so_spec_name name);
 so_str so_spec_file(const so_spec *s, const so_spec_node *n);
 static inline bool so_spec_has(const so_spec_node *n, so_spec_option o) { return n->has >> o & 1; }
+static inline bool so_spec_flag(const so_spec_node *n, so_spec_option o) {
+    return so_spec_has(n, o) && n->opt[o] != 0;
+}
 
 /* Creates a drafter that needs more than this folder has: `model`; for `auto` the draft model,
  * which build.c puts after lookup and ngram (SO_ENOTFOUND: there is none); `unigram` or `bigram`

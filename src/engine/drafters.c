@@ -125,8 +125,29 @@ static so_model_drafter_opts model_opts(const so_engine *e, const so_model *m, c
     };
 }
 
-static int make_model(so_drafters *d, so_str file, so_drafter *inner, so_drafter **out,
-                      so_err *err) {
+/* The tree of a spec, if it names one: within --draft-nodes, and within the pages that one request can
+ * have. */
+static int set_tree(const so_engine *e, const so_spec_node *n, so_model_drafter_opts *o,
+                    so_err *err) {
+    int room = SO_MIN(e->n_pages, so_kv_pages_for(e->o.n_ctx)) * SO_KV_PAGE - 1;
+    o->nodes = e->o.max_nodes;
+    so_model_opts_from_spec(n, o);
+    if (o->nodes > e->o.max_nodes)
+        return so_err_set(err, SO_ERANGE,
+                          "nodes=%d is more than the %d guesses per request of this engine: give "
+                          "--draft-nodes %d",
+                          o->nodes, e->o.max_nodes, o->nodes);
+    if (o->nodes > room && (o->k > 0 || o->best)) {
+        so_log(SO_LOG_WARN,
+               "trees of %d nodes are reduced to %d: the cache has room for no more per request",
+               o->nodes, room);
+        o->nodes = room;
+    }
+    return SO_OK;
+}
+
+static int make_model(so_drafters *d, const so_spec_node *n, so_str file, so_drafter *inner,
+                      so_drafter **out, so_err *err) {
     const so_engine *e = d->e;
     const so_model *m = e->o.draft;
     const so_tokenizer *tok = e->o.draft_tok;
@@ -148,6 +169,8 @@ static int make_model(so_drafters *d, so_str file, so_drafter *inner, so_drafter
     if (rc == SO_OK)
         rc = check_draft(e, m, tok, err);
     so_model_drafter_opts o = model_opts(e, m, b);
+    if (rc == SO_OK)
+        rc = set_tree(e, n, &o, err);
     return rc == SO_OK ? so_model_drafter_create(m, &o, inner, out, err) : rc;
 }
 
@@ -157,9 +180,9 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
                         so_drafter **out, so_err *err) {
     so_drafters *d = user;
     if (n->name == SO_SPEC_MODEL)
-        return make_model(d, so_spec_file(s, n), inner, out, err);
+        return make_model(d, n, so_spec_file(s, n), inner, out, err);
     if (n->name == SO_SPEC_AUTO)
-        return d->e->o.draft ? make_model(d, (so_str){0}, NULL, out, err) : SO_ENOTFOUND;
+        return d->e->o.draft ? make_model(d, n, (so_str){0}, NULL, out, err) : SO_ENOTFOUND;
     if (n->name == SO_SPEC_UNIGRAM || n->name == SO_SPEC_BIGRAM)
         return so_err_set(
             err, SO_EINVAL,
@@ -176,20 +199,23 @@ static int build_user(const so_engine *e, so_draft_set *out, so_err *err) {
     so_drafter *d = e->o.user_tree_drafter
                         ? so_callback_create_tree("user", e->o.user_tree_drafter, e->o.drafter_user)
                         : so_callback_create("user", e->o.user_drafter, e->o.drafter_user);
+    d->tree_nodes = e->o.user_tree_drafter ? e->o.max_nodes : 0;
     *out = (so_draft_set){.root = d, .leaves = {d}, .n_leaves = 1};
     so_draft_set_list_stages(out);
     return SO_OK;
 }
 
-/* The greatest number of drafters that are merged into one tree. */
-static int width_of(const so_draft_set *s) {
-    int width = 0, max_width = 1;
+/* The largest alternative: a chain of each of its drafters, or its tree. */
+int so_drafters_max_nodes(const so_spec_set *set, int depth) {
+    const so_draft_set *s = &set->drafters;
+    int n = 0, most = 0;
     for (int i = 0; i < s->n_stages; i++) {
         bool same = i > 0 && s->stages[i].alternative == s->stages[i - 1].alternative;
-        width = same ? width + 1 : 1;
-        max_width = SO_MAX(max_width, width);
+        int own = s->stages[i].drafter->tree_nodes;
+        n = (same ? n : 0) + (own > 0 ? own : depth);
+        most = SO_MAX(most, n);
     }
-    return max_width;
+    return most;
 }
 
 /* spec NULL: the drafter `user`. */
@@ -208,7 +234,6 @@ static int make_set(so_drafters *d, const so_spec *spec, char *text, so_err *err
         return rc;
     }
     set->text = text;
-    set->width = !spec && e->o.user_tree_drafter ? SO_TREE_MAX : width_of(&set->drafters);
     set->requests = SO_NEW_N(so_request *, e->o.n_parallel);
     set->asks = SO_NEW_N(so_plan_query, e->o.n_parallel);
     set->jobs = SO_NEW_N(so_draft_job, e->o.n_parallel);

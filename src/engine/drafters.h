@@ -10,7 +10,6 @@ struct so_spec_set {
     char *text; /* the spec in its shortest form */
     so_draft_set drafters;
     so_plan_set *plan;
-    int width;   /* maximum chains in one tree: the number of drafters merged into it */
     int n_users; /* requests that use it */
     bool failed; /* has failed before: further failures are logged at debug level */
     bool off;    /* failed on the target's device: not asked again */
@@ -24,6 +23,8 @@ so_drafters *so_drafters_create(so_engine *e, so_planner *planner);
 void so_drafters_free(so_drafters *d); /* NULL is allowed */
 /* Finds the set of a spec or creates it. The spec "user" is the caller's own drafter. */
 int so_drafters_find(so_drafters *d, const char *spec, so_spec_set **out, so_err *err);
+/* The most guesses that the drafters of a set can merge into one tree of this depth. */
+int so_drafters_max_nodes(const so_spec_set *s, int depth);
 so_spec_set *so_drafters_sets(const so_drafters *d); /* the first set; further ones by set->next */
 
 #endif

@@ -51,7 +51,7 @@ static int check_opts(const so_model *m, const so_engine_opts *o, so_err *err) {
         return so_err_set(err, SO_ERANGE, "--draft-max %d: must be from 1 to %d", o->max_draft,
                           SO_MAX_DRAFT);
     if (o->max_nodes != 0 && (o->max_nodes < o->max_draft || o->max_nodes >= SO_TREE_MAX))
-        return so_err_set(err, SO_ERANGE, "%d guesses per request: must be from %d to %d",
+        return so_err_set(err, SO_ERANGE, "--draft-nodes %d: must be from %d (--draft-max) to %d",
                           o->max_nodes, o->max_draft, SO_TREE_MAX - 1);
     return SO_OK;
 }

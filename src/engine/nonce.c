@@ -89,18 +89,17 @@ static uint64_t new_nonce(void) {
 
 /* --- can the nonce be hashed? --- */
 
-/* Maximum number of nodes that the drafters can add with a fixed length: one chain, or one per
- * merged drafter. */
+/* Maximum number of nodes that the drafters can add with a fixed length. */
 static int max_nodes(const so_request *r) {
-    return SO_MIN(r->spec.length * r->spec.set->width, r->e->o.max_nodes);
+    return SO_MIN(so_drafters_max_nodes(r->spec.set, r->spec.length), r->e->o.max_nodes);
 }
 
 static int min_guesses_per_pass(const so_engine *e) { return e->max_guesses / e->o.n_parallel; }
 
 /* True if other requests can never cost this one a guess. so_schedule_reserve gives no request more
  * pages than a context needs; with that many pages for each request, the last one gets as many as
- * the first. The draft's cache has at least as many pages, and a chain of guesses ends within its
- * context. */
+ * the first. The draft's cache has at least as many pages, and its guesses end within the pages of
+ * its context. */
 static bool never_loses_guesses(const so_request *r) {
     const so_engine *e = r->e;
     if (e->o.n_parallel == 1)

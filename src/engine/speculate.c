@@ -210,7 +210,7 @@ static bool speculates(const so_request *r) { return r->has_tree && r->spec.plan
 static void set_room(so_request *r, int max_guesses) {
     so_speculation *s = &r->spec;
     int depth = SO_MIN(s->length ? s->length : s->draft_max, r->max_len - r->n_tokens - 1);
-    int want = SO_MIN(depth * s->set->width, SO_MIN(max_guesses, r->e->o.max_nodes));
+    int want = SO_MIN(so_drafters_max_nodes(s->set, depth), SO_MIN(max_guesses, r->e->o.max_nodes));
     s->max_nodes = depth > 0 ? so_schedule_reserve(r, want) : 0;
     s->depth = SO_MAX(0, SO_MIN(depth, s->max_nodes));
 }

@@ -19,7 +19,7 @@
 
 #include <stdint.h>
 
-enum { SO_TREE_MAX = 256, SO_TREE_MAX_PROPOSALS = 512 };
+enum { SO_TREE_MAX = 257, SO_TREE_MAX_PROPOSALS = 512 }; /* the root and 256 guesses */
 
 typedef enum so_q_kind {
     SO_Q_POINT,   /* a deterministic choice: q is 1 on the token */

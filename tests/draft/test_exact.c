@@ -160,6 +160,16 @@ static const drafter_kind DRAFTERS[] = {
     {"model", -1, true, true, false, true, 0.6f},
     {"model(ngram)", -1, true, true, false, true, 0},
     {"model+lookup(min=1)", -1, true, true, false, true, 0},
+    /* Trees: Cartesian products and best-first; sampled with and without replacement. */
+    {"model(k=2,nodes=4)", -1, true, true, true, false, 0},
+    {"model(k=2,nodes=4)", 0, true, false, false, false, 0},
+    {"model(k=2,distinct,nodes=4)", -1, true, true, true, false, 0},
+    {"model(k=3,nodes=4)", -1, true, true, true, true, 0.6f},
+    {"model(best,nodes=4)", -1, true, true, true, false, 0},
+    {"model(best,nodes=6)", 0, true, false, false, true, 0},
+    {"model(best,nodes=4)", -1, true, true, true, true, 0},
+    {"model(k=2,nodes=3)+lookup(min=1)", -1, true, true, true, false, 0},
+    {"ngram+model(best,nodes=3)", 0.6f, true, true, true, false, 0},
 };
 enum { N_DRAFTERS = SO_LEN(DRAFTERS) };
 
@@ -193,7 +203,9 @@ static int make_model(void *user, const so_spec *s, const so_spec_node *n, so_dr
                                .kv_dtype = SO_DTYPE_F32,
                                .temp = m->kind->draft_temp,
                                .p_min = m->kind->p_min};
+    so_model_opts_from_spec(n, &o);
     const so_rig *draft = m->kind->narrow ? &m->w->narrow : &m->w->draft;
+    o.k = SO_MIN(o.k, draft->width);
     return so_model_drafter_create(draft->m, &o, inner, out, err);
 }
 
@@ -255,10 +267,13 @@ static const int32_t EXPECTED[] = {1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 1};
 
 static void open_subject(subject *s, const world *w, const drafter_kind *k, int gamma,
                          const so_sample_params *sample) {
+    int max_nodes = 0;
     *s = (subject){0};
     open_drafter(s, w, k);
+    for (int i = 0; i < s->set.n_leaves; i++)
+        max_nodes += s->set.leaves[i]->tree_nodes ? s->set.leaves[i]->tree_nodes : gamma;
     s->real = (so_lossless_real){.drafter = s->set.root,
-                                 .max_nodes = gamma * s->set.n_leaves,
+                                 .max_nodes = max_nodes,
                                  .max_depth = gamma,
                                  .expected = EXPECTED,
                                  .n_expected = SO_LEN(EXPECTED)};
@@ -562,27 +577,48 @@ static void draft_row(const rate *r, const int32_t *text, int n, float *row) {
                   err);
 }
 
-static double formula(const rate *r, const so_tree *t, int proposal, const int32_t *path, int n) {
+static void normalise(const float *row, int n, double *out) {
+    double mass = 0;
+    for (int i = 0; i < n; i++)
+        mass += out[i] = (double)row[i];
+    for (int i = 0; i < n; i++)
+        out[i] /= mass;
+}
+
+/* The distribution that a proposal of `parent` was drawn from, given the draws before it. */
+static void proposal_row(const so_tree *t, int parent, int proposal, double *q) {
     const so_proposal *s = &t->proposals[proposal];
-    int V = t->n_vocab;
-    float row[MAX_V];
-    double p[MAX_V], q[MAX_V], mass = 0, q_mass = 0;
-    const float *target = so_lossless_rows_get(r->rows, path, n);
-    if (r->match)
-        draft_row(r, path, n, row);
-    else if (s->kind == SO_Q_POINT)
-        memset(row, 0, sizeof row), row[t->nodes[s->child].token] = 1;
+    float row[MAX_V] = {0};
+    if (s->kind == SO_Q_POINT)
+        row[t->nodes[s->child].token] = 1;
     else
-        memcpy(row, so_tree_row(t, s->row), (size_t)V * sizeof *row);
-    for (int i = 0; i < V; i++) {
-        mass += p[i] = (double)target[i];
-        q_mass += q[i] = (double)row[i];
+        memcpy(row, so_tree_row(t, s->row), (size_t)t->n_vocab * sizeof *row);
+    for (int k = t->nodes[parent].first; s->kind == SO_Q_ROW_SET && k != proposal;
+         k = t->proposals[k].next)
+        if (t->proposals[k].kind == SO_Q_ROW_SET && t->proposals[k].row == s->row)
+            row[t->nodes[t->proposals[k].child].token] = 0;
+    normalise(row, t->n_vocab, q);
+}
+
+/* `reject`: a proposal is tested against what those before it left of p. */
+static double formula(const rate *r, const so_tree *t, int proposal, const int32_t *path, int n) {
+    int V = t->n_vocab, parent = t->nodes[t->proposals[proposal].child].parent;
+    float row[MAX_V];
+    double p[MAX_V], q[MAX_V];
+    normalise(so_lossless_rows_get(r->rows, path, n), V, p);
+    if (r->match) {
+        draft_row(r, path, n, row);
+        normalise(row, V, q);
+        return so_theory_accept_match(p, q, V);
     }
-    for (int i = 0; i < V; i++) {
-        p[i] /= mass;
-        q[i] /= q_mass;
+    for (int k = t->nodes[parent].first; k != proposal; k = t->proposals[k].next) {
+        proposal_row(t, parent, k, q);
+        for (int i = 0; i < V; i++)
+            row[i] = (float)SO_MAX(0, p[i] - q[i]);
+        normalise(row, V, p);
     }
-    return r->match ? so_theory_accept_match(p, q, V) : so_theory_accept_reject(p, q, V);
+    proposal_row(t, parent, proposal, q);
+    return so_theory_accept_reject(p, q, V);
 }
 
 static void watch_rate(void *watcher, const so_tree *t, const so_verdict *v, const int32_t *text,
@@ -625,15 +661,11 @@ static void check_rate(const drafter_kind *k, int t, bool match, int n_texts) {
     close_subject(&s);
 }
 
-/* The second of merged drafters is tested against what the first left over: not a formula of p and
- * q alone. */
-static bool has_formula(const drafter_kind *k) { return k->draws && !strchr(k->spec, '+'); }
-
 static void acceptance_is_the_formulas(void **state) {
     (void)state;
     int n = slow ? 200 : 4000;
     for (int d = 0; d < N_DRAFTERS; d++)
-        for (int t = 0; has_formula(&DRAFTERS[d]) && t < N_TRANSFORMS - 1; t += ALL_OF_IT)
+        for (int t = 0; DRAFTERS[d].draws && t < N_TRANSFORMS - 1; t += ALL_OF_IT)
             check_rate(&DRAFTERS[d], t, false, DRAFTERS[d].model ? n : 20 * n);
     for (int t = 0; t < N_TRANSFORMS - 1; t += slow ? 9 : 1)
         check_rate(kind("model", false), t, true, n / 5);

@@ -319,6 +319,87 @@ static void test_trees(void **state) {
     }
 }
 
+/* Random trees to depth 4 and width 4, with siblings of every kind, several rows at a node and equal
+ * tokens. The number of draws at a node, their kinds and rows are chosen by the seed, the node's
+ * number and its depth, before anything is drawn. */
+typedef struct random_tree {
+    const so_toy *q[2];
+    uint64_t seed;
+    int max_draws;
+    int deepest, widest, n_equal; /* what the trees had */
+} random_tree;
+
+static int choose(const random_tree *d, int node, int what, int n) {
+    so_rng_key key = {.seed = d->seed, .position = (uint32_t)node, .purpose = SO_RNG_TEST};
+    return (int)(so_rng_uniform(&key, (uint32_t)what) * n);
+}
+
+static void draw_random(random_tree *d, so_tree *t, int node, const float *q[2], int k,
+                        so_verify_rng *draws, int rows[2], unsigned used[2]) {
+    int kind = choose(d, node, 2 * k + 1, 6), m = choose(d, node, 2 * k + 2, 2);
+    int n_nodes = t->n_nodes;
+    if (kind == 0) { /* a point: the argmax, also if it was drawn before */
+        so_tree_add(t, node, argmax_without(q[m], t->n_vocab, 0), SO_Q_POINT, -1, m, 0.5f);
+    } else {
+        bool set = kind > 3; /* without replacement */
+        int32_t x = draw_without(draws, q[m], t->n_vocab, set ? used[m] : 0);
+        if (x < 0)
+            return;
+        if (rows[m] < 0)
+            rows[m] = new_row(t, q[m]);
+        used[m] |= set ? 1u << x : 0;
+        so_tree_add(t, node, x, set ? SO_Q_ROW_SET : SO_Q_ROW, rows[m], m, 0.5f);
+    }
+    d->n_equal += t->n_nodes == n_nodes;
+}
+
+static void random_propose(void *user, const int32_t *text, int n, so_tree *t,
+                           so_verify_rng *draws) {
+    random_tree *d = user;
+    int left = d->max_draws;
+    for (int node = 0; node < t->n_nodes && left > 0; node++) {
+        int32_t path[SO_TOY_MAX_TEXT];
+        int len = so_toy_path(t, node, text, n, path), depth = t->nodes[node].depth;
+        int width = depth < 4 ? (node == 0) + choose(d, node, 0, 5 - (node == 0)) : 0;
+        const float *q[2] = {so_toy_row(d->q[0], path, len), so_toy_row(d->q[1], path, len)};
+        int rows[2] = {-1, -1};
+        unsigned used[2] = {0};
+        for (int k = 0; k < width && left > 0; k++, left--)
+            draw_random(d, t, node, q, k, draws, rows, used);
+        d->deepest = SO_MAX(d->deepest, width > 0 ? depth + 1 : depth);
+        d->widest = SO_MAX(d->widest, width);
+    }
+    so_tree_check(t);
+}
+
+static void test_random_trees(void **state) {
+    (void)state;
+    int deepest = 0, widest = 0, n_equal = 0, n = SO_TEST_SANITIZED ? 12 : 60;
+    for (int seed = 0; seed < n; seed++) {
+        int n_vocab = 2 + seed % 3;
+        make_toys(n_vocab, 1000 + (uint64_t)seed, seed % 2 ? 0.3 : 0);
+        random_tree d = {.q = {&near_q, &far_q},
+                         .seed = (uint64_t)seed,
+                         .max_draws = n_vocab == 2   ? 8
+                                      : n_vocab == 3 ? 6
+                                                     : 5};
+        so_lossless_case c = {.name = "random tree",
+                              .target = &target,
+                              .n_out = 2,
+                              .propose = random_propose,
+                              .user = &d};
+        so_lossless_check(&c);
+        deepest = SO_MAX(deepest, d.deepest);
+        widest = SO_MAX(widest, d.widest);
+        n_equal += d.n_equal;
+    }
+    print_message("random trees: depth %d, width %d, %d equal siblings\n", deepest, widest,
+                  n_equal);
+    assert_int_equal(deepest, 4);
+    assert_int_equal(widest, 4);
+    assert_true(n_equal > 100);
+}
+
 static void test_several_drafters(void **state) {
     (void)state;
     for (uint64_t seed = 0; seed < 4; seed++) {
@@ -553,11 +634,17 @@ static void test_chi2_tail(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chains),          cmocka_unit_test(test_long_text),
-        cmocka_unit_test(test_trees),           cmocka_unit_test(test_several_drafters),
-        cmocka_unit_test(test_bad_rows),        cmocka_unit_test(test_reference),
-        cmocka_unit_test(test_mutant_drafters), cmocka_unit_test(test_mutant_verifiers),
-        cmocka_unit_test(test_real_drafters),   cmocka_unit_test(test_chi2_tail),
+        cmocka_unit_test(test_chains),
+        cmocka_unit_test(test_long_text),
+        cmocka_unit_test(test_trees),
+        cmocka_unit_test(test_random_trees),
+        cmocka_unit_test(test_several_drafters),
+        cmocka_unit_test(test_bad_rows),
+        cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_mutant_drafters),
+        cmocka_unit_test(test_mutant_verifiers),
+        cmocka_unit_test(test_real_drafters),
+        cmocka_unit_test(test_chi2_tail),
         cmocka_unit_test(test_sampled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
