@@ -41,6 +41,11 @@ static const so_topic topics[] = {
      "ngram(order=N)\tlongest n-gram: 2 to 4 tokens (default: 4)\n"
      "ngram(window=N)\tnumber of last tokens that are counted: 1 to 4194304 (default: 8192)\n"
      "ngram(draw)\tsample from the counts instead of taking the most frequent token\n"
+     "model(k=N)\ta tree with N guesses after every token: the N most likely, or with "
+     "--verify reject N samples; 1 to 64\n"
+     "model(k=N,distinct)\tthe same, sampling without replacement\n"
+     "model(best)\ta tree of the most likely paths\n"
+     "model(...,nodes=N)\tnode budget of a tree: 1 to 256 (default: --draft-nodes)\n"
      "corpus(min=N)\tshortest repetition that is continued: 1 to 64 tokens (default: 3)\n"
      "corpus(mb=N)\tmemory for finished texts: 1 to 65536 MB (default: 64)\n"
      "unigram(FILE,draw)\tsample from the table instead of taking the most frequent token\n"
@@ -48,7 +53,8 @@ static const so_topic topics[] = {
      "Examples\n"
      "lookup,ngram(order=3)\tprompt lookup; n-grams where it finds nothing useful\n"
      "model+lookup(min=4)\tdraft model and prompt lookup, merged\n"
-     "model(ngram)\ta draft model that n-grams draft for"},
+     "model(ngram)\ta draft model that n-grams draft for\n"
+     "model(best,nodes=16)\tthe 16 most likely continuations of the draft model, as a tree"},
     {"environment", "environment variables and files", "An empty variable counts as unset.",
      "Variables\n"
      "NO_COLOR\tif set, output has no colour\n"

@@ -305,6 +305,8 @@ static void test_speculation(void **state) {
                                        "--spec random --spec-length 4",
                                        "-md tiny.gguf --spec 'model(ngram)' --draft-max 8",
                                        "--spec 'model(tiny.gguf)' --spec-length 2",
+                                       "-md tiny.gguf --spec 'model(k=3)' --draft-nodes 40",
+                                       "--spec 'model(tiny.gguf,best,nodes=50)' --spec-length 6",
                                        "-md tiny.gguf --draft-p-min 0.2 --draft-min 1"};
     static const char *const sampling[] = {"--temp 0", "--temp 0.8 -s 3 --repeat-penalty 1.1"};
     for (size_t k = 0; k < SO_LEN(sampling); k++) {
@@ -587,6 +589,12 @@ static void test_bad_speculation(void **state) {
     expect(f, 2, "--spec-length '-3'", RUN "-p x --spec-length -3");
     expect(f, 2, "--spec-length '99999999999'", RUN "-p x --spec-length 99999999999");
     expect(f, 2, "above --draft-max", RUN "-p x --spec-length 8 --draft-max 4");
+    expect(f, 2, "--draft-nodes '257'", RUN "-p x --draft-nodes 257");
+    expect(f, 1, "--draft-nodes 8: must be from 16 (--draft-max) to 256",
+           RUN "-p x --spec ngram --draft-nodes 8");
+    expect(f, 1, "nodes=50 is more than the 20 guesses",
+           RUN "-p x -md tiny.gguf --spec 'model(best,nodes=50)' --draft-nodes 20");
+    expect(f, 2, "k of model is 0", RUN "-p x -md tiny.gguf --spec 'model(k=0)'");
     expect(f, 2, "--verify 'strict'", RUN "-p x --verify strict");
     expect(f, 2, "lenience", RUN "-p x --verify lenient=1.5");
     expect(f, 2, "lenience", RUN "-p x --verify lenient=0");

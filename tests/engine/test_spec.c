@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "engine/bundle.h"
 #include "engine/engine.h"
@@ -87,7 +88,11 @@ static const char *const DRAFTERS[] = {"none",
                                        "oracle(0.5)+random+ngram",
                                        "oracle(0.6,model)",
                                        "oracle(0.8,model)+lookup",
-                                       "auto"};
+                                       "auto",
+                                       "model(k=2,nodes=12)",
+                                       "model(best)",
+                                       "model(k=3)+lookup",
+                                       "lookup,model(best,nodes=6)"};
 
 /* Runs all cases, `n_parallel` at once; if several run, each has another drafter and length.
  * Returns the number of texts that differ from plain decoding's. */
@@ -484,6 +489,7 @@ static void test_config_validation(void **state) {
     expect_refusal(e, c, (so_spec_opts){.drafter = "model"}, "--draft-model");
     expect_refusal(e, c, (so_spec_opts){.drafter = "modle"}, "modle");
     expect_refusal(e, c, (so_spec_opts){.drafter = "model(/no/such/file.gguf)"}, "/no/such");
+    expect_refusal(e, c, (so_spec_opts){.drafter = "model(k=0)"}, "a whole number from 1 to 64");
     expect_refusal(e, c, (so_spec_opts){.drafter = "ngram", .length = -1}, "--spec-length -1");
     expect_refusal(e, c, (so_spec_opts){.drafter = "ngram", .length = 17}, "--spec-length 17");
     expect_refusal(e, c,
@@ -491,6 +497,46 @@ static void test_config_validation(void **state) {
                    "lenient=1.5");
     expect_refusal(e, c, (so_spec_opts){.drafter = "ngram", .verify = SO_VERIFY_LENIENT},
                    "lenient=0");
+    so_engine_free(e);
+}
+
+static void count_line(void *user) { ++*(int *)user; }
+
+/* A budget above the engine's is refused; one above the cache's room is reduced, with one message. */
+static void test_tree_budgets(void **state) {
+    fixture *f = *state;
+    so_engine *e = open_engine(f, &f->draft, 1, 64);
+    expect_refusal(e, &f->cases[0], (so_spec_opts){.drafter = "model(best,nodes=33)"},
+                   "--draft-nodes 33");
+    so_engine_free(e);
+    so_engine_opts o;
+    so_err err = {0};
+    so_engine_defaults(f->target.m, &o);
+    o.n_ctx = 64;
+    o.n_pages = 2;
+    o.max_draft = 8;
+    o.max_nodes = 200;
+    o.draft = f->draft.m;
+    SO_OK_OR_FAIL(so_engine_create(f->target.m, NULL, &o, &e, &err), err);
+    int n_lines = 0;
+    so_log_set_hook(count_line, &n_lines);
+    for (int i = 0; i < 2; i++) {
+        so_case c = f->cases[0];
+        c.n_prompt = SO_MIN(c.n_prompt, 8);
+        so_spec_opts spec = {.drafter = "model(best,nodes=200)", .length = 8};
+        so_request_opts ro = {.prompt = c.prompt,
+                              .n_prompt = c.n_prompt,
+                              .sample = c.sample,
+                              .max_tokens = 12,
+                              .spec = spec};
+        so_request *r = NULL;
+        SO_OK_OR_FAIL(so_engine_submit(e, &ro, &r, &err), err);
+        so_case_run(e);
+        assert_true(so_request_get_stats(r)->draft_n > 0);
+        so_request_free(r);
+    }
+    so_log_set_hook(NULL, NULL);
+    assert_int_equal(n_lines, 1);
     so_engine_free(e);
 }
 
@@ -591,6 +637,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_multi_token_output),
         cmocka_unit_test(test_context_end),
         cmocka_unit_test(test_config_validation),
+        cmocka_unit_test(test_tree_budgets),
         cmocka_unit_test(test_draft_target_tokenizer_mismatch),
         cmocka_unit_test(test_one_file_many_specs),
     };

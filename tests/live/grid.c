@@ -48,7 +48,8 @@ enum { N_LENGTHS = SO_LEN(LENGTHS) };
 static const char *const DRAFTERS[] = {
     "none",    "ngram",  "ngram(draw)", "lookup", "corpus", "unigram(U)",   "bigram(B)",
     "predict", "random", "oracle(0.7)", "user",   "auto",   "lookup,ngram", "ngram+lookup"};
-static const char *const WITH_MODEL[] = {"model", "model(ngram)", "lookup,model"};
+static const char *const WITH_MODEL[] = {"model", "model(ngram)", "lookup,model", "model(k=2)",
+                                         "model(best)"};
 enum { N_DRAFTERS = SO_LEN(DRAFTERS), N_WITH_MODEL = SO_LEN(WITH_MODEL) };
 enum { N_NAMES = N_DRAFTERS + N_WITH_MODEL };
 

@@ -80,10 +80,14 @@ static void draw_sampling(so_load *l, so_sample_params *p) {
 }
 
 static void draw_spec(so_load *l, so_spec_opts *s) {
-    static const char *const names[] = {NULL,           "none",    "ngram",        "lookup",
-                                        "corpus",       "predict", "random",       "ngram+lookup",
-                                        "lookup,ngram", "model",   "model(ngram)", "lookup,model"};
-    int n = (int)SO_LEN(names) - (l->o.with_draft ? 0 : 3);
+    static const char *const names[] = {NULL,           "none",
+                                        "ngram",        "lookup",
+                                        "corpus",       "predict",
+                                        "random",       "ngram+lookup",
+                                        "lookup,ngram", "model",
+                                        "model(ngram)", "lookup,model",
+                                        "model(best)",  "model(k=2,nodes=10)"};
+    int n = (int)SO_LEN(names) - (l->o.with_draft ? 0 : 5);
     s->drafter = names[below(l, n)];
     if (s->drafter)
         s->length = below(l, 2) ? 0 : 1 + below(l, 6);

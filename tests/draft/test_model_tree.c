@@ -1,0 +1,461 @@
+/* Trees of a draft model (draft/model_tree.c) against its rows, computed path by path:
+ *
+ *   shapes     a Cartesian product has the K best tokens of every row, and the node counts of the
+ *              product; best-first has the most likely paths of all
+ *   chains     k=1 is the chain, guess for guess, in every mode
+ *   rounds     what the cache keeps from round to round changes no guess, alone and beside other
+ *              requests, on both layouts, with few pages
+ *   limits     budgets, contexts, options out of range */
+#include "so_test.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "draft/model.h"
+#include "so_rig.h"
+#include "so_shape.h"
+
+enum { N_JOBS = 3, N_CTX = 160, N_VOCAB = 24, MAX_DRAFT = 16, N_ROUNDS = 20 };
+
+static so_rig rigs[2]; /* 1: has logits for a subset only */
+
+static int open_models(void **state) {
+    (void)state;
+    static const unsigned char mask[] = {0x6D, 0xDB, 0xB6};
+    so_shape shape = {SO_SHAPE_SMALL, .n_layers = 2, .n_vocab = N_VOCAB, .n_ctx = N_CTX, .seed = 3};
+    so_rig_opts o = {
+        .level = SO_CPU_AUTO, .deferred = true, .n_pages = 16, .model = {.draft = true}};
+    so_shape_open(&rigs[0], &shape, &o);
+    shape.vocab_mask = mask;
+    shape.n_vocab_mask = sizeof mask;
+    so_shape_open(&rigs[1], &shape, &o);
+    return 0;
+}
+
+static int close_models(void **state) {
+    (void)state;
+    so_rig_close(&rigs[0]);
+    so_rig_close(&rigs[1]);
+    return 0;
+}
+
+static uint32_t n_drawn;
+static double uniform(void) {
+    return so_rng_uniform(&(so_rng_key){.seed = 5, .purpose = SO_RNG_TEST}, n_drawn++);
+}
+static int below(int n) { return (int)(uniform() * n); }
+
+static so_model_drafter_opts options(const char *spec, int n_parallel) {
+    so_model_drafter_opts o = {.n_vocab = N_VOCAB,
+                               .n_ctx = N_CTX,
+                               .n_parallel = n_parallel,
+                               .n_batch = 64,
+                               .max_draft = MAX_DRAFT,
+                               .prefix_cache = true,
+                               .nodes = 32,
+                               .temp = -1};
+    so_spec s;
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_spec_parse(so_str_c(spec), &s, &err), err);
+    so_model_opts_from_spec(&s.nodes[s.root], &o);
+    return o;
+}
+
+/* One request: its text, tree and state. */
+typedef struct request {
+    so_drafter *d;
+    so_tree tree;
+    void *state;
+    int32_t text[N_CTX + 2 * SO_TREE_MAX];
+    int n;
+    float temp;
+} request;
+
+static void open_request(request *r, so_drafter *d, int n_rows) {
+    so_err err = {0};
+    *r = (request){.d = d, .n = 7};
+    for (int i = 0; i < r->n; i++)
+        r->text[i] = (int32_t)((i * 5 + 1) % N_VOCAB);
+    so_tree_init(&r->tree, N_VOCAB, n_rows);
+    so_draft_text text = {r->text, r->n, NULL, 0, N_CTX};
+    SO_OK_OR_FAIL(d->vt->open(d, &text, &r->state, &err), err);
+}
+
+static void close_request(request *r) {
+    r->d->vt->close(r->d, r->state);
+    so_tree_deinit(&r->tree);
+}
+
+static so_draft_job job_of(request *r, int max_nodes, int max_depth, uint32_t round) {
+    so_tree_reset(&r->tree, r->text[r->n - 1], r->n - 1);
+    return (so_draft_job){.state = r->state,
+                          .tokens = r->text,
+                          .n_tokens = r->n,
+                          .n_prompt = 7,
+                          .tree = &r->tree,
+                          .max_nodes = max_nodes,
+                          .max_depth = max_depth,
+                          .seed = 11,
+                          .round = round,
+                          .temp = r->temp};
+}
+
+static void propose(so_drafter *d, so_draft_job *jobs, int n) {
+    so_err err = {0};
+    SO_OK_OR_FAIL(d->vt->propose(d, jobs, n, &err), err);
+    for (int i = 0; i < n; i++)
+        so_tree_check(jobs[i].tree);
+}
+
+static so_drafter *make(const so_rig *r, const so_model_drafter_opts *o) {
+    so_drafter *d = NULL;
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_model_drafter_create(r->m, o, NULL, &d, &err), err);
+    return d;
+}
+
+/* --- shapes --- */
+
+typedef struct path {
+    int n;
+    int32_t tokens[8];
+    double chance;
+} path;
+
+/* Probabilities of the token after a text, by the draft alone, row by row. */
+static void row_after(so_rig *r, const int32_t *text, int n, const path *p, double *probs) {
+    float *logits = SO_NEW_N(float, (size_t)(n + p->n) * (size_t)r->width);
+    so_seq *seq = so_seq_create(r->kv);
+    double sum = 0, top = -INFINITY;
+    so_rig_chain(r, seq, text, n, logits);
+    if (p->n > 0)
+        so_rig_chain(r, seq, p->tokens, p->n, logits + n * r->width);
+    so_seq_free(seq);
+    const float *row = logits + (n + p->n - 1) * r->width;
+    const int32_t *subset = so_model_vocab_subset(r->m);
+    for (int i = 0; i < r->width; i++)
+        top = fmax(top, (double)row[i]);
+    for (int i = 0; i < N_VOCAB; i++)
+        probs[i] = 0;
+    for (int i = 0; i < r->width; i++)
+        sum += probs[subset ? subset[i] : i] = exp((double)row[i] - top);
+    for (int i = 0; i < N_VOCAB; i++)
+        probs[i] /= sum;
+    free(logits);
+}
+
+static int by_chance(const void *a, const void *b) {
+    double x = ((const path *)a)->chance, y = ((const path *)b)->chance;
+    return (x < y) - (x > y);
+}
+
+static path path_of(const so_tree *t, int node) {
+    path p = {.n = t->nodes[node].depth};
+    for (int i = p.n; i > 0; i--, node = t->nodes[node].parent)
+        p.tokens[i - 1] = t->nodes[node].token;
+    return p;
+}
+
+static bool has_path(const so_tree *t, const path *p) {
+    int node = 0;
+    for (int i = 0; i < p->n && node >= 0; i++)
+        node = so_tree_child(t, node, p->tokens[i]);
+    return node >= 0;
+}
+
+/* The most likely `n` paths of up to `depth` tokens: all of them are computed. */
+static void best_paths(so_rig *r, const request *q, int depth, int n, path *out) {
+    enum { MAX = N_VOCAB + N_VOCAB * N_VOCAB + N_VOCAB * N_VOCAB * N_VOCAB };
+    path *all = SO_NEW_N(path, MAX);
+    int n_all = 0;
+    for (int i = -1; i < n_all; i++) {
+        path from = i < 0 ? (path){.chance = 1} : all[i];
+        double probs[N_VOCAB];
+        /* a path that n others beat cannot have a descendant among the best n */
+        if (from.n == depth || from.chance < 1e-3)
+            continue;
+        row_after(r, q->text, q->n, &from, probs);
+        for (int k = 0; k < N_VOCAB; k++) {
+            if (probs[k] <= 0)
+                continue;
+            path p = from;
+            p.tokens[p.n++] = k;
+            p.chance *= probs[k];
+            all[n_all++] = p;
+        }
+    }
+    qsort(all, (size_t)n_all, sizeof *all, by_chance);
+    assert_true(n_all > n && all[n - 1].chance > 1e-3); /* so nothing was left out */
+    memcpy(out, all, (size_t)n * sizeof *out);
+    free(all);
+}
+
+static void best_first_has_the_most_likely_paths(void **state) {
+    (void)state;
+    static const int budgets[] = {1, 2, 5, 12, 30};
+    for (int narrow = 0; narrow < 2; narrow++)
+        for (size_t i = 0; i < SO_LEN(budgets); i++) {
+            path want[32];
+            request q;
+            so_model_drafter_opts o = options("model(best,nodes=30)", 1);
+            so_drafter *d = make(&rigs[narrow], &o);
+            open_request(&q, d, 0);
+            so_draft_job job = job_of(&q, budgets[i], 3, 0);
+            propose(d, &job, 1);
+            assert_int_equal(q.tree.n_nodes - 1, budgets[i]);
+            best_paths(&rigs[narrow], &q, 3, budgets[i], want);
+            for (int k = 0; k < budgets[i]; k++)
+                if (!has_path(&q.tree, &want[k]))
+                    fail_msg("budget %d: path %d of %d tokens, chance %.4f, is missing", budgets[i],
+                             k, want[k].n, want[k].chance);
+            close_request(&q);
+            so_drafter_free(d);
+        }
+}
+
+/* Every inner node has the k best tokens of its row, best first. */
+static void check_product(so_rig *r, const request *q, int k, int depth) {
+    const so_tree *t = &q->tree;
+    for (int node = 0; node < t->n_nodes; node++) {
+        path p = path_of(t, node);
+        double probs[N_VOCAB], last = 1;
+        int n = 0;
+        if (p.n == depth)
+            continue;
+        row_after(r, q->text, q->n, &p, probs);
+        for (int i = t->nodes[node].first; i >= 0; i = t->proposals[i].next, n++) {
+            double chance = probs[t->nodes[t->proposals[i].child].token];
+            assert_true(chance <= last);
+            assert_true(fabs(chance - (double)t->proposals[i].confidence) < 1e-3);
+            probs[t->nodes[t->proposals[i].child].token] = -1;
+            last = chance;
+        }
+        assert_int_equal(n, k);
+        for (int i = 0; i < N_VOCAB; i++)
+            assert_true(probs[i] <= last);
+    }
+}
+
+/* 2 + 4 + 8 = 14 nodes and 3 + 9 + 27 + 81 + 243 = 363, cut to the largest budget, 256. */
+static void products_have_their_counts(void **state) {
+    (void)state;
+    static const struct {
+        const char *spec;
+        int k, depth, nodes;
+    } cases[] = {{"model(k=2,nodes=14)", 2, 3, 14},    {"model(k=2,nodes=32)", 2, 3, 14},
+                 {"model(k=3,nodes=256)", 3, 3, 39},   {"model(k=1,nodes=9)", 1, 5, 5},
+                 {"model(k=3,nodes=256)", 3, 5, 256},  {"model(k=2,nodes=13)", 2, 3, 13},
+                 {"model(k=16,nodes=256)", 16, 1, 16}, {"model(k=4,nodes=3)", 4, 2, 3}};
+    for (int narrow = 0; narrow < 2; narrow++)
+        for (size_t i = 0; i < SO_LEN(cases); i++) {
+            request q;
+            int product = 0;
+            so_model_drafter_opts o = options(cases[i].spec, 1);
+            so_drafter *d = make(&rigs[narrow], &o);
+            open_request(&q, d, 0);
+            so_draft_job job = job_of(&q, 256, cases[i].depth, 0);
+            propose(d, &job, 1);
+            assert_int_equal(q.tree.n_nodes - 1, cases[i].nodes);
+            for (int k = 0, level = 1; k < cases[i].depth; k++)
+                product += level *= cases[i].k;
+            if (product == cases[i].nodes)
+                check_product(&rigs[narrow], &q, cases[i].k, cases[i].depth);
+            close_request(&q);
+            so_drafter_free(d);
+        }
+}
+
+/* --- chains and rounds --- */
+
+/* What one round of a request proposed, in a form that can be compared. */
+static void same_trees(const char *what, int round, const so_tree *a, const so_tree *b) {
+    bool same = a->n_nodes == b->n_nodes && a->n_proposals == b->n_proposals;
+    for (int i = 1; same && i < a->n_nodes; i++)
+        same = a->nodes[i].token == b->nodes[i].token && a->nodes[i].parent == b->nodes[i].parent;
+    for (int i = 0; same && i < a->n_proposals; i++)
+        same = a->proposals[i].child == b->proposals[i].child &&
+               a->proposals[i].kind == b->proposals[i].kind &&
+               memcmp(&a->proposals[i].confidence, &b->proposals[i].confidence, sizeof(float)) == 0;
+    if (!same)
+        fail_msg("%s, round %d: %d nodes and not %d, or other ones", what, round, a->n_nodes,
+                 b->n_nodes);
+}
+
+/* Accepts a random path of the tree, then one more token. */
+static void accept_some(request *q) {
+    int node = 0;
+    while (q->tree.nodes[node].first >= 0 && below(5) > 0 && q->n < N_CTX - 2) {
+        int i = q->tree.nodes[node].first;
+        while (q->tree.proposals[i].next >= 0 && below(2))
+            i = q->tree.proposals[i].next;
+        node = q->tree.proposals[i].child;
+        q->text[q->n++] = q->tree.nodes[node].token;
+    }
+    if (q->n < N_CTX - 1)
+        q->text[q->n++] = below(N_VOCAB);
+}
+
+static void one_child_is_the_chain(void **state) {
+    (void)state;
+    static const struct {
+        float temp;
+        int n_rows;
+    } modes[] = {{0, 0}, {0.9f, 0}, {0.9f, 32}}; /* greedy, match, reject */
+    for (size_t m = 0; m < SO_LEN(modes); m++)
+        for (int narrow = 0; narrow < 2; narrow++) {
+            so_drafter *d[2];
+            request q[2];
+            n_drawn = 0;
+            for (int k = 0; k < 2; k++) {
+                so_model_drafter_opts o = options(k ? "model(k=1)" : "model", 1);
+                d[k] = make(&rigs[narrow], &o);
+                open_request(&q[k], d[k], modes[m].n_rows);
+                q[k].temp = modes[m].temp;
+            }
+            for (int round = 0; round < N_ROUNDS; round++) {
+                for (int k = 0; k < 2; k++) {
+                    so_draft_job job = job_of(&q[k], 6, 6, (uint32_t)round);
+                    propose(d[k], &job, 1);
+                }
+                /* a rank's confidence with noise is that of the chain only without later siblings */
+                for (int i = 0; modes[m].temp > 0 && modes[m].n_rows == 0 &&
+                                i < q[1].tree.n_proposals && i < q[0].tree.n_proposals;
+                     i++)
+                    q[1].tree.proposals[i].confidence = q[0].tree.proposals[i].confidence;
+                same_trees("k=1", round, &q[1].tree, &q[0].tree);
+                accept_some(&q[0]);
+                memcpy(q[1].text, q[0].text, sizeof q[0].text);
+                q[1].n = q[0].n;
+            }
+            for (int k = 0; k < 2; k++) {
+                close_request(&q[k]);
+                so_drafter_free(d[k]);
+            }
+        }
+}
+
+typedef struct setting {
+    const char *spec;
+    float temp;
+    int n_rows;
+    bool slotted, narrow;
+    int n_pages; /* 0: enough */
+} setting;
+
+/* A drafter that serves three requests for many rounds, and one that sees each text for the first
+ * time: the same guesses. With few pages a draft may end early, and its levels are the same. */
+static void check_rounds(const setting *s) {
+    so_model_drafter_opts o = options(s->spec, N_JOBS);
+    o.kv_layout = s->slotted ? SO_KV_SLOTTED : SO_KV_PAGED;
+    o.prefix_cache = !s->slotted;
+    o.n_pages = s->n_pages;
+    so_drafter *d = make(&rigs[s->narrow], &o);
+    request q[N_JOBS];
+    int n_catch_up = 0, n_short = 0;
+    n_drawn = 0;
+    for (int i = 0; i < N_JOBS; i++) {
+        open_request(&q[i], d, s->n_rows);
+        q[i].temp = s->temp;
+        for (int k = 0; k < 20 * i; k++)
+            q[i].text[q[i].n++] = below(N_VOCAB);
+    }
+    for (int round = 0; round < N_ROUNDS; round++) {
+        so_draft_job jobs[N_JOBS];
+        int n = 1 + below(N_JOBS);
+        for (int i = 0; i < n; i++)
+            jobs[i] = job_of(&q[i], 20, 6, (uint32_t)round);
+        propose(d, jobs, n);
+        for (int i = 0; i < n; i++) {
+            so_model_drafter_opts alone = options(s->spec, 1);
+            so_drafter *fresh = make(&rigs[s->narrow], &alone);
+            request f;
+            open_request(&f, fresh, s->n_rows);
+            f.temp = s->temp;
+            memcpy(f.text, q[i].text, sizeof f.text);
+            f.n = q[i].n;
+            so_draft_job job = job_of(&f, 20, 6, (uint32_t)round);
+            propose(fresh, &job, 1);
+            if (s->n_pages == 0)
+                same_trees(s->spec, round, &q[i].tree, &f.tree);
+            n_short += q[i].tree.n_nodes < f.tree.n_nodes;
+            n_catch_up += round > 0 && jobs[i].n_catch_up <= 2;
+            close_request(&f);
+            so_drafter_free(fresh);
+        }
+        if (below(6) == 0)
+            so_drafter_preempt(d, q[below(N_JOBS)].state);
+        for (int i = 0; i < n; i++)
+            accept_some(&q[i]);
+    }
+    assert_true(n_catch_up > N_ROUNDS / 3); /* accepted paths were kept */
+    assert_int_equal(n_short > 0, s->n_pages > 0);
+    for (int i = 0; i < N_JOBS; i++)
+        close_request(&q[i]);
+    so_drafter_free(d);
+}
+
+static void rounds_change_no_guess(void **state) {
+    (void)state;
+    static const char *const specs[] = {"model(k=2,nodes=20)", "model(best,nodes=20)",
+                                        "model(k=3,distinct,nodes=20)"};
+    static const struct {
+        float temp;
+        int n_rows;
+    } modes[] = {{0, 0}, {0.9f, 0}, {0.9f, 64}};
+    for (size_t i = 0; i < SO_LEN(specs); i++)
+        for (size_t m = 0; m < SO_LEN(modes); m++)
+            for (int slotted = 0; slotted < 2; slotted++) {
+                setting s = {specs[i], modes[m].temp, modes[m].n_rows, slotted, (i + m) % 2, 0};
+                check_rounds(&s);
+            }
+    check_rounds(&(setting){.spec = "model(best,nodes=20)", .n_pages = 6});
+    check_rounds(&(setting){.spec = "model(k=2,nodes=20)", .temp = 1, .n_rows = 64, .n_pages = 6});
+}
+
+/* --- limits --- */
+
+static void limits_hold(void **state) {
+    (void)state;
+    so_model_drafter_opts o = options("model(best,nodes=20)", 1);
+    so_drafter *d = make(&rigs[0], &o);
+    request q;
+    open_request(&q, d, 0);
+    for (int limit = 1; limit <= 24; limit++)
+        for (int depth = 1; depth <= 8; depth += 3) {
+            so_draft_job job = job_of(&q, limit, depth, 0);
+            propose(d, &job, 1);
+            /* a row gives 16 children at most */
+            assert_int_equal(q.tree.n_nodes - 1, SO_MIN(limit, depth == 1 ? 16 : 20));
+            for (int i = 0; i < q.tree.n_nodes; i++)
+                assert_in_range(q.tree.nodes[i].depth, 0, depth);
+        }
+    while (q.n < N_CTX - 1) /* the context ends: shallower trees, then none */
+        q.text[q.n++] = below(N_VOCAB);
+    for (; q.n <= N_CTX; q.n++) {
+        so_draft_job job = job_of(&q, 20, 6, 0);
+        propose(d, &job, 1);
+        for (int i = 0; i < q.tree.n_nodes; i++)
+            assert_in_range(q.tree.nodes[i].depth, 0, N_CTX - q.n + 1);
+        assert_true(q.tree.n_nodes > 1);
+    }
+    close_request(&q);
+    so_drafter_free(d);
+    so_err err = {0};
+    o = options("model(k=25,nodes=30)", 1); /* the vocabulary has 24 tokens */
+    assert_int_equal(so_model_drafter_create(rigs[0].m, &o, NULL, &d, &err), SO_ERANGE);
+    assert_non_null(strstr(err.msg, "k=25: the draft model has logits for 24 tokens only"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(best_first_has_the_most_likely_paths),
+        cmocka_unit_test(products_have_their_counts),
+        cmocka_unit_test(one_child_is_the_chain),
+        cmocka_unit_test(rounds_change_no_guess),
+        cmocka_unit_test(limits_hold),
+    };
+    return cmocka_run_group_tests(tests, open_models, close_models);
+}
