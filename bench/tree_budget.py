@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tokens per pass against the node budget of a draft: chains and trees of one draft model.
 
-usage: tree_budget.py -m MODEL --prompts FILE.jsonl [--per-category N] [--tokens N] [--budgets 1,2,4,…] [--part greedy|reject]
+usage: tree_budget.py -m MODEL --prompts FILE.jsonl [--per-category N] [--max-chars N] [--tokens N] [--budgets 1,2,4,…] [--part greedy|reject]
 
 Every draft has a fixed depth, so all nodes are tested and the planner decides nothing: the counts do not depend on the machine.
 At temperature 0 the text must be that of plain decoding, or the program fails. Prints one row per shape, one column per budget,
@@ -24,14 +24,14 @@ REJECT = [("one proposal (chain)", "model"), ("k=2", "model(k=2,nodes={n})"), ("
           ("k=2, distinct", "model(k=2,distinct,nodes={n})"), ("best", "model(best,nodes={n})")]
 
 
-def take_prompts(path, per_category):
-    """The first prompts of each category, one turn each."""
+def take_prompts(path, per_category, max_chars):
+    """The first prompts of each category that are not too long, one turn each."""
     seen, out = collections.Counter(), []
     with open(path, encoding="utf-8") as f:
         for line in f:
             p = json.loads(line)
             category = p.get("category", "all")
-            if seen[category] < per_category:
+            if seen[category] < per_category and len(p["turns"][0]) <= max_chars:
                 seen[category] += 1
                 out.append({"id": p.get("id", len(out)), "category": category, "turns": p["turns"][:1]})
     return out
@@ -64,8 +64,9 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("-m", "--model", required=True)
     ap.add_argument("--prompts", required=True)
-    ap.add_argument("--per-category", type=int, default=2)
-    ap.add_argument("--tokens", type=int, default=96)
+    ap.add_argument("--per-category", type=int, default=3)
+    ap.add_argument("--max-chars", type=int, default=700)
+    ap.add_argument("--tokens", type=int, default=64)
     ap.add_argument("--parallel", type=int, default=4)
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--budgets", default="1,2,4,8,16,32,64")
@@ -80,7 +81,7 @@ def main():
         shapes = [s for s in shapes if s[0] in args.shapes.split(";")]
     out = {}
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False) as f:
-        for p in take_prompts(args.prompts, args.per_category):
+        for p in take_prompts(args.prompts, args.per_category, args.max_chars):
             f.write(json.dumps(p) + "\n")
     plain = answer(args, f.name, None, 0, temp, verify, 0) if temp == 0 else None
     print("| shape | " + " | ".join(str(b) for b in budgets) + " |\n|---|" + "---|" * len(budgets))

@@ -21,7 +21,8 @@ enum {
     SO_MEASURE_DRAFTERS = 32,
     SO_MEASURE_TEMPS = 2,
     SO_MEASURE_LENIENCES = 4,
-    SO_MEASURE_GAMMA = 16, /* longest draft considered, unless --gamma is larger */
+    SO_MEASURE_PROPOSALS = 8, /* proposals from one row, at most */
+    SO_MEASURE_GAMMA = 16,    /* longest draft considered, unless --gamma is larger */
     SO_MEASURE_WIDEST = SO_MAX_DRAFT + 1,
     SO_MEASURE_FILES = 8,    /* maximum number of draft models named in specs */
     SO_MEASURE_CACHED = 256, /* tokens in the cache while passes are timed */
@@ -53,6 +54,7 @@ typedef struct so_measure_result {
     so_ratio match;   /* acceptance of `match` at the same positions */
     so_ratio covered; /* fraction of positions with a guess */
     so_ratio lenient[SO_MEASURE_LENIENCES];
+    so_ratio several[SO_MEASURE_PROPOSALS]; /* sampled guesses: acceptance of 1 … 8 proposals */
     int64_t n_drawn; /* guesses sampled from a distribution; the others are points */
     double draft_ms; /* median time of one guess */
     /* measure_speed.c */

@@ -136,6 +136,27 @@ static void print_table5(const so_measure *m, int width) {
         }
 }
 
+/* Only for drafters with sampled guesses. */
+static void print_several(const so_measure *m, int width) {
+    bool any = false;
+    for (int t = 0; t < m->n_temps; t++)
+        for (int k = 0; k < m->n_drafters; k++) {
+            const so_measure_result *r = &m->drafters[k].results[t];
+            if (r->several[0].n == 0)
+                continue;
+            if (!any)
+                printf("\nSeveral proposals: chance that --verify reject accepts one of k samples "
+                       "from one row, --spec 'model(k=K)'.\n\n  %-*s temp    k=1    k=2    k=3    "
+                       "k=4    k=5    k=6    k=7    k=8\n",
+                       width, "drafter");
+            any = true;
+            put_name(m, &m->drafters[k], t, width);
+            for (int i = 0; i < SO_MEASURE_PROPOSALS; i++)
+                put(so_ratio_value(&r->several[i]), 6, 4);
+            putchar('\n');
+        }
+}
+
 static void print_text(const so_measure *m, bool complete) {
     int width = name_width(m);
     bool counted = false;
@@ -151,6 +172,7 @@ static void print_text(const so_measure *m, bool complete) {
     print_passes(m);
     print_table4(m, width);
     print_table5(m, width);
+    print_several(m, width);
     for (int k = 0; k < m->n_drafters; k++)
         counted |= m->drafters[k].counted;
     if (counted)
@@ -172,15 +194,20 @@ static json_t *acceptance_json(const so_measure *m, const so_measure_drafter *d,
                       number(so_ratio_error(&r->lenient[i])), "gamma",
                       r->lenient_gamma[i] ? json_integer(r->lenient_gamma[i]) : json_null(),
                       "speedup", number(r->lenient_gamma[i] ? r->lenient_speed[i] : NAN)));
-    return json_pack("{s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:i, s:b, s:o}", "drafter",
-                     so_describe_json_text(so_str_c(d->name)), "temp", (double)m->temps[t], "kind",
-                     r->alpha.n > 0 ? json_string(kind_of(d, r)) : json_null(), "alpha",
-                     number(so_ratio_value(&r->alpha)), "alpha_error",
-                     number(so_ratio_error(&r->alpha)), "match", number(so_ratio_value(&r->match)),
-                     "match_error", number(so_ratio_error(&r->match)), "covered",
-                     number(so_ratio_value(&r->covered)), "tokens", (json_int_t)r->covered.n,
-                     "guesses", (json_int_t)r->covered.a, "texts", r->covered.k, "counted",
-                     d->counted, "lenience", lenience);
+    json_t *several = json_array();
+    for (int i = 0; i < SO_MEASURE_PROPOSALS && r->several[i].n > 0; i++)
+        json_array_append_new(several, json_pack("{s:i, s:o, s:o}", "k", i + 1, "acceptance",
+                                                 number(so_ratio_value(&r->several[i])), "error",
+                                                 number(so_ratio_error(&r->several[i]))));
+    return json_pack(
+        "{s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:i, s:b, s:o, s:o}", "drafter",
+        so_describe_json_text(so_str_c(d->name)), "temp", (double)m->temps[t], "kind",
+        r->alpha.n > 0 ? json_string(kind_of(d, r)) : json_null(), "alpha",
+        number(so_ratio_value(&r->alpha)), "alpha_error", number(so_ratio_error(&r->alpha)),
+        "match", number(so_ratio_value(&r->match)), "match_error",
+        number(so_ratio_error(&r->match)), "covered", number(so_ratio_value(&r->covered)), "tokens",
+        (json_int_t)r->covered.n, "guesses", (json_int_t)r->covered.a, "texts", r->covered.k,
+        "counted", d->counted, "lenience", lenience, "proposals", several);
 }
 
 static json_t *speed_json(const so_measure *m, const so_measure_drafter *d, int t) {

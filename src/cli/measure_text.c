@@ -8,7 +8,8 @@
  *
  * Acceptance. p is the target's distribution at a position after all sampling options. A guess is
  *   a point x          accepted with probability p(x), by `reject` and by `match`
- *   a sample from q    accepted with Σ min(p,q) by `reject`. By `match`: with the shared-noise
+ *   a sample from q    accepted with Σ min(p,q) by `reject`, and one of k samples with
+ *                      so_theory_accept_several. By `match`: with the shared-noise
  *                      formula if the drafter is a model; any other drafter proposes a point for
  *                      `match`, which is accepted with probability p(x)
  * Lenient acceptance follows A.5 of the paper, which has a form for points and one for samples. All
@@ -153,8 +154,8 @@ int so_measure_generate(so_measure *m) {
 
 /* Sums over one text, for one drafter. */
 typedef struct sums {
-    double alpha, match, lenient[SO_MEASURE_LENIENCES];
-    int n_guesses;
+    double alpha, match, lenient[SO_MEASURE_LENIENCES], several[SO_MEASURE_PROPOSALS];
+    int n_guesses, n_drawn;
 } sums;
 
 /* One text while it is measured. */
@@ -224,6 +225,9 @@ static int score_row(reader *w, int k, int pos, sums *s) {
     for (int i = 0; i < SO_MEASURE_LENIENCES; i++)
         s->lenient[i] += so_theory_accept_lenient(w->pd, w->qd, n, so_measure_leniences[i]);
     s->alpha += so_theory_accept_reject(w->pd, w->qd, n);
+    for (int i = 0; i < SO_MEASURE_PROPOSALS; i++)
+        s->several[i] += so_theory_accept_several(w->pd, w->qd, n, i + 1);
+    s->n_drawn++;
     d->results[w->m->temp].n_drawn++;
     if (strcmp(set_of(d, w->half)->leaves[p->drafter]->vt->name, "model") == 0) {
         s->match += so_theory_accept_match(w->pd, w->qd, n);
@@ -351,6 +355,8 @@ static void close_states(reader *w, int n_open) {
         so_ratio_add(&r->match, s->match, s->n_guesses);
         for (int i = 0; i < SO_MEASURE_LENIENCES && !d->knows_text; i++)
             so_ratio_add(&r->lenient[i], s->lenient[i], s->n_guesses);
+        for (int i = 0; i < SO_MEASURE_PROPOSALS && s->n_drawn > 0; i++)
+            so_ratio_add(&r->several[i], s->several[i], s->n_drawn);
     }
 }
 

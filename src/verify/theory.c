@@ -12,7 +12,14 @@
  * Lower bound of this rate.
  *   Claim: (1 − D)/(1 + D).
  *   Why: max(p_j/p_i, q_j/q_i) ≤ max(p_j, q_j)/min(p_i, q_i), so term i is at least
- *   min(p_i, q_i)/Σ_j max(p_j, q_j), and Σ min = 1 − D, Σ max = 1 + D. */
+ *   min(p_i, q_i)/Σ_j max(p_j, q_j), and Σ min = 1 − D, Σ max = 1 + D.
+ *
+ * Acceptance of k proposals from one q.
+ *   Claim: 1 − m_k, where m_0 = 1, S_0 = 0, S_{j+1} = S_j + m_j, m_j = Σ max(0, p − S_j q).
+ *   Why: let R_j be the part of p that is still to be emitted after j rejections, with mass m_j, so
+ *   that R_0 = p. The next proposal is accepted with probability Σ min(R_j/m_j, q), and a rejection
+ *   leaves R_{j+1} = max(0, R_j − m_j q), of which m_{j+1}/m_j is the chance of that rejection. By
+ *   induction R_j = max(0, p − S_j q), and the chance of k rejections is the product m_k. */
 #include "verify/theory.h"
 
 #include <math.h>
@@ -62,6 +69,17 @@ double so_theory_oracle_speedup(double alpha, double c) { return 1 / (1 - alpha 
 
 double so_theory_accept_reject(const double *p, const double *q, int n) {
     return so_theory_accept_lenient(p, q, n, 1);
+}
+
+double so_theory_accept_several(const double *p, const double *q, int n, int k) {
+    double mass = 1, scale = 0;
+    for (int j = 0; j < k; j++) {
+        scale += mass;
+        mass = 0;
+        for (int i = 0; i < n; i++)
+            mass += fmax(0, p[i] - scale * q[i]);
+    }
+    return 1 - mass;
 }
 
 double so_theory_accept_rejection_sampling(const double *p, const double *q, int n) {

@@ -35,6 +35,9 @@ double so_theory_oracle_speedup(double alpha, double c);
 
 /* `reject`, theorem 3.5: Σ min(p, q) = 1 − D. */
 double so_theory_accept_reject(const double *p, const double *q, int n);
+/* `reject` with k proposals drawn independently from one q (Stratos, "iterative speculative
+ * sampling"): the chance that one of them is accepted. k = 1 is so_theory_accept_reject. */
+double so_theory_accept_several(const double *p, const double *q, int n, int k);
 /* Plain rejection sampling, A.2: min q/p over the support of p. */
 double so_theory_accept_rejection_sampling(const double *p, const double *q, int n);
 /* `lenient`, A.5: Σ min(p/L, q). */

@@ -94,6 +94,37 @@ static void test_tokens_per_round(void **state) {
     assert_true(so_lossless_tokens_per_round(&b) < so_lossless_tokens_per_round(&c));
 }
 
+/* k proposals from one row, exactly: the verifier against the formula, and the formula against the
+ * walk written out. */
+static void test_several_proposals(void **state) {
+    (void)state;
+    double r[V], mass, last = 0;
+    memcpy(r, p, sizeof r);
+    for (int k = 1; k <= 6; k++) {
+        iid_drafter d = {k, 1, SO_Q_ROW};
+        so_lossless_case c = iid_case(&d, 1);
+        double a = so_theory_accept_several(p, q, V, k), left = 1;
+        near(so_lossless_tokens_per_round(&c), 1 + a, 1e-12);
+        assert_true(a > last);
+        last = a;
+        memcpy(r, p, sizeof r);
+        for (int j = 0; j < k; j++) {
+            left *= 1 - so_theory_accept_reject(r, q, V);
+            mass = 0;
+            for (int i = 0; i < V; i++)
+                mass += r[i] = fmax(0, r[i] - q[i]);
+            for (int i = 0; i < V; i++)
+                r[i] /= mass;
+        }
+        near(a, 1 - left, 1e-12);
+    }
+    near(so_theory_accept_several(p, q, V, 1), so_theory_accept_reject(p, q, V), 1e-15);
+    near(so_theory_accept_several(p, p, V, 3), 1, 1e-15);
+    near(so_theory_accept_several(p, q, V, 0), 0, 0);
+    const double one[V] = {1}, other[V] = {0, 1};
+    near(so_theory_accept_several(one, other, V, 8), 0, 0);
+}
+
 static const float *iid_row(void *user, int node) {
     (void)node;
     return user;
@@ -259,9 +290,10 @@ static void test_lenient_is_lossy(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tokens_per_round), cmocka_unit_test(test_reject_measured),
-        cmocka_unit_test(test_match_measured),   cmocka_unit_test(test_lenient_exact),
-        cmocka_unit_test(test_lenient_bound),    cmocka_unit_test(test_lenient_is_lossy),
+        cmocka_unit_test(test_tokens_per_round), cmocka_unit_test(test_several_proposals),
+        cmocka_unit_test(test_reject_measured),  cmocka_unit_test(test_match_measured),
+        cmocka_unit_test(test_lenient_exact),    cmocka_unit_test(test_lenient_bound),
+        cmocka_unit_test(test_lenient_is_lossy),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }
