@@ -13,8 +13,8 @@
  *                                        noise above temperature 0
  *     k=K     the K best of every row, level by level until the budget is used: a Cartesian product.
  *             Of a level that does not fit, the most likely paths
- *     best    the budget's most likely paths, by the product of the draft's own probabilities. After
- *             each level all branches compete and the best `nodes` stay. A path is never more likely
+ *     best    the budget's most likely paths, by the product of chances that come from the draft's
+ *             own probabilities. After each level all branches compete and the best `nodes` stay. A path is never more likely
  *             than its beginning, so a branch that drops out cannot return, and what stays is a tree
  *   sampled (`reject`)                   by a shape that is fixed before anything is sampled (rule of
  *                                        sight, draft/drafter.h): the budget counts draws
@@ -39,6 +39,10 @@ enum { DEFAULT_WIDTH = 16 }; /* of `best` with points: later children are too un
  * temperature 1, draws without replacement (docs/speculation.md). Only the shape of `best` depends
  * on it. */
 static const double RANK_CHANCE[] = {0.55, 0.11, 0.05, 0.03, 0.02};
+
+/* SmolLM2 with its registered draft, 16 nodes, 8 prompts: 3.16 tokens per pass with 1, 3.36 with 1.4,
+ * 3.28 with 1.8. */
+static const double SHARPNESS = 1.4;
 
 /* --- the shape of drawn trees --- */
 
@@ -97,17 +101,31 @@ static int node_of(const so_model_growth *g, int branch) {
 
 /* --- points --- */
 
-/* The chances of the best tokens of a row. Without noise: the draft's probabilities. With noise the
- * first has the confidence of a chain's guess; the others share what is left, by the slope with which
- * a lead counts there. */
+/* Chances at temperature 0. The target takes its most likely token, and agrees with the draft's first
+ * more often than the draft's probability says, with the others less often. So probabilities are
+ * raised to SHARPNESS and normalised; tokens after the last one count with its weight at most. */
+static void sharpen(double first, const so_scored *top, int n, float *chance) {
+    double w[SO_SAMPLE_TOP_MAX], sum = 0, left = 1, q = 0;
+    for (int i = 0; i < n; i++) {
+        q = first * exp(top[i].score - top[0].score);
+        sum += w[i] = pow(q, SHARPNESS);
+        left -= q;
+    }
+    sum += SO_MAX(left, 0) * pow(q, SHARPNESS - 1);
+    for (int i = 0; i < n; i++)
+        chance[i] = sum > 0 ? (float)(w[i] / sum) : 0;
+}
+
+/* The chances of the best tokens of a row. With noise the first has the confidence of a chain's guess;
+ * the others share what is left, by the slope with which a lead counts there. */
 static void point_chances(const so_model_drafter *md, const so_sample_params *p,
                           const so_model_row *r, const float *logits, const so_scored *top, int n,
                           float *chance) {
     double first = (double)so_model_row_chance(md, logits, r, top[0].id), sum = 0;
-    for (int i = 0; i < n && p->temp == 0; i++)
-        chance[i] = (float)(first * exp(top[i].score - top[0].score));
-    if (p->temp == 0)
+    if (p->temp == 0) {
+        sharpen(first, top, n, chance);
         return;
+    }
     double lead = n > 1 ? SO_MIN(top[0].score - top[1].score, (double)SO_SAMPLE_LEAD_MAX)
                         : (double)SO_SAMPLE_LEAD_MAX;
     chance[0] = so_model_noisy_confidence((float)first, lead);

@@ -125,8 +125,30 @@ typedef struct path {
     double chance;
 } path;
 
-/* Probabilities of the token after a text, by the draft alone, row by row. */
-static void row_after(so_rig *r, const int32_t *text, int n, const path *p, double *probs) {
+static int descending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x < y) - (x > y);
+}
+
+/* The chances that the drafter gives to the k best tokens of a row: q^1.4, normalised, the rest with
+ * the weight of the last; the others have chance 0. */
+static void to_chances(double *probs, int k) {
+    double sorted[N_VOCAB], sum = 0, left = 1;
+    memcpy(sorted, probs, sizeof sorted);
+    qsort(sorted, N_VOCAB, sizeof *sorted, descending);
+    while (k > 1 && sorted[k - 1] <= 0)
+        k--;
+    for (int i = 0; i < k; i++) {
+        sum += pow(sorted[i], 1.4);
+        left -= sorted[i];
+    }
+    sum += fmax(left, 0) * pow(sorted[k - 1], 0.4);
+    for (int i = 0; i < N_VOCAB; i++)
+        probs[i] = probs[i] >= sorted[k - 1] ? pow(probs[i], 1.4) / sum : 0;
+}
+
+/* Chances of the token after a text, k of them, by the draft alone, row by row. */
+static void row_after(so_rig *r, const int32_t *text, int n, const path *p, int k, double *probs) {
     float *logits = SO_NEW_N(float, (size_t)(n + p->n) * (size_t)r->width);
     so_seq *seq = so_seq_create(r->kv);
     double sum = 0, top = -INFINITY;
@@ -144,6 +166,7 @@ static void row_after(so_rig *r, const int32_t *text, int n, const path *p, doub
         sum += probs[subset ? subset[i] : i] = exp((double)row[i] - top);
     for (int i = 0; i < N_VOCAB; i++)
         probs[i] /= sum;
+    to_chances(probs, SO_MIN(k, r->width));
     free(logits);
 }
 
@@ -177,7 +200,7 @@ static void best_paths(so_rig *r, const request *q, int depth, int n, path *out)
         /* a path that n others beat cannot have a descendant among the best n */
         if (from.n == depth || from.chance < 1e-3)
             continue;
-        row_after(r, q->text, q->n, &from, probs);
+        row_after(r, q->text, q->n, &from, 16, probs);
         for (int k = 0; k < N_VOCAB; k++) {
             if (probs[k] <= 0)
                 continue;
@@ -225,7 +248,7 @@ static void check_product(so_rig *r, const request *q, int k, int depth) {
         int n = 0;
         if (p.n == depth)
             continue;
-        row_after(r, q->text, q->n, &p, probs);
+        row_after(r, q->text, q->n, &p, k, probs);
         for (int i = t->nodes[node].first; i >= 0; i = t->proposals[i].next, n++) {
             double chance = probs[t->nodes[t->proposals[i].child].token];
             assert_true(chance <= last);
