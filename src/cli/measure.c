@@ -141,8 +141,8 @@ static int open_file(so_measure *m, so_str file, const so_bundle **out, so_err *
     return rc;
 }
 
-static int make_model(so_measure *m, so_str file, so_drafter *inner, so_drafter **out,
-                      so_err *err) {
+static int make_model(so_measure *m, const so_spec_node *n, so_str file, so_drafter *inner,
+                      so_drafter **out, so_err *err) {
     const so_bundle *b = &m->draft;
     int rc = file.len > 0 ? open_file(m, file, &b, err) : SO_OK;
     if (rc == SO_OK && !b->model)
@@ -159,7 +159,9 @@ static int make_model(so_measure *m, so_str file, so_drafter *inner, so_drafter 
                                .n_batch = m->eo.n_batch,
                                .max_draft = m->max_gamma,
                                .kv_dtype = m->eo.kv_dtype,
+                               .nodes = 2 * m->max_gamma,
                                .temp = -1};
+    so_model_opts_from_spec(n, &o);
     return so_model_drafter_create(b->model, &o, inner, out, err);
 }
 
@@ -170,15 +172,14 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
     int rc = SO_OK;
     switch (n->name) {
     case SO_SPEC_MODEL:
-        return make_model(k->m, so_spec_file(s, n), inner, out, err);
+        return make_model(k->m, n, so_spec_file(s, n), inner, out, err);
     case SO_SPEC_AUTO: /* without a draft model: lookup,ngram */
-        return k->m->draft.model ? make_model(k->m, (so_str){0}, NULL, out, err) : SO_ENOTFOUND;
+        return k->m->draft.model ? make_model(k->m, n, (so_str){0}, NULL, out, err) : SO_ENOTFOUND;
     case SO_SPEC_UNIGRAM:
     case SO_SPEC_BIGRAM:
         rc = count_table(k, n->name == SO_SPEC_UNIGRAM ? 1 : 2, &t, err);
         if (rc == SO_OK)
-            *out = so_table_drafter_create(t, so_spec_has(n, SO_SPEC_OPT_DRAW) &&
-                                                  n->opt[SO_SPEC_OPT_DRAW] != 0);
+            *out = so_table_drafter_create(t, so_spec_flag(n, SO_SPEC_OPT_DRAW));
         return rc;
     default: /* every other drafter is built by so_spec_build itself */
         return so_err_set(err, SO_EUNSUPPORTED, "cannot be measured");

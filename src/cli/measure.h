@@ -55,6 +55,7 @@ typedef struct so_measure_result {
     so_ratio covered; /* fraction of positions with a guess */
     so_ratio lenient[SO_MEASURE_LENIENCES];
     so_ratio several[SO_MEASURE_PROPOSALS]; /* sampled guesses: acceptance of 1 … 8 proposals */
+    so_ratio any;    /* positions at which `reject` accepted one of the drafter's own samples */
     int64_t n_drawn; /* guesses sampled from a distribution; the others are points */
     double draft_ms; /* median time of one guess */
     /* measure_speed.c */

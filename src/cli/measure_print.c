@@ -146,11 +146,13 @@ static void print_several(const so_measure *m, int width) {
                 continue;
             if (!any)
                 printf("\nSeveral proposals: chance that --verify reject accepts one of k samples "
-                       "from one row, --spec 'model(k=K)'.\n\n  %-*s temp    k=1    k=2    k=3    "
-                       "k=4    k=5    k=6    k=7    k=8\n",
+                       "from one row.\nown: measured with the drafter's own samples, k of "
+                       "--spec 'model(k=K)'.\n\n  %-*s temp    own    k=1    k=2    k=3    k=4    "
+                       "k=5    k=6    k=7    k=8\n",
                        width, "drafter");
             any = true;
             put_name(m, &m->drafters[k], t, width);
+            put(so_ratio_value(&r->any), 6, 4);
             for (int i = 0; i < SO_MEASURE_PROPOSALS; i++)
                 put(so_ratio_value(&r->several[i]), 6, 4);
             putchar('\n');
@@ -200,14 +202,15 @@ static json_t *acceptance_json(const so_measure *m, const so_measure_drafter *d,
                                                  number(so_ratio_value(&r->several[i])), "error",
                                                  number(so_ratio_error(&r->several[i]))));
     return json_pack(
-        "{s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:i, s:b, s:o, s:o}", "drafter",
-        so_describe_json_text(so_str_c(d->name)), "temp", (double)m->temps[t], "kind",
+        "{s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:i, s:b, s:o, s:o, s:o, s:o}",
+        "drafter", so_describe_json_text(so_str_c(d->name)), "temp", (double)m->temps[t], "kind",
         r->alpha.n > 0 ? json_string(kind_of(d, r)) : json_null(), "alpha",
         number(so_ratio_value(&r->alpha)), "alpha_error", number(so_ratio_error(&r->alpha)),
         "match", number(so_ratio_value(&r->match)), "match_error",
         number(so_ratio_error(&r->match)), "covered", number(so_ratio_value(&r->covered)), "tokens",
         (json_int_t)r->covered.n, "guesses", (json_int_t)r->covered.a, "texts", r->covered.k,
-        "counted", d->counted, "lenience", lenience, "proposals", several);
+        "counted", d->counted, "lenience", lenience, "proposals", several, "own_acceptance",
+        number(so_ratio_value(&r->any)), "own_error", number(so_ratio_error(&r->any)));
 }
 
 static json_t *speed_json(const so_measure *m, const so_measure_drafter *d, int t) {

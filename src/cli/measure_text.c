@@ -25,6 +25,7 @@
 #include "base/statistics.h"
 #include "cli/measure.h"
 #include "verify/theory.h"
+#include "verify/verify.h"
 
 enum { N_PREFIX = 8, MAX_TIMES = 2048, MAX_SAMPLE_TIMES = 256, TREE_ROWS = 4 };
 
@@ -155,7 +156,7 @@ int so_measure_generate(so_measure *m) {
 /* Sums over one text, for one drafter. */
 typedef struct sums {
     double alpha, match, lenient[SO_MEASURE_LENIENCES], several[SO_MEASURE_PROPOSALS];
-    int n_guesses, n_drawn;
+    int n_guesses, n_drawn, n_any;
 } sums;
 
 /* One text while it is measured. */
@@ -169,6 +170,7 @@ typedef struct reader {
     so_tree tree, bare; /* bare: without distributions, as for `match` */
     float *p;           /* [n_vocab] */
     double *pd, *qd;    /* [n_vocab] normalised to sum 1 */
+    double *scratch;    /* [2][n_vocab] of the verifier */
     const float *logits, *hidden;
     int32_t best; /* the most likely token */
     void *states[SO_MEASURE_DRAFTERS];
@@ -206,7 +208,7 @@ static int propose(reader *w, int k, int pos, so_tree *tree) {
                         .n_tokens = pos,
                         .n_prompt = w->t->n_prompt,
                         .tree = tree,
-                        .max_nodes = 1,
+                        .max_nodes = root->tree_nodes ? root->tree_nodes : 1,
                         .max_depth = 1,
                         .seed = w->sample.seed,
                         .round = (uint32_t)pos,
@@ -214,6 +216,20 @@ static int propose(reader *w, int k, int pos, so_tree *tree) {
                         .sample = &w->sample};
     so_tree_reset(tree, w->t->ids.ids[pos - 1], pos - 1);
     return root->vt->propose(root, &job, 1, &w->m->err);
+}
+
+static const float *target_row(void *user, int node) {
+    (void)node;
+    return ((reader *)user)->p;
+}
+
+/* Whether `reject` accepts one of the guesses, with random numbers of this position. */
+static bool one_is_accepted(reader *w) {
+    so_verify_rng_keyed rng;
+    so_verdict v;
+    so_verify_rng_keyed_init(&rng, w->sample.seed, w->sample.choice);
+    so_verify_reject(&w->tree, target_row, w, &rng.base, 1, w->scratch, &v);
+    return v.n_accepted > 0;
 }
 
 /* A guess that was sampled from q. */
@@ -228,6 +244,7 @@ static int score_row(reader *w, int k, int pos, sums *s) {
     for (int i = 0; i < SO_MEASURE_PROPOSALS; i++)
         s->several[i] += so_theory_accept_several(w->pd, w->qd, n, i + 1);
     s->n_drawn++;
+    s->n_any += one_is_accepted(w);
     d->results[w->m->temp].n_drawn++;
     if (strcmp(set_of(d, w->half)->leaves[p->drafter]->vt->name, "model") == 0) {
         s->match += so_theory_accept_match(w->pd, w->qd, n);
@@ -355,6 +372,8 @@ static void close_states(reader *w, int n_open) {
         so_ratio_add(&r->match, s->match, s->n_guesses);
         for (int i = 0; i < SO_MEASURE_LENIENCES && !d->knows_text; i++)
             so_ratio_add(&r->lenient[i], s->lenient[i], s->n_guesses);
+        if (s->n_drawn > 0)
+            so_ratio_add(&r->any, s->n_any, s->n_drawn);
         for (int i = 0; i < SO_MEASURE_PROPOSALS && s->n_drawn > 0; i++)
             so_ratio_add(&r->several[i], s->several[i], s->n_drawn);
     }
@@ -385,6 +404,7 @@ int so_measure_accept(so_measure *m) {
     w->p = SO_NEW_N(float, n_vocab);
     w->pd = SO_NEW_N(double, n_vocab);
     w->qd = SO_NEW_N(double, n_vocab);
+    w->scratch = SO_NEW_N(double, 2 * n_vocab);
     for (int k = 0; k < m->n_drafters; k++) {
         m->drafters[k].times = SO_NEW_N(double, MAX_TIMES);
         m->drafters[k].n_times = 0;
@@ -406,6 +426,7 @@ int so_measure_accept(so_measure *m) {
     free(w->p);
     free(w->pd);
     free(w->qd);
+    free(w->scratch);
     free(w);
     return rc;
 }
