@@ -110,12 +110,14 @@ typedef struct walk {
     double lenience;
     so_verdict *out;
     const float *p;    /* the target's row at this position, [n_vocab] */
-    bool written;      /* r[] holds the residual; if neither this nor by_parts: the residual is p */
+    bool written;      /* r[] holds the residual; if not, `residual` defines it */
     double *r, r_mass; /* the residual, [n_vocab], and its mass */
     double *q, q_mass; /* distribution of the tested proposal; mass 0: a point mass */
     const so_sums_fns *sums;
-    so_residual residual; /* if by_parts: defines the residual; r[] holds the sums of its parts */
-    bool by_parts;
+    so_residual residual; /* the residual, unless it is written; scale 0: p */
+    int row;              /* q row of `residual`, and its mass */
+    double row_mass;
+    bool by_parts; /* r[] holds the sums of the residual's parts */
 } walk;
 
 enum { BLOCK = 64, LANES = 8 };
@@ -153,15 +155,22 @@ static double load(const float *row, int n, float other, double *out) {
     return sum(out, n);
 }
 
-/* --- one drawn proposal, the usual case ---
+/* --- proposals drawn from one row, the usual case ---
+ *
+ * After rejections of k proposals from one row q the residual is max(0, p − S·q) with a single number
+ * S: the sum of the scales of the rejections, since max(0, max(0, a) − b) = max(0, a − b) for b ≥ 0.
+ * This holds without replacement too. There q_k lacks the tokens of earlier draws, but a rejected
+ * token has r < q, so its residual is 0 whether it is subtracted again or not; only the mass of q_k
+ * differs.
  *
  * Rows are as long as the vocabulary and are usually not in the nearest caches, so they are read as
  * rarely as possible. A test needs one entry of p and of q, and both masses. A rejection needs the
  * mass of the residual and the index at which a sample falls:
  *
- *   by parts    If rng->uniform is given and no further proposal is tested, the sums of parts of
- *               64 entries locate that index, and the residual is never written to memory.
- *   written     Otherwise one pass over p and q writes the residual to r[].
+ *   by parts    If rng->uniform is given, the sums of parts of 64 entries locate that index, and the
+ *               residual is never written to memory.
+ *   written     Otherwise, or if a point or another row follows, one pass over p and q writes the
+ *               residual to r[].
  *
  * Both add the entries to the same lanes in the same order, so they give the same token. */
 
@@ -188,7 +197,8 @@ static double subtract_rows(const float *p, const float *q, double scale, int n,
 
 static void load_p(walk *w, const float *p) {
     w->p = p;
-    w->written = false;
+    w->written = w->by_parts = false;
+    w->residual = (so_residual){p, NULL, 0};
     w->r_mass = w->sums->mass(p, w->t->n_vocab, 0);
     SO_ASSERT(w->r_mass > 0 && isfinite(w->r_mass)); /* the sampler refuses logits without mass */
 }
@@ -196,9 +206,13 @@ static void load_p(walk *w, const float *p) {
 /* --- any number of proposals, of any kind --- */
 
 static void write_r(walk *w) {
+    int n = w->t->n_vocab;
+    const so_residual *s = &w->residual;
     if (!w->written)
-        w->r_mass = load(w->p, w->t->n_vocab, 0, w->r);
+        w->r_mass =
+            s->scale > 0 ? subtract_rows(s->p, s->q, s->scale, n, w->r) : load(w->p, n, 0, w->r);
     w->written = true;
+    w->by_parts = false;
 }
 
 /* Loads the distribution that proposal i of `node` was drawn from (proof, steps 3 and 4). */
@@ -261,30 +275,46 @@ static bool test(walk *w, int node, int i, uint32_t index) {
     return false;
 }
 
-/* Tests the first proposal of a node directly on the rows p and q, if it was drawn from a valid
- * row. *done: whether the test was made; if not, `test` has to make it. */
-static bool test_first(walk *w, int node, int i, bool *done) {
+/* The mass of the row that proposal i was drawn from, without the tokens that earlier draws without
+ * replacement took. */
+static double mass_left(const walk *w, int node, int i) {
+    const so_tree *t = w->t;
+    const float *q = w->residual.q;
+    double mass = w->row_mass;
+    for (int k = t->nodes[node].first; t->proposals[i].kind == SO_Q_ROW_SET && k != i;
+         k = t->proposals[k].next)
+        if (t->proposals[k].kind == SO_Q_ROW_SET)
+            mass -= (double)q[t->nodes[t->proposals[k].child].token];
+    return SO_MAX(mass, (double)q[t->nodes[t->proposals[i].child].token]);
+}
+
+/* Tests a drawn proposal directly on the rows p and q, if the row is valid and all proposals of the
+ * node so far were drawn from it. *done: whether the test was made; if not, `test` has to make it. */
+static bool test_row(walk *w, int node, int i, uint32_t index, bool *done) {
     const so_proposal *p = &w->t->proposals[i];
     int32_t x = w->t->nodes[p->child].token;
     int n = w->t->n_vocab;
-    if (p->kind == SO_Q_POINT || w->written)
-        return *done = false;
+    *done = false;
+    if (p->kind == SO_Q_POINT || w->written || (index > 0 && p->row != w->row))
+        return false;
     const float *q = so_tree_row(w->t, p->row);
-    double mass = w->sums->mass(q, n, NAN);
-    *done = isfinite(mass) && q[x] > 0;
+    if (index == 0) {
+        w->row = p->row;
+        w->row_mass = w->sums->mass(q, n, NAN);
+        w->residual = (so_residual){w->p, q, 0};
+    }
+    *done = isfinite(w->row_mass) && q[x] > 0;
     if (!*done)
         return false;
-    double px = w->p[x] >= 0 ? (double)w->p[x] : 0;
-    if (accepts(w, node, 0, px / w->r_mass, (double)q[x] / mass))
+    double mass = mass_left(w, node, i);
+    if (accepts(w, node, index, so_residual_at(&w->residual, x) / w->r_mass, (double)q[x] / mass))
         return true;
-    w->residual = (so_residual){w->p, q, w->r_mass / mass};
-    bool by_parts = w->rng->uniform && p->next < 0;
-    double mass_left = by_parts ? w->sums->residual(&w->residual, n, w->r)
-                                : subtract_rows(w->p, q, w->residual.scale, n, w->r);
-    if (mass_left > 0) {
-        w->r_mass = mass_left;
-        w->by_parts = by_parts;
-        w->written = !by_parts;
+    so_residual next = {w->p, q, w->residual.scale + w->r_mass / mass};
+    double left = w->sums->residual(&next, n, w->r);
+    w->by_parts = w->rng->uniform && p->next < 0 && left > 0;
+    if (left > 0) {
+        w->residual = next;
+        w->r_mass = left;
     }
     return false;
 }
@@ -319,7 +349,7 @@ static int test_proposals(walk *w, int node) {
     for (int i = t->nodes[node].first; i >= 0; i = t->proposals[i].next, index++) {
         bool done = false;
         w->out->tested[w->out->n_tested++] = (int16_t)i;
-        bool accepted = index == 0 && test_first(w, node, i, &done);
+        bool accepted = test_row(w, node, i, index, &done);
         if (accepted || (!done && test(w, node, i, index)))
             return t->proposals[i].child;
     }

@@ -510,11 +510,15 @@ static void test_residual_by_parts_or_written(void **state) {
             q[i] = level_of(k, i + 1);
             p[i] = p_above_q ? level_of(k + 7, i) + 1e-6f : q[i] * 0.01f;
         }
-        int32_t x = (int32_t)(k * 31) % n;
-        q[x] += 0.1f;
-        p[x] = k % 4 ? 0 : p[x];
-        p[(x + 1) % n] += 1e-3f;
-        so_tree_add(&t, 0, x, SO_Q_ROW, 0, 0, 0.5f);
+        int n_siblings = 1 + (int)(k / 7) % 4; /* of one row, with and without replacement */
+        for (int j = 0; j < n_siblings && j < n; j++) {
+            int32_t x = (int32_t)(k * 31 + 3 * (size_t)j) % n;
+            q[x] += 0.1f;
+            p[x] = k % 4 ? 0 : p[x];
+            p[(x + 1) % n] += 1e-3f;
+            if (so_tree_child(&t, 0, x) < 0 || k % 5)
+                so_tree_add(&t, 0, x, k % 5 ? SO_Q_ROW : SO_Q_ROW_SET, 0, 0, 0.5f);
+        }
         so_verdict v[2];
         for (int written = 0; written < 2; written++) {
             so_verify_rng_keyed c;
