@@ -48,8 +48,11 @@ static int name_of(const char *text, size_t len) {
     return -1;
 }
 
-/* The option of a row like "ngram(order=N)" or "unigram(FILE,draw)"; the range, where it is stated,
- * is the parser's. Returns false where the row is about something else. */
+/* Options that need k, because their rows are like "model(k=N,nodes=N)". */
+static bool needs_k[SO_SPEC_N_OPTIONS];
+
+/* The option of a row like "ngram(order=N)", "unigram(FILE,draw)" or "model(k=N,distinct)"; the
+ * range, where it is stated, is the parser's. Returns false where the row is about something else. */
 static bool check_option_row(const row *r, char words[][16], unsigned documented[]) {
     char word[16], text[80];
     so_spec spec;
@@ -59,7 +62,8 @@ static bool check_option_row(const row *r, char words[][16], unsigned documented
     const char *at = r->head + len + 1;
     if (name < 0 || r->head[len] == '\0')
         return false;
-    at += strncmp(at, "FILE,", 5) == 0 ? 5 : 0;
+    bool after_k = strncmp(at, "k=N,", 4) == 0;
+    at += strncmp(at, "FILE,", 5) == 0 ? 5 : after_k ? 4 : 0;
     size_t word_len = strcspn(at, "=)");
     if (word_len >= sizeof word || name_of(at, word_len) >= 0 || *at < 'a')
         return false; /* model(ngram), model(FILE) */
@@ -69,13 +73,14 @@ static bool check_option_row(const row *r, char words[][16], unsigned documented
         fail_msg("%s: no range in '%s'", r->head, r->text);
     static const double beyond[] = {0, -1, 0, 1}; /* low, low − 1, high, high + 1 */
     for (int i = 0; i < 4; i++) {
-        snprintf(text, sizeof text, "%.*s(%s=%.15g)", (int)len, r->head, word,
-                 (i < 2 ? low : high) + beyond[i]);
+        snprintf(text, sizeof text, "%.*s(%s%s=%.15g)", (int)len, r->head, after_k ? "k=1," : "",
+                 word, (i < 2 ? low : high) + beyond[i]);
         if (parses(text, &spec) != (i % 2 == 0))
             fail_msg("%s: '%s' is wrong about %s", r->head, r->text, text);
         if (i != 0)
             continue;
-        int bit = __builtin_ctz(spec.nodes[0].has);
+        int bit = __builtin_ctz(spec.nodes[0].has & ~(after_k ? 1u << SO_SPEC_OPT_K : 0));
+        needs_k[bit] = after_k;
         snprintf(words[bit], sizeof words[bit], "%s", word);
         documented[name] |= 1u << bit;
     }
@@ -90,7 +95,8 @@ static void test_spec_topic_is_complete(void **state) {
     ran r = run(f, "sooth help spec");
     int n = read_rows(&r.out, rows), n_options = 0;
     for (int i = 0; i < n; i++)
-        n_options += strchr(rows[i].head, ',') && !strstr(rows[i].head, "FILE,")
+        n_options += strchr(rows[i].head, ',') && !strstr(rows[i].head, "FILE,") &&
+                             !strstr(rows[i].head, "(k=N,")
                          ? 0
                          : check_option_row(&rows[i], words, documented);
     assert_true(n_options >= 8);
@@ -111,7 +117,7 @@ static void test_spec_topic_is_complete(void **state) {
         for (int o = SO_SPEC_OPT_NUMBER + 1; o < SO_SPEC_N_OPTIONS; o++) {
             char text[80];
             so_spec spec;
-            snprintf(text, sizeof text, "%s(%s=%d)", name, words[o],
+            snprintf(text, sizeof text, "%s(%s%s=%d)", name, needs_k[o] ? "k=1," : "", words[o],
                      o == SO_SPEC_OPT_ORDER ? 2 : 1);
             if (parses(text, &spec) != (documented[i] >> o & 1))
                 fail_msg("%s is %sdocumented", text, documented[i] >> o & 1 ? "" : "not ");

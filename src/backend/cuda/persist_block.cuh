@@ -345,7 +345,8 @@ SO_DEVICE void fill(const persist_args &p, const block &b, filling &r, copying &
     }
 }
 
-SO_DEVICE void produce(const persist_args &p, const block &b) {
+/* F16: all weights have this format, which makes the lengths constants. */
+template <bool F16> SO_DEVICE void produce(const persist_args &p, const block &b) {
     filling r = {};
     piece ahead = read_piece(p, 0, b.lane);
     for (int i0 = 0; i0 < p.n_products; i0 += LOAD) {
@@ -360,7 +361,7 @@ SO_DEVICE void produce(const persist_args &p, const block &b) {
             c.skip = __shfl_sync(0xffffffffu, now.skip, from);
             int n_units = __shfl_sync(0xffffffffu, now.n_units, i * PIECES),
                 fmt = __shfl_sync(0xffffffffu, now.fmt, i * PIECES);
-            fill(p, b, r, c, n_units, fmt);
+            fill(p, b, r, c, n_units, F16 ? (int)SO_FMT_F16 : fmt);
         }
     }
 }

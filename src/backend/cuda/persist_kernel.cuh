@@ -170,7 +170,7 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
         copy_work(p.works, c->args, b.lane);
     __syncthreads();
     if (b.warp == PRODUCER) {
-        produce(p, b);
+        produce<SET == SET_F16>(p, b);
     } else if (b.warp == HELPER) {
         help(p, b);
     } else {

@@ -379,7 +379,7 @@ SO_DEVICE void multiply_all(block &b, const so_persist_work &w, const feed &f, i
     int n_tiles = __shfl_sync(0xffffffffu, tiles_of_all(w), 0),
         fmt = __shfl_sync(0xffffffffu, w.product.m[0].fmt, 0), n_side = 0;
     char *sums = sums_at<NT>(b, b.warp, 0), *side = b.side + b.warp * (SO_MAX_KV * NT * 256);
-    if (w.kind == SO_PERSIST_QKV && w.product.m[2].fmt != fmt) {
+    if (SET != SET_F16 && w.kind == SO_PERSIST_QKV && w.product.m[2].fmt != fmt) {
         n_side = __shfl_sync(0xffffffffu, tiles_of(w.product.m[2]), 0);
         multiply_part<NT, SET>(b.r, f, n_units, __shfl_sync(0xffffffffu, w.product.m[2].fmt, 0),
                                n_side, side);
