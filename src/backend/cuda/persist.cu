@@ -14,6 +14,8 @@
  *               that has a row's own position stores its key and value. Then one warp per column merges the
  *               running sums.
  *
+ * Weights may be fp16 or quantised (persist_quant.cu); persist_kernel.cuh has the kernel itself.
+ *
  * Speed: the consumers must compute faster than weights arrive, so that they catch up after each exchange, and
  * the work between two products must be short. Both are limited by the number of instructions, since only two
  * warps share a scheduler (docs/log/4-gpu.md, 46).
