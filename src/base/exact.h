@@ -76,7 +76,8 @@ SO_BOTH double so_exact_exp(double y) {
     return so_exact_of_bits(so_exact_bits(p) + ((uint64_t)(int64_t)i << 52));
 }
 
-/* log(x) for normal x > 0, within a few units in the last place, also near 1. x = 2^e · m, √½ < m ≤ √2, log m = 2 · artanh(s), s = (m − 1)/(m + 1). */
+/* log(x) for normal x > 0, within a few units in the last place, also near 1. x = 2^e · m with
+ * √½ < m ≤ √2, and log m = 2 · artanh(s), s = (m − 1)/(m + 1). */
 SO_BOTH double so_exact_log(double x) {
     /* 2/21 … 2/3, the coefficients of s²⁰ … s² in 2 · artanh(s)/s; the next term is below 2^-55 */
     SO_BOTH_TABLE double c[] = {2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13,

@@ -130,9 +130,9 @@ static void model_replace(so_drafter *d, void *state, const int32_t *tokens, int
 }
 
 /* A draft model may read the target's hidden states (so_model_d_target_hidden): with each accepted
- * token the hidden state from which the token was sampled. The latest SO_MODEL_N_HIDDEN states are kept;
- * prompt tokens, guesses and older tokens are fed without a hidden state. Shared pages may hold
- * tokens that were fed with or without one: this changes guesses, not the distribution of the
+ * token the hidden state from which the token was sampled. The latest SO_MODEL_N_HIDDEN states are
+ * kept; prompt tokens, guesses and older tokens are fed without a hidden state. Shared pages may
+ * hold tokens that were fed with or without one: this changes guesses, not the distribution of the
  * output. */
 static void model_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
     so_model_drafter *md = (so_model_drafter *)d;

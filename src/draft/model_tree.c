@@ -14,8 +14,9 @@
  *     k=K     the K best of every row, level by level until the budget is used: a Cartesian product.
  *             Of a level that does not fit, the most likely paths
  *     best    the budget's most likely paths, by the product of chances that come from the draft's
- *             own probabilities. After each level all branches compete and the best `nodes` stay. A path is never more likely
- *             than its beginning, so a branch that drops out cannot return, and what stays is a tree
+ *             own probabilities. After each level all branches compete and the best `nodes` stay.
+ *             A path is never more likely than its beginning, so a branch that drops out cannot
+ *             return, and what stays is a tree
  *   sampled (`reject`)                   by a shape that is fixed before anything is sampled (rule of
  *                                        sight, draft/drafter.h): the budget counts draws
  *     k=K     K independent draws from every row, level by level until the budget is used. Equal

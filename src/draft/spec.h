@@ -12,8 +12,8 @@
  *   model(a.gguf)+model(b.gguf)       unigram("odd, name.tbl",draw)
  *
  * An argument that is a drafter's name is an inner drafter, which drafts for the outer one; several
- * of them are alternatives. (Only `model` and `oracle` have one.) Other words are options or files. File names that contain , ( ) + = or
- * spaces are quoted. Parsing checks names, options and ranges and opens no file. so_spec_build
+ * of them are alternatives. (Only `model` and `oracle` have one.) Other words are options or files.
+ * File names that contain , ( ) + = or spaces are quoted. Parsing checks names, options and ranges and opens no file. so_spec_build
  * creates the drafters: those of this folder directly, those that need a model by calling
  * so_draft_config.make. */
 #ifndef SO_DRAFT_SPEC_H

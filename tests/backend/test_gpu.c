@@ -93,6 +93,13 @@ static void every_operation(void **state) {
     }
 }
 
+/* Computes n rows from `first` on, in `part`, and compares them with those of all rows. */
+static void check_window(const op_data *o, int first, int n, const float *all, float *part) {
+    size_t w = (size_t)o->out_width;
+    op_run(gpu, o, first, n, part);
+    assert_same_floats(&o->c, "rows of a window", part, all + (size_t)first * w, (size_t)n * w);
+}
+
 /* Windows of 1 … 64 rows and the whole, several times each. */
 static void rows_alone_and_together(void **state) {
     (void)state;
@@ -110,9 +117,7 @@ static void rows_alone_and_together(void **state) {
         for (size_t k = 0; k < SO_LEN(WIDTHS); k++)
             for (int turn = 0; turn < 3; turn++) {
                 int first = (int)((17 * k + 31 * (size_t)turn) % (size_t)(c.n - WIDTHS[k] + 1));
-                op_run(gpu, &o, first, WIDTHS[k], part);
-                assert_same_floats(&c, "rows of a window", part, all + (size_t)first * w,
-                                   (size_t)WIDTHS[k] * w);
+                check_window(&o, first, WIDTHS[k], all, part);
             }
         free(all);
         free(part);
@@ -136,9 +141,7 @@ static void many_outputs(void **state) {
             op_run(gpu, &o, first, 10, all + (size_t)first * w);
         for (size_t k = 0; k < SO_LEN(WIDTHS); k++) {
             int first = c.n - WIDTHS[k];
-            op_run(gpu, &o, first, WIDTHS[k], part);
-            assert_same_floats(&c, "rows of a window", part, all + (size_t)first * w,
-                               (size_t)WIDTHS[k] * w);
+            check_window(&o, first, WIDTHS[k], all, part);
         }
         free(all);
         free(part);

@@ -340,7 +340,9 @@ template <int FMT, int NT> static void launch_few(const so_queue &q, const mm_ar
 }
 
 template <int FMT> static void launch(const so_queue &q, const mm_args &a) {
-    if (a.n > 8)
+    if (a.n > 16)
+        so_cuda_matmul_wide<FMT>(q, a);
+    else if (a.n > 8)
         launch_few<FMT, 2>(q, a);
     else
         launch_few<FMT, 1>(q, a);
@@ -385,8 +387,6 @@ void so_cuda_matmul(const so_queue &q, const so_products *p) {
     a.norm = p->norm;
     a.squares = p->squares;
     a.aligned = stores_aligned(a);
-    if (a.n > 16)
-        return so_cuda_matmul_wide(q, p->list[0].w->fmt, a);
     switch (p->list[0].w->fmt) {
     case SO_FMT_F16:
         return launch<SO_FMT_F16>(q, a);

@@ -87,7 +87,7 @@ SO_DEVICE float value_of(float acc, float factor, maybe scale, maybe bias) {
     return bias.is ? __fadd_rn(v, bias.v) : v;
 }
 
-/* 17 rows or more; fmt is that of all the weights. */
-void so_cuda_matmul_wide(const so_queue &q, so_fmt fmt, mm_args a);
+/* 17 rows or more; instantiated for every format in matmul_wide.cu. */
+template <int FMT> void so_cuda_matmul_wide(const so_queue &q, const mm_args &a);
 
 #endif

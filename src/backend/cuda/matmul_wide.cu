@@ -491,7 +491,7 @@ static void launch_rows(const so_queue &q, const mm_args &a) {
         launch_wide<FMT, ROWS, ACROSS, false>(q, a);
 }
 
-template <int FMT> static void launch(const so_queue &q, const mm_args &a) {
+template <int FMT> void so_cuda_matmul_wide(const so_queue &q, const mm_args &a) {
     if (a.n > 64)
         launch_rows<FMT, 128, 4>(q, a);
     else if (a.n > 32)
@@ -500,21 +500,9 @@ template <int FMT> static void launch(const so_queue &q, const mm_args &a) {
         launch_rows<FMT, 32, 4>(q, a);
 }
 
-void so_cuda_matmul_wide(const so_queue &q, so_fmt fmt, mm_args a) {
-    switch (fmt) {
-    case SO_FMT_F16:
-        return launch<SO_FMT_F16>(q, a);
-    case SO_FMT_F32:
-        return launch<SO_FMT_F32>(q, a);
-    case SO_FMT_Q8_32:
-        return launch<SO_FMT_Q8_32>(q, a);
-    case SO_FMT_Q8_16:
-        return launch<SO_FMT_Q8_16>(q, a);
-    case SO_FMT_Q8_32_OFF:
-        return launch<SO_FMT_Q8_32_OFF>(q, a);
-    case SO_FMT_Q4_32_OFF:
-        return launch<SO_FMT_Q4_32_OFF>(q, a);
-    case SO_FMT_COUNT:
-        return;
-    }
-}
+template void so_cuda_matmul_wide<SO_FMT_F16>(const so_queue &, const mm_args &);
+template void so_cuda_matmul_wide<SO_FMT_F32>(const so_queue &, const mm_args &);
+template void so_cuda_matmul_wide<SO_FMT_Q8_32>(const so_queue &, const mm_args &);
+template void so_cuda_matmul_wide<SO_FMT_Q8_16>(const so_queue &, const mm_args &);
+template void so_cuda_matmul_wide<SO_FMT_Q8_32_OFF>(const so_queue &, const mm_args &);
+template void so_cuda_matmul_wide<SO_FMT_Q4_32_OFF>(const so_queue &, const mm_args &);
