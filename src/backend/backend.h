@@ -93,7 +93,8 @@ typedef struct so_kv_slot {
  *   token the one with the largest y + noise, the noise a function of key and token; lowest on ties
  *
  * guess ≥ 0 asks for the weight of one token instead, for tests of `reject`: its logit, and the
- * sum of the weights of all tokens. No cuts then. */
+ * sum of the weights of all tokens. SO_SAMPLE_BEST asks the same for the argmax, for the confidence
+ * of a draft's guess. No cuts then. */
 typedef struct so_sample_row {
     so_rng_key key; /* of the noise */
     double inverse; /* 1 / T; 0 for T = 0: the token is the argmax */
@@ -102,6 +103,7 @@ typedef struct so_sample_row {
     int32_t top_k;  /* 0: off */
     int32_t guess;  /* −1: sample */
 } so_sample_row;
+enum { SO_SAMPLE_BEST = -2 };
 
 /* SO_SAMPLE_UNKNOWN: the host has to sample from the row. It is the answer if guess ≥ 0; if a
  * partial sum of top-p is so close to the border that rounding could decide; and if too many
@@ -109,9 +111,10 @@ typedef struct so_sample_row {
 enum { SO_SAMPLE_UNKNOWN = -2, SO_SAMPLE_LIST = 4096 };
 enum { SO_SAMPLE_MAX = 1 << 20 }; /* longest row */
 typedef struct so_sample_result {
-    int32_t token;    /* −1: the row holds NaN or infinity */
-    float top, logit; /* guess ≥ 0: the largest logit; the guess's */
-    double mass; /* guess ≥ 0: at least Σ exp(y) (each rounded to float); at most 1e-6 of it more */
+    int32_t token;    /* −1: the row holds NaN or infinity; SO_SAMPLE_BEST: the argmax */
+    float top, logit; /* with a guess: the largest logit; the guess's */
+    /* With a guess: at least Σ exp(y), each rounded to float; at most 1e-6 of it more. */
+    double mass;
 } so_sample_result;
 
 typedef enum so_op_kind {

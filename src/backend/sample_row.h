@@ -56,13 +56,19 @@ SO_BOTH bool so_sample_is_certain(double before, double after, double target, do
            so_exact_add(after, -target) > margin;
 }
 
+/* Whether the weight of a token is wanted, not a sample; and which token's. */
+SO_BOTH bool so_sample_weighs(const so_sample_row *r) { return r->guess != -1; }
+SO_BOTH int32_t so_sample_weighed(const so_sample_row *r, int32_t best) {
+    return r->guess >= 0 ? r->guess : best;
+}
+
 SO_BOTH bool so_sample_cuts_k(const so_sample_row *r, int d) {
     return r->top_k > 0 && r->top_k < d;
 }
 
 /* Whether a border has to be found. min-p needs none. */
 SO_BOTH bool so_sample_has_border(const so_sample_row *r, int d) {
-    return r->inverse > 0 && r->guess < 0 && (so_sample_cuts_k(r, d) || r->top_p < 1);
+    return r->inverse > 0 && !so_sample_weighs(r) && (so_sample_cuts_k(r, d) || r->top_p < 1);
 }
 
 /* Whether cuts and border leave the token. */

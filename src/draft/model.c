@@ -31,6 +31,10 @@
  * a pass, and what lies past the end of a chain is dropped. So the guesses are the same; passes are
  * saved, and some levels may be computed in vain.
  *
+ * Where the argmax is the guess, such a backend also computes its probability (SO_SAMPLE_BEST), so
+ * that no logits are downloaded. The tokens are those of the host; the probability, which only the
+ * planner reads, differs from the host's estimate by rounding.
+ *
  * How a guess is chosen:
  *   temperature 0      the argmax after bias and penalties; a point
  *   tree with q rows   sampled from the row q after bias, penalties, temperature and cuts, with
@@ -44,6 +48,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "draft/model_impl.h"
 #include "kv/prefix.h"
 
@@ -276,11 +281,22 @@ static int32_t draw_point(so_model_drafter *md, const so_model_chain *c, const s
     return so_sample_token_lead(r->sampler, p, r->logits, &ctx, &at, lead, NULL) == SO_OK ? at : -1;
 }
 
+/* The guess that the pass has chosen and weighed. */
+static bool draw_weighed(so_model_drafter *md, so_model_chain *c, int logit, int32_t *token) {
+    *token = so_pass_argmax(md->pass, logit);
+    c->confidence = (float)SO_MIN(1 / so_pass_sampled(md->pass, logit)->mass, 1.0);
+    c->node =
+        so_draft_add(c->job, c->node, *token, so_draft_kind(-1), -1, md->base.index, c->confidence);
+    return c->node >= 0;
+}
+
 /* Adds the chain's next guess from its row to the tree; false: the chain ends. */
 static bool draw(so_model_drafter *md, so_model_chain *c, int logit, int32_t *token) {
     const so_draft_job *job = c->job;
     if (!so_model_row_is_finite(md, c->s, logit, c->depth == 0))
         return false;
+    if (md->weighed)
+        return draw_weighed(md, c, logit, token);
     so_sample_params p = so_model_params(md, job);
     bool drawn = p.temp > 0 && job->tree->max_rows > 0;
     const float *logits = so_pass_logits(md->pass, logit);
@@ -341,6 +357,9 @@ static void draw_chain(so_model_drafter *md, so_model_chain *c) {
 
 /* --- passes --- */
 
+static const so_sample_row WEIGH_BEST = {
+    .inverse = 1, .top_p = 1, .least = -INFINITY, .guess = SO_SAMPLE_BEST};
+
 int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, int *n_logits,
                       int *budget) {
     int len = so_seq_len(c->s->seq), missing = c->n_text - len;
@@ -356,6 +375,7 @@ int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, 
                                     .seq = seq,
                                     .parent = i ? at + i - 1 : -1,
                                     .want_logits = whole && i >= n - 1,
+                                    .sample = &WEIGH_BEST,
                                     .target_hidden = hidden_of(md, c->s, len + i)};
     if (whole) {
         c->first_logit = *n_logits;
@@ -382,19 +402,37 @@ static void end_unprofitable(so_model_drafter *md, int n) {
         md->chains[i].done = true;
 }
 
-/* Maximum number of levels of the next pass; 1: the chains need the host for every guess, or pages
- * or rows do not suffice for more. */
-static int max_levels(const so_model_drafter *md, int n) {
+/* Whether the argmax of a row, on a remote backend, is the guess of each chain. */
+static bool argmax_is_guess(const so_model_drafter *md, int n) {
+    bool is = so_model_backend(md->m)->vt->remote && md->n_subset == so_model_logits_len(md->m) &&
+              md->n_subset <= SO_SAMPLE_MAX;
+    for (int i = 0; i < n && is; i++) {
+        so_sample_params p = so_model_params(md, md->chains[i].job);
+        is = md->chains[i].done || so_sample_is_argmax(&p);
+    }
+    return is;
+}
+
+/* Whether the pass has the memory for several levels. A device without it drafts level by level. */
+static bool has_levels(so_model_drafter *md) {
+    so_err err = {0};
+    if (md->no_levels || so_pass_reserve_levels(md->pass, &err) == SO_OK)
+        return !md->no_levels;
+    so_log(SO_LOG_DEBUG, "draft model: %s; it drafts one level per pass", err.msg);
+    md->no_levels = true;
+    return false;
+}
+
+/* Maximum number of levels of the next pass; 1: the chains need the host for every guess, or pages,
+ * rows or memory do not suffice for more. */
+static int max_levels(so_model_drafter *md, int n) {
     int levels = SO_PASS_LEVELS, n_active = 0, n_missing = 0;
     int64_t n_pages = 0;
-    bool possible = so_model_backend(md->m)->vt->remote && !md->inner &&
-                    md->n_subset == so_model_logits_len(md->m);
+    bool possible = !md->inner && argmax_is_guess(md, n);
     for (int i = 0; i < n && possible; i++) {
         const so_model_chain *c = &md->chains[i];
         if (c->done)
             continue;
-        so_sample_params p = so_model_params(md, c->job);
-        possible = so_sample_is_argmax(&p);
         levels = SO_MIN(levels, SO_MIN(c->limit - c->depth, tree_room(c->job)));
         n_missing += c->n_text - so_seq_len(c->s->seq) - 1;
         n_active++;
@@ -407,7 +445,7 @@ static int max_levels(const so_model_drafter *md, int n) {
         if (!md->chains[i].done)
             n_pages += so_seq_pages_needed(s, md->chains[i].n_text - so_seq_len(s) + levels - 1);
     }
-    return n_pages > so_kv_available_pages(md->kv) ? 1 : levels;
+    return levels > 1 && n_pages <= so_kv_available_pages(md->kv) && has_levels(md) ? levels : 1;
 }
 
 /* Whether level number `level` of the next pass, the first being 0, is expected to pay, with the
@@ -451,7 +489,8 @@ static int add_levels(so_model_drafter *md, int n, int at, int n_seqs, int level
                                       .pos = md->rows[parent].pos + 1,
                                       .seq = seq++,
                                       .parent = parent,
-                                      .want_logits = true};
+                                      .want_logits = true,
+                                      .sample = &WEIGH_BEST};
         }
     return at;
 }
@@ -490,6 +529,7 @@ static void abort_all(so_model_drafter *md, int n) {
 static int pass_once(so_model_drafter *md, int n, bool *more, so_err *err) {
     int n_rows = 0, n_seqs = 0, n_logits = 0, budget = md->o.n_batch, rc = SO_OK;
     int levels = levels_together(md, n);
+    md->weighed = argmax_is_guess(md, n) && !(md->o.p_min > 0);
     for (int i = 0; i < n && rc == SO_OK; i++) {
         so_model_chain *c = &md->chains[i];
         if (c->done)
@@ -514,7 +554,7 @@ static int pass_once(so_model_drafter *md, int n, bool *more, so_err *err) {
     n_rows = add_levels(md, n, n_rows, n_seqs, levels);
     so_batch batch = {md->rows, n_rows, md->seqs, n_seqs};
     if (rc == SO_OK)
-        rc = so_pass_run(md->pass, &batch, SO_PASS_LOGITS, err);
+        rc = so_pass_run(md->pass, &batch, md->weighed ? SO_PASS_SAMPLE : SO_PASS_LOGITS, err);
     if (rc != SO_OK)
         return rc;
     if (levels > 1) {

@@ -90,6 +90,8 @@ typedef struct so_model_drafter {
     so_seq **seqs;            /* [n_parallel] */
     float *logits;            /* [n_vocab of the target] EXCLUDED_LOGIT outside the subset */
     float *probs;             /* [n_vocab of the target] */
+    bool weighed;             /* the pass gives the argmax and its weight, and no logits */
+    bool no_levels;           /* no memory for passes of several levels */
     bool warned;              /* about NaN or Inf */
     /* Trees only: */
     so_model_growth *growths;    /* [n_parallel] */

@@ -61,7 +61,7 @@ struct so_pass {
     so_view target_hidden; /* the target's hidden states, [max_rows][d_target_hidden] */
     so_view ids, positions, slots, rows, pages, tails, rope, rope_local;
     so_view out_rows, out_x, hidden, logits, argmax, sample, sampled; /* [max_logits][…] */
-    so_view guess_ids;  /* int32[logits_len]: token ids of the logits; made when first needed */
+    so_view guess_ids;  /* int32[logits_len]: token ids of the logits; so_pass_reserve_levels */
     bool has_guess_ids; /* they were uploaded, and no pass has failed since */
 
     /* Host, filled per run. */

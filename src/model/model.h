@@ -74,14 +74,18 @@ typedef struct so_batch {
 } so_batch;
 
 /* SO_PASS_LOGITS: the logits of all rows with want_logits are downloaded. SO_PASS_SAMPLE: the
- * backend samples from these rows, and their argmax is computed too; for batches of one level, and
- * models with logits for every token, at most SO_SAMPLE_MAX. */
+ * backend samples from these rows, and their argmax is computed too; at most SO_SAMPLE_MAX logits.
+ * Models with a vocabulary subset can only have the argmax weighed (SO_SAMPLE_BEST). */
 enum { SO_PASS_LOGITS = 1, SO_PASS_ARGMAX = 2, SO_PASS_HIDDEN = 4, SO_PASS_SAMPLE = 8 };
 
 /* max_rows: maximum rows of a batch. max_logits: maximum rows with want_logits. */
 int so_pass_create(const so_model *m, so_kv *kv, int max_rows, int max_logits, so_pass **out,
                    so_err *err);
 void so_pass_free(so_pass *p);
+
+/* Memory for batches with SO_ROW_GUESS. Their first submit calls it, too; a caller that has another
+ * way calls it before, to see whether the device has the memory. */
+int so_pass_reserve_levels(so_pass *p, so_err *err);
 
 /* Queues the operations of a batch. The batch is not read after the call. Rows, tokens, positions
  * and parents are checked first; if an error is returned, nothing was queued. want: SO_PASS_… bits,

@@ -4,9 +4,9 @@
  *
  * Owns the scratch memory. It is allocated at create, with two exceptions: the tables of pages and
  * tails grow if a batch needs more than all batches before it (they double, so a warm engine
- * allocates nothing), and guess_ids is made for the first batch with a token SO_ROW_GUESS. Refuses a
- * batch whose rows contradict their sequences: a wrong slot would corrupt the cache silently, and
- * the check costs almost nothing compared with a pass.
+ * allocates nothing), and guess_ids, which so_pass_reserve_levels makes. Refuses a batch whose rows
+ * contradict their sequences: a wrong slot would corrupt the cache silently, and the check costs
+ * almost nothing compared with a pass.
  *
  * The positions that a row sees follow from its parents:
  *
@@ -429,6 +429,7 @@ static void lay_out_wants(so_pass *p, const so_row *r, int row_of_level) {
     p->h_has_logits[p->n_out] = (p->want & SO_PASS_LOGITS) || r->logits_to_host;
     p->has_host_logits |= p->h_has_logits[p->n_out];
     p->h_sample[p->n_out] = r->sample ? *r->sample : (so_sample_row){.guess = -1};
+    SO_ASSERT(!p->model->vocab_subset || !r->sample || r->sample->guess == SO_SAMPLE_BEST);
     p->n_out++;
 }
 
@@ -548,13 +549,20 @@ static void download_wanted_logits(so_pass *p) {
     download_logits(p, first, p->n_out - first);
 }
 
+/* Whether the argmax alone tells that a row is not finite (so_pass_check). On a GPU a hidden state
+ * with NaN or infinity makes every logit of its row so; the CPU's products of integers may lose
+ * it. */
+static bool argmax_tells(const so_pass *p) {
+    return (p->want & SO_PASS_ARGMAX) && p->backend->vt->remote;
+}
+
 static void submit_downloads(so_pass *p) {
     const so_hparams *hp = &p->model->hp;
     size_t n = (size_t)p->n_out;
     if (n == 0)
         return;
-    /* always downloaded: so_pass_check tests them */
-    download(p, p->h_hidden, p->hidden, n * (size_t)hp->d_model * sizeof(float));
+    if ((p->want & SO_PASS_HIDDEN) || !argmax_tells(p))
+        download(p, p->h_hidden, p->hidden, n * (size_t)hp->d_model * sizeof(float));
     download_wanted_logits(p);
     if (p->want & SO_PASS_ARGMAX)
         download(p, p->h_argmax, p->argmax, n * sizeof(int32_t));
@@ -578,6 +586,8 @@ static so_pass level_of(const so_pass *p, const so_batch *b, int level) {
     l.h_hidden += (size_t)out * (size_t)p->model->hp.d_model;
     l.h_has_logits += out;
     l.h_argmax += out;
+    l.h_sample += out;
+    l.h_sampled += out;
     l.has_target_hidden = false;
     for (int i = 0; i < l.n && p->model->d_target_hidden > 0; i++)
         l.has_target_hidden |= b->rows[row + i].target_hidden != NULL;
@@ -593,7 +603,7 @@ static void submit_guesses(so_pass *p, int n) {
         &(so_op){.kind = SO_OP_GATHER, .n = n, .gather = {p->ids, p->guess_ids, p->argmax, 1}});
 }
 
-static int make_guess_ids(so_pass *p, so_err *err) {
+int so_pass_reserve_levels(so_pass *p, so_err *err) {
     size_t n_bytes = (size_t)p->model->logits_len * sizeof(int32_t);
     if (p->guess_ids.buf)
         return 0;
@@ -636,7 +646,7 @@ int so_pass_submit(so_pass *p, const so_batch *batch, unsigned want, so_err *err
     if (rc == 0)
         rc = lay_out_levels(p, batch, err);
     if (rc == 0 && p->n_levels > 1)
-        rc = make_guess_ids(p, err);
+        rc = so_pass_reserve_levels(p, err);
     if (rc == 0)
         rc = lay_out_pages(p, batch, err);
     if (rc == 0)
@@ -644,7 +654,6 @@ int so_pass_submit(so_pass *p, const so_batch *batch, unsigned want, so_err *err
     if (rc != 0)
         return rc;
     p->want |= p->n_levels > 1 ? SO_PASS_ARGMAX : 0;
-    SO_ASSERT(!(want & SO_PASS_SAMPLE) || (p->n_levels == 1 && !p->model->vocab_subset));
     submit_levels(p, batch);
     p->backend->in_flight = p;
     return 0;
@@ -685,6 +694,8 @@ static size_t result(const so_pass *p, int i, unsigned need) {
 static bool is_finite(const so_pass *p, int i) {
     const so_hparams *hp = &p->model->hp;
     size_t at = row_of(p, i);
+    if (argmax_tells(p))
+        return p->h_argmax[at] >= 0;
     if (so_weights_nonfinite(p->h_hidden + at * (size_t)hp->d_model, hp->d_model) >= 0)
         return false;
     if (p->want & SO_PASS_ARGMAX)

@@ -261,7 +261,9 @@ static void rows_alone(so_backend *b) {
     batch *t = batch_create(d, n);
     for (int i = 0; i < n; i++) {
         set_row(t, i, (kind)(i % N_KINDS), (int)(uniform() * N_SETTINGS));
-        t->rows[i].guess = i % 5 == 0 && t->kinds[i] < WITH_NAN ? i : -1;
+        t->rows[i].guess = i % 5 == 0 && t->kinds[i] < WITH_NAN ? i
+                           : i % 5 == 1                         ? SO_SAMPLE_BEST
+                                                                : -1;
     }
     run(b, t, 0, n);
     so_sample_result all[60];
@@ -282,7 +284,15 @@ static void test_rows_alone(void **state) {
     on_every_backend(rows_alone);
 }
 
-/* Weights of a guess: the logits exactly, and a mass that is never below the verifier's. */
+static int32_t argmax(const float *x, int d) {
+    int32_t best = 0;
+    for (int32_t i = 1; i < d; i++)
+        best = x[i] > x[best] ? i : best;
+    return best;
+}
+
+/* Weights of a guess, or of the argmax: the logits exactly, and a mass that is never below the
+ * verifier's. */
 static void guesses(so_backend *b) {
     static const int LENGTHS[] = {1, 7, 64, 1000, 128256};
     for (size_t l = 0; l < SO_LEN(LENGTHS); l++) {
@@ -292,7 +302,7 @@ static void guesses(so_backend *b) {
         float *weights = SO_NEW_N(float, d);
         for (int i = 0; i < n; i++) {
             set_row(t, i, (kind)(i % WITH_NAN), i % 7);
-            t->rows[i].guess = (int32_t)(uniform() * d);
+            t->rows[i].guess = i % 3 == 2 ? SO_SAMPLE_BEST : (int32_t)(uniform() * d);
         }
         run(b, t, 0, n);
         for (int i = 0; i < n; i++) {
@@ -302,10 +312,12 @@ static void guesses(so_backend *b) {
             SO_OK_OR_FAIL(so_sample_weights(s, &t->params[i], x, &ctx, weights, &err), err);
             double mass = so_sums()->mass(weights, d, 0);
             const so_sample_result *r = &t->out[i];
-            assert_int_equal(r->token, SO_SAMPLE_UNKNOWN);
-            assert_true(r->logit == x[t->rows[i].guess]);
+            int32_t guess = t->rows[i].guess;
+            assert_int_equal(r->token, guess >= 0 ? SO_SAMPLE_UNKNOWN : argmax(x, d));
+            guess = guess >= 0 ? guess : r->token;
+            assert_true(r->logit == x[guess]);
             assert_true(r->mass >= mass && r->mass <= mass * (1 + 1e-6));
-            double p = (double)weights[t->rows[i].guess] / mass;
+            double p = (double)weights[guess] / mass;
             double least = so_sample_prob_at_least(&t->params[i], r);
             assert_true(least <= p && least >= p * (1 - 1e-6));
         }

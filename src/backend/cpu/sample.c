@@ -144,11 +144,12 @@ static so_sample_result result_of(const so_sample_row *r, const float *x, int d,
         return out;
     SO_ASSERT(best < d && r->guess < d);
     row w = {r, x, d, (double)x[best]};
-    if (r->guess < 0) {
+    if (!so_sample_weighs(r)) {
         out.token = sample(&w, best);
         return out;
     }
-    return (so_sample_result){SO_SAMPLE_UNKNOWN, x[best], x[r->guess], mass(&w)};
+    return (so_sample_result){r->guess >= 0 ? SO_SAMPLE_UNKNOWN : best, x[best],
+                              x[so_sample_weighed(r, best)], mass(&w)};
 }
 
 void so_cpu_sample(const so_cpu *b, const so_op *op, int index, int count) {

@@ -277,8 +277,8 @@ SO_DEVICE void draw_mass(const sample_args &a, const row_view &v) {
     if (!ends_last(a))
         return;
     sum = atomicExch(a.masses + blockIdx.x, 0ull);
-    so_sample_result r = {SO_SAMPLE_UNKNOWN, (float)v.top, so_load(v.x + v.r.guess),
-                          so_sample_mass(sum, v.d)};
+    so_sample_result r = {v.r.guess >= 0 ? SO_SAMPLE_UNKNOWN : v.best, (float)v.top,
+                          so_load(v.x + so_sample_weighed(&v.r, v.best)), so_sample_mass(sum, v.d)};
     a.out[blockIdx.x] = r;
 }
 
@@ -331,7 +331,7 @@ static __global__ void __launch_bounds__(DRAW_THREADS) draw(sample_args a) {
     so_sample_entry border = {so_load(&a.borders[blockIdx.x].y),
                               so_load(&a.borders[blockIdx.x].token)};
     bool is_greedy = v.best < 0 || v.r.inverse == 0;
-    if (!is_greedy && v.r.guess >= 0) {
+    if (!is_greedy && so_sample_weighs(&v.r)) {
         draw_mass(a, v);
     } else if (!is_greedy && border.token != SO_SAMPLE_UNKNOWN) {
         draw_token(a, v, border);
