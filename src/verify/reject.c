@@ -310,8 +310,9 @@ static bool test_row(walk *w, int node, int i, uint32_t index, bool *done) {
     if (accepts(w, node, index, so_residual_at(&w->residual, x) / w->r_mass, (double)q[x] / mass))
         return true;
     so_residual next = {w->p, q, w->residual.scale + w->r_mass / mass};
-    double left = w->sums->residual(&next, n, w->r);
-    w->by_parts = w->rng->uniform && p->next < 0 && left > 0;
+    bool last = p->next < 0;
+    double left = last ? w->sums->residual(&next, n, w->r) : w->sums->residual_mass(&next, n);
+    w->by_parts = w->rng->uniform && last && left > 0;
     if (left > 0) {
         w->residual = next;
         w->r_mass = left;

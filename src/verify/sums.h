@@ -1,9 +1,9 @@
 /* Sums over whole rows for reject.c, one table of functions per CPU level.
  *
- * All levels give the same bits. Entry i of a row is added to lane i mod 8, in order of i; entries
- * after the last whole part go to lane 0; the lanes are added in a fixed order. Sums of single
- * parts (`parts` of residual) use four lanes, as so_verify_rng's draw does. All levels compile one
- * body (cpu/sums_body.h). Pure functions; any thread. */
+ * All levels give the same bits. A sum of a whole row uses 32 lanes: entry i is added to lane i mod
+ * 32, in order of i. `residual` uses 8, and its sums of single parts use four, as so_verify_rng's draw
+ * does. Entries after the last whole block go to lane 0, and the lanes are added in a fixed order
+ * (cpu/sums_body.h, which all levels compile). Pure functions; any thread. */
 #ifndef SO_VERIFY_SUMS_H
 #define SO_VERIFY_SUMS_H
 
@@ -29,6 +29,8 @@ typedef struct so_sums_fns {
     double (*mass)(const float *row, int n, float other);
     /* The sum of the residual, and of each whole part of it: parts[n / 64]. Writes no residual. */
     double (*residual)(const so_residual *r, int n, double *parts);
+    /* The sum alone, for a residual that another proposal of the same row follows. */
+    double (*residual_mass)(const so_residual *r, int n);
 } so_sums_fns;
 
 extern const so_sums_fns so_sums_scalar;

@@ -463,6 +463,16 @@ static double plain_sum(const double *w, int n) {
     return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 
+static double sum_of_32_lanes(const double *w, int n) {
+    double s[32] = {0}, t[8];
+    int whole = n / 32 * 32;
+    for (int i = 0; i < n; i++)
+        s[i < whole ? i % 32 : 0] += w[i];
+    for (int i = 0; i < 8; i++)
+        t[i] = (s[i] + s[8 + i]) + (s[16 + i] + s[24 + i]);
+    return ((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7]));
+}
+
 static void test_sums_of_all_levels(void **state) {
     (void)state;
     const so_sums_fns *levels[N_LEVELS];
@@ -480,7 +490,8 @@ static void test_sums_of_all_levels(void **state) {
             assert_true(so_residual_at(&residual, i) == r[i]);
         }
         for (int l = 0; l < n_levels; l++) {
-            assert_true(levels[l]->mass(p, n, 0.25f) == plain_sum(w, n));
+            assert_true(levels[l]->mass(p, n, 0.25f) == sum_of_32_lanes(w, n));
+            assert_true(levels[l]->residual_mass(&residual, n) == sum_of_32_lanes(r, n));
             assert_true(levels[l]->residual(&residual, n, parts) == plain_sum(r, n));
             for (int i = 0; i < n / SO_SUMS_PART; i++) {
                 double s[4] = {0};
