@@ -609,7 +609,7 @@ static void test_draft_target_tokenizer_mismatch(void **state) {
     static const so_tiny_opts kinds[4] = {
         {.temp = 0}, {.other_vocab = true}, {.other_end = true}, {.no_chat = true}};
     for (int i = 0; i < 4; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "%d.gguf", i);
         names[i] = so_path_join(dir, name);
         so_tiny_write(names[i], &kinds[i]);
