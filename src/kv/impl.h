@@ -37,6 +37,7 @@ struct so_seq {
     int open;          /* nodes of the open speculation, 0: none open */
     int n_computed;    /* those of them that earlier passes wrote: nodes before the latest extend */
     int32_t *parents;  /* [parents_cap] by node: the slot of its parent; NO_PARENT: not known yet */
+    int32_t *moved;    /* [parents_cap] the same while nodes move (so_seq_keep) */
     int parents_cap;   /* 0: speculations of this sequence cannot be extended */
     int n_shared;      /* leading pages that are in the prefix tree */
     int32_t run_start; /* slotted: first page of its page run, −1: none yet */

@@ -18,8 +18,9 @@
  *   3. While a speculation is open, every page with a slot at or past len has count 1. begin
  *      ensures this by copying; fork asserts that no speculation is open. So writes never reach
  *      another sequence.
- *   4. In a speculation that was extended, each node of the earlier passes follows a slot from
- *      len − 1 up to the one before its own. So every path ends at the committed positions.
+ *   4. In a speculation that was extended, or kept in part, each node of the earlier passes follows
+ *      a slot from len − 1 up to the one before its own. So every path ends at the committed
+ *      positions.
  *
  * A freed page may be handed out again at once although queued operations still read it: the
  * backend runs operations in submission order, so the read comes before the next write.
@@ -248,6 +249,7 @@ void so_seq_reserve_nodes(so_seq *s, int n) {
     if (n <= s->parents_cap)
         return;
     s->parents = so_realloc(s->parents, (size_t)n * sizeof *s->parents);
+    s->moved = so_realloc(s->moved, (size_t)n * sizeof *s->moved);
     s->parents_cap = n;
 }
 
@@ -269,6 +271,7 @@ void so_seq_free(so_seq *s) {
         s->next->prev = s->prev;
     free(s->pages);
     free(s->parents);
+    free(s->moved);
     free(s);
 }
 
@@ -447,6 +450,42 @@ void so_seq_commit(so_seq *s, const int32_t *path, int n_path) {
     table_shrink(s, s->len + n_path);
 }
 
+/* The place among nodes[0 … n) of the node that nodes[n] follows; −1: the committed positions. */
+static int kept_parent(const so_seq *s, const int32_t *nodes, int n) {
+    int parent = so_seq_parent(s, s->len + nodes[n]) - s->len, low = 0, high = n;
+    while (low < high) {
+        int mid = low + (high - low) / 2;
+        if (nodes[mid] < parent)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    SO_ASSERT(parent < 0 || (low < n && nodes[low] == parent));
+    return parent < 0 ? -1 : low;
+}
+
+void so_seq_keep(so_seq *s, const int32_t *nodes, int n, int n_path) {
+    int32_t before = -1;
+    SO_ASSERT(n_path >= 0 && n_path <= n && n <= s->open && s->open <= s->parents_cap);
+    for (int i = 0; i < n; i++) { /* parents of later nodes are still where they were */
+        SO_ASSERT_OP(nodes[i], >, before);
+        SO_ASSERT_OP(nodes[i], <, s->open);
+        before = nodes[i];
+        int parent = kept_parent(s, nodes, i);
+        SO_ASSERT(i < n_path ? parent == i - 1 : parent >= n_path - 1);
+        if (nodes[i] != i)
+            copies_add(s->kv, slot_at(s, s->len + nodes[i]), slot_at(s, s->len + i));
+        s->moved[i] = s->len + parent;
+    }
+    copies_flush(s->kv);
+    for (int i = n_path; i < n; i++)
+        s->parents[i - n_path] = s->moved[i];
+    int len = s->len + n_path;
+    table_shrink(s, s->len + n);
+    s->len = len;
+    s->open = s->n_computed = n - n_path;
+}
+
 void so_seq_commit_chain(so_seq *s, int n) {
     SO_ASSERT_OP(n, >=, 0);
     SO_ASSERT_OP(n, <=, s->open);
@@ -460,7 +499,7 @@ void so_seq_abort(so_seq *s) { so_seq_commit_chain(s, 0); }
 
 static void check_parents(const so_seq *s) {
     SO_ASSERT_OP(s->n_computed, >=, 0);
-    SO_ASSERT_OP(s->n_computed, <=, SO_MAX(s->open - 1, 0));
+    SO_ASSERT_OP(s->n_computed, <=, s->open);
     SO_ASSERT(s->n_computed == 0 || s->open <= s->parents_cap);
     for (int i = 0; i < SO_MIN(s->open, s->parents_cap); i++) {
         if (s->parents[i] == NO_PARENT && i >= s->n_computed)

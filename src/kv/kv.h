@@ -32,6 +32,9 @@
  *   commit(path)   Keeps the accepted nodes. Node path[i] moves from slot len+path[i] to slot
  *                  len+i, in ascending order of i. Since path[i] ≥ i, no move overwrites an entry
  *                  that a later move reads. A chain moves nothing. The new length is len+n_path.
+ *   keep(nodes)    Keeps part of the tree, for beam search: the first nodes are a path that is
+ *                  committed, the others stay open, and the speculation can be extended. All move
+ *                  to the front, in ascending order, as in commit.
  *   abort()        Keeps no node. The length stays len.
  *
  * Commit and abort release the pages past the new length. A prompt chunk is a chain that is
@@ -135,6 +138,11 @@ void so_seq_set_parent(so_seq *s, int slot, int parent);
  * backend, in order with the passes before and after. */
 void so_seq_commit(so_seq *s, const int32_t *path, int n_path);
 void so_seq_commit_chain(so_seq *s, int n); /* path 0 … n-1; copies nothing */
+/* Commits the path nodes[0 … n_path) and keeps nodes[n_path … n) open: node nodes[i] becomes node
+ * i − n_path. Other nodes are dropped. nodes: strictly ascending; with each node its parent, or it
+ * follows the committed positions. Parents must be known (so_seq_reserve_nodes), so the latest pass
+ * must have been submitted. With n == n_path the speculation ends. */
+void so_seq_keep(so_seq *s, const int32_t *nodes, int n, int n_path);
 void so_seq_abort(so_seq *s);
 
 /* Checks all invariants of kv.c: reference counts against page tables and prefix tree, the free

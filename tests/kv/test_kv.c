@@ -20,6 +20,7 @@ typedef struct world {
     uint64_t seed;
     int n_full; /* begins and extensions refused for lack of pages or slots */
     int n_extended;
+    int n_kept; /* calls of so_seq_keep that left nodes open */
     int n_total; /* pages that sequences can take */
 } world;
 
@@ -107,6 +108,46 @@ static bool reserve(world *w, twin *t, int n, int64_t *written) {
     return true;
 }
 
+/* Keeps a random part of the n open nodes, with their parents: first a path, which is committed,
+ * then random nodes below its end. Returns the number of nodes that are open then. */
+static int keep_some(world *w, twin *t, int n, int64_t *written) {
+    int32_t nodes[MAX_NODES];
+    int parents[MAX_NODES], place[MAX_NODES], end = -1, n_path = 0, n_kept = 0;
+    for (int k = 0; k < n; k++) {
+        parents[k] = so_seq_parent(t->seq, t->len + k) - t->len;
+        place[k] = -1;
+        if (parents[k] == end && n_kept == n_path && draw(w, 3) > 0) {
+            end = k;
+            n_path++;
+        } else if (parents[k] != end && (parents[k] < 0 || place[parents[k]] < n_path)) {
+            continue;
+        } else if (draw(w, 2)) {
+            continue;
+        }
+        place[k] = n_kept;
+        nodes[n_kept++] = k;
+    }
+    so_seq_keep(t->seq, nodes, n_kept, n_path);
+    for (int i = 0; i < n_kept; i++) {
+        int before = parents[nodes[i]];
+        written[i] = written[nodes[i]];
+        if (i < n_path)
+            t->want[t->len + i] = written[i];
+        else
+            assert_int_equal(so_seq_parent(t->seq, t->len + i),
+                             t->len + (before < 0 ? -1 : place[before]));
+    }
+    t->len += n_path;
+    memmove(written, written + n_path, (size_t)(n_kept - n_path) * sizeof *written);
+    assert_int_equal(so_seq_len(t->seq), t->len);
+    assert_int_equal(so_seq_open_nodes(t->seq), n_kept - n_path);
+    for (int i = 0; i < n_kept - n_path; i++)
+        assert_int_equal(*slot_entry(w, t->seq, t->len + i), written[i]);
+    so_kv_check(w->kv);
+    w->n_kept += n_kept - n_path > 0;
+    return n_kept - n_path;
+}
+
 /* One speculation of n nodes, reserved in one or several parts, committed along a random path. What
  * was written before a refused extension can still be committed. */
 static void speculate(world *w, twin *t, int n) {
@@ -117,6 +158,8 @@ static void speculate(world *w, twin *t, int n) {
         return;
     while (first < n) {
         int more = 1 + draw(w, n - first);
+        if (draw(w, 3) == 0 && t->len + first <= MAX_LEN)
+            first = keep_some(w, t, first, written);
         if (!reserve(w, t, more, written))
             break;
         w->n_extended++;
@@ -174,7 +217,7 @@ static void random_operation(world *w) {
 }
 
 static void check_random_operations(int slot_len) {
-    int n_full = 0, n_copies = 0, n_extended = 0;
+    int n_full = 0, n_copies = 0, n_extended = 0, n_kept = 0;
     for (uint64_t seed = 1; seed <= 20; seed++) {
         world *w = SO_NEW(world);
         world_init_as(w, seed, N_PAGES, slot_len);
@@ -185,6 +228,7 @@ static void check_random_operations(int slot_len) {
         n_full += w->n_full;
         n_copies += w->backend.n_copies;
         n_extended += w->n_extended;
+        n_kept += w->n_kept;
         world_deinit(w);
         free(w);
     }
@@ -192,6 +236,7 @@ static void check_random_operations(int slot_len) {
     assert_true(n_full > 10);
     assert_true(n_copies > 1000);
     assert_true(n_extended > 1000);
+    assert_true(n_kept > 1000);
 }
 
 static void random_operations(void **state) {
