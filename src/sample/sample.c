@@ -48,6 +48,7 @@ struct so_sampler {
     int32_t *seen,
         *generated; /* [n_vocab] counts in the window and in its output part; 0 between calls */
     int n;
+    so_scored *top; /* [n_vocab + 1] of so_sample_logprobs */
     double weight[N_BINS]; /* number or mass of the tokens in each bin */
 };
 
@@ -106,6 +107,7 @@ so_sampler *so_sampler_create_at_level(int n_vocab, const struct so_noise_fns *l
     s->border = SO_NEW_N(int32_t, n_vocab);
     s->seen = SO_NEW_N(int32_t, n_vocab);
     s->generated = SO_NEW_N(int32_t, n_vocab);
+    s->top = SO_NEW_N(so_scored, n_vocab + 1);
     return s;
 }
 
@@ -128,6 +130,7 @@ void so_sampler_free(so_sampler *s) {
     free(s->border);
     free(s->seen);
     free(s->generated);
+    free(s->top);
     free(s->subset_bits);
     free(s);
 }
@@ -751,36 +754,53 @@ float so_sample_prob_estimate(so_sampler *s, const float *logits, int32_t token)
 }
 
 /* Insertion into a short sorted list; almost every token fails the comparison with the last entry.
- * Compares logits, stored in `logprob` for now: rounding must not turn an order into a tie. */
-static void find_top(const float *logits, int n_vocab, int n_top, so_logprob *top) {
+ * Compares logits, stored in `score` for now: rounding must not turn an order into a tie. Returns the
+ * length of the list: tokens at −∞ are left out if `finite`. */
+static int find_top(const float *logits, int n_vocab, int n_top, bool finite, so_scored *top) {
     int n = 0;
     for (int32_t id = 0; id < n_vocab; id++) {
-        float x = cleaned(logits[id]);
-        if (n == n_top && !(x > top[n - 1].logprob))
+        double x = (double)cleaned(logits[id]);
+        if ((n == n_top && !(x > top[n - 1].score)) || (finite && x == -INFINITY))
             continue;
         int at = n < n_top ? n++ : n - 1;
-        for (; at > 0 && x > top[at - 1].logprob; at--)
+        for (; at > 0 && x > top[at - 1].score; at--)
             top[at] = top[at - 1];
-        top[at] = (so_logprob){id, x};
+        top[at] = (so_scored){x, id};
     }
+    return n;
+}
+
+static norm norm_at_level(so_sampler *s, const float *logits) {
+    float best;
+    if (!s->fns->all_finite(logits, s->n_vocab, &best))
+        return norm_of(logits, s->n_vocab);
+    return (norm){(double)best, log(s->fns->weigh(logits, s->n_vocab, (double)best, 1, s->y))};
 }
 
 void so_sample_logprobs(so_sampler *s, const float *logits, int32_t token, int n_top,
                         so_logprob *out) {
+    so_scored *top = s->top;
     SO_ASSERT(token >= 0 && token < s->n_vocab && n_top >= 0 && n_top <= s->n_vocab);
-    norm z;
-    float best;
-    if (s->fns->all_finite(logits, s->n_vocab, &best)) {
-        z.top = (double)best;
-        z.log_sum = log(s->fns->weigh(logits, s->n_vocab, z.top, 1, s->y));
-    } else {
-        z = norm_of(logits, s->n_vocab);
-    }
-    out[0].token = token;
+    norm z = norm_at_level(s, logits);
+    top[0] = (so_scored){(double)cleaned(logits[token]), token};
     if (n_top > 0)
-        find_top(logits, s->n_vocab, n_top, out + 1);
-    for (int i = 0; i <= n_top; i++) {
-        double x = (double)cleaned(logits[out[i].token]) - z.top - z.log_sum;
-        out[i].logprob = (float)fmax(x, (double)-FLT_MAX);
+        find_top(logits, s->n_vocab, n_top, false, top + 1);
+    for (int i = 0; i <= n_top; i++)
+        out[i] = (so_logprob){top[i].id,
+                              (float)fmax(top[i].score - z.top - z.log_sum, (double)-FLT_MAX)};
+}
+
+int so_sample_continuations(so_sampler *s, const so_sample_params *p, const float *logits, int k,
+                            so_scored *out) {
+    norm z = norm_at_level(s, logits);
+    if (p->n_bias > 0) {
+        memmove(s->x, logits, (size_t)s->n_vocab * sizeof *logits);
+        for (int i = 0; i < p->n_bias; i++)
+            s->x[p->bias[i].token] += p->bias[i].bias;
+        logits = s->x;
     }
+    int n = find_top(logits, s->n_vocab, SO_MIN(k, s->n_vocab), true, out);
+    for (int i = 0; i < n; i++)
+        out[i].score = out[i].score - z.top - z.log_sum;
+    return n;
 }

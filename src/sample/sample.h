@@ -122,4 +122,11 @@ enum { SO_LOGPROBS_MAX = 20 };
 void so_sample_logprobs(so_sampler *s, const float *logits, int32_t token, int n_top,
                         so_logprob *out);
 
+/* The k likeliest tokens for beam search, with their log-probabilities in double: best first, lower
+ * id first on ties. Returns their number, at most k and n_vocab. Bias is added after the softmax,
+ * without normalising again, as Hugging Face's processors do in beam search; tokens at −∞ are left
+ * out. Everything else in *p must be off. */
+int so_sample_continuations(so_sampler *s, const so_sample_params *p, const float *logits, int k,
+                            so_scored *out);
+
 #endif
