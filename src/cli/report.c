@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#include "cli/view.h"
+
 static void add_logprobs(so_report *r, const so_request *req, const so_tokenizer *t) {
     int n, n_each;
     const so_logprob *p = so_request_logprobs(req, &n_each);
@@ -15,6 +17,30 @@ static void add_logprobs(so_report *r, const so_request *req, const so_tokenizer
         json_array_append_new(r->logprobs, so_figures_logprobs(t, p, n_each));
 }
 
+static json_t *best_json(const so_request *req, const so_tokenizer *t) {
+    json_t *list = json_array();
+    int n_each;
+    so_request_logprobs(req, &n_each);
+    for (int i = 0; i < so_request_n_best(req); i++) {
+        const so_beam_result *b = so_request_result(req, i);
+        so_str text = so_buf_str(&b->text);
+        json_t *ids = json_array(), *logprobs = json_array();
+        for (int k = 0; k < b->n_tokens; k++)
+            json_array_append_new(ids, json_integer(b->tokens[k]));
+        for (int k = 0; b->logprobs && k < b->n_tokens; k++)
+            json_array_append_new(logprobs,
+                                  so_figures_logprobs(t, b->logprobs + (size_t)k * n_each, n_each));
+        json_t *o = json_pack("{s:o, s:o, s:f, s:f, s:s}", "text", json_stringn(text.ptr, text.len),
+                              "tokens", ids, "score", b->score, "logprob", b->sum, "finish_reason",
+                              so_finish_name(b->finish));
+        if (b->logprobs)
+            json_object_set_new(o, "logprobs", json_pack("{s:O}", "content", logprobs));
+        json_decref(logprobs);
+        json_array_append_new(list, o);
+    }
+    return list;
+}
+
 void so_report_add(so_report *r, const so_request *req, const so_tokenizer *t, so_str text) {
     int n;
     const int32_t *ids = so_request_output(req, &n);
@@ -23,6 +49,8 @@ void so_report_add(so_report *r, const so_request *req, const so_tokenizer *t, s
     so_buf_append_str(&r->text, text);
     so_tokens_append(&r->tokens, ids, (size_t)n);
     add_logprobs(r, req, t);
+    json_decref(r->best);
+    r->best = so_request_beam_width(req) > 0 ? best_json(req, t) : NULL;
     r->finish = so_request_finish(req);
     r->seed = so_request_seed(req);
     r->has_nonce = so_request_nonce(req, &r->nonce);
@@ -39,6 +67,7 @@ void so_report_free(so_report *r) {
     so_buf_free(&r->text);
     so_tokens_free(&r->tokens);
     json_decref(r->logprobs);
+    json_decref(r->best);
 }
 
 json_t *so_report_json(const so_report *r) {
@@ -53,7 +82,21 @@ json_t *so_report_json(const so_report *r) {
                   so_figures_timings(&r->stats), "spec", so_figures_spec(&r->label, &r->stats));
     if (r->logprobs)
         json_object_set_new(o, "logprobs", json_pack("{s:O}", "content", r->logprobs));
+    if (r->best)
+        json_object_set(o, "n_best", r->best);
     return o;
+}
+
+void so_report_print_best(const so_report *r) {
+    size_t i;
+    json_t *o;
+    json_array_foreach(r->best, i, o) {
+        json_t *text = json_object_get(o, "text");
+        printf("# %zu: score %.6f, %s\n", i + 1, json_number_value(json_object_get(o, "score")),
+               json_string_value(json_object_get(o, "finish_reason")));
+        so_view_print((so_str){json_string_value(text), json_string_length(text)});
+        putchar('\n');
+    }
 }
 
 void so_report_print_json(json_t *o) {

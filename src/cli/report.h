@@ -11,6 +11,7 @@ typedef struct so_report {
     so_buf text; /* answers, separated by line breaks */
     so_tokens tokens;
     json_t *logprobs; /* one item per token; NULL: not requested */
+    json_t *best;     /* beam search: the best answers of the last turn; else NULL */
     so_finish finish; /* of the last turn */
     uint64_t seed;
     uint64_t nonce; /* of the last turn, if has_nonce */
@@ -25,8 +26,12 @@ void so_report_free(so_report *r);
 /* {"text","tokens","finish_reason","seed","nonce","timings","spec"} (engine/figures.h). If logprobs
  * were requested, also "logprobs": {"content": [{"token": " sea", "id": 9, "logprob": -0.5,
  * "bytes": [32, 115, …], "top_logprobs": [{"token", "id", "logprob", "bytes"}, …]}, …]}: one item
- * per token, its alternatives in order of decreasing probability. */
+ * per token, its alternatives in order of decreasing probability. With beam search also "n_best":
+ * [{"text", "tokens", "score", "logprob", "finish_reason"}, …], best first: score is logprob, the sum
+ * of the log probabilities, with the length penalty. */
 json_t *so_report_json(const so_report *r);
+/* Prints the best answers of a beam search with their scores on stdout. */
+void so_report_print_best(const so_report *r);
 /* Prints the object as one line on stdout, flushes, and releases o. */
 void so_report_print_json(json_t *o);
 /* " (12.3/s)", or "" for a rate that is not known (negative). Returns `out`. */

@@ -95,12 +95,41 @@ static int read_sampling(const so_args *a, const so_bundle *b, so_sample_params 
     return status;
 }
 
+/* Options of beam search, which samples nothing: what the model recommends for sampling is left out,
+ * and what the user asks for is refused by the engine's check (so_beams_check), here as wrong
+ * usage. */
+static int read_beams(const so_args *a, so_request_opts *o) {
+    static const so_opt needs_beams[] = {SO_OPT_LENGTH_PENALTY, SO_OPT_EARLY_STOPPING,
+                                         SO_OPT_N_BEST, SO_OPT_BEAM_CANDIDATES};
+    so_beam_opts *b = &o->beams;
+    so_err err = {0};
+    so_beam_opts_defaults(b);
+    b->width = (int)so_args_int(a, SO_OPT_BEAMS, 0);
+    for (size_t i = 0; i < SO_LEN(needs_beams) && b->width == 0; i++)
+        if (so_args_has(a, needs_beams[i]))
+            return so_args_bad(a, "--%s needs --beams", so_option_at(needs_beams[i])->name);
+    if (b->width == 0)
+        return 0;
+    const char *when = so_args_str(a, SO_OPT_EARLY_STOPPING, "false");
+    b->n_best = (int)so_args_int(a, SO_OPT_N_BEST, 1);
+    b->length_penalty = so_args_float(a, SO_OPT_LENGTH_PENALTY, 1);
+    b->candidates = (int)so_args_int(a, SO_OPT_BEAM_CANDIDATES, 0);
+    b->early_stop = *when == 't'   ? SO_EARLY_STOP_YES
+                    : *when == 'n' ? SO_EARLY_STOP_NEVER
+                                   : SO_EARLY_STOP_NO;
+    o->sample.temp = (float)so_args_float(a, SO_OPT_TEMP, 0);
+    o->sample.repeat_penalty = (float)so_args_float(a, SO_OPT_REPEAT_PENALTY, 1);
+    return so_beams_check(o, &err) == SO_OK ? 0 : so_args_bad(a, "%s", err.msg);
+}
+
 int so_cli_request_read(const so_args *a, const so_bundle *b, so_request_opts *out) {
     out->max_tokens = (int)so_args_int(a, SO_OPT_PREDICT, -1);
     out->ignore_end = so_args_has(a, SO_OPT_IGNORE_EOS);
     out->n_logprobs = (int)so_args_int(a, SO_OPT_LOGPROBS, 0);
     so_cli_nonce_read(a, out);
     int status = read_sampling(a, b, &out->sample);
+    if (status == 0)
+        status = read_beams(a, out);
     return status == 0 ? read_stops(a, out) : status;
 }
 

@@ -206,14 +206,20 @@ static void print_text(const job *j) {
     const char *id = json_string_value(j->p->id);
     if (j->run->stream)
         return; /* printed while it was generated */
-    fputs("### ", stdout);
-    if (id)
-        so_view_print(so_str_c(id));
-    else
-        printf("line %d", j->p->line);
-    putchar('\n');
-    so_view_print(so_buf_str(&j->total.text));
-    putchar('\n');
+    if (so_args_has(j->run->a, SO_OPT_PROMPTS)) {
+        fputs("### ", stdout);
+        if (id)
+            so_view_print(so_str_c(id));
+        else
+            printf("line %d", j->p->line);
+        putchar('\n');
+    }
+    if (j->run->base.beams.n_best > 1) {
+        so_report_print_best(&j->total);
+    } else {
+        so_view_print(so_buf_str(&j->total.text));
+        putchar('\n');
+    }
     fflush(stdout);
 }
 
@@ -379,10 +385,10 @@ static int run_prompts(const so_args *a, const so_prompts *prompts) {
         status = so_cli_open(a, &r.b);
     if (status != 0)
         return status;
-    r.stream = !r.json && !so_args_has(a, SO_OPT_PROMPTS);
-    open_painter(&r);
     decide_format(&r);
     status = so_cli_request_read(a, &r.b, &r.base);
+    r.stream = !r.json && !so_args_has(a, SO_OPT_PROMPTS) && r.base.beams.n_best <= 1;
+    open_painter(&r);
     if (status == 0)
         status = so_cli_engine_opts(a, &r.b, &eo);
     if (status == 0)

@@ -22,6 +22,9 @@
 /* Rows of prompt logits in one pass. Their memory is touched only if prompt logprobs are requested.
  * A larger value would hardly be faster. */
 enum { MAX_SCORES = 32 };
+/* Logits rows of beam searches in one pass, beyond one of each request: as many as beams with a draft
+ * can use, limited by the memory of their logits. */
+enum { MAX_BEAM_ROWS = 2 * SO_TREE_MAX, MAX_BEAM_LOGITS = 8 << 20 };
 enum { NODES_PER_DEPTH = 2 }; /* times --draft-max: room for two merged drafters */
 
 /* --- creation --- */
@@ -134,7 +137,8 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     rc = create_cache(e, err);
     e->max_guesses = opts->max_draft ? so_speculate_max_guesses(e) : 0;
     e->max_scores = SO_MIN(opts->n_batch, MAX_SCORES);
-    int max_logits = e->o.n_parallel + e->max_guesses; /* one root per request, and the guesses */
+    e->max_beam_rows = SO_MIN(MAX_BEAM_ROWS, MAX_BEAM_LOGITS / so_model_hparams(m)->n_vocab);
+    int max_logits = e->o.n_parallel + e->max_guesses + e->max_beam_rows; /* one root per request */
     e->max_rows = opts->n_batch + max_logits;
     if (rc == SO_OK)
         rc = so_pass_create(m, e->kv, e->max_rows, max_logits + e->max_scores, &e->pass, err);
@@ -237,7 +241,9 @@ void so_engine_finish(so_request *r, so_finish why, bool stop_string) {
 static void drop_cancelled(so_request *list) {
     for (so_request *r = list, *next; r; r = next) {
         next = r->next;
-        if (r->cancelled)
+        if (r->cancelled && r->beams)
+            so_beams_finish(r, SO_FINISH_CANCELLED);
+        else if (r->cancelled)
             so_engine_finish(r, SO_FINISH_CANCELLED, false);
     }
 }
@@ -265,6 +271,8 @@ static int add_rows(so_engine *e, so_request *r, int seq, int at, unsigned *want
                                           .want_logits = true};
         *want |= so_verifier_want(r, i, &e->step.samples[root + i], &e->step.rows[root + i]);
     }
+    if (r->n_beam_rows > 0)
+        return so_beams_add_rows(r, seq, root);
     return root + (r->has_tree ? r->tree->n_nodes : 0);
 }
 
@@ -275,7 +283,8 @@ static int forward(so_engine *e, so_err *err) {
         int end = add_rows(e, r, n_seqs, n_rows, &want);
         if (end == n_rows)
             continue; /* no rows: the chunk budget went to other requests */
-        rc = so_seq_begin(r->seq, end - n_rows, err);
+        rc = so_seq_open_nodes(r->seq) ? so_seq_extend(r->seq, end - n_rows, err)
+                                       : so_seq_begin(r->seq, end - n_rows, err);
         e->step.seqs[n_seqs++] = r->seq;
         n_rows = end;
         r->first_score = n_logits;
@@ -285,6 +294,10 @@ static int forward(so_engine *e, so_err *err) {
             n_logits += r->tree->n_nodes;
             want |= so_speculate_reads_hidden(r) ? SO_PASS_HIDDEN : 0u;
         }
+        if (r->n_beam_rows > 0) {
+            r->first_logit = n_logits;
+            n_logits += so_beams_n_logits(r);
+        }
     }
     so_batch batch = {
         .rows = e->step.rows, .n_rows = n_rows, .seqs = e->step.seqs, .n_seqs = n_seqs};
@@ -293,6 +306,10 @@ static int forward(so_engine *e, so_err *err) {
 
 static void commit(so_engine *e, so_request *r) {
     int n = 0;
+    if (r->n_beam_rows > 0) {
+        so_beams_take(r);
+        return;
+    }
     for (int i = 0; i < r->n_chunk; i++)
         e->step.path[n++] = i;
     if (r->has_tree) {
@@ -310,8 +327,6 @@ static void commit(so_engine *e, so_request *r) {
 /* Adds one token, sampled from the logits row of `node`, to the text. Returns false if this token
  * ended the request. */
 static bool append_token(so_request *r, int node, int32_t token, so_origin origin) {
-    so_engine *e = r->e;
-    bool stop = false;
     if (r->stats.predicted_n == r->max_tokens) { /* max_tokens is 0: compute the prompt only */
         so_engine_finish(r, SO_FINISH_LENGTH, false);
         return false;
@@ -323,6 +338,12 @@ static bool append_token(so_request *r, int node, int32_t token, so_origin origi
     }
     so_verifier_token_logprobs(r, node, token);
     so_speculate_observe_hidden(r, node);
+    return so_engine_append(r, token, origin);
+}
+
+bool so_engine_append(so_request *r, int32_t token, so_origin origin) {
+    so_engine *e = r->e;
+    bool stop = false;
     r->tokens[r->n_tokens++] = token;
     so_counts_token(r);
     so_buf_clear(&e->step.out);
@@ -408,10 +429,10 @@ static void count_step(so_engine *e, double pass_ms, double host_ms) {
     s->pass_ms = pass_ms;
     s->host_ms = host_ms;
     for (const so_request *r = e->running; r; r = r->next) {
-        s->n_rows += r->n_chunk;
+        s->n_rows += r->n_chunk + r->n_beam_rows;
+        s->n_requests += r->has_tree || r->n_beam_rows > 0;
         if (!r->has_tree)
             continue;
-        s->n_requests++;
         s->n_rows += r->tree->n_nodes;
     }
 }
@@ -457,10 +478,10 @@ int so_engine_step(so_engine *e, so_err *err) {
     int64_t t_pass = so_clock_ns();
     for (so_request *r = e->running; r; r = r->next) {
         so_verifier_prompt_logprobs(r);
-        if (r->has_tree) {
+        if (r->has_tree)
             so_verifier_run(r);
+        if (r->has_tree || r->n_beam_rows > 0)
             r->stats.verify_ms += pass_ms;
-        }
         commit(e, r);
     }
     if (e->spec)
@@ -472,9 +493,12 @@ int so_engine_step(so_engine *e, so_err *err) {
             emit_round(r);
         else if (r->err.code != SO_OK)
             so_engine_finish(r, SO_FINISH_ERROR, false);
+        else if (r->beams && so_beams_ended(r))
+            so_beams_finish(r, SO_FINISH_STOP);
     }
     for (so_request *r = e->running; r; r = r->next)
-        so_prefix_offer(r->seq, r->tokens, so_seq_len(r->seq));
+        if (so_seq_open_nodes(r->seq) == 0)
+            so_prefix_offer(r->seq, r->tokens, so_seq_len(r->seq));
     sum_step(e);
     return e->running || e->waiting;
 }

@@ -37,6 +37,7 @@
 #include "plan/plan.h"
 #include "sample/sample.h"
 #include "token/tokenizer.h"
+#include "verify/beam.h"
 #include "verify/verify.h"
 
 typedef struct so_engine so_engine;
@@ -157,6 +158,18 @@ typedef struct so_spec_opts {
     int n_expected;
 } so_spec_opts;
 
+/* Beam search (beam.c), by the rules of verify/beam.h. All zero: none. It needs temperature 0 and no
+ * penalties; its tokens are emitted at the end. With width 1 it is greedy decoding with a score. */
+enum { SO_BEAM_MAX_CANDIDATES = SO_TREE_MAX - 1 };
+typedef struct so_beam_opts {
+    int width;  /* hypotheses, from 1 to SO_BEAM_MAX; 0: no beam search */
+    int n_best; /* results, from 1 to width */
+    double length_penalty;
+    so_early_stop early_stop;
+    int candidates; /* guesses of each level of speculation, at least width; 0: twice the width */
+} so_beam_opts;
+void so_beam_opts_defaults(so_beam_opts *o); /* no beam search; the values to start from */
+
 typedef struct so_request_opts {
     const int32_t *prompt; /* copied */
     int n_prompt;
@@ -178,10 +191,14 @@ typedef struct so_request_opts {
     int n_logprobs;    /* report logprobs of each token and this many alternatives; 0: none */
     bool score_prompt; /* also of the prompt's tokens, which are then all computed */
     so_spec_opts spec;
+    so_beam_opts beams;
     so_event_fn *on_event; /* may be NULL */
     so_round_fn *on_round; /* may be NULL */
     void *user;
 } so_request_opts;
+
+/* Checks the beams of o, and that its other options allow them; part of so_engine_submit. */
+int so_beams_check(const so_request_opts *o, so_err *err);
 
 enum { SO_REQUEST_MAX_STOPS = 64, SO_REQUEST_MAX_BAD_WORDS = 256 };
 
@@ -270,6 +287,21 @@ const so_logprob *so_request_logprobs(const so_request *r, int *n_each);
  * not requested. */
 const so_logprob *so_request_prompt_logprobs(const so_request *r, int *n_each);
 void *so_request_user(const so_request *r);
+
+/* One of the best hypotheses of a finished beam search, best first; the first is the request's
+ * output. */
+typedef struct so_beam_result {
+    int32_t *tokens; /* [n_tokens] without an end token */
+    int n_tokens;
+    so_buf text;
+    double score, sum;    /* with the length penalty; sum of the log-probabilities */
+    so_finish finish;     /* STOP or LENGTH */
+    so_logprob *logprobs; /* as so_request_logprobs; NULL: not requested */
+} so_beam_result;
+int so_request_n_best(const so_request *r); /* 0: no beam search, or no result */
+const so_beam_result *so_request_result(const so_request *r, int i);
+int so_request_beam_width(const so_request *r); /* 0: no beam search */
+
 /* The drafters in the shortest form of --spec, or "none"; and the verification mode. */
 const char *so_request_drafter(const so_request *r);
 so_verify_mode so_request_verify(const so_request *r, double *lenience);

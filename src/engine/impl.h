@@ -2,6 +2,7 @@
  *
  *   engine.c      creation, the step, emitting tokens, the end of a request
  *   request.c     submission, and the results of a request
+ *   beam.c        beam search (its data: beam.h)
  *   schedule.c    which requests run, their rows and pages
  *   speculate.c   the draft of a step; reports to drafters and planner
  *   drafters.c    the drafters that requests name
@@ -29,6 +30,7 @@ typedef struct so_speculator so_speculator; /* speculate.c */
 typedef struct so_verifier so_verifier;     /* verifier.c */
 typedef struct so_drafters so_drafters;     /* drafters.c */
 typedef struct so_spec_set so_spec_set;     /* drafters.c: the drafters of one spec */
+typedef struct so_beams so_beams;           /* beam.h */
 
 typedef enum so_phase { SO_PHASE_WAITING, SO_PHASE_RUNNING, SO_PHASE_DONE } so_phase;
 
@@ -93,6 +95,7 @@ struct so_request {
 
     int32_t *tokens; /* prompt and accepted tokens, then room for a path through the tree */
     int n_tokens, n_prompt, max_len;
+    int max_slots;               /* most positions in the cache: max_len, or more with beams */
     so_logprob *logprobs;        /* [max_len − n_prompt][n_logprobs]; NULL: none */
     int n_logprobs;              /* 1 + alternatives; 0: none */
     so_logprob *prompt_logprobs; /* [n_prompt − 1][n_logprobs]; NULL: none */
@@ -104,10 +107,12 @@ struct so_request {
     so_detok detok;
     so_stops stops;
     so_speculation spec;
+    so_beams *beams; /* NULL: no beam search */
 
     int n_chunk;     /* this step: prompt rows before the tree */
     int n_score;     /* this step: rows at the end of the chunk whose logprobs are wanted */
-    bool has_tree;   /* this step decides a token */
+    bool has_tree;   /* this step decides a token; never with beams */
+    int n_beam_rows; /* this step, with beams: rows of hypotheses, without guesses */
     int first_score; /* index in the pass of the first logits row of n_score */
     int first_logit; /* index in the pass of the root's logits row */
     so_verdict verdict;
@@ -128,8 +133,9 @@ struct so_engine {
     so_sampler *sampler;
     int n_pages, max_rows, max_guesses; /* max_guesses: of all requests in one pass */
     int max_scores;                     /* maximum prompt rows in a pass that are scored */
-    so_tree *trees;                     /* [n_parallel], one per place of a running request */
-    so_seq **slot_seqs;                 /* [n_parallel], the same */
+    int max_beam_rows;  /* of all beam searches in a pass, beyond one row of each request */
+    so_tree *trees;     /* [n_parallel], one per place of a running request */
+    so_seq **slot_seqs; /* [n_parallel], the same */
     so_engine_stats stats;
     unsigned n_failed_seen; /* so_backend.n_failed when the cache was last known to be intact */
     int64_t t_created_ns;
@@ -143,6 +149,7 @@ struct so_engine {
     bool *slot_used;       /* [n_parallel] */
     so_request **order;    /* [n_parallel] requests in prefill, this step */
     int64_t n_spare_pages; /* pages that guesses may still take in this step */
+    int beam_rows_left;    /* of max_beam_rows in this step */
     /* NULL if opts.max_draft is 0. */
     so_speculator *spec;
     so_verifier *verifier;
@@ -153,6 +160,8 @@ struct so_engine {
 /* Ends a request and emits its last event, with the text that was held back, unless a stop string
  * ended it. */
 void so_engine_finish(so_request *r, so_finish why, bool stop_string);
+/* Adds one token to the text and emits it. Returns false if the request ended with it. */
+bool so_engine_append(so_request *r, int32_t token, so_origin origin);
 
 /* --- schedule.c --- */
 
@@ -201,6 +210,30 @@ void so_speculate_observe_tokens(so_request *r);
 void so_speculate_observe_round(so_request *r, so_verify_mode mode, double ms);
 /* The pass is over and all its guesses have been verified. */
 void so_speculate_observe_pass(so_engine *e, double pass_ms);
+
+/* --- beam.c; open to tree_size, admit and release do nothing for requests without beams --- */
+
+/* The longest text of a request with beams, and the positions that it may need in the cache. */
+int so_beams_room(const so_engine *e, const so_request_opts *o, int *max_len, int *max_slots,
+                  so_err *err);
+void so_beams_open(so_request *r, const so_request_opts *o);
+void so_beams_free(so_request *r);
+/* Positions of the tree that follows the committed text, its last token included; 1 without
+ * beams. */
+int so_beams_tree_size(const so_request *r);
+/* r got its place, or loses it. */
+void so_beams_admit(so_request *r);
+void so_beams_release(so_request *r);
+/* The chunk of r completes its text: sets n_beam_rows within e->beam_rows_left. */
+void so_beams_gather(so_request *r);
+/* Adds the rows of r from `at` on, after its chunk; returns the end. */
+int so_beams_add_rows(so_request *r, int seq, int at);
+int so_beams_n_logits(const so_request *r); /* of these rows */
+/* Uses the results of the pass and updates the cache. An error is stored in r->err. */
+void so_beams_take(so_request *r);
+bool so_beams_ended(const so_request *r);
+/* Emits the best hypothesis and ends the request; CANCELLED: the best one so far. */
+void so_beams_finish(so_request *r, so_finish why);
 
 /* --- nonce.c --- */
 

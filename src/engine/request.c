@@ -79,6 +79,8 @@ static int check_request(const so_engine *e, const so_request_opts *o, so_err *e
         if (o->stops[i].len == 0)
             return so_err_set(err, SO_EINVAL, "stop string %d is empty", i + 1);
     rc = so_restrict_check(o, so_model_hparams(e->m)->n_vocab, err);
+    if (rc == SO_OK)
+        rc = so_beams_check(o, err);
     if (rc != SO_OK)
         return rc;
     if (o->n_logprobs < 0 || o->n_logprobs > SO_LOGPROBS_MAX)
@@ -110,19 +112,29 @@ static void alloc_text(so_request *r, const so_request_opts *o, int max_len) {
         r->prompt_logprobs = SO_NEW_N(so_logprob, (size_t)(o->n_prompt - 1) * r->n_logprobs);
 }
 
-int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, so_err *err) {
-    int rc = check_request(e, o, err);
-    if (rc != SO_OK)
-        return rc;
-    int max_len = o->n_prompt + o->max_tokens;
+/* The longest text of the request, and the positions that it may need in the cache. */
+static int choose_room(const so_engine *e, const so_request_opts *o, int *max_len, int *max_slots,
+                       so_err *err) {
+    if (o->beams.width > 0)
+        return so_beams_room(e, o, max_len, max_slots, err);
+    int n = o->n_prompt + o->max_tokens;
     if (o->max_tokens < 0) /* up to the end of the context or of the cache, whichever is shorter */
-        max_len =
-            SO_MAX(o->n_prompt + 1, (int)SO_MIN(e->o.n_ctx, (int64_t)e->n_pages * SO_KV_PAGE));
-    if (so_kv_pages_for(max_len) > e->n_pages)
+        n = SO_MAX(o->n_prompt + 1, (int)SO_MIN(e->o.n_ctx, (int64_t)e->n_pages * SO_KV_PAGE));
+    if (so_kv_pages_for(n) > e->n_pages)
         return so_err_set(err, SO_ELIMIT,
                           "prompt and answer of up to %d tokens need %d cache pages, there are %d: "
                           "lower --predict or raise --kv-pages",
-                          max_len, so_kv_pages_for(max_len), e->n_pages);
+                          n, so_kv_pages_for(n), e->n_pages);
+    *max_len = *max_slots = n;
+    return SO_OK;
+}
+
+int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, so_err *err) {
+    int max_len = 0, max_slots = 0, rc = check_request(e, o, err);
+    if (rc == SO_OK)
+        rc = choose_room(e, o, &max_len, &max_slots, err);
+    if (rc != SO_OK)
+        return rc;
     so_request *r = SO_NEW(so_request);
     r->e = e;
     r->sample = o->sample;
@@ -139,10 +151,13 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     so_restrict_open(r, o);
     r->greedy &= !so_restrict_any(r);
     alloc_text(r, o, max_len);
+    r->max_slots = max_slots;
     r->detok = (so_detok){.t = e->tok, .started = o->continues};
     r->stats.prompt_n = o->n_prompt;
     e->n_requests++;
-    rc = so_speculate_open(r, &o->spec, err);
+    so_beams_open(r, o);
+    if (!r->beams)
+        rc = so_speculate_open(r, &o->spec, err);
     if (rc == SO_OK)
         rc = check_draft_length(r, err);
     if (rc == SO_OK) {
@@ -166,6 +181,7 @@ void so_request_free(so_request *r) {
         return;
     so_schedule_retire(r);
     so_speculate_release(r);
+    so_beams_free(r);
     r->e->n_requests--;
     so_stops_free(&r->stops);
     so_arena_free(&r->arena);

@@ -75,6 +75,7 @@ void so_schedule_enqueue(so_request *r) {
  * token or stop string the cache may hold accepted guesses that were never emitted. */
 static void release_slot(so_request *r) {
     so_engine *e = r->e;
+    so_beams_release(r);
     if (so_seq_open_nodes(r->seq) == 0) /* otherwise its pass failed */
         so_prefix_offer(r->seq, r->tokens, SO_MIN(so_seq_len(r->seq), r->n_tokens));
     so_seq_clear(r->seq);
@@ -111,9 +112,9 @@ void so_schedule_restart(so_engine *e) {
     so_prefix_clear(e->kv);
 }
 
-/* The length of the text after at most one more page of growth. */
+/* The positions of the text, with its beams, after at most one more page of growth. */
 static int len_with_growth(const so_request *r) {
-    return SO_MIN(r->n_tokens + SO_KV_PAGE, r->max_len);
+    return SO_MIN(r->n_tokens - 1 + so_beams_tree_size(r) + SO_KV_PAGE, r->max_slots);
 }
 static int pages_with_growth(const so_request *r) { return so_kv_pages_for(len_with_growth(r)); }
 
@@ -165,6 +166,8 @@ static bool can_admit(const so_engine *e, const so_request *r) {
 }
 
 static void attach_prefix(so_request *r) {
+    if (so_seq_open_nodes(r->seq) > 0)
+        return; /* beams: all of the text is cached */
     int n = so_prefix_take(r->seq, r->tokens, max_prefix_len(r));
     if (r->stats.preempted_n > 0)
         return; /* mostly its own text, which is not counted as a hit */
@@ -183,6 +186,7 @@ static void admit(so_request *r) {
     r->tree = &e->trees[r->slot];
     r->seq = e->slot_seqs[r->slot];
     so_speculate_admit(r);
+    so_beams_admit(r);
     r->phase = SO_PHASE_RUNNING;
     if (r->t_admitted_ns == 0) {
         r->t_admitted_ns = so_clock_ns();
@@ -287,6 +291,7 @@ static int round_chunk_to_page(so_request *r) {
  * of the last. */
 static void gather(so_engine *e) {
     int n = 0, budget = e->o.n_batch, scores = e->max_scores;
+    e->beam_rows_left = e->max_beam_rows;
     so_request *first = sort_prefills(e, &n);
     if (n < e->n_running)
         budget = SO_MIN(budget, SO_MAX(SO_KV_PAGE, budget / DECODING_DIVISOR));
@@ -301,6 +306,11 @@ static void gather(so_engine *e) {
     for (so_request *r = e->running; r; r = r->next) {
         r->n_score = n_rows_to_score(r);
         r->has_tree = r->n_chunk == n_uncached(r);
+        r->n_beam_rows = 0;
+        if (r->has_tree && r->beams) {
+            r->has_tree = false;
+            so_beams_gather(r);
+        }
         if (r->has_tree)
             so_tree_reset(r->tree, r->tokens[r->n_tokens - 1], r->n_tokens - 1);
     }
@@ -308,7 +318,7 @@ static void gather(so_engine *e) {
 
 /* --- pages --- */
 
-static int n_rows(const so_request *r) { return r->n_chunk + r->has_tree; }
+static int n_rows(const so_request *r) { return r->n_chunk + r->has_tree + r->n_beam_rows; }
 
 static int64_t pages_needed(const so_engine *e) {
     int64_t n = 0;
@@ -335,7 +345,8 @@ int so_schedule_reserve(so_request *r, int want) {
     int64_t need = so_seq_pages_needed(r->seq, rows);
     int64_t room = so_seq_max_nodes(r->seq, need + r->e->n_spare_pages) - rows;
     int64_t in_context =
-        (int64_t)so_kv_pages_for(r->e->o.n_ctx) * SO_KV_PAGE - so_seq_len(r->seq) - rows;
+        (int64_t)so_kv_pages_for(SO_MAX(r->e->o.n_ctx, r->max_slots)) * SO_KV_PAGE -
+        so_seq_len(r->seq) - so_seq_open_nodes(r->seq) - rows;
     want = (int)SO_MAX(0, SO_MIN(want, SO_MIN(room, in_context)));
     if (want > 0)
         r->e->n_spare_pages -= so_seq_pages_needed(r->seq, rows + want) - need;
@@ -361,7 +372,7 @@ static void check_list(const so_engine *e, const so_request *list, so_phase phas
         if (phase != SO_PHASE_RUNNING)
             continue;
         SO_ASSERT(e->slot_used[r->slot] && r->seq == e->slot_seqs[r->slot]);
-        SO_ASSERT_OP(so_seq_open_nodes(r->seq), ==, 0);
+        SO_ASSERT(r->beams || so_seq_open_nodes(r->seq) == 0);
         SO_ASSERT_OP(so_seq_len(r->seq), <, r->n_tokens);
     }
     SO_ASSERT_OP(count, ==, n);

@@ -351,8 +351,8 @@ void so_speculate_step(so_engine *e) {
     for (so_request *r = e->running; r; r = r->next) {
         n_spec += speculates(r);
         room.n_requests += r->has_tree;
-        room.n_prefilling += !r->has_tree;
-        room.prompt_rows += r->n_chunk;
+        room.n_prefilling += !r->has_tree && !r->beams;
+        room.prompt_rows += r->n_chunk + r->n_beam_rows;
     }
     e->spec->planned = n_spec > 0;
     if (n_spec == 0)

@@ -48,7 +48,7 @@ struct so_sampler {
     int32_t *seen,
         *generated; /* [n_vocab] counts in the window and in its output part; 0 between calls */
     int n;
-    so_scored *top; /* [n_vocab + 1] of so_sample_logprobs */
+    so_scored *top;        /* [n_vocab + 1] of so_sample_logprobs */
     double weight[N_BINS]; /* number or mass of the tokens in each bin */
 };
 

@@ -68,6 +68,14 @@ typedef struct so_beam_search {
 void so_beam_init(so_beam_search *s, const so_beam_rule *rule, int32_t root_token);
 void so_beam_deinit(so_beam_search *s);
 
+/* A candidate of speculation: a draft model's guess of a hypothesis that will live on. parent: index
+ * of another guess, or −1 − i for the live hypothesis i. depth: level, from 1; guesses of a level
+ * come before those of the next. */
+typedef struct so_beam_guess {
+    int32_t token, parent, depth;
+    double score; /* expected sum */
+} so_beam_guess;
+
 /* The continuations of one live hypothesis: tokens and log-probabilities, best first, lower id
  * first on ties. */
 typedef struct so_beam_row {

@@ -269,6 +269,46 @@ static void test_logprobs(void **state) {
     expect(f, 2, "--logprobs", RUN "-p x --logprobs 21 --json");
 }
 
+static void test_beams(void **state) {
+    fixture *f = *state;
+    json_t *o = json_of(f, RUN "-p 'the sea' -n 12 --beams 4 --n-best 3 --json --logprobs 2");
+    json_t *best = json_object_get(o, "n_best"), *first = json_array_get(best, 0), *one;
+    double before = INFINITY;
+    size_t i;
+    assert_int_equal(json_array_size(best), 3);
+    assert_true(json_equal(json_object_get(o, "text"), json_object_get(first, "text")));
+    assert_true(json_equal(json_object_get(o, "tokens"), json_object_get(first, "tokens")));
+    assert_true(json_equal(json_object_get(o, "logprobs"), json_object_get(first, "logprobs")));
+    json_array_foreach(best, i, one) {
+        double score = json_number_value(json_object_get(one, "score"));
+        size_t n = json_array_size(json_object_get(one, "tokens"));
+        assert_true(score <= before);
+        before = score;
+        n += strcmp(json_string_value(json_object_get(one, "finish_reason")), "stop") == 0;
+        assert_true(fabs(json_number_value(json_object_get(one, "logprob")) / (double)n - score) <
+                    1e-6);
+    }
+    json_decref(o);
+    json_t *greedy = json_of(f, RUN "-p 'the sea' -n 12 --temp 0 --json");
+    json_t *narrow = json_of(f, RUN "-p 'the sea' -n 12 --beams 1 --json");
+    assert_true(json_equal(json_object_get(greedy, "tokens"), json_object_get(narrow, "tokens")));
+    assert_null(json_object_get(greedy, "n_best"));
+    json_decref(greedy);
+    json_decref(narrow);
+    ran r = run(f, "%s", RUN "-p 'the sea' -n 4 --beams 2 --n-best 2");
+    assert_int_equal(r.status, 0);
+    assert_int_equal(strncmp(text_of(&r.out), "# 1: score -", 12), 0);
+    assert_non_null(strstr(text_of(&r.out), "\n# 2: score -"));
+    done(&r);
+    expect(f, 2, "--temp 0.5 with --beams", RUN "-p x --beams 2 --temp 0.5");
+    expect(f, 2, "--repeat-penalty 1.5", RUN "-p x --beams 2 --repeat-penalty 1.5");
+    expect(f, 2, "--n-best needs --beams", RUN "-p x --n-best 2");
+    expect(f, 2, "--n-best 3 with --beams 2", RUN "-p x --beams 2 --n-best 3");
+    expect(f, 2, "--length-penalty", RUN "-p x --beams 2 --length-penalty 11");
+    expect(f, 2, "--early-stopping", RUN "-p x --beams 2 --early-stopping maybe");
+    expect(f, 1, "lower --beams", RUN "-p x --beams 64 -n 100");
+}
+
 static void test_json_fields(void **state) {
     fixture *f = *state;
     json_t *o = json_of(f, RUN "-p 'the sea' -n 12 --seed 5 --json -v");
@@ -1205,6 +1245,7 @@ int main(void) {
         cmocka_unit_test(test_bad_prompts),
         cmocka_unit_test(test_json_fields),
         cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_beams),
         cmocka_unit_test(test_prompt_is_an_argument),
         cmocka_unit_test(test_logs_begin_on_their_own_line),
         cmocka_unit_test(test_drafter_example),

@@ -20,7 +20,7 @@ typedef struct world {
     uint64_t seed;
     int n_full; /* begins and extensions refused for lack of pages or slots */
     int n_extended;
-    int n_kept; /* calls of so_seq_keep that left nodes open */
+    int n_kept;  /* calls of so_seq_keep that left nodes open */
     int n_total; /* pages that sequences can take */
 } world;
 

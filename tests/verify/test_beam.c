@@ -80,8 +80,8 @@ static int top_candidates(const toy *m, const beam *running, int w, int k, beam 
 }
 
 static bool improvable(const so_beam_rule *r, const beam *running, const beam *done, int len) {
-    int hypothetical = r->early_stop == SO_EARLY_STOP_NEVER && r->length_penalty > 0 ? r->max_depth
-                                                                                    : len;
+    int hypothetical =
+        r->early_stop == SO_EARLY_STOP_NEVER && r->length_penalty > 0 ? r->max_depth : len;
     double best = running[0].score / pow(hypothetical, r->length_penalty), worst = INFINITY;
     bool any = false;
     for (int i = 0; i < r->width; i++)
@@ -150,8 +150,8 @@ static void search(const toy *m, const so_beam_rule *r, so_beam_search *s) {
             for (int t = 0; t < m->n_vocab; t++)
                 items[i][t] = (so_scored){row[t], t};
             qsort(items[i], (size_t)m->n_vocab, sizeof items[i][0], by_score);
-            rows[i] = (so_beam_row){
-                items[i], SO_MIN(m->n_vocab, so_beam_row_len(r->width, m->n_ends))};
+            rows[i] =
+                (so_beam_row){items[i], SO_MIN(m->n_vocab, so_beam_row_len(r->width, m->n_ends))};
         }
         so_beam_step(s, rows, toy_ends, (void *)(uintptr_t)m);
     }
@@ -200,7 +200,8 @@ typedef struct best {
     int n;
 } best;
 
-static void enumerate(const toy *m, const so_beam_rule *r, int32_t *text, int n, double sum, best *b) {
+static void enumerate(const toy *m, const so_beam_rule *r, int32_t *text, int n, double sum,
+                      best *b) {
     double row[MAX_V];
     bool ended = n > 0 && (text[n - 1] < m->n_ends || n == r->max_depth);
     double score = ended ? sum / pow(n, r->length_penalty) : -INFINITY;
