@@ -64,14 +64,22 @@ struct so_draft_draws {
  *   extend     draft another level if value · (chance before the row is seen) > row price, and the
  *              sum of these surpluses over all jobs of the call > level price
  *   keep       propose a token from a computed row if value · chance > row price. Decided by the
- *              row, before a token is sampled from it (rule of sight) */
-enum { SO_TERMS_DEPTHS = 16, SO_TERMS_CLASSES = 8 };
+ *              row, before a token is sampled from it (rule of sight)
+ *
+ * In a tree the value of a later sibling is that of its parent, times the chance that its earlier
+ * siblings are rejected, times its own. The row price of a guess is that of the depth that a chain
+ * would have with as many guesses. */
+enum { SO_TERMS_DEPTHS = 16, SO_TERMS_CLASSES = 8, SO_TERMS_RANKS = 3 };
 typedef struct so_draft_terms {
     /* By depth and class of confidence; the last class: before the row is seen. */
     float chance[SO_TERMS_DEPTHS][SO_TERMS_CLASSES + 1];
     float row_price[SO_TERMS_DEPTHS]; /* one more row of the target's pass, and its verification */
     float level_price;                /* one level of drafting, shared by the jobs of one call */
     float start_value; /* value of the root: below 1 if other drafters' guesses are tested first */
+    /* For drafters of trees: the chances of later siblings, by rank from 1 (the last one: all later
+     * ranks too), and the price of one more branch in a level. */
+    float sibling[SO_TERMS_RANKS - 1][SO_TERMS_DEPTHS][SO_TERMS_CLASSES + 1];
+    float branch_price;
 } so_draft_terms;
 
 static inline int so_terms_depth(int depth) {
@@ -86,6 +94,13 @@ static inline int so_terms_class(double confidence) {
 }
 static inline double so_terms_chance(const so_draft_terms *t, int depth, double confidence) {
     return (double)t->chance[so_terms_depth(depth)][so_terms_class(confidence)];
+}
+static inline double so_terms_sibling(const so_draft_terms *t, int rank, int depth,
+                                      double confidence) {
+    if (rank == 0)
+        return so_terms_chance(t, depth, confidence);
+    int r = (rank < SO_TERMS_RANKS ? rank : SO_TERMS_RANKS - 1) - 1;
+    return (double)t->sibling[r][so_terms_depth(depth)][so_terms_class(confidence)];
 }
 static inline double so_terms_row(const so_draft_terms *t, int depth) {
     return (double)t->row_price[so_terms_depth(depth)];
@@ -110,8 +125,9 @@ typedef struct so_draft_job {
     const so_sample_params *sample;
     so_draft_draws *draws; /* NULL: so_draft_uniform computes the numbers from their keys */
     /* Results besides the tree. */
-    int n_levels;   /* levels drafted for this job */
-    int n_catch_up; /* tokens of catch-up before the first level */
+    int n_levels;     /* levels drafted for this job */
+    int n_level_rows; /* of trees: rows computed in these levels; 0: one per level */
+    int n_catch_up;   /* tokens of catch-up before the first level */
     /* A row that was computed but not worth a guess: its depth (0: none) and its confidence. */
     int refused_depth;
     float refused_confidence;

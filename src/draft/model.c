@@ -753,7 +753,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     int n_par = o->n_parallel;
     md->base.vt = &MODEL_VT;
     md->base.draws = md->base.has_cost = md->base.is_model = true;
-    md->base.uses_terms = !is_tree(o);
+    md->base.uses_terms = true;
     md->base.tree_nodes = is_tree(o) ? o->nodes : 0;
     md->base.size = o->size;
     md->base.id = id_of(o, inner);

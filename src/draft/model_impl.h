@@ -54,7 +54,8 @@ typedef struct so_model_branch {
     int order;             /* of creation */
     int slot;              /* in the draft's cache; −1: not computed */
     float chance;          /* given its parent */
-    double value;          /* chance of the whole path */
+    float confidence;      /* that the planner is told */
+    double value;          /* chance of the whole path; with terms, as the planner estimates it */
 } so_model_branch;
 
 /* One request's tree in one call; the chain has its limits and its catch-up. */
@@ -66,6 +67,9 @@ typedef struct so_model_growth {
     int16_t frontier[SO_TREE_MAX];
     int n_frontier;                        /* branches whose rows the next pass computes */
     int n_level_draws;                     /* draws of this level, to number their random numbers */
+    int n_rows;                            /* computed in this call, without catch-up */
+    double start_value;                    /* of the root */
+    double refused_value;                  /* of the parent of job->refused_depth */
     int16_t shape_parent[SO_TREE_MAX + 1]; /* `best`, sampled: node 0 is the root */
     int n_shape;
 } so_model_growth;

@@ -25,6 +25,10 @@
  *     best    without replacement, in the shape whose draws would be accepted most often if each
  *             draw of a row had the usual acceptance of its rank (RANK_CHANCE)
  *
+ * With terms (so_draft_terms) these are limits: a guess is made where it pays, by the estimated
+ * chances of its rank and depth, and sampled shapes follow from them, too. Where rows are expensive
+ * such a tree is a chain.
+ *
  * A level ends a draft early if the cache of the draft has too few pages; what was drafted stays.
  * Refuses what model.c refuses. Thread: the engine thread. */
 #include <math.h>
@@ -86,6 +90,10 @@ static so_sample_context context_of(const so_model_chain *c, const so_model_grow
     return (so_sample_context){c->s->text, n, c->job->n_prompt};
 }
 
+static double value_of(const so_model_growth *g, int branch) {
+    return branch < 0 ? g->start_value : g->kept[branch].value;
+}
+
 static so_model_branch child_of(const so_model_growth *g, int parent, int32_t token, float chance) {
     return (so_model_branch){.token = token,
                              .parent = (int16_t)parent,
@@ -93,11 +101,75 @@ static so_model_branch child_of(const so_model_growth *g, int parent, int32_t to
                              .node = -1,
                              .slot = -1,
                              .chance = chance,
-                             .value = (parent < 0 ? 1 : g->kept[parent].value) * (double)chance};
+                             .confidence = chance,
+                             .value = value_of(g, parent) * (double)chance};
 }
 
 static int node_of(const so_model_growth *g, int branch) {
     return branch < 0 ? 0 : g->kept[branch].node;
+}
+
+/* --- terms: what pays (so_draft_terms) --- */
+
+/* The value of a guess of this rank below `branch` if it pays, otherwise 0. left: the chance that the
+ * earlier siblings are rejected; n_more: guesses since the last level was joined. Decided before a
+ * token is sampled. */
+static double worth(const so_model_chain *c, const so_model_growth *g, int branch, int rank,
+                    double confidence, int n_more, double *left) {
+    const so_draft_terms *t = c->job->terms;
+    int depth = branch < 0 ? 1 : g->kept[branch].depth + 1;
+    double x = so_terms_sibling(t, rank, depth, confidence);
+    double value = value_of(g, branch) * *left * x;
+    *left *= 1 - x;
+    return value > so_terms_row(t, g->n_kept + n_more + 1) ? value : 0;
+}
+
+/* Reports the refused row that was the most likely to be reached. */
+static void refuse(const so_model_chain *c, so_model_growth *g, int branch, float confidence) {
+    double value = value_of(g, branch);
+    if (c->job->refused_depth > 0 && value <= g->refused_value)
+        return;
+    g->refused_value = value;
+    c->job->refused_depth = branch < 0 ? 1 : g->kept[branch].depth + 1;
+    c->job->refused_confidence = confidence;
+}
+
+/* What the next level is expected to gain for a request, before its rows are seen. Branches that gain
+ * nothing leave the frontier. */
+static double frontier_gain(so_model_chain *c, so_model_growth *g) {
+    const so_draft_terms *t = c->job->terms;
+    double sum = 0;
+    int n = 0;
+    for (int i = 0; i < g->n_frontier; i++) {
+        double gain = g->kept[g->frontier[i]].value * so_terms_chance(t, c->depth + 1, -1) -
+                      so_terms_row(t, g->n_kept + 1);
+        gain -= n > 0 ? (double)t->branch_price : 0; /* the first one is in the level's price */
+        if (gain <= 0)
+            continue;
+        g->frontier[n++] = g->frontier[i];
+        sum += gain;
+    }
+    g->n_frontier = n;
+    c->done |= n == 0;
+    return sum;
+}
+
+/* Ends all trees if another level does not pay, as end_unprofitable in model.c does for chains. */
+static void end_unprofitable(so_model_drafter *md, int n) {
+    double gain = 0, price = 0;
+    bool must = false;
+    for (int i = 0; i < n; i++) {
+        so_model_chain *c = &md->chains[i];
+        if (c->done)
+            continue;
+        must |= !c->job->terms || c->depth == 0;
+        if (!c->job->terms || c->depth == 0)
+            continue;
+        gain += frontier_gain(c, &md->growths[i]);
+        price = SO_MAX(price, (double)c->job->terms->level_price);
+    }
+    for (int i = 0; i < n && !must && gain <= price; i++)
+        md->chains[i].done = true;
 }
 
 /* --- points --- */
@@ -137,9 +209,11 @@ static void point_chances(const so_model_drafter *md, const so_sample_params *p,
                             exp(SO_MODEL_LEAD_SLOPE * (top[i].score - top[0].score)) / sum);
 }
 
-/* Adds the best tokens of a branch's row to the candidates of the level. */
-static void add_points(so_model_drafter *md, so_model_chain *c, const so_model_growth *g,
-                       int branch, int logit) {
+/* Adds the best tokens of a branch's row to the candidates of the level. The confidence of a later
+ * sibling is the square root of its chance, which spreads small chances over the classes of
+ * plan/acceptance.h. */
+static void add_points(so_model_drafter *md, so_model_chain *c, so_model_growth *g, int branch,
+                       int logit) {
     so_sample_params p = so_model_params(md, c->job);
     const float *logits = so_pass_logits(md->pass, logit);
     so_model_row r = so_model_row_of(md, &p, logits);
@@ -152,10 +226,22 @@ static void add_points(so_model_drafter *md, so_model_chain *c, const so_model_g
     point_chances(md, &p, &r, logits, top, n, chance);
     if (n > 0 && md->o.p_min > 0 && so_model_row_chance(md, logits, &r, top[0].id) < md->o.p_min)
         return;
-    for (int i = 0; i < n; i++) /* a token outside the subset has chance 0 */
-        if (i == 0 || chance[i] > 0)
-            md->candidates[md->n_candidates++] =
-                child_of(g, branch, r.ids ? r.ids[top[i].id] : top[i].id, SO_MIN(chance[i], 1.0f));
+    double left = 1;
+    for (int i = 0; i < n; i++) {
+        if (i > 0 && !(chance[i] > 0)) /* a token outside the subset */
+            continue;
+        int32_t token = r.ids ? r.ids[top[i].id] : top[i].id;
+        so_model_branch b = child_of(g, branch, token, SO_MIN(chance[i], 1.0f));
+        b.confidence = i == 0 ? b.chance : sqrtf(b.chance);
+        if (c->job->terms)
+            b.value = worth(c, g, branch, i, (double)b.confidence, md->n_candidates, &left);
+        if (c->job->terms && b.value == 0) {
+            if (i == 0)
+                refuse(c, g, branch, b.confidence);
+            return;
+        }
+        md->candidates[md->n_candidates++] = b;
+    }
 }
 
 /* Most likely first; at equal values parents first, then in order of creation. */
@@ -211,7 +297,7 @@ static void emit_points(so_model_drafter *md, const so_model_chain *c, so_model_
         int parent = node_of(g, b->parent);
         if (parent >= 0)
             b->node = (int16_t)so_draft_add(c->job, parent, b->token, SO_Q_POINT, -1,
-                                            md->base.index, b->chance);
+                                            md->base.index, b->confidence);
     }
 }
 
@@ -224,9 +310,16 @@ static bool may_draw(const so_model_chain *c, const so_model_growth *g) {
            t->n_nodes < SO_TREE_MAX && t->n_proposals < SO_TREE_MAX_PROPOSALS;
 }
 
+typedef struct so_model_draw {
+    int branch, row; /* of the parent; its q row */
+    int shape;       /* place in so_model_growth.shape_parent */
+    double value;    /* with terms */
+} so_model_draw;
+
 /* One draw from md->probs. false: no token is left. */
 static bool draw_one(so_model_drafter *md, const so_model_chain *c, so_model_growth *g,
-                     const so_model_row *r, int branch, int row, int shape) {
+                     const so_model_row *r, so_model_draw d) {
+    int branch = d.branch, row = d.row;
     const so_draft_job *job = c->job;
     int depth = branch < 0 ? 1 : g->kept[branch].depth + 1, n_nodes = job->tree->n_nodes;
     bool set = md->o.distinct || md->o.best;
@@ -245,13 +338,41 @@ static bool draw_one(so_model_drafter *md, const so_model_chain *c, so_model_gro
         md->probs[at] = 0;
     if (job->tree->n_nodes == n_nodes) /* drawn before, or another drafter's guess */
         for (int i = 0; i < g->n_kept; i++)
-            if (g->kept[i].node == node)
+            if (g->kept[i].node == node) {
+                g->kept[i].value += d.value;
                 return true;
+            }
     so_model_branch *b = &g->kept[g->n_kept++];
     *b = child_of(g, branch, token, confidence);
     b->node = (int16_t)node;
-    b->shape = (int16_t)shape;
+    b->shape = (int16_t)d.shape;
+    b->value = d.value;
     return true;
+}
+
+/* The draws of `best`: as many as the shape has below the branch. */
+static void draw_shape(so_model_drafter *md, const so_model_chain *c, so_model_growth *g,
+                       const so_model_row *r, so_model_draw d) {
+    int own = d.branch < 0 ? 0 : g->kept[d.branch].shape;
+    for (int i = 1; i < g->n_shape; i++) {
+        d.shape = i;
+        if (g->shape_parent[i] == own && (!may_draw(c, g) || !draw_one(md, c, g, r, d)))
+            return;
+    }
+}
+
+/* With terms: as many draws as pay, decided by the row and by what was drawn from earlier rows. */
+static void draw_what_pays(so_model_drafter *md, const so_model_chain *c, so_model_growth *g,
+                           const so_model_row *r, so_model_draw d) {
+    float confidence = c->job->tree->row_confidence[d.row];
+    double left = 1;
+    for (int i = 0; i < g->width && may_draw(c, g); i++) {
+        d.value = worth(c, g, d.branch, i, (double)confidence, 0, &left);
+        if (d.value == 0 && i == 0)
+            refuse(c, g, d.branch, confidence);
+        if (d.value == 0 || !draw_one(md, c, g, r, d))
+            return;
+    }
 }
 
 /* The draws from a branch's row. */
@@ -270,15 +391,14 @@ static void add_draws(so_model_drafter *md, so_model_chain *c, so_model_growth *
         return;
     t->row_confidence[row] = sqrtf(SO_MIN(peak, 1.0f));
     so_model_row_widen(md, &r, md->probs, so_tree_row(t, row));
-    int own = branch < 0 ? 0 : g->kept[branch].shape;
-    if (!md->o.best)
+    if (c->job->terms)
+        draw_what_pays(md, c, g, &r, (so_model_draw){branch, row, 0, 0});
+    else if (md->o.best)
+        draw_shape(md, c, g, &r, (so_model_draw){branch, row, 0, 0});
+    else
         for (int i = 0; i < g->width && may_draw(c, g); i++)
-            if (!draw_one(md, c, g, &r, branch, row, 0))
+            if (!draw_one(md, c, g, &r, (so_model_draw){branch, row, 0, 0}))
                 break;
-    for (int i = 1; md->o.best && i < g->n_shape; i++)
-        if (g->shape_parent[i] == own &&
-            (!may_draw(c, g) || !draw_one(md, c, g, &r, branch, row, i)))
-            break;
 }
 
 /* --- levels --- */
@@ -289,7 +409,7 @@ static bool is_drawn(const so_model_drafter *md, const so_model_chain *c) {
 
 /* Whether a branch gets children in the next level. */
 static bool has_children(const so_model_drafter *md, const so_model_growth *g, bool drawn, int i) {
-    if (!md->o.best || !drawn)
+    if (!md->o.best || !drawn || g->n_shape == 0)
         return true;
     for (int k = 1; k < g->n_shape; k++)
         if (g->shape_parent[k] == g->kept[i].shape)
@@ -405,19 +525,22 @@ static void take_results(so_model_drafter *md, int n) {
         bool root = c->depth == 0;
         if (root)
             so_seq_commit_chain(c->s->seq, c->n_rows);
-        if (c->first_logit >= 0)
-            add_level(md, c, &md->growths[i], root);
+        if (c->first_logit < 0)
+            continue;
+        md->growths[i].n_rows += root ? 1 : c->n_rows;
+        add_level(md, c, &md->growths[i], root);
     }
 }
 
 static void begin_growth(so_model_drafter *md, const so_model_chain *c, so_model_growth *g) {
     int room = SO_MIN(c->job->max_nodes + 1, SO_TREE_MAX) - c->job->tree->n_nodes;
     int own = md->o.k > 0 ? md->o.k : DEFAULT_WIDTH;
-    g->n_kept = g->n_frontier = 0;
+    g->n_kept = g->n_frontier = g->n_rows = g->n_shape = 0;
+    g->start_value = c->job->terms ? (double)c->job->terms->start_value : 1;
     g->nodes_before = c->job->tree->n_nodes;
     g->max_nodes = SO_MIN(room, md->base.tree_nodes);
     g->width = SO_MIN(own, md->n_subset);
-    if (md->o.best && is_drawn(md, c))
+    if (md->o.best && is_drawn(md, c) && !c->job->terms)
         choose_shape(g, g->max_nodes, c->limit, g->width);
 }
 
@@ -429,7 +552,10 @@ int so_model_tree_propose(so_model_drafter *md, int n, so_err *err) {
         rc = pass_once(md, n, &more, err);
         if (rc == SO_OK && more)
             take_results(md, n);
+        end_unprofitable(md, n);
     }
+    for (int i = 0; i < n; i++)
+        md->chains[i].job->n_level_rows = md->growths[i].n_rows;
     for (int i = 0; i < n && rc == SO_OK; i++)
         if (!is_drawn(md, &md->chains[i]))
             emit_points(md, &md->chains[i], &md->growths[i]);

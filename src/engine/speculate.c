@@ -232,12 +232,15 @@ static int node_budget(const so_request *r, int n_left) {
 
 static so_draft_job job_of(const so_request *r, int stage, const so_plan_query *ask, int n_left) {
     const so_speculation *s = &r->spec;
+    int max_nodes = node_budget(r, n_left), used = r->tree->n_nodes - 1;
+    if (ask->max_nodes > 0)
+        max_nodes = SO_MIN(max_nodes, used + ask->max_nodes);
     return (so_draft_job){.state = so_draft_set_state(&s->set->drafters, s->state, stage),
                           .tokens = r->tokens,
                           .n_tokens = r->n_tokens,
                           .n_prompt = r->n_prompt,
                           .tree = r->tree,
-                          .max_nodes = node_budget(r, n_left),
+                          .max_nodes = max_nodes,
                           .max_depth = ask->max_depth,
                           .terms = ask->terms,
                           .seed = r->sample.seed,

@@ -139,6 +139,20 @@ void so_accept_terms(const so_accept *a, int drafter, int rank, so_draft_terms *
     }
 }
 
+void so_accept_sibling_terms(const so_accept *a, int drafter, int rank, so_draft_terms *out) {
+    const so_accept_table *t = &a->shared->cells[drafter_of(a, drafter)];
+    double ratio = own_ratio(&a->own[drafter_of(a, drafter)]);
+    for (int r = 1; r < SO_TERMS_RANKS; r++)
+        for (int l = 0; l <= ALL; l++) {
+            double p = l == ALL ? SO_TUNE_UNKNOWN_CHANCE : (l + 0.5) / SO_ACCEPT_CLASSES;
+            for (int d = 0; d < SO_ACCEPT_DEPTHS; d++) {
+                p = at_depth(t, d, l, p);
+                double x = at_rank(t, d, (d == 0 ? rank : 0) + r, l, p);
+                out->sibling[r - 1][d][l] = (float)shift(x, ratio);
+            }
+        }
+}
+
 double so_accept_first_gain(const so_accept *a, int drafter, int rank, const so_draft_terms *t,
                             double price, double *kept) {
     const float *counts = a->shared->confidences[drafter_of(a, drafter)][rank_of(rank)];

@@ -29,7 +29,7 @@ enum {
     SO_ACCEPT_DEPTHS = SO_TERMS_DEPTHS,   /* deeper guesses are counted at this depth */
     SO_ACCEPT_CLASSES = SO_TERMS_CLASSES, /* of confidence, equal parts of [0,1]; one more
                                            * class holds all of them together */
-    SO_ACCEPT_RANKS = 3,                  /* later siblings are counted as the last rank */
+    SO_ACCEPT_RANKS = SO_TERMS_RANKS,     /* later siblings are counted as the last rank */
     SO_ACCEPT_RECENT = 8,                 /* outcomes that can reset a request's own counts */
 };
 
@@ -100,8 +100,10 @@ double so_accept_evidence(const so_accept *a, int drafter, int rank);
 /* One of the last two tests of the drafter at depth 1 was accepted: if it was given up, it is worth
  * another try. */
 bool so_accept_is_recovering(const so_accept *a, int drafter);
-/* Fills the chances of so_draft_terms. */
+/* Fills the chances of so_draft_terms; rank: of the drafter's first guess. */
 void so_accept_terms(const so_accept *a, int drafter, int rank, so_draft_terms *out);
+/* Fills the chances of later siblings. */
+void so_accept_sibling_terms(const so_accept *a, int drafter, int rank, so_draft_terms *out);
 /* E[max(0, chance − price)] of a guess at depth 1 before its row is seen: rows below the price
  * are not kept. *kept: the chance that the guess is kept. t: from so_accept_terms with the same
  * rank. */

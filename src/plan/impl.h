@@ -58,6 +58,7 @@ typedef struct so_candidate {
     /* Gain of the first guess, less the cost of its row and this step's part of the catch-up. */
     double first_gain;
     bool flat_cost;     /* the level cost is paid once, for any depth */
+    bool tree;          /* the drafter adds siblings */
     double keep_chance; /* chance that the first guess will be kept */
     double path;        /* value of the chain up to the current depth */
     double check_ms;    /* of one tested guess */

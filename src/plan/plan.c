@@ -179,12 +179,21 @@ static so_candidate candidate_of(const so_planner *p, so_plan_query *query, int 
                       .reach = reach,
                       .rank = rank,
                       .flat_cost = r->set->drafters->leaves[leaf]->flat_cost,
+                      .tree = r->set->drafters->leaves[leaf]->tree_nodes > 0,
                       .check_ms = so_costs_check(&p->costs, r->o.verify),
                       .catch_up_ms = catch_up_ms(p, query, leaf),
                       .evidence = so_accept_evidence(&r->accept, leaf, rank)};
     so_accept_terms(&r->accept, leaf, rank, c.terms);
+    if (c.tree)
+        so_accept_sibling_terms(&r->accept, leaf, rank, c.terms);
     c.terms->start_value = (float)reach;
     return c;
+}
+
+/* The time of one more branch in a level that n requests share. */
+static double branch_cost_ms(const so_planner *p, const so_plan_set *s, int leaf, int n) {
+    return (level_cost_ms(p, s, leaf, n + SO_TUNE_BRANCHES) - level_cost_ms(p, s, leaf, n)) /
+           SO_TUNE_BRANCHES;
 }
 
 static void set_price(const so_planner *p, so_candidate *c, int leaf, const double row_ms[DEPTHS],
@@ -203,14 +212,27 @@ static void set_price(const so_planner *p, so_candidate *c, int leaf, const doub
     c->path = c->reach;
 }
 
+/* What the siblings of a chain's guess at depth index k gain, without their children. path: the value
+ * of the guess's parent. */
+static double siblings_gain(const so_candidate *c, int k, double path) {
+    double left = path * (1 - (double)c->terms->chance[k][ALL]), gain = 0;
+    for (int rank = 1; c->tree && rank < SO_TERMS_RANKS; rank++) {
+        double x = (double)c->terms->sibling[rank - 1][k][ALL];
+        gain += SO_MAX(0, left * x - (double)c->terms->row_price[k]);
+        left *= 1 - x;
+    }
+    return gain;
+}
+
 /* The gain of level d (from 1) for a candidate, beyond the cost of its rows. Call for d = 1, 2, …
  * in order. */
 static double level_gain(so_candidate *c, int d) {
     int k = so_terms_depth(d);
     if (d > c->query->max_depth)
         return 0;
+    double more = siblings_gain(c, k, c->path);
     c->path *= (double)c->terms->chance[k][ALL];
-    return d == 1 ? c->first_gain : SO_MAX(0, c->path - (double)c->terms->row_price[k]);
+    return more + (d == 1 ? c->first_gain : SO_MAX(0, c->path - (double)c->terms->row_price[k]));
 }
 
 static int by_gain(const void *a, const void *b) {
@@ -280,7 +302,7 @@ static int choose_requests(so_planner *p, so_candidate *c, int n, double level_m
 static void set_answer(so_candidate *c, int depth, int leaf) {
     so_plan_request *r = c->query->r;
     if (c->evidence < SO_TUNE_KNOWN || !r->set->drafters->leaves[leaf]->uses_terms) {
-        c->query->max_depth = SO_MIN(c->query->max_depth, depth);
+        c->query->max_depth = c->query->max_nodes = SO_MIN(c->query->max_depth, depth);
     } else {
         r->terms_leaf = r->terms_leaf < 0 ? leaf : r->terms_leaf;
         c->query->terms = c->terms;
@@ -342,7 +364,7 @@ static void try_probe(so_planner *p, so_candidate *c, int n, int leaf, double le
     }
     if (!best)
         return;
-    best->query->max_depth = 1;
+    best->query->max_depth = best->query->max_nodes = 1;
     best->query->r->probed_at = best->query->r->set->probed_at[leaf] = p->token_clock;
     so_smooth(&best->query->r->use_rate[leaf], 1, SO_TUNE_USE_PART);
     p->probing = true;
@@ -415,6 +437,9 @@ static void value_candidates(const so_planner *p, so_candidate *c, int n, int st
             kept += c[i].keep_chance;
         }
     }
+    for (int i = 0; i < n && c[i].tree; i++)
+        c[i].terms->branch_price =
+            (float)(p->price * branch_cost_ms(p, c[i].query->r->set, leaf, n));
 }
 
 void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n) {
@@ -427,6 +452,7 @@ void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n)
     for (int i = 0; i < n; i++) {
         so_plan_request *r = queries[i].r;
         queries[i].terms = NULL;
+        queries[i].max_nodes = 0;
         r->accept.own[leaf].refused_before = (uint8_t)r->n_refused;
         if (r->o.length == 0 && queries[i].max_depth > 0 && needs_plan(p, s, leaf, r->tree))
             c[m++].query = &queries[i];
@@ -510,7 +536,7 @@ void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
         r->gave_no_rows[leaf] = job->n_levels == 0;
         if (job->n_levels == 0)
             continue;
-        u.chains++;
+        u.chains += SO_MAX(1, (job->n_level_rows + job->n_levels - 1) / job->n_levels);
         u.levels = SO_MAX(u.levels, job->n_levels);
         u.max_catch_up = SO_MAX(u.max_catch_up, job->n_catch_up);
         u.n_catch_up += job->n_catch_up;

@@ -5,7 +5,8 @@
  *   so_plan_set_depths     before drafting: which requests draft, and how deep. From the estimated
  *                          acceptance (acceptance.h), the costs (costs.h) and λ. A drafter with
  *                          so_drafter.uses_terms that is known well (SO_TUNE_KNOWN) gets
- *                          so_draft_terms and decides after each guess (draft/model.c); every
+ *                          so_draft_terms and decides after each guess (draft/model.c), in a tree
+ *                          also how many siblings (draft/model_tree.c); every
  *                          other drafter gets a fixed depth. Free drafters go as deep as the
  *                          request's limits allow.
  *   so_plan_keep_guesses   after an alternative of `a,b`: whether the free guesses of a stay, or
@@ -148,9 +149,10 @@ void so_plan_enter(so_planner *p, so_plan_request *r, so_tree *tree);
 /* One request before a stage of drafting: limits in, depth and terms out. */
 typedef struct so_plan_query {
     so_plan_request *r;
-    int n_tokens;                /* length of its text */
-    int tokens_left;             /* tokens that it may still produce */
-    int max_depth;               /* in: the limit; out: how deep to draft, 0: do not draft */
+    int n_tokens;    /* length of its text */
+    int tokens_left; /* tokens that it may still produce */
+    int max_depth;   /* in: the limit; out: how deep to draft, 0: do not draft */
+    int max_nodes;   /* out, of a tree: how many guesses; 0: up to the request's limit */
     const so_draft_terms *terms; /* out; NULL: draft to max_depth */
 } so_plan_query;
 /* Decides the depth of each query. All requests are of one set; `stage` is its next stage. */

@@ -140,6 +140,8 @@ enum { SO_TUNE_ANSWER_TOKENS = 128 };
 /* Levels over which a step of t(n) is averaged when a drafter looks ahead: kernels have tiles of
  * four rows. */
 enum { SO_TUNE_LOOK_AHEAD = 4 };
+/* Branches over which the cost of one more branch in a level of a tree is averaged. */
+enum { SO_TUNE_BRANCHES = 4 };
 /* How often a drafter is used: weight of a step, and of the prior that it always is. */
 static const double SO_TUNE_USE_PART = 0.1;
 enum { SO_TUNE_USE_PRIOR = 8 };

@@ -423,6 +423,51 @@ static void rows_may_end_drafts(void **state) {
     assert_true(n_refused > 0 && n_followed > 0);
 }
 
+/* The width of a sampled tree by the peaks of its rows: a flat row gets no draw or one, a peaked one
+ * two. */
+static void tree_terms(so_draft_terms *t) {
+    for (int d = 0; d < SO_TERMS_DEPTHS; d++) {
+        for (int l = 0; l <= SO_TERMS_CLASSES; l++) {
+            t->chance[d][l] = l == SO_TERMS_CLASSES ? 1.0f : ((float)l + 0.5f) / SO_TERMS_CLASSES;
+            for (int r = 0; r < SO_TERMS_RANKS - 1; r++)
+                t->sibling[r][d][l] = t->chance[d][l];
+        }
+        t->row_price[d] = d == 0 ? 0.55f : 0.13f;
+    }
+    t->level_price = 0.01f;
+    t->branch_price = 0.005f;
+    t->start_value = 1;
+}
+
+static void rows_may_decide_widths(void **state) {
+    (void)state;
+    double worst = 0;
+    int n_refused = 0, n_followed = 0;
+    so_draft_terms terms = {0};
+    tree_terms(&terms);
+    const drafter_kind *kinds[] = {
+        kind("model(k=2,nodes=4)", false), kind("model(k=2,distinct,nodes=4)", false),
+        kind("model(best,nodes=4)", false), kind("model(best,nodes=4)", true)};
+    for (size_t k = 0; k < SO_LEN(kinds); k++)
+        for (int t = 0; t < N_TRANSFORMS - 1; t++) {
+            subject s;
+            so_sample_params p = transform(t, 3);
+            open_subject(&s, &worlds[3], kinds[k], 3, &p);
+            s.real.terms = &terms;
+            s.c.n_out = 2;
+            double gap = so_lossless_gap(&s.c);
+            if (!(gap <= SO_LOSSLESS_TOLERANCE))
+                fail_msg("%s, %s: off by %g", name_of(kinds[k]), TRANSFORMS[t], gap);
+            worst = SO_MAX(worst, gap);
+            n_refused += s.real.n_refused;
+            n_followed += s.real.n_followed;
+            close_subject(&s);
+        }
+    print_message("widths by rows: off by %.1e at most; %d rows refused, %d followed\n", worst,
+                  n_refused, n_followed);
+    assert_true(n_refused > 0 && n_followed > 0);
+}
+
 /* An inner drafter that records its sampling parameters. */
 static float inner_temp, inner_sample_temp;
 static int inner_n_bias;
@@ -822,10 +867,15 @@ int main(int argc, char **argv) {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reject_is_exact),         cmocka_unit_test(lenient_keeps_its_bound),
-        cmocka_unit_test(match_is_exact),          cmocka_unit_test(acceptance_is_the_formulas),
-        cmocka_unit_test(sampled_texts_are_exact), cmocka_unit_test(mutants_are_noticed),
-        cmocka_unit_test(rows_may_end_drafts),     cmocka_unit_test(inner_drafter_uses_no_noise),
+        cmocka_unit_test(reject_is_exact),
+        cmocka_unit_test(lenient_keeps_its_bound),
+        cmocka_unit_test(match_is_exact),
+        cmocka_unit_test(acceptance_is_the_formulas),
+        cmocka_unit_test(sampled_texts_are_exact),
+        cmocka_unit_test(mutants_are_noticed),
+        cmocka_unit_test(rows_may_end_drafts),
+        cmocka_unit_test(rows_may_decide_widths),
+        cmocka_unit_test(inner_drafter_uses_no_noise),
     };
     return cmocka_run_group_tests(tests, open_worlds, close_worlds);
 }

@@ -252,7 +252,8 @@ static void check_product(so_rig *r, const request *q, int k, int depth) {
         for (int i = t->nodes[node].first; i >= 0; i = t->proposals[i].next, n++) {
             double chance = probs[t->nodes[t->proposals[i].child].token];
             assert_true(chance <= last);
-            assert_true(fabs(chance - (double)t->proposals[i].confidence) < 1e-3);
+            double confidence = n == 0 ? chance : sqrt(chance); /* later siblings are spread */
+            assert_true(fabs(confidence - (double)t->proposals[i].confidence) < 2e-3);
             probs[t->nodes[t->proposals[i].child].token] = -1;
             last = chance;
         }
@@ -289,6 +290,103 @@ static void products_have_their_counts(void **state) {
             close_request(&q);
             so_drafter_free(d);
         }
+}
+
+/* --- terms --- */
+
+/* Rows of one price; a first guess of confidence x is accepted with chance x, later ones with half of
+ * it. */
+static so_draft_terms terms_of(float row, float level, float branch) {
+    so_draft_terms t = {.level_price = level, .start_value = 1, .branch_price = branch};
+    for (int d = 0; d < SO_TERMS_DEPTHS; d++) {
+        t.row_price[d] = row;
+        for (int l = 0; l <= SO_TERMS_CLASSES; l++) {
+            t.chance[d][l] = l == SO_TERMS_CLASSES ? 0.7f : ((float)l + 0.5f) / SO_TERMS_CLASSES;
+            t.sibling[0][d][l] = t.sibling[1][d][l] = t.chance[d][l] / 2;
+        }
+    }
+    return t;
+}
+
+/* The values of all nodes, as the terms give them. */
+static void node_values(const so_tree *t, const so_draft_terms *terms, double *value) {
+    value[0] = 1;
+    for (int i = 0; i < t->n_nodes; i++) {
+        double left = value[i];
+        int rank = 0;
+        for (int p = t->nodes[i].first; p >= 0; p = t->proposals[p].next, rank++) {
+            const so_proposal *q = &t->proposals[p];
+            double confidence =
+                (double)(q->kind == SO_Q_POINT ? q->confidence : t->row_confidence[q->row]);
+            double x = so_terms_sibling(terms, rank, t->nodes[q->child].depth, confidence);
+            value[q->child] = left * x;
+            left *= 1 - x;
+        }
+    }
+}
+
+/* With terms a tree has the guesses that pay: all of them are worth their row, cheaper rows give more
+ * of them, and where siblings do not pay the tree is the chain. Then it is no longer than the chain
+ * with the same terms. */
+static void terms_decide_the_width(void **state) {
+    (void)state;
+    static const float prices[] = {0.01f, 0.03f, 0.08f, 0.2f, 0.35f, 0.95f};
+    for (int drawn = 0; drawn < 2; drawn++) {
+        int before = SO_TREE_MAX, widest = 0;
+        for (size_t i = 0; i < SO_LEN(prices); i++) {
+            so_draft_terms terms = terms_of(prices[i], 0.02f, 0.01f);
+            so_model_drafter_opts o = options("model(best,nodes=64)", 1);
+            so_drafter *d = make(&rigs[0], &o);
+            request q;
+            double value[SO_TREE_MAX];
+            open_request(&q, d, drawn ? 64 : 0);
+            q.temp = drawn ? 0.4f : 0;
+            so_draft_job job = job_of(&q, 64, 6, 0);
+            job.terms = &terms;
+            propose(d, &job, 1);
+            int n = q.tree.n_nodes, deepest = 0;
+            node_values(&q.tree, &terms, value);
+            for (int k = 1; k < n; k++) {
+                assert_true(value[k] > (double)prices[i]);
+                deepest = SO_MAX(deepest, q.tree.nodes[k].depth);
+            }
+            assert_true(drawn || n <= before); /* draws differ with the number of rows */
+            assert_true(job.n_level_rows >= job.n_levels);
+            assert_int_equal(job.refused_depth > 0 && n == 1, prices[i] > 0.9f);
+            widest = SO_MAX(widest, n - 1 - deepest);
+            if (prices[i] >= 0.35f)
+                assert_int_equal(n - 1, deepest);
+            before = n;
+            close_request(&q);
+            so_drafter_free(d);
+        }
+        assert_true(widest >= 4); /* guesses beside the deepest path */
+    }
+}
+
+/* Expensive levels end a tree after its first; expensive branches keep it from fanning out. */
+static void terms_decide_the_levels(void **state) {
+    (void)state;
+    int rows[2];
+    for (int k = 0; k < 3; k++) {
+        so_draft_terms terms = terms_of(0.02f, k == 0 ? 9.0f : 0.01f, k == 2 ? 9.0f : 0.001f);
+        so_model_drafter_opts o = options("model(best,nodes=64)", 1);
+        so_drafter *d = make(&rigs[0], &o);
+        request q;
+        open_request(&q, d, 0);
+        so_draft_job job = job_of(&q, 64, 6, 0);
+        job.terms = &terms;
+        propose(d, &job, 1);
+        if (k == 0)
+            assert_true(job.n_levels == 1 && q.tree.n_nodes > 2);
+        else
+            rows[k - 1] = job.n_level_rows;
+        if (k == 2)
+            assert_int_equal(job.n_level_rows, job.n_levels); /* one branch per level */
+        close_request(&q);
+        so_drafter_free(d);
+    }
+    assert_true(rows[0] > rows[1]);
 }
 
 /* --- chains and rounds --- */
@@ -477,6 +575,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(best_first_has_the_most_likely_paths),
         cmocka_unit_test(products_have_their_counts),
+        cmocka_unit_test(terms_decide_the_width),
+        cmocka_unit_test(terms_decide_the_levels),
         cmocka_unit_test(one_child_is_the_chain),
         cmocka_unit_test(rounds_change_no_guess),
         cmocka_unit_test(limits_hold),

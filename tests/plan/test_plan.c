@@ -582,6 +582,44 @@ static void probes_take_turns(void **state) {
     bench_close(&b);
 }
 
+/* A drafter of trees that is not known gets as many nodes as levels; a known one gets terms, whose
+ * chances of later siblings are learned apart from those of first ones. */
+static void trees_are_priced_by_rank(void **state) {
+    (void)state;
+    for (int known = 0; known < 2; known++) {
+        bench b = {0};
+        b.drafters[0] =
+            (so_drafter){.has_cost = true, .uses_terms = true, .tree_nodes = 32, .size = 0.02};
+        bench_open(&b, flat, 1, NULL, 1, 0);
+        for (int i = 0; i < 400 && known; i++) { /* right: the first in 1 of 2 tests, the second in
+                                                  * 2 of 5 of its own */
+            int32_t token = i % 2 ? 2 : i % 10 < 4 ? 3 : 4;
+            bench_begin(&b, 0);
+            so_tree_add(&b.t[0], 0, 2, SO_Q_POINT, -1, 0, 0.6f);
+            so_tree_add(&b.t[0], 0, 3, SO_Q_POINT, -1, 0, 0.4f);
+            so_plan_choose(b.p); /* adds a shadow draft */
+            so_plan_request_observe(b.r[0], &token, 1);
+        }
+        bench_begin(&b, 0);
+        so_plan_query query = query_of(&b, 0, 8, 100);
+        so_plan_set_depths(b.p, 0, &query, 1);
+        assert_true(query.max_depth > 0);
+        if (known) {
+            assert_true(query.terms && query.max_nodes == 0);
+            double second = so_terms_sibling(query.terms, 1, 1, 0.4);
+            assert_true(second > 0.3 && second < 0.5);
+            assert_true(so_terms_sibling(query.terms, 0, 1, 0.4) ==
+                        so_terms_chance(query.terms, 1, 0.4));
+            assert_true(so_terms_sibling(query.terms, 2, 1, 0.4) ==
+                        so_terms_sibling(query.terms, 9, 1, 0.4));
+            assert_true(query.terms->branch_price >= 0);
+        } else {
+            assert_true(!query.terms && query.max_nodes == query.max_depth);
+        }
+        bench_close(&b);
+    }
+}
+
 /* A sampled probe stays whole, and its cost is charged even if its drafter is known to be bad. */
 static void sampled_probes_are_charged(void **state) {
     (void)state;
@@ -1209,6 +1247,7 @@ int main(void) {
         cmocka_unit_test(a_claim_is_a_prior),
         cmocka_unit_test(rows_go_where_they_pay),
         cmocka_unit_test(probes_take_turns),
+        cmocka_unit_test(trees_are_priced_by_rank),
         cmocka_unit_test(sampled_probes_are_charged),
         cmocka_unit_test(probe_intervals),
         cmocka_unit_test(drafters_left_out_are_probed_rarely),
