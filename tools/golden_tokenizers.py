@@ -4,6 +4,7 @@
   corpus.json   texts of many kinds, base64 (some are not valid UTF-8)
   NAME.json     ids of the corpus for a real tokenizer.json, by Hugging Face `tokenizers`
   small.json    made-up tokenizers, one per component and flag, with their ids and decoded texts
+  unigram.json  the same for Unigram models and a small precompiled charsmap
   gguf-NAME.json  ids of the corpus for a real GGUF file, by llama-cpp-python
 
 Bytes are passed to the libraries as bytes.decode("utf-8", errors="replace"), which is sooth's rule too.
@@ -229,9 +230,83 @@ SMALL_TEXTS = [
 SMALL_BYTES = [b"caf\xe9", b"\xf0\x9f\x98 the", b"\xed\xa0\x80cat\xff"]
 
 
+def charsmap(pairs):
+    """A precompiled charsmap in SentencePiece's binary form: a double array with one child block per node, and the replacements."""
+    units, texts, n_blocks = {}, b"", 1
+    leaves = {}
+    for src, dst in pairs:
+        leaves[src.encode()] = len(texts)
+        texts += dst.encode() + b"\0"
+    base = {b"": 256}  # children of a prefix are at base ^ byte
+    for key in leaves:
+        for i in range(1, len(key)):
+            if key[:i] not in base:
+                n_blocks += 1
+                base[key[:i]] = 256 * n_blocks
+    values = 256 * (n_blocks + 1)
+    for key in sorted({k[:i] for k in leaves for i in range(1, len(k) + 1)}, key=len):
+        at = base[key[:-1]] ^ key[-1]
+        # a key's value is in the unit that its offset leads to; a key that is also a prefix keeps it beside its children, at byte 0
+        to = base.get(key, values)
+        units[at] = key[-1] | (at ^ to) << 10 | (256 if key in leaves else 0)
+        if key in leaves:
+            units[to] = leaves[key] | 1 << 31
+            values += key not in base
+    units[0] = 256 << 10
+    array = [units.get(i, 0) for i in range(max(units) + 1)]
+    trie = b"".join(u.to_bytes(4, "little") for u in array)
+    return base64.b64encode(len(trie).to_bytes(4, "little") + trie + texts).decode()
+
+
+def trained_unigram(**opts):
+    t = Tokenizer(models.Unigram())
+    t.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"] + (["<0x%02X>" % b for b in range(256)] if opts.get("byte_fallback") else [])
+    t.train_from_iterator([TRAIN], trainers.UnigramTrainer(vocab_size=len(special) + 90, special_tokens=special, unk_token="<unk>", show_progress=False))
+    return {**json.loads(t.to_str())["model"], "unk_id": 2, **opts}
+
+
+def unigram_specs():
+    mods = {"bytes": trained_unigram(byte_fallback=True), "plain": trained_unigram(byte_fallback=False)}
+    # equal scores, ties, pieces of several unknown characters
+    mods["ties"] = {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": [
+        ["<unk>", 0.0], ["\u2581", -2.0], ["a", -1.0], ["b", -1.0], ["ab", -2.0], ["ba", -2.0], ["aba", -3.0], ["\u4f60\u597d", -40.0], ["e\u0301", -3.0], ["t", -4.5]]}
+    meta = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    t5 = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, meta]}
+    maps = {"type": "Precompiled", "precompiled_charsmap": charsmap([
+        ("\ufb01", "fi"), ("e\u0301", "\u00e9"), ("\u3000", " "), ("\u00a0", " "), ("\t", " "), ("\n", " "), ("\u2460", "1"), ("\u0301", ""), ("A", "a"),
+        ("AB", "x"), ("\U0001f642", ":)"), ("\u212b", "\u00c5")])}
+    spaces = [{"type": "Strip", "strip_left": False, "strip_right": True}, {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}]
+    end = {"type": "TemplateProcessing", "pair": [], "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}},
+           "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}]}
+    end["pair"] = end["single"] + [{"Sequence": {"id": "B", "type_id": 0}}]
+    fall = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, meta]}
+    specials = [added(i, t, special=True) for i, t in enumerate(("<pad>", "</s>", "<unk>"))]
+    return mods, [
+        {"name": "byte fallback", "model": "bytes", "pre_tokenizer": meta, "decoder": fall},
+        {"name": "no byte fallback", "model": "plain", "pre_tokenizer": meta, "decoder": meta},
+        {"name": "form of T5", "model": "plain", "normalizer": maps, "pre_tokenizer": t5, "decoder": meta, "post_processor": end, "parse_only": True, "added_tokens": specials},
+        {"name": "form of converters", "model": "bytes", "normalizer": {"type": "Sequence", "normalizers": [maps] + spaces}, "pre_tokenizer": meta,
+         "decoder": fall, "post_processor": end, "parse_only": True, "added_tokens": specials},
+        {"name": "ties", "model": "ties", "pre_tokenizer": meta, "decoder": meta},
+        {"name": "no pre-tokenizer", "model": "ties"},
+    ]
+
+
+UNIGRAM_TEXTS = ["abab ababa bab aab", "\u4f60\u597d\u4f60 x\u4f60\u597d", "e\u0301 \u0301 A AB ABA \ufb01ne \u3000 a\u00a0b", "\U0001f642\U0001f642 \U0001f642\u200d\U0001f642",
+                 "\u212bngstr\u00f6m \u2460\u2461", "x<0x40>y", "\u2581\u2581a\u2581 b", "   spaces   at both ends   "]
+
+
+def unigram():
+    mods, specs = unigram_specs()
+    made("unigram", mods, specs, [t.encode() for t in SMALL_TEXTS + UNIGRAM_TEXTS] + SMALL_BYTES)
+
+
 def small():
-    mods, specs = small_specs()
-    texts = [t.encode() for t in SMALL_TEXTS] + SMALL_BYTES
+    made("small", *small_specs(), [t.encode() for t in SMALL_TEXTS] + SMALL_BYTES)
+
+
+def made(file, mods, specs, texts):
     for s in specs:
         model = {**mods[s["model"]], **s.get("model_options", {})}
         full = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": s.get("added_tokens", []), "normalizer": s.get("normalizer"),
@@ -243,8 +318,8 @@ def small():
         # For an added token matched after normalisation the library prints the normalised spelling; sooth prints the original.
         s["decoded"] = None if s["name"] == "added normalized" else [tok.decode(p) for p in plain]
         tok.encode_special_tokens = True
-        s["unparsed"] = [tok.encode(text(b), add_special_tokens=False).ids for b in texts] if "added_tokens" in s else None
-    write("small", header(tokenizers=tokenizers.__version__, texts=[base64.b64encode(b).decode() for b in texts], models=mods, tokenizers_made=specs))
+        s["unparsed"] = [tok.encode(text(b), add_special_tokens=False).ids for b in texts] if "added_tokens" in s and not s.pop("parse_only", False) else None
+    write(file, header(tokenizers=tokenizers.__version__, texts=[base64.b64encode(b).decode() for b in texts], models=mods, tokenizers_made=specs))
 
 
 def main():
@@ -253,9 +328,11 @@ def main():
     texts = corpus()
     write("corpus", header(texts=[base64.b64encode(b).decode() for b in texts]))
     small()
+    unigram()
     real(shared, texts)
     if models_dir:
         gguf(models_dir, texts)
 
 
-main()
+if __name__ == "__main__":
+    main()

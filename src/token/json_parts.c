@@ -72,6 +72,48 @@ static int read_replace(const json_t *j, const char *path, so_text_op *op, so_er
     return rc;
 }
 
+static int sextet(char c) {
+    if (c >= 'A' && c <= 'Z')
+        return c - 'A';
+    if (c >= 'a' && c <= 'z')
+        return c - 'a' + 26;
+    if (c >= '0' && c <= '9')
+        return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* False: not base64. '=' at the end may be missing. */
+static bool from_base64(so_str s, so_buf *out) {
+    uint32_t bits = 0;
+    int n_bits = 0;
+    while (s.len > 0 && s.ptr[s.len - 1] == '=')
+        s.len--;
+    for (size_t i = 0; i < s.len; i++) {
+        int v = sextet(s.ptr[i]);
+        if (v < 0)
+            return false;
+        bits = bits << 6 | (uint32_t)v;
+        n_bits += 6;
+        if (n_bits >= 8) {
+            n_bits -= 8;
+            so_buf_append_char(out, (char)(bits >> n_bits & 0xFF));
+        }
+    }
+    return s.len % 4 != 1;
+}
+
+static int read_charsmap(const json_t *j, const char *path, so_text_op *op, so_err *err) {
+    so_str text;
+    so_buf bytes = {0};
+    int rc = so_json_get_str(j, path, "precompiled_charsmap", &text, err);
+    if (rc == 0 && !from_base64(text, &bytes))
+        rc = so_json_bad(path, "precompiled_charsmap", err, "is not base64");
+    if (rc == 0 && (rc = so_charsmap_read(so_buf_str(&bytes), &op->map, err)))
+        so_err_prefix(err, "%s", path);
+    so_buf_free(&bytes);
+    return rc;
+}
+
 static int fill_normalizer(so_text_op *op, const json_t *j, const char *path, so_err *err) {
     so_str s;
     int rc = 0;
@@ -87,6 +129,8 @@ static int fill_normalizer(so_text_op *op, const json_t *j, const char *path, so
         if (rc == 0)
             so_text_op_set(op, SO_STR(""), s);
         return rc;
+    case SO_TEXT_CHARSMAP:
+        return read_charsmap(j, path, op, err);
     default:
         return 0;
     }
@@ -97,11 +141,17 @@ int so_json_normalizer(so_tokenizer *t, const json_t *j, const char *path, int d
         const char *type;
         so_text_kind kind;
     } known[] = {
-        {"NFC", SO_TEXT_NFC},         {"NFD", SO_TEXT_NFD},
-        {"NFKC", SO_TEXT_NFKC},       {"NFKD", SO_TEXT_NFKD},
-        {"Strip", SO_TEXT_STRIP},     {"StripAccents", SO_TEXT_STRIP_ACCENTS},
-        {"Replace", SO_TEXT_REPLACE}, {"Lowercase", SO_TEXT_LOWERCASE},
-        {"Prepend", SO_TEXT_PREPEND}, {"ByteLevel", SO_TEXT_SPELL_BYTES},
+        {"NFC", SO_TEXT_NFC},
+        {"NFD", SO_TEXT_NFD},
+        {"NFKC", SO_TEXT_NFKC},
+        {"NFKD", SO_TEXT_NFKD},
+        {"Strip", SO_TEXT_STRIP},
+        {"StripAccents", SO_TEXT_STRIP_ACCENTS},
+        {"Replace", SO_TEXT_REPLACE},
+        {"Lowercase", SO_TEXT_LOWERCASE},
+        {"Prepend", SO_TEXT_PREPEND},
+        {"ByteLevel", SO_TEXT_SPELL_BYTES},
+        {"Precompiled", SO_TEXT_CHARSMAP},
     };
     so_str type;
     if (!j || json_is_null(j))

@@ -16,6 +16,7 @@
 
 void so_text_op_deinit(so_text_op *op) {
     so_pattern_free(op->pattern);
+    so_charsmap_free(op->map);
     free(op->from);
     free(op->to);
     *op = (so_text_op){0};
@@ -223,6 +224,9 @@ int so_text_op_apply(const so_text_op *op, so_matching *m, so_str text, bool fir
         return 0;
     case SO_TEXT_SPELL_BYTES:
         so_bytes_spell(text, out);
+        return 0;
+    case SO_TEXT_CHARSMAP:
+        so_charsmap_apply(op->map, text, out);
         return 0;
     }
     so_panic(__FILE__, __LINE__, "text operation %d", (int)op->kind);

@@ -3,6 +3,7 @@
 #ifndef SO_TOKEN_NORMALIZE_H
 #define SO_TOKEN_NORMALIZE_H
 
+#include "token/charsmap.h"
 #include "token/pattern.h"
 
 typedef enum so_text_kind {
@@ -16,6 +17,7 @@ typedef enum so_text_kind {
     SO_TEXT_REPLACE,       /* pattern (or literal `from`) by `to` */
     SO_TEXT_PREPEND,       /* `to` before a non-empty text; see unless_there and first_only */
     SO_TEXT_SPELL_BYTES,   /* replaces each byte by its byte-level character */
+    SO_TEXT_CHARSMAP,      /* charsmap.h */
 } so_text_kind;
 
 typedef struct so_text_op {
@@ -25,6 +27,7 @@ typedef struct so_text_op {
     bool first_only;     /* PREPEND: only at the start of the encoded text */
     so_pattern *pattern; /* REPLACE: owned; NULL means the literal `from` */
     char *from, *to;     /* owned */
+    so_charsmap *map;    /* CHARSMAP: owned */
     size_t from_len, to_len;
 } so_text_op;
 

@@ -6,10 +6,10 @@
  *  2. Cut out the added tokens that are matched in the raw text.
  *  3. Normalise each remaining part; cut out the added tokens that are matched after normalising.
  *  4. Pre-tokenize each remaining part into pieces.
- *  5. Merge each piece (bpe.c).
+ *  5. Merge each piece (bpe.c), or divide it into the likeliest tokens (unigram.c).
  *  6. With ADD_SPECIAL, add the model's prefix and suffix.
  *
- * Unknown components, and models other than the two forms of BPE, are refused: a wrong tokenizer
+ * Unknown components, and models other than the two forms of BPE and Unigram, are refused: a wrong tokenizer
  * would give plausible but wrong ids. After loading (which includes so_tokenizer_add_end) a
  * tokenizer is immutable and any thread may encode; scratch belongs to the call. */
 #include "token/tokenizer.h"
@@ -69,6 +69,25 @@ bool so_vocab_single_char(so_str piece, uint32_t *cp) {
            so_utf8_next(piece.ptr, piece.len, cp, &len) == SO_UTF8_OK && len == piece.len;
 }
 
+/* Control tokens are never the result of encoding; nor are tokens that the vocabulary marks as
+ * unused, or as unknown. */
+int so_tokenizer_make_unigram(so_tokenizer *t, const double *scores, bool byte_fallback,
+                              so_err *err) {
+    so_unigram_options o = {.n_vocab = t->n_vocab,
+                            .pieces = t->pieces,
+                            .scores = scores,
+                            .unk = t->unk,
+                            .byte_fallback = byte_fallback};
+    uint8_t *skipped = SO_NEW_N(uint8_t, t->n_vocab);
+    for (int32_t id = 0; id < t->n_vocab; id++)
+        skipped[id] = (t->kinds[id] & (SO_TOKEN_CONTROL | SO_TOKEN_UNKNOWN | SO_TOKEN_UNUSED)) != 0;
+    o.skipped = skipped;
+    so_vocab_find_bytes(t, o.byte_ids);
+    int rc = so_unigram_create(&o, &t->unigram, err);
+    free(skipped);
+    return rc;
+}
+
 so_text_op *so_normalizer_add(so_tokenizer *t, so_text_kind kind) {
     if (t->n_normalizer == SO_TOKENIZER_MAX_OPS)
         return NULL;
@@ -87,7 +106,7 @@ void so_text_op_set(so_text_op *op, so_str from, so_str to) {
 /* ---- create, free ---- */
 
 static uint64_t hash_all(const so_tokenizer *t) {
-    uint64_t h = so_bpe_hash(t->bpe);
+    uint64_t h = t->bpe ? so_bpe_hash(t->bpe) : 0;
     for (int32_t id = 0; id < t->n_vocab; id++) {
         if (t->kinds[id] & SO_TOKEN_UNUSED)
             continue; /* padding of the embedding matrix: not a token */
@@ -171,6 +190,7 @@ void so_tokenizer_free(so_tokenizer *t) {
     so_decoder_deinit(&t->decoder);
     so_pretok_deinit(&t->pretok);
     so_bpe_free(t->bpe);
+    so_unigram_free(t->unigram);
     so_added_deinit(&t->added);
     so_added_deinit(&t->added_normalized);
     so_buf_free(&t->added_bytes);
@@ -220,16 +240,23 @@ int so_normalizer_run(const so_tokenizer *t, so_matching *m, so_str text, bool f
     return 0;
 }
 
+/* Step 5. */
+static int encode_piece(encoding *e, so_str piece) {
+    if (e->t->unigram)
+        return so_unigram_encode(e->t->unigram, piece, e->out, e->err);
+    return so_bpe_encode(e->t->bpe, e->merging, piece, e->out, e->err);
+}
+
 /* Steps 4 and 5. */
 static int encode_plain(encoding *e, so_str text, bool first) {
     const so_tokenizer *t = e->t;
     if (t->pretok.n_stages == 0)
-        return so_bpe_encode(t->bpe, e->merging, text, e->out, e->err);
+        return encode_piece(e, text);
     int rc = so_pretok_run(&t->pretok, e->matching, text, first, &e->pieces, e->err);
     for (size_t i = 0; rc == 0 && i < e->pieces.n; i++) {
         so_span at = e->pieces.spans[i];
         so_str piece = {e->pieces.text.data + at.off, at.len};
-        rc = so_bpe_encode(t->bpe, e->merging, piece, e->out, e->err);
+        rc = encode_piece(e, piece);
     }
     return rc;
 }

@@ -2,11 +2,13 @@
  *
  *   model "gpt2"    byte-level BPE: tokens, token_type, merges, pre (a name, pretok_names.c)
  *   model "llama"   SentencePiece-style: tokens, token_type, scores; spaces are "▁"
+ *   model "t5"      Unigram: the same keys, and precompiled_charsmap
  *
  * Everything in the file is checked: types and lengths of arrays, ids, the tokens of merges. A
  * token that is not UTF-8 keeps its id and bytes but is never produced by encoding. Absent keys
  * have the defaults that converters rely on: SentencePiece-style models add BOS and a leading
- * space; others add no space, and BOS only if their `pre` implies it. Loading only; one thread. */
+ * space, Unigram models EOS and a leading space; others add no space, and BOS only if their `pre`
+ * implies it. Loading only; one thread. */
 #include <ctype.h>
 #include <stdlib.h>
 
@@ -137,7 +139,7 @@ static void collect_added(so_tokenizer *t, const so_gguf *g) {
 }
 
 static int read_specials(so_tokenizer *t, const so_gguf *g, bool adds_bos, so_err *err) {
-    bool adds_eos = false;
+    bool adds_eos = t->unigram != NULL;
     int32_t eot = SO_TOKEN_NONE, eom = SO_TOKEN_NONE;
     int rc;
     if ((rc = read_id(t, g, KEY "bos_token_id", &t->bos, err)) ||
@@ -281,6 +283,96 @@ static int read_spm(so_tokenizer *t, const so_gguf *g, so_err *err) {
     return read_scores(t, g, err);
 }
 
+/* ---- Unigram ---- */
+
+static int read_charsmap(so_tokenizer *t, const so_gguf *g, so_err *err) {
+    const so_gguf_kv *kv;
+    if (!so_gguf_find(g, KEY "precompiled_charsmap"))
+        return 0;
+    int rc = array(g, KEY "precompiled_charsmap", false, &kv, err);
+    if (rc)
+        return rc;
+    if (kv->n > SO_CHARSMAP_MAX_BYTES)
+        return so_err_set(err, SO_ELIMIT, KEY "precompiled_charsmap has %llu entries (at most %d)",
+                          (unsigned long long)kv->n, SO_CHARSMAP_MAX_BYTES);
+    if (kv->n == 0)
+        return 0;
+    so_buf bytes = {0};
+    for (uint64_t i = 0; i < kv->n && rc == 0; i++) {
+        int64_t v = 0;
+        if (!so_gguf_elem_i64(kv, i, &v) || v < -128 || v > 255)
+            rc = so_err_set(err, SO_EFORMAT, KEY "precompiled_charsmap[%llu] is not a byte",
+                            (unsigned long long)i);
+        so_buf_append_char(&bytes, (char)v);
+    }
+    so_charsmap *map;
+    if (rc == 0 && (rc = so_charsmap_read(so_buf_str(&bytes), &map, err)) == 0)
+        so_normalizer_add(t, SO_TEXT_CHARSMAP)->map = map;
+    so_buf_free(&bytes);
+    return rc;
+}
+
+/* Normalising and dividing at spaces as in the tokenizer.json that converters write for the same
+ * vocabulary: Precompiled, Strip, Replace, Metaspace. */
+static int spell_unigram_spaces(so_tokenizer *t, const so_gguf *g, so_err *err) {
+    static const so_str sep = {"\xE2\x96\x81", 3};
+    bool prefix = true, collapse = true;
+    int rc;
+    if ((rc = read_bool(g, KEY "add_space_prefix", &prefix, err)) ||
+        (rc = read_bool(g, KEY "remove_extra_whitespaces", &collapse, err)))
+        return rc;
+    if (collapse) {
+        so_normalizer_add(t, SO_TEXT_STRIP)->right = true;
+        so_text_op *op = so_normalizer_add(t, SO_TEXT_REPLACE);
+        so_text_op_set(op, SO_STR(""), sep);
+        if ((rc = so_pattern_compile(SO_STR(" {2,}"), &op->pattern, err)))
+            return rc;
+    }
+    so_pretok_stage *s = so_pretok_add(&t->pretok);
+    s->rewrites = true;
+    s->op.kind = SO_TEXT_REPLACE;
+    so_text_op_set(&s->op, SO_STR(" "), sep);
+    if (prefix) {
+        s = so_pretok_add(&t->pretok);
+        s->rewrites = s->op.unless_there = true;
+        s->op.kind = SO_TEXT_PREPEND;
+        so_text_op_set(&s->op, SO_STR(""), sep);
+    }
+    s = so_pretok_add(&t->pretok);
+    s->behaviour = SO_SPLIT_MERGED_WITH_NEXT;
+    s->literal = so_strndup(sep.ptr, sep.len);
+    s->literal_len = sep.len;
+    so_decode_step *step = &t->decoder.steps[t->decoder.n_steps++];
+    *step = (so_decode_step){.kind = SO_DECODE_REPLACE, .op.kind = SO_TEXT_REPLACE};
+    so_text_op_set(&step->op, sep, SO_STR(" "));
+    t->decoder.steps[t->decoder.n_steps++] = (so_decode_step){.kind = SO_DECODE_BYTE_FALLBACK};
+    t->decoder.drops_space = t->decoder.drops_run = prefix;
+    return 0;
+}
+
+static int read_unigram(so_tokenizer *t, const so_gguf *g, so_err *err) {
+    const so_gguf_kv *kv;
+    int rc;
+    for (int32_t id = 0; id < t->n_vocab && t->unk == SO_TOKEN_NONE; id++)
+        if (t->kinds[id] & SO_TOKEN_UNKNOWN)
+            t->unk = id;
+    if ((rc = read_id(t, g, KEY "unknown_token_id", &t->unk, err)) ||
+        (rc = read_charsmap(t, g, err)) || (rc = spell_unigram_spaces(t, g, err)) ||
+        (rc = per_token(t, g, KEY "scores", &kv, err)))
+        return rc;
+    if (!kv)
+        return so_err_set(err, SO_ENOTFOUND, KEY "scores is missing");
+    double *scores = SO_NEW_N(double, t->n_vocab);
+    bool bytes = false;
+    for (int32_t id = 0; id < t->n_vocab; id++) {
+        so_gguf_elem_f64(kv, (uint64_t)id, &scores[id]);
+        bytes |= (t->kinds[id] & SO_TOKEN_BYTE) != 0;
+    }
+    rc = so_tokenizer_make_unigram(t, scores, bytes, err);
+    free(scores);
+    return rc;
+}
+
 int so_tokenizer_from_gguf(so_tokenizer *t, const so_gguf *g, so_err *err) {
     so_str model;
     bool adds_bos = false;
@@ -289,13 +381,15 @@ int so_tokenizer_from_gguf(so_tokenizer *t, const so_gguf *g, so_err *err) {
     int rc = so_gguf_get_str(g, KEY "model", &model, err);
     if (rc)
         return rc;
-    bool spm = so_str_eq_c(model, "llama");
-    if (!spm && !so_str_eq_c(model, "gpt2"))
+    bool spm = so_str_eq_c(model, "llama"), unigram = so_str_eq_c(model, "t5");
+    if (!spm && !unigram && !so_str_eq_c(model, "gpt2"))
         return so_err_set(err, SO_EUNSUPPORTED,
-                          KEY "model \"%.*s\" is not supported (gpt2 and llama are)",
+                          KEY "model \"%.*s\" is not supported (gpt2, llama and t5 are)",
                           SO_STR_ARG(model));
     if ((rc = read_vocab(t, g, err)))
         return rc;
-    rc = spm ? read_spm(t, g, err) : read_bpe(t, g, &adds_bos, err);
+    rc = unigram ? read_unigram(t, g, err)
+         : spm   ? read_spm(t, g, err)
+                 : read_bpe(t, g, &adds_bos, err);
     return rc ? rc : read_specials(t, g, adds_bos || spm, err);
 }

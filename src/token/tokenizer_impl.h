@@ -10,6 +10,7 @@
 #include "token/bpe.h"
 #include "token/pretok.h"
 #include "token/tokenizer.h"
+#include "token/unigram.h"
 
 enum {
     SO_TOKENIZER_MAX_OPS = 32,
@@ -59,7 +60,8 @@ struct so_tokenizer {
     so_text_op normalizer[SO_TOKENIZER_MAX_OPS];
     int n_normalizer;
     so_pretok pretok;
-    so_bpe *bpe;
+    so_bpe *bpe; /* one of bpe and unigram is set */
+    so_unigram *unigram;
     so_decoder decoder;
 
     int32_t bos, eos, unk;
@@ -87,6 +89,10 @@ void so_text_op_set(so_text_op *op, so_str from, so_str to);
 
 /* Adds the merges that the scores imply, see spm.c. */
 int so_spm_add_merges(so_tokenizer *t, so_bpe *b, const float *scores, so_err *err);
+
+/* Creates t->unigram from a score per token, once the kinds of all tokens are known. */
+int so_tokenizer_make_unigram(so_tokenizer *t, const double *scores, bool byte_fallback,
+                              so_err *err);
 
 int so_tokenizer_from_gguf(so_tokenizer *t, const so_gguf *g, so_err *err);
 int so_tokenizer_from_json(so_tokenizer *t, const so_checkpoint *ck, so_err *err);

@@ -3,9 +3,9 @@
  * The order matters: first the vocabulary and merges of the model (merges refer only to its
  * vocabulary), then the normalizer, then the added tokens (some are normalised), then the other
  * components (json_parts.c). BOS, EOS and the chat template are in tokenizer_config.json, further
- * end tokens in config.json and generation_config.json. Models other than BPE (Unigram, WordPiece,
- * …) and subword prefixes and suffixes are refused; every error names its field. Loading only; one
- * thread. */
+ * end tokens in config.json and generation_config.json. Models other than BPE and Unigram
+ * (WordPiece, …) and subword prefixes and suffixes are refused; every error names its field. Loading
+ * only; one thread. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -32,22 +32,49 @@ static int check_id(const sizes *s, json_int_t id, const char *where, so_str nam
                       (long long)id, SO_STR_ARG(name), (long long)limit - 1);
 }
 
-static int measure(json_t *vocab, const json_t *added, sizes *s, so_err *err) {
+static int measure_words(json_t *vocab, sizes *s, so_err *err) {
     const char *key;
-    size_t key_len, i;
+    size_t key_len;
     json_t *value;
-    int rc = 0;
-    s->n_entries = json_object_size(vocab) + json_array_size(added);
     json_object_keylen_foreach(vocab, key, key_len, value) {
         so_str name = {key, key_len};
         if (!json_is_integer(value))
             return so_json_bad(FILE_NAME ": model.vocab", NULL, err, "\"%.*s\" has no integer id",
                                SO_STR_ARG(name));
-        if ((rc = check_id(s, json_integer_value(value), FILE_NAME ": model.vocab", name, err)))
+        int rc = check_id(s, json_integer_value(value), FILE_NAME ": model.vocab", name, err);
+        if (rc)
             return rc;
         s->n_bytes += key_len;
         s->max_id = SO_MAX(s->max_id, json_integer_value(value));
     }
+    return 0;
+}
+
+/* Unigram: [["piece", score], …]; the id is the index. */
+static int measure_pieces(const json_t *vocab, sizes *s, so_err *err) {
+    size_t n = json_array_size(vocab), i;
+    const json_t *entry;
+    if (n > SO_TOKENIZER_MAX_VOCAB)
+        return so_json_bad(FILE_NAME ": model.vocab", NULL, err, "has %zu entries (at most %d)", n,
+                           SO_TOKENIZER_MAX_VOCAB);
+    json_array_foreach(vocab, i, entry) {
+        const json_t *piece = json_array_get(entry, 0);
+        if (!json_is_string(piece) || !json_is_number(json_array_get(entry, 1)))
+            return so_json_bad(FILE_NAME ": model.vocab", NULL, err,
+                               "entry %zu is not a piece and a score", i);
+        s->n_bytes += json_string_length(piece);
+        s->max_id = (json_int_t)i;
+    }
+    return 0;
+}
+
+static int measure(json_t *vocab, const json_t *added, sizes *s, so_err *err) {
+    size_t i;
+    json_t *value;
+    s->n_entries = json_object_size(vocab) + json_array_size(vocab) + json_array_size(added);
+    int rc = json_is_array(vocab) ? measure_pieces(vocab, s, err) : measure_words(vocab, s, err);
+    if (rc)
+        return rc;
     json_array_foreach(added, i, value) {
         char path[64];
         so_str content;
@@ -70,8 +97,13 @@ static int measure(json_t *vocab, const json_t *added, sizes *s, so_err *err) {
 
 static int read_vocab(so_tokenizer *t, json_t *vocab, so_err *err) {
     const char *key;
-    size_t key_len;
+    size_t key_len, i;
     json_t *value;
+    json_array_foreach(vocab, i, value) {
+        so_str piece = so_json_str(json_array_get(value, 0));
+        so_vocab_put(t, (int32_t)i, piece, 0);
+        so_map_set(t->by_piece, t->pieces[i], (int64_t)i);
+    }
     json_object_keylen_foreach(vocab, key, key_len, value) {
         so_str name = {key, key_len};
         int32_t id = (int32_t)json_integer_value(value);
@@ -144,15 +176,25 @@ static bool empty(const json_t *j) {
     return !j || json_is_null(j) || (json_is_string(j) && json_string_length(j) == 0);
 }
 
+static bool is_unigram(const json_t *model) {
+    const char *type = json_string_value(json_object_get(model, "type"));
+    return type && strcmp(type, "Unigram") == 0;
+}
+
 static int check_model(const json_t *model, so_err *err) {
     const json_t *type = json_object_get(model, "type"),
                  *dropout = json_object_get(model, "dropout");
     if (!json_is_object(model))
         return so_json_bad(FILE_NAME ": model", NULL, err, "is missing or not an object");
+    if (is_unigram(model))
+        return json_is_array(json_object_get(model, "vocab"))
+                   ? 0
+                   : so_json_bad(FILE_NAME ": model.vocab", NULL, err,
+                                 "is missing or not an array");
     if (type ? !json_is_string(type) || strcmp(json_string_value(type), "BPE") != 0
              : !json_object_get(model, "merges"))
         return so_err_set(err, SO_EUNSUPPORTED,
-                          FILE_NAME ": model.type \"%s\" is not supported (BPE is)",
+                          FILE_NAME ": model.type \"%s\" is not supported (BPE and Unigram are)",
                           json_is_string(type) ? json_string_value(type) : "?");
     static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     for (size_t i = 0; i < SO_LEN(affixes); i++)
@@ -165,6 +207,43 @@ static int check_model(const json_t *model, so_err *err) {
     if (!json_is_object(json_object_get(model, "vocab")))
         return so_json_bad(FILE_NAME ": model.vocab", NULL, err, "is missing or not an object");
     return 0;
+}
+
+static int read_unk_id(so_tokenizer *t, const json_t *model, so_err *err) {
+    json_int_t unk = SO_TOKEN_NONE;
+    const json_t *j = json_object_get(model, "unk_id");
+    int rc = 0;
+    if (j && !json_is_null(j))
+        rc = so_json_get_int(model, FILE_NAME ": model", "unk_id", 0, t->n_vocab - 1, &unk, err);
+    if (rc == 0 && unk == SO_TOKEN_NONE)
+        rc = so_json_bad(FILE_NAME ": model", "unk_id", err,
+                         "is missing: a Unigram model needs an unknown token");
+    if (rc == 0) {
+        t->unk = (int32_t)unk;
+        t->kinds[unk] |= SO_TOKEN_UNKNOWN;
+    }
+    return rc;
+}
+
+/* Called after the added tokens are loaded: control tokens are never the result of encoding. */
+static int make_unigram(so_tokenizer *t, const json_t *model, so_err *err) {
+    const json_t *entry;
+    bool bytes = false;
+    size_t i;
+    int rc = so_json_get_bool(model, FILE_NAME ": model", "byte_fallback", &bytes, err);
+    if (rc)
+        return rc;
+    double *scores = SO_NEW_N(double, t->n_vocab);
+    double least = 0;
+    json_array_foreach(json_object_get(model, "vocab"), i, entry) {
+        scores[i] = json_number_value(json_array_get(entry, 1));
+        least = i == 0 ? scores[i] : SO_MIN(least, scores[i]);
+    }
+    for (; i < (size_t)t->n_vocab; i++) /* added tokens beyond the vocabulary */
+        scores[i] = least;
+    rc = so_tokenizer_make_unigram(t, scores, bytes, err);
+    free(scores);
+    return rc ? so_err_prefix(err, FILE_NAME ": model") : 0;
 }
 
 static int read_model(so_tokenizer *t, const json_t *model, so_err *err) {
@@ -382,7 +461,8 @@ int so_tokenizer_from_json(so_tokenizer *t, const so_checkpoint *ck, so_err *err
     if (s.n_entries == 0)
         return so_json_bad(FILE_NAME ": model.vocab", NULL, err, "is empty");
     if ((rc = so_vocab_init(t, (size_t)s.max_id + 1, s.n_bytes, err)) ||
-        (rc = read_vocab(t, vocab, err)) || (rc = read_model(t, model, err)) ||
+        (rc = read_vocab(t, vocab, err)) ||
+        (rc = is_unigram(model) ? read_unk_id(t, model, err) : read_model(t, model, err)) ||
         (rc = so_json_normalizer(t, json_object_get(j, "normalizer"), FILE_NAME ": normalizer", 0,
                                  err)) ||
         (rc = read_all_added(t, added, err)) ||
@@ -392,7 +472,11 @@ int so_tokenizer_from_json(so_tokenizer *t, const so_checkpoint *ck, so_err *err
                            err)) ||
         (rc = so_json_decoder(t, json_object_get(j, "decoder"), FILE_NAME ": decoder", 0, err)))
         return rc;
-    add_chars(t, vocab);
-    read_configs(t, ck);
-    return 0;
+    if (is_unigram(model))
+        rc = make_unigram(t, model, err);
+    else
+        add_chars(t, vocab);
+    if (rc == 0)
+        read_configs(t, ck);
+    return rc;
 }
