@@ -255,6 +255,7 @@ struct so_backend {
     const so_backend_vt *vt;
     const void *in_flight; /* the so_pass that has submitted and not yet synced; NULL: none */
     unsigned n_failed;     /* passes whose sync failed */
+    const char *note;      /* what is slower on this hardware than on others; NULL: nothing */
 };
 
 /* Detects a backend library that was built with other struct sizes or operations. */

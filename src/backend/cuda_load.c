@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "backend/cpu/cpu.h"
+#include "base/log.h"
 
 #define LIBRARY "libsooth_cuda.so"
 
@@ -67,6 +68,8 @@ static int create(int device, so_backend **out, so_err *err) {
 int so_backend_cuda_create(int device, so_backend **out, so_err *err) {
     so_err why = {0};
     int rc = create(device, out, &why);
+    if (rc == SO_OK && (*out)->note)
+        so_log(SO_LOG_DEBUG, "cuda:%d: %s", device, (*out)->note);
     if (rc == SO_OK)
         return rc;
     return so_err_set(err, rc, "cuda:%d: %.400s (--device cpu needs no GPU)", device, why.msg);

@@ -707,6 +707,9 @@ static int no_gpu(cudaError_t e, so_err *err) {
     return so_err_set(err, SO_EUNSUPPORTED, "no usable GPU: %s", cudaGetErrorString(e));
 }
 
+/* For tests; see persist.cuh. */
+extern "C" __attribute__((visibility("default"))) int so_cuda_lost_product = -1;
+
 extern "C" __attribute__((visibility("default"))) const unsigned so_cuda_abi = SO_BACKEND_ABI;
 
 extern "C" __attribute__((visibility("default"))) int
@@ -751,6 +754,11 @@ so_cuda_backend_create(int device, so_backend **out, so_err *err) {
                 (int)p.sharedMemPerBlockOptin,
                 (int)p.sharedMemPerMultiprocessor};
     b->queue.persist = p.major >= 9 && so_persist_usable(&b->queue);
+    if (p.major < 9)
+        b->base.note =
+            "layers are separate kernels: one kernel for all needs compute capability 9.0";
+    else if (!b->queue.persist)
+        b->base.note = "layers are separate kernels: one kernel for all needs more shared memory";
     snprintf(b->name, sizeof b->name, "cuda:%d %s, %d SMs, %zu GiB", device, p.name,
              p.multiProcessorCount, p.totalGlobalMem >> 30);
     *out = &b->base;

@@ -14,7 +14,8 @@
  *               that has a row's own position stores its key and value. Then one warp per column merges the
  *               running sums.
  *
- * Weights may be fp16 or quantised (persist_quant.cu); persist_kernel.cuh has the kernel itself.
+ * persist_kernel.cuh has the kernel itself. It is compiled once for each set of formats that the weights of a
+ * run may have (persist_f16.cu, persist_q4.cu, persist_quant.cu).
  *
  * Speed: the consumers must compute faster than weights arrive, so that they catch up after each exchange, and
  * the work between two products must be short. Both are limited by the number of instructions, since only two
@@ -44,8 +45,6 @@
  * SPIN_NS ends the kernel with a trap, which the host sees as a failed device. */
 #include "backend/cuda/persist_kernel.cuh"
 
-so_persist_kernel so_persist_f16(int n, int head_dim) { return kernel_of<SET_F16>(n, head_dim); }
-
 static size_t side_bytes(int n, bool mixed) {
     return mixed ? (size_t)CONSUMERS * SO_MAX_KV * (n <= 8 ? 1 : 2) * 256 : 0;
 }
@@ -63,8 +62,14 @@ static int slots_for(const so_queue &q, int n, bool mixed) {
 
 bool so_persist_usable(const so_queue *q) { return slots_for(*q, SO_PERSIST_ROWS, true) >= 4; }
 
+static so_persist_kernel kernel_for(const so_persist_run *r) {
+    return r->formats == SET_F16  ? so_persist_f16(r->n, r->head_dim)
+           : r->formats == SET_Q4 ? so_persist_q4(r->n, r->head_dim)
+                                  : so_persist_quant(r->n, r->head_dim);
+}
+
 void so_persist_launch(const so_queue &q, const so_persist_run *r, so_half_rows x) {
-    so_persist_kernel kernel = (r->quant ? so_persist_quant : so_persist_f16)(r->n, r->head_dim);
+    so_persist_kernel kernel = kernel_for(r);
     persist_args p = {};
     p.works = r->works;
     p.stream = r->stream;
@@ -75,6 +80,7 @@ void so_persist_launch(const so_queue &q, const so_persist_run *r, so_half_rows 
     p.side_bytes = (int)side_bytes(r->n, r->mixed);
     p.x = (const char *)x.data;
     p.x_stride = x.stride * 2;
+    p.lost = so_cuda_lost_product;
     size_t shared = (size_t)p.n_slots * SLOT + fixed_shared(r->n, r->mixed);
     if (r->clear_bytes > 0)
         cudaMemsetAsync(r->exchange, 0xff, r->clear_bytes, q.stream);

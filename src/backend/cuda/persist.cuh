@@ -84,7 +84,7 @@ typedef struct so_persist_run {
     size_t first_op, n_ops;
     int n, head_dim;
     int n_works, n_products;  /* n_products: of the stream */
-    bool quant;               /* the weights are quantised; otherwise all are fp16 */
+    unsigned formats;         /* of the weights, 1 << so_fmt each */
     bool mixed;               /* v of some layer has another format than q and k */
     so_persist_work *works;   /* device */
     so_persist_piece *stream; /* device, [n_products][SO_PERSIST_PIECES] in the order of use */
@@ -99,6 +99,10 @@ typedef struct so_persist_plan {
     so_persist_run run[SO_PERSIST_RUNS];
     int n_runs;
 } so_persist_plan;
+
+/* Tests set this to the number of a product: in kernels that are planned from then on, thread block 0 hands over
+ * none of its results, so that the others wait in vain. -1: none. */
+extern "C" int so_cuda_lost_product;
 
 /* Whether the GPU can run the kernel. */
 bool so_persist_usable(const so_queue *q);

@@ -50,12 +50,14 @@ typedef struct persist_args {
     const char *x;
     int x_stride;
     int side_bytes; /* of b.side, all warps */
+    int lost;       /* so_cuda_lost_product */
     uint32_t zero;  /* 0, which the compiler does not know; see read_unit */
 } persist_args;
 
 typedef void (*so_persist_kernel)(persist_args, const so_attn_row *, const so_kv_slot *);
-/* The kernel for n rows and heads of head_dim, with fp16 or with quantised weights. */
+/* The kernel for n rows and heads of head_dim, by the formats of the weights. */
 so_persist_kernel so_persist_f16(int n, int head_dim);
+so_persist_kernel so_persist_q4(int n, int head_dim);
 so_persist_kernel so_persist_quant(int n, int head_dim);
 
 /* ---- barriers in shared memory ---- */
@@ -345,8 +347,8 @@ SO_DEVICE void fill(const persist_args &p, const block &b, filling &r, copying &
     }
 }
 
-/* F16: all weights have this format, which makes the lengths constants. */
-template <bool F16> SO_DEVICE void produce(const persist_args &p, const block &b) {
+/* FMT: the format of all weights, which makes the lengths constants; -1: they have several. */
+template <int FMT> SO_DEVICE void produce(const persist_args &p, const block &b) {
     filling r = {};
     piece ahead = read_piece(p, 0, b.lane);
     for (int i0 = 0; i0 < p.n_products; i0 += LOAD) {
@@ -361,7 +363,7 @@ template <bool F16> SO_DEVICE void produce(const persist_args &p, const block &b
             c.skip = __shfl_sync(0xffffffffu, now.skip, from);
             int n_units = __shfl_sync(0xffffffffu, now.n_units, i * PIECES),
                 fmt = __shfl_sync(0xffffffffu, now.fmt, i * PIECES);
-            fill(p, b, r, c, n_units, F16 ? (int)SO_FMT_F16 : fmt);
+            fill(p, b, r, c, n_units, FMT >= 0 ? FMT : fmt);
         }
     }
 }

@@ -170,7 +170,9 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
         copy_work(p.works, c->args, b.lane);
     __syncthreads();
     if (b.warp == PRODUCER) {
-        produce<SET == SET_F16>(p, b);
+        produce<SET == SET_F16  ? (int)SO_FMT_F16
+                : SET == SET_Q4 ? (int)SO_FMT_Q4_32_OFF
+                                : -1>(p, b);
     } else if (b.warp == HELPER) {
         help(p, b);
     } else {

@@ -392,6 +392,9 @@ static bool send_works(builder *b, so_persist_run *run) {
     run->n_works = b->n_works;
     run->n_products = b->n_products;
     run->mixed = b->mixed;
+    for (int i = 0; i < b->n_products * SO_PERSIST_PIECES; i++)
+        if (b->stream[i].w)
+            run->formats |= 1u << b->stream[i].fmt;
     bool ok = upload((void **)&run->works, b->works, (size_t)b->n_works * sizeof *b->works) &&
               upload((void **)&run->stream, b->stream,
                      (size_t)b->n_products * SO_PERSIST_PIECES * sizeof *b->stream);
@@ -417,7 +420,6 @@ static bool make_run(const layer_ops *layers, int n, size_t first, char *exchang
     run->first_op = first;
     run->n_ops = (size_t)n * (LAYER_OPS + 1) - 1;
     run->n = layers[0].q->n;
-    run->quant = is_quant(layers[0].q->matmul.w);
     run->head_dim = s->shape.head_dim;
     run->exchange = exchange;
     run->clear_bytes = clear;
@@ -456,7 +458,6 @@ static bool make_output(const so_queue *q, const so_op *ops, size_t i, so_persis
     run->first_op = i;
     run->n_ops = 1;
     run->n = ops[i].n;
-    run->quant = is_quant(ops[i].matmul.w);
     run->head_dim = 64; /* any */
     return send_works(&b, run);
 }
