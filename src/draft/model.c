@@ -52,9 +52,6 @@
 #include "draft/model_impl.h"
 #include "kv/prefix.h"
 
-/* The logit of a token outside the vocabulary subset: finite, since the sampler is slow with
- * infinite logits, and so low that neither bias nor temperature can make the token likely. */
-static const float EXCLUDED_LOGIT = -1e30f;
 enum { MAX_LOGITS = 16 << 20 }; /* floats of the results of one pass */
 
 /* --- requests --- */
@@ -795,7 +792,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->seqs = SO_NEW_N(so_seq *, n_par);
     md->logits = SO_NEW_N(float, o->n_vocab);
     for (int i = 0; i < o->n_vocab; i++)
-        md->logits[i] = EXCLUDED_LOGIT;
+        md->logits[i] = SO_DRAFT_EXCLUDED;
     md->probs = SO_NEW_N(float, o->n_vocab);
     if (is_tree(o)) {
         md->growths = SO_NEW_N(so_model_growth, n_par);

@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "draft/model.h"
+#include "draft/rows.h"
 
 enum { SO_MODEL_N_HIDDEN = 64 };
 
@@ -92,7 +93,7 @@ typedef struct so_model_drafter {
     so_tree *inner_trees;     /* [n_parallel] */
     so_row *rows;             /* [max_rows] */
     so_seq **seqs;            /* [n_parallel] */
-    float *logits;            /* [n_vocab of the target] EXCLUDED_LOGIT outside the subset */
+    float *logits;            /* [n_vocab of the target] SO_DRAFT_EXCLUDED outside the subset */
     float *probs;             /* [n_vocab of the target] */
     bool weighed;             /* the pass gives the argmax and its weight, and no logits */
     bool no_levels;           /* no memory for passes of several levels */
@@ -108,14 +109,8 @@ typedef struct so_model_drafter {
 
 /* A row of the draft's logits in the form in which it is sampled. If the draft has logits only for
  * a vocabulary subset (so_model_vocab_subset), its rows have the width of the subset and are
- * sampled at that width, unless bias or penalties name tokens; q is 0 outside the subset. ids: the
- * tokens of the columns; NULL: column i is token i. */
-typedef struct so_model_row {
-    const float *logits;
-    so_sampler *sampler;
-    const int32_t *ids;
-    int n;
-} so_model_row;
+ * sampled at that width, unless bias or penalties name tokens; q is 0 outside the subset. */
+typedef so_draft_row so_model_row;
 
 /* The row of a pass in the form in which it is sampled with p. */
 so_model_row so_model_row_of(const so_model_drafter *md, const so_sample_params *p,
@@ -133,7 +128,7 @@ float so_model_row_chance(const so_model_drafter *md, const float *logits, const
 /* The confidence in a token with probability `chance` that noise selected, `lead` before the
  * second. */
 float so_model_noisy_confidence(float chance, double lead);
-#define SO_MODEL_LEAD_SLOPE 0.6 /* of its logistic fit */
+#define SO_MODEL_LEAD_SLOPE SO_DRAFT_LEAD_SLOPE
 
 /* --- model.c --- */
 
