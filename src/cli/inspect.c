@@ -10,6 +10,7 @@
 #include "cli/models.h"
 #include "cli/options.h"
 #include "format/describe.h"
+#include "model/heads.h"
 
 enum { VALUE_WIDTH = 64 };
 
@@ -88,11 +89,40 @@ static void print_types(const so_checkpoint *ck, const so_description *d) {
     print_type("all", so_checkpoint_n_tensors(ck), d->n_params, d->tensor_bytes);
 }
 
+/* What decoding heads are, and how often they were right. */
+static void print_heads(const so_checkpoint *ck) {
+    so_heads_info h;
+    so_err err;
+    if (!so_heads_is(ck))
+        return;
+    if (so_heads_read_info(ck, &h, &err) != SO_OK) {
+        printf("\nheads: %s\n", err.msg);
+        return;
+    }
+    printf("\n%s heads (%d)", so_heads_kind_name(h.kind), h.n_heads);
+    if (h.kind == SO_HEADS_MEDUSA)
+        printf(", %d residual blocks each", h.n_layers);
+    if (h.kind == SO_HEADS_BLOCKWISE)
+        printf(", blocks of width %d", h.d_hidden);
+    printf("\n");
+    for (int i = 0; i < h.n_heads && h.n_ranks > 0; i++) {
+        double sum = 0;
+        printf("  head %-2d  right on held-out text, by rank:", i + 1);
+        for (int r = 0; r < h.n_ranks; r++) {
+            sum += h.accuracy[i][r];
+            if (r < 5)
+                printf(" %.3f", h.accuracy[i][r]);
+        }
+        printf("; any of %d: %.3f\n", h.n_ranks, sum);
+    }
+}
+
 static void print_human(const so_checkpoint *ck) {
     so_description d;
     so_describe(ck, &d);
     printf("%s\n%s, %s, %" PRIu64 " parameters (%.3f M), %zu bytes\n", so_checkpoint_path(ck),
            d.format, d.arch, d.n_params, (double)d.n_params * 1e-6, so_checkpoint_bytes(ck));
+    print_heads(ck);
     if (so_checkpoint_gguf(ck))
         print_metadata(so_checkpoint_gguf(ck));
     else
@@ -103,8 +133,23 @@ static void print_human(const so_checkpoint *ck) {
     }
 }
 
+static json_t *heads_json(const so_heads_info *h) {
+    json_t *all = json_array();
+    for (int i = 0; i < h->n_heads && h->n_ranks > 0; i++) {
+        json_t *row = json_array();
+        for (int r = 0; r < h->n_ranks; r++)
+            json_array_append_new(row, json_real(h->accuracy[i][r]));
+        json_array_append_new(all, row);
+    }
+    return json_pack("{s:s, s:i, s:i, s:i, s:o}", "kind", so_heads_kind_name(h->kind), "count",
+                     h->n_heads, "layers", h->n_layers, "hidden", h->d_hidden, "accuracy", all);
+}
+
 static void print_json(const so_checkpoint *ck) {
     json_t *o = so_describe_json(ck);
+    so_heads_info h;
+    if (so_heads_read_info(ck, &h, NULL) == SO_OK)
+        json_object_set_new(o, "heads", heads_json(&h));
     json_dumpf(o, stdout, JSON_COMPACT | JSON_REAL_PRECISION(15));
     putchar('\n');
     json_decref(o);

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/sha256.h"
+#include "model/heads.h"
 #include "model/vocab_subset.h"
 
 enum { MAX_NAMES = 1024, MAX_OPENED = 64, MAX_DIRS = 16 };
@@ -75,9 +76,26 @@ static int read_agreement(const so_gguf *g, double *out, so_err *err) {
     return rc;
 }
 
+/* Heads name their kind (model/heads.h); everything else is a draft model. */
+static int read_kind(const so_gguf *g, so_registry_kind *out, so_err *err) {
+    so_str s = {"", 0};
+    *out = SO_REGISTRY_MODEL;
+    if (!so_heads_is_gguf(g))
+        return SO_OK;
+    so_gguf_get_str(g, "sooth.heads.kind", &s, NULL);
+    for (int i = 0; i < SO_HEADS_N_KINDS; i++)
+        if (so_str_eq_c(s, so_heads_kind_name((so_heads_kind)i))) {
+            *out = (so_registry_kind)(SO_REGISTRY_MEDUSA + i);
+            return SO_OK;
+        }
+    return so_err_set(err, SO_EFORMAT, "%s: sooth.heads.kind is unknown", so_gguf_path(g));
+}
+
 int so_registry_read(const so_gguf *g, so_draft_target *out, so_err *err) {
     so_draft_target f = {0};
     int rc = read_vocab(g, f.vocab, err);
+    if (rc == SO_OK)
+        rc = read_kind(g, &f.kind, err);
     if (rc == SO_OK)
         rc = read_agreement(g, &f.agreement, err);
     if (rc == SO_OK)
@@ -183,6 +201,7 @@ typedef struct search {
     file_id opened[MAX_OPENED];
     file_id dirs[MAX_DIRS];
     int n_dirs, n_opened;
+    so_registry_kind kind;
     so_registry_found *out;
 } search;
 
@@ -198,6 +217,8 @@ static int examine(search *s, const char *path, so_err *err) {
     int rc = so_gguf_open(path, &g, err);
     if (rc == SO_OK)
         rc = so_registry_read(g, &f, err);
+    if (rc == SO_OK && f.kind != s->kind)
+        rc = SO_ENOTFOUND;
     if (rc == SO_OK)
         rc = check_shape(&f, s->hp, err);
     if (rc == SO_OK && !*s->vocab)
@@ -275,8 +296,8 @@ static void search_target_dir(search *s) {
 }
 
 void so_registry_search(const so_checkpoint *target, const so_hparams *hp, const so_tokenizer *tok,
-                        so_registry_found *out) {
-    search s = {.target = target, .hp = hp, .tok = tok, .out = out};
+                        so_registry_kind kind, so_registry_found *out) {
+    search s = {.target = target, .hp = hp, .tok = tok, .kind = kind, .out = out};
     char *program = so_path_program_dir(), *data = so_env_data_dir(), *cache = so_env_cache_dir();
     *out = (so_registry_found){0};
     search_target_dir(&s);

@@ -225,7 +225,8 @@ int so_bundle_open_draft(const char *path, const so_bundle *target, const so_bun
 bool so_bundle_find_draft(const so_bundle *target, so_dtype kv_dtype, so_bundle *out) {
     so_registry_found found;
     bool opened = false;
-    so_registry_search(target->ck, so_model_hparams(target->model), target->tok, &found);
+    so_registry_search(target->ck, so_model_hparams(target->model), target->tok, SO_REGISTRY_MODEL,
+                       &found);
     if (found.n > 1)
         so_choose_first(target->model, kv_dtype, &found);
     for (int i = 0; i < found.n && !opened; i++) {

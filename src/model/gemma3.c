@@ -20,7 +20,7 @@ static void forward(so_pass *p) {
     const so_model *m = p->model;
     const so_hparams *hp = &m->hp;
 
-    so_do_embed(p, p->x, p->ids, m->embed, hp->embed_scale);
+    so_pass_inputs(p);
     for (int l = 0; l < hp->n_layers; l++) {
         const so_layer *w = &m->layers[l];
 

@@ -14,7 +14,7 @@ static void forward(so_pass *p) {
     const so_model *m = p->model;
     const so_hparams *hp = &m->hp;
 
-    so_do_embed(p, p->x, p->ids, m->embed, 1);
+    so_pass_inputs(p);
     so_do_embed(p, p->h, p->positions, m->pos_embed, 1);
     so_do_add(p, p->x, p->h);
     for (int l = 0; l < hp->n_layers; l++) {

@@ -32,6 +32,7 @@ struct so_model {
     const struct so_arch_info *arch; /* of hp.arch */
     so_weight *embed, *pos_embed;    /* pos_embed: GPT-2 */
     so_linear output;                /* w == embed if tied and without a vocabulary subset */
+    so_tensor output_tensor;         /* the whole output matrix as the file has it, for heads */
     int32_t *vocab_subset;   /* [logits_len] tokens of the output rows, ascending; or NULL */
     int logits_len;          /* rows of the output matrix */
     so_linear target_hidden; /* applied to the target's hidden states; w NULL: none */
@@ -63,6 +64,9 @@ struct so_pass {
     so_view out_rows, out_x, hidden, logits, argmax, sample, sampled; /* [max_logits][…] */
     so_view guess_ids;  /* int32[logits_len]: token ids of the logits; so_pass_reserve_levels */
     bool has_guess_ids; /* they were uploaded, and no pass has failed since */
+    /* Rows with an input of their own (so_row.embedding); made when first needed. */
+    so_view inputs;     /* [2 max_rows][d_model]: embeddings of tokens, then the given ones */
+    so_view input_rows; /* int32[max_rows]: each row's place in `inputs` */
 
     /* Host, filled per run. */
     int n, n_out;
@@ -77,6 +81,9 @@ struct so_pass {
     int32_t *h_pages, *h_tails;
     int n_pages, pages_cap, n_tails, tails_cap;
     float *h_rope, *h_target_hidden;
+    float *h_inputs;               /* [n_inputs][d_model] */
+    int32_t *h_input_rows;         /* [n] */
+    int n_inputs;                  /* rows of the batch with an input of their own */
     int32_t *seq_n, *seq_page_off; /* per sequence: rows so far; its first entry in h_pages */
     float *h_logits, *h_hidden;
     bool *h_has_logits; /* [max_logits] h_logits holds the row, or will after the sync */
@@ -107,6 +114,9 @@ static inline void so_do_rms_norm(so_pass *p, so_view out, so_view x, const so_n
             .norm = {
                 .out = out, .x = x, .weight = w->weight, .d = hp->d_model, .eps = hp->norm_eps}});
 }
+
+/* p->x = the inputs of the first layer: embeddings of the tokens, or what rows bring themselves. */
+void so_pass_inputs(so_pass *p);
 
 /* Normalises each head of x[n][n_heads][head_dim] separately. */
 static inline void so_do_head_norm(so_pass *p, so_view x, int n_heads, const so_norm *w) {

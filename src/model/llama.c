@@ -20,7 +20,7 @@ static void forward(so_pass *p) {
     const so_model *m = p->model;
     const so_hparams *hp = &m->hp;
 
-    so_do_embed(p, p->x, p->ids, m->embed, hp->embed_scale);
+    so_pass_inputs(p);
     if (p->has_target_hidden) {
         so_do_linear(p, p->h, p->target_hidden, &m->target_hidden);
         so_do_add(p, p->x, p->h);

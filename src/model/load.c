@@ -337,7 +337,7 @@ static void load_output(loader *ld, const so_tensor *whole) {
         t = *whole;
     else if (!find_matrix(ld, "output.weight", -1, m->hp.d_model, m->hp.n_vocab, &t))
         return;
-    part = t;
+    part = m->output_tensor = t;
     if (m->vocab_subset)
         ld->rc = so_weights_pick(&t, m->vocab_subset, m->logits_len, &part, &memory, ld->err);
     if (ld->rc == 0)
@@ -375,10 +375,11 @@ static void load_ends(loader *ld) {
     int64_t d = m->hp.d_model;
     size_t before = m->weight_bytes;
     bool shared = m->hp.tied && !m->vocab_subset;
-    so_tensor embd, t;
+    so_tensor embd = {0}, t;
     if (find_matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &embd))
         make_weight(ld, embd, NULL, true, shared ? MULTIPLIED : LOOKED_UP, &m->embed);
     m->output_bytes = m->weight_bytes - before; /* correct if shared; overwritten below if not */
+    m->output_tensor = embd;                    /* the same */
     /* not converted: positions are only looked up, so a smaller matrix would save nothing */
     if (m->arch->learned_positions &&
         find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t))
@@ -550,6 +551,7 @@ void so_model_free(so_model *m) {
 
 const so_hparams *so_model_hparams(const so_model *m) { return &m->hp; }
 so_backend *so_model_backend(const so_model *m) { return m->backend; }
+const so_checkpoint *so_model_checkpoint(const so_model *m) { return m->ck; }
 size_t so_model_weight_bytes(const so_model *m) { return m->weight_bytes; }
 int64_t so_model_n_params(const so_model *m) { return m->n_params; }
 int so_model_logits_len(const so_model *m) { return m->logits_len; }

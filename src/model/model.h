@@ -31,6 +31,7 @@ int so_model_load(so_checkpoint *ck, so_backend *b, const so_model_opts *opts, s
 void so_model_free(so_model *m);
 const so_hparams *so_model_hparams(const so_model *m);
 so_backend *so_model_backend(const so_model *m);
+const so_checkpoint *so_model_checkpoint(const so_model *m);
 size_t so_model_weight_bytes(const so_model *m);
 int64_t so_model_n_params(const so_model *m);
 /* The length of a logits row: the size of the vocabulary subset, or n_vocab if the model has logits
@@ -61,6 +62,9 @@ typedef struct so_row {
     /* The target's hidden state from which the token was sampled, [so_model_d_target_hidden]; NULL:
      * not known. Only for models that read hidden states. */
     const float *target_hidden;
+    /* [d_model] The row's input to the first layer, in place of its token's embedding; NULL: none.
+     * The token is checked but not read. */
+    const float *embedding;
 } so_row;
 
 static inline int32_t so_row_after(int slot) { return -2 - slot; }

@@ -174,14 +174,16 @@ void so_pass_free(so_pass *p) {
                        p->hidden,    p->logits,
                        p->argmax,    p->target_hidden,
                        p->guess_ids, p->sample,
-                       p->sampled};
+                       p->sampled,   p->inputs,
+                       p->input_rows};
     for (size_t i = 0; i < SO_LEN(views); i++)
         if (views[i].buf)
             p->backend->vt->buffer_free(p->backend, views[i].buf);
-    void *memory[] = {
-        p->h_ids,    p->h_positions,     p->h_out_rows,   p->h_slots,      p->h_rows,   p->h_pages,
-        p->h_tails,  p->h_rope,          p->seq_n,        p->seq_page_off, p->h_logits, p->h_hidden,
-        p->h_argmax, p->h_target_hidden, p->h_has_logits, p->h_sample,     p->h_sampled};
+    void *memory[] = {p->h_ids,     p->h_positions,     p->h_out_rows,   p->h_slots,
+                      p->h_rows,    p->h_pages,         p->h_tails,      p->h_rope,
+                      p->seq_n,     p->seq_page_off,    p->h_logits,     p->h_hidden,
+                      p->h_argmax,  p->h_target_hidden, p->h_has_logits, p->h_sample,
+                      p->h_sampled, p->h_inputs,        p->h_input_rows};
     for (size_t i = 0; i < SO_LEN(memory); i++)
         free(memory[i]);
     if (p->backend->in_flight == p)
@@ -422,6 +424,37 @@ static void lay_out_target_hidden(so_pass *p, const float *hidden, int i) {
         memset(to, 0, d * sizeof *to);
 }
 
+/* Memory for rows with an input of their own, made when a batch first has one. */
+static int make_inputs(so_pass *p, const so_batch *b, so_err *err) {
+    const so_hparams *hp = &p->model->hp;
+    size_t n = (size_t)p->max_rows, d = (size_t)hp->d_model;
+    bool any = false;
+    for (int i = 0; i < b->n_rows; i++)
+        any |= b->rows[i].embedding != NULL;
+    if (!any || p->h_input_rows)
+        return 0;
+    maker mk = {.backend = p->backend, .err = err};
+    if (!p->inputs.buf)
+        p->inputs = device(&mk, 2 * n, d, sizeof(float));
+    if (!p->input_rows.buf)
+        p->input_rows = device(&mk, n, 1, sizeof(int32_t));
+    if (!p->h_inputs)
+        p->h_inputs = host(&mk, n, d, sizeof(float));
+    p->h_input_rows = host(&mk, n, 1, sizeof(int32_t));
+    return mk.rc;
+}
+
+static void lay_out_input(so_pass *p, const so_row *r, int i) {
+    size_t d = (size_t)p->model->hp.d_model;
+    if (!p->h_input_rows)
+        return;
+    p->h_input_rows[i] = i;
+    if (!r->embedding)
+        return;
+    p->h_input_rows[i] = p->max_rows + p->n_inputs;
+    memcpy(p->h_inputs + (size_t)p->n_inputs++ * d, r->embedding, d * sizeof(float));
+}
+
 /* Results that are wanted of a row with want_logits, number p->n_out. A row without parameters is
  * greedy. */
 static void lay_out_wants(so_pass *p, const so_row *r, int row_of_level) {
@@ -436,7 +469,7 @@ static void lay_out_wants(so_pass *p, const so_row *r, int row_of_level) {
 static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
     memset(p->seq_n, 0, (size_t)b->n_seqs * sizeof *p->seq_n);
     p->n = b->n_rows;
-    p->n_out = p->n_tails = 0;
+    p->n_out = p->n_tails = p->n_inputs = 0;
     p->has_host_logits = false;
     for (int i = 0, level = 0; i < b->n_rows; i++) {
         const so_row *r = &b->rows[i];
@@ -447,6 +480,7 @@ static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
         p->h_slots[i] = (so_kv_slot){p->h_pages[p->seq_page_off[r->seq] + slot / SO_KV_PAGE],
                                      slot % SO_KV_PAGE};
         lay_out_target_hidden(p, r->target_hidden, i);
+        lay_out_input(p, r, i);
         if (r->want_logits)
             lay_out_wants(p, r, i - p->level_row[level]);
         int rc = lay_out_view(p, b, i, slot, err);
@@ -500,6 +534,22 @@ static void upload_level(so_pass *p) {
         upload(p, p->positions, p->h_positions, n * sizeof *p->h_positions);
     upload_rope(p, p->rope, m->inv_freq, m->hp.rope_attn_factor);
     upload_rope(p, p->rope_local, m->inv_freq_local, 1);
+}
+
+void so_pass_inputs(so_pass *p) {
+    const so_model *m = p->model;
+    size_t d = (size_t)m->hp.d_model;
+    if (p->n_inputs == 0) {
+        so_do_embed(p, p->x, p->ids, m->embed, m->hp.embed_scale);
+        return;
+    }
+    so_view given = {p->inputs.buf, p->inputs.off + (size_t)p->max_rows * d * sizeof(float)};
+    so_do_embed(p, p->inputs, p->ids, m->embed, m->hp.embed_scale);
+    upload(p, given, p->h_inputs, (size_t)p->n_inputs * d * sizeof(float));
+    upload(p, p->input_rows, p->h_input_rows, (size_t)p->n * sizeof *p->h_input_rows);
+    so_submit(p->backend, &(so_op){.kind = SO_OP_GATHER,
+                                   .n = p->n,
+                                   .gather = {p->x, p->inputs, p->input_rows, m->hp.d_model}});
 }
 
 void so_pass_output(so_pass *p) {
@@ -648,12 +698,15 @@ int so_pass_submit(so_pass *p, const so_batch *batch, unsigned want, so_err *err
     if (rc == 0 && p->n_levels > 1)
         rc = so_pass_reserve_levels(p, err);
     if (rc == 0)
+        rc = make_inputs(p, batch, err);
+    if (rc == 0)
         rc = lay_out_pages(p, batch, err);
     if (rc == 0)
         rc = lay_out_rows(p, batch, err);
     if (rc != 0)
         return rc;
     p->want |= p->n_levels > 1 ? SO_PASS_ARGMAX : 0;
+    SO_ASSERT(p->n_levels == 1 || p->n_inputs == 0);
     submit_levels(p, batch);
     p->backend->in_flight = p;
     return 0;

@@ -87,7 +87,7 @@ static char *put(const fixture *f, const char *name, const so_draft_target *k) {
 
 static so_registry_found search(const fixture *f) {
     so_registry_found found;
-    so_registry_search(f->ck, &f->hp, f->tok, &found);
+    so_registry_search(f->ck, &f->hp, f->tok, SO_REGISTRY_MODEL, &found);
     return found;
 }
 

@@ -1,8 +1,11 @@
-/* GGUF from arbitrary bytes: whatever opens must be safe to read in full. */
+/* GGUF from arbitrary bytes: whatever opens must be safe to read in full, as heads too. */
 #include <stdlib.h>
 
+#include "base/mem.h"
 #include "format/describe.h"
 #include "format/quant.h"
+#include "model/heads.h"
+#include "model/vocab_subset.h"
 
 static volatile double sink;
 
@@ -37,6 +40,19 @@ static void read_tensor(const so_tensor *t) {
     }
 }
 
+static void read_heads(const so_gguf *g) {
+    so_heads_info info;
+    so_err err;
+    int32_t *ids = NULL;
+    int n;
+    if (so_heads_read_gguf(g, &info, &err) == SO_OK)
+        SO_ASSERT(info.n_heads >= 1 && info.n_heads <= SO_HEADS_MAX &&
+                  info.n_ranks <= SO_HEADS_MAX_RANKS);
+    if (so_vocab_subset_read(g, 40, &ids, &n, &err) == SO_OK && ids)
+        sink = ids[n - 1];
+    free(ids);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
     so_gguf *g;
@@ -49,6 +65,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
     }
     for (size_t i = 0; i < so_gguf_n_tensors(g); i++)
         read_tensor(so_gguf_tensor_at(g, i));
+    read_heads(g);
     so_gguf_close(g);
     return 0;
 }
