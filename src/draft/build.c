@@ -77,6 +77,8 @@ static int make_oracle(build *b, const so_spec_node *n, so_drafter **out) {
 
 /* What a drafter lacks if there is no hook. */
 static const char *needs(so_spec_name name) {
+    if (name == SO_SPEC_MEDUSA || name == SO_SPEC_BLOCKWISE || name == SO_SPEC_LOOKAHEAD)
+        return "heads of the target: name their file in parentheses";
     return name == SO_SPEC_MODEL ? "a draft model: give --draft-model FILE or model(FILE)"
                                  : "a counted table: name its file in parentheses";
 }
@@ -163,12 +165,13 @@ static int make_group(build *b, const so_spec_node *n, so_drafter **out) {
     return 0;
 }
 
-/* Puts the place in the spec, and the file it names, in front of the message. If a draft model that
- * the spec does not name (it came from -md or the registry) does not fit the target, the message
- * stays as it is: the spec is not at fault. */
+/* Puts the place in the spec, and the file it names, in front of the message. If a draft model or
+ * heads that the spec does not name (they came from -md or the registry) do not fit the target, the
+ * message stays as it is: the spec is not at fault. */
 static int locate_error(build *b, const so_spec_node *n, int rc) {
     so_str file = so_spec_file(b->spec, n);
-    bool model = n->name == SO_SPEC_MODEL || n->name == SO_SPEC_AUTO;
+    bool model =
+        n->name == SO_SPEC_AUTO || (n->name >= SO_SPEC_MODEL && n->name <= SO_SPEC_LOOKAHEAD);
     bool has_file = b->err && so_str_starts(so_str_c(b->err->msg), file);
     if (model && rc == SO_EMISMATCH && file.len == 0)
         return rc;

@@ -123,6 +123,9 @@ typedef struct so_draft_job {
      * If the tree has room for q rows, guesses are sampled from the drafter's own rows (`reject`);
      * otherwise they may use the same noise as the target's sample (`match`). */
     const so_sample_params *sample;
+    /* The target's cache with the whole text but the root, for drafters that compute rows of the target;
+     * NULL: it lacks more than the root. To be left as it was found. */
+    struct so_seq *seq;
     so_draft_draws *draws; /* NULL: so_draft_uniform computes the numbers from their keys */
     /* Results besides the tree. */
     int n_levels;     /* levels drafted for this job */

@@ -30,6 +30,9 @@ static const struct {
     [SO_SPEC_RANDOM] = {"random", 0, false, false},
     [SO_SPEC_ORACLE] = {"oracle", BIT(NUMBER), false, true},
     [SO_SPEC_MODEL] = {"model", BIT(K) | BIT(NODES) | BIT(BEST) | BIT(DISTINCT), true, true},
+    [SO_SPEC_MEDUSA] = {"medusa", BIT(K) | BIT(NODES) | BIT(BEST), true, false},
+    [SO_SPEC_BLOCKWISE] = {"blockwise", 0, true, false},
+    [SO_SPEC_LOOKAHEAD] = {"lookahead", BIT(K) | BIT(NODES) | BIT(BEST), true, false},
     [SO_SPEC_AUTO] = {"auto", 0, false, false},
 };
 
@@ -308,7 +311,7 @@ static void check_item(parser *p, const so_spec_node *n) {
                 "the inner drafter of oracle is run for its cost and must be one model, as in "
                 "oracle(0.8,model)");
     bool k = so_spec_has(n, SO_SPEC_OPT_K), tree = k || so_spec_flag(n, SO_SPEC_OPT_BEST);
-    if (so_spec_has(n, SO_SPEC_OPT_NODES) && !tree)
+    if (so_spec_has(n, SO_SPEC_OPT_NODES) && !tree && n->name == SO_SPEC_MODEL)
         fail_at(p, n->column - 1,
                 "nodes needs a tree: give k=N or best, as in model(k=4,nodes=16)");
     if (so_spec_flag(n, SO_SPEC_OPT_DISTINCT) && !k)

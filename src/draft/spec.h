@@ -8,7 +8,7 @@
  *   arg   = number | option "=" value | option | file | merge
  *
  *   lookup,ngram     oracle(0.8)     lookup(min=4)     bigram(words.tbl)     model(ngram)
- *   oracle(0.8,model)                 model(k=4,nodes=16)
+ *   oracle(0.8,model)                 model(k=4,nodes=16)                     medusa(nodes=16)
  *   model(a.gguf)+model(b.gguf)       unigram("odd, name.tbl",draw)
  *
  * An argument that is a drafter's name is an inner drafter, which drafts for the outer one; several
@@ -33,6 +33,9 @@ typedef enum so_spec_name {
     SO_SPEC_RANDOM,
     SO_SPEC_ORACLE,
     SO_SPEC_MODEL,
+    SO_SPEC_MEDUSA,
+    SO_SPEC_BLOCKWISE,
+    SO_SPEC_LOOKAHEAD,
     SO_SPEC_AUTO,
     SO_SPEC_N_NAMES,
     SO_SPEC_FIRST = SO_SPEC_N_NAMES, /* a,b */
@@ -82,7 +85,7 @@ static inline bool so_spec_flag(const so_spec_node *n, so_spec_option o) {
     return so_spec_has(n, o) && n->opt[o] != 0;
 }
 
-/* Creates a drafter that needs more than this folder has: `model`; for `auto` the draft model,
+/* Creates a drafter that needs more than this folder has: `model` and heads; for `auto` the draft model,
  * which build.c puts after lookup and ngram (SO_ENOTFOUND: there is none); `unigram` or `bigram`
  * without a file. `inner` (may be NULL) belongs to the new drafter on success only. */
 typedef int so_draft_make(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,

@@ -7,11 +7,19 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "draft/heads.h"
 #include "draft/model.h"
 #include "draft/registry.h"
 #include "engine/drafters.h"
 
-enum { MAX_SETS = 32, MAX_BUNDLES = 8 };
+enum { MAX_SETS = 32, MAX_BUNDLES = 8, MAX_HEADS = 8 };
+
+/* Heads opened for one file. */
+typedef struct open_heads {
+    char *path;
+    so_checkpoint *ck;
+    so_heads *h;
+} open_heads;
 
 struct so_drafters {
     so_engine *e;
@@ -21,6 +29,8 @@ struct so_drafters {
     so_bundle bundles[MAX_BUNDLES];  /* opened for model(FILE) */
     char *bundle_paths[MAX_BUNDLES]; /* the names in the spec */
     int n_bundles;
+    open_heads heads[MAX_HEADS];
+    int n_heads;
 };
 
 so_drafters *so_drafters_create(so_engine *e, so_planner *planner) {
@@ -40,6 +50,13 @@ static void free_set(so_spec_set *set) {
     free(set);
 }
 
+static void close_heads(open_heads *o) {
+    so_heads_free(o->h);
+    so_checkpoint_close(o->ck);
+    free(o->path);
+    *o = (open_heads){0};
+}
+
 void so_drafters_free(so_drafters *d) {
     if (!d)
         return;
@@ -52,6 +69,8 @@ void so_drafters_free(so_drafters *d) {
         so_bundle_close(&d->bundles[i]);
         free(d->bundle_paths[i]);
     }
+    for (int i = 0; i < d->n_heads; i++)
+        close_heads(&d->heads[i]);
     free(d);
 }
 
@@ -125,25 +144,29 @@ static so_model_drafter_opts model_opts(const so_engine *e, const so_model *m, c
     };
 }
 
-/* The tree of a spec, if it names one: within --draft-nodes, and within the pages that one request can
- * have. */
-static int set_tree(const so_engine *e, const so_spec_node *n, so_model_drafter_opts *o,
-                    so_err *err) {
+/* A tree's budget: within --draft-nodes, and within the pages that one request can have. */
+static int check_budget(const so_engine *e, int *nodes, so_err *err) {
     int room = SO_MIN(e->n_pages, so_kv_pages_for(e->o.n_ctx)) * SO_KV_PAGE - 1;
-    o->nodes = e->o.max_nodes;
-    so_model_opts_from_spec(n, o);
-    if (o->nodes > e->o.max_nodes)
+    if (*nodes > e->o.max_nodes)
         return so_err_set(err, SO_ERANGE,
                           "nodes=%d is more than the %d guesses per request of this engine: give "
                           "--draft-nodes %d",
-                          o->nodes, e->o.max_nodes, o->nodes);
-    if (o->nodes > room && (o->k > 0 || o->best)) {
+                          *nodes, e->o.max_nodes, *nodes);
+    if (*nodes > room) {
         so_log(SO_LOG_WARN,
                "trees of %d nodes are reduced to %d: the cache has room for no more per request",
-               o->nodes, room);
-        o->nodes = room;
+               *nodes, room);
+        *nodes = room;
     }
     return SO_OK;
+}
+
+/* The tree of a spec, if it names one. */
+static int set_tree(const so_engine *e, const so_spec_node *n, so_model_drafter_opts *o,
+                    so_err *err) {
+    o->nodes = e->o.max_nodes;
+    so_model_opts_from_spec(n, o);
+    return o->k > 0 || o->best ? check_budget(e, &o->nodes, err) : SO_OK;
 }
 
 static int make_model(so_drafters *d, const so_spec_node *n, so_str file, so_drafter *inner,
@@ -174,6 +197,86 @@ static int make_model(so_drafters *d, const so_spec_node *n, so_str file, so_dra
     return rc == SO_OK ? so_model_drafter_create(m, &o, inner, out, err) : rc;
 }
 
+/* --- heads --- */
+
+static int load_heads(const so_engine *e, so_heads_kind kind, open_heads *o, so_err *err) {
+    so_heads_info info;
+    int rc = so_checkpoint_open(o->path, SO_CHECKPOINT_ALL, &o->ck, err);
+    if (rc == SO_OK)
+        rc = so_heads_read_info(o->ck, &info, err);
+    if (rc == SO_OK && info.kind != kind)
+        rc = so_err_set(err, SO_EMISMATCH, "%s: these are %s heads: use --spec '%s(FILE)'", o->path,
+                        so_heads_kind_name(info.kind), so_heads_kind_name(info.kind));
+    if (rc == SO_OK)
+        rc = so_registry_check_file(o->ck, so_model_hparams(e->m), e->tok, err);
+    if (rc == SO_OK)
+        rc = so_heads_load(o->ck, e->m, so_heads_drafter_rows(&info, e->o.n_parallel), &o->h, err);
+    return rc;
+}
+
+/* Opens each file once, even if several specs name it. */
+static int open_heads_file(so_drafters *d, so_heads_kind kind, const char *path, open_heads **out,
+                           so_err *err) {
+    for (int i = 0; i < d->n_heads; i++)
+        if (strcmp(d->heads[i].path, path) == 0 && so_heads_get_info(d->heads[i].h)->kind == kind) {
+            *out = &d->heads[i];
+            return SO_OK;
+        }
+    if (d->n_heads == MAX_HEADS)
+        return so_err_set(err, SO_ELIMIT, "more than %d files of heads: name fewer", MAX_HEADS);
+    open_heads o = {.path = so_strdup(path)};
+    int rc = load_heads(d->e, kind, &o, err);
+    if (rc != SO_OK) {
+        close_heads(&o);
+        return rc;
+    }
+    d->heads[d->n_heads] = o;
+    *out = &d->heads[d->n_heads++];
+    return SO_OK;
+}
+
+/* The file of the spec, or the registered one; the caller frees *path. */
+static int find_heads(const so_engine *e, so_heads_kind kind, so_str file, char **path,
+                      so_err *err) {
+    so_registry_found found = {0};
+    *path = NULL;
+    if (file.len > 0) {
+        *path = so_strndup(file.ptr, file.len);
+        return SO_OK;
+    }
+    if (e->tok)
+        so_registry_search(so_model_checkpoint(e->m), so_model_hparams(e->m), e->tok,
+                           (so_registry_kind)(SO_REGISTRY_MEDUSA + (int)kind), &found);
+    if (found.n > 0)
+        *path = so_strdup(found.paths[0]);
+    so_registry_found_free(&found);
+    return *path ? SO_OK
+                 : so_err_set(err, SO_EINVAL,
+                              "needs heads, and none are registered for this target: name their "
+                              "file, as in %s(FILE)",
+                              so_heads_kind_name(kind));
+}
+
+static int make_heads(so_drafters *d, const so_spec_node *n, so_str file, so_drafter **out,
+                      so_err *err) {
+    const so_engine *e = d->e;
+    so_heads_kind kind = (so_heads_kind)(n->name - SO_SPEC_MEDUSA);
+    so_heads_drafter_opts o = {.n_parallel = e->o.n_parallel, .max_draft = e->o.max_draft};
+    open_heads *heads = NULL;
+    char *path = NULL;
+    int rc = find_heads(e, kind, file, &path, err);
+    if (rc == SO_OK)
+        rc = open_heads_file(d, kind, path, &heads, err);
+    free(path);
+    so_heads_opts_from_spec(n, e->o.max_nodes, &o);
+    if (rc == SO_OK)
+        rc = check_budget(e, &o.nodes, err);
+    if (rc != SO_OK)
+        return rc;
+    o.id = so_registry_id(heads->ck);
+    return so_heads_drafter_create(heads->h, e->m, e->kv, &o, out, err);
+}
+
 /* --- sets --- */
 
 static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,
@@ -181,6 +284,8 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
     so_drafters *d = user;
     if (n->name == SO_SPEC_MODEL)
         return make_model(d, n, so_spec_file(s, n), inner, out, err);
+    if (n->name >= SO_SPEC_MEDUSA && n->name <= SO_SPEC_LOOKAHEAD)
+        return make_heads(d, n, so_spec_file(s, n), out, err);
     if (n->name == SO_SPEC_AUTO)
         return d->e->o.draft ? make_model(d, n, (so_str){0}, NULL, out, err) : SO_ENOTFOUND;
     if (n->name == SO_SPEC_UNIGRAM || n->name == SO_SPEC_BIGRAM)

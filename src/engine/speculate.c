@@ -247,7 +247,8 @@ static so_draft_job job_of(const so_request *r, int stage, const so_plan_query *
                           .choice = r->sample.choice,
                           .round = s->round,
                           .temp = r->sample.temp,
-                          .sample = &r->sample};
+                          .sample = &r->sample,
+                          .seq = r->n_chunk == 0 ? r->seq : NULL};
 }
 
 static void drop_guesses(so_tree *t) { so_tree_reset(t, t->nodes[0].token, t->root_pos); }

@@ -48,8 +48,8 @@ static int name_of(const char *text, size_t len) {
     return -1;
 }
 
-/* Options that need k, because their rows are like "model(k=N,nodes=N)". */
-static bool needs_k[SO_SPEC_N_OPTIONS];
+/* Options of a drafter that need k, because their rows are like "model(k=N,nodes=N)". */
+static bool needs_k[SO_SPEC_N_NAMES][SO_SPEC_N_OPTIONS];
 
 /* The option of a row like "ngram(order=N)", "unigram(FILE,draw)" or "model(k=N,distinct)"; the
  * range, where it is stated, is the parser's. Returns false where the row is about something else. */
@@ -80,7 +80,7 @@ static bool check_option_row(const row *r, char words[][16], unsigned documented
         if (i != 0)
             continue;
         int bit = __builtin_ctz(spec.nodes[0].has & ~(after_k ? 1u << SO_SPEC_OPT_K : 0));
-        needs_k[bit] = after_k;
+        needs_k[name][bit] = after_k;
         snprintf(words[bit], sizeof words[bit], "%s", word);
         documented[name] |= 1u << bit;
     }
@@ -117,7 +117,7 @@ static void test_spec_topic_is_complete(void **state) {
         for (int o = SO_SPEC_OPT_NUMBER + 1; o < SO_SPEC_N_OPTIONS; o++) {
             char text[80];
             so_spec spec;
-            snprintf(text, sizeof text, "%s(%s%s=%d)", name, needs_k[o] ? "k=1," : "", words[o],
+            snprintf(text, sizeof text, "%s(%s%s=%d)", name, needs_k[i][o] ? "k=1," : "", words[o],
                      o == SO_SPEC_OPT_ORDER ? 2 : 1);
             if (parses(text, &spec) != (documented[i] >> o & 1))
                 fail_msg("%s is %sdocumented", text, documented[i] >> o & 1 ? "" : "not ");

@@ -29,6 +29,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "draft/registry.h"
 #include "engine/bundle.h"
 #include "engine/engine.h"
 #include "so_rig.h"
@@ -45,9 +46,26 @@ static const int LENGTHS[] = {1, 2, 4, 5, 8, 16};
 enum { N_LENGTHS = SO_LEN(LENGTHS) };
 
 /* U and B stand for the tables' files. */
-static const char *const DRAFTERS[] = {
-    "none",    "ngram",  "ngram(draw)", "lookup", "corpus", "unigram(U)",   "bigram(B)",
-    "predict", "random", "oracle(0.7)", "user",   "auto",   "lookup,ngram", "ngram+lookup"};
+static const char *const DRAFTERS[] = {"none",
+                                       "ngram",
+                                       "ngram(draw)",
+                                       "lookup",
+                                       "corpus",
+                                       "unigram(U)",
+                                       "bigram(B)",
+                                       "predict",
+                                       "random",
+                                       "oracle(0.7)",
+                                       "user",
+                                       "auto",
+                                       "lookup,ngram",
+                                       "ngram+lookup",
+                                       "medusa",
+                                       "medusa(nodes=16)",
+                                       "medusa(best)",
+                                       "lookahead",
+                                       "lookahead(best)",
+                                       "blockwise"};
 static const char *const WITH_MODEL[] = {"model", "model(ngram)", "lookup,model", "model(k=2)",
                                          "model(best)"};
 enum { N_DRAFTERS = SO_LEN(DRAFTERS), N_WITH_MODEL = SO_LEN(WITH_MODEL) };
@@ -79,7 +97,7 @@ typedef struct grid {
     const char *part;    /* NULL: all */
     const char *from;    /* greedy goes on with this drafter; NULL: begins */
     text texts[N_SETTINGS][MAX_PROMPTS];
-    char *names[N_NAMES]; /* specs with their files */
+    char *names[N_NAMES]; /* specs with their files; NULL: heads that this model does not have */
     char *dir;
     int64_t started;
     int failures;
@@ -322,6 +340,8 @@ static void run_greedy(grid *g) {
     job *jobs = SO_NEW_N(job, MAX_PROMPTS * N_LENGTHS);
     make_plain(g, 0);
     for (int d = first_drafter(g); d < N_DRAFTERS; d++) {
+        if (!g->names[d])
+            continue;
         tally sums[N_NAMES] = {0};
         int n = 0;
         bool twice = strcmp(DRAFTERS[d], "corpus") == 0; /* it knows nothing the first time */
@@ -370,8 +390,12 @@ static void run_sample(grid *g, const char *part, int first_setting, int n_setti
     job *jobs = SO_NEW_N(job, n);
     for (int s = 0; s < n_settings; s++)
         make_plain(g, first_setting + s);
-    for (int i = 0; i < n; i++)
-        jobs[i] = nth(g, (int)((int64_t)i * stride(all) % all), first_setting, n_settings);
+    int n_jobs = 0;
+    for (int i = 0; i < n; i++) {
+        jobs[n_jobs] = nth(g, (int)((int64_t)i * stride(all) % all), first_setting, n_settings);
+        n_jobs += g->names[jobs[n_jobs].drafter] != NULL;
+    }
+    n = n_jobs;
     for (int at = 0; at < n; at += 512) {
         int k = SO_MIN(512, n - at);
         run_jobs(g, e, jobs + at, k, n_parallel, sums);
@@ -529,6 +553,22 @@ static char *count_table(grid *g, int order) {
     return path;
 }
 
+/* Whether the spec names heads, and none are registered for this model. */
+static bool lacks_heads(const grid *g, const char *spec) {
+    static const char *const kinds[] = {"medusa", "blockwise", "lookahead"};
+    for (int i = 0; i < (int)SO_LEN(kinds); i++) {
+        so_registry_found found;
+        if (strncmp(spec, kinds[i], strlen(kinds[i])) != 0)
+            continue;
+        so_registry_search(g->b.ck, so_model_hparams(g->b.model), g->b.tok,
+                           (so_registry_kind)(SO_REGISTRY_MEDUSA + i), &found);
+        bool none = found.n == 0;
+        so_registry_found_free(&found);
+        return none;
+    }
+    return false;
+}
+
 static void name_drafters(grid *g) {
     g->dir = so_test_tmp();
     make_plain(g, 0);
@@ -536,6 +576,10 @@ static void name_drafters(grid *g) {
         const char *spec = d < N_DRAFTERS ? DRAFTERS[d] : WITH_MODEL[d - N_DRAFTERS];
         const char *at = strpbrk(spec, "UB");
         so_buf name = {0};
+        if (lacks_heads(g, spec)) {
+            printf("%s: not run, no such heads are registered for this model\n", spec);
+            continue;
+        }
         so_buf_append(&name, spec, at ? (size_t)(at - spec) : strlen(spec));
         if (at) {
             char *path = count_table(g, *at == 'U' ? 1 : 2);
@@ -638,6 +682,7 @@ int main(int argc, char **argv) {
         so_test_note_skip("model %s is not here (sooth pull %s)", argv[1], argv[1]);
         return getenv("SOOTH_STRICT") != NULL;
     }
+    setenv("SOOTH_MODELS", "models", 0); /* where our heads are */
     grid *g = SO_NEW(grid);
     int n_files = read_args(g, argc, argv);
     open_model(g, path);

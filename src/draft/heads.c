@@ -1,0 +1,603 @@
+/* Drafting with heads (model/heads.h): one small product per round gives the logits of all depths.
+ *
+ *   text  t0 … ti   root        the root t(i+1) was sampled from the hidden state h at position i
+ *                    │          (so_drafter_vt.add_hidden)
+ *   head 1 of h      ├─ level 1: guesses of t(i+2)
+ *   head 2 of h      └─ level 2: guesses of t(i+3), the same under every guess of level 1
+ *
+ * The product is over the state of the one accepted node, never over all rows of a tree. A head knows
+ * neither the root nor the guesses before its own, so all parents of a level have the same candidates,
+ * and which combinations are worth a row is a matter of shape (draft/shape.h):
+ *
+ *   chain        the best token of every head (the only form of `blockwise`)
+ *   k=K          the Cartesian product of the K best tokens of every head, cut at the budget
+ *   nodes=N      the tree grown from the accuracies in the heads' file
+ *   best         the N most likely paths by the heads' own probabilities, anew in every round
+ *
+ * `lookahead`: the target itself guesses. A small second pass computes the root and one row for every
+ * learned embedding after it; the rows' states are projected like those of heads. The root's own row
+ * decides the first level exactly. The rows are aborted, so the cache never keeps them.
+ *
+ * With q rows (`reject`) a chain is sampled, and the children of a tree's node are drawn without
+ * replacement from the row of their level, whose q is stored once for all of them. How many are drawn
+ * under which node follows from the shape, which whole rows decide before the first draw (rule of
+ * sight).
+ *
+ * Refuses to draft after the prompt, whose hidden states it does not get: the first round has no
+ * guesses (`lookahead` needs none). Rows with NaN or Inf end the draft. Thread: the engine thread. */
+#include "draft/heads.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "draft/rows.h"
+#include "draft/shape.h"
+
+enum { MAX_LEVELS = SO_HEADS_MAX + 1, BEST_WIDTH = 16, DEFAULT_BEST_NODES = 16 };
+
+typedef struct request {
+    float *x;      /* [d] the state from which the token at `pos` was sampled */
+    int pos;       /* −1: none yet */
+    int32_t *text; /* [cap] the text, then the best guess of each level, for penalties */
+    int cap;
+} request;
+
+/* The candidates of one level. */
+typedef struct level {
+    const float *logits;
+    so_sample_context ctx;
+    int n;
+    int32_t columns[SO_SAMPLE_TOP_MAX], tokens[SO_SAMPLE_TOP_MAX];
+    float chance[SO_SAMPLE_TOP_MAX];
+    int row, n_draws; /* drawn trees: its q row, −1: none yet; draws so far */
+    float *probs;     /* [n_vocab], of the columns */
+} level;
+
+typedef struct heads_drafter {
+    so_drafter base;
+    so_heads *h;
+    const so_heads_info *info;
+    const so_model *target;
+    so_kv *kv;
+    so_pass *pass; /* lookahead */
+    so_row *rows;  /* [group · (n_heads + 1)] */
+    so_seq **seqs; /* [group] */
+    so_heads_drafter_opts o;
+    so_draft_rows r;
+    int d, n_levels;
+    int group;           /* jobs of one run */
+    float *x;            /* [group · rows of a job][d] */
+    so_draft_job **jobs; /* [group] */
+    so_shape *shape;     /* product or grown tree; scratch for `best` */
+    level levels[MAX_LEVELS];
+    float *work; /* [n_vocab] probabilities without the tokens that were drawn */
+} heads_drafter;
+
+static bool is_lookahead(const heads_drafter *hd) { return hd->info->kind == SO_HEADS_LOOKAHEAD; }
+
+/* --- requests --- */
+
+static void heads_close(so_drafter *d, void *state) {
+    request *s = state;
+    (void)d;
+    free(s->x);
+    free(s->text);
+    free(s);
+}
+
+static int heads_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
+    heads_drafter *hd = (heads_drafter *)d;
+    request *s = SO_NEW(request);
+    s->pos = -1;
+    s->cap = SO_MAX(text->max_tokens, text->n_prompt) + SO_TREE_MAX;
+    s->x = so_try_alloc((size_t)hd->d, sizeof *s->x);
+    s->text = so_try_alloc((size_t)s->cap, sizeof *s->text);
+    if (!s->x || !s->text) {
+        so_err_set(err, SO_ENOMEM, "%s: no memory for a text of %d tokens", d->vt->name, s->cap);
+        heads_close(d, s);
+        return SO_ENOMEM;
+    }
+    *state = s;
+    return SO_OK;
+}
+
+static void heads_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
+    const heads_drafter *hd = (heads_drafter *)d;
+    request *s = state;
+    memcpy(s->x, x, (size_t)hd->d * sizeof *x);
+    s->pos = pos;
+}
+
+/* --- levels --- */
+
+/* Deepest level that the job may have. */
+static int limit_of(const heads_drafter *hd, const so_draft_job *job) {
+    int room = SO_MIN(job->max_nodes + 1, SO_TREE_MAX) - job->tree->n_nodes;
+    return SO_MIN(SO_MIN(job->max_depth, room), SO_MIN(hd->n_levels, hd->o.max_draft));
+}
+
+static bool is_drawn(const so_draft_job *job, const so_sample_params *p) {
+    return p->temp > 0 && job->tree->max_rows > 0;
+}
+
+/* The logits of a level of the group's i-th job; NULL: not finite. */
+static const float *logits_of(const heads_drafter *hd, int i, int depth) {
+    int state = is_lookahead(hd) ? i * hd->n_levels + depth - 1 : i;
+    int head = is_lookahead(hd) ? 0 : depth - 1;
+    return so_heads_row_is_finite(hd->h, state, head) ? so_heads_logits(hd->h, state, head) : NULL;
+}
+
+/* Chances of points. Without noise: their probabilities. With noise the first has the confidence of a
+ * chain's guess; the others share what is left, by the slope with which a lead counts there. */
+static void point_chances(const so_sample_params *p, const so_scored *top, level *l, float first) {
+    double sum = 0;
+    l->chance[0] = first;
+    for (int i = 1; i < l->n && p->temp == 0; i++)
+        l->chance[i] = (float)((double)first * exp(top[i].score - top[0].score));
+    if (p->temp == 0)
+        return;
+    double lead = l->n > 1 ? SO_MIN(top[0].score - top[1].score, (double)SO_SAMPLE_LEAD_MAX)
+                           : (double)SO_SAMPLE_LEAD_MAX;
+    l->chance[0] = so_draft_noisy_confidence(first, lead);
+    for (int i = 1; i <= l->n; i++) /* the last one counts twice, for the tokens after it */
+        sum += exp(SO_DRAFT_LEAD_SLOPE * (top[SO_MIN(i, l->n - 1)].score - top[0].score));
+    for (int i = 1; i < l->n; i++)
+        l->chance[i] = (float)((1 - (double)l->chance[0]) *
+                               exp(SO_DRAFT_LEAD_SLOPE * (top[i].score - top[0].score)) / sum);
+}
+
+/* Ranks the `width` best tokens of a level: with the noise of p for points; for draws by probability,
+ * without any noise, since that noise may decide tokens. */
+static bool rank_level(heads_drafter *hd, const so_sample_params *p, bool drawn, int width,
+                       level *l) {
+    so_draft_row row = so_draft_row_of(&hd->r, p, l->logits);
+    so_sample_params own = *p;
+    so_scored top[SO_SAMPLE_TOP_MAX];
+    own.temp = drawn ? 0 : p->temp;
+    width = SO_MIN(width, hd->r.n_subset);
+    if (so_sample_top(row.sampler, &own, row.logits, &l->ctx, width, top, &l->n, NULL) != SO_OK ||
+        l->n == 0)
+        return false;
+    for (int i = 0; i < l->n; i++) {
+        l->columns[i] = top[i].id;
+        l->tokens[i] = row.ids ? row.ids[top[i].id] : top[i].id;
+    }
+    if (!drawn) {
+        point_chances(p, top, l, so_draft_row_chance(&hd->r, l->logits, &row, top[0].id));
+        return true;
+    }
+    if (so_sample_distribution(row.sampler, p, row.logits, &l->ctx, l->probs, NULL) != SO_OK)
+        return false;
+    for (int i = 0; i < l->n; i++)
+        l->chance[i] = l->probs[l->columns[i]];
+    return true;
+}
+
+/* Ranks the levels of the group's i-th job; returns how many there are. */
+static int rank_levels(heads_drafter *hd, const so_draft_job *job, const so_sample_params *p, int i,
+                       int limit, int width) {
+    request *s = job->state;
+    int n = SO_MIN(limit, s->cap - job->n_tokens);
+    memcpy(s->text, job->tokens, (size_t)job->n_tokens * sizeof *s->text);
+    for (int depth = 1; depth <= n; depth++) {
+        level *l = &hd->levels[depth - 1];
+        l->logits = logits_of(hd, i, depth);
+        l->ctx = (so_sample_context){s->text, job->n_tokens + depth - 1, job->n_prompt};
+        l->row = -1;
+        l->n_draws = 0;
+        if (!l->logits || !rank_level(hd, p, is_drawn(job, p), width, l))
+            return depth - 1;
+        s->text[job->n_tokens + depth - 1] = l->tokens[0];
+    }
+    return n;
+}
+
+/* --- sampled guesses --- */
+
+/* The level's q row, made at its first draw. false: no more rows. */
+static bool make_row(heads_drafter *hd, const so_draft_job *job, const so_sample_params *p,
+                     level *l) {
+    so_tree *t = job->tree;
+    so_draft_row row = so_draft_row_of(&hd->r, p, l->logits);
+    if (l->row >= 0)
+        return true;
+    l->row = so_tree_new_row(t);
+    if (l->row < 0)
+        return false;
+    t->row_confidence[l->row] = sqrtf(SO_MIN(so_draft_row_largest(l->probs, row.n), 1.0f));
+    so_draft_row_widen(&hd->r, &row, l->probs, so_tree_row(t, l->row));
+    return true;
+}
+
+/* Draws a column of the level from `probs`; −1: nothing is left. */
+static int32_t draw(heads_drafter *hd, const so_draft_job *job, const so_sample_params *p,
+                    int depth, const float *probs) {
+    level *l = &hd->levels[depth - 1];
+    so_draft_row row = so_draft_row_of(&hd->r, p, l->logits);
+    if (!(so_draft_row_largest(probs, row.n) > 0))
+        return -1;
+    return so_sample_pick(probs, row.n, so_draft_uniform(&hd->base, job, depth, l->n_draws++));
+}
+
+static int32_t token_at(const heads_drafter *hd, const so_sample_params *p, const level *l,
+                        int32_t column) {
+    so_draft_row row = so_draft_row_of(&hd->r, p, l->logits);
+    return row.ids ? row.ids[column] : column;
+}
+
+/* --- chains --- */
+
+/* Whether a guess that is sampled from this level is worth the price of its test; decided by the row
+ * (rule of sight). A refused row is reported to the planner. */
+static bool is_worth_drawing(so_draft_job *job, double path, int depth, float confidence) {
+    if (!job->terms || path * so_terms_chance(job->terms, depth, (double)confidence) >
+                           so_terms_row(job->terms, depth))
+        return true;
+    job->refused_depth = depth;
+    job->refused_confidence = confidence;
+    return false;
+}
+
+/* Points are left to the planner, which keeps those that pay: more of them cost nothing to make. */
+static void add_chain(heads_drafter *hd, so_draft_job *job, const so_sample_params *p, int n) {
+    bool drawn = is_drawn(job, p);
+    double path = job->terms ? (double)job->terms->start_value : 1;
+    for (int depth = 1, node = 0; depth <= n && node >= 0; depth++) {
+        level *l = &hd->levels[depth - 1];
+        int32_t token = l->tokens[0];
+        float confidence = l->chance[0];
+        if (drawn) {
+            so_draft_row row = so_draft_row_of(&hd->r, p, l->logits);
+            confidence = sqrtf(SO_MIN(so_draft_row_largest(l->probs, row.n), 1.0f));
+            if (!is_worth_drawing(job, path, depth, confidence) || !make_row(hd, job, p, l))
+                return;
+            int32_t column = draw(hd, job, p, depth, l->probs);
+            if (column < 0)
+                return;
+            token = token_at(hd, p, l, column);
+        }
+        node = so_draft_add(job, node, token, so_draft_kind(l->row), l->row, hd->base.index,
+                            confidence);
+        if (job->terms)
+            path *= so_terms_chance(job->terms, depth, (double)confidence);
+    }
+}
+
+/* --- trees --- */
+
+/* The most likely paths by the probabilities of these rows. */
+static bool grow_best(heads_drafter *hd, int n, int budget) {
+    so_shape_table *t = SO_NEW(so_shape_table);
+    t->n_depths = SO_MIN(n, (int)SO_SHAPE_DEPTHS);
+    t->n_ranks = BEST_WIDTH;
+    for (int d = 0; d < t->n_depths; d++)
+        for (int i = 0; i < SO_MIN(hd->levels[d].n, t->n_ranks); i++)
+            t->accuracy[d][i] = SO_MIN(SO_MAX((double)hd->levels[d].chance[i], 0.0), 1.0);
+    int rc = so_shape_grow(t, budget, hd->shape, NULL);
+    free(t);
+    return rc == SO_OK;
+}
+
+static void add_points(heads_drafter *hd, const so_draft_job *job, const so_shape *s, int n) {
+    int node[SO_SHAPE_MAX];
+    for (int i = 0; i < s->n_nodes; i++) {
+        const so_shape_node *x = &s->nodes[i];
+        const level *l = &hd->levels[x->depth - 1];
+        int parent = x->parent < 0 ? 0 : node[x->parent];
+        bool has = parent >= 0 && x->depth <= n && x->rank < l->n && l->chance[x->rank] > 0;
+        node[i] = has ? so_draft_add(job, parent, l->tokens[x->rank], SO_Q_POINT, -1,
+                                     hd->base.index, l->chance[x->rank])
+                      : -1;
+    }
+}
+
+/* Draws the children that the shape has under its node `parent` (−1: the root). */
+static void draw_children(heads_drafter *hd, const so_draft_job *job, const so_sample_params *p,
+                          const so_shape *s, int parent, int *node) {
+    so_tree *t = job->tree;
+    int depth = parent < 0 ? 1 : s->nodes[parent].depth + 1;
+    level *l = &hd->levels[depth - 1];
+    bool copied = false;
+    for (int i = parent + 1; i < s->n_nodes; i++) {
+        if (s->nodes[i].parent != parent)
+            continue;
+        if (t->n_nodes > job->max_nodes || t->n_nodes >= SO_TREE_MAX ||
+            t->n_proposals >= SO_TREE_MAX_PROPOSALS || !make_row(hd, job, p, l))
+            return;
+        if (!copied)
+            memcpy(hd->work, l->probs,
+                   (size_t)so_draft_row_of(&hd->r, p, l->logits).n * sizeof *hd->work);
+        copied = true;
+        int32_t column = draw(hd, job, p, depth, hd->work);
+        if (column < 0)
+            return;
+        hd->work[column] = 0;
+        node[i] = so_draft_add(job, parent < 0 ? 0 : node[parent], token_at(hd, p, l, column),
+                               SO_Q_ROW_SET, l->row, hd->base.index, t->row_confidence[l->row]);
+    }
+}
+
+static void add_draws(heads_drafter *hd, const so_draft_job *job, const so_sample_params *p,
+                      const so_shape *s, int n) {
+    int node[SO_SHAPE_MAX];
+    for (int i = 0; i < s->n_nodes; i++)
+        node[i] = -1;
+    for (int i = -1; i < s->n_nodes; i++)
+        if ((i < 0 ? 0 : s->nodes[i].depth) < n && (i < 0 || node[i] > 0))
+            draw_children(hd, job, p, s, i, node);
+}
+
+static bool is_tree(const so_heads_drafter_opts *o) { return o->k > 0 || o->best || o->nodes > 0; }
+
+/* Ranks of a level that the tree can use. */
+static int width_of(const heads_drafter *hd) {
+    if (!is_tree(&hd->o))
+        return hd->r.n_subset > 1 ? 2 : 1; /* the second for its distance */
+    if (hd->o.k > 0)
+        return SO_MAX(hd->o.k, 2);
+    return hd->o.best ? BEST_WIDTH : SO_MAX(hd->info->n_ranks, 2);
+}
+
+/* Adds the guesses of the group's i-th job. */
+static void add_guesses(heads_drafter *hd, so_draft_job *job, int i) {
+    so_sample_params p = so_draft_params(job);
+    int limit = limit_of(hd, job),
+        budget = SO_MIN(job->max_nodes + 1, SO_TREE_MAX) - job->tree->n_nodes;
+    int n = rank_levels(hd, job, &p, i, limit, width_of(hd));
+    job->n_levels = 1;
+    if (n == 0)
+        return;
+    if (!is_tree(&hd->o)) {
+        add_chain(hd, job, &p, n);
+        return;
+    }
+    budget = SO_MIN(budget, hd->base.tree_nodes);
+    if (hd->o.best && !grow_best(hd, n, budget))
+        return;
+    so_shape s = *hd->shape;
+    so_shape_cut(&s, budget);
+    if (is_drawn(job, &p))
+        add_draws(hd, job, &p, &s, n);
+    else
+        add_points(hd, job, &s, n);
+}
+
+/* --- states --- */
+
+static int rows_per_job(const heads_drafter *hd) { return is_lookahead(hd) ? hd->n_levels : 1; }
+
+/* Whether the job can draft in this round. */
+static bool may_draft(const heads_drafter *hd, const so_draft_job *job) {
+    const request *s = job->state;
+    if (limit_of(hd, job) < 1 || job->n_tokens >= s->cap)
+        return false;
+    if (!is_lookahead(hd))
+        return s->pos == job->n_tokens - 1;
+    return job->seq && so_seq_len(job->seq) == job->n_tokens - 1 &&
+           so_seq_open_nodes(job->seq) == 0;
+}
+
+/* The rows of one job: the root, then the look-ahead rows, as a chain. */
+static void look_ahead_rows(heads_drafter *hd, const so_draft_job *job, int seq, so_row *rows) {
+    const float *embd = so_heads_embeddings(hd->h);
+    for (int i = 0; i < hd->n_levels; i++)
+        rows[i] = (so_row){.token = job->tokens[job->n_tokens - 1],
+                           .pos = job->n_tokens - 1 + i,
+                           .seq = seq,
+                           .parent = i ? seq * hd->n_levels + i - 1 : -1,
+                           .want_logits = true,
+                           .embedding = i ? embd + (size_t)(i - 1) * (size_t)hd->d : NULL};
+}
+
+/* Computes the look-ahead rows of n jobs in the target's cache, and their states. The sequences are
+ * as before afterwards. *n: jobs that had pages. */
+static int look_ahead(heads_drafter *hd, int *n, so_err *err) {
+    int n_jobs = 0, rc = SO_OK;
+    for (int i = 0; i < *n && rc == SO_OK; i++) {
+        so_seq *seq = hd->jobs[i]->seq;
+        if (so_seq_pages_needed(seq, hd->n_levels) > so_kv_available_pages(hd->kv))
+            continue;
+        rc = so_seq_begin(seq, hd->n_levels, err);
+        if (rc != SO_OK)
+            break;
+        look_ahead_rows(hd, hd->jobs[i], n_jobs, hd->rows + n_jobs * hd->n_levels);
+        hd->seqs[n_jobs] = seq;
+        hd->jobs[n_jobs++] = hd->jobs[i];
+    }
+    so_batch batch = {hd->rows, n_jobs * hd->n_levels, hd->seqs, n_jobs};
+    if (rc == SO_OK && n_jobs > 0)
+        rc = so_pass_run(hd->pass, &batch, SO_PASS_HIDDEN, err);
+    for (int i = 0; i < batch.n_rows && rc == SO_OK; i++)
+        memcpy(hd->x + (size_t)i * (size_t)hd->d, so_pass_hidden(hd->pass, i),
+               (size_t)hd->d * sizeof *hd->x);
+    for (int i = 0; i < n_jobs; i++)
+        so_seq_abort(hd->seqs[i]);
+    *n = n_jobs;
+    return rc;
+}
+
+/* Drafts for the n jobs of the group. */
+static int run_group(heads_drafter *hd, int n, so_err *err) {
+    int rc = SO_OK;
+    if (is_lookahead(hd))
+        rc = look_ahead(hd, &n, err);
+    else
+        for (int i = 0; i < n; i++)
+            memcpy(hd->x + (size_t)i * (size_t)hd->d, ((request *)hd->jobs[i]->state)->x,
+                   (size_t)hd->d * sizeof *hd->x);
+    if (rc == SO_OK && n > 0)
+        rc = so_heads_run(hd->h, hd->x, n * rows_per_job(hd), err);
+    for (int i = 0; i < n && rc == SO_OK; i++)
+        add_guesses(hd, hd->jobs[i], i);
+    return rc;
+}
+
+static int heads_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
+    heads_drafter *hd = (heads_drafter *)d;
+    int n = 0, rc = SO_OK;
+    for (int i = 0; i < n_jobs && rc == SO_OK; i++) {
+        if (may_draft(hd, &jobs[i]))
+            hd->jobs[n++] = &jobs[i];
+        if (n == hd->group || (i + 1 == n_jobs && n > 0)) {
+            rc = run_group(hd, n, err);
+            n = 0;
+        }
+    }
+    return rc;
+}
+
+/* --- life --- */
+
+static void heads_free(so_drafter *d) {
+    heads_drafter *hd = (heads_drafter *)d;
+    so_pass_free(hd->pass);
+    so_sampler_free(hd->r.wide);
+    so_sampler_free(hd->r.narrow);
+    for (int i = 0; i < MAX_LEVELS; i++)
+        free(hd->levels[i].probs);
+    free(hd->r.logits);
+    free(hd->rows);
+    free(hd->seqs);
+    free(hd->x);
+    free(hd->jobs);
+    free(hd->shape);
+    free(hd->work);
+    free(hd);
+}
+
+#define HEADS_VT(NAME, ADD_HIDDEN)                                                  \
+    {                                                                               \
+        .name = NAME, .free = heads_free, .open = heads_open, .close = heads_close, \
+        .propose = heads_propose, .add_hidden = ADD_HIDDEN                          \
+    }
+
+static const so_drafter_vt VTS[SO_HEADS_N_KINDS] = {
+    [SO_HEADS_MEDUSA] = HEADS_VT("medusa", heads_add_hidden),
+    [SO_HEADS_BLOCKWISE] = HEADS_VT("blockwise", heads_add_hidden),
+    [SO_HEADS_LOOKAHEAD] = HEADS_VT("lookahead", NULL),
+};
+
+void so_heads_opts_from_spec(const so_spec_node *n, int budget, so_heads_drafter_opts *o) {
+    o->k = so_spec_has(n, SO_SPEC_OPT_K) ? (int)n->opt[SO_SPEC_OPT_K] : 0;
+    o->best = so_spec_flag(n, SO_SPEC_OPT_BEST);
+    o->nodes = o->k > 0 || o->best ? budget : 0;
+    if (so_spec_has(n, SO_SPEC_OPT_NODES))
+        o->nodes = (int)n->opt[SO_SPEC_OPT_NODES];
+}
+
+int so_heads_drafter_rows(const so_heads_info *info, int n_parallel) {
+    return n_parallel * (info->kind == SO_HEADS_LOOKAHEAD ? info->n_heads + 1 : 1);
+}
+
+/* The accuracies of the file by depth. Look-ahead rows follow the root's own row, which is right
+ * unless the token is outside the subset. */
+static void table_of(const heads_drafter *hd, so_shape_table *t) {
+    int first = is_lookahead(hd);
+    *t = (so_shape_table){.n_depths = SO_MIN(hd->n_levels, (int)SO_SHAPE_DEPTHS),
+                          .n_ranks = SO_MIN(hd->info->n_ranks, (int)SO_SHAPE_RANKS)};
+    t->accuracy[0][0] = 1;
+    for (int d = first; d < t->n_depths; d++)
+        memcpy(t->accuracy[d], hd->info->accuracy[d - first],
+               (size_t)t->n_ranks * sizeof t->accuracy[d][0]);
+}
+
+static int make_shape(heads_drafter *hd, so_err *err) {
+    int widths[MAX_LEVELS], n = SO_MIN(hd->n_levels, (int)SO_SHAPE_DEPTHS);
+    if (!is_tree(&hd->o) || hd->o.best)
+        return SO_OK;
+    if (hd->o.k > 0) {
+        for (int i = 0; i < n; i++)
+            widths[i] = hd->o.k;
+        return so_shape_product(widths, n, hd->o.nodes, hd->shape, err);
+    }
+    if (hd->info->n_ranks == 0)
+        return so_err_set(err, SO_EINVAL,
+                          "the heads' file states no accuracies, so no tree can be grown for "
+                          "nodes=%d: give k=N or best as well",
+                          hd->o.nodes);
+    so_shape_table *t = SO_NEW(so_shape_table);
+    table_of(hd, t);
+    int rc = so_shape_grow(t, hd->o.nodes, hd->shape, err);
+    free(t);
+    return rc;
+}
+
+static int make_pass(heads_drafter *hd, so_err *err) {
+    int rows = hd->group * hd->n_levels;
+    if (!is_lookahead(hd))
+        return SO_OK;
+    hd->rows = SO_NEW_N(so_row, rows);
+    hd->seqs = SO_NEW_N(so_seq *, hd->group);
+    int rc = so_pass_create(hd->target, hd->kv, rows, rows, &hd->pass, err);
+    return rc == SO_OK ? rc : so_err_prefix(err, "look-ahead rows");
+}
+
+static void make_rows(heads_drafter *hd) {
+    int n_vocab = so_model_hparams(hd->target)->n_vocab;
+    hd->r = (so_draft_rows){.n_vocab = n_vocab,
+                            .n_subset = so_heads_logits_len(hd->h),
+                            .subset = so_heads_subset(hd->h),
+                            .wide = so_sampler_create(n_vocab),
+                            .logits = SO_NEW_N(float, n_vocab)};
+    hd->r.narrow = so_sampler_create(hd->r.n_subset);
+    if (hd->r.subset)
+        so_sampler_set_subset(hd->r.narrow, hd->r.subset);
+    for (int i = 0; i < n_vocab; i++)
+        hd->r.logits[i] = SO_DRAFT_EXCLUDED;
+    for (int i = 0; i < hd->n_levels; i++)
+        hd->levels[i].probs = SO_NEW_N(float, n_vocab);
+    hd->work = SO_NEW_N(float, n_vocab);
+}
+
+/* Trees have records of their own: their guesses have other chances. */
+static uint64_t id_of(const so_heads_drafter_opts *o) {
+    uint64_t ids[2] = {o->id,
+                       1 + (uint64_t)o->k * 2 + (uint64_t)o->best + ((uint64_t)o->nodes << 16)};
+    return o->id == 0 || !is_tree(o) ? o->id : so_hash_bytes(ids, sizeof ids);
+}
+
+int so_heads_drafter_create(so_heads *h, const so_model *target, so_kv *kv,
+                            const so_heads_drafter_opts *o, so_drafter **out, so_err *err) {
+    const so_heads_info *info = so_heads_get_info(h);
+    heads_drafter *hd = SO_NEW(heads_drafter);
+    bool ahead = info->kind == SO_HEADS_LOOKAHEAD;
+    SO_ASSERT(o->n_parallel >= 1 && o->max_draft >= 1);
+    *hd = (heads_drafter){.h = h, .info = info, .target = target, .kv = kv, .o = *o};
+    hd->d = so_model_hparams(target)->d_model;
+    hd->n_levels = info->n_heads + ahead;
+    if (o->best && hd->o.nodes == 0)
+        hd->o.nodes = DEFAULT_BEST_NODES;
+    hd->group = SO_MIN(o->n_parallel, so_heads_max_rows(h) / rows_per_job(hd));
+    size_t bytes = so_heads_weight_bytes(h), all = so_model_weight_bytes(target);
+    hd->base = (so_drafter){
+        .vt = &VTS[info->kind],
+        .draws = true,
+        .has_cost = true,
+        .flat_cost = true,
+        .uses_terms = !is_tree(o),
+        .tree_nodes = is_tree(o) ? hd->o.nodes : 0,
+        .wants_target_hidden = !ahead,
+        .recorded = o->id != 0,
+        .request_only = true,
+        .id = id_of(o),
+        .size = (double)(bytes + (ahead ? all : 0)) / (double)SO_MAX(all, (size_t)1),
+        .claimed_agreement = ahead ? 0 : info->accuracy[0][0],
+    };
+    hd->shape = SO_NEW(so_shape);
+    hd->jobs = SO_NEW_N(so_draft_job *, hd->group);
+    hd->x = SO_NEW_N(float, (size_t)hd->group *(size_t)rows_per_job(hd) * (size_t)hd->d);
+    make_rows(hd);
+    int rc = make_shape(hd, err);
+    if (rc == SO_OK && o->k > hd->r.n_subset)
+        rc = so_err_set(err, SO_ERANGE, "k=%d: the heads have logits for %d tokens only", o->k,
+                        hd->r.n_subset);
+    if (rc == SO_OK)
+        rc = make_pass(hd, err);
+    if (rc != SO_OK)
+        heads_free(&hd->base);
+    else
+        *out = &hd->base;
+    return rc;
+}
