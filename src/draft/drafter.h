@@ -37,6 +37,7 @@
 #include "base/rng.h"
 #include "sample/sample.h"
 #include "token/tree.h"
+#include "verify/beam.h"
 
 typedef struct so_drafter so_drafter;
 
@@ -136,6 +137,23 @@ typedef struct so_draft_job {
     float refused_confidence;
 } so_draft_job;
 
+/* A request with beam search in one call. The drafter continues the live hypotheses with candidates of
+ * its own, `width` at each level. */
+typedef struct so_draft_beams {
+    void *state;
+    const int32_t *tokens; /* the text that all hypotheses share; the last token is tree[0] */
+    int n_tokens;
+    const so_beam_search *search;
+    const int32_t *tree; /* nodes of the live hypotheses below the common text, ascending */
+    int n_tree;
+    const so_beam_row *known; /* [n_live] continuations of live hypotheses; n is 0: not known yet */
+    const int32_t *ends;      /* tokens that end a hypothesis, never guessed */
+    int n_ends, width, max_levels;
+    /* Results: level by level, best first. */
+    so_beam_guess *guesses; /* [SO_TREE_MAX] */
+    int n_guesses, n_levels;
+} so_draft_beams;
+
 typedef struct so_drafter_vt {
     const char *name;
     void (*free)(so_drafter *d);
@@ -146,6 +164,8 @@ typedef struct so_drafter_vt {
      * adding none is allowed. Tokens that the drafter did not get through observe are in the job's
      * text. */
     int (*propose)(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err);
+    /* Optional. Guesses for beam search, of one request. Its state is used for nothing else. */
+    int (*propose_beams)(so_drafter *d, so_draft_beams *job, so_err *err);
     /* Optional. Accepted tokens, in order, after each round, whichever drafter guessed them. */
     void (*observe)(so_drafter *d, void *state, const int32_t *tokens, int n);
     /* Optional. The target's hidden state (after its last norm) from which the token at position

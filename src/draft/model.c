@@ -73,6 +73,7 @@ static void model_preempt(so_drafter *d, void *state) {
 }
 
 static void free_request(so_model_request *s) {
+    so_model_beams_free(s->beams);
     free(s->hidden);
     free(s->text);
     free(s);
@@ -156,24 +157,22 @@ static const float *hidden_of(const so_model_drafter *md, const so_model_request
 
 /* --- before the first pass --- */
 
-static bool ids_are_known(const so_model_drafter *md, so_model_request *s,
-                          const so_draft_job *job) {
-    for (; s->n_checked < job->n_tokens && !s->disabled; s->n_checked++)
-        s->disabled = job->tokens[s->n_checked] < 0 || job->tokens[s->n_checked] >= md->n_vocab;
+bool so_model_knows(const so_model_drafter *md, so_model_request *s, const int32_t *tokens, int n) {
+    for (; s->n_checked < n && !s->disabled; s->n_checked++)
+        s->disabled = tokens[s->n_checked] < 0 || tokens[s->n_checked] >= md->n_vocab;
     return !s->disabled;
 }
 
-/* Truncates the cache to where it agrees with the text; the root is always fed again, for its
- * logits. */
-static void sync_text(so_model_request *s, const so_draft_job *job) {
+/* The root is always fed again, for its logits. */
+void so_model_sync_text(so_model_request *s, const int32_t *tokens, int n) {
     int len = so_seq_len(s->seq), same = SO_MIN(s->n_agreed, len);
-    while (same < len && same < job->n_tokens && s->text[same] == job->tokens[same])
+    while (same < len && same < n && s->text[same] == tokens[same])
         same++;
-    so_seq_truncate_to(s->seq, SO_MIN(same, job->n_tokens - 1));
-    memcpy(s->text + same, job->tokens + same, (size_t)(job->n_tokens - same) * sizeof *s->text);
-    s->n_agreed = job->n_tokens;
+    so_seq_truncate_to(s->seq, SO_MIN(same, n - 1));
+    memcpy(s->text + same, tokens + same, (size_t)(n - same) * sizeof *s->text);
+    s->n_agreed = n;
     so_prefix_offer(s->seq, s->text, so_seq_len(s->seq));
-    so_prefix_take(s->seq, s->text, job->n_tokens - 1);
+    so_prefix_take(s->seq, s->text, n - 1);
 }
 
 /* New guesses that the tree can take. Guesses of other drafters fill it, too. If it is full,
@@ -189,10 +188,10 @@ static bool begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chain 
     so_model_request *s = job->state;
     int limit = SO_MIN(SO_MIN(job->max_depth, job->max_nodes), md->o.max_draft);
     limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last guess is never fed */
-    if (limit < 1 || tree_is_full(job) || !ids_are_known(md, s, job))
+    if (limit < 1 || tree_is_full(job) || !so_model_knows(md, s, job->tokens, job->n_tokens))
         return false;
     so_model_tree_settle(s, job);
-    sync_text(s, job);
+    so_model_sync_text(s, job->tokens, job->n_tokens);
     *c = (so_model_chain){.job = job, .s = s, .limit = limit, .n_text = job->n_tokens};
     c->path = job->terms ? (double)job->terms->start_value : 1;
     job->n_catch_up = c->n_text - so_seq_len(s->seq) - 1;
@@ -607,6 +606,8 @@ static void model_free(so_drafter *d) {
     so_model_drafter *md = (so_model_drafter *)d;
     so_drafter_free(md->inner);
     so_pass_free(md->pass);
+    so_pass_free(md->beam_pass);
+    free(md->beam_batch);
     so_kv_free(md->kv);
     so_sampler_free(md->wide);
     so_sampler_free(md->narrow);
@@ -630,6 +631,7 @@ static const so_drafter_vt MODEL_VT = {
     .open = model_open,
     .close = model_close,
     .propose = model_propose,
+    .propose_beams = so_model_propose_beams,
     .observe = model_observe,
     .add_hidden = model_add_hidden,
     .replace = model_replace,

@@ -1,5 +1,6 @@
 /* Declarations shared by the files of the drafter `model`: model.c (requests, chains), model_rows.c
- * (a row of logits becomes tokens and probabilities) and model_tree.c (trees). Private to them.
+ * (a row of logits becomes tokens and probabilities), model_tree.c (trees) and model_beam.c (beam
+ * search). Private to them.
  * Thread: the engine thread. */
 #ifndef SO_DRAFT_MODEL_IMPL_H
 #define SO_DRAFT_MODEL_IMPL_H
@@ -9,6 +10,8 @@
 #include "draft/rows.h"
 
 enum { SO_MODEL_N_HIDDEN = 64 };
+
+typedef struct so_model_beams so_model_beams; /* model_beam.c */
 
 typedef struct so_model_request {
     so_seq *seq;
@@ -25,6 +28,7 @@ typedef struct so_model_request {
     int32_t open_tokens[SO_TREE_MAX];
     int open_parents[SO_TREE_MAX]; /* by node; −1: the root */
     int n_open;
+    so_model_beams *beams; /* beam search only */
 } so_model_request;
 
 /* One request's chain in one call. */
@@ -103,6 +107,10 @@ typedef struct so_model_drafter {
     so_model_branch *candidates; /* of one level, and the branches they join */
     int n_candidates;
     int max_frontier; /* rows of one request in a pass: independent of other requests */
+    /* Beam search only; NULL until it is first needed. */
+    so_pass *beam_pass;
+    so_row *beam_batch;                     /* [beam_rows] */
+    int beam_rows, beam_logits, beam_nodes; /* of a pass; open nodes of a sequence */
 } so_model_drafter;
 
 /* --- model_rows.c --- */
@@ -135,6 +143,17 @@ float so_model_noisy_confidence(float chance, double lead);
 /* The rows of one chain within the budget: missing tokens, then the inner drafter's chain. */
 int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, int *n_logits,
                       int *budget);
+
+/* Truncates the cache to where it agrees with the text, of which the last token is never cached, and
+ * takes shared pages. */
+void so_model_sync_text(so_model_request *s, const int32_t *tokens, int n);
+/* Whether all tokens of the text are in the draft's vocabulary. */
+bool so_model_knows(const so_model_drafter *md, so_model_request *s, const int32_t *tokens, int n);
+
+/* --- model_beam.c --- */
+
+int so_model_propose_beams(so_drafter *d, so_draft_beams *job, so_err *err);
+void so_model_beams_free(so_model_beams *b); /* NULL is fine */
 
 /* --- model_tree.c --- */
 

@@ -149,7 +149,8 @@ void so_beams_open(so_request *r, const so_request_opts *o) {
     so_beam_init(&b->search, &rule, r->tokens[r->n_prompt - 1]);
     b->o = o->beams;
     b->detok = r->detok;
-    b->row_len = so_beam_row_len(rule.width, count_ends(r) + (r->stops.n_strings ? rule.width : 0));
+    b->n_ends = count_ends(r);
+    b->row_len = so_beam_row_len(rule.width, b->n_ends + (r->stops.n_strings ? rule.width : 0));
     b->items = SO_NEW_N(so_scored, (size_t)rule.width * (size_t)b->row_len);
     b->text = SO_NEW_N(int32_t, r->max_len);
     b->n_top = SO_MAX(r->n_logprobs - 1, 0);
@@ -176,6 +177,7 @@ void so_beams_free(so_request *r) {
     free(b->kept);
     free(b->items);
     free(b->text);
+    free(b->ends);
     free(b);
     r->beams = NULL;
 }
@@ -208,6 +210,7 @@ void so_beams_gather(so_request *r) {
     for (int i = 0; i < b->n_tree; i++)
         n += b->states[b->tree[i]].slot == NOT_CACHED;
     r->n_beam_rows = SO_MIN(n, 1 + r->e->beam_rows_left);
+    b->n_pending = n - r->n_beam_rows;
     r->e->beam_rows_left -= r->n_beam_rows - 1;
     b->n_guesses = 0;
 }
@@ -395,11 +398,13 @@ static void search_step(so_request *r) {
 static void count_level(so_request *r, int level, bool accepted) {
     so_request_stats *s = &r->stats;
     int at = SO_MIN(level, SO_STATS_DEPTHS) - 1;
+    r->beams->n_tested++;
     s->tested_n++;
     s->per_depth[at].tested++;
     r->e->step.info.tested++;
     if (!accepted)
         return;
+    r->beams->n_accepted++;
     s->draft_n_accepted++;
     s->per_depth[at].accepted++;
     r->e->step.info.accepted++;
@@ -413,6 +418,7 @@ static void begin_round(so_request *r) {
     for (int i = 0; i < b->search.n_live; i++)
         b->states[b->search.live[i]].key = -1 - i;
     b->n_levels = n_levels;
+    b->n_tested = b->n_accepted = 0;
 }
 
 static void count_pass(so_request *r, int n_steps) {
@@ -445,6 +451,7 @@ static void take_steps(so_request *r) {
         if (n_steps <= b->n_levels)
             count_level(r, n_steps, n == b->search.n_live);
     }
+    b->n_done_steps = n_steps;
     count_pass(r, n_steps);
 }
 

@@ -36,6 +36,17 @@ struct so_beams {
     so_beam_guess guesses[SO_TREE_MAX]; /* level by level */
     int guess_logits[SO_TREE_MAX];
     int n_guesses, n_levels, n_logits;
+    int n_pending;                          /* nodes that must still be computed after this pass */
+    int n_done_steps, n_tested, n_accepted; /* of the pass: steps of the search; levels */
+    bool usual;                             /* its time says how long such a pass takes */
+    double draft_ms;
+
+    /* beam_draft.c; draft_state is NULL without a draft. */
+    so_drafter *drafter;
+    void *draft_state;
+    int32_t *ends;                          /* [n_ends] tokens that end a hypothesis */
+    int n_ends, width, length, most_levels; /* width: candidates of a level; length: fixed, or 0 */
+    bool drafted;                           /* it has made guesses before */
 
     int64_t n_steps; /* of the search */
     so_beam_result *results;

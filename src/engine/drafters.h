@@ -3,6 +3,7 @@
 #define SO_ENGINE_DRAFTERS_H
 
 #include "engine/impl.h"
+#include "plan/beam_levels.h"
 
 /* The drafters of one spec, shared by all requests that name it. */
 struct so_spec_set {
@@ -10,9 +11,10 @@ struct so_spec_set {
     char *text; /* the spec in its shortest form */
     so_draft_set drafters;
     so_plan_set *plan;
-    int n_users; /* requests that use it */
-    bool failed; /* has failed before: further failures are logged at debug level */
-    bool off;    /* failed on the target's device: not asked again */
+    int n_users;                /* requests that use it */
+    bool failed;                /* has failed before: further failures are logged at debug level */
+    so_beam_levels beam_levels; /* of its beam searches */
+    bool off;                   /* failed on the target's device: not asked again */
     /* This step: */
     so_request **requests; /* [n_parallel] requests that have no kept guesses yet */
     so_plan_query *asks;   /* [n_parallel] queries to the planner about them */

@@ -461,8 +461,10 @@ int so_engine_step(so_engine *e, so_err *err) {
         return 0;
     begin_info(e);
     so_schedule_gather(e);
-    if (e->spec)
+    if (e->spec) {
         so_speculate_step(e);
+        so_beams_propose(e);
+    }
     if (!cache_is_whole(e)) { /* a draft model's pass on the same device failed */
         forget_cache(e);
         return 1;
@@ -484,8 +486,10 @@ int so_engine_step(so_engine *e, so_err *err) {
             r->stats.verify_ms += pass_ms;
         commit(e, r);
     }
-    if (e->spec)
+    if (e->spec) {
         so_speculate_observe_pass(e, pass_ms);
+        so_beams_observe_pass(e, pass_ms);
+    }
     count_step(e, pass_ms, so_clock_ms_since(t_pass));
     for (so_request *r = e->running, *next; r; r = next) {
         next = r->next;

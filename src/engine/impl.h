@@ -2,7 +2,7 @@
  *
  *   engine.c      creation, the step, emitting tokens, the end of a request
  *   request.c     submission, and the results of a request
- *   beam.c        beam search (its data: beam.h)
+ *   beam.c        beam search (its data: beam.h); beam_draft.c: its guesses
  *   schedule.c    which requests run, their rows and pages
  *   speculate.c   the draft of a step; reports to drafters and planner
  *   drafters.c    the drafters that requests name
@@ -234,6 +234,16 @@ void so_beams_take(so_request *r);
 bool so_beams_ended(const so_request *r);
 /* Emits the best hypothesis and ends the request; CANCELLED: the best one so far. */
 void so_beams_finish(so_request *r, so_finish why);
+
+/* --- beam_draft.c; nothing for requests without beams --- */
+
+int so_beams_open_draft(so_request *r, so_spec_set *set, const so_draft_text *text,
+                        const so_spec_opts *o, so_err *err);
+void so_beams_close_draft(so_request *r);
+void so_beams_preempt(so_request *r);
+/* The guesses of this step, of all requests with beams. */
+void so_beams_propose(so_engine *e);
+void so_beams_observe_pass(so_engine *e, double pass_ms);
 
 /* --- nonce.c --- */
 

@@ -156,8 +156,7 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     r->stats.prompt_n = o->n_prompt;
     e->n_requests++;
     so_beams_open(r, o);
-    if (!r->beams)
-        rc = so_speculate_open(r, &o->spec, err);
+    rc = so_speculate_open(r, &o->spec, err);
     if (rc == SO_OK)
         rc = check_draft_length(r, err);
     if (rc == SO_OK) {

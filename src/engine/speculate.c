@@ -124,6 +124,8 @@ int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err) {
                           .expected = o->expected,
                           .n_expected = o->n_expected,
                           .max_tokens = r->max_len};
+    if (r->beams)
+        return so_beams_open_draft(r, set, &text, o, err);
     rc = set->drafters.root->vt->open(set->drafters.root, &text, &s->state, err);
     if (rc != SO_OK)
         return rc;
@@ -144,6 +146,7 @@ int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err) {
 
 void so_speculate_close(so_request *r) {
     so_speculation *s = &r->spec;
+    so_beams_close_draft(r);
     if (!s->plan)
         return;
     s->set->drafters.root->vt->close(s->set->drafters.root, s->state);
@@ -176,6 +179,7 @@ void so_speculate_admit(so_request *r) {
 }
 
 void so_speculate_preempt(so_request *r) {
+    so_beams_preempt(r);
     if (!r->spec.plan)
         return;
     so_plan_request_preempted(r->spec.plan);

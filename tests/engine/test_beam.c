@@ -4,11 +4,12 @@
  *     its whole text in an empty cache, candidates are sorted, end tokens are made likely;
  *   - the same bits in every layout of the cache, for every chunk size, beside other requests, after
  *     preemptions, with prefix hits, on the deferred backend;
+ *   - the same bits with a draft model, for u = w … 4w candidates of one to eight levels: the target
+ *     itself as its draft, and one that is mostly wrong;
  *   - cancelled, freed and refused requests. */
 #include "so_test.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -385,7 +386,7 @@ static void check_one(const fixture *f, const so_request *r, int i, bool first, 
     }
 }
 
-static void check_together(fixture *f, const so_engine_opts *eo, bool must_preempt) {
+static void check_together(fixture *f, const so_engine_opts *eo, int min_preempted) {
     so_err err = {0};
     so_engine *e = open_engine(&f->rig, eo);
     so_request *r[2 * N_CASES];
@@ -409,36 +410,155 @@ static void check_together(fixture *f, const so_engine_opts *eo, bool must_preem
     so_engine_stats stats;
     so_engine_get_stats(e, &stats);
     assert_int_equal(stats.pages_used, 0);
-    assert_true(!must_preempt || stats.preemptions > 3);
+    assert_true(stats.preemptions >= min_preempted);
     so_engine_free(e);
+}
+
+static void set_spec(fixture *f, const char *drafter, int length, int times) {
+    for (int i = 0; i < N_CASES; i++) {
+        so_request_opts *o = &f->cases[i].o;
+        o->spec = (so_spec_opts){.drafter = drafter, .length = length};
+        o->beams.candidates = times * o->beams.width;
+    }
 }
 
 static void test_together(void **state) {
     fixture *f = *state;
     so_engine_opts eo = engine_opts(6);
-    check_together(f, &eo, true);
+    set_spec(f, NULL, 0, 0);
+    check_together(f, &eo, 4);
     eo.n_pages = 60;
     eo.n_batch = 9;
-    check_together(f, &eo, false);
+    check_together(f, &eo, 0);
     eo.prefix_cache = false;
     eo.n_pages = 14;
-    check_together(f, &eo, true);
+    check_together(f, &eo, 4);
+}
+
+/* --- speculation --- */
+
+static so_engine_opts draft_opts(const so_rig *draft, int n_parallel) {
+    so_engine_opts eo = engine_opts(n_parallel);
+    eo.draft = draft->m;
+    eo.max_draft = 8;
+    eo.n_pages = 40;
+    return eo;
+}
+
+/* All cases with w … most · w candidates and all numbers of levels. */
+static void check_spec(fixture *f, const so_rig *draft, so_engine_opts eo, int most,
+                       so_engine_stats *stats) {
+    static const int lengths[] = {1, 2, 3, 8, 0};
+    eo.draft = draft->m;
+    so_engine *e = open_engine(&f->rig, &eo);
+    for (int times = 1; times <= most; times++)
+        for (size_t k = 0; k < SO_LEN(lengths); k++) {
+            set_spec(f, "model", lengths[k], times);
+            for (int i = (int)k % 2; i < N_CASES; i += 2) {
+                kept got;
+                run_case(e, &f->cases[i], &got);
+                assert_same(&got, &f->want[i]);
+            }
+        }
+    set_spec(f, NULL, 0, 0);
+    so_engine_get_stats(e, stats);
+    so_engine_free(e);
+}
+
+/* Weights of 4 bits: mostly wrong for a model of random numbers. */
+static void open_weak(so_rig *r, bool deferred) {
+    so_rig_open(r, model_path("llama"),
+                &(so_rig_opts){.level = so_cpu_best_level(),
+                               .deferred = deferred,
+                               .model = {.quantize = true, .dtype = SO_DTYPE_Q4_0}});
+}
+
+static void test_speculation(void **state) {
+    fixture *f = *state;
+    so_engine_stats same, other;
+    so_rig weak;
+    open_weak(&weak, false);
+    /* A perfect draft with u = w is always right. With more candidates, continuations of those that do
+     * not live can displace others. */
+    check_spec(f, &f->rig, draft_opts(&f->rig, 1), 1, &same);
+    assert_true(same.accepted == same.tested && same.accepted > 200);
+    check_spec(f, &f->rig, draft_opts(&f->rig, 1), 4, &same);
+    assert_true(same.accepted > same.tested / 10 * 9);
+    check_spec(f, &weak, draft_opts(&weak, 1), 4, &other);
+    assert_true(other.accepted > 100 && other.accepted < other.tested);
+    so_rig_close(&weak);
+}
+
+static void test_speculation_layouts(void **state) {
+    fixture *f = *state;
+    so_engine_stats stats;
+    so_rig weak;
+    open_weak(&weak, false);
+    so_engine_opts eo = draft_opts(&weak, 1);
+    eo.n_batch = 5;
+    eo.prefix_cache = false;
+    check_spec(f, &weak, eo, 4, &stats);
+    eo.n_pages = 13; /* guesses do not always fit */
+    check_spec(f, &weak, eo, 4, &stats);
+    set_spec(f, "model", 3, 2);
+    eo = draft_opts(&weak, 6);
+    eo.n_pages = 13;
+    check_together(f, &eo, 0);
+    set_spec(f, "ngram,model", 0, 1);
+    eo.n_pages = 60;
+    check_together(f, &eo, 0);
+    set_spec(f, "lookup", 3, 1); /* cannot rank: no guesses */
+    check_together(f, &eo, 0);
+    set_spec(f, NULL, 0, 0);
+    so_rig_close(&weak);
+}
+
+/* Each request in a slotted cache of its own. */
+static void test_speculation_slotted(void **state) {
+    fixture *f = *state;
+    so_rig weak;
+    open_weak(&weak, false);
+    so_engine_opts eo = draft_opts(&weak, 1);
+    eo.kv_layout = SO_KV_SLOTTED;
+    eo.n_pages = 4;
+    so_engine *e = open_engine(&f->rig, &eo);
+    int n = 0;
+    set_spec(f, "model", 4, 2);
+    for (int i = 0; i < N_CASES; i++) {
+        const so_request_opts *o = &f->cases[i].o;
+        kept got;
+        if (o->n_prompt + o->beams.width * o->max_tokens > N_CTX)
+            continue;
+        run_case(e, &f->cases[i], &got);
+        assert_same(&got, &f->want[i]);
+        n++;
+    }
+    assert_true(n > N_CASES / 3);
+    set_spec(f, NULL, 0, 0);
+    so_engine_free(e);
+    so_rig_close(&weak);
 }
 
 /* Results are read only after the pass; a wrong order would fail here. */
 static void test_deferred(void **state) {
     fixture *f = *state;
-    so_rig rig;
+    so_rig rig, weak;
     so_rig_open(&rig, model_path("llama"),
                 &(so_rig_opts){.level = so_cpu_best_level(), .deferred = true});
-    so_engine_opts eo = engine_opts(1);
+    open_weak(&weak, true);
+    so_engine_opts eo = draft_opts(&weak, 1);
     so_engine *e = open_engine(&rig, &eo);
-    for (int i = 0; i < N_CASES; i++) {
-        kept got;
-        run_case(e, &f->cases[i], &got);
-        assert_same(&got, &f->want[i]);
+    for (int length = -1; length <= 4; length += 5) {
+        set_spec(f, length < 0 ? NULL : "model", SO_MAX(length, 0), 2);
+        for (int i = 0; i < N_CASES; i++) {
+            kept got;
+            run_case(e, &f->cases[i], &got);
+            assert_same(&got, &f->want[i]);
+        }
     }
+    set_spec(f, NULL, 0, 0);
     so_engine_free(e);
+    so_rig_close(&weak);
     so_rig_close(&rig);
 }
 
@@ -616,11 +736,19 @@ static void test_cancelled(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_naive),    cmocka_unit_test(test_naive_families),
-        cmocka_unit_test(test_layouts),  cmocka_unit_test(test_together),
-        cmocka_unit_test(test_deferred), cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_full),     cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_naive),
+        cmocka_unit_test(test_naive_families),
+        cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_together),
+        cmocka_unit_test(test_deferred),
+        cmocka_unit_test(test_speculation),
+        cmocka_unit_test(test_speculation_layouts),
+        cmocka_unit_test(test_speculation_slotted),
+        cmocka_unit_test(test_greedy),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_cancelled),
     };
     return cmocka_run_group_tests(tests, open_fixture, close_fixture);
 }
