@@ -2,6 +2,9 @@
 """Tokens per pass against the node budget of a draft: chains and trees of one draft model.
 
 usage: tree_budget.py -m MODEL --prompts FILE.jsonl [--per-category N] [--max-chars N] [--tokens N] [--budgets 1,2,4,…] [--part greedy|reject]
+                      [--tree FILE] [--shapes 'NAME;…']
+
+--tree adds the shape of a file that `sooth calibrate` wrote, cut to each budget.
 
 Every draft has a fixed depth, so all nodes are tested and the planner decides nothing: the counts do not depend on the machine.
 At temperature 0 the text must be that of plain decoding, or the program fails. Prints one row per shape, one column per budget,
@@ -72,11 +75,14 @@ def main():
     ap.add_argument("--budgets", default="1,2,4,8,16,32,64")
     ap.add_argument("--part", choices=["greedy", "reject"], default="greedy")
     ap.add_argument("--shapes", help="only these, by name, separated by ;")
+    ap.add_argument("--tree", help="a tree of sooth calibrate")
     ap.add_argument("--json", help="file for the counts")
     args = ap.parse_args()
     budgets = [int(b) for b in args.budgets.split(",")]
     temp, verify = (0, "match") if args.part == "greedy" else (1, "reject")
     shapes = GREEDY if args.part == "greedy" else REJECT
+    if args.tree:
+        shapes = shapes + [("calibrated", 'model(tree="' + args.tree + '",nodes={n})')]
     if args.shapes:
         shapes = [s for s in shapes if s[0] in args.shapes.split(";")]
     out = {}

@@ -141,9 +141,10 @@ static int open_file(so_measure *m, so_str file, const so_bundle **out, so_err *
     return rc;
 }
 
-static int make_model(so_measure *m, const so_spec_node *n, so_str file, so_drafter *inner,
+static int make_model(so_measure *m, const so_spec *s, const so_spec_node *n, so_drafter *inner,
                       so_drafter **out, so_err *err) {
     const so_bundle *b = &m->draft;
+    so_str file = n->name == SO_SPEC_MODEL ? so_spec_file(s, n) : (so_str){0};
     int rc = file.len > 0 ? open_file(m, file, &b, err) : SO_OK;
     if (rc == SO_OK && !b->model)
         rc = so_err_set(err, SO_EINVAL, "needs a draft model: give -md FILE or model(FILE)");
@@ -161,8 +162,8 @@ static int make_model(so_measure *m, const so_spec_node *n, so_str file, so_draf
                                .kv_dtype = m->eo.kv_dtype,
                                .nodes = 2 * m->max_gamma,
                                .temp = -1};
-    so_model_opts_from_spec(n, &o);
-    return so_model_drafter_create(b->model, &o, inner, out, err);
+    rc = so_model_opts_from_spec(s, n, &o, err);
+    return rc == SO_OK ? so_model_drafter_create(b->model, &o, inner, out, err) : rc;
 }
 
 static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,
@@ -172,9 +173,9 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
     int rc = SO_OK;
     switch (n->name) {
     case SO_SPEC_MODEL:
-        return make_model(k->m, n, so_spec_file(s, n), inner, out, err);
+        return make_model(k->m, s, n, inner, out, err);
     case SO_SPEC_AUTO: /* without a draft model: lookup,ngram */
-        return k->m->draft.model ? make_model(k->m, n, (so_str){0}, NULL, out, err) : SO_ENOTFOUND;
+        return k->m->draft.model ? make_model(k->m, s, n, NULL, out, err) : SO_ENOTFOUND;
     case SO_SPEC_UNIGRAM:
     case SO_SPEC_BIGRAM:
         rc = count_table(k, n->name == SO_SPEC_UNIGRAM ? 1 : 2, &t, err);

@@ -10,7 +10,7 @@
 #include "cli/options.h"
 
 #define LOADS (SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_PROVE | SO_CMD_THEORY)
-#define RUNS_MODEL (LOADS | SO_CMD_CHAT | SO_CMD_SERVE | SO_CMD_DEMO)
+#define RUNS_MODEL (LOADS | SO_CMD_CHAT | SO_CMD_SERVE | SO_CMD_DEMO | SO_CMD_CALIBRATE)
 #define ANSWERS (SO_CMD_RUN | SO_CMD_CHAT)
 #define SAMPLES (ANSWERS | SO_CMD_SERVE)
 #define SPECULATES (SAMPLES | SO_CMD_BENCH | SO_CMD_PROVE | SO_CMD_DEMO)
@@ -160,7 +160,7 @@ static const so_option table[SO_OPT_COUNT] = {
                     .name = "raw",
                     .type = SO_TYPE_FLAG,
                     .help = "Continue the prompt as it is, without the model's chat template",
-                    .cmds = LOADS},
+                    .cmds = LOADS | SO_CMD_CALIBRATE},
     [SO_OPT_ADD_SPECIAL] = {.group = "Prompt",
                             .name = "add-special",
                             .type = SO_TYPE_FLAG,
@@ -178,7 +178,7 @@ static const so_option table[SO_OPT_COUNT] = {
                         .value = "FILE.jsonl",
                         .help = "Answer every prompt of a file; each line is {\"prompt\": TEXT} or "
                                 "{\"id\": ID, \"turns\": [TEXT, ...]}",
-                        .cmds = LOADS},
+                        .cmds = LOADS | SO_CMD_CALIBRATE},
     [SO_OPT_PARALLEL] = {.group = "Prompt",
                          .name = "parallel",
                          .letter = "np",
@@ -189,7 +189,7 @@ static const so_option table[SO_OPT_COUNT] = {
                          .default_text = "1",
                          .help = "Number of sequences that run at the same time",
                          .cmds = SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_THEORY | SO_CMD_SERVE |
-                                 SO_CMD_INSPECT},
+                                 SO_CMD_INSPECT | SO_CMD_CALIBRATE},
 
     /* --- Output --- */
     [SO_OPT_PREDICT] = {.group = "Output",
@@ -203,7 +203,7 @@ static const so_option table[SO_OPT_COUNT] = {
                         .default_text = "until the model emits an end token or the context is "
                                         "full",
                         .help = "Maximum number of tokens to generate",
-                        .cmds = LOADS | SO_CMD_CHAT | SO_CMD_DEMO},
+                        .cmds = LOADS | SO_CMD_CHAT | SO_CMD_DEMO | SO_CMD_CALIBRATE},
     [SO_OPT_STOP] = {.group = "Output",
                      .name = "stop",
                      .letter = "r",
@@ -439,7 +439,7 @@ static const so_option table[SO_OPT_COUNT] = {
                           .value = "N",
                           .default_text = "16",
                           .help = "Maximum depth of a draft, in tokens",
-                          .cmds = SPECULATES},
+                          .cmds = SPECULATES | SO_CMD_CALIBRATE},
     [SO_OPT_DRAFT_NODES] = {.group = "Speculation",
                             .name = "draft-nodes",
                             .type = SO_TYPE_INT,
@@ -449,7 +449,7 @@ static const so_option table[SO_OPT_COUNT] = {
                             .default_text = "twice --draft-max",
                             .help = "Maximum guesses of one request in a pass: the node budget of "
                                     "a tree, at least --draft-max",
-                            .cmds = SPECULATES},
+                            .cmds = SPECULATES | SO_CMD_CALIBRATE},
     [SO_OPT_DRAFT_MIN] =
         {.group = "Speculation",
          .name = "draft-min",
@@ -631,7 +631,7 @@ static const so_option table[SO_OPT_COUNT] = {
                     .type = SO_TYPE_TEXT,
                     .value = "FILE",
                     .help = "File to write",
-                    .cmds = SO_CMD_BENCH | SO_CMD_COUNT},
+                    .cmds = SO_CMD_BENCH | SO_CMD_COUNT | SO_CMD_CALIBRATE},
     [SO_OPT_ORDER] = {.group = "Measuring",
                       .name = "order",
                       .type = SO_TYPE_INT,
@@ -685,7 +685,17 @@ static const so_option table[SO_OPT_COUNT] = {
                     .type = SO_TYPE_TEXT,
                     .value = "FILE",
                     .help = "Draw the paper's figures 2 to 4 (needs gnuplot)",
-                    .cmds = SO_CMD_THEORY | SO_CMD_TRACE},
+                    .cmds = SO_CMD_THEORY | SO_CMD_TRACE | SO_CMD_CALIBRATE},
+    [SO_OPT_SHOW] = {.group = "Measuring",
+                     .name = "show",
+                     .type = SO_TYPE_FLAG,
+                     .help = "Print the tree, one line per node",
+                     .cmds = SO_CMD_CALIBRATE},
+    [SO_OPT_MASK] = {.group = "Measuring",
+                     .name = "mask",
+                     .type = SO_TYPE_FLAG,
+                     .help = "Print which node attends to which, as a matrix of 0 and 1",
+                     .cmds = SO_CMD_CALIBRATE},
 
     /* --- Fetching --- */
     [SO_OPT_CHECK] = {.group = "Fetching",
@@ -762,6 +772,14 @@ static const struct {
      "all that need no file, and the draft model"},
     {SO_OPT_OUT, SO_CMD_BENCH, "File that bench logits writes its float32 rows to", NULL},
     {SO_OPT_OUT, SO_CMD_COUNT, "File to write the table to", NULL},
+    {SO_OPT_OUT, SO_CMD_CALIBRATE, "File to write the tree to", NULL},
+    {SO_OPT_PROMPTS, SO_CMD_CALIBRATE,
+     "Prompts whose answers are measured, in the format of `sooth run --prompts`", NULL},
+    {SO_OPT_PREDICT, SO_CMD_CALIBRATE, "Maximum tokens of an answer", "64"},
+    {SO_OPT_PARALLEL, SO_CMD_CALIBRATE, NULL, "8"},
+    {SO_OPT_DRAFT_MAX, SO_CMD_CALIBRATE, "Maximum depth of the tree, to 16", "8"},
+    {SO_OPT_DRAFT_NODES, SO_CMD_CALIBRATE, "Node budget of the tree", "64"},
+    {SO_OPT_SVG, SO_CMD_CALIBRATE, "Draw the tree", NULL},
     {SO_OPT_SVG, SO_CMD_TRACE, "Draw the timeline of the runs", NULL},
     {SO_OPT_JSON, SO_CMD_SERVE, "Log requests on standard output as JSON lines", NULL},
 };

@@ -99,6 +99,8 @@ typedef enum so_opt {
     SO_OPT_C,
     SO_OPT_C_HAT,
     SO_OPT_SVG,
+    SO_OPT_SHOW,
+    SO_OPT_MASK,
     SO_OPT_CHECK,
     SO_OPT_FORCE,
     SO_OPT_JSON,

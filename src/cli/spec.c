@@ -23,6 +23,7 @@
 #include "cli/progress.h"
 #include "draft/model.h"
 #include "draft/registry.h"
+#include "draft/shape.h"
 #include "draft/spec.h"
 
 enum { DEFAULT_LENGTH = 5, MAX_EXPECTED_BYTES = 16 << 20 };
@@ -70,6 +71,20 @@ static void warn_unused(const so_args *a, const so_spec *spec) {
         so_log(SO_LOG_WARN, "--prediction is ignored: --spec does not name `predict`");
 }
 
+/* The node budget that a drafter's spec names, or that of its tree file; 0: none. A file that cannot be
+ * read is reported when the drafter is created. */
+static int budget_of(const so_spec *s, const so_spec_node *n) {
+    so_shape shape;
+    if (so_spec_has(n, SO_SPEC_OPT_NODES))
+        return (int)n->opt[SO_SPEC_OPT_NODES];
+    if (n->tree_len == 0)
+        return 0;
+    char *path = so_strndup(so_spec_tree(s, n).ptr, so_spec_tree(s, n).len);
+    int n_nodes = so_shape_read(path, &shape, NULL, NULL) == SO_OK ? shape.n_nodes : 0;
+    free(path);
+    return n_nodes;
+}
+
 static int read_drafter(const so_args *a, so_cli_spec *out) {
     so_spec spec;
     so_err err = {0};
@@ -89,8 +104,7 @@ static int read_drafter(const so_args *a, so_cli_spec *out) {
     out->wants_model = names(&spec, SO_SPEC_MODEL);
     out->takes_model = names(&spec, SO_SPEC_AUTO);
     for (int i = 0; i < spec.n_nodes; i++)
-        if (so_spec_has(&spec.nodes[i], SO_SPEC_OPT_NODES))
-            out->n_nodes = SO_MAX(out->n_nodes, (int)spec.nodes[i].opt[SO_SPEC_OPT_NODES]);
+        out->n_nodes = SO_MAX(out->n_nodes, budget_of(&spec, &spec.nodes[i]));
     out->wants_text = names(&spec, SO_SPEC_PREDICT) || names(&spec, SO_SPEC_ORACLE);
     warn_unused(a, &spec);
     return 0;

@@ -48,6 +48,7 @@ static const so_topic topics[] = {
      "samples with --verify reject\n"
      "model(k=N,distinct)\tthe same, sampling without replacement\n"
      "model(best)\ta tree of the most likely paths\n"
+     "model(tree=FILE)\ta tree of the shape in FILE, which `sooth calibrate` writes\n"
      "model(k=N,nodes=N)\tnode budget of a tree: 1 to 256 (default: --draft-nodes)\n"
      "medusa(k=N)\ta tree of the N best tokens of every head: 1 to 64\n"
      "medusa(best)\ta tree of the most likely paths by the heads' own probabilities\n"

@@ -50,6 +50,7 @@
 
 #include "base/log.h"
 #include "draft/model_impl.h"
+#include "draft/shape.h"
 #include "kv/prefix.h"
 
 enum { MAX_LOGITS = 16 << 20 }; /* floats of the results of one pass */
@@ -640,7 +641,9 @@ static const so_drafter_vt MODEL_VT = {
     .preempt = model_preempt,
 };
 
-static bool is_tree(const so_model_drafter_opts *o) { return o->k > 0 || o->best; }
+static bool is_tree(const so_model_drafter_opts *o) {
+    return o->k > 0 || o->best || o->n_shape > 0;
+}
 
 static int create_kv(so_model_drafter *md, const so_kv_shape *shape, so_err *err) {
     so_backend *b = so_model_backend(md->m);
@@ -719,6 +722,10 @@ static uint64_t id_of(const so_model_drafter_opts *o, const so_drafter *inner) {
     else
         ids[1] = 1 + (uint64_t)o->k * 4 + (uint64_t)o->best * 2 + (uint64_t)o->distinct +
                  ((uint64_t)o->nodes << 16);
+    for (int i = 0; i < o->n_shape; i++) {
+        int16_t node[2] = {o->shape_parent[i], o->shape_rank[i]};
+        ids[1] = ids[1] * 31 + so_hash_bytes(node, sizeof node);
+    }
     return so_hash_bytes(ids, sizeof ids);
 }
 
@@ -737,12 +744,27 @@ static int check_tree(const so_model_drafter *md, so_err *err) {
                       md->o.k, md->n_subset);
 }
 
-void so_model_opts_from_spec(const so_spec_node *n, so_model_drafter_opts *o) {
+int so_model_opts_from_spec(const so_spec *s, const so_spec_node *n, so_model_drafter_opts *o,
+                            so_err *err) {
     o->k = so_spec_has(n, SO_SPEC_OPT_K) ? (int)n->opt[SO_SPEC_OPT_K] : 0;
     o->best = so_spec_flag(n, SO_SPEC_OPT_BEST);
     o->distinct = so_spec_flag(n, SO_SPEC_OPT_DISTINCT);
     if (so_spec_has(n, SO_SPEC_OPT_NODES))
         o->nodes = (int)n->opt[SO_SPEC_OPT_NODES];
+    if (n->tree_len == 0)
+        return SO_OK;
+    char *path = so_strndup(so_spec_tree(s, n).ptr, so_spec_tree(s, n).len);
+    so_shape shape;
+    int rc = so_shape_read(path, &shape, NULL, err);
+    free(path);
+    if (rc != SO_OK)
+        return rc;
+    o->n_shape = o->nodes = SO_MIN(o->nodes, shape.n_nodes);
+    for (int i = 0; i < o->n_shape; i++) {
+        o->shape_parent[i] = shape.nodes[i].parent;
+        o->shape_rank[i] = shape.nodes[i].rank;
+    }
+    return SO_OK;
 }
 
 int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, so_drafter *inner,

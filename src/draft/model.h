@@ -29,10 +29,15 @@ typedef struct so_model_drafter_opts {
     bool best;     /* the most likely paths within the budget */
     bool distinct; /* sampled siblings are drawn without replacement; always with `best` */
     int nodes;     /* budget, 1 to SO_TREE_MAX − 1 */
+    /* tree=FILE, without k and best: the nodes of the shape (draft/shape.h). n_shape 0: none. */
+    int n_shape;
+    int16_t shape_parent[SO_TREE_MAX], shape_rank[SO_TREE_MAX];
 } so_model_drafter_opts;
 
-/* Sets the options of trees that a spec names; o->nodes is the budget if it names none. */
-void so_model_opts_from_spec(const so_spec_node *n, so_model_drafter_opts *o);
+/* Sets the options of trees that a spec names, and reads its tree file; o->nodes is the budget if it
+ * names none. */
+int so_model_opts_from_spec(const so_spec *s, const so_spec_node *n, so_model_drafter_opts *o,
+                            so_err *err);
 
 /* The model must outlive the drafter. `inner` (may be NULL) drafts for the draft model; it belongs
  * to the drafter on success only. */

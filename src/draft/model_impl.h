@@ -75,7 +75,8 @@ typedef struct so_model_growth {
     int n_rows;                            /* computed in this call, without catch-up */
     double start_value;                    /* of the root */
     double refused_value;                  /* of the parent of job->refused_depth */
-    int16_t shape_parent[SO_TREE_MAX + 1]; /* `best`, sampled: node 0 is the root */
+    int16_t shape_parent[SO_TREE_MAX + 1]; /* a fixed shape: node 0 is the root */
+    int16_t shape_rank[SO_TREE_MAX + 1];   /* of tree=FILE */
     int n_shape;
 } so_model_growth;
 

@@ -17,6 +17,7 @@
  *             own probabilities. After each level all branches compete and the best `nodes` stay.
  *             A path is never more likely than its beginning, so a branch that drops out cannot
  *             return, and what stays is a tree
+ *     tree=FILE  the tokens of the shape's ranks (draft/shape.h)
  *   sampled (`reject`)                   by a shape that is fixed before anything is sampled (rule of
  *                                        sight, draft/drafter.h): the budget counts draws
  *     k=K     K independent draws from every row, level by level until the budget is used. Equal
@@ -77,6 +78,25 @@ static void choose_shape(so_model_growth *g, int n, int max_depth, int max_rank)
         n_draws[best]++;
         g->shape_parent[g->n_shape] = (int16_t)best;
     }
+}
+
+/* The first n nodes of a calibrated shape. */
+static void copy_shape(so_model_growth *g, const so_model_drafter_opts *o, int n) {
+    g->n_shape = 1;
+    g->width = 1;
+    for (int i = 0; i < SO_MIN(n, o->n_shape); i++, g->n_shape++) {
+        g->shape_parent[g->n_shape] = (int16_t)(o->shape_parent[i] + 1);
+        g->shape_rank[g->n_shape] = o->shape_rank[i];
+        g->width = SO_MAX(g->width, o->shape_rank[i] + 1);
+    }
+}
+
+/* The node of this rank below node `parent` of the shape; −1: there is none. */
+static int shape_child(const so_model_growth *g, int parent, int rank) {
+    for (int i = 1; i < g->n_shape; i++)
+        if (g->shape_parent[i] == parent && g->shape_rank[i] == rank)
+            return i;
+    return -1;
 }
 
 /* --- branches --- */
@@ -227,19 +247,25 @@ static void add_points(so_model_drafter *md, so_model_chain *c, so_model_growth 
     if (n > 0 && md->o.p_min > 0 && so_model_row_chance(md, logits, &r, top[0].id) < md->o.p_min)
         return;
     double left = 1;
+    int own = branch < 0 ? 0 : g->kept[branch].shape, n_siblings = 0, shape = 0;
     for (int i = 0; i < n; i++) {
+        if (g->n_shape > 0 && (shape = shape_child(g, own, i)) < 0)
+            continue;
         if (i > 0 && !(chance[i] > 0)) /* a token outside the subset */
             continue;
         int32_t token = r.ids ? r.ids[top[i].id] : top[i].id;
         so_model_branch b = child_of(g, branch, token, SO_MIN(chance[i], 1.0f));
         b.confidence = i == 0 ? b.chance : sqrtf(b.chance);
         if (c->job->terms)
-            b.value = worth(c, g, branch, i, (double)b.confidence, md->n_candidates, &left);
+            b.value =
+                worth(c, g, branch, n_siblings, (double)b.confidence, md->n_candidates, &left);
         if (c->job->terms && b.value == 0) {
-            if (i == 0)
+            if (n_siblings == 0)
                 refuse(c, g, branch, b.confidence);
             return;
         }
+        b.shape = (int16_t)shape;
+        n_siblings++;
         md->candidates[md->n_candidates++] = b;
     }
 }
@@ -322,7 +348,7 @@ static bool draw_one(so_model_drafter *md, const so_model_chain *c, so_model_gro
     int branch = d.branch, row = d.row;
     const so_draft_job *job = c->job;
     int depth = branch < 0 ? 1 : g->kept[branch].depth + 1, n_nodes = job->tree->n_nodes;
-    bool set = md->o.distinct || md->o.best;
+    bool set = md->o.distinct || md->o.best || md->o.n_shape > 0;
     if (set && !(so_model_row_largest(md->probs, r->n) > 0))
         return false;
     int32_t at = so_sample_pick(md->probs, r->n,
@@ -350,7 +376,7 @@ static bool draw_one(so_model_drafter *md, const so_model_chain *c, so_model_gro
     return true;
 }
 
-/* The draws of `best`: as many as the shape has below the branch. */
+/* As many draws as the shape has below the branch. */
 static void draw_shape(so_model_drafter *md, const so_model_chain *c, so_model_growth *g,
                        const so_model_row *r, so_model_draw d) {
     int own = d.branch < 0 ? 0 : g->kept[d.branch].shape;
@@ -393,7 +419,7 @@ static void add_draws(so_model_drafter *md, so_model_chain *c, so_model_growth *
     so_model_row_widen(md, &r, md->probs, so_tree_row(t, row));
     if (c->job->terms)
         draw_what_pays(md, c, g, &r, (so_model_draw){branch, row, 0, 0});
-    else if (md->o.best)
+    else if (g->n_shape > 0)
         draw_shape(md, c, g, &r, (so_model_draw){branch, row, 0, 0});
     else
         for (int i = 0; i < g->width && may_draw(c, g); i++)
@@ -408,8 +434,8 @@ static bool is_drawn(const so_model_drafter *md, const so_model_chain *c) {
 }
 
 /* Whether a branch gets children in the next level. */
-static bool has_children(const so_model_drafter *md, const so_model_growth *g, bool drawn, int i) {
-    if (!md->o.best || !drawn || g->n_shape == 0)
+static bool has_children(const so_model_growth *g, int i) {
+    if (g->n_shape == 0)
         return true;
     for (int k = 1; k < g->n_shape; k++)
         if (g->shape_parent[k] == g->kept[i].shape)
@@ -429,7 +455,7 @@ static void find_frontier(so_model_drafter *md, so_model_chain *c, so_model_grow
         room = 0;
     room = SO_MIN(room, SO_TREE_MAX - so_seq_open_nodes(seq));
     for (int i = 0; i < g->n_kept && g->n_frontier < room; i++)
-        if (g->kept[i].depth == c->depth && has_children(md, g, drawn, i))
+        if (g->kept[i].depth == c->depth && has_children(g, i))
             g->frontier[g->n_frontier++] = (int16_t)i;
     c->done = g->n_frontier == 0;
 }
@@ -540,6 +566,9 @@ static void begin_growth(so_model_drafter *md, const so_model_chain *c, so_model
     g->nodes_before = c->job->tree->n_nodes;
     g->max_nodes = SO_MIN(room, md->base.tree_nodes);
     g->width = SO_MIN(own, md->n_subset);
+    if (md->o.n_shape > 0)
+        copy_shape(g, &md->o, g->max_nodes);
+    g->width = SO_MIN(g->width, SO_MIN(md->n_subset, (int)SO_SAMPLE_TOP_MAX));
     if (md->o.best && is_drawn(md, c) && !c->job->terms)
         choose_shape(g, g->max_nodes, c->limit, g->width);
 }

@@ -19,6 +19,7 @@ static const struct {
     unsigned options;
     bool file;
     bool inner; /* may have an inner drafter */
+    bool tree;  /* takes tree=FILE */
 } NAMES[SO_SPEC_N_NAMES] = {
     [SO_SPEC_NONE] = {"none", 0, false, false},
     [SO_SPEC_NGRAM] = {"ngram", BIT(ORDER) | BIT(WINDOW) | BIT(DRAW), false, false},
@@ -29,7 +30,7 @@ static const struct {
     [SO_SPEC_PREDICT] = {"predict", 0, false, false},
     [SO_SPEC_RANDOM] = {"random", 0, false, false},
     [SO_SPEC_ORACLE] = {"oracle", BIT(NUMBER), false, true},
-    [SO_SPEC_MODEL] = {"model", BIT(K) | BIT(NODES) | BIT(BEST) | BIT(DISTINCT), true, true},
+    [SO_SPEC_MODEL] = {"model", BIT(K) | BIT(NODES) | BIT(BEST) | BIT(DISTINCT), true, true, true},
     [SO_SPEC_MEDUSA] = {"medusa", BIT(K) | BIT(NODES) | BIT(BEST), true, false},
     [SO_SPEC_BLOCKWISE] = {"blockwise", 0, true, false},
     [SO_SPEC_LOOKAHEAD] = {"lookahead", BIT(K) | BIT(NODES) | BIT(BEST), true, false},
@@ -72,6 +73,10 @@ const char *so_spec_name_text(so_spec_name name) {
 
 so_str so_spec_file(const so_spec *s, const so_spec_node *n) {
     return (so_str){s->text + n->file_at, (size_t)n->file_len};
+}
+
+so_str so_spec_tree(const so_spec *s, const so_spec_node *n) {
+    return (so_str){s->text + n->tree_at, (size_t)n->tree_len};
 }
 
 /* Errors: the first one is reported. */
@@ -231,9 +236,21 @@ static void set_option(parser *p, so_spec_node *n, int o, double v, int at) {
     }
 }
 
+static void parse_tree(parser *p, so_spec_node *n, word key) {
+    word w = next_word(p);
+    if (p->rc == 0 && n->tree_len > 0)
+        fail_at(p, key.at, "%s takes one tree", NAMES[n->name].name);
+    n->tree_at = w.at;
+    n->tree_len = w.len;
+}
+
 static void parse_option(parser *p, so_spec_node *n, word key) {
     int o = find_option(word_str(p, key));
     double v = 0;
+    if (NAMES[n->name].tree && so_str_eq_c(word_str(p, key), "tree")) {
+        parse_tree(p, n, key);
+        return;
+    }
     if (o < 0) {
         char known[128];
         known_options(n->name, known, sizeof known);
@@ -310,15 +327,20 @@ static void check_item(parser *p, const so_spec_node *n) {
         fail_at(p, p->s->nodes[n->first].column - 1,
                 "the inner drafter of oracle is run for its cost and must be one model, as in "
                 "oracle(0.8,model)");
-    bool k = so_spec_has(n, SO_SPEC_OPT_K), tree = k || so_spec_flag(n, SO_SPEC_OPT_BEST);
+    bool k = so_spec_has(n, SO_SPEC_OPT_K), best = so_spec_flag(n, SO_SPEC_OPT_BEST);
+    bool tree = k || best || n->tree_len > 0;
+    if (n->tree_len > 0 && (k || best))
+        fail_at(p, n->column - 1, "tree=FILE has its own shape: without %s", k ? "k" : "best");
     if (so_spec_has(n, SO_SPEC_OPT_NODES) && !tree && n->name == SO_SPEC_MODEL)
         fail_at(p, n->column - 1,
-                "nodes needs a tree: give k=N or best, as in model(k=4,nodes=16)");
+                "nodes needs a tree: give k=N, best or tree=FILE, as in model(k=4,nodes=16)");
     if (so_spec_flag(n, SO_SPEC_OPT_DISTINCT) && !k)
         fail_at(p, n->column - 1, "distinct needs k, as in model(k=4,distinct)");
     if (tree && n->first >= 0)
         fail_at(p, n->column - 1, "a draft model with an inner drafter makes chains: without %s",
-                k ? "k" : "best");
+                k      ? "k"
+                : best ? "best"
+                       : "tree");
 }
 
 static int parse_item(parser *p, word w) {
@@ -407,7 +429,8 @@ static void print_list(const so_spec *s, int first, const char *sep, so_buf *out
 
 static void print_file(so_str file, so_buf *out) {
     double v;
-    bool plain = find_name(file) < 0 && find_option(file) < 0 && !to_number(file, &v);
+    bool plain = find_name(file) < 0 && find_option(file) < 0 && !to_number(file, &v) &&
+                 !so_str_eq_c(file, "tree");
     for (size_t i = 0; i < file.len; i++)
         plain = plain && !strchr(" \t,()+=\"", file.ptr[i]);
     so_buf_append_c(out, plain ? "" : "\"");
@@ -429,6 +452,11 @@ static void print_args(const so_spec *s, const so_spec_node *n, so_buf *out) {
         if (o != SO_SPEC_OPT_NUMBER)
             so_buf_printf(out, "%s=", OPTIONS[o].name);
         so_buf_printf(out, "%.15g", n->opt[o]);
+        sep = ",";
+    }
+    if (n->tree_len > 0) {
+        so_buf_printf(out, "%stree=", sep);
+        print_file(so_spec_tree(s, n), out);
         sep = ",";
     }
     if (n->first >= 0) {

@@ -5,11 +5,12 @@
  *                                        (so_plan_keep_guesses)
  *   merge = item { "+" item }            all of them, merged into one tree
  *   item  = name [ "(" arg { "," arg } ")" ]
- *   arg   = number | option "=" value | option | file | merge
+ *   arg   = number | option "=" value | option | file | "tree" "=" file | merge
  *
  *   lookup,ngram     oracle(0.8)     lookup(min=4)     bigram(words.tbl)     model(ngram)
  *   oracle(0.8,model)                 model(k=4,nodes=16)                     medusa(nodes=16)
  *   model(a.gguf)+model(b.gguf)       unigram("odd, name.tbl",draw)
+ *   model(tree=tree.json)
  *
  * An argument that is a drafter's name is an inner drafter, which drafts for the outer one; several
  * of them are alternatives. (Only `model` and `oracle` have one.) Other words are options or files.
@@ -65,6 +66,7 @@ typedef struct so_spec_node {
     unsigned has; /* bits of so_spec_option */
     double opt[SO_SPEC_N_OPTIONS]; /* valid if the bit is set */
     int file_at, file_len;         /* file name in text; length 0: none */
+    int tree_at, tree_len;         /* tree=FILE, the same */
     int column;                    /* from 1 */
 } so_spec_node;
 
@@ -80,6 +82,7 @@ int so_spec_parse(so_str text, so_spec *out, so_err *err);
 void so_spec_print(const so_spec *s, so_buf *out);
 const char *so_spec_name_text(so_spec_name name);
 so_str so_spec_file(const so_spec *s, const so_spec_node *n);
+so_str so_spec_tree(const so_spec *s, const so_spec_node *n);
 static inline bool so_spec_has(const so_spec_node *n, so_spec_option o) { return n->has >> o & 1; }
 static inline bool so_spec_flag(const so_spec_node *n, so_spec_option o) {
     return so_spec_has(n, o) && n->opt[o] != 0;

@@ -162,16 +162,18 @@ static int check_budget(const so_engine *e, int *nodes, so_err *err) {
 }
 
 /* The tree of a spec, if it names one. */
-static int set_tree(const so_engine *e, const so_spec_node *n, so_model_drafter_opts *o,
-                    so_err *err) {
+static int set_tree(const so_engine *e, const so_spec *s, const so_spec_node *n,
+                    so_model_drafter_opts *o, so_err *err) {
     o->nodes = e->o.max_nodes;
-    so_model_opts_from_spec(n, o);
-    return o->k > 0 || o->best ? check_budget(e, &o->nodes, err) : SO_OK;
+    int rc = so_model_opts_from_spec(s, n, o, err);
+    bool tree = o->k > 0 || o->best || o->n_shape > 0;
+    return rc == SO_OK && tree ? check_budget(e, &o->nodes, err) : rc;
 }
 
-static int make_model(so_drafters *d, const so_spec_node *n, so_str file, so_drafter *inner,
+static int make_model(so_drafters *d, const so_spec *s, const so_spec_node *n, so_drafter *inner,
                       so_drafter **out, so_err *err) {
     const so_engine *e = d->e;
+    so_str file = n->name == SO_SPEC_MODEL ? so_spec_file(s, n) : (so_str){0};
     const so_model *m = e->o.draft;
     const so_tokenizer *tok = e->o.draft_tok;
     const so_bundle *b = NULL;
@@ -193,7 +195,7 @@ static int make_model(so_drafters *d, const so_spec_node *n, so_str file, so_dra
         rc = check_draft(e, m, tok, err);
     so_model_drafter_opts o = model_opts(e, m, b);
     if (rc == SO_OK)
-        rc = set_tree(e, n, &o, err);
+        rc = set_tree(e, s, n, &o, err);
     return rc == SO_OK ? so_model_drafter_create(m, &o, inner, out, err) : rc;
 }
 
@@ -283,11 +285,11 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
                         so_drafter **out, so_err *err) {
     so_drafters *d = user;
     if (n->name == SO_SPEC_MODEL)
-        return make_model(d, n, so_spec_file(s, n), inner, out, err);
+        return make_model(d, s, n, inner, out, err);
     if (n->name >= SO_SPEC_MEDUSA && n->name <= SO_SPEC_LOOKAHEAD)
         return make_heads(d, n, so_spec_file(s, n), out, err);
     if (n->name == SO_SPEC_AUTO)
-        return d->e->o.draft ? make_model(d, n, (so_str){0}, NULL, out, err) : SO_ENOTFOUND;
+        return d->e->o.draft ? make_model(d, s, n, NULL, out, err) : SO_ENOTFOUND;
     if (n->name == SO_SPEC_UNIGRAM || n->name == SO_SPEC_BIGRAM)
         return so_err_set(
             err, SO_EINVAL,

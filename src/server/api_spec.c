@@ -22,7 +22,7 @@ static bool examine(so_str text, int *what, so_api_error *err) {
         so_spec_name name = spec.nodes[i].name;
         *what |= name == SO_SPEC_PREDICT ? NAMES_PREDICT : 0;
         *what |= name == SO_SPEC_PREDICT || name == SO_SPEC_ORACLE ? NAMES_TEXT : 0;
-        *what |= spec.nodes[i].file_len > 0 ? NAMES_FILE : 0;
+        *what |= spec.nodes[i].file_len > 0 || spec.nodes[i].tree_len > 0 ? NAMES_FILE : 0;
     }
     *what |= spec.nodes[spec.root].name == SO_SPEC_NONE ? IS_NONE : 0;
     return true;

@@ -36,10 +36,10 @@ static void test_help_and_version(void **state) {
 /* Commands for using models come first; each command is listed once and has a help page. */
 static void test_help_lists_commands(void **state) {
     fixture *f = *state;
-    static const char *const names[] = {"run",      "chat",  "serve",   "demo",   "pull",
-                                        "inspect",  "count", "prove",   "theory", "bench",
-                                        "tokenize", "trace", "quantize"};
-    static const int n_use = 7; /* of the first ones */
+    static const char *const names[] = {"run",     "chat",     "serve",     "demo",    "pull",
+                                        "inspect", "count",    "calibrate", "prove",   "theory",
+                                        "bench",   "tokenize", "trace",     "quantize"};
+    static const int n_use = 8; /* of the first ones */
     ran r = run(f, "sooth help");
     const char *use = strstr(text_of(&r.out), "\nCommands for using models:\n");
     const char *measure = strstr(text_of(&r.out), "\nCommands for measuring:\n");

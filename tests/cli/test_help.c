@@ -66,7 +66,9 @@ static bool check_option_row(const row *r, char words[][16], unsigned documented
     at += strncmp(at, "FILE,", 5) == 0 ? 5 : after_k ? 4 : 0;
     size_t word_len = strcspn(at, "=)");
     if (word_len >= sizeof word || name_of(at, word_len) >= 0 || *at < 'a')
-        return false; /* model(ngram), model(FILE) */
+        return false;                     /* model(ngram), model(FILE) */
+    if (strncmp(at, "tree=FILE", 9) == 0) /* a file, not an option with a range */
+        return false;
     snprintf(word, sizeof word, "%.*s", (int)word_len, at);
     const char *range = strstr(r->text, ": ");
     if (at[word_len] == '=' && (!range || sscanf(range, ": %lf to %lf", &low, &high) != 2))

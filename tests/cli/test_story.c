@@ -137,11 +137,58 @@ static void test_wrong_partners(void **state) {
     expect(f, 1, "token", line);
 }
 
+/* `calibrate`: the tree has the budget's nodes, its first accuracy is the draft's agreement with the
+ * target, drafting with it changes no token and accepts more than a chain of as many guesses. */
+static void test_calibrate(void **state) {
+    fixture *f = *state;
+    char line[5000];
+    need_pair();
+    spill(f, "p.jsonl",
+          "{\"prompt\": \"Tell me a story about a dog.\"}\n"
+          "{\"prompt\": \"Tell me a story about a boat.\"}\n");
+    snprintf(line, sizeof line,
+             "sooth calibrate -m '%s' --prompts p.jsonl -o t.json --draft-nodes 24 --draft-max 6 "
+             "--svg t.svg --json",
+             target);
+    json_t *o = json_of(f, line);
+    const json_t *nodes = json_object_get(o, "nodes");
+    assert_int_equal(json_array_size(nodes), 24);
+    double first =
+        json_number_value(json_array_get(json_array_get(json_object_get(o, "accuracy"), 0), 0));
+    assert_true(first > 0.6 && first < 1);
+    double chance = json_number_value(json_object_get(json_array_get(nodes, 0), "chance"));
+    assert_true(chance > first - 1e-5 && chance < first + 1e-5);
+    json_decref(o);
+    ran r = run(f, "cat t.svg");
+    assert_non_null(strstr(text_of(&r.out), "</svg>"));
+    done(&r);
+    r = run(f, "sooth calibrate --show --mask t.json");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(text_of(&r.out), "24 nodes"));
+    done(&r);
+    json_t *plain = answer(f, "--temp 0 --no-spec");
+    json_t *chain = answer(f, "--temp 0 --spec model --spec-length 24 --draft-max 24");
+    json_t *tree =
+        answer(f, "--temp 0 --spec 'model(tree=t.json)' --spec-length 6 --draft-nodes 24");
+    assert_true(json_equal(json_object_get(plain, "tokens"), json_object_get(tree, "tokens")));
+    double rate[2];
+    for (int i = 0; i < 2; i++)
+        rate[i] = json_number_value(
+            json_object_get(json_object_get(i ? tree : chain, "spec"), "tokens_per_pass"));
+    assert_true(rate[1] > 1.5 && rate[0] > 1.5);
+    json_decref(plain);
+    json_decref(chain);
+    json_decref(tree);
+    expect(f, 1, "none.json", "sooth calibrate --show none.json");
+    expect(f, 2, "--prompts FILE", "sooth calibrate -m story");
+    expect(f, 2, "tree file to show", "sooth calibrate");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_found_and_exact), cmocka_unit_test(test_prove),
         cmocka_unit_test(test_by_name),         cmocka_unit_test(test_broken_copies),
-        cmocka_unit_test(test_wrong_partners),
+        cmocka_unit_test(test_wrong_partners),  cmocka_unit_test(test_calibrate),
     };
     return cmocka_run_group_tests(tests, open_pair, close_pair);
 }

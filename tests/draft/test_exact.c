@@ -203,7 +203,8 @@ static int make_model(void *user, const so_spec *s, const so_spec_node *n, so_dr
                                .kv_dtype = SO_DTYPE_F32,
                                .temp = m->kind->draft_temp,
                                .p_min = m->kind->p_min};
-    so_model_opts_from_spec(n, &o);
+    if (so_model_opts_from_spec(s, n, &o, err) != SO_OK)
+        return err->code;
     const so_rig *draft = m->kind->narrow ? &m->w->narrow : &m->w->draft;
     o.k = SO_MIN(o.k, draft->width);
     return so_model_drafter_create(draft->m, &o, inner, out, err);

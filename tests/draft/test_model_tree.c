@@ -9,9 +9,11 @@
 #include "so_test.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "draft/model.h"
@@ -60,7 +62,7 @@ static so_model_drafter_opts options(const char *spec, int n_parallel) {
     so_spec s;
     so_err err = {0};
     SO_OK_OR_FAIL(so_spec_parse(so_str_c(spec), &s, &err), err);
-    so_model_opts_from_spec(&s.nodes[s.root], &o);
+    SO_OK_OR_FAIL(so_model_opts_from_spec(&s, &s.nodes[s.root], &o, &err), err);
     return o;
 }
 
@@ -290,6 +292,98 @@ static void products_have_their_counts(void **state) {
             close_request(&q);
             so_drafter_free(d);
         }
+}
+
+/* --- fixed shapes --- */
+
+/* Writes a tree file of parents and ranks and returns the spec that names it. */
+static void spec_of(const int (*nodes)[2], int n, int depth, const char *dir, char *out,
+                    size_t len) {
+    char *file = so_path_join(dir, "tree.json");
+    FILE *f = fopen(file, "w");
+    assert_non_null(f);
+    fprintf(f, "{\"sooth_tree\": 1, \"depth\": %d, \"nodes\": [", depth);
+    for (int i = 0; i < n; i++)
+        fprintf(f, "%s{\"parent\": %d, \"rank\": %d}", i ? "," : "", nodes[i][0], nodes[i][1]);
+    fprintf(f, "]}\n");
+    fclose(f);
+    snprintf(out, len, "model(tree=\"%s\")", file);
+    free(file);
+}
+
+static void propose_once(const char *spec, int n_rows, request *q, so_drafter **d) {
+    so_model_drafter_opts o = options(spec, 1);
+    *d = make(&rigs[0], &o);
+    open_request(q, *d, n_rows);
+    q->temp = n_rows ? 0.9f : 0;
+    so_draft_job job = job_of(q, 64, 8, 0);
+    propose(*d, &job, 1);
+}
+
+/* A product as a file is the tree of k=K; in a lopsided shape every node has the token of its rank; a
+ * sampled tree has the shape's draws, without replacement. */
+static void files_give_the_shape(void **state) {
+    (void)state;
+    char spec[512], *dir = so_test_tmp();
+    request q[2];
+    so_drafter *d[2];
+    int product[14][2];
+    for (int i = 0; i < 14; i++) {
+        product[i][0] = i / 2 - 1;
+        product[i][1] = i % 2;
+    }
+    spec_of(product, 14, 3, dir, spec, sizeof spec);
+    propose_once(spec, 0, &q[0], &d[0]);
+    propose_once("model(k=2,nodes=14)", 0, &q[1], &d[1]);
+    assert_int_equal(q[0].tree.n_nodes, 15);
+    for (int i = 1; i < 15; i++) {
+        path p = path_of(&q[1].tree, i);
+        assert_true(has_path(&q[0].tree, &p));
+    }
+    assert_true(d[0]->id == d[1]->id); /* 0: no model id here */
+    close_request(&q[1]);
+    so_drafter_free(d[1]);
+    propose_once("model(k=4,nodes=64)", 0, &q[1], &d[1]); /* all ranks to 3, to depth 2 at least */
+    close_request(&q[0]);
+    so_drafter_free(d[0]);
+    spec_of((const int[][2]){{-1, 3}, {0, 0}, {-1, 1}}, 3, 2, dir, spec, sizeof spec);
+    propose_once(spec, 0, &q[0], &d[0]);
+    assert_int_equal(q[0].tree.n_nodes, 4);
+    int at[N_VOCAB] = {0}, rank = 0;
+    for (int i = q[1].tree.nodes[0].first; i >= 0; i = q[1].tree.proposals[i].next)
+        at[rank++] = q[1].tree.proposals[i].child;
+    path third = path_of(&q[1].tree, at[3]), first = path_of(&q[1].tree, at[1]);
+    path deep = path_of(&q[1].tree, q[1].tree.proposals[q[1].tree.nodes[at[3]].first].child);
+    assert_true(has_path(&q[0].tree, &third) && has_path(&q[0].tree, &first) &&
+                has_path(&q[0].tree, &deep));
+    close_request(&q[0]);
+    so_drafter_free(d[0]);
+    propose_once(spec, 64, &q[0], &d[0]);
+    assert_int_equal(q[0].tree.n_proposals, 3);
+    assert_int_equal(q[0].tree.n_nodes, 4);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(q[0].tree.proposals[i].kind, SO_Q_ROW_SET);
+    close_request(&q[0]);
+    so_drafter_free(d[0]);
+    close_request(&q[1]);
+    so_drafter_free(d[1]);
+    so_test_tmp_free(dir);
+}
+
+static void bad_files_are_refused(void **state) {
+    (void)state;
+    so_model_drafter_opts o = {.nodes = 32};
+    so_spec s;
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_spec_parse(so_str_c("model(tree=\"/nonexistent/t.json\")"), &s, &err), err);
+    assert_int_equal(so_model_opts_from_spec(&s, &s.nodes[s.root], &o, &err), SO_ENOTFOUND);
+    assert_non_null(strstr(err.msg, "/nonexistent/t.json"));
+    SO_OK_OR_FAIL(so_spec_parse(so_str_c("model(tree=Makefile)"), &s, &err), err);
+    assert_int_equal(so_model_opts_from_spec(&s, &s.nodes[s.root], &o, &err), SO_EFORMAT);
+    assert_true(so_spec_parse(so_str_c("model(tree=a,k=2)"), &s, &err) < 0);
+    assert_true(so_spec_parse(so_str_c("model(tree=a,tree=b)"), &s, &err) < 0);
+    assert_true(so_spec_parse(so_str_c("model(tree=)"), &s, &err) < 0);
+    assert_true(so_spec_parse(so_str_c("lookup(tree=a)"), &s, &err) < 0);
 }
 
 /* --- terms --- */
@@ -575,6 +669,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(best_first_has_the_most_likely_paths),
         cmocka_unit_test(products_have_their_counts),
+        cmocka_unit_test(files_give_the_shape),
+        cmocka_unit_test(bad_files_are_refused),
         cmocka_unit_test(terms_decide_the_width),
         cmocka_unit_test(terms_decide_the_levels),
         cmocka_unit_test(one_child_is_the_chain),

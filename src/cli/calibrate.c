@@ -1,0 +1,313 @@
+/* `sooth calibrate`: measures how often a draft model's i-th most likely token is the target's, and
+ * grows the tree of the most likely paths (draft/shape.h).
+ *
+ *   1. Texts: the target's own greedy answers to the prompts. They are held-out text for a draft that
+ *      was not trained on these prompts.
+ *   2. Ranks: the draft computes every answer row by row (teacher forcing); the rank of the answer's
+ *      token in the draft's row is 0 if it is the most likely one.
+ *   3. Accuracies: for a draft that starts at any token of an answer, how often the rank at depth d is
+ *      r, of those starts whose tokens before had a rank below N_RANKS, so that a tree can hold them.
+ *   4. Growth to the node budget, and the file.
+ *
+ * Refuses to write a tree without enough positions. The accuracies are those of temperature 0; above
+ * it the shape says how many guesses are sampled where. Main thread only. */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "cli/calibrate.h"
+#include "cli/load.h"
+#include "cli/progress.h"
+#include "cli/prompts.h"
+#include "cli/report.h"
+#include "cli/spec.h"
+#include "cli/teacher.h"
+#include "draft/model.h"
+
+enum {
+    N_RANKS = 16,
+    DEFAULT_DEPTH = 8,
+    DEFAULT_NODES = 64,
+    DEFAULT_ANSWER = 64,
+    MIN_POSITIONS = 64,
+    PARALLEL = 8,
+    ROWS = 32,
+};
+
+typedef struct calibration {
+    const so_args *a;
+    so_bundle b, draft;
+    so_engine_opts eo;
+    so_tokens *texts; /* [n_texts] prompt and answer */
+    int *n_prompt;    /* [n_texts] */
+    int n_texts;
+    int depth, nodes, n_answer;
+    so_teacher t;
+    const so_tokens *text; /* being ranked */
+    uint8_t *ranks;        /* [of its answer]; N_RANKS: lower */
+    int first;             /* position of the answer's first token */
+    so_shape_table table;
+    int64_t right[SO_SHAPE_DEPTHS][N_RANKS], tested[SO_SHAPE_DEPTHS];
+    so_progress bar;
+    so_err err;
+} calibration;
+
+/* --- texts --- */
+
+static int read_prompts(calibration *c) {
+    so_prompts p = {0};
+    int rc = so_prompts_read(so_args_str(c->a, SO_OPT_PROMPTS, ""), &p, &c->err);
+    c->texts = SO_NEW_N(so_tokens, SO_MAX(p.n, 1));
+    c->n_prompt = SO_NEW_N(int, SO_MAX(p.n, 1));
+    for (int i = 0; i < p.n && rc == SO_OK; i++) {
+        so_tokens *t = &c->texts[c->n_texts];
+        rc = so_cli_encode(&c->b, so_args_has(c->a, SO_OPT_RAW), p.items[i].turns[0], t, &c->err);
+        bool fits = t->len > 0 && (int64_t)t->len + 2 <= c->eo.n_ctx;
+        c->n_prompt[c->n_texts] = (int)t->len;
+        c->n_texts += rc == SO_OK && fits;
+        if (rc == SO_OK && !fits) /* empty, or no room for an answer */
+            t->len = 0;
+    }
+    so_prompts_free(&p);
+    if (rc == SO_OK && c->n_texts == 0)
+        rc = so_err_set(&c->err, SO_EINVAL, "none of the prompts fits a context of %d tokens",
+                        c->eo.n_ctx);
+    return rc;
+}
+
+static int submit(calibration *c, so_engine *e, int i, so_request **out) {
+    so_request_opts o = {.prompt = c->texts[i].ids,
+                         .n_prompt = c->n_prompt[i],
+                         .max_tokens = SO_MIN(c->n_answer, c->eo.n_ctx - c->n_prompt[i] - 1)};
+    so_sample_defaults(&o.sample);
+    o.sample.temp = 0;
+    return so_engine_submit(e, &o, out, &c->err);
+}
+
+static int answer(calibration *c) {
+    so_engine_opts o = c->eo;
+    so_engine *e = NULL;
+    so_request **r = SO_NEW_N(so_request *, c->n_texts);
+    o.max_draft = 0;
+    int rc = so_engine_create(c->b.model, c->b.tok, &o, &e, &c->err);
+    for (int i = 0; i < c->n_texts && rc == SO_OK; i++)
+        rc = submit(c, e, i, &r[i]);
+    for (int more = 1; more != 0 && rc == SO_OK;) {
+        more = so_engine_step(e, &c->err);
+        rc = more < 0 ? more : SO_OK;
+    }
+    for (int i = 0; i < c->n_texts; i++) {
+        int n = 0;
+        const int32_t *ids = rc == SO_OK ? so_request_output(r[i], &n) : NULL;
+        if (rc == SO_OK)
+            rc = so_request_check(r[i], &c->err);
+        so_tokens_append(&c->texts[i], ids, (size_t)n);
+        so_request_free(r[i]);
+    }
+    so_engine_free(e);
+    free(r);
+    return rc;
+}
+
+/* --- ranks --- */
+
+/* The column of a token in the draft's rows; −1: the draft has no logit for it. */
+static int column_of(const so_model *m, int32_t token) {
+    const int32_t *subset = so_model_vocab_subset(m);
+    int n = so_model_logits_len(m);
+    if (!subset)
+        return token < n ? token : -1;
+    int at = so_sample_subset_index(subset, n, token);
+    return at >= 0 && at < n && subset[at] == token ? at : -1;
+}
+
+static int rank_of(const so_model *m, const float *logits, int32_t token) {
+    int n = so_model_logits_len(m), at = column_of(m, token), rank = 0;
+    if (at < 0)
+        return N_RANKS;
+    for (int i = 0; i < n && rank < N_RANKS; i++)
+        rank += logits[i] > logits[at] || (logits[i] == logits[at] && i < at);
+    return rank;
+}
+
+static int visit(void *user, const so_teacher *t, int i, int row) {
+    calibration *c = user;
+    if (i + 1 < (int)c->text->len)
+        c->ranks[i + 1 - c->first] =
+            (uint8_t)rank_of(c->draft.model, so_pass_logits(t->pass, row), c->text->ids[i + 1]);
+    return 0;
+}
+
+static void count_starts(calibration *c, int n) {
+    for (int start = 0; start < n; start++)
+        for (int d = 0; d < c->depth && start + d < n; d++) {
+            int rank = c->ranks[start + d];
+            c->tested[d]++;
+            if (rank >= N_RANKS)
+                break;
+            c->right[d][rank]++;
+        }
+}
+
+static int rank_texts(calibration *c) {
+    int rc = SO_OK;
+    c->ranks = SO_NEW_N(uint8_t, c->eo.n_ctx + 1);
+    for (int i = 0; i < c->n_texts && rc == SO_OK; i++) {
+        int n_ctx = so_model_hparams(c->draft.model)->n_ctx_train;
+        int n = SO_MIN((int)c->texts[i].len, n_ctx);
+        c->text = &c->texts[i];
+        c->first = c->n_prompt[i];
+        so_progress_set(&c->bar, 0.8 + 0.2 * i / c->n_texts);
+        if (n <= c->first)
+            continue;
+        so_teacher_text t = {c->text->ids, n - 1, c->first - 1, SO_PASS_LOGITS};
+        rc = so_teacher_each(&c->t, &t, visit, c, &c->err);
+        if (rc == SO_OK)
+            count_starts(c, n - c->first);
+    }
+    return rc;
+}
+
+static int make_table(calibration *c) {
+    so_shape_table *t = &c->table;
+    *t = (so_shape_table){.n_ranks = N_RANKS, .n_positions = c->tested[0]};
+    if (c->tested[0] < MIN_POSITIONS)
+        return so_err_set(&c->err, SO_EINVAL,
+                          "the answers have %lld tokens, too few to calibrate: give more prompts",
+                          (long long)c->tested[0]);
+    for (int d = 0; d < c->depth && c->tested[d] > 0; d++, t->n_depths++)
+        for (int r = 0; r < N_RANKS; r++)
+            t->accuracy[d][r] = (double)c->right[d][r] / (double)c->tested[d];
+    return SO_OK;
+}
+
+/* --- the command --- */
+
+static int open_teacher(calibration *c) {
+    so_teacher_opts o = {.n_pages = so_kv_pages_for(c->eo.n_ctx + ROWS) + 1,
+                         .max_rows = ROWS,
+                         .max_logits = ROWS,
+                         .kv_dtype = c->eo.kv_dtype};
+    int rc = so_draft_check_tokenizers(c->b.tok, c->draft.tok, &c->err);
+    if (rc != SO_OK)
+        return so_err_prefix(&c->err, "the draft does not fit the target");
+    return so_teacher_open(&c->t, c->draft.model, &o, &c->err);
+}
+
+static int open_models(calibration *c) {
+    int status = so_cli_open(c->a, &c->b);
+    if (status == 0)
+        status = so_cli_engine_opts(c->a, &c->b, &c->eo);
+    if (status == 0 && !so_args_has(c->a, SO_OPT_PARALLEL))
+        c->eo.n_parallel = PARALLEL;
+    if (status == 0 && so_args_has(c->a, SO_OPT_DRAFT_MODEL))
+        return so_cli_open_draft(c->a, &c->b, &c->draft);
+    if (status == 0 && !so_bundle_find_draft(&c->b, c->eo.kv_dtype, &c->draft))
+        return so_cli_no_draft(c->a, "calibrate");
+    return status;
+}
+
+static int write_tree(const calibration *c, const so_shape *s, const char *path, so_err *err) {
+    so_buf b = {0};
+    so_out_file *f = NULL;
+    so_shape_print(s, &c->table, "model", &b);
+    int rc = so_out_begin(path, &f, err);
+    if (rc == SO_OK && (rc = so_out_write(f, b.data, b.len, err)) == SO_OK)
+        rc = so_out_commit(f, err);
+    else
+        so_out_abort(f);
+    so_buf_free(&b);
+    return rc;
+}
+
+/* Measures, grows the tree and writes it. */
+static int calibrate(calibration *c, so_shape *s) {
+    const char *out = so_args_str(c->a, SO_OPT_OUT, NULL);
+    so_progress_begin(&c->bar, "calibrating");
+    int rc = read_prompts(c);
+    if (rc == SO_OK)
+        rc = open_teacher(c);
+    if (rc == SO_OK)
+        rc = answer(c);
+    if (rc == SO_OK)
+        rc = rank_texts(c);
+    so_progress_end(&c->bar);
+    if (rc == SO_OK)
+        rc = make_table(c);
+    if (rc == SO_OK)
+        rc = so_shape_grow(&c->table, c->nodes, s, &c->err);
+    if (rc == SO_OK && out)
+        rc = write_tree(c, s, out, &c->err);
+    return rc;
+}
+
+static void free_all(calibration *c) {
+    so_teacher_close(&c->t);
+    for (int i = 0; c->texts && i < c->n_texts; i++)
+        so_tokens_free(&c->texts[i]);
+    free(c->texts);
+    free(c->n_prompt);
+    free(c->ranks);
+    so_bundle_close(&c->draft);
+    so_bundle_close(&c->b);
+}
+
+static int check_usage(calibration *c) {
+    const so_args *a = c->a;
+    int64_t depth = so_args_int(a, SO_OPT_DRAFT_MAX, DEFAULT_DEPTH);
+    int64_t nodes = so_args_int(a, SO_OPT_DRAFT_NODES, DEFAULT_NODES);
+    int64_t n = so_args_int(a, SO_OPT_PREDICT, DEFAULT_ANSWER);
+    if (!so_args_has(a, SO_OPT_PROMPTS))
+        return so_args_bad(a, "calibrate needs prompts whose answers are measured: --prompts FILE");
+    if (depth > SO_SHAPE_DEPTHS)
+        return so_args_bad(a, "--draft-max %lld: a tree has at most %d levels", (long long)depth,
+                           SO_SHAPE_DEPTHS);
+    if (n < 1)
+        return so_args_bad(a, "--predict %lld: must be at least 1", (long long)n);
+    c->depth = (int)depth;
+    c->nodes = (int)nodes;
+    c->n_answer = (int)SO_MIN(n, 1 << 20);
+    return 0;
+}
+
+static int calibrate_model(const so_args *a) {
+    calibration *c = SO_NEW(calibration);
+    so_shape s;
+    c->a = a;
+    int status = check_usage(c);
+    if (status == 0)
+        status = open_models(c);
+    if (status == 0 && calibrate(c, &s) != SO_OK)
+        status = so_args_fail(a, &c->err);
+    if (status == 0)
+        status = so_calibrate_show(a, &s, &c->table);
+    free_all(c);
+    free(c);
+    return status;
+}
+
+/* Without -m: shows a tree file. */
+static int show_file(const so_args *a) {
+    so_shape s;
+    so_shape_table t = {0};
+    so_err err = {0};
+    if (a->n_pos == 0)
+        return so_args_bad(a, "give a model and prompts (-m MODEL --prompts FILE -o TREE), or the "
+                              "tree file to show");
+    if (so_shape_read(a->pos[0], &s, &t, &err) != SO_OK)
+        return so_args_fail(a, &err);
+    return so_calibrate_show(a, &s, &t);
+}
+
+int so_cmd_calibrate(int argc, char **argv) {
+    so_args a;
+    if (!so_args_parse(&a, SO_CMD_CALIBRATE, argc, argv))
+        return a.status;
+    int status = so_args_has(&a, SO_OPT_MODEL) ? calibrate_model(&a) : show_file(&a);
+    so_args_free(&a);
+    return status;
+}
