@@ -264,9 +264,10 @@ struct so_backend {
      100000000u * SO_OP_COUNT)
 
 typedef struct so_backend_opts {
-    int n_threads;      /* 0: one per core this process may use */
-    so_cpu_level level; /* a level that this CPU lacks is an error */
-    bool warn_slow;     /* log a warning for settings that are correct but slow */
+    int n_threads;           /* 0: one per core this process may use, or per core of the range */
+    int first_core, n_cores; /* a range of cores of its own (base/pool.h); n_cores 0: all */
+    so_cpu_level level;      /* a level that this CPU lacks is an error */
+    bool warn_slow;          /* log a warning for settings that are correct but slow */
 } so_backend_opts;
 
 /* Opens a backend by its name:

@@ -13,7 +13,8 @@
  *
  * If the pool has exactly as many threads as there are usable cores, each thread is bound to one.
  * Otherwise the scheduler may queue two of them on one core while another process has a core to
- * itself. A smaller pool is not bound: the kernel can choose idle cores, and programs that
+ * itself. A pool on a range of cores of its own (a draft model's, or what it leaves to the target)
+ * is bound in the same way. A smaller pool is not bound: the kernel can choose idle cores, and programs that
  * bind themselves to the first cores would all compete for the same ones. The calling thread is
  * bound only during a job, because threads that it creates inherit its mask. SOOTH_NO_PIN disables
  * binding.
@@ -165,10 +166,17 @@ static void pin(const so_pool *p, int index) {
 
 /* On machines with more than 1024 cores the mask does not fit into cpu_set_t and the pool stays
  * unbound. */
-static void choose_cores(so_pool *p) {
-    p->pinned = p->count > 1 && !so_env_no_pin() &&
-                sched_getaffinity(0, sizeof p->cores, &p->cores) == 0 &&
-                CPU_COUNT(&p->cores) == p->count;
+static void choose_cores(so_pool *p, so_core_range range) {
+    int at = 0;
+    p->pinned = (p->count > 1 || range.n > 0) && !so_env_no_pin() &&
+                sched_getaffinity(0, sizeof p->cores, &p->cores) == 0;
+    for (int cpu = 0; p->pinned && range.n > 0 && cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &p->cores)) {
+            if (at < range.first || at >= range.first + range.n)
+                CPU_CLR(cpu, &p->cores);
+            at++;
+        }
+    p->pinned = p->pinned && CPU_COUNT(&p->cores) == p->count;
 }
 
 static void *worker_main(void *arg) {
@@ -217,6 +225,10 @@ static void stop_workers(so_pool *p, int n_started) {
 }
 
 int so_pool_create(int n_threads, so_pool **out, so_err *err) {
+    return so_pool_create_on((so_core_range){0, 0}, n_threads, out, err);
+}
+
+int so_pool_create_on(so_core_range cores, int n_threads, so_pool **out, so_err *err) {
     if (n_threads < 1 || n_threads > MAX_THREADS)
         return so_err_set(err, SO_ERANGE, "%d threads requested; the number must be 1 to %d",
                           n_threads, MAX_THREADS);
@@ -226,7 +238,7 @@ int so_pool_create(int n_threads, so_pool **out, so_err *err) {
     memset(p, 0, sizeof *p);
     atomic_flag_clear(&p->busy);
     p->count = n_threads;
-    choose_cores(p);
+    choose_cores(p, cores);
     choose_spins(p);
     p->threads = SO_NEW_N(pthread_t, n_threads);
     p->workers = SO_NEW_N(struct worker, n_threads);

@@ -17,6 +17,12 @@ typedef struct so_pool so_pool;
 typedef void so_pool_fn(void *arg, int index, int count);
 
 int so_pool_create(int n_threads, so_pool **out, so_err *err); /* 1 … 256 */
+/* Cores of the process's affinity mask, by their order in it. n 0: all of them. */
+typedef struct so_core_range {
+    int first, n;
+} so_core_range;
+/* A pool on these cores only. Each thread is bound to one if there are as many threads as cores. */
+int so_pool_create_on(so_core_range cores, int n_threads, so_pool **out, so_err *err);
 void so_pool_free(so_pool *p);
 int so_pool_count(const so_pool *p);
 void so_pool_run(so_pool *p, so_pool_fn *fn, void *arg);

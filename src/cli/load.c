@@ -16,6 +16,11 @@ static int bundle_opts(const so_args *a, so_bundle_opts *o) {
     so_cpu_level_parse(so_args_str(a, SO_OPT_CPU_LEVEL, "auto"), &o->level);
     o->device = so_args_str(a, SO_OPT_DEVICE, "auto");
     o->draft_device = so_args_str(a, SO_OPT_DRAFT_DEVICE, NULL);
+    const char *spec = so_args_str(a, SO_OPT_SPEC, NULL);
+    bool async = spec && strstr(spec, "async") && !o->draft_device;
+    o->draft_cores = (int)so_args_int(a, SO_OPT_DRAFT_CORES, async ? -1 : 0);
+    if (o->draft_cores > 0 && o->draft_device)
+        return so_args_bad(a, "--draft-cores and --draft-device exclude each other");
     const char *type = so_args_str(a, SO_OPT_QUANTIZE, NULL);
     o->quantize = type != NULL;
     if (type && !so_dtype_parse(type, &o->dtype))

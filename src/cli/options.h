@@ -33,6 +33,7 @@ typedef enum so_opt {
     SO_OPT_THREADS,
     SO_OPT_DEVICE,
     SO_OPT_DRAFT_DEVICE,
+    SO_OPT_DRAFT_CORES,
     SO_OPT_CPU_LEVEL,
     SO_OPT_BATCH,
     SO_OPT_PROMPT,

@@ -12,6 +12,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "draft/model.h"
 #include "draft/registry.h"
 #include "plan/choose_draft.h"
@@ -94,7 +95,39 @@ static int open_text(so_bundle *b, so_err *err) {
 
 static int open_named(const so_bundle_opts *o, const char *device, so_backend **out, so_err *err) {
     so_backend_opts bo = {.n_threads = o->n_threads, .level = o->level, .warn_slow = true};
+    if (o->draft_cores > 0 && !o->shares_core)
+        bo.n_cores = so_cpu_count() - o->draft_cores;
     return so_backend_open(device, &bo, out, err);
+}
+
+/* Cores of their own for drafts: the last ones this process may use. */
+static int open_draft_cores(const so_bundle_opts *o, so_backend **out, so_err *err) {
+    int all = so_cpu_count();
+    so_backend_opts bo = {.n_threads = o->draft_cores,
+                          .level = o->level,
+                          .first_core = all - o->draft_cores,
+                          .n_cores = o->shares_core ? 0 : o->draft_cores};
+    return so_backend_open("cpu", &bo, out, err);
+}
+
+/* With one core for everything the drafts share it. */
+static void share_one_core(so_bundle_opts *o) {
+    if (o->draft_cores < 0 && so_cpu_count() == 1)
+        so_log(SO_LOG_WARN,
+               "this process may use one core only: drafts compete with the model for it");
+    o->shares_core = o->draft_cores < 0 && so_cpu_count() == 1;
+    o->draft_cores = abs(o->draft_cores);
+}
+
+static int check_cores(const so_bundle_opts *o, so_err *err) {
+    int all = so_cpu_count(), n_threads = SO_MAX(o->n_threads, 1);
+    if (o->draft_cores == 0 || o->shares_core || o->draft_cores + n_threads <= all)
+        return SO_OK;
+    return so_err_set(
+        err, SO_ERANGE,
+        "--draft-cores %d and %d thread%s for the model need %d cores, but this process "
+        "may use %d: lower one of them",
+        o->draft_cores, n_threads, n_threads == 1 ? "" : "s", o->draft_cores + n_threads, all);
 }
 
 /* Whether weights of this size leave room for a cache in the device's memory. Packed weights of K
@@ -166,14 +199,18 @@ static void choose_prefetch(const so_bundle *b) {
     free(dir);
 }
 
-int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so_err *err) {
+int so_bundle_open(const char *path, const so_bundle_opts *opts, so_bundle *out, so_err *err) {
     so_bundle b = {0};
+    so_bundle_opts own = *opts, *o = &own;
+    share_one_core(o);
     so_model_opts mo = {.quantize = o->quantize,
                         .dtype = o->dtype,
                         .draft = o->draft,
                         .progress = o->progress,
                         .user = o->user};
-    int rc = so_checkpoint_open(path, SO_CHECKPOINT_ALL, &b.ck, err);
+    int rc = check_cores(o, err);
+    if (rc == SO_OK)
+        rc = so_checkpoint_open(path, SO_CHECKPOINT_ALL, &b.ck, err);
     b.shares_backend = o->backend != NULL;
     b.backend = o->backend;
     if (rc == SO_OK && !b.shares_backend) {
@@ -183,7 +220,9 @@ int so_bundle_open(const char *path, const so_bundle_opts *o, so_bundle *out, so
     }
     if (rc == SO_OK)
         rc = load_model(o, &mo, &b, err);
-    if (rc == SO_OK && o->draft_device)
+    if (rc == SO_OK && o->draft_cores > 0)
+        rc = open_draft_cores(o, &b.draft_backend, err);
+    if (rc == SO_OK && o->draft_device && !b.draft_backend)
         rc = open_device(o, o->draft_device, b.ck, &b.draft_backend, err);
     if (rc == SO_OK)
         rc = open_text(&b, err);

@@ -17,6 +17,10 @@ typedef struct so_bundle_opts {
      * CPU; NULL: cpu. */
     const char *device;
     const char *draft_device; /* the same for drafts of this model; NULL: the model's own backend */
+    /* > 0: drafts have so many cores of their own, the last ones, and the model the others. < 0: the
+     * same, but with one core in all they share it (shares_core is then set when opening). */
+    int draft_cores;
+    bool shares_core;
     bool quantize;
     so_dtype dtype;
     bool draft; /* the model may have logits for a vocabulary subset only */

@@ -677,7 +677,9 @@ int so_backend_cpu_create(const so_backend_opts *o, so_backend **out, so_err *er
                           "this CPU does not support level %s; the best level it supports is %s",
                           so_cpu_level_name(o->level), so_cpu_level_name(best));
     so_pool *pool = NULL;
-    int rc = so_pool_create(o->n_threads == 0 ? so_cpu_count() : o->n_threads, &pool, err);
+    int all = o->n_cores > 0 ? o->n_cores : so_cpu_count();
+    so_core_range cores = {o->first_core, o->n_cores};
+    int rc = so_pool_create_on(cores, o->n_threads == 0 ? all : o->n_threads, &pool, err);
     if (rc != 0)
         return rc;
     if (o->warn_slow)
