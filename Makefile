@@ -143,6 +143,9 @@ $(OUT)/examples/%: examples/%.c include/sooth.h $(OUT)/libsooth.so
 	@mkdir -p $(@D)
 	$(CC) -std=c11 $(WARN) -Iinclude $(CFLAGS) $(LDFLAGS) $< -L$(OUT) -lsooth -Wl,-rpath,'$$ORIGIN/..' -o $@
 
+# A test with deliberate faults: linked with the same objects as sooth-mutants.
+$(O)/tests/engine/test_async_mutants: $(O)/tests/engine/test_async_mutants.o $(TEST_LIB_OBJ) $(MUTANT_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
+	$(CC) $(LDFLAGS) $^ -lcmocka $(CLI_LDLIBS) $(LDLIBS) -o $@
 $(O)/tests/%.o: ISA := -Itests/support
 $(O)/tests/%: $(O)/tests/%.o $(TEST_LIB_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
 	$(CC) $(LDFLAGS) $^ -lcmocka $(CLI_LDLIBS) $(LDLIBS) -o $@

@@ -25,7 +25,10 @@
     X(DROP_POSITION, drop_position)   /* `reject`: random numbers ignore the position */           \
     X(TOKEN_POSITION, token_position) /* plain sampling ignores the position */                    \
     X(REUSE_DRAFT, reuse_draft)       /* the test of a guess reuses the number that sampled it */  \
-    X(REUSE_ACCEPT, reuse_accept)     /* the residual is sampled with the failed test's number */
+    X(REUSE_ACCEPT, reuse_accept)     /* the residual is sampled with the failed test's number */  \
+    X(ASYNC_BETTER, async_better)     /* `async`: the likelier of two sampled guesses is kept */   \
+    X(ASYNC_LATE, async_late)         /* `async`: an unlikely guess counts as late */              \
+    X(ASYNC_OTHER_ROUND, async_other_round) /* `async`: a draft of another text is served */
 
 #define SO_MUTANT_ENUM(id, name) SO_MUTANT_##id,
 typedef enum so_mutant { SO_MUTANT_NONE, SO_MUTANT_LIST(SO_MUTANT_ENUM) SO_MUTANT_END } so_mutant;

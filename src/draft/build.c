@@ -147,24 +147,6 @@ static int make_leaf(build *b, const so_spec_node *n, so_drafter **out) {
     }
 }
 
-static int make_group(build *b, const so_spec_node *n, so_drafter **out) {
-    so_drafter *members[SO_SPEC_MAX_NODES];
-    int count = 0, rc = 0;
-    for (int i = n->first; i >= 0 && rc == 0; i = b->spec->nodes[i].next) {
-        if (count == SO_GROUP_MAX)
-            rc = so_err_set(b->err, SO_ELIMIT, "more than %d drafters in one list", SO_GROUP_MAX);
-        else if ((rc = make_node(b, i, &members[count])) == 0)
-            count++;
-    }
-    if (rc != 0) {
-        while (--count >= 0)
-            so_drafter_free(members[count]);
-        return rc;
-    }
-    *out = so_group_create(members, count, n->name == SO_SPEC_FIRST);
-    return 0;
-}
-
 /* Puts the place in the spec, and the file it names, in front of the message. If a draft model or
  * heads that the spec does not name (they came from -md or the registry) do not fit the target, the
  * message stays as it is: the spec is not at fault. */
@@ -181,9 +163,71 @@ static int locate_error(build *b, const so_spec_node *n, int rc) {
     return rc;
 }
 
+static bool has_sync(const so_spec_node *n) {
+    return !so_spec_has(n, SO_SPEC_OPT_FALLBACK) || n->opt[SO_SPEC_OPT_FALLBACK] != 0;
+}
+
+/* The drafters that serve an async(X): the cache, the fallbacks, and X in the engine's time. X has the
+ * number that it got as a leaf; if it drafts in the engine's time, under this number. */
+static int make_async(build *b, const so_spec_node *n, so_drafter **out, int *count) {
+    so_drafter *inner = NULL, *sync = NULL;
+    int at = *count, rc = make_node(b, n->first, &inner);
+    if (rc == 0 && !b->cfg->host)
+        rc = so_err_set(b->err, SO_EUNSUPPORTED,
+                        "needs an engine: it drafts in a thread of its own");
+    if (rc == 0 && !*b->cfg->host)
+        rc = so_async_host_create(b->cfg->faults, b->cfg->host, b->err);
+    if (rc != 0) {
+        so_drafter_free(inner);
+        return locate_error(b, n, rc);
+    }
+    so_async_opts o = {.inner = inner,
+                       .n_vocab = b->cfg->n_vocab,
+                       .n_parallel = SO_MAX(b->cfg->n_parallel, 1),
+                       .fan_out = (int)option(n, SO_SPEC_OPT_FAN, 0),
+                       .wait = (int)option(n, SO_SPEC_OPT_WAIT, 0),
+                       .sync = has_sync(n)};
+    so_async_create(*b->cfg->host, &o, &out[at++], &sync);
+    add_leaf(b, out[at - 1]);
+    so_async_set_index(out[at - 1], sync, inner->index);
+    if (sync)
+        b->set->leaves[inner->index] = sync;
+    for (int i = n->fallback; i >= 0 && rc == 0; i = b->spec->nodes[i].next)
+        rc = at + 1 < SO_GROUP_MAX ? make_node(b, i, &out[at++]) : SO_ELIMIT;
+    at -= rc != 0 && rc != SO_ELIMIT;
+    if (rc == SO_ELIMIT)
+        so_err_set(b->err, rc, "more than %d drafters in one list", SO_GROUP_MAX);
+    if (sync)
+        out[at++] = sync;
+    *count = at;
+    return rc;
+}
+
+static int make_group(build *b, const so_spec_node *n, so_drafter **out) {
+    so_drafter *members[SO_SPEC_MAX_NODES];
+    int count = 0, rc = 0;
+    int first = n->name == SO_SPEC_ASYNC ? (int)(n - b->spec->nodes) : n->first;
+    for (int i = first; i >= 0 && rc == 0; i = b->spec->nodes[i].next) {
+        if (count + 2 > SO_GROUP_MAX)
+            rc = so_err_set(b->err, SO_ELIMIT, "more than %d drafters in one list",
+                            SO_GROUP_MAX - 1);
+        else if (b->spec->nodes[i].name == SO_SPEC_ASYNC)
+            rc = make_async(b, &b->spec->nodes[i], members, &count);
+        else if ((rc = make_node(b, i, &members[count])) == 0)
+            count++;
+    }
+    if (rc != 0) {
+        while (--count >= 0)
+            so_drafter_free(members[count]);
+        return rc;
+    }
+    *out = so_group_create(members, count, n->name != SO_SPEC_MERGE);
+    return 0;
+}
+
 static int make_node(build *b, int node, so_drafter **out) {
     const so_spec_node *n = &b->spec->nodes[node];
-    if (n->name >= SO_SPEC_N_NAMES)
+    if (n->name >= SO_SPEC_N_NAMES || n->name == SO_SPEC_ASYNC)
         return make_group(b, n, out);
     int rc = n->name == SO_SPEC_AUTO ? make_auto(b, n, out) : make_leaf(b, n, out);
     if (rc == 0)

@@ -40,6 +40,7 @@
 #include "verify/beam.h"
 
 typedef struct so_drafter so_drafter;
+typedef struct so_ahead_job so_ahead_job; /* draft/ahead.h */
 
 /* A request at its start. Pointers are borrowed for the call: a drafter copies what it keeps. */
 typedef struct so_draft_text {
@@ -183,6 +184,17 @@ typedef struct so_drafter_vt {
     void (*replace)(so_drafter *d, void *state, const int32_t *tokens, int n);
     /* Optional. The request was preempted: release memory that can be rebuilt from its text. */
     void (*preempt)(so_drafter *d, void *state);
+    /* Optional, all or none: drafts for guessed outcomes of a round (ahead.h), for `async`. begin:
+     * catch-up and the candidates of each job; 1: more catch-up is needed, call again with first
+     * false. rows: one level of all outcomes, with the q rows of sampled guesses; 0: no outcome goes
+     * on. draw: the guesses of that level, of the jobs with this `drawn`. abort: after an error. */
+    int (*ahead_begin)(so_drafter *d, so_ahead_job *jobs, int n, bool first, so_err *err);
+    int (*ahead_rows)(so_drafter *d, so_ahead_job *jobs, int n, int level, so_err *err);
+    void (*ahead_draw)(so_drafter *d, so_ahead_job *jobs, int n, int level, bool drawn);
+    void (*ahead_abort)(so_drafter *d, so_ahead_job *jobs, int n);
+    /* Optional. The guesses of the coming pass are chosen (job.tree): whoever drafts ahead may begin.
+     * The jobs are those of the next round; nothing they point to may be kept but `state`. */
+    void (*dispatch)(so_drafter *d, const so_draft_job *jobs, int n);
 } so_drafter_vt;
 
 struct so_drafter {
@@ -196,6 +208,7 @@ struct so_drafter {
     int tree_nodes;  /* maximum nodes of its trees; 0: it drafts chains */
     bool wants_target_hidden; /* needs the target's hidden states (add_hidden) */
     bool never_guesses;       /* `none` */
+    bool asynchronous;        /* part of async(): it keeps out of its worker's way by itself */
     bool is_model;            /* a draft model: recorded only if `id` is known */
     bool recorded;            /* its acceptance is kept between runs (plan/record.h) */
     bool request_only; /* guesses depend on the request and on what `id` identifies, and on nothing

@@ -111,8 +111,9 @@ static int model_open(so_drafter *d, const so_draft_text *text, void **state, so
         return rc;
     }
     s->seq = so_seq_create(md->kv); /* allocates no pages yet */
-    so_seq_reserve(s->seq, SO_MIN(s->cap, md->n_ctx) + SO_KV_PAGE);
-    if (md->base.tree_nodes > 0)
+    so_seq_reserve(s->seq,
+                   SO_MIN(s->cap, md->n_ctx) + SO_KV_PAGE + (md->o.ahead ? SO_TREE_MAX : 0));
+    if (md->base.tree_nodes > 0 || md->o.ahead)
         so_seq_reserve_nodes(s->seq, SO_TREE_MAX);
     *state = s;
     return SO_OK;
@@ -184,8 +185,7 @@ static int tree_room(const so_draft_job *job) {
 
 static bool tree_is_full(const so_draft_job *job) { return tree_room(job) <= 0; }
 
-/* Fills *c; false: no guesses for this request. */
-static bool begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chain *c) {
+bool so_model_begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chain *c) {
     so_model_request *s = job->state;
     int limit = SO_MIN(SO_MIN(job->max_depth, job->max_nodes), md->o.max_draft);
     limit = SO_MIN(limit, md->n_ctx - job->n_tokens + 1); /* the last guess is never fed */
@@ -574,7 +574,7 @@ static int model_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *
     so_model_drafter *md = (so_model_drafter *)d;
     int n = 0, rc = SO_OK;
     for (int i = 0; i < n_jobs && n < md->o.n_parallel; i++)
-        n += begin_chain(md, &jobs[i], &md->chains[n]);
+        n += so_model_begin_chain(md, &jobs[i], &md->chains[n]);
     if (n > 0 && md->inner)
         rc = run_inner(md, n, err);
     if (md->base.tree_nodes > 0)
@@ -639,6 +639,10 @@ static const so_drafter_vt MODEL_VT = {
     .n_ctx = model_n_ctx,
     .cache_fraction = model_cache_fraction,
     .preempt = model_preempt,
+    .ahead_begin = so_model_ahead_begin,
+    .ahead_rows = so_model_ahead_rows,
+    .ahead_draw = so_model_ahead_draw,
+    .ahead_abort = so_model_ahead_abort,
 };
 
 static bool is_tree(const so_model_drafter_opts *o) {
@@ -657,7 +661,8 @@ static int create_cache(so_model_drafter *md, so_err *err) {
     const so_hparams *hp = so_model_hparams(md->m);
     int64_t pages = md->o.n_pages;
     if (pages == 0)
-        pages = (int64_t)md->o.n_parallel * so_kv_pages_for(md->n_ctx);
+        pages = (int64_t)md->o.n_parallel *
+                (so_kv_pages_for(md->n_ctx) + (md->o.ahead ? so_kv_pages_for(SO_TREE_MAX) : 0));
     if (pages > INT32_MAX / SO_KV_PAGE)
         return so_err_set(err, SO_ELIMIT,
                           "the draft's cache would take %lld pages: lower "
@@ -702,6 +707,10 @@ static int max_logits_of(const so_model_drafter *md, const so_drafter *inner) {
     const so_model *m = md->m;
     const so_model_drafter_opts *o = &md->o;
     int all = o->n_parallel * o->max_draft;
+    if (o->ahead)
+        return SO_MAX(
+            o->n_parallel * SO_MAX(md->max_frontier, 1),
+            SO_MIN(o->n_parallel * SO_AHEAD_OUTCOMES, MAX_LOGITS / so_model_logits_len(m)));
     if (md->max_frontier > 0)
         return o->n_parallel * md->max_frontier;
     if (inner)

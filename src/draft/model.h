@@ -32,6 +32,7 @@ typedef struct so_model_drafter_opts {
     /* tree=FILE, without k and best: the nodes of the shape (draft/shape.h). n_shape 0: none. */
     int n_shape;
     int16_t shape_parent[SO_TREE_MAX], shape_rank[SO_TREE_MAX];
+    bool ahead; /* it drafts ahead, inside async() */
 } so_model_drafter_opts;
 
 /* Sets the options of trees that a spec names, and reads its tree file; o->nodes is the budget if it

@@ -6,6 +6,7 @@
 #define SO_DRAFT_MODEL_IMPL_H
 
 #include "base/mem.h"
+#include "draft/ahead.h"
 #include "draft/model.h"
 #include "draft/rows.h"
 
@@ -24,11 +25,14 @@ typedef struct so_model_request {
     float *
         hidden; /* [SO_MODEL_N_HIDDEN][d_hidden]: the state of position p is at p % SO_MODEL_N_HIDDEN */
     int hidden_pos[SO_MODEL_N_HIDDEN]; /* the position whose state is stored there; −1: none */
-    /* Trees only: the nodes of the open speculation in the draft's cache. */
+    /* Trees and drafting ahead: the nodes of the open speculation in the draft's cache. */
     int32_t open_tokens[SO_TREE_MAX];
     int open_parents[SO_TREE_MAX]; /* by node; −1: the root */
     int n_open;
     so_model_beams *beams; /* beam search only */
+    /* Drafting ahead only (model_ahead.c): */
+    int n_ahead_rows; /* of this request in a pass of catch-up */
+    int ahead_logit;  /* of the root in the first pass */
 } so_model_request;
 
 /* One request's chain in one call. */
@@ -141,6 +145,9 @@ float so_model_noisy_confidence(float chance, double lead);
 
 /* --- model.c --- */
 
+/* Starts a draft: checks the job and brings the cache to its text. Fills *c; false: no guesses for
+ * this request. */
+bool so_model_begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chain *c);
 /* The rows of one chain within the budget: missing tokens, then the inner drafter's chain. */
 int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, int *n_logits,
                       int *budget);
@@ -155,6 +162,13 @@ bool so_model_knows(const so_model_drafter *md, so_model_request *s, const int32
 
 int so_model_propose_beams(so_drafter *d, so_draft_beams *job, so_err *err);
 void so_model_beams_free(so_model_beams *b); /* NULL is fine */
+
+/* --- model_ahead.c: the ahead_… functions of so_drafter_vt --- */
+
+int so_model_ahead_begin(so_drafter *d, so_ahead_job *jobs, int n, bool first, so_err *err);
+int so_model_ahead_rows(so_drafter *d, so_ahead_job *jobs, int n, int level, so_err *err);
+void so_model_ahead_draw(so_drafter *d, so_ahead_job *jobs, int n, int level, bool drawn);
+void so_model_ahead_abort(so_drafter *d, so_ahead_job *jobs, int n);
 
 /* --- model_tree.c --- */
 

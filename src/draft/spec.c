@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "draft/ahead.h"
 
 enum { MAX_SHOWN = 80 }; /* bytes of a bad name in a message, so that the list still fits */
 #define BIT(o) (1u << SO_SPEC_OPT_##o)
@@ -35,6 +36,7 @@ static const struct {
     [SO_SPEC_BLOCKWISE] = {"blockwise", 0, true, false},
     [SO_SPEC_LOOKAHEAD] = {"lookahead", BIT(K) | BIT(NODES) | BIT(BEST), true, false},
     [SO_SPEC_AUTO] = {"auto", 0, false, false},
+    [SO_SPEC_ASYNC] = {"async", BIT(FAN) | BIT(WAIT), false, true},
 };
 
 static const struct {
@@ -52,6 +54,9 @@ static const struct {
     [SO_SPEC_OPT_NODES] = {"nodes", 1, SO_TREE_MAX - 1, true, false},
     [SO_SPEC_OPT_BEST] = {"best", 0, 1, true, true},
     [SO_SPEC_OPT_DISTINCT] = {"distinct", 0, 1, true, true},
+    [SO_SPEC_OPT_FAN] = {"fan", 1, SO_AHEAD_OUTCOMES, true, false},
+    [SO_SPEC_OPT_WAIT] = {"wait", 0, SO_AHEAD_DEPTH, true, false},
+    [SO_SPEC_OPT_FALLBACK] = {"fallback", 0, 1, true, false},
 };
 
 typedef struct parser {
@@ -166,7 +171,7 @@ static int find_name(so_str s) {
 
 static int find_option(so_str s) {
     for (int i = SO_SPEC_OPT_NUMBER + 1; i < SO_SPEC_N_OPTIONS; i++)
-        if (so_str_eq_c(s, OPTIONS[i].name))
+        if (i != SO_SPEC_OPT_FALLBACK && so_str_eq_c(s, OPTIONS[i].name))
             return i;
     return -1;
 }
@@ -189,7 +194,7 @@ static int new_node(parser *p, so_spec_name name, int at) {
         return -1;
     }
     p->s->nodes[p->s->n_nodes] =
-        (so_spec_node){.name = name, .first = -1, .next = -1, .column = at + 1};
+        (so_spec_node){.name = name, .first = -1, .next = -1, .fallback = -1, .column = at + 1};
     return p->s->n_nodes++;
 }
 
@@ -279,6 +284,23 @@ static void set_file(parser *p, so_spec_node *n, word w) {
     }
 }
 
+/* Parses the fallbacks of an async, which are its last arguments. */
+static void parse_fallback(parser *p, int node) {
+    so_spec_node *n = &p->s->nodes[node];
+    int last = -1;
+    n->has |= BIT(FALLBACK);
+    n->opt[SO_SPEC_OPT_FALLBACK] = 0;
+    do {
+        word w = next_word(p);
+        if (p->rc != 0)
+            return;
+        if (!w.quoted && so_str_eq_c(word_str(p, w), "sync"))
+            n->opt[SO_SPEC_OPT_FALLBACK] = 1;
+        else if (w.quoted || !so_str_eq_c(word_str(p, w), "none"))
+            last = append(p, &n->fallback, last, parse_merge(p, w));
+    } while (accept(p, ','));
+}
+
 /* Parses one argument of `node`; a drafter is appended to the list of inner drafters. */
 static int parse_arg(parser *p, int node, int *first, int last) {
     so_spec_node *n = &p->s->nodes[node]; /* the array never moves */
@@ -288,7 +310,10 @@ static int parse_arg(parser *p, int node, int *first, int last) {
     if (p->rc != 0)
         return last;
     if (!w.quoted && accept(p, '=')) {
-        parse_option(p, n, w);
+        if (n->name == SO_SPEC_ASYNC && so_str_eq_c(s, "fallback"))
+            parse_fallback(p, node);
+        else
+            parse_option(p, n, w);
     } else if (!w.quoted && to_number(s, &v)) {
         set_option(p, n, SO_SPEC_OPT_NUMBER, v, w.at);
     } else if (!w.quoted && find_name(s) >= 0 && NAMES[n->name].inner) {
@@ -320,7 +345,28 @@ static void parse_args(parser *p, int node) {
     p->s->nodes[node].first = close_list(p, SO_SPEC_FIRST, first, at);
 }
 
+/* Whether a drafter needs neither other requests nor the target's latest hidden states. */
+static bool is_independent(const so_spec *s, int node) {
+    so_spec_name name = s->nodes[node].name;
+    bool ok = name != SO_SPEC_CORPUS && !(name >= SO_SPEC_MEDUSA && name <= SO_SPEC_LOOKAHEAD);
+    for (int i = s->nodes[node].first; i >= 0 && ok; i = s->nodes[i].next)
+        ok = is_independent(s, i);
+    return ok;
+}
+
+static void check_async(parser *p, const so_spec_node *n) {
+    if (n->first < 0)
+        fail_at(p, n->column - 1, "async needs the drafter that it runs, as in async(model)");
+    else if (p->s->nodes[n->first].name >= SO_SPEC_N_NAMES || !is_independent(p->s, n->first))
+        fail_at(p, p->s->nodes[n->first].column - 1,
+                "async runs one drafter, and not corpus, which other requests write to, nor heads, "
+                "which read the pass that is running: write the others after it, as in "
+                "async(model),lookup");
+}
+
 static void check_item(parser *p, const so_spec_node *n) {
+    if (n->name == SO_SPEC_ASYNC)
+        check_async(p, n);
     if (n->name == SO_SPEC_ORACLE && !so_spec_has(n, SO_SPEC_OPT_NUMBER))
         fail_at(p, n->column - 1, "oracle needs its rate, as in oracle(0.8)");
     if (n->name == SO_SPEC_ORACLE && n->first >= 0 && p->s->nodes[n->first].name != SO_SPEC_MODEL)
@@ -388,8 +434,24 @@ static int parse_spec(parser *p) {
     return close_list(p, SO_SPEC_FIRST, first, 0);
 }
 
-/* none and auto cannot be combined with other drafters. */
+/* Whether a node is an alternative of the whole spec. */
+static bool is_alternative(const so_spec *s, int node) {
+    if (s->root == node)
+        return true;
+    for (int i = s->root >= 0 && s->nodes[s->root].name == SO_SPEC_FIRST ? s->nodes[s->root].first
+                                                                         : -1;
+         i >= 0; i = s->nodes[i].next)
+        if (i == node)
+            return true;
+    return false;
+}
+
+/* none and auto cannot be combined with other drafters, async not merged or put into others. */
 static void check_whole_specs(parser *p) {
+    for (int i = 0; i < p->s->n_nodes && p->rc == 0; i++)
+        if (p->s->nodes[i].name == SO_SPEC_ASYNC && !is_alternative(p->s, i))
+            fail_at(p, p->s->nodes[i].column - 1,
+                    "async must be an alternative of its own, as in async(model),lookup");
     for (int i = 0; i < p->s->n_nodes; i++) {
         const so_spec_node *n = &p->s->nodes[i];
         if ((n->name == SO_SPEC_NONE || n->name == SO_SPEC_AUTO) && p->s->n_nodes > 1)
@@ -438,6 +500,15 @@ static void print_file(so_str file, so_buf *out) {
     so_buf_append_c(out, plain ? "" : "\"");
 }
 
+static void print_fallback(const so_spec *s, const so_spec_node *n, so_buf *out) {
+    bool sync = n->opt[SO_SPEC_OPT_FALLBACK] != 0;
+    so_buf_append_c(out, "fallback=");
+    print_list(s, n->fallback, ",", out);
+    so_buf_append_c(out, sync              ? (n->fallback >= 0 ? ",sync" : "sync")
+                         : n->fallback < 0 ? "none"
+                                           : "");
+}
+
 static void print_args(const so_spec *s, const so_spec_node *n, so_buf *out) {
     const char *sep = "(";
     if (n->file_len > 0) {
@@ -446,7 +517,7 @@ static void print_args(const so_spec *s, const so_spec_node *n, so_buf *out) {
         sep = ",";
     }
     for (int o = 0; o < SO_SPEC_N_OPTIONS; o++) {
-        if (!(n->has >> o & 1))
+        if (!(n->has >> o & 1) || o == SO_SPEC_OPT_FALLBACK)
             continue;
         so_buf_append_c(out, sep);
         if (o != SO_SPEC_OPT_NUMBER)
@@ -464,6 +535,10 @@ static void print_args(const so_spec *s, const so_spec_node *n, so_buf *out) {
         print_node(s, n->first, out);
         sep = ",";
     }
+    if (so_spec_has(n, SO_SPEC_OPT_FALLBACK)) {
+        so_buf_append_c(out, sep);
+        print_fallback(s, n, out);
+    }
     if (*sep == ',')
         so_buf_append_c(out, ")");
 }
@@ -476,6 +551,20 @@ static void print_node(const so_spec *s, int node, so_buf *out) {
     }
     so_buf_append_c(out, NAMES[n->name].name);
     print_args(s, n, out);
+}
+
+static bool is_within(const so_spec *s, int node, const so_spec_node *n) {
+    for (int i = node; i >= 0; i = s->nodes[i].next)
+        if (&s->nodes[i] == n || is_within(s, s->nodes[i].first, n))
+            return true;
+    return false;
+}
+
+bool so_spec_is_async(const so_spec *s, const so_spec_node *n) {
+    for (int i = 0; i < s->n_nodes; i++)
+        if (s->nodes[i].name == SO_SPEC_ASYNC && is_within(s, s->nodes[i].first, n))
+            return true;
+    return false;
 }
 
 void so_spec_print(const so_spec *s, so_buf *out) { print_node(s, s->root, out); }

@@ -6,14 +6,18 @@
  *   merge = item { "+" item }            all of them, merged into one tree
  *   item  = name [ "(" arg { "," arg } ")" ]
  *   arg   = number | option "=" value | option | file | "tree" "=" file | merge
+ *         | "fallback" "=" merge { "," merge }    of async, at the end; `sync` and `none` are names
+ *                                                 there
  *
  *   lookup,ngram     oracle(0.8)     lookup(min=4)     bigram(words.tbl)     model(ngram)
  *   oracle(0.8,model)                 model(k=4,nodes=16)                     medusa(nodes=16)
+ *   async(model)     async(model,fan=8,fallback=lookup,ngram)
  *   model(a.gguf)+model(b.gguf)       unigram("odd, name.tbl",draw)
  *   model(tree=tree.json)
  *
  * An argument that is a drafter's name is an inner drafter, which drafts for the outer one; several
- * of them are alternatives. (Only `model` and `oracle` have one.) Other words are options or files.
+ * of them are alternatives. (Only `model`, `oracle` and `async` have one.) `async` is an alternative of
+ * its own: it becomes several (draft/async.h). Other words are options or files.
  * File names that contain , ( ) + = or spaces are quoted. Parsing checks names, options and ranges and opens no file. so_spec_build
  * creates the drafters: those of this folder directly, those that need a model by calling
  * so_draft_config.make. */
@@ -21,6 +25,7 @@
 #define SO_DRAFT_SPEC_H
 
 #include "base/str.h"
+#include "draft/async.h"
 #include "draft/drafters.h"
 
 typedef enum so_spec_name {
@@ -38,6 +43,7 @@ typedef enum so_spec_name {
     SO_SPEC_BLOCKWISE,
     SO_SPEC_LOOKAHEAD,
     SO_SPEC_AUTO,
+    SO_SPEC_ASYNC,
     SO_SPEC_N_NAMES,
     SO_SPEC_FIRST = SO_SPEC_N_NAMES, /* a,b */
     SO_SPEC_MERGE,                   /* a+b */
@@ -54,6 +60,9 @@ typedef enum so_spec_option {
     SO_SPEC_OPT_NODES,
     SO_SPEC_OPT_BEST,
     SO_SPEC_OPT_DISTINCT,
+    SO_SPEC_OPT_FAN,
+    SO_SPEC_OPT_WAIT,
+    SO_SPEC_OPT_FALLBACK, /* 1: `sync` is among them */
     SO_SPEC_N_OPTIONS,
 } so_spec_option;
 
@@ -63,6 +72,7 @@ typedef struct so_spec_node {
     so_spec_name name;
     int first;    /* index of the first member of a group, or of the inner spec; −1: none */
     int next;     /* index of the next member of the same group; −1: none */
+    int fallback; /* async: index of its first fallback, a list by `next`; −1: none */
     unsigned has; /* bits of so_spec_option */
     double opt[SO_SPEC_N_OPTIONS]; /* valid if the bit is set */
     int file_at, file_len;         /* file name in text; length 0: none */
@@ -83,6 +93,8 @@ void so_spec_print(const so_spec *s, so_buf *out);
 const char *so_spec_name_text(so_spec_name name);
 so_str so_spec_file(const so_spec *s, const so_spec_node *n);
 so_str so_spec_tree(const so_spec *s, const so_spec_node *n);
+/* Whether a node is the drafter inside an async(), or inside that. */
+bool so_spec_is_async(const so_spec *s, const so_spec_node *n);
 static inline bool so_spec_has(const so_spec_node *n, so_spec_option o) { return n->has >> o & 1; }
 static inline bool so_spec_flag(const so_spec_node *n, so_spec_option o) {
     return so_spec_has(n, o) && n->opt[o] != 0;
@@ -100,6 +112,9 @@ typedef struct so_draft_config {
     so_corpus **corpus; /* the engine's corpus; created here when `corpus` is first named */
     so_draft_make *make;
     void *user;
+    int n_parallel;                /* requests that draft at the same time */
+    so_async_host **host;          /* created here when `async` is first named */
+    const so_async_faults *faults; /* of tests; NULL: none */
 } so_draft_config;
 
 /* One drafter that the engine calls separately. `a,b+c` has three stages: a is the first

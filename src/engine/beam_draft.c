@@ -105,7 +105,10 @@ static void propose(so_request *r, int n_levels) {
                           .guesses = b->guesses};
     const so_backend *backend = so_model_backend(r->e->m);
     unsigned n_failed = backend->n_failed;
-    if (b->drafter->vt->propose_beams(b->drafter, &job, &err) == SO_OK) {
+    so_speculate_lock(r->e);
+    int rc = b->drafter->vt->propose_beams(b->drafter, &job, &err);
+    so_speculate_unlock(r->e);
+    if (rc == SO_OK) {
         b->n_guesses = job.n_guesses;
         r->e->beam_rows_left -= job.n_guesses;
         return;

@@ -20,6 +20,8 @@
  *                      never tested (below a rejected guess, or after the end of the answer), so
  *                      this rate is at most alpha
  *   round_rate         mean of accepted/k over the rounds with k > 0
+ *   hit_rate           async.hits / (async.rounds + async.skipped): of the rounds that looked for a
+ *                      draft that was made ahead (draft/async.h), those that found one
  *   tokens_per_second  (predicted_n − first_n) / predicted_ms: predicted_ms begins with the first
  *                      token, so the tokens of the first round have no time in it
  *
@@ -104,6 +106,7 @@ so_rates so_stats_rates(const so_request_stats *s) {
                       .mean_accepted = rate(s->draft_n_accepted, s->rounds),
                       .alpha = rate(s->draft_n_accepted, s->tested_n),
                       .acceptance_rate = rate(s->draft_n_accepted, s->draft_n),
+                      .hit_rate = rate(s->async.hits, s->async.rounds + s->async.skipped),
                       .round_rate = rate(s->round_rate_sum, s->asked_rounds),
                       .tokens_per_second =
                           s->predicted_n > s->first_n
@@ -132,6 +135,7 @@ void so_stats_add(so_request_stats *to, const so_request_stats *s) {
     to->drafted_rounds += s->drafted_rounds;
     to->asked_rounds += s->asked_rounds;
     to->round_rate_sum += s->round_rate_sum;
+    so_async_counts_add(&to->async, &s->async);
     for (int i = 0; i < SO_STATS_DEPTHS; i++) {
         to->per_depth[i].tested += s->per_depth[i].tested;
         to->per_depth[i].accepted += s->per_depth[i].accepted;

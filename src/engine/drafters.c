@@ -26,6 +26,7 @@ struct so_drafters {
     so_planner *planner;
     so_spec_set *sets;
     so_corpus *corpus;
+    so_async_host *host;             /* of async(); NULL: not named yet */
     so_bundle bundles[MAX_BUNDLES];  /* opened for model(FILE) */
     char *bundle_paths[MAX_BUNDLES]; /* the names in the spec */
     int n_bundles;
@@ -40,9 +41,32 @@ so_drafters *so_drafters_create(so_engine *e, so_planner *planner) {
     return d;
 }
 
-static void free_set(so_spec_set *set) {
+static bool is_async(const so_draft_set *s) {
+    bool any = false;
+    for (int i = 0; i < s->n_leaves; i++)
+        any |= s->leaves[i]->asynchronous;
+    return any;
+}
+
+void so_drafters_lock(so_drafters *d) {
+    if (d->host)
+        so_async_lock(d->host);
+}
+
+void so_drafters_unlock(so_drafters *d) {
+    if (d->host)
+        so_async_unlock(d->host);
+}
+
+/* An async drafter locks by itself. */
+static void free_set(so_drafters *d, so_spec_set *set) {
+    bool lock = !is_async(&set->drafters);
     so_plan_set_free(set->plan);
+    if (lock)
+        so_drafters_lock(d);
     so_draft_set_deinit(&set->drafters);
+    if (lock)
+        so_drafters_unlock(d);
     free(set->text);
     free(set->requests);
     free(set->asks);
@@ -62,8 +86,9 @@ void so_drafters_free(so_drafters *d) {
         return;
     for (so_spec_set *s = d->sets, *next; s; s = next) {
         next = s->next;
-        free_set(s);
+        free_set(d, s);
     }
+    so_async_host_free(d->host);
     so_corpus_free(d->corpus);
     for (int i = 0; i < d->n_bundles; i++) {
         so_bundle_close(&d->bundles[i]);
@@ -194,6 +219,11 @@ static int make_model(so_drafters *d, const so_spec *s, const so_spec_node *n, s
     if (rc == SO_OK)
         rc = check_draft(e, m, tok, err);
     so_model_drafter_opts o = model_opts(e, m, b);
+    o.ahead = so_spec_is_async(s, n);
+    if (rc == SO_OK && o.ahead && so_model_backend(m) == so_model_backend(e->m))
+        rc = so_err_set(err, SO_EINVAL,
+                        "async needs hardware of its own for the draft model: give --draft-cores N "
+                        "(or --draft-device)");
     if (rc == SO_OK)
         rc = set_tree(e, s, n, &o, err);
     return rc == SO_OK ? so_model_drafter_create(m, &o, inner, out, err) : rc;
@@ -329,13 +359,21 @@ int so_drafters_max_nodes(const so_spec_set *set, int depth) {
 static int make_set(so_drafters *d, const so_spec *spec, char *text, so_err *err) {
     so_engine *e = d->e;
     so_spec_set *set = SO_NEW(so_spec_set);
-    so_draft_config cfg = {.n_vocab = so_model_hparams(e->m)->n_vocab,
+    so_draft_config cfg = {.n_parallel = e->o.n_parallel,
+                           .host = &d->host,
+                           .faults = e->o.async_faults,
+                           .n_vocab = so_model_hparams(e->m)->n_vocab,
                            .tokenizer_hash = e->tok ? so_tokenizer_hash(e->tok) : 0,
                            .corpus = &d->corpus,
                            .make = make_drafter,
                            .user = d};
+    so_async_host *locked = d->host; /* models are loaded on its backend */
+    if (locked)
+        so_async_lock(locked);
     int rc =
         spec ? so_spec_build(spec, &cfg, &set->drafters, err) : build_user(e, &set->drafters, err);
+    if (locked)
+        so_async_unlock(locked);
     if (rc != SO_OK) {
         free(set);
         return rc;
@@ -364,7 +402,7 @@ static int limit_sets(so_drafters *d, so_err *err) {
                           "%d different drafter specs are in use: wait until a request ends", n);
     so_spec_set *old = *unused;
     *unused = old->next;
-    free_set(old);
+    free_set(d, old);
     return SO_OK;
 }
 

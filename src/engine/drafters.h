@@ -27,6 +27,9 @@ void so_drafters_free(so_drafters *d); /* NULL is allowed */
 int so_drafters_find(so_drafters *d, const char *spec, so_spec_set **out, so_err *err);
 /* The most guesses that the drafters of a set can merge into one tree of this depth. */
 int so_drafters_max_nodes(const so_spec_set *s, int depth);
+/* Around calls of drafters that may share a backend with those of async(). */
+void so_drafters_lock(so_drafters *d);
+void so_drafters_unlock(so_drafters *d);
 so_spec_set *so_drafters_sets(const so_drafters *d); /* the first set; further ones by set->next */
 
 #endif

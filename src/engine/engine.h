@@ -31,6 +31,7 @@
 #ifndef SO_ENGINE_ENGINE_H
 #define SO_ENGINE_ENGINE_H
 
+#include "draft/async.h"
 #include "draft/drafters.h"
 #include "kv/kv.h"
 #include "model/model.h"
@@ -85,7 +86,8 @@ typedef struct so_engine_opts {
     so_draft_fn *user_drafter;           /* the drafter `user` as a chain; may be NULL */
     so_draft_tree_fn *user_tree_drafter; /* or as a tree; at most one of the two is set */
     void *drafter_user;
-    so_step_fn *on_step; /* may be NULL */
+    const so_async_faults *async_faults; /* for tests of async(): what goes wrong; NULL: nothing */
+    so_step_fn *on_step;                 /* may be NULL */
     void *step_user;
 } so_engine_opts;
 
@@ -238,6 +240,7 @@ typedef struct so_request_stats {
     struct {
         int tested, accepted;
     } per_depth[SO_STATS_DEPTHS]; /* [0]: depth 1; the last one also counts greater depths */
+    so_async_counts async;        /* of all async drafters, when the request has ended */
 } so_request_stats;
 
 /* The whole engine: its current status, and counts since it was created. The last line has sums of
@@ -263,6 +266,7 @@ typedef struct so_rates {
     double alpha;                          /* accepted / tested */
     double acceptance_rate;                /* accepted / guesses in passes, tested or not */
     double round_rate;        /* mean of accepted/k over the rounds that asked for k guesses */
+    double hit_rate;          /* async: hits / rounds that looked for a draft */
     double tokens_per_second; /* tokens after the first round, whose time is the prompt's */
 } so_rates;
 so_rates so_stats_rates(const so_request_stats *s);

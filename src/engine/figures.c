@@ -44,6 +44,20 @@ static json_t *verify_json(const so_spec_label *who) {
                                             : json_string(so_verify_mode_name(who->verify));
 }
 
+/* hidden: the part of all drafting time that the target did not wait for. */
+static json_t *async_json(const so_request_stats *s) {
+    const so_async_counts *a = &s->async;
+    json_t *ranks = json_array();
+    double all_ms = a->worker_ms + s->draft_ms;
+    for (int i = 0; i < SO_ASYNC_RANKS; i++)
+        json_array_append_new(ranks, json_integer(a->by_rank[i]));
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:f, s:o}", "rounds", a->rounds,
+                     "hits", a->hits, "late", a->late, "absent", a->absent, "skipped", a->skipped,
+                     "outcomes", a->outcomes, "drafted", a->drafted, "served", a->served,
+                     "hits_by_rank", ranks, "worker_ms", a->worker_ms, "hidden",
+                     rate_json(all_ms > 0 ? a->worker_ms / all_ms : -1));
+}
+
 /* Without a drafter every round decides one token and no guess is tested. */
 json_t *so_figures_spec(const so_spec_label *who, const so_request_stats *s) {
     bool none = strcmp(who->drafter, "none") == 0;
@@ -56,6 +70,10 @@ json_t *so_figures_spec(const so_spec_label *who, const so_request_stats *s) {
                   "alpha", rate_json(x.alpha), "acceptance_rate", rate_json(x.acceptance_rate),
                   "round_rate", rate_json(x.round_rate), "draft_ms", s->draft_ms, "verify_ms",
                   s->verify_ms, "per_depth", per_depth_json(s));
+    if (s->async.rounds + s->async.skipped > 0) {
+        json_object_set_new(o, "hit_rate", rate_json(x.hit_rate));
+        json_object_set_new(o, "async", async_json(s));
+    }
     if (!none && who->verify == SO_VERIFY_LENIENT && who->lenience < 1)
         json_object_set_new(o, "lossy", json_true());
     return o;

@@ -198,6 +198,9 @@ const so_drafter *so_speculate_drafter(const so_request *r);
 void so_speculate_admit(so_request *r);
 /* r is preempted: its drafters release what they can rebuild. */
 void so_speculate_preempt(so_request *r);
+/* Around drafting with a model outside async(): keeps its worker off the backend (draft/async.h). */
+void so_speculate_lock(so_engine *e);
+void so_speculate_unlock(so_engine *e);
 /* Plans and drafts: fills the trees of this step and prunes them. */
 void so_speculate_step(so_engine *e);
 /* The next token of the text was sampled from the logits row of `node`: drafters that read hidden

@@ -144,11 +144,22 @@ int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err) {
     return SO_OK;
 }
 
+static void count_async(so_request *r) {
+    const so_draft_set *d = &r->spec.set->drafters;
+    for (int i = 0; i < d->n_stages; i++)
+        if (so_async_is(d->stages[i].drafter)) {
+            so_async_counts n;
+            so_async_get_counts(d->stages[i].drafter, so_draft_set_state(d, r->spec.state, i), &n);
+            so_async_counts_add(&r->stats.async, &n);
+        }
+}
+
 void so_speculate_close(so_request *r) {
     so_speculation *s = &r->spec;
     so_beams_close_draft(r);
     if (!s->plan)
         return;
+    count_async(r);
     s->set->drafters.root->vt->close(s->set->drafters.root, s->state);
     so_plan_request_free(s->plan);
     s->plan = NULL;
@@ -264,6 +275,9 @@ static void report_failure(so_spec_set *set, const so_err *err) {
     set->failed = true;
 }
 
+void so_speculate_lock(so_engine *e) { so_drafters_lock(e->spec->drafters); }
+void so_speculate_unlock(so_engine *e) { so_drafters_unlock(e->spec->drafters); }
+
 /* Offers the first n requests of the set to one drafter. n_left drafters, this one included, add to
  * the same trees. */
 static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_left) {
@@ -288,7 +302,11 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
     const so_backend *b = so_model_backend(e->m);
     unsigned n_failed = b->n_failed;
     int64_t t = so_clock_ns();
+    if (!d->asynchronous && d->is_model)
+        so_speculate_lock(e);
     int rc = d->vt->propose(d, set->jobs, n_jobs, &err);
+    if (!d->asynchronous && d->is_model)
+        so_speculate_unlock(e);
     so_plan_observe_draft(planner, stage, set->asks, set->jobs, n_jobs, so_clock_ms_since(t));
     if (rc == SO_OK)
         return;
@@ -350,6 +368,36 @@ static double propose(so_engine *e) {
     return so_clock_ms_since(start);
 }
 
+/* --- drafting ahead --- */
+
+/* Whether a further round may follow this one. The limits are those of the next round. */
+static bool may_continue(const so_request *r) {
+    return speculates(r) && r->max_len - r->n_tokens > 2;
+}
+
+static void dispatch_stage(so_engine *e, so_spec_set *s, int stage) {
+    so_drafter *d = s->drafters.stages[stage].drafter;
+    int n = 0;
+    for (so_request *r = e->running; r; r = r->next) {
+        if (!may_continue(r) || r->spec.set != s)
+            continue;
+        int depth = r->spec.length ? r->spec.length : r->spec.draft_max;
+        so_plan_query ask = {.max_depth = SO_MIN(depth, r->max_len - r->n_tokens - 2)};
+        s->jobs[n] = job_of(r, stage, &ask, 1);
+        s->jobs[n++].round = r->spec.round + 1;
+    }
+    if (n > 0)
+        d->vt->dispatch(d, s->jobs, n);
+}
+
+/* The trees are final: drafters that draft ahead begin, while the target verifies. */
+static void dispatch(so_engine *e) {
+    for (so_spec_set *s = so_drafters_sets(e->spec->drafters); s; s = s->next)
+        for (int i = 0; i < s->drafters.n_stages && !s->off; i++)
+            if (s->drafters.stages[i].drafter->vt->dispatch)
+                dispatch_stage(e, s, i);
+}
+
 /* --- the step --- */
 
 void so_speculate_step(so_engine *e) {
@@ -374,6 +422,7 @@ void so_speculate_step(so_engine *e) {
             set_room(r, e->max_guesses / n_spec);
     e->step.info.draft_ms = propose(e);
     e->step.info.plan = *so_plan_choose(planner);
+    dispatch(e);
 }
 
 void so_speculate_observe_round(so_request *r, so_verify_mode mode, double ms) {

@@ -62,8 +62,13 @@ static bool check_option_row(const row *r, char words[][16], unsigned documented
     const char *at = r->head + len + 1;
     if (name < 0 || r->head[len] == '\0')
         return false;
-    bool after_k = strncmp(at, "k=N,", 4) == 0;
-    at += strncmp(at, "FILE,", 5) == 0 ? 5 : after_k ? 4 : 0;
+    bool after_k = strncmp(at, "k=N,", 4) == 0, after_a = strncmp(at, "A,", 2) == 0;
+    at += strncmp(at, "FILE,", 5) == 0 ? 5 : after_k ? 4 : after_a ? 2 : 0;
+    if (strncmp(at, "fallback=LIST", 13) == 0) {
+        snprintf(words[SO_SPEC_OPT_FALLBACK], sizeof words[0], "fallback");
+        documented[name] |= 1u << SO_SPEC_OPT_FALLBACK;
+        return true;
+    }
     size_t word_len = strcspn(at, "=)");
     if (word_len >= sizeof word || name_of(at, word_len) >= 0 || *at < 'a')
         return false;                     /* model(ngram), model(FILE) */
@@ -75,7 +80,10 @@ static bool check_option_row(const row *r, char words[][16], unsigned documented
         fail_msg("%s: no range in '%s'", r->head, r->text);
     static const double beyond[] = {0, -1, 0, 1}; /* low, low − 1, high, high + 1 */
     for (int i = 0; i < 4; i++) {
-        snprintf(text, sizeof text, "%.*s(%s%s=%.15g)", (int)len, r->head, after_k ? "k=1," : "",
+        snprintf(text, sizeof text, "%.*s(%s%s=%.15g)", (int)len, r->head,
+                 after_k   ? "k=1,"
+                 : after_a ? "ngram,"
+                           : "",
                  word, (i < 2 ? low : high) + beyond[i]);
         if (parses(text, &spec) != (i % 2 == 0))
             fail_msg("%s: '%s' is wrong about %s", r->head, r->text, text);
@@ -98,7 +106,7 @@ static void test_spec_topic_is_complete(void **state) {
     int n = read_rows(&r.out, rows), n_options = 0;
     for (int i = 0; i < n; i++)
         n_options += strchr(rows[i].head, ',') && !strstr(rows[i].head, "FILE,") &&
-                             !strstr(rows[i].head, "(k=N,")
+                             !strstr(rows[i].head, "(k=N,") && !strstr(rows[i].head, "(A,")
                          ? 0
                          : check_option_row(&rows[i], words, documented);
     assert_true(n_options >= 8);
@@ -119,8 +127,15 @@ static void test_spec_topic_is_complete(void **state) {
         for (int o = SO_SPEC_OPT_NUMBER + 1; o < SO_SPEC_N_OPTIONS; o++) {
             char text[80];
             so_spec spec;
-            snprintf(text, sizeof text, "%s(%s%s=%d)", name, needs_k[i][o] ? "k=1," : "", words[o],
-                     o == SO_SPEC_OPT_ORDER ? 2 : 1);
+            bool list = o == SO_SPEC_OPT_FALLBACK;
+            snprintf(text, sizeof text, "%s(%s%s=%s)", name,
+                     needs_k[i][o]        ? "k=1,"
+                     : i == SO_SPEC_ASYNC ? "ngram,"
+                                          : "",
+                     words[o],
+                     list                     ? "sync"
+                     : o == SO_SPEC_OPT_ORDER ? "2"
+                                              : "1");
             if (parses(text, &spec) != (documented[i] >> o & 1))
                 fail_msg("%s is %sdocumented", text, documented[i] >> o & 1 ? "" : "not ");
         }

@@ -40,6 +40,12 @@ static void parses_and_prints(void **state) {
         {"auto", "auto"},
         {"corpus(min=2,mb=16)", "corpus(min=2,mb=16)"},
         {"predict,random", "predict,random"},
+        {"async(model)", "async(model)"},
+        {"async(model(a.gguf),wait=1, fan=8)", "async(fan=8,wait=1,model(a.gguf))"},
+        {"lookup,async(ngram,fallback=none)", "lookup,async(ngram,fallback=none)"},
+        {"async(ngram,fallback=sync)", "async(ngram,fallback=sync)"},
+        {"async(ngram,fallback=lookup, sync,ngram+random),lookup",
+         "async(ngram,fallback=lookup,ngram+random,sync),lookup"},
     };
     for (size_t i = 0; i < SO_LEN(cases); i++) {
         so_spec s, again;
@@ -87,7 +93,23 @@ static void errors_say_where_and_what(void **state) {
          "medusa does not take distinct; it takes k=N nodes=N best"},
         {"blockwise(k=2)", "column 11", "blockwise does not take k; it takes no options"},
         {"lookahead(nodes=0)", "column 11", "1 to 256"},
-        {"ngram,async(model)", "column 7", "unknown drafter \"async\": must be one of"},
+        {"ngram,azync(model)", "column 7", "unknown drafter \"azync\": must be one of"},
+        {"async", "column 1", "needs the drafter that it runs"},
+        {"async(fan=2)", "column 1", "needs the drafter that it runs"},
+        {"async(fallback=none)", "column 1", "needs the drafter that it runs"},
+        {"async(ngram,lookup)", "column 7", "runs one drafter"},
+        {"async(ngram+lookup)", "column 7", "runs one drafter"},
+        {"async(corpus)", "column 7", "not corpus"},
+        {"async(model(medusa))", "column 7", "nor heads"},
+        {"async(ngram,fan=0)", "column 13", "1 to 32"},
+        {"async(ngram,wait=17)", "column 13", "0 to 16"},
+        {"async(ngram)+lookup", "column 1", "an alternative of its own"},
+        {"lookup,model(async(ngram))", "column 14", "an alternative of its own"},
+        {"async(async(ngram))", "column 7", "an alternative of its own"},
+        {"async(ngram,fallback=async(ngram))", "column 22", "an alternative of its own"},
+        {"async(ngram,fallback=", "column 22", "missing at the end"},
+        {"async(ngram,fallback=4)", "column 22", "unknown drafter"},
+        {"model(fallback=ngram)", "column 7", "unknown option \"fallback\""},
         {"lookup,", "column 8", "missing at the end"},
         {"lookup,,ngram", "column 8", "missing before ','"},
         {"lookup ngram", "column 8", "'n' is not expected"},
@@ -197,7 +219,8 @@ static void builds(void **state) {
     (void)state;
     so_corpus *corpus = NULL;
     hook h = {0};
-    so_draft_config cfg = {RIG_VOCAB, 0, &corpus, make, &h};
+    so_draft_config cfg = {
+        .n_vocab = RIG_VOCAB, .tokenizer_hash = 0, .corpus = &corpus, .make = make, .user = &h};
     so_draft_set set;
     so_err err = {0};
     SO_OK_OR_FAIL(build("lookup,ngram+random,corpus(mb=1),oracle(0.5)", &cfg, &set, &err), err);
@@ -229,7 +252,13 @@ static void listed_names_can_be_built(void **state) {
     (void)state;
     so_corpus *corpus = NULL;
     hook h = {0};
-    so_draft_config cfg = {RIG_VOCAB, 0, &corpus, make, &h};
+    so_async_host *host = NULL;
+    so_draft_config cfg = {.n_vocab = RIG_VOCAB,
+                           .tokenizer_hash = 0,
+                           .corpus = &corpus,
+                           .make = make,
+                           .user = &h,
+                           .host = &host};
     so_spec s;
     so_err err = {0};
     int n = 0;
@@ -242,7 +271,10 @@ static void listed_names_can_be_built(void **state) {
         so_draft_set set;
         if (!*name)
             continue;
-        snprintf(text, sizeof text, "%s%s", name, strcmp(name, "oracle") == 0 ? "(0.5)" : "");
+        snprintf(text, sizeof text, "%s%s", name,
+                 strcmp(name, "oracle") == 0  ? "(0.5)"
+                 : strcmp(name, "async") == 0 ? "(ngram)"
+                                              : "");
         h.calls = 0;
         SO_OK_OR_FAIL(build(text, &cfg, &set, &err), err);
         /* The engine's hook implements only these. */
@@ -253,6 +285,7 @@ static void listed_names_can_be_built(void **state) {
         n++;
     }
     assert_int_equal(n, SO_SPEC_N_NAMES);
+    so_async_host_free(host);
     so_corpus_free(corpus);
     so_buf long_name = {0};
     for (int i = 0; i < 500; i++)
@@ -262,10 +295,50 @@ static void listed_names_can_be_built(void **state) {
     so_buf_free(&long_name);
 }
 
+/* The cache, the fallbacks, then X in the engine's time, under the number that X has. */
+static void async_becomes_alternatives(void **state) {
+    (void)state;
+    so_async_host *host = NULL;
+    so_draft_config cfg = {.n_vocab = RIG_VOCAB,
+                           .tokenizer_hash = 0,
+                           .corpus = NULL,
+                           .make = make,
+                           .user = NULL,
+                           .host = &host,
+                           .n_parallel = 2};
+    so_draft_set set;
+    so_err err = {0};
+    static const struct {
+        const char *spec, *stages[6];
+    } cases[] = {
+        {"async(ngram)", {"async", "ngram"}},
+        {"async(ngram,fallback=none)", {"async"}},
+        {"async(ngram,fallback=lookup,random)", {"async", "lookup", "random"}},
+        {"lookup,async(ngram,fallback=random,sync),predict",
+         {"lookup", "async", "random", "ngram", "predict"}},
+        {"async(ngram),async(lookup)", {"async", "ngram", "async", "lookup"}},
+    };
+    for (size_t i = 0; i < SO_LEN(cases); i++) {
+        int n = 0;
+        SO_OK_OR_FAIL(build(cases[i].spec, &cfg, &set, &err), err);
+        for (; cases[i].stages[n]; n++)
+            assert_string_equal(set.stages[n].drafter->vt->name, cases[i].stages[n]);
+        assert_int_equal(set.n_stages, n);
+        for (int k = 0; k < set.n_leaves; k++)
+            assert_int_equal(set.leaves[k]->index, k);
+        so_draft_set_deinit(&set);
+    }
+    so_async_host_free(host);
+    cfg.host = NULL;
+    assert_int_equal(build("async(ngram)", &cfg, &set, &err), SO_EUNSUPPORTED);
+    assert_non_null(strstr(err.msg, "column 1: async: needs an engine"));
+}
+
 static void auto_falls_back(void **state) {
     (void)state;
     hook h = {.rc = SO_ENOTFOUND};
-    so_draft_config cfg = {RIG_VOCAB, 0, NULL, make, &h};
+    so_draft_config cfg = {
+        .n_vocab = RIG_VOCAB, .tokenizer_hash = 0, .corpus = NULL, .make = make, .user = &h};
     so_draft_set set;
     so_err err = {0};
     for (int i = 0; i < 2; i++) {
@@ -281,7 +354,8 @@ static void auto_falls_back(void **state) {
 
 static void failures_name_the_drafter(void **state) {
     (void)state;
-    so_draft_config cfg = {RIG_VOCAB, 0, NULL, NULL, NULL};
+    so_draft_config cfg = {
+        .n_vocab = RIG_VOCAB, .tokenizer_hash = 0, .corpus = NULL, .make = NULL, .user = NULL};
     const char *cases[][2] = {
         {"lookup,model", "column 8: model: needs a draft model: give --draft-model"},
         {"model(ngram)", "column 1: model: needs a draft model"},
@@ -310,7 +384,8 @@ static void failures_name_the_drafter(void **state) {
 static void misfits_are_located(void **state) {
     (void)state;
     hook h = {.rc = SO_EMISMATCH};
-    so_draft_config cfg = {RIG_VOCAB, 0, NULL, make, &h};
+    so_draft_config cfg = {
+        .n_vocab = RIG_VOCAB, .tokenizer_hash = 0, .corpus = NULL, .make = make, .user = &h};
     const char *cases[][2] = {
         {"model", "no such file"},
         {"lookup,model(ngram)", "no such file"},
@@ -336,7 +411,8 @@ static void tables_by_file(void **state) {
     SO_OK_OR_FAIL(so_table_counter_finish(c, 77, &t, &err), err);
     SO_OK_OR_FAIL(so_table_save(t, path, &err), err);
     so_table_free(t);
-    so_draft_config cfg = {RIG_VOCAB, 77, NULL, NULL, NULL};
+    so_draft_config cfg = {
+        .n_vocab = RIG_VOCAB, .tokenizer_hash = 77, .corpus = NULL, .make = NULL, .user = NULL};
     so_draft_set set;
     snprintf(spec, sizeof spec, "bigram(\"%s\")", path);
     SO_OK_OR_FAIL(build(spec, &cfg, &set, &err), err);
@@ -357,6 +433,7 @@ int main(void) {
         cmocka_unit_test(limits),
         cmocka_unit_test(builds),
         cmocka_unit_test(listed_names_can_be_built),
+        cmocka_unit_test(async_becomes_alternatives),
         cmocka_unit_test(auto_falls_back),
         cmocka_unit_test(failures_name_the_drafter),
         cmocka_unit_test(misfits_are_located),

@@ -47,6 +47,8 @@ static int guess(void *user, const int32_t *tokens, int n, int n_prompt, int32_t
     return max > 0;
 }
 
+static so_rig own; /* the draft of async(), on a backend of its own */
+
 /* length 0: the planner decides. */
 static void check(const so_rig *r, const char *drafter, float temp, so_verify_mode verify,
                   int n_parallel, int length) {
@@ -55,7 +57,7 @@ static void check(const so_rig *r, const char *drafter, float temp, so_verify_mo
                         .n_batch = 64,
                         .kv_dtype = SO_DTYPE_F32,
                         .max_draft = drafter ? 4 : 0,
-                        .draft = r->m,
+                        .draft = drafter && strstr(drafter, "async") ? own.m : r->m,
                         .draft_temp = -1,
                         .user_drafter = guess};
     so_engine *e = NULL;
@@ -102,11 +104,27 @@ static void test_steps_allocate_nothing(void **state) {
     if (!CAN_COUNT)
         SO_SKIP("this build brings its own malloc");
     static const char *const drafters[] = {
-        "none",    "ngram",        "ngram(draw)", "lookup",        "corpus",
-        "predict", "random",       "oracle(0.5)", "user",          "auto",
-        "model",   "model(ngram)", "ngram,model", "lookup+random", "model+lookup",
+        "none",
+        "ngram",
+        "ngram(draw)",
+        "lookup",
+        "corpus",
+        "predict",
+        "random",
+        "oracle(0.5)",
+        "user",
+        "auto",
+        "model",
+        "model(ngram)",
+        "ngram,model",
+        "lookup+random",
+        "model+lookup",
+        "async(model,wait=1)",
+        "async(ngram,wait=1)", /* the first lookup waits for allocations */
     };
     so_rig r;
+    so_rig_open(&own, so_test_data("golden/models/llama"),
+                &(so_rig_opts){.n_pages = 1, .level = so_cpu_best_level()});
     so_rig_open(&r, so_test_data("golden/models/llama"),
                 &(so_rig_opts){.n_pages = 1, .level = so_cpu_best_level()});
     for (int n = 1; n <= 4; n += 3) {
@@ -120,6 +138,7 @@ static void test_steps_allocate_nothing(void **state) {
                 check(&r, drafters[d], 0.8f, SO_VERIFY_LENIENT, n, length);
             }
     }
+    so_rig_close(&own);
     so_rig_close(&r);
 }
 

@@ -47,6 +47,7 @@ so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o) {
                          .user_drafter = o->drafter,
                          .user_tree_drafter = o->tree_drafter,
                          .drafter_user = o->drafter_user,
+                         .async_faults = o->async_faults,
                          .on_step = o->on_step,
                          .step_user = o->step_user};
     so_err err = {0};

@@ -35,6 +35,7 @@ typedef struct so_case_engine_opts {
     so_draft_fn *drafter;           /* `user`; NULL: none */
     so_draft_tree_fn *tree_drafter; /* the same as a tree */
     void *drafter_user;
+    const so_async_faults *async_faults;
     so_step_fn *on_step; /* may be NULL */
     void *step_user;
 } so_case_engine_opts;

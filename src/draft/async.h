@@ -1,0 +1,120 @@
+/* The drafter `async(X)`: speculative speculative decoding. While the target verifies a round, X
+ * drafts for the likeliest ends of that round on cores of its own. If one of them occurs, the next
+ * round starts at once with the draft that is ready.
+ *
+ *   engine thread                              worker thread
+ *   ─────────────                              ─────────────
+ *   guesses of round r are chosen
+ *   dispatch: the job, as values    ───────►   begin: the tree's rows, candidates after each node
+ *   target's pass over round r                 choose the outcomes (async_choose.c)
+ *        …                                     level 1 of all outcomes, published
+ *   verify: accepted length, token             level 2, published
+ *   seal                            ───────►   stops before the next level
+ *   propose for round r+1: looks up (request, round, accepted path, next token)
+ *     hit    the published levels of that outcome's draft
+ *     miss   no guesses; the next alternative of the spec drafts
+ *
+ * The engine does not wait for the worker, unless wait=N asks for N levels of every draft, and then not
+ * for a worker that has stopped. What was not published when the engine sealed the batch
+ * does not exist. So a slow worker costs guesses and nothing else, and the length of a draft adapts
+ * to the time that the target takes.
+ *
+ * `async(X)` becomes two alternatives: the cache, a drafter that costs the engine no time, and X
+ * itself, which drafts in the engine's time if the planner expects that to pay (`fallback=`).
+ *
+ * Exactness. Greedy decoding and `match` accept only the target's own tokens, so any guesses are
+ * exact (verify/match.c). For `reject` and `lenient` the rule of sight (drafter.h) must hold:
+ * whether a guess is tested must not depend on its sampled value, nor on numbers that test guesses.
+ *
+ *   1. One draft per outcome. Outcomes of a job are different, and a job is of one round of one
+ *      request. So for the text that comes out of the round there is at most one draft, and nothing
+ *      to choose by value.
+ *   2. Which outcomes are drafted depends on the text, on the tree of the round before, on whole
+ *      rows, on earlier verdicts and on measured times. All of these exist before a guess of the
+ *      coming round is sampled. The worker gets neither the verifier's numbers nor the noise of the
+ *      target's own sample: in `reject` candidates are the likeliest tokens of rows.
+ *   3. Readiness. The guess at level k is sampled from a q row. The worker stores the rows of level
+ *      k, then publishes the level, and only then samples from them. The engine tests the guess if
+ *      the level was published when it sealed the batch. Publishing and sealing therefore happen,
+ *      or fail to happen, before anything was computed from the number that samples the guess;
+ *      whatever their times depend on, they do not depend on it. They may depend on guesses of
+ *      earlier levels, which the rule allows. The engine samples from the row itself, with the same
+ *      keys, so nothing that happens to the worker afterwards takes a guess back.
+ *   4. Numbers. Guesses of round r+1 are keyed by that round, the drafter's index, the position and
+ *      the outcome's number. With the outcome's number, drafts of different outcomes have
+ *      independent numbers. Without it a level of one outcome could be late because of a number
+ *      that an earlier level of another outcome, at the same position, had used already. X drafts
+ *      under an index of its own when it drafts in the engine's time.
+ *   5. Guesses of drafters without a model are deterministic here (points), and are exact however
+ *      they were chosen (verify/reject.c, step 3).
+ *   6. Readiness depends on the clock, so guesses are no function of the request alone:
+ *      request_only is false, and `reject` has a random nonce (engine/nonce.c). The text of a seed
+ *      is repeatable with `match` only.
+ *
+ * Ownership. X, its caches and the states it opened belong to whoever holds the host's lock. The
+ * worker holds it for one pass at a time; the engine takes it to let X draft in its own time, after
+ * sealing the batch. A host has one thread and serves all async drafters of an engine, one batch at
+ * a time, because their models share a backend. Queues are two batches per drafter, allocated at
+ * creation. If both are busy, a round is not dispatched.
+ *
+ * Functions: engine thread. */
+#ifndef SO_DRAFT_ASYNC_H
+#define SO_DRAFT_ASYNC_H
+
+#include "draft/drafter.h"
+
+typedef struct so_async_host so_async_host;
+
+enum { SO_ASYNC_RANKS = 8 };
+
+/* For tests: what goes wrong in the worker. Rates are chances per event, drawn from `seed`. */
+typedef struct so_async_faults {
+    uint64_t seed;
+    double delay_rate, delay_ms; /* before a level is computed or published */
+    double abandon_rate;         /* the batch is given up half way */
+    double nonsense_rate;        /* a batch has random tokens, also outside the vocabulary */
+    double stop_rate;            /* the worker does nothing for stop_ms, with a batch in hand */
+    double stop_ms;
+    int64_t *happened; /* counts faults; read it after the host is freed. NULL: not wanted */
+} so_async_faults;
+
+/* Starts the worker's thread. faults: NULL, or copied. */
+int so_async_host_create(const so_async_faults *faults, so_async_host **out, so_err *err);
+void so_async_host_free(so_async_host *h); /* NULL is fine; all its drafters must have been freed */
+/* Exclusive use of what the drafters of the host run on. Waits for one pass at most. Calls nest. */
+void so_async_lock(so_async_host *h);
+void so_async_unlock(so_async_host *h);
+
+typedef struct so_async_opts {
+    so_drafter *inner; /* X; owned on success */
+    int n_vocab, n_parallel;
+    int fan_out; /* outcomes per round and request; 0: chosen in each round */
+    int wait;    /* levels for which the engine waits before it looks up; 0: it never waits */
+    bool sync;   /* also create the drafter that lets X draft in the engine's time */
+} so_async_opts;
+/* *cached: the drafter that serves finished drafts. *sync: X in the engine's time; NULL if o->sync is
+ * false. Both must be members of one group, `cached` before `sync`, so that a request is opened in
+ * both. */
+void so_async_create(so_async_host *h, const so_async_opts *o, so_drafter **cached,
+                     so_drafter **sync);
+/* The numbers of `cached` in proposals, already set, and of X and `sync`. */
+void so_async_set_index(so_drafter *cached, so_drafter *sync, int inner);
+bool so_async_is(const so_drafter *d); /* the drafter `cached` */
+
+/* What happened in the rounds of one request. */
+typedef struct so_async_counts {
+    int rounds;          /* rounds of which the end was guessed (dispatched) */
+    int hits;            /* their end was among the outcomes, and at least one level was ready */
+    int late;            /* it was among the outcomes, but no level was ready */
+    int absent;          /* it was not among them */
+    int skipped;         /* rounds that were not dispatched, or whose outcomes were not ready */
+    int outcomes;        /* outcomes drafted, all rounds */
+    int drafted, served; /* guesses drafted for all outcomes; guesses given to the engine */
+    int by_rank
+        [SO_ASYNC_RANKS]; /* hits by the rank of their outcome, likeliest first; the last: all others */
+    double worker_ms;     /* time of the worker, shared batches divided by their requests */
+} so_async_counts;
+void so_async_counts_add(so_async_counts *to, const so_async_counts *n);
+void so_async_get_counts(const so_drafter *cached, const void *state, so_async_counts *out);
+
+#endif

@@ -1,0 +1,230 @@
+/* async(X) in the engine: whatever the worker does, and whenever, the text is that of plain decoding,
+ * token for token, greedy and with `match`. The faults are those of so_async_faults: a worker that is
+ * slow, that does nothing for a while with a batch in hand (then both batches are busy), that gives
+ * a batch up half way, that answers nonsense. test_async_mutants.c has `reject`. */
+#include "so_test.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "so_cases.h"
+
+static so_rig target, draft;
+static so_case cases[SO_CASES];
+
+static int open_all(void **state) {
+    (void)state;
+    so_case_open(&target, "llama", &draft, "llama", cases);
+    return 0;
+}
+
+static int close_all(void **state) {
+    (void)state;
+    so_rig_close(&target);
+    so_rig_close(&draft);
+    return 0;
+}
+
+/* After a step the caller is busy for a while, as a slow target would be. */
+typedef struct pause {
+    uint64_t seed;
+    uint32_t n;
+    double max_ms;
+} pause;
+
+static void on_step(void *user, const so_step_info *info) {
+    pause *p = user;
+    so_rng_key key = {.seed = p->seed, .purpose = SO_RNG_TEST};
+    double ms = p->max_ms * so_rng_uniform(&key, p->n++);
+    (void)info;
+    if (p->max_ms > 0)
+        nanosleep(&(struct timespec){.tv_nsec = (long)(ms * 1e6)}, NULL);
+}
+
+static so_engine *open_engine(const so_async_faults *faults, pause *p, int n_parallel) {
+    return so_case_engine(&target, &(so_case_engine_opts){.draft = &draft,
+                                                          .n_parallel = n_parallel,
+                                                          .n_batch = 16,
+                                                          .draft_temp = -1,
+                                                          .async_faults = faults,
+                                                          .on_step = on_step,
+                                                          .step_user = p});
+}
+
+/* All cases at once, each with the next of the specs. Returns the sum of their counts. */
+static so_async_counts run_all(so_engine *e, const char *const *specs, int n_specs, int length) {
+    so_request *r[SO_CASES];
+    so_async_counts sum = {0};
+    for (int c = 0; c < SO_CASES; c++)
+        r[c] = so_case_submit(e, &cases[c],
+                              &(so_spec_opts){.drafter = specs[c % n_specs], .length = length});
+    so_case_run(e);
+    for (int c = 0; c < SO_CASES; c++) {
+        if (!so_case_same(r[c], &cases[c]))
+            fail_msg("case %d, %s, length %d: the text differs", c, specs[c % n_specs], length);
+        so_async_counts_add(&sum, &so_request_get_stats(r[c])->async);
+        so_request_free(r[c]);
+    }
+    return sum;
+}
+
+static const char *const SPECS[] = {"async(model)",
+                                    "async(model,wait=2)",
+                                    "async(model,fan=3,fallback=none)",
+                                    "async(model,fallback=lookup,ngram)",
+                                    "async(model),lookup",
+                                    "lookup,async(model,fallback=sync)",
+                                    "async(ngram)",
+                                    "async(lookup,wait=1)",
+                                    "async(oracle(0.7),wait=1)",
+                                    "async(random)",
+                                    "async(model(ngram))",
+                                    "async(model(k=3,nodes=8))"};
+
+static void every_spec_gives_the_plain_text(void **state) {
+    (void)state;
+    for (size_t i = 0; i < SO_LEN(SPECS); i++)
+        for (int n_parallel = 1; n_parallel <= 4; n_parallel += 3)
+            for (int length = 0; length <= 3; length += 3) {
+                pause p = {.seed = 11 + i, .max_ms = 0.4};
+                so_engine *e = open_engine(NULL, &p, n_parallel);
+                so_async_counts n = run_all(e, &SPECS[i], 1, length);
+                assert_true(n.hits + n.late + n.absent == n.rounds);
+                assert_true(n.rounds + n.skipped > 0);
+                so_engine_free(e);
+            }
+}
+
+/* A draft model and async drafters on one backend, several specs at once. */
+static void specs_share_a_backend(void **state) {
+    static const char *const mixed[] = {"async(model,wait=1)", "model", "async(ngram),model"};
+    (void)state;
+    for (int length = 0; length <= 4; length += 2) {
+        pause p = {.seed = 5, .max_ms = 0.2};
+        so_engine *e = open_engine(NULL, &p, 4);
+        for (int k = 0; k < 3; k++)
+            run_all(e, mixed, (int)SO_LEN(mixed), length);
+        so_engine_free(e);
+    }
+}
+
+/* Delays from nothing to ten times the length of a step, and every other fault. */
+static void faults_change_no_token(void **state) {
+    static const char *const specs[] = {"async(model)", "async(model,wait=1)",
+                                        "async(ngram),model"};
+    int64_t happened = 0, all = 0;
+    (void)state;
+    for (int k = 0; all < 1000 && k < 400; k++) {
+        so_async_faults f = {.seed = 100 + (uint64_t)k, .happened = &happened};
+        switch (k % 5) {
+        case 0:
+            f.delay_rate = 0.7;
+            f.delay_ms = 0.05 * (k / 5 % 10);
+            break;
+        case 1:
+            f.abandon_rate = 0.3;
+            break;
+        case 2:
+            f.nonsense_rate = 0.6;
+            break;
+        case 3:
+            f.stop_rate = 0.1;
+            f.stop_ms = 3;
+            break;
+        default:
+            f.delay_rate = f.abandon_rate = f.nonsense_rate = 0.2;
+            f.delay_ms = 0.3;
+        }
+        pause p = {.seed = (uint64_t)k, .max_ms = k % 3 ? 0.1 : 0};
+        so_engine *e = open_engine(&f, &p, 1 + k % 4);
+        run_all(e, &specs[k / 5 % 3], 1, k / 2 % 2 ? 3 : 0);
+        so_engine_free(e);
+        all += happened;
+        happened = 0;
+    }
+    print_message("%d faults\n", (int)all);
+    assert_true(all >= 1000);
+}
+
+/* Requests that end in the middle: cancelled, or freed while the worker may have them. */
+static void requests_may_end_at_any_time(void **state) {
+    (void)state;
+    for (int k = 0; k < 60; k++) {
+        pause p = {.seed = (uint64_t)k, .max_ms = 0.1};
+        so_async_faults f = {.seed = (uint64_t)k, .delay_rate = 0.5, .delay_ms = 0.2};
+        so_engine *e = open_engine(&f, &p, 3);
+        so_request *r[SO_CASES];
+        so_err err = {0};
+        for (int c = 0; c < SO_CASES; c++)
+            r[c] = so_case_submit(e, &cases[c], &(so_spec_opts){.drafter = "async(model)"});
+        for (int step = 0; step < k % 20; step++)
+            so_engine_step(e, &err);
+        for (int c = 0; c < SO_CASES; c += 2) {
+            if (c == 0)
+                so_request_cancel(r[c]);
+            else {
+                so_request_free(r[c]);
+                r[c] = NULL;
+            }
+        }
+        so_case_run(e);
+        for (int c = 0; c < SO_CASES; c++) {
+            if (r[c] && c % 2 == 1)
+                assert_true(so_case_same(r[c], &cases[c]));
+            so_request_free(r[c]);
+        }
+        so_engine_free(e);
+    }
+}
+
+/* The draft is the target, so every guess that is served is right, and nearly every round is hit. */
+static void a_perfect_draft_is_hit(void **state) {
+    (void)state;
+    pause p = {0};
+    so_engine *e = open_engine(NULL, &p, 1);
+    for (int c = 0; c < SO_CASES; c++) {
+        so_request *r = so_case_submit(
+            e, &cases[c], &(so_spec_opts){.drafter = "async(model,wait=3)", .length = 3});
+        so_case_run(e);
+        const so_request_stats *s = so_request_get_stats(r);
+        assert_true(so_case_same(r, &cases[c]));
+        assert_true(s->draft_n_accepted == s->tested_n);
+        assert_in_range(s->rounds, 1, SO_CASE_PREDICT / 2);
+        assert_true(s->async.hits >= s->rounds - 3);
+        assert_true(so_stats_rates(s).hit_rate > 0.5);
+        so_request_free(r);
+    }
+    so_engine_free(e);
+}
+
+/* One backend for target and draft is refused, and the message says what to do. */
+static void needs_hardware_of_its_own(void **state) {
+    (void)state;
+    pause p = {0};
+    so_rig same = target;
+    so_engine *e = so_case_engine(
+        &target,
+        &(so_case_engine_opts){
+            .draft = &same, .n_parallel = 1, .n_batch = 16, .on_step = on_step, .step_user = &p});
+    so_request_opts o = so_case_opts(&cases[0], &(so_spec_opts){.drafter = "async(model)"});
+    so_request *r = NULL;
+    so_err err = {0};
+    assert_int_equal(so_engine_submit(e, &o, &r, &err), SO_EINVAL);
+    assert_non_null(strstr(err.msg, "--draft-cores N"));
+    so_engine_free(e);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_spec_gives_the_plain_text),
+        cmocka_unit_test(specs_share_a_backend),
+        cmocka_unit_test(faults_change_no_token),
+        cmocka_unit_test(requests_may_end_at_any_time),
+        cmocka_unit_test(a_perfect_draft_is_hit),
+        cmocka_unit_test(needs_hardware_of_its_own),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
