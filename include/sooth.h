@@ -249,7 +249,21 @@ typedef struct sooth_params {
     int priority;           /* higher ones run first and are preempted last; the default is 0 */
     int has_nonce;          /* 0: the engine chooses a nonce if it needs one; see sooth_result */
     uint64_t nonce;
+    /* Beam search, by the rules of Hugging Face's generate (docs/beam.md). It does not sample: temp
+     * must be 0 or negative, and there are no penalties. Its tokens are emitted at the end. */
+    int beams;             /* hypotheses at a time, from 1 to 64; 0: no beam search */
+    int n_best;            /* results in sooth_result.best, from 1 to beams; 0: 1 */
+    double length_penalty; /* score: sum of logprobs / length^length_penalty; from -10 to 10; the
+                              default is 1 */
+    int early_stopping;    /* one of SOOTH_EARLY_STOPPING_… */
+    int beam_candidates;   /* with a draft model: guesses at each step, at least beams; 0: twice */
 } sooth_params;
+
+enum {
+    SOOTH_EARLY_STOPPING_FALSE = 0, /* end when no live hypothesis is likely to become better */
+    SOOTH_EARLY_STOPPING_TRUE = 1,  /* end as soon as there are `beams` results */
+    SOOTH_EARLY_STOPPING_NEVER = 2  /* end when no live hypothesis can become better */
+};
 
 /* Fills *p with defaults. Call it before setting fields. */
 SOOTH_API void sooth_params_init_sized(sooth_params *p, size_t size);
@@ -320,6 +334,16 @@ typedef struct sooth_event {
 /* Returns 0 to continue; any other value cancels the request. */
 typedef int sooth_event_fn(void *user, const sooth_event *ev);
 
+/* One result of a beam search. */
+typedef struct sooth_hypothesis {
+    char *text; /* [text_len + 1], NUL-terminated */
+    size_t text_len;
+    int32_t *tokens; /* [n_tokens], without an end token */
+    size_t n_tokens;
+    double score, logprob; /* logprob: the sum, of which score is made with the length penalty */
+    sooth_finish finish;   /* STOP or LENGTH */
+} sooth_hypothesis;
+
 typedef struct sooth_result {
     size_t size;
     char *text; /* [text_len + 1], NUL-terminated; it may contain further NULs */
@@ -343,6 +367,8 @@ typedef struct sooth_result {
      * long as the guesses are; replaying is meant for debugging, not for sampling. */
     int has_nonce; /* 0: the text depends on the seed alone */
     uint64_t nonce;
+    sooth_hypothesis *best; /* [n_best] of a beam search, best first: the first is `text` */
+    size_t n_best;
 } sooth_result;
 
 /* Makes *r empty. Call it before r is first passed to a function. */

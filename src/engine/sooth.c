@@ -314,7 +314,8 @@ static const sooth_params PARAM_DEFAULTS = {.size = sizeof(sooth_params),
                                             .top_p = -1,
                                             .min_p = -1,
                                             .repeat_penalty = -1,
-                                            .repeat_last_n = 64};
+                                            .repeat_last_n = 64,
+                                            .length_penalty = 1};
 
 void sooth_params_init_sized(sooth_params *p, size_t size) {
     write_defaults(p, &PARAM_DEFAULTS, sizeof *p, size);
@@ -417,6 +418,25 @@ static int encode(const sooth_model *m, const char *prompt, const sooth_message 
     return so_tokenizer_encode(m->b.tok, so_str_c(prompt), SO_ENCODE_ADD_SPECIAL, out, err);
 }
 
+/* Beam search does not sample: recommended values are replaced, the caller's own are checked by the
+ * engine. */
+static int beams(const sooth_params *p, so_request_opts *o, so_err *err) {
+    if (p->early_stopping < SOOTH_EARLY_STOPPING_FALSE ||
+        p->early_stopping > SOOTH_EARLY_STOPPING_NEVER)
+        return so_err_set(err, SO_ERANGE, "early_stopping %d: must be from 0 to 2",
+                          p->early_stopping);
+    o->beams = (so_beam_opts){.width = p->beams,
+                              .n_best = p->n_best ? p->n_best : 1,
+                              .length_penalty = p->length_penalty,
+                              .early_stop = (so_early_stop)p->early_stopping,
+                              .candidates = p->beam_candidates};
+    if (p->beams != 0 && p->temp < 0)
+        o->sample.temp = 0;
+    if (p->beams != 0 && p->repeat_penalty < 0)
+        o->sample.repeat_penalty = 1;
+    return SO_OK;
+}
+
 static int speculation(const sooth_params *p, so_spec_opts *o, so_err *err) {
     const char *v = p->verify ? p->verify : "match";
     o->drafter = p->spec;
@@ -444,6 +464,8 @@ static int submit(sooth_engine *s, sooth_request *req, const so_tokens *prompt, 
         return so_err_set(err, SO_ELIMIT, "%zu stop strings, %zu biases: at most %d and 100000",
                           p->n_stop, p->n_bias, SO_REQUEST_MAX_STOPS);
     int rc = speculation(p, &o.spec, err);
+    if (rc == SO_OK)
+        rc = beams(p, &o, err);
     if (rc != SO_OK)
         return rc;
     so_str stops[SO_REQUEST_MAX_STOPS];
@@ -543,6 +565,10 @@ static bool has_logprobs(const sooth_result *r) {
     return r->size >= offsetof(sooth_result, n_top) + sizeof r->n_top;
 }
 
+static bool has_best(const sooth_result *r) {
+    return r->size >= offsetof(sooth_result, n_best) + sizeof r->n_best;
+}
+
 void sooth_result_deinit(sooth_result *r) {
     free(r->text);
     free(r->tokens);
@@ -550,7 +576,36 @@ void sooth_result_deinit(sooth_result *r) {
         free(r->logprobs);
         free(r->top);
     }
+    if (has_best(r)) {
+        for (size_t i = 0; i < r->n_best; i++) {
+            free(r->best[i].text);
+            free(r->best[i].tokens);
+        }
+        free(r->best);
+    }
     sooth_result_init_sized(r, r->size);
+}
+
+static void fill_best(const so_request *r, sooth_result *out) {
+    int n = so_request_n_best(r);
+    if (n == 0)
+        return;
+    out->n_best = (size_t)n;
+    out->best = SO_NEW_N(sooth_hypothesis, n);
+    for (int i = 0; i < n; i++) {
+        const so_beam_result *b = so_request_result(r, i);
+        sooth_hypothesis *h = &out->best[i];
+        h->text_len = b->text.len;
+        h->text = so_alloc(b->text.len + 1);
+        memcpy(h->text, so_buf_str(&b->text).ptr, b->text.len);
+        h->text[b->text.len] = '\0';
+        h->n_tokens = (size_t)b->n_tokens;
+        h->tokens = SO_NEW_N(int32_t, b->n_tokens);
+        memcpy(h->tokens, b->tokens, h->n_tokens * sizeof *h->tokens);
+        h->score = b->score;
+        h->logprob = b->sum;
+        h->finish = (sooth_finish)b->finish;
+    }
 }
 
 static void fill_logprobs(const so_request *r, sooth_result *out) {
@@ -585,6 +640,8 @@ static void fill_result(const sooth_request *r, sooth_result *out) {
     out->metrics = metrics_of(st);
     if (has_logprobs(out))
         fill_logprobs(r->r, out);
+    if (has_best(out))
+        fill_best(r->r, out);
 }
 
 int sooth_request_result(const sooth_request *r, sooth_result *result, sooth_error *err) {

@@ -92,6 +92,7 @@ typedef struct so_api_request {
     int n_top;         /* number of alternatives that are reported for each token */
     so_str prediction; /* the expected text; ptr NULL: none */
     so_api_spec spec;
+    so_beam_opts beams;
     int priority;
     so_buf ignored; /* names of unknown fields, separated by ", "; safe in a header */
 } so_api_request;
@@ -101,6 +102,9 @@ typedef struct so_api_request {
 bool so_api_parse(so_api_kind kind, so_str body, const so_sample_params *defaults,
                   so_api_request *out, so_api_error *err);
 void so_api_request_free(so_api_request *r);
+
+/* Reads the fields of beam search from r->root, after all others (api_beam.c). */
+bool so_api_read_beams(so_api_request *r, so_api_error *err);
 
 /* /tokenize: {"content": TEXT, "add_special", "parse_special", "with_pieces"}. */
 typedef struct so_api_tokenize {

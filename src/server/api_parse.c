@@ -192,11 +192,6 @@ static bool read_modalities(parser *p, const field *f, const json_t *v) {
     return json_is_array(v) || bad(p, f->name, v, "an array");
 }
 
-static bool read_best_of(parser *p, const field *f, const json_t *v) {
-    int64_t n;
-    return (take_whole(v, &n) && n == 1) || refuse(p, f, v);
-}
-
 /* --- lists and objects --- */
 
 /* Adds the name of an unknown field to `ignored`, after that of its parent. The list becomes a
@@ -674,7 +669,10 @@ static const field FIELDS[] = {
     {"function_call", BOTH, read_tool_choice, NULL, 0, 0},
     {"response_format", BOTH, read_response_format, NULL, 0, 0},
     {"modalities", BOTH, read_modalities, NULL, 0, 0},
-    {"best_of", BOTH, read_best_of, NULL, 0, 0},
+    {"use_beam_search", BOTH, read_nothing, NULL, 0, 0}, /* these four: api_beam.c */
+    {"best_of", BOTH, read_nothing, NULL, 0, 0},
+    {"length_penalty", BOTH, read_nothing, NULL, 0, 0},
+    {"early_stopping", BOTH, read_nothing, NULL, 0, 0},
 };
 
 /* --- a whole body --- */
@@ -746,7 +744,7 @@ static bool finish(parser *p) {
                            r->max_tokens);
     if (r->sample.top_k < 0)
         r->sample.top_k = 0;
-    return !chat || choose_end(p);
+    return so_api_read_beams(r, p->err) && (!chat || choose_end(p));
 }
 
 bool so_api_parse(so_api_kind kind, so_str body, const so_sample_params *defaults,

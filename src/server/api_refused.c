@@ -98,10 +98,7 @@ static const refused TABLE[] = {
     NONE("options"),
     NONE("parameters"),
     /* beam search */
-    NONE("use_beam_search"),
-    WITHIN("num_beams", 0, 1),
-    AT("length_penalty", 1),
-    NONE("early_stopping"),
+    WITHIN("num_beams", 0, 1), /* here it is use_beam_search and best_of */
     /* the prompt and the model */
     NONE("suffix"),
     NONE("chat_template"),

@@ -162,6 +162,8 @@ static json_t *choice_json(const so_format *f, so_choice *c) {
     json_object_set_new(o, "logprobs",
                         so_format_logprobs(f, c, so_job_scores(c->job), 0, c->n_tokens));
     json_object_set_new(o, "finish_reason", json_string(so_finish_name(c->finish)));
+    if (c->job->rq.beams.width > 0)
+        json_object_set_new(o, "score", json_real(c->score));
     if (c->job->rq.n_prompts > 1) /* otherwise it is only next to "seed" */
         json_object_set_new(o, "nonce", nonce_json(c));
     if (!c->job->rq.rounds)
@@ -259,6 +261,8 @@ static void put_chunk(const so_format *f, so_choice *c, const chunk *k, so_buf *
     }
     put_member("logprobs", k->logprobs ? k->logprobs : json_null(), out);
     put_member("finish_reason", k->finish ? json_string(k->finish) : json_null(), out);
+    if (k->finish && j->rq.beams.width > 0)
+        put_member("score", json_real(c->score), out);
     so_buf_append_c(out, "}]");
     if (j->rq.include_usage)
         so_buf_append_c(out, ",\"usage\":null");

@@ -112,6 +112,38 @@ bool so_job_scores(const so_job *j) { return j->rq.echo && j->rq.logprobs; }
 
 const so_choice *so_choice_scorer(const so_choice *c) { return c - c->index % c->job->rq.n; }
 
+bool so_choice_shares(const so_choice *c) {
+    return c->job->rq.beams.width > 0 && c->index % c->job->rq.n != 0;
+}
+
+/* A hypothesis as one event after the other, as if the choice had a request of its own. */
+static void add_hypothesis(so_choice *c, const so_beam_result *b, int64_t now_ns) {
+    for (int i = 0; i < b->n_tokens; i++) {
+        so_event ev = {.token = b->tokens[i],
+                       .text = i ? (so_str){"", 0} : so_buf_str(&b->text),
+                       .logprobs =
+                           b->logprobs ? b->logprobs + (size_t)i * (size_t)c->n_each : NULL};
+        so_choice_add_token(c, &ev, now_ns);
+    }
+    c->score = b->score;
+    c->finish = b->finish;
+}
+
+void so_choice_add_hypotheses(so_choice *c, const so_request *req, int64_t now_ns) {
+    int n = so_request_n_best(req);
+    if (n > 0)
+        c->score = so_request_result(req, 0)->score;
+    for (int i = 1; c->job->rq.beams.width > 0 && i < c->job->rq.n; i++) {
+        so_choice *other = c + i;
+        other->n_each = c->n_each;
+        other->label = c->label;
+        other->err = c->err;
+        other->finish = c->finish;
+        if (i < n && (c->finish == SO_FINISH_STOP || c->finish == SO_FINISH_LENGTH))
+            add_hypothesis(other, so_request_result(req, i), now_ns);
+    }
+}
+
 /* Called at every event; copies the scores at the first one, when the prompt has been computed. */
 void so_choice_add_scores(so_choice *c, const so_request *req) {
     int n_each;

@@ -66,6 +66,7 @@ typedef struct so_choice {
     size_t ready_text;
     bool ready_end;
     so_finish finish;
+    double score; /* beam search, once finished */
     so_err err;
     so_request_stats stats; /* once finished */
     so_spec_label label;
@@ -78,6 +79,7 @@ typedef struct so_choice {
 
     /* engine thread: what has been added to the metrics */
     int n_counted;
+    bool counted_end;
     int64_t t_counted_ns;
     so_request_stats counted; /* the statistics after the previous step */
 
@@ -151,6 +153,9 @@ void so_job_release(so_job *job); /* the last one calls on_end, or frees the job
 
 /* Whether the answer shows logprobs of the prompt. */
 bool so_job_scores(const so_job *job);
+/* Whether c has no request of its own: with beam search all choices of a prompt share one, which
+ * belongs to the first. */
+bool so_choice_shares(const so_choice *c);
 /* The first choice with the same prompt as c: it holds the prompt's logprobs. */
 const so_choice *so_choice_scorer(const so_choice *c);
 
@@ -158,6 +163,9 @@ const so_choice *so_choice_scorer(const so_choice *c);
 void so_choice_add_scores(so_choice *c, const so_request *req);
 void so_choice_add_token(so_choice *c, const so_event *ev, int64_t now_ns);
 void so_choice_add_round(so_choice *c, const so_round *round);
+/* The request has ended: fills the choices that share it (so_choice_shares) with the next best
+ * hypotheses. */
+void so_choice_add_hypotheses(so_choice *c, const so_request *req, int64_t now_ns);
 /* The request has ended: in its last round, clears the marks (tested, accepted) of guesses that
  * come after the end of the answer. */
 void so_choice_trim_round(so_choice *c);

@@ -61,6 +61,7 @@ static bool on_event(void *user, const so_event *ev) {
         c->label = so_figures_label(ev->req);
         so_choice_trim_round(c);
         c->has_nonce = so_request_nonce(ev->req, &c->nonce);
+        so_choice_add_hypotheses(c, ev->req, so_clock_ns());
     }
     pthread_mutex_unlock(&j->lock);
     j->dirty = true;
@@ -105,6 +106,7 @@ static void request_opts(const so_worker *w, so_choice *c, so_request_opts *o) {
                           .n_logprobs = rq->logprobs ? SO_MAX(rq->n_top, 1) : 0,
                           .score_prompt = so_job_scores(j) && c == so_choice_scorer(c),
                           .spec = j->spec,
+                          .beams = rq->beams,
                           .on_event = on_event,
                           .on_round = on_round,
                           .user = c};
@@ -145,7 +147,8 @@ static void start_job(so_worker *w, so_job *j) {
     so_err err = {0};
     int rc = SO_OK;
     for (int i = 0; i < j->n_choices && rc == SO_OK; i++)
-        rc = submit_choice(w, &j->choices[i], &err);
+        if (!so_choice_shares(&j->choices[i]))
+            rc = submit_choice(w, &j->choices[i], &err);
     if (rc != SO_OK) {
         set_error(j, &err);
         for (int i = 0; i < j->n_choices; i++) {
@@ -197,6 +200,7 @@ static void end_choice(so_worker *w, so_choice *c) {
     so_metrics_finish(w->o.metrics, c->finish, &c->stats, seconds);
     so_request_free(c->req);
     c->req = NULL;
+    c->counted_end = true;
     c->job->n_done++;
     pthread_mutex_lock(&w->lock);
     w->n_live--;
@@ -212,7 +216,7 @@ static void sweep_job(so_worker *w, so_job *j) {
         count_tokens(w, c);
         if (c->req)
             so_metrics_guesses(w->o.metrics, so_request_get_stats(c->req), &c->counted);
-        if (c->req && c->finish != SO_FINISH_NONE)
+        if (c->finish != SO_FINISH_NONE && !c->counted_end)
             end_choice(w, c);
     }
     if (j->dirty)

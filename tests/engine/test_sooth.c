@@ -378,6 +378,46 @@ static void test_logprobs(void **state) {
     sooth_result_deinit(&got);
 }
 
+static void test_beams(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    sooth_params p;
+    sooth_result got, again;
+    sooth_params_init(&p);
+    sooth_result_init(&got);
+    sooth_result_init(&again);
+    p.max_tokens = 12;
+    p.beams = 4;
+    p.n_best = 3;
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &got, &err), SOOTH_OK);
+    assert_int_equal(got.n_best, 3);
+    assert_string_equal(got.best[0].text, got.text);
+    assert_int_equal(got.best[0].n_tokens, got.n_tokens);
+    for (size_t i = 0; i < 3; i++) {
+        size_t n = got.best[i].n_tokens + (got.best[i].finish == SOOTH_FINISH_STOP);
+        assert_true(i == 0 || got.best[i].score <= got.best[i - 1].score);
+        assert_true(got.best[i].score == got.best[i].logprob / (double)n);
+        assert_int_equal(strlen(got.best[i].text), got.best[i].text_len);
+    }
+    p.spec = "lookup";
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &again, &err), SOOTH_OK);
+    assert_true(again.best[2].score == got.best[2].score);
+    p.early_stopping = 3;
+    assert_int_equal(sooth_generate(f->engine, "x", &p, NULL, NULL, NULL, &err), SOOTH_ERANGE);
+    p.early_stopping = SOOTH_EARLY_STOPPING_TRUE;
+    p.temp = 0.5f;
+    assert_int_equal(sooth_generate(f->engine, "x", &p, NULL, NULL, NULL, &err), SOOTH_EINVAL);
+    p.temp = 0;
+    p.beams = 65;
+    assert_int_equal(sooth_generate(f->engine, "x", &p, NULL, NULL, NULL, &err), SOOTH_ERANGE);
+    p.beams = 0;
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &got, &err), SOOTH_OK);
+    assert_int_equal(got.n_best, 0);
+    assert_null(got.best);
+    sooth_result_deinit(&got);
+    sooth_result_deinit(&again);
+}
+
 /* A program whose sooth_result ends before the logprobs gets none, and nothing is written there. */
 static void test_old_result_without_logprobs(void **state) {
     fixture *f = *state;

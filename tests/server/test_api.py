@@ -77,6 +77,39 @@ def seeds_and_choices():
     assert again["choices"][0]["text"] == random["choices"][0]["text"]
 
 
+def beams():
+    """Choices are the best hypotheses, as of `sooth run --beams`; streamed at the end."""
+    import json
+    body = {"prompt": "hello the sea", "max_tokens": 12, "use_beam_search": True, "n": 3, "best_of": 4, "length_penalty": 0.5}
+    whole = S.ok(TEXT, {**body, "logprobs": 2})
+    run = subprocess.run([*rig.RUNNER, rig.SOOTH, "run", "-m", os.path.join(S.tmp.name, "tiny.gguf"), "-p", "hello the sea", "--raw",
+                          "--json", "-n", "12", "--beams", "4", "--n-best", "3", "--length-penalty", "0.5"], check=True, env=S.env,
+                         stdout=subprocess.PIPE, text=True)
+    best = json.loads(run.stdout)["n_best"]
+    assert [c["text"] for c in whole["choices"]] == [b["text"] for b in best] and len({b["text"] for b in best}) == 3
+    assert all(abs(c["score"] - b["score"]) < 1e-6 for c, b in zip(whole["choices"], best))
+    assert [c["finish_reason"] for c in whole["choices"]] == [b["finish_reason"] for b in best]
+    assert whole["usage"]["completion_tokens"] == sum(len(b["tokens"]) for b in best)
+    for c, b in zip(whole["choices"], best):
+        assert len(c["logprobs"]["tokens"]) == len(b["tokens"])
+        assert abs(sum(c["logprobs"]["token_logprobs"]) - b["logprob"]) < 1e-3 or b["finish_reason"] == "stop"
+    texts, ends = {}, {}
+    for event in S.stream(TEXT, {**body, "stream_options": {"include_usage": True}}):
+        for c in event["choices"]:
+            texts[c["index"]] = texts.get(c["index"], "") + c["text"]
+            if c["finish_reason"]:
+                ends[c["index"]] = c["score"]
+    assert texts == {i: b["text"] for i, b in enumerate(best)}
+    assert all(abs(ends[i] - b["score"]) < 1e-6 for i, b in enumerate(best))
+    one = S.ok(CHAT, {"messages": ASK, "max_tokens": 12, "use_beam_search": True, "best_of": 4, "early_stopping": "never",
+                      "temperature": 0, "speculative": False})
+    assert len(one["choices"]) == 1 and one["choices"][0]["score"] < 0
+    many = S.ok(TEXT, {**body, "prompt": ["hello the sea", "he"], "n": 2})
+    assert [c["text"] for c in many["choices"][:2]] == [b["text"] for b in best[:2]] and len(many["choices"]) == 4
+    for _ in range(3):
+        assert S.ok(TEXT, body)["choices"] == S.ok(TEXT, body)["choices"]
+
+
 def prompts_as_ids():
     ids = S.ok("/tokenize", {"content": "hello the sea", "add_special": True})["tokens"]
     assert S.ok(TEXT, text(prompt=ids))["choices"][0]["text"] == S.ok(TEXT, text())["choices"][0]["text"]
@@ -500,6 +533,6 @@ def unknown_fields():
 
 
 with rig.Server() as S:
-    rig.main([shapes, as_the_command, whole_equals_stream, seeds_and_choices, nonces, prompts_as_ids, content_parts, sampling_fields, stop_tokens_and_min_tokens, bad_words, continued_messages, special_tokens,
+    rig.main([shapes, as_the_command, whole_equals_stream, seeds_and_choices, beams, nonces, prompts_as_ids, content_parts, sampling_fields, stop_tokens_and_min_tokens, bad_words, continued_messages, special_tokens,
               logprobs, echoed_logprobs, chosen_among_alternatives, speculation_per_request, prediction, rounds, ends_in_mid_round, rates_need_two_tokens, long_drafter_names, prefix_cache, many_at_once, names, small_endpoints, metrics,
               access_log, unknown_fields])

@@ -213,7 +213,7 @@ REFUSED = {
     "guidance_scale": (2, 1), "cfg_scale": (3, 1), "negative_prompt": ("x", ""), "min_keep": (5, 1), "samplers": (["top_k"], []),
     "sampler_order": ([1], []), "temperature_last": (True, False), "do_sample": (False, True), "penalize_nl": (False, True),
     "no_repeat_ngram_size": (3, 0), "allowed_token_ids": ([1, 2], []), "logits_processors": (["x"], []), "sequence_bias": ([[[1], 2]], []),
-    "custom_logit_processor": ("x", ""), "use_beam_search": (True, False), "num_beams": (4, 1), "length_penalty": (2, 1),
+    "custom_logit_processor": ("x", ""), "num_beams": (4, 1), "length_penalty": (2, 1),
     "early_stopping": (True, False), "best_of": (3, 1), "grammar": ("root ::= x", ""), "json_schema": ({"a": 1}, {}),
     "guided_json": ({"a": 1}, None), "guided_regex": ("a+", None), "guided_choice": (["a"], []), "guided_grammar": ("x", ""),
     "structured_outputs": ({"json": {}}, {}), "structural_tag": ("x", None), "regex": ("a", ""), "ebnf": ("a", ""), "stop_regex": ("a", None),
@@ -238,6 +238,13 @@ def refused_parameters():
     names, manual = re.findall(r'"(\w+)"', source), open(os.path.join(rig.ROOT, "docs/server.md")).read()
     assert len(names) > 80 and all(f"`{name}`" in manual for name in names), [n for n in names if f"`{n}`" not in manual]
     bad(CHAT, {"messages": MESSAGES, "echo": True}, 400, "'echo'")
+    beams = {"prompt": "the sea", "max_tokens": 4, "use_beam_search": True, "n": 2}
+    for name, value in (("use_beam_search", 1), ("use_beam_search", "yes"), ("best_of", 1), ("best_of", 65), ("best_of", 2.5),
+                        ("best_of", "4"), ("length_penalty", "1"), ("length_penalty", 11), ("early_stopping", "soon"),
+                        ("early_stopping", 1), ("temperature", 0.5), ("repetition_penalty", 1.2), ("presence_penalty", 1),
+                        ("max_tokens", 0), ("n", 65)):
+        bad(TEXT, {**beams, name: value}, 400, name)
+    bad(TEXT, {**beams, "n": 60, "max_tokens": 200}, 400, "--beams")
     bad(CHAT, {"messages": MESSAGES, "add_special_tokens": True}, 400, "'add_special_tokens'")
     for name, value in (("min_tokens", -1), ("min_tokens", "5"), ("min_tokens", 31), ("stop_token_ids", 5), ("stop_token_ids", ["a"]),
                         ("stop_token_ids", [-1]), ("stop_token_ids", [99999999]), ("stop_token_ids", [1] * 65), ("bad_words", 5),
