@@ -2,6 +2,7 @@
  *
  *   - against a search written here that shares nothing with it: every hypothesis is computed from
  *     its whole text in an empty cache, candidates are sorted, end tokens are made likely;
+ *   - against the results of Hugging Face's algorithm (golden/beams.json, tools/golden_beams.py);
  *   - the same bits in every layout of the cache, for every chunk size, beside other requests, after
  *     preemptions, with prefix hits, on the deferred backend;
  *   - the same bits with a draft model, for u = w … 4w candidates of one to eight levels: the target
@@ -9,6 +10,7 @@
  *   - cancelled, freed and refused requests. */
 #include "so_test.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -283,6 +285,66 @@ static void test_naive_families(void **state) {
     check_against_naive("gemma3", 25, 2000);
     check_against_naive("gpt2", 25, 3000);
     check_against_naive("qwen3", 25, 4000);
+}
+
+static int read_ids(const json_t *list, int32_t *out, int max) {
+    int n = (int)json_array_size(list);
+    assert_true(n <= max);
+    for (int i = 0; i < n; i++)
+        out[i] = (int32_t)json_integer_value(json_array_get(list, (size_t)i));
+    return n;
+}
+
+static void read_golden(const json_t *o, beam_case *c) {
+    const json_t *stop = json_object_get(o, "early_stopping");
+    *c = (beam_case){0};
+    so_sample_defaults(&c->o.sample);
+    c->o.sample.temp = 0;
+    c->o.prompt = c->prompt;
+    c->o.n_prompt = read_ids(json_object_get(o, "prompt"), c->prompt, MAX_PROMPT);
+    c->o.stop_tokens = c->stops;
+    c->o.n_stop_tokens = read_ids(json_object_get(o, "eos"), c->stops, N_STOPS);
+    c->o.max_tokens = (int)json_integer_value(json_object_get(o, "max_new"));
+    c->o.beams.width = c->o.beams.n_best = (int)json_integer_value(json_object_get(o, "beams"));
+    c->o.beams.length_penalty = json_number_value(json_object_get(o, "length_penalty"));
+    c->o.beams.early_stop = json_is_string(stop) ? SO_EARLY_STOP_NEVER
+                            : json_is_true(stop) ? SO_EARLY_STOP_YES
+                                                 : SO_EARLY_STOP_NO;
+}
+
+static void check_golden(so_engine *e, const json_t *o) {
+    beam_case c;
+    kept got;
+    read_golden(o, &c);
+    run_case(e, &c, &got);
+    assert_int_equal(got.n, c.o.beams.width);
+    for (int k = 0; k < got.n; k++) {
+        int32_t want[MAX_NEW];
+        int n = read_ids(json_array_get(json_object_get(o, "sequences"), (size_t)k), want, MAX_NEW);
+        double score = json_number_value(json_array_get(json_object_get(o, "scores"), (size_t)k));
+        bool ended = is_stop(&c, want[n - 1]);
+        assert_int_equal(got.h[k].n, n - ended);
+        assert_memory_equal(got.h[k].text, want, (size_t)got.h[k].n * sizeof *want);
+        assert_true(fabs(got.h[k].score - score) < 1e-4 * (1 + fabs(score)));
+    }
+}
+
+static void test_golden(void **state) {
+    (void)state;
+    so_rig rig;
+    json_error_t je;
+    size_t i;
+    json_t *o, *all = json_load_file(so_test_data("golden/beams.json"), 0, &je);
+    assert_non_null(all);
+    assert_int_equal(json_array_size(json_object_get(all, "cases")), 60);
+    so_rig_open(&rig, model_path(json_string_value(json_object_get(all, "model"))),
+                &(so_rig_opts){.level = so_cpu_best_level()});
+    so_engine_opts eo = engine_opts(1);
+    so_engine *e = open_engine(&rig, &eo);
+    json_array_foreach(json_object_get(all, "cases"), i, o) check_golden(e, o);
+    so_engine_free(e);
+    so_rig_close(&rig);
+    json_decref(all);
 }
 
 enum { N_CASES = 24 };
@@ -738,6 +800,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_naive),
         cmocka_unit_test(test_naive_families),
+        cmocka_unit_test(test_golden),
         cmocka_unit_test(test_layouts),
         cmocka_unit_test(test_together),
         cmocka_unit_test(test_deferred),

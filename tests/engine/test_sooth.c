@@ -828,6 +828,7 @@ int main(void) {
         WITH_FIXTURE(test_cpu_level_reaches_all_kernels),
         WITH_FIXTURE(test_old_struct_size),
         WITH_FIXTURE(test_logprobs),
+        WITH_FIXTURE(test_beams),
         WITH_FIXTURE(test_old_result_without_logprobs),
         WITH_FIXTURE(test_cache_types),
         WITH_FIXTURE(test_nonce),
