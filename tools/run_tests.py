@@ -5,8 +5,10 @@ A test program is a cmocka binary or a script; both write TAP to standard output
   SOOTH_STRICT=1         a skipped test is a failure
   SOOTH_RUNNER=CMD       put in front of each binary (for instance qemu, for binaries of another architecture)
   SOOTH_TEST_SECONDS=N   time limit of each program (900)
-  SOOTH_TEST_JOBS=N      run N programs at once, if none of them measures time; seconds are then processor time, which other
-                         processes on the machine hardly affect
+  SOOTH_TEST_JOBS=N      run N programs at once, if none of them measures time
+
+Programs of the folders in UNTIMED measure no time and mostly use one thread: they run two at once. Seconds of programs that ran beside
+others are processor time, which other processes on the machine hardly affect.
 """
 import concurrent.futures
 import os
@@ -18,6 +20,7 @@ import threading
 import time
 
 SLOWEST = 5
+UNTIMED = ("model", "draft", "plan", "sample", "verify", "kv", "token", "format")  # the longest first
 
 
 def processor_seconds(child):
@@ -79,11 +82,14 @@ def main():
     strict = os.environ.get("SOOTH_STRICT") == "1"
     jobs = int(os.environ.get("SOOTH_TEST_JOBS", "1"))
     programs, results = sys.argv[1:], {}
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        running = {pool.submit(run, p): p for p in programs}
-        for done in concurrent.futures.as_completed(running):
-            results[running[done]] = done.result()
-            report(running[done], done.result(), jobs > 1)
+    folder = {p: name_of(p).split("/")[0] for p in programs}
+    untimed = sorted((p for p in programs if folder[p] in UNTIMED), key=lambda p: UNTIMED.index(folder[p]))
+    for group, at_once in (untimed, max(jobs, 2)), ([p for p in programs if p not in untimed], jobs):
+        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+            running = {pool.submit(run, p): p for p in group}
+            for done in concurrent.futures.as_completed(running):
+                results[running[done]] = done.result()
+                report(running[done], done.result(), at_once > 1)
     good, failed, skipped = (sum(r[i] for r in results.values()) for i in range(3))
     slow = sorted(programs, key=lambda p: -results[p][5])[:SLOWEST]
     print("slowest, processor time: " + ", ".join(f"{name_of(p)} {results[p][5]:.0f} s" for p in slow))
