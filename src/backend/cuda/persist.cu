@@ -19,7 +19,8 @@
  *
  * Speed: the consumers must compute faster than weights arrive, so that they catch up after each exchange, and
  * the work between two products must be short. Both are limited by the number of instructions, since only two
- * warps share a scheduler (docs/log/4-gpu.md, 46).
+ * warps share a scheduler, and by registers: what a loop keeps in local memory it reads back behind the stream of
+ * weights, which costs a tenth of the pass (docs/log/4-gpu.md, 46 and 48; look for LDL in the machine code).
  *
  * The results are bit-identical to those of the kernels in matmul.cu, attention.cu and ops.cu: the same
  * sums in the same order (device.cuh).

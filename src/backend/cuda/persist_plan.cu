@@ -77,13 +77,6 @@ static bool streams(const so_weight *w) {
 }
 static bool is_quant(const so_weight *w) { return w->fmt > SO_FMT_F32; }
 
-/* With more than FEW rows, layers of fewer weights are faster as separate kernels (measured on an H200). A
- * library for tests is built with a limit of 0. */
-#ifndef SO_PERSIST_MIN
-#define SO_PERSIST_MIN (32ll << 20)
-#endif
-enum { FEW = 4 };
-
 /* Whether the kernel can compute a layer. */
 static bool layer_fits(const layer_ops *l, int n_sms) {
     const so_kv_store *s = l->store->kv_store.store;
@@ -94,10 +87,8 @@ static bool layer_fits(const layer_ops *l, int n_sms) {
               depths[7] = {d, d, d, heads * hd, d, d, ff},
               most[7] = {SO_MAX_Q,     SO_MAX_KV,    SO_MAX_KV, SO_MAX_ADD,
                          SO_MAX_GATED, SO_MAX_GATED, SO_MAX_ADD};
-    long long n_weights = 0;
     for (int i = 0; i < 7; i++) {
         const so_weight *w = products[i]->matmul.w;
-        n_weights += (long long)w->m * w->k;
         if (w->m != widths[i] || w->k != depths[i] || w->m % SO_TILE != 0 || w->k % SO_UNIT != 0 ||
             tiles_per_block(w, n_sms) > most[i] || !streams(w) ||
             is_quant(w) != is_quant(l->q->matmul.w))
@@ -106,11 +97,11 @@ static bool layer_fits(const layer_ops *l, int n_sms) {
     if (l->k->matmul.w->fmt != l->q->matmul.w->fmt ||
         l->up->matmul.w->fmt != l->gate->matmul.w->fmt)
         return false;
-    return (n_weights >= SO_PERSIST_MIN || l->q->n <= FEW) && s->shape.dtype == SO_DTYPE_F16 &&
-           (hd == 64 || hd == 128) && heads % kv == 0 && l->q->n <= n_sms &&
-           d / SO_TILE <= 32 * SO_PERSIST_SQUARES && l->rope_q->rope.head_dim == hd &&
-           l->rope_k->rope.head_dim == hd && l->rope_q->rope.halves == l->rope_k->rope.halves &&
-           l->rope_q->rope.n_heads == heads && l->rope_k->rope.n_heads == kv &&
+    return s->shape.dtype == SO_DTYPE_F16 && (hd == 64 || hd == 128) && heads % kv == 0 &&
+           l->q->n <= n_sms && d / SO_TILE <= 32 * SO_PERSIST_SQUARES &&
+           l->rope_q->rope.head_dim == hd && l->rope_k->rope.head_dim == hd &&
+           l->rope_q->rope.halves == l->rope_k->rope.halves && l->rope_q->rope.n_heads == heads &&
+           l->rope_k->rope.n_heads == kv &&
            same_view(l->rope_q->rope.table, l->rope_k->rope.table) && l->act->eltwise.d == ff;
 }
 
@@ -430,8 +421,11 @@ static bool make_run(const layer_ops *layers, int n, size_t first, char *exchang
 
 /* Whether operation i gives the logits: a product that is not fused with the next operation and has at least
  * OUT_TILES tiles for each block. With few rows the kernel is 2 % faster for the 1B shape and as much slower
- * for the 3B; with more it is up to 4 % faster. */
-enum { OUT_TILES = SO_PERSIST_MIN > 0 ? 32 : 1, OUT_ROWS = SO_PERSIST_MIN > 0 ? FEW + 1 : 1 };
+ * for the 3B; with more it is up to 4 % faster. A library for tests is built without these limits. */
+#ifndef SO_PERSIST_MIN
+#define SO_PERSIST_MIN 1
+#endif
+enum { OUT_TILES = SO_PERSIST_MIN ? 32 : 1, OUT_ROWS = SO_PERSIST_MIN ? 5 : 1 };
 static bool is_output(const so_queue *q, const so_op *ops, size_t n_ops, size_t i) {
     const so_op *o = &ops[i];
     const so_weight *w = o->matmul.w;

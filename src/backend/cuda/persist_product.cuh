@@ -50,8 +50,8 @@ template <int NT> SO_DEVICE void feed_begin(const feed &f) {
     }
 }
 
-/* The unit in a place of the feed, as the A operands of its four mma. Rows that do not exist hold
- * anything. Returns whether a word has not been handed over yet; two numbers are one word. The words that are
+/* The unit in a place of the feed, as the A operands of its four mma; with one group of rows, as their B
+ * operands, the first and third word of each. Rows that do not exist hold anything. Returns whether a word has not been handed over yet; two numbers are one word. The words that are
  * loaded together belong to different operands. Without the `|` the compiler copies them again for every
  * mma: 150 of the 490 instructions of the loop for 16 tiles. */
 template <int NT> SO_DEVICE bool read_unit(const feed &f, int place, uint32_t (*a)[4]) {
@@ -70,7 +70,7 @@ template <int NT> SO_DEVICE bool read_unit(const feed &f, int place, uint32_t (*
         }
         empty |= e && f.on[i];
     }
-    if (NT == 1) /* the sums of rows 8 to 15 are not used: any register will do */
+    if (NT == 1) /* these words are not used: any register will do */
         for (int s = 0; s < 4; s++)
             asm volatile("" : "=r"(a[s][1]), "=r"(a[s][3]));
     return empty;
@@ -94,44 +94,59 @@ template <int NT> static __device__ __noinline__ void poll_unit(feed f, int j, i
     } while (__any_sync(0xffffffffu, read_unit<NT>(f, place, a)));
 }
 
-/* Unit j, when it has been fetched and handed over; then the one depth_of(NT) further is fetched. */
-template <int NT> SO_DEVICE void take_unit(const feed &f, int j, int *place, uint32_t (*a)[4]) {
-    so_copy_wait<depth_of(NT) - 1>();
-    if (__any_sync(0xffffffffu, read_unit<NT>(f, *place, a))) {
-        poll_unit<NT>(f, j, *place);
-        read_unit<NT>(f, *place, a);
+/* Units j … j + P - 1, when they have been fetched and handed over; then those depth_of(NT) further are
+ * fetched. */
+template <int NT, int P>
+SO_DEVICE void take_units(const feed &f, int j, int *place, uint32_t (*a)[4][4]) {
+    int at[P];
+    bool empty = false;
+    so_copy_wait<depth_of(NT) - P>();
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+        at[p] = p == 0 ? *place : at[p - 1] + 1 == depth_of(NT) ? 0 : at[p - 1] + 1;
+        empty |= read_unit<NT>(f, at[p], a[p]);
     }
-    if (j + depth_of(NT) < f.count)
-        fetch_unit<NT>(f, j + depth_of(NT), *place);
-    so_copy_commit();
-    *place = *place + 1 == depth_of(NT) ? 0 : *place + 1;
+    if (__any_sync(0xffffffffu, empty))
+#pragma unroll
+        for (int p = 0; p < P; p++)
+            if (p == 0 || __any_sync(0xffffffffu, read_unit<NT>(f, at[p], a[p]))) {
+                poll_unit<NT>(f, j + p, at[p]);
+                read_unit<NT>(f, at[p], a[p]);
+            }
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+        if (j + p + depth_of(NT) < f.count)
+            fetch_unit<NT>(f, j + p + depth_of(NT), at[p]);
+        so_copy_commit();
+    }
+    *place = at[P - 1] + 1 == depth_of(NT) ? 0 : at[P - 1] + 1;
 }
 
 /* ---- products ----
  *
  * A product's tiles are those of all its matrices; slot_entries says how they come through the ring. */
 
-enum { BATCH = 4 }; /* tiles whose weights are in registers at once */
+/* Tiles whose weights are in registers at once: as many as leave nothing to be kept in memory. */
+__host__ __device__ constexpr int batch_of(int nt) { return nt == 1 ? 4 : 2; }
 
-/* With up to 8 rows, two tiles can be the A operand of an mma and the rows its B operand: half as many mma
- * as with a tile as B. Decoded weights are made in the operand's registers; fp16 weights would have to be
- * moved there from where they are loaded. */
-__host__ __device__ constexpr bool pairs_tiles(int nt, int fmt) {
-    return nt == 1 && fmt != SO_FMT_F16;
-}
-__host__ __device__ constexpr int n_sums(int nt, int fmt, int tiles) {
-    return pairs_tiles(nt, fmt) ? (tiles + 1) / 2 : tiles;
+/* With up to 8 rows, two tiles are the A operand of an mma and the rows its B operand, else a tile is the B
+ * operand. The bits are the same; with tiles as A there are half as many mma and half as many sums, so that
+ * everything stays in registers. fp16 weights have to be moved there from where they are loaded, which
+ * costs less. */
+__host__ __device__ constexpr bool pairs_tiles(int nt) { return nt == 1; }
+__host__ __device__ constexpr int n_sums(int nt, int tiles) {
+    return pairs_tiles(nt) ? (tiles + 1) / 2 : tiles;
 }
 
 /* acc += a unit of n tiles from number t0 on, which is even. */
-template <int NT, int FMT, int N>
+template <int NT, int N>
 SO_DEVICE void multiply_unit(const uint32_t (*a)[4], const uint32_t (*w)[8], int t0,
                              float (*acc)[4]) {
 #pragma unroll
     for (int s = 0; s < 4; s++)
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            if (!pairs_tiles(NT, FMT)) {
+            if (!pairs_tiles(NT)) {
                 so_mma(acc[t0 + i], a[s], w[i][2 * s], w[i][2 * s + 1]);
             } else if (i % 2 == 0) {
                 int other = i + 1 < N ? i + 1 : i;
@@ -161,20 +176,19 @@ SO_DEVICE void load_tiles(reader &r, int p, int t0, uint32_t (*w)[8]) {
 /* acc += P rounds of the T tiles. */
 template <int NT, int FMT, int T, int P>
 SO_DEVICE void multiply_rounds(reader &r, const uint32_t (*a)[4][4], float (*acc)[4]) {
+    constexpr int N = batch_of(NT), LAST = T % N ? T % N : N;
+    uint32_t w[N][8];
 #pragma unroll
     for (int p = 0; p < P; p++)
 #pragma unroll
-        for (int t0 = 0; t0 < T; t0 += BATCH) {
-            constexpr int LAST = T % BATCH ? T % BATCH : (int)BATCH;
-            uint32_t w[BATCH][8];
-            if (t0 + BATCH <= T) {
-                load_tiles<FMT, T, P, BATCH>(r, p, t0, w);
-                multiply_unit<NT, FMT, BATCH>(a[p], w, t0, acc);
+        for (int t0 = 0; t0 < T; t0 += N)
+            if (t0 + N <= T) {
+                load_tiles<FMT, T, P, N>(r, p, t0, w);
+                multiply_unit<NT, N>(a[p], w, t0, acc);
             } else {
                 load_tiles<FMT, T, P, LAST>(r, p, t0, w);
-                multiply_unit<NT, FMT, LAST>(a[p], w, t0, acc);
+                multiply_unit<NT, LAST>(a[p], w, t0, acc);
             }
-        }
 }
 
 /* The last round, if 8 does not divide the number of units: only the first `rem` warps have a unit. */
@@ -183,9 +197,9 @@ SO_DEVICE void multiply_rest(reader &r, const feed &f, int n_units, int place, f
     constexpr int S = slot_entries(FMT), UNIT = so_fmt_unit(FMT);
     int rem = n_units % 8;
     bool on = r.warp < rem;
-    uint32_t a[4][4] = {}, w[2][8] = {};
+    uint32_t a[1][4][4] = {}, w[2][8] = {};
     if (on)
-        take_unit<NT>(f, n_units / 8, &place, a);
+        take_units<NT, 1>(f, n_units / 8, &place, a);
 #pragma unroll
     for (int q = 0; q < T; q++) {
         if (q % S == 0)
@@ -193,10 +207,10 @@ SO_DEVICE void multiply_rest(reader &r, const feed &f, int n_units, int place, f
         if (on) {
             so_decode<FMT, 0>(w[q % 2], r.ring + r.slot * SLOT + (q % S * rem + r.warp) * UNIT,
                               r.lane);
-            if (!pairs_tiles(NT, FMT))
-                multiply_unit<NT, FMT, 1>(a, w + q % 2, q, acc);
+            if (!pairs_tiles(NT))
+                multiply_unit<NT, 1>(a[0], w + q % 2, q, acc);
             else if (q % 2 == 1 || q == T - 1)
-                multiply_unit<NT, FMT, 2>(a, w, q / 2 * 2, acc);
+                multiply_unit<NT, 2>(a[0], w, q / 2 * 2, acc);
         }
         if (q % S == S - 1 || q == T - 1)
             next_slot(r);
@@ -211,36 +225,35 @@ template <int NT> SO_DEVICE char *sums_at(const block &b, int warp, int tile) {
 }
 
 /* The sums of tile q, [row][output]. If tiles are multiplied in pairs, a lane has output g of rows 2t and 2t + 1. */
-template <int NT, int FMT> SO_DEVICE void put_sums(const float *acc, int q, int lane, char *sums) {
-    if (pairs_tiles(NT, FMT)) {
+template <int NT> SO_DEVICE void put_sums(const float *acc, int q, int lane, char *sums) {
+    if constexpr (pairs_tiles(NT)) {
         float *to = (float *)sums + lane % 4 * 16 + lane / 4;
         to[0] = acc[q % 2 * 2];
         to[8] = acc[q % 2 * 2 + 1];
-        return;
+    } else {
+        for (int i = 0; i < NT; i++)
+            *(float2 *)(sums + i * 256 + lane * 8) = make_float2(acc[2 * i], acc[2 * i + 1]);
     }
-    for (int i = 0; i < NT; i++)
-        *(float2 *)(sums + i * 256 + lane * 8) = make_float2(acc[2 * i], acc[2 * i + 1]);
 }
 
 /* The product of T tiles and the rows, the warp's segment of it, to `sums`. */
 template <int NT, int FMT, int T>
 SO_DEVICE void multiply(reader &r, const feed &f, int n_units, char *sums) {
     constexpr int P = rounds_at_once(FMT, T);
-    float acc[n_sums(NT, FMT, T)][4] = {};
+    float acc[n_sums(NT, T)][4] = {};
     uint32_t a[P][4][4];
     int j = 0, full = n_units / 8, place = 0;
 #pragma unroll 1
     for (; j + P <= full; j += P) {
-        for (int p = 0; p < P; p++)
-            take_unit<NT>(f, j + p, &place, a[p]);
+        take_units<NT, P>(f, j, &place, a);
         if (threadIdx.x == 0)
             *(volatile int *)r.multiplying = true;
         multiply_rounds<NT, FMT, T, P>(r, a, acc);
     }
-    if (P > 1)
+    if constexpr (P > 1)
 #pragma unroll 1
         for (; j < full; j++) {
-            take_unit<NT>(f, j, &place, a[0]);
+            take_units<NT, 1>(f, j, &place, a);
             multiply_rounds<NT, FMT, T, 1>(r, a, acc);
         }
     if (n_units % 8 > 0)
@@ -251,7 +264,7 @@ SO_DEVICE void multiply(reader &r, const feed &f, int n_units, char *sums) {
     __syncwarp();
 #pragma unroll
     for (int q = 0; q < T; q++)
-        put_sums<NT, FMT>(acc[pairs_tiles(NT, FMT) ? q / 2 : q], q, r.lane, sums + q * (NT * 256));
+        put_sums<NT>(acc[pairs_tiles(NT) ? q / 2 : q], q, r.lane, sums + q * (NT * 256));
 }
 
 /* Formats of weights that a kernel can have. */
@@ -262,9 +275,8 @@ enum {
 };
 __host__ __device__ constexpr bool one_format(int set) { return (set & (set - 1)) == 0; }
 
-/* The same as a function that is called: the loops of several formats, inlined into one kernel, take minutes to
- * compile. Saving registers for the call takes about a microsecond, so a kernel for one format has them
- * inlined. Returns the slot and the phase of the ring after it: 2 · slot + phase. */
+/* The same as a function that is called: with more than 8 rows, the loops of several formats, inlined into one
+ * kernel, take minutes to compile. Saving registers for the call takes about a microsecond. Returns the slot and the phase of the ring after it: 2 · slot + phase. */
 template <int NT, int FMT, int T>
 static __device__ __noinline__ int multiply_called(reader r, feed f, int n_units, char *sums) {
     multiply<NT, FMT, T>(r, f, n_units, sums);
@@ -280,12 +292,12 @@ __host__ __device__ constexpr int fewer_tiles(int n) {
 }
 
 /* multiply for a number of tiles that is known only here. */
-template <int NT, int SET, int FMT, int T = SO_MAX_TILES>
+template <int NT, int SET, int FMT, int T>
 SO_DEVICE void multiply_tiles(reader &r, const feed &f, int n_units, int tiles, char *sums) {
     if (tiles != T) {
         if constexpr (T > 1)
             multiply_tiles<NT, SET, FMT, fewer_tiles(T)>(r, f, n_units, tiles, sums);
-    } else if constexpr (one_format(SET)) {
+    } else if constexpr (one_format(SET) || NT == 1) {
         multiply<NT, FMT, T>(r, f, n_units, sums);
     } else {
         int at = multiply_called<NT, FMT, T>(r, f, n_units, sums);
@@ -295,22 +307,23 @@ SO_DEVICE void multiply_tiles(reader &r, const feed &f, int n_units, int tiles, 
 }
 
 /* The same for a format that is known only here, one of SET. */
-template <int NT, int SET, int FMT = 0>
+template <int NT, int SET, int MOST, int FMT = 0>
 SO_DEVICE void multiply_any(reader &r, const feed &f, int n_units, int fmt, int tiles, char *sums) {
     if constexpr (SET >> FMT & 1)
         if (fmt == FMT)
-            multiply_tiles<NT, SET, FMT>(r, f, n_units, tiles, sums);
+            multiply_tiles<NT, SET, FMT, MOST>(r, f, n_units, tiles, sums);
     if constexpr (SET >> (FMT + 1) != 0)
-        multiply_any<NT, SET, FMT + 1>(r, f, n_units, fmt, tiles, sums);
+        multiply_any<NT, SET, MOST, FMT + 1>(r, f, n_units, fmt, tiles, sums);
 }
 
-template <int NT, int SET>
+/* MOST: the largest number of tiles. */
+template <int NT, int SET, int MOST>
 SO_DEVICE void multiply_part(reader &r, const feed &f, int n_units, int fmt, int n_tiles,
                              char *sums) {
     if (n_tiles == 0)
         return;
     feed_begin<NT>(f);
-    multiply_any<NT, SET>(r, f, n_units, fmt, padded_tiles(n_tiles), sums);
+    multiply_any<NT, SET, MOST>(r, f, n_units, fmt, padded_tiles(n_tiles), sums);
 }
 
 /* What the helper has fetched for the results of a product: numbers of the block's outputs, in the order
@@ -431,11 +444,11 @@ SO_DEVICE void multiply_all(block &b, const so_persist_work &w, const feed &f, i
     char *sums = sums_at<NT>(b, b.warp, 0), *side = b.side + b.warp * (SO_MAX_KV * NT * 256);
     if (!one_format(SET) && w.kind == SO_PERSIST_QKV && w.product.m[2].fmt != fmt) {
         n_side = __shfl_sync(0xffffffffu, tiles_of(w.product.m[2]), 0);
-        multiply_part<NT, SET>(b.r, f, n_units, __shfl_sync(0xffffffffu, w.product.m[2].fmt, 0),
-                               n_side, side);
+        multiply_part<NT, SET, SO_MAX_KV>(
+            b.r, f, n_units, __shfl_sync(0xffffffffu, w.product.m[2].fmt, 0), n_side, side);
         n_tiles -= n_side;
     }
-    multiply_part<NT, SET>(b.r, f, n_units, fmt, n_tiles, sums);
+    multiply_part<NT, SET, SO_MAX_TILES>(b.r, f, n_units, fmt, n_tiles, sums);
     __syncwarp();
     for (int i = b.lane; i < n_side * NT * 64; i += 32)
         ((float *)(sums + n_tiles * NT * 256))[i] = ((const float *)side)[i];
