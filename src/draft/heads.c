@@ -280,6 +280,8 @@ static bool grow_best(heads_drafter *hd, int n, int budget) {
     return rc == SO_OK;
 }
 
+/* All points that the shape has: more of them cost nothing to make, and the planner keeps those that
+ * pay. The confidence of a later sibling is the square root of its chance, as in model_tree.c. */
 static void add_points(heads_drafter *hd, const so_draft_job *job, const so_shape *s, int n) {
     int node[SO_SHAPE_MAX];
     for (int i = 0; i < s->n_nodes; i++) {
@@ -287,46 +289,80 @@ static void add_points(heads_drafter *hd, const so_draft_job *job, const so_shap
         const level *l = &hd->levels[x->depth - 1];
         int parent = x->parent < 0 ? 0 : node[x->parent];
         bool has = parent >= 0 && x->depth <= n && x->rank < l->n && l->chance[x->rank] > 0;
-        node[i] = has ? so_draft_add(job, parent, l->tokens[x->rank], SO_Q_POINT, -1,
-                                     hd->base.index, l->chance[x->rank])
-                      : -1;
+        node[i] = -1;
+        if (!has)
+            continue;
+        float chance = SO_MIN(l->chance[x->rank], 1.0f);
+        node[i] = so_draft_add(job, parent, l->tokens[x->rank], SO_Q_POINT, -1, hd->base.index,
+                               x->rank == 0 ? chance : sqrtf(chance));
     }
 }
 
-/* Draws the children that the shape has under its node `parent` (−1: the root). */
-static void draw_children(heads_drafter *hd, const so_draft_job *job, const so_sample_params *p,
-                          const so_shape *s, int parent, int *node) {
-    so_tree *t = job->tree;
-    int depth = parent < 0 ? 1 : s->nodes[parent].depth + 1;
+/* The drawn nodes of a tree: in the job's tree (−1: none), and with terms the value of each path. */
+typedef struct drawn {
+    int node[SO_SHAPE_MAX], n;
+    double value[SO_SHAPE_MAX];
+} drawn;
+
+/* The value of the next draw below `parent`, whose earlier siblings are rejected with chance *left; 0:
+ * it does not pay. Decided by the row, before the draw (rule of sight). */
+static double worth(so_draft_job *job, const drawn *t, int parent, int rank, int depth,
+                    float confidence, double *left) {
+    if (!job->terms)
+        return 1;
+    double x = so_terms_sibling(job->terms, rank, depth, (double)confidence);
+    double before = parent < 0 ? (double)job->terms->start_value : t->value[parent];
+    double value = before * *left * x;
+    *left *= 1 - x;
+    if (value > so_terms_row(job->terms, t->n + 1))
+        return value;
+    if (rank == 0 && job->refused_depth == 0) {
+        job->refused_depth = depth;
+        job->refused_confidence = confidence;
+    }
+    return 0;
+}
+
+static bool tree_has_room(const so_draft_job *job) {
+    const so_tree *t = job->tree;
+    return t->n_nodes <= job->max_nodes && t->n_nodes < SO_TREE_MAX &&
+           t->n_proposals < SO_TREE_MAX_PROPOSALS;
+}
+
+/* Draws the children that the shape has under its node `parent` (−1: the root), as many as pay. */
+static void draw_children(heads_drafter *hd, so_draft_job *job, const so_sample_params *p,
+                          const so_shape *s, int parent, drawn *t) {
+    int depth = parent < 0 ? 1 : s->nodes[parent].depth + 1, rank = 0;
     level *l = &hd->levels[depth - 1];
-    bool copied = false;
+    so_draft_row row = so_draft_row_of(&hd->r, p, l->logits);
+    float confidence = sqrtf(SO_MIN(so_draft_row_largest(l->probs, row.n), 1.0f));
+    double left = 1;
+    memcpy(hd->work, l->probs, (size_t)row.n * sizeof *hd->work);
     for (int i = parent + 1; i < s->n_nodes; i++) {
         if (s->nodes[i].parent != parent)
             continue;
-        if (t->n_nodes > job->max_nodes || t->n_nodes >= SO_TREE_MAX ||
-            t->n_proposals >= SO_TREE_MAX_PROPOSALS || !make_row(hd, job, p, l))
+        double value = worth(job, t, parent, rank++, depth, confidence, &left);
+        if (value == 0 || !tree_has_room(job) || !make_row(hd, job, p, l))
             return;
-        if (!copied)
-            memcpy(hd->work, l->probs,
-                   (size_t)so_draft_row_of(&hd->r, p, l->logits).n * sizeof *hd->work);
-        copied = true;
         int32_t column = draw(hd, job, p, depth, hd->work);
         if (column < 0)
             return;
         hd->work[column] = 0;
-        node[i] = so_draft_add(job, parent < 0 ? 0 : node[parent], token_at(hd, p, l, column),
-                               SO_Q_ROW_SET, l->row, hd->base.index, t->row_confidence[l->row]);
+        t->node[i] = so_draft_add(job, parent < 0 ? 0 : t->node[parent], token_at(hd, p, l, column),
+                                  SO_Q_ROW_SET, l->row, hd->base.index, confidence);
+        t->value[i] = value;
+        t->n++;
     }
 }
 
-static void add_draws(heads_drafter *hd, const so_draft_job *job, const so_sample_params *p,
+static void add_draws(heads_drafter *hd, so_draft_job *job, const so_sample_params *p,
                       const so_shape *s, int n) {
-    int node[SO_SHAPE_MAX];
+    drawn t = {.n = 0};
     for (int i = 0; i < s->n_nodes; i++)
-        node[i] = -1;
+        t.node[i] = -1;
     for (int i = -1; i < s->n_nodes; i++)
-        if ((i < 0 ? 0 : s->nodes[i].depth) < n && (i < 0 || node[i] > 0))
-            draw_children(hd, job, p, s, i, node);
+        if ((i < 0 ? 0 : s->nodes[i].depth) < n && (i < 0 || t.node[i] > 0))
+            draw_children(hd, job, p, s, i, &t);
 }
 
 static bool is_tree(const so_heads_drafter_opts *o) { return o->k > 0 || o->best || o->nodes > 0; }
@@ -576,7 +612,7 @@ int so_heads_drafter_create(so_heads *h, const so_model *target, so_kv *kv,
         .draws = true,
         .has_cost = true,
         .flat_cost = true,
-        .uses_terms = !is_tree(o),
+        .uses_terms = true,
         .tree_nodes = is_tree(o) ? hd->o.nodes : 0,
         .wants_target_hidden = !ahead,
         .recorded = o->id != 0,

@@ -199,7 +199,8 @@ static void products_have_the_best_tokens(void **state) {
         ranked(&s, depth, tokens, chance);
         for (int p = s.tree.nodes[i].first; p >= 0; p = s.tree.proposals[p].next, rank++) {
             assert_int_equal(s.tree.nodes[s.tree.proposals[p].child].token, tokens[rank]);
-            assert_true(fabs((double)s.tree.proposals[p].confidence - chance[rank]) < 0.01);
+            double want = rank == 0 ? chance[0] : sqrt(chance[rank]);
+            assert_true(fabs((double)s.tree.proposals[p].confidence - want) < 0.01);
         }
         assert_int_equal(rank, 2);
     }
@@ -369,9 +370,26 @@ static void propose_with_state(void *user, const int32_t *text, int n, so_tree *
     real_propose(user, text, n, t, draws);
 }
 
-/* A model of five tokens: the toy's rows are the target's, the heads read states of this model. */
+/* Terms under which the row decides how many guesses are drawn. */
+static so_draft_terms terms_by_confidence(void) {
+    so_draft_terms t = {.start_value = 1};
+    for (int d = 0; d < SO_TERMS_DEPTHS; d++) {
+        t.row_price[d] = 0.45f + 0.2f * (float)d;
+        for (int c = 0; c <= SO_TERMS_CLASSES; c++) {
+            t.chance[d][c] = (float)c / SO_TERMS_CLASSES;
+            for (int r = 0; r < SO_TERMS_RANKS - 1; r++)
+                t.sibling[r][d][c] = 0.6f * (float)c / SO_TERMS_CLASSES;
+        }
+    }
+    return t;
+}
+
+/* A model of four tokens: the toy's rows are the target's, the heads read states of this model. Also
+ * where terms let the rows decide about length and width. */
 static void reject_is_exact(void **state) {
     (void)state;
+    const so_draft_terms terms = terms_by_confidence();
+    int n_refused = 0, n_with_terms = 0;
     static const char *const specs[] = {"medusa", "medusa(k=2)", "medusa(nodes=5)",
                                         "medusa(best,nodes=4)", "blockwise"};
     so_shape shape = {SO_SHAPE_SMALL, .n_layers = 1, .n_vocab = 4, .n_ctx = CTX, .seed = 2};
@@ -379,7 +397,8 @@ static void reject_is_exact(void **state) {
     so_toy toy;
     so_shape_open(&tiny, &shape, &(so_rig_opts){.level = SO_CPU_AUTO});
     so_toy_init(&toy, 4, 3, 0.2, 1.5);
-    for (size_t i = 0; i < SO_LEN(specs); i++) {
+    for (size_t k = 0; k < 2 * SO_LEN(specs); k++) {
+        size_t i = k / 2;
         so_heads_file f = file_of(i == 4 ? "blockwise" : "medusa");
         so_spec parsed;
         so_checkpoint *ck = NULL;
@@ -398,20 +417,27 @@ static void reject_is_exact(void **state) {
         so_heads_opts_from_spec(&parsed.nodes[parsed.root], 6, &o);
         SO_OK_OR_FAIL(so_heads_drafter_create(h, tiny.m, NULL, &o, &d, &err), err);
         make_state(l.x, (int)i);
+        for (int x = 0; x < D; x++) /* sharper rows, so that some are worth a draw */
+            l.x[x] *= 2;
         l.real = (so_lossless_real){
             .drafter = d, .max_nodes = SO_MAX(d->tree_nodes, 2), .max_depth = 2, .temp = 1};
+        l.real.terms = k % 2 ? &terms : NULL;
         so_lossless_case c = {.name = specs[i], .target = &toy, .n_out = 3};
         so_lossless_use(&c, &l.real);
         real_propose = c.propose;
         c.propose = propose_with_state;
         so_lossless_check(&c);
-        assert_true(so_lossless_tokens_per_round(&c) > 1.2); /* guesses were tested */
+        double tokens = so_lossless_tokens_per_round(&c);
+        assert_true(tokens > 1.05 || k % 2); /* guesses were tested */
+        n_with_terms += k % 2 && tokens > 1.05;
+        n_refused += l.real.n_refused;
         so_lossless_real_end(&l.real);
         so_drafter_free(d);
         so_heads_free(h);
         so_checkpoint_close(ck);
         free(path);
     }
+    assert_true(n_refused > 0 && n_with_terms > 0);
     so_rig_close(&tiny);
 }
 
