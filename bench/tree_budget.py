@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Tokens per pass against the node budget of a draft: chains and trees of one draft model.
+"""Tokens per pass against the node budget of a draft: chains and trees of one draft model, or of heads.
 
 usage: tree_budget.py -m MODEL --prompts FILE.jsonl [--per-category N] [--max-chars N] [--tokens N] [--budgets 1,2,4,…] [--part greedy|reject]
-                      [--tree FILE] [--shapes 'NAME;…']
+                      [--tree FILE] [--shapes 'NAME;…'] [--heads medusa|lookahead]
 
 --tree adds the shape of a file that `sooth calibrate` wrote, cut to each budget.
 
@@ -20,6 +20,8 @@ import tempfile
 
 SOOTH = os.environ.get("SOOTH_BIN", "build/sooth")
 DEPTH = 16  # of trees; chains are as long as their budget
+HEADS = [("{h}: chain", "{h}"), ("{h}: Cartesian, k=2", "{h}(k=2,nodes={{n}})"), ("{h}: calibrated", "{h}(nodes={{n}})"),
+         ("{h}: best-first", "{h}(best,nodes={{n}})")]
 
 GREEDY = [("chain", "model"), ("Cartesian, k=2", "model(k=2,nodes={n})"), ("Cartesian, k=4", "model(k=4,nodes={n})"),
           ("best-first", "model(best,nodes={n})")]
@@ -76,13 +78,16 @@ def main():
     ap.add_argument("--part", choices=["greedy", "reject"], default="greedy")
     ap.add_argument("--shapes", help="only these, by name, separated by ;")
     ap.add_argument("--tree", help="a tree of sooth calibrate")
+    ap.add_argument("--heads", choices=["medusa", "lookahead"], help="the registered heads instead of the draft model")
     ap.add_argument("--json", help="file for the counts")
     args = ap.parse_args()
     budgets = [int(b) for b in args.budgets.split(",")]
     temp, verify = (0, "match") if args.part == "greedy" else (1, "reject")
     shapes = GREEDY if args.part == "greedy" else REJECT
+    if args.heads:
+        shapes = [(name.format(h=args.heads), spec.format(h=args.heads)) for name, spec in HEADS]
     if args.tree:
-        shapes = shapes + [("calibrated", 'model(tree="' + args.tree + '",nodes={n})')]
+        shapes = shapes + [("calibrated", (args.heads or "model") + '(tree="' + args.tree + '",nodes={n})')]
     if args.shapes:
         shapes = [s for s in shapes if s[0] in args.shapes.split(";")]
     out = {}
@@ -94,7 +99,7 @@ def main():
     for name, spec in shapes:
         row = []
         for n in budgets:
-            length = min(n, 64) if spec == "model" else min(n, DEPTH)
+            length = min(n, 64) if "(" not in spec else min(n, DEPTH)
             got = answer(args, f.name, spec.format(n=n), length, temp, verify, n)
             if plain and [a["tokens"] for a in got] != [a["tokens"] for a in plain]:
                 sys.exit(f"{spec.format(n=n)}: the text differs from plain decoding")

@@ -1,5 +1,5 @@
-/* `sooth calibrate`: measures how often a draft model's i-th most likely token is the target's, and
- * grows the tree of the most likely paths (draft/shape.h).
+/* `sooth calibrate`: measures how often the i-th most likely token of a draft model, or of heads, is
+ * the target's, and grows the tree of the most likely paths (draft/shape.h).
  *
  *   1. Texts: the target's own greedy answers to the prompts. They are held-out text for a draft that
  *      was not trained on these prompts.
@@ -41,6 +41,7 @@ enum {
 typedef struct calibration {
     const so_args *a;
     so_bundle b, draft;
+    so_calibrate_heads heads; /* in place of a draft */
     so_engine_opts eo;
     so_tokens *texts; /* [n_texts] prompt and answer */
     int *n_prompt;    /* [n_texts] */
@@ -115,31 +116,49 @@ static int answer(calibration *c) {
 
 /* --- ranks --- */
 
-/* The column of a token in the draft's rows; −1: the draft has no logit for it. */
-static int column_of(const so_model *m, int32_t token) {
-    const int32_t *subset = so_model_vocab_subset(m);
-    int n = so_model_logits_len(m);
+/* The column of a token; −1: it has none. */
+static int column_of(const int32_t *subset, int n, int32_t token) {
     if (!subset)
         return token < n ? token : -1;
     int at = so_sample_subset_index(subset, n, token);
     return at >= 0 && at < n && subset[at] == token ? at : -1;
 }
 
-static int rank_of(const so_model *m, const float *logits, int32_t token) {
-    int n = so_model_logits_len(m), at = column_of(m, token), rank = 0;
+int so_calibrate_rank(const int32_t *subset, int n, const float *logits, int32_t token,
+                      int n_ranks) {
+    int at = column_of(subset, n, token), rank = 0;
     if (at < 0)
-        return N_RANKS;
-    for (int i = 0; i < n && rank < N_RANKS; i++)
+        return n_ranks;
+    for (int i = 0; i < n && rank < n_ranks; i++)
         rank += logits[i] > logits[at] || (logits[i] == logits[at] && i < at);
     return rank;
 }
 
 static int visit(void *user, const so_teacher *t, int i, int row) {
     calibration *c = user;
+    const so_model *m = c->draft.model;
     if (i + 1 < (int)c->text->len)
         c->ranks[i + 1 - c->first] =
-            (uint8_t)rank_of(c->draft.model, so_pass_logits(t->pass, row), c->text->ids[i + 1]);
+            (uint8_t)so_calibrate_rank(so_model_vocab_subset(m), so_model_logits_len(m),
+                                       so_pass_logits(t->pass, row), c->text->ids[i + 1], N_RANKS);
     return 0;
+}
+
+/* Heads guess from the state at i, which decides token i + 1. */
+static int visit_heads(void *user, const so_teacher *t, int i, int row) {
+    calibration *c = user;
+    uint8_t ranks[SO_HEADS_MAX];
+    int n = SO_MIN((int)c->text->len - i - 2, c->depth);
+    if (n < 1)
+        return 0;
+    int rc = so_calibrate_heads_rank(&c->heads, so_pass_hidden(t->pass, row), c->text->ids + i + 2,
+                                     n, N_RANKS, ranks, &c->err);
+    for (int k = 0; k < n && rc == SO_OK; k++) {
+        c->tested[k]++;
+        if (ranks[k] < N_RANKS)
+            c->right[k][ranks[k]]++;
+    }
+    return rc;
 }
 
 static void count_starts(calibration *c, int n) {
@@ -157,16 +176,18 @@ static int rank_texts(calibration *c) {
     int rc = SO_OK;
     c->ranks = SO_NEW_N(uint8_t, c->eo.n_ctx + 1);
     for (int i = 0; i < c->n_texts && rc == SO_OK; i++) {
-        int n_ctx = so_model_hparams(c->draft.model)->n_ctx_train;
+        const so_model *m = c->heads.h ? c->b.model : c->draft.model;
+        int n_ctx = so_model_hparams(m)->n_ctx_train;
         int n = SO_MIN((int)c->texts[i].len, n_ctx);
         c->text = &c->texts[i];
         c->first = c->n_prompt[i];
         so_progress_set(&c->bar, 0.8 + 0.2 * i / c->n_texts);
         if (n <= c->first)
             continue;
-        so_teacher_text t = {c->text->ids, n - 1, c->first - 1, SO_PASS_LOGITS};
-        rc = so_teacher_each(&c->t, &t, visit, c, &c->err);
-        if (rc == SO_OK)
+        so_teacher_text t = {c->text->ids, n - 1, c->first - 1,
+                             c->heads.h ? SO_PASS_HIDDEN : SO_PASS_LOGITS};
+        rc = so_teacher_each(&c->t, &t, c->heads.h ? visit_heads : visit, c, &c->err);
+        if (rc == SO_OK && !c->heads.h)
             count_starts(c, n - c->first);
     }
     return rc;
@@ -192,10 +213,20 @@ static int open_teacher(calibration *c) {
                          .max_rows = ROWS,
                          .max_logits = ROWS,
                          .kv_dtype = c->eo.kv_dtype};
+    if (c->heads.h)
+        return so_teacher_open(&c->t, c->b.model, &o, &c->err);
     int rc = so_draft_check_tokenizers(c->b.tok, c->draft.tok, &c->err);
     if (rc != SO_OK)
         return so_err_prefix(&c->err, "the draft does not fit the target");
     return so_teacher_open(&c->t, c->draft.model, &o, &c->err);
+}
+
+static int open_heads(calibration *c) {
+    const char *path = so_args_str(c->a, SO_OPT_HEADS, "");
+    if (so_calibrate_heads_open(path, &c->b, &c->heads, &c->err) != SO_OK)
+        return so_args_fail(c->a, &c->err);
+    c->depth = SO_MIN(c->depth, so_heads_get_info(c->heads.h)->n_heads);
+    return 0;
 }
 
 static int open_models(calibration *c) {
@@ -204,6 +235,8 @@ static int open_models(calibration *c) {
         status = so_cli_engine_opts(c->a, &c->b, &c->eo);
     if (status == 0 && !so_args_has(c->a, SO_OPT_PARALLEL))
         c->eo.n_parallel = PARALLEL;
+    if (status == 0 && so_args_has(c->a, SO_OPT_HEADS))
+        return open_heads(c);
     if (status == 0 && so_args_has(c->a, SO_OPT_DRAFT_MODEL))
         return so_cli_open_draft(c->a, &c->b, &c->draft);
     if (status == 0 && !so_bundle_find_draft(&c->b, c->eo.kv_dtype, &c->draft))
@@ -214,7 +247,7 @@ static int open_models(calibration *c) {
 static int write_tree(const calibration *c, const so_shape *s, const char *path, so_err *err) {
     so_buf b = {0};
     so_out_file *f = NULL;
-    so_shape_print(s, &c->table, "model", &b);
+    so_shape_print(s, &c->table, c->heads.h ? so_calibrate_heads_kind(&c->heads) : "model", &b);
     int rc = so_out_begin(path, &f, err);
     if (rc == SO_OK && (rc = so_out_write(f, b.data, b.len, err)) == SO_OK)
         rc = so_out_commit(f, err);
@@ -252,6 +285,7 @@ static void free_all(calibration *c) {
     free(c->texts);
     free(c->n_prompt);
     free(c->ranks);
+    so_calibrate_heads_close(&c->heads);
     so_bundle_close(&c->draft);
     so_bundle_close(&c->b);
 }
@@ -263,6 +297,8 @@ static int check_usage(calibration *c) {
     int64_t n = so_args_int(a, SO_OPT_PREDICT, DEFAULT_ANSWER);
     if (!so_args_has(a, SO_OPT_PROMPTS))
         return so_args_bad(a, "calibrate needs prompts whose answers are measured: --prompts FILE");
+    if (so_args_has(a, SO_OPT_HEADS) && so_args_has(a, SO_OPT_DRAFT_MODEL))
+        return so_args_bad(a, "--heads and -md: calibrate measures one of them");
     if (depth > SO_SHAPE_DEPTHS)
         return so_args_bad(a, "--draft-max %lld: a tree has at most %d levels", (long long)depth,
                            SO_SHAPE_DEPTHS);

@@ -100,6 +100,7 @@ typedef enum so_opt {
     SO_OPT_C,
     SO_OPT_C_HAT,
     SO_OPT_SVG,
+    SO_OPT_HEADS,
     SO_OPT_SHOW,
     SO_OPT_MASK,
     SO_OPT_CHECK,

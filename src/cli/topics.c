@@ -54,6 +54,7 @@ static const so_topic topics[] = {
      "medusa(k=N)\ta tree of the N best tokens of every head: 1 to 64\n"
      "medusa(best)\ta tree of the most likely paths by the heads' own probabilities\n"
      "medusa(nodes=N)\ta tree grown from the accuracies in the heads' file: 1 to 256\n"
+     "medusa(tree=FILE)\ta tree of the shape in FILE, which `sooth calibrate --heads` writes\n"
      "lookahead(k=N)\tthe same trees over the look-ahead rows: 1 to 64\n"
      "lookahead(best)\tthe most likely paths by the rows' own probabilities\n"
      "lookahead(nodes=N)\ta tree grown from the accuracies in the file: 1 to 256\n"

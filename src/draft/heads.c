@@ -12,6 +12,7 @@
  *   chain        the best token of every head (the only form of `blockwise`)
  *   k=K          the Cartesian product of the K best tokens of every head, cut at the budget
  *   nodes=N      the tree grown from the accuracies in the heads' file
+ *   tree=FILE    the tree of a file that `sooth calibrate` wrote
  *   best         the N most likely paths by the heads' own probabilities, anew in every round
  *
  * `lookahead`: the target itself guesses. A small second pass computes the root and one row for every
@@ -371,9 +372,12 @@ static bool is_tree(const so_heads_drafter_opts *o) { return o->k > 0 || o->best
 static int width_of(const heads_drafter *hd) {
     if (!is_tree(&hd->o))
         return hd->r.n_subset > 1 ? 2 : 1; /* the second for its distance */
+    int width = 2;
     if (hd->o.k > 0)
         return SO_MAX(hd->o.k, 2);
-    return hd->o.best ? BEST_WIDTH : SO_MAX(hd->info->n_ranks, 2);
+    for (int i = 0; i < hd->shape->n_nodes; i++)
+        width = SO_MAX(width, hd->shape->nodes[i].rank + 1);
+    return hd->o.best ? BEST_WIDTH : width;
 }
 
 /* Adds the guesses of the group's i-th job. */
@@ -515,12 +519,28 @@ static const so_drafter_vt VTS[SO_HEADS_N_KINDS] = {
     [SO_HEADS_LOOKAHEAD] = HEADS_VT("lookahead", NULL),
 };
 
-void so_heads_opts_from_spec(const so_spec_node *n, int budget, so_heads_drafter_opts *o) {
+int so_heads_opts_from_spec(const so_spec *s, const so_spec_node *n, int budget,
+                            so_heads_drafter_opts *o, so_err *err) {
+    bool has_nodes = so_spec_has(n, SO_SPEC_OPT_NODES);
     o->k = so_spec_has(n, SO_SPEC_OPT_K) ? (int)n->opt[SO_SPEC_OPT_K] : 0;
     o->best = so_spec_flag(n, SO_SPEC_OPT_BEST);
-    o->nodes = o->k > 0 || o->best ? budget : 0;
-    if (so_spec_has(n, SO_SPEC_OPT_NODES))
-        o->nodes = (int)n->opt[SO_SPEC_OPT_NODES];
+    o->nodes = has_nodes                                ? (int)n->opt[SO_SPEC_OPT_NODES]
+               : o->k > 0 || o->best || n->tree_len > 0 ? budget
+                                                        : 0;
+    if (n->tree_len == 0)
+        return SO_OK;
+    char *path = so_strndup(so_spec_tree(s, n).ptr, so_spec_tree(s, n).len);
+    so_shape shape;
+    int rc = so_shape_read(path, &shape, NULL, err);
+    free(path);
+    if (rc != SO_OK)
+        return rc;
+    o->n_shape = o->nodes = SO_MIN(o->nodes, shape.n_nodes);
+    for (int i = 0; i < o->n_shape; i++) {
+        o->shape_parent[i] = shape.nodes[i].parent;
+        o->shape_rank[i] = shape.nodes[i].rank;
+    }
+    return SO_OK;
 }
 
 int so_heads_drafter_rows(const so_heads_info *info, int n_parallel) {
@@ -539,6 +559,19 @@ static void table_of(const heads_drafter *hd, so_shape_table *t) {
                (size_t)t->n_ranks * sizeof t->accuracy[d][0]);
 }
 
+static void copy_shape(const so_heads_drafter_opts *o, so_shape *s) {
+    s->n_nodes = o->n_shape;
+    for (int i = 0; i < s->n_nodes; i++) {
+        int parent = o->shape_parent[i];
+        s->nodes[i] =
+            (so_shape_node){.parent = (int16_t)parent,
+                            .rank = o->shape_rank[i],
+                            .depth = (int16_t)(parent < 0 ? 1 : s->nodes[parent].depth + 1),
+                            .chance = -1};
+        s->depth = SO_MAX(s->depth, s->nodes[i].depth);
+    }
+}
+
 static int make_shape(heads_drafter *hd, so_err *err) {
     int widths[MAX_LEVELS], n = SO_MIN(hd->n_levels, (int)SO_SHAPE_DEPTHS);
     if (!is_tree(&hd->o) || hd->o.best)
@@ -548,10 +581,14 @@ static int make_shape(heads_drafter *hd, so_err *err) {
             widths[i] = hd->o.k;
         return so_shape_product(widths, n, hd->o.nodes, hd->shape, err);
     }
+    if (hd->o.n_shape > 0) {
+        copy_shape(&hd->o, hd->shape);
+        return SO_OK;
+    }
     if (hd->info->n_ranks == 0)
         return so_err_set(err, SO_EINVAL,
                           "the heads' file states no accuracies, so no tree can be grown for "
-                          "nodes=%d: give k=N or best as well",
+                          "nodes=%d: give k=N, best or tree=FILE as well",
                           hd->o.nodes);
     so_shape_table *t = SO_NEW(so_shape_table);
     table_of(hd, t);
@@ -589,8 +626,11 @@ static void make_rows(heads_drafter *hd) {
 
 /* Trees have records of their own: their guesses have other chances. */
 static uint64_t id_of(const so_heads_drafter_opts *o) {
-    uint64_t ids[2] = {o->id,
-                       1 + (uint64_t)o->k * 2 + (uint64_t)o->best + ((uint64_t)o->nodes << 16)};
+    uint64_t shape =
+        so_hash_bytes(o->shape_rank, (size_t)o->n_shape * sizeof *o->shape_rank) ^
+        3 * so_hash_bytes(o->shape_parent, (size_t)o->n_shape * sizeof *o->shape_parent);
+    uint64_t ids[3] = {
+        o->id, 1 + (uint64_t)o->k * 2 + (uint64_t)o->best + ((uint64_t)o->nodes << 16), shape};
     return o->id == 0 || !is_tree(o) ? o->id : so_hash_bytes(ids, sizeof ids);
 }
 

@@ -14,12 +14,17 @@ typedef struct so_heads_drafter_opts {
     /* The tree; without k, best and nodes: chains. */
     int k;     /* children of a node */
     bool best; /* the most likely paths within the budget */
-    int nodes; /* budget, 1 to SO_TREE_MAX − 1; without k and best: the tree grown from the accuracies
-                  in the file. 0: chains */
+    int nodes; /* budget, 1 to SO_TREE_MAX − 1; without the others: the tree grown from the accuracies
+                  in the heads' file. 0: chains */
+    /* tree=FILE: the nodes of the shape (draft/shape.h). n_shape 0: none. */
+    int n_shape;
+    int16_t shape_parent[SO_TREE_MAX], shape_rank[SO_TREE_MAX];
 } so_heads_drafter_opts;
 
-/* Reads the options of trees that a spec names; budget: of a tree that names none. */
-void so_heads_opts_from_spec(const so_spec_node *n, int budget, so_heads_drafter_opts *o);
+/* Sets the options of trees that a spec names, and reads its tree file; budget: of a tree that names
+ * none. */
+int so_heads_opts_from_spec(const so_spec *s, const so_spec_node *n, int budget,
+                            so_heads_drafter_opts *o, so_err *err);
 
 /* The rows of so_heads_load that the drafter needs for so many requests. */
 int so_heads_drafter_rows(const so_heads_info *info, int n_parallel);

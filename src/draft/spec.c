@@ -32,9 +32,9 @@ static const struct {
     [SO_SPEC_RANDOM] = {"random", 0, false, false},
     [SO_SPEC_ORACLE] = {"oracle", BIT(NUMBER), false, true},
     [SO_SPEC_MODEL] = {"model", BIT(K) | BIT(NODES) | BIT(BEST) | BIT(DISTINCT), true, true, true},
-    [SO_SPEC_MEDUSA] = {"medusa", BIT(K) | BIT(NODES) | BIT(BEST), true, false},
+    [SO_SPEC_MEDUSA] = {"medusa", BIT(K) | BIT(NODES) | BIT(BEST), true, false, true},
     [SO_SPEC_BLOCKWISE] = {"blockwise", 0, true, false},
-    [SO_SPEC_LOOKAHEAD] = {"lookahead", BIT(K) | BIT(NODES) | BIT(BEST), true, false},
+    [SO_SPEC_LOOKAHEAD] = {"lookahead", BIT(K) | BIT(NODES) | BIT(BEST), true, false, true},
     [SO_SPEC_AUTO] = {"auto", 0, false, false},
     [SO_SPEC_ASYNC] = {"async", BIT(FAN) | BIT(WAIT), false, true},
 };

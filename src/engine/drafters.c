@@ -289,18 +289,19 @@ static int find_heads(const so_engine *e, so_heads_kind kind, so_str file, char 
                               so_heads_kind_name(kind));
 }
 
-static int make_heads(so_drafters *d, const so_spec_node *n, so_str file, so_drafter **out,
+static int make_heads(so_drafters *d, const so_spec *s, const so_spec_node *n, so_drafter **out,
                       so_err *err) {
     const so_engine *e = d->e;
     so_heads_kind kind = (so_heads_kind)(n->name - SO_SPEC_MEDUSA);
     so_heads_drafter_opts o = {.n_parallel = e->o.n_parallel, .max_draft = e->o.max_draft};
     open_heads *heads = NULL;
     char *path = NULL;
-    int rc = find_heads(e, kind, file, &path, err);
+    int rc = find_heads(e, kind, so_spec_file(s, n), &path, err);
     if (rc == SO_OK)
         rc = open_heads_file(d, kind, path, &heads, err);
     free(path);
-    so_heads_opts_from_spec(n, e->o.max_nodes, &o);
+    if (rc == SO_OK)
+        rc = so_heads_opts_from_spec(s, n, e->o.max_nodes, &o, err);
     if (rc == SO_OK)
         rc = check_budget(e, &o.nodes, err);
     if (rc != SO_OK)
@@ -317,7 +318,7 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
     if (n->name == SO_SPEC_MODEL)
         return make_model(d, s, n, inner, out, err);
     if (n->name >= SO_SPEC_MEDUSA && n->name <= SO_SPEC_LOOKAHEAD)
-        return make_heads(d, n, so_spec_file(s, n), out, err);
+        return make_heads(d, s, n, out, err);
     if (n->name == SO_SPEC_AUTO)
         return d->e->o.draft ? make_model(d, s, n, NULL, out, err) : SO_ENOTFOUND;
     if (n->name == SO_SPEC_UNIGRAM || n->name == SO_SPEC_BIGRAM)

@@ -8,7 +8,7 @@
 #define ASK "-p 'Tell me a story about a cat.' -n 40 "
 
 /* Paths of the two files; NULL outside a source tree. */
-static char *target, *draft;
+static char *target, *draft, *heads;
 
 static int open_pair(void **state) {
     char self[3000];
@@ -21,12 +21,14 @@ static int open_pair(void **state) {
     *cut = '\0';
     target = so_path_join(self, "models/story/story-q8_0.gguf");
     draft = so_path_join(self, "models/story/story-draft-q4_0.gguf");
+    heads = so_path_join(self, "models/story/draft-medusa-q8_0.gguf");
     return 0;
 }
 
 static int close_pair(void **state) {
     free(target);
     free(draft);
+    free(heads);
     return close_fixture(state);
 }
 
@@ -184,11 +186,47 @@ static void test_calibrate(void **state) {
     expect(f, 2, "tree file to show", "sooth calibrate");
 }
 
+/* The same for the story model's Medusa heads, which are registered: as deep as there are heads. */
+static void test_calibrate_heads(void **state) {
+    fixture *f = *state;
+    char line[5000];
+    need_pair();
+    spill(f, "q.jsonl",
+          "{\"prompt\": \"Tell me a story about a cat.\"}\n"
+          "{\"prompt\": \"Tell me a story about a lake.\"}\n");
+    snprintf(line, sizeof line,
+             "sooth calibrate -m '%s' --heads '%s' --prompts q.jsonl -o h.json --draft-nodes 16 "
+             "--json",
+             target, heads);
+    json_t *o = json_of(f, line);
+    const json_t *accuracy = json_object_get(o, "accuracy");
+    assert_int_equal(json_array_size(json_object_get(o, "nodes")), 16);
+    assert_int_equal(json_array_size(accuracy), 4);
+    double first = json_number_value(json_array_get(json_array_get(accuracy, 0), 0));
+    assert_true(first > 0.25 && first < 0.75);
+    json_decref(o);
+    json_t *plain = answer(f, "--temp 0 --no-spec");
+    static const char *const specs[] = {"medusa", "medusa(tree=h.json)", "medusa(best,nodes=16)"};
+    for (size_t i = 0; i < SO_LEN(specs); i++) {
+        snprintf(line, sizeof line, "--temp 0 --spec '%s' --spec-length 4", specs[i]);
+        json_t *got = answer(f, line);
+        assert_true(json_equal(json_object_get(plain, "tokens"), json_object_get(got, "tokens")));
+        assert_true(json_number_value(
+                        json_object_get(json_object_get(got, "spec"), "tokens_per_pass")) > 1.1);
+        json_decref(got);
+    }
+    json_decref(plain);
+    snprintf(line, sizeof line, "sooth calibrate -m '%s' --heads '%s' -md '%s' --prompts q.jsonl",
+             target, heads, heads);
+    expect(f, 2, "measures one of them", line);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found_and_exact), cmocka_unit_test(test_prove),
-        cmocka_unit_test(test_by_name),         cmocka_unit_test(test_broken_copies),
-        cmocka_unit_test(test_wrong_partners),  cmocka_unit_test(test_calibrate),
+        cmocka_unit_test(test_calibrate_heads), cmocka_unit_test(test_found_and_exact),
+        cmocka_unit_test(test_prove),           cmocka_unit_test(test_by_name),
+        cmocka_unit_test(test_broken_copies),   cmocka_unit_test(test_wrong_partners),
+        cmocka_unit_test(test_calibrate),
     };
     return cmocka_run_group_tests(tests, open_pair, close_pair);
 }

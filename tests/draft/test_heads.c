@@ -98,7 +98,7 @@ static void open_subject(subject *s, const char *path, const char *spec, int row
     SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_ALL, &s->ck, &err), err);
     SO_OK_OR_FAIL(so_heads_load(s->ck, target.m, 8, &s->h, &err), err);
     so_heads_drafter_opts o = {.n_parallel = 2, .max_draft = 16};
-    so_heads_opts_from_spec(&parsed.nodes[parsed.root], 32, &o);
+    SO_OK_OR_FAIL(so_heads_opts_from_spec(&parsed, &parsed.nodes[parsed.root], 32, &o, &err), err);
     SO_OK_OR_FAIL(so_heads_drafter_create(s->h, target.m, target.kv, &o, &s->d, &err), err);
     so_shape_tokens(&(so_shape){.n_vocab = N_VOCAB}, 8, s->text, s->n);
     so_tree_init(&s->tree, N_VOCAB, rows);
@@ -265,6 +265,41 @@ static void trees_have_the_most_likely_paths(void **state) {
     }
 }
 
+/* tree=FILE: the tokens of the file's ranks; what is deeper than the heads is left out. */
+static void tree_files_give_ranks(void **state) {
+    (void)state;
+    static const char json[] = "{\"sooth_tree\": 1, \"depth\": 4, \"nodes\": [{\"parent\": -1, "
+                               "\"rank\": 0}, {\"parent\": -1, \"rank\": 3}, "
+                               "{\"parent\": 1, \"rank\": 1}, {\"parent\": 2, \"rank\": 0}, "
+                               "{\"parent\": 3, \"rank\": 0}]}";
+    static const int parents[] = {0, 0, 2, 3}, ranks[] = {0, 3, 1, 0};
+    subject s;
+    float x[D];
+    so_buf spec = {0};
+    char *path = so_path_join(dir, "tree.json");
+    FILE *f = fopen(path, "w");
+    fputs(json, f);
+    fclose(f);
+    so_buf_printf(&spec, "medusa(tree=\"%s\")", path);
+    open_subject(&s, medusa, spec.data, 0);
+    make_state(x, 6);
+    so_drafter_add_hidden(s.d, s.state, s.n - 1, x);
+    so_draft_job job = job_of(&s, 32, 8, 0);
+    propose(&s, &job);
+    assert_int_equal(s.tree.n_nodes, 1 + 4); /* the fifth is at depth 4 */
+    for (int i = 0; i < 4; i++) {
+        const so_node *node = &s.tree.nodes[i + 1];
+        int32_t tokens[N_VOCAB];
+        double chance[N_VOCAB];
+        ranked(&s, node->depth - 1, tokens, chance);
+        assert_int_equal(node->parent, parents[i]);
+        assert_int_equal(node->token, tokens[ranks[i]]);
+    }
+    close_subject(&s);
+    so_buf_free(&spec);
+    free(path);
+}
+
 static void limits_hold(void **state) {
     (void)state;
     static const char *const specs[] = {"medusa", "medusa(k=3)", "medusa(best)", "medusa(nodes=9)"};
@@ -414,7 +449,8 @@ static void reject_is_exact(void **state) {
         SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, &err), err);
         SO_OK_OR_FAIL(so_heads_load(ck, tiny.m, 1, &h, &err), err);
         so_heads_drafter_opts o = {.n_parallel = 1, .max_draft = 4};
-        so_heads_opts_from_spec(&parsed.nodes[parsed.root], 6, &o);
+        SO_OK_OR_FAIL(so_heads_opts_from_spec(&parsed, &parsed.nodes[parsed.root], 6, &o, &err),
+                      err);
         SO_OK_OR_FAIL(so_heads_drafter_create(h, tiny.m, NULL, &o, &d, &err), err);
         make_state(l.x, (int)i);
         for (int x = 0; x < D; x++) /* sharper rows, so that some are worth a draw */
@@ -601,6 +637,7 @@ int main(void) {
         cmocka_unit_test(stale_states_make_no_guesses),
         cmocka_unit_test(products_have_the_best_tokens),
         cmocka_unit_test(trees_have_the_most_likely_paths),
+        cmocka_unit_test(tree_files_give_ranks),
         cmocka_unit_test(limits_hold),
         cmocka_unit_test(draws_share_the_rows_of_levels),
         cmocka_unit_test(look_ahead_rows_are_the_targets),
