@@ -12,6 +12,7 @@
 #include "base/sha256.h"
 #include "draft/model.h"
 #include "draft/registry.h"
+#include "so_heads_file.h"
 #include "so_shape.h"
 #include "so_tiny.h"
 
@@ -106,6 +107,36 @@ static void test_found_beside_the_target(void **state) {
     unlink(b);
     free(a);
     free(b);
+}
+
+/* Heads are registered with their kind: each search finds its own, and a draft model is none. */
+static void test_kinds_are_apart(void **state) {
+    fixture *f = *state;
+    static const char *const kinds[] = {"medusa", "blockwise", "lookahead"};
+    so_draft_target k = fitting(f);
+    char *paths[4] = {put(f, "draft.gguf", &k)};
+    for (int i = 0; i < 3; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s.gguf", kinds[i]);
+        paths[1 + i] = so_path_join(f->dir, name);
+        so_heads_write(paths[1 + i], &(so_heads_file){.kind = kinds[i],
+                                                      .n_heads = 2,
+                                                      .n_layers = 1,
+                                                      .d = f->hp.d_model,
+                                                      .d_hidden = 16,
+                                                      .registered = &k});
+    }
+    for (int kind = SO_REGISTRY_MODEL; kind <= SO_REGISTRY_LOOKAHEAD; kind++) {
+        so_registry_found found;
+        so_registry_search(f->ck, &f->hp, f->tok, (so_registry_kind)kind, &found);
+        assert_int_equal(found.n, 1);
+        assert_string_equal(found.paths[0], paths[kind]);
+        so_registry_found_free(&found);
+    }
+    for (int i = 0; i < 4; i++) {
+        unlink(paths[i]);
+        free(paths[i]);
+    }
 }
 
 /* One folder below models/ of the program, of XDG data, of the cache; SOOTH_MODELS itself. A folder
@@ -316,6 +347,7 @@ static void test_other_vocabulary(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_found_beside_the_target),
+        cmocka_unit_test(test_kinds_are_apart),
         cmocka_unit_test(test_found_elsewhere),
         cmocka_unit_test(test_misfits),
         cmocka_unit_test(test_id),
