@@ -242,7 +242,7 @@ typedef struct sooth_params {
     const char *spec;   /* drafters, in the syntax of `sooth run --spec`, or "user"; NULL: none */
     int spec_length;    /* guesses in a row per round; 0: the planner decides */
     const char *verify; /* "match" (NULL): the same text as without guesses; "reject": the same
-                           distribution; "lenient=L": lossy, L in (0,1] */
+                           distribution; "lenient=L", "typical=E": lossy, L and E in (0,1] */
     int logprobs;       /* from 1 to 20: report the logprob of each token and of this many likeliest
                            tokens; 0: none */
     const char *prediction; /* text that the caller expects, for spec "predict"; NULL: none */

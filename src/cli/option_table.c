@@ -421,15 +421,16 @@ static const so_option table[SO_OPT_COUNT] = {
                             .help = "Request K draft tokens in every round, instead of letting the "
                                     "planner choose",
                             .cmds = SPECULATES},
-    [SO_OPT_VERIFY] = {.group = "Speculation",
-                       .name = "verify",
-                       .type = SO_TYPE_TEXT,
-                       .value = "MODE",
-                       .choices = "match|reject|lenient=L",
-                       .default_text = "match",
-                       .help = "How draft tokens are verified: match gives the same text as "
-                               "plain decoding, reject the same distribution, lenient=L is lossy",
-                       .cmds = SPECULATES},
+    [SO_OPT_VERIFY] =
+        {.group = "Speculation",
+         .name = "verify",
+         .type = SO_TYPE_TEXT,
+         .value = "MODE",
+         .choices = "match|reject|lenient=L|typical=E",
+         .default_text = "match",
+         .help = "How draft tokens are verified: match gives the same text as "
+                 "plain decoding, reject the same distribution, lenient=L and typical=E are lossy",
+         .cmds = SPECULATES},
     [SO_OPT_SPECULATIVE] = {.group = "Speculation",
                             .name = "speculative-decoding",
                             .type = SO_TYPE_FLAG,
@@ -505,14 +506,15 @@ static const so_option table[SO_OPT_COUNT] = {
                          "Mark accepted and rejected draft tokens and corrections in the answer; "
                          "=rounds prints one line per round",
                      .cmds = ANSWERS},
-    [SO_OPT_TRACE] = {.group = "Speculation",
-                      .name = "trace",
-                      .type = SO_TYPE_TEXT,
-                      .value = "FILE",
-                      .help =
-                          "Write one JSON line per step (one pass over all running sequences) for "
-                          "`sooth trace`: the plan, accepted draft tokens and times",
-                      .cmds = SO_CMD_RUN},
+    [SO_OPT_TRACE] =
+        {.group = "Speculation",
+         .name = "trace",
+         .type = SO_TYPE_TEXT,
+         .value = "FILE",
+         .help = "Write one JSON line per step (one pass over all running sequences) for "
+                 "`sooth trace`: the plan, accepted draft tokens and times; and one per tree "
+                 "of guesses, with chance and fate of each",
+         .cmds = SO_CMD_RUN},
 
     /* --- Server --- */
     [SO_OPT_HOST] = {.group = "Server",

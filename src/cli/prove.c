@@ -327,9 +327,9 @@ static int read_options(prover *v) {
     int status = so_cli_spec_read(v->a, &v->spec);
     if (status == 0 && !o->drafter)
         status = so_args_bad(v->a, "there is nothing to prove for plain decoding");
-    if (status == 0 && o->verify == SO_VERIFY_LENIENT && o->lenience < 1)
-        status = so_args_bad(v->a, "--verify lenient=%g is lossy: there is nothing to prove",
-                             o->lenience);
+    if (status == 0 && so_verify_mode_is_lossy(o->verify, o->lenience))
+        status = so_args_bad(v->a, "--verify %s=%g is lossy: there is nothing to prove",
+                             so_verify_mode_name(o->verify), o->lenience);
     return status;
 }
 

@@ -112,7 +112,11 @@ static bool on_event(void *user, const so_event *ev) {
 }
 
 static void on_round(void *user, const so_round *round) {
-    so_painter_round(&((job *)user)->run->painter, round);
+    runner *r = ((job *)user)->run;
+    if (r->painter.on)
+        so_painter_round(&r->painter, round);
+    if (r->trace)
+        so_trace_write_round(r->trace, round);
 }
 
 static void fail_job(job *j) {
@@ -129,7 +133,7 @@ static void start_turn(job *j) {
         o.n_prompt = (int)SO_MIN(tokens.len, (size_t)INT32_MAX);
         o.continues = !j->run->chat;
         o.on_event = on_event;
-        o.on_round = j->run->painter.on ? on_round : NULL;
+        o.on_round = j->run->painter.on || j->run->trace ? on_round : NULL;
         o.user = j;
         so_buf_clear(&j->answer);
         rc = so_engine_submit(j->run->e, &o, &j->req, &j->err);

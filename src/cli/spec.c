@@ -31,9 +31,11 @@ enum { DEFAULT_LENGTH = 5, MAX_EXPECTED_BYTES = 16 << 20 };
 static int read_verify(const so_args *a, so_spec_opts *o) {
     const char *text = so_args_str(a, SO_OPT_VERIFY, "match");
     if (!so_verify_mode_parse(text, &o->verify, &o->lenience))
-        return so_args_bad(a, "--verify '%.40s': must be match, reject or lenient=L", text);
+        return so_args_bad(a, "--verify '%.40s': must be match, reject, lenient=L or typical=E",
+                           text);
     if (!(o->lenience > 0 && o->lenience <= 1))
-        return so_args_bad(a, "--verify %.40s: the lenience must be above 0 and at most 1", text);
+        return so_args_bad(a, "--verify %.40s: the %s must be above 0 and at most 1", text,
+                           o->verify == SO_VERIFY_TYPICAL ? "threshold" : "lenience");
     return 0;
 }
 
@@ -130,10 +132,10 @@ int so_cli_spec_read(const so_args *a, so_cli_spec *out) {
         return so_args_bad(a,
                            "--draft-min %d is above --spec-length %d: every draft would be dropped",
                            o->draft_min, o->length);
-    if (o->verify == SO_VERIFY_LENIENT && o->lenience < 1 && o->drafter)
+    if (so_verify_mode_is_lossy(o->verify, o->lenience) && o->drafter)
         so_log(SO_LOG_WARN,
-               "--verify lenient=%g is lossy: the text may differ from that of plain decoding",
-               o->lenience);
+               "--verify %s=%g is lossy: the text may differ from that of plain decoding",
+               so_verify_mode_name(o->verify), o->lenience);
     return 0;
 }
 

@@ -13,7 +13,7 @@ static const so_topic topics[] = {
      "--spec names the drafters, which propose draft tokens. The model verifies every draft token. "
      "With --verify match (the default) drafters change only the speed; with reject they may "
      "change "
-     "the text above temperature 0, but not its distribution; lenient is lossy.\n"
+     "the text above temperature 0, but not its distribution; lenient and typical are lossy.\n"
      "A FILE whose name contains a space or one of , ( ) + = must be in double quotes.",
      "Combining drafters\n"
      "A,B\task the drafters in this order; use the first whose draft tokens are expected to pay\n"

@@ -35,6 +35,29 @@ void so_trace_write(void *user, const so_step_info *s) {
             s->ended);
 }
 
+void so_trace_write_round(FILE *f, const so_round *round) {
+    const so_tree *t = round->tree;
+    const so_verdict *v = round->verdict;
+    const char *fate[SO_TREE_MAX];
+    if (t->n_nodes < 2)
+        return;
+    for (int i = 0; i < t->n_nodes; i++)
+        fate[i] = "untested";
+    for (int i = 0; i < v->n_tested; i++)
+        fate[t->proposals[v->tested[i]].child] = "rejected";
+    for (int i = 0; i < v->n_accepted; i++)
+        fate[v->path[i]] = "accepted";
+    fprintf(f, "{\"round\":%d,\"tree\":[", round->index);
+    for (int i = 1; i < t->n_nodes; i++) {
+        const so_node *n = &t->nodes[i];
+        fprintf(f, "%s{\"token\":%d,\"parent\":%d,\"chance\":", i > 1 ? "," : "", (int)n->token,
+                n->parent - 1);
+        fprintf(f, n->chance >= 0 ? "%.4f" : "null", (double)n->chance);
+        fprintf(f, ",\"fate\":\"%s\"}", fate[i]);
+    }
+    fprintf(f, "]}\n");
+}
+
 /* --- reading --- */
 
 typedef struct step {
@@ -73,8 +96,6 @@ static bool read_step(const json_t *o, step *s) {
 }
 
 static void add_step(run_trace *t, const step *s) {
-    if (s->requests == 0)
-        return; /* a step of prefill only */
     if (t->n % 1024 == 0)
         t->steps = so_realloc(t->steps, (size_t)(t->n + 1024) * sizeof *t->steps);
     t->steps[t->n++] = *s;
@@ -98,14 +119,16 @@ static int read_trace(const char *path, run_trace *t, so_err *err) {
         stop = stop ? stop : end;
         json_error_t je;
         json_t *o = json_loadb(at, (size_t)(stop - at), 0, &je);
-        step s;
+        step s = {0}; /* requests 0: prefill only */
         line++;
-        if (!o || !read_step(o, &s))
+        if (o && json_is_array(json_object_get(o, "tree"))) /* of a round */
+            s.requests = -1;
+        else if (!o || !read_step(o, &s))
             rc = so_err_set(err, SO_EFORMAT, "%s:%d: not a step of a trace of this version", path,
                             line);
         else if (t->n == MAX_STEPS)
             rc = so_err_set(err, SO_ELIMIT, "%s: more than %d steps", path, MAX_STEPS);
-        else
+        else if (s.requests > 0)
             add_step(t, &s);
         json_decref(o);
         at = stop + 1;

@@ -199,19 +199,21 @@ bool so_model_begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chai
     return true;
 }
 
-/* Copies the first chain of the inner drafter's tree. */
-static void copy_inner_chain(const so_model_drafter *md, const so_tree *t, so_model_chain *c) {
-    int max = SO_MIN(c->limit - 1, md->n_ctx - c->n_text);
-    for (int node = 0; t->nodes[node].first >= 0 && c->n_guess < max;) {
-        node = t->proposals[t->nodes[node].first].child;
-        if (t->nodes[node].token >= md->n_vocab)
-            return;
-        c->guess[c->n_guess++] = t->nodes[node].token;
+/* Prunes the inner drafter's tree to what the first pass can feed. */
+static void take_inner_tree(const so_model_drafter *md, so_tree *t, so_model_chain *c) {
+    int max = SO_MIN(c->limit - 1, md->n_ctx - c->n_text), n = 0;
+    bool keep[SO_TREE_MAX] = {true};
+    for (int i = 1; i < t->n_nodes; i++) {
+        keep[i] = keep[t->nodes[i].parent] && n < max && t->nodes[i].token < md->n_vocab;
+        n += keep[i];
     }
+    so_tree_prune(t, keep);
+    c->inner = t;
+    c->n_guess = n;
 }
 
-/* The inner drafter proposes once per round. Its chain goes into the first pass and is kept as far
- * as it equals the draft's own guesses, so it changes the number of passes, never a guess. In
+/* The inner drafter proposes once per round. Its whole tree goes into the first pass, and the path
+ * that equals the draft's own guesses is kept, so it changes the number of passes, never a guess. In
  * `reject` it drafts greedily (so_draft_inner_job): the number of rows to feed can end a draft if
  * pages are short, so it must not depend on numbers that decide tokens. The argmax also matches
  * sampled tokens more often. */
@@ -224,7 +226,7 @@ static int run_inner(so_model_drafter *md, int n, so_err *err) {
     }
     int rc = md->inner->vt->propose(md->inner, md->inner_jobs, n, err);
     for (int i = 0; i < n && rc == SO_OK; i++)
-        copy_inner_chain(md, &md->inner_trees[i], &md->chains[i]);
+        take_inner_tree(md, &md->inner_trees[i], &md->chains[i]);
     return rc;
 }
 
@@ -338,17 +340,20 @@ static void draw_next(so_model_drafter *md, so_model_chain *c, int logit) {
 
 static int32_t last_token(const so_model_chain *c) { return c->s->text[c->n_text - 1]; }
 
-/* Adds the guesses that this pass allows: one, and one more per correct guess of the inner
- * drafter. */
+/* Adds the guesses that this pass allows: one, and one more per correct guess of the inner drafter,
+ * down its tree. */
 static void draw_chain(so_model_drafter *md, so_model_chain *c) {
-    int n_right = 0;
+    int n_text = c->n_rows - c->n_guess, n = n_text, node = 0;
     for (;;) {
-        draw_next(md, c, c->first_logit + n_right);
-        if (c->done || n_right == c->n_guess || c->guess[n_right] != last_token(c))
+        draw_next(md, c, c->first_logit + node);
+        node = c->done || c->n_guess == 0 ? -1 : so_tree_child(c->inner, node, last_token(c));
+        if (node < 0)
             break;
-        n_right++;
+        md->path[n++] = n_text - 1 + node;
     }
-    so_seq_commit_chain(c->s->seq, c->n_rows - c->n_guess + n_right);
+    for (int i = 0; i < n_text; i++)
+        md->path[i] = i;
+    so_seq_commit(c->s->seq, md->path, n);
     c->n_guess = 0;
 }
 
@@ -366,14 +371,25 @@ int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, 
     if (!whole)
         c->first_logit = -1;
     int n_guess = whole ? c->n_guess : 0;
-    for (int i = 0; i < n + n_guess; i++)
-        md->rows[at + i] = (so_row){.token = i < n ? c->s->text[len + i] : c->guess[i - n],
+    for (int i = 0; i < n; i++)
+        md->rows[at + i] = (so_row){.token = c->s->text[len + i],
                                     .pos = len + i,
                                     .seq = seq,
                                     .parent = i ? at + i - 1 : -1,
                                     .want_logits = whole && i >= n - 1,
                                     .sample = &WEIGH_BEST,
                                     .target_hidden = hidden_of(md, c->s, len + i)};
+    for (int k = 1; k <= n_guess; k++) {
+        const so_node *node = &c->inner->nodes[k];
+        int pos = len + n - 1 + node->depth;
+        md->rows[at + n - 1 + k] = (so_row){.token = node->token,
+                                            .pos = pos,
+                                            .seq = seq,
+                                            .parent = at + n - 1 + node->parent,
+                                            .want_logits = true,
+                                            .sample = &WEIGH_BEST,
+                                            .target_hidden = hidden_of(md, c->s, pos)};
+    }
     if (whole) {
         c->first_logit = *n_logits;
         *n_logits += 1 + n_guess;
@@ -541,6 +557,7 @@ static int pass_once(so_model_drafter *md, int n, bool *more, so_err *err) {
             continue;
         }
         n_rows += c->n_rows;
+        c->job->n_passes++;
         c->last_row = n_rows - 1;
         rc = so_seq_begin(c->s->seq, n_nodes, err);
         md->seqs[n_seqs++] = c->s->seq;
@@ -618,6 +635,7 @@ static void model_free(so_drafter *d) {
     free(md->inner_jobs);
     free(md->inner_trees);
     free(md->rows);
+    free(md->path);
     free(md->seqs);
     free(md->logits);
     free(md->probs);
@@ -822,6 +840,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     for (int i = 0; i < n_par; i++)
         so_tree_init(&md->inner_trees[i], o->n_vocab, 0);
     md->rows = SO_NEW_N(so_row, md->max_rows);
+    md->path = SO_NEW_N(int32_t, md->max_rows);
     md->seqs = SO_NEW_N(so_seq *, n_par);
     md->logits = SO_NEW_N(float, o->n_vocab);
     for (int i = 0; i < o->n_vocab; i++)

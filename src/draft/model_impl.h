@@ -40,9 +40,9 @@ typedef struct so_model_chain {
     so_draft_job *job;
     so_model_request *s;
     int node, depth, limit;
-    int n_text;                 /* tokens of s->text, guesses included */
-    int32_t guess[SO_TREE_MAX]; /* chain of the inner drafter, for the first pass */
-    int n_guess;
+    int n_text;           /* tokens of s->text, guesses included */
+    const so_tree *inner; /* guesses of the inner drafter, for the first pass */
+    int n_guess;          /* of them; 0: none, or they were used */
     so_sample_params inner_sample;
     int n_rows, first_logit; /* in this pass; first_logit −1: still in catch-up */
     int last_row;            /* of this pass, before the rows of add_levels */
@@ -100,6 +100,7 @@ typedef struct so_model_drafter {
     so_model_chain *chains;   /* [n_parallel] */
     so_draft_job *inner_jobs; /* [n_parallel] */
     so_tree *inner_trees;     /* [n_parallel] */
+    int32_t *path;            /* [max_rows] nodes that a pass commits */
     so_row *rows;             /* [max_rows] */
     so_seq **seqs;            /* [n_parallel] */
     float *logits;            /* [n_vocab of the target] SO_DRAFT_EXCLUDED outside the subset */

@@ -146,6 +146,8 @@ const char *so_verify_mode_name(so_verify_mode m);
 bool so_verify_mode_parse(const char *text, so_verify_mode *mode, double *lenience);
 /* Prints a mode for people, for example "lenient=0.3, lossy"; a lenience of 1 is not lossy. */
 enum { SO_VERIFY_TEXT = 32 };
+/* Whether the text may differ from plain decoding's in more than its random choices. */
+bool so_verify_mode_is_lossy(so_verify_mode mode, double lenience);
 void so_verify_mode_print(so_verify_mode mode, double lenience, char out[SO_VERIFY_TEXT]);
 
 /* How a request speculates. All zero: no speculation. */

@@ -40,8 +40,9 @@ static json_t *per_depth_json(const so_request_stats *s) {
 
 /* "lenient=0.3" tells people that the text is not exact; the field `lossy` tells programs. */
 static json_t *verify_json(const so_spec_label *who) {
-    return who->verify == SO_VERIFY_LENIENT ? json_sprintf("lenient=%g", who->lenience)
-                                            : json_string(so_verify_mode_name(who->verify));
+    const char *name = so_verify_mode_name(who->verify);
+    bool has_number = who->verify == SO_VERIFY_LENIENT || who->verify == SO_VERIFY_TYPICAL;
+    return has_number ? json_sprintf("%s=%g", name, who->lenience) : json_string(name);
 }
 
 /* hidden: the part of all drafting time that the target did not wait for. */
@@ -74,7 +75,7 @@ json_t *so_figures_spec(const so_spec_label *who, const so_request_stats *s) {
         json_object_set_new(o, "hit_rate", rate_json(x.hit_rate));
         json_object_set_new(o, "async", async_json(s));
     }
-    if (!none && who->verify == SO_VERIFY_LENIENT && who->lenience < 1)
+    if (!none && so_verify_mode_is_lossy(who->verify, who->lenience))
         json_object_set_new(o, "lossy", json_true());
     return o;
 }

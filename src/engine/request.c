@@ -209,18 +209,23 @@ uint64_t so_request_seed(const so_request *r) { return r->seed; }
 void *so_request_user(const so_request *r) { return r->user; }
 
 const char *so_verify_mode_name(so_verify_mode m) {
-    static const char *const names[] = {"match", "reject", "lenient"};
+    static const char *const names[] = {"match", "reject", "lenient", "typical"};
     return names[m];
 }
 
 bool so_verify_mode_parse(const char *text, so_verify_mode *mode, double *lenience) {
-    static const char prefix[] = "lenient=";
+    static const struct {
+        const char *prefix;
+        so_verify_mode mode;
+    } lossy[] = {{"lenient=", SO_VERIFY_LENIENT}, {"typical=", SO_VERIFY_TYPICAL}};
     double value = 1;
     so_verify_mode found = SO_VERIFY_MATCH;
-    if (strncmp(text, prefix, sizeof prefix - 1) == 0) {
+    for (size_t i = 0; i < SO_LEN(lossy); i++)
+        if (strncmp(text, lossy[i].prefix, strlen(lossy[i].prefix)) == 0)
+            found = lossy[i].mode;
+    if (found != SO_VERIFY_MATCH) {
         char *end;
-        found = SO_VERIFY_LENIENT;
-        text += sizeof prefix - 1;
+        text += strlen(lossy[0].prefix); /* both are as long */
         value = strtod(text, &end);
         if (end == text || *end)
             return false;
@@ -234,9 +239,14 @@ bool so_verify_mode_parse(const char *text, so_verify_mode *mode, double *lenien
     return true;
 }
 
+bool so_verify_mode_is_lossy(so_verify_mode mode, double lenience) {
+    return mode == SO_VERIFY_TYPICAL || (mode == SO_VERIFY_LENIENT && lenience < 1);
+}
+
 void so_verify_mode_print(so_verify_mode mode, double lenience, char out[SO_VERIFY_TEXT]) {
-    if (mode == SO_VERIFY_LENIENT)
-        snprintf(out, SO_VERIFY_TEXT, "lenient=%g%s", lenience, lenience < 1 ? ", lossy" : "");
+    if (mode == SO_VERIFY_LENIENT || mode == SO_VERIFY_TYPICAL)
+        snprintf(out, SO_VERIFY_TEXT, "%s=%g%s", so_verify_mode_name(mode), lenience,
+                 so_verify_mode_is_lossy(mode, lenience) ? ", lossy" : "");
     else
         snprintf(out, SO_VERIFY_TEXT, "%s", so_verify_mode_name(mode));
 }

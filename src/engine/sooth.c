@@ -442,7 +442,8 @@ static int speculation(const sooth_params *p, so_spec_opts *o, so_err *err) {
     o->drafter = p->spec;
     o->length = p->spec_length;
     if (!so_verify_mode_parse(v, &o->verify, &o->lenience))
-        return so_err_set(err, SO_EINVAL, "verify '%.40s': must be match, reject or lenient=L", v);
+        return so_err_set(err, SO_EINVAL,
+                          "verify '%.40s': must be match, reject, lenient=L or typical=E", v);
     return SO_OK;
 }
 

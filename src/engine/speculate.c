@@ -98,6 +98,9 @@ static int check_opts(const so_engine *e, const so_spec_opts *o, so_err *err) {
     if (o->draft_min < 0 || o->draft_min > limit)
         return so_err_set(err, SO_ERANGE, "--draft-min %d: must be from 0 to %d", o->draft_min,
                           limit);
+    if (o->verify == SO_VERIFY_TYPICAL && !(o->lenience > 0 && o->lenience <= 1))
+        return so_err_set(err, SO_ERANGE, "--verify typical=%g: must be above 0 and at most 1",
+                          o->lenience);
     if (o->verify == SO_VERIFY_LENIENT && !(o->lenience > 0 && o->lenience <= 1))
         return so_err_set(err, SO_ERANGE,
                           "--verify lenient=%g: must be above 0 and at most 1 (1 is exact)",
@@ -135,7 +138,8 @@ int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err) {
     s->draft_max = o->draft_max ? o->draft_max : r->e->o.max_draft;
     s->draft_min = o->draft_min;
     s->verify = o->verify;
-    s->lenience = o->verify == SO_VERIFY_LENIENT ? o->lenience : 1;
+    bool has_number = o->verify == SO_VERIFY_LENIENT || o->verify == SO_VERIFY_TYPICAL;
+    s->lenience = has_number ? o->lenience : 1;
     s->n_observed = r->n_prompt;
     s->plan = so_plan_request_create(
         set->plan, &(so_plan_request_opts){mode_of(r, o->verify), o->verify, o->length});
@@ -183,7 +187,8 @@ const so_drafter *so_speculate_drafter(const so_request *r) {
 
 void so_speculate_admit(so_request *r) {
     so_tree *t = r->tree;
-    int n = r->spec.verify != SO_VERIFY_MATCH && r->sample.temp > 0 ? r->e->o.max_nodes : 0;
+    bool rows = r->spec.verify == SO_VERIFY_REJECT || r->spec.verify == SO_VERIFY_LENIENT;
+    int n = rows && r->sample.temp > 0 ? r->e->o.max_nodes : 0;
     if (n > 0 && !t->q)
         t->q = SO_NEW_N(float, (size_t)n *(size_t)t->n_vocab);
     t->max_rows = n;

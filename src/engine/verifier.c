@@ -65,8 +65,8 @@ static int logit_of(const so_request *r, int node) {
 
 /* Whether guesses of this step are tested against whole distributions. */
 static bool tests_rows(const so_request *r) {
-    return r->spec.set && r->spec.verify != SO_VERIFY_MATCH && r->sample.temp > 0 &&
-           r->tree->n_nodes > 1;
+    return r->spec.set && r->spec.verify != SO_VERIFY_MATCH &&
+           r->spec.verify != SO_VERIFY_TYPICAL && r->sample.temp > 0 && r->tree->n_nodes > 1;
 }
 
 void so_verifier_open(so_request *r) {
@@ -202,6 +202,8 @@ static void verify(so_request *r, so_verify_mode mode) {
         so_verify_lenient_greedy(r->tree, adjusted_row, r, s->lenience, &r->verdict);
     } else if (mode == SO_VERIFY_MATCH || r->sample.temp == 0 || r->tree->n_nodes == 1) {
         so_verify_match(r->tree, sample_target, r, &r->verdict);
+    } else if (mode == SO_VERIFY_TYPICAL) {
+        so_verify_typical(r->tree, weights_row, sample_target, r, s->lenience, &r->verdict);
     } else {
         so_verify_rng_keyed_init(&chance.keyed, r->sample.seed, r->sample.choice);
         chance.keyed.base.choose = choose_bonus;

@@ -668,6 +668,7 @@ static void gather(so_planner *p, int owner, so_sum *sum) {
     double evidence = so_accept_evidence(&e->r->accept, t->proposals[0].drafter, 0);
     for (int i = 1; i < t->n_nodes; i++) {
         value[i] = value[t->nodes[i].parent] * e->chance[i];
+        e->tree->nodes[i].chance = e->chance[i];
         so_guess g = {value[i], t->nodes[i].depth == 1 ? (float)evidence : -1, (float)check, owner,
                       i};
         if (whole)

@@ -532,7 +532,8 @@ static bool read_verify(parser *p, const field *f, const json_t *v) {
     if (!text || json_string_length(v) != strlen(text) ||
         !so_verify_mode_parse(text, &s->verify, &s->lenience) ||
         !(s->lenience > 0 && s->lenience <= 1))
-        return bad(p, f->name, v, "match, reject or lenient=L with L above 0 and at most 1");
+        return bad(p, f->name, v,
+                   "match, reject, lenient=L or typical=E with a number above 0 and at most 1");
     return true;
 }
 

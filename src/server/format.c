@@ -65,10 +65,11 @@ static void tree_json(const so_format *f, const so_out_round *r, json_t *into) {
     json_t *tree = json_array(), *rejected = json_array();
     for (int i = 0; i < r->n_nodes; i++) {
         const so_out_node *n = &r->nodes[i];
-        json_array_append_new(tree,
-                              json_pack("{s:i, s:o, s:i, s:b, s:b}", "id", (int)n->token, "text",
-                                        so_format_token(f, n->token), "parent", (int)n->parent,
-                                        "accepted", n->accepted, "tested", n->tested));
+        json_t *chance = n->chance >= 0 ? json_real((double)n->chance) : json_null();
+        json_array_append_new(tree, json_pack("{s:i, s:o, s:i, s:b, s:b, s:o}", "id", (int)n->token,
+                                              "text", so_format_token(f, n->token), "parent",
+                                              (int)n->parent, "accepted", n->accepted, "tested",
+                                              n->tested, "chance", chance));
         if (n->tested && !n->accepted)
             json_array_append_new(rejected,
                                   json_pack("{s:i, s:o, s:i}", "id", (int)n->token, "text",

@@ -163,7 +163,8 @@ static void mark_nodes(so_out_round *r, const so_round *round) {
         r->nodes[i] = (so_out_node){.token = t->nodes[i].token,
                                     .parent = t->nodes[i].parent,
                                     .depth = t->nodes[i].depth,
-                                    .accepted = i == 0};
+                                    .accepted = i == 0,
+                                    .chance = t->nodes[i].chance};
     for (int i = 0; i < v->n_accepted; i++)
         r->nodes[v->path[i]].accepted = true;
     for (int i = 0; i < v->n_tested; i++)

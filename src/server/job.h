@@ -36,6 +36,7 @@ typedef struct so_out_node {
     int32_t token;
     int16_t parent, depth;
     bool accepted, tested;
+    float chance; /* so_node.chance */
 } so_out_node;
 
 typedef struct so_out_round {

@@ -29,7 +29,8 @@ void so_tree_reset(so_tree *t, int32_t root_token, int root_pos) {
     t->n_nodes = 1;
     t->n_proposals = t->n_rows = 0;
     t->root_pos = root_pos;
-    t->nodes[0] = (so_node){.token = root_token, .parent = -1, .first = -1, .last = -1};
+    t->nodes[0] =
+        (so_node){.token = root_token, .parent = -1, .first = -1, .last = -1, .chance = 1};
 }
 
 int so_tree_child(const so_tree *t, int parent, int32_t token) {
@@ -46,7 +47,8 @@ static int add_node(so_tree *t, int parent, int32_t token) {
                                      .parent = (int16_t)parent,
                                      .depth = (int16_t)(t->nodes[parent].depth + 1),
                                      .first = -1,
-                                     .last = -1};
+                                     .last = -1,
+                                     .chance = -1};
     return t->n_nodes++;
 }
 

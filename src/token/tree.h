@@ -41,6 +41,8 @@ typedef struct so_node {
     int32_t token;
     int16_t parent, depth; /* −1 and 0 for the root */
     int16_t first, last;   /* proposals for this node's children; −1: none */
+    float
+        chance; /* that it is accepted, given its parent: the planner's estimate, for traces; −1: none */
 } so_node;
 
 typedef struct so_tree {

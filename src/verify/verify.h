@@ -9,6 +9,11 @@
  *             at temperature 0 no token is less than L times as       match.c, "lenient at
  *             likely as the argmax                                    temperature 0"
  *
+ *   typical   lossy, with a threshold E, 0 < E ≤ 1: above     typical.c
+ *             temperature 0 every token is the target's own
+ *             sample, or has p of at least min(E, √E·e^−H(p));
+ *             at temperature 0 it is match
+ *
  * Greedy decoding is match with an argmax. p is the target's distribution after all sampling
  * transforms (temperature, top-k, …), the "standardised" one of Leviathan et al.
  *
@@ -22,8 +27,13 @@
 #include "base/rng.h"
 #include "token/tree.h"
 
-typedef enum so_verify_mode { SO_VERIFY_MATCH, SO_VERIFY_REJECT, SO_VERIFY_LENIENT } so_verify_mode;
-enum { SO_VERIFY_MODES = 3 };
+typedef enum so_verify_mode {
+    SO_VERIFY_MATCH,
+    SO_VERIFY_REJECT,
+    SO_VERIFY_LENIENT,
+    SO_VERIFY_TYPICAL,
+} so_verify_mode;
+enum { SO_VERIFY_MODES = 4 };
 
 typedef struct so_verdict {
     int n_accepted;
@@ -84,6 +94,11 @@ typedef const float *so_verify_row(void *user, int node);
  * already normalised). lenience: 1 is exact, below 1 is `lenient`. scratch: [2][n_vocab]. */
 void so_verify_reject(const so_tree *t, so_verify_row *row, void *user, so_verify_rng *rng,
                       double lenience, double *scratch, so_verdict *out);
+
+/* `typical` above temperature 0. The row holds the target's distribution as for so_verify_reject; choose
+ * samples the target's token where the round ends. */
+void so_verify_typical(const so_tree *t, so_verify_row *row, so_verify_choose *choose, void *user,
+                       double threshold, so_verdict *out);
 
 /* `lenient` at temperature 0. The row holds logits after bias and penalties, before all other
  * transforms (so_sample_adjusted). Token x is accepted if softmax(x) ≥ lenience · max softmax. lenience 1 is greedy. */

@@ -431,7 +431,8 @@ static void test_nonce(void **state) {
 /* Sampled with a seed: the text has the requested length, and the log has the acceptance. */
 static void test_speculative_e2e(void **state) {
     fixture *f = *state;
-    static const char *const modes[] = {"match", "reject", "lenient=1", "lenient=0.5"};
+    static const char *const modes[] = {"match", "reject", "lenient=1", "lenient=0.5",
+                                        "typical=1e-09"};
     for (size_t i = 0; i < SO_LEN(modes); i++) {
         ran r = run(f,
                     RUN "-p 'the sea' -n 20 -v -md tiny.gguf --spec-length 4 --temp 0.8 -s 3 "
@@ -439,7 +440,7 @@ static void test_speculative_e2e(void **state) {
                     modes[i]);
         char want[80];
         snprintf(want, sizeof want, "model (%s%s): drafted 16, tested 16, accepted 16 (100.0 %%)",
-                 modes[i], i == 3 ? ", lossy" : "");
+                 modes[i], i >= 3 ? ", lossy" : "");
         assert_int_equal(r.status, 0);
         assert_true(r.out.len >= 20);
         if (!strstr(text_of(&r.err), want))
@@ -638,6 +639,9 @@ static void test_bad_speculation(void **state) {
     expect(f, 2, "--verify 'strict'", RUN "-p x --verify strict");
     expect(f, 2, "lenience", RUN "-p x --verify lenient=1.5");
     expect(f, 2, "lenience", RUN "-p x --verify lenient=0");
+    expect(f, 2, "threshold", RUN "-p x --verify typical=0");
+    expect(f, 2, "threshold", RUN "-p x --verify typical=2");
+    expect(f, 2, "typical=E", RUN "-p x --verify typical");
     expect(f, 2, "lenience", RUN "-p x --verify lenient=nan");
     expect(f, 2, "lenience", RUN "-p x --verify lenient=-0.5");
     expect(f, 2, "lenient", RUN "-p x --verify lenient=");
@@ -719,6 +723,7 @@ static void test_prove(void **state) {
     json_decref(o);
     expect(f, 2, "nothing to prove", "sooth prove -m tiny.gguf --no-spec");
     expect(f, 2, "lossy", "sooth prove -m tiny.gguf --verify lenient=0.5");
+    expect(f, 2, "lossy", "sooth prove -m tiny.gguf --verify typical=0.5");
     expect(f, 1, "no guess was made", "sooth prove -m tiny.gguf -n 1 -t 1");
 }
 

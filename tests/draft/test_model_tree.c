@@ -386,6 +386,78 @@ static void bad_files_are_refused(void **state) {
     assert_true(so_spec_parse(so_str_c("lookup(tree=a)"), &s, &err) < 0);
 }
 
+static void same_trees(const char *what, int round, const so_tree *a, const so_tree *b);
+
+/* --- an inner drafter's tree --- */
+
+/* Proposes a wrong chain first, and beside it a branch with the tokens of `right`; with `chain` only the
+ * wrong chain. Also an id that the draft model does not have. */
+typedef struct brancher {
+    so_drafter base;
+    int32_t right[8];
+    int n_right;
+    bool chain;
+} brancher;
+
+static int branch_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
+    (void)d, (void)text, (void)err;
+    *state = NULL;
+    return 0;
+}
+static void branch_close(so_drafter *d, void *state) { (void)d, (void)state; }
+static void branch_free(so_drafter *d) { free(d); }
+static int branch_propose(so_drafter *d, so_draft_job *jobs, int n, so_err *err) {
+    const brancher *b = (const brancher *)d;
+    (void)err;
+    for (int i = 0; i < n; i++) {
+        int node = so_draft_add(&jobs[i], 0, (b->right[0] + 1) % N_VOCAB, SO_Q_POINT, -1, 0, 0.5f);
+        if (node > 0)
+            so_draft_add(&jobs[i], node, 3, SO_Q_POINT, -1, 0, 0.5f);
+        node = 0;
+        for (int k = 0; k < b->n_right && node >= 0 && !b->chain; k++)
+            node = so_draft_add(&jobs[i], node, b->right[k], SO_Q_POINT, -1, 0, 0.5f);
+    }
+    return 0;
+}
+
+/* The draft's guesses are its own whatever the inner drafter proposes. A path of the inner tree that is
+ * not its first chain saves passes: the draft's cache then has the path already. */
+static void inner_trees_save_passes(void **state) {
+    (void)state;
+    static const so_drafter_vt vt = {.name = "brancher",
+                                     .free = branch_free,
+                                     .open = branch_open,
+                                     .close = branch_close,
+                                     .propose = branch_propose};
+    so_model_drafter_opts o = options("model", 1);
+    so_drafter *plain = make(&rigs[0], &o);
+    for (int chain = 0; chain < 2; chain++) {
+        request q[2];
+        so_err err = {0};
+        so_drafter *d = NULL;
+        brancher *b = SO_NEW(brancher);
+        b->base.vt = &vt;
+        b->chain = chain;
+        open_request(&q[0], plain, 0);
+        so_draft_job job = job_of(&q[0], 7, 7, 0);
+        propose(plain, &job, 1);
+        b->n_right = 4;
+        for (int k = 0; k < 4; k++)
+            b->right[k] = q[0].tree.nodes[k + 1].token;
+        SO_OK_OR_FAIL(so_model_drafter_create(rigs[0].m, &o, &b->base, &d, &err), err);
+        open_request(&q[1], d, 0);
+        job = job_of(&q[1], 7, 7, 0);
+        propose(d, &job, 1);
+        same_trees("inner", chain, &q[1].tree, &q[0].tree);
+        /* one pass for the root and four guesses of the branch, then one per guess */
+        assert_int_equal(job.n_passes, chain ? 7 : 3);
+        for (int i = 0; i < 2; i++)
+            close_request(&q[i]);
+        so_drafter_free(d);
+    }
+    so_drafter_free(plain);
+}
+
 /* --- terms --- */
 
 /* Rows of one price; a first guess of confidence x is accepted with chance x, later ones with half of
@@ -671,6 +743,7 @@ int main(void) {
         cmocka_unit_test(products_have_their_counts),
         cmocka_unit_test(files_give_the_shape),
         cmocka_unit_test(bad_files_are_refused),
+        cmocka_unit_test(inner_trees_save_passes),
         cmocka_unit_test(terms_decide_the_width),
         cmocka_unit_test(terms_decide_the_levels),
         cmocka_unit_test(one_child_is_the_chain),

@@ -167,6 +167,8 @@ def test_passes(b, server):
     equal(shown(page, "pass-name"), f"{k + 1} of {len(rounds)}", "the pass")
     equal(page.eval("document.querySelectorAll('#tree text[class]').length"), len(rounds[k]["tree"]), "nodes")
     equal(page.eval("document.querySelectorAll('#tree text.accepted').length"), sum(n["accepted"] for n in rounds[k]["tree"][1:]), "accepted")
+    chances = [f" {int(100 * n['chance'] + 0.5)}%" for n in rounds[k]["tree"][1:] if n["chance"] is not None]
+    equal(page.eval("[...document.querySelectorAll('#tree tspan')].map(t => t.textContent)"), chances, "chances")
     marked = page.eval("[...document.querySelectorAll('.t.here')].map(e => e.textContent).join('')")
     equal(marked.strip(), "".join(t["text"] for t in rounds[k]["tokens"]).strip(), "the words of a pass")
     page.eval(f"document.querySelector('.t[data-round=\"{drafted[0]}\"]').click()")

@@ -151,6 +151,49 @@ static void test_lenient_greedy(void **state) {
     assert_int_equal(v.n_accepted, 0);
 }
 
+/* --- typical --- */
+
+static int32_t choose_three(void *user, int node) {
+    (void)user;
+    (void)node;
+    return 3;
+}
+
+/* p is (0.5, 0.3, 0.2, 0): H = 1.03 nats, e^-H = 0.357. With E = 0.25 a guess needs min(0.25, 0.179). */
+static void test_typical(void **state) {
+    (void)state;
+    so_verdict v;
+    float p[V] = {5, 3, 2, 0}; /* any sum */
+    so_tree_reset(&tree, 0, 0);
+    int a = add(0, 2), b = add(0, 1), c = add(b, 0), d = add(b, 1);
+    add(d, 3); /* p = 0 */
+    so_verify_typical(&tree, same_row, choose_three, p, 0.25, &v);
+    assert_path(&v, 2, (int[]){b, c}); /* the longest path, and of two the likelier */
+    assert_true(v.bonus && v.token == 3);
+    assert_int_equal(v.n_tested, 3); /* both guesses at the root, one below b */
+    so_verify_typical(&tree, same_row, choose_three, p, 0.36, &v); /* needs 0.214: 2 is refused */
+    assert_path(&v, 2, (int[]){b, c});
+    so_verify_typical(&tree, same_row, choose_three, p, 1, &v); /* needs 0.357: only 0 passes */
+    assert_int_equal(v.n_accepted, 0);
+    assert_false(v.bonus);
+    assert_int_equal(v.n_tested, 2);
+    so_tree_reset(&tree, 0, 0);
+    a = add(0, 2);
+    so_verify_typical(&tree, same_row, choose_three, p, 0.25, &v);
+    assert_path(&v, 1, (int[]){a});
+    so_verify_typical(&tree, same_row, choose_three, p, 0.36, &v);
+    assert_int_equal(v.n_accepted, 0);
+    float certain[V] = {1e6f, 1, 0, 0}; /* H near 0: the threshold itself */
+    so_tree_reset(&tree, 0, 0);
+    add(0, 1);
+    so_verify_typical(&tree, same_row, choose_three, certain, 1e-3, &v);
+    assert_int_equal(v.n_accepted, 0);
+    so_tree_reset(&tree, 0, 0);
+    add(0, 3);
+    so_verify_typical(&tree, same_row, choose_three, p, 1e-300, &v);
+    assert_int_equal(v.n_accepted, 0); /* p = 0 is never accepted */
+}
+
 static void test_lenient_greedy_takes_the_likeliest(void **state) {
     (void)state;
     so_verdict v;
@@ -674,6 +717,7 @@ int main(void) {
         cmocka_unit_test(test_match_tree),
         cmocka_unit_test(test_match_merged),
         cmocka_unit_test(test_lenient_greedy),
+        cmocka_unit_test(test_typical),
         cmocka_unit_test(test_lenient_greedy_takes_the_likeliest),
         cmocka_unit_test(test_lenient_greedy_one),
         cmocka_unit_test(test_reject_calls),
