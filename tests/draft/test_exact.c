@@ -170,6 +170,9 @@ static const drafter_kind DRAFTERS[] = {
     {"model(best,nodes=4)", -1, true, true, true, true, 0},
     {"model(k=2,nodes=3)+lookup(min=1)", -1, true, true, true, false, 0},
     {"ngram+model(best,nodes=3)", 0.6f, true, true, true, false, 0},
+    /* Two draft models merged, the second with a vocabulary subset. */
+    {"model(k=1,nodes=2)+model(narrow,k=2,nodes=2)", -1, true, true, true, false, 0},
+    {"model+model(narrow)", 0, true, false, false, false, 0},
 };
 enum { N_DRAFTERS = SO_LEN(DRAFTERS) };
 
@@ -205,7 +208,8 @@ static int make_model(void *user, const so_spec *s, const so_spec_node *n, so_dr
                                .p_min = m->kind->p_min};
     if (so_model_opts_from_spec(s, n, &o, err) != SO_OK)
         return err->code;
-    const so_rig *draft = m->kind->narrow ? &m->w->narrow : &m->w->draft;
+    bool narrow = m->kind->narrow || n->file_len > 0;
+    const so_rig *draft = narrow ? &m->w->narrow : &m->w->draft;
     o.k = SO_MIN(o.k, draft->width);
     return so_model_drafter_create(draft->m, &o, inner, out, err);
 }
