@@ -1,6 +1,7 @@
 /* `sooth theory`: the gain of speculation by the formulas of verify/theory.h.
  *
  *   sooth theory --alpha A [--gamma G] [--c C]   one point
+ *   sooth theory --ssd --alpha A …               drafting ahead (theory_ssd.c)
  *   sooth theory                                 the paper's tables and figures
  *   sooth theory --measure -m M …                tables 3 to 5 for the user's models (measure.c)
  *
@@ -16,6 +17,7 @@
 #include "cli/measure.h"
 #include "cli/options.h"
 #include "cli/plot.h"
+#include "cli/theory_ssd.h"
 #include "verify/theory.h"
 
 enum { DEFAULT_GAMMA = 5 };
@@ -355,6 +357,12 @@ static int run(const so_args *a) {
         return status;
     if (so_args_has(a, SO_OPT_MEASURE))
         return so_theory_measure(a);
+    static const so_opt needs_ssd[] = {SO_OPT_HIT_RATE, SO_OPT_ROW_COST, SO_OPT_FAN_COST};
+    if (so_args_has(a, SO_OPT_SSD))
+        return so_theory_ahead(a);
+    for (size_t i = 0; i < SO_LEN(needs_ssd); i++)
+        if (so_args_has(a, needs_ssd[i]))
+            return so_args_bad(a, "--hit-rate, --row-cost and --fan-cost need --ssd");
     bool one = so_args_has(a, SO_OPT_ALPHA);
     const so_opt needs_alpha[] = {SO_OPT_GAMMA, SO_OPT_C, SO_OPT_C_HAT};
     for (size_t i = 0; i < SO_LEN(needs_alpha); i++)

@@ -51,6 +51,37 @@ double so_theory_memory(double alpha, int gamma) {
  *   α^(γ+1)·(γc + 1) > c·E(γ).
  * From γ to γ+1, left minus right changes by −α^(γ+1)(1−α)(γc + c + 1) ≤ 0. So once γ+1 is not
  * better than γ, no larger γ is. */
+/* --- drafting ahead --- */
+
+static double pass_time(const so_theory_ssd *x, int gamma) { return 1 + x->row_cost * gamma; }
+
+double so_theory_ssd_synchronous(const so_theory_ssd *x, int gamma) {
+    return so_theory_expected_tokens(x->alpha, gamma) / (pass_time(x, gamma) + gamma * x->c);
+}
+
+double so_theory_ssd_speedup(const so_theory_ssd *x, int gamma) {
+    double tokens = so_theory_expected_tokens(x->alpha, gamma), h = x->hit_rate;
+    double t = pass_time(x, gamma), d = gamma * x->c * x->fan_cost;
+    double miss_tokens = x->sync ? tokens : 1, miss = x->sync ? t + gamma * x->c : 1;
+    return (h * tokens + (1 - h) * miss_tokens) / (h * (t > d ? t : d) + (1 - h) * miss);
+}
+
+int so_theory_ssd_best(const so_theory_ssd *x, int most) {
+    int best = 0;
+    for (int g = 1; g <= most; g++)
+        if (so_theory_ssd_speedup(x, g) > so_theory_ssd_speedup(x, best))
+            best = g;
+    return best;
+}
+
+int so_theory_ssd_best_synchronous(const so_theory_ssd *x, int most) {
+    int best = 0;
+    for (int g = 1; g <= most; g++)
+        if (so_theory_ssd_synchronous(x, g) > so_theory_ssd_synchronous(x, best))
+            best = g;
+    return best;
+}
+
 int so_theory_best_gamma(double alpha, double c) {
     int gamma = 0;
     double tokens = 1, gain = alpha; /* E(γ), α^(γ+1) */

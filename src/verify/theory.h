@@ -11,6 +11,8 @@
 #ifndef SO_VERIFY_THEORY_H
 #define SO_VERIFY_THEORY_H
 
+#include <stdbool.h>
+
 /* The longest chain that fits a tree; the best gamma is capped here. */
 enum { SO_THEORY_MAX_GAMMA = 255 };
 
@@ -30,6 +32,25 @@ int so_theory_best_gamma(double alpha, double c);
 /* Section 3.5: with an oracle that drafts exactly the guesses that will be accepted. */
 double so_theory_oracle_tokens(double alpha); /* infinite at alpha 1 */
 double so_theory_oracle_speedup(double alpha, double c);
+
+/* Drafting ahead (draft/async.h): a draft for the end of a round is made while the target verifies the
+ * round. Times in units of t(1), the target's pass over one row. */
+typedef struct so_theory_ssd {
+    double alpha, c;
+    double hit_rate; /* h: the draft of the round's outcome is ready */
+    double row_cost; /* t(n) = 1 + row_cost · (n − 1) */
+    double fan_cost; /* time of one guess for all outcomes, over c; at least 1 */
+    bool sync;       /* a miss is drafted synchronously, or not at all */
+} so_theory_ssd;
+/* With T = t(gamma+1) and d = gamma · c · fan_cost, a hit takes max(T, d). A miss takes T + gamma · c
+ * with a synchronous draft, and t(1) without one. Tokens per time of all rounds, against plain
+ * decoding. */
+double so_theory_ssd_speedup(const so_theory_ssd *x, int gamma);
+/* Drafting between the passes: rounds take T + gamma · c. */
+double so_theory_ssd_synchronous(const so_theory_ssd *x, int gamma);
+/* The gamma up to `most` with the highest speed-up; the smallest if several are equal. */
+int so_theory_ssd_best(const so_theory_ssd *x, int most);
+int so_theory_ssd_best_synchronous(const so_theory_ssd *x, int most);
 
 /* α of one guess, from the two distributions p and q, [n], each with sum 1. */
 

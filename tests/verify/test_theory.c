@@ -192,13 +192,44 @@ static void test_acceptances(void **state) {
     near(so_theory_accept_match_bound(0.75), 0.6, 1e-15);
 }
 
+/* Drafting ahead against synchronous drafting at equal gamma: never more than twice as fast, equal
+ * without hits, and with every draft hidden the time of a pass is all that counts. */
+static void test_drafting_ahead(void **state) {
+    (void)state;
+    for (int a = 1; a < 10; a++)
+        for (int k = 0; k <= 10; k++)
+            for (int g = 1; g <= 8; g++) {
+                so_theory_ssd x = {.alpha = a / 10.0,
+                                   .c = 0.05 * k,
+                                   .hit_rate = k / 10.0,
+                                   .row_cost = 0.05,
+                                   .fan_cost = 1.2,
+                                   .sync = true};
+                double sync = so_theory_ssd_synchronous(&x, g),
+                       ahead = so_theory_ssd_speedup(&x, g);
+                assert_true(ahead <= 2 * sync * (1 + 1e-12));
+                x.hit_rate = 0;
+                assert_float_equal(so_theory_ssd_speedup(&x, g), sync, 1e-12);
+            }
+    so_theory_ssd x = {0.8, 0.1, 1, 0, 1, true};
+    assert_float_equal(so_theory_ssd_speedup(&x, 5), so_theory_expected_tokens(0.8, 5), 1e-12);
+    x.c = 0.4; /* a draft takes two passes */
+    assert_float_equal(so_theory_ssd_speedup(&x, 5), so_theory_expected_tokens(0.8, 5) / 2, 1e-12);
+    x = (so_theory_ssd){0.8, 0.3, 0.75, 0.05, 1.3, false};
+    double tokens = so_theory_expected_tokens(0.8, 3);
+    double time = 0.75 * 1.17 + 0.25; /* hits take gamma · c · fan_cost, which exceeds the pass */
+    assert_true(fabs(so_theory_ssd_speedup(&x, 3) - (0.75 * tokens + 0.25) / time) < 1e-12);
+    assert_int_equal(so_theory_ssd_best(&x, 16), 3);
+    assert_int_equal(so_theory_ssd_best_synchronous(&x, 16), 3);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_expected_tokens), cmocka_unit_test(test_table1),
         cmocka_unit_test(test_table4),          cmocka_unit_test(test_bigram),
         cmocka_unit_test(test_lenience),        cmocka_unit_test(test_best_gamma),
         cmocka_unit_test(test_oracle),          cmocka_unit_test(test_acceptances),
-        cmocka_unit_test(test_match_formula),
+        cmocka_unit_test(test_match_formula),   cmocka_unit_test(test_drafting_ahead),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,6 +39,31 @@ def limits():
     assert o["expected_tokens"] == 1 and o["best_gamma"] == 0 and o["best_speedup"] == 1
 
 
+def ahead():
+    inputs = ["--ssd", "--alpha", "0.8", "--c", "0.3", "--hit-rate", "0.75", "--row-cost", "0.05", "--fan-cost", "1.3"]
+    o = json.loads(sooth(*inputs, "--json").stdout)
+
+    def tokens(g):
+        return (1 - 0.8 ** (g + 1)) / 0.2
+    for r in o["rows"]:
+        g, t = r["gamma"], 1 + 0.05 * r["gamma"]
+        sync = tokens(g) / (t + 0.3 * g)
+        hit = max(t, 0.3 * 1.3 * g)
+        assert abs(r["synchronous"] - sync) < 1e-9
+        assert abs(r["ahead"] - tokens(g) / (0.75 * hit + 0.25 * (t + 0.3 * g))) < 1e-9
+        assert abs(r["ahead_plain_misses"] - (0.75 * tokens(g) + 0.25) / (0.75 * hit + 0.25)) < 1e-9
+        assert r["ahead"] <= 2 * r["synchronous"]
+    for key in ("synchronous", "ahead", "ahead_plain_misses"):
+        best = max(o["rows"], key=lambda r: r[key])
+        assert o[key]["best_gamma"] == best["gamma"] and abs(o[key]["speedup"] - best[key]) < 1e-9
+    assert "times as fast" in sooth(*inputs).stdout
+    for args, word in ((["--ssd"], "--alpha"), (["--alpha", "0.5", "--hit-rate", "0.5"], "--ssd"),
+                       (["--ssd", "--alpha", "0.5", "--hit-rate", "2"], "hit-rate"),
+                       (["--ssd", "--alpha", "0.5", "--fan-cost", "0.5"], "fan-cost")):
+        p = sooth(*args)
+        assert p.returncode == 2 and word in p.stderr and p.stdout == "", (args, p.returncode, p.stderr)
+
+
 def paper():
     o = json.loads(sooth("--json").stdout)
     assert len(o["table1"]) == 6 and len(o["table4"]) == 12 and len(o["lenience"]) == 8
@@ -89,7 +114,7 @@ def bad_usage():
         assert p.returncode == 2 and word in p.stderr and p.stdout == "", (args, p.returncode, p.stderr)
 
 
-tests = [point, limits, paper, svg, no_gnuplot, bad_usage]
+tests = [point, limits, ahead, paper, svg, no_gnuplot, bad_usage]
 print(f"1..{len(tests)}")
 failed = 0
 for i, t in enumerate(tests, 1):
