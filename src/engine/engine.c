@@ -24,7 +24,7 @@
 enum { MAX_SCORES = 32 };
 /* Logits rows of beam searches in one pass, beyond one of each request: as many as beams with a draft
  * can use, limited by the memory of their logits. */
-enum { MAX_BEAM_ROWS = 2 * SO_TREE_MAX, MAX_BEAM_LOGITS = 8 << 20 };
+enum { MAX_BEAM_ROWS = 128, MAX_BEAM_LOGITS = 8 << 20 };
 enum { NODES_PER_DEPTH = 2 }; /* times --draft-max: room for two merged drafters */
 
 /* --- creation --- */

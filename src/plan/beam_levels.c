@@ -7,9 +7,9 @@ enum { REFRESH = 40, WARM = 2 };
 static const double KEEP = 0.8;     /* weight of what was measured before */
 static const double FORGET = 0.995; /* of counts, per pass */
 
-/* The first levels of a new draft are expected to be accepted: then they are tried. */
+/* An untried level counts as accepted every second time. */
 static double chance(const so_beam_levels *b, int level) {
-    return (b->accepted[level] + 1.5) / (b->tested[level] + 2);
+    return (b->accepted[level] + 1) / (b->tested[level] + 2);
 }
 
 static double expected_steps(const so_beam_levels *b, int n) {

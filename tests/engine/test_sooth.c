@@ -402,6 +402,22 @@ static void test_beams(void **state) {
     p.spec = "lookup";
     assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &again, &err), SOOTH_OK);
     assert_true(again.best[2].score == got.best[2].score);
+    /* A stop string ends a hypothesis where its text begins; text of another one may be best then. */
+    char stop[4] = {0};
+    const char *stops[] = {stop};
+    assert_true(got.text_len > 12);
+    memcpy(stop, got.text + 6, 3);
+    p.stop = stops;
+    p.n_stop = 1;
+    assert_int_equal(sooth_generate(f->engine, "the sea", &p, NULL, NULL, &again, &err), SOOTH_OK);
+    int n_stopped = 0;
+    for (size_t i = 0; i < again.n_best; i++) {
+        assert_null(strstr(again.best[i].text, stop));
+        n_stopped += again.best[i].finish == SOOTH_FINISH_STOP;
+    }
+    assert_true(n_stopped > 0);
+    assert_string_equal(again.text, again.best[0].text);
+    p.n_stop = 0;
     p.early_stopping = 3;
     assert_int_equal(sooth_generate(f->engine, "x", &p, NULL, NULL, NULL, &err), SOOTH_ERANGE);
     p.early_stopping = SOOTH_EARLY_STOPPING_TRUE;
