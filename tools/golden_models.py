@@ -5,7 +5,7 @@ usage: golden_models.py OUT_FOLDER      (needs torch, transformers, safetensors;
 
 Each OUT/<name>/ holds config.json, model.safetensors (F32) and expect.safetensors: `tokens` I32 [n] and
 `logits` F32 [n][vocab], computed in float32 with eager attention. All parameters are random: matrices
-normal with deviation 1.4/sqrt(inputs), embeddings normal, norm weights 1 ± 0.3 (Gemma stores them
+normal with deviation 1.4/sqrt(inputs), embeddings normal (T5's position biases too), norm weights 1 ± 0.3 (Gemma stores them
 minus 1), biases ± 0.5. The texts are longer than the sliding window and the original rope context.
 Half of the configs are rewritten in the older form (rope_theta, rope_scaling).
 """
@@ -111,9 +111,50 @@ def make(out, name, cls, kw, old):
     assert logits.std() >= 1, name
 
 
+T5_CASES = {
+    # tied, ReLU, few buckets and a short distance; and untied, gated, the usual ones. Texts are longer than the distances.
+    "t5_v10": dict(tie_word_embeddings=True, feed_forward_proj="relu", relative_attention_num_buckets=16, relative_attention_max_distance=40,
+                   num_layers=2, num_decoder_layers=3),
+    "t5_v11": dict(tie_word_embeddings=False, feed_forward_proj="gated-gelu", num_layers=3, num_decoder_layers=2),
+}
+
+
+def make_t5(out, name, kw):
+    """expect.safetensors also has `source` I32: what the encoder reads."""
+    config = transformers.T5Config(vocab_size=VOCAB, d_model=32, d_kv=16, d_ff=64, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0,
+                                   eos_token_id=1, pad_token_id=0, **kw)
+    config._attn_implementation = "eager"
+    model = transformers.T5ForConditionalGeneration(config).float().eval()
+    randomise(model, False)
+    g = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for p_name, p in model.named_parameters():
+            if p_name == "shared.weight":
+                p.copy_(torch.randn(p.shape, generator=g))
+            elif "relative_attention_bias" in p_name:
+                p.copy_(2 * torch.randn(p.shape, generator=g))
+            elif p_name.endswith(".q.weight"):  # scores are not divided by sqrt(d_kv)
+                p.mul_(config.d_kv ** -0.5)
+    source = torch.randint(3, VOCAB, (1, 150), generator=g)
+    tokens = torch.randint(3, VOCAB, (1, 160), generator=g)
+    tokens[0, 0] = 0
+    with torch.no_grad():
+        logits = model(input_ids=source, decoder_input_ids=tokens).logits[0].float()
+    folder = os.path.join(out, name)
+    os.makedirs(folder, exist_ok=True)
+    model.save_pretrained(folder, safe_serialization=True)
+    os.remove(os.path.join(folder, "generation_config.json"))
+    save_file({"tokens": tokens[0].to(torch.int32), "source": source[0].to(torch.int32), "logits": logits.contiguous()},
+              os.path.join(folder, "expect.safetensors"))
+    print(f"{name:20} parameters {sum(p.numel() for p in model.parameters()):7}  logits' deviation {logits.std():.2f}"
+          f"  largest {logits.abs().max():.2f}")
+
+
 def main():
     out = sys.argv[1]
     torch.set_num_threads(4)
+    for name, kw in T5_CASES.items():
+        make_t5(out, name, kw)
     for name, (cls, kw, old) in CASES.items():
         make(out, name, cls, kw, old)
     with open(os.path.join(out, "README.md"), "w") as f:
@@ -123,4 +164,5 @@ def main():
                 "The script's opening comment says what each file holds and how the parameters are drawn.\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

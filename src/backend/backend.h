@@ -129,6 +129,7 @@ typedef enum so_op_kind {
     SO_OP_SILU_MUL,
     SO_OP_GELU_MUL,
     SO_OP_GELU,
+    SO_OP_RELU,
     SO_OP_ROPE,
     SO_OP_KV_STORE,
     SO_OP_KV_COPY,
@@ -171,7 +172,7 @@ typedef struct so_op {
             const so_weight *w;
         } matmul;
         struct { /* ADD: out = a + b. SILU_MUL: out = silu(a)·b. GELU_MUL: gelu(a)·b. GELU: gelu(a).
-                    gelu is the tanh form. out may be a or b. */
+                    RELU: max(a, 0). gelu is the tanh form. out may be a or b. */
             so_view out, a, b;
             int d;
         } eltwise;
@@ -196,6 +197,11 @@ typedef struct so_op {
             so_view out, q, rows, pages, tails; /* rows: so_attn_row[n]; pages, tails: int32[] */
             float scale;
             int window; /* 0: no window; else a row sees only positions > pos − window */
+            /* Added to the score of position j for row i, unless bias.buf is NULL: entry
+             * min(max(j − query_pos[i], −reach), reach) + reach of the head's 2·reach + 1.
+             * bias: float32[n_heads][2·reach + 1]; query_pos: int32[n]. */
+            so_view bias, query_pos;
+            int reach;
         } attention;
         struct { /* out int32[n]: index of the largest of x[n][d], lowest index on ties; -1 for a
                     row that holds NaN or infinity */
@@ -218,7 +224,7 @@ typedef struct so_probe {
                         fp16), all threads, operands in registers */
 } so_probe;
 
-/* All entries but the last three are required. */
+/* All entries but the last four are required. */
 typedef struct so_backend_vt {
     const char *name;
     bool remote; /* results are copied over a bus: download what is needed, not everything */
@@ -248,7 +254,8 @@ typedef struct so_backend_vt {
     int (*probe)(so_backend *b, size_t n_bytes, so_probe *out, so_err *err);
     /* Bytes of the device's own memory. NULL: it has none, and uses the machine's. */
     int (*memory)(so_backend *b, size_t *free_bytes, size_t *total_bytes, so_err *err);
-    bool kv_bf16; /* KV caches may be BF16 */
+    bool kv_bf16;     /* KV caches may be BF16 */
+    bool encoder_ops; /* RELU and the bias of attention, which encoder-decoder models need */
 } so_backend_vt;
 
 struct so_backend {

@@ -183,6 +183,7 @@ static const so_backend_vt deferred_vt = {
     .submit = submit,
     .sync = deferred_sync,
     .describe = deferred_describe,
+    .encoder_ops = true,
 };
 
 int so_backend_deferred_create(const so_backend_opts *o, so_backend **out, so_err *err) {

@@ -97,6 +97,7 @@ void so_async_let_go(so_async_host *h) {
 void so_async_free_state(so_async_state *s) {
     free(s->text);
     free(s->expected);
+    free(s->source);
     free(s->own);
     free(s->bias);
     free(s);
@@ -106,15 +107,17 @@ static int async_open(so_drafter *d, const so_draft_text *text, void **state, so
     so_async_core *c = core_of(d);
     so_async_state *s = SO_NEW(so_async_state);
     int n_expected = text->expected ? SO_MAX(text->n_expected, 0) : 0;
+    int n_source = text->source ? SO_MAX(text->n_source, 0) : 0;
     s->core = c;
     s->refs = 1;
     s->batch = -1;
     s->cap = SO_MAX(text->max_tokens, text->n_prompt) + SO_TREE_MAX + SO_AHEAD_DEPTH;
     s->text = so_try_alloc((size_t)s->cap, sizeof *s->text);
     s->expected = so_try_alloc((size_t)n_expected, sizeof *s->expected);
+    s->source = so_try_alloc((size_t)n_source, sizeof *s->source);
     if (!c->inner->vt->ahead_begin)
         s->own = so_try_alloc((size_t)s->cap, sizeof *s->own);
-    if (!s->text || !s->expected || (!c->inner->vt->ahead_begin && !s->own)) {
+    if (!s->text || !s->expected || !s->source || (!c->inner->vt->ahead_begin && !s->own)) {
         so_async_free_state(s);
         return so_err_set(err, SO_ENOMEM, "async: no memory for a text of %d tokens",
                           text->max_tokens);
@@ -124,7 +127,10 @@ static int async_open(so_drafter *d, const so_draft_text *text, void **state, so
     if (n_expected > 0)
         memcpy(s->expected, text->expected, (size_t)n_expected * sizeof *s->expected);
     s->n_text = s->n_prompt = text->n_prompt;
+    if (n_source > 0)
+        memcpy(s->source, text->source, (size_t)n_source * sizeof *s->source);
     s->n_expected = n_expected;
+    s->n_source = n_source;
     c->opening = s;
     *state = s;
     return SO_OK;
@@ -136,8 +142,13 @@ bool so_async_open_inner(so_async_state *s) {
     so_err err = {0};
     if (s->opened || s->broken)
         return s->opened;
-    so_draft_text text = {s->text, s->n_prompt, s->expected, s->n_expected,
-                          s->cap - SO_TREE_MAX - SO_AHEAD_DEPTH};
+    so_draft_text text = {.prompt = s->text,
+                          .n_prompt = s->n_prompt,
+                          .source = s->n_source > 0 ? s->source : NULL,
+                          .n_source = s->n_source,
+                          .expected = s->expected,
+                          .n_expected = s->n_expected,
+                          .max_tokens = s->cap - SO_TREE_MAX - SO_AHEAD_DEPTH};
     s->opened = x->vt->open(x, &text, &s->inner, &err) == SO_OK;
     s->broken = !s->opened;
     s->n_own = 0;

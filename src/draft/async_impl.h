@@ -64,9 +64,9 @@ struct so_async_state {
     bool queued, closed, preempted;
     /* Engine thread. `text` is append-only: the worker reads the part that its job names. */
     int refs;
-    int32_t *text, *expected;
+    int32_t *text, *expected, *source;
     so_bias *bias;
-    int cap, n_text, n_prompt, n_expected;
+    int cap, n_text, n_prompt, n_expected, n_source;
     int batch, job; /* of the latest dispatch; −1: none */
     uint32_t round; /* that it drafts for */
     so_async_counts counts;

@@ -46,6 +46,8 @@ typedef struct so_ahead_job so_ahead_job; /* draft/ahead.h */
 typedef struct so_draft_text {
     const int32_t *prompt;
     int n_prompt;
+    const int32_t *source; /* what the target's encoder reads; NULL: it has none */
+    int n_source;
     const int32_t *expected; /* text the user predicts, or NULL */
     int n_expected;
     int max_tokens; /* limit of prompt and output together, for allocation at open */

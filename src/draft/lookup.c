@@ -1,5 +1,5 @@
 /* Prompt lookup: finds the longest suffix of the text that occurred before and proposes what
- * followed it there.
+ * followed it there. With an encoder-decoder model the source text counts as text before.
  *
  * One suffix index per request over prompt and accepted tokens. A continuation that reaches the
  * end of the text starts over from its first token, so that a loop goes on. Memory is bounded: a
@@ -34,13 +34,17 @@ static void forget_half(so_suffix *index) {
         so_suffix_add(index, tokens[len - keep + i]);
 }
 
-static void feed(lookup_state *s, const int32_t *tokens, int n) {
+static void feed_index(lookup_state *s, const int32_t *tokens, int n) {
     for (int i = 0; i < n; i++) {
         if (!so_suffix_add(s->index, tokens[i])) {
             forget_half(s->index);
             so_suffix_add(s->index, tokens[i]);
         }
     }
+}
+
+static void feed(lookup_state *s, const int32_t *tokens, int n) {
+    feed_index(s, tokens, n);
     s->n_seen += n;
 }
 
@@ -54,12 +58,13 @@ static void lookup_close(so_drafter *d, void *state) {
 static int lookup_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
     const lookup *l = (const lookup *)d;
     lookup_state *s = SO_NEW(lookup_state);
-    int want = SO_MAX(SO_MAX(text->max_tokens, text->n_prompt), 2);
-    int rc = so_suffix_create(SO_MIN(want, l->max_tokens), &s->index, err);
+    int64_t want = SO_MAX(SO_MAX(text->max_tokens, text->n_prompt), 2) + (int64_t)text->n_source;
+    int rc = so_suffix_create((int)SO_MIN(want, l->max_tokens), &s->index, err);
     if (rc != 0) {
         free(s);
         return so_err_prefix(err, "lookup");
     }
+    feed_index(s, text->source, text->n_source);
     feed(s, text->prompt, text->n_prompt);
     *state = s;
     return 0;

@@ -54,6 +54,7 @@
 #include "kv/prefix.h"
 
 enum { MAX_LOGITS = 16 << 20 }; /* floats of the results of one pass */
+enum { SPARE_SOURCES = 4 };     /* source texts kept for later requests */
 
 /* --- requests --- */
 
@@ -77,6 +78,7 @@ static void free_request(so_model_request *s) {
     so_model_beams_free(s->beams);
     free(s->hidden);
     free(s->text);
+    free(s->source);
     free(s);
 }
 
@@ -88,6 +90,20 @@ static void model_close(so_drafter *d, void *state) {
     offer_pages(s);
     so_seq_free(s->seq);
     free_request(s);
+}
+
+/* Encoder-decoder models: a text that the draft's encoder cannot read gets no guesses. */
+static int copy_source(const so_model_drafter *md, so_model_request *s, const so_draft_text *text,
+                       so_err *err) {
+    s->source = so_try_alloc((size_t)text->n_source, sizeof *s->source);
+    if (!s->source)
+        return so_err_set(err, SO_ENOMEM, "model: no memory for %d tokens", text->n_source);
+    memcpy(s->source, text->source, (size_t)text->n_source * sizeof *s->source);
+    s->n_source = text->n_source;
+    s->disabled = s->n_source > so_sources_max_len(md->sources);
+    for (int i = 0; i < s->n_source; i++)
+        s->disabled |= s->source[i] < 0 || s->source[i] >= md->n_vocab;
+    return SO_OK;
 }
 
 static int model_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
@@ -104,6 +120,8 @@ static int model_open(so_drafter *d, const so_draft_text *text, void **state, so
         rc = so_err_set(err, SO_ENOMEM,
                         "model: no memory for %d tokens and %d hidden states of width %d", s->cap,
                         SO_MODEL_N_HIDDEN, md->d_hidden);
+    if (rc == SO_OK && md->sources)
+        rc = copy_source(md, s, text, err);
     if (rc == SO_OK && md->inner)
         rc = md->inner->vt->open(md->inner, text, &s->inner, err);
     if (rc != SO_OK) {
@@ -159,10 +177,18 @@ static const float *hidden_of(const so_model_drafter *md, const so_model_request
 
 /* --- before the first pass --- */
 
+/* Reads the source at the request's first draft, and again after a preemption. */
+static bool has_source(const so_model_drafter *md, so_model_request *s) {
+    if (!md->sources || so_seq_get_source(s->seq))
+        return true;
+    so_err err = {0};
+    return so_sources_set(md->sources, s->seq, s->source, s->n_source, &err) == SO_OK;
+}
+
 bool so_model_knows(const so_model_drafter *md, so_model_request *s, const int32_t *tokens, int n) {
     for (; s->n_checked < n && !s->disabled; s->n_checked++)
         s->disabled = tokens[s->n_checked] < 0 || tokens[s->n_checked] >= md->n_vocab;
-    return !s->disabled;
+    return !s->disabled && has_source(md, s);
 }
 
 /* The root is always fed again, for its logits. */
@@ -627,6 +653,7 @@ static void model_free(so_drafter *d) {
     so_pass_free(md->beam_pass);
     free(md->beam_batch);
     so_kv_free(md->kv);
+    so_sources_free(md->sources);
     so_sampler_free(md->wide);
     so_sampler_free(md->narrow);
     for (int i = 0; md->inner_trees && i < md->o.n_parallel; i++)
@@ -692,14 +719,30 @@ static int create_cache(so_model_drafter *md, so_err *err) {
                          .n_pages = (int)pages,
                          .dtype = md->o.kv_dtype};
     int rc = create_kv(md, &shape, err);
+    if (rc == SO_OK && hp->n_enc_layers > 0)
+        rc = so_sources_create(md->m, md->n_ctx, md->o.n_parallel + SPARE_SOURCES, md->o.kv_dtype,
+                               &md->sources, err);
     if (rc == SO_OK)
         rc = so_pass_create(md->m, md->kv, md->max_rows, md->max_logits, &md->pass, err);
     return rc == SO_OK ? rc : so_err_prefix(err, "draft model");
 }
 
-static int check_hidden_width(const so_model_drafter *md, so_err *err) {
-    if (md->d_hidden == 0 || md->d_hidden == md->o.d_model)
+static int check_encoder(const so_model_drafter *md, so_err *err) {
+    bool draft = so_model_hparams(md->m)->n_enc_layers > 0;
+    if (draft == md->o.encoder)
         return SO_OK;
+    return so_err_set(err, SO_EMISMATCH,
+                      draft ? "the draft model has an encoder and the target has none: give a "
+                              "draft model of the target's own kind"
+                            : "the target has an encoder and the draft model has none: give an "
+                              "encoder-decoder model as draft, or --spec lookup");
+}
+
+/* Whether the draft can read what the target gives it: a source text, hidden states. */
+static int check_kind(const so_model_drafter *md, so_err *err) {
+    int rc = check_encoder(md, err);
+    if (rc != SO_OK || md->d_hidden == 0 || md->d_hidden == md->o.d_model)
+        return rc;
     return so_err_set(err, SO_EMISMATCH,
                       "the draft model takes hidden states of width %d; the target's have width %d",
                       md->d_hidden, md->o.d_model);
@@ -819,7 +862,7 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     md->max_frontier = max_frontier_of(md);
     md->max_logits = max_logits_of(md, inner);
     md->max_rows = o->n_batch + md->max_logits;
-    int rc = check_hidden_width(md, err);
+    int rc = check_kind(md, err);
     if (rc == SO_OK)
         rc = find_subset(md, err);
     if (rc == SO_OK)

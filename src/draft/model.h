@@ -12,6 +12,7 @@ typedef struct so_model_drafter_opts {
     int d_model;    /* of the target: width of its hidden states, for drafts that read them */
     int n_ctx;      /* of the target; the draft's own context may be shorter and then ends
                      * drafting */
+    bool encoder;   /* the target has one */
     int n_parallel; /* requests that draft at the same time */
     int n_batch;    /* maximum tokens of one catch-up pass */
     int max_draft;  /* deepest draft */

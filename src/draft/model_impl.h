@@ -9,6 +9,7 @@
 #include "draft/ahead.h"
 #include "draft/model.h"
 #include "draft/rows.h"
+#include "model/source.h"
 
 enum { SO_MODEL_N_HIDDEN = 64 };
 
@@ -17,6 +18,8 @@ typedef struct so_model_beams so_model_beams; /* model_beam.c */
 typedef struct so_model_request {
     so_seq *seq;
     void *inner;
+    int32_t *source; /* encoder-decoder models: what the encoder reads */
+    int n_source;
     int32_t *text; /* [cap] tokens fed or to be fed; the cache holds a prefix of them */
     int cap;
     int n_agreed;  /* prefix of `text` that is known to equal the request's text */
@@ -91,6 +94,7 @@ typedef struct so_model_drafter {
     so_drafter *inner;
     so_kv *kv;
     so_pass *pass;
+    so_sources *sources;       /* encoder-decoder models; else NULL */
     so_sampler *wide, *narrow; /* for the target's vocabulary; for the subset */
     int n_ctx, n_vocab;        /* of the draft */
     const int32_t *subset; /* [n_subset] ids with logits that the target has, too; NULL: 0, 1, … */

@@ -153,6 +153,7 @@ static so_model_drafter_opts model_opts(const so_engine *e, const so_model *m, c
         .n_vocab = so_model_hparams(e->m)->n_vocab,
         .d_model = so_model_hparams(e->m)->d_model,
         .n_ctx = e->o.n_ctx,
+        .encoder = so_model_hparams(e->m)->n_enc_layers > 0,
         .n_parallel = e->o.n_parallel,
         .n_batch = e->o.n_batch,
         .max_draft = e->o.max_draft,

@@ -26,6 +26,8 @@ enum { MAX_SCORES = 32 };
  * can use, limited by the memory of their logits. */
 enum { MAX_BEAM_ROWS = 128, MAX_BEAM_LOGITS = 8 << 20 };
 enum { NODES_PER_DEPTH = 2 }; /* times --draft-max: room for two merged drafters */
+/* Source texts that are kept for later requests with the same text. */
+enum { SPARE_SOURCES = 4 };
 
 /* --- creation --- */
 
@@ -102,6 +104,15 @@ static int create_cache(so_engine *e, so_err *err) {
     return SO_OK;
 }
 
+/* Encoder-decoder models: a source may be as long as the context. */
+static int create_sources(so_engine *e, so_err *err) {
+    if (so_model_hparams(e->m)->n_enc_layers == 0)
+        return SO_OK;
+    int rc = so_sources_create(e->m, e->o.n_ctx, e->o.n_parallel + SPARE_SOURCES, e->o.kv_dtype,
+                               &e->sources, err);
+    return rc == SO_OK ? rc : so_err_prefix(err, "source texts");
+}
+
 /* Sequences and trees of the places for running requests, and the buffers of a step. */
 static void create_slot_parts(so_engine *e) {
     int n = e->o.n_parallel, n_vocab = so_model_hparams(e->m)->n_vocab;
@@ -135,6 +146,8 @@ int so_engine_create(const so_model *m, const so_tokenizer *t, const so_engine_o
     e->n_failed_seen = so_model_backend(m)->n_failed;
     e->t_created_ns = so_clock_ns();
     rc = create_cache(e, err);
+    if (rc == SO_OK)
+        rc = create_sources(e, err);
     e->max_guesses = opts->max_draft ? so_speculate_max_guesses(e) : 0;
     e->max_scores = SO_MIN(opts->n_batch, MAX_SCORES);
     e->max_beam_rows = SO_MIN(MAX_BEAM_ROWS, MAX_BEAM_LOGITS / so_model_hparams(m)->n_vocab);
@@ -169,6 +182,7 @@ void so_engine_free(so_engine *e) {
         so_seq_free(e->slot_seqs[i]);
     }
     so_kv_free(e->kv);
+    so_sources_free(e->sources);
     free(e->trees);
     free(e->slot_seqs);
     free(e->slot_used);
@@ -406,6 +420,8 @@ static void fail_all(so_engine *e, const so_err *err) {
  * nothing in the cache can be used again. */
 static void forget_cache(so_engine *e) {
     so_schedule_restart(e);
+    if (e->sources)
+        so_sources_forget(e->sources);
     e->n_failed_seen = so_model_backend(e->m)->n_failed;
 }
 

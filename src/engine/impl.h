@@ -24,6 +24,7 @@
 #include "engine/engine.h"
 #include "engine/stops.h"
 #include "kv/kv.h"
+#include "model/source.h"
 #include "plan/plan.h"
 
 typedef struct so_speculator so_speculator; /* speculate.c */
@@ -93,6 +94,8 @@ struct so_request {
     void *user;
     so_arena arena; /* stop strings, and all of `restricted` */
 
+    int32_t *source; /* encoder-decoder models: the text that the encoder reads; else NULL */
+    int n_source;
     int32_t *tokens; /* prompt and accepted tokens, then room for a path through the tree */
     int n_tokens, n_prompt, max_len;
     int max_slots;               /* most positions in the cache: max_len, or more with beams */
@@ -130,6 +133,7 @@ struct so_engine {
     so_engine_opts o;
     so_kv *kv;
     so_pass *pass;
+    so_sources *sources; /* encoder-decoder models; else NULL */
     so_sampler *sampler;
     int n_pages, max_rows, max_guesses; /* max_guesses: of all requests in one pass */
     int max_scores;                     /* maximum prompt rows in a pass that are scored */

@@ -29,6 +29,29 @@ static int check_prompt(const so_engine *e, const so_request_opts *o, so_err *er
     return SO_OK;
 }
 
+/* Encoder-decoder models: the prompt is what the encoder reads. */
+static int check_source(const so_engine *e, const so_request_opts *o, so_err *err) {
+    int n_vocab = so_model_hparams(e->m)->n_vocab, max_len = so_sources_max_len(e->sources);
+    if (o->n_prompt < 1)
+        return so_err_set(err, SO_EINVAL,
+                          "the source text is empty: the encoder needs at least one token");
+    if (o->n_prompt > max_len)
+        return so_err_set(err, SO_ELIMIT,
+                          "the source text has %d tokens, the encoder reads at most %d: shorten "
+                          "it or raise --ctx-size (this model allows %d)",
+                          o->n_prompt, max_len, so_model_hparams(e->m)->n_ctx_train);
+    for (int i = 0; i < o->n_prompt; i++)
+        if (o->prompt[i] < 0 || o->prompt[i] >= n_vocab)
+            return so_err_set(err, SO_ERANGE,
+                              "token %d of the source text is %d: the vocabulary has ids 0 to %d",
+                              i, o->prompt[i], n_vocab - 1);
+    if (o->score_prompt && o->n_logprobs > 0)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "logprobs of the prompt: an encoder-decoder model gives none to its "
+                          "source text");
+    return SO_OK;
+}
+
 static int check_length(const so_engine *e, const so_request_opts *o, so_err *err) {
     if (o->max_tokens < -1)
         return so_err_set(err, SO_ERANGE, "--predict %d: must be -1 (no limit) or more",
@@ -129,7 +152,8 @@ static int choose_room(const so_engine *e, const so_request_opts *o, int *max_le
     return SO_OK;
 }
 
-int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, so_err *err) {
+static int submit(so_engine *e, const so_request_opts *o, const so_request_opts *source,
+                  so_request **out, so_err *err) {
     int max_len = 0, max_slots = 0, rc = check_request(e, o, err);
     if (rc == SO_OK)
         rc = choose_room(e, o, &max_len, &max_slots, err);
@@ -154,6 +178,11 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     r->max_slots = max_slots;
     r->detok = (so_detok){.t = e->tok, .started = o->continues};
     r->stats.prompt_n = o->n_prompt;
+    if (source) {
+        r->n_source = r->stats.prompt_n = source->n_prompt;
+        r->source = SO_NEW_N(int32_t, source->n_prompt);
+        memcpy(r->source, source->prompt, (size_t)source->n_prompt * sizeof *r->source);
+    }
     e->n_requests++;
     so_beams_open(r, o);
     rc = so_speculate_open(r, &o->spec, err);
@@ -173,6 +202,19 @@ int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, s
     return SO_OK;
 }
 
+/* With an encoder the prompt is its text, and the decoder begins with its start token. */
+int so_engine_submit(so_engine *e, const so_request_opts *o, so_request **out, so_err *err) {
+    if (!e->sources)
+        return submit(e, o, NULL, out, err);
+    int32_t start = so_model_hparams(e->m)->decoder_start;
+    so_request_opts decoder = *o;
+    decoder.prompt = &start;
+    decoder.n_prompt = 1;
+    decoder.continues = false;
+    int rc = check_source(e, o, err);
+    return rc == SO_OK ? submit(e, &decoder, o, out, err) : rc;
+}
+
 void so_request_cancel(so_request *r) { r->cancelled = true; }
 
 void so_request_free(so_request *r) {
@@ -184,6 +226,7 @@ void so_request_free(so_request *r) {
     r->e->n_requests--;
     so_stops_free(&r->stops);
     so_arena_free(&r->arena);
+    free(r->source);
     free(r->tokens);
     free(r->logprobs);
     free(r->prompt_logprobs);

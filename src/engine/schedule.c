@@ -136,7 +136,9 @@ static int max_prefix_len(const so_request *r) {
 }
 
 static bool fits_target(const so_engine *e, const so_request *r) {
-    int n_idle, n_hit = so_prefix_match(e->kv, r->tokens, max_prefix_len(r), &n_idle);
+    int n_idle = 0, n_hit = 0;
+    if (!e->sources) /* with one, it is not known yet which prefixes belong to r's */
+        n_hit = so_prefix_match(e->kv, r->tokens, max_prefix_len(r), &n_idle);
     int64_t need = pages_with_growth(r) - n_hit / SO_KV_PAGE + n_idle;
     if (so_kv_get_layout(e->kv) == SO_KV_SLOTTED)
         return true; /* every sequence has its own pages */
@@ -175,6 +177,13 @@ static void attach_prefix(so_request *r) {
     r->e->stats.prefix_hits += n;
 }
 
+/* An error of the encoder is stored in r->err. */
+static void attach_source(so_request *r) {
+    so_engine *e = r->e;
+    if (e->sources)
+        so_sources_set(e->sources, r->seq, r->source, r->n_source, &r->err);
+}
+
 static void admit(so_request *r) {
     so_engine *e = r->e;
     remove_request(&e->waiting, r);
@@ -195,7 +204,11 @@ static void admit(so_request *r) {
     }
     insert_by_rank(&e->running, r);
     e->n_running++;
-    attach_prefix(r);
+    attach_source(r);
+    if (r->err.code == SO_OK)
+        attach_prefix(r);
+    else
+        so_engine_finish(r, SO_FINISH_ERROR, false);
 }
 
 /* The head of the queue is never overtaken: otherwise short prompts could delay a long one forever.

@@ -124,6 +124,8 @@ int so_speculate_open(so_request *r, const so_spec_opts *o, so_err *err) {
         return rc;
     so_draft_text text = {.prompt = r->tokens,
                           .n_prompt = r->n_prompt,
+                          .source = r->source,
+                          .n_source = r->n_source,
                           .expected = o->expected,
                           .n_expected = o->n_expected,
                           .max_tokens = r->max_len};

@@ -41,6 +41,7 @@ struct so_seq {
     int parents_cap;   /* 0: speculations of this sequence cannot be extended */
     int n_shared;      /* leading pages that are in the prefix tree */
     int32_t run_start; /* slotted: first page of its page run, −1: none yet */
+    so_source *source; /* NULL: none */
 };
 
 /* --- kv.c --- */

@@ -257,7 +257,20 @@ void so_seq_clear(so_seq *s) {
     s->open = s->n_computed = 0;
     table_shrink(s, 0);
     release_run(s);
+    so_seq_set_source(s, NULL);
 }
+
+void so_seq_set_source(so_seq *s, so_source *source) {
+    SO_ASSERT_OP(s->len, ==, 0);
+    SO_ASSERT_OP(s->open, ==, 0);
+    if (source)
+        source->n_users++;
+    if (s->source)
+        s->source->n_users--;
+    s->source = source;
+}
+
+so_source *so_seq_get_source(const so_seq *s) { return s->source; }
 
 void so_seq_free(so_seq *s) {
     if (!s)
@@ -309,6 +322,7 @@ so_seq *so_seq_fork(so_seq *s, int len) {
     SO_ASSERT_OP(len, >=, 0);
     SO_ASSERT_OP(len, <=, s->len);
     so_seq *f = so_seq_create(s->kv);
+    so_seq_set_source(f, s->source);
     if (s->kv->run_pages == 0) {
         fork_by_sharing(s, f, so_kv_pages_for(len));
     } else if (!fork_by_copy(s, f, len)) {

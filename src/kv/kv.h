@@ -55,6 +55,14 @@
 typedef struct so_kv so_kv;
 typedef struct so_seq so_seq;
 
+/* What the sequences of an encoder-decoder model attend to besides their own positions
+ * (model/source.h, which owns it). Sequences only count themselves, and share prefixes only with
+ * sequences that have a source of the same serial. */
+typedef struct so_source {
+    int n_users;
+    int64_t serial; /* > 0 */
+} so_source;
+
 typedef enum so_kv_layout { SO_KV_PAGED, SO_KV_SLOTTED } so_kv_layout;
 
 /* Create and free: owner, with the backend. */
@@ -97,6 +105,11 @@ so_kv *so_seq_kv(const so_seq *s);
 int so_seq_len(const so_seq *s);
 /* The page table, including pages that an open speculation has reserved. */
 const int32_t *so_seq_pages(const so_seq *s, int *n_pages);
+
+/* The source of an empty sequence; NULL: none. so_seq_clear and so_seq_free give it up, a fork gets
+ * the same. */
+void so_seq_set_source(so_seq *s, so_source *source);
+so_source *so_seq_get_source(const so_seq *s);
 
 /* Creates a sequence with the first `len` positions of s. Paged: the pages are shared. Slotted: the
  * entries are copied (owner, with the backend), and NULL is returned if no page run is free. s must

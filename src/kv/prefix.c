@@ -29,7 +29,7 @@
 enum { NONE = -1 };
 
 typedef struct node {
-    int32_t parent;     /* NONE: child of the root */
+    int64_t parent;     /* negative: child of the root, see root_of */
     int32_t chain;      /* next node in the same bucket */
     int32_t prev, next; /* in the list of idle pages */
     int n_children;
@@ -93,8 +93,8 @@ static const int32_t *tokens_of(const so_prefix *t, int32_t page) {
     return t->tokens + (size_t)page * SO_KV_PAGE;
 }
 
-static size_t bucket_of(const so_prefix *t, int32_t parent, const int32_t *tokens) {
-    uint64_t h = t->seed ^ (uint32_t)parent;
+static size_t bucket_of(const so_prefix *t, int64_t parent, const int32_t *tokens) {
+    uint64_t h = t->seed ^ (uint64_t)parent;
     for (int i = 0; i < SO_KV_PAGE; i++) {
         h = (h ^ (uint32_t)tokens[i]) * 0x9E3779B97F4A7C15u;
         h ^= h >> 29;
@@ -102,7 +102,7 @@ static size_t bucket_of(const so_prefix *t, int32_t parent, const int32_t *token
     return (size_t)(h >> 20) & (t->n_buckets - 1);
 }
 
-static int32_t find(const so_prefix *t, int32_t parent, const int32_t *tokens) {
+static int32_t find(const so_prefix *t, int64_t parent, const int32_t *tokens) {
     int32_t at = t->buckets[bucket_of(t, parent, tokens)];
     while (at != NONE && (t->nodes[at].parent != parent ||
                           memcmp(tokens_of(t, at), tokens, SO_KV_PAGE * sizeof *tokens) != 0))
@@ -110,7 +110,7 @@ static int32_t find(const so_prefix *t, int32_t parent, const int32_t *tokens) {
     return at;
 }
 
-static void insert(so_prefix *t, int32_t page, int32_t parent, const int32_t *tokens) {
+static void insert(so_prefix *t, int32_t page, int64_t parent, const int32_t *tokens) {
     node *n = &t->nodes[page];
     int32_t *bucket = &t->buckets[bucket_of(t, parent, tokens)];
     SO_ASSERT(!n->held);
@@ -118,7 +118,7 @@ static void insert(so_prefix *t, int32_t page, int32_t parent, const int32_t *to
     *n = (node){.parent = parent, .chain = *bucket, .prev = NONE, .next = NONE, .held = true};
     *bucket = page;
     memcpy(t->tokens + (size_t)page * SO_KV_PAGE, tokens, SO_KV_PAGE * sizeof *tokens);
-    if (parent != NONE)
+    if (parent >= 0)
         t->nodes[parent].n_children++;
     t->n_held++;
 }
@@ -150,7 +150,7 @@ static void evict_one(so_prefix *t) {
         at = &t->nodes[*at].chain;
     *at = n->chain;
     so_prefix_page_busy(t, page); /* removes it from the idle list */
-    if (n->parent != NONE)
+    if (n->parent >= 0)
         t->nodes[n->parent].n_children--;
     n->held = false;
     t->n_held--;
@@ -183,7 +183,11 @@ int so_prefix_match(const so_kv *kv, const int32_t *tokens, int n, int *n_idle) 
     return len;
 }
 
-static int32_t parent_at(const so_seq *s, int i) { return i > 0 ? s->pages[i - 1] : NONE; }
+/* The parent of a first page. Sequences with different sources have different roots: the same
+ * tokens give other keys and values there. */
+static int64_t root_of(const so_seq *s) { return s->source ? NONE - s->source->serial : NONE; }
+
+static int64_t parent_at(const so_seq *s, int i) { return i > 0 ? s->pages[i - 1] : root_of(s); }
 
 int so_prefix_take(so_seq *s, const int32_t *tokens, int n) {
     const so_prefix *t = s->kv->prefix;
@@ -230,7 +234,7 @@ static void check_node(const so_prefix *t, int32_t page, int *n_children) {
     const node *n = &t->nodes[page];
     bool idle = t->kv->refs[page] == 1;
     SO_ASSERT_OP(find(t, n->parent, tokens_of(t, page)), ==, page);
-    if (n->parent == NONE)
+    if (n->parent < 0)
         return;
     SO_ASSERT(t->nodes[n->parent].held);
     SO_ASSERT(idle || t->kv->refs[n->parent] > 1); /* invariant 2 */
@@ -245,7 +249,7 @@ static void check_idle(const so_prefix *t) {
         n_idle += t->nodes[page].held && t->kv->refs[page] == 1;
     for (int32_t page = t->oldest, prev = NONE; page != NONE; page = t->nodes[page].next) {
         const node *n = &t->nodes[page];
-        SO_ASSERT(n->held && !seen[page] && (n->parent == NONE || !seen[n->parent]));
+        SO_ASSERT(n->held && !seen[page] && (n->parent < 0 || !seen[n->parent]));
         SO_ASSERT_OP(t->kv->refs[page], ==, 1);
         SO_ASSERT_OP(n->prev, ==, prev);
         seen[page] = true;

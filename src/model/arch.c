@@ -8,7 +8,7 @@
 static const so_arch_info *const table[] = {
     [SO_ARCH_LLAMA] = &so_arch_llama, [SO_ARCH_QWEN2] = &so_arch_qwen2,
     [SO_ARCH_QWEN3] = &so_arch_qwen3, [SO_ARCH_GEMMA3] = &so_arch_gemma3,
-    [SO_ARCH_GPT2] = &so_arch_gpt2,
+    [SO_ARCH_GPT2] = &so_arch_gpt2,   [SO_ARCH_T5] = &so_arch_t5,
 };
 
 const so_arch_info *so_arch_get(so_arch arch) {

@@ -16,6 +16,7 @@
 #include "model/names.h"
 
 struct so_pass;
+struct so_loader;
 
 typedef enum so_bias_kind {
     SO_BIAS_STATED, /* as config.json states, or as the tensors of a GGUF file show */
@@ -54,8 +55,14 @@ typedef struct so_arch_info {
     bool gated_mlp;         /* down(act(gate) · up); else down(act(up)) */
     bool post_norms;        /* norms also after attention and MLP */
     bool qk_norm;
-    bool scaled_embed;        /* embeddings are multiplied by sqrt(d_model) */
-    bool reads_target_hidden; /* draft models may read their target's hidden states */
+    bool scaled_embed;                  /* embeddings are multiplied by sqrt(d_model) */
+    bool reads_target_hidden;           /* draft models may read their target's hidden states */
+    bool encoder;                       /* an encoder, and relative positions instead of rope */
+    void (*load)(struct so_loader *ld); /* loads the layers; NULL: as load.c does for decoders */
+    /* The name in a folder of the tensor with a GGUF name outside the layers; false: none. If set,
+     * the tables of names below are not used. */
+    bool (*folder_name)(const char *gguf, char *buf, size_t cap);
+    bool (*ignored)(so_str name); /* tensors that the pass does not need; NULL: none */
     so_bias_kind bias;
     so_window_kind window;
     double rope_base, rope_base_local; /* defaults; local 0: all layers use rope_base */
@@ -76,7 +83,8 @@ typedef struct so_arch_info {
 } so_arch_info;
 
 /* The rows of the table in arch.c. */
-extern const so_arch_info so_arch_llama, so_arch_qwen2, so_arch_qwen3, so_arch_gemma3, so_arch_gpt2;
+extern const so_arch_info so_arch_llama, so_arch_qwen2, so_arch_qwen3, so_arch_gemma3, so_arch_gpt2,
+    so_arch_t5;
 
 const so_arch_info *so_arch_get(so_arch arch);
 /* Look up by the name or the class that a file states; false: not supported. */
@@ -93,5 +101,6 @@ static inline const char *so_arch_eps_key(const so_arch_info *a) { /* in GGUF */
 /* Readers of config.json (hparams_json.c): keys of Llama and similar models, and keys of GPT-2. */
 void so_config_read_llama(so_fields *f, so_hparams *hp, const so_arch_info *a);
 void so_config_read_gpt2(so_fields *f, so_hparams *hp, const so_arch_info *a);
+void so_config_read_t5(so_fields *f, so_hparams *hp, const so_arch_info *a);
 
 #endif

@@ -252,6 +252,11 @@ static int check_loads(so_checkpoint *ck, so_err *err) {
 }
 
 static int check_expressible(const so_checkpoint *ck, const so_hparams *hp, so_err *err) {
+    if (so_arch_get(hp->arch)->encoder)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "%s: folders of architecture '%s' are not converted to GGUF yet: run the "
+                          "folder itself, with --quantize to make it smaller",
+                          so_checkpoint_path(ck), hp->arch_name);
     if (so_arch_get(hp->arch)->window == SO_WINDOW_SWITCHED && hp->window > 0)
         return so_err_set(err, SO_EUNSUPPORTED,
                           "%s: GGUF has no key for the sliding window of %d of architecture '%s'",

@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "model/arch.h"
+#include "model/t5.h"
 
 static void check_heads(so_fields *f, const so_hparams *hp) {
     if (hp->n_heads % hp->n_heads_kv != 0)
@@ -31,6 +32,8 @@ void so_hparams_finish(so_fields *f, so_hparams *hp) {
     if (f->rc != 0)
         return;
     check_heads(f, hp);
+    if (so_arch_get(hp->arch)->encoder)
+        so_t5_finish(f, hp);
     if (hp->attn_scale == 0)
         hp->attn_scale = (float)(1 / sqrt((double)hp->head_dim));
     hp->embed_scale = so_arch_get(hp->arch)->scaled_embed ? sqrtf((float)hp->d_model) : 1.0f;

@@ -12,6 +12,7 @@ typedef enum so_arch {
     SO_ARCH_QWEN3,  /* Llama with a norm on each head of q and k */
     SO_ARCH_GEMMA3, /* norms also after attention and MLP, GELU; rope_base_local */
     SO_ARCH_GPT2,   /* learned positions, layer norm, biases everywhere */
+    SO_ARCH_T5,     /* an encoder and a decoder, relative positions; t5.h */
 } so_arch;
 
 typedef enum so_rope_scaling {
@@ -42,6 +43,12 @@ typedef struct so_hparams {
     float rope_factor, rope_low, rope_high; /* llama3: low_freq_factor, high_freq_factor */
     float rope_attn_factor, rope_beta_fast, rope_beta_slow; /* yarn */
     int rope_ctx_orig;                                      /* context length before rope scaling */
+    /* Encoder-decoder models: n_layers counts the decoder's layers. */
+    int n_enc_layers;              /* 0: no encoder */
+    int rel_buckets, rel_distance; /* of the position bias: buckets, and where the last begins */
+    int decoder_start;             /* token */
+    bool gated;                    /* down(gelu(gate) · up); else down(relu(up)) */
+    float output_scale;            /* of the logits */
 } so_hparams;
 
 /* Whether a layer attends only to the last `window` positions. */

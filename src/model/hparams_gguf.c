@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "model/arch.h"
+#include "model/t5.h"
 
 static const char *arch_prefix(const so_gguf *g, so_hparams *hp, char *buf, size_t cap,
                                so_err *err) {
@@ -194,7 +195,9 @@ int so_hparams_from_gguf(const so_gguf *g, so_hparams *out, so_err *err) {
     so_fields f = {.file = so_gguf_path(g), .prefix = prefix, .gguf = g, .err = err};
     refuse_unknown(&f);
     read_dims(&f, &hp);
-    if (!a->learned_positions)
+    if (a->encoder)
+        so_t5_read_gguf(&f, &hp);
+    else if (!a->learned_positions)
         read_rope(&f, &hp, a);
     read_window(&f, &hp, a);
     read_rest(&f, &hp, a);

@@ -40,15 +40,17 @@ static void require_str(so_fields *f, const char *key, const char *want, const c
                        SO_STR_ARG(s), want);
 }
 
-static void refuse_unknown(so_fields *f) {
+static void refuse_unknown(so_fields *f, bool has_encoder) {
     static const char *const experts[] = {"num_experts", "num_local_experts", "n_routed_experts"};
     for (size_t i = 0; i < SO_LEN(experts); i++)
         so_fields_refuse(f, experts[i], "a mixture of experts");
     so_fields_refuse(f, "attn_logit_softcapping", "capping of attention scores");
     so_fields_refuse(f, "final_logit_softcapping", "capping of logits");
     so_fields_refuse(f, "use_bidirectional_attention", "attention to later tokens");
-    so_fields_refuse(f, "add_cross_attention", "cross attention");
-    so_fields_refuse(f, "is_encoder_decoder", "an encoder");
+    if (!has_encoder) {
+        so_fields_refuse(f, "add_cross_attention", "cross attention");
+        so_fields_refuse(f, "is_encoder_decoder", "an encoder");
+    }
     so_fields_refuse(f, "scale_attn_by_inverse_layer_idx",
                      "attention scaled by the layer's number");
     if (so_fields_num(f, "partial_rotary_factor", 0, 1, 1) != 1)
@@ -308,7 +310,7 @@ int so_hparams_from_json(const json_t *config, const char *file, so_hparams *out
     read_arch(&f, &hp);
     if (f.rc == 0) {
         const so_arch_info *a = so_arch_get(hp.arch);
-        refuse_unknown(&f);
+        refuse_unknown(&f, a->encoder);
         a->read_config(&f, &hp, a);
         hp.tied = so_fields_flag(&f, "tie_word_embeddings", above ? tied_above : a->defaults.tied);
         so_hparams_finish(&f, &hp);

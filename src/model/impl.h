@@ -25,6 +25,8 @@ typedef struct so_layer {
     bool local_rope;
 } so_layer;
 
+struct so_t5; /* the weights of an encoder-decoder model, t5.h */
+
 struct so_model {
     so_checkpoint *ck;
     so_backend *backend;
@@ -39,6 +41,7 @@ struct so_model {
     int d_target_hidden;     /* width of the target's hidden states */
     so_norm out_norm;
     so_layer *layers;  /* [n_layers] */
+    struct so_t5 *t5;  /* NULL: a decoder alone, whose weights are in `layers` */
     so_buffer *consts; /* norm weights and biases, float32 */
     float *inv_freq;   /* [rope_dim/2]; NULL without rope */
     float *inv_freq_local;
@@ -61,6 +64,8 @@ struct so_pass {
     so_view x, h, q, k, v, att, gate, up;
     so_view target_hidden; /* the target's hidden states, [max_rows][d_target_hidden] */
     so_view ids, positions, slots, rows, pages, tails, rope, rope_local;
+    so_view cross_rows; /* so_attn_row[max_rows]: the positions of its source that a row sees */
+    const struct so_sources *sources; /* of the batch's sequences; NULL: no encoder */
     so_view out_rows, out_x, hidden, logits, argmax, sample, sampled; /* [max_logits][…] */
     so_view guess_ids;  /* int32[logits_len]: token ids of the logits; so_pass_reserve_levels */
     bool has_guess_ids; /* they were uploaded, and no pass has failed since */
@@ -77,7 +82,7 @@ struct so_pass {
     unsigned want;
     int32_t *h_ids, *h_positions, *h_out_rows;
     so_kv_slot *h_slots;
-    so_attn_row *h_rows;
+    so_attn_row *h_rows, *h_cross_rows;
     int32_t *h_pages, *h_tails;
     int n_pages, pages_cap, n_tails, tails_cap;
     float *h_rope, *h_target_hidden;
@@ -184,5 +189,20 @@ static inline void so_do_attention(so_pass *p, int layer) {
 
 /* The last norm and the output matrix, for the rows with want_logits. */
 void so_pass_output(so_pass *p);
+
+/* For so_arch_info.load (load.c). Names are GGUF's; layer −1: outside the layers. After the first
+ * error of a load these functions do nothing. */
+typedef struct so_loader so_loader;
+so_model *so_loader_model(so_loader *ld);
+bool so_loader_failed(const so_loader *ld);
+/* name: without ".weight"; k inputs, m outputs. */
+void so_loader_linear(so_loader *ld, const char *name, int layer, int64_t k, int64_t m, bool bias,
+                      so_linear *out);
+void so_loader_vector(so_loader *ld, const char *gguf, int layer, int64_t n, so_view *out);
+/* A small matrix as float32, to compute from: [m][k]; m 0: a vector of k. NULL after an error. Freed by the caller. */
+float *so_loader_table(so_loader *ld, const char *gguf, int layer, int64_t k, int64_t m);
+/* Room for n float32 among the vectors, to be filled in; the view is valid after the load. */
+float *so_loader_reserve(so_loader *ld, int64_t n, so_view *view);
+void so_loader_progress(so_loader *ld, double done);
 
 #endif

@@ -21,10 +21,11 @@
 #include "model/arch.h"
 #include "model/impl.h"
 #include "model/names.h"
+#include "model/t5.h"
 #include "model/vocab_subset.h"
 #include "model/weights.h"
 
-typedef struct loader {
+struct so_loader {
     so_model *m;
     const so_model_opts *opts;
     so_names names;
@@ -39,7 +40,8 @@ typedef struct loader {
     int n_fix, fix_cap;
     so_err *err;
     int rc;
-} loader;
+};
+typedef struct so_loader loader;
 
 enum { MAX_TARGET_HIDDEN = 1 << 16 };
 
@@ -109,7 +111,7 @@ static void check_finite(loader *ld, const so_tensor *t, const float *x, int64_t
 
 /* Reserves n float32 among the vectors, aligned to 64 bytes. The view gets its buffer at the
  * end. */
-static float *reserve(loader *ld, int64_t n, so_view *view) {
+float *so_loader_reserve(loader *ld, int64_t n, so_view *view) {
     size_t start = (ld->n_host + 15) / 16 * 16, end = start + (size_t)n;
     if (end > ld->host_cap) {
         ld->host_cap = SO_MAX(end, ld->host_cap * 2);
@@ -123,18 +125,44 @@ static float *reserve(loader *ld, int64_t n, so_view *view) {
     return ld->host + start;
 }
 
-static void vector(loader *ld, const char *gguf, int layer, int64_t n, so_view *out) {
+void so_loader_vector(loader *ld, const char *gguf, int layer, int64_t n, so_view *out) {
     unsigned flags;
     const so_tensor *t = find(ld, gguf, layer, n, 0, &flags);
     if (!t)
         return;
-    float *x = reserve(ld, n, out);
+    float *x = so_loader_reserve(ld, n, out);
     so_dequantize_row(t->dtype, t->data, x, n);
     if (flags & SO_NAME_ADD_ONE)
         for (int64_t i = 0; i < n; i++)
             x[i] += 1;
     check_finite(ld, t, x, n);
     ld->m->weight_bytes += t->n_bytes;
+}
+
+float *so_loader_table(loader *ld, const char *gguf, int layer, int64_t k, int64_t m) {
+    unsigned flags;
+    const so_tensor *t = find(ld, gguf, layer, k, m, &flags);
+    m = SO_MAX(m, 1);
+    float *x = t ? so_try_alloc((size_t)(k * m), sizeof *x) : NULL;
+    if (!t || !x) {
+        if (t)
+            ld->rc = so_err_set(ld->err, SO_ENOMEM, "no memory for %s", gguf);
+        return NULL;
+    }
+    size_t row_bytes = so_dtype_row_bytes(t->dtype, k);
+    for (int64_t i = 0; i < m; i++)
+        so_dequantize_row(t->dtype, (const char *)t->data + (size_t)i * row_bytes, x + i * k, k);
+    check_finite(ld, t, x, k * m);
+    ld->m->weight_bytes += t->n_bytes;
+    return x;
+}
+
+so_model *so_loader_model(loader *ld) { return ld->m; }
+bool so_loader_failed(const loader *ld) { return ld->rc != 0; }
+
+void so_loader_progress(loader *ld, double done) {
+    if (ld->opts->progress)
+        ld->opts->progress(ld->opts->user, done);
 }
 
 static void upload_vectors(loader *ld) {
@@ -233,14 +261,14 @@ static void matrix(loader *ld, const char *gguf, int layer, int64_t k, int64_t m
 }
 
 /* name: without ".weight". The bias is loaded only if `bias` is set. */
-static void linear(loader *ld, const char *name, int layer, int64_t k, int64_t m, bool bias,
-                   so_linear *out) {
+void so_loader_linear(loader *ld, const char *name, int layer, int64_t k, int64_t m, bool bias,
+                      so_linear *out) {
     char full[64];
     snprintf(full, sizeof full, "%s.weight", name);
     matrix(ld, full, layer, k, m, &out->w);
     snprintf(full, sizeof full, "%s.bias", name);
     if (bias)
-        vector(ld, full, layer, m, &out->bias);
+        so_loader_vector(ld, full, layer, m, &out->bias);
 }
 
 /* q, k and v in one matrix (GPT-2): three runs of rows, which become three matrices. */
@@ -261,7 +289,7 @@ static void load_qkv(loader *ld, int layer, so_layer *w) {
         part.data = (const char *)t.data + row_bytes * (size_t)first[i];
         make_weight(ld, part, NULL, true, MULTIPLIED, &parts[i]->w);
     }
-    vector(ld, "attn_qkv.bias", layer, d_q + 2 * d_kv, &w->q.bias);
+    so_loader_vector(ld, "attn_qkv.bias", layer, d_q + 2 * d_kv, &w->q.bias);
     for (int i = 1; i < 3 && ld->rc == 0; i++) {
         parts[i]->bias.off = w->q.bias.off + (size_t)first[i] * sizeof(float);
         GROW(ld->fix, ld->n_fix, ld->fix_cap);
@@ -276,43 +304,47 @@ static void load_attention(loader *ld, int l, so_layer *w) {
     const so_arch_info *a = ld->m->arch;
     int64_t d = hp->d_model, d_q = (int64_t)hp->n_heads * hp->head_dim;
     int64_t d_kv = (int64_t)hp->n_heads_kv * hp->head_dim;
-    vector(ld, "attn_norm.weight", l, d, &w->attn_norm.weight);
+    so_loader_vector(ld, "attn_norm.weight", l, d, &w->attn_norm.weight);
     if (a->layer_norm)
-        vector(ld, "attn_norm.bias", l, d, &w->attn_norm.bias);
+        so_loader_vector(ld, "attn_norm.bias", l, d, &w->attn_norm.bias);
     if (a->fused_qkv) {
         load_qkv(ld, l, w);
     } else {
-        linear(ld, "attn_q", l, d, d_q, hp->bias_qkv, &w->q);
-        linear(ld, "attn_k", l, d, d_kv, hp->bias_qkv, &w->k);
-        linear(ld, "attn_v", l, d, d_kv, hp->bias_qkv, &w->v);
+        so_loader_linear(ld, "attn_q", l, d, d_q, hp->bias_qkv, &w->q);
+        so_loader_linear(ld, "attn_k", l, d, d_kv, hp->bias_qkv, &w->k);
+        so_loader_linear(ld, "attn_v", l, d, d_kv, hp->bias_qkv, &w->v);
     }
     if (hp->qk_norm) {
-        vector(ld, "attn_q_norm.weight", l, hp->head_dim, &w->q_norm.weight);
-        vector(ld, "attn_k_norm.weight", l, hp->head_dim, &w->k_norm.weight);
+        so_loader_vector(ld, "attn_q_norm.weight", l, hp->head_dim, &w->q_norm.weight);
+        so_loader_vector(ld, "attn_k_norm.weight", l, hp->head_dim, &w->k_norm.weight);
     }
-    linear(ld, "attn_output", l, d_q, d, hp->bias_out, &w->o);
+    so_loader_linear(ld, "attn_output", l, d_q, d, hp->bias_out, &w->o);
     if (a->post_norms)
-        vector(ld, "post_attention_norm.weight", l, d, &w->attn_post_norm.weight);
+        so_loader_vector(ld, "post_attention_norm.weight", l, d, &w->attn_post_norm.weight);
 }
 
 static void load_mlp(loader *ld, int l, so_layer *w) {
     const so_hparams *hp = &ld->m->hp;
     const so_arch_info *a = ld->m->arch;
     int64_t d = hp->d_model, d_ff = hp->d_ff;
-    vector(ld, "ffn_norm.weight", l, d, &w->ffn_norm.weight);
+    so_loader_vector(ld, "ffn_norm.weight", l, d, &w->ffn_norm.weight);
     if (a->layer_norm)
-        vector(ld, "ffn_norm.bias", l, d, &w->ffn_norm.bias);
+        so_loader_vector(ld, "ffn_norm.bias", l, d, &w->ffn_norm.bias);
     if (a->gated_mlp)
-        linear(ld, "ffn_gate", l, d, d_ff, hp->bias_mlp, &w->gate);
-    linear(ld, "ffn_up", l, d, d_ff, hp->bias_mlp, &w->up);
-    linear(ld, "ffn_down", l, d_ff, d, hp->bias_mlp, &w->down);
+        so_loader_linear(ld, "ffn_gate", l, d, d_ff, hp->bias_mlp, &w->gate);
+    so_loader_linear(ld, "ffn_up", l, d, d_ff, hp->bias_mlp, &w->up);
+    so_loader_linear(ld, "ffn_down", l, d_ff, d, hp->bias_mlp, &w->down);
     if (a->post_norms)
-        vector(ld, "post_ffw_norm.weight", l, d, &w->ffn_post_norm.weight);
+        so_loader_vector(ld, "post_ffw_norm.weight", l, d, &w->ffn_post_norm.weight);
 }
 
 static void load_layers(loader *ld) {
     so_model *m = ld->m;
     m->layers = SO_NEW_N(so_layer, m->hp.n_layers);
+    if (m->arch->load) {
+        m->arch->load(ld);
+        return;
+    }
     for (int l = 0; l < m->hp.n_layers && ld->rc == 0; l++) {
         so_layer *w = &m->layers[l];
         bool local = so_hparams_layer_local(&m->hp, l);
@@ -320,8 +352,7 @@ static void load_layers(loader *ld) {
         w->local_rope = local && m->hp.rope_base_local > 0;
         load_attention(ld, l, w);
         load_mlp(ld, l, w);
-        if (ld->opts->progress)
-            ld->opts->progress(ld->opts->user, (l + 1.0) / (m->hp.n_layers + 1.0));
+        so_loader_progress(ld, (l + 1.0) / (m->hp.n_layers + 1.0));
     }
 }
 
@@ -385,8 +416,9 @@ static void load_ends(loader *ld) {
         find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t))
         make_weight(ld, t, NULL, false, LOOKED_UP, &m->pos_embed);
     if (m->arch->layer_norm)
-        vector(ld, "output_norm.bias", -1, d, &m->out_norm.bias);
-    vector(ld, "output_norm.weight", -1, d, &m->out_norm.weight);
+        so_loader_vector(ld, "output_norm.bias", -1, d, &m->out_norm.bias);
+    if (!m->arch->encoder) /* else t5.c */
+        so_loader_vector(ld, "output_norm.weight", -1, d, &m->out_norm.weight);
     if (shared) {
         m->output.w = m->embed;
         return;
@@ -438,7 +470,8 @@ static void check_leftovers(loader *ld) {
     for (size_t i = 0; i < so_checkpoint_n_tensors(ck) && ld->rc == 0; i++) {
         so_str name = so_checkpoint_tensor_at(ck, i)->name;
         int64_t seen;
-        if (so_map_get(ld->used, name, &seen) || so_names_ignored(name))
+        if (so_map_get(ld->used, name, &seen) || so_names_ignored(name) ||
+            (ld->m->arch->ignored && ld->m->arch->ignored(name)))
             continue;
         if (ld->m->hp.tied && (so_str_eq_c(name, "lm_head.weight") ||
                                so_str_eq_c(name, "language_model.lm_head.weight")))
@@ -512,6 +545,11 @@ int so_model_load(so_checkpoint *ck, so_backend *b, const so_model_opts *opts, s
         m->arch = so_arch_get(m->hp.arch);
     if (rc == 0)
         rc = read_vocab_subset(m, opts, err);
+    if (rc == 0 && m->arch->encoder && !b->vt->encoder_ops)
+        rc = so_err_set(err, SO_EUNSUPPORTED,
+                        "%s: encoder-decoder models (%s) do not run on the device '%s' yet: use "
+                        "--device cpu",
+                        so_checkpoint_path(ck), m->hp.arch_name, b->vt->name);
     if (rc == 0) {
         loader ld = {.m = m, .opts = opts, .err = err};
         ld.used = so_map_create(so_checkpoint_n_tensors(ck));
@@ -543,6 +581,7 @@ void so_model_free(so_model *m) {
     free(m->memory);
     free(m->weights);
     free(m->layers);
+    so_t5_free(m->t5);
     free(m->vocab_subset);
     free(m->inv_freq);
     free(m->inv_freq_local);

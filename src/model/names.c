@@ -23,11 +23,12 @@ static const char *find_prefix(const so_checkpoint *ck, const so_arch_info *a) {
 void so_names_init(so_names *n, const so_checkpoint *ck, const so_hparams *hp) {
     const so_arch_info *a = so_arch_get(hp->arch);
     *n = (so_names){.ck = ck,
+                    .folder_name = a->folder_name,
                     .global = a->global_names,
                     .layer = a->layer_names,
                     .n_global = a->n_global_names,
                     .n_layer = a->n_layer_names,
-                    .hf_prefix = so_checkpoint_gguf(ck) ? "" : find_prefix(ck, a),
+                    .hf_prefix = so_checkpoint_gguf(ck) || a->folder_name ? "" : find_prefix(ck, a),
                     .hf_layers = a->hf_layers};
 }
 
@@ -50,6 +51,14 @@ static void file_name(const so_names *n, const so_name_pair *pair, int layer,
 
 const so_name_pair *so_names_resolve(const so_names *n, const char *gguf, int layer,
                                      char buf[SO_NAME_CAP]) {
+    static const so_name_pair as_given = {"", "", 0};
+    if (n->folder_name) {
+        if (so_checkpoint_gguf(n->ck))
+            snprintf(buf, SO_NAME_CAP, "%s", gguf);
+        else if (!n->folder_name(gguf, buf, SO_NAME_CAP))
+            return NULL;
+        return &as_given;
+    }
     const so_name_pair *table = layer >= 0 ? n->layer : n->global;
     int count = layer >= 0 ? n->n_layer : n->n_global;
     for (int i = 0; i < count; i++)

@@ -25,6 +25,7 @@ typedef struct so_names {
     const so_name_pair *global, *layer;
     int n_global, n_layer;
     const char *hf_prefix, *hf_layers; /* "model." and "layers"; "transformer." and "h" */
+    bool (*folder_name)(const char *gguf, char *buf, size_t cap); /* so_arch_info */
 } so_names;
 
 enum { SO_NAME_CAP = 160 };

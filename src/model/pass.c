@@ -28,6 +28,7 @@
 #include "base/mem.h"
 #include "model/arch.h"
 #include "model/impl.h"
+#include "model/source.h"
 #include "model/weights.h"
 
 /* Creation. */
@@ -82,6 +83,7 @@ static void make_device(maker *mk, so_pass *p) {
     p->positions = device(mk, n, 1, sizeof(int32_t));
     p->slots = device(mk, n, 1, sizeof(so_kv_slot));
     p->rows = device(mk, n, 1, sizeof(so_attn_row));
+    p->cross_rows = device(mk, p->model->t5 ? n : 0, 1, sizeof(so_attn_row));
     p->pages = device(mk, (size_t)p->pages_cap, 1, sizeof(int32_t));
     p->tails = device(mk, (size_t)p->tails_cap, 1, sizeof(int32_t));
     p->rope = device(mk, n, (size_t)hp->rope_dim, f);
@@ -103,6 +105,7 @@ static void make_host(maker *mk, so_pass *p) {
     p->h_out_rows = host(mk, n_out, 1, sizeof(int32_t));
     p->h_slots = host(mk, n, 1, sizeof(so_kv_slot));
     p->h_rows = host(mk, n, 1, sizeof(so_attn_row));
+    p->h_cross_rows = host(mk, p->model->t5 ? n : 0, 1, sizeof(so_attn_row));
     p->h_pages = host(mk, (size_t)p->pages_cap, 1, sizeof(int32_t));
     p->h_tails = host(mk, (size_t)p->tails_cap, 1, sizeof(int32_t));
     p->h_rope = host(mk, n, (size_t)hp->rope_dim, sizeof(float));
@@ -162,20 +165,20 @@ int so_pass_create(const so_model *m, so_kv *kv, int max_rows, int max_logits, s
 void so_pass_free(so_pass *p) {
     if (!p)
         return;
-    so_view views[] = {p->x,         p->h,
-                       p->q,         p->k,
-                       p->v,         p->att,
-                       p->gate,      p->up,
-                       p->ids,       p->positions,
-                       p->slots,     p->rows,
-                       p->pages,     p->tails,
-                       p->rope,      p->rope_local,
-                       p->out_rows,  p->out_x,
-                       p->hidden,    p->logits,
-                       p->argmax,    p->target_hidden,
-                       p->guess_ids, p->sample,
-                       p->sampled,   p->inputs,
-                       p->input_rows};
+    so_view views[] = {p->x,          p->h,
+                       p->q,          p->k,
+                       p->v,          p->att,
+                       p->gate,       p->up,
+                       p->ids,        p->positions,
+                       p->slots,      p->rows,
+                       p->pages,      p->tails,
+                       p->rope,       p->rope_local,
+                       p->out_rows,   p->out_x,
+                       p->hidden,     p->logits,
+                       p->argmax,     p->target_hidden,
+                       p->guess_ids,  p->sample,
+                       p->sampled,    p->inputs,
+                       p->input_rows, p->cross_rows};
     for (size_t i = 0; i < SO_LEN(views); i++)
         if (views[i].buf)
             p->backend->vt->buffer_free(p->backend, views[i].buf);
@@ -183,7 +186,7 @@ void so_pass_free(so_pass *p) {
                       p->h_rows,    p->h_pages,         p->h_tails,      p->h_rope,
                       p->seq_n,     p->seq_page_off,    p->h_logits,     p->h_hidden,
                       p->h_argmax,  p->h_target_hidden, p->h_has_logits, p->h_sample,
-                      p->h_sampled, p->h_inputs,        p->h_input_rows};
+                      p->h_sampled, p->h_inputs,        p->h_input_rows, p->h_cross_rows};
     for (size_t i = 0; i < SO_LEN(memory); i++)
         free(memory[i]);
     if (p->backend->in_flight == p)
@@ -263,6 +266,9 @@ static int check_seqs(so_pass *p, const so_batch *b, so_err *err) {
     for (int s = 0; s < b->n_seqs; s++) {
         if (so_seq_kv(b->seqs[s]) != p->kv)
             return so_err_set(err, SO_EINVAL, "sequence %d belongs to another KV cache", s);
+        so_attn_row row;
+        if (p->model->t5 && !so_sources_of(b->seqs[s], &row))
+            return so_err_set(err, SO_EINVAL, "sequence %d has no source text", s);
         for (int other = 0; other < s; other++)
             if (b->seqs[other] == b->seqs[s])
                 return so_err_set(err, SO_EINVAL, "sequences %d and %d are the same", other, s);
@@ -487,6 +493,8 @@ static int lay_out_rows(so_pass *p, const so_batch *b, so_err *err) {
         if (rc != 0)
             return rc;
         note_parent(p, b, i, slot);
+        if (p->model->t5)
+            p->sources = so_sources_of(b->seqs[r->seq], &p->h_cross_rows[i]);
     }
     return 0;
 }
@@ -530,7 +538,9 @@ static void upload_level(so_pass *p) {
     if (p->has_target_hidden)
         upload(p, p->target_hidden, p->h_target_hidden,
                n * (size_t)m->d_target_hidden * sizeof *p->h_target_hidden);
-    if (m->pos_embed)
+    if (m->t5)
+        upload(p, p->cross_rows, p->h_cross_rows, n * sizeof *p->h_cross_rows);
+    if (m->pos_embed || m->t5)
         upload(p, p->positions, p->h_positions, n * sizeof *p->h_positions);
     upload_rope(p, p->rope, m->inv_freq, m->hp.rope_attn_factor);
     upload_rope(p, p->rope_local, m->inv_freq_local, 1);
@@ -630,6 +640,7 @@ static so_pass level_of(const so_pass *p, const so_batch *b, int level) {
     l.h_positions += row;
     l.h_slots += row;
     l.h_rows += row;
+    l.h_cross_rows += row;
     l.h_target_hidden += (size_t)row * (size_t)p->model->d_target_hidden;
     l.h_out_rows += out;
     l.h_logits += (size_t)out * (size_t)p->model->logits_len;

@@ -622,6 +622,69 @@ static void test_draft_target_tokenizer_mismatch(void **state) {
     so_test_tmp_free(dir);
 }
 
+/* Encoder-decoder models: the prompts are what the encoders read. */
+static int open_encoders(void **state) {
+    *state = open_pair("t5_v11", "t5_v10");
+    return 0;
+}
+
+static void check_refused_pair(const char *target, const char *draft, const char *why) {
+    so_rig t, d;
+    so_err err = {0};
+    so_request *r = NULL;
+    static const int32_t prompt[2] = {5, 6};
+    so_case_model(&t, target);
+    so_case_model(&d, draft);
+    so_engine *e =
+        so_case_engine(&t, &(so_case_engine_opts){.draft = &d, .n_parallel = 1, .n_batch = 8});
+    so_request_opts o = {
+        .prompt = prompt, .n_prompt = 2, .max_tokens = 3, .spec = {.drafter = "model"}};
+    so_sample_defaults(&o.sample);
+    assert_int_equal(so_engine_submit(e, &o, &r, &err), SO_EMISMATCH);
+    if (!strstr(err.msg, why))
+        fail_msg("\"%s\" does not say \"%s\"", err.msg, why);
+    so_engine_free(e);
+    so_rig_close(&t);
+    so_rig_close(&d);
+}
+
+static void test_one_with_an_encoder(void **state) {
+    (void)state;
+    check_refused_pair("t5_v11", "llama", "the target has an encoder and the draft model has none");
+    check_refused_pair("llama", "t5_v11", "the draft model has an encoder and the target has none");
+}
+
+static void check_refused_source(so_engine *e, const int32_t *prompt, int n, const char *why) {
+    so_request_opts o = {.prompt = prompt, .n_prompt = n, .max_tokens = 3};
+    so_request *r = NULL;
+    so_err err = {0};
+    so_sample_defaults(&o.sample);
+    assert_int_not_equal(so_engine_submit(e, &o, &r, &err), SO_OK);
+    if (!strstr(err.msg, why))
+        fail_msg("\"%s\" does not say \"%s\"", err.msg, why);
+}
+
+static void test_bad_sources(void **state) {
+    fixture *f = *state;
+    int32_t prompt[N_CTX + 1] = {0};
+    so_engine *e = open_engine(f, NULL, 1, 8);
+    check_refused_source(e, prompt, 0, "the source text is empty");
+    check_refused_source(e, prompt, N_CTX + 1, "raise --ctx-size");
+    prompt[1] = f->target.n_vocab;
+    check_refused_source(e, prompt, 2, "token 1 of the source text");
+    prompt[1] = 1;
+    so_request_opts o = {.prompt = prompt, .n_prompt = N_CTX, .max_tokens = 3};
+    so_request *r = NULL;
+    so_err err = {0};
+    so_sample_defaults(&o.sample);
+    SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err); /* exactly as long as fits */
+    SO_OK_OR_FAIL(so_engine_run(e, r, &err), err);
+    assert_int_equal(so_request_get_stats(r)->predicted_n, 3);
+    assert_int_equal(so_request_get_stats(r)->prompt_n, N_CTX);
+    so_request_free(r);
+    so_engine_free(e);
+}
+
 int main(int argc, char **argv) {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
@@ -641,5 +704,13 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_draft_target_tokenizer_mismatch),
         cmocka_unit_test(test_one_file_many_specs),
     };
-    return cmocka_run_group_tests(tests, open_fixture, close_fixture);
+    const struct CMUnitTest encoders[] = {
+        cmocka_unit_test(test_same_text_alone),
+        cmocka_unit_test(test_same_text_together),
+        cmocka_unit_test(test_reject_is_reproducible),
+        cmocka_unit_test(test_one_with_an_encoder),
+        cmocka_unit_test(test_bad_sources),
+    };
+    int failed = cmocka_run_group_tests(tests, open_fixture, close_fixture);
+    return failed + cmocka_run_group_tests_name("encoders", encoders, open_encoders, close_fixture);
 }

@@ -38,7 +38,11 @@ static void real_begin(void *user, const int32_t *text, int n, uint64_t seed) {
     so_lossless_real *r = user;
     so_err err = {0};
     so_lossless_real_end(r);
-    so_draft_text request = {text, r->n_prompt, r->expected, r->n_expected, SO_TOY_MAX_TEXT};
+    so_draft_text request = {.prompt = text,
+                             .n_prompt = r->n_prompt,
+                             .expected = r->expected,
+                             .n_expected = r->n_expected,
+                             .max_tokens = SO_TOY_MAX_TEXT};
     SO_OK_OR_FAIL(r->drafter->vt->open(r->drafter, &request, &r->state, &err), err);
     so_drafter_observe(r->drafter, r->state, text + r->n_prompt, n - r->n_prompt);
     r->seed = seed;

@@ -193,6 +193,20 @@ static void score_tree(const unit *w, const void *q, const chunk *c, float *s) {
         }
 }
 
+/* Adds the bias of each row's distances, after the scores were brought into order of position. */
+static void add_bias(const unit *w, const chunk *c, float *s) {
+    int reach = w->op->attention.reach;
+    for (int r = 0; r < w->n_rows; r++) {
+        int before = c->first - element(w->op->attention.query_pos, (int64_t)w->first_row + r);
+        for (int i = first_of(w, r); i < first_of(w, r + 1); i++) {
+            long head = (long)w->head_kv * w->group + (i + w->skip) % w->group;
+            const float *bias = f32(w->op->attention.bias) + head * (2L * reach + 1) + reach;
+            for (int j = c->spans[r].lo; j < c->spans[r].hi; j++)
+                s[i * CHUNK + j] += bias[SO_MIN(SO_MAX(before + j, -reach), reach)];
+        }
+    }
+}
+
 /* ---- values ---- */
 
 /* Adds values of the prefix positions from … to-1 of the chunk, for the queries i … end_i-1. */
@@ -259,6 +273,8 @@ static void attend_chunk(const unit *w, const void *q, int first, int after, par
         score_tree(w, q, &c, s);
     else
         score_chain(w, q, &c, s);
+    if (w->op->attention.bias.buf)
+        add_bias(w, &c, s);
     for (int r = 0; r < w->n_rows; r++) {
         int i = first_of(w, r), n = first_of(w, r + 1) - i;
         span sp = c.spans[r];

@@ -438,6 +438,7 @@ static so_task_fn *choose_task(const so_cpu *b, const so_op *op, so_range *range
     case SO_OP_SILU_MUL:
     case SO_OP_GELU_MUL:
     case SO_OP_GELU:
+    case SO_OP_RELU:
         for (int i = 0; i < n && !(w && w->columns == op->eltwise.d); i++)
             w = last_write(b, &ranges[i]);
         if (!w || w->columns != op->eltwise.d)
@@ -541,8 +542,9 @@ static bool same_op(const so_op *a, const so_op *b) {
     case SO_OP_SILU_MUL:
     case SO_OP_GELU_MUL:
     case SO_OP_GELU:
+    case SO_OP_RELU:
         return SAME_VIEW(eltwise.out) && SAME_VIEW(eltwise.a) && SAME(eltwise.d) &&
-               (a->kind == SO_OP_GELU || SAME_VIEW(eltwise.b));
+               (a->kind == SO_OP_GELU || a->kind == SO_OP_RELU || SAME_VIEW(eltwise.b));
     case SO_OP_ROPE:
         return SAME_VIEW(rope.x) && SAME_VIEW(rope.table) && SAME(rope.n_heads) &&
                SAME(rope.head_dim) && SAME(rope.halves);
@@ -555,7 +557,9 @@ static bool same_op(const so_op *a, const so_op *b) {
         return SAME(attention.store) && SAME(attention.layer) && SAME(attention.n_heads) &&
                SAME_VIEW(attention.out) && SAME_VIEW(attention.q) && SAME_VIEW(attention.rows) &&
                SAME_VIEW(attention.pages) && SAME_VIEW(attention.tails) &&
-               SAME_FLOAT(attention.scale) && SAME(attention.window);
+               SAME_FLOAT(attention.scale) && SAME(attention.window) && SAME_VIEW(attention.bias) &&
+               (!a->attention.bias.buf ||
+                (SAME_VIEW(attention.query_pos) && SAME(attention.reach)));
     case SO_OP_ARGMAX:
         return SAME_VIEW(argmax.out) && SAME_VIEW(argmax.x) && SAME(argmax.d);
     case SO_OP_SAMPLE:
@@ -649,6 +653,7 @@ static const so_backend_vt cpu_vt = {
     .submit = submit,
     .sync = cpu_sync,
     .describe = cpu_describe,
+    .encoder_ops = true,
 };
 
 static void warn_slow(const so_backend_opts *o) {

@@ -95,7 +95,7 @@ enum { SO_COLUMN_GRAIN = 32 };
  * block can quantise it without a barrier. */
 static inline int so_cpu_grain(int d) { return d % 256 == 0 ? 256 : d % 32 == 0 ? 32 : d; }
 
-enum { SO_OPS_MAX = 4096, SO_TASKS_MAX = 2 * SO_OPS_MAX, SO_RANGES_MAX = 64, SO_OP_RANGES = 6 };
+enum { SO_OPS_MAX = 4096, SO_TASKS_MAX = 2 * SO_OPS_MAX, SO_RANGES_MAX = 64, SO_OP_RANGES = 8 };
 
 /* A list of operations and the tasks made from it. Passes repeat: the most recently run lists are
  * kept, and a list that is submitted again, operation for operation, reuses its tasks. */

@@ -107,7 +107,8 @@ static void norm(const so_cpu *b, const so_op *op, int index, int count) {
 static void eltwise_part(const so_cpu *b, const so_op *op, long begin, long end) {
     float *out = f32(op->eltwise.out) + begin;
     const float *x = f32(op->eltwise.a) + begin;
-    const float *y = op->kind == SO_OP_GELU ? NULL : f32(op->eltwise.b) + begin;
+    const float *y =
+        op->kind == SO_OP_GELU || op->kind == SO_OP_RELU ? NULL : f32(op->eltwise.b) + begin;
     switch (op->kind) {
     case SO_OP_ADD:
         b->kernels->add(out, x, y, end - begin);
@@ -117,6 +118,10 @@ static void eltwise_part(const so_cpu *b, const so_op *op, long begin, long end)
         break;
     case SO_OP_GELU_MUL:
         b->kernels->gelu_mul(out, x, y, end - begin);
+        break;
+    case SO_OP_RELU:
+        for (long i = 0; i < end - begin; i++)
+            out[i] = x[i] < 0 ? 0 : x[i]; /* NaN stays NaN */
         break;
     default:
         b->kernels->gelu(out, x, end - begin);
@@ -344,6 +349,7 @@ so_task_fn *const so_cpu_tasks[SO_OP_COUNT] = {
     [SO_OP_SILU_MUL] = eltwise,
     [SO_OP_GELU_MUL] = eltwise,
     [SO_OP_GELU] = eltwise,
+    [SO_OP_RELU] = eltwise,
     [SO_OP_ROPE] = rope,
     [SO_OP_KV_STORE] = so_cpu_kv_store,
     [SO_OP_KV_COPY] = so_cpu_kv_copy,

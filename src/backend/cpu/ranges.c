@@ -96,6 +96,11 @@ static void attention_ranges(list *l, const so_op *op) {
     put_to_end(l, op->attention.pages);
     if (op->attention.tails.buf) /* absent if all rows are chains */
         put_to_end(l, op->attention.tails);
+    if (!op->attention.bias.buf)
+        return;
+    SO_ASSERT(op->attention.reach >= 0 && op->attention.reach < 1 << 24);
+    put_rows(l, op->attention.bias, op->attention.n_heads, 2L * op->attention.reach + 1, false);
+    put_rows(l, op->attention.query_pos, op->n, 1, false);
 }
 
 static void kv_ranges(list *l, const so_op *op) {
@@ -123,7 +128,7 @@ static void kv_ranges(list *l, const so_op *op) {
 static void eltwise_ranges(list *l, const so_op *op) {
     int d = op->eltwise.d;
     long parts = op->kind == SO_OP_ADD ? op->n : (long)op->n * (d / so_cpu_grain(d));
-    if (op->kind != SO_OP_GELU)
+    if (op->kind != SO_OP_GELU && op->kind != SO_OP_RELU)
         put_parts(l, op->eltwise.b, op->n, d, false, parts);
     put_parts(l, op->eltwise.out, op->n, d, true, parts);
     put_parts(l, op->eltwise.a, op->n, d, false, parts);
@@ -160,6 +165,7 @@ int so_cpu_ranges(const so_op *op, so_range *out) {
     case SO_OP_SILU_MUL:
     case SO_OP_GELU_MUL:
     case SO_OP_GELU:
+    case SO_OP_RELU:
         eltwise_ranges(&l, op);
         break;
     case SO_OP_ROPE:
