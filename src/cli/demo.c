@@ -34,6 +34,11 @@ enum { PREDICT = 160, WARM_UP = 8, MIN_ROWS = 12, TABLE_ROWS = 10, TABLE_COLUMNS
 static const char PROMPT[] =
     "Write a short story for children about an honest fairy who makes a new friend.";
 
+/* For encoder-decoder models: models/ende translates it. */
+static const char SOURCE[] =
+    "I would like to thank the rapporteur for her excellent report, and I hope that the Commission "
+    "will take our proposals into account when it presents its programme for the coming year.";
+
 enum { PLAIN, SPEC };
 typedef enum show { SHOW_NOTHING, SHOW_TEXT, SHOW_BELOW, SHOW_BESIDE } show;
 
@@ -328,6 +333,8 @@ static int open_demo(demo *d) {
         status = so_cli_spec_open(a, &d->b, &d->spec, &eo);
     if (status != 0)
         return status;
+    if (so_model_hparams(d->b.model)->n_enc_layers > 0)
+        d->text = so_args_str(a, SO_OPT_PROMPT, SOURCE);
     d->base.max_tokens = (int)so_args_int(a, SO_OPT_PREDICT, PREDICT);
     d->base.sample.temp = (float)so_args_float(a, SO_OPT_TEMP, 0);
     d->exact = d->spec.opts.verify == SO_VERIFY_MATCH ||

@@ -79,7 +79,7 @@ static int not_found(const char *arg, so_err *err) {
         const char *near = so_near_miss(arg, names, (int)SO_LEN(names));
         so_err_set(err, SO_ENOTFOUND,
                    "model '%.100s': no such file, folder or pulled model%s%s%s; `sooth pull NAME` "
-                   "downloads %s; " SO_MODEL_EMBEDDED " comes with the program",
+                   "downloads %s; " SO_MODEL_EMBEDDED " and ende come with the program",
                    arg, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "",
                    list.data);
     }
@@ -104,19 +104,31 @@ static bool target_in(const char *dir, char **out) {
     return found;
 }
 
-bool so_model_embedded(char **out) {
-    static const char *const places[] = {"models/story", "../models/story",
-                                         "../share/sooth/models/story"};
+/* Models that come with the program. */
+static const char *const shipped[] = {SO_MODEL_EMBEDDED, "ende"};
+
+static bool find_shipped(const char *name, char **out) {
+    static const char *const places[] = {"models", "../models", "../share/sooth/models"};
     char *program = so_path_program_dir();
     bool found = false;
     for (size_t i = 0; i < SO_LEN(places) && program && !found; i++) {
-        char *dir = so_path_join(program, places[i]);
+        char *models = so_path_join(program, places[i]), *dir = so_path_join(models, name);
         found = target_in(dir, out);
         free(dir);
+        free(models);
     }
     free(program);
     return found;
 }
+
+static bool is_shipped(const char *name) {
+    for (size_t i = 0; i < SO_LEN(shipped); i++)
+        if (strcmp(name, shipped[i]) == 0)
+            return true;
+    return false;
+}
+
+bool so_model_embedded(char **out) { return find_shipped(SO_MODEL_EMBEDDED, out); }
 
 int so_model_resolve(const char *arg, char **out, so_err *err) {
     if (!*arg)
@@ -125,7 +137,7 @@ int so_model_resolve(const char *arg, char **out, so_err *err) {
         *out = so_strdup(arg);
         return SO_OK;
     }
-    if (strcmp(arg, SO_MODEL_EMBEDDED) == 0 && so_model_embedded(out))
+    if (is_shipped(arg) && find_shipped(arg, out))
         return SO_OK;
     if (!strchr(arg, '/')) {
         char *path = NULL;
@@ -155,8 +167,12 @@ static void each_name_in(const char *dir, void (*visit)(void *user, const char *
 
 void so_model_each_name(void (*visit)(void *user, const char *name), void *user) {
     char *path = NULL, *cache = so_env_cache_dir();
-    if (so_model_embedded(&path))
-        visit(user, SO_MODEL_EMBEDDED);
+    for (size_t i = 0; i < SO_LEN(shipped); i++)
+        if (find_shipped(shipped[i], &path)) {
+            visit(user, shipped[i]);
+            free(path);
+            path = NULL;
+        }
     if (so_env_models_dir())
         each_name_in(so_env_models_dir(), visit, user);
     if (cache) {

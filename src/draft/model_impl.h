@@ -160,7 +160,8 @@ int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, 
 /* Truncates the cache to where it agrees with the text, of which the last token is never cached, and
  * takes shared pages. */
 void so_model_sync_text(so_model_request *s, const int32_t *tokens, int n);
-/* Whether all tokens of the text are in the draft's vocabulary. */
+/* Whether all tokens of the text are in the draft's vocabulary, and its encoder has read the source,
+ * if it has one. */
 bool so_model_knows(const so_model_drafter *md, so_model_request *s, const int32_t *tokens, int n);
 
 /* --- model_beam.c --- */

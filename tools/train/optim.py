@@ -21,11 +21,11 @@ def orthogonal(m):
 
 
 class Optimizer:
-    def __init__(self, weights, muon_lr, adam_lr):
+    def __init__(self, weights, muon_lr, adam_lr, is_matrix=lambda name: name != "token_embd.weight"):
         self.weights, self.lr = weights, (muon_lr, adam_lr)
         self.groups = {}
         for name, w in weights.items():
-            if w.ndim == 2 and name != "token_embd.weight":
+            if w.ndim == 2 and is_matrix(name):
                 self.groups.setdefault(tuple(w.shape), []).append(name)
         self.adam = [n for n in weights if not any(n in g for g in self.groups.values())]
         self.state = {n: torch.zeros_like(w) for n, w in weights.items()}

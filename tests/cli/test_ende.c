@@ -1,0 +1,63 @@
+/* The translation model that comes with the program (models/ende): found by name, translates, and
+ * its registered draft changes no token. */
+#include "rig.h"
+
+static const char SOURCE[] = "I would like to thank the rapporteur for her excellent report.";
+
+static bool here(void) {
+    char self[3000];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[SO_MAX(n, 0)] = '\0';
+    char *cut = strstr(self, "/build/obj/");
+    if (!cut)
+        return false;
+    *cut = '\0';
+    char *path = so_path_join(self, "models/ende/ende-q4_0.gguf");
+    bool found = so_file_exists(path);
+    free(path);
+    return found;
+}
+
+static json_t *translate(const fixture *f, const char *options) {
+    char line[1000];
+    snprintf(line, sizeof line, "sooth run -m ende -p '%s' --json %s", SOURCE, options);
+    return json_of(f, line);
+}
+
+static void test_translates(void **state) {
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    json_t *o = translate(*state, "--temp 0 --no-spec");
+    const char *text = json_string_value(json_object_get(o, "text"));
+    if (!strstr(text, "Bericht") || !strstr(text, "danken"))
+        fail_msg("\"%s\"", text);
+    assert_string_equal(json_string_value(json_object_get(o, "finish_reason")), "stop");
+    json_decref(o);
+}
+
+static void test_speculation_changes_nothing(void **state) {
+    static const char *const sampling[] = {"--temp 0", "--temp 0.8 --seed 3", "--beams 3"};
+    static const char *const ways[] = {"--spec model --spec-length 3", "--spec lookup",
+                                       "--spec auto"};
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    for (size_t s = 0; s < SO_LEN(sampling); s++)
+        for (size_t i = 0; i < (s == 2 ? 1 : SO_LEN(ways)); i++) {
+            char with[200], without[200];
+            snprintf(with, sizeof with, "%s %s", sampling[s], s == 2 ? "--spec model" : ways[i]);
+            snprintf(without, sizeof without, "%s --no-spec", sampling[s]);
+            json_t *plain = translate(*state, without), *o = translate(*state, with);
+            if (!json_equal(json_object_get(o, "text"), json_object_get(plain, "text")))
+                fail_msg("%s: not the text of plain decoding", with);
+            json_decref(plain);
+            json_decref(o);
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_translates),
+        cmocka_unit_test(test_speculation_changes_nothing),
+    };
+    return cmocka_run_group_tests_name("ende", tests, open_fixture, close_fixture);
+}
