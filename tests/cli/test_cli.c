@@ -1236,8 +1236,8 @@ static void test_tokenize(void **state) {
     expect(f, 2, "give one of TEXT, -p TEXT", "sooth tokenize -m . x -p y");
     expect(f, 2, "give one of TEXT, -p TEXT", "sooth tokenize -m . -p y -f text.txt");
     expect(f, 1, "nowhere.txt", "sooth tokenize -m . -f nowhere.txt");
-    spill(f, "tokenizer.json", "{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}");
-    expect(f, 1, "model.type \"Unigram\" is not supported", "sooth tokenize -m . x");
+    spill(f, "tokenizer.json", "{\"model\":{\"type\":\"WordPiece\",\"vocab\":{}}}");
+    expect(f, 1, "model.type \"WordPiece\" is not supported", "sooth tokenize -m . x");
 }
 
 int main(void) {
