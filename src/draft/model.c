@@ -100,7 +100,7 @@ static int copy_source(const so_model_drafter *md, so_model_request *s, const so
         return so_err_set(err, SO_ENOMEM, "model: no memory for %d tokens", text->n_source);
     memcpy(s->source, text->source, (size_t)text->n_source * sizeof *s->source);
     s->n_source = text->n_source;
-    s->disabled = s->n_source > so_sources_max_len(md->sources);
+    s->disabled = s->n_source < 1 || s->n_source > so_sources_max_len(md->sources);
     for (int i = 0; i < s->n_source; i++)
         s->disabled |= s->source[i] < 0 || s->source[i] >= md->n_vocab;
     return SO_OK;

@@ -41,7 +41,11 @@ static inline void rig_open_expecting(rig *r, so_drafter *d, const int32_t *prom
     memset(r, 0, sizeof *r);
     r->d = d;
     so_tree_init(&r->tree, RIG_VOCAB, 8);
-    so_draft_text text = {prompt, n_prompt, expected, n_expected, RIG_TEXT};
+    so_draft_text text = {.prompt = prompt,
+                          .n_prompt = n_prompt,
+                          .expected = expected,
+                          .n_expected = n_expected,
+                          .max_tokens = RIG_TEXT};
     SO_OK_OR_FAIL(d->vt->open(d, &text, &r->state, &err), err);
     if (n_prompt)
         memcpy(r->text, prompt, (size_t)n_prompt * sizeof *prompt);

@@ -102,7 +102,7 @@ static void open_subject(subject *s, const char *path, const char *spec, int row
     SO_OK_OR_FAIL(so_heads_drafter_create(s->h, target.m, target.kv, &o, &s->d, &err), err);
     so_shape_tokens(&(so_shape){.n_vocab = N_VOCAB}, 8, s->text, s->n);
     so_tree_init(&s->tree, N_VOCAB, rows);
-    so_draft_text text = {s->text, s->n, NULL, 0, CTX};
+    so_draft_text text = {.prompt = s->text, .n_prompt = s->n, .max_tokens = CTX};
     SO_OK_OR_FAIL(s->d->vt->open(s->d, &text, &s->state, &err), err);
 }
 

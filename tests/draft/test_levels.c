@@ -153,7 +153,7 @@ static int run(const setting *t) {
         for (int j = 0; j < n_tokens[i]; j++)
             texts[i][j] = (int32_t)(uniform() * 90);
         for (int k = 0; k < 2; k++) {
-            so_draft_text text = {texts[i], n_tokens[i], NULL, 0, N_CTX};
+            so_draft_text text = {.prompt = texts[i], .n_prompt = n_tokens[i], .max_tokens = N_CTX};
             so_tree_init(&sides[k].trees[i], 96 + t->extra, 0);
             SO_OK_OR_FAIL(sides[k].d->vt->open(sides[k].d, &text, &sides[k].states[i], &err), err);
         }
@@ -269,7 +269,7 @@ static void many_logits(void **state) {
                                .temp = -1};
     SO_OK_OR_FAIL(so_model_drafter_create(r.m, &o, NULL, &d, &err), err);
     for (int i = 0; i < N; i++) {
-        so_draft_text of = {text, 4, NULL, 0, 96};
+        so_draft_text of = {.prompt = text, .n_prompt = 4, .max_tokens = 96};
         so_tree_init(&trees[i], N_VOCAB, 0);
         so_tree_reset(&trees[i], text[3], 3);
         SO_OK_OR_FAIL(d->vt->open(d, &of, &states[i], &err), err);

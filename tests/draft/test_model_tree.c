@@ -82,7 +82,7 @@ static void open_request(request *r, so_drafter *d, int n_rows) {
     for (int i = 0; i < r->n; i++)
         r->text[i] = (int32_t)((i * 5 + 1) % N_VOCAB);
     so_tree_init(&r->tree, N_VOCAB, n_rows);
-    so_draft_text text = {r->text, r->n, NULL, 0, N_CTX};
+    so_draft_text text = {.prompt = r->text, .n_prompt = r->n, .max_tokens = N_CTX};
     SO_OK_OR_FAIL(d->vt->open(d, &text, &r->state, &err), err);
 }
 

@@ -53,7 +53,7 @@ static void open_drafter_for(fixture *f, int extra, int n_pages, so_kv_layout la
         for (int k = 0; k < 2 * N_TEXT; k++)
             f->texts[i][k] = (k < SO_KV_PAGE ? 3 * k : 5 * k + i) % f->r.n_vocab;
         so_tree_init(&f->trees[i], f->r.n_vocab + extra, extra ? DEPTH : 0);
-        so_draft_text text = {f->texts[i], N_TEXT, NULL, 0, 2 * N_TEXT};
+        so_draft_text text = {.prompt = f->texts[i], .n_prompt = N_TEXT, .max_tokens = 2 * N_TEXT};
         SO_OK_OR_FAIL(f->d->vt->open(f->d, &text, &f->states[i], &err), err);
     }
     n_rows = 0;
@@ -231,7 +231,7 @@ static void test_merged_models(void **state) {
                                .n_batch = 64,
                                .max_draft = 2 * DEPTH,
                                .temp = -1};
-    so_draft_text text = {f.texts[0], N_TEXT, NULL, 0, 2 * N_TEXT};
+    so_draft_text text = {.prompt = f.texts[0], .n_prompt = N_TEXT, .max_tokens = 2 * N_TEXT};
     SO_OK_OR_FAIL(so_model_drafter_create(g.r.m, &o, NULL, &g.d, &err), err);
     SO_OK_OR_FAIL(g.d->vt->open(g.d, &text, &g.states[0], &err), err);
     g.d->index = 1;
