@@ -117,7 +117,7 @@ static const so_option table[SO_OPT_COUNT] = {
                             .value = "N",
                             .min = 0,
                             .max = 255,
-                            .default_text = "0, or 1 with --spec 'async(…)'",
+                            .default_text = "0, or 1 with --spec 'async(A)'",
                             .help = "Processor cores that only draft models use; the model has the "
                                     "others (docs/speculation.md, \"Drafting ahead\")",
                             .cmds = RUNS_MODEL},

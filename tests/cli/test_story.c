@@ -208,8 +208,9 @@ static void test_calibrate_heads(void **state) {
     json_t *plain = answer(f, "--temp 0 --no-spec");
     static const char *const specs[] = {"medusa", "medusa(tree=h.json)", "medusa(best,nodes=16)"};
     for (size_t i = 0; i < SO_LEN(specs); i++) {
-        snprintf(line, sizeof line, "--temp 0 --spec '%s' --spec-length 4", specs[i]);
-        json_t *got = answer(f, line);
+        char options[100];
+        snprintf(options, sizeof options, "--temp 0 --spec '%s' --spec-length 4", specs[i]);
+        json_t *got = answer(f, options);
         assert_true(json_equal(json_object_get(plain, "tokens"), json_object_get(got, "tokens")));
         assert_true(json_number_value(
                         json_object_get(json_object_get(got, "spec"), "tokens_per_pass")) > 1.1);
