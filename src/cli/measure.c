@@ -183,7 +183,8 @@ static int make_drafter(void *user, const so_spec *s, const so_spec_node *n, so_
             *out = so_table_drafter_create(t, so_spec_flag(n, SO_SPEC_OPT_DRAW));
         return rc;
     default: /* every other drafter is built by so_spec_build itself */
-        return so_err_set(err, SO_EUNSUPPORTED, "cannot be measured");
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "cannot be measured on a given text; `sooth bench spec` runs it");
     }
 }
 

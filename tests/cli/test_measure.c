@@ -212,7 +212,7 @@ static void test_bad_measures(void **state) {
         {1, "--measure -m tiny.gguf -f p.jsonl --spec 'model(other.gguf)'", "vocabulary"},
         {1, "--measure -m tiny.gguf -f p.jsonl --spec 'model(none.gguf)'", "none.gguf"},
         {1, "--measure -m tiny.gguf -f p.jsonl --spec 'bigram(p.jsonl)'", "not a table"},
-        {2, "--measure -m tiny.gguf -f p.jsonl --spec medusa", "unknown drafter"},
+        {1, "--measure -m tiny.gguf -f p.jsonl --spec medusa", "bench spec"},
         {1, "--measure -m tiny.gguf -f nowhere.jsonl", "nowhere.jsonl"},
         {1, "--measure -m tiny.gguf -f p.jsonl -c 20", "no room for an answer"},
         {1, "--measure -m nowhere.gguf", "nowhere.gguf"},

@@ -92,7 +92,7 @@ static void test_nothing_else_is_believed(void **state) {
         PASS "draw\nend\n",
         PASS "draw -1\nend\n",
         PASS "draw 1\ndraw 1\nend\n",
-        PASS "check 3 1\nend\n",
+        PASS "check 4 1\nend\n",
         PASS "check 1 nan\nend\n",
         PASS "cell 1 0 1 1 1\nend\n", /* without a drafter */
         PASS "drafter\nend\n",
