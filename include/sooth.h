@@ -357,14 +357,15 @@ typedef struct sooth_result {
     sooth_logprob *top; /* [n_tokens][n_top], best first */
     size_t n_top;
     sooth_metrics metrics;
-    /* With verify "reject" or "lenient=L" above temperature 0 the text depends on the seed and on a
+    /* With any verify but "match", above temperature 0 the text depends on the seed and on a
      * nonce of at most 53 bits: with the seed alone, using a seed twice would bias the second text.
      * The nonce is a hash of the request, so that equal requests give equal texts, if the guesses
      * depend on nothing but the request: spec_length is above 0; the cache has room for the guesses
-     * of all requests; and no drafter depends on other requests or on the caller (corpus, user,
-     * draft models that read the target's hidden states). Otherwise the nonce is random. To replay
-     * a text, put its seed and nonce into the params of an equal request. The texts are equal as
-     * long as the guesses are; replaying is meant for debugging, not for sampling. */
+     * of all requests; and no drafter depends on other requests, on the caller or on the clock
+     * (corpus, draft models that read the target's hidden states, user, async). Otherwise the nonce
+     * is random. To replay a text, put its seed and nonce into the params of an equal request. The
+     * texts are equal as long as the guesses are; replaying is meant for debugging, not for
+     * sampling. */
     int has_nonce; /* 0: the text depends on the seed alone */
     uint64_t nonce;
     sooth_hypothesis *best; /* [n_best] of a beam search, best first: the first is `text` */

@@ -6,8 +6,8 @@
  *
  *   p(x) ≥ min(E, √E · e^−H(p))      H: entropy of p, in nats
  *
- * Where the target is certain (H near 0) x needs the probability √E or E, whichever is less; where it
- * is uncertain, less. √E is the paper's choice for its second parameter.
+ * Where the target is certain (H near 0) x needs the probability E; where it is uncertain
+ * (e^−H < √E), less. √E is the paper's choice for its second parameter.
  *
  * Of all paths whose guesses are accepted the longest is taken, and of several as long the most likely
  * one; the token after it is the target's own sample. So the text is not that of plain decoding, nor
