@@ -170,13 +170,15 @@ static int open_device(const so_bundle_opts *o, const char *device, const so_che
     return open_named(o, "cpu", out, err);
 }
 
-/* Loads the weights. With `auto`, the CPU is used if the GPU's memory does not suffice after
- * all. */
+/* Loads the weights. With `auto`, the CPU is used if the GPU's memory does not suffice after all, or
+ * if the GPU lacks an operation that the model needs. */
 static int load_model(const so_bundle_opts *o, const so_model_opts *mo, so_bundle *b, so_err *err) {
     int rc = so_model_load(b->ck, b->backend, mo, &b->model, err);
-    if (rc != SO_ENOMEM || !b->backend->vt->remote)
+    if ((rc != SO_ENOMEM && rc != SO_EUNSUPPORTED) || !b->backend->vt->remote)
         return rc;
     if (b->shares_backend || !is_auto(o->device)) {
+        if (rc == SO_EUNSUPPORTED)
+            return rc;
         so_err why = *err;
         return so_err_set(err, rc,
                           "%.300s; a file of %zu MiB does not fit this device: use a smaller "

@@ -62,7 +62,7 @@ CASES = [
     (["run", "--verify", "l"], ["lenient="], ["match"]),
     (["run", "--cpu-level", "avx"], ["avx2", "avx512", "avxvnni"], ["auto"]),
     (["run", "--quantize", "Q4"], ["Q4_0", "Q4_K"], ["Q8_0"]),
-    (["run", "--spec", ""], ["auto", "ngram", "lookup", "none"], ["medusa"]),
+    (["run", "--spec", ""], ["auto", "ngram", "lookup", "none", "medusa"], ["callback"]),
     (["run", "-m", ""], ["mine", "pulled", "a.gguf"], []),
     (["run", "-md", "pu"], ["pulled"], ["mine"]),
     (["run", "-f", "a"], ["a.gguf", "a file.txt"], ["script.bash"]),

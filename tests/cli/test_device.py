@@ -9,6 +9,7 @@ import tempfile
 
 SOOTH = os.environ.get("SOOTH_BIN", "build/sooth")
 MODEL = "models/story/story-q8_0.gguf"
+T5 = "models/ende/ende-draft-q4_0.gguf"
 CC = os.environ.get("CC", "cc").split()
 results = []
 
@@ -34,8 +35,8 @@ def need(folder, name, device, *texts, fault=None):
 
 
 def main():
-    if shutil.which(CC[0]) is None or not os.path.exists(MODEL):
-        print("1..0 # SKIP needs a C compiler and models/story")
+    if shutil.which(CC[0]) is None or not os.path.exists(MODEL) or not os.path.exists(T5):
+        print("1..0 # SKIP needs a C compiler, models/story and models/ende")
         return 0
     with tempfile.TemporaryDirectory() as folder:
         library = os.path.join(folder, "libsooth_cuda.so")
@@ -66,6 +67,9 @@ def main():
         check(r.returncode == 0 and r.stderr.count("fail") == 0 and r.stdout, "auto takes the CPU if there is no GPU", r.stderr)
         r = run(folder, "run", "-m", MODEL, "-p", "x", "-n", "2", "--device", "auto", "-v")
         check(r.returncode == 0 and "the CPU is used" in r.stderr, "auto takes the CPU if the model does not fit", r.stderr)
+        for device, status, text in (("auto", 0, "the CPU is used"), ("cuda", 1, "use --device cpu")):
+            r = run(folder, "run", "-m", T5, "-p", "x", "-n", "2", "--device", device, "-v")
+            check(r.returncode == status and text in r.stderr, f"a model that the GPU cannot compute, {device}", r.stderr)
         for level, n in ((["-v", "-v"], 1), (["-v"], 0)):
             r = run(folder, "run", "-m", MODEL, "-p", "x", "-n", "2", "--device", "auto", *level)
             check(r.stderr.count("cuda:0: this GPU has no persistent kernel") == n, f"what is slower on this GPU, {level}", r.stderr)
