@@ -24,7 +24,7 @@ static const so_option table[SO_OPT_COUNT] = {
                       .type = SO_TYPE_TEXT,
                       .value = "FILE|FOLDER|NAME",
                       .help = "Model: a GGUF file, a Hugging Face folder, the name of a pulled "
-                              "model, or story, the small model that comes with sooth",
+                              "model, or story or ende, which come with sooth",
                       .cmds = WITH_MODEL},
     [SO_OPT_DRAFT_MODEL] = {.group = "Model",
                             .name = "draft-model",
@@ -248,8 +248,9 @@ static const so_option table[SO_OPT_COUNT] = {
                       .max = 9007199254740991.0,
                       .value = "N",
                       .default_text = "chosen by sooth and reported",
-                      .help = "Repeat a run of --verify reject or lenient, together with its seed; "
-                              "for debugging only",
+                      .help =
+                          "Repeat a run of --verify reject, lenient or typical, together with its "
+                          "seed; for debugging only",
                       .cmds = ANSWERS | SO_CMD_BENCH},
     [SO_OPT_TEMP] = {.group = "Sampling",
                      .name = "temp",

@@ -1,5 +1,6 @@
 /* The nonce: a number that is combined with the seed to key a request's random numbers when its
- * guesses are tested against random numbers (`reject` and `lenient` above temperature 0).
+ * guesses are tested against random numbers (`reject` and `lenient` above temperature 0). `typical`
+ * has one too: its text depends on the guesses, so the seed alone does not determine it.
  *
  * Why the seed is not enough:
  *
