@@ -107,7 +107,7 @@ static bool replace(const so_charsmap *c, so_str chunk, so_buf *out) {
 static void replace_cluster(const so_charsmap *c, so_str cluster, so_buf *out) {
     if (cluster.len <= CLUSTER_MAX && replace(c, cluster, out))
         return;
-    for (size_t i = 0, len; i < cluster.len; i += len) {
+    for (size_t i = 0, len; i < cluster.len && !out->full; i += len) {
         so_utf8_at(cluster.ptr + i, &len);
         so_str part = {cluster.ptr + i, len};
         if (!replace(c, part, out))

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -165,6 +166,33 @@ static void charsmaps(void **state) {
     so_buf_free(&b);
 }
 
+/* One long cluster of characters with a long replacement each: the work ends when the output is
+ * full. Without that end it takes a minute. */
+static void full_output(void **state) {
+    (void)state;
+    enum { N_MARKS = 200000, N_TEXT = 8 << 20 };
+    so_charsmap *map;
+    so_err err;
+    so_buf bytes = {0}, texts = {0}, in = {0}, out = {.max = 1000};
+    for (int i = 0; i < N_TEXT; i++)
+        so_buf_append_char(&texts, 'x');
+    build_map(&bytes, so_buf_str(&texts));
+    put_unit(&bytes, 256 ^ 0xCC, 0xCC | 256 | (256u ^ 0xCC ^ 1500) << 10);
+    so_buf_append_c(&in, "e");
+    for (int i = 0; i < N_MARKS; i++)
+        so_buf_append_c(&in, "\xCC\x81");
+    SO_OK_OR_FAIL(so_charsmap_read(so_buf_str(&bytes), &map, &err), err);
+    int64_t start = so_clock_ns();
+    so_charsmap_apply(map, so_buf_str(&in), &out);
+    assert_true(out.full);
+    assert_true(so_clock_ms_since(start) < 5000);
+    so_charsmap_free(map);
+    so_buf_free(&bytes);
+    so_buf_free(&texts);
+    so_buf_free(&in);
+    so_buf_free(&out);
+}
+
 static void check_refused(const so_buf *b, size_t len, const char *why) {
     so_charsmap *map = NULL;
     so_err err;
@@ -265,8 +293,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(likeliest),         cmocka_unit_test(refused_vocabularies),
         cmocka_unit_test(long_text),         cmocka_unit_test(charsmaps),
-        cmocka_unit_test(hostile_charsmaps), cmocka_unit_test(hostile_json),
-        cmocka_unit_test(control_tokens),
+        cmocka_unit_test(hostile_charsmaps), cmocka_unit_test(full_output),
+        cmocka_unit_test(hostile_json),      cmocka_unit_test(control_tokens),
     };
     return cmocka_run_group_tests_name("unigram", tests, NULL, NULL);
 }
