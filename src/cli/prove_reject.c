@@ -21,7 +21,10 @@
  * The prompt is one cache page and one token long: all requests share the page, and each computes
  * the last token itself. The prompt repeats the first tokens of a text, or (so_prove_case.favour)
  * consists of TOP_K tokens in random order, with a bias so that only these can follow: then n-gram
- * tables, too, guess tokens that can follow. Main thread only. */
+ * tables, too, guess tokens that can follow.
+ *
+ * An encoder reads the prompt; the text that continues then begins with the decoder's start token.
+ * Main thread only. */
 #include "cli/prove_reject.h"
 
 #include <math.h>
@@ -61,6 +64,8 @@ struct so_prove_reject {
     so_sample_params sample;
     int32_t text[N_PROMPT + N_TOKENS]; /* the prompt and a continuation */
     int n_prompt;
+    int32_t source[N_PROMPT]; /* the prompt, if the model has an encoder */
+    int n_source;             /* 0: it has none */
     so_bias favoured[TOP_K];
     cell cells[N_CELLS];
     int n_cells;
@@ -90,7 +95,8 @@ int so_prove_reject_open(const so_bundle *b, const so_engine_opts *eo, int lengt
     so_teacher_opts to = {.n_pages = so_kv_pages_for(v->eo.n_ctx) + 1,
                           .max_rows = MAX_ROWS,
                           .max_logits = 1,
-                          .kv_dtype = eo->kv_dtype};
+                          .kv_dtype = eo->kv_dtype,
+                          .max_source = N_PROMPT};
     int rc = v->n_prompt > 0
                  ? SO_OK
                  : so_err_set(err, SO_ERANGE, "--ctx-size %d is too small for a text", eo->n_ctx);
@@ -190,8 +196,8 @@ static void set_key(so_sample_params *s, uint64_t seed, int i) {
 
 static int submit(so_prove_reject *v, const char *drafter, so_request **out, so_err *err) {
     const cell *expected = likeliest(v); /* for drafters that get the text */
-    so_request_opts o = {.prompt = v->text,
-                         .n_prompt = v->n_prompt,
+    so_request_opts o = {.prompt = v->n_source > 0 ? v->source : v->text,
+                         .n_prompt = v->n_source > 0 ? v->n_source : v->n_prompt,
                          .sample = v->sample,
                          .max_tokens = N_TOKENS,
                          .ignore_end = true,
@@ -289,11 +295,10 @@ static void choose_favoured(so_prove_reject *v, const so_tokens *text) {
     }
 }
 
-static void set_up(so_prove_reject *v, const so_prove_case *c) {
+static void make_prompt(so_prove_reject *v, const so_prove_case *c) {
     int period = SO_MIN((int)c->text->len, (int)PERIOD);
     so_sample_defaults(&v->sample);
     v->sample.top_k = TOP_K;
-    v->impossible = false;
     for (int i = 0; i < v->n_prompt; i++)
         v->text[i] = c->text->ids[i % period];
     if (!c->favour)
@@ -307,11 +312,26 @@ static void set_up(so_prove_reject *v, const so_prove_case *c) {
     }
 }
 
+static int set_up(so_prove_reject *v, const so_prove_case *c, so_err *err) {
+    const so_hparams *hp = so_model_hparams(v->b->model);
+    v->impossible = false;
+    v->n_prompt = v->eo.n_ctx - N_TOKENS;
+    make_prompt(v, c);
+    if (hp->n_enc_layers == 0)
+        return SO_OK;
+    v->n_source = v->n_prompt;
+    memcpy(v->source, v->text, (size_t)v->n_source * sizeof *v->source);
+    v->text[0] = hp->decoder_start;
+    v->n_prompt = 1;
+    return so_teacher_read(&v->teacher, v->source, v->n_source, err);
+}
+
 int so_prove_reject_test(so_prove_reject *v, const so_prove_case *c, so_prove_result *out,
                          so_err *err) {
-    set_up(v, c);
     *out = (so_prove_result){0};
-    int rc = find_chances(v, err);
+    int rc = set_up(v, c, err);
+    if (rc == SO_OK)
+        rc = find_chances(v, err);
     if (rc == SO_OK)
         rc = sample_texts(v, c, out, err);
     if (rc == SO_OK)

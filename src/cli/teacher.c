@@ -5,6 +5,14 @@
 
 #include "base/mem.h"
 
+int so_teacher_check(const so_model *m, so_err *err) {
+    if (so_model_hparams(m)->n_enc_layers == 0)
+        return SO_OK;
+    return so_err_set(err, SO_EUNSUPPORTED,
+                      "the model has an encoder, whose source text this command does not give: use "
+                      "a decoder-only model, or `sooth bench spec` for the speed of this one");
+}
+
 int so_teacher_open(so_teacher *t, const so_model *m, const so_teacher_opts *o, so_err *err) {
     const so_hparams *hp = so_model_hparams(m);
     so_kv_shape shape = {.n_layers = hp->n_layers,
@@ -13,9 +21,13 @@ int so_teacher_open(so_teacher *t, const so_model *m, const so_teacher_opts *o, 
                          .n_pages = o->n_pages,
                          .dtype = o->kv_dtype};
     *t = (so_teacher){.max_rows = o->max_rows, .feed_want = SO_PASS_LOGITS};
-    int rc = so_kv_create(so_model_backend(m), &shape, &t->kv, err);
+    int rc = o->max_source > 0 ? SO_OK : so_teacher_check(m, err);
+    if (rc == SO_OK)
+        rc = so_kv_create(so_model_backend(m), &shape, &t->kv, err);
     if (rc == SO_OK)
         rc = so_pass_create(m, t->kv, o->max_rows, o->max_logits, &t->pass, err);
+    if (rc == SO_OK && hp->n_enc_layers > 0)
+        rc = so_sources_create(m, o->max_source, 1, o->kv_dtype, &t->sources, err);
     if (rc != SO_OK)
         return rc;
     t->seq = so_seq_create(t->kv);
@@ -25,9 +37,17 @@ int so_teacher_open(so_teacher *t, const so_model *m, const so_teacher_opts *o, 
 
 void so_teacher_close(so_teacher *t) {
     so_seq_free(t->seq);
+    so_sources_free(t->sources);
     so_pass_free(t->pass);
     so_kv_free(t->kv);
     free(t->rows);
+}
+
+int so_teacher_read(so_teacher *t, const int32_t *ids, int n, so_err *err) {
+    if (!t->sources)
+        return SO_OK;
+    so_seq_set_source(t->seq, NULL); /* there is room for one */
+    return so_sources_set(t->sources, t->seq, ids, n, err);
 }
 
 int so_teacher_rows(so_teacher *t, so_seq *seq, const int32_t *ids, int n, int first_logit,

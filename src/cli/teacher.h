@@ -1,17 +1,22 @@
 /* Teacher forcing: computes the logits of given tokens, for commands that need logits rows and no
  * engine. It owns a cache, a pass and one sequence; callers may create further sequences in the
- * cache (so_seq_create(t->kv)). One thread. */
+ * cache (so_seq_create(t->kv)).
+ *
+ * The decoder of an encoder-decoder model attends to a source text. A caller that gives one states
+ * its length (max_source) and reads it (so_teacher_read); for all others such models are an error.
+ * One thread. */
 #ifndef SO_CLI_TEACHER_H
 #define SO_CLI_TEACHER_H
 
 #include "kv/kv.h"
-#include "model/model.h"
+#include "model/source.h"
 
 typedef struct so_teacher {
     so_kv *kv;
     so_pass *pass;
     so_seq *seq;
-    so_row *rows; /* [max_rows] */
+    so_sources *sources; /* NULL: the model has no encoder */
+    so_row *rows;        /* [max_rows] */
     int max_rows;
     unsigned feed_want; /* SO_PASS_… of so_teacher_feed; logits unless changed */
 } so_teacher;
@@ -20,11 +25,18 @@ typedef struct so_teacher_opts {
     int n_pages;              /* size of the cache, for all sequences */
     int max_rows, max_logits; /* maximum in one pass */
     so_dtype kv_dtype;
+    int max_source; /* longest source text; 0: none is given */
 } so_teacher_opts;
+
+/* Whether a teacher without source texts can run the model. */
+int so_teacher_check(const so_model *m, so_err *err);
 
 /* so_teacher_close must be called also after a failure. */
 int so_teacher_open(so_teacher *t, const so_model *m, const so_teacher_opts *o, so_err *err);
 void so_teacher_close(so_teacher *t);
+
+/* With an encoder: makes the text the source of t->seq, which is empty. Else does nothing. */
+int so_teacher_read(so_teacher *t, const int32_t *ids, int n, so_err *err);
 
 /* Runs a chain of n ≤ max_rows tokens after seq and leaves it uncommitted: the caller commits or
  * aborts. Tokens from first_logit on have logits; the first of them is row 0 of the pass's results.

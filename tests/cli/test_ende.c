@@ -1,5 +1,6 @@
 /* The translation model that comes with the program (models/ende): found by name, translates, and
- * its registered draft changes no token. */
+ * its registered draft changes no token, which `prove` confirms. Commands that cannot give it a
+ * source text say so. */
 #include "rig.h"
 
 static const char SOURCE[] = "I would like to thank the rapporteur for her excellent report.";
@@ -54,10 +55,32 @@ static void test_speculation_changes_nothing(void **state) {
         }
 }
 
+static void test_prove(void **state) {
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    json_t *o = json_of(*state, "sooth prove -m ende --spec model --spec-length 2 -n 4 --json");
+    assert_true(json_is_true(json_object_get(o, "exact")));
+    assert_int_equal(json_integer_value(json_object_get(o, "chi_square_tests")), 4);
+    json_decref(o);
+}
+
+static void test_refused(void **state) {
+    static const char *const commands[] = {"sooth bench curve -m ende -c 256",
+                                           "sooth bench decode -m ende -c 256",
+                                           "sooth theory --measure -m ende"};
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    for (size_t i = 0; i < SO_LEN(commands); i++)
+        expect(*state, 1, "the model has an encoder, whose source text this command does not give",
+               commands[i]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_translates),
         cmocka_unit_test(test_speculation_changes_nothing),
+        cmocka_unit_test(test_prove),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests_name("ende", tests, open_fixture, close_fixture);
 }
