@@ -12,8 +12,20 @@
 #include "base/mem.h"
 #include "model/arch.h"
 
+/* An encoder-decoder model (t5.c): a decoder's layer has the attention to the source, too. */
+static int64_t count_t5_params(const so_hparams *hp) {
+    int64_t d = hp->d_model, attention = 4 * d * hp->n_heads * hp->head_dim;
+    int64_t mlp = (hp->gated ? 3 : 2) * d * hp->d_ff;
+    int64_t n = hp->n_enc_layers * (attention + mlp + 2 * d);
+    n += hp->n_layers * (2 * attention + mlp + 3 * d);
+    n += 2 * (int64_t)hp->n_heads * hp->rel_buckets + 2 * d;
+    return n + (int64_t)hp->n_vocab * d * (hp->tied ? 1 : 2);
+}
+
 /* Parameters of all matrices and vectors, including biases. */
 static int64_t count_params(const so_hparams *hp) {
+    if (hp->n_enc_layers > 0)
+        return count_t5_params(hp);
     int64_t d = hp->d_model, q = (int64_t)hp->n_heads * hp->head_dim;
     int64_t kv = (int64_t)hp->n_heads_kv * hp->head_dim, ff = hp->d_ff;
     const so_arch_info *a = so_arch_get(hp->arch);

@@ -61,12 +61,27 @@ static void llama_1b_3b(void **state) {
     assert_int_equal(b.kv_bytes_per_token, 114688 / 64 * 34);
 }
 
+/* t5-small, as its authors count it. */
+static void t5_small(void **state) {
+    (void)state;
+    so_budget b;
+    budget_of_config("{\"model_type\":\"t5\",\"architectures\":[\"T5ForConditionalGeneration\"],"
+                     "\"d_model\":512,\"d_kv\":64,\"d_ff\":2048,\"num_layers\":6,\"num_heads\":8,"
+                     "\"relative_attention_num_buckets\":32,\"vocab_size\":32128,"
+                     "\"feed_forward_proj\":\"relu\",\"torch_dtype\":\"float32\"}",
+                     512, 1, SO_DTYPE_F16, &b);
+    assert_int_equal(b.n_params, 60506624);
+    assert_int_equal(b.weight_bytes, 4 * 60506624);
+}
+
 /* The parameter count from the shape equals the count from the tensors. */
 static void counts_agree(void **state) {
     (void)state;
-    static const char *const names[] = {
-        "llama", "llama_linear_bias", "llama3_rope", "mistral_window", "qwen2", "qwen3", "gemma3",
-        "gpt2"};
+    static const char *const names[] = {"llama",       "llama_linear_bias",
+                                        "llama3_rope", "mistral_window",
+                                        "qwen2",       "qwen3",
+                                        "gemma3",      "gpt2",
+                                        "t5_v10",      "t5_v11"};
     for (size_t i = 0; i < SO_LEN(names); i++) {
         char name[128];
         so_err err;
@@ -106,6 +121,7 @@ static void of_gguf(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(llama_1b_3b),
+        cmocka_unit_test(t5_small),
         cmocka_unit_test(counts_agree),
         cmocka_unit_test(of_gguf),
     };
