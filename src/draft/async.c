@@ -61,7 +61,7 @@ void so_async_host_free(so_async_host *h) {
     pthread_cond_broadcast(&h->work);
     pthread_mutex_unlock(&h->lock);
     pthread_join(h->thread, NULL);
-    so_async_serve_requests(h);
+    SO_ASSERT(!h->requests);
     pthread_mutex_destroy(&h->lock);
     pthread_cond_destroy(&h->work);
     pthread_cond_destroy(&h->idle);
@@ -465,7 +465,7 @@ static void release_core(so_async_core *c) {
     *at = c->next;
     pthread_mutex_unlock(&h->lock);
     so_async_lock(h);
-    so_async_serve_requests(h);
+    so_async_serve_requests(h, c);
     so_drafter_free(c->inner);
     so_async_unlock(h);
     for (int i = 0; i < SO_ASYNC_BATCHES; i++) {

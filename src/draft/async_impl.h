@@ -123,8 +123,10 @@ void so_async_free_state(so_async_state *s);
 /* --- async_worker.c --- */
 
 void *so_async_worker_main(void *host);
-/* Closes and preempts the requests in host->requests. Holder of the drafters, without the lock. */
-void so_async_serve_requests(so_async_host *h);
+/* Closes and preempts the requests in host->requests: all, which only the worker may do, between
+ * batches; or those of one core that has no batch any more. Holder of the drafters, without the
+ * lock. */
+void so_async_serve_requests(so_async_host *h, const so_async_core *only);
 
 /* --- async_choose.c --- */
 

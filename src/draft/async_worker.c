@@ -95,22 +95,29 @@ static void close_state(so_async_state *s) {
     so_async_free_state(s);
 }
 
-void so_async_serve_requests(so_async_host *h) {
+/* Takes out the first request, with what it asks for. Until then the engine may add to it; after
+ * that a closed one belongs to the caller, and a preempted one may be queued again. */
+static so_async_state *take_request(so_async_host *h, const so_async_core *only, bool *closed) {
     pthread_mutex_lock(&h->lock);
-    so_async_state *list = h->requests;
-    h->requests = NULL;
-    for (so_async_state *s = list; s; s = s->next)
-        s->queued = false;
+    so_async_state **at = &h->requests;
+    while (*at && only && (*at)->core != only)
+        at = &(*at)->next;
+    so_async_state *s = *at;
+    if (s) {
+        *at = s->next;
+        *closed = s->closed;
+        s->queued = s->preempted = false;
+    }
     pthread_mutex_unlock(&h->lock);
-    for (so_async_state *s = list, *next; s; s = next) {
-        pthread_mutex_lock(&h->lock);
-        bool closed = s->closed, preempted = s->preempted;
-        next = s->next;
-        s->preempted = false;
-        pthread_mutex_unlock(&h->lock);
+    return s;
+}
+
+void so_async_serve_requests(so_async_host *h, const so_async_core *only) {
+    bool closed = false;
+    for (so_async_state *s; (s = take_request(h, only, &closed)) != NULL;) {
         if (closed)
             close_state(s);
-        else if (preempted && s->opened)
+        else if (s->opened)
             so_drafter_preempt(s->core->inner, s->inner);
     }
 }
@@ -354,7 +361,7 @@ void *so_async_worker_main(void *host) {
         if (h->requests) {
             pthread_mutex_unlock(&h->lock);
             hold(h);
-            so_async_serve_requests(h);
+            so_async_serve_requests(h, NULL);
             so_async_let_go(h);
             pthread_mutex_lock(&h->lock);
         } else if (b) {
