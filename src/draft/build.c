@@ -192,11 +192,12 @@ static int make_async(build *b, const so_spec_node *n, so_drafter **out, int *co
     so_async_set_index(out[at - 1], sync, inner->index);
     if (sync)
         b->set->leaves[inner->index] = sync;
-    for (int i = n->fallback; i >= 0 && rc == 0; i = b->spec->nodes[i].next)
-        rc = at + 1 < SO_GROUP_MAX ? make_node(b, i, &out[at++]) : SO_ELIMIT;
-    at -= rc != 0 && rc != SO_ELIMIT;
-    if (rc == SO_ELIMIT)
-        so_err_set(b->err, rc, "more than %d drafters in one list", SO_GROUP_MAX);
+    for (int i = n->fallback; i >= 0 && rc == 0; i = b->spec->nodes[i].next) {
+        if (at + 1 >= SO_GROUP_MAX)
+            rc = so_err_set(b->err, SO_ELIMIT, "more than %d drafters in one list", SO_GROUP_MAX);
+        else if ((rc = make_node(b, i, &out[at])) == 0)
+            at++;
+    }
     if (sync)
         out[at++] = sync;
     *count = at;

@@ -7,6 +7,7 @@
 
 #include "draft/ahead.h"
 #include "draft/async.h"
+#include "draft/spec.h"
 
 enum { STATES = 8 };
 
@@ -215,10 +216,40 @@ static void a_freed_drafter_leaves_others_alone(void **state) {
     assert_int_equal(atomic_load(&fakes[1].n_closed[0]), 1);
 }
 
+/* A draft model that is one too many. */
+static int refuse(void *user, const so_spec *s, const so_spec_node *n, so_drafter *inner,
+                  so_drafter **out, so_err *err) {
+    (void)user;
+    (void)s;
+    (void)n;
+    (void)inner;
+    (void)out;
+    return so_err_set(err, SO_ELIMIT, "too many files");
+}
+
+/* A fallback that cannot be made, by a limit too, is not freed, and the error is its own. */
+static void a_fallback_that_fails_is_reported(void **state) {
+    static const char *const TEXTS[] = {"async(ngram,fallback=model(x))",
+                                        "async(ngram,fallback=lookup,model(x),sync)"};
+    so_async_host *h = NULL;
+    (void)state;
+    for (size_t i = 0; i < SO_LEN(TEXTS); i++) {
+        so_spec spec;
+        so_err err = {0};
+        so_draft_set set = {0};
+        so_draft_config cfg = {.n_parallel = 1, .host = &h, .n_vocab = RIG_VOCAB, .make = refuse};
+        SO_OK_OR_FAIL(so_spec_parse(so_str_c(TEXTS[i]), &spec, &err), err);
+        assert_int_equal(so_spec_build(&spec, &cfg, &set, &err), SO_ELIMIT);
+        assert_non_null(strstr(err.msg, "too many files"));
+    }
+    so_async_host_free(h);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_preempted_request_may_end),
         cmocka_unit_test(a_freed_drafter_leaves_others_alone),
+        cmocka_unit_test(a_fallback_that_fails_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
