@@ -408,6 +408,13 @@ static void add_guesses(heads_drafter *hd, so_draft_job *job, int i) {
 
 static int rows_per_job(const heads_drafter *hd) { return is_lookahead(hd) ? hd->n_levels : 1; }
 
+/* Whether the look-ahead rows have room in the pages of a context: more would be those of other
+ * requests (engine/nonce.c). */
+static bool rows_fit(const heads_drafter *hd, const so_draft_job *job) {
+    int64_t room = (int64_t)so_kv_pages_for(hd->o.n_ctx) * SO_KV_PAGE;
+    return hd->o.n_ctx == 0 || job->n_tokens - 1 + hd->n_levels <= room;
+}
+
 /* Whether the job can draft in this round. */
 static bool may_draft(const heads_drafter *hd, const so_draft_job *job) {
     const request *s = job->state;
@@ -416,7 +423,7 @@ static bool may_draft(const heads_drafter *hd, const so_draft_job *job) {
     if (!is_lookahead(hd))
         return s->pos == job->n_tokens - 1;
     return job->seq && so_seq_len(job->seq) == job->n_tokens - 1 &&
-           so_seq_open_nodes(job->seq) == 0;
+           so_seq_open_nodes(job->seq) == 0 && rows_fit(hd, job);
 }
 
 /* The rows of one job: the root, then the look-ahead rows, as a chain. */

@@ -294,7 +294,8 @@ static int make_heads(so_drafters *d, const so_spec *s, const so_spec_node *n, s
                       so_err *err) {
     const so_engine *e = d->e;
     so_heads_kind kind = (so_heads_kind)(n->name - SO_SPEC_MEDUSA);
-    so_heads_drafter_opts o = {.n_parallel = e->o.n_parallel, .max_draft = e->o.max_draft};
+    so_heads_drafter_opts o = {
+        .n_parallel = e->o.n_parallel, .max_draft = e->o.max_draft, .n_ctx = e->o.n_ctx};
     open_heads *heads = NULL;
     char *path = NULL;
     int rc = find_heads(e, kind, so_spec_file(s, n), &path, err);

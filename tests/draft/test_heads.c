@@ -583,6 +583,39 @@ static void text_equals_plain_decoding(void **state) {
         free(specs[i]);
 }
 
+/* The guesses of a request, in total: alone, or while another one comes to the end of its context. */
+static int drafted_beside(const char *spec, const int32_t *text, bool other) {
+    so_engine *e = open_engine(2, true, 0);
+    so_request_opts o = opts_of(text, 0, spec, 3), full = o;
+    so_request *r, *neighbour = NULL;
+    so_err err = {0};
+    o.max_tokens = 2 * N_PREDICT;
+    full.n_prompt = CTX - 24;
+    full.max_tokens = CTX - full.n_prompt;
+    SO_OK_OR_FAIL(so_engine_submit(e, &o, &r, &err), err);
+    if (other)
+        SO_OK_OR_FAIL(so_engine_submit(e, &full, &neighbour, &err), err);
+    so_case_run(e);
+    int n = so_request_get_stats(r)->draft_n;
+    assert_true(n > 0);
+    so_request_free(r);
+    so_request_free(neighbour);
+    so_engine_free(e);
+    return n;
+}
+
+/* Look-ahead rows that have no room at the end of a context cost no other request its guesses. */
+static void a_full_context_is_its_own_affair(void **state) {
+    (void)state;
+    so_heads_file f = {.kind = "lookahead", .n_heads = 8, .d = D, .seed = 4};
+    char *path = write("long.gguf", &f), *spec = spec_of("lookahead(%s)", path);
+    int32_t text[CTX];
+    so_shape_tokens(&(so_shape){.n_vocab = N_VOCAB}, 8, text, CTX);
+    assert_int_equal(drafted_beside(spec, text, true), drafted_beside(spec, text, false));
+    free(spec);
+    free(path);
+}
+
 /* --- what is refused --- */
 
 static void refused(const char *format, const char *path, const char *part) {
@@ -644,6 +677,7 @@ int main(void) {
         cmocka_unit_test(reject_is_exact),
         cmocka_unit_test(heads_read_the_roots_state),
         cmocka_unit_test(text_equals_plain_decoding),
+        cmocka_unit_test(a_full_context_is_its_own_affair),
         cmocka_unit_test(wrong_specs),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
