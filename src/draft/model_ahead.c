@@ -145,7 +145,8 @@ static int first_pass(so_model_drafter *md, so_ahead_job *jobs, int n, so_err *e
 }
 
 /* The chances of the candidates of one node, given that the accepted path ends there: without the
- * tokens that follow it in the tree. Scores have noise if p has a temperature. */
+ * tokens that follow it in the tree. Scores have noise if p has a temperature. At a low temperature
+ * all weights may be 0. */
 static void set_chances(so_ahead_job *a, int node, const so_scored *top, int n, double slope) {
     double sum = 0;
     int m = 0;
@@ -155,7 +156,8 @@ static void set_chances(so_ahead_job *a, int node, const so_scored *top, int n, 
     for (int i = 0; i < n && m < SO_AHEAD_CANDIDATES; i++) {
         double w = exp(slope * (top[i].score - top[0].score));
         if (so_tree_child(&a->tree, node, top[i].id) < 0)
-            a->candidates[node][m++] = (so_ahead_candidate){top[i].id, (float)(w / sum)};
+            a->candidates[node][m++] =
+                (so_ahead_candidate){top[i].id, sum > 0 ? (float)(w / sum) : 0};
     }
     a->n_candidates[node] = m;
 }
