@@ -197,7 +197,9 @@ static int run_case(const test_case *c) {
     so_rig_close(&target);
     so_rig_close(&draft);
     bool mutant = strcmp(c->mutant, "none") != 0;
-    if (a->hits < n / 100 || r.sum.tested_n == 0)
+    /* Without wait= the machine decides how many drafts are ready in time. */
+    bool waits = strstr(c->spec, "wait=");
+    if ((waits && a->hits < n / 100) || r.sum.tested_n == 0)
         return 2; /* nothing was tested */
     if (c->perfect)
         return (r.sum.draft_n_accepted == r.sum.tested_n) == mutant;
