@@ -534,20 +534,7 @@ int so_heads_opts_from_spec(const so_spec *s, const so_spec_node *n, int budget,
     o->nodes = has_nodes                                ? (int)n->opt[SO_SPEC_OPT_NODES]
                : o->k > 0 || o->best || n->tree_len > 0 ? budget
                                                         : 0;
-    if (n->tree_len == 0)
-        return SO_OK;
-    char *path = so_strndup(so_spec_tree(s, n).ptr, so_spec_tree(s, n).len);
-    so_shape shape;
-    int rc = so_shape_read(path, &shape, NULL, err);
-    free(path);
-    if (rc != SO_OK)
-        return rc;
-    o->n_shape = o->nodes = SO_MIN(o->nodes, shape.n_nodes);
-    for (int i = 0; i < o->n_shape; i++) {
-        o->shape_parent[i] = shape.nodes[i].parent;
-        o->shape_rank[i] = shape.nodes[i].rank;
-    }
-    return SO_OK;
+    return so_spec_read_tree(s, n, &o->nodes, &o->tree, err);
 }
 
 int so_heads_drafter_rows(const so_heads_info *info, int n_parallel) {
@@ -567,12 +554,12 @@ static void table_of(const heads_drafter *hd, so_shape_table *t) {
 }
 
 static void copy_shape(const so_heads_drafter_opts *o, so_shape *s) {
-    s->n_nodes = o->n_shape;
+    s->n_nodes = o->tree.n;
     for (int i = 0; i < s->n_nodes; i++) {
-        int parent = o->shape_parent[i];
+        int parent = o->tree.parent[i];
         s->nodes[i] =
             (so_shape_node){.parent = (int16_t)parent,
-                            .rank = o->shape_rank[i],
+                            .rank = o->tree.rank[i],
                             .depth = (int16_t)(parent < 0 ? 1 : s->nodes[parent].depth + 1),
                             .chance = -1};
         s->depth = SO_MAX(s->depth, s->nodes[i].depth);
@@ -588,7 +575,7 @@ static int make_shape(heads_drafter *hd, so_err *err) {
             widths[i] = hd->o.k;
         return so_shape_product(widths, n, hd->o.nodes, hd->shape, err);
     }
-    if (hd->o.n_shape > 0) {
+    if (hd->o.tree.n > 0) {
         copy_shape(&hd->o, hd->shape);
         return SO_OK;
     }
@@ -633,9 +620,8 @@ static void make_rows(heads_drafter *hd) {
 
 /* Trees have records of their own: their guesses have other chances. */
 static uint64_t id_of(const so_heads_drafter_opts *o) {
-    uint64_t shape =
-        so_hash_bytes(o->shape_rank, (size_t)o->n_shape * sizeof *o->shape_rank) ^
-        3 * so_hash_bytes(o->shape_parent, (size_t)o->n_shape * sizeof *o->shape_parent);
+    uint64_t shape = so_hash_bytes(o->tree.rank, (size_t)o->tree.n * sizeof *o->tree.rank) ^
+                     3 * so_hash_bytes(o->tree.parent, (size_t)o->tree.n * sizeof *o->tree.parent);
     uint64_t ids[3] = {
         o->id, 1 + (uint64_t)o->k * 2 + (uint64_t)o->best + ((uint64_t)o->nodes << 16), shape};
     return o->id == 0 || !is_tree(o) ? o->id : so_hash_bytes(ids, sizeof ids);

@@ -16,10 +16,8 @@ typedef struct so_heads_drafter_opts {
     bool best; /* the most likely paths within the budget */
     int nodes; /* budget, 1 to SO_TREE_MAX − 1; without the others: the tree grown from the accuracies
                   in the heads' file. 0: chains */
-    /* tree=FILE: the nodes of the shape (draft/shape.h). n_shape 0: none. */
-    int n_ctx; /* of the engine; look-ahead rows stay within its pages. 0: not limited */
-    int n_shape;
-    int16_t shape_parent[SO_TREE_MAX], shape_rank[SO_TREE_MAX];
+    so_fixed_tree tree; /* of tree=FILE */
+    int n_ctx;          /* of the engine; look-ahead rows stay within its pages. 0: not limited */
 } so_heads_drafter_opts;
 
 /* Sets the options of trees that a spec names, and reads its tree file; budget: of a tree that names

@@ -690,9 +690,7 @@ static const so_drafter_vt MODEL_VT = {
     .ahead_abort = so_model_ahead_abort,
 };
 
-static bool is_tree(const so_model_drafter_opts *o) {
-    return o->k > 0 || o->best || o->n_shape > 0;
-}
+static bool is_tree(const so_model_drafter_opts *o) { return o->k > 0 || o->best || o->tree.n > 0; }
 
 static int create_kv(so_model_drafter *md, const so_kv_shape *shape, so_err *err) {
     so_backend *b = so_model_backend(md->m);
@@ -792,8 +790,8 @@ static uint64_t id_of(const so_model_drafter_opts *o, const so_drafter *inner) {
     else
         ids[1] = 1 + (uint64_t)o->k * 4 + (uint64_t)o->best * 2 + (uint64_t)o->distinct +
                  ((uint64_t)o->nodes << 16);
-    for (int i = 0; i < o->n_shape; i++) {
-        int16_t node[2] = {o->shape_parent[i], o->shape_rank[i]};
+    for (int i = 0; i < o->tree.n; i++) {
+        int16_t node[2] = {o->tree.parent[i], o->tree.rank[i]};
         ids[1] = ids[1] * 31 + so_hash_bytes(node, sizeof node);
     }
     return so_hash_bytes(ids, sizeof ids);
@@ -821,20 +819,7 @@ int so_model_opts_from_spec(const so_spec *s, const so_spec_node *n, so_model_dr
     o->distinct = so_spec_flag(n, SO_SPEC_OPT_DISTINCT);
     if (so_spec_has(n, SO_SPEC_OPT_NODES))
         o->nodes = (int)n->opt[SO_SPEC_OPT_NODES];
-    if (n->tree_len == 0)
-        return SO_OK;
-    char *path = so_strndup(so_spec_tree(s, n).ptr, so_spec_tree(s, n).len);
-    so_shape shape;
-    int rc = so_shape_read(path, &shape, NULL, err);
-    free(path);
-    if (rc != SO_OK)
-        return rc;
-    o->n_shape = o->nodes = SO_MIN(o->nodes, shape.n_nodes);
-    for (int i = 0; i < o->n_shape; i++) {
-        o->shape_parent[i] = shape.nodes[i].parent;
-        o->shape_rank[i] = shape.nodes[i].rank;
-    }
-    return SO_OK;
+    return so_spec_read_tree(s, n, &o->nodes, &o->tree, err);
 }
 
 int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, so_drafter *inner,

@@ -26,14 +26,12 @@ typedef struct so_model_drafter_opts {
     float temp;               /* negative: the temperature of the request */
     float p_min; /* a draft ends where its most likely token has less probability; 0: never */
     /* Trees (model_tree.c); without k and best: chains. */
-    int k;         /* children of a node; 0: chains, or a default with `best` */
-    bool best;     /* the most likely paths within the budget */
-    bool distinct; /* sampled siblings are drawn without replacement; always with `best` */
-    int nodes;     /* budget, 1 to SO_TREE_MAX − 1 */
-    /* tree=FILE, without k and best: the nodes of the shape (draft/shape.h). n_shape 0: none. */
-    int n_shape;
-    int16_t shape_parent[SO_TREE_MAX], shape_rank[SO_TREE_MAX];
-    bool ahead; /* it drafts ahead, inside async() */
+    int k;              /* children of a node; 0: chains, or a default with `best` */
+    bool best;          /* the most likely paths within the budget */
+    bool distinct;      /* sampled siblings are drawn without replacement; always with `best` */
+    int nodes;          /* budget, 1 to SO_TREE_MAX − 1 */
+    so_fixed_tree tree; /* of tree=FILE, without k and best */
+    bool ahead;         /* it drafts ahead, inside async() */
 } so_model_drafter_opts;
 
 /* Sets the options of trees that a spec names, and reads its tree file; o->nodes is the budget if it

@@ -84,10 +84,10 @@ static void choose_shape(so_model_growth *g, int n, int max_depth, int max_rank)
 static void copy_shape(so_model_growth *g, const so_model_drafter_opts *o, int n) {
     g->n_shape = 1;
     g->width = 1;
-    for (int i = 0; i < SO_MIN(n, o->n_shape); i++, g->n_shape++) {
-        g->shape_parent[g->n_shape] = (int16_t)(o->shape_parent[i] + 1);
-        g->shape_rank[g->n_shape] = o->shape_rank[i];
-        g->width = SO_MAX(g->width, o->shape_rank[i] + 1);
+    for (int i = 0; i < SO_MIN(n, o->tree.n); i++, g->n_shape++) {
+        g->shape_parent[g->n_shape] = (int16_t)(o->tree.parent[i] + 1);
+        g->shape_rank[g->n_shape] = o->tree.rank[i];
+        g->width = SO_MAX(g->width, o->tree.rank[i] + 1);
     }
 }
 
@@ -348,7 +348,7 @@ static bool draw_one(so_model_drafter *md, const so_model_chain *c, so_model_gro
     int branch = d.branch, row = d.row;
     const so_draft_job *job = c->job;
     int depth = branch < 0 ? 1 : g->kept[branch].depth + 1, n_nodes = job->tree->n_nodes;
-    bool set = md->o.distinct || md->o.best || md->o.n_shape > 0;
+    bool set = md->o.distinct || md->o.best || md->o.tree.n > 0;
     if (set && !(so_model_row_largest(md->probs, r->n) > 0))
         return false;
     int32_t at = so_sample_pick(md->probs, r->n,
@@ -566,7 +566,7 @@ static void begin_growth(so_model_drafter *md, const so_model_chain *c, so_model
     g->nodes_before = c->job->tree->n_nodes;
     g->max_nodes = SO_MIN(room, md->base.tree_nodes);
     g->width = SO_MIN(own, md->n_subset);
-    if (md->o.n_shape > 0)
+    if (md->o.tree.n > 0)
         copy_shape(g, &md->o, g->max_nodes);
     g->width = SO_MIN(g->width, SO_MIN(md->n_subset, (int)SO_SAMPLE_TOP_MAX));
     if (md->o.best && is_drawn(md, c) && !c->job->terms)

@@ -4,6 +4,7 @@
  * depth and number of nodes are limited, so a hostile request costs microseconds. Two tables hold
  * all names and options. The output is written only on success. Stateless; any thread. */
 #include "draft/spec.h"
+#include "draft/shape.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -82,6 +83,24 @@ so_str so_spec_file(const so_spec *s, const so_spec_node *n) {
 
 so_str so_spec_tree(const so_spec *s, const so_spec_node *n) {
     return (so_str){s->text + n->tree_at, (size_t)n->tree_len};
+}
+
+int so_spec_read_tree(const so_spec *s, const so_spec_node *n, int *nodes, so_fixed_tree *out,
+                      so_err *err) {
+    if (n->tree_len == 0)
+        return SO_OK;
+    char *path = so_strndup(so_spec_tree(s, n).ptr, so_spec_tree(s, n).len);
+    so_shape shape;
+    int rc = so_shape_read(path, &shape, NULL, err);
+    free(path);
+    if (rc != SO_OK)
+        return rc;
+    out->n = *nodes = SO_MIN(*nodes, shape.n_nodes);
+    for (int i = 0; i < out->n; i++) {
+        out->parent[i] = shape.nodes[i].parent;
+        out->rank[i] = shape.nodes[i].rank;
+    }
+    return SO_OK;
 }
 
 /* Errors: the first one is reported. */

@@ -93,6 +93,16 @@ void so_spec_print(const so_spec *s, so_buf *out);
 const char *so_spec_name_text(so_spec_name name);
 so_str so_spec_file(const so_spec *s, const so_spec_node *n);
 so_str so_spec_tree(const so_spec *s, const so_spec_node *n);
+
+/* The nodes of tree=FILE, which a drafter keeps (draft/shape.h has what they mean). */
+typedef struct so_fixed_tree {
+    int n; /* 0: none was named */
+    int16_t parent[SO_TREE_MAX], rank[SO_TREE_MAX];
+} so_fixed_tree;
+/* Reads the first *nodes nodes of the node's tree file and reduces *nodes to their number. Without a
+ * file it changes nothing. */
+int so_spec_read_tree(const so_spec *s, const so_spec_node *n, int *nodes, so_fixed_tree *out,
+                      so_err *err);
 /* Whether a node is the drafter inside an async(), or inside that. */
 bool so_spec_is_async(const so_spec *s, const so_spec_node *n);
 static inline bool so_spec_has(const so_spec_node *n, so_spec_option o) { return n->has >> o & 1; }

@@ -192,7 +192,7 @@ static int set_tree(const so_engine *e, const so_spec *s, const so_spec_node *n,
                     so_model_drafter_opts *o, so_err *err) {
     o->nodes = e->o.max_nodes;
     int rc = so_model_opts_from_spec(s, n, o, err);
-    bool tree = o->k > 0 || o->best || o->n_shape > 0;
+    bool tree = o->k > 0 || o->best || o->tree.n > 0;
     return rc == SO_OK && tree ? check_budget(e, &o->nodes, err) : rc;
 }
 

@@ -166,8 +166,8 @@ static inline void so_do_rope(so_pass *p, so_view x, int n_heads, const so_layer
 }
 
 /* Stores k and v of this pass in the cache, then att = attention of q over the positions each row
- * sees. */
-static inline void so_do_attention(so_pass *p, int layer) {
+ * sees. bias: of scores by distance, see SO_OP_ATTENTION; without a buffer there is none. */
+static inline void so_do_biased_attention(so_pass *p, int layer, int window, so_view bias) {
     const so_hparams *hp = &p->model->hp;
     so_kv_store *store = so_kv_backing(p->kv);
     so_submit(p->backend, &(so_op){.kind = SO_OP_KV_STORE,
@@ -184,7 +184,14 @@ static inline void so_do_attention(so_pass *p, int layer) {
                                                  .pages = p->pages,
                                                  .tails = p->tails,
                                                  .scale = hp->attn_scale,
-                                                 .window = p->model->layers[layer].window}});
+                                                 .window = window,
+                                                 .bias = bias,
+                                                 .query_pos = bias.buf ? p->positions : bias,
+                                                 .reach = bias.buf ? hp->rel_distance : 0}});
+}
+
+static inline void so_do_attention(so_pass *p, int layer) {
+    so_do_biased_attention(p, layer, p->model->layers[layer].window, (so_view){0});
 }
 
 /* The last norm and the output matrix, for the rows with want_logits. */

@@ -344,28 +344,6 @@ void so_t5_encode(const so_t5_pass *p) {
 
 /* ---- the decoder ---- */
 
-static void self_attention(so_pass *p, int layer) {
-    const so_hparams *hp = &p->model->hp;
-    so_kv_store *store = so_kv_backing(p->kv);
-    so_submit(p->backend, &(so_op){.kind = SO_OP_KV_STORE,
-                                   .n = p->n,
-                                   .kv_store = {store, layer, p->k, p->v, p->slots}});
-    so_submit(p->backend, &(so_op){.kind = SO_OP_ATTENTION,
-                                   .n = p->n,
-                                   .attention = {.store = store,
-                                                 .layer = layer,
-                                                 .n_heads = hp->n_heads,
-                                                 .out = p->att,
-                                                 .q = p->q,
-                                                 .rows = p->rows,
-                                                 .pages = p->pages,
-                                                 .tails = p->tails,
-                                                 .scale = hp->attn_scale,
-                                                 .bias = p->model->t5->dec_bias,
-                                                 .query_pos = p->positions,
-                                                 .reach = hp->rel_distance}});
-}
-
 static void cross_attention(so_pass *p, int layer) {
     const so_hparams *hp = &p->model->hp;
     so_submit(p->backend, &(so_op){.kind = SO_OP_ATTENTION,
@@ -392,7 +370,7 @@ static void forward(so_pass *p) {
         so_do_linear(p, p->q, p->h, &w->q);
         so_do_linear(p, p->k, p->h, &w->k);
         so_do_linear(p, p->v, p->h, &w->v);
-        self_attention(p, l);
+        so_do_biased_attention(p, l, 0, m->t5->dec_bias);
         so_do_linear(p, p->h, p->att, &w->o);
         so_do_add(p, p->x, p->h);
 
