@@ -4,7 +4,6 @@
  * depth and number of nodes are limited, so a hostile request costs microseconds. Two tables hold
  * all names and options. The output is written only on success. Stateless; any thread. */
 #include "draft/spec.h"
-#include "draft/shape.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -12,6 +11,7 @@
 
 #include "base/mem.h"
 #include "draft/ahead.h"
+#include "draft/shape.h"
 
 enum { MAX_SHOWN = 80 }; /* bytes of a bad name in a message, so that the list still fits */
 #define BIT(o) (1u << SO_SPEC_OPT_##o)
