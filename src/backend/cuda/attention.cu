@@ -225,39 +225,6 @@ SO_DEVICE sight sight_of(const attn_args &p, const span &b, const so_attn_row *r
     return v;
 }
 
-/* soften for N columns whose scores are `stride` apart, side by side: one column after the other, a warp
- * would wait for every exchange. Same bits. */
-template <int N>
-SO_DEVICE void soften_columns(const float *scores, int stride, const int *from, const int *to,
-                              int lane, float2 *w, float *m_c, float *l_c) {
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        bool a = lane >= from[j] && lane < to[j], b = lane + 32 >= from[j] && lane + 32 < to[j];
-        w[j].x = a ? scores[j * stride + lane] : -INFINITY;
-        w[j].y = b ? scores[j * stride + lane + 32] : -INFINITY;
-        m_c[j] = fmaxf(w[j].x, w[j].y);
-    }
-#pragma unroll
-    for (int x = 16; x; x >>= 1)
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            m_c[j] = fmaxf(m_c[j], __shfl_xor_sync(0xffffffffu, m_c[j], x));
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        bool a = lane >= from[j] && lane < to[j], b = lane + 32 >= from[j] && lane + 32 < to[j];
-        if (__any_sync(0xffffffffu, isnan(w[j].x) || isnan(w[j].y)))
-            m_c[j] = NAN;
-        w[j].x = a ? expf(__fsub_rn(w[j].x, m_c[j])) : 0;
-        w[j].y = b ? expf(__fsub_rn(w[j].y, m_c[j])) : 0;
-        l_c[j] = __fadd_rn(w[j].x, w[j].y);
-    }
-#pragma unroll
-    for (int x = 16; x; x >>= 1)
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            l_c[j] = __fadd_rn(l_c[j], __shfl_xor_sync(0xffffffffu, l_c[j], x));
-}
-
 template <int NT, int U>
 static __global__ void __launch_bounds__(THREADS, NT == 1 && U == 1 ? 6 : 1)
     tensor(const __grid_constant__ attn_args p) {

@@ -36,9 +36,10 @@ typedef struct item {
     int row[COLS], head[COLS], sum[COLS]; /* of a column; sum: number of its running sum */
 } item;
 
-enum { ITEMS = 4 };
+enum { ITEMS = CONSUMERS };
 typedef struct own_items {
     int window, from, n; /* item[k] is number from + k of the block's n items */
+    int splits;          /* running sums of the longest row */
     item item[ITEMS];
 } own_items;
 
@@ -83,8 +84,9 @@ SO_DEVICE void find_items(const block &b, const so_persist_work &w, int from) {
         b.items->window = w.attention.window;
         b.items->from = from;
         b.items->n = own;
+        b.items->splits = splits;
     }
-    if (b.warp < ITEMS && from + b.warp < own) {
+    if (from + b.warp < own) {
         item *it = &b.items->item[b.warp];
         int number = blockIdx.x + (from + b.warp) * gridDim.x, split = number % splits,
             kv = number / splits % n_kv, col0 = number / splits / n_kv * COLS,
@@ -118,14 +120,42 @@ SO_DEVICE size_t entry_offset(const so_persist_work &w, int page, int place, int
            w.attention.entry;
 }
 
-/* Slots are the same in all layers, so the first MEMOS chunks that a block computes in a layer remember theirs.
- * An entry is valid for the row, chunk and range that it was found for. */
-enum { MEMOS = 4 };
+/* A chunk to be computed: for all rows of an item together, or for one of them. */
+typedef struct visit {
+    int item, chunk; /* item: its number; -1: there is none */
+    int i;           /* row it.row0 + i alone; -1: all rows */
+} visit;
+
+SO_DEVICE visit visit_of(const item &it, int number, int chunk) {
+    return {number, chunk, (chunk + 1) * CHUNK <= it.same_to ? -1 : 0};
+}
+
+/* An item's first chunk; one without item if its rows see nothing of the running sum. */
+SO_DEVICE visit first_visit(const item &it, int number) {
+    int c = it.split;
+    while (c < it.n_chunks && (c + 1) * CHUNK <= it.lowest)
+        c += SPLITS;
+    return c < it.n_chunks ? visit_of(it, number, c) : visit{-1, 0, 0};
+}
+
+/* What follows; one without item if it is not known yet. */
+SO_DEVICE visit next_visit(const block &b, const item &it, const visit &v) {
+    int next = v.item + 1;
+    if (v.i >= 0 && v.i + 1 < it.n_rows)
+        return {v.item, v.chunk, v.i + 1};
+    if (v.chunk + SPLITS < it.n_chunks)
+        return visit_of(it, v.item, v.chunk + SPLITS);
+    if (next >= min(b.items->n, b.items->from + ITEMS))
+        return {-1, 0, 0};
+    return first_visit(b.items->item[next - b.items->from], next);
+}
+
+/* Slots are the same in all layers, so the first MEMOS visits of a block in a layer remember theirs, each
+ * warp those of 8 positions. An entry is valid for the row, chunk and range that it was found for. */
+enum { MEMOS = 10 };
 typedef struct memo {
-    struct {
-        int key, base;
-        int slot; /* page * SO_KV_PAGE + place; NOWHERE: not seen; FRESH - i: row i of this pass */
-    } of[CHUNK];
+    int key[CONSUMERS], base[CONSUMERS];
+    int slot[CHUNK]; /* page * SO_KV_PAGE + place; NOWHERE: not seen; FRESH - i: row i of this pass */
     int kv;
 } memo;
 enum { NOWHERE = -1, FRESH = -2 };
@@ -141,43 +171,71 @@ SO_DEVICE int find_slot(const block &b, const so_persist_work &w, const so_attn_
     return slot;
 }
 
-/* Starts copying keys and values of a chunk as row `row` sees them, as copy_chunk in attention.cu; four
- * threads for a position. Rows of this pass are not in the cache yet: b.fresh has the row of such a
- * position, -1 for the others. turn: number of the chunk in this layer. */
-template <int U>
-SO_DEVICE void fetch_chunk(const block &b, const so_persist_work &w, int row, int kv, int base,
-                           int from, int to, int turn, attn_shared<U> *s) {
-    from = min(max(from, 0), (int)CHUNK);
-    to = max(to, 0);
+/* The slot of the thread's position in a visit's chunk; four threads have the same. turn: number of the visit in
+ * this layer. */
+SO_DEVICE int find_place(const block &b, const so_persist_work &w, const visit &v, int turn) {
+    const item &it = b.items->item[v.item - b.items->from];
+    int row = v.i < 0 ? it.longest : it.row0 + v.i, base = v.chunk * CHUNK;
+    so_attn_row r = b.rows[row];
+    int from = v.i < 0 ? it.lowest : first_seen(w.attention.window, r);
+    from = min(max(from - base, 0), (int)CHUNK);
+    int to = max(min(r.pos + 1 - base, (int)CHUNK), 0);
     int j = threadIdx.x / 4, key = row << 16 | from << 8 | to, slot = NOWHERE;
     memo *m = &b.memo[min(turn, (int)MEMOS - 1)];
-    bool known = m->of[j].key == key && m->of[j].base == base;
-    if (known)
-        slot = m->of[j].slot;
-    else if (j >= from && j < to)
-        slot = find_slot(b, w, b.rows[row], base + j);
+    if (turn < MEMOS && m->key[b.warp] == key && m->base[b.warp] == base)
+        return m->slot[j];
+    if (j >= from && j < to)
+        slot = find_slot(b, w, r, base + j);
     __syncwarp();
-    if (threadIdx.x % 4 == 0) {
-        b.fresh[j] = (int8_t)(slot <= FRESH ? FRESH - slot : -1);
-        if (!known) {
-            m->of[j].key = key;
-            m->of[j].base = base;
-            m->of[j].slot = slot;
+    if (turn < MEMOS) {
+        m->slot[j] = slot;
+        if (b.lane == 0) {
+            m->key[b.warp] = key;
+            m->base[b.warp] = base;
+            m->kv = it.kv;
         }
     }
-    if (threadIdx.x == 0)
-        m->kv = kv;
+    return slot;
+}
+
+/* Notes which positions of a chunk are rows of this pass, which are not in the cache yet: b.fresh has the row
+ * of such a position, -1 for the others. */
+SO_DEVICE void note_fresh(const block &b, int slot) {
+    if (threadIdx.x % 4 == 0)
+        b.fresh[threadIdx.x / 4] = (int8_t)(slot <= FRESH ? FRESH - slot : -1);
+}
+
+/* Starts copying the keys of a chunk, as copy_chunk in attention.cu; four threads for a position. Rows of this
+ * pass are left out, and what is not seen becomes zero. */
+template <int U>
+SO_DEVICE void fetch_keys(const block &b, const so_persist_work &w, int kv, int slot,
+                          attn_shared<U> *s) {
+    int j = threadIdx.x / 4, t = threadIdx.x % 4, n = slot == NOWHERE ? 0 : 16;
     if (slot >= NOWHERE) {
-        int t = threadIdx.x % 4, n = slot == NOWHERE ? 0 : 16;
-        size_t at = n ? entry_offset(w, slot / SO_KV_PAGE, slot % SO_KV_PAGE, kv) + t * 16 : 0;
-        const char *k = w.attention.k_cache + at, *v = w.attention.v_cache + at;
-        char *to_k = s->keys + (j / 16 * U * 4 + j % 16 / 8 * 2) * 512 + (j % 8 * 4 + t) * 16;
-        char *to_v = s->values + j * U * 128;
+        const char *k =
+            w.attention.k_cache +
+            (n ? entry_offset(w, slot / SO_KV_PAGE, slot % SO_KV_PAGE, kv) + t * 16 : 0);
+        char *to = s->keys + (j / 16 * U * 4 + j % 16 / 8 * 2) * 512 + (j % 8 * 4 + t) * 16;
 #pragma unroll
-        for (int c = 0; c < U * 2; c++) {
-            so_copy16(to_k + (c / 2 * 4 + c % 2) * 512, k + c * 64, n);
-            so_copy16(to_v + ((c * 4 + t) ^ (j & 7)) * 16, v + c * 64, n);
-        }
+        for (int c = 0; c < U * 2; c++)
+            so_copy16(to + (c / 2 * 4 + c % 2) * 512, k + c * 64, n);
+    }
+    so_copy_commit();
+}
+
+/* The same for values. */
+template <int U>
+SO_DEVICE void fetch_values(const block &b, const so_persist_work &w, int kv, int slot,
+                            attn_shared<U> *s) {
+    int j = threadIdx.x / 4, t = threadIdx.x % 4, n = slot == NOWHERE ? 0 : 16;
+    if (slot >= NOWHERE) {
+        const char *v =
+            w.attention.v_cache +
+            (n ? entry_offset(w, slot / SO_KV_PAGE, slot % SO_KV_PAGE, kv) + t * 16 : 0);
+        char *to = s->values + j * U * 128;
+#pragma unroll
+        for (int c = 0; c < U * 2; c++)
+            so_copy16(to + ((c * 4 + t) ^ (j & 7)) * 16, v + c * 64, n);
     }
     so_copy_commit();
 }
@@ -187,9 +245,9 @@ SO_DEVICE void fetch_chunk(const block &b, const so_persist_work &w, int row, in
 SO_DEVICE void prefetch_entries(const block &b, const so_persist_work &w) {
     for (int i = b.lane; i < MEMOS * CHUNK; i += 32) {
         const memo &m = b.memo[i / CHUNK];
-        if (m.of[i % CHUNK].key < 0 || m.of[i % CHUNK].slot < 0)
+        int slot = m.slot[i % CHUNK];
+        if (m.key[i % CHUNK / 8] < 0 || slot < 0)
             continue;
-        int slot = m.of[i % CHUNK].slot;
         size_t at = entry_offset(w, slot / SO_KV_PAGE, slot % SO_KV_PAGE, m.kv);
         for (size_t e = 0; e < w.attention.entry; e += 128) {
             asm volatile("prefetch.global.L2 [%0];" ::"l"(w.attention.k_cache + at + e));
@@ -204,10 +262,12 @@ SO_DEVICE const char *head_at(const char *rows, int n_heads, int row, int head, 
 
 /* M consecutive floats, when they have been handed over. */
 template <int M> SO_DEVICE void read_floats(const char *p, uint32_t *v) {
-    if (M == 4)
+    if constexpr (M == 4)
         *(uint4 *)v = read4(p);
-    else
+    else if constexpr (M == 2)
         *(uint2 *)v = read2(p);
+    else
+        *v = read1(p);
 }
 template <int M> SO_DEVICE bool any_empty(const uint32_t *v) {
     bool e = false;
@@ -285,31 +345,39 @@ SO_DEVICE void fill_fresh(const block &b, const so_persist_work &w, const item &
 
 /* ---- queries ---- */
 
-/* Query of a column, rotated and scaled as in attention.cu; one warp. */
+/* Starts reading a column's query: the lane's words of it. */
 template <int U>
-SO_DEVICE void load_query(const block &b, const so_persist_work &w, const item &it, int col,
-                          attn_shared<U> *s) {
+SO_DEVICE void read_query(const block &b, const so_persist_work &w, const item &it, int col,
+                          uint32_t *x) {
+    const char *q = head_at(w.attention.q, w.attention.n_heads, it.row[col], it.head[col], U * 64) +
+                    b.lane * 4;
+#pragma unroll
+    for (int i = 0; i < U * 2; i++)
+        x[i] = read1(q + i * 128);
+}
+
+/* The query of a column, rotated and scaled as in attention.cu; one warp. x: what read_query has read, perhaps
+ * too early. */
+template <int U>
+SO_DEVICE void put_query(const block &b, const so_persist_work &w, const item &it, int col,
+                         uint32_t *words, attn_shared<U> *s) {
     constexpr int d = U * 64;
-    int row = it.row[col], e2 = 0;
-    const char *q = head_at(w.attention.q, w.attention.n_heads, row, it.head[col], d) + b.lane * 4;
-    const float2 *table = (const float2 *)w.attention.table + (size_t)row * (d / 2);
-    bool halves = w.attention.halves, again;
+    int e2 = 0;
+    const float2 *table = (const float2 *)w.attention.table + (size_t)it.row[col] * (d / 2);
+    bool halves = w.attention.halves;
     float x[U * 2], y[U * 2], top = 0;
     float2 t[U * 2];
 #pragma unroll
     for (int i = 0; i < U * 2; i++)
         t[i] = table[halves ? (i * 32 + b.lane) % (d / 2) : (i * 32 + b.lane) / 2];
     spin sp = {};
-    do {
-        again = false;
-#pragma unroll
-        for (int i = 0; i < U * 2; i++) {
-            uint32_t u = read1(q + i * 128);
-            again |= u == 0xffffffffu;
-            x[i] = __uint_as_float(u);
-        }
+    while (__any_sync(0xffffffffu, any_empty<U * 2>(words))) {
+        read_query<U>(b, w, it, col, words);
         spin_once(&sp);
-    } while (__any_sync(0xffffffffu, again));
+    }
+#pragma unroll
+    for (int i = 0; i < U * 2; i++)
+        x[i] = __uint_as_float(words[i]);
 #pragma unroll
     for (int i = 0; i < U * 2; i++) {
         bool second = halves ? i >= U : b.lane % 2;
@@ -339,49 +407,81 @@ SO_DEVICE void load_query(const block &b, const so_persist_work &w, const item &
     }
 }
 
+/* Fills in what this pass has computed: the keys and values of a chunk's fresh positions and, with `queries`, the
+ * item's queries. The queries are read first, so that both take one trip to L2. */
+template <int U>
+SO_DEVICE void fill_new(const block &b, const so_persist_work &w, const item &it, const visit &v,
+                        bool queries, attn_shared<U> *s) {
+    static_assert((int)COLS == 2 * (int)CONSUMERS, "a warp has two columns");
+    uint32_t x[2][U * 2];
+    bool has[2] = {queries && b.warp < it.n_cols, queries && b.warp + CONSUMERS < it.n_cols};
+    for (int c = 0; c < 2; c++)
+        if (has[c])
+            read_query<U>(b, w, it, b.warp + c * CONSUMERS, x[c]);
+    if (v.item >= 0)
+        fill_fresh<U>(b, w, it, v.chunk * CHUNK, s);
+    for (int c = 0; c < 2; c++)
+        if (has[c])
+            put_query<U>(b, w, it, b.warp + c * CONSUMERS, x[c], s);
+}
+
 /* ---- a chunk ---- */
 
-/* Scores, softmax and weighted values of a chunk in shared memory, for all rows or for row `only`. o: warp
- * w has dimensions 16 (w % 4U) … of column group w / 4U, and of w + 8 likewise. */
-template <int U>
-SO_DEVICE void compute_chunk(const block &b, const item &it, int window, int chunk, int only,
-                             attn_shared<U> *s, float (*o)[4]) {
-    int g = b.lane / 4, t = b.lane % 4;
-    if (b.warp / 4 * 8 < it.n_cols) {
-        int pw = b.warp % 4, cg = b.warp / 4;
-        float acc[4] = {};
-        for (int u = 0; u < U; u++) {
-            uint32_t lo[8], hi[8], x[8];
-            const uint4 *k = (const uint4 *)(s->keys + (pw * U + u) * 2048) + b.lane,
-                        *q = (const uint4 *)(s->q + (cg * U + u) * 1024) + b.lane;
-            for (int h = 0; h < 2; h++) {
-                *(uint4 *)&lo[4 * h] = k[h * 32];
-                *(uint4 *)&hi[4 * h] = k[(2 + h) * 32];
-                *(uint4 *)&x[4 * h] = q[h * 32];
-            }
-            for (int i = 0; i < 4; i++) {
-                const uint32_t f[4] = {lo[2 * i], hi[2 * i], lo[2 * i + 1], hi[2 * i + 1]};
-                so_mma(acc, f, x[2 * i], x[2 * i + 1]);
-            }
+/* Scores of a chunk: warp w has positions 16 (w % 4) … of column group w / 4. */
+template <int U> SO_DEVICE void score_chunk(const block &b, const item &it, attn_shared<U> *s) {
+    int g = b.lane / 4, t = b.lane % 4, pw = b.warp % 4, cg = b.warp / 4;
+    if (cg * 8 >= it.n_cols)
+        return;
+    float acc[4] = {};
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        uint32_t lo[8], hi[8], x[8];
+        const uint4 *k = (const uint4 *)(s->keys + (pw * U + u) * 2048) + b.lane,
+                    *q = (const uint4 *)(s->q + (cg * U + u) * 1024) + b.lane;
+        for (int h = 0; h < 2; h++) {
+            *(uint4 *)&lo[4 * h] = k[h * 32];
+            *(uint4 *)&hi[4 * h] = k[(2 + h) * 32];
+            *(uint4 *)&x[4 * h] = q[h * 32];
         }
         for (int i = 0; i < 4; i++) {
-            int col = cg * 8 + 2 * t + i % 2;
-            s->scores[col * CHUNK + pw * 16 + g + i / 2 * 8] = __fmul_rn(acc[i], s->down[col]);
+            const uint32_t f[4] = {lo[2 * i], hi[2 * i], lo[2 * i + 1], hi[2 * i + 1]};
+            so_mma(acc, f, x[2 * i], x[2 * i + 1]);
         }
     }
-    sync_consumers();
-#pragma unroll 1
-    for (int col = b.warp; col < it.n_cols; col += CONSUMERS) {
-        so_attn_row r = b.rows[it.row[col]];
-        int from = max(first_seen(window, r) - chunk * CHUNK, 0),
-            to = min(r.pos + 1 - chunk * CHUNK, (int)CHUNK);
-        bool on = from < to && (only < 0 || it.row[col] == only);
-        float m_c = 0, l_c = 0, a = 1, y = 0, m = s->m[col], l = s->l[col];
-        float2 w = soften(s->scores + col * CHUNK, on ? from : 0, on ? to : 0, b.lane, &m_c, &l_c);
-        s->p[col * P_STRIDE + b.lane] = __float2half_rn(w.x);
-        s->p[col * P_STRIDE + b.lane + 32] = __float2half_rn(w.y);
+    for (int i = 0; i < 4; i++) {
+        int col = cg * 8 + 2 * t + i % 2;
+        s->scores[col * CHUNK + pw * 16 + g + i / 2 * 8] = __fmul_rn(acc[i], s->down[col]);
+    }
+}
+
+/* The weights of a chunk's positions for N of the warp's columns, for all rows or for row `only`. */
+template <int U, int N>
+SO_DEVICE void weigh_columns(const block &b, const item &it, int window, int base, int only,
+                             attn_shared<U> *s) {
+    int from[N], to[N];
+    float m_c[N], l_c[N];
+    float2 w[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        int row = it.row[min(b.warp + i * CONSUMERS, it.n_cols - 1)];
+        so_attn_row r = b.rows[row];
+        from[i] = max(first_seen(window, r) - base, 0);
+        to[i] = min(r.pos + 1 - base, (int)CHUNK);
+        if (only >= 0 && row != only)
+            from[i] = to[i] = 0;
+    }
+    soften_columns<N>(s->scores + b.warp * CHUNK, CONSUMERS * CHUNK, from, to, b.lane, w, m_c, l_c);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        int col = b.warp + i * CONSUMERS;
+        if (col >= it.n_cols)
+            continue;
+        bool on = from[i] < to[i];
+        float a = 1, y = 0, m = s->m[col], l = s->l[col];
+        s->p[col * P_STRIDE + b.lane] = __float2half_rn(w[i].x);
+        s->p[col * P_STRIDE + b.lane + 32] = __float2half_rn(w[i].y);
         if (on)
-            merge(m_c, l_c, &m, &l, &a, &y);
+            merge(m_c[i], l_c[i], &m, &l, &a, &y);
         __syncwarp();
         if (b.lane == 0) {
             s->m[col] = m;
@@ -390,29 +490,37 @@ SO_DEVICE void compute_chunk(const block &b, const item &it, int window, int chu
             s->y[col] = on ? y : -1;
         }
     }
-    sync_consumers();
+}
+
+/* o += weighted values of a chunk. Warp w has dimensions 16 (w % 4U) … of column group w / 4U; if U is 2, of
+ * the second group as well. */
+template <int U>
+SO_DEVICE void weigh_values(const block &b, const item &it, const attn_shared<U> *s,
+                            float (*o)[4]) {
+    int g = b.lane / 4, t = b.lane % 4, dg = b.warp % (4 * U), first = b.warp / (4 * U);
+    int n = min(U, (it.n_cols + 7) / 8 - first);
+    float part[U][4] = {};
+    if (n <= 0)
+        return;
 #pragma unroll
-    for (int i = 0; i < U; i++) {
-        int id = b.warp + CONSUMERS * i, dg = id % (4 * U), cg = id / (4 * U);
-        float part[4] = {};
-        int piece = dg * 2 + b.lane / 8 % 2;
-        if (cg * 8 >= it.n_cols)
-            continue;
-        for (int k = 0; k < CHUNK / 16; k++) {
-            uint32_t a[4];
-            int pos = k * 16 + b.lane % 8 + b.lane / 16 * 8;
-            load_transposed(a, s->values + pos * U * 128 + (piece ^ (pos & 7)) * 16);
-            const __half *w = s->p + (cg * 8 + g) * P_STRIDE + k * 16 + 2 * t;
-            so_mma(part, a, *(const uint32_t *)w, *(const uint32_t *)(w + 8));
-        }
-        for (int e = 0; e < 4; e++) {
-            int col = cg * 8 + 2 * t + e % 2;
-            float x = s->a[col], y = s->y[col];
-            if (y != -1)
-                o[i][e] = __fmaf_rn(part[e], y, __fmul_rn(o[i][e], x));
+    for (int k = 0; k < CHUNK / 16; k++) {
+        uint32_t a[4];
+        int pos = k * 16 + b.lane % 8 + b.lane / 16 * 8, piece = dg * 2 + b.lane / 8 % 2;
+        load_transposed(a, s->values + pos * U * 128 + (piece ^ (pos & 7)) * 16);
+        for (int i = 0; i < U; i++) {
+            const __half *w = s->p + ((first + i) * 8 + g) * P_STRIDE + k * 16 + 2 * t;
+            if (i < n)
+                so_mma(part[i], a, *(const uint32_t *)w, *(const uint32_t *)(w + 8));
         }
     }
-    sync_consumers();
+#pragma unroll
+    for (int i = 0; i < U; i++)
+        for (int e = 0; e < 4 && i < n; e++) {
+            int col = (first + i) * 8 + 2 * t + e % 2;
+            float x = s->a[col], y = s->y[col];
+            if (y != -1)
+                o[i][e] = __fmaf_rn(part[i][e], y, __fmul_rn(o[i][e], x));
+        }
 }
 
 /* Whether a chunk's values hold NaN or infinity; the same in all consumers. */
@@ -433,55 +541,67 @@ template <int U> SO_DEVICE bool values_nonfinite(const attn_shared<U> *s) {
     return any;
 }
 
-/* One running sum of the item's columns. */
+/* What a block knows between two visits. */
+typedef struct progress {
+    int turn;   /* number of the next visit to be looked up in this layer */
+    bool ahead; /* whether keys and values of the next visit are being copied */
+} progress;
+
+/* Looks up a visit's positions and starts copying its keys and values. */
 template <int U>
-SO_DEVICE void attend(const block &b, const so_persist_work &w, const item &it, int *turn,
-                      attn_shared<U> *s) {
+SO_DEVICE void fetch_chunk(const block &b, const so_persist_work &w, const item &it, const visit &v,
+                           progress *at, attn_shared<U> *s) {
+    int slot = find_place(b, w, v, at->turn++);
+    note_fresh(b, slot);
+    fetch_keys<U>(b, w, it.kv, slot, s);
+    fetch_values<U>(b, w, it.kv, slot, s);
+    sync_consumers(); /* b.fresh */
+}
+
+/* Computes a chunk whose keys have arrived, while its values and then the chunk of the next visit are copied: each
+ * buffer is filled again as soon as it has been read. */
+template <int U>
+SO_DEVICE void compute_chunk(const block &b, const so_persist_work &w, const item &it,
+                             const visit &v, progress *at, attn_shared<U> *s, float (*o)[4]) {
+    visit next = next_visit(b, it, v);
+    int window = w.attention.window, base = v.chunk * CHUNK, only = v.i < 0 ? -1 : it.row0 + v.i,
+        slot = FRESH, kv = 0;
+    if (next.item >= 0) {
+        slot = find_place(b, w, next, at->turn++);
+        kv = b.items->item[next.item - b.items->from].kv;
+    }
+    score_chunk<U>(b, it, s);
+    sync_consumers(); /* scores; the keys have been read */
+    if (next.item >= 0) {
+        note_fresh(b, slot);
+        fetch_keys<U>(b, w, kv, slot, s);
+    } else {
+        so_copy_commit();
+    }
+    if (b.warp + CONSUMERS < it.n_cols)
+        weigh_columns<U, 2>(b, it, window, base, only, s);
+    else if (b.warp < it.n_cols)
+        weigh_columns<U, 1>(b, it, window, base, only, s);
+    so_copy_wait<1>(); /* values */
+    sync_consumers();
+    weigh_values<U>(b, it, s, o);
+    sync_consumers(); /* the values have been read */
+    if (next.item >= 0)
+        fetch_values<U>(b, w, kv, slot, s);
+    at->ahead = next.item >= 0;
+}
+
+/* Hands over one running sum of the item's columns. */
+template <int U>
+SO_DEVICE void give_sums(const block &b, const so_persist_work &w, const item &it,
+                         const attn_shared<U> *s, const float (*o)[4]) {
     constexpr int d = U * 64;
-    int window = w.attention.window, c = it.split;
-    if (c >= it.n_chunks)
-        return;
-    while (c < it.n_chunks && (c + 1) * CHUNK <= it.lowest)
-        c += SPLITS;
-    bool loaded = false, none = c >= it.n_chunks; /* none: the rows' windows begin later */
-    float o[U][4] = {};
-    do {
-        int base = c * CHUNK;
-        bool together = none || base + CHUNK <= it.same_to;
-        /* i = -1: all rows together; otherwise row by row */
-#pragma unroll 1
-        for (int i = together ? -1 : 0; i < (together ? 0 : it.n_rows); i++) {
-            int row = i < 0 ? it.longest : it.row0 + i;
-            if (!none) {
-                so_attn_row r = b.rows[row];
-                fetch_chunk<U>(b, w, row, it.kv, base,
-                               (i < 0 ? it.lowest : first_seen(window, r)) - base,
-                               min(r.pos + 1 - base, (int)CHUNK), (*turn)++, s);
-                sync_consumers(); /* b.fresh */
-                fill_fresh<U>(b, w, it, base, s);
-            }
-            if (!loaded)
-#pragma unroll 1
-                for (int col = b.warp; col < it.n_cols; col += CONSUMERS)
-                    load_query<U>(b, w, it, col, s);
-            loaded = true;
-            so_copy_wait<0>();
-            sync_consumers();
-            /* a value that some rows do not see must not reach them, not even times zero */
-            bool all_see = it.n_rows == 1 || (base >= it.first && base + CHUNK <= it.last);
-            if (i < 0 && !none && !all_see && values_nonfinite<U>(s))
-                together = false;
-            else if (!none)
-                compute_chunk<U>(b, it, window, c, i < 0 ? -1 : row, s, o);
-        }
-        c += SPLITS;
-    } while (c < it.n_chunks);
     char *now = w.attention.parts.now, *next = w.attention.parts.next;
+    int dg = b.warp % (4 * U);
 #pragma unroll
-    for (int i = 0; i < U; i++) {
-        int id = b.warp + CONSUMERS * i, dg = id % (4 * U), cg = id / (4 * U);
-        for (int c2 = 0; c2 < 2; c2++) {
-            int col = cg * 8 + b.lane % 4 * 2 + c2;
+    for (int i = 0; i < U; i++)
+        for (int c = 0; c < 2; c++) {
+            int col = (b.warp / (4 * U) + i) * 8 + b.lane % 4 * 2 + c;
             if (col >= it.n_cols)
                 continue;
             size_t at = ((size_t)it.sum[col] * d + dg * 16 + b.lane / 4) * 4;
@@ -489,24 +609,59 @@ SO_DEVICE void attend(const block &b, const so_persist_work &w, const item &it, 
                 write1(next + at, 0xffffffffu);
                 write1(next + at + 32, 0xffffffffu);
             }
-            write1(now + at, word_of(o[i][c2]));
-            write1(now + at + 32, word_of(o[i][c2 + 2]));
+            write1(now + at, word_of(o[i][c]));
+            write1(now + at + 32, word_of(o[i][c + 2]));
         }
-    }
     if ((int)threadIdx.x < it.n_cols)
         give_floats(w.attention.stats, (size_t)it.sum[threadIdx.x] * 8, s->m[threadIdx.x],
                     s->l[threadIdx.x]);
+}
+
+/* One running sum of the columns of item `number`. */
+template <int U>
+SO_DEVICE void attend(const block &b, const so_persist_work &w, int number, progress *at,
+                      attn_shared<U> *s) {
+    const item &it = b.items->item[number - b.items->from];
+    if (it.split >= it.n_chunks)
+        return;
+    visit v = first_visit(it, number);
+    bool loaded = false;
+    float o[U][4] = {};
+    do {
+        if (v.item >= 0 && !at->ahead)
+            fetch_chunk<U>(b, w, it, v, at, s);
+        at->ahead = false;
+        fill_new<U>(b, w, it, v, !loaded, s);
+        loaded = true;
+        so_copy_wait<1>(); /* keys */
+        sync_consumers();
+        if (v.item < 0) /* the rows' windows begin later */
+            break;
+        /* a value that some rows do not see must not reach them, not even times zero */
+        int base = v.chunk * CHUNK;
+        if (v.i < 0 && it.n_rows > 1 && (base < it.first || base + CHUNK > it.last)) {
+            so_copy_wait<0>();
+            sync_consumers();
+            if (values_nonfinite<U>(s)) {
+                v.i = 0;
+                continue;
+            }
+        }
+        compute_chunk<U>(b, w, it, v, at, s, o);
+        v = next_visit(b, it, v);
+    } while (v.item == number);
+    give_sums<U>(b, w, it, s, o);
     sync_consumers(); /* shared memory is free */
 }
 
-/* Adds the running sums of one column; one warp. */
-template <int U>
-SO_DEVICE void merge_column(const block &b, const so_persist_work &w, int row, int head) {
-    constexpr int d = U * 64, M = d / 32, TURN = 8;
+/* Adds the running sums of a column, M numbers for each lane from number `first` on; one warp. */
+template <int M, int TURN>
+SO_DEVICE void merge_column(const block &b, const so_persist_work &w, int row, int head, int d,
+                            int first) {
     size_t at = ((size_t)row * w.attention.n_heads + head) * SPLITS;
-    int n = min((int)SPLITS, (b.rows[row].pos + CHUNK) / CHUNK);
+    int n = min((int)SPLITS, (b.rows[row].pos + CHUNK) / CHUNK), e = first + b.lane * M;
     const char *stat = w.attention.stats.now + (at + min(b.lane, n - 1)) * 8,
-               *part = w.attention.parts.now + (at * d + b.lane * M) * 4;
+               *part = w.attention.parts.now + (at * d + e) * 4;
     float weight = 0, l_i = 0, l = 0, o[M] = {};
     for (int s0 = 0; s0 < n; s0 += TURN) {
         uint32_t v[TURN][M];
@@ -545,27 +700,44 @@ SO_DEVICE void merge_column(const block &b, const so_persist_work &w, int row, i
         }
     }
     float over = __fdiv_rn(1.0f, l);
-    for (int j = 0; j < M; j += 2)
-        give_halves(w.attention.out,
-                    (size_t)row * w.attention.out_stride + (head * d + b.lane * M + j) * 2,
-                    __fmul_rn(o[j], over), __fmul_rn(o[j + 1], over));
+    size_t to = (size_t)row * w.attention.out_stride + (head * d + e) * 2;
+    if (M == 1) { /* two numbers are one word */
+        float mine = __fmul_rn(o[0], over), other = __shfl_down_sync(0xffffffffu, mine, 1);
+        if (b.lane % 2 == 0)
+            give_halves(w.attention.out, to, mine, other);
+    }
+    for (int j = 0; j + 1 < M; j += 2)
+        give_halves(w.attention.out, to + j * 2, __fmul_rn(o[j], over), __fmul_rn(o[j + 1], over));
+}
+
+/* The running sums of all columns. Few are read at once by one warp for each column; many by several, so
+ * that one trip to L2 is enough for each. The last blocks come first: they have no item if there are few. */
+template <int U> SO_DEVICE void merge_columns(const block &b, const so_persist_work &w) {
+    constexpr int d = U * 64;
+    int heads = w.attention.n_heads, each = b.items->splits > 8 ? d / 32 : 1;
+#pragma unroll 1
+    for (int i = gridDim.x - 1 - blockIdx.x + b.warp * gridDim.x; i < b.n * heads * each;
+         i += CONSUMERS * gridDim.x) {
+        int col = i / each;
+        if (each == 1)
+            merge_column<d / 32, 8>(b, w, col / heads, col % heads, d, 0);
+        else
+            merge_column<1, SPLITS>(b, w, col / heads, col % heads, d, i % each * 32);
+    }
 }
 
 template <int U> SO_DEVICE void run_attention(const block &b, const so_persist_work &w) {
     attn_shared<U> *s = (attn_shared<U> *)b.x;
-    int turn = 0;
+    progress at = {};
     if (b.items->window != w.attention.window || b.items->from != 0)
         find_items(b, w, 0);
 #pragma unroll 1
     for (int i = 0; i < b.items->n; i++) {
         if (i == b.items->from + ITEMS)
             find_items(b, w, i);
-        attend<U>(b, w, b.items->item[i - b.items->from], &turn, s);
+        attend<U>(b, w, i, &at, s);
     }
-    /* the last blocks first: they have no item if there are few */
-    for (int col = gridDim.x - 1 - blockIdx.x + b.warp * gridDim.x; col < b.n * w.attention.n_heads;
-         col += CONSUMERS * gridDim.x)
-        merge_column<U>(b, w, col / w.attention.n_heads, col % w.attention.n_heads);
+    merge_columns<U>(b, w);
 }
 
 #endif

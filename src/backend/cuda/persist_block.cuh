@@ -17,6 +17,7 @@ enum {
     NARROW = 2, /* while blocks hand over results */
     WIDE = 4,   /* while they multiply */
     ARGS = 8,   /* works whose arguments are in shared memory */
+    AHEAD = 4,  /* products for whose results there is memory; see fetch_ahead */
 };
 /* Units of activations that a warp fetches ahead, if they have nt groups of 8 rows. */
 __host__ __device__ constexpr int depth_of(int nt) { return nt == 1 ? 6 : 4; }
@@ -178,7 +179,7 @@ SO_DEVICE void give_halves(const so_exchange &e, size_t at, float x, float y) {
 /* The ring as a consumer warp sees it. */
 typedef struct reader {
     const char *ring;
-    int *multiplying;     /* whether the consumers compute a product */
+    uint32_t multiplying; /* address of a flag: whether the consumers compute a product */
     uint32_t full, empty; /* addresses of the ring's barriers */
     int n_slots, slot, warp, lane;
     uint32_t phase;
@@ -188,7 +189,8 @@ typedef struct block {
     reader r;
     char *x;    /* activations, sums of segments and attention's data take turns */
     char *side; /* sums of v, if its weights have another format than those of q and k */
-    struct ahead *ahead_of;      /* [2] of a product */
+    struct ahead *ahead_of;      /* [AHEAD] of a product */
+    struct residual *sums;
     const so_persist_work *args; /* [ARGS] */
     so_attn_row *rows;           /* [rows] */
     int *new_slots;              /* [rows] page * SO_KV_PAGE + place */
@@ -199,6 +201,17 @@ typedef struct block {
 } block;
 
 SO_DEVICE void wait_slot(const reader &r) { bar_wait(r.full + 8 * r.slot, r.phase); }
+
+/* A hint for the producer. Through a 32-bit address: two registers for a pointer would be one too many. */
+SO_DEVICE void set_multiplying(const reader &r, int on) {
+    if (threadIdx.x == 0)
+        asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(r.multiplying), "r"(on) : "memory");
+}
+SO_DEVICE bool is_multiplying(const reader &r) {
+    int on;
+    asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(on) : "r"(r.multiplying) : "memory");
+    return on;
+}
 
 /* The warp has read its units of this slot. */
 SO_DEVICE void next_slot(reader &r) {
@@ -277,7 +290,7 @@ typedef struct filling {
 /* Waits until the next slot is free and few enough copies are under way. */
 SO_DEVICE void wait_to_fill(const persist_args &p, const block &b, filling &r) {
     bar_wait(b.r.empty + 8 * r.slot, r.phase ^ 1);
-    int most = *(volatile int *)b.r.multiplying ? WIDE : NARROW;
+    int most = is_multiplying(b.r) ? WIDE : NARROW;
     for (; r.under_way >= most; r.under_way--) {
         bar_wait(b.r.full + 8 * r.tail, r.tail_phase);
         if (++r.tail == p.n_slots) {

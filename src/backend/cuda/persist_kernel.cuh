@@ -37,7 +37,7 @@ SO_DEVICE float find_scale(const block &b, const so_persist_work &w, int row) {
     return __frsqrt_rn(__fadd_rn(__fdiv_rn(so_warp_sum(s), (float)d), w.product.eps));
 }
 
-/* Row scales of a product. One block computes the scale of a row for all others. */
+/* Row scales of a product. One block finds the scale of a row for all others. */
 SO_DEVICE void scale_rows(const block &b, const so_persist_work &w, float *scale) {
     int own = gridDim.x - 1 - blockIdx.x;
     if (own < b.n) {
@@ -53,7 +53,6 @@ SO_DEVICE void scale_rows(const block &b, const so_persist_work &w, float *scale
         spin_once(&sp);
     if (b.lane < b.n)
         scale[b.lane] = __uint_as_float(v);
-    __syncwarp();
 }
 
 SO_DEVICE void copy_work(const so_persist_work *from, so_persist_work *to, int lane) {
@@ -80,58 +79,98 @@ SO_DEVICE void fetch_ahead(const block &b, const so_persist_work &w, ahead *h) {
     for (int j = b.lane; j < tile0 * SO_TILE; j += 32) {
         if (w.product.norm)
             h->norm[j] = w.product.norm[first * SO_TILE + j];
+        if (w.product.first)
 #pragma unroll 4
-        for (int row = 0; row < b.n; row++)
-            h->residual[row][j] =
-                so_load(w.product.residual + (size_t)row * width + first * SO_TILE + j);
+            for (int row = 0; row < b.n; row++)
+                b.sums->of[row][j] =
+                    so_load(w.product.residual + (size_t)row * width + first * SO_TILE + j);
     }
 }
 
-SO_DEVICE void help(const persist_args &p, block &b) {
+/* What the helper has fetched so far. */
+typedef struct fetched {
+    int n_works;          /* whose arguments are there */
+    int n_products, work; /* products whose numbers are there; the work after them */
+} fetched;
+
+SO_DEVICE void fetch_works(const persist_args &p, const block &b, fetched *f, int n) {
     so_persist_work *args = (so_persist_work *)b.args;
-    for (int i = 0, number = 0; i < p.n_works; i++) {
-        const so_persist_work &w = args[i % ARGS];
+    for (; f->n_works < min(n, p.n_works); f->n_works++)
+        copy_work(p.works + f->n_works, &args[f->n_works % ARGS], b.lane);
+    __syncwarp();
+}
+
+/* Fetches the numbers that the products before number n need (fetch_ahead). */
+SO_DEVICE void fetch_products(const persist_args &p, const block &b, fetched *f, int n) {
+    for (; f->n_products < n && f->work < p.n_works; f->work++) {
+        fetch_works(p, b, f, f->work + 1);
+        const so_persist_work &w = b.args[f->work % ARGS];
         if (w.kind == SO_PERSIST_ATTENTION)
             continue;
-        for (int j = i + 1; j < p.n_works && j <= i + 2; j++)
-            copy_work(p.works + j, &args[j % ARGS], b.lane);
-        __syncwarp();
-        if (w.kind == SO_PERSIST_QKV)
-            prefetch_entries(b, args[(i + 1) % ARGS]);
-        ahead *h = &b.ahead_of[number++ % 2];
         if (tiles_of_all(w) > 0)
-            fetch_ahead(b, w, h);
+            fetch_ahead(b, w, &b.ahead_of[f->n_products % AHEAD]);
+        f->n_products++;
+    }
+}
+
+/* The consumers meet the helper before they finish a product, so what can wait comes afterwards: it fetches
+ * further ahead while they finish. They have then left the product before, whose memory it uses. */
+SO_DEVICE void help(const persist_args &p, block &b) {
+    fetched f = {};
+    static_assert((int)ARGS >= 2 * (int)AHEAD, "an attention may follow each product");
+    fetch_products(p, b, &f, 1);
+    fetch_works(p, b, &f, 3);
+    for (int i = 0; i < p.n_works; i++) {
+        const so_persist_work &w = b.args[i % ARGS];
+        if (w.kind == SO_PERSIST_ATTENTION)
+            continue;
+        int number = w.number;
+        if (w.kind == SO_PERSIST_QKV)
+            prefetch_entries(b, b.args[(i + 1) % ARGS]);
         if (w.product.squares)
-            scale_rows(b, w, h->scale);
+            scale_rows(b, w, b.ahead_of[number % AHEAD].scale);
         sync_helper();
+        fetch_products(p, b, &f, number + AHEAD);
     }
 }
 
 /* ---- the kernel ---- */
 
-typedef struct control {
+typedef struct __align__(128) control {
     so_persist_work args[ARGS];
     unsigned long long full[MAX_SLOTS], empty[MAX_SLOTS];
     so_attn_row rows[SO_PERSIST_ROWS];
-    ahead ahead_of[2];
+    ahead ahead_of[AHEAD];
+    residual sums;
     int new_slots[SO_PERSIST_ROWS];
     int8_t fresh[CHUNK];
     memo memos[MEMOS];
     own_items items;
     int multiplying;
+    int step[CONSUMERS]; /* the work that a consumer warp is at */
 } control;
+
+SO_DEVICE void next_step(volatile int *step, int lane) {
+    __syncwarp();
+    if (lane == 0)
+        *step = *step + 1;
+    __syncwarp();
+}
 
 template <int NT, int U, int SET>
 static __global__ void __launch_bounds__(N_THREADS, 1)
     persist(const __grid_constant__ persist_args p, const so_attn_row *rows,
             const so_kv_slot *slots) {
 #if __CUDA_ARCH__ >= 900 /* not used on older ones: so_queue.persist */
+    /* At constant addresses, which need no registers; only the ring may begin later. b.x comes first: feed_at. */
     extern __shared__ __align__(1024) char shared[];
     block b;
-    b.x = shared + p.n_slots * SLOT;
-    b.side = b.x + CONSUMERS * x_bytes(NT);
-    control *c = (control *)(b.side + p.side_bytes);
+    b.x = shared;
+    control *c = (control *)(b.x + CONSUMERS * x_bytes(NT));
+    b.side = (char *)(c + 1);
+    char *ring = one_format(SET) ? b.side : b.side + p.side_bytes;
     b.ahead_of = c->ahead_of;
+    b.sums = &c->sums;
     b.args = c->args;
     b.rows = c->rows;
     b.new_slots = c->new_slots;
@@ -142,8 +181,8 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
     b.warp = __shfl_sync(0xffffffffu, threadIdx.x / 32,
                          0); /* the compiler then knows that all lanes have the same */
     b.lane = threadIdx.x % 32;
-    b.r = {shared,
-           &c->multiplying,
+    b.r = {ring,
+           address_of(&c->multiplying),
            address_of(c->full),
            address_of(c->empty),
            p.n_slots,
@@ -164,8 +203,8 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
         c->rows[threadIdx.x] = rows[threadIdx.x];
         c->new_slots[threadIdx.x] = slots[threadIdx.x].page * SO_KV_PAGE + slots[threadIdx.x].place;
     }
-    for (int i = threadIdx.x; i < MEMOS * CHUNK; i += N_THREADS)
-        c->memos[i / CHUNK].of[i % CHUNK].key = -1;
+    for (int i = threadIdx.x; i < MEMOS * CONSUMERS; i += N_THREADS)
+        c->memos[i / CONSUMERS].key[i % CONSUMERS] = -1;
     if (b.warp == HELPER)
         copy_work(p.works, c->args, b.lane);
     __syncthreads();
@@ -176,13 +215,15 @@ static __global__ void __launch_bounds__(N_THREADS, 1)
     } else if (b.warp == HELPER) {
         help(p, b);
     } else {
+        /* counted in shared memory: a register for it would be spilled */
+        volatile int *step = &c->step[b.warp];
 #pragma unroll 1
-        for (int i = 0, number = 0; i < p.n_works; i++) {
-            const so_persist_work &w = b.args[i % ARGS];
+        for (*step = 0; *step < p.n_works; next_step(step, b.lane)) {
+            const so_persist_work &w = b.args[*step % ARGS];
             if (w.kind == SO_PERSIST_ATTENTION)
                 run_attention<U>(b, w);
             else
-                run_product<NT, SET>(p, b, w, number++);
+                run_product<NT, SET>(p, b, w);
         }
     }
 #endif

@@ -168,7 +168,8 @@ static so_persist_matrix matrix_of(const so_op *product) {
 typedef struct builder {
     so_persist_work *works;
     so_persist_piece *stream;
-    int n_works, n_products;
+    int n_works, n_products; /* n_products: of the stream */
+    int n_numbers;           /* products among the works */
     bool mixed;
 } builder;
 
@@ -176,6 +177,7 @@ static so_persist_work *new_work(builder *b, int kind) {
     so_persist_work *w = &b->works[b->n_works++];
     memset(w, 0, sizeof *w);
     w->kind = kind;
+    w->number = kind == SO_PERSIST_ATTENTION ? -1 : b->n_numbers++;
     return w;
 }
 
@@ -214,6 +216,8 @@ static void put_sum(builder *b, const so_op *product, const so_op *add, const so
     w->product.x = x;
     w->product.x_stride = product->matmul.w->k * 2;
     w->product.residual = (float *)view_at(add->eltwise.out);
+    w->product.first = b->n_works == 3;
+    w->product.last = !norm;
     w->product.norm = norm ? (const float *)view_at(norm->norm.weight) : NULL;
     w->product.out[0] = out;
     w->product.out_stride = add->eltwise.d * 2;
@@ -403,8 +407,7 @@ static bool make_run(const layer_ops *layers, int n, size_t first, char *exchang
     if (a.used > exchange_bytes)
         return false;
     builder b = {(so_persist_work *)calloc((size_t)n * 5, sizeof *b.works),
-                 (so_persist_piece *)calloc((size_t)n * 5 * SO_PERSIST_PIECES, sizeof *b.stream), 0,
-                 0, false};
+                 (so_persist_piece *)calloc((size_t)n * 5 * SO_PERSIST_PIECES, sizeof *b.stream)};
     for (int i = 0; i < n; i++)
         put_layer(&b, &layers[i], i, i > 0 ? layers[i - 1].next_norm : NULL, twins);
     const so_kv_store *s = layers[0].store->kv_store.store;
@@ -440,8 +443,7 @@ static bool make_output(const so_queue *q, const so_op *ops, size_t i, so_persis
     int most = tiles_per_block(ops[i].matmul.w, q->n_sms),
         n = (most + SO_MAX_TILES - 1) / SO_MAX_TILES;
     builder b = {(so_persist_work *)calloc((size_t)n, sizeof *b.works),
-                 (so_persist_piece *)calloc((size_t)n * SO_PERSIST_PIECES, sizeof *b.stream), 0, 0,
-                 false};
+                 (so_persist_piece *)calloc((size_t)n * SO_PERSIST_PIECES, sizeof *b.stream)};
     memset(run, 0, sizeof *run);
     for (int g = 0; g < n; g++) {
         so_persist_work *w = new_work(&b, SO_PERSIST_OUT);

@@ -15,19 +15,28 @@
  * fetched itself: 8 numbers of each half of a unit, of row lane / 4 and, if NT is 2, of the row 8 below. */
 typedef struct feed {
     const char *src; /* the lane's first numbers of unit 0 */
-    char *at;        /* where they go */
     int below;       /* from a row to the one 8 below, in bytes */
     int count;       /* units */
     uint32_t zero;   /* persist_args.zero */
     bool on[2];      /* whether there are these rows */
 } feed;
 
-template <int NT> SO_DEVICE void fetch_unit(const feed &f, int j, int place) {
+/* Where the lane's units go. The compiler shall compute this for each use: in a register it would push others out,
+ * and what is kept in local memory has to be read back behind the stream of weights. */
+template <int NT> SO_DEVICE char *feed_place(void) {
+    extern __shared__ __align__(1024) char shared[];
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return shared + thread / 32 * x_bytes(NT) + thread % 32 * 16;
+}
+
+/* to: feed_place. */
+template <int NT> SO_DEVICE void fetch_unit(const feed &f, int j, int place, char *to) {
     for (int i = 0; i < NT; i++)
         if (f.on[i]) {
             const char *src = f.src + i * f.below + j * (SO_UNIT * 2);
-            so_copy16(f.at + (place * NT + i) * 1024, src);
-            so_copy16(f.at + (place * NT + i) * 1024 + 512, src + 64);
+            so_copy16(to + (place * NT + i) * 1024, src);
+            so_copy16(to + (place * NT + i) * 1024 + 512, src + 64);
         }
 }
 
@@ -42,10 +51,11 @@ SO_DEVICE void wait_last(const feed &f) {
 }
 
 template <int NT> SO_DEVICE void feed_begin(const feed &f) {
+    char *to = feed_place<NT>();
 #pragma unroll
     for (int j = 0; j < depth_of(NT); j++) {
         if (j < f.count)
-            fetch_unit<NT>(f, j, j);
+            fetch_unit<NT>(f, j, j, to);
         so_copy_commit();
     }
 }
@@ -54,14 +64,15 @@ template <int NT> SO_DEVICE void feed_begin(const feed &f) {
  * operands, the first and third word of each. Rows that do not exist hold anything. Returns whether a word has not been handed over yet; two numbers are one word. The words that are
  * loaded together belong to different operands. Without the `|` the compiler copies them again for every
  * mma: 150 of the 490 instructions of the loop for 16 tiles. */
-template <int NT> SO_DEVICE bool read_unit(const feed &f, int place, uint32_t (*a)[4]) {
+template <int NT>
+SO_DEVICE bool read_unit(const feed &f, int place, const char *from, uint32_t (*a)[4]) {
     bool empty = false;
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         uint32_t x[8];
         bool e = false;
-        *(uint4 *)x = *(const uint4 *)(f.at + (place * NT + i) * 1024);
-        *(uint4 *)(x + 4) = *(const uint4 *)(f.at + (place * NT + i) * 1024 + 512);
+        *(uint4 *)x = *(const uint4 *)(from + (place * NT + i) * 1024);
+        *(uint4 *)(x + 4) = *(const uint4 *)(from + (place * NT + i) * 1024 + 512);
 #pragma unroll
         for (int s = 0; s < 4; s++) {
             a[s][i] = x[2 * s] | f.zero;
@@ -82,16 +93,17 @@ template <int NT> SO_DEVICE bool read_unit(const feed &f, int place, uint32_t (*
 template <int NT> static __device__ __noinline__ void poll_unit(feed f, int j, int place) {
     spin s = {};
     uint32_t a[4][4];
+    char *to = feed_place<NT>();
     do {
 #pragma unroll 1
-        for (int i = 0, to = place; i < depth_of(NT) && j + i < f.count; i++) {
-            fetch_unit<NT>(f, j + i, to);
-            to = to + 1 == depth_of(NT) ? 0 : to + 1;
+        for (int i = 0, k = place; i < depth_of(NT) && j + i < f.count; i++) {
+            fetch_unit<NT>(f, j + i, k, to);
+            k = k + 1 == depth_of(NT) ? 0 : k + 1;
         }
         so_copy_commit();
         so_copy_wait<0>();
         spin_once(&s);
-    } while (__any_sync(0xffffffffu, read_unit<NT>(f, place, a)));
+    } while (__any_sync(0xffffffffu, read_unit<NT>(f, place, to, a)));
 }
 
 /* Units j … j + P - 1, when they have been fetched and handed over; then those depth_of(NT) further are
@@ -100,23 +112,24 @@ template <int NT, int P>
 SO_DEVICE void take_units(const feed &f, int j, int *place, uint32_t (*a)[4][4]) {
     int at[P];
     bool empty = false;
+    char *to = feed_place<NT>();
     so_copy_wait<depth_of(NT) - P>();
 #pragma unroll
     for (int p = 0; p < P; p++) {
         at[p] = p == 0 ? *place : at[p - 1] + 1 == depth_of(NT) ? 0 : at[p - 1] + 1;
-        empty |= read_unit<NT>(f, at[p], a[p]);
+        empty |= read_unit<NT>(f, at[p], to, a[p]);
     }
     if (__any_sync(0xffffffffu, empty))
 #pragma unroll
         for (int p = 0; p < P; p++)
-            if (p == 0 || __any_sync(0xffffffffu, read_unit<NT>(f, at[p], a[p]))) {
+            if (p == 0 || __any_sync(0xffffffffu, read_unit<NT>(f, at[p], to, a[p]))) {
                 poll_unit<NT>(f, j + p, at[p]);
-                read_unit<NT>(f, at[p], a[p]);
+                read_unit<NT>(f, at[p], to, a[p]);
             }
 #pragma unroll
     for (int p = 0; p < P; p++) {
         if (j + p + depth_of(NT) < f.count)
-            fetch_unit<NT>(f, j + p + depth_of(NT), at[p]);
+            fetch_unit<NT>(f, j + p + depth_of(NT), at[p], to);
         so_copy_commit();
     }
     *place = at[P - 1] + 1 == depth_of(NT) ? 0 : at[P - 1] + 1;
@@ -246,8 +259,7 @@ SO_DEVICE void multiply(reader &r, const feed &f, int n_units, char *sums) {
 #pragma unroll 1
     for (; j + P <= full; j += P) {
         take_units<NT, P>(f, j, &place, a);
-        if (threadIdx.x == 0)
-            *(volatile int *)r.multiplying = true;
+        set_multiplying(r, true);
         multiply_rounds<NT, FMT, T, P>(r, a, acc);
     }
     if constexpr (P > 1)
@@ -258,8 +270,7 @@ SO_DEVICE void multiply(reader &r, const feed &f, int n_units, char *sums) {
         }
     if (n_units % 8 > 0)
         multiply_rest<NT, FMT, T>(r, f, n_units, place, acc);
-    if (threadIdx.x == 0)
-        *(volatile int *)r.multiplying = false;
+    set_multiplying(r, false);
     so_copy_wait<0>();
     __syncwarp();
 #pragma unroll
@@ -330,8 +341,13 @@ SO_DEVICE void multiply_part(reader &r, const feed &f, int n_units, int fmt, int
  * of its tiles. */
 struct ahead {
     float factor[SO_MAX_TILES * SO_TILE], bias[SO_MAX_TILES * SO_TILE], norm[SO_MAX_ADD * SO_TILE];
-    float residual[SO_PERSIST_ROWS][SO_MAX_ADD * SO_TILE];
     float scale[SO_PERSIST_ROWS];
+};
+
+/* The residual of the block's outputs. All additions have the same tiles, so it stays here from the first to the
+ * last of them. */
+struct residual {
+    float of[SO_PERSIST_ROWS][SO_MAX_ADD * SO_TILE];
 };
 
 /* The results of outputs 2t and 2t + 1 of the block's tile. */
@@ -392,9 +408,10 @@ SO_DEVICE void finish_add(const block &b, const so_persist_work &w, const ahead 
     each_result<NT>(b, tiles_of(m), [&](int r, int row, int t) {
         int col = (first + r) * SO_TILE + 2 * t, at = r * SO_TILE + 2 * t;
         float2 v = result_of<NT>(b, h, scaled, m.bias, r, row, t),
-               old = *(const float2 *)&h.residual[row][at];
-        v.x = __fadd_rn(old.x, v.x);
-        v.y = __fadd_rn(old.y, v.y);
+               *sum = (float2 *)&b.sums->of[row][at];
+        v.x = __fadd_rn(sum->x, v.x);
+        v.y = __fadd_rn(sum->y, v.y);
+        *sum = v;
         if (normed) {
             float2 g = *(const float2 *)&h.norm[at];
             give_halves(w.product.out[0], (size_t)row * w.product.out_stride + col * 2,
@@ -407,7 +424,8 @@ SO_DEVICE void finish_add(const block &b, const so_persist_work &w, const ahead 
                 give_float(w.product.squares_out, ((size_t)row * m.layout.n_tiles + first + r) * 4,
                            q);
         }
-        *(float2 *)(w.product.residual + (size_t)row * width + col) = v;
+        if (w.product.last)
+            *(float2 *)(w.product.residual + (size_t)row * width + col) = v;
     });
 }
 
@@ -455,7 +473,7 @@ SO_DEVICE void multiply_all(block &b, const so_persist_work &w, const feed &f, i
 }
 
 template <int NT, int SET>
-SO_DEVICE void run_product(const persist_args &p, block &b, const so_persist_work &w, int number) {
+SO_DEVICE void run_product(const persist_args &p, block &b, const so_persist_work &w) {
     int n_units = __shfl_sync(0xffffffffu, w.product.m[0].layout.n_units, 0),
         from = so_first_unit(n_units, b.warp),
         stride = w.product.x ? w.product.x_stride : p.x_stride;
@@ -466,7 +484,6 @@ SO_DEVICE void run_product(const persist_args &p, block &b, const so_persist_wor
     feed f;
     f.src = (w.product.x ? w.product.x : p.x) + (size_t)(b.lane / 4) * stride +
             from * (SO_UNIT * 2) + b.lane % 4 * 16;
-    f.at = b.x + b.warp * x_bytes(NT) + b.lane * 16;
     f.below = 8 * stride;
     f.zero = p.zero;
     f.count = so_first_unit(n_units, b.warp + 1) - from;
@@ -476,8 +493,8 @@ SO_DEVICE void run_product(const persist_args &p, block &b, const so_persist_wor
         wait_last(f);
     multiply_all<NT, SET>(b, w, f, n_units);
     sync_helper();
-    const ahead &h = b.ahead_of[number % 2];
-    if (number == p.lost && blockIdx.x == 0)
+    const ahead &h = b.ahead_of[w.number % AHEAD];
+    if (w.number == p.lost && blockIdx.x == 0)
         ; /* a fault for tests */
     else if (w.kind == SO_PERSIST_GATED)
         finish_gated<NT>(b, w, h);

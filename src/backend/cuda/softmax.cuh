@@ -35,6 +35,39 @@ SO_DEVICE float2 soften(const float *scores, int from, int to, int lane, float *
     return make_float2(x, y);
 }
 
+/* soften for N columns whose scores are `stride` apart, side by side: one column after the other, a warp
+ * would wait for every exchange. Same bits. */
+template <int N>
+SO_DEVICE void soften_columns(const float *scores, int stride, const int *from, const int *to,
+                              int lane, float2 *w, float *m_c, float *l_c) {
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        bool a = lane >= from[j] && lane < to[j], b = lane + 32 >= from[j] && lane + 32 < to[j];
+        w[j].x = a ? scores[j * stride + lane] : -INFINITY;
+        w[j].y = b ? scores[j * stride + lane + 32] : -INFINITY;
+        m_c[j] = fmaxf(w[j].x, w[j].y);
+    }
+#pragma unroll
+    for (int x = 16; x; x >>= 1)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            m_c[j] = fmaxf(m_c[j], __shfl_xor_sync(0xffffffffu, m_c[j], x));
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        bool a = lane >= from[j] && lane < to[j], b = lane + 32 >= from[j] && lane + 32 < to[j];
+        if (__any_sync(0xffffffffu, isnan(w[j].x) || isnan(w[j].y)))
+            m_c[j] = NAN;
+        w[j].x = a ? expf(__fsub_rn(w[j].x, m_c[j])) : 0;
+        w[j].y = b ? expf(__fsub_rn(w[j].y, m_c[j])) : 0;
+        l_c[j] = __fadd_rn(w[j].x, w[j].y);
+    }
+#pragma unroll
+    for (int x = 16; x; x >>= 1)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            l_c[j] = __fadd_rn(l_c[j], __shfl_xor_sync(0xffffffffu, l_c[j], x));
+}
+
 SO_DEVICE void load_transposed(uint32_t *a, const char *at) {
     uint32_t s = (uint32_t)__cvta_generic_to_shared(at);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
