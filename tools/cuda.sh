@@ -7,7 +7,10 @@ dir=$(dirname "$out")/cuda
 mkdir -p "$dir"
 gencode=""
 [ $# -gt 0 ] || set -- 90
-for a in "$@"; do gencode="$gencode -gencode arch=compute_$a,code=sm_$a"; done
+for a in "$@"; do
+    [ "$a" = 90 ] && a=90a && gencode="$gencode -DSO_WGMMA" # instructions that only 9.0 has
+    gencode="$gencode -gencode arch=compute_$a,code=sm_$a"
+done
 flags="-std=c++17 -O3 -Isrc -Xcompiler -fPIC,-fvisibility=hidden $gencode ${CUDA_FLAGS:-}"
 [ "$(cat "$dir/flags" 2>/dev/null)" = "$flags" ] || rm -f "$dir"/*.o
 echo "$flags" > "$dir/flags"

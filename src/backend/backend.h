@@ -262,6 +262,8 @@ struct so_backend {
     const so_backend_vt *vt;
     const void *in_flight; /* the so_pass that has submitted and not yet synced; NULL: none */
     unsigned n_failed;     /* passes whose sync failed */
+    unsigned n_unusual;    /* passes whose time says nothing about the next ones, because something
+                              was prepared for them */
     const char *note;      /* what is slower on this hardware than on others; NULL: nothing */
 };
 

@@ -8,7 +8,8 @@
  * Per chunk:
  *   1. keys and values of its positions are copied to shared memory. Rows that find them in the same
  *      slots (no branch of a token tree begins before the chunk's end) share the copy; otherwise the
- *      chunk is computed for one row after the other;
+ *      chunk is computed for one row after the other. The next chunk's keys are copied as soon as the
+ *      scores are known, its values at the end, so that there is one place for each;
  *   2. scores q·k for all columns;
  *   3. one warp for each column: the largest score, exp, the sum of exp over the positions seen;
  *   4. p·v, merged into the running sum by m' = max(m, m_c), a = exp(m − m'), b = exp(m_c − m').
@@ -143,9 +144,7 @@ SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row
         o = make_float2(__fmul_rn(o.x, over[col]), __fmul_rn(o.y, over[col]));
         if (p.out)
             *(float2 *)(p.out + (size_t)row * width + head * d + e) = o;
-        if (p.half.data)
-            *(__half2 *)(p.half.data + (size_t)row * p.half.stride + head * d + e) =
-                __halves2half2(so_activation(o.x), so_activation(o.y));
+        so_put_half2(p.half, row, head * d + e, o.x, o.y);
     }
 }
 
@@ -153,30 +152,47 @@ SO_DEVICE void merge_splits(const attn_args &p, const span &b, const so_attn_row
 
 template <int NT> struct tensor_shape { static constexpr int cols = 8 * NT, p_stride = CHUNK + 8; };
 
-/* Shared memory: [2 buffers][keys, values][64 positions][U · 128 bytes], q [cols][U · 128 bytes],
+/* Shared memory: [keys, values][64 positions][U · 128 bytes], q [cols][U · 128 bytes],
  * scores [cols][64] floats, p [cols][72] halves, stat [4][cols] floats. */
 template <int NT> static size_t tensor_shared(int u) {
     typedef tensor_shape<NT> Z;
-    return (size_t)4 * CHUNK * u * 128 + (size_t)Z::cols * u * 128 + Z::cols * CHUNK * 4 +
+    return (size_t)2 * CHUNK * u * 128 + (size_t)Z::cols * u * 128 + Z::cols * CHUNK * 4 +
            Z::cols * Z::p_stride * 2 + 4 * Z::cols * 4;
 }
 
-/* Copies keys and values of the chunk's positions from … to-1 as row r sees them; the others are zero.
- * Two threads copy a position. Keys are stored in the order in which lanes read them: lane (g, t) reads
- * positions g and g + 8 of each 16, 8 dimensions (16 bytes) of each half of a unit. Values are stored
- * position by position, their 16-byte pieces permuted to avoid bank conflicts. */
-template <int U>
-SO_DEVICE void copy_chunk(const attn_args &p, const so_attn_row &r, int kv, int base, int from,
-                          int to, char *keys, char *values) {
-    int j = threadIdx.x / 2, pieces = p.s.shape.head_dim / 8;
+/* The entry that a thread copies a part of: two threads have the same position of a chunk. */
+typedef struct entry_ref {
+    bool on;
+    size_t at;
+} entry_ref;
+
+/* Of the chunk's positions from … to-1 as row r sees them; the others become zero. */
+SO_DEVICE entry_ref find_entry(const attn_args &p, const so_attn_row &r, int kv, int base, int from,
+                               int to) {
+    int j = threadIdx.x / 2;
     bool on = j >= from && j < to;
-    size_t at = on ? entry_of(p, r, base + j, kv) : 0;
+    return {on, on ? entry_of(p, r, base + j, kv) : 0};
+}
+
+/* Keys are stored in the order in which lanes read them: lane (g, t) reads positions g and g + 8 of each
+ * 16, 8 dimensions (16 bytes) of each half of a unit. */
+template <int U> SO_DEVICE void copy_keys(const attn_args &p, const entry_ref &e, char *keys) {
+    int j = threadIdx.x / 2, pieces = p.s.shape.head_dim / 8;
     for (int c = threadIdx.x % 2; c < U * 8; c += 2) {
-        int n = on && c < pieces ? 16 : 0, u = c / 8, h = c % 8 / 4, t = c % 4;
-        size_t src = n ? at + (size_t)c * 16 : 0;
+        int n = e.on && c < pieces ? 16 : 0, u = c / 8, h = c % 8 / 4, t = c % 4;
         so_copy16(keys + ((((j / 16 * U + u) * 2 + j % 16 / 8) * 2 + h) * 32 + j % 8 * 4 + t) * 16,
-                  p.s.k + src, n);
-        so_copy16(values + j * U * 128 + (c ^ (j & 7)) * 16, p.s.v + src, n);
+                  p.s.k + (n ? e.at + (size_t)c * 16 : 0), n);
+    }
+    so_copy_commit();
+}
+
+/* Values are stored position by position, their 16-byte pieces permuted to avoid bank conflicts. */
+template <int U> SO_DEVICE void copy_values(const attn_args &p, const entry_ref &e, char *values) {
+    int j = threadIdx.x / 2, pieces = p.s.shape.head_dim / 8;
+    for (int c = threadIdx.x % 2; c < U * 8; c += 2) {
+        int n = e.on && c < pieces ? 16 : 0;
+        so_copy16(values + j * U * 128 + (c ^ (j & 7)) * 16,
+                  p.s.v + (n ? e.at + (size_t)c * 16 : 0), n);
     }
     so_copy_commit();
 }
@@ -226,11 +242,14 @@ SO_DEVICE sight sight_of(const attn_args &p, const span &b, const so_attn_row *r
 }
 
 template <int NT, int U>
-static __global__ void __launch_bounds__(THREADS, NT == 1 && U == 1 ? 6 : 1)
+static __global__ void __launch_bounds__(THREADS, U > 2     ? 1
+                                                  : NT == 1 ? 6
+                                                  : NT == 2 ? 4
+                                                            : 3)
     tensor(const __grid_constant__ attn_args p) {
     typedef tensor_shape<NT> Z;
     extern __shared__ __align__(128) char shared[];
-    char *kv_at = shared, *qs = kv_at + 4 * CHUNK * U * 128;
+    char *keys = shared, *values = keys + CHUNK * U * 128, *qs = values + CHUNK * U * 128;
     float *scores = (float *)(qs + Z::cols * U * 128);
     __half *ps = (__half *)(scores + Z::cols * CHUNK);
     float *stat = (float *)(ps + Z::cols * Z::p_stride); /* m, l, a, b of each column */
@@ -247,14 +266,15 @@ static __global__ void __launch_bounds__(THREADS, NT == 1 && U == 1 ? 6 : 1)
     sight v = sight_of(p, b, rows);
     if (blockIdx.z >= v.n_chunks)
         return;
-    auto fetch = [&](int c, int i, bool exact,
-                     int buf) { /* exact: only what row i sees */
-                                so_attn_row r = rows[i];
-                                char *keys = kv_at + buf * 2 * CHUNK * U * 128;
-                                copy_chunk<U>(p, r, b.kv, c * CHUNK,
-                                              (exact ? first_seen(p, r) : v.lowest) - c * CHUNK,
-                                              min(r.pos + 1 - c * CHUNK, CHUNK), keys,
-                                              keys + CHUNK * U * 128);
+    /* the entry of chunk c; exact: only what row i sees */
+    auto entry = [&](int c, int i, bool exact) {
+        so_attn_row r = rows[i];
+        return find_entry(p, r, b.kv, c * CHUNK, (exact ? first_seen(p, r) : v.lowest) - c * CHUNK,
+                          min(r.pos + 1 - c * CHUNK, CHUNK));
+    };
+    auto fetch = [&](const entry_ref &e) {
+        copy_keys<U>(p, e, keys);
+        copy_values<U>(p, e, values);
     };
     auto same_slots = [&](int c) { return v.same_to == INT32_MAX || (c + 1) * CHUNK <= v.same_to; };
     auto first_of = [&](int split) { /* the first chunk of a running sum that some row sees */
@@ -265,7 +285,7 @@ static __global__ void __launch_bounds__(THREADS, NT == 1 && U == 1 ? 6 : 1)
     };
     int c = first_of(blockIdx.z), n_splits = min(SPLITS, v.n_chunks);
     if (c < v.n_chunks && same_slots(c))
-        fetch(c, v.longest, false, 0);
+        fetch(entry(c, v.longest, false));
 
     /* queries, one warp for each column, in the order in which lanes read them */
     constexpr int MINE = Z::cols / (THREADS / 32);
@@ -310,9 +330,7 @@ static __global__ void __launch_bounds__(THREADS, NT == 1 && U == 1 ? 6 : 1)
     __syncthreads();
 
     float o[U][NT][4] = {}; /* dimensions 16 (warp + 4 i) …, columns */
-    /* Steps 2 to 4 of a chunk that is in shared memory, for all rows or for row `only`. */
-    auto compute = [&](int chunk, int buf, int only) {
-        const char *keys = kv_at + buf * 2 * CHUNK * U * 128, *values = keys + CHUNK * U * 128;
+    auto score = [&]() {
         float s[NT][4] = {}; /* warp w has positions 16 w … */
         for (int u = 0; u < U; u++) {
             uint32_t lo[8], hi[8]; /* positions g and g + 8 */
@@ -335,40 +353,46 @@ static __global__ void __launch_bounds__(THREADS, NT == 1 && U == 1 ? 6 : 1)
             for (int i = 0; i < 4; i++)
                 scores[(j * 8 + 2 * t + i % 2) * CHUNK + warp * 16 + g + i / 2 * 8] =
                     __fmul_rn(s[j][i], down[j][i % 2]);
-        __syncthreads();
-        bool on[MINE];
-        int from[MINE], to[MINE];
-        float2 w[MINE];
-        float m_c[MINE], l_c[MINE];
+    };
+    auto weigh = [&](int chunk,
+                     int only) { /* for all rows or for row `only` */
+                                 bool on[MINE];
+                                 int from[MINE], to[MINE];
+                                 float2 w[MINE];
+                                 float m_c[MINE], l_c[MINE];
 #pragma unroll
-        for (int j = 0; j < MINE; j++) {
-            int col = warp + j * (THREADS / 32), i = min(col / b.n_heads, b.n_rows - 1);
-            so_attn_row r = rows[i];
-            from[j] = max(first_seen(p, r) - chunk * CHUNK, 0);
-            to[j] = min(r.pos + 1 - chunk * CHUNK, CHUNK);
-            on[j] = col < b.n_cols && from[j] < to[j] && (only < 0 || i == only);
-            from[j] = on[j] ? from[j] : 0;
-            to[j] = on[j] ? to[j] : 0;
-        }
-        soften_columns<MINE>(scores + warp * CHUNK, THREADS / 32 * CHUNK, from, to, lane, w, m_c,
-                             l_c);
+                                 for (int j = 0; j < MINE; j++) {
+                                     int col = warp + j * (THREADS / 32),
+                                         i = min(col / b.n_heads, b.n_rows - 1);
+                                     so_attn_row r = rows[i];
+                                     from[j] = max(first_seen(p, r) - chunk * CHUNK, 0);
+                                     to[j] = min(r.pos + 1 - chunk * CHUNK, CHUNK);
+                                     on[j] = col < b.n_cols && from[j] < to[j] &&
+                                             (only < 0 || i == only);
+                                     from[j] = on[j] ? from[j] : 0;
+                                     to[j] = on[j] ? to[j] : 0;
+                                 }
+                                 soften_columns<MINE>(scores + warp * CHUNK, THREADS / 32 * CHUNK,
+                                                      from, to, lane, w, m_c, l_c);
 #pragma unroll
-        for (int j = 0; j < MINE; j++) {
-            int col = warp + j * (THREADS / 32);
-            float a = 1, y = 0, m = stat[col], l = stat[Z::cols + col];
-            ps[col * Z::p_stride + lane] = __float2half_rn(w[j].x);
-            ps[col * Z::p_stride + lane + 32] = __float2half_rn(w[j].y);
-            if (on[j])
-                merge(m_c[j], l_c[j], &m, &l, &a, &y);
-            __syncwarp();
-            if (lane == 0) {
-                stat[col] = m;
-                stat[Z::cols + col] = l;
-                stat[2 * Z::cols + col] = a;
-                stat[3 * Z::cols + col] = on[j] ? y : -1; /* −1: this chunk adds nothing */
-            }
-        }
-        __syncthreads();
+                                 for (int j = 0; j < MINE; j++) {
+                                     int col = warp + j * (THREADS / 32);
+                                     float a = 1, y = 0, m = stat[col], l = stat[Z::cols + col];
+                                     ps[col * Z::p_stride + lane] = __float2half_rn(w[j].x);
+                                     ps[col * Z::p_stride + lane + 32] = __float2half_rn(w[j].y);
+                                     if (on[j])
+                                         merge(m_c[j], l_c[j], &m, &l, &a, &y);
+                                     __syncwarp();
+                                     if (lane == 0) {
+                                         stat[col] = m;
+                                         stat[Z::cols + col] = l;
+                                         stat[2 * Z::cols + col] = a;
+                                         stat[3 * Z::cols + col] =
+                                             on[j] ? y : -1; /* −1: this chunk adds nothing */
+                                     }
+                                 }
+    };
+    auto add = [&]() {
 #pragma unroll
         for (int i = 0; i < U; i++) { /* warp w has dimensions 16 (w + 4 i) … */
             float part[NT][4] = {};
@@ -390,35 +414,54 @@ static __global__ void __launch_bounds__(THREADS, NT == 1 && U == 1 ? 6 : 1)
                         o[i][j][e] = __fmaf_rn(part[j][e], y, __fmul_rn(o[i][j][e], x));
                 }
         }
-        __syncthreads();
     };
-    int buf = 0;
     for (int split = blockIdx.z; split < n_splits; split += gridDim.z) {
         int then = split + (int)gridDim.z < n_splits ? first_of(split + gridDim.z) : v.n_chunks;
         if (c >= v.n_chunks && then < v.n_chunks && same_slots(then))
-            fetch(then, v.longest, false, buf); /* nothing is seen of this sum */
-        for (; c < v.n_chunks; buf ^= 1) {
+            fetch(entry(then, v.longest, false)); /* nothing is seen of this sum */
+        while (c < v.n_chunks) {
             int next = c + SPLITS < v.n_chunks ? c + SPLITS : then;
             bool together = same_slots(c), more = next < v.n_chunks && same_slots(next);
-            if (more)
-                fetch(next, v.longest, false, buf ^ 1);
-            if (together) {
-                if (more)
-                    so_copy_wait<1>();
-                else
-                    so_copy_wait<0>();
+            if (together) { /* its keys and values are being copied */
+                so_copy_wait<1>();
                 __syncthreads();
+                score();
                 /* a value that some rows do not see must not reach them, not even times zero */
                 bool all_see = b.n_rows == 1 || (c * CHUNK >= v.first && (c + 1) * CHUNK <= v.last);
-                together = all_see || !has_nonfinite<U>(kv_at + (buf * 2 + 1) * CHUNK * U * 128);
-                if (together)
-                    compute(c, buf, -1);
-            }
-            for (int i = 0; i < b.n_rows && !together; i++) {
-                fetch(c, i, true, buf);
-                so_copy_wait<0>();
+                if (!all_see)
+                    so_copy_wait<0>();
                 __syncthreads();
-                compute(c, buf, i);
+                together = all_see || !has_nonfinite<U>(values);
+            }
+            if (together) {
+                entry_ref e = {};
+                if (more) {
+                    e = entry(next, v.longest, false);
+                    copy_keys<U>(p, e, keys);
+                } else {
+                    so_copy_commit(); /* so that the values are the last copy but one */
+                }
+                weigh(c, -1);
+                so_copy_wait<1>();
+                __syncthreads();
+                add();
+                __syncthreads();
+                if (more)
+                    copy_values<U>(p, e, values);
+            } else {
+                for (int i = 0; i < b.n_rows; i++) {
+                    fetch(entry(c, i, true));
+                    so_copy_wait<0>();
+                    __syncthreads();
+                    score();
+                    __syncthreads();
+                    weigh(c, i);
+                    __syncthreads();
+                    add();
+                    __syncthreads();
+                }
+                if (more)
+                    fetch(entry(next, v.longest, false));
             }
             c += SPLITS;
         }

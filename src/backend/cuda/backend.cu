@@ -16,7 +16,7 @@
 
 #include "backend/cuda/launch.cuh"
 
-enum { MAX_GRAPHS = 128, STAGE_FIRST = 1 << 20 };
+enum { MAX_GRAPHS = 256, STAGE_FIRST = 1 << 20 };
 
 typedef struct segment { /* of the staged uploads */
     char *dst;
@@ -513,11 +513,23 @@ static cudaGraphExec_t capture(cuda_backend *b, so_persist_plan *plan) {
     return exec;
 }
 
+/* Beyond this many rows a pass takes longer than its launches. */
+enum { SHORT_PASS = 64 };
+
+static bool is_short(const so_op *ops, size_t n_ops) {
+    int most = 0;
+    for (size_t i = 0; i < n_ops; i++)
+        most = ops[i].n > most ? ops[i].n : most;
+    return most <= SHORT_PASS;
+}
+
 /* A list is captured when it comes for the second time: most lists of prompt chunks come only once. */
 static void run_list(cuda_backend *b) {
     graph *g = find_graph(b);
     bool seen = g->used > 0;
     g->used = ++b->clock;
+    if (!g->exec && is_short(b->ops, b->n_ops))
+        b->base.n_unusual++;
     if (!seen || b->n_ops < 8) {
         so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory, NULL);
         return;
@@ -750,9 +762,13 @@ so_cuda_backend_create(int device, so_backend **out, so_err *err) {
                 p.major >= 9,
                 false,
                 p.major >= 9,
+                false,
                 p.multiProcessorCount,
                 (int)p.sharedMemPerBlockOptin,
                 (int)p.sharedMemPerMultiprocessor};
+#ifdef SO_WGMMA
+    b->queue.wgmma = p.major == 9 && p.minor == 0;
+#endif
     b->queue.persist = p.major >= 9 && so_persist_usable(&b->queue);
     if (p.major < 9)
         b->base.note =

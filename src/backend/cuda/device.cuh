@@ -85,6 +85,7 @@ typedef enum so_fmt {
 /* Shared memory that a thread block must be able to use; compute capability 8.6 has this much. */
 enum { SO_SHARED_MIN = 99 << 10 };
 enum { SO_TILE = 8, SO_UNIT = 64, SO_SEGMENTS = 8, SO_WARPS = 8 };
+enum { SO_NARROW = 16 }; /* rows up to which products are those of matmul.cu or persist.cu */
 
 __host__ __device__ constexpr int so_fmt_numbers(int f) {
     return f == SO_FMT_F16 ? 1024 : f == SO_FMT_F32 ? 2048 : f == SO_FMT_Q4_32_OFF ? 256 : 512;
@@ -198,6 +199,7 @@ typedef struct so_queue {
     bool overlap; /* programmatic dependent launch */
     bool persist; /* layers may be one persistent kernel (persist.cu) */
     bool cluster; /* the GPU has clusters of thread blocks */
+    bool wgmma;   /* the GPU and the library have products by wgmma */
     int n_sms;
     int shared_block, shared_sm; /* shared memory in bytes: of a block, of an SM */
 } so_queue;
@@ -313,16 +315,45 @@ SO_DEVICE float so_combine(int kind, float a, float b) {
 /* ---- activations as products read them ---- */
 
 /* Row-major fp16; a row has `stride` numbers, the width rounded up to SO_UNIT. What lies between
- * width and stride is never read. */
+ * width and stride is never read.
+ *
+ * The k that mma number s of a unit takes (so_fmt) are not consecutive, but wgmma wants them to be. For it
+ * each 32 numbers of a row are stored in another order: number 8 t + 2 p + e in place 8 p + 2 t + e, for
+ * t and p from 0 to 3. */
 typedef struct so_half_rows {
     __half *data; /* NULL: not needed */
     int stride;
+    bool wgmma; /* in that order; the width is a multiple of 32 */
 } so_half_rows;
 
 SO_DEVICE __half so_activation(float x) { return __float2half_rn(__fmul_rn(x, 0x1p-4f)); }
+
+/* Where number i of a row is. Those of a pair (2 j, 2 j + 1) stay together. */
+SO_DEVICE __half *so_half_at(const so_half_rows &h, int row, int i) {
+    int place = h.wgmma ? (i & ~30) | (i & 6) << 2 | (i & 24) >> 2 : i;
+    return h.data + (size_t)row * h.stride + place;
+}
 SO_DEVICE void so_put_half(const so_half_rows &h, int row, int i, float x) {
     if (h.data)
-        h.data[(size_t)row * h.stride + i] = so_activation(x);
+        *so_half_at(h, row, i) = so_activation(x);
+}
+/* Two numbers, i even. */
+SO_DEVICE void so_put_half2(const so_half_rows &h, int row, int i, float x, float y) {
+    if (h.data)
+        *(__half2 *)so_half_at(h, row, i) = __halves2half2(so_activation(x), so_activation(y));
+}
+/* Four numbers, i a multiple of 4. */
+SO_DEVICE void so_put_half4(const so_half_rows &h, int row, int i, const float *v) {
+    if (!h.data)
+        return;
+    if (h.wgmma) {
+        so_put_half2(h, row, i, v[0], v[1]);
+        so_put_half2(h, row, i + 2, v[2], v[3]);
+        return;
+    }
+    __half2 pair[2] = {__halves2half2(so_activation(v[0]), so_activation(v[1])),
+                       __halves2half2(so_activation(v[2]), so_activation(v[3]))};
+    *(uint2 *)so_half_at(h, row, i) = *(uint2 *)pair;
 }
 
 /* ---- launchers; each queues its kernels ---- */

@@ -111,8 +111,9 @@ typedef struct launcher {
     half_status h;
 } launcher;
 
-static so_half_rows half_rows(const launcher *a, int buf, int d) {
-    return {a->m->half[buf], (d + SO_UNIT - 1) / SO_UNIT * SO_UNIT};
+static so_half_rows half_rows(const launcher *a, int n, int buf, int d) {
+    return {a->m->half[buf], (d + SO_UNIT - 1) / SO_UNIT * SO_UNIT,
+            a->q->wgmma && n > SO_NARROW && d % 32 == 0};
 }
 
 /* Where the kernel that makes the n rows of width d at `out` also writes them as fp16; data is NULL if
@@ -122,9 +123,9 @@ static so_half_rows wanted(launcher *a, size_t i, so_view out, int n, int d) {
     a->h.x = NULL;
     if (!next || next->kind != SO_OP_MATMUL || next->n != n || !same(next->matmul.x, out) ||
         next->matmul.w->k != d)
-        return {NULL, 0};
+        return {};
     a->h = {at(out), n, d, !a->h.buf, false};
-    return half_rows(a, a->h.buf, d);
+    return half_rows(a, n, a->h.buf, d);
 }
 
 /* ---- products ---- */
@@ -204,9 +205,9 @@ static so_half_rows rows_of(launcher *a, const so_op *op) {
     int k = op->matmul.w->k;
     if (!has_rows(a, op)) {
         a->h = {at(op->matmul.x), op->n, k, !a->h.buf, false};
-        so_cuda_to_half(*a->q, (const float *)a->h.x, op->n, k, half_rows(a, a->h.buf, k));
+        so_cuda_to_half(*a->q, (const float *)a->h.x, op->n, k, half_rows(a, op->n, a->h.buf, k));
     }
-    return half_rows(a, a->h.buf, k);
+    return half_rows(a, op->n, a->h.buf, k);
 }
 
 bool so_cuda_is_split_norm(const so_op *ops, size_t n_ops, size_t i, so_view sum, int n, int d) {
@@ -346,7 +347,7 @@ void so_cuda_run(const so_queue *q, const so_op *ops, size_t n_ops, const so_mem
         } else if (op->kind == SO_OP_SAMPLE) {
             so_cuda_sample(*a.q, op, &m->scratch);
         } else {
-            so_cuda_op(*a.q, op, {NULL, 0}, true, &m->scratch);
+            so_cuda_op(*a.q, op, {}, true, &m->scratch);
         }
     }
 }

@@ -151,7 +151,7 @@ SO_DEVICE void copy_weights(weight_cursor<FMT, P> &c, const mm_args &p, const sh
 template <int NT> SO_DEVICE void copy_rows(const mm_args &p, int u, char *to, int lane) {
     for (int j = 0; j < NT; j++) {
         int row = blockIdx.y * NT * 8 + j * 8 + lane / 4;
-        const __half *src = p.x + (size_t)min(row, p.n - 1) * p.x_stride;
+        const __half *src = p.x.data + (size_t)min(row, p.n - 1) * p.x.stride;
         for (int h = 0; h < 2; h++) {
             int k0 = u * SO_UNIT + h * 32 + lane % 4 * 8;
             so_copy16(to + j * 1024 + h * 512 + lane * 16, src + k0,
@@ -340,7 +340,7 @@ template <int FMT, int NT> static void launch_few(const so_queue &q, const mm_ar
 }
 
 template <int FMT> static void launch(const so_queue &q, const mm_args &a) {
-    if (a.n > 16)
+    if (a.n > SO_NARROW)
         so_cuda_matmul_wide<FMT>(q, a);
     else if (a.n > 8)
         launch_few<FMT, 2>(q, a);
@@ -377,8 +377,7 @@ void so_cuda_matmul(const so_queue &q, const so_products *p) {
     a.k = p->list[0].w->k;
     a.n_units = p->list[0].w->n_units;
     a.n_products = p->n_products;
-    a.x = p->x.data;
-    a.x_stride = p->x.stride;
+    a.x = p->x;
     a.act = p->act;
     a.add = p->add;
     a.act_out = p->act_out;

@@ -18,8 +18,8 @@ typedef struct mm_args {
     int each, more; /* narrow kernels: items of a block; the first `more` blocks have one more */
     int stages;     /* of a ring in shared memory */
     bool aligned;   /* four consecutive outputs of a row can be stored at once */
-    const __half *x;
-    int x_stride, act;
+    so_half_rows x;
+    int act;
     const float *add;
     float *act_out;
     so_half_rows half_out;

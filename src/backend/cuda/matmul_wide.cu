@@ -1,14 +1,21 @@
 /* Matrix products of 17 rows or more, bit-identical to matmul.cu.
  *
  * A thread block computes 128 outputs (16 tiles) of ROWS rows. Unit by unit along K, weights and rows are
- * copied to a ring in shared memory that all warps read. ACROSS of the 8 warps lie side by side along the
- * outputs, the others along the rows. A large block reads little: per unit 128 · 128 bytes of weights and
- * ROWS · 128 of rows for 2 · ROWS mma. With 16 tiles a matrix has few blocks, though, so there are two ways
- * to divide K:
+ * copied to a ring in shared memory that all warps read. A large block reads little: per unit 128 · 128
+ * bytes of weights and ROWS · 128 of rows for 2 · ROWS mma. Two ways to multiply:
+ *
+ *   mma      4 of the 8 warps lie side by side along the outputs, 2 along the rows; each reads what it
+ *            multiplies from shared memory.
+ *   wgmma    (compute capability 9.0.) Each warp decodes the weights of 16 outputs, and the tensor cores
+ *            read all rows from shared memory themselves. The same k in the same mma in the same order, so
+ *            the same bits, which is not documented: the tests compare wide passes with narrow ones.
+ *
+ * With 16 tiles a matrix has few blocks, so there are several ways to divide K:
  *
  *   alone    The block goes through the 8 segments one after the other and adds each to its total.
- *   cluster  8 thread blocks, one for each segment, form a cluster. Each puts its sums into its shared
- *            memory; then each adds those of an eighth of the rows, in order, and finishes them.
+ *   cluster  SPLIT = 8 or 4 thread blocks form a cluster. Each puts the sums of its one or two segments
+ *            into its shared memory; then each adds those of its share of the rows, in order, and
+ *            finishes them.
  *
  * Blocks are numbered so that those of the same outputs run at the same time: weights are then read from
  * memory once, and rows stay in L2. At the end sums go through shared memory, so that a thread has four
@@ -22,12 +29,16 @@ enum {
     RING = 96 << 10, /* fits every GPU, and twice a multiprocessor of compute capability 9.0 */
     MAX_STAGES = 6,
     SUM_STRIDE = OUTPUTS + 4, /* floats of a row of sums; a warp's 32 sums are in different banks */
+    SWIZZLE = 1024, /* bytes after which the order of 16-byte pieces that wgmma reads repeats */
 };
 
-template <int FMT, int ROWS> struct wide_shape {
-    static constexpr int unit = so_fmt_unit(FMT), weights = TILES * unit,
+template <int FMT, int ROWS, int SPLIT> struct wide_shape {
+    static constexpr int unit = so_fmt_unit(FMT),
+                         weights = (TILES * unit + SWIZZLE - 1) / SWIZZLE * SWIZZLE,
                          stage = weights + ROWS * SO_UNIT * 2, fit = RING / stage,
-                         stages = fit > MAX_STAGES ? MAX_STAGES : fit, sums = ROWS * SUM_STRIDE * 4;
+                         stages = fit > MAX_STAGES ? MAX_STAGES : fit,
+                         kept = SPLIT == 1 ? 1 : SO_SEGMENTS / SPLIT, /* segments of a block */
+        sums = kept * ROWS * SUM_STRIDE * 4;
     static_assert(stages >= 2 && sums <= RING, "one unit is copied while another one is used");
 };
 
@@ -71,15 +82,15 @@ SO_DEVICE float4 cluster_load(const float *at, int rank) {
 
 typedef struct job {
     int first, end; /* items */
-    int row0, rank; /* rank: its segment in a cluster, 0 if it is alone */
+    int row0, rank; /* rank: its number in a cluster, 0 if it is alone */
 } job;
 
 SO_DEVICE int items_per_block(const mm_args &p) { return combines(p) ? TILES / 2 : TILES; }
 
-template <int ROWS, bool CLUSTER> SO_DEVICE job job_of(const mm_args &p) {
-    int b = CLUSTER ? blockIdx.x / SO_SEGMENTS : blockIdx.x, n_parts = (p.n + ROWS - 1) / ROWS;
+template <int ROWS, int SPLIT> SO_DEVICE job job_of(const mm_args &p) {
+    int b = blockIdx.x / SPLIT, n_parts = (p.n + ROWS - 1) / ROWS;
     job w;
-    w.rank = CLUSTER ? cluster_rank() : 0;
+    w.rank = SPLIT > 1 ? cluster_rank() : 0;
     w.row0 = b % n_parts * ROWS;
     w.first = b / n_parts * items_per_block(p);
     w.end = min(w.first + items_per_block(p), p.n_items);
@@ -136,21 +147,23 @@ typedef struct row_source {
 
 SO_DEVICE row_source rows_of(const mm_args &p, int row0) {
     int row = row0 + threadIdx.x / 8;
-    return {p.x + (size_t)min(row, p.n - 1) * p.x_stride + threadIdx.x % 8 * 8,
+    return {p.x.data + (size_t)min(row, p.n - 1) * p.x.stride + threadIdx.x % 8 * 8,
             (p.n - row + 31) / 32};
 }
 
-/* Copies unit u of the rows, in the order in which lanes read them: [8 rows][half][lane] 16 bytes. Rows
- * that do not exist and what is beyond K become zero. */
-template <int ROWS>
+/* Copies unit u of the rows. For mma in the order in which lanes read them, [8 rows][half][lane] 16 bytes;
+ * for wgmma row by row, piece c of row r in place c ^ r % 8. Rows that do not exist and what is beyond K
+ * become zero. */
+template <int ROWS, bool WGMMA>
 SO_DEVICE void copy_rows(const mm_args &p, const row_source &s, int u, char *to) {
     int r = threadIdx.x / 8, c = threadIdx.x % 8;
     int n_bytes = max(0, min(16, (p.k - u * SO_UNIT - c * 8) * 2));
     const __half *x = s.x + u * SO_UNIT;
-    to += r / 8 * 1024 + c / 4 * 512 + (r % 8 * 4 + c % 4) * 16;
+    to += r / 8 * 1024;
+    to += WGMMA ? r % 8 * 128 + (c ^ r % 8) * 16 : c / 4 * 512 + (r % 8 * 4 + c % 4) * 16;
 #pragma unroll
     for (int i = 0; i < ROWS / 32; i++)
-        so_copy16(to + i * 4096, i < s.n_in ? x + (size_t)(32 * i) * p.x_stride : s.x,
+        so_copy16(to + i * 4096, i < s.n_in ? x + (size_t)(32 * i) * p.x.stride : s.x,
                   i < s.n_in ? n_bytes : 0);
 }
 
@@ -187,6 +200,98 @@ SO_DEVICE void multiply(float (*acc)[GROUPS][4], const char *tiles, const char *
                 for (int j = 0; j < GROUPS; j++)
                     so_mma(acc[q][j], f[q].a[2 * h + s], x[j][2 * s], x[j][2 * s + 1]);
     }
+}
+
+/* ---- products by wgmma ---- */
+
+/* What cp.async wrote becomes visible to wgmma, after a barrier also that of other threads. */
+SO_DEVICE void publish_copies(void) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* How wgmma finds the rows of a unit in shared memory: groups of 8 rows 1024 bytes apart, 128 bytes of
+ * each row, their pieces in the order of copy_rows. */
+SO_DEVICE uint64_t rows_descriptor(const char *rows) {
+    uint64_t at = (uint32_t)__cvta_generic_to_shared(rows);
+    return (at & 0x3ffff) >> 4 | 1ull << 16 | (uint64_t)(SWIZZLE >> 4) << 32 | 1ull << 62;
+}
+
+/* acc += 16 outputs of the warp (64 of the 4 warps) times ROWS rows, 16 k. Between wgmma_begin and
+ * wgmma_end nothing else may touch acc or a. */
+#define D8(i)                                                                                   \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define D16(i) D8(i), D8(i + 8)
+template <int ROWS> SO_DEVICE void wgmma(float (*acc)[4], const uint32_t *a, uint64_t rows) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    float *d = acc[0];
+    if constexpr (ROWS == 32)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+                     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+                     "{%16,%17,%18,%19}, %20, 1, 1, 1, 0;"
+                     : D16(0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+    else if constexpr (ROWS == 64)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+                     "{%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+                     : D16(0), D16(16)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+    else
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                     "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+                     "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+                     "{%64,%65,%66,%67}, %68, 1, 1, 1, 0;"
+                     : D16(0), D16(16), D16(32), D16(48)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+#endif
+}
+#undef D8
+#undef D16
+
+SO_DEVICE void wgmma_begin(void) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+SO_DEVICE void wgmma_end(void) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" ::
+                     : "memory");
+#endif
+}
+
+/* Keeps the compiler from moving what computes or reads these registers across this place. */
+template <int N> SO_DEVICE void settle(uint32_t *r) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+r"(r[i])::"memory");
+}
+template <int N> SO_DEVICE void settle(float *r) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(r[i])::"memory");
+}
+
+/* acc += a pair of tiles times all rows, one unit. */
+template <int FMT, int PART, int ROWS>
+SO_DEVICE void multiply_all(float (*acc)[4], const char *pair, const char *rows, int lane) {
+    fragments f;
+    decode<FMT, PART>(f, pair, pair + so_fmt_unit(FMT), lane);
+    uint64_t at = rows_descriptor(rows);
+    settle<16>(&f.a[0][0]);
+    wgmma_begin();
+#pragma unroll
+    for (int s = 0; s < 4; s++)
+        wgmma<ROWS>(acc, f.a[s], at + s * 2); /* 32 bytes further */
+    wgmma_end();
+    settle<ROWS / 2>(acc[0]);
 }
 
 /* ---- what is done with the sums ---- */
@@ -232,13 +337,8 @@ SO_DEVICE void store4(const mm_args &p, const columns &c, float *at, const float
 }
 
 SO_DEVICE void store_half4(const mm_args &p, const columns &c, int row, const float *v) {
-    if (!p.half_out.data)
-        return;
     if (p.aligned) {
-        __half2 a = __halves2half2(so_activation(v[0]), so_activation(v[1])),
-                b = __halves2half2(so_activation(v[2]), so_activation(v[3]));
-        *(uint2 *)(p.half_out.data + (size_t)row * p.half_out.stride + c.col) =
-            make_uint2(so_bits_of(a), so_bits_of(b));
+        so_put_half4(p.half_out, row, c.col, v);
         return;
     }
     for (int i = 0; i < 4; i++)
@@ -298,12 +398,13 @@ SO_DEVICE void finish4(const mm_args &p, const columns &c, int row, float *v, co
 }
 
 /* Four sums of the block, or of the segments of its cluster added in order. */
-template <bool CLUSTER> SO_DEVICE float4 sum4(const float *at) {
-    constexpr int n = CLUSTER ? SO_SEGMENTS : 1;
+template <int ROWS, int SPLIT> SO_DEVICE float4 sum4(const float *at) {
+    constexpr int n = SPLIT > 1 ? SO_SEGMENTS : 1, each = n / SPLIT;
     float4 v[n], s;
 #pragma unroll
     for (int i = 0; i < n; i++)
-        v[i] = CLUSTER ? cluster_load(at, i) : *(const float4 *)at;
+        v[i] = SPLIT > 1 ? cluster_load(at + i % each * ROWS * SUM_STRIDE, i / each)
+                         : *(const float4 *)at;
     s = v[0];
 #pragma unroll
     for (int i = 1; i < n; i++)
@@ -313,9 +414,9 @@ template <bool CLUSTER> SO_DEVICE float4 sum4(const float *at) {
 }
 
 /* sums: [ROWS][SUM_STRIDE]. A thread has the same outputs of rows `from`, `from` + step, … */
-template <int ROWS, bool CLUSTER>
+template <int ROWS, int SPLIT>
 SO_DEVICE void finish_block(const mm_args &p, const job &w, const float *sums) {
-    constexpr int BATCH = CLUSTER ? 1 : 4, n_rows = CLUSTER ? ROWS / SO_SEGMENTS : ROWS;
+    constexpr int BATCH = SPLIT > 1 ? 1 : 4, n_rows = ROWS / SPLIT;
     bool both = combines(p);
     int quads = OUTPUTS / (both ? 8 : 4), quad = threadIdx.x % quads, step = THREADS / quads;
     tile_ref t = tile_of(p, w.first, w.end, both ? quad / 2 * 2 : quad / 2);
@@ -344,9 +445,9 @@ SO_DEVICE void finish_block(const mm_args &p, const job &w, const float *sums) {
             if (r >= end)
                 break;
             float v[4], u[4] = {};
-            values_of(p, c, scale[i], sum4<CLUSTER>(sums + r * SUM_STRIDE), v);
+            values_of(p, c, scale[i], sum4<ROWS, SPLIT>(sums + r * SUM_STRIDE), v);
             if (both)
-                values_of(p, d, scale[i], sum4<CLUSTER>(sums + r * SUM_STRIDE + SO_TILE), u);
+                values_of(p, d, scale[i], sum4<ROWS, SPLIT>(sums + r * SUM_STRIDE + SO_TILE), u);
             finish4(p, c, row0 + r, v, u, add[i]);
         }
     }
@@ -354,25 +455,43 @@ SO_DEVICE void finish_block(const mm_args &p, const job &w, const float *sums) {
 
 /* ---- the kernel ---- */
 
-/* A block that is alone keeps its sums and those of the segment in registers: with 128 rows there is room
- * for one block on a multiprocessor, otherwise for two. */
-template <int FMT, int ROWS, int ACROSS, bool CLUSTER>
-static __global__ void __launch_bounds__(THREADS, ROWS > 64 && !CLUSTER ? 1 : 2)
-    wide(const __grid_constant__ mm_args p) {
-    typedef wide_shape<FMT, ROWS> Z;
-    constexpr int PAIRS = TILES / 2 / ACROSS, GROUPS = ROWS / SO_TILE / (SO_WARPS / ACROSS);
-    extern __shared__ __align__(128) char shared[];
+template <int N> SO_DEVICE void take(float *total, float *acc, bool first) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        total[i] = first ? acc[i] : __fadd_rn(total[i], acc[i]);
+        acc[i] = 0;
+    }
+}
+
+/* Puts a warp's sums of pair q of tiles into shared memory. */
+template <int GROUPS>
+SO_DEVICE void store_sums(float *sums, float (*acc)[4], int pair, int row, int lane) {
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++)
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            sums[(row + j * SO_TILE + lane % 4 * 2 + c % 2) * SUM_STRIDE +
+                 (pair * 2 + c / 2) * SO_TILE + lane / 4] = acc[j][c];
+}
+
+template <int FMT, int ROWS, int SPLIT, bool WGMMA> SO_DEVICE void run_block(const mm_args &p) {
+    typedef wide_shape<FMT, ROWS, SPLIT> Z;
+    constexpr int ACROSS = WGMMA ? SO_WARPS : 4, PAIRS = TILES / 2 / ACROSS,
+                  GROUPS = ROWS / SO_TILE / (SO_WARPS / ACROSS), N = PAIRS * GROUPS * 4,
+                  EACH = SO_SEGMENTS / SPLIT;
+    extern __shared__ __align__(SWIZZLE) char memory[];
     __shared__ tile_source tiles[TILES];
     __shared__ const char *where[Z::stages][TILES]; /* the next units to be copied */
+    char *shared = memory + (0u - (uint32_t)__cvta_generic_to_shared(memory)) % SWIZZLE;
     so_start_next();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32,
         a = warp % ACROSS, b = warp / ACROSS;
-    job w = job_of<ROWS, CLUSTER>(p);
-    int from = CLUSTER ? so_first_unit(p.n_units, w.rank) : 0,
-        end = CLUSTER ? so_first_unit(p.n_units, w.rank + 1) : p.n_units;
+    job w = job_of<ROWS, SPLIT>(p);
+    int first = w.rank * EACH, from = so_first_unit(p.n_units, first),
+        end = so_first_unit(p.n_units, first + EACH);
     if (threadIdx.x < TILES)
         tiles[threadIdx.x] = source_of(p, w, threadIdx.x);
-    unit_ref next = {from, w.rank, 0}; /* the unit after those in `where` */
+    unit_ref next = {from, first, 0}; /* the unit after those in `where` */
     for (int i = 0; i < Z::stages; i++, next = unit_after(next, p.n_units))
         if (threadIdx.x < TILES && next.u < end)
             where[i][threadIdx.x] = unit_at<FMT>(tiles[threadIdx.x], next);
@@ -384,77 +503,91 @@ static __global__ void __launch_bounds__(THREADS, ROWS > 64 && !CLUSTER ? 1 : 2)
     so_wait_prior();
     for (int i = 0; i < Z::stages - 1; i++) {
         if (from + i < end)
-            copy_rows<ROWS>(p, rows, from + i, shared + i * Z::stage + Z::weights);
+            copy_rows<ROWS, WGMMA>(p, rows, from + i, shared + i * Z::stage + Z::weights);
         so_copy_commit();
     }
     uint32_t zero = (uint32_t)p.n >> 31;
     bool idle = w.row0 + b * GROUPS * SO_TILE >= p.n; /* none of the warp's rows exists */
     float acc[PAIRS][GROUPS][4] = {}, total[PAIRS][GROUPS][4] = {};
-    int segment = 0, slot = 0;
+    int segment = first, slot = 0;
 #pragma unroll 1
     for (int u = from; u < end; u++) {
         so_copy_wait<Z::stages - 2>();
+        if (WGMMA)
+            publish_copies();
         __syncthreads();
         int ahead = u + Z::stages - 1, free = slot == 0 ? Z::stages - 1 : slot - 1;
         if (ahead < end) {
             char *to = shared + free * Z::stage;
             copy_weights<FMT>(where[free], to);
-            copy_rows<ROWS>(p, rows, ahead, to + Z::weights);
+            copy_rows<ROWS, WGMMA>(p, rows, ahead, to + Z::weights);
             if (threadIdx.x < TILES && next.u < end)
                 where[slot][threadIdx.x] = unit_at<FMT>(tiles[threadIdx.x], next);
             next = unit_after(next, p.n_units);
         }
         so_copy_commit();
-        if (!CLUSTER && u == so_first_unit(p.n_units, segment + 1)) {
-#pragma unroll
-            for (int i = 0; i < PAIRS * GROUPS * 4; i++) {
-                float *s = &acc[0][0][i], *t = &total[0][0][i];
-                *t = segment ? __fadd_rn(*t, *s) : *s;
-                *s = 0;
-            }
+        if (EACH > 1 && u == so_first_unit(p.n_units, segment + 1)) {
+            take<N>(&total[0][0][0], &acc[0][0][0], segment == first);
             segment++;
         }
-        if (!idle) {
-            const char *at = shared + slot * Z::stage;
-            const char *pairs = at + a * PAIRS * 2 * Z::unit,
-                       *x = at + Z::weights + b * GROUPS * 1024;
+        const char *at = shared + slot * Z::stage;
+        const char *pairs = at + a * PAIRS * 2 * Z::unit, *x = at + Z::weights + b * GROUPS * 1024;
+        if (WGMMA) {
+            multiply_all<FMT, 0, ROWS>(acc[0], pairs, x, lane);
+            if (FMT == SO_FMT_F32)
+                multiply_all<FMT, 1, ROWS>(acc[0], pairs, x, lane);
+        } else if (!idle) {
             multiply<FMT, 0, PAIRS, GROUPS>(acc, pairs, x, lane, zero);
             if (FMT == SO_FMT_F32)
                 multiply<FMT, 1, PAIRS, GROUPS>(acc, pairs, x, lane, zero);
         }
         slot = slot + 1 == Z::stages ? 0 : slot + 1;
     }
+    /* The last segment, and zeros for those without units. A block of a cluster with two segments keeps
+     * them apart: the first in total, the second in acc. */
 #pragma unroll 1
-    for (int s = CLUSTER ? SO_SEGMENTS : segment; s < SO_SEGMENTS; s++) /* zeros for empty ones */
-#pragma unroll
-        for (int i = 0; i < PAIRS * GROUPS * 4; i++) {
-            float *t = &total[0][0][i], v = s == segment ? (&acc[0][0][i])[0] : 0.0f;
-            *t = s ? __fadd_rn(*t, v) : v;
-        }
+    for (int s = segment; s < first + EACH - (SPLIT > 1); s++)
+        take<N>(&total[0][0][0], &acc[0][0][0], s == first);
     so_copy_wait<0>();
     __syncthreads(); /* all warps have read the ring; the sums take its place */
     float *sums = (float *)shared;
 #pragma unroll
-    for (int q = 0; q < PAIRS; q++)
-#pragma unroll
-        for (int j = 0; j < GROUPS; j++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                int row = (b * GROUPS + j) * SO_TILE + lane % 4 * 2 + c % 2,
-                    col = ((a * PAIRS + q) * 2 + c / 2) * SO_TILE + lane / 4;
-                sums[row * SUM_STRIDE + col] = CLUSTER ? acc[q][j][c] : total[q][j][c];
-            }
-    if (CLUSTER) {
+    for (int q = 0; q < PAIRS; q++) {
+        int pair = a * PAIRS + q, row = b * GROUPS * SO_TILE;
+        if (EACH > 1)
+            store_sums<GROUPS>(sums, total[q], pair, row, lane);
+        if (SPLIT > 1)
+            store_sums<GROUPS>(sums + (EACH - 1) * ROWS * SUM_STRIDE, acc[q], pair, row, lane);
+    }
+    if (SPLIT > 1) {
         cluster_arrive();
         cluster_wait();
     } else {
         __syncthreads();
     }
-    finish_block<ROWS, CLUSTER>(p, w, sums);
-    if (CLUSTER) { /* other blocks read this one's sums */
+    finish_block<ROWS, SPLIT>(p, w, sums);
+    if (SPLIT > 1) { /* other blocks read this one's sums */
         cluster_arrive();
         cluster_wait();
     }
+}
+
+/* Quantised rows are multiples of 32 long, so where there is wgmma they are always in its order. */
+SO_DEVICE constexpr bool is_used(int fmt, bool wgmma) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    return wgmma || fmt <= SO_FMT_F32;
+#else
+    return !wgmma;
+#endif
+}
+
+/* A block with more than one segment keeps their sums and those of the present one in registers: with 128
+ * rows there is room for one block on a multiprocessor, otherwise for two. */
+template <int FMT, int ROWS, int SPLIT, bool WGMMA>
+static __global__ void __launch_bounds__(THREADS, ROWS > 64 && SPLIT == 1 ? 1 : 2)
+    wide(const __grid_constant__ mm_args p) {
+    if constexpr (is_used(FMT, WGMMA))
+        run_block<FMT, ROWS, SPLIT, WGMMA>(p);
 }
 
 /* ---- launching ---- */
@@ -464,40 +597,65 @@ static int n_blocks(const mm_args &a, int rows) {
     return (a.n_items + items - 1) / items * ((a.n + rows - 1) / rows);
 }
 
-template <int FMT, int ROWS, int ACROSS, bool CLUSTER>
+template <int FMT, int ROWS, int SPLIT, bool WGMMA>
 static void launch_wide(const so_queue &q, const mm_args &a) {
-    typedef wide_shape<FMT, ROWS> Z;
+    typedef wide_shape<FMT, ROWS, SPLIT> Z;
     int ring = Z::stages * Z::stage, shared = ring > Z::sums ? ring : Z::sums;
-    so_launch_clusters(q, CLUSTER ? SO_SEGMENTS : 1, wide<FMT, ROWS, ACROSS, CLUSTER>,
-                       dim3((unsigned)(n_blocks(a, ROWS) * (CLUSTER ? SO_SEGMENTS : 1))), THREADS,
-                       (size_t)shared, a);
+    so_launch_clusters(q, SPLIT, wide<FMT, ROWS, SPLIT, WGMMA>,
+                       dim3((unsigned)(n_blocks(a, ROWS) * SPLIT)), THREADS,
+                       (size_t)(shared + SWIZZLE), a);
 }
 
-/* Whether clusters take less time, which is counted in segments: that of the multiprocessor with the most
- * blocks. Adding the sums of a cluster takes about as long as ADDING units. */
-enum { ADDING = 2 };
-static bool clusters_pay(const so_queue &q, const mm_args &a, int rows) {
-    int blocks = n_blocks(a, rows), units = (a.n_units + SO_SEGMENTS - 1) / SO_SEGMENTS;
-    int alone = (blocks + q.n_sms - 1) / q.n_sms * SO_SEGMENTS * units,
-        split = (blocks * SO_SEGMENTS + q.n_sms - 1) / q.n_sms * (units + ADDING);
-    return q.cluster && split < alone;
+/* Into how many blocks K should be divided. Time is counted in units of the multiprocessor with the most
+ * blocks; what every block does before and after them takes about as long as OVERHEAD units, or
+ * CLUSTER_OVERHEAD with clusters, and is hidden by other blocks from the third round on. */
+enum { OVERHEAD = 5, CLUSTER_OVERHEAD = 10 };
+static int split_of(const so_queue &q, const mm_args &a, int rows) {
+    int blocks = n_blocks(a, rows), units = (a.n_units + SO_SEGMENTS - 1) / SO_SEGMENTS, best = 1;
+    int least = OVERHEAD + (blocks + q.n_sms - 1) / q.n_sms * SO_SEGMENTS * units;
+    if (!q.cluster || blocks > 2 * q.n_sms) /* many blocks: only the sums would be more work */
+        return 1;
+    for (int split = 8; split >= 4; split /= 2) {
+        if (split == 4 && rows > 64)
+            break;
+        /* two blocks fit a multiprocessor, but clusters do not fill the GPU */
+        int at_once = 2 * q.n_sms * 9 / 10, rounds = (blocks * split + at_once - 1) / at_once,
+            time = CLUSTER_OVERHEAD * (rounds < 2 ? rounds : 2) +
+                   (blocks * split + q.n_sms - 1) / q.n_sms * (SO_SEGMENTS / split) * units;
+        if (time < least) {
+            least = time;
+            best = split;
+        }
+    }
+    return best;
 }
 
-template <int FMT, int ROWS, int ACROSS>
+template <int FMT, int ROWS, bool WGMMA>
 static void launch_rows(const so_queue &q, const mm_args &a) {
-    if (clusters_pay(q, a, ROWS))
-        launch_wide<FMT, ROWS, ACROSS, true>(q, a);
+    int split = split_of(q, a, ROWS);
+    if (split == 8)
+        return launch_wide<FMT, ROWS, 8, WGMMA>(q, a);
+    if constexpr (ROWS <= 64)
+        if (split == 4)
+            return launch_wide<FMT, ROWS, 4, WGMMA>(q, a);
+    launch_wide<FMT, ROWS, 1, WGMMA>(q, a);
+}
+
+template <int FMT, bool WGMMA> static void launch(const so_queue &q, const mm_args &a) {
+    if (a.n > 64)
+        launch_rows<FMT, 128, WGMMA>(q, a);
+    else if (a.n > 32)
+        launch_rows<FMT, 64, WGMMA>(q, a);
     else
-        launch_wide<FMT, ROWS, ACROSS, false>(q, a);
+        launch_rows<FMT, 32, WGMMA>(q, a);
 }
 
 template <int FMT> void so_cuda_matmul_wide(const so_queue &q, const mm_args &a) {
-    if (a.n > 64)
-        launch_rows<FMT, 128, 4>(q, a);
-    else if (a.n > 32)
-        launch_rows<FMT, 64, 4>(q, a);
-    else
-        launch_rows<FMT, 32, 4>(q, a);
+#ifdef SO_WGMMA
+    if (a.x.wgmma)
+        return launch<FMT, true>(q, a);
+#endif
+    launch<FMT, false>(q, a);
 }
 
 template void so_cuda_matmul_wide<SO_FMT_F16>(const so_queue &, const mm_args &);

@@ -87,11 +87,7 @@ static __global__ void rms_norm_4(norm_args p) {
         o.w = __fmul_rn(__fmul_rn(v[j].w, r), w[j].w);
         if (p.out)
             ((float4 *)(p.out + (size_t)blockIdx.x * p.d))[e] = o;
-        if (p.half.data) {
-            __half2 h[2] = {__halves2half2(so_activation(o.x), so_activation(o.y)),
-                            __halves2half2(so_activation(o.z), so_activation(o.w))};
-            *(uint2 *)(p.half.data + (size_t)blockIdx.x * p.half.stride + 4 * e) = *(uint2 *)h;
-        }
+        so_put_half4(p.half, blockIdx.x, 4 * e, (const float *)&o);
     }
 }
 

@@ -57,7 +57,8 @@ typedef struct so_persist_work {
             so_exchange out[SO_PERSIST_MATRICES]; /* QKV: float rows. Others: out[0], fp16 rows */
             float *result;                        /* OUT: [row][m], not handed to anybody */
             int out_stride;
-            float *residual;         /* ADD: [row][m]; read before the first addition of a run, written by the last */
+            float *
+                residual; /* ADD: [row][m]; read before the first addition of a run, written by the last */
             bool first, last;        /* ADD: of the run */
             const float *norm;       /* ADD: weight of the norm that follows, or NULL: none */
             so_exchange squares_out; /* ADD, with norm: float [row][m / 8] */

@@ -155,7 +155,8 @@ SO_DEVICE visit next_visit(const block &b, const item &it, const visit &v) {
 enum { MEMOS = 10 };
 typedef struct memo {
     int key[CONSUMERS], base[CONSUMERS];
-    int slot[CHUNK]; /* page * SO_KV_PAGE + place; NOWHERE: not seen; FRESH - i: row i of this pass */
+    int slot
+        [CHUNK]; /* page * SO_KV_PAGE + place; NOWHERE: not seen; FRESH - i: row i of this pass */
     int kv;
 } memo;
 enum { NOWHERE = -1, FRESH = -2 };
@@ -349,8 +350,8 @@ SO_DEVICE void fill_fresh(const block &b, const so_persist_work &w, const item &
 template <int U>
 SO_DEVICE void read_query(const block &b, const so_persist_work &w, const item &it, int col,
                           uint32_t *x) {
-    const char *q = head_at(w.attention.q, w.attention.n_heads, it.row[col], it.head[col], U * 64) +
-                    b.lane * 4;
+    const char *q =
+        head_at(w.attention.q, w.attention.n_heads, it.row[col], it.head[col], U * 64) + b.lane * 4;
 #pragma unroll
     for (int i = 0; i < U * 2; i++)
         x[i] = read1(q + i * 128);

@@ -189,7 +189,7 @@ typedef struct block {
     reader r;
     char *x;    /* activations, sums of segments and attention's data take turns */
     char *side; /* sums of v, if its weights have another format than those of q and k */
-    struct ahead *ahead_of;      /* [AHEAD] of a product */
+    struct ahead *ahead_of; /* [AHEAD] of a product */
     struct residual *sums;
     const so_persist_work *args; /* [ARGS] */
     so_attn_row *rows;           /* [rows] */

@@ -148,7 +148,8 @@ typedef struct __align__(128) control {
     own_items items;
     int multiplying;
     int step[CONSUMERS]; /* the work that a consumer warp is at */
-} control;
+}
+control;
 
 SO_DEVICE void next_step(volatile int *step, int lane) {
     __syncwarp();
