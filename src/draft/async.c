@@ -613,6 +613,7 @@ void so_async_create(so_async_host *h, const so_async_opts *o, so_drafter **cach
         d->base.draws = o->inner->draws;
         d->base.has_cost = o->inner->has_cost;
         d->base.is_model = o->inner->is_model;
+        d->base.backend = o->inner->backend;
         d->base.recorded = o->inner->recorded;
         d->base.uses_terms = o->inner->uses_terms;
         d->base.tree_nodes = o->inner->tree_nodes;

@@ -219,8 +219,9 @@ struct so_drafter {
     uint64_t id;       /* hash of file, options and inner drafter, to tell drafters of one kind
                           apart; 0: default options, or for a model: unknown */
     /* Draft models only: */
-    double size;              /* its weights in bytes, relative to the target's */
-    double claimed_agreement; /* agreement with the target stated in its file; 0: none */
+    const struct so_backend *backend; /* it runs on this */
+    double size;                      /* its weights in bytes, relative to the target's */
+    double claimed_agreement;         /* agreement with the target stated in its file; 0: none */
 };
 
 void so_drafter_free(so_drafter *d); /* NULL is fine */

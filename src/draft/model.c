@@ -828,9 +828,9 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
     so_model_drafter *md = SO_NEW(so_model_drafter);
     int n_par = o->n_parallel;
     md->base.vt = &MODEL_VT;
-    md->base.draws = md->base.has_cost = md->base.is_model = true;
-    md->base.uses_terms = true;
+    md->base.draws = md->base.has_cost = md->base.is_model = md->base.uses_terms = true;
     md->base.tree_nodes = is_tree(o) ? o->nodes : 0;
+    md->base.backend = so_model_backend(m);
     md->base.size = o->size;
     md->base.id = id_of(o, inner);
     /* With a temperature of its own, or p_min, its acceptance says nothing about other settings. */

@@ -241,6 +241,7 @@ so_drafter *so_oracle_create(double alpha, so_drafter *model, int n_vocab) {
     o->n_vocab = n_vocab;
     if (model) { /* its costs are the model's; its acceptance is never recorded */
         o->base.has_cost = o->base.is_model = true;
+        o->base.backend = model->backend;
         o->base.size = model->size;
         o->base.id = model->id;
         o->base.wants_target_hidden = model->wants_target_hidden;

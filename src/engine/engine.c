@@ -485,6 +485,7 @@ int so_engine_step(so_engine *e, so_err *err) {
         forget_cache(e);
         return 1;
     }
+    unsigned n_unusual = so_model_backend(e->m)->n_unusual;
     int64_t t_start = so_clock_ns();
     int rc = forward(e, &local);
     if (rc != SO_OK) {
@@ -503,7 +504,7 @@ int so_engine_step(so_engine *e, so_err *err) {
         commit(e, r);
     }
     if (e->spec) {
-        so_speculate_observe_pass(e, pass_ms);
+        so_speculate_observe_pass(e, pass_ms, n_unusual);
         so_beams_observe_pass(e, pass_ms);
     }
     count_step(e, pass_ms, so_clock_ms_since(t_pass));

@@ -215,8 +215,8 @@ bool so_speculate_reads_hidden(const so_request *r);
 void so_speculate_observe_tokens(so_request *r);
 /* The guesses of r have been verified, which took the host ms milliseconds. */
 void so_speculate_observe_round(so_request *r, so_verify_mode mode, double ms);
-/* The pass is over and all its guesses have been verified. */
-void so_speculate_observe_pass(so_engine *e, double pass_ms);
+/* The pass is over and all its guesses have been verified. n_unusual: of the backend before it. */
+void so_speculate_observe_pass(so_engine *e, double pass_ms, unsigned n_unusual);
 
 /* --- beam.c; open to tree_size, admit and release do nothing for requests without beams --- */
 

@@ -285,6 +285,12 @@ static void report_failure(so_spec_set *set, const so_err *err) {
 void so_speculate_lock(so_engine *e) { so_drafters_lock(e->spec->drafters); }
 void so_speculate_unlock(so_engine *e) { so_drafters_unlock(e->spec->drafters); }
 
+/* The time of work on a backend that had prepared something for n_unusual passes when it began; -1 if
+ * it did so again, since the next time will be different. b NULL: on the host. */
+static double usual_ms(const so_backend *b, unsigned n_unusual, double ms) {
+    return b && b->n_unusual != n_unusual ? -1 : ms;
+}
+
 /* Offers the first n requests of the set to one drafter. n_left drafters, this one included, add to
  * the same trees. */
 static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_left) {
@@ -307,14 +313,15 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
     if (n_jobs == 0)
         return;
     const so_backend *b = so_model_backend(e->m);
-    unsigned n_failed = b->n_failed;
+    unsigned n_failed = b->n_failed, n_unusual = d->backend ? d->backend->n_unusual : 0;
     int64_t t = so_clock_ns();
     if (!d->asynchronous && d->is_model)
         so_speculate_lock(e);
     int rc = d->vt->propose(d, set->jobs, n_jobs, &err);
     if (!d->asynchronous && d->is_model)
         so_speculate_unlock(e);
-    so_plan_observe_draft(planner, stage, set->asks, set->jobs, n_jobs, so_clock_ms_since(t));
+    so_plan_observe_draft(planner, stage, set->asks, set->jobs, n_jobs,
+                          usual_ms(d->backend, n_unusual, so_clock_ms_since(t)));
     if (rc == SO_OK)
         return;
     report_failure(set, &err);
@@ -437,7 +444,7 @@ void so_speculate_observe_round(so_request *r, so_verify_mode mode, double ms) {
         so_plan_observe_verdict(r->e->spec->planner, r->spec.plan, r->tree, &r->verdict, mode, ms);
 }
 
-void so_speculate_observe_pass(so_engine *e, double pass_ms) {
+void so_speculate_observe_pass(so_engine *e, double pass_ms, unsigned n_unusual) {
     int n_tokens = 0;
     if (!e->spec->planned)
         return;
@@ -446,5 +453,5 @@ void so_speculate_observe_pass(so_engine *e, double pass_ms) {
             n_tokens += r->verdict.n_accepted + 1;
             r->spec.round++;
         }
-    so_plan_end(e->spec->planner, pass_ms, n_tokens);
+    so_plan_end(e->spec->planner, usual_ms(so_model_backend(e->m), n_unusual, pass_ms), n_tokens);
 }

@@ -546,14 +546,17 @@ void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
         if (job->refused_depth > 0)
             observe_refusal(r, leaf, job);
     }
-    p->drafted_ms += ms;
-    if (!s->costs[leaf])
+    if (!s->costs[leaf]) {
+        p->drafted_ms += SO_MAX(ms, 0);
         return;
+    }
     p->drafted |= u.levels > 0;
     so_costs_observe_draft(&p->costs, s->costs[leaf], &u);
     double levels_ms = u.levels * level_cost_ms(p, s, leaf, SO_MAX(u.chains, 1));
+    double expected_ms = levels_ms + u.n_catch_up * so_costs_catch_up(&p->costs, s->costs[leaf]);
     p->levels_ms += levels_ms;
-    p->expected_draft_ms += levels_ms + u.n_catch_up * so_costs_catch_up(&p->costs, s->costs[leaf]);
+    p->expected_draft_ms += expected_ms;
+    p->drafted_ms += ms > 0 ? ms : expected_ms;
 }
 
 /* --- keep or go on --- */

@@ -158,7 +158,7 @@ typedef struct so_plan_query {
 /* Decides the depth of each query. All requests are of one set; `stage` is its next stage. */
 void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n);
 /* The jobs of the requests with a depth above 0, in order, as the drafter returned them; ms: time
- * of the drafter's call. */
+ * of the drafter's call, or -1 if it says nothing about the next ones. */
 void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
                            const so_draft_job *jobs, int n, double ms);
 /* After all stages of an alternative: returns whether the request's guesses stay. If not, the tree
@@ -169,6 +169,7 @@ const so_plan *so_plan_choose(so_planner *p);
 /* ms: the host's time for the verdict. r NULL: the request does not speculate. */
 void so_plan_observe_verdict(so_planner *p, so_plan_request *r, const so_tree *tree,
                              const so_verdict *v, so_verify_mode mode, double ms);
+/* pass_ms: -1 if it says nothing about the next passes. */
 void so_plan_end(so_planner *p, double pass_ms, int n_tokens);
 
 #endif

@@ -743,6 +743,29 @@ static void full_passes_are_not_probed(void **state) {
     bench_close(&b);
 }
 
+/* A pass for which the device prepared something (-1) does not change what passes are expected to take. */
+static void an_unusual_pass_is_not_learned(void **state) {
+    (void)state;
+    bench b = {0};
+    double before = 0, plain_ms = 0;
+    bench_open(&b, mild, 1, NULL, 1, 0);
+    for (int step = 0; step < 40; step++) {
+        bench_begin(&b, 0);
+        plain_ms = so_plan_choose(b.p)->plain_ms;
+        if (step == 20)
+            before = plain_ms;
+        so_plan_end(b.p, step < 20 ? mild(1) : -1, 1);
+    }
+    assert_true(before > 0 && plain_ms == before);
+    bench_begin(&b, 0);
+    so_plan_choose(b.p);
+    so_plan_end(b.p, 9 * mild(1), 1); /* learned, on the other hand */
+    bench_begin(&b, 0);
+    assert_true(so_plan_choose(b.p)->plain_ms > before);
+    so_plan_end(b.p, mild(1), 1);
+    bench_close(&b);
+}
+
 /* The exploration account keeps at most sixteen passes: a long text of easy tokens must not pay for
  * hundreds of failed drafts later. */
 static void the_account_has_a_maximum(void **state) {
@@ -1253,6 +1276,7 @@ int main(void) {
         cmocka_unit_test(drafters_left_out_are_probed_rarely),
         cmocka_unit_test(full_passes_are_not_probed),
         cmocka_unit_test(the_account_has_a_maximum),
+        cmocka_unit_test(an_unusual_pass_is_not_learned),
         cmocka_unit_test(the_shortfall_is_kept_by_batch_size),
         cmocka_unit_test(paid_drafters_replace_free_guesses),
         cmocka_unit_test(merged_drafters_are_planned_each),
