@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "so_rig.h"
 #include "sooth.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -51,6 +52,8 @@ static void file_and_cache(void **state) {
     struct stat st;
     if (SANITIZED || getenv("SOOTH_RUNNER"))
         SO_SKIP("a sanitizer or an emulator takes memory of its own");
+    if (so_test_on_gpu())
+        SO_SKIP("the driver of a GPU takes memory of its own");
     if (!path)
         SO_SKIP("smollm2 is not pulled");
     assert_int_equal(stat(path, &st), 0);

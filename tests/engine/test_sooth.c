@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "sample/noise.h"
+#include "so_rig.h"
 #include "so_tiny.h"
 #include "verify/sums.h"
 
@@ -516,6 +517,8 @@ static void test_cache_types(void **state) {
         assert_null(e);
     }
     sooth_engine *e = NULL;
+    if (so_test_on_gpu())
+        return;
     ep.kv_type = "bf16"; /* of a GPU */
     assert_int_equal(sooth_engine_create(f->model, &ep, &e, &err), SOOTH_EUNSUPPORTED);
     assert_non_null(strstr(err.message, "BF16 needs a GPU; 'cpu' has F16, F32 and Q8_0"));

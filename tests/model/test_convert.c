@@ -66,7 +66,7 @@ static void same_model(void **state) {
             largest = fmaxf(largest, fabsf(want[k]));
             worst = fmaxf(worst, fabsf(want[k] - got[k]));
         }
-        if (exact ? worst != 0 : worst > 1e-5f * largest)
+        if (exact ? worst != 0 : worst > (so_test_on_gpu() ? 5e-3f : 1e-5f) * largest)
             fail_msg("%s: logits differ by %g of %g", names[i], (double)worst, (double)largest);
     }
     free(want);

@@ -12,6 +12,8 @@ const char *so_test_device(void) {
     return s && *s ? s : "cpu";
 }
 
+bool so_test_on_gpu(void) { return strcmp(so_test_device(), "cpu") != 0; }
+
 /* A GPU defers everything by itself. */
 static const char *backend_name(const so_rig_opts *o) {
     const char *device = so_test_device();

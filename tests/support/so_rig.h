@@ -37,6 +37,7 @@ void so_rig_chunks(so_rig *r, so_seq *s, const int32_t *tokens, int n, int chunk
 /* SOOTH_TEST_FULL=1 asks for whole cross products instead of a covering part of them. */
 /* The backend that model tests run on: $SOOTH_DEVICE, or cpu. */
 const char *so_test_device(void);
+bool so_test_on_gpu(void);
 bool so_test_full(void);
 
 /* The levels this CPU has, scalar first. */
