@@ -3,6 +3,7 @@
 #include "so_test.h"
 
 #include <math.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -101,6 +102,61 @@ static void denormals_are_kept(void **state) {
     so_pool_free(t.pool);
 }
 
+/* Where the caller ran during a job, and how many cores it might have run on. */
+typedef struct visit {
+    int core, n_cores;
+    int pause_us;
+} visit;
+
+static void look_around(void *arg, int index, int count) {
+    visit *v = arg;
+    cpu_set_t mask;
+    (void)count;
+    if (index != 0)
+        return;
+    assert_int_equal(sched_getaffinity(0, sizeof mask, &mask), 0);
+    *v = (visit){sched_getcpu(), CPU_COUNT(&mask), v->pause_us};
+    if (v->pause_us)
+        usleep((useconds_t)v->pause_us);
+}
+
+/* The caller computes on the first core, wherever it was before, and is bound to it only where it
+ * would have to move or where a job was long; its mask is unchanged afterwards. */
+static void the_caller_is_bound(void **state) {
+    (void)state;
+    cpu_set_t all, last, after;
+    int first_core = 0, last_core = 0, n_free = 0;
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--)
+        if (CPU_ISSET(cpu, &all))
+            last_core = SO_MAX(last_core, cpu), first_core = cpu;
+    int n = CPU_COUNT(&all);
+    if (n < 2 || n > 64 || getenv("SOOTH_NO_PIN"))
+        SO_SKIP("nothing is bound on a machine with %d cores", n);
+    CPU_ZERO(&last);
+    CPU_SET(last_core, &last);
+    so_pool *p = NULL;
+    so_err err = {0};
+    SO_OK_OR_FAIL(so_pool_create(n, &p, &err), err);
+    for (int i = 0; i < 200; i++) {
+        visit v = {.pause_us = i % 20 == 0 ? 3000 : 0};
+        bool move = i % 5 == 3;
+        if (move)
+            assert_int_equal(sched_setaffinity(0, sizeof last, &last), 0);
+        so_pool_run(p, look_around, &v);
+        if (move || i == 0 || i % 20 == 1) { /* elsewhere, the first job, one after a long one */
+            assert_int_equal(v.core, first_core);
+            assert_int_equal(v.n_cores, 1);
+        }
+        n_free += v.n_cores == n;
+        assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+        assert_true(CPU_EQUAL(&after, move ? &last : &all));
+        assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+    }
+    assert_in_range(n_free, 1, 200);
+    so_pool_free(p);
+}
+
 static void bad_counts(void **state) {
     (void)state;
     so_pool *p = NULL;
@@ -135,11 +191,9 @@ static void splits_cover(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(barriers_order_memory),
-        cmocka_unit_test(sleepers_wake),
-        cmocka_unit_test(many_short_jobs),
-        cmocka_unit_test(denormals_are_kept),
-        cmocka_unit_test(bad_counts),
+        cmocka_unit_test(barriers_order_memory), cmocka_unit_test(sleepers_wake),
+        cmocka_unit_test(many_short_jobs),       cmocka_unit_test(the_caller_is_bound),
+        cmocka_unit_test(denormals_are_kept),    cmocka_unit_test(bad_counts),
         cmocka_unit_test(splits_cover),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
