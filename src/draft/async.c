@@ -515,6 +515,7 @@ void so_async_counts_add(so_async_counts *to, const so_async_counts *n) {
     to->late += n->late;
     to->absent += n->absent;
     to->skipped += n->skipped;
+    to->off += n->off;
     to->outcomes += n->outcomes;
     to->drafted += n->drafted;
     to->served += n->served;

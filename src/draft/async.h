@@ -19,6 +19,9 @@
  * does not exist. So a slow worker costs guesses and nothing else, and the length of a draft adapts
  * to the time that the target takes.
  *
+ * Whether it pays to draft ahead at all is measured (plan/compare.h). That is decided before a dispatch,
+ * and what was dispatched is looked up (so_plan_is_ahead).
+ *
  * `async(X)` becomes two alternatives: the cache, a drafter that costs the engine no time, and X
  * itself, which drafts in the engine's time if the planner expects that to pay (`fallback=`).
  *
@@ -103,12 +106,13 @@ bool so_async_is(const so_drafter *d); /* the drafter `cached` */
 
 /* What happened in the rounds of one request. */
 typedef struct so_async_counts {
-    int rounds;          /* rounds of which the end was guessed (dispatched) */
-    int hits;            /* their end was among the outcomes, and at least one level was ready */
-    int late;            /* it was among the outcomes, but no level was ready */
-    int absent;          /* it was not among them */
-    int skipped;         /* rounds that were not dispatched, or whose outcomes were not ready */
-    int outcomes;        /* outcomes drafted, all rounds */
+    int rounds;   /* rounds of which the end was guessed (dispatched) */
+    int hits;     /* their end was among the outcomes, and at least one level was ready */
+    int late;     /* it was among the outcomes, but no level was ready */
+    int absent;   /* it was not among them */
+    int skipped;  /* rounds that were not dispatched, or whose outcomes were not ready */
+    int off;      /* rounds that the planner did not have drafted ahead; none of the others */
+    int outcomes; /* outcomes drafted, all rounds */
     int drafted, served; /* guesses drafted for all outcomes; guesses given to the engine */
     int by_rank
         [SO_ASYNC_RANKS]; /* hits by the rank of their outcome, likeliest first; the last: all others */

@@ -52,11 +52,11 @@ static json_t *async_json(const so_request_stats *s) {
     double all_ms = a->worker_ms + s->draft_ms;
     for (int i = 0; i < SO_ASYNC_RANKS; i++)
         json_array_append_new(ranks, json_integer(a->by_rank[i]));
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:f, s:o}", "rounds", a->rounds,
-                     "hits", a->hits, "late", a->late, "absent", a->absent, "skipped", a->skipped,
-                     "outcomes", a->outcomes, "drafted", a->drafted, "served", a->served,
-                     "hits_by_rank", ranks, "worker_ms", a->worker_ms, "hidden",
-                     rate_json(all_ms > 0 ? a->worker_ms / all_ms : -1));
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:f, s:o}", "rounds",
+                     a->rounds, "hits", a->hits, "late", a->late, "absent", a->absent, "skipped",
+                     a->skipped, "off", a->off, "outcomes", a->outcomes, "drafted", a->drafted,
+                     "served", a->served, "hits_by_rank", ranks, "worker_ms", a->worker_ms,
+                     "hidden", rate_json(all_ms > 0 ? a->worker_ms / all_ms : -1));
 }
 
 /* Without a drafter every round decides one token and no guess is tested. */
@@ -71,7 +71,7 @@ json_t *so_figures_spec(const so_spec_label *who, const so_request_stats *s) {
                   "alpha", rate_json(x.alpha), "acceptance_rate", rate_json(x.acceptance_rate),
                   "round_rate", rate_json(x.round_rate), "draft_ms", s->draft_ms, "verify_ms",
                   s->verify_ms, "per_depth", per_depth_json(s));
-    if (s->async.rounds + s->async.skipped > 0) {
+    if (s->async.rounds + s->async.skipped + s->async.off > 0) {
         json_object_set_new(o, "hit_rate", rate_json(x.hit_rate));
         json_object_set_new(o, "async", async_json(s));
     }

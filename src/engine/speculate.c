@@ -30,6 +30,7 @@ struct so_speculator {
     so_planner *planner;
     so_drafters *drafters;
     bool planned; /* this step has a plan */
+    int64_t t_ns; /* start of this step */
 };
 
 /* --- the engine --- */
@@ -305,6 +306,7 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
     }
     so_plan_set_depths(planner, stage, set->asks, n);
     for (int i = 0; i < n; i++) {
+        set->requests[i]->stats.async.off += d->vt->dispatch && set->asks[i].max_depth == 0;
         if (set->asks[i].max_depth == 0)
             continue;
         set->jobs[n_jobs] = job_of(set->requests[i], stage, &set->asks[i], n_left);
@@ -393,7 +395,7 @@ static void dispatch_stage(so_engine *e, so_spec_set *s, int stage) {
     so_drafter *d = s->drafters.stages[stage].drafter;
     int n = 0;
     for (so_request *r = e->running; r; r = r->next) {
-        if (!may_continue(r) || r->spec.set != s)
+        if (!may_continue(r) || r->spec.set != s || !so_plan_is_ahead(r->spec.plan))
             continue;
         int depth = r->spec.length ? r->spec.length : r->spec.draft_max;
         so_plan_query ask = {.max_depth = SO_MIN(depth, r->max_len - r->n_tokens - 2)};
@@ -425,6 +427,7 @@ void so_speculate_step(so_engine *e) {
         room.prompt_rows += r->n_chunk + r->n_beam_rows;
     }
     e->spec->planned = n_spec > 0;
+    e->spec->t_ns = so_clock_ns();
     if (n_spec == 0)
         return;
     so_plan_begin(planner, &room);
@@ -453,5 +456,8 @@ void so_speculate_observe_pass(so_engine *e, double pass_ms, unsigned n_unusual)
             n_tokens += r->verdict.n_accepted + 1;
             r->spec.round++;
         }
-    so_plan_end(e->spec->planner, usual_ms(so_model_backend(e->m), n_unusual, pass_ms), n_tokens);
+    const so_backend *b = so_model_backend(e->m);
+    double step_ms = so_clock_ms_since(e->spec->t_ns);
+    so_plan_end(e->spec->planner, usual_ms(b, n_unusual, pass_ms), usual_ms(b, n_unusual, step_ms),
+                n_tokens);
 }

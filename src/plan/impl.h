@@ -3,10 +3,13 @@
 #ifndef SO_PLAN_IMPL_H
 #define SO_PLAN_IMPL_H
 
+#include "plan/compare.h"
 #include "plan/plan.h"
 #include "plan/select.h"
 #include "plan/shadow.h"
 #include "plan/smooth.h"
+
+enum { SO_PLAN_SIZES = 11 }; /* batch sizes, by the bit length of the number of requests */
 
 /* Rounds of a drafter with a cost: expected tokens of their guesses beyond the plain token, and
  * time beyond the plain pass (in plain passes). Also used for the running rates. */
@@ -22,6 +25,9 @@ struct so_plan_set {
     so_yield *yields[SO_PLAN_MODES]; /* [n_leaves] */
     double *probed_at;               /* [n_leaves] value of so_planner.token_clock */
     so_mean *novelty;                /* [n_leaves] in a+b: how often the first guess is a new one */
+    bool may_be_ahead, may_be_sync;  /* it has a stage that drafts ahead; and another one */
+    so_method method, next_method;   /* of this step and of the next one; if it may be ahead */
+    so_compare compare[SO_PLAN_MODES][SO_PLAN_SIZES];
 };
 
 struct so_plan_request {
@@ -68,8 +74,6 @@ typedef struct so_candidate {
     bool left_out; /* excluded: a later drafter of the same a+b gains more alone */
     so_draft_terms *terms;
 } so_candidate;
-
-enum { SO_PLAN_SIZES = 11 }; /* batch sizes, by the bit length of the number of requests */
 
 struct so_planner {
     so_costs costs;

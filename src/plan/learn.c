@@ -96,6 +96,11 @@ so_plan_set *so_plan_set_create(so_planner *p, const so_draft_set *drafters) {
     s->costs = SO_NEW_N(so_draft_cost *, n);
     s->novelty = SO_NEW_N(so_mean, n);
     s->probed_at = SO_NEW_N(double, n);
+    for (int i = 0; i < drafters->n_stages; i++) {
+        bool ahead = drafters->stages[i].drafter->vt->dispatch != NULL;
+        s->may_be_ahead |= ahead;
+        s->may_be_sync |= !ahead;
+    }
     for (int i = 0; i < n; i++) {
         const so_drafter *d = drafters->leaves[i];
         bool known = d->is_model && so_record_model_name(d->id, SO_PLAN_GREEDY, name);

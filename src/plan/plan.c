@@ -442,6 +442,16 @@ static void value_candidates(const so_planner *p, so_candidate *c, int n, int st
             (float)(p->price * branch_cost_ms(p, c[i].query->r->set, leaf, n));
 }
 
+static bool drafts_ahead(const so_drafter *d) { return d->vt->dispatch != NULL; }
+
+/* Whether the method of this step leaves a drafter out. */
+static bool is_off(const so_plan_request *r, const so_drafter *d) {
+    const so_plan_set *s = r->set;
+    if (r->o.length > 0 || !s->may_be_ahead)
+        return false;
+    return s->method == SO_METHOD_PLAIN || (s->method == SO_METHOD_SYNC && drafts_ahead(d));
+}
+
 void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n) {
     so_candidate *c = p->candidates;
     int m = 0, depth = 0, chosen = 0;
@@ -449,6 +459,9 @@ void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n)
         return;
     const so_plan_set *s = queries[0].r->set;
     int leaf = s->drafters->stages[stage].drafter->index;
+    for (int i = 0; i < n; i++)
+        if (is_off(queries[i].r, s->drafters->stages[stage].drafter))
+            queries[i].max_depth = 0;
     for (int i = 0; i < n; i++) {
         so_plan_request *r = queries[i].r;
         queries[i].terms = NULL;
@@ -735,6 +748,24 @@ static void learn_yield(so_planner *p, const so_plan_entry *e) {
     so_smooth(&all->passes, ms / p->plain_ms, SO_TUNE_YIELD_PART);
 }
 
+/* The comparison that this step belongs to. */
+static so_compare *comparison(so_planner *p, const so_plan_request *r) {
+    return &r->set->compare[r->o.mode][size_class(p->step.n_requests)];
+}
+
+/* The method of the next step of each set. A mixed set follows its last request. */
+static void choose_methods(so_planner *p) {
+    for (int i = 0; i < p->n_entries; i++) {
+        const so_plan_request *r = p->entries[i].r;
+        if (r && r->set->may_be_ahead)
+            r->set->next_method = so_compare_method(comparison(p, r));
+    }
+}
+
+bool so_plan_is_ahead(const so_plan_request *r) {
+    return r->o.length > 0 || r->set->next_method == SO_METHOD_AHEAD;
+}
+
 const so_plan *so_plan_choose(so_planner *p) {
     int n = p->n_entries;
     so_sum sum = {.tokens = n, .rows = p->step.n_requests + p->step.prompt_rows};
@@ -774,6 +805,7 @@ const so_plan *so_plan_choose(so_planner *p) {
         if (p->entries[i].n_keep < p->entries[i].tree->n_nodes - 1)
             so_tree_prune(p->entries[i].tree, p->entries[i].keep);
     }
+    choose_methods(p);
     return &p->plan;
 }
 
@@ -805,7 +837,29 @@ static void learn_rate(so_yield *y, double tokens, double passes, double part) {
     so_smooth(&y->passes, SO_MIN(passes, SO_TUNE_RATE_MAX_PASSES), part);
 }
 
-void so_plan_end(so_planner *p, double pass_ms, int n_tokens) {
+/* Steps count for a comparison if all requests are planned and of one set, and if the method is not
+ * changing: after a change the drafts of the old method are looked up, or caches catch up. Plain
+ * decoding is compared where speculation gains little. */
+static void observe_method(so_planner *p, double step_ms, int n_tokens) {
+    const so_plan_request *first = p->n_entries > 0 ? p->entries[0].r : NULL;
+    bool counts = step_ms > 0 && p->step.prompt_rows == 0 && first && first->set->may_be_ahead;
+    for (int i = 0; i < p->n_entries && counts; i++) {
+        const so_plan_request *r = p->entries[i].r;
+        counts = r && r->set == first->set && r->o.length == 0 && r->o.mode == first->o.mode;
+    }
+    if (counts && first->set->method == first->set->next_method) {
+        bool slow = running_gain(p, p->step.n_requests) < SO_TUNE_PLAIN_GAIN;
+        bool may[SO_METHODS] = {[SO_METHOD_AHEAD] = true,
+                                [SO_METHOD_SYNC] = first->set->may_be_sync,
+                                [SO_METHOD_PLAIN] = slow || !first->set->may_be_sync};
+        so_compare_observe(comparison(p, first), n_tokens, step_ms, may);
+    }
+    for (int i = 0; i < p->n_entries; i++)
+        if (p->entries[i].r)
+            p->entries[i].r->set->method = p->entries[i].r->set->next_method;
+}
+
+void so_plan_end(so_planner *p, double pass_ms, double step_ms, int n_tokens) {
     const so_plan *plan = &p->plan;
     if (plan->plain_ms > 0 && plan->n_requests > 0) {
         double tokens = (double)n_tokens / plan->n_requests;
@@ -819,5 +873,6 @@ void so_plan_end(so_planner *p, double pass_ms, int n_tokens) {
     bool was_plain = plan->n_rows == p->step.n_requests + p->step.prompt_rows && !p->drafted;
     p->steps_since_plain = was_plain || p->force_plain ? 0 : p->steps_since_plain + 1;
     so_costs_observe_pass(&p->costs, plan->n_rows, pass_ms, p->drafted);
+    observe_method(p, step_ms, n_tokens);
     p->n_passes++;
 }

@@ -12,6 +12,9 @@
  *   so_plan_keep_guesses   after an alternative of `a,b`: whether the free guesses of a stay, or
  *                          are dropped because b is expected to gain more.
  *   so_plan_choose         after drafting: which nodes of all trees go into the pass (select.h).
+ *   so_plan_is_ahead       after that: whether the next round is drafted ahead (draft/async.h). The
+ *                          methods with and without are compared by the clock (compare.h). Drafts of
+ *                          a fixed length are always made ahead, without a comparison.
  *
  * The aim is the most tokens per unit of time in the long run. Time therefore has a price: λ, the
  * running rate of the whole batch in tokens per millisecond. Each step takes the guesses that
@@ -78,6 +81,7 @@
  *   so_plan_observe_draft    what drafting took
  *   so_plan_keep_guesses     after each alternative: keep its guesses, or go on to the next one
  *   so_plan_choose           which nodes go into the pass; the trees are pruned
+ *   so_plan_is_ahead         per request: dispatch to a drafter that drafts ahead
  *   so_plan_observe_verdict  which guesses were accepted, per request
  *   so_plan_end              what the pass took
  *
@@ -166,10 +170,15 @@ void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
 bool so_plan_keep_guesses(so_planner *p, const so_plan_query *query, int alternative);
 
 const so_plan *so_plan_choose(so_planner *p);
+/* Whether drafts for the request's next round are to be made during this step's pass, and looked up in
+ * that round. This is decided before the dispatch, and never changed between dispatch and lookup: until
+ * then the time that drafting takes, which may depend on sampled tokens, must not decide whether they
+ * are tested (rule of sight, draft/drafter.h). */
+bool so_plan_is_ahead(const so_plan_request *r);
 /* ms: the host's time for the verdict. r NULL: the request does not speculate. */
 void so_plan_observe_verdict(so_planner *p, so_plan_request *r, const so_tree *tree,
                              const so_verdict *v, so_verify_mode mode, double ms);
-/* pass_ms: -1 if it says nothing about the next passes. */
-void so_plan_end(so_planner *p, double pass_ms, int n_tokens);
+/* pass_ms: of the pass, step_ms: of the whole step; -1 if they say nothing about the next ones. */
+void so_plan_end(so_planner *p, double pass_ms, double step_ms, int n_tokens);
 
 #endif

@@ -120,7 +120,7 @@ static void run_round(sim *s, so_planner *p, so_plan_request *r, int *at) {
     v = (so_verdict){.n_accepted = hit, .n_tested = SO_MIN(hit + 1, kept)};
     so_plan_observe_verdict(p, r, &t, &v, SO_VERIFY_MATCH, 0);
     bool probe = plan->probe;
-    so_plan_end(p, shown(s, pass), hit + 1);
+    so_plan_end(p, shown(s, pass), -1, hit + 1);
     int32_t out[MAX_K + 1];
     for (int i = 0; i <= hit; i++)
         out[i] = 1;
@@ -575,7 +575,7 @@ static void probes_take_turns(void **state) {
             probed[i] += queries[i].max_depth;
         const so_plan *plan = so_plan_choose(b.p);
         n_probes += plan->probe;
-        so_plan_end(b.p, flat(plan->n_rows), 2);
+        so_plan_end(b.p, flat(plan->n_rows), -1, 2);
     }
     assert_true(n_probes > 10 && abs(probed[0] - probed[1]) <= 1);
     assert_int_equal(probed[0] + probed[1], n_probes);
@@ -648,7 +648,7 @@ static void sampled_probes_are_charged(void **state) {
         so_plan_observe_verdict(b.p, b.r[0], &b.t[0], &v, SO_VERIFY_REJECT, 0);
         extra += (mild(plan->n_rows) + n * draft_ms) / mild(1) - 1;
         n_probes += plan->probe;
-        so_plan_end(b.p, mild(plan->n_rows), 1);
+        so_plan_end(b.p, mild(plan->n_rows), -1, 1);
     }
     printf("bad drafter, sampled: %d probes, %.2f %% slower\n", n_probes, 100 * extra / N);
     assert_true(n_probes > 5 && extra < 0.02 * N);
@@ -670,7 +670,7 @@ static int count_probes(bench *b, cost *t, int n) {
             assert_true(queries[i].max_depth <= 1 && !queries[i].terms);
         const so_plan *plan = so_plan_choose(b->p);
         n_probes += plan->probe;
-        so_plan_end(b->p, t(plan->n_rows), b->n);
+        so_plan_end(b->p, t(plan->n_rows), -1, b->n);
     }
     return n_probes;
 }
@@ -701,7 +701,7 @@ static void probe_intervals(void **state) {
             for (int k = 0; k < 300; k++) { /* the account must not be the limit */
                 bench_begin(&b, 0);
                 so_plan_choose(b.p);
-                so_plan_end(b.p, mild(1), 1);
+                so_plan_end(b.p, mild(1), -1, 1);
             }
         int n = count_probes(&b, mild, cases[i].n_steps);
         printf("%s: %d probes in %d steps\n", cases[i].what, n, cases[i].n_steps);
@@ -738,7 +738,7 @@ static void full_passes_are_not_probed(void **state) {
         so_plan_set_depths(b.p, 0, &query, 1);
         assert_int_equal(query.max_depth, step < 20 ? 0 : 1);
         so_plan_choose(b.p);
-        so_plan_end(b.p, mild(1), 1);
+        so_plan_end(b.p, mild(1), -1, 1);
     }
     bench_close(&b);
 }
@@ -754,15 +754,15 @@ static void an_unusual_pass_is_not_learned(void **state) {
         plain_ms = so_plan_choose(b.p)->plain_ms;
         if (step == 20)
             before = plain_ms;
-        so_plan_end(b.p, step < 20 ? mild(1) : -1, 1);
+        so_plan_end(b.p, step < 20 ? mild(1) : -1, -1, 1);
     }
     assert_true(before > 0 && plain_ms == before);
     bench_begin(&b, 0);
     so_plan_choose(b.p);
-    so_plan_end(b.p, 9 * mild(1), 1); /* learned, on the other hand */
+    so_plan_end(b.p, 9 * mild(1), -1, 1); /* learned, on the other hand */
     bench_begin(&b, 0);
     assert_true(so_plan_choose(b.p)->plain_ms > before);
-    so_plan_end(b.p, mild(1), 1);
+    so_plan_end(b.p, mild(1), -1, 1);
     bench_close(&b);
 }
 
@@ -775,7 +775,7 @@ static void the_account_has_a_maximum(void **state) {
     for (int step = 0; step < 5000; step++) {
         bench_begin(&b, 0);
         so_plan_choose(b.p);
-        so_plan_end(b.p, mild(1), 1);
+        so_plan_end(b.p, mild(1), -1, 1);
     }
     assert_true(so_planner_account(b.p) > 15.9 && so_planner_account(b.p) <= 16);
     bench_close(&b);
@@ -800,7 +800,7 @@ static void the_shortfall_is_kept_by_batch_size(void **state) {
         if (drafts) /* many levels, but no guess that is worth its row */
             so_plan_observe_draft(b.p, 0, queries, jobs, 2, 20 * 0.9);
         so_plan_choose(b.p);
-        so_plan_end(b.p, flat(2), 2);
+        so_plan_end(b.p, flat(2), -1, 2);
     }
     printf("two requests draft %d times without a gain\n", n_drafts);
     assert_in_range(n_drafts, 1, 100);
@@ -883,7 +883,7 @@ static void merged_drafters_are_planned_each(void **state) {
             asked += step >= 300 && levels[1] > 0;
             depth += step >= 300 ? levels[1] : 0;
             const so_plan *plan = so_plan_choose(b.p);
-            so_plan_end(b.p, flat(plan->n_rows), 1);
+            so_plan_end(b.p, flat(plan->n_rows), -1, 1);
             int32_t text[4]; /* the first is right in half of the rounds, else the second */
             for (int i = 0; i < 4; i++)
                 text[i] = dice_uniform(&d) < 0.5 ? 1 : 3;
@@ -963,7 +963,7 @@ static void probes_with_long_prompts_are_rare(void **state) {
             }
             const so_plan *plan = so_plan_choose(b.p);
             ms += mild(plan->n_rows);
-            so_plan_end(b.p, mild(plan->n_rows), 4);
+            so_plan_end(b.p, mild(plan->n_rows), -1, 4);
             so_plan_request_observe(b.r[0], (int32_t[]){1, 1, 1, 2}, 4);
         }
     }
@@ -1017,7 +1017,7 @@ static int free_guesses_kept(int n_refused) {
         }
         so_plan_observe_draft(b.p, 1, &query, &job, 1, job.n_levels * 0.2);
         const so_plan *plan = so_plan_choose(b.p);
-        so_plan_end(b.p, mild(plan->n_rows), 1);
+        so_plan_end(b.p, mild(plan->n_rows), -1, 1);
     }
     for (bool kept = false; n < 8 && !kept; n += !kept) {
         bench_begin(&b, 0);
@@ -1093,7 +1093,7 @@ static void fixed_lengths_block_no_neighbour(void **state) {
         const so_plan *plan = so_plan_choose(b.p);
         guessed += b.t[0].n_nodes > 1;
         assert_int_equal(b.t[1].n_nodes, 5);
-        so_plan_end(b.p, mild(plan->n_rows), 4);
+        so_plan_end(b.p, mild(plan->n_rows), -1, 4);
         for (int i = 0; i < 2; i++)
             so_plan_request_observe(b.r[i], (int32_t[]){dice_uniform(&d) < 0.9 ? 1 : 2}, 1);
     }
@@ -1197,7 +1197,7 @@ static void run_streams(streams *c, int n_tokens) {
                 at[i] = read[i] = 0;
             }
         }
-        so_plan_end(b.p, pass_ms, got);
+        so_plan_end(b.p, pass_ms, -1, got);
         c->ms += pass_ms + draft_ms;
         c->tokens += got;
     }
@@ -1256,6 +1256,56 @@ static void several_requests_lose_little(void **state) {
         }
 }
 
+static void no_dispatch(so_drafter *d, const so_draft_job *jobs, int n) {
+    (void)d;
+    (void)jobs;
+    (void)n;
+}
+
+/* A set with a stage that drafts ahead: where synchronous drafting is twice as fast, the planner stops
+ * drafting ahead, and its stage drafts in exactly those rounds for which it was dispatched. With a fixed
+ * length it always is. */
+static void drafting_ahead_is_compared(void **state) {
+    static const so_drafter_vt AHEAD_VT = {.name = "ahead", .dispatch = no_dispatch};
+    static const int alternative[] = {0, 1};
+    (void)state;
+    for (int length = 0; length <= 3; length += 3)
+        for (int faster = 0; faster < 2; faster++) { /* 0: drafting ahead, 1: synchronous */
+            bench b = {0};
+            int n_ahead = 0, n_changes = 0;
+            bench_open(&b, mild, 2, alternative, 1, length);
+            b.drafters[0].vt = &AHEAD_VT;
+            so_plan_request_free(b.r[0]);
+            so_plan_set_free(b.ps);
+            b.ps = so_plan_set_create(b.p, &b.set);
+            b.r[0] = so_plan_request_create(b.ps, &(so_plan_request_opts){.length = length});
+            bool dispatched = true;
+            for (int step = 0; step < 3000; step++) {
+                bench_begin(&b, 0);
+                so_plan_query ahead = query_of(&b, 0, 1, 100), sync = ahead;
+                so_plan_set_depths(b.p, 0, &ahead, 1);
+                so_plan_set_depths(b.p, 1, &sync, 1);
+                if ((ahead.max_depth > 0) != dispatched)
+                    fail_msg("step %d: looked up %d, dispatched %d", step, ahead.max_depth > 0,
+                             dispatched);
+                so_plan_choose(b.p);
+                bool next = so_plan_is_ahead(b.r[0]);
+                n_changes += next != dispatched;
+                dispatched = next;
+                n_ahead += next;
+                so_plan_end(b.p, mild(1), next == (faster == 0) ? 10 : 20, 2);
+            }
+            if (length > 0)
+                assert_int_equal(n_ahead, 3000);
+            else if (faster == 0)
+                assert_in_range(n_ahead, 2700, 2999);
+            else
+                assert_in_range(n_ahead, 1, 300);
+            assert_true(length > 0 ? n_changes == 0 : n_changes >= 2);
+            bench_close(&b);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sampled_trees_stay_whole),
@@ -1288,6 +1338,7 @@ int main(void) {
         cmocka_unit_test(prefill_raises_the_price),
         cmocka_unit_test(fixed_lengths_block_no_neighbour),
         cmocka_unit_test(several_requests_lose_little),
+        cmocka_unit_test(drafting_ahead_is_compared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

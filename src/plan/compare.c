@@ -1,0 +1,113 @@
+/* The arithmetic of compare.h. The ratio is that of sums, not a mean of ratios: in a stretch of eight
+ * rounds the number of tokens varies by a quarter, and a mean of logarithms would favour plain decoding,
+ * whose number does not vary. The logarithms only give the scatter. */
+#include "plan/compare.h"
+
+#include <math.h>
+
+#include "base/mem.h"
+#include "plan/tuning.h"
+
+static so_compare_pair *pair_of(so_compare *c, so_method a, so_method b) {
+    return &c->pairs[SO_MIN(a, b)][SO_MAX(a, b)];
+}
+
+double so_compare_ratio(const so_compare *c, so_method a, so_method b, double *error) {
+    const so_compare_pair *p = &c->pairs[SO_MIN(a, b)][SO_MAX(a, b)];
+    const so_compare_side *x = &p->side[a > b], *y = &p->side[a < b];
+    *error = INFINITY;
+    if (!(p->n > 0))
+        return 0;
+    double prior = SO_TUNE_COMPARE_SPREAD * SO_TUNE_COMPARE_SPREAD;
+    double mean = p->log_sum / p->n;
+    double squares = SO_MAX(p->log_squares - p->n * mean * mean, 0);
+    double variance = (squares + SO_TUNE_COMPARE_PRIOR * prior) / (p->n + SO_TUNE_COMPARE_PRIOR);
+    *error = sqrt(variance / p->n);
+    return x->tokens / x->ms / (y->tokens / y->ms);
+}
+
+static void add_side(so_compare_side *to, const so_compare_side *x) {
+    to->tokens += x->tokens;
+    to->ms += x->ms;
+}
+
+/* The method has changed: this stretch and the one before are a pair. */
+static void add_pair(so_compare *c) {
+    so_compare_pair *p = pair_of(c, c->before_method, c->current);
+    bool swapped = c->before_method > c->current;
+    const so_compare_side *low = swapped ? &c->now : &c->before;
+    const so_compare_side *high = swapped ? &c->before : &c->now;
+    double ratio = log(low->tokens / low->ms / (high->tokens / high->ms));
+    add_side(&p->side[0], low);
+    add_side(&p->side[1], high);
+    p->n++;
+    p->n_ever += p->n_ever < SO_TUNE_COMPARE_FIRST;
+    p->log_sum += ratio;
+    p->log_squares += ratio * ratio;
+}
+
+static void fade(so_compare *c) {
+    for (int a = 0; a < SO_METHODS; a++)
+        for (int b = a + 1; b < SO_METHODS; b++) {
+            so_compare_pair *p = &c->pairs[a][b];
+            double *sums[] = {&p->side[0].tokens, &p->side[0].ms, &p->side[1].tokens,
+                              &p->side[1].ms,     &p->n,          &p->log_sum,
+                              &p->log_squares};
+            for (size_t i = 0; i < SO_LEN(sums); i++)
+                *sums[i] *= SO_TUNE_COMPARE_KEEP;
+        }
+}
+
+/* The method that may be faster than the base by the most; the base if none may. */
+static so_method challenger(const so_compare *c, const bool may[SO_METHODS]) {
+    so_method best = c->base;
+    double most = 1;
+    for (so_method m = 0; m < SO_METHODS; m++) {
+        double error, ratio = m == c->base ? 0 : so_compare_ratio(c, m, c->base, &error);
+        if (m == c->base || !may[m])
+            continue;
+        double bound = ratio * exp(SO_TUNE_COMPARE_HOPE * error);
+        int n_pairs = c->pairs[SO_MIN(m, c->base)][SO_MAX(m, c->base)].n_ever;
+        if (n_pairs < SO_TUNE_COMPARE_FIRST || c->unused[m] >= SO_TUNE_COMPARE_UNUSED)
+            bound = INFINITY;
+        if (bound > most) {
+            best = m;
+            most = bound;
+        }
+    }
+    return best;
+}
+
+/* The base of the next stretch: the current method if it was measured to be faster. */
+static void choose_base(so_compare *c, const bool may[SO_METHODS]) {
+    double error, ratio = so_compare_ratio(c, c->current, c->base, &error);
+    bool is_faster = c->current != c->base && ratio > 1 + SO_TUNE_COMPARE_PROOF * error;
+    if (!may[c->base] || is_faster)
+        c->base = may[c->current] ? c->current : SO_METHOD_AHEAD;
+}
+
+void so_compare_observe(so_compare *c, double tokens, double ms, const bool may[SO_METHODS]) {
+    if (!(tokens > 0) || !(ms > 0) || !isfinite(tokens) || !isfinite(ms))
+        return;
+    /* An interruption of the machine says nothing about the method. */
+    if (c->n_now > 0)
+        ms = SO_MIN(ms, SO_TUNE_COMPARE_SPIKE * c->now.ms / c->n_now);
+    else if (c->n_before > 0)
+        ms = SO_MIN(ms, SO_TUNE_COMPARE_SPIKE * c->before.ms / c->n_before);
+    add_side(&c->now, &(so_compare_side){tokens, ms});
+    if (++c->n_now < SO_TUNE_COMPARE_STRETCH)
+        return;
+    fade(c);
+    if (c->n_before > 0 && c->before_method != c->current)
+        add_pair(c);
+    bool was_base = c->current == c->base;
+    for (so_method m = 0; m < SO_METHODS; m++)
+        c->unused[m] = m == c->current ? 0 : c->unused[m] + 1;
+    choose_base(c, may);
+    c->before_method = c->current;
+    c->before = c->now;
+    c->n_before = c->n_now;
+    c->current = was_base || c->current == c->base ? challenger(c, may) : c->base;
+    c->now = (so_compare_side){0};
+    c->n_now = 0;
+}
