@@ -29,7 +29,7 @@
 #include "draft/model.h"
 
 enum {
-    N_RANKS = 16,
+    N_RANKS = SO_SHAPE_RANKS,
     DEFAULT_DEPTH = 8,
     DEFAULT_NODES = 64,
     DEFAULT_ANSWER = 64,

@@ -36,7 +36,7 @@
 #include "draft/rows.h"
 #include "draft/shape.h"
 
-enum { MAX_LEVELS = SO_HEADS_MAX + 1, BEST_WIDTH = 16, DEFAULT_BEST_NODES = 16 };
+enum { MAX_LEVELS = SO_HEADS_MAX + 1, DEFAULT_BEST_NODES = 16 };
 
 typedef struct request {
     float *x;      /* [d] the state from which the token at `pos` was sampled */
@@ -268,11 +268,16 @@ static void add_chain(heads_drafter *hd, so_draft_job *job, const so_sample_para
 
 /* --- trees --- */
 
+/* Ranks of a level that a tree of `best` may use: a tree of N nodes holds no rank from N. */
+static int best_width(const heads_drafter *hd) {
+    return SO_MIN(SO_MAX(hd->o.nodes, 2), (int)SO_SAMPLE_TOP_MAX);
+}
+
 /* The most likely paths by the probabilities of these rows. */
 static bool grow_best(heads_drafter *hd, int n, int budget) {
     so_shape_table *t = SO_NEW(so_shape_table);
     t->n_depths = SO_MIN(n, (int)SO_SHAPE_DEPTHS);
-    t->n_ranks = BEST_WIDTH;
+    t->n_ranks = best_width(hd);
     for (int d = 0; d < t->n_depths; d++)
         for (int i = 0; i < SO_MIN(hd->levels[d].n, t->n_ranks); i++)
             t->accuracy[d][i] = SO_MIN(SO_MAX((double)hd->levels[d].chance[i], 0.0), 1.0);
@@ -377,7 +382,7 @@ static int width_of(const heads_drafter *hd) {
         return SO_MAX(hd->o.k, 2);
     for (int i = 0; i < hd->shape->n_nodes; i++)
         width = SO_MAX(width, hd->shape->nodes[i].rank + 1);
-    return hd->o.best ? BEST_WIDTH : width;
+    return hd->o.best ? best_width(hd) : width;
 }
 
 /* Adds the guesses of the group's i-th job. */

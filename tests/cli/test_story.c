@@ -202,6 +202,7 @@ static void test_calibrate_heads(void **state) {
     const json_t *accuracy = json_object_get(o, "accuracy");
     assert_int_equal(json_array_size(json_object_get(o, "nodes")), 16);
     assert_int_equal(json_array_size(accuracy), 4);
+    assert_int_equal(json_array_size(json_array_get(accuracy, 0)), 64);
     double first = json_number_value(json_array_get(json_array_get(accuracy, 0), 0));
     assert_true(first > 0.25 && first < 0.75);
     json_decref(o);

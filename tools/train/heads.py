@@ -29,7 +29,7 @@ import llama
 import optim
 from progress import log_line
 
-RANKS = 10  # guesses per head whose accuracy is measured and written
+RANKS = 64  # guesses per head whose accuracy is measured and written: as many as a tree may use
 
 
 def parser(doc):
