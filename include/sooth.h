@@ -99,6 +99,11 @@ typedef struct sooth_model_params {
         *device; /* "cpu", "cuda", "cuda:N"; NULL or "auto": a GPU if there is one and the model
                            fits, else the CPU. CPU and GPU give different bits */
     const char *draft_device; /* the same for draft models; NULL: as the model */
+    int draft_cores; /* cores for draft models alone, the last ones that the process may use; the
+                        model has the others. 0: they share all. For spec "async(model)", which
+                        drafts while the model verifies, and excludes draft_device:
+                            params.draft_cores = 1;        (of the model)
+                            params.spec = "async(model)";  (of the request) */
 } sooth_model_params;
 
 /* Fills *p with defaults. Call it before setting fields. */
@@ -370,6 +375,9 @@ typedef struct sooth_result {
     uint64_t nonce;
     sooth_hypothesis *best; /* [n_best] of a beam search, best first: the first is `text` */
     size_t n_best;
+    double
+        hit_rate; /* of "async": rounds that found a draft that was made ahead / rounds that looked
+                        for one; negative: none did */
 } sooth_result;
 
 /* Makes *r empty. Call it before r is first passed to a function. */

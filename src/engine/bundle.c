@@ -125,9 +125,10 @@ static int check_cores(const so_bundle_opts *o, so_err *err) {
         return SO_OK;
     return so_err_set(
         err, SO_ERANGE,
-        "--draft-cores %d and %d thread%s for the model need %d cores, but this process "
-        "may use %d: lower one of them",
-        o->draft_cores, n_threads, n_threads == 1 ? "" : "s", o->draft_cores + n_threads, all);
+        "%d core%s for drafts (draft cores) and %d thread%s for the model need %d cores, but this "
+        "process may use %d: lower one of them",
+        o->draft_cores, o->draft_cores == 1 ? "" : "s", n_threads, n_threads == 1 ? "" : "s",
+        o->draft_cores + n_threads, all);
 }
 
 /* Whether weights of this size leave room for a cache in the device's memory. Packed weights of K

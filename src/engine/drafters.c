@@ -224,7 +224,7 @@ static int make_model(so_drafters *d, const so_spec *s, const so_spec_node *n, s
     if (rc == SO_OK && o.ahead && so_model_backend(m) == so_model_backend(e->m))
         rc = so_err_set(err, SO_EINVAL,
                         "async needs hardware of its own for the draft model: give --draft-cores N "
-                        "(or --draft-device)");
+                        "or --draft-device (in the library draft_cores, draft_device)");
     if (rc == SO_OK)
         rc = set_tree(e, s, n, &o, err);
     return rc == SO_OK ? so_model_drafter_create(m, &o, inner, out, err) : rc;

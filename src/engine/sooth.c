@@ -92,10 +92,17 @@ static int bundle_opts(const sooth_model_params *p, so_bundle_opts *o, so_err *e
     o->n_threads = p->n_threads;
     o->device = p->device ? p->device : "auto";
     o->draft_device = p->draft_device;
+    o->draft_cores = p->draft_cores;
     o->progress = p->progress;
     o->user = p->progress_user;
     if (p->n_threads < 0 || p->n_threads > 256)
         return so_err_set(err, SO_ERANGE, "n_threads %d: must be from 0 to 256", p->n_threads);
+    if (p->draft_cores < 0 || p->draft_cores > 256)
+        return so_err_set(err, SO_ERANGE, "draft_cores %d: must be from 0 to 256", p->draft_cores);
+    if (p->draft_cores > 0 && p->draft_device)
+        return so_err_set(err, SO_EINVAL,
+                          "draft_cores %d and draft_device '%.40s': set one of them",
+                          p->draft_cores, p->draft_device);
     if (p->cpu_level && !so_cpu_level_parse(p->cpu_level, &o->level))
         return so_err_set(err, SO_EINVAL,
                           "cpu_level '%.40s': must be auto, scalar, avx2, avxvnni, avx512 or amx",
@@ -639,6 +646,7 @@ static void fill_result(const sooth_request *r, sooth_result *out) {
     out->has_nonce = so_request_nonce(r->r, &out->nonce);
     out->timings = timings_of(st);
     out->metrics = metrics_of(st);
+    out->hit_rate = so_stats_rates(st).hit_rate;
     if (has_logprobs(out))
         fill_logprobs(r->r, out);
     if (has_best(out))

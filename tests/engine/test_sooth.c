@@ -7,10 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/cpu.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "sample/noise.h"
 #include "so_rig.h"
 #include "so_tiny.h"
@@ -557,6 +557,50 @@ static void test_nonce(void **state) {
     sooth_result_deinit(&second);
 }
 
+/* Draft cores: the model drafts for itself on one of two, ahead, and the text stays the same. Too many
+ * cores, and both kinds of hardware at once, are refused with the numbers. */
+static void test_draft_cores(void **state) {
+    fixture *f = *state;
+    sooth_error err;
+    sooth_model *m = NULL;
+    sooth_engine *e = NULL;
+    sooth_result plain, got;
+    sooth_params p = seeded(4, 30);
+    sooth_model_params mp;
+    sooth_engine_params ep;
+    sooth_model_params_init(&mp);
+    mp.draft_cores = so_cpu_count();
+    assert_int_equal(sooth_model_load(f->path, &mp, &m, &err), SOOTH_ERANGE);
+    assert_non_null(strstr(err.message, "for drafts"));
+    mp.draft_cores = -1;
+    assert_int_equal(sooth_model_load(f->path, &mp, &m, &err), SOOTH_ERANGE);
+    assert_non_null(strstr(err.message, "draft_cores -1"));
+    mp.draft_cores = 1;
+    mp.draft_device = "cpu";
+    assert_int_equal(sooth_model_load(f->path, &mp, &m, &err), SOOTH_EINVAL);
+    assert_non_null(strstr(err.message, "set one of them"));
+    if (so_cpu_count() < 2 || so_test_on_gpu())
+        return;
+    mp.draft_device = NULL;
+    assert_int_equal(sooth_model_load(f->path, &mp, &m, &err), SOOTH_OK);
+    sooth_engine_params_init(&ep);
+    ep.draft_model = f->path;
+    assert_int_equal(sooth_engine_create(m, &ep, &e, &err), SOOTH_OK);
+    generate(e, &p, &plain);
+    p.spec = "async(model,wait=3)";
+    p.spec_length = 3;
+    generate(e, &p, &got);
+    assert_int_equal(got.n_tokens, plain.n_tokens);
+    assert_memory_equal(got.tokens, plain.tokens, plain.n_tokens * sizeof *plain.tokens);
+    assert_true(got.timings.draft_n_accepted > 10);
+    assert_true(plain.hit_rate < 0 && got.hit_rate > 0.5 && got.hit_rate <= 1);
+    assert_int_equal(sooth_generate(f->engine, "x", &p, NULL, NULL, NULL, &err), SOOTH_EINVAL);
+    sooth_result_deinit(&plain);
+    sooth_result_deinit(&got);
+    sooth_engine_free(e);
+    sooth_model_free(m);
+}
+
 static void test_own_drafter(void **state) {
     fixture *f = *state;
     sooth_error err;
@@ -851,6 +895,7 @@ int main(void) {
         WITH_FIXTURE(test_old_result_without_logprobs),
         WITH_FIXTURE(test_cache_types),
         WITH_FIXTURE(test_nonce),
+        WITH_FIXTURE(test_draft_cores),
         WITH_FIXTURE(test_own_drafter),
         WITH_FIXTURE(test_own_tree),
         WITH_FIXTURE(test_prediction_and_metrics),
