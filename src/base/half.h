@@ -1,4 +1,4 @@
-/* 16-bit floats in plain C: IEEE half (F16) and bfloat16. Conversions round to nearest even. Those
+/* 16-bit floats in plain C, IEEE half (F16) and bfloat16, and those of 8 bits (E4M3). Conversions round to nearest even. Those
  * of F16 are bit-identical to the instructions vcvtps2ph and vcvtph2ps, so a kernel may use these
  * functions or the instructions. */
 #ifndef SO_BASE_HALF_H
@@ -49,6 +49,16 @@ static inline uint16_t so_f32_to_bf16(float f) {
     if ((u & 0x7FFFFFFFu) > 0x7F800000u)
         return (uint16_t)(u >> 16 | 0x40u);
     return (uint16_t)((u + 0x7FFFu + (u >> 16 & 1)) >> 16);
+}
+
+/* E4M3 without infinities: 4 bits of exponent, bias 7; 3 of mantissa; at most 448; 0x7F is NaN. */
+static inline float so_e4m3_to_f32(uint8_t v) {
+    uint32_t sign = (uint32_t)(v & 0x80u) << 24, exp = v >> 3 & 15u, man = v & 7u;
+    if ((v & 0x7Fu) == 0x7Fu)
+        return so_bits_f32(sign | 0x7FC00000u);
+    if (exp == 0)
+        return so_bits_f32(sign | so_f32_bits((float)man * 0x1p-9f));
+    return so_bits_f32(sign | (exp + 120) << 23 | man << 20);
 }
 
 #endif

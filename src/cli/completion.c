@@ -44,9 +44,8 @@ static void add_choices(so_buf *out, const char *choices) {
 
 static void add_types(so_buf *out) {
     for (int i = 0; i < SO_DTYPE_COUNT; i++) {
-        const so_dtype_info *t = so_dtype_get(i);
-        if (t && t->name)
-            add_word(out, t->name, strlen(t->name));
+        if (so_dtype_in_gguf(i))
+            add_word(out, so_dtype_get(i)->name, strlen(so_dtype_get(i)->name));
     }
 }
 

@@ -368,6 +368,11 @@ int so_checkpoint_require(const so_checkpoint *c, const char *name, const so_ten
                           so_err *err) {
     const so_tensor *t = so_checkpoint_tensor(c, name);
     int64_t at;
+    if (t && t->dtype == SO_DTYPE_F8_E4M3)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "%s: tensor %s cannot be used: dtype F8_E4M3 is supported only for the "
+                          "matrices of a model",
+                          c->path, name);
     if (t) {
         *out = t;
         return SO_OK;

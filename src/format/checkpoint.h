@@ -50,7 +50,7 @@ size_t so_checkpoint_n_tensors(const so_checkpoint *c);
 const so_tensor *so_checkpoint_tensor_at(const so_checkpoint *c, size_t i);
 const so_tensor *so_checkpoint_tensor(const so_checkpoint *c, const char *name);
 /* As so_checkpoint_tensor, with an error: SO_ENOTFOUND if the tensor is missing, SO_EUNSUPPORTED if
- * its dtype or shape is not supported. */
+ * its dtype or shape is not supported, or if its numbers need scales (F8_E4M3). */
 int so_checkpoint_require(const so_checkpoint *c, const char *name, const so_tensor **out,
                           so_err *err);
 

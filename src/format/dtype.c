@@ -12,6 +12,7 @@ static const so_dtype_info table[SO_DTYPE_COUNT] = {
     ROW(F32, 1, sizeof(float)),
     ROW(F16, 1, sizeof(uint16_t)),
     ROW(BF16, 1, sizeof(uint16_t)),
+    ROW(F8_E4M3, 1, sizeof(uint8_t)),
     ROW(Q4_0, SO_QK, sizeof(so_block_q4_0)),
     ROW(Q4_1, SO_QK, sizeof(so_block_q4_1)),
     ROW(Q5_0, SO_QK, sizeof(so_block_q5_0)),
@@ -32,7 +33,7 @@ const so_dtype_info *so_dtype_get(int dtype) {
 
 bool so_dtype_parse(const char *name, so_dtype *out) {
     for (int i = 0; i < SO_DTYPE_COUNT; i++) {
-        if (table[i].name && strcasecmp(table[i].name, name) == 0) {
+        if (so_dtype_in_gguf(i) && strcasecmp(table[i].name, name) == 0) {
             *out = (so_dtype)i;
             return true;
         }

@@ -19,7 +19,8 @@ typedef enum so_dtype {
     SO_DTYPE_Q5_K = 13,
     SO_DTYPE_Q6_K = 14,
     SO_DTYPE_BF16 = 30,
-    SO_DTYPE_COUNT = 31, /* one more than the largest; the gaps are unsupported types */
+    SO_DTYPE_F8_E4M3 = 31, /* not in GGUF files: only read, from folders (model/fp8.h) */
+    SO_DTYPE_COUNT = 32,   /* one more than the largest; the gaps are unsupported types */
 } so_dtype;
 
 typedef struct so_dtype_info {
@@ -30,7 +31,11 @@ typedef struct so_dtype_info {
 
 /* NULL if the type is unknown or unsupported. */
 const so_dtype_info *so_dtype_get(int dtype);
-/* By name, ignoring case; false if unknown. */
+/* Whether GGUF files and the kernels have it: all but F8_E4M3. */
+static inline bool so_dtype_in_gguf(int dtype) {
+    return dtype != SO_DTYPE_F8_E4M3 && so_dtype_get(dtype) != NULL;
+}
+/* A type that weights can be converted to, by name, ignoring case; false if there is none. */
 bool so_dtype_parse(const char *name, so_dtype *out);
 static inline bool so_dtype_is_float(so_dtype t) {
     return t == SO_DTYPE_F32 || t == SO_DTYPE_F16 || t == SO_DTYPE_BF16;

@@ -302,7 +302,8 @@ static int read_tensor(cursor *c, so_tensor *t, uint64_t *offset) {
         rc = take(c, offset, sizeof *offset, "offset of tensor", t->name);
     if (rc != SO_OK)
         return rc;
-    const so_dtype_info *info = type < SO_DTYPE_COUNT ? so_dtype_get((int)type) : NULL;
+    const so_dtype_info *info =
+        type < SO_DTYPE_COUNT && so_dtype_in_gguf((int)type) ? so_dtype_get((int)type) : NULL;
     if (!info)
         return so_err_set(c->err, SO_EUNSUPPORTED,
                           "%s: tensor %.*s: type %" PRIu32

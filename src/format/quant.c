@@ -26,6 +26,12 @@ static void dequant_bf16(const unsigned char *src, float *dst, int64_t n) {
     }
 }
 
+/* Without the scale, which is in another tensor. */
+static void dequant_e4m3(const unsigned char *src, float *dst, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = so_e4m3_to_f32(src[i]);
+}
+
 static void block_q4_0(const void *src, float *y) {
     so_block_q4_0 b;
     memcpy(&b, src, sizeof b);
@@ -176,6 +182,8 @@ void so_dequantize_row(so_dtype dtype, const void *src, float *dst, int64_t n) {
         dequant_f16(src, dst, n);
     else if (dtype == SO_DTYPE_BF16)
         dequant_bf16(src, dst, n);
+    else if (dtype == SO_DTYPE_F8_E4M3)
+        dequant_e4m3(src, dst, n);
     else
         for (int64_t i = 0; i < n / info->block_len; i++)
             fns[dtype]((const unsigned char *)src + i * info->block_bytes,

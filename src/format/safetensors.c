@@ -24,13 +24,12 @@ typedef struct kind {
 #define KNOWN(T, size) \
     { #T, size, SO_DTYPE_##T, NULL }
 #define FOREIGN(T, size) \
-    { #T, size, -1, "dtype " #T " is not supported (F32, F16 and BF16 are)" }
+    { #T, size, -1, "dtype " #T " is not supported (F32, F16, BF16 and F8_E4M3 are)" }
 static const kind kinds[] = {
-    KNOWN(F32, 4),    KNOWN(F16, 2),       KNOWN(BF16, 2),      FOREIGN(F64, 8),
-    FOREIGN(I64, 8),  FOREIGN(I32, 4),     FOREIGN(I16, 2),     FOREIGN(I8, 1),
-    FOREIGN(U64, 8),  FOREIGN(U32, 4),     FOREIGN(U16, 2),     FOREIGN(U8, 1),
-    FOREIGN(BOOL, 1), FOREIGN(F8_E4M3, 1), FOREIGN(F8_E5M2, 1), FOREIGN(F8_E8M0, 1),
-    FOREIGN(C64, 8),
+    KNOWN(F32, 4),       KNOWN(F16, 2),   KNOWN(BF16, 2),   FOREIGN(F64, 8),   FOREIGN(I64, 8),
+    FOREIGN(I32, 4),     FOREIGN(I16, 2), FOREIGN(I8, 1),   FOREIGN(U64, 8),   FOREIGN(U32, 4),
+    FOREIGN(U16, 2),     FOREIGN(U8, 1),  FOREIGN(BOOL, 1), KNOWN(F8_E4M3, 1), FOREIGN(F8_E5M2, 1),
+    FOREIGN(F8_E8M0, 1), FOREIGN(C64, 8),
 };
 
 /* One entry of the header's table. `skip` is the reason why the tensor is skipped, or NULL. */

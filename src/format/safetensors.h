@@ -1,7 +1,7 @@
 /* Safetensors files: an eight-byte length, a JSON table, the data. The file is memory-mapped; its
  * whole table is read and checked at open.
  *
- * Tensors of type F32, F16 and BF16 are listed with the fastest dimension first, as in so_tensor.
+ * Tensors of type F32, F16, BF16 and F8_E4M3 are listed with the fastest dimension first, as in so_tensor.
  * Others (integer position ids, boolean masks, float64) are checked too, but listed separately in
  * `skipped` with a reason, for the error message of a model that needs one of them. Tensor data may
  * be unaligned. */
@@ -14,7 +14,7 @@
 
 typedef struct so_safetensors_skip {
     so_str name;
-    const char *reason; /* "dtype I64 is not supported (F32, F16 and BF16 are)" */
+    const char *reason; /* "dtype I64 is not supported (F32, F16, … are)" */
 } so_safetensors_skip;
 
 typedef struct so_safetensors {

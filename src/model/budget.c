@@ -10,7 +10,9 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "format/blocks.h"
 #include "model/arch.h"
+#include "model/fp8.h"
 
 /* An encoder-decoder model (t5.c): a decoder's layer has the attention to the source, too. */
 static int64_t count_t5_params(const so_hparams *hp) {
@@ -50,7 +52,8 @@ static void count_weights(const so_checkpoint *ck, so_budget *b) {
     for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++) {
         const so_tensor *t = so_checkpoint_tensor_at(ck, i);
         b->n_params += so_tensor_count(t);
-        b->weight_bytes += (int64_t)t->n_bytes;
+        b->weight_bytes +=
+            (int64_t)(so_fp8_is(t) ? t->n_bytes / 32 * sizeof(so_block_q8_0) : t->n_bytes);
     }
     b->estimated = so_checkpoint_n_tensors(ck) == 0;
     if (b->estimated) {

@@ -14,12 +14,14 @@
 #include "base/mem.h"
 #include "format/quant.h"
 #include "model/arch.h"
+#include "model/fp8.h"
 #include "model/impl.h"
 #include "model/names.h"
 
 typedef struct entry {
     const so_tensor *src; /* NULL: the rope factors */
     unsigned flags;
+    so_fp8 fp8; /* if src is F8_E4M3 */
 } entry;
 
 typedef struct source {
@@ -42,7 +44,7 @@ static void add(source *s, const char *name, const so_tensor *t, unsigned flags)
         s->entries = so_realloc(s->entries, s->cap * sizeof *s->entries);
     }
     bool flip = (flags & SO_NAME_TRANSPOSED) != 0;
-    s->entries[s->n] = (entry){t, flags};
+    s->entries[s->n] = (entry){.src = t, .flags = flags};
     s->tensors[s->n++] =
         (so_convert_tensor){.name = so_arena_strndup(&s->names, name, strlen(name)),
                             .dtype = t->dtype,
@@ -51,10 +53,11 @@ static void add(source *s, const char *name, const so_tensor *t, unsigned flags)
                             .data = flags ? NULL : t->data};
 }
 
-static void add_all(source *s, const so_names *names, int layer) {
+static int add_all(source *s, const so_names *names, int layer, so_err *err) {
+    int rc = 0;
     const so_name_pair *table = layer >= 0 ? names->layer : names->global;
     int count = layer >= 0 ? names->n_layer : names->n_global;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count && rc == 0; i++) {
         char file[SO_NAME_CAP], gguf[SO_NAME_CAP];
         const so_name_pair *pair = so_names_resolve(names, table[i].gguf, layer, file);
         const so_tensor *t = so_checkpoint_tensor(s->ck, file);
@@ -68,7 +71,10 @@ static void add_all(source *s, const so_names *names, int layer) {
         else
             snprintf(gguf, sizeof gguf, "%s", pair->gguf);
         add(s, gguf, t, flags);
+        if (so_fp8_is(t))
+            rc = so_fp8_open(s->ck, t, &s->entries[s->n - 1].fp8, err);
     }
+    return rc;
 }
 
 /* The divisors of Llama 3's rope scaling. GGUF stores them as a tensor. */
@@ -106,6 +112,14 @@ static void read_elements(const so_tensor *t, int64_t first, int64_t n, float *d
     so_dequantize_row(t->dtype, p, dst, n);
 }
 
+static void read_row(const entry *e, int64_t r, float *dst) {
+    int64_t cols = e->src->dims[0];
+    if (so_fp8_is(e->src))
+        so_fp8_row(&e->fp8, r, dst);
+    else
+        read_elements(e->src, r * cols, cols, dst);
+}
+
 static void rows_transposed(const so_tensor *t, int64_t first, int64_t n, float *dst) {
     int64_t cols = t->dims[1];
     float column[256];
@@ -127,14 +141,13 @@ static int read_rows(void *user, size_t i, int64_t first, int64_t n, float *dst,
         memcpy(dst, s->rope_factors, (size_t)cols * sizeof *dst);
     } else if (e->flags & SO_NAME_TRANSPOSED) {
         rows_transposed(e->src, first, n, dst);
-    } else if (e->flags & SO_NAME_ROTATED) {
-        bool vector = e->src->n_dims == 1;
-        int64_t count = vector ? cols : n, width = vector ? 1 : cols;
-        for (int64_t r = 0; r < count; r++)
-            read_elements(e->src, unrotated(first + r, s->hp.head_dim) * width, width,
-                          dst + r * width);
+    } else if (e->flags & SO_NAME_ROTATED && e->src->n_dims == 1) {
+        for (int64_t at = 0; at < cols; at++)
+            read_elements(e->src, unrotated(at, s->hp.head_dim), 1, dst + at);
     } else {
-        read_elements(e->src, first * cols, n * cols, dst);
+        for (int64_t r = first; r < first + n; r++)
+            read_row(e, e->flags & SO_NAME_ROTATED ? unrotated(r, s->hp.head_dim) : r,
+                     dst + (r - first) * cols);
     }
     for (int64_t k = 0; (e->flags & SO_NAME_ADD_ONE) && k < n * cols; k++)
         dst[k] += 1;
@@ -279,17 +292,19 @@ int so_model_convert_source(so_checkpoint *ck, so_convert_source *out, so_err *e
     s->hp = hp;
     s->arch = so_arch_get(hp.arch);
     so_names_init(&names, ck, &hp);
-    add_all(s, &names, -1);
+    rc = add_all(s, &names, -1, err);
     add_rope_factors(s);
-    for (int l = 0; l < hp.n_layers; l++)
-        add_all(s, &names, l);
+    for (int l = 0; l < hp.n_layers && rc == 0; l++)
+        rc = add_all(s, &names, l, err);
     *out = (so_convert_source){.path = so_checkpoint_path(ck),
                                .tensors = s->tensors,
                                .n_tensors = s->n,
                                .metadata = write_metadata,
                                .rows = read_rows,
                                .user = s};
-    return 0;
+    if (rc != 0)
+        so_model_convert_source_free(out);
+    return rc;
 }
 
 void so_model_convert_source_free(so_convert_source *out) {

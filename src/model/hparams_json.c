@@ -291,6 +291,24 @@ void so_config_read_gpt2(so_fields *f, so_hparams *hp, const so_arch_info *a) {
     hp->bias_qkv = hp->bias_out = hp->bias_mlp = true;
 }
 
+/* Folders with weights quantised by other tools. Those of 8-bit floats are supported; a tensor of
+ * another kind in one of them is refused by its dtype. */
+static void refuse_quantised(so_fields *f, const json_t *quantised) {
+    static const char *const methods[] = {"fp8", "fbgemm_fp8", "compressed-tensors"};
+    const char *method = json_string_value(json_object_get(quantised, "quant_method"));
+    if (!json_is_object(quantised))
+        return;
+    for (size_t i = 0; i < SO_LEN(methods); i++)
+        if (method && strcmp(method, methods[i]) == 0)
+            return;
+    so_fields_fail(
+        f, SO_EUNSUPPORTED,
+        "quantization_config: weights quantised by '%.40s' are not supported (8-bit "
+        "floats of fp8, fbgemm_fp8 and compressed-tensors are); use the original weights "
+        "or a GGUF file",
+        method ? method : "?");
+}
+
 int so_hparams_from_json(const json_t *config, const char *file, so_hparams *out, so_err *err) {
     so_hparams hp = {0};
     so_fields f = {.file = file, .prefix = "", .json = config, .err = err};
@@ -303,10 +321,7 @@ int so_hparams_from_json(const json_t *config, const char *file, so_hparams *out
     bool above = so_fields_has(&f, "tie_word_embeddings");
     if (sub_fields(&f, config, "text_config", "text_config.", &text))
         f = text;
-    if (json_is_object(json_object_get(config, "quantization_config")))
-        so_fields_fail(&f, SO_EUNSUPPORTED,
-                       "quantization_config: folders with weights quantised by other tools are not "
-                       "supported; use the original weights or a GGUF file");
+    refuse_quantised(&f, json_object_get(config, "quantization_config"));
     read_arch(&f, &hp);
     if (f.rc == 0) {
         const so_arch_info *a = so_arch_get(hp.arch);

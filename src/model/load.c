@@ -19,6 +19,7 @@
 #include "base/mem.h"
 #include "format/quant.h"
 #include "model/arch.h"
+#include "model/fp8.h"
 #include "model/impl.h"
 #include "model/names.h"
 #include "model/t5.h"
@@ -88,7 +89,10 @@ static const so_tensor *find(loader *ld, const char *gguf, int layer, int64_t k,
         return NULL;
     const so_name_pair *pair = so_names_resolve(&ld->names, gguf, layer, name);
     SO_ASSERT(pair != NULL);
-    ld->rc = so_checkpoint_require(ld->m->ck, name, &t, ld->err);
+    if (m > 0 && so_fp8_is(so_checkpoint_tensor(ld->m->ck, name)))
+        t = so_checkpoint_tensor(ld->m->ck, name);
+    else
+        ld->rc = so_checkpoint_require(ld->m->ck, name, &t, ld->err);
     if (ld->rc != 0)
         return NULL;
     *flags = so_checkpoint_gguf(ld->m->ck) ? 0 : pair->flags;
@@ -201,7 +205,7 @@ static void convert_weight(loader *ld, so_tensor *t, void **memory) {
         return;
     so_tensor converted;
     void *own = NULL;
-    ld->rc = so_weights_convert(t, dtype, ld->pool, &converted, &own, ld->err);
+    ld->rc = so_weights_convert(t, NULL, dtype, ld->pool, &converted, &own, ld->err);
     if (ld->rc != 0) {
         so_err_prefix(ld->err, "%s", so_checkpoint_path(ld->m->ck));
         return;
@@ -237,27 +241,52 @@ static void make_weight(loader *ld, so_tensor t, void *memory, bool may_round, p
     }
 }
 
-/* Finds a matrix; transposes it if the file stores it transposed. */
+/* A matrix of 8-bit floats as another type. */
+static void convert_fp8(loader *ld, const so_tensor *t, so_tensor *out, void **memory) {
+    so_dtype want = ld->opts->quantize ? ld->opts->dtype : SO_DTYPE_Q8_0;
+    so_fp8 fp8;
+    ld->rc = so_fp8_open(ld->m->ck, t, &fp8, ld->err);
+    if (ld->rc != 0)
+        return;
+    ld->rc = so_weights_convert(t, &fp8, so_weights_fit(want, t->dims[0]), ld->pool, out, memory,
+                                ld->err);
+    if (ld->rc != 0)
+        so_err_prefix(ld->err, "%s", so_checkpoint_path(ld->m->ck));
+    if (fp8.scales)
+        so_map_add(ld->used, fp8.scales->name, 1);
+    if (fp8.unused)
+        so_map_add(ld->used, fp8.unused->name, 1);
+    so_checkpoint_drop(ld->m->ck, t->data, t->n_bytes);
+}
+
+/* Finds a matrix; transposes it if the file stores it transposed, and converts 8-bit floats.
+ * *memory: the bytes, if they are not those of the file; with NULL the model keeps them. */
 static bool find_matrix(loader *ld, const char *gguf, int layer, int64_t k, int64_t m,
-                        so_tensor *out) {
+                        so_tensor *out, void **memory) {
     unsigned flags;
+    void *own = NULL;
     const so_tensor *t = find(ld, gguf, layer, k, m, &flags);
     if (!t)
         return false;
     *out = *t;
-    if (!(flags & SO_NAME_TRANSPOSED))
-        return true;
-    void *memory = NULL;
-    ld->rc = so_weights_transpose(t, out, &memory, ld->err);
-    if (ld->rc == 0)
-        keep_memory(ld->m, memory);
-    return ld->rc == 0;
+    if (flags & SO_NAME_TRANSPOSED)
+        ld->rc = so_weights_transpose(t, out, &own, ld->err);
+    else if (so_fp8_is(t))
+        convert_fp8(ld, t, out, &own);
+    if (ld->rc != 0)
+        return false;
+    if (memory)
+        *memory = own;
+    else if (own)
+        keep_memory(ld->m, own);
+    return true;
 }
 
 static void matrix(loader *ld, const char *gguf, int layer, int64_t k, int64_t m, so_weight **out) {
     so_tensor t;
-    if (find_matrix(ld, gguf, layer, k, m, &t))
-        make_weight(ld, t, NULL, true, MULTIPLIED, out);
+    void *memory;
+    if (find_matrix(ld, gguf, layer, k, m, &t, &memory))
+        make_weight(ld, t, memory, true, MULTIPLIED, out);
 }
 
 /* name: without ".weight". The bias is loaded only if `bias` is set. */
@@ -279,7 +308,7 @@ static void load_qkv(loader *ld, int layer, so_layer *w) {
     so_linear *parts[] = {&w->q, &w->k, &w->v};
     const int64_t rows[] = {d_q, d_kv, d_kv}, first[] = {0, d_q, d_q + d_kv};
     so_tensor t;
-    if (!find_matrix(ld, "attn_qkv.weight", layer, d, d_q + 2 * d_kv, &t))
+    if (!find_matrix(ld, "attn_qkv.weight", layer, d, d_q + 2 * d_kv, &t, NULL))
         return;
     size_t row_bytes = so_dtype_row_bytes(t.dtype, d);
     for (int i = 0; i < 3; i++) {
@@ -366,7 +395,7 @@ static void load_output(loader *ld, const so_tensor *whole) {
         return;
     if (m->hp.tied)
         t = *whole;
-    else if (!find_matrix(ld, "output.weight", -1, m->hp.d_model, m->hp.n_vocab, &t))
+    else if (!find_matrix(ld, "output.weight", -1, m->hp.d_model, m->hp.n_vocab, &t, NULL))
         return;
     part = m->output_tensor = t;
     if (m->vocab_subset)
@@ -407,13 +436,13 @@ static void load_ends(loader *ld) {
     size_t before = m->weight_bytes;
     bool shared = m->hp.tied && !m->vocab_subset;
     so_tensor embd = {0}, t;
-    if (find_matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &embd))
+    if (find_matrix(ld, "token_embd.weight", -1, d, m->hp.n_vocab, &embd, NULL))
         make_weight(ld, embd, NULL, true, shared ? MULTIPLIED : LOOKED_UP, &m->embed);
     m->output_bytes = m->weight_bytes - before; /* correct if shared; overwritten below if not */
     m->output_tensor = embd;                    /* the same */
     /* not converted: positions are only looked up, so a smaller matrix would save nothing */
     if (m->arch->learned_positions &&
-        find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t))
+        find_matrix(ld, "position_embd.weight", -1, d, m->hp.n_ctx_train, &t, NULL))
         make_weight(ld, t, NULL, false, LOOKED_UP, &m->pos_embed);
     if (m->arch->layer_norm)
         so_loader_vector(ld, "output_norm.bias", -1, d, &m->out_norm.bias);
@@ -502,10 +531,21 @@ static bool room_to_pack(const loader *ld) {
     return false;
 }
 
+static bool has_fp8(const so_checkpoint *ck) {
+    for (size_t i = 0; i < so_checkpoint_n_tensors(ck); i++)
+        if (so_fp8_is(so_checkpoint_tensor_at(ck, i)))
+            return true;
+    return false;
+}
+
 /* The embedding and output matrices come first: they include the largest matrix, and while a matrix
  * is repacked both copies take memory. */
 static void loader_run(loader *ld) {
-    if (ld->opts->quantize)
+    bool fp8 = has_fp8(ld->m->ck);
+    if (fp8 && !ld->opts->quantize)
+        so_log(SO_LOG_INFO, "%s: 8-bit floats are converted to Q8_0; --quantize names another type",
+               so_checkpoint_path(ld->m->ck));
+    if (ld->opts->quantize || fp8)
         ld->rc = so_pool_create(so_cpu_count(), &ld->pool, ld->err);
     ld->pack = !ld->opts->no_pack && room_to_pack(ld);
     load_ends(ld);

@@ -88,6 +88,7 @@ so_dtype so_weights_fit(so_dtype want, int64_t n) {
 
 typedef struct round_job {
     const so_tensor *src, *dst;
+    const so_fp8 *fp8;   /* of src; NULL: it has no scales of its own */
     _Atomic int64_t bad; /* lowest flat index of a non-finite element; −1: none */
 } round_job;
 
@@ -107,8 +108,11 @@ static void round_rows(void *arg, int index, int count) {
     long begin, end;
     so_split((long)rows, 1, index, count, &begin, &end);
     for (long r = begin; r < end; r++) {
-        so_dequantize_row(job->src->dtype, (const char *)job->src->data + (size_t)r * src_bytes,
-                          row, cols);
+        if (job->fp8)
+            so_fp8_row(job->fp8, r, row);
+        else
+            so_dequantize_row(job->src->dtype, (const char *)job->src->data + (size_t)r * src_bytes,
+                              row, cols);
         int64_t bad = so_weights_nonfinite(row, cols);
         if (bad >= 0) {
             note_bad(job, r * cols + bad);
@@ -126,12 +130,12 @@ static void round_rows(void *arg, int index, int count) {
     free(row);
 }
 
-int so_weights_convert(const so_tensor *t, so_dtype dtype, so_pool *pool, so_tensor *out,
-                       void **memory, so_err *err) {
+int so_weights_convert(const so_tensor *t, const so_fp8 *fp8, so_dtype dtype, so_pool *pool,
+                       so_tensor *out, void **memory, so_err *err) {
     int rc = make_like(t, dtype, t->dims[0], so_tensor_rows(t), out, memory, err);
     if (rc != 0)
         return rc;
-    round_job job = {.src = t, .dst = out, .bad = -1};
+    round_job job = {.src = t, .dst = out, .fp8 = fp8, .bad = -1};
     so_pool_run(pool, round_rows, &job);
     if (job.bad < 0)
         return 0;
