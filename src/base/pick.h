@@ -13,7 +13,12 @@
 
 #include <stdint.h>
 
-enum { SO_PICK_PART = 64 };
+enum { SO_PICK_PART = 64, SO_PICK_LANES = 8 };
+
+/* The sum of lanes in the order that all callers with doubles use. */
+static inline double so_pick_joined(const double s[SO_PICK_LANES]) {
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
 
 /* Returns the weight at i (`weight`), or the sum of the part that begins at i (`part`). */
 typedef double so_pick_fn(const void *w, int32_t i);

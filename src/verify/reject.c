@@ -120,14 +120,9 @@ typedef struct walk {
     bool by_parts; /* r[] holds the sums of the residual's parts */
 } walk;
 
-enum { BLOCK = 64, LANES = 8 };
+enum { BLOCK = SO_SUMS_PART, LANES = SO_PICK_LANES };
 
-/* Adds the lanes in a fixed order. Eight lanes, because with one each addition would wait for the
- * one before. */
-static double joined(const double s[LANES]) {
-    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
-}
-
+/* Eight lanes, because with one each addition would wait for the one before. */
 static double sum(const double *w, int n) {
     double s[LANES] = {0};
     int i = 0;
@@ -136,7 +131,7 @@ static double sum(const double *w, int n) {
             s[k] += w[i + k];
     for (; i < n; i++)
         s[0] += w[i];
-    return joined(s);
+    return so_pick_joined(s);
 }
 
 /* Converts a row to doubles, with `other` for entries that are not weights (negative or NaN).
@@ -174,7 +169,8 @@ static double load(const float *row, int n, float other, double *out) {
  *
  * Both add the entries to the same lanes in the same order, so they give the same token. */
 
-/* r ← max(0, p − scale · q); returns the mass of r. All entries of q must be weights. */
+/* r ← max(0, p − scale · q); returns the mass of r, added in the order of so_sums_fns.residual. All
+ * entries of q must be weights. */
 static double subtract_rows(const float *p, const float *q, double scale, int n, double *r) {
     float w[BLOCK];
     double s[LANES] = {0};
@@ -184,15 +180,18 @@ static double subtract_rows(const float *p, const float *q, double scale, int n,
             w[k] = p[i + k] >= 0 ? p[i + k] : 0;
         for (int k = 0; k < BLOCK; k++)
             r[i + k] = SO_MAX(0, (double)w[k] - scale * (double)q[i + k]);
+        double part[LANES] = {0};
         for (int k = 0; k < BLOCK; k += LANES)
             for (int l = 0; l < LANES; l++)
-                s[l] += r[i + k + l];
+                part[l] += r[i + k + l];
+        for (int l = 0; l < LANES; l++)
+            s[l] += part[l];
     }
     for (; i < n; i++) {
         r[i] = SO_MAX(0, (double)(p[i] >= 0 ? p[i] : 0) - scale * (double)q[i]);
         s[0] += r[i];
     }
-    return joined(s);
+    return so_pick_joined(s);
 }
 
 static void load_p(walk *w, const float *p) {
@@ -310,9 +309,8 @@ static bool test_row(walk *w, int node, int i, uint32_t index, bool *done) {
     if (accepts(w, node, index, so_residual_at(&w->residual, x) / w->r_mass, (double)q[x] / mass))
         return true;
     so_residual next = {w->p, q, w->residual.scale + w->r_mass / mass};
-    bool last = p->next < 0;
-    double left = last ? w->sums->residual(&next, n, w->r) : w->sums->residual_mass(&next, n);
-    w->by_parts = w->rng->uniform && last && left > 0;
+    double left = w->sums->residual(&next, n, w->r);
+    w->by_parts = w->rng->uniform && left > 0;
     if (left > 0) {
         w->residual = next;
         w->r_mass = left;

@@ -47,11 +47,11 @@ static double keyed_uniform(so_verify_rng *c, uint32_t position) {
 
 static double sum_part(const void *weight, int32_t first) {
     const double *w = (const double *)weight + first;
-    double s[4] = {0};
-    for (int i = 0; i < SO_PICK_PART; i += 4)
-        for (int k = 0; k < 4; k++)
+    double s[SO_PICK_LANES] = {0};
+    for (int i = 0; i < SO_PICK_PART; i += SO_PICK_LANES)
+        for (int k = 0; k < SO_PICK_LANES; k++)
             s[k] += w[i + k];
-    return (s[0] + s[1]) + (s[2] + s[3]);
+    return so_pick_joined(s);
 }
 
 static double weight_at(const void *weight, int32_t i) { return ((const double *)weight)[i]; }

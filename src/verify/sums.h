@@ -1,9 +1,9 @@
 /* Sums over whole rows for reject.c, one table of functions per CPU level.
  *
- * All levels give the same bits. A sum of a whole row uses 32 lanes: entry i is added to lane i mod
- * 32, in order of i. `residual` uses 8, and its sums of single parts use four, as so_verify_rng's draw
- * does. Entries after the last whole block go to lane 0, and the lanes are added in a fixed order
- * (cpu/sums_body.h, which all levels compile). Pure functions; any thread. */
+ * All levels give the same bits (cpu/sums_body.h, which all levels compile). `mass` uses 32 lanes: entry
+ * i is added to lane i mod 32, in order of i. `residual` uses eight lanes for each part, as so_verify_rng's
+ * draw does, and adds the lanes of the parts to those of the whole, in order of the parts. Entries after the
+ * last whole block go to lane 0, and the lanes are joined in a fixed order. Pure functions; any thread. */
 #ifndef SO_VERIFY_SUMS_H
 #define SO_VERIFY_SUMS_H
 
@@ -29,8 +29,6 @@ typedef struct so_sums_fns {
     double (*mass)(const float *row, int n, float other);
     /* The sum of the residual, and of each whole part of it: parts[n / 64]. Writes no residual. */
     double (*residual)(const so_residual *r, int n, double *parts);
-    /* The sum alone, for a residual that another proposal of the same row follows. */
-    double (*residual_mass)(const so_residual *r, int n);
 } so_sums_fns;
 
 extern const so_sums_fns so_sums_scalar;

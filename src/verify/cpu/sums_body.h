@@ -2,6 +2,10 @@
  * keeps a compiler vector that is wider than the registers in memory, which took AVX2 ten times as
  * long.) The order of additions is that of the source at every level.
  *
+ * Additions are written as 1 · a + b, which has the bits of a + b: conversions and additions wait for the same
+ * two units of a core, and the units that multiply are idle (docs/log, entry 54). The compiler must
+ * not know that the factor is 1.
+ *
  * Included only by sums_scalar.c, sums_avx2.c and sums_avx512.c. */
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -10,38 +14,45 @@
 
 #include "verify/sums.h"
 
-enum { LANES = 8 };
+enum { LANES = SO_PICK_LANES };
 
 typedef double d4 __attribute__((vector_size(32)));
 typedef int64_t l4 __attribute__((vector_size(32)));
-
-static double joined(const double s[LANES]) {
-    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
-}
 
 #if defined(__AVX512F__)
 typedef __m512d d8;
 
 static inline void widen(const float *x, d8 *out) { *out = _mm512_cvtps_pd(_mm256_loadu_ps(x)); }
 
-static inline void add(d8 *to, const d8 *v) { *to = _mm512_add_pd(*to, *v); }
+static inline void add(d8 *to, const d8 *v) {
+    d8 one = _mm512_set1_pd(1);
+    __asm__("" : "+v"(one));
+    *to = _mm512_fmadd_pd(*v, one, *to);
+}
 
 /* *p ← max(0, *p − scale · *q); 0 for NaN. */
 static inline void subtract_positive(d8 *p, double scale, const d8 *q) {
-    d8 v = _mm512_sub_pd(*p, _mm512_mul_pd(_mm512_set1_pd(scale), *q));
+    d8 v = _mm512_mul_pd(_mm512_set1_pd(-scale), *q);
+    add(&v, p);
     *p = _mm512_max_pd(v, _mm512_setzero_pd());
 }
 
-/* Entries that are not weights become `other`. */
-static inline void replace(d8 *v, double other) {
-    __mmask8 in = _mm512_cmp_pd_mask(*v, _mm512_setzero_pd(), _CMP_GE_OQ);
-    *v = _mm512_mask_blend_pd(in, _mm512_set1_pd(other), *v);
+/* Sixteen entries of a row, eight for each sum; those that are not weights count as `other`. NaN compares
+ * as no weight; −0 is one. */
+static inline void add_weights(d8 s[2], const float *row, double other) {
+    __mmask16 in = _mm512_cmp_ps_mask(_mm512_loadu_ps(row), _mm512_setzero_ps(), _CMP_GE_OQ);
+    d8 fill = _mm512_set1_pd(other);
+    d8 lo = _mm512_mask_cvtps_pd(fill, (__mmask8)in, _mm256_loadu_ps(row));
+    d8 hi = _mm512_mask_cvtps_pd(fill, (__mmask8)(in >> LANES), _mm256_loadu_ps(row + LANES));
+    add(&s[0], &lo);
+    add(&s[1], &hi);
 }
 
-/* *part ← *part + the first four, then + the others. */
-static inline void add_halves(d4 *part, const d8 *v) {
-    *part += (d4)_mm512_castpd512_pd256(*v);
-    *part += (d4)_mm512_extractf64x4_pd(*v, 1);
+/* so_pick_joined */
+static inline double joined(const d8 *v) {
+    d8 s = _mm512_add_pd(*v, _mm512_permute_pd(*v, 0x55));
+    s = _mm512_add_pd(s, _mm512_permutex_pd(s, 0x4e));
+    return _mm512_cvtsd_f64(_mm512_add_pd(s, _mm512_shuffle_f64x2(s, s, 0x4e)));
 }
 #else
 typedef struct d8 {
@@ -58,13 +69,25 @@ static inline void widen(const float *x, d8 *out) {
 #endif
 }
 
+static inline void add4(d4 *to, const d4 *v) {
+#if defined(__AVX2__)
+    d4 one = {1, 1, 1, 1};
+    __asm__("" : "+x"(one));
+    *to = (d4)_mm256_fmadd_pd((__m256d)*v, (__m256d)one, (__m256d)*to);
+#else
+    *to += *v;
+#endif
+}
+
 static inline void add(d8 *to, const d8 *v) {
-    to->lo += v->lo;
-    to->hi += v->hi;
+    add4(&to->lo, &v->lo);
+    add4(&to->hi, &v->hi);
 }
 
 static inline void subtract_positive(d8 *p, double scale, const d8 *q) {
-    d4 lo = p->lo - scale * q->lo, hi = p->hi - scale * q->hi;
+    d4 lo = -scale * q->lo, hi = -scale * q->hi;
+    add4(&lo, &p->lo);
+    add4(&hi, &p->hi);
     p->lo = (d4)((l4)lo & (lo > 0));
     p->hi = (d4)((l4)hi & (hi > 0));
 }
@@ -76,9 +99,19 @@ static inline void replace(d8 *v, double other) {
     v->hi = (d4)(((l4)v->hi & hi) | ((l4)fill & ~hi));
 }
 
-static inline void add_halves(d4 *part, const d8 *v) {
-    *part += v->lo;
-    *part += v->hi;
+static inline void add_weights(d8 s[2], const float *row, double other) {
+    for (int k = 0; k < 2; k++) {
+        d8 v;
+        widen(row + k * LANES, &v);
+        replace(&v, other);
+        add(&s[k], &v);
+    }
+}
+
+static inline double joined(const d8 *v) {
+    double lane[LANES];
+    memcpy(lane, v, sizeof lane);
+    return so_pick_joined(lane);
 }
 #endif
 
@@ -99,74 +132,41 @@ static inline void add_to_first(d8 *s, double x) {
 
 enum { SUMS = 4 }; /* of eight lanes: with one, each addition would wait for the one before */
 
-static double joined_sums(d8 s[SUMS], double lane[LANES]) {
+static double joined_sums(d8 s[SUMS]) {
     add(&s[0], &s[1]);
     add(&s[2], &s[3]);
     add(&s[0], &s[2]);
-    memcpy(lane, &s[0], LANES * sizeof *lane);
-    return joined(lane);
-}
-
-/* *s ← *s + eight entries of a row. NaN compares as no weight; −0 is one. */
-static inline void add_weights(d8 *s, const float *row, double other) {
-    d8 v;
-    widen(row, &v);
-    replace(&v, other);
-    add(s, &v);
+    return joined(&s[0]);
 }
 
 static double mass(const float *row, int n, float other) {
     d8 s[SUMS];
     memset(s, 0, sizeof s);
-    double lane[LANES];
     int i = 0;
     for (; i + SUMS * LANES <= n; i += SUMS * LANES) {
         add_weights(&s[0], row + i, (double)other);
-        add_weights(&s[1], row + i + LANES, (double)other);
         add_weights(&s[2], row + i + 2 * LANES, (double)other);
-        add_weights(&s[3], row + i + 3 * LANES, (double)other);
     }
     for (; i < n; i++)
         add_to_first(&s[0], (double)(row[i] >= 0 ? row[i] : other));
-    return joined_sums(s, lane);
+    return joined_sums(s);
 }
 
 static double residual(const so_residual *r, int n, double *parts) {
-    d8 s, v;
+    d8 s, part, v;
     memset(&s, 0, sizeof s);
-    double lane[LANES], scale = r->scale;
+    double scale = r->scale;
     int i = 0;
     for (; i + SO_SUMS_PART <= n; i += SO_SUMS_PART) {
-        d4 part = {0};
-        for (int k = 0; k < SO_SUMS_PART; k += LANES) {
+        residual_of(r, i, scale, &part);
+        for (int k = LANES; k < SO_SUMS_PART; k += LANES) {
             residual_of(r, i + k, scale, &v);
-            add(&s, &v);
-            add_halves(&part, &v);
+            add(&part, &v);
         }
-        parts[i / SO_SUMS_PART] = (part[0] + part[1]) + (part[2] + part[3]);
-    }
-    memcpy(lane, &s, sizeof lane);
-    for (; i < n; i++)
-        lane[0] += so_residual_at(r, i);
-    return joined(lane);
-}
-
-static double residual_mass(const so_residual *r, int n) {
-    d8 s[SUMS], v[SUMS];
-    memset(s, 0, sizeof s);
-    double lane[LANES], scale = r->scale;
-    int i = 0;
-    for (; i + SUMS * LANES <= n; i += SUMS * LANES) {
-        residual_of(r, i, scale, &v[0]);
-        residual_of(r, i + LANES, scale, &v[1]);
-        residual_of(r, i + 2 * LANES, scale, &v[2]);
-        residual_of(r, i + 3 * LANES, scale, &v[3]);
-        add(&s[0], &v[0]);
-        add(&s[1], &v[1]);
-        add(&s[2], &v[2]);
-        add(&s[3], &v[3]);
+        add(&s, &part);
+        parts[i / SO_SUMS_PART] = joined(&part);
     }
     for (; i < n; i++)
-        add_to_first(&s[0], so_residual_at(r, i));
-    return joined_sums(s, lane);
+        add_to_first(&s, so_residual_at(r, i));
+    return joined(&s);
 }

@@ -2,7 +2,7 @@
 #include "base/cpu.h"
 #include "verify/cpu/sums_body.h"
 
-const so_sums_fns so_sums_scalar = {mass, residual, residual_mass};
+const so_sums_fns so_sums_scalar = {mass, residual};
 
 const so_sums_fns *so_sums(void) {
     static const so_sums_fns *const tables[SO_CPU_LEVELS] = {
