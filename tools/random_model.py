@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Writes a GGUF file with random weights in the shape of a known model, for measuring speed where no real weights can be had.
 
-  tools/random_model.py SHAPE OUT.gguf [--type BF16] [--layers N] [--vocab N] [--seed 1]
+  tools/random_model.py SHAPE OUT.gguf [--type BF16] [--layers N] [--vocab N | --tokenizer FILE.gguf] [--seed 1]
 
-SHAPE: 1b, 3b (Llama 3.2), 135m (SmolLM2), tiny (for tests). --type: BF16, F16, F32, Q8_0, Q4_0, Q4_K, Q6_K. Norms are ones; the sizes of the
+SHAPE: 1b, 3b (Llama 3.2), 400m, 135m (SmolLM2), tiny (for tests). --tokenizer: vocabulary and tokenizer of another model, so that it can
+be the draft. --type: BF16, F16, F32, Q8_0, Q4_0, Q4_K, Q6_K. Norms are ones; the sizes of the
 other weights keep activations and logits near 1. The text such a model produces means nothing. The same arguments give the same bytes. llama.cpp
 reads the files, too. Weights are cut from one pool of random numbers at random places, so writing takes as long as the disk does."""
 import argparse
@@ -15,6 +16,7 @@ SHAPES = {  # layers, d, heads, kv heads, head size, ff, vocabulary, rope base
     "1b": (16, 2048, 32, 8, 64, 8192, 128256, 500000.0),
     "3b": (28, 3072, 24, 8, 128, 8192, 128256, 500000.0),
     "tiny": (2, 256, 4, 2, 64, 512, 512, 10000.0),
+    "400m": (24, 1024, 16, 4, 64, 4096, 49152, 100000.0),
     "135m": (30, 576, 9, 3, 64, 1536, 49152, 100000.0),
 }
 TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210),
@@ -37,6 +39,63 @@ def pair(key, value):
     kind = STR if not value or isinstance(value[0], str) else I32
     items = b"".join(text(v) if kind == STR else struct.pack("<i", v) for v in value)
     return text(key) + struct.pack("<IIQ", ARR, kind, len(value)) + items
+
+
+class Reader:
+    """Reads the keys of a GGUF file; refuses what is cut off."""
+
+    SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+
+    def __init__(self, path):
+        self.path, self.at = path, 0
+        try:
+            with open(path, "rb") as f:
+                self.b = f.read(64 << 20)  # the keys come first
+        except OSError as e:
+            sys.exit(f"--tokenizer {path}: {e.strerror}")
+
+    def take(self, n):
+        if n > len(self.b) - self.at:
+            sys.exit(f"--tokenizer {self.path}: ends in the middle of its keys")
+        self.at += n
+        return self.b[self.at - n:self.at]
+
+    def number(self, form):
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))[0]
+
+    def skip(self, kind):
+        """A value of this type; returns the length of an array."""
+        if kind == ARR:
+            item, n = self.number("I"), self.number("Q")
+            if item in self.SIZES:
+                self.take(n * self.SIZES[item])
+            else:
+                for _ in range(n):
+                    self.skip(item)
+            return n
+        if kind != STR and kind not in self.SIZES:
+            sys.exit(f"--tokenizer {self.path}: a key has the unknown type {kind}")
+        self.take(self.number("Q") if kind == STR else self.SIZES[kind])
+        return 1
+
+
+def tokenizer_of(path):
+    """The keys tokenizer.* of a GGUF file as they are, and the number of tokens."""
+    r, pairs, n_tokens = Reader(path), [], 0
+    if r.take(4) != b"GGUF" or r.number("I") not in (2, 3):
+        sys.exit(f"--tokenizer {path}: not a GGUF file of version 2 or 3")
+    r.number("Q")
+    for _ in range(r.number("Q")):
+        start = r.at
+        key = r.take(r.number("Q"))
+        n = r.skip(r.number("I"))
+        if key.startswith(b"tokenizer."):
+            pairs.append(r.b[start:r.at])
+        if key == b"tokenizer.ggml.tokens":
+            n_tokens = n
+    if n_tokens == 0:
+        sys.exit(f"--tokenizer {path}: the file has no tokenizer.ggml.tokens")
+    return pairs, n_tokens
 
 
 def byte_tokens():
@@ -103,11 +162,14 @@ def main():
     p.add_argument("out")
     p.add_argument("--type", default="BF16", choices=TYPES)
     p.add_argument("--layers", type=int)
-    p.add_argument("--vocab", type=int)
+    size = p.add_mutually_exclusive_group()
+    size.add_argument("--vocab", type=int)
+    size.add_argument("--tokenizer", metavar="FILE.gguf")
     p.add_argument("--seed", type=int, default=1)
     args = p.parse_args()
     layers, d, heads, kv, hd, ff, vocab, base = SHAPES[args.shape]
-    layers, vocab = args.layers or layers, args.vocab or vocab
+    copied, n_tokens = tokenizer_of(args.tokenizer) if args.tokenizer else ([], None)
+    layers, vocab = args.layers or layers, n_tokens or args.vocab or vocab
     if vocab < 258:
         sys.exit(f"--vocab {vocab}: at least 258 are needed, 256 bytes and two control tokens")
     tensors = [("token_embd.weight", d, vocab, args.type), ("output_norm.weight", d, 1, None)]
@@ -123,10 +185,13 @@ def main():
             "llama.embedding_length": d, "llama.feed_forward_length": ff, "llama.attention.head_count": heads,
             "llama.attention.head_count_kv": kv, "llama.attention.key_length": hd, "llama.attention.value_length": hd,
             "llama.rope.dimension_count": hd, "llama.rope.freq_base": base, "llama.attention.layer_norm_rms_epsilon": 1e-5,
-            "llama.vocab_size": vocab, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.token_type": [1] * 256 + [4] * (vocab - 258) + [3, 3], "tokenizer.ggml.merges": [],
-            "tokenizer.ggml.bos_token_id": vocab - 2, "tokenizer.ggml.eos_token_id": vocab - 1}
-    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(meta)) + b"".join(pair(k, v) for k, v in meta.items())
+            "llama.vocab_size": vocab}
+    if not copied:
+        meta |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens,
+                 "tokenizer.ggml.token_type": [1] * 256 + [4] * (vocab - 258) + [3, 3], "tokenizer.ggml.merges": [],
+                 "tokenizer.ggml.bos_token_id": vocab - 2, "tokenizer.ggml.eos_token_id": vocab - 1}
+    keys = [pair(k, v) for k, v in meta.items()] + copied
+    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(keys)) + b"".join(keys)
     at, sizes = 0, []
     for name, k, m, kind in tensors:
         tid, block, size = TYPES[kind or "F32"]

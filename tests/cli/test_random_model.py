@@ -62,8 +62,24 @@ def refuses(folder):
     check(r.returncode == 1 and "multiple of 256" in r.stderr, "a type that does not fit the shape", r.stderr)
     r = make(os.path.join(folder, "no.gguf"), "--vocab", "10")
     check(r.returncode == 1 and "at least 258" in r.stderr, "a vocabulary that is too small", r.stderr)
+    cut = os.path.join(folder, "cut.gguf")
+    open(cut, "wb").write(open(os.path.join(folder, "BF16.gguf"), "rb").read()[:3000])
+    for source, why in (("README.md", "not a GGUF file"), (cut, "in the middle of its keys"), ("/no/such", "No such file")):
+        r = make(os.path.join(folder, "no.gguf"), "--tokenizer", source)
+        check(r.returncode == 1 and why in r.stderr and "Traceback" not in r.stderr, f"--tokenizer: {why}", r.stderr)
     r = make(os.path.join(folder, "missing", "no.gguf"))
     check(r.returncode == 1 and "No such file" in r.stderr and "Traceback" not in r.stderr, "a folder that is missing", r.stderr)
+
+
+def same_tokenizer(folder):
+    """The story model's tokenizer in a random model: the same ids, and the story draft drafts for it."""
+    path = os.path.join(folder, "story.gguf")
+    made = make(path, "--tokenizer", "models/story/story-q8_0.gguf")
+    ids = [run(SOOTH, "tokenize", "-m", m, "A little boat, a big sea.") for m in (path, "models/story/story-q8_0.gguf")]
+    check(made.returncode == 0 and ids[0].stdout == ids[1].stdout and ids[0].stdout, "the tokenizer of another model", made.stderr + ids[0].stderr)
+    r = run(SOOTH, "run", "-m", path, "-md", "models/story/story-q8_0.gguf", "--device", "cpu", "-n", "8", "A little boat", "--json",
+            "--spec-length", "2", "--ignore-eos")
+    check(r.returncode == 0 and json.loads(r.stdout)["timings"]["draft_n"] > 0, "a draft with that tokenizer", r.stdout + r.stderr)
 
 
 def pair(folder):
@@ -88,7 +104,7 @@ def llama_cpp(folder):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        for part in (reads, same_bytes, refuses, pair, llama_cpp):
+        for part in (reads, same_bytes, refuses, same_tokenizer, pair, llama_cpp):
             part(folder)
     print(f"1..{len(results)}")
     return 0 if all(results) else 1
