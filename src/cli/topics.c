@@ -34,7 +34,7 @@ static const so_topic topics[] = {
      "oracle(P)\tthe right token with probability P, 0 to 1, for measurements; needs --prediction "
      "except in bench and prove\n"
      "oracle(P,model)\tthe same, and the draft model is run for its time alone: simulated "
-     "acceptance\n"
+     "acceptance; in async(oracle(P,hit=H,model),fan=N) the hit rate is simulated, too\n"
      "medusa\tMedusa heads: the ones registered for the model, or medusa(FILE)\n"
      "blockwise\theads of blockwise parallel decoding: registered, or blockwise(FILE)\n"
      "lookahead\tlook-ahead embeddings: registered, or lookahead(FILE)\n"

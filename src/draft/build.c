@@ -71,7 +71,9 @@ static int make_oracle(build *b, const so_spec_node *n, so_drafter **out) {
     so_drafter *model = NULL;
     int rc = n->first >= 0 ? make_node(b, n->first, &model) : 0;
     if (rc == 0)
-        *out = so_oracle_create(n->opt[SO_SPEC_OPT_NUMBER], model, b->cfg->n_vocab);
+        *out = so_oracle_create(n->opt[SO_SPEC_OPT_NUMBER],
+                                so_spec_has(n, SO_SPEC_OPT_HIT) ? n->opt[SO_SPEC_OPT_HIT] : -1,
+                                model, b->cfg->n_vocab);
     return rc;
 }
 

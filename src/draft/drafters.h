@@ -47,8 +47,10 @@ so_drafter *so_predict_create(void);
 so_drafter *so_random_create(void);
 
 /* Right with probability alpha, for measuring: `expected` is the target's plain output. `model` (may
- * be NULL; owned) is run for every draft, and its guesses are replaced: drafts take its time. */
-so_drafter *so_oracle_create(double alpha, so_drafter *model, int n_vocab);
+ * be NULL; owned) is run for every draft, and its guesses are replaced: drafts take its time. hit: of
+ * async(), the simulated chance that the outcome of a round was drafted for; negative: not simulated,
+ * the only value without a model. */
+so_drafter *so_oracle_create(double alpha, double hit, so_drafter *model, int n_vocab);
 
 /* A user's function: writes at most `max` consecutive ids that may follow `tokens` to `out` and
  * returns their number; negative means failure. Every id is verified as a point, so any function is

@@ -12,20 +12,32 @@
  * takes the model's time, catch-up and rollback included, while acceptance is simulated: this
  * measures what a pair of models would gain at a given alpha, when no pair with this alpha is at
  * hand. The model's cache is taken as that of the replaced guesses (so_drafter_vt.replace), as if it
- * had guessed them. If the model stops early, so does the oracle. Thread: the engine thread. */
+ * had guessed them. If the model stops early, so does the oracle.
+ *
+ * Drafting ahead. `async(oracle(0.8,hit=0.7,model),fan=8)` simulates a hit rate, too. The model drafts
+ * ahead as usual (model_ahead.c), for as many outcomes, in the same passes. The oracle knows how the
+ * round will end. With probability `hit`, keyed by the position, it makes this end the model's likeliest
+ * candidate, and otherwise removes it from the candidates; all others get the lowest chance. The guesses
+ * of the draft for this end are replaced by guesses that are right with probability alpha, as in the
+ * engine's time, and the model is fed them, so that its cache has what is accepted. With a number of
+ * outcomes that async() chooses itself (no fan=) one would suffice: give the number that the real pair
+ * needs for its hit rate. Guesses are points, in `reject`, too. Thread: who holds the drafter. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "draft/ahead.h"
 #include "draft/drafters.h"
 
 typedef struct oracle {
     so_drafter base;
-    double alpha;
+    double alpha, hit;
     so_drafter *model;  /* run for its cost; NULL: none */
     int n_vocab;        /* of its trees */
     so_draft_job *jobs; /* [jobs_cap] of the model */
     int jobs_cap, n_open;
+    so_ahead_job *ahead; /* [ahead_cap] the model's part of drafting ahead */
+    int ahead_cap;
 } oracle;
 
 typedef struct oracle_state {
@@ -187,6 +199,130 @@ static int oracle_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err 
     return SO_OK;
 }
 
+/* --- drafting ahead --- */
+
+/* The end of the round that the job's tree is verified in: index in `expected` of the token after the
+ * accepted path, and its node; −1: not known. */
+static int end_of_round(const so_ahead_job *a, int *node) {
+    const oracle_state *s = a->job.state;
+    int known = n_known(&a->job), at = s->n_seen, child; /* n_known moves n_seen */
+    *node = 0;
+    if (known == 0)
+        return -1;
+    while (at < s->n_expected && (child = so_tree_child(&a->tree, *node, s->expected[at])) >= 0) {
+        *node = child;
+        at++;
+    }
+    return at < s->n_expected ? at : -1;
+}
+
+static void start_ahead(const so_ahead_job *a, so_ahead_job *model) {
+    const oracle_state *s = a->job.state;
+    *model = *a;
+    model->job.tree = &model->tree;
+    model->job.sample = &model->sample;
+    model->job.state = a->skip ? NULL : s->model;
+    if (a->drawn)
+        model->sample.temp = model->job.temp = 0;
+    model->drawn = false;
+}
+
+/* The model's candidates, with the round's end as the first one after its node, or without it. */
+static void set_candidates(const oracle *o, so_ahead_job *a, so_ahead_job *model) {
+    const oracle_state *s = a->job.state;
+    int node, at = end_of_round(a, &node);
+    bool hit = at >= 0 && node < model->n_nodes && keyed(&a->job, s->n_prompt + at, 2) < o->hit;
+    for (int i = 0; i < model->n_nodes; i++)
+        for (int k = 0; k < model->n_candidates[i]; k++) {
+            so_ahead_candidate *c = &model->candidates[i][k];
+            c->chance = 0;
+            if (at >= 0 && i == node && c->token == s->expected[at])
+                c->token = other_token(&a->job, s->n_prompt + at, c->token);
+        }
+    if (hit) {
+        model->candidates[node][0] = (so_ahead_candidate){s->expected[at], 1};
+        model->n_candidates[node] = SO_MAX(model->n_candidates[node], 1);
+    }
+    a->n_nodes = model->n_nodes;
+    memcpy(a->n_candidates, model->n_candidates, sizeof a->n_candidates);
+    memcpy(a->candidates, model->candidates, sizeof a->candidates);
+}
+
+static int oracle_ahead_begin(so_drafter *d, so_ahead_job *jobs, int n, bool first, so_err *err) {
+    oracle *o = (oracle *)d;
+    if (n > o->ahead_cap) {
+        o->ahead = so_realloc(o->ahead, (size_t)n * sizeof *o->ahead);
+        o->ahead_cap = n;
+    }
+    for (int i = 0; i < n && first; i++) {
+        start_ahead(&jobs[i], &o->ahead[i]);
+        jobs[i].drawn = false;
+    }
+    int rc = o->model->vt->ahead_begin(o->model, o->ahead, n, first, err);
+    for (int i = 0; i < n && rc == 0; i++) {
+        jobs[i].skip |= o->ahead[i].skip;
+        if (!jobs[i].skip)
+            set_candidates(o, &jobs[i], &o->ahead[i]);
+    }
+    return rc;
+}
+
+static int oracle_ahead_rows(so_drafter *d, so_ahead_job *jobs, int n, int level, so_err *err) {
+    oracle *o = (oracle *)d;
+    for (int i = 0; i < n && level == 1; i++) {
+        o->ahead[i].n_outcomes = jobs[i].n_outcomes;
+        memcpy(o->ahead[i].outcomes, jobs[i].outcomes, sizeof jobs[i].outcomes);
+    }
+    return o->model->vt->ahead_rows(o->model, o->ahead, n, level, err);
+}
+
+/* The guess of a level of the draft for the round's end; −1: the expected text has none. */
+static int32_t guess_at(const oracle *o, const so_draft_job *job, int end, int level) {
+    const oracle_state *s = job->state;
+    bool right = true;
+    if (end + level >= s->n_expected)
+        return -1;
+    for (int k = 1; k <= level; k++)
+        right = right && keyed(job, s->n_prompt + end + k, 0) < o->alpha;
+    int32_t token = s->expected[end + level];
+    return right ? token : other_token(job, s->n_prompt + end + level, token);
+}
+
+static void take_level(const oracle *o, so_ahead_job *a, so_ahead_job *model, int level) {
+    const oracle_state *s = a->job.state;
+    int node, end = end_of_round(a, &node);
+    for (int k = 0; k < a->n_outcomes; k++) {
+        so_ahead_outcome *from = &model->outcomes[k], *to = &a->outcomes[k];
+        if (from->done)
+            continue;
+        if (end >= 0 && to->node == node && to->token == s->expected[end]) {
+            int32_t token = guess_at(o, &a->job, end, level);
+            from->done = token < 0;
+            from->last = from->sampled[level - 1] = from->token_at[level - 1] = token;
+            from->confidence[level - 1] = (float)o->alpha;
+        }
+        to->token_at[level - 1] = from->token_at[level - 1];
+        to->confidence[level - 1] = from->confidence[level - 1];
+    }
+}
+
+static void oracle_ahead_draw(so_drafter *d, so_ahead_job *jobs, int n, int level, bool drawn) {
+    oracle *o = (oracle *)d;
+    if (drawn)
+        return;
+    o->model->vt->ahead_draw(o->model, o->ahead, n, level, false);
+    for (int i = 0; i < n; i++)
+        if (!jobs[i].skip && !o->ahead[i].skip)
+            take_level(o, &jobs[i], &o->ahead[i], level);
+}
+
+static void oracle_ahead_abort(so_drafter *d, so_ahead_job *jobs, int n) {
+    const oracle *o = (const oracle *)d;
+    o->model->vt->ahead_abort(o->model, o->ahead, n);
+    for (int i = 0; i < n; i++)
+        jobs[i].skip = true;
+}
+
 /* --- what the model needs --- */
 
 static void oracle_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
@@ -215,6 +351,7 @@ static void oracle_free(so_drafter *d) {
     oracle *o = (oracle *)d;
     so_drafter_free(o->model);
     free(o->jobs);
+    free(o->ahead);
     free(o);
 }
 
@@ -231,10 +368,29 @@ static const so_drafter_vt ORACLE_VT = {
     .preempt = oracle_preempt,
 };
 
-so_drafter *so_oracle_create(double alpha, so_drafter *model, int n_vocab) {
+static const so_drafter_vt AHEAD_VT = {
+    .name = "oracle",
+    .free = oracle_free,
+    .open = oracle_open,
+    .close = oracle_close,
+    .propose = oracle_propose,
+    .observe = oracle_observe,
+    .add_hidden = oracle_add_hidden,
+    .n_ctx = oracle_n_ctx,
+    .cache_fraction = oracle_cache_fraction,
+    .preempt = oracle_preempt,
+    .ahead_begin = oracle_ahead_begin,
+    .ahead_rows = oracle_ahead_rows,
+    .ahead_draw = oracle_ahead_draw,
+    .ahead_abort = oracle_ahead_abort,
+};
+
+so_drafter *so_oracle_create(double alpha, double hit, so_drafter *model, int n_vocab) {
     SO_ASSERT(alpha >= 0 && alpha <= 1);
     oracle *o = SO_NEW(oracle);
-    o->base.vt = &ORACLE_VT;
+    bool ahead = hit >= 0 && model && model->vt->ahead_begin;
+    o->base.vt = ahead ? &AHEAD_VT : &ORACLE_VT;
+    o->hit = hit;
     o->base.request_only = !model || model->request_only;
     o->alpha = alpha;
     o->model = model;

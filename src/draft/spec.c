@@ -31,7 +31,7 @@ static const struct {
     [SO_SPEC_BIGRAM] = {"bigram", BIT(DRAW), true, false},
     [SO_SPEC_PREDICT] = {"predict", 0, false, false},
     [SO_SPEC_RANDOM] = {"random", 0, false, false},
-    [SO_SPEC_ORACLE] = {"oracle", BIT(NUMBER), false, true},
+    [SO_SPEC_ORACLE] = {"oracle", BIT(NUMBER) | BIT(HIT), false, true},
     [SO_SPEC_MODEL] = {"model", BIT(K) | BIT(NODES) | BIT(BEST) | BIT(DISTINCT), true, true, true},
     [SO_SPEC_MEDUSA] = {"medusa", BIT(K) | BIT(NODES) | BIT(BEST), true, false, true},
     [SO_SPEC_BLOCKWISE] = {"blockwise", 0, true, false},
@@ -55,6 +55,7 @@ static const struct {
     [SO_SPEC_OPT_NODES] = {"nodes", 1, SO_TREE_MAX - 1, true, false},
     [SO_SPEC_OPT_BEST] = {"best", 0, 1, true, true},
     [SO_SPEC_OPT_DISTINCT] = {"distinct", 0, 1, true, true},
+    [SO_SPEC_OPT_HIT] = {"hit", 0, 1, false, false},
     [SO_SPEC_OPT_FAN] = {"fan", 1, SO_AHEAD_OUTCOMES, true, false},
     [SO_SPEC_OPT_WAIT] = {"wait", 0, SO_AHEAD_DEPTH, true, false},
     [SO_SPEC_OPT_FALLBACK] = {"fallback", 0, 1, true, false},
@@ -392,6 +393,10 @@ static void check_item(parser *p, const so_spec_node *n) {
         fail_at(p, p->s->nodes[n->first].column - 1,
                 "the inner drafter of oracle is run for its cost and must be one model, as in "
                 "oracle(0.8,model)");
+    if (so_spec_has(n, SO_SPEC_OPT_HIT) && n->first < 0)
+        fail_at(p, n->column - 1,
+                "hit simulates drafting ahead with a model, as in "
+                "async(oracle(0.8,hit=0.7,model),fan=8)");
     bool k = so_spec_has(n, SO_SPEC_OPT_K), best = so_spec_flag(n, SO_SPEC_OPT_BEST);
     bool tree = k || best || n->tree_len > 0;
     if (n->tree_len > 0 && (k || best))

@@ -60,6 +60,7 @@ typedef enum so_spec_option {
     SO_SPEC_OPT_NODES,
     SO_SPEC_OPT_BEST,
     SO_SPEC_OPT_DISTINCT,
+    SO_SPEC_OPT_HIT,
     SO_SPEC_OPT_FAN,
     SO_SPEC_OPT_WAIT,
     SO_SPEC_OPT_FALLBACK, /* 1: `sync` is among them */

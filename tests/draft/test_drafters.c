@@ -57,8 +57,8 @@ static void oracle_is_right_at_its_rate(void **state) {
     for (int a = 0; a < 5; a++) {
         rig r;
         int32_t out[8];
-        rig_open_expecting(&r, so_oracle_create(alphas[a], NULL, 0), (int32_t[]){1, 2, 3}, 3, text,
-                           N);
+        rig_open_expecting(&r, so_oracle_create(alphas[a], -1, NULL, 0), (int32_t[]){1, 2, 3}, 3,
+                           text, N);
         int tested = 0, accepted = 0, both = 0;
         bool before = false;
         for (int at = 0; at + 6 < N;) {

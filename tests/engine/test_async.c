@@ -81,6 +81,7 @@ static const char *const SPECS[] = {"async(model)",
                                     "async(lookup,wait=1)",
                                     "async(oracle(0.7),wait=1)",
                                     "async(random)",
+                                    "async(oracle(0.7,hit=0.6,model),fan=4,wait=2)",
                                     "async(model(ngram))",
                                     "async(model(k=3,nodes=8))"};
 
@@ -200,6 +201,39 @@ static void a_perfect_draft_is_hit(void **state) {
     so_engine_free(e);
 }
 
+/* The oracle's hit rate is what it was told, and so is its acceptance, ahead and in the engine's time. */
+static void an_oracle_simulates_hits(void **state) {
+    static const char *const specs[] = {"async(oracle(1,hit=0,model),fan=4,wait=3)",
+                                        "async(oracle(1,hit=1,model),fan=4,wait=3)",
+                                        "async(oracle(0,hit=1,model),fan=4,wait=3)",
+                                        "async(oracle(0.7,hit=0.5,model),fan=4,wait=3)"};
+    (void)state;
+    for (int k = 0; k < 4; k++) {
+        pause p = {0};
+        so_engine *e = open_engine(NULL, &p, 1);
+        so_request_stats sum = {0};
+        for (int c = 0; c < SO_CASES; c++) {
+            so_request *r =
+                so_case_submit(e, &cases[c], &(so_spec_opts){.drafter = specs[k], .length = 3});
+            so_case_run(e);
+            assert_true(so_case_same(r, &cases[c]));
+            so_stats_add(&sum, so_request_get_stats(r));
+            so_request_free(r);
+        }
+        double hit_rate = (double)sum.async.hits / sum.async.rounds;
+        double alpha = (double)sum.draft_n_accepted / sum.tested_n;
+        print_message("%s: hit rate %.2f, alpha %.2f\n", specs[k], hit_rate, alpha);
+        if (k == 0)
+            assert_int_equal(sum.async.hits, 0);
+        else if (k < 3) /* the last round of a text has no end that the oracle knows */
+            assert_true(sum.async.hits >= sum.async.rounds - SO_CASES);
+        else
+            assert_true(hit_rate > 0.25 && hit_rate < 0.75);
+        assert_true(k == 3 ? alpha > 0.5 && alpha < 0.9 : alpha == (k < 2));
+        so_engine_free(e);
+    }
+}
+
 /* One backend for target and draft is refused, and the message says what to do. */
 static void needs_hardware_of_its_own(void **state) {
     (void)state;
@@ -224,6 +258,7 @@ int main(void) {
         cmocka_unit_test(faults_change_no_token),
         cmocka_unit_test(requests_may_end_at_any_time),
         cmocka_unit_test(a_perfect_draft_is_hit),
+        cmocka_unit_test(an_oracle_simulates_hits),
         cmocka_unit_test(needs_hardware_of_its_own),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
