@@ -52,7 +52,7 @@ missing_for_build() {
 
 PULL_PACKAGES="python3 python3-pip ca-certificates"
 DEB_PACKAGES="debhelper dpkg-dev"
-TEST_PACKAGES="libcmocka-dev python3 xz-utils git curl prometheus"
+TEST_PACKAGES="libcmocka-dev libzmq5 python3 xz-utils git curl prometheus"
 
 # The cross compiler, the emulator and the libraries for make check-arm.
 need_arm() {

@@ -17,6 +17,7 @@
 #include "base/mutant.h"
 #include "base/rng.h"
 #include "draft/async_impl.h"
+#include "draft/remote.h"
 
 static const double WINDOW_PART = 0.1; /* weight of a round in window_ms */
 static const double FIRST_WINDOW_MS = 10, MAX_WAIT_MS = 1000;
@@ -210,6 +211,8 @@ static void seal(so_async_core *c, so_async_batch *b) {
     b->is_sealed = true;
     atomic_store(&b->sealed, true);
     b->n_levels = atomic_load(&b->levels);
+    if (c->o.remote)
+        so_remote_wake(c->inner);
     double ms = so_clock_ms_since(b->t_ns);
     c->window_ms += (c->window_ms > 0 ? WINDOW_PART : 1) * (ms - c->window_ms);
 }

@@ -94,6 +94,7 @@ typedef struct so_async_opts {
     int fan_out; /* outcomes per round and request; 0: chosen in each round */
     int wait;    /* levels for which the engine waits before it looks up; 0: it never waits */
     bool sync;   /* also create the drafter that lets X draft in the engine's time */
+    bool remote; /* X is a draft worker (remote.h), which cannot do that */
 } so_async_opts;
 /* *cached: the drafter that serves finished drafts. *sync: X in the engine's time; NULL if o->sync is
  * false. Both must be members of one group, `cached` before `sync`, so that a request is opened in

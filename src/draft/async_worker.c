@@ -23,6 +23,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "draft/async_impl.h"
+#include "draft/remote.h"
 
 enum { MAX_Q_FLOATS = 32 << 20 }; /* q rows of a batch */
 
@@ -345,7 +346,9 @@ static so_async_batch *next_batch(so_async_host *h, so_async_core **core) {
 }
 
 static void run(so_async_core *c, so_async_batch *b) {
-    if (c->inner->vt->ahead_begin)
+    if (c->o.remote)
+        so_remote_run(c, b);
+    else if (c->inner->vt->ahead_begin)
         run_ahead(c, b);
     else
         run_chains(c, b);

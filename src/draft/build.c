@@ -7,7 +7,9 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "draft/registry.h"
 #include "draft/spec.h"
+#include "format/checkpoint.h"
 
 enum { DEFAULT_CORPUS_MB = 64 };
 
@@ -166,19 +168,50 @@ static int locate_error(build *b, const so_spec_node *n, int rc) {
 }
 
 static bool has_sync(const so_spec_node *n) {
+    if (n->worker_len > 0)
+        return false;
     return !so_spec_has(n, SO_SPEC_OPT_FALLBACK) || n->opt[SO_SPEC_OPT_FALLBACK] != 0;
+}
+
+/* The id of the draft that a worker must have; 0: any. */
+static int read_draft_id(build *b, const so_spec_node *model, uint64_t *id) {
+    so_str file = so_spec_file(b->spec, model);
+    so_checkpoint *ck = NULL;
+    if (file.len == 0)
+        return 0;
+    char *path = so_strndup(file.ptr, file.len);
+    int rc = so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, b->err);
+    free(path);
+    if (rc == 0)
+        *id = so_registry_id(ck);
+    so_checkpoint_close(ck);
+    return rc;
+}
+
+static int make_remote(build *b, const so_spec_node *n, so_drafter **out) {
+    uint64_t id = 0;
+    if (!b->cfg->remote)
+        return so_err_set(b->err, SO_EUNSUPPORTED, "needs an engine");
+    int rc = read_draft_id(b, &b->spec->nodes[n->first], &id);
+    if (rc == 0)
+        rc = so_remote_create(b->cfg->remote, so_spec_worker(b->spec, n), id, out, b->err);
+    if (rc == 0)
+        add_leaf(b, *out);
+    return rc;
 }
 
 /* The drafters that serve an async(X): the cache, the fallbacks, and X in the engine's time. X has the
  * number that it got as a leaf; if it drafts in the engine's time, under this number. */
 static int make_async(build *b, const so_spec_node *n, so_drafter **out, int *count) {
     so_drafter *inner = NULL, *sync = NULL;
-    int at = *count, rc = make_node(b, n->first, &inner);
-    if (rc == 0 && !b->cfg->host)
+    bool remote = n->worker_len > 0;
+    so_async_host **host = remote ? b->cfg->remote_host : b->cfg->host;
+    int at = *count, rc = remote ? make_remote(b, n, &inner) : make_node(b, n->first, &inner);
+    if (rc == 0 && !host)
         rc = so_err_set(b->err, SO_EUNSUPPORTED,
                         "needs an engine: it drafts in a thread of its own");
-    if (rc == 0 && !*b->cfg->host)
-        rc = so_async_host_create(b->cfg->faults, b->cfg->host, b->err);
+    if (rc == 0 && !*host)
+        rc = so_async_host_create(b->cfg->faults, host, b->err);
     if (rc != 0) {
         so_drafter_free(inner);
         return locate_error(b, n, rc);
@@ -188,8 +221,9 @@ static int make_async(build *b, const so_spec_node *n, so_drafter **out, int *co
                        .n_parallel = SO_MAX(b->cfg->n_parallel, 1),
                        .fan_out = (int)option(n, SO_SPEC_OPT_FAN, 0),
                        .wait = (int)option(n, SO_SPEC_OPT_WAIT, 0),
-                       .sync = has_sync(n)};
-    so_async_create(*b->cfg->host, &o, &out[at++], &sync);
+                       .sync = has_sync(n),
+                       .remote = remote};
+    so_async_create(*host, &o, &out[at++], &sync);
     add_leaf(b, out[at - 1]);
     so_async_set_index(out[at - 1], sync, inner->index);
     if (sync)

@@ -86,6 +86,10 @@ so_str so_spec_tree(const so_spec *s, const so_spec_node *n) {
     return (so_str){s->text + n->tree_at, (size_t)n->tree_len};
 }
 
+so_str so_spec_worker(const so_spec *s, const so_spec_node *n) {
+    return (so_str){s->text + n->worker_at, (size_t)n->worker_len};
+}
+
 int so_spec_read_tree(const so_spec *s, const so_spec_node *n, int *nodes, so_fixed_tree *out,
                       so_err *err) {
     if (n->tree_len == 0)
@@ -269,11 +273,23 @@ static void parse_tree(parser *p, so_spec_node *n, word key) {
     n->tree_len = w.len;
 }
 
+static void parse_worker(parser *p, so_spec_node *n, word key) {
+    word w = next_word(p);
+    if (p->rc == 0 && n->worker_len > 0)
+        fail_at(p, key.at, "async takes one worker");
+    n->worker_at = w.at;
+    n->worker_len = w.len;
+}
+
 static void parse_option(parser *p, so_spec_node *n, word key) {
     int o = find_option(word_str(p, key));
     double v = 0;
     if (NAMES[n->name].tree && so_str_eq_c(word_str(p, key), "tree")) {
         parse_tree(p, n, key);
+        return;
+    }
+    if (n->name == SO_SPEC_ASYNC && so_str_eq_c(word_str(p, key), "worker")) {
+        parse_worker(p, n, key);
         return;
     }
     if (o < 0) {
@@ -374,6 +390,18 @@ static bool is_independent(const so_spec *s, int node) {
     return ok;
 }
 
+/* The worker has a draft model of its own, and drafts ahead only. */
+static void check_remote(parser *p, const so_spec_node *n) {
+    const so_spec_node *x = &p->s->nodes[n->first];
+    if (x->name != SO_SPEC_MODEL || x->has || x->first >= 0 || x->tree_len > 0)
+        fail_at(p, x->column - 1,
+                "a worker runs `model`, without options: write async(model,worker=ADDRESS), or "
+                "model(FILE) to require that the worker's draft is FILE");
+    if (so_spec_flag(n, SO_SPEC_OPT_FALLBACK))
+        fail_at(p, n->column - 1,
+                "a worker does not draft while the model waits: without sync in fallback=");
+}
+
 static void check_async(parser *p, const so_spec_node *n) {
     if (n->first < 0)
         fail_at(p, n->column - 1, "async needs the drafter that it runs, as in async(model)");
@@ -382,6 +410,8 @@ static void check_async(parser *p, const so_spec_node *n) {
                 "async runs one drafter, and not corpus, which other requests write to, nor heads, "
                 "which read the pass that is running: write the others after it, as in "
                 "async(model),lookup");
+    if (p->rc == 0 && n->worker_len > 0)
+        check_remote(p, n);
 }
 
 static void check_item(parser *p, const so_spec_node *n) {
@@ -516,7 +546,7 @@ static void print_list(const so_spec *s, int first, const char *sep, so_buf *out
 static void print_file(so_str file, so_buf *out) {
     double v;
     bool plain = find_name(file) < 0 && find_option(file) < 0 && !to_number(file, &v) &&
-                 !so_str_eq_c(file, "tree");
+                 !so_str_eq_c(file, "tree") && !so_str_eq_c(file, "worker");
     for (size_t i = 0; i < file.len; i++)
         plain = plain && !strchr(" \t,()+=\"", file.ptr[i]);
     so_buf_append_c(out, plain ? "" : "\"");
@@ -559,6 +589,11 @@ static void print_args(const so_spec *s, const so_spec_node *n, so_buf *out) {
         print_node(s, n->first, out);
         sep = ",";
     }
+    if (n->worker_len > 0) {
+        so_buf_printf(out, "%sworker=", sep);
+        print_file(so_spec_worker(s, n), out);
+        sep = ",";
+    }
     if (so_spec_has(n, SO_SPEC_OPT_FALLBACK)) {
         so_buf_append_c(out, sep);
         print_fallback(s, n, out);
@@ -587,6 +622,14 @@ static bool is_within(const so_spec *s, int node, const so_spec_node *n) {
 bool so_spec_is_async(const so_spec *s, const so_spec_node *n) {
     for (int i = 0; i < s->n_nodes; i++)
         if (s->nodes[i].name == SO_SPEC_ASYNC && is_within(s, s->nodes[i].first, n))
+            return true;
+    return false;
+}
+
+bool so_spec_is_remote(const so_spec *s, const so_spec_node *n) {
+    for (int i = 0; i < s->n_nodes; i++)
+        if (s->nodes[i].name == SO_SPEC_ASYNC && s->nodes[i].worker_len > 0 &&
+            is_within(s, s->nodes[i].first, n))
             return true;
     return false;
 }

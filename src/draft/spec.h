@@ -6,12 +6,14 @@
  *   merge = item { "+" item }            all of them, merged into one tree
  *   item  = name [ "(" arg { "," arg } ")" ]
  *   arg   = number | option "=" value | option | file | "tree" "=" file | merge
+ *         | "worker" "=" address                  of async: a process that runs its drafter
  *         | "fallback" "=" merge { "," merge }    of async, at the end; `sync` and `none` are names
  *                                                 there
  *
  *   lookup,ngram     oracle(0.8)     lookup(min=4)     bigram(words.tbl)     model(ngram)
  *   oracle(0.8,model)                 model(k=4,nodes=16)                     medusa(nodes=16)
  *   async(model)     async(model,fan=8,fallback=lookup,ngram)
+ *   async(model,worker=tcp://127.0.0.1:7070)
  *   model(a.gguf)+model(b.gguf)       unigram("odd, name.tbl",draw)
  *   model(tree=tree.json)
  *
@@ -27,6 +29,7 @@
 #include "base/str.h"
 #include "draft/async.h"
 #include "draft/drafters.h"
+#include "draft/remote.h"
 
 typedef enum so_spec_name {
     SO_SPEC_NONE,
@@ -78,6 +81,7 @@ typedef struct so_spec_node {
     double opt[SO_SPEC_N_OPTIONS]; /* valid if the bit is set */
     int file_at, file_len;         /* file name in text; length 0: none */
     int tree_at, tree_len;         /* tree=FILE, the same */
+    int worker_at, worker_len;     /* async: worker=ADDRESS, the same */
     int column;                    /* from 1 */
 } so_spec_node;
 
@@ -94,6 +98,7 @@ void so_spec_print(const so_spec *s, so_buf *out);
 const char *so_spec_name_text(so_spec_name name);
 so_str so_spec_file(const so_spec *s, const so_spec_node *n);
 so_str so_spec_tree(const so_spec *s, const so_spec_node *n);
+so_str so_spec_worker(const so_spec *s, const so_spec_node *n);
 
 /* The nodes of tree=FILE, which a drafter keeps (draft/shape.h has what they mean). */
 typedef struct so_fixed_tree {
@@ -104,8 +109,10 @@ typedef struct so_fixed_tree {
  * file it changes nothing. */
 int so_spec_read_tree(const so_spec *s, const so_spec_node *n, int *nodes, so_fixed_tree *out,
                       so_err *err);
-/* Whether a node is the drafter inside an async(), or inside that. */
+/* Whether a node is the drafter inside an async(), or inside that; and if so, whether a worker process
+ * runs it. */
 bool so_spec_is_async(const so_spec *s, const so_spec_node *n);
+bool so_spec_is_remote(const so_spec *s, const so_spec_node *n);
 static inline bool so_spec_has(const so_spec_node *n, so_spec_option o) { return n->has >> o & 1; }
 static inline bool so_spec_flag(const so_spec_node *n, so_spec_option o) {
     return so_spec_has(n, o) && n->opt[o] != 0;
@@ -123,8 +130,10 @@ typedef struct so_draft_config {
     so_corpus **corpus; /* the engine's corpus; created here when `corpus` is first named */
     so_draft_make *make;
     void *user;
-    int n_parallel;                /* requests that draft at the same time */
-    so_async_host **host;          /* created here when `async` is first named */
+    int n_parallel;              /* requests that draft at the same time */
+    so_async_host **host;        /* created here when `async` is first named */
+    so_async_host **remote_host; /* the same for `async` with a worker */
+    const so_remote_engine *remote;
     const so_async_faults *faults; /* of tests; NULL: none */
 } so_draft_config;
 

@@ -288,6 +288,7 @@ static void body(io *s, so_wire_msg *m) {
         refused(s, m);
         break;
     case SO_WIRE_ALIVE:
+    case SO_WIRE_BYE:
         break;
     case SO_WIRE_OUTCOMES:
         fans(s, m);

@@ -13,6 +13,7 @@
  *   STOP     the round is over       ───►
  *                                    ◄───    DONE
  *   CLOSE    the request has ended   ───►
+ *   BYE      the engine ends         ───►
  *
  * A session begins with HELLO, which chooses its number at random. Messages of a session are
  * numbered from 0 in each direction. Reading checks lengths, counts, indices and ranges before it
@@ -41,6 +42,7 @@ typedef enum so_wire_type {
     SO_WIRE_JOB,
     SO_WIRE_STOP,
     SO_WIRE_CLOSE,
+    SO_WIRE_BYE,
     SO_WIRE_WELCOME = 16,
     SO_WIRE_REFUSED,
     SO_WIRE_ALIVE,

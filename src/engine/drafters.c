@@ -26,7 +26,9 @@ struct so_drafters {
     so_planner *planner;
     so_spec_set *sets;
     so_corpus *corpus;
-    so_async_host *host;             /* of async(); NULL: not named yet */
+    so_async_host *host;        /* of async(); NULL: not named yet */
+    so_async_host *remote_host; /* of async() with a worker: it runs on no backend */
+    so_remote_engine remote;
     so_bundle bundles[MAX_BUNDLES];  /* opened for model(FILE) */
     char *bundle_paths[MAX_BUNDLES]; /* the names in the spec */
     int n_bundles;
@@ -38,6 +40,13 @@ so_drafters *so_drafters_create(so_engine *e, so_planner *planner) {
     so_drafters *d = SO_NEW(so_drafters);
     d->e = e;
     d->planner = planner;
+    d->remote = (so_remote_engine){.key_file = e->o.worker_key,
+                                   .vocab_hash = e->tok ? so_tokenizer_hash(e->tok) : 0,
+                                   .n_vocab = so_model_hparams(e->m)->n_vocab,
+                                   .n_ctx = e->o.n_ctx,
+                                   .n_parallel = e->o.n_parallel,
+                                   .max_draft = e->o.max_draft,
+                                   .encoder = so_model_hparams(e->m)->n_enc_layers > 0};
     return d;
 }
 
@@ -89,6 +98,7 @@ void so_drafters_free(so_drafters *d) {
         free_set(d, s);
     }
     so_async_host_free(d->host);
+    so_async_host_free(d->remote_host);
     so_corpus_free(d->corpus);
     for (int i = 0; i < d->n_bundles; i++) {
         so_bundle_close(&d->bundles[i]);
@@ -364,6 +374,8 @@ static int make_set(so_drafters *d, const so_spec *spec, char *text, so_err *err
     so_spec_set *set = SO_NEW(so_spec_set);
     so_draft_config cfg = {.n_parallel = e->o.n_parallel,
                            .host = &d->host,
+                           .remote_host = &d->remote_host,
+                           .remote = &d->remote,
                            .faults = e->o.async_faults,
                            .n_vocab = so_model_hparams(e->m)->n_vocab,
                            .tokenizer_hash = e->tok ? so_tokenizer_hash(e->tok) : 0,

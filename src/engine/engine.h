@@ -80,7 +80,8 @@ typedef struct so_engine_opts {
     so_backend *draft_backend;     /* what model(FILE) is opened on; NULL: the target's backend */
     float draft_temp;              /* temperature of draft models; negative: the request's */
     float draft_p_min; /* a draft ends where the probability of its likeliest token is below this */
-    uint64_t draft_id; /* identifies the draft in records kept on disk */
+    const char *worker_key; /* file with the key of draft workers (draft/link.h); NULL: none */
+    uint64_t draft_id;      /* identifies the draft in records kept on disk */
     double draft_claimed_agreement; /* stated in the draft's file (docs/formats.md); 0: none */
     so_keep keep_costs;
     so_draft_fn *user_drafter;           /* the drafter `user` as a chain; may be NULL */

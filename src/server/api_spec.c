@@ -5,12 +5,12 @@
  *   "prediction": …                     `predict` first, then the drafter used otherwise
  *   neither                             the server's --spec
  *
- * A drafter that reads a file (model(FILE), bigram(FILE)) is refused: only the operator decides
- * which files the server opens. Pure functions. Any thread. */
+ * A drafter that reads a file (model(FILE), bigram(FILE)) or has a worker is refused: only the operator decides
+ * which files the server opens, and which hosts it connects to. Pure functions. Any thread. */
 #include "draft/spec.h"
 #include "server/api.h"
 
-enum { NAMES_PREDICT = 1, NAMES_TEXT = 2, NAMES_FILE = 4, IS_NONE = 8 };
+enum { NAMES_PREDICT = 1, NAMES_TEXT = 2, NAMES_FILE = 4, IS_NONE = 8, NAMES_WORKER = 16 };
 
 static bool examine(so_str text, int *what, so_api_error *err) {
     so_spec spec;
@@ -23,6 +23,7 @@ static bool examine(so_str text, int *what, so_api_error *err) {
         *what |= name == SO_SPEC_PREDICT ? NAMES_PREDICT : 0;
         *what |= name == SO_SPEC_PREDICT || name == SO_SPEC_ORACLE ? NAMES_TEXT : 0;
         *what |= spec.nodes[i].file_len > 0 || spec.nodes[i].tree_len > 0 ? NAMES_FILE : 0;
+        *what |= spec.nodes[i].worker_len > 0 ? NAMES_WORKER : 0;
     }
     *what |= spec.nodes[spec.root].name == SO_SPEC_NONE ? IS_NONE : 0;
     return true;
@@ -34,6 +35,10 @@ static bool check_own(const so_api_request *r, int what, so_api_error *err) {
         return so_api_fail(err, 400, "unsupported_value", name,
                            "'%s' names a file: only the server's option --spec may name files",
                            name);
+    if (what & NAMES_WORKER)
+        return so_api_fail(
+            err, 400, "unsupported_value", name,
+            "'%s' names a draft worker: only the server's option --spec may name one", name);
     if ((what & NAMES_TEXT) && !r->prediction.ptr)
         return so_api_fail(err, 400, "missing_required_parameter", "prediction",
                            "'%s' is '%.80s', which guesses from an expected text: send it as "

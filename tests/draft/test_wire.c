@@ -49,8 +49,9 @@ static int close_all(void **state) {
 }
 
 static const so_wire_type TYPES[] = {
-    SO_WIRE_HELLO,   SO_WIRE_OPEN,    SO_WIRE_TEXT,  SO_WIRE_JOB,      SO_WIRE_STOP,  SO_WIRE_CLOSE,
-    SO_WIRE_WELCOME, SO_WIRE_REFUSED, SO_WIRE_ALIVE, SO_WIRE_OUTCOMES, SO_WIRE_LEVEL, SO_WIRE_DONE};
+    SO_WIRE_HELLO,    SO_WIRE_OPEN,  SO_WIRE_TEXT,    SO_WIRE_JOB,     SO_WIRE_STOP,
+    SO_WIRE_BYE,      SO_WIRE_CLOSE, SO_WIRE_WELCOME, SO_WIRE_REFUSED, SO_WIRE_ALIVE,
+    SO_WIRE_OUTCOMES, SO_WIRE_LEVEL, SO_WIRE_DONE};
 
 static void fill_request(dice *d, so_wire_msg *m) {
     m->open = (so_wire_open){.request = (uint32_t)below(d, 1 << 30), .max_tokens = 100};
@@ -254,9 +255,9 @@ static void random_bytes_are_refused(void **state) {
             memcpy(bytes + 24, &len, 4);
         }
         if (read_copy(bytes, n) == SO_OK)
-            assert_true(b->type == SO_WIRE_ALIVE || b->type == SO_WIRE_STOP ||
-                        b->type == SO_WIRE_DONE || b->type == SO_WIRE_CLOSE ||
-                        b->type == SO_WIRE_TEXT);
+            assert_true(b->type == SO_WIRE_ALIVE || b->type == SO_WIRE_BYE ||
+                        b->type == SO_WIRE_STOP || b->type == SO_WIRE_DONE ||
+                        b->type == SO_WIRE_CLOSE || b->type == SO_WIRE_TEXT);
     }
 }
 

@@ -19,9 +19,11 @@
 
 #include "base/mem.h"
 #include "base/statistics.h"
+#include "base/zmq.h"
 #include "engine/engine.h"
 #include "so_rig.h"
 #include "so_shape.h"
+#include "so_worker.h"
 
 enum { N_VOCAB = 4, N_OUT = 4, N_TEXTS = 256, N_PROMPT = 4, N_CTX = 64, N_PARALLEL = 4 };
 enum { N_SAMPLES = SO_TEST_SANITIZED ? 2000 : 12000 };
@@ -156,25 +158,32 @@ typedef struct test_case {
     const so_async_faults *faults;
     bool biased;  /* the distribution must differ */
     bool perfect; /* the draft is the target: every guess must be accepted, or with a mutant not */
+    bool worker; /* the draft is in a worker process; spec: the options of async(model,worker=…) */
 } test_case;
 
 static const so_async_faults DELAYS = {
     .seed = 7, .delay_rate = 0.3, .delay_ms = 0.3, .abandon_rate = 0.1};
 
 static const test_case CASES[] = {
-    {"none", "async(model,wait=3,fallback=none)", NULL, false, false},
-    {"none", "async(model,wait=3)", NULL, false, false},
-    {"none", "async(model,wait=1,fallback=ngram)", &DELAYS, false, false},
-    {"none", "async(model,fallback=sync)", &DELAYS, false, false},
-    {"async_better", "async(model,wait=3,fallback=none)", NULL, true, false},
-    {"async_late", "async(model,wait=3,fallback=none)", NULL, true, false},
-    {"none", "async(model,wait=3,fallback=none)", NULL, false, true},
-    {"async_other_round", "async(model,wait=3,fallback=none)", NULL, false, true},
+    {"none", "async(model,wait=3,fallback=none)", NULL, false, false, false},
+    {"none", "async(model,wait=3)", NULL, false, false, false},
+    {"none", "async(model,wait=1,fallback=ngram)", &DELAYS, false, false, false},
+    {"none", "async(model,fallback=sync)", &DELAYS, false, false, false},
+    {"async_better", "async(model,wait=3,fallback=none)", NULL, true, false, false},
+    {"async_late", "async(model,wait=3,fallback=none)", NULL, true, false, false},
+    {"none", "async(model,wait=3,fallback=none)", NULL, false, true, false},
+    {"async_other_round", "async(model,wait=3,fallback=none)", NULL, false, true, false},
+    {"none", "wait=3,fallback=none", NULL, false, false, true},
+    {"none", "wait=1,fallback=ngram", NULL, false, false, true},
+    {"none", "wait=3,fallback=none", NULL, false, true, true},
+    {"async_other_round", "wait=3,fallback=none", NULL, false, true, true},
 };
 
 /* 0: as it must be. */
 static int run_case(const test_case *c) {
     so_rig target, draft;
+    char spec[200];
+    so_err err = {0};
     double p[N_TEXTS];
     run r;
     setenv("SOOTH_DEBUG", "", 1);
@@ -184,16 +193,25 @@ static int run_case(const test_case *c) {
     open_model(&target, 5);
     open_model(&draft, c->perfect ? 5 : 6);
     enumerate(&target, p);
+    so_worker *w = c->worker ? so_worker_start(&draft, NULL, NULL, &err) : NULL;
+    if (c->worker && !w)
+        return 3;
+    if (w)
+        snprintf(spec, sizeof spec, "async(model,worker=%s,%s)", so_worker_address(w), c->spec);
+    else
+        snprintf(spec, sizeof spec, "%s", c->spec);
     so_engine *e = open_engine(&target, &draft, c->faults);
     int n = c->perfect ? 200 : N_SAMPLES;
-    sample(e, c->spec, c->perfect ? 0 : 1, SO_VERIFY_REJECT, n, &r);
+    sample(e, spec, c->perfect ? 0 : 1, SO_VERIFY_REJECT, n, &r);
     const so_async_counts *a = &r.sum.async;
     double least = c->perfect ? 1 : p_value(p, &r, n);
-    printf("%s %s%s: p %.3g, %d of %d guesses accepted; rounds %d, hits %d, late %d, absent %d\n",
-           c->mutant, c->spec, c->perfect ? " perfect" : "", least, r.sum.draft_n_accepted,
-           r.sum.tested_n, a->rounds, a->hits, a->late, a->absent);
+    printf("%s %s%s%s: p %.3g, %d of %d guesses accepted; rounds %d, hits %d, late %d, absent %d\n",
+           c->mutant, c->spec, c->worker ? " worker" : "", c->perfect ? " perfect" : "", least,
+           r.sum.draft_n_accepted, r.sum.tested_n, a->rounds, a->hits, a->late, a->absent);
     fflush(stdout);
     so_engine_free(e);
+    if (w)
+        so_worker_stop(w);
     so_rig_close(&target);
     so_rig_close(&draft);
     bool mutant = strcmp(c->mutant, "none") != 0;
@@ -208,7 +226,10 @@ static int run_case(const test_case *c) {
 
 static void cases(void **state) {
     (void)state;
+    bool has_zmq = so_zmq_load(&(so_zmq){0}, NULL) == SO_OK;
     for (size_t i = 0; i < SO_LEN(CASES); i++) {
+        if (CASES[i].worker && !has_zmq)
+            continue;
         int status = 0;
         char number[16];
         snprintf(number, sizeof number, "%zu", i);

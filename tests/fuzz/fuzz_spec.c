@@ -5,7 +5,7 @@
 
 static bool has_files(const so_spec *s) {
     for (int i = 0; i < s->n_nodes; i++)
-        if (s->nodes[i].file_len > 0 || s->nodes[i].tree_len > 0)
+        if (s->nodes[i].file_len > 0 || s->nodes[i].tree_len > 0 || s->nodes[i].worker_len > 0)
             return true;
     return false;
 }

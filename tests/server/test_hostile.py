@@ -103,6 +103,7 @@ def out_of_range():
                        ({"verify": "lenient=2"}, "speculative.verify"), ({"drafter": "model"}, "draft model"),
                        ({"drafter": "predict"}, "prediction"), ({"drafter": "oracle(0.5)"}, "prediction"),
                        ({"drafter": "model(/etc/passwd)"}, "names a file"), ({"drafter": "bigram(/etc/passwd)"}, "names a file"),
+                       ({"drafter": "async(model,worker=tcp://127.0.0.1:22)"}, "names a draft worker"),
                        ({"drafter": "ngram,model(/etc/passwd)"}, "names a file"), ({"drafter": "ngram\0x"}, "speculative.drafter"),
                        ({"drafter": "user"}, "user"), ({"drafter": "lookup," * 500 + "ngram"}, "speculative.drafter")):
         bad(TEXT, {**GOOD, "speculative": spec}, 400, word)

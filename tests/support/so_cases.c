@@ -48,6 +48,7 @@ so_engine *so_case_engine(const so_rig *target, const so_case_engine_opts *o) {
                          .user_tree_drafter = o->tree_drafter,
                          .drafter_user = o->drafter_user,
                          .async_faults = o->async_faults,
+                         .worker_key = o->worker_key,
                          .on_step = o->on_step,
                          .step_user = o->step_user};
     so_err err = {0};

@@ -36,7 +36,8 @@ typedef struct so_case_engine_opts {
     so_draft_tree_fn *tree_drafter; /* the same as a tree */
     void *drafter_user;
     const so_async_faults *async_faults;
-    so_step_fn *on_step; /* may be NULL */
+    const char *worker_key; /* of draft workers; may be NULL */
+    so_step_fn *on_step;    /* may be NULL */
     void *step_user;
 } so_case_engine_opts;
 

@@ -1,0 +1,339 @@
+/* async(model,worker=…) in the engine: whatever the worker, the network between, or a stranger does,
+ * the text is that of plain decoding, token for token, greedy and with `match`. The faults are those
+ * of so_worker.h. test_async_mutants.c has `reject`. */
+#include "so_test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "draft/link.h"
+#include "so_cases.h"
+#include "so_worker.h"
+
+static so_rig target, draft;
+static so_case cases[SO_CASES];
+
+static int open_all(void **state) {
+    (void)state;
+    so_case_open(&target, "llama", &draft, "llama", cases);
+    alarm(600); /* a hang fails */
+    return 0;
+}
+
+static int close_all(void **state) {
+    (void)state;
+    so_rig_close(&target);
+    so_rig_close(&draft);
+    return 0;
+}
+
+/* After a step the caller is busy for a while, as a slow target would be. */
+static void on_step(void *user, const so_step_info *info) {
+    const double *ms = user;
+    (void)info;
+    if (*ms > 0)
+        nanosleep(&(struct timespec){.tv_nsec = (long)(*ms * 1e6)}, NULL);
+}
+
+static double busy_ms; /* of the target, per step */
+
+static so_engine *open_engine(int n_parallel, const char *key_file) {
+    return so_case_engine(&target, &(so_case_engine_opts){.n_parallel = n_parallel,
+                                                          .n_batch = 16,
+                                                          .draft_temp = -1,
+                                                          .worker_key = key_file,
+                                                          .on_step = on_step,
+                                                          .step_user = &busy_ms});
+}
+
+static char *spec_of(const char *address, const char *options) {
+    char text[400];
+    snprintf(text, sizeof text, "async(model,worker=%s%s)", address, options);
+    return so_strdup(text);
+}
+
+/* All cases at once. Returns the sum of their counts. */
+static so_async_counts run_all(so_engine *e, const char *spec, int length) {
+    so_request *r[SO_CASES];
+    so_async_counts sum = {0};
+    for (int c = 0; c < SO_CASES; c++)
+        r[c] = so_case_submit(e, &cases[c], &(so_spec_opts){.drafter = spec, .length = length});
+    so_case_run(e);
+    for (int c = 0; c < SO_CASES; c++) {
+        if (!so_case_same(r[c], &cases[c]))
+            fail_msg("case %d, %s, length %d: the text differs", c, spec, length);
+        so_async_counts_add(&sum, &so_request_get_stats(r[c])->async);
+        so_request_free(r[c]);
+    }
+    return sum;
+}
+
+/* Runs until drafts are served: a greeting takes a few milliseconds. */
+static void run_until_hits(so_engine *e, const char *spec) {
+    for (int k = 0; run_all(e, spec, 3).hits == 0; k++)
+        assert_true(k < 200);
+}
+
+static so_worker *start(const char *address, const char *key_file) {
+    so_err err = {0};
+    so_worker *w = so_worker_start(&draft, address, key_file, &err);
+    if (!w)
+        fail_msg("%s", err.msg);
+    return w;
+}
+
+static void every_option_gives_the_plain_text(void **state) {
+    static const char *const OPTIONS[] = {"", ",wait=1", ",wait=2,fan=3", ",fallback=lookup,ngram"};
+    (void)state;
+    so_worker_need_zmq();
+    so_worker *w = start(NULL, NULL);
+    for (size_t i = 0; i < SO_LEN(OPTIONS); i++)
+        for (int n_parallel = 1; n_parallel <= 4; n_parallel += 3) {
+            char *spec = spec_of(so_worker_address(w), OPTIONS[i]);
+            so_engine *e = open_engine(n_parallel, NULL);
+            busy_ms = 0.3;
+            run_until_hits(e, spec);
+            for (int length = 0; length <= 3; length += 3) {
+                so_async_counts n = run_all(e, spec, length);
+                assert_true(n.hits + n.late + n.absent == n.rounds);
+            }
+            so_engine_free(e);
+            free(spec);
+        }
+    so_worker_stop(w);
+}
+
+/* The draft is the target, so every guess that is served is right, and nearly every round is hit. */
+static void a_perfect_draft_is_hit(void **state) {
+    (void)state;
+    so_worker_need_zmq();
+    so_worker *w = start(NULL, NULL);
+    char *spec = spec_of(so_worker_address(w), ",wait=3");
+    so_engine *e = open_engine(1, NULL);
+    run_until_hits(e, spec);
+    for (int c = 0; c < SO_CASES; c++) {
+        so_request *r = so_case_submit(e, &cases[c], &(so_spec_opts){.drafter = spec, .length = 3});
+        so_case_run(e);
+        const so_request_stats *s = so_request_get_stats(r);
+        assert_true(so_case_same(r, &cases[c]));
+        assert_true(s->draft_n_accepted == s->tested_n);
+        assert_in_range(s->rounds, 1, SO_CASE_PREDICT / 2);
+        assert_true(s->async.hits >= s->rounds - 3);
+        so_request_free(r);
+    }
+    so_engine_free(e);
+    free(spec);
+    so_worker_stop(w);
+}
+
+/* Each kind of fault alone, then all together; the target takes no time, or several milliseconds. */
+static void faults_change_no_token(void **state) {
+    static const char *const NAMES[] = {"delayed",   "dropped",  "truncated", "garbled",
+                                        "reordered", "replayed", "cut"};
+    int64_t happened[SO_PATH_N_FAULTS] = {0}, n_during = 0, all = 0;
+    int hits = 0;
+    (void)state;
+    so_worker_need_zmq();
+    so_worker *w = start(NULL, NULL);
+    for (int k = 0; k < (SO_TEST_SANITIZED ? 16 : 48); k++) {
+        so_path_opts o = {.seed = 40 + (uint64_t)k, .delay_ms = 0.5 * (k % 11)};
+        if (k % 8 < SO_PATH_N_FAULTS)
+            o.rate[k % 8] = k % 8 == SO_PATH_CUT ? 0.02 : 0.15;
+        for (int i = 0; k % 8 == SO_PATH_N_FAULTS && i < SO_PATH_N_FAULTS; i++)
+            o.rate[i] = i == SO_PATH_CUT ? 0.01 : 0.04;
+        so_path *p = so_path_open(so_worker_address(w), &o);
+        char *spec = spec_of(so_path_address(p), k % 3 == 2 ? ",fallback=ngram" : "");
+        so_engine *e = open_engine(1 + k % 4, NULL);
+        busy_ms = k % 3 == 0 ? 2 : 0.6;
+        for (int i = 0; i < 3; i++)
+            hits += run_all(e, spec, i % 2 ? 3 : 0).hits;
+        so_engine_free(e);
+        so_path_close(p, happened, &n_during);
+        free(spec);
+    }
+    for (int i = 0; i < SO_PATH_N_FAULTS; i++) {
+        print_message("%s %d\n", NAMES[i], (int)happened[i]);
+        assert_true(happened[i] > 0);
+        all += happened[i];
+    }
+    print_message("%d faults, %d in rounds; %d hits\n", (int)all, (int)n_during, hits);
+    assert_true(all >= (SO_TEST_SANITIZED ? 200 : 600) && n_during >= 100 && hits > 100);
+    so_worker_stop(w);
+}
+
+/* A worker that ends in the middle of rounds, and another at its address: drafts are served again. */
+static void a_worker_may_end_and_come_back(void **state) {
+    (void)state;
+    so_worker_need_zmq();
+    so_worker *w = start(NULL, NULL);
+    char *address = so_strdup(so_worker_address(w)), *spec = spec_of(address, "");
+    so_engine *e = open_engine(2, NULL);
+    busy_ms = 0.6;
+    for (int k = 0; k < 4; k++) {
+        so_request *r[SO_CASES];
+        so_err err = {0};
+        run_until_hits(e, spec);
+        for (int c = 0; c < SO_CASES; c++)
+            r[c] = so_case_submit(e, &cases[c], &(so_spec_opts){.drafter = spec, .length = 3});
+        for (int i = 0; i < 3 + k; i++)
+            so_engine_step(e, &err);
+        so_worker_stop(w);
+        for (int i = 0; i < 5; i++)
+            so_engine_step(e, &err);
+        w = start(address, NULL);
+        so_case_run(e);
+        for (int c = 0; c < SO_CASES; c++) {
+            assert_true(so_case_same(r[c], &cases[c]));
+            so_request_free(r[c]);
+        }
+    }
+    run_until_hits(e, spec);
+    so_engine_free(e);
+    so_worker_stop(w);
+    free(spec);
+    free(address);
+}
+
+/* Nobody listens: no drafts, no delay, the same text. */
+static void nobody_may_listen(void **state) {
+    (void)state;
+    so_worker_need_zmq();
+    so_worker *w = start(NULL, NULL);
+    char *spec = spec_of(so_worker_address(w), "");
+    so_worker_stop(w);
+    so_engine *e = open_engine(2, NULL);
+    busy_ms = 0;
+    int64_t t = so_clock_ns();
+    so_async_counts n = run_all(e, spec, 3);
+    assert_int_equal(n.rounds, 0);
+    assert_true(so_clock_ms_since(t) < (SO_TEST_SANITIZED ? 10000 : 2000));
+    so_engine_free(e);
+    free(spec);
+}
+
+static void two_engines_share_a_worker(void **state) {
+    (void)state;
+    so_worker_need_zmq();
+    so_worker *w = start(NULL, NULL);
+    char *spec = spec_of(so_worker_address(w), "");
+    so_engine *e[2] = {open_engine(2, NULL), open_engine(3, NULL)};
+    busy_ms = 0.6;
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < 2; i++)
+            run_until_hits(e[i], spec);
+    for (int i = 0; i < 2; i++)
+        so_engine_free(e[i]);
+    so_worker_stop(w);
+    free(spec);
+}
+
+/* Requests that end in the middle: cancelled, or freed while the worker may have them. */
+static void requests_may_end_at_any_time(void **state) {
+    (void)state;
+    so_worker_need_zmq();
+    so_worker *w = start(NULL, NULL);
+    char *spec = spec_of(so_worker_address(w), "");
+    busy_ms = 0.2;
+    for (int k = 0; k < 30; k++) {
+        so_engine *e = open_engine(3, NULL);
+        so_request *r[SO_CASES];
+        so_err err = {0};
+        for (int c = 0; c < SO_CASES; c++)
+            r[c] = so_case_submit(e, &cases[c], &(so_spec_opts){.drafter = spec});
+        for (int step = 0; step < k; step++)
+            so_engine_step(e, &err);
+        so_request_cancel(r[0]);
+        so_request_free(r[2]);
+        so_request_free(r[4]);
+        so_case_run(e);
+        for (int c = 1; c < SO_CASES; c += 2)
+            assert_true(so_case_same(r[c], &cases[c]));
+        for (int c = 0; c < SO_CASES; c++)
+            if (c != 2 && c != 4)
+                so_request_free(r[c]);
+        so_engine_free(e);
+    }
+    so_worker_stop(w);
+    free(spec);
+}
+
+/* With a key, and with another one; the file is the owner's alone. */
+static void keys_decide(void **state) {
+    char *dir, files[2][300];
+    so_err err = {0};
+    struct stat st;
+    (void)state;
+    so_worker_need_zmq();
+    dir = so_test_tmp();
+    for (int i = 0; i < 2; i++) {
+        snprintf(files[i], sizeof files[i], "%s/key%d", dir, i);
+        SO_OK_OR_FAIL(so_link_make_key(files[i], &err), err);
+        assert_int_equal(stat(files[i], &st), 0);
+        assert_int_equal(st.st_mode & 0777, 0600);
+        assert_int_equal(so_link_make_key(files[i], &err), SO_EIO); /* it exists */
+    }
+    so_worker *w = start(NULL, files[0]);
+    char *spec = spec_of(so_worker_address(w), "");
+    busy_ms = 0.6;
+    for (int i = 2; i >= 0; i--) {
+        so_engine *e = open_engine(2, i == 2 ? NULL : files[i]);
+        if (i == 0)
+            run_until_hits(e, spec);
+        for (int k = 0; i > 0 && k < 5; k++)
+            assert_int_equal(run_all(e, spec, 3).rounds, 0);
+        so_engine_free(e);
+    }
+    so_worker_stop(w);
+    free(spec);
+    so_test_tmp_free(dir);
+}
+
+static void submit_fails(so_engine *e, const char *spec, const char *why) {
+    so_request_opts o = so_case_opts(&cases[0], &(so_spec_opts){.drafter = spec});
+    so_request *r = NULL;
+    so_err err = {0};
+    assert_true(so_engine_submit(e, &o, &r, &err) < 0);
+    if (!strstr(err.msg, why))
+        fail_msg("%s: %s", spec, err.msg);
+}
+
+static void bad_addresses_are_refused(void **state) {
+    (void)state;
+    so_worker_need_zmq();
+    so_engine *e = open_engine(1, NULL);
+    submit_fails(e, "async(model,worker=tcp://10.0.0.1:7070)", "needs a key");
+    submit_fails(e, "async(model,worker=tcp://example.org:7070)", "needs a key");
+    submit_fails(e, "async(model,worker=7070)", "must be tcp://HOST:PORT");
+    submit_fails(e, "async(model,worker=tcp://127.0.0.1)", "must be tcp://HOST:PORT");
+    submit_fails(e, "async(model,worker=tcp://127.0.0.1:x)", "must be tcp://HOST:PORT");
+    submit_fails(e, "async(model,worker=tcp://127.0.0.1:70707)", "must be tcp://HOST:PORT");
+    submit_fails(e, "async(ngram,worker=tcp://127.0.0.1:7070)", "a worker runs `model`");
+    submit_fails(e, "async(model,worker=tcp://127.0.0.1:7070,fallback=sync)", "without sync");
+    submit_fails(e, "async(model(/none.gguf),worker=tcp://127.0.0.1:7070)", "/none.gguf");
+    so_engine_free(e);
+    e = open_engine(1, "/none/key");
+    submit_fails(e, "async(model,worker=tcp://127.0.0.1:7070)", "/none/key");
+    so_engine_free(e);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_option_gives_the_plain_text),
+        cmocka_unit_test(a_perfect_draft_is_hit),
+        cmocka_unit_test(faults_change_no_token),
+        cmocka_unit_test(a_worker_may_end_and_come_back),
+        cmocka_unit_test(nobody_may_listen),
+        cmocka_unit_test(two_engines_share_a_worker),
+        cmocka_unit_test(requests_may_end_at_any_time),
+        cmocka_unit_test(keys_decide),
+        cmocka_unit_test(bad_addresses_are_refused),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
