@@ -5,7 +5,7 @@
  * of a pair whose guesses are accepted with probability alpha, although no such pair is at hand;
  * models with random weights will do.
  *
- * For each draft (-md, or several in --spec 'model(A);model(B)'), alpha of so_pair_alphas and gamma
+ * For each draft (-md, or several in --spec 'model(A);model(B)'), alpha of ALPHAS (--alpha: this one) and gamma
  * from 1 to --draft-max (8):
  *
  *   1. Random tokens are the prompt, --ctx-size of them (256). The plain continuation is computed
@@ -15,6 +15,11 @@
  *      the draft processes the prompt there, and a GPU records its graphs.
  *   3. This is done --repeats times (3), each time with other outcomes of the oracle. Before each
  *      repeat, passes of target and draft are timed alone, in the middle of the text.
+ *
+ * Drafting ahead. With --spec 'async(model,fan=N)', --alpha and --hit-rate, every cell has a third run,
+ * alone after the other two, in the speculative engine: async(oracle(alpha,hit=H,model),fan=N), where the
+ * hit rate is simulated, too. Both hardware shares must be given with --draft-cores. Passes of the draft
+ * over 1 to 32 rows are timed as well, so that the time of a round can be predicted.
  *
  * Every text must be the plain one; differences are counted and reported. The exit status does not
  * depend on the results. Main thread only. */
@@ -33,7 +38,7 @@
 #include "draft/spec.h"
 #include "verify/theory.h"
 
-const double so_pair_alphas[SO_PAIR_ALPHAS] = {0.6, 0.7, 0.8, 0.9};
+static const double ALPHAS[SO_PAIR_ALPHAS] = {0.6, 0.7, 0.8, 0.9};
 
 enum {
     DEFAULT_PREDICT = 192,
@@ -57,8 +62,8 @@ typedef struct times {
 /* A model and a sequence in which its passes are timed. */
 typedef struct clocked {
     so_teacher t;
-    times width[SO_PAIR_MAX_GAMMA + 2]; /* [n] passes over n rows */
-    times levels;                       /* passes over SO_PAIR_LEVELS levels of one row */
+    times width[SO_PAIR_MAX_ROWS + 1]; /* [n] passes over n rows */
+    times levels;                      /* passes over SO_PAIR_LEVELS levels of one row */
 } clocked;
 
 /* A request in one of the engines. */
@@ -100,10 +105,17 @@ static int add_spec(bench *g, so_str text) {
     if (so_spec_parse(text, &s, &err) != SO_OK)
         return so_args_bad(g->a, "%s", err.msg);
     const so_spec_node *n = &s.nodes[s.root];
+    if (n->name == SO_SPEC_ASYNC) {
+        const so_spec_node *outer = n;
+        g->p.is_ahead = true;
+        g->p.fan = so_spec_has(outer, SO_SPEC_OPT_FAN) ? (int)outer->opt[SO_SPEC_OPT_FAN] : 8;
+        g->p.wait = so_spec_has(outer, SO_SPEC_OPT_WAIT) ? (int)outer->opt[SO_SPEC_OPT_WAIT] : 0;
+        n = &s.nodes[outer->first];
+    }
     if (n->name != SO_SPEC_MODEL || n->first >= 0)
         return so_args_bad(g->a,
                            "--spec %.*s: bench pair measures draft models; give --spec "
-                           "'model(FILE)' or -md FILE",
+                           "'model(FILE)', 'async(model(FILE),fan=N)' or -md FILE",
                            SO_STR_ARG(text));
     if (g->n_drafts == MAX_DRAFTS)
         return so_args_bad(g->a, "more than %d draft models", MAX_DRAFTS);
@@ -128,6 +140,25 @@ static int read_drafts(bench *g) {
     if (status == 0 && g->n_drafts == 0)
         status = add_spec(g, SO_STR("model"));
     return status;
+}
+
+/* What is simulated. Drafting ahead needs both rates: they are those of some real pair. */
+static int read_rates(bench *g) {
+    const so_args *a = g->a;
+    so_pair *p = &g->p;
+    bool has_alpha = so_args_has(a, SO_OPT_ALPHA), has_hits = so_args_has(a, SO_OPT_HIT_RATE);
+    memcpy(p->alphas, ALPHAS, sizeof ALPHAS);
+    p->n_alphas = has_alpha ? 1 : (int)SO_PAIR_ALPHAS;
+    p->alphas[0] = so_args_float(a, SO_OPT_ALPHA, ALPHAS[0]);
+    p->hit_rate = so_args_float(a, SO_OPT_HIT_RATE, 0);
+    if (p->is_ahead && (!has_alpha || !has_hits))
+        return so_args_bad(a, "drafting ahead is simulated with --alpha and --hit-rate: give both");
+    if (has_hits && !p->is_ahead)
+        return so_args_bad(a, "--hit-rate is for drafting ahead: give --spec 'async(model,fan=N)'");
+    if (p->is_ahead && p->max_gamma > (int)SO_PAIR_MAX_GAMMA)
+        return so_args_bad(a, "--draft-max %d: must be at most %d here", p->max_gamma,
+                           SO_PAIR_MAX_GAMMA);
+    return 0;
 }
 
 static int read_numbers(bench *g) {
@@ -162,8 +193,8 @@ static int read_numbers(bench *g) {
 
 /* --- passes alone --- */
 
-static int clock_open(bench *g, const so_model *m, clocked *c) {
-    int n = TURNS * (PASSES - 1) * g->p.n_repeats, most = g->p.max_gamma + 1;
+static int clock_open(bench *g, const so_model *m, int most, clocked *c) {
+    int n = TURNS * (PASSES - 1) * g->p.n_repeats;
     int widest = SO_MAX(most, (int)SO_PAIR_LEVELS);
     so_teacher_opts o = {.n_pages = so_kv_pages_for(g->p.n_cached + widest) + 2,
                          .max_rows = SO_MAX((int)FEED_ROWS, widest),
@@ -181,7 +212,7 @@ static int clock_open(bench *g, const so_model *m, clocked *c) {
 }
 
 static void clock_close(clocked *c) {
-    for (int k = 0; k < SO_PAIR_MAX_GAMMA + 2; k++)
+    for (int k = 0; k <= SO_PAIR_MAX_ROWS; k++)
         free(c->width[k].ms);
     free(c->levels.ms);
     so_teacher_close(&c->t);
@@ -216,6 +247,11 @@ static int time_passes(bench *g, clocked *c, int n, times *out) {
     return rc;
 }
 
+/* Rows of the draft's widest pass that is timed. */
+static int draft_widths(const bench *g) {
+    return g->p.is_ahead ? SO_MIN((int)SO_PAIR_MAX_ROWS, g->p.n_before) : 1;
+}
+
 static int time_all_passes(bench *g) {
     clocked *t = &g->target_clock, *d = &g->draft_clock;
     int most = SO_MIN(g->p.max_gamma + 1, g->p.n_before), rc = SO_OK;
@@ -224,8 +260,8 @@ static int time_all_passes(bench *g) {
             rc = time_passes(g, t, n, &t->width[n]);
         if (rc == SO_OK)
             rc = time_passes(g, t, 0, &t->levels);
-        if (rc == SO_OK)
-            rc = time_passes(g, d, 1, &d->width[1]);
+        for (int n = 1; n <= draft_widths(g) && rc == SO_OK; n++)
+            rc = time_passes(g, d, n, &d->width[n]);
         if (rc == SO_OK)
             rc = time_passes(g, d, 0, &d->levels);
     }
@@ -251,8 +287,8 @@ static bool on_event(void *user, const so_event *ev) {
 static void on_step(void *user, const so_step_info *info) { ((mode *)user)->info = *info; }
 
 /* gamma 0: plain. */
-static int start(bench *g, mode *m, double alpha, int gamma, uint64_t seed) {
-    char drafter[32];
+static int start(bench *g, mode *m, double alpha, int gamma, bool ahead, uint64_t seed) {
+    char drafter[96];
     so_request_opts o = {.prompt = g->prompt,
                          .n_prompt = g->p.n_before,
                          .max_tokens = g->n_all,
@@ -264,6 +300,9 @@ static int start(bench *g, mode *m, double alpha, int gamma, uint64_t seed) {
     o.sample.seed = seed;
     if (gamma > 0) {
         snprintf(drafter, sizeof drafter, "oracle(%g,model)", alpha);
+        if (ahead)
+            snprintf(drafter, sizeof drafter, "async(fan=%d,wait=%d,oracle(%g,hit=%g,model))",
+                     g->p.fan, g->p.wait ? g->p.wait : gamma, alpha, g->p.hit_rate);
         o.spec = (so_spec_opts){
             .drafter = drafter, .length = gamma, .expected = g->expected, .n_expected = g->n_all};
     }
@@ -300,7 +339,7 @@ static bool finish(bench *g, mode *m) {
 }
 
 static int generate_expected(bench *g) {
-    int rc = start(g, &g->plain, 0, 0, g->seed), n = 0;
+    int rc = start(g, &g->plain, 0, 0, false, g->seed), n = 0;
     if (rc == SO_OK)
         rc = so_engine_run(g->plain.e, g->plain.r, &g->err);
     const int32_t *out = rc == SO_OK ? so_request_output(g->plain.r, &n) : NULL;
@@ -314,14 +353,48 @@ static int generate_expected(bench *g) {
     return rc;
 }
 
+/* Adds a run to its cell. plain_ms: per token, in the same cell. */
+static void add_run(so_pair_cell *c, int repeat, const mode *m, double plain_ms, double expected) {
+    double per_round = (double)m->n_tokens / (double)m->n_rounds;
+    c->gain[repeat] = plain_ms / (m->ms / (double)m->n_tokens);
+    c->at_alpha[repeat] = c->gain[repeat] * expected / per_round;
+    c->rounds += m->n_rounds;
+    c->tokens += m->n_tokens;
+    c->draft_ms += m->draft_ms;
+    c->pass_ms += m->pass_ms;
+    c->other_ms += m->ms - m->draft_ms - m->pass_ms;
+}
+
+/* The third run of a cell. Alone, because the draft's cores work during its passes. */
+static int run_ahead(bench *g, int a, int gamma, int repeat, double plain_ms, uint64_t seed) {
+    so_pair_cell *c = &g->p.ahead[gamma];
+    mode *m = &g->spec;
+    int rc = start(g, m, g->p.alphas[a], gamma, true, seed);
+    while (rc == SO_OK && m->n_tokens < g->p.n_predict)
+        rc = step(g, m, NULL);
+    if (rc != SO_OK)
+        return rc;
+    add_run(c, repeat, m, plain_ms, so_theory_expected_tokens(g->p.alphas[a], gamma));
+    so_request_cancel(m->r); /* the counts are those of a request that has ended */
+    while (rc == SO_OK && so_request_finish(m->r) == SO_FINISH_NONE)
+        rc = SO_MIN(so_engine_step(m->e, &g->err), SO_OK);
+    const so_async_counts *n = &so_request_get_stats(m->r)->async;
+    c->looked_up += n->rounds + n->skipped;
+    c->hits += n->hits;
+    c->worker_ms += n->worker_ms;
+    g->p.n_different += !finish(g, m);
+    so_engine_settle(m->e);
+    return rc;
+}
+
 static int run_cell(bench *g, int a, int gamma, int repeat) {
     so_pair_cell *c = &g->p.cells[a][gamma];
-    double alpha = so_pair_alphas[a];
+    double alpha = g->p.alphas[a];
     mode *plain = &g->plain, *spec = &g->spec;
     uint64_t seed = g->seed + 1000 * (uint64_t)repeat + (uint64_t)(a * SO_PAIR_MAX_GAMMA + gamma);
-    int rc = start(g, plain, 0, 0, seed);
+    int rc = start(g, plain, 0, 0, false, seed);
     if (rc == SO_OK)
-        rc = start(g, spec, alpha, gamma, seed);
+        rc = start(g, spec, alpha, gamma, false, seed);
     while (rc == SO_OK && (plain->n_tokens < g->p.n_predict || spec->n_tokens < g->p.n_predict)) {
         bool plain_is_next =
             spec->n_tokens >= g->p.n_predict ||
@@ -329,16 +402,12 @@ static int run_cell(bench *g, int a, int gamma, int repeat) {
         rc = plain_is_next ? step(g, plain, &g->steps) : step(g, spec, NULL);
     }
     if (rc == SO_OK) {
-        double per_round = (double)spec->n_tokens / (double)spec->n_rounds;
-        c->gain[repeat] = plain->ms / (double)plain->n_tokens / (spec->ms / (double)spec->n_tokens);
-        c->at_alpha[repeat] = c->gain[repeat] * so_theory_expected_tokens(alpha, gamma) / per_round;
-        c->rounds += spec->n_rounds;
-        c->tokens += spec->n_tokens;
-        c->draft_ms += spec->draft_ms;
-        c->pass_ms += spec->pass_ms;
-        c->other_ms += spec->ms - spec->draft_ms - spec->pass_ms;
+        double plain_ms = plain->ms / (double)plain->n_tokens;
+        add_run(c, repeat, spec, plain_ms, so_theory_expected_tokens(alpha, gamma));
         g->p.n_different += !finish(g, plain);
         g->p.n_different += !finish(g, spec);
+        if (g->p.is_ahead)
+            rc = run_ahead(g, a, gamma, repeat, plain_ms, seed);
     }
     so_request_free(plain->r);
     so_request_free(spec->r);
@@ -347,14 +416,14 @@ static int run_cell(bench *g, int a, int gamma, int repeat) {
 }
 
 static int measure(bench *g) {
-    int rc = SO_OK, n = g->p.n_repeats * SO_PAIR_ALPHAS * g->p.max_gamma, done = 0;
+    int rc = SO_OK, n = g->p.n_repeats * g->p.n_alphas * g->p.max_gamma, done = 0;
     char label[64];
     const char *base = strrchr(g->p.draft, '/');
     snprintf(label, sizeof label, "%.40s", base ? base + 1 : g->p.draft);
     so_progress_begin(&g->bar, label);
     for (int repeat = 0; repeat < g->p.n_repeats && rc == SO_OK; repeat++) {
         rc = time_all_passes(g);
-        for (int a = 0; a < SO_PAIR_ALPHAS; a++)
+        for (int a = 0; a < g->p.n_alphas; a++)
             for (int gamma = 1; gamma <= g->p.max_gamma && rc == SO_OK; gamma++) {
                 rc = run_cell(g, a, gamma, repeat);
                 so_progress_set(&g->bar, (double)++done / n);
@@ -368,7 +437,9 @@ static void take_times(bench *g) {
     so_pair *p = &g->p;
     for (int n = 1; n <= p->max_gamma + 1; n++)
         p->t_ms[n] = median_of(&g->target_clock.width[n]);
-    p->draft_ms = median_of(&g->draft_clock.width[1]);
+    for (int n = 1; n <= draft_widths(g); n++)
+        p->draft_n_ms[n] = median_of(&g->draft_clock.width[n]);
+    p->draft_ms = p->draft_n_ms[1];
     p->device_ms = device_ms(&g->target_clock);
     p->draft_device_ms = device_ms(&g->draft_clock);
     p->plain_ms = median_of(&g->steps);
@@ -405,7 +476,7 @@ static void take_memory(bench *g) {
     p->device_used = used_bytes(g);
     /* Two engines and the timed sequence; a cache of the draft for each alpha and that sequence. */
     double len = (double)so_kv_pages_for(g->eo.n_ctx) * SO_KV_PAGE;
-    p->own_caches = len * (2 * p->kv_token + SO_PAIR_ALPHAS * p->draft_kv_token) +
+    p->own_caches = len * (2 * p->kv_token + p->n_alphas * p->draft_kv_token) +
                     p->n_cached * (p->kv_token + p->draft_kv_token);
 }
 
@@ -450,6 +521,17 @@ static int open_target(bench *g) {
     return rc == SO_OK ? 0 : so_args_fail(g->a, &g->err);
 }
 
+static void open_cell(const bench *g, so_pair_cell *c) {
+    *c = (so_pair_cell){.gain = SO_NEW_N(double, g->p.n_repeats),
+                        .at_alpha = SO_NEW_N(double, g->p.n_repeats)};
+}
+
+static void close_cell(so_pair_cell *c) {
+    free(c->gain);
+    free(c->at_alpha);
+    *c = (so_pair_cell){0};
+}
+
 static int open_draft(bench *g, const char *name) {
     int status = so_cli_open_draft_named(g->a, &g->b, name, &g->draft);
     if (status == 0)
@@ -466,27 +548,28 @@ static int open_draft(bench *g, const char *name) {
     eo.step_user = &g->spec;
     p->draft = name;
     p->n_different = 0;
-    for (int a = 0; a < SO_PAIR_ALPHAS; a++)
-        for (int gamma = 0; gamma <= p->max_gamma; gamma++)
-            p->cells[a][gamma] = (so_pair_cell){.gain = SO_NEW_N(double, p->n_repeats),
-                                                .at_alpha = SO_NEW_N(double, p->n_repeats)};
-    g->steps_cap = SO_PAIR_ALPHAS * p->max_gamma * p->n_repeats * (p->n_predict + 1);
+    for (int gamma = 0; gamma <= p->max_gamma; gamma++) {
+        for (int a = 0; a < p->n_alphas; a++)
+            open_cell(g, &p->cells[a][gamma]);
+        open_cell(g, &p->ahead[gamma]);
+    }
+    g->steps_cap = p->n_alphas * p->max_gamma * p->n_repeats * (p->n_predict + 1);
     g->steps.ms = SO_NEW_N(double, g->steps_cap);
     int rc = so_engine_create(g->b.model, g->b.tok, &eo, &g->spec.e, &g->err);
     if (rc == SO_OK)
-        rc = clock_open(g, g->b.model, &g->target_clock);
+        rc = clock_open(g, g->b.model, p->max_gamma + 1, &g->target_clock);
     if (rc == SO_OK)
-        rc = clock_open(g, g->draft.model, &g->draft_clock);
+        rc = clock_open(g, g->draft.model, SO_MAX(draft_widths(g), p->max_gamma + 1),
+                        &g->draft_clock);
     return rc == SO_OK ? 0 : so_args_fail(g->a, &g->err);
 }
 
 static void close_draft(bench *g) {
-    for (int a = 0; a < SO_PAIR_ALPHAS; a++)
-        for (int gamma = 0; gamma <= SO_PAIR_MAX_GAMMA; gamma++) {
-            free(g->p.cells[a][gamma].gain);
-            free(g->p.cells[a][gamma].at_alpha);
-            g->p.cells[a][gamma] = (so_pair_cell){0};
-        }
+    for (int gamma = 0; gamma <= SO_PAIR_MAX_GAMMA; gamma++) {
+        for (int a = 0; a < SO_PAIR_ALPHAS; a++)
+            close_cell(&g->p.cells[a][gamma]);
+        close_cell(&g->p.ahead[gamma]);
+    }
     free(g->steps.ms);
     g->steps = (times){0};
     clock_close(&g->target_clock);
@@ -523,6 +606,8 @@ int so_bench_pair(const so_args *a) {
     int status = read_numbers(g);
     if (status == 0)
         status = read_drafts(g);
+    if (status == 0)
+        status = read_rates(g);
     if (status == 0)
         status = open_target(g);
     for (int i = 0; i < g->n_drafts && status == 0; i++)

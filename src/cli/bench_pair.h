@@ -5,8 +5,7 @@
 
 #include "cli/load.h"
 
-enum { SO_PAIR_ALPHAS = 4, SO_PAIR_MAX_GAMMA = 16, SO_PAIR_LEVELS = 8 };
-extern const double so_pair_alphas[SO_PAIR_ALPHAS];
+enum { SO_PAIR_ALPHAS = 4, SO_PAIR_MAX_GAMMA = 16, SO_PAIR_LEVELS = 8, SO_PAIR_MAX_ROWS = 32 };
 
 /* One alpha and gamma. Arrays have one value for each repeat. */
 typedef struct so_pair_cell {
@@ -14,20 +13,29 @@ typedef struct so_pair_cell {
     double *at_alpha; /* [n_repeats] the same with the expected number of tokens per round */
     int64_t rounds, tokens;
     double draft_ms, pass_ms, other_ms; /* sums over the rounds: drafter, target's pass, the rest */
+    int64_t looked_up, hits;            /* rounds that were drafted ahead (draft/async.h) */
+    double worker_ms;
 } so_pair_cell;
 
 /* One draft with the target. Times are medians in milliseconds. */
 typedef struct so_pair {
     const char *target, *draft;
+    double alphas[SO_PAIR_ALPHAS];
+    int n_alphas;
+    bool is_ahead; /* drafting ahead is measured, too, with one alpha */
+    double hit_rate;
+    int fan, wait; /* outcomes; guesses that are waited for, 0: all */
     int n_before, n_predict, n_repeats, max_gamma;
-    int n_cached;                       /* tokens in the cache when passes were timed */
-    double t_ms[SO_PAIR_MAX_GAMMA + 2]; /* [n] a pass over n rows, n ≥ 1 */
-    double draft_ms;                    /* a pass of the draft over one row */
+    int n_cached;                            /* tokens in the cache when passes were timed */
+    double t_ms[SO_PAIR_MAX_GAMMA + 2];      /* [n] a pass over n rows, n ≥ 1 */
+    double draft_ms;                         /* a pass of the draft over one row */
+    double draft_n_ms[SO_PAIR_MAX_ROWS + 1]; /* [n] over n rows, if drafting ahead is measured */
     /* Time of a pass over one row without the round trip to the host: in one submission, each
      * further level of SO_PAIR_LEVELS takes this long. */
     double device_ms, draft_device_ms;
     double plain_ms; /* a step of plain decoding, with all that the host does */
     so_pair_cell cells[SO_PAIR_ALPHAS][SO_PAIR_MAX_GAMMA + 1];
+    so_pair_cell ahead[SO_PAIR_MAX_GAMMA + 1];
     int n_different; /* texts that were not those of plain decoding */
     /* Memory in bytes. */
     double weights, draft_weights;
@@ -40,6 +48,8 @@ int so_bench_pair(const so_args *a);
 
 /* Speed-up of gamma guesses per round at alpha, with the pair's t(n) and `draft_ms` per guess. */
 double so_pair_theory(const so_pair *p, double alpha, int gamma, double draft_ms);
+/* Time of drafting ahead for one round: the tree's rows, then gamma levels of all outcomes. */
+double so_pair_ahead_ms(const so_pair *p, int gamma);
 void so_pair_print(so_pair *p, const char *device);
 void so_pair_print_json(so_pair *p, const char *device);
 

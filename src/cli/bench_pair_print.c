@@ -29,6 +29,10 @@ double so_pair_theory(const so_pair *p, double alpha, int gamma, double draft_ms
            (gamma * draft_ms + p->t_ms[gamma + 1]);
 }
 
+double so_pair_ahead_ms(const so_pair *p, int gamma) {
+    return p->draft_n_ms[gamma + 2] + gamma * p->draft_n_ms[p->fan];
+}
+
 /* Summary of a cell. */
 typedef struct outcome {
     double alpha, tokens, gain, spread, at_alpha, ideal, theory, ratio;
@@ -36,9 +40,8 @@ typedef struct outcome {
     int gamma;
 } outcome;
 
-static outcome outcome_of(so_pair *p, int a, int gamma) {
-    so_pair_cell *c = &p->cells[a][gamma];
-    double alpha = so_pair_alphas[a], rounds = (double)c->rounds;
+static outcome summary_of(so_pair *p, so_pair_cell *c, int a, int gamma) {
+    double alpha = p->alphas[a], rounds = (double)c->rounds;
     outcome o = {.alpha = alpha, .gamma = gamma, .tokens = (double)c->tokens / rounds};
     o.gain = so_median(c->gain, p->n_repeats); /* sorts */
     o.spread = (c->gain[p->n_repeats - 1] - c->gain[0]) / 2;
@@ -50,6 +53,10 @@ static outcome outcome_of(so_pair *p, int a, int gamma) {
     o.pass_ms = c->pass_ms / rounds;
     o.other_us = 1e3 * c->other_ms / rounds;
     return o;
+}
+
+static outcome outcome_of(so_pair *p, int a, int gamma) {
+    return summary_of(p, &p->cells[a][gamma], a, gamma);
 }
 
 /* The gamma with the highest speed-up, free of the luck of its rounds. */
@@ -65,7 +72,7 @@ static outcome best_of(so_pair *p, int a) {
 
 static outcome lowest_ratio(so_pair *p) {
     outcome low = outcome_of(p, 0, 1);
-    for (int a = 0; a < SO_PAIR_ALPHAS; a++)
+    for (int a = 0; a < p->n_alphas; a++)
         for (int gamma = 1; gamma <= p->max_gamma; gamma++) {
             outcome o = outcome_of(p, a, gamma);
             if (o.ratio < low.ratio)
@@ -132,7 +139,7 @@ static void print_grid(so_pair *p) {
         "pass: ms of the target's\npass. other: us of the rest of a round.\n\n"
         "  alpha gamma  tokens  speed-up    +-   ideal  theory   ratio    draft    pass   "
         "other\n");
-    for (int a = 0; a < SO_PAIR_ALPHAS; a++)
+    for (int a = 0; a < p->n_alphas; a++)
         for (int gamma = 1; gamma <= p->max_gamma; gamma++) {
             outcome o = outcome_of(p, a, gamma);
             printf("  %5.1f %5d %7.2f %9.3f %5.3f %7.3f %7.3f %7.3f %8.3f %7.3f %7.1f\n", o.alpha,
@@ -154,13 +161,13 @@ static void print_limits(const so_pair *p) {
             printf("at alpha %.3f with this draft (c %.3f)", alpha, p->draft_ms / p->t_ms[1]);
         else
             printf("at no alpha with this draft (c %.3f)", p->draft_ms / p->t_ms[1]);
-        for (int a = 0; a < SO_PAIR_ALPHAS; a++) {
-            double c = c_for(p, so_pair_alphas[a], LIMITS[i]);
+        for (int a = 0; a < p->n_alphas; a++) {
+            double c = c_for(p, p->alphas[a], LIMITS[i]);
             printf("%s", a ? ", " : ";\n  at alpha ");
             if (known(c))
-                printf("%.1f with c <= %.3f", so_pair_alphas[a], c);
+                printf("%.1f with c <= %.3f", p->alphas[a], c);
             else
-                printf("%.1f with no draft", so_pair_alphas[a]);
+                printf("%.1f with no draft", p->alphas[a]);
         }
         puts(".");
     }
@@ -191,7 +198,7 @@ static void print_memory(const so_pair *p) {
 static void print_best(so_pair *p) {
     outcome low = lowest_ratio(p);
     printf("  alpha  best gamma  speed-up  theory   ratio\n");
-    for (int a = 0; a < SO_PAIR_ALPHAS; a++) {
+    for (int a = 0; a < p->n_alphas; a++) {
         outcome o = best_of(p, a);
         printf("  %5.1f  %10d  %8.3f %7.3f %7.3f\n", o.alpha, o.gamma, o.at_alpha, o.theory,
                o.ratio);
@@ -200,12 +207,90 @@ static void print_best(so_pair *p) {
            low.gamma, p->n_different ? "DIFFER from plain decoding" : "as with plain decoding");
 }
 
+/* --- drafting ahead --- */
+
+/* Rounds of one length: predicted from the passes alone and from the hit rate of the run, measured. */
+typedef struct ahead_row {
+    outcome sync, ahead;
+    double hit_rate, hidden, sync_ms, ahead_ms, expected_sync_ms, expected_ahead_ms;
+} ahead_row;
+
+static double round_ms(const so_pair_cell *c) {
+    return (c->draft_ms + c->pass_ms + c->other_ms) / (double)c->rounds;
+}
+
+static ahead_row ahead_of(so_pair *p, int gamma) {
+    so_pair_cell *c = &p->ahead[gamma];
+    double t = p->t_ms[gamma + 1], draft = gamma * p->draft_ms, d = so_pair_ahead_ms(p, gamma);
+    double h = c->looked_up > 0 ? (double)c->hits / (double)c->looked_up : 0;
+    return (ahead_row){.sync = outcome_of(p, 0, gamma),
+                       .ahead = summary_of(p, c, 0, gamma),
+                       .hit_rate = h,
+                       .hidden = c->worker_ms / (c->worker_ms + c->draft_ms),
+                       .sync_ms = round_ms(&p->cells[0][gamma]),
+                       .ahead_ms = round_ms(c),
+                       .expected_sync_ms = t + draft,
+                       .expected_ahead_ms = h * SO_MAX(t, d) + (1 - h) * (t + draft)};
+}
+
+static int best_ahead(so_pair *p) {
+    int best = 1;
+    for (int gamma = 2; gamma <= p->max_gamma; gamma++)
+        if (ahead_of(p, gamma).ahead.at_alpha > ahead_of(p, best).ahead.at_alpha)
+            best = gamma;
+    return best;
+}
+
+static void print_ahead(so_pair *p) {
+    printf(
+        "Drafting ahead, %d outcomes, hit rate %.2f (simulated). sync, ahead: speed-up over plain "
+        "decoding for\nequal tokens per round. ms: of a round, measured and predicted from the "
+        "passes alone: T + gamma d with\na synchronous draft and after a miss, max(T, D) after a "
+        "hit; T = t(gamma + 1), d = %.3f ms, D: the\ntree's rows and gamma levels of %d rows "
+        "(%.3f ms each). hidden: of all drafting time.\n\n"
+        "  gamma    sync      ms predicted   ahead      ms predicted       D  hits hidden\n",
+        p->fan, p->hit_rate, p->draft_ms, p->fan, p->draft_n_ms[p->fan]);
+    for (int gamma = 1; gamma <= p->max_gamma; gamma++) {
+        ahead_row r = ahead_of(p, gamma);
+        printf("  %5d %7.3f %7.3f %9.3f %7.3f %7.3f %9.3f %7.3f %5.2f %6.2f\n", gamma,
+               r.sync.at_alpha, r.sync_ms, r.expected_sync_ms, r.ahead.at_alpha, r.ahead_ms,
+               r.expected_ahead_ms, so_pair_ahead_ms(p, gamma), r.hit_rate, r.hidden);
+    }
+    outcome sync = best_of(p, 0);
+    ahead_row r = ahead_of(p, best_ahead(p));
+    printf("\n  best: synchronous %.3f (gamma %d), ahead %.3f (gamma %d): %.3f times as fast\n\n",
+           sync.at_alpha, sync.gamma, r.ahead.at_alpha, r.ahead.gamma,
+           r.ahead.at_alpha / sync.at_alpha);
+}
+
+static json_t *ahead_json(so_pair *p) {
+    json_t *rows = json_array();
+    outcome sync = best_of(p, 0);
+    ahead_row best = ahead_of(p, best_ahead(p));
+    for (int gamma = 1; gamma <= p->max_gamma; gamma++) {
+        ahead_row r = ahead_of(p, gamma);
+        json_array_append_new(
+            rows, json_pack("{s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "gamma", gamma,
+                            "sync_speedup", r.sync.at_alpha, "sync_ms", r.sync_ms,
+                            "sync_expected_ms", r.expected_sync_ms, "speedup", r.ahead.at_alpha,
+                            "speedup_spread", r.ahead.spread, "ms", r.ahead_ms, "expected_ms",
+                            r.expected_ahead_ms, "draft_ahead_ms", so_pair_ahead_ms(p, gamma),
+                            "hit_rate", r.hit_rate, "hidden", r.hidden));
+    }
+    return json_pack("{s:b,s:f,s:i,s:f,s:o,s:i,s:i,s:f}", "simulated_hits", 1, "hit_rate",
+                     p->hit_rate, "fan", p->fan, "level_ms", p->draft_n_ms[p->fan], "rows", rows,
+                     "best_sync_gamma", sync.gamma, "best_gamma", best.ahead.gamma, "ratio",
+                     best.ahead.at_alpha / sync.at_alpha);
+}
+
 void so_pair_print(so_pair *p, const char *device) {
     printf("Target %s, draft %s, %s.\n%d tokens after %d, %d repeats. The draft model is run for "
            "every guess; whether a guess is right is simulated.\n\n",
            p->target, p->draft, device, p->n_predict, p->n_before, p->n_repeats);
     print_passes(p);
     print_grid(p);
+    if (p->is_ahead)
+        print_ahead(p);
     print_limits(p);
     print_host(p);
     print_memory(p);
@@ -230,9 +315,9 @@ static json_t *limits_json(const so_pair *p) {
     json_t *all = json_array();
     for (int i = 0; i < N_LIMITS; i++) {
         json_t *c = json_array();
-        for (int a = 0; a < SO_PAIR_ALPHAS; a++)
-            json_array_append_new(c, json_pack("{s:f,s:o}", "alpha", so_pair_alphas[a], "max_c",
-                                               number(c_for(p, so_pair_alphas[a], LIMITS[i]))));
+        for (int a = 0; a < p->n_alphas; a++)
+            json_array_append_new(c, json_pack("{s:f,s:o}", "alpha", p->alphas[a], "max_c",
+                                               number(c_for(p, p->alphas[a], LIMITS[i]))));
         json_array_append_new(all, json_pack("{s:f,s:o,s:o}", "speedup", LIMITS[i], "alpha",
                                              number(alpha_for(p, LIMITS[i])), "by_alpha", c));
     }
@@ -252,7 +337,7 @@ void so_pair_print_json(so_pair *p, const char *device) {
     json_t *cells = json_array(), *best = json_array(), *passes = json_array();
     for (int n = 1; n <= p->max_gamma + 1; n++)
         json_array_append_new(passes, json_pack("{s:i,s:f}", "n", n, "ms", p->t_ms[n]));
-    for (int a = 0; a < SO_PAIR_ALPHAS; a++) {
+    for (int a = 0; a < p->n_alphas; a++) {
         for (int gamma = 1; gamma <= p->max_gamma; gamma++) {
             outcome o = outcome_of(p, a, gamma);
             json_array_append_new(cells, cell_json(&o));
@@ -276,5 +361,7 @@ void so_pair_print_json(so_pair *p, const char *device) {
     json_object_set_new(o, "best", best);
     json_object_set_new(o, "limits", limits_json(p));
     json_object_set_new(o, "memory", memory_json(p));
+    if (p->is_ahead)
+        json_object_set_new(o, "ahead", ahead_json(p));
     so_report_print_json(o);
 }

@@ -170,12 +170,18 @@ static void queue(so_async_state *s) {
     pthread_cond_signal(&h->work);
 }
 
+static void seal(so_async_core *c, so_async_batch *b);
+
+/* A batch without requests is sealed, so that the worker gives it up. */
 static void async_close(so_drafter *d, void *state) {
     so_async_state *s = state;
     so_async_core *c = s->core;
     (void)d;
     if (--s->refs > 0)
         return;
+    if (s->batch >= 0 && c->batches[s->batch].owners[s->job] == s &&
+        --c->batches[s->batch].n_open == 0)
+        seal(c, &c->batches[s->batch]);
     pthread_mutex_lock(&c->host->lock);
     if (s->batch >= 0 && c->batches[s->batch].status == SO_BATCH_POSTED &&
         c->batches[s->batch].owners[s->job] == s)
@@ -214,7 +220,8 @@ static void seal(so_async_core *c, so_async_batch *b) {
     if (c->o.remote)
         so_remote_wake(c->inner);
     double ms = so_clock_ms_since(b->t_ns);
-    c->window_ms += (c->window_ms > 0 ? WINDOW_PART : 1) * (ms - c->window_ms);
+    if (b->n_open > 0) /* otherwise no round follows */
+        c->window_ms += (c->window_ms > 0 ? WINDOW_PART : 1) * (ms - c->window_ms);
 }
 
 static void seal_all(so_async_core *c) {
@@ -235,6 +242,12 @@ static int end_of_round(const so_ahead_job *a, const so_draft_job *job, int32_t 
     }
     *token = job->tokens[job->n_tokens - 1];
     return at == job->n_tokens - 1 ? node : -1;
+}
+
+static so_async_batch *batch_of(const so_async_core *c, const so_draft_job *job) {
+    const so_async_state *s = job->state;
+    const so_async_batch *b = s->batch >= 0 ? &c->batches[s->batch] : NULL;
+    return b && b->owners[s->job] == s && s->round == job->round ? (so_async_batch *)b : NULL;
 }
 
 static double uniform_of(const so_ahead_job *a, int outcome, int level, uint32_t draw) {
@@ -296,12 +309,11 @@ static void look_up(so_async_cached *d, so_draft_job *job) {
     so_async_state *s = job->state;
     so_async_core *c = d->core;
     so_async_counts *n = &s->counts;
-    so_async_batch *b = s->batch >= 0 ? &c->batches[s->batch] : NULL;
+    so_async_batch *b = batch_of(c, job);
     int32_t token = -1;
     n->worker_ms += c->spilled_ms;
     c->spilled_ms = 0;
-    bool mine = b && b->owners[s->job] == s && s->round == job->round;
-    if (!mine || !atomic_load(&b->chosen)) {
+    if (!b || !atomic_load(&b->chosen)) {
         n->skipped++;
         s->batch = -1;
         return;
@@ -330,22 +342,37 @@ static void look_up(so_async_cached *d, so_draft_job *job) {
         n->by_rank[rank_of(a, found)]++;
 }
 
-/* For wait=N. Given up after MAX_WAIT_MS, and after ten times the usual window. */
-static void wait_for_levels(const so_async_core *c) {
-    for (int i = 0; i < SO_ASYNC_BATCHES; i++) {
-        const so_async_batch *b = &c->batches[i];
-        double limit = SO_MIN(MAX_WAIT_MS, 10 * SO_MAX(c->window_ms, FIRST_WINDOW_MS));
-        int want = SO_MIN(c->o.wait, b->depth);
-        while (!b->is_sealed && b->n > 0 && atomic_load(&b->levels) < want &&
-               !atomic_load(&b->over) && so_clock_ms_since(b->t_ns) < limit)
-            nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+/* Whether the outcome that occurred is among those that are drafted for. */
+static bool is_drafted_for(const so_ahead_job *a, const so_draft_job *job) {
+    int32_t token = -1;
+    int node = end_of_round(a, job, &token);
+    for (int i = 0; i < a->n_outcomes; i++)
+        if (a->outcomes[i].node == node && a->outcomes[i].token == token)
+            return true;
+    return false;
+}
+
+/* For wait=N: until the draft of the job's outcome has N guesses; a miss is not waited for. Given up
+ * after MAX_WAIT_MS, and after ten times the usual window. Depends on the text alone, besides time. */
+static void wait_for_levels(const so_async_core *c, const so_draft_job *job) {
+    const so_async_batch *b = batch_of(c, job);
+    double limit = SO_MIN(MAX_WAIT_MS, 10 * SO_MAX(c->window_ms, FIRST_WINDOW_MS));
+    if (!b || b->is_sealed)
+        return;
+    int want = SO_MIN(c->o.wait, b->depth);
+    while (atomic_load(&b->levels) < want && !atomic_load(&b->over) &&
+           so_clock_ms_since(b->t_ns) < limit) {
+        if (atomic_load(&b->chosen) &&
+            !is_drafted_for(&b->jobs[((so_async_state *)job->state)->job], job))
+            return;
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     }
 }
 
 static int async_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
     (void)err;
-    if (core_of(d)->o.wait > 0)
-        wait_for_levels(core_of(d));
+    for (int i = 0; i < n_jobs && core_of(d)->o.wait > 0; i++)
+        wait_for_levels(core_of(d), &jobs[i]);
     seal_all(core_of(d));
     for (int i = 0; i < n_jobs; i++) {
         look_up((so_async_cached *)d, &jobs[i]);
@@ -398,6 +425,7 @@ static void fill_job(so_async_core *c, so_async_batch *b, const so_draft_job *jo
     a->drafter = c->index;
     a->n_nodes = a->n_outcomes = 0;
     b->owners[b->n] = s;
+    b->n_open++;
     b->depth = SO_MAX(b->depth, SO_MIN(job->max_depth, SO_AHEAD_DEPTH));
     s->job = b->n++;
     s->round = job->round;
@@ -418,7 +446,7 @@ static int take_batch(so_async_core *c) {
 /* Empties a batch. The worker's time after it was sealed has not been counted yet. */
 static void clear_batch(so_async_core *c, so_async_batch *b) {
     c->spilled_ms += (double)(atomic_load(&b->busy_ns) - b->counted_ns) * 1e-6;
-    b->n = b->depth = b->n_levels = 0;
+    b->n = b->n_open = b->depth = b->n_levels = 0;
     b->counted_ns = 0;
     b->is_sealed = false;
     atomic_store(&b->busy_ns, 0);

@@ -42,6 +42,7 @@ struct so_async_batch {
     so_ahead_job *jobs;     /* [n_parallel] */
     so_async_state **owners;
     int n, depth;
+    int n_open;       /* engine thread: requests in it that have not ended */
     double window_ms; /* expected time until the engine seals it */
     int64_t t_ns;     /* of the dispatch */
     so_async_estimates estimates;

@@ -468,6 +468,14 @@ static void sum_step(so_engine *e) {
     e->step.info.step++;
 }
 
+/* Batches of requests that have ended are sealed (draft/async.c): after this pass there is no other. */
+void so_engine_settle(so_engine *e) {
+    if (!e->spec)
+        return;
+    so_speculate_lock(e);
+    so_speculate_unlock(e);
+}
+
 int so_engine_step(so_engine *e, so_err *err) {
     so_err local = {0};
     drop_cancelled(e->waiting);

@@ -218,6 +218,8 @@ void so_request_free(so_request *r);   /* NULL is allowed; a running one ends wi
 int so_engine_step(so_engine *e, so_err *err);
 /* After a failed step: an error if the device is lost, so that every later step will fail, too. */
 int so_engine_check_device(so_engine *e, so_err *err);
+/* Waits until nothing works on the drafts' backend, if no request is left: then the caller may. */
+void so_engine_settle(so_engine *e);
 /* Steps until r has finished. Returns the error that r or a pass failed with. */
 int so_engine_run(so_engine *e, so_request *r, so_err *err);
 

@@ -93,6 +93,23 @@ def pair(folder):
           r.stderr + r.stdout)
 
 
+def pair_ahead(folder):
+    """Drafting ahead with simulated hits, for 1 of 2 cores each."""
+    target, draft = (os.path.join(folder, k) for k in ("target.gguf", "BF16.gguf"))
+    args = ("bench", "pair", "-m", target, "-md", draft, "--device", "cpu", "--spec", "async(model,fan=4)", "-c", "32", "-n", "48", "--draft-max", "2",
+            "--repeats", "2", "--json")
+    r = run(SOOTH, *args, "--alpha", "0.8")
+    check(r.returncode == 2 and "give both" in r.stderr, "a hit rate is needed", r.stderr)
+    if os.cpu_count() < 2:
+        return
+    for rate in (0, 1):
+        r = run(SOOTH, *args, "--alpha", "0.8", "--hit-rate", str(rate))
+        o = json.loads(r.stdout) if r.returncode == 0 else {"ahead": {"rows": []}}
+        rows = o["ahead"]["rows"]
+        check(len(rows) == 2 and o["identical"] and all(abs(x["hit_rate"] - rate) < 0.15 for x in rows), f"drafting ahead, hit rate {rate}",
+              r.stderr + r.stdout)
+
+
 def llama_cpp(folder):
     r = run(sys.executable, "-c", LOAD, *(os.path.join(folder, k + ".gguf") for k in TYPES))
     if "No module named 'llama_cpp'" in r.stderr:
@@ -104,7 +121,7 @@ def llama_cpp(folder):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        for part in (reads, same_bytes, refuses, same_tokenizer, pair, llama_cpp):
+        for part in (reads, same_bytes, refuses, same_tokenizer, pair, pair_ahead, llama_cpp):
             part(folder)
     print(f"1..{len(results)}")
     return 0 if all(results) else 1
