@@ -40,7 +40,7 @@ typedef struct world {
 } world;
 
 static world worlds[MAX_V + 1];
-static char *dir;
+static char *dir, *tree_file;
 
 static char *count_table(int order, int n_vocab) {
     static const int32_t text[] = {0, 1, 0, 2, 1, 1, 0, 1, 2, 0, 3, 1, 0, 0, 3, 2, 2, 1};
@@ -58,6 +58,21 @@ static char *count_table(int order, int n_vocab) {
     SO_OK_OR_FAIL(so_table_counter_finish(counter, 0, &t, &err), err);
     SO_OK_OR_FAIL(so_table_save(t, path, &err), err);
     so_table_free(t);
+    return path;
+}
+
+/* Two guesses below the root; below the first of them a chain of two. */
+static char *write_tree(void) {
+    static const char json[] =
+        "{\"sooth_tree\": 1, \"drafter\": \"model\", \"depth\": 3, \"nodes\": ["
+        "{\"parent\": -1, \"rank\": 0}, {\"parent\": 0, \"rank\": 0},"
+        "{\"parent\": -1, \"rank\": 1}, {\"parent\": 1, \"rank\": 0}]}";
+    so_out_file *f = NULL;
+    so_err err = {0};
+    char *path = so_path_join(dir, "tree.json");
+    SO_OK_OR_FAIL(so_out_begin(path, &f, &err), err);
+    SO_OK_OR_FAIL(so_out_write(f, json, sizeof json - 1, &err), err);
+    SO_OK_OR_FAIL(so_out_commit(f, &err), err);
     return path;
 }
 
@@ -95,6 +110,7 @@ static int open_worlds(void **state) {
     (void)state;
     slow = SO_TEST_SANITIZED || so_cpu_best_level() == SO_CPU_SCALAR;
     dir = so_test_tmp();
+    tree_file = write_tree();
     for (int v = MIN_V; v <= MAX_V; v++)
         open_world(&worlds[v], v);
     return 0;
@@ -108,6 +124,7 @@ static int close_worlds(void **state) {
         free(worlds[v].tables[0]);
         free(worlds[v].tables[1]);
     }
+    free(tree_file);
     so_test_tmp_free(dir);
     return 0;
 }
@@ -115,8 +132,8 @@ static int close_worlds(void **state) {
 /* --- drafters --- */
 
 typedef struct drafter_kind {
-    const char *spec; /* U and B are replaced by the tables' files; NULL: a user function, and
-                         TREE: one that returns a tree */
+    const char *spec; /* U, B and T are replaced by the files of tables and of a tree; NULL: a user
+                         function, and TREE: one that returns a tree */
     float draft_temp; /* of `model`; negative: that of the request */
     bool model;       /* has a cost in passes */
     bool draws;       /* samples its guesses in reject */
@@ -168,7 +185,11 @@ static const drafter_kind DRAFTERS[] = {
     {"model(best,nodes=4)", -1, true, true, true, false, 0},
     {"model(best,nodes=6)", 0, true, false, false, true, 0},
     {"model(best,nodes=4)", -1, true, true, true, true, 0},
+    {"model(tree=T)", -1, true, true, true, false, 0},
+    {"model(tree=T)", 0, true, false, false, true, 0},
     {"model(k=2,nodes=3)+lookup(min=1)", -1, true, true, true, false, 0},
+    /* The whole tree of an inner drafter is checked by the draft model. */
+    {"model(model(best,nodes=3))", -1, true, true, false, false, 0},
     {"ngram+model(best,nodes=3)", 0.6f, true, true, true, false, 0},
     /* Two draft models merged, the second with a vocabulary subset. */
     {"model(k=1,nodes=2)+model(narrow,k=2,nodes=2)", -1, true, true, true, false, 0},
@@ -256,6 +277,8 @@ static void open_drafter(subject *s, const world *w, const drafter_kind *k) {
         size_t len = strlen(text);
         if (*at == 'U' || *at == 'B')
             snprintf(text + len, sizeof text - len, "%s", w->tables[*at == 'B']);
+        else if (*at == 'T')
+            snprintf(text + len, sizeof text - len, "%s", tree_file);
         else
             snprintf(text + len, sizeof text - len, "%c", *at);
     }

@@ -6,6 +6,9 @@
  *           product is shuffled, so that a batch mixes temperatures, seeds, drafters and lengths
  *   alone   a sample of both, one request at a time, and plain decoding itself alone
  *   model   the target's own weights, rounded again, as its draft: greedy and match
+ *   trees   every kind of tree, with the registered drafts and heads (files of random weights where none
+ *           are registered): together in mixed batches, paged and slotted, with and without room
+ *           for all of them, so that requests find prefixes and are preempted; and alone
  *   own     the target as its own draft: not one guess may fail
  *   edits   `lookup` on "rewrite this function" emits at least 2.5 tokens per pass
  *
@@ -16,7 +19,7 @@
  * those of bench/prompts. Run from the repository's root.
  *
  * Plain texts are made once, by an engine without speculation. --quick takes 8 prompts and few
- * tokens and still lets every drafter meet every length (two minutes at most); --every N takes
+ * tokens and still lets every drafter meet every length (minutes); --every N takes
  * each N-th of match's product (its default: 12; 1 is all of it, hours); --from goes on with greedy
  * where an earlier run was stopped. Prints a line per part and drafter; exit 1 on any difference.
  */
@@ -30,8 +33,10 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "draft/registry.h"
+#include "draft/shape.h"
 #include "engine/bundle.h"
 #include "engine/engine.h"
+#include "so_heads_file.h"
 #include "so_rig.h"
 #include "so_test.h"
 
@@ -45,7 +50,7 @@ static const char *const OURS[] = {"bench/prompts/content.jsonl", "bench/prompts
 static const int LENGTHS[] = {1, 2, 4, 5, 8, 16};
 enum { N_LENGTHS = SO_LEN(LENGTHS) };
 
-/* U and B stand for the tables' files. */
+/* Capitals stand for files (file_of). */
 static const char *const DRAFTERS[] = {"none",
                                        "ngram",
                                        "ngram(draw)",
@@ -68,8 +73,23 @@ static const char *const DRAFTERS[] = {"none",
                                        "blockwise"};
 static const char *const WITH_MODEL[] = {"model", "model(ngram)", "lookup,model", "model(k=2)",
                                          "model(best)"};
-enum { N_DRAFTERS = SO_LEN(DRAFTERS), N_WITH_MODEL = SO_LEN(WITH_MODEL) };
-enum { N_NAMES = N_DRAFTERS + N_WITH_MODEL };
+static const char *const TREES[] = {"medusa(k=2)",
+                                    "medusa(tree=T)",
+                                    "medusa(best,nodes=24)",
+                                    "blockwise(H)",
+                                    "lookahead(nodes=12)",
+                                    "model(D)",
+                                    "model(D,k=2,nodes=12)",
+                                    "model(D,k=4,nodes=24)",
+                                    "model(D,tree=T)",
+                                    "model(D,best,nodes=24)",
+                                    "model(D,ngram)",
+                                    "model(D)+model(E)",
+                                    "model(D,best,nodes=8)+model(E,k=2,nodes=8)",
+                                    "model(D,k=2,nodes=6)+medusa(best,nodes=6)+lookup"};
+enum { N_DRAFTERS = SO_LEN(DRAFTERS), N_WITH_MODEL = SO_LEN(WITH_MODEL), N_TREES = SO_LEN(TREES) };
+enum { FIRST_TREE = N_DRAFTERS + N_WITH_MODEL, N_NAMES = FIRST_TREE + N_TREES };
+enum { TREE_PROMPTS = 4, SPARE_PAGES = 2 };
 
 /* One way of sampling one prompt, and what plain decoding says. */
 typedef struct text {
@@ -97,10 +117,10 @@ typedef struct grid {
     const char *part;    /* NULL: all */
     const char *from;    /* greedy goes on with this drafter; NULL: begins */
     text texts[N_SETTINGS][MAX_PROMPTS];
-    char *names[N_NAMES]; /* specs with their files; NULL: heads that this model does not have */
+    char *names[N_NAMES]; /* specs with their files; NULL: heads or drafts that this model lacks */
     char *dir;
     int64_t started;
-    int failures;
+    int n_submitted, failures;
 } grid;
 
 static void die(const char *what, const so_err *err) {
@@ -192,10 +212,9 @@ static int user_guess(void *user, const int32_t *tokens, int n, int n_prompt, in
     return max;
 }
 
-static so_engine *open_engine(grid *g, int n_parallel, bool speculates, const so_bundle *draft) {
+static so_engine_opts engine_opts(const grid *g, int n_parallel, bool speculates,
+                                  const so_bundle *draft) {
     so_engine_opts o;
-    so_engine *e = NULL;
-    so_err err = {0};
     so_engine_defaults(g->b.model, &o);
     o.n_ctx = N_CTX;
     o.n_parallel = n_parallel;
@@ -204,6 +223,13 @@ static so_engine *open_engine(grid *g, int n_parallel, bool speculates, const so
     o.draft_tok = draft ? draft->tok : NULL;
     o.draft_temp = -1;
     o.user_drafter = user_guess;
+    return o;
+}
+
+static so_engine *open_engine(grid *g, int n_parallel, bool speculates, const so_bundle *draft) {
+    so_engine_opts o = engine_opts(g, n_parallel, speculates, draft);
+    so_engine *e = NULL;
+    so_err err = {0};
     if (so_engine_create(g->b.model, g->b.tok, &o, &e, &err) != SO_OK)
         die("engine", &err);
     return e;
@@ -215,6 +241,7 @@ static so_request *submit(grid *g, so_engine *e, int setting, int prompt,
                          .n_prompt = (int)g->prompts[prompt].len,
                          .sample = g->texts[setting][prompt].sample,
                          .max_tokens = g->n_tokens,
+                         .priority = g->n_submitted++, /* matters where pages are scarce */
                          .ignore_end = !g->natural && prompt % 2 == 1};
     so_request *r = NULL;
     so_err err = {0};
@@ -471,6 +498,75 @@ static void run_model(grid *g) {
     so_bundle_close(&g->draft);
 }
 
+static int n_tree_prompts(const grid *g, int n_parallel) {
+    int most = g->quick ? 2 : TREE_PROMPTS;
+    return n_parallel == 1 ? 1 : SO_MIN(g->n_prompts, most);
+}
+
+static void tree_jobs(grid *g, int n_prompts, job *jobs, int *n) {
+    for (int i = 0; i < N_TREES; i++)
+        for (int p = 0; p < n_prompts; p++) { /* long and short ones in turn */
+            int setting = (p + i) % 2 ? 1 + (p + i) % (N_SETTINGS - 1) : 0;
+            if (!g->names[FIRST_TREE + i])
+                continue;
+            make_plain(g, setting);
+            jobs[(*n)++] =
+                (job){setting, p, FIRST_TREE + i, LENGTHS[1 + (i + p) % (N_LENGTHS - 1)]};
+        }
+}
+
+/* One engine for all trees. expects: what must have happened in it. */
+static void run_tree_engine(grid *g, const char *what, const so_engine_opts *o, bool preempts,
+                            bool finds, tally sums[N_NAMES]) {
+    job jobs[TREE_PROMPTS * N_TREES];
+    int n = 0, n_prompts = n_tree_prompts(g, o->n_parallel);
+    so_engine *e = NULL;
+    so_engine_stats stats;
+    so_err err = {0};
+    if (so_engine_create(g->b.model, g->b.tok, o, &e, &err) != SO_OK)
+        die(what, &err);
+    tree_jobs(g, n_prompts, jobs, &n);
+    run_jobs(g, e, jobs, n, o->n_parallel, sums);
+    so_engine_get_stats(e, &stats);
+    bool failed = (preempts && stats.preemptions == 0) || (finds && stats.prefix_hits == 0);
+    printf("trees  %-14s %5d requests, %lld preemptions, %lld tokens found in the cache%s\n", what,
+           n, (long long)stats.preemptions, (long long)stats.prefix_hits,
+           failed ? "  NOT WHAT IS TO BE TESTED" : "");
+    g->failures += failed;
+    so_engine_free(e);
+}
+
+/* As few pages as the longest request needs, and a few more: each new request outranks those before it, which give way. */
+static void take_pages(const grid *g, so_engine_opts *o) {
+    size_t longest = 0;
+    for (int p = 0; p < n_tree_prompts(g, AT_ONCE); p++)
+        longest = SO_MAX(longest, g->prompts[p].len);
+    o->n_ctx = (int)longest + g->n_tokens + MAX_DRAFT;
+    o->n_pages = so_kv_pages_for(o->n_ctx) + SPARE_PAGES;
+}
+
+static void run_trees(grid *g) {
+    static const struct {
+        const char *name;
+        so_kv_layout layout;
+        int n_parallel;
+        bool tight;
+    } kinds[] = {{"paged", SO_KV_PAGED, AT_ONCE, false},
+                 {"paged, tight", SO_KV_PAGED, AT_ONCE, true},
+                 {"slotted", SO_KV_SLOTTED, AT_ONCE, false},
+                 {"alone", SO_KV_PAGED, 1, false}};
+    tally sums[N_NAMES] = {0};
+    for (size_t i = 0; i < SO_LEN(kinds); i++) {
+        so_engine_opts o = engine_opts(g, kinds[i].n_parallel, true, NULL);
+        o.kv_layout = kinds[i].layout;
+        if (kinds[i].tight)
+            take_pages(g, &o);
+        run_tree_engine(g, kinds[i].name, &o, kinds[i].tight, kinds[i].layout == SO_KV_PAGED, sums);
+    }
+    for (int d = FIRST_TREE; d < N_NAMES; d++)
+        print_tally(g, "trees", TREES[d - FIRST_TREE], &sums[d]);
+}
+
 /* The same bits say the same: a guess that fails would show a difference between a row alone and in
  * company. */
 static void run_own(grid *g) {
@@ -553,42 +649,101 @@ static char *count_table(grid *g, int order) {
     return path;
 }
 
-/* Whether the spec names heads, and none are registered for this model. */
+/* The file of the n-th draft or heads that are registered for this model; NULL: there are fewer. */
+static char *registered_file(const grid *g, so_registry_kind kind, int n) {
+    so_registry_found found;
+    so_registry_search(g->b.ck, so_model_hparams(g->b.model), g->b.tok, kind, &found);
+    char *path = n < found.n ? so_strdup(found.paths[n]) : NULL;
+    so_registry_found_free(&found);
+    return path;
+}
+
+/* A tree of 20 nodes, all of whose ranks are tried somewhere. */
+static char *write_tree(const grid *g) {
+    static const int widths[] = {5, 2, 1};
+    so_shape s;
+    so_err err = {0};
+    so_buf json = {0};
+    char *path = so_path_join(g->dir, "tree.json");
+    if (so_shape_product(widths, SO_LEN(widths), 20, &s, &err) != SO_OK)
+        die("tree", &err);
+    so_shape_print(&s, NULL, "model", &json);
+    so_out_file *f = NULL;
+    if (so_out_begin(path, &f, &err) != SO_OK ||
+        so_out_write(f, json.data, json.len, &err) != SO_OK || so_out_commit(f, &err) != SO_OK)
+        die("tree", &err);
+    so_buf_free(&json);
+    return path;
+}
+
+/* Heads of random weights guess nothing right, which is as good a test of the rest. */
+static char *write_heads(const grid *g) {
+    char *path = so_path_join(g->dir, "blockwise.gguf");
+    so_heads_write(path, &(so_heads_file){.kind = "blockwise",
+                                          .n_heads = 3,
+                                          .d = so_model_hparams(g->b.model)->d_model,
+                                          .d_hidden = 64,
+                                          .seed = 3});
+    return path;
+}
+
+/* The file that a capital stands for; NULL: this model has none. */
+static char *file_of(grid *g, char capital) {
+    switch (capital) {
+    case 'U':
+        return count_table(g, 1);
+    case 'B':
+        return count_table(g, 2);
+    case 'T':
+        return write_tree(g);
+    case 'H':
+        return write_heads(g);
+    default:
+        return registered_file(g, SO_REGISTRY_MODEL, capital - 'D');
+    }
+}
+
+/* Whether the spec needs registered heads that this model does not have. */
 static bool lacks_heads(const grid *g, const char *spec) {
     static const char *const kinds[] = {"medusa", "blockwise", "lookahead"};
     for (int i = 0; i < (int)SO_LEN(kinds); i++) {
-        so_registry_found found;
-        if (strncmp(spec, kinds[i], strlen(kinds[i])) != 0)
+        const char *at = strstr(spec, kinds[i]);
+        if (!at || strncmp(at + strlen(kinds[i]), "(H", 2) == 0)
             continue;
-        so_registry_search(g->b.ck, so_model_hparams(g->b.model), g->b.tok,
-                           (so_registry_kind)(SO_REGISTRY_MEDUSA + i), &found);
-        bool none = found.n == 0;
-        so_registry_found_free(&found);
-        return none;
+        char *path = registered_file(g, (so_registry_kind)(SO_REGISTRY_MEDUSA + i), 0);
+        bool none = path == NULL;
+        free(path);
+        if (none)
+            return true;
     }
     return false;
+}
+
+/* The spec with its files; NULL: this model lacks one. */
+static char *name_of(grid *g, const char *spec) {
+    so_buf name = {0};
+    bool has_all = !lacks_heads(g, spec);
+    for (const char *c = spec; *c && has_all; c++) {
+        char *path = *c >= 'A' && *c <= 'Z' ? file_of(g, *c) : NULL;
+        so_buf_append(&name, path ? path : c, path ? strlen(path) : 1);
+        has_all = path || !(*c >= 'A' && *c <= 'Z');
+        free(path);
+    }
+    char *out = has_all ? so_strndup(name.data, name.len) : NULL;
+    so_buf_free(&name);
+    return out;
 }
 
 static void name_drafters(grid *g) {
     g->dir = so_test_tmp();
     make_plain(g, 0);
     for (int d = 0; d < N_NAMES; d++) {
-        const char *spec = d < N_DRAFTERS ? DRAFTERS[d] : WITH_MODEL[d - N_DRAFTERS];
-        const char *at = strpbrk(spec, "UB");
-        so_buf name = {0};
-        if (lacks_heads(g, spec)) {
-            printf("%s: not run, no such heads are registered for this model\n", spec);
-            continue;
-        }
-        so_buf_append(&name, spec, at ? (size_t)(at - spec) : strlen(spec));
-        if (at) {
-            char *path = count_table(g, *at == 'U' ? 1 : 2);
-            so_buf_append_c(&name, path);
-            so_buf_append_c(&name, at + 1);
-            free(path);
-        }
-        g->names[d] = so_strndup(name.data, name.len);
-        so_buf_free(&name);
+        const char *spec = d < N_DRAFTERS   ? DRAFTERS[d]
+                           : d < FIRST_TREE ? WITH_MODEL[d - N_DRAFTERS]
+                                            : TREES[d - FIRST_TREE];
+        g->names[d] = name_of(g, spec);
+        if (!g->names[d])
+            printf("%s: not run, this model has no such draft or heads\n", spec);
     }
 }
 
@@ -665,7 +820,8 @@ static void run_parts(grid *g) {
         const char *name;
         void (*run)(grid *g);
     } parts[] = {{"edits", run_edits},   {"own", run_own},     {"alone", run_alone},
-                 {"greedy", run_greedy}, {"match", run_match}, {"model", run_model}};
+                 {"greedy", run_greedy}, {"match", run_match}, {"model", run_model},
+                 {"trees", run_trees}};
     for (size_t i = 0; i < SO_LEN(parts); i++)
         if (!g->part || strcmp(g->part, parts[i].name) == 0)
             parts[i].run(g);

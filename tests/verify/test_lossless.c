@@ -372,8 +372,27 @@ static void random_propose(void *user, const int32_t *text, int n, so_tree *t,
     so_tree_check(t);
 }
 
+/* Each kind of sampling transform in turn; NULL: the toy's rows as they are. */
+static const so_sample_params *transform(int kind, so_sample_params *p) {
+    static const so_bias bias[] = {{1, 0.7f}};
+    so_sample_defaults(p);
+    p->temp = kind == 1 ? 0.6f : 1;
+    p->top_k = kind == 2 ? 2 : p->top_k;
+    p->top_p = kind == 3 ? 0.8f : p->top_p;
+    p->min_p = kind == 4 ? 0.2f : p->min_p;
+    if (kind == 5) {
+        p->repeat_penalty = 1.3f;
+        p->presence_penalty = 0.4f;
+        p->frequency_penalty = 0.2f;
+        p->bias = bias;
+        p->n_bias = SO_LEN(bias);
+    }
+    return kind == 0 ? NULL : p;
+}
+
 static void test_random_trees(void **state) {
     (void)state;
+    so_sample_params p;
     int deepest = 0, widest = 0, n_equal = 0, n = SO_TEST_SANITIZED ? 12 : 60;
     for (int seed = 0; seed < n; seed++) {
         int n_vocab = 2 + seed % 3;
@@ -387,7 +406,8 @@ static void test_random_trees(void **state) {
                               .target = &target,
                               .n_out = 2,
                               .propose = random_propose,
-                              .user = &d};
+                              .user = &d,
+                              .sample = transform(seed / 6 % 6, &p)};
         so_lossless_check(&c);
         deepest = SO_MAX(deepest, d.deepest);
         widest = SO_MAX(widest, d.widest);
