@@ -41,7 +41,7 @@ static int read_part(const char *model, const char *role, int64_t ctx, int n_seq
 static int64_t total(const part *parts, int n) {
     int64_t sum = 0;
     for (int i = 0; i < n; i++)
-        sum += parts[i].b.weight_bytes + parts[i].b.kv_bytes;
+        sum += parts[i].b.weight_bytes + parts[i].b.kv_bytes + parts[i].b.source_bytes;
     return sum;
 }
 
@@ -85,6 +85,9 @@ static void print_human(const part *parts, int n, int n_seqs, const char *kv_typ
         printf("%-8s %15" PRId64 "%s %15" PRId64 " %16" PRId64 " %16" PRId64 "  %s\n",
                parts[i].role, b->weight_bytes, b->estimated ? "*" : " ", b->kv_bytes_per_token,
                b->kv_bytes_per_seq, b->kv_bytes, parts[i].path);
+        if (b->n_sources > 0)
+            printf("%-8s %16s %15s %16s %16" PRId64 "  keys and values of %d source texts\n", "",
+                   "", "", "", b->source_bytes, b->n_sources);
         estimated |= b->estimated;
         if (b->ctx > b->hp.n_ctx_train)
             printf("%-8s trained for contexts of %d tokens\n", "", b->hp.n_ctx_train);
@@ -98,12 +101,13 @@ static void print_human(const part *parts, int n, int n_seqs, const char *kv_typ
 
 static json_t *json_part(const part *p) {
     const so_budget *b = &p->b;
-    return json_pack("{s:o, s:s, s:I, s:I, s:b, s:I, s:I, s:I}", "path",
+    return json_pack("{s:o, s:s, s:I, s:I, s:b, s:I, s:I, s:I, s:i, s:I}", "path",
                      so_describe_json_text(so_str_c(p->path)), "arch", b->hp.arch_name,
                      "parameters", (json_int_t)b->n_params, "weight_bytes",
                      (json_int_t)b->weight_bytes, "estimated", b->estimated, "kv_bytes_per_token",
                      (json_int_t)b->kv_bytes_per_token, "kv_bytes_per_sequence",
-                     (json_int_t)b->kv_bytes_per_seq, "kv_bytes", (json_int_t)b->kv_bytes);
+                     (json_int_t)b->kv_bytes_per_seq, "kv_bytes", (json_int_t)b->kv_bytes,
+                     "sources", b->n_sources, "source_bytes", (json_int_t)b->source_bytes);
 }
 
 static void print_json(const part *parts, int n, int n_seqs, const char *kv_type,

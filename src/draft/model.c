@@ -54,7 +54,6 @@
 #include "kv/prefix.h"
 
 enum { MAX_LOGITS = 16 << 20 }; /* floats of the results of one pass */
-enum { SPARE_SOURCES = 4 };     /* source texts kept for later requests */
 
 /* --- requests --- */
 
@@ -718,8 +717,8 @@ static int create_cache(so_model_drafter *md, so_err *err) {
                          .dtype = md->o.kv_dtype};
     int rc = create_kv(md, &shape, err);
     if (rc == SO_OK && hp->n_enc_layers > 0)
-        rc = so_sources_create(md->m, md->n_ctx, md->o.n_parallel + SPARE_SOURCES, md->o.kv_dtype,
-                               &md->sources, err);
+        rc = so_sources_create(md->m, md->n_ctx, md->o.n_parallel + SO_SOURCES_SPARE,
+                               md->o.kv_dtype, &md->sources, err);
     if (rc == SO_OK)
         rc = so_pass_create(md->m, md->kv, md->max_rows, md->max_logits, &md->pass, err);
     return rc == SO_OK ? rc : so_err_prefix(err, "draft model");

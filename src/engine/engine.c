@@ -27,7 +27,6 @@ enum { MAX_SCORES = 32 };
 enum { MAX_BEAM_ROWS = 128, MAX_BEAM_LOGITS = 8 << 20 };
 enum { NODES_PER_DEPTH = 2 }; /* times --draft-max: room for two merged drafters */
 /* Source texts that are kept for later requests with the same text. */
-enum { SPARE_SOURCES = 4 };
 
 /* --- creation --- */
 
@@ -108,7 +107,7 @@ static int create_cache(so_engine *e, so_err *err) {
 static int create_sources(so_engine *e, so_err *err) {
     if (so_model_hparams(e->m)->n_enc_layers == 0)
         return SO_OK;
-    int rc = so_sources_create(e->m, e->o.n_ctx, e->o.n_parallel + SPARE_SOURCES, e->o.kv_dtype,
+    int rc = so_sources_create(e->m, e->o.n_ctx, e->o.n_parallel + SO_SOURCES_SPARE, e->o.kv_dtype,
                                &e->sources, err);
     return rc == SO_OK ? rc : so_err_prefix(err, "source texts");
 }

@@ -2,7 +2,7 @@
  *
  * Weights: the sizes of the file's tensors. For a folder with only a config.json they follow from
  * the shape and the dtype that the config names. Cache: 2·layers·kv_heads·head_dim·size bytes per
- * token and sequence. Scratch memory of passes is left out: it is small compared with weights and
+ * token and sequence; source texts of encoder-decoder models have pages of their own (source.h). Scratch memory of passes is left out: it is small compared with weights and
  * cache, and depends on the batch. so_hparams_read bounds the shape, so sizes of weights fit 64
  * bits; the size of the cache is checked for overflow. Any thread. */
 #include "model/budget.h"
@@ -13,6 +13,7 @@
 #include "format/blocks.h"
 #include "model/arch.h"
 #include "model/fp8.h"
+#include "model/source.h"
 
 /* An encoder-decoder model (t5.c): a decoder's layer has the attention to the source, too. */
 static int64_t count_t5_params(const so_hparams *hp) {
@@ -81,6 +82,11 @@ int so_budget_of(const so_checkpoint *ck, int64_t ctx, int n_seqs, so_dtype kv_d
         __builtin_mul_overflow(b.kv_bytes_per_seq, (int64_t)n_seqs, &b.kv_bytes))
         return so_err_set(err, SO_ERANGE, "%s: the cache for %d sequences of %lld tokens overflows",
                           so_checkpoint_path(ck), n_seqs, (long long)b.ctx);
+    b.n_sources = b.hp.n_enc_layers > 0 ? n_seqs + SO_SOURCES_SPARE : 0;
+    b.source_bytes = so_sources_bytes(&b.hp, b.ctx, b.n_sources, kv_dtype);
+    if (b.source_bytes == INT64_MAX)
+        return so_err_set(err, SO_ERANGE, "%s: %d source texts of %lld tokens overflow",
+                          so_checkpoint_path(ck), b.n_sources, (long long)b.ctx);
     *out = b;
     return SO_OK;
 }

@@ -12,6 +12,8 @@ typedef struct so_budget {
     bool estimated; /* no weight file: n_params, weight_bytes follow from config.json */
     int64_t ctx;    /* tokens of one sequence */
     int64_t kv_bytes_per_token, kv_bytes_per_seq, kv_bytes; /* kv_bytes: all sequences */
+    int n_sources; /* encoder-decoder models: source texts of up to ctx tokens that are kept */
+    int64_t source_bytes; /* their keys and values */
 } so_budget;
 
 /* ctx 0: the context length the model was trained for. A longer context is allowed; the caller may

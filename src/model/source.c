@@ -38,10 +38,15 @@ static so_kv_shape cross_shape(const so_hparams *hp, int n_pages, so_dtype dtype
                          .dtype = dtype};
 }
 
-size_t so_sources_bytes(const so_hparams *hp, int max_len, int n, so_dtype dtype) {
+int64_t so_sources_bytes(const so_hparams *hp, int64_t max_len, int n, so_dtype dtype) {
     so_kv_shape shape = cross_shape(hp, 0, dtype);
-    return so_kv_bytes_per_token(&shape) * SO_KV_PAGE * (size_t)so_kv_pages_for(max_len) *
-           (size_t)n;
+    int64_t page = (int64_t)so_kv_bytes_per_token(&shape) * SO_KV_PAGE, bytes;
+    int64_t pages = max_len / SO_KV_PAGE + (max_len % SO_KV_PAGE > 0);
+    if (hp->n_enc_layers == 0)
+        return 0;
+    if (__builtin_mul_overflow(page, pages, &bytes) || __builtin_mul_overflow(bytes, n, &bytes))
+        return INT64_MAX;
+    return bytes;
 }
 
 static int make_view(so_sources *s, size_t n, size_t width, so_view *out, so_err *err) {

@@ -19,14 +19,18 @@
 
 typedef struct so_sources so_sources;
 
+/* Texts that stay for later requests, beyond those of running ones. */
+enum { SO_SOURCES_SPARE = 4 };
+
 /* n: as many sequences as ever have a source at the same time, at least 1. dtype: of the kept keys
  * and values. */
 int so_sources_create(const so_model *m, int max_len, int n, so_dtype dtype, so_sources **out,
                       so_err *err);
 void so_sources_free(so_sources *s); /* NULL is allowed; no sequence has a source of it */
 int so_sources_max_len(const so_sources *s);
-/* Bytes of n sources. */
-size_t so_sources_bytes(const so_hparams *hp, int max_len, int n, so_dtype dtype);
+/* Bytes of n sources, what the decoder reads; INT64_MAX: more than that. 0 for
+ * models without an encoder. */
+int64_t so_sources_bytes(const so_hparams *hp, int64_t max_len, int n, so_dtype dtype);
 
 /* Makes the text the source of an empty sequence; runs the encoder if the text is not here. n is at
  * most max_len. SO_ELIMIT: all sources have users. No pass may be in flight. */

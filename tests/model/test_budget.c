@@ -56,22 +56,34 @@ static void llama_1b_3b(void **state) {
     budget_of_config(LLAMA_3_2(3072, 28, 24, 128), 0, 1, SO_DTYPE_F32, &b);
     assert_int_equal(b.kv_bytes_per_token, 2 * 114688);
     assert_int_equal(b.ctx, 131072);
+    assert_int_equal(b.n_sources, 0);
+    assert_int_equal(b.source_bytes, 0);
 
     budget_of_config(LLAMA_3_2(3072, 28, 24, 128), 4096, 8, SO_DTYPE_Q8_0, &b);
     assert_int_equal(b.kv_bytes_per_token, 114688 / 64 * 34);
 }
 
+#define T5_SMALL                                                                  \
+    "{\"model_type\":\"t5\",\"architectures\":[\"T5ForConditionalGeneration\"],"  \
+    "\"d_model\":512,\"d_kv\":64,\"d_ff\":2048,\"num_layers\":6,\"num_heads\":8," \
+    "\"relative_attention_num_buckets\":32,\"vocab_size\":32128,"                 \
+    "\"feed_forward_proj\":\"relu\",\"torch_dtype\":\"float32\"}"
+
 /* t5-small, as its authors count it. */
 static void t5_small(void **state) {
     (void)state;
     so_budget b;
-    budget_of_config("{\"model_type\":\"t5\",\"architectures\":[\"T5ForConditionalGeneration\"],"
-                     "\"d_model\":512,\"d_kv\":64,\"d_ff\":2048,\"num_layers\":6,\"num_heads\":8,"
-                     "\"relative_attention_num_buckets\":32,\"vocab_size\":32128,"
-                     "\"feed_forward_proj\":\"relu\",\"torch_dtype\":\"float32\"}",
-                     512, 1, SO_DTYPE_F16, &b);
+    budget_of_config(T5_SMALL, 512, 1, SO_DTYPE_F16, &b);
     assert_int_equal(b.n_params, 60506624);
     assert_int_equal(b.weight_bytes, 4 * 60506624);
+    /* 6 layers of 8 · 64 keys and as many values; 1 + SO_SOURCES_SPARE texts in whole pages */
+    assert_int_equal(b.kv_bytes_per_token, 2 * 6 * 512 * 2);
+    assert_int_equal(b.kv_bytes, 512 * 12288);
+    assert_int_equal(b.n_sources, 5);
+    assert_int_equal(b.source_bytes, 5 * 512 * 12288);
+    budget_of_config(T5_SMALL, 33, 3, SO_DTYPE_F32, &b);
+    assert_int_equal(b.n_sources, 7);
+    assert_int_equal(b.source_bytes, 7 * 64 * 2 * 12288);
 }
 
 /* The parameter count from the shape equals the count from the tensors. */
