@@ -99,6 +99,7 @@ int so_beams_check(const so_request_opts *o, so_err *err) {
 int so_beams_room(const so_engine *e, const so_request_opts *o, int *max_len, int *max_slots,
                   so_err *err) {
     int w = o->beams.width;
+    so_begin_text begin;
     int64_t slots = (int64_t)e->n_pages * SO_KV_PAGE;
     if (e->o.kv_layout == SO_KV_SLOTTED)
         slots = (int64_t)so_kv_pages_for(e->o.n_ctx) * SO_KV_PAGE;
@@ -109,10 +110,10 @@ int so_beams_room(const so_engine *e, const so_request_opts *o, int *max_len, in
     if (need > slots)
         return so_err_set(
             err, SO_ELIMIT,
-            "a prompt of %d tokens and %d beams of up to %lld tokens need %lld places "
-            "in the cache, there are %lld: lower --beams or --predict, or raise %s",
-            o->n_prompt, w, (long long)n, (long long)need, (long long)slots,
-            e->o.kv_layout == SO_KV_SLOTTED ? "--ctx-size" : "--kv-pages");
+            "%s and %d beams of up to %lld tokens need %lld places in the cache, there are %lld: "
+            "lower --beams or --predict, or raise %s",
+            so_request_begin_text(e, o->n_prompt, begin), w, (long long)n, (long long)need,
+            (long long)slots, e->o.kv_layout == SO_KV_SLOTTED ? "--ctx-size" : "--kv-pages");
     *max_len = o->n_prompt + (int)n;
     *max_slots = (int)need;
     return SO_OK;

@@ -218,6 +218,13 @@ void so_speculate_observe_round(so_request *r, so_verify_mode mode, double ms);
 /* The pass is over and all its guesses have been verified. n_unusual: of the backend before it. */
 void so_speculate_observe_pass(so_engine *e, double pass_ms, unsigned n_unusual);
 
+/* --- request.c --- */
+
+/* For messages: what is in the cache before an answer, "a prompt of N tokens" or, after a source
+ * text, "the start token". */
+typedef char so_begin_text[48];
+const char *so_request_begin_text(const so_engine *e, int n_prompt, so_begin_text buf);
+
 /* --- beam.c; open to tree_size, admit and release do nothing for requests without beams --- */
 
 /* The longest text of a request with beams, and the positions that it may need in the cache. */

@@ -32,9 +32,9 @@ static int check_prompt(const so_engine *e, const so_request_opts *o, so_err *er
 /* Encoder-decoder models: the prompt is what the encoder reads. */
 static int check_source(const so_engine *e, const so_request_opts *o, so_err *err) {
     int n_vocab = so_model_hparams(e->m)->n_vocab, max_len = so_sources_max_len(e->sources);
-    if (o->n_prompt < 1)
-        return so_err_set(err, SO_EINVAL,
-                          "the source text is empty: the encoder needs at least one token");
+    bool only_end = o->n_prompt == 1 && e->tok && o->prompt[0] == so_tokenizer_eos(e->tok);
+    if (o->n_prompt < 1 || only_end) /* the tokenizer adds an end token to no text, too */
+        return so_err_set(err, SO_EINVAL, "the source text is empty: the encoder needs a text");
     if (o->n_prompt > max_len)
         return so_err_set(err, SO_ELIMIT,
                           "the source text has %d tokens, the encoder reads at most %d: shorten "
@@ -52,16 +52,24 @@ static int check_source(const so_engine *e, const so_request_opts *o, so_err *er
     return SO_OK;
 }
 
+const char *so_request_begin_text(const so_engine *e, int n_prompt, so_begin_text buf) {
+    if (e->sources)
+        return "the start token";
+    snprintf(buf, sizeof(so_begin_text), "a prompt of %d token%s", n_prompt,
+             n_prompt == 1 ? "" : "s");
+    return buf;
+}
+
 static int check_length(const so_engine *e, const so_request_opts *o, so_err *err) {
+    so_begin_text begin;
     if (o->max_tokens < -1)
         return so_err_set(err, SO_ERANGE, "--predict %d: must be -1 (no limit) or more",
                           o->max_tokens);
     if (o->max_tokens > e->o.n_ctx - o->n_prompt)
         return so_err_set(err, SO_ELIMIT,
-                          "--predict %d after a prompt of %d tokens does not fit the context of "
-                          "%d: lower it (-1: as many as fit) or raise --ctx-size (this model "
-                          "allows %d)",
-                          o->max_tokens, o->n_prompt, e->o.n_ctx,
+                          "--predict %d after %s does not fit the context of %d: lower it (-1: as "
+                          "many as fit) or raise --ctx-size (this model allows %d)",
+                          o->max_tokens, so_request_begin_text(e, o->n_prompt, begin), e->o.n_ctx,
                           so_model_hparams(e->m)->n_ctx_train);
     return SO_OK;
 }
@@ -73,6 +81,7 @@ static int check_draft_length(const so_request *r, so_err *err) {
     const so_drafter *d = so_speculate_drafter(r);
     int max_ctx = d ? so_drafter_n_ctx(d) : 0;
     int n = r->n_prompt + SO_MAX(r->max_tokens, 0);
+    so_begin_text begin;
     if (max_ctx == 0 || n <= max_ctx)
         return SO_OK;
     if (r->n_prompt > max_ctx)
@@ -82,9 +91,10 @@ static int check_draft_length(const so_request *r, so_err *err) {
                           r->n_prompt, max_ctx);
     return so_err_set(
         err, SO_ELIMIT,
-        "--predict %d after a prompt of %d tokens does not fit the draft model's "
-        "context of %d: lower it, or add a drafter for the text after it (--spec %s,lookup)",
-        r->max_tokens, r->n_prompt, max_ctx, so_request_drafter(r));
+        "--predict %d after %s does not fit the draft model's context of %d: lower it, or add a "
+        "drafter for the text after it (--spec %s,lookup)",
+        r->max_tokens, so_request_begin_text(r->e, r->n_prompt, begin), max_ctx,
+        so_request_drafter(r));
 }
 
 static int check_request(const so_engine *e, const so_request_opts *o, so_err *err) {

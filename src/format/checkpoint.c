@@ -378,7 +378,10 @@ int so_checkpoint_require(const so_checkpoint *c, const char *name, const so_ten
         return SO_OK;
     }
     if (!so_map_get(c->skipped, so_str_c(name), &at))
-        return so_err_set(err, SO_ENOTFOUND, "%s: tensor %s is missing", c->path, name);
+        return so_err_set(err, SO_ENOTFOUND,
+                          "%s: tensor %s is missing: the file is not whole, download or convert "
+                          "the model again",
+                          c->path, name);
     const so_safetensors *s = c->shards[at >> 32];
     return so_err_set(err, SO_EUNSUPPORTED, "%s: tensor %s cannot be used: %s", s->path, name,
                       s->skipped[at & 0xFFFFFFFF].reason);

@@ -20,24 +20,60 @@ bool so_api_fail(so_api_error *e, int status, const char *code, const char *para
     return false;
 }
 
-/* Messages of the engine may begin with a command-line option, which clients know as a field. */
+/* Messages of the engine name command-line options. Clients know these as fields; the others belong
+ * to whoever started the server. */
 static const struct {
-    const char *option, *field;
+    const char *option, *field; /* longer options before their beginnings */
 } FIELDS[] = {
-    {"--spec-length", "speculative.length"},  {"--spec", "speculative.drafter"},
-    {"--draft-max", "speculative.draft_max"}, {"--draft-min", "speculative.draft_min"},
-    {"--verify", "speculative.verify"},       {"--predict", "max_tokens"},
-    {"--logit-bias", "logit_bias"},           {"--logprobs", "logprobs"},
+    {"--spec-length", "speculative.length"},
+    {"--spec", "speculative.drafter"},
+    {"--draft-max", "speculative.draft_max"},
+    {"--draft-min", "speculative.draft_min"},
+    {"--verify", "speculative.verify"},
+    {"--predict", "max_tokens"},
+    {"--logit-bias", "logit_bias"},
+    {"--logprobs", "logprobs"},
+    {"--beams", "best_of"},
 };
 
-static bool fail_field(so_api_error *e, const so_err *err) {
+static const char *const SERVERS[] = {"--ctx-size", "--kv-pages", "--parallel"};
+
+/* Appends what an option is to a client, and returns its length; 0: no option of the tables is here.
+ * field: set to the field. */
+static size_t rename_option(const char *at, so_buf *out, const char **field) {
     for (size_t i = 0; i < SO_LEN(FIELDS); i++) {
         size_t n = strlen(FIELDS[i].option);
-        if (strncmp(err->msg, FIELDS[i].option, n) == 0)
-            return so_api_fail(e, 400, "invalid_value", FIELDS[i].field, "'%s'%s", FIELDS[i].field,
-                               err->msg + n);
+        if (strncmp(at, FIELDS[i].option, n) != 0)
+            continue;
+        so_buf_printf(out, "'%s'", FIELDS[i].field);
+        *field = FIELDS[i].field;
+        return n;
     }
-    return so_api_fail(e, 400, "invalid_value", NULL, "%s", err->msg);
+    for (size_t i = 0; i < SO_LEN(SERVERS); i++) {
+        size_t n = strlen(SERVERS[i]);
+        if (strncmp(at, SERVERS[i], n) != 0)
+            continue;
+        so_buf_printf(out, "the server's %s", SERVERS[i]);
+        return n;
+    }
+    return 0;
+}
+
+/* The parameter at fault is the one that the message names first. */
+static bool fail_field(so_api_error *e, const so_err *err) {
+    so_buf msg = {0};
+    const char *param = NULL;
+    for (const char *at = err->msg; *at;) {
+        const char *field = NULL;
+        size_t n = *at == '-' ? rename_option(at, &msg, &field) : 0;
+        if (n == 0)
+            so_buf_append(&msg, at, n = 1);
+        at += n;
+        param = param ? param : field;
+    }
+    so_api_fail(e, 400, "invalid_value", param, "%s", so_buf_str(&msg).ptr);
+    so_buf_free(&msg);
+    return false;
 }
 
 bool so_api_fail_err(so_api_error *e, const so_err *err) {

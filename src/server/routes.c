@@ -34,18 +34,31 @@ static bool encode_prompt(const so_serving *sv, so_job *j, int i, so_err *err) {
     return so_tokenizer_encode(sv->b->tok, p->text, flags, &j->prompts[i], err) == SO_OK;
 }
 
-static bool check_prompt(const so_serving *sv, const so_tokens *p, const char *field,
-                         so_api_error *e) {
-    int n_vocab = so_model_hparams(sv->b->model)->n_vocab;
+static bool check_prompt_len(const so_serving *sv, const so_tokens *p, const char *field,
+                             so_api_error *e) {
+    bool source = so_model_hparams(sv->b->model)->n_enc_layers > 0;
     if (p->len == 0)
         return so_api_fail(e, 400, "invalid_prompt", field,
                            "'%s' is empty: the model needs at least one token", field);
-    if (p->len >= (size_t)sv->n_room)
+    if (source && p->len > (size_t)sv->eo.n_ctx)
+        return so_api_fail(e, 400, "context_length_exceeded", field,
+                           "'%s' has %zu tokens, but the encoder reads at most %d: shorten it, or "
+                           "raise the server's --ctx-size",
+                           field, p->len, sv->eo.n_ctx);
+    if (!source && p->len >= (size_t)sv->n_room)
         return so_api_fail(e, 400, "context_length_exceeded", field,
                            "'%s' has %zu tokens, but this server's %s holds %d with the answer: "
                            "shorten it, or raise the server's %s",
                            field, p->len, sv->n_room < sv->eo.n_ctx ? "cache" : "context",
                            sv->n_room, sv->n_room < sv->eo.n_ctx ? "--kv-pages" : "--ctx-size");
+    return true;
+}
+
+static bool check_prompt(const so_serving *sv, const so_tokens *p, const char *field,
+                         so_api_error *e) {
+    int n_vocab = so_model_hparams(sv->b->model)->n_vocab;
+    if (!check_prompt_len(sv, p, field, e))
+        return false;
     for (size_t i = 0; i < p->len; i++)
         if (p->ids[i] < 0 || p->ids[i] >= n_vocab)
             return so_api_fail(e, 400, "invalid_prompt", field,
@@ -79,7 +92,7 @@ static bool check_logprobs(const so_serving *sv, const so_job *j, so_api_error *
     const so_api_request *rq = &j->rq;
     int64_t n_tokens = 0;
     for (int i = 0; i < rq->n_prompts; i++) {
-        int64_t n = (int64_t)j->prompts[i].len, room = sv->n_room - n;
+        int64_t n = (int64_t)j->prompts[i].len, room = so_serving_room(sv, j->prompts[i].len);
         int64_t answer = rq->max_tokens < 0 ? room : SO_MIN(room, rq->max_tokens);
         n_tokens += (rq->echo ? n : 0) + (rq->stream ? 0 : answer);
     }

@@ -83,11 +83,16 @@ static void on_step(void *user, const so_step_info *s) {
 
 /* --- submission to the engine --- */
 
+int so_serving_room(const so_serving *sv, size_t n_prompt) {
+    bool source = so_model_hparams(sv->b->model)->n_enc_layers > 0;
+    return sv->n_room - (source ? 1 : (int)n_prompt);
+}
+
 static void request_opts(const so_worker *w, so_choice *c, so_request_opts *o) {
     so_job *j = c->job;
     const so_api_request *rq = &j->rq;
     const so_tokens *prompt = &j->prompts[c->prompt];
-    int room = w->serving.n_room - (int)prompt->len;
+    int room = so_serving_room(&w->serving, prompt->len);
     *o =
         (so_request_opts){.prompt = prompt->ids,
                           .n_prompt = (int)prompt->len,

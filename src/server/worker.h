@@ -16,9 +16,12 @@ typedef struct so_serving {
     so_engine_opts eo;       /* on_step is set by the worker */
     so_sample_params sample; /* defaults for requests */
     so_spec_opts spec;       /* default for requests; drafter NULL: plain decoding */
-    int n_room;              /* maximum tokens of a prompt and its answer together: the context, or
-                                the KV cache if that is smaller. Set by the worker */
+    int n_room; /* maximum tokens of a sequence: the context, or the KV cache if that is
+                                smaller. Set by the worker */
 } so_serving;
+/* How many tokens an answer may have after a prompt of n tokens. An encoder-decoder model has its
+ * prompt elsewhere, and its answer begins with a start token. */
+int so_serving_room(const so_serving *sv, size_t n_prompt);
 /* Loads the model and fills *out. */
 typedef int so_load_fn(void *user, so_serving *out, so_err *err);
 

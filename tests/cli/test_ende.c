@@ -75,12 +75,31 @@ static void test_refused(void **state) {
                commands[i]);
 }
 
+/* What does not fit a translation is refused with its remedy. */
+static void test_bad_requests(void **state) {
+    static const struct {
+        const char *options, *why;
+    } cases[] = {
+        {"-p ' '", "the source text is empty"},
+        {"-p hello -c 64 -n 100", "--predict 100 after the start token does not fit the context"},
+        {"-p hello --beams 64 -n 500", "lower --beams or --predict, or raise --kv-pages"},
+        {"-c 8 -p 'a b c d e f g h i j k l'", "shorten it or raise --ctx-size"},
+        {"-p hello -md story --spec model", "use a draft model of the target's own family"},
+    };
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    for (size_t i = 0; i < SO_LEN(cases); i++) {
+        char line[300];
+        snprintf(line, sizeof line, "sooth run -m ende %s", cases[i].options);
+        expect(*state, 1, cases[i].why, line);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_translates),
-        cmocka_unit_test(test_speculation_changes_nothing),
-        cmocka_unit_test(test_prove),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_translates),   cmocka_unit_test(test_speculation_changes_nothing),
+        cmocka_unit_test(test_prove),        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_bad_requests),
     };
     return cmocka_run_group_tests_name("ende", tests, open_fixture, close_fixture);
 }

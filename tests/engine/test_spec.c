@@ -668,7 +668,7 @@ static void test_bad_sources(void **state) {
     fixture *f = *state;
     int32_t prompt[N_CTX + 1] = {0};
     so_engine *e = open_engine(f, NULL, 1, 8);
-    check_refused_source(e, prompt, 0, "the source text is empty");
+    check_refused_source(e, prompt, 0, "the source text is empty: the encoder needs a text");
     check_refused_source(e, prompt, N_CTX + 1, "raise --ctx-size");
     prompt[1] = f->target.n_vocab;
     check_refused_source(e, prompt, 2, "token 1 of the source text");

@@ -245,7 +245,10 @@ def refused_parameters():
                         ("early_stopping", 1), ("temperature", 0.5), ("repetition_penalty", 1.2), ("presence_penalty", 1),
                         ("max_tokens", 0), ("n", 65)):
         bad(TEXT, {**beams, name: value}, 400, name)
-    bad(TEXT, {**beams, "n": 60, "max_tokens": 200}, 400, "--beams")
+    status, _, o = S.post(TEXT, {**beams, "n": 60, "max_tokens": 200})
+    assert status == 400 and o["error"]["param"] == "best_of", o
+    for words in ("lower 'best_of' or 'max_tokens'", "raise the server's --kv-pages"):
+        assert words in o["error"]["message"], o
     bad(CHAT, {"messages": MESSAGES, "add_special_tokens": True}, 400, "'add_special_tokens'")
     for name, value in (("min_tokens", -1), ("min_tokens", "5"), ("min_tokens", 31), ("stop_token_ids", 5), ("stop_token_ids", ["a"]),
                         ("stop_token_ids", [-1]), ("stop_token_ids", [99999999]), ("stop_token_ids", [1] * 65), ("bad_words", 5),
