@@ -114,8 +114,9 @@ typedef struct grid {
     so_tokens prompts[MAX_PROMPTS];
     int n_prompts, want, n_tokens, every, n_threads;
     bool quick, natural; /* natural: every text may end by itself; else every second one */
-    const char *part;    /* NULL: all */
-    const char *from;    /* greedy goes on with this drafter; NULL: begins */
+    bool one_by_one;
+    const char *part; /* NULL: all */
+    const char *from; /* greedy goes on with this drafter; NULL: begins */
     text texts[N_SETTINGS][MAX_PROMPTS];
     char *names[N_NAMES]; /* specs with their files; NULL: heads or drafts that this model lacks */
     char *dir;
@@ -317,14 +318,17 @@ static void settle(grid *g, const job *j, so_request *r, tally *sum) {
     so_request_free(r);
 }
 
-/* Runs the jobs, `n_parallel` at once: where one ends the next begins. */
+/* Runs the jobs, `n_parallel` at once: where one ends the next begins. one_by_one: at most one begins in
+ * a step. */
 static void run_jobs(grid *g, so_engine *e, const job *jobs, int n, int n_parallel, tally *sums) {
     so_request *running[AT_ONCE] = {NULL};
     const job *of[AT_ONCE];
     int next = 0, left = n;
     while (left > 0) {
-        for (int i = 0; i < n_parallel && next < n; i++)
+        int room = g->one_by_one ? 1 : n_parallel;
+        for (int i = 0; i < n_parallel && next < n && room > 0; i++)
             if (!running[i]) {
+                room--;
                 const job *j = of[i] = &jobs[next++];
                 const so_tokens *plain = &g->texts[j->setting][j->prompt].plain;
                 so_spec_opts spec = {.drafter = g->names[j->drafter],
@@ -559,7 +563,7 @@ static void run_trees(grid *g) {
     for (size_t i = 0; i < SO_LEN(kinds); i++) {
         so_engine_opts o = engine_opts(g, kinds[i].n_parallel, true, NULL);
         o.kv_layout = kinds[i].layout;
-        if (kinds[i].tight)
+        if ((g->one_by_one = kinds[i].tight))
             take_pages(g, &o);
         run_tree_engine(g, kinds[i].name, &o, kinds[i].tight, kinds[i].layout == SO_KV_PAGED, sums);
     }
