@@ -223,7 +223,10 @@ static int parse_node(const json_t *o, const char *name, so_shape *s, so_err *er
         return bad(name, node, err, msg);
     }
     if (has_child(s, parent, rank)) {
-        snprintf(msg, sizeof msg, "an earlier child of node %d has rank %d, too", parent, rank);
+        if (parent < 0)
+            snprintf(msg, sizeof msg, "an earlier child of the root has rank %d, too", rank);
+        else
+            snprintf(msg, sizeof msg, "an earlier child of node %d has rank %d, too", parent, rank);
         return bad(name, node, err, msg);
     }
     if (parent >= 0 && s->nodes[parent].depth == SO_SHAPE_DEPTHS) {

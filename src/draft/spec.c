@@ -137,6 +137,8 @@ static void known_options(so_spec_name name, char *out, size_t cap) {
             n += (size_t)snprintf(out + n, cap - n, " %s%s",
                                   o == SO_SPEC_OPT_NUMBER ? "a number" : OPTIONS[o].name,
                                   o == SO_SPEC_OPT_NUMBER || OPTIONS[o].flag ? "" : "=N");
+    if (NAMES[name].tree && n < cap)
+        n += (size_t)snprintf(out + n, cap - n, " tree=FILE");
     if (n == 0)
         snprintf(out, cap, " no options");
 }

@@ -160,7 +160,8 @@ int so_heads_read_info(const so_checkpoint *ck, so_heads_info *out, so_err *err)
     if (!so_heads_is(ck))
         return so_err_set(err, SO_ENOTFOUND,
                           "%s: holds no heads (architecture " SO_HEADS_ARCH
-                          ", or a folder whose config.json has medusa_num_heads)",
+                          ", or a folder whose config.json has medusa_num_heads); a draft model "
+                          "is named by --spec 'model(FILE)'",
                           so_checkpoint_path(ck));
     if (so_checkpoint_gguf(ck))
         return so_heads_read_gguf(so_checkpoint_gguf(ck), out, err);

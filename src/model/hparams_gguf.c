@@ -9,7 +9,25 @@
 
 #include "base/mem.h"
 #include "model/arch.h"
+#include "model/heads.h"
 #include "model/t5.h"
+
+static void refuse_arch(const so_gguf *g, so_str name, so_err *err) {
+    char list[SO_ARCH_LIST_CAP];
+    so_str kind = so_str_c("medusa");
+    if (!so_heads_is_gguf(g)) {
+        so_err_set(err, SO_EUNSUPPORTED,
+                   "%s: architecture '%.*s' (general.architecture) is not supported; supported "
+                   "are %s",
+                   so_gguf_path(g), SO_STR_ARG(name), so_arch_list(list));
+        return;
+    }
+    (void)so_gguf_get_str(g, "sooth.heads.kind", &kind,
+                          NULL); /* damaged: medusa, for the message */
+    so_err_set(err, SO_EUNSUPPORTED,
+               "%s: holds heads for a model, not a model: use them with --spec '%.*s(FILE)'",
+               so_gguf_path(g), SO_STR_ARG(kind));
+}
 
 static const char *arch_prefix(const so_gguf *g, so_hparams *hp, char *buf, size_t cap,
                                so_err *err) {
@@ -19,11 +37,7 @@ static const char *arch_prefix(const so_gguf *g, so_hparams *hp, char *buf, size
         return NULL;
     }
     if (!so_arch_by_name(name, &hp->arch)) {
-        char list[SO_ARCH_LIST_CAP];
-        so_err_set(err, SO_EUNSUPPORTED,
-                   "%s: architecture '%.*s' (general.architecture) is not supported; supported "
-                   "are %s",
-                   so_gguf_path(g), SO_STR_ARG(name), so_arch_list(list));
+        refuse_arch(g, name, err);
         return NULL;
     }
     snprintf(hp->arch_name, sizeof hp->arch_name, "%.*s", (int)name.len, name.ptr);

@@ -223,11 +223,44 @@ static void test_calibrate_heads(void **state) {
     expect(f, 2, "measures one of them", line);
 }
 
+/* A node budget above what a request's pages hold is reduced with one warning, however many requests
+ * use it, and changes no token. */
+static void test_budget_above_the_cache(void **state) {
+    static const char *const specs[] = {"model(best,nodes=200)", "medusa(best,nodes=200)"};
+    static const char reduced[] = "trees of 200 nodes are reduced to 63";
+    fixture *f = *state;
+    char line[5000];
+    need_pair();
+    spill(f, "three.jsonl",
+          "{\"prompt\": \"A cat.\"}\n{\"prompt\": \"A dog.\"}\n{\"prompt\": \"A boat.\"}\n");
+    snprintf(line, sizeof line,
+             "sooth run -m '%s' --prompts three.jsonl -n 8 --temp 0 -c 64 --no-spec", target);
+    ran plain = run(f, line);
+    for (size_t i = 0; i < SO_LEN(specs); i++) {
+        snprintf(line, sizeof line,
+                 "sooth run -m '%s' --prompts three.jsonl -n 8 --temp 0 -c 64 --spec '%s' "
+                 "--spec-length 4 --draft-nodes 200",
+                 target, specs[i]);
+        ran r = run(f, line);
+        const char *at = strstr(text_of(&r.err), reduced);
+        assert_int_equal(r.status, 0);
+        assert_non_null(at);
+        assert_null(strstr(at + 1, reduced));
+        assert_string_equal(text_of(&r.out), text_of(&plain.out));
+        done(&r);
+    }
+    done(&plain);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_calibrate_heads), cmocka_unit_test(test_found_and_exact),
-        cmocka_unit_test(test_prove),           cmocka_unit_test(test_by_name),
-        cmocka_unit_test(test_broken_copies),   cmocka_unit_test(test_wrong_partners),
+        cmocka_unit_test(test_budget_above_the_cache),
+        cmocka_unit_test(test_calibrate_heads),
+        cmocka_unit_test(test_found_and_exact),
+        cmocka_unit_test(test_prove),
+        cmocka_unit_test(test_by_name),
+        cmocka_unit_test(test_broken_copies),
+        cmocka_unit_test(test_wrong_partners),
         cmocka_unit_test(test_calibrate),
     };
     return cmocka_run_group_tests(tests, open_pair, close_pair);

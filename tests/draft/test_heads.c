@@ -643,6 +643,8 @@ static void wrong_specs(void **state) {
     refused("medusa(%s)", blockwise, "these are blockwise heads");
     refused("lookahead(%s)", medusa, "these are medusa heads");
     refused("medusa(%s)", "/nowhere.gguf", "/nowhere.gguf");
+    refused("model(%s)", medusa, "use them with --spec 'medusa(FILE)'");
+    refused("model(%s)", blockwise, "use them with --spec 'blockwise(FILE)'");
     refused("medusa(%s,nodes=5)", bare, "states no accuracies");
     refused("medusa(%s,k=4,nodes=17)", medusa, "nodes=17 is more than the 16 guesses");
     refused("blockwise(%s,k=2)", blockwise, "blockwise does not take k");

@@ -244,7 +244,10 @@ static void not_a_tree(void **state) {
         {"{\"sooth_tree\":1,\"depth\":1,\"nodes\":[{\"parent\":-1,\"rank\":0.5}]}", "rank must"},
         {"{\"sooth_tree\":1,\"depth\":1,\"nodes\":[{\"parent\":-1,\"rank\":0},{\"parent\":-1,"
          "\"rank\":0}]}",
-         "node 1: an earlier child of node -1 has rank 0"},
+         "node 1: an earlier child of the root has rank 0"},
+        {"{\"sooth_tree\":1,\"depth\":2,\"nodes\":[{\"parent\":-1,\"rank\":0},{\"parent\":0,"
+         "\"rank\":3},{\"parent\":0,\"rank\":3}]}",
+         "node 2: an earlier child of node 0 has rank 3"},
         {"{\"sooth_tree\":1,\"depth\":2,\"nodes\":[{\"parent\":-1,\"rank\":0}]}",
          "depth must be that of the deepest node, 1"},
         {"{\"sooth_tree\":1,\"depth\":0,\"nodes\":[{\"parent\":-1,\"rank\":0}]}", "depth must"},

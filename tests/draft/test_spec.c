@@ -95,7 +95,7 @@ static void errors_say_where_and_what(void **state) {
         {"ngrm", "column 1", "unknown drafter \"ngrm\": must be one of none, ngram, lookup,"},
         {"medussa", "column 1", "unknown drafter \"medussa\": must be one of none, ngram,"},
         {"medusa(distinct)", "column 8",
-         "medusa does not take distinct; it takes k=N nodes=N best"},
+         "medusa does not take distinct; it takes k=N nodes=N best tree=FILE"},
         {"blockwise(k=2)", "column 11", "blockwise does not take k; it takes no options"},
         {"lookahead(nodes=0)", "column 11", "1 to 256"},
         {"ngram,azync(model)", "column 7", "unknown drafter \"azync\": must be one of"},
