@@ -62,7 +62,7 @@ static const so_topic topics[] = {
      "corpus(mb=N)\tmemory for finished texts: 1 to 65536 MB (default: 64)\n"
      "unigram(FILE,draw)\tsample from the table instead of taking the most frequent token\n"
      "bigram(FILE,draw)\tsample from the table instead of taking the most frequent token\n"
-     "async(A,fan=N)\tnumber of ends that are drafted for: 1 to 32 (default: chosen in each round "
+     "async(A,fan=N)\tnumber of ends that are drafted for: 1 to 64 (default: chosen in each round "
      "by probability and time)\n"
      "async(A,wait=N)\tguesses that the model waits for, if they are not ready: 0 to 16 (default: "
      "0)\n"

@@ -19,10 +19,10 @@
 #include "draft/drafter.h"
 
 enum {
-    SO_AHEAD_OUTCOMES = 32,  /* most outcomes of a job */
-    SO_AHEAD_DEPTH = 16,     /* longest draft of an outcome */
-    SO_AHEAD_NODES = 24,     /* nodes of the round's tree that are considered, the root included */
-    SO_AHEAD_CANDIDATES = 8, /* most tokens that are considered after a node */
+    SO_AHEAD_OUTCOMES = 64,   /* most outcomes of a job */
+    SO_AHEAD_DEPTH = 16,      /* longest draft of an outcome */
+    SO_AHEAD_NODES = 24,      /* nodes of the round's tree that are considered, the root included */
+    SO_AHEAD_CANDIDATES = 48, /* most tokens that are considered after a node */
 };
 
 typedef struct so_ahead_candidate {

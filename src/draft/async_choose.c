@@ -27,6 +27,7 @@
 static const float KEEP = 0.995f;        /* of the counts, per observation */
 static const double FIT_KEEP = 0.95;     /* of the regression, per level */
 static const double PRIOR_ACCEPT = 0.75; /* weight 4 */
+static const float PRIOR_TOKEN = 4;      /* weight */
 /* Before a level was measured: share of the window that one takes, and the growth per outcome. */
 static const double PRIOR_LEVEL = 0.2, PRIOR_SLOPE = 0.03;
 enum { MIN_FITS = 4 };
@@ -34,12 +35,11 @@ enum { MIN_FITS = 4 };
 void so_async_estimates_init(so_async_estimates *e) {
     for (int c = 0; c < SO_ASYNC_CLASSES; c++) {
         float p = (float)(PRIOR_ACCEPT * (0.5 + (c + 0.5) / (2 * SO_ASYNC_CLASSES)));
+        float chance = 0.75f / (float)(1 << c);
         e->accept[c] = (so_async_rate){4 * p, 4};
         for (int bonus = 0; bonus < 2; bonus++)
-            for (int k = 0; k < SO_AHEAD_CANDIDATES; k++) {
-                float chance = ((float)c + 0.5f) / SO_ASYNC_CLASSES;
-                e->token[bonus][k][c] = (so_async_rate){2 * chance, 2};
-            }
+            for (int k = 0; k < SO_ASYNC_PLACES; k++)
+                e->token[bonus][k][c] = (so_async_rate){PRIOR_TOKEN * chance, PRIOR_TOKEN};
     }
 }
 
@@ -68,7 +68,26 @@ static int accept_class(const so_tree *t, int node) {
     return class_of(p ? (double)p->confidence : 0);
 }
 
-static int token_class(const so_ahead_candidate *c) { return class_of((double)c->chance); }
+/* 0: above one half, 1: above one quarter, … */
+static int token_class(const so_ahead_candidate *c) {
+    int k = 0;
+    while (k + 1 < SO_ASYNC_CLASSES && c->chance * (float)(2 << k) <= 1)
+        k++;
+    return k;
+}
+
+/* 0 to 7, then 8-11, 12-19, 20-35 and 36-… */
+static int place_of(int candidate) {
+    int place = 8;
+    for (int at = 12, n = 8; candidate >= at && place + 1 < SO_ASYNC_PLACES; at += n, n *= 2)
+        place++;
+    return candidate < 8 ? candidate : place;
+}
+
+static so_async_rate *rate_of(so_async_estimates *e, bool bonus, const so_ahead_candidate *c,
+                              int candidate) {
+    return &e->token[bonus][place_of(candidate)][token_class(c)];
+}
 
 int so_async_learn(so_async_estimates *e, const so_ahead_job *a, int node, int32_t token) {
     const so_tree *t = &a->tree;
@@ -81,7 +100,7 @@ int so_async_learn(so_async_estimates *e, const so_ahead_job *a, int node, int32
             count(&e->accept[accept_class(t, t->proposals[i].child)], false);
     for (int k = 0; node < a->n_nodes && k < a->n_candidates[node]; k++) {
         const so_ahead_candidate *c = &a->candidates[node][k];
-        count(&e->token[bonus][k][token_class(c)], c->token == token);
+        count(rate_of(e, bonus, c, k), c->token == token);
     }
     for (int i = 0; i < a->n_outcomes && found < 0; i++)
         if (a->outcomes[i].node == node && a->outcomes[i].token == token)
@@ -107,7 +126,7 @@ static int by_chance(const void *x, const void *y) {
 }
 
 /* All outcomes of a job with their probabilities; at most `cap`, those of the first nodes. */
-static int list_options(const so_async_estimates *e, so_ahead_job *a, option *out, int cap) {
+static int list_options(so_async_estimates *e, so_ahead_job *a, option *out, int cap) {
     double reach[SO_AHEAD_NODES] = {1}, ends[SO_AHEAD_NODES];
     const so_tree *t = &a->tree;
     int n = 0;
@@ -123,7 +142,7 @@ static int list_options(const so_async_estimates *e, so_ahead_job *a, option *ou
         bool bonus = t->nodes[i].first < 0;
         for (int k = 0; k < a->n_candidates[i] && n < cap; k++) {
             const so_ahead_candidate *c = &a->candidates[i][k];
-            double p = rate(&e->token[bonus][k][token_class(c)]);
+            double p = rate(rate_of(e, bonus, c, k));
             out[n++] = (option){a, i, k, (float)(reach[i] * ends[i] * p)};
         }
     }
@@ -190,7 +209,7 @@ static int fan_out(const so_async_core *c, const so_async_batch *b, const option
 }
 
 void so_async_choose(const so_async_core *c, so_async_batch *b, double spent_ms) {
-    option options[1024];
+    option options[2048];
     int n = 0, n_jobs = 0;
     for (int i = 0; i < b->n; i++)
         n_jobs += !b->jobs[i].skip;

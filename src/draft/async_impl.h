@@ -16,7 +16,7 @@ typedef struct so_async_core so_async_core;   /* one async(X) */
 typedef struct so_async_state so_async_state; /* one of its requests */
 typedef struct so_async_batch so_async_batch; /* the jobs of one dispatch */
 
-enum { SO_ASYNC_BATCHES = 2, SO_ASYNC_CLASSES = 8 };
+enum { SO_ASYNC_BATCHES = 2, SO_ASYNC_CLASSES = 8, SO_ASYNC_PLACES = 12 };
 
 /* Counts with a prior; they fade. */
 typedef struct so_async_rate {
@@ -26,8 +26,9 @@ typedef struct so_async_rate {
 /* How rounds have ended, learned by the engine thread at each lookup. Copied into each batch. */
 typedef struct so_async_estimates {
     so_async_rate accept[SO_ASYNC_CLASSES]; /* by confidence: a tested guess is accepted */
-    /* By bonus or correction, number of the candidate and class of its chance: it is the token. */
-    so_async_rate token[2][SO_AHEAD_CANDIDATES][SO_ASYNC_CLASSES];
+    /* By bonus or correction, place of the candidate in its row and class of its chance: it is the
+     * token. Far places are counted together, and classes of chances are powers of two. */
+    so_async_rate token[2][SO_ASYNC_PLACES][SO_ASYNC_CLASSES];
 } so_async_estimates;
 
 typedef enum so_batch_status {

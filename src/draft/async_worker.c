@@ -25,7 +25,7 @@
 #include "draft/async_impl.h"
 #include "draft/remote.h"
 
-enum { MAX_Q_FLOATS = 32 << 20 }; /* q rows of a batch */
+enum { MAX_Q_FLOATS = 32 << 20, Q_OUTCOMES = 16 }; /* q rows of a batch; per request */
 
 /* --- faults of tests --- */
 
@@ -128,7 +128,7 @@ void so_async_serve_requests(so_async_host *h, const so_async_core *only) {
 /* Memory for the q rows of sampled guesses, for both batches when it is first needed. */
 static void allocate_rows(so_async_core *c, int depth) {
     size_t least = (size_t)c->o.n_vocab * (size_t)depth;
-    size_t all = (size_t)c->o.n_parallel * (SO_AHEAD_OUTCOMES / 2) * least;
+    size_t all = (size_t)c->o.n_parallel * Q_OUTCOMES * least;
     for (int i = 0; i < SO_ASYNC_BATCHES; i++) {
         so_async_batch *b = &c->batches[i];
         if (b->q_floats >= least)

@@ -106,7 +106,7 @@ static void errors_say_where_and_what(void **state) {
         {"async(ngram+lookup)", "column 7", "runs one drafter"},
         {"async(corpus)", "column 7", "not corpus"},
         {"async(model(medusa))", "column 7", "nor heads"},
-        {"async(ngram,fan=0)", "column 13", "1 to 32"},
+        {"async(ngram,fan=0)", "column 13", "1 to 64"},
         {"async(ngram,wait=17)", "column 13", "0 to 16"},
         {"async(ngram)+lookup", "column 1", "an alternative of its own"},
         {"lookup,model(async(ngram))", "column 14", "an alternative of its own"},
