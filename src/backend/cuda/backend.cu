@@ -9,7 +9,8 @@
  * never an argument of a kernel.
  *
  * Errors stick: the first failed call is reported by the next sync, and by every one after it if the
- * device is lost. One thread at a time, as backend.h says. */
+ * device is lost. One thread at a time, as backend.h says. Each thread has a
+ * current device, GPU 0 at first, and a call on the wrong one takes memory there. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +120,7 @@ static void queue_phase(cuda_backend *b);
 
 /* Before an object is freed: operations that were submitted may use it, and graphs hold its address. */
 static void let_go(cuda_backend *b) {
+    cudaSetDevice(b->device);
     if (b->n_ops > 0 || b->n_segments > 0 || b->n_downloads > b->n_queued)
         queue_phase(b);
     cudaStreamSynchronize(b->stream);
@@ -212,6 +214,7 @@ static void reserve_host(cuda_backend *b, host_block *h, size_t n, size_t keep) 
     while (cap < n)
         cap *= 2;
     char *p = NULL;
+    TRY(b, cudaSetDevice(b->device)); /* the thread may be a new one */
     TRY(b, cudaMallocHost((void **)&p, cap));
     if (!p)
         return;
@@ -600,6 +603,7 @@ static void describe(const so_backend *base, so_buf *out) {
 
 static void free_backend(so_backend *base) {
     cuda_backend *b = (cuda_backend *)base;
+    cudaSetDevice(b->device);
     drop_graphs(b);
     for (int i = 0; i < 2; i++)
         cudaFree(b->memory.half[i]);
