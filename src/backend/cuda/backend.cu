@@ -630,9 +630,10 @@ static int memory(so_backend *base, size_t *free_bytes, size_t *total_bytes, so_
     cudaError_t e = cudaSetDevice(((cuda_backend *)base)->device);
     if (e == cudaSuccess)
         e = cudaMemGetInfo(free_bytes, total_bytes);
-    return e == cudaSuccess ? SO_OK
-                            : so_err_set(err, SO_EIO, "cannot ask the GPU for its memory: %s",
-                                         cudaGetErrorString(e));
+    if (e == cudaSuccess)
+        return SO_OK;
+    (void)cudaGetLastError();
+    return so_err_set(err, SO_EIO, "cannot ask the GPU for its memory: %s", cudaGetErrorString(e));
 }
 
 static __global__ void read_all(const uint4 *p, size_t n, uint4 *sink) {
@@ -689,9 +690,11 @@ static int probe(so_backend *base, size_t n_bytes, so_probe *out, so_err *err) {
         if (t[i])
             cudaEventDestroy(t[i]);
     cudaFree(data);
-    if (e != cudaSuccess)
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
         return so_err_set(err, e == cudaErrorMemoryAllocation ? SO_ENOMEM : SO_EIO,
                           "cannot measure the GPU: %s", cudaGetErrorString(e));
+    }
     *out = {(double)n_bytes / read_ms * 1e-6,
             (double)blocks * 8 * PROBE_MMA * 4 * 2048 / mma_ms * 1e-6};
     return SO_OK;
@@ -759,6 +762,7 @@ so_cuda_backend_create(int device, so_backend **out, so_err *err) {
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
     if (e != cudaSuccess) {
+        (void)cudaGetLastError();
         free(b);
         return so_err_set(err, SO_EIO, "GPU %d: %s", device, cudaGetErrorString(e));
     }

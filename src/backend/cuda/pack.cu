@@ -292,6 +292,7 @@ int so_cuda_weight_pack(so_weight *w, const so_tensor *t, int n_sms, cudaStream_
     cudaFree(raw);
     if (e == cudaSuccess)
         return SO_OK;
+    (void)cudaGetLastError(); /* else the next pass would report it */
     cudaFree(w->data);
     cudaFree(w->factor);
     return so_err_set(err, e == cudaErrorMemoryAllocation ? SO_ENOMEM : SO_EIO,
