@@ -518,6 +518,8 @@ static cudaGraphExec_t capture(cuda_backend *b, so_persist_plan *plan) {
 
 /* Beyond this many rows a pass takes longer than its launches. */
 enum { SHORT_PASS = 64 };
+/* Operations from which on a graph is faster than separate launches. */
+enum { MIN_GRAPH = 8 };
 
 static bool is_short(const so_op *ops, size_t n_ops) {
     int most = 0;
@@ -526,14 +528,15 @@ static bool is_short(const so_op *ops, size_t n_ops) {
     return most <= SHORT_PASS;
 }
 
-/* A list is captured when it comes for the second time: most lists of prompt chunks come only once. */
+/* A list is captured when it comes for the second time: most lists of prompt chunks come only once. Very short
+ * ones, such as copies within the cache, are never captured, so only their first time is unusual. */
 static void run_list(cuda_backend *b) {
     graph *g = find_graph(b);
-    bool seen = g->used > 0;
+    bool seen = g->used > 0, captures = b->n_ops >= MIN_GRAPH;
     g->used = ++b->clock;
-    if (!g->exec && is_short(b->ops, b->n_ops))
+    if (!g->exec && (!seen || captures) && is_short(b->ops, b->n_ops))
         b->base.n_unusual++;
-    if (!seen || b->n_ops < 8) {
+    if (!seen || !captures) {
         so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory, NULL);
         return;
     }
