@@ -729,6 +729,31 @@ static int no_gpu(cudaError_t e, so_err *err) {
     return so_err_set(err, SO_EUNSUPPORTED, "no usable GPU: %s", cudaGetErrorString(e));
 }
 
+/* Whether the kernels run on the GPU, which becomes the thread's current device. */
+static int check_device(int device, const cudaDeviceProp *p, so_err *err) {
+    if (p->major < 8)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "%s has compute capability %d.%d; 8.0 or newer is needed", p->name,
+                          p->major, p->minor);
+    if (p->sharedMemPerBlockOptin < SO_SHARED_MIN)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "%s gives a thread block %zu KB of shared memory; the kernels need %d",
+                          p->name, p->sharedMemPerBlockOptin >> 10, SO_SHARED_MIN >> 10);
+    cudaFuncAttributes any;
+    cudaError_t e = cudaSetDevice(device);
+    if (e == cudaSuccess)
+        e = cudaFuncGetAttributes(&any, (const void *)spread);
+    if (e == cudaSuccess)
+        return SO_OK;
+    (void)cudaGetLastError();
+    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction)
+        return so_err_set(err, SO_EUNSUPPORTED,
+                          "the GPU library was not built for %s, which has compute capability "
+                          "%d.%d; build it with `make cuda CUDA_ARCHS=%d%d`",
+                          p->name, p->major, p->minor, p->major, p->minor);
+    return so_err_set(err, SO_EIO, "%s: %s", p->name, cudaGetErrorString(e));
+}
+
 /* For tests; see persist.cuh. */
 extern "C" __attribute__((visibility("default"))) int so_cuda_lost_product = -1;
 
@@ -745,14 +770,9 @@ so_cuda_backend_create(int device, so_backend **out, so_err *err) {
                           n);
     cudaDeviceProp p;
     e = cudaGetDeviceProperties(&p, device);
-    if (e == cudaSuccess && p.major < 8)
-        return so_err_set(err, SO_EUNSUPPORTED,
-                          "%s has compute capability %d.%d; 8.0 or newer is needed", p.name,
-                          p.major, p.minor);
-    if (e == cudaSuccess && p.sharedMemPerBlockOptin < SO_SHARED_MIN)
-        return so_err_set(err, SO_EUNSUPPORTED,
-                          "%s gives a thread block %zu KB of shared memory; the kernels need %d",
-                          p.name, p.sharedMemPerBlockOptin >> 10, SO_SHARED_MIN >> 10);
+    int rc = e == cudaSuccess ? check_device(device, &p, err) : SO_OK;
+    if (rc != SO_OK)
+        return rc;
 #ifdef SO_SHARED_LIMIT /* for tests: a GPU with less shared memory */
     p.sharedMemPerBlockOptin = SO_SHARED_LIMIT;
     p.sharedMemPerMultiprocessor = SO_SHARED_LIMIT + 1024;
@@ -760,8 +780,6 @@ so_cuda_backend_create(int device, so_backend **out, so_err *err) {
     cuda_backend *b = (cuda_backend *)calloc(1, sizeof *b);
     b->base.vt = &VT;
     b->device = device;
-    if (e == cudaSuccess)
-        e = cudaSetDevice(device);
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
     if (e != cudaSuccess) {
