@@ -204,13 +204,16 @@ typedef struct so_queue {
     int shared_block, shared_sm; /* shared memory in bytes: of a block, of an SM */
 } so_queue;
 
+/* Before and after the launch of a kernel with `shared` bytes of dynamic shared memory. More than 48 KB must be
+ * allowed first, which is a setting of the kernel, not of the launch. Two backends on one GPU may launch
+ * the same kernel from two threads, so a lock keeps both steps together. */
+void so_cuda_begin_launch(const void *kernel, size_t shared);
+void so_cuda_end_launch(void);
+
 /* cluster: thread blocks of a cluster, along x. */
 template <class... P, class... A>
 static void so_launch_clusters(const so_queue &q, unsigned cluster, void (*kernel)(P...), dim3 grid,
                                unsigned threads, size_t shared, A... args) {
-    if (shared > 48 << 10)
-        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)shared);
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute a[2] = {};
     unsigned n = 0;
@@ -230,7 +233,9 @@ static void so_launch_clusters(const so_queue &q, unsigned cluster, void (*kerne
     c.stream = q.stream;
     c.attrs = a;
     c.numAttrs = n;
+    so_cuda_begin_launch((const void *)kernel, shared);
     cudaLaunchKernelEx(&c, kernel, P(args)...); /* errors: cudaGetLastError, once per phase */
+    so_cuda_end_launch();
 }
 
 template <class... P, class... A>

@@ -15,7 +15,19 @@
  *
  * The choice of kernels depends only on the list, never on data in device memory, so the kernels of a
  * pass can be captured as a graph. */
+#include <pthread.h>
+
 #include "backend/cuda/launch.cuh"
+
+static pthread_mutex_t launching = PTHREAD_MUTEX_INITIALIZER;
+
+void so_cuda_begin_launch(const void *kernel, size_t shared) {
+    pthread_mutex_lock(&launching);
+    if (shared > 48 << 10)
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+}
+
+void so_cuda_end_launch(void) { pthread_mutex_unlock(&launching); }
 
 static char *at(so_view v) { return v.buf ? v.buf->data + v.off : NULL; }
 static bool same(so_view a, so_view b) { return a.buf == b.buf && a.off == b.off; }

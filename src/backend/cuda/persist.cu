@@ -85,8 +85,6 @@ void so_persist_launch(const so_queue &q, const so_persist_run *r, so_half_rows 
     size_t shared = (size_t)p.n_slots * SLOT + fixed_shared(r->n, r->mixed);
     if (r->clear_bytes > 0)
         cudaMemsetAsync(r->exchange, 0xff, r->clear_bytes, q.stream);
-    cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)shared);
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute a = {};
     a.id = cudaLaunchAttributeCooperative;
@@ -97,5 +95,7 @@ void so_persist_launch(const so_queue &q, const so_persist_run *r, so_half_rows 
     c.stream = q.stream;
     c.attrs = &a;
     c.numAttrs = 1;
+    so_cuda_begin_launch((const void *)kernel, shared);
     cudaLaunchKernelEx(&c, kernel, p, r->rows, r->slots);
+    so_cuda_end_launch();
 }
