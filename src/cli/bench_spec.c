@@ -5,6 +5,8 @@
  * same place of the text at about the same time, and a slow second of the machine affects both.
  * Steps are timed once every request of the group has emitted its first token, by the clock around
  * the step: drafting, verification and bookkeeping are included. Every group runs --repeats times.
+ * With async(X) the engines take turns by group instead: the worker drafts during the passes of its own
+ * engine, and would slow down those of the other and have their time as well.
  * The first turn of each prompt is used. The drafter `oracle` needs the plain output, which is
  * generated beforehand, untimed.
  *
@@ -77,7 +79,7 @@ typedef struct bench {
     so_sample_params sample;
     entry *entries; /* [n_parallel] */
     int n_parallel, n_predict, n_repeats;
-    bool exact, oracle, json;
+    bool exact, oracle, ahead, json; /* ahead: drafting ahead */
     category cats[MAX_CATEGORIES];
     int n_cats;
     so_err err;
@@ -174,10 +176,25 @@ static int collect(bench *g, mode *w, int n, int rc) {
     return rc;
 }
 
+/* Runs the group in one engine, alone. */
+static int run_alone(bench *g, int which, int n) {
+    mode *w = &g->modes[which];
+    int rc = start(g, which, n);
+    while (rc == SO_OK && w->more)
+        rc = step(g, w, n);
+    rc = collect(g, w, n, rc);
+    so_engine_settle(w->e);
+    return rc;
+}
+
 /* Runs the group in both engines. The engine with fewer tokens steps next; at a tie they
  * alternate. */
 static int run_group(bench *g, int n) {
     mode *plain = &g->modes[PLAIN], *spec = &g->modes[SPEC], *last = spec;
+    if (g->ahead) {
+        int rc = run_alone(g, PLAIN, n);
+        return rc == SO_OK ? run_alone(g, SPEC, n) : rc;
+    }
     int rc = start(g, PLAIN, n);
     if (rc == SO_OK)
         rc = start(g, SPEC, n);
@@ -198,10 +215,7 @@ static int run_group(bench *g, int n) {
 /* The plain output, for `oracle`. */
 static int generate_expected(bench *g, int n) {
     mode *w = &g->modes[PLAIN];
-    int rc = start(g, PLAIN, n);
-    while (rc == SO_OK && w->more)
-        rc = step(g, w, n);
-    rc = collect(g, w, n, rc);
+    int rc = run_alone(g, PLAIN, n);
     for (int i = 0; i < n && rc == SO_OK; i++) {
         g->entries[i].expected.len = 0;
         so_tokens_append(&g->entries[i].expected, w->answers[i].out.ids, w->answers[i].out.len);
@@ -307,18 +321,44 @@ static double spread(const category *c) {
 
 static json_t *number(double x, bool known) { return known ? json_real(x) : json_null(); }
 
+/* Of drafting ahead: the hit rate, the part of all drafting time that passes hid, and the part of the
+ * guesses that were made and not used. */
+static json_t *ahead_json(const so_request_stats *s) {
+    const so_async_counts *n = &s->async;
+    double all_ms = n->worker_ms + s->draft_ms, hits = so_stats_rates(s).hit_rate;
+    json_t *ranks = json_array();
+    for (int i = 0; i < SO_ASYNC_RANKS; i++)
+        json_array_append_new(ranks, json_integer(n->by_rank[i]));
+    return json_pack("{s:o, s:o, s:o, s:i, s:i, s:o}", "hit_rate", number(hits, hits >= 0),
+                     "hidden", number(n->worker_ms / all_ms, all_ms > 0), "wasted",
+                     number(1 - (double)n->served / n->drafted, n->drafted > 0), "rounds",
+                     n->rounds + n->skipped, "off", n->off, "hits_by_rank", ranks);
+}
+
+static void print_ahead(const category *c) {
+    const so_async_counts *n = &c->stats.async;
+    double all_ms = n->worker_ms + c->stats.draft_ms;
+    if (n->rounds + n->skipped > 0)
+        printf("%16s drafting ahead: hit rate %.2f (%d rounds, %d without), %.0f %% of drafting "
+               "time hidden, %.0f %% of guesses wasted\n",
+               "", SO_MAX(so_stats_rates(&c->stats).hit_rate, 0), n->rounds + n->skipped, n->off,
+               all_ms > 0 ? 100 * n->worker_ms / all_ms : 0,
+               n->drafted > 0 ? 100 - 100.0 * n->served / n->drafted : 0);
+}
+
 static void print_category(const bench *g, const category *c, double gain) {
     so_rates x = so_stats_rates(&c->stats);
     if (g->json) {
         so_report_print_json(json_pack(
-            "{s:o, s:i, s:f, s:f, s:o, s:f, s:o, s:o, s:o, s:f, s:f, s:o}", "category",
+            "{s:o, s:i, s:f, s:f, s:o, s:f, s:o, s:o, s:o, s:f, s:f, s:o, s:o*}", "category",
             so_describe_json_text(so_str_c(c->name)), "prompts", c->n_prompts, "plain_tps",
             rate(c->plain), "spec_tps", rate(c->spec), "speedup", number(gain, gain > 0),
             "speedup_spread", spread(c), "mean_accepted",
             number(x.mean_accepted, x.mean_accepted >= 0), "alpha", number(x.alpha, x.alpha >= 0),
             "identical", g->exact ? json_boolean(c->n_different == 0) : json_null(),
             "plain_pass_ms", pass_ms(c->plain), "spec_pass_ms", pass_ms(c->spec), "tokens_per_pass",
-            number(x.tokens_per_pass, x.tokens_per_pass >= 0)));
+            number(x.tokens_per_pass, x.tokens_per_pass >= 0), "async",
+            g->ahead ? ahead_json(&c->stats) : NULL));
         return;
     }
     printf("%-16s %5d %9.2f %9.2f %7.2fx %6.2f %8.2f %6.2f  %s\n", c->name, c->n_prompts,
@@ -327,6 +367,7 @@ static void print_category(const bench *g, const category *c, double gain) {
            !g->exact        ? "not promised"
            : c->n_different ? "DIFFERENT"
                             : "identical");
+    print_ahead(c);
 }
 
 static void add_up(category *all, const category *c) {
@@ -368,6 +409,7 @@ static int open_bench(bench *g) {
                                    "drafter");
     if (status == 0) {
         g->oracle = strstr(g->spec.opts.drafter, "oracle") != NULL;
+        g->ahead = strstr(g->spec.opts.drafter, "async") != NULL;
         status = g->oracle ? 0 : so_cli_spec_check_text(g->a, &g->spec);
     }
     if (status == 0)

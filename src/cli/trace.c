@@ -1,6 +1,7 @@
 /* `sooth trace FILE… --svg OUT`: the timeline of runs, one pair of lanes per file.
  *
  *   a.jsonl   draft   ▂▂  ▂▂  ▂▂           drafting, then one verifying pass of the target
+ *                       ▂▂▂ ▂▂▂            with async(X): drafting ahead during a pass, in another colour
  *             target    ████  ████  ████   the box of a step shows the number of emitted tokens
  *
  * All files have the same scale, so that runs with different draft lengths, and plain decoding, can
@@ -28,11 +29,11 @@ void so_trace_write(void *user, const so_step_info *s) {
             "{\"step\":%lld,\"t_ms\":%.3f,\"draft_ms\":%.4f,\"pass_ms\":%.4f,\"host_ms\":%.4f,"
             "\"rows\":%d,\"requests\":%d,\"expected_tokens\":%.4f,\"expected_ms\":%.4f,"
             "\"plain_ms\":%.4f,\"probe\":%s,\"drafted\":%d,\"tested\":%d,\"accepted\":%d,"
-            "\"emitted\":%d,\"ended\":%d}\n",
+            "\"emitted\":%d,\"ended\":%d,\"looked_up\":%d,\"hits\":%d,\"ahead_ms\":%.4f}\n",
             (long long)s->step, s->t_ms, s->draft_ms, s->pass_ms, s->host_ms, s->n_rows,
             s->n_requests, s->plan.tokens, s->plan.ms, s->plan.plain_ms,
             s->plan.probe ? "true" : "false", s->drafted, s->tested, s->accepted, s->emitted,
-            s->ended);
+            s->ended, s->looked_up, s->hits, s->ahead_ms);
 }
 
 void so_trace_write_round(FILE *f, const so_round *round) {
@@ -61,7 +62,8 @@ void so_trace_write_round(FILE *f, const so_round *round) {
 /* --- reading --- */
 
 typedef struct step {
-    double t_ms, draft_ms, pass_ms, host_ms;
+    double t_ms, draft_ms, pass_ms, host_ms, ahead_ms;
+    int looked_up, hits;
     int requests, drafted, accepted, emitted, ended;
 } step;
 
@@ -69,8 +71,9 @@ typedef struct run_trace {
     const char *path;
     step *steps;
     int n;
-    double ms, draft_ms, pass_ms; /* of all steps with a decoding request */
-    int64_t rounds;               /* sum of their decoding requests */
+    double ms, draft_ms, pass_ms, ahead_ms; /* of all steps with a decoding request */
+    int64_t looked_up, hits;
+    int64_t rounds; /* sum of their decoding requests */
     int64_t drafted, accepted, emitted, ended;
 } run_trace;
 
@@ -92,7 +95,8 @@ static bool read_step(const json_t *o, step *s) {
            get_ms(o, "pass_ms", &s->pass_ms) && get_ms(o, "host_ms", &s->host_ms) &&
            get_count(o, "requests", &s->requests) && get_count(o, "drafted", &s->drafted) &&
            get_count(o, "accepted", &s->accepted) && get_count(o, "emitted", &s->emitted) &&
-           get_count(o, "ended", &s->ended);
+           get_count(o, "ended", &s->ended) && get_count(o, "looked_up", &s->looked_up) &&
+           get_count(o, "hits", &s->hits) && get_ms(o, "ahead_ms", &s->ahead_ms);
 }
 
 static void add_step(run_trace *t, const step *s) {
@@ -106,6 +110,9 @@ static void add_step(run_trace *t, const step *s) {
     t->accepted += s->accepted;
     t->emitted += s->emitted;
     t->ended += s->ended;
+    t->ahead_ms += s->ahead_ms;
+    t->looked_up += s->looked_up;
+    t->hits += s->hits;
     t->rounds += s->requests;
 }
 
@@ -176,6 +183,9 @@ static void draw_run(FILE *f, const run_trace *t, double top, double scale) {
             draw_box(f, x, top, s->draft_ms * scale, "#e8b73a");
         x += s->draft_ms * scale;
         double w = (s->pass_ms + s->host_ms) * scale;
+        if (i + 1 < t->n && s[1].ahead_ms > 0) /* known in the next step, which looks it up */
+            draw_box(f, x, top, SO_MIN(s[1].ahead_ms * scale, w),
+                     s[1].hits > 0 ? "#8a5fb5" : "#c9b8dd");
         draw_box(f, x, top + LANE + 2, w, s->accepted > 0 ? "#2f7d4f" : "#4a6fa5");
         snprintf(text, sizeof text, "%d", s->emitted);
         if (w > 14)
@@ -210,18 +220,24 @@ static int draw(const char *path, const run_trace *runs, int n, so_err *err) {
 static void print_run(const run_trace *t, bool json) {
     double per_pass =
         (double)(t->emitted + t->ended) / (double)t->rounds; /* as in engine/counts.c */
-    if (json)
-        so_report_print_json(json_pack("{s:o, s:i, s:I, s:f, s:f, s:f, s:f, s:I, s:I}", "file",
-                                       so_describe_json_text(so_str_c(t->path)), "passes", t->n,
-                                       "tokens", (json_int_t)t->emitted, "tokens_per_pass",
-                                       per_pass, "ms", t->ms, "draft_ms", t->draft_ms, "pass_ms",
-                                       t->pass_ms, "drafted", (json_int_t)t->drafted, "accepted",
-                                       (json_int_t)t->accepted));
-    else
-        printf("%s: %lld tokens in %d passes (%.2f per pass), %.1f ms: drafting %.1f, passes %.1f; "
-               "%lld guesses, %lld accepted\n",
-               t->path, (long long)t->emitted, t->n, per_pass, t->ms, t->draft_ms, t->pass_ms,
-               (long long)t->drafted, (long long)t->accepted);
+    if (json) {
+        json_t *hit_rate =
+            t->looked_up > 0 ? json_real((double)t->hits / (double)t->looked_up) : json_null();
+        so_report_print_json(json_pack(
+            "{s:o, s:i, s:I, s:f, s:f, s:f, s:f, s:I, s:I, s:f, s:o}", "file",
+            so_describe_json_text(so_str_c(t->path)), "passes", t->n, "tokens",
+            (json_int_t)t->emitted, "tokens_per_pass", per_pass, "ms", t->ms, "draft_ms",
+            t->draft_ms, "pass_ms", t->pass_ms, "drafted", (json_int_t)t->drafted, "accepted",
+            (json_int_t)t->accepted, "ahead_ms", t->ahead_ms, "hit_rate", hit_rate));
+        return;
+    }
+    printf("%s: %lld tokens in %d passes (%.2f per pass), %.1f ms: drafting %.1f, passes %.1f; "
+           "%lld guesses, %lld accepted\n",
+           t->path, (long long)t->emitted, t->n, per_pass, t->ms, t->draft_ms, t->pass_ms,
+           (long long)t->drafted, (long long)t->accepted);
+    if (t->looked_up > 0)
+        printf("  drafting ahead: %.1f ms, %lld of %lld rounds found their draft\n", t->ahead_ms,
+               (long long)t->hits, (long long)t->looked_up);
 }
 
 int so_cmd_trace(int argc, char **argv) {

@@ -305,10 +305,9 @@ static int rank_of(const so_ahead_job *a, int outcome) {
     return SO_MIN(rank, SO_ASYNC_RANKS - 1);
 }
 
-static void look_up(so_async_cached *d, so_draft_job *job) {
+static void look_up(so_async_cached *d, so_draft_job *job, so_async_counts *n) {
     so_async_state *s = job->state;
     so_async_core *c = d->core;
-    so_async_counts *n = &s->counts;
     so_async_batch *b = batch_of(c, job);
     int32_t token = -1;
     n->worker_ms += c->spilled_ms;
@@ -375,7 +374,10 @@ static int async_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *
         wait_for_levels(core_of(d), &jobs[i]);
     seal_all(core_of(d));
     for (int i = 0; i < n_jobs; i++) {
-        look_up((so_async_cached *)d, &jobs[i]);
+        so_async_counts n = {0};
+        look_up((so_async_cached *)d, &jobs[i], &n);
+        so_async_counts_add(&((so_async_state *)jobs[i].state)->counts, &n);
+        so_async_counts_add(&core_of(d)->host->totals, &n);
         jobs[i].n_levels = 0;
     }
     return SO_OK;
@@ -554,6 +556,8 @@ void so_async_counts_add(so_async_counts *to, const so_async_counts *n) {
     for (int i = 0; i < SO_ASYNC_RANKS; i++)
         to->by_rank[i] += n->by_rank[i];
 }
+
+const so_async_counts *so_async_totals(const so_async_host *h) { return &h->totals; }
 
 void so_async_get_counts(const so_drafter *cached, const void *state, so_async_counts *out) {
     SO_ASSERT(so_async_is(cached));

@@ -121,5 +121,7 @@ typedef struct so_async_counts {
 } so_async_counts;
 void so_async_counts_add(so_async_counts *to, const so_async_counts *n);
 void so_async_get_counts(const so_drafter *cached, const void *state, so_async_counts *out);
+/* Of all requests since the host was created. */
+const so_async_counts *so_async_totals(const so_async_host *h);
 
 #endif

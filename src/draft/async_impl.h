@@ -105,9 +105,10 @@ struct so_async_host {
     so_async_core *cores;     /* newest first */
     so_async_state *requests; /* to be closed or preempted by the worker */
     bool stop;
-    bool busy;     /* someone holds the drafters */
-    int depth;     /* engine thread: nested so_async_lock */
-    int n_waiting; /* engine threads that wait for them; the worker lets them go first */
+    so_async_counts totals; /* engine thread: of all requests */
+    bool busy;              /* someone holds the drafters */
+    int depth;              /* engine thread: nested so_async_lock */
+    int n_waiting;          /* engine threads that wait for them; the worker lets them go first */
     bool has_faults;
     so_async_faults faults;
     uint32_t n_draws; /* of the faults; worker thread */

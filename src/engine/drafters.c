@@ -57,6 +57,10 @@ static bool is_async(const so_draft_set *s) {
     return any;
 }
 
+const so_async_counts *so_drafters_async(const so_drafters *d) {
+    return d->host ? so_async_totals(d->host) : NULL;
+}
+
 void so_drafters_lock(so_drafters *d) {
     if (d->host)
         so_async_lock(d->host);

@@ -57,6 +57,11 @@ typedef struct so_step_info {
     int drafted, tested, accepted;
     int emitted; /* tokens added to texts */
     int ended;   /* end tokens, which are not part of a text */
+    /* Drafting ahead (draft/async.h): rounds of this step that looked for a draft; that found one;
+     * guesses that had been made for all outcomes; the worker's time for them, which has passed
+     * during the step before. */
+    int looked_up, hits, drafted_ahead, served;
+    double ahead_ms;
 } so_step_info;
 typedef void so_step_fn(void *user, const so_step_info *info);
 

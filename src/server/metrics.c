@@ -41,7 +41,8 @@ struct so_metrics {
     uint64_t prompt_tokens, generated_tokens;
     uint64_t steps, drafts, drafted, tested, accepted, accepted_at[SO_STATS_DEPTHS];
     int max_depth;
-    double pass_seconds, draft_seconds;
+    double pass_seconds, draft_seconds, ahead_seconds;
+    uint64_t looked_up, hits, drafted_ahead, served;
     histogram queue, first, token, request, http_seconds, rows;
 };
 
@@ -103,6 +104,11 @@ void so_metrics_step(so_metrics *m, const so_step_info *s) {
     m->steps++;
     m->pass_seconds += s->pass_ms * 1e-3;
     m->draft_seconds += s->draft_ms * 1e-3;
+    m->ahead_seconds += s->ahead_ms * 1e-3;
+    m->looked_up += (uint64_t)s->looked_up;
+    m->hits += (uint64_t)s->hits;
+    m->drafted_ahead += (uint64_t)s->drafted_ahead;
+    m->served += (uint64_t)s->served;
     observe(&m->rows, s->n_rows, 1);
     pthread_mutex_unlock(&m->lock);
 }
@@ -199,6 +205,18 @@ static void put_speculation(const so_metrics *m, so_buf *b) {
         so_buf_printf(b, SPEC "accepted_tokens_per_pos_total{position=\"%d\"} %llu\n", i,
                       (unsigned long long)m->accepted_at[i]);
 #undef SPEC
+}
+
+static void put_ahead(const so_metrics *m, so_buf *b) {
+    one(b, "sooth_async_rounds_total", "counter",
+        "Rounds that looked for a draft that had been made ahead.", (double)m->looked_up);
+    one(b, "sooth_async_hits_total", "counter", "Rounds that found one.", (double)m->hits);
+    one(b, "sooth_async_draft_tokens_total", "counter",
+        "Guesses that were made ahead, for all outcomes.", (double)m->drafted_ahead);
+    one(b, "sooth_async_served_tokens_total", "counter",
+        "Guesses that were made ahead and used; the others were wasted.", (double)m->served);
+    one(b, "sooth_async_draft_seconds_total", "counter",
+        "Time of drafting ahead, hidden behind passes.", m->ahead_seconds);
 }
 
 static void put_requests(const so_metrics *m, so_buf *b) {
@@ -321,6 +339,7 @@ void so_metrics_write(so_metrics *m, const so_gauges *g, so_buf *out) {
     pthread_mutex_lock(&m->lock);
     put_requests(m, out);
     put_speculation(m, out);
+    put_ahead(m, out);
     put_engine(m, out);
     put_http(m, out);
     put_process(m, out);

@@ -496,6 +496,18 @@ static void test_trace(void **state) {
     assert_non_null(strstr(text_of(&svg), "20 tokens, 4 passes"));
     assert_non_null(strstr(text_of(&svg), "</svg>"));
     so_buf_free(&svg);
+    if (so_cpu_count() > 1) { /* drafts made ahead have a colour of their own */
+        expect(f, 0, "",
+               RUN "-p hello -n 20 -md tiny.gguf --spec-length 3 --draft-cores 1 --device cpu "
+                   "--spec 'async(model,wait=3)' --trace c.jsonl >/dev/null");
+        json_t *c = json_of(f, "sooth trace c.jsonl --json --svg lanes.svg");
+        assert_true(json_number_value(json_object_get(c, "ahead_ms")) > 0);
+        assert_true(json_number_value(json_object_get(c, "hit_rate")) > 0.5);
+        json_decref(c);
+        slurp(f, "lanes.svg", &svg);
+        assert_non_null(strstr(text_of(&svg), "#8a5fb5"));
+        so_buf_free(&svg);
+    }
     spill(f, "bad.jsonl", "{\"t_ms\":1}\n");
     expect(f, 1, "bad.jsonl:1", "sooth trace bad.jsonl");
     expect(f, 1, "none.jsonl", "sooth trace none.jsonl");

@@ -89,6 +89,9 @@ def check_figures(page, rounds, last):
     equal(shown(page, "fig-tpp"), fixed(spec["tokens_per_pass"], 2), "tokens per pass")
     equal(shown(page, "fig-accepted"), "–" if spec["mean_accepted"] is None else fixed(spec["mean_accepted"], 2), "accepted")
     equal(shown(page, "fig-alpha"), "–" if spec["alpha"] is None else fixed(100 * spec["alpha"], 1) + " %", "alpha")
+    equal(page.eval("document.getElementById('hits').hidden"), "hit_rate" not in spec, "the hit rate is shown only with async")
+    if spec.get("hit_rate") is not None:
+        equal(shown(page, "fig-hits"), fixed(100 * spec["hit_rate"], 1) + " %", "hit rate")
     bars = page.eval("[...document.querySelectorAll('#depths [data-tested]')].map(e => [+e.dataset.tested, +e.dataset.accepted])")
     equal(bars, [[d["tested"], d["accepted"]] for d in spec["per_depth"][:16]], "acceptance by depth")
     made = tokens(rounds)
