@@ -629,15 +629,20 @@ template <int NT> static bool launch_tensor(const so_queue &q, attn_args p) {
     return true;
 }
 
-bool so_cuda_heads_fit(int d, int shared_block) {
-    size_t most = tensor_shared<1>((d + 63) / 64), other = scalar_shared(d);
-    return (most > other ? most : other) <= (size_t)shared_block;
+static bool uses_tensor(const so_kv_shape *s) {
+    return s->dtype == SO_DTYPE_F16 && s->head_dim % 8 == 0;
+}
+
+bool so_cuda_heads_fit(const so_kv_shape *s, int shared_block) {
+    int d = s->head_dim;
+    size_t need = uses_tensor(s) ? tensor_shared<1>((d + 63) / 64) : scalar_shared(d);
+    return need <= (size_t)shared_block;
 }
 
 void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bool keep,
                        const so_scratch *s) {
     const so_kv_store *st = op->attention.store;
-    int d = st->shape.head_dim, per = op->attention.n_heads / st->shape.n_heads_kv;
+    int per = op->attention.n_heads / st->shape.n_heads_kv;
     auto at = [](so_view v) { return v.buf->data + v.off; };
     attn_args p = {};
     p.s = *st;
@@ -655,7 +660,7 @@ void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bo
     p.parts = (float *)(p.stats + (size_t)op->n * (size_t)op->attention.n_heads * SPLITS);
     p.out = keep ? (float *)at(op->attention.out) : NULL;
     p.half = half;
-    if (st->shape.dtype == SO_DTYPE_F16 && d % 8 == 0) {
+    if (uses_tensor(&st->shape)) {
         /* few rows: many small blocks rather than few that share what they read */
         bool done = op->n > 64 && launch_tensor<4>(q, p);
         if (!done)
@@ -673,5 +678,5 @@ void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bo
               : st->shape.dtype == SO_DTYPE_F16  ? scalar<SO_DTYPE_F16>
               : st->shape.dtype == SO_DTYPE_BF16 ? scalar<SO_DTYPE_BF16>
                                                  : scalar<SO_DTYPE_Q8_0>,
-              grid, THREADS, scalar_shared(d), p);
+              grid, THREADS, scalar_shared(st->shape.head_dim), p);
 }

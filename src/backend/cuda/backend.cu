@@ -9,8 +9,8 @@
  * never an argument of a kernel.
  *
  * Errors stick: the first failed call is reported by the next sync, and by every one after it if the
- * device is lost. One thread at a time, as backend.h says. Each thread has a
- * current device, GPU 0 at first, and a call on the wrong one takes memory there. */
+ * device is lost. One thread at a time, as backend.h says, but not always the same one: a
+ * thread's current device is GPU 0 at first, and a call on the wrong device takes memory there. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -170,12 +170,12 @@ static int kv_create(so_backend *base, const so_kv_shape *shape, so_kv_store **o
                           " and BF16, heads even and at most 256",
                           so_dtype_get(shape->dtype) ? so_dtype_get(shape->dtype)->name : "?",
                           shape->head_dim);
-    if (!so_cuda_heads_fit(shape->head_dim, b->queue.shared_block))
+    if (!so_cuda_heads_fit(shape, b->queue.shared_block))
         return so_err_set(
             err, SO_EUNSUPPORTED,
-            "heads of %d need more shared memory than the %d KB that this GPU gives a "
-            "thread block; use --device cpu",
-            shape->head_dim, b->queue.shared_block >> 10);
+            "heads of %d in a KV cache of %s need more shared memory than the %d KB that this GPU "
+            "gives a thread block; use --kv-type f16 or --device cpu",
+            shape->head_dim, so_dtype_get(shape->dtype)->name, b->queue.shared_block >> 10);
     so_kv_store *s = (so_kv_store *)calloc(1, sizeof *s);
     s->shape = *shape;
     s->entry = so_kv_entry_bytes(shape->dtype, shape->head_dim);
@@ -518,7 +518,7 @@ static cudaGraphExec_t capture(cuda_backend *b, so_persist_plan *plan) {
 
 /* Beyond this many rows a pass takes longer than its launches. */
 enum { SHORT_PASS = 64 };
-/* Operations from which on a graph is faster than separate launches. */
+/* Lists of fewer operations are launched kernel by kernel. */
 enum { MIN_GRAPH = 8 };
 
 static bool is_short(const so_op *ops, size_t n_ops) {

@@ -414,8 +414,8 @@ void so_cuda_sample_need(const so_op *op, so_scratch *need);
 /* Rope of q and of k, then the store of k and v. */
 void so_cuda_rope_store(const so_queue &q, const so_op *rope_q, const so_op *rope_k,
                         const so_op *store);
-/* Whether attention over heads of d numbers fits into the shared memory of a block. */
-bool so_cuda_heads_fit(int d, int shared_block);
+/* Whether attention over such a cache fits into the shared memory of a block. */
+bool so_cuda_heads_fit(const so_kv_shape *s, int shared_block);
 void so_cuda_attention(const so_queue &q, const so_op *op, so_half_rows half, bool keep,
                        const so_scratch *s);
 
