@@ -286,6 +286,7 @@ SO_DEVICE void multiply_all(float (*acc)[4], const char *pair, const char *rows,
     decode<FMT, PART>(f, pair, pair + so_fmt_unit(FMT), lane);
     uint64_t at = rows_descriptor(rows);
     settle<16>(&f.a[0][0]);
+    settle<ROWS / 2>(acc[0]);
     wgmma_begin();
 #pragma unroll
     for (int s = 0; s < 4; s++)
