@@ -200,6 +200,8 @@ typedef struct sooth_engine_params {
     const char *kv_type; /* "f16", "f32", "q8_0" or, on a GPU, "bf16"; q8_0 needs half the memory of
                             f16 and rounds more. NULL: kv_f32 decides */
     sooth_tree_drafter *tree_drafter; /* the drafter "user" as a tree; set this or drafter */
+    const char *worker_key;           /* file with the key of draft workers, which specs name as in
+                               "async(model,worker=tcp://HOST:PORT)"; NULL: workers of this host */
 } sooth_engine_params;
 
 /* Fills *p with defaults. Call it before setting fields. */

@@ -92,7 +92,7 @@ def section(title, rows):
 
 
 def main():
-    names = re.findall(r"^  ([a-z]+) ", program("help").split("Help topics:")[0], re.M)
+    names = re.findall(r"^  ([a-z-]+) ", program("help").split("Help topics:")[0], re.M)
     out = [".\\\" Written by tools/man.py from the program's help; do not edit.",
            '.TH SOOTH 1 "" "sooth" "User Commands"', ".SH NAME",
            "sooth \\- run language models faster without changing their output", ".SH SYNOPSIS",

@@ -15,7 +15,8 @@
  *   SOOTH_NO_PIN     any value: do not bind threads to cores
  *   SOOTH_PYTHON     the Python that runs pip for `pull`; default python3
  *   SOOTH_API_KEY    the key that clients of `serve` must send, if --api-key is not given
- *   NOTIFY_SOCKET    the socket on which `serve` reports to systemd that it is ready */
+ *   NOTIFY_SOCKET    the socket on which `serve` and `draft-worker` report to systemd that they
+ *                    are ready */
 #ifndef SO_BASE_ENV_H
 #define SO_BASE_ENV_H
 

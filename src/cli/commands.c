@@ -27,6 +27,13 @@ static const so_command table[] = {
      .group = SO_GROUP_USE,
      .usage = "-m MODEL [--port N] [options]",
      .summary = "serve the OpenAI API and a web page over HTTP"},
+    {.bit = SO_CMD_WORKER,
+     .name = "draft-worker",
+     .run = so_cmd_draft_worker,
+     .group = SO_GROUP_USE,
+     .usage = "-m DRAFT [--listen ADDRESS] [--key FILE] [options]\n"
+              "--make-key FILE",
+     .summary = "run a draft model for engines in other processes or on other hosts"},
     {.bit = SO_CMD_DEMO,
      .name = "demo",
      .run = so_cmd_demo,

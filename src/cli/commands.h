@@ -19,6 +19,7 @@ enum {
     SO_CMD_DEMO = 1 << 12,
     SO_CMD_COMPLETION = 1 << 13,
     SO_CMD_CALIBRATE = 1 << 14,
+    SO_CMD_WORKER = 1 << 15,
     SO_CMD_ALL = ~0,
 };
 
@@ -54,5 +55,6 @@ int so_cmd_prove(int argc, char **argv);
 int so_cmd_count(int argc, char **argv);
 int so_cmd_completion(int argc, char **argv);
 int so_cmd_calibrate(int argc, char **argv);
+int so_cmd_draft_worker(int argc, char **argv);
 
 #endif

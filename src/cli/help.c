@@ -17,7 +17,7 @@
 #include "cli/options.h"
 #include "cli/terminal.h"
 
-enum { WIDTH = 80, MAX_WIDTH = 100, MIN_WIDTH = 20, SPLIT = 70, NAME_COLUMN = 15 };
+enum { WIDTH = 80, MAX_WIDTH = 100, MIN_WIDTH = 20, SPLIT = 70, NAME_COLUMN = 17 };
 
 typedef struct page {
     FILE *out;

@@ -7,8 +7,40 @@
 #include <strings.h>
 
 #include "base/log.h"
+#include "base/pool.h"
 #include "cli/models.h"
 #include "cli/progress.h"
+#include "draft/spec.h"
+
+/* Whether the spec has an async() that runs here, not in a worker. */
+static bool drafts_ahead(const char *text) {
+    so_spec spec;
+    bool any = false;
+    if (so_spec_parse(so_str_c(text), &spec, NULL) != SO_OK)
+        return false;
+    for (int i = 0; i < spec.n_nodes; i++)
+        any |= spec.nodes[i].name == SO_SPEC_ASYNC && spec.nodes[i].worker_len == 0;
+    return any;
+}
+
+/* A draft worker runs its model where an engine would run a draft. */
+static int worker_opts(so_bundle_opts *o, so_backend **own, so_err *err) {
+    int n = o->draft_cores, all = so_cpu_count();
+    so_backend_opts bo = {
+        .n_threads = n, .level = o->level, .first_core = all - n, .n_cores = n, .warn_slow = true};
+    o->draft = true;
+    o->draft_cores = 0;
+    if (n == 0)
+        return SO_OK;
+    if (n > all)
+        return so_err_set(err, SO_ERANGE, "--draft-cores %d: this process may use %d cores", n,
+                          all);
+    int rc = so_backend_open("cpu", &bo, own, err);
+    if (rc == SO_OK)
+        so_cpu_level_set(o->level);
+    o->backend = *own;
+    return rc;
+}
 
 static int bundle_opts(const so_args *a, so_bundle_opts *o) {
     so_bundle_defaults(o);
@@ -16,8 +48,7 @@ static int bundle_opts(const so_args *a, so_bundle_opts *o) {
     so_cpu_level_parse(so_args_str(a, SO_OPT_CPU_LEVEL, "auto"), &o->level);
     o->device = so_args_str(a, SO_OPT_DEVICE, "auto");
     o->draft_device = so_args_str(a, SO_OPT_DRAFT_DEVICE, NULL);
-    const char *spec = so_args_str(a, SO_OPT_SPEC, NULL);
-    bool async = spec && strstr(spec, "async") && !o->draft_device;
+    bool async = drafts_ahead(so_args_str(a, SO_OPT_SPEC, "auto")) && !o->draft_device;
     o->draft_cores = (int)so_args_int(a, SO_OPT_DRAFT_CORES, async ? -1 : 0);
     if (o->draft_cores > 0 && o->draft_device)
         return so_args_bad(a, "--draft-cores and --draft-device exclude each other");
@@ -42,12 +73,21 @@ int so_cli_open(const so_args *a, so_bundle *out) {
         return status;
     if (so_model_resolve(name, &path, &err) != SO_OK)
         return so_args_fail(a, &err);
+    so_backend *own = NULL;
+    if (a->cmd->bit == SO_CMD_WORKER && worker_opts(&o, &own, &err) != SO_OK) {
+        free(path);
+        return so_args_fail(a, &err);
+    }
     so_progress_begin(&bar, "loading");
     o.progress = so_progress_callback;
     o.user = &bar;
     int rc = so_bundle_open(path, &o, out, &err);
     so_progress_end(&bar);
     free(path);
+    if (rc == SO_OK && own)
+        out->draft_backend = own; /* closed with the bundle */
+    else
+        so_backend_free(own);
     return rc == SO_OK ? 0 : so_args_fail(a, &err);
 }
 

@@ -25,7 +25,7 @@ static const so_option table[SO_OPT_COUNT] = {
                       .value = "FILE|FOLDER|NAME",
                       .help = "Model: a GGUF file, a Hugging Face folder, the name of a pulled "
                               "model, or story or ende, which come with sooth",
-                      .cmds = WITH_MODEL},
+                      .cmds = WITH_MODEL | SO_CMD_WORKER},
     [SO_OPT_DRAFT_MODEL] = {.group = "Model",
                             .name = "draft-model",
                             .letter = "md",
@@ -41,7 +41,7 @@ static const so_option table[SO_OPT_COUNT] = {
                          .value = "TYPE",
                          .default_text = "as in the file",
                          .help = "Convert the weights to this type while loading (Q8_0, Q4_K, ...)",
-                         .cmds = RUNS_MODEL},
+                         .cmds = RUNS_MODEL | SO_CMD_WORKER},
     [SO_OPT_CTX] = {.group = "Model",
                     .name = "ctx-size",
                     .letter = "c",
@@ -51,7 +51,7 @@ static const so_option table[SO_OPT_COUNT] = {
                     .value = "N",
                     .default_text = "the model's own, at most 4096",
                     .help = "Context length in tokens; 0 means all that the model supports",
-                    .cmds = RUNS_MODEL | SO_CMD_INSPECT},
+                    .cmds = RUNS_MODEL | SO_CMD_INSPECT | SO_CMD_WORKER},
     [SO_OPT_KV_TYPE] = {.group = "Model",
                         .name = "kv-type",
                         .aliases = "cache-type cache-type-k",
@@ -61,7 +61,7 @@ static const so_option table[SO_OPT_COUNT] = {
                         .default_text = "f16",
                         .help = "Element type of the KV cache; q8_0 needs half the memory of f16 "
                                 "and is less precise; bf16 needs a GPU",
-                        .cmds = RUNS_MODEL | SO_CMD_INSPECT},
+                        .cmds = RUNS_MODEL | SO_CMD_INSPECT | SO_CMD_WORKER},
     [SO_OPT_KV_LAYOUT] = {.group = "Model",
                           .name = "kv-layout",
                           .type = SO_TYPE_CHOICE,
@@ -95,7 +95,7 @@ static const so_option table[SO_OPT_COUNT] = {
                         .value = "N",
                         .default_text = "0",
                         .help = "Number of compute threads; 0 means one per core",
-                        .cmds = RUNS_MODEL | SO_CMD_QUANTIZE},
+                        .cmds = RUNS_MODEL | SO_CMD_QUANTIZE | SO_CMD_WORKER},
     [SO_OPT_DEVICE] = {.group = "Model",
                        .name = "device",
                        .type = SO_TYPE_TEXT,
@@ -103,7 +103,7 @@ static const so_option table[SO_OPT_COUNT] = {
                        .default_text = "auto",
                        .help = "Hardware that runs the model: the CPU, or GPU number N; auto takes "
                                "a GPU if there is one and the model fits (docs/gpu.md)",
-                       .cmds = RUNS_MODEL | SO_CMD_INSPECT},
+                       .cmds = RUNS_MODEL | SO_CMD_INSPECT | SO_CMD_WORKER},
     [SO_OPT_DRAFT_DEVICE] = {.group = "Model",
                              .name = "draft-device",
                              .type = SO_TYPE_TEXT,
@@ -120,7 +120,14 @@ static const so_option table[SO_OPT_COUNT] = {
                             .default_text = "0, or 1 with --spec 'async(A)'",
                             .help = "Processor cores that only draft models use; the model has the "
                                     "others (docs/speculation.md, \"Drafting ahead\")",
-                            .cmds = RUNS_MODEL},
+                            .cmds = RUNS_MODEL | SO_CMD_WORKER},
+    [SO_OPT_WORKER_KEY] = {.group = "Model",
+                           .name = "worker-key",
+                           .type = SO_TYPE_TEXT,
+                           .value = "FILE",
+                           .help = "The key of the draft worker that --spec names; needed if it is "
+                                   "on another host",
+                           .cmds = SPECULATES},
     [SO_OPT_CPU_LEVEL] = {.group = "Model",
                           .name = "cpu-level",
                           .type = SO_TYPE_CHOICE,
@@ -128,7 +135,7 @@ static const so_option table[SO_OPT_COUNT] = {
                           .choices = "auto|scalar|avx2|avxvnni|avx512|amx",
                           .default_text = "auto",
                           .help = "Instruction set of the CPU kernels; never changes the output",
-                          .cmds = RUNS_MODEL},
+                          .cmds = RUNS_MODEL | SO_CMD_WORKER},
     [SO_OPT_BATCH] = {.group = "Model",
                       .name = "batch-size",
                       .letter = "b",
@@ -140,7 +147,7 @@ static const so_option table[SO_OPT_COUNT] = {
                       .default_text = "256",
                       .help = "Maximum number of prompt tokens in one forward pass; never changes "
                               "the output",
-                      .cmds = RUNS_MODEL},
+                      .cmds = RUNS_MODEL | SO_CMD_WORKER},
 
     /* --- Prompt --- */
     [SO_OPT_PROMPT] = {.group = "Prompt",
@@ -199,7 +206,7 @@ static const so_option table[SO_OPT_COUNT] = {
                          .default_text = "1",
                          .help = "Number of sequences that run at the same time",
                          .cmds = SO_CMD_RUN | SO_CMD_BENCH | SO_CMD_THEORY | SO_CMD_SERVE |
-                                 SO_CMD_INSPECT | SO_CMD_CALIBRATE},
+                                 SO_CMD_INSPECT | SO_CMD_CALIBRATE | SO_CMD_WORKER},
 
     /* --- Output --- */
     [SO_OPT_PREDICT] = {.group = "Output",
@@ -481,7 +488,7 @@ static const so_option table[SO_OPT_COUNT] = {
                             .default_text = "0",
                             .help = "End a draft model's draft where its most likely token has a "
                                     "probability below P",
-                            .cmds = SPECULATES},
+                            .cmds = SPECULATES | SO_CMD_WORKER},
     [SO_OPT_DRAFT_TEMP] = {.group = "Speculation",
                            .name = "draft-temp",
                            .type = SO_TYPE_FLOAT,
@@ -489,7 +496,7 @@ static const so_option table[SO_OPT_COUNT] = {
                            .value = "T",
                            .default_text = "as --temp",
                            .help = "Temperature of draft models",
-                           .cmds = SPECULATES},
+                           .cmds = SPECULATES | SO_CMD_WORKER},
     [SO_OPT_PREDICTION] = {.group = "Speculation",
                            .name = "prediction",
                            .type = SO_TYPE_TEXT,
@@ -627,6 +634,29 @@ static const so_option table[SO_OPT_COUNT] = {
                               .help = "Time that running answers get to finish after SIGTERM",
                               .cmds = SO_CMD_SERVE},
 
+    /* --- Worker --- */
+    [SO_OPT_LISTEN] = {.group = "Worker",
+                       .name = "listen",
+                       .type = SO_TYPE_TEXT,
+                       .value = "ADDRESS",
+                       .default_text = "tcp://127.0.0.1:7077",
+                       .help = "Address to listen on: tcp://HOST:PORT, or ipc://PATH for a socket "
+                               "file; port * means any free one",
+                       .cmds = SO_CMD_WORKER},
+    [SO_OPT_KEY] = {.group = "Worker",
+                    .name = "key",
+                    .type = SO_TYPE_TEXT,
+                    .value = "FILE",
+                    .help = "Serve only engines that have the key in FILE; needed for addresses "
+                            "beyond this host",
+                    .cmds = SO_CMD_WORKER},
+    [SO_OPT_MAKE_KEY] = {.group = "Worker",
+                         .name = "make-key",
+                         .type = SO_TYPE_TEXT,
+                         .value = "FILE",
+                         .help = "Write a new key to FILE and end; copy it to the hosts of the "
+                                 "engines",
+                         .cmds = SO_CMD_WORKER},
     /* --- Measuring --- */
     [SO_OPT_REPEATS] = {.group = "Measuring",
                         .name = "repeats",
@@ -810,6 +840,13 @@ static const struct {
     {SO_OPT_PROMPTS, SO_CMD_THEORY,
      "Prompts to measure with, in the format of `sooth run --prompts`", "12 built-in prompts"},
     {SO_OPT_PARALLEL, SO_CMD_SERVE | SO_CMD_THEORY, NULL, "8"},
+    {SO_OPT_MODEL, SO_CMD_WORKER, "Draft model: a GGUF file or a Hugging Face folder", NULL},
+    {SO_OPT_PARALLEL, SO_CMD_WORKER, "Requests of one engine that it drafts for at once", "8"},
+    {SO_OPT_CTX, SO_CMD_WORKER, "Longest text that it drafts for, in tokens",
+     "the draft's own, at most 4096"},
+    {SO_OPT_DRAFT_CORES, SO_CMD_WORKER,
+     "Run on the last N cores, which an engine on this host leaves free with the same option",
+     "all cores"},
     {SO_OPT_PREDICT, SO_CMD_DEMO, NULL, "160"},
     {SO_OPT_PREDICT, SO_CMD_THEORY, "Tokens to measure at each temperature", "10000"},
     {SO_OPT_PREDICT, SO_CMD_PROVE, "Tokens to generate in each run", "24"},

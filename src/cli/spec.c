@@ -39,10 +39,11 @@ static int read_verify(const so_args *a, so_spec_opts *o) {
     return 0;
 }
 
-/* Whether the spec names this drafter without a file. */
+/* Whether the spec names this drafter without a file, to be run in this process. */
 static bool names(const so_spec *s, so_spec_name name) {
     for (int i = 0; i < s->n_nodes; i++)
-        if (s->nodes[i].name == name && s->nodes[i].file_len == 0)
+        if (s->nodes[i].name == name && s->nodes[i].file_len == 0 &&
+            !so_spec_is_remote(s, &s->nodes[i]))
             return true;
     return false;
 }
@@ -226,6 +227,7 @@ int so_cli_spec_open(const so_args *a, const so_bundle *target, so_cli_spec *s,
     eo->max_nodes = (int)so_args_int(a, SO_OPT_DRAFT_NODES, 0);
     if (eo->max_nodes == 0 && s->n_nodes > 2 * eo->max_draft)
         eo->max_nodes = s->n_nodes; /* the spec itself gives a larger budget than the default */
+    eo->worker_key = so_args_str(a, SO_OPT_WORKER_KEY, NULL);
     eo->draft = s->draft.model;
     eo->draft_tok = s->draft.tok;
     eo->draft_id = s->draft.ck ? so_registry_id(s->draft.ck) : 0;

@@ -48,5 +48,8 @@ int so_model_drafter_create(const so_model *m, const so_model_drafter_opts *o, s
  * of them has must be unused or control tokens. SO_EMISMATCH: the message has both sizes and the
  * first difference. */
 int so_draft_check_tokenizers(const so_tokenizer *target, const so_tokenizer *draft, so_err *err);
+/* The same comparison for processes that have one tokenizer each: a hash of the pieces up to the last
+ * one that is neither unused nor a control token, and of the end token. 0 if tok is NULL. */
+uint64_t so_draft_vocab_hash(const so_tokenizer *tok);
 
 #endif

@@ -29,6 +29,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "draft/link.h"
+#include "draft/model.h"
 #include "draft/wire.h"
 
 static const double FIRST_GREETING_MS = 50, LAST_GREETING_MS = 5000; /* between greetings */
@@ -51,7 +52,7 @@ typedef struct remote_request {
 typedef struct remote {
     so_drafter base;
     so_remote_engine e;
-    uint64_t draft_id;
+    uint64_t vocab_hash, draft_id;
     char address[SO_LINK_ADDRESS];
     so_link_key key;
     so_zmq z;
@@ -145,10 +146,11 @@ static void greet(remote *r) {
     while (getrandom(&r->session, sizeof r->session, 0) != sizeof r->session || r->session == 0)
         ;
     r->n_sent = r->n_received = 0;
-    *h = (so_wire_hello){.vocab_hash = r->e.vocab_hash,
+    *h = (so_wire_hello){.vocab_hash = r->vocab_hash,
                          .draft_id = r->draft_id,
                          .limits = so_wire_limits(),
                          .n_vocab = r->e.n_vocab,
+                         .d_model = r->e.d_model,
                          .n_ctx = r->e.n_ctx,
                          .n_parallel = r->e.n_parallel,
                          .max_draft = r->e.max_draft,
@@ -406,13 +408,16 @@ static void wait_until(remote *r, so_async_batch *b, int64_t t_ns) {
         ;
 }
 
-/* Whether the worker is there; if not, it is greeted when it is time, and its answer awaited. */
+/* Whether the worker is there; if not, it is greeted when it is time. Its answer is awaited only as
+ * long as nothing is known to be wrong: with wait=N the engine waits for the batch to end. */
 static bool is_up(remote *r, so_async_batch *b) {
     r->over = false;
     wait_until(r, NULL, 0);
     while (r->state != UP && !atomic_load(&b->sealed)) {
         if (so_clock_ns() >= r->t_greet)
             greet(r);
+        if (r->reported)
+            break;
         wait_until(r, NULL, r->t_greet);
     }
     return r->state == UP && !atomic_load(&b->sealed);
@@ -564,6 +569,7 @@ int so_remote_create(const so_remote_engine *e, so_str address, uint64_t draft_i
     remote *r = SO_NEW(remote);
     r->base.vt = &REMOTE_VT;
     r->e = *e;
+    r->vocab_hash = so_draft_vocab_hash(e->tok);
     r->draft_id = draft_id;
     r->greeting_ms = FIRST_GREETING_MS;
     r->wake_fd = -1;

@@ -26,12 +26,13 @@
 #define SO_DRAFT_REMOTE_H
 
 #include "draft/async.h"
+#include "token/tokenizer.h"
 
 /* What an engine says of itself to all its workers. */
 typedef struct so_remote_engine {
-    const char *key_file; /* NULL: none */
-    uint64_t vocab_hash;  /* of the target's tokenizer; 0: it has none */
-    int n_vocab, n_ctx, n_parallel, max_draft;
+    const char *key_file;    /* NULL: none */
+    const so_tokenizer *tok; /* of the target; NULL: it has none */
+    int n_vocab, d_model, n_ctx, n_parallel, max_draft;
     bool encoder;
 } so_remote_engine;
 

@@ -342,6 +342,7 @@ static session *take_place(so_remote_worker *w, const unsigned char *peer, int n
 static int create_drafter(const so_remote_worker *w, const so_wire_hello *h, session *s,
                           so_err *err) {
     so_model_drafter_opts o = {.n_vocab = h->n_vocab,
+                               .d_model = h->d_model,
                                .n_ctx = SO_MIN(h->n_ctx, w->o.n_ctx),
                                .encoder = h->encoder,
                                .n_parallel = s->n_parallel,

@@ -10,7 +10,7 @@ typedef struct so_remote_worker so_remote_worker;
 
 typedef struct so_remote_worker_opts {
     const so_model *model; /* the draft; must outlive the worker, which alone uses its backend */
-    uint64_t vocab_hash;   /* of its tokenizer; 0: it has none */
+    uint64_t vocab_hash;   /* so_draft_vocab_hash of its tokenizer */
     uint64_t draft_id;     /* so_registry_id of its file */
     const char *address;   /* to listen on */
     const char *key_file;  /* NULL: none */

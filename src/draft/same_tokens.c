@@ -36,3 +36,17 @@ int so_draft_check_tokenizers(const so_tokenizer *target, const so_tokenizer *dr
                           so_tokenizer_eos(draft), so_tokenizer_eos(target));
     return check_extra_ids(target, draft, err);
 }
+
+uint64_t so_draft_vocab_hash(const so_tokenizer *tok) {
+    int32_t n = tok ? so_tokenizer_n_vocab(tok) : 0;
+    uint64_t h = 0;
+    while (n > 0 && (so_tokenizer_kind(tok, n - 1) & (SO_TOKEN_UNUSED | SO_TOKEN_CONTROL)))
+        n--;
+    for (int32_t id = 0; id < n; id++) {
+        so_str piece = so_tokenizer_piece(tok, id);
+        const uint64_t row[] = {h, so_hash_bytes(piece.ptr, piece.len)};
+        h = so_hash_bytes(row, sizeof row);
+    }
+    const uint64_t whole[] = {h, (uint64_t)n, tok ? (uint64_t)so_tokenizer_eos(tok) : 0};
+    return tok ? so_hash_bytes(whole, sizeof whole) : 0;
+}

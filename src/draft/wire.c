@@ -100,6 +100,7 @@ static void hello(io *s, so_wire_msg *m) {
     u64(s, &h->draft_id, "draft_id");
     u32(s, &h->limits, "limits");
     num(s, &h->n_vocab, 1, 1 << 24, "n_vocab");
+    num(s, &h->d_model, 1, 1 << 24, "d_model");
     num(s, &h->n_ctx, 1, 1 << 24, "n_ctx");
     num(s, &h->n_parallel, 1, 1 << 16, "n_parallel");
     num(s, &h->max_draft, 1, SO_TREE_MAX, "max_draft");

@@ -60,10 +60,11 @@ typedef enum so_wire_refusal {
 } so_wire_refusal;
 
 typedef struct so_wire_hello {
-    uint64_t vocab_hash; /* of the target's tokenizer; 0: it has none */
+    uint64_t vocab_hash; /* so_draft_vocab_hash of the target's tokenizer */
     uint64_t draft_id;   /* the draft that the engine wants (so_registry_id); 0: any */
     uint32_t limits;     /* so_wire_limits of the engine */
     int n_vocab;         /* of the target */
+    int d_model;         /* of the target, for drafts that can read its hidden states */
     int n_ctx, n_parallel, max_draft;
     bool encoder; /* the target has one */
 } so_wire_hello;

@@ -41,8 +41,9 @@ so_drafters *so_drafters_create(so_engine *e, so_planner *planner) {
     d->e = e;
     d->planner = planner;
     d->remote = (so_remote_engine){.key_file = e->o.worker_key,
-                                   .vocab_hash = e->tok ? so_tokenizer_hash(e->tok) : 0,
+                                   .tok = e->tok,
                                    .n_vocab = so_model_hparams(e->m)->n_vocab,
+                                   .d_model = so_model_hparams(e->m)->d_model,
                                    .n_ctx = e->o.n_ctx,
                                    .n_parallel = e->o.n_parallel,
                                    .max_draft = e->o.max_draft,

@@ -266,6 +266,7 @@ static int engine_opts(const sooth_engine_params *params, sooth_engine *s, sooth
     o->max_draft = p->max_draft;
     o->keep_costs = SO_KEEP_LARGE_MODELS;
     o->draft_temp = p->draft_temp;
+    o->worker_key = p->worker_key;
     if (rc == SO_OK)
         rc = cache_opts(p, o, err);
     return rc == SO_OK ? drafter_opts(p, s, o, err) : rc;

@@ -116,6 +116,7 @@ static void fill(dice *d, so_wire_type type, so_wire_msg *m) {
                                .draft_id = u64(d),
                                .limits = so_wire_limits(),
                                .n_vocab = 1 + below(d, 200000),
+                               .d_model = 1 + below(d, 5000),
                                .n_ctx = 1 + below(d, 100000),
                                .n_parallel = 1 + below(d, 100),
                                .max_draft = 1 + below(d, 16),
