@@ -83,6 +83,7 @@ static int read_text(so_bench_rig *g, so_tokens *out) {
 static int bench_ppl(const so_args *a, so_bench_rig *g) {
     if (!so_args_has(a, SO_OPT_FILE))
         return so_args_bad(a, "ppl needs a text: -f FILE");
+    g->no_source = true;
     int status = so_bench_open(g, a, 512, PPL_ROWS, 0);
     if (status != 0)
         return status;
@@ -161,6 +162,7 @@ static int write_logits(so_bench_rig *g, const so_tokens *t) {
 static int bench_logits(const so_args *a, so_bench_rig *g) {
     if (!so_args_has(a, SO_OPT_FILE) || !so_args_has(a, SO_OPT_OUT))
         return so_args_bad(a, "logits needs -f IDS.json (the tokens) and -o FILE (the output)");
+    g->no_source = true;
     int status = so_bench_open(g, a, 512, PPL_ROWS, 0);
     if (status != 0)
         return status;

@@ -139,8 +139,10 @@ static int run_streams(so_bench_rig *g, const streams *s, const pass_request *q)
 /* Makes the sequences as long as requested. */
 static int prepare_streams(so_bench_rig *g, streams *s, const pass_request *q) {
     int rc = SO_OK;
-    for (; s->n < q->n_rows; s->n++)
+    for (; s->n < q->n_rows && rc == SO_OK; s->n++) {
         s->seqs[s->n] = so_seq_create(g->t.kv);
+        rc = so_bench_read(g, s->seqs[s->n]);
+    }
     for (int i = 0; i < q->n_rows && rc == SO_OK; i++) {
         int len = so_seq_len(s->seqs[i]);
         if (len > q->n_ctx)

@@ -5,6 +5,26 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "cli/prompts.h"
+
+/* The time of a pass depends on the length of a source, not on its words. */
+static const char SOURCE[] =
+    "I would like to thank the rapporteur for her excellent report, and I hope that the Commission "
+    "will take our proposals into account when it presents its programme for the coming year.";
+
+/* Encoder-decoder models need a source. */
+static int read_source(so_bench_rig *g) {
+    so_prompts p = {0};
+    const char *path = so_args_str(g->a, SO_OPT_PROMPTS, NULL);
+    if (so_model_hparams(g->b.model)->n_enc_layers == 0 || g->no_source)
+        return SO_OK;
+    int rc = path ? so_prompts_read(path, &p, &g->err) : SO_OK;
+    if (rc == SO_OK)
+        rc = so_cli_encode(&g->b, so_args_has(g->a, SO_OPT_RAW),
+                           path ? p.items[0].turns[0] : so_str_c(SOURCE), &g->source, &g->err);
+    so_prompts_free(&p);
+    return rc;
+}
 
 int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_rows, int extra) {
     so_engine_opts o;
@@ -22,12 +42,16 @@ int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_ro
         return so_args_bad(
             a, "--ctx-size %d: with %d more tokens this exceeds the model's context of %d",
             g->n_ctx, extra, hp->n_ctx_train);
-    int n_seqs = (g->two ? 2 : 1) + g->n_streams;
+    int n_seqs = (g->two ? 2 : 1) + g->n_streams, rc = read_source(g);
     so_teacher_opts to = {.n_pages = (so_kv_pages_for(g->n_ctx + extra) + 1) * n_seqs,
                           .max_rows = max_rows,
                           .max_logits = SO_MIN(max_rows, (int)SO_BENCH_WIDEST),
-                          .kv_dtype = o.kv_dtype};
-    int rc = so_teacher_open(&g->t, g->b.model, &to, &g->err);
+                          .kv_dtype = o.kv_dtype,
+                          .max_source = (int)g->source.len};
+    if (rc == SO_OK)
+        rc = so_teacher_open(&g->t, g->b.model, &to, &g->err);
+    if (rc == SO_OK)
+        rc = so_bench_read(g, g->t.seq);
     if (rc != SO_OK)
         return so_args_fail(a, &g->err);
     g->want = g->t.feed_want = g->b.backend->vt->remote ? SO_PASS_ARGMAX : SO_PASS_LOGITS;
@@ -41,8 +65,13 @@ int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_ro
 
 void so_bench_close(so_bench_rig *g) {
     so_teacher_close(&g->t);
+    so_tokens_free(&g->source);
     free(g->ids);
     so_bundle_close(&g->b);
+}
+
+int so_bench_read(so_bench_rig *g, so_seq *seq) {
+    return so_teacher_read(&g->t, seq, g->source.ids, (int)g->source.len, &g->err);
 }
 
 int so_bench_rows(so_bench_rig *g, int n, unsigned want) {

@@ -22,6 +22,8 @@ typedef struct so_bench_rig {
      * many more. */
     bool two;
     int n_streams;
+    bool no_source;   /* set before opening: encoder-decoder models are refused */
+    so_tokens source; /* what their encoder reads: the first of --prompts, or a sentence */
     so_err err;
 } so_bench_rig;
 
@@ -30,6 +32,9 @@ typedef struct so_bench_rig {
  * so_bench_close. */
 int so_bench_open(so_bench_rig *g, const so_args *a, int default_ctx, int max_rows, int extra);
 void so_bench_close(so_bench_rig *g);
+
+/* Gives the source to a further sequence, which is empty. t.seq has it. */
+int so_bench_read(so_bench_rig *g, so_seq *seq);
 
 /* so_teacher_rows (all rows with logits) and so_teacher_feed over the tokens of `ids`. The time of
  * a pass does not depend on its tokens. */

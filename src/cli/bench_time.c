@@ -158,7 +158,8 @@ static so_work work_of(const so_bench_rig *g, int n, bool decode) {
 
 static void print_rate(so_bench_rig *g, const so_roof *roof, int n, bool decode, double *ms) {
     double mid = so_median(ms, g->n_repeats);
-    double bytes = (double)so_model_weight_bytes(g->b.model), gbps = bytes / (mid * 1e6);
+    size_t read = so_model_weight_bytes(g->b.model) - so_model_source_bytes(g->b.model);
+    double bytes = (double)read, gbps = bytes / (mid * 1e6);
     const char *label = decode ? "decode" : "prompt";
     int ctx = decode ? g->n_ctx : 0;
     so_work work = work_of(g, n, decode);
@@ -182,6 +183,7 @@ static int bench_rate(const so_args *a, so_bench_rig *g, bool decode) {
     int n = (int)so_args_int(a, SO_OPT_PREDICT, decode ? 32 : 512);
     if (n < 1)
         return so_args_bad(a, "--predict %d: must be 1 or more here", n);
+    g->no_source = !decode; /* whose encoder reads the prompt */
     int rows = decode ? SO_BENCH_WIDEST : (int)so_args_int(a, SO_OPT_BATCH, 256);
     int status = so_bench_open(g, a, decode ? 256 : 2, rows, n);
     if (status != 0)

@@ -43,9 +43,11 @@ typedef struct calibration {
     so_bundle b, draft;
     so_calibrate_heads heads; /* in place of a draft */
     so_engine_opts eo;
-    so_tokens *texts; /* [n_texts] prompt and answer */
-    int *n_prompt;    /* [n_texts] */
-    int n_texts;
+    so_tokens
+        *texts; /* [n_texts] prompt and answer; encoder-decoder models: start token and answer */
+    so_tokens *sources;  /* [n_texts] their prompts; empty for other models */
+    int *n_prompt;       /* [n_texts] */
+    int n_texts, n_made; /* n_made: of texts and sources, some of which are empty */
     int depth, nodes, n_answer;
     so_teacher t;
     const so_tokens *text; /* being ranked */
@@ -59,19 +61,32 @@ typedef struct calibration {
 
 /* --- texts --- */
 
+/* Encoder-decoder models: the prompt is the source, and the text begins with the start token. */
+static void move_source(const calibration *c, so_tokens *text, so_tokens *source) {
+    const so_hparams *hp = so_model_hparams(c->b.model);
+    if (hp->n_enc_layers == 0)
+        return;
+    so_tokens_append(source, text->ids, text->len);
+    text->len = 0;
+    so_tokens_push(text, hp->decoder_start);
+}
+
 static int read_prompts(calibration *c) {
     so_prompts p = {0};
     int rc = so_prompts_read(so_args_str(c->a, SO_OPT_PROMPTS, ""), &p, &c->err);
     c->texts = SO_NEW_N(so_tokens, SO_MAX(p.n, 1));
+    c->sources = SO_NEW_N(so_tokens, SO_MAX(p.n, 1));
     c->n_prompt = SO_NEW_N(int, SO_MAX(p.n, 1));
+    c->n_made = p.n;
     for (int i = 0; i < p.n && rc == SO_OK; i++) {
         so_tokens *t = &c->texts[c->n_texts];
+        t->len = c->sources[c->n_texts].len = 0;
         rc = so_cli_encode(&c->b, so_args_has(c->a, SO_OPT_RAW), p.items[i].turns[0], t, &c->err);
-        bool fits = t->len > 0 && (int64_t)t->len + 2 <= c->eo.n_ctx;
+        bool fits = t->len > 0 && (int64_t)t->len + 2 <= c->eo.n_ctx; /* with room for an answer */
+        if (rc == SO_OK && fits)
+            move_source(c, t, &c->sources[c->n_texts]);
         c->n_prompt[c->n_texts] = (int)t->len;
         c->n_texts += rc == SO_OK && fits;
-        if (rc == SO_OK && !fits) /* empty, or no room for an answer */
-            t->len = 0;
     }
     so_prompts_free(&p);
     if (rc == SO_OK && c->n_texts == 0)
@@ -81,8 +96,9 @@ static int read_prompts(calibration *c) {
 }
 
 static int submit(calibration *c, so_engine *e, int i, so_request **out) {
-    so_request_opts o = {.prompt = c->texts[i].ids,
-                         .n_prompt = c->n_prompt[i],
+    const so_tokens *prompt = c->sources[i].len > 0 ? &c->sources[i] : &c->texts[i];
+    so_request_opts o = {.prompt = prompt->ids,
+                         .n_prompt = (int)prompt->len,
                          .max_tokens = SO_MIN(c->n_answer, c->eo.n_ctx - c->n_prompt[i] - 1)};
     so_sample_defaults(&o.sample);
     o.sample.temp = 0;
@@ -186,7 +202,9 @@ static int rank_texts(calibration *c) {
             continue;
         so_teacher_text t = {c->text->ids, n - 1, c->first - 1,
                              c->heads.h ? SO_PASS_HIDDEN : SO_PASS_LOGITS};
-        rc = so_teacher_each(&c->t, &t, c->heads.h ? visit_heads : visit, c, &c->err);
+        rc = so_teacher_read(&c->t, c->t.seq, c->sources[i].ids, (int)c->sources[i].len, &c->err);
+        if (rc == SO_OK)
+            rc = so_teacher_each(&c->t, &t, c->heads.h ? visit_heads : visit, c, &c->err);
         if (rc == SO_OK && !c->heads.h)
             count_starts(c, n - c->first);
     }
@@ -213,6 +231,8 @@ static int open_teacher(calibration *c) {
                          .max_rows = ROWS,
                          .max_logits = ROWS,
                          .kv_dtype = c->eo.kv_dtype};
+    for (int i = 0; i < c->n_texts; i++)
+        o.max_source = SO_MAX(o.max_source, (int)c->sources[i].len);
     if (c->heads.h)
         return so_teacher_open(&c->t, c->b.model, &o, &c->err);
     int rc = so_draft_check_tokenizers(c->b.tok, c->draft.tok, &c->err);
@@ -280,9 +300,12 @@ static int calibrate(calibration *c, so_shape *s) {
 
 static void free_all(calibration *c) {
     so_teacher_close(&c->t);
-    for (int i = 0; c->texts && i < c->n_texts; i++)
+    for (int i = 0; i < c->n_made; i++) {
         so_tokens_free(&c->texts[i]);
+        so_tokens_free(&c->sources[i]);
+    }
     free(c->texts);
+    free(c->sources);
     free(c->n_prompt);
     free(c->ranks);
     so_calibrate_heads_close(&c->heads);

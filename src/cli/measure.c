@@ -161,6 +161,7 @@ static int make_model(so_measure *m, const so_spec *s, const so_spec_node *n, so
                                .max_draft = m->max_gamma,
                                .kv_dtype = m->eo.kv_dtype,
                                .nodes = 2 * m->max_gamma,
+                               .encoder = m->has_source,
                                .temp = -1};
     rc = so_model_opts_from_spec(s, n, &o, err);
     return rc == SO_OK ? so_model_drafter_create(b->model, &o, inner, out, err) : rc;
@@ -329,8 +330,9 @@ static int fit_context(so_measure *m) {
             longest = (int)m->prompts[i].len;
             which = i;
         }
-    int room = m->eo.n_ctx - longest - SLACK;
-    if (room < 1)
+    int before = m->has_source ? 1 : longest; /* in the cache; 1: the start token */
+    int room = m->eo.n_ctx - before - SLACK;
+    if (room < 1 || longest > m->eo.n_ctx)
         return so_err_set(
             &m->err, SO_ELIMIT,
             "prompt %d has %d tokens, which leaves no room for an answer in a context "
@@ -338,7 +340,7 @@ static int fit_context(so_measure *m) {
             which + 1, longest, m->eo.n_ctx);
     int want = SO_MIN(SO_MAX((m->n_tokens + MIN_TEXTS - 1) / MIN_TEXTS, 16), (int)MAX_ANSWER);
     m->n_answer = SO_MIN(want, room);
-    m->eo.n_ctx = longest + SLACK + m->n_answer;
+    m->eo.n_ctx = SO_MAX(before + SLACK + m->n_answer, longest);
     return SO_OK;
 }
 
@@ -348,10 +350,14 @@ static int open_teacher(so_measure *m) {
                                     so_kv_pages_for(SO_MEASURE_CACHED + SO_MEASURE_WIDEST) + 2,
                          .max_rows = max_rows,
                          .max_logits = max_rows,
-                         .kv_dtype = m->eo.kv_dtype};
+                         .kv_dtype = m->eo.kv_dtype,
+                         .max_source = m->has_source ? m->eo.n_ctx : 0,
+                         .n_sources = 2};
     int rc = so_teacher_open(&m->t, m->b.model, &o, &m->err);
-    if (rc == SO_OK)
+    if (rc == SO_OK) {
         m->timed = so_seq_create(m->t.kv);
+        rc = so_teacher_read(&m->t, m->timed, m->prompts[0].ids, (int)m->prompts[0].len, &m->err);
+    }
     m->pass_ms = SO_NEW_N(double, (SO_MEASURE_WIDEST + 1) * SO_MEASURE_REPEATS);
     return rc;
 }
@@ -390,6 +396,7 @@ static int open_all(so_measure *m) {
         return status;
     if (!so_args_has(m->a, SO_OPT_PARALLEL))
         m->eo.n_parallel = PARALLEL;
+    m->has_source = so_model_hparams(m->b.model)->n_enc_layers > 0;
     int rc = read_prompts(m);
     if (rc == SO_OK)
         rc = fit_context(m);

@@ -46,6 +46,7 @@ typedef struct so_measure_text {
     so_tokens ids;
     int n_prompt;
     uint64_t seed;
+    const so_tokens *source; /* what an encoder reads; NULL: none. ids begin with the start token */
 } so_measure_text;
 
 /* One drafter at one temperature. */
@@ -95,6 +96,7 @@ typedef struct so_measure {
     int n_drafters;
     so_tokens *prompts;
     int n_prompts;
+    bool has_source; /* an encoder reads the prompts */
     float temps[SO_MEASURE_TEMPS];
     int n_temps;
     int n_tokens; /* to measure at each temperature */

@@ -208,7 +208,8 @@ static int part_len(const so_measure *m) {
 /* where: 0 is the beginning of the answer, 1 its end. */
 static part part_of(const so_measure *m, const so_measure_text *t, double where) {
     int n = (int)t->ids.len - t->n_prompt, room = SO_MAX(0, n - part_len(m) - m->max_gamma);
-    part p = {t, t->n_prompt + (int)(where * room), part_len(m)};
+    int skipped = t->source ? 0 : (int)(where * room); /* an encoder-decoder has no other prompt */
+    part p = {t, t->n_prompt + skipped, part_len(m)};
     p.len = SO_MIN(p.len, (int)t->ids.len - p.at);
     return p;
 }
@@ -218,10 +219,14 @@ static int start(mode_run *u, const part *p, mode how) {
     const so_measure_drafter *d = u->x->d;
     const int32_t *rest = p->t->ids.ids + p->at;
     int n_rest = (int)p->t->ids.len - p->at, rc = SO_OK;
-    so_draft_text text = {
-        .prompt = p->t->ids.ids, .n_prompt = p->at, .max_tokens = (int)p->t->ids.len};
-    so_request_opts o = {.prompt = p->t->ids.ids,
-                         .n_prompt = p->at,
+    const so_tokens *source = p->t->source;
+    so_draft_text text = {.prompt = p->t->ids.ids,
+                          .n_prompt = p->at,
+                          .source = source ? source->ids : NULL,
+                          .n_source = source ? (int)source->len : 0,
+                          .max_tokens = (int)p->t->ids.len};
+    so_request_opts o = {.prompt = source ? source->ids : p->t->ids.ids,
+                         .n_prompt = source ? (int)source->len : p->at,
                          .sample = so_measure_sampling(m, p->t->seed),
                          .max_tokens = SO_MIN(n_rest, p->len + m->max_gamma),
                          .on_event = on_event,

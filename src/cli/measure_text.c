@@ -4,7 +4,8 @@
  * Texts. The prompts are used one after the other, then again from the first. At temperature 0 a
  * prompt has only one answer, so the answer of a later text with the same prompt begins with a few
  * tokens sampled at temperature 1, which count as prompt. Texts are short (n_answer), because the
- * standard error decreases with the number of texts.
+ * standard error decreases with the number of texts. The answers of an encoder-decoder model have no
+ * prompt of their own to begin with such tokens: at temperature 0 it answers each prompt once.
  *
  * Acceptance. p is the target's distribution at a position after all sampling options. A guess is
  *   a point x          accepted with probability p(x), by `reject` and by `match`
@@ -58,8 +59,9 @@ static int continue_texts(group *g, so_engine *e, float temp, int n_more) {
     so_request **r = SO_NEW_N(so_request *, g->n);
     int rc = SO_OK;
     for (int i = 0; i < g->n && rc == SO_OK; i++) {
-        so_request_opts o = {.prompt = g->texts[i].ids.ids,
-                             .n_prompt = (int)g->texts[i].ids.len,
+        const so_tokens *prompt = g->texts[i].source ? g->texts[i].source : &g->texts[i].ids;
+        so_request_opts o = {.prompt = prompt->ids,
+                             .n_prompt = (int)prompt->len,
                              .sample = so_measure_sampling(m, g->texts[i].seed),
                              .max_tokens = n_more,
                              .on_event = on_event,
@@ -87,8 +89,12 @@ static int continue_texts(group *g, so_engine *e, float temp, int n_more) {
 
 static void begin_text(const so_measure *m, int number, so_measure_text *t) {
     const so_tokens *prompt = &m->prompts[number % m->n_prompts];
-    *t = (so_measure_text){.seed = m->seed + (uint64_t)number};
-    so_tokens_append(&t->ids, prompt->ids, prompt->len);
+    *t = (so_measure_text){.seed = m->seed + (uint64_t)number,
+                           .source = m->has_source ? prompt : NULL};
+    if (m->has_source)
+        so_tokens_push(&t->ids, so_model_hparams(m->b.model)->decoder_start);
+    else
+        so_tokens_append(&t->ids, prompt->ids, prompt->len);
 }
 
 /* Adds the text to m->texts, cut to the number of tokens still needed; false if the answer is
@@ -134,9 +140,10 @@ int so_measure_generate(so_measure *m) {
     int n_empty = 0, number = 0;
     o.max_draft = 0;
     int rc = so_engine_create(m->b.model, m->b.tok, &o, &e, &m->err);
+    bool once = m->has_source && m->temps[m->temp] == 0;
     /* stop when every prompt gave an empty answer */
     while (rc == SO_OK && m->got_tokens[m->temp] < m->n_tokens && !so_measure_stopped() &&
-           n_empty <= m->n_prompts + o.n_parallel) {
+           n_empty <= m->n_prompts + o.n_parallel && !(once && number >= m->n_prompts)) {
         int64_t missing = m->n_tokens - m->got_tokens[m->temp];
         int64_t n = SO_MIN(o.n_parallel, (missing + m->n_answer - 1) / m->n_answer);
         if (number < m->n_prompts) /* a group does not mix first and repeated uses of prompts */
@@ -334,7 +341,10 @@ static int read_position(void *user, const so_teacher *t, int i, int row) {
 static int read_rows(reader *w) {
     so_teacher_text text = {w->t->ids.ids, (int)w->t->ids.len - 1, w->t->n_prompt - 1,
                             SO_MEASURE_WANT};
-    return so_teacher_each(&w->m->t, &text, read_position, w, &w->m->err);
+    so_measure *m = w->m;
+    const so_tokens *s = w->t->source;
+    int rc = s ? so_teacher_read(&m->t, m->t.seq, s->ids, (int)s->len, &m->err) : SO_OK;
+    return rc != SO_OK ? rc : so_teacher_each(&w->m->t, &text, read_position, w, &w->m->err);
 }
 
 static int open_states(reader *w, int *n_open) {
@@ -346,6 +356,8 @@ static int open_states(reader *w, int *n_open) {
         so_drafter *root = set_of(d, w->half)->root;
         so_draft_text text = {.prompt = t->ids.ids,
                               .n_prompt = t->n_prompt,
+                              .source = t->source ? t->source->ids : NULL,
+                              .n_source = t->source ? (int)t->source->len : 0,
                               .expected = d->knows_text ? t->ids.ids + t->n_prompt : NULL,
                               .n_expected = d->knows_text ? (int)t->ids.len - t->n_prompt : 0,
                               .max_tokens = (int)t->ids.len};

@@ -323,7 +323,7 @@ static int set_up(so_prove_reject *v, const so_prove_case *c, so_err *err) {
     memcpy(v->source, v->text, (size_t)v->n_source * sizeof *v->source);
     v->text[0] = hp->decoder_start;
     v->n_prompt = 1;
-    return so_teacher_read(&v->teacher, v->source, v->n_source, err);
+    return so_teacher_read(&v->teacher, v->teacher.seq, v->source, v->n_source, err);
 }
 
 int so_prove_reject_test(so_prove_reject *v, const so_prove_case *c, so_prove_result *out,

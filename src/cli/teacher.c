@@ -27,7 +27,8 @@ int so_teacher_open(so_teacher *t, const so_model *m, const so_teacher_opts *o, 
     if (rc == SO_OK)
         rc = so_pass_create(m, t->kv, o->max_rows, o->max_logits, &t->pass, err);
     if (rc == SO_OK && hp->n_enc_layers > 0)
-        rc = so_sources_create(m, o->max_source, 1, o->kv_dtype, &t->sources, err);
+        rc = so_sources_create(m, o->max_source, SO_MAX(o->n_sources, 1), o->kv_dtype, &t->sources,
+                               err);
     if (rc != SO_OK)
         return rc;
     t->seq = so_seq_create(t->kv);
@@ -43,11 +44,11 @@ void so_teacher_close(so_teacher *t) {
     free(t->rows);
 }
 
-int so_teacher_read(so_teacher *t, const int32_t *ids, int n, so_err *err) {
+int so_teacher_read(so_teacher *t, so_seq *seq, const int32_t *ids, int n, so_err *err) {
     if (!t->sources)
         return SO_OK;
-    so_seq_set_source(t->seq, NULL); /* there is room for one */
-    return so_sources_set(t->sources, t->seq, ids, n, err);
+    so_seq_set_source(seq, NULL); /* there may be no room for one more */
+    return so_sources_set(t->sources, seq, ids, n, err);
 }
 
 int so_teacher_rows(so_teacher *t, so_seq *seq, const int32_t *ids, int n, int first_logit,

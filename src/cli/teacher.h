@@ -2,8 +2,9 @@
  * engine. It owns a cache, a pass and one sequence; callers may create further sequences in the
  * cache (so_seq_create(t->kv)).
  *
- * The decoder of an encoder-decoder model attends to a source text. A caller that gives one states
- * its length (max_source) and reads it (so_teacher_read); for all others such models are an error.
+ * The decoder of an encoder-decoder model attends to a source text. A caller that gives some states
+ * their length (max_source) and reads one for each sequence (so_teacher_read); for all others such
+ * models are an error.
  * One thread. */
 #ifndef SO_CLI_TEACHER_H
 #define SO_CLI_TEACHER_H
@@ -26,6 +27,7 @@ typedef struct so_teacher_opts {
     int max_rows, max_logits; /* maximum in one pass */
     so_dtype kv_dtype;
     int max_source; /* longest source text; 0: none is given */
+    int n_sources;  /* different ones that sequences have at a time; 0: one */
 } so_teacher_opts;
 
 /* Whether a teacher without source texts can run the model. */
@@ -35,8 +37,8 @@ int so_teacher_check(const so_model *m, so_err *err);
 int so_teacher_open(so_teacher *t, const so_model *m, const so_teacher_opts *o, so_err *err);
 void so_teacher_close(so_teacher *t);
 
-/* With an encoder: makes the text the source of t->seq, which is empty. Else does nothing. */
-int so_teacher_read(so_teacher *t, const int32_t *ids, int n, so_err *err);
+/* With an encoder: makes the text the source of seq, which is empty. Else does nothing. */
+int so_teacher_read(so_teacher *t, so_seq *seq, const int32_t *ids, int n, so_err *err);
 
 /* Runs a chain of n ≤ max_rows tokens after seq and leaves it uncommitted: the caller commits or
  * aborts. Tokens from first_logit on have logits; the first of them is row 0 of the pass's results.

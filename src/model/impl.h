@@ -47,6 +47,7 @@ struct so_model {
     float *inv_freq_local;
     size_t weight_bytes;
     size_t lookup_bytes, output_bytes; /* in weight_bytes: only looked up; the output matrix */
+    size_t source_bytes;               /* in weight_bytes: read for a source, not for a pass */
     int64_t n_params;
     so_weight **weights; /* all weights, each once, to be freed */
     int n_weights, weights_cap;

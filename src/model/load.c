@@ -632,6 +632,7 @@ const so_hparams *so_model_hparams(const so_model *m) { return &m->hp; }
 so_backend *so_model_backend(const so_model *m) { return m->backend; }
 const so_checkpoint *so_model_checkpoint(const so_model *m) { return m->ck; }
 size_t so_model_weight_bytes(const so_model *m) { return m->weight_bytes; }
+size_t so_model_source_bytes(const so_model *m) { return m->source_bytes; }
 int64_t so_model_n_params(const so_model *m) { return m->n_params; }
 int so_model_logits_len(const so_model *m) { return m->logits_len; }
 const int32_t *so_model_vocab_subset(const so_model *m) { return m->vocab_subset; }

@@ -33,6 +33,8 @@ const so_hparams *so_model_hparams(const so_model *m);
 so_backend *so_model_backend(const so_model *m);
 const so_checkpoint *so_model_checkpoint(const so_model *m);
 size_t so_model_weight_bytes(const so_model *m);
+/* Of them, those that are read for a source and not for a pass. */
+size_t so_model_source_bytes(const so_model *m);
 int64_t so_model_n_params(const so_model *m);
 /* The length of a logits row: the size of the vocabulary subset, or n_vocab if the model has logits
  * for every token. And the subset itself, ascending token ids; NULL: every token. */

@@ -202,6 +202,15 @@ static void norm(so_loader *ld, const char *side, int layer, const char *name, s
     so_loader_vector(ld, full, -1, so_loader_model(ld)->hp.d_model, &out->weight);
 }
 
+/* The matrices that make the decoder's keys and values of a source. */
+static void load_cross(so_loader *ld, int l, int64_t d, int64_t d_q, so_t5_layer *w) {
+    so_model *m = so_loader_model(ld);
+    size_t before = m->weight_bytes;
+    linear(ld, "dec", l, "cross_attn_k", d, d_q, &w->cross_k);
+    linear(ld, "dec", l, "cross_attn_v", d, d_q, &w->cross_v);
+    m->source_bytes += m->weight_bytes - before;
+}
+
 static void load_layer(so_loader *ld, bool dec, int l, so_t5_layer *w) {
     const so_model *m = so_loader_model(ld);
     const so_hparams *hp = &m->hp;
@@ -215,8 +224,7 @@ static void load_layer(so_loader *ld, bool dec, int l, so_t5_layer *w) {
     if (dec) {
         norm(ld, side, l, "cross_attn_norm", &w->cross_norm);
         linear(ld, side, l, "cross_attn_q", d, d_q, &w->cross_q);
-        linear(ld, side, l, "cross_attn_k", d, d_q, &w->cross_k);
-        linear(ld, side, l, "cross_attn_v", d, d_q, &w->cross_v);
+        load_cross(ld, l, d, d_q, w);
         linear(ld, side, l, "cross_attn_o", d_q, d, &w->cross_o);
     }
     norm(ld, side, l, "ffn_norm", &w->ffn_norm);
@@ -240,20 +248,27 @@ static void load_out_norm(so_loader *ld, so_model *m) {
     free(table);
 }
 
+static void load_side(so_loader *ld, bool dec, int first, int n, so_t5_layer *layers) {
+    const so_hparams *hp = &so_loader_model(ld)->hp;
+    for (int l = 0; l < n && !so_loader_failed(ld); l++) {
+        load_layer(ld, dec, l, &layers[l]);
+        so_loader_progress(ld, (first + l + 1.0) / (hp->n_enc_layers + hp->n_layers + 1.0));
+    }
+}
+
 static void load(so_loader *ld) {
     so_model *m = so_loader_model(ld);
     int n_enc = m->hp.n_enc_layers, n = m->hp.n_layers;
     so_t5 *t = m->t5 = SO_NEW(so_t5);
+    size_t before = m->weight_bytes;
     t->enc = SO_NEW_N(so_t5_layer, n_enc);
     t->dec = SO_NEW_N(so_t5_layer, n);
     load_bias(ld, "enc.blk.0.attn_rel_b.weight", true, &t->enc_bias);
-    load_bias(ld, "dec.blk.0.attn_rel_b.weight", false, &t->dec_bias);
-    for (int l = 0; l < n_enc + n && !so_loader_failed(ld); l++) {
-        bool dec = l >= n_enc;
-        load_layer(ld, dec, dec ? l - n_enc : l, dec ? &t->dec[l - n_enc] : &t->enc[l]);
-        so_loader_progress(ld, (l + 1.0) / (n_enc + n + 1.0));
-    }
+    load_side(ld, false, 0, n_enc, t->enc);
     so_loader_vector(ld, "enc.output_norm.weight", -1, m->hp.d_model, &t->enc_out_norm.weight);
+    m->source_bytes = m->weight_bytes - before;
+    load_bias(ld, "dec.blk.0.attn_rel_b.weight", false, &t->dec_bias);
+    load_side(ld, true, n_enc, n, t->dec);
     load_out_norm(ld, m);
 }
 

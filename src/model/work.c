@@ -3,7 +3,8 @@
  *
  * The count is a lower bound on purpose. Weights are read once for any number of rows, and every
  * cache position once for all rows and heads that see it. Norms, rotations and activation functions
- * count as free. Weights count with their size before packing, which adds a little for some types
+ * count as free. An encoder's weights, and those that make keys and values of a source, are not read
+ * by a pass; the keys and values of a source count as free. Weights count with their size before packing, which adds a little for some types
  * (backend/cpu/pack.h). Pure; any thread. */
 #include "model/work.h"
 
@@ -15,8 +16,9 @@ static double layer_macs(const so_model *m) {
     const so_hparams *hp = &m->hp;
     double d = hp->d_model, d_q = (double)hp->n_heads * hp->head_dim;
     double d_kv = (double)hp->n_heads_kv * hp->head_dim;
-    int n_mlp = m->arch->gated_mlp ? 3 : 2;
-    return d * (2 * d_q + 2 * d_kv) + n_mlp * d * hp->d_ff;
+    double source = hp->n_enc_layers > 0 ? 2 * d * d_q : 0; /* queries, and the output */
+    int n_mlp = (hp->n_enc_layers > 0 ? hp->gated : m->arch->gated_mlp) ? 3 : 2;
+    return d * (2 * d_q + 2 * d_kv) + source + n_mlp * d * hp->d_ff;
 }
 
 /* Positions that the rows see, themselves included: *once counts each once, *summed sums over
@@ -33,14 +35,14 @@ static void count_seen(int window, int n_ctx, int n_rows, double *once, double *
 so_work so_model_work(const so_model *m, so_dtype kv_dtype, int n_ctx, int n_rows, int n_logits) {
     const so_hparams *hp = &m->hp;
     double entry = 2.0 * (double)so_kv_entry_bytes(kv_dtype, hp->head_dim) * hp->n_heads_kv;
-    so_work w = {.n_bytes = (double)(m->weight_bytes - m->lookup_bytes)};
+    so_work w = {.n_bytes = (double)(m->weight_bytes - m->lookup_bytes - m->source_bytes)};
     if (n_logits == 0)
         w.n_bytes -= (double)m->output_bytes;
     w.n_bytes += (double)n_logits * m->logits_len * (double)sizeof(float);
     w.n_macs = (double)n_logits * m->logits_len * hp->d_model;
     for (int l = 0; l < hp->n_layers; l++) {
         double once, summed;
-        count_seen(m->layers[l].window, n_ctx, n_rows, &once, &summed);
+        count_seen(m->layers ? m->layers[l].window : 0, n_ctx, n_rows, &once, &summed);
         w.n_bytes += once * entry;
         w.n_macs += n_rows * layer_macs(m) + 2 * summed * hp->n_heads * hp->head_dim;
     }

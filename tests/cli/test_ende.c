@@ -1,8 +1,17 @@
 /* The translation model that comes with the program (models/ende): found by name, translates, and
  * its registered draft changes no token, which `prove` confirms. Commands that cannot give it a
  * source text say so. */
+#include <math.h>
+
 #include "rig.h"
 
+static const char PROMPTS[] =
+    "{\"prompt\": \"The citizens know nothing about the European Parliament's television.\"}\n"
+    "{\"prompt\": \"We must be able to protect our citizens and our economy.\"}\n"
+    "{\"prompt\": \"The debate is closed, and the vote will take place tomorrow at noon.\"}\n"
+    "{\"prompt\": \"I voted in favour of this report because it is balanced.\"}\n"
+    "{\"prompt\": \"Mr President, what does the Commission intend to do about it?\"}\n"
+    "{\"prompt\": \"Economic growth must not be achieved at the cost of the environment.\"}\n";
 static const char SOURCE[] = "I would like to thank the rapporteur for her excellent report.";
 
 static bool here(void) {
@@ -65,14 +74,64 @@ static void test_prove(void **state) {
 }
 
 static void test_refused(void **state) {
-    static const char *const commands[] = {"sooth bench curve -m ende -c 256",
-                                           "sooth bench decode -m ende -c 256",
-                                           "sooth theory --measure -m ende"};
+    static const char *const commands[] = {"sooth bench ppl -m ende -c 64 -f p.jsonl",
+                                           "sooth bench prompt -m ende -n 16"};
     if (!here())
         SO_SKIP("models/ende is not beside this program");
+    spill(*state, "p.jsonl", PROMPTS);
     for (size_t i = 0; i < SO_LEN(commands); i++)
         expect(*state, 1, "the model has an encoder, whose source text this command does not give",
                commands[i]);
+}
+
+static void test_bench(void **state) {
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    spill(*state, "p.jsonl", PROMPTS);
+    static const char *const commands[] = {
+        "sooth bench decode -m ende -c 32 -n 4 --repeats 1 --json",
+        "sooth bench decode -m ende -c 32 -n 4 --repeats 1 --json --prompts p.jsonl"};
+    for (size_t i = 0; i < SO_LEN(commands); i++) {
+        json_t *o = json_of(*state, commands[i]);
+        assert_true(json_number_value(json_object_get(o, "tokens_per_second")) > 0);
+        /* less than the weights of the decoder and the output, 4 times */
+        assert_true(json_number_value(json_object_get(o, "bytes")) < 4 * 13e6);
+        json_decref(o);
+    }
+    ran r = run(*state, "sooth bench curve -m ende -c 32 --repeats 1 --json");
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(text_of(&r.out), "{\"n\":64,"));
+    done(&r);
+    expect(*state, 1, "none.jsonl", "sooth bench curve -m ende -c 32 --prompts none.jsonl");
+}
+
+/* How often the draft's most likely token is the target's, by two commands on the same translations:
+ * `calibrate` reads them with the draft, `theory` with the target while the draft drafts. Each would
+ * give something else without the source. */
+static void test_measured(void **state) {
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    spill(*state, "p.jsonl", PROMPTS);
+    json_t *tree = json_of(*state, "sooth calibrate -m ende --prompts p.jsonl --json");
+    json_t *all = json_of(*state, "sooth theory --measure -m ende --prompts p.jsonl --temp 0 "
+                                  "--spec 'model;oracle(1)' -n 2000 --json");
+    const json_t *first = json_array_get(json_object_get(tree, "accuracy"), 0);
+    double accuracy = json_number_value(json_array_get(first, 0));
+    int positions = (int)json_integer_value(json_object_get(tree, "positions"));
+    const json_t *found = json_object_get(all, "acceptance");
+    assert_int_equal(json_array_size(found), 2);
+    const json_t *model = json_array_get(found, 0), *oracle = json_array_get(found, 1);
+    assert_int_equal(json_integer_value(json_object_get(model, "tokens")), positions);
+    double alpha = json_number_value(json_object_get(model, "alpha"));
+    if (fabs(alpha - accuracy) > 1e-5 || alpha < 0.5 || alpha > 0.95)
+        fail_msg("alpha %.6f, accuracy %.6f", alpha, accuracy);
+    assert_true(json_number_value(json_object_get(oracle, "alpha")) == 1);
+    size_t i;
+    const json_t *o;
+    json_array_foreach(json_object_get(all, "speed"), i, o)
+        assert_false(json_is_false(json_object_get(o, "identical"))); /* null: not timed */
+    json_decref(tree);
+    json_decref(all);
 }
 
 /* What does not fit a translation is refused with its remedy. */
@@ -99,6 +158,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_translates),   cmocka_unit_test(test_speculation_changes_nothing),
         cmocka_unit_test(test_prove),        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_bench),        cmocka_unit_test(test_measured),
         cmocka_unit_test(test_bad_requests),
     };
     return cmocka_run_group_tests_name("ende", tests, open_fixture, close_fixture);

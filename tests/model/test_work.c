@@ -47,10 +47,28 @@ static void window_bounds_what_is_seen(void **state) {
     so_rig_close(&r);
 }
 
+/* A decoder reads neither the encoder nor what makes keys and values of a source. The shape is that
+ * of tests/golden/models/t5_v10: d 32, 4 heads of 16, ff 64 without a gate, output tied. */
+static void encoders_are_not_read(void **state) {
+    (void)state;
+    enum { D = 32, D_Q = 64, FF = 64, VOCAB = 131, DEC = 3, BUCKETS = 16, HEADS = 4 };
+    enum { READ = D * 6 * D_Q + 2 * D * FF, PER_LAYER_NORMS = 3 * D };
+    so_rig r;
+    so_rig_open(&r, so_test_data("golden/models/t5_v10"), &(so_rig_opts){.level = SO_CPU_AUTO});
+    so_work w = so_model_work(r.m, SO_DTYPE_F32, 10, 2, 1);
+    assert_int_equal((int64_t)w.n_macs, 2 * DEC * READ + VOCAB * D + DEC * 2 * (11 + 12) * D_Q);
+    int64_t weights = 4 * (DEC * (READ + PER_LAYER_NORMS) + D + BUCKETS * HEADS + VOCAB * D);
+    assert_int_equal((int64_t)w.n_bytes, weights + DEC * 12 * 2 * D_Q * 4 + VOCAB * 4);
+    size_t source = so_model_source_bytes(r.m);
+    assert_int_equal((int64_t)(so_model_weight_bytes(r.m) - source), weights);
+    so_rig_close(&r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(counts),
         cmocka_unit_test(window_bounds_what_is_seen),
+        cmocka_unit_test(encoders_are_not_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
