@@ -4,7 +4,7 @@
  * would go back to an earlier part ends the phase. A phase is queued on the stream as one copy of all
  * its uploads, one kernel that spreads them to their buffers, its computation, and copies of results to
  * pinned memory; sync queues the last phase, waits, and copies the results to the caller. A usual pass
- * is one phase. Computation that comes again (the same operations on the same buffers) is replayed as a
+ * is one phase. Computation that has been seen before (the same operations on the same buffers) is replayed as a
  * CUDA graph; what changes from pass to pass (tokens, positions, pages, rope) is data in device memory,
  * never an argument of a kernel.
  *
@@ -39,7 +39,8 @@ typedef struct signature {
 typedef struct graph {
     signature key;
     uint64_t hash;
-    cudaGraphExec_t exec; /* NULL: seen once */
+    cudaGraphExec_t exec; /* NULL: seen once, or refused */
+    bool refused;         /* no graph can be made of it */
     so_persist_plan plan; /* of exec */
     uint64_t used;        /* 0: free */
 } graph;
@@ -534,9 +535,9 @@ static void run_list(cuda_backend *b) {
     graph *g = find_graph(b);
     bool seen = g->used > 0, captures = b->n_ops >= MIN_GRAPH;
     g->used = ++b->clock;
-    if (!g->exec && (!seen || captures) && is_short(b->ops, b->n_ops))
+    if (!g->exec && !g->refused && (!seen || captures) && is_short(b->ops, b->n_ops))
         b->base.n_unusual++;
-    if (!seen || !captures) {
+    if (!seen || !captures || g->refused) {
         so_cuda_run(&b->queue, b->ops, b->n_ops, &b->memory, NULL);
         return;
     }
@@ -547,6 +548,7 @@ static void run_list(cuda_backend *b) {
         b->queue.persist = false;
         g->exec = capture(b, &g->plan);
     }
+    g->refused = !g->exec;
     if (g->exec)
         TRY(b, cudaGraphLaunch(g->exec, b->stream));
     else

@@ -1,8 +1,8 @@
 /* Matrix products of 17 rows or more, bit-identical to matmul.cu.
  *
  * A thread block computes 128 outputs (16 tiles) of ROWS rows. Unit by unit along K, weights and rows are
- * copied to a ring in shared memory that all warps read. A large block reads little: per unit 128 · 128
- * bytes of weights and ROWS · 128 of rows for 2 · ROWS mma. Two ways to multiply:
+ * copied to a ring in shared memory that all warps read. Large blocks read little for each mma: per unit
+ * 128 · 128 bytes of weights and ROWS · 128 of rows for 2 · ROWS mma. Two ways to multiply:
  *
  *   mma      4 of the 8 warps lie side by side along the outputs, 2 along the rows; each reads what it
  *            multiplies from shared memory.

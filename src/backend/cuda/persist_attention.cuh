@@ -357,8 +357,8 @@ SO_DEVICE void read_query(const block &b, const so_persist_work &w, const item &
         x[i] = read1(q + i * 128);
 }
 
-/* The query of a column, rotated and scaled as in attention.cu; one warp. x: what read_query has read, perhaps
- * too early. */
+/* The query of a column, rotated and scaled as in attention.cu; one warp. x: the words that
+ * read_query loaded; some may not have been handed over yet. */
 template <int U>
 SO_DEVICE void put_query(const block &b, const so_persist_work &w, const item &it, int col,
                          uint32_t *words, attn_shared<U> *s) {

@@ -21,7 +21,7 @@ typedef struct feed {
     bool on[2];      /* whether there are these rows */
 } feed;
 
-/* Where the lane's units go. The compiler shall compute this for each use: in a register it would push others out,
+/* Where the lane's units go. This should be computed again at each use: in a register it would push others out,
  * and what is kept in local memory has to be read back behind the stream of weights. */
 template <int NT> SO_DEVICE char *feed_place(void) {
     extern __shared__ __align__(1024) char shared[];
@@ -61,7 +61,7 @@ template <int NT> SO_DEVICE void feed_begin(const feed &f) {
 }
 
 /* The unit in a place of the feed, as the A operands of its four mma; with one group of rows, as their B
- * operands, the first and third word of each. Rows that do not exist hold anything. Returns whether a word has not been handed over yet; two numbers are one word. The words that are
+ * operands, the first and third word of each. Rows beyond the last hold arbitrary data. Returns whether a word has not been handed over yet; two numbers are one word. The words that are
  * loaded together belong to different operands. Without the `|` the compiler copies them again for every
  * mma: 150 of the 490 instructions of the loop for 16 tiles. */
 template <int NT>
