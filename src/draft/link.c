@@ -151,9 +151,21 @@ static int bind_private(const so_zmq *z, void *s, const char *address) {
     return rc;
 }
 
+/* ZeroMQ removes whatever has the name of a socket file; only an old socket may be removed. */
+static int check_path(const char *address, so_err *err) {
+    struct stat st;
+    const char *path = address + 6;
+    if (strncmp(address, "ipc://", 6) == 0 && lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
+        return so_err_set(err, SO_EIO, "%s exists and is no socket: name another file", path);
+    return SO_OK;
+}
+
 int so_link_listen(const so_zmq *z, void *ctx, const char *address, const so_link_key *key,
                    void **out, void **gate, so_err *err) {
-    *gate = NULL;
+    *gate = *out = NULL;
+    int rc = check_path(address, err);
+    if (rc != SO_OK)
+        return rc;
     *out = z->socket(ctx, SO_ZMQ_ROUTER);
     if (!*out)
         return fail_socket(z, out, "cannot open", address, err);

@@ -167,7 +167,15 @@ def keys(folder):
         check(r.returncode == 1 and text in r.stderr and r.stderr.count("\n") == 1, f"{args[0]}: a key that is none", r.stderr)
 
 
-def usage():
+def usage(folder):
+    file = os.path.join(folder, "no-socket")
+    with open(file, "w") as f:
+        f.write("kept")
+    r = run("draft-worker", "-m", DRAFT, "--listen", f"ipc://{file}")
+    check(r.returncode == 1 and "is no socket" in r.stderr and lines_of(file) == "kept", "a file is not taken for a socket", r.stderr)
+    with worker(folder) as w:
+        r = run("draft-worker", "-m", DRAFT, "--listen", w.address)
+        check(r.returncode == 1 and "in use" in r.stderr, "an address in use", r.stderr)
     for args, status, text in (
             (["-m", DRAFT, "--listen", "7077"], 2, "must be tcp://HOST:PORT or ipc://PATH"),
             (["-m", DRAFT, "--listen", "tcp://0.0.0.0:7077"], 2, "needs a key"),
@@ -311,7 +319,7 @@ def main():
         return 0
     with tempfile.TemporaryDirectory(prefix="sooth-test-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        usage()
+        usage(folder)
         without_library(folder)
         same_text(folder)
         refused(folder)

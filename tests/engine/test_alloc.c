@@ -1,5 +1,6 @@
 /* A step allocates nothing after warm-up, with and without speculation. malloc, calloc and realloc
- * are interposed and counted while `guard` is set. Sanitizers have their own allocator, so the test
+ * are interposed and counted while `guard` is set: those of all threads, or with `one_thread` those of
+ * the engine's, where others belong to the library that carries messages. Sanitizers have their own allocator, so the test
  * is skipped there. */
 #include "so_test.h"
 
@@ -10,30 +11,35 @@
 #include "base/mem.h"
 #include "engine/engine.h"
 #include "so_rig.h"
+#include "so_worker.h"
 
 #if SO_TEST_SANITIZED || !defined(__GLIBC__)
 #define CAN_COUNT 0
 static int n_allocations;
-static bool guard;
+static bool guard, one_thread;
+static __thread bool engine_thread;
 #else
 #define CAN_COUNT 1
 static int n_allocations;
-static volatile bool guard;
+static volatile bool guard, one_thread;
+static __thread bool engine_thread;
+
+static bool counts(void) { return guard && (!one_thread || engine_thread); }
 
 void *__libc_malloc(size_t n);
 void *__libc_calloc(size_t n, size_t size);
 void *__libc_realloc(void *p, size_t n);
 
 void *malloc(size_t n) {
-    n_allocations += guard;
+    n_allocations += counts();
     return __libc_malloc(n);
 }
 void *calloc(size_t n, size_t size) {
-    n_allocations += guard;
+    n_allocations += counts();
     return __libc_calloc(n, size);
 }
 void *realloc(void *p, size_t n) {
-    n_allocations += guard;
+    n_allocations += counts();
     return __libc_realloc(p, n);
 }
 #endif
@@ -57,7 +63,9 @@ static void check(const so_rig *r, const char *drafter, float temp, so_verify_mo
                         .n_batch = 64,
                         .kv_dtype = SO_DTYPE_F32,
                         .max_draft = drafter ? 4 : 0,
-                        .draft = drafter && strstr(drafter, "async") ? own.m : r->m,
+                        .draft = drafter && strstr(drafter, "worker=") ? NULL
+                                 : drafter && strstr(drafter, "async") ? own.m
+                                                                       : r->m,
                         .draft_temp = -1,
                         .user_drafter = guess};
     so_engine *e = NULL;
@@ -142,6 +150,34 @@ static void test_steps_allocate_nothing(void **state) {
     so_rig_close(&r);
 }
 
+/* A draft worker: what the engine's thread does is the same as for a draft of its own. */
+static void test_a_worker_costs_the_engine_no_allocation(void **state) {
+    (void)state;
+    if (!CAN_COUNT)
+        SO_SKIP("this build brings its own malloc");
+    so_worker_need_zmq();
+    so_rig r;
+    so_err err = {0};
+    char spec[200];
+    const so_rig_opts o = {.n_pages = 1, .level = so_cpu_best_level()};
+    so_rig_open(&own, so_test_data("golden/models/llama"), &o);
+    so_rig_open(&r, so_test_data("golden/models/llama"), &o);
+    so_worker *w = so_worker_start(&own, NULL, NULL, &err);
+    assert_non_null(w);
+    snprintf(spec, sizeof spec, "async(wait=1,model,worker=%s)", so_worker_address(w));
+    one_thread = engine_thread = true;
+    for (int n = 1; n <= 4; n += 3)
+        for (int length = 0; length <= 2; length += 2) {
+            check(&r, spec, 0, SO_VERIFY_MATCH, n, length);
+            check(&r, spec, 0.8f, SO_VERIFY_MATCH, n, length);
+            check(&r, spec, 0.8f, SO_VERIFY_REJECT, n, length);
+        }
+    one_thread = engine_thread = false;
+    so_worker_stop(w);
+    so_rig_close(&own);
+    so_rig_close(&r);
+}
+
 /* Admission, preemption, resumption and the end of requests allocate nothing either: submission
  * allocates what they need. */
 static void check_scheduling(const so_rig *r, so_kv_layout layout) {
@@ -206,7 +242,9 @@ static void test_scheduling_allocates_nothing(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps_allocate_nothing),
-                                       cmocka_unit_test(test_scheduling_allocates_nothing)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_steps_allocate_nothing),
+        cmocka_unit_test(test_a_worker_costs_the_engine_no_allocation),
+        cmocka_unit_test(test_scheduling_allocates_nothing)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Drafting ahead by a draft worker, with a delay on the way, against synchronous drafting and plain decoding: tokens per second.
+
+  bench/worker.py [--model smollm2] [--draft models/smollm2/draft-q4_0.gguf] [--prompts FILE.jsonl] [--delays 0,0.2,5] [-n 64] [--repeats 3]
+
+Engine and worker are processes of this host; the worker has the last core (--draft-cores 1 on both sides), the target the others.
+`sync` drafts with the same model on the same last core while the target waits; `plain` does not draft. Between engine and worker is a proxy
+that delays every byte by so many milliseconds in each direction; delay 0 is without the proxy. The proxy needs a little processor time
+itself. Rounds alternate; medians, with the smallest and the largest. Texts must be those of plain decoding.
+"""
+import argparse
+import collections
+import json
+import os
+import re
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SOOTH = os.environ.get("SOOTH_BIN", os.path.join(ROOT, "build", "sooth"))
+PROMPTS = ["Why is the sea blue?", "Write a short story about a boat.", "How do I boil an egg?", "Explain what a prime number is.",
+           "Name three cities in Italy and what they are known for.", "Write a Python function that reverses a string."]
+
+
+class Proxy:
+    """Forwards connections to a port, each byte `ms` later."""
+
+    def __init__(self, port, ms):
+        self.delay, self.target = ms / 1000, port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            a, _ = self.listener.accept()
+            b = socket.create_connection(("127.0.0.1", self.target))
+            for s in (a, b):
+                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self.forward, args=(a, b), daemon=True).start()
+
+    def forward(self, a, b):
+        queue = collections.deque()  # (due, from, bytes)
+        other = {a: b, b: a}
+        while True:
+            wait = max(queue[0][0] - time.monotonic(), 0) if queue else None
+            for s in select.select([a, b], [], [], wait)[0]:
+                data = s.recv(1 << 16)
+                if not data:
+                    a.close(), b.close()
+                    return
+                queue.append((time.monotonic() + self.delay, s, data))
+            while queue and queue[0][0] <= time.monotonic():
+                _, s, data = queue.popleft()
+                other[s].sendall(data)
+
+
+def start_worker(draft, log):
+    p = subprocess.Popen([SOOTH, "draft-worker", "-m", draft, "--draft-cores", "1", "--listen", "tcp://127.0.0.1:*"], stderr=open(log, "w"))
+    for _ in range(3000):
+        found = re.search(r"ready at tcp://127.0.0.1:(\d+)", open(log).read())
+        if found:
+            return p, int(found.group(1))
+        time.sleep(0.01)
+    sys.exit(open(log).read())
+
+
+def run(a, spec, prompts):
+    cmd = [SOOTH, "run", "-m", a.model, "-md", a.draft, "--draft-cores", "1", "--prompts", prompts, "-n", str(a.n), "--temp", "0", "--json",
+           "--spec", spec]
+    if spec == "none" or "worker" in spec and "model)" not in spec:
+        cmd = [c for i, c in enumerate(cmd) if c != "-md" and (i == 0 or cmd[i - 1] != "-md")]
+    done = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    ahead = [r["spec"].get("async") or {} for r in answers]
+    return {"rate": sum(r["timings"]["predicted_n"] for r in answers) / sum(r["timings"]["predicted_ms"] for r in answers) * 1000,
+            "tokens": [r["tokens"] for r in answers],
+            "per_pass": sum(r["timings"]["predicted_n"] for r in answers) / sum(r["spec"]["rounds"] for r in answers),
+            "hits": sum(x.get("hits", 0) for x in ahead), "rounds": sum(x.get("rounds", 0) + x.get("skipped", 0) for x in ahead)}
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--model", default="smollm2")
+    p.add_argument("--draft", default=os.path.join(ROOT, "models/smollm2/draft-q4_0.gguf"))
+    p.add_argument("--prompts")
+    p.add_argument("--delays", default="0,0.2,5")
+    p.add_argument("-n", type=int, default=64)
+    p.add_argument("--repeats", type=int, default=3)
+    a = p.parse_args()
+    with tempfile.TemporaryDirectory() as tmp:
+        prompts = a.prompts or os.path.join(tmp, "prompts.jsonl")
+        if not a.prompts:
+            open(prompts, "w").writelines(json.dumps({"prompt": t}) + "\n" for t in PROMPTS)
+        worker, port = start_worker(a.draft, os.path.join(tmp, "log"))
+        specs = {"plain": "none", "sync": "model", "async, here": "async(model)"}
+        for d in a.delays.split(","):
+            at = port if float(d) == 0 else Proxy(port, float(d)).port
+            specs[f"worker, {d} ms"] = f"async(model,worker=tcp://127.0.0.1:{at}),model"
+        rows = {name: [] for name in specs}
+        for i in range(a.repeats + 1):  # the first round warms up
+            for name, spec in specs.items():
+                r = run(a, spec, prompts)
+                if i > 0:
+                    rows[name].append(r)
+        worker.terminate()
+    want = rows["plain"][0]["tokens"]
+    sync = statistics.median(r["rate"] for r in rows["sync"])
+    print(f"{'':16} tokens/s (smallest, largest)   of sync  tokens/pass  hit rate  text")
+    for name, runs in rows.items():
+        rates = [r["rate"] for r in runs]
+        hits, rounds = sum(r["hits"] for r in runs), sum(r["rounds"] for r in runs)
+        print(f"{name:16} {statistics.median(rates):7.1f} ({min(rates):.1f}, {max(rates):.1f})      {statistics.median(rates) / sync:9.3f}"
+              f"  {statistics.median(r['per_pass'] for r in runs):9.2f}  {f'{hits / rounds:8.2f}' if rounds else '       -'}"
+              f"  {'same' if all(r['tokens'] == want for r in runs) else 'DIFFERENT'}")
+
+
+main()
