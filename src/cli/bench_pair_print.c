@@ -247,14 +247,17 @@ static void print_ahead(so_pair *p) {
         "decoding for\nequal tokens per round. ms: of a round, measured and predicted from the "
         "passes alone: T + gamma d with\na synchronous draft and after a miss, max(T, D) after a "
         "hit; T = t(gamma + 1), d = %.3f ms, D: the\ntree's rows and gamma levels of %d rows "
-        "(%.3f ms each). hidden: of all drafting time.\n\n"
-        "  gamma    sync      ms predicted   ahead      ms predicted       D  hits hidden\n",
+        "(%.3f ms each). pass, draft: ms of the target's pass and of waiting and drafting in a "
+        "round.\nhidden: of all drafting time.\n\n"
+        "  gamma    sync      ms predicted   ahead      ms predicted    pass   draft       D  hits "
+        "hidden\n",
         p->fan, p->hit_rate, p->draft_ms, p->fan, p->draft_n_ms[p->fan]);
     for (int gamma = 1; gamma <= p->max_gamma; gamma++) {
         ahead_row r = ahead_of(p, gamma);
-        printf("  %5d %7.3f %7.3f %9.3f %7.3f %7.3f %9.3f %7.3f %5.2f %6.2f\n", gamma,
+        printf("  %5d %7.3f %7.3f %9.3f %7.3f %7.3f %9.3f %7.3f %7.3f %7.3f %5.2f %6.2f\n", gamma,
                r.sync.at_alpha, r.sync_ms, r.expected_sync_ms, r.ahead.at_alpha, r.ahead_ms,
-               r.expected_ahead_ms, so_pair_ahead_ms(p, gamma), r.hit_rate, r.hidden);
+               r.expected_ahead_ms, r.ahead.pass_ms, r.ahead.draft_ms * gamma,
+               so_pair_ahead_ms(p, gamma), r.hit_rate, r.hidden);
     }
     outcome sync = best_of(p, 0);
     ahead_row r = ahead_of(p, best_ahead(p));
@@ -270,12 +273,13 @@ static json_t *ahead_json(so_pair *p) {
     for (int gamma = 1; gamma <= p->max_gamma; gamma++) {
         ahead_row r = ahead_of(p, gamma);
         json_array_append_new(
-            rows, json_pack("{s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "gamma", gamma,
+            rows, json_pack("{s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "gamma", gamma,
                             "sync_speedup", r.sync.at_alpha, "sync_ms", r.sync_ms,
                             "sync_expected_ms", r.expected_sync_ms, "speedup", r.ahead.at_alpha,
                             "speedup_spread", r.ahead.spread, "ms", r.ahead_ms, "expected_ms",
                             r.expected_ahead_ms, "draft_ahead_ms", so_pair_ahead_ms(p, gamma),
-                            "hit_rate", r.hit_rate, "hidden", r.hidden));
+                            "hit_rate", r.hit_rate, "hidden", r.hidden, "pass_ms", r.ahead.pass_ms,
+                            "waited_ms", r.ahead.draft_ms * gamma));
     }
     return json_pack("{s:b,s:f,s:i,s:f,s:o,s:i,s:i,s:f}", "simulated_hits", 1, "hit_rate",
                      p->hit_rate, "fan", p->fan, "level_ms", p->draft_n_ms[p->fan], "rows", rows,

@@ -96,12 +96,35 @@ void so_async_let_go(so_async_host *h) {
 /* --- requests --- */
 
 void so_async_free_state(so_async_state *s) {
+    free(s->hidden.x);
     free(s->text);
     free(s->expected);
     free(s->source);
     free(s->own);
     free(s->bias);
     free(s);
+}
+
+static void open_hidden(so_async_hidden *h, int width) {
+    h->x = width > 0 ? SO_NEW_N(float, SO_ASYNC_STATES *width) : NULL;
+    for (int i = 0; i < SO_ASYNC_STATES; i++)
+        h->pos[i] = -1;
+}
+
+static void async_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
+    so_async_hidden *h = &((so_async_state *)state)->hidden;
+    size_t width = (size_t)core_of(d)->o.d_hidden;
+    if (!h->x)
+        return;
+    memcpy(h->x + (size_t)(pos % SO_ASYNC_STATES) * width, x, width * sizeof *x);
+    h->pos[pos % SO_ASYNC_STATES] = pos;
+}
+
+void so_async_give_hidden(so_async_state *s, const so_async_hidden *h) {
+    size_t width = (size_t)s->core->o.d_hidden;
+    for (size_t i = 0; i < SO_ASYNC_STATES && h->x; i++)
+        if (h->pos[i] >= 0)
+            so_drafter_add_hidden(s->core->inner, s->inner, h->pos[i], h->x + i * width);
 }
 
 static int async_open(so_drafter *d, const so_draft_text *text, void **state, so_err *err) {
@@ -118,6 +141,7 @@ static int async_open(so_drafter *d, const so_draft_text *text, void **state, so
     s->source = so_try_alloc((size_t)n_source, sizeof *s->source);
     if (!c->inner->vt->ahead_begin)
         s->own = so_try_alloc((size_t)s->cap, sizeof *s->own);
+    open_hidden(&s->hidden, c->o.d_hidden);
     if (!s->text || !s->expected || !s->source || (!c->inner->vt->ahead_begin && !s->own)) {
         so_async_free_state(s);
         return so_err_set(err, SO_ENOMEM, "async: no memory for a text of %d tokens",
@@ -428,6 +452,11 @@ static void fill_job(so_async_core *c, so_async_batch *b, const so_draft_job *jo
     a->n_nodes = a->n_outcomes = 0;
     b->owners[b->n] = s;
     b->n_open++;
+    if (s->hidden.x) {
+        size_t floats = SO_ASYNC_STATES * (size_t)c->o.d_hidden;
+        memcpy(b->hidden[b->n].x, s->hidden.x, floats * sizeof(float));
+        memcpy(b->hidden[b->n].pos, s->hidden.pos, sizeof s->hidden.pos);
+    }
     b->depth = SO_MAX(b->depth, SO_MIN(job->max_depth, SO_AHEAD_DEPTH));
     s->job = b->n++;
     s->round = job->round;
@@ -504,6 +533,9 @@ static void release_core(so_async_core *c) {
     for (int i = 0; i < SO_ASYNC_BATCHES; i++) {
         free(c->batches[i].jobs);
         free(c->batches[i].owners);
+        for (int k = 0; k < c->o.n_parallel; k++)
+            free(c->batches[i].hidden[k].x);
+        free(c->batches[i].hidden);
         free(c->batches[i].q);
     }
     so_tree_deinit(&c->scratch);
@@ -530,6 +562,7 @@ static const so_drafter_vt CACHED_VT = {
     .n_ctx = async_n_ctx,
     .cache_fraction = async_cache_fraction,
     .preempt = async_preempt,
+    .add_hidden = async_add_hidden,
     .dispatch = async_dispatch,
 };
 
@@ -587,6 +620,8 @@ static int sync_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *e
         so_async_state *s = jobs[i].state;
         update_text(s, jobs[i].tokens, jobs[i].n_tokens);
         n += so_async_open_inner(s);
+        if (s->opened)
+            so_async_give_hidden(s, &s->hidden);
     }
     for (int i = 0; i < n_jobs && n == n_jobs; i++)
         jobs[i].state = ((so_async_state *)jobs[i].state)->inner;
@@ -637,9 +672,13 @@ void so_async_create(so_async_host *h, const so_async_opts *o, so_drafter **cach
     for (int i = 0; i < SO_ASYNC_BATCHES; i++) {
         c->batches[i].jobs = SO_NEW_N(so_ahead_job, o->n_parallel);
         c->batches[i].owners = SO_NEW_N(so_async_state *, o->n_parallel);
+        c->batches[i].hidden = SO_NEW_N(so_async_hidden, o->n_parallel);
+        for (int k = 0; k < o->n_parallel; k++)
+            open_hidden(&c->batches[i].hidden[k], o->d_hidden);
         c->batches[i].is_sealed = true;
     }
     *cached = &create_one(c, &CACHED_VT)->base;
+    (*cached)->wants_target_hidden = o->d_hidden > 0;
     *sync = NULL;
     if (o->sync) {
         so_async_cached *d = create_one(c, &SYNC_VT);

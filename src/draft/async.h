@@ -54,6 +54,11 @@
  *      request_only is false, and `reject` has a random nonce (engine/nonce.c). The text of a seed
  *      is repeatable with `match` only.
  *
+ * States of the target. While it verifies, those of the round are not there yet: X gets the states of the
+ * text up to the last finished round with the job, as copies, and drafts without the others. In the
+ * engine's time it has them all. `cached` and `sync` are two drafters to the planner, so each has the
+ * acceptance of its own drafts.
+ *
  * Ownership. X, its caches and the states it opened belong to whoever holds the host's lock. The
  * worker holds it for one pass at a time; the engine takes it to let X draft in its own time, after
  * sealing the batch. A host has one thread and serves all async drafters of an engine, one batch at
@@ -91,10 +96,11 @@ void so_async_unlock(so_async_host *h);
 typedef struct so_async_opts {
     so_drafter *inner; /* X; owned on success */
     int n_vocab, n_parallel;
-    int fan_out; /* outcomes per round and request; 0: chosen in each round */
-    int wait;    /* levels for which the engine waits before it looks up; 0: it never waits */
-    bool sync;   /* also create the drafter that lets X draft in the engine's time */
-    bool remote; /* X is a draft worker (remote.h), which cannot do that */
+    int d_hidden; /* of the target, if X reads its states */
+    int fan_out;  /* outcomes per round and request; 0: chosen in each round */
+    int wait;     /* levels for which the engine waits before it looks up; 0: it never waits */
+    bool sync;    /* also create the drafter that lets X draft in the engine's time */
+    bool remote;  /* X is a draft worker (remote.h), which cannot do that */
 } so_async_opts;
 /* *cached: the drafter that serves finished drafts. *sync: X in the engine's time; NULL if o->sync is
  * false. Both must be members of one group, `cached` before `sync`, so that a request is opened in

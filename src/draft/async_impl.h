@@ -16,6 +16,13 @@ typedef struct so_async_core so_async_core;   /* one async(X) */
 typedef struct so_async_state so_async_state; /* one of its requests */
 typedef struct so_async_batch so_async_batch; /* the jobs of one dispatch */
 
+/* States: of the target, for the latest tokens; those of the last finished round matter most. */
+enum { SO_ASYNC_STATES = 16 };
+typedef struct so_async_hidden {
+    float *x; /* [SO_ASYNC_STATES][d_hidden]; NULL: X reads none */
+    int pos[SO_ASYNC_STATES];
+} so_async_hidden;
+
 enum { SO_ASYNC_BATCHES = 2, SO_ASYNC_CLASSES = 8, SO_ASYNC_PLACES = 12 };
 
 /* Counts with a prior; they fade. */
@@ -42,6 +49,7 @@ struct so_async_batch {
     so_batch_status status; /* guarded by host->lock */
     so_ahead_job *jobs;     /* [n_parallel] */
     so_async_state **owners;
+    so_async_hidden *hidden; /* [n_parallel] copies, as of the dispatch */
     int n, depth;
     int n_open;       /* engine thread: requests in it that have not ended */
     double window_ms; /* expected time until the engine seals it */
@@ -69,8 +77,9 @@ struct so_async_state {
     int32_t *text, *expected, *source;
     so_bias *bias;
     int cap, n_text, n_prompt, n_expected, n_source;
-    int batch, job; /* of the latest dispatch; −1: none */
-    uint32_t round; /* that it drafts for */
+    int batch, job;         /* of the latest dispatch; −1: none */
+    uint32_t round;         /* that it drafts for */
+    so_async_hidden hidden; /* the state of position p is at p % SO_ASYNC_STATES */
     so_async_counts counts;
     /* Whoever holds the drafter: */
     void *inner;
@@ -121,6 +130,8 @@ struct so_async_host {
 /* Ends holding the drafters. Any thread that holds them. */
 void so_async_let_go(so_async_host *h);
 bool so_async_open_inner(so_async_state *s);
+/* Gives X the states of a request that it has opened. Holder of the drafter. */
+void so_async_give_hidden(so_async_state *s, const so_async_hidden *h);
 void so_async_free_state(so_async_state *s);
 
 /* --- async_worker.c --- */

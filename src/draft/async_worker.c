@@ -190,6 +190,9 @@ static bool begin(so_async_core *c, so_async_batch *b) {
         int64_t t = so_clock_ns();
         if (first) {
             open_jobs(b);
+            for (int i = 0; i < b->n; i++)
+                if (!b->jobs[i].skip)
+                    so_async_give_hidden(b->owners[i], &b->hidden[i]);
             give_rows(c, b);
         }
         int rc = c->inner->vt->ahead_begin(c->inner, b->jobs, b->n, first, &err);

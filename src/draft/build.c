@@ -219,6 +219,7 @@ static int make_async(build *b, const so_spec_node *n, so_drafter **out, int *co
     so_async_opts o = {.inner = inner,
                        .n_vocab = b->cfg->n_vocab,
                        .n_parallel = SO_MAX(b->cfg->n_parallel, 1),
+                       .d_hidden = inner->wants_target_hidden ? b->cfg->d_model : 0,
                        .fan_out = (int)option(n, SO_SPEC_OPT_FAN, 0),
                        .wait = (int)option(n, SO_SPEC_OPT_WAIT, 0),
                        .sync = has_sync(n),

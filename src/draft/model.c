@@ -168,8 +168,7 @@ static void model_add_hidden(so_drafter *d, void *state, int pos, const float *x
     s->hidden_pos[pos % SO_MODEL_N_HIDDEN] = pos;
 }
 
-/* NULL: unknown, or no longer kept. */
-static const float *hidden_of(const so_model_drafter *md, const so_model_request *s, int pos) {
+const float *so_model_hidden_of(const so_model_drafter *md, const so_model_request *s, int pos) {
     bool known = md->d_hidden > 0 && s->hidden_pos[pos % SO_MODEL_N_HIDDEN] == pos;
     return known ? s->hidden + (size_t)(pos % SO_MODEL_N_HIDDEN) * (size_t)md->d_hidden : NULL;
 }
@@ -403,7 +402,7 @@ int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, 
                                     .parent = i ? at + i - 1 : -1,
                                     .want_logits = whole && i >= n - 1,
                                     .sample = &WEIGH_BEST,
-                                    .target_hidden = hidden_of(md, c->s, len + i)};
+                                    .target_hidden = so_model_hidden_of(md, c->s, len + i)};
     for (int k = 1; k <= n_guess; k++) {
         const so_node *node = &c->inner->nodes[k];
         int pos = len + n - 1 + node->depth;
@@ -413,7 +412,7 @@ int so_model_add_rows(so_model_drafter *md, so_model_chain *c, int seq, int at, 
                                             .parent = at + n - 1 + node->parent,
                                             .want_logits = true,
                                             .sample = &WEIGH_BEST,
-                                            .target_hidden = hidden_of(md, c->s, pos)};
+                                            .target_hidden = so_model_hidden_of(md, c->s, pos)};
     }
     if (whole) {
         c->first_logit = *n_logits;

@@ -18,6 +18,9 @@
  * which foresees the correction. Guesses are chosen as in model.c; sampled guesses leave their q row
  * in the job and are sampled by so_ahead_sample.
  *
+ * The target's states. They exist for the text up to the root, as of the last finished round; the nodes of
+ * the tree and the guesses of the outcomes are fed without.
+ *
  * Refuses what model.c refuses. Thread: whoever holds the drafter (async.h), never two at once. */
 #include <math.h>
 #include <string.h>
@@ -82,7 +85,8 @@ static int catch_up(so_model_drafter *md, so_ahead_job *jobs, int n, so_err *err
             md->rows[n_rows + k] = (so_row){.token = s->text[len + k],
                                             .pos = len + k,
                                             .seq = n_seqs,
-                                            .parent = k ? n_rows + k - 1 : -1};
+                                            .parent = k ? n_rows + k - 1 : -1,
+                                            .target_hidden = so_model_hidden_of(md, s, len + k)};
         rc = so_seq_begin(s->seq, rows, err);
         s->n_ahead_rows = rows;
         n_rows += rows;
@@ -108,11 +112,13 @@ static int add_first_rows(so_model_drafter *md, so_ahead_job *a, int seq, int at
         int parent = i <= root ? i - 1 : root + node->parent;
         s->open_tokens[i] = i < root ? s->text[len + i] : node->token;
         s->open_parents[i] = parent;
-        md->rows[at + i] = (so_row){.token = s->open_tokens[i],
-                                    .pos = i <= root ? len + i : len + root + node->depth,
-                                    .seq = seq,
-                                    .parent = parent < 0 ? -1 : at + parent,
-                                    .want_logits = i >= root};
+        md->rows[at + i] =
+            (so_row){.token = s->open_tokens[i],
+                     .pos = i <= root ? len + i : len + root + node->depth,
+                     .seq = seq,
+                     .parent = parent < 0 ? -1 : at + parent,
+                     .target_hidden = i <= root ? so_model_hidden_of(md, s, len + i) : NULL,
+                     .want_logits = i >= root};
     }
     s->n_open = root + a->n_nodes;
     a->first_slot = len + root;

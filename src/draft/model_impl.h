@@ -150,6 +150,9 @@ float so_model_noisy_confidence(float chance, double lead);
 
 /* --- model.c --- */
 
+/* The target's state for the token at `pos`; NULL: unknown, or no longer kept. */
+const float *so_model_hidden_of(const so_model_drafter *md, const so_model_request *s, int pos);
+
 /* Starts a draft: checks the job and brings the cache to its text. Fills *c; false: no guesses for
  * this request. */
 bool so_model_begin_chain(so_model_drafter *md, so_draft_job *job, so_model_chain *c);

@@ -125,7 +125,7 @@ typedef int so_draft_make(void *user, const so_spec *s, const so_spec_node *n, s
                           so_drafter **out, so_err *err);
 
 typedef struct so_draft_config {
-    int n_vocab;
+    int n_vocab, d_model; /* of the target */
     uint64_t tokenizer_hash;
     so_corpus **corpus; /* the engine's corpus; created here when `corpus` is first named */
     so_draft_make *make;

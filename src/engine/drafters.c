@@ -58,8 +58,13 @@ static bool is_async(const so_draft_set *s) {
     return any;
 }
 
-const so_async_counts *so_drafters_async(const so_drafters *d) {
-    return d->host ? so_async_totals(d->host) : NULL;
+so_async_counts so_drafters_async(const so_drafters *d) {
+    so_async_counts sum = {0};
+    if (d->host)
+        so_async_counts_add(&sum, so_async_totals(d->host));
+    if (d->remote_host)
+        so_async_counts_add(&sum, so_async_totals(d->remote_host));
+    return sum;
 }
 
 void so_drafters_lock(so_drafters *d) {
@@ -383,6 +388,7 @@ static int make_set(so_drafters *d, const so_spec *spec, char *text, so_err *err
                            .remote = &d->remote,
                            .faults = e->o.async_faults,
                            .n_vocab = so_model_hparams(e->m)->n_vocab,
+                           .d_model = so_model_hparams(e->m)->d_model,
                            .tokenizer_hash = e->tok ? so_tokenizer_hash(e->tok) : 0,
                            .corpus = &d->corpus,
                            .make = make_drafter,

@@ -27,8 +27,8 @@ void so_drafters_free(so_drafters *d); /* NULL is allowed */
 int so_drafters_find(so_drafters *d, const char *spec, so_spec_set **out, so_err *err);
 /* The most guesses that the drafters of a set can merge into one tree of this depth. */
 int so_drafters_max_nodes(const so_spec_set *s, int depth);
-/* Lookups of all async() drafters so far; NULL: there are none. */
-const so_async_counts *so_drafters_async(const so_drafters *d);
+/* Lookups of all async() drafters so far. */
+so_async_counts so_drafters_async(const so_drafters *d);
 /* Around calls of drafters that may share a backend with those of async(). */
 void so_drafters_lock(so_drafters *d);
 void so_drafters_unlock(so_drafters *d);

@@ -416,15 +416,13 @@ static void dispatch(so_engine *e) {
 
 /* What this step's lookups found. */
 static void count_ahead(so_engine *e, const so_async_counts *before) {
-    const so_async_counts *now = so_drafters_async(e->spec->drafters);
+    so_async_counts now = so_drafters_async(e->spec->drafters);
     so_step_info *s = &e->step.info;
-    if (!now)
-        return;
-    s->looked_up = now->rounds + now->skipped - before->rounds - before->skipped;
-    s->hits = now->hits - before->hits;
-    s->drafted_ahead = now->drafted - before->drafted;
-    s->served = now->served - before->served;
-    s->ahead_ms = now->worker_ms - before->worker_ms;
+    s->looked_up = now.rounds + now.skipped - before->rounds - before->skipped;
+    s->hits = now.hits - before->hits;
+    s->drafted_ahead = now.drafted - before->drafted;
+    s->served = now.served - before->served;
+    s->ahead_ms = now.worker_ms - before->worker_ms;
 }
 
 /* --- the step --- */
@@ -450,8 +448,7 @@ void so_speculate_step(so_engine *e) {
     for (so_request *r = e->running; r; r = r->next)
         if (speculates(r))
             set_room(r, e->max_guesses / n_spec);
-    const so_async_counts *ahead = so_drafters_async(e->spec->drafters);
-    so_async_counts before = ahead ? *ahead : (so_async_counts){0};
+    so_async_counts before = so_drafters_async(e->spec->drafters);
     e->step.info.draft_ms = propose(e);
     count_ahead(e, &before);
     e->step.info.plan = *so_plan_choose(planner);

@@ -16,6 +16,7 @@ typedef struct fake {
     int n_opened;
     atomic_int n_closed[STATES], n_begun, n_late, n_preempting;
     atomic_bool may_preempt;
+    int n_hidden; /* states of the target that were right */
 } fake;
 
 typedef struct fake_state {
@@ -109,6 +110,12 @@ static void fake_abort(so_drafter *d, so_ahead_job *jobs, int n) {
 
 static void fake_free(so_drafter *d) { (void)d; }
 
+/* The state of position p is (p, p + 0.5). */
+static void fake_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
+    (void)state;
+    ((fake *)d)->n_hidden += x[0] == (float)pos && x[1] == (float)pos + 0.5f;
+}
+
 static const so_drafter_vt FAKE_VT = {
     .name = "fake",
     .free = fake_free,
@@ -116,6 +123,7 @@ static const so_drafter_vt FAKE_VT = {
     .close = fake_close,
     .propose = fake_propose,
     .preempt = fake_preempt,
+    .add_hidden = fake_add_hidden,
     .ahead_begin = fake_begin,
     .ahead_rows = fake_rows,
     .ahead_draw = fake_draw,
@@ -127,7 +135,9 @@ static so_drafter *create(so_async_host *h, int i) {
     memset(&fakes[i], 0, sizeof fakes[i]);
     fakes[i].base.vt = &FAKE_VT;
     so_async_create(
-        h, &(so_async_opts){.inner = &fakes[i].base, .n_vocab = RIG_VOCAB, .n_parallel = STATES},
+        h,
+        &(so_async_opts){
+            .inner = &fakes[i].base, .n_vocab = RIG_VOCAB, .n_parallel = STATES, .d_hidden = 2},
         &cached, &sync);
     so_async_set_index(cached, NULL, 0);
     return cached;
@@ -162,6 +172,31 @@ static void dispatch(so_drafter *d, void *const *requests, int n) {
                                  .sample = &greedy};
     d->vt->dispatch(d, jobs, n);
     so_tree_deinit(&tree);
+}
+
+/* X has the target's states as of the dispatch before it begins, and none that came later. */
+static void states_of_the_target_come_with_the_job(void **state) {
+    so_async_faults slow = {.seed = 1, .delay_rate = 1, .delay_ms = 20};
+    so_async_host *h = NULL;
+    so_err err = {0};
+    (void)state;
+    SO_OK_OR_FAIL(so_async_host_create(&slow, &h, &err), err);
+    so_drafter *d = create(h, 0);
+    assert_true(d->wants_target_hidden);
+    void *r[2] = {open_request(d), open_request(d)};
+    for (int pos = 0; pos < 3; pos++)
+        d->vt->add_hidden(d, r[1], pos, (float[]){(float)pos, (float)pos + 0.5f});
+    dispatch(d, r, 2);
+    d->vt->add_hidden(d, r[1], 3, (float[]){3, 3.5f});
+    d->vt->add_hidden(d, r[1], 2, (float[]){-1, -1});
+    wait_for(&fakes[0].n_begun, 1);
+    so_async_lock(h);
+    assert_int_equal(fakes[0].n_hidden, 3);
+    so_async_unlock(h);
+    for (int i = 0; i < 2; i++)
+        d->vt->close(d, r[i]);
+    so_drafter_free(d);
+    so_async_host_free(h);
 }
 
 /* The worker is busy with the preemption of one request; meanwhile another, which waits for the same,
@@ -247,6 +282,7 @@ static void a_fallback_that_fails_is_reported(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(states_of_the_target_come_with_the_job),
         cmocka_unit_test(a_preempted_request_may_end),
         cmocka_unit_test(a_freed_drafter_leaves_others_alone),
         cmocka_unit_test(a_fallback_that_fails_is_reported),
