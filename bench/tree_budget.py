@@ -2,7 +2,9 @@
 """Tokens per pass against the node budget of a draft: chains and trees of one draft model, or of heads.
 
 usage: tree_budget.py -m MODEL --prompts FILE.jsonl [--per-category N] [--max-chars N] [--tokens N] [--budgets 1,2,4,…] [--part greedy|reject]
-                      [--tree FILE] [--shapes 'NAME;…'] [--heads medusa|lookahead]
+                      [--tree FILE] [--shapes 'NAME;…'] [--heads medusa|lookahead] [--ends]
+
+--ends: look-ahead rows on the ends of trees, by the number of ends (docs/speculation.md), in place of the node budget.
 
 --tree adds the shape of a file that `sooth calibrate` wrote, cut to each budget.
 
@@ -19,9 +21,12 @@ import sys
 import tempfile
 
 SOOTH = os.environ.get("SOOTH_BIN", "build/sooth")
+MOST_EMBEDDINGS = 16  # of a file
 DEPTH = 16  # of trees; chains are as long as their budget
 HEADS = [("{h}: chain", "{h}"), ("{h}: Cartesian, k=2", "{h}(k=2,nodes={{n}})"), ("{h}: calibrated", "{h}(nodes={{n}})"),
          ("{h}: best-first", "{h}(best,nodes={{n}})")]
+
+ENDS = [("lookahead on ends: chain", "lookahead(ends={n})", 4), ("lookahead on ends: best-first, 16 nodes", "lookahead(best,nodes=16,ends={n})", 16)]
 
 GREEDY = [("chain", "model"), ("Cartesian, k=2", "model(k=2,nodes={n})"), ("Cartesian, k=4", "model(k=4,nodes={n})"),
           ("best-first", "model(best,nodes={n})")]
@@ -79,6 +84,7 @@ def main():
     ap.add_argument("--shapes", help="only these, by name, separated by ;")
     ap.add_argument("--tree", help="a tree of sooth calibrate")
     ap.add_argument("--heads", choices=["medusa", "lookahead"], help="the registered heads instead of the draft model")
+    ap.add_argument("--ends", action="store_true", help="look-ahead rows on the ends of trees")
     ap.add_argument("--json", help="file for the counts")
     args = ap.parse_args()
     budgets = [int(b) for b in args.budgets.split(",")]
@@ -95,12 +101,15 @@ def main():
         for p in take_prompts(args.prompts, args.per_category, args.max_chars):
             f.write(json.dumps(p) + "\n")
     plain = answer(args, f.name, None, 0, temp, verify, 0) if temp == 0 else None
+    if args.ends:
+        budgets, shapes = [1, 2, 4, 8], ENDS
     print("| shape | " + " | ".join(str(b) for b in budgets) + " |\n|---|" + "---|" * len(budgets))
-    for name, spec in shapes:
+    for name, spec, *nodes in shapes:
         row = []
         for n in budgets:
-            length = min(n, 64) if "(" not in spec else min(n, DEPTH)
-            got = answer(args, f.name, spec.format(n=n), length, temp, verify, n)
+            length = min(n, 64) if "(" not in spec else min(nodes[0] if nodes else n, DEPTH)
+            room = nodes[0] + n * MOST_EMBEDDINGS if nodes else n  # the rows take what the guesses leave
+            got = answer(args, f.name, spec.format(n=n), length, temp, verify, room)
             if plain and [a["tokens"] for a in got] != [a["tokens"] for a in plain]:
                 sys.exit(f"{spec.format(n=n)}: the text differs from plain decoding")
             sums = per_pass(got)

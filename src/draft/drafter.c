@@ -30,6 +30,11 @@ void so_drafter_add_hidden(so_drafter *d, void *state, int pos, const float *x) 
         d->vt->add_hidden(d, state, pos, x);
 }
 
+void so_drafter_add_end_hidden(so_drafter *d, void *state, int pos, int row, const float *x) {
+    if (d->vt->add_end_hidden)
+        d->vt->add_end_hidden(d, state, pos, row, x);
+}
+
 void so_drafter_replace(so_drafter *d, void *state, const int32_t *tokens, int n) {
     if (d->vt->replace)
         d->vt->replace(d, state, tokens, n);

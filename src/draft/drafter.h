@@ -158,6 +158,15 @@ typedef struct so_draft_beams {
     int n_guesses, n_levels;
 } so_draft_beams;
 
+/* Rows that a drafter wants in the target's pass, on ends of the tree that the pass verifies
+ * (engine/ends.h). Their hidden states arrive with add_end_hidden. */
+enum { SO_ENDS_MAX = 8 };
+typedef struct so_end_rows {
+    const float *inputs; /* [n][d_model], in place of embeddings */
+    int n;               /* rows below one end, a chain; 0: none */
+    int n_ends;          /* most ends of a tree that get them */
+} so_end_rows;
+
 typedef struct so_drafter_vt {
     const char *name;
     void (*free)(so_drafter *d);
@@ -175,6 +184,9 @@ typedef struct so_drafter_vt {
     /* Optional. The target's hidden state (after its last norm) from which the token at position
      * `pos` of the text was sampled. Called as tokens are accepted, if wants_target_hidden. */
     void (*add_hidden)(so_drafter *d, void *state, int pos, const float *x);
+    /* Optional. After add_hidden with this position: the hidden state of row `row`, from 0, of its end
+     * rows below the row from which that token was sampled. In order, all or none. */
+    void (*add_end_hidden)(so_drafter *d, void *state, int pos, int row, const float *x);
     /* Optional. The longest text that the drafter can continue, 0: any. */
     int (*n_ctx)(const so_drafter *d);
     /* Optional. The fraction of the drafter's own KV cache (shared by all requests) that a text of
@@ -210,6 +222,7 @@ struct so_drafter {
     bool flat_cost;  /* its cost does not grow with the depth */
     int tree_nodes;  /* maximum nodes of its trees; 0: it drafts chains */
     bool wants_target_hidden; /* needs the target's hidden states (add_hidden) */
+    so_end_rows end_rows;     /* only if it wants the target's hidden states */
     bool never_guesses;       /* `none` */
     bool asynchronous;        /* part of async(): it keeps out of its worker's way by itself */
     bool is_model;            /* a draft model: recorded only if `id` is known */
@@ -230,6 +243,7 @@ double so_drafter_cache_fraction(const so_drafter *d, int n_tokens);
 void so_drafter_preempt(so_drafter *d, void *state);
 void so_drafter_observe(so_drafter *d, void *state, const int32_t *tokens, int n);
 void so_drafter_add_hidden(so_drafter *d, void *state, int pos, const float *x);
+void so_drafter_add_end_hidden(so_drafter *d, void *state, int pos, int row, const float *x);
 void so_drafter_replace(so_drafter *d, void *state, const int32_t *tokens, int n);
 
 /* so_tree_add within the job's limits of nodes and depth and within the vocabulary. Returns the

@@ -81,6 +81,15 @@ static void group_add_hidden(so_drafter *d, void *state, int pos, const float *x
         so_drafter_add_hidden(g->members[i], s->states[i], pos, x);
 }
 
+/* The rows are those of the first member that wants any. */
+static void group_add_end_hidden(so_drafter *d, void *state, int pos, int row, const float *x) {
+    group *g = (group *)d;
+    group_state *s = state;
+    for (int i = 0; i < g->n; i++)
+        if (g->members[i]->end_rows.inputs == g->base.end_rows.inputs)
+            so_drafter_add_end_hidden(g->members[i], s->states[i], pos, row, x);
+}
+
 static int propose_first(group *g, so_draft_job *jobs, int n_jobs, so_err *err) {
     int n = n_jobs;
     for (int i = 0; i < n; i++)
@@ -164,7 +173,7 @@ static void group_preempt(so_drafter *d, void *state) {
         .name = NAME, .free = group_free, .open = group_open, .close = group_close, \
         .propose = group_propose, .observe = group_observe, .n_ctx = group_n_ctx,   \
         .cache_fraction = group_cache_fraction, .preempt = group_preempt,           \
-        .add_hidden = group_add_hidden                                              \
+        .add_hidden = group_add_hidden, .add_end_hidden = group_add_end_hidden      \
     }
 static const so_drafter_vt FIRST_VT = GROUP_VT("first");
 static const so_drafter_vt MERGED_VT = GROUP_VT("merged");
@@ -180,6 +189,8 @@ so_drafter *so_group_create(so_drafter *const *members, int n, bool first) {
         g->base.draws |= members[i]->draws;
         g->base.has_cost |= members[i]->has_cost;
         g->base.wants_target_hidden |= members[i]->wants_target_hidden;
+        if (g->base.end_rows.n == 0)
+            g->base.end_rows = members[i]->end_rows;
         const char *name = members[i]->vt->name;
         uint64_t ids[] = {g->base.id, members[i]->id, so_hash_bytes(name, strlen(name))};
         g->base.id = so_hash_bytes(ids, sizeof ids);

@@ -15,9 +15,14 @@
  *   tree=FILE    the tree of a file that `sooth calibrate` wrote
  *   best         the N most likely paths by the heads' own probabilities, anew in every round
  *
- * `lookahead`: the target itself guesses. A small second pass computes the root and one row for every
- * learned embedding after it; the rows' states are projected like those of heads. The root's own row
- * decides the first level exactly. The rows are aborted, so the cache never keeps them.
+ * `lookahead`: the target itself guesses, in rows with learned embeddings as inputs, whose states are
+ * projected like those of heads. The cache never keeps the rows. Either
+ *
+ *   a pass of their own  computes the root and one row for every embedding after it. The root's own row
+ *                        decides the first level exactly
+ *   ends=N               the rows hang on N ends of the tree in the target's pass (engine/ends.h): if the
+ *                        round ends there, the row of embedding k guesses level k. Like heads, they
+ *                        do not know the root
  *
  * With q rows (`reject`) a chain is sampled, and the children of a tree's node are drawn without
  * replacement from the row of their level, whose q is stored once for all of them. How many are drawn
@@ -25,7 +30,7 @@
  * sight).
  *
  * Refuses to draft after the prompt, whose hidden states it does not get: the first round has no
- * guesses (`lookahead` needs none). Rows with NaN or Inf end the draft. Thread: the engine thread. */
+ * guesses (`lookahead` with a pass of its own needs none). Rows with NaN or Inf end the draft. Thread: the engine thread. */
 #include "draft/heads.h"
 
 #include <math.h>
@@ -39,9 +44,10 @@
 enum { MAX_LEVELS = SO_HEADS_MAX + 1, DEFAULT_BEST_NODES = 16 };
 
 typedef struct request {
-    float *x;      /* [d] the state from which the token at `pos` was sampled */
-    int pos;       /* −1: none yet */
-    int32_t *text; /* [cap] the text, then the best guess of each level, for penalties */
+    float *x; /* [rows][d] the state from which the token at `pos` was sampled, or its end rows' */
+    int pos;  /* −1: none yet */
+    int n_end_rows; /* of x that have arrived */
+    int32_t *text;  /* [cap] the text, then the best guess of each level, for penalties */
     int cap;
 } request;
 
@@ -77,6 +83,8 @@ typedef struct heads_drafter {
 } heads_drafter;
 
 static bool is_lookahead(const heads_drafter *hd) { return hd->info->kind == SO_HEADS_LOOKAHEAD; }
+static bool has_own_pass(const heads_drafter *hd) { return is_lookahead(hd) && hd->o.ends == 0; }
+static int rows_per_job(const heads_drafter *hd) { return is_lookahead(hd) ? hd->n_levels : 1; }
 
 /* --- requests --- */
 
@@ -93,7 +101,7 @@ static int heads_open(so_drafter *d, const so_draft_text *text, void **state, so
     request *s = SO_NEW(request);
     s->pos = -1;
     s->cap = SO_MAX(text->max_tokens, text->n_prompt) + SO_TREE_MAX;
-    s->x = so_try_alloc((size_t)hd->d, sizeof *s->x);
+    s->x = so_try_alloc((size_t)rows_per_job(hd) * (size_t)hd->d, sizeof *s->x);
     s->text = so_try_alloc((size_t)s->cap, sizeof *s->text);
     if (!s->x || !s->text) {
         so_err_set(err, SO_ENOMEM, "%s: no memory for a text of %d tokens", d->vt->name, s->cap);
@@ -107,8 +115,18 @@ static int heads_open(so_drafter *d, const so_draft_text *text, void **state, so
 static void heads_add_hidden(so_drafter *d, void *state, int pos, const float *x) {
     const heads_drafter *hd = (heads_drafter *)d;
     request *s = state;
-    memcpy(s->x, x, (size_t)hd->d * sizeof *x);
+    if (!is_lookahead(hd))
+        memcpy(s->x, x, (size_t)hd->d * sizeof *x);
     s->pos = pos;
+    s->n_end_rows = 0;
+}
+
+static void heads_add_end_hidden(so_drafter *d, void *state, int pos, int row, const float *x) {
+    const heads_drafter *hd = (heads_drafter *)d;
+    request *s = state;
+    SO_ASSERT(pos == s->pos && row == s->n_end_rows && row < hd->n_levels);
+    memcpy(s->x + (size_t)row * (size_t)hd->d, x, (size_t)hd->d * sizeof *x);
+    s->n_end_rows++;
 }
 
 /* --- levels --- */
@@ -411,8 +429,6 @@ static void add_guesses(heads_drafter *hd, so_draft_job *job, int i) {
 
 /* --- states --- */
 
-static int rows_per_job(const heads_drafter *hd) { return is_lookahead(hd) ? hd->n_levels : 1; }
-
 /* Whether the look-ahead rows have room in the pages of a context: more would be those of other
  * requests (engine/nonce.c). */
 static bool rows_fit(const heads_drafter *hd, const so_draft_job *job) {
@@ -425,8 +441,9 @@ static bool may_draft(const heads_drafter *hd, const so_draft_job *job) {
     const request *s = job->state;
     if (limit_of(hd, job) < 1 || job->n_tokens >= s->cap)
         return false;
-    if (!is_lookahead(hd))
-        return s->pos == job->n_tokens - 1;
+    if (!has_own_pass(hd))
+        return s->pos == job->n_tokens - 1 &&
+               (!is_lookahead(hd) || s->n_end_rows == rows_per_job(hd));
     return job->seq && so_seq_len(job->seq) == job->n_tokens - 1 &&
            so_seq_open_nodes(job->seq) == 0 && rows_fit(hd, job);
 }
@@ -473,12 +490,13 @@ static int look_ahead(heads_drafter *hd, int *n, so_err *err) {
 /* Drafts for the n jobs of the group. */
 static int run_group(heads_drafter *hd, int n, so_err *err) {
     int rc = SO_OK;
-    if (is_lookahead(hd))
+    size_t width = (size_t)rows_per_job(hd) * (size_t)hd->d;
+    if (has_own_pass(hd))
         rc = look_ahead(hd, &n, err);
     else
         for (int i = 0; i < n; i++)
-            memcpy(hd->x + (size_t)i * (size_t)hd->d, ((request *)hd->jobs[i]->state)->x,
-                   (size_t)hd->d * sizeof *hd->x);
+            memcpy(hd->x + (size_t)i * width, ((request *)hd->jobs[i]->state)->x,
+                   width * sizeof *hd->x);
     if (rc == SO_OK && n > 0)
         rc = so_heads_run(hd->h, hd->x, n * rows_per_job(hd), err);
     for (int i = 0; i < n && rc == SO_OK; i++)
@@ -519,16 +537,16 @@ static void heads_free(so_drafter *d) {
     free(hd);
 }
 
-#define HEADS_VT(NAME, ADD_HIDDEN)                                                  \
-    {                                                                               \
-        .name = NAME, .free = heads_free, .open = heads_open, .close = heads_close, \
-        .propose = heads_propose, .add_hidden = ADD_HIDDEN                          \
+#define HEADS_VT(NAME, ADD_END_HIDDEN)                                                             \
+    {                                                                                              \
+        .name = NAME, .free = heads_free, .open = heads_open, .close = heads_close,                \
+        .propose = heads_propose, .add_hidden = heads_add_hidden, .add_end_hidden = ADD_END_HIDDEN \
     }
 
 static const so_drafter_vt VTS[SO_HEADS_N_KINDS] = {
-    [SO_HEADS_MEDUSA] = HEADS_VT("medusa", heads_add_hidden),
-    [SO_HEADS_BLOCKWISE] = HEADS_VT("blockwise", heads_add_hidden),
-    [SO_HEADS_LOOKAHEAD] = HEADS_VT("lookahead", NULL),
+    [SO_HEADS_MEDUSA] = HEADS_VT("medusa", NULL),
+    [SO_HEADS_BLOCKWISE] = HEADS_VT("blockwise", NULL),
+    [SO_HEADS_LOOKAHEAD] = HEADS_VT("lookahead", heads_add_end_hidden),
 };
 
 int so_heads_opts_from_spec(const so_spec *s, const so_spec_node *n, int budget,
@@ -536,6 +554,7 @@ int so_heads_opts_from_spec(const so_spec *s, const so_spec_node *n, int budget,
     bool has_nodes = so_spec_has(n, SO_SPEC_OPT_NODES);
     o->k = so_spec_has(n, SO_SPEC_OPT_K) ? (int)n->opt[SO_SPEC_OPT_K] : 0;
     o->best = so_spec_flag(n, SO_SPEC_OPT_BEST);
+    o->ends = so_spec_has(n, SO_SPEC_OPT_ENDS) ? (int)n->opt[SO_SPEC_OPT_ENDS] : 0;
     o->nodes = has_nodes                                ? (int)n->opt[SO_SPEC_OPT_NODES]
                : o->k > 0 || o->best || n->tree_len > 0 ? budget
                                                         : 0;
@@ -546,13 +565,13 @@ int so_heads_drafter_rows(const so_heads_info *info, int n_parallel) {
     return n_parallel * (info->kind == SO_HEADS_LOOKAHEAD ? info->n_heads + 1 : 1);
 }
 
-/* The accuracies of the file by depth. Look-ahead rows follow the root's own row, which is right
- * unless the token is outside the subset. */
+/* The accuracies of the file by depth. In a pass of their own look-ahead rows follow the root's row,
+ * which is right unless the token is outside the subset. */
 static void table_of(const heads_drafter *hd, so_shape_table *t) {
-    int first = is_lookahead(hd);
+    int first = has_own_pass(hd);
     *t = (so_shape_table){.n_depths = SO_MIN(hd->n_levels, (int)SO_SHAPE_DEPTHS),
                           .n_ranks = SO_MIN(hd->info->n_ranks, (int)SO_SHAPE_RANKS)};
-    t->accuracy[0][0] = 1;
+    t->accuracy[0][0] = first ? 1 : 0;
     for (int d = first; d < t->n_depths; d++)
         memcpy(t->accuracy[d], hd->info->accuracy[d - first],
                (size_t)t->n_ranks * sizeof t->accuracy[d][0]);
@@ -598,7 +617,7 @@ static int make_shape(heads_drafter *hd, so_err *err) {
 
 static int make_pass(heads_drafter *hd, so_err *err) {
     int rows = hd->group * hd->n_levels;
-    if (!is_lookahead(hd))
+    if (!has_own_pass(hd))
         return SO_OK;
     hd->rows = SO_NEW_N(so_row, rows);
     hd->seqs = SO_NEW_N(so_seq *, hd->group);
@@ -627,20 +646,22 @@ static void make_rows(heads_drafter *hd) {
 static uint64_t id_of(const so_heads_drafter_opts *o) {
     uint64_t shape = so_hash_bytes(o->tree.rank, (size_t)o->tree.n * sizeof *o->tree.rank) ^
                      3 * so_hash_bytes(o->tree.parent, (size_t)o->tree.n * sizeof *o->tree.parent);
-    uint64_t ids[3] = {
-        o->id, 1 + (uint64_t)o->k * 2 + (uint64_t)o->best + ((uint64_t)o->nodes << 16), shape};
-    return o->id == 0 || !is_tree(o) ? o->id : so_hash_bytes(ids, sizeof ids);
+    uint64_t ids[3] = {o->id,
+                       1 + (uint64_t)o->k * 2 + (uint64_t)o->best + ((uint64_t)o->nodes << 16) +
+                           ((uint64_t)o->ends << 32),
+                       shape};
+    return o->id == 0 || (!is_tree(o) && o->ends == 0) ? o->id : so_hash_bytes(ids, sizeof ids);
 }
 
 int so_heads_drafter_create(so_heads *h, const so_model *target, so_kv *kv,
                             const so_heads_drafter_opts *o, so_drafter **out, so_err *err) {
     const so_heads_info *info = so_heads_get_info(h);
     heads_drafter *hd = SO_NEW(heads_drafter);
-    bool ahead = info->kind == SO_HEADS_LOOKAHEAD;
+    bool own_pass = info->kind == SO_HEADS_LOOKAHEAD && o->ends == 0;
     SO_ASSERT(o->n_parallel >= 1 && o->max_draft >= 1);
     *hd = (heads_drafter){.h = h, .info = info, .target = target, .kv = kv, .o = *o};
     hd->d = so_model_hparams(target)->d_model;
-    hd->n_levels = info->n_heads + ahead;
+    hd->n_levels = info->n_heads + own_pass;
     if (o->best && hd->o.nodes == 0)
         hd->o.nodes = DEFAULT_BEST_NODES;
     hd->group = SO_MIN(o->n_parallel, so_heads_max_rows(h) / rows_per_job(hd));
@@ -652,13 +673,15 @@ int so_heads_drafter_create(so_heads *h, const so_model *target, so_kv *kv,
         .flat_cost = true,
         .uses_terms = true,
         .tree_nodes = is_tree(o) ? hd->o.nodes : 0,
-        .wants_target_hidden = !ahead,
+        .wants_target_hidden = !own_pass,
         .recorded = o->id != 0,
         .request_only = true,
         .id = id_of(o),
-        .size = (double)(bytes + (ahead ? all : 0)) / (double)SO_MAX(all, (size_t)1),
-        .claimed_agreement = ahead ? 0 : info->accuracy[0][0],
+        .size = (double)(bytes + (own_pass ? all : 0)) / (double)SO_MAX(all, (size_t)1),
+        .claimed_agreement = own_pass ? 0 : info->accuracy[0][0],
     };
+    if (o->ends > 0)
+        hd->base.end_rows = (so_end_rows){so_heads_embeddings(h), hd->n_levels, o->ends};
     hd->shape = SO_NEW(so_shape);
     hd->jobs = SO_NEW_N(so_draft_job *, hd->group);
     hd->x = SO_NEW_N(float, (size_t)hd->group *(size_t)rows_per_job(hd) * (size_t)hd->d);

@@ -17,6 +17,7 @@ typedef struct so_heads_drafter_opts {
     int nodes; /* budget, 1 to SO_TREE_MAX − 1; without the others: the tree grown from the accuracies
                   in the heads' file. 0: chains */
     so_fixed_tree tree; /* of tree=FILE */
+    int ends;           /* lookahead: rows on so many ends of each tree; 0: a pass of their own */
     int n_ctx;          /* of the engine; look-ahead rows stay within its pages. 0: not limited */
 } so_heads_drafter_opts;
 

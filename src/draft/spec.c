@@ -35,7 +35,8 @@ static const struct {
     [SO_SPEC_MODEL] = {"model", BIT(K) | BIT(NODES) | BIT(BEST) | BIT(DISTINCT), true, true, true},
     [SO_SPEC_MEDUSA] = {"medusa", BIT(K) | BIT(NODES) | BIT(BEST), true, false, true},
     [SO_SPEC_BLOCKWISE] = {"blockwise", 0, true, false},
-    [SO_SPEC_LOOKAHEAD] = {"lookahead", BIT(K) | BIT(NODES) | BIT(BEST), true, false, true},
+    [SO_SPEC_LOOKAHEAD] = {"lookahead", BIT(K) | BIT(NODES) | BIT(BEST) | BIT(ENDS), true, false,
+                           true},
     [SO_SPEC_AUTO] = {"auto", 0, false, false},
     [SO_SPEC_ASYNC] = {"async", BIT(FAN) | BIT(WAIT), false, true},
 };
@@ -58,6 +59,7 @@ static const struct {
     [SO_SPEC_OPT_HIT] = {"hit", 0, 1, false, false},
     [SO_SPEC_OPT_FAN] = {"fan", 1, SO_AHEAD_OUTCOMES, true, false},
     [SO_SPEC_OPT_WAIT] = {"wait", 0, SO_AHEAD_DEPTH, true, false},
+    [SO_SPEC_OPT_ENDS] = {"ends", 1, SO_ENDS_MAX, true, false},
     [SO_SPEC_OPT_FALLBACK] = {"fallback", 0, 1, true, false},
 };
 

@@ -66,6 +66,7 @@ typedef enum so_spec_option {
     SO_SPEC_OPT_HIT,
     SO_SPEC_OPT_FAN,
     SO_SPEC_OPT_WAIT,
+    SO_SPEC_OPT_ENDS,
     SO_SPEC_OPT_FALLBACK, /* 1: `sync` is among them */
     SO_SPEC_N_OPTIONS,
 } so_spec_option;

@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mutant.h"
-#include "engine/impl.h"
+#include "engine/ends.h"
 #include "kv/prefix.h"
 
 /* Rows of prompt logits in one pass. Their memory is touched only if prompt logprobs are requested.
@@ -286,7 +286,7 @@ static int add_rows(so_engine *e, so_request *r, int seq, int at, unsigned *want
     }
     if (r->n_beam_rows > 0)
         return so_beams_add_rows(r, seq, root);
-    return root + (r->has_tree ? r->tree->n_nodes : 0);
+    return r->has_tree ? so_ends_add_rows(r, seq, root, root + r->tree->n_nodes) : root;
 }
 
 static int forward(so_engine *e, so_err *err) {
@@ -299,12 +299,13 @@ static int forward(so_engine *e, so_err *err) {
         rc = so_seq_open_nodes(r->seq) ? so_seq_extend(r->seq, end - n_rows, err)
                                        : so_seq_begin(r->seq, end - n_rows, err);
         e->step.seqs[n_seqs++] = r->seq;
+        int n_rows_before = n_rows;
         n_rows = end;
         r->first_score = n_logits;
         n_logits += r->n_score;
         if (r->has_tree) {
             r->first_logit = n_logits;
-            n_logits += r->tree->n_nodes;
+            n_logits += end - n_rows_before - r->n_chunk;
             want |= so_speculate_reads_hidden(r) ? SO_PASS_HIDDEN : 0u;
         }
         if (r->n_beam_rows > 0) {

@@ -43,9 +43,13 @@ typedef struct so_speculation {
     int length, draft_max, draft_min;
     so_verify_mode verify;
     double lenience;
-    int n_observed; /* tokens that drafters and planner have seen */
-    int depth;      /* this step: greatest depth of the draft; 0: no draft */
-    int max_nodes;  /* this step: maximum number of guesses */
+    int n_observed;  /* tokens that drafters and planner have seen */
+    int depth;       /* this step: greatest depth of the draft; 0: no draft */
+    int max_nodes;   /* this step: maximum number of guesses */
+    int n_reserved;  /* this step: rows for guesses; what these leave is for end rows */
+    bool asked_ends; /* this step: a drafter that wants end rows was asked for guesses */
+    int n_ends;      /* this step: nodes that have end rows (ends.h) */
+    int16_t ends[SO_ENDS_MAX];
     uint32_t round;
 } so_speculation;
 

@@ -70,6 +70,7 @@
 
 #include "base/sha256.h"
 #include "engine/drafters.h"
+#include "engine/ends.h"
 
 enum { NONCE_SHIFT = 64 - 53 };
 
@@ -90,9 +91,10 @@ static uint64_t new_nonce(void) {
 
 /* --- can the nonce be hashed? --- */
 
-/* Maximum number of nodes that the drafters can add with a fixed length. */
+/* Maximum number of nodes that the drafters can add with a fixed length, and of rows on their ends. */
 static int max_nodes(const so_request *r) {
-    return SO_MIN(so_drafters_max_nodes(r->spec.set, r->spec.length), r->e->o.max_nodes);
+    int n = so_drafters_max_nodes(r->spec.set, r->spec.length) + so_ends_max_rows(r);
+    return SO_MIN(n, r->e->o.max_nodes);
 }
 
 static int min_guesses_per_pass(const so_engine *e) { return e->max_guesses / e->o.n_parallel; }

@@ -20,6 +20,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "engine/drafters.h"
+#include "engine/ends.h"
 #include "plan/store.h"
 
 enum { MIN_PASSES_TO_SAVE = 8 };                        /* passes before costs are saved */
@@ -210,9 +211,11 @@ bool so_speculate_reads_hidden(const so_request *r) {
 }
 
 void so_speculate_observe_hidden(so_request *r, int node) {
-    if (so_speculate_reads_hidden(r))
-        so_drafter_add_hidden(r->spec.set->drafters.root, r->spec.state, r->n_tokens,
-                              so_pass_hidden(r->e->pass, r->first_logit + node));
+    if (!so_speculate_reads_hidden(r))
+        return;
+    so_drafter_add_hidden(r->spec.set->drafters.root, r->spec.state, r->n_tokens,
+                          so_pass_hidden(r->e->pass, r->first_logit + node));
+    so_ends_observe(r, node);
 }
 
 void so_speculate_observe_tokens(so_request *r) {
@@ -233,8 +236,10 @@ static bool speculates(const so_request *r) { return r->has_tree && r->spec.plan
 static void set_room(so_request *r, int max_guesses) {
     so_speculation *s = &r->spec;
     int depth = SO_MIN(s->length ? s->length : s->draft_max, r->max_len - r->n_tokens - 1);
-    int want = SO_MIN(so_drafters_max_nodes(s->set, depth), SO_MIN(max_guesses, r->e->o.max_nodes));
-    s->max_nodes = depth > 0 ? so_schedule_reserve(r, want) : 0;
+    int nodes = so_drafters_max_nodes(s->set, depth);
+    int want = SO_MIN(nodes + so_ends_max_rows(r), SO_MIN(max_guesses, r->e->o.max_nodes));
+    s->n_reserved = depth > 0 ? so_schedule_reserve(r, want) : 0;
+    s->max_nodes = SO_MIN(nodes, s->n_reserved);
     s->depth = SO_MAX(0, SO_MIN(depth, s->max_nodes));
 }
 
@@ -310,6 +315,7 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
         if (set->asks[i].max_depth == 0)
             continue;
         set->jobs[n_jobs] = job_of(set->requests[i], stage, &set->asks[i], n_left);
+        set->requests[i]->spec.asked_ends |= d->end_rows.n > 0;
         set->asks[n_jobs++] = set->asks[i];
     }
     if (n_jobs == 0)
@@ -322,8 +328,10 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
     int rc = d->vt->propose(d, set->jobs, n_jobs, &err);
     if (!d->asynchronous && d->is_model)
         so_speculate_unlock(e);
+    double ms = so_clock_ms_since(t) +
+                so_plan_rows_ms(planner, n_jobs * d->end_rows.n * d->end_rows.n_ends);
     so_plan_observe_draft(planner, stage, set->asks, set->jobs, n_jobs,
-                          usual_ms(d->backend, n_unusual, so_clock_ms_since(t)));
+                          usual_ms(d->backend, n_unusual, ms));
     if (rc == SO_OK)
         return;
     report_failure(set, &err);
@@ -427,11 +435,25 @@ static void count_ahead(so_engine *e, const so_async_counts *before) {
 
 /* --- the step --- */
 
+/* Chooses the ends of all trees that get rows; returns the number of these rows. A fixed length asks all
+ * drafters in every step, also those that an earlier alternative makes unnecessary. */
+static int choose_ends(so_engine *e) {
+    int n = 0;
+    for (so_request *r = e->running; r; r = r->next)
+        if (speculates(r)) {
+            r->spec.asked_ends |= r->spec.length > 0;
+            n += so_ends_choose(r, r->spec.n_reserved - (r->tree->n_nodes - 1));
+        }
+    return n;
+}
+
 void so_speculate_step(so_engine *e) {
     so_planner *planner = e->spec->planner;
     so_plan_step room = {.max_rows = e->max_rows};
     int n_spec = 0;
     for (so_request *r = e->running; r; r = r->next) {
+        r->spec.n_ends = 0;
+        r->spec.asked_ends = false;
         n_spec += speculates(r);
         room.n_requests += r->has_tree;
         room.n_prefilling += !r->has_tree && !r->beams;
@@ -451,7 +473,8 @@ void so_speculate_step(so_engine *e) {
     so_async_counts before = so_drafters_async(e->spec->drafters);
     e->step.info.draft_ms = propose(e);
     count_ahead(e, &before);
-    e->step.info.plan = *so_plan_choose(planner);
+    so_plan_choose(planner);
+    e->step.info.plan = *so_plan_add_rows(planner, choose_ends(e));
     dispatch(e);
 }
 

@@ -170,6 +170,10 @@ void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
 bool so_plan_keep_guesses(so_planner *p, const so_plan_query *query, int alternative);
 
 const so_plan *so_plan_choose(so_planner *p);
+/* Rows of the pass that are neither of prompts nor of trees: what so many of them add to its time; and
+ * after so_plan_choose how many there are. */
+double so_plan_rows_ms(const so_planner *p, int rows);
+const so_plan *so_plan_add_rows(so_planner *p, int rows);
 /* Whether drafts for the request's next round are to be made during this step's pass, and looked up in
  * that round. This is decided before the dispatch, and never changed between dispatch and lookup: until
  * then the time that drafting takes, which may depend on sampled tokens, must not decide whether they

@@ -402,7 +402,14 @@ static void (*real_propose)(void *, const int32_t *, int, so_tree *, so_verify_r
 static void propose_with_state(void *user, const int32_t *text, int n, so_tree *t,
                                so_verify_rng *draws) {
     lossless *l = user;
-    so_drafter_add_hidden(l->real.drafter, l->real.state, n - 1, l->x);
+    so_drafter *d = l->real.drafter;
+    so_drafter_add_hidden(d, l->real.state, n - 1, l->x);
+    for (int i = 0; i < d->end_rows.n; i++) { /* every row has a state of its own */
+        float x[D];
+        for (int k = 0; k < D; k++)
+            x[k] = l->x[(k + 5 * i) % D];
+        so_drafter_add_end_hidden(d, l->real.state, n - 1, i, x);
+    }
     real_propose(user, text, n, t, draws);
 }
 
@@ -426,8 +433,13 @@ static void reject_is_exact(void **state) {
     (void)state;
     const so_draft_terms terms = terms_by_confidence();
     int n_refused = 0, n_with_terms = 0;
-    static const char *const specs[] = {"medusa", "medusa(k=2)", "medusa(nodes=5)",
-                                        "medusa(best,nodes=4)", "blockwise"};
+    static const char *const specs[] = {"medusa",
+                                        "medusa(k=2)",
+                                        "medusa(nodes=5)",
+                                        "medusa(best,nodes=4)",
+                                        "blockwise",
+                                        "lookahead(ends=1)",
+                                        "lookahead(best,nodes=4,ends=2)"};
     so_shape shape = {SO_SHAPE_SMALL, .n_layers = 1, .n_vocab = 4, .n_ctx = CTX, .seed = 2};
     so_rig tiny;
     so_toy toy;
@@ -435,7 +447,7 @@ static void reject_is_exact(void **state) {
     so_toy_init(&toy, 4, 3, 0.2, 1.5);
     for (size_t k = 0; k < 2 * SO_LEN(specs); k++) {
         size_t i = k / 2;
-        so_heads_file f = file_of(i == 4 ? "blockwise" : "medusa");
+        so_heads_file f = file_of(i > 4 ? "lookahead" : i == 4 ? "blockwise" : "medusa");
         so_spec parsed;
         so_checkpoint *ck = NULL;
         so_heads *h = NULL;
@@ -448,7 +460,7 @@ static void reject_is_exact(void **state) {
         char *path = write("tiny.gguf", &f);
         SO_OK_OR_FAIL(so_spec_parse(so_str_c(specs[i]), &parsed, &err), err);
         SO_OK_OR_FAIL(so_checkpoint_open(path, SO_CHECKPOINT_ALL, &ck, &err), err);
-        SO_OK_OR_FAIL(so_heads_load(ck, tiny.m, 1, &h, &err), err);
+        SO_OK_OR_FAIL(so_heads_load(ck, tiny.m, f.n_heads, &h, &err), err);
         so_heads_drafter_opts o = {.n_parallel = 1, .max_draft = 4};
         SO_OK_OR_FAIL(so_heads_opts_from_spec(&parsed, &parsed.nodes[parsed.root], 6, &o, &err),
                       err);
@@ -548,11 +560,18 @@ static void heads_read_the_roots_state(void **state) {
 /* Greedy and with the same noise; paged and slotted; with few pages, so that requests are preempted. */
 static void text_equals_plain_decoding(void **state) {
     (void)state;
-    char *specs[] = {spec_of("medusa(%s)", medusa),           spec_of("medusa(%s,k=2)", medusa),
-                     spec_of("medusa(%s,nodes=12)", echo),    spec_of("medusa(%s,best)", medusa),
-                     spec_of("blockwise(%s)", blockwise),     spec_of("lookahead(%s)", ahead),
-                     spec_of("lookahead(%s,nodes=9)", ahead), spec_of("lookup,medusa(%s)", medusa),
-                     spec_of("medusa(%s)+ngram", medusa)};
+    char *specs[] = {spec_of("medusa(%s)", medusa),
+                     spec_of("medusa(%s,k=2)", medusa),
+                     spec_of("medusa(%s,nodes=12)", echo),
+                     spec_of("medusa(%s,best)", medusa),
+                     spec_of("blockwise(%s)", blockwise),
+                     spec_of("lookahead(%s)", ahead),
+                     spec_of("lookahead(%s,nodes=9)", ahead),
+                     spec_of("lookup,medusa(%s)", medusa),
+                     spec_of("medusa(%s)+ngram", medusa),
+                     spec_of("lookahead(%s,ends=1)", ahead),
+                     spec_of("lookahead(%s,nodes=6,ends=3)", ahead),
+                     spec_of("lookup,lookahead(%s,ends=2)+ngram", ahead)};
     int32_t prompt[N_PROMPT];
     so_shape_tokens(&(so_shape){.n_vocab = N_VOCAB}, 8, prompt, N_PROMPT);
     for (int variant = 0; variant < 6; variant++) {
@@ -582,6 +601,78 @@ static void text_equals_plain_decoding(void **state) {
     }
     for (size_t i = 0; i < SO_LEN(specs); i++)
         free(specs[i]);
+}
+
+/* --- rows on the ends of trees --- */
+
+typedef struct rounds {
+    int n, pos[N_PREDICT], n_guesses[N_PREDICT];
+    int32_t guesses[N_PREDICT][2];
+} rounds;
+
+static void keep_round(void *user, const so_round *round) {
+    rounds *s = user;
+    const so_tree *t = round->tree;
+    s->pos[s->n] = t->root_pos;
+    s->n_guesses[s->n] = t->n_nodes - 1;
+    for (int i = 1; i < t->n_nodes; i++)
+        s->guesses[s->n][i - 1] = t->nodes[i].token;
+    s->n++;
+}
+
+static int32_t best_of(const float *row) {
+    int best = 0;
+    for (int k = 1; k < N_VOCAB; k++)
+        best = row[k] > row[best] ? k : best;
+    return best;
+}
+
+/* With the embeddings of tokens a and b as its rows, the guesses of a round are what the target says after
+ * the text without the root and a, and after a b: computed in the pass of the round before, at the node
+ * where that one ended. With three ends a chain of two guesses has rows wherever a round ends, so every
+ * round but the first has guesses; with one end most have. */
+static void end_rows_are_the_targets(void **state) {
+    (void)state;
+    const so_tensor *t = so_checkpoint_tensor(target.ck, "token_embd.weight");
+    const int32_t after[] = {17, 40};
+    float embd[2 * D], *logits = SO_NEW_N(float, CTX *N_VOCAB);
+    int32_t text[CTX];
+    for (int i = 0; i < 2; i++)
+        memcpy(embd + i * D, (const float *)t->data + after[i] * D, D * sizeof *embd);
+    so_heads_file f = {.kind = "lookahead", .n_heads = 2, .d = D, .embeddings = embd};
+    char *path = write("ends.gguf", &f);
+    so_shape_tokens(&(so_shape){.n_vocab = N_VOCAB}, 8, text, N_PROMPT);
+    for (int ends = 1; ends <= 3; ends += 2) {
+        char spec[4000];
+        rounds seen = {0};
+        int n = 0, n_with = 0;
+        so_engine *e = open_engine(1, ends == 3, 0);
+        snprintf(spec, sizeof spec, "lookahead(\"%s\",ends=%d)", path, ends);
+        so_request_opts o = opts_of(text, 0, spec, 2);
+        o.on_round = keep_round;
+        o.user = &seen;
+        so_request *r = so_case_finish(e, &o);
+        const int32_t *out = so_request_output(r, &n);
+        memcpy(text + N_PROMPT, out, (size_t)n * sizeof *out);
+        for (int i = 0; i < seen.n; i++) {
+            so_seq *seq = so_seq_create(target.kv);
+            for (int at = 0; at < seen.pos[i]; at += 64)
+                so_rig_chain(&target, seq, text + at, SO_MIN(seen.pos[i] - at, 64), NULL);
+            so_rig_chain(&target, seq, after, 2, logits);
+            for (int k = 0; k < seen.n_guesses[i]; k++)
+                assert_int_equal(seen.guesses[i][k], best_of(logits + k * N_VOCAB));
+            so_seq_free(seq);
+            n_with += seen.n_guesses[i] > 0;
+            if (i > 0 && ends == 3 && seen.pos[i] + 2 < N_PROMPT + n)
+                assert_true(seen.n_guesses[i] > 0);
+        }
+        assert_int_equal(seen.n_guesses[0], 0);
+        assert_true(n_with > seen.n / 2 && so_request_get_stats(r)->draft_n_accepted >= 0);
+        so_request_free(r);
+        so_engine_free(e);
+    }
+    free(logits);
+    free(path);
 }
 
 /* The guesses of a request, in total: alone, or while another one comes to the end of its context. */
@@ -681,6 +772,7 @@ int main(void) {
         cmocka_unit_test(heads_read_the_roots_state),
         cmocka_unit_test(text_equals_plain_decoding),
         cmocka_unit_test(a_full_context_is_its_own_affair),
+        cmocka_unit_test(end_rows_are_the_targets),
         cmocka_unit_test(wrong_specs),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);

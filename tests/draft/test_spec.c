@@ -96,6 +96,8 @@ static void errors_say_where_and_what(void **state) {
         {"medussa", "column 1", "unknown drafter \"medussa\": must be one of none, ngram,"},
         {"medusa(distinct)", "column 8",
          "medusa does not take distinct; it takes k=N nodes=N best tree=FILE"},
+        {"lookahead(ends=9)", "column 11", "it must be a whole number from 1 to 8"},
+        {"medusa(ends=2)", "column 8", "medusa does not take ends"},
         {"blockwise(k=2)", "column 11", "blockwise does not take k; it takes no options"},
         {"lookahead(nodes=0)", "column 11", "1 to 256"},
         {"ngram,azync(model)", "column 7", "unknown drafter \"azync\": must be one of"},
