@@ -235,6 +235,36 @@ def test_all(target, folder):
     assert "cannot be resumed" in tool("draft.py", *common, "--out", out, "--resume", want=1)
 
 
+def losses(out):
+    """The cross entropy of head 1 in every step that was logged."""
+    return [float(part.split()[0]) for part in out.split("cross entropy of head  1: ")[1:]]
+
+
+def test_heads(target, folder):
+    """Heads of every kind, and a target trained together with its heads; sooth drafts with them and says the same as without."""
+    tool("generate.py", "--target", target, "--out", f"{folder}/h.npz", "--min-p", 0.001, "--own", 500, "--slots", 32, "--short-ctx", 200, "--max-new", 24,
+         "--max-prompt", 300, "--minutes", 0, "--temps", "0,1")
+    common = ("--target", target, "--data", f"{folder}/h.npz", "--heads", 2, "--minutes", 1, "--log", 0, "--device", "cpu", "--max-steps", 100)
+    rows = ("--batch", 1024, "--rows", 512, "--no-compile", "--muon-lr", 0.1)
+    alone = losses(tool("medusa.py", *common, *rows, "--layers", 1, "--out", f"{folder}/m1"))
+    assert len(alone) == 100 and np.mean(alone[-20:]) < np.mean(alone[:20]) - 0.05, alone
+    both = tool("medusa.py", *common, *rows, "--layers", 1, "--out", f"{folder}/m2", "--backbone", 1, "--backbone-lr", 1e-3)
+    together = losses(both)[100:]
+    kept = float(both.split("new and old target: KL ")[1].split()[0])
+    assert len(together) == 100 and np.mean(together[-20:]) < np.mean(together[:20]) - 0.05 and kept < 0.5, both
+    _, old, _ = llama.load(target)
+    _, new, _ = llama.load(f"{folder}/m2/target.gguf")
+    assert all((old[n] != new[n]).any() for n in old), "part of the target was not trained"
+    tool("blockwise.py", *common, *rows, "--hidden", 64, "--out", f"{folder}/blockwise")
+    tool("lookahead.py", *common, "--out", f"{folder}/ahead", "--batch", 1024, "--docs", 16)
+    for model, spec in ((target, f"medusa({folder}/m1/heads.gguf,best)"), (f"{folder}/m2/target.gguf", f"medusa({folder}/m2/heads.gguf)"),
+                        (target, f"blockwise({folder}/blockwise/heads.gguf)"), (target, f"lookahead({folder}/ahead/heads.gguf,ends=2)")):
+        said = [json.loads(run(SOOTH, "run", "-m", model, "--temp", 0, "-n", 40, "-p", "the thing", "--json", *options))
+                for options in (("--no-spec",), ("--spec", spec, "--spec-length", 2))]
+        assert said[0]["tokens"] == said[1]["tokens"] and said[1]["timings"]["draft_n"] > 0, (spec, said)
+    assert "must be 0" in tool("medusa.py", *common, "--out", f"{folder}/m3", "--backbone", -1, want=2)
+
+
 def test_pair(target, folder):
     """Prompts, a tokenizer and a target from nothing; sooth splits text as the tokenizer does and writes in the chat format."""
     try:

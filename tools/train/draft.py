@@ -374,9 +374,9 @@ def begin(args, data, target):
 class Clock:
     """Progress of the run as a fraction, by time or by steps, and the learning rate."""
 
-    def __init__(self, args, first):
+    def __init__(self, args, first, start=START):
         self.args, self.first, self.begin = args, first, time.monotonic()
-        self.end = START + args.minutes * 60 - min(25, args.minutes * 6) if args.minutes else math.inf
+        self.end = start + args.minutes * 60 - min(25, args.minutes * 6) if args.minutes else math.inf
 
     def fraction(self, step):
         by_time = (time.monotonic() - self.begin) / max(1e-3, self.end - self.begin)

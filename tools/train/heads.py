@@ -262,8 +262,9 @@ def restore(args, heads, opt):
     return c["step"]
 
 
-def run(args, kind, first_weights, forward, keys):
-    """Trains and writes DIR/heads.gguf. first_weights(d) -> {name: tensor}; forward: see Heads; keys: for the file."""
+def run(args, kind, first_weights, forward, keys, after=None):
+    """Trains and writes DIR/heads.gguf. first_weights(d) -> {name: tensor}; forward: see Heads; keys: for the file; after: a second
+    stage, which may change the target."""
     data, model, reader, subset = open_model(args)
     target = draft.Target(args, data, model.shape, model.weights)
     heads = Heads(args, {n: w.to(data.device) for n, w in first_weights(target.model.shape.d).items()}, forward,
@@ -274,9 +275,12 @@ def run(args, kind, first_weights, forward, keys):
     else:
         report(heads)
     step = train(args, heads, opt, step)
+    save(os.path.join(args.out, "checkpoint.pt"), heads, opt, step)
+    if after:
+        report(heads)
+        after(args, heads, opt, data, target, reader)
     accuracy = report(heads)
     report(heads, round_q8_0)
-    save(os.path.join(args.out, "checkpoint.pt"), heads, opt, step)
     path = os.path.join(args.out, "heads.gguf")
     write(path, kind, heads.weights, reader, args.name, {"count": args.heads, **keys}, subset, accuracy)
     log_line(f"{path}: {sum(w.numel() for w in heads.weights.values()) / 1e6:.2f} M parameters, {step} steps of {args.rows} rows")
