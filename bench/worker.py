@@ -51,7 +51,10 @@ class Proxy:
         while True:
             wait = max(queue[0][0] - time.monotonic(), 0) if queue else None
             for s in select.select([a, b], [], [], wait)[0]:
-                data = s.recv(1 << 16)
+                try:
+                    data = s.recv(1 << 16)
+                except ConnectionError:
+                    data = b""
                 if not data:
                     a.close(), b.close()
                     return
@@ -72,10 +75,8 @@ def start_worker(draft, log):
 
 
 def run(a, spec, prompts):
-    cmd = [SOOTH, "run", "-m", a.model, "-md", a.draft, "--draft-cores", "1", "--prompts", prompts, "-n", str(a.n), "--temp", "0", "--json",
-           "--spec", spec]
-    if spec == "none" or "worker" in spec and "model)" not in spec:
-        cmd = [c for i, c in enumerate(cmd) if c != "-md" and (i == 0 or cmd[i - 1] != "-md")]
+    cmd = [SOOTH, "run", "-m", a.model, "--draft-cores", "1", "--prompts", prompts, "-n", str(a.n), "--temp", "0", "--json", "--spec", spec]
+    cmd += [] if spec == "none" else ["-md", a.draft]
     done = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(done.stderr)
@@ -106,12 +107,14 @@ def main():
             at = port if float(d) == 0 else Proxy(port, float(d)).port
             specs[f"worker, {d} ms"] = f"async(model,worker=tcp://127.0.0.1:{at}),model"
         rows = {name: [] for name in specs}
-        for i in range(a.repeats + 1):  # the first round warms up
-            for name, spec in specs.items():
-                r = run(a, spec, prompts)
-                if i > 0:
-                    rows[name].append(r)
-        worker.terminate()
+        try:
+            for i in range(a.repeats + 1):  # the first round warms up
+                for name, spec in specs.items():
+                    r = run(a, spec, prompts)
+                    if i > 0:
+                        rows[name].append(r)
+        finally:
+            worker.terminate()
     want = rows["plain"][0]["tokens"]
     sync = statistics.median(r["rate"] for r in rows["sync"])
     print(f"{'':16} tokens/s (smallest, largest)   of sync  tokens/pass  hit rate  text")

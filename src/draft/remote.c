@@ -34,7 +34,7 @@
 
 static const double FIRST_GREETING_MS = 50, LAST_GREETING_MS = 5000; /* between greetings */
 static const double MISFIT_MS = 30000;  /* until a worker that does not fit is asked again */
-static const double SILENT_MS = 3000;   /* a worker that has a job and says nothing is gone */
+static const double SILENT_MS = 5000;   /* a worker that has a job and says nothing is gone */
 static const double PATIENCE_MS = 1000; /* until a first greeting without an answer is reported */
 static const double TRAVEL_PART = 0.1;  /* weight of a round in travel_ms */
 
@@ -64,6 +64,7 @@ typedef struct remote {
     uint64_t session;
     uint32_t n_sent, n_received; /* messages of the session */
     uint32_t next_request, batch;
+    int n_room, n_open;    /* requests that the worker takes at once, and has */
     double greeting_ms;    /* wait after the next greeting */
     int64_t t_greet;       /* when to greet; DOWN and GREETING */
     int64_t t_begun;       /* of the first greeting since it was last UP; 0: none */
@@ -146,6 +147,7 @@ static void greet(remote *r) {
     while (getrandom(&r->session, sizeof r->session, 0) != sizeof r->session || r->session == 0)
         ;
     r->n_sent = r->n_received = 0;
+    r->n_open = 0;
     *h = (so_wire_hello){.vocab_hash = r->vocab_hash,
                          .draft_id = r->draft_id,
                          .limits = so_wire_limits(),
@@ -170,10 +172,7 @@ static void greet(remote *r) {
 static bool send_request(remote *r, remote_request *s, const so_ahead_job *a) {
     so_wire_msg *m = r->out;
     int n_bias = a->sample.n_bias;
-    if (s->n_source > SO_WIRE_TOKENS || n_bias > SO_WIRE_BIASES)
-        return false;
-    if (s->session != r->session)
-        s->id = r->next_request++;
+    s->id = r->next_request++;
     m->open = (so_wire_open){s->id, s->max_tokens, s->n_prompt, a->sample};
     if (a->drawn) { /* nothing that a guess is tested with */
         m->open.sample.temp = 0;
@@ -188,6 +187,7 @@ static bool send_request(remote *r, remote_request *s, const so_ahead_job *a) {
         return false;
     s->session = r->session;
     s->n_sent = 0;
+    r->n_open++;
     return true;
 }
 
@@ -214,6 +214,13 @@ static void write_round(so_wire_round *to, uint32_t id, const so_ahead_job *a) {
             SO_MIN(SO_MAX(t->proposals[i].confidence, 0), 1);
 }
 
+/* Whether the worker has, or has room for, the request, and a message for its source and biases. */
+static bool can_send(const remote *r, const remote_request *s, const so_ahead_job *a) {
+    return a->job.n_tokens <= s->max_tokens &&
+           (s->session == r->session || (r->n_open < r->n_room && s->n_source <= SO_WIRE_TOKENS &&
+                                         a->sample.n_bias <= SO_WIRE_BIASES));
+}
+
 /* Tells the worker of the batch; false: it cannot be told. */
 static bool send_batch(remote *r, so_async_core *c, so_async_batch *b) {
     so_wire_msg *m = r->out;
@@ -222,7 +229,7 @@ static bool send_batch(remote *r, so_async_core *c, so_async_batch *b) {
     for (int i = 0; i < b->n && r->n_jobs < SO_WIRE_JOBS; i++) {
         so_ahead_job *a = &b->jobs[i];
         remote_request *s = a->job.state;
-        if (a->skip || a->job.n_tokens > s->max_tokens)
+        if (a->skip || !can_send(r, s, a))
             continue;
         if ((s->session != r->session && !send_request(r, s, a)) || !send_text(r, s, a))
             return false;
@@ -339,11 +346,13 @@ static void complain(remote *r, const char *what) {
 static void handle(remote *r, so_async_batch *b) {
     const so_wire_msg *m = r->in;
     bool mine = b && m->batch == r->batch && !r->over, ok = true;
-    if (m->type == SO_WIRE_WELCOME && r->state == GREETING)
+    if (m->type == SO_WIRE_WELCOME && r->state == GREETING) {
+        r->n_room = m->welcome.n_parallel;
         set_up(r);
-    else if (m->type == SO_WIRE_REFUSED)
+    } else if (m->type == SO_WIRE_REFUSED) {
         on_refused(r);
-    else if (m->type == SO_WIRE_OUTCOMES && mine)
+    }
+    if (m->type == SO_WIRE_OUTCOMES && mine)
         ok = take_outcomes(r, b);
     else if (m->type == SO_WIRE_LEVEL && mine)
         ok = take_level(r, b);
@@ -496,6 +505,7 @@ static void remote_preempt(so_drafter *d, void *state) {
     remote_request *s = state;
     if (s->session != 0 && s->session == r->session && r->state == UP) {
         r->out->request = s->id;
+        r->n_open--;
         if (!send_msg(r, SO_WIRE_CLOSE))
             set_down(r, 0);
     }

@@ -264,6 +264,36 @@ static void requests_may_end_at_any_time(void **state) {
     free(spec);
 }
 
+/* With `match` the worker shares the target's noise; where guesses are tested against random numbers it
+ * learns none of them. */
+static void the_worker_is_told_no_numbers_that_test_guesses(void **state) {
+    static const so_verify_mode MODES[] = {SO_VERIFY_MATCH, SO_VERIFY_REJECT, SO_VERIFY_LENIENT};
+    int64_t happened[SO_PATH_N_FAULTS] = {0}, n_during = 0;
+    (void)state;
+    so_worker_need_zmq();
+    so_worker *w = start(NULL, NULL);
+    so_path *p = so_path_open(so_worker_address(w), &(so_path_opts){0});
+    char *spec = spec_of(so_path_address(p), "");
+    so_engine *e = open_engine(2, NULL);
+    busy_ms = 0.6;
+    run_until_hits(e, spec);
+    for (size_t i = 0; i < SO_LEN(MODES); i++) {
+        int n_seeds = 0, n = 0;
+        for (so_path_opened(p, &n_seeds); n == 0; n = so_path_opened(p, &n_seeds)) {
+            so_case c = cases[0]; /* temperature 0.9 */
+            so_request *r = so_case_submit(
+                e, &c, &(so_spec_opts){.drafter = spec, .verify = MODES[i], .lenience = 0.5});
+            so_case_run(e);
+            so_request_free(r);
+        }
+        assert_int_equal(n_seeds, MODES[i] == SO_VERIFY_MATCH ? n : 0);
+    }
+    so_engine_free(e);
+    so_path_close(p, happened, &n_during);
+    so_worker_stop(w);
+    free(spec);
+}
+
 /* With a key, and with another one; the file is the owner's alone. */
 static void keys_decide(void **state) {
     char *dir, files[2][300];
@@ -332,6 +362,7 @@ int main(void) {
         cmocka_unit_test(nobody_may_listen),
         cmocka_unit_test(two_engines_share_a_worker),
         cmocka_unit_test(requests_may_end_at_any_time),
+        cmocka_unit_test(the_worker_is_told_no_numbers_that_test_guesses),
         cmocka_unit_test(keys_decide),
         cmocka_unit_test(bad_addresses_are_refused),
     };

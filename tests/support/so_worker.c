@@ -2,6 +2,7 @@
 #include "so_worker.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +53,7 @@ so_worker *so_worker_start(const so_rig *draft, const char *address, const char 
                                .address = address ? address : "tcp://127.0.0.1:*",
                                .key_file = key_file,
                                .n_ctx = 4096,
-                               .n_parallel = 8,
+                               .n_parallel = 3, /* fewer than some engines have */
                                .n_batch = 16,
                                .kv_dtype = SO_DTYPE_F32,
                                .temp = -1};
@@ -97,6 +98,8 @@ struct so_path {
     unsigned char *bytes;
     uint32_t n_draws;
     int64_t happened[SO_PATH_N_FAULTS], n_during;
+    so_wire_msg *msg;
+    atomic_int n_opened, n_seeds;
     pthread_t thread;
 };
 
@@ -214,6 +217,20 @@ static void pass_on(so_path *p, bool to_worker, unsigned char *bytes, size_t n) 
         deliver(p, to_worker, bytes, n);
 }
 
+/* Counts requests that the worker is told of, and those of which it learns the seed. */
+static void look(so_path *p, size_t n) {
+    so_err err = {0};
+    if (so_wire_read(p->bytes, n, p->msg, &err) != SO_OK || p->msg->type != SO_WIRE_OPEN)
+        return;
+    atomic_fetch_add(&p->n_opened, 1);
+    atomic_fetch_add(&p->n_seeds, p->msg->open.sample.seed != 0);
+}
+
+int so_path_opened(so_path *p, int *n_seeds) {
+    *n_seeds = atomic_exchange(&p->n_seeds, 0);
+    return atomic_exchange(&p->n_opened, 0);
+}
+
 static bool forward(so_path *p, bool to_worker) {
     if (to_worker) {
         unsigned char peer[PEER];
@@ -227,6 +244,8 @@ static bool forward(so_path *p, bool to_worker) {
     if (n < 0)
         return false;
     assert_true(n <= MESSAGE);
+    if (to_worker)
+        look(p, (size_t)n);
     pass_on(p, to_worker, p->bytes, (size_t)n);
     return true;
 }
@@ -255,6 +274,7 @@ so_path *so_path_open(const char *worker, const so_path_opts *o) {
     p->ctx = p->z.ctx_new();
     p->stop_fd = eventfd(0, EFD_CLOEXEC);
     p->bytes = so_alloc(MESSAGE);
+    p->msg = SO_NEW(so_wire_msg);
     for (int i = 0; i < HELD; i++)
         p->held[i].bytes = so_alloc(MESSAGE);
     snprintf(p->worker, sizeof p->worker, "%s", worker);
@@ -277,6 +297,7 @@ void so_path_close(so_path *p, int64_t *happened, int64_t *n_during) {
     p->z.ctx_term(p->ctx);
     close(p->stop_fd);
     free(p->bytes);
+    free(p->msg);
     for (int i = 0; i < HELD; i++)
         free(p->held[i].bytes);
     free(p);
