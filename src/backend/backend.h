@@ -264,6 +264,7 @@ struct so_backend {
     unsigned n_failed;     /* passes whose sync failed */
     unsigned n_unusual;    /* passes whose time says nothing about the next ones, because something
                               was prepared for them */
+    double encode_ms;      /* of reading source texts (model/source.c), for traces */
     const char *note;      /* what is slower on this hardware than on others; NULL: nothing */
 };
 

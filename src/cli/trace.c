@@ -3,6 +3,7 @@
  *   a.jsonl   draft   ▂▂  ▂▂  ▂▂           drafting, then one verifying pass of the target
  *                       ▂▂▂ ▂▂▂            with async(X): drafting ahead during a pass, in another colour
  *             target    ████  ████  ████   the box of a step shows the number of emitted tokens
+ *             an encoder-decoder model and its draft begin with boxes of their own, for the encoders
  *
  * All files have the same scale, so that runs with different draft lengths, and plain decoding, can
  * be compared by eye (as in figure 5 of Leviathan et al.). A summary of each run is printed in any
@@ -26,12 +27,13 @@ enum { MAX_BYTES = 256 << 20, MAX_STEPS = 1 << 20, LANE = 22, ROW = 74, LEFT = 1
 
 void so_trace_write(void *user, const so_step_info *s) {
     fprintf(user,
-            "{\"step\":%lld,\"t_ms\":%.3f,\"draft_ms\":%.4f,\"pass_ms\":%.4f,\"host_ms\":%.4f,"
+            "{\"step\":%lld,\"t_ms\":%.3f,\"encode_ms\":%.4f,\"draft_ms\":%.4f,"
+            "\"draft_encode_ms\":%.4f,\"pass_ms\":%.4f,\"host_ms\":%.4f,"
             "\"rows\":%d,\"requests\":%d,\"expected_tokens\":%.4f,\"expected_ms\":%.4f,"
             "\"plain_ms\":%.4f,\"probe\":%s,\"drafted\":%d,\"tested\":%d,\"accepted\":%d,"
             "\"emitted\":%d,\"ended\":%d,\"looked_up\":%d,\"hits\":%d,\"ahead_ms\":%.4f}\n",
-            (long long)s->step, s->t_ms, s->draft_ms, s->pass_ms, s->host_ms, s->n_rows,
-            s->n_requests, s->plan.tokens, s->plan.ms, s->plan.plain_ms,
+            (long long)s->step, s->t_ms, s->encode_ms, s->draft_ms, s->draft_encode_ms, s->pass_ms,
+            s->host_ms, s->n_rows, s->n_requests, s->plan.tokens, s->plan.ms, s->plan.plain_ms,
             s->plan.probe ? "true" : "false", s->drafted, s->tested, s->accepted, s->emitted,
             s->ended, s->looked_up, s->hits, s->ahead_ms);
 }
@@ -62,7 +64,7 @@ void so_trace_write_round(FILE *f, const so_round *round) {
 /* --- reading --- */
 
 typedef struct step {
-    double t_ms, draft_ms, pass_ms, host_ms, ahead_ms;
+    double t_ms, encode_ms, draft_ms, draft_encode_ms, pass_ms, host_ms, ahead_ms;
     int looked_up, hits;
     int requests, drafted, accepted, emitted, ended;
 } step;
@@ -71,7 +73,7 @@ typedef struct run_trace {
     const char *path;
     step *steps;
     int n;
-    double ms, draft_ms, pass_ms, ahead_ms; /* of all steps with a decoding request */
+    double ms, encode_ms, draft_ms, pass_ms, ahead_ms; /* of all steps with a decoding request */
     int64_t looked_up, hits;
     int64_t rounds; /* sum of their decoding requests */
     int64_t drafted, accepted, emitted, ended;
@@ -96,14 +98,17 @@ static bool read_step(const json_t *o, step *s) {
            get_count(o, "requests", &s->requests) && get_count(o, "drafted", &s->drafted) &&
            get_count(o, "accepted", &s->accepted) && get_count(o, "emitted", &s->emitted) &&
            get_count(o, "ended", &s->ended) && get_count(o, "looked_up", &s->looked_up) &&
-           get_count(o, "hits", &s->hits) && get_ms(o, "ahead_ms", &s->ahead_ms);
+           get_count(o, "hits", &s->hits) && get_ms(o, "ahead_ms", &s->ahead_ms) &&
+           get_ms(o, "encode_ms", &s->encode_ms) &&
+           get_ms(o, "draft_encode_ms", &s->draft_encode_ms) && s->draft_encode_ms <= s->draft_ms;
 }
 
 static void add_step(run_trace *t, const step *s) {
     if (t->n % 1024 == 0)
         t->steps = so_realloc(t->steps, (size_t)(t->n + 1024) * sizeof *t->steps);
     t->steps[t->n++] = *s;
-    t->ms += s->draft_ms + s->pass_ms + s->host_ms;
+    t->ms += s->encode_ms + s->draft_ms + s->pass_ms + s->host_ms;
+    t->encode_ms += s->encode_ms;
     t->draft_ms += s->draft_ms;
     t->pass_ms += s->pass_ms;
     t->drafted += s->drafted;
@@ -179,8 +184,14 @@ static void draw_run(FILE *f, const run_trace *t, double top, double scale) {
     draw_label(f, LEFT - 50, top + LANE + 16, "target");
     for (int i = 0; i < t->n; i++) {
         const step *s = &t->steps[i];
+        double encode = s->draft_encode_ms * scale;
+        if (s->encode_ms > 0)
+            draw_box(f, x, top + LANE + 2, s->encode_ms * scale, "#c0504d");
+        x += s->encode_ms * scale;
+        if (encode > 0)
+            draw_box(f, x, top, encode, "#e08a5f");
         if (s->draft_ms > 0 && s->drafted > 0)
-            draw_box(f, x, top, s->draft_ms * scale, "#e8b73a");
+            draw_box(f, x + encode, top, s->draft_ms * scale - encode, "#e8b73a");
         x += s->draft_ms * scale;
         double w = (s->pass_ms + s->host_ms) * scale;
         if (i + 1 < t->n && s[1].ahead_ms > 0) /* known in the next step, which looks it up */
@@ -223,18 +234,21 @@ static void print_run(const run_trace *t, bool json) {
     if (json) {
         json_t *hit_rate =
             t->looked_up > 0 ? json_real((double)t->hits / (double)t->looked_up) : json_null();
-        so_report_print_json(json_pack(
-            "{s:o, s:i, s:I, s:f, s:f, s:f, s:f, s:I, s:I, s:f, s:o}", "file",
-            so_describe_json_text(so_str_c(t->path)), "passes", t->n, "tokens",
-            (json_int_t)t->emitted, "tokens_per_pass", per_pass, "ms", t->ms, "draft_ms",
-            t->draft_ms, "pass_ms", t->pass_ms, "drafted", (json_int_t)t->drafted, "accepted",
-            (json_int_t)t->accepted, "ahead_ms", t->ahead_ms, "hit_rate", hit_rate));
+        so_report_print_json(
+            json_pack("{s:o, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:f, s:o}", "file",
+                      so_describe_json_text(so_str_c(t->path)), "passes", t->n, "tokens",
+                      (json_int_t)t->emitted, "tokens_per_pass", per_pass, "ms", t->ms, "encode_ms",
+                      t->encode_ms, "draft_ms", t->draft_ms, "pass_ms", t->pass_ms, "drafted",
+                      (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted, "ahead_ms",
+                      t->ahead_ms, "hit_rate", hit_rate));
         return;
     }
     printf("%s: %lld tokens in %d passes (%.2f per pass), %.1f ms: drafting %.1f, passes %.1f; "
            "%lld guesses, %lld accepted\n",
            t->path, (long long)t->emitted, t->n, per_pass, t->ms, t->draft_ms, t->pass_ms,
            (long long)t->drafted, (long long)t->accepted);
+    if (t->encode_ms > 0)
+        printf("  reading the source: %.1f ms\n", t->encode_ms);
     if (t->looked_up > 0)
         printf("  drafting ahead: %.1f ms, %lld of %lld rounds found their draft\n", t->ahead_ms,
                (long long)t->hits, (long long)t->looked_up);

@@ -67,6 +67,8 @@ so_async_counts so_drafters_async(const so_drafters *d) {
     return sum;
 }
 
+bool so_drafters_has_worker(const so_drafters *d) { return d->host != NULL; }
+
 void so_drafters_lock(so_drafters *d) {
     if (d->host)
         so_async_lock(d->host);

@@ -480,10 +480,12 @@ int so_engine_step(so_engine *e, so_err *err) {
     so_err local = {0};
     drop_cancelled(e->waiting);
     drop_cancelled(e->running);
+    begin_info(e);
+    double encoded = so_model_backend(e->m)->encode_ms;
     so_schedule_admit(e);
     if (!e->running)
         return 0;
-    begin_info(e);
+    e->step.info.encode_ms = so_model_backend(e->m)->encode_ms - encoded;
     so_schedule_gather(e);
     if (e->spec) {
         so_speculate_step(e);

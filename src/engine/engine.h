@@ -48,7 +48,9 @@ typedef struct so_request so_request;
 typedef struct so_step_info {
     int64_t step;           /* from 0 */
     double t_ms;            /* start of the step, since the engine was created */
+    double encode_ms;       /* encoder-decoder models: time of reading source texts */
     double draft_ms;        /* time in drafters */
+    double draft_encode_ms; /* part of it: draft models reading source texts */
     double pass_ms;         /* time of the target's pass */
     double host_ms;         /* verification and commits after the pass */
     int n_rows, n_requests; /* n_requests: those whose next token was decided */

@@ -447,6 +447,12 @@ static int choose_ends(so_engine *e) {
     return n;
 }
 
+/* Time of encoders on the backend of drafts; 0 with a worker, which may be using it. */
+static double draft_encode_ms(const so_engine *e) {
+    const so_model *m = e->o.draft ? e->o.draft : e->m;
+    return so_drafters_has_worker(e->spec->drafters) ? 0 : so_model_backend(m)->encode_ms;
+}
+
 void so_speculate_step(so_engine *e) {
     so_planner *planner = e->spec->planner;
     so_plan_step room = {.max_rows = e->max_rows};
@@ -471,7 +477,9 @@ void so_speculate_step(so_engine *e) {
         if (speculates(r))
             set_room(r, e->max_guesses / n_spec);
     so_async_counts before = so_drafters_async(e->spec->drafters);
+    double encoded = draft_encode_ms(e);
     e->step.info.draft_ms = propose(e);
+    e->step.info.draft_encode_ms = draft_encode_ms(e) - encoded;
     count_ahead(e, &before);
     so_plan_choose(planner);
     e->step.info.plan = *so_plan_add_rows(planner, choose_ends(e));

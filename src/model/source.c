@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "model/t5.h"
 
@@ -206,8 +207,10 @@ static int encode(so_sources *s, source *to, so_err *err) {
     upload(s, s->pass.rows, s->h_rows, (size_t)n * sizeof *s->h_rows);
     upload(s, s->pass.cross_slots, s->h_slots, (size_t)n * sizeof *s->h_slots);
     s->pass.n = n;
+    int64_t t = so_clock_ns();
     so_t5_encode(&s->pass);
     int rc = b->vt->sync(b, err);
+    b->encode_ms += so_clock_ms_since(t);
     if (rc != 0)
         b->n_failed++;
     return rc;

@@ -14,6 +14,10 @@ static const char PROMPTS[] =
     "{\"prompt\": \"Economic growth must not be achieved at the cost of the environment.\"}\n";
 static const char SOURCE[] = "I would like to thank the rapporteur for her excellent report.";
 
+/* Colours of `sooth trace`. */
+#define ENCODER "#c0504d"
+#define DRAFT_ENCODER "#e08a5f"
+
 static bool here(void) {
     char self[3000];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -134,6 +138,33 @@ static void test_measured(void **state) {
     json_decref(all);
 }
 
+/* A trace has the time of the encoders, and the drawing a box for each. */
+static void test_trace(void **state) {
+    if (!here())
+        SO_SKIP("models/ende is not beside this program");
+    so_buf svg = {0};
+    for (int spec = 0; spec < 2; spec++) {
+        char line[300];
+        snprintf(line, sizeof line, "--temp 0 %s --trace t%d.jsonl",
+                 spec ? "--spec model --spec-length 3" : "--no-spec", spec);
+        json_decref(translate(*state, line));
+    }
+    json_t *plain = json_of(*state, "sooth trace t0.jsonl --json --svg plain.svg");
+    json_t *spec = json_of(*state, "sooth trace t1.jsonl --json --svg spec.svg");
+    assert_true(json_number_value(json_object_get(plain, "encode_ms")) > 0);
+    assert_true(json_number_value(json_object_get(spec, "encode_ms")) > 0);
+    slurp(*state, "plain.svg", &svg);
+    assert_non_null(strstr(text_of(&svg), ENCODER));
+    assert_null(strstr(text_of(&svg), DRAFT_ENCODER));
+    so_buf_clear(&svg);
+    slurp(*state, "spec.svg", &svg);
+    assert_non_null(strstr(text_of(&svg), ENCODER));
+    assert_non_null(strstr(text_of(&svg), DRAFT_ENCODER));
+    so_buf_free(&svg);
+    json_decref(plain);
+    json_decref(spec);
+}
+
 /* What does not fit a translation is refused with its remedy. */
 static void test_bad_requests(void **state) {
     static const struct {
@@ -156,10 +187,10 @@ static void test_bad_requests(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_translates),   cmocka_unit_test(test_speculation_changes_nothing),
-        cmocka_unit_test(test_prove),        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_bench),        cmocka_unit_test(test_measured),
-        cmocka_unit_test(test_bad_requests),
+        cmocka_unit_test(test_translates), cmocka_unit_test(test_speculation_changes_nothing),
+        cmocka_unit_test(test_prove),      cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_bench),      cmocka_unit_test(test_measured),
+        cmocka_unit_test(test_trace),      cmocka_unit_test(test_bad_requests),
     };
     return cmocka_run_group_tests_name("ende", tests, open_fixture, close_fixture);
 }
