@@ -33,13 +33,14 @@ typedef struct pause {
     uint64_t seed;
     uint32_t n;
     double max_ms;
+    double longest_draft_ms; /* of a step: what the engine waited for drafts, and drafted itself */
 } pause;
 
 static void on_step(void *user, const so_step_info *info) {
     pause *p = user;
     so_rng_key key = {.seed = p->seed, .purpose = SO_RNG_TEST};
     double ms = p->max_ms * so_rng_uniform(&key, p->n++);
-    (void)info;
+    p->longest_draft_ms = SO_MAX(p->longest_draft_ms, info->draft_ms);
     if (p->max_ms > 0)
         nanosleep(&(struct timespec){.tv_nsec = (long)(ms * 1e6)}, NULL);
 }
@@ -150,6 +151,34 @@ static void faults_change_no_token(void **state) {
     assert_true(all >= 1000);
 }
 
+/* The worker drafts for all running requests. If it stands still for a quarter of a second with each
+ * batch, the engine never waits for it: a step drafts in its own time, which takes these models less than
+ * a millisecond, or not at all. */
+static void a_worker_that_stops_holds_nobody_up(void **state) {
+    so_async_faults f = {.seed = 3, .stop_rate = 1, .stop_ms = 250};
+    (void)state;
+    for (int stops = 0; stops < 2; stops++) {
+        pause p = {.max_ms = 0};
+        so_engine *e = open_engine(stops ? &f : NULL, &p, SO_CASES);
+        so_request *r[SO_CASES];
+        for (int c = 0; c < SO_CASES; c++)
+            r[c] = so_case_submit(
+                e, &cases[c],
+                &(so_spec_opts){.drafter = stops ? "async(model)" : "async(model,wait=2)",
+                                .length = 3});
+        so_case_run(e);
+        for (int c = 0; c < SO_CASES; c++) {
+            const so_async_counts *n = &so_request_get_stats(r[c])->async;
+            assert_true(so_case_same(r[c], &cases[c]));
+            assert_true(stops ? n->hits <= 2 : n->outcomes > 0 && n->drafted > 0);
+            so_request_free(r[c]);
+        }
+        if (stops)
+            assert_true(p.longest_draft_ms < 100);
+        so_engine_free(e);
+    }
+}
+
 /* Requests that end in the middle: cancelled, or freed while the worker may have them. */
 static void requests_may_end_at_any_time(void **state) {
     (void)state;
@@ -256,6 +285,7 @@ int main(void) {
         cmocka_unit_test(every_spec_gives_the_plain_text),
         cmocka_unit_test(specs_share_a_backend),
         cmocka_unit_test(faults_change_no_token),
+        cmocka_unit_test(a_worker_that_stops_holds_nobody_up),
         cmocka_unit_test(requests_may_end_at_any_time),
         cmocka_unit_test(a_perfect_draft_is_hit),
         cmocka_unit_test(an_oracle_simulates_hits),
