@@ -12,15 +12,41 @@
 #include "cli/progress.h"
 #include "draft/spec.h"
 
-/* Whether the spec has an async() that runs here, not in a worker. */
-static bool drafts_ahead(const char *text) {
+enum { DEVICE_NAME = 32 };
+
+/* Whether the spec has an async() that runs here, not in a worker. device: what its device= says. */
+static bool drafts_ahead(const char *text, char device[DEVICE_NAME]) {
     so_spec spec;
     bool any = false;
     if (so_spec_parse(so_str_c(text), &spec, NULL) != SO_OK)
         return false;
-    for (int i = 0; i < spec.n_nodes; i++)
-        any |= spec.nodes[i].name == SO_SPEC_ASYNC && spec.nodes[i].worker_len == 0;
+    for (int i = 0; i < spec.n_nodes; i++) {
+        const so_spec_node *n = &spec.nodes[i];
+        any |= n->name == SO_SPEC_ASYNC && n->worker_len == 0;
+        if (n->device_len > 0)
+            snprintf(device, DEVICE_NAME, "%.*s", SO_STR_ARG(so_spec_device(&spec, n)));
+    }
     return any;
+}
+
+/* Where drafts run: --draft-device, --draft-cores, or device= of async(). A GPU is a device of its own.
+ * With a model on a GPU the draft has the whole CPU, otherwise it gets cores (one by default). */
+static int draft_opts(const so_args *a, char named[DEVICE_NAME], so_bundle_opts *o) {
+    bool ahead = drafts_ahead(so_args_str(a, SO_OPT_SPEC, "auto"), named);
+    o->draft_device = so_args_str(a, SO_OPT_DRAFT_DEVICE, NULL);
+    if (named[0] && o->draft_device && strcmp(named, o->draft_device) != 0)
+        return so_args_bad(a, "--draft-device %s and device=%s in --spec: name one device",
+                           o->draft_device, named);
+    bool on_gpu = strncmp(named, "cuda", 4) == 0 || strncmp(o->device, "cuda", 4) == 0;
+    if (named[0] && on_gpu && !so_args_has(a, SO_OPT_DRAFT_CORES))
+        o->draft_device = named;
+    o->draft_cores = (int)so_args_int(a, SO_OPT_DRAFT_CORES, ahead && !o->draft_device ? -1 : 0);
+    if (o->draft_cores > 0 && strncmp(named, "cuda", 4) == 0)
+        return so_args_bad(a, "--draft-cores %d and device=%s in --spec: name one of them",
+                           o->draft_cores, named);
+    if (o->draft_cores > 0 && o->draft_device)
+        return so_args_bad(a, "--draft-cores and --draft-device exclude each other");
+    return 0;
 }
 
 /* A draft worker runs its model where an engine would run a draft. */
@@ -42,16 +68,14 @@ static int worker_opts(so_bundle_opts *o, so_backend **own, so_err *err) {
     return rc;
 }
 
-static int bundle_opts(const so_args *a, so_bundle_opts *o) {
+static int bundle_opts(const so_args *a, char draft_device[DEVICE_NAME], so_bundle_opts *o) {
     so_bundle_defaults(o);
     o->n_threads = (int)so_args_int(a, SO_OPT_THREADS, 0);
     so_cpu_level_parse(so_args_str(a, SO_OPT_CPU_LEVEL, "auto"), &o->level);
     o->device = so_args_str(a, SO_OPT_DEVICE, "auto");
-    o->draft_device = so_args_str(a, SO_OPT_DRAFT_DEVICE, NULL);
-    bool async = drafts_ahead(so_args_str(a, SO_OPT_SPEC, "auto")) && !o->draft_device;
-    o->draft_cores = (int)so_args_int(a, SO_OPT_DRAFT_CORES, async ? -1 : 0);
-    if (o->draft_cores > 0 && o->draft_device)
-        return so_args_bad(a, "--draft-cores and --draft-device exclude each other");
+    int status = draft_opts(a, draft_device, o);
+    if (status != 0)
+        return status;
     const char *type = so_args_str(a, SO_OPT_QUANTIZE, NULL);
     o->quantize = type != NULL;
     if (type && !so_dtype_parse(type, &o->dtype))
@@ -68,7 +92,8 @@ int so_cli_open(const so_args *a, so_bundle *out) {
     const char *name = so_args_str(a, SO_OPT_MODEL, NULL);
     if (!name)
         return so_args_bad(a, "-m MODEL is missing; `sooth pull` lists models to try");
-    int status = bundle_opts(a, &o);
+    char draft_device[DEVICE_NAME] = "";
+    int status = bundle_opts(a, draft_device, &o);
     if (status != 0)
         return status;
     if (so_model_resolve(name, &path, &err) != SO_OK)

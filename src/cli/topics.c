@@ -67,6 +67,7 @@ static const so_topic topics[] = {
      "bigram(FILE,draw)\tsample from the table instead of taking the most frequent token\n"
      "async(A,fan=N)\tnumber of ends that are drafted for: 1 to 64 (default: chosen in each round "
      "by probability and time)\n"
+     "async(A,device=D)\tdevice of the draft model: cpu, cuda or cuda:N (as --draft-device)\n"
      "async(A,wait=N)\tguesses that the model waits for, if they are not ready: 0 to 16 (default: "
      "0)\n"
      "async(model,worker=ADDRESS)\tthe same by a process elsewhere, `sooth draft-worker`; ADDRESS "

@@ -88,6 +88,10 @@ so_str so_spec_tree(const so_spec *s, const so_spec_node *n) {
     return (so_str){s->text + n->tree_at, (size_t)n->tree_len};
 }
 
+so_str so_spec_device(const so_spec *s, const so_spec_node *n) {
+    return (so_str){s->text + n->device_at, (size_t)n->device_len};
+}
+
 so_str so_spec_worker(const so_spec *s, const so_spec_node *n) {
     return (so_str){s->text + n->worker_at, (size_t)n->worker_len};
 }
@@ -285,6 +289,18 @@ static void parse_worker(parser *p, so_spec_node *n, word key) {
     n->worker_len = w.len;
 }
 
+static void parse_device(parser *p, so_spec_node *n, word key) {
+    word w = next_word(p);
+    so_str s = word_str(p, w);
+    if (p->rc == 0 && n->device_len > 0)
+        fail_at(p, key.at, "async takes one device");
+    else if (p->rc == 0 && !so_str_eq_c(s, "cpu") && !so_str_eq_c(s, "cuda") &&
+             !so_str_starts(s, SO_STR("cuda:")))
+        fail_at(p, w.at, "device=%.*s: must be cpu, cuda or cuda:N", SO_STR_ARG(s));
+    n->device_at = w.at;
+    n->device_len = w.len;
+}
+
 static void parse_option(parser *p, so_spec_node *n, word key) {
     int o = find_option(word_str(p, key));
     double v = 0;
@@ -294,6 +310,10 @@ static void parse_option(parser *p, so_spec_node *n, word key) {
     }
     if (n->name == SO_SPEC_ASYNC && so_str_eq_c(word_str(p, key), "worker")) {
         parse_worker(p, n, key);
+        return;
+    }
+    if (n->name == SO_SPEC_ASYNC && so_str_eq_c(word_str(p, key), "device")) {
+        parse_device(p, n, key);
         return;
     }
     if (o < 0) {
@@ -401,6 +421,8 @@ static void check_remote(parser *p, const so_spec_node *n) {
         fail_at(p, x->column - 1,
                 "a worker runs `model`, without options: write async(model,worker=ADDRESS), or "
                 "model(FILE) to require that the worker's draft is FILE");
+    if (n->device_len > 0)
+        fail_at(p, n->column - 1, "a worker has hardware of its own: without device=");
     if (so_spec_flag(n, SO_SPEC_OPT_FALLBACK))
         fail_at(p, n->column - 1,
                 "a worker does not draft while the model waits: without sync in fallback=");
@@ -550,7 +572,8 @@ static void print_list(const so_spec *s, int first, const char *sep, so_buf *out
 static void print_file(so_str file, so_buf *out) {
     double v;
     bool plain = find_name(file) < 0 && find_option(file) < 0 && !to_number(file, &v) &&
-                 !so_str_eq_c(file, "tree") && !so_str_eq_c(file, "worker");
+                 !so_str_eq_c(file, "tree") && !so_str_eq_c(file, "worker") &&
+                 !so_str_eq_c(file, "device");
     for (size_t i = 0; i < file.len; i++)
         plain = plain && !strchr(" \t,()+=\"", file.ptr[i]);
     so_buf_append_c(out, plain ? "" : "\"");
@@ -593,6 +616,11 @@ static void print_args(const so_spec *s, const so_spec_node *n, so_buf *out) {
         print_node(s, n->first, out);
         sep = ",";
     }
+    if (n->device_len > 0) {
+        so_buf_printf(out, "%sdevice=", sep);
+        so_buf_append_str(out, so_spec_device(s, n));
+        sep = ",";
+    }
     if (n->worker_len > 0) {
         so_buf_printf(out, "%sworker=", sep);
         print_file(so_spec_worker(s, n), out);
@@ -623,11 +651,15 @@ static bool is_within(const so_spec *s, int node, const so_spec_node *n) {
     return false;
 }
 
-bool so_spec_is_async(const so_spec *s, const so_spec_node *n) {
+const so_spec_node *so_spec_async_of(const so_spec *s, const so_spec_node *n) {
     for (int i = 0; i < s->n_nodes; i++)
         if (s->nodes[i].name == SO_SPEC_ASYNC && is_within(s, s->nodes[i].first, n))
-            return true;
-    return false;
+            return &s->nodes[i];
+    return NULL;
+}
+
+bool so_spec_is_async(const so_spec *s, const so_spec_node *n) {
+    return so_spec_async_of(s, n) != NULL;
 }
 
 bool so_spec_is_remote(const so_spec *s, const so_spec_node *n) {

@@ -7,6 +7,7 @@
  *   item  = name [ "(" arg { "," arg } ")" ]
  *   arg   = number | option "=" value | option | file | "tree" "=" file | merge
  *         | "worker" "=" address                  of async: a process that runs its drafter
+ *         | "device" "=" ("cpu" | "cuda" | "cuda:N")  of async: what its draft model runs on
  *         | "fallback" "=" merge { "," merge }    of async, at the end; `sync` and `none` are names
  *                                                 there
  *
@@ -83,6 +84,7 @@ typedef struct so_spec_node {
     int file_at, file_len;         /* file name in text; length 0: none */
     int tree_at, tree_len;         /* tree=FILE, the same */
     int worker_at, worker_len;     /* async: worker=ADDRESS, the same */
+    int device_at, device_len;     /* async: device=NAME, the same */
     int column;                    /* from 1 */
 } so_spec_node;
 
@@ -100,6 +102,7 @@ const char *so_spec_name_text(so_spec_name name);
 so_str so_spec_file(const so_spec *s, const so_spec_node *n);
 so_str so_spec_tree(const so_spec *s, const so_spec_node *n);
 so_str so_spec_worker(const so_spec *s, const so_spec_node *n);
+so_str so_spec_device(const so_spec *s, const so_spec_node *n);
 
 /* The nodes of tree=FILE, which a drafter keeps (draft/shape.h has what they mean). */
 typedef struct so_fixed_tree {
@@ -110,6 +113,8 @@ typedef struct so_fixed_tree {
  * file it changes nothing. */
 int so_spec_read_tree(const so_spec *s, const so_spec_node *n, int *nodes, so_fixed_tree *out,
                       so_err *err);
+/* The async() around a node; NULL: there is none. */
+const so_spec_node *so_spec_async_of(const so_spec *s, const so_spec_node *n);
 /* Whether a node is the drafter inside an async(), or inside that; and if so, whether a worker process
  * runs it. */
 bool so_spec_is_async(const so_spec *s, const so_spec_node *n);

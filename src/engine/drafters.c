@@ -218,6 +218,19 @@ static int set_tree(const so_engine *e, const so_spec *s, const so_spec_node *n,
     return rc == SO_OK && tree ? check_budget(e, &o->nodes, err) : rc;
 }
 
+/* device= of async(): the command line opens drafts there; elsewhere they are on some device already. */
+static int check_device(const so_spec *s, const so_spec_node *async, const so_backend *b,
+                        so_err *err) {
+    so_str want = so_spec_device(s, async);
+    bool is_cuda = so_str_starts(want, SO_STR("cuda"));
+    if (want.len == 0 || is_cuda == (strcmp(b->vt->name, "cuda") == 0))
+        return SO_OK;
+    return so_err_set(err, SO_EINVAL,
+                      "device=%.*s: the draft models of this process run on another device (%s); "
+                      "start it with --draft-device %.*s (in the library draft_device)",
+                      SO_STR_ARG(want), b->vt->name, SO_STR_ARG(want));
+}
+
 static int make_model(so_drafters *d, const so_spec *s, const so_spec_node *n, so_drafter *inner,
                       so_drafter **out, so_err *err) {
     const so_engine *e = d->e;
@@ -243,6 +256,8 @@ static int make_model(so_drafters *d, const so_spec *s, const so_spec_node *n, s
         rc = check_draft(e, m, tok, err);
     so_model_drafter_opts o = model_opts(e, m, b);
     o.ahead = so_spec_is_async(s, n);
+    if (rc == SO_OK && o.ahead)
+        rc = check_device(s, so_spec_async_of(s, n), so_model_backend(m), err);
     if (rc == SO_OK && o.ahead && so_model_backend(m) == so_model_backend(e->m))
         rc = so_err_set(err, SO_EINVAL,
                         "async needs hardware of its own for the draft model: give --draft-cores N "

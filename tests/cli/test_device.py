@@ -42,6 +42,16 @@ def main():
         library = os.path.join(folder, "libsooth_cuda.so")
         shutil.copy(SOOTH, folder)
         need(folder, "no library", "cuda", "cuda:0: ", "libsooth_cuda.so", "make cuda", "--device cpu")
+        def draft(name, status, text, *args):
+            r = run(folder, "run", "-m", MODEL, "-md", MODEL, "-p", "x", "-n", "2", *args)
+            check(r.returncode == status and text in r.stderr and r.stderr.count("\n") <= 2, name, f"status {r.returncode}: {r.stderr}")
+
+        draft("a draft on a GPU without CUDA", 1, "libsooth_cuda.so", "--spec", "async(model,device=cuda:0)")
+        draft("two devices for the draft", 2, "name one device", "--spec", "async(model,device=cuda)", "--draft-device", "cpu")
+        draft("cores and a GPU for the draft", 2, "name one of them", "--spec", "async(model,device=cuda)", "--draft-cores", "1")
+        draft("an unknown device", 2, "must be cpu, cuda or cuda:N", "--spec", "async(model,device=tpu)")
+        if os.cpu_count() > 1:
+            draft("a draft on the CPU", 0, "", "--spec", "async(model,device=cpu)")
         open(library, "w").write("no library")
         need(folder, "a file that is no library", "cuda", "could not be loaded", library, "make cuda")
         os.remove(library)
