@@ -71,7 +71,7 @@ static bool check_option_row(const row *r, char words[][16], unsigned documented
     }
     size_t word_len = strcspn(at, "=)");
     if (word_len >= sizeof word || name_of(at, word_len) >= 0 || *at < 'a')
-        return false;                     /* model(ngram), model(FILE) */
+        return false; /* model(ngram), model(FILE) */
     if (strncmp(at, "tree=FILE", 9) == 0 || strncmp(at, "device=D", 8) == 0) /* no range */
         return false;
     snprintf(word, sizeof word, "%.*s", (int)word_len, at);
