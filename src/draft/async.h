@@ -20,7 +20,7 @@
  * to the time that the target takes.
  *
  * Whether it pays to draft ahead at all is measured (plan/compare.h). That is decided before a dispatch,
- * and what was dispatched is looked up (so_plan_is_ahead).
+ * and what was dispatched is looked up, to a depth that was decided then (so_plan_ahead_depth).
  *
  * `async(X)` becomes two alternatives: the cache, a drafter that costs the engine no time, and X
  * itself, which drafts in the engine's time if the planner expects that to pay (`fallback=`).

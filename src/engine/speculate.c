@@ -403,10 +403,14 @@ static void dispatch_stage(so_engine *e, so_spec_set *s, int stage) {
     so_drafter *d = s->drafters.stages[stage].drafter;
     int n = 0;
     for (so_request *r = e->running; r; r = r->next) {
-        if (!may_continue(r) || r->spec.set != s || !so_plan_is_ahead(r->spec.plan))
+        if (!may_continue(r) || r->spec.set != s)
             continue;
         int depth = r->spec.length ? r->spec.length : r->spec.draft_max;
-        so_plan_query ask = {.max_depth = SO_MIN(depth, r->max_len - r->n_tokens - 2)};
+        so_plan_query ask = ask_of(r);
+        ask.max_depth = SO_MIN(depth, r->max_len - r->n_tokens - 2);
+        ask.max_depth = so_plan_ahead_depth(e->spec->planner, stage, &ask);
+        if (ask.max_depth <= 0)
+            continue;
         s->jobs[n] = job_of(r, stage, &ask, 1);
         s->jobs[n++].round = r->spec.round + 1;
     }

@@ -45,6 +45,7 @@ struct so_plan_request {
     so_draft_terms terms; /* of the drafter that is being valued or used */
     int terms_leaf;       /* the drafter with a cost that was given terms; −1: none */
     int levels;           /* levels that it drafted */
+    int ahead_depth;      /* of the drafts made ahead for this step, decided in the step before */
     int n_refused;        /* drafters of this alternative that refused their first row */
 };
 
@@ -103,5 +104,13 @@ struct so_planner {
     int steps_since_plain;
     so_plan plan;
 };
+
+/* --- method.c --- */
+
+int so_plan_size_class(int n_requests); /* below SO_PLAN_SIZES */
+/* The method of the next step of each set. A mixed set follows its last request. */
+void so_plan_choose_methods(so_planner *p);
+/* gain: g of plan.h. */
+void so_plan_observe_method(so_planner *p, double gain, double step_ms, int n_tokens);
 
 #endif

@@ -136,6 +136,7 @@ void so_plan_set_free(so_plan_set *s) {
 so_plan_request *so_plan_request_create(so_plan_set *s, const so_plan_request_opts *o) {
     so_plan_request *r = SO_NEW(so_plan_request);
     r->set = s;
+    r->ahead_depth = SO_TERMS_DEPTHS;
     r->o = *o;
     so_accept_init(&r->accept, &s->shared[o->mode]);
     r->yields = SO_NEW_N(so_yield, s->drafters->n_leaves);

@@ -24,13 +24,6 @@ enum { DEPTHS = SO_TERMS_DEPTHS, ALL = SO_TERMS_CLASSES };
 
 /* --- begin, enter --- */
 
-static int size_class(int n_requests) {
-    int bits = 0;
-    for (; n_requests > 0; n_requests /= 2)
-        bits++;
-    return SO_MIN(bits, SO_PLAN_SIZES - 1);
-}
-
 static double rate_of(const so_yield *y) {
     return y->passes.value > 0 ? SO_MAX(1, y->tokens.value / y->passes.value) : 1;
 }
@@ -39,7 +32,7 @@ static double rate_of(const so_yield *y) {
  * of the slow and the fast mean. A price that is too low makes drafts slightly too long; a price
  * that is too high ends drafting where drafts still pay, and nothing more is learned. */
 static double running_gain(const so_planner *p, int n_requests) {
-    int k = size_class(n_requests);
+    int k = so_plan_size_class(n_requests);
     return SO_MIN(rate_of(&p->rates[k]), rate_of(&p->rates_now[k]));
 }
 
@@ -86,13 +79,17 @@ static double margin(const so_planner *p) {
     int n = p->step.n_requests;
     return n > 1 ? SO_TUNE_BATCH_MARGIN * n : SO_TUNE_MARGIN;
 }
-static so_mean *shortfall(so_planner *p) { return &p->shortfall[size_class(p->step.n_requests)]; }
+static so_mean *shortfall(so_planner *p) {
+    return &p->shortfall[so_plan_size_class(p->step.n_requests)];
+}
 /* The gain that a draft for n requests must be expected to have, beyond estimation errors. */
 static double required_gain(so_planner *p, int n) {
     return margin(p) + SO_MAX(0, shortfall(p)->value) * n;
 }
 
 /* --- depths --- */
+
+static bool drafts_ahead(const so_drafter *d) { return d->vt->dispatch != NULL; }
 
 /* Whether the planner must decide about a drafter: its guesses have a cost, or they are sampled and
  * cannot be left out afterwards. */
@@ -371,23 +368,27 @@ static void try_probe(so_planner *p, so_candidate *c, int n, int leaf, double le
 }
 
 /* The expected gain of a drafter's chain for one request, with the level cost divided among the
- * requests of its set. reach, rank: of its first guess. */
-static double chain_gain(const so_planner *p, so_plan_query query, int leaf, double reach,
-                         int rank) {
+ * requests of its set. reach, rank: of its first guess. *depth (may be NULL): at which it is reached. */
+static double chain_gain(const so_planner *p, so_plan_query query, int leaf, double reach, int rank,
+                         int *depth) {
     const so_plan_request *r = query.r;
     double row_ms[DEPTHS], best = 0;
     int n = 0;
     for (int i = 0; i < p->n_entries; i++)
         n += p->entries[i].r && p->entries[i].r->set == r->set;
     double level_ms = level_cost_ms(p, r->set, leaf, n) / n, total = 0;
-    if (r->gave_no_rows[leaf])
+    if (r->gave_no_rows[leaf] && !drafts_ahead(r->set->drafters->leaves[leaf]))
         return 0;
     row_costs(p, rows_now(p) - (r->tree->n_nodes - 1), 1, row_ms);
     so_candidate c = candidate_of(p, &query, leaf, reach, rank);
     set_price(p, &c, leaf, row_ms, level_ms);
     for (int d = 1; d <= SO_MIN(query.max_depth, DEPTHS); d++) {
         total += level_gain(&c, d) - (d == 1 || !c.flat_cost ? p->price * level_ms : 0);
-        best = SO_MAX(best, total);
+        if (total <= best)
+            continue;
+        best = total;
+        if (depth)
+            *depth = d;
     }
     return best;
 }
@@ -405,10 +406,10 @@ static bool later_gains_more_alone(const so_planner *p, const so_plan_query *que
             so_accept_evidence(&query->r->accept, next, 0) < SO_TUNE_KNOWN)
             continue;
         if (gain < 0)
-            gain = chain_gain(p, *query, leaf, 1, 0);
+            gain = chain_gain(p, *query, leaf, 1, 0, NULL);
         double fails = 1 - so_accept_get(&query->r->accept, &first, SO_TUNE_UNKNOWN_CHANCE);
-        double more = chain_gain(p, *query, next, fails * novelty(s, next), 1);
-        if (chain_gain(p, *query, next, 1, 0) > gain + more)
+        double more = chain_gain(p, *query, next, fails * novelty(s, next), 1, NULL);
+        if (chain_gain(p, *query, next, 1, 0, NULL) > gain + more)
             return true;
     }
     return false;
@@ -442,8 +443,6 @@ static void value_candidates(const so_planner *p, so_candidate *c, int n, int st
             (float)(p->price * branch_cost_ms(p, c[i].query->r->set, leaf, n));
 }
 
-static bool drafts_ahead(const so_drafter *d) { return d->vt->dispatch != NULL; }
-
 /* Whether the method of this step leaves a drafter out. */
 static bool is_off(const so_plan_request *r, const so_drafter *d) {
     const so_plan_set *s = r->set;
@@ -467,7 +466,9 @@ void so_plan_set_depths(so_planner *p, int stage, so_plan_query *queries, int n)
         queries[i].terms = NULL;
         queries[i].max_nodes = 0;
         r->accept.own[leaf].refused_before = (uint8_t)r->n_refused;
-        if (r->o.length == 0 && queries[i].max_depth > 0 && needs_plan(p, s, leaf, r->tree))
+        if (drafts_ahead(s->drafters->leaves[leaf]) && r->o.length == 0)
+            queries[i].max_depth = SO_MIN(queries[i].max_depth, r->ahead_depth);
+        else if (r->o.length == 0 && queries[i].max_depth > 0 && needs_plan(p, s, leaf, r->tree))
             c[m++].query = &queries[i];
     }
     if (m == 0)
@@ -609,7 +610,7 @@ static double gain_of_stage(so_planner *p, const so_plan_query *query, int leaf)
     const so_plan_request *r = query->r;
     int n = p->step.n_requests, rows = rows_now(p) - (r->tree->n_nodes - 1);
     double best =
-        chain_gain(p, *query, leaf, 1, 0) - p->price * after_draft_ms(p, rows_now(p) + n) / n;
+        chain_gain(p, *query, leaf, 1, 0, NULL) - p->price * after_draft_ms(p, rows_now(p) + n) / n;
     double evidence = so_accept_evidence(&r->accept, leaf, 0);
     double ms = so_costs_pass(&p->costs, rows + 1) - so_costs_pass(&p->costs, rows) +
                 level_cost_ms(p, r->set, leaf, 1) + catch_up_ms(p, query, leaf);
@@ -748,22 +749,21 @@ static void learn_yield(so_planner *p, const so_plan_entry *e) {
     so_smooth(&all->passes, ms / p->plain_ms, SO_TUNE_YIELD_PART);
 }
 
-/* The comparison that this step belongs to. */
-static so_compare *comparison(so_planner *p, const so_plan_request *r) {
-    return &r->set->compare[r->o.mode][size_class(p->step.n_requests)];
-}
-
-/* The method of the next step of each set. A mixed set follows its last request. */
-static void choose_methods(so_planner *p) {
-    for (int i = 0; i < p->n_entries; i++) {
-        const so_plan_request *r = p->entries[i].r;
-        if (r && r->set->may_be_ahead)
-            r->set->next_method = so_compare_method(comparison(p, r));
-    }
-}
-
-bool so_plan_is_ahead(const so_plan_request *r) {
-    return r->o.length > 0 || r->set->next_method == SO_METHOD_AHEAD;
+/* Points are trimmed when they are there. Sampled guesses are not, so their depth is chosen now; at least
+ * one, or nothing would be learned about them. */
+int so_plan_ahead_depth(so_planner *p, int stage, const so_plan_query *query) {
+    so_plan_request *r = query->r;
+    int leaf = r->set->drafters->stages[stage].drafter->index, depth = 1;
+    if (r->o.length > 0)
+        return query->max_depth;
+    r->ahead_depth = 0;
+    if (r->set->next_method != SO_METHOD_AHEAD || query->max_depth <= 0)
+        return 0;
+    if (r->tree->max_rows > 0 && p->plain_ms > 0)
+        chain_gain(p, *query, leaf, 1, 0, &depth);
+    else
+        depth = query->max_depth;
+    return r->ahead_depth = SO_MIN(depth, query->max_depth);
 }
 
 const so_plan *so_plan_choose(so_planner *p) {
@@ -805,7 +805,7 @@ const so_plan *so_plan_choose(so_planner *p) {
         if (p->entries[i].n_keep < p->entries[i].tree->n_nodes - 1)
             so_tree_prune(p->entries[i].tree, p->entries[i].keep);
     }
-    choose_methods(p);
+    so_plan_choose_methods(p);
     return &p->plan;
 }
 
@@ -837,47 +837,11 @@ static void learn_rate(so_yield *y, double tokens, double passes, double part) {
     so_smooth(&y->passes, SO_MIN(passes, SO_TUNE_RATE_MAX_PASSES), part);
 }
 
-/* Steps count for a comparison if all requests are planned and of one set, and if the method is not
- * changing: after a change the drafts of the old method are looked up, or caches catch up. Plain
- * decoding is compared where speculation gains little. */
-static void observe_method(so_planner *p, double step_ms, int n_tokens) {
-    const so_plan_request *first = p->n_entries > 0 ? p->entries[0].r : NULL;
-    bool counts = step_ms > 0 && p->step.prompt_rows == 0 && first && first->set->may_be_ahead;
-    for (int i = 0; i < p->n_entries && counts; i++) {
-        const so_plan_request *r = p->entries[i].r;
-        counts = r && r->set == first->set && r->o.length == 0 && r->o.mode == first->o.mode;
-    }
-    if (counts && first->set->method == first->set->next_method) {
-        bool slow = running_gain(p, p->step.n_requests) < SO_TUNE_PLAIN_GAIN;
-        bool may[SO_METHODS] = {[SO_METHOD_AHEAD] = true,
-                                [SO_METHOD_SYNC] = first->set->may_be_sync,
-                                [SO_METHOD_PLAIN] = slow || !first->set->may_be_sync};
-        so_compare_observe(comparison(p, first), n_tokens, step_ms, may);
-    }
-    for (int i = 0; i < p->n_entries; i++)
-        if (p->entries[i].r)
-            p->entries[i].r->set->method = p->entries[i].r->set->next_method;
-}
-
-double so_plan_rows_ms(const so_planner *p, int rows) {
-    int base = p->step.n_requests + p->step.prompt_rows;
-    return rows > 0 ? so_costs_pass(&p->costs, base + rows) - so_costs_pass(&p->costs, base) : 0;
-}
-
-const so_plan *so_plan_add_rows(so_planner *p, int rows) {
-    so_plan *plan = &p->plan;
-    if (rows > 0)
-        plan->ms +=
-            so_costs_pass(&p->costs, plan->n_rows + rows) - so_costs_pass(&p->costs, plan->n_rows);
-    plan->n_rows += rows;
-    return plan;
-}
-
 void so_plan_end(so_planner *p, double pass_ms, double step_ms, int n_tokens) {
     const so_plan *plan = &p->plan;
     if (plan->plain_ms > 0 && plan->n_requests > 0) {
         double tokens = (double)n_tokens / plan->n_requests;
-        int k = size_class(plan->n_requests);
+        int k = so_plan_size_class(plan->n_requests);
         update_account(p, tokens);
         if (p->step.prompt_rows == 0) { /* steps with prefill say little about the rate */
             learn_rate(&p->rates[k], tokens, plan->ms / plan->plain_ms, SO_TUNE_RATE_PART);
@@ -887,6 +851,6 @@ void so_plan_end(so_planner *p, double pass_ms, double step_ms, int n_tokens) {
     bool was_plain = plan->n_rows == p->step.n_requests + p->step.prompt_rows && !p->drafted;
     p->steps_since_plain = was_plain || p->force_plain ? 0 : p->steps_since_plain + 1;
     so_costs_observe_pass(&p->costs, plan->n_rows, pass_ms, p->drafted);
-    observe_method(p, step_ms, n_tokens);
+    so_plan_observe_method(p, running_gain(p, p->step.n_requests), step_ms, n_tokens);
     p->n_passes++;
 }

@@ -12,9 +12,9 @@
  *   so_plan_keep_guesses   after an alternative of `a,b`: whether the free guesses of a stay, or
  *                          are dropped because b is expected to gain more.
  *   so_plan_choose         after drafting: which nodes of all trees go into the pass (select.h).
- *   so_plan_is_ahead       after that: whether the next round is drafted ahead (draft/async.h). The
- *                          methods with and without are compared by the clock (compare.h). Drafts of
- *                          a fixed length are always made ahead, without a comparison.
+ *   so_plan_ahead_depth    after that: whether the next round is drafted ahead (draft/async.h), and how
+ *                          deep. The methods with and without are compared by the clock (compare.h).
+ *                          Drafts of a fixed length are always made ahead, without a comparison.
  *
  * The aim is the most tokens per unit of time in the long run. Time therefore has a price: λ, the
  * running rate of the whole batch in tokens per millisecond. Each step takes the guesses that
@@ -81,7 +81,7 @@
  *   so_plan_observe_draft    what drafting took
  *   so_plan_keep_guesses     after each alternative: keep its guesses, or go on to the next one
  *   so_plan_choose           which nodes go into the pass; the trees are pruned
- *   so_plan_is_ahead         per request: dispatch to a drafter that drafts ahead
+ *   so_plan_ahead_depth      per request: dispatch to a drafter that drafts ahead
  *   so_plan_observe_verdict  which guesses were accepted, per request
  *   so_plan_end              what the pass took
  *
@@ -174,11 +174,11 @@ const so_plan *so_plan_choose(so_planner *p);
  * after so_plan_choose how many there are. */
 double so_plan_rows_ms(const so_planner *p, int rows);
 const so_plan *so_plan_add_rows(so_planner *p, int rows);
-/* Whether drafts for the request's next round are to be made during this step's pass, and looked up in
- * that round. This is decided before the dispatch, and never changed between dispatch and lookup: until
- * then the time that drafting takes, which may depend on sampled tokens, must not decide whether they
- * are tested (rule of sight, draft/drafter.h). */
-bool so_plan_is_ahead(const so_plan_request *r);
+/* How deep drafts for the request's next round are to be made during this step's pass, and looked up in
+ * that round; 0: none are. This is decided before the dispatch, and never changed between dispatch and
+ * lookup: until then the time that drafting takes, which may depend on sampled tokens, must not decide
+ * whether they are tested (rule of sight, draft/drafter.h). query: of the next round. */
+int so_plan_ahead_depth(so_planner *p, int stage, const so_plan_query *query);
 /* ms: the host's time for the verdict. r NULL: the request does not speculate. */
 void so_plan_observe_verdict(so_planner *p, so_plan_request *r, const so_tree *tree,
                              const so_verdict *v, so_verify_mode mode, double ms);
