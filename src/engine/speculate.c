@@ -32,6 +32,7 @@ struct so_speculator {
     so_drafters *drafters;
     bool planned; /* this step has a plan */
     int64_t t_ns; /* start of this step */
+    bool unusual; /* in this step a device prepared something for drafts: its time is not learned */
 };
 
 /* --- the engine --- */
@@ -330,8 +331,9 @@ static void run_stage(so_engine *e, so_spec_set *set, int stage, int n, int n_le
         so_speculate_unlock(e);
     double ms = so_clock_ms_since(t) +
                 so_plan_rows_ms(planner, n_jobs * d->end_rows.n * d->end_rows.n_ends);
-    so_plan_observe_draft(planner, stage, set->asks, set->jobs, n_jobs,
-                          usual_ms(d->backend, n_unusual, ms));
+    ms = usual_ms(d->backend, n_unusual, ms);
+    e->spec->unusual |= ms < 0;
+    so_plan_observe_draft(planner, stage, set->asks, set->jobs, n_jobs, ms);
     if (rc == SO_OK)
         return;
     report_failure(set, &err);
@@ -471,6 +473,7 @@ void so_speculate_step(so_engine *e) {
     }
     e->spec->planned = n_spec > 0;
     e->spec->t_ns = so_clock_ns();
+    e->spec->unusual = false;
     if (n_spec == 0)
         return;
     so_plan_begin(planner, &room);
@@ -505,7 +508,7 @@ void so_speculate_observe_pass(so_engine *e, double pass_ms, unsigned n_unusual)
             r->spec.round++;
         }
     const so_backend *b = so_model_backend(e->m);
-    double step_ms = so_clock_ms_since(e->spec->t_ns);
+    double step_ms = e->spec->unusual ? -1 : so_clock_ms_since(e->spec->t_ns);
     so_plan_end(e->spec->planner, usual_ms(b, n_unusual, pass_ms), usual_ms(b, n_unusual, step_ms),
                 n_tokens);
 }
