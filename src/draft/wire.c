@@ -13,6 +13,14 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/str.h"
+
+/* The longest OUTCOMES fits a message. */
+_Static_assert(SO_WIRE_HEAD + 12 +
+                       SO_WIRE_JOBS * (8 + SO_AHEAD_NODES * (4 + 8 * SO_AHEAD_CANDIDATES) +
+                                       12 * SO_AHEAD_OUTCOMES) <=
+                   SO_WIRE_BYTES,
+               "fewer SO_WIRE_JOBS");
 
 static const char MAGIC[4] = {'s', 'd', 'w', '1'};
 
@@ -305,8 +313,9 @@ static void body(io *s, so_wire_msg *m) {
 /* --- whole messages --- */
 
 uint32_t so_wire_limits(void) {
-    return (uint32_t)SO_AHEAD_OUTCOMES | (uint32_t)SO_AHEAD_DEPTH << 8 |
-           (uint32_t)SO_AHEAD_NODES << 16 | (uint32_t)SO_AHEAD_CANDIDATES << 24;
+    const uint32_t all[] = {SO_AHEAD_OUTCOMES, SO_AHEAD_DEPTH, SO_AHEAD_NODES, SO_AHEAD_CANDIDATES,
+                            SO_WIRE_RATES};
+    return (uint32_t)so_hash_bytes(all, sizeof all);
 }
 
 static void head(io *s, so_wire_msg *m, uint32_t *version, uint32_t *n_body) {

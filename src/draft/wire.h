@@ -28,7 +28,7 @@ enum {
     SO_WIRE_VERSION = 1,
     SO_WIRE_HEAD = 28,       /* bytes before the body */
     SO_WIRE_BYTES = 2 << 20, /* longest message */
-    SO_WIRE_JOBS = 256,      /* most requests in a round */
+    SO_WIRE_JOBS = 128,      /* most requests in a round */
     SO_WIRE_TOKENS = 65536,  /* most tokens of a TEXT, and of a source */
     SO_WIRE_BIASES = 65536,
     SO_WIRE_REASON = 256, /* bytes of the text of REFUSED, with its end */
@@ -159,7 +159,7 @@ typedef struct so_wire_msg {
     so_wire_guesses guesses[SO_WIRE_JOBS];
 } so_wire_msg;
 
-/* The limits of drafting ahead that both sides must share (ahead.h), in one number. */
+/* A hash of the limits of drafting ahead that both sides must share (ahead.h). */
 uint32_t so_wire_limits(void);
 /* Bytes written, at most SO_WIRE_BYTES; 0: a field is out of its range, or the message too long.
  * Changes nothing in *m. */
