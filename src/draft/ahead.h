@@ -47,7 +47,7 @@ typedef struct so_ahead_outcome {
     bool done;
 } so_ahead_outcome;
 
-/* One request in one round. The engine thread fills it, then the worker has it alone until the
+/* One request in one round. The engine thread fills it, then the async thread has it alone until the
  * batch is over; of published levels nothing changes any more. */
 typedef struct so_ahead_job {
     so_draft_job job; /* of the coming round: its number, text so far, limits, keys */
@@ -55,7 +55,7 @@ typedef struct so_ahead_job {
     so_sample_params sample;
     bool drawn; /* guesses are sampled (`reject`): they carry q rows */
     bool skip;  /* the request has ended, or its drafter cannot draft for it */
-    float *q;   /* drawn: [SO_AHEAD_OUTCOMES][q_depth][n_vocab], or as many outcomes as fit */
+    float *q;   /* drawn: [q_outcomes][q_depth][n_vocab]; q_outcomes: as many as fit */
     int q_depth, q_outcomes;
     int drafter; /* its index in proposals and in the keys of random numbers */
     /* Set by ahead_begin: the candidates after each of the first n_nodes nodes, likeliest first. */
@@ -76,7 +76,7 @@ static inline int so_ahead_root_pos(const so_ahead_job *a, const so_ahead_outcom
     return a->job.n_tokens + a->tree.nodes[o->node].depth;
 }
 /* The token that is sampled from the q row of a level. A function of the row and the keys of the
- * coming round, so the worker and the engine get the same one. Each outcome has numbers of its own
+ * coming round, so both threads get the same one. Each outcome has numbers of its own
  * (async.h, step 4). */
 int32_t so_ahead_sample(const so_ahead_job *a, int outcome, int level);
 

@@ -1,8 +1,8 @@
 /* The engine thread's side of async(X): dispatch, seal, lookup; and the drafter that lets X draft in
  * the engine's time. async.h has the protocol and the argument for its exactness.
  *
- * Owns cores, states and batches. Never waits for the worker, except in the drafter `sync` and when
- * a drafter is freed. A lookup compares the round and the tokens of the whole path, not hashes.
+ * Owns cores, states and batches. Never waits for the async thread, except with wait=N, in the drafter
+ * `sync`, and when a drafter is freed. A lookup compares the round and the tokens of the whole path, not hashes.
  * After creation of a request nothing here allocates, except a copy of its biases at its first
  * dispatch. Thread: the engine thread. */
 #include "draft/async.h"
@@ -40,7 +40,7 @@ int so_async_host_create(const so_async_faults *faults, so_async_host **out, so_
     h->has_faults = faults != NULL;
     if (faults)
         h->faults = *faults;
-    int rc = pthread_create(&h->thread, NULL, so_async_worker_main, h);
+    int rc = pthread_create(&h->thread, NULL, so_async_thread_main, h);
     if (rc != 0) {
         pthread_mutex_destroy(&h->lock);
         pthread_cond_destroy(&h->work);
@@ -183,7 +183,7 @@ bool so_async_open_inner(so_async_state *s) {
     return s->opened;
 }
 
-/* Queues the state for the worker. Call with the host's lock. */
+/* Queues the state for the async thread. Call with the host's lock. */
 static void queue(so_async_state *s) {
     so_async_host *h = s->core->host;
     if (!s->queued) {
@@ -196,7 +196,7 @@ static void queue(so_async_state *s) {
 
 static void seal(so_async_core *c, so_async_batch *b);
 
-/* A batch without requests is sealed, so that the worker gives it up. */
+/* A batch without requests is sealed, so that the async thread gives it up. */
 static void async_close(so_drafter *d, void *state) {
     so_async_state *s = state;
     so_async_core *c = s->core;
@@ -234,7 +234,7 @@ static void update_text(so_async_state *s, const int32_t *tokens, int n) {
 
 /* --- seal --- */
 
-/* From here on the worker publishes nothing of this batch. */
+/* From here on nothing of this batch is published. */
 static void seal(so_async_core *c, so_async_batch *b) {
     if (b->is_sealed)
         return;
@@ -444,7 +444,7 @@ static void fill_job(so_async_core *c, so_async_batch *b, const so_draft_job *jo
     a->job.terms = NULL;
     a->job.draws = NULL;
     a->job.max_nodes = SO_TREE_MAX - 1;
-    a->job.state = NULL; /* X's own, set by the worker */
+    a->job.state = NULL; /* X's own, set by the async thread */
     a->drawn = job->tree->max_rows > 0;
     a->skip = false;
     a->q = NULL;
@@ -474,7 +474,7 @@ static int take_batch(so_async_core *c) {
     return free_one;
 }
 
-/* Empties a batch. The worker's time after it was sealed has not been counted yet. */
+/* Empties a batch. The time spent on it after it was sealed has not been counted yet. */
 static void clear_batch(so_async_core *c, so_async_batch *b) {
     c->spilled_ms += (double)(atomic_load(&b->busy_ns) - b->counted_ns) * 1e-6;
     b->n = b->n_open = b->depth = b->n_levels = 0;
@@ -497,7 +497,7 @@ static void async_dispatch(so_drafter *d, const so_draft_job *jobs, int n) {
     for (int i = 0; i < n; i++)
         ((so_async_state *)jobs[i].state)->batch = k;
     if (k < 0)
-        return; /* the worker has both batches: the next round is a miss */
+        return; /* both batches are in use: the next round is a miss */
     so_async_batch *b = &c->batches[k];
     clear_batch(c, b);
     b->estimates = c->estimates;
@@ -520,7 +520,7 @@ static void release_core(so_async_core *c) {
     seal_all(c);
     pthread_mutex_lock(&h->lock);
     while (take_batch(c) < 0 || c->batches[0].status != c->batches[1].status)
-        pthread_cond_wait(&h->idle, &h->lock); /* until the worker has given back its batch */
+        pthread_cond_wait(&h->idle, &h->lock); /* until the async thread has given back its batch */
     so_async_core **at = &h->cores;
     while (*at != c)
         at = &(*at)->next;
@@ -610,7 +610,7 @@ static int sync_open(so_drafter *d, const so_draft_text *text, void **state, so_
     return SO_OK;
 }
 
-/* Seals first: X's caches move on, so the worker must not continue a batch. */
+/* Seals first: X's caches move on, so the async thread must not continue a batch. */
 static int sync_propose(so_drafter *d, so_draft_job *jobs, int n_jobs, so_err *err) {
     so_async_core *c = core_of(d);
     int rc = SO_OK, n = 0;

@@ -2,8 +2,8 @@
  * drafts for the likeliest ends of that round on cores of its own. If one of them occurs, the next
  * round starts at once with the draft that is ready.
  *
- *   engine thread                              worker thread
- *   ─────────────                              ─────────────
+ *   engine thread                              async thread
+ *   ─────────────                              ────────────
  *   guesses of round r are chosen
  *   dispatch: the job, as values    ───────►   begin: the tree's rows, candidates after each node
  *   target's pass over round r                 choose the outcomes (async_choose.c)
@@ -14,9 +14,9 @@
  *     hit    the published levels of that outcome's draft
  *     miss   no guesses; the next alternative of the spec drafts
  *
- * The engine does not wait for the worker, unless wait=N asks for N levels of every draft, and then not
- * for a worker that has stopped. What was not published when the engine sealed the batch
- * does not exist. So a slow worker costs guesses and nothing else, and the length of a draft adapts
+ * The engine does not wait for the async thread, unless wait=N asks for N levels of every draft, and
+ * then not for a thread that has stopped. What was not published when the engine sealed the batch
+ * does not exist. So slow drafting costs guesses and nothing else, and the length of a draft adapts
  * to the time that the target takes.
  *
  * Whether it pays to draft ahead at all is measured (plan/compare.h). That is decided before a dispatch,
@@ -34,15 +34,16 @@
  *      to choose by value.
  *   2. Which outcomes are drafted depends on the text, on the tree of the round before, on whole
  *      rows, on earlier verdicts and on measured times. All of these exist before a guess of the
- *      coming round is sampled. The worker gets neither the verifier's numbers nor the noise of the
- *      target's own sample: in `reject` candidates are the likeliest tokens of rows.
- *   3. Readiness. The guess at level k is sampled from a q row. The worker stores the rows of level
- *      k, then publishes the level, and only then samples from them. The engine tests the guess if
- *      the level was published when it sealed the batch. Publishing and sealing therefore happen,
- *      or fail to happen, before anything was computed from the number that samples the guess;
- *      whatever their times depend on, they do not depend on it. They may depend on guesses of
- *      earlier levels, which the rule allows. The engine samples from the row itself, with the same
- *      keys, so nothing that happens to the worker afterwards takes a guess back.
+ *      coming round is sampled. X gets neither the verifier's numbers nor the noise of the target's
+ *      own sample: in `reject` candidates are the likeliest tokens of rows.
+ *   3. Readiness. The guess at level k is sampled from a q row. The async thread stores the rows of
+ *      level k, then publishes the level, and only then samples from them. The engine tests the
+ *      guess if the level was published when it sealed the batch. Which of the two came first is
+ *      settled, at the latest, when the level is published, and nothing has been computed from the
+ *      number that samples the guess by then; so whatever their times depend on, they do not depend
+ *      on that number. They may depend on guesses of earlier levels, which the rule allows. The
+ *      engine samples from the row itself, with the same keys, so nothing that happens to the async
+ *      thread afterwards takes a guess back.
  *   4. Numbers. Guesses of round r+1 are keyed by that round, the drafter's index, the position and
  *      the outcome's number. With the outcome's number, drafts of different outcomes have
  *      independent numbers. Without it a level of one outcome could be late because of a number
@@ -54,16 +55,17 @@
  *      request_only is false, and `reject` has a random nonce (engine/nonce.c). The text of a seed
  *      is repeatable with `match` only.
  *
- * States of the target. While it verifies, those of the round are not there yet: X gets the states of the
- * text up to the last finished round with the job, as copies, and drafts without the others. In the
- * engine's time it has them all. `cached` and `sync` are two drafters to the planner, so each has the
- * acceptance of its own drafts.
+ * Hidden states of the target. While it verifies a round, those of the round do not exist yet: X gets
+ * copies of the states of the text up to the last finished round, and drafts without the others. In
+ * the engine's time it has them all. `cached` and `sync` are two drafters to the planner, so each has
+ * the acceptance of its own drafts.
  *
- * Ownership. X, its caches and the states it opened belong to whoever holds the host's lock. The
- * worker holds it for one pass at a time; the engine takes it to let X draft in its own time, after
- * sealing the batch. A host has one thread and serves all async drafters of an engine, one batch at
- * a time, because their models share a backend. Queues are two batches per drafter, allocated at
- * creation. If both are busy, a round is not dispatched.
+ * Ownership. X, its caches and the states it opened belong to whoever holds the host's drafters
+ * (so_async_lock). The async thread holds them for one pass at a time; the engine takes them to let X
+ * draft in its own time, after sealing the batch. A host has one thread and serves all async drafters
+ * of an engine, one batch at a time, because their models share a backend; drafters with a draft
+ * worker (remote.h) have a host of their own. Each drafter has two batches, allocated at creation. If
+ * both are busy, a round is not dispatched.
  *
  * Functions: engine thread. */
 #ifndef SO_DRAFT_ASYNC_H
@@ -75,18 +77,18 @@ typedef struct so_async_host so_async_host;
 
 enum { SO_ASYNC_RANKS = 8 };
 
-/* For tests: what goes wrong in the worker. Rates are chances per event, drawn from `seed`. */
+/* For tests: what goes wrong in the async thread. Rates are chances per event, drawn from `seed`. */
 typedef struct so_async_faults {
     uint64_t seed;
     double delay_rate, delay_ms; /* before a level is computed or published */
     double abandon_rate;         /* the batch is given up half way */
     double nonsense_rate;        /* a batch has random tokens, also outside the vocabulary */
-    double stop_rate;            /* the worker does nothing for stop_ms, with a batch in hand */
+    double stop_rate;            /* the thread does nothing for stop_ms, with a batch in hand */
     double stop_ms;
     int64_t *happened; /* counts faults; read it after the host is freed. NULL: not wanted */
 } so_async_faults;
 
-/* Starts the worker's thread. faults: NULL, or copied. */
+/* Starts the async thread. faults: NULL, or copied. */
 int so_async_host_create(const so_async_faults *faults, so_async_host **out, so_err *err);
 void so_async_host_free(so_async_host *h); /* NULL is fine; all its drafters must have been freed */
 /* Exclusive use of what the drafters of the host run on. Waits for one pass at most. Calls nest. */
@@ -123,7 +125,9 @@ typedef struct so_async_counts {
     int drafted, served; /* guesses drafted for all outcomes; guesses given to the engine */
     int by_rank
         [SO_ASYNC_RANKS]; /* hits by the rank of their outcome, likeliest first; the last: all others */
-    double worker_ms;     /* time of the worker, shared batches divided by their requests */
+    /* Drafting time of the async thread or the draft worker; that of a shared batch is divided by
+     * its requests. */
+    double worker_ms;
 } so_async_counts;
 void so_async_counts_add(so_async_counts *to, const so_async_counts *n);
 void so_async_get_counts(const so_drafter *cached, const void *state, so_async_counts *out);

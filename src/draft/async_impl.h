@@ -1,5 +1,6 @@
-/* Shared by async.c (engine thread), async_worker.c (worker thread) and async_choose.c (which
- * outcomes). Private to them.
+/* Shared by async.c (engine thread), async_thread.c (async thread) and async_choose.c (which
+ * outcomes); and by the two sides of a draft worker (wire.h, remote.c, remote_worker.c), which use
+ * batches and estimates.
  *
  * Lock order: a thread that holds host->lock may take no other; holding the drafters (busy) is not a
  * lock but a state that host->lock guards. */
@@ -40,8 +41,8 @@ typedef struct so_async_estimates {
 
 typedef enum so_batch_status {
     SO_BATCH_FREE,
-    SO_BATCH_POSTED,  /* waits for the worker */
-    SO_BATCH_RUNNING, /* the worker has it */
+    SO_BATCH_POSTED,  /* waits for the async thread */
+    SO_BATCH_RUNNING, /* the async thread has it */
     SO_BATCH_DONE,
 } so_batch_status;
 
@@ -55,15 +56,15 @@ struct so_async_batch {
     double window_ms; /* expected time until the engine seals it */
     int64_t t_ns;     /* of the dispatch */
     so_async_estimates estimates;
-    float *q; /* of all jobs; allocated by the worker when first needed */
+    float *q; /* of all jobs; allocated by the async thread when first needed */
     size_t q_floats;
     atomic_bool sealed;   /* by the engine: what is not published yet never will be */
-    atomic_bool chosen;   /* by the worker: the outcomes are fixed */
-    atomic_int levels;    /* by the worker: published levels */
-    atomic_bool over;     /* by the worker: nothing more will be published */
+    atomic_bool chosen;   /* by the async thread: the outcomes are fixed */
+    atomic_int levels;    /* by the async thread: published levels */
+    atomic_bool over;     /* by the async thread: nothing more will be published */
     int n_levels;         /* engine thread: `levels` when it was sealed */
     bool is_sealed;       /* engine thread */
-    atomic_llong busy_ns; /* of the worker */
+    atomic_llong busy_ns; /* time of drafting, of the async thread or the draft worker */
     int64_t counted_ns;   /* engine thread: the part of it that requests have counted */
 };
 
@@ -72,7 +73,7 @@ struct so_async_state {
     /* Guarded by host->lock: */
     so_async_state *next; /* in host->requests */
     bool queued, closed, preempted;
-    /* Engine thread. `text` is append-only: the worker reads the part that its job names. */
+    /* Engine thread. `text` is append-only: the async thread reads the part that its job names. */
     int refs;
     int32_t *text, *expected, *source;
     so_bias *bias;
@@ -100,8 +101,8 @@ struct so_async_core {
     so_async_state *opening; /* the state that `cached` has opened last, for `sync` */
     so_async_estimates estimates;
     double window_ms;  /* from dispatch to seal, running mean */
-    double spilled_ms; /* of the worker, after its batch was sealed */
-    /* Worker thread: the time of a level over n outcomes is a + b·n; sums of a fading regression. */
+    double spilled_ms; /* of drafting, after the batch was sealed */
+    /* Async thread: the time of a level over n outcomes is a + b·n; sums of a fading regression. */
     double fit_n, fit_x, fit_y, fit_xx, fit_xy;
     so_tree scratch;
     bool failed;
@@ -112,34 +113,34 @@ struct so_async_host {
     pthread_mutex_t lock;
     pthread_cond_t work, idle;
     so_async_core *cores;     /* newest first */
-    so_async_state *requests; /* to be closed or preempted by the worker */
+    so_async_state *requests; /* to be closed or preempted by the async thread */
     bool stop;
     so_async_counts totals; /* engine thread: of all requests */
     bool busy;              /* someone holds the drafters */
     int depth;              /* engine thread: nested so_async_lock */
-    int n_waiting;          /* engine threads that wait for them; the worker lets them go first */
+    int n_waiting; /* engine threads that wait for them; the async thread lets them go first */
     bool has_faults;
     so_async_faults faults;
-    uint32_t n_draws; /* of the faults; worker thread */
+    uint32_t n_draws; /* of the faults; async thread */
     atomic_bool halt; /* ends a fault's sleep */
 };
 
 /* --- async.c --- */
 
-/* Opens the request in X; false: X cannot draft for it. Holder of the drafter. */
 /* Ends holding the drafters. Any thread that holds them. */
 void so_async_let_go(so_async_host *h);
+/* Opens the request in X; false: X cannot draft for it. Holder of the drafter. */
 bool so_async_open_inner(so_async_state *s);
 /* Gives X the states of a request that it has opened. Holder of the drafter. */
 void so_async_give_hidden(so_async_state *s, const so_async_hidden *h);
 void so_async_free_state(so_async_state *s);
 
-/* --- async_worker.c --- */
+/* --- async_thread.c --- */
 
-void *so_async_worker_main(void *host);
-/* Closes and preempts the requests in host->requests: all, which only the worker may do, between
- * batches; or those of one core that has no batch any more. Holder of the drafters, without the
- * lock. */
+void *so_async_thread_main(void *host);
+/* Closes and preempts the requests in host->requests: all, which only the async thread may do,
+ * between batches; or those of one core that has no batch any more. Holder of the drafters, without
+ * the lock. */
 void so_async_serve_requests(so_async_host *h, const so_async_core *only);
 
 /* --- async_choose.c --- */

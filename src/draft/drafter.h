@@ -224,9 +224,9 @@ struct so_drafter {
     bool wants_target_hidden; /* needs the target's hidden states (add_hidden) */
     so_end_rows end_rows;     /* only if it wants the target's hidden states */
     bool never_guesses;       /* `none` */
-    bool asynchronous;        /* part of async(): it keeps out of its worker's way by itself */
-    bool is_model;            /* a draft model: recorded only if `id` is known */
-    bool recorded;            /* its acceptance is kept between runs (plan/record.h) */
+    bool asynchronous; /* part of async(): it locks what it shares with its thread by itself */
+    bool is_model;     /* a draft model: recorded only if `id` is known */
+    bool recorded;     /* its acceptance is kept between runs (plan/record.h) */
     bool request_only; /* guesses depend on the request and on what `id` identifies, and on nothing
                           else: no other request, no clock, no user function */
     uint64_t id;       /* hash of file, options and inner drafter, to tell drafters of one kind

@@ -7,14 +7,14 @@
  * A session is all that worker and engine agree on; when in doubt it is given up, and the next has
  * all requests and texts sent again. Requests remember the session in which they were sent, and how
  * much of their text. Messages of another session or batch, and those that have come before, are
- * dropped without a word; malformed ones are logged.
+ * dropped silently; malformed ones are logged.
  *
- * What comes is checked against the jobs before a bit of it is stored: nodes and tokens that exist,
- * no candidate that is in the tree already, levels in order.
+ * What arrives is checked against the jobs before any of it is stored: nodes and tokens exist, no
+ * candidate is in the tree already, levels are in order.
  *
- * Owns the connection and two messages, allocated at creation. The engine's thread is never here,
- * except to create, free and wake. Thread: that of async(); the lock of its host orders calls of
- * others before and after. */
+ * Owns the connection and two messages, allocated at creation. The engine thread is never here, except
+ * to create, free and wake. Async thread; the lock of its host orders the calls of other threads before
+ * and after. */
 #include "draft/remote.h"
 
 #include <errno.h>

@@ -1,14 +1,14 @@
 /* The engine's side of async(model,worker=ADDRESS): a drafter whose drafts come from another process,
  * on this host or elsewhere (remote_worker.h). It is the X of an async() and drafts ahead only.
  *
- *   engine thread            the thread of async()              worker process
+ *   engine thread            async thread                       draft worker
  *   dispatch  ───────────►   TEXT, JOB            ───────►      drafts for the likely ends
  *                            OUTCOMES, LEVEL …    ◄───────
  *   seal      ───────────►   STOP                 ───────►
  *   lookup
  *
- * The thread of async() (async_worker.c) waits for messages instead of running passes; it publishes
- * what comes as it would publish a pass of its own. The engine never waits for the network.
+ * The async thread (async_thread.c) waits for messages instead of running passes; it publishes what
+ * arrives as it would publish a pass of its own. The engine never waits for the network.
  *
  * Exactness. Greedy decoding and `match` accept only the target's tokens. With `reject` the worker
  * makes points, too: the likeliest tokens of its rows, at temperature 0 (verify/reject.c, step 3:
@@ -44,7 +44,7 @@ bool so_remote_is(const so_drafter *d);
 /* Ends the wait of the thread that runs a batch: it is sealed. Any thread. */
 void so_remote_wake(so_drafter *d);
 
-/* --- for async_worker.c --- */
+/* --- for async_thread.c --- */
 
 struct so_async_core;
 struct so_async_batch;

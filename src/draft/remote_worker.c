@@ -1,7 +1,7 @@
 /* The worker's side of async(model,worker=…): one thread that answers messages and drafts.
  *
  *   1. read all messages that have come; JOB replaces the engine's earlier job, STOP ends it
- *   2. run one job, of the engine whose turn it is, as async_worker.c runs a batch: catch-up, the
+ *   2. run one job, of the engine whose turn it is, as async_thread.c runs a batch: catch-up, the
  *      rows of the trees, outcomes, levels. Messages are read between the passes
  *   3. again, until there is neither; then wait
  *

@@ -67,7 +67,7 @@ so_async_counts so_drafters_async(const so_drafters *d) {
     return sum;
 }
 
-bool so_drafters_has_worker(const so_drafters *d) { return d->host != NULL; }
+bool so_drafters_has_async_thread(const so_drafters *d) { return d->host != NULL; }
 
 void so_drafters_lock(so_drafters *d) {
     if (d->host)

@@ -29,7 +29,8 @@ int so_drafters_find(so_drafters *d, const char *spec, so_spec_set **out, so_err
 int so_drafters_max_nodes(const so_spec_set *s, int depth);
 /* Lookups of all async() drafters so far. */
 so_async_counts so_drafters_async(const so_drafters *d);
-bool so_drafters_has_worker(const so_drafters *d); /* a thread that drafts with our backends */
+/* Whether there is an async thread that runs passes on one of our backends. */
+bool so_drafters_has_async_thread(const so_drafters *d);
 /* Around calls of drafters that may share a backend with those of async(). */
 void so_drafters_lock(so_drafters *d);
 void so_drafters_unlock(so_drafters *d);

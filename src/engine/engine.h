@@ -60,7 +60,7 @@ typedef struct so_step_info {
     int emitted; /* tokens added to texts */
     int ended;   /* end tokens, which are not part of a text */
     /* Drafting ahead (draft/async.h): rounds of this step that looked for a draft; that found one;
-     * guesses that had been made for all outcomes; the worker's time for them, which has passed
+     * guesses that had been made for all outcomes; the time of drafting them, which passed
      * during the step before. */
     int looked_up, hits, drafted_ahead, served;
     double ahead_ms;

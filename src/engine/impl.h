@@ -206,7 +206,7 @@ const so_drafter *so_speculate_drafter(const so_request *r);
 void so_speculate_admit(so_request *r);
 /* r is preempted: its drafters release what they can rebuild. */
 void so_speculate_preempt(so_request *r);
-/* Around drafting with a model outside async(): keeps its worker off the backend (draft/async.h). */
+/* Around drafting with a model outside async(): keeps the async thread off the backend (draft/async.h). */
 void so_speculate_lock(so_engine *e);
 void so_speculate_unlock(so_engine *e);
 /* Plans and drafts: fills the trees of this step and prunes them. */

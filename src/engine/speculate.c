@@ -453,10 +453,10 @@ static int choose_ends(so_engine *e) {
     return n;
 }
 
-/* Time of encoders on the backend of drafts; 0 with a worker, which may be using it. */
+/* Time of encoders on the backend of drafts; 0 with async(), whose thread may be using it. */
 static double draft_encode_ms(const so_engine *e) {
     const so_model *m = e->o.draft ? e->o.draft : e->m;
-    return so_drafters_has_worker(e->spec->drafters) ? 0 : so_model_backend(m)->encode_ms;
+    return so_drafters_has_async_thread(e->spec->drafters) ? 0 : so_model_backend(m)->encode_ms;
 }
 
 void so_speculate_step(so_engine *e) {

@@ -1,4 +1,5 @@
-/* The worker of async(X): one thread per engine that runs batches, newest core first.
+/* The async thread: runs the batches of a host, those of the newest core first. async.h describes the
+ * whole.
  *
  *   1. take a posted batch
  *   2. X.ahead_begin: catch-up, the rows of the tree, candidates
@@ -14,7 +15,7 @@
  * guess is the outcome's token, unless the tree has it there. Its guesses are points.
  *
  * A batch that fails, or is given up, leaves the engine without drafts for a round and nothing else.
- * Thread: the worker. */
+ * Async thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -358,7 +359,7 @@ static void run(so_async_core *c, so_async_batch *b) {
     atomic_store(&b->over, true);
 }
 
-void *so_async_worker_main(void *host) {
+void *so_async_thread_main(void *host) {
     so_async_host *h = host;
     so_async_core *c = NULL;
     pthread_mutex_lock(&h->lock);
