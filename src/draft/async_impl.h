@@ -142,6 +142,9 @@ void *so_async_thread_main(void *host);
  * between batches; or those of one core that has no batch any more. Holder of the drafters, without
  * the lock. */
 void so_async_serve_requests(so_async_host *h, const so_async_core *only);
+/* Opens the requests of a batch in X; those that X cannot draft for are skipped. Holder of the
+ * drafters. */
+void so_async_open_jobs(so_async_batch *b);
 
 /* --- async_choose.c --- */
 

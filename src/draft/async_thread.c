@@ -162,7 +162,7 @@ static void give_rows(so_async_core *c, so_async_batch *b) {
     }
 }
 
-static void open_jobs(so_async_batch *b) {
+void so_async_open_jobs(so_async_batch *b) {
     for (int i = 0; i < b->n; i++) {
         so_ahead_job *a = &b->jobs[i];
         if (!a->skip && !so_async_open_inner(b->owners[i]))
@@ -190,7 +190,7 @@ static bool begin(so_async_core *c, so_async_batch *b) {
             return false;
         int64_t t = so_clock_ns();
         if (first) {
-            open_jobs(b);
+            so_async_open_jobs(b);
             for (int i = 0; i < b->n; i++)
                 if (!b->jobs[i].skip)
                     so_async_give_hidden(b->owners[i], &b->hidden[i]);
@@ -323,7 +323,7 @@ static void run_chains(so_async_core *c, so_async_batch *b) {
     if (!hold_unless_sealed(h, b))
         return;
     int64_t t = so_clock_ns();
-    open_jobs(b);
+    so_async_open_jobs(b);
     for (int i = 0; i < b->n && rc == SO_OK; i++)
         if (!b->jobs[i].skip)
             rc = draft_chains(c, &b->jobs[i], b->owners[i], &err);

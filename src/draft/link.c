@@ -254,6 +254,16 @@ int so_link_connect(const so_zmq *z, void *ctx, const char *address, const so_li
     return SO_OK;
 }
 
+int so_link_drop_frames(const so_zmq *z, void *socket) {
+    int more = 0, n = 0;
+    size_t size = sizeof more;
+    for (; z->getsockopt(socket, SO_ZMQ_RCVMORE, &more, &size) == 0 && more; n++) {
+        char frame[8];
+        z->recv(socket, frame, sizeof frame, SO_ZMQ_DONTWAIT);
+    }
+    return n;
+}
+
 int so_link_event(const so_zmq *z, void *monitor) {
     unsigned char event[6], where[8];
     if (z->recv(monitor, event, sizeof event, SO_ZMQ_DONTWAIT) != (int)sizeof event)

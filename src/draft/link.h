@@ -33,6 +33,8 @@ bool so_link_answer(const so_zmq *z, void *gate, const so_link_key *key);
  * *monitor receives its events, for so_link_event. */
 int so_link_connect(const so_zmq *z, void *ctx, const char *address, const so_link_key *key,
                     void **out, void **monitor, so_err *err);
+/* Reads the remaining frames of a message and drops them; returns how many there were. */
+int so_link_drop_frames(const so_zmq *z, void *socket);
 /* The next event of a monitor; 0: none. */
 int so_link_event(const so_zmq *z, void *monitor);
 

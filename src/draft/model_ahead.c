@@ -234,18 +234,23 @@ static int add_level_rows(so_model_drafter *md, so_ahead_job *a, int seq, int le
     return n;
 }
 
-/* The q row of a sampled guess. Its confidence comes from the row alone, as in model.c. */
-static void write_q(so_model_drafter *md, so_ahead_job *a, int outcome, int level) {
+/* The text before an outcome's guess at a level. */
+static so_sample_context context_of(const so_ahead_job *a, const so_ahead_outcome *o, int level) {
     so_model_request *s = a->job.state;
-    so_ahead_outcome *o = &a->outcomes[outcome];
-    so_sample_params p = so_model_params(md, &a->job);
-    const float *logits = so_pass_logits(md->pass, o->logit);
-    so_model_row r = so_model_row_of(md, &p, logits);
     int n = write_path(a, s, o->node);
     s->text[n++] = a->candidates[o->node][o->candidate].token;
     for (int k = 1; k < level; k++)
         s->text[n++] = o->sampled[k - 1];
-    so_sample_context ctx = {s->text, n, a->job.n_prompt};
+    return (so_sample_context){s->text, n, a->job.n_prompt};
+}
+
+/* The q row of a sampled guess. Its confidence comes from the row alone, as in model.c. */
+static void write_q(so_model_drafter *md, so_ahead_job *a, int outcome, int level) {
+    so_ahead_outcome *o = &a->outcomes[outcome];
+    so_sample_params p = so_model_params(md, &a->job);
+    const float *logits = so_pass_logits(md->pass, o->logit);
+    so_model_row r = so_model_row_of(md, &p, logits);
+    so_sample_context ctx = context_of(a, o, level);
     bool ok = outcome < a->q_outcomes && level <= a->q_depth &&
               so_sample_distribution(r.sampler, &p, r.logits, &ctx, md->probs, NULL) == SO_OK;
     float peak = ok ? so_model_row_largest(md->probs, r.n) : 0;
@@ -296,15 +301,10 @@ int so_model_ahead_rows(so_drafter *d, so_ahead_job *jobs, int n, int level, so_
 
 /* The point of an outcome's row at a level. */
 static void draw_point(so_model_drafter *md, so_ahead_job *a, so_ahead_outcome *o, int level) {
-    so_model_request *s = a->job.state;
     so_sample_params p = so_model_params(md, &a->job);
     const float *logits = so_pass_logits(md->pass, o->logit);
     so_model_row r = so_model_row_of(md, &p, logits);
-    int n = write_path(a, s, o->node);
-    s->text[n++] = a->candidates[o->node][o->candidate].token;
-    for (int k = 1; k < level; k++)
-        s->text[n++] = o->sampled[k - 1];
-    so_sample_context ctx = {s->text, n, a->job.n_prompt};
+    so_sample_context ctx = context_of(a, o, level);
     double lead = 0;
     int32_t at = -1;
     o->done = so_sample_token_lead(r.sampler, &p, r.logits, &ctx, &at, &lead, NULL) != SO_OK;

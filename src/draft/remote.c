@@ -369,15 +369,10 @@ static void handle(remote *r, so_async_batch *b) {
 /* Reads one message; false: none has come. */
 static bool receive(remote *r, so_async_batch *b) {
     so_err err = {0};
-    int more = 0, n_frames = 1;
-    size_t size = sizeof more;
     int n = r->z.recv(r->socket, r->bytes, SO_WIRE_BYTES, SO_ZMQ_DONTWAIT);
     if (n < 0)
         return false;
-    for (; r->z.getsockopt(r->socket, SO_ZMQ_RCVMORE, &more, &size) == 0 && more; n_frames++) {
-        char rest[8];
-        r->z.recv(r->socket, rest, sizeof rest, SO_ZMQ_DONTWAIT);
-    }
+    int n_frames = 1 + so_link_drop_frames(&r->z, r->socket);
     int rc = n_frames > 1 ? so_err_set(&err, SO_EFORMAT, "a message of %d frames", n_frames)
                           : so_wire_read(r->bytes, (size_t)n, r->in, &err);
     if (rc == SO_EUNSUPPORTED && r->state == GREETING) {
@@ -436,21 +431,11 @@ static bool is_silent(const remote *r) {
     return r->t_waiting != 0 && so_clock_ms_since(r->t_waiting) > SILENT_MS;
 }
 
-/* X opens requests here, on the thread that runs batches: an opened request sends nothing yet. */
-static void open_requests(so_async_batch *b) {
-    for (int i = 0; i < b->n; i++) {
-        so_ahead_job *a = &b->jobs[i];
-        if (!a->skip && !so_async_open_inner(b->owners[i]))
-            a->skip = true;
-        a->job.state = a->skip ? NULL : b->owners[i]->inner;
-    }
-}
-
 void so_remote_run(so_async_core *c, so_async_batch *b) {
     remote *r = (remote *)c->inner;
     if (atomic_load(&b->sealed))
-        return; /* its requests may be gone */
-    open_requests(b);
+        return;            /* its requests may be gone */
+    so_async_open_jobs(b); /* sends nothing yet */
     if (!is_up(r, b))
         return;
     if (!send_batch(r, c, b)) {

@@ -485,21 +485,16 @@ static void on_message(so_remote_worker *w, const so_wire_msg *m, const unsigned
 /* Reads one message of one frame; false: none has come. */
 static bool receive(so_remote_worker *w) {
     unsigned char peer[PEER];
-    int more = 0, frames = 0;
-    size_t size = sizeof more;
     so_err err = {0};
     int n_peer = w->z.recv(w->socket, peer, sizeof peer, SO_ZMQ_DONTWAIT);
     if (n_peer < 0)
         return false;
     int n = w->z.recv(w->socket, w->bytes, SO_WIRE_BYTES, SO_ZMQ_DONTWAIT);
-    for (; w->z.getsockopt(w->socket, SO_ZMQ_RCVMORE, &more, &size) == 0 && more; frames++) {
-        char rest[8];
-        w->z.recv(w->socket, rest, sizeof rest, SO_ZMQ_DONTWAIT);
-    }
+    int n_frames = 1 + so_link_drop_frames(&w->z, w->socket);
     if (n_peer > PEER || n < 0)
         return true;
-    int rc = frames > 0 ? so_err_set(&err, SO_EFORMAT, "a message of %d frames", frames + 1)
-                        : so_wire_read(w->bytes, (size_t)n, w->in, &err);
+    int rc = n_frames > 1 ? so_err_set(&err, SO_EFORMAT, "a message of %d frames", n_frames)
+                          : so_wire_read(w->bytes, (size_t)n, w->in, &err);
     if (rc == SO_EUNSUPPORTED)
         refuse(w, peer, n_peer, 0, SO_WIRE_OTHER, "the engine is another version of sooth");
     else if (rc != SO_OK && worth_a_line(&w->n_malformed))
