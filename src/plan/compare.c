@@ -1,4 +1,4 @@
-/* The arithmetic of compare.h. The ratio is that of sums, not a mean of ratios: in a stretch of eight
+/* The arithmetic of compare.h. The ratio is that of sums, not a mean of ratios: in a period of eight
  * rounds the number of tokens varies by a quarter, and a mean of logarithms would favour plain decoding,
  * whose number does not vary. The logarithms only give the scatter. */
 #include "plan/compare.h"
@@ -31,7 +31,7 @@ static void add_side(so_compare_side *to, const so_compare_side *x) {
     to->ms += x->ms;
 }
 
-/* The method has changed: this stretch and the one before are a pair. */
+/* The method has changed: this period and the one before are a pair. */
 static void add_pair(so_compare *c) {
     so_compare_pair *p = pair_of(c, c->before_method, c->current);
     bool swapped = c->before_method > c->current;
@@ -78,7 +78,7 @@ static so_method challenger(const so_compare *c, const bool may[SO_METHODS]) {
     return best;
 }
 
-/* The base of the next stretch: the current method if it was measured to be faster. */
+/* The base of the next period: the current method if it was measured to be faster. */
 static void choose_base(so_compare *c, const bool may[SO_METHODS]) {
     double error, ratio = so_compare_ratio(c, c->current, c->base, &error);
     bool is_faster = c->current != c->base && ratio > 1 + SO_TUNE_COMPARE_PROOF * error;
@@ -95,7 +95,7 @@ void so_compare_observe(so_compare *c, double tokens, double ms, const bool may[
     else if (c->n_before > 0)
         ms = SO_MIN(ms, SO_TUNE_COMPARE_SPIKE * c->before.ms / c->n_before);
     add_side(&c->now, &(so_compare_side){tokens, ms});
-    if (++c->n_now < SO_TUNE_COMPARE_STRETCH)
+    if (++c->n_now < SO_TUNE_COMPARE_PERIOD)
         return;
     fade(c);
     if (c->n_before > 0 && c->before_method != c->current)

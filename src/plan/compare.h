@@ -1,19 +1,19 @@
 /* Which method of decoding gives the most tokens per millisecond: drafting ahead, synchronous drafting
  * or plain decoding. Costs and acceptance rates do not answer this: what drafting ahead hides, and how
  * much it slows down the target's passes, depends on both models' use of one memory. So the methods are
- * run in turn, for a stretch of eight steps each, and their clocks are compared.
+ * run in turn, for a period of eight steps each, and their clocks are compared.
  *
- * Only neighbours are compared. Where the method changes, the stretches before and after the change are
- * a pair, which has seen similar text and the same load of the machine. For each two methods the sums of
+ * Only neighbours are compared. Where the method changes, the periods before and after the change are a
+ * pair: they have seen similar text and the same load of the machine. For each two methods the sums of
  * their pairs give a ratio of their rates, and the scatter of the pairs its standard error. Old pairs fade.
  *
  *   base         the method that is in use: no other was measured to be faster, by half a standard error
  *   challenger   another one that may be faster, within two standard errors; or of which there are fewer
  *                than three pairs
  *
- * After each stretch of the base the best challenger gets a stretch, and then the base again. If there
+ * After each period of the base the best challenger gets a period, and then the base again. If there
  * is no challenger the base goes on; its pairs fade, so that the error grows, until another method is
- * measured again, at the latest after 256 stretches. On simulated machines the rate is 0.99 of the best
+ * measured again, at the latest after 256 periods. On simulated machines the rate is 0.99 of the best
  * method's, in the mean over machines on which methods differ by 5 to 50 % (tests/plan/test_compare.c).
  *
  * Reads no clock. Engine thread. */
@@ -46,10 +46,10 @@ typedef struct so_compare_pair {
 typedef struct so_compare {
     so_compare_pair pairs[SO_METHODS][SO_METHODS]; /* [low][high] */
     so_method base, current;
-    so_method before_method;     /* of the stretch before this one */
-    so_compare_side before, now; /* its sums; those of this stretch */
+    so_method before_method;     /* of the period before this one */
+    so_compare_side before, now; /* its sums; those of this period */
     int n_before, n_now;         /* steps in them */
-    int unused[SO_METHODS];      /* stretches since it was used */
+    int unused[SO_METHODS];      /* periods since it was used */
 } so_compare;
 
 static inline so_method so_compare_method(const so_compare *c) { return c->current; }

@@ -142,12 +142,12 @@ enum { SO_TUNE_ANSWER_TOKENS = 128 };
 enum { SO_TUNE_LOOK_AHEAD = 4 };
 /* Branches over which the cost of one more branch in a level of a tree is averaged. */
 enum { SO_TUNE_BRANCHES = 4 };
-/* Comparing methods (compare.h); simulation: tests/plan/test_compare.c. Steps of a stretch: fewer would
- * be dominated by the changes, more would lose more with a bad method. Stretches after which a method is
+/* Comparing methods (compare.h); simulation: tests/plan/test_compare.c. Steps of a period: fewer would
+ * be dominated by the changes, more would lose more with a bad method. Periods after which a method is
  * measured again in any case. Pairs from which a method can be given up: one pair may have met an
  * interruption of the machine. */
-enum { SO_TUNE_COMPARE_STRETCH = 8, SO_TUNE_COMPARE_UNUSED = 256, SO_TUNE_COMPARE_FIRST = 3 };
-/* What remains of a pair after each stretch. Scatter of log ratios before it is known, with the weight of
+enum { SO_TUNE_COMPARE_PERIOD = 8, SO_TUNE_COMPARE_UNUSED = 256, SO_TUNE_COMPARE_FIRST = 3 };
+/* What remains of a pair after each period. Scatter of log ratios before it is known, with the weight of
  * PRIOR pairs: in eight rounds of two tokens the number of tokens scatters by 0.23 on each side. A step
  * counts as at most SPIKE times the mean step. */
 static const double SO_TUNE_COMPARE_KEEP = 0.999, SO_TUNE_COMPARE_SPREAD = 0.33,

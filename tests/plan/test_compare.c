@@ -65,7 +65,7 @@ static const double RATES[][SO_METHODS] = {
     {0.10, 0.10, 0.11}, {0.08, 0.10, 0.09}};
 
 /* Once the methods are known: above 0.98 of the best one's rate in the mean, and never much less. In a
- * single run two methods that differ by 5 % may be mistaken for each other for a while, and a stretch with
+ * single run two methods that differ by 5 % may be mistaken for each other for a while, and a period with
  * drafts takes three times as long as a plain one. */
 static void is_never_clearly_below_the_best(void **state) {
     (void)state;
@@ -91,7 +91,7 @@ static void is_never_clearly_below_the_best(void **state) {
     assert_true(sum / n >= 0.985);
 }
 
-/* A method that is much slower costs a few stretches at the start, and hardly anything after that. */
+/* A method that is much slower costs a few periods at the start, and hardly anything after that. */
 static void gives_up_a_bad_method_soon(void **state) {
     (void)state;
     double sum = 0;
