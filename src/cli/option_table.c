@@ -847,6 +847,7 @@ static const struct {
     {SO_OPT_DRAFT_CORES, SO_CMD_WORKER,
      "Run on the last N cores, which an engine on this host leaves free with the same option",
      "all cores"},
+    {SO_OPT_DRAFT_TEMP, SO_CMD_WORKER, NULL, "the request's; 0 with --verify reject"},
     {SO_OPT_PREDICT, SO_CMD_DEMO, NULL, "160"},
     {SO_OPT_PREDICT, SO_CMD_THEORY, "Tokens to measure at each temperature", "10000"},
     {SO_OPT_PREDICT, SO_CMD_PROVE, "Tokens to generate in each run", "24"},

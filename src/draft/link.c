@@ -109,7 +109,7 @@ int so_link_check(const char *address, bool has_key, so_err *err) {
     if (tcp && !has_key && !is_loopback(host))
         return so_err_set(
             err, SO_EINVAL,
-            "the worker's address '%.80s' is not on this host, so it needs a key: make "
+            "the worker's address '%.80s' is not a loopback address, so it needs a key: make "
             "one with `sooth draft-worker --make-key FILE`, and give it to both sides",
             address);
     return SO_OK;
@@ -170,7 +170,7 @@ int so_link_listen(const so_zmq *z, void *ctx, const char *address, const so_lin
     if (!*out)
         return fail_socket(z, out, "cannot open", address, err);
     set_common(z, *out, address);
-    set_int(z, *out, SO_ZMQ_ROUTER_MANDATORY, 1); /* sending tells whether a client is gone */
+    set_int(z, *out, SO_ZMQ_ROUTER_MANDATORY, 1); /* sending fails if the client is gone */
     if (key->set) {
         *gate = z->socket(ctx, SO_ZMQ_REP);
         if (!*gate || z->bind(*gate, ZAP_ADDRESS) != 0)
