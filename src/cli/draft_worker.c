@@ -1,8 +1,8 @@
 /* `sooth draft-worker`: runs a draft model for engines in other processes (draft/remote_worker.h), or
  * makes the key that both sides need if they are on different hosts.
  *
- * SIGTERM and SIGINT end it at once, with 0: engines that use it go on without its drafts. What
- * happens is logged on standard error, a line each; nothing is written to standard output. Main
+ * SIGTERM and SIGINT end it at once with exit status 0; engines that use it go on without its drafts.
+ * Events are logged on standard error, one line each; nothing is written to standard output. Main
  * thread. */
 #include <pthread.h>
 #include <signal.h>

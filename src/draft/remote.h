@@ -14,21 +14,21 @@
  * makes points, too: the likeliest tokens of its rows, at temperature 0 (verify/reject.c, step 3:
  * exact however they were chosen, if no number that tests them took part). It is told neither seed
  * nor nonce then, so it cannot know such a number. Sampled guesses would have to be published before
- * they are sampled (async.h, step 3), and over a network that cannot be had: a message that has been
- * handed to the socket leaves while the sender goes on to sample, on the same cores and the same
- * line, so its arrival could depend on the sample. A q row has the width of the vocabulary, besides.
- * The price is acceptance: a point is accepted with probability p(x) instead of Σ min(p, q).
+ * they are sampled (async.h, step 3), which a network cannot guarantee: a message that was handed to
+ * the socket is still on its way while the sender samples, on the same cores and over the same line,
+ * so its arrival could depend on the sample. Besides, a q row is as long as the vocabulary. The price
+ * is acceptance: a point is accepted with probability p(x) instead of Σ min(p, q).
  *
- * Failure. Whatever the worker does costs guesses only. A worker that cannot be reached, does not
- * answer, has lost its session, or refuses, is left out of rounds and greeted again, at intervals
- * that double up to a limit. A change of state is one line in the log. */
+ * Failure. Whatever the worker does, it can only cost guesses. A worker that cannot be reached, does
+ * not answer, has lost its session, or refuses, is left out of rounds and greeted again, at intervals
+ * that double up to a limit. Each change of state is one line in the log. */
 #ifndef SO_DRAFT_REMOTE_H
 #define SO_DRAFT_REMOTE_H
 
 #include "draft/async.h"
 #include "token/tokenizer.h"
 
-/* What an engine says of itself to all its workers. */
+/* What an engine tells all its workers about itself. */
 typedef struct so_remote_engine {
     const char *key_file;    /* NULL: none */
     const so_tokenizer *tok; /* of the target; NULL: it has none */

@@ -5,7 +5,7 @@
  *      rows of the trees, outcomes, levels. Messages are read between the passes
  *   3. again, until there is neither; then wait
  *
- * An engine is a session: its number, what it has told of its requests, a drafter with a cache. The
+ * An engine is a session: its number, what it has sent about its requests, a drafter with a cache. The
  * text of a request is kept here and only grows, so that a job names its length. A session whose
  * messages have a gap has lost something: it is ended, and the engine begins a new one. When all
  * places are taken, one that was silent for a while gives way, else the newcomer is refused.
@@ -13,9 +13,9 @@
  * Guesses are points, whatever the mode of verification (remote.h has the reason), so no random
  * number that tests a guess is ever sent here.
  *
- * Refuses drafts of another vocabulary, and messages that break a rule of wire.h or speak of what is
- * not known; nothing that comes from outside ends the worker. What an engine can make it allocate is
- * bounded by the worker's own limits. Thread: the caller's. */
+ * Refuses engines with another vocabulary, and messages that break a rule of wire.h or name a session,
+ * request or token that it does not know. No message can end the worker, and what an engine can make
+ * it allocate is bounded by the worker's own limits. Thread: the caller's. */
 #include "draft/remote_worker.h"
 
 #include <errno.h>

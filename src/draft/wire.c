@@ -6,7 +6,7 @@
  * range, or behind the end, makes the whole message bad; its value is then 0, so that loops over
  * counts end. Bytes after the last field are refused, too.
  *
- * Refuses to know sessions, requests and vocabularies: it has no state. */
+ * Knows nothing of sessions, requests and vocabularies: it has no state. */
 #include "draft/wire.h"
 
 #include <math.h>

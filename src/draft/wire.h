@@ -16,9 +16,9 @@
  *   BYE      the engine ends         ───►
  *
  * A session begins with HELLO, which chooses its number at random. Messages of a session are
- * numbered from 0 in each direction. Reading checks lengths, counts, indices and ranges before it
- * stores anything, so that whoever gets a message need only compare it with what it knows itself:
- * sessions, requests, the vocabulary. Nothing is allocated. Pure functions; any thread. */
+ * numbered from 0 in each direction. Reading checks lengths, counts, indices and ranges, so that the
+ * receiver only has to compare a message with its own state: sessions, requests, the vocabulary.
+ * Nothing is allocated. Pure functions; any thread. */
 #ifndef SO_DRAFT_WIRE_H
 #define SO_DRAFT_WIRE_H
 
