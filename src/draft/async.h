@@ -98,7 +98,7 @@ void so_async_unlock(so_async_host *h);
 typedef struct so_async_opts {
     so_drafter *inner; /* X; owned on success */
     int n_vocab, n_parallel;
-    int d_hidden; /* of the target, if X reads its states */
+    int d_hidden; /* of the target, if X reads its hidden states */
     int fan_out;  /* outcomes per round and request; 0: chosen in each round */
     int wait;     /* levels for which the engine waits before it looks up; 0: it never waits */
     bool sync;    /* also create the drafter that lets X draft in the engine's time */

@@ -17,7 +17,7 @@ typedef struct so_async_core so_async_core;   /* one async(X) */
 typedef struct so_async_state so_async_state; /* one of its requests */
 typedef struct so_async_batch so_async_batch; /* the jobs of one dispatch */
 
-/* States: of the target, for the latest tokens; those of the last finished round matter most. */
+/* Hidden states of the target for the latest tokens; those of the last finished round matter most. */
 enum { SO_ASYNC_STATES = 16 };
 typedef struct so_async_hidden {
     float *x; /* [SO_ASYNC_STATES][d_hidden]; NULL: X reads none */
@@ -131,7 +131,7 @@ struct so_async_host {
 void so_async_let_go(so_async_host *h);
 /* Opens the request in X; false: X cannot draft for it. Holder of the drafter. */
 bool so_async_open_inner(so_async_state *s);
-/* Gives X the states of a request that it has opened. Holder of the drafter. */
+/* Gives X the hidden states of a request that it has opened. Holder of the drafter. */
 void so_async_give_hidden(so_async_state *s, const so_async_hidden *h);
 void so_async_free_state(so_async_state *s);
 

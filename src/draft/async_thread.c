@@ -1,5 +1,5 @@
-/* The async thread: runs the batches of a host, those of the newest core first. async.h describes the
- * whole.
+/* The async thread: runs the batches of a host, those of the drafter that was created last first. async.h
+ * describes the whole.
  *
  *   1. take a posted batch
  *   2. X.ahead_begin: catch-up, the rows of the tree, candidates

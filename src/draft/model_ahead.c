@@ -18,8 +18,8 @@
  * which foresees the correction. Guesses are chosen as in model.c; sampled guesses leave their q row
  * in the job and are sampled by so_ahead_sample.
  *
- * The target's states. They exist for the text up to the root, as of the last finished round; the nodes of
- * the tree and the guesses of the outcomes are fed without.
+ * Hidden states of the target exist for the text of finished rounds only, up to the root; the nodes of the
+ * tree and the guesses of the outcomes are fed without one.
  *
  * Refuses what model.c refuses. Thread: whoever holds the drafter (async.h), never two at once. */
 #include <math.h>

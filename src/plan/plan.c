@@ -809,6 +809,20 @@ const so_plan *so_plan_choose(so_planner *p) {
     return &p->plan;
 }
 
+double so_plan_rows_ms(const so_planner *p, int rows) {
+    int base = p->step.n_requests + p->step.prompt_rows;
+    return rows > 0 ? so_costs_pass(&p->costs, base + rows) - so_costs_pass(&p->costs, base) : 0;
+}
+
+const so_plan *so_plan_add_rows(so_planner *p, int rows) {
+    so_plan *plan = &p->plan;
+    if (rows > 0)
+        plan->ms +=
+            so_costs_pass(&p->costs, plan->n_rows + rows) - so_costs_pass(&p->costs, plan->n_rows);
+    plan->n_rows += rows;
+    return plan;
+}
+
 /* --- verdict, end --- */
 
 void so_plan_observe_verdict(so_planner *p, so_plan_request *r, const so_tree *tree,

@@ -170,14 +170,14 @@ void so_plan_observe_draft(so_planner *p, int stage, so_plan_query *queries,
 bool so_plan_keep_guesses(so_planner *p, const so_plan_query *query, int alternative);
 
 const so_plan *so_plan_choose(so_planner *p);
-/* Rows of the pass that are neither of prompts nor of trees: what so many of them add to its time; and
- * after so_plan_choose how many there are. */
+/* Rows of the pass that belong neither to prompts nor to trees (engine/ends.h): the time that they
+ * would add; and, after so_plan_choose, the plan with that many of them. */
 double so_plan_rows_ms(const so_planner *p, int rows);
 const so_plan *so_plan_add_rows(so_planner *p, int rows);
-/* How deep drafts for the request's next round are to be made during this step's pass, and looked up in
- * that round; 0: none are. This is decided before the dispatch, and never changed between dispatch and
- * lookup: until then the time that drafting takes, which may depend on sampled tokens, must not decide
- * whether they are tested (rule of sight, draft/drafter.h). query: of the next round. */
+/* The depth to which the request's next round is drafted during this step's pass, and looked up in that
+ * round; 0: it is not. Decided before the dispatch and not changed until the lookup: the time that
+ * drafting takes may depend on sampled tokens, so it must not decide whether they are tested (rule of
+ * sight, draft/drafter.h). query: of the next round. */
 int so_plan_ahead_depth(so_planner *p, int stage, const so_plan_query *query);
 /* ms: the host's time for the verdict. r NULL: the request does not speculate. */
 void so_plan_observe_verdict(so_planner *p, so_plan_request *r, const so_tree *tree,
