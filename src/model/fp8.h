@@ -1,8 +1,8 @@
 /* Matrices of 8-bit floats (E4M3) in Hugging Face folders.
  *
  * Their values are the numbers times scales that another tensor holds: NAME.weight_scale (of the
- * formats compressed-tensors and fbgemm_fp8) or NAME.weight_scale_inv (of the format fp8; in spite
- * of its name it is multiplied, too) for NAME.weight. One scale belongs to the whole matrix, to
+ * formats compressed-tensors and fbgemm_fp8) or NAME.weight_scale_inv (of the format fp8; despite its
+ * name it is a factor, too) for NAME.weight. One scale belongs to the whole matrix, to
  * a row, or to a block of rows and columns.
  *
  * No kernel multiplies such numbers: they are converted while loading, to Q8_0 if no other type is

@@ -4,7 +4,7 @@
  *
  * Additions are written as 1 · a + b, which has the bits of a + b: conversions and additions wait for the same
  * two units of a core, and the units that multiply are idle (docs/log, entry 54). The compiler must
- * not know that the factor is 1.
+ * not know that the factor is 1, or it would make them additions again.
  *
  * Included only by sums_scalar.c, sums_avx2.c and sums_avx512.c. */
 #ifdef __AVX2__
