@@ -28,8 +28,8 @@
  *      engine's so_draft_config.make);
  *   5. a test in tests/draft.
  *
- * Thread: the engine thread. State per request belongs to the drafter; the engine opens and closes
- * it. */
+ * Thread: the engine thread; inside async(), whoever holds the drafter (async.h). State per request
+ * belongs to the drafter; the engine opens and closes it. */
 #ifndef SO_DRAFT_DRAFTER_H
 #define SO_DRAFT_DRAFTER_H
 

@@ -148,23 +148,15 @@ static const float *logits_of(const heads_drafter *hd, int i, int depth) {
     return so_heads_row_is_finite(hd->h, state, head) ? so_heads_logits(hd->h, state, head) : NULL;
 }
 
-/* Chances of points. Without noise: their probabilities. With noise the first has the confidence of a
- * chain's guess; the others share what is left, by the slope with which a lead counts there. */
+/* Chances of points: without noise their probabilities. */
 static void point_chances(const so_sample_params *p, const so_scored *top, level *l, float first) {
-    double sum = 0;
-    l->chance[0] = first;
-    for (int i = 1; i < l->n && p->temp == 0; i++)
-        l->chance[i] = (float)((double)first * exp(top[i].score - top[0].score));
-    if (p->temp == 0)
+    if (p->temp > 0) {
+        so_draft_noisy_chances(top, l->n, first, l->chance);
         return;
-    double lead = l->n > 1 ? SO_MIN(top[0].score - top[1].score, (double)SO_SAMPLE_LEAD_MAX)
-                           : (double)SO_SAMPLE_LEAD_MAX;
-    l->chance[0] = so_draft_noisy_confidence(first, lead);
-    for (int i = 1; i <= l->n; i++) /* the last one counts twice, for the tokens after it */
-        sum += exp(SO_DRAFT_LEAD_SLOPE * (top[SO_MIN(i, l->n - 1)].score - top[0].score));
+    }
+    l->chance[0] = first;
     for (int i = 1; i < l->n; i++)
-        l->chance[i] = (float)((1 - (double)l->chance[0]) *
-                               exp(SO_DRAFT_LEAD_SLOPE * (top[i].score - top[0].score)) / sum);
+        l->chance[i] = (float)((double)first * exp(top[i].score - top[0].score));
 }
 
 /* Ranks the `width` best tokens of a level: with the noise of p for points; for draws by probability,

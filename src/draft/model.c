@@ -335,7 +335,7 @@ static bool draw(so_model_drafter *md, so_model_chain *c, int logit, int32_t *to
     if (!drawn)
         c->confidence = so_model_row_chance(md, logits, &r, at);
     if (!drawn && p.temp > 0)
-        c->confidence = so_model_noisy_confidence(c->confidence, lead);
+        c->confidence = so_draft_noisy_confidence(c->confidence, lead);
     c->node =
         so_draft_add(job, c->node, *token, so_draft_kind(row), row, md->base.index, c->confidence);
     return c->node >= 0;

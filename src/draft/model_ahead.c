@@ -179,7 +179,7 @@ static void find_candidates(so_model_drafter *md, so_ahead_job *a, int node) {
     if (!so_model_row_is_finite(md, s, logit, node == 0))
         return;
     so_sample_params p = so_model_params(md, &a->job);
-    double slope = p.temp == 0 ? 1 : a->drawn ? 1 / (double)p.temp : SO_MODEL_LEAD_SLOPE;
+    double slope = p.temp == 0 ? 1 : a->drawn ? 1 / (double)p.temp : SO_DRAFT_LEAD_SLOPE;
     if (a->drawn)
         p.temp = 0;
     const float *logits = so_pass_logits(md->pass, logit);
@@ -312,7 +312,7 @@ static void draw_point(so_model_drafter *md, so_ahead_job *a, so_ahead_outcome *
         return;
     float confidence = so_model_row_chance(md, logits, &r, at);
     if (p.temp > 0)
-        confidence = so_model_noisy_confidence(confidence, lead);
+        confidence = so_draft_noisy_confidence(confidence, lead);
     o->last = o->sampled[level - 1] = o->token_at[level - 1] = r.ids ? r.ids[at] : at;
     o->confidence[level - 1] = confidence;
 }

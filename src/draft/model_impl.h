@@ -143,10 +143,6 @@ bool so_model_row_is_finite(so_model_drafter *md, so_model_request *s, int logit
 /* The probability of the token at a column of r, by the draft's own softmax. */
 float so_model_row_chance(const so_model_drafter *md, const float *logits, const so_model_row *r,
                           int32_t at);
-/* The confidence in a token with probability `chance` that noise selected, `lead` before the
- * second. */
-float so_model_noisy_confidence(float chance, double lead);
-#define SO_MODEL_LEAD_SLOPE SO_DRAFT_LEAD_SLOPE
 
 /* --- model.c --- */
 

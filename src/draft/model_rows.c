@@ -43,10 +43,6 @@ bool so_model_row_is_finite(so_model_drafter *md, so_model_request *s, int logit
     return false;
 }
 
-float so_model_noisy_confidence(float chance, double lead) {
-    return so_draft_noisy_confidence(chance, lead);
-}
-
 float so_model_row_chance(const so_model_drafter *md, const float *logits, const so_model_row *row,
                           int32_t at) {
     so_draft_rows r = rows_of(md);

@@ -209,24 +209,15 @@ static void sharpen(double first, const so_scored *top, int n, float *chance) {
         chance[i] = sum > 0 ? (float)(w[i] / sum) : 0;
 }
 
-/* The chances of the best tokens of a row. With noise the first has the confidence of a chain's guess;
- * the others share what is left, by the slope with which a lead counts there. */
+/* The chances of the best tokens of a row. */
 static void point_chances(const so_model_drafter *md, const so_sample_params *p,
                           const so_model_row *r, const float *logits, const so_scored *top, int n,
                           float *chance) {
-    double first = (double)so_model_row_chance(md, logits, r, top[0].id), sum = 0;
-    if (p->temp == 0) {
-        sharpen(first, top, n, chance);
-        return;
-    }
-    double lead = n > 1 ? SO_MIN(top[0].score - top[1].score, (double)SO_SAMPLE_LEAD_MAX)
-                        : (double)SO_SAMPLE_LEAD_MAX;
-    chance[0] = so_model_noisy_confidence((float)first, lead);
-    for (int i = 1; i <= n; i++) /* the last one counts twice, for the tokens after it */
-        sum += exp(SO_MODEL_LEAD_SLOPE * (top[SO_MIN(i, n - 1)].score - top[0].score));
-    for (int i = 1; i < n; i++)
-        chance[i] = (float)((1 - (double)chance[0]) *
-                            exp(SO_MODEL_LEAD_SLOPE * (top[i].score - top[0].score)) / sum);
+    float first = so_model_row_chance(md, logits, r, top[0].id);
+    if (p->temp == 0)
+        sharpen((double)first, top, n, chance);
+    else
+        so_draft_noisy_chances(top, n, first, chance);
 }
 
 /* Adds the best tokens of a branch's row to the candidates of the level. The confidence of a later

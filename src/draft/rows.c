@@ -78,6 +78,18 @@ float so_draft_noisy_confidence(float chance, double lead) {
     return (float)(1 / (1 + exp(0.6 - SO_DRAFT_LEAD_SLOPE * lead - 0.18 * log(q / (1 - q)))));
 }
 
+void so_draft_noisy_chances(const so_scored *top, int n, float first, float *chance) {
+    double sum = 0, lead = (double)SO_SAMPLE_LEAD_MAX;
+    if (n > 1)
+        lead = SO_MIN(top[0].score - top[1].score, lead);
+    chance[0] = so_draft_noisy_confidence(first, lead);
+    for (int i = 1; i <= n; i++) /* the last one counts twice, for the tokens after it */
+        sum += exp(SO_DRAFT_LEAD_SLOPE * (top[SO_MIN(i, n - 1)].score - top[0].score));
+    for (int i = 1; i < n; i++)
+        chance[i] = (float)((1 - (double)chance[0]) *
+                            exp(SO_DRAFT_LEAD_SLOPE * (top[i].score - top[0].score)) / sum);
+}
+
 so_sample_params so_draft_params(const so_draft_job *job) {
     so_sample_params p;
     if (job->sample)

@@ -3,7 +3,7 @@
  *
  * Rows are sampled at their own, narrow width. Where token ids matter they are expanded to the target's
  * vocabulary: for bias and penalties, which name ids, and for the q row that the verifier reads.
- * Thread: the engine thread. */
+ * Thread: the engine thread; inside async(), whoever holds the drafter (async.h). */
 #ifndef SO_DRAFT_ROWS_H
 #define SO_DRAFT_ROWS_H
 
@@ -44,6 +44,9 @@ float so_draft_row_chance(const so_draft_rows *r, const float *logits, const so_
  * second. */
 float so_draft_noisy_confidence(float chance, double lead);
 #define SO_DRAFT_LEAD_SLOPE 0.6 /* of its logistic fit */
+/* The chances of the n best tokens of a row that noise selected: the first, of probability `first`, has
+ * the confidence above; the others share what is left, by the slope with which a lead counts there. */
+void so_draft_noisy_chances(const so_scored *top, int n, float first, float *chance);
 /* The request's sampling parameters, or defaults at its temperature. */
 so_sample_params so_draft_params(const so_draft_job *job);
 
