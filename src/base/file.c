@@ -269,6 +269,18 @@ void so_out_abort(so_out_file *o) {
     out_free(o);
 }
 
+int so_out_put(const char *path, const void *p, size_t len, so_err *err) {
+    so_out_file *f = NULL;
+    int rc = so_out_begin(path, &f, err);
+    if (rc != SO_OK)
+        return rc;
+    rc = so_out_write(f, p, len, err);
+    if (rc == SO_OK)
+        return so_out_commit(f, err);
+    so_out_abort(f);
+    return rc;
+}
+
 void so_out_cleanup_on_signal(void) {
     for (int i = 0; i < MAX_UNFINISHED; i++) {
         char *tmp = atomic_load(&unfinished[i]);

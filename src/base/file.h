@@ -56,6 +56,8 @@ int so_out_write(so_out_file *f, const void *p, size_t len, so_err *err);
 uint64_t so_out_tell(const so_out_file *f);
 int so_out_commit(so_out_file *f, so_err *err); /* frees f, also on failure */
 void so_out_abort(so_out_file *f);              /* f may be NULL */
+/* Writes a whole file: begin, write, commit. */
+int so_out_put(const char *path, const void *p, size_t len, so_err *err);
 
 /* Removes the temporary files of all unfinished so_out_files. Async-signal-safe. */
 void so_out_cleanup_on_signal(void);

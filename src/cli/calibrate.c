@@ -266,13 +266,8 @@ static int open_models(calibration *c) {
 
 static int write_tree(const calibration *c, const so_shape *s, const char *path, so_err *err) {
     so_buf b = {0};
-    so_out_file *f = NULL;
     so_shape_print(s, &c->table, c->heads.h ? so_calibrate_heads_kind(&c->heads) : "model", &b);
-    int rc = so_out_begin(path, &f, err);
-    if (rc == SO_OK && (rc = so_out_write(f, b.data, b.len, err)) == SO_OK)
-        rc = so_out_commit(f, err);
-    else
-        so_out_abort(f);
+    int rc = so_out_put(path, b.data, b.len, err);
     so_buf_free(&b);
     return rc;
 }

@@ -132,13 +132,8 @@ static void draw(const so_shape *s, so_buf *b) {
 
 static int write_svg(const char *path, const so_shape *s, so_err *err) {
     so_buf b = {0};
-    so_out_file *f = NULL;
     draw(s, &b);
-    int rc = so_out_begin(path, &f, err);
-    if (rc == SO_OK && (rc = so_out_write(f, b.data, b.len, err)) == SO_OK)
-        rc = so_out_commit(f, err);
-    else
-        so_out_abort(f);
+    int rc = so_out_put(path, b.data, b.len, err);
     so_buf_free(&b);
     return rc;
 }

@@ -74,7 +74,6 @@ void so_store_print(const so_costs *c, const so_records *r, so_buf *out) {
 
 int so_store_write(const char *path, so_str key, const so_costs *c, const so_records *r,
                    so_err *err) {
-    so_out_file *f = NULL;
     so_buf text = {0};
     char *dir = so_strndup(path, (size_t)(strrchr(path, '/') - path));
     int rc = so_dir_create(dir, err);
@@ -84,14 +83,7 @@ int so_store_write(const char *path, so_str key, const so_costs *c, const so_rec
     so_store_print(c, r, &text);
     so_buf_append_c(&text, "end\n");
     if (rc == SO_OK)
-        rc = so_out_begin(path, &f, err);
-    if (rc == SO_OK) {
-        rc = so_out_write(f, text.data, text.len, err);
-        if (rc == SO_OK)
-            rc = so_out_commit(f, err);
-        else
-            so_out_abort(f);
-    }
+        rc = so_out_put(path, text.data, text.len, err);
     so_buf_free(&text);
     free(dir);
     return rc;

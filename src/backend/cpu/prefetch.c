@@ -229,7 +229,6 @@ static bool read_kept(const char *path, const char *key, kept *out) {
 }
 
 static int write_kept(const char *path, const char *key, const kept *k, so_err *err) {
-    so_out_file *f = NULL;
     so_buf text = {0};
     char *dir = so_strndup(path, (size_t)(strrchr(path, '/') - path));
     int rc = so_dir_create(dir, err);
@@ -240,14 +239,7 @@ static int write_kept(const char *path, const char *key, const kept *k, so_err *
                       k->choice[c].l1 ? 1 : 2, k->agreed[c]);
     so_buf_append_c(&text, "end\n");
     if (rc == SO_OK)
-        rc = so_out_begin(path, &f, err);
-    if (rc == SO_OK) {
-        rc = so_out_write(f, text.data, text.len, err);
-        if (rc == SO_OK)
-            rc = so_out_commit(f, err);
-        else
-            so_out_abort(f);
-    }
+        rc = so_out_put(path, text.data, text.len, err);
     so_buf_free(&text);
     free(dir);
     return rc;
