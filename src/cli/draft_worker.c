@@ -4,31 +4,18 @@
  * SIGTERM and SIGINT end it at once with exit status 0; engines that use it go on without its drafts.
  * Events are logged on standard error, one line each; nothing is written to standard output. Main
  * thread. */
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "cli/load.h"
+#include "cli/service.h"
 #include "draft/link.h"
 #include "draft/model.h"
 #include "draft/registry.h"
 #include "draft/remote_worker.h"
-#include "server/server.h"
 
 enum { DEFAULT_PARALLEL = 8, DEFAULT_CTX = 4096 };
-
-static int open_signals(void) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set, NULL); /* inherited by all threads started later */
-    signal(SIGPIPE, SIG_IGN);
-    return signalfd(-1, &set, SFD_CLOEXEC);
-}
 
 static int context(const so_args *a, const so_bundle *b) {
     int most = so_model_hparams(b->model)->n_ctx_train;
@@ -54,10 +41,10 @@ static int serve(const so_args *a, const char *address, const so_bundle *b, int 
     };
     if (so_remote_worker_create(&o, &w, &err) != SO_OK)
         return so_args_fail(a, &err);
-    so_notify("READY=1");
+    so_service_notify("READY=1");
     fprintf(stderr, "sooth draft-worker: ready at %s\n", so_remote_worker_address(w));
     so_remote_worker_run(w, signals);
-    so_notify("STOPPING=1");
+    so_service_notify("STOPPING=1");
     so_remote_worker_free(w);
     return 0;
 }
@@ -85,7 +72,7 @@ static int run(const so_args *a) {
         return so_args_fail(a, &err);
     if (!so_args_has(a, SO_OPT_VERBOSE))
         so_log_set_level(SO_LOG_INFO);
-    int signals = open_signals();
+    int signals = so_service_signals();
     int status = so_cli_open(a, &b);
     if (status == 0)
         status = serve(a, address, &b, signals);

@@ -8,7 +8,6 @@
  * standard output, everything else on standard error. */
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +19,7 @@
 #include "base/mem.h"
 #include "cli/load.h"
 #include "cli/request.h"
+#include "cli/service.h"
 #include "cli/spec.h"
 #include "server/server.h"
 
@@ -105,7 +105,7 @@ static bool on_state(const so_args *a, so_server *s, bool *announced) {
     so_server_state st = so_server_get_state(s);
     if (st == SO_SERVER_READY && !*announced) {
         *announced = true;
-        so_notify("READY=1");
+        so_service_notify("READY=1");
         const char *host = so_args_str(a, SO_OPT_HOST, "127.0.0.1");
         bool v6 = strchr(host, ':') != NULL;
         fprintf(stderr, "sooth serve: ready at http://%s%s%s:%d\n", v6 ? "[" : "", host,
@@ -125,7 +125,7 @@ static bool on_signal(so_server *s, int fd, int64_t *t_first_ns) {
     if (*t_first_ns)
         return so_clock_ms_since(*t_first_ns) > SAME_SIGNAL_MS;
     *t_first_ns = so_clock_ns();
-    so_notify("STOPPING=1");
+    so_service_notify("STOPPING=1");
     fprintf(stderr, "sooth serve: stopping after the running answers are finished\n");
     so_server_drain(s);
     return false;
@@ -146,16 +146,6 @@ static int watch(const so_args *a, so_server *s, int signals) {
         if ((fds[1].revents & POLLIN) && on_signal(s, signals, &t_first_ns))
             _exit(1);
     }
-}
-
-static int open_signals(void) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set, NULL); /* inherited by all threads started later */
-    signal(SIGPIPE, SIG_IGN);
-    return signalfd(-1, &set, SFD_CLOEXEC);
 }
 
 static int serve(const so_args *a) {
@@ -182,7 +172,7 @@ static int serve(const so_args *a) {
     o.model = name;
     o.load = load;
     o.load_user = &j;
-    int signals = open_signals();
+    int signals = so_service_signals();
     if (so_server_create(&o, &s, &err) != SO_OK) {
         status = so_args_fail(a, &err);
     } else {

@@ -19,11 +19,9 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "base/env.h"
 #include "base/log.h"
 #include "base/sha256.h"
 #include "server/impl.h"
@@ -269,26 +267,4 @@ void so_server_free(so_server *s) {
     pthread_cond_destroy(&s->tick);
     pthread_mutex_destroy(&s->lock);
     free(s);
-}
-
-/* --- the service manager --- */
-
-/* Without libsystemd: the protocol is one datagram. A name that begins with '@' is in the abstract
- * namespace. */
-void so_notify(const char *state) {
-    const char *path = so_env_notify_socket();
-    struct sockaddr_un to = {.sun_family = AF_UNIX};
-    size_t len = path ? strlen(path) : 0;
-    if (len == 0 || len >= sizeof to.sun_path || (path[0] != '/' && path[0] != '@'))
-        return;
-    memcpy(to.sun_path, path, len);
-    if (path[0] == '@')
-        to.sun_path[0] = '\0';
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return;
-    socklen_t n = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len);
-    if (sendto(fd, state, strlen(state), MSG_NOSIGNAL, (const struct sockaddr *)&to, n) < 0)
-        so_log(SO_LOG_DEBUG, "NOTIFY_SOCKET %s: %s", path, strerror(errno));
-    close(fd);
 }

@@ -62,7 +62,4 @@ int so_server_fd(const so_server *s);
 /* Refuses new requests and lets running ones finish, for at most drain_s seconds. */
 void so_server_drain(so_server *s);
 
-/* Sends "READY=1", "STOPPING=1", … to the service manager if NOTIFY_SOCKET is set. */
-void so_notify(const char *state);
-
 #endif
