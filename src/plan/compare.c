@@ -111,3 +111,44 @@ void so_compare_observe(so_compare *c, double tokens, double ms, const bool may[
     c->now = (so_compare_side){0};
     c->n_now = 0;
 }
+
+/* --- between runs --- */
+
+bool so_compare_keep(const so_compare *c, so_compare_kept *out) {
+    bool any = false;
+    out->base = c->base;
+    for (int a = 0; a < SO_METHODS; a++)
+        for (int b = a + 1; b < SO_METHODS; b++) {
+            const so_compare_pair *p = &c->pairs[a][b];
+            so_compare_kept_pair *k = &out->pairs[a][b];
+            *k = (so_compare_kept_pair){0};
+            if (!(p->n >= SO_TUNE_COMPARE_FIRST / 2.0))
+                continue;
+            double scale = SO_MIN(SO_TUNE_COMPARE_KEPT / p->n, 1.0), mean = p->log_sum / p->n;
+            *k = (so_compare_kept_pair){.n = p->n * scale,
+                                        .ratio = exp(mean),
+                                        .scatter = SO_MAX(p->log_squares / p->n - mean * mean, 0)};
+            for (int i = 0; i < 2; i++)
+                k->side[i] = (so_compare_side){p->side[i].tokens * scale, p->side[i].ms * scale};
+            any = true;
+        }
+    return any;
+}
+
+void so_compare_resume(so_compare *c, const so_compare_kept *k) {
+    for (int a = 0; a < SO_METHODS; a++)
+        for (int b = a + 1; b < SO_METHODS; b++) {
+            const so_compare_kept_pair *from = &k->pairs[a][b];
+            if (!(from->n > 0))
+                continue;
+            double mean = log(from->ratio);
+            c->pairs[a][b] = (so_compare_pair){
+                .side = {from->side[0], from->side[1]},
+                .n = from->n,
+                .log_sum = from->n * mean,
+                .log_squares = from->n * (from->scatter + mean * mean),
+                .n_ever = SO_TUNE_COMPARE_FIRST,
+            };
+        }
+    c->base = c->current = k->base;
+}

@@ -16,11 +16,15 @@
  * measured again, at the latest after 256 periods. On simulated machines the rate is 0.99 of the best
  * method's, in the mean over machines on which methods differ by 5 to 50 % (tests/plan/test_compare.c).
  *
+ * What was measured is kept between runs, with the weight of a few pairs (record.h): the next run begins
+ * with the better method instead of with a comparison.
+ *
  * Reads no clock. Engine thread. */
 #ifndef SO_PLAN_COMPARE_H
 #define SO_PLAN_COMPARE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 typedef enum so_method {
     SO_METHOD_AHEAD, /* drafts that were made during the last pass; on a miss as SYNC */
@@ -57,5 +61,23 @@ static inline so_method so_compare_method(const so_compare *c) { return c->curre
 void so_compare_observe(so_compare *c, double tokens, double ms, const bool may[SO_METHODS]);
 /* The rate of a, relative to b's, and the relative standard error; 0: no pair yet. */
 double so_compare_ratio(const so_compare *c, so_method a, so_method b, double *error);
+
+/* What is kept of two methods, the lower one first. n 0: they were not compared. */
+typedef struct so_compare_kept_pair {
+    double n;
+    so_compare_side side[2];
+    double ratio, scatter; /* of the rates of a pair: geometric mean, variance of the logarithm */
+} so_compare_kept_pair;
+
+typedef struct so_compare_kept {
+    uint64_t key; /* of the drafters and the mode */
+    so_method base;
+    so_compare_kept_pair pairs[SO_METHODS][SO_METHODS]; /* [low][high] */
+} so_compare_kept;
+
+/* False: nothing was compared. Leaves the key alone. */
+bool so_compare_keep(const so_compare *c, so_compare_kept *out);
+/* Begins where a run before ended; c is zero-initialised. */
+void so_compare_resume(so_compare *c, const so_compare_kept *k);
 
 #endif

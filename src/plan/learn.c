@@ -87,6 +87,35 @@ static void save_record(so_plan_set *s, so_plan_mode mode, int leaf) {
     }
 }
 
+/* What the same drafters were compared under in earlier runs. Requests alone: a batch's size is another
+ * one's in each run. */
+static const int KEPT_SIZE = 1;
+
+static uint64_t compare_key(const so_plan_set *s, so_plan_mode mode) {
+    so_buf text = {0};
+    so_buf_printf(&text, "%d", (int)mode);
+    for (int i = 0; i < s->drafters->n_leaves; i++) {
+        const so_drafter *d = s->drafters->leaves[i];
+        so_buf_printf(&text, " %s %016llx", d->vt->name, (unsigned long long)d->id);
+    }
+    uint64_t key = so_hash_bytes(text.data, text.len);
+    so_buf_free(&text);
+    return key;
+}
+
+static void load_comparison(so_plan_set *s, so_plan_mode mode) {
+    const so_compare_kept *k =
+        s->may_be_ahead ? so_records_compared(&s->p->records, compare_key(s, mode)) : NULL;
+    if (k && (k->base != SO_METHOD_SYNC || s->may_be_sync))
+        so_compare_resume(&s->compare[mode][KEPT_SIZE], k);
+}
+
+static void save_comparison(so_plan_set *s, so_plan_mode mode) {
+    so_compare_kept k = {.key = compare_key(s, mode)};
+    if (s->may_be_ahead && so_compare_keep(&s->compare[mode][KEPT_SIZE], &k))
+        so_records_keep(&s->p->records, &k);
+}
+
 so_plan_set *so_plan_set_create(so_planner *p, const so_draft_set *drafters) {
     so_plan_set *s = SO_NEW(so_plan_set);
     int n = drafters->n_leaves;
@@ -112,6 +141,7 @@ so_plan_set *so_plan_set_create(so_planner *p, const so_draft_set *drafters) {
         s->yields[mode] = SO_NEW_N(so_yield, n);
         for (int i = 0; i < n; i++)
             load_prior(s, (so_plan_mode)mode, i);
+        load_comparison(s, (so_plan_mode)mode);
     }
     return s;
 }
@@ -122,6 +152,7 @@ void so_plan_set_free(so_plan_set *s) {
     for (int mode = 0; mode < SO_PLAN_MODES; mode++) {
         for (int i = 0; i < s->drafters->n_leaves; i++)
             save_record(s, (so_plan_mode)mode, i);
+        save_comparison(s, (so_plan_mode)mode);
         so_accept_shared_deinit(&s->shared[mode]);
         free(s->yields[mode]);
     }

@@ -78,6 +78,26 @@ so_record *so_records_touch(so_records *r, const char *name) {
     return r->items[0] = rec;
 }
 
+/* --- comparisons of methods --- */
+
+const so_compare_kept *so_records_compared(const so_records *r, uint64_t key) {
+    for (int i = 0; i < r->n_compared; i++)
+        if (r->compared[i].key == key)
+            return &r->compared[i];
+    return NULL;
+}
+
+void so_records_keep(so_records *r, const so_compare_kept *k) {
+    so_compare_kept new = *k;
+    int at = 0;
+    while (at < r->n_compared && r->compared[at].key != k->key)
+        at++;
+    at = SO_MIN(at, SO_RECORDS_COMPARED - 1);
+    r->n_compared = SO_MAX(r->n_compared, at + 1);
+    memmove(r->compared + 1, r->compared, (size_t)at * sizeof *r->compared);
+    r->compared[0] = new;
+}
+
 /* --- counts --- */
 
 enum { CELLS = sizeof(so_accept_table) / sizeof(so_accept_cell) };

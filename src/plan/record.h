@@ -15,9 +15,14 @@
 #define SO_PLAN_RECORD_H
 
 #include "plan/acceptance.h"
+#include "plan/compare.h"
 #include "plan/costs.h"
 
-enum { SO_RECORDS_MAX = 24, SO_RECORD_NAME = SO_COSTS_NAME };
+enum {
+    SO_RECORDS_COMPARED = 8, /* kept comparisons of methods */
+    SO_RECORDS_MAX = 24,
+    SO_RECORD_NAME = SO_COSTS_NAME
+};
 
 /* How guesses are made and verified changes their acceptance: each mode has its own record. */
 typedef enum so_plan_mode {
@@ -41,6 +46,8 @@ typedef struct so_record {
 typedef struct so_records {
     so_record *items[SO_RECORDS_MAX];
     int n;
+    so_compare_kept compared[SO_RECORDS_COMPARED]; /* in the same order */
+    int n_compared;
 } so_records;
 void so_records_free(so_records *r);
 
@@ -56,6 +63,11 @@ bool so_record_is_name(const char *name);
 so_record *so_records_find(const so_records *r, const char *name);
 /* Finds or creates the record and moves it to the front. */
 so_record *so_records_touch(so_records *r, const char *name);
+
+/* NULL: none. */
+const so_compare_kept *so_records_compared(const so_records *r, uint64_t key);
+/* Replaces the one of the same key; the oldest is dropped if there are too many. */
+void so_records_keep(so_records *r, const so_compare_kept *k);
 
 void so_record_set_prior(const so_record *rec, so_accept_shared *shared, int drafter);
 /* For a drafter without a record: the prior is `chance`, derived from its file's claimed

@@ -60,6 +60,18 @@ static void print_record(const so_record *rec, so_buf *out) {
             }
 }
 
+static void print_compared(const so_compare_kept *k, so_buf *out) {
+    so_buf_printf(out, "methods %016llx %d\n", (unsigned long long)k->key, (int)k->base);
+    for (int a = 0; a < SO_METHODS; a++)
+        for (int b = a + 1; b < SO_METHODS; b++) {
+            const so_compare_kept_pair *p = &k->pairs[a][b];
+            if (p->n > 0)
+                so_buf_printf(out, "pair %d %d %.6g %.6g %.6g %.6g %.6g %.6g %.6g\n", a, b, p->n,
+                              p->side[0].tokens, p->side[0].ms, p->side[1].tokens, p->side[1].ms,
+                              p->ratio, p->scatter);
+        }
+}
+
 void so_store_print(const so_costs *c, const so_records *r, so_buf *out) {
     so_curve_point points[SO_CURVE_KNOTS];
     print_points("pass", points, so_curve_export(&c->pass, points, SO_CURVE_KNOTS), out);
@@ -68,6 +80,8 @@ void so_store_print(const so_costs *c, const so_records *r, so_buf *out) {
     for (int m = 0; m < SO_VERIFY_MODES; m++)
         if (c->check_ms[m].n > 0)
             so_buf_printf(out, "check %d %.6g\n", m, c->check_ms[m].value);
+    for (int i = 0; i < r->n_compared; i++)
+        print_compared(&r->compared[i], out);
     for (int i = 0; i < r->n; i++)
         print_record(r->items[i], out);
 }
@@ -174,6 +188,35 @@ static bool parse_rows(const char *s, so_record *rec) {
     return true;
 }
 
+static bool parse_methods(const char *s, so_records *r) {
+    char *end;
+    double base;
+    if (strspn(s, "0123456789abcdef") != 16 || s[16] != ' ' || r->n_compared == SO_RECORDS_COMPARED)
+        return false;
+    uint64_t key = strtoull(s, &end, 16);
+    if (!parse_numbers(end + 1, &base, 1) || !is_whole(base, 0, SO_METHODS - 1) ||
+        so_records_compared(r, key))
+        return false;
+    r->compared[r->n_compared++] = (so_compare_kept){.key = key, .base = (so_method)base};
+    return true;
+}
+
+static bool parse_pair(const char *s, so_records *r) {
+    double x[9]; /* low, high, n, tokens, ms, tokens, ms, ratio, scatter */
+    if (r->n_compared == 0 || !parse_numbers(s, x, 9) || !is_whole(x[0], 0, SO_METHODS - 2) ||
+        !is_whole(x[1], (int)x[0] + 1, SO_METHODS - 1) || !(x[2] > 0) ||
+        x[2] > SO_TUNE_COMPARE_KEPT || !(x[7] > 1e-6) || x[7] > 1e6 || x[8] > 1e6)
+        return false;
+    for (int i = 3; i < 7; i++)
+        if (!(x[i] > 0) || x[i] > MAX_MS * 1e3)
+            return false;
+    so_compare_kept_pair *p = &r->compared[r->n_compared - 1].pairs[(int)x[0]][(int)x[1]];
+    if (p->n > 0)
+        return false;
+    *p = (so_compare_kept_pair){x[2], {{x[3], x[4]}, {x[5], x[6]}}, x[7], x[8]};
+    return true;
+}
+
 /* The rest of s after `key` and a space, or NULL. */
 static const char *after(const char *s, const char *key) {
     size_t n = strlen(key);
@@ -196,6 +239,10 @@ static bool parse_line(const char *line, parser *p) {
         return false;
     if ((s = after(line, "pass")))
         return parse_point(s, p->points, &p->n_points);
+    if ((s = after(line, "methods")))
+        return parse_methods(s, p->r);
+    if ((s = after(line, "pair")))
+        return parse_pair(s, p->r);
     if ((s = after(line, "draw")))
         return parse_ms(s, &p->c->draw_ms);
     return (s = after(line, "check")) && parse_check(s, p->c);

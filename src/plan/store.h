@@ -14,6 +14,8 @@
  *   pass ROWS MS WEIGHT                      points of t(n)
  *   draw MS                                  per sampled token (costs.h)
  *   check MODE MS                            per tested guess; 0 match, 1 reject, 2 lenient
+ *   methods KEY BASE                         a comparison of methods (compare.h), and its pairs:
+ *   pair LOW HIGH N TOKENS MS TOKENS MS RATIO SCATTER
  *   drafter NAME                             the following lines belong to this drafter:
  *   read MS                                  catch-up per token
  *   step CHAINS MS WEIGHT                    points of the cost of a level

@@ -150,6 +150,8 @@ enum { SO_TUNE_COMPARE_PERIOD = 8, SO_TUNE_COMPARE_UNUSED = 256, SO_TUNE_COMPARE
 /* What remains of a pair after each period. Scatter of log ratios before it is known, with the weight of
  * PRIOR pairs: in eight rounds of two tokens the number of tokens scatters by 0.23 on each side. A step
  * counts as at most SPIKE times the mean step. */
+/* Most pairs that a comparison of an earlier run counts for. */
+static const double SO_TUNE_COMPARE_KEPT = 8;
 static const double SO_TUNE_COMPARE_KEEP = 0.999, SO_TUNE_COMPARE_SPREAD = 0.33,
                     SO_TUNE_COMPARE_PRIOR = 6, SO_TUNE_COMPARE_SPIKE = 3;
 /* Standard errors: by which a challenger may be faster than measured; by which it must be faster to

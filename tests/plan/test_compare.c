@@ -107,6 +107,35 @@ static void gives_up_a_bad_method_soon(void **state) {
     assert_true(sum > 0.85);
 }
 
+/* A run that begins where another one ended loses little at its start, also if the methods have changed
+ * places in between. */
+static void begins_where_a_run_ended(void **state) {
+    (void)state;
+    double fresh = 0, resumed = 0, late = 0;
+    so_compare_kept none = {0};
+    assert_false(so_compare_keep(&(so_compare){0}, &none));
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        so_compare c = {0}, next = {0}, changed = {0};
+        so_compare_kept k = {0};
+        machine m = {.rate = {0.17, 0.20, 0.10}, .seed = seed};
+        fresh += share(&m, &c, 300) / 20;
+        share(&m, &c, 2000);
+        assert_true(so_compare_keep(&c, &k));
+        so_compare_resume(&next, &k);
+        assert_int_equal(so_compare_method(&next), c.base);
+        resumed += share(&m, &next, 300) / 20;
+        so_compare_resume(&changed, &k);
+        m.rate[SO_METHOD_AHEAD] = 0.30;
+        share(&m, &changed, 4000);
+        late += share(&m, &changed, 2000) / 20;
+        assert_int_equal(changed.base, SO_METHOD_AHEAD);
+    }
+    print_message("share of the first 300 steps: %.3f fresh, %.3f resumed\n", fresh, resumed);
+    assert_true(resumed > fresh + 0.01);
+    assert_true(resumed > 0.97);
+    assert_true(late > 0.96);
+}
+
 /* What was the best method becomes the worst: another text, another batch. */
 static void follows_a_change(void **state) {
     (void)state;
@@ -154,6 +183,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(is_never_clearly_below_the_best),
         cmocka_unit_test(gives_up_a_bad_method_soon),
+        cmocka_unit_test(begins_where_a_run_ended),
         cmocka_unit_test(follows_a_change),
         cmocka_unit_test(leaves_out_what_may_not_be_used),
         cmocka_unit_test(ignores_what_is_no_measurement),

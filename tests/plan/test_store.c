@@ -30,6 +30,13 @@ static void test_round_trip(void **state) {
     rec->confidences[0][7] = 12.5f;
     rec->confidences[2][0] = 512;
     so_records_touch(&kept, "lookup");
+    so_compare_kept methods = {.key = 0x0123456789abcdef, .base = SO_METHOD_SYNC},
+                    older = {.key = 7};
+    methods.pairs[0][1] = (so_compare_kept_pair){2.5, {{20, 30}, {25, 31}}, 0.75, 0.125};
+    methods.pairs[1][2] = (so_compare_kept_pair){8, {{99, 3}, {1, 2}}, 4, 0};
+    so_records_keep(&kept, &methods);
+    so_records_keep(&kept, &older);
+    so_records_keep(&kept, &methods);                        /* again the first */
     assert_false(so_store_read(path, KEY, &b, &back, &why)); /* no file yet */
     assert_non_null(why);
     for (int i = 0; i < 9; i++)
@@ -49,6 +56,15 @@ static void test_round_trip(void **state) {
     assert_int_equal(back.n, 2);
     assert_string_equal(back.items[0]->name, "lookup");
     assert_memory_equal(back.items[1], rec, sizeof *rec);
+    assert_int_equal(back.n_compared, 2);
+    assert_memory_equal(&back.compared[0], &methods, sizeof methods);
+    assert_memory_equal(so_records_compared(&back, 7), &older, sizeof older);
+    assert_null(so_records_compared(&back, 8));
+    for (uint64_t i = 100; i < 120; i++)
+        so_records_keep(&back, &(so_compare_kept){.key = i});
+    assert_int_equal(back.n_compared, SO_RECORDS_COMPARED);
+    assert_non_null(so_records_compared(&back, 119));
+    assert_null(so_records_compared(&back, 100));
     so_records_free(&kept);
     so_records_free(&back);
     so_costs_deinit(&a);
@@ -66,6 +82,7 @@ static void put(const char *path, const char *text, size_t len) {
 
 #define LINES "sooth plan 1\nllama layers 2 on some CPU\n"
 #define PASS LINES "pass 1 4 9\n"
+#define METHODS PASS "methods 0123456789abcdef 1\n"
 #define LOOKUP PASS "drafter lookup\n"
 
 static void test_nothing_else_is_believed(void **state) {
@@ -117,6 +134,18 @@ static void test_nothing_else_is_believed(void **state) {
         LOOKUP "cell 4294967297 0 1 1 1\nend\n",
         LOOKUP "cell 1.5 0 1 1 1\nend\n",
         LOOKUP "cell 1 0 1 1 1\ncell 1 0 1 1 1\nend\n", /* twice */
+        PASS "methods 0123456789abcde 1\nend\n",
+        PASS "methods 0123456789abcdef 3\nend\n",
+        METHODS "methods 0123456789abcdef 1\nend\n", /* twice */
+        PASS "pair 0 1 2 20 30 20 30 1 0.1\nend\n",  /* of nothing */
+        METHODS "pair 1 1 2 20 30 20 30 1 0.1\nend\n",
+        METHODS "pair 2 3 2 20 30 20 30 1 0.1\nend\n",
+        METHODS "pair 0 1 0 20 30 20 30 1 0.1\nend\n",
+        METHODS "pair 0 1 9 20 30 20 30 1 0.1\nend\n",
+        METHODS "pair 0 1 2 20 0 20 30 1 0.1\nend\n",
+        METHODS "pair 0 1 2 20 30 20 30 0 0.1\nend\n",
+        METHODS "pair 0 1 2 20 30 20 30 1 nan\nend\n",
+        LOOKUP "methods 0123456789abcdef 1\nend\n", /* after a drafter */
         LOOKUP "rows 3 0 1\nend\n",
         LOOKUP "rows 0 8 1\nend\n",
         LOOKUP "rows 0 0 0\nend\n",
