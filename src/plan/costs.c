@@ -45,9 +45,12 @@ double so_costs_level(const so_costs *c, const so_draft_cost *d, int chains) {
     return so_costs_pass(c, chains) * (SO_TUNE_LEVEL_FIXED + d->size);
 }
 
+/* At most a pass for each token. A reading that another program, or a wait for the draft model's other
+ * user, made look dearer would otherwise keep the drafter from being used, and so from being measured
+ * again. */
 double so_costs_catch_up(const so_costs *c, const so_draft_cost *d) {
     if (d->catch_up_ms.n > 0)
-        return at_pace(c, d, d->catch_up_ms.value);
+        return SO_MIN(at_pace(c, d, d->catch_up_ms.value), so_costs_level(c, d, 1));
     return so_costs_pass(c, SO_TUNE_PROMPT_ROWS) / SO_TUNE_PROMPT_ROWS * d->size;
 }
 

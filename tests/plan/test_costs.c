@@ -139,6 +139,9 @@ static void draft_levels_by_chains(void **state) {
     assert_true(fabs(so_costs_level(&c, d, 8) / 5 - 1) < 0.08);
     assert_true(so_costs_level(&c, d, 4) > 2 && so_costs_level(&c, d, 4) < 5);
     assert_true(fabs(so_costs_catch_up(&c, d) / 0.25 - 1) < 0.05);
+    for (int i = 0; i < 20; i++)
+        call(&c, d, 1, 1, 30, 1000); /* something else took the time */
+    assert_true(so_costs_catch_up(&c, d) == so_costs_level(&c, d, 1));
     so_costs_deinit(&c);
 }
 
