@@ -1,9 +1,9 @@
 /* Finds the scales of an FP8 matrix and multiplies rows by them; fp8.h has the formats.
  *
  * A scale tensor of R × C values divides the matrix into blocks. Where R or C is neither 1 nor the
- * number of rows or columns, the side of a block is the power of two for which that many blocks are
- * needed; there is at most one. Scales may be stored unaligned and as any float type. Any thread;
- * no state. */
+ * number of rows or columns, config.json states the sides of a block; they cannot be told from the
+ * numbers (80 rows in 2 blocks: 40 or 64 each?). Scales may be stored unaligned and as any float
+ * type. Any thread; no state. */
 #include "model/fp8.h"
 
 #include <math.h>
@@ -35,16 +35,40 @@ static int sibling(const so_checkpoint *ck, const so_tensor *w, const char *endi
     return rc;
 }
 
-/* The side of n_blocks blocks that cover n; 0 if there is no such power of two. */
-static int64_t side_of(int64_t n, int64_t n_blocks) {
+/* The rows and columns of a block, as config.json states them; 0: it does not. */
+typedef struct block_size {
+    int64_t rows, cols;
+} block_size;
+
+static block_size pair_of(const json_t *list) {
+    block_size b = {json_integer_value(json_array_get(list, 0)),
+                    json_integer_value(json_array_get(list, 1))};
+    return json_array_size(list) == 2 && b.rows > 0 && b.cols > 0 ? b : (block_size){0, 0};
+}
+
+/* `fp8` has weight_block_size; `compressed-tensors` has groups of layers with a block_structure, or a
+ * group_size along the rows. */
+static block_size stated_block(const so_checkpoint *ck) {
+    const json_t *q = json_object_get(so_checkpoint_config(ck), "quantization_config"), *group;
+    const char *name;
+    block_size b = pair_of(json_object_get(q, "weight_block_size"));
+    json_object_foreach(json_object_get(q, "config_groups"), name, group) {
+        const json_t *w = json_object_get(group, "weights");
+        if (b.rows == 0)
+            b = pair_of(json_object_get(w, "block_structure"));
+        if (b.rows == 0 && json_integer_value(json_object_get(w, "group_size")) > 0)
+            b = (block_size){1, json_integer_value(json_object_get(w, "group_size"))};
+    }
+    return b;
+}
+
+/* The side of n_blocks blocks that cover n; 0 if the stated side needs another number of them. */
+static int64_t side_of(int64_t n, int64_t n_blocks, int64_t stated) {
     if (n_blocks == 1)
         return n;
     if (n_blocks == n)
         return 1;
-    for (int64_t side = 2; side < n; side *= 2)
-        if ((n + side - 1) / side == n_blocks)
-            return side;
-    return 0;
+    return stated > 0 && (n - 1) / stated + 1 == n_blocks ? stated : 0;
 }
 
 static float scale_at(const so_tensor *scales, int64_t i) {
@@ -64,16 +88,18 @@ static int check_scales(const so_checkpoint *ck, so_fp8 *m, so_err *err) {
     /* a vector has a scale for each row */
     int64_t rows = s->n_dims == 1 ? s->dims[0] : s->dims[1];
     int64_t cols = s->n_dims == 1 ? 1 : s->dims[0];
-    m->n_rows = side_of(w->dims[1], rows);
-    m->n_cols = side_of(w->dims[0], cols);
+    block_size b = stated_block(ck);
+    m->n_rows = side_of(w->dims[1], rows, b.rows);
+    m->n_cols = side_of(w->dims[0], cols, b.cols);
     m->scales_per_row = cols;
     if (s->n_dims > 2 || m->n_rows == 0 || m->n_cols == 0)
         return so_err_set(
             err, SO_EUNSUPPORTED,
-            "%s: tensor %.*s has %lld x %lld scales for %lld rows of %lld numbers, which "
-            "is neither one for all, nor one for each row, nor one for each block",
+            "%s: tensor %.*s has %lld x %lld scales for %lld rows of %lld numbers: neither one for "
+            "all, nor one for each row, nor one for each block of %lld x %lld, which config.json "
+            "states (0: nothing)",
             so_checkpoint_path(ck), SO_STR_ARG(s->name), (long long)rows, (long long)cols,
-            (long long)w->dims[1], (long long)w->dims[0]);
+            (long long)w->dims[1], (long long)w->dims[0], (long long)b.rows, (long long)b.cols);
     for (int64_t i = 0; i < rows * cols; i++)
         if (!isfinite(scale_at(s, i)))
             return so_err_set(err, SO_EFORMAT,
@@ -84,7 +110,10 @@ static int check_scales(const so_checkpoint *ck, so_fp8 *m, so_err *err) {
 
 int so_fp8_open(const so_checkpoint *ck, const so_tensor *w, so_fp8 *out, so_err *err) {
     const so_tensor *scale = NULL, *inverse = NULL, *unused = NULL;
-    SO_ASSERT(so_fp8_is(w) && w->n_dims == 2);
+    SO_ASSERT(so_fp8_is(w));
+    if (w->n_dims != 2)
+        return so_err_set(err, SO_EFORMAT, "%s: tensor %.*s has %d dimensions; a matrix has two",
+                          so_checkpoint_path(ck), SO_STR_ARG(w->name), w->n_dims);
     int rc = sibling(ck, w, "weight_scale", &scale, err);
     if (rc == 0)
         rc = sibling(ck, w, "weight_scale_inv", &inverse, err);

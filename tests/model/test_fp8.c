@@ -27,7 +27,8 @@ typedef enum fault {
     SCALE_MISNAMED,
     BOTH_NAMES,
     WEIGHT_NAN,
-    VECTOR
+    VECTOR,
+    THREE_DIMS
 } fault;
 
 /* Which numbers share a scale, and how the folder says so. */
@@ -42,12 +43,20 @@ typedef struct layout {
 } layout;
 
 #define CONFIG(METHOD) "{\"quantization_config\": {\"quant_method\": \"" METHOD "\"}}"
+#define BLOCKS(SIDES) \
+    "{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [" SIDES "]}}"
+#define GROUPS(TEXT)                                                        \
+    "{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", " \
+    "\"config_groups\": {\"group_0\": {\"weights\": {" TEXT "}}}}}"
 static const layout layouts[] = {
     {"_scale", "F32", 0, 0, 0, CONFIG("compressed-tensors"), true, NO_FAULT},
     {"_scale", "F32", 0, 0, 1, CONFIG("fp8"), false, NO_FAULT},
     {"_scale", "BF16", 1, 0, 2, CONFIG("fbgemm_fp8"), false, NO_FAULT},
     {"_scale", "F16", 1, 0, 1, CONFIG("compressed-tensors"), false, NO_FAULT},
-    {"_scale_inv", "F32", 16, 32, 2, CONFIG("fp8"), true, NO_FAULT},
+    {"_scale_inv", "F32", 16, 40, 2, BLOCKS("16, 40"), true, NO_FAULT},
+    {"_scale_inv", "BF16", 128, 128, 2, BLOCKS("128, 128"), false, NO_FAULT},
+    {"_scale", "F32", 1, 16, 2, GROUPS("\"group_size\": 16"), false, NO_FAULT},
+    {"_scale", "F32", 40, 48, 2, GROUPS("\"block_structure\": [40, 48]"), false, NO_FAULT},
     {NULL, NULL, 0, 0, 0, "{}", false, NO_FAULT},
 };
 
@@ -156,8 +165,10 @@ static void put_matrix(folder *fp8, folder *f32, const char *name, const so_tens
     if (l->fault == WEIGHT_NAN)
         bytes[k + 2] = 0x7F;
     shape_of(2, m, k, shape);
-    put(fp8, name, "F8_E4M3", shape, bytes, (size_t)(m * k));
     put(f32, name, "F32", shape, x, (size_t)(m * k) * sizeof *x);
+    if (l->fault == THREE_DIMS)
+        snprintf(shape, sizeof shape, "1, %lld, %lld", (long long)m, (long long)k);
+    put(fp8, name, "F8_E4M3", shape, bytes, (size_t)(m * k));
     if (l->ending)
         put_scales(fp8, name, l, scales, rows, cols);
     if (l->input_scale) {
@@ -300,15 +311,13 @@ static void every_number(void **state) {
     assert_false(so_dtype_parse("F8_E4M3", &t)); /* nothing is converted to it */
 }
 
-static void expect_refused(fault f, int code, const char *text) {
+static void expect_layout_refused(const layout *l, int code, const char *text) {
     char *fp8, *plain;
     so_err err = {0};
     so_checkpoint *ck;
     so_backend *b;
     so_model *m = NULL;
-    layout l = layouts[1];
-    l.fault = f;
-    write_both("qwen3", &l, &fp8, &plain);
+    write_both("qwen3", l, &fp8, &plain);
     SO_OK_OR_FAIL(so_checkpoint_open(fp8, SO_CHECKPOINT_ALL, &ck, &err), err);
     SO_OK_OR_FAIL(so_backend_open(NULL, &(so_backend_opts){.n_threads = 1}, &b, &err), err);
     int rc = so_model_load(ck, b, NULL, &m, &err);
@@ -320,10 +329,22 @@ static void expect_refused(fault f, int code, const char *text) {
     so_test_tmp_free(plain);
 }
 
+static void expect_refused(fault f, int code, const char *text) {
+    layout l = layouts[1];
+    l.fault = f;
+    expect_layout_refused(&l, code, text);
+}
+
 static void refuses_what_it_would_misread(void **state) {
     (void)state;
     expect_refused(SCALE_I32, SO_EUNSUPPORTED, UP "_scale cannot be used: dtype I32");
     expect_refused(TWO_SCALES, SO_EUNSUPPORTED, "has 7 x 1 scales for 80 rows of 48");
+    expect_refused(THREE_DIMS, SO_EFORMAT, "has 3 dimensions; a matrix has two");
+    layout l = layouts[4];
+    l.config = CONFIG("fp8"); /* blocks of a size that is not stated, or of another one */
+    expect_layout_refused(&l, SO_EUNSUPPORTED, "block of 0 x 0, which config.json states");
+    l.config = BLOCKS("16, 32");
+    expect_layout_refused(&l, SO_EUNSUPPORTED, "block of 16 x 32, which config.json states");
     expect_refused(SCALE_NAN, SO_EFORMAT, UP "_scale holds NaN or infinity at element 0");
     expect_refused(SCALE_MISNAMED, SO_EUNSUPPORTED, UP "_scales is not part of");
     expect_refused(BOTH_NAMES, SO_EFORMAT, UP " has both");
