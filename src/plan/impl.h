@@ -26,6 +26,7 @@ struct so_plan_set {
     double *probed_at;               /* [n_leaves] value of so_planner.token_clock */
     so_mean *novelty;                /* [n_leaves] in a+b: how often the first guess is a new one */
     bool may_be_ahead, may_be_sync;  /* it has a stage that drafts ahead; and another one */
+    int ahead_alternative;           /* of the stage that drafts ahead; -1: none */
     so_method method, next_method;   /* of this step and of the next one; if it may be ahead */
     so_compare compare[SO_PLAN_MODES][SO_PLAN_SIZES];
 };

@@ -125,8 +125,10 @@ so_plan_set *so_plan_set_create(so_planner *p, const so_draft_set *drafters) {
     s->costs = SO_NEW_N(so_draft_cost *, n);
     s->novelty = SO_NEW_N(so_mean, n);
     s->probed_at = SO_NEW_N(double, n);
+    s->ahead_alternative = -1;
     for (int i = 0; i < drafters->n_stages; i++) {
         bool ahead = drafters->stages[i].drafter->vt->dispatch != NULL;
+        s->ahead_alternative = ahead ? drafters->stages[i].alternative : s->ahead_alternative;
         s->may_be_ahead |= ahead;
         s->may_be_sync |= !ahead;
     }

@@ -651,6 +651,21 @@ static bool has_paid_guesses(const so_plan_request *r) {
     return false;
 }
 
+/* Whether a draft that was made ahead waits in a later alternative. If its guesses are sampled, it must
+ * be looked up: what the choice between alternatives is made from was measured while they were
+ * sampled, so the choice could depend on them (draft/drafter.h, the rule of sight). */
+static bool must_look_up(const so_plan_request *r, int alternative) {
+    return r->o.mode == SO_PLAN_DRAWN && r->set->method == SO_METHOD_AHEAD &&
+           r->set->ahead_alternative > alternative;
+}
+
+static void drop_guesses(so_plan_request *r) {
+    so_tree *t = r->tree;
+    if (so_tree_all_points(t))
+        so_shadow_add(&r->shadow, &r->accept, t);
+    so_tree_reset(t, t->nodes[0].token, t->root_pos);
+}
+
 /* Guesses that are dropped still become a shadow draft, so that a drafter that has improved is used
  * again. */
 bool so_plan_keep_guesses(so_planner *p, const so_plan_query *query, int alternative) {
@@ -659,11 +674,13 @@ bool so_plan_keep_guesses(so_planner *p, const so_plan_query *query, int alterna
     r->n_refused = 0; /* for the next alternative */
     if (t->n_proposals == 0)
         return false;
-    if (r->o.length > 0 || !(p->plain_ms > 0) || !so_tree_all_points(t) || has_paid_guesses(r) ||
-        !(first_guess_is_bad(r) || paid_stage_gains_more(p, query, alternative)))
+    if (r->o.length > 0)
         return true;
-    so_shadow_add(&r->shadow, &r->accept, t);
-    so_tree_reset(t, t->nodes[0].token, t->root_pos);
+    if (!must_look_up(r, alternative) &&
+        (!(p->plain_ms > 0) || !so_tree_all_points(t) || has_paid_guesses(r) ||
+         !(first_guess_is_bad(r) || paid_stage_gains_more(p, query, alternative))))
+        return true;
+    drop_guesses(r);
     return false;
 }
 

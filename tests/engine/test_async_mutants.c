@@ -110,18 +110,19 @@ static void take(so_request *r, run *out) {
     so_request_free(r);
 }
 
-static void sample(so_engine *e, const char *spec, float temp, so_verify_mode verify, int n_samples,
+static void sample(so_engine *e, const char *spec, int length, float temp, int n_samples,
                    run *out) {
     *out = (run){0};
     for (int i = 0; i < n_samples; i += N_PARALLEL) {
         so_request *r[N_PARALLEL];
         so_err err = {0};
         for (int k = 0; k < N_PARALLEL; k++) {
-            so_request_opts o = {.prompt = PROMPT,
-                                 .n_prompt = N_PROMPT,
-                                 .sample = sampling(temp, (uint64_t)(i + k)),
-                                 .max_tokens = N_OUT,
-                                 .spec = {.drafter = spec, .length = 3, .verify = verify}};
+            so_request_opts o = {
+                .prompt = PROMPT,
+                .n_prompt = N_PROMPT,
+                .sample = sampling(temp, (uint64_t)(i + k)),
+                .max_tokens = N_OUT,
+                .spec = {.drafter = spec, .length = length, .verify = SO_VERIFY_REJECT}};
             SO_OK_OR_FAIL(so_engine_submit(e, &o, &r[k], &err), err);
         }
         while (so_engine_step(e, &err) > 0)
@@ -159,24 +160,27 @@ typedef struct test_case {
     bool biased;  /* the distribution must differ */
     bool perfect; /* the draft is the target: every guess must be accepted, or with a mutant not */
     bool worker; /* the draft is in a worker process; spec: the options of async(model,worker=…) */
+    bool planned; /* the planner chooses methods and lengths */
 } test_case;
 
 static const so_async_faults DELAYS = {
     .seed = 7, .delay_rate = 0.3, .delay_ms = 0.3, .abandon_rate = 0.1};
 
 static const test_case CASES[] = {
-    {"none", "async(model,wait=3,fallback=none)", NULL, false, false, false},
-    {"none", "async(model,wait=3)", NULL, false, false, false},
-    {"none", "async(model,wait=1,fallback=ngram)", &DELAYS, false, false, false},
-    {"none", "async(model,fallback=sync)", &DELAYS, false, false, false},
-    {"async_better", "async(model,wait=3,fallback=none)", NULL, true, false, false},
-    {"async_late", "async(model,wait=3,fallback=none)", NULL, true, false, false},
-    {"none", "async(model,wait=3,fallback=none)", NULL, false, true, false},
-    {"async_other_round", "async(model,wait=3,fallback=none)", NULL, false, true, false},
-    {"none", "wait=3,fallback=none", NULL, false, false, true},
-    {"none", "wait=1,fallback=ngram", NULL, false, false, true},
-    {"none", "wait=3,fallback=none", NULL, false, true, true},
-    {"async_other_round", "wait=3,fallback=none", NULL, false, true, true},
+    {"none", "async(model,wait=3,fallback=none)", NULL, false, false, false, false},
+    {"none", "async(model,wait=3)", NULL, false, false, false, false},
+    {"none", "async(model,wait=1,fallback=ngram)", &DELAYS, false, false, false, false},
+    {"none", "async(model,fallback=sync)", &DELAYS, false, false, false, false},
+    {"none", "async(model,wait=3)", NULL, false, false, false, true},
+    {"none", "ngram,lookup,async(model,wait=2)", &DELAYS, false, false, false, true},
+    {"async_better", "async(model,wait=3,fallback=none)", NULL, true, false, false, false},
+    {"async_late", "async(model,wait=3,fallback=none)", NULL, true, false, false, false},
+    {"none", "async(model,wait=3,fallback=none)", NULL, false, true, false, false},
+    {"async_other_round", "async(model,wait=3,fallback=none)", NULL, false, true, false, false},
+    {"none", "wait=3,fallback=none", NULL, false, false, true, false},
+    {"none", "wait=1,fallback=ngram", NULL, false, false, true, false},
+    {"none", "wait=3,fallback=none", NULL, false, true, true, false},
+    {"async_other_round", "wait=3,fallback=none", NULL, false, true, true, false},
 };
 
 /* 0: as it must be. */
@@ -202,12 +206,14 @@ static int run_case(const test_case *c) {
         snprintf(spec, sizeof spec, "%s", c->spec);
     so_engine *e = open_engine(&target, &draft, c->faults);
     int n = c->perfect ? 200 : N_SAMPLES;
-    sample(e, spec, c->perfect ? 0 : 1, SO_VERIFY_REJECT, n, &r);
+    sample(e, spec, c->planned ? 0 : 3, c->perfect ? 0 : 1, n, &r);
     const so_async_counts *a = &r.sum.async;
     double least = c->perfect ? 1 : p_value(p, &r, n);
-    printf("%s %s%s%s: p %.3g, %d of %d guesses accepted; rounds %d, hits %d, late %d, absent %d\n",
-           c->mutant, c->spec, c->worker ? " worker" : "", c->perfect ? " perfect" : "", least,
-           r.sum.draft_n_accepted, r.sum.tested_n, a->rounds, a->hits, a->late, a->absent);
+    printf(
+        "%s %s%s%s%s: p %.3g, %d of %d guesses accepted; rounds %d, hits %d, late %d, absent %d\n",
+        c->mutant, c->spec, c->worker ? " worker" : "", c->perfect ? " perfect" : "",
+        c->planned ? " planned" : "", least, r.sum.draft_n_accepted, r.sum.tested_n, a->rounds,
+        a->hits, a->late, a->absent);
     fflush(stdout);
     so_engine_free(e);
     if (w)
@@ -215,8 +221,9 @@ static int run_case(const test_case *c) {
     so_rig_close(&target);
     so_rig_close(&draft);
     bool mutant = strcmp(c->mutant, "none") != 0;
-    /* Without wait= the machine decides how many drafts are ready in time. */
-    bool waits = strstr(c->spec, "wait=");
+    /* Without wait= the machine decides how many drafts are ready in time, and the planner how many are
+     * made. */
+    bool waits = strstr(c->spec, "wait=") && !c->planned;
     if ((waits && a->hits < n / 100) || r.sum.tested_n == 0)
         return 2; /* nothing was tested */
     if (c->perfect)

@@ -1307,6 +1307,35 @@ static void drafting_ahead_is_compared(void **state) {
         }
 }
 
+/* `lookup,async(X)` with sampled guesses: the draft made ahead is looked up, however good the guesses
+ * before it are; with points the better alternative is kept. */
+static void sampled_drafts_made_ahead_are_looked_up(void **state) {
+    static const so_drafter_vt AHEAD_VT = {.name = "ahead", .dispatch = no_dispatch};
+    (void)state;
+    for (int mode = 0; mode < SO_PLAN_MODES; mode++)
+        for (int length = 0; length <= 4; length += 4) {
+            bench b = {0};
+            bench_open(&b, mild, 2, (int[]){0, 1}, 1, length);
+            b.drafters[1].vt = &AHEAD_VT;
+            so_plan_request_free(b.r[0]);
+            so_plan_set_free(b.ps);
+            b.ps = so_plan_set_create(b.p, &b.set);
+            b.r[0] = so_plan_request_create(
+                b.ps, &(so_plan_request_opts){.mode = (so_plan_mode)mode, .length = length});
+            bench_train(&b, 0, 0.99, 100);
+            bench_begin(&b, 0);
+            so_plan_query query = query_of(&b, 0, 1, 100);
+            so_plan_set_depths(b.p, 0, &query, 1);
+            for (int k = 0, node = 0; k < 4; k++)
+                node = so_tree_add(&b.t[0], node, 1, SO_Q_POINT, -1, 0, 0.99f);
+            query = query_of(&b, 0, 1, 100);
+            bool kept = so_plan_keep_guesses(b.p, &query, 0);
+            assert_int_equal(kept, mode != SO_PLAN_DRAWN || length > 0);
+            assert_int_equal(b.t[0].n_nodes, kept ? 5 : 1);
+            bench_close(&b);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sampled_trees_stay_whole),
@@ -1340,6 +1369,7 @@ int main(void) {
         cmocka_unit_test(fixed_lengths_block_no_neighbour),
         cmocka_unit_test(several_requests_lose_little),
         cmocka_unit_test(drafting_ahead_is_compared),
+        cmocka_unit_test(sampled_drafts_made_ahead_are_looked_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
